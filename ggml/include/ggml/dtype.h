@@ -1,0 +1,41 @@
+// Tensor element types: one row of a table per format.
+#pragma once
+
+#include <cstdint>
+#include <string_view>
+
+namespace ggml {
+
+// Ids are those of GGUF files.
+enum class DType : uint32_t {
+    F32 = 0,
+    F16 = 1,
+    Q4_0 = 2,
+    Q8_0 = 8,
+    I8 = 24,
+    I32 = 26,
+    BF16 = 30,
+};
+
+struct DTypeInfo {
+    DType type;
+    const char* name;
+    int64_t block;  // elements in a block
+    int64_t bytes;  // bytes of a block
+    // Reference codecs, n elements, n a multiple of block. Null for integer types.
+    void (*decode)(const void* src, float* dst, int64_t n);
+    void (*encode)(const float* src, void* dst, int64_t n);
+
+    bool is_float() const { return decode != nullptr; }
+    bool is_quantised() const { return block > 1; }
+    // Bytes of n elements; n must be a multiple of block.
+    int64_t size(int64_t n) const { return n / block * bytes; }
+};
+
+// Null when the id or name is not one that this engine knows.
+const DTypeInfo* find_dtype(uint32_t id);
+const DTypeInfo* find_dtype(std::string_view name);  // "Q4_0", any case
+
+const DTypeInfo& info(DType type);  // every enumerator has a row
+
+}  // namespace ggml

@@ -1,0 +1,91 @@
+// The operators of a forward pass. Each one splits its work over the context's threads and returns
+// when it is done; none allocates or throws. Sizes are checked when a model is loaded, not here.
+//
+// A row of every result has the same bits for any number of threads and whatever the other rows are.
+#pragma once
+
+#include <cstdint>
+#include <initializer_list>
+
+#include "ggml/context.h"
+#include "ggml/file_io.h"
+#include "ggml/tensor.h"
+
+namespace ggml {
+
+// Activations in 8 bits: blocks of 32 along a row, x = d * q, -127 <= q <= 127.
+struct Q8Rows {
+    int64_t cols = 0;
+    int8_t* q = nullptr;     // [rows, cols]
+    float* d = nullptr;      // [rows, cols / 32]
+    int32_t* s8 = nullptr;   // [rows, cols / 32], 8 * the sum of the block's q: the -8 of 4-bit weights
+};
+
+// The input of matrix products: floats, and the same rows in 8 bits for weights that want them.
+struct Input {
+    const float* x = nullptr;  // [rows, cols]
+    int64_t rows = 0, cols = 0;
+    Q8Rows q8;  // empty unless asked for
+};
+
+// Room for the 8-bit form of at most max_rows rows of max_cols.
+class InputBuffer {
+   public:
+    InputBuffer() = default;
+    InputBuffer(int64_t max_rows, int64_t max_cols);
+    static uint64_t bytes(int64_t max_rows, int64_t max_cols);
+    // The rows x as an Input; `quantise` when a weight they meet is quantised (cols % 32 == 0).
+    // x and this buffer must stay until the Input is done with.
+    Input prepare(Context& context, const float* x, int64_t rows, int64_t cols, bool quantise);
+
+   private:
+    Memory memory_;
+    Q8Rows q8_;
+};
+
+// y[t][n] = sum_k w[n][k] x[t][k] + bias[n], for several weights that share an input in one go.
+struct Product {
+    const Matrix& w;
+    float* y;                     // [x.rows, w.rows]
+    const float* bias = nullptr;  // [w.rows]
+};
+void matmul(Context& context, const Input& x, std::initializer_list<Product> products);
+
+// y[t][c] = sum_n a[t][n] w[n][c] + bias[c]: the product with a weight that is stored transposed. Rows whose a
+// is zero for every token are not read. w.layout must be rows.
+void matmul_transposed(Context& context, const Matrix& w, const float* a, int64_t rows, float* y,
+                       const float* bias);
+
+// y = x / sqrt(mean(x^2) + eps) * weight, per row of n.
+void rms_norm(Context& context, const float* x, const float* weight, float eps, int64_t rows, int64_t n,
+              float* y);
+
+// x += y, n floats.
+void add(Context& context, float* x, const float* y, int64_t n);
+
+// What a gate's value passes through, and for drelu the up value as well.
+enum class Activation : uint8_t { relu, drelu, relu2, silu, gelu };
+// gate = act(gate) * up (drelu: relu(gate) * relu(up)), n floats.
+void gated_activation(Context& context, Activation act, float* gate, const float* up, int64_t n);
+
+// Rotary positions on adjacent pairs (2i, 2i + 1) of the first 2 * n_pairs values of every head.
+// cos_sin: [rows, n_pairs, 2], one row per token.
+void rope(Context& context, float* x, int64_t rows, int64_t n_head, int64_t head_dim,
+          const float* cos_sin, int64_t n_pairs);
+
+// Causal attention of rows of queries over cached keys and values, grouped heads.
+struct AttentionRow {
+    const uint8_t* k;  // [n_head_kv][capacity][head_dim] of the row's sequence, head_stride bytes apart
+    const uint8_t* v;
+    int64_t n_pos;  // positions that the row sees, >= 1
+};
+struct AttentionShape {
+    DType type;  // of keys and values: F16 or F32
+    int64_t n_head, n_head_kv, head_dim, head_stride;
+    float scale;
+};
+// q, out: [rows, n_head * head_dim].
+void attention(Context& context, const AttentionShape& shape, const AttentionRow* rows, int64_t n_rows,
+               const float* q, float* out);
+
+}  // namespace ggml

@@ -1,0 +1,44 @@
+// The one error type of the tensor core and the engine.
+//
+// Loading, checking and planning throw Error; api.cpp alone catches it and turns it into a status
+// code and a message. Nothing that runs once per token throws.
+#pragma once
+
+#include <exception>
+#include <string>
+#include <utility>
+
+namespace ggml {
+
+// Values are those of pi_status in powerinfer.h.
+enum class Code {
+    ok = 0,
+    argument = 1,     // the caller's value is out of range
+    io = 2,           // a file cannot be opened, read or written
+    format = 3,       // a file's content contradicts its format
+    unsupported = 4,  // the content is sound, but this engine cannot run it
+    memory = 5,       // more memory needed than is there or allowed
+    context = 6,      // more positions than the context has
+    device = 7,       // a device failed or is not there
+    cancelled = 8,    // a callback asked to stop
+    internal = 9,     // a bug in this engine
+};
+
+class Error : public std::exception {
+   public:
+    Error(Code code, std::string message) : code_(code), message_(std::move(message)) {}
+    Code code() const { return code_; }
+    const char* what() const noexcept override { return message_.c_str(); }
+
+   private:
+    Code code_;
+    std::string message_;
+};
+
+// printf into a std::string.
+#if defined(__GNUC__)
+__attribute__((format(printf, 1, 2)))
+#endif
+std::string format(const char* fmt, ...);
+
+}  // namespace ggml

@@ -1,0 +1,104 @@
+// Weighted sums of rows: y[t] += sum_r a[t][r] w[r]. 32 columns stay in registers while the rows go by,
+// in ascending order for every column, whatever the number of tokens in the tile.
+#include "cpu/avx2/simd.h"
+#include "cpu/kernels.h"
+
+namespace ggml::cpu::avx2 {
+
+namespace {
+
+// 32 columns from column c of a row, as four registers.
+template <typename W>
+struct Values {
+    static void load32(const uint8_t* row, int64_t c, __m256 out[4]) {
+        for (int i = 0; i < 4; i++) out[i] = W::load8(row, c + 8 * i);
+    }
+};
+
+inline __m256 widen(__m128i bytes) { return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(bytes)); }
+
+struct Q8_0 {
+    static void load32(const uint8_t* row, int64_t c, __m256 out[4]) {
+        const BlockQ8_0* block = reinterpret_cast<const BlockQ8_0*>(row) + c / kQ;
+        const __m256 d = _mm256_set1_ps(_cvtsh_ss(block->d));
+        for (int i = 0; i < 4; i++) {
+            const __m128i q = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(block->qs + 8 * i));
+            out[i] = _mm256_mul_ps(d, widen(q));
+        }
+    }
+};
+
+struct Q4_0 {
+    static void load32(const uint8_t* row, int64_t c, __m256 out[4]) {
+        const BlockQ4_0* block = reinterpret_cast<const BlockQ4_0*>(row) + c / kQ;
+        const __m256 d = _mm256_set1_ps(_cvtsh_ss(block->d));
+        const __m128i pairs = _mm_loadu_si128(reinterpret_cast<const __m128i*>(block->qs));
+        const __m128i low = _mm_set1_epi8(15), eight = _mm_set1_epi8(8);
+        const __m128i first = _mm_sub_epi8(_mm_and_si128(pairs, low), eight);
+        const __m128i second = _mm_sub_epi8(_mm_and_si128(_mm_srli_epi16(pairs, 4), low), eight);
+        out[0] = _mm256_mul_ps(d, widen(first));
+        out[1] = _mm256_mul_ps(d, widen(_mm_srli_si128(first, 8)));
+        out[2] = _mm256_mul_ps(d, widen(second));
+        out[3] = _mm256_mul_ps(d, widen(_mm_srli_si128(second, 8)));
+    }
+};
+
+template <typename V, int T>
+void tile(const uint8_t* w, int64_t row_bytes, int64_t n_rows, int64_t c, const float* a, int64_t lda,
+          float* y, int64_t ldy) {
+    __m256 sum[T][4];
+    for (int t = 0; t < T; t++) {
+        for (int i = 0; i < 4; i++) sum[t][i] = _mm256_loadu_ps(y + t * ldy + c + 8 * i);
+    }
+    for (int64_t r = 0; r < n_rows; r++) {
+        __m256 values[4];
+        V::load32(w + r * row_bytes, c, values);
+        for (int t = 0; t < T; t++) {
+            const __m256 factor = _mm256_set1_ps(a[t * lda + r]);
+            for (int i = 0; i < 4; i++) sum[t][i] = _mm256_fmadd_ps(factor, values[i], sum[t][i]);
+        }
+    }
+    for (int t = 0; t < T; t++) {
+        for (int i = 0; i < 4; i++) _mm256_storeu_ps(y + t * ldy + c + 8 * i, sum[t][i]);
+    }
+}
+
+template <typename V>
+int64_t blocks(const uint8_t* w, int64_t row_bytes, int64_t n_rows, int64_t cols, const float* a, int64_t lda,
+               int64_t nt, float* y, int64_t ldy) {
+    int64_t c = 0;
+    for (; c + 32 <= cols; c += 32) {
+        int64_t t = 0;
+        for (; t + 2 <= nt; t += 2) tile<V, 2>(w, row_bytes, n_rows, c, a + t * lda, lda, y + t * ldy, ldy);
+        if (t < nt) tile<V, 1>(w, row_bytes, n_rows, c, a + t * lda, lda, y + t * ldy, ldy);
+    }
+    return c;
+}
+
+template <typename W>
+void accumulate(const uint8_t* w, int64_t row_bytes, int64_t n_rows, int64_t cols, const float* a, int64_t lda,
+                int64_t nt, float* y, int64_t ldy) {
+    int64_t c = blocks<Values<W>>(w, row_bytes, n_rows, cols, a, lda, nt, y, ldy);
+    for (; c < cols; c++) {
+        for (int64_t t = 0; t < nt; t++) {
+            float sum = y[t * ldy + c];
+            for (int64_t r = 0; r < n_rows; r++) sum += a[t * lda + r] * W::load1(w + r * row_bytes, c);
+            y[t * ldy + c] = sum;
+        }
+    }
+}
+
+}  // namespace
+
+#define ACCUMULATE(name, function)                                                                        \
+    void name(const uint8_t* w, int64_t row_bytes, int64_t n_rows, int64_t cols, const float* a, int64_t lda, \
+              int64_t nt, float* y, int64_t ldy) {                                                        \
+        function(w, row_bytes, n_rows, cols, a, lda, nt, y, ldy);                                         \
+    }
+ACCUMULATE(accumulate__f32_f32, accumulate<F32>)
+ACCUMULATE(accumulate__f16_f32, accumulate<F16>)
+ACCUMULATE(accumulate__bf16_f32, accumulate<BF16>)
+ACCUMULATE(accumulate__q8_0_f32, blocks<Q8_0>)
+ACCUMULATE(accumulate__q4_0_f32, blocks<Q4_0>)
+
+}  // namespace ggml::cpu::avx2

@@ -1,0 +1,68 @@
+// Products with F32, F16 and BF16 rows. Tiles of R rows by T tokens share loads; every output has one
+// accumulator of eight lanes that walks k upwards, so that its bits do not depend on the tile.
+#include "cpu/avx2/simd.h"
+#include "cpu/kernels.h"
+
+namespace ggml::cpu::avx2 {
+
+namespace {
+
+template <typename W, int R, int T>
+void tile(const uint8_t* w, int64_t row_bytes, int64_t k, const float* x, int64_t ldx, float* y, int64_t ldy) {
+    __m256 sum[R][T];
+    for (int r = 0; r < R; r++) {
+        for (int t = 0; t < T; t++) sum[r][t] = _mm256_setzero_ps();
+    }
+    int64_t i = 0;
+    for (; i + 8 <= k; i += 8) {
+        __m256 xs[T];
+        for (int t = 0; t < T; t++) xs[t] = _mm256_loadu_ps(x + t * ldx + i);
+        for (int r = 0; r < R; r++) {
+            const __m256 ws = W::load8(w + r * row_bytes, i);
+            for (int t = 0; t < T; t++) sum[r][t] = _mm256_fmadd_ps(ws, xs[t], sum[r][t]);
+        }
+    }
+    for (int r = 0; r < R; r++) {
+        for (int t = 0; t < T; t++) {
+            float total = horizontal_sum(sum[r][t]);
+            for (int64_t j = i; j < k; j++) total += W::load1(w + r * row_bytes, j) * x[t * ldx + j];
+            y[t * ldy + r] = total;
+        }
+    }
+}
+
+template <typename W, int R>
+void row_tile(const uint8_t* w, int64_t row_bytes, int64_t k, const float* x, int64_t ldx, int64_t nt,
+              float* y, int64_t ldy) {
+    int64_t t = 0;
+    for (; t + 3 <= nt; t += 3) tile<W, R, 3>(w, row_bytes, k, x + t * ldx, ldx, y + t * ldy, ldy);
+    for (; t < nt; t++) tile<W, R, 1>(w, row_bytes, k, x + t * ldx, ldx, y + t * ldy, ldy);
+}
+
+template <typename W>
+void matmul(const uint8_t* w, int64_t row_bytes, int64_t n_rows, int64_t k, const float* x, int64_t ldx,
+            int64_t nt, float* y, int64_t ldy) {
+    int64_t r = 0;
+    if (nt == 1) {  // eight chains of additions hide their latency where there is one token to add for
+        for (; r + 8 <= n_rows; r += 8) {
+            tile<W, 8, 1>(w + r * row_bytes, row_bytes, k, x, ldx, y + r, ldy);
+        }
+    }
+    for (; r + 4 <= n_rows; r += 4) {
+        row_tile<W, 4>(w + r * row_bytes, row_bytes, k, x, ldx, nt, y + r, ldy);
+    }
+    for (; r < n_rows; r++) row_tile<W, 1>(w + r * row_bytes, row_bytes, k, x, ldx, nt, y + r, ldy);
+}
+
+}  // namespace
+
+#define MATMUL(name, type)                                                                              \
+    void name(const uint8_t* w, int64_t row_bytes, int64_t n_rows, int64_t k, const float* x, int64_t ldx, \
+              int64_t nt, float* y, int64_t ldy) {                                                      \
+        matmul<type>(w, row_bytes, n_rows, k, x, ldx, nt, y, ldy);                                      \
+    }
+MATMUL(matmul__f32_f32, F32)
+MATMUL(matmul__f16_f32, F16)
+MATMUL(matmul__bf16_f32, BF16)
+
+}  // namespace ggml::cpu::avx2

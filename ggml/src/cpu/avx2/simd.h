@@ -1,0 +1,51 @@
+// What the AVX2 kernels share: eight floats from each format, and sums in one fixed order.
+#pragma once
+
+#include <immintrin.h>
+
+#include "ggml/blocks.h"
+#include "ggml/tensor.h"
+
+namespace ggml::cpu::avx2 {
+
+// Formats of single values: eight of them from column i of a row, or one.
+struct F32 {
+    static __m256 load8(const uint8_t* row, int64_t i) {
+        return _mm256_loadu_ps(reinterpret_cast<const float*>(row) + i);
+    }
+    static float load1(const uint8_t* row, int64_t i) { return reinterpret_cast<const float*>(row)[i]; }
+};
+
+struct F16 {
+    static __m256 load8(const uint8_t* row, int64_t i) {
+        return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(row + 2 * i)));
+    }
+    static float load1(const uint8_t* row, int64_t i) {
+        return _cvtsh_ss(reinterpret_cast<const f16_t*>(row)[i]);
+    }
+};
+
+struct BF16 {
+    static __m256 load8(const uint8_t* row, int64_t i) {
+        const __m128i bits = _mm_loadu_si128(reinterpret_cast<const __m128i*>(row + 2 * i));
+        return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(bits), 16));
+    }
+    static float load1(const uint8_t* row, int64_t i) {
+        return bf16_to_f32(reinterpret_cast<const bf16_t*>(row)[i]);
+    }
+};
+
+inline float horizontal_sum(__m256 v) {
+    __m128 s = _mm_add_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps(v, 1));
+    s = _mm_add_ps(s, _mm_movehl_ps(s, s));
+    return _mm_cvtss_f32(_mm_add_ss(s, _mm_movehdup_ps(s)));
+}
+
+// Four bytes at p in every 32-bit lane.
+inline __m256i broadcast4(const int8_t* p) {
+    int32_t word;
+    std::memcpy(&word, p, 4);
+    return _mm256_set1_epi32(word);
+}
+
+}  // namespace ggml::cpu::avx2

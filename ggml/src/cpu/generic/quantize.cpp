@@ -1,0 +1,28 @@
+// Activations to 8 bits, in plain C++: the specification of quantize__f32_q8.
+#include <algorithm>
+#include <cmath>
+
+#include "cpu/kernels.h"
+
+namespace ggml::cpu::generic {
+
+void quantize__f32_q8(const float* x, int64_t t0, int64_t nt, const Q8Rows& out) {
+    const int64_t n_blocks = out.cols / kQ;
+    for (int64_t b = t0 * n_blocks; b < (t0 + nt) * n_blocks; b++) {
+        const float* block = x + b * kQ;
+        float largest = 0;
+        for (int i = 0; i < kQ; i++) largest = std::max(largest, std::fabs(block[i]));
+        const float d = largest / 127.0f, inverse = d > 0 ? 1.0f / d : 0.0f;
+        int32_t sum = 0;
+        for (int i = 0; i < kQ; i++) {
+            const int32_t q = int32_t(std::nearbyintf(block[i] * inverse));
+            // Only what is not a number, or a scale too small to invert, comes out of range.
+            out.q[b * kQ + i] = int8_t(std::clamp(q, -127, 127));
+            sum += out.q[b * kQ + i];
+        }
+        out.d[b] = d;
+        out.s8[b] = 8 * sum;
+    }
+}
+
+}  // namespace ggml::cpu::generic

@@ -1,0 +1,60 @@
+// Kernel signatures and the table that operators call through. kernels.inc lists every kernel.
+#pragma once
+
+#include <cstdint>
+
+#include "ggml/dtype.h"
+#include "ggml/ops.h"
+#include "ggml/tensor.h"
+
+namespace ggml::cpu {
+
+// y[t * ldy + r] = w[r] . x[t] over k columns, for n_rows rows (row_bytes apart) and nt tokens (ldx apart).
+using matmul_fn = void (*)(const uint8_t* w, int64_t row_bytes, int64_t n_rows, int64_t k, const float* x,
+                           int64_t ldx, int64_t nt, float* y, int64_t ldy);
+
+// The same for the eight rows of one strip and nt tokens from t0 on in 8 bits.
+using strip_fn = void (*)(const uint8_t* strip, const Q8Rows& x, int64_t t0, int64_t nt, float* y,
+                          int64_t ldy);
+
+// y[t * ldy + c] += a[t * lda + r] * w[r][c], rows in ascending order, for c in [0, cols); for block
+// formats cols is a multiple of the block.
+using accumulate_fn = void (*)(const uint8_t* w, int64_t row_bytes, int64_t n_rows, int64_t cols,
+                               const float* a, int64_t lda, int64_t nt, float* y, int64_t ldy);
+
+// Quantises rows [t0, t0 + nt) of x [.., cols] into out.
+using quantize_fn = void (*)(const float* x, int64_t t0, int64_t nt, const Q8Rows& out);
+
+constexpr int kTypes = 32;  // type ids of weights lie below
+
+struct Kernels {
+    const char* isa;
+    matmul_fn matmul[kTypes];
+    strip_fn strip[kTypes];
+    accumulate_fn accumulate[kTypes];
+    quantize_fn quantize[kTypes];  // by the type quantised from: F32
+};
+
+// The complete table of one instruction set: what it lacks comes from generic. Null when the name
+// is unknown or this processor or system cannot run it.
+const Kernels* kernels_for(const char* isa);
+// Best first.
+const char* const* isa_names(int* n);
+
+}  // namespace ggml::cpu
+
+// Declarations: the signatures as function types, then one line per kernel.
+namespace ggml::cpu {
+template <typename>
+struct function_of;
+template <typename F>
+struct function_of<F*> {
+    using type = F;
+};
+}  // namespace ggml::cpu
+#define KERNEL(op, type_, isa, fn)         \
+    namespace ggml::cpu::isa {             \
+    function_of<op##_fn>::type fn;         \
+    }
+#include "cpu/kernels.inc"
+#undef KERNEL

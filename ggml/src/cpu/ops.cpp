@@ -1,0 +1,185 @@
+// Matrix products and element-wise operators: how each is cut into pieces for the threads.
+#include "ggml/ops.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "cpu/kernels.h"
+
+namespace ggml {
+
+namespace {
+
+// Pieces per thread: enough that a core which is held up by something else is not waited for long.
+constexpr int64_t kPieces = 8;
+
+int64_t grain_for(const Context& context, int64_t n) {
+    return std::max<int64_t>(1, n / (context.threads.active() * kPieces));
+}
+
+// Eight rows (or the matrix's last few) of one weight times all tokens.
+void eight_rows(const cpu::Kernels& kernels, const Product& p, int64_t row, const Input& x) {
+    const Matrix& w = p.w;
+    const int64_t n = std::min(kStrip, w.rows - row), ldy = w.rows;
+    const uint8_t* data = w.data + row * w.row_bytes();
+    float* y = p.y + row;
+    if (w.layout == Layout::rows) {
+        kernels.matmul[int(w.type)](data, w.row_bytes(), n, w.cols, x.x, x.cols, x.rows, y, ldy);
+    } else if (n == kStrip) {
+        kernels.strip[int(w.type)](data, x.q8, 0, x.rows, y, ldy);
+    } else {  // the last strip has rows that the matrix has not
+        float part[64 * kStrip];
+        for (int64_t t0 = 0; t0 < x.rows; t0 += 64) {
+            const int64_t nt = std::min<int64_t>(64, x.rows - t0);
+            kernels.strip[int(w.type)](data, x.q8, t0, nt, part, kStrip);
+            for (int64_t t = 0; t < nt; t++) std::copy_n(part + t * kStrip, n, y + (t0 + t) * ldy);
+        }
+    }
+    if (p.bias) {
+        for (int64_t t = 0; t < x.rows; t++) {
+            for (int64_t r = 0; r < n; r++) y[t * ldy + r] += p.bias[row + r];
+        }
+    }
+}
+
+}  // namespace
+
+void matmul(Context& context, const Input& x, std::initializer_list<Product> products) {
+    const auto strips = [](const Product& p) { return (p.w.rows + kStrip - 1) / kStrip; };
+    int64_t total = 0;
+    for (const Product& p : products) total += strips(p);
+    context.threads.run(total, grain_for(context, total), [&](int64_t begin, int64_t end, int) {
+        int64_t first = 0;
+        for (const Product& p : products) {
+            const int64_t n = strips(p);
+            for (int64_t i = std::max(begin, first); i < std::min(end, first + n); i++) {
+                eight_rows(context.kernels, p, (i - first) * kStrip, x);
+            }
+            first += n;
+        }
+    });
+}
+
+void matmul_transposed(Context& context, const Matrix& w, const float* a, int64_t rows, float* y,
+                       const float* bias) {
+    // Threads share the columns, so that each sum is one thread's and ascends over the rows of w.
+    constexpr int64_t kColumns = 128;
+    const int64_t n_pieces = (w.cols + kColumns - 1) / kColumns;
+    const auto fires = [&](int64_t n) {
+        for (int64_t t = 0; t < rows; t++) {
+            if (a[t * w.rows + n] != 0) return true;
+        }
+        return false;
+    };
+    context.threads.run(n_pieces, 1, [&](int64_t begin, int64_t end, int) {
+        const int64_t c0 = begin * kColumns, n = std::min(end * kColumns, w.cols) - c0;
+        for (int64_t t = 0; t < rows; t++) {
+            if (bias) {
+                std::copy_n(bias + c0, n, y + t * w.cols + c0);
+            } else {
+                std::fill_n(y + t * w.cols + c0, n, 0.0f);
+            }
+        }
+        const uint8_t* column = w.data + info(w.type).size(c0);
+        for (int64_t r = 0; r < w.rows;) {
+            int64_t last = r;  // a run of rows that are needed
+            while (last < w.rows && fires(last)) last++;
+            if (last > r) {
+                context.kernels.accumulate[int(w.type)](column + r * w.row_bytes(), w.row_bytes(), last - r, n,
+                                                        a + r, w.rows, rows, y + c0, w.cols);
+            }
+            r = last + 1;
+        }
+    });
+}
+
+InputBuffer::InputBuffer(int64_t max_rows, int64_t max_cols)
+    : memory_(bytes(max_rows, max_cols), "activations in 8 bits") {
+    const int64_t n = max_rows * max_cols;
+    q8_.d = memory_.as<float>();
+    q8_.s8 = reinterpret_cast<int32_t*>(q8_.d + n / kQ);
+    q8_.q = reinterpret_cast<int8_t*>(q8_.s8 + n / kQ);
+}
+
+uint64_t InputBuffer::bytes(int64_t max_rows, int64_t max_cols) {
+    return uint64_t(max_rows) * uint64_t(max_cols) / kQ * (kQ + sizeof(float) + sizeof(int32_t));
+}
+
+Input InputBuffer::prepare(Context& context, const float* x, int64_t rows, int64_t cols, bool quantise) {
+    Input input{x, rows, cols, {}};
+    if (!quantise) return input;
+    input.q8 = q8_;
+    input.q8.cols = cols;
+    context.threads.run(rows, 1, [&](int64_t begin, int64_t end, int) {
+        context.kernels.quantize[int(DType::F32)](x, begin, end - begin, input.q8);
+    });
+    return input;
+}
+
+void rms_norm(Context& context, const float* x, const float* weight, float eps, int64_t rows, int64_t n, float* y) {
+    context.threads.run(rows, 1, [&](int64_t begin, int64_t end, int) {
+        for (int64_t t = begin; t < end; t++) {
+            const float* row = x + t * n;
+            float part[8] = {};
+            int64_t i = 0;
+            for (; i + 8 <= n; i += 8) {
+                for (int j = 0; j < 8; j++) part[j] += row[i + j] * row[i + j];
+            }
+            for (; i < n; i++) part[0] += row[i] * row[i];
+            double sum = 0;
+            for (float p : part) sum += p;
+            const float scale = float(1.0 / std::sqrt(sum / double(n) + eps));
+            for (i = 0; i < n; i++) y[t * n + i] = row[i] * scale * weight[i];
+        }
+    });
+}
+
+void add(Context& context, float* x, const float* y, int64_t n) {
+    context.threads.run(n, 1 << 14, [&](int64_t begin, int64_t end, int) {
+        for (int64_t i = begin; i < end; i++) x[i] += y[i];
+    });
+}
+
+void gated_activation(Context& context, Activation act, float* gate, const float* up, int64_t n) {
+    const auto relu = [](float v) { return v > 0 ? v : 0.0f; };
+    const auto each = [&](auto f) {
+        context.threads.run(n, 1 << 12, [&](int64_t begin, int64_t end, int) {
+            for (int64_t i = begin; i < end; i++) gate[i] = f(gate[i], up[i]);
+        });
+    };
+    switch (act) {
+        case Activation::relu:
+            return each([&](float g, float u) { return relu(g) * u; });
+        case Activation::drelu:
+            return each([&](float g, float u) { return relu(g) * relu(u); });
+        case Activation::relu2:
+            return each([&](float g, float u) { return relu(g) * relu(g) * u; });
+        case Activation::silu:
+            return each([&](float g, float u) { return g / (1.0f + std::exp(-g)) * u; });
+        case Activation::gelu:  // the tanh form, as transformers' gelu_pytorch_tanh
+            return each([&](float g, float u) {
+                const float inner = 0.7978845608f * (g + 0.044715f * g * g * g);
+                return 0.5f * g * (1.0f + std::tanh(inner)) * u;
+            });
+    }
+}
+
+void rope(Context& context, float* x, int64_t rows, int64_t n_head, int64_t head_dim, const float* cos_sin,
+          int64_t n_pairs) {
+    context.threads.run(rows, 1, [&](int64_t begin, int64_t end, int) {
+        for (int64_t t = begin; t < end; t++) {
+            const float* table = cos_sin + t * n_pairs * 2;
+            for (int64_t h = 0; h < n_head; h++) {
+                float* head = x + (t * n_head + h) * head_dim;
+                for (int64_t i = 0; i < n_pairs; i++) {
+                    const float c = table[2 * i], s = table[2 * i + 1];
+                    const float a = head[2 * i], b = head[2 * i + 1];
+                    head[2 * i] = a * c - b * s;
+                    head[2 * i + 1] = a * s + b * c;
+                }
+            }
+        }
+    });
+}
+
+}  // namespace ggml

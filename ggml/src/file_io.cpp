@@ -1,0 +1,294 @@
+#include "ggml/file_io.h"
+
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <fstream>
+#include <limits>
+#include <sstream>
+#include <system_error>
+#include <utility>
+#include <vector>
+
+#include "ggml/status.h"
+
+namespace ggml {
+
+namespace {
+
+constexpr uint64_t kHugePage = uint64_t(2) << 20;
+constexpr uint64_t kUnlimited = std::numeric_limits<uint64_t>::max();
+
+std::string reason(int error) {
+    return std::generic_category().message(error);
+}
+
+uint64_t page_size() {
+    static const uint64_t size = uint64_t(sysconf(_SC_PAGESIZE));
+    return size;
+}
+
+std::string size_text(uint64_t bytes) {
+    if (bytes < 1 << 20) return format("%llu bytes", static_cast<unsigned long long>(bytes));
+    if (bytes < 1 << 30) return format("%.1f MiB", double(bytes) / (1 << 20));
+    return format("%.2f GiB", double(bytes) / (1 << 30));
+}
+
+void lock_pages(const uint8_t* data, uint64_t size, const std::string& what) {
+    if (size == 0 || mlock(data, size) == 0) return;
+    const int error = errno;
+    std::string message = format("%s: cannot keep %s in RAM: %s", what.c_str(),
+                                 size_text(size).c_str(), reason(error).c_str());
+    rlimit limit{};
+    if (getrlimit(RLIMIT_MEMLOCK, &limit) == 0 && limit.rlim_cur < size)
+        message += format(" (ulimit -l allows %s)", size_text(limit.rlim_cur).c_str());
+    throw Error(Code::memory, message);
+}
+
+}  // namespace
+
+// ---- files -----------------------------------------------------------------------------------
+
+File::File(const std::string& path) : path_(path) {
+    // O_NONBLOCK: opening a named pipe must not wait for a writer. Regular files ignore it.
+    fd_ = open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NOCTTY | O_NONBLOCK);
+    if (fd_ < 0) {
+        const int error = errno;
+        throw Error(Code::io, error == ENOENT ? format("%s: there is no such file", path.c_str())
+                                              : format("%s: cannot be opened: %s", path.c_str(),
+                                                       reason(error).c_str()));
+    }
+    struct stat st{};
+    std::string problem;
+    if (fstat(fd_, &st) != 0) {
+        problem = "cannot be examined: " + reason(errno);
+    } else if (S_ISDIR(st.st_mode)) {
+        problem = "is a directory, not a file";
+    } else if (!S_ISREG(st.st_mode)) {
+        problem = "is not a regular file";
+    } else if (st.st_size <= 0) {
+        problem = "is empty";
+    }
+    if (!problem.empty()) {
+        close(fd_);
+        throw Error(Code::io, path + ": " + problem);
+    }
+    size_ = uint64_t(st.st_size);
+}
+
+File::~File() {
+    if (fd_ >= 0) close(fd_);
+}
+
+void File::read(uint64_t offset, void* dst, size_t n) const {
+    if (n > size_ || offset > size_ - n)
+        throw Error(Code::io,
+                    format("%s: %zu bytes at offset %llu lie outside the file (size %llu)",
+                           path_.c_str(), n, static_cast<unsigned long long>(offset),
+                           static_cast<unsigned long long>(size_)));
+    uint8_t* p = static_cast<uint8_t*>(dst);
+    while (n > 0) {
+        // One call moves at most about 2 GiB; smaller pieces can also be interrupted sooner.
+        const ssize_t got = pread(fd_, p, std::min(n, size_t(1) << 30), off_t(offset));
+        if (got < 0 && errno == EINTR) continue;
+        if (got < 0)
+            throw Error(Code::io,
+                        format("%s: cannot be read at offset %llu: %s", path_.c_str(),
+                               static_cast<unsigned long long>(offset), reason(errno).c_str()));
+        if (got == 0)
+            throw Error(Code::io,
+                        format("%s: ends at offset %llu; it was longer when it was opened",
+                               path_.c_str(), static_cast<unsigned long long>(offset)));
+        p += got;
+        offset += uint64_t(got);
+        n -= size_t(got);
+    }
+}
+
+// ---- mappings --------------------------------------------------------------------------------
+
+Mapping::Mapping(const File& file) : path_(file.path()), size_(file.size()) {
+    void* p = mmap(nullptr, size_, PROT_READ, MAP_SHARED, file.fd_, 0);
+    if (p == MAP_FAILED) {
+        const int error = errno;
+        throw Error(error == ENOMEM ? Code::memory : Code::io,
+                    format("%s: cannot be mapped: %s", path_.c_str(), reason(error).c_str()));
+    }
+    data_ = static_cast<const uint8_t*>(p);
+}
+
+Mapping::~Mapping() {
+    if (data_) munmap(const_cast<uint8_t*>(data_), size_);
+}
+
+void Mapping::will_need(uint64_t offset, uint64_t n) const {
+    if (offset >= size_ || n == 0) return;
+    const uint64_t end = offset + std::min(n, size_ - offset);
+    const uint64_t begin = offset / page_size() * page_size();
+    madvise(const_cast<uint8_t*>(data_) + begin, end - begin, MADV_WILLNEED);
+}
+
+void Mapping::drop(uint64_t offset, uint64_t n) const {
+    if (offset >= size_ || n == 0) return;
+    // Only whole pages: the bytes beside the range may still be in use.
+    uint64_t end = offset + std::min(n, size_ - offset);
+    if (end < size_) end = end / page_size() * page_size();
+    const uint64_t begin = (offset + page_size() - 1) / page_size() * page_size();
+    if (begin < end) madvise(const_cast<uint8_t*>(data_) + begin, end - begin, MADV_DONTNEED);
+}
+
+void Mapping::lock() const {
+    lock_pages(data_, size_, path_);
+}
+
+// ---- memory ----------------------------------------------------------------------------------
+
+Memory::Memory(uint64_t bytes, const char* what) {
+    if (bytes == 0) return;
+    const bool huge = bytes >= kHugePage;
+    const uint64_t slack = huge ? kHugePage : 0;
+    void* p = MAP_FAILED;
+    int error = ENOMEM;
+    uint64_t length = 0;
+    if (bytes <= std::numeric_limits<size_t>::max() / 2 - kHugePage) {
+        length = (bytes + page_size() - 1) / page_size() * page_size();
+        p = mmap(nullptr, length + slack, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1,
+                 0);
+        error = errno;
+    }
+    if (p == MAP_FAILED)
+        throw Error(Code::memory, format("cannot allocate %s for %s: %s", size_text(bytes).c_str(),
+                                         what, reason(error).c_str()));
+    uint8_t* begin = static_cast<uint8_t*>(p);
+    if (huge) {  // the system aligns to small pages: cut an aligned piece out of a larger one
+        const uint64_t head =
+            (kHugePage - reinterpret_cast<uintptr_t>(begin) % kHugePage) % kHugePage;
+        if (head > 0) munmap(begin, head);
+        if (head < slack) munmap(begin + head + length, slack - head);
+        begin += head;
+        madvise(begin, length, MADV_HUGEPAGE);
+    }
+    data_ = begin;
+    size_ = bytes;
+}
+
+Memory::~Memory() {
+    if (data_) munmap(data_, size_);
+}
+
+Memory::Memory(Memory&& other) noexcept
+    : data_(std::exchange(other.data_, nullptr)), size_(std::exchange(other.size_, 0)) {}
+
+Memory& Memory::operator=(Memory&& other) noexcept {
+    std::swap(data_, other.data_);
+    std::swap(size_, other.size_);
+    return *this;
+}
+
+void Memory::lock() const {
+    lock_pages(data_, size_, "memory");
+}
+
+// ---- what is left ----------------------------------------------------------------------------
+
+namespace {
+
+// The number after `key` in lines like "MemAvailable:  123 kB" or "inactive_file 123".
+bool find_number(const std::string& path, const std::string& key, uint64_t& value) {
+    std::ifstream file(path);
+    for (std::string line; std::getline(file, line);) {
+        std::istringstream words(line);
+        std::string word;
+        if (words >> word && word == key && words >> value) return true;
+    }
+    return false;
+}
+
+// False when the file is missing or says "max".
+bool read_number(const std::string& path, uint64_t& value) {
+    std::ifstream file(path);
+    return bool(file >> value);
+}
+
+bool has_item(const std::string& list, const std::string& item) {
+    return ("," + list + ",").find("," + item + ",") != std::string::npos;
+}
+
+// What one cgroup leaves. Its use counts the page cache, of which the inactive part goes first.
+uint64_t left_in_cgroup(const std::string& dir, bool v2) {
+    uint64_t limit = 0, use = 0, cache = 0;
+    if (!read_number(dir + (v2 ? "/memory.max" : "/memory.limit_in_bytes"), limit))
+        return kUnlimited;
+    if (!read_number(dir + (v2 ? "/memory.current" : "/memory.usage_in_bytes"), use)) return limit;
+    find_number(dir + "/memory.stat", v2 ? "inactive_file" : "total_inactive_file", cache);
+    use -= std::min(use, cache);
+    return limit - std::min(limit, use);
+}
+
+// The least of the cgroup `path` and its parents, below the place where the hierarchy is mounted.
+// In a container the mount may begin at an inner cgroup (`mount_root`) or not show the path at all.
+uint64_t left_in_hierarchy(std::string path, const std::string& mount_root,
+                           const std::string& mount_point, bool v2) {
+    if (mount_root != "/") {
+        const bool inside = path.compare(0, mount_root.size(), mount_root) == 0 &&
+                            (path.size() == mount_root.size() || path[mount_root.size()] == '/');
+        path = inside ? path.substr(mount_root.size()) : "";
+    }
+    if (path == "/" || path.find("/..") != std::string::npos) path.clear();
+    uint64_t left = kUnlimited;
+    for (;; path.resize(path.rfind('/'))) {
+        left = std::min(left, left_in_cgroup(mount_point + path, v2));
+        if (path.empty() || path[0] != '/') return left;
+    }
+}
+
+uint64_t left_in_cgroups(const std::string& root) {
+    std::string v1_path, v2_path;
+    std::ifstream self(root + "/proc/self/cgroup");
+    for (std::string line; std::getline(self, line);) {  // "4:memory:/a/b", v2: "0::/a/b"
+        const size_t a = line.find(':');
+        const size_t b = a == std::string::npos ? a : line.find(':', a + 1);
+        if (b == std::string::npos) continue;
+        const std::string controllers = line.substr(a + 1, b - a - 1);
+        if (controllers.empty()) v2_path = line.substr(b + 1);
+        if (has_item(controllers, "memory")) v1_path = line.substr(b + 1);
+    }
+    uint64_t left = kUnlimited;
+    std::ifstream mounts(root + "/proc/self/mountinfo");
+    for (std::string line; std::getline(mounts, line);) {
+        // id parent device root point options [tags] - type source super_options
+        std::istringstream words(line);
+        std::string word, mount_root, point, type, options;
+        words >> word >> word >> word >> mount_root >> point;
+        while (words >> word && word != "-") {
+        }
+        words >> type >> word >> options;
+        if (type == "cgroup2" && !v2_path.empty())
+            left = std::min(left, left_in_hierarchy(v2_path, mount_root, root + point, true));
+        if (type == "cgroup" && has_item(options, "memory") && !v1_path.empty())
+            left = std::min(left, left_in_hierarchy(v1_path, mount_root, root + point, false));
+    }
+    return left;
+}
+
+}  // namespace
+
+uint64_t available_memory(const std::string& root) {
+    uint64_t left = kUnlimited, kib = 0;
+    if (find_number(root + "/proc/meminfo", "MemAvailable:", kib)) left = kib << 10;
+    left = std::min(left, left_in_cgroups(root));
+    rlimit limit{};
+    if (getrlimit(RLIMIT_AS, &limit) == 0 && limit.rlim_cur != RLIM_INFINITY &&
+        find_number(root + "/proc/self/status", "VmSize:", kib)) {
+        const uint64_t space = limit.rlim_cur;
+        left = std::min(left, space - std::min(space, kib << 10));
+    }
+    return left;
+}
+
+}  // namespace ggml

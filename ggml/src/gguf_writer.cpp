@@ -1,0 +1,199 @@
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstring>
+#include <limits>
+#include <system_error>
+
+#include "ggml/gguf.h"
+#include "ggml/status.h"
+
+namespace ggml {
+
+namespace {
+
+constexpr uint64_t kAlignment = 32;  // the default of readers, so that no key has to say it
+
+std::string reason(int error) {
+    return std::generic_category().message(error);
+}
+
+template <typename T>
+void append(std::string& bytes, T value) {
+    bytes.append(reinterpret_cast<const char*>(&value), sizeof(T));
+}
+
+void append_string(std::string& bytes, std::string_view s) {
+    append(bytes, uint64_t(s.size()));
+    bytes.append(s);
+}
+
+uint64_t padding(uint64_t n) {
+    return (kAlignment - n % kAlignment) % kAlignment;
+}
+
+}  // namespace
+
+GgufWriter::GgufWriter(const std::string& path, const char magic[4])
+    : path_(path), part_(path + ".part") {
+    std::memcpy(magic_, magic, 4);
+    magic_[4] = 0;
+    file_ = std::fopen(part_.c_str(), "wbe");
+    if (!file_) {
+        const int error = errno;
+        throw Error(Code::io, path_ + ": cannot be written: " + reason(error));
+    }
+}
+
+GgufWriter::~GgufWriter() {
+    abandon();
+}
+
+void GgufWriter::abandon() {
+    if (!file_) return;
+    std::fclose(file_);
+    std::remove(part_.c_str());
+    file_ = nullptr;
+}
+
+void GgufWriter::fail(const std::string& what) const {
+    throw Error(Code::argument, path_ + ": " + what);
+}
+
+// ---- values and tensor infos, kept until the counts are known ---------------------------------
+
+void GgufWriter::add(std::string_view key, ValueType type, const void* data, size_t n) {
+    if (header_written_) fail("a key after the first tensor data");
+    if (key.empty() || key.size() > 65535) fail("a key must have 1 to 65535 bytes");
+    if (key == "general.alignment") fail("general.alignment is fixed here");
+    if (!keys_.emplace(key).second) fail("key " + std::string(key) + " twice");
+    append_string(kv_, key);
+    append(kv_, uint32_t(type));
+    if (n > 0) kv_.append(static_cast<const char*>(data), n);
+    n_kv_++;
+}
+
+void GgufWriter::begin_array(std::string_view key, ValueType element, uint64_t count) {
+    add(key, ValueType::array, nullptr, 0);
+    append(kv_, uint32_t(element));
+    append(kv_, count);
+}
+
+void GgufWriter::add_u32(std::string_view key, uint32_t value) {
+    add(key, ValueType::u32, &value, 4);
+}
+
+void GgufWriter::add_f32(std::string_view key, float value) {
+    add(key, ValueType::f32, &value, 4);
+}
+
+void GgufWriter::add_bool(std::string_view key, bool value) {
+    const uint8_t byte = value;
+    add(key, ValueType::boolean, &byte, 1);
+}
+
+void GgufWriter::add_string(std::string_view key, std::string_view value) {
+    add(key, ValueType::string, nullptr, 0);
+    append_string(kv_, value);
+}
+
+void GgufWriter::add_strings(std::string_view key, const std::vector<std::string>& values) {
+    begin_array(key, ValueType::string, values.size());
+    for (const std::string& s : values) append_string(kv_, s);
+}
+
+void GgufWriter::add_f32s(std::string_view key, const std::vector<float>& values) {
+    begin_array(key, ValueType::f32, values.size());
+    for (float x : values) append(kv_, x);
+}
+
+void GgufWriter::add_i32s(std::string_view key, const std::vector<int32_t>& values) {
+    begin_array(key, ValueType::i32, values.size());
+    for (int32_t x : values) append(kv_, x);
+}
+
+void GgufWriter::add_tensor(std::string_view name, DType type, const std::vector<int64_t>& ne) {
+    const std::string label = "tensor " + std::string(name) + ": ";
+    const DTypeInfo& dtype = info(type);
+    if (header_written_) fail(label + "added after the first tensor data");
+    if (name.empty() || name.size() > 127 || name.find('\0') != name.npos)
+        fail(label + "a name must have 1 to 127 bytes, none of them 0");
+    if (ne.empty() || ne.size() > 4) fail(label + "must have 1 to 4 dimensions");
+    int64_t elements = 1, bytes = 0;
+    for (int64_t n : ne)
+        if (n < 1 || __builtin_mul_overflow(elements, n, &elements))
+            fail(label + "sizes out of range");
+    if (ne[0] % dtype.block != 0)
+        fail(label + "first size is not a multiple of the block of " + dtype.name);
+    if (__builtin_mul_overflow(elements / dtype.block, dtype.bytes, &bytes) ||
+        uint64_t(bytes) > uint64_t(std::numeric_limits<int64_t>::max()) - kAlignment - data_bytes_)
+        fail(label + "too large");
+    if (!names_.emplace(name).second) fail(label + "added twice");
+    append_string(infos_, name);
+    append(infos_, uint32_t(ne.size()));
+    for (int64_t n : ne) append(infos_, uint64_t(n));
+    append(infos_, uint32_t(type));
+    append(infos_, data_bytes_);
+    sizes_.push_back(uint64_t(bytes));
+    data_bytes_ += uint64_t(bytes) + padding(uint64_t(bytes));
+}
+
+// ---- bytes to the file -----------------------------------------------------------------------
+
+void GgufWriter::put(const void* data, size_t n) {
+    if (n > 0 && std::fwrite(data, 1, n, file_) != n) {
+        const int error = errno;
+        abandon();  // how much was written is unknown, so no later call may go on
+        throw Error(Code::io, path_ + ": cannot be written: " + reason(error));
+    }
+}
+
+void GgufWriter::pad(uint64_t written) {
+    const char zeros[kAlignment] = {};
+    put(zeros, padding(written));
+}
+
+void GgufWriter::write_header() {
+    std::string head(magic_, 4);
+    append(head, uint32_t(3));
+    append(head, uint64_t(sizes_.size()));
+    append(head, n_kv_);
+    put(head.data(), head.size());
+    put(kv_.data(), kv_.size());
+    put(infos_.data(), infos_.size());
+    pad(head.size() + kv_.size() + infos_.size());
+    header_written_ = true;
+}
+
+void GgufWriter::write(const void* data, uint64_t bytes) {
+    if (!file_) fail("the file is finished, or was given up");
+    if (next_ >= sizes_.size()) fail("more tensor data than tensors");
+    if (bytes != sizes_[next_])
+        fail(format("tensor number %llu has %llu bytes, not %llu",
+                    static_cast<unsigned long long>(next_),
+                    static_cast<unsigned long long>(sizes_[next_]),
+                    static_cast<unsigned long long>(bytes)));
+    if (!header_written_) write_header();
+    put(data, bytes);
+    pad(bytes);  // the last one too: some readers take the data section in whole units
+    next_++;
+}
+
+void GgufWriter::finish() {
+    if (!file_) fail("the file is finished, or was given up");
+    if (next_ != sizes_.size()) fail("finish() before all tensors were written");
+    if (!header_written_) write_header();
+    // fsync before the rename: after a power cut the name must not stand for an empty file, and
+    // some file systems report a full disk only here.
+    const bool good = std::fflush(file_) == 0 && fsync(fileno(file_)) == 0;
+    int error = good ? 0 : errno;
+    if (std::fclose(file_) != 0 && error == 0) error = errno;
+    file_ = nullptr;
+    if (error == 0 && std::rename(part_.c_str(), path_.c_str()) != 0) error = errno;
+    if (error != 0) {
+        std::remove(part_.c_str());
+        throw Error(Code::io, path_ + ": cannot be written: " + reason(error));
+    }
+}
+
+}  // namespace ggml

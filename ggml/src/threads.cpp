@@ -1,0 +1,194 @@
+#include "ggml/threads.h"
+
+#include <sched.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cmath>
+#include <condition_variable>
+#include <cstdio>
+#include <fstream>
+#include <mutex>
+#include <string>
+#include <system_error>
+#include <thread>
+#include <vector>
+
+#include "ggml/status.h"
+
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
+
+namespace ggml {
+
+namespace {
+
+inline void pause_cpu() {
+#if defined(__x86_64__)
+    _mm_pause();
+#else
+    std::this_thread::yield();
+#endif
+}
+
+// About 100 us. A token's next region follows within a few microseconds, so workers that spin this
+// long never sleep inside a token, and a server that waits for a request does not burn a core.
+constexpr int kSpins = 4000;
+
+int affinity_cores() {
+    cpu_set_t set;
+    CPU_ZERO(&set);
+    if (sched_getaffinity(0, sizeof(set), &set) == 0) return std::max(1, CPU_COUNT(&set));
+    return std::max(1u, std::thread::hardware_concurrency());
+}
+
+// Cores that the CPU quota of this process's cgroup (v2, else v1) allows; a large number without one.
+double quota_cores() {
+    double cores = 1e9;
+    std::ifstream self("/proc/self/cgroup");
+    for (std::string line; std::getline(self, line);) {
+        const size_t a = line.find(':'), b = line.find(':', a + 1);
+        if (a == std::string::npos || b == std::string::npos) continue;
+        const std::string controllers = line.substr(a + 1, b - a - 1);
+        const bool v2 = controllers.empty();
+        if (!v2 && controllers.find("cpu") == std::string::npos) continue;
+        for (std::string path = line.substr(b + 1);; path.resize(path.rfind('/'))) {
+            double quota = -1, period = 100000;
+            if (v2) {
+                std::ifstream max("/sys/fs/cgroup" + path + "/cpu.max");
+                if (!(max >> quota >> period)) quota = -1;  // the word "max" is not a number
+            } else {
+                std::ifstream q("/sys/fs/cgroup/cpu" + path + "/cpu.cfs_quota_us");
+                std::ifstream p("/sys/fs/cgroup/cpu" + path + "/cpu.cfs_period_us");
+                if (!(q >> quota) || !(p >> period)) quota = -1;
+            }
+            if (quota > 0 && period > 0) cores = std::min(cores, quota / period);
+            if (path.find('/') == std::string::npos) break;
+        }
+    }
+    return cores;
+}
+
+}  // namespace
+
+int default_threads() {
+    return std::max(1, std::min<int>(affinity_cores(), int(std::ceil(std::min(quota_cores(), 512.0)))));
+}
+
+// One region at a time. The caller publishes (fn, arg, n, grain) and then a new `epoch`; the workers that
+// it names take pieces from `next` until none is left and then count themselves out in `pending`.
+struct Threads::Pool {
+    std::vector<std::thread> workers;
+    // Region number << 16 | threads that take part. Both in one word: a worker that is not part of a
+    // region is not waited for, so it may look at any time and must never see half of a change.
+    alignas(64) std::atomic<uint64_t> epoch{1};
+    alignas(64) std::atomic<int64_t> next{0};
+    alignas(64) std::atomic<int> pending{0};
+    alignas(64) std::atomic<int> sleepers{0};
+    std::atomic<bool> stop{false};
+    std::mutex mutex;
+    std::condition_variable wake;
+    int active = 1;
+    int spins = kSpins;
+
+    Raw fn = nullptr;
+    void* arg = nullptr;
+    int64_t n = 0, grain = 1;
+
+    void take(int thread) {
+        for (;;) {
+            const int64_t begin = next.fetch_add(grain, std::memory_order_relaxed);
+            if (begin >= n) return;
+            fn(arg, begin, std::min(begin + grain, n), thread);
+        }
+    }
+
+    void work(int thread) {
+        uint64_t seen = 1;
+        for (;;) {
+            for (int i = 0; i < spins && epoch.load(std::memory_order_acquire) == seen; i++) {
+                pause_cpu();
+            }
+            if (epoch.load() == seen) {
+                std::unique_lock<std::mutex> lock(mutex);
+                sleepers.fetch_add(1);  // before the look at `epoch`, as raise() looks after its change
+                wake.wait(lock, [&] { return epoch.load() != seen; });
+                sleepers.fetch_sub(1);
+            }
+            seen = epoch.load(std::memory_order_acquire);
+            if (stop.load()) return;
+            if (thread < int(seen & 0xffff)) {
+                take(thread);
+                pending.fetch_sub(1, std::memory_order_release);
+            }
+        }
+    }
+
+    // Either a worker that is about to sleep sees the new epoch, or this sees it among the sleepers.
+    void raise() {
+        epoch.store(((epoch.load(std::memory_order_relaxed) >> 16) + 1) << 16 | uint64_t(active));
+        if (sleepers.load() == 0) return;
+        { std::lock_guard<std::mutex> lock(mutex); }
+        wake.notify_all();
+    }
+};
+
+Threads::Threads(int n) : pool_(new Pool) {
+    if (n < 1 || n > 512) {
+        throw Error(Code::argument, format("threads must be between 1 and 512, not %d", n));
+    }
+    // With more threads than cores a spinning thread holds back the one that it waits for.
+    if (n > affinity_cores()) pool_->spins = 0;
+    pool_->active = n;
+    try {
+        for (int i = 1; i < n; i++) {
+            pool_->workers.emplace_back([pool = pool_.get(), i] { pool->work(i); });
+        }
+    } catch (const std::system_error&) {
+        const size_t started = pool_->workers.size();
+        pool_->stop = true;
+        pool_->raise();
+        for (std::thread& t : pool_->workers) t.join();
+        throw Error(Code::memory, format("the system refused thread %zu of %d", started + 2, n));
+    }
+}
+
+Threads::~Threads() {
+    pool_->stop = true;
+    pool_->raise();
+    for (std::thread& t : pool_->workers) t.join();
+}
+
+int Threads::size() const { return int(pool_->workers.size()) + 1; }
+
+int Threads::active() const { return pool_->active; }
+
+void Threads::limit(int n) { pool_->active = std::max(1, std::min(n, size())); }
+
+void Threads::run_raw(int64_t n, int64_t grain, Raw fn, void* arg) {
+    Pool& p = *pool_;
+    if (n <= 0) return;
+    if (p.active == 1 || n <= grain) {
+        for (int64_t begin = 0; begin < n; begin += grain) fn(arg, begin, std::min(begin + grain, n), 0);
+        return;
+    }
+    p.fn = fn;
+    p.arg = arg;
+    p.n = n;
+    p.grain = grain;
+    p.next.store(0, std::memory_order_relaxed);
+    p.pending.store(p.active - 1, std::memory_order_relaxed);
+    p.raise();
+    p.take(0);
+    for (int i = 0; p.pending.load(std::memory_order_acquire) != 0; i++) {
+        if (i < p.spins) {
+            pause_cpu();
+        } else {
+            std::this_thread::yield();
+        }
+    }
+}
+
+}  // namespace ggml

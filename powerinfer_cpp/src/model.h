@@ -1,0 +1,109 @@
+// What a model is: its sizes, its weights, its vocabulary. Immutable once loaded; any number of
+// sessions share it.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "ggml/file_io.h"
+#include "ggml/gguf.h"
+#include "ggml/ops.h"
+#include "ggml/tensor.h"
+#include "powerinfer.h"
+#include "tokenizer.h"
+
+namespace powerinfer {
+
+// Sizes and constants of the architecture, from {arch}.* keys.
+struct Config {
+    std::string architecture;
+    int64_t n_vocab = 0;
+    int64_t n_ctx = 0;  // positions that the model was trained for
+    int64_t n_embd = 0;
+    int64_t n_layer = 0;
+    int64_t n_ff = 0;       // neurons of a layer
+    int64_t n_head = 0;     // query heads
+    int64_t n_head_kv = 0;  // key and value heads, a divisor of n_head
+    int64_t head_dim = 0;
+    int64_t n_rot = 0;  // leading values of a head that rotate, even
+    float norm_eps = 0;
+    double rope_base = 10000;
+    ggml::Activation activation = ggml::Activation::silu;
+
+    int64_t q_dim() const { return n_head * head_dim; }
+    int64_t kv_dim() const { return n_head_kv * head_dim; }
+};
+
+// One layer. Matrices are [outputs, inputs]; a null pointer or empty matrix is a part the model lacks.
+struct Layer {
+    const float* attn_norm = nullptr;  // [n_embd]
+    ggml::Matrix q, k, v, o;           // [q_dim | kv_dim | kv_dim, n_embd], o: [n_embd, q_dim]
+    const float *q_bias = nullptr, *k_bias = nullptr, *v_bias = nullptr, *o_bias = nullptr;
+    const float* ffn_norm = nullptr;  // [n_embd]
+    ggml::Matrix gate, up;            // [n_ff, n_embd]: row n is neuron n
+    ggml::Matrix down;                // [n_embd, n_ff], of dense files
+    ggml::Matrix down_t;              // [n_ff, n_embd], of neuron-aware files: row n is neuron n
+    const float *gate_bias = nullptr, *up_bias = nullptr, *down_bias = nullptr;
+};
+
+// A tensor that the architecture wants, where it goes, and what it counts as in a memory plan.
+struct WeightSpec {
+    enum class Use {
+        vector,   // F32, one row
+        product,  // right side of matmul(): packed into strips if the type has them
+        rows,     // looked up or added row by row: stays as stored
+    };
+    const char* part;  // name in the memory plan
+    std::string name;
+    int64_t rows, cols;
+    Use use;
+    ggml::Matrix* matrix = nullptr;
+    const float** vector = nullptr;
+    bool optional = false;
+    const ggml::TensorInfo* tensor = nullptr;  // found in the file; null for an optional one that is not there
+
+    bool packed() const {
+        return use == Use::product && ggml::has_strips(tensor->type);
+    }
+    // Bytes in memory: those of the file, a last incomplete strip filled up.
+    uint64_t bytes() const;
+};
+
+// The file or files of a model: header parsed and checked, weights not read yet.
+struct ModelFile {
+    std::vector<std::unique_ptr<ggml::File>> files;
+    std::vector<std::unique_ptr<ggml::Mapping>> mappings;
+    ggml::Gguf gguf;  // of the first file, with the tensors of all
+
+    static ModelFile open(const std::string& path);
+};
+
+struct Model {
+    Config config;
+    Vocab vocab;
+    ModelFile file;
+
+    ggml::Matrix token_embd;             // [n_vocab, n_embd]
+    const float* output_norm = nullptr;  // [n_embd]
+    ggml::Matrix output;                 // [n_vocab, n_embd]; token_embd's where the head is tied
+    std::vector<Layer> layers;
+
+    std::vector<WeightSpec> weights;  // what was loaded, in file order of the architecture
+    ggml::Memory packed;              // strips
+    ggml::Memory plain;               // stored blocks that were read rather than mapped
+    uint64_t ram_budget = 0;          // 0: what is free when asked
+
+    // Header only: config, vocabulary, and weights with their tensors found and their shapes and
+    // types checked, but no data. Throws Error naming file, key or tensor.
+    static std::unique_ptr<Model> inspect(const std::string& path, bool vocab_only);
+    // Reads, maps and packs the weights after checking them against the budget.
+    static std::shared_ptr<const Model> load(const std::string& path, const pi_model_params& params);
+
+    uint64_t weight_bytes() const;
+    uint64_t bytes_per_token() const;  // weights that decoding one token reads
+};
+
+const char* name(ggml::Activation activation);
+
+}  // namespace powerinfer

@@ -1,0 +1,88 @@
+#include "plan.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "ggml/status.h"
+#include "ggml/threads.h"
+#include "kv_cache.h"
+#include "session.h"
+
+namespace powerinfer {
+
+using ggml::Code;
+using ggml::Error;
+using ggml::format;
+
+uint64_t usable_ram(uint64_t asked) {
+    if (asked) return asked;
+    constexpr uint64_t kMargin = 128 << 20;
+    const uint64_t free_bytes = ggml::available_memory();
+    return free_bytes > kMargin ? free_bytes - kMargin : 0;
+}
+
+void check_budget(const std::string& what, uint64_t bytes, uint64_t budget) {
+    if (bytes <= budget) return;
+    constexpr double kMiB = 1 << 20;
+    throw Error(Code::memory, format("%s would take %.0f MiB of RAM, and %.0f MiB may be used", what.c_str(),
+                                     double(bytes) / kMiB, double(budget) / kMiB));
+}
+
+pi_session_params resolve_session_params(const Config& config, pi_session_params p) {
+    const auto bound = [](const char* name, int64_t value, int64_t lo, int64_t hi) {
+        if (value >= lo && value <= hi) return;
+        throw Error(Code::argument, format("%s must be between %lld and %lld, not %lld", name, (long long)lo,
+                                           (long long)hi, (long long)value));
+    };
+    if (p.n_ctx == 0) p.n_ctx = int32_t(std::min<int64_t>(config.n_ctx, INT32_MAX));
+    if (p.n_threads == 0) p.n_threads = ggml::default_threads();
+    if (p.n_threads_batch == 0) p.n_threads_batch = p.n_threads;
+    bound("n_ctx", p.n_ctx, 1, INT32_MAX);
+    bound("n_batch", p.n_batch, 1, 1 << 20);
+    bound("n_ubatch", p.n_ubatch, 1, 1 << 20);
+    bound("n_seq", p.n_seq, 1, 256);
+    bound("n_threads", p.n_threads, 1, 512);
+    bound("n_threads_batch", p.n_threads_batch, 1, 512);
+    if (p.n_logits == 0) p.n_logits = p.n_batch;
+    bound("n_logits", p.n_logits, 1, 1 << 20);
+    p.n_ubatch = std::min(p.n_ubatch, p.n_batch);
+    p.n_logits = std::min(p.n_logits, p.n_batch);
+    for (uint32_t type : {p.type_k, p.type_v}) {
+        if (type != uint32_t(ggml::DType::F16) && type != uint32_t(ggml::DType::F32)) {
+            throw Error(Code::argument, format("a KV cache of type %u is not supported; F16 (1) and F32 (0) are", type));
+        }
+    }
+    if (p.type_k != p.type_v) throw Error(Code::argument, "keys and values of the KV cache must have one type");
+    return p;
+}
+
+uint64_t kv_bytes(const Config& config, const pi_session_params& params) { return KvCache::bytes(config, params); }
+
+uint64_t scratch_bytes(const Config& config, const pi_session_params& params) {
+    return Scratch::bytes(config, params.n_ubatch) +
+           uint64_t(params.n_logits) * uint64_t(config.n_vocab) * sizeof(float);
+}
+
+Plan make_plan(const Model& model, const pi_session_params& asked) {
+    const pi_session_params params = resolve_session_params(model.config, asked);
+    Plan plan;
+    plan.n_ctx = params.n_ctx;
+    plan.budget = usable_ram(model.ram_budget);
+    const auto add = [&](const char* part, uint64_t bytes) {
+        for (pi_plan_part& p : plan.parts) {
+            if (!std::strcmp(p.name, part)) {
+                p.n_bytes += bytes;
+                return;
+            }
+        }
+        plan.parts.push_back({"ram", part, bytes});
+    };
+    for (const WeightSpec& w : model.weights) {
+        if (w.tensor) add(w.part, w.bytes());
+    }
+    add("kv", kv_bytes(model.config, params));
+    add("scratch", scratch_bytes(model.config, params));
+    return plan;
+}
+
+}  // namespace powerinfer

@@ -1,0 +1,196 @@
+#include "sampler.h"
+
+#include <algorithm>
+#include <cfloat>
+#include <cmath>
+#include <limits>
+
+#include "ggml/status.h"
+
+namespace powerinfer {
+namespace {
+
+void check(const char* name, float value, float lo, float hi) {
+    if (!std::isfinite(value))
+        throw ggml::Error(ggml::Code::argument, ggml::format("%s must be a finite number", name));
+    if (value < lo || value > hi)
+        throw ggml::Error(ggml::Code::argument,
+                          ggml::format("%s must be between %g and %g, not %g", name, double(lo),
+                                       double(hi), double(value)));
+}
+
+}  // namespace
+
+Sampler::Sampler(const pi_sampler_params& params) : params_(params), random_(params.seed) {
+    check("temperature", params.temperature, -FLT_MAX, FLT_MAX);
+    check("top_p", params.top_p, 0, 1);
+    check("min_p", params.min_p, 0, 1);
+    check("typical_p", params.typical_p, 0, 1);
+    check("repeat_penalty", params.repeat_penalty, -FLT_MAX, FLT_MAX);
+    check("frequency_penalty", params.frequency_penalty, -FLT_MAX, FLT_MAX);
+    check("presence_penalty", params.presence_penalty, -FLT_MAX, FLT_MAX);
+    if (params.repeat_penalty <= 0)  // positive logits are divided by it
+        throw ggml::Error(
+            ggml::Code::argument,
+            ggml::format("repeat_penalty must be above 0, not %g", double(params.repeat_penalty)));
+    if (params.repeat_last_n < -1)
+        throw ggml::Error(
+            ggml::Code::argument,
+            ggml::format("repeat_last_n must be -1 or more, not %d", int(params.repeat_last_n)));
+}
+
+int32_t Sampler::sample(const float* logits, int32_t n_vocab) {
+    candidates_.clear();
+    candidates_.reserve(size_t(std::max(n_vocab, 0)));
+    sorted_ = 0;
+    for (int32_t id = 0; id < n_vocab; id++) {
+        if (logits[id] > -std::numeric_limits<float>::infinity())  // false for NaN
+            candidates_.push_back({id, std::min(logits[id], FLT_MAX), 0});
+    }
+    if (candidates_.empty())
+        throw ggml::Error(ggml::Code::argument, "no token can be chosen: no logit is finite");
+    penalise();
+    if (params_.temperature <= 0) return best();
+    keep_top_k();
+    keep_typical();
+    keep_top_p();
+    keep_min_p();
+    return draw();
+}
+
+void Sampler::penalise() {
+    const float repeat = params_.repeat_penalty;
+    const float frequency = params_.frequency_penalty, presence = params_.presence_penalty;
+    if (repeat == 1 && frequency == 0 && presence == 0) return;
+    for (const auto& [id, count] : counts_) {
+        const auto found = std::lower_bound(candidates_.begin(), candidates_.end(), id,
+                                            [](const Candidate& c, int32_t i) { return c.id < i; });
+        if (found == candidates_.end() || found->id != id) continue;
+        float logit = found->logit <= 0 ? found->logit * repeat : found->logit / repeat;
+        logit -= float(count) * frequency + presence;
+        // A penalty can overflow; an infinite logit would make the weights NaN.
+        found->logit = std::isnan(logit) ? -FLT_MAX : std::clamp(logit, -FLT_MAX, FLT_MAX);
+    }
+}
+
+int32_t Sampler::best() const {
+    return std::min_element(candidates_.begin(), candidates_.end(), before)->id;
+}
+
+// Makes sure that the first n candidates are the best n, in order.
+void Sampler::sort_first(size_t n) {
+    n = std::min(n, candidates_.size());
+    if (n <= sorted_) return;
+    const auto from = candidates_.begin() + ptrdiff_t(sorted_);
+    std::partial_sort(from, candidates_.begin() + ptrdiff_t(n), candidates_.end(), before);
+    sorted_ = n;
+}
+
+double Sampler::weigh(double temperature) {
+    float top = candidates_[0].logit;
+    if (sorted_ == 0)
+        for (const Candidate& c : candidates_) top = std::max(top, c.logit);
+    double sum = 0;
+    for (Candidate& c : candidates_) {
+        c.weight = std::exp((double(c.logit) - double(top)) / temperature);
+        sum += c.weight;
+    }
+    return sum;
+}
+
+void Sampler::keep_top_k() {
+    if (params_.top_k <= 0 || size_t(params_.top_k) >= candidates_.size()) return;
+    sort_first(size_t(params_.top_k));
+    candidates_.resize(sorted_);
+}
+
+// Keeps the tokens whose information is nearest to the expected one until their probabilities
+// exceed p.
+void Sampler::keep_typical() {
+    const double p = params_.typical_p;
+    if (p >= 1) return;
+    const double sum = weigh(1);
+    double entropy = 0;
+    for (const Candidate& c : candidates_)
+        if (c.weight > 0) entropy -= c.weight / sum * std::log(c.weight / sum);
+    distances_.clear();
+    for (size_t i = 0; i < candidates_.size(); i++) {
+        const double w = candidates_[i].weight;
+        // A weight that underflowed is infinitely surprising and would only make NaN of the sums.
+        if (w > 0) distances_.push_back({std::abs(-std::log(w / sum) - entropy), candidates_[i]});
+    }
+    std::sort(distances_.begin(), distances_.end(), [](const Distance& a, const Distance& b) {
+        return a.value != b.value ? a.value < b.value : before(a.candidate, b.candidate);
+    });
+    candidates_.clear();
+    double covered = 0;
+    for (const Distance& d : distances_) {
+        candidates_.push_back(d.candidate);
+        covered += d.candidate.weight / sum;
+        if (covered > p) break;
+    }
+    sorted_ = 0;
+    sort_first(candidates_.size());
+}
+
+// Keeps the best tokens until their probabilities reach p.
+void Sampler::keep_top_p() {
+    const double p = params_.top_p;
+    if (p >= 1) return;
+    const double enough = p * weigh(1);
+    double covered = 0;
+    size_t kept = 0;
+    do {
+        // Few candidates carry most of the weight; sorting all of a large vocabulary would cost
+        // more than the rest of the sampler.
+        if (kept == sorted_) sort_first(std::max<size_t>(64, 4 * sorted_));
+        covered += candidates_[kept++].weight;
+    } while (kept < candidates_.size() && covered < enough);
+    candidates_.resize(kept);
+    sorted_ = kept;
+}
+
+// Keeps tokens that are at least min_p times as probable as the best.
+void Sampler::keep_min_p() {
+    if (params_.min_p <= 0) return;
+    weigh(1);
+    const double least = params_.min_p;
+    const auto end = std::remove_if(candidates_.begin(), candidates_.end(),
+                                    [=](const Candidate& c) { return c.weight < least; });
+    candidates_.erase(end, candidates_.end());
+    sorted_ = std::min(sorted_, candidates_.size());
+}
+
+int32_t Sampler::draw() {
+    const double sum = weigh(params_.temperature);
+    // 53 random bits: a double in [0, 1).
+    const double target = double(random_() >> 11) * 0x1p-53 * sum;
+    double covered = 0;
+    const Candidate* chosen = nullptr;
+    for (const Candidate& c : candidates_) {
+        if (c.weight <= 0) continue;
+        chosen = &c;
+        covered += c.weight;
+        if (target < covered) break;
+    }
+    return chosen->id;
+}
+
+void Sampler::accept(int32_t token) {
+    const int32_t window = params_.repeat_last_n;
+    if (window == 0) return;
+    counts_[token]++;
+    if (window < 0) return;  // all tokens count: none ever leaves
+    last_.push_back(token);
+    if (last_.size() <= size_t(window)) return;
+    const auto oldest = counts_.find(last_.front());
+    if (--oldest->second == 0) counts_.erase(oldest);
+    last_.pop_front();
+}
+
+void Sampler::reset() {
+    last_.clear();
+    counts_.clear();
+}
+
+}  // namespace powerinfer

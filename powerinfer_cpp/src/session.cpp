@@ -1,0 +1,153 @@
+#include "session.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "ggml/status.h"
+#include "plan.h"
+
+namespace powerinfer {
+
+using ggml::Code;
+using ggml::Error;
+using ggml::format;
+
+namespace {
+
+// Widest input of a product: what InputBuffer must hold. Rounded up to whole blocks.
+int64_t widest(const Config& c) {
+    const int64_t n = std::max({c.n_embd, c.q_dim(), c.n_ff});
+    return (n + ggml::kQ - 1) / ggml::kQ * ggml::kQ;
+}
+
+int64_t floats_per_row(const Config& c) {
+    return 3 * c.n_embd + 2 * c.q_dim() + 2 * c.kv_dim() + 2 * c.n_ff + c.n_rot;
+}
+
+}  // namespace
+
+uint64_t Scratch::bytes(const Config& c, int64_t n_ubatch) {
+    return uint64_t(floats_per_row(c)) * uint64_t(n_ubatch) * sizeof(float) +
+           ggml::InputBuffer::bytes(n_ubatch, widest(c)) + uint64_t(n_ubatch) * sizeof(ggml::AttentionRow);
+}
+
+Scratch::Scratch(const Config& c, int64_t n_ubatch)
+    : attention_rows(size_t(n_ubatch)),
+      input(n_ubatch, widest(c)),
+      memory_(uint64_t(floats_per_row(c)) * uint64_t(n_ubatch) * sizeof(float), "scratch") {
+    float* at = memory_.as<float>();
+    const auto take = [&](int64_t width) {
+        float* begin = at;
+        at += width * n_ubatch;
+        return begin;
+    };
+    x = take(c.n_embd);
+    normed = take(c.n_embd);
+    out = take(c.n_embd);
+    q = take(c.q_dim());
+    attended = take(c.q_dim());
+    k = take(c.kv_dim());
+    v = take(c.kv_dim());
+    gate = take(c.n_ff);
+    up = take(c.n_ff);
+    cos_sin = take(c.n_rot);
+}
+
+Session::Session(std::shared_ptr<const Model> m, const pi_session_params& asked)
+    : model(std::move(m)),
+      params(resolve_session_params(model->config, asked)),
+      context(std::max(params.n_threads, params.n_threads_batch)) {
+    const Config& c = model->config;
+    uint64_t budget = usable_ram(model->ram_budget);
+    if (model->ram_budget) budget -= std::min(budget, model->weight_bytes());
+    check_budget(format("a context of %d positions", params.n_ctx),
+                 kv_bytes(c, params) + scratch_bytes(c, params), budget);
+    kv = KvCache(c, params);
+    scratch = Scratch(c, params.n_ubatch);
+    logits_ = ggml::Memory(uint64_t(params.n_logits) * uint64_t(c.n_vocab) * sizeof(float), "logits");
+    for (int64_t i = 0; i < c.n_rot / 2; i++) {
+        inverse_frequency.push_back(std::pow(c.rope_base, -2.0 * double(i) / double(c.n_rot)));
+    }
+}
+
+void Session::check(const int32_t* token, const int32_t* seq, const bool* keep, int32_t n) const {
+    if (n < 1 || n > params.n_batch) {
+        throw Error(Code::argument, format("%d rows given, a batch takes 1 to %d", n, params.n_batch));
+    }
+    std::vector<int64_t> added(size_t(params.n_seq), 0);
+    int32_t kept = 0;
+    for (int32_t i = 0; i < n; i++) {
+        if (token[i] < 0 || token[i] >= model->config.n_vocab) {
+            throw Error(Code::argument, format("token %d is outside the vocabulary of %lld", token[i],
+                                               (long long)model->config.n_vocab));
+        }
+        const int32_t sequence = seq ? seq[i] : 0;
+        if (sequence < 0 || sequence >= params.n_seq) {
+            throw Error(Code::argument, format("sequence %d of a session with %d", sequence, params.n_seq));
+        }
+        added[size_t(sequence)]++;
+        kept += keep ? keep[i] : i == n - 1;
+    }
+    if (kept > params.n_logits) {
+        throw Error(Code::argument, format("logits of %d rows asked for, room is for %d", kept, params.n_logits));
+    }
+    for (int32_t i = 0; i < params.n_seq; i++) {
+        if (kv.length(i) + added[size_t(i)] > params.n_ctx) {
+            throw Error(Code::context, format("%lld tokens do not fit a context of %d",
+                                              (long long)(kv.length(i) + added[size_t(i)]), params.n_ctx));
+        }
+    }
+}
+
+void Session::eval(const int32_t* token, const int32_t* seq, const bool* keep, int32_t n) {
+    check(token, seq, keep, n);
+    std::vector<int64_t> before(size_t(params.n_seq));
+    for (int32_t i = 0; i < params.n_seq; i++) before[size_t(i)] = kv.length(i);
+    logits_at_.assign(size_t(n), -1);
+    context.threads.limit(n == 1 ? params.n_threads : params.n_threads_batch);
+    std::vector<Row> rows;
+    int32_t kept = 0;
+    try {
+        for (int32_t start = 0; start < n; start += params.n_ubatch) {
+            const int32_t end = std::min(start + params.n_ubatch, n);
+            rows.clear();
+            for (int32_t i = start; i < end; i++) {
+                const int32_t sequence = seq ? seq[i] : 0;
+                Row row{token[i], sequence, kv.length(sequence), nullptr};
+                kv.set_length(sequence, row.pos + 1);
+                if (keep ? keep[i] : i == n - 1) {
+                    row.logits = logits_.as<float>() + int64_t(kept) * model->config.n_vocab;
+                    logits_at_[size_t(i)] = kept++;
+                }
+                rows.push_back(row);
+            }
+            forward(*this, rows.data(), int64_t(rows.size()));
+        }
+    } catch (const Error&) {
+        for (int32_t i = 0; i < params.n_seq; i++) kv.set_length(i, before[size_t(i)]);
+        logits_at_.clear();
+        throw;
+    }
+}
+
+const float* Session::logits(int32_t row) const {
+    if (row < 0 || size_t(row) >= logits_at_.size() || logits_at_[size_t(row)] < 0) {
+        throw Error(Code::argument, format("the logits of row %d were not kept", row));
+    }
+    return logits_.as<float>() + int64_t(logits_at_[size_t(row)]) * model->config.n_vocab;
+}
+
+void Session::truncate(int32_t seq, int64_t n) {
+    if (seq < 0 || seq >= params.n_seq || n < 0 || n > kv.length(seq)) {
+        throw Error(Code::argument, format("sequence %d cannot be cut to %lld positions", seq, (long long)n));
+    }
+    kv.set_length(seq, n);
+}
+
+void Session::check_stop() const {
+    if (params.should_stop && params.should_stop(params.should_stop_data)) {
+        throw Error(Code::cancelled, "evaluation was cancelled");
+    }
+}
+
+}  // namespace powerinfer

@@ -1,0 +1,66 @@
+// A session: KV cache, threads and scratch for computing rows of one model.
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include "kv_cache.h"
+#include "model.h"
+
+namespace powerinfer {
+
+// One row of a batch: a token at a position of a sequence.
+struct Row {
+    int32_t token;
+    int32_t seq;
+    int64_t pos;
+    float* logits;  // [n_vocab], or null when nobody asked for them
+};
+
+// Intermediate results of up to n_ubatch rows; names are those of the formulas in forward.cpp.
+struct Scratch {
+    Scratch() = default;
+    Scratch(const Config& config, int64_t n_ubatch);
+    static uint64_t bytes(const Config& config, int64_t n_ubatch);
+
+    float *x, *normed, *out;       // [rows, n_embd]: residual stream, its norm, what a block adds
+    float *q, *attended;           // [rows, q_dim]
+    float *k, *v;                  // [rows, kv_dim]
+    float *gate, *up;              // [rows, n_ff]
+    float *cos_sin;                // [rows, n_rot]
+    std::vector<ggml::AttentionRow> attention_rows;
+    ggml::InputBuffer input;
+
+   private:
+    ggml::Memory memory_;
+};
+
+struct Session {
+    // Refuses what does not fit: Error(argument), Error(memory).
+    Session(std::shared_ptr<const Model> model, const pi_session_params& params);
+
+    // Computes rows; pi_eval in powerinfer.h says how. Throws Error(argument | context | cancelled),
+    // and then no row counts.
+    void eval(const int32_t* token, const int32_t* seq, const bool* keep, int32_t n);
+    const float* logits(int32_t row) const;  // Error(argument) when they were not kept
+    void truncate(int32_t seq, int64_t n);
+    // Throws Error(cancelled) when the caller's should_stop says so.
+    void check_stop() const;
+
+    std::shared_ptr<const Model> model;
+    pi_session_params params;  // resolved
+    ggml::Context context;
+    KvCache kv;
+    Scratch scratch;
+    std::vector<double> inverse_frequency;  // [n_rot / 2], radians per position
+
+   private:
+    void check(const int32_t* token, const int32_t* seq, const bool* keep, int32_t n) const;
+    ggml::Memory logits_;           // [n_logits, n_vocab]
+    std::vector<int32_t> logits_at_;  // slot of each row of the last eval, -1: not kept
+};
+
+// Runs the model over 1..n_ubatch rows whose positions follow what the KV cache holds (forward.cpp).
+void forward(Session& session, const Row* rows, int64_t n);
+
+}  // namespace powerinfer

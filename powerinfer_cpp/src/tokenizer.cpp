@@ -1,0 +1,283 @@
+// Reads a vocabulary and splits texts at special tokens. What happens between them is the family's
+// business: tokenizer_spm.cpp.
+#include "tokenizer.h"
+
+#include <algorithm>
+#include <cmath>
+#include <functional>
+#include <iterator>
+#include <limits>
+
+#include "ggml/status.h"
+#include "utf8.h"
+
+namespace powerinfer {
+namespace {
+
+using ggml::Code;
+using ggml::Error;
+using ggml::Gguf;
+using ggml::Value;
+
+const char* const key_tokens = "tokenizer.ggml.tokens";
+const char* const key_scores = "tokenizer.ggml.scores";
+const char* const key_types = "tokenizer.ggml.token_type";
+
+[[noreturn]] void refuse(const Gguf& gguf, const char* key, const std::string& why) {
+    throw Error(Code::format, gguf.path() + ": " + key + ": " + why);
+}
+
+int hex_digit(char c) {
+    if (c >= '0' && c <= '9') return c - '0';
+    if (c >= 'A' && c <= 'F') return c - 'A' + 10;
+    if (c >= 'a' && c <= 'f') return c - 'a' + 10;
+    return -1;
+}
+
+// The byte that a text of the form <0x0A> names, -1 for any other text.
+int named_byte(std::string_view text) {
+    if (text.size() != 6 || text.substr(0, 3) != "<0x" || text[5] != '>') return -1;
+    const int high = hex_digit(text[3]), low = hex_digit(text[4]);
+    return high < 0 || low < 0 ? -1 : high * 16 + low;
+}
+
+std::string with_spaces(std::string_view text) {
+    std::string out;
+    for (size_t i = 0; i < text.size();) {
+        const bool space = text.substr(i, 3) == "\xE2\x96\x81";
+        out += space ? ' ' : text[i];
+        i += space ? 3 : 1;
+    }
+    return out;
+}
+
+const Value& array(const Gguf& gguf, const char* key, const Value* value) {
+    if (!value) refuse(gguf, key, "is missing");
+    if (value->type() != ggml::ValueType::array) refuse(gguf, key, "is not an array");
+    return *value;
+}
+
+void read_texts(const Gguf& gguf, Vocab& vocab) {
+    const Value& texts = array(gguf, key_tokens, gguf.find(key_tokens));
+    if (!texts.is_string()) refuse(gguf, key_tokens, "is not an array of strings");
+    if (texts.count() == 0) refuse(gguf, key_tokens, "is empty");
+    if (texts.count() > uint64_t(std::numeric_limits<int32_t>::max()))
+        refuse(gguf, key_tokens, "has more tokens than an id can name");
+    vocab.tokens.resize(texts.count());
+    for (uint64_t i = 0; i < texts.count(); i++) {
+        const std::string_view text = texts.string(i);
+        if (!is_utf8(text))
+            refuse(gguf, key_tokens,
+                   ggml::format("the text of token %lld is not UTF-8", (long long)i));
+        vocab.tokens[i].text = text;
+    }
+}
+
+void check_count(const Gguf& gguf, const char* key, const Value& values, const Vocab& vocab) {
+    if (values.count() != vocab.tokens.size())
+        refuse(gguf, key,
+               ggml::format("has %llu elements for %d tokens", (unsigned long long)values.count(),
+                            int(vocab.size())));
+}
+
+void read_scores(const Gguf& gguf, Vocab& vocab) {
+    const Value& scores = array(gguf, key_scores, gguf.find(key_scores));
+    if (!scores.is_number()) refuse(gguf, key_scores, "is not an array of numbers");
+    check_count(gguf, key_scores, scores, vocab);
+    for (int32_t i = 0; i < vocab.size(); i++) {
+        vocab.tokens[i].score = float(scores.number(i));
+        if (std::isnan(vocab.tokens[i].score))
+            refuse(gguf, key_scores, ggml::format("the score of token %d is not a number", int(i)));
+    }
+}
+
+void read_types(const Gguf& gguf, Vocab& vocab) {
+    const Value* value = gguf.find(key_types);
+    if (!value) {
+        // Without types the names alone tell which tokens stand for bytes.
+        for (Vocab::Token& token : vocab.tokens)
+            token.type = named_byte(token.text) < 0 ? TokenType::normal : TokenType::byte;
+        return;
+    }
+    const Value& types = array(gguf, key_types, value);
+    if (!types.is_integer()) refuse(gguf, key_types, "is not an array of integers");
+    check_count(gguf, key_types, types, vocab);
+    for (int32_t i = 0; i < vocab.size(); i++) {
+        const int64_t type = types.integer(i);
+        if (type < 0 || type > int64_t(TokenType::byte))
+            refuse(gguf, key_types,
+                   ggml::format("the type %lld of token %d is not one of 0 to 6", (long long)type,
+                                int(i)));
+        vocab.tokens[i].type = TokenType(type);
+        if (vocab.tokens[i].type == TokenType::byte && named_byte(vocab.tokens[i].text) < 0)
+            refuse(gguf, key_tokens,
+                   ggml::format("token %d is of type byte, but its text is not <0x00> to <0xFF>",
+                                int(i)));
+    }
+}
+
+// Everything that follows from texts and types.
+void index_tokens(Vocab& vocab) {
+    std::fill(std::begin(vocab.byte_ids), std::end(vocab.byte_ids), -1);
+    vocab.ids.reserve(vocab.tokens.size());
+    for (int32_t i = 0; i < vocab.size(); i++) {
+        Vocab::Token& token = vocab.tokens[i];
+        const int byte = named_byte(token.text);
+        if (byte >= 0 && vocab.byte_ids[byte] < 0) vocab.byte_ids[byte] = i;
+        if (token.type == TokenType::byte) {
+            token.bytes.assign(1, char(byte));
+        } else if (token.type == TokenType::normal || token.type == TokenType::undefined ||
+                   token.type == TokenType::unused) {
+            token.bytes = with_spaces(token.text);
+        } else {
+            token.bytes = token.text;
+        }
+        if (token.text.empty()) continue;
+        vocab.ids.emplace(token.text, i);
+        vocab.longest = std::max(vocab.longest, token.text.size());
+        if (token.type == TokenType::control || token.type == TokenType::unknown ||
+            token.type == TokenType::user_defined) {
+            vocab.specials.emplace(token.text, i);
+            vocab.special_lengths.push_back(token.text.size());
+            vocab.special_first.set(uint8_t(token.text[0]));
+        }
+    }
+    std::vector<size_t>& lengths = vocab.special_lengths;
+    std::sort(lengths.begin(), lengths.end(), std::greater<size_t>());
+    lengths.erase(std::unique(lengths.begin(), lengths.end()), lengths.end());
+}
+
+int32_t read_id(const Gguf& gguf, const char* key, const Vocab& vocab, int32_t missing) {
+    // The family's default may lie outside a small vocabulary; then there is no such token.
+    if (missing >= vocab.size()) missing = -1;
+    return int32_t(gguf.integer(key, 0, vocab.size() - 1, missing));
+}
+
+void read_ends(const Gguf& gguf, Vocab& vocab) {
+    // Files rarely list all the tokens that end a turn; these texts have no other meaning. A
+    // control type is asked for because some of them are ordinary markup elsewhere ("</s>" in
+    // Gemma's vocabulary), except in <|this form|>, which nobody writes by chance.
+    static const char* const texts[] = {
+        "</s>",
+        "<eos>",
+        "<EOT>",
+        "_<EOT>",
+        "< EOT >",
+        "_< EOT >",
+        "[EOT]",
+        "[EOS]",
+        "<|endoftext|>",
+        "<|end_of_text|>",
+        "<|im_end|>",
+        "<|eot_id|>",
+        "<|eom_id|>",
+        "<|end|>",
+        "<|return|>",
+        "<|call|>",
+        "<|calls|>",
+        "<|flush|>",
+        "<|END_OF_TURN_TOKEN|>",
+        "<end_of_turn>",
+        "<turn|>",
+        "<end_of_utterance>",
+        "<\uFF5Cend\u2581of\u2581sentence\uFF5C>",
+    };
+    std::vector<int32_t>& ends = vocab.ends;
+    ends.push_back(vocab.eos);
+    ends.push_back(read_id(gguf, "tokenizer.ggml.eot_token_id", vocab, -1));
+    ends.push_back(read_id(gguf, "tokenizer.ggml.eom_token_id", vocab, -1));
+    for (const std::string_view text : texts) {
+        const auto found = vocab.specials.find(text);
+        if (found == vocab.specials.end()) continue;
+        const TokenType type = vocab.tokens[found->second].type;
+        const bool bars = text.substr(0, 2) == "<|";
+        if (type == TokenType::control || (type == TokenType::user_defined && bars))
+            ends.push_back(found->second);
+    }
+    std::sort(ends.begin(), ends.end());
+    ends.erase(std::unique(ends.begin(), ends.end()), ends.end());
+    if (ends.front() < 0) ends.erase(ends.begin());
+}
+
+}  // namespace
+
+Vocab Vocab::load(const Gguf& gguf) {
+    Vocab vocab;
+    int32_t bos = -1, eos = -1, unk = -1;  // the family's, for files that do not say
+    const std::string family(gguf.string("tokenizer.ggml.model"));
+    if (family == "llama") {
+        vocab.encode = encode_spm;
+        bos = 1;
+        eos = 2;
+        unk = 0;
+    } else {
+        throw Error(Code::unsupported, gguf.path() + ": the tokenizer '" + family +
+                                           "' (tokenizer.ggml.model) is not supported; 'llama' is");
+    }
+
+    read_texts(gguf, vocab);
+    read_scores(gguf, vocab);
+    read_types(gguf, vocab);
+    index_tokens(vocab);
+    vocab.bos = read_id(gguf, "tokenizer.ggml.bos_token_id", vocab, bos);
+    vocab.eos = read_id(gguf, "tokenizer.ggml.eos_token_id", vocab, eos);
+    vocab.unk = read_id(gguf, "tokenizer.ggml.unknown_token_id", vocab, unk);
+    vocab.add_bos = gguf.boolean("tokenizer.ggml.add_bos_token", true) && vocab.bos >= 0;
+    vocab.add_eos = gguf.boolean("tokenizer.ggml.add_eos_token", false) && vocab.eos >= 0;
+    vocab.add_space_prefix = gguf.boolean("tokenizer.ggml.add_space_prefix", true);
+    vocab.nl = vocab.byte_ids[uint8_t('\n')];
+    const auto newline = vocab.ids.find("\n");
+    if (vocab.nl < 0 && newline != vocab.ids.end()) vocab.nl = newline->second;
+    read_ends(gguf, vocab);
+    return vocab;
+}
+
+bool Vocab::is_end(int32_t id) const {
+    return std::binary_search(ends.begin(), ends.end(), id);
+}
+
+std::string_view Vocab::text(int32_t id, bool special) const {
+    if (id < 0 || id >= size()) return {};
+    const Token& token = tokens[id];
+    const bool hidden = token.type == TokenType::control || token.type == TokenType::unknown;
+    return hidden && !special ? std::string_view() : std::string_view(token.bytes);
+}
+
+std::vector<int32_t> Vocab::tokenize(std::string_view text, bool special) const {
+    // Longer special tokens are matched before shorter ones, wherever they stand. found[i] is the
+    // token that starts at byte i.
+    constexpr int32_t none = -1, inside = -2;
+    std::vector<int32_t> found(text.size(), none);
+    for (const size_t length : special_lengths) {
+        for (size_t i = 0; i + length <= text.size(); i++) {
+            // What was matched before is at least as long as this: it covers one of the two ends.
+            if (!special_first[uint8_t(text[i])] || found[i] != none ||
+                found[i + length - 1] != none)
+                continue;
+            const auto match = specials.find(text.substr(i, length));
+            if (match == specials.end()) continue;
+            if (!special && tokens[match->second].type != TokenType::user_defined) continue;
+            std::fill_n(found.begin() + ptrdiff_t(i), length, inside);
+            found[i] = match->second;
+        }
+    }
+
+    std::vector<int32_t> result;
+    bool starts = true;
+    for (size_t i = 0; i < text.size();) {
+        if (found[i] != none) {
+            result.push_back(found[i]);
+            i += tokens[found[i]].text.size();
+            starts = true;
+        } else {
+            size_t end = i;
+            while (end < text.size() && found[end] == none) end++;
+            encode(*this, text.substr(i, end - i), starts, result);
+            i = end;
+            starts = false;
+        }
+    }
+    return result;
+}
+
+}  // namespace powerinfer

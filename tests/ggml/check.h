@@ -1,0 +1,44 @@
+// What a C++ test needs, without a library: CHECK, CHECK_THROWS, and a summary for main to return.
+#pragma once
+
+#include <cstdio>
+#include <exception>
+#include <string>
+
+#include "ggml/status.h"
+
+namespace check {
+
+inline int checks = 0, failures = 0;
+
+inline void report(bool good, const char* file, int line, const std::string& what) {
+    checks++;
+    if (good) return;
+    failures++;
+    std::fprintf(stderr, "%s:%d: %s\n", file, line, what.c_str());
+}
+
+// 0 when every check passed: the value of main.
+inline int summary(const char* name) {
+    std::printf("%s: %d checks, %d failed\n", name, checks, failures);
+    return failures == 0 && checks > 0 ? 0 : 1;
+}
+
+}  // namespace check
+
+#define CHECK(cond) check::report(bool(cond), __FILE__, __LINE__, "CHECK(" #cond ") failed")
+
+// The expression must throw ggml::Error with this ggml::Code, e.g. CHECK_THROWS(format, f(x)).
+#define CHECK_THROWS(expected, ...)                                                          \
+    do {                                                                                     \
+        std::string seen = "nothing was thrown";                                             \
+        try {                                                                                \
+            (void)(__VA_ARGS__);                                                             \
+        } catch (const ggml::Error& e) {                                                     \
+            seen = e.code() == ggml::Code::expected ? "" : std::string("threw ") + e.what(); \
+        } catch (const std::exception& e) {                                                  \
+            seen = std::string("threw a foreign exception: ") + e.what();                    \
+        }                                                                                    \
+        check::report(seen.empty(), __FILE__, __LINE__,                                      \
+                      "CHECK_THROWS(" #expected ", " #__VA_ARGS__ "): " + seen);             \
+    } while (0)

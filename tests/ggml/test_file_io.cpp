@@ -1,0 +1,217 @@
+// Files that are not there or not files, memory that cannot be had, and available_memory() on
+// made-up systems.
+#include <fcntl.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <vector>
+
+#include "check.h"
+#include "ggml/file_io.h"
+
+using namespace ggml;
+namespace fs = std::filesystem;
+
+namespace {
+
+fs::path folder;
+
+std::string make(const std::string& name, const std::string& content) {
+    const fs::path path = folder / name;
+    fs::create_directories(path.parent_path());
+    std::ofstream(path, std::ios::binary) << content;
+    return path.string();
+}
+
+std::string message(const std::string& path) {
+    try {
+        File file(path);
+    } catch (const Error& e) {
+        return e.what();
+    }
+    return "";
+}
+
+void files() {
+    const std::string missing = (folder / "missing").string(), empty = make("empty", "");
+    CHECK_THROWS(io, File(missing));
+    CHECK(message(missing) == missing + ": there is no such file");
+    CHECK_THROWS(io, File(folder.string()));
+    CHECK(message(folder.string()) == folder.string() + ": is a directory, not a file");
+    CHECK_THROWS(io, File(empty));
+    CHECK(message(empty) == empty + ": is empty");
+    CHECK_THROWS(io, File("/dev/null"));
+    const std::string pipe = (folder / "pipe").string();
+    CHECK(mkfifo(pipe.c_str(), 0600) == 0);
+    CHECK(message(pipe) == pipe + ": is not a regular file");  // and does not wait for a writer
+    CHECK_THROWS(io, File(missing + "/below"));
+    CHECK_THROWS(io, File(""));
+
+    const std::string path = make("digits", "0123456789");
+    const File file(path);
+    CHECK(file.size() == 10 && file.path() == path);
+    char text[11] = {};
+    file.read(0, text, 10);
+    CHECK(std::strcmp(text, "0123456789") == 0);
+    file.read(7, text, 3);
+    CHECK(std::memcmp(text, "789", 3) == 0);
+    file.read(10, text, 0);
+    CHECK_THROWS(io, file.read(8, text, 3));
+    CHECK_THROWS(io, file.read(11, text, 0));
+    CHECK_THROWS(io, file.read(UINT64_MAX, text, 2));
+    CHECK_THROWS(io, file.read(2, text, SIZE_MAX));
+    CHECK(truncate(path.c_str(), 4) == 0);  // behind the reader's back: short, not silent
+    file.read(0, text, 4);
+    CHECK_THROWS(io, file.read(2, text, 4));
+}
+
+void mappings() {
+    std::string content(20000, 'a');
+    content.back() = 'z';
+    const File file(make("mapped", content));
+    const Mapping mapping(file);
+    CHECK(mapping.size() == 20000 && std::memcmp(mapping.data(), content.data(), 20000) == 0);
+    mapping.will_need(5000, 100);
+    mapping.will_need(0, UINT64_MAX);
+    mapping.will_need(UINT64_MAX, 1);
+    mapping.drop(5000, 10000);
+    mapping.drop(0, UINT64_MAX);
+    mapping.drop(UINT64_MAX, UINT64_MAX);
+    CHECK(std::memcmp(mapping.data(), content.data(), 20000) == 0);
+}
+
+void memory() {
+    for (uint64_t bytes : {uint64_t(1), uint64_t(4097), (uint64_t(2) << 20) - 1,
+                           (uint64_t(2) << 20) + 1, uint64_t(9) << 20}) {
+        Memory m(bytes, "a test");
+        CHECK(m.size() == bytes && m.data() != nullptr);
+        CHECK(reinterpret_cast<uintptr_t>(m.data()) % (bytes < 2 << 20 ? 4096 : 2 << 20) == 0);
+        bool zero = true;
+        for (uint64_t i = 0; i < bytes; i++) zero = zero && m.data()[i] == 0;
+        CHECK(zero);
+        m.data()[bytes - 1] = 1;
+        uint8_t* data = m.data();
+        Memory n = std::move(m);
+        CHECK(m.data() == nullptr && m.size() == 0 && n.data() == data && n.size() == bytes);
+        m = std::move(n);
+        CHECK(m.as<uint8_t>()[bytes - 1] == 1);
+    }
+    CHECK(Memory(0, "nothing").data() == nullptr);
+    Memory().lock();
+    CHECK_THROWS(memory, Memory(UINT64_MAX, "a test"));
+    CHECK_THROWS(memory, Memory(uint64_t(1) << 60, "a test"));
+    try {
+        Memory(uint64_t(1) << 60, "the KV cache");
+    } catch (const Error& e) {
+        CHECK(std::strstr(e.what(), "1073741824.00 GiB for the KV cache"));
+    }
+}
+
+// Locking beyond the limit; root may lock regardless, then there is nothing to see.
+void locking() {
+    rlimit old{}, none{};
+    getrlimit(RLIMIT_MEMLOCK, &old);
+    none.rlim_max = old.rlim_max;
+    setrlimit(RLIMIT_MEMLOCK, &none);
+    const File file(make("locked", "x"));
+    const Mapping mapping(file);
+    const Memory m(100000, "a test");
+    if (geteuid() != 0) {
+        CHECK_THROWS(memory, mapping.lock());
+        CHECK_THROWS(memory, m.lock());
+    }
+    setrlimit(RLIMIT_MEMLOCK, &old);
+}
+
+// One made-up system: /proc files, mounts of both cgroup versions, and the groups' own files.
+void available() {
+    const uint64_t MiB = 1 << 20;
+    CHECK(available_memory() > 0);
+    const auto at = [](const std::string& name) { return (folder / name).string(); };
+    const auto group = [](const std::string& dir, bool v2, const std::string& limit, uint64_t use,
+                          uint64_t cache) {
+        make(dir + (v2 ? "/memory.max" : "/memory.limit_in_bytes"), limit + "\n");
+        make(dir + (v2 ? "/memory.current" : "/memory.usage_in_bytes"), std::to_string(use) + "\n");
+        make(dir + "/memory.stat", "anon 1\ninactive_file " + std::to_string(v2 ? cache : 0) +
+                                       "\ntotal_inactive_file " + std::to_string(v2 ? 0 : cache) +
+                                       "\n");
+    };
+    const std::string v2_mount =
+        "30 24 0:26 / /sys/fs/cgroup rw shared:4 - cgroup2 cgroup2 rw,nsdelegate\n";
+
+    make("plain/proc/meminfo",
+         "MemTotal: 4096000 kB\nMemFree: 1 kB\nMemAvailable:    2048000 kB\n");
+    CHECK(available_memory(at("plain")) == uint64_t(2048000) << 10);
+
+    make("v2/proc/meminfo", "MemAvailable: 2048000 kB\n");
+    make("v2/proc/self/cgroup", "0::/user/job\n");
+    make("v2/proc/self/mountinfo", "21 1 8:1 / / rw - ext4 /dev/sda1 rw\n" + v2_mount);
+    group("v2/sys/fs/cgroup/user/job", true, "max", 5 * MiB, 0);
+    group("v2/sys/fs/cgroup/user", true, std::to_string(100 * MiB), 60 * MiB, 20 * MiB);
+    CHECK(available_memory(at("v2")) == 60 * MiB);  // the parent's limit, its cache not counted
+    group("v2/sys/fs/cgroup/user/job", true, std::to_string(50 * MiB), 30 * MiB, 0);
+    CHECK(available_memory(at("v2")) == 20 * MiB);
+    group("v2/sys/fs/cgroup/user/job", true, std::to_string(50 * MiB), 70 * MiB, 1 * MiB);
+    CHECK(available_memory(at("v2")) == 0);
+
+    // In a container: the mount begins at the group itself, or the path points outside of it.
+    make("inner/proc/meminfo", "MemAvailable: 2048000 kB\n");
+    make("inner/proc/self/cgroup", "0::/docker/abc/sub\n");
+    make("inner/proc/self/mountinfo",
+         "30 24 0:26 /docker/abc /sys/fs/cgroup rw - cgroup2 cgroup2 rw\n");
+    group("inner/sys/fs/cgroup/sub", true, std::to_string(7 * MiB), 0, 0);
+    group("inner/sys/fs/cgroup", true, std::to_string(9 * MiB), 0, 0);
+    CHECK(available_memory(at("inner")) == 7 * MiB);
+    make("inner/proc/self/cgroup", "0::/docker/abcd/sub\n");
+    CHECK(available_memory(at("inner")) == 9 * MiB);
+    make("inner/proc/self/cgroup", "0::/../other\n");
+    make("inner/proc/self/mountinfo", v2_mount);
+    CHECK(available_memory(at("inner")) == 9 * MiB);
+
+    make("v1/proc/meminfo", "MemAvailable: 2048000 kB\n");
+    make("v1/proc/self/cgroup", "5:cpu,cpuacct:/elsewhere\n4:hugetlb,memory:/a/b\n0::/\n");
+    make("v1/proc/self/mountinfo",
+         v2_mount + "32 31 0:29 / /sys/fs/cgroup/memory rw - cgroup cgroup rw,memory\n" +
+             "33 31 0:30 / /sys/fs/cgroup/cpu rw - cgroup cgroup rw,cpu\n");
+    group("v1/sys/fs/cgroup/memory", false, "9223372036854771712", 90 * MiB, 0);
+    group("v1/sys/fs/cgroup/memory/a/b", false, "9223372036854771712", 40 * MiB, 0);
+    group("v1/sys/fs/cgroup/memory/a", false, std::to_string(64 * MiB), 40 * MiB, 8 * MiB);
+    group("v1/sys/fs/cgroup/cpu/elsewhere", false, std::to_string(1 * MiB), 0, 0);
+    CHECK(available_memory(at("v1")) == 32 * MiB);
+
+    make("broken/proc/meminfo", "MemAvailable: lots\n");
+    make("broken/proc/self/cgroup", "\n:\n4:memory\n0::\n4:memory:\n");
+    make("broken/proc/self/mountinfo", "\n- cgroup2\n1 2 3 / /x rw\n");
+    CHECK(available_memory(at("broken")) == UINT64_MAX);
+
+#if !defined(__SANITIZE_ADDRESS__)  // it reserves terabytes of address space
+    make("plain/proc/self/status", "Name: x\nVmSize:   1024 kB\n");
+    rlimit old{}, limit{};
+    getrlimit(RLIMIT_AS, &old);
+    limit.rlim_cur = 1000 * MiB, limit.rlim_max = old.rlim_max;
+    if (setrlimit(RLIMIT_AS, &limit) == 0) {
+        CHECK(available_memory(at("plain")) == 999 * MiB);
+        CHECK_THROWS(memory, Memory(1000 * MiB, "a test"));
+        setrlimit(RLIMIT_AS, &old);
+    }
+#endif
+}
+
+}  // namespace
+
+int main() {
+    std::string name = (fs::temp_directory_path() / "test_file_io.XXXXXX").string();
+    if (!mkdtemp(&name[0])) return 1;
+    folder = name;
+    files();
+    mappings();
+    memory();
+    locking();
+    available();
+    fs::remove_all(folder);
+    return check::summary("test_file_io");
+}

@@ -1,0 +1,189 @@
+// Every kernel of kernels.inc against its generic twin, over odd sizes and every tile the kernel has.
+#include <cmath>
+#include <cstring>
+#include <random>
+#include <vector>
+
+#include "cpu/kernels.h"
+#include "check.h"
+
+using namespace ggml;
+using namespace ggml::cpu;
+
+namespace {
+
+std::mt19937 rng(1);
+
+std::vector<float> random_floats(int64_t n, float scale = 1) {
+    std::normal_distribution<float> normal(0, scale);
+    std::vector<float> v(n);
+    for (float& x : v) x = normal(rng);
+    return v;
+}
+
+std::vector<uint8_t> random_rows(DType type, int64_t rows, int64_t cols) {
+    const std::vector<float> values = random_floats(rows * cols);
+    std::vector<uint8_t> bytes(size_t(info(type).size(rows * cols)));
+    info(type).encode(values.data(), bytes.data(), rows * cols);
+    return bytes;
+}
+
+// Largest difference relative to the size of the values: sums in another order differ by a few
+// rounding steps per addition, 1e-5 leaves room for a thousand of them.
+double distance(const std::vector<float>& a, const std::vector<float>& b) {
+    double difference = 0, norm = 1e-30;
+    for (size_t i = 0; i < a.size(); i++) {
+        difference = std::max(difference, double(std::fabs(a[i] - b[i])));
+        norm = std::max(norm, double(std::fabs(b[i])));
+    }
+    return difference / norm;
+}
+constexpr double kRounding = 1e-5;
+
+struct Quantised {
+    Quantised(const Kernels& k, const std::vector<float>& x, int64_t rows, int64_t cols)
+        : q(size_t(rows * cols)), d(size_t(rows * cols / kQ)), s8(size_t(rows * cols / kQ)) {
+        view = {cols, q.data(), d.data(), s8.data()};
+        k.quantize[int(DType::F32)](x.data(), 0, rows, view);
+    }
+    std::vector<int8_t> q;
+    std::vector<float> d;
+    std::vector<int32_t> s8;
+    Q8Rows view;
+};
+
+// Outputs of nt tokens at once, and each of them alone: bits must not depend on the tile.
+template <typename F>
+bool same_alone(const F& all_tokens, const std::vector<float>& together, int64_t nt, int64_t width) {
+    for (int64_t t = 0; t < nt; t++) {
+        std::vector<float> one(static_cast<size_t>(width));
+        all_tokens(t, 1, one.data());
+        if (std::memcmp(one.data(), together.data() + t * width, size_t(width) * sizeof(float))) return false;
+    }
+    return true;
+}
+
+void test_matmul(matmul_fn fn, matmul_fn generic, DType type) {
+    for (int64_t k : {1, 7, 8, 16, 33, 128, 300}) {
+        for (int64_t rows : {1, 3, 4, 8, 13}) {
+            for (int64_t nt : {1, 2, 3, 4, 7}) {
+                const auto w = random_rows(type, rows, k);
+                const auto x = random_floats(nt * k);
+                std::vector<float> y(size_t(nt * rows)), expected(y.size());
+                const int64_t bytes = info(type).size(k);
+                fn(w.data(), bytes, rows, k, x.data(), k, nt, y.data(), rows);
+                generic(w.data(), bytes, rows, k, x.data(), k, nt, expected.data(), rows);
+                CHECK(distance(y, expected) < kRounding);
+                CHECK(same_alone(
+                    [&](int64_t t, int64_t n, float* out) {
+                        fn(w.data(), bytes, rows, k, x.data() + t * k, k, n, out, rows);
+                    },
+                    y, nt, rows));
+            }
+        }
+    }
+}
+
+void test_strip(strip_fn fn, strip_fn generic, DType type) {
+    const Kernels& k = *kernels_for("generic");
+    for (int64_t cols : {32, 64, 96, 512}) {
+        for (int64_t rows : {1, 5, 8}) {
+            for (int64_t nt : {1, 2, 4, 5, 9}) {
+                const auto w = random_rows(type, rows, cols);
+                std::vector<uint8_t> strip(size_t(kStrip * info(type).size(cols)));
+                pack_strip(type, w.data(), rows, cols, strip.data());
+                const Quantised x(k, random_floats(nt * cols), nt, cols);
+                std::vector<float> y(size_t(nt * kStrip)), expected(y.size());
+                fn(strip.data(), x.view, 0, nt, y.data(), kStrip);
+                generic(strip.data(), x.view, 0, nt, expected.data(), kStrip);
+                CHECK(distance(y, expected) < kRounding);
+                CHECK(same_alone([&](int64_t t, int64_t n, float* out) { fn(strip.data(), x.view, t, n, out, kStrip); },
+                                 y, nt, kStrip));
+                // The product with the rows as they were before packing, in double.
+                for (int64_t r = 0; r < rows; r++) {
+                    std::vector<float> row(static_cast<size_t>(cols)), back(row.size());
+                    info(type).decode(w.data() + r * info(type).size(cols), row.data(), cols);
+                    decode_row({type, Layout::strips, rows, cols, strip.data()}, r, back.data());
+                    CHECK(row == back);
+                    double sum = 0, size = 0;
+                    for (int64_t i = 0; i < cols; i++) {
+                        const double term = double(row[size_t(i)]) * x.q[size_t(i)] * x.d[size_t(i / kQ)];
+                        sum += term;
+                        size += std::fabs(term);
+                    }
+                    CHECK(std::fabs(sum - double(y[size_t(r)])) <= kRounding * size);
+                }
+            }
+        }
+    }
+    // The largest magnitudes that the formats allow must not overflow the 16-bit sums inside.
+    std::vector<uint8_t> w(size_t(info(type).size(kQ))), strip(w.size() * kStrip);
+    std::memset(w.data(), type == DType::Q8_0 ? 0x80 : 0xff, w.size());
+    const f16_t one = f32_to_f16(1);
+    std::memcpy(w.data(), &one, 2);
+    pack_strip(type, w.data(), 1, kQ, strip.data());
+    for (float sign : {1.0f, -1.0f}) {
+        const Quantised x(k, std::vector<float>(kQ, sign * 127), 1, kQ);
+        std::vector<float> y(kStrip), expected(kStrip);
+        fn(strip.data(), x.view, 0, 1, y.data(), kStrip);
+        generic(strip.data(), x.view, 0, 1, expected.data(), kStrip);
+        CHECK(y == expected);
+    }
+}
+
+void test_accumulate(accumulate_fn fn, accumulate_fn generic, DType type) {
+    for (int64_t cols : {1, 8, 31, 32, 40, 96, 128}) {
+        if (cols % info(type).block) continue;
+        for (int64_t rows : {1, 2, 17}) {
+            for (int64_t nt : {1, 2, 3}) {
+                const auto w = random_rows(type, rows, cols);
+                const auto a = random_floats(nt * rows);
+                std::vector<float> y = random_floats(nt * cols), expected = y;
+                const std::vector<float> start = y;
+                const int64_t bytes = info(type).size(cols);
+                fn(w.data(), bytes, rows, cols, a.data(), rows, nt, y.data(), cols);
+                generic(w.data(), bytes, rows, cols, a.data(), rows, nt, expected.data(), cols);
+                CHECK(distance(y, expected) < kRounding);
+                CHECK(same_alone(
+                    [&](int64_t t, int64_t n, float* out) {
+                        std::memcpy(out, start.data() + t * cols, size_t(cols) * sizeof(float));
+                        fn(w.data(), bytes, rows, cols, a.data() + t * rows, rows, n, out, cols);
+                    },
+                    y, nt, cols));
+            }
+        }
+    }
+}
+
+void test_quantize(quantize_fn fn, quantize_fn generic, DType) {
+    for (float scale : {0.0f, 1e-30f, 1.0f, 1e20f}) {
+        const int64_t cols = 320, nt = 3;
+        const auto x = random_floats(nt * cols, scale);
+        Kernels a{}, b{};
+        a.quantize[0] = fn;
+        b.quantize[0] = generic;
+        const Quantised mine(a, x, nt, cols), other(b, x, nt, cols);
+        CHECK(mine.q == other.q && mine.d == other.d && mine.s8 == other.s8);
+        for (size_t i = 0; i < x.size(); i++) {
+            CHECK(std::fabs(x[i] - float(mine.q[i]) * mine.d[i / kQ]) <= 0.5001f * mine.d[i / kQ] + 1e-37f);
+        }
+    }
+}
+
+}  // namespace
+
+int main() {
+    int tested = 0;
+#define KERNEL(op, dtype, isa, fn)                                                              \
+    if (const Kernels* k = kernels_for(#isa)) {                                                 \
+        CHECK(k->op[int(DType::dtype)] == isa::fn);                                             \
+        test_##op(isa::fn, kernels_for("generic")->op[int(DType::dtype)], DType::dtype);             \
+        tested++;                                                                               \
+    } else {                                                                                    \
+        std::printf("skipped: %s %s %s, this machine has no %s\n", #op, #dtype, #isa, #isa);    \
+    }
+#include "cpu/kernels.inc"
+#undef KERNEL
+    CHECK(tested >= 11);
+    return check::summary("test_kernels");
+}
