@@ -44,7 +44,8 @@ int affinity_cores() {
     return std::max(1u, std::thread::hardware_concurrency());
 }
 
-// Cores that the CPU quota of this process's cgroup (v2, else v1) allows; a large number without one.
+// Cores that the CPU quota of this process's cgroup (v2, else v1) allows; a large number without
+// one.
 double quota_cores() {
     double cores = 1e9;
     std::ifstream self("/proc/self/cgroup");
@@ -74,15 +75,17 @@ double quota_cores() {
 }  // namespace
 
 int default_threads() {
-    return std::max(1, std::min<int>(affinity_cores(), int(std::ceil(std::min(quota_cores(), 512.0)))));
+    return std::max(
+        1, std::min<int>(affinity_cores(), int(std::ceil(std::min(quota_cores(), 512.0)))));
 }
 
-// One region at a time. The caller publishes (fn, arg, n, grain) and then a new `epoch`; the workers that
-// it names take pieces from `next` until none is left and then count themselves out in `pending`.
+// One region at a time. The caller publishes (fn, arg, n, grain) and then a new `epoch`; the
+// workers that it names take pieces from `next` until none is left and then count themselves out in
+// `pending`.
 struct Threads::Pool {
     std::vector<std::thread> workers;
-    // Region number << 16 | threads that take part. Both in one word: a worker that is not part of a
-    // region is not waited for, so it may look at any time and must never see half of a change.
+    // Region number << 16 | threads that take part. Both in one word: a worker that is not part of
+    // a region is not waited for, so it may look at any time and must never see half of a change.
     alignas(64) std::atomic<uint64_t> epoch{1};
     alignas(64) std::atomic<int64_t> next{0};
     alignas(64) std::atomic<int> pending{0};
@@ -113,7 +116,8 @@ struct Threads::Pool {
             }
             if (epoch.load() == seen) {
                 std::unique_lock<std::mutex> lock(mutex);
-                sleepers.fetch_add(1);  // before the look at `epoch`, as raise() looks after its change
+                sleepers.fetch_add(
+                    1);  // before the look at `epoch`, as raise() looks after its change
                 wake.wait(lock, [&] { return epoch.load() != seen; });
                 sleepers.fetch_sub(1);
             }
@@ -126,7 +130,8 @@ struct Threads::Pool {
         }
     }
 
-    // Either a worker that is about to sleep sees the new epoch, or this sees it among the sleepers.
+    // Either a worker that is about to sleep sees the new epoch, or this sees it among the
+    // sleepers.
     void raise() {
         epoch.store(((epoch.load(std::memory_order_relaxed) >> 16) + 1) << 16 | uint64_t(active));
         if (sleepers.load() == 0) return;
@@ -161,17 +166,24 @@ Threads::~Threads() {
     for (std::thread& t : pool_->workers) t.join();
 }
 
-int Threads::size() const { return int(pool_->workers.size()) + 1; }
+int Threads::size() const {
+    return int(pool_->workers.size()) + 1;
+}
 
-int Threads::active() const { return pool_->active; }
+int Threads::active() const {
+    return pool_->active;
+}
 
-void Threads::limit(int n) { pool_->active = std::max(1, std::min(n, size())); }
+void Threads::limit(int n) {
+    pool_->active = std::max(1, std::min(n, size()));
+}
 
 void Threads::run_raw(int64_t n, int64_t grain, Raw fn, void* arg) {
     Pool& p = *pool_;
     if (n <= 0) return;
     if (p.active == 1 || n <= grain) {
-        for (int64_t begin = 0; begin < n; begin += grain) fn(arg, begin, std::min(begin + grain, n), 0);
+        for (int64_t begin = 0; begin < n; begin += grain)
+            fn(arg, begin, std::min(begin + grain, n), 0);
         return;
     }
     p.fn = fn;

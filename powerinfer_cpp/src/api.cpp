@@ -73,7 +73,8 @@ void require(bool condition, const char* what) {
 template <typename P>
 P params_or(const P* params, P defaults) {
     if (!params) return defaults;
-    require(params->struct_size == sizeof(P), "struct_size of the parameters is not this version's");
+    require(params->struct_size == sizeof(P),
+            "struct_size of the parameters is not this version's");
     return *params;
 }
 
@@ -96,25 +97,38 @@ const ggml::DTypeInfo& codec(uint32_t type, int64_t n, size_t size) {
 
 extern "C" {
 
-const char* pi_last_error(void) { return last_error; }
+const char* pi_last_error(void) {
+    return last_error;
+}
 
-const char* pi_version(void) { return PI_VERSION; }
+const char* pi_version(void) {
+    return PI_VERSION;
+}
 
 pi_status pi_isa(const char** isa) {
     return guarded([&] { *isa = ggml::isa_name(ggml::select_kernels()); });
 }
 
-int32_t pi_default_threads(void) { return ggml::default_threads(); }
-
-uint64_t pi_available_memory(void) { return ggml::available_memory(); }
-
-int32_t pi_n_devices(void) { return int32_t(ggml::devices().size()); }
-
-const char* pi_device_name(int32_t device) {
-    return device >= 0 && device < pi_n_devices() ? ggml::devices()[size_t(device)].name.c_str() : nullptr;
+int32_t pi_default_threads(void) {
+    return ggml::default_threads();
 }
 
-const char* pi_device_note(void) { return ggml::device_note(); }
+uint64_t pi_available_memory(void) {
+    return ggml::available_memory();
+}
+
+int32_t pi_n_devices(void) {
+    return int32_t(ggml::devices().size());
+}
+
+const char* pi_device_name(int32_t device) {
+    return device >= 0 && device < pi_n_devices() ? ggml::devices()[size_t(device)].name.c_str()
+                                                  : nullptr;
+}
+
+const char* pi_device_note(void) {
+    return ggml::device_note();
+}
 
 // ---- GGUF files -------------------------------------------------------------------------------
 
@@ -129,22 +143,32 @@ pi_status pi_gguf_open(const char* path, pi_gguf** out) {
     });
 }
 
-void pi_gguf_free(pi_gguf* gguf) { delete gguf; }
+void pi_gguf_free(pi_gguf* gguf) {
+    delete gguf;
+}
 
-uint32_t pi_gguf_version(const pi_gguf* g) { return g->gguf->version(); }
+uint32_t pi_gguf_version(const pi_gguf* g) {
+    return g->gguf->version();
+}
 
-bool pi_gguf_is_pwri(const pi_gguf* g) { return g->gguf->powerinfer_magic(); }
+bool pi_gguf_is_pwri(const pi_gguf* g) {
+    return g->gguf->powerinfer_magic();
+}
 
-int32_t pi_gguf_n_files(const pi_gguf* g) { return int32_t(g->files->size()); }
+int32_t pi_gguf_n_files(const pi_gguf* g) {
+    return int32_t(g->files->size());
+}
 
 const char* pi_gguf_file(const pi_gguf* g, int32_t i) {
     return i >= 0 && i < pi_gguf_n_files(g) ? (*g->files)[size_t(i)]->path().c_str() : nullptr;
 }
 
-int64_t pi_gguf_n_values(const pi_gguf* g) { return int64_t(g->gguf->values().size()); }
+int64_t pi_gguf_n_values(const pi_gguf* g) {
+    return int64_t(g->gguf->values().size());
+}
 
-pi_status pi_gguf_value(const pi_gguf* g, int64_t i, const char** key, size_t* key_length, pi_value_type* type,
-                        pi_value_type* element_type, uint64_t* count) {
+pi_status pi_gguf_value(const pi_gguf* g, int64_t i, const char** key, size_t* key_length,
+                        pi_value_type* type, pi_value_type* element_type, uint64_t* count) {
     return guarded([&] {
         const ggml::Value& v = value_at(g, i, 0, 0);
         const std::string_view k = g->gguf->values()[size_t(i)].first;
@@ -159,7 +183,7 @@ pi_status pi_gguf_value(const pi_gguf* g, int64_t i, const char** key, size_t* k
 pi_status pi_gguf_integers(const pi_gguf* g, int64_t i, uint64_t first, uint64_t n, int64_t* out) {
     return guarded([&] {
         const ggml::Value& v = value_at(g, i, first, n);
-        require(v.is_integer(), "the value is not an integer");
+        require(v.is_integer() || v.is_bool(), "the value is not an integer");
         for (uint64_t j = 0; j < n; j++) out[j] = v.integer(first + j);
     });
 }
@@ -172,7 +196,8 @@ pi_status pi_gguf_numbers(const pi_gguf* g, int64_t i, uint64_t first, uint64_t 
     });
 }
 
-pi_status pi_gguf_string(const pi_gguf* g, int64_t i, uint64_t element, const char** out, size_t* length) {
+pi_status pi_gguf_string(const pi_gguf* g, int64_t i, uint64_t element, const char** out,
+                         size_t* length) {
     return guarded([&] {
         const ggml::Value& v = value_at(g, i, element, 1);
         require(v.is_string(), "the value is not a string");
@@ -182,13 +207,22 @@ pi_status pi_gguf_string(const pi_gguf* g, int64_t i, uint64_t element, const ch
     });
 }
 
-int64_t pi_gguf_n_tensors(const pi_gguf* g) { return int64_t(g->gguf->tensors().size()); }
+int64_t pi_gguf_n_tensors(const pi_gguf* g) {
+    return int64_t(g->gguf->tensors().size());
+}
 
 pi_status pi_gguf_tensor(const pi_gguf* g, int64_t i, pi_tensor_info* out) {
     return guarded([&] {
         require(g && i >= 0 && i < pi_gguf_n_tensors(g), "no such tensor");
         const ggml::TensorInfo& t = g->gguf->tensors()[size_t(i)];
-        *out = {t.name.c_str(), ggml::info(t.type).name, uint32_t(t.type), t.n_dims, {}, t.offset, t.bytes, t.file};
+        *out = {t.name.c_str(),
+                ggml::info(t.type).name,
+                uint32_t(t.type),
+                t.n_dims,
+                {},
+                t.offset,
+                t.bytes,
+                t.file};
         std::copy(t.ne, t.ne + 4, out->ne);
     });
 }
@@ -232,8 +266,8 @@ pi_session_params pi_session_default_params(void) {
     return p;
 }
 
-pi_status pi_plan_new(const char* path, const pi_model_params* model_params, const pi_session_params* session,
-                      pi_plan** out) {
+pi_status pi_plan_new(const char* path, const pi_model_params* model_params,
+                      const pi_session_params* session, pi_plan** out) {
     return guarded([&] {
         require(path && out, "path and out must not be NULL");
         const pi_model_params m = params_or(model_params, pi_model_default_params());
@@ -244,9 +278,13 @@ pi_status pi_plan_new(const char* path, const pi_model_params* model_params, con
     });
 }
 
-void pi_plan_free(pi_plan* plan) { delete plan; }
+void pi_plan_free(pi_plan* plan) {
+    delete plan;
+}
 
-int32_t pi_plan_n_parts(const pi_plan* plan) { return int32_t(plan->plan.parts.size()); }
+int32_t pi_plan_n_parts(const pi_plan* plan) {
+    return int32_t(plan->plan.parts.size());
+}
 
 pi_status pi_plan_part_at(const pi_plan* plan, int32_t i, pi_plan_part* out) {
     return guarded([&] {
@@ -255,9 +293,13 @@ pi_status pi_plan_part_at(const pi_plan* plan, int32_t i, pi_plan_part* out) {
     });
 }
 
-uint64_t pi_plan_budget(const pi_plan* plan) { return plan->plan.budget; }
+uint64_t pi_plan_budget(const pi_plan* plan) {
+    return plan->plan.budget;
+}
 
-int32_t pi_plan_n_ctx(const pi_plan* plan) { return int32_t(plan->plan.n_ctx); }
+int32_t pi_plan_n_ctx(const pi_plan* plan) {
+    return int32_t(plan->plan.n_ctx);
+}
 
 pi_status pi_model_open(const char* path, const pi_model_params* params, pi_model** out) {
     return guarded([&] {
@@ -272,21 +314,37 @@ pi_status pi_model_open(const char* path, const pi_model_params* params, pi_mode
     });
 }
 
-void pi_model_free(pi_model* model) { delete model; }
+void pi_model_free(pi_model* model) {
+    delete model;
+}
 
-const char* pi_model_architecture(const pi_model* m) { return m->model->config.architecture.c_str(); }
+const char* pi_model_architecture(const pi_model* m) {
+    return m->model->config.architecture.c_str();
+}
 
-const char* pi_model_activation(const pi_model* m) { return powerinfer::name(m->model->config.activation); }
+const char* pi_model_activation(const pi_model* m) {
+    return powerinfer::name(m->model->config.activation);
+}
 
-int32_t pi_model_n_vocab(const pi_model* m) { return int32_t(m->model->config.n_vocab); }
+int32_t pi_model_n_vocab(const pi_model* m) {
+    return int32_t(m->model->config.n_vocab);
+}
 
-int32_t pi_model_n_ctx(const pi_model* m) { return int32_t(m->model->config.n_ctx); }
+int32_t pi_model_n_ctx(const pi_model* m) {
+    return int32_t(m->model->config.n_ctx);
+}
 
-int32_t pi_model_n_embd(const pi_model* m) { return int32_t(m->model->config.n_embd); }
+int32_t pi_model_n_embd(const pi_model* m) {
+    return int32_t(m->model->config.n_embd);
+}
 
-int32_t pi_model_n_layer(const pi_model* m) { return int32_t(m->model->config.n_layer); }
+int32_t pi_model_n_layer(const pi_model* m) {
+    return int32_t(m->model->config.n_layer);
+}
 
-int32_t pi_model_n_ff(const pi_model* m) { return int32_t(m->model->config.n_ff); }
+int32_t pi_model_n_ff(const pi_model* m) {
+    return int32_t(m->model->config.n_ff);
+}
 
 uint64_t pi_model_n_params(const pi_model* m) {
     uint64_t n = 0;
@@ -302,36 +360,55 @@ uint64_t pi_model_n_bytes(const pi_model* m) {
     return n;
 }
 
-uint64_t pi_model_bytes_per_token(const pi_model* m) { return m->model->bytes_per_token(); }
+uint64_t pi_model_bytes_per_token(const pi_model* m) {
+    return m->model->bytes_per_token();
+}
 
-const pi_gguf* pi_model_gguf(const pi_model* m) { return &m->header; }
+const pi_gguf* pi_model_gguf(const pi_model* m) {
+    return &m->header;
+}
 
 // ---- Tokenizer ----------------------------------------------------------------------------------
 
-int32_t pi_token_bos(const pi_model* m) { return m->model->vocab.bos; }
+int32_t pi_token_bos(const pi_model* m) {
+    return m->model->vocab.bos;
+}
 
-int32_t pi_token_eos(const pi_model* m) { return m->model->vocab.eos; }
+int32_t pi_token_eos(const pi_model* m) {
+    return m->model->vocab.eos;
+}
 
-int32_t pi_token_nl(const pi_model* m) { return m->model->vocab.nl; }
+int32_t pi_token_nl(const pi_model* m) {
+    return m->model->vocab.nl;
+}
 
-bool pi_token_add_bos(const pi_model* m) { return m->model->vocab.add_bos; }
+bool pi_token_add_bos(const pi_model* m) {
+    return m->model->vocab.add_bos;
+}
 
-bool pi_token_add_eos(const pi_model* m) { return m->model->vocab.add_eos; }
+bool pi_token_add_eos(const pi_model* m) {
+    return m->model->vocab.add_eos;
+}
 
-bool pi_token_ends(const pi_model* m, int32_t token) { return m->model->vocab.is_end(token); }
+bool pi_token_ends(const pi_model* m, int32_t token) {
+    return m->model->vocab.is_end(token);
+}
 
-pi_status pi_tokenize(const pi_model* m, const char* text, size_t length, bool special, int32_t* ids,
-                      size_t capacity, size_t* n) {
+pi_status pi_tokenize(const pi_model* m, const char* text, size_t length, bool special,
+                      int32_t* ids, size_t capacity, size_t* n) {
     return guarded([&] {
-        require(m && n && (text || !length) && (ids || !capacity), "NULL where an array is expected");
-        const std::vector<int32_t> found = m->model->vocab.tokenize(std::string_view(text, length), special);
+        require(m && n && (text || !length) && (ids || !capacity),
+                "NULL where an array is expected");
+        const std::vector<int32_t> found =
+            m->model->vocab.tokenize(std::string_view(text, length), special);
         *n = found.size();
         require(found.size() <= capacity, "the array for the ids is too small");
         std::copy(found.begin(), found.end(), ids);
     });
 }
 
-pi_status pi_token_text(const pi_model* m, int32_t token, bool special, const char** text, size_t* length) {
+pi_status pi_token_text(const pi_model* m, int32_t token, bool special, const char** text,
+                        size_t* length) {
     return guarded([&] {
         require(m && token >= 0 && token < m->model->vocab.size(), "no such token");
         const std::string_view s = m->model->vocab.text(token, special);
@@ -350,13 +427,20 @@ pi_status pi_session_new(const pi_model* model, const pi_session_params* params,
     });
 }
 
-void pi_session_free(pi_session* session) { delete session; }
+void pi_session_free(pi_session* session) {
+    delete session;
+}
 
-int32_t pi_session_n_ctx(const pi_session* s) { return s->session.params.n_ctx; }
+int32_t pi_session_n_ctx(const pi_session* s) {
+    return s->session.params.n_ctx;
+}
 
-int32_t pi_session_n_batch(const pi_session* s) { return s->session.params.n_batch; }
+int32_t pi_session_n_batch(const pi_session* s) {
+    return s->session.params.n_batch;
+}
 
-pi_status pi_eval(pi_session* s, const int32_t* token, const int32_t* seq, const bool* logits, int32_t n) {
+pi_status pi_eval(pi_session* s, const int32_t* token, const int32_t* seq, const bool* logits,
+                  int32_t n) {
     return guarded([&] {
         require(s && token, "session and token must not be NULL");
         s->session.eval(token, seq, logits, n);
@@ -397,7 +481,9 @@ pi_status pi_sampler_new(const pi_sampler_params* params, pi_sampler** out) {
     });
 }
 
-void pi_sampler_free(pi_sampler* sampler) { delete sampler; }
+void pi_sampler_free(pi_sampler* sampler) {
+    delete sampler;
+}
 
 pi_status pi_sample(pi_sampler* sampler, const float* logits, int32_t n_vocab, int32_t* token) {
     return guarded([&] {
@@ -406,8 +492,12 @@ pi_status pi_sample(pi_sampler* sampler, const float* logits, int32_t n_vocab, i
     });
 }
 
-void pi_sampler_accept(pi_sampler* sampler, int32_t token) { sampler->sampler.accept(token); }
+void pi_sampler_accept(pi_sampler* sampler, int32_t token) {
+    sampler->sampler.accept(token);
+}
 
-void pi_sampler_reset(pi_sampler* sampler) { sampler->sampler.reset(); }
+void pi_sampler_reset(pi_sampler* sampler) {
+    sampler->sampler.reset();
+}
 
 }  // extern "C"

@@ -39,8 +39,9 @@ Activation read_activation(const ggml::Gguf& gguf, const Family& family) {
     for (const NamedActivation& a : kActivations) {
         if (wanted == a.name) return a.activation;
     }
-    throw Error(Code::unsupported, format("%s: powerinfer.ffn.activation \"%.*s\" is not known", gguf.path().c_str(),
-                                          int(std::min<size_t>(wanted.size(), 40)), wanted.data()));
+    throw Error(Code::unsupported,
+                format("%s: powerinfer.ffn.activation \"%.*s\" is not known", gguf.path().c_str(),
+                       int(std::min<size_t>(wanted.size(), 40)), wanted.data()));
 }
 
 // Features that would change the result if they were passed over.
@@ -56,7 +57,8 @@ void refuse_unsupported(const ggml::Gguf& gguf, const std::string& arch, int64_t
     const int64_t window = gguf.integer(arch + ".attention.sliding_window", 0, INT64_MAX, 0);
     if (window > 0 && window < n_ctx) refuse("sliding-window attention");
     if (const ggml::Value* v = gguf.find("powerinfer.ffn.threshold")) {
-        if (!v->is_number()) throw Error(Code::format, gguf.path() + ": powerinfer.ffn.threshold is not a number");
+        if (!v->is_number())
+            throw Error(Code::format, gguf.path() + ": powerinfer.ffn.threshold is not a number");
         for (uint64_t i = 0; i < v->count(); i++) {
             if (v->number(i) != 0) refuse("powerinfer.ffn.threshold");
         }
@@ -81,8 +83,9 @@ Config read_config(const ggml::Gguf& gguf, int64_t n_vocab) {
         known += (known.empty() ? "" : ", ") + std::string(f.name);
     }
     if (!family) {
-        throw Error(Code::unsupported, format("%s: architecture \"%.40s\" is not supported; known: %s",
-                                              gguf.path().c_str(), arch.c_str(), known.c_str()));
+        throw Error(Code::unsupported,
+                    format("%s: architecture \"%.40s\" is not supported; known: %s",
+                           gguf.path().c_str(), arch.c_str(), known.c_str()));
     }
     // Upper bounds keep later products far from overflow; no model comes near them.
     constexpr int64_t kWide = 1 << 20, kMany = 1 << 16;
@@ -93,7 +96,8 @@ Config read_config(const ggml::Gguf& gguf, int64_t n_vocab) {
     c.n_ctx = gguf.integer(key(".context_length"), 1, INT32_MAX);
     c.n_embd = gguf.integer(key(".embedding_length"), 1, kWide);
     // Every layer has tensors of its own, so a count beyond them is a lie before it is a table.
-    c.n_layer = gguf.integer(key(".block_count"), 1, std::min<int64_t>(kMany, int64_t(gguf.tensors().size())));
+    c.n_layer = gguf.integer(key(".block_count"), 1,
+                             std::min<int64_t>(kMany, int64_t(gguf.tensors().size())));
     c.n_ff = gguf.integer(key(".feed_forward_length"), 1, kWide);
     c.n_head = gguf.integer(key(".attention.head_count"), 1, kMany);
     c.n_head_kv = gguf.integer(key(".attention.head_count_kv"), 1, kMany, c.n_head);
@@ -101,13 +105,13 @@ Config read_config(const ggml::Gguf& gguf, int64_t n_vocab) {
         throw Error(Code::format, gguf.path() + ": " + what);
     };
     if (c.n_head % c.n_head_kv) {
-        contradiction(format("%lld attention heads cannot share %lld key heads", (long long)c.n_head,
-                             (long long)c.n_head_kv));
+        contradiction(format("%lld attention heads cannot share %lld key heads",
+                             (long long)c.n_head, (long long)c.n_head_kv));
     }
     const int64_t head_dim = gguf.integer(key(".attention.key_length"), 1, kMany, 0);
     if (head_dim == 0 && c.n_embd % c.n_head) {
-        contradiction(format("embedding length %lld is not a multiple of %lld heads", (long long)c.n_embd,
-                             (long long)c.n_head));
+        contradiction(format("embedding length %lld is not a multiple of %lld heads",
+                             (long long)c.n_embd, (long long)c.n_head));
     }
     c.head_dim = head_dim ? head_dim : c.n_embd / c.n_head;
     if (gguf.integer(key(".attention.value_length"), 1, kMany, c.head_dim) != c.head_dim) {
@@ -118,8 +122,8 @@ Config read_config(const ggml::Gguf& gguf, int64_t n_vocab) {
     c.norm_eps = float(gguf.number(key(".attention.layer_norm_rms_epsilon"), 0, 1));
     c.rope_base = gguf.number(key(".rope.freq_base"), 1e-3, 1e12, 10000);
     if (const int64_t n = gguf.integer(key(".vocab_size"), 1, INT32_MAX, n_vocab); n != n_vocab) {
-        contradiction(format("%s.vocab_size is %lld, but there are %lld tokens", arch.c_str(), (long long)n,
-                             (long long)n_vocab));
+        contradiction(format("%s.vocab_size is %lld, but there are %lld tokens", arch.c_str(),
+                             (long long)n, (long long)n_vocab));
     }
     c.activation = read_activation(gguf, *family);
     refuse_unsupported(gguf, arch, c.n_ctx);
@@ -131,11 +135,12 @@ std::vector<WeightSpec> weight_specs(Model& m) {
     const Config& c = m.config;
     const ggml::Gguf& gguf = m.file.gguf;
     std::vector<WeightSpec> specs;
-    const auto vector = [&](const char* part, std::string name, int64_t n, const float** to, bool optional = false) {
+    const auto vector = [&](const char* part, std::string name, int64_t n, const float** to,
+                            bool optional = false) {
         specs.push_back({part, std::move(name), 1, n, Use::vector, nullptr, to, optional});
     };
-    const auto matrix = [&](const char* part, std::string name, int64_t rows, int64_t cols, ggml::Matrix* to,
-                            Use use = Use::product) {
+    const auto matrix = [&](const char* part, std::string name, int64_t rows, int64_t cols,
+                            ggml::Matrix* to, Use use = Use::product) {
         specs.push_back({part, std::move(name), rows, cols, use, to, nullptr, false});
     };
 
@@ -144,7 +149,9 @@ std::vector<WeightSpec> weight_specs(Model& m) {
            tied ? Use::product : Use::rows);
     for (int64_t i = 0; i < c.n_layer; i++) {
         Layer& l = m.layers[i];
-        const auto blk = [&](const char* suffix) { return "blk." + std::to_string(i) + "." + suffix; };
+        const auto blk = [&](const char* suffix) {
+            return "blk." + std::to_string(i) + "." + suffix;
+        };
         vector("norms", blk("attn_norm.weight"), c.n_embd, &l.attn_norm);
         matrix("attention", blk("attn_q.weight"), c.q_dim(), c.n_embd, &l.q);
         matrix("attention", blk("attn_k.weight"), c.kv_dim(), c.n_embd, &l.k);
@@ -165,7 +172,8 @@ std::vector<WeightSpec> weight_specs(Model& m) {
         }
         vector("ffn", blk("ffn_gate.bias"), c.n_ff, &l.gate_bias, true);
         vector("ffn", blk("ffn_up.bias"), c.n_ff, &l.up_bias, true);
-        vector("ffn", blk(transposed ? "ffn_down_t.bias" : "ffn_down.bias"), c.n_embd, &l.down_bias, true);
+        vector("ffn", blk(transposed ? "ffn_down_t.bias" : "ffn_down.bias"), c.n_embd, &l.down_bias,
+               true);
     }
     vector("norms", "output_norm.weight", c.n_embd, &m.output_norm);
     if (!tied) matrix("head", "output.weight", c.n_vocab, c.n_embd, &m.output);

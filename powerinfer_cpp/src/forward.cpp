@@ -11,7 +11,9 @@ namespace {
 using ggml::Input;
 using ggml::Matrix;
 
-bool quantised(const Matrix& w) { return ggml::info(w.type).is_quantised(); }
+bool quantised(const Matrix& w) {
+    return ggml::info(w.type).is_quantised();
+}
 
 // x[t] = row of the embedding table.
 void embed(Session& s, const Row* rows, int64_t n) {
@@ -45,7 +47,8 @@ void attention_block(Session& s, int64_t layer, const Row* rows, int64_t n) {
     ggml::rms_norm(s.context, b.x, l.attn_norm, c.norm_eps, n, c.n_embd, b.normed);
     const bool q8 = quantised(l.q) || quantised(l.k) || quantised(l.v);
     const Input normed = b.input.prepare(s.context, b.normed, n, c.n_embd, q8);
-    ggml::matmul(s.context, normed, {{l.q, b.q, l.q_bias}, {l.k, b.k, l.k_bias}, {l.v, b.v, l.v_bias}});
+    ggml::matmul(s.context, normed,
+                 {{l.q, b.q, l.q_bias}, {l.k, b.k, l.k_bias}, {l.v, b.v, l.v_bias}});
 
     ggml::rope(s.context, b.q, n, c.n_head, c.head_dim, b.cos_sin, c.n_rot / 2);
     ggml::rope(s.context, b.k, n, c.n_head_kv, c.head_dim, b.cos_sin, c.n_rot / 2);
@@ -55,8 +58,9 @@ void attention_block(Session& s, int64_t layer, const Row* rows, int64_t n) {
         }
     });
     for (int64_t t = 0; t < n; t++) b.attention_rows[t] = s.kv.row(layer, rows[t].seq, rows[t].pos);
-    const ggml::AttentionShape shape{s.kv.type(),  c.n_head,           c.n_head_kv,
-                                     c.head_dim,   s.kv.head_stride(), float(1.0 / std::sqrt(double(c.head_dim)))};
+    const ggml::AttentionShape shape{
+        s.kv.type(), c.n_head,           c.n_head_kv,
+        c.head_dim,  s.kv.head_stride(), float(1.0 / std::sqrt(double(c.head_dim)))};
     ggml::attention(s.context, shape, b.attention_rows.data(), n, b.q, b.attended);
 
     const Input attended = b.input.prepare(s.context, b.attended, n, c.q_dim(), quantised(l.o));
@@ -69,7 +73,8 @@ void ffn_block(Session& s, const Layer& l, int64_t n) {
     Scratch& b = s.scratch;
 
     ggml::rms_norm(s.context, b.x, l.ffn_norm, c.norm_eps, n, c.n_embd, b.normed);
-    const Input normed = b.input.prepare(s.context, b.normed, n, c.n_embd, quantised(l.gate) || quantised(l.up));
+    const Input normed =
+        b.input.prepare(s.context, b.normed, n, c.n_embd, quantised(l.gate) || quantised(l.up));
     ggml::matmul(s.context, normed, {{l.gate, b.gate, l.gate_bias}, {l.up, b.up, l.up_bias}});
     ggml::gated_activation(s.context, c.activation, b.gate, b.up, n * c.n_ff);
     if (l.down_t) {
@@ -87,12 +92,15 @@ void head(Session& s, const Row* rows, int64_t n) {
     for (int64_t t = 0; t < n;) {
         // Neighbouring rows whose logits are neighbours too share one product.
         int64_t end = t;
-        while (end < n && rows[end].logits && rows[end].logits == rows[t].logits + (end - t) * m.config.n_vocab) end++;
+        while (end < n && rows[end].logits &&
+               rows[end].logits == rows[t].logits + (end - t) * m.config.n_vocab)
+            end++;
         if (end > t) {
             float* normed = s.scratch.normed;
-            ggml::rms_norm(s.context, s.scratch.x + t * n_embd, m.output_norm, m.config.norm_eps, end - t, n_embd,
-                           normed);
-            const Input input = s.scratch.input.prepare(s.context, normed, end - t, n_embd, quantised(m.output));
+            ggml::rms_norm(s.context, s.scratch.x + t * n_embd, m.output_norm, m.config.norm_eps,
+                           end - t, n_embd, normed);
+            const Input input =
+                s.scratch.input.prepare(s.context, normed, end - t, n_embd, quantised(m.output));
             ggml::matmul(s.context, input, {{m.output, rows[t].logits}});
         }
         t = std::max(end, t + 1);

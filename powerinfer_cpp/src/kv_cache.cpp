@@ -12,9 +12,11 @@ KvCache::KvCache(const Config& config, const pi_session_params& params)
       lengths_(size_t(params.n_seq), 0) {}
 
 uint64_t KvCache::bytes(const Config& config, const pi_session_params& params) {
-    const uint64_t per_position = 2 * uint64_t(config.n_head_kv) *
-                                  uint64_t(ggml::info(ggml::DType(params.type_k)).size(config.head_dim));
-    return per_position * uint64_t(config.n_layer) * uint64_t(params.n_ctx) * uint64_t(params.n_seq);
+    const uint64_t per_position =
+        2 * uint64_t(config.n_head_kv) *
+        uint64_t(ggml::info(ggml::DType(params.type_k)).size(config.head_dim));
+    return per_position * uint64_t(config.n_layer) * uint64_t(params.n_ctx) *
+           uint64_t(params.n_seq);
 }
 
 uint8_t* KvCache::at(int64_t layer, int32_t seq, int which) const {

@@ -10,7 +10,7 @@
 namespace powerinfer {
 
 class KvCache {
-   public:
+ public:
     KvCache() = default;
     KvCache(const Config& config, const pi_session_params& params);
     static uint64_t bytes(const Config& config, const pi_session_params& params);
@@ -27,7 +27,7 @@ class KvCache {
     ggml::DType type() const { return type_; }
     int64_t head_stride() const { return n_ctx_ * head_bytes_; }
 
-   private:
+ private:
     uint8_t* at(int64_t layer, int32_t seq, int which) const;  // which: 0 keys, 1 values
     ggml::Memory memory_;  // [n_layer][n_seq][keys, values][n_head_kv][n_ctx][head_dim]
     ggml::DType type_ = ggml::DType::F16;

@@ -19,7 +19,9 @@ namespace {
 
 constexpr uint64_t kAlign = 64;  // a packed tensor starts at a cache line
 
-uint64_t aligned(uint64_t n) { return (n + kAlign - 1) / kAlign * kAlign; }
+uint64_t aligned(uint64_t n) {
+    return (n + kAlign - 1) / kAlign * kAlign;
+}
 
 // Finds every weight in the file and checks type and shape; reports what nobody asked for.
 void resolve(Model& model) {
@@ -28,7 +30,8 @@ void resolve(Model& model) {
         w.tensor = gguf.find_tensor(w.name);
         if (!w.tensor) {
             if (w.optional) continue;
-            throw Error(Code::format, format("%s: tensor \"%s\" is missing", gguf.path().c_str(), w.name.c_str()));
+            throw Error(Code::format, format("%s: tensor \"%s\" is missing", gguf.path().c_str(),
+                                             w.name.c_str()));
         }
         const auto& t = *w.tensor;
         const bool is_vector = w.use == WeightSpec::Use::vector;
@@ -36,13 +39,13 @@ void resolve(Model& model) {
                                     : t.n_dims == 2 && t.ne[0] == w.cols && t.ne[1] == w.rows;
         if (!fits) {
             throw Error(Code::format,
-                        format("%s: tensor \"%s\" has shape [%lld, %lld], expected [%lld, %lld]", gguf.path().c_str(),
-                               w.name.c_str(), (long long)t.ne[0], (long long)t.ne[1], (long long)w.cols,
-                               (long long)w.rows));
+                        format("%s: tensor \"%s\" has shape [%lld, %lld], expected [%lld, %lld]",
+                               gguf.path().c_str(), w.name.c_str(), (long long)t.ne[0],
+                               (long long)t.ne[1], (long long)w.cols, (long long)w.rows));
         }
         if (is_vector ? t.type != ggml::DType::F32 : !ggml::info(t.type).is_float()) {
-            throw Error(Code::format, format("%s: tensor \"%s\" has type %s", gguf.path().c_str(), w.name.c_str(),
-                                             ggml::info(t.type).name));
+            throw Error(Code::format, format("%s: tensor \"%s\" has type %s", gguf.path().c_str(),
+                                             w.name.c_str(), ggml::info(t.type).name));
         }
     }
 }
@@ -53,9 +56,11 @@ const uint8_t* mapped(const Model& model, const ggml::TensorInfo& t) {
 }
 
 class Loader {
-   public:
+ public:
     Loader(Model& model, const pi_model_params& params)
-        : model_(model), params_(params), context_(params.n_threads > 0 ? params.n_threads : ggml::default_threads()) {}
+        : model_(model),
+          params_(params),
+          context_(params.n_threads > 0 ? params.n_threads : ggml::default_threads()) {}
 
     void run() {
         uint64_t packed = 0, plain = 0;
@@ -78,7 +83,7 @@ class Loader {
         if (params_.use_mlock) lock();
     }
 
-   private:
+ private:
     void load(WeightSpec& w) {
         const ggml::TensorInfo& t = *w.tensor;
         ggml::Matrix m{t.type, ggml::Layout::rows, w.rows, w.cols, nullptr};
@@ -106,11 +111,12 @@ class Loader {
         progress();
     }
 
-    // Slabs of a few MB: the pages of the file are given back as soon as they are packed, so that the
-    // model is never in memory twice.
+    // Slabs of a few MB: the pages of the file are given back as soon as they are packed, so that
+    // the model is never in memory twice.
     void pack(const ggml::Matrix& m, const ggml::TensorInfo& t, uint8_t* to) {
         const ggml::Mapping& mapping = *model_.file.mappings[t.file];
-        const int64_t strip = ggml::kStrip * m.row_bytes(), n_strips = (m.rows + ggml::kStrip - 1) / ggml::kStrip;
+        const int64_t strip = ggml::kStrip * m.row_bytes(),
+                      n_strips = (m.rows + ggml::kStrip - 1) / ggml::kStrip;
         const int64_t slab = std::max<int64_t>(1, (8 << 20) / strip);
         std::vector<uint8_t> buffer(params_.use_mmap ? 0 : slab * strip);
         for (int64_t s0 = 0; s0 < n_strips; s0 += slab) {
@@ -140,12 +146,15 @@ class Loader {
             std::vector<float> row(m.cols);
             for (int64_t r = begin; r < end; r++) {
                 ggml::decode_row(m, r, row.data());
-                if (!std::all_of(row.begin(), row.end(), [](float v) { return std::isfinite(v); })) bad = r;
+                if (!std::all_of(row.begin(), row.end(), [](float v) { return std::isfinite(v); }))
+                    bad = r;
             }
         });
         if (bad >= 0) {
-            throw Error(Code::format, format("%s: tensor \"%s\" holds a value that is not finite in row %lld",
-                                             model_.file.gguf.path().c_str(), name.c_str(), (long long)bad.load()));
+            throw Error(
+                Code::format,
+                format("%s: tensor \"%s\" holds a value that is not finite in row %lld",
+                       model_.file.gguf.path().c_str(), name.c_str(), (long long)bad.load()));
         }
     }
 
@@ -178,7 +187,8 @@ void log_unused(const Model& model, const pi_model_params& params) {
     for (const WeightSpec& w : model.weights) n += w.tensor != nullptr;
     const size_t unused = model.file.gguf.tensors().size() - n;
     if (unused) {
-        params.log(3, format("%zu tensors of the file are not used in dense mode", unused).c_str(), params.log_data);
+        params.log(3, format("%zu tensors of the file are not used in dense mode", unused).c_str(),
+                   params.log_data);
     }
 }
 
@@ -212,7 +222,8 @@ std::unique_ptr<Model> Model::inspect(const std::string& path, bool vocab_only) 
         model->config.architecture = arch;
         model->config.n_vocab = model->vocab.size();
         model->config.n_ctx = model->file.gguf.integer(arch + ".context_length", 0, INT32_MAX, 0);
-        model->config.n_embd = model->file.gguf.integer(arch + ".embedding_length", 0, INT32_MAX, 0);
+        model->config.n_embd =
+            model->file.gguf.integer(arch + ".embedding_length", 0, INT32_MAX, 0);
         return model;
     }
     model->config = read_config(model->file.gguf, model->vocab.size());
@@ -226,7 +237,8 @@ std::shared_ptr<const Model> Model::load(const std::string& path, const pi_model
     std::unique_ptr<Model> model = inspect(path, params.vocab_only);
     model->ram_budget = params.ram_budget;
     if (params.vocab_only) return model;
-    check_budget(model->file.gguf.path() + ": the weights", model->weight_bytes(), usable_ram(params.ram_budget));
+    check_budget(model->file.gguf.path() + ": the weights", model->weight_bytes(),
+                 usable_ram(params.ram_budget));
     log_unused(*model, params);
     Loader(*model, params).run();
     return model;

@@ -35,7 +35,8 @@ struct Config {
     int64_t kv_dim() const { return n_head_kv * head_dim; }
 };
 
-// One layer. Matrices are [outputs, inputs]; a null pointer or empty matrix is a part the model lacks.
+// One layer. Matrices are [outputs, inputs]; a null pointer or empty matrix is a part the model
+// lacks.
 struct Layer {
     const float* attn_norm = nullptr;  // [n_embd]
     ggml::Matrix q, k, v, o;           // [q_dim | kv_dim | kv_dim, n_embd], o: [n_embd, q_dim]
@@ -61,11 +62,10 @@ struct WeightSpec {
     ggml::Matrix* matrix = nullptr;
     const float** vector = nullptr;
     bool optional = false;
-    const ggml::TensorInfo* tensor = nullptr;  // found in the file; null for an optional one that is not there
+    const ggml::TensorInfo* tensor =
+        nullptr;  // found in the file; null for an optional one that is not there
 
-    bool packed() const {
-        return use == Use::product && ggml::has_strips(tensor->type);
-    }
+    bool packed() const { return use == Use::product && ggml::has_strips(tensor->type); }
     // Bytes in memory: those of the file, a last incomplete strip filled up.
     uint64_t bytes() const;
 };
@@ -98,7 +98,8 @@ struct Model {
     // types checked, but no data. Throws Error naming file, key or tensor.
     static std::unique_ptr<Model> inspect(const std::string& path, bool vocab_only);
     // Reads, maps and packs the weights after checking them against the budget.
-    static std::shared_ptr<const Model> load(const std::string& path, const pi_model_params& params);
+    static std::shared_ptr<const Model> load(const std::string& path,
+                                             const pi_model_params& params);
 
     uint64_t weight_bytes() const;
     uint64_t bytes_per_token() const;  // weights that decoding one token reads

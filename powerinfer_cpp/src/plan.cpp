@@ -24,15 +24,15 @@ uint64_t usable_ram(uint64_t asked) {
 void check_budget(const std::string& what, uint64_t bytes, uint64_t budget) {
     if (bytes <= budget) return;
     constexpr double kMiB = 1 << 20;
-    throw Error(Code::memory, format("%s would take %.0f MiB of RAM, and %.0f MiB may be used", what.c_str(),
-                                     double(bytes) / kMiB, double(budget) / kMiB));
+    throw Error(Code::memory, format("%s would take %.0f MiB of RAM, and %.0f MiB may be used",
+                                     what.c_str(), double(bytes) / kMiB, double(budget) / kMiB));
 }
 
 pi_session_params resolve_session_params(const Config& config, pi_session_params p) {
     const auto bound = [](const char* name, int64_t value, int64_t lo, int64_t hi) {
         if (value >= lo && value <= hi) return;
-        throw Error(Code::argument, format("%s must be between %lld and %lld, not %lld", name, (long long)lo,
-                                           (long long)hi, (long long)value));
+        throw Error(Code::argument, format("%s must be between %lld and %lld, not %lld", name,
+                                           (long long)lo, (long long)hi, (long long)value));
     };
     if (p.n_ctx == 0) p.n_ctx = int32_t(std::min<int64_t>(config.n_ctx, INT32_MAX));
     if (p.n_threads == 0) p.n_threads = ggml::default_threads();
@@ -49,14 +49,19 @@ pi_session_params resolve_session_params(const Config& config, pi_session_params
     p.n_logits = std::min(p.n_logits, p.n_batch);
     for (uint32_t type : {p.type_k, p.type_v}) {
         if (type != uint32_t(ggml::DType::F16) && type != uint32_t(ggml::DType::F32)) {
-            throw Error(Code::argument, format("a KV cache of type %u is not supported; F16 (1) and F32 (0) are", type));
+            throw Error(
+                Code::argument,
+                format("a KV cache of type %u is not supported; F16 (1) and F32 (0) are", type));
         }
     }
-    if (p.type_k != p.type_v) throw Error(Code::argument, "keys and values of the KV cache must have one type");
+    if (p.type_k != p.type_v)
+        throw Error(Code::argument, "keys and values of the KV cache must have one type");
     return p;
 }
 
-uint64_t kv_bytes(const Config& config, const pi_session_params& params) { return KvCache::bytes(config, params); }
+uint64_t kv_bytes(const Config& config, const pi_session_params& params) {
+    return KvCache::bytes(config, params);
+}
 
 uint64_t scratch_bytes(const Config& config, const pi_session_params& params) {
     return Scratch::bytes(config, params.n_ubatch) +

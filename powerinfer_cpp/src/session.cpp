@@ -28,7 +28,8 @@ int64_t floats_per_row(const Config& c) {
 
 uint64_t Scratch::bytes(const Config& c, int64_t n_ubatch) {
     return uint64_t(floats_per_row(c)) * uint64_t(n_ubatch) * sizeof(float) +
-           ggml::InputBuffer::bytes(n_ubatch, widest(c)) + uint64_t(n_ubatch) * sizeof(ggml::AttentionRow);
+           ggml::InputBuffer::bytes(n_ubatch, widest(c)) +
+           uint64_t(n_ubatch) * sizeof(ggml::AttentionRow);
 }
 
 Scratch::Scratch(const Config& c, int64_t n_ubatch)
@@ -64,7 +65,8 @@ Session::Session(std::shared_ptr<const Model> m, const pi_session_params& asked)
                  kv_bytes(c, params) + scratch_bytes(c, params), budget);
     kv = KvCache(c, params);
     scratch = Scratch(c, params.n_ubatch);
-    logits_ = ggml::Memory(uint64_t(params.n_logits) * uint64_t(c.n_vocab) * sizeof(float), "logits");
+    logits_ =
+        ggml::Memory(uint64_t(params.n_logits) * uint64_t(c.n_vocab) * sizeof(float), "logits");
     for (int64_t i = 0; i < c.n_rot / 2; i++) {
         inverse_frequency.push_back(std::pow(c.rope_base, -2.0 * double(i) / double(c.n_rot)));
     }
@@ -72,29 +74,33 @@ Session::Session(std::shared_ptr<const Model> m, const pi_session_params& asked)
 
 void Session::check(const int32_t* token, const int32_t* seq, const bool* keep, int32_t n) const {
     if (n < 1 || n > params.n_batch) {
-        throw Error(Code::argument, format("%d rows given, a batch takes 1 to %d", n, params.n_batch));
+        throw Error(Code::argument,
+                    format("%d rows given, a batch takes 1 to %d", n, params.n_batch));
     }
     std::vector<int64_t> added(size_t(params.n_seq), 0);
     int32_t kept = 0;
     for (int32_t i = 0; i < n; i++) {
         if (token[i] < 0 || token[i] >= model->config.n_vocab) {
-            throw Error(Code::argument, format("token %d is outside the vocabulary of %lld", token[i],
-                                               (long long)model->config.n_vocab));
+            throw Error(Code::argument, format("token %d is outside the vocabulary of %lld",
+                                               token[i], (long long)model->config.n_vocab));
         }
         const int32_t sequence = seq ? seq[i] : 0;
         if (sequence < 0 || sequence >= params.n_seq) {
-            throw Error(Code::argument, format("sequence %d of a session with %d", sequence, params.n_seq));
+            throw Error(Code::argument,
+                        format("sequence %d of a session with %d", sequence, params.n_seq));
         }
         added[size_t(sequence)]++;
         kept += keep ? keep[i] : i == n - 1;
     }
     if (kept > params.n_logits) {
-        throw Error(Code::argument, format("logits of %d rows asked for, room is for %d", kept, params.n_logits));
+        throw Error(Code::argument,
+                    format("logits of %d rows asked for, room is for %d", kept, params.n_logits));
     }
     for (int32_t i = 0; i < params.n_seq; i++) {
         if (kv.length(i) + added[size_t(i)] > params.n_ctx) {
-            throw Error(Code::context, format("%lld tokens do not fit a context of %d",
-                                              (long long)(kv.length(i) + added[size_t(i)]), params.n_ctx));
+            throw Error(Code::context,
+                        format("%lld tokens do not fit a context of %d",
+                               (long long)(kv.length(i) + added[size_t(i)]), params.n_ctx));
         }
     }
 }
@@ -139,7 +145,8 @@ const float* Session::logits(int32_t row) const {
 
 void Session::truncate(int32_t seq, int64_t n) {
     if (seq < 0 || seq >= params.n_seq || n < 0 || n > kv.length(seq)) {
-        throw Error(Code::argument, format("sequence %d cannot be cut to %lld positions", seq, (long long)n));
+        throw Error(Code::argument,
+                    format("sequence %d cannot be cut to %lld positions", seq, (long long)n));
     }
     kv.set_length(seq, n);
 }

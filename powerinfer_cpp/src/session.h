@@ -23,15 +23,15 @@ struct Scratch {
     Scratch(const Config& config, int64_t n_ubatch);
     static uint64_t bytes(const Config& config, int64_t n_ubatch);
 
-    float *x, *normed, *out;       // [rows, n_embd]: residual stream, its norm, what a block adds
-    float *q, *attended;           // [rows, q_dim]
-    float *k, *v;                  // [rows, kv_dim]
-    float *gate, *up;              // [rows, n_ff]
-    float *cos_sin;                // [rows, n_rot]
+    float *x, *normed, *out;  // [rows, n_embd]: residual stream, its norm, what a block adds
+    float *q, *attended;      // [rows, q_dim]
+    float *k, *v;             // [rows, kv_dim]
+    float *gate, *up;         // [rows, n_ff]
+    float* cos_sin;           // [rows, n_rot]
     std::vector<ggml::AttentionRow> attention_rows;
     ggml::InputBuffer input;
 
-   private:
+ private:
     ggml::Memory memory_;
 };
 
@@ -39,8 +39,8 @@ struct Session {
     // Refuses what does not fit: Error(argument), Error(memory).
     Session(std::shared_ptr<const Model> model, const pi_session_params& params);
 
-    // Computes rows; pi_eval in powerinfer.h says how. Throws Error(argument | context | cancelled),
-    // and then no row counts.
+    // Computes rows; pi_eval in powerinfer.h says how. Throws Error(argument | context |
+    // cancelled), and then no row counts.
     void eval(const int32_t* token, const int32_t* seq, const bool* keep, int32_t n);
     const float* logits(int32_t row) const;  // Error(argument) when they were not kept
     void truncate(int32_t seq, int64_t n);
@@ -54,13 +54,14 @@ struct Session {
     Scratch scratch;
     std::vector<double> inverse_frequency;  // [n_rot / 2], radians per position
 
-   private:
+ private:
     void check(const int32_t* token, const int32_t* seq, const bool* keep, int32_t n) const;
-    ggml::Memory logits_;           // [n_logits, n_vocab]
+    ggml::Memory logits_;             // [n_logits, n_vocab]
     std::vector<int32_t> logits_at_;  // slot of each row of the last eval, -1: not kept
 };
 
-// Runs the model over 1..n_ubatch rows whose positions follow what the KV cache holds (forward.cpp).
+// Runs the model over 1..n_ubatch rows whose positions follow what the KV cache holds
+// (forward.cpp).
 void forward(Session& session, const Row* rows, int64_t n);
 
 }  // namespace powerinfer

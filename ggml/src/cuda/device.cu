@@ -26,8 +26,8 @@ struct List {
                 cudaMemGetInfo(&free_bytes, &total_bytes) != cudaSuccess) {
                 continue;
             }
-            devices.push_back({"cuda" + std::to_string(i) + ": " + properties.name, total_bytes,
-                               free_bytes});
+            devices.push_back(
+                {"cuda" + std::to_string(i) + ": " + properties.name, total_bytes, free_bytes});
         }
         note = std::to_string(devices.size()) + " CUDA device(s)";
     }
@@ -40,8 +40,12 @@ const List& list() {
 
 }  // namespace
 
-const std::vector<DeviceInfo>& devices() { return list().devices; }
+const std::vector<DeviceInfo>& devices() {
+    return list().devices;
+}
 
-const char* device_note() { return list().note.c_str(); }
+const char* device_note() {
+    return list().note.c_str();
+}
 
 }  // namespace ggml

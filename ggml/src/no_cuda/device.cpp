@@ -8,6 +8,8 @@ const std::vector<DeviceInfo>& devices() {
     return none;
 }
 
-const char* device_note() { return "built without CUDA"; }
+const char* device_note() {
+    return "built without CUDA";
+}
 
 }  // namespace ggml

@@ -1,0 +1,404 @@
+#include "options.h"
+
+#include <algorithm>
+#include <cctype>
+#include <cerrno>
+#include <cfloat>
+#include <climits>
+#include <cmath>
+#include <cstdlib>
+#include <vector>
+
+namespace {
+
+// ---- values -------------------------------------------------------------------------------------
+
+using Text = const std::string&;
+
+[[noreturn]] void bad_value(Text option, Text value, Text expected) {
+    throw UsageError("option " + option + ": '" + value + "' is not " + expected);
+}
+
+int64_t integer(Text option, Text value, int64_t lo, int64_t hi) {
+    char* end = nullptr;
+    errno = 0;
+    const long long n = std::strtoll(value.c_str(), &end, 10);
+    // strtoll skips spaces; a number starts with a digit or a sign.
+    const bool whole =
+        !value.empty() && !std::isspace(uint8_t(value[0])) && end == value.c_str() + value.size();
+    if (!whole || errno == ERANGE || n < lo || n > hi)
+        bad_value(option, value,
+                  "a whole number from " + std::to_string(lo) + " to " + std::to_string(hi));
+    return n;
+}
+
+double number(Text option, Text value, double lo, double hi, Text expected) {
+    // strtod also reads hexadecimal, "inf" and "nan": none of them is meant by anyone.
+    const bool decimal =
+        !value.empty() && value.find_first_not_of("0123456789+-.eE") == std::string::npos;
+    char* end = nullptr;
+    const double x = std::strtod(value.c_str(), &end);
+    if (!decimal || end != value.c_str() + value.size() || !std::isfinite(x) || x < lo || x > hi)
+        bad_value(option, value, expected);
+    return x;
+}
+
+float real(Text option, Text value) {
+    return float(number(option, value, -FLT_MAX, FLT_MAX, "a finite number"));
+}
+
+float share(Text option, Text value) {
+    return float(number(option, value, 0, 1, "a number from 0 to 1"));
+}
+
+uint64_t gibibytes(Text option, Text value) {
+    const double most = 1 << 24;  // 16 PiB: more than any machine, and safe to convert
+    return uint64_t(number(option, value, 0, most, "a number of GiB") * double(1 << 30));
+}
+
+uint32_t cache_type(Text option, Text value) {
+    std::string name = value;
+    for (char& c : name) c = char(std::toupper(uint8_t(c)));
+    uint32_t type;
+    int64_t block, block_bytes;
+    if ((name != "F16" && name != "F32") ||
+        !pi_type_by_name(name.c_str(), &type, &block, &block_bytes))
+        bad_value(option, value, "a type that the KV cache can have; f16 and f32 are");
+    return type;
+}
+
+int32_t threads(Text option, Text value) {
+    // llama.cpp's -1, and 0 as well, leave the choice to the engine.
+    return std::max(int32_t(integer(option, value, -1, 1024)), 0);
+}
+
+// ---- the table ----------------------------------------------------------------------------------
+
+struct Option {
+    const char* names;     // separated by ", "
+    const char* argument;  // of --help; nullptr: takes none. "[a|b]": may be left out
+    const char* help;      // nullptr: accepted or refused, but not listed
+    void (*set)(Options& options, Text option, Text value);
+};
+
+template <int32_t pi_sampler_params::* field>
+void set_integer(Options& o, Text option, Text value) {
+    o.sampler.*field = int32_t(integer(option, value, INT32_MIN, INT32_MAX));
+}
+template <float pi_sampler_params::* field>
+void set_real(Options& o, Text option, Text value) {
+    o.sampler.*field = real(option, value);
+}
+template <float pi_sampler_params::* field>
+void set_share(Options& o, Text option, Text value) {
+    o.sampler.*field = share(option, value);
+}
+template <bool Options::* field, bool value>
+void set_flag(Options& o, Text, Text) {
+    o.*field = value;
+}
+template <Options::Action action>
+void set_action(Options& o, Text, Text) {
+    o.action = action;
+}
+void refuse(Options&, Text option, Text) {
+    throw UsageError("option " + option + " is not supported by this version");
+}
+
+void set_prompt(Options& o, Text, Text value) {
+    o.prompt = value;
+    o.prompt_file.clear();
+}
+
+void set_prompt_file(Options& o, Text option, Text value) {
+    if (value.empty()) bad_value(option, value, "the name of a file");
+    o.prompt_file = value;
+}
+
+void set_model(Options& o, Text option, Text value) {
+    if (value.empty()) bad_value(option, value, "the name of a file");
+    o.model = value;
+}
+
+void set_seed(Options& o, Text option, Text value) {
+    o.random_seed = value == "-1";
+    if (o.random_seed) return;
+    char* end = nullptr;
+    errno = 0;
+    o.sampler.seed = std::strtoull(value.c_str(), &end, 10);
+    const bool digits =
+        !value.empty() && value.find_first_not_of("0123456789") == std::string::npos;
+    if (!digits || errno == ERANGE) bad_value(option, value, "-1 or a whole number below 2^64");
+}
+
+void set_repeat_penalty(Options& o, Text option, Text value) {
+    o.sampler.repeat_penalty = float(number(option, value, FLT_MIN, FLT_MAX, "a number above 0"));
+}
+
+void set_repeat_last_n(Options& o, Text option, Text value) {
+    o.sampler.repeat_last_n = int32_t(integer(option, value, -1, INT32_MAX));
+}
+
+void set_ram_budget(Options& o, Text option, Text value) {
+    o.ram_budget = gibibytes(option, value);
+    if (o.ram_budget == 0) bad_value(option, value, "a number of GiB above 0");
+}
+
+void check_gpu_layers(Options&, Text option, Text value) {
+    // Without a GPU there is nothing to decide, but a typo is still one.
+    if (value != "all" && value != "auto") integer(option, value, -1, INT32_MAX);
+}
+
+void check_sparse(Options&, Text option, Text value) {
+    if (value == "auto" || value == "off") return;
+    if (value == "exact" || value == "predictor")
+        throw UsageError("option " + option + ": the mode '" + value +
+                         "' is not supported by this version; auto and off are");
+    bad_value(option, value, "a mode; auto and off are");
+}
+
+void check_device(Options&, Text option, Text value) {
+    if (value == "cpu") return;
+    for (int32_t i = 0; i < pi_n_devices(); i++)
+        if (value == "cuda" + std::to_string(i))
+            throw UsageError("option " + option + ": running on " + value +
+                             " is not supported by this version");
+    const std::string note = pi_device_note() ? pi_device_note() : "";
+    throw UsageError("option " + option + ": there is no device '" + value + "'" +
+                     (note.empty() ? "" : " (" + note + ")") + "; cpu is there");
+}
+
+const Option table[] = {
+    {"-h, --help", nullptr, "print this text and stop", set_action<Options::Action::help>},
+    {"--version", nullptr, "print the version and stop", set_action<Options::Action::version>},
+    {"--list-devices", nullptr, "print the devices that can compute and stop",
+     set_action<Options::Action::list_devices>},
+    {"-m, --model", "FILE", "the model, a GGUF file (default: models/stories-relu.Q8_0.gguf)",
+     set_model},
+    {"-p, --prompt", "TEXT", "the text to continue (default: none, a text from its start)",
+     set_prompt},
+    {"-f, --file", "FILE", "read the prompt from a file", set_prompt_file},
+    {"-e, --escape", nullptr, "\\n, \\t, \\\\, \\x41 ... in the prompt are escapes",
+     set_flag<&Options::escape, true>},
+    {"--no-escape", nullptr, nullptr, set_flag<&Options::escape, false>},
+    {"-n, --predict, --n-predict", "N",
+     "tokens to generate (default: -1, until the text or the context ends)",
+     [](Options& o, Text option, Text value) {
+         // llama.cpp's -2, until the context is full, is what -1 does here.
+         o.n_predict = int32_t(integer(option, value, -2, INT32_MAX));
+     }},
+    {"-c, --ctx-size", "N",
+     "positions of the context; 0: the model's (default: the model's, at most 4096)",
+     [](Options& o, Text option, Text value) {
+         o.n_ctx = int32_t(integer(option, value, 0, INT32_MAX));
+     }},
+    {"-s, --seed", "N", "seed of the random draws; -1: a new one each time (default)", set_seed},
+    {"--temp, --temperature", "X", "temperature; 0: always the likeliest token (default: 0.8)",
+     set_real<&pi_sampler_params::temperature>},
+    {"--top-k", "N", "keep the N likeliest tokens; 0: all (default: 40)",
+     set_integer<&pi_sampler_params::top_k>},
+    {"--top-p", "X", "keep the likeliest tokens that make up X; 1: off (default: 0.95)",
+     set_share<&pi_sampler_params::top_p>},
+    {"--min-p", "X", "keep tokens X times as likely as the likeliest; 0: off (default: 0.05)",
+     set_share<&pi_sampler_params::min_p>},
+    {"--typical, --typical-p", "X", "locally typical sampling; 1: off (default: 1)",
+     set_share<&pi_sampler_params::typical_p>},
+    {"--repeat-penalty", "X", "penalty of tokens that occurred; 1: off (default: 1)",
+     set_repeat_penalty},
+    {"--repeat-last-n", "N", "tokens that penalties look back on; -1: all (default: 64)",
+     set_repeat_last_n},
+    {"--frequency-penalty", "X", "penalty times how often a token occurred (default: 0)",
+     set_real<&pi_sampler_params::frequency_penalty>},
+    {"--presence-penalty", "X", "penalty of a token that occurred at all (default: 0)",
+     set_real<&pi_sampler_params::presence_penalty>},
+    {"--ignore-eos", nullptr, "never choose a token that ends the text",
+     set_flag<&Options::ignore_eos, true>},
+    {"-t, --threads", "N", "threads (default: the cores that this process may use)",
+     [](Options& o, Text option, Text value) { o.n_threads = threads(option, value); }},
+    {"-tb, --threads-batch", "N", "threads for the prompt (default: as -t)",
+     [](Options& o, Text option, Text value) { o.n_threads_batch = threads(option, value); }},
+    {"-b, --batch-size", "N", "tokens of the prompt per call (default: 2048)",
+     [](Options& o, Text option, Text value) {
+         o.n_batch = int32_t(integer(option, value, 1, 1 << 20));
+     }},
+    {"-ub, --ubatch-size", "N", "tokens computed at once (default: 512)",
+     [](Options& o, Text option, Text value) {
+         o.n_ubatch = int32_t(integer(option, value, 1, 1 << 20));
+     }},
+    {"-ctk, --cache-type-k", "TYPE", "type of the keys in the KV cache: f16 (default), f32",
+     [](Options& o, Text option, Text value) { o.type_k = cache_type(option, value); }},
+    {"-ctv, --cache-type-v", "TYPE", "type of the values in the KV cache: f16 (default), f32",
+     [](Options& o, Text option, Text value) { o.type_v = cache_type(option, value); }},
+    {"--ram-budget", "GiB", "memory that may be used, a hard ceiling (default: what is free)",
+     set_ram_budget},
+    {"--vram-budget", "GiB", "GPU memory that may be used; this version uses none",
+     [](Options&, Text option, Text value) { gibibytes(option, value); }},
+    {"-ngl, --gpu-layers, --n-gpu-layers", "N|all|auto",
+     "layers on the GPU; this version uses none", check_gpu_layers},
+    {"--device", "NAME", "where to compute: cpu", check_device},
+    {"--sparse", "MODE", "which neurons are computed: auto (default), off (all of them)",
+     check_sparse},
+    {"-fa, --flash-attn", "[on|off|auto]",
+     "accepted; there is one attention, which never stores all scores",
+     [](Options&, Text, Text) {}},
+    {"--no-mmap", nullptr, "read the model into memory instead of mapping it",
+     set_flag<&Options::mmap, false>},
+    {"--mmap", nullptr, nullptr, set_flag<&Options::mmap, true>},
+    {"--mlock", nullptr, "keep the model in RAM", set_flag<&Options::mlock, true>},
+    {"--check-tensors", nullptr, "refuse a model with weights that are not finite",
+     set_flag<&Options::check_tensors, true>},
+    {"--plan", nullptr, "print what memory the model would take and stop",
+     set_action<Options::Action::plan>},
+    {"-v, --verbose", nullptr, "print all messages",
+     [](Options& o, Text, Text) { o.verbosity = INT32_MAX; }},
+    {"-lv, --verbosity, --log-verbosity", "N",
+     "print messages up to level N: 1 errors, 2 warnings (default), 3 information, 4 details",
+     [](Options& o, Text option, Text value) {
+         o.verbosity = int32_t(integer(option, value, 0, 5));
+     }},
+
+    // Of PowerInfer and llama.cpp, and true of this program anyway.
+    {"--reset-gpu-index", nullptr, nullptr, [](Options&, Text, Text) {}},
+    {"--disable-gpu-index", nullptr, nullptr, [](Options&, Text, Text) {}},
+    {"-no-cnv, --no-conversation", nullptr, nullptr, [](Options&, Text, Text) {}},
+    {"--no-warmup", nullptr, nullptr, [](Options&, Text, Text) {}},
+    // Known, so that they are not taken for a typing error.
+    {"-cnv, --conversation", nullptr, nullptr, refuse},
+    {"-sys, --system-prompt", "TEXT", nullptr, refuse},
+    {"-st, --single-turn", nullptr, nullptr, refuse},
+    {"-r, --reverse-prompt", "TEXT", nullptr, refuse},
+    {"--sparse-threshold", "X", nullptr, refuse},
+    {"--json-stats", "FILE", nullptr, refuse},
+};
+
+// ---- names --------------------------------------------------------------------------------------
+
+std::vector<std::string> split(const std::string& text, const std::string& separator) {
+    std::vector<std::string> parts;
+    size_t begin = 0, end;
+    while ((end = text.find(separator, begin)) != std::string::npos) {
+        parts.push_back(text.substr(begin, end - begin));
+        begin = end + separator.size();
+    }
+    parts.push_back(text.substr(begin));
+    return parts;
+}
+
+const Option* find(Text name) {
+    for (const Option& option : table)
+        for (const std::string& candidate : split(option.names, ", "))
+            if (candidate == name) return &option;
+    return nullptr;
+}
+
+// Insertions, deletions, replacements and swaps of neighbours that turn one text into the other.
+size_t distance(Text a, Text b) {
+    std::vector<std::vector<size_t>> d(a.size() + 1, std::vector<size_t>(b.size() + 1));
+    for (size_t i = 0; i <= a.size(); i++)
+        for (size_t j = 0; j <= b.size(); j++) {
+            if (i == 0 || j == 0) {
+                d[i][j] = i + j;
+                continue;
+            }
+            d[i][j] = std::min(
+                {d[i - 1][j] + 1, d[i][j - 1] + 1, d[i - 1][j - 1] + (a[i - 1] != b[j - 1])});
+            if (i > 1 && j > 1 && a[i - 1] == b[j - 2] && a[i - 2] == b[j - 1])
+                d[i][j] = std::min(d[i][j], d[i - 2][j - 2] + 1);
+        }
+    return d[a.size()][b.size()];
+}
+
+// The listed option that an unknown name is closest to, or "" where none is close.
+std::string suggestion(std::string name) {
+    if (name.size() > 40) return "";  // no option is nearly as long
+    for (char& c : name) c = char(std::tolower(uint8_t(c)));
+    std::string best;
+    size_t least = name.size() / 4 + 2;
+    for (const Option& option : table) {
+        if (!option.help) continue;
+        for (const std::string& candidate : split(option.names, ", ")) {
+            if (candidate.compare(0, 2, "--") != 0) continue;
+            // A name that was cut short, or written with one dash, is as good as one that is close.
+            const bool one_dash = "-" + name == candidate;
+            const bool begun = name.size() > 4 && candidate.compare(0, name.size(), name) == 0;
+            const size_t d = one_dash ? 0 : begun ? 1 : distance(name, candidate);
+            if (d < least && d < candidate.size() - 2) {
+                least = d;
+                best = candidate;
+            }
+        }
+    }
+    return best;
+}
+
+[[noreturn]] void unknown(Text name) {
+    if (name.empty() || name[0] != '-')
+        throw UsageError("'" + name + "' is not an option; the prompt is given with -p");
+    const std::string close = suggestion(name);
+    throw UsageError("option " + name + " is unknown" +
+                     (close.empty() ? "; --help lists them all" : "; did you mean " + close + "?"));
+}
+
+// Is value one of the words of an argument like "[on|off]"?
+bool is_word(const std::string& argument, Text value) {
+    for (const std::string& word : split(argument.substr(1, argument.size() - 2), "|"))
+        if (word == value) return true;
+    return false;
+}
+
+}  // namespace
+
+Options::Options() : sampler(pi_sampler_default_params()) {
+    const pi_session_params session = pi_session_default_params();
+    type_k = session.type_k;
+    type_v = session.type_v;
+}
+
+Options parse_options(int argc, const char* const* argv) {
+    Options options;
+    for (int i = 1; i < argc; i++) {
+        const std::string given = argv[i];
+        // llama.cpp reads --top_k as --top-k, and people write --top-k=40.
+        std::string name =
+            given.substr(0, given.compare(0, 2, "--") == 0 ? given.find('=') : given.npos);
+        const bool has_value = name.size() < given.size();
+        if (name.compare(0, 2, "--") == 0) std::replace(name.begin(), name.end(), '_', '-');
+        const Option* option = find(name);
+        if (!option) unknown(name);
+
+        std::string value = has_value ? given.substr(name.size() + 1) : "";
+        if (!option->argument) {
+            if (has_value) throw UsageError("option " + name + " takes no value");
+        } else if (!has_value && option->argument[0] == '[') {
+            if (i + 1 < argc && is_word(option->argument, argv[i + 1])) value = argv[++i];
+        } else if (!has_value) {
+            if (i + 1 == argc)
+                throw UsageError("option " + name + " needs a value: " + option->argument);
+            value = argv[++i];
+        } else if (option->argument[0] == '[' && !is_word(option->argument, value)) {
+            bad_value(name, value, std::string("one of ") + option->argument);
+        }
+        option->set(options, name, value);
+    }
+    return options;
+}
+
+std::string help_text() {
+    std::string text =
+        "Continues a text with a language model. The text goes to stdout, everything else to "
+        "stderr.\n\n"
+        "usage: main [options]\n\n";
+    constexpr size_t column = 36;
+    for (const Option& option : table) {
+        if (!option.help) continue;
+        std::string left = "  " + std::string(option.names);
+        if (option.argument) left += " " + std::string(option.argument);
+        if (left.size() + 2 > column) {
+            left += "\n" + std::string(column, ' ');
+        } else {
+            left.resize(column, ' ');
+        }
+        text += left + option.help + "\n";
+    }
+    return text;
+}

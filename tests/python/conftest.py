@@ -1,0 +1,108 @@
+"""Fixtures, what is left out and why, and the closing line `N passed, N failed, N skipped`."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+SHARED = ROOT.parent / "shared"
+# The only reasons to skip that --all accepts: the machine lacks the hardware.
+HARDWARE = ("GPU", "ISA")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--all", action="store_true", help="run the slow tests too; a skip is a failure")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leaves out the slow tests without --all, and those on ../shared where it does not exist."""
+    keep, left_out = [], {}
+    for item in items:
+        why = ""
+        if item.get_closest_marker("slow") and not config.getoption("--all"):
+            why = "slow; ./run test --all runs it"
+        elif item.get_closest_marker("shared") and not SHARED.is_dir():
+            why = "needs the reference data of ../shared"
+        if why:
+            left_out.setdefault(why, []).append(item)
+        else:
+            keep.append(item)
+    items[:] = keep
+    for tests in left_out.values():
+        config.hook.pytest_deselected(items=tests)
+    config.stash[LEFT_OUT] = left_out
+
+
+LEFT_OUT = pytest.StashKey[dict]()
+COUNTS = pytest.StashKey[str]()
+
+
+def pytest_terminal_summary(terminalreporter, exitstatus: int, config: pytest.Config) -> None:
+    count = {k: len(terminalreporter.stats.get(k, [])) for k in ("passed", "failed", "error", "skipped")}
+    for why, tests in config.stash.get(LEFT_OUT, {}).items():
+        terminalreporter.write_line(f"left out ({why}): {', '.join(t.nodeid for t in tests)}")
+    config.stash[COUNTS] = (
+        f"{count['passed']} passed, {count['failed'] + count['error']} failed, {count['skipped']} skipped"
+    )
+
+
+def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
+    """With --all a skip for anything but missing hardware fails the run."""
+    reporter = session.config.pluginmanager.get_plugin("terminalreporter")
+    if not session.config.getoption("--all") or reporter is None:
+        return
+    for report in reporter.stats.get("skipped", []):
+        reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)
+        if not any(word in reason for word in HARDWARE):
+            reporter.write_line(f"skipped without need: {report.nodeid}: {reason}", red=True)
+            session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    if COUNTS in config.stash:
+        print(config.stash[COUNTS], flush=True)
+
+
+@pytest.fixture(scope="session")
+def root() -> Path:
+    return ROOT
+
+
+@pytest.fixture(scope="session")
+def shared() -> Path:
+    """The reference data beside the checkout; tests that use it carry the mark `shared`."""
+    return SHARED
+
+
+@pytest.fixture(scope="session")
+def model_path() -> Path:
+    """The default model."""
+    return ROOT / "models" / "stories-relu.Q8_0.gguf"
+
+
+@pytest.fixture(scope="session")
+def tokenizer_path() -> Path:
+    """The SentencePiece model of the default model."""
+    return ROOT / "models" / "tokenizer.model"
+
+
+@pytest.fixture(scope="session")
+def main_path() -> Path:
+    """The program `main`: of the build that PI_MAIN names, else the installed one."""
+    if os.environ.get("PI_MAIN"):
+        return Path(os.environ["PI_MAIN"])
+    import powerinfer_cpp
+
+    return Path(powerinfer_cpp.main_path())
+
+
+@pytest.fixture(scope="session")
+def nvcc() -> str:
+    found = shutil.which("nvcc")
+    if not found:
+        pytest.skip("no nvcc: the CUDA sources are compiled where a GPU toolkit is installed")
+    return found
