@@ -79,18 +79,21 @@ int default_threads() {
         1, std::min<int>(affinity_cores(), int(std::ceil(std::min(quota_cores(), 512.0)))));
 }
 
-// One region at a time. The caller publishes (fn, arg, n, grain) and then a new `epoch`; the
-// workers that it names take pieces from `next` until none is left and then count themselves out in
-// `pending`.
+// One region at a time. The caller publishes (fn, arg, n, grain) and opens the region; workers
+// enter it, take pieces from `next` until none is left, and leave. When the caller finds no more
+// pieces it closes the region and waits for those inside. A worker that the system has not let run
+// yet finds it closed: nobody waits for it, so a busy machine slows a token down by what the worker
+// would have done, not by the worker's turn in the queue.
 struct Threads::Pool {
-    std::vector<std::thread> workers;
-    // Region number << 16 | threads that take part. Both in one word: a worker that is not part of
-    // a region is not waited for, so it may look at any time and must never see half of a change.
-    alignas(64) std::atomic<uint64_t> epoch{1};
+    // Region number << 17 | closed << 16 | workers inside. In one word, so that nobody enters a
+    // closed region and nobody reads the fields below while the caller changes them.
+    static constexpr uint64_t kInside = 0xffff, kClosed = 1 << 16;
+    static constexpr int kRegion = 17;
+    alignas(64) std::atomic<uint64_t> state{kClosed};
     alignas(64) std::atomic<int64_t> next{0};
-    alignas(64) std::atomic<int> pending{0};
     alignas(64) std::atomic<int> sleepers{0};
     std::atomic<bool> stop{false};
+    std::vector<std::thread> workers;
     std::mutex mutex;
     std::condition_variable wake;
     int active = 1;
@@ -108,35 +111,60 @@ struct Threads::Pool {
         }
     }
 
+    // Waits for a region after number `seen` and returns the state it was found in.
+    uint64_t wait_for_region(uint64_t seen) {
+        for (int i = 0; i < spins; i++) {
+            const uint64_t now = state.load(std::memory_order_acquire);
+            if (now >> kRegion != seen) return now;
+            pause_cpu();
+        }
+        std::unique_lock<std::mutex> lock(mutex);
+        sleepers.fetch_add(1);  // before the look at `state`, as open() looks after its change
+        wake.wait(lock, [&] { return state.load() >> kRegion != seen; });
+        sleepers.fetch_sub(1);
+        return state.load();
+    }
+
     void work(int thread) {
-        uint64_t seen = 1;
+        uint64_t seen = 0;
         for (;;) {
-            for (int i = 0; i < spins && epoch.load(std::memory_order_acquire) == seen; i++) {
-                pause_cpu();
-            }
-            if (epoch.load() == seen) {
-                std::unique_lock<std::mutex> lock(mutex);
-                sleepers.fetch_add(
-                    1);  // before the look at `epoch`, as raise() looks after its change
-                wake.wait(lock, [&] { return epoch.load() != seen; });
-                sleepers.fetch_sub(1);
-            }
-            seen = epoch.load(std::memory_order_acquire);
+            uint64_t now = wait_for_region(seen);
+            seen = now >> kRegion;
             if (stop.load()) return;
-            if (thread < int(seen & 0xffff)) {
-                take(thread);
-                pending.fetch_sub(1, std::memory_order_release);
+            bool entered = false;
+            while (!entered && now >> kRegion == seen && !(now & kClosed)) {
+                entered = state.compare_exchange_weak(now, now + 1, std::memory_order_acquire);
+            }
+            if (!entered) continue;
+            if (thread < active) take(thread);
+            state.fetch_sub(1, std::memory_order_release);
+        }
+    }
+
+    // Either a worker that is about to sleep sees the new region, or this sees it among the
+    // sleepers.
+    void open() {
+        state.store(((state.load(std::memory_order_relaxed) >> kRegion) + 1) << kRegion);
+        if (sleepers.load() == 0) return;
+        { std::lock_guard<std::mutex> lock(mutex); }
+        wake.notify_all();
+    }
+
+    void close() {
+        state.fetch_or(kClosed, std::memory_order_relaxed);
+        for (int i = 0; state.load(std::memory_order_acquire) & kInside; i++) {
+            if (i < spins) {
+                pause_cpu();
+            } else {
+                std::this_thread::yield();
             }
         }
     }
 
-    // Either a worker that is about to sleep sees the new epoch, or this sees it among the
-    // sleepers.
-    void raise() {
-        epoch.store(((epoch.load(std::memory_order_relaxed) >> 16) + 1) << 16 | uint64_t(active));
-        if (sleepers.load() == 0) return;
-        { std::lock_guard<std::mutex> lock(mutex); }
-        wake.notify_all();
+    void join() {
+        stop = true;
+        open();
+        for (std::thread& t : workers) t.join();
     }
 };
 
@@ -153,17 +181,13 @@ Threads::Threads(int n) : pool_(new Pool) {
         }
     } catch (const std::system_error&) {
         const size_t started = pool_->workers.size();
-        pool_->stop = true;
-        pool_->raise();
-        for (std::thread& t : pool_->workers) t.join();
+        pool_->join();
         throw Error(Code::memory, format("the system refused thread %zu of %d", started + 2, n));
     }
 }
 
 Threads::~Threads() {
-    pool_->stop = true;
-    pool_->raise();
-    for (std::thread& t : pool_->workers) t.join();
+    pool_->join();
 }
 
 int Threads::size() const {
@@ -191,16 +215,9 @@ void Threads::run_raw(int64_t n, int64_t grain, Raw fn, void* arg) {
     p.n = n;
     p.grain = grain;
     p.next.store(0, std::memory_order_relaxed);
-    p.pending.store(p.active - 1, std::memory_order_relaxed);
-    p.raise();
+    p.open();
     p.take(0);
-    for (int i = 0; p.pending.load(std::memory_order_acquire) != 0; i++) {
-        if (i < p.spins) {
-            pause_cpu();
-        } else {
-            std::this_thread::yield();
-        }
-    }
+    p.close();
 }
 
 }  // namespace ggml

@@ -263,18 +263,15 @@ std::vector<int32_t> Vocab::tokenize(std::string_view text, bool special) const 
     }
 
     std::vector<int32_t> result;
-    bool starts = true;
     for (size_t i = 0; i < text.size();) {
         if (found[i] != none) {
             result.push_back(found[i]);
-            i += tokens[found[i]].text.size();
-            starts = true;
+            i += tokens[size_t(found[i])].text.size();
         } else {
             size_t end = i;
             while (end < text.size() && found[end] == none) end++;
-            encode(*this, text.substr(i, end - i), starts, result);
+            encode(*this, text.substr(i, end - i), result);
             i = end;
-            starts = false;
         }
     }
     return result;

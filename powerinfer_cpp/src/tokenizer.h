@@ -43,10 +43,9 @@ struct Vocab {
     std::vector<size_t> special_lengths;                     // of their texts, falling, each once
     std::bitset<256> special_first;                          // first bytes of their texts
 
-    // Appends the ids of a text without special tokens in it; starts: it stands at the start of the
-    // text or behind a special token. The family of the tokenizer decides which function this is.
-    using Encode = void (*)(const Vocab&, std::string_view text, bool starts,
-                            std::vector<int32_t>&);
+    // Appends the ids of a text without special tokens in it. The tokenizer's family decides which
+    // function this is.
+    using Encode = void (*)(const Vocab&, std::string_view text, std::vector<int32_t>& ids);
     Encode encode = nullptr;
 
     Vocab() = default;
@@ -69,6 +68,6 @@ struct Vocab {
 };
 
 // SentencePiece BPE, `tokenizer.ggml.model` = "llama".
-void encode_spm(const Vocab& vocab, std::string_view text, bool starts, std::vector<int32_t>& ids);
+void encode_spm(const Vocab& vocab, std::string_view text, std::vector<int32_t>& ids);
 
 }  // namespace powerinfer

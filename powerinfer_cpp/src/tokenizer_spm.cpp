@@ -103,10 +103,11 @@ class Merger {
 
 }  // namespace
 
-void encode_spm(const Vocab& vocab, std::string_view text, bool starts, std::vector<int32_t>& ids) {
+void encode_spm(const Vocab& vocab, std::string_view text, std::vector<int32_t>& ids) {
     static const char space[] = "\xE2\x96\x81";  // U+2581 stands for a space in the tokens' texts
     std::string escaped;
-    if (starts && vocab.add_space_prefix) escaped = space;
+    // The text stands at the very start or behind a special token; llama.cpp has a space at both.
+    if (vocab.add_space_prefix) escaped = space;
     for (const char c : text) {
         if (c == ' ') {
             escaped += space;

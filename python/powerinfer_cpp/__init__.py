@@ -1,0 +1,42 @@
+"""powerinfer_cpp: language models from GGUF files. `from powerinfer_cpp import Llama`."""
+
+from pathlib import Path as _Path
+
+from ._native import ffi as _ffi
+from ._native import lib as _lib
+from .errors import (
+    Cancelled,
+    ContextOverflowError,
+    DeviceError,
+    ModelFormatError,
+    OutOfMemoryError,
+    UnsupportedModelError,
+)
+from .llama import Llama
+from .logits import LogitsProcessorList, MinTokensLogitsProcessor, StoppingCriteriaList
+
+
+def main_path() -> str:
+    """Path of the program `main` that this package carries. FileNotFoundError if it has none."""
+    path = _Path(__file__).parent / "bin" / "main"
+    if not path.is_file():
+        raise FileNotFoundError(f"{path}: this installation carries no program `main`")
+    return str(path)
+
+
+__version__ = _ffi.string(_lib.pi_version()).decode()
+
+__all__ = [
+    "Cancelled",
+    "ContextOverflowError",
+    "DeviceError",
+    "Llama",
+    "LogitsProcessorList",
+    "MinTokensLogitsProcessor",
+    "ModelFormatError",
+    "OutOfMemoryError",
+    "StoppingCriteriaList",
+    "UnsupportedModelError",
+    "__version__",
+    "main_path",
+]

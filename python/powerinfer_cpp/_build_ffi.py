@@ -1,0 +1,53 @@
+"""Write the C source of `powerinfer_cpp._native`: `python _build_ffi.py powerinfer.h _native.c`.
+
+CMake runs this. The declarations come from the header itself, and the module is compiled against
+the same header, so that a struct which differs is a build error. The module is built for CPython's
+limited API (abi3): cffi defines Py_LIMITED_API in the source that it emits.
+"""
+
+import pathlib
+import sys
+
+BEGIN, END = "/* cdef: begin */", "/* cdef: end */"
+
+# Functions that C calls and Python defines (powerinfer_cpp/model.py).
+CALLBACKS = """
+extern "Python" bool pi_python_progress(float fraction, void *data);
+extern "Python" void pi_python_log(int32_t level, const char *message, void *data);
+extern "Python" bool pi_python_should_stop(void *data);
+"""
+
+
+def declarations(header: str) -> str:
+    """The part of powerinfer.h that holds nothing but C declarations.
+
+    Raises ValueError when the two marks are missing.
+    """
+    before, begin, rest = header.partition(BEGIN)
+    body, end, _ = rest.partition(END)
+    if not begin or not end:
+        raise ValueError(f"the header lacks the marks {BEGIN!r} and {END!r}")
+    return body
+
+
+def main(header: str, output: str) -> None:
+    """Reads the path `header`, writes the C source to the path `output`."""
+    from cffi import FFI
+
+    ffi = FFI()
+    ffi.cdef(declarations(pathlib.Path(header).read_text(encoding="utf-8")) + CALLBACKS)
+    ffi.set_source(
+        "powerinfer_cpp._native",
+        '#include "powerinfer.h"\n',
+        include_dirs=[str(pathlib.Path(header).parent)],
+        py_limited_api=True,
+    )
+    ffi.emit_c_code(output)
+
+
+if __name__ == "__main__":
+    # Not beside this file's own modules: one of them is called gguf, like the package.
+    sys.path.pop(0)
+    if len(sys.argv) != 3:
+        sys.exit("usage: _build_ffi.py powerinfer.h _native.c")
+    main(sys.argv[1], sys.argv[2])

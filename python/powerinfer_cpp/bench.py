@@ -1,0 +1,107 @@
+"""Measuring speed: ids in, logits on the host out, through the C API and nothing else."""
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from .model import Model, Session
+
+
+@dataclass(frozen=True)
+class Test:
+    """n_prompt tokens as a prompt, or n_gen tokens one by one, after n_depth others."""
+
+    n_prompt: int
+    n_gen: int
+    n_depth: int
+
+    @property
+    def name(self) -> str:
+        """llama-bench's name: pp512, tg128 @ d512."""
+        name = f"pp{self.n_prompt}" if self.n_prompt else f"tg{self.n_gen}"
+        return f"{name} @ d{self.n_depth}" if self.n_depth else name
+
+    @property
+    def n_tokens(self) -> int:
+        """Tokens that are timed."""
+        return self.n_prompt or self.n_gen
+
+
+@dataclass(frozen=True)
+class Result:
+    """Times of the repetitions of a test, and of each generated token, in nanoseconds."""
+
+    test: Test
+    samples_ns: list[int]
+    token_ns: list[int]
+
+    @property
+    def samples_ts(self) -> list[float]:
+        """Tokens per second of each repetition."""
+        return [self.test.n_tokens * 1e9 / max(1, ns) for ns in self.samples_ns]
+
+
+def tests(prompts: Sequence[int], gens: Sequence[int], depths: Sequence[int]) -> list[Test]:
+    """Every prompt test, then every generation test, at every depth; 0 leaves one out."""
+    pairs = [(p, 0) for p in prompts if p] + [(0, n) for n in gens if n]
+    return [Test(p, n, d) for p, n in pairs for d in depths]
+
+
+def make_ids(n: int, n_vocab: int, seed: int, given: np.ndarray | None) -> np.ndarray:
+    """n ids: those given, again and again if they are few, else random ones."""
+    if given is not None:
+        return np.resize(given, n).astype(np.int32)
+    lowest = min(3, n_vocab - 1)  # behind unk, bos and eos
+    return np.random.default_rng(seed).integers(lowest, n_vocab, n, dtype=np.int32)
+
+
+def measure(
+    model: Model, test: Test, repetitions: int, seed: int, given: np.ndarray | None, **fields: int
+) -> Result:
+    """Runs a test in a session of its own; one more run before the others is not counted.
+
+    The ids are random or given, never the model's own choice: no sampling is timed. fields: of
+    pi_session_params.
+    """
+    need = test.n_depth + test.n_tokens
+    session = Session(model, interruptible=False, n_ctx=need, n_logits=1, **fields)
+    try:
+        ids = make_ids(need, model.n_vocab, seed, given)
+        before, timed = ids[: test.n_depth], ids[test.n_depth :]
+        _fill(session, before)
+        samples, tokens = [], []
+        for repetition in range(-1, repetitions):
+            session.truncate(test.n_depth)
+            start = time.perf_counter_ns()
+            if test.n_prompt:
+                _fill(session, timed)
+                each = []
+            else:
+                each = _decode(session, timed)
+            if repetition >= 0:
+                samples.append(time.perf_counter_ns() - start)
+                tokens += each
+        return Result(test, samples, tokens)
+    finally:
+        session.close()
+
+
+def _fill(session: Session, ids: np.ndarray) -> None:
+    """Computes ids as a prompt: in calls of n_batch rows, the last row's logits fetched."""
+    for first in range(0, len(ids), session.n_batch):
+        chunk = ids[first : first + session.n_batch]
+        session.eval(chunk)
+        session.logits_pointer(len(chunk) - 1)
+
+
+def _decode(session: Session, ids: np.ndarray) -> list[int]:
+    """Computes ids one by one; nanoseconds of each."""
+    times = []
+    for i in range(len(ids)):
+        start = time.perf_counter_ns()
+        session.eval(ids[i : i + 1])
+        session.logits_pointer(0)
+        times.append(time.perf_counter_ns() - start)
+    return times

@@ -1,0 +1,103 @@
+"""The command `powerinfer`: one module per subcommand, errors as one line.
+
+Exit status: 0; 1 after an error; 2 for a wrong command line; 130 after Ctrl-C. A closed stdout
+(`| head`) ends quietly.
+"""
+
+import argparse
+import contextlib
+import difflib
+import importlib
+import os
+import sys
+from collections.abc import Sequence
+from typing import NoReturn
+
+COMMANDS = {
+    "convert": "make a GGUF of a Hugging Face folder",
+    "quantize": "rewrite a GGUF in another format",
+    "inspect": "show what a GGUF holds",
+    "perplexity": "measure how well a model predicts a text",
+    "bench": "measure speed",
+    "doctor": "show what this machine offers",
+}
+
+
+class _Parser(argparse.ArgumentParser):
+    """argparse with errors in one line, after the spelling of `./main`."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"powerinfer: error: {message} ({self.prog} --help shows how)\n")
+
+
+def _parser(command: str | None) -> argparse.ArgumentParser:
+    parser = _Parser(prog="powerinfer", description="Language models from GGUF files.")
+    parser.add_argument("--version", action="store_true", help="print the version and stop")
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND", parser_class=_Parser)
+    for name, text in COMMANDS.items():
+        sub = commands.add_parser(name, help=text, description=text, allow_abbrev=False)
+        if name == command:  # the others' imports would cost time for nothing
+            module = importlib.import_module(f".{name}", __name__)
+            module.add_arguments(sub)
+            sub.set_defaults(run=module.run)
+    return parser
+
+
+def _command(arguments: Sequence[str]) -> str | None:
+    """The subcommand that a command line names. Exits with a suggestion for an unknown one."""
+    name = next((a for a in arguments if not a.startswith("-")), None)
+    if name is not None and name not in COMMANDS:
+        close = difflib.get_close_matches(name, COMMANDS, 1)
+        hint = f"did you mean {close[0]}?" if close else f"commands: {', '.join(COMMANDS)}"
+        _fail(f"unknown command {name!r}; {hint}", 2)
+    return name
+
+
+def _fail(message: str, status: int) -> NoReturn:
+    print(f"powerinfer: error: {' '.join(message.split())}", file=sys.stderr)
+    raise SystemExit(status)
+
+
+def _sentence(error: BaseException) -> str:
+    """One line for an error that a user can do something about."""
+    if isinstance(error, OSError) and error.strerror:
+        where = f"{error.filename}: " if error.filename else ""
+        return f"{where}{error.strerror}"
+    return str(error) or type(error).__name__
+
+
+def _run(arguments: Sequence[str]) -> int:
+    parser = _parser(_command(arguments))
+    args = parser.parse_args(arguments)
+    if args.version:
+        from .. import __version__
+
+        print(__version__)
+        return 0
+    if args.command is None:
+        parser.print_help()
+        return 0
+    return args.run(args) or 0
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs a command line (default: the process's) and returns the exit status."""
+    for stream in (sys.stdout, sys.stderr):  # names of files may hold any bytes
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="backslashreplace")
+    try:
+        status = _run(sys.argv[1:] if arguments is None else arguments)
+        sys.stdout.flush()
+        return status
+    except SystemExit as exit_:
+        return exit_.code if isinstance(exit_.code, int) else 0
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return 130
+    except BrokenPipeError:
+        with contextlib.suppress(OSError):  # what is buffered has nowhere to go
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except (OSError, ValueError, MemoryError, RuntimeError) as error:
+        print(f"powerinfer: error: {' '.join(_sentence(error).split())}", file=sys.stderr)
+        return 1

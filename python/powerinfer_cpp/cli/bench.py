@@ -1,0 +1,166 @@
+"""powerinfer bench: speed, with llama-bench's columns and JSON keys."""
+
+import argparse
+import json
+import statistics
+import sys
+import time
+from collections import defaultdict
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from .. import __version__, bench
+from .._native import lib
+from ..model import Model
+from .common import (
+    add_model_arguments,
+    count_text,
+    open_model,
+    session_fields,
+    size_text,
+    whole,
+)
+from .doctor import cpu_name, isa
+
+COLUMNS = ("model", "size", "params", "backend", "threads", "test", "t/s", "GB/s")
+
+
+def _numbers(text: str) -> list[int]:
+    """512 or 128,512: integers from 0 on."""
+    return [whole(0)(part) for part in text.split(",")]
+
+
+_numbers.__name__ = "list of integers"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add_model_arguments(parser)
+    parser.add_argument("-c", "--ctx-size", type=whole(0), default=0, help=argparse.SUPPRESS)
+    parser.add_argument(
+        "-p", "--n-prompt", type=_numbers, default=[512], metavar="N,..", help="tokens of prompts"
+    )
+    parser.add_argument(
+        "-n", "--n-gen", type=_numbers, default=[128], metavar="N,..", help="tokens generated"
+    )
+    parser.add_argument(
+        "-d", "--n-depth", type=_numbers, default=[0], metavar="N,..", help="tokens before them"
+    )
+    parser.add_argument("-r", "--repetitions", type=whole(1), default=5, metavar="N")
+    parser.add_argument("-o", "--output", choices=("md", "json", "jsonl"), default="md")
+    parser.add_argument("--tokens-file", metavar="F", help="ids to use, between white space")
+
+
+def _given(path: str | None, n_vocab: int) -> np.ndarray | None:
+    """Ids from a file. Raises ValueError for anything but ids of the vocabulary."""
+    if path is None:
+        return None
+    try:
+        ids = np.array(Path(path).read_text().split(), dtype=np.int32)
+    except (ValueError, OverflowError) as error:
+        raise ValueError(f"{path}: not a list of token ids: {error}") from None
+    if ids.size == 0 or ids.min() < 0 or ids.max() >= n_vocab:
+        raise ValueError(f"{path}: ids must be from 0 to {n_vocab - 1}, and at least one")
+    return ids
+
+
+def _format_name(model: Model) -> str:
+    """The format that most bytes have."""
+    n_bytes: dict[str, int] = defaultdict(int)
+    for tensor in model.gguf.tensors:
+        n_bytes[tensor.type_name] += tensor.n_bytes
+    return max(n_bytes, key=n_bytes.__getitem__, default="")
+
+
+def _fixed(args: argparse.Namespace, model: Model) -> dict[str, Any]:
+    """JSON keys that every test has."""
+    return {
+        "engine": "powerinfer_cpp",
+        "build_commit": __version__,
+        "build_number": 0,
+        "cpu_info": cpu_name(),
+        "gpu_info": "",
+        "backends": f"CPU {isa()}",
+        "model_filename": args.model,
+        "model_type": f"{model.architecture} {count_text(model.n_params)} {_format_name(model)}",
+        "model_size": model.n_bytes,
+        "model_n_params": model.n_params,
+        "n_batch": args.batch_size,
+        "n_ubatch": args.ubatch_size,
+        "n_threads": args.threads or lib.pi_default_threads(),
+        "type_k": args.cache_type_k,
+        "type_v": args.cache_type_v,
+        "n_gpu_layers": 0,
+        "sparse": "off",
+    }
+
+
+def _measured(result: bench.Result, bytes_per_token: int) -> dict[str, Any]:
+    """JSON keys of one test."""
+    speeds, test = result.samples_ts, result.test
+    found = {
+        "n_prompt": test.n_prompt,
+        "n_gen": test.n_gen,
+        "n_depth": test.n_depth,
+        "test_time": datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ"),
+        "avg_ns": round(statistics.mean(result.samples_ns)),
+        "stddev_ns": round(_deviation(result.samples_ns)),
+        "avg_ts": statistics.mean(speeds),
+        "stddev_ts": _deviation(speeds),
+        "samples_ns": result.samples_ns,
+        "samples_ts": speeds,
+    }
+    if test.n_gen:
+        p50, p95, p99 = np.percentile(result.token_ns, (50, 95, 99)) / 1e6
+        found["token_ms"] = {"p50": p50, "p95": p95, "p99": p99}
+        found["gb_per_s"] = found["avg_ts"] * bytes_per_token / 1e9
+    return found
+
+
+def _deviation(values: list[Any]) -> float:
+    return statistics.stdev(values) if len(values) > 1 else 0.0
+
+
+def _row(row: dict[str, Any], test: bench.Test) -> str:
+    speed = f"{row['avg_ts']:.2f} ± {row['stddev_ts']:.2f}"
+    rate = f"{row['gb_per_s']:.2f}" if "gb_per_s" in row else ""
+    cells = (
+        row["model_type"],
+        size_text(row["model_size"]),
+        count_text(row["model_n_params"]),
+        row["backends"],
+        row["n_threads"],
+        test.name,
+        speed,
+        rate,
+    )
+    return f"| {' | '.join(map(str, cells))} |"
+
+
+def run(args: argparse.Namespace) -> None:
+    tests = bench.tests(args.n_prompt, args.n_gen, args.n_depth)
+    if not tests:
+        raise ValueError("-p 0 and -n 0 together leave nothing to measure")
+    start = time.perf_counter()
+    model = open_model(args)
+    given = _given(args.tokens_file, model.n_vocab)
+    fixed = _fixed(args, model)
+    load_s = time.perf_counter() - start
+    fields = session_fields(args)
+    rows = []
+    if args.output == "md":
+        print(f"| {' | '.join(COLUMNS)} |")
+        print(f"| {' | '.join('---:' if c in ('t/s', 'GB/s') else '---' for c in COLUMNS)} |")
+    for test in tests:
+        result = bench.measure(model, test, args.repetitions, args.seed, given, **fields)
+        row = {**fixed, "load_s": load_s, **_measured(result, model.bytes_per_token)}
+        rows.append(row)
+        if args.output == "md":
+            print(_row(row, test), flush=True)
+        elif args.output == "jsonl":
+            print(json.dumps(row), flush=True)
+    if args.output == "json":
+        print(json.dumps(rows, indent=2))
+    sys.stdout.flush()

@@ -1,0 +1,104 @@
+"""Options that several subcommands share, and what they make of them."""
+
+import argparse
+import math
+from typing import Any
+
+from .. import options
+from ..model import Model
+
+CACHE_TYPES = {"f16": 1, "f32": 0}  # GGUF type ids
+
+
+def whole(least: int) -> Any:
+    """Parser of an integer that is at least `least`."""
+
+    def parse(text: str) -> int:
+        value = int(text)
+        if not least <= value < 1 << 31:
+            raise argparse.ArgumentTypeError(f"{text} is out of range: at least {least}")
+        return value
+
+    parse.__name__ = "integer"  # argparse names it in its message
+    return parse
+
+
+def gibibytes(text: str) -> float:
+    """Parser of a budget: a finite number of GiB, 0 or more."""
+    value = float(text)
+    if not (math.isfinite(value) and value >= 0):
+        raise argparse.ArgumentTypeError(f"{text} is no number of GiB")
+    return value
+
+
+gibibytes.__name__ = "number"
+
+
+def layers(text: str) -> int:
+    """Parser of -ngl: a number, `all` or `auto`."""
+    return -1 if text in ("all", "auto") else int(text)
+
+
+layers.__name__ = "number"
+
+
+def add_model_arguments(parser: argparse.ArgumentParser, n_batch: int = 2048) -> None:
+    """MODEL and the options of loading and computing."""
+    parser.add_argument("model", metavar="MODEL", help="GGUF file")
+    parser.add_argument(
+        "-t", "--threads", type=whole(1), metavar="N", help="threads (default: the usable CPUs)"
+    )
+    parser.add_argument(
+        "-b", "--batch-size", type=whole(1), default=n_batch, metavar="N", help="rows per call"
+    )
+    parser.add_argument(
+        "-ub", "--ubatch-size", type=whole(1), default=512, metavar="N", help="rows at once"
+    )
+    parser.add_argument(
+        "-ngl", "--gpu-layers", type=layers, default=0, metavar="N", help="layers on the GPU"
+    )
+    for flag, name in (("-ctk", "--cache-type-k"), ("-ctv", "--cache-type-v")):
+        parser.add_argument(flag, name, choices=list(CACHE_TYPES), default="f16")
+    parser.add_argument("-s", "--seed", type=whole(0), default=0, metavar="N")
+    parser.add_argument("--sparse", default="auto", metavar="MODE", help="auto, off")
+    parser.add_argument("--sparse-threshold", type=float, metavar="X")
+    parser.add_argument("--vram-budget", type=gibibytes, metavar="GiB", help="ceiling of the GPU")
+    parser.add_argument("--ram-budget", type=gibibytes, metavar="GiB", help="ceiling of RAM")
+    parser.add_argument("--device", metavar="NAME", help="cpu")
+
+
+def open_model(args: argparse.Namespace) -> Model:
+    """The model of the command line. Raises what Llama's constructor raises."""
+    options.check_sparse(args.sparse, args.sparse_threshold)
+    options.check_device(args.device, args.vram_budget)
+    return Model(
+        args.model,
+        n_threads=args.threads or 0,
+        ram_budget=options.budget_bytes("--ram-budget", args.ram_budget),
+    )
+
+
+def session_fields(args: argparse.Namespace) -> dict[str, Any]:
+    """pi_session_params as far as the shared options decide them."""
+    return {
+        "n_batch": args.batch_size,
+        "n_ubatch": min(args.ubatch_size, args.batch_size),
+        "n_threads": args.threads or 0,
+        "type_k": CACHE_TYPES[args.cache_type_k],
+        "type_v": CACHE_TYPES[args.cache_type_v],
+    }
+
+
+def size_text(n_bytes: float) -> str:
+    """ "3.50 GiB" or "12.30 MiB"."""
+    if n_bytes >= 1 << 30:
+        return f"{n_bytes / (1 << 30):.2f} GiB"
+    return f"{n_bytes / (1 << 20):.2f} MiB"
+
+
+def count_text(n: float) -> str:
+    """ "6.74 B", "4.46 M" or "512"."""
+    for scale, letter in ((1e9, "B"), (1e6, "M")):
+        if n >= scale:
+            return f"{n / scale:.2f} {letter}"
+    return f"{n:.0f}"

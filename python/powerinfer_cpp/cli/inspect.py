@@ -1,0 +1,94 @@
+"""powerinfer inspect: what a GGUF holds."""
+
+import argparse
+import json
+from collections import defaultdict
+from typing import Any
+
+from ..gguf import Gguf
+from ..quantize import PWRI_ACTIVATIONS
+from .common import count_text, size_text
+
+SHOWN = 8  # elements of an array
+GGUF_ACTIVATIONS = {"llama": "silu", "bamboo": "drelu"}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("file", metavar="FILE", help="GGUF or PWRI file")
+    parser.add_argument("--json", action="store_true", help="everything, as JSON")
+
+
+def summary(gguf: Gguf) -> dict[str, Any]:
+    """What the file holds, arrays of the header cut short."""
+    formats: dict[str, dict[str, int]] = defaultdict(lambda: {"tensors": 0, "bytes": 0})
+    ranks = {}
+    for tensor in gguf.tensors:
+        formats[tensor.type_name]["tensors"] += 1
+        formats[tensor.type_name]["bytes"] += tensor.n_bytes
+        if tensor.name.endswith(".fc1.weight") and len(tensor.shape) == 2:
+            ranks[tensor.name.split(".")[1]] = tensor.shape[0]
+    architecture = gguf.value("general.architecture")
+    default = (PWRI_ACTIVATIONS if gguf.is_pwri else GGUF_ACTIVATIONS).get(str(architecture))
+    return {
+        "files": gguf.files,
+        "magic": "PWRI" if gguf.is_pwri else "GGUF",
+        "version": gguf.version,
+        "architecture": architecture,
+        "activation": gguf.value("powerinfer.ffn.activation", default),
+        "neuron_aware": gguf.is_pwri or "powerinfer.version" in gguf.metadata,
+        "predictor_ranks": ranks,
+        "formats": dict(formats),
+        "n_tensors": len(gguf.tensors),
+        "n_params": sum(t.n_elements for t in gguf.tensors),
+        "n_bytes": sum(t.n_bytes for t in gguf.tensors),
+        "metadata": {key: _cut(value) for key, value in gguf.metadata.items()},
+        "tensors": [
+            {"name": t.name, "shape": t.shape, "type": t.type_name, "bytes": t.n_bytes}
+            for t in gguf.tensors
+        ],
+    }
+
+
+def _cut(value: Any) -> Any:
+    if isinstance(value, list) and len(value) > SHOWN:
+        return {"length": len(value), "first": value[:SHOWN]}
+    return value
+
+
+def _printable(text: str, width: int = 100) -> str:
+    """A value on one line, without characters that a terminal would obey."""
+    shown = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+    return shown if len(shown) <= width else f"{shown[: width - 3]}..."
+
+
+def _value_text(value: Any) -> str:
+    if isinstance(value, dict):
+        return f"[{value['length']}] {', '.join(map(str, value['first']))}, ..."
+    return ", ".join(map(str, value)) if isinstance(value, list) else str(value)
+
+
+def run(args: argparse.Namespace) -> None:
+    with Gguf(args.file) as gguf:
+        found = summary(gguf)
+    if args.json:
+        print(json.dumps(found, indent=2))
+        return
+    width = max(map(len, found["metadata"]), default=0)
+    for key, value in found["metadata"].items():
+        print(f"{_printable(key):{width}}  {_printable(_value_text(value))}")
+    print()
+    print(
+        f"file          {found['magic']} version {found['version']}, {len(found['files'])} part(s)"
+    )
+    print(f"architecture  {_printable(str(found['architecture']))}")
+    print(f"activation    {_printable(str(found['activation'] or 'not known'))}")
+    print(f"neuron-aware  {'yes' if found['neuron_aware'] else 'no'}")
+    if found["predictor_ranks"]:
+        ranks = found["predictor_ranks"]
+        print(f"predictors    {', '.join(f'{layer}: {rank}' for layer, rank in ranks.items())}")
+    for name, use in found["formats"].items():
+        print(f"{name:13} {use['tensors']} tensors, {size_text(use['bytes'])}")
+    print(
+        f"total         {found['n_tensors']} tensors, {count_text(found['n_params'])} weights, "
+        f"{size_text(found['n_bytes'])}"
+    )

@@ -1,0 +1,36 @@
+"""powerinfer quantize: a GGUF in another format."""
+
+import argparse
+
+from .. import quantize
+from ..convert import to_stderr
+
+
+def _type(text: str) -> str:
+    if text.upper() not in quantize.TYPES:
+        raise argparse.ArgumentTypeError(f"{text} is not one of {', '.join(quantize.TYPES)}")
+    return text.upper()
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("input", metavar="IN", help="GGUF or PWRI file")
+    parser.add_argument("output", metavar="OUT", help="GGUF to write")
+    parser.add_argument("type", metavar="TYPE", type=_type, help=", ".join(quantize.TYPES))
+    parser.add_argument(
+        "--predictor-type", metavar="T", type=_type, default="Q8_0", help="default: Q8_0"
+    )
+    parser.add_argument(
+        "--allow-requantize", action="store_true", help="also from formats that have lost precision"
+    )
+
+
+def run(args: argparse.Namespace) -> None:
+    quantize.quantize(
+        args.input,
+        args.output,
+        args.type,
+        predictor_type=args.predictor_type,
+        allow_requantize=args.allow_requantize,
+        log=to_stderr,
+    )
+    print(args.output)

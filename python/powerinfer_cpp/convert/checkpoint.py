@@ -1,0 +1,178 @@
+"""Weights of a Hugging Face folder, tensor by tensor: safetensors, or torch files through torch.
+
+Nothing is read before it is asked for. safetensors files are checked by the safetensors package
+and then mapped, so that BF16, which numpy lacks, can be read from its bytes.
+"""
+
+import json
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ..errors import ModelFormatError, UnsupportedModelError
+
+_SAFETENSORS_DTYPES = {"F64": "<f8", "F32": "<f4", "F16": "<f2", "BF16": "<u2"}
+
+
+@dataclass(frozen=True)
+class Weight:
+    """A tensor of a checkpoint.
+
+    shape: numpy's order. stored(): its values as they are stored, without a copy where possible;
+    BF16 as uint16. bf16: that is the case.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    bf16: bool
+    stored: Callable[[], np.ndarray]
+
+
+def widen(values: np.ndarray, bf16: bool) -> np.ndarray:
+    """float32 of a part of Weight.stored()."""
+    if bf16:
+        return (values.astype(np.uint32) << 16).view(np.float32)
+    return values.astype(np.float32, copy=False)
+
+
+def open_checkpoint(folder: Path) -> dict[str, Weight]:
+    """Every tensor of a checkpoint by name.
+
+    Raises FileNotFoundError when there are no weights, ModelFormatError for damaged or missing
+    parts, UnsupportedModelError for element types that hold no weights.
+    """
+    for pattern, single, reader in (
+        ("*.safetensors", "model.safetensors", _safetensors),
+        ("pytorch_model*.bin", "pytorch_model.bin", _torch),
+        ("*.pt", "model.pt", _torch),
+    ):
+        files = _parts(folder, pattern, single)
+        if files:
+            return _merged(files, reader)
+    raise FileNotFoundError(f"{folder}: no weights (model.safetensors or pytorch_model.bin)")
+
+
+def _merged(files: list[Path], reader: Callable[[Path], dict[str, Weight]]) -> dict[str, Weight]:
+    weights: dict[str, Weight] = {}
+    for file in files:
+        for name, weight in reader(file).items():
+            if name in weights:
+                raise ModelFormatError(f"{file}: tensor {name} is in another part as well")
+            weights[name] = weight
+    return weights
+
+
+def _parts(folder: Path, pattern: str, single: str) -> list[Path]:
+    """Files of a checkpoint: those of the index, or the single file, or all that match."""
+    index = folder / f"{single}.index.json"
+    if index.exists():
+        names = read_json(index).get("weight_map")
+        if not isinstance(names, dict) or not all(isinstance(n, str) for n in names.values()):
+            raise ModelFormatError(f"{index}: no weight_map of file names")
+        parts = [folder / name for name in sorted(set(names.values()))]
+        for part in parts:
+            if part.parent != folder or not part.is_file():
+                raise ModelFormatError(f"{index}: part {part.name} is not in the folder")
+        return parts
+    if (folder / single).exists():
+        return [folder / single]
+    return sorted(folder.glob(pattern))
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """A JSON object from a file. Raises OSError, or ModelFormatError for anything else."""
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:  # also UnicodeDecodeError
+        raise ModelFormatError(f"{path}: not JSON: {error}") from None
+    except RecursionError:
+        raise ModelFormatError(f"{path}: not JSON of a sensible depth") from None
+    if not isinstance(value, dict):
+        raise ModelFormatError(f"{path}: not a JSON object")
+    return value
+
+
+def _safetensors(path: Path) -> dict[str, Weight]:
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(path, framework="np"):
+            pass  # checks the header: every range inside the file, no holes, no overlaps
+    except (SafetensorError, ValueError) as error:
+        raise ModelFormatError(f"{path}: damaged safetensors file: {error}") from None
+    with open(path, "rb") as file:
+        size = int.from_bytes(file.read(8), "little")
+        header = json.loads(file.read(size))
+    weights = {}
+    for name, entry in header.items():
+        if name == "__metadata__":
+            continue
+        dtype = _SAFETENSORS_DTYPES.get(entry["dtype"])
+        if dtype is None:
+            raise UnsupportedModelError(
+                f"{path}: tensor {name} has element type {entry['dtype']}; "
+                f"supported: {', '.join(_SAFETENSORS_DTYPES)}"
+            )
+        shape, offset = tuple(entry["shape"]), 8 + size + entry["data_offsets"][0]
+        weights[name] = Weight(name, shape, dtype == "<u2", _mapping(path, dtype, shape, offset))
+    return weights
+
+
+def _mapping(
+    path: Path, dtype: str, shape: tuple[int, ...], offset: int
+) -> Callable[[], np.ndarray]:
+    def stored() -> np.ndarray:
+        if math.prod(shape) == 0:
+            return np.empty(shape, dtype=dtype)
+        return np.memmap(path, dtype, "r", offset=offset, shape=shape or (1,)).reshape(shape)
+
+    return stored
+
+
+def load_torch(path: Path) -> dict[str, Any]:
+    """A state dict of torch tensors, through torch's loader for plain weights.
+
+    Raises UnsupportedModelError where torch is missing, ModelFormatError for other contents.
+    """
+    try:
+        import torch
+    except ImportError:
+        raise UnsupportedModelError(
+            f"{path}: reading this file needs torch (pip install torch); safetensors files do not"
+        ) from None
+    try:
+        state = torch.load(path, map_location="cpu", weights_only=True)
+    except OSError:
+        raise
+    except Exception as error:
+        reason = str(error).split("\n", 1)[0]
+        raise ModelFormatError(f"{path}: torch cannot read it: {reason}") from None
+    if not isinstance(state, dict) or not all(
+        isinstance(name, str) and isinstance(tensor, torch.Tensor) for name, tensor in state.items()
+    ):
+        raise ModelFormatError(f"{path}: not a state dict of tensors")
+    return state
+
+
+def torch_to_numpy(tensor: Any) -> tuple[np.ndarray, bool]:
+    """A torch tensor's values, BF16 as uint16, and whether they are BF16."""
+    import torch
+
+    tensor = tensor.detach().contiguous()
+    if tensor.dtype == torch.bfloat16:
+        return tensor.view(torch.int16).numpy().view(np.uint16), True
+    return tensor.numpy(), False
+
+
+def _torch(path: Path) -> dict[str, Weight]:
+    weights = {}
+    for name, tensor in load_torch(path).items():
+        if not tensor.dtype.is_floating_point or tensor.dtype.itemsize < 2:
+            raise UnsupportedModelError(f"{path}: tensor {name} has element type {tensor.dtype}")
+        values, bf16 = torch_to_numpy(tensor)
+        weights[name] = Weight(name, values.shape, bf16, lambda values=values: values)
+    return weights

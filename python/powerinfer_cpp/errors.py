@@ -1,0 +1,68 @@
+"""Exceptions of the package, and the way from the C API's status codes to them."""
+
+import errno
+import os
+import stat
+
+from ._native import ffi, lib
+
+
+class ModelFormatError(ValueError):
+    """A model file or checkpoint contradicts its format; the message names file and place."""
+
+
+class UnsupportedModelError(ModelFormatError):
+    """A sound model that this version cannot run."""
+
+
+class OutOfMemoryError(MemoryError):
+    """More memory is needed than is there, or than the budget allows."""
+
+
+class ContextOverflowError(ValueError):
+    """More tokens than the context has positions."""
+
+
+class DeviceError(RuntimeError):
+    """A compute device failed, or is not there."""
+
+
+class Cancelled(RuntimeError):
+    """A callback asked to stop."""
+
+
+_CLASSES = {
+    lib.PI_ERROR_ARGUMENT: ValueError,
+    lib.PI_ERROR_FORMAT: ModelFormatError,
+    lib.PI_ERROR_UNSUPPORTED: UnsupportedModelError,
+    lib.PI_ERROR_MEMORY: OutOfMemoryError,
+    lib.PI_ERROR_CONTEXT: ContextOverflowError,
+    lib.PI_ERROR_DEVICE: DeviceError,
+    lib.PI_ERROR_CANCELLED: Cancelled,
+}
+
+
+def _why_unreadable(path: str) -> int:
+    """errno of what is wrong with a file that could not be read."""
+    try:
+        mode = os.stat(path).st_mode
+    except OSError as error:
+        return error.errno or errno.EIO
+    if stat.S_ISDIR(mode):
+        return errno.EISDIR
+    return errno.EIO if os.access(path, os.R_OK) else errno.EACCES
+
+
+def check(status: int, path: str | None = None) -> None:
+    """Raises the exception for a status of the C API; returns on PI_OK.
+
+    path: the file that the call was about. It decides which OSError an I/O failure becomes:
+    FileNotFoundError, IsADirectoryError, PermissionError or plain OSError.
+    """
+    if status == lib.PI_OK:
+        return
+    message = ffi.string(lib.pi_last_error()).decode("utf-8", "replace") or f"status {status}"
+    if status == lib.PI_ERROR_IO:
+        # With an errno, OSError turns itself into the fitting subclass.
+        raise OSError(errno.EIO if path is None else _why_unreadable(path), message)
+    raise _CLASSES.get(status, RuntimeError)(message)

@@ -1,0 +1,95 @@
+"""Tensor formats: sizes, and conversion from and to float32, by the engine's codecs."""
+
+from dataclasses import dataclass
+from functools import cache
+
+import numpy as np
+
+from ._native import ffi, lib
+from .errors import check
+
+F32, F16, BF16 = 0, 1, 30  # ids of GGUF files for the formats without blocks
+
+
+@dataclass(frozen=True)
+class Format:
+    """A tensor format.
+
+    name: as GGUF tools print it, "Q4_0". type: its id in GGUF files. A block of `block` elements
+    takes `block_bytes` bytes; a row of a tensor is a whole number of blocks.
+    """
+
+    name: str
+    type: int
+    block: int
+    block_bytes: int
+
+    @property
+    def quantised(self) -> bool:
+        """Several elements share a scale."""
+        return self.block > 1
+
+    def n_bytes(self, n: int) -> int:
+        """Bytes of n elements, n a multiple of the block."""
+        return n // self.block * self.block_bytes
+
+    def fits(self, row: int) -> bool:
+        """Can rows of this many elements be stored."""
+        return row % self.block == 0
+
+
+@cache
+def format_by_name(name: str) -> Format:
+    """The format called `name`, in any case. Raises ValueError for an unknown one."""
+    type_id, block, block_bytes = ffi.new("uint32_t *"), ffi.new("int64_t *"), ffi.new("int64_t *")
+    upper = name.upper()
+    if not lib.pi_type_by_name(upper.encode(), type_id, block, block_bytes):
+        raise ValueError(f"unknown tensor format {name!r}")
+    return Format(upper, type_id[0], block[0], block_bytes[0])
+
+
+def encode(fmt: Format, values: np.ndarray) -> np.ndarray:
+    """Bytes (uint8, 1-D) of float values in a format; values.size must be a multiple of the block.
+
+    Raises ValueError where the sizes do not fit, or the format cannot be written.
+    """
+    if fmt.type == F32:
+        return np.ascontiguousarray(values, dtype=np.float32).reshape(-1).view(np.uint8)
+    if fmt.type == F16:
+        with np.errstate(over="ignore"):  # overflow shows as infinity; callers look for it
+            return np.ascontiguousarray(values, dtype=np.float16).reshape(-1).view(np.uint8)
+    source = np.ascontiguousarray(values, dtype=np.float32).reshape(-1)
+    out = np.empty(fmt.n_bytes(source.size), dtype=np.uint8)
+    check(
+        lib.pi_encode(
+            fmt.type,
+            ffi.from_buffer("float[]", source),
+            source.size,
+            ffi.from_buffer(out, require_writable=True),
+            out.nbytes,
+        )
+    )
+    return out
+
+
+def decode(type_id: int, data: np.ndarray, n: int) -> np.ndarray:
+    """n float32 values from the raw bytes (uint8, contiguous) of a format given by its GGUF id.
+
+    Raises ValueError where the sizes do not fit, UnsupportedModelError for unknown formats.
+    """
+    if type_id == F32:
+        return data.view(np.float32)[:n]
+    if type_id == F16:
+        return data.view(np.float16)[:n].astype(np.float32)
+    out = np.empty(n, dtype=np.float32)
+    source = np.ascontiguousarray(data)
+    check(
+        lib.pi_decode(
+            type_id,
+            ffi.from_buffer(source),
+            source.nbytes,
+            ffi.from_buffer("float[]", out, require_writable=True),
+            n,
+        )
+    )
+    return out

@@ -1,0 +1,192 @@
+"""Reading GGUF files through the engine's validated reader.
+
+Headers come from the C API, which checks every length against the bytes that are there; tensor
+data are then mapped with numpy. (The `gguf` package is used for writing only: its reader trusts
+lengths that a hostile file can choose.)
+"""
+
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ._native import ffi, lib
+from .errors import check
+
+Value = bool | int | float | str | list[Any]
+
+_NOT_INTEGERS = {lib.PI_F32, lib.PI_F64, lib.PI_STRING, lib.PI_ARRAY}
+_CHUNK = 1 << 16  # array elements fetched by one call
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """A tensor as the file describes it.
+
+    shape: numpy's order, slowest dimension first (GGUF's sizes reversed). type: GGUF id, and its
+    name. offset: bytes from the start of part `file`, an index into Gguf.files.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    type: int
+    type_name: str
+    offset: int
+    n_bytes: int
+    file: int
+
+    @property
+    def n_elements(self) -> int:
+        n = 1
+        for size in self.shape:
+            n *= size
+        return n
+
+
+class Gguf:
+    """An opened GGUF or PWRI file, with all its parts when it is the first of a split set.
+
+    Raises OSError (FileNotFoundError ...) and ModelFormatError. Strings that are not UTF-8 come
+    with surrogate escapes, so that `s.encode("utf-8", "surrogateescape")` gives the bytes back.
+    """
+
+    def __init__(self, path: str | Path):
+        out = ffi.new("pi_gguf **")
+        check(lib.pi_gguf_open(str(path).encode("utf-8", "surrogateescape"), out), str(path))
+        self._handle = ffi.gc(out[0], lib.pi_gguf_free)
+
+    @classmethod
+    def borrowed(cls, handle: Any, owner: Any) -> "Gguf":
+        """The header that `owner` (kept alive) holds; closing it does nothing."""
+        self = cls.__new__(cls)
+        self._handle, self._owner = handle, owner
+        return self
+
+    def close(self) -> None:
+        """Gives the header back. Mapped tensor data stay usable."""
+        if self._handle is not None and not hasattr(self, "_owner"):
+            ffi.release(self._handle)
+        self._handle = None
+
+    def __enter__(self) -> "Gguf":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    @property
+    def _open(self) -> Any:
+        if self._handle is None:
+            raise ValueError("the GGUF file is closed")
+        return self._handle
+
+    @cached_property
+    def version(self) -> int:
+        return lib.pi_gguf_version(self._open)
+
+    @cached_property
+    def is_pwri(self) -> bool:
+        """PowerInfer's magic: the activation follows other defaults (ReLU for llama)."""
+        return lib.pi_gguf_is_pwri(self._open)
+
+    @cached_property
+    def files(self) -> list[str]:
+        """Paths of the parts."""
+        handle = self._open
+        return [
+            ffi.string(lib.pi_gguf_file(handle, i)).decode("utf-8", "surrogateescape")
+            for i in range(lib.pi_gguf_n_files(handle))
+        ]
+
+    @cached_property
+    def metadata(self) -> dict[str, Value]:
+        """Keys and values as Python's own types, in the file's order."""
+        return {key: self._value(i) for key, i in self._index.items()}
+
+    @cached_property
+    def types(self) -> dict[str, tuple[int, int]]:
+        """Value type of every key and, for arrays, the element type (pi_value_type)."""
+        return {key: self._describe(i)[1:3] for key, i in self._index.items()}
+
+    def value(self, key: str, default: Value | None = None) -> Value | None:
+        """One value, without reading the others."""
+        i = self._index.get(key)
+        return default if i is None else self._value(i)
+
+    def length(self, key: str) -> int:
+        """Elements of an array, without reading them; 1 for other values."""
+        return self._describe(self._index[key])[3]
+
+    @cached_property
+    def _index(self) -> dict[str, int]:
+        return {self._describe(i)[0]: i for i in range(lib.pi_gguf_n_values(self._open))}
+
+    def _describe(self, i: int) -> tuple[str, int, int, int]:
+        key, size, count = ffi.new("char const **"), ffi.new("size_t *"), ffi.new("uint64_t *")
+        kind, element = ffi.new("pi_value_type *"), ffi.new("pi_value_type *")
+        check(lib.pi_gguf_value(self._open, i, key, size, kind, element, count))
+        is_array = kind[0] == lib.PI_ARRAY
+        return _text(key[0], size[0]), kind[0], element[0], count[0] if is_array else 1
+
+    def _value(self, i: int) -> Value:
+        _, kind, element, count = self._describe(i)
+        if kind != lib.PI_ARRAY:
+            return self._elements(i, kind, 1)[0]
+        return self._elements(i, element, count)
+
+    def _elements(self, i: int, kind: int, count: int) -> list[Any]:
+        handle = self._open
+        if kind == lib.PI_STRING:
+            text, size = ffi.new("char const **"), ffi.new("size_t *")
+            strings = []
+            for k in range(count):
+                check(lib.pi_gguf_string(handle, i, k, text, size))
+                strings.append(_text(text[0], size[0]))
+            return strings
+        whole = kind not in _NOT_INTEGERS
+        fetch, ctype = (
+            (lib.pi_gguf_integers, "int64_t[]") if whole else (lib.pi_gguf_numbers, "double[]")
+        )
+        buffer = ffi.new(ctype, min(count, _CHUNK))
+        values: list[Any] = []
+        for first in range(0, count, _CHUNK):
+            n = min(_CHUNK, count - first)
+            check(fetch(handle, i, first, n, buffer))
+            values += ffi.unpack(buffer, n)
+        if kind == lib.PI_U64:  # fetched as int64: bits above 2^63 come out negative
+            return [v & (1 << 64) - 1 for v in values]
+        return [bool(v) for v in values] if kind == lib.PI_BOOL else values
+
+    @cached_property
+    def tensors(self) -> list[Tensor]:
+        """Every tensor, in the file's order."""
+        handle, info = self._open, ffi.new("pi_tensor_info *")
+        tensors = []
+        for i in range(lib.pi_gguf_n_tensors(handle)):
+            check(lib.pi_gguf_tensor(handle, i, info))
+            tensors.append(
+                Tensor(
+                    ffi.string(info.name).decode("utf-8", "surrogateescape"),
+                    tuple(info.ne[d] for d in reversed(range(info.n_dims))),
+                    info.type,
+                    ffi.string(info.type_name).decode(),
+                    info.offset,
+                    info.n_bytes,
+                    info.file,
+                )
+            )
+        return tensors
+
+    def data(self, tensor: Tensor) -> np.ndarray:
+        """Raw bytes of a tensor: uint8 [n_bytes], mapped read-only."""
+        if tensor.n_bytes == 0:
+            return np.empty(0, dtype=np.uint8)
+        return np.memmap(
+            self.files[tensor.file], np.uint8, "r", offset=tensor.offset, shape=(tensor.n_bytes,)
+        )
+
+
+def _text(data: Any, size: int) -> str:
+    return bytes(ffi.buffer(data, size)).decode("utf-8", "surrogateescape")

@@ -1,0 +1,524 @@
+"""`Llama`: a model and one sequence of tokens, with llama-cpp-python's interface."""
+
+import random
+import sys
+import threading
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+
+from . import options
+from .completion import CompletionDicts, TextStream, stop_bytes
+from .context import Context
+from .errors import ContextOverflowError
+from .logits import LogitBias, LogitsProcessorList, StoppingCriteriaList
+from .model import Model, Sampler, as_tokens, memory_plan
+
+RANDOM_SEEDS = (None, -1, 0xFFFFFFFF)  # what callers write for "a different one each time"
+
+
+class Llama:
+    """Runs a GGUF model.
+
+    One instance may be used from several threads: calls wait for each other. A stream or a
+    `generate` holds the instance only while it computes a token; when another call came in
+    between, it computes its own tokens again and goes on with the same result.
+
+    n_ctx: positions (0: the model's). n_batch, n_ubatch: rows per call of the engine and rows
+    computed at once. n_threads, n_threads_batch: None for the CPUs that this process may use.
+    logits_all: keep the logits of every token in `scores`. last_n_tokens_size: tokens that the
+    penalties look back on. type_k, type_v: GGUF type ids of the KV cache, F16 (1) or F32 (0).
+    ram_budget, vram_budget: ceilings in GiB. vocab_only: tokenizer and metadata, no weights.
+    progress_callback: called with 0..1 while loading; returning False cancels (Cancelled).
+    verbose: a few lines on stderr. seed: of the first call's random numbers and, in turn, of all
+    that follow; default: different each time.
+
+    Raises OSError, ModelFormatError, UnsupportedModelError, OutOfMemoryError, DeviceError, and
+    ValueError naming the option. Unknown keyword arguments are ignored with a warning.
+    """
+
+    def __init__(
+        self,
+        model_path: str | Path,
+        *,
+        n_ctx: int = 512,
+        n_batch: int = 512,
+        n_ubatch: int = 512,
+        n_threads: int | None = None,
+        n_threads_batch: int | None = None,
+        n_gpu_layers: int = 0,
+        seed: int | None = None,
+        vocab_only: bool = False,
+        logits_all: bool = False,
+        embedding: bool = False,
+        chat_format: str | None = None,
+        last_n_tokens_size: int = 64,
+        use_mmap: bool = True,
+        use_mlock: bool = False,
+        type_k: int | None = None,
+        type_v: int | None = None,
+        verbose: bool = True,
+        vram_budget: float | None = None,
+        ram_budget: float | None = None,
+        device: str | None = None,
+        sparse: str = "auto",
+        sparse_threshold: float | None = None,
+        record: str = "off",
+        progress_callback: Any = None,
+        **unknown: Any,
+    ):
+        options.warn_unknown(unknown)
+        options.check_sparse(sparse, sparse_threshold)
+        options.check_device(device, vram_budget)
+        options.refuse(embedding=embedding, record=record != "off", chat_format=chat_format)
+        if n_gpu_layers and verbose:
+            print(f"n_gpu_layers has no effect: {options.device_note()}", file=sys.stderr)
+        self.model_path = str(model_path)
+        self.verbose = verbose
+        self.last_n_tokens_size = last_n_tokens_size
+        self._lock = threading.RLock()
+        self._closed = False
+        self._rng = _random(seed)
+        self._model_fields = {
+            "vocab_only": vocab_only,
+            "use_mmap": use_mmap,
+            "use_mlock": use_mlock,
+            "n_threads": n_threads or 0,
+            "ram_budget": options.budget_bytes("ram_budget", ram_budget),
+        }
+        self._session_fields = {
+            "n_ctx": n_ctx,
+            "n_batch": n_batch,
+            "n_ubatch": min(n_ubatch, n_batch),
+            "n_logits": 0 if logits_all else 1,  # rows whose logits are kept; 0: all
+            "n_threads": n_threads or 0,
+            "n_threads_batch": n_threads_batch or n_threads or 0,
+            "type_k": 1 if type_k is None else type_k,
+            "type_v": 1 if type_v is None else type_v,
+        }
+        self._model = Model(self.model_path, progress_callback, verbose, **self._model_fields)
+        self._context = (
+            None if vocab_only else Context(self._model, logits_all, **self._session_fields)
+        )
+        self._sampler: tuple[dict[str, float], Sampler] | None = None  # that of sample()
+
+    # ---- What the model is ---------------------------------------------------------------
+
+    def n_ctx(self) -> int:
+        """Positions of the context."""
+        return self._context.n_ctx if self._context else self._model.n_ctx_train
+
+    def n_vocab(self) -> int:
+        """Tokens of the vocabulary."""
+        return self._model.n_vocab
+
+    def n_embd(self) -> int:
+        """Size of the residual stream."""
+        return self._model.n_embd
+
+    def token_bos(self) -> int:
+        """Id that begins a text, -1 when there is none."""
+        return self._model.bos
+
+    def token_eos(self) -> int:
+        """Id that ends a text, -1 when there is none."""
+        return self._model.eos
+
+    def token_nl(self) -> int:
+        """Id of a newline, -1 when there is none."""
+        return self._model.nl
+
+    @cached_property
+    def metadata(self) -> dict[str, str]:
+        """The file's keys and values as strings, without arrays."""
+        with self._lock:
+            self._require_open()
+            values = self._model.gguf.metadata
+        return {
+            key: str(value).lower() if isinstance(value, bool) else str(value)
+            for key, value in values.items()
+            if not isinstance(value, list)
+        }
+
+    @property
+    def context_params(self) -> SimpleNamespace:
+        """The session's parameters: n_ctx, n_batch, n_threads, ..."""
+        return SimpleNamespace(**{**self._session_fields, "n_ctx": self.n_ctx()})
+
+    def plan(self) -> dict[str, Any]:
+        """Memory plan: {tier: {part: bytes}, "total": bytes, "budget": bytes}."""
+        with self._lock:
+            return memory_plan(self.model_path, self._model_fields, self._session_fields)
+
+    # ---- Text and tokens -----------------------------------------------------------------
+
+    def tokenize(self, text: bytes, add_bos: bool = True, special: bool = False) -> list[int]:
+        """Ids of a text of any bytes.
+
+        add_bos: with BOS and EOS, as far as the file wants them. special: texts of control tokens
+        become those tokens. Raises TypeError when text is not bytes.
+        """
+        if not isinstance(text, bytes | bytearray | memoryview):
+            raise TypeError(f"tokenize takes bytes, not {type(text).__name__}")
+        with self._lock:
+            self._require_open()
+            ids = self._model.tokenize(bytes(text), special)
+        before = [self._model.bos] if add_bos and self._model.add_bos else []
+        after = [self._model.eos] if add_bos and self._model.add_eos else []
+        return before + ids + after
+
+    def detokenize(
+        self, tokens: Sequence[int], prev_tokens: Sequence[int] | None = None, special: bool = False
+    ) -> bytes:
+        """The bytes of tokens. After a leading BOS, the space that tokenizing adds is dropped.
+
+        Raises ValueError for ids outside the vocabulary.
+        """
+        with self._lock:
+            self._require_open()
+            text = b"".join(self._model.text(int(token), special) for token in tokens)
+        begins = not prev_tokens and len(tokens) > 0 and tokens[0] == self._model.bos
+        return text[1:] if begins and text.startswith(b" ") else text
+
+    # ---- Computing -----------------------------------------------------------------------
+
+    @property
+    def n_tokens(self) -> int:
+        """Positions computed since reset()."""
+        return self._context.n_tokens if self._context else 0
+
+    @property
+    def input_ids(self) -> np.ndarray:
+        """intc [n_ctx]: ids of the positions, of which n_tokens are valid."""
+        return self._computing.input_ids
+
+    def reset(self) -> None:
+        """Forgets all tokens."""
+        with self._lock:
+            self._computing.truncate(0)
+
+    def eval(self, tokens: Sequence[int]) -> None:
+        """Computes tokens after those that are there.
+
+        Raises ContextOverflowError when they do not fit; then none is computed.
+        """
+        with self._lock:
+            self._computing.need_scores()
+            self._computing.eval(as_tokens(tokens))
+
+    @property
+    def scores(self) -> np.ndarray:
+        """float32 [n_ctx, n_vocab]: row i holds the logits after the i-th token since reset().
+
+        Without logits_all, only the row of the last token of each `eval` is filled; `generate`
+        and completions fill rows once `scores` has been read or `eval` called.
+        """
+        with self._lock:
+            return self._computing.need_scores()
+
+    def sample(
+        self,
+        top_k: int = 40,
+        top_p: float = 0.95,
+        min_p: float = 0.05,
+        typical_p: float = 1.0,
+        temp: float = 0.80,
+        repeat_penalty: float = 1.0,
+        frequency_penalty: float = 0.0,
+        presence_penalty: float = 0.0,
+        logits_processor: Any = None,
+        idx: int | None = None,
+    ) -> int:
+        """A token for the logits after the last token, or after token `idx` (a row of scores).
+
+        Raises ValueError when nothing has been computed.
+        """
+        params = {
+            "top_k": top_k,
+            "top_p": top_p,
+            "min_p": min_p,
+            "typical_p": typical_p,
+            "temperature": temp,
+            "repeat_penalty": repeat_penalty,
+            "frequency_penalty": frequency_penalty,
+            "presence_penalty": presence_penalty,
+        }
+        with self._lock:
+            context = self._computing
+            if self._sampler is None or self._sampler[0] != params:
+                self._sampler = params, self._new_sampler(params, self._rng.getrandbits(32))
+            sampler = self._sampler[1]
+            n = context.n_tokens if idx is None else idx + 1
+            row = None if idx is None else context.need_scores()[idx].copy()
+            sampler.reset()
+            sampler.accept(self._recent(context.input_ids[:n].tolist()))
+            return context.choose(sampler, _combined(logits_processor, LogitsProcessorList), n, row)
+
+    def generate(
+        self,
+        tokens: Sequence[int],
+        top_k: int = 40,
+        top_p: float = 0.95,
+        min_p: float = 0.05,
+        typical_p: float = 1.0,
+        temp: float = 0.80,
+        repeat_penalty: float = 1.0,
+        frequency_penalty: float = 0.0,
+        presence_penalty: float = 0.0,
+        reset: bool = True,
+        logits_processor: Any = None,
+        stopping_criteria: Any = None,
+    ) -> Generator[int, Sequence[int] | None, None]:
+        """Ids that follow `tokens`, one by one, without end: the caller stops, at EOS for example.
+
+        reset: begin anew, keeping the longest prefix that is already computed; otherwise go on
+        after the tokens that are there. Ids sent into the generator are put after the last one.
+        Raises ValueError for no tokens, ContextOverflowError when the context is full.
+        """
+        params = {
+            "top_k": top_k,
+            "top_p": top_p,
+            "min_p": min_p,
+            "typical_p": typical_p,
+            "temperature": temp,
+            "repeat_penalty": repeat_penalty,
+            "frequency_penalty": frequency_penalty,
+            "presence_penalty": presence_penalty,
+        }
+        with self._lock:
+            seed = self._rng.getrandbits(32)
+        processors = _combined(logits_processor, LogitsProcessorList)
+        criteria = _combined(stopping_criteria, StoppingCriteriaList)
+        return self._generate(as_tokens(tokens).tolist(), params, seed, reset, processors, criteria)
+
+    def _generate(
+        self,
+        pending: list[int],
+        params: dict[str, float],
+        seed: int,
+        reset: bool,
+        processors: Any,
+        criteria: Any,
+    ) -> Generator[int, Sequence[int] | None, None]:
+        if not pending:
+            raise ValueError("generate needs at least one token")
+        with self._lock:
+            sampler = self._new_sampler(params, seed)
+            history = [] if reset else self._computing.tokens()
+            version = None if reset else self._computing.version
+        sampler.accept(self._recent(history))
+        while True:
+            with self._lock:
+                context = self._computing
+                if version == context.version:
+                    context.eval(as_tokens(pending))
+                else:  # at the beginning, or after another call has used the instance
+                    context.become(as_tokens(history + pending))
+                version = context.version
+                history += pending
+                sampler.accept(self._recent(pending))
+                token = context.choose(sampler, processors, context.n_tokens)
+                ids = context.input_ids[: context.n_tokens]
+                if criteria and criteria(ids, context.logits()):
+                    return
+            sent = yield token
+            pending = [token, *(sent or ())]
+
+    # ---- Completion ----------------------------------------------------------------------
+
+    def create_completion(
+        self,
+        prompt: str | bytes | Sequence[int],
+        suffix: str | None = None,
+        max_tokens: int | None = 16,
+        temperature: float = 0.8,
+        top_p: float = 0.95,
+        min_p: float = 0.05,
+        typical_p: float = 1.0,
+        logprobs: int | None = None,
+        echo: bool = False,
+        stop: str | Sequence[str] | None = None,
+        frequency_penalty: float = 0.0,
+        presence_penalty: float = 0.0,
+        repeat_penalty: float = 1.0,
+        top_k: int = 40,
+        stream: bool = False,
+        seed: int | None = None,
+        tfs_z: float = 1.0,
+        mirostat_mode: int = 0,
+        mirostat_tau: float = 5.0,
+        mirostat_eta: float = 0.1,
+        model: str | None = None,
+        stopping_criteria: Any = None,
+        logits_processor: Any = None,
+        grammar: Any = None,
+        logit_bias: Mapping[int | str, float] | None = None,
+    ) -> dict[str, Any] | Iterator[dict[str, Any]]:
+        """Continues a prompt; a dict in OpenAI's shape or, with stream, an iterator of such dicts.
+
+        prompt: text, in which the texts of control tokens become those tokens and before which
+        BOS is put when the file wants it; or ids, taken as they are. max_tokens: None or <= 0
+        means until the context is full. finish_reason is "stop" after a stop string or an end
+        token, "length" otherwise.
+
+        Raises ContextOverflowError when the prompt leaves no room, ValueError for bad options.
+        """
+        options.refuse(
+            suffix=suffix,
+            logprobs=logprobs is not None,
+            grammar=grammar is not None,
+            mirostat_mode=mirostat_mode,
+            tfs_z=tfs_z != 1.0,
+        )
+        ids = self._prompt_ids(prompt)
+        room = self.n_ctx() - len(ids)
+        if room <= 0:
+            raise ContextOverflowError(
+                f"the prompt has {len(ids)} tokens, which leaves no room in a context of "
+                f"{self.n_ctx()}"
+            )
+        limit = min(max_tokens, room) if max_tokens and max_tokens > 0 else room
+        processors = _combined(logits_processor, LogitsProcessorList)
+        if logit_bias:
+            bias = LogitBias(logit_bias, self.n_vocab())
+            processors = LogitsProcessorList([processors, bias] if processors else [bias])
+        params = {
+            "top_k": top_k,
+            "top_p": top_p,
+            "min_p": min_p,
+            "typical_p": typical_p,
+            "temperature": temperature,
+            "repeat_penalty": repeat_penalty,
+            "frequency_penalty": frequency_penalty,
+            "presence_penalty": presence_penalty,
+        }
+        if seed in RANDOM_SEEDS:
+            with self._lock:
+                seed = self._rng.getrandbits(32)
+        criteria = _combined(stopping_criteria, StoppingCriteriaList)
+        steps = self._generate(ids, params, seed, True, processors, criteria)
+        pieces = self._pieces(steps, limit, TextStream(stop_bytes(stop)))
+        first = self._prompt_text(prompt) if echo else ""
+        dicts = CompletionDicts(model or self.model_path)
+        if stream:
+            return _stream(dicts, first, pieces)
+        with self._lock:
+            parts = list(pieces)
+        text = first + "".join(part[0] for part in parts)
+        return dicts.whole(text, parts[-1][1], len(ids), parts[-1][2])
+
+    __call__ = create_completion
+
+    def set_seed(self, seed: int) -> None:
+        """Seed of the random numbers of the following calls."""
+        with self._lock:
+            self._rng = _random(seed)
+            self._sampler = None
+
+    def _pieces(
+        self, steps: Iterator[int], limit: int, text: TextStream
+    ) -> Iterator[tuple[str, str | None, int]]:
+        """(text, finish reason or None, tokens so far), the last with a reason."""
+        n = 0
+        for token in steps:
+            with self._lock:
+                self._require_open()
+                data = None if self._model.ends(token) else self._model.text(token)
+            if data is None:
+                break
+            n += 1
+            piece = text.push(data)
+            if text.stopped:
+                yield piece, "stop", n
+                return
+            if n == limit:
+                yield piece + text.finish(), "length", n
+                return
+            if piece:
+                yield piece, None, n
+        yield text.finish(), "stop", n
+
+    def _prompt_ids(self, prompt: str | bytes | Sequence[int]) -> list[int]:
+        if isinstance(prompt, str):
+            prompt = prompt.encode("utf-8", "surrogateescape")
+        if not isinstance(prompt, bytes):
+            return as_tokens(prompt).tolist()
+        with self._lock:
+            self._require_open()
+            ids = self._model.tokenize(prompt, special=True)
+        bos = self._model.bos
+        if bos >= 0 and (not ids or self._model.add_bos and ids[0] != bos):
+            ids = [bos, *ids]
+        return ids
+
+    def _prompt_text(self, prompt: str | bytes | Sequence[int]) -> str:
+        if isinstance(prompt, str):
+            return prompt
+        data = prompt if isinstance(prompt, bytes) else self.detokenize(prompt)
+        return data.decode("utf-8", "ignore")
+
+    # ---- Inner parts; callers hold the lock ------------------------------------------------
+
+    def _require_open(self) -> None:
+        if self._closed:
+            raise ValueError("this Llama is closed")
+
+    @property
+    def _computing(self) -> Context:
+        self._require_open()
+        if self._context is None:
+            raise ValueError("this Llama was opened with vocab_only=True: it cannot compute")
+        return self._context
+
+    def _new_sampler(self, params: dict[str, float], seed: int) -> Sampler:
+        return Sampler(seed=seed & (1 << 64) - 1, repeat_last_n=self.last_n_tokens_size, **params)
+
+    def _recent(self, ids: list[int]) -> list[int]:
+        """The end of ids that the penalties look at."""
+        n = self.last_n_tokens_size
+        return ids if n < 0 else ids[max(0, len(ids) - n) :]
+
+    # ---- Lifetime ------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """Gives model and memory back; every later call but this one raises ValueError."""
+        with self._lock:
+            if not self._closed:
+                self._closed = True
+                if self._context is not None:
+                    self._context.close()
+                self._model.close()
+
+    def __enter__(self) -> "Llama":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        if hasattr(self, "_sampler"):  # set last: the constructor came to its end
+            self.close()
+
+
+def _random(seed: int | None) -> random.Random:
+    return random.Random(None if seed in RANDOM_SEEDS else seed)
+
+
+def _combined(value: Any, kind: type) -> Any:
+    """A function of None, a function, or a list of functions; None when there is none."""
+    if value is None or callable(value):
+        return value
+    return kind(value) if value else None
+
+
+def _stream(
+    dicts: CompletionDicts, first: str, pieces: Iterator[tuple[str, str | None, int]]
+) -> Iterator[dict[str, Any]]:
+    if first:
+        yield dicts.chunk(first, None)
+    for text, reason, _ in pieces:
+        yield dicts.chunk(text, reason)

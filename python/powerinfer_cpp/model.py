@@ -1,0 +1,265 @@
+"""Owning objects over the C API's handles: Model, Session, Sampler, and the memory plan.
+
+One object per handle, freed by `close()` or by the garbage collector; nothing is friendlier here
+than in powerinfer.h. Calls release the GIL while the engine computes.
+"""
+
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import numpy as np
+
+from ._native import ffi, lib
+from .errors import check
+from .gguf import Gguf
+
+LOG_LEVEL_INFO = 3  # pi_log_callback: 1 error, 2 warning, 3 information, 4 detail
+
+Progress = Callable[[float], bool | None]
+
+
+class _Callbacks:
+    """What C calls back on: the user's functions, and what they raised.
+
+    Exceptions cannot cross C. They are kept here, the call is cancelled, and `check` raises them.
+    """
+
+    def __init__(self, progress: Progress | None, verbose: bool):
+        self.progress = progress
+        self.verbose = verbose
+        self.error: BaseException | None = None
+        self.handle = ffi.new_handle(self)
+
+    def check(self, status: int, path: str | None = None) -> None:
+        error, self.error = self.error, None
+        if error is not None and status != lib.PI_OK:
+            raise error
+        check(status, path)
+
+
+def _keep_error(_kind: type, error: BaseException, traceback: Any) -> None:
+    """Stores what a callback raised; `traceback` shows the callback's frame, which knows whose."""
+    data = traceback.tb_frame.f_locals.get("data") if traceback else None
+    if data:
+        ffi.from_handle(data).error = error
+
+
+@ffi.def_extern(error=False, onerror=_keep_error)
+def pi_python_progress(fraction: float, data: Any) -> bool:
+    return ffi.from_handle(data).progress(fraction) is not False
+
+
+@ffi.def_extern(onerror=_keep_error)
+def pi_python_log(level: int, message: Any, data: Any) -> None:
+    if level <= LOG_LEVEL_INFO:
+        print(ffi.string(message).decode("utf-8", "replace"), file=sys.stderr, flush=True)
+
+
+@ffi.def_extern(error=True, onerror=_keep_error)
+def pi_python_should_stop(data: Any) -> bool:
+    # Nothing to ask: that Python code runs at all lets Ctrl-C raise KeyboardInterrupt here.
+    return False
+
+
+def _encoded(path: str) -> bytes:
+    return path.encode("utf-8", "surrogateescape")
+
+
+def _filled(params: Any, fields: dict[str, Any]) -> Any:
+    """params with fields set; ValueError where a number does not fit its C type."""
+    for name, value in fields.items():
+        try:
+            setattr(params, name, value)
+        except OverflowError:
+            raise ValueError(f"{name}: {value} is out of range") from None
+    return params
+
+
+def _model_params(callbacks: _Callbacks | None = None, **fields: Any) -> Any:
+    params = _filled(ffi.new("pi_model_params *", lib.pi_model_default_params()), fields)
+    if callbacks is not None:
+        if callbacks.progress is not None:
+            params.progress, params.progress_data = lib.pi_python_progress, callbacks.handle
+        if callbacks.verbose:
+            params.log, params.log_data = lib.pi_python_log, callbacks.handle
+    return params
+
+
+def _session_params(**fields: Any) -> Any:
+    return _filled(ffi.new("pi_session_params *", lib.pi_session_default_params()), fields)
+
+
+def memory_plan(path: str, model: dict[str, Any], session: dict[str, Any]) -> dict[str, Any]:
+    """Bytes that a model and a session with these parameters would take, from the header alone.
+
+    Returns {tier: {part: bytes}, "total": bytes, "budget": bytes that may be used}.
+    """
+    out = ffi.new("pi_plan **")
+    model_params, session_params = _model_params(**model), _session_params(**session)
+    check(lib.pi_plan_new(_encoded(path), model_params, session_params, out), path)
+    plan = ffi.gc(out[0], lib.pi_plan_free)
+    tiers: dict[str, Any] = {}
+    part, total = ffi.new("pi_plan_part *"), 0
+    for i in range(lib.pi_plan_n_parts(plan)):
+        check(lib.pi_plan_part_at(plan, i, part))
+        parts = tiers.setdefault(ffi.string(part.tier).decode(), {})
+        parts[ffi.string(part.name).decode()] = part.n_bytes
+        total += part.n_bytes
+    return {**tiers, "total": total, "budget": lib.pi_plan_budget(plan)}
+
+
+class Model:
+    """A loaded model; may be shared by threads and sessions.
+
+    Keyword arguments are the fields of pi_model_params. progress: called with 0..1 while loading;
+    returning False cancels. verbose: log lines go to stderr.
+    """
+
+    def __init__(
+        self, path: str, progress: Progress | None = None, verbose: bool = False, **fields: Any
+    ):
+        self.path = path
+        self._callbacks = _Callbacks(progress, verbose)
+        out = ffi.new("pi_model **")
+        params = _model_params(self._callbacks, **fields)
+        self._callbacks.check(lib.pi_model_open(_encoded(path), params, out), path)
+        self.handle = ffi.gc(out[0], lib.pi_model_free)
+        self.architecture = ffi.string(lib.pi_model_architecture(self.handle)).decode()
+        self.activation = ffi.string(lib.pi_model_activation(self.handle)).decode()
+        self.n_vocab = lib.pi_model_n_vocab(self.handle)
+        self.n_ctx_train = lib.pi_model_n_ctx(self.handle)
+        self.n_embd = lib.pi_model_n_embd(self.handle)
+        self.n_layer = lib.pi_model_n_layer(self.handle)
+        self.n_ff = lib.pi_model_n_ff(self.handle)
+        self.n_params = lib.pi_model_n_params(self.handle)
+        self.n_bytes = lib.pi_model_n_bytes(self.handle)
+        self.bytes_per_token = lib.pi_model_bytes_per_token(self.handle)
+        self.bos = lib.pi_token_bos(self.handle)
+        self.eos = lib.pi_token_eos(self.handle)
+        self.nl = lib.pi_token_nl(self.handle)
+        self.add_bos = lib.pi_token_add_bos(self.handle) and self.bos >= 0
+        self.add_eos = lib.pi_token_add_eos(self.handle) and self.eos >= 0
+        self.gguf = Gguf.borrowed(lib.pi_model_gguf(self.handle), self.handle)
+
+    def close(self) -> None:
+        """Gives the model back; sessions that are still open keep it in memory."""
+        if self.handle is not None:
+            self.gguf.close()
+            ffi.release(self.handle)
+            self.handle = None
+
+    def ends(self, token: int) -> bool:
+        """Is this EOS or another end of generation."""
+        return lib.pi_token_ends(self.handle, token)
+
+    def tokenize(self, text: bytes, special: bool = False) -> list[int]:
+        """Ids of a text of any bytes, without BOS or EOS."""
+        capacity = len(text) + 2
+        ids, n = ffi.new("int32_t[]", capacity), ffi.new("size_t *")
+        status = lib.pi_tokenize(
+            self.handle, ffi.from_buffer("char[]", text), len(text), special, ids, capacity, n
+        )
+        check(status)
+        return ffi.unpack(ids, n[0]) if n[0] else []
+
+    def text(self, token: int, special: bool = False) -> bytes:
+        """Bytes that a token stands for; control tokens are empty unless special."""
+        out, size = ffi.new("char const **"), ffi.new("size_t *")
+        check(lib.pi_token_text(self.handle, token, special, out, size))
+        return bytes(ffi.buffer(out[0], size[0])) if size[0] else b""
+
+
+class Session:
+    """Computed positions of sequences over a model; serves one call at a time.
+
+    Keyword arguments are the fields of pi_session_params. interruptible: Ctrl-C ends a running
+    eval with KeyboardInterrupt.
+    """
+
+    def __init__(self, model: Model, interruptible: bool = True, **fields: Any):
+        self.n_vocab = model.n_vocab
+        self._callbacks = _Callbacks(None, False)
+        params = _session_params(**fields)
+        if interruptible:
+            params.should_stop = lib.pi_python_should_stop
+            params.should_stop_data = self._callbacks.handle
+        out = ffi.new("pi_session **")
+        check(lib.pi_session_new(model.handle, params, out))
+        self.handle = ffi.gc(out[0], lib.pi_session_free)
+        self.n_ctx = lib.pi_session_n_ctx(self.handle)
+        self.n_batch = lib.pi_session_n_batch(self.handle)
+        self._row = ffi.new("float const **")
+
+    def close(self) -> None:
+        """Gives the session back."""
+        if self.handle is not None:
+            ffi.release(self.handle)
+            self.handle = None
+
+    def eval(self, tokens: np.ndarray, keep: np.ndarray | None = None) -> None:
+        """Computes int32 tokens [n], n <= n_batch, at the end of sequence 0.
+
+        keep: bool [n], the rows whose logits are kept; None: the last row only.
+        """
+        flags = ffi.NULL if keep is None else ffi.from_buffer("bool[]", keep)
+        status = lib.pi_eval(
+            self.handle, ffi.from_buffer("int32_t[]", tokens), ffi.NULL, flags, len(tokens)
+        )
+        self._callbacks.check(status)
+
+    def logits_pointer(self, row: int) -> Any:
+        """float const *, the logits [n_vocab] of a kept row of the last eval."""
+        check(lib.pi_logits(self.handle, row, self._row))
+        return self._row[0]
+
+    def logits(self, row: int) -> np.ndarray:
+        """Logits of a kept row: float32 [n_vocab], a view that the next eval invalidates."""
+        return np.frombuffer(
+            ffi.buffer(self.logits_pointer(row), 4 * self.n_vocab), dtype=np.float32
+        )
+
+    def length(self) -> int:
+        """Positions that sequence 0 holds."""
+        return lib.pi_sequence_length(self.handle, 0)
+
+    def truncate(self, n: int) -> None:
+        """Forgets every position of sequence 0 from n on."""
+        check(lib.pi_sequence_truncate(self.handle, 0, n))
+
+
+class Sampler:
+    """Chooses tokens; keyword arguments are the fields of pi_sampler_params."""
+
+    def __init__(self, **fields: Any):
+        params = _filled(ffi.new("pi_sampler_params *", lib.pi_sampler_default_params()), fields)
+        out = ffi.new("pi_sampler **")
+        check(lib.pi_sampler_new(params, out))
+        self.handle = ffi.gc(out[0], lib.pi_sampler_free)
+        self._token = ffi.new("int32_t *")
+
+    def accept(self, tokens: Iterable[int]) -> None:
+        """Tells of tokens in the text so far, for the penalties."""
+        for token in tokens:
+            lib.pi_sampler_accept(self.handle, token)
+
+    def reset(self) -> None:
+        """Forgets accepted tokens; the random state goes on."""
+        lib.pi_sampler_reset(self.handle)
+
+    def sample(self, logits: Any, n_vocab: int) -> int:
+        """A token for logits given as float const * or as a contiguous float32 array [n_vocab]."""
+        if isinstance(logits, np.ndarray):
+            logits = ffi.from_buffer("float[]", logits)
+        check(lib.pi_sample(self.handle, logits, n_vocab, self._token))
+        return self._token[0]
+
+
+def as_tokens(tokens: Sequence[int] | np.ndarray) -> np.ndarray:
+    """int32 [n] of a sequence of ids. Raises ValueError for what cannot be an id."""
+    ids = np.asarray(tokens)
+    if ids.size == 0:
+        return np.empty(0, dtype=np.int32)
+    if ids.dtype.kind not in "iu" or ids.min() < 0 or ids.max() > np.iinfo(np.int32).max:
+        raise ValueError("token ids must be integers from 0 on")
+    return np.ascontiguousarray(ids, dtype=np.int32).reshape(-1)

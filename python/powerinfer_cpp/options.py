@@ -1,0 +1,66 @@
+"""Checks of options that commands and `Llama` share."""
+
+import math
+import warnings
+from typing import Any
+
+from ._native import ffi, lib
+from .errors import DeviceError
+
+# Keywords that LangChain passes on from older interfaces, with the values that mean nothing.
+_LEGACY: dict[str, tuple[Any, ...]] = {
+    "rope_freq_scale": (None, 0.0, 1.0),
+    "rope_freq_base": (None, 0.0, 10000.0),
+    "lora_path": (None,),
+    "lora_base": (None,),
+}
+_LEGACY_ANY = {"n_parts", "f16_kv"}
+
+
+def warn_unknown(keywords: dict[str, Any]) -> None:
+    """Warns by name of keyword arguments without effect, except LangChain's old ones."""
+    for name, value in keywords.items():
+        if name in _LEGACY_ANY or value in _LEGACY.get(name, ()):
+            continue
+        warnings.warn(f"Llama: keyword argument {name!r} has no effect", stacklevel=3)
+
+
+def refuse(**asked: Any) -> None:
+    """Raises ValueError for the first option that is set to something true."""
+    for name, value in asked.items():
+        if value:
+            raise ValueError(f"{name} is not supported by this version")
+
+
+def check_sparse(mode: str, threshold: float | None) -> None:
+    """Raises ValueError for a mode of sparsity, or a threshold, that cannot be served."""
+    if mode not in ("auto", "off", "exact", "predictor"):
+        raise ValueError(f"sparse must be auto, off, exact or predictor, not {mode!r}")
+    if mode in ("exact", "predictor"):
+        raise ValueError(f"sparse={mode!r} is not supported by this version: use 'auto' or 'off'")
+    if threshold is not None:
+        if not math.isfinite(threshold):
+            raise ValueError("sparse_threshold must be a finite number")
+        raise ValueError("sparse_threshold is not supported by this version")
+
+
+def device_note() -> str:
+    """Why there is no device besides the CPU."""
+    return ffi.string(lib.pi_device_note()).decode("utf-8", "replace")
+
+
+def check_device(device: str | None, vram_budget: float | None) -> None:
+    """Raises DeviceError for a device that is not there, ValueError for a bad budget."""
+    if device not in (None, "cpu"):
+        raise DeviceError(f"no device {device!r}: {device_note()}")
+    if vram_budget is not None and not vram_budget >= 0:
+        raise ValueError("vram_budget must be a number of GiB, 0 or more")
+
+
+def budget_bytes(name: str, gib: float | None) -> int:
+    """Bytes of a budget in GiB; 0 (what is free) for None. Raises ValueError for bad numbers."""
+    if gib is None:
+        return 0
+    if not (math.isfinite(gib) and gib > 0):
+        raise ValueError(f"{name} must be a positive number of GiB")
+    return max(1, int(gib * (1 << 30)))

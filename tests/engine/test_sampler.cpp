@@ -1,0 +1,334 @@
+// The sampler against formulas written out plainly, its draws against the distribution they should
+// follow, and its parameters against values that make no sense.
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <map>
+#include <set>
+
+#include "ggml/check.h"
+#include "sampler.h"
+
+using powerinfer::Sampler;
+
+namespace {
+
+const float inf = std::numeric_limits<float>::infinity();
+const float nan_value = std::numeric_limits<float>::quiet_NaN();
+
+// Everything off: a draw from the softmax.
+pi_sampler_params plain() {
+    pi_sampler_params p = {};
+    p.struct_size = sizeof p;
+    p.seed = 1;
+    p.temperature = 1;
+    p.top_p = 1;
+    p.typical_p = 1;
+    p.repeat_penalty = 1;
+    p.repeat_last_n = 64;
+    return p;
+}
+
+std::vector<float> random_logits(uint64_t seed, int n) {
+    std::mt19937_64 random(seed);
+    std::vector<float> logits;
+    for (int i = 0; i < n; i++)
+        logits.push_back(float(double(random() >> 40) / (1 << 24) * 12 - 6));
+    return logits;
+}
+
+int32_t sample(Sampler& sampler, const std::vector<float>& logits) {
+    return sampler.sample(logits.data(), int32_t(logits.size()));
+}
+
+// ---- the specification: probabilities by id, filters in llama.cpp's order
+// ------------------------
+
+using Probabilities = std::map<int32_t, double>;
+
+Probabilities softmax(const std::map<int32_t, double>& logits, double temperature) {
+    double top = -1e300, sum = 0;
+    for (const auto& [id, x] : logits) top = std::max(top, x);
+    Probabilities p;
+    for (const auto& [id, x] : logits) sum += p[id] = std::exp((x - top) / temperature);
+    for (auto& [id, x] : p) x /= sum;
+    return p;
+}
+
+std::vector<int32_t> by_falling(const std::map<int32_t, double>& values) {
+    std::vector<int32_t> ids;
+    for (const auto& [id, x] : values) ids.push_back(id);
+    std::stable_sort(ids.begin(), ids.end(),
+                     [&](int32_t a, int32_t b) { return values.at(a) > values.at(b); });
+    return ids;
+}
+
+Probabilities expected(const pi_sampler_params& params, const std::vector<float>& raw,
+                       const std::vector<int32_t>& accepted) {
+    std::map<int32_t, double> logits;
+    for (size_t i = 0; i < raw.size(); i++) logits[int32_t(i)] = double(raw[i]);
+
+    size_t window = params.repeat_last_n < 0 ? accepted.size() : size_t(params.repeat_last_n);
+    window = std::min(window, accepted.size());
+    std::map<int32_t, int> counts;
+    for (size_t i = accepted.size() - window; i < accepted.size(); i++) counts[accepted[i]]++;
+    for (const auto& [id, count] : counts) {
+        double& x = logits.at(id);
+        x = x <= 0 ? x * double(params.repeat_penalty) : x / double(params.repeat_penalty);
+        x -= count * double(params.frequency_penalty) + double(params.presence_penalty);
+    }
+
+    const auto keep = [&](const std::vector<int32_t>& ids, size_t n) {
+        const std::set<int32_t> kept(ids.begin(), ids.begin() + ptrdiff_t(n));
+        for (auto it = logits.begin(); it != logits.end();)
+            it = kept.count(it->first) ? std::next(it) : logits.erase(it);
+    };
+    if (params.top_k > 0) keep(by_falling(logits), std::min(size_t(params.top_k), logits.size()));
+    if (params.typical_p < 1) {
+        const Probabilities p = softmax(logits, 1);
+        double entropy = 0;
+        for (const auto& [id, x] : p) entropy -= x * std::log(x);
+        std::map<int32_t, double> nearness;
+        for (const auto& [id, x] : p) nearness[id] = -std::abs(-std::log(x) - entropy);
+        const std::vector<int32_t> ids = by_falling(nearness);
+        double covered = 0;
+        size_t n = 0;
+        while (n < ids.size() && covered <= double(params.typical_p)) covered += p.at(ids[n++]);
+        keep(ids, n);
+    }
+    if (params.top_p < 1) {
+        const Probabilities p = softmax(logits, 1);
+        const std::vector<int32_t> ids = by_falling(p);
+        double covered = 0;
+        size_t n = 0;
+        do covered += p.at(ids[n++]);
+        while (n < ids.size() && covered < double(params.top_p));
+        keep(ids, n);
+    }
+    if (params.min_p > 0) {
+        const Probabilities p = softmax(logits, 1);
+        const std::vector<int32_t> ids = by_falling(p);
+        size_t n = 0;
+        while (n < ids.size() && p.at(ids[n]) >= double(params.min_p) * p.at(ids[0])) n++;
+        keep(ids, n);
+    }
+    return softmax(logits, double(params.temperature));
+}
+
+// ---- tests
+// ----------------------------------------------------------------------------------------
+
+// Draws often: only expected tokens may come, and as often as expected.
+void follows(const pi_sampler_params& params, const std::vector<float>& logits,
+             const std::vector<int32_t>& accepted, int draws) {
+    const Probabilities p = expected(params, logits, accepted);
+    Sampler sampler(params);
+    for (const int32_t id : accepted) sampler.accept(id);
+    std::map<int32_t, int> seen;
+    for (int i = 0; i < draws; i++) seen[sample(sampler, logits)]++;
+    for (const auto& [id, n] : seen) CHECK(p.count(id));
+    // Tokens that are expected less than 5 times are put together, as is usual for this test.
+    double chi2 = 0, rest = 0;
+    int rest_seen = 0, degrees = 0;
+    for (const auto& [id, share] : p) {
+        const double want = share * draws;
+        const int got = seen.count(id) ? seen[id] : 0;
+        if (want < 5) {
+            rest += want;
+            rest_seen += got;
+            continue;
+        }
+        chi2 += (got - want) * (got - want) / want;
+        degrees++;
+    }
+    if (rest >= 5) {
+        chi2 += (rest_seen - rest) * (rest_seen - rest) / rest;
+        degrees++;
+    }
+    // chi2 has mean d and variance 2d: five deviations, and the seed is fixed.
+    CHECK(chi2 <= (degrees - 1) + 5 * std::sqrt(2.0 * degrees) + 1);
+}
+
+void distribution() {
+    for (const float temperature : {0.3f, 0.8f, 1.0f, 2.0f, 100.0f}) {
+        pi_sampler_params params = plain();
+        params.temperature = temperature;
+        follows(params, random_logits(7, 60), {}, 20000);
+    }
+}
+
+void filters() {
+    std::mt19937_64 random(3);
+    const auto pick = [&](std::initializer_list<float> values) {
+        return values.begin()[random() % values.size()];
+    };
+    for (int trial = 0; trial < 300; trial++) {
+        pi_sampler_params params = plain();
+        params.seed = uint64_t(trial);
+        params.temperature = pick({0.5f, 1, 1.5f});
+        params.top_k = int32_t(pick({-1, 0, 1, 5, 40, 1000}));
+        params.typical_p = pick({1, 1, 0.9f, 0.5f, 0});
+        params.top_p = pick({1, 0.95f, 0.5f, 0.1f, 0});
+        params.min_p = pick({0, 0.01f, 0.05f, 0.5f, 1});
+        params.repeat_penalty = pick({1, 1.1f, 2, 0.7f});
+        params.frequency_penalty = pick({0, 0, 0.5f, -0.5f});
+        params.presence_penalty = pick({0, 0, 1.5f, -1});
+        params.repeat_last_n = int32_t(pick({-1, 0, 1, 10, 64}));
+        const int n = int(pick({2, 50, 400}));
+        std::vector<int32_t> accepted;
+        for (int i = int(random() % 100); i > 0; i--)
+            accepted.push_back(int32_t(random() % uint64_t(n)));
+        follows(params, random_logits(uint64_t(trial), n), accepted, 500);
+    }
+    // One filter at a time, with more draws.
+    pi_sampler_params params = plain();
+    params.top_k = 7;
+    follows(params, random_logits(11, 300), {}, 5000);
+    params = plain();
+    params.top_p = 0.9f;
+    follows(params, random_logits(12, 3000), {}, 5000);
+    params = plain();
+    params.min_p = 0.1f;
+    follows(params, random_logits(13, 300), {}, 5000);
+    params = plain();
+    params.typical_p = 0.6f;
+    follows(params, random_logits(14, 300), {}, 5000);
+}
+
+void greedy() {
+    pi_sampler_params cold = pi_sampler_default_params(), one = cold;
+    cold.temperature = 0;
+    one.top_k = 1;
+    pi_sampler_params colder = cold;
+    colder.temperature = -1;
+    colder.typical_p = 0.1f;  // filters have no say in it
+    for (uint64_t seed = 0; seed < 50; seed++) {
+        const std::vector<float> logits = random_logits(seed, 1000);
+        const auto best = int32_t(std::max_element(logits.begin(), logits.end()) - logits.begin());
+        Sampler a(cold), b(one), c(colder);
+        CHECK(sample(a, logits) == best && sample(b, logits) == best && sample(c, logits) == best);
+    }
+    Sampler sampler(cold);
+    CHECK(sample(sampler, {1, 3, 2, 3, 3}) == 1);  // the lowest id on ties
+    CHECK(sample(sampler, {-5}) == 0);
+
+    pi_sampler_params params = cold;
+    params.presence_penalty = 1.5f;
+    Sampler penal(params);
+    penal.accept(1);
+    CHECK(sample(penal, {2, 3, 1}) == 0);
+    penal.reset();
+    CHECK(sample(penal, {2, 3, 1}) == 1);
+    // The window forgets.
+    params.repeat_last_n = 2;
+    Sampler window(params);
+    for (const int32_t id : {1, 2}) window.accept(id);
+    CHECK(sample(window, {2, 3, 1}) == 0);
+    window.accept(2);
+    CHECK(sample(window, {2, 3, 1}) == 1);
+}
+
+void seeds() {
+    const std::vector<float> logits = random_logits(5, 500);
+    pi_sampler_params params = pi_sampler_default_params();
+    params.temperature = 2;
+    params.seed = 42;
+    Sampler a(params), b(params);
+    params.seed = 43;
+    Sampler other(params);
+    int different = 0;
+    for (int i = 0; i < 100; i++) {
+        const int32_t token = sample(a, logits);
+        CHECK(token == sample(b, logits));
+        different += token != sample(other, logits);
+    }
+    CHECK(different > 10);
+    // These draws must come out on every machine. mt19937_64 is given by the C++ standard; with
+    // four equal logits a draw is its two highest bits.
+    params = plain();
+    params.seed = 5489;
+    Sampler fixed(params);
+    std::mt19937_64 random(5489);
+    const std::vector<float> equal(4, 1.5f);
+    for (int i = 0; i < 100; i++) CHECK(sample(fixed, equal) == int32_t(random() >> 62));
+    // Resetting forgets tokens; the random state goes on.
+    Sampler one(params), two(params);
+    sample(one, equal);
+    sample(two, equal);
+    one.reset();
+    for (int i = 0; i < 20; i++) CHECK(sample(one, equal) == sample(two, equal));
+}
+
+void odd_logits() {
+    pi_sampler_params params = plain();
+    params.temperature = 1;
+    Sampler sampler(params);
+    for (int i = 0; i < 100; i++) {
+        const int32_t token = sample(sampler, {nan_value, 0, -inf, 1, nan_value});
+        CHECK(token == 1 || token == 3);
+        CHECK(sample(sampler, {0, inf, 5}) == 1);
+    }
+    for (const float temperature : {0.0f, 1.0f}) {
+        params = pi_sampler_default_params();
+        params.temperature = temperature;
+        params.repeat_penalty = 1e-30f;  // sends logits to infinity
+        params.frequency_penalty = 3e38f;
+        params.repeat_last_n = -1;
+        Sampler s(params);
+        for (int32_t id : {0, 0, 1, 7, -3}) s.accept(id);
+        const int32_t token = sample(s, {1e20f, -1e30f, nan_value, 3e38f});
+        CHECK(token == 3);
+        CHECK(sample(s, {nan_value, -inf, -3}) == 2);
+        CHECK_THROWS(argument, sample(s, {nan_value, -inf}));
+        CHECK_THROWS(argument, s.sample(nullptr, 0));
+    }
+    params = plain();
+    params.temperature = std::numeric_limits<float>::denorm_min();
+    Sampler cold(params);
+    CHECK(sample(cold, {3e38f, -3e38f, 3.1e38f}) == 2);
+    params.temperature = 3e38f;
+    Sampler hot(params);
+    std::set<int32_t> seen;
+    for (int i = 0; i < 100; i++) seen.insert(sample(hot, {-3, 0, 3}));
+    CHECK(seen.size() == 3);
+}
+
+template <class Field>
+void rejects_float(Field field, const std::string& name, std::initializer_list<float> values) {
+    for (const float value : values) {
+        pi_sampler_params params = pi_sampler_default_params();
+        params.*field = value;
+        CHECK_THROWS(argument, Sampler(params));
+        try {
+            Sampler sampler(params);
+        } catch (const ggml::Error& e) {
+            CHECK(std::string(e.what()).find(name) != std::string::npos);
+        }
+    }
+}
+
+void rejects() {
+    using P = pi_sampler_params;
+    rejects_float(&P::temperature, "temperature", {nan_value, inf, -inf});
+    rejects_float(&P::top_p, "top_p", {nan_value, inf, -0.1f, 1.1f});
+    rejects_float(&P::min_p, "min_p", {nan_value, inf, -0.1f, 1.1f});
+    rejects_float(&P::typical_p, "typical_p", {nan_value, inf, -0.1f, 1.1f});
+    rejects_float(&P::repeat_penalty, "repeat_penalty", {nan_value, inf, 0, -1});
+    rejects_float(&P::frequency_penalty, "frequency_penalty", {nan_value, inf, -inf});
+    rejects_float(&P::presence_penalty, "presence_penalty", {nan_value, inf, -inf});
+    pi_sampler_params params = pi_sampler_default_params();
+    params.repeat_last_n = -2;
+    CHECK_THROWS(argument, Sampler(params));
+}
+
+}  // namespace
+
+int main() {
+    distribution();
+    filters();
+    greedy();
+    seeds();
+    odd_logits();
+    rejects();
+    return check::summary("sampler");
+}

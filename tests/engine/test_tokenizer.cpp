@@ -1,0 +1,344 @@
+// Tokenizing with a small vocabulary made here, and every way in which a vocabulary can be wrong.
+#include <unistd.h>
+
+#include <cmath>
+#include <filesystem>
+#include <fstream>
+#include <functional>
+#include <iterator>
+#include <limits>
+
+#include "ggml/check.h"
+#include "tokenizer.h"
+#include "utf8.h"
+
+using namespace powerinfer;
+using ggml::Gguf;
+using ggml::GgufWriter;
+
+namespace {
+
+// A vocabulary that stays alive with the bytes it came from.
+struct Loaded {
+    std::string bytes, path;
+    Vocab vocab;
+};
+
+const std::string space = "\xE2\x96\x81";
+
+struct Parts {
+    std::string model = "llama";
+    std::vector<std::string> texts;
+    std::vector<float> scores;
+    std::vector<int32_t> types;
+    std::function<void(GgufWriter&)> more = [](GgufWriter&) {};
+
+    int32_t add(const std::string& text, float score = 0, TokenType type = TokenType::normal) {
+        texts.push_back(text);
+        scores.push_back(score);
+        types.push_back(int32_t(type));
+        return int32_t(texts.size()) - 1;
+    }
+};
+
+Loaded load(const Parts& parts, const std::function<void(GgufWriter&)>& write_instead = nullptr) {
+    const std::filesystem::path path = std::filesystem::temp_directory_path() /
+                                       ("test_tokenizer." + std::to_string(getpid()) + ".gguf");
+    {
+        GgufWriter writer(path.string());
+        if (write_instead) {
+            write_instead(writer);
+        } else {
+            writer.add_string("tokenizer.ggml.model", parts.model);
+            writer.add_strings("tokenizer.ggml.tokens", parts.texts);
+            writer.add_f32s("tokenizer.ggml.scores", parts.scores);
+            writer.add_i32s("tokenizer.ggml.token_type", parts.types);
+            parts.more(writer);
+        }
+        writer.finish();
+    }
+    Loaded loaded;
+    std::ifstream file(path, std::ios::binary);
+    loaded.bytes.assign(std::istreambuf_iterator<char>(file), {});
+    loaded.path = path.string();
+    std::filesystem::remove(path);
+    const auto* data = reinterpret_cast<const uint8_t*>(loaded.bytes.data());
+    const Gguf gguf = Gguf::parse(data, loaded.bytes.size(), loaded.path);
+    loaded.vocab = Vocab::load(gguf);
+    return loaded;
+}
+
+std::string byte_text(int byte) {
+    return ggml::format("<0x%02X>", unsigned(byte));
+}
+
+// unk, bos, eos, 256 bytes, then a few pieces.
+Parts small() {
+    Parts parts;
+    parts.add("<unk>", 0, TokenType::unknown);
+    parts.add("<s>", 0, TokenType::control);
+    parts.add("</s>", 0, TokenType::control);
+    for (int byte = 0; byte < 256; byte++) parts.add(byte_text(byte), 0, TokenType::byte);
+    float score = 0;
+    // The earlier, the better the score, as in SentencePiece's files.
+    for (const char* text :
+         {"ab", "bc", "abc", "aa", "a", "b", "c", "<", ">", "/", "s", "</", "s>"})
+        parts.add(text, score--);
+    parts.add(space, score--);
+    parts.add(space + "a", score--);
+    parts.add(space + space, score--);
+    parts.add("\xC3\xA9", score--);  // é
+    return parts;
+}
+
+std::string texts(const Vocab& vocab, const std::string& text, bool special = false) {
+    std::string joined;
+    for (const int32_t id : vocab.tokenize(text, special))
+        joined += (joined.empty() ? "" : " ") + vocab.tokens[size_t(id)].text;
+    return joined;
+}
+
+std::string restored(const Vocab& vocab, const std::string& text, bool special = false) {
+    std::string joined;
+    for (const int32_t id : vocab.tokenize(text, special)) joined += vocab.text(id, special);
+    return joined;
+}
+
+void merging() {
+    Parts parts = small();
+    const Loaded loaded = load(parts);
+    const Vocab& v = loaded.vocab;
+    CHECK(v.tokenize("", false).empty());
+    // "ab" scores best; what is left of it cannot become "bc", but "ab" + "c" can become "abc".
+    CHECK(texts(v, "abc") == space + " abc");
+    CHECK(texts(v, "abbc") == space + " ab bc");
+    // The leftmost of equal pairs goes first, also when that leaves an odd one at the right.
+    CHECK(texts(v, "baaaaa") == space + " b aa aa a");
+    CHECK(texts(v, "a") == space + "a");
+    CHECK(texts(v, "  a") == space + space + " " + space + "a");
+    CHECK(texts(v, "\xC3\xA9") == space + " \xC3\xA9");
+    CHECK(texts(v, "\n") == space + " <0x0A>");
+    CHECK(texts(v, "\xF0\x9F\x98\x80") == space + " <0xF0> <0x9F> <0x98> <0x80>");
+    CHECK(v.nl == v.byte_ids[10]);
+    // Broken UTF-8 takes no neighbour along: "ab" is still merged.
+    CHECK(texts(v,
+                "\xE2"
+                "ab") == space + " <0xE2> ab");
+    CHECK(texts(v, "\xC3\xA9\xC3") == space + " \xC3\xA9 <0xC3>");
+    // U+2581 in a text is a space to the tokens.
+    CHECK(v.tokenize(space + "a", false) == v.tokenize(" a", false));
+    std::string all;
+    for (int i = 0; i < 256; i++) all += char(i);
+    CHECK(restored(v, all + all) == " " + all + all);
+
+    // Merges go on with what stands at their left, also when that was merged itself.
+    for (const char* text : {"st", "uv", "stuv", "astuv", "t", "u", "v"}) parts.add(text, -100);
+    CHECK(texts(load(parts).vocab, "bstuv") == space + " b stuv");
+    CHECK(texts(load(parts).vocab, "bastuv") == space + " b astuv");
+
+    parts.more = [](GgufWriter& w) { w.add_bool("tokenizer.ggml.add_space_prefix", false); };
+    const Loaded plain = load(parts);
+    CHECK(texts(plain.vocab, "abc") == "abc");
+    CHECK(texts(plain.vocab, " abc") == space + " abc");
+}
+
+void special_tokens() {
+    Parts parts = small();
+    parts.add("<user>", 0, TokenType::user_defined);
+    parts.add("<user>>", 0, TokenType::user_defined);
+    parts.add(">!", 0, TokenType::user_defined);
+    parts.add("?<u", 0, TokenType::user_defined);
+    parts.add("  ", 0, TokenType::user_defined);
+    const int32_t unused = parts.add("<unused>", 0, TokenType::unused);
+    const Loaded loaded = load(parts);
+    const Vocab& v = loaded.vocab;
+    // A control token's text is text, even where pieces with good scores could build it.
+    CHECK(texts(v, "</s>") == space + " </ s>");
+    CHECK(texts(v, "</s>", true) == "</s>");
+    CHECK(texts(v, "<unk>", true) == "<unk>");
+    // A space goes before a text that starts, or follows a special token, and only there.
+    CHECK(texts(v, "<s>ab</s>ab", true) == "<s> " + space + " ab </s> " + space + " ab");
+    CHECK(texts(v, "ab<s><s>", true) == space + " ab <s> <s>");
+    CHECK(texts(v, "b<user>b") == space + " b <user> " + space + " b");
+    CHECK(texts(v, "<user>>>") == "<user>> " + space + " >");  // the longest wins
+    // What a longer one has taken is not there for a shorter one that overlaps with it.
+    CHECK(texts(v, "<user>!") == "<user> " + space + " <0x21>");
+    CHECK(texts(v, "?<user>") == space + " <0x3F> <user>");
+    // User-defined tokens are matched in the raw text, before spaces are replaced.
+    CHECK(texts(v, "b  b") == space + " b    " + space + " b");
+    CHECK(v.text(1, false).empty() && v.text(1, true) == "<s>");
+    CHECK(v.text(0, false).empty() && v.text(0, true) == "<unk>");
+    CHECK(v.text(unused, false) == "<unused>");
+    CHECK(v.text(-1, true).empty() && v.text(v.size(), true).empty());
+    CHECK(restored(v, "b<user>") == " b<user>");
+}
+
+void properties() {
+    Parts parts = small();
+    const int32_t turn = parts.add("<|im_end|>", 0, TokenType::control);
+    const int32_t eot = parts.add("over", 0, TokenType::control);
+    const int32_t piece = parts.add("<end_of_turn>");
+    parts.more = [&](GgufWriter& w) { w.add_u32("tokenizer.ggml.eot_token_id", uint32_t(eot)); };
+    Vocab v = load(parts).vocab;  // a moved vocabulary still finds its texts
+    CHECK(v.bos == 1 && v.eos == 2 && v.unk == 0 && v.add_bos && !v.add_eos && v.add_space_prefix);
+    CHECK(v.ends == (std::vector<int32_t>{2, turn, eot}));
+    CHECK(v.is_end(2) && v.is_end(eot) && !v.is_end(piece) && !v.is_end(-1));
+    CHECK(texts(v, "abc") == space + " abc");
+
+    parts = small();
+    parts.more = [](GgufWriter& w) {
+        w.add_u32("tokenizer.ggml.bos_token_id", 260);
+        w.add_u32("tokenizer.ggml.eos_token_id", 261);
+        w.add_u32("tokenizer.ggml.unknown_token_id", 262);
+        w.add_bool("tokenizer.ggml.add_bos_token", false);
+        w.add_bool("tokenizer.ggml.add_eos_token", true);
+    };
+    v = load(parts).vocab;
+    CHECK(v.bos == 260 && v.eos == 261 && v.unk == 262 && !v.add_bos && v.add_eos);
+    CHECK(v.ends == (std::vector<int32_t>{2, 261}));  // </s> ends a text whatever EOS is
+
+    // Too small for the family's usual ids: no such tokens. Bytes without a token become unk.
+    Parts tiny;
+    tiny.add("<unk>", 0, TokenType::unknown);
+    v = load(tiny).vocab;
+    CHECK(v.bos == -1 && v.eos == -1 && v.unk == 0 && !v.add_bos && v.ends.empty() && v.nl == -1);
+    CHECK(v.tokenize("a", false) == (std::vector<int32_t>{0, 0, 0, 0}));
+
+    // Without token types, byte tokens are known by their names.
+    const Parts untyped = small();
+    v = load({}, [&](GgufWriter& w) {
+            w.add_string("tokenizer.ggml.model", "llama");
+            w.add_strings("tokenizer.ggml.tokens", untyped.texts);
+            w.add_f32s("tokenizer.ggml.scores", untyped.scores);
+        }).vocab;
+    CHECK(restored(v, "a\n") == " a\n");
+    CHECK(v.tokens[1].type == TokenType::normal);
+}
+
+std::string message(const Parts& parts) {
+    try {
+        load(parts);
+    } catch (const ggml::Error& e) {
+        return e.what();
+    }
+    return "";
+}
+
+void rejects() {
+    Parts parts = small();
+    parts.model = "gpt5";
+    CHECK_THROWS(unsupported, load(parts));
+    CHECK_THROWS(format, load({}, [](GgufWriter& w) { w.add_u32("tokenizer.ggml.model", 1); }));
+    CHECK_THROWS(format, load({}, [](GgufWriter& w) { w.add_u32("x", 1); }));
+    CHECK_THROWS(format, load(Parts()));  // empty
+
+    // Arrays that are missing or of another type.
+    const auto with = [](const std::function<void(GgufWriter&)>& rest) {
+        load({}, [&](GgufWriter& w) {
+            w.add_string("tokenizer.ggml.model", "llama");
+            rest(w);
+        });
+    };
+    const std::string tokens = "tokenizer.ggml.tokens", scores = "tokenizer.ggml.scores";
+    const std::string types = "tokenizer.ggml.token_type";
+    CHECK_THROWS(format, with([&](GgufWriter&) {}));
+    CHECK_THROWS(format, with([&](GgufWriter& w) { w.add_u32(tokens, 1); }));
+    CHECK_THROWS(format, with([&](GgufWriter& w) { w.add_string(tokens, "a"); }));
+    CHECK_THROWS(format, with([&](GgufWriter& w) { w.add_f32s(tokens, {1}); }));
+    CHECK_THROWS(format, with([&](GgufWriter& w) { w.add_strings(tokens, {"a"}); }));
+    CHECK_THROWS(format, with([&](GgufWriter& w) {
+                     w.add_strings(tokens, {"a"});
+                     w.add_f32(scores, 1);
+                 }));
+    CHECK_THROWS(format, with([&](GgufWriter& w) {
+                     w.add_strings(tokens, {"a"});
+                     w.add_strings(scores, {"1"});
+                 }));
+    CHECK_THROWS(format, with([&](GgufWriter& w) {
+                     w.add_strings(tokens, {"a"});
+                     w.add_f32s(scores, {1});
+                     w.add_f32s(types, {1});
+                 }));
+
+    // Arrays that do not fit each other.
+    for (const int n : {-1, 1}) {
+        parts = small();
+        parts.scores.resize(size_t(int(parts.scores.size()) + n));
+        CHECK_THROWS(format, load(parts));
+        parts = small();
+        parts.types.resize(size_t(int(parts.types.size()) + n), 1);
+        CHECK_THROWS(format, load(parts));
+    }
+    parts = small();
+    parts.scores[5] = std::numeric_limits<float>::quiet_NaN();
+    CHECK_THROWS(format, load(parts));
+    for (const int32_t type : {-1, 7, INT32_MAX, INT32_MIN}) {
+        parts = small();
+        parts.types[5] = type;
+        CHECK_THROWS(format, load(parts));
+    }
+    for (const char* text :
+         {"<0x-1>", "<0xG0>", "<0x 1>", "<0x100>", "<0x1>", "", "0x41", "<0X41>"}) {
+        parts = small();
+        parts.add(text, 0, TokenType::byte);
+        CHECK_THROWS(format, load(parts));
+    }
+    for (const char* text : {"\xFF", "a\xC3", "\xED\xA0\x80", "\xC0\x80", "\xF4\x90\x80\x80"}) {
+        parts = small();
+        parts.add(text);
+        CHECK_THROWS(format, load(parts));
+        CHECK(message(parts).find("tokenizer.ggml.tokens") != std::string::npos);
+        CHECK(message(parts).find(".gguf: ") != std::string::npos);
+    }
+    for (const char* key : {"bos", "eos", "unknown", "eot", "eom"})
+        for (const uint32_t id : {276u, 0x7FFFFFFFu, 0xFFFFFFFFu}) {
+            parts = small();
+            const std::string name = std::string("tokenizer.ggml.") + key + "_token_id";
+            parts.more = [&](GgufWriter& w) { w.add_u32(name, id); };
+            CHECK(message(parts).find(name) != std::string::npos);
+            CHECK_THROWS(format, load(parts));
+            parts.more = [&](GgufWriter& w) { w.add_string(name, "1"); };
+            CHECK_THROWS(format, load(parts));
+        }
+    for (const char* key : {"add_bos_token", "add_eos_token", "add_space_prefix"}) {
+        parts.more = [&](GgufWriter& w) {
+            w.add_string(std::string("tokenizer.ggml.") + key, "yes");
+        };
+        CHECK_THROWS(format, load(parts));
+    }
+}
+
+void odd_vocabularies() {
+    // Empty, repeated and infinite entries are strange, but nothing contradicts them.
+    Parts parts = small();
+    parts.add("");
+    parts.add("", 0, TokenType::control);
+    parts.add("ab", 5);
+    parts.add("ca", std::numeric_limits<float>::infinity());
+    parts.add("cb", -std::numeric_limits<float>::infinity());
+    const Vocab v = load(parts).vocab;
+    CHECK(texts(v, "cab", true) == space + " ca b");
+    CHECK(texts(v, "cb") == space + " cb");
+    CHECK(v.tokenize("ab", false).back() == 259);
+    CHECK(texts(v, std::string(100000, 'b')).size() == space.size() + 200000);
+}
+
+void characters() {
+    CHECK(is_utf8("") && is_utf8("a\xC3\xA9\xE2\x96\x81\xF0\x9F\x98\x80"));
+    CHECK(is_utf8("\xED\x9F\xBF\xEE\x80\x80\xF4\x8F\xBF\xBF"));
+    for (const char* bad : {"\x80", "\xC1\x81", "\xE0\x9F\xBF", "\xF0\x8F\xBF\xBF",
+                            "\xF5\x80\x80\x80", "\xE2\x96", "\xF0\x9F\x98", "\xC3", "\xE2\x28\xA1"})
+        CHECK(!is_utf8(bad));
+}
+
+}  // namespace
+
+int main() {
+    merging();
+    special_tokens();
+    properties();
+    rejects();
+    odd_vocabularies();
+    characters();
+    return check::summary("tokenizer");
+}

@@ -1,0 +1,452 @@
+// The operators of ops.h against naive formulas in double precision, over sizes that no tile likes,
+// for every instruction set of this machine. A result's bits must not depend on the number of
+// threads or on the rows beside it.
+#include "ggml/ops.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <functional>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "check.h"
+#include "cpu/kernels.h"
+#include "ggml/context.h"
+#include "ggml/dtype.h"
+
+using namespace ggml;
+
+namespace {
+
+using Floats = std::vector<float>;
+using Doubles = std::vector<double>;
+
+std::mt19937 rng(7);
+
+Floats random_floats(int64_t n, float scale = 1) {
+    std::normal_distribution<float> normal(0, scale);
+    Floats v(static_cast<size_t>(n));
+    for (float& x : v) x = normal(rng);
+    return v;
+}
+
+// Sums of floats in an order of the kernel's choice: every addition rounds by at most 2^-24 of the
+// sum of magnitudes, and the tests add up to a few hundred terms; errors mostly cancel.
+constexpr double kRounding = 4e-6;
+
+// |got - expected| relative to `size`, the sum of the magnitudes that were added.
+bool close(const Floats& got, const Doubles& expected, const Doubles& size,
+           double limit = kRounding) {
+    for (size_t i = 0; i < got.size(); i++) {
+        if (!(std::fabs(double(got[i]) - expected[i]) <= limit * size[i] + 1e-30)) return false;
+    }
+    return got.size() == expected.size();
+}
+
+bool same(const Floats& a, const Floats& b) {
+    return a.size() == b.size() && !std::memcmp(a.data(), b.data(), a.size() * sizeof(float));
+}
+
+// Contexts with 1, 2 and 3 threads of the instruction set under test.
+std::vector<Context*> contexts;
+
+// op(context, first row, rows) gives the results of some rows. Checks that every thread count and
+// every row alone give the same bits as all together; returns them.
+Floats steady(const std::function<Floats(Context&, int64_t, int64_t)>& op, int64_t rows) {
+    const Floats all = op(*contexts[0], 0, rows);
+    for (Context* c : contexts) CHECK(same(op(*c, 0, rows), all));
+    const size_t width = all.size() / size_t(rows);
+    for (int64_t t = 0; t < rows; t++) {
+        const auto from = all.begin() + ptrdiff_t(size_t(t) * width);
+        CHECK(same(op(*contexts[size_t(t) % 3], t, 1), Floats(from, from + ptrdiff_t(width))));
+    }
+    return all;
+}
+
+// A weight matrix with its bytes, packed as the loader packs it, and its values.
+struct Weight {
+    Weight(DType type, int64_t rows, int64_t cols, bool strips) : values(size_t(rows * cols)) {
+        const Floats wanted = random_floats(rows * cols);
+        bytes.resize(size_t(info(type).size(rows * cols)));
+        info(type).encode(wanted.data(), bytes.data(), rows * cols);
+        info(type).decode(bytes.data(), values.data(), rows * cols);
+        matrix = {type, Layout::rows, rows, cols, bytes.data()};
+        if (!strips) return;
+        packed.resize(size_t((rows + kStrip - 1) / kStrip * kStrip * matrix.row_bytes()));
+        for (int64_t r = 0; r < rows; r += kStrip) {
+            pack_strip(type, bytes.data() + r * matrix.row_bytes(), std::min(kStrip, rows - r),
+                       cols, packed.data() + r * matrix.row_bytes());
+        }
+        matrix.layout = Layout::strips;
+        matrix.data = packed.data();
+    }
+    Matrix matrix;
+    std::vector<uint8_t> bytes, packed;
+    Floats values;
+};
+
+// x as the kernels see it: rounded to 8 bits where the weights are quantised. The rounding itself
+// is checked against the bound that the format gives, so that it cannot hide an error.
+Floats seen(const Floats& x, int64_t cols, bool quantise) {
+    if (!quantise) return x;
+    InputBuffer buffer(int64_t(x.size()) / cols, cols);
+    const Input input =
+        buffer.prepare(*contexts[0], x.data(), int64_t(x.size()) / cols, cols, true);
+    Floats out(x.size());
+    for (size_t i = 0; i < x.size(); i++) {
+        const float d = input.q8.d[i / kQ];
+        out[i] = float(input.q8.q[i]) * d;
+        CHECK(std::fabs(out[i] - x[i]) <= 0.5001f * d);
+    }
+    return out;
+}
+
+void test_matmul(DType type) {
+    const bool quantised = info(type).is_quantised();
+    // Rows: less than a strip, whole strips, a tail; 65 tokens: more than the tail's buffer takes.
+    for (int64_t cols : {32, 96, 320}) {
+        const int64_t k = quantised ? cols : cols - 5;
+        const Weight a(type, 1, k, quantised), b(type, 16, k, quantised), c(type, 43, k, quantised);
+        const Floats bias_a = random_floats(1), bias_c = random_floats(43);
+        for (int64_t tokens : {1, 2, 5, 65}) {
+            const Floats x = random_floats(tokens * k), in = seen(x, k, quantised);
+            const auto op = [&](Context& context, int64_t first, int64_t n) {
+                InputBuffer buffer(n, k);
+                Floats ya(size_t(n), NAN), yb(size_t(n * 16), NAN), yc(size_t(n * 43), NAN);
+                const Input input = buffer.prepare(context, x.data() + first * k, n, k, quantised);
+                matmul(context, input,
+                       {{a.matrix, ya.data(), bias_a.data()},
+                        {b.matrix, yb.data()},
+                        {c.matrix, yc.data(), bias_c.data()}});
+                Floats y;  // [n, 1 + 16 + 43]
+                for (int64_t t = 0; t < n; t++) {
+                    y.insert(y.end(), ya.begin() + t, ya.begin() + t + 1);
+                    y.insert(y.end(), yb.begin() + t * 16, yb.begin() + t * 16 + 16);
+                    y.insert(y.end(), yc.begin() + t * 43, yc.begin() + t * 43 + 43);
+                }
+                return y;
+            };
+            Doubles expected, size;
+            for (int64_t t = 0; t < tokens; t++) {
+                for (const Weight* w : {&a, &b, &c}) {
+                    const Floats* bias = w == &a ? &bias_a : w == &c ? &bias_c : nullptr;
+                    for (int64_t r = 0; r < w->matrix.rows; r++) {
+                        double sum = bias ? double((*bias)[size_t(r)]) : 0, total = std::fabs(sum);
+                        for (int64_t i = 0; i < k; i++) {
+                            const double term =
+                                double(w->values[size_t(r * k + i)]) * in[size_t(t * k + i)];
+                            sum += term;
+                            total += std::fabs(term);
+                        }
+                        expected.push_back(sum);
+                        size.push_back(total);
+                    }
+                }
+            }
+            CHECK(close(steady(op, tokens), expected, size));
+        }
+    }
+}
+
+void test_matmul_transposed(DType type) {
+    const bool quantised = info(type).is_quantised();
+    for (int64_t cols : {32, 160, 416}) {  // within a piece of 128 columns and over several
+        for (int64_t rows : {1, 7, 90}) {
+            const int64_t n = quantised ? cols : cols - 3;
+            const Weight w(type, rows, n, false);
+            const Floats bias = random_floats(n);
+            for (int64_t tokens : {1, 2, 5}) {
+                Floats a = random_floats(tokens * rows);
+                std::bernoulli_distribution silent(0.7);
+                for (float& v : a) {
+                    if (silent(rng)) v = 0;
+                }
+                for (int64_t t = 0; t < tokens; t++) a[size_t(t * rows)] = 0;  // nobody fires row 0
+                for (const float* b : {bias.data(), static_cast<const float*>(nullptr)}) {
+                    const auto op = [&](Context& context, int64_t first, int64_t count) {
+                        Floats y(size_t(count * n), NAN);
+                        matmul_transposed(context, w.matrix, a.data() + first * rows, count,
+                                          y.data(), b);
+                        return y;
+                    };
+                    Doubles expected, size;
+                    for (int64_t t = 0; t < tokens; t++) {
+                        for (int64_t c = 0; c < n; c++) {
+                            double sum = b ? double(b[c]) : 0, total = std::fabs(sum);
+                            for (int64_t r = 0; r < rows; r++) {
+                                const double term = double(w.values[size_t(r * n + c)]) *
+                                                    a[size_t(t * rows + r)];
+                                sum += term;
+                                total += std::fabs(term);
+                            }
+                            expected.push_back(sum);
+                            size.push_back(total);
+                        }
+                    }
+                    CHECK(close(steady(op, tokens), expected, size));
+                }
+            }
+        }
+    }
+    // A row that no token fires is not read at all: its weights could be anything.
+    Weight w(DType::F32, 3, 8, false);
+    const float nan = NAN;
+    std::memcpy(w.bytes.data() + 8 * sizeof(float), &nan, sizeof(nan));
+    Floats y(8);
+    matmul_transposed(*contexts[1], w.matrix, Floats{1, 0, 2}.data(), 1, y.data(), nullptr);
+    CHECK(std::isfinite(y[0]));
+}
+
+void test_rms_norm() {
+    for (int64_t n : {1, 7, 8, 9, 67, 256}) {
+        const int64_t rows = 5;
+        for (float scale : {1e-4f, 1.0f, 1e4f}) {
+            const Floats x = random_floats(rows * n, scale), weight = random_floats(n);
+            const auto op = [&](Context& context, int64_t first, int64_t count) {
+                Floats y(size_t(count * n), NAN);
+                rms_norm(context, x.data() + first * n, weight.data(), 1e-5f, count, n, y.data());
+                return y;
+            };
+            Doubles expected, size;
+            for (int64_t t = 0; t < rows; t++) {
+                double sum = 0;
+                for (int64_t i = 0; i < n; i++) sum += std::pow(double(x[size_t(t * n + i)]), 2);
+                for (int64_t i = 0; i < n; i++) {
+                    expected.push_back(x[size_t(t * n + i)] /
+                                       std::sqrt(sum / double(n) + double(1e-5f)) *
+                                       weight[size_t(i)]);
+                    size.push_back(std::fabs(expected.back()));
+                }
+            }
+            CHECK(close(steady(op, rows), expected, size));
+        }
+    }
+}
+
+void test_add() {
+    for (int64_t n : {1, 9, 40001}) {
+        const Floats x = random_floats(n), y = random_floats(n);
+        for (Context* c : contexts) {
+            Floats sum = x;
+            add(*c, sum.data(), y.data(), n);
+            bool good = true;
+            for (size_t i = 0; i < sum.size(); i++) good &= sum[i] == x[i] + y[i];
+            CHECK(good);
+        }
+    }
+}
+
+double activated(Activation act, double g, double u) {
+    const double relu = g > 0 ? g : 0;
+    switch (act) {
+        case Activation::relu:
+            return relu * u;
+        case Activation::drelu:
+            return relu * (u > 0 ? u : 0);
+        case Activation::relu2:
+            return relu * relu * u;
+        case Activation::silu:
+            return g / (1 + std::exp(-g)) * u;
+        case Activation::gelu:
+            return 0.5 * g * (1 + std::tanh(std::sqrt(2 / M_PI) * (g + 0.044715 * g * g * g))) * u;
+    }
+    return NAN;
+}
+
+void test_gated_activation() {
+    for (Activation act : {Activation::relu, Activation::drelu, Activation::relu2, Activation::silu,
+                           Activation::gelu}) {
+        for (int64_t n : {1, 333, 9001}) {
+            const int64_t rows = n == 333 ? 3 : 1;
+            Floats gate = random_floats(rows * n, 3);
+            const Floats up = random_floats(rows * n, 3);
+            const Floats extremes = {0.0f, -0.0f, 100.0f, -100.0f, 1e4f, -1e4f};
+            for (size_t i = 0; i < extremes.size() && i < gate.size(); i++) gate[i] = extremes[i];
+            const auto op = [&](Context& context, int64_t first, int64_t count) {
+                Floats g(gate.begin() + first * n, gate.begin() + (first + count) * n);
+                gated_activation(context, act, g.data(), up.data() + first * n, count * n);
+                return g;
+            };
+            Doubles expected, size;
+            for (size_t i = 0; i < gate.size(); i++) {
+                expected.push_back(activated(act, gate[i], up[i]));
+                // In GELU 1 + tanh cancels for negative gates: the error is one of |gate * up|.
+                size.push_back(act == Activation::gelu ? std::fabs(double(gate[i]) * up[i])
+                                                       : std::fabs(expected.back()));
+            }
+            CHECK(close(steady(op, rows), expected, size));
+        }
+    }
+}
+
+void test_rope() {
+    const int64_t rows = 4;
+    for (int64_t head_dim : {2, 6, 16, 80}) {
+        for (int64_t heads : {1, 3}) {
+            for (int64_t pairs : {head_dim / 2, std::max<int64_t>(1, head_dim / 4)}) {
+                const int64_t width = heads * head_dim;
+                const Floats x = random_floats(rows * width);
+                Floats table;  // any angles: position times frequency is the session's business
+                for (int64_t i = 0; i < rows * pairs; i++) {
+                    const double angle = double(rng() % 100000) / 100;
+                    table.push_back(float(std::cos(angle)));
+                    table.push_back(float(std::sin(angle)));
+                }
+                const auto op = [&](Context& context, int64_t first, int64_t count) {
+                    Floats y(x.begin() + first * width, x.begin() + (first + count) * width);
+                    rope(context, y.data(), count, heads, head_dim,
+                         table.data() + first * pairs * 2, pairs);
+                    return y;
+                };
+                Doubles expected(x.begin(), x.end()), size(x.size(), 0);
+                for (int64_t t = 0; t < rows; t++) {
+                    for (int64_t h = 0; h < heads; h++) {
+                        for (int64_t i = 0; i < pairs; i++) {
+                            const size_t at = size_t((t * heads + h) * head_dim + 2 * i);
+                            const double c = table[size_t(t * pairs + i) * 2],
+                                         s = table[size_t(t * pairs + i) * 2 + 1];
+                            const double a = x[at], b = x[at + 1];
+                            expected[at] = a * c - b * s;
+                            expected[at + 1] = a * s + b * c;
+                            size[at] = size[at + 1] = std::fabs(a) + std::fabs(b);
+                        }
+                    }
+                }
+                CHECK(close(steady(op, rows), expected, size));
+            }
+        }
+    }
+}
+
+struct Sequence {
+    std::vector<uint8_t> bytes;  // keys, then values: [n_head_kv][capacity][head_dim]
+    Floats k, v;                 // the same as numbers
+};
+
+void test_attention(DType type, int64_t n_head, int64_t n_head_kv, int64_t head_dim) {
+    const int64_t capacity = 200, count = n_head_kv * capacity * head_dim;
+    const int64_t head_bytes = info(type).size(capacity * head_dim);
+    const AttentionShape shape{type,     n_head,     n_head_kv,
+                               head_dim, head_bytes, float(1 / std::sqrt(double(head_dim)))};
+    std::vector<Sequence> sequences(2);
+    for (Sequence& s : sequences) {
+        const Floats wanted = random_floats(2 * count, 2);
+        s.bytes.resize(size_t(info(type).size(2 * count)));
+        info(type).encode(wanted.data(), s.bytes.data(), 2 * count);
+        Floats values(wanted.size());
+        info(type).decode(s.bytes.data(), values.data(), 2 * count);
+        s.k.assign(values.begin(), values.begin() + count);
+        s.v.assign(values.begin() + count, values.end());
+    }
+    // First position, around the blocks of 64, several blocks; both sequences in one call.
+    const std::vector<int64_t> positions = {1, 2, 63, 64, 65, 128, 129, 200};
+    const int64_t rows = int64_t(positions.size()), width = n_head * head_dim;
+    const Floats q = random_floats(rows * width, 2);
+    std::vector<AttentionRow> table;
+    for (int64_t t = 0; t < rows; t++) {
+        const uint8_t* k = sequences[size_t(t % 2)].bytes.data();
+        table.push_back({k, k + n_head_kv * head_bytes, positions[size_t(t)]});
+    }
+    const auto op = [&](Context& context, int64_t first, int64_t n) {
+        Floats out(size_t(n * width), NAN);
+        attention(context, shape, table.data() + first, n, q.data() + first * width, out.data());
+        return out;
+    };
+    Doubles expected, size;
+    for (int64_t t = 0; t < rows; t++) {
+        const Sequence& s = sequences[size_t(t % 2)];
+        const int64_t n = positions[size_t(t)];
+        for (int64_t h = 0; h < n_head; h++) {
+            const int64_t base = h / (n_head / n_head_kv) * capacity * head_dim;
+            Doubles weight;
+            double top = -INFINITY, sum = 0;
+            for (int64_t p = 0; p < n; p++) {
+                double dot = 0;
+                for (int64_t i = 0; i < head_dim; i++) {
+                    dot += double(q[size_t(t * width + h * head_dim + i)]) *
+                           s.k[size_t(base + p * head_dim + i)];
+                }
+                weight.push_back(dot / std::sqrt(double(head_dim)));
+                top = std::max(top, weight.back());
+            }
+            for (double& w : weight) sum += w = std::exp(w - top);
+            for (int64_t i = 0; i < head_dim; i++) {
+                double y = 0, total = 0;
+                for (int64_t p = 0; p < n; p++) {
+                    const double term =
+                        weight[size_t(p)] / sum * s.v[size_t(base + p * head_dim + i)];
+                    y += term;
+                    total += std::fabs(term);
+                }
+                expected.push_back(y);
+                size.push_back(total);
+            }
+        }
+    }
+    // Scores reach tens here and go through exp(): an error of 1e-7 of a score is one of some 1e-6
+    // of its weight.
+    CHECK(close(steady(op, rows), expected, size, 2e-5));
+}
+
+void test_all() {
+    Context one(1), two(2), three(3);
+    contexts = {&one, &two, &three};
+    for (DType type : {DType::F32, DType::F16, DType::BF16, DType::Q8_0, DType::Q4_0}) {
+        test_matmul(type);
+        test_matmul_transposed(type);
+    }
+    test_rms_norm();
+    test_add();
+    test_gated_activation();
+    test_rope();
+    for (DType type : {DType::F16, DType::F32}) {
+        test_attention(type, 3, 3, 8);
+        test_attention(type, 8, 2, 20);
+        test_attention(type, 36, 2, 16);  // 18 query heads per key head: more than go together
+    }
+    contexts.clear();
+}
+
+// Makes a Context for a value of GGML_ISA and says which kernels it has.
+std::string chosen(const char* isa) {
+    setenv("GGML_ISA", isa, 1);
+    return isa_name(Context(1).kernels);
+}
+
+void test_choice() {
+    for (const char* isa : {"avx3", "AVX2", " generic", "generic ", "avx512,avx2", "%s%n"}) {
+        CHECK_THROWS(unsupported, chosen(isa));
+        CHECK_THROWS(unsupported, select_kernels());
+    }
+    CHECK(chosen("generic") == "generic");
+    const std::string best = chosen("");  // empty means not set
+    unsetenv("GGML_ISA");
+    CHECK(isa_name(select_kernels()) == best);
+}
+
+}  // namespace
+
+int main() {
+    test_choice();
+    int known = 0;
+    const char* const* isas = cpu::isa_names(&known);
+    CHECK(known >= 1);
+    for (int i = 0; i < known; i++) {
+        const char* isa = isas[i];
+        setenv("GGML_ISA", isa, 1);
+        try {
+            select_kernels();
+        } catch (const Error& e) {
+            CHECK(e.code() == Code::unsupported && std::strcmp(isa, "generic"));
+            std::printf("skipped: %s\n", e.what());
+            continue;
+        }
+        CHECK(chosen(isa) == isa);
+        test_all();
+    }
+    return check::summary("test_ops");
+}

@@ -1,0 +1,184 @@
+// The pool: every piece once, whatever the sizes; regions back to back; pools that come and go.
+// Made for -fsanitize=thread too: results are written without atomics wherever the pool promises
+// that this is safe.
+#include "ggml/threads.h"
+
+#include <atomic>
+#include <chrono>
+#include <cstdint>
+#include <memory>
+#include <thread>
+#include <vector>
+
+#include "check.h"
+
+using namespace ggml;
+
+namespace {
+
+// One region over [0, n): is every index visited once, in pieces that start at multiples of grain,
+// by threads that exist? Plain integers: two threads on one piece would be a race.
+bool complete(Threads& threads, int64_t n, int64_t grain) {
+    std::vector<int> visits(size_t(n > 0 ? n : 0), 0);
+    std::atomic<bool> sound{true};
+    threads.run(n, grain, [&](int64_t begin, int64_t end, int thread) {
+        if (begin < 0 || end > n || begin >= end || end - begin > grain || begin % grain != 0 ||
+            thread < 0 || thread >= threads.active())
+            sound = false;
+        else
+            for (int64_t i = begin; i < end; i++) visits[size_t(i)]++;
+    });
+    for (int v : visits)
+        if (v != 1) return false;
+    return sound;
+}
+
+void test_sizes() {
+    // 17 and 64 are more threads than the cores of most machines that build this.
+    for (int size : {1, 2, 3, 4, 7, 17, 64}) {
+        Threads threads(size);
+        CHECK(threads.size() == size);
+        CHECK(threads.active() == size);
+        for (int64_t n : {-1, 0, 1, 2, 3, 7, 8, 63, 64, 65, 1000, 4099}) {
+            for (int64_t grain : {1, 2, 3, 16, 64, 5000}) CHECK(complete(threads, n, grain));
+        }
+    }
+}
+
+void test_bad_sizes() {
+    for (int size : {0, -1, -1000000, 513, 1 << 30}) CHECK_THROWS(argument, Threads(size));
+    const int n = default_threads();
+    CHECK(n >= 1 && n <= 512);
+    CHECK(complete(*std::make_unique<Threads>(n), 1000, 7));
+}
+
+void test_limit() {
+    Threads threads(5);
+    for (int limit : {1, 2, 5, 3, 1, 4, 5}) {
+        threads.limit(limit);
+        CHECK(threads.active() == limit);
+        CHECK(threads.size() == 5);
+        for (int i = 0; i < 50; i++) CHECK(complete(threads, 97, 5));
+    }
+    threads.limit(0);
+    CHECK(threads.active() == 1);
+    threads.limit(1000);
+    CHECK(threads.active() == 5);
+    CHECK(complete(threads, 97, 5));
+}
+
+// A token has hundreds of regions and each one reads what the last one wrote.
+void test_back_to_back(int size, int regions) {
+    Threads threads(size);
+    std::vector<int64_t> a(37, 1), b(37, 0);
+    for (int i = 0; i < regions; i++) {
+        threads.run(37, 4, [&](int64_t begin, int64_t end, int) {
+            for (int64_t k = begin; k < end; k++)
+                b[size_t(k)] = a[size_t(36 - k)] + (i % 3 == 0 ? 1 : 0);
+        });
+        std::swap(a, b);
+    }
+    const int64_t expected = 1 + (regions + 2) / 3;
+    bool good = true;
+    for (int64_t v : a) good &= v == expected;
+    CHECK(good);
+}
+
+// The number of threads changes between regions, as between a prompt and the tokens after it.
+void test_back_to_back_with_limits() {
+    Threads threads(4);
+    std::vector<int64_t> sum(16, 0);
+    for (int i = 0; i < 4000; i++) {
+        threads.limit(1 + i * 7 % 4);
+        threads.run(16, 1, [&](int64_t begin, int64_t, int) { sum[size_t(begin)] += i; });
+    }
+    bool good = true;
+    for (int64_t v : sum) good &= v == 4000 * 3999 / 2;
+    CHECK(good);
+}
+
+void test_lifetimes() {
+    for (int i = 0; i < 200; i++) {
+        Threads unused(1 + i % 5);
+        Threads threads(1 + i % 4);
+        if (i % 3 == 0) continue;  // made and destroyed without a region
+        CHECK(complete(threads, 50, 3));
+    }
+}
+
+// Pools are independent: two callers, each with its own.
+void test_two_pools() {
+    std::atomic<int> good{0};
+    const auto caller = [&](int size) {
+        Threads threads(size);
+        int complete_ones = 0;
+        for (int i = 0; i < 500; i++) complete_ones += complete(threads, 101, 3);
+        good += complete_ones;
+    };
+    std::thread other(caller, 3);
+    caller(2);
+    other.join();
+    CHECK(good == 1000);
+}
+
+// One pool, callers one after the other from different threads, as a session that is handed on.
+void test_handed_on() {
+    Threads threads(3);
+    for (int i = 0; i < 20; i++) {
+        bool good = false;
+        std::thread([&] { good = complete(threads, 101, 3); }).join();
+        CHECK(good);
+    }
+}
+
+// Workers give up spinning after about 0.1 ms and sleep: a region after a pause must wake them all.
+// Each piece waits until all threads have come for theirs, so one that stays asleep would show.
+void test_wake_up() {
+    constexpr int kSize = 3;
+    Threads threads(kSize);
+    for (int i = 0; i < 30; i++) {
+        std::this_thread::sleep_for(std::chrono::milliseconds(i % 3 == 0 ? 20 : 1));
+        std::atomic<int> arrived{0};
+        std::atomic<bool> late{false};
+        std::vector<int> by(kSize, -1);
+        threads.run(kSize, 1, [&](int64_t begin, int64_t, int thread) {
+            by[size_t(begin)] = thread;
+            arrived++;
+            const auto limit = std::chrono::steady_clock::now() + std::chrono::seconds(60);
+            while (arrived < kSize && !late) {
+                if (std::chrono::steady_clock::now() > limit) late = true;
+                std::this_thread::yield();
+            }
+        });
+        CHECK(!late);
+        CHECK(by[0] + by[1] + by[2] == 0 + 1 + 2 && by[0] != by[1] && by[1] != by[2]);
+    }
+}
+
+// Sleepers that a limited region does not need must not be lost for the next full one.
+void test_wake_up_after_limit() {
+    Threads threads(4);
+    for (int i = 0; i < 20; i++) {
+        threads.limit(2);
+        for (int k = 0; k < 5; k++) CHECK(complete(threads, 40, 1));
+        std::this_thread::sleep_for(std::chrono::milliseconds(2));
+        threads.limit(4);
+        CHECK(complete(threads, 40, 1));
+    }
+}
+
+}  // namespace
+
+int main() {
+    test_sizes();
+    test_bad_sizes();
+    test_limit();
+    for (int size : {1, 2, 3, 4, 9}) test_back_to_back(size, size > 4 ? 1000 : 5000);
+    test_back_to_back_with_limits();
+    test_lifetimes();
+    test_two_pools();
+    test_handed_on();
+    test_wake_up();
+    test_wake_up_after_limit();
+    return check::summary("test_threads");
+}
