@@ -1,7 +1,8 @@
 // The forward pass: tokens in, logits out, over rows of (token, position, sequence).
+#include <algorithm>
 #include <cmath>
-#include <cstring>
 
+#include "ffn.h"
 #include "session.h"
 
 namespace powerinfer {
@@ -9,80 +10,103 @@ namespace powerinfer {
 namespace {
 
 using ggml::Input;
-using ggml::Matrix;
 
-bool quantised(const Matrix& w) {
-    return ggml::info(w.type).is_quantised();
-}
-
-// x[t] = row of the embedding table.
+// x[t] = row of the embedding table, plus the position's row where positions are learned.
 void embed(Session& s, const Row* rows, int64_t n) {
-    const int64_t n_embd = s.model->config.n_embd;
+    const Model& m = *s.model;
+    const int64_t n_embd = m.config.n_embd;
+    float* position = s.scratch.normed;
     s.context.threads.run(n, 1, [&](int64_t begin, int64_t end, int) {
         for (int64_t t = begin; t < end; t++) {
-            ggml::decode_row(s.model->token_embd, rows[t].token, s.scratch.x + t * n_embd);
+            ggml::decode_row(m.token_embd, rows[t].token, s.scratch.x + t * n_embd);
+            if (!m.position_embd) continue;
+            ggml::decode_row(m.position_embd, rows[t].pos + m.config.position_offset,
+                             position + t * n_embd);
+            for (int64_t i = 0; i < n_embd; i++)
+                s.scratch.x[t * n_embd + i] += position[t * n_embd + i];
         }
     });
 }
 
-// Angles of every row: position times frequency, the same for all layers and heads.
-void rotations(Session& s, const Row* rows, int64_t n) {
-    const int64_t n_pairs = int64_t(s.inverse_frequency.size());
-    for (int64_t t = 0; t < n; t++) {
-        float* row = s.scratch.cos_sin + t * n_pairs * 2;
-        for (int64_t i = 0; i < n_pairs; i++) {
-            const double angle = double(rows[t].pos) * s.inverse_frequency[i];
-            row[2 * i] = float(std::cos(angle));
-            row[2 * i + 1] = float(std::sin(angle));
-        }
+// y = norm(x), n rows.
+void norm(Session& s, const float* x, const NormWeights& w, int64_t n, float* y) {
+    const Config& c = s.model->config;
+    if (c.norm == Config::Norm::layer) {
+        ggml::layer_norm(s.context, x, w.weight, w.bias, c.norm_eps, n, c.n_embd, y);
+    } else {
+        ggml::rms_norm(s.context, x, w.weight, c.norm_eps, n, c.n_embd, y);
     }
 }
 
-// out = Wo . attention(rope(Wq . norm(x)), rope(Wk . norm(x)), Wv . norm(x))
-void attention_block(Session& s, int64_t layer, const Row* rows, int64_t n) {
+// Each head of queries or keys: its own norm, then its position.
+void place_heads(Session& s, const Layer& l, const float* head_norm, int64_t n, int64_t n_head,
+                 float* x) {
     const Config& c = s.model->config;
-    const Layer& l = s.model->layers[layer];
+    if (head_norm) {
+        ggml::rms_norm(s.context, x, head_norm, c.norm_eps, n * n_head, c.head_dim, x);
+    }
+    if (c.n_rot && l.rotates) {
+        ggml::rope(s.context, x, n, n_head, c.head_dim, s.scratch.cos_sin, c.n_rot / 2,
+                   c.rope_pairs);
+    }
+}
+
+// y = Wo . attention(Wq . x, Wk . x, Wv . x)
+void attention(Session& s, int64_t layer, const Row* rows, const float* x, int64_t n, float* y) {
+    const Config& c = s.model->config;
+    const Layer& l = s.model->layers[size_t(layer)];
     Scratch& b = s.scratch;
 
-    ggml::rms_norm(s.context, b.x, l.attn_norm, c.norm_eps, n, c.n_embd, b.normed);
-    const bool q8 = quantised(l.q) || quantised(l.k) || quantised(l.v);
-    const Input normed = b.input.prepare(s.context, b.normed, n, c.n_embd, q8);
-    ggml::matmul(s.context, normed,
+    const bool q8 = l.q.quantised() || l.k.quantised() || l.v.quantised();
+    const Input input = b.input.prepare(s.context, x, n, c.n_embd, q8);
+    ggml::matmul(s.context, input,
                  {{l.q, b.q, l.q_bias}, {l.k, b.k, l.k_bias}, {l.v, b.v, l.v_bias}});
+    place_heads(s, l, l.q_norm, n, c.n_head, b.q);
+    place_heads(s, l, l.k_norm, n, c.n_head_kv, b.k);
 
-    ggml::rope(s.context, b.q, n, c.n_head, c.head_dim, b.cos_sin, c.n_rot / 2);
-    ggml::rope(s.context, b.k, n, c.n_head_kv, c.head_dim, b.cos_sin, c.n_rot / 2);
     s.context.threads.run(n, 1, [&](int64_t begin, int64_t end, int) {
         for (int64_t t = begin; t < end; t++) {
             s.kv.store(layer, rows[t].seq, rows[t].pos, b.k + t * c.kv_dim(), b.v + t * c.kv_dim());
         }
     });
-    for (int64_t t = 0; t < n; t++) b.attention_rows[t] = s.kv.row(layer, rows[t].seq, rows[t].pos);
+    for (int64_t t = 0; t < n; t++) {
+        b.attention_rows[size_t(t)] = s.kv.row(layer, rows[t].seq, rows[t].pos, l.window);
+    }
     const ggml::AttentionShape shape{
         s.kv.type(), c.n_head,           c.n_head_kv,
         c.head_dim,  s.kv.head_stride(), float(1.0 / std::sqrt(double(c.head_dim)))};
     ggml::attention(s.context, shape, b.attention_rows.data(), n, b.q, b.attended);
 
-    const Input attended = b.input.prepare(s.context, b.attended, n, c.q_dim(), quantised(l.o));
-    ggml::matmul(s.context, attended, {{l.o, b.out, l.o_bias}});
+    const Input attended = b.input.prepare(s.context, b.attended, n, c.q_dim(), l.o.quantised());
+    ggml::matmul(s.context, attended, {{l.o, y, l.o_bias}});
 }
 
-// out = Wdown . (act(Wgate . norm(x)) * Wup . norm(x))
-void ffn_block(Session& s, const Layer& l, int64_t n) {
+// y = the layer's FFN, or its mixture of experts, of x.
+void feed_forward(Session& s, const Layer& l, const float* x, int64_t n, float* y) {
+    if (l.experts.empty()) {
+        ffn(s, l.ffn, x, n, y);
+        return;
+    }
+    if (!s.model->config.route_layer_input) route(s, l, x, n);
+    mixture(s, l, x, n, y);
+}
+
+// x += attention(norm(x)); x += ffn(norm(x)); or both of the same x where the family has them side
+// by side.
+void layer(Session& s, int64_t i, const Row* rows, int64_t n) {
     const Config& c = s.model->config;
+    const Layer& l = s.model->layers[size_t(i)];
     Scratch& b = s.scratch;
 
-    ggml::rms_norm(s.context, b.x, l.ffn_norm, c.norm_eps, n, c.n_embd, b.normed);
-    const Input normed =
-        b.input.prepare(s.context, b.normed, n, c.n_embd, quantised(l.gate) || quantised(l.up));
-    ggml::matmul(s.context, normed, {{l.gate, b.gate, l.gate_bias}, {l.up, b.up, l.up_bias}});
-    ggml::gated_activation(s.context, c.activation, b.gate, b.up, n * c.n_ff);
-    if (l.down_t) {
-        ggml::matmul_transposed(s.context, l.down_t, b.gate, n, b.out, l.down_bias);
-    } else {
-        const Input fired = b.input.prepare(s.context, b.gate, n, c.n_ff, quantised(l.down));
-        ggml::matmul(s.context, fired, {{l.down, b.out, l.down_bias}});
-    }
+    if (c.route_layer_input) route(s, l, b.x, n);
+    norm(s, b.x, l.attn_norm, n, b.normed);
+    attention(s, i, rows, b.normed, n, b.out);
+    if (!c.parallel_ffn) ggml::add(s.context, b.x, b.out, n * c.n_embd);
+
+    norm(s, b.x, l.ffn_norm, n, b.normed);
+    feed_forward(s, l, b.normed, n, b.ffn_out);
+    if (c.parallel_ffn) ggml::add(s.context, b.x, b.out, n * c.n_embd);
+    ggml::add(s.context, b.x, b.ffn_out, n * c.n_embd);
 }
 
 // Logits of the rows that want them.
@@ -97,10 +121,9 @@ void head(Session& s, const Row* rows, int64_t n) {
             end++;
         if (end > t) {
             float* normed = s.scratch.normed;
-            ggml::rms_norm(s.context, s.scratch.x + t * n_embd, m.output_norm, m.config.norm_eps,
-                           end - t, n_embd, normed);
+            norm(s, s.scratch.x + t * n_embd, m.output_norm, end - t, normed);
             const Input input =
-                s.scratch.input.prepare(s.context, normed, end - t, n_embd, quantised(m.output));
+                s.scratch.input.prepare(s.context, normed, end - t, n_embd, m.output.quantised());
             ggml::matmul(s.context, input, {{m.output, rows[t].logits}});
         }
         t = std::max(end, t + 1);
@@ -110,15 +133,13 @@ void head(Session& s, const Row* rows, int64_t n) {
 }  // namespace
 
 void forward(Session& s, const Row* rows, int64_t n) {
-    const int64_t n_embd = s.model->config.n_embd;
     embed(s, rows, n);
-    rotations(s, rows, n);
-    for (size_t layer = 0; layer < s.model->layers.size(); layer++) {
+    for (int64_t t = 0; t < n; t++) {
+        s.rope.fill(rows[t].pos, s.scratch.cos_sin + t * s.model->config.n_rot);
+    }
+    for (int64_t i = 0; i < s.model->config.n_layer; i++) {
         s.check_stop();
-        attention_block(s, int64_t(layer), rows, n);
-        ggml::add(s.context, s.scratch.x, s.scratch.out, n * n_embd);
-        ffn_block(s, s.model->layers[layer], n);
-        ggml::add(s.context, s.scratch.x, s.scratch.out, n * n_embd);
+        layer(s, i, rows, n);
     }
     head(s, rows, n);
 }

@@ -33,8 +33,10 @@ void KvCache::store(int64_t layer, int32_t seq, int64_t pos, const float* k, con
     }
 }
 
-ggml::AttentionRow KvCache::row(int64_t layer, int32_t seq, int64_t pos) const {
-    return {at(layer, seq, 0), at(layer, seq, 1), pos + 1};
+ggml::AttentionRow KvCache::row(int64_t layer, int32_t seq, int64_t pos, int64_t window) const {
+    const int64_t first = window > 0 && pos >= window ? pos - window + 1 : 0;
+    return {at(layer, seq, 0) + first * head_bytes_, at(layer, seq, 1) + first * head_bytes_,
+            pos + 1 - first};
 }
 
 }  // namespace powerinfer

@@ -22,8 +22,8 @@ class KvCache {
 
     // Stores a row's keys and values, [n_head_kv * head_dim] each, at a position.
     void store(int64_t layer, int32_t seq, int64_t pos, const float* k, const float* v);
-    // What attention of a row at `pos` reads.
-    ggml::AttentionRow row(int64_t layer, int32_t seq, int64_t pos) const;
+    // What attention of a row at `pos` reads: the last `window` positions, or all where that is 0.
+    ggml::AttentionRow row(int64_t layer, int32_t seq, int64_t pos, int64_t window) const;
     ggml::DType type() const { return type_; }
     int64_t head_stride() const { return n_ctx_ * head_bytes_; }
 

@@ -3,8 +3,9 @@
 #include <atomic>
 #include <cmath>
 #include <cstring>
+#include <set>
 
-#include "families.h"
+#include "families/family.h"
 #include "ggml/status.h"
 #include "model.h"
 #include "plan.h"
@@ -23,36 +24,37 @@ uint64_t aligned(uint64_t n) {
     return (n + kAlign - 1) / kAlign * kAlign;
 }
 
-// Finds every weight in the file and checks type and shape; reports what nobody asked for.
+std::string shape_text(const int64_t* sizes, size_t n) {
+    std::string text;
+    for (size_t i = 0; i < n; i++) text += (i ? ", " : "") + std::to_string(sizes[i]);
+    return "[" + text + "]";
+}
+
+// Finds every weight in the file and checks type and shape.
 void resolve(Model& model) {
     const ggml::Gguf& gguf = model.file.gguf;
+    const auto refuse = [&](const WeightSpec& w, const std::string& why) {
+        throw Error(Code::format, gguf.path() + ": tensor \"" + w.name + "\" " + why);
+    };
     for (WeightSpec& w : model.weights) {
         w.tensor = gguf.find_tensor(w.name);
-        if (!w.tensor) {
-            if (w.optional) continue;
-            throw Error(Code::format, format("%s: tensor \"%s\" is missing", gguf.path().c_str(),
-                                             w.name.c_str()));
-        }
+        if (!w.tensor) refuse(w, "is missing");
         const auto& t = *w.tensor;
-        const bool is_vector = w.use == WeightSpec::Use::vector;
-        const bool fits = is_vector ? t.n_dims == 1 && t.ne[0] == w.cols
-                                    : t.n_dims == 2 && t.ne[0] == w.cols && t.ne[1] == w.rows;
-        if (!fits) {
-            throw Error(Code::format,
-                        format("%s: tensor \"%s\" has shape [%lld, %lld], expected [%lld, %lld]",
-                               gguf.path().c_str(), w.name.c_str(), (long long)t.ne[0],
-                               (long long)t.ne[1], (long long)w.cols, (long long)w.rows));
+        if (size_t(t.n_dims) != w.shape.size() ||
+            !std::equal(w.shape.begin(), w.shape.end(), t.ne)) {
+            refuse(w, "has shape " + shape_text(t.ne, size_t(t.n_dims)) + ", expected " +
+                          shape_text(w.shape.data(), w.shape.size()));
         }
+        const bool is_vector = w.use == WeightSpec::Use::vector;
         if (is_vector ? t.type != ggml::DType::F32 : !ggml::info(t.type).is_float()) {
-            throw Error(Code::format, format("%s: tensor \"%s\" has type %s", gguf.path().c_str(),
-                                             w.name.c_str(), ggml::info(t.type).name));
+            refuse(w, std::string("has type ") + ggml::info(t.type).name);
         }
     }
 }
 
-// Where the bytes of a stored tensor are: in the mapping.
-const uint8_t* mapped(const Model& model, const ggml::TensorInfo& t) {
-    return model.file.mappings[t.file]->data() + t.offset;
+// Where a weight's bytes begin in its file.
+uint64_t file_offset(const WeightSpec& w) {
+    return w.tensor->offset + uint64_t(w.row0) * uint64_t(ggml::info(w.tensor->type).size(w.cols));
 }
 
 class Loader {
@@ -65,7 +67,6 @@ class Loader {
     void run() {
         uint64_t packed = 0, plain = 0;
         for (const WeightSpec& w : model_.weights) {
-            if (!w.tensor) continue;
             total_ += w.bytes();
             if (w.packed()) {
                 packed += aligned(w.bytes());
@@ -76,9 +77,7 @@ class Loader {
         if (packed) model_.packed = ggml::Memory(packed, "weights");
         if (plain) model_.plain = ggml::Memory(plain, "weights");
         progress();
-        for (WeightSpec& w : model_.weights) {
-            if (w.tensor) load(w);
-        }
+        for (WeightSpec& w : model_.weights) load(w);
         if (!model_.output) model_.output = model_.token_embd;
         if (params_.use_mlock) lock();
     }
@@ -91,14 +90,14 @@ class Loader {
             m.layout = ggml::Layout::strips;
             uint8_t* to = model_.packed.data() + packed_at_;
             packed_at_ += aligned(w.bytes());
-            pack(m, t, to);
+            pack(m, w, to);
             m.data = to;
         } else if (params_.use_mmap) {
-            m.data = mapped(model_, t);
+            m.data = model_.file.mappings[t.file]->data() + file_offset(w);
         } else {
             uint8_t* to = model_.plain.data() + plain_at_;
             plain_at_ += aligned(w.bytes());
-            model_.file.files[t.file]->read(t.offset, to, t.bytes);
+            model_.file.files[t.file]->read(file_offset(w), to, w.bytes());
             m.data = to;
         }
         if (params_.check_tensors) check_finite(w.name, m);
@@ -113,21 +112,23 @@ class Loader {
 
     // Slabs of a few MB: the pages of the file are given back as soon as they are packed, so that
     // the model is never in memory twice.
-    void pack(const ggml::Matrix& m, const ggml::TensorInfo& t, uint8_t* to) {
-        const ggml::Mapping& mapping = *model_.file.mappings[t.file];
+    void pack(const ggml::Matrix& m, const WeightSpec& w, uint8_t* to) {
+        const int file = w.tensor->file;
+        const ggml::Mapping& mapping = *model_.file.mappings[file];
         const int64_t strip = ggml::kStrip * m.row_bytes(),
                       n_strips = (m.rows + ggml::kStrip - 1) / ggml::kStrip;
         const int64_t slab = std::max<int64_t>(1, (8 << 20) / strip);
         std::vector<uint8_t> buffer(params_.use_mmap ? 0 : slab * strip);
         for (int64_t s0 = 0; s0 < n_strips; s0 += slab) {
             const int64_t n = std::min(slab, n_strips - s0);
-            const uint64_t offset = t.offset + uint64_t(s0 * strip);
-            const uint64_t bytes = std::min<uint64_t>(n * strip, t.bytes - uint64_t(s0 * strip));
+            const uint64_t offset = file_offset(w) + uint64_t(s0 * strip);
+            const uint64_t bytes =
+                std::min<uint64_t>(n * strip, uint64_t(m.rows * m.row_bytes() - s0 * strip));
             const uint8_t* from = mapping.data() + offset;
             if (params_.use_mmap) {
                 mapping.will_need(offset, bytes);
             } else {
-                model_.file.files[t.file]->read(offset, buffer.data(), bytes);
+                model_.file.files[file]->read(offset, buffer.data(), bytes);
                 from = buffer.data();
             }
             context_.threads.run(n, 4, [&](int64_t begin, int64_t end, int) {
@@ -183,9 +184,9 @@ class Loader {
 // Tells the log which tensors of the file play no part, once and together.
 void log_unused(const Model& model, const pi_model_params& params) {
     if (!params.log) return;
-    size_t n = 0;
-    for (const WeightSpec& w : model.weights) n += w.tensor != nullptr;
-    const size_t unused = model.file.gguf.tensors().size() - n;
+    std::set<const ggml::TensorInfo*> used;
+    for (const WeightSpec& w : model.weights) used.insert(w.tensor);
+    const size_t unused = model.file.gguf.tensors().size() - used.size();
     if (unused) {
         params.log(3, format("%zu tensors of the file are not used in dense mode", unused).c_str(),
                    params.log_data);
@@ -195,7 +196,6 @@ void log_unused(const Model& model, const pi_model_params& params) {
 }  // namespace
 
 uint64_t WeightSpec::bytes() const {
-    if (!tensor) return 0;
     const int64_t full = packed() ? (rows + ggml::kStrip - 1) / ggml::kStrip * ggml::kStrip : rows;
     return uint64_t(full) * uint64_t(ggml::info(tensor->type).size(cols));
 }

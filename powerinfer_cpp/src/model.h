@@ -15,6 +15,16 @@
 
 namespace powerinfer {
 
+// How positions stretch beyond the context that a model was trained for.
+struct RopeScaling {
+    enum class Kind { none, linear, yarn };
+    Kind kind = Kind::none;
+    double factor = 1;
+    double original_ctx = 0;               // yarn: positions before stretching
+    double beta_fast = 32, beta_slow = 1;  // yarn: rotations between which frequencies blend
+    double attention_factor = 1;           // yarn: on top of 0.1 ln(factor) + 1
+};
+
 // Sizes and constants of the architecture, from {arch}.* keys.
 struct Config {
     std::string architecture;
@@ -22,33 +32,58 @@ struct Config {
     int64_t n_ctx = 0;  // positions that the model was trained for
     int64_t n_embd = 0;
     int64_t n_layer = 0;
-    int64_t n_ff = 0;       // neurons of a layer
+    int64_t n_ff = 0;       // neurons of a layer, or of one expert
     int64_t n_head = 0;     // query heads
     int64_t n_head_kv = 0;  // key and value heads, a divisor of n_head
     int64_t head_dim = 0;
-    int64_t n_rot = 0;  // leading values of a head that rotate, even
-    float norm_eps = 0;
+    int64_t n_rot = 0;  // leading values of a head that rotate, even; 0: learned positions
+    ggml::RopePairs rope_pairs = ggml::RopePairs::adjacent;
     double rope_base = 10000;
+    RopeScaling rope_scaling;
+    int64_t position_offset = 0;  // learned positions: row of position 0
+    enum class Norm { rms, layer } norm = Norm::rms;
+    float norm_eps = 0;
     ggml::Activation activation = ggml::Activation::silu;
+    bool parallel_ffn = false;                // attention and FFN both read the layer's input
+    int64_t n_expert = 0, n_expert_used = 0;  // 0: one FFN
+    bool route_layer_input = false;  // the router reads x itself, not the FFN's normed input
+    enum class Gating { softmax, sigmoid } gating = Gating::softmax;
 
     int64_t q_dim() const { return n_head * head_dim; }
     int64_t kv_dim() const { return n_head_kv * head_dim; }
 };
 
-// One layer. Matrices are [outputs, inputs]; a null pointer or empty matrix is a part the model
-// lacks.
-struct Layer {
-    const float* attn_norm = nullptr;  // [n_embd]
-    ggml::Matrix q, k, v, o;           // [q_dim | kv_dim | kv_dim, n_embd], o: [n_embd, q_dim]
-    const float *q_bias = nullptr, *k_bias = nullptr, *v_bias = nullptr, *o_bias = nullptr;
-    const float* ffn_norm = nullptr;  // [n_embd]
-    ggml::Matrix gate, up;            // [n_ff, n_embd]: row n is neuron n
-    ggml::Matrix down;                // [n_embd, n_ff], of dense files
-    ggml::Matrix down_t;              // [n_ff, n_embd], of neuron-aware files: row n is neuron n
+// Weights of a normalisation; no bias for RMSNorm.
+struct NormWeights {
+    const float* weight = nullptr;  // [n]
+    const float* bias = nullptr;    // [n]
+};
+
+// A feed-forward block, or one expert of several. Without a gate: down . act(up . x).
+struct Ffn {
+    ggml::Matrix gate, up;  // [n_ff, n_embd]: row n is neuron n
+    ggml::Matrix down;      // [n_embd, n_ff], of dense files
+    ggml::Matrix down_t;    // [n_ff, n_embd], of neuron-aware files: row n is neuron n
     const float *gate_bias = nullptr, *up_bias = nullptr, *down_bias = nullptr;
 };
 
-// A tensor that the architecture wants, where it goes, and what it counts as in a memory plan.
+// One layer. Matrices are [outputs, inputs]; a null pointer or empty matrix is a part the model
+// lacks.
+struct Layer {
+    NormWeights attn_norm;    // [n_embd]
+    ggml::Matrix q, k, v, o;  // [q_dim | kv_dim | kv_dim, n_embd], o: [n_embd, q_dim]
+    const float *q_bias = nullptr, *k_bias = nullptr, *v_bias = nullptr, *o_bias = nullptr;
+    const float *q_norm = nullptr, *k_norm = nullptr;  // [head_dim], over each head
+    int64_t window = 0;    // positions that a row sees, itself included; 0: all
+    bool rotates = true;   // false: this layer's queries and keys carry no position
+    NormWeights ffn_norm;  // [n_embd]
+    Ffn ffn;
+    ggml::Matrix router;       // [n_expert, n_embd]
+    std::vector<Ffn> experts;  // instead of ffn
+};
+
+// A tensor, or a range of its rows, that the architecture wants, where it goes, and what it counts
+// as in a memory plan.
 struct WeightSpec {
     enum class Use {
         vector,   // F32, one row
@@ -57,13 +92,12 @@ struct WeightSpec {
     };
     const char* part;  // name in the memory plan
     std::string name;
-    int64_t rows, cols;
+    std::vector<int64_t> shape;  // of the tensor in the file, fastest first
+    int64_t row0, rows, cols;    // the range; rows * cols elements
     Use use;
     ggml::Matrix* matrix = nullptr;
     const float** vector = nullptr;
-    bool optional = false;
-    const ggml::TensorInfo* tensor =
-        nullptr;  // found in the file; null for an optional one that is not there
+    const ggml::TensorInfo* tensor = nullptr;  // set when found in the file
 
     bool packed() const { return use == Use::product && ggml::has_strips(tensor->type); }
     // Bytes in memory: those of the file, a last incomplete strip filled up.
@@ -84,9 +118,11 @@ struct Model {
     Vocab vocab;
     ModelFile file;
 
-    ggml::Matrix token_embd;             // [n_vocab, n_embd]
-    const float* output_norm = nullptr;  // [n_embd]
-    ggml::Matrix output;                 // [n_vocab, n_embd]; token_embd's where the head is tied
+    ggml::Matrix token_embd;              // [n_vocab, n_embd]
+    ggml::Matrix position_embd;           // [positions, n_embd], where positions are learned
+    const float* rope_factors = nullptr;  // [n_rot / 2]: each frequency is divided by its factor
+    NormWeights output_norm;              // [n_embd]
+    ggml::Matrix output;                  // [n_vocab, n_embd]; token_embd's where the head is tied
     std::vector<Layer> layers;
 
     std::vector<WeightSpec> weights;  // what was loaded, in file order of the architecture

@@ -37,7 +37,8 @@ pi_session_params resolve_session_params(const Config& config, pi_session_params
     if (p.n_ctx == 0) p.n_ctx = int32_t(std::min<int64_t>(config.n_ctx, INT32_MAX));
     if (p.n_threads == 0) p.n_threads = ggml::default_threads();
     if (p.n_threads_batch == 0) p.n_threads_batch = p.n_threads;
-    bound("n_ctx", p.n_ctx, 1, INT32_MAX);
+    // Learned positions end with their table; rotating ones only get worse.
+    bound("n_ctx", p.n_ctx, 1, config.n_rot ? INT32_MAX : config.n_ctx);
     bound("n_batch", p.n_batch, 1, 1 << 20);
     bound("n_ubatch", p.n_ubatch, 1, 1 << 20);
     bound("n_seq", p.n_seq, 1, 256);
@@ -83,7 +84,7 @@ Plan make_plan(const Model& model, const pi_session_params& asked) {
         plan.parts.push_back({"ram", part, bytes});
     };
     for (const WeightSpec& w : model.weights) {
-        if (w.tensor) add(w.part, w.bytes());
+        add(w.part, w.bytes());
     }
     add("kv", kv_bytes(model.config, params));
     add("scratch", scratch_bytes(model.config, params));

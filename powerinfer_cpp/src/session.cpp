@@ -21,7 +21,8 @@ int64_t widest(const Config& c) {
 }
 
 int64_t floats_per_row(const Config& c) {
-    return 3 * c.n_embd + 2 * c.q_dim() + 2 * c.kv_dim() + 2 * c.n_ff + c.n_rot;
+    const int64_t mixture = c.n_expert ? 2 * c.n_expert + 2 * c.n_embd : 0;
+    return 4 * c.n_embd + 2 * c.q_dim() + 2 * c.kv_dim() + 2 * c.n_ff + c.n_rot + mixture;
 }
 
 }  // namespace
@@ -45,6 +46,7 @@ Scratch::Scratch(const Config& c, int64_t n_ubatch)
     x = take(c.n_embd);
     normed = take(c.n_embd);
     out = take(c.n_embd);
+    ffn_out = take(c.n_embd);
     q = take(c.q_dim());
     attended = take(c.q_dim());
     k = take(c.kv_dim());
@@ -52,6 +54,11 @@ Scratch::Scratch(const Config& c, int64_t n_ubatch)
     gate = take(c.n_ff);
     up = take(c.n_ff);
     cos_sin = take(c.n_rot);
+    if (!c.n_expert) return;
+    router = take(c.n_expert);
+    share = take(c.n_expert);
+    gathered = take(c.n_embd);
+    expert_out = take(c.n_embd);
 }
 
 Session::Session(std::shared_ptr<const Model> m, const pi_session_params& asked)
@@ -67,9 +74,7 @@ Session::Session(std::shared_ptr<const Model> m, const pi_session_params& asked)
     scratch = Scratch(c, params.n_ubatch);
     logits_ =
         ggml::Memory(uint64_t(params.n_logits) * uint64_t(c.n_vocab) * sizeof(float), "logits");
-    for (int64_t i = 0; i < c.n_rot / 2; i++) {
-        inverse_frequency.push_back(std::pow(c.rope_base, -2.0 * double(i) / double(c.n_rot)));
-    }
+    rope = RopeTable(*model);
 }
 
 void Session::check(const int32_t* token, const int32_t* seq, const bool* keep, int32_t n) const {

@@ -6,6 +6,7 @@
 
 #include "kv_cache.h"
 #include "model.h"
+#include "rope.h"
 
 namespace powerinfer {
 
@@ -23,11 +24,15 @@ struct Scratch {
     Scratch(const Config& config, int64_t n_ubatch);
     static uint64_t bytes(const Config& config, int64_t n_ubatch);
 
-    float *x, *normed, *out;  // [rows, n_embd]: residual stream, its norm, what a block adds
-    float *q, *attended;      // [rows, q_dim]
-    float *k, *v;             // [rows, kv_dim]
-    float *gate, *up;         // [rows, n_ff]
-    float* cos_sin;           // [rows, n_rot]
+    float *x, *normed;      // [rows, n_embd]: residual stream, its norm
+    float *out, *ffn_out;   // [rows, n_embd]: what attention and FFN add to it
+    float *q, *attended;    // [rows, q_dim]
+    float *k, *v;           // [rows, kv_dim]
+    float *gate, *up;       // [rows, n_ff]
+    float* cos_sin;         // [rows, n_rot]
+    float *router, *share;  // [rows, n_expert]: scores, and what each chosen expert counts
+    float *gathered,
+        *expert_out;  // [rows, n_embd]: rows of one expert; only where there are experts
     std::vector<ggml::AttentionRow> attention_rows;
     ggml::InputBuffer input;
 
@@ -52,7 +57,7 @@ struct Session {
     ggml::Context context;
     KvCache kv;
     Scratch scratch;
-    std::vector<double> inverse_frequency;  // [n_rot / 2], radians per position
+    RopeTable rope;
 
  private:
     void check(const int32_t* token, const int32_t* seq, const bool* keep, int32_t n) const;

@@ -60,6 +60,10 @@ void matmul_transposed(Context& context, const Matrix& w, const float* a, int64_
 void rms_norm(Context& context, const float* x, const float* weight, float eps, int64_t rows, int64_t n,
               float* y);
 
+// y = (x - mean) / sqrt(variance + eps) * weight + bias, per row of n.
+void layer_norm(Context& context, const float* x, const float* weight, const float* bias, float eps,
+                int64_t rows, int64_t n, float* y);
+
 // x += y, n floats.
 void add(Context& context, float* x, const float* y, int64_t n);
 
@@ -68,10 +72,15 @@ enum class Activation : uint8_t { relu, drelu, relu2, silu, gelu };
 // gate = act(gate) * up (drelu: relu(gate) * relu(up)), n floats.
 void gated_activation(Context& context, Activation act, float* gate, const float* up, int64_t n);
 
-// Rotary positions on adjacent pairs (2i, 2i + 1) of the first 2 * n_pairs values of every head.
+// The same without a gate: x = act(x).
+void activation(Context& context, Activation act, float* x, int64_t n);
+
+// Which values of a head turn together: (2i, 2i + 1), or (i, i + n_pairs) as NeoX has it.
+enum class RopePairs : uint8_t { adjacent, halves };
+// Rotary positions on the first 2 * n_pairs values of every head.
 // cos_sin: [rows, n_pairs, 2], one row per token.
 void rope(Context& context, float* x, int64_t rows, int64_t n_head, int64_t head_dim,
-          const float* cos_sin, int64_t n_pairs);
+          const float* cos_sin, int64_t n_pairs, RopePairs pairs);
 
 // Causal attention of rows of queries over cached keys and values, grouped heads.
 struct AttentionRow {

@@ -37,6 +37,7 @@ struct Matrix {
     const uint8_t* data = nullptr;
 
     explicit operator bool() const { return data != nullptr; }
+    bool quantised() const { return data && info(type).is_quantised(); }
     int64_t row_bytes() const { return info(type).size(cols); }
     int64_t bytes() const {
         return (layout == Layout::strips ? (rows + kStrip - 1) / kStrip * kStrip : rows) * row_bytes();

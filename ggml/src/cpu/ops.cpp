@@ -134,38 +134,72 @@ void rms_norm(Context& context, const float* x, const float* weight, float eps, 
     });
 }
 
+void layer_norm(Context& context, const float* x, const float* weight, const float* bias, float eps,
+                int64_t rows, int64_t n, float* y) {
+    context.threads.run(rows, 1, [&](int64_t begin, int64_t end, int) {
+        for (int64_t t = begin; t < end; t++) {
+            const float* row = x + t * n;
+            double sum = 0, squares = 0;
+            for (int64_t i = 0; i < n; i++) sum += row[i];
+            const double mean = sum / double(n);
+            for (int64_t i = 0; i < n; i++) squares += (row[i] - mean) * (row[i] - mean);
+            const double scale = 1.0 / std::sqrt(squares / double(n) + eps);
+            for (int64_t i = 0; i < n; i++) {
+                y[t * n + i] = float((row[i] - mean) * scale) * weight[i] + bias[i];
+            }
+        }
+    });
+}
+
 void add(Context& context, float* x, const float* y, int64_t n) {
     context.threads.run(n, 1 << 14, [&](int64_t begin, int64_t end, int) {
         for (int64_t i = begin; i < end; i++) x[i] += y[i];
     });
 }
 
-void gated_activation(Context& context, Activation act, float* gate, const float* up, int64_t n) {
-    const auto relu = [](float v) { return v > 0 ? v : 0.0f; };
-    const auto each = [&](auto f) {
-        context.threads.run(n, 1 << 12, [&](int64_t begin, int64_t end, int) {
-            for (int64_t i = begin; i < end; i++) gate[i] = f(gate[i], up[i]);
-        });
-    };
+namespace {
+
+float relu(float v) { return v > 0 ? v : 0.0f; }
+
+// Calls `use` with the function of one value that the activation is.
+template <typename F>
+void with_activation(Activation act, const F& use) {
     switch (act) {
         case Activation::relu:
-            return each([&](float g, float u) { return relu(g) * u; });
-        case Activation::drelu:
-            return each([&](float g, float u) { return relu(g) * relu(u); });
-        case Activation::relu2:
-            return each([&](float g, float u) { return relu(g) * relu(g) * u; });
-        case Activation::silu:
-            return each([&](float g, float u) { return g / (1.0f + std::exp(-g)) * u; });
-        case Activation::gelu:  // the tanh form, as transformers' gelu_pytorch_tanh
-            return each([&](float g, float u) {
-                const float inner = 0.7978845608f * (g + 0.044715f * g * g * g);
-                return 0.5f * g * (1.0f + std::tanh(inner)) * u;
-            });
+        case Activation::drelu: return use(relu);
+        case Activation::relu2: return use([](float v) { return relu(v) * relu(v); });
+        case Activation::silu: return use([](float v) { return v / (1.0f + std::exp(-v)); });
+        case Activation::gelu:  // the exact form, as transformers' "gelu"
+            return use([](float v) { return 0.5f * v * (1.0f + std::erf(v * 0.70710678f)); });
     }
 }
 
-void rope(Context& context, float* x, int64_t rows, int64_t n_head, int64_t head_dim, const float* cos_sin,
-          int64_t n_pairs) {
+}  // namespace
+
+void gated_activation(Context& context, Activation act, float* gate, const float* up, int64_t n) {
+    with_activation(act, [&](auto f) {
+        context.threads.run(n, 1 << 12, [&](int64_t begin, int64_t end, int) {
+            if (act == Activation::drelu) {
+                for (int64_t i = begin; i < end; i++) gate[i] = relu(gate[i]) * relu(up[i]);
+            } else {
+                for (int64_t i = begin; i < end; i++) gate[i] = f(gate[i]) * up[i];
+            }
+        });
+    });
+}
+
+void activation(Context& context, Activation act, float* x, int64_t n) {
+    with_activation(act, [&](auto f) {
+        context.threads.run(n, 1 << 12, [&](int64_t begin, int64_t end, int) {
+            for (int64_t i = begin; i < end; i++) x[i] = f(x[i]);
+        });
+    });
+}
+
+void rope(Context& context, float* x, int64_t rows, int64_t n_head, int64_t head_dim,
+          const float* cos_sin, int64_t n_pairs, RopePairs pairs) {
+    const int64_t step = pairs == RopePairs::adjacent ? 2 : 1;     // from one pair to the next
+    const int64_t apart = pairs == RopePairs::adjacent ? 1 : n_pairs;  // the two of a pair
     context.threads.run(rows, 1, [&](int64_t begin, int64_t end, int) {
         for (int64_t t = begin; t < end; t++) {
             const float* table = cos_sin + t * n_pairs * 2;
@@ -173,9 +207,9 @@ void rope(Context& context, float* x, int64_t rows, int64_t n_head, int64_t head
                 float* head = x + (t * n_head + h) * head_dim;
                 for (int64_t i = 0; i < n_pairs; i++) {
                     const float c = table[2 * i], s = table[2 * i + 1];
-                    const float a = head[2 * i], b = head[2 * i + 1];
-                    head[2 * i] = a * c - b * s;
-                    head[2 * i + 1] = a * s + b * c;
+                    const float a = head[step * i], b = head[step * i + apart];
+                    head[step * i] = a * c - b * s;
+                    head[step * i + apart] = a * s + b * c;
                 }
             }
         }

@@ -1,0 +1,41 @@
+// Falcon: LayerNorm, queries, keys and values in one tensor, attention and FFN side by side, no
+// gate. The 40B style normalises the inputs of attention and FFN apart.
+#include "families/family.h"
+
+namespace powerinfer {
+
+namespace {
+
+void configure(const ggml::Gguf& gguf, Config& c) {
+    c.norm = Config::Norm::layer;
+    c.norm_eps = float(gguf.number(c.architecture + ".attention.layer_norm_epsilon", 0, 1));
+    c.rope_pairs = ggml::RopePairs::halves;
+    c.parallel_ffn = true;
+}
+
+void weights(Model& m, std::vector<WeightSpec>& specs) {
+    const Config& c = m.config;
+    Weights w(m, specs);
+    w.embedding_and_head();
+    for (int64_t i = 0; i < c.n_layer; i++) {
+        Layer& l = m.layers[size_t(i)];
+        const bool two_norms = w.has(blk(i, "attn_norm_2.weight"));
+        w.norm(blk(i, two_norms ? "attn_norm_2" : "attn_norm"), &l.attn_norm, c.n_embd);
+        w.norm(blk(i, "attn_norm"), &l.ffn_norm, c.n_embd);
+        const std::string qkv = blk(i, "attn_qkv.weight");
+        const std::vector<int64_t> shape{c.n_embd, c.q_dim() + 2 * c.kv_dim()};
+        w.rows("attention", qkv, shape, 0, c.q_dim(), &l.q);
+        w.rows("attention", qkv, shape, c.q_dim(), c.kv_dim(), &l.k);
+        w.rows("attention", qkv, shape, c.q_dim() + c.kv_dim(), c.kv_dim(), &l.v);
+        w.matrix("attention", blk(i, "attn_output.weight"), c.n_embd, c.q_dim(), &l.o);
+        w.ffn(i, false);
+    }
+}
+
+}  // namespace
+
+// llama.cpp's Falcon files name no activation and mean GELU; PowerInfer's mean ReLU.
+const std::vector<Family> kFalconFamilies = {
+    {"falcon", ggml::Activation::gelu, ggml::Activation::relu, configure, weights}};
+
+}  // namespace powerinfer

@@ -1,0 +1,166 @@
+// The list of families, and the keys that all of them share.
+#include <algorithm>
+#include <cstring>
+
+#include "families/family.h"
+#include "ggml/status.h"
+
+namespace powerinfer {
+
+using ggml::Activation;
+using ggml::Code;
+using ggml::Error;
+using ggml::format;
+
+namespace {
+
+// Upper bounds keep later products far from overflow; no model comes near them.
+constexpr int64_t kWide = 1 << 20, kMany = 1 << 16;
+
+struct NamedActivation {
+    const char* name;
+    Activation activation;
+};
+constexpr NamedActivation kActivations[] = {{"relu", Activation::relu},
+                                            {"drelu", Activation::drelu},
+                                            {"relu2", Activation::relu2},
+                                            {"silu", Activation::silu},
+                                            {"gelu", Activation::gelu}};
+
+[[noreturn]] void refuse(const ggml::Gguf& gguf, Code code, const std::string& what) {
+    throw Error(code, gguf.path() + ": " + what);
+}
+
+std::vector<Family> all_families() {
+    std::vector<Family> all;
+    for (const auto* group :
+         {&kLlamaFamilies, &kFalconFamilies, &kOptFamilies, &kSmallThinkerFamilies}) {
+        all.insert(all.end(), group->begin(), group->end());
+    }
+    return all;
+}
+
+Family find_family(const ggml::Gguf& gguf) {
+    const std::string_view arch = gguf.string("general.architecture");
+    std::string known;
+    for (const Family& f : all_families()) {
+        if (arch == f.architecture) return f;
+        known += (known.empty() ? "" : ", ") + std::string(f.architecture);
+    }
+    refuse(gguf, Code::unsupported,
+           "architecture \"" + std::string(arch.substr(0, 40)) +
+               "\" is not supported; known: " + known);
+}
+
+Activation read_activation(const ggml::Gguf& gguf, const Family& family) {
+    const Activation fallback = gguf.powerinfer_magic() ? family.pwri_act : family.gguf_act;
+    const std::string_view wanted = gguf.string("powerinfer.ffn.activation", name(fallback));
+    for (const NamedActivation& a : kActivations) {
+        if (wanted == a.name) return a.activation;
+    }
+    refuse(gguf, Code::unsupported,
+           "powerinfer.ffn.activation \"" + std::string(wanted.substr(0, 40)) + "\" is not known");
+}
+
+// A threshold that is part of the activation would change every result if it were passed over.
+void refuse_threshold(const ggml::Gguf& gguf) {
+    const ggml::Value* v = gguf.find("powerinfer.ffn.threshold");
+    if (!v) return;
+    if (!v->is_number()) refuse(gguf, Code::format, "powerinfer.ffn.threshold is not a number");
+    for (uint64_t i = 0; i < v->count(); i++) {
+        if (v->number(i) != 0) {
+            refuse(gguf, Code::unsupported, "powerinfer.ffn.threshold is not supported");
+        }
+    }
+}
+
+RopeScaling read_rope_scaling(const ggml::Gguf& gguf, const std::string& prefix, int64_t n_ctx) {
+    RopeScaling r;
+    const std::string scaling = prefix + ".rope.scaling.";
+    const std::string_view type = gguf.string(scaling + "type", "linear");
+    // 0 stands for "not scaled" in some files.
+    const double factor = gguf.number(scaling + "factor", 0, 1e6, 1);
+    r.factor = factor > 0 ? factor : 1;
+    r.original_ctx = double(gguf.integer(scaling + "original_context_length", 1, INT32_MAX, n_ctx));
+    r.beta_fast = gguf.number(scaling + "yarn_beta_fast", 1e-3, 1e6, 32);
+    r.beta_slow = gguf.number(scaling + "yarn_beta_slow", 1e-3, 1e6, 1);
+    r.attention_factor = gguf.number(scaling + "yarn_attn_factor", 1e-3, 1e3, 1);
+    if (type == "yarn") {
+        r.kind = RopeScaling::Kind::yarn;
+    } else if (type == "linear") {
+        r.kind = r.factor == 1 ? RopeScaling::Kind::none : RopeScaling::Kind::linear;
+    } else if (type != "none") {
+        refuse(gguf, Code::unsupported,
+               "RoPE scaling \"" + std::string(type.substr(0, 40)) + "\" is not supported");
+    }
+    return r;
+}
+
+}  // namespace
+
+const char* name(Activation activation) {
+    for (const NamedActivation& a : kActivations) {
+        if (a.activation == activation) return a.name;
+    }
+    return "";
+}
+
+Config read_config(const ggml::Gguf& gguf, int64_t n_vocab) {
+    const Family family = find_family(gguf);
+    const auto key = [&](const char* suffix) { return std::string(family.architecture) + suffix; };
+    Config c;
+    c.architecture = family.architecture;
+    c.n_vocab = n_vocab;
+    c.n_ctx = gguf.integer(key(".context_length"), 1, INT32_MAX);
+    c.n_embd = gguf.integer(key(".embedding_length"), 1, kWide);
+    // Every layer has tensors of its own, so a count beyond them is a lie before it is a table.
+    c.n_layer = gguf.integer(key(".block_count"), 1,
+                             std::min<int64_t>(kMany, int64_t(gguf.tensors().size())));
+    c.n_head = gguf.integer(key(".attention.head_count"), 1, kMany);
+    c.n_head_kv = gguf.integer(key(".attention.head_count_kv"), 1, kMany, c.n_head);
+    if (c.n_head % c.n_head_kv) {
+        refuse(gguf, Code::format,
+               format("%lld attention heads cannot share %lld key heads", (long long)c.n_head,
+                      (long long)c.n_head_kv));
+    }
+    const int64_t head_dim = gguf.integer(key(".attention.key_length"), 1, kMany, 0);
+    if (head_dim == 0 && c.n_embd % c.n_head) {
+        refuse(gguf, Code::format,
+               format("embedding length %lld is not a multiple of %lld heads", (long long)c.n_embd,
+                      (long long)c.n_head));
+    }
+    c.head_dim = head_dim ? head_dim : c.n_embd / c.n_head;
+    if (gguf.integer(key(".attention.value_length"), 1, kMany, c.head_dim) != c.head_dim) {
+        refuse(gguf, Code::format, "keys and values of different lengths are not supported");
+    }
+    c.n_rot = gguf.integer(key(".rope.dimension_count"), 2, c.head_dim, c.head_dim / 2 * 2);
+    if (c.n_rot % 2) refuse(gguf, Code::format, key(".rope.dimension_count") + " must be even");
+    c.rope_base = gguf.number(key(".rope.freq_base"), 1e-3, 1e12, 10000);
+    c.rope_scaling = read_rope_scaling(gguf, family.architecture, c.n_ctx);
+    c.n_expert = gguf.integer(key(".expert_count"), 0, 4096, 0);
+    c.n_expert_used = gguf.integer(key(".expert_used_count"), 0, c.n_expert, 0);
+    if (c.n_expert && !c.n_expert_used) {
+        refuse(gguf, Code::format, key(".expert_used_count") + " is missing or 0");
+    }
+    // Experts may have a width of their own.
+    const std::string expert_ff = key(".expert_feed_forward_length");
+    c.n_ff = gguf.integer(
+        c.n_expert && gguf.find(expert_ff) ? expert_ff : key(".feed_forward_length"), 1, kWide);
+    if (const int64_t n = gguf.integer(key(".vocab_size"), 1, INT32_MAX, n_vocab); n != n_vocab) {
+        refuse(gguf, Code::format,
+               key(".vocab_size") +
+                   format(" is %lld, but there are %lld tokens", (long long)n, (long long)n_vocab));
+    }
+    c.activation = read_activation(gguf, family);
+    refuse_threshold(gguf);
+    family.configure(gguf, c);
+    return c;
+}
+
+std::vector<WeightSpec> weight_specs(Model& model) {
+    std::vector<WeightSpec> specs;
+    find_family(model.file.gguf).weights(model, specs);
+    return specs;
+}
+
+}  // namespace powerinfer

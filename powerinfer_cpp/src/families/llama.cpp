@@ -1,0 +1,62 @@
+// Llama and its near relatives: RMSNorm before attention and FFN, rotary positions, a gated FFN or
+// experts. Mistral and Mixtral checkpoints are files of this family too.
+#include "families/family.h"
+
+namespace powerinfer {
+
+using ggml::Activation;
+
+namespace {
+
+void configure(const ggml::Gguf& gguf, Config& c) {
+    c.norm_eps = float(gguf.number(c.architecture + ".attention.layer_norm_rms_epsilon", 0, 1));
+}
+
+// Qwen's checkpoints keep the two halves of a head apart.
+void configure_qwen(const ggml::Gguf& gguf, Config& c) {
+    configure(gguf, c);
+    c.rope_pairs = ggml::RopePairs::halves;
+}
+
+void weights(Model& m, std::vector<WeightSpec>& specs) {
+    const Config& c = m.config;
+    Weights w(m, specs);
+    w.embedding_and_head();
+    w.optional("norms", "rope_freqs.weight", c.n_rot / 2, &m.rope_factors);
+    const int64_t window =
+        m.file.gguf.integer(c.architecture + ".attention.sliding_window", 0, INT64_MAX, 0);
+    for (int64_t i = 0; i < c.n_layer; i++) {
+        Layer& l = m.layers[size_t(i)];
+        l.window = window;
+        w.norm(blk(i, "attn_norm"), &l.attn_norm, c.n_embd);
+        w.attention(i);
+        w.norm(blk(i, "ffn_norm"), &l.ffn_norm, c.n_embd);
+        if (c.n_expert) {
+            w.experts(i);
+        } else {
+            w.ffn(i, true);
+        }
+    }
+}
+
+// Qwen3 normalises every head's query and key.
+void weights_qwen3(Model& m, std::vector<WeightSpec>& specs) {
+    weights(m, specs);
+    Weights w(m, specs);
+    for (int64_t i = 0; i < m.config.n_layer; i++) {
+        Layer& l = m.layers[size_t(i)];
+        w.vector("norms", blk(i, "attn_q_norm.weight"), m.config.head_dim, &l.q_norm);
+        w.vector("norms", blk(i, "attn_k_norm.weight"), m.config.head_dim, &l.k_norm);
+    }
+}
+
+}  // namespace
+
+const std::vector<Family> kLlamaFamilies = {
+    {"llama", Activation::silu, Activation::relu, configure, weights},
+    {"bamboo", Activation::drelu, Activation::drelu, configure, weights},
+    {"qwen2", Activation::silu, Activation::relu, configure_qwen, weights},
+    {"qwen3", Activation::silu, Activation::relu, configure_qwen, weights_qwen3},
+};
+
+}  // namespace powerinfer

@@ -1,0 +1,49 @@
+// SmallThinker (PowerInfer's own models, arXiv 2507.20984): experts with ReLU gates, chosen from
+// the layer's raw input before attention. Where there is a sliding window, every fourth layer, the
+// first included, sees all positions and does not rotate.
+#include "families/family.h"
+#include "ggml/status.h"
+
+namespace powerinfer {
+
+namespace {
+
+constexpr int64_t kPeriod = 4;  // layers from one global layer to the next
+
+void configure(const ggml::Gguf& gguf, Config& c) {
+    c.norm_eps = float(gguf.number(c.architecture + ".attention.layer_norm_rms_epsilon", 0, 1));
+    c.rope_pairs = ggml::RopePairs::halves;
+    c.route_layer_input = true;
+    const int64_t gating = gguf.integer(c.architecture + ".expert_gating_func", 0, 255, 1);
+    c.gating = gating == 2 ? Config::Gating::sigmoid : Config::Gating::softmax;
+    if (!c.n_expert) {
+        throw ggml::Error(ggml::Code::format,
+                          gguf.path() + ": smallthinker.expert_count is missing or 0");
+    }
+}
+
+void weights(Model& m, std::vector<WeightSpec>& specs) {
+    const Config& c = m.config;
+    Weights w(m, specs);
+    w.embedding_and_head();
+    const int64_t window =
+        m.file.gguf.integer(c.architecture + ".attention.sliding_window", 0, INT64_MAX, 0);
+    for (int64_t i = 0; i < c.n_layer; i++) {
+        Layer& l = m.layers[size_t(i)];
+        if (window) {
+            l.window = i % kPeriod ? window : 0;
+            l.rotates = i % kPeriod != 0;
+        }
+        w.norm(blk(i, "attn_norm"), &l.attn_norm, c.n_embd);
+        w.attention(i);
+        w.norm(blk(i, "ffn_norm"), &l.ffn_norm, c.n_embd);
+        w.experts(i);
+    }
+}
+
+}  // namespace
+
+const std::vector<Family> kSmallThinkerFamilies = {
+    {"smallthinker", ggml::Activation::relu, ggml::Activation::relu, configure, weights}};
+
+}  // namespace powerinfer

@@ -1,0 +1,59 @@
+#include "rope.h"
+
+#include <algorithm>
+#include <cmath>
+
+namespace powerinfer {
+
+namespace {
+
+// YaRN (arXiv 2309.00071): frequencies that turn often within the trained context stay, slow ones
+// are stretched by the factor, those between blend.
+void stretch_yarn(const Config& c, RopeTable& table) {
+    const RopeScaling& s = c.rope_scaling;
+    const double dims = double(c.n_rot);
+    // The dimension whose frequency turns `rotations` times within the trained context.
+    const auto dimension = [&](double rotations) {
+        return dims * std::log(s.original_ctx / (rotations * 2 * M_PI)) /
+               (2 * std::log(c.rope_base));
+    };
+    const double low = std::max(std::floor(dimension(s.beta_fast)), 0.0);
+    double high = std::min(std::ceil(dimension(s.beta_slow)), dims - 1);
+    if (high == low) high += 0.001;
+    for (size_t i = 0; i < table.frequency.size(); i++) {
+        const double stretched = std::clamp((double(i) - low) / (high - low), 0.0, 1.0);
+        table.frequency[i] *= (1 - stretched) + stretched / s.factor;
+    }
+    const double longer = s.factor > 1 ? 0.1 * std::log(s.factor) + 1 : 1;
+    table.magnitude = longer * s.attention_factor;
+}
+
+}  // namespace
+
+RopeTable::RopeTable(const Model& model) {
+    const Config& c = model.config;
+    for (int64_t i = 0; i < c.n_rot / 2; i++) {
+        frequency.push_back(std::pow(c.rope_base, -2.0 * double(i) / double(c.n_rot)));
+        if (model.rope_factors) frequency.back() /= double(model.rope_factors[i]);
+    }
+    switch (c.rope_scaling.kind) {
+        case RopeScaling::Kind::none:
+            break;
+        case RopeScaling::Kind::linear:
+            for (double& f : frequency) f /= c.rope_scaling.factor;
+            break;
+        case RopeScaling::Kind::yarn:
+            stretch_yarn(c, *this);
+            break;
+    }
+}
+
+void RopeTable::fill(int64_t position, float* cos_sin) const {
+    for (size_t i = 0; i < frequency.size(); i++) {
+        const double angle = double(position) * frequency[i];
+        cos_sin[2 * i] = float(std::cos(angle) * magnitude);
+        cos_sin[2 * i + 1] = float(std::sin(angle) * magnitude);
+    }
+}
+
+}  // namespace powerinfer
