@@ -54,17 +54,26 @@ std::string one_line(std::string text) {
     return text;
 }
 
+bool progress_shown = false;
+void erase_progress() {
+    if (progress_shown) std::fputs("\r            \r", stderr);
+    progress_shown = false;
+}
+
 void complain(const std::string& message) {
+    erase_progress();
     std::fprintf(stderr, "main: error: %s\n", one_line(message).c_str());
 }
 
 void put(std::string_view bytes) {
     while (!bytes.empty()) {
+        // A signal can also end a write with part of the bytes written, as if nothing had happened.
+        if (interrupted) throw Interrupted{};
         const ssize_t n = write(STDOUT_FILENO, bytes.data(), bytes.size());
         if (n >= 0) {
             bytes.remove_prefix(size_t(n));
         } else if (errno == EINTR) {
-            if (interrupted) throw Interrupted{};
+            continue;
         } else if (errno == EAGAIN) {
             pollfd ready = {STDOUT_FILENO, POLLOUT, 0};
             poll(&ready, 1, -1);
@@ -85,14 +94,16 @@ void require(pi_status status) {
 void print_log(int32_t level, const char* message, void* data) {
     if (level > static_cast<const Options*>(data)->verbosity) return;
     const char* kind = level == 1 ? "error: " : level == 2 ? "warning: " : "";
+    erase_progress();
     std::fprintf(stderr, "main: %s%s\n", kind, one_line(message).c_str());
 }
 
 bool print_progress(float fraction, void*) {
     if (isatty(STDERR_FILENO)) {
-        std::fprintf(stderr, fraction < 1 ? "\rloading %3.0f%%" : "\r            \r",
-                     100 * double(fraction));
+        erase_progress();
+        if (fraction < 1) std::fprintf(stderr, "loading %3.0f%%", 100 * double(fraction));
         std::fflush(stderr);
+        progress_shown = fraction < 1;
     }
     return interrupted == 0;
 }
@@ -372,7 +383,7 @@ class Generation {
         } catch (const Interrupted&) {
             status = exit_interrupted;
         }
-        if (isatty(STDOUT_FILENO)) put("\n");
+        if (isatty(STDOUT_FILENO) && write(STDOUT_FILENO, "\n", 1) < 0) return exit_failure;
         if (full_)
             std::fprintf(stderr, "main: the context is full (%d positions, -c)\n",
                          int(pi_session_n_ctx(session_.get())));

@@ -81,19 +81,19 @@ struct Option {
     void (*set)(Options& options, Text option, Text value);
 };
 
-template <int32_t pi_sampler_params::* field>
+template <int32_t pi_sampler_params::*field>
 void set_integer(Options& o, Text option, Text value) {
     o.sampler.*field = int32_t(integer(option, value, INT32_MIN, INT32_MAX));
 }
-template <float pi_sampler_params::* field>
+template <float pi_sampler_params::*field>
 void set_real(Options& o, Text option, Text value) {
     o.sampler.*field = real(option, value);
 }
-template <float pi_sampler_params::* field>
+template <float pi_sampler_params::*field>
 void set_share(Options& o, Text option, Text value) {
     o.sampler.*field = share(option, value);
 }
-template <bool Options::* field, bool value>
+template <bool Options::*field, bool value>
 void set_flag(Options& o, Text, Text) {
     o.*field = value;
 }

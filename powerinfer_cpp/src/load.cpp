@@ -1,7 +1,9 @@
 // From a path to a Model: header, checks, memory budget, then mapping and packing of the weights.
 #include <algorithm>
 #include <atomic>
+#include <cctype>
 #include <cmath>
+#include <cstdlib>
 #include <cstring>
 #include <set>
 
@@ -28,6 +30,20 @@ std::string shape_text(const int64_t* sizes, size_t n) {
     std::string text;
     for (size_t i = 0; i < n; i++) text += (i ? ", " : "") + std::to_string(sizes[i]);
     return "[" + text + "]";
+}
+
+// A layer beyond the number of layers: the number is wrong, and the model would run without its
+// end.
+void refuse_further_layers(const Model& model) {
+    for (const ggml::TensorInfo& t : model.file.gguf.tensors()) {
+        if (t.name.compare(0, 4, "blk.") || t.name.size() < 5 || !std::isdigit(t.name[4])) continue;
+        if (std::strtoll(t.name.c_str() + 4, nullptr, 10) >= model.config.n_layer) {
+            throw Error(Code::format,
+                        format("%s: tensor \"%s\" belongs to a layer beyond the model's %lld",
+                               model.file.gguf.path().c_str(), t.name.c_str(),
+                               (long long)model.config.n_layer));
+        }
+    }
 }
 
 // Finds every weight in the file and checks type and shape.
@@ -228,6 +244,7 @@ std::unique_ptr<Model> Model::inspect(const std::string& path, bool vocab_only) 
     }
     model->config = read_config(model->file.gguf, model->vocab.size());
     model->layers.resize(model->config.n_layer);
+    refuse_further_layers(*model);
     model->weights = weight_specs(*model);
     resolve(*model);
     return model;

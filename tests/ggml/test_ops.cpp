@@ -1,8 +1,6 @@
 // The operators of ops.h against naive formulas in double precision, over sizes that no tile likes,
 // for every instruction set of this machine. A result's bits must not depend on the number of
 // threads or on the rows beside it.
-#include "ggml/ops.h"
-
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
@@ -17,6 +15,7 @@
 #include "cpu/kernels.h"
 #include "ggml/context.h"
 #include "ggml/dtype.h"
+#include "ggml/ops.h"
 
 using namespace ggml;
 
@@ -178,8 +177,8 @@ void test_matmul_transposed(DType type) {
                         for (int64_t c = 0; c < n; c++) {
                             double sum = b ? double(b[c]) : 0, total = std::fabs(sum);
                             for (int64_t r = 0; r < rows; r++) {
-                                const double term = double(w.values[size_t(r * n + c)]) *
-                                                    a[size_t(t * rows + r)];
+                                const double term =
+                                    double(w.values[size_t(r * n + c)]) * a[size_t(t * rows + r)];
                                 sum += term;
                                 total += std::fabs(term);
                             }
@@ -227,6 +226,35 @@ void test_rms_norm() {
     }
 }
 
+void test_layer_norm() {
+    const int64_t rows = 5;
+    for (int64_t n : {1, 7, 64, 333}) {
+        const Floats x = random_floats(rows * n, 2), weight = random_floats(n),
+                     bias = random_floats(n);
+        const auto op = [&](Context& context, int64_t first, int64_t count) {
+            Floats y(size_t(count * n));
+            layer_norm(context, x.data() + first * n, weight.data(), bias.data(), 1e-5f, count, n,
+                       y.data());
+            return y;
+        };
+        Doubles expected, size;
+        for (int64_t t = 0; t < rows; t++) {
+            double mean = 0, variance = 0;
+            for (int64_t i = 0; i < n; i++) mean += x[size_t(t * n + i)] / double(n);
+            for (int64_t i = 0; i < n; i++) {
+                variance += std::pow(x[size_t(t * n + i)] - mean, 2) / double(n);
+            }
+            for (int64_t i = 0; i < n; i++) {
+                const double scaled = (x[size_t(t * n + i)] - mean) /
+                                      std::sqrt(variance + double(1e-5f)) * weight[size_t(i)];
+                expected.push_back(scaled + bias[size_t(i)]);
+                size.push_back(std::fabs(scaled) + std::fabs(bias[size_t(i)]));
+            }
+        }
+        CHECK(close(steady(op, rows), expected, size));
+    }
+}
+
 void test_add() {
     for (int64_t n : {1, 9, 40001}) {
         const Floats x = random_floats(n), y = random_floats(n);
@@ -252,7 +280,7 @@ double activated(Activation act, double g, double u) {
         case Activation::silu:
             return g / (1 + std::exp(-g)) * u;
         case Activation::gelu:
-            return 0.5 * g * (1 + std::tanh(std::sqrt(2 / M_PI) * (g + 0.044715 * g * g * g))) * u;
+            return 0.5 * g * (1 + std::erf(g / std::sqrt(2.0))) * u;
     }
     return NAN;
 }
@@ -274,16 +302,29 @@ void test_gated_activation() {
             Doubles expected, size;
             for (size_t i = 0; i < gate.size(); i++) {
                 expected.push_back(activated(act, gate[i], up[i]));
-                // In GELU 1 + tanh cancels for negative gates: the error is one of |gate * up|.
+                // In GELU 1 + erf cancels for negative gates: the error is one of |gate * up|.
                 size.push_back(act == Activation::gelu ? std::fabs(double(gate[i]) * up[i])
                                                        : std::fabs(expected.back()));
             }
             CHECK(close(steady(op, rows), expected, size));
+
+            // Without a gate: the same function, times 1.
+            const auto alone = [&](Context& context, int64_t first, int64_t count) {
+                Floats g(gate.begin() + first * n, gate.begin() + (first + count) * n);
+                activation(context, act, g.data(), count * n);
+                return g;
+            };
+            for (size_t i = 0; i < gate.size(); i++) {
+                expected[i] = activated(act, gate[i], 1);
+                size[i] =
+                    act == Activation::gelu ? std::fabs(double(gate[i])) : std::fabs(expected[i]);
+            }
+            CHECK(close(steady(alone, rows), expected, size));
         }
     }
 }
 
-void test_rope() {
+void test_rope(RopePairs kind) {
     const int64_t rows = 4;
     for (int64_t head_dim : {2, 6, 16, 80}) {
         for (int64_t heads : {1, 3}) {
@@ -299,20 +340,23 @@ void test_rope() {
                 const auto op = [&](Context& context, int64_t first, int64_t count) {
                     Floats y(x.begin() + first * width, x.begin() + (first + count) * width);
                     rope(context, y.data(), count, heads, head_dim,
-                         table.data() + first * pairs * 2, pairs);
+                         table.data() + first * pairs * 2, pairs, kind);
                     return y;
                 };
                 Doubles expected(x.begin(), x.end()), size(x.size(), 0);
                 for (int64_t t = 0; t < rows; t++) {
                     for (int64_t h = 0; h < heads; h++) {
                         for (int64_t i = 0; i < pairs; i++) {
-                            const size_t at = size_t((t * heads + h) * head_dim + 2 * i);
+                            const bool adjacent = kind == RopePairs::adjacent;
+                            const size_t at =
+                                size_t((t * heads + h) * head_dim + (adjacent ? 2 * i : i));
+                            const size_t other = at + size_t(adjacent ? 1 : pairs);
                             const double c = table[size_t(t * pairs + i) * 2],
                                          s = table[size_t(t * pairs + i) * 2 + 1];
-                            const double a = x[at], b = x[at + 1];
+                            const double a = x[at], b = x[other];
                             expected[at] = a * c - b * s;
-                            expected[at + 1] = a * s + b * c;
-                            size[at] = size[at + 1] = std::fabs(a) + std::fabs(b);
+                            expected[other] = a * s + b * c;
+                            size[at] = size[other] = std::fabs(a) + std::fabs(b);
                         }
                     }
                 }
@@ -400,9 +444,11 @@ void test_all() {
         test_matmul_transposed(type);
     }
     test_rms_norm();
+    test_layer_norm();
     test_add();
     test_gated_activation();
-    test_rope();
+    test_rope(RopePairs::adjacent);
+    test_rope(RopePairs::halves);
     for (DType type : {DType::F16, DType::F32}) {
         test_attention(type, 3, 3, 8);
         test_attention(type, 8, 2, 20);

@@ -1,0 +1,539 @@
+// Loading and computing of random tiny models: the same bits for every way to compute the same
+// tokens, refusals that name what is wrong, and a memory plan that is kept.
+#include "session.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <fstream>
+#include <functional>
+#include <set>
+
+#include "ggml/check.h"
+#include "plan.h"
+#include "tiny_model.h"
+
+using namespace powerinfer;
+using ggml::Code;
+using ggml::DType;
+using ggml::Error;
+using tiny::Description;
+using tiny::Shape;
+
+namespace {
+
+using Floats = std::vector<float>;
+using Tokens = std::vector<int32_t>;
+
+const tiny::Folder folder;
+
+std::shared_ptr<const Model> load(const std::string& path, bool use_mmap = true,
+                                  int32_t n_threads = 1) {
+    pi_model_params params = pi_model_default_params();
+    params.use_mmap = use_mmap;
+    params.n_threads = n_threads;
+    return Model::load(path, params);
+}
+
+std::shared_ptr<const Model> load(const Description& d) {
+    tiny::write(d, folder / "model.gguf");
+    return load(folder / "model.gguf");
+}
+
+pi_session_params session_params(int32_t n_threads = 1, int32_t n_ubatch = 64) {
+    pi_session_params params = pi_session_default_params();
+    params.n_ctx = 96;
+    params.n_batch = 96;
+    params.n_ubatch = n_ubatch;
+    params.n_threads = n_threads;
+    return params;
+}
+
+Tokens random_tokens(size_t n, uint32_t seed) {
+    std::mt19937 rng(seed);
+    Tokens tokens(n);
+    for (int32_t& t : tokens) t = int32_t(rng() % tiny::kVocab);
+    return tokens;
+}
+
+bool same(const Floats& a, const Floats& b) {
+    return a.size() == b.size() && !std::memcmp(a.data(), b.data(), a.size() * sizeof(float));
+}
+
+double distance(const Floats& a, const Floats& b) {
+    double difference = 0, size = 0;
+    for (size_t i = 0; i < a.size(); i++) {
+        difference += std::pow(double(a[i]) - b[i], 2);
+        size += double(b[i]) * b[i];
+    }
+    return std::sqrt(difference / size);
+}
+
+void append_logits(const Session& session, int32_t row, Floats& out) {
+    const float* logits = session.logits(row);
+    out.insert(out.end(), logits, logits + session.model->config.n_vocab);
+}
+
+// Logits of all tokens, `at_once` per call.
+Floats logits(Session& session, const Tokens& tokens, size_t at_once = 96) {
+    Floats out;
+    const std::vector<char> bytes(at_once, 1);
+    const bool* keep = reinterpret_cast<const bool*>(bytes.data());
+    for (size_t i = 0; i < tokens.size(); i += at_once) {
+        const int32_t n = int32_t(std::min(at_once, tokens.size() - i));
+        session.eval(tokens.data() + i, nullptr, keep, n);
+        for (int32_t row = 0; row < n; row++) append_logits(session, row, out);
+    }
+    return out;
+}
+
+Floats logits(std::shared_ptr<const Model> model, const Tokens& tokens,
+              const pi_session_params& params = session_params()) {
+    Session session(std::move(model), params);
+    return logits(session, tokens);
+}
+
+// The same tokens as one of three sequences, in calls of random lengths and neighbours.
+Floats logits_beside_others(std::shared_ptr<const Model> model, const Tokens& tokens,
+                            pi_session_params params) {
+    params.n_seq = 3;
+    Session session(std::move(model), params);
+    std::mt19937 rng(3);
+    Floats out;
+    for (size_t at = 0; at < tokens.size();) {
+        Tokens token, seq;
+        const size_t n = 1 + rng() % 16;
+        for (size_t i = 0; i < n; i++) {
+            int32_t s = int32_t(rng() % 3);
+            if (s == 1 && at == tokens.size()) s = 2;
+            const int64_t used = session.kv.length(s) + std::count(seq.begin(), seq.end(), s);
+            if (s != 1 && used == params.n_ctx) continue;
+            seq.push_back(s);
+            token.push_back(s == 1 ? tokens[at++] : int32_t(rng() % tiny::kVocab));
+        }
+        if (seq.empty()) continue;
+        std::vector<char> keep(seq.size());  // a neighbour's logits sometimes, ours always
+        for (size_t i = 0; i < seq.size(); i++) keep[i] = seq[i] == 1 || rng() % 2;
+        session.eval(token.data(), seq.data(), reinterpret_cast<const bool*>(keep.data()),
+                     int32_t(seq.size()));
+        for (size_t i = 0; i < seq.size(); i++) {
+            if (seq[i] == 1) append_logits(session, int32_t(i), out);
+        }
+    }
+    return out;
+}
+
+std::vector<Shape> shapes() {
+    std::vector<Shape> all;
+    const auto add = [&](auto change) {
+        Shape s;
+        change(s);
+        all.push_back(s);
+    };
+    add([](Shape& s) { s.tied = true; });
+    add([](Shape& s) {  // sizes that no vector register divides
+        s.activation = "relu";
+        s.n_embd = 52, s.n_ff = 75, s.head_dim = 10, s.n_head = 6, s.n_head_kv = 2;
+        s.type = DType::F16;
+    });
+    add([](Shape& s) { s.biases = true, s.n_head_kv = 1, s.type = DType::BF16; });
+    add([](Shape& s) { s.activation = "relu", s.head_dim = 24, s.tied = true, s.type = DType::Q8_0; });
+    add([](Shape& s) { s.biases = true, s.n_head_kv = 2, s.type = DType::Q4_0; });
+    add([](Shape& s) { s.architecture = "bamboo", s.n_head_kv = 2, s.type = DType::Q4_0; });
+    for (DType type : {DType::F32, DType::F16, DType::BF16, DType::Q8_0, DType::Q4_0}) {
+        add([&](Shape& s) {
+            s.activation = "relu", s.down_t = true, s.type = type;
+            s.biases = type == DType::Q8_0;
+        });
+    }
+    return all;
+}
+
+void test_bits(const Shape& shape) {
+    const auto model = load(tiny::describe(shape));
+    // More than the 64 positions that attention takes at once.
+    const Tokens tokens = random_tokens(75, 2);
+    for (uint32_t kv : {uint32_t(DType::F16), uint32_t(DType::F32)}) {
+        pi_session_params params = session_params();
+        params.type_k = params.type_v = kv;
+        const Floats expected = logits(model, tokens, params);
+        double size = 0;
+        for (float v : expected) size += std::fabs(double(v)) / double(expected.size());
+        CHECK(size > 0.1 && size < 100);  // neither flat nor overflowing; NaN fails too
+        for (int32_t threads : {1, 2, 4}) {
+            for (int32_t ubatch : {1, 3, 7, 64}) {
+                params.n_threads = threads;
+                params.n_ubatch = ubatch;
+                CHECK(same(logits(model, tokens, params), expected));
+            }
+            Session session(model, params);
+            CHECK(same(logits(session, tokens, 1), expected));
+            CHECK(same(logits_beside_others(model, tokens, params), expected));
+        }
+        // The same again after forgetting, and after a common beginning.
+        Session session(model, params);
+        logits(session, random_tokens(20, 9));
+        session.truncate(0, 0);
+        CHECK(same(logits(session, tokens, 11), expected));
+        session.truncate(0, 40);
+        const Tokens rest(tokens.begin() + 40, tokens.end());
+        CHECK(same(logits(session, rest), Floats(expected.begin() + 40 * tiny::kVocab, expected.end())));
+    }
+}
+
+void test_ways_to_load(const Shape& shape) {
+    const std::string path = folder / "ways.gguf";
+    tiny::write(tiny::describe(shape), path);
+    const Tokens tokens = random_tokens(10, 4);
+    const Floats expected = logits(load(path), tokens);
+    for (bool use_mmap : {true, false}) {
+        for (int32_t threads : {1, 3}) {
+            CHECK(same(logits(load(path, use_mmap, threads), tokens), expected));
+        }
+    }
+}
+
+void test_split() {
+    for (const Shape& shape : {Shape(), shapes().back()}) {
+        const Description d = tiny::describe(shape);
+        const Tokens tokens = random_tokens(10, 4);
+        const std::string first = folder / "part-00001-of-00002.gguf",
+                          second = folder / "part-00002-of-00002.gguf";
+        const size_t half = d.tensors.size() / 2, n = d.tensors.size();
+        const auto part = [&](uint32_t no) {
+            return std::map<std::string, tiny::Key>{{"split.no", no},
+                                                    {"split.count", uint32_t(2)},
+                                                    {"split.tensors.count", uint32_t(n)}};
+        };
+        tiny::write(d, first, 0, half, true, part(0));
+        CHECK_THROWS(io, load(first));
+        tiny::write(d, second, half, n, false, part(1));
+        const Floats expected = logits(load(d), tokens);
+        for (bool use_mmap : {true, false}) {
+            CHECK(same(logits(load(first, use_mmap), tokens), expected));
+        }
+        CHECK_THROWS(format, load(second));
+        std::filesystem::remove(second);
+    }
+}
+
+void test_down_transposed() {
+    for (DType type : {DType::F32, DType::F16, DType::Q8_0}) {
+        for (const char* activation : {"relu", "silu"}) {
+            Shape shape;
+            shape.activation = activation, shape.type = type;
+            Description d = tiny::describe(shape);
+            const Tokens tokens = random_tokens(40, 5);
+            const Floats expected = logits(load(d), tokens);
+            for (tiny::Tensor& t : d.tensors) {
+                if (t.name.find("ffn_down.weight") == std::string::npos) continue;
+                const int64_t cols = t.ne[0], rows = t.ne[1], n = rows * cols;
+                Floats values(static_cast<size_t>(n)), turned(values.size());
+                ggml::info(type).decode(t.bytes.data(), values.data(), n);
+                for (int64_t i = 0; i < n; i++) {
+                    turned[size_t(i % cols * rows + i / cols)] = values[size_t(i)];
+                }
+                ggml::info(type).encode(turned.data(), t.bytes.data(), n);
+                t.name.replace(t.name.find("ffn_down"), 8, "ffn_down_t");
+                t.ne = {rows, cols};
+            }
+            // The same sums in another order; the F16 cache amplifies a last bit to 2^-11. With
+            // Q8_0 the weights round along the other axis and the activations are not rounded:
+            // both are errors of up to 1/254 of a block's largest value. 1e-2 measured.
+            const double limit = type == DType::Q8_0 ? 2e-2 : 1e-3;
+            const double seen = distance(logits(load(d), tokens), expected);
+            CHECK(seen > 0 && seen < limit);
+        }
+    }
+}
+
+// PowerInfer's magic means ReLU where the file names no activation.
+void test_magic() {
+    Description d = tiny::describe(Shape());
+    const std::string path = folder / "magic.gguf";
+    tiny::write(d, path, "PWRI");
+    const auto pwri = load(path);
+    CHECK(pwri->config.activation == ggml::Activation::relu);
+    d.keys["powerinfer.ffn.activation"] = std::string("relu");
+    const Tokens tokens = random_tokens(10, 6);
+    CHECK(same(logits(pwri, tokens), logits(load(d), tokens)));
+}
+
+// ---- Refusals ---------------------------------------------------------------------------------
+
+// Loading must throw this code and a message with all the words.
+void refused(const Description& d, Code code, const std::vector<std::string>& words,
+             const pi_model_params& params = pi_model_default_params()) {
+    const std::string path = folder / "refused.gguf";
+    tiny::write(d, path);
+    std::string seen = "was loaded";
+    try {
+        Model::load(path, params);
+    } catch (const Error& e) {
+        seen = e.code() == code ? "" : std::string("has the wrong code: ") + e.what();
+        for (const std::string& word : words) {
+            if (!std::strstr(e.what(), word.c_str())) seen = word + " is not in: " + e.what();
+        }
+    }
+    check::report(seen.empty(), __FILE__, __LINE__, words.front() + ": " + seen);
+}
+
+void test_tensors_refused() {
+    Shape untied, transposed;
+    untied.biases = true;
+    transposed.down_t = true, transposed.tied = true;
+    for (const Shape& shape : {untied, transposed}) {
+        const Description good = tiny::describe(shape);
+        for (const tiny::Tensor& t : good.tensors) {
+            const bool optional =
+                t.name == "output.weight" || t.name.find(".bias") != std::string::npos;
+            Description d = good;
+            d.remove(t.name);
+            // Without ffn_down_t a file is an ordinary one that lacks ffn_down.
+            const std::string missing = t.name.substr(0, t.name.find("_t."));
+            if (!optional) refused(d, Code::format, {missing, "is missing"});
+
+            d = good;
+            tiny::Tensor* bad = &d.tensor(t.name);
+            std::reverse(bad->ne.begin(), bad->ne.end());
+            if (bad->ne == t.ne) bad->ne = {t.ne[0] / 2, 2};  // vectors and square matrices
+            if (t.ne.size() == 2 && t.ne[0] == t.ne[1]) bad->ne = {t.ne[0] / 2, t.ne[1] * 2};
+            refused(d, Code::format, {t.name, "shape", "expected"});
+
+            d = good;
+            bad = &d.tensor(t.name);
+            bad->ne.push_back(1);  // as many bytes, but another kind of thing
+            refused(d, Code::format, {t.name});
+
+            d = good;
+            bad = &d.tensor(t.name);
+            if (t.ne.size() == 1) {
+                bad->type = DType::F16;
+                bad->bytes.resize(size_t(t.ne[0]) * 2);
+                refused(d, Code::format, {t.name, "type F16"});
+            } else {
+                bad->type = DType::I32;
+                refused(d, Code::format, {t.name, "type I32"});
+            }
+        }
+    }
+}
+
+void test_keys_refused() {
+    const Description good = tiny::describe(Shape());
+    const auto with = [&](const std::string& key, tiny::Key value, Code code = Code::format,
+                          std::vector<std::string> words = {}) {
+        Description d = good;
+        d.keys[key] = std::move(value);
+        words.insert(words.begin(), key);
+        refused(d, code, words);
+    };
+    using U = uint32_t;
+    for (const char* suffix : {"context_length", "embedding_length", "block_count",
+                               "feed_forward_length", "attention.head_count"}) {
+        const std::string key = std::string("llama.") + suffix;
+        Description d = good;
+        d.keys.erase(key);
+        refused(d, Code::format, {key});
+        for (tiny::Key bad : {tiny::Key(U(0)), tiny::Key(U(0xffffffff)), tiny::Key(1.5f),
+                              tiny::Key(true), tiny::Key(std::string("64"))}) {
+            with(key, bad);
+        }
+    }
+    Description d = good;
+    d.keys.erase("llama.attention.layer_norm_rms_epsilon");
+    refused(d, Code::format, {"layer_norm_rms_epsilon"});
+    for (float bad : {-1.0f, 2.0f, NAN, INFINITY}) {
+        with("llama.attention.layer_norm_rms_epsilon", bad);
+        if (bad != 2.0f) with("llama.rope.freq_base", bad);
+    }
+    with("llama.rope.freq_base", 0.0f);
+    with("llama.block_count", U(65536));
+    with("llama.attention.head_count_kv", U(0));
+    with("llama.attention.key_length", U(0));
+    with("llama.rope.dimension_count", U(0));
+    with("llama.rope.dimension_count", U(18));
+    with("llama.vocab_size", U(301), Code::format, {"300"});
+    // More layers than the file has tensors for, but not more than it has tensors.
+    d = good;
+    d.keys["llama.block_count"] = U(3);
+    refused(d, Code::format, {"blk.2.attn_norm.weight"});
+    const auto contradiction = [&](const std::string& key, U value, const std::string& word) {
+        Description bad = good;
+        bad.keys[key] = value;
+        refused(bad, Code::format, {word});
+    };
+    contradiction("llama.attention.head_count_kv", 3, "3 key heads");
+    contradiction("llama.attention.head_count", 5, "5 attention heads");
+    contradiction("llama.attention.value_length", 8, "values of different lengths");
+    contradiction("llama.rope.dimension_count", 7, "dimension_count must be even");
+    contradiction("llama.embedding_length", 32, "token_embd.weight");
+    contradiction("llama.feed_forward_length", 95, "ffn_gate.weight");
+    contradiction("llama.attention.key_length", 32, "lengths");
+    d = good;
+    d.keys["llama.attention.head_count"] = d.keys["llama.attention.head_count_kv"] = U(3);
+    refused(d, Code::format, {"64 is not a multiple of 3 heads"});
+
+    // Sound files whose result would be another one if the key were passed over.
+    const auto unsupported = [&](const std::string& key, tiny::Key value, const std::string& word) {
+        Description bad = good;
+        bad.keys[key] = std::move(value);
+        refused(bad, Code::unsupported, {word});
+    };
+    unsupported("general.architecture", std::string("gpt2"), "gpt2");
+    unsupported("powerinfer.ffn.activation", std::string("swish"), "swish");
+    unsupported("powerinfer.ffn.threshold", 0.25f, "powerinfer.ffn.threshold");
+    unsupported("llama.expert_count", U(8), "experts");
+    unsupported("llama.attention.sliding_window", U(64), "sliding-window");
+    unsupported("llama.rope.scaling.factor", 4.0f, "RoPE scaling");
+    d = good;
+    d.tensors.push_back({"rope_freqs.weight", DType::F32, {8}, std::vector<uint8_t>(32)});
+    refused(d, Code::unsupported, {"rope_freqs.weight"});
+    // And harmless values of the same keys.
+    d = good;
+    d.keys["llama.attention.sliding_window"] = U(128);
+    d.keys["llama.rope.scaling.factor"] = 1.0f;
+    d.keys["powerinfer.ffn.threshold"] = 0.0f;
+    d.keys["llama.expert_count"] = U(0);
+    const Tokens tokens = random_tokens(5, 1);
+    CHECK(same(logits(load(d), tokens), logits(load(good), tokens)));
+}
+
+void test_check_tensors() {
+    pi_model_params params = pi_model_default_params();
+    params.check_tensors = true;
+    for (DType type : {DType::F32, DType::F16, DType::BF16, DType::Q8_0, DType::Q4_0}) {
+        for (bool use_mmap : {true, false}) {
+            Shape shape;
+            shape.type = type, shape.biases = true;
+            params.use_mmap = use_mmap;
+            const Description good = tiny::describe(shape);
+            tiny::write(good, folder / "checked.gguf");
+            CHECK(Model::load(folder / "checked.gguf", params) != nullptr);
+            for (const char* name : {"token_embd.weight", "blk.1.ffn_down.weight", "output.weight",
+                                     "blk.0.attn_norm.weight", "blk.1.ffn_up.bias"}) {
+                Description d = good;
+                tiny::Tensor& t = d.tensor(name);
+                const ggml::DTypeInfo& info = ggml::info(t.type);
+                for (float bad : {NAN, INFINITY, -INFINITY}) {
+                    // The last block: its scale, or its last value.
+                    uint8_t* last = t.bytes.data() + t.bytes.size() - size_t(info.bytes);
+                    const bool f16 = info.is_quantised() || t.type == DType::F16;
+                    const uint16_t half = f16 ? ggml::f32_to_f16(bad) : ggml::f32_to_bf16(bad);
+                    t.type == DType::F32 ? std::memcpy(last, &bad, 4) : std::memcpy(last, &half, 2);
+                    refused(d, Code::format, {name, "not finite"}, params);
+                }
+                CHECK(load(d) != nullptr);  // nobody asked to look
+            }
+        }
+    }
+}
+
+// ---- Memory -----------------------------------------------------------------------------------
+
+uint64_t address_space() {
+    uint64_t pages = 0;
+    std::ifstream("/proc/self/statm") >> pages;
+    return pages * uint64_t(sysconf(_SC_PAGESIZE));
+}
+
+void test_plan(const Shape& shape) {
+    const Description d = tiny::describe(shape);
+    const std::string path = folder / "plan.gguf";
+    tiny::write(d, path);
+    pi_session_params params = session_params();
+    params.n_ctx = 100000, params.n_seq = 2;
+    const auto header = Model::inspect(path, false);
+    const Plan plan = make_plan(*header, params);
+    CHECK(plan.n_ctx == 100000);
+    uint64_t weights = 0, kv = 0, scratch = 0;
+    std::set<std::string> names;
+    for (const pi_plan_part& p : plan.parts) {
+        CHECK(names.insert(p.name).second);
+        CHECK(std::string(p.tier) == "ram" && p.n_bytes > 0);
+        (!std::strcmp(p.name, "kv") ? kv : !std::strcmp(p.name, "scratch") ? scratch : weights) +=
+            p.n_bytes;
+    }
+    for (const char* name : {"attention", "ffn", "head", "norms", "kv", "scratch"}) {
+        CHECK(names.count(name) == 1);
+    }
+    CHECK(names.count("embedding") == (shape.tied ? 0 : 1));
+
+    uint64_t file = 0, padding = 0;
+    for (const tiny::Tensor& t : d.tensors) {
+        file += t.bytes.size();
+        if (t.ne.size() == 2 && ggml::has_strips(t.type)) {
+            padding += uint64_t(-t.ne[1] & 7) * uint64_t(ggml::info(t.type).size(t.ne[0]));
+        }
+    }
+    CHECK(weights >= file && weights <= file + padding);
+    CHECK(weights == header->weight_bytes());
+
+    // Really allocated: the weights' memory, and what a session adds to the address space.
+    const auto model = load(path, false);
+    const uint64_t allocated = model->packed.size() + model->plain.size();
+    CHECK(allocated >= weights && allocated <= weights + 64 * d.tensors.size());
+    const uint64_t before = address_space();
+    {
+        const Session session(model, params);
+        const uint64_t added = address_space() - before;
+        CHECK(added >= kv + scratch && added <= kv + scratch + (1 << 20));
+    }
+
+    // A budget is kept to the byte.
+    pi_model_params asked = pi_model_default_params();
+    asked.ram_budget = weights;
+    const auto fits = Model::load(path, asked);
+    CHECK_THROWS(memory, Session(fits, params));
+    asked.ram_budget = weights - 1;
+    refused(d, Code::memory, {"weights", "MiB"}, asked);
+    asked.ram_budget = weights + kv + scratch;
+    const auto just = Model::load(path, asked);
+    CHECK(make_plan(*just, params).budget == asked.ram_budget);
+    CHECK(Session(just, params).params.n_ctx == 100000);
+    params.n_ctx++;
+    try {
+        Session session(just, params);
+        CHECK(!"refused");
+    } catch (const Error& e) {
+        CHECK(e.code() == Code::memory && std::strstr(e.what(), "100001 positions"));
+    }
+}
+
+void test_unused_tensors_are_logged() {
+    Description d = tiny::describe(Shape());
+    d.tensors.push_back({"blk.0.fc1.weight", DType::F32, {64, 4}, std::vector<uint8_t>(1024)});
+    tiny::write(d, folder / "log.gguf");
+    std::vector<std::string> lines;
+    pi_model_params params = pi_model_default_params();
+    params.log = [](int32_t level, const char* message, void* data) {
+        CHECK(level >= 1 && level <= 4 && !std::strchr(message, '\n'));
+        static_cast<std::vector<std::string>*>(data)->push_back(message);
+    };
+    params.log_data = &lines;
+    Model::load(folder / "log.gguf", params);
+    CHECK(lines.size() == 1 && lines[0].find('1') == 0);
+}
+
+}  // namespace
+
+int main() {
+    unsetenv("GGML_ISA");
+    for (const Shape& shape : shapes()) {
+        test_bits(shape);
+        test_ways_to_load(shape);
+        test_plan(shape);
+    }
+    setenv("GGML_ISA", "generic", 1);
+    test_bits(shapes()[1]);
+    test_bits(shapes()[4]);
+    unsetenv("GGML_ISA");
+    test_split();
+    test_down_transposed();
+    test_magic();
+    test_tensors_refused();
+    test_keys_refused();
+    test_check_tensors();
+    test_unused_tensors_are_logged();
+    return check::summary("test_session");
+}

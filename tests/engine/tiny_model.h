@@ -1,0 +1,191 @@
+// Random models of a few layers, described in memory so that a test can spoil one thing, and
+// written to a file that goes away with the program.
+#pragma once
+
+#include <unistd.h>
+
+#include <cmath>
+#include <cstdio>
+#include <cstdlib>
+#include <filesystem>
+#include <map>
+#include <random>
+#include <stdexcept>
+#include <string>
+#include <variant>
+#include <vector>
+
+#include "ggml/dtype.h"
+#include "ggml/gguf.h"
+
+namespace tiny {
+
+using ggml::DType;
+
+// A folder of its own under the system's temporary one.
+class Folder {
+   public:
+    Folder() {
+        std::string name = (std::filesystem::temp_directory_path() / "tiny-XXXXXX").string();
+        if (!mkdtemp(name.data())) throw std::runtime_error("no temporary folder");
+        path_ = name;
+    }
+    ~Folder() {
+        std::error_code ignored;
+        std::filesystem::remove_all(path_, ignored);
+    }
+    std::string operator/(const std::string& name) const { return path_ + "/" + name; }
+
+   private:
+    std::string path_;
+};
+
+struct Shape {
+    std::string architecture = "llama";
+    std::string activation;  // empty: the family's
+    DType type = DType::F32;
+    int64_t n_embd = 64, n_ff = 96, n_head = 4, n_head_kv = 4, head_dim = 16;
+    bool tied = false, biases = false, down_t = false;
+    int64_t n_layer = 2;
+};
+
+struct Tensor {
+    std::string name;
+    DType type;
+    std::vector<int64_t> ne;
+    std::vector<uint8_t> bytes;
+};
+
+using Key = std::variant<uint32_t, float, bool, std::string>;
+
+struct Description {
+    std::map<std::string, Key> keys;
+    std::vector<Tensor> tensors;
+
+    Tensor& tensor(const std::string& name) {
+        for (Tensor& t : tensors) {
+            if (t.name == name) return t;
+        }
+        throw std::runtime_error("no tensor " + name);
+    }
+    void remove(const std::string& name) {
+        tensors.erase(tensors.begin() + (&tensor(name) - tensors.data()));
+    }
+};
+
+constexpr int32_t kVocab = 300;
+
+inline Description describe(const Shape& s, uint32_t seed = 1) {
+    Description d;
+    std::mt19937 rng(seed);
+    std::normal_distribution<float> normal;
+    const auto add = [&](const std::string& name, DType type, std::vector<int64_t> ne, float mean,
+                         float scale) {
+        int64_t n = 1;
+        for (int64_t size : ne) n *= size;
+        std::vector<float> values(static_cast<size_t>(n));
+        for (float& v : values) v = mean + scale * normal(rng);
+        std::vector<uint8_t> bytes(size_t(ggml::info(type).size(n)));
+        ggml::info(type).encode(values.data(), bytes.data(), n);
+        d.tensors.push_back({name, type, std::move(ne), std::move(bytes)});
+    };
+    const auto matrix = [&](const std::string& name, int64_t rows, int64_t cols, float size = 1) {
+        add(name, s.type, {cols, rows}, 0, size / std::sqrt(float(cols)));
+    };
+    const auto bias = [&](const std::string& name, int64_t n) {
+        if (s.biases) add(name, DType::F32, {n}, 0, 0.3f);
+    };
+    const std::string& a = s.architecture;
+    const int64_t q_dim = s.n_head * s.head_dim, kv_dim = s.n_head_kv * s.head_dim;
+    d.keys["general.architecture"] = a;
+    d.keys[a + ".context_length"] = uint32_t(128);
+    d.keys[a + ".embedding_length"] = uint32_t(s.n_embd);
+    d.keys[a + ".block_count"] = uint32_t(s.n_layer);
+    d.keys[a + ".feed_forward_length"] = uint32_t(s.n_ff);
+    d.keys[a + ".attention.head_count"] = uint32_t(s.n_head);
+    d.keys[a + ".attention.head_count_kv"] = uint32_t(s.n_head_kv);
+    d.keys[a + ".attention.layer_norm_rms_epsilon"] = 1e-5f;
+    if (q_dim != s.n_embd) {
+        d.keys[a + ".attention.key_length"] = uint32_t(s.head_dim);
+        d.keys[a + ".attention.value_length"] = uint32_t(s.head_dim);
+    }
+    if (!s.activation.empty()) d.keys["powerinfer.ffn.activation"] = s.activation;
+
+    add("token_embd.weight", s.type, {s.n_embd, kVocab}, 0, 0.5f);
+    for (int64_t i = 0; i < s.n_layer; i++) {
+        const std::string blk = "blk." + std::to_string(i) + ".";
+        add(blk + "attn_norm.weight", DType::F32, {s.n_embd}, 1, 0.2f);
+        matrix(blk + "attn_q.weight", q_dim, s.n_embd, 1.5f);
+        matrix(blk + "attn_k.weight", kv_dim, s.n_embd, 1.5f);
+        matrix(blk + "attn_v.weight", kv_dim, s.n_embd);
+        matrix(blk + "attn_output.weight", s.n_embd, q_dim);
+        bias(blk + "attn_q.bias", q_dim);
+        bias(blk + "attn_k.bias", kv_dim);
+        bias(blk + "attn_v.bias", kv_dim);
+        bias(blk + "attn_output.bias", s.n_embd);
+        add(blk + "ffn_norm.weight", DType::F32, {s.n_embd}, 1, 0.2f);
+        matrix(blk + "ffn_gate.weight", s.n_ff, s.n_embd);
+        matrix(blk + "ffn_up.weight", s.n_ff, s.n_embd);
+        const std::string down = blk + (s.down_t ? "ffn_down_t" : "ffn_down");
+        s.down_t ? matrix(down + ".weight", s.n_ff, s.n_embd)
+                 : matrix(down + ".weight", s.n_embd, s.n_ff);
+        bias(blk + "ffn_gate.bias", s.n_ff);
+        bias(blk + "ffn_up.bias", s.n_ff);
+        bias(down + ".bias", s.n_embd);
+    }
+    add("output_norm.weight", DType::F32, {s.n_embd}, 1, 0.2f);
+    if (!s.tied) matrix("output.weight", kVocab, s.n_embd, 4);
+    return d;
+}
+
+// Three control tokens, a token per byte, and a few pieces of text.
+inline void add_vocabulary(ggml::GgufWriter& writer) {
+    std::vector<std::string> texts = {"<unk>", "<s>", "</s>"};
+    std::vector<int32_t> types = {2, 3, 3};
+    for (int i = 0; i < 256; i++) {
+        char text[8];
+        std::snprintf(text, sizeof(text), "<0x%02X>", unsigned(i));
+        texts.push_back(text);
+        types.push_back(6);
+    }
+    for (int32_t i = 0; int32_t(texts.size()) < kVocab; i++) {
+        texts.push_back(std::string(1, char('a' + i % 26)) + (i < 26 ? "" : "n"));
+        types.push_back(1);
+    }
+    writer.add_string("tokenizer.ggml.model", "llama");
+    writer.add_strings("tokenizer.ggml.tokens", texts);
+    writer.add_f32s("tokenizer.ggml.scores", std::vector<float>(texts.size(), -1));
+    writer.add_i32s("tokenizer.ggml.token_type", types);
+}
+
+// Writes the tensors [first, last); the keys only with `keys`.
+inline void write(const Description& d, const std::string& path, size_t first, size_t last,
+                  bool keys, const std::map<std::string, Key>& more, const char* magic = "GGUF") {
+    ggml::GgufWriter writer(path, magic);
+    const auto add = [&](const std::map<std::string, Key>& map) {
+        for (const auto& [key, value] : map) {
+            if (const auto* u = std::get_if<uint32_t>(&value)) writer.add_u32(key, *u);
+            if (const auto* f = std::get_if<float>(&value)) writer.add_f32(key, *f);
+            if (const auto* b = std::get_if<bool>(&value)) writer.add_bool(key, *b);
+            if (const auto* s = std::get_if<std::string>(&value)) writer.add_string(key, *s);
+        }
+    };
+    add(more);
+    if (keys) {
+        add(d.keys);
+        add_vocabulary(writer);
+    }
+    for (size_t i = first; i < last; i++) {
+        writer.add_tensor(d.tensors[i].name, d.tensors[i].type, d.tensors[i].ne);
+    }
+    for (size_t i = first; i < last; i++) {
+        writer.write(d.tensors[i].bytes.data(), d.tensors[i].bytes.size());
+    }
+    writer.finish();
+}
+
+inline void write(const Description& d, const std::string& path, const char* magic = "GGUF") {
+    write(d, path, 0, d.tensors.size(), true, {}, magic);
+}
+
+}  // namespace tiny
