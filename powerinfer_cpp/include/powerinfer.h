@@ -136,7 +136,8 @@ typedef struct pi_session_params {
     int32_t n_seq;           /* sequences, each with n_ctx positions, 1..256 */
     int32_t n_threads;       /* for one row; 0: pi_default_threads() */
     int32_t n_threads_batch; /* for several rows; 0: n_threads */
-    uint32_t type_k, type_v; /* GGUF type ids of the KV cache: F16 (1) or F32 (0) */
+    uint32_t type_k, type_v; /* GGUF type ids of the KV cache, the same: F16 (1), F32 (0), Q8_0 (8) */
+    bool embedding;          /* kept rows give their embedding instead of logits */
     /* Asked now and then during pi_eval; true ends it with PI_ERROR_CANCELLED. Or NULL. */
     bool (*should_stop)(void *data);
     void *should_stop_data;
@@ -212,9 +213,31 @@ int32_t pi_session_n_batch(const pi_session *session);
 pi_status pi_eval(pi_session *session, const int32_t *token, const int32_t *seq, const bool *logits, int32_t n);
 /* Logits [n_vocab] of row i of the last pi_eval, which must have kept them; valid until the next. */
 pi_status pi_logits(const pi_session *session, int32_t i, const float **out);
+/* Embedding [n_embd] of row i: the output norm of its last hidden state. Only in sessions with
+ * `embedding`, where pi_logits has nothing to give; same lifetime as logits. */
+pi_status pi_embedding(const pi_session *session, int32_t i, const float **out);
 /* Positions that a sequence holds, and forgetting all from n on (0 <= n <= length). */
 int32_t pi_sequence_length(const pi_session *session, int32_t seq); /* -1: no such sequence */
 pi_status pi_sequence_truncate(pi_session *session, int32_t seq, int32_t n);
+
+/* A sequence as bytes: its length and its keys and values, to go on later in this or another session
+ * of the same model and KV type. pi_sequence_save writes *n bytes, or says with PI_ERROR_ARGUMENT and
+ * *n how many it needs. pi_sequence_load replaces what the sequence held; bytes that do not fit this
+ * model are PI_ERROR_FORMAT, a state longer than the context PI_ERROR_CONTEXT. */
+pi_status pi_sequence_save(const pi_session *session, int32_t seq, void *buffer, size_t capacity, size_t *n);
+pi_status pi_sequence_load(pi_session *session, int32_t seq, const void *buffer, size_t n);
+
+/* Time per operator, measured between profile(true) and profile(false); profile(true) starts anew. */
+typedef struct pi_op_time {
+    const char *part; /* "attention", "ffn", "head", "embedding" */
+    const char *op;   /* "matmul", "attention", "rms_norm", ... */
+    int64_t calls;
+    double seconds;
+    uint64_t n_bytes; /* weights and cache that the calls read */
+} pi_op_time;
+void pi_session_profile(pi_session *session, bool on);
+int32_t pi_session_n_ops(const pi_session *session);
+pi_status pi_session_op_at(const pi_session *session, int32_t i, pi_op_time *out);
 
 /* ---- Sampling ----------------------------------------------------------------------------- */
 

@@ -3,7 +3,7 @@
 import codecs
 import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 
@@ -55,6 +55,36 @@ class TextStream:
         return 0
 
 
+# A piece of text, why the text ends there (None: it does not), and the tokens so far.
+Piece = tuple[str, str | None, int]
+
+
+def pieces(
+    tokens: Iterable[int], data: Callable[[int], bytes | None], limit: int, stops: Sequence[bytes]
+) -> Iterator[Piece]:
+    """The text of tokens as it becomes certain; the last piece has a reason.
+
+    data: bytes of a token, None for one that ends the text. The reason is "length" after `limit`
+    tokens; otherwise (an end token, a stop string, no more tokens) "stop".
+    """
+    text, n = TextStream(stops), 0
+    for token in tokens:
+        added = data(token)
+        if added is None:
+            break
+        n += 1
+        piece = text.push(added)
+        if text.stopped:
+            yield piece, "stop", n
+            return
+        if n == limit:
+            yield piece + text.finish(), "length", n
+            return
+        if piece:
+            yield piece, None, n
+    yield text.finish(), "stop", n
+
+
 class CompletionDicts:
     """Makes the dicts of one completion: same id, time and model name in all of them."""
 
@@ -66,16 +96,21 @@ class CompletionDicts:
             "model": model,
         }
 
-    def chunk(self, text: str, finish_reason: str | None) -> dict[str, Any]:
-        """One dict of a stream; finish_reason is None until the last."""
+    def stream(self, first: str, parts: Iterable[Piece]) -> Iterator[dict[str, Any]]:
+        """A dict per piece, and one before them for `first` (the prompt, with echo)."""
+        if first:
+            yield self._dict(first, None)
+        for text, reason, _ in parts:
+            yield self._dict(text, reason)
+
+    def whole(self, first: str, parts: Iterable[Piece], n_prompt: int) -> dict[str, Any]:
+        """One dict for all pieces, with token counts."""
+        every = list(parts)
+        _, reason, n = every[-1]
+        usage = {"prompt_tokens": n_prompt, "completion_tokens": n, "total_tokens": n_prompt + n}
+        text = first + "".join(part[0] for part in every)
+        return {**self._dict(text, reason), "usage": usage}
+
+    def _dict(self, text: str, finish_reason: str | None) -> dict[str, Any]:
         choice = {"text": text, "index": 0, "logprobs": None, "finish_reason": finish_reason}
         return {**self._head, "choices": [choice]}
-
-    def whole(self, text: str, finish_reason: str, n_prompt: int, n_gen: int) -> dict[str, Any]:
-        """The dict of a completion that is not streamed, with its token counts."""
-        usage = {
-            "prompt_tokens": n_prompt,
-            "completion_tokens": n_gen,
-            "total_tokens": n_prompt + n_gen,
-        }
-        return {**self.chunk(text, finish_reason), "usage": usage}

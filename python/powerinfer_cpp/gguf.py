@@ -102,7 +102,10 @@ class Gguf:
 
     @cached_property
     def metadata(self) -> dict[str, Value]:
-        """Keys and values as Python's own types, in the file's order."""
+        """Keys and values as Python's own types, in the file's order.
+
+        The C API gives integers as int64: U64 values beyond 2^63 - 1 come out as that number.
+        """
         return {key: self._value(i) for key, i in self._index.items()}
 
     @cached_property
@@ -155,8 +158,6 @@ class Gguf:
             n = min(_CHUNK, count - first)
             check(fetch(handle, i, first, n, buffer))
             values += ffi.unpack(buffer, n)
-        if kind == lib.PI_U64:  # fetched as int64: bits above 2^63 come out negative
-            return [v & (1 << 64) - 1 for v in values]
         return [bool(v) for v in values] if kind == lib.PI_BOOL else values
 
     @cached_property

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from . import options
-from .completion import CompletionDicts, TextStream, stop_bytes
+from .completion import CompletionDicts, pieces, stop_bytes
 from .context import Context
 from .errors import ContextOverflowError
 from .logits import LogitBias, LogitsProcessorList, StoppingCriteriaList
@@ -105,6 +105,8 @@ class Llama:
             None if vocab_only else Context(self._model, logits_all, **self._session_fields)
         )
         self._sampler: tuple[dict[str, float], Sampler] | None = None  # that of sample()
+        if verbose:
+            options.report(self._model, self.plan())
 
     # ---- What the model is ---------------------------------------------------------------
 
@@ -237,16 +239,16 @@ class Llama:
 
         Raises ValueError when nothing has been computed.
         """
-        params = {
-            "top_k": top_k,
-            "top_p": top_p,
-            "min_p": min_p,
-            "typical_p": typical_p,
-            "temperature": temp,
-            "repeat_penalty": repeat_penalty,
-            "frequency_penalty": frequency_penalty,
-            "presence_penalty": presence_penalty,
-        }
+        params = _sampling(
+            top_k,
+            top_p,
+            min_p,
+            typical_p,
+            temp,
+            repeat_penalty,
+            frequency_penalty,
+            presence_penalty,
+        )
         with self._lock:
             context = self._computing
             if self._sampler is None or self._sampler[0] != params:
@@ -279,16 +281,16 @@ class Llama:
         after the tokens that are there. Ids sent into the generator are put after the last one.
         Raises ValueError for no tokens, ContextOverflowError when the context is full.
         """
-        params = {
-            "top_k": top_k,
-            "top_p": top_p,
-            "min_p": min_p,
-            "typical_p": typical_p,
-            "temperature": temp,
-            "repeat_penalty": repeat_penalty,
-            "frequency_penalty": frequency_penalty,
-            "presence_penalty": presence_penalty,
-        }
+        params = _sampling(
+            top_k,
+            top_p,
+            min_p,
+            typical_p,
+            temp,
+            repeat_penalty,
+            frequency_penalty,
+            presence_penalty,
+        )
         with self._lock:
             seed = self._rng.getrandbits(32)
         processors = _combined(logits_processor, LogitsProcessorList)
@@ -386,30 +388,28 @@ class Llama:
         if logit_bias:
             bias = LogitBias(logit_bias, self.n_vocab())
             processors = LogitsProcessorList([processors, bias] if processors else [bias])
-        params = {
-            "top_k": top_k,
-            "top_p": top_p,
-            "min_p": min_p,
-            "typical_p": typical_p,
-            "temperature": temperature,
-            "repeat_penalty": repeat_penalty,
-            "frequency_penalty": frequency_penalty,
-            "presence_penalty": presence_penalty,
-        }
+        params = _sampling(
+            top_k,
+            top_p,
+            min_p,
+            typical_p,
+            temperature,
+            repeat_penalty,
+            frequency_penalty,
+            presence_penalty,
+        )
         if seed in RANDOM_SEEDS:
             with self._lock:
                 seed = self._rng.getrandbits(32)
         criteria = _combined(stopping_criteria, StoppingCriteriaList)
         steps = self._generate(ids, params, seed, True, processors, criteria)
-        pieces = self._pieces(steps, limit, TextStream(stop_bytes(stop)))
+        parts = pieces(steps, self._token_bytes, limit, stop_bytes(stop))
         first = self._prompt_text(prompt) if echo else ""
         dicts = CompletionDicts(model or self.model_path)
         if stream:
-            return _stream(dicts, first, pieces)
+            return dicts.stream(first, parts)
         with self._lock:
-            parts = list(pieces)
-        text = first + "".join(part[0] for part in parts)
-        return dicts.whole(text, parts[-1][1], len(ids), parts[-1][2])
+            return dicts.whole(first, parts, len(ids))
 
     __call__ = create_completion
 
@@ -419,28 +419,11 @@ class Llama:
             self._rng = _random(seed)
             self._sampler = None
 
-    def _pieces(
-        self, steps: Iterator[int], limit: int, text: TextStream
-    ) -> Iterator[tuple[str, str | None, int]]:
-        """(text, finish reason or None, tokens so far), the last with a reason."""
-        n = 0
-        for token in steps:
-            with self._lock:
-                self._require_open()
-                data = None if self._model.ends(token) else self._model.text(token)
-            if data is None:
-                break
-            n += 1
-            piece = text.push(data)
-            if text.stopped:
-                yield piece, "stop", n
-                return
-            if n == limit:
-                yield piece + text.finish(), "length", n
-                return
-            if piece:
-                yield piece, None, n
-        yield text.finish(), "stop", n
+    def _token_bytes(self, token: int) -> bytes | None:
+        """What a token adds to a text; None when it ends the text."""
+        with self._lock:
+            self._require_open()
+            return None if self._model.ends(token) else self._model.text(token)
 
     def _prompt_ids(self, prompt: str | bytes | Sequence[int]) -> list[int]:
         if isinstance(prompt, str):
@@ -515,10 +498,15 @@ def _combined(value: Any, kind: type) -> Any:
     return kind(value) if value else None
 
 
-def _stream(
-    dicts: CompletionDicts, first: str, pieces: Iterator[tuple[str, str | None, int]]
-) -> Iterator[dict[str, Any]]:
-    if first:
-        yield dicts.chunk(first, None)
-    for text, reason, _ in pieces:
-        yield dicts.chunk(text, reason)
+def _sampling(
+    top_k: int,
+    top_p: float,
+    min_p: float,
+    typical_p: float,
+    temperature: float,
+    repeat_penalty: float,
+    frequency_penalty: float,
+    presence_penalty: float,
+) -> dict[str, float]:
+    """Fields of pi_sampler_params: an argument that is a field keeps its name."""
+    return dict(locals())

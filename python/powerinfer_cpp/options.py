@@ -1,11 +1,13 @@
 """Checks of options that commands and `Llama` share."""
 
 import math
+import sys
 import warnings
 from typing import Any
 
 from ._native import ffi, lib
 from .errors import DeviceError
+from .model import Model
 
 # Keywords that LangChain passes on from older interfaces, with the values that mean nothing.
 _LEGACY: dict[str, tuple[Any, ...]] = {
@@ -64,3 +66,14 @@ def budget_bytes(name: str, gib: float | None) -> int:
     if not (math.isfinite(gib) and gib > 0):
         raise ValueError(f"{name} must be a positive number of GiB")
     return max(1, int(gib * (1 << 30)))
+
+
+def report(model: Model, plan: dict[str, Any]) -> None:
+    """What was opened and what it takes, in two lines on stderr."""
+    mib = ", ".join(f"{name} {size / (1 << 20):.1f}" for name, size in plan["ram"].items())
+    for line in (
+        f"{model.path}: {model.architecture} with {model.activation}, {model.n_layer} layers, "
+        f"{model.n_params / 1e6:.1f} million weights",
+        f"RAM: {mib} MiB, of {plan['budget'] / (1 << 20):.0f} that may be used",
+    ):
+        print(line, file=sys.stderr, flush=True)

@@ -75,11 +75,12 @@ def _stored(
             f"{gguf.files[tensor.file]}: tensor {tensor.name} is already {have.name}; quantising "
             "it again loses more (--allow-requantize does it all the same)"
         )
-    row, data = tensor.shape[-1], gguf.data(tensor)
+    row = tensor.shape[-1]
     row_bytes = have.n_bytes(row)
 
     def rows(a: int, b: int) -> np.ndarray:
-        part = data[a * row_bytes : b * row_bytes]
+        # Mapped anew for every slab, so that pages already used do not stay in memory.
+        part = gguf.data(tensor)[a * row_bytes : b * row_bytes]
         return decode(have.type, part, (b - a) * row).reshape(b - a, row)
 
     matrix = Output(tensor.name, (tensor.n_elements // row, row), rows)

@@ -26,24 +26,48 @@ def tokenizer(model_type: str = "bpe") -> bytes:
 
     out = io.BytesIO()
     sentencepiece.SentencePieceTrainer.train(
-        sentence_iterator=iter([TEXT] * 50), model_writer=out, vocab_size=300, model_type=model_type,
-        byte_fallback=True, normalization_rule_name="identity", remove_extra_whitespaces=False,
-        hard_vocab_limit=model_type == "bpe", unk_id=0, bos_id=1, eos_id=2, pad_id=-1, minloglevel=2,
+        sentence_iterator=iter([TEXT] * 50),
+        model_writer=out,
+        vocab_size=300,
+        model_type=model_type,
+        byte_fallback=True,
+        normalization_rule_name="identity",
+        remove_extra_whitespaces=False,
+        hard_vocab_limit=model_type == "bpe",
+        unk_id=0,
+        bos_id=1,
+        eos_id=2,
+        pad_id=-1,
+        minloglevel=2,
         user_defined_symbols=["<name>"],
-    )  # fmt: skip
+    )
     return out.getvalue()
 
 
 def config(**changes: Any) -> dict[str, Any]:
     """config.json of a Llama with two layers, as transformers 5 writes it."""
     return {
-        "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_act": "silu",
-        "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4,
-        "num_key_value_heads": 4, "head_dim": 16, "max_position_embeddings": 256, "rms_norm_eps": 1e-5,
-        "rope_parameters": {"rope_theta": 10000.0, "rope_type": "default"}, "vocab_size": N_VOCAB,
-        "tie_word_embeddings": False, "attention_bias": False, "mlp_bias": False,
-        "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": None, **changes,
-    }  # fmt: skip
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "hidden_act": "silu",
+        "hidden_size": 64,
+        "intermediate_size": 96,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 4,
+        "head_dim": 16,
+        "max_position_embeddings": 256,
+        "rms_norm_eps": 1e-5,
+        "rope_parameters": {"rope_theta": 10000.0, "rope_type": "default"},
+        "vocab_size": N_VOCAB,
+        "tie_word_embeddings": False,
+        "attention_bias": False,
+        "mlp_bias": False,
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+        "pad_token_id": None,
+        **changes,
+    }
 
 
 def weights(cfg: dict[str, Any], seed: int = 0) -> dict[str, np.ndarray]:
@@ -62,11 +86,14 @@ def weights(cfg: dict[str, Any], seed: int = 0) -> dict[str, np.ndarray]:
         for norm in ("input_layernorm", "post_attention_layernorm"):
             found[f"{layer}.{norm}.weight"] = 1 + normal(e)
         for name, shape, bias in (
-            ("self_attn.q_proj", (q, e), "attention_bias"), ("self_attn.k_proj", (kv, e), "attention_bias"),
-            ("self_attn.v_proj", (kv, e), "attention_bias"), ("self_attn.o_proj", (e, q), "attention_bias"),
-            ("mlp.gate_proj", (f, e), "mlp_bias"), ("mlp.up_proj", (f, e), "mlp_bias"),
+            ("self_attn.q_proj", (q, e), "attention_bias"),
+            ("self_attn.k_proj", (kv, e), "attention_bias"),
+            ("self_attn.v_proj", (kv, e), "attention_bias"),
+            ("self_attn.o_proj", (e, q), "attention_bias"),
+            ("mlp.gate_proj", (f, e), "mlp_bias"),
+            ("mlp.up_proj", (f, e), "mlp_bias"),
             ("mlp.down_proj", (e, f), "mlp_bias"),
-        ):  # fmt: skip
+        ):
             found[f"{layer}.{name}.weight"] = normal(*shape) * 2
             if cfg[bias]:
                 found[f"{layer}.{name}.bias"] = normal(shape[0]) * 2
@@ -86,7 +113,11 @@ def save_safetensors(path: Path, tensors: dict[str, np.ndarray], dtype: str) -> 
     header, blobs, at = {}, [], 0
     for name, values in tensors.items():
         blob = (to_bf16(values) if dtype == "BF16" else values.astype(convert[dtype])).tobytes()
-        header[name] = {"dtype": dtype, "shape": list(values.shape), "data_offsets": [at, at + len(blob)]}
+        header[name] = {
+            "dtype": dtype,
+            "shape": list(values.shape),
+            "data_offsets": [at, at + len(blob)],
+        }
         blobs.append(blob)
         at += len(blob)
     text = json.dumps(header).encode()
@@ -95,7 +126,11 @@ def save_safetensors(path: Path, tensors: dict[str, np.ndarray], dtype: str) -> 
 
 
 def save(
-    folder: Path, cfg: dict[str, Any], tensors: dict[str, np.ndarray], dtype: str = "F32", shards: int = 1
+    folder: Path,
+    cfg: dict[str, Any],
+    tensors: dict[str, np.ndarray],
+    dtype: str = "F32",
+    shards: int = 1,
 ) -> Path:
     """A model folder: config, tokenizer, weights."""
     folder.mkdir(parents=True, exist_ok=True)
@@ -120,7 +155,7 @@ def model(folder: Path, seed: int = 0, **changes: Any) -> Path:
     return save(folder, cfg, weights(cfg, seed))
 
 
-# ---- torch files without torch ---------------------------------------------------------------
+# ---- torch files without torch ----
 
 
 def save_torch(path: Path, tensors: dict[str, np.ndarray]) -> None:
@@ -156,7 +191,9 @@ def save_torch(path: Path, tensors: dict[str, np.ndarray]) -> None:
             return None
 
     data = io.BytesIO()
-    stored = {name: Tensor(Storage(str(i), values)) for i, (name, values) in enumerate(tensors.items())}
+    stored = {
+        name: Tensor(Storage(str(i), values)) for i, (name, values) in enumerate(tensors.items())
+    }
     before = {name: sys.modules.get(name) for name in ("torch", "torch._utils")}
     sys.modules.update({"torch": torch, "torch._utils": utils})
     try:
@@ -175,7 +212,10 @@ def save_torch(path: Path, tensors: dict[str, np.ndarray]) -> None:
 
 
 def predictors(
-    folder: Path, cfg: dict[str, Any], ranks: tuple[int, ...] = (32, 24), threshold: float | None = 0.25
+    folder: Path,
+    cfg: dict[str, Any],
+    ranks: tuple[int, ...] = (32, 24),
+    threshold: float | None = 0.25,
 ) -> dict[str, np.ndarray]:
     """A predictor folder; returns its tensors by their names in the GGUF."""
     folder.mkdir(parents=True, exist_ok=True)

@@ -57,9 +57,13 @@ def logits(
         scores = np.einsum("qhd,khd->hqk", q, k) / np.sqrt(head_dim) + future
         share = np.exp(scores - scores.max(-1, keepdims=True))
         share /= share.sum(-1, keepdims=True)
-        x = x + linear(np.einsum("hqk,khd->qhd", share, v).reshape(n, -1), f"{layer}.self_attn.o_proj")
+        x = x + linear(
+            np.einsum("hqk,khd->qhd", share, v).reshape(n, -1), f"{layer}.self_attn.o_proj"
+        )
         y = rms_norm(x, w[f"{layer}.post_attention_layernorm.weight"], eps)
-        h = ACTIVATIONS[activation](linear(y, f"{layer}.mlp.gate_proj"), linear(y, f"{layer}.mlp.up_proj"))
+        h = ACTIVATIONS[activation](
+            linear(y, f"{layer}.mlp.gate_proj"), linear(y, f"{layer}.mlp.up_proj")
+        )
         x = x + linear(h, f"{layer}.mlp.down_proj")
     head = "model.embed_tokens.weight" if config["tie_word_embeddings"] else "lm_head.weight"
     return rms_norm(x, w["model.norm.weight"], eps) @ w[head].T

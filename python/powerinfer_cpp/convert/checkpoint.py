@@ -6,6 +6,7 @@ and then mapped, so that BF16, which numpy lacks, can be read from its bytes.
 
 import json
 import math
+import pickle
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -148,6 +149,9 @@ def load_torch(path: Path) -> dict[str, Any]:
         state = torch.load(path, map_location="cpu", weights_only=True)
     except OSError:
         raise
+    except pickle.UnpicklingError:
+        # torch's own message advises loading without this check.
+        raise ModelFormatError(f"{path}: it holds more than plain tensors, or is damaged") from None
     except Exception as error:
         reason = str(error).split("\n", 1)[0]
         raise ModelFormatError(f"{path}: torch cannot read it: {reason}") from None

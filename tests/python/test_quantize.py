@@ -1,0 +1,218 @@
+"""Formats: the engine's codecs against the gguf package's, and `quantize`."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import checkpoints
+import gguf
+import numpy as np
+import pytest
+from powerinfer_cpp.convert import convert
+from powerinfer_cpp.formats import decode, encode, format_by_name
+from powerinfer_cpp.gguf import Gguf
+from powerinfer_cpp.quantize import quantize
+
+from powerinfer_cpp import Llama, UnsupportedModelError
+
+NAMES = ["F32", "F16", "BF16", "Q8_0", "Q4_0"]
+
+
+def quiet(_line: str) -> None:
+    pass
+
+
+def samples() -> dict[str, np.ndarray]:
+    rng = np.random.default_rng(0)
+    normal = rng.standard_normal(32 * 200).astype(np.float32)
+    ties = np.tile(np.array([-2.0, -1.5, -0.5, 0.5, 1.5, 2.0, 127.0, -127.0], np.float32), 8)
+    return {
+        "normal": normal,
+        "zeros": np.zeros(64, np.float32),
+        "small": normal * np.float32(1e-6),
+        "large": normal * np.float32(1e3),
+        "one sided": np.abs(normal),
+        "ties": ties,
+        "signed zeros": np.tile(np.array([0.0, -0.0], np.float32), 32),
+    }
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("values", samples().values(), ids=samples())
+def test_codecs_against_the_gguf_package(name: str, values: np.ndarray) -> None:
+    fmt, kind = format_by_name(name), gguf.GGMLQuantizationType[name]
+    assert (fmt.block, fmt.block_bytes) == gguf.GGML_QUANT_SIZES[kind] and fmt.type == kind
+    ours = encode(fmt, values)
+    theirs = (
+        np.ascontiguousarray(gguf.quants.quantize(values[None], kind)).view(np.uint8).reshape(-1)
+    )
+    assert np.array_equal(ours, theirs)
+    back = decode(fmt.type, ours, values.size)
+    assert np.array_equal(back, gguf.quants.dequantize(theirs.view(_raw(name))[None], kind)[0])
+
+
+def _raw(name: str) -> type:
+    return {"F32": np.float32, "F16": np.float16}.get(name, np.uint8)
+
+
+def test_codecs_check_sizes() -> None:
+    q8 = format_by_name("q8_0")
+    assert q8.name == "Q8_0" and not q8.fits(40) and q8.fits(64) and q8.n_bytes(64) == 68
+    with pytest.raises(ValueError):
+        encode(q8, np.zeros(33, np.float32))
+    with pytest.raises(ValueError):
+        decode(q8.type, np.zeros(30, np.uint8), 32)
+    with pytest.raises(ValueError, match="unknown tensor format 'Q99'"):
+        format_by_name("Q99")
+
+
+# ---- quantize ----
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    folder = tmp_path_factory.mktemp("quantize")
+    cfg = checkpoints.config(hidden_act="relu")
+    checkpoints.save(folder / "model", cfg, checkpoints.weights(cfg))
+    checkpoints.predictors(folder / "predictor", cfg, ranks=(32, 24))
+    return {
+        "dense": convert(folder / "model", outfile=folder / "dense.gguf", outtype="f32", log=quiet),
+        "aware": convert(
+            folder / "model",
+            folder / "predictor",
+            outfile=folder / "aware.gguf",
+            outtype="f32",
+            log=quiet,
+        ),
+    }
+
+
+@pytest.mark.parametrize("name", ["F16", "BF16", "Q8_0", "Q4_0"])
+def test_equals_converting_to_that_format(
+    name: str, files: dict[str, Path], tmp_path: Path
+) -> None:
+    out = tmp_path / "out.gguf"
+    quantize(files["dense"], out, name.lower(), log=quiet)
+    model = files["dense"].parent / "model"
+    direct = convert(model, outfile=tmp_path / "direct.gguf", outtype=name.lower(), log=quiet)
+    ours, theirs = Gguf(out), Gguf(direct)
+    assert [t.name for t in ours.tensors] == [t.name for t in theirs.tensors]
+    for a, b in zip(ours.tensors, theirs.tensors, strict=True):
+        assert (a.shape, a.type) == (b.shape, b.type)
+        assert np.array_equal(ours.data(a), theirs.data(b)), a.name
+    assert ours.metadata == theirs.metadata and ours.types == theirs.types
+
+
+def test_slabs(files: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    quantize(files["dense"], tmp_path / "whole.gguf", "Q8_0", log=quiet)
+    monkeypatch.setattr("powerinfer_cpp.convert.writer.SLAB", 64 * 5)
+    monkeypatch.setattr("powerinfer_cpp.quantize.SLAB", 10)
+    quantize(files["dense"], tmp_path / "slabs.gguf", "Q8_0", log=quiet)
+    assert (tmp_path / "whole.gguf").read_bytes() == (tmp_path / "slabs.gguf").read_bytes()
+
+
+def test_predictors(files: dict[str, Path], tmp_path: Path) -> None:
+    out, lines = tmp_path / "out.gguf", []
+    quantize(files["aware"], out, "Q4_0", log=lines.append)
+    types = {t.name: t.type_name for t in Gguf(out).tensors}
+    assert (
+        types["blk.0.fc1.weight"]
+        == types["blk.0.fc2.weight"]
+        == types["blk.1.fc1.weight"]
+        == "Q8_0"
+    )
+    assert types["blk.1.fc2.weight"] == "F16" and any("blk.1.fc2.weight" in line for line in lines)
+    assert types["blk.0.ffn_down_t.weight"] == "Q4_0" and types["blk.0.ffn_norm.weight"] == "F32"
+    quantize(files["aware"], out, "Q4_0", predictor_type="F16", log=quiet)
+    assert {t.type_name for t in Gguf(out).tensors if ".fc" in t.name} == {"F16"}
+    assert Gguf(out).metadata["powerinfer.version"] == 1
+
+
+def test_every_kind_of_value_is_read_and_copied(tmp_path: Path) -> None:
+    kinds, source = gguf.GGUFValueType, tmp_path / os.fsdecode(b"caf\xe9.gguf")
+    values = {
+        "UINT8": 255,
+        "INT8": -128,
+        "UINT16": 65535,
+        "INT16": -32768,
+        "UINT32": 2**32 - 1,
+        "INT32": -(2**31),
+        "UINT64": 2**63 - 1,
+        "INT64": -(2**63),
+        "FLOAT32": 0.5,
+        "FLOAT64": 0.1,
+        "BOOL": True,
+        "STRING": b"caf\xe9 \x00 \xe2\x82\xac",
+    }
+    file = gguf.GGUFWriter(source, "llama")
+    for name, value in values.items():
+        file.add_key_value(name, value, kinds[name])
+        file.add_key_value(f"array.{name}", [value] * 70000, kinds.ARRAY, kinds[name])
+    file.add_tensor("a.weight", np.ones((2, 32), np.float32))
+    for step in (file.write_header_to_file, file.write_kv_data_to_file, file.write_tensors_to_file):
+        step()
+    file.close()
+    quantize(source, tmp_path / "out.gguf", "Q8_0", log=quiet)
+    for path in (source, tmp_path / "out.gguf"):
+        with Gguf(path) as found:
+            for name, value in values.items():
+                want = os.fsdecode(value) if name == "STRING" else value
+                assert found.metadata[name] == want and type(found.metadata[name]) is type(want)
+                assert found.metadata[f"array.{name}"] == [want] * 70000, name
+                assert found.types[f"array.{name}"] == (kinds.ARRAY, kinds[name])
+
+
+def test_requantising(files: dict[str, Path], tmp_path: Path) -> None:
+    q8, out = tmp_path / "q8.gguf", tmp_path / "out.gguf"
+    quantize(files["dense"], q8, "Q8_0", log=quiet)
+    with pytest.raises(UnsupportedModelError, match="already Q8_0"):
+        quantize(q8, out, "Q4_0", log=quiet)
+    assert not out.exists()
+    quantize(q8, out, "Q8_0", log=quiet)  # the same format: the bytes are kept
+    assert out.read_bytes() == q8.read_bytes()
+    quantize(q8, out, "Q4_0", allow_requantize=True, log=quiet)
+    assert Gguf(out).metadata["general.file_type"] == 2
+
+
+def test_refusals(files: dict[str, Path], tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="type must be one of"):
+        quantize(files["dense"], tmp_path / "out.gguf", "Q3_X", log=quiet)
+    with pytest.raises(ValueError, match="same file"):
+        quantize(files["dense"], files["dense"], "Q8_0", log=quiet)
+    with pytest.raises(FileNotFoundError):
+        quantize(tmp_path / "none", tmp_path / "out.gguf", "Q8_0", log=quiet)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.shared
+@pytest.mark.parametrize(("name", "activation"), [("llama-relu", "relu"), ("bamboo", "drelu")])
+def test_a_powerinfer_file_becomes_a_neuron_aware_gguf(
+    name: str, activation: str, shared: Path, tmp_path: Path
+) -> None:
+    source, out = shared / "fixtures" / "pwri" / f"{name}.powerinfer.gguf", tmp_path / "out.gguf"
+    quantize(source, out, "F16", predictor_type="F16", log=quiet)
+    ours, theirs = Gguf(out), Gguf(source)
+    assert not ours.is_pwri and ours.metadata["powerinfer.ffn.activation"] == activation
+    assert ours.metadata["powerinfer.version"] == 1
+    for a, b in zip(ours.tensors, theirs.tensors, strict=True):
+        assert np.array_equal(ours.data(a), theirs.data(b)), a.name
+    logits = []
+    for path in (source, out):
+        with Llama(path, verbose=False) as llm:
+            llm.eval([1, 20, 30, 40])
+            logits.append(llm.scores[3].copy())
+    assert np.array_equal(*logits)
+
+
+@pytest.mark.shared
+@pytest.mark.parametrize("name", ["Q8_0", "Q4_0"])
+def test_equals_llama_cpps_quantiser(name: str, shared: Path, tmp_path: Path) -> None:
+    fixtures, out = shared / "fixtures" / "quants", tmp_path / "out.gguf"
+    quantize(fixtures / "F32.gguf", out, name, log=quiet)
+    ours, theirs = Gguf(out), Gguf(fixtures / f"{name}.gguf")
+    have = {t.name: t for t in ours.tensors}
+    for t in theirs.tensors:
+        assert have[t.name].type == t.type and np.array_equal(
+            ours.data(have[t.name]), theirs.data(t)
+        ), t.name
