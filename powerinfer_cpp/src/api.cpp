@@ -78,6 +78,8 @@ P params_or(const P* params, P defaults) {
     return *params;
 }
 
+constexpr const char* kNoOut = "NULL where the result is to go";
+
 const ggml::Value& value_at(const pi_gguf* g, int64_t i, uint64_t first, uint64_t n) {
     require(g && i >= 0 && size_t(i) < g->gguf->values().size(), "no such key");
     const ggml::Value& v = g->gguf->values()[size_t(i)].second;
@@ -85,11 +87,12 @@ const ggml::Value& value_at(const pi_gguf* g, int64_t i, uint64_t first, uint64_
     return v;
 }
 
-const ggml::DTypeInfo& codec(uint32_t type, int64_t n, size_t size) {
+const ggml::DTypeInfo& codec(uint32_t type, int64_t n, size_t size, bool buffers) {
     const ggml::DTypeInfo* t = ggml::find_dtype(type);
     require(t && t->is_float(), "not a floating-point or quantised type that this engine knows");
     require(n >= 0 && n % t->block == 0, "the number of elements is not a multiple of the block");
-    require(uint64_t(t->size(n)) <= size, "the buffer is too small");
+    require(uint64_t(n / t->block) <= size / uint64_t(t->bytes), "the buffer is too small");
+    require(buffers || !n, "NULL where a buffer is expected");
     return *t;
 }
 
@@ -106,7 +109,10 @@ const char* pi_version(void) {
 }
 
 pi_status pi_isa(const char** isa) {
-    return guarded([&] { *isa = ggml::isa_name(ggml::select_kernels()); });
+    return guarded([&] {
+        require(isa, "isa must not be NULL");
+        *isa = ggml::isa_name(ggml::select_kernels());
+    });
 }
 
 int32_t pi_default_threads(void) {
@@ -171,6 +177,7 @@ pi_status pi_gguf_value(const pi_gguf* g, int64_t i, const char** key, size_t* k
                         pi_value_type* type, pi_value_type* element_type, uint64_t* count) {
     return guarded([&] {
         const ggml::Value& v = value_at(g, i, 0, 0);
+        require(key && key_length && type && element_type && count, kNoOut);
         const std::string_view k = g->gguf->values()[size_t(i)].first;
         *key = k.data();
         *key_length = k.size();
@@ -184,6 +191,7 @@ pi_status pi_gguf_integers(const pi_gguf* g, int64_t i, uint64_t first, uint64_t
     return guarded([&] {
         const ggml::Value& v = value_at(g, i, first, n);
         require(v.is_integer() || v.is_bool(), "the value is not an integer");
+        require(out || !n, kNoOut);
         for (uint64_t j = 0; j < n; j++) out[j] = v.integer(first + j);
     });
 }
@@ -192,6 +200,7 @@ pi_status pi_gguf_numbers(const pi_gguf* g, int64_t i, uint64_t first, uint64_t 
     return guarded([&] {
         const ggml::Value& v = value_at(g, i, first, n);
         require(v.is_number(), "the value is not a number");
+        require(out || !n, kNoOut);
         for (uint64_t j = 0; j < n; j++) out[j] = v.number(first + j);
     });
 }
@@ -201,6 +210,7 @@ pi_status pi_gguf_string(const pi_gguf* g, int64_t i, uint64_t element, const ch
     return guarded([&] {
         const ggml::Value& v = value_at(g, i, element, 1);
         require(v.is_string(), "the value is not a string");
+        require(out && length, kNoOut);
         const std::string_view s = v.string(element);
         *out = s.data();
         *length = s.size();
@@ -214,6 +224,7 @@ int64_t pi_gguf_n_tensors(const pi_gguf* g) {
 pi_status pi_gguf_tensor(const pi_gguf* g, int64_t i, pi_tensor_info* out) {
     return guarded([&] {
         require(g && i >= 0 && i < pi_gguf_n_tensors(g), "no such tensor");
+        require(out, kNoOut);
         const ggml::TensorInfo& t = g->gguf->tensors()[size_t(i)];
         *out = {t.name.c_str(),
                 ggml::info(t.type).name,
@@ -239,11 +250,11 @@ bool pi_type_by_name(const char* name, uint32_t* type, int64_t* block, int64_t* 
 }
 
 pi_status pi_encode(uint32_t type, const float* src, int64_t n, void* dst, size_t dst_size) {
-    return guarded([&] { codec(type, n, dst_size).encode(src, dst, n); });
+    return guarded([&] { codec(type, n, dst_size, src && dst).encode(src, dst, n); });
 }
 
 pi_status pi_decode(uint32_t type, const void* src, size_t src_size, float* dst, int64_t n) {
-    return guarded([&] { codec(type, n, src_size).decode(src, dst, n); });
+    return guarded([&] { codec(type, n, src_size, src && dst).decode(src, dst, n); });
 }
 
 // ---- Plans and models ---------------------------------------------------------------------------
@@ -289,6 +300,7 @@ int32_t pi_plan_n_parts(const pi_plan* plan) {
 pi_status pi_plan_part_at(const pi_plan* plan, int32_t i, pi_plan_part* out) {
     return guarded([&] {
         require(plan && i >= 0 && i < pi_plan_n_parts(plan), "no such part");
+        require(out, kNoOut);
         *out = plan->plan.parts[size_t(i)];
     });
 }
@@ -411,6 +423,7 @@ pi_status pi_token_text(const pi_model* m, int32_t token, bool special, const ch
                         size_t* length) {
     return guarded([&] {
         require(m && token >= 0 && token < m->model->vocab.size(), "no such token");
+        require(text && length, kNoOut);
         const std::string_view s = m->model->vocab.text(token, special);
         *text = s.data();
         *length = s.size();
@@ -448,7 +461,19 @@ pi_status pi_eval(pi_session* s, const int32_t* token, const int32_t* seq, const
 }
 
 pi_status pi_logits(const pi_session* s, int32_t i, const float** out) {
-    return guarded([&] { *out = s->session.logits(i); });
+    return guarded([&] {
+        require(s && out, "session and out must not be NULL");
+        require(!s->session.params.embedding, "the session keeps embeddings, not logits");
+        *out = s->session.result(i);
+    });
+}
+
+pi_status pi_embedding(const pi_session* s, int32_t i, const float** out) {
+    return guarded([&] {
+        require(s && out, "session and out must not be NULL");
+        require(s->session.params.embedding, "the session keeps logits, not embeddings");
+        *out = s->session.result(i);
+    });
 }
 
 int32_t pi_sequence_length(const pi_session* s, int32_t seq) {
@@ -456,7 +481,45 @@ int32_t pi_sequence_length(const pi_session* s, int32_t seq) {
 }
 
 pi_status pi_sequence_truncate(pi_session* s, int32_t seq, int32_t n) {
-    return guarded([&] { s->session.truncate(seq, n); });
+    return guarded([&] {
+        require(s, "session must not be NULL");
+        s->session.truncate(seq, n);
+    });
+}
+
+pi_status pi_sequence_save(const pi_session* s, int32_t seq, void* buffer, size_t capacity,
+                           size_t* n) {
+    return guarded([&] {
+        require(s && n && (buffer || !capacity), "NULL where bytes are expected");
+        const uint64_t size = s->session.state_size(seq);
+        *n = size_t(size);
+        require(size <= capacity, "the buffer for the state is too small");
+        s->session.save_state(seq, static_cast<uint8_t*>(buffer));
+    });
+}
+
+pi_status pi_sequence_load(pi_session* s, int32_t seq, const void* buffer, size_t n) {
+    return guarded([&] {
+        require(s && buffer, "session and buffer must not be NULL");
+        s->session.load_state(seq, static_cast<const uint8_t*>(buffer), n);
+    });
+}
+
+void pi_session_profile(pi_session* s, bool on) {
+    if (on) s->session.context.profile.entries.clear();
+    s->session.context.profile.on = on;
+}
+
+int32_t pi_session_n_ops(const pi_session* s) {
+    return int32_t(s->session.context.profile.entries.size());
+}
+
+pi_status pi_session_op_at(const pi_session* s, int32_t i, pi_op_time* out) {
+    return guarded([&] {
+        require(s && i >= 0 && i < pi_session_n_ops(s), "no such operator");
+        const ggml::Profile::Entry& e = s->session.context.profile.entries[size_t(i)];
+        *out = {e.part, e.op, e.calls, e.seconds, e.bytes};
+    });
 }
 
 // ---- Sampling -----------------------------------------------------------------------------------

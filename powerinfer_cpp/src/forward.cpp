@@ -98,33 +98,40 @@ void layer(Session& s, int64_t i, const Row* rows, int64_t n) {
     const Layer& l = s.model->layers[size_t(i)];
     Scratch& b = s.scratch;
 
+    s.context.profile.part = "ffn";
     if (c.route_layer_input) route(s, l, b.x, n);
+    s.context.profile.part = "attention";
     norm(s, b.x, l.attn_norm, n, b.normed);
     attention(s, i, rows, b.normed, n, b.out);
     if (!c.parallel_ffn) ggml::add(s.context, b.x, b.out, n * c.n_embd);
 
+    s.context.profile.part = "ffn";
     norm(s, b.x, l.ffn_norm, n, b.normed);
     feed_forward(s, l, b.normed, n, b.ffn_out);
     if (c.parallel_ffn) ggml::add(s.context, b.x, b.out, n * c.n_embd);
     ggml::add(s.context, b.x, b.ffn_out, n * c.n_embd);
 }
 
-// Logits of the rows that want them.
+// Logits, or embeddings, of the rows that want them.
 void head(Session& s, const Row* rows, int64_t n) {
     const Model& m = *s.model;
     const int64_t n_embd = m.config.n_embd;
+    s.context.profile.part = "head";
     for (int64_t t = 0; t < n;) {
-        // Neighbouring rows whose logits are neighbours too share one product.
+        // Neighbouring rows whose results are neighbours too share one product.
         int64_t end = t;
-        while (end < n && rows[end].logits &&
-               rows[end].logits == rows[t].logits + (end - t) * m.config.n_vocab)
+        while (end < n && rows[end].result &&
+               rows[end].result == rows[t].result + (end - t) * s.result_width()) {
             end++;
+        }
         if (end > t) {
-            float* normed = s.scratch.normed;
+            float* normed = s.params.embedding ? rows[t].result : s.scratch.normed;
             norm(s, s.scratch.x + t * n_embd, m.output_norm, end - t, normed);
-            const Input input =
-                s.scratch.input.prepare(s.context, normed, end - t, n_embd, m.output.quantised());
-            ggml::matmul(s.context, input, {{m.output, rows[t].logits}});
+            if (!s.params.embedding) {
+                const Input input = s.scratch.input.prepare(s.context, normed, end - t, n_embd,
+                                                            m.output.quantised());
+                ggml::matmul(s.context, input, {{m.output, rows[t].result}});
+            }
         }
         t = std::max(end, t + 1);
     }

@@ -24,6 +24,11 @@ class KvCache {
     void store(int64_t layer, int32_t seq, int64_t pos, const float* k, const float* v);
     // What attention of a row at `pos` reads: the last `window` positions, or all where that is 0.
     ggml::AttentionRow row(int64_t layer, int32_t seq, int64_t pos, int64_t window) const;
+    // The first n positions of keys or values of one head of one sequence, as they lie in memory.
+    uint8_t* positions(int64_t layer, int32_t seq, int which, int64_t head) const {
+        return at(layer, seq, which) + head * head_stride();
+    }
+    int64_t position_bytes() const { return head_bytes_; }
     ggml::DType type() const { return type_; }
     int64_t head_stride() const { return n_ctx_ * head_bytes_; }
 

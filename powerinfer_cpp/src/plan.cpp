@@ -49,15 +49,28 @@ pi_session_params resolve_session_params(const Config& config, pi_session_params
     p.n_ubatch = std::min(p.n_ubatch, p.n_batch);
     p.n_logits = std::min(p.n_logits, p.n_batch);
     for (uint32_t type : {p.type_k, p.type_v}) {
-        if (type != uint32_t(ggml::DType::F16) && type != uint32_t(ggml::DType::F32)) {
+        const bool known = type == uint32_t(ggml::DType::F16) ||
+                           type == uint32_t(ggml::DType::F32) ||
+                           type == uint32_t(ggml::DType::Q8_0);
+        if (!known) {
             throw Error(
                 Code::argument,
-                format("a KV cache of type %u is not supported; F16 (1) and F32 (0) are", type));
+                format("a KV cache of type %u is not supported; F32 (0), F16 (1) and Q8_0 (8) are",
+                       type));
+        }
+        if (config.head_dim % ggml::info(ggml::DType(type)).block) {
+            throw Error(Code::argument,
+                        format("a Q8_0 KV cache needs heads of a multiple of 32, not %lld",
+                               (long long)config.head_dim));
         }
     }
     if (p.type_k != p.type_v)
         throw Error(Code::argument, "keys and values of the KV cache must have one type");
     return p;
+}
+
+int64_t kept_width(const Config& config, const pi_session_params& params) {
+    return params.embedding ? config.n_embd : config.n_vocab;
 }
 
 uint64_t kv_bytes(const Config& config, const pi_session_params& params) {
@@ -66,7 +79,7 @@ uint64_t kv_bytes(const Config& config, const pi_session_params& params) {
 
 uint64_t scratch_bytes(const Config& config, const pi_session_params& params) {
     return Scratch::bytes(config, params.n_ubatch) +
-           uint64_t(params.n_logits) * uint64_t(config.n_vocab) * sizeof(float);
+           uint64_t(params.n_logits) * uint64_t(kept_width(config, params)) * sizeof(float);
 }
 
 Plan make_plan(const Model& model, const pi_session_params& asked) {

@@ -25,6 +25,9 @@ void check_budget(const std::string& what, uint64_t bytes, uint64_t budget);
 // parameter that is out of range.
 pi_session_params resolve_session_params(const Config& config, pi_session_params params);
 
+// Floats that are kept of a row: its logits or its embedding.
+int64_t kept_width(const Config& config, const pi_session_params& params);
+
 // Of resolved parameters.
 uint64_t kv_bytes(const Config& config, const pi_session_params& params);
 uint64_t scratch_bytes(const Config& config, const pi_session_params& params);

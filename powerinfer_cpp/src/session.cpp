@@ -72,8 +72,8 @@ Session::Session(std::shared_ptr<const Model> m, const pi_session_params& asked)
                  kv_bytes(c, params) + scratch_bytes(c, params), budget);
     kv = KvCache(c, params);
     scratch = Scratch(c, params.n_ubatch);
-    logits_ =
-        ggml::Memory(uint64_t(params.n_logits) * uint64_t(c.n_vocab) * sizeof(float), "logits");
+    results_ = ggml::Memory(uint64_t(params.n_logits) * uint64_t(result_width()) * sizeof(float),
+                            "logits");
     rope = RopeTable(*model);
 }
 
@@ -114,7 +114,7 @@ void Session::eval(const int32_t* token, const int32_t* seq, const bool* keep, i
     check(token, seq, keep, n);
     std::vector<int64_t> before(size_t(params.n_seq));
     for (int32_t i = 0; i < params.n_seq; i++) before[size_t(i)] = kv.length(i);
-    logits_at_.assign(size_t(n), -1);
+    result_at_.assign(size_t(n), -1);
     context.threads.limit(n == 1 ? params.n_threads : params.n_threads_batch);
     std::vector<Row> rows;
     int32_t kept = 0;
@@ -127,8 +127,8 @@ void Session::eval(const int32_t* token, const int32_t* seq, const bool* keep, i
                 Row row{token[i], sequence, kv.length(sequence), nullptr};
                 kv.set_length(sequence, row.pos + 1);
                 if (keep ? keep[i] : i == n - 1) {
-                    row.logits = logits_.as<float>() + int64_t(kept) * model->config.n_vocab;
-                    logits_at_[size_t(i)] = kept++;
+                    row.result = results_.as<float>() + int64_t(kept) * result_width();
+                    result_at_[size_t(i)] = kept++;
                 }
                 rows.push_back(row);
             }
@@ -136,16 +136,16 @@ void Session::eval(const int32_t* token, const int32_t* seq, const bool* keep, i
         }
     } catch (const Error&) {
         for (int32_t i = 0; i < params.n_seq; i++) kv.set_length(i, before[size_t(i)]);
-        logits_at_.clear();
+        result_at_.clear();
         throw;
     }
 }
 
-const float* Session::logits(int32_t row) const {
-    if (row < 0 || size_t(row) >= logits_at_.size() || logits_at_[size_t(row)] < 0) {
-        throw Error(Code::argument, format("the logits of row %d were not kept", row));
+const float* Session::result(int32_t row) const {
+    if (row < 0 || size_t(row) >= result_at_.size() || result_at_[size_t(row)] < 0) {
+        throw Error(Code::argument, format("the result of row %d was not kept", row));
     }
-    return logits_.as<float>() + int64_t(logits_at_[size_t(row)]) * model->config.n_vocab;
+    return results_.as<float>() + int64_t(result_at_[size_t(row)]) * result_width();
 }
 
 void Session::truncate(int32_t seq, int64_t n) {

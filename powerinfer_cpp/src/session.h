@@ -6,6 +6,7 @@
 
 #include "kv_cache.h"
 #include "model.h"
+#include "plan.h"
 #include "rope.h"
 
 namespace powerinfer {
@@ -15,7 +16,8 @@ struct Row {
     int32_t token;
     int32_t seq;
     int64_t pos;
-    float* logits;  // [n_vocab], or null when nobody asked for them
+    float*
+        result;  // its logits [n_vocab] or embedding [n_embd], or null when nobody asked for them
 };
 
 // Intermediate results of up to n_ubatch rows; names are those of the formulas in forward.cpp.
@@ -47,8 +49,15 @@ struct Session {
     // Computes rows; pi_eval in powerinfer.h says how. Throws Error(argument | context |
     // cancelled), and then no row counts.
     void eval(const int32_t* token, const int32_t* seq, const bool* keep, int32_t n);
-    const float* logits(int32_t row) const;  // Error(argument) when they were not kept
+    // Logits or embedding of a row of the last eval; Error(argument) when it was not kept.
+    const float* result(int32_t row) const;
+    int64_t result_width() const { return kept_width(model->config, params); }
     void truncate(int32_t seq, int64_t n);
+    // A sequence as bytes (state.cpp): how many, writing them, and taking them in. Error(format)
+    // for bytes of another model, Error(context) for more positions than there are.
+    uint64_t state_size(int32_t seq) const;
+    void save_state(int32_t seq, uint8_t* out) const;
+    void load_state(int32_t seq, const uint8_t* data, uint64_t size);
     // Throws Error(cancelled) when the caller's should_stop says so.
     void check_stop() const;
 
@@ -61,8 +70,8 @@ struct Session {
 
  private:
     void check(const int32_t* token, const int32_t* seq, const bool* keep, int32_t n) const;
-    ggml::Memory logits_;             // [n_logits, n_vocab]
-    std::vector<int32_t> logits_at_;  // slot of each row of the last eval, -1: not kept
+    ggml::Memory results_;            // [n_logits, result_width()]
+    std::vector<int32_t> result_at_;  // slot of each row of the last eval, -1: not kept
 };
 
 // Runs the model over 1..n_ubatch rows whose positions follow what the KV cache holds

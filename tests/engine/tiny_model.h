@@ -46,7 +46,8 @@ struct Shape {
     DType type = DType::F32;
     int64_t n_embd = 64, n_ff = 96, n_head = 4, n_head_kv = 4, head_dim = 16;
     bool tied = false, biases = false, down_t = false;
-    int64_t n_layer = 2;
+    int64_t n_layer = 2, n_expert = 0;
+    uint32_t window = 0;  // of attention; 0: all positions
 };
 
 struct Tensor {
@@ -109,6 +110,11 @@ inline Description describe(const Shape& s, uint32_t seed = 1) {
         d.keys[a + ".attention.key_length"] = uint32_t(s.head_dim);
         d.keys[a + ".attention.value_length"] = uint32_t(s.head_dim);
     }
+    if (s.window) d.keys[a + ".attention.sliding_window"] = s.window;
+    if (s.n_expert) {
+        d.keys[a + ".expert_count"] = uint32_t(s.n_expert);
+        d.keys[a + ".expert_used_count"] = uint32_t(2);
+    }
     if (!s.activation.empty()) d.keys["powerinfer.ffn.activation"] = s.activation;
 
     add("token_embd.weight", s.type, {s.n_embd, kVocab}, 0, 0.5f);
@@ -124,6 +130,16 @@ inline Description describe(const Shape& s, uint32_t seed = 1) {
         bias(blk + "attn_v.bias", kv_dim);
         bias(blk + "attn_output.bias", s.n_embd);
         add(blk + "ffn_norm.weight", DType::F32, {s.n_embd}, 1, 0.2f);
+        if (s.n_expert) {
+            const auto experts = [&](const char* name, int64_t rows, int64_t cols) {
+                add(blk + name, s.type, {cols, rows, s.n_expert}, 0, 1 / std::sqrt(float(cols)));
+            };
+            matrix(blk + "ffn_gate_inp.weight", s.n_expert, s.n_embd);
+            experts("ffn_gate_exps.weight", s.n_ff, s.n_embd);
+            experts("ffn_up_exps.weight", s.n_ff, s.n_embd);
+            experts("ffn_down_exps.weight", s.n_embd, s.n_ff);
+            continue;
+        }
         matrix(blk + "ffn_gate.weight", s.n_ff, s.n_embd);
         matrix(blk + "ffn_up.weight", s.n_ff, s.n_embd);
         const std::string down = blk + (s.down_t ? "ffn_down_t" : "ffn_down");

@@ -25,9 +25,9 @@ std::vector<float> through(DType type, const std::vector<float>& x) {
     return y;
 }
 
-// 32 values from a fixed generator, within [-scale, scale].
-std::vector<float> noise(float scale, uint32_t seed) {
-    std::vector<float> x(kQ);
+// n values from a fixed generator, within [-scale, scale].
+std::vector<float> noise(float scale, uint32_t seed, size_t n = kQ) {
+    std::vector<float> x(n);
     for (float& v : x) {
         seed = seed * 1664525u + 1013904223u;
         v = scale * (float(seed >> 8) / float(1 << 23) - 1);
@@ -36,8 +36,9 @@ std::vector<float> noise(float scale, uint32_t seed) {
 }
 
 void table() {
-    for (DType type :
-         {DType::F32, DType::F16, DType::Q4_0, DType::Q8_0, DType::I8, DType::I32, DType::BF16}) {
+    for (DType type : {DType::F32, DType::F16, DType::Q4_0, DType::Q4_1, DType::Q5_0, DType::Q5_1,
+                       DType::Q8_0, DType::Q2_K, DType::Q3_K, DType::Q4_K, DType::Q5_K, DType::Q6_K,
+                       DType::IQ4_NL, DType::IQ4_XS, DType::I8, DType::I32, DType::BF16}) {
         const DTypeInfo& t = info(type);
         CHECK(t.type == type);
         CHECK(find_dtype(uint32_t(type)) == &t);
@@ -47,12 +48,14 @@ void table() {
     }
     CHECK(find_dtype("q4_0") == &info(DType::Q4_0));
     CHECK(find_dtype("bF16") == &info(DType::BF16));
-    for (const char* name : {"", "Q4", "Q4_00", "Q4_K", "F16 "}) CHECK(find_dtype(name) == nullptr);
-    for (uint32_t id : {3u, 4u, 12u, 31u, 99u, 0xffffffffu}) CHECK(find_dtype(id) == nullptr);
+    for (const char* name : {"", "Q4", "Q4_00", "Q4_K_M", "F16 "})
+        CHECK(find_dtype(name) == nullptr);
+    for (uint32_t id : {4u, 9u, 15u, 31u, 99u, 0xffffffffu}) CHECK(find_dtype(id) == nullptr);
     CHECK(info(DType::Q4_0).size(64) == 36);
     CHECK(info(DType::Q8_0).size(32) == 34);
     CHECK(info(DType::F32).size(3) == 12);
-    CHECK_THROWS(internal, info(DType(12)));
+    CHECK(info(DType::Q4_K).size(512) == 288);
+    CHECK_THROWS(internal, info(DType(4)));
 }
 
 void halfs() {
@@ -178,6 +181,89 @@ void bits() {
           q4.qs[0] == 0x88);  // the public quantiser's zero block has the scale -0
 }
 
+// Formats with a search of their own: how close, and that nothing makes them stumble.
+void searched() {
+    struct {
+        DType type;
+        float rms;  // for uniform noise in [-2, 2], 2% above what was measured
+    } const rows[] = {{DType::Q2_K, 0.26f},    {DType::Q3_K, 0.141f},  {DType::Q4_K, 0.0636f},
+                      {DType::Q5_K, 0.0312f},  {DType::Q6_K, 0.0153f}, {DType::Q4_1, 0.071f},
+                      {DType::Q5_0, 0.0369f},  {DType::Q5_1, 0.0346f}, {DType::IQ4_NL, 0.0763f},
+                      {DType::IQ4_XS, 0.0768f}};
+    for (const auto& row : rows) {
+        const size_t n = kQK;
+        for (float v : through(row.type, std::vector<float>(n, 0.0f))) CHECK(v == 0);
+        for (float c : {1.0f, -1.0f, 0.3f, -100.0f, 3e-2f})
+            for (float v : through(row.type, std::vector<float>(n, c)))
+                CHECK(std::fabs(v - c) <= 0.02f * std::fabs(c));
+        double squares = 0;
+        for (uint32_t seed = 1; seed <= 50; seed++) {
+            const auto x = noise(2, seed, n), y = through(row.type, x);
+            for (size_t i = 0; i < n; i++) squares += double(x[i] - y[i]) * double(x[i] - y[i]);
+        }
+        const double rms = std::sqrt(squares / (50 * n));
+        CHECK(rms <= double(row.rms));
+        // One large weight among small ones stays what it is.
+        auto outlier = noise(0.01f, 5, n);
+        outlier[77] = 3;
+        CHECK(std::fabs(through(row.type, outlier)[77] - 3) < 0.1f);
+        // Too small for a half scale, too large, not a number: anything, but defined.
+        for (float scale : {1e-12f, 1e-44f, 1e15f, 3e38f}) through(row.type, noise(scale, 3, n));
+        for (float odd : {kInf, -kInf, std::numeric_limits<float>::quiet_NaN()}) {
+            auto x = noise(1, 4, n);
+            x[5] = odd;
+            through(row.type, x);
+            through(row.type, std::vector<float>(n, odd));
+        }
+        CHECK(through(row.type, {}).empty());
+    }
+    // The bits at their places, by hand: one weight of the block differs from the rest.
+    BlockQ4_K q4 = {};
+    q4.d = q4.dmin = f32_to_f16(1);
+    q4.scales[0] = 3 | 2 << 6, q4.scales[4] = 5 | 1 << 6, q4.scales[8] = 7 | 9 << 4;
+    q4.qs[1] = 0xa0, q4.qs[64] = 0x0b;
+    float y[kQK];
+    info(DType::Q4_K).decode(&q4, y, kQK);
+    CHECK(y[0] == -5 && y[1] == -5);                // group 0: scale 3, min 5
+    CHECK(y[33] == 0 && y[32] == 0);                // group 1: no scale, no min
+    CHECK(y[128] == 11 * (2 * 16 + 7) - (16 + 9));  // group 4: the split scales
+    CHECK(y[129] == -(16 + 9));
+    BlockQ6_K q6 = {};
+    q6.d = f32_to_f16(0.5f);
+    q6.scales[15] = -128;
+    q6.qh[32 + 31] = 0xc0, q6.ql[64 + 63] = 0xf0;
+    info(DType::Q6_K).decode(&q6, y, kQK);
+    CHECK(y[255] == -64 * 31 && y[254] == 64 * 32 && y[0] == 0);
+}
+
+// FNV-1a of the numbers that gguf.quants.dequantize of gguf 0.19.0 gave for 100 blocks of random
+// bytes.
+void golden_decode() {
+    const std::pair<DType, uint64_t> hashes[] = {
+        {DType::Q8_0, 0xf5c573f3f6e32cc8u},   {DType::Q4_0, 0x5b4e06bce360119au},
+        {DType::Q4_1, 0xa4ce0e9cc2ade460u},   {DType::Q5_0, 0x8a07aa04135bd8c6u},
+        {DType::Q5_1, 0x22aa63ecdf75c79fu},   {DType::Q2_K, 0xef656209ba32ecf0u},
+        {DType::Q3_K, 0xac7f3ee58b24c521u},   {DType::Q4_K, 0x74e21b5f975cf024u},
+        {DType::Q5_K, 0xe9d730beccb32a40u},   {DType::Q6_K, 0x5e06e1a220d14b65u},
+        {DType::IQ4_NL, 0x7311fd19a45691b9u}, {DType::IQ4_XS, 0x0df0b4bcea273e19u}};
+    for (const auto& [type, expected] : hashes) {
+        std::vector<uint8_t> bytes(size_t(100 * info(type).bytes));
+        uint32_t seed = 9;
+        for (uint8_t& byte : bytes) {
+            seed = seed * 1664525u + 1013904223u;
+            byte = uint8_t(seed >> 24);
+        }
+        std::vector<float> y(size_t(100 * info(type).block));
+        info(type).decode(bytes.data(), y.data(), int64_t(y.size()));
+        uint64_t hash = 0xcbf29ce484222325u;
+        for (float v : y) {
+            const uint32_t word = std::isnan(v) ? 0x7fc00000 : float_to_bits(v);
+            for (int i = 0; i < 32; i += 8) hash = (hash ^ (word >> i & 255)) * 0x100000001b3u;
+        }
+        CHECK(hash == expected);
+    }
+}
+
 // FNV-1a of the bytes that gguf.quants.quantize of gguf 0.19.0 gave for these 32,000 numbers.
 void golden() {
     std::vector<float> x(32 * 1000);
@@ -186,10 +272,11 @@ void golden() {
         seed = seed * 1664525u + 1013904223u;
         v = 2 * (float(seed >> 8) / float(1 << 23) - 1);
     }
-    const std::pair<DType, uint64_t> hashes[] = {{DType::F16, 0x1fd5e45aa2532cc4u},
-                                                 {DType::BF16, 0x1f969a0604ab4d59u},
-                                                 {DType::Q8_0, 0xb74febb7020c3417u},
-                                                 {DType::Q4_0, 0x72430d89eac8667eu}};
+    const std::pair<DType, uint64_t> hashes[] = {
+        {DType::F16, 0x1fd5e45aa2532cc4u},  {DType::BF16, 0x1f969a0604ab4d59u},
+        {DType::Q8_0, 0xb74febb7020c3417u}, {DType::Q4_0, 0x72430d89eac8667eu},
+        {DType::Q4_1, 0x9d2b6d1896bf242du}, {DType::Q5_0, 0x7ddda2d0f531db0du},
+        {DType::Q5_1, 0x731b770c4a38723bu}};
     for (const auto& [type, expected] : hashes) {
         std::vector<uint8_t> bytes(size_t(info(type).size(int64_t(x.size()))));
         info(type).encode(x.data(), bytes.data(), int64_t(x.size()));
@@ -207,6 +294,8 @@ int main() {
     floats();
     blocks();
     bits();
+    searched();
+    golden_decode();
     golden();
     return check::summary("test_dtype");
 }

@@ -1,11 +1,13 @@
-// Every kernel of kernels.inc against its generic twin, over odd sizes and every tile the kernel has.
+// Every kernel of kernels.inc against its generic twin, over odd sizes and every tile the kernel
+// has.
 #include <cmath>
+#include <cstddef>
 #include <cstring>
 #include <random>
 #include <vector>
 
-#include "cpu/kernels.h"
 #include "check.h"
+#include "cpu/kernels.h"
 
 using namespace ggml;
 using namespace ggml::cpu;
@@ -42,29 +44,38 @@ constexpr double kRounding = 1e-5;
 
 struct Quantised {
     Quantised(const Kernels& k, const std::vector<float>& x, int64_t rows, int64_t cols)
-        : q(size_t(rows * cols)), d(size_t(rows * cols / kQ)), s8(size_t(rows * cols / kQ)) {
-        view = {cols, q.data(), d.data(), s8.data()};
+        : q(size_t(rows * cols)),
+          d(size_t(rows * cols / kQ)),
+          s8(d.size()),
+          ds(d.size()),
+          s16(2 * d.size()) {
+        view = {cols, q.data(), d.data(), s8.data(), ds.data(), s16.data()};
         k.quantize[int(DType::F32)](x.data(), 0, rows, view);
     }
     std::vector<int8_t> q;
     std::vector<float> d;
     std::vector<int32_t> s8;
+    std::vector<float> ds;
+    std::vector<int16_t> s16;
     Q8Rows view;
 };
 
 // Outputs of nt tokens at once, and each of them alone: bits must not depend on the tile.
 template <typename F>
-bool same_alone(const F& all_tokens, const std::vector<float>& together, int64_t nt, int64_t width) {
+bool same_alone(const F& all_tokens, const std::vector<float>& together, int64_t nt,
+                int64_t width) {
     for (int64_t t = 0; t < nt; t++) {
         std::vector<float> one(static_cast<size_t>(width));
         all_tokens(t, 1, one.data());
-        if (std::memcmp(one.data(), together.data() + t * width, size_t(width) * sizeof(float))) return false;
+        if (std::memcmp(one.data(), together.data() + t * width, size_t(width) * sizeof(float)))
+            return false;
     }
     return true;
 }
 
 void test_matmul(matmul_fn fn, matmul_fn generic, DType type) {
-    for (int64_t k : {1, 7, 8, 16, 33, 128, 300}) {
+    for (int64_t k : {1, 7, 8, 16, 33, 64, 128, 300}) {
+        if (k % info(type).block) continue;
         for (int64_t rows : {1, 3, 4, 8, 13}) {
             for (int64_t nt : {1, 2, 3, 4, 7}) {
                 const auto w = random_rows(type, rows, k);
@@ -84,9 +95,23 @@ void test_matmul(matmul_fn fn, matmul_fn generic, DType type) {
     }
 }
 
+// Gives a block these scales, wherever its format has them.
+void set_scales(DType type, uint8_t* block, f16_t d) {
+    std::vector<size_t> at = {0};
+    if (type == DType::Q4_1) at = {0, offsetof(BlockQ4_1, m)};
+    if (type == DType::Q5_1) at = {0, offsetof(BlockQ5_1, m)};
+    if (type == DType::Q2_K) at = {offsetof(BlockQ2_K, d), offsetof(BlockQ2_K, dmin)};
+    if (type == DType::Q3_K) at = {offsetof(BlockQ3_K, d)};
+    if (type == DType::Q4_K) at = {0, offsetof(BlockQ4_K, dmin)};
+    if (type == DType::Q5_K) at = {0, offsetof(BlockQ5_K, dmin)};
+    if (type == DType::Q6_K) at = {offsetof(BlockQ6_K, d)};
+    for (size_t offset : at) std::memcpy(block + offset, &d, sizeof(d));
+}
+
 void test_strip(strip_fn fn, strip_fn generic, DType type) {
     const Kernels& k = *kernels_for("generic");
-    for (int64_t cols : {32, 64, 96, 512}) {
+    for (int64_t cols : {32, 64, 96, 256, 512, 768}) {
+        if (cols % info(type).block) continue;
         for (int64_t rows : {1, 5, 8}) {
             for (int64_t nt : {1, 2, 4, 5, 9}) {
                 const auto w = random_rows(type, rows, cols);
@@ -97,7 +122,8 @@ void test_strip(strip_fn fn, strip_fn generic, DType type) {
                 fn(strip.data(), x.view, 0, nt, y.data(), kStrip);
                 generic(strip.data(), x.view, 0, nt, expected.data(), kStrip);
                 CHECK(distance(y, expected) < kRounding);
-                CHECK(same_alone([&](int64_t t, int64_t n, float* out) { fn(strip.data(), x.view, t, n, out, kStrip); },
+                CHECK(same_alone([&](int64_t t, int64_t n,
+                                     float* out) { fn(strip.data(), x.view, t, n, out, kStrip); },
                                  y, nt, kStrip));
                 // The product with the rows as they were before packing, in double.
                 for (int64_t r = 0; r < rows; r++) {
@@ -107,7 +133,8 @@ void test_strip(strip_fn fn, strip_fn generic, DType type) {
                     CHECK(row == back);
                     double sum = 0, size = 0;
                     for (int64_t i = 0; i < cols; i++) {
-                        const double term = double(row[size_t(i)]) * x.q[size_t(i)] * x.d[size_t(i / kQ)];
+                        const double term =
+                            double(row[size_t(i)]) * x.q[size_t(i)] * x.d[size_t(i / kQ)];
                         sum += term;
                         size += std::fabs(term);
                     }
@@ -117,22 +144,28 @@ void test_strip(strip_fn fn, strip_fn generic, DType type) {
         }
     }
     // The largest magnitudes that the formats allow must not overflow the 16-bit sums inside.
-    std::vector<uint8_t> w(size_t(info(type).size(kQ))), strip(w.size() * kStrip);
-    std::memset(w.data(), type == DType::Q8_0 ? 0x80 : 0xff, w.size());
-    const f16_t one = f32_to_f16(1);
-    std::memcpy(w.data(), &one, 2);
-    pack_strip(type, w.data(), 1, kQ, strip.data());
-    for (float sign : {1.0f, -1.0f}) {
-        const Quantised x(k, std::vector<float>(kQ, sign * 127), 1, kQ);
-        std::vector<float> y(kStrip), expected(kStrip);
-        fn(strip.data(), x.view, 0, 1, y.data(), kStrip);
-        generic(strip.data(), x.view, 0, 1, expected.data(), kStrip);
-        CHECK(y == expected);
+    const int64_t n = info(type).block;
+    for (int fill : {0x00, 0x0f, 0x7f, 0x80, 0xf0, 0xff}) {
+        std::vector<uint8_t> w(size_t(info(type).size(n)), uint8_t(fill)), strip(w.size() * kStrip);
+        set_scales(type, w.data(), f32_to_f16(1));
+        pack_strip(type, w.data(), 1, n, strip.data());
+        for (float sign : {1.0f, -1.0f}) {
+            const Quantised x(k, std::vector<float>(size_t(n), sign * 127), 1, n);
+            std::vector<float> y(kStrip), expected(kStrip);
+            fn(strip.data(), x.view, 0, 1, y.data(), kStrip);
+            generic(strip.data(), x.view, 0, 1, expected.data(), kStrip);
+            CHECK(n == kQ ? y == expected : distance(y, expected) < kRounding);
+            double sum = 0;
+            std::vector<float> row(static_cast<size_t>(n));
+            info(type).decode(w.data(), row.data(), n);
+            for (float v : row) sum += double(v) * sign * 127;
+            CHECK(std::fabs(sum - double(y[0])) <= kRounding * std::fabs(sum));
+        }
     }
 }
 
 void test_accumulate(accumulate_fn fn, accumulate_fn generic, DType type) {
-    for (int64_t cols : {1, 8, 31, 32, 40, 96, 128}) {
+    for (int64_t cols : {1, 8, 31, 32, 40, 96, 128, 256, 512}) {
         if (cols % info(type).block) continue;
         for (int64_t rows : {1, 2, 17}) {
             for (int64_t nt : {1, 2, 3}) {
@@ -163,9 +196,18 @@ void test_quantize(quantize_fn fn, quantize_fn generic, DType) {
         a.quantize[0] = fn;
         b.quantize[0] = generic;
         const Quantised mine(a, x, nt, cols), other(b, x, nt, cols);
-        CHECK(mine.q == other.q && mine.d == other.d && mine.s8 == other.s8);
+        CHECK(mine.q == other.q && mine.d == other.d && mine.s8 == other.s8 &&
+              mine.ds == other.ds && mine.s16 == other.s16);
+        for (size_t b = 0; b < mine.d.size(); b++) {
+            int sum[2] = {};
+            for (size_t i = 0; i < kQ; i++) sum[i / 16] += mine.q[b * kQ + i];
+            CHECK(mine.s16[2 * b] == sum[0] && mine.s16[2 * b + 1] == sum[1]);
+            CHECK(mine.s8[b] == 8 * (sum[0] + sum[1]) &&
+                  mine.ds[b] == mine.d[b] * float(sum[0] + sum[1]));
+        }
         for (size_t i = 0; i < x.size(); i++) {
-            CHECK(std::fabs(x[i] - float(mine.q[i]) * mine.d[i / kQ]) <= 0.5001f * mine.d[i / kQ] + 1e-37f);
+            CHECK(std::fabs(x[i] - float(mine.q[i]) * mine.d[i / kQ]) <=
+                  0.5001f * mine.d[i / kQ] + 1e-37f);
         }
     }
 }
@@ -174,16 +216,16 @@ void test_quantize(quantize_fn fn, quantize_fn generic, DType) {
 
 int main() {
     int tested = 0;
-#define KERNEL(op, dtype, isa, fn)                                                              \
-    if (const Kernels* k = kernels_for(#isa)) {                                                 \
-        CHECK(k->op[int(DType::dtype)] == isa::fn);                                             \
-        test_##op(isa::fn, kernels_for("generic")->op[int(DType::dtype)], DType::dtype);             \
-        tested++;                                                                               \
-    } else {                                                                                    \
-        std::printf("skipped: %s %s %s, this machine has no %s\n", #op, #dtype, #isa, #isa);    \
+#define KERNEL(op, dtype, isa, fn)                                                           \
+    if (const Kernels* k = kernels_for(#isa)) {                                              \
+        CHECK(k->op[int(DType::dtype)] == isa::fn);                                          \
+        test_##op(isa::fn, kernels_for("generic")->op[int(DType::dtype)], DType::dtype);     \
+        tested++;                                                                            \
+    } else {                                                                                 \
+        std::printf("skipped: %s %s %s, this machine has no %s\n", #op, #dtype, #isa, #isa); \
     }
 #include "cpu/kernels.inc"
 #undef KERNEL
-    CHECK(tested >= 11);
+    CHECK(tested >= 31);
     return check::summary("test_kernels");
 }

@@ -1,4 +1,5 @@
-// The blocks of quantised formats as they stand in files (the public GGUF layouts), and half floats.
+// The blocks of quantised formats as they stand in files (the public GGUF layouts), and half
+// floats.
 #pragma once
 
 #include <cstdint>
@@ -9,7 +10,8 @@ namespace ggml {
 using f16_t = uint16_t;   // IEEE binary16, as bits
 using bf16_t = uint16_t;  // the upper half of a binary32, as bits
 
-constexpr int kQ = 32;  // weights in a block of every format here
+constexpr int kQ = 32;    // weights in a block of the plain formats, and in a block of activations
+constexpr int kQK = 256;  // weights in a block of the _K and _XS formats
 
 // 4 bits: w = d * (q - 8). qs[i] holds weight i in its low and weight i + 16 in its high nibble.
 struct BlockQ4_0 {
@@ -25,6 +27,100 @@ struct BlockQ8_0 {
 };
 static_assert(sizeof(BlockQ8_0) == 34);
 
+// 4 bits and an offset: w = d * q + m. Nibbles as in Q4_0.
+struct BlockQ4_1 {
+    f16_t d, m;
+    uint8_t qs[kQ / 2];
+};
+static_assert(sizeof(BlockQ4_1) == 20);
+
+// 5 bits: w = d * (q - 16). Nibbles as in Q4_0; bit i of qh, little endian, is bit 4 of weight i.
+struct BlockQ5_0 {
+    f16_t d;
+    uint8_t qh[kQ / 8];
+    uint8_t qs[kQ / 2];
+};
+static_assert(sizeof(BlockQ5_0) == 22);
+
+// 5 bits and an offset: w = d * q + m. Bits as in Q5_0.
+struct BlockQ5_1 {
+    f16_t d, m;
+    uint8_t qh[kQ / 8];
+    uint8_t qs[kQ / 2];
+};
+static_assert(sizeof(BlockQ5_1) == 24);
+
+// 2 bits, 16 groups of 16: w = d * (scale & 15) * q - dmin * (scale >> 4), one scale byte a group.
+// Weight 128 h + 32 j + l is in bits 2 j of qs[32 h + l].
+struct BlockQ2_K {
+    uint8_t scales[kQK / 16];
+    uint8_t qs[kQK / 4];
+    f16_t d, dmin;
+};
+static_assert(sizeof(BlockQ2_K) == 84);
+
+// 3 bits, 16 groups of 16: w = d * (scale - 32) * (q - 4). The lower two bits of q are in qs as in
+// Q2_K; bit 4 h + j of hmask[l] is the upper one of weight 128 h + 32 j + l. Scales have 6 bits:
+// the low four in the nibbles of bytes 0..7 (groups 0..7 low, 8..15 high), the upper two of group g
+// in bits 2 (g / 4) of byte 8 + g % 4.
+struct BlockQ3_K {
+    uint8_t hmask[kQK / 8];
+    uint8_t qs[kQK / 4];
+    uint8_t scales[12];
+    f16_t d;
+};
+static_assert(sizeof(BlockQ3_K) == 110);
+
+// 4 bits, 8 groups of 32: w = d * scale * q - dmin * min. Weight 64 c + l is the low nibble of
+// qs[32 c + l], weight 64 c + 32 + l the high one. Scale and min of groups 0..3 are the low six
+// bits of bytes g and 4 + g; groups 4..7 have their low four bits in byte 4 + g (scale low nibble,
+// min high), and their upper two in the upper two bits of bytes g - 4 and g.
+struct BlockQ4_K {
+    f16_t d, dmin;
+    uint8_t scales[12];
+    uint8_t qs[kQK / 2];
+};
+static_assert(sizeof(BlockQ4_K) == 144);
+
+// 5 bits, otherwise Q4_K: bit g of qh[l] is bit 4 of weight l of group g.
+struct BlockQ5_K {
+    f16_t d, dmin;
+    uint8_t scales[12];
+    uint8_t qh[kQK / 8];
+    uint8_t qs[kQK / 2];
+};
+static_assert(sizeof(BlockQ5_K) == 176);
+
+// 6 bits, 16 groups of 16: w = d * scale * (q - 32). Weight 128 h + 32 j + l has its low four bits
+// in ql[64 h + 32 (j % 2) + l], low nibble for j < 2, and the upper two in bits 2 j of qh[32 h +
+// l].
+struct BlockQ6_K {
+    uint8_t ql[kQK / 2];
+    uint8_t qh[kQK / 4];
+    int8_t scales[kQK / 16];
+    f16_t d;
+};
+static_assert(sizeof(BlockQ6_K) == 210);
+
+// 4 bits that stand for unevenly spaced values: w = d * kIQ4[q]. Nibbles as in Q4_0.
+constexpr int8_t kIQ4[16] = {-127, -104, -83, -65, -49, -35, -22, -10,
+                             1,    13,   25,  38,  53,  69,  89,  113};
+struct BlockIQ4_NL {
+    f16_t d;
+    uint8_t qs[kQ / 2];
+};
+static_assert(sizeof(BlockIQ4_NL) == 18);
+
+// The same values, 8 groups of 32: w = d * (scale - 32) * kIQ4[q]; group g is nibbles as in Q4_0,
+// from qs[16 g] on. Scales have 6 bits: nibble g of scales_l and bits 2 g of scales_h.
+struct BlockIQ4_XS {
+    f16_t d;
+    uint16_t scales_h;
+    uint8_t scales_l[kQK / 64];
+    uint8_t qs[kQK / 2];
+};
+static_assert(sizeof(BlockIQ4_XS) == 136);
+
 inline float bits_to_float(uint32_t bits) {
     float f;
     std::memcpy(&f, &bits, 4);
@@ -37,7 +133,9 @@ inline uint32_t float_to_bits(float f) {
     return bits;
 }
 
-inline float bf16_to_f32(bf16_t h) { return bits_to_float(uint32_t(h) << 16); }
+inline float bf16_to_f32(bf16_t h) {
+    return bits_to_float(uint32_t(h) << 16);
+}
 
 // Round to nearest even; NaN stays NaN.
 inline bf16_t f32_to_bf16(float f) {

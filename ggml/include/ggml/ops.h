@@ -1,7 +1,8 @@
 // The operators of a forward pass. Each one splits its work over the context's threads and returns
 // when it is done; none allocates or throws. Sizes are checked when a model is loaded, not here.
 //
-// A row of every result has the same bits for any number of threads and whatever the other rows are.
+// A row of every result has the same bits for any number of threads and whatever the other rows
+// are.
 #pragma once
 
 #include <cstdint>
@@ -16,9 +17,12 @@ namespace ggml {
 // Activations in 8 bits: blocks of 32 along a row, x = d * q, -127 <= q <= 127.
 struct Q8Rows {
     int64_t cols = 0;
-    int8_t* q = nullptr;     // [rows, cols]
-    float* d = nullptr;      // [rows, cols / 32]
-    int32_t* s8 = nullptr;   // [rows, cols / 32], 8 * the sum of the block's q: the -8 of 4-bit weights
+    int8_t* q = nullptr;  // [rows, cols]
+    float* d = nullptr;   // [rows, cols / 32]
+    // Sums of a block, for the offsets of weights:
+    int32_t* s8 = nullptr;   // [rows, cols / 32], 8 * the sum of q: the -8 of 4-bit weights
+    float* ds = nullptr;     // [rows, cols / 32], d * the sum of q: mins of groups of 32
+    int16_t* s16 = nullptr;  // [rows, cols / 16], the sums of 16 q: formats with groups of 16
 };
 
 // The input of matrix products: floats, and the same rows in 8 bits for weights that want them.
@@ -30,7 +34,7 @@ struct Input {
 
 // Room for the 8-bit form of at most max_rows rows of max_cols.
 class InputBuffer {
-   public:
+ public:
     InputBuffer() = default;
     InputBuffer(int64_t max_rows, int64_t max_cols);
     static uint64_t bytes(int64_t max_rows, int64_t max_cols);
@@ -38,7 +42,7 @@ class InputBuffer {
     // x and this buffer must stay until the Input is done with.
     Input prepare(Context& context, const float* x, int64_t rows, int64_t cols, bool quantise);
 
-   private:
+ private:
     Memory memory_;
     Q8Rows q8_;
 };
@@ -51,14 +55,14 @@ struct Product {
 };
 void matmul(Context& context, const Input& x, std::initializer_list<Product> products);
 
-// y[t][c] = sum_n a[t][n] w[n][c] + bias[c]: the product with a weight that is stored transposed. Rows whose a
-// is zero for every token are not read. w.layout must be rows.
+// y[t][c] = sum_n a[t][n] w[n][c] + bias[c]: the product with a weight that is stored transposed.
+// Rows whose a is zero for every token are not read. w.layout must be rows.
 void matmul_transposed(Context& context, const Matrix& w, const float* a, int64_t rows, float* y,
                        const float* bias);
 
 // y = x / sqrt(mean(x^2) + eps) * weight, per row of n.
-void rms_norm(Context& context, const float* x, const float* weight, float eps, int64_t rows, int64_t n,
-              float* y);
+void rms_norm(Context& context, const float* x, const float* weight, float eps, int64_t rows,
+              int64_t n, float* y);
 
 // y = (x - mean) / sqrt(variance + eps) * weight + bias, per row of n.
 void layer_norm(Context& context, const float* x, const float* weight, const float* bias, float eps,
@@ -84,7 +88,8 @@ void rope(Context& context, float* x, int64_t rows, int64_t n_head, int64_t head
 
 // Causal attention of rows of queries over cached keys and values, grouped heads.
 struct AttentionRow {
-    const uint8_t* k;  // [n_head_kv][capacity][head_dim] of the row's sequence, head_stride bytes apart
+    const uint8_t*
+        k;  // [n_head_kv][capacity][head_dim] of the row's sequence, head_stride bytes apart
     const uint8_t* v;
     int64_t n_pos;  // positions that the row sees, >= 1
 };
@@ -94,7 +99,7 @@ struct AttentionShape {
     float scale;
 };
 // q, out: [rows, n_head * head_dim].
-void attention(Context& context, const AttentionShape& shape, const AttentionRow* rows, int64_t n_rows,
-               const float* q, float* out);
+void attention(Context& context, const AttentionShape& shape, const AttentionRow* rows,
+               int64_t n_rows, const float* q, float* out);
 
 }  // namespace ggml

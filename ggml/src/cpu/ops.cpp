@@ -47,7 +47,12 @@ void eight_rows(const cpu::Kernels& kernels, const Product& p, int64_t row, cons
 void matmul(Context& context, const Input& x, std::initializer_list<Product> products) {
     const auto strips = [](const Product& p) { return (p.w.rows + kStrip - 1) / kStrip; };
     int64_t total = 0;
-    for (const Product& p : products) total += strips(p);
+    uint64_t bytes = 0;
+    for (const Product& p : products) {
+        total += strips(p);
+        bytes += uint64_t(p.w.bytes());
+    }
+    const OpTimer timer(context.profile, "matmul", bytes);
     context.threads.run(total, grain_for(context, total), [&](int64_t begin, int64_t end, int) {
         int64_t first = 0;
         for (const Product& p : products) {
@@ -62,9 +67,10 @@ void matmul(Context& context, const Input& x, std::initializer_list<Product> pro
 
 void matmul_transposed(Context& context, const Matrix& w, const float* a, int64_t rows, float* y,
                        const float* bias) {
+    const OpTimer timer(context.profile, "matmul_transposed", uint64_t(w.bytes()));
     // Threads share the columns, so that each sum is one thread's and ascends over the rows of w.
-    constexpr int64_t kColumns = 128;
-    const int64_t n_pieces = (w.cols + kColumns - 1) / kColumns;
+    const int64_t columns = std::max<int64_t>(128, info(w.type).block);
+    const int64_t n_pieces = (w.cols + columns - 1) / columns;
     const auto fires = [&](int64_t n) {
         for (int64_t t = 0; t < rows; t++) {
             if (a[t * w.rows + n] != 0) return true;
@@ -72,7 +78,7 @@ void matmul_transposed(Context& context, const Matrix& w, const float* a, int64_
         return false;
     };
     context.threads.run(n_pieces, 1, [&](int64_t begin, int64_t end, int) {
-        const int64_t c0 = begin * kColumns, n = std::min(end * kColumns, w.cols) - c0;
+        const int64_t c0 = begin * columns, n = std::min(end * columns, w.cols) - c0;
         for (int64_t t = 0; t < rows; t++) {
             if (bias) {
                 std::copy_n(bias + c0, n, y + t * w.cols + c0);
@@ -85,8 +91,9 @@ void matmul_transposed(Context& context, const Matrix& w, const float* a, int64_
             int64_t last = r;  // a run of rows that are needed
             while (last < w.rows && fires(last)) last++;
             if (last > r) {
-                context.kernels.accumulate[int(w.type)](column + r * w.row_bytes(), w.row_bytes(), last - r, n,
-                                                        a + r, w.rows, rows, y + c0, w.cols);
+                context.kernels.accumulate[int(w.type)](column + r * w.row_bytes(), w.row_bytes(),
+                                                        last - r, n, a + r, w.rows, rows, y + c0,
+                                                        w.cols);
             }
             r = last + 1;
         }
@@ -98,16 +105,21 @@ InputBuffer::InputBuffer(int64_t max_rows, int64_t max_cols)
     const int64_t n = max_rows * max_cols;
     q8_.d = memory_.as<float>();
     q8_.s8 = reinterpret_cast<int32_t*>(q8_.d + n / kQ);
-    q8_.q = reinterpret_cast<int8_t*>(q8_.s8 + n / kQ);
+    q8_.ds = reinterpret_cast<float*>(q8_.s8 + n / kQ);
+    q8_.s16 = reinterpret_cast<int16_t*>(q8_.ds + n / kQ);
+    q8_.q = reinterpret_cast<int8_t*>(q8_.s16 + n / 16);
 }
 
 uint64_t InputBuffer::bytes(int64_t max_rows, int64_t max_cols) {
-    return uint64_t(max_rows) * uint64_t(max_cols) / kQ * (kQ + sizeof(float) + sizeof(int32_t));
+    return uint64_t(max_rows) * uint64_t(max_cols) / kQ *
+           (kQ + 2 * sizeof(float) + sizeof(int32_t) + 2 * sizeof(int16_t));
 }
 
-Input InputBuffer::prepare(Context& context, const float* x, int64_t rows, int64_t cols, bool quantise) {
+Input InputBuffer::prepare(Context& context, const float* x, int64_t rows, int64_t cols,
+                           bool quantise) {
     Input input{x, rows, cols, {}};
     if (!quantise) return input;
+    const OpTimer timer(context.profile, "quantise");
     input.q8 = q8_;
     input.q8.cols = cols;
     context.threads.run(rows, 1, [&](int64_t begin, int64_t end, int) {
@@ -116,7 +128,9 @@ Input InputBuffer::prepare(Context& context, const float* x, int64_t rows, int64
     return input;
 }
 
-void rms_norm(Context& context, const float* x, const float* weight, float eps, int64_t rows, int64_t n, float* y) {
+void rms_norm(Context& context, const float* x, const float* weight, float eps, int64_t rows,
+              int64_t n, float* y) {
+    const OpTimer timer(context.profile, "rms_norm");
     context.threads.run(rows, 1, [&](int64_t begin, int64_t end, int) {
         for (int64_t t = begin; t < end; t++) {
             const float* row = x + t * n;
@@ -136,6 +150,7 @@ void rms_norm(Context& context, const float* x, const float* weight, float eps, 
 
 void layer_norm(Context& context, const float* x, const float* weight, const float* bias, float eps,
                 int64_t rows, int64_t n, float* y) {
+    const OpTimer timer(context.profile, "layer_norm");
     context.threads.run(rows, 1, [&](int64_t begin, int64_t end, int) {
         for (int64_t t = begin; t < end; t++) {
             const float* row = x + t * n;
@@ -152,6 +167,7 @@ void layer_norm(Context& context, const float* x, const float* weight, const flo
 }
 
 void add(Context& context, float* x, const float* y, int64_t n) {
+    const OpTimer timer(context.profile, "add");
     context.threads.run(n, 1 << 14, [&](int64_t begin, int64_t end, int) {
         for (int64_t i = begin; i < end; i++) x[i] += y[i];
     });
@@ -159,16 +175,21 @@ void add(Context& context, float* x, const float* y, int64_t n) {
 
 namespace {
 
-float relu(float v) { return v > 0 ? v : 0.0f; }
+float relu(float v) {
+    return v > 0 ? v : 0.0f;
+}
 
 // Calls `use` with the function of one value that the activation is.
 template <typename F>
 void with_activation(Activation act, const F& use) {
     switch (act) {
         case Activation::relu:
-        case Activation::drelu: return use(relu);
-        case Activation::relu2: return use([](float v) { return relu(v) * relu(v); });
-        case Activation::silu: return use([](float v) { return v / (1.0f + std::exp(-v)); });
+        case Activation::drelu:
+            return use(relu);
+        case Activation::relu2:
+            return use([](float v) { return relu(v) * relu(v); });
+        case Activation::silu:
+            return use([](float v) { return v / (1.0f + std::exp(-v)); });
         case Activation::gelu:  // the exact form, as transformers' "gelu"
             return use([](float v) { return 0.5f * v * (1.0f + std::erf(v * 0.70710678f)); });
     }
@@ -177,6 +198,7 @@ void with_activation(Activation act, const F& use) {
 }  // namespace
 
 void gated_activation(Context& context, Activation act, float* gate, const float* up, int64_t n) {
+    const OpTimer timer(context.profile, "gated_activation");
     with_activation(act, [&](auto f) {
         context.threads.run(n, 1 << 12, [&](int64_t begin, int64_t end, int) {
             if (act == Activation::drelu) {
@@ -189,6 +211,7 @@ void gated_activation(Context& context, Activation act, float* gate, const float
 }
 
 void activation(Context& context, Activation act, float* x, int64_t n) {
+    const OpTimer timer(context.profile, "activation");
     with_activation(act, [&](auto f) {
         context.threads.run(n, 1 << 12, [&](int64_t begin, int64_t end, int) {
             for (int64_t i = begin; i < end; i++) x[i] = f(x[i]);
@@ -198,7 +221,8 @@ void activation(Context& context, Activation act, float* x, int64_t n) {
 
 void rope(Context& context, float* x, int64_t rows, int64_t n_head, int64_t head_dim,
           const float* cos_sin, int64_t n_pairs, RopePairs pairs) {
-    const int64_t step = pairs == RopePairs::adjacent ? 2 : 1;     // from one pair to the next
+    const OpTimer timer(context.profile, "rope");
+    const int64_t step = pairs == RopePairs::adjacent ? 2 : 1;         // from one pair to the next
     const int64_t apart = pairs == RopePairs::adjacent ? 1 : n_pairs;  // the two of a pair
     context.threads.run(rows, 1, [&](int64_t begin, int64_t end, int) {
         for (int64_t t = begin; t < end; t++) {

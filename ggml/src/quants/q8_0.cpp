@@ -8,16 +8,6 @@
 
 namespace ggml {
 
-void decode_q8_0(const void* src, float* dst, int64_t n) {
-    const uint8_t* p = static_cast<const uint8_t*>(src);
-    for (int64_t b = 0; b < n / kQ; b++) {
-        BlockQ8_0 block;
-        std::memcpy(&block, p + b * int64_t(sizeof(block)), sizeof(block));
-        const float d = f16_to_f32(block.d);
-        for (int i = 0; i < kQ; i++) dst[b * kQ + i] = d * float(block.qs[i]);
-    }
-}
-
 void encode_q8_0(const float* src, void* dst, int64_t n) {
     uint8_t* p = static_cast<uint8_t*>(dst);
     for (int64_t b = 0; b < n / kQ; b++) {

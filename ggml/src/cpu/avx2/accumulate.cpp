@@ -1,5 +1,5 @@
-// Weighted sums of rows: y[t] += sum_r a[t][r] w[r]. 32 columns stay in registers while the rows go by,
-// in ascending order for every column, whatever the number of tokens in the tile.
+// Weighted sums of rows: y[t] += sum_r a[t][r] w[r]. 32 columns stay in registers while the rows go
+// by, in ascending order for every column, whatever the number of tokens in the tile.
 #include "cpu/avx2/simd.h"
 #include "cpu/kernels.h"
 
@@ -15,18 +15,9 @@ struct Values {
     }
 };
 
-inline __m256 widen(__m128i bytes) { return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(bytes)); }
-
-struct Q8_0 {
-    static void load32(const uint8_t* row, int64_t c, __m256 out[4]) {
-        const BlockQ8_0* block = reinterpret_cast<const BlockQ8_0*>(row) + c / kQ;
-        const __m256 d = _mm256_set1_ps(_cvtsh_ss(block->d));
-        for (int i = 0; i < 4; i++) {
-            const __m128i q = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(block->qs + 8 * i));
-            out[i] = _mm256_mul_ps(d, widen(q));
-        }
-    }
-};
+inline __m256 widen(__m128i bytes) {
+    return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(bytes));
+}
 
 struct Q4_0 {
     static void load32(const uint8_t* row, int64_t c, __m256 out[4]) {
@@ -43,9 +34,193 @@ struct Q4_0 {
     }
 };
 
+// w = scale * q + min for 32 columns of 4 or 5 bits: q as two registers of 16 bytes.
+inline void scaled(__m256 scale, __m256 min, __m128i first, __m128i second, __m256 out[4]) {
+    const __m128i q[4] = {first, _mm_srli_si128(first, 8), second, _mm_srli_si128(second, 8)};
+    for (int i = 0; i < 4; i++) out[i] = _mm256_fmadd_ps(scale, widen(q[i]), min);
+}
+
+inline __m128i load16(const uint8_t* p) {
+    return _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
+}
+
+// Bits 16 k .. 16 k + 15 of a word as bit 4 of sixteen bytes.
+inline __m128i fifth_bits(const uint8_t* qh, int k) {
+    uint16_t bits;
+    std::memcpy(&bits, qh + 2 * k, 2);
+    const __m128i mask = _mm_set1_epi64x(int64_t(0x8040201008040201));
+    const __m128i bytes =
+        _mm_shuffle_epi8(_mm_set1_epi16(int16_t(bits)),
+                         _mm_setr_epi8(0, 0, 0, 0, 0, 0, 0, 0, 1, 1, 1, 1, 1, 1, 1, 1));
+    return _mm_and_si128(_mm_cmpeq_epi8(_mm_and_si128(bytes, mask), mask), _mm_set1_epi8(16));
+}
+
+inline __m128i low_nibbles(__m128i pairs) {
+    return _mm_and_si128(pairs, _mm_set1_epi8(15));
+}
+inline __m128i high_nibbles(__m128i pairs) {
+    return low_nibbles(_mm_srli_epi16(pairs, 4));
+}
+
+struct Q4_1 {
+    static void load32(const uint8_t* row, int64_t c, __m256 out[4]) {
+        const BlockQ4_1* block = reinterpret_cast<const BlockQ4_1*>(row) + c / kQ;
+        const __m128i pairs = load16(block->qs);
+        scaled(_mm256_set1_ps(_cvtsh_ss(block->d)), _mm256_set1_ps(_cvtsh_ss(block->m)),
+               low_nibbles(pairs), high_nibbles(pairs), out);
+    }
+};
+
+struct Q5_0 {
+    static void load32(const uint8_t* row, int64_t c, __m256 out[4]) {
+        const BlockQ5_0* block = reinterpret_cast<const BlockQ5_0*>(row) + c / kQ;
+        const __m128i pairs = load16(block->qs), offset = _mm_set1_epi8(16);
+        const __m128i first = _mm_or_si128(low_nibbles(pairs), fifth_bits(block->qh, 0));
+        const __m128i second = _mm_or_si128(high_nibbles(pairs), fifth_bits(block->qh, 1));
+        scaled(_mm256_set1_ps(_cvtsh_ss(block->d)), _mm256_setzero_ps(),
+               _mm_sub_epi8(first, offset), _mm_sub_epi8(second, offset), out);
+    }
+};
+
+struct Q5_1 {
+    static void load32(const uint8_t* row, int64_t c, __m256 out[4]) {
+        const BlockQ5_1* block = reinterpret_cast<const BlockQ5_1*>(row) + c / kQ;
+        const __m128i pairs = load16(block->qs);
+        scaled(_mm256_set1_ps(_cvtsh_ss(block->d)), _mm256_set1_ps(_cvtsh_ss(block->m)),
+               _mm_or_si128(low_nibbles(pairs), fifth_bits(block->qh, 0)),
+               _mm_or_si128(high_nibbles(pairs), fifth_bits(block->qh, 1)), out);
+    }
+};
+
+inline __m128i table_values(__m128i nibbles) {
+    return _mm_shuffle_epi8(load16(reinterpret_cast<const uint8_t*>(kIQ4)), nibbles);
+}
+
+struct IQ4_NL {
+    static void load32(const uint8_t* row, int64_t c, __m256 out[4]) {
+        const BlockIQ4_NL* block = reinterpret_cast<const BlockIQ4_NL*>(row) + c / kQ;
+        const __m128i pairs = load16(block->qs);
+        scaled(_mm256_set1_ps(_cvtsh_ss(block->d)), _mm256_setzero_ps(),
+               table_values(low_nibbles(pairs)), table_values(high_nibbles(pairs)), out);
+    }
+};
+
+struct IQ4_XS {
+    static void load32(const uint8_t* row, int64_t c, __m256 out[4]) {
+        const BlockIQ4_XS* block = reinterpret_cast<const BlockIQ4_XS*>(row) + c / kQK;
+        const int g = int(c % kQK / kQ);
+        const int low = block->scales_l[g / 2] >> g % 2 * 4 & 15,
+                  high = block->scales_h >> 2 * g & 3;
+        const __m128i pairs = load16(block->qs + 16 * g);
+        scaled(_mm256_set1_ps(_cvtsh_ss(block->d) * float((low | high << 4) - 32)),
+               _mm256_setzero_ps(), table_values(low_nibbles(pairs)),
+               table_values(high_nibbles(pairs)), out);
+    }
+};
+
+// Scale and min of group g of Q4_K and Q5_K.
+template <typename Block>
+inline void scale_k4(const Block& block, int g, __m256* scale, __m256* min) {
+    const uint8_t* s = block.scales;
+    const int sc = g < 4 ? s[g] & 63 : (s[g + 4] & 15) | s[g - 4] >> 6 << 4;
+    const int m = g < 4 ? s[g + 4] & 63 : s[g + 4] >> 4 | s[g] >> 6 << 4;
+    *scale = _mm256_set1_ps(_cvtsh_ss(block.d) * float(sc));
+    *min = _mm256_set1_ps(-_cvtsh_ss(block.dmin) * float(m));
+}
+
+struct Q4_K {
+    static void load32(const uint8_t* row, int64_t c, __m256 out[4]) {
+        const BlockQ4_K* block = reinterpret_cast<const BlockQ4_K*>(row) + c / kQK;
+        const int g = int(c % kQK / kQ);
+        __m256 scale, min;
+        scale_k4(*block, g, &scale, &min);
+        const __m128i shift = _mm_cvtsi32_si128(g % 2 * 4);
+        const uint8_t* qs = block->qs + g / 2 * 32;
+        scaled(scale, min, low_nibbles(_mm_srl_epi16(load16(qs), shift)),
+               low_nibbles(_mm_srl_epi16(load16(qs + 16), shift)), out);
+    }
+};
+
+struct Q5_K {
+    static void load32(const uint8_t* row, int64_t c, __m256 out[4]) {
+        const BlockQ5_K* block = reinterpret_cast<const BlockQ5_K*>(row) + c / kQK;
+        const int g = int(c % kQK / kQ);
+        __m256 scale, min;
+        scale_k4(*block, g, &scale, &min);
+        const __m128i shift = _mm_cvtsi32_si128(g % 2 * 4), bit = _mm_cvtsi32_si128(g);
+        __m128i q[2];
+        for (int i = 0; i < 2; i++) {
+            const __m128i low =
+                low_nibbles(_mm_srl_epi16(load16(block->qs + g / 2 * 32 + 16 * i), shift));
+            const __m128i high =
+                _mm_and_si128(_mm_srl_epi16(load16(block->qh + 16 * i), bit), _mm_set1_epi8(1));
+            q[i] = _mm_or_si128(low, _mm_slli_epi16(high, 4));
+        }
+        scaled(scale, min, q[0], q[1], out);
+    }
+};
+
+// Groups of 16: 16 signed bytes and a scale and min of their own.
+inline void scaled16(float scale, float min, __m128i q, __m256 out[2]) {
+    const __m256 s = _mm256_set1_ps(scale), m = _mm256_set1_ps(min);
+    out[0] = _mm256_fmadd_ps(s, widen(q), m);
+    out[1] = _mm256_fmadd_ps(s, widen(_mm_srli_si128(q, 8)), m);
+}
+
+inline __m128i two_bits(const uint8_t* qs, int j) {
+    return _mm_and_si128(_mm_srl_epi16(load16(qs), _mm_cvtsi32_si128(2 * (j % 4))),
+                         _mm_set1_epi8(3));
+}
+
+struct Q2_K {
+    static void load32(const uint8_t* row, int64_t c, __m256 out[4]) {
+        const BlockQ2_K* block = reinterpret_cast<const BlockQ2_K*>(row) + c / kQK;
+        const int j = int(c % kQK / kQ);
+        for (int i = 0; i < 2; i++) {
+            const int s = block->scales[2 * j + i];
+            scaled16(_cvtsh_ss(block->d) * float(s & 15), -_cvtsh_ss(block->dmin) * float(s >> 4),
+                     two_bits(block->qs + j / 4 * 32 + 16 * i, j), out + 2 * i);
+        }
+    }
+};
+
+struct Q3_K {
+    static void load32(const uint8_t* row, int64_t c, __m256 out[4]) {
+        const BlockQ3_K* block = reinterpret_cast<const BlockQ3_K*>(row) + c / kQK;
+        const int j = int(c % kQK / kQ);
+        for (int i = 0; i < 2; i++) {
+            const int g = 2 * j + i;
+            const int low = block->scales[g % 8] >> g / 8 * 4 & 15;
+            const int high = block->scales[8 + g % 4] >> g / 4 * 2 & 3;
+            const __m128i bit =
+                _mm_and_si128(_mm_srl_epi16(load16(block->hmask + 16 * i), _mm_cvtsi32_si128(j)),
+                              _mm_set1_epi8(1));
+            const __m128i q =
+                _mm_or_si128(two_bits(block->qs + j / 4 * 32 + 16 * i, j), _mm_slli_epi16(bit, 2));
+            scaled16(_cvtsh_ss(block->d) * float((low | high << 4) - 32), 0,
+                     _mm_sub_epi8(q, _mm_set1_epi8(4)), out + 2 * i);
+        }
+    }
+};
+
+struct Q6_K {
+    static void load32(const uint8_t* row, int64_t c, __m256 out[4]) {
+        const BlockQ6_K* block = reinterpret_cast<const BlockQ6_K*>(row) + c / kQK;
+        const int j = int(c % kQK / kQ), h = j / 4;
+        const __m128i shift = _mm_cvtsi32_si128(j % 4 / 2 * 4);
+        for (int i = 0; i < 2; i++) {
+            const __m128i low =
+                low_nibbles(_mm_srl_epi16(load16(block->ql + 64 * h + j % 2 * 32 + 16 * i), shift));
+            const __m128i high = _mm_slli_epi16(two_bits(block->qh + 32 * h + 16 * i, j), 4);
+            scaled16(_cvtsh_ss(block->d) * float(block->scales[2 * j + i]), 0,
+                     _mm_sub_epi8(_mm_or_si128(low, high), _mm_set1_epi8(32)), out + 2 * i);
+        }
+    }
+};
+
 template <typename V, int T>
-void tile(const uint8_t* w, int64_t row_bytes, int64_t n_rows, int64_t c, const float* a, int64_t lda,
-          float* y, int64_t ldy) {
+void tile(const uint8_t* w, int64_t row_bytes, int64_t n_rows, int64_t c, const float* a,
+          int64_t lda, float* y, int64_t ldy) {
     __m256 sum[T][4];
     for (int t = 0; t < T; t++) {
         for (int i = 0; i < 4; i++) sum[t][i] = _mm256_loadu_ps(y + t * ldy + c + 8 * i);
@@ -64,25 +239,27 @@ void tile(const uint8_t* w, int64_t row_bytes, int64_t n_rows, int64_t c, const 
 }
 
 template <typename V>
-int64_t blocks(const uint8_t* w, int64_t row_bytes, int64_t n_rows, int64_t cols, const float* a, int64_t lda,
-               int64_t nt, float* y, int64_t ldy) {
+int64_t blocks(const uint8_t* w, int64_t row_bytes, int64_t n_rows, int64_t cols, const float* a,
+               int64_t lda, int64_t nt, float* y, int64_t ldy) {
     int64_t c = 0;
     for (; c + 32 <= cols; c += 32) {
         int64_t t = 0;
-        for (; t + 2 <= nt; t += 2) tile<V, 2>(w, row_bytes, n_rows, c, a + t * lda, lda, y + t * ldy, ldy);
+        for (; t + 2 <= nt; t += 2)
+            tile<V, 2>(w, row_bytes, n_rows, c, a + t * lda, lda, y + t * ldy, ldy);
         if (t < nt) tile<V, 1>(w, row_bytes, n_rows, c, a + t * lda, lda, y + t * ldy, ldy);
     }
     return c;
 }
 
 template <typename W>
-void accumulate(const uint8_t* w, int64_t row_bytes, int64_t n_rows, int64_t cols, const float* a, int64_t lda,
-                int64_t nt, float* y, int64_t ldy) {
+void accumulate(const uint8_t* w, int64_t row_bytes, int64_t n_rows, int64_t cols, const float* a,
+                int64_t lda, int64_t nt, float* y, int64_t ldy) {
     int64_t c = blocks<Values<W>>(w, row_bytes, n_rows, cols, a, lda, nt, y, ldy);
     for (; c < cols; c++) {
         for (int64_t t = 0; t < nt; t++) {
             float sum = y[t * ldy + c];
-            for (int64_t r = 0; r < n_rows; r++) sum += a[t * lda + r] * W::load1(w + r * row_bytes, c);
+            for (int64_t r = 0; r < n_rows; r++)
+                sum += a[t * lda + r] * W::load1(w + r * row_bytes, c);
             y[t * ldy + c] = sum;
         }
     }
@@ -90,15 +267,25 @@ void accumulate(const uint8_t* w, int64_t row_bytes, int64_t n_rows, int64_t col
 
 }  // namespace
 
-#define ACCUMULATE(name, function)                                                                        \
-    void name(const uint8_t* w, int64_t row_bytes, int64_t n_rows, int64_t cols, const float* a, int64_t lda, \
-              int64_t nt, float* y, int64_t ldy) {                                                        \
-        function(w, row_bytes, n_rows, cols, a, lda, nt, y, ldy);                                         \
+#define ACCUMULATE(name, function)                                                               \
+    void name(const uint8_t* w, int64_t row_bytes, int64_t n_rows, int64_t cols, const float* a, \
+              int64_t lda, int64_t nt, float* y, int64_t ldy) {                                  \
+        function(w, row_bytes, n_rows, cols, a, lda, nt, y, ldy);                                \
     }
 ACCUMULATE(accumulate__f32_f32, accumulate<F32>)
 ACCUMULATE(accumulate__f16_f32, accumulate<F16>)
 ACCUMULATE(accumulate__bf16_f32, accumulate<BF16>)
-ACCUMULATE(accumulate__q8_0_f32, blocks<Q8_0>)
+ACCUMULATE(accumulate__q8_0_f32, blocks<Values<Q8_0>>)
 ACCUMULATE(accumulate__q4_0_f32, blocks<Q4_0>)
+ACCUMULATE(accumulate__q4_1_f32, blocks<Q4_1>)
+ACCUMULATE(accumulate__q5_0_f32, blocks<Q5_0>)
+ACCUMULATE(accumulate__q5_1_f32, blocks<Q5_1>)
+ACCUMULATE(accumulate__q2_k_f32, blocks<Q2_K>)
+ACCUMULATE(accumulate__q3_k_f32, blocks<Q3_K>)
+ACCUMULATE(accumulate__q4_k_f32, blocks<Q4_K>)
+ACCUMULATE(accumulate__q5_k_f32, blocks<Q5_K>)
+ACCUMULATE(accumulate__q6_k_f32, blocks<Q6_K>)
+ACCUMULATE(accumulate__iq4_nl_f32, blocks<IQ4_NL>)
+ACCUMULATE(accumulate__iq4_xs_f32, blocks<IQ4_XS>)
 
 }  // namespace ggml::cpu::avx2

@@ -1,5 +1,6 @@
-// Products with F32, F16 and BF16 rows. Tiles of R rows by T tokens share loads; every output has one
-// accumulator of eight lanes that walks k upwards, so that its bits do not depend on the tile.
+// Products of rows with floats: F32, F16 and BF16 weights, and the Q8_0 of a KV cache. Tiles of R
+// rows by T tokens share loads; every output has one accumulator of eight lanes that walks k
+// upwards, so that its bits do not depend on the tile.
 #include "cpu/avx2/simd.h"
 #include "cpu/kernels.h"
 
@@ -8,7 +9,8 @@ namespace ggml::cpu::avx2 {
 namespace {
 
 template <typename W, int R, int T>
-void tile(const uint8_t* w, int64_t row_bytes, int64_t k, const float* x, int64_t ldx, float* y, int64_t ldy) {
+void tile(const uint8_t* w, int64_t row_bytes, int64_t k, const float* x, int64_t ldx, float* y,
+          int64_t ldy) {
     __m256 sum[R][T];
     for (int r = 0; r < R; r++) {
         for (int t = 0; t < T; t++) sum[r][t] = _mm256_setzero_ps();
@@ -25,25 +27,27 @@ void tile(const uint8_t* w, int64_t row_bytes, int64_t k, const float* x, int64_
     for (int r = 0; r < R; r++) {
         for (int t = 0; t < T; t++) {
             float total = horizontal_sum(sum[r][t]);
-            for (int64_t j = i; j < k; j++) total += W::load1(w + r * row_bytes, j) * x[t * ldx + j];
+            for (int64_t j = i; j < k; j++)
+                total += W::load1(w + r * row_bytes, j) * x[t * ldx + j];
             y[t * ldy + r] = total;
         }
     }
 }
 
 template <typename W, int R>
-void row_tile(const uint8_t* w, int64_t row_bytes, int64_t k, const float* x, int64_t ldx, int64_t nt,
-              float* y, int64_t ldy) {
+void row_tile(const uint8_t* w, int64_t row_bytes, int64_t k, const float* x, int64_t ldx,
+              int64_t nt, float* y, int64_t ldy) {
     int64_t t = 0;
     for (; t + 3 <= nt; t += 3) tile<W, R, 3>(w, row_bytes, k, x + t * ldx, ldx, y + t * ldy, ldy);
     for (; t < nt; t++) tile<W, R, 1>(w, row_bytes, k, x + t * ldx, ldx, y + t * ldy, ldy);
 }
 
 template <typename W>
-void matmul(const uint8_t* w, int64_t row_bytes, int64_t n_rows, int64_t k, const float* x, int64_t ldx,
-            int64_t nt, float* y, int64_t ldy) {
+void matmul(const uint8_t* w, int64_t row_bytes, int64_t n_rows, int64_t k, const float* x,
+            int64_t ldx, int64_t nt, float* y, int64_t ldy) {
     int64_t r = 0;
-    if (nt == 1) {  // eight chains of additions hide their latency where there is one token to add for
+    if (nt ==
+        1) {  // eight chains of additions hide their latency where there is one token to add for
         for (; r + 8 <= n_rows; r += 8) {
             tile<W, 8, 1>(w + r * row_bytes, row_bytes, k, x, ldx, y + r, ldy);
         }
@@ -56,13 +60,14 @@ void matmul(const uint8_t* w, int64_t row_bytes, int64_t n_rows, int64_t k, cons
 
 }  // namespace
 
-#define MATMUL(name, type)                                                                              \
-    void name(const uint8_t* w, int64_t row_bytes, int64_t n_rows, int64_t k, const float* x, int64_t ldx, \
-              int64_t nt, float* y, int64_t ldy) {                                                      \
-        matmul<type>(w, row_bytes, n_rows, k, x, ldx, nt, y, ldy);                                      \
+#define MATMUL(name, type)                                                                    \
+    void name(const uint8_t* w, int64_t row_bytes, int64_t n_rows, int64_t k, const float* x, \
+              int64_t ldx, int64_t nt, float* y, int64_t ldy) {                               \
+        matmul<type>(w, row_bytes, n_rows, k, x, ldx, nt, y, ldy);                            \
     }
 MATMUL(matmul__f32_f32, F32)
 MATMUL(matmul__f16_f32, F16)
 MATMUL(matmul__bf16_f32, BF16)
+MATMUL(matmul__q8_0_f32, Q8_0)
 
 }  // namespace ggml::cpu::avx2

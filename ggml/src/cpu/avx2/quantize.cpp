@@ -19,19 +19,28 @@ void quantize__f32_q8(const float* x, int64_t t0, int64_t nt, const Q8Rows& out)
         m = _mm_max_ps(m, _mm_movehl_ps(m, m));
         m = _mm_max_ss(m, _mm_movehdup_ps(m));
         const float d = _mm_cvtss_f32(m) / 127.0f, inverse = d > 0 ? 1.0f / d : 0.0f;
-        __m256i q[4], sums = _mm256_setzero_si256();
+        __m256i q[4];
         for (int i = 0; i < 4; i++) {
             q[i] = _mm256_cvtps_epi32(_mm256_mul_ps(v[i], _mm256_set1_ps(inverse)));
-            q[i] = _mm256_max_epi32(_mm256_min_epi32(q[i], limit), _mm256_sub_epi32(_mm256_setzero_si256(), limit));
-            sums = _mm256_add_epi32(sums, q[i]);
+            q[i] = _mm256_max_epi32(_mm256_min_epi32(q[i], limit),
+                                    _mm256_sub_epi32(_mm256_setzero_si256(), limit));
         }
-        const __m256i bytes = _mm256_packs_epi16(_mm256_packs_epi32(q[0], q[1]), _mm256_packs_epi32(q[2], q[3]));
-        _mm256_storeu_si256(reinterpret_cast<__m256i*>(out.q + b * kQ), _mm256_permutevar8x32_epi32(bytes, order));
-        __m128i s = _mm_add_epi32(_mm256_castsi256_si128(sums), _mm256_extracti128_si256(sums, 1));
-        s = _mm_add_epi32(s, _mm_unpackhi_epi64(s, s));
-        s = _mm_add_epi32(s, _mm_shuffle_epi32(s, 1));
+        const __m256i bytes =
+            _mm256_packs_epi16(_mm256_packs_epi32(q[0], q[1]), _mm256_packs_epi32(q[2], q[3]));
+        _mm256_storeu_si256(reinterpret_cast<__m256i*>(out.q + b * kQ),
+                            _mm256_permutevar8x32_epi32(bytes, order));
+        // Columns 0..15 and 16..31: the lower and the upper half of the sums end in lanes 0 and 1.
+        const __m256i first = _mm256_add_epi32(q[0], q[1]), second = _mm256_add_epi32(q[2], q[3]);
+        __m256i s = _mm256_hadd_epi32(first, second);
+        s = _mm256_hadd_epi32(s, s);
+        const __m128i both =
+            _mm_add_epi32(_mm256_castsi256_si128(s), _mm256_extracti128_si256(s, 1));
+        const int32_t low = _mm_cvtsi128_si32(both), high = _mm_extract_epi32(both, 1);
         out.d[b] = d;
-        out.s8[b] = 8 * _mm_cvtsi128_si32(s);
+        out.s8[b] = 8 * (low + high);
+        out.ds[b] = d * float(low + high);
+        out.s16[2 * b] = int16_t(low);
+        out.s16[2 * b + 1] = int16_t(high);
     }
 }
 

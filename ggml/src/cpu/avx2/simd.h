@@ -8,12 +8,14 @@
 
 namespace ggml::cpu::avx2 {
 
-// Formats of single values: eight of them from column i of a row, or one.
+// Eight values from column i of a row, or one. For Q8_0 the eight must lie in one block.
 struct F32 {
     static __m256 load8(const uint8_t* row, int64_t i) {
         return _mm256_loadu_ps(reinterpret_cast<const float*>(row) + i);
     }
-    static float load1(const uint8_t* row, int64_t i) { return reinterpret_cast<const float*>(row)[i]; }
+    static float load1(const uint8_t* row, int64_t i) {
+        return reinterpret_cast<const float*>(row)[i];
+    }
 };
 
 struct F16 {
@@ -32,6 +34,19 @@ struct BF16 {
     }
     static float load1(const uint8_t* row, int64_t i) {
         return bf16_to_f32(reinterpret_cast<const bf16_t*>(row)[i]);
+    }
+};
+
+struct Q8_0 {
+    static __m256 load8(const uint8_t* row, int64_t i) {
+        const BlockQ8_0& block = reinterpret_cast<const BlockQ8_0*>(row)[i / kQ];
+        const __m128i q = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(block.qs + i % kQ));
+        return _mm256_mul_ps(_mm256_set1_ps(_cvtsh_ss(block.d)),
+                             _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(q)));
+    }
+    static float load1(const uint8_t* row, int64_t i) {
+        const BlockQ8_0& block = reinterpret_cast<const BlockQ8_0*>(row)[i / kQ];
+        return _cvtsh_ss(block.d) * float(block.qs[i % kQ]);
     }
 };
 

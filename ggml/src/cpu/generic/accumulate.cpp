@@ -7,14 +7,15 @@ namespace ggml::cpu::generic {
 
 namespace {
 
-// `block` columns are decoded at a time with the format's reference codec.
+// A block of columns is decoded at a time with the format's reference codec.
 void accumulate(DType type, const uint8_t* w, int64_t row_bytes, int64_t n_rows, int64_t cols,
                 const float* a, int64_t lda, int64_t nt, float* y, int64_t ldy) {
     const DTypeInfo& format = info(type);
-    float values[kQ];
+    float values[kQK];
+    const int64_t step = std::max<int64_t>(kQ, format.block);
     for (int64_t r = 0; r < n_rows; r++) {
-        for (int64_t c = 0; c < cols; c += kQ) {
-            const int64_t n = std::min<int64_t>(kQ, cols - c);
+        for (int64_t c = 0; c < cols; c += step) {
+            const int64_t n = std::min(step, cols - c);
             format.decode(w + r * row_bytes + format.size(c), values, n);
             for (int64_t t = 0; t < nt; t++) {
                 for (int64_t i = 0; i < n; i++) y[t * ldy + c + i] += a[t * lda + r] * values[i];
@@ -25,15 +26,25 @@ void accumulate(DType type, const uint8_t* w, int64_t row_bytes, int64_t n_rows,
 
 }  // namespace
 
-#define ACCUMULATE(name, type)                                                                            \
-    void name(const uint8_t* w, int64_t row_bytes, int64_t n_rows, int64_t cols, const float* a, int64_t lda, \
-              int64_t nt, float* y, int64_t ldy) {                                                        \
-        accumulate(type, w, row_bytes, n_rows, cols, a, lda, nt, y, ldy);                                 \
+#define ACCUMULATE(name, type)                                                                   \
+    void name(const uint8_t* w, int64_t row_bytes, int64_t n_rows, int64_t cols, const float* a, \
+              int64_t lda, int64_t nt, float* y, int64_t ldy) {                                  \
+        accumulate(type, w, row_bytes, n_rows, cols, a, lda, nt, y, ldy);                        \
     }
 ACCUMULATE(accumulate__f32_f32, DType::F32)
 ACCUMULATE(accumulate__f16_f32, DType::F16)
 ACCUMULATE(accumulate__bf16_f32, DType::BF16)
 ACCUMULATE(accumulate__q8_0_f32, DType::Q8_0)
 ACCUMULATE(accumulate__q4_0_f32, DType::Q4_0)
+ACCUMULATE(accumulate__q4_1_f32, DType::Q4_1)
+ACCUMULATE(accumulate__q5_0_f32, DType::Q5_0)
+ACCUMULATE(accumulate__q5_1_f32, DType::Q5_1)
+ACCUMULATE(accumulate__q2_k_f32, DType::Q2_K)
+ACCUMULATE(accumulate__q3_k_f32, DType::Q3_K)
+ACCUMULATE(accumulate__q4_k_f32, DType::Q4_K)
+ACCUMULATE(accumulate__q5_k_f32, DType::Q5_K)
+ACCUMULATE(accumulate__q6_k_f32, DType::Q6_K)
+ACCUMULATE(accumulate__iq4_nl_f32, DType::IQ4_NL)
+ACCUMULATE(accumulate__iq4_xs_f32, DType::IQ4_XS)
 
 }  // namespace ggml::cpu::generic

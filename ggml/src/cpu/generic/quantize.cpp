@@ -13,15 +13,18 @@ void quantize__f32_q8(const float* x, int64_t t0, int64_t nt, const Q8Rows& out)
         float largest = 0;
         for (int i = 0; i < kQ; i++) largest = std::max(largest, std::fabs(block[i]));
         const float d = largest / 127.0f, inverse = d > 0 ? 1.0f / d : 0.0f;
-        int32_t sum = 0;
+        int32_t sum[2] = {};
         for (int i = 0; i < kQ; i++) {
             const int32_t q = int32_t(std::nearbyintf(block[i] * inverse));
             // Only what is not a number, or a scale too small to invert, comes out of range.
             out.q[b * kQ + i] = int8_t(std::clamp(q, -127, 127));
-            sum += out.q[b * kQ + i];
+            sum[i / 16] += out.q[b * kQ + i];
         }
         out.d[b] = d;
-        out.s8[b] = 8 * sum;
+        out.s8[b] = 8 * (sum[0] + sum[1]);
+        out.ds[b] = d * float(sum[0] + sum[1]);
+        out.s16[2 * b] = int16_t(sum[0]);
+        out.s16[2 * b + 1] = int16_t(sum[1]);
     }
 }
 

@@ -1,54 +1,75 @@
 // Products with strips of eight interleaved rows, in plain C++: the specification of strip__*.
-// Per block of 32 columns: an exact integer sum, times both scales, added to one float per row.
+// Per 32 columns: an exact integer sum, the scales of groups included, times both scales, added to
+// one float per row; where the format has mins, another such sum for them.
 #include "cpu/kernels.h"
 #include "ggml/blocks.h"
+#include "quants/parts.h"
 
 namespace ggml::cpu::generic {
 
 namespace {
 
-// Integer product of one block of row r with 32 activations.
-int32_t dot(const StripQ8_0& w, int r, const int8_t* q, int32_t) {
+int32_t dot(const int8_t* w, const int8_t* x) {
     int32_t sum = 0;
-    for (int i = 0; i < kQ; i++) sum += w.qs[(i / 4) * 32 + r * 4 + i % 4] * q[i];
+    for (int i = 0; i < 16; i++) sum += w[i] * x[i];
     return sum;
 }
 
-int32_t dot(const StripQ4_0& w, int r, const int8_t* q, int32_t s8) {
-    int32_t sum = 0;
-    for (int i = 0; i < kQ / 2; i++) {
-        const uint8_t byte = w.qs[(i / 4) * 32 + r * 4 + i % 4];
-        sum += (byte & 15) * q[i] + (byte >> 4) * q[i + 16];
+// Adds the product of one block with the activations from block x0 (of 32) on.
+template <typename Block>
+float add_block(float sum, const Parts& p, const Q8Rows& x, int64_t x0) {
+    using Traits = BlockTraits<Block>;
+    for (int g = 0; g < Traits::size / 16; g += 2) {
+        const int64_t b = x0 + g / 2;
+        const int8_t* q = x.q + b * kQ;
+        const int32_t product =
+            p.scale[g] * dot(p.q + 16 * g, q) + p.scale[g + 1] * dot(p.q + 16 * g + 16, q + 16);
+        sum += p.d * x.d[b] * float(product);
+        if (Traits::has_min) {
+            const int32_t offset = p.min[g] * x.s16[2 * b] + p.min[g + 1] * x.s16[2 * b + 1];
+            sum += p.m * x.d[b] * float(offset);
+        }
     }
-    return sum - s8;  // the weights are q - 8
+    return sum;
 }
 
-template <typename Strip>
-void strip(const uint8_t* data, const Q8Rows& x, int64_t t0, int64_t nt, float* y, int64_t ldy) {
-    const Strip* w = reinterpret_cast<const Strip*>(data);
-    const int64_t n_blocks = x.cols / kQ;
-    for (int64_t t = 0; t < nt; t++) {
-        const int64_t row = t0 + t;
-        for (int r = 0; r < kStrip; r++) {
-            float sum = 0;
-            for (int64_t b = 0; b < n_blocks; b++) {
-                const int32_t product =
-                    dot(w[b], r, x.q + row * x.cols + b * kQ, x.s8[row * n_blocks + b]);
-                sum += f16_to_f32(w[b].d[r]) * x.d[row * n_blocks + b] * float(product);
+template <typename Block>
+void strip(DType type, const uint8_t* w, const Q8Rows& x, int64_t t0, int64_t nt, float* y,
+           int64_t ldy) {
+    constexpr int size = BlockTraits<Block>::size;
+    for (int r = 0; r < kStrip; r++) {
+        for (int64_t t = 0; t < nt; t++) y[t * ldy + r] = 0;
+        for (int64_t b = 0; b < x.cols / size; b++) {
+            Block block;
+            Parts p;
+            unpack_block(type, w + b * kStrip * int64_t(sizeof(block)), r,
+                         reinterpret_cast<uint8_t*>(&block));
+            take_apart(block, p);
+            for (int64_t t = 0; t < nt; t++) {
+                const int64_t x0 = ((t0 + t) * x.cols + b * size) / kQ;
+                y[t * ldy + r] = add_block<Block>(y[t * ldy + r], p, x, x0);
             }
-            y[t * ldy + r] = sum;
         }
     }
 }
 
 }  // namespace
 
-void strip__q8_0_q8(const uint8_t* w, const Q8Rows& x, int64_t t0, int64_t nt, float* y, int64_t ldy) {
-    strip<StripQ8_0>(w, x, t0, nt, y, ldy);
-}
-
-void strip__q4_0_q8(const uint8_t* w, const Q8Rows& x, int64_t t0, int64_t nt, float* y, int64_t ldy) {
-    strip<StripQ4_0>(w, x, t0, nt, y, ldy);
-}
+#define STRIP(name, type)                                                                         \
+    void name(const uint8_t* w, const Q8Rows& x, int64_t t0, int64_t nt, float* y, int64_t ldy) { \
+        strip<Block##type>(DType::type, w, x, t0, nt, y, ldy);                                    \
+    }
+STRIP(strip__q8_0_q8, Q8_0)
+STRIP(strip__q4_0_q8, Q4_0)
+STRIP(strip__q4_1_q8, Q4_1)
+STRIP(strip__q5_0_q8, Q5_0)
+STRIP(strip__q5_1_q8, Q5_1)
+STRIP(strip__q2_k_q8, Q2_K)
+STRIP(strip__q3_k_q8, Q3_K)
+STRIP(strip__q4_k_q8, Q4_K)
+STRIP(strip__q5_k_q8, Q5_K)
+STRIP(strip__q6_k_q8, Q6_K)
+STRIP(strip__iq4_nl_q8, IQ4_NL)
+STRIP(strip__iq4_xs_q8, IQ4_XS)
 
 }  // namespace ggml::cpu::generic

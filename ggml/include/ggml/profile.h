@@ -1,0 +1,59 @@
+// Where the time of a forward pass goes: per part of the model and operator. Off unless asked for.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <cstring>
+#include <vector>
+
+namespace ggml {
+
+struct Profile {
+    struct Entry {
+        const char* part;
+        const char* op;
+        int64_t calls;
+        double seconds;
+        uint64_t bytes;  // of weights and cache read
+    };
+
+    bool on = false;
+    const char* part = "";  // set by the forward pass: what the next operators belong to
+    std::vector<Entry> entries;
+
+    void add(const char* op, double seconds, uint64_t bytes) {
+        for (Entry& e : entries) {
+            if (!std::strcmp(e.part, part) && !std::strcmp(e.op, op)) {
+                e.calls++;
+                e.seconds += seconds;
+                e.bytes += bytes;
+                return;
+            }
+        }
+        entries.push_back({part, op, 1, seconds, bytes});
+    }
+};
+
+// Times one operator call from here to the end of the scope.
+class OpTimer {
+ public:
+    OpTimer(Profile& profile, const char* op, uint64_t bytes = 0)
+        : profile_(profile), op_(op), bytes_(bytes) {
+        if (profile_.on) start_ = std::chrono::steady_clock::now();
+    }
+    ~OpTimer() {
+        if (!profile_.on) return;
+        const std::chrono::duration<double> d = std::chrono::steady_clock::now() - start_;
+        profile_.add(op_, d.count(), bytes_);
+    }
+    OpTimer(const OpTimer&) = delete;
+    OpTimer& operator=(const OpTimer&) = delete;
+
+ private:
+    Profile& profile_;
+    const char* op_;
+    uint64_t bytes_;
+    std::chrono::steady_clock::time_point start_;
+};
+
+}  // namespace ggml

@@ -1,0 +1,167 @@
+// Strips of formats with scales for 16 columns: Q2_K, Q3_K, Q6_K. The scales are multiplied as
+// integers, in the same instruction that widens the 16-bit sums; offsets and mins meet the sums of
+// 16 activations.
+#include <cstddef>
+
+#include "cpu/avx2/strip.h"
+
+namespace ggml::cpu::avx2 {
+
+namespace {
+
+// Four signed bytes a row become the 16-bit factors of two groups: the first and second one of pair
+// `half` in both halves of a lane, or side by side.
+inline __m256i spread(__m256i bytes, int from_low, int from_high) {
+    const int word = 0x00800080 | from_low << 8 | from_high << 24;
+    const __m256i rows = _mm256_setr_epi32(0, 0x04000400, 0x08000800, 0x0c000c00, 0, 0x04000400,
+                                           0x08000800, 0x0c000c00);
+    const __m256i pick = _mm256_add_epi8(_mm256_set1_epi32(word), rows);
+    return _mm256_srai_epi16(_mm256_shuffle_epi8(bytes, pick), 8);
+}
+
+struct Factors {
+    __m256i first, second, offset;
+};
+
+inline Factors factors(__m256i scales, __m256i offsets, int j) {
+    const int a = 2 * (j % 2), b = a + 1;
+    return {spread(scales, a, a), spread(scales, b, b), spread(offsets, a, b)};
+}
+
+// Two bits of block j, not masked on the left.
+inline __m256i two_bits(const uint8_t* qs, int j, int v) {
+    const __m256i bytes = load(qs + kGroup * (8 * (j / 4) + v));
+    return _mm256_and_si256(_mm256_srli_epi16(bytes, 2 * (j % 4)), _mm256_set1_epi8(3));
+}
+
+struct StripQ2_K {
+    using Block = BlockQ2_K;
+    static constexpr int sums = 4;  // byte products that add up within 16 bits: 4 * 2 * 3 * 127
+    explicit StripQ2_K(const uint8_t* w)
+        : d(load_scales(w + kStrip * offsetof(Block, d))),
+          dmin(_mm256_sub_ps(_mm256_setzero_ps(),
+                             load_scales(w + kStrip * offsetof(Block, dmin)))) {}
+    static Factors factors_of(const uint8_t* w, int j) {
+        const __m256i bytes = load(w + kStrip * offsetof(Block, scales) + kGroup * (j / 2));
+        const __m256i low = _mm256_set1_epi8(15);
+        return factors(_mm256_and_si256(bytes, low),
+                       _mm256_and_si256(_mm256_srli_epi16(bytes, 4), low), j);
+    }
+    static __m256i weights(const uint8_t* w, int j, int v) {
+        return two_bits(w + kStrip * offsetof(Block, qs), j, v);
+    }
+    __m256 add(__m256 sum, float x_scale, __m256i product, __m256i offset) const {
+        return add_block(add_block(sum, d, x_scale, product), dmin, x_scale, offset);
+    }
+    __m256 d, dmin;
+};
+
+struct StripQ3_K {
+    using Block = BlockQ3_K;
+    static constexpr int sums = 4;  // 4 * 2 * 7 * 127
+    explicit StripQ3_K(const uint8_t* w) : d(load_scales(w + kStrip * offsetof(Block, d))) {}
+    static Factors factors_of(const uint8_t* w, int j) {
+        const uint8_t* packed = w + kStrip * offsetof(Block, scales);
+        const int k = j / 2;  // groups 4 k .. 4 k + 3
+        const __m256i low = _mm256_and_si256(
+            _mm256_srli_epi16(load(packed + kGroup * (k % 2)), k / 2 * 4), _mm256_set1_epi8(15));
+        const __m256i high = _mm256_and_si256(_mm256_srli_epi16(load(packed + 2 * kGroup), 2 * k),
+                                              _mm256_set1_epi8(3));
+        const __m256i scales =
+            _mm256_sub_epi8(_mm256_or_si256(low, _mm256_slli_epi16(high, 4)), _mm256_set1_epi8(32));
+        Factors f = factors(scales, scales, j);
+        f.offset = _mm256_slli_epi16(f.offset, 2);
+        return f;
+    }
+    static __m256i weights(const uint8_t* w, int j, int v) {
+        const __m256i four = _mm256_set1_epi8(4);
+        __m256i high = load(w + kStrip * offsetof(Block, hmask) + kGroup * v);
+        high = j < 2 ? _mm256_slli_epi16(high, 2 - j) : _mm256_srli_epi16(high, j - 2);
+        return _mm256_or_si256(two_bits(w + kStrip * offsetof(Block, qs), j, v),
+                               _mm256_and_si256(high, four));
+    }
+    __m256 add(__m256 sum, float x_scale, __m256i product, __m256i offset) const {
+        return add_block(sum, d, x_scale, _mm256_sub_epi32(product, offset));
+    }
+    __m256 d;
+};
+
+struct StripQ6_K {
+    using Block = BlockQ6_K;
+    static constexpr int sums = 2;  // 2 * 2 * 63 * 127
+    explicit StripQ6_K(const uint8_t* w) : d(load_scales(w + kStrip * offsetof(Block, d))) {}
+    static Factors factors_of(const uint8_t* w, int j) {
+        const __m256i scales = load(w + kStrip * offsetof(Block, scales) + kGroup * (j / 2));
+        Factors f = factors(scales, scales, j);
+        f.offset = _mm256_slli_epi16(f.offset, 5);
+        return f;
+    }
+    static __m256i weights(const uint8_t* w, int j, int v) {
+        const int h = j / 4, i = j % 4;
+        const __m256i pair =
+            load(w + kStrip * offsetof(Block, ql) + kGroup * (16 * h + 8 * (i % 2) + v));
+        const __m256i low =
+            _mm256_and_si256(i < 2 ? pair : _mm256_srli_epi16(pair, 4), _mm256_set1_epi8(15));
+        __m256i high = load(w + kStrip * offsetof(Block, qh) + kGroup * (8 * h + v));
+        high = i < 2 ? _mm256_slli_epi16(high, 4 - 2 * i) : _mm256_srli_epi16(high, 2 * i - 4);
+        return _mm256_or_si256(low, _mm256_and_si256(high, _mm256_set1_epi8(48)));
+    }
+    __m256 add(__m256 sum, float x_scale, __m256i product, __m256i offset) const {
+        return add_block(sum, d, x_scale, _mm256_sub_epi32(product, offset));
+    }
+    __m256 d;
+};
+
+// 16 columns of each row times 16 activations times the group's factor.
+template <int sums>
+inline __m256i product16(const __m256i weights[4], const int8_t* x, __m256i factor) {
+    __m256i p[4];
+    for (int v = 0; v < 4; v++) p[v] = _mm256_maddubs_epi16(weights[v], broadcast4(x + 4 * v));
+    const __m256i first = _mm256_add_epi16(p[0], p[1]), second = _mm256_add_epi16(p[2], p[3]);
+    if (sums == 4) return _mm256_madd_epi16(_mm256_add_epi16(first, second), factor);
+    return _mm256_add_epi32(_mm256_madd_epi16(first, factor), _mm256_madd_epi16(second, factor));
+}
+
+template <typename F, int T>
+void tile(const uint8_t* w, const Q8Rows& x, int64_t row, float* y, int64_t ldy) {
+    const int64_t n_blocks = x.cols / kQ;
+    const int8_t* q = x.q + row * x.cols;
+    const float* d = x.d + row * n_blocks;
+    const int16_t* s16 = x.s16 + row * n_blocks * 2;
+    __m256 sum[T];
+    for (int t = 0; t < T; t++) sum[t] = _mm256_setzero_ps();
+    for (int64_t first = 0; first < n_blocks; first += 8, w += kStrip * sizeof(typename F::Block)) {
+        const F format(w);
+#pragma GCC unroll 8
+        for (int j = 0; j < 8; j++) {
+            const int64_t b = first + j;
+            const Factors f = F::factors_of(w, j);
+            __m256i weights[8];
+            for (int v = 0; v < 8; v++) weights[v] = F::weights(w, j, v);
+            for (int t = 0; t < T; t++) {
+                const int8_t* values = q + t * x.cols + b * kQ;
+                const __m256i product =
+                    _mm256_add_epi32(product16<F::sums>(weights, values, f.first),
+                                     product16<F::sums>(weights + 4, values + 16, f.second));
+                int32_t pair;
+                std::memcpy(&pair, s16 + (t * n_blocks + b) * 2, sizeof(pair));
+                const __m256i offset = _mm256_madd_epi16(f.offset, _mm256_set1_epi32(pair));
+                sum[t] = format.add(sum[t], d[t * n_blocks + b], product, offset);
+            }
+        }
+    }
+    for (int t = 0; t < T; t++) _mm256_storeu_ps(y + t * ldy, sum[t]);
+}
+
+}  // namespace
+
+#define STRIP(name, format)                                                                       \
+    void name(const uint8_t* w, const Q8Rows& x, int64_t t0, int64_t nt, float* y, int64_t ldy) { \
+        for_tiles(nt,                                                                             \
+                  [&](auto n, int64_t t) { tile<format, n>(w, x, t0 + t, y + t * ldy, ldy); });   \
+    }
+STRIP(strip__q2_k_q8, StripQ2_K)
+STRIP(strip__q3_k_q8, StripQ3_K)
+STRIP(strip__q6_k_q8, StripQ6_K)
+
+}  // namespace ggml::cpu::avx2

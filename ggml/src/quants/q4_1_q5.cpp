@@ -1,0 +1,88 @@
+// Q4_1, Q5_0, Q5_1: the bits of the public quantisers. Products and sums are rounded each on its
+// own, see q4_0.cpp.
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+
+#include "ggml/blocks.h"
+#include "quants.h"
+
+namespace ggml {
+
+namespace {
+
+// Not finite where x is not, or where the scale is so small that its inverse overflows.
+uint8_t code(float x, float largest) {
+    return std::isfinite(x) ? uint8_t(std::clamp(x, 0.f, largest)) : uint8_t(0);
+}
+
+void put_nibbles(const uint8_t* q, uint8_t* qs) {
+    for (int i = 0; i < kQ / 2; i++) qs[i] = uint8_t((q[i] & 15) | q[i + kQ / 2] << 4);
+}
+
+void put_fifth_bits(const uint8_t* q, uint8_t* qh) {
+    for (int i = 0; i < kQ / 8; i++) qh[i] = 0;
+    for (int i = 0; i < kQ; i++) qh[i / 8] = uint8_t(qh[i / 8] | q[i] >> 4 << i % 8);
+}
+
+// d and m from the smallest and largest weight, which become the first and the last code.
+template <typename Block>
+void encode_range(const float* x, float steps, Block& block, uint8_t* q) {
+    float low = x[0], high = x[0];
+    for (int i = 1; i < kQ; i++) {
+        low = std::min(low, x[i]);
+        high = std::max(high, x[i]);
+    }
+    const float d = (high - low) / steps, inverse = d != 0 ? 1 / d : 0;
+    for (int i = 0; i < kQ; i++) {
+        const float product = (x[i] - low) * inverse;
+        q[i] = code(product + 0.5f, steps);
+    }
+    block.d = f32_to_f16(d);
+    block.m = f32_to_f16(low);
+    put_nibbles(q, block.qs);
+}
+
+}  // namespace
+
+void encode_q4_1(const float* src, void* dst, int64_t n) {
+    for (int64_t b = 0; b < n / kQ; b++) {
+        BlockQ4_1 block;
+        uint8_t q[kQ];
+        encode_range(src + b * kQ, 15, block, q);
+        std::memcpy(static_cast<uint8_t*>(dst) + b * int64_t(sizeof(block)), &block, sizeof(block));
+    }
+}
+
+void encode_q5_1(const float* src, void* dst, int64_t n) {
+    for (int64_t b = 0; b < n / kQ; b++) {
+        BlockQ5_1 block;
+        uint8_t q[kQ];
+        encode_range(src + b * kQ, 31, block, q);
+        put_fifth_bits(q, block.qh);
+        std::memcpy(static_cast<uint8_t*>(dst) + b * int64_t(sizeof(block)), &block, sizeof(block));
+    }
+}
+
+// As Q4_0: the largest magnitude, sign included, becomes q = 0.
+void encode_q5_0(const float* src, void* dst, int64_t n) {
+    for (int64_t b = 0; b < n / kQ; b++) {
+        const float* x = src + b * kQ;
+        float extreme = 0;
+        for (int i = 0; i < kQ; i++)
+            if (std::fabs(x[i]) > std::fabs(extreme)) extreme = x[i];
+        const float d = extreme / -16, inverse = d != 0 ? 1 / d : 0;
+        BlockQ5_0 block;
+        uint8_t q[kQ];
+        for (int i = 0; i < kQ; i++) {
+            const float product = x[i] * inverse;
+            q[i] = code(product + 16.5f, 31);
+        }
+        block.d = f32_to_f16(d);
+        put_nibbles(q, block.qs);
+        put_fifth_bits(q, block.qh);
+        std::memcpy(static_cast<uint8_t*>(dst) + b * int64_t(sizeof(block)), &block, sizeof(block));
+    }
+}
+
+}  // namespace ggml

@@ -1,0 +1,166 @@
+// The search for scales that the encoders of Q2_K..Q6_K and IQ4 share.
+//
+// Each group gets scale (and min) by weighted least squares over a set of trial roundings; a block
+// then brings the groups' scales to its few bits, trying neighbours with the weights rounded anew,
+// and fits its own scale to the codes that came out. Weights of the squares are sigma + |x|: large
+// weights count up to a few times as much as small ones, as other writers of these formats do it.
+#pragma once
+
+#include <cmath>
+#include <cstdint>
+
+#include "ggml/blocks.h"
+
+namespace ggml {
+
+constexpr float kTiny = 1e-20f;  // a block without anything larger is written as zeros
+
+// Codes as found, before they are put into bits. Values of q: what a group's scale multiplies.
+struct Codes {
+    f16_t d = 0, dmin = 0;
+    int scale[kQK / 16] = {};
+    int min[kQK / 16] = {};
+    int8_t q[kQK] = {};
+};
+
+// Rounds half to even without a library call (baseline x86-64 has no instruction for it), and cuts;
+// what is not a number becomes low.
+inline float nearest(float v, float low, float high) {
+    v = v > low ? v : low;
+    v = v < high ? v : high;
+    return v + 12582912.0f - 12582912.0f;
+}
+
+// The largest magnitude, sign included; 0 for a block that is to be written as zeros.
+inline float extreme(const float* x, int n) {
+    float found = 0;
+    for (int i = 0; i < n; i++) found = std::fabs(x[i]) > std::fabs(found) ? x[i] : found;
+    return std::fabs(found) < kTiny || !std::isfinite(found) ? 0 : found;
+}
+
+inline void importance(const float* x, int n, float* weight) {
+    float squares = 0;
+    for (int i = 0; i < n; i++) squares += x[i] * x[i];
+    const float sigma = std::sqrt(squares / float(n));
+    for (int i = 0; i < n; i++) weight[i] = sigma + std::fabs(x[i]);
+}
+
+// One group of a scale alone: q from -levels to levels - 1.
+struct Uniform {
+    float levels;
+    float reach() const { return levels; }
+    float operator()(float v) const { return nearest(v, -levels, levels - 1); }
+};
+
+// q from the table of IQ4.
+struct Uneven {
+    float reach() const { return 127; }
+    float operator()(float v) const {
+        int i = 0;
+        for (int k = 0; k < 15; k++) i += v > 0.5f * float(kIQ4[k] + kIQ4[k + 1]);
+        return kIQ4[i];
+    }
+};
+
+// Sums for the best scale of given codes; a fixed number of partial sums lets compilers use
+// vectors.
+struct ScaleFit {
+    float xq = 0, qq = 0;
+    float scale() const { return qq > 0 ? xq / qq : 0; }
+    float gain() const { return qq > 0 ? xq * xq / qq : 0; }  // by how much the error falls
+};
+
+template <typename Round>
+ScaleFit fit_scale(const Round& round, const float* x, const float* w, int n, float inverse) {
+    float xq[4] = {}, qq[4] = {};
+    for (int i = 0; i < n; i += 4) {
+        for (int j = 0; j < 4; j++) {
+            const float q = round(x[i + j] * inverse), wq = w[i + j] * q;
+            xq[j] += wq * x[i + j];
+            qq[j] += wq * q;
+        }
+    }
+    return {xq[0] + xq[1] + xq[2] + xq[3], qq[0] + qq[1] + qq[2] + qq[3]};
+}
+
+// The best scale of a group.
+template <typename Round>
+float search_scale(const Round& round, const float* x, const float* w, int n, float steps) {
+    const float most = extreme(x, n);
+    if (most == 0) return 0;
+    ScaleFit best;
+    for (int trial = -9; trial <= 9; trial++) {
+        const float inverse = -(round.reach() + steps * float(trial)) / most;
+        const ScaleFit fit = fit_scale(round, x, w, n, inverse);
+        if (fit.gain() > best.gain()) best = fit;
+    }
+    return best.scale();
+}
+
+template <typename Round>
+float error_at(const Round& round, const float* x, const float* w, int n, float scale) {
+    const float inverse = scale != 0 ? 1 / scale : 0;
+    float sum[4] = {};
+    for (int i = 0; i < n; i += 4) {
+        for (int j = 0; j < 4; j++) {
+            const float e = x[i + j] - scale * round(x[i + j] * inverse);
+            sum[j] += w[i + j] * e * e;
+        }
+    }
+    return sum[0] + sum[1] + sum[2] + sum[3];
+}
+
+// A block of groups of `size`, each with a scale of -levels..levels - 1 times d.
+template <typename Round>
+void search_block(const Round& round, const float* x, int size, int levels, float steps,
+                  Codes& out) {
+    const int groups = kQK / size;
+    float w[kQK], scale[kQK / 16], most = 0;
+    out = Codes();
+    if (extreme(x, kQK) == 0) return;
+    for (int g = 0; g < groups; g++) {
+        importance(x + g * size, size, w + g * size);
+        scale[g] = search_scale(round, x + g * size, w + g * size, size, steps);
+        if (std::fabs(scale[g]) > std::fabs(most)) most = scale[g];
+    }
+    float d = most / -float(levels), least = INFINITY;
+    for (int pass = 0; pass < 3; pass++) {
+        const f16_t half = f32_to_f16(d);
+        d = f16_to_f32(half);
+        if (d == 0 || !std::isfinite(d)) return;
+        float total = 0;
+        int choice[kQK / 16];
+        for (int g = 0; g < groups; g++) {
+            const float middle = nearest(scale[g] / d, float(-levels), float(levels - 1));
+            float lowest = INFINITY;
+            choice[g] = 0;
+            for (int k = -1; k <= 1; k++) {
+                const float s = nearest(middle + float(k), float(-levels), float(levels - 1));
+                const float e = error_at(round, x + g * size, w + g * size, size, d * s);
+                if (e < lowest) lowest = e, choice[g] = int(s);
+            }
+            total += lowest;
+        }
+        if (!(total < least)) return;
+        least = total;
+        out.d = half;
+        ScaleFit fit;
+        for (int g = 0; g < groups; g++) {
+            out.scale[g] = choice[g];
+            const float s = float(choice[g]), inverse = s != 0 ? 1 / (d * s) : 0;
+            for (int i = g * size; i < (g + 1) * size; i++) {
+                const float q = round(x[i] * inverse);
+                out.q[i] = int8_t(q);
+                fit.xq += w[i] * x[i] * s * q;
+                fit.qq += w[i] * s * q * s * q;
+            }
+        }
+        d = fit.scale();
+    }
+}
+
+// Groups with scale and min, q from 0 to top, w = d * scale * q - dmin * min, both of them
+// 0..levels.
+void search_block_min(const float* x, int size, int levels, float top, Codes& out);
+
+}  // namespace ggml

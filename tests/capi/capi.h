@@ -1,0 +1,61 @@
+/* What the tests of the C API share. */
+#ifndef CAPI_TEST_H
+#define CAPI_TEST_H
+
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "powerinfer.h"
+
+static int checks, failures;
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+
+static void report(bool good, int line, const char *what) {
+    pthread_mutex_lock(&lock);
+    checks++;
+    if (!good) {
+        failures++;
+        fprintf(stderr, "%s:%d: %s (last error: %s)\n", __FILE__, line, what, pi_last_error());
+    }
+    pthread_mutex_unlock(&lock);
+}
+#define CHECK(condition) report((condition), __LINE__, "CHECK(" #condition ") failed")
+#define OK(call) report((call) == PI_OK, __LINE__, #call " failed")
+#define FAILS(status, call) \
+    report((call) == (status) && pi_last_error()[0], __LINE__, #call " must fail with " #status)
+
+/* What out-parameters hold before a call that must not write them. */
+static char untouched_place;
+#define UNTOUCHED ((void *)&untouched_place)
+
+static const char *model_path;
+
+static inline bool says(const char *word) { return strstr(pi_last_error(), word) != NULL; }
+
+static inline pi_model *open_model(void) {
+    pi_model *model = NULL;
+    OK(pi_model_open(model_path, NULL, &model));
+    return model;
+}
+
+static inline pi_session_params session_params(int32_t n_ctx, int32_t n_threads) {
+    pi_session_params params = pi_session_default_params();
+    params.n_ctx = n_ctx;
+    params.n_threads = n_threads;
+    return params;
+}
+
+static inline pi_session *new_session(const pi_model *model, const pi_session_params *params) {
+    pi_session *session = NULL;
+    OK(pi_session_new(model, params, &session));
+    return session;
+}
+
+static inline int summary(const char *name) {
+    printf("%s: %d checks, %d failed\n", name, checks, failures);
+    return failures == 0 && checks > 0 ? 0 : 1;
+}
+
+#endif
