@@ -66,65 +66,21 @@ std::string type_text(const Value& v) {
 
 // Public tensor types that this engine does not compute with, for the message.
 const char* public_type(uint32_t id, bool pwri) {
+    struct Name {
+        uint32_t id;
+        const char* name;
+    };
+    static constexpr Name names[] = {
+        {9, "Q8_1"},   {15, "Q8_K"},  {16, "IQ2_XXS"}, {17, "IQ2_XS"}, {18, "IQ3_XXS"},
+        {19, "IQ1_S"}, {21, "IQ3_S"}, {22, "IQ2_S"},   {25, "I16"},    {27, "I64"},
+        {28, "F64"},   {29, "IQ1_M"}, {34, "TQ1_0"},   {35, "TQ2_0"},  {39, "MXFP4"},
+        {40, "NVFP4"}, {41, "Q1_0"},
+    };
     if (pwri && id == 17) return "I16";
-    switch (id) {
-        case 3:
-            return "Q4_1";
-        case 6:
-            return "Q5_0";
-        case 7:
-            return "Q5_1";
-        case 9:
-            return "Q8_1";
-        case 10:
-            return "Q2_K";
-        case 11:
-            return "Q3_K";
-        case 12:
-            return "Q4_K";
-        case 13:
-            return "Q5_K";
-        case 14:
-            return "Q6_K";
-        case 15:
-            return "Q8_K";
-        case 16:
-            return "IQ2_XXS";
-        case 17:
-            return "IQ2_XS";
-        case 18:
-            return "IQ3_XXS";
-        case 19:
-            return "IQ1_S";
-        case 20:
-            return "IQ4_NL";
-        case 21:
-            return "IQ3_S";
-        case 22:
-            return "IQ2_S";
-        case 23:
-            return "IQ4_XS";
-        case 25:
-            return "I16";
-        case 27:
-            return "I64";
-        case 28:
-            return "F64";
-        case 29:
-            return "IQ1_M";
-        case 34:
-            return "TQ1_0";
-        case 35:
-            return "TQ2_0";
-        case 39:
-            return "MXFP4";
-        case 40:
-            return "NVFP4";
-        case 41:
-            return "Q1_0";
-        default:
-            return nullptr;
+    for (const Name& n : names) {
+        if (n.id == id) return n.name;
     }
+    return nullptr;
 }
 
 template <typename T>

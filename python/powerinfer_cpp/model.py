@@ -6,6 +6,7 @@ than in powerinfer.h. Calls release the GIL while the engine computes.
 
 import sys
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -170,6 +171,17 @@ class Model:
         return bytes(ffi.buffer(out[0], size[0])) if size[0] else b""
 
 
+@dataclass(frozen=True)
+class OpTime:
+    """Seconds in an operator of a part of the model, and bytes of weights and cache it read."""
+
+    part: str
+    op: str
+    calls: int
+    seconds: float
+    n_bytes: int
+
+
 class Session:
     """Computed positions of sequences over a model; serves one call at a time.
 
@@ -179,6 +191,7 @@ class Session:
 
     def __init__(self, model: Model, interruptible: bool = True, **fields: Any):
         self.n_vocab = model.n_vocab
+        self.n_embd = model.n_embd
         self._callbacks = _Callbacks(None, False)
         params = _session_params(**fields)
         if interruptible:
@@ -218,6 +231,45 @@ class Session:
         return np.frombuffer(
             ffi.buffer(self.logits_pointer(row), 4 * self.n_vocab), dtype=np.float32
         )
+
+    def embedding(self, row: int) -> np.ndarray:
+        """Embedding of a kept row: float32 [n_embd], a view that the next eval invalidates.
+
+        Only in sessions with embedding=True.
+        """
+        check(lib.pi_embedding(self.handle, row, self._row))
+        return np.frombuffer(ffi.buffer(self._row[0], 4 * self.n_embd), dtype=np.float32)
+
+    def save(self) -> bytes:
+        """Sequence 0 with its keys and values, for `load`."""
+        size = ffi.new("size_t *")
+        status = lib.pi_sequence_save(self.handle, 0, ffi.NULL, 0, size)
+        if status != lib.PI_ERROR_ARGUMENT:  # anything else says nothing about the size
+            check(status)
+        data = bytearray(size[0])
+        check(lib.pi_sequence_save(self.handle, 0, ffi.from_buffer(data), len(data), size))
+        return bytes(data[: size[0]])
+
+    def load(self, data: bytes) -> None:
+        """Makes sequence 0 what `save` gave, here or in another session of the same model.
+
+        Raises ModelFormatError for bytes that are no such state, ContextOverflowError for one
+        that is longer than the context.
+        """
+        check(lib.pi_sequence_load(self.handle, 0, ffi.from_buffer(data), len(data)))
+
+    def profile(self, on: bool) -> None:
+        """Begins to measure the time of operators anew, or ends it."""
+        lib.pi_session_profile(self.handle, on)
+
+    def op_times(self) -> list[OpTime]:
+        """What `profile` measured."""
+        found, times = [], ffi.new("pi_op_time *")
+        for i in range(lib.pi_session_n_ops(self.handle)):
+            check(lib.pi_session_op_at(self.handle, i, times))
+            part, op = ffi.string(times.part).decode(), ffi.string(times.op).decode()
+            found.append(OpTime(part, op, times.calls, times.seconds, times.n_bytes))
+        return found
 
     def length(self) -> int:
         """Positions that sequence 0 holds."""

@@ -247,7 +247,7 @@ static void *use_model(void *data) {
         const float *logits = NULL;
         OK(pi_eval(s, tokens, NULL, NULL, half));
         FAILS(PI_ERROR_ARGUMENT, pi_eval(s, tokens, NULL, NULL, -1 - job->number));
-        char number[16];
+        char number[32];
         snprintf(number, sizeof(number), "-%d rows", 1 + job->number);
         CHECK(says(number)); /* this thread's message, whatever the others do */
         OK(pi_eval(s, tokens + half, NULL, NULL, N_TOKENS - half));
