@@ -12,30 +12,33 @@
 static int checks, failures;
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 
-static void report(bool good, int line, const char *what) {
+static void report(bool good, const char* file, int line, const char* what) {
     pthread_mutex_lock(&lock);
     checks++;
     if (!good) {
         failures++;
-        fprintf(stderr, "%s:%d: %s (last error: %s)\n", __FILE__, line, what, pi_last_error());
+        fprintf(stderr, "%s:%d: %s (last error: %s)\n", file, line, what, pi_last_error());
     }
     pthread_mutex_unlock(&lock);
 }
-#define CHECK(condition) report((condition), __LINE__, "CHECK(" #condition ") failed")
-#define OK(call) report((call) == PI_OK, __LINE__, #call " failed")
-#define FAILS(status, call) \
-    report((call) == (status) && pi_last_error()[0], __LINE__, #call " must fail with " #status)
+#define CHECK(condition) report((condition), __FILE__, __LINE__, "CHECK(" #condition ") failed")
+#define OK(call) report((call) == PI_OK, __FILE__, __LINE__, #call " failed")
+#define FAILS(status, call)                                              \
+    report((call) == (status) && pi_last_error()[0], __FILE__, __LINE__, \
+           #call " must fail with " #status)
 
 /* What out-parameters hold before a call that must not write them. */
 static char untouched_place;
-#define UNTOUCHED ((void *)&untouched_place)
+#define UNTOUCHED ((void*)&untouched_place)
 
-static const char *model_path;
+static const char* model_path;
 
-static inline bool says(const char *word) { return strstr(pi_last_error(), word) != NULL; }
+static inline bool says(const char* word) {
+    return strstr(pi_last_error(), word) != NULL;
+}
 
-static inline pi_model *open_model(void) {
-    pi_model *model = NULL;
+static inline pi_model* open_model(void) {
+    pi_model* model = NULL;
     OK(pi_model_open(model_path, NULL, &model));
     return model;
 }
@@ -47,13 +50,13 @@ static inline pi_session_params session_params(int32_t n_ctx, int32_t n_threads)
     return params;
 }
 
-static inline pi_session *new_session(const pi_model *model, const pi_session_params *params) {
-    pi_session *session = NULL;
+static inline pi_session* new_session(const pi_model* model, const pi_session_params* params) {
+    pi_session* session = NULL;
     OK(pi_session_new(model, params, &session));
     return session;
 }
 
-static inline int summary(const char *name) {
+static inline int summary(const char* name) {
     printf("%s: %d checks, %d failed\n", name, checks, failures);
     return failures == 0 && checks > 0 ? 0 : 1;
 }

@@ -2,31 +2,31 @@
  * that a refusal has a message and leaves the caller's variables alone. argv[1]: the default model.
  */
 #define _POSIX_C_SOURCE 200809L
-#include "capi.h"
-
 #include <math.h>
 
-static const char *program_path;
+#include "capi.h"
+
+static const char* program_path;
 
 /* ---- The process -------------------------------------------------------------------------- */
 
-static void *error_of_a_new_thread(void *out) {
-    pi_gguf *gguf = NULL;
+static void* error_of_a_new_thread(void* out) {
+    pi_gguf* gguf = NULL;
     CHECK(!strcmp(pi_last_error(), ""));
     FAILS(PI_ERROR_IO, pi_gguf_open("only this thread fails here", &gguf));
     CHECK(says("only this thread"));
-    *(bool *)out = true;
+    *(bool*)out = true;
     return NULL;
 }
 
 static void test_process(void) {
     CHECK(!strcmp(pi_last_error(), ""));
-    const char *isa = NULL;
+    const char* isa = NULL;
     OK(pi_isa(&isa));
     CHECK(isa && isa[0]);
     FAILS(PI_ERROR_ARGUMENT, pi_isa(NULL));
-    const char *before = getenv("GGML_ISA");
-    char *saved = before ? strdup(before) : NULL;
+    const char* before = getenv("GGML_ISA");
+    char* saved = before ? strdup(before) : NULL;
     setenv("GGML_ISA", "no-such-isa", 1);
     isa = UNTOUCHED;
     FAILS(PI_ERROR_UNSUPPORTED, pi_isa(&isa));
@@ -70,9 +70,9 @@ static void test_defaults(void) {
 
 /* ---- Files -------------------------------------------------------------------------------- */
 
-static int64_t find_key(const pi_gguf *g, const char *wanted) {
+static int64_t find_key(const pi_gguf* g, const char* wanted) {
     for (int64_t i = 0; i < pi_gguf_n_values(g); i++) {
-        const char *key = NULL;
+        const char* key = NULL;
         size_t length = 0;
         pi_value_type type, element;
         uint64_t count = 0;
@@ -82,8 +82,9 @@ static int64_t find_key(const pi_gguf *g, const char *wanted) {
     return -1;
 }
 
-/* Reads value i with each getter: the one of its type works, the others refuse and write nothing. */
-static void test_value(const pi_gguf *g, int64_t i) {
+/* Reads value i with each getter: the one of its type works, the others refuse and write nothing.
+ */
+static void test_value(const pi_gguf* g, int64_t i) {
     const char *key = NULL, *text = UNTOUCHED;
     size_t length = 0, text_length = 77;
     pi_value_type type = PI_U8, element = PI_U8;
@@ -125,7 +126,7 @@ static void test_value(const pi_gguf *g, int64_t i) {
 }
 
 static void test_gguf(void) {
-    pi_gguf *g = UNTOUCHED;
+    pi_gguf* g = UNTOUCHED;
     FAILS(PI_ERROR_IO, pi_gguf_open("no/such/file.gguf", &g));
     CHECK(says("no/such/file.gguf"));
     FAILS(PI_ERROR_IO, pi_gguf_open("/", &g));
@@ -145,7 +146,7 @@ static void test_gguf(void) {
     CHECK(n > 10 && n_tensors > 10);
     for (int64_t i = 0; i < n; i++) test_value(g, i);
 
-    const char *text = NULL;
+    const char* text = NULL;
     size_t length = 0;
     OK(pi_gguf_string(g, find_key(g, "general.architecture"), 0, &text, &length));
     CHECK(length == 5 && !memcmp(text, "llama", 5));
@@ -187,7 +188,7 @@ static void test_gguf(void) {
 static void test_formats(void) {
     /* name, id, block, bytes, error of a rounding relative to the largest value of 1 */
     static const struct {
-        const char *name;
+        const char* name;
         uint32_t type;
         int64_t block, bytes;
         float error;
@@ -197,7 +198,7 @@ static void test_formats(void) {
                  {"Q8_0", 8, 32, 34, 1 / 200.f},
                  {"q4_0", 2, 32, 18, 1 / 8.f + 1e-3f}};
     float x[64], y[64];
-    unsigned char data[256];
+    unsigned char data[320];
     for (int i = 0; i < 64; i++) x[i] = (float)((i * 37) % 64 - 32) / 32;
     for (size_t k = 0; k < sizeof(known) / sizeof(known[0]); k++) {
         uint32_t type = 77;
@@ -250,20 +251,20 @@ struct progress {
     bool ordered;
 };
 
-static bool on_progress(float fraction, void *data) {
-    struct progress *p = data;
+static bool on_progress(float fraction, void* data) {
+    struct progress* p = data;
     p->ordered = p->ordered && fraction >= p->last && fraction <= 1;
     p->last = fraction;
     return ++p->calls != p->stop_at;
 }
 
-static void on_log(int32_t level, const char *message, void *data) {
+static void on_log(int32_t level, const char* message, void* data) {
     CHECK(level >= 1 && level <= 4 && message[0] && !strchr(message, '\n'));
-    ++*(int *)data;
+    ++*(int*)data;
 }
 
 static void test_model(void) {
-    pi_model *m = UNTOUCHED;
+    pi_model* m = UNTOUCHED;
     pi_model_params params = pi_model_default_params();
     FAILS(PI_ERROR_IO, pi_model_open("no/such/file.gguf", NULL, &m));
     CHECK(says("no/such/file.gguf"));
@@ -310,7 +311,7 @@ static void test_model(void) {
     CHECK(!strcmp(pi_model_architecture(m), "llama") && pi_model_activation(m)[0]);
     CHECK(pi_model_n_vocab(m) > 258 && pi_model_n_ctx(m) > 0 && pi_model_n_embd(m) > 0);
     CHECK(pi_model_n_layer(m) > 0 && pi_model_n_ff(m) > 0);
-    const pi_gguf *g = pi_model_gguf(m);
+    const pi_gguf* g = pi_model_gguf(m);
     uint64_t n_bytes = 0, n_params = 0;
     for (int64_t i = 0; i < pi_gguf_n_tensors(g); i++) {
         pi_tensor_info t;
@@ -338,19 +339,19 @@ static void test_model(void) {
     params.vocab_only = true;
     OK(pi_model_open(model_path, &params, &m));
     CHECK(pi_model_n_vocab(m) > 258 && pi_token_bos(m) >= 0);
-    pi_session *s = UNTOUCHED;
+    pi_session* s = UNTOUCHED;
     FAILS(PI_ERROR_ARGUMENT, pi_session_new(m, NULL, &s));
     CHECK(s == UNTOUCHED);
     pi_model_free(m);
 }
 
-static void test_tokenizer(const pi_model *m) {
-    static const char *const texts[] = {"Once upon a time", "",         " ",
-                                        "a\nb",             "\xff\xfe", "Zo\xc3\xab <0x41>"};
+static void test_tokenizer(const pi_model* m) {
+    static const char* const texts[] = {"Once upon a time", "", " ", "a\nb", "\xff\xfe",
+                                        "Zo\xc3\xab <0x41>"};
     const int32_t n_vocab = pi_model_n_vocab(m);
     int32_t ids[64];
     size_t n = 77, length = 0;
-    const char *text = NULL;
+    const char* text = NULL;
     for (size_t k = 0; k < sizeof(texts) / sizeof(texts[0]); k++) {
         char joined[256] = "";
         const size_t size = strlen(texts[k]);
@@ -410,9 +411,9 @@ static void test_tokenizer(const pi_model *m) {
 /* ---- Plans and session parameters --------------------------------------------------------- */
 
 /* Each parameter out of its range: refused alike by a plan and by a session, naming it. */
-static void test_session_params(const pi_model *m) {
+static void test_session_params(const pi_model* m) {
     pi_session_params p[22];
-    const char *names[22];
+    const char* names[22];
     int n = 0;
 #define BAD(field, value) \
     (p[n] = pi_session_default_params(), p[n].field = (value), names[n++] = #field)
@@ -436,8 +437,8 @@ static void test_session_params(const pi_model *m) {
     BAD(struct_size, 0);
     BAD(struct_size, sizeof(p[0]) + 8);
 #undef BAD
-    pi_session *session = UNTOUCHED;
-    pi_plan *plan = UNTOUCHED;
+    pi_session* session = UNTOUCHED;
+    pi_plan* plan = UNTOUCHED;
     for (int i = 0; i < n; i++) {
         FAILS(PI_ERROR_ARGUMENT, pi_session_new(m, &p[i], &session));
         CHECK(says(names[i]));
@@ -457,8 +458,8 @@ static void test_session_params(const pi_model *m) {
     CHECK(session == UNTOUCHED && plan == UNTOUCHED);
 }
 
-static void test_plan(const pi_model *m) {
-    pi_plan *plan = UNTOUCHED;
+static void test_plan(const pi_model* m) {
+    pi_plan* plan = UNTOUCHED;
     pi_model_params model = pi_model_default_params();
     pi_session_params session = pi_session_default_params();
     FAILS(PI_ERROR_IO, pi_plan_new("no/such/file.gguf", NULL, NULL, &plan));
@@ -498,7 +499,7 @@ static void test_plan(const pi_model *m) {
     }
 }
 
-int main(int argc, char **argv) {
+int main(int argc, char** argv) {
     if (argc != 2) {
         fprintf(stderr, "usage: test_capi MODEL\n");
         return 2;
@@ -510,7 +511,7 @@ int main(int argc, char **argv) {
     test_gguf();
     test_formats();
     test_model();
-    pi_model *m = open_model();
+    pi_model* m = open_model();
     test_tokenizer(m);
     test_session_params(m);
     test_plan(m);

@@ -1,9 +1,9 @@
 /* powerinfer.h from C99: sessions at work, alone and in threads, and sampling. argv[1]: the default
  * model. */
 #define _POSIX_C_SOURCE 200809L
-#include "capi.h"
-
 #include <math.h>
+
+#include "capi.h"
 
 #define N_TOKENS 40
 
@@ -11,7 +11,7 @@ static const char prompt[] =
     "Once upon a time there was a little girl. She liked to play outside with her brown dog. ";
 static int32_t tokens[N_TOKENS];
 
-static void make_tokens(const pi_model *m) {
+static void make_tokens(const pi_model* m) {
     int32_t ids[sizeof(prompt) + 2];
     size_t n = 0;
     OK(pi_tokenize(m, prompt, sizeof(prompt) - 1, false, ids, sizeof(prompt) + 2, &n));
@@ -19,25 +19,26 @@ static void make_tokens(const pi_model *m) {
     tokens[0] = pi_token_bos(m);
 }
 
-static bool same(const float *a, const float *b, size_t n) {
+static bool same(const float* a, const float* b, size_t n) {
     return a && b && !memcmp(a, b, n * sizeof(float));
 }
 
 /* Logits of rows [first, first + n) of the last pi_eval, appended to out. */
-static void copy_logits(const pi_session *s, int32_t n_vocab, int32_t n, float *out) {
+static void copy_logits(const pi_session* s, int32_t n_vocab, int32_t n, float* out) {
     for (int32_t i = 0; i < n; i++) {
-        const float *logits = NULL;
+        const float* logits = NULL;
         OK(pi_logits(s, i, &logits));
-        if (logits) memcpy(out + (size_t)i * (size_t)n_vocab, logits, (size_t)n_vocab * sizeof(float));
+        if (logits)
+            memcpy(out + (size_t)i * (size_t)n_vocab, logits, (size_t)n_vocab * sizeof(float));
     }
 }
 
 /* Logits [N_TOKENS, n_vocab] of the prompt, computed at once by a session of its own. */
-static float *reference(const pi_model *m, int32_t n_threads) {
+static float* reference(const pi_model* m, int32_t n_threads) {
     const size_t n_vocab = (size_t)pi_model_n_vocab(m);
-    float *out = calloc(N_TOKENS * n_vocab, sizeof(float));
+    float* out = calloc(N_TOKENS * n_vocab, sizeof(float));
     const pi_session_params params = session_params(64, n_threads);
-    pi_session *s = new_session(m, &params);
+    pi_session* s = new_session(m, &params);
     bool keep[N_TOKENS];
     memset(keep, 1, sizeof(keep));
     OK(pi_eval(s, tokens, NULL, keep, N_TOKENS));
@@ -46,17 +47,17 @@ static float *reference(const pi_model *m, int32_t n_threads) {
     return out;
 }
 
-static void test_refused_rows(const pi_model *m) {
+static void test_refused_rows(const pi_model* m) {
     const int32_t n_vocab = pi_model_n_vocab(m);
     pi_session_params params = session_params(32, 1);
     params.n_batch = 16;
     params.n_logits = 2;
     params.n_seq = 2;
-    pi_session *s = new_session(m, &params);
+    pi_session* s = new_session(m, &params);
     CHECK(pi_session_n_ctx(s) == 32 && pi_session_n_batch(s) == 16);
     CHECK(pi_sequence_length(s, 0) == 0 && pi_sequence_length(s, 1) == 0);
     CHECK(pi_sequence_length(s, 2) == -1 && pi_sequence_length(s, -1) == -1);
-    const float *logits = UNTOUCHED;
+    const float* logits = UNTOUCHED;
     FAILS(PI_ERROR_ARGUMENT, pi_logits(s, 0, &logits)); /* nothing was computed yet */
 
     FAILS(PI_ERROR_ARGUMENT, pi_eval(NULL, tokens, NULL, NULL, 1));
@@ -136,23 +137,23 @@ static void test_refused_rows(const pi_model *m) {
 }
 
 /* The same rows in other ways: the same bits. */
-static void test_bits(const pi_model *m, const float *expected) {
+static void test_bits(const pi_model* m, const float* expected) {
     const int32_t n_vocab = pi_model_n_vocab(m);
     const size_t row = (size_t)n_vocab;
     for (int32_t n_threads = 1; n_threads <= 4; n_threads += 3) {
         pi_session_params params = session_params(64, n_threads);
         params.n_ubatch = 7;
         params.n_threads_batch = n_threads == 1 ? 3 : 1;
-        pi_session *s = new_session(m, &params);
+        pi_session* s = new_session(m, &params);
         for (int32_t i = 0, n = 1; i < N_TOKENS; i += n, n = n % 9 + 1) {
             if (n > N_TOKENS - i) n = N_TOKENS - i;
-            const float *logits = NULL;
+            const float* logits = NULL;
             OK(pi_eval(s, tokens + i, NULL, NULL, n));
             OK(pi_logits(s, n - 1, &logits));
             CHECK(same(logits, expected + (size_t)(i + n - 1) * row, row));
         }
         /* Back to a common beginning and on again. */
-        const float *logits = NULL;
+        const float* logits = NULL;
         OK(pi_sequence_truncate(s, 0, 11));
         OK(pi_eval(s, tokens + 20, NULL, NULL, 10)); /* another text */
         OK(pi_sequence_truncate(s, 0, 11));
@@ -164,11 +165,11 @@ static void test_bits(const pi_model *m, const float *expected) {
 }
 
 /* Three sequences in the same calls: the text, the text two tokens later, and noise. */
-static void test_sequences(const pi_model *m, const float *expected) {
+static void test_sequences(const pi_model* m, const float* expected) {
     const size_t row = (size_t)pi_model_n_vocab(m);
     pi_session_params params = session_params(64, 2);
     params.n_seq = 3;
-    pi_session *s = new_session(m, &params);
+    pi_session* s = new_session(m, &params);
     for (int32_t i = 0; i < N_TOKENS; i++) {
         int32_t token[3], seq[3], n = 0;
         bool keep[3] = {true, true, true};
@@ -176,7 +177,7 @@ static void test_sequences(const pi_model *m, const float *expected) {
         token[n] = tokens[i], seq[n++] = 0;
         if (i >= 2) token[n] = tokens[i - 2], seq[n++] = 2;
         OK(pi_eval(s, token, seq, keep, n));
-        const float *logits = NULL;
+        const float* logits = NULL;
         OK(pi_logits(s, 1, &logits));
         CHECK(same(logits, expected + (size_t)i * row, row));
         if (i < 2) continue;
@@ -191,22 +192,22 @@ struct stopper {
     int calls, stop_at;
 };
 
-static bool should_stop(void *data) {
-    struct stopper *stopper = data;
+static bool should_stop(void* data) {
+    struct stopper* stopper = data;
     return ++stopper->calls == stopper->stop_at;
 }
 
-static void test_should_stop(const pi_model *m, const float *expected) {
+static void test_should_stop(const pi_model* m, const float* expected) {
     const size_t row = (size_t)pi_model_n_vocab(m);
     struct stopper stopper = {0, 0};
     pi_session_params params = session_params(64, 2);
     params.n_ubatch = 8;
     params.should_stop = should_stop;
     params.should_stop_data = &stopper;
-    pi_session *s = new_session(m, &params);
+    pi_session* s = new_session(m, &params);
     OK(pi_eval(s, tokens, NULL, NULL, 10));
     CHECK(stopper.calls > 1);
-    const float *logits = UNTOUCHED;
+    const float* logits = UNTOUCHED;
     for (int stop = 1; stop <= 9; stop += 4) { /* in the first and in later pieces of 8 rows */
         stopper.calls = 0;
         stopper.stop_at = stop;
@@ -225,26 +226,26 @@ static void test_should_stop(const pi_model *m, const float *expected) {
 /* ---- Threads ------------------------------------------------------------------------------ */
 
 struct job {
-    const pi_model *model;
-    const float *expected;
+    const pi_model* model;
+    const float* expected;
     int number;
     int good;
 };
 
 /* What one user of a shared model does: tokenize, compute, sample, make a mistake. */
-static void *use_model(void *data) {
-    struct job *job = data;
+static void* use_model(void* data) {
+    struct job* job = data;
     const size_t row = (size_t)pi_model_n_vocab(job->model);
     for (int round = 0; round < 3; round++) {
         const pi_session_params params = session_params(64, 1 + (job->number + round) % 2);
-        pi_session *s = new_session(job->model, &params);
-        pi_sampler *sampler = NULL;
+        pi_session* s = new_session(job->model, &params);
+        pi_sampler* sampler = NULL;
         OK(pi_sampler_new(NULL, &sampler));
         int32_t ids[sizeof(prompt) + 2], token = -1;
         size_t n = 0;
         OK(pi_tokenize(job->model, prompt, sizeof(prompt) - 1, false, ids, sizeof(prompt) + 2, &n));
         const int32_t half = 10 + job->number;
-        const float *logits = NULL;
+        const float* logits = NULL;
         OK(pi_eval(s, tokens, NULL, NULL, half));
         FAILS(PI_ERROR_ARGUMENT, pi_eval(s, tokens, NULL, NULL, -1 - job->number));
         char number[32];
@@ -260,7 +261,7 @@ static void *use_model(void *data) {
     return NULL;
 }
 
-static void test_threads(const pi_model *m, const float *expected) {
+static void test_threads(const pi_model* m, const float* expected) {
     struct job jobs[4];
     pthread_t threads[4];
     for (int i = 0; i < 4; i++) {
@@ -273,15 +274,15 @@ static void test_threads(const pi_model *m, const float *expected) {
     }
 }
 
-static void test_session_outlives_model(const float *expected) {
-    pi_model *m = open_model();
+static void test_session_outlives_model(const float* expected) {
+    pi_model* m = open_model();
     const size_t row = (size_t)pi_model_n_vocab(m);
     const pi_session_params params = session_params(64, 2);
     pi_session *a = new_session(m, &params), *b = new_session(m, NULL);
     OK(pi_eval(a, tokens, NULL, NULL, 10));
     pi_model_free(m);
     pi_session_free(b);
-    const float *logits = NULL;
+    const float* logits = NULL;
     OK(pi_eval(a, tokens + 10, NULL, NULL, 30));
     OK(pi_logits(a, 29, &logits));
     CHECK(same(logits, expected + 39 * row, row));
@@ -290,13 +291,13 @@ static void test_session_outlives_model(const float *expected) {
 
 /* ---- Sampling ----------------------------------------------------------------------------- */
 
-static pi_sampler *new_sampler(const pi_sampler_params *params) {
-    pi_sampler *sampler = NULL;
+static pi_sampler* new_sampler(const pi_sampler_params* params) {
+    pi_sampler* sampler = NULL;
     OK(pi_sampler_new(params, &sampler));
     return sampler;
 }
 
-static int32_t sample(pi_sampler *sampler, const float *logits, int32_t n) {
+static int32_t sample(pi_sampler* sampler, const float* logits, int32_t n) {
     int32_t token = -1;
     OK(pi_sample(sampler, logits, n, &token));
     CHECK(token >= 0 && token < n);
@@ -305,7 +306,7 @@ static int32_t sample(pi_sampler *sampler, const float *logits, int32_t n) {
 
 static void test_bad_sampler_params(void) {
     pi_sampler_params p[24];
-    const char *names[24];
+    const char* names[24];
     int n = 0;
 #define BAD(field, value) \
     (p[n] = pi_sampler_default_params(), p[n].field = (value), names[n++] = #field)
@@ -331,7 +332,7 @@ static void test_bad_sampler_params(void) {
     BAD(repeat_last_n, -2);
     BAD(repeat_last_n, INT32_MIN);
 #undef BAD
-    pi_sampler *sampler = UNTOUCHED;
+    pi_sampler* sampler = UNTOUCHED;
     for (int i = 0; i < n; i++) {
         FAILS(PI_ERROR_ARGUMENT, pi_sampler_new(&p[i], &sampler));
         CHECK(says(names[i]));
@@ -347,7 +348,7 @@ static void test_sampler(void) {
     int32_t token = 77;
 
     params.temperature = 0;
-    pi_sampler *s = new_sampler(&params);
+    pi_sampler* s = new_sampler(&params);
     CHECK(sample(s, logits, 4) == 1);
     CHECK(sample(s, odd, 3) == 1); /* only what is a number can be chosen */
     FAILS(PI_ERROR_ARGUMENT, pi_sample(s, nothing, 2, &token));
@@ -415,15 +416,15 @@ static void test_sampler(void) {
     CHECK(!memcmp(logits, start, sizeof(logits)));
 }
 
-int main(int argc, char **argv) {
+int main(int argc, char** argv) {
     if (argc != 2) {
         fprintf(stderr, "usage: test_capi_session MODEL\n");
         return 2;
     }
     model_path = argv[1];
-    pi_model *m = open_model();
+    pi_model* m = open_model();
     make_tokens(m);
-    float *expected = reference(m, 1);
+    float* expected = reference(m, 1);
     test_refused_rows(m);
     test_bits(m, expected);
     test_sequences(m, expected);

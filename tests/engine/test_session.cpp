@@ -1,7 +1,5 @@
 // Loading and computing of random tiny models: the same bits for every way to compute the same
 // tokens, refusals that name what is wrong, and a memory plan that is kept.
-#include "session.h"
-
 #include <algorithm>
 #include <cmath>
 #include <cstring>
@@ -11,6 +9,7 @@
 
 #include "ggml/check.h"
 #include "plan.h"
+#include "session.h"
 #include "tiny_model.h"
 
 using namespace powerinfer;
@@ -137,7 +136,9 @@ std::vector<Shape> shapes() {
         s.type = DType::F16;
     });
     add([](Shape& s) { s.biases = true, s.n_head_kv = 1, s.type = DType::BF16; });
-    add([](Shape& s) { s.activation = "relu", s.head_dim = 24, s.tied = true, s.type = DType::Q8_0; });
+    add([](Shape& s) {
+        s.activation = "relu", s.head_dim = 24, s.tied = true, s.type = DType::Q8_0;
+    });
     add([](Shape& s) { s.biases = true, s.n_head_kv = 2, s.type = DType::Q4_0; });
     add([](Shape& s) { s.architecture = "bamboo", s.n_head_kv = 2, s.type = DType::Q4_0; });
     for (DType type : {DType::F32, DType::Q8_0}) {
@@ -180,7 +181,8 @@ void test_bits(const Shape& shape) {
         CHECK(same(logits(session, tokens, 11), expected));
         session.truncate(0, 40);
         const Tokens rest(tokens.begin() + 40, tokens.end());
-        CHECK(same(logits(session, rest), Floats(expected.begin() + 40 * tiny::kVocab, expected.end())));
+        CHECK(same(logits(session, rest),
+                   Floats(expected.begin() + 40 * tiny::kVocab, expected.end())));
     }
 }
 
@@ -453,8 +455,9 @@ void test_plan(const Shape& shape) {
     for (const pi_plan_part& p : plan.parts) {
         CHECK(names.insert(p.name).second);
         CHECK(std::string(p.tier) == "ram" && p.n_bytes > 0);
-        (!std::strcmp(p.name, "kv") ? kv : !std::strcmp(p.name, "scratch") ? scratch : weights) +=
-            p.n_bytes;
+        (!std::strcmp(p.name, "kv")        ? kv
+         : !std::strcmp(p.name, "scratch") ? scratch
+                                           : weights) += p.n_bytes;
     }
     for (const char* name : {"attention", "ffn", "head", "norms", "kv", "scratch"}) {
         CHECK(names.count(name) == 1);

@@ -24,7 +24,7 @@ using ggml::DType;
 
 // A folder of its own under the system's temporary one.
 class Folder {
-   public:
+ public:
     Folder() {
         std::string name = (std::filesystem::temp_directory_path() / "tiny-XXXXXX").string();
         if (!mkdtemp(name.data())) throw std::runtime_error("no temporary folder");
@@ -36,7 +36,7 @@ class Folder {
     }
     std::string operator/(const std::string& name) const { return path_ + "/" + name; }
 
-   private:
+ private:
     std::string path_;
 };
 

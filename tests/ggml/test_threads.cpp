@@ -1,8 +1,6 @@
 // The pool: every piece once, whatever the sizes; regions back to back; pools that come and go.
 // Made for -fsanitize=thread too: results are written without atomics wherever the pool promises
 // that this is safe.
-#include "ggml/threads.h"
-
 #include <atomic>
 #include <chrono>
 #include <cstdint>
@@ -11,6 +9,7 @@
 #include <vector>
 
 #include "check.h"
+#include "ggml/threads.h"
 
 using namespace ggml;
 

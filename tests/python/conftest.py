@@ -15,7 +15,9 @@ HARDWARE = ("GPU", "ISA")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--all", action="store_true", help="run the slow tests too; a skip is a failure")
+    parser.addoption(
+        "--all", action="store_true", help="run the slow tests too; a needless skip is a failure"
+    )
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -42,12 +44,13 @@ COUNTS = pytest.StashKey[str]()
 
 
 def pytest_terminal_summary(terminalreporter, exitstatus: int, config: pytest.Config) -> None:
-    count = {k: len(terminalreporter.stats.get(k, [])) for k in ("passed", "failed", "error", "skipped")}
+    kinds = ("passed", "failed", "error", "skipped")
+    count = {k: len(terminalreporter.stats.get(k, [])) for k in kinds}
+    failed = count["failed"] + count["error"]
     for why, tests in config.stash.get(LEFT_OUT, {}).items():
-        terminalreporter.write_line(f"left out ({why}): {', '.join(t.nodeid for t in tests)}")
-    config.stash[COUNTS] = (
-        f"{count['passed']} passed, {count['failed'] + count['error']} failed, {count['skipped']} skipped"
-    )
+        names = sorted({t.nodeid.split("[")[0] for t in tests})
+        terminalreporter.write_line(f"left out, {len(tests)} tests ({why}): {', '.join(names)}")
+    config.stash[COUNTS] = f"{count['passed']} passed, {failed} failed, {count['skipped']} skipped"
 
 
 def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
@@ -56,7 +59,7 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
     if not session.config.getoption("--all") or reporter is None:
         return
     for report in reporter.stats.get("skipped", []):
-        reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)
+        reason = str(report.longrepr[2] if isinstance(report.longrepr, tuple) else report.longrepr)
         if not any(word in reason for word in HARDWARE):
             reporter.write_line(f"skipped without need: {report.nodeid}: {reason}", red=True)
             session.exitstatus = pytest.ExitCode.TESTS_FAILED

@@ -23,14 +23,14 @@ def test_links(document: Path) -> None:
         if symbol and path.is_file():
             name = symbol.group(1)
             # A method is named Class::method in C++ sources and stands alone inside its class.
-            found = any(
-                re.search(rf"\b{re.escape(n)}\b", path.read_text()) for n in (name, name.split("::")[-1])
-            )
+            candidates = (name, name.split("::")[-1])
+            found = any(re.search(rf"\b{re.escape(n)}\b", path.read_text()) for n in candidates)
             assert found, f"{document.name}: {name} does not stand in {target}"
 
 
 def test_token_walk_links_every_stage() -> None:
     """The walk passes through each part of the engine; a part that moves must be found again."""
     text = (ROOT / "docs" / "token.md").read_text()
-    for part in ("tokenizer", "session", "forward", "kv_cache", "sampler", "ops.cpp", "kernels.inc", "llama.py"):
+    stages = "tokenizer session forward kv_cache sampler ops.cpp kernels.inc llama.py"
+    for part in stages.split():
         assert part in text

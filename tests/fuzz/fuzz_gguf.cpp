@@ -1,0 +1,22 @@
+// Any bytes as a model file: header, vocabulary, configuration and tensor list must end in a model or an
+// Error, never in a crash. Reads the header alone, as `inspect` and `--plan` do.
+#include <cstdint>
+
+#include "families/family.h"
+#include "ggml/gguf.h"
+#include "ggml/status.h"
+#include "tokenizer.h"
+
+extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
+    try {
+        powerinfer::Model model;
+        model.file.gguf = ggml::Gguf::parse(data, size, "fuzz.gguf");
+        ggml::split_paths(model.file.gguf);
+        model.vocab = powerinfer::Vocab::load(model.file.gguf);
+        model.config = powerinfer::read_config(model.file.gguf, model.vocab.size());
+        model.layers.resize(size_t(model.config.n_layer));
+        powerinfer::weight_specs(model);
+    } catch (const ggml::Error&) {
+    }
+    return 0;
+}
