@@ -517,6 +517,7 @@ int32_t pi_session_n_ops(const pi_session* s) {
 pi_status pi_session_op_at(const pi_session* s, int32_t i, pi_op_time* out) {
     return guarded([&] {
         require(s && i >= 0 && i < pi_session_n_ops(s), "no such operator");
+        require(out, kNoOut);
         const ggml::Profile::Entry& e = s->session.context.profile.entries[size_t(i)];
         *out = {e.part, e.op, e.calls, e.seconds, e.bytes};
     });

@@ -134,7 +134,7 @@ void Session::eval(const int32_t* token, const int32_t* seq, const bool* keep, i
             }
             forward(*this, rows.data(), int64_t(rows.size()));
         }
-    } catch (const Error&) {
+    } catch (...) {
         for (int32_t i = 0; i < params.n_seq; i++) kv.set_length(i, before[size_t(i)]);
         result_at_.clear();
         throw;

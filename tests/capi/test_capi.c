@@ -56,7 +56,7 @@ static void test_defaults(void) {
     const pi_session_params s = pi_session_default_params();
     CHECK(s.struct_size == sizeof(s) && s.n_ctx == 512 && s.n_batch == 512 && s.n_ubatch == 512);
     CHECK(s.n_seq == 1 && !s.n_logits && !s.n_threads && !s.n_threads_batch && !s.should_stop);
-    CHECK(s.type_k == 1 && s.type_v == 1);
+    CHECK(s.type_k == 1 && s.type_v == 1 && !s.embedding);
     const pi_sampler_params p = pi_sampler_default_params();
     CHECK(p.struct_size == sizeof(p) && p.temperature == 0.8f && p.top_k == 40);
     CHECK(p.top_p == 0.95f && p.min_p == 0.05f && p.typical_p == 1 && p.repeat_penalty == 1);

@@ -223,6 +223,151 @@ static void test_should_stop(const pi_model* m, const float* expected) {
     pi_session_free(s);
 }
 
+/* A sequence as bytes: going on in another session and another slot gives the same bits. */
+static void test_saved_sequence(const pi_model* m, const float* expected) {
+    const size_t row = (size_t)pi_model_n_vocab(m);
+    static const uint32_t types[] = {0 /* F32 */, 1 /* F16 */, 8 /* Q8_0 */};
+    for (int t = 0; t < 3; t++) {
+        const uint32_t type = types[t];
+        pi_session_params params = session_params(64, 1);
+        params.type_k = params.type_v = type;
+        pi_session* a = new_session(m, &params);
+        params.n_ctx = 41;
+        params.n_seq = 2;
+        pi_session* b = new_session(m, &params);
+        unsigned char small[8];
+        size_t n = 0, empty = 0, again = 77;
+        FAILS(PI_ERROR_ARGUMENT, pi_sequence_save(a, 0, NULL, 0, &empty));
+        OK(pi_eval(a, tokens, NULL, NULL, 30));
+        FAILS(PI_ERROR_ARGUMENT, pi_sequence_save(a, 0, small, sizeof(small), &n));
+        CHECK(n > empty && empty > 0);
+        unsigned char* state = malloc(n + 1);
+        FAILS(PI_ERROR_ARGUMENT, pi_sequence_save(a, -1, state, n, &again));
+        FAILS(PI_ERROR_ARGUMENT, pi_sequence_save(a, 1, state, n, &again));
+        FAILS(PI_ERROR_ARGUMENT, pi_sequence_save(NULL, 0, state, n, &again));
+        FAILS(PI_ERROR_ARGUMENT, pi_sequence_save(a, 0, NULL, n, &again));
+        FAILS(PI_ERROR_ARGUMENT, pi_sequence_save(a, 0, state, n, NULL));
+        CHECK(again == 77);
+        FAILS(PI_ERROR_ARGUMENT, pi_sequence_save(a, 0, state, n - 1, &again));
+        state[n] = 0xAA;
+        OK(pi_sequence_save(a, 0, state, n, &again));
+        CHECK(again == n && state[n] == 0xAA);
+
+        const float *logits = NULL, *other = NULL;
+        const int32_t second[1] = {1};
+        OK(pi_eval(b, tokens + 5, second, NULL, 1)); /* what load replaces */
+        OK(pi_sequence_load(b, 1, state, n));
+        CHECK(pi_sequence_length(b, 0) == 0 && pi_sequence_length(b, 1) == 30);
+        for (int32_t i = 30; i < N_TOKENS; i++) {
+            OK(pi_eval(a, tokens + i, NULL, NULL, 1));
+            OK(pi_eval(b, tokens + i, second, NULL, 1));
+            OK(pi_logits(a, 0, &logits));
+            OK(pi_logits(b, 0, &other));
+            CHECK(same(logits, other, row));
+            if (type == 1) CHECK(same(logits, expected + (size_t)i * row, row));
+        }
+
+        /* What is no state of this model is refused, and the sequence stays as it is. */
+        FAILS(PI_ERROR_ARGUMENT, pi_sequence_load(b, -1, state, n));
+        FAILS(PI_ERROR_ARGUMENT, pi_sequence_load(b, 2, state, n));
+        FAILS(PI_ERROR_ARGUMENT, pi_sequence_load(b, 1, NULL, n));
+        FAILS(PI_ERROR_ARGUMENT, pi_sequence_load(NULL, 1, state, n));
+        const size_t lengths[] = {0, 1, empty - 1, empty, n - 1, n + 1};
+        for (int k = 0; k < 6; k++) {
+            FAILS(PI_ERROR_FORMAT, pi_sequence_load(b, 1, state, lengths[k]));
+        }
+        for (size_t at = 0; at < empty; at++) { /* every byte of the header tells something */
+            state[at] ^= 0x80;
+            CHECK(pi_sequence_load(b, 1, state, n) != PI_OK);
+            state[at] ^= 0x80;
+        }
+        CHECK(pi_sequence_length(b, 1) == N_TOKENS);
+        OK(pi_sequence_load(b, 1, state, n));
+        params.n_ctx = 29;
+        pi_session* c = new_session(m, &params);
+        FAILS(PI_ERROR_CONTEXT, pi_sequence_load(c, 0, state, n));
+        CHECK(pi_sequence_length(c, 0) == 0);
+        pi_session_free(c);
+        params.n_ctx = 64;
+        params.type_k = params.type_v = type == 0;
+        c = new_session(m, &params);
+        FAILS(PI_ERROR_FORMAT, pi_sequence_load(c, 0, state, n));
+        pi_session_free(c);
+        free(state);
+        pi_session_free(b);
+        pi_session_free(a);
+    }
+}
+
+static void test_embedding(const pi_model* m) {
+    const int32_t n_embd = pi_model_n_embd(m);
+    pi_session_params params = session_params(64, 2);
+    pi_session* plain = new_session(m, &params);
+    params.embedding = true;
+    pi_session* s = new_session(m, &params);
+    const float *at_once = NULL, *singly = NULL, *out = UNTOUCHED;
+    FAILS(PI_ERROR_ARGUMENT, pi_embedding(s, 0, &out));
+    OK(pi_eval(s, tokens, NULL, NULL, 20));
+    FAILS(PI_ERROR_ARGUMENT, pi_logits(s, 19, &out));
+    FAILS(PI_ERROR_ARGUMENT, pi_embedding(s, 0, &out));
+    FAILS(PI_ERROR_ARGUMENT, pi_embedding(s, 19, NULL));
+    FAILS(PI_ERROR_ARGUMENT, pi_embedding(NULL, 19, &out));
+    OK(pi_eval(plain, tokens, NULL, NULL, 20));
+    FAILS(PI_ERROR_ARGUMENT, pi_embedding(plain, 19, &out));
+    CHECK(out == UNTOUCHED);
+    OK(pi_embedding(s, 19, &at_once));
+    float* kept = malloc((size_t)n_embd * sizeof(float));
+    double size = 0;
+    for (int32_t i = 0; i < n_embd; i++) size += (double)at_once[i] * at_once[i];
+    CHECK(size > 0 && isfinite(size));
+    memcpy(kept, at_once, (size_t)n_embd * sizeof(float));
+    OK(pi_sequence_truncate(s, 0, 0));
+    for (int i = 0; i < 20; i++) OK(pi_eval(s, tokens + i, NULL, NULL, 1));
+    OK(pi_embedding(s, 0, &singly));
+    CHECK(same(kept, singly, (size_t)n_embd));
+    free(kept);
+    pi_session_free(s);
+    pi_session_free(plain);
+}
+
+static void test_profile(const pi_model* m, const float* expected) {
+    const size_t row = (size_t)pi_model_n_vocab(m);
+    const pi_session_params params = session_params(64, 2);
+    pi_session* s = new_session(m, &params);
+    OK(pi_eval(s, tokens, NULL, NULL, 10));
+    CHECK(pi_session_n_ops(s) == 0);
+    for (int round = 0; round < 2; round++) { /* starts anew each time */
+        uint64_t weights = 0;
+        double seconds = 0;
+        pi_session_profile(s, true);
+        OK(pi_eval(s, tokens + 10 + round, NULL, NULL, 1));
+        pi_session_profile(s, false);
+        OK(pi_sequence_truncate(s, 0, 11 + round));
+        CHECK(pi_session_n_ops(s) > 3);
+        pi_op_time op;
+        for (int32_t i = 0; i < pi_session_n_ops(s); i++) {
+            OK(pi_session_op_at(s, i, &op));
+            CHECK(op.part[0] && op.op[0] && op.calls > 0 && op.calls < 1000 && op.seconds >= 0);
+            if (!strcmp(op.op, "matmul")) weights += op.n_bytes;
+            seconds += op.seconds;
+        }
+        CHECK(seconds > 0 && seconds < 60);
+        CHECK(weights > 0 && weights <= pi_model_bytes_per_token(m));
+        op.calls = 77;
+        FAILS(PI_ERROR_ARGUMENT, pi_session_op_at(s, -1, &op));
+        FAILS(PI_ERROR_ARGUMENT, pi_session_op_at(s, pi_session_n_ops(s), &op));
+        FAILS(PI_ERROR_ARGUMENT, pi_session_op_at(s, 0, NULL));
+        FAILS(PI_ERROR_ARGUMENT, pi_session_op_at(NULL, 0, &op));
+        CHECK(op.calls == 77);
+    }
+    const int32_t n_ops = pi_session_n_ops(s);
+    const float* logits = NULL;
+    OK(pi_eval(s, tokens + 12, NULL, NULL, 1)); /* not measured, and not changed by measuring */
+    OK(pi_logits(s, 0, &logits));
+    CHECK(same(logits, expected + 12 * row, row) && pi_session_n_ops(s) == n_ops);
+    pi_session_free(s);
+}
+
 /* ---- Threads ------------------------------------------------------------------------------ */
 
 struct job {
@@ -429,6 +574,9 @@ int main(int argc, char** argv) {
     test_bits(m, expected);
     test_sequences(m, expected);
     test_should_stop(m, expected);
+    test_saved_sequence(m, expected);
+    test_embedding(m);
+    test_profile(m, expected);
     test_threads(m, expected);
     pi_model_free(m);
     test_session_outlives_model(expected);

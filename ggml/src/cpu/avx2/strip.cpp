@@ -10,6 +10,7 @@ namespace {
 
 struct StripQ4_0 {
     using Block = BlockQ4_0;
+    static constexpr int most = 6;
     static constexpr int bits = 4;
     static void weights(const uint8_t* w, __m256i out[8]) {
         nibbles(w + kStrip * offsetof(Block, qs), out);
@@ -19,6 +20,7 @@ struct StripQ4_0 {
 
 struct StripQ5_0 {
     using Block = BlockQ5_0;
+    static constexpr int most = 8;
     static constexpr int bits = 5;
     static void weights(const uint8_t* w, __m256i out[8]) {
         nibbles_and_bits(w + kStrip * offsetof(Block, qh), w + kStrip * offsetof(Block, qs), out);
@@ -51,6 +53,7 @@ void offset_tile(const uint8_t* w, const Q8Rows& x, int64_t row, float* y, int64
 
 struct StripQ8_0 {
     using Block = BlockQ8_0;
+    static constexpr int most = 8;
     static constexpr int blocks = 1;
     static __m256i weights(const uint8_t* w, int, int v) {
         return load(w + kStrip * offsetof(Block, qs) + kGroup * v);
@@ -69,6 +72,7 @@ inline __m256i table_values(const uint8_t* qs, int v) {
 
 struct StripIQ4_NL {
     using Block = BlockIQ4_NL;
+    static constexpr int most = 8;
     static constexpr int blocks = 1;
     static __m256i weights(const uint8_t* w, int, int v) {
         return table_values(w + kStrip * offsetof(Block, qs), v);
@@ -78,6 +82,7 @@ struct StripIQ4_NL {
 
 struct StripIQ4_XS {
     using Block = BlockIQ4_XS;
+    static constexpr int most = 8;
     static constexpr int blocks = 8;
     static __m256i weights(const uint8_t* w, int j, int v) {
         return table_values(w + kStrip * (offsetof(Block, qs) + 16 * j), v);
@@ -134,8 +139,8 @@ void signed_tile(const uint8_t* w, const Q8Rows& x, int64_t row, float* y, int64
 
 #define STRIP(name, tile, format)                                                                 \
     void name(const uint8_t* w, const Q8Rows& x, int64_t t0, int64_t nt, float* y, int64_t ldy) { \
-        for_tiles(nt,                                                                             \
-                  [&](auto n, int64_t t) { tile<format, n>(w, x, t0 + t, y + t * ldy, ldy); });   \
+        for_tiles<format::most>(                                                                  \
+            nt, [&](auto n, int64_t t) { tile<format, n>(w, x, t0 + t, y + t * ldy, ldy); });     \
     }
 STRIP(strip__q4_0_q8, offset_tile, StripQ4_0)
 STRIP(strip__q5_0_q8, offset_tile, StripQ5_0)

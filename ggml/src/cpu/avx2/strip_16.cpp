@@ -36,11 +36,8 @@ inline __m256i two_bits(const uint8_t* qs, int j, int v) {
 
 struct StripQ2_K {
     using Block = BlockQ2_K;
+    static constexpr bool has_min = true;
     static constexpr int sums = 4;  // byte products that add up within 16 bits: 4 * 2 * 3 * 127
-    explicit StripQ2_K(const uint8_t* w)
-        : d(load_scales(w + kStrip * offsetof(Block, d))),
-          dmin(_mm256_sub_ps(_mm256_setzero_ps(),
-                             load_scales(w + kStrip * offsetof(Block, dmin)))) {}
     static Factors factors_of(const uint8_t* w, int j) {
         const __m256i bytes = load(w + kStrip * offsetof(Block, scales) + kGroup * (j / 2));
         const __m256i low = _mm256_set1_epi8(15);
@@ -50,16 +47,12 @@ struct StripQ2_K {
     static __m256i weights(const uint8_t* w, int j, int v) {
         return two_bits(w + kStrip * offsetof(Block, qs), j, v);
     }
-    __m256 add(__m256 sum, float x_scale, __m256i product, __m256i offset) const {
-        return add_block(add_block(sum, d, x_scale, product), dmin, x_scale, offset);
-    }
-    __m256 d, dmin;
 };
 
 struct StripQ3_K {
     using Block = BlockQ3_K;
+    static constexpr bool has_min = false;
     static constexpr int sums = 4;  // 4 * 2 * 7 * 127
-    explicit StripQ3_K(const uint8_t* w) : d(load_scales(w + kStrip * offsetof(Block, d))) {}
     static Factors factors_of(const uint8_t* w, int j) {
         const uint8_t* packed = w + kStrip * offsetof(Block, scales);
         const int k = j / 2;  // groups 4 k .. 4 k + 3
@@ -80,16 +73,12 @@ struct StripQ3_K {
         return _mm256_or_si256(two_bits(w + kStrip * offsetof(Block, qs), j, v),
                                _mm256_and_si256(high, four));
     }
-    __m256 add(__m256 sum, float x_scale, __m256i product, __m256i offset) const {
-        return add_block(sum, d, x_scale, _mm256_sub_epi32(product, offset));
-    }
-    __m256 d;
 };
 
 struct StripQ6_K {
     using Block = BlockQ6_K;
+    static constexpr bool has_min = false;
     static constexpr int sums = 2;  // 2 * 2 * 63 * 127
-    explicit StripQ6_K(const uint8_t* w) : d(load_scales(w + kStrip * offsetof(Block, d))) {}
     static Factors factors_of(const uint8_t* w, int j) {
         const __m256i scales = load(w + kStrip * offsetof(Block, scales) + kGroup * (j / 2));
         Factors f = factors(scales, scales, j);
@@ -106,10 +95,6 @@ struct StripQ6_K {
         high = i < 2 ? _mm256_slli_epi16(high, 4 - 2 * i) : _mm256_srli_epi16(high, 2 * i - 4);
         return _mm256_or_si256(low, _mm256_and_si256(high, _mm256_set1_epi8(48)));
     }
-    __m256 add(__m256 sum, float x_scale, __m256i product, __m256i offset) const {
-        return add_block(sum, d, x_scale, _mm256_sub_epi32(product, offset));
-    }
-    __m256 d;
 };
 
 // 16 columns of each row times 16 activations times the group's factor.
@@ -124,14 +109,16 @@ inline __m256i product16(const __m256i weights[4], const int8_t* x, __m256i fact
 
 template <typename F, int T>
 void tile(const uint8_t* w, const Q8Rows& x, int64_t row, float* y, int64_t ldy) {
+    using Block = typename F::Block;
     const int64_t n_blocks = x.cols / kQ;
     const int8_t* q = x.q + row * x.cols;
     const float* d = x.d + row * n_blocks;
     const int16_t* s16 = x.s16 + row * n_blocks * 2;
     __m256 sum[T];
     for (int t = 0; t < T; t++) sum[t] = _mm256_setzero_ps();
-    for (int64_t first = 0; first < n_blocks; first += 8, w += kStrip * sizeof(typename F::Block)) {
-        const F format(w);
+    for (int64_t first = 0; first < n_blocks; first += 8, w += kStrip * sizeof(Block)) {
+        __m256 part[T], part_min[T];
+        for (int t = 0; t < T; t++) part[t] = part_min[t] = _mm256_setzero_ps();
 #pragma GCC unroll 8
         for (int j = 0; j < 8; j++) {
             const int64_t b = first + j;
@@ -140,14 +127,26 @@ void tile(const uint8_t* w, const Q8Rows& x, int64_t row, float* y, int64_t ldy)
             for (int v = 0; v < 8; v++) weights[v] = F::weights(w, j, v);
             for (int t = 0; t < T; t++) {
                 const int8_t* values = q + t * x.cols + b * kQ;
-                const __m256i product =
+                __m256i product =
                     _mm256_add_epi32(product16<F::sums>(weights, values, f.first),
                                      product16<F::sums>(weights + 4, values + 16, f.second));
                 int32_t pair;
                 std::memcpy(&pair, s16 + (t * n_blocks + b) * 2, sizeof(pair));
                 const __m256i offset = _mm256_madd_epi16(f.offset, _mm256_set1_epi32(pair));
-                sum[t] = format.add(sum[t], d[t * n_blocks + b], product, offset);
+                const __m256 x_scale = _mm256_set1_ps(d[t * n_blocks + b]);
+                if (F::has_min) {
+                    part_min[t] = _mm256_fmadd_ps(x_scale, _mm256_cvtepi32_ps(offset), part_min[t]);
+                } else {
+                    product = _mm256_sub_epi32(product, offset);
+                }
+                part[t] = _mm256_fmadd_ps(x_scale, _mm256_cvtepi32_ps(product), part[t]);
             }
+        }
+        const __m256 scale = load_scales(w + kStrip * offsetof(Block, d));
+        for (int t = 0; t < T; t++) sum[t] = _mm256_fmadd_ps(scale, part[t], sum[t]);
+        if constexpr (F::has_min) {
+            const __m256 min = load_scales(w + kStrip * offsetof(Block, dmin));
+            for (int t = 0; t < T; t++) sum[t] = _mm256_fnmadd_ps(min, part_min[t], sum[t]);
         }
     }
     for (int t = 0; t < T; t++) _mm256_storeu_ps(y + t * ldy, sum[t]);
@@ -155,10 +154,10 @@ void tile(const uint8_t* w, const Q8Rows& x, int64_t row, float* y, int64_t ldy)
 
 }  // namespace
 
-#define STRIP(name, format)                                                                       \
-    void name(const uint8_t* w, const Q8Rows& x, int64_t t0, int64_t nt, float* y, int64_t ldy) { \
-        for_tiles(nt,                                                                             \
-                  [&](auto n, int64_t t) { tile<format, n>(w, x, t0 + t, y + t * ldy, ldy); });   \
+#define STRIP(name, format)                                                                        \
+    void name(const uint8_t* w, const Q8Rows& x, int64_t t0, int64_t nt, float* y, int64_t ldy) {  \
+        for_tiles<8>(nt,                                                                           \
+                     [&](auto n, int64_t t) { tile<format, n>(w, x, t0 + t, y + t * ldy, ldy); }); \
     }
 STRIP(strip__q2_k_q8, StripQ2_K)
 STRIP(strip__q3_k_q8, StripQ3_K)
