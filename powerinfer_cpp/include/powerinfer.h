@@ -189,7 +189,9 @@ bool pi_token_add_eos(const pi_model *model);
 bool pi_token_ends(const pi_model *model, int32_t token); /* EOS and every other end of generation */
 /* Text to ids. text need not be UTF-8: other bytes become byte tokens. special: texts of control
  * tokens in `text` become those tokens. Adds no BOS or EOS. *n gets the count; with more than
- * capacity, PI_ERROR_ARGUMENT and *n the count that is needed (a count never exceeds length + 2). */
+ * capacity, PI_ERROR_ARGUMENT and *n the count that is needed: call again with room for *n. Most
+ * texts have fewer tokens than bytes, but none of them must: a space that SentencePiece puts first
+ * can take three. */
 pi_status pi_tokenize(const pi_model *model, const char *text, size_t length, bool special,
                       int32_t *ids, size_t capacity, size_t *n);
 /* The bytes a token stands for: a leading space included, control tokens "" unless special. */

@@ -7,6 +7,7 @@
 #include <climits>
 #include <cmath>
 #include <cstdlib>
+#include <cstring>
 #include <vector>
 
 namespace {
@@ -61,9 +62,9 @@ uint32_t cache_type(Text option, Text value) {
     for (char& c : name) c = char(std::toupper(uint8_t(c)));
     uint32_t type;
     int64_t block, block_bytes;
-    if ((name != "F16" && name != "F32") ||
+    if ((name != "F16" && name != "Q8_0" && name != "F32") ||
         !pi_type_by_name(name.c_str(), &type, &block, &block_bytes))
-        bad_value(option, value, "a type that the KV cache can have; f16 and f32 are");
+        bad_value(option, value, "a type that the KV cache can have; f16, q8_0 and f32 are");
     return type;
 }
 
@@ -178,7 +179,18 @@ const Option table[] = {
     {"-p, --prompt", "TEXT", "the text to continue (default: none, a text from its start)",
      set_prompt},
     {"-f, --file", "FILE", "read the prompt from a file", set_prompt_file},
-    {"-e, --escape", nullptr, "\\n, \\t, \\\\, \\x41 ... in the prompt are escapes",
+    {"-cnv, --conversation", nullptr, "converse: each line of stdin is a message, -p the first",
+     set_flag<&Options::conversation, true>},
+    {"-sys, --system-prompt", "TEXT", "what the system says at the start of a conversation",
+     [](Options& o, Text, Text value) { o.system = value; }},
+    {"-st, --single-turn", nullptr, "end the conversation after one answer",
+     set_flag<&Options::single_turn, true>},
+    {"-r, --reverse-prompt", "TEXT", "stop where this was generated; may be given several times",
+     [](Options& o, Text option, Text value) {
+         if (value.empty()) bad_value(option, value, "a text");
+         o.stops.push_back(value);
+     }},
+    {"-e, --escape", nullptr, "\\n, \\t, \\\\, \\x41 ... in these texts are escapes",
      set_flag<&Options::escape, true>},
     {"--no-escape", nullptr, nullptr, set_flag<&Options::escape, false>},
     {"-n, --predict, --n-predict", "N",
@@ -225,9 +237,9 @@ const Option table[] = {
      [](Options& o, Text option, Text value) {
          o.n_ubatch = int32_t(integer(option, value, 1, 1 << 20));
      }},
-    {"-ctk, --cache-type-k", "TYPE", "type of the keys in the KV cache: f16 (default), f32",
+    {"-ctk, --cache-type-k", "TYPE", "type of the keys in the KV cache: f16 (default), q8_0, f32",
      [](Options& o, Text option, Text value) { o.type_k = cache_type(option, value); }},
-    {"-ctv, --cache-type-v", "TYPE", "type of the values in the KV cache: f16 (default), f32",
+    {"-ctv, --cache-type-v", "TYPE", "type of the values in the KV cache: f16 (default), q8_0, f32",
      [](Options& o, Text option, Text value) { o.type_v = cache_type(option, value); }},
     {"--ram-budget", "GiB", "memory that may be used, a hard ceiling (default: what is free)",
      set_ram_budget},
@@ -249,6 +261,13 @@ const Option table[] = {
      set_flag<&Options::check_tensors, true>},
     {"--plan", nullptr, "print what memory the model would take and stop",
      set_action<Options::Action::plan>},
+    {"--json-stats", "FILE", "write the figures of the run to a file, as JSON",
+     [](Options& o, Text option, Text value) {
+         if (value.empty()) bad_value(option, value, "the name of a file");
+         o.json_stats = value;
+     }},
+    {"--completion-bash", nullptr, "print a script that completes these options in bash, and stop",
+     set_action<Options::Action::completion>},
     {"-v, --verbose", nullptr, "print all messages",
      [](Options& o, Text, Text) { o.verbosity = INT32_MAX; }},
     {"-lv, --verbosity, --log-verbosity", "N",
@@ -260,15 +279,10 @@ const Option table[] = {
     // Of PowerInfer and llama.cpp, and true of this program anyway.
     {"--reset-gpu-index", nullptr, nullptr, [](Options&, Text, Text) {}},
     {"--disable-gpu-index", nullptr, nullptr, [](Options&, Text, Text) {}},
-    {"-no-cnv, --no-conversation", nullptr, nullptr, [](Options&, Text, Text) {}},
+    {"-no-cnv, --no-conversation", nullptr, nullptr, set_flag<&Options::conversation, false>},
     {"--no-warmup", nullptr, nullptr, [](Options&, Text, Text) {}},
     // Known, so that they are not taken for a typing error.
-    {"-cnv, --conversation", nullptr, nullptr, refuse},
-    {"-sys, --system-prompt", "TEXT", nullptr, refuse},
-    {"-st, --single-turn", nullptr, nullptr, refuse},
-    {"-r, --reverse-prompt", "TEXT", nullptr, refuse},
     {"--sparse-threshold", "X", nullptr, refuse},
-    {"--json-stats", "FILE", nullptr, refuse},
 };
 
 // ---- names --------------------------------------------------------------------------------------
@@ -380,12 +394,16 @@ Options parse_options(int argc, const char* const* argv) {
         }
         option->set(options, name, value);
     }
+    if (!options.conversation && (options.single_turn || !options.system.empty()))
+        throw UsageError(std::string("option ") + (options.single_turn ? "-st" : "-sys") +
+                         " is for conversations; -cnv starts one");
     return options;
 }
 
 std::string help_text() {
     std::string text =
-        "Continues a text with a language model. The text goes to stdout, everything else to "
+        "Continues a text with a language model, or converses with it. The text goes to stdout, "
+        "everything else to "
         "stderr.\n\n"
         "usage: main [options]\n\n";
     constexpr size_t column = 36;
@@ -401,4 +419,28 @@ std::string help_text() {
         text += left + option.help + "\n";
     }
     return text;
+}
+
+std::string completion_text() {
+    std::string names, files;
+    for (const Option& option : table) {
+        if (!option.help) continue;
+        for (const std::string& name : split(option.names, ", ")) {
+            names += (names.empty() ? "" : " ") + name;
+            if (option.argument && !std::strcmp(option.argument, "FILE"))
+                files += (files.empty() ? "" : "|") + name;
+        }
+    }
+    return "_powerinfer_main() {\n"
+           "    local word=\"${COMP_WORDS[COMP_CWORD]}\" before=\"${COMP_WORDS[COMP_CWORD-1]}\"\n"
+           "    case \"$before\" in\n"
+           "        " +
+           files +
+           ") COMPREPLY=($(compgen -f -- \"$word\")) ;;\n"
+           "        *) COMPREPLY=($(compgen -W \"" +
+           names +
+           "\" -- \"$word\")) ;;\n"
+           "    esac\n"
+           "}\n"
+           "complete -o filenames -F _powerinfer_main main ./main\n";
 }

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <stdexcept>
 #include <string>
+#include <vector>
 
 #include "powerinfer.h"
 
@@ -11,9 +12,13 @@ struct Options {
     std::string model;        // "": the default model
     std::string prompt;       // any bytes
     std::string prompt_file;  // read instead of prompt; "": none
-    bool escape = false;      // \n and its kin in the prompt mean what they mean in C
-    int32_t n_predict = -1;   // -1: until an end token or a full context
-    int32_t n_ctx = -1;       // -1: the model's, at most 4096; 0: the model's
+    bool conversation = false;
+    bool single_turn = false;        // of a conversation
+    std::string system;              // what the system says in it; "": nothing
+    std::vector<std::string> stops;  // texts that end a generation
+    bool escape = false;             // \n and its kin in these texts mean what they mean in C
+    int32_t n_predict = -1;          // -1: until an end token or a full context
+    int32_t n_ctx = -1;              // -1: the model's, at most 4096; 0: the model's
     int32_t n_batch = 2048, n_ubatch = 512;
     int32_t n_threads = 0, n_threads_batch = 0;  // 0: pi_default_threads(), n_threads
     bool mmap = true, mlock = false, check_tensors = false;
@@ -21,10 +26,18 @@ struct Options {
     uint64_t ram_budget = 0;  // bytes; 0: what is free
     bool random_seed = true;
     bool ignore_eos = false;
+    std::string json_stats;  // file for the figures of the run; "": none
     pi_sampler_params sampler;
     int32_t verbosity = 2;  // messages up to this pi_log_callback level are shown
 
-    enum class Action { generate, plan, help, version, list_devices } action = Action::generate;
+    enum class Action {
+        generate,
+        plan,
+        help,
+        version,
+        list_devices,
+        completion
+    } action = Action::generate;
 
     Options();
 };
@@ -38,3 +51,5 @@ class UsageError : public std::runtime_error {
 // Throws UsageError.
 Options parse_options(int argc, const char* const* argv);
 std::string help_text();
+// A script with which bash completes the options.
+std::string completion_text();

@@ -1,5 +1,5 @@
 // Reads a vocabulary and splits texts at special tokens. What happens between them is the family's
-// business: tokenizer_spm.cpp.
+// business: tokenizer_spm.cpp, tokenizer_bpe.cpp.
 #include "tokenizer.h"
 
 #include <algorithm>
@@ -9,6 +9,7 @@
 #include <limits>
 
 #include "ggml/status.h"
+#include "tokenizer_bpe.h"
 #include "utf8.h"
 
 namespace powerinfer {
@@ -91,12 +92,13 @@ void read_scores(const Gguf& gguf, Vocab& vocab) {
     }
 }
 
-void read_types(const Gguf& gguf, Vocab& vocab) {
+void read_types(const Gguf& gguf, bool has_byte_tokens, Vocab& vocab) {
     const Value* value = gguf.find(key_types);
     if (!value) {
         // Without types the names alone tell which tokens stand for bytes.
         for (Vocab::Token& token : vocab.tokens)
-            token.type = named_byte(token.text) < 0 ? TokenType::normal : TokenType::byte;
+            token.type = has_byte_tokens && named_byte(token.text) >= 0 ? TokenType::byte
+                                                                        : TokenType::normal;
         return;
     }
     const Value& types = array(gguf, key_types, value);
@@ -116,8 +118,8 @@ void read_types(const Gguf& gguf, Vocab& vocab) {
     }
 }
 
-// Everything that follows from texts and types.
-void index_tokens(Vocab& vocab) {
+// Everything that follows from texts and types. decode: the bytes that an ordinary text stands for.
+void index_tokens(std::string (*decode)(std::string_view), Vocab& vocab) {
     std::fill(std::begin(vocab.byte_ids), std::end(vocab.byte_ids), -1);
     vocab.ids.reserve(vocab.tokens.size());
     for (int32_t i = 0; i < vocab.size(); i++) {
@@ -128,7 +130,7 @@ void index_tokens(Vocab& vocab) {
             token.bytes.assign(1, char(byte));
         } else if (token.type == TokenType::normal || token.type == TokenType::undefined ||
                    token.type == TokenType::unused) {
-            token.bytes = with_spaces(token.text);
+            token.bytes = decode(token.text);
         } else {
             token.bytes = token.text;
         }
@@ -203,31 +205,45 @@ void read_ends(const Gguf& gguf, Vocab& vocab) {
 
 Vocab Vocab::load(const Gguf& gguf) {
     Vocab vocab;
-    int32_t bos = -1, eos = -1, unk = -1;  // the family's, for files that do not say
     const std::string family(gguf.string("tokenizer.ggml.model"));
-    if (family == "llama") {
-        vocab.encode = encode_spm;
-        bos = 1;
-        eos = 2;
-        unk = 0;
-    } else {
-        throw Error(Code::unsupported, gguf.path() + ": the tokenizer '" + family +
-                                           "' (tokenizer.ggml.model) is not supported; 'llama' is");
-    }
+    const bool bpe = family == "gpt2";
+    if (!bpe && family != "llama")
+        throw Error(Code::unsupported,
+                    gguf.path() + ": the tokenizer '" + family +
+                        "' (tokenizer.ggml.model) is not supported; 'llama' and 'gpt2' are");
 
     read_texts(gguf, vocab);
-    read_scores(gguf, vocab);
-    read_types(gguf, vocab);
-    index_tokens(vocab);
+    // BPE needs no scores, but some files have them.
+    if (!bpe || gguf.find(key_scores)) read_scores(gguf, vocab);
+    read_types(gguf, !bpe, vocab);
+    index_tokens(bpe ? decode_bpe_text : with_spaces, vocab);
+
+    // Ids of the family, for files that do not say.
+    int32_t bos = 1, eos = 2, unk = 0;
+    bool add_bos = true;
+    if (bpe) {
+        const PreTokenizer& pre = read_pretokenizer(gguf);
+        bos = pre.has_bos ? 11 : -1;
+        eos = 11;
+        unk = -1;
+        add_bos = pre.add_bos;
+    }
     vocab.bos = read_id(gguf, "tokenizer.ggml.bos_token_id", vocab, bos);
     vocab.eos = read_id(gguf, "tokenizer.ggml.eos_token_id", vocab, eos);
     vocab.unk = read_id(gguf, "tokenizer.ggml.unknown_token_id", vocab, unk);
-    vocab.add_bos = gguf.boolean("tokenizer.ggml.add_bos_token", true) && vocab.bos >= 0;
+    vocab.add_bos = gguf.boolean("tokenizer.ggml.add_bos_token", add_bos) && vocab.bos >= 0;
     vocab.add_eos = gguf.boolean("tokenizer.ggml.add_eos_token", false) && vocab.eos >= 0;
-    vocab.add_space_prefix = gguf.boolean("tokenizer.ggml.add_space_prefix", true);
-    vocab.nl = vocab.byte_ids[uint8_t('\n')];
-    const auto newline = vocab.ids.find("\n");
-    if (vocab.nl < 0 && newline != vocab.ids.end()) vocab.nl = newline->second;
+    vocab.add_space_prefix = gguf.boolean("tokenizer.ggml.add_space_prefix", !bpe);
+    vocab.encode = bpe ? encode_bpe : encode_spm;
+    if (bpe) {
+        vocab.bpe = read_bpe(gguf, vocab);
+        const std::vector<int32_t> newline = vocab.tokenize("\n", false);
+        if (!newline.empty()) vocab.nl = newline[0];
+    } else {
+        vocab.nl = vocab.byte_ids[uint8_t('\n')];
+        const auto newline = vocab.ids.find("\n");
+        if (vocab.nl < 0 && newline != vocab.ids.end()) vocab.nl = newline->second;
+    }
     read_ends(gguf, vocab);
     return vocab;
 }

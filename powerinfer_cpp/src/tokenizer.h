@@ -3,6 +3,7 @@
 
 #include <bitset>
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <string_view>
 #include <unordered_map>
@@ -23,9 +24,11 @@ enum class TokenType : int32_t {
     byte = 6,
 };
 
+struct Bpe;  // tokenizer_bpe.h
+
 struct Vocab {
     struct Token {
-        std::string text;   // as stored: U+2581 for a space, <0x0A> for a byte
+        std::string text;   // as stored: U+2581 for a space, <0x0A> for a byte; U+0120 in BPE
         std::string bytes;  // what it stands for in a text; for control tokens the stored text
         float score;        // never NaN
         TokenType type;
@@ -47,6 +50,7 @@ struct Vocab {
     // function this is.
     using Encode = void (*)(const Vocab&, std::string_view text, std::vector<int32_t>& ids);
     Encode encode = nullptr;
+    std::shared_ptr<const Bpe> bpe;  // of encode_bpe()
 
     Vocab() = default;
     Vocab(Vocab&&) = default;

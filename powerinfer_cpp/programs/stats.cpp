@@ -1,0 +1,159 @@
+#include "stats.h"
+
+#include <sys/resource.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cinttypes>
+#include <cmath>
+#include <cstdio>
+#include <cstring>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "console.h"
+
+namespace {
+
+std::string number(double x) {
+    char text[32];
+    std::snprintf(text, sizeof text, "%.9g", std::isfinite(x) ? x : 0.0);
+    return text;
+}
+
+std::string number(uint64_t n) {
+    return std::to_string(n);
+}
+
+using Members = std::vector<std::pair<const char*, std::string>>;
+
+std::string object(const Members& members) {
+    std::string text = "{";
+    for (const auto& [key, value] : members) {
+        if (text.size() > 1) text += ", ";
+        text += std::string("\"") + key + "\": " + value;
+    }
+    return text + "}";
+}
+
+// The value below which `share` of the sorted values lie, between neighbours in proportion.
+double percentile(const std::vector<double>& sorted, double share) {
+    if (sorted.empty()) return 0;
+    const double at = share * double(sorted.size() - 1);
+    const size_t below = size_t(at), above = std::min(below + 1, sorted.size() - 1);
+    return sorted[below] + (at - double(below)) * (sorted[above] - sorted[below]);
+}
+
+std::string percentiles(std::vector<double> values) {
+    std::sort(values.begin(), values.end());
+    return object({{"p50", number(percentile(values, 0.50))},
+                   {"p95", number(percentile(values, 0.95))},
+                   {"p99", number(percentile(values, 0.99))}});
+}
+
+// Bytes of each part of the memory plan.
+class Parts {
+ public:
+    Parts(Options& options, const pi_model* model) {
+        const pi_model_params opened = model_params(options);
+        const pi_session_params session = session_params(options, pi_model_n_ctx(model));
+        pi_plan* plan = nullptr;
+        require(pi_plan_new(options.model.c_str(), &opened, &session, &plan));
+        plan_.reset(plan);
+    }
+
+    uint64_t operator[](std::string_view name) const {
+        uint64_t n = 0;
+        for (int32_t i = 0; i < pi_plan_n_parts(plan_.get()); i++) {
+            pi_plan_part part;
+            require(pi_plan_part_at(plan_.get(), i, &part));
+            if (part.name == name) n += part.n_bytes;
+        }
+        return n;
+    }
+
+ private:
+    Plan plan_;
+};
+
+// Experts of a layer; 1 where there are none.
+uint64_t n_experts(const pi_model* model) {
+    const pi_gguf* gguf = pi_model_gguf(model);
+    const std::string wanted = std::string(pi_model_architecture(model)) + ".expert_count";
+    for (int64_t i = 0; i < pi_gguf_n_values(gguf); i++) {
+        const char* key;
+        size_t length;
+        pi_value_type type, element_type;
+        uint64_t count;
+        int64_t value;
+        require(pi_gguf_value(gguf, i, &key, &length, &type, &element_type, &count));
+        if (std::string_view(key, length) != wanted) continue;
+        if (pi_gguf_integers(gguf, i, 0, 1, &value) == PI_OK && value > 0) return uint64_t(value);
+    }
+    return 1;
+}
+
+std::string tier(uint64_t neurons, uint64_t bytes) {
+    return object({{"neurons", number(neurons)},
+                   {"bytes", number(bytes)},
+                   {"hits", "0"},
+                   {"reads", "0"},
+                   {"stall_s", "0.0"}});
+}
+
+uint64_t rss_peak() {
+    rusage usage = {};
+    getrusage(RUSAGE_SELF, &usage);
+#ifdef __APPLE__
+    return uint64_t(usage.ru_maxrss);
+#else
+    return uint64_t(usage.ru_maxrss) * 1024;
+#endif
+}
+
+}  // namespace
+
+void write_stats(Options& options, const pi_model* model, const pi_session* session,
+                 const Timing& timing) {
+    const Parts parts(options, model);
+    const uint64_t n_ctx = uint64_t(std::max(pi_session_n_ctx(session), 1));
+    const uint64_t held = uint64_t(std::max(pi_sequence_length(session, 0), 0));
+    const uint64_t layers = uint64_t(pi_model_n_layer(model));
+    const uint64_t neurons = layers * uint64_t(pi_model_n_ff(model)) * n_experts(model);
+    // Every neuron is computed: of each layer's n_ff, all.
+    std::string all = "[";
+    for (uint64_t i = 0; i < layers; i++) all += i ? ", 1.0" : "1.0";
+    all += "]";
+
+    const std::string text =
+        object(
+            {{"n_prompt", number(uint64_t(timing.n_prompt))},
+             {"n_gen", number(uint64_t(timing.n_eval))},
+             {"prompt_s", number(timing.prompt / 1e3)},
+             {"gen_s", number(timing.eval / 1e3)},
+             {"gen_ts", number(timing.eval > 0 ? double(timing.n_eval) * 1e3 / timing.eval : 0.0)},
+             {"ttft_s", number(timing.first_token / 1e3)},
+             {"token_ms", percentiles(timing.token_ms)},
+             {"share_predicted", all},
+             {"share_computed", all},
+             {"share_fired", all},
+             {"bytes_per_token", object({{"attention", number(parts["attention"] + parts["norms"])},
+                                         {"predictor", number(parts["predictor"])},
+                                         {"ffn", number(parts["ffn"])},
+                                         {"head", number(parts["head"])},
+                                         {"kv", number(parts["kv"] * held / n_ctx)}})},
+             {"tiers", object({{"gpu", tier(0, 0)},
+                               {"ram", tier(neurons, parts["ffn"])},
+                               {"storage", tier(0, 0)}})},
+             {"pcie_bytes", "0"},
+             {"rss_peak", number(rss_peak())},
+             {"vram_peak", "0"}}) +
+        "\n";
+
+    FILE* file = std::fopen(options.json_stats.c_str(), "wb");
+    const bool written = file && std::fwrite(text.data(), 1, text.size(), file) == text.size();
+    const int error = errno;
+    if ((file && std::fclose(file) != 0) || !written)
+        throw Failure(options.json_stats + ": " + std::strerror(error));
+}
