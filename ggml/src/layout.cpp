@@ -1,6 +1,7 @@
 // Strips of eight interleaved rows: packing, and taking one row out again.
 #include <cstring>
 
+#include "ggml/neurons.h"
 #include "ggml/tensor.h"
 
 namespace ggml {
@@ -101,6 +102,25 @@ void decode_row(const Matrix& w, int64_t row, float* out) {
     for (int64_t b = 0; b < w.cols / format.block; b++) {
         unpack_block(w.type, strip + b * kStrip * format.bytes, row % kStrip, block);
         format.decode(block, out + b * format.block, format.block);
+    }
+}
+
+bool can_fold(DType type, int64_t cols) {
+    return has_strips(type) && cols % (kStrip * info(type).block) == 0;
+}
+
+void fold_row(DType type, const uint8_t* row, int64_t cols, uint8_t* folded) {
+    pack_strip(type, row, kStrip, cols / kStrip, folded);
+}
+
+void unfold_row(DType type, const uint8_t* folded, int64_t cols, uint8_t* row) {
+    const DTypeInfo& format = info(type);
+    const int64_t n_blocks = cols / kStrip / format.block;
+    for (int64_t r = 0; r < kStrip; r++) {
+        for (int64_t b = 0; b < n_blocks; b++) {
+            unpack_block(type, folded + b * kStrip * format.bytes, r,
+                         row + (r * n_blocks + b) * format.bytes);
+        }
     }
 }
 

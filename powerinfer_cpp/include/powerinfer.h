@@ -127,6 +127,14 @@ typedef struct pi_model_params {
     void *log_data;
 } pi_model_params;
 
+/* Which neurons are computed. In files without neuron rows (ffn_down_t) every one, always. */
+typedef enum pi_sparse {
+    PI_SPARSE_AUTO = 0,  /* a call's only row of a sequence by predictor, else as exact */
+    PI_SPARSE_OFF = 1,   /* every neuron counts */
+    PI_SPARSE_EXACT = 2, /* the same result from the neurons whose activation is not zero */
+    PI_SPARSE_PREDICTOR = 3 /* every row by predictor; refused without one */
+} pi_sparse;
+
 typedef struct pi_session_params {
     size_t struct_size;      /* sizeof(pi_session_params) */
     int32_t n_ctx;           /* positions per sequence; 0: the model's */
@@ -137,6 +145,8 @@ typedef struct pi_session_params {
     int32_t n_threads;       /* for one row; 0: pi_default_threads() */
     int32_t n_threads_batch; /* for several rows; 0: n_threads */
     uint32_t type_k, type_v; /* GGUF type ids of the KV cache, the same: F16 (1), F32 (0), Q8_0 (8) */
+    int32_t sparse;         /* a pi_sparse */
+    float sparse_threshold; /* predictor score below which a neuron is skipped; NaN: the file's */
     bool embedding;          /* kept rows give their embedding instead of logits */
     /* Asked now and then during pi_eval; true ends it with PI_ERROR_CANCELLED. Or NULL. */
     bool (*should_stop)(void *data);
@@ -228,6 +238,16 @@ pi_status pi_sequence_truncate(pi_session *session, int32_t seq, int32_t n);
  * model are PI_ERROR_FORMAT, a state longer than the context PI_ERROR_CONTEXT. */
 pi_status pi_sequence_save(const pi_session *session, int32_t seq, void *buffer, size_t capacity, size_t *n);
 pi_status pi_sequence_load(pi_session *session, int32_t seq, const void *buffer, size_t n);
+
+/* Neurons of a layer (of the chosen experts) over all rows so far, as shares of n_ff: proposed by
+ * the predictor or taken without one, and fired (what enters down is not zero). Both 1 in files
+ * without neuron rows. */
+typedef struct pi_layer_sparsity {
+    int64_t rows;
+    double proposed;
+    double fired;
+} pi_layer_sparsity;
+pi_status pi_session_sparsity(const pi_session *session, int32_t layer, pi_layer_sparsity *out);
 
 /* Time per operator, measured between profile(true) and profile(false); profile(true) starts anew. */
 typedef struct pi_op_time {

@@ -1,5 +1,6 @@
 // powerinfer.h: the C face of the engine. The one place where exceptions become status codes.
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 #include <new>
 #include <string>
@@ -273,6 +274,7 @@ pi_session_params pi_session_default_params(void) {
     p.n_batch = 512;
     p.n_ubatch = 512;
     p.n_seq = 1;
+    p.sparse_threshold = NAN;
     p.type_k = p.type_v = uint32_t(ggml::DType::F16);
     return p;
 }
@@ -502,6 +504,17 @@ pi_status pi_sequence_load(pi_session* s, int32_t seq, const void* buffer, size_
     return guarded([&] {
         require(s && buffer, "session and buffer must not be NULL");
         s->session.load_state(seq, static_cast<const uint8_t*>(buffer), n);
+    });
+}
+
+pi_status pi_session_sparsity(const pi_session* s, int32_t layer, pi_layer_sparsity* out) {
+    return guarded([&] {
+        require(s && out && layer >= 0 && size_t(layer) < s->session.counts.size(),
+                "no such layer");
+        const ggml::NeuronCounts& c = s->session.counts[size_t(layer)];
+        const double all = double(c.rows) * double(s->session.model->config.n_ff);
+        *out = {c.rows, 1, 1};
+        if (c.rows) *out = {c.rows, double(c.proposed) / all, double(c.fired) / all};
     });
 }
 

@@ -7,23 +7,72 @@ namespace powerinfer {
 
 using ggml::Input;
 
-void ffn(Session& s, const Ffn& w, const float* x, int64_t n, float* y) {
+namespace {
+
+// Every neuron, of a file that stores matrices.
+void dense_ffn(Session& s, const Ffn& w, const FfnInput& in, float* y) {
     const Config& c = s.model->config;
     Scratch& b = s.scratch;
     const bool q8 = w.up.quantised() || w.gate.quantised();
-    const Input input = b.input.prepare(s.context, x, n, c.n_embd, q8);
+    const Input input = b.input.prepare(s.context, in.x, in.n, c.n_embd, q8);
     if (w.gate) {
         ggml::matmul(s.context, input, {{w.gate, b.gate, w.gate_bias}, {w.up, b.up, w.up_bias}});
-        ggml::gated_activation(s.context, c.activation, b.gate, b.up, n * c.n_ff);
+        ggml::gated_activation(s.context, c.activation, b.gate, b.up, in.n * c.n_ff);
     } else {
         ggml::matmul(s.context, input, {{w.up, b.gate, w.up_bias}});
-        ggml::activation(s.context, c.activation, b.gate, n * c.n_ff);
+        ggml::activation(s.context, c.activation, b.gate, in.n * c.n_ff);
     }
-    if (w.down_t) {
-        ggml::matmul_transposed(s.context, w.down_t, b.gate, n, y, w.down_bias);
+    const Input fired = b.input.prepare(s.context, b.gate, in.n, c.n_ff, w.down.quantised());
+    ggml::matmul(s.context, fired, {{w.down, y, w.down_bias}});
+}
+
+// score = fc2 . relu(fc1 . x): raw logits, no bias (PowerInfer's semantics).
+void predict(Session& s, const Ffn& w, const float* x, int64_t n) {
+    const Config& c = s.model->config;
+    Scratch& b = s.scratch;
+    s.context.profile.part = "predictor";
+    const Input input = b.input.prepare(s.context, x, n, c.n_embd, w.fc1.quantised());
+    ggml::matmul(s.context, input, {{w.fc1, b.hidden}});
+    ggml::activation(s.context, ggml::Activation::relu, b.hidden, n * w.fc1.rows);
+    const Input hidden = b.input.prepare(s.context, b.hidden, n, w.fc1.rows, w.fc2.quantised());
+    ggml::matmul(s.context, hidden, {{w.fc2, b.score}});
+    s.context.profile.part = "ffn";
+}
+
+bool relu_family(ggml::Activation act) {
+    return act == ggml::Activation::relu || act == ggml::Activation::drelu ||
+           act == ggml::Activation::relu2;
+}
+
+// The neurons that fire, of a file that stores neuron rows.
+void neuron_ffn(Session& s, int64_t layer, const Ffn& w, const FfnInput& in, float* y) {
+    const Config& c = s.model->config;
+    Scratch& b = s.scratch;
+    ggml::NeuronMask mask;
+    if (w.fc1 && std::any_of(in.masked, in.masked + in.n, [](bool m) { return m; })) {
+        predict(s, w, c.predict_from_normed ? in.x : in.residual, in.n);
+        const float asked = s.params.sparse_threshold;
+        mask.masked = in.masked;
+        mask.score = b.score;
+        mask.threshold =
+            std::isnan(asked) ? s.model->layers[size_t(layer)].sparse_threshold : asked;
+        if (s.params.sparse == PI_SPARSE_AUTO && !w.hot.empty()) mask.hot = w.hot.data();
+    }
+    ggml::Neurons neurons = w.neurons;
+    // A threshold on a smooth activation (CATS) changes the result, so only `exact` applies it.
+    if (!relu_family(neurons.act) && s.params.sparse != PI_SPARSE_EXACT) neurons.threshold = 0;
+    const bool q8 = neurons.gate.wants_q8() || neurons.up.wants_q8();
+    const Input input = b.input.prepare(s.context, in.x, in.n, c.n_embd, q8);
+    ggml::sparse_ffn(s.context, neurons, input, mask, b.neurons, y, &s.counts[size_t(layer)]);
+}
+
+}  // namespace
+
+void ffn(Session& s, int64_t layer, const Ffn& w, const FfnInput& in, float* y) {
+    if (w.neurons.n) {
+        neuron_ffn(s, layer, w, in, y);
     } else {
-        const Input fired = b.input.prepare(s.context, b.gate, n, c.n_ff, w.down.quantised());
-        ggml::matmul(s.context, fired, {{w.down, y, w.down_bias}});
+        dense_ffn(s, w, in, y);
     }
 }
 
@@ -54,22 +103,26 @@ void route(Session& s, const Layer& l, const float* x, int64_t n) {
     }
 }
 
-void mixture(Session& s, const Layer& l, const float* x, int64_t n, float* y) {
+void mixture(Session& s, int64_t layer, const FfnInput& in, float* y) {
     const Config& c = s.model->config;
+    const Layer& l = s.model->layers[size_t(layer)];
     Scratch& b = s.scratch;
-    std::fill_n(y, n * c.n_embd, 0.0f);
+    std::fill_n(y, in.n * c.n_embd, 0.0f);
     for (int64_t e = 0; e < c.n_expert; e++) {
         const auto share = [&](int64_t t) { return b.share[t * c.n_expert + e]; };
-        int64_t n_rows =
+        int64_t n =
             0;  // rows that chose this expert, side by side so that its weights are read once
-        for (int64_t t = 0; t < n; t++) {
-            if (share(t) > 0)
-                std::copy_n(x + t * c.n_embd, c.n_embd, b.gathered + n_rows++ * c.n_embd);
+        for (int64_t t = 0; t < in.n; t++) {
+            if (!(share(t) > 0)) continue;
+            std::copy_n(in.x + t * c.n_embd, c.n_embd, b.gathered + n * c.n_embd);
+            std::copy_n(in.residual + t * c.n_embd, c.n_embd, b.gathered_residual + n * c.n_embd);
+            b.gathered_masked[n++] = in.masked[t];
         }
-        if (!n_rows) continue;
-        ffn(s, l.experts[size_t(e)], b.gathered, n_rows, b.expert_out);
+        if (!n) continue;
+        ffn(s, layer, l.experts[size_t(e)], {b.gathered, b.gathered_residual, b.gathered_masked, n},
+            b.expert_out);
         const float* out = b.expert_out;
-        for (int64_t t = 0; t < n; t++) {
+        for (int64_t t = 0; t < in.n; t++) {
             if (!(share(t) > 0)) continue;
             for (int64_t i = 0; i < c.n_embd; i++) y[t * c.n_embd + i] += share(t) * out[i];
             out += c.n_embd;

@@ -5,14 +5,22 @@
 
 namespace powerinfer {
 
-// y[t] = down . (act(gate . x[t]) * up . x[t]), n rows; without a gate down . act(up . x[t]).
-// x, y: [n, n_embd], apart from each other.
-void ffn(Session& s, const Ffn& weights, const float* x, int64_t n, float* y);
+// What a feed-forward block computes on: n rows.
+struct FfnInput {
+    const float* x;         // [n, n_embd], normed
+    const float* residual;  // [n, n_embd], before the norm: what PowerInfer's predictors see
+    const bool* masked;     // [n], rows that compute only what the predictor proposes
+    int64_t n;
+};
+
+// y[t] = down . (act(gate . x[t]) * up . x[t]); without a gate down . act(up . x[t]). y: [n,
+// n_embd].
+void ffn(Session& s, int64_t layer, const Ffn& weights, const FfnInput& in, float* y);
 
 // Chooses the experts of n rows of x, [n, n_embd], and keeps them in the scratch.
 void route(Session& s, const Layer& layer, const float* x, int64_t n);
 
 // y[t] = sum over the chosen experts, in ascending order, of share * ffn(expert, x[t]).
-void mixture(Session& s, const Layer& layer, const float* x, int64_t n, float* y);
+void mixture(Session& s, int64_t layer, const FfnInput& in, float* y);
 
 }  // namespace powerinfer

@@ -81,14 +81,16 @@ void attention(Session& s, int64_t layer, const Row* rows, const float* x, int64
     ggml::matmul(s.context, attended, {{l.o, y, l.o_bias}});
 }
 
-// y = the layer's FFN, or its mixture of experts, of x.
-void feed_forward(Session& s, const Layer& l, const float* x, int64_t n, float* y) {
+// y = the layer's FFN, or its mixture of experts, of x, the norm of the residual stream.
+void feed_forward(Session& s, int64_t i, const float* x, int64_t n, float* y) {
+    const Layer& l = s.model->layers[size_t(i)];
+    const FfnInput in{x, s.scratch.x, s.scratch.masked, n};
     if (l.experts.empty()) {
-        ffn(s, l.ffn, x, n, y);
+        ffn(s, i, l.ffn, in, y);
         return;
     }
     if (!s.model->config.route_layer_input) route(s, l, x, n);
-    mixture(s, l, x, n, y);
+    mixture(s, i, in, y);
 }
 
 // x += attention(norm(x)); x += ffn(norm(x)); or both of the same x where the family has them side
@@ -107,7 +109,7 @@ void layer(Session& s, int64_t i, const Row* rows, int64_t n) {
 
     s.context.profile.part = "ffn";
     norm(s, b.x, l.ffn_norm, n, b.normed);
-    feed_forward(s, l, b.normed, n, b.ffn_out);
+    feed_forward(s, i, b.normed, n, b.ffn_out);
     if (c.parallel_ffn) ggml::add(s.context, b.x, b.out, n * c.n_embd);
     ggml::add(s.context, b.x, b.ffn_out, n * c.n_embd);
 }
@@ -142,6 +144,7 @@ void head(Session& s, const Row* rows, int64_t n) {
 void forward(Session& s, const Row* rows, int64_t n) {
     embed(s, rows, n);
     for (int64_t t = 0; t < n; t++) {
+        s.scratch.masked[t] = rows[t].masked;
         s.rope.fill(rows[t].pos, s.scratch.cos_sin + t * s.model->config.n_rot);
     }
     for (int64_t i = 0; i < s.model->config.n_layer; i++) {

@@ -82,24 +82,101 @@ class Loader {
 
     void run() {
         uint64_t packed = 0, plain = 0;
-        for (const WeightSpec& w : model_.weights) {
+        for (WeightSpec& w : model_.weights) {
             total_ += w.bytes();
-            if (w.packed()) {
+            if (w.bundle) {
+                lay_out(w);
+            } else if (w.packed()) {
                 packed += aligned(w.bytes());
             } else if (!params_.use_mmap) {
                 plain += aligned(w.bytes());
             }
         }
+        const uint64_t strips = packed;
+        each_bundle([&](const Ffn& f) { packed += aligned(bundle_bytes(f)); });
         if (packed) model_.packed = ggml::Memory(packed, "weights");
+        uint8_t* next = model_.packed.data() + strips;
+        each_bundle([&](Ffn& f) {
+            f.bundle.data = next;
+            next += aligned(bundle_bytes(f));
+        });
         if (plain) model_.plain = ggml::Memory(plain, "weights");
         progress();
         for (WeightSpec& w : model_.weights) load(w);
         if (!model_.output) model_.output = model_.token_embd;
+        each_bundle(mark_hot);
         if (params_.use_mlock) lock();
     }
 
  private:
+    // A matrix's place in its neurons' bundles: behind those that came before.
+    static void lay_out(WeightSpec& w) {
+        const ggml::DType type = w.tensor->type;
+        *w.neuron = {type, ggml::can_fold(type, w.cols), nullptr, w.bundle->stride};
+        w.bundle->stride += ggml::info(type).size(w.cols);
+    }
+
+    static uint64_t bundle_bytes(const Ffn& f) {
+        return uint64_t(f.neurons.n) * uint64_t(f.bundle.stride);
+    }
+
+    template <typename F>
+    void each_bundle(const F& f) {
+        for (Layer& l : model_.layers) {
+            if (l.ffn.neurons.n) f(l.ffn);
+            for (Ffn& e : l.experts) {
+                if (e.neurons.n) f(e);
+            }
+        }
+    }
+
+    // Above this rate a prediction saves less than it costs to make: the gate is computed anyway.
+    static void mark_hot(Ffn& f) {
+        constexpr float kHotRate = 0.5f;
+        if (!f.rate) return;
+        f.hot.resize(size_t(f.neurons.n));
+        for (size_t i = 0; i < f.hot.size(); i++) f.hot[i] = f.rate[i] >= kHotRate;
+    }
+
+    // Rows go to their places in the bundles, folded where the format can be.
+    void bundle(const WeightSpec& w) {
+        const ggml::TensorInfo& t = *w.tensor;
+        const int64_t row = ggml::info(t.type).size(w.cols);
+        const int64_t slab = std::max<int64_t>(1, (8 << 20) / row);
+        uint8_t* to = w.bundle->data + w.neuron->stride;  // so far the place within a bundle
+        const bool folded = w.neuron->folded;
+        w.neuron->data = to;
+        w.neuron->stride = w.bundle->stride;
+        for (int64_t r0 = 0; r0 < w.rows; r0 += slab) {
+            const int64_t n = std::min(slab, w.rows - r0);
+            const uint64_t at = file_offset(w) + uint64_t(r0 * row);
+            with_file_bytes(t.file, at, uint64_t(n * row), [&](const uint8_t* from) {
+                context_.threads.run(n, 8, [&](int64_t begin, int64_t end, int) {
+                    for (int64_t i = begin; i < end; i++) {
+                        uint8_t* place = to + (r0 + i) * w.bundle->stride;
+                        if (folded) {
+                            ggml::fold_row(t.type, from + i * row, w.cols, place);
+                        } else {
+                            std::memcpy(place, from + i * row, size_t(row));
+                        }
+                    }
+                });
+            });
+        }
+        if (params_
+                .check_tensors) {  // the stored rows are the same numbers, and they lie in the file
+            const uint8_t* stored = model_.file.mappings[t.file]->data() + file_offset(w);
+            check_finite(w.name, {t.type, ggml::Layout::rows, w.rows, w.cols, stored});
+        }
+        done_ += w.bytes();
+        progress();
+    }
+
     void load(WeightSpec& w) {
+        if (w.bundle) {
+            bundle(w);
+            return;
+        }
         const ggml::TensorInfo& t = *w.tensor;
         ggml::Matrix m{t.type, ggml::Layout::rows, w.rows, w.cols, nullptr};
         if (w.packed()) {
@@ -129,32 +206,39 @@ class Loader {
     // Slabs of a few MB: the pages of the file are given back as soon as they are packed, so that
     // the model is never in memory twice.
     void pack(const ggml::Matrix& m, const WeightSpec& w, uint8_t* to) {
-        const int file = w.tensor->file;
-        const ggml::Mapping& mapping = *model_.file.mappings[file];
         const int64_t strip = ggml::kStrip * m.row_bytes(),
                       n_strips = (m.rows + ggml::kStrip - 1) / ggml::kStrip;
         const int64_t slab = std::max<int64_t>(1, (8 << 20) / strip);
-        std::vector<uint8_t> buffer(params_.use_mmap ? 0 : slab * strip);
         for (int64_t s0 = 0; s0 < n_strips; s0 += slab) {
             const int64_t n = std::min(slab, n_strips - s0);
-            const uint64_t offset = file_offset(w) + uint64_t(s0 * strip);
-            const uint64_t bytes =
-                std::min<uint64_t>(n * strip, uint64_t(m.rows * m.row_bytes() - s0 * strip));
-            const uint8_t* from = mapping.data() + offset;
-            if (params_.use_mmap) {
-                mapping.will_need(offset, bytes);
-            } else {
-                model_.file.files[file]->read(offset, buffer.data(), bytes);
-                from = buffer.data();
-            }
-            context_.threads.run(n, 4, [&](int64_t begin, int64_t end, int) {
-                for (int64_t s = begin; s < end; s++) {
-                    const int64_t rows = std::min(ggml::kStrip, m.rows - (s0 + s) * ggml::kStrip);
-                    ggml::pack_strip(m.type, from + s * strip, rows, m.cols, to + (s0 + s) * strip);
-                }
+            const int64_t bytes = std::min(n * strip, m.rows * m.row_bytes() - s0 * strip);
+            const uint64_t at = file_offset(w) + uint64_t(s0 * strip);
+            with_file_bytes(w.tensor->file, at, uint64_t(bytes), [&](const uint8_t* from) {
+                context_.threads.run(n, 4, [&](int64_t begin, int64_t end, int) {
+                    for (int64_t s = begin; s < end; s++) {
+                        const int64_t first = (s0 + s) * ggml::kStrip;
+                        ggml::pack_strip(m.type, from + s * strip,
+                                         std::min(ggml::kStrip, m.rows - first), m.cols,
+                                         to + (s0 + s) * strip);
+                    }
+                });
             });
-            if (params_.use_mmap) mapping.drop(offset, bytes);
         }
+    }
+
+    // Calls use(bytes) with a range of a file, mapped or read.
+    template <typename F>
+    void with_file_bytes(int file, uint64_t offset, uint64_t n, const F& use) {
+        if (!params_.use_mmap) {
+            std::vector<uint8_t> buffer(n);
+            model_.file.files[file]->read(offset, buffer.data(), n);
+            use(buffer.data());
+            return;
+        }
+        const ggml::Mapping& mapping = *model_.file.mappings[file];
+        mapping.will_need(offset, n);
+        use(mapping.data() + offset);
+        mapping.drop(offset, n);
     }
 
     void check_finite(const std::string& name, const ggml::Matrix& m) {

@@ -8,6 +8,7 @@
 
 #include "ggml/file_io.h"
 #include "ggml/gguf.h"
+#include "ggml/neurons.h"
 #include "ggml/ops.h"
 #include "ggml/tensor.h"
 #include "powerinfer.h"
@@ -46,6 +47,9 @@ struct Config {
     ggml::Activation activation = ggml::Activation::silu;
     bool parallel_ffn = false;                // attention and FFN both read the layer's input
     int64_t n_expert = 0, n_expert_used = 0;  // 0: one FFN
+    bool neuron_aware = false;      // FFN weights are neuron rows
+    int64_t predictor_rank = 0;     // the largest; 0: no predictor in the file
+    bool predict_from_normed = false;  // the predictor sees the FFN's normed input, not the residual
     bool route_layer_input = false;  // the router reads x itself, not the FFN's normed input
     enum class Gating { softmax, sigmoid } gating = Gating::softmax;
 
@@ -59,12 +63,23 @@ struct NormWeights {
     const float* bias = nullptr;    // [n]
 };
 
+// Rows of a neuron's matrices side by side: neuron n's at data + n * stride.
+struct Bundle {
+    int64_t stride = 0;
+    uint8_t* data = nullptr;
+};
+
 // A feed-forward block, or one expert of several. Without a gate: down . act(up . x).
 struct Ffn {
-    ggml::Matrix gate, up;  // [n_ff, n_embd]: row n is neuron n
-    ggml::Matrix down;      // [n_embd, n_ff], of dense files
-    ggml::Matrix down_t;    // [n_ff, n_embd], of neuron-aware files: row n is neuron n
+    // Of dense files: matrices. gate, up: [n_ff, n_embd]; down: [n_embd, n_ff].
+    ggml::Matrix gate, up, down;
     const float *gate_bias = nullptr, *up_bias = nullptr, *down_bias = nullptr;
+    // Of neuron-aware files (neurons.n > 0): one bundle per neuron, and what predicts who fires.
+    Bundle bundle;
+    ggml::Neurons neurons;
+    ggml::Matrix fc1, fc2;        // [rank, n_embd], [n_ff, rank]; empty: no predictor
+    const float* rate = nullptr;  // [n_ff], share of profiled tokens on which a neuron fired
+    std::vector<uint8_t> hot;     // [n_ff], 1 where it fires so often that predicting it saves nothing
 };
 
 // One layer. Matrices are [outputs, inputs]; a null pointer or empty matrix is a part the model
@@ -80,6 +95,7 @@ struct Layer {
     Ffn ffn;
     ggml::Matrix router;       // [n_expert, n_embd]
     std::vector<Ffn> experts;  // instead of ffn
+    float sparse_threshold = 0;  // predictor score below which a neuron is skipped
 };
 
 // A tensor, or a range of its rows, that the architecture wants, where it goes, and what it counts
@@ -88,7 +104,8 @@ struct WeightSpec {
     enum class Use {
         vector,   // F32, one row
         product,  // right side of matmul(): packed into strips if the type has them
-        rows,     // looked up or added row by row: stays as stored
+        rows,     // looked up row by row: stays as stored
+        neuron,   // one of the matrices of a bundle
     };
     const char* part;  // name in the memory plan
     std::string name;
@@ -97,6 +114,8 @@ struct WeightSpec {
     Use use;
     ggml::Matrix* matrix = nullptr;
     const float** vector = nullptr;
+    ggml::NeuronRows* neuron = nullptr;
+    Bundle* bundle = nullptr;
     const ggml::TensorInfo* tensor = nullptr;  // set when found in the file
 
     bool packed() const { return use == Use::product && ggml::has_strips(tensor->type); }
@@ -126,7 +145,7 @@ struct Model {
     std::vector<Layer> layers;
 
     std::vector<WeightSpec> weights;  // what was loaded, in file order of the architecture
-    ggml::Memory packed;              // strips
+    ggml::Memory packed;              // strips and bundles
     ggml::Memory plain;               // stored blocks that were read rather than mapped
     uint64_t ram_budget = 0;          // 0: what is free when asked
 

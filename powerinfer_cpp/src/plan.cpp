@@ -1,6 +1,7 @@
 #include "plan.h"
 
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 
 #include "ggml/status.h"
@@ -48,6 +49,10 @@ pi_session_params resolve_session_params(const Config& config, pi_session_params
     bound("n_logits", p.n_logits, 1, 1 << 20);
     p.n_ubatch = std::min(p.n_ubatch, p.n_batch);
     p.n_logits = std::min(p.n_logits, p.n_batch);
+    bound("sparse", p.sparse, PI_SPARSE_AUTO, PI_SPARSE_PREDICTOR);
+    if (std::isinf(p.sparse_threshold)) {
+        throw Error(Code::argument, "the sparse threshold must be finite");
+    }
     for (uint32_t type : {p.type_k, p.type_v}) {
         const bool known = type == uint32_t(ggml::DType::F16) ||
                            type == uint32_t(ggml::DType::F32) ||
@@ -78,7 +83,8 @@ uint64_t kv_bytes(const Config& config, const pi_session_params& params) {
 }
 
 uint64_t scratch_bytes(const Config& config, const pi_session_params& params) {
-    return Scratch::bytes(config, params.n_ubatch) +
+    return Scratch::bytes(config, params.n_ubatch,
+                          std::max(params.n_threads, params.n_threads_batch)) +
            uint64_t(params.n_logits) * uint64_t(kept_width(config, params)) * sizeof(float);
 }
 

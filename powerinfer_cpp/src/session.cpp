@@ -16,24 +16,27 @@ namespace {
 
 // Widest input of a product: what InputBuffer must hold. Rounded up to whole blocks.
 int64_t widest(const Config& c) {
-    const int64_t n = std::max({c.n_embd, c.q_dim(), c.n_ff});
+    const int64_t n = std::max({c.n_embd, c.q_dim(), c.n_ff, c.predictor_rank});
     return (n + ggml::kQ - 1) / ggml::kQ * ggml::kQ;
 }
 
 int64_t floats_per_row(const Config& c) {
-    const int64_t mixture = c.n_expert ? 2 * c.n_expert + 2 * c.n_embd : 0;
-    return 4 * c.n_embd + 2 * c.q_dim() + 2 * c.kv_dim() + 2 * c.n_ff + c.n_rot + mixture;
+    const int64_t mixture = c.n_expert ? 2 * c.n_expert + 3 * c.n_embd : 0;
+    const int64_t predictor = c.predictor_rank ? c.predictor_rank + c.n_ff : 0;
+    return 4 * c.n_embd + 2 * c.q_dim() + 2 * c.kv_dim() + 2 * c.n_ff + c.n_rot + mixture +
+           predictor + 1;
 }
 
 }  // namespace
 
-uint64_t Scratch::bytes(const Config& c, int64_t n_ubatch) {
+uint64_t Scratch::bytes(const Config& c, int64_t n_ubatch, int threads) {
     return uint64_t(floats_per_row(c)) * uint64_t(n_ubatch) * sizeof(float) +
            ggml::InputBuffer::bytes(n_ubatch, widest(c)) +
-           uint64_t(n_ubatch) * sizeof(ggml::AttentionRow);
+           uint64_t(n_ubatch) * sizeof(ggml::AttentionRow) +
+           (c.neuron_aware ? ggml::NeuronScratch::bytes(n_ubatch, c.n_ff, c.n_embd, threads) : 0);
 }
 
-Scratch::Scratch(const Config& c, int64_t n_ubatch)
+Scratch::Scratch(const Config& c, int64_t n_ubatch, int threads)
     : attention_rows(size_t(n_ubatch)),
       input(n_ubatch, widest(c)),
       memory_(uint64_t(floats_per_row(c)) * uint64_t(n_ubatch) * sizeof(float), "scratch") {
@@ -54,7 +57,16 @@ Scratch::Scratch(const Config& c, int64_t n_ubatch)
     gate = take(c.n_ff);
     up = take(c.n_ff);
     cos_sin = take(c.n_rot);
+    // Flags take a float's room each.
+    masked = reinterpret_cast<bool*>(take(1));
+    gathered_masked = masked + n_ubatch;
+    if (c.neuron_aware) neurons = ggml::NeuronScratch(n_ubatch, c.n_ff, c.n_embd, threads);
+    if (c.predictor_rank) {
+        hidden = take(c.predictor_rank);
+        score = take(c.n_ff);
+    }
     if (!c.n_expert) return;
+    gathered_residual = take(c.n_embd);
     router = take(c.n_expert);
     share = take(c.n_expert);
     gathered = take(c.n_embd);
@@ -71,10 +83,14 @@ Session::Session(std::shared_ptr<const Model> m, const pi_session_params& asked)
     check_budget(format("a context of %d positions", params.n_ctx),
                  kv_bytes(c, params) + scratch_bytes(c, params), budget);
     kv = KvCache(c, params);
-    scratch = Scratch(c, params.n_ubatch);
+    scratch = Scratch(c, params.n_ubatch, context.threads.size());
     results_ = ggml::Memory(uint64_t(params.n_logits) * uint64_t(result_width()) * sizeof(float),
                             "logits");
     rope = RopeTable(*model);
+    counts.resize(size_t(c.n_layer));
+    if (params.sparse == PI_SPARSE_PREDICTOR && !c.predictor_rank) {
+        throw Error(Code::argument, model->file.gguf.path() + ": the file has no predictors");
+    }
 }
 
 void Session::check(const int32_t* token, const int32_t* seq, const bool* keep, int32_t n) const {
@@ -116,6 +132,8 @@ void Session::eval(const int32_t* token, const int32_t* seq, const bool* keep, i
     for (int32_t i = 0; i < params.n_seq; i++) before[size_t(i)] = kv.length(i);
     result_at_.assign(size_t(n), -1);
     context.threads.limit(n == 1 ? params.n_threads : params.n_threads_batch);
+    std::vector<int64_t> added(size_t(params.n_seq), 0);  // rows of each sequence in this call
+    for (int32_t i = 0; i < n; i++) added[size_t(seq ? seq[i] : 0)]++;
     std::vector<Row> rows;
     int32_t kept = 0;
     try {
@@ -124,7 +142,8 @@ void Session::eval(const int32_t* token, const int32_t* seq, const bool* keep, i
             rows.clear();
             for (int32_t i = start; i < end; i++) {
                 const int32_t sequence = seq ? seq[i] : 0;
-                Row row{token[i], sequence, kv.length(sequence), nullptr};
+                Row row{token[i], sequence, kv.length(sequence), masks(added[size_t(sequence)]),
+                        nullptr};
                 kv.set_length(sequence, row.pos + 1);
                 if (keep ? keep[i] : i == n - 1) {
                     row.result = results_.as<float>() + int64_t(kept) * result_width();
@@ -139,6 +158,11 @@ void Session::eval(const int32_t* token, const int32_t* seq, const bool* keep, i
         result_at_.clear();
         throw;
     }
+}
+
+bool Session::masks(int64_t n) const {
+    if (!model->config.predictor_rank) return false;
+    return params.sparse == PI_SPARSE_PREDICTOR || (params.sparse == PI_SPARSE_AUTO && n == 1);
 }
 
 const float* Session::result(int32_t row) const {

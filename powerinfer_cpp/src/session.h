@@ -16,27 +16,31 @@ struct Row {
     int32_t token;
     int32_t seq;
     int64_t pos;
-    float*
-        result;  // its logits [n_vocab] or embedding [n_embd], or null when nobody asked for them
+    bool masked;    // its FFN computes only what a predictor proposes
+    float* result;  // its logits [n_vocab] or embedding [n_embd], null when nobody asked
 };
 
 // Intermediate results of up to n_ubatch rows; names are those of the formulas in forward.cpp.
 struct Scratch {
     Scratch() = default;
-    Scratch(const Config& config, int64_t n_ubatch);
-    static uint64_t bytes(const Config& config, int64_t n_ubatch);
+    Scratch(const Config& config, int64_t n_ubatch, int threads);
+    static uint64_t bytes(const Config& config, int64_t n_ubatch, int threads);
 
-    float *x, *normed;      // [rows, n_embd]: residual stream, its norm
-    float *out, *ffn_out;   // [rows, n_embd]: what attention and FFN add to it
-    float *q, *attended;    // [rows, q_dim]
-    float *k, *v;           // [rows, kv_dim]
-    float *gate, *up;       // [rows, n_ff]
-    float* cos_sin;         // [rows, n_rot]
-    float *router, *share;  // [rows, n_expert]: scores, and what each chosen expert counts
-    float *gathered,
-        *expert_out;  // [rows, n_embd]: rows of one expert; only where there are experts
+    float *x, *normed;             // [rows, n_embd]: residual stream, its norm
+    float *out, *ffn_out;          // [rows, n_embd]: what attention and FFN add to it
+    float *q, *attended;           // [rows, q_dim]
+    float *k, *v;                  // [rows, kv_dim]
+    float *gate, *up;              // [rows, n_ff]
+    float* cos_sin;                // [rows, n_rot]
+    float *router, *share;         // [rows, n_expert]: scores, and what each chosen expert counts
+    float *gathered, *expert_out;  // [rows, n_embd]: rows of one expert, and its results
     std::vector<ggml::AttentionRow> attention_rows;
     ggml::InputBuffer input;
+    float *hidden = nullptr, *score = nullptr;  // [rows, rank], [rows, n_ff]: of predictors
+    float* gathered_residual = nullptr;         // [rows, n_embd], beside `gathered`
+    bool* masked = nullptr;                     // [rows]
+    bool* gathered_masked = nullptr;            // [rows]
+    ggml::NeuronScratch neurons;
 
  private:
     ggml::Memory memory_;
@@ -67,8 +71,11 @@ struct Session {
     KvCache kv;
     Scratch scratch;
     RopeTable rope;
+    std::vector<ggml::NeuronCounts> counts;  // per layer, since the session began
 
  private:
+    // Is a row masked when its sequence has n rows in this call?
+    bool masks(int64_t n) const;
     void check(const int32_t* token, const int32_t* seq, const bool* keep, int32_t n) const;
     ggml::Memory results_;            // [n_logits, result_width()]
     std::vector<int32_t> result_at_;  // slot of each row of the last eval, -1: not kept

@@ -151,55 +151,6 @@ void test_matmul(DType type) {
     }
 }
 
-void test_matmul_transposed(DType type) {
-    const bool quantised = info(type).is_quantised();
-    for (int64_t cols : {32, 160, 416}) {  // within a piece of 128 columns and over several
-        for (int64_t rows : {1, 7, 90}) {
-            const int64_t n = quantised ? cols : cols - 3;
-            const Weight w(type, rows, n, false);
-            const Floats bias = random_floats(n);
-            for (int64_t tokens : {1, 2, 5}) {
-                Floats a = random_floats(tokens * rows);
-                std::bernoulli_distribution silent(0.7);
-                for (float& v : a) {
-                    if (silent(rng)) v = 0;
-                }
-                for (int64_t t = 0; t < tokens; t++) a[size_t(t * rows)] = 0;  // nobody fires row 0
-                for (const float* b : {bias.data(), static_cast<const float*>(nullptr)}) {
-                    const auto op = [&](Context& context, int64_t first, int64_t count) {
-                        Floats y(size_t(count * n), NAN);
-                        matmul_transposed(context, w.matrix, a.data() + first * rows, count,
-                                          y.data(), b);
-                        return y;
-                    };
-                    Doubles expected, size;
-                    for (int64_t t = 0; t < tokens; t++) {
-                        for (int64_t c = 0; c < n; c++) {
-                            double sum = b ? double(b[c]) : 0, total = std::fabs(sum);
-                            for (int64_t r = 0; r < rows; r++) {
-                                const double term =
-                                    double(w.values[size_t(r * n + c)]) * a[size_t(t * rows + r)];
-                                sum += term;
-                                total += std::fabs(term);
-                            }
-                            expected.push_back(sum);
-                            size.push_back(total);
-                        }
-                    }
-                    CHECK(close(steady(op, tokens), expected, size));
-                }
-            }
-        }
-    }
-    // A row that no token fires is not read at all: its weights could be anything.
-    Weight w(DType::F32, 3, 8, false);
-    const float nan = NAN;
-    std::memcpy(w.bytes.data() + 8 * sizeof(float), &nan, sizeof(nan));
-    Floats y(8);
-    matmul_transposed(*contexts[1], w.matrix, Floats{1, 0, 2}.data(), 1, y.data(), nullptr);
-    CHECK(std::isfinite(y[0]));
-}
-
 void test_rms_norm() {
     for (int64_t n : {1, 7, 8, 9, 67, 256}) {
         const int64_t rows = 5;
@@ -441,7 +392,6 @@ void test_all() {
     contexts = {&one, &two, &three};
     for (DType type : {DType::F32, DType::F16, DType::BF16, DType::Q8_0, DType::Q4_0}) {
         test_matmul(type);
-        test_matmul_transposed(type);
     }
     test_rms_norm();
     test_layer_norm();

@@ -55,11 +55,6 @@ struct Product {
 };
 void matmul(Context& context, const Input& x, std::initializer_list<Product> products);
 
-// y[t][c] = sum_n a[t][n] w[n][c] + bias[c]: the product with a weight that is stored transposed.
-// Rows whose a is zero for every token are not read. w.layout must be rows.
-void matmul_transposed(Context& context, const Matrix& w, const float* a, int64_t rows, float* y,
-                       const float* bias);
-
 // y = x / sqrt(mean(x^2) + eps) * weight, per row of n.
 void rms_norm(Context& context, const float* x, const float* weight, float eps, int64_t rows,
               int64_t n, float* y);

@@ -22,6 +22,23 @@ using strip_fn = void (*)(const uint8_t* strip, const Q8Rows& x, int64_t t0, int
 using accumulate_fn = void (*)(const uint8_t* w, int64_t row_bytes, int64_t n_rows, int64_t cols,
                                const float* a, int64_t lda, int64_t nt, float* y, int64_t ldy);
 
+// The input of a neuron product: one token's activations as floats, in 8 bits, and in 8 bits folded
+// (neurons.h): q [cols / 256][8 groups][8 lanes][4], the rest [cols / 256][8 lanes] per 32 (s16: per 16).
+struct NeuronInput {
+    const float* x;
+    Q8Rows q8, folded;
+    int64_t t;
+};
+
+// y[i] = row ids[i] . x, for n rows at w + id * stride; block formats are folded.
+using dot_fn = void (*)(const uint8_t* w, int64_t stride, const int32_t* ids, int64_t n, int64_t cols,
+                        const NeuronInput& x, float* y);
+
+// y[c] += sum_i h[i] * row ids[i][c], i ascending, over `cols` columns; block formats are folded, and y
+// has their order: column r * cols / 8 + 32 b + 4 v + j stands at ((8 b + v) * 4 + j) * 8 + r.
+using add_fn = void (*)(const uint8_t* w, int64_t stride, const int32_t* ids, int64_t n, int64_t cols,
+                        const float* h, float* y);
+
 // Quantises rows [t0, t0 + nt) of x [.., cols] into out.
 using quantize_fn = void (*)(const float* x, int64_t t0, int64_t nt, const Q8Rows& out);
 
@@ -32,6 +49,8 @@ struct Kernels {
     matmul_fn matmul[kTypes];
     strip_fn strip[kTypes];
     accumulate_fn accumulate[kTypes];
+    dot_fn dot[kTypes];
+    add_fn add[kTypes];
     quantize_fn quantize[kTypes];  // by the type quantised from: F32
 };
 

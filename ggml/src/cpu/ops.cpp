@@ -65,41 +65,6 @@ void matmul(Context& context, const Input& x, std::initializer_list<Product> pro
     });
 }
 
-void matmul_transposed(Context& context, const Matrix& w, const float* a, int64_t rows, float* y,
-                       const float* bias) {
-    const OpTimer timer(context.profile, "matmul_transposed", uint64_t(w.bytes()));
-    // Threads share the columns, so that each sum is one thread's and ascends over the rows of w.
-    const int64_t columns = std::max<int64_t>(128, info(w.type).block);
-    const int64_t n_pieces = (w.cols + columns - 1) / columns;
-    const auto fires = [&](int64_t n) {
-        for (int64_t t = 0; t < rows; t++) {
-            if (a[t * w.rows + n] != 0) return true;
-        }
-        return false;
-    };
-    context.threads.run(n_pieces, 1, [&](int64_t begin, int64_t end, int) {
-        const int64_t c0 = begin * columns, n = std::min(end * columns, w.cols) - c0;
-        for (int64_t t = 0; t < rows; t++) {
-            if (bias) {
-                std::copy_n(bias + c0, n, y + t * w.cols + c0);
-            } else {
-                std::fill_n(y + t * w.cols + c0, n, 0.0f);
-            }
-        }
-        const uint8_t* column = w.data + info(w.type).size(c0);
-        for (int64_t r = 0; r < w.rows;) {
-            int64_t last = r;  // a run of rows that are needed
-            while (last < w.rows && fires(last)) last++;
-            if (last > r) {
-                context.kernels.accumulate[int(w.type)](column + r * w.row_bytes(), w.row_bytes(),
-                                                        last - r, n, a + r, w.rows, rows, y + c0,
-                                                        w.cols);
-            }
-            r = last + 1;
-        }
-    });
-}
-
 InputBuffer::InputBuffer(int64_t max_rows, int64_t max_cols)
     : memory_(bytes(max_rows, max_cols), "activations in 8 bits") {
     const int64_t n = max_rows * max_cols;

@@ -1,5 +1,6 @@
 // The list of families, and the keys that all of them share.
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 
 #include "families/family.h"
@@ -62,16 +63,19 @@ Activation read_activation(const ggml::Gguf& gguf, const Family& family) {
            "powerinfer.ffn.activation \"" + std::string(wanted.substr(0, 40)) + "\" is not known");
 }
 
-// A threshold that is part of the activation would change every result if it were passed over.
-void refuse_threshold(const ggml::Gguf& gguf) {
-    const ggml::Value* v = gguf.find("powerinfer.ffn.threshold");
-    if (!v) return;
-    if (!v->is_number()) refuse(gguf, Code::format, "powerinfer.ffn.threshold is not a number");
-    for (uint64_t i = 0; i < v->count(); i++) {
-        if (v->number(i) != 0) {
-            refuse(gguf, Code::unsupported, "powerinfer.ffn.threshold is not supported");
-        }
+// A key that is one number for all layers or one for each; 0 where it is missing.
+std::vector<float> per_layer(const ggml::Gguf& gguf, const std::string& key, int64_t n_layer) {
+    std::vector<float> values(size_t(n_layer), 0.0f);
+    const ggml::Value* v = gguf.find(key);
+    if (!v) return values;
+    if (!v->is_number() || (v->is_array() && int64_t(v->count()) != n_layer)) {
+        refuse(gguf, Code::format, key + " is neither a number nor one for each layer");
     }
+    for (size_t i = 0; i < values.size(); i++) {
+        values[i] = float(v->number(v->is_array() ? i : 0));
+        if (!std::isfinite(values[i])) refuse(gguf, Code::format, key + " is not finite");
+    }
+    return values;
 }
 
 RopeScaling read_rope_scaling(const ggml::Gguf& gguf, const std::string& prefix, int64_t n_ctx) {
@@ -152,14 +156,35 @@ Config read_config(const ggml::Gguf& gguf, int64_t n_vocab) {
                    format(" is %lld, but there are %lld tokens", (long long)n, (long long)n_vocab));
     }
     c.activation = read_activation(gguf, family);
-    refuse_threshold(gguf);
+    const std::string_view input = gguf.string("powerinfer.predictor.input", "residual");
+    if (input != "residual" && input != "normed") {
+        refuse(gguf, Code::format, "powerinfer.predictor.input is neither residual nor normed");
+    }
+    c.predict_from_normed = input == "normed";
+    if (gguf.string("powerinfer.predictor.kind", "mlp") != "mlp") {
+        refuse(gguf, Code::unsupported, "powerinfer.predictor.kind: only mlp is supported");
+    }
     family.configure(gguf, c);
     return c;
 }
 
 std::vector<WeightSpec> weight_specs(Model& model) {
     std::vector<WeightSpec> specs;
-    find_family(model.file.gguf).weights(model, specs);
+    const ggml::Gguf& gguf = model.file.gguf;
+    const int64_t n_layer = model.config.n_layer;
+    find_family(gguf).weights(model, specs);
+    const std::vector<float> fatrelu = per_layer(gguf, "powerinfer.ffn.threshold", n_layer);
+    const std::vector<float> predictor = per_layer(gguf, "powerinfer.sparse_threshold", n_layer);
+    for (size_t i = 0; i < model.layers.size(); i++) {
+        Layer& l = model.layers[i];
+        l.sparse_threshold = predictor[i];
+        l.ffn.neurons.threshold = fatrelu[i];
+        for (Ffn& f : l.experts) f.neurons.threshold = fatrelu[i];
+        if (fatrelu[i] != 0 && !model.config.neuron_aware) {
+            refuse(gguf, Code::unsupported,
+                   "powerinfer.ffn.threshold needs neuron rows (ffn_down_t); convert the model");
+        }
+    }
     return specs;
 }
 

@@ -55,15 +55,20 @@ class Weights {
     void embedding_and_head();
     // attn_q, attn_k, attn_v, attn_output of layer i, each .weight and, if there, .bias.
     void attention(int64_t i);
-    // ffn_gate (if gated), ffn_up, ffn_down or ffn_down_t of layer i, each .weight and, if there,
-    // .bias.
+    // ffn_gate (if gated), ffn_up, ffn_down of layer i, each .weight and, if there, .bias; in
+    // neuron-aware files ffn_down_t, fc1, fc2 and ffn_rate.
     void ffn(int64_t i, bool gated);
-    // ffn_gate_inp and the experts' ffn_{gate,up,down}_exps (down_t_exps) of layer i.
+    // ffn_gate_inp and the experts' ffn_{gate,up,down}_exps of layer i, likewise.
     void experts(int64_t i);
 
     Model& m;
 
  private:
+    // Rows of a tensor as neuron rows of a bundle.
+    void neuron_rows(const std::string& name, std::vector<int64_t> shape, int64_t row0, Ffn& ffn,
+                     ggml::NeuronRows* to);
+    // fc1, fc2 and rates, where the file has them; suffix "" or "_exps", expert e of c.n_expert.
+    void predictor(int64_t i, const char* suffix, int64_t e, Ffn& ffn);
     std::vector<WeightSpec>& specs_;
 };
 

@@ -1,4 +1,6 @@
 // The tensors that families share.
+#include <algorithm>
+
 #include "families/family.h"
 
 namespace powerinfer {
@@ -55,21 +57,62 @@ void Weights::attention(int64_t i) {
     optional("attention", blk(i, "attn_output.bias"), c.n_embd, &l.o_bias);
 }
 
+void Weights::neuron_rows(const std::string& name, std::vector<int64_t> shape, int64_t row0, Ffn& f,
+                          ggml::NeuronRows* to) {
+    rows("ffn", name, std::move(shape), row0, m.config.n_ff, nullptr, Use::neuron);
+    specs_.back().neuron = to;
+    specs_.back().bundle = &f.bundle;
+}
+
+void Weights::predictor(int64_t i, const char* suffix, int64_t e, Ffn& f) {
+    Config& c = m.config;
+    const auto name = [&](const char* part, const char* end) {
+        return blk(i, part) + suffix + end;
+    };
+    const bool stacked = *suffix;
+    const auto shaped = [&](int64_t cols, int64_t n_rows) {
+        std::vector<int64_t> shape{cols, n_rows};
+        if (stacked) shape.push_back(c.n_expert);
+        return shape;
+    };
+    if (const ggml::TensorInfo* fc1 = m.file.gguf.find_tensor(name("fc1", ".weight"))) {
+        const int64_t rank = fc1->ne[1];
+        c.predictor_rank = std::max(c.predictor_rank, rank);
+        rows("predictor", name("fc1", ".weight"), shaped(c.n_embd, rank), e * rank, rank, &f.fc1);
+        rows("predictor", name("fc2", ".weight"), shaped(rank, c.n_ff), e * c.n_ff, c.n_ff, &f.fc2);
+    }
+    const std::string rate = name("ffn_rate", "");
+    if (!has(rate)) return;
+    vector("predictor", rate, c.n_ff, &f.rate);
+    if (stacked) {
+        specs_.back().shape = {c.n_ff, c.n_expert};
+        specs_.back().row0 = e;
+    }
+}
+
 void Weights::ffn(int64_t i, bool gated) {
     const Config& c = m.config;
     Ffn& f = m.layers[size_t(i)].ffn;
-    if (gated) matrix("ffn", blk(i, "ffn_gate.weight"), c.n_ff, c.n_embd, &f.gate);
-    matrix("ffn", blk(i, "ffn_up.weight"), c.n_ff, c.n_embd, &f.up);
-    const bool transposed = has(blk(i, "ffn_down_t.weight"));
-    if (transposed) {
-        matrix("ffn", blk(i, "ffn_down_t.weight"), c.n_ff, c.n_embd, &f.down_t, Use::rows);
+    const std::vector<int64_t> by_neuron{c.n_embd, c.n_ff};
+    const bool by_rows = has(blk(i, "ffn_down_t.weight"));
+    if (by_rows) {
+        m.config.neuron_aware = true;
+        f.neurons.n = c.n_ff;
+        f.neurons.cols = c.n_embd;
+        f.neurons.act = c.activation;
+        if (gated) neuron_rows(blk(i, "ffn_gate.weight"), by_neuron, 0, f, &f.neurons.gate);
+        neuron_rows(blk(i, "ffn_up.weight"), by_neuron, 0, f, &f.neurons.up);
+        neuron_rows(blk(i, "ffn_down_t.weight"), by_neuron, 0, f, &f.neurons.down);
+        predictor(i, "", 0, f);
     } else {
+        if (gated) matrix("ffn", blk(i, "ffn_gate.weight"), c.n_ff, c.n_embd, &f.gate);
+        matrix("ffn", blk(i, "ffn_up.weight"), c.n_ff, c.n_embd, &f.up);
         matrix("ffn", blk(i, "ffn_down.weight"), c.n_embd, c.n_ff, &f.down);
     }
-    optional("ffn", blk(i, "ffn_gate.bias"), c.n_ff, &f.gate_bias);
-    optional("ffn", blk(i, "ffn_up.bias"), c.n_ff, &f.up_bias);
-    optional("ffn", blk(i, transposed ? "ffn_down_t.bias" : "ffn_down.bias"), c.n_embd,
-             &f.down_bias);
+    optional("ffn", blk(i, "ffn_gate.bias"), c.n_ff, by_rows ? &f.neurons.gate_bias : &f.gate_bias);
+    optional("ffn", blk(i, "ffn_up.bias"), c.n_ff, by_rows ? &f.neurons.up_bias : &f.up_bias);
+    optional("ffn", blk(i, by_rows ? "ffn_down_t.bias" : "ffn_down.bias"), c.n_embd,
+             by_rows ? &f.neurons.down_bias : &f.down_bias);
 }
 
 void Weights::experts(int64_t i) {
@@ -79,21 +122,29 @@ void Weights::experts(int64_t i) {
     const std::vector<int64_t> by_neuron{c.n_embd, c.n_ff, c.n_expert},
         by_output{c.n_ff, c.n_embd, c.n_expert};
     std::string down = blk(i, "ffn_down_exps.weight");
-    bool transposed = has(blk(i, "ffn_down_t_exps.weight"));
-    if (transposed) {
+    bool by_rows = has(blk(i, "ffn_down_t_exps.weight"));
+    if (by_rows) {
         down = blk(i, "ffn_down_t_exps.weight");
     } else if (const ggml::TensorInfo* t = m.file.gguf.find_tensor(down)) {
         // PowerInfer's SmallThinker files keep the plain name for rows by neuron.
-        transposed = t->ne[0] == c.n_embd && c.n_embd != c.n_ff;
+        by_rows = t->ne[0] == c.n_embd && c.n_embd != c.n_ff;
     }
+    if (by_rows) m.config.neuron_aware = true;
     l.experts.resize(size_t(c.n_expert));
     for (int64_t e = 0; e < c.n_expert; e++) {
         Ffn& f = l.experts[size_t(e)];
-        rows("ffn", blk(i, "ffn_gate_exps.weight"), by_neuron, e * c.n_ff, c.n_ff, &f.gate);
-        rows("ffn", blk(i, "ffn_up_exps.weight"), by_neuron, e * c.n_ff, c.n_ff, &f.up);
-        if (transposed) {
-            rows("ffn", down, by_neuron, e * c.n_ff, c.n_ff, &f.down_t, Use::rows);
+        const std::string gate = blk(i, "ffn_gate_exps.weight"), up = blk(i, "ffn_up_exps.weight");
+        if (by_rows) {
+            f.neurons.n = c.n_ff;
+            f.neurons.cols = c.n_embd;
+            f.neurons.act = c.activation;
+            neuron_rows(gate, by_neuron, e * c.n_ff, f, &f.neurons.gate);
+            neuron_rows(up, by_neuron, e * c.n_ff, f, &f.neurons.up);
+            neuron_rows(down, by_neuron, e * c.n_ff, f, &f.neurons.down);
+            predictor(i, "_exps", e, f);
         } else {
+            rows("ffn", gate, by_neuron, e * c.n_ff, c.n_ff, &f.gate);
+            rows("ffn", up, by_neuron, e * c.n_ff, c.n_ff, &f.up);
             rows("ffn", down, by_output, e * c.n_embd, c.n_embd, &f.down);
         }
     }

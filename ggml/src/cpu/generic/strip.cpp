@@ -1,6 +1,7 @@
 // Products with strips of eight interleaved rows, in plain C++: the specification of strip__*.
 // Per 32 columns: an exact integer sum, the scales of groups included, times both scales, added to
 // one float per row; where the format has mins, another such sum for them.
+#include "cpu/generic/block_product.h"
 #include "cpu/kernels.h"
 #include "ggml/blocks.h"
 #include "quants/parts.h"
@@ -8,30 +9,6 @@
 namespace ggml::cpu::generic {
 
 namespace {
-
-int32_t dot(const int8_t* w, const int8_t* x) {
-    int32_t sum = 0;
-    for (int i = 0; i < 16; i++) sum += w[i] * x[i];
-    return sum;
-}
-
-// Adds the product of one block with the activations from block x0 (of 32) on.
-template <typename Block>
-float add_block(float sum, const Parts& p, const Q8Rows& x, int64_t x0) {
-    using Traits = BlockTraits<Block>;
-    for (int g = 0; g < Traits::size / 16; g += 2) {
-        const int64_t b = x0 + g / 2;
-        const int8_t* q = x.q + b * kQ;
-        const int32_t product =
-            p.scale[g] * dot(p.q + 16 * g, q) + p.scale[g + 1] * dot(p.q + 16 * g + 16, q + 16);
-        sum += p.d * x.d[b] * float(product);
-        if (Traits::has_min) {
-            const int32_t offset = p.min[g] * x.s16[2 * b] + p.min[g + 1] * x.s16[2 * b + 1];
-            sum += p.m * x.d[b] * float(offset);
-        }
-    }
-    return sum;
-}
 
 template <typename Block>
 void strip(DType type, const uint8_t* w, const Q8Rows& x, int64_t t0, int64_t nt, float* y,

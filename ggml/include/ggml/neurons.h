@@ -1,0 +1,85 @@
+// The neuron-aware feed-forward operator: only neurons that fire are computed.
+//
+//   g = gate_n . x;  where act(g) is 0, stop;  u = up_n . x;  h = act(g) * u;  y += h * down_n
+//
+// (without a gate: h = act(up_n . x)). Neurons are taken in ascending order within fixed segments
+// of ids; a segment's sum is one thread's, and segments are added by a fixed tree: the bits depend
+// neither on the number of threads nor on what other tokens are computed.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "ggml/ops.h"
+
+namespace ggml {
+
+// One matrix of neuron rows: row n at data + n * stride bytes. Several may be interleaved (a
+// bundle: gate, up and down of a neuron side by side), hence the stride.
+struct NeuronRows {
+    DType type = DType::F32;
+    bool folded = false;  // each row packed as a strip of its own eight eighths (fold_row)
+    const uint8_t* data = nullptr;
+    int64_t stride = 0;
+
+    explicit operator bool() const { return data != nullptr; }
+    // Must the input be given in 8 bits, folded?
+    bool wants_q8() const { return folded; }
+};
+
+// Can rows of `cols` weights of this type be folded: block formats whose blocks divide an eighth?
+bool can_fold(DType type, int64_t cols);
+// Packs one stored row into its folded form of the same size, and back.
+void fold_row(DType type, const uint8_t* row, int64_t cols, uint8_t* folded);
+void unfold_row(DType type, const uint8_t* folded, int64_t cols, uint8_t* row);
+
+struct Neurons {
+    int64_t n = 0, cols = 0;  // neurons; n_embd
+    NeuronRows gate, up, down;
+    const float *gate_bias = nullptr, *up_bias = nullptr;  // [n]
+    const float* down_bias = nullptr;                      // [cols]
+    Activation act = Activation::relu;
+    float threshold =
+        0;  // relu family: values up to it are 0 (FATReLU); else: |act| below it is 0 (CATS)
+};
+
+// Which neurons of which rows may be computed. Row t computes neuron n when it is not masked at
+// all, when score[t][n] >= threshold, or when hot[n].
+struct NeuronMask {
+    const bool* masked = nullptr;  // [rows]; null: no row
+    const float* score = nullptr;  // [rows, n], a predictor's
+    float threshold = 0;
+    const uint8_t* hot = nullptr;  // [n] or null
+};
+
+// How many neurons were proposed (not masked), and how many of them fired, summed over rows.
+struct NeuronCounts {
+    int64_t rows = 0, proposed = 0, fired = 0;
+};
+
+// Room for up to max_rows rows.
+class NeuronScratch {
+ public:
+    NeuronScratch() = default;
+    NeuronScratch(int64_t max_rows, int64_t n, int64_t cols, int max_threads);
+    static uint64_t bytes(int64_t max_rows, int64_t n, int64_t cols, int max_threads);
+
+ private:
+    friend class SparseFfn;
+    Memory memory_;
+    int32_t* ids_ = nullptr;      // [rows, n]: fired neurons of a row, segment by segment
+    float* h_ = nullptr;          // [rows, n]: their values
+    int32_t* lengths_ = nullptr;  // [rows, segments]: how many
+    float* gates_ = nullptr;      // [threads, rows, segment]
+    float* partial_ =
+        nullptr;     // [segments, cols]: sums of one row; or [threads, segments, columns]
+    Q8Rows folded_;  // the input in folded order
+    std::vector<NeuronCounts> counts_;  // per thread
+};
+
+// y[t] = the FFN of x[t] over the neurons that the mask admits. x.q8 must be filled where a part is
+// folded. y: [rows, cols]. counts may be null.
+void sparse_ffn(Context& context, const Neurons& neurons, const Input& x, const NeuronMask& mask,
+                NeuronScratch& scratch, float* y, NeuronCounts* counts);
+
+}  // namespace ggml

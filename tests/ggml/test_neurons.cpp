@@ -1,0 +1,262 @@
+// The neuron-aware operator: kernels against generic, the operator against a naive double-precision
+// FFN, the same bits for any number of threads, alone or among other tokens; masks that really
+// mask.
+#include <cmath>
+#include <cstdlib>
+#include <cstring>
+#include <memory>
+#include <random>
+
+#include "cpu/kernels.h"
+#include "ggml/check.h"
+#include "ggml/neurons.h"
+
+using namespace ggml;
+
+namespace {
+
+using Floats = std::vector<float>;
+std::mt19937 rng(7);
+
+Floats normal(int64_t n, float scale = 1, float mean = 0) {
+    std::normal_distribution<float> d(mean, scale);
+    Floats v(static_cast<size_t>(n));
+    for (float& x : v) x = d(rng);
+    return v;
+}
+
+// Neuron rows of one format, with the values that they decode to.
+struct Rows {
+    Rows(DType type, int64_t n, int64_t cols, float scale) : values(size_t(n * cols)) {
+        const DTypeInfo& format = info(type);
+        const int64_t bytes = format.size(cols);
+        const Floats source = normal(n * cols, scale);
+        std::vector<uint8_t> stored(size_t(n * bytes));
+        format.encode(source.data(), stored.data(), n * cols);
+        format.decode(stored.data(), values.data(), n * cols);
+        packed = stored;
+        view = {type, can_fold(type, cols), nullptr, bytes};
+        if (view.folded) {
+            std::vector<uint8_t> back(static_cast<size_t>(bytes));
+            for (int64_t i = 0; i < n; i++) {
+                fold_row(type, stored.data() + i * bytes, cols, packed.data() + i * bytes);
+                unfold_row(type, packed.data() + i * bytes, cols, back.data());
+                CHECK(!std::memcmp(back.data(), stored.data() + i * bytes, size_t(bytes)));
+            }
+        }
+        view.data = packed.data();
+    }
+    std::vector<uint8_t> packed;
+    Floats values;
+    NeuronRows view;
+};
+
+struct Case {
+    DType type;
+    int64_t n, cols;
+    Activation act;
+    bool gated, biased;
+    float threshold;
+};
+
+double activated(const Case& c, double v) {
+    switch (c.act) {
+        case Activation::relu:
+        case Activation::drelu:
+            return v > c.threshold ? v : 0;
+        case Activation::relu2:
+            return v > c.threshold ? v * v : 0;
+        case Activation::silu:
+            v = v / (1 + std::exp(-v));
+            break;
+        case Activation::gelu:
+            v = 0.5 * v * (1 + std::erf(v / std::sqrt(2.0)));
+            break;
+    }
+    return std::fabs(v) < c.threshold ? 0 : v;
+}
+
+void test(const Case& c) {
+    const int64_t rows = 5;
+    Rows gate(c.type, c.n, c.cols, 1), up(c.type, c.n, c.cols, 1), down(c.type, c.n, c.cols, 1);
+    const Floats gate_bias = normal(c.n), up_bias = normal(c.n), down_bias = normal(c.cols);
+    const Floats x = normal(rows * c.cols, 1 / std::sqrt(float(c.cols)));
+    const Floats score = normal(rows * c.n);
+    std::vector<uint8_t> hot(size_t(c.n), 0);
+    hot[0] = hot[size_t(c.n) - 1] = 1;
+    Neurons w;
+    w.n = c.n;
+    w.cols = c.cols;
+    w.up = up.view;
+    w.down = down.view;
+    w.act = c.act;
+    w.threshold = c.threshold;
+    if (c.gated) w.gate = gate.view;
+    if (c.biased) {
+        w.gate_bias = gate_bias.data();
+        w.up_bias = up_bias.data();
+        w.down_bias = down_bias.data();
+    }
+    const bool masked[5] = {false, true, false, true, true};
+    const bool quantised = info(c.type).is_quantised();
+
+    const auto run = [&](int threads, int64_t first, int64_t count, NeuronCounts* counts) {
+        Context context(threads);
+        InputBuffer buffer(count, c.cols);
+        const bool q8 = quantised && c.cols % kQ == 0;
+        const Input input = buffer.prepare(context, x.data() + first * c.cols, count, c.cols, q8);
+        NeuronScratch scratch(count, c.n, c.cols, threads);
+        NeuronMask mask;
+        mask.masked = masked + first;
+        mask.score = score.data() + first * c.n;
+        mask.threshold = 0.5f;
+        mask.hot = hot.data();
+        Floats y(size_t(count * c.cols));
+        sparse_ffn(context, w, input, mask, scratch, y.data(), counts);
+        return y;
+    };
+    NeuronCounts counts;
+    const Floats y = run(1, 0, rows, &counts);
+    for (int threads : {2, 3}) CHECK(y == run(threads, 0, rows, nullptr));
+    for (int64_t t = 0; t < rows; t++) {
+        const Floats alone = run(2, t, 1, nullptr);
+        CHECK(!std::memcmp(alone.data(), y.data() + t * c.cols, size_t(c.cols) * sizeof(float)));
+    }
+
+    int64_t proposed = 0;
+    double difference = 0, size = 0;
+    for (int64_t t = 0; t < rows; t++) {
+        std::vector<double> expected(size_t(c.cols), 0), magnitude(size_t(c.cols), 0);
+        for (int64_t n = 0; n < c.n; n++) {
+            if (masked[t] && !(score[size_t(t * c.n + n)] >= 0.5f) && !hot[size_t(n)]) continue;
+            proposed++;
+            const auto product = [&](const Rows& r) {
+                double sum = 0;
+                for (int64_t i = 0; i < c.cols; i++) {
+                    sum += double(r.values[size_t(n * c.cols + i)]) * x[size_t(t * c.cols + i)];
+                }
+                return sum;
+            };
+            const double u = product(up) + (c.biased ? up_bias[size_t(n)] : 0);
+            double h = activated(c, u);
+            if (c.gated) {
+                const double g =
+                    activated(c, product(gate) + (c.biased ? gate_bias[size_t(n)] : 0));
+                h = g * (c.act == Activation::drelu ? activated(c, u) : u);
+            }
+            for (int64_t i = 0; i < c.cols; i++) {
+                expected[size_t(i)] += h * down.values[size_t(n * c.cols + i)];
+            }
+        }
+        for (int64_t i = 0; i < c.cols; i++) {
+            const double e = expected[size_t(i)] + (c.biased ? down_bias[size_t(i)] : 0);
+            difference += std::pow(e - y[size_t(t * c.cols + i)], 2);
+            size += e * e;
+        }
+    }
+    CHECK(counts.rows == rows && counts.proposed == proposed);
+    CHECK(counts.fired <= proposed);
+    // Folded rows meet activations in 8 bits: half a step of 1/127 of the largest of 32, in gate
+    // and up; a value near the threshold may fall on its other side. Others differ by rounding
+    // alone.
+    const double limit = gate.view.folded ? 0.03 : 1e-5;
+    CHECK(std::sqrt(difference / size) < limit);
+    if (!(std::sqrt(difference / size) < limit)) {
+        std::printf("%s n %d cols %d act %d gated %d: %g\n", info(c.type).name, int(c.n),
+                    int(c.cols), int(c.act), c.gated, std::sqrt(difference / size));
+    }
+}
+
+void test_kernels(DType type, const char* isa) {
+    const cpu::Kernels *k = cpu::kernels_for(isa), *generic = cpu::kernels_for("generic");
+    if (!k) {
+        std::printf("skipped: this machine has no ISA %s\n", isa);
+        return;
+    }
+    for (int64_t cols : {8, 33, 256, 512, 2048}) {
+        const bool block = info(type).is_quantised();
+        if (block && !can_fold(type, cols)) continue;
+        const int64_t n = 23;
+        Rows rows(type, n, cols, 1);
+        const Floats x = normal(2 * cols);
+        Context context(1);
+        InputBuffer buffer(2, cols);
+        const Input input = buffer.prepare(context, x.data(), 2, cols, block);
+        // The folded order, written down once more.
+        std::vector<int8_t> q(size_t(2 * cols));
+        Floats d(q.size()), ds(q.size());
+        std::vector<int32_t> s8(q.size());
+        std::vector<int16_t> s16(q.size());
+        if (block) {
+            for (int64_t t = 0; t < 2; t++) {
+                for (int64_t c = 0; c < cols; c++) {
+                    const int64_t eighth = cols / 8, r = c / eighth, b = c % eighth / 32,
+                                  v = c % 32 / 4, j = c % 4;
+                    const int64_t to = t * (cols / 32) + b * 8 + r, from = (t * cols + c) / 32;
+                    q[size_t(t * cols + ((b * 8 + v) * 8 + r) * 4 + j)] = input.q8.q[t * cols + c];
+                    d[size_t(to)] = input.q8.d[from];
+                    ds[size_t(to)] = input.q8.ds[from];
+                    s8[size_t(to)] = input.q8.s8[from];
+                    const int64_t half = c % 32 / 16;
+                    s16[size_t((t * (cols / 32) + b * 8) * 2 + half * 8 + r)] =
+                        input.q8.s16[2 * from + half];
+                }
+            }
+        }
+        cpu::NeuronInput in{
+            x.data(), input.q8, {cols, q.data(), d.data(), s8.data(), ds.data(), s16.data()}, 1};
+        const int32_t ids[] = {0, 3, 4, 5, 9, 11, 12, 17, 20, 21, 22};
+        const int64_t m = 11;
+        Floats y(m), expected(m);
+        k->dot[int(type)](rows.view.data, rows.view.stride, ids, m, cols, in, y.data());
+        generic->dot[int(type)](rows.view.data, rows.view.stride, ids, m, cols, in,
+                                expected.data());
+        for (int64_t i = 0; i < m; i++) {
+            CHECK(std::fabs(y[size_t(i)] - expected[size_t(i)]) <
+                  2e-5 * std::sqrt(double(cols)) + 1e-5);
+            float alone;
+            k->dot[int(type)](rows.view.data, rows.view.stride, ids + i, 1, cols, in, &alone);
+            CHECK(alone == y[size_t(i)]);
+        }
+        const Floats h = normal(m);
+        Floats sum = normal(cols), sum_generic = sum, one_by_one = sum;
+        k->add[int(type)](rows.view.data, rows.view.stride, ids, m, cols, h.data(), sum.data());
+        generic->add[int(type)](rows.view.data, rows.view.stride, ids, m, cols, h.data(),
+                                sum_generic.data());
+        for (int64_t i = 0; i < m; i++) {
+            k->add[int(type)](rows.view.data, rows.view.stride, ids + i, 1, cols, h.data() + i,
+                              one_by_one.data());
+        }
+        CHECK(sum == one_by_one);
+        for (size_t i = 0; i < sum.size(); i++) CHECK(std::fabs(sum[i] - sum_generic[i]) < 1e-4);
+    }
+}
+
+}  // namespace
+
+int main() {
+    int n_isas = 0;
+    const char* const* isas = cpu::isa_names(&n_isas);
+    const DType types[] = {DType::F32,  DType::F16,  DType::BF16, DType::Q4_0, DType::Q4_1,
+                           DType::Q5_0, DType::Q5_1, DType::Q8_0, DType::Q2_K, DType::Q3_K,
+                           DType::Q4_K, DType::Q5_K, DType::Q6_K};
+    for (int i = 0; i < n_isas; i++) {
+        for (DType type : types) test_kernels(type, isas[i]);
+        if (!cpu::kernels_for(isas[i])) continue;
+        setenv("GGML_ISA", isas[i], 1);
+        for (DType type : types) {
+            const int64_t block = info(type).block;
+            test({type, 200, block > 32 ? 2048 : 256, Activation::relu, true, false, 0});
+            test({type, 97, block > 1 ? block : 40, Activation::relu, true, true,
+                  0});  // too short to fold
+        }
+        for (Activation act : {Activation::relu, Activation::drelu, Activation::relu2,
+                               Activation::silu, Activation::gelu}) {
+            for (bool gated : {true, false}) {
+                test({DType::F32, 333, 48, act, gated, true, act == Activation::relu ? 0.3f : 0});
+                test({DType::F32, 5, 33, act, gated, false, act == Activation::silu ? 0.2f : 0});
+            }
+        }
+    }
+    return check::summary("test_neurons");
+}
