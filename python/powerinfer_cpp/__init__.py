@@ -12,8 +12,11 @@ from .errors import (
     OutOfMemoryError,
     UnsupportedModelError,
 )
+from .grammar import LlamaGrammar
 from .llama import Llama
 from .logits import LogitsProcessorList, MinTokensLogitsProcessor, StoppingCriteriaList
+from .state import LlamaCache, LlamaRAMCache, LlamaState
+from .tokenizer import LlamaTokenizer
 
 
 def main_path() -> str:
@@ -31,6 +34,11 @@ __all__ = [
     "ContextOverflowError",
     "DeviceError",
     "Llama",
+    "LlamaCache",
+    "LlamaGrammar",
+    "LlamaRAMCache",
+    "LlamaState",
+    "LlamaTokenizer",
     "LogitsProcessorList",
     "MinTokensLogitsProcessor",
     "ModelFormatError",

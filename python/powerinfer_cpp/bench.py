@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from .model import Model, Session
+from .model import Model, OpTime, Session
 
 
 @dataclass(frozen=True)
@@ -31,11 +31,13 @@ class Test:
 
 @dataclass(frozen=True)
 class Result:
-    """Times of the repetitions of a test, and of each generated token, in nanoseconds."""
+    """Times of the repetitions of a test, and of each generated token, in nanoseconds; with
+    `ops`, times of the operators in all repetitions."""
 
     test: Test
     samples_ns: list[int]
     token_ns: list[int]
+    ops: list[OpTime]
 
     @property
     def samples_ts(self) -> list[float]:
@@ -58,12 +60,18 @@ def make_ids(n: int, n_vocab: int, seed: int, given: np.ndarray | None) -> np.nd
 
 
 def measure(
-    model: Model, test: Test, repetitions: int, seed: int, given: np.ndarray | None, **fields: int
+    model: Model,
+    test: Test,
+    repetitions: int,
+    seed: int,
+    given: np.ndarray | None,
+    ops: bool = False,
+    **fields: int,
 ) -> Result:
     """Runs a test in a session of its own; one more run before the others is not counted.
 
-    The ids are random or given, never the model's own choice: no sampling is timed. fields: of
-    pi_session_params.
+    The ids are random or given, never the model's own choice: no sampling is timed. ops: measure
+    the operators, too, which takes time of its own. fields: of pi_session_params.
     """
     need = test.n_depth + test.n_tokens
     session = Session(model, interruptible=False, n_ctx=need, n_logits=1, **fields)
@@ -74,6 +82,8 @@ def measure(
         samples, tokens = [], []
         for repetition in range(-1, repetitions):
             session.truncate(test.n_depth)
+            if ops and repetition == 0:
+                session.profile(True)
             start = time.perf_counter_ns()
             if test.n_prompt:
                 _fill(session, timed)
@@ -83,7 +93,8 @@ def measure(
             if repetition >= 0:
                 samples.append(time.perf_counter_ns() - start)
                 tokens += each
-        return Result(test, samples, tokens)
+        session.profile(False)
+        return Result(test, samples, tokens, session.op_times() if ops else [])
     finally:
         session.close()
 

@@ -3,8 +3,12 @@
 import codecs
 import time
 import uuid
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import Any
+
+from .logprobs import Choice, Placed, TokenBytes, chat_logprobs, completion_logprobs
 
 
 def stop_bytes(stop: str | Sequence[str] | None) -> list[bytes]:
@@ -55,62 +59,170 @@ class TextStream:
         return 0
 
 
-# A piece of text, why the text ends there (None: it does not), and the tokens so far.
-Piece = tuple[str, str | None, int]
+@dataclass(frozen=True)
+class Piece:
+    """A piece of text, why the text ends there (None: it does not), the tokens so far, and the
+    choices of the tokens that this piece brings, when they are recorded."""
+
+    text: str
+    reason: str | None
+    n_tokens: int
+    placed: list[Placed] = field(default_factory=list)
+
+
+class _Waiting:
+    """Choices whose text is not certain yet, with the characters they reach from and to."""
+
+    def __init__(self, offset: int):
+        self._decoder = codecs.getincrementaldecoder("utf-8")("ignore")
+        self._offset = self._end = offset  # in the text with the prompt
+        self._choices: list[tuple[Placed, int]] = []
+
+    def push(self, choice: Choice, data: bytes) -> None:
+        placed = Placed(choice, self._end)
+        self._end += len(self._decoder.decode(data))
+        self._choices.append((placed, self._end))
+
+    def certain(self, n_chars: int) -> list[Placed]:
+        """Choices that end within the first n_chars of the generated text."""
+        n = 0
+        while n < len(self._choices) and self._choices[n][1] <= self._offset + n_chars:
+            n += 1
+        found, self._choices = self._choices[:n], self._choices[n:]
+        return [placed for placed, _ in found]
+
+    def rest(self, n_chars: int | None) -> list[Placed]:
+        """Choices that are left and begin within the first n_chars; None: all."""
+        end = None if n_chars is None else self._offset + n_chars
+        return [placed for placed, _ in self._choices if end is None or placed.offset < end]
 
 
 def pieces(
-    tokens: Iterable[int], data: Callable[[int], bytes | None], limit: int, stops: Sequence[bytes]
+    tokens: Iterable[int],
+    data: Callable[[int], bytes | None],
+    limit: int,
+    stops: Sequence[bytes],
+    choices: deque[Choice] | None = None,
+    offset: int = 0,
+    with_end: bool = False,
 ) -> Iterator[Piece]:
     """The text of tokens as it becomes certain; the last piece has a reason.
 
     data: bytes of a token, None for one that ends the text. The reason is "length" after `limit`
-    tokens; otherwise (an end token, a stop string, no more tokens) "stop".
+    tokens; otherwise (an end token, a stop string, no more tokens) "stop". choices: has the choice
+    of each token by the time it comes. offset: characters of the prompt. with_end: the choice of
+    an end token is among those of the last piece.
     """
-    text, n = TextStream(stops), 0
+    text, n, n_chars = TextStream(stops), 0, 0
+    waiting = _Waiting(offset)
     for token in tokens:
         added = data(token)
+        if choices is not None:
+            chosen = choices.popleft()
+            if added is not None or with_end:
+                waiting.push(chosen, added or b"")
         if added is None:
             break
         n += 1
         piece = text.push(added)
+        n_chars += len(piece)
         if text.stopped:
-            yield piece, "stop", n
+            yield Piece(piece, "stop", n, waiting.rest(n_chars))
             return
         if n == limit:
-            yield piece + text.finish(), "length", n
+            yield Piece(piece + text.finish(), "length", n, waiting.rest(None))
             return
         if piece:
-            yield piece, None, n
-    yield text.finish(), "stop", n
+            yield Piece(piece, None, n, waiting.certain(n_chars))
+    yield Piece(text.finish(), "stop", n, waiting.rest(None))
 
 
 class CompletionDicts:
-    """Makes the dicts of one completion: same id, time and model name in all of them."""
+    """Makes the dicts of one completion: same id, time and model name in all of them.
 
-    def __init__(self, model: str):
+    data: bytes of tokens, for the logprobs; None: there are none. echo: the prompt, to be
+    repeated first, and its choices.
+    """
+
+    def __init__(self, model: str, data: TokenBytes | None, echo: tuple[str, list[Placed]]):
         self._head = {
             "id": f"cmpl-{uuid.uuid4()}",
             "object": "text_completion",
             "created": int(time.time()),
             "model": model,
         }
+        self._data, self._echo = data, echo
 
-    def stream(self, first: str, parts: Iterable[Piece]) -> Iterator[dict[str, Any]]:
-        """A dict per piece, and one before them for `first` (the prompt, with echo)."""
-        if first:
-            yield self._dict(first, None)
-        for text, reason, _ in parts:
-            yield self._dict(text, reason)
+    def stream(self, parts: Iterable[Piece]) -> Iterator[dict[str, Any]]:
+        """A dict per piece, and one before them for the prompt, with echo."""
+        if self._echo[0]:
+            yield self._dict(*self._echo, None)
+        for part in parts:
+            yield self._dict(part.text, part.placed, part.reason)
 
-    def whole(self, first: str, parts: Iterable[Piece], n_prompt: int) -> dict[str, Any]:
+    def whole(self, parts: Iterable[Piece], n_prompt: int) -> dict[str, Any]:
         """One dict for all pieces, with token counts."""
         every = list(parts)
-        _, reason, n = every[-1]
-        usage = {"prompt_tokens": n_prompt, "completion_tokens": n, "total_tokens": n_prompt + n}
-        text = first + "".join(part[0] for part in every)
-        return {**self._dict(text, reason), "usage": usage}
+        text = self._echo[0] + "".join(part.text for part in every)
+        placed = self._echo[1] + [placed for part in every for placed in part.placed]
+        found = self._dict(text, placed, every[-1].reason)
+        return {**found, "usage": usage(n_prompt, every[-1].n_tokens)}
 
-    def _dict(self, text: str, finish_reason: str | None) -> dict[str, Any]:
-        choice = {"text": text, "index": 0, "logprobs": None, "finish_reason": finish_reason}
+    def _dict(self, text: str, placed: list[Placed], reason: str | None) -> dict[str, Any]:
+        logprobs = completion_logprobs(placed, self._data) if self._data else None
+        choice = {"text": text, "index": 0, "logprobs": logprobs, "finish_reason": reason}
         return {**self._head, "choices": [choice]}
+
+
+class ChatDicts:
+    """Makes the dicts of one answer in a chat; data: as for CompletionDicts."""
+
+    def __init__(self, model: str, data: TokenBytes | None):
+        self._head = {"id": f"chatcmpl-{uuid.uuid4()}", "created": int(time.time())}
+        self._head["model"] = model
+        self._data = data
+
+    def stream(self, parts: Iterable[Piece]) -> Iterator[dict[str, Any]]:
+        """The role, then the answer in pieces, then why it ended."""
+        yield self._chunk({"role": "assistant"}, [], None)
+        for part in parts:
+            if part.text or part.placed:
+                yield self._chunk({"content": part.text}, part.placed, None)
+            if part.reason:
+                yield self._chunk({}, [], part.reason)
+
+    def whole(self, parts: Iterable[Piece], n_prompt: int) -> dict[str, Any]:
+        """One dict for the answer, with token counts."""
+        every = list(parts)
+        message = {"role": "assistant", "content": "".join(part.text for part in every)}
+        choice = {
+            "index": 0,
+            "message": message,
+            "logprobs": self._logprobs([placed for part in every for placed in part.placed]),
+            "finish_reason": every[-1].reason,
+        }
+        return {
+            **self._head,
+            "object": "chat.completion",
+            "choices": [choice],
+            "usage": usage(n_prompt, every[-1].n_tokens),
+        }
+
+    def _logprobs(self, placed: list[Placed]) -> dict[str, Any] | None:
+        return chat_logprobs(placed, self._data) if self._data else None
+
+    def _chunk(
+        self, delta: dict[str, str], placed: list[Placed], reason: str | None
+    ) -> dict[str, Any]:
+        logprobs = self._logprobs(placed) if placed else None
+        choice = {"index": 0, "delta": delta, "logprobs": logprobs, "finish_reason": reason}
+        return {**self._head, "object": "chat.completion.chunk", "choices": [choice]}
+
+
+def usage(n_prompt: int, n_completion: int) -> dict[str, int]:
+    """Token counts, as OpenAI names them."""
+    return {
+        "prompt_tokens": n_prompt,
+        "completion_tokens": n_completion,
+        "total_tokens": n_prompt + n_completion,
+    }

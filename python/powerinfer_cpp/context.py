@@ -1,11 +1,16 @@
 """One sequence of tokens over a session: what is computed, its logits, and the choice of tokens."""
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
 from .errors import ContextOverflowError, OutOfMemoryError
 from .model import Model, Sampler, Session
+from .state import LlamaState
+
+# Rows of one call of the engine whose logits are kept when only some calls want all of them.
+ROWS_KEPT = 32
 
 
 class Context:
@@ -18,19 +23,29 @@ class Context:
 
     def __init__(self, model: Model, logits_all: bool, **fields: Any):
         self._session = Session(model, **fields)
+        self._rows_kept = min(
+            fields.get("n_logits") or self._session.n_batch, self._session.n_batch
+        )
         self._logits_all = logits_all
         self.n_vocab = model.n_vocab
         self.n_ctx = self._session.n_ctx
         self.n_tokens = 0
+        self.n_computed = 0  # tokens in all, those that were forgotten included
         self.input_ids = np.zeros(self.n_ctx, dtype=np.intc)
         self.version = 0
-        self._last_row: int | None = None  # row of the last token in the engine's last call
+        # Where the last token's logits are: a row of the engine's last call, or a copy.
+        self._last_row: int | np.ndarray | None = None
         self._scores: np.ndarray | None = None
 
     def close(self) -> None:
         """Gives the session back."""
         self._session.close()
         self._scores = None
+
+    @property
+    def handle(self) -> Any:
+        """The C API's handle of the session."""
+        return self._session.handle
 
     def tokens(self) -> list[int]:
         """Ids of the positions computed."""
@@ -50,6 +65,20 @@ class Context:
             keep[-1] |= first + len(chunk) == len(ids)
             self._eval_chunk(chunk, keep)
 
+    def visit(self, ids: np.ndarray, visit: Callable[[int, np.ndarray], None]) -> None:
+        """Forgets all and computes int32 ids [n], calling visit(i, logits after the i-th).
+
+        The logits, float32 [n_vocab], may be changed by the visitor. Raises ContextOverflowError
+        when the ids do not fit.
+        """
+        self._check_fits(len(ids), 0)
+        self.truncate(0)
+        for first in range(0, len(ids), self._rows_kept):
+            chunk = ids[first : first + self._rows_kept]
+            self._eval_chunk(chunk, np.ones(len(chunk), dtype=bool))
+            for row in range(len(chunk)):
+                visit(first + row, self._session.logits(row).copy())
+
     def become(self, ids: np.ndarray) -> None:
         """Makes the sequence equal to ids: keeps the longest prefix, computes at least the last."""
         known = min(self.n_tokens, len(ids) - 1)
@@ -58,6 +87,45 @@ class Context:
         self._check_fits(len(ids) - same, same)
         self.truncate(same)
         self.eval(ids[same:])
+
+    def save(self) -> LlamaState:
+        """What is computed, with its logits as far as they are there."""
+        if self._scores is not None and self._logits_all:
+            scores = self._scores[: self.n_tokens].copy()
+        elif self._last_row is not None:
+            scores = self.logits()[None]
+        else:
+            scores = np.empty((0, self.n_vocab), dtype=np.float32)
+        data = self._session.save()
+        ids = self.input_ids[: self.n_tokens].copy()
+        return LlamaState(ids, scores, self.n_tokens, data, len(data))
+
+    def load(self, state: LlamaState) -> None:
+        """Makes the sequence what it was when `save` gave state.
+
+        Raises ContextOverflowError, ModelFormatError, or ValueError for a state that contradicts
+        itself; then all is as before or, after a ModelFormatError, nothing is computed.
+        """
+        ids, scores, n = np.asarray(state.input_ids), np.asarray(state.scores), state.n_tokens
+        if ids.shape != (n,) or scores.ndim != 2 or len(scores) > n:
+            raise ValueError("this state contradicts itself")
+        if scores.shape[1] != self.n_vocab:
+            raise ValueError(f"this state is of a model with {scores.shape[1]} tokens")
+        self._check_fits(n, 0)
+        self.version += 1
+        self.n_tokens, self._last_row = 0, None
+        try:
+            self._session.load(state.llama_state)
+            if self._session.length() != n:
+                raise ValueError("this state contradicts itself")
+        except BaseException:
+            self._session.truncate(0)
+            raise
+        self.input_ids[:n], self.n_tokens = ids, n
+        if len(scores):
+            self._last_row = np.ascontiguousarray(scores[-1], dtype=np.float32).copy()
+            if self._logits_all or self._scores is not None:
+                self.need_scores()[n - len(scores) : n] = scores
 
     def truncate(self, n: int) -> None:
         """Forgets every position from n on."""
@@ -79,12 +147,13 @@ class Context:
                     "memory: use a smaller n_ctx"
                 ) from None
             if self._last_row is not None:
-                self._scores[self.n_tokens - 1] = self._session.logits(self._last_row)
+                self._scores[self.n_tokens - 1] = self.logits()
         return self._scores
 
     def logits(self) -> np.ndarray:
         """A copy of the last token's logits, float32 [n_vocab]. ValueError before any eval."""
-        return self._session.logits(self._require_row()).copy()
+        row = self._require_row()
+        return (row if isinstance(row, np.ndarray) else self._session.logits(row)).copy()
 
     def choose(
         self, sampler: Sampler, processors: Any, n: int, row: np.ndarray | None = None
@@ -95,8 +164,10 @@ class Context:
         nothing is computed, or when that function gives something else.
         """
         if not processors and row is None:
-            pointer = self._session.logits_pointer(self._require_row())
-            return sampler.sample(pointer, self.n_vocab)
+            last = self._require_row()
+            if not isinstance(last, np.ndarray):
+                last = self._session.logits_pointer(last)
+            return sampler.sample(last, self.n_vocab)
         scores = self.logits() if row is None else row
         if processors:
             changed = processors(self.input_ids[:n], scores)
@@ -105,7 +176,7 @@ class Context:
                 raise ValueError(f"logits_processor must return {self.n_vocab} numbers")
         return sampler.sample(scores, self.n_vocab)
 
-    def _require_row(self) -> int:
+    def _require_row(self) -> int | np.ndarray:
         if self._last_row is None:
             raise ValueError("there are no logits: nothing has been computed since reset()")
         return self._last_row
@@ -122,6 +193,7 @@ class Context:
         self._session.eval(chunk, keep)
         self.input_ids[start : start + n] = chunk
         self.n_tokens += n
+        self.n_computed += n
         if keep[-1]:
             self._last_row = n - 1
         scores = self.need_scores() if self._logits_all else self._scores

@@ -1,340 +1,54 @@
-"""`Llama`: a model and one sequence of tokens, with llama-cpp-python's interface."""
+"""`Llama`: completions, chats and embeddings of one model, with llama-cpp-python's interface."""
 
-import random
-import sys
-import threading
-from collections.abc import Generator, Iterator, Mapping, Sequence
-from functools import cached_property
-from pathlib import Path
-from types import SimpleNamespace
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from . import options
-from .completion import CompletionDicts, pieces, stop_bytes
-from .context import Context
+from . import chat, hub, options
+from .completion import ChatDicts, CompletionDicts, Piece, pieces, stop_bytes
+from .core import RANDOM_SEEDS, LlamaCore, combined, sampling
 from .errors import ContextOverflowError
+from .grammar import GrammarProcessor, LlamaGrammar, Vocabulary, response_grammar
 from .logits import LogitBias, LogitsProcessorList, StoppingCriteriaList
-from .model import Model, Sampler, as_tokens, memory_plan
+from .logprobs import Choice, Placed, choice
+from .model import as_tokens
+from .state import LlamaRAMCache, common_prefix
+from .tokenizer import LlamaTokenizer
 
-RANDOM_SEEDS = (None, -1, 0xFFFFFFFF)  # what callers write for "a different one each time"
+Text = str | bytes | Sequence[int]
 
 
-class Llama:
-    """Runs a GGUF model.
+class Llama(LlamaCore):
+    __doc__ = LlamaCore.__doc__
 
-    One instance may be used from several threads: calls wait for each other. A stream or a
-    `generate` holds the instance only while it computes a token; when another call came in
-    between, it computes its own tokens again and goes on with the same result.
+    @classmethod
+    def from_pretrained(
+        cls,
+        repo_id: str,
+        filename: str | None,
+        additional_files: Sequence[str] | None = None,
+        local_dir: str | None = None,
+        local_dir_use_symlinks: Any = None,
+        cache_dir: str | None = None,
+        **keywords: Any,
+    ) -> "Llama":
+        """Downloads a file of a Hugging Face repository and opens it.
 
-    n_ctx: positions (0: the model's). n_batch, n_ubatch: rows per call of the engine and rows
-    computed at once. n_threads, n_threads_batch: None for the CPUs that this process may use.
-    logits_all: keep the logits of every token in `scores`. last_n_tokens_size: tokens that the
-    penalties look back on. type_k, type_v: GGUF type ids of the KV cache, F16 (1) or F32 (0).
-    ram_budget, vram_budget: ceilings in GiB. vocab_only: tokenizer and metadata, no weights.
-    progress_callback: called with 0..1 while loading; returning False cancels (Cancelled).
-    verbose: a few lines on stderr. seed: of the first call's random numbers and, in turn, of all
-    that follow; default: different each time.
-
-    Raises OSError, ModelFormatError, UnsupportedModelError, OutOfMemoryError, DeviceError, and
-    ValueError naming the option. Unknown keyword arguments are ignored with a warning.
-    """
-
-    def __init__(
-        self,
-        model_path: str | Path,
-        *,
-        n_ctx: int = 512,
-        n_batch: int = 512,
-        n_ubatch: int = 512,
-        n_threads: int | None = None,
-        n_threads_batch: int | None = None,
-        n_gpu_layers: int = 0,
-        seed: int | None = None,
-        vocab_only: bool = False,
-        logits_all: bool = False,
-        embedding: bool = False,
-        chat_format: str | None = None,
-        last_n_tokens_size: int = 64,
-        use_mmap: bool = True,
-        use_mlock: bool = False,
-        type_k: int | None = None,
-        type_v: int | None = None,
-        verbose: bool = True,
-        vram_budget: float | None = None,
-        ram_budget: float | None = None,
-        device: str | None = None,
-        sparse: str = "auto",
-        sparse_threshold: float | None = None,
-        record: str = "off",
-        progress_callback: Any = None,
-        **unknown: Any,
-    ):
-        options.warn_unknown(unknown)
-        options.check_sparse(sparse, sparse_threshold)
-        options.check_device(device, vram_budget)
-        options.refuse(embedding=embedding, record=record != "off", chat_format=chat_format)
-        if n_gpu_layers and verbose:
-            print(f"n_gpu_layers has no effect: {options.device_note()}", file=sys.stderr)
-        self.model_path = str(model_path)
-        self.verbose = verbose
-        self.last_n_tokens_size = last_n_tokens_size
-        self._lock = threading.RLock()
-        self._closed = False
-        self._rng = _random(seed)
-        self._model_fields = {
-            "vocab_only": vocab_only,
-            "use_mmap": use_mmap,
-            "use_mlock": use_mlock,
-            "n_threads": n_threads or 0,
-            "ram_budget": options.budget_bytes("ram_budget", ram_budget),
-        }
-        self._session_fields = {
-            "n_ctx": n_ctx,
-            "n_batch": n_batch,
-            "n_ubatch": min(n_ubatch, n_batch),
-            "n_logits": 0 if logits_all else 1,  # rows whose logits are kept; 0: all
-            "n_threads": n_threads or 0,
-            "n_threads_batch": n_threads_batch or n_threads or 0,
-            "type_k": 1 if type_k is None else type_k,
-            "type_v": 1 if type_v is None else type_v,
-        }
-        self._model = Model(self.model_path, progress_callback, verbose, **self._model_fields)
-        self._context = (
-            None if vocab_only else Context(self._model, logits_all, **self._session_fields)
-        )
-        self._sampler: tuple[dict[str, float], Sampler] | None = None  # that of sample()
-        if verbose:
-            options.report(self._model, self.plan())
-
-    # ---- What the model is ---------------------------------------------------------------
-
-    def n_ctx(self) -> int:
-        """Positions of the context."""
-        return self._context.n_ctx if self._context else self._model.n_ctx_train
-
-    def n_vocab(self) -> int:
-        """Tokens of the vocabulary."""
-        return self._model.n_vocab
-
-    def n_embd(self) -> int:
-        """Size of the residual stream."""
-        return self._model.n_embd
-
-    def token_bos(self) -> int:
-        """Id that begins a text, -1 when there is none."""
-        return self._model.bos
-
-    def token_eos(self) -> int:
-        """Id that ends a text, -1 when there is none."""
-        return self._model.eos
-
-    def token_nl(self) -> int:
-        """Id of a newline, -1 when there is none."""
-        return self._model.nl
-
-    @cached_property
-    def metadata(self) -> dict[str, str]:
-        """The file's keys and values as strings, without arrays."""
-        with self._lock:
-            self._require_open()
-            values = self._model.gguf.metadata
-        return {
-            key: str(value).lower() if isinstance(value, bool) else str(value)
-            for key, value in values.items()
-            if not isinstance(value, list)
-        }
-
-    @property
-    def context_params(self) -> SimpleNamespace:
-        """The session's parameters: n_ctx, n_batch, n_threads, ..."""
-        return SimpleNamespace(**{**self._session_fields, "n_ctx": self.n_ctx()})
-
-    def plan(self) -> dict[str, Any]:
-        """Memory plan: {tier: {part: bytes}, "total": bytes, "budget": bytes}."""
-        with self._lock:
-            return memory_plan(self.model_path, self._model_fields, self._session_fields)
-
-    # ---- Text and tokens -----------------------------------------------------------------
-
-    def tokenize(self, text: bytes, add_bos: bool = True, special: bool = False) -> list[int]:
-        """Ids of a text of any bytes.
-
-        add_bos: with BOS and EOS, as far as the file wants them. special: texts of control tokens
-        become those tokens. Raises TypeError when text is not bytes.
+        filename, additional_files (the other parts of a split model): names or globs, each of
+        which must match exactly one file. keywords: of the constructor. Needs huggingface_hub
+        (ImportError says so). Raises ValueError where a glob does not match one file.
         """
-        if not isinstance(text, bytes | bytearray | memoryview):
-            raise TypeError(f"tokenize takes bytes, not {type(text).__name__}")
-        with self._lock:
-            self._require_open()
-            ids = self._model.tokenize(bytes(text), special)
-        before = [self._model.bos] if add_bos and self._model.add_bos else []
-        after = [self._model.eos] if add_bos and self._model.add_eos else []
-        return before + ids + after
-
-    def detokenize(
-        self, tokens: Sequence[int], prev_tokens: Sequence[int] | None = None, special: bool = False
-    ) -> bytes:
-        """The bytes of tokens. After a leading BOS, the space that tokenizing adds is dropped.
-
-        Raises ValueError for ids outside the vocabulary.
-        """
-        with self._lock:
-            self._require_open()
-            text = b"".join(self._model.text(int(token), special) for token in tokens)
-        begins = not prev_tokens and len(tokens) > 0 and tokens[0] == self._model.bos
-        return text[1:] if begins and text.startswith(b" ") else text
-
-    # ---- Computing -----------------------------------------------------------------------
-
-    @property
-    def n_tokens(self) -> int:
-        """Positions computed since reset()."""
-        return self._context.n_tokens if self._context else 0
-
-    @property
-    def input_ids(self) -> np.ndarray:
-        """intc [n_ctx]: ids of the positions, of which n_tokens are valid."""
-        return self._computing.input_ids
-
-    def reset(self) -> None:
-        """Forgets all tokens."""
-        with self._lock:
-            self._computing.truncate(0)
-
-    def eval(self, tokens: Sequence[int]) -> None:
-        """Computes tokens after those that are there.
-
-        Raises ContextOverflowError when they do not fit; then none is computed.
-        """
-        with self._lock:
-            self._computing.need_scores()
-            self._computing.eval(as_tokens(tokens))
-
-    @property
-    def scores(self) -> np.ndarray:
-        """float32 [n_ctx, n_vocab]: row i holds the logits after the i-th token since reset().
-
-        Without logits_all, only the row of the last token of each `eval` is filled; `generate`
-        and completions fill rows once `scores` has been read or `eval` called.
-        """
-        with self._lock:
-            return self._computing.need_scores()
-
-    def sample(
-        self,
-        top_k: int = 40,
-        top_p: float = 0.95,
-        min_p: float = 0.05,
-        typical_p: float = 1.0,
-        temp: float = 0.80,
-        repeat_penalty: float = 1.0,
-        frequency_penalty: float = 0.0,
-        presence_penalty: float = 0.0,
-        logits_processor: Any = None,
-        idx: int | None = None,
-    ) -> int:
-        """A token for the logits after the last token, or after token `idx` (a row of scores).
-
-        Raises ValueError when nothing has been computed.
-        """
-        params = _sampling(
-            top_k,
-            top_p,
-            min_p,
-            typical_p,
-            temp,
-            repeat_penalty,
-            frequency_penalty,
-            presence_penalty,
-        )
-        with self._lock:
-            context = self._computing
-            if self._sampler is None or self._sampler[0] != params:
-                self._sampler = params, self._new_sampler(params, self._rng.getrandbits(32))
-            sampler = self._sampler[1]
-            n = context.n_tokens if idx is None else idx + 1
-            row = None if idx is None else context.need_scores()[idx].copy()
-            sampler.reset()
-            sampler.accept(self._recent(context.input_ids[:n].tolist()))
-            return context.choose(sampler, _combined(logits_processor, LogitsProcessorList), n, row)
-
-    def generate(
-        self,
-        tokens: Sequence[int],
-        top_k: int = 40,
-        top_p: float = 0.95,
-        min_p: float = 0.05,
-        typical_p: float = 1.0,
-        temp: float = 0.80,
-        repeat_penalty: float = 1.0,
-        frequency_penalty: float = 0.0,
-        presence_penalty: float = 0.0,
-        reset: bool = True,
-        logits_processor: Any = None,
-        stopping_criteria: Any = None,
-    ) -> Generator[int, Sequence[int] | None, None]:
-        """Ids that follow `tokens`, one by one, without end: the caller stops, at EOS for example.
-
-        reset: begin anew, keeping the longest prefix that is already computed; otherwise go on
-        after the tokens that are there. Ids sent into the generator are put after the last one.
-        Raises ValueError for no tokens, ContextOverflowError when the context is full.
-        """
-        params = _sampling(
-            top_k,
-            top_p,
-            min_p,
-            typical_p,
-            temp,
-            repeat_penalty,
-            frequency_penalty,
-            presence_penalty,
-        )
-        with self._lock:
-            seed = self._rng.getrandbits(32)
-        processors = _combined(logits_processor, LogitsProcessorList)
-        criteria = _combined(stopping_criteria, StoppingCriteriaList)
-        return self._generate(as_tokens(tokens).tolist(), params, seed, reset, processors, criteria)
-
-    def _generate(
-        self,
-        pending: list[int],
-        params: dict[str, float],
-        seed: int,
-        reset: bool,
-        processors: Any,
-        criteria: Any,
-    ) -> Generator[int, Sequence[int] | None, None]:
-        if not pending:
-            raise ValueError("generate needs at least one token")
-        with self._lock:
-            sampler = self._new_sampler(params, seed)
-            history = [] if reset else self._computing.tokens()
-            version = None if reset else self._computing.version
-        sampler.accept(self._recent(history))
-        while True:
-            with self._lock:
-                context = self._computing
-                if version == context.version:
-                    context.eval(as_tokens(pending))
-                else:  # at the beginning, or after another call has used the instance
-                    context.become(as_tokens(history + pending))
-                version = context.version
-                history += pending
-                sampler.accept(self._recent(pending))
-                token = context.choose(sampler, processors, context.n_tokens)
-                ids = context.input_ids[: context.n_tokens]
-                if criteria and criteria(ids, context.logits()):
-                    return
-            sent = yield token
-            pending = [token, *(sent or ())]
+        names = [filename, *(additional_files or ())]
+        path = hub.download(repo_id, names, local_dir=local_dir, cache_dir=cache_dir)
+        return cls(path, **keywords)
 
     # ---- Completion ----------------------------------------------------------------------
 
     def create_completion(
         self,
-        prompt: str | bytes | Sequence[int],
+        prompt: Text,
         suffix: str | None = None,
         max_tokens: int | None = 16,
         temperature: float = 0.8,
@@ -357,7 +71,7 @@ class Llama:
         model: str | None = None,
         stopping_criteria: Any = None,
         logits_processor: Any = None,
-        grammar: Any = None,
+        grammar: LlamaGrammar | None = None,
         logit_bias: Mapping[int | str, float] | None = None,
     ) -> dict[str, Any] | Iterator[dict[str, Any]]:
         """Continues a prompt; a dict in OpenAI's shape or, with stream, an iterator of such dicts.
@@ -367,28 +81,16 @@ class Llama:
         means until the context is full. finish_reason is "stop" after a stop string or an end
         token, "length" otherwise.
 
+        logprobs: how many likely tokens to show beside each one, with their log-probabilities
+        under the model's own logits. With echo, the prompt's tokens come first (the first one has
+        None), and an end token has its entry, too. text_offset counts characters from the prompt's
+        beginning. grammar: the text is held to it.
+
         Raises ContextOverflowError when the prompt leaves no room, ValueError for bad options.
         """
-        options.refuse(
-            suffix=suffix,
-            logprobs=logprobs is not None,
-            grammar=grammar is not None,
-            mirostat_mode=mirostat_mode,
-            tfs_z=tfs_z != 1.0,
-        )
+        options.refuse(suffix=suffix, mirostat_mode=mirostat_mode, tfs_z=tfs_z != 1.0)
         ids = self._prompt_ids(prompt)
-        room = self.n_ctx() - len(ids)
-        if room <= 0:
-            raise ContextOverflowError(
-                f"the prompt has {len(ids)} tokens, which leaves no room in a context of "
-                f"{self.n_ctx()}"
-            )
-        limit = min(max_tokens, room) if max_tokens and max_tokens > 0 else room
-        processors = _combined(logits_processor, LogitsProcessorList)
-        if logit_bias:
-            bias = LogitBias(logit_bias, self.n_vocab())
-            processors = LogitsProcessorList([processors, bias] if processors else [bias])
-        params = _sampling(
+        params = sampling(
             top_k,
             top_p,
             min_p,
@@ -398,26 +100,294 @@ class Llama:
             frequency_penalty,
             presence_penalty,
         )
-        if seed in RANDOM_SEEDS:
-            with self._lock:
-                seed = self._rng.getrandbits(32)
-        criteria = _combined(stopping_criteria, StoppingCriteriaList)
-        steps = self._generate(ids, params, seed, True, processors, criteria)
-        parts = pieces(steps, self._token_bytes, limit, stop_bytes(stop))
-        first = self._prompt_text(prompt) if echo else ""
-        dicts = CompletionDicts(model or self.model_path)
+        limit = self._limit(ids, max_tokens)
+        processors = self._processors(logits_processor, logit_bias, grammar)
+        criteria = combined(stopping_criteria, StoppingCriteriaList)
+        text = self._prompt_text(prompt)
+        n_top = None if logprobs is None else _count("logprobs", logprobs)
+        read = self._read(ids, text, n_top) if echo and n_top is not None else []
+        parts = self._pieces(
+            ids, params, limit, stop_bytes(stop), seed, processors, criteria, n_top, len(text), echo
+        )
+        named = None if logprobs is None else self._name_bytes
+        dicts = CompletionDicts(model or self.model_path, named, (text if echo else "", read))
         if stream:
-            return dicts.stream(first, parts)
+            return dicts.stream(parts)
         with self._lock:
-            return dicts.whole(first, parts, len(ids))
+            return dicts.whole(parts, len(ids))
 
     __call__ = create_completion
 
-    def set_seed(self, seed: int) -> None:
-        """Seed of the random numbers of the following calls."""
+    def create_chat_completion(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        functions: Any = None,
+        function_call: Any = None,
+        tools: Any = None,
+        tool_choice: Any = None,
+        temperature: float = 0.2,
+        top_p: float = 0.95,
+        top_k: int = 40,
+        min_p: float = 0.05,
+        typical_p: float = 1.0,
+        stream: bool = False,
+        stop: str | Sequence[str] | None = None,
+        seed: int | None = None,
+        response_format: dict[str, Any] | None = None,
+        max_tokens: int | None = None,
+        presence_penalty: float = 0.0,
+        frequency_penalty: float = 0.0,
+        repeat_penalty: float = 1.0,
+        tfs_z: float = 1.0,
+        mirostat_mode: int = 0,
+        mirostat_tau: float = 5.0,
+        mirostat_eta: float = 0.1,
+        model: str | None = None,
+        logits_processor: Any = None,
+        grammar: LlamaGrammar | None = None,
+        logit_bias: Mapping[int | str, float] | None = None,
+        logprobs: bool | None = None,
+        top_logprobs: int | None = None,
+    ) -> dict[str, Any] | Iterator[dict[str, Any]]:
+        """Answers messages, {"role": "system"/"user"/"assistant", "content": text} each; a dict in
+        OpenAI's shape or, with stream, an iterator of chunks.
+
+        The prompt is made by chat_format or else by the file's own template (in jinja2's sandbox);
+        a file without one is talked to in the format llama-2. response_format: {"type": "text"}
+        or {"type": "json_object"} with, if wanted, a "schema". logprobs: log-probabilities of the
+        answer's tokens, beside top_logprobs others.
+
+        Raises what create_completion raises, and ValueError for messages or a template that
+        cannot be used.
+        """
+        options.refuse(
+            functions=functions,
+            function_call=function_call and function_call != "none",
+            tools=tools,
+            tool_choice=tool_choice and tool_choice not in ("none", "auto"),
+            mirostat_mode=mirostat_mode,
+            tfs_z=tfs_z != 1.0,
+        )
+        if grammar is None:
+            grammar = response_grammar(response_format)
+        prompt = self._format()(messages)
+        ids = self._prompt_ids(prompt.text)
+        params = sampling(
+            top_k,
+            top_p,
+            min_p,
+            typical_p,
+            temperature,
+            repeat_penalty,
+            frequency_penalty,
+            presence_penalty,
+        )
+        limit = self._limit(ids, max_tokens)
+        processors = self._processors(logits_processor, logit_bias, grammar)
+        stops = stop_bytes(stop) + stop_bytes(prompt.stop)
+        n_top = _count("top_logprobs", top_logprobs or 0) if logprobs else None
+        parts = self._pieces(ids, params, limit, stops, seed, processors, None, n_top)
+        dicts = ChatDicts(model or self.model_path, None if n_top is None else self._name_bytes)
+        if stream:
+            return dicts.stream(parts)
         with self._lock:
-            self._rng = _random(seed)
-            self._sampler = None
+            return dicts.whole(parts, len(ids))
+
+    def create_chat_completion_openai_v1(self, *args: Any, **kwargs: Any) -> Any:
+        """create_chat_completion with the classes of the package openai.
+
+        ImportError where that is not installed.
+        """
+        try:
+            from openai.types.chat import ChatCompletion, ChatCompletionChunk
+        except ImportError:
+            raise ImportError("this needs the package openai: pip install openai") from None
+        answer = self.create_chat_completion(*args, **kwargs)
+        if isinstance(answer, dict):
+            return ChatCompletion(**answer)
+        return (ChatCompletionChunk(**chunk) for chunk in answer)
+
+    def set_cache(self, cache: LlamaRAMCache | None) -> None:
+        """Keeps the states of completions, so that prompts which begin like an earlier one need
+        not be computed again; None: no more."""
+        with self._lock:
+            self._cache = cache
+
+    # ---- Embeddings ----------------------------------------------------------------------
+
+    def create_embedding(
+        self, input: str | Sequence[str], model: str | None = None
+    ) -> dict[str, Any]:
+        """Embeddings of texts in OpenAI's shape; each as `embed` gives it."""
+        texts = [input] if isinstance(input, str) else list(input)
+        vectors, n = self.embed(texts, return_count=True)
+        data = [
+            {"object": "embedding", "embedding": vector, "index": i}
+            for i, vector in enumerate(vectors)
+        ]
+        usage = {"prompt_tokens": n, "total_tokens": n}
+        return {
+            "object": "list",
+            "data": data,
+            "model": model or self.model_path,
+            "usage": usage,
+        }
+
+    def embed(
+        self,
+        input: str | Sequence[str],
+        normalize: bool = False,
+        truncate: bool = True,
+        return_count: bool = False,
+    ) -> Any:
+        """The embedding of a text, or a list of those of texts.
+
+        As for every causal model in llama-cpp-python, an embedding is a list of vectors of n_embd
+        numbers, one per token, unless the constructor's pooling_type asks for one vector. A vector
+        is the hidden state behind the output norm. normalize: to length 1. truncate: cut texts
+        that exceed the context, instead of ContextOverflowError. return_count: a pair, with the
+        number of tokens. Raises ValueError unless opened with embedding=True.
+        """
+        texts = [input] if isinstance(input, str) else list(input)
+        found, n = [], 0
+        with self._lock:
+            self._require_open()
+            if self._embedder is None:
+                raise ValueError("embeddings need a Llama that is opened with embedding=True")
+            for text in texts:
+                ids = self.tokenize(text.encode("utf-8"))
+                vectors = self._embedder.embed(ids, self._pooling, normalize, truncate)
+                n += min(len(ids), self._embedder.n_ctx)
+                found.append(vectors)
+        value = found[0] if isinstance(input, str) else found
+        return (value, n) if return_count else value
+
+    def pooling_type(self) -> int:
+        """0: embeddings have a vector per token; 1 mean, 2 first, 3 last."""
+        return self._pooling
+
+    def tokenizer(self) -> LlamaTokenizer:
+        """The tokenizer as an object of its own."""
+        return LlamaTokenizer(self)
+
+    # ---- Inner parts ---------------------------------------------------------------------
+
+    def _pieces(
+        self,
+        ids: list[int],
+        params: dict[str, float],
+        limit: int,
+        stops: list[bytes],
+        seed: int | None,
+        processors: Any,
+        criteria: Any,
+        n_top: int | None,
+        offset: int = 0,
+        with_end: bool = False,
+    ) -> Iterator[Piece]:
+        """The text that follows ids. n_top: None, or how many likely tokens are recorded."""
+        choices: deque[Choice] | None = None if n_top is None else deque()
+
+        def observe(token: int, logits: np.ndarray) -> None:
+            choices.append(choice(token, logits, n_top))
+
+        if seed in RANDOM_SEEDS:
+            with self._lock:
+                seed = self._rng.getrandbits(32)
+        steps = self._generate(
+            ids, params, seed, True, processors, criteria, None if choices is None else observe
+        )
+        parts = pieces(steps, self._token_bytes, limit, stops, choices, offset, with_end)
+        return parts if self._cache is None else self._cached(ids, parts)
+
+    def _cached(self, ids: list[int], parts: Iterator[Piece]) -> Iterator[Piece]:
+        """parts, computed from the cached state that shares most with ids, and cached."""
+        with self._lock:
+            cache, context, wanted = self._cache, self._computing, np.array(ids)
+            known = context.input_ids[: context.n_tokens]
+            if tuple(ids) in cache:
+                state = cache[tuple(ids)]
+                usable = state.n_tokens <= context.n_ctx
+                more = common_prefix(state.input_ids, wanted) > common_prefix(known, wanted)
+                if usable and more:
+                    context.load(state)
+        yield from parts
+        with self._lock:
+            if self._computing.n_tokens:
+                cache[tuple(self._computing.tokens())] = self._computing.save()
+
+    def _limit(self, ids: list[int], max_tokens: int | None) -> int:
+        """Tokens that may follow. Raises ContextOverflowError when none may."""
+        room = self.n_ctx() - len(ids)
+        if room <= 0:
+            raise ContextOverflowError(
+                f"the prompt has {len(ids)} tokens, which leaves no room in a context of "
+                f"{self.n_ctx()}"
+            )
+        return min(max_tokens, room) if max_tokens and max_tokens > 0 else room
+
+    def _processors(
+        self, given: Any, bias: Mapping[int | str, float] | None, grammar: LlamaGrammar | None
+    ) -> Callable[[np.ndarray, np.ndarray], np.ndarray] | None:
+        """What changes the logits: the caller's functions, then biases, then the grammar."""
+        found = LogitsProcessorList()
+        if given := combined(given, LogitsProcessorList):
+            found.append(given)
+        if bias:
+            found.append(LogitBias(bias, self.n_vocab()))
+        if grammar is not None:
+            found.append(self._grammar_processor(grammar))
+        return found or None
+
+    def _grammar_processor(self, grammar: LlamaGrammar) -> GrammarProcessor:
+        if not isinstance(grammar, LlamaGrammar):
+            raise ValueError("grammar must be a LlamaGrammar, LlamaGrammar.from_string for example")
+        with self._lock:
+            self._require_open()
+            if self._vocabulary is None:
+                self._vocabulary = Vocabulary(self._model)
+            return grammar.processor(self._vocabulary)
+
+    def _read(self, ids: list[int], text: str, n_top: int) -> list[Placed]:
+        """Choices of a prompt's tokens. text: the prompt, in which they have their places."""
+        with self._lock:
+            context, rows = self._computing, [choice(ids[0], None, n_top)]
+
+            def visit(i: int, logits: np.ndarray) -> None:
+                if i + 1 < len(ids):
+                    rows.append(choice(ids[i + 1], logits, n_top))
+
+            context.visit(as_tokens(ids), visit)
+            shown = [self._model.text(token, True) for token in ids]
+            begins = self._model.text(ids[0], True)
+        if ids[0] == self._model.bos and not text.startswith(begins.decode("utf-8", "replace")):
+            shown[0] = b""
+        # Tokenizers may put a space before a text; it is no part of it.
+        visible = text.encode("utf-8", "surrogateescape").decode("utf-8", "ignore")
+        spaced = b"".join(shown).decode("utf-8", "ignore") == f" {visible}"
+        first = next((i for i, data in enumerate(shown) if data), None)
+        found, done = [], b""
+        for i, (row, data) in enumerate(zip(rows, shown, strict=True)):
+            strip = spaced and i == first
+            found.append(Placed(row, len(done.decode("utf-8", "ignore")), strip))
+            done += data[1:] if strip else data
+        return found
+
+    def _format(self) -> chat.ChatFormat:
+        if self._named_format is None:
+            with self._lock:
+                self._require_open()
+                source = self._model.gguf.value("tokenizer.chat_template")
+                bos, eos = (
+                    self._model.text(token, True).decode("utf-8", "replace") if token >= 0 else ""
+                    for token in (self._model.bos, self._model.eos)
+                )
+            if isinstance(source, str) and source.strip():
+                self._named_format = chat.template_format(source, bos, eos)
+            else:
+                self.chat_format = "llama-2"
+                self._named_format = chat.named_format(self.chat_format)
+        return self._named_format
 
     def _token_bytes(self, token: int) -> bytes | None:
         """What a token adds to a text; None when it ends the text."""
@@ -425,7 +395,14 @@ class Llama:
             self._require_open()
             return None if self._model.ends(token) else self._model.text(token)
 
-    def _prompt_ids(self, prompt: str | bytes | Sequence[int]) -> list[int]:
+    def _name_bytes(self, token: int, first: bool) -> bytes:
+        """The text of a token in logprobs; first: without the space before a text."""
+        with self._lock:
+            self._require_open()
+            data = self._model.text(token, True)
+        return data[1:] if first and data.startswith(b" ") else data
+
+    def _prompt_ids(self, prompt: Text) -> list[int]:
         if isinstance(prompt, str):
             prompt = prompt.encode("utf-8", "surrogateescape")
         if not isinstance(prompt, bytes):
@@ -438,75 +415,15 @@ class Llama:
             ids = [bos, *ids]
         return ids
 
-    def _prompt_text(self, prompt: str | bytes | Sequence[int]) -> str:
+    def _prompt_text(self, prompt: Text) -> str:
         if isinstance(prompt, str):
             return prompt
         data = prompt if isinstance(prompt, bytes) else self.detokenize(prompt)
         return data.decode("utf-8", "ignore")
 
-    # ---- Inner parts; callers hold the lock ------------------------------------------------
 
-    def _require_open(self) -> None:
-        if self._closed:
-            raise ValueError("this Llama is closed")
-
-    @property
-    def _computing(self) -> Context:
-        self._require_open()
-        if self._context is None:
-            raise ValueError("this Llama was opened with vocab_only=True: it cannot compute")
-        return self._context
-
-    def _new_sampler(self, params: dict[str, float], seed: int) -> Sampler:
-        return Sampler(seed=seed & (1 << 64) - 1, repeat_last_n=self.last_n_tokens_size, **params)
-
-    def _recent(self, ids: list[int]) -> list[int]:
-        """The end of ids that the penalties look at."""
-        n = self.last_n_tokens_size
-        return ids if n < 0 else ids[max(0, len(ids) - n) :]
-
-    # ---- Lifetime ------------------------------------------------------------------------
-
-    def close(self) -> None:
-        """Gives model and memory back; every later call but this one raises ValueError."""
-        with self._lock:
-            if not self._closed:
-                self._closed = True
-                if self._context is not None:
-                    self._context.close()
-                self._model.close()
-
-    def __enter__(self) -> "Llama":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def __del__(self) -> None:
-        if hasattr(self, "_sampler"):  # set last: the constructor came to its end
-            self.close()
-
-
-def _random(seed: int | None) -> random.Random:
-    return random.Random(None if seed in RANDOM_SEEDS else seed)
-
-
-def _combined(value: Any, kind: type) -> Any:
-    """A function of None, a function, or a list of functions; None when there is none."""
-    if value is None or callable(value):
-        return value
-    return kind(value) if value else None
-
-
-def _sampling(
-    top_k: int,
-    top_p: float,
-    min_p: float,
-    typical_p: float,
-    temperature: float,
-    repeat_penalty: float,
-    frequency_penalty: float,
-    presence_penalty: float,
-) -> dict[str, float]:
-    """Fields of pi_sampler_params: an argument that is a field keeps its name."""
-    return dict(locals())
+def _count(name: str, n: int) -> int:
+    """n as a count. Raises ValueError for anything else."""
+    if isinstance(n, bool) or not isinstance(n, int) or n < 0:
+        raise ValueError(f"{name} must be a whole number from 0 on")
+    return n

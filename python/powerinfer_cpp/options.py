@@ -9,12 +9,26 @@ from ._native import ffi, lib
 from .errors import DeviceError
 from .model import Model
 
-# Keywords that LangChain passes on from older interfaces, with the values that mean nothing.
+# llama-cpp-python's other keywords, some only passed on by LangChain, with the values that ask for
+# nothing that is not done anyway.
 _LEGACY: dict[str, tuple[Any, ...]] = {
     "rope_freq_scale": (None, 0.0, 1.0),
     "rope_freq_base": (None, 0.0, 10000.0),
     "lora_path": (None,),
     "lora_base": (None,),
+    "lora_scale": (None, 1.0),
+    "split_mode": (1,),
+    "main_gpu": (0,),
+    "tensor_split": (None,),
+    "kv_overrides": (None,),
+    "numa": (False, 0),
+    "offload_kqv": (True,),
+    "flash_attn": (False,),
+    "no_perf": (False,),
+    "chat_handler": (None,),
+    "draft_model": (None,),
+    "tokenizer": (None,),
+    "spm_infill": (False,),
 }
 _LEGACY_ANY = {"n_parts", "f16_kv"}
 

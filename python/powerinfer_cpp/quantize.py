@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 from gguf import GGUFValueType
 
+from .activations import default_activation
 from .convert.tensors import Output
 from .convert.writer import (
     FILE_TYPES,
@@ -20,13 +21,37 @@ from .convert.writer import (
     write_gguf,
 )
 from .errors import UnsupportedModelError
-from .formats import Format, decode, format_by_name
+from .formats import Format, decode, encode, format_by_name
 from .gguf import Gguf, Tensor
 
-TYPES = ("F16", "BF16", "Q8_0", "Q4_0")
-_PREDICTORS = (".fc1.weight", ".fc2.weight")
-# What a PWRI file means where it names no activation, and GGUF would read otherwise.
-PWRI_ACTIVATIONS = {"llama": "relu", "bamboo": "drelu"}
+_WRITTEN = ("F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1")
+_WRITTEN += ("Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K")
+# llama.cpp's names of mixtures that are nearly pure; here they are pure.
+_PURE = {f"Q{bits}_K_S": f"Q{bits}_K" for bits in (2, 3, 4, 5)}
+_PREDICTORS = (".fc1.weight", ".fc2.weight", ".fc1_exps.weight", ".fc2_exps.weight")
+# Small and delicate: experts are chosen by the one, the other is added to every input.
+_EXACT = (".ffn_gate_inp.weight", "position_embd.weight")
+
+
+def _is_written(name: str) -> bool:
+    """The engine's codecs know the format, and how to write it."""
+    try:
+        fmt = format_by_name(name)
+        encode(fmt, np.zeros(fmt.block, np.float32))
+    except ValueError:
+        return False
+    return True
+
+
+TYPES = tuple(name for name in _WRITTEN if _is_written(name))
+
+
+def find_type(name: str) -> Format:
+    """The format of a name, in any case. Raises ValueError for one that is not written."""
+    upper = _PURE.get(name.upper(), name.upper())
+    if upper not in TYPES:
+        raise ValueError(f"type must be one of {', '.join(TYPES)}, not {name!r}")
+    return format_by_name(upper)
 
 
 def quantize(
@@ -40,17 +65,15 @@ def quantize(
 ) -> None:
     """Writes `source` to `target` with its matrices in another format.
 
-    type_name: one of TYPES, any case; predictor_type: for fc1 and fc2. Vectors keep their format,
-    and rows that no block divides become F16. A PWRI file becomes a neuron-aware GGUF, a split file
-    one file. allow_requantize: also from formats that have already lost precision.
+    type_name: one of TYPES, any case; predictor_type: for fc1 and fc2. Vectors, routers and tables
+    of positions keep their format; rows that no block divides get a narrower one or F16. A PWRI
+    file becomes a neuron-aware GGUF, a split file one file. allow_requantize: also from formats
+    that have already lost precision.
 
     Raises OSError, ModelFormatError, UnsupportedModelError (requantising), ValueError; nothing
     half-written remains.
     """
-    for name in (type_name, predictor_type):
-        if name.upper() not in TYPES:
-            raise ValueError(f"type must be one of {', '.join(TYPES)}, not {name!r}")
-    matrices, predictors = format_by_name(type_name), format_by_name(predictor_type)
+    matrices, predictors = find_type(type_name), find_type(predictor_type)
     with Gguf(source) as gguf:
         if any(os.path.exists(target) and os.path.samefile(file, target) for file in gguf.files):
             raise ValueError(f"{target}: input and output are the same file")
@@ -67,9 +90,11 @@ def _stored(
 ) -> Stored:
     have = _format_of(gguf, tensor)
     is_weight = len(tensor.shape) > 1 and tensor.name.endswith("weight")
+    is_weight = is_weight and not tensor.name.endswith(_EXACT)
+    if is_weight and have.type != wanted.type:
+        wanted = fitting(wanted, tensor.shape[-1], tensor.name, log)
     if not is_weight or have.type == wanted.type or tensor.n_elements == 0:
         return Stored(tensor.name, tensor.shape, have, lambda: _as_it_is(gguf.data(tensor)))
-    wanted = fitting(wanted, tensor.shape[-1], tensor.name, log)
     if have.quantised and not allow:
         raise UnsupportedModelError(
             f"{gguf.files[tensor.file]}: tensor {tensor.name} is already {have.name}; quantising "
@@ -117,7 +142,7 @@ def _entries(gguf: Gguf, matrices: Format, architecture: str) -> Iterator[Entry]
         if "powerinfer.version" not in gguf.metadata:
             yield uint32("powerinfer.version", 1)
         if "powerinfer.ffn.activation" not in gguf.metadata:
-            activation = PWRI_ACTIVATIONS.get(architecture)
+            activation = default_activation(architecture, pwri=True)
             if activation is None:
                 raise UnsupportedModelError(
                     f"{gguf.files[0]}: the activation of a PWRI file with architecture "

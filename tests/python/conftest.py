@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import shutil
 from pathlib import Path
@@ -20,8 +21,16 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "peer(module): compares with a package that may be missing")
+
+
+def _is_installed(module: str) -> bool:
+    return importlib.util.find_spec(module) is not None
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leaves out the slow tests without --all, and those on ../shared where it does not exist."""
+    """Leaves out slow tests without --all, and those whose reference data or peer is missing."""
     keep, left_out = [], {}
     for item in items:
         why = ""
@@ -29,6 +38,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             why = "slow; ./run test --all runs it"
         elif item.get_closest_marker("shared") and not SHARED.is_dir():
             why = "needs the reference data of ../shared"
+        elif (peer := item.get_closest_marker("peer")) and not _is_installed(peer.args[0]):
+            why = f"compares with {peer.args[0]}, which is not installed"
         if why:
             left_out.setdefault(why, []).append(item)
         else:

@@ -71,3 +71,88 @@ def logits(
 
 def relative_error(ours: np.ndarray, reference: np.ndarray) -> float:
     return float(np.linalg.norm(ours - reference) / np.linalg.norm(reference))
+
+
+# ---- SmallThinker ----
+
+
+def smallthinker_weights(config: dict[str, Any], seed: int = 0) -> dict[str, np.ndarray]:
+    """Random float32 weights by the names of SmallThinker's checkpoints."""
+    rng = np.random.default_rng(seed)
+    e, f, v = config["hidden_size"], config["moe_ffn_hidden_size"], config["vocab_size"]
+    q = config["num_attention_heads"] * config["head_dim"]
+    kv = config["num_key_value_heads"] * config["head_dim"]
+
+    def normal(*shape: int, scale: float = 1.5) -> np.ndarray:
+        return (scale * rng.standard_normal(shape) / np.sqrt(shape[-1])).astype(np.float32)
+
+    found = {
+        "model.embed_tokens.weight": normal(v, e, scale=3),
+        "model.norm.weight": 1 + normal(e),
+        "lm_head.weight": normal(v, e, scale=3),
+    }
+    for i in range(config["num_hidden_layers"]):
+        layer = f"model.layers.{i}"
+        found |= {
+            f"{layer}.input_layernorm.weight": 1 + normal(e),
+            f"{layer}.post_attention_layernorm.weight": 1 + normal(e),
+            f"{layer}.self_attn.q_proj.weight": normal(q, e),
+            f"{layer}.self_attn.k_proj.weight": normal(kv, e),
+            f"{layer}.self_attn.v_proj.weight": normal(kv, e),
+            f"{layer}.self_attn.o_proj.weight": normal(e, q),
+        }
+        moe = f"{layer}.block_sparse_moe"
+        n_expert = config["moe_num_primary_experts"]
+        found[f"{moe}.primary_router.weight"] = normal(n_expert, e, scale=0.5)
+        for x in range(n_expert):
+            found[f"{moe}.experts.{x}.gate.weight"] = normal(f, e)
+            found[f"{moe}.experts.{x}.up.weight"] = normal(f, e)
+            found[f"{moe}.experts.{x}.down.weight"] = normal(e, f)
+    return found
+
+
+def smallthinker_logits(
+    config: dict[str, Any], weights: dict[str, np.ndarray], tokens: list[int]
+) -> np.ndarray:
+    """float64 [n_tokens, n_vocab]: experts chosen from the raw input of the layer."""
+    w = {name: value.astype(np.float64) for name, value in weights.items()}
+    n_head, n_kv = config["num_attention_heads"], config["num_key_value_heads"]
+    head_dim, eps, n = config["head_dim"], config["rms_norm_eps"], len(tokens)
+    used = config["moe_num_active_primary_experts"]
+    distance = np.arange(n)[:, None] - np.arange(n)[None]
+    x = w["model.embed_tokens.weight"][tokens]
+    for i in range(config["num_hidden_layers"]):
+        layer = f"model.layers.{i}"
+        moe = f"{layer}.block_sparse_moe"
+        scores = x @ w[f"{moe}.primary_router.weight"].T
+        y = rms_norm(x, w[f"{layer}.input_layernorm.weight"], eps)
+        q, k, v = (
+            (y @ w[f"{layer}.self_attn.{part}_proj.weight"].T).reshape(n, heads, head_dim)
+            for part, heads in (("q", n_head), ("k", n_kv), ("v", n_kv))
+        )
+        if config["rope_layout"][i]:
+            q, k = rotate(q, config["rope_theta"]), rotate(k, config["rope_theta"])
+        width = config["sliding_window_size"] if config["sliding_window_layout"][i] else n
+        seen = (distance >= 0) & (distance < width)
+        k, v = (np.repeat(part, n_head // n_kv, axis=1) for part in (k, v))
+        dots = np.einsum("qhd,khd->hqk", q, k) / np.sqrt(head_dim)
+        dots = np.where(seen, dots, -np.inf)
+        share = np.exp(dots - dots.max(-1, keepdims=True))
+        share /= share.sum(-1, keepdims=True)
+        attended = np.einsum("hqk,khd->qhd", share, v).reshape(n, -1)
+        x = x + attended @ w[f"{layer}.self_attn.o_proj.weight"].T
+        y = rms_norm(x, w[f"{layer}.post_attention_layernorm.weight"], eps)
+        out = np.zeros_like(x)
+        for t in range(n):
+            chosen = np.argsort(-scores[t])[:used]
+            if config["moe_primary_router_apply_softmax"]:
+                part = np.exp(scores[t, chosen] - scores[t].max())
+            else:
+                part = 1 / (1 + np.exp(-scores[t, chosen]))
+            for x_id, weight in zip(chosen, part / part.sum(), strict=True):
+                expert = f"{moe}.experts.{x_id}"
+                gate = np.maximum(w[f"{expert}.gate.weight"] @ y[t], 0)
+                up = w[f"{expert}.up.weight"] @ y[t]
+                out[t] += weight * (w[f"{expert}.down.weight"] @ (gate * up))
+        x = x + out
+    return rms_norm(x, w["model.norm.weight"], eps) @ w["lm_head.weight"].T

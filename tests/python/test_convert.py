@@ -283,9 +283,6 @@ REFUSED = {
     "heads": (lambda d: break_config(d, num_key_value_heads=3), "no multiple"),
     "family": (lambda d: break_config(d, model_type="gpt9"), "'gpt9' is not supported"),
     "activation": (lambda d: break_config(d, hidden_act="tanh"), "'tanh' is not supported"),
-    "window": (lambda d: break_config(d, sliding_window=64), "sliding_window 64"),
-    "scaling": (lambda d: break_config(d, rope_scaling={"type": "yarn", "factor": 2}), "'yarn'"),
-    "scaling 5": (lambda d: break_config(d, rope_parameters={"rope_type": "llama3"}), "'llama3'"),
     "vocabulary": (lambda d: break_config(d, vocab_size=200), "the tokenizer has 300"),
     "tokenizer": (
         lambda d: (d / "tokenizer.model").write_bytes(b"no"),
@@ -306,11 +303,6 @@ def test_refusals_name_the_reason_and_leave_nothing(name: str, tmp_path: Path) -
     with pytest.raises((OSError, ValueError), match=message) as caught:
         convert(folder, outfile=out / "out.gguf", log=quiet)
     assert "\n" not in str(caught.value) and list(out.iterdir()) == []
-
-
-def test_a_window_as_wide_as_the_context_is_no_window(tmp_path: Path) -> None:
-    folder = checkpoints.model(tmp_path / "model", sliding_window=256)
-    convert(folder, outfile=tmp_path / "out.gguf", log=quiet)
 
 
 def test_parts_of_the_index(tmp_path: Path) -> None:

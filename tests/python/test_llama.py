@@ -408,7 +408,7 @@ def test_seeds(llm: Llama, path: Path) -> None:
 
 
 def test_what_is_not_there_yet_is_refused(llm: Llama) -> None:
-    for option in ({"grammar": "root"}, {"logprobs": 3}, {"suffix": "x"}, {"mirostat_mode": 2}):
+    for option in ({"suffix": "x"}, {"mirostat_mode": 2}, {"tfs_z": 0.5}):
         with pytest.raises(ValueError, match=f"{next(iter(option))} is not supported"):
             llm(PROMPT, **option)
     with pytest.raises(ValueError, match="stop must be"):
@@ -445,7 +445,8 @@ def test_keywords(path: Path) -> None:
     for options, message in (
         ({"sparse": "exact"}, "'exact' is not supported"),
         ({"sparse": "maybe"}, "sparse must be"),
-        ({"embedding": True}, "embedding"),
+        ({"pooling_type": 4}, "pooling_type"),
+        ({"chat_format": "klingon"}, "chat_format 'klingon' is unknown; known are llama-2"),
         ({"record": "fired"}, "record"),
         ({"n_ctx": -1}, "n_ctx"),
         ({"n_ctx": 1 << 40}, "n_ctx"),

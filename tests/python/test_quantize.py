@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from pathlib import Path
 
 import checkpoints
@@ -12,7 +13,7 @@ import pytest
 from powerinfer_cpp.convert import convert
 from powerinfer_cpp.formats import decode, encode, format_by_name
 from powerinfer_cpp.gguf import Gguf
-from powerinfer_cpp.quantize import quantize
+from powerinfer_cpp.quantize import TYPES, quantize
 
 from powerinfer_cpp import Llama, UnsupportedModelError
 
@@ -216,3 +217,111 @@ def test_equals_llama_cpps_quantiser(name: str, shared: Path, tmp_path: Path) ->
         assert have[t.name].type == t.type and np.array_equal(
             ours.data(have[t.name]), theirs.data(t)
         ), t.name
+
+
+# ---- Every type, and tensors of experts ----
+
+FILE_TYPES = {f"Q{bits}_K": f"MOSTLY_Q{bits}_K_S" for bits in (3, 4, 5)}
+
+
+@pytest.fixture(scope="module")
+def wide(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A file whose rows are multiples of 256."""
+    folder = tmp_path_factory.mktemp("wide")
+    cfg = checkpoints.config(
+        hidden_size=256, intermediate_size=512, head_dim=64, num_hidden_layers=1
+    )
+    checkpoints.save(folder / "model", cfg, checkpoints.weights(cfg))
+    return convert(folder / "model", outfile=folder / "wide.gguf", outtype="f32", log=quiet)
+
+
+def test_types_are_those_of_the_codecs() -> None:
+    assert ("F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1") + tuple(
+        f"Q{bits}_K" for bits in (2, 3, 4, 5, 6)
+    ) == TYPES
+
+
+@pytest.mark.parametrize("name", TYPES)
+def test_every_type_is_read_by_the_gguf_package(name: str, wide: Path, tmp_path: Path) -> None:
+    out, lines = tmp_path / "out.gguf", []
+    quantize(wide, out, name, log=lines.append)
+    assert not lines
+    reader, kind = gguf.GGUFReader(out), gguf.GGMLQuantizationType[name]
+    wanted = gguf.LlamaFileType[FILE_TYPES.get(name, f"MOSTLY_{name}")]
+    assert reader.fields["general.file_type"].contents() == wanted
+    exact = {t.name: t.data for t in gguf.GGUFReader(wide).tensors}
+    for tensor in reader.tensors:
+        if len(tensor.shape) == 1:
+            assert tensor.tensor_type == gguf.GGMLQuantizationType.F32
+            continue
+        assert tensor.tensor_type == kind, tensor.name
+        back = gguf.quants.dequantize(tensor.data, kind)
+        error = np.linalg.norm(back - exact[tensor.name]) / np.linalg.norm(exact[tensor.name])
+        assert error < 2.0 ** -(int(name[1]) - 0.5) if name[0] == "Q" else error < 4e-3
+    tokens = [1, 20, 30, 40]
+    with Llama(out, verbose=False) as llm:
+        llm.eval(tokens)
+        assert np.isfinite(llm.scores[3]).all()
+
+
+@pytest.mark.parametrize("bits", [2, 3, 4, 5])
+def test_names_of_llama_cpps_small_mixtures(bits: int, wide: Path, tmp_path: Path) -> None:
+    quantize(wide, tmp_path / "a.gguf", f"Q{bits}_K", log=quiet)
+    quantize(wide, tmp_path / "b.gguf", f"q{bits}_k_s", log=quiet)
+    assert (tmp_path / "a.gguf").read_bytes() == (tmp_path / "b.gguf").read_bytes()
+    with pytest.raises(ValueError, match="type must be one of"):
+        quantize(wide, tmp_path / "c.gguf", f"Q{bits}_K_M", log=quiet)
+
+
+@pytest.mark.parametrize(
+    ("name", "instead"),
+    [("Q2_K", "Q4_0"), ("Q3_K", "Q4_0"), ("Q4_K", "Q5_0"), ("Q5_K", "Q5_1"), ("Q6_K", "Q8_0")],
+)
+def test_rows_that_blocks_of_256_do_not_divide(
+    name: str, instead: str, files: dict[str, Path], tmp_path: Path
+) -> None:
+    lines: list[str] = []
+    quantize(files["dense"], tmp_path / "out.gguf", name, log=lines.append)
+    types = {t.name: t.type_name for t in Gguf(tmp_path / "out.gguf").tensors}
+    assert {types["blk.0.attn_q.weight"], types["blk.1.ffn_down.weight"]} == {instead}
+    assert any(f"so {instead} instead of {name}" in line for line in lines)
+    # What is in that format already is left as it is.
+    quantize(tmp_path / "out.gguf", tmp_path / "again.gguf", name, log=quiet)
+    assert (tmp_path / "out.gguf").read_bytes() == (tmp_path / "again.gguf").read_bytes()
+
+
+def test_experts(tmp_path: Path) -> None:
+    golden = Path(__file__).resolve().parents[1] / "golden"
+    shutil.copytree(golden / "mixtral", tmp_path / "model")
+    shutil.copy(golden / "tokenizer.model", tmp_path / "model")
+    source = convert(tmp_path / "model", outfile=tmp_path / "a.gguf", outtype="f32", log=quiet)
+    lines: list[str] = []
+    quantize(source, tmp_path / "q.gguf", "Q8_0", log=lines.append)
+    before = {t.name: t for t in gguf.GGUFReader(source).tensors}
+    after = {t.name: t for t in gguf.GGUFReader(tmp_path / "q.gguf").tensors}
+    q8 = gguf.GGMLQuantizationType.Q8_0
+    for part in ("gate", "up"):
+        name = f"blk.1.ffn_{part}_exps.weight"
+        assert after[name].tensor_type == q8 and after[name].shape.tolist() == [32, 24, 4]
+        assert np.array_equal(after[name].data, gguf.quants.quantize(before[name].data, q8))
+    down = "blk.1.ffn_down_exps.weight"  # rows of 24
+    assert after[down].tensor_type == gguf.GGMLQuantizationType.F16
+    assert any(down in line and "F16" in line for line in lines)
+    router = "blk.1.ffn_gate_inp.weight"
+    assert np.array_equal(after[router].data, before[router].data)
+
+
+@pytest.mark.shared
+def test_files_of_llama_cpp(shared: Path) -> None:
+    """Logits of files in every format, against those of their weights as they decode."""
+    files = sorted((shared / "fixtures" / "quants").glob("*.gguf"))
+    assert len(files) > 10
+    for path in files:
+        stored = np.load(path.with_suffix(".npz"))
+        tokens, want = stored["tokens"], stored["logits_exact"].astype(np.float64)
+        with Llama(path, n_ctx=128, logits_all=True, verbose=False) as llm:
+            llm.eval([int(t) for t in tokens])
+            got = llm.scores[: len(tokens)]
+        # llama.cpp's own distance from them, and half as much again: inputs in 8 bits there too.
+        limit = max(1e-3, 1.5 * float(stored["peer_rel_error"]))
+        assert np.linalg.norm(got - want) <= limit * np.linalg.norm(want), path.name

@@ -19,7 +19,9 @@ COMMANDS = {
     "inspect": "show what a GGUF holds",
     "perplexity": "measure how well a model predicts a text",
     "bench": "measure speed",
+    "chat": "talk with a model",
     "doctor": "show what this machine offers",
+    "completion": "print a script that completes this command in a shell",
 }
 
 

@@ -26,6 +26,7 @@ from .common import (
 from .doctor import cpu_name, isa
 
 COLUMNS = ("model", "size", "params", "backend", "threads", "test", "t/s", "GB/s")
+OP_COLUMNS = ("part", "op", "calls", "ms", "share", "GB/s")
 
 
 def _numbers(text: str) -> list[int]:
@@ -51,6 +52,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("-r", "--repetitions", type=whole(1), default=5, metavar="N")
     parser.add_argument("-o", "--output", choices=("md", "json", "jsonl"), default="md")
     parser.add_argument("--tokens-file", metavar="F", help="ids to use, between white space")
+    parser.add_argument("--ops", action="store_true", help="time and GB/s of every operator")
 
 
 def _given(path: str | None, n_vocab: int) -> np.ndarray | None:
@@ -119,6 +121,34 @@ def _measured(result: bench.Result, bytes_per_token: int) -> dict[str, Any]:
     return found
 
 
+def _ops(result: bench.Result) -> list[dict[str, Any]]:
+    """Operators of one test, those with most time first, per repetition."""
+    n = len(result.samples_ns)
+    total = sum(op.seconds for op in result.ops) or 1.0
+    return [
+        {
+            "part": op.part,
+            "op": op.op,
+            "calls": op.calls // n,
+            "ms": op.seconds * 1e3 / n,
+            "share": op.seconds / total,
+            "gb_per_s": op.n_bytes / op.seconds / 1e9 if op.seconds else 0.0,
+        }
+        for op in sorted(result.ops, key=lambda op: -op.seconds)
+    ]
+
+
+def _op_table(test: bench.Test, ops: list[dict[str, Any]]) -> str:
+    lines = [f"\n{test.name}:", "", f"| {' | '.join(OP_COLUMNS)} |"]
+    lines.append("| --- | --- | ---: | ---: | ---: | ---: |")
+    lines += [
+        f"| {op['part']} | {op['op']} | {op['calls']} | {op['ms']:.3f} | {op['share']:.1%} "
+        f"| {op['gb_per_s']:.2f} |"
+        for op in ops
+    ]
+    return "\n".join(lines)
+
+
 def _deviation(values: list[Any]) -> float:
     return statistics.stdev(values) if len(values) > 1 else 0.0
 
@@ -149,13 +179,18 @@ def run(args: argparse.Namespace) -> None:
     fixed = _fixed(args, model)
     load_s = time.perf_counter() - start
     fields = session_fields(args)
-    rows = []
+    rows, tables = [], []
     if args.output == "md":
         print(f"| {' | '.join(COLUMNS)} |")
         print(f"| {' | '.join('---:' if c in ('t/s', 'GB/s') else '---' for c in COLUMNS)} |")
     for test in tests:
-        result = bench.measure(model, test, args.repetitions, args.seed, given, **fields)
+        result = bench.measure(
+            model, test, args.repetitions, args.seed, given, ops=args.ops, **fields
+        )
         row = {**fixed, "load_s": load_s, **_measured(result, model.bytes_per_token)}
+        if args.ops:
+            row["ops"] = _ops(result)
+            tables.append(_op_table(test, row["ops"]))
         rows.append(row)
         if args.output == "md":
             print(_row(row, test), flush=True)
@@ -163,4 +198,6 @@ def run(args: argparse.Namespace) -> None:
             print(json.dumps(row), flush=True)
     if args.output == "json":
         print(json.dumps(rows, indent=2))
+    elif args.output == "md" and tables:
+        print("\n".join(tables))
     sys.stdout.flush()

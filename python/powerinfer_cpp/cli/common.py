@@ -7,7 +7,7 @@ from typing import Any
 from .. import options
 from ..model import Model
 
-CACHE_TYPES = {"f16": 1, "f32": 0}  # GGUF type ids
+CACHE_TYPES = {"f16": 1, "q8_0": 8, "f32": 0}  # GGUF type ids
 
 
 def whole(least: int) -> Any:
@@ -42,8 +42,10 @@ def layers(text: str) -> int:
 layers.__name__ = "number"
 
 
-def add_model_arguments(parser: argparse.ArgumentParser, n_batch: int = 2048) -> None:
-    """MODEL and the options of loading and computing."""
+def add_model_arguments(
+    parser: argparse.ArgumentParser, n_batch: int = 2048, seed: int | None = 0
+) -> None:
+    """MODEL and the options of loading and computing. seed: unless given; None: a random one."""
     parser.add_argument("model", metavar="MODEL", help="GGUF file")
     parser.add_argument(
         "-t", "--threads", type=whole(1), metavar="N", help="threads (default: the usable CPUs)"
@@ -59,7 +61,7 @@ def add_model_arguments(parser: argparse.ArgumentParser, n_batch: int = 2048) ->
     )
     for flag, name in (("-ctk", "--cache-type-k"), ("-ctv", "--cache-type-v")):
         parser.add_argument(flag, name, choices=list(CACHE_TYPES), default="f16")
-    parser.add_argument("-s", "--seed", type=whole(0), default=0, metavar="N")
+    parser.add_argument("-s", "--seed", type=whole(0), default=seed, metavar="N")
     parser.add_argument("--sparse", default="auto", metavar="MODE", help="auto, off")
     parser.add_argument("--sparse-threshold", type=float, metavar="X")
     parser.add_argument("--vram-budget", type=gibibytes, metavar="GiB", help="ceiling of the GPU")
@@ -67,12 +69,13 @@ def add_model_arguments(parser: argparse.ArgumentParser, n_batch: int = 2048) ->
     parser.add_argument("--device", metavar="NAME", help="cpu")
 
 
-def open_model(args: argparse.Namespace) -> Model:
-    """The model of the command line. Raises what Llama's constructor raises."""
+def open_model(args: argparse.Namespace, path: str | None = None) -> Model:
+    """The model of the command line, or another with its options. Raises what Llama's constructor
+    raises."""
     options.check_sparse(args.sparse, args.sparse_threshold)
     options.check_device(args.device, args.vram_budget)
     return Model(
-        args.model,
+        args.model if path is None else path,
         n_threads=args.threads or 0,
         ram_budget=options.budget_bytes("--ram-budget", args.ram_budget),
     )

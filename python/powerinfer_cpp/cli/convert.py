@@ -17,6 +17,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--activation", choices=convert.ACTIVATIONS, help="instead of config.json's"
     )
+    parser.add_argument(
+        "--pre",
+        choices=convert.PRE_NAMES,
+        metavar="NAME",
+        help="pre-tokeniser of a byte-level vocabulary, where its files do not tell: "
+        + ", ".join(convert.PRE_NAMES),
+    )
     parser.add_argument("--dense", action="store_true", help="a GGUF that any engine opens")
     parser.add_argument("--vocab-only", action="store_true", help="tokenizer and sizes alone")
 
@@ -30,5 +37,6 @@ def run(args: argparse.Namespace) -> None:
         activation=args.activation,
         dense=args.dense,
         vocab_only=args.vocab_only,
+        pre=args.pre,
     )
     print(path)

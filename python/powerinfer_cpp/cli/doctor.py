@@ -14,7 +14,17 @@ from ..errors import check
 from ..options import device_note
 from .common import size_text
 
-PACKAGES = ("numpy", "gguf", "safetensors", "sentencepiece", "cffi", "torch")
+PACKAGES = (
+    "numpy",
+    "gguf",
+    "safetensors",
+    "sentencepiece",
+    "cffi",
+    "jinja2",
+    "llguidance",
+    "huggingface-hub",
+    "torch",
+)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -40,20 +50,19 @@ def cpu_name() -> str:
     return platform.processor() or platform.machine()
 
 
-def read_bandwidth(threads: int, n_bytes: int = 1 << 28, rounds: int = 5) -> float:
+def read_bandwidth(array: np.ndarray, threads: int, rounds: int = 3) -> float:
     """Bytes per second that `threads` threads read, each its part of an array far beyond caches.
 
-    numpy's maximum over 64-bit integers, the best of some rounds: a lower bound of what kernels
-    can reach.
+    numpy's maximum, the best of some rounds: a lower bound of what kernels can reach.
     """
-    parts = np.array_split(np.ones(n_bytes // 8, dtype=np.int64), threads)
+    parts = np.array_split(array, threads)
     best = float("inf")
     with ThreadPoolExecutor(threads) as pool:
         for _ in range(rounds):
             start = time.perf_counter()
             list(pool.map(np.max, parts))
             best = min(best, time.perf_counter() - start)
-    return n_bytes / best
+    return array.nbytes / best
 
 
 def run(args: argparse.Namespace) -> None:
@@ -70,9 +79,11 @@ def run(args: argparse.Namespace) -> None:
     print(f"GPU             {', '.join(devices) or f'none: {device_note()}'}")
     print(f"memory          {size_text(free)} free to this process")
     if not args.no_bandwidth:
-        n_bytes = max(1 << 24, min(1 << 28, free // 4))
-        rate = read_bandwidth(threads, n_bytes) / 1e9
-        print(f"read bandwidth  {rate:.1f} GB/s (numpy, {threads} threads, {size_text(n_bytes)})")
+        array = np.ones(max(1 << 24, min(1 << 30, free // 2)) // 8, dtype=np.int64)
+        for n in sorted({1, threads}):
+            rate, size = read_bandwidth(array, n) / 1e9, size_text(array.nbytes)
+            print(f"read bandwidth  {rate:.1f} GB/s ({n} threads, numpy's maximum of {size})")
+        del array
     print(f"python          {platform.python_version()}, {platform.platform()}")
     for package in PACKAGES:
         try:

@@ -5,12 +5,11 @@ import json
 from collections import defaultdict
 from typing import Any
 
+from ..activations import default_activation
 from ..gguf import Gguf
-from ..quantize import PWRI_ACTIVATIONS
 from .common import count_text, size_text
 
 SHOWN = 8  # elements of an array
-GGUF_ACTIVATIONS = {"llama": "silu", "bamboo": "drelu"}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -25,10 +24,10 @@ def summary(gguf: Gguf) -> dict[str, Any]:
     for tensor in gguf.tensors:
         formats[tensor.type_name]["tensors"] += 1
         formats[tensor.type_name]["bytes"] += tensor.n_bytes
-        if tensor.name.endswith(".fc1.weight") and len(tensor.shape) == 2:
-            ranks[tensor.name.split(".")[1]] = tensor.shape[0]
+        if tensor.name.endswith((".fc1.weight", ".fc1_exps.weight")) and len(tensor.shape) > 1:
+            ranks[tensor.name.split(".")[1]] = tensor.shape[-2]
     architecture = gguf.value("general.architecture")
-    default = (PWRI_ACTIVATIONS if gguf.is_pwri else GGUF_ACTIVATIONS).get(str(architecture))
+    default = default_activation(str(architecture), gguf.is_pwri)
     return {
         "files": gguf.files,
         "magic": "PWRI" if gguf.is_pwri else "GGUF",

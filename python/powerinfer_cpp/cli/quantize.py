@@ -7,9 +7,11 @@ from ..convert import to_stderr
 
 
 def _type(text: str) -> str:
-    if text.upper() not in quantize.TYPES:
-        raise argparse.ArgumentTypeError(f"{text} is not one of {', '.join(quantize.TYPES)}")
-    return text.upper()
+    try:
+        return quantize.find_type(text).name
+    except ValueError:
+        known = ", ".join(quantize.TYPES)
+        raise argparse.ArgumentTypeError(f"{text} is not one of {known}") from None
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

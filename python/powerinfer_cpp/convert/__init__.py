@@ -4,18 +4,22 @@ import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from ..activations import NAMES as ACTIVATIONS
+from ..activations import default_activation
 from ..errors import ModelFormatError, UnsupportedModelError
 from ..formats import Format, format_by_name
-from . import llama
 from .checkpoint import open_checkpoint
-from .config import Config, Hyperparameters
+from .config import Config
+from .families import read_family
+from .families.family import Family, all_outputs
 from .predictor import predictors, sparse_threshold
 from .tensors import Output
-from .vocab import Vocab, read_vocab
+from .vocab import PRE_NAMES, Vocab, read_vocab
 from .writer import FILE_TYPES, Entry, Stored, encoded, fitting, float32, string, uint32, write_gguf
 
 OUTPUT_TYPES = ("f32", "f16", "bf16", "q8_0", "q4_0")
-ACTIVATIONS = ("relu", "drelu", "relu2", "silu", "gelu")
+
+__all__ = ["ACTIVATIONS", "OUTPUT_TYPES", "PRE_NAMES", "convert", "to_stderr"]
 
 
 def to_stderr(line: str) -> None:
@@ -32,6 +36,7 @@ def convert(
     activation: str | None = None,
     dense: bool = False,
     vocab_only: bool = False,
+    pre: str | None = None,
     log: Callable[[str], None] = to_stderr,
 ) -> Path:
     """Writes a GGUF of a model folder and returns its path.
@@ -39,7 +44,8 @@ def convert(
     predictor: PowerInfer's folder of model_N.pt; with it the file is neuron-aware: ffn_down
     transposed, predictors fc1 and fc2 per layer. dense: refuse that, for any GGUF engine.
     outtype: format of the matrices; vectors are F32, predictors F16, or F32 with f32.
-    activation: instead of config.json's. vocab_only: tokenizer and sizes, no tensors.
+    activation: instead of config.json's. vocab_only: tokenizer and sizes, no tensors. pre: name of
+    the pre-tokeniser of a byte-level vocabulary, instead of the one its files describe.
     outfile: default beside the model, NAME-TYPE.gguf. log: gets lines about what is notable.
 
     Raises OSError, ModelFormatError, UnsupportedModelError, ValueError; nothing half-written
@@ -53,28 +59,23 @@ def convert(
     if predictor is not None and (dense or vocab_only):
         raise ValueError("a dense or vocabulary-only file has no place for predictors")
     config = Config(folder)
-    if config.model_type() not in llama.FAMILIES:
-        raise UnsupportedModelError(
-            f"{config.path}: model_type {config.model_type()!r} is not supported "
-            f"(supported: {', '.join(llama.FAMILIES)})"
-        )
-    hp = llama.hyperparameters(config, activation)
-    vocab = read_vocab(folder, config, hp.n_vocab)
-    for note in vocab.notes:
+    family = read_family(config, activation)
+    vocab = read_vocab(folder, config, family.n_vocab, pre)
+    for note in family.notes + vocab.notes:
         log(f"note: {note}")
     kind = "vocab" if vocab_only else outtype
     target = Path(outfile) if outfile else folder.parent / f"{folder.name}-{kind}.gguf"
     stored: list[Stored] = []
     threshold = None
     if not vocab_only:
-        found = list(_outputs(folder, predictor, hp))
-        missing = _layers_without_predictor(found, hp.n_layer) if predictor is not None else []
+        found = list(_outputs(folder, predictor, family))
+        missing = _layers_without_predictor(found, family.n_layer) if predictor is not None else []
         if missing:
             log(f"note: no predictor for layers {', '.join(map(str, missing))}")
         threshold = None if predictor is None else sparse_threshold(Path(predictor))
         stored = [encoded(output, _format(output, outtype, log)) for output in found]
-    entries = _entries(folder.name, hp, vocab, outtype, predictor is not None, threshold)
-    write_gguf(target, hp.architecture, entries, stored)
+    entries = _entries(folder.name, family, vocab, outtype, predictor is not None, threshold)
+    write_gguf(target, family.architecture, entries, stored)
     return target
 
 
@@ -88,11 +89,11 @@ def _model_folder(path: Path) -> Path:
     return path.resolve()
 
 
-def _outputs(folder: Path, predictor: str | Path | None, hp: Hyperparameters) -> Iterator[Output]:
+def _outputs(folder: Path, predictor: str | Path | None, family: Family) -> Iterator[Output]:
     """Every tensor; predictors at the end, as PowerInfer has them."""
     neuron_aware = predictor is not None
     try:
-        yield from llama.outputs(open_checkpoint(folder), hp, transpose_down=neuron_aware)
+        yield from all_outputs(family, open_checkpoint(folder), transpose_down=neuron_aware)
     except ModelFormatError as error:
         if str(folder) in str(error):
             raise
@@ -101,7 +102,7 @@ def _outputs(folder: Path, predictor: str | Path | None, hp: Hyperparameters) ->
         path = Path(predictor)
         if not path.is_dir():
             raise FileNotFoundError(f"{path}: no such folder")
-        yield from predictors(path, hp.n_layer, hp.n_embd, hp.n_ff)
+        yield from predictors(path, family.n_layer, family.n_embd, family.n_ff, family.n_expert)
 
 
 def _layers_without_predictor(outputs: list[Output], n_layer: int) -> list[int]:
@@ -110,7 +111,7 @@ def _layers_without_predictor(outputs: list[Output], n_layer: int) -> list[int]:
 
 
 def _format(output: Output, outtype: str, log: Callable[[str], None]) -> Format:
-    if len(output.shape) == 1 or outtype == "f32":
+    if len(output.shape) == 1 or output.exact or outtype == "f32":
         return format_by_name("F32")
     wanted = format_by_name("F16" if output.predictor else outtype)
     return fitting(wanted, output.row, output.name, log)
@@ -118,35 +119,22 @@ def _format(output: Output, outtype: str, log: Callable[[str], None]) -> Format:
 
 def _entries(
     name: str,
-    hp: Hyperparameters,
+    family: Family,
     vocab: Vocab,
     outtype: str,
     neuron_aware: bool,
     threshold: float | None,
 ) -> Iterator[Entry]:
     """The header's keys, in PowerInfer's order."""
-    arch = hp.architecture
     yield string("general.name", name)
-    yield uint32(f"{arch}.vocab_size", hp.n_vocab)
-    yield uint32(f"{arch}.context_length", hp.n_ctx)
-    yield uint32(f"{arch}.embedding_length", hp.n_embd)
-    yield uint32(f"{arch}.block_count", hp.n_layer)
-    yield uint32(f"{arch}.feed_forward_length", hp.n_ff)
-    yield uint32(f"{arch}.rope.dimension_count", hp.head_dim)
-    yield uint32(f"{arch}.attention.head_count", hp.n_head)
-    yield uint32(f"{arch}.attention.head_count_kv", hp.n_head_kv)
-    if hp.head_dim * hp.n_head != hp.n_embd:
-        yield uint32(f"{arch}.attention.key_length", hp.head_dim)
-        yield uint32(f"{arch}.attention.value_length", hp.head_dim)
-    yield float32(f"{arch}.attention.layer_norm_rms_epsilon", hp.rms_eps)
-    yield float32(f"{arch}.rope.freq_base", hp.rope_theta)
+    yield from family.entries()
     yield uint32("general.file_type", FILE_TYPES[outtype.upper()])
     if format_by_name(outtype).quantised:
         yield uint32("general.quantization_version", 2)
     if neuron_aware:
         yield uint32("powerinfer.version", 1)
-    if neuron_aware or hp.activation != hp.default_activation:
-        yield string("powerinfer.ffn.activation", hp.activation)
+    if neuron_aware or family.activation != default_activation(family.architecture):
+        yield string("powerinfer.ffn.activation", family.activation)
     if threshold is not None:
         yield float32("powerinfer.sparse_threshold", threshold)
     yield from vocab.entries()

@@ -1,43 +1,26 @@
-"""Weights of a Hugging Face folder, tensor by tensor: safetensors, or torch files through torch.
+"""Weights of a Hugging Face folder, tensor by tensor: safetensors or torch files.
 
 Nothing is read before it is asked for. safetensors files are checked by the safetensors package
-and then mapped, so that BF16, which numpy lacks, can be read from its bytes.
+and then mapped, so that BF16, which numpy lacks, can be read from its bytes. Torch's zip files go
+through our own reader, which maps them too; what else torch writes, through torch's loader for
+plain weights.
 """
 
 import json
 import math
 import pickle
+import zipfile
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from ..errors import ModelFormatError, UnsupportedModelError
+from .torch_zip import NotPlain, read_torch_zip
+from .weight import Weight
 
 _SAFETENSORS_DTYPES = {"F64": "<f8", "F32": "<f4", "F16": "<f2", "BF16": "<u2"}
-
-
-@dataclass(frozen=True)
-class Weight:
-    """A tensor of a checkpoint.
-
-    shape: numpy's order. stored(): its values as they are stored, without a copy where possible;
-    BF16 as uint16. bf16: that is the case.
-    """
-
-    name: str
-    shape: tuple[int, ...]
-    bf16: bool
-    stored: Callable[[], np.ndarray]
-
-
-def widen(values: np.ndarray, bf16: bool) -> np.ndarray:
-    """float32 of a part of Weight.stored()."""
-    if bf16:
-        return (values.astype(np.uint32) << 16).view(np.float32)
-    return values.astype(np.float32, copy=False)
 
 
 def open_checkpoint(folder: Path) -> dict[str, Weight]:
@@ -48,8 +31,8 @@ def open_checkpoint(folder: Path) -> dict[str, Weight]:
     """
     for pattern, single, reader in (
         ("*.safetensors", "model.safetensors", _safetensors),
-        ("pytorch_model*.bin", "pytorch_model.bin", _torch),
-        ("*.pt", "model.pt", _torch),
+        ("pytorch_model*.bin", "pytorch_model.bin", torch_weights),
+        ("*.pt", "model.pt", torch_weights),
     ):
         files = _parts(folder, pattern, single)
         if files:
@@ -146,7 +129,8 @@ def load_torch(path: Path) -> dict[str, Any]:
             f"{path}: reading this file needs torch (pip install torch); safetensors files do not"
         ) from None
     try:
-        state = torch.load(path, map_location="cpu", weights_only=True)
+        is_zip = zipfile.is_zipfile(path)
+        state = torch.load(path, map_location="cpu", weights_only=True, mmap=is_zip or None)
     except OSError:
         raise
     except pickle.UnpicklingError:
@@ -162,7 +146,22 @@ def load_torch(path: Path) -> dict[str, Any]:
     return state
 
 
-def torch_to_numpy(tensor: Any) -> tuple[np.ndarray, bool]:
+def torch_weights(path: Path) -> dict[str, Weight]:
+    """Every tensor of a torch file, through our own reader where that knows the file."""
+    try:
+        return read_torch_zip(path)
+    except NotPlain:
+        pass
+    weights = {}
+    for name, tensor in load_torch(path).items():
+        if not tensor.dtype.is_floating_point or tensor.dtype.itemsize < 2:
+            raise UnsupportedModelError(f"{path}: tensor {name} has element type {tensor.dtype}")
+        values, bf16 = _to_numpy(tensor)
+        weights[name] = Weight(name, values.shape, bf16, lambda values=values: values)
+    return weights
+
+
+def _to_numpy(tensor: Any) -> tuple[np.ndarray, bool]:
     """A torch tensor's values, BF16 as uint16, and whether they are BF16."""
     import torch
 
@@ -170,13 +169,3 @@ def torch_to_numpy(tensor: Any) -> tuple[np.ndarray, bool]:
     if tensor.dtype == torch.bfloat16:
         return tensor.view(torch.int16).numpy().view(np.uint16), True
     return tensor.numpy(), False
-
-
-def _torch(path: Path) -> dict[str, Weight]:
-    weights = {}
-    for name, tensor in load_torch(path).items():
-        if not tensor.dtype.is_floating_point or tensor.dtype.itemsize < 2:
-            raise UnsupportedModelError(f"{path}: tensor {name} has element type {tensor.dtype}")
-        values, bf16 = torch_to_numpy(tensor)
-        weights[name] = Weight(name, values.shape, bf16, lambda values=values: values)
-    return weights

@@ -1,7 +1,6 @@
 """config.json, as transformers 4 and 5 write it."""
 
 import math
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -37,11 +36,7 @@ class Config:
     def number(self, *keys: str, default: float | None = None) -> float:
         """The first of `keys` that is there and not null: finite and positive."""
         value = self._first(keys, default)
-        if isinstance(value, bool) or not isinstance(value, int | float):
-            raise ModelFormatError(f"{self.path}: {keys[0]} must be a number, not {value!r}")
-        if not (math.isfinite(value) and value > 0):
-            raise ModelFormatError(f"{self.path}: {keys[0]} must be positive, not {value!r}")
-        return float(value)
+        return section_number(str(self.path), {keys[0]: value}, keys[0])
 
     def flag(self, key: str, default: bool = False) -> bool:
         """true or false; null and absent give the default."""
@@ -57,41 +52,26 @@ class Config:
             raise ModelFormatError(f"{self.path}: no model_type")
         return value
 
-    def activation(self) -> str | None:
-        """The activation by our name, None when the file names none."""
-        value = self.values.get("hidden_act")
+    def activation(self, key: str, default: str) -> str:
+        """The activation that config.json's `key` names, by our name.
+
+        Raises UnsupportedModelError for others, also for gelu's approximations.
+        """
+        value = self.values.get(key)
         if value is None:
-            return None
-        if value not in ACTIVATIONS:
-            raise UnsupportedModelError(f"{self.path}: hidden_act {value!r} is not supported")
+            return default
+        if not isinstance(value, str) or value not in ACTIVATIONS:
+            raise UnsupportedModelError(f"{self.path}: {key} {value!r} is not supported")
         return ACTIVATIONS[value]
 
-    def rope_theta(self) -> float:
-        """Base of the rotary embedding. Raises UnsupportedModelError for scaled ones."""
-        parameters = self.values.get("rope_parameters")  # transformers 5
-        scaling = self.values.get("rope_scaling")  # transformers 4
-        for values in (parameters, scaling):
-            if values is None:
-                continue
-            if not isinstance(values, dict):
-                raise ModelFormatError(f"{self.path}: rope_parameters must be an object")
-            kind = values.get("rope_type", values.get("type", "default"))
-            if kind not in ("default", "none"):
-                raise UnsupportedModelError(f"{self.path}: rope scaling {kind!r} is not supported")
-            if values.get("partial_rotary_factor", 1.0) != 1.0:
-                raise UnsupportedModelError(f"{self.path}: partial rotation is not supported")
-        theta = (parameters or {}).get("rope_theta")
-        return self.number("rope_theta", default=10000.0 if theta is None else theta)
-
-    def refuse_sliding_window(self, n_ctx: int) -> None:
-        """Raises UnsupportedModelError for a window of attention narrower than the context."""
-        window = self.values.get("sliding_window")
-        if window is not None and self.values.get("use_sliding_window", True):
-            width = self.integer("sliding_window")
-            if width < n_ctx:
-                raise UnsupportedModelError(
-                    f"{self.path}: sliding_window {width} is not supported (context {n_ctx})"
-                )
+    def layer_switches(self, key: str, n_layer: int) -> list[Any] | None:
+        """A list with one value per layer, None where there is none."""
+        value = self.values.get(key)
+        if value is None:
+            return None
+        if not isinstance(value, list) or len(value) < n_layer:
+            raise ModelFormatError(f"{self.path}: {key} must have a value for each layer")
+        return value[:n_layer]
 
     def _first(self, keys: tuple[str, ...], default: Any) -> Any:
         for key in keys:
@@ -102,27 +82,14 @@ class Config:
         return default
 
 
-@dataclass(frozen=True)
-class Hyperparameters:
-    """Sizes of a decoder with rotary attention and a gated FFN.
-
-    architecture: GGUF's name. head_dim: elements of a head, not always n_embd / n_head.
-    activation: of the FFN; default_activation: what a GGUF without the key means.
-    """
-
-    architecture: str
-    n_vocab: int
-    n_ctx: int
-    n_embd: int
-    n_layer: int
-    n_ff: int
-    n_head: int
-    n_head_kv: int
-    head_dim: int
-    rms_eps: float
-    rope_theta: float
-    activation: str
-    default_activation: str
-    tied: bool
-    attention_bias: bool
-    mlp_bias: bool
+def section_number(
+    where: str, values: dict[str, Any], key: str, default: float | None = None
+) -> float:
+    """values[key], finite and positive. Raises ModelFormatError that begins with `where`."""
+    value = values.get(key)
+    value = default if value is None else value
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise ModelFormatError(f"{where}: {key} must be a number, not {value!r}")
+    if not (math.isfinite(value) and value > 0):
+        raise ModelFormatError(f"{where}: {key} must be positive, not {value!r}")
+    return float(value)

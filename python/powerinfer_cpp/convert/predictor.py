@@ -1,18 +1,20 @@
 """PowerInfer's predictor folders: `model_N.pt` per layer, and an optional config.json.
 
 Each file holds `fc1.weight` [r, n_embd] and `fc2.weight` [n_ff, r]; the rank r may differ from
-layer to layer, and a layer without a file is computed without a predictor.
+layer to layer, and a layer without a file is computed without a predictor. With experts both have
+a leading dimension that counts them.
 """
 
 import math
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 from ..errors import ModelFormatError
-from .checkpoint import Weight, load_torch, read_json, torch_to_numpy
+from .checkpoint import read_json, torch_weights
 from .tensors import Output, check_shape, from_weight
-from .torch_zip import NotPlain, read_torch_zip
+from .weight import Weight
 
 
 def sparse_threshold(folder: Path) -> float | None:
@@ -28,8 +30,10 @@ def sparse_threshold(folder: Path) -> float | None:
     return float(value)
 
 
-def predictors(folder: Path, n_layer: int, n_embd: int, n_ff: int) -> Iterator[Output]:
-    """fc1 and fc2 of every layer that has a file, in the order of layers.
+def predictors(
+    folder: Path, n_layer: int, n_embd: int, n_ff: int, n_expert: int = 0
+) -> Iterator[Output]:
+    """fc1 and fc2 (with experts fc1_exps and fc2_exps) of every layer that has a file, in order.
 
     Raises FileNotFoundError for a folder without files, ModelFormatError for layers that the model
     lacks and tensors that do not fit it.
@@ -48,19 +52,16 @@ def predictors(folder: Path, n_layer: int, n_embd: int, n_ff: int) -> Iterator[O
         if set(weights) != {"fc1.weight", "fc2.weight"}:
             names = ", ".join(sorted(weights)) or "nothing"
             raise ModelFormatError(f"{path}: expected fc1.weight and fc2.weight, found {names}")
-        rank = weights["fc1.weight"].shape[0] if weights["fc1.weight"].shape else 0
-        for name, shape in (("fc1.weight", (rank, n_embd)), ("fc2.weight", (n_ff, rank))):
-            weight = check_shape(weights[name], shape)
-            yield from_weight(f"blk.{layer}.{name}", weight, predictor=True)
+        experts = (n_expert,) if n_expert else ()
+        shape = weights["fc1.weight"].shape
+        rank = shape[len(experts)] if len(shape) > len(experts) else 0
+        for part, shape in (("fc1", (rank, n_embd)), ("fc2", (n_ff, rank))):
+            weight = check_shape(weights[f"{part}.weight"], (*experts, *shape))
+            name = f"blk.{layer}.{part}{'_exps' if experts else ''}.weight"
+            yield from_weight(name, weight, predictor=True)
 
 
 def _read(path: Path) -> dict[str, Weight]:
-    """Tensors of a torch file: by our own reader of plain zip files, else through torch."""
-    try:
-        found = read_torch_zip(path)
-    except NotPlain:
-        found = {name: torch_to_numpy(tensor) for name, tensor in load_torch(path).items()}
-    return {
-        name: Weight(f"{path}: {name}", values.shape, bf16, lambda values=values: values)
-        for name, (values, bf16) in found.items()
-    }
+    """Tensors of a torch file, their names with the file's."""
+    found = torch_weights(path)
+    return {name: replace(weight, name=f"{path}: {name}") for name, weight in found.items()}

@@ -1,26 +1,29 @@
 """Tensors of the file to be written, as functions that give their rows when they are needed."""
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from ..errors import ModelFormatError
-from .checkpoint import Weight, widen
+from .weight import Weight, widen
 
 
 @dataclass(frozen=True)
 class Output:
     """A tensor of the file to be written.
 
-    shape: numpy's order, 1-D or 2-D. rows(a, b): float32 rows a to b of it, [b - a, shape[-1]];
-    1-D tensors count as a single row. predictor: its format is chosen apart.
+    shape: numpy's order, slowest dimension first. rows(a, b): float32 rows a to b, counted over
+    all dimensions but the last, [b - a, shape[-1]]; 1-D tensors count as a single row. predictor:
+    its format is chosen apart. exact: stays F32 whatever the file's format.
     """
 
     name: str
     shape: tuple[int, ...]
     rows: Callable[[int, int], np.ndarray]
     predictor: bool = False
+    exact: bool = False
 
     @property
     def row(self) -> int:
@@ -29,7 +32,38 @@ class Output:
 
     @property
     def n_rows(self) -> int:
-        return 1 if len(self.shape) == 1 else self.shape[0]
+        return math.prod(self.shape[:-1])
+
+
+class Weights:
+    """Tensors of a checkpoint, each to be used once."""
+
+    def __init__(self, weights: dict[str, Weight]):
+        self._left = dict(weights)
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._left
+
+    def take(self, name: str, *shape: int) -> Weight:
+        """The tensor of this name and shape; raises ModelFormatError where there is none."""
+        weight = self._left.pop(name, None)
+        if weight is None:
+            raise ModelFormatError(f"the checkpoint lacks tensor {name} {list(shape)}")
+        return check_shape(weight, shape)
+
+    def drop(self, name: str) -> None:
+        """Passes over a tensor that may be there and is not needed."""
+        self._left.pop(name, None)
+
+    def refuse_rest(self) -> None:
+        """Raises ModelFormatError when tensors are left: the model would run without them."""
+        if self._left:
+            names = sorted(self._left)
+            more = f" and {len(names) - 5} more" if len(names) > 5 else ""
+            raise ModelFormatError(
+                f"the checkpoint holds tensors that its config.json does not explain: "
+                f"{', '.join(names[:5])}{more}"
+            )
 
 
 def check_shape(weight: Weight, shape: tuple[int, ...]) -> Weight:
@@ -41,15 +75,19 @@ def check_shape(weight: Weight, shape: tuple[int, ...]) -> Weight:
     return weight
 
 
-def from_weight(name: str, weight: Weight, predictor: bool = False) -> Output:
+def from_weight(name: str, weight: Weight, predictor: bool = False, exact: bool = False) -> Output:
     """A weight as it is."""
+    row = weight.shape[-1] if weight.shape else 1
 
     def rows(a: int, b: int) -> np.ndarray:
-        stored = weight.stored()
-        part = stored[None] if stored.ndim == 1 else stored[a:b]
-        return widen(part, weight.bf16)
+        return widen(weight.stored().reshape(-1, row)[a:b], weight.bf16)
 
-    return Output(name, weight.shape, rows, predictor)
+    return Output(name, weight.shape, rows, predictor, exact)
+
+
+def from_values(name: str, values: np.ndarray) -> Output:
+    """A vector that the converter computed."""
+    return Output(name, values.shape, lambda _a, _b: values.astype(np.float32)[None])
 
 
 def row_order(name: str, weight: Weight, order: np.ndarray | None) -> Output:
@@ -72,3 +110,17 @@ def transposed(name: str, weight: Weight) -> Output:
         return widen(np.ascontiguousarray(weight.stored()[:, a:b].T), weight.bf16)
 
     return Output(name, weight.shape[::-1], rows)
+
+
+def stacked(name: str, parts: Sequence[Output]) -> Output:
+    """Matrices of one shape, one behind the other, as the experts of a layer are kept."""
+    each = parts[0].n_rows
+
+    def rows(a: int, b: int) -> np.ndarray:
+        found = []
+        for i in range(a // each, -(-b // each)):
+            first = i * each
+            found.append(parts[i].rows(max(a - first, 0), min(b - first, each)))
+        return found[0] if len(found) == 1 else np.concatenate(found)
+
+    return Output(name, (len(parts), *parts[0].shape), rows)

@@ -2,19 +2,21 @@
 
 `pickle.load` runs whatever a file names. This unpickler knows three names (an ordered dict, the
 function that rebuilds a tensor, and the storage types) and refuses every other one, so that a file
-can give numbers and nothing else.
+can give numbers and nothing else. The numbers are mapped, and read when they are needed.
 """
 
 import math
 import pickle
 import zipfile
 from collections import OrderedDict
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from ..errors import ModelFormatError
+from .weight import Weight
 
 _STORAGES = {
     "FloatStorage": "<f4",
@@ -22,15 +24,16 @@ _STORAGES = {
     "DoubleStorage": "<f8",
     "BFloat16Storage": "<u2",  # its bits
 }
-_LARGEST_PICKLE = 1 << 20  # bytes; names and shapes of a few tensors take a few hundred
+_LARGEST_PICKLE = 1 << 24  # bytes; name and shape of a tensor take about a hundred
+_LOCAL_HEADER = 30  # bytes of a zip entry before its name
 
 
 class NotPlain(ModelFormatError):
     """Not a zip file of plain tensors."""
 
 
-def read_torch_zip(path: Path) -> dict[str, tuple[np.ndarray, bool]]:
-    """Tensors of a state dict: values (BF16 as uint16) and whether they are BF16.
+def read_torch_zip(path: Path) -> dict[str, Weight]:
+    """Tensors of a state dict by name.
 
     Raises OSError, NotPlain for other kinds of files, ModelFormatError for damaged ones.
     """
@@ -41,7 +44,17 @@ def read_torch_zip(path: Path) -> dict[str, tuple[np.ndarray, bool]]:
         raise NotPlain(f"{path}: not a torch zip file") from None
 
 
-def _read(path: Path, archive: zipfile.ZipFile) -> dict[str, tuple[np.ndarray, bool]]:
+@dataclass(frozen=True)
+class _Storage:
+    """Numbers that tensors share: count of dtype, at a byte of the file."""
+
+    dtype: str
+    bf16: bool
+    offset: int
+    count: int
+
+
+def _read(path: Path, archive: zipfile.ZipFile) -> dict[str, Weight]:
     entries = {info.filename: info for info in archive.infolist()}
     pickles = [name for name in entries if name.count("/") == 1 and name.endswith("/data.pkl")]
     if len(pickles) != 1:
@@ -55,11 +68,11 @@ def _read(path: Path, archive: zipfile.ZipFile) -> dict[str, tuple[np.ndarray, b
     if byteorder in entries and archive.read(byteorder) != b"little":
         raise NotPlain(f"{path}: big-endian")
 
-    def storage(key: str, dtype: str, count: int) -> np.ndarray:
-        name = f"{root}data/{key}"
+    def storage(kind: str, key: str, count: int) -> _Storage:
+        name, dtype = f"{root}data/{key}", _STORAGES[kind]
         if name not in entries or entries[name].file_size != count * np.dtype(dtype).itemsize:
             raise ModelFormatError(f"{path}: {name} is missing or has another size")
-        return np.frombuffer(archive.read(name), dtype=dtype)
+        return _Storage(dtype, kind == "BFloat16Storage", _offset(path, entries[name]), count)
 
     with archive.open(pickles[0]) as file:
         try:
@@ -72,12 +85,42 @@ def _read(path: Path, archive: zipfile.ZipFile) -> dict[str, tuple[np.ndarray, b
         isinstance(name, str) and isinstance(tensor, _Tensor) for name, tensor in state.items()
     ):
         raise ModelFormatError(f"{path}: not a state dict of tensors")
-    return {name: (tensor.values, tensor.bf16) for name, tensor in state.items()}
+    return {
+        name: Weight(name, tensor.shape, tensor.storage.bf16, tensor.values)
+        for name, tensor in state.items()
+    }
 
 
+def _offset(path: Path, entry: zipfile.ZipInfo) -> int:
+    """Where the bytes of an uncompressed entry begin, after its own header."""
+    with open(path, "rb") as file:
+        file.seek(entry.header_offset)
+        header = file.read(_LOCAL_HEADER)
+        if len(header) != _LOCAL_HEADER or header[:4] != b"PK\3\4":
+            raise ModelFormatError(f"{path}: {entry.filename} is damaged")
+        names = int.from_bytes(header[26:28], "little") + int.from_bytes(header[28:30], "little")
+        offset = entry.header_offset + _LOCAL_HEADER + names
+        if offset + entry.file_size > file.seek(0, 2):
+            raise ModelFormatError(f"{path}: {entry.filename} exceeds the file")
+    return offset
+
+
+@dataclass(frozen=True)
 class _Tensor:
-    def __init__(self, values: np.ndarray, bf16: bool):
-        self.values, self.bf16 = values, bf16
+    path: Path
+    storage: _Storage
+    first: int  # element of the storage
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+
+    def values(self) -> np.ndarray:
+        """The numbers, mapped."""
+        s = self.storage
+        if math.prod(self.shape) == 0:
+            return np.empty(self.shape, dtype=s.dtype)
+        flat = np.memmap(self.path, s.dtype, "r", offset=s.offset, shape=(s.count,))[self.first :]
+        strides = [step * flat.itemsize for step in self.stride]
+        return np.lib.stride_tricks.as_strided(flat, self.shape, strides, writeable=False)
 
 
 class _Tensors(pickle.Unpickler):
@@ -100,20 +143,16 @@ class _Tensors(pickle.Unpickler):
         kind, storage_type, key, _device, count = pid
         if kind != "storage" or storage_type not in _STORAGES:
             raise NotPlain(f"{self._path}: a storage of an unknown kind")
-        return storage_type, self._storage(str(key), _STORAGES[storage_type], count)
+        return self._storage(storage_type, str(key), count)
 
     def _rebuild(
         self, storage: Any, offset: int, size: Any, stride: Any, *_autograd: Any
     ) -> _Tensor:
-        kind, values = storage
-        sizes = [int(n) for n in (*size, *stride, offset)]
-        if min(sizes) < 0 or len(size) != len(stride):
+        first, *sizes = (int(n) for n in (offset, *size, *stride))
+        if first < 0 or min(sizes, default=0) < 0 or len(size) != len(stride):
             raise ModelFormatError(f"{self._path}: a tensor of impossible shape")
-        if math.prod(size) == 0:
-            return _Tensor(np.empty(size, dtype=values.dtype), kind == "BFloat16Storage")
-        last = offset + sum((n - 1) * step for n, step in zip(size, stride, strict=True))
-        if last >= len(values):
+        shape, steps = tuple(sizes[: len(size)]), tuple(sizes[len(size) :])
+        last = first + sum((n - 1) * step for n, step in zip(shape, steps, strict=True))
+        if math.prod(shape) and last >= storage.count:
             raise ModelFormatError(f"{self._path}: a tensor that exceeds its storage")
-        strides = [step * values.itemsize for step in stride]
-        view = np.lib.stride_tricks.as_strided(values[offset:], size, strides, writeable=False)
-        return _Tensor(view, kind == "BFloat16Storage")
+        return _Tensor(self._path, storage, first, shape, steps)

@@ -26,7 +26,23 @@ _ALIGNMENT = 32  # the format's default, which the gguf package uses
 _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
 # general.file_type, by the format of the matrices
-FILE_TYPES = {"F32": 0, "F16": 1, "Q4_0": 2, "Q8_0": 7, "BF16": 32}
+FILE_TYPES = {
+    "F32": 0,
+    "F16": 1,
+    "Q4_0": 2,
+    "Q4_1": 3,
+    "Q8_0": 7,
+    "Q5_0": 8,
+    "Q5_1": 9,
+    "Q2_K": 10,
+    "Q3_K": 11,
+    "Q4_K": 14,
+    "Q5_K": 16,
+    "Q6_K": 18,
+    "BF16": 32,
+}
+# What takes the place of a format whose blocks of 256 do not divide a row, as in llama.cpp.
+_NARROWER = {"Q2_K": "Q4_0", "Q3_K": "Q4_0", "Q4_K": "Q5_0", "Q5_K": "Q5_1", "Q6_K": "Q8_0"}
 
 
 @dataclass(frozen=True)
@@ -99,11 +115,15 @@ def encoded(output: Output, fmt: Format) -> Stored:
 
 
 def fitting(fmt: Format, row: int, name: str, log: Callable[[str], None]) -> Format:
-    """The format, or F16 with a line to the log where its blocks do not divide a row."""
+    """The format, or where its blocks do not divide a row a narrower one or F16, with a line."""
     if fmt.fits(row):
         return fmt
-    log(f"{name}: rows of {row} are no multiple of {fmt.block}, so F16 instead of {fmt.name}")
-    return format_by_name("F16")
+    found = format_by_name(_NARROWER.get(fmt.name, "F16"))
+    if not found.fits(row):
+        found = format_by_name("F16")
+    why = f"rows of {row} are no multiple of {fmt.block}"
+    log(f"{name}: {why}, so {found.name} instead of {fmt.name}")
+    return found
 
 
 def write_gguf(

@@ -1,0 +1,20 @@
+"""What a file that names no activation means: the engine's table (src/families), for Python."""
+
+NAMES = ("relu", "drelu", "relu2", "silu", "gelu")
+
+# architecture -> activation of a GGUF, activation of a PWRI file
+_DEFAULTS = {
+    "llama": ("silu", "relu"),
+    "bamboo": ("drelu", "drelu"),
+    "qwen2": ("silu", "relu"),
+    "qwen3": ("silu", "relu"),
+    "falcon": ("gelu", "relu"),
+    "opt": ("relu", "relu"),
+    "smallthinker": ("relu", "relu"),
+}
+
+
+def default_activation(architecture: str, pwri: bool = False) -> str | None:
+    """The activation of a file without powerinfer.ffn.activation, None where it is not known."""
+    found = _DEFAULTS.get(architecture)
+    return None if found is None else found[pwri]

@@ -1,0 +1,279 @@
+"""From messages to a prompt: chat formats by name, and a model file's own template."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+Message = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """A prompt, and the stop strings that belong to its format."""
+
+    text: str
+    stop: list[str] = field(default_factory=list)
+
+
+# Makes a prompt of messages.
+ChatFormat = Callable[[Sequence[Message]], Prompt]
+
+
+def content_text(message: Message) -> str:
+    """The text of a message; of a list of parts, the texts of the parts together.
+
+    Raises ValueError for what is no text.
+    """
+    content = message.get("content")
+    if content is None:
+        return ""
+    if isinstance(content, str):
+        return content
+    if isinstance(content, list):
+        kinds = [part.get("type") if isinstance(part, Mapping) else None for part in content]
+        if all(kind == "text" for kind in kinds):
+            return "".join(str(part.get("text", "")) for part in content)
+        raise ValueError("messages may hold text only, no images or other parts")
+    raise ValueError("the content of a message must be text")
+
+
+def check_messages(messages: Sequence[Message]) -> list[dict[str, Any]]:
+    """Messages with their contents as text. Raises ValueError for what is none."""
+    if isinstance(messages, str | bytes | Mapping) or not isinstance(messages, Sequence):
+        raise ValueError("messages must be a list of dicts with role and content")
+    if not messages:
+        raise ValueError("messages must hold at least one message")
+    for message in messages:
+        if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
+            raise ValueError("messages must be dicts with a role")
+    return [{**message, "content": content_text(message)} for message in messages]
+
+
+@dataclass(frozen=True)
+class Turns:
+    """A format of turns: what stands before and after the text of each role.
+
+    answer: what begins the answer. separator: between turns. default_system: where there is no
+    system message; None: then there is no such turn. system_in_user: the system's text stands
+    within the first user message, {system} and {user} in `joined`.
+    """
+
+    user: tuple[str, str]
+    assistant: tuple[str, str]
+    system: tuple[str, str] = ("", "\n")
+    answer: str | None = None  # the assistant's own beginning, without the space at its end
+    begin: str = ""
+    default_system: str | None = None
+    joined: str | None = None
+    stop: tuple[str, ...] = ()
+
+    def __call__(self, messages: Sequence[Message]) -> Prompt:
+        turns = check_messages(messages)
+        told = [m["content"] for m in turns if m["role"] == "system"]
+        system = "\n".join(told) if told else self.default_system
+        turns = [m for m in turns if m["role"] != "system"]
+        parts = [self.begin]
+        if system is not None and self.joined is not None:
+            first = next((i for i, m in enumerate(turns) if m["role"] == "user"), None)
+            text = self.joined.replace("{system}", system, 1)
+            if first is None:
+                turns.insert(0, {"role": "user", "content": text.replace("{user}", "", 1)})
+            else:
+                said = turns[first]["content"]
+                turns[first] = {"role": "user", "content": text.replace("{user}", said, 1)}
+        elif system is not None:
+            parts += [self.system[0], system, self.system[1]]
+        for message in turns:
+            role = message["role"]
+            if role not in ("user", "assistant"):
+                raise ValueError(f"this chat format knows no role {role!r}")
+            before, after = self.user if role == "user" else self.assistant
+            parts += [before, message["content"], after]
+        answer = self.assistant[0].rstrip(" ") if self.answer is None else self.answer
+        return Prompt("".join(parts) + answer, [s for s in self.stop if s])
+
+
+_CHATML = Turns(
+    system=("<|im_start|>system\n", "<|im_end|>\n"),
+    user=("<|im_start|>user\n", "<|im_end|>\n"),
+    assistant=("<|im_start|>assistant\n", "<|im_end|>\n"),
+    stop=("<|im_end|>",),
+)
+_LLAMA_2 = Turns(
+    user=("<s>[INST] ", " [/INST]"),
+    assistant=(" ", " </s>"),
+    answer="",
+    joined="<<SYS>>\n{system}\n<</SYS>>\n\n{user}",
+    stop=("</s>",),
+)
+
+
+def _header(role: str) -> tuple[str, str]:
+    return f"<|start_header_id|>{role}<|end_header_id|>\n\n", "<|eot_id|>"
+
+
+# The public prompt shapes of well-known models.
+FORMATS: dict[str, Turns] = {
+    "llama-2": _LLAMA_2,
+    "llama-3": Turns(
+        begin="<|begin_of_text|>",
+        system=_header("system"),
+        user=_header("user"),
+        assistant=_header("assistant"),
+        stop=("<|eot_id|>",),
+    ),
+    "chatml": _CHATML,
+    "qwen": Turns(
+        system=_CHATML.system,
+        user=_CHATML.user,
+        assistant=_CHATML.assistant,
+        default_system="You are a helpful assistant.",
+        stop=("<|im_end|>", "<|endoftext|>"),
+    ),
+    "mistral-instruct": Turns(
+        begin="<s>",
+        user=("[INST] ", " [/INST]"),
+        assistant=(" ", "</s>"),
+        answer="",
+        joined="{system}\n\n{user}",
+        stop=("</s>",),
+    ),
+    "gemma": Turns(
+        begin="<bos>",
+        user=("<start_of_turn>user\n", "<end_of_turn>\n"),
+        assistant=("<start_of_turn>model\n", "<end_of_turn>\n"),
+        joined="{system}\n\n{user}",
+        stop=("<end_of_turn>",),
+    ),
+    "zephyr": Turns(
+        system=("<|system|>\n", "</s>\n"),
+        user=("<|user|>\n", "</s>\n"),
+        assistant=("<|assistant|>\n", "</s>\n"),
+        stop=("</s>",),
+    ),
+    "vicuna": Turns(
+        system=("", " "),
+        user=("USER: ", " "),
+        assistant=("ASSISTANT: ", "</s>"),
+        default_system="A chat between a curious user and an artificial intelligence assistant. "
+        "The assistant gives helpful, detailed, and polite answers to the user's questions.",
+        stop=("</s>", "USER:"),
+    ),
+    "alpaca": Turns(
+        system=("", "\n\n"),
+        user=("### Instruction:\n", "\n\n"),
+        assistant=("### Response:\n", "\n\n"),
+        default_system="Below is an instruction that describes a task. Write a response that "
+        "appropriately completes the request.",
+        stop=("### Instruction:", "</s>"),
+    ),
+    "open-orca": Turns(
+        system=("", "<|end_of_turn|>\n"),
+        user=("User: ", "<|end_of_turn|>\n"),
+        assistant=("Assistant: ", "<|end_of_turn|>\n"),
+        stop=("<|end_of_turn|>", "User:"),
+    ),
+    "openchat": Turns(
+        system=("", "<|end_of_turn|>"),
+        user=("GPT4 Correct User: ", "<|end_of_turn|>"),
+        assistant=("GPT4 Correct Assistant: ", "<|end_of_turn|>"),
+        begin="<s>",
+        stop=("<|end_of_turn|>",),
+    ),
+    "phind": Turns(
+        system=("### System Prompt\n", "\n\n"),
+        user=("### User Message\n", "\n\n"),
+        assistant=("### Assistant\n", "\n\n"),
+        default_system="You are an intelligent programming assistant.",
+        stop=("### User Message", "</s>"),
+    ),
+    "intel": Turns(
+        system=("### System:\n", "\n"),
+        user=("### User:\n", "\n"),
+        assistant=("### Assistant:\n", "\n"),
+        stop=("### User:", "</s>"),
+    ),
+    "mistrallite": Turns(
+        system=("<|system|>", "</s>\n"),
+        user=("<|prompter|>", "</s>\n"),
+        assistant=("<|assistant|>", "</s>\n"),
+        stop=("</s>",),
+    ),
+    "oasst_llama": Turns(
+        system=("[INST] <<SYS>>\n", "\n<</SYS>>\n\n"),
+        user=("<|prompter|>", "</s>\n"),
+        assistant=("<|assistant|>", "</s>\n"),
+        stop=("</s>",),
+    ),
+    "redpajama-incite": Turns(
+        user=("<human>: ", "\n"),
+        assistant=("<bot>: ", "\n"),
+        stop=("<human>",),
+    ),
+    "chatglm3": Turns(
+        system=("<|system|>\n ", "\n"),
+        user=("<|user|>\n ", "\n"),
+        assistant=("<|assistant|>\n ", "\n"),
+        answer="<|assistant|>",
+        stop=("<|user|>", "<|observation|>"),
+    ),
+    "saiga": Turns(
+        system=("<s>system\n", "</s>\n"),
+        user=("<s>user\n", "</s>\n"),
+        assistant=("<s>bot\n", "</s>\n"),
+        answer="<s>bot",
+        stop=("</s>", "<s>"),
+    ),
+    "baichuan": Turns(
+        user=("<reserved_102>", ""),
+        assistant=("<reserved_103>", ""),
+        system=("", ""),
+        stop=("<reserved_102>",),
+    ),
+    "baichuan-2": Turns(
+        user=("<reserved_106>", ""),
+        assistant=("<reserved_107>", ""),
+        system=("", ""),
+        stop=("<reserved_106>",),
+    ),
+    "openbuddy": Turns(
+        user=("User: ", "\n"),
+        assistant=("Assistant: ", "\n"),
+        system=("", "\n\n"),
+        stop=("User:",),
+    ),
+    "snoozy": Turns(
+        user=("### Prompt:\n", "\n"),
+        assistant=("### Response:\n", "\n"),
+        system=("### Instruction:\n", "\n"),
+        default_system="The prompt below is a question to answer, a task to complete, or a "
+        "conversation to respond to; decide which and write an appropriate response.",
+        stop=("### Prompt:",),
+    ),
+    "pygmalion": Turns(
+        user=("<|user|>", "\n"),
+        assistant=("<|model|>", "\n"),
+        system=("<|system|>", "\n"),
+        stop=("<|user|>",),
+    ),
+}
+
+
+def named_format(name: str) -> ChatFormat:
+    """The format of that name. Raises ValueError for an unknown one."""
+    if name not in FORMATS:
+        raise ValueError(f"chat_format {name!r} is unknown; known are {', '.join(FORMATS)}")
+    return FORMATS[name]
+
+
+def template_format(source: str, bos: str, eos: str) -> ChatFormat:
+    """The format that a model file's template makes. Raises TemplateError (a ValueError)."""
+    from .template import ChatTemplate
+
+    template = ChatTemplate(source, bos, eos)
+
+    def to_prompt(messages: Sequence[Message]) -> Prompt:
+        text = template.render(check_messages(messages), add_generation_prompt=True)
+        return Prompt(text, [eos] if eos else [])
+
+    return to_prompt

@@ -1,0 +1,135 @@
+"""powerinfer chat: talk with a model, through its own template or a named format."""
+
+import argparse
+import sys
+
+from .. import options
+from ..chat import FORMATS, Message
+from ..errors import ContextOverflowError
+from ..gguf import Gguf
+from ..llama import Llama
+from .common import CACHE_TYPES, add_model_arguments, whole
+
+MOST_POSITIONS = 4096  # unless asked for more, as in ./main
+
+
+def _positions(path: str) -> int:
+    """Positions that a model is trained for, at most MOST_POSITIONS."""
+    with Gguf(path) as gguf:
+        found = gguf.value(f"{gguf.value('general.architecture')}.context_length")
+    return min(found, MOST_POSITIONS) if isinstance(found, int) and found > 0 else 0
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add_model_arguments(parser, seed=None)
+    parser.add_argument(
+        "-c",
+        "--ctx-size",
+        type=whole(0),
+        metavar="N",
+        help=f"0: the model's; default: the model's, at most {MOST_POSITIONS}",
+    )
+    parser.add_argument(
+        "-n", "--predict", type=int, default=-1, metavar="N", help="most tokens of an answer"
+    )
+    parser.add_argument("-sys", "--system-prompt", metavar="TEXT", help="what the model is told")
+    parser.add_argument(
+        "--chat-format", metavar="NAME", help=f"instead of the file's: {', '.join(FORMATS)}"
+    )
+    for flag, kind, default in (
+        ("temp", float, 0.8),
+        ("top-k", int, 40),
+        ("top-p", float, 0.95),
+        ("min-p", float, 0.05),
+        ("typical", float, 1.0),
+        ("repeat-penalty", float, 1.0),
+        ("frequency-penalty", float, 0.0),
+        ("presence-penalty", float, 0.0),
+    ):
+        parser.add_argument(f"--{flag}", type=kind, default=default, metavar="X")
+
+
+def _question() -> str | None:
+    """A line of the standard input, asked for on a terminal; None at the end."""
+    if sys.stdin.isatty():
+        print("> ", end="", file=sys.stderr, flush=True)
+    line = sys.stdin.readline()
+    return None if not line else line.rstrip("\r\n")
+
+
+def run(args: argparse.Namespace) -> None:
+    options.check_device(args.device, args.vram_budget)
+    llm = Llama(
+        args.model,
+        n_ctx=_positions(args.model) if args.ctx_size is None else args.ctx_size,
+        n_batch=args.batch_size,
+        n_ubatch=args.ubatch_size,
+        n_threads=args.threads,
+        n_gpu_layers=args.gpu_layers,
+        type_k=CACHE_TYPES[args.cache_type_k],
+        type_v=CACHE_TYPES[args.cache_type_v],
+        seed=args.seed,
+        sparse=args.sparse,
+        sparse_threshold=args.sparse_threshold,
+        vram_budget=args.vram_budget,
+        ram_budget=args.ram_budget,
+        device=args.device,
+        chat_format=args.chat_format,
+        verbose=False,
+    )
+    with llm:
+        _talk(llm, args)
+
+
+def _talk(llm: Llama, args: argparse.Namespace) -> None:
+    told = args.system_prompt
+    system = [{"role": "system", "content": told}] if told else []
+    talk: list[Message] = []
+    if sys.stdin.isatty():
+        print("/exit or Ctrl-D ends, /reset begins anew", file=sys.stderr)
+    while (question := _question()) is not None:
+        if question.strip() == "/exit":
+            return
+        if question.strip() == "/reset":
+            talk = []
+        elif question.strip():
+            talk.append({"role": "user", "content": question})
+            talk = _answer(llm, system, talk, args)
+
+
+def _answer(
+    llm: Llama, system: list[Message], talk: list[Message], args: argparse.Namespace
+) -> list[Message]:
+    """Prints an answer; the talk with it, and without its oldest part where that does not fit."""
+    while True:
+        try:
+            chunks = llm.create_chat_completion(
+                [*system, *talk],
+                stream=True,
+                max_tokens=args.predict,
+                temperature=args.temp,
+                top_k=args.top_k,
+                top_p=args.top_p,
+                min_p=args.min_p,
+                typical_p=args.typical,
+                repeat_penalty=args.repeat_penalty,
+                frequency_penalty=args.frequency_penalty,
+                presence_penalty=args.presence_penalty,
+            )
+            break
+        except ContextOverflowError:
+            if len(talk) < 3:
+                raise
+            print("the context is full: the oldest question is forgotten", file=sys.stderr)
+            talk = talk[2:]
+    said = ""
+    try:
+        for chunk in chunks:
+            piece = chunk["choices"][0]["delta"].get("content", "")
+            said += piece
+            print(piece, end="", flush=True)
+    except KeyboardInterrupt:  # ends the answer, not the talk
+        if not sys.stdin.isatty():
+            raise
+    print(flush=True)
+    return [*talk, {"role": "assistant", "content": said}]

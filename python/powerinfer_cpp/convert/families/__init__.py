@@ -1,0 +1,41 @@
+"""The families that can be converted, by config.json's model_type."""
+
+from ...errors import UnsupportedModelError
+from ..config import Config
+from .falcon import Falcon
+from .family import Family
+from .llama import Bamboo, Llama, Mistral, Mixtral, Qwen2, Qwen3
+from .opt import Opt
+from .smallthinker import SmallThinker
+
+FAMILIES: dict[str, type[Family]] = {
+    "llama": Llama,
+    "bamboo": Bamboo,
+    "mistral": Mistral,
+    "mixtral": Mixtral,
+    "qwen2": Qwen2,
+    "qwen3": Qwen3,
+    "falcon": Falcon,
+    "RefinedWeb": Falcon,  # Falcon 40B and 7B before transformers knew them
+    "RefinedWebModel": Falcon,
+    "opt": Opt,
+    "smallthinker": SmallThinker,
+}
+
+
+def read_family(config: Config, activation: str | None = None) -> Family:
+    """The family of a config.json with its sizes; `activation` overrides the file's.
+
+    Raises ModelFormatError for contradictions, UnsupportedModelError for families and features
+    that are not known.
+    """
+    family = FAMILIES.get(config.model_type())
+    if family is None:
+        raise UnsupportedModelError(
+            f"{config.path}: model_type {config.model_type()!r} is not supported "
+            f"(supported: {', '.join(FAMILIES)})"
+        )
+    found = family(config)
+    if activation:
+        found.activation = activation
+    return found

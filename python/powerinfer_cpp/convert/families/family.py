@@ -1,0 +1,194 @@
+"""What families share: sizes, keys, and the steps that name tensors."""
+
+import re
+from collections.abc import Iterable, Iterator
+
+import numpy as np
+
+from ...errors import ModelFormatError, UnsupportedModelError
+from ..config import Config
+from ..rope import Rope
+from ..tensors import Output, Weights, from_weight, row_order, transposed
+from ..weight import Weight
+from ..writer import Entry, float32, uint32
+
+# Buffers that old checkpoints hold and that follow from config.json.
+IGNORED = re.compile(r"(.+\.)?rotary_emb\.inv_freq|.+\.maybe_rotary\.inv_freq|rope\.freqs")
+
+
+class Family:
+    """A model's sizes, and the keys and tensors of its GGUF.
+
+    A subclass reads in __init__ what config.json says beyond the common sizes, and gives in
+    outputs() every tensor of the file.
+    """
+
+    architecture: str  # GGUF's name
+    norm_epsilon = "layer_norm_epsilon"  # the end of its key
+    # config.json's names of sizes, the usual one first
+    names = {
+        "n_embd": ("hidden_size",),
+        "n_layer": ("num_hidden_layers",),
+        "n_head": ("num_attention_heads",),
+        "n_ctx": ("max_position_embeddings", "max_sequence_length"),
+    }
+    default_ctx: int | None = None
+    tied = False  # where config.json does not say: the head is the embedding
+
+    def __init__(self, config: Config):
+        self.config = config
+        self.n_vocab = config.integer("vocab_size")
+        self.n_embd = config.integer(*self.names["n_embd"])
+        self.n_layer = config.integer(*self.names["n_layer"])
+        self.n_head = config.integer(*self.names["n_head"])
+        self.n_ctx = config.integer(*self.names["n_ctx"], default=self.default_ctx)
+        self.head_dim = config.integer("head_dim", default=max(1, self.n_embd // self.n_head))
+        self.n_head_kv = self.read_n_head_kv()
+        self.n_ff = self.read_n_ff()
+        self.norm_eps = 1e-5
+        self.activation = ""
+        self.rope: Rope | None = None
+        self.window = 0  # positions that a row sees; 0: all
+        self.n_expert = self.n_expert_used = 0
+        self.notes: list[str] = []  # what the user should know
+        if self.n_head % self.n_head_kv:
+            raise ModelFormatError(
+                f"{config.path}: {self.n_head} heads are no multiple of "
+                f"{self.n_head_kv} key-value heads"
+            )
+
+    def read_n_head_kv(self) -> int:
+        return self.config.integer("num_key_value_heads", default=self.n_head)
+
+    def read_n_ff(self) -> int:
+        return self.config.integer("intermediate_size")
+
+    @property
+    def n_q(self) -> int:
+        return self.n_head * self.head_dim
+
+    @property
+    def n_kv(self) -> int:
+        return self.n_head_kv * self.head_dim
+
+    def refuse(self, what: str) -> UnsupportedModelError:
+        """The error that config.json asks for something unknown; for `raise`."""
+        return UnsupportedModelError(f"{self.config.path}: {what} is not supported")
+
+    # ---- Keys ----
+
+    def entries(self) -> Iterator[Entry]:
+        """The keys of the architecture."""
+        arch = self.architecture
+        yield uint32(f"{arch}.vocab_size", self.n_vocab)
+        yield uint32(f"{arch}.context_length", self.n_ctx)
+        yield uint32(f"{arch}.embedding_length", self.n_embd)
+        yield uint32(f"{arch}.block_count", self.n_layer)
+        yield uint32(f"{arch}.feed_forward_length", self.n_ff)
+        if self.rope:
+            yield uint32(f"{arch}.rope.dimension_count", self.head_dim)
+        yield uint32(f"{arch}.attention.head_count", self.n_head)
+        yield uint32(f"{arch}.attention.head_count_kv", self.n_head_kv)
+        if self.head_dim * self.n_head != self.n_embd:
+            yield uint32(f"{arch}.attention.key_length", self.head_dim)
+            yield uint32(f"{arch}.attention.value_length", self.head_dim)
+        yield float32(f"{arch}.attention.{self.norm_epsilon}", self.norm_eps)
+        if self.window:
+            yield uint32(f"{arch}.attention.sliding_window", self.window)
+        if self.n_expert:
+            yield uint32(f"{arch}.expert_count", self.n_expert)
+            yield uint32(f"{arch}.expert_used_count", self.n_expert_used)
+        if self.rope:
+            yield from self.rope.entries(arch)
+
+    # ---- Tensors ----
+
+    def outputs(self, weights: Weights, transpose_down: bool) -> Iterator[Output]:
+        """The GGUF's tensors in file order.
+
+        transpose_down: ffn_down_t [n_ff, n_embd], a row per neuron, instead of ffn_down. Raises
+        ModelFormatError for missing and misshapen weights.
+        """
+        raise NotImplementedError
+
+    def linear(
+        self,
+        weights: Weights,
+        theirs: str,
+        ours: str,
+        shape: tuple[int, int],
+        bias: bool = False,
+        order: np.ndarray | None = None,
+    ) -> Iterator[Output]:
+        """A matrix, its rows in another order where one is given, and its bias alike."""
+        weight = weights.take(f"{theirs}.weight", *shape)
+        yield row_order(f"{ours}.weight", weight, order)
+        if bias:
+            yield row_order(f"{ours}.bias", weights.take(f"{theirs}.bias", shape[0]), order)
+
+    def norm(
+        self, weights: Weights, theirs: str, ours: str, bias: bool = False
+    ) -> Iterator[Output]:
+        """A norm over the width of the model."""
+        for kind in ("weight", "bias") if bias else ("weight",):
+            yield from_weight(f"{ours}.{kind}", weights.take(f"{theirs}.{kind}", self.n_embd))
+
+    def down(
+        self, weights: Weights, theirs: str, block: str, turn: bool, bias: bool
+    ) -> Iterator[Output]:
+        """ffn_down, or where it is to turn ffn_down_t; the bias takes the matrix's name."""
+        name = f"{block}.ffn_down_t" if turn else f"{block}.ffn_down"
+        weight = weights.take(f"{theirs}.weight", self.n_embd, self.n_ff)
+        yield (transposed if turn else from_weight)(f"{name}.weight", weight)
+        if bias:
+            yield from_weight(f"{name}.bias", weights.take(f"{theirs}.bias", self.n_embd))
+
+    def embedding(self, weights: Weights, theirs: str) -> Output:
+        weight = weights.take(f"{theirs}.weight", self.n_vocab, self.n_embd)
+        return from_weight("token_embd.weight", weight)
+
+    def head(self, weights: Weights) -> Iterator[Output]:
+        """output.weight, unless the head is the embedding."""
+        explicit = self.config.values.get("tie_word_embeddings") is not None
+        if self.config.flag("tie_word_embeddings", self.tied) and (
+            explicit or "lm_head.weight" not in weights
+        ):
+            weights.drop("lm_head.weight")  # a copy of the embedding
+            return
+        yield from_weight(
+            "output.weight", weights.take("lm_head.weight", self.n_vocab, self.n_embd)
+        )
+
+
+def all_outputs(
+    family: Family, checkpoint: dict[str, Weight], transpose_down: bool
+) -> Iterable[Output]:
+    """Every tensor of the file. Raises ModelFormatError when a weight is not used as well."""
+    weights = Weights({n: w for n, w in checkpoint.items() if not IGNORED.fullmatch(n)})
+    found = list(family.outputs(weights, transpose_down))
+    weights.refuse_rest()
+    return found
+
+
+def read_window(config: Config, n_layer: int, n_ctx: int, first: int = 0) -> int:
+    """Positions that a row sees, 0 for all.
+
+    first: the first layer that slides, where layer_types does not say. Raises
+    UnsupportedModelError when only some layers do.
+    """
+    if config.values.get("sliding_window") is None:
+        return 0
+    width = config.integer("sliding_window")
+    kinds = config.layer_switches("layer_types", n_layer)
+    slides = (
+        [layer >= first for layer in range(n_layer)]
+        if kinds is None
+        else [kind == "sliding_attention" for kind in kinds]
+    )
+    if width >= n_ctx or not any(slides):
+        return 0
+    if not all(slides):
+        raise UnsupportedModelError(
+            f"{config.path}: sliding_window in some layers only is not supported"
+        )
+    return width

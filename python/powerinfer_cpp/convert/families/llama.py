@@ -1,0 +1,165 @@
+"""Llama's layer and its near relatives: RMSNorm, rotary positions, a gated FFN or experts."""
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from ..config import Config
+from ..rope import read_rope
+from ..tensors import Output, Weights, from_values, from_weight, stacked, transposed
+from .family import Family, read_window
+
+
+def interleaved(n_head: int, head_dim: int) -> np.ndarray:
+    """Row order [n_head * head_dim] that pairs what a rotation turns.
+
+    transformers turns element i of a head with element i + head_dim/2; GGUF's llama turns 2i with
+    2i + 1. Row r of the result is row order[r] of the checkpoint.
+    """
+    rows = np.arange(n_head * head_dim).reshape(n_head, 2, head_dim // 2)
+    return rows.swapaxes(1, 2).reshape(-1)
+
+
+class Llama(Family):
+    architecture = "llama"
+    norm_epsilon = "layer_norm_rms_epsilon"
+    pairs = True  # GGUF turns neighbours; else halves, as the checkpoint does
+    default_theta = 10000.0
+    default_activation = "silu"
+    expert_parts = {"gate": "gate", "up": "up", "down": "down"}
+
+    def __init__(self, config: Config):
+        super().__init__(config)
+        self.norm_eps = config.number("rms_norm_eps", default=1e-6)
+        self.activation = config.activation("hidden_act", self.default_activation)
+        if self.head_dim % 2:
+            raise self.refuse(f"an odd head_dim, {self.head_dim},")
+        self.rope = read_rope(config, self.head_dim, self.n_ctx, self.default_theta)
+        self.window = self.read_window()
+        bias = config.flag("attention_bias")
+        self.qkv_bias, self.o_bias = bias, bias
+        self.mlp_bias = config.flag("mlp_bias")
+        self.head_norms = False
+
+    def read_window(self) -> int:
+        """transformers' Llama passes over sliding_window, and so does PowerInfer's Bamboo."""
+        if self.config.values.get("sliding_window") is not None:
+            self.notes.append("this family's attention does not slide: sliding_window is not used")
+        return 0
+
+    def outputs(self, weights: Weights, transpose_down: bool) -> Iterator[Output]:
+        yield self.embedding(weights, "model.embed_tokens")
+        if self.rope and self.rope.divisors is not None:
+            yield from_values("rope_freqs.weight", self.rope.divisors)
+        for i in range(self.n_layer):
+            theirs, block = f"model.layers.{i}", f"blk.{i}"
+            yield from self.norm(weights, f"{theirs}.input_layernorm", f"{block}.attn_norm")
+            yield from self.attention(weights, f"{theirs}.self_attn", block)
+            yield from self.norm(weights, f"{theirs}.post_attention_layernorm", f"{block}.ffn_norm")
+            yield from self.ffn(weights, theirs, block, transpose_down)
+        yield from self.norm(weights, "model.norm", "output_norm")
+        yield from self.head(weights)
+
+    def attention(self, weights: Weights, theirs: str, block: str) -> Iterator[Output]:
+        for part, heads, turns in (
+            ("q", self.n_head, True),
+            ("k", self.n_head_kv, True),
+            ("v", self.n_head_kv, False),
+        ):
+            order = interleaved(heads, self.head_dim) if turns and self.pairs else None
+            shape = (heads * self.head_dim, self.n_embd)
+            name = f"{theirs}.{part}_proj"
+            yield from self.linear(
+                weights, name, f"{block}.attn_{part}", shape, self.qkv_bias, order
+            )
+            if turns and self.head_norms:
+                weight = weights.take(f"{theirs}.{part}_norm.weight", self.head_dim)
+                yield from_weight(f"{block}.attn_{part}_norm.weight", weight)
+        shape = (self.n_embd, self.n_q)
+        yield from self.linear(
+            weights, f"{theirs}.o_proj", f"{block}.attn_output", shape, self.o_bias
+        )
+
+    def ffn(
+        self, weights: Weights, theirs: str, block: str, transpose_down: bool
+    ) -> Iterator[Output]:
+        for part in ("gate", "up"):
+            name, shape = f"{theirs}.mlp.{part}_proj", (self.n_ff, self.n_embd)
+            yield from self.linear(weights, name, f"{block}.ffn_{part}", shape, self.mlp_bias)
+        name = f"{theirs}.mlp.down_proj"
+        yield from self.down(weights, name, block, transpose_down, self.mlp_bias)
+
+    def experts(
+        self, weights: Weights, router: str, expert: str, block: str, turn: bool
+    ) -> Iterator[Output]:
+        """The router and the experts' matrices, stacked.
+
+        expert: the checkpoint's name, with {i} for the expert and {part} for what expert_parts
+        calls gate, up and down.
+        """
+        weight = weights.take(f"{router}.weight", self.n_expert, self.n_embd)
+        yield from_weight(f"{block}.ffn_gate_inp.weight", weight, exact=True)
+        for part in ("gate", "up", "down"):
+            down = part == "down"
+            shape = (self.n_embd, self.n_ff) if down else (self.n_ff, self.n_embd)
+            name = f"{block}.ffn_{part}{'_t' if down and turn else ''}_exps.weight"
+            found = []
+            for i in range(self.n_expert):
+                weight = weights.take(expert.format(i=i, part=self.expert_parts[part]), *shape)
+                found.append((transposed if down and turn else from_weight)(name, weight))
+            yield stacked(name, found)
+
+
+class Bamboo(Llama):
+    architecture = "bamboo"
+
+    def __init__(self, config: Config):
+        super().__init__(config)
+        if self.activation == "relu":
+            self.activation = "drelu"  # Bamboo's own code applies hidden_act to gate and to up
+
+
+class Mistral(Llama):
+    def read_window(self) -> int:
+        return read_window(self.config, self.n_layer, self.n_ctx)
+
+
+class Mixtral(Mistral):
+    default_theta = 1000000.0
+    expert_parts = {"gate": "w1", "up": "w3", "down": "w2"}
+
+    def __init__(self, config: Config):
+        super().__init__(config)
+        self.n_expert = config.integer("num_local_experts", "num_experts")
+        self.n_expert_used = config.integer("num_experts_per_tok")
+
+    def ffn(
+        self, weights: Weights, theirs: str, block: str, transpose_down: bool
+    ) -> Iterator[Output]:
+        moe = f"{theirs}.block_sparse_moe"
+        expert = f"{moe}.experts.{{i}}.{{part}}.weight"
+        yield from self.experts(weights, f"{moe}.gate", expert, block, transpose_down)
+
+
+class Qwen2(Llama):
+    architecture = "qwen2"
+    pairs = False
+
+    def __init__(self, config: Config):
+        super().__init__(config)
+        self.qkv_bias = True
+
+    def read_window(self) -> int:
+        if not self.config.flag("use_sliding_window"):
+            return 0
+        first = self.config.integer("max_window_layers", default=0, least=0)
+        return read_window(self.config, self.n_layer, self.n_ctx, first)
+
+
+class Qwen3(Qwen2):
+    architecture = "qwen3"
+
+    def __init__(self, config: Config):
+        super().__init__(config)
+        self.qkv_bias = self.o_bias  # attention_bias
+        self.head_norms = True

@@ -1,0 +1,115 @@
+"""Vocabularies: tokenizer.model, or byte-level BPE, and what transformers puts beside them."""
+
+from pathlib import Path
+from typing import Any
+
+from ...errors import ModelFormatError
+from ..checkpoint import read_json
+from ..config import Config
+from .bpe import read_bpe
+from .model import TokenType, Vocab
+from .pretokenizer import PRE_NAMES
+from .spm import read_sentencepiece
+
+__all__ = ["PRE_NAMES", "Vocab", "read_vocab"]
+
+
+def read_vocab(folder: Path, config: Config, n_vocab: int, pre: str | None = None) -> Vocab:
+    """The vocabulary of a model folder, padded with unused tokens to n_vocab.
+
+    pre: the pre-tokeniser's name, instead of the one that tokenizer.json describes. Raises
+    FileNotFoundError without a vocabulary, UnsupportedModelError for kinds that are not known,
+    ModelFormatError where the files contradict each other.
+    """
+    path = folder / "tokenizer_config.json"
+    settings = read_json(path) if path.exists() else {}
+    if (folder / "tokenizer.model").exists():
+        vocab = read_sentencepiece(folder / "tokenizer.model")
+    else:
+        vocab = read_bpe(folder, settings, config.model_type(), pre)
+    added = _added_tokens(folder, settings, vocab.added)
+    n_tokens = max(len(vocab.texts), 1 + max(added, default=0))
+    if n_tokens > n_vocab:
+        raise ModelFormatError(
+            f"{folder}: the tokenizer has {n_tokens} tokens, config.json only {n_vocab}"
+        )
+    for token, (text, kind) in sorted(added.items()):
+        _add(vocab, token, text, kind, folder)
+    vocab.pad_to(n_vocab)
+    _special_ids(vocab, config, settings)
+    vocab.add_bos = _setting(settings, "add_bos_token", vocab.add_bos) and vocab.bos is not None
+    vocab.add_eos = _setting(settings, "add_eos_token", vocab.add_eos) and vocab.eos is not None
+    vocab.chat_template = _chat_template(folder, settings)
+    return vocab
+
+
+def _added_tokens(
+    folder: Path, settings: dict[str, Any], own: dict[int, tuple[str, TokenType]]
+) -> dict[int, tuple[str, TokenType]]:
+    """id -> (text, type) from added_tokens.json, the tokenizer's own, tokenizer_config.json."""
+    added: dict[int, tuple[str, TokenType]] = {}
+    path = folder / "added_tokens.json"
+    if path.exists():
+        for text, token in read_json(path).items():
+            if isinstance(token, bool) or not isinstance(token, int) or token < 0:
+                raise ModelFormatError(f"{path}: the id of {text!r} is no token's id")
+            added[token] = (text, TokenType.USER_DEFINED)
+    added.update(own)
+    decoder = settings.get("added_tokens_decoder") or {}
+    for token, entry in decoder.items() if isinstance(decoder, dict) else ():
+        if not (token.isdecimal() and isinstance(entry, dict) and _content(entry)):
+            raise ModelFormatError(
+                f"{folder / 'tokenizer_config.json'}: added token {token!r} is malformed"
+            )
+        special = TokenType.CONTROL if entry.get("special") else TokenType.USER_DEFINED
+        added[int(token)] = (_content(entry), special)
+    return added
+
+
+def _add(vocab: Vocab, token: int, text: str, kind: TokenType, folder: Path) -> None:
+    """Puts an added token after the pieces, or over the piece that has its id."""
+    if token < len(vocab.texts):
+        if vocab.texts[token] != text or vocab.types[token] == TokenType.NORMAL:
+            vocab.replace(token, text, kind)
+    elif token == len(vocab.texts) or vocab.kind == "gpt2":
+        vocab.pad_to(token)  # byte-level vocabularies have holes
+        vocab.append(text, kind)
+    else:
+        raise ModelFormatError(
+            f"{folder}: added token {text!r} has id {token}, but no token has id {len(vocab.texts)}"
+        )
+
+
+def _special_ids(vocab: Vocab, config: Config, settings: dict[str, Any]) -> None:
+    """bos, eos, unk, pad: by tokenizer_config.json's text, else config.json's id, else as is."""
+    for name in ("bos", "eos", "unk", "pad"):
+        text = _content(settings.get(f"{name}_token"))
+        token = config.values.get(f"{name}_token_id")
+        token = token[0] if isinstance(token, list) and token else token
+        if text in vocab.texts:
+            setattr(vocab, name, vocab.texts.index(text))
+        elif isinstance(token, int) and 0 <= token < len(vocab.texts):
+            setattr(vocab, name, token)
+
+
+def _content(value: Any) -> str | None:
+    """A token's text, which is a string or an object with `content`."""
+    value = value.get("content") if isinstance(value, dict) else value
+    return value if isinstance(value, str) and value else None
+
+
+def _setting(settings: dict[str, Any], key: str, default: bool) -> bool:
+    value = settings.get(key)
+    return value if isinstance(value, bool) else default
+
+
+def _chat_template(folder: Path, settings: dict[str, Any]) -> str | None:
+    """The template as a string; of several named ones, "default"."""
+    path = folder / "chat_template.jinja"
+    if path.exists():
+        return path.read_text(encoding="utf-8")
+    template = settings.get("chat_template")
+    if isinstance(template, list):
+        named = [t for t in template if isinstance(t, dict) and t.get("name") == "default"]
+        template = named[0].get("template") if named else None
+    return template if isinstance(template, str) and template else None

@@ -1,0 +1,131 @@
+"""Byte-level BPE vocabularies: tokenizer.json, or vocab.json and merges.txt."""
+
+from pathlib import Path
+from typing import Any
+
+from ...errors import ModelFormatError, UnsupportedModelError
+from ..checkpoint import read_json
+from .model import TokenType, Vocab
+from .pretokenizer import PRE_NAMES, find_pre, is_byte_level, prefixes_space
+
+# Where there is no tokenizer.json: the rule of a tokenizer's class, or else of a family.
+_PRE_OF_CLASS = {"GPT2Tokenizer": "gpt-2", "Qwen2Tokenizer": "qwen2"}
+_PRE_OF_FAMILY = {"opt": "gpt-2", "qwen2": "qwen2", "qwen3": "qwen2", "smallthinker": "qwen2"}
+
+
+def read_bpe(folder: Path, settings: dict[str, Any], family: str, pre: str | None) -> Vocab:
+    """Tokens and merges; special ids come from tokenizer_config.json and config.json.
+
+    pre: a name of PRE_NAMES instead of the one found. Raises FileNotFoundError, ModelFormatError,
+    UnsupportedModelError.
+    """
+    if (folder / "tokenizer.json").exists():
+        return _from_json(folder / "tokenizer.json", pre)
+    if not (folder / "vocab.json").exists():
+        raise FileNotFoundError(
+            f"{folder}: no tokenizer.model, tokenizer.json or vocab.json: there is no tokenizer"
+        )
+    merges = folder / "merges.txt"
+    try:
+        lines = merges.read_text(encoding="utf-8").split("\n")
+    except UnicodeDecodeError:
+        raise ModelFormatError(f"{merges}: not UTF-8") from None
+    found = [line.rstrip("\r") for line in lines]
+    found = [line for line in found if line and not line.startswith("#version")]
+    if pre is None:
+        name = str(settings.get("tokenizer_class", "")).removesuffix("Fast")
+        pre = _PRE_OF_CLASS.get(name) or _PRE_OF_FAMILY.get(family)
+    vocab = _vocab(folder / "vocab.json", read_json(folder / "vocab.json"), found)
+    vocab.pre = _named(pre, f"{folder}: without tokenizer.json its pre-tokeniser is not known")
+    vocab.add_bos = False
+    return vocab
+
+
+def _from_json(path: Path, pre: str | None) -> Vocab:
+    tokenizer = read_json(path)
+    model = tokenizer.get("model")
+    if not isinstance(model, dict):
+        raise ModelFormatError(f"{path}: no model")
+    if model.get("type", "BPE") != "BPE" or not is_byte_level(tokenizer):
+        raise UnsupportedModelError(
+            f"{path}: no byte-level BPE; a SentencePiece vocabulary needs its tokenizer.model"
+        )
+    merges = model.get("merges")
+    if not isinstance(merges, list):
+        raise ModelFormatError(f"{path}: no merges")
+    vocab = _vocab(path, model.get("vocab"), [_merge(path, merge) for merge in merges])
+    vocab.added = dict(_added(path, entry) for entry in tokenizer.get("added_tokens") or [])
+    vocab.pre = _named(
+        pre or find_pre(tokenizer), f"{path}: its pre-tokeniser has a rule that is not known"
+    )
+    first = _first_piece(tokenizer.get("post_processor"))
+    texts = {text: token for token, (text, _) in vocab.added.items()}
+    vocab.add_bos = first is not None
+    vocab.bos = texts.get(first) if first else None
+    vocab.add_space_prefix = prefixes_space(tokenizer)
+    if tokenizer.get("normalizer"):
+        vocab.notes.append("tokenizer.json normalises characters; GGUF tokenizers do not")
+    return vocab
+
+
+def _named(pre: str | None, why: str) -> str:
+    if pre is None:
+        raise UnsupportedModelError(f"{why}: --pre NAME forces one of {', '.join(PRE_NAMES)}")
+    if pre not in PRE_NAMES:
+        raise ValueError(f"pre must be one of {', '.join(PRE_NAMES)}, not {pre!r}")
+    return pre
+
+
+def _vocab(path: Path, ids: Any, merges: list[str]) -> Vocab:
+    """Tokens in the order of their ids; ids that none has become unused tokens."""
+    if not isinstance(ids, dict) or not ids:
+        raise ModelFormatError(f"{path}: no vocabulary")
+    by_id: dict[int, str] = {}
+    for text, token in ids.items():
+        if isinstance(token, bool) or not isinstance(token, int) or not 0 <= token < 1 << 24:
+            raise ModelFormatError(f"{path}: the id of {text!r} is no token's id")
+        if token in by_id:
+            raise ModelFormatError(f"{path}: {text!r} and {by_id[token]!r} have one id, {token}")
+        by_id[token] = text
+    vocab = Vocab("gpt2", [], [], merges=merges)
+    for token, text in sorted(by_id.items()):
+        vocab.pad_to(token)
+        vocab.append(text, TokenType.NORMAL)
+    return vocab
+
+
+def _merge(path: Path, merge: Any) -> str:
+    """ "left right", which some files keep as a pair."""
+    if isinstance(merge, list) and len(merge) == 2 and all(isinstance(m, str) for m in merge):
+        merge = " ".join(merge)
+    if not isinstance(merge, str) or merge.count(" ") != 1:
+        raise ModelFormatError(f"{path}: merge {merge!r} is not a pair of tokens")
+    return merge
+
+
+def _added(path: Path, entry: Any) -> tuple[int, tuple[str, TokenType]]:
+    if (
+        not isinstance(entry, dict)
+        or not isinstance(entry.get("id"), int)
+        or not 0 <= entry["id"] < 1 << 24
+        or not isinstance(entry.get("content"), str)
+    ):
+        raise ModelFormatError(f"{path}: added token {entry!r} is malformed")
+    kind = TokenType.CONTROL if entry.get("special") else TokenType.USER_DEFINED
+    return entry["id"], (entry["content"], kind)
+
+
+def _first_piece(processor: Any) -> str | None:
+    """The special token that the post-processor puts before every text."""
+    if not isinstance(processor, dict):
+        return None
+    if processor.get("type") == "Sequence":
+        parts = processor.get("processors")
+        found = [_first_piece(part) for part in parts] if isinstance(parts, list) else []
+        return next((text for text in found if text), None)
+    single = processor.get("single")
+    if processor.get("type") != "TemplateProcessing" or not isinstance(single, list) or not single:
+        return None
+    first = single[0].get("SpecialToken") if isinstance(single[0], dict) else None
+    text = first.get("id") if isinstance(first, dict) else None
+    return text if isinstance(text, str) else None

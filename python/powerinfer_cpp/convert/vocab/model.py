@@ -1,0 +1,88 @@
+"""A vocabulary on its way into a GGUF."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from enum import IntEnum
+
+from ..writer import Entry, array, boolean, string, uint32
+
+
+class TokenType(IntEnum):
+    """tokenizer.ggml.token_type; SentencePiece numbers its piece types alike."""
+
+    NORMAL = 1
+    UNKNOWN = 2
+    CONTROL = 3
+    USER_DEFINED = 4
+    UNUSED = 5
+    BYTE = 6
+
+
+@dataclass
+class Vocab:
+    """Tokens by id, and what begins and ends a text (None: nothing does).
+
+    kind: tokenizer.ggml.model, "llama" (SentencePiece, with scores) or "gpt2" (byte-level BPE, with
+    merges and the name of its pre-tokeniser).
+    """
+
+    kind: str
+    texts: list[str]
+    types: list[int]
+    scores: list[float] = field(default_factory=list)
+    merges: list[str] = field(default_factory=list)
+    pre: str | None = None
+    bos: int | None = None
+    eos: int | None = None
+    unk: int | None = None
+    pad: int | None = None
+    add_bos: bool = True
+    add_eos: bool = False
+    add_space_prefix: bool = False
+    chat_template: str | None = None
+    added: dict[int, tuple[str, TokenType]] = field(default_factory=dict)  # beyond the model's own
+    notes: list[str] = field(default_factory=list)  # what the user should know
+
+    def append(self, text: str, kind: TokenType) -> None:
+        """Adds a token at the end."""
+        self.texts.append(text)
+        self.types.append(kind)
+        if self.kind == "llama":
+            self.scores.append(0.0)
+
+    def replace(self, token: int, text: str, kind: TokenType) -> None:
+        """Puts another token in the place of one."""
+        self.texts[token], self.types[token] = text, kind
+        if self.kind == "llama":
+            self.scores[token] = 0.0
+
+    def pad_to(self, n: int) -> None:
+        """Adds unused tokens until there are n."""
+        for token in range(len(self.texts), n):
+            self.append(f"[PAD{token}]", TokenType.UNUSED)
+
+    def entries(self) -> Iterator[Entry]:
+        """The GGUF's tokenizer keys."""
+        yield string("tokenizer.ggml.model", self.kind)
+        if self.pre is not None:
+            yield string("tokenizer.ggml.pre", self.pre)
+        yield array("tokenizer.ggml.tokens", "STRING", self.texts)
+        if self.kind == "llama":
+            yield array("tokenizer.ggml.scores", "FLOAT32", self.scores)
+        yield array("tokenizer.ggml.token_type", "INT32", self.types)
+        if self.kind == "gpt2":
+            yield array("tokenizer.ggml.merges", "STRING", self.merges)
+        for key, value in (
+            ("bos", self.bos),
+            ("eos", self.eos),
+            ("unknown", self.unk),
+            ("padding", self.pad),
+        ):
+            if value is not None:
+                yield uint32(f"tokenizer.ggml.{key}_token_id", value)
+        yield boolean("tokenizer.ggml.add_bos_token", self.add_bos)
+        yield boolean("tokenizer.ggml.add_eos_token", self.add_eos)
+        if self.kind == "llama" or self.add_space_prefix:
+            yield boolean("tokenizer.ggml.add_space_prefix", self.add_space_prefix)
+        if self.chat_template is not None:
+            yield string("tokenizer.chat_template", self.chat_template)

@@ -1,0 +1,118 @@
+"""Which of GGUF's pre-tokenisers (tokenizer.ggml.pre) a tokenizer.json describes.
+
+A pre-tokeniser cuts a text into the pieces that merges do not cross. tokenizer.json describes it by
+steps and regular expressions, a GGUF by a name that stands for a rule of the engine.
+"""
+
+from typing import Any
+
+# Names that --pre accepts; pretokenizer.cpp has the rules.
+PRE_NAMES = (
+    "gpt-2",
+    "phi-2",
+    "mpt",
+    "olmo",
+    "falcon",
+    "starcoder",
+    "refact",
+    "command-r",
+    "smollm",
+    "codeshell",
+    "llama-bpe",
+    "smaug-bpe",
+    "dbrx",
+    "chatglm-bpe",
+    "qwen2",
+    "stablelm2",
+    "deepseek-llm",
+    "deepseek-coder",
+)
+
+# The rule of GPT-4, with up to three digits together in Llama 3, each alone in Qwen 2.
+_WORDS = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|%s"
+    r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+_LLAMA3, _QWEN2 = _WORDS % r"\p{N}{1,3}", _WORDS % r"\p{N}"
+_GPT2 = "bytes by gpt-2's rule"
+_DIGITS, _NUMBERS = "each digit", "each number"
+_IDEOGRAPHS = "split [\u4e00-\u9fa5"
+
+# Steps, by the beginning of their text, and the name. The longest deepseek expressions list every
+# letter of some scripts; what they begin with is theirs alone.
+_RULES: tuple[tuple[tuple[str, ...], str], ...] = (
+    ((_GPT2,), "gpt-2"),
+    ((_DIGITS, _GPT2), "starcoder"),
+    (("runs of punctuation", _GPT2, _NUMBERS, "split [0-9][0-9][0-9]"), "falcon"),
+    (("split " + _LLAMA3,), "smaug-bpe"),
+    (("split " + _QWEN2,), "qwen2"),
+    (
+        (
+            r"split [\r\n]",
+            "split \\s?[A-Za-z\u00b5\u00c0-\u00d6",
+            r"split \s?[!-/:-~",
+            r"split \s+$",
+            _IDEOGRAPHS,
+            _DIGITS,
+        ),
+        "deepseek-llm",
+    ),
+    (
+        (r"split [\r\n]", r"split \s?\p{L}+", r"split \s?\p{P}+", _IDEOGRAPHS, _DIGITS),
+        "deepseek-coder",
+    ),
+)
+
+
+def find_pre(tokenizer: dict[str, Any]) -> str | None:
+    """The name for a tokenizer.json's pre_tokenizer, None for a rule that is not known."""
+    steps = _steps(tokenizer.get("pre_tokenizer"))
+    for rule, name in _RULES:
+        if len(rule) == len(steps) and all(
+            step.startswith(part) for step, part in zip(steps, rule, strict=True)
+        ):
+            ignore_merges = tokenizer["model"].get("ignore_merges")
+            return "llama-bpe" if name == "smaug-bpe" and ignore_merges else name
+    return None
+
+
+def is_byte_level(tokenizer: dict[str, Any]) -> bool:
+    """Bytes, not characters, are what the vocabulary is made of."""
+    return any(node.get("type") == "ByteLevel" for node in _nodes(tokenizer.get("pre_tokenizer")))
+
+
+def prefixes_space(tokenizer: dict[str, Any]) -> bool:
+    """A space is put before the text."""
+    return any(node.get("add_prefix_space") for node in _nodes(tokenizer.get("pre_tokenizer")))
+
+
+def _nodes(node: Any) -> list[dict[str, Any]]:
+    """The steps of a pre_tokenizer, of sequences one by one."""
+    if not isinstance(node, dict):
+        return []
+    if node.get("type") != "Sequence":
+        return [node]
+    inner = node.get("pretokenizers")
+    return [n for part in inner for n in _nodes(part)] if isinstance(inner, list) else []
+
+
+def _steps(pre_tokenizer: Any) -> list[str]:
+    """What each step does, in words that _RULES compares; steps without effect are left out."""
+    steps = []
+    for node in _nodes(pre_tokenizer):
+        kind = node.get("type")
+        if kind == "ByteLevel":
+            if node.get("use_regex", True):
+                steps.append(_GPT2)
+        elif kind == "Digits":
+            steps.append(_DIGITS if node.get("individual_digits") else _NUMBERS)
+        elif kind == "Punctuation" and node.get("behavior") == "Contiguous":
+            steps.append("runs of punctuation")
+        elif kind == "Split" and isinstance(node.get("pattern"), dict):
+            # To keep the matches apart, or to drop what is between them: these cover every text.
+            cuts = (node.get("behavior"), bool(node.get("invert")))
+            known = cuts in (("Isolated", False), ("Removed", True))
+            steps.append(f"split {node['pattern'].get('Regex')}" if known else f"other {node}")
+        else:
+            steps.append(f"other {node}")
+    return steps

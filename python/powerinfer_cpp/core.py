@@ -1,0 +1,494 @@
+"""What `Llama` stands on: a model, one sequence of tokens, and who may use them when."""
+
+import random
+import sys
+import threading
+import time
+from collections.abc import Callable, Generator, Sequence
+from functools import cached_property
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+
+from . import options
+from .chat import named_format
+from .context import ROWS_KEPT, Context
+from .embedding import Embedder, check_pooling
+from .logits import LogitsProcessorList, StoppingCriteriaList
+from .model import Model, Sampler, as_tokens, memory_plan
+from .state import LlamaState
+from .stats import Meter, report
+
+RANDOM_SEEDS = (None, -1, 0xFFFFFFFF)  # what callers write for "a different one each time"
+
+
+class LlamaCore:
+    """Runs a GGUF model: text to tokens, tokens to logits, logits to tokens.
+
+    One instance may be used from several threads: calls wait for each other. A stream or a
+    `generate` holds the instance only while it computes a token; when another call came in
+    between, it computes its own tokens again and goes on with the same result.
+
+    n_ctx: positions (0: the model's). n_batch, n_ubatch: rows per call of the engine and rows
+    computed at once. n_threads, n_threads_batch: None for the CPUs that this process may use.
+    logits_all: keep the logits of every token in `scores`. last_n_tokens_size: tokens that the
+    penalties look back on. type_k, type_v: GGUF type ids of the KV cache, F16 (1), Q8_0 (8) or
+    F32 (0).
+    embedding: open for embeddings (pooling_type: -1 or 0 none, 1 mean, 2 first, 3 last); the first
+    completion then opens a second session beside it. chat_format: a name of chat.FORMATS; default:
+    the file's own template.
+    ram_budget, vram_budget: ceilings in GiB. vocab_only: tokenizer and metadata, no weights.
+    progress_callback: called with 0..1 while loading; returning False cancels (Cancelled).
+    verbose: a few lines on stderr. seed: of the first call's random numbers and, in turn, of all
+    that follow; default: different each time.
+
+    Raises OSError, ModelFormatError, UnsupportedModelError, OutOfMemoryError, DeviceError, and
+    ValueError naming the option. Unknown keyword arguments are ignored with a warning.
+    """
+
+    def __init__(
+        self,
+        model_path: str | Path,
+        *,
+        n_ctx: int = 512,
+        n_batch: int = 512,
+        n_ubatch: int = 512,
+        n_threads: int | None = None,
+        n_threads_batch: int | None = None,
+        n_gpu_layers: int = 0,
+        seed: int | None = None,
+        vocab_only: bool = False,
+        logits_all: bool = False,
+        embedding: bool = False,
+        chat_format: str | None = None,
+        pooling_type: int = -1,
+        last_n_tokens_size: int = 64,
+        use_mmap: bool = True,
+        use_mlock: bool = False,
+        type_k: int | None = None,
+        type_v: int | None = None,
+        verbose: bool = True,
+        vram_budget: float | None = None,
+        ram_budget: float | None = None,
+        device: str | None = None,
+        sparse: str = "auto",
+        sparse_threshold: float | None = None,
+        record: str = "off",
+        progress_callback: Any = None,
+        **unknown: Any,
+    ):
+        given = locals()
+        self._arguments = {
+            name: value
+            for name, value in given.items()
+            if name not in ("self", "unknown", "progress_callback")
+        }
+        options.warn_unknown(unknown)
+        options.check_sparse(sparse, sparse_threshold)
+        options.check_device(device, vram_budget)
+        options.refuse(record=record != "off")
+        self._pooling = check_pooling(pooling_type)
+        self._named_format = named_format(chat_format) if chat_format else None
+        self.chat_format = chat_format
+        if n_gpu_layers and verbose:
+            print(f"n_gpu_layers has no effect: {options.device_note()}", file=sys.stderr)
+        self.model_path = str(model_path)
+        self.verbose = verbose
+        self.last_n_tokens_size = last_n_tokens_size
+        self._lock = threading.RLock()
+        self._closed = False
+        self._rng = new_random(seed)
+        self._model_fields = {
+            "vocab_only": vocab_only,
+            "use_mmap": use_mmap,
+            "use_mlock": use_mlock,
+            "n_threads": n_threads or 0,
+            "ram_budget": options.budget_bytes("ram_budget", ram_budget),
+        }
+        self._session_fields = {
+            "n_ctx": n_ctx,
+            "n_batch": n_batch,
+            "n_ubatch": min(n_ubatch, n_batch),
+            # Rows of a call whose logits can be kept; 0: all.
+            "n_logits": 0 if logits_all else min(ROWS_KEPT, n_batch),
+            "n_threads": n_threads or 0,
+            "n_threads_batch": n_threads_batch or n_threads or 0,
+            "type_k": 1 if type_k is None else type_k,
+            "type_v": 1 if type_v is None else type_v,
+        }
+        self._model = Model(self.model_path, progress_callback, verbose, **self._model_fields)
+        self._logits_all = logits_all
+        self._context: Context | None = None
+        self._embedder: Embedder | None = None
+        self._meter, self._cache, self._vocabulary = Meter(), None, None
+        if embedding and not vocab_only:
+            self._embedder = Embedder(self._model, **self._session_fields)
+        elif not vocab_only:
+            self._context = Context(self._model, logits_all, **self._session_fields)
+        self._sampler: tuple[dict[str, float], Sampler] | None = None  # that of sample()
+        if verbose:
+            options.report(self._model, self.plan())
+
+    # ---- What the model is ---------------------------------------------------------------
+
+    def n_ctx(self) -> int:
+        """Positions of the context."""
+        computing = self._context or self._embedder
+        return computing.n_ctx if computing else self._model.n_ctx_train
+
+    def n_vocab(self) -> int:
+        """Tokens of the vocabulary."""
+        return self._model.n_vocab
+
+    def n_embd(self) -> int:
+        """Size of the residual stream."""
+        return self._model.n_embd
+
+    def token_bos(self) -> int:
+        """Id that begins a text, -1 when there is none."""
+        return self._model.bos
+
+    def token_eos(self) -> int:
+        """Id that ends a text, -1 when there is none."""
+        return self._model.eos
+
+    def token_nl(self) -> int:
+        """Id of a newline, -1 when there is none."""
+        return self._model.nl
+
+    @cached_property
+    def metadata(self) -> dict[str, str]:
+        """The file's keys and values as strings, without arrays."""
+        with self._lock:
+            self._require_open()
+            values = self._model.gguf.metadata
+        return {
+            key: str(value).lower() if isinstance(value, bool) else str(value)
+            for key, value in values.items()
+            if not isinstance(value, list)
+        }
+
+    @property
+    def model(self) -> Any:
+        """The C API's handle of the model."""
+        return self._model.handle
+
+    @property
+    def ctx(self) -> Any:
+        """The C API's handle of the session."""
+        with self._lock:
+            return self._computing.handle
+
+    @property
+    def context_params(self) -> SimpleNamespace:
+        """The session's parameters: n_ctx, n_batch, n_threads, ..."""
+        return SimpleNamespace(**{**self._session_fields, "n_ctx": self.n_ctx()})
+
+    def plan(self) -> dict[str, Any]:
+        """Memory plan: {tier: {part: bytes}, "total": bytes, "budget": bytes}."""
+        with self._lock:
+            fields = {**self._session_fields, "embedding": self._embedder is not None}
+            return memory_plan(self.model_path, self._model_fields, fields)
+
+    def stats(self) -> dict[str, Any]:
+        """Figures of the last generation, with the keys that `./main --json-stats` writes.
+
+        n_prompt and prompt_s: prompt tokens that were computed, without those that were there
+        already. n_gen, gen_s, gen_ts, token_ms: generated tokens that were computed (the last one
+        never is). ttft_s: from the call to the first token. bytes_per_token: weights and cache
+        that decoding one token reads, by part. share_*: per layer, of n_ff; as every neuron is
+        computed, all are 1.
+        """
+        with self._lock:
+            self._require_open()
+            n = self._context.n_tokens if self._context else 0
+            return report(self._model, self.plan(), self._meter, self.n_ctx(), n)
+
+    # ---- Text and tokens -----------------------------------------------------------------
+
+    def tokenize(self, text: bytes, add_bos: bool = True, special: bool = False) -> list[int]:
+        """Ids of a text of any bytes.
+
+        add_bos: with BOS and EOS, as far as the file wants them. special: texts of control tokens
+        become those tokens. Raises TypeError when text is not bytes.
+        """
+        if not isinstance(text, bytes | bytearray | memoryview):
+            raise TypeError(f"tokenize takes bytes, not {type(text).__name__}")
+        with self._lock:
+            self._require_open()
+            ids = self._model.tokenize(bytes(text), special)
+        before = [self._model.bos] if add_bos and self._model.add_bos else []
+        after = [self._model.eos] if add_bos and self._model.add_eos else []
+        return before + ids + after
+
+    def detokenize(
+        self, tokens: Sequence[int], prev_tokens: Sequence[int] | None = None, special: bool = False
+    ) -> bytes:
+        """The bytes of tokens. After a leading BOS, the space that tokenizing adds is dropped.
+
+        Raises ValueError for ids outside the vocabulary.
+        """
+        with self._lock:
+            self._require_open()
+            text = b"".join(self._model.text(int(token), special) for token in tokens)
+        begins = not prev_tokens and len(tokens) > 0 and tokens[0] == self._model.bos
+        return text[1:] if begins and text.startswith(b" ") else text
+
+    # ---- Computing -----------------------------------------------------------------------
+
+    @property
+    def n_tokens(self) -> int:
+        """Positions computed since reset()."""
+        return self._context.n_tokens if self._context else 0
+
+    @property
+    def input_ids(self) -> np.ndarray:
+        """intc [n_ctx]: ids of the positions, of which n_tokens are valid."""
+        return self._computing.input_ids
+
+    def reset(self) -> None:
+        """Forgets all tokens."""
+        with self._lock:
+            self._computing.truncate(0)
+
+    def eval(self, tokens: Sequence[int]) -> None:
+        """Computes tokens after those that are there.
+
+        Raises ContextOverflowError when they do not fit; then none is computed.
+        """
+        with self._lock:
+            self._computing.need_scores()
+            self._computing.eval(as_tokens(tokens))
+
+    @property
+    def scores(self) -> np.ndarray:
+        """float32 [n_ctx, n_vocab]: row i holds the logits after the i-th token since reset().
+
+        Without logits_all, only the row of the last token of each `eval` is filled; `generate`
+        and completions fill rows once `scores` has been read or `eval` called.
+        """
+        with self._lock:
+            return self._computing.need_scores()
+
+    def sample(
+        self,
+        top_k: int = 40,
+        top_p: float = 0.95,
+        min_p: float = 0.05,
+        typical_p: float = 1.0,
+        temp: float = 0.80,
+        repeat_penalty: float = 1.0,
+        frequency_penalty: float = 0.0,
+        presence_penalty: float = 0.0,
+        logits_processor: Any = None,
+        idx: int | None = None,
+    ) -> int:
+        """A token for the logits after the last token, or after token `idx` (a row of scores).
+
+        Raises ValueError when nothing has been computed.
+        """
+        params = sampling(
+            top_k,
+            top_p,
+            min_p,
+            typical_p,
+            temp,
+            repeat_penalty,
+            frequency_penalty,
+            presence_penalty,
+        )
+        with self._lock:
+            context = self._computing
+            if self._sampler is None or self._sampler[0] != params:
+                self._sampler = params, self._new_sampler(params, self._rng.getrandbits(32))
+            sampler = self._sampler[1]
+            n = context.n_tokens if idx is None else idx + 1
+            row = None if idx is None else context.need_scores()[idx].copy()
+            sampler.reset()
+            sampler.accept(self._recent(context.input_ids[:n].tolist()))
+            return context.choose(sampler, combined(logits_processor, LogitsProcessorList), n, row)
+
+    def generate(
+        self,
+        tokens: Sequence[int],
+        top_k: int = 40,
+        top_p: float = 0.95,
+        min_p: float = 0.05,
+        typical_p: float = 1.0,
+        temp: float = 0.80,
+        repeat_penalty: float = 1.0,
+        frequency_penalty: float = 0.0,
+        presence_penalty: float = 0.0,
+        reset: bool = True,
+        logits_processor: Any = None,
+        stopping_criteria: Any = None,
+    ) -> Generator[int, Sequence[int] | None, None]:
+        """Ids that follow `tokens`, one by one, without end: the caller stops, at EOS for example.
+
+        reset: begin anew, keeping the longest prefix that is already computed; otherwise go on
+        after the tokens that are there. Ids sent into the generator are put after the last one.
+        Raises ValueError for no tokens, ContextOverflowError when the context is full.
+        """
+        params = sampling(
+            top_k,
+            top_p,
+            min_p,
+            typical_p,
+            temp,
+            repeat_penalty,
+            frequency_penalty,
+            presence_penalty,
+        )
+        with self._lock:
+            seed = self._rng.getrandbits(32)
+        processors = combined(logits_processor, LogitsProcessorList)
+        criteria = combined(stopping_criteria, StoppingCriteriaList)
+        ids = as_tokens(tokens).tolist()
+        return self._generate(ids, params, seed, reset, processors, criteria)
+
+    def _generate(
+        self,
+        pending: list[int],
+        params: dict[str, float],
+        seed: int,
+        reset: bool,
+        processors: Any,
+        criteria: Any,
+        observe: Callable[[int, np.ndarray], None] | None = None,
+    ) -> Generator[int, Sequence[int] | None, None]:
+        """observe: gets each id and the logits it was chosen from, before the id is given."""
+        if not pending:
+            raise ValueError("generate needs at least one token")
+        with self._lock:
+            sampler = self._new_sampler(params, seed)
+            history = [] if reset else self._computing.tokens()
+            version = None if reset else self._computing.version
+        meter, prompt = Meter(), True
+        sampler.accept(self._recent(history))
+        while True:
+            with self._lock:
+                context, start = self._computing, time.perf_counter()
+                before = context.n_computed
+                if version == context.version:
+                    context.eval(as_tokens(pending))
+                else:  # at the beginning, or after another call has used the instance
+                    context.become(as_tokens(history + pending))
+                version = context.version
+                meter.add(context.n_computed - before, time.perf_counter() - start, prompt)
+                self._meter, prompt = meter, False
+                history += pending
+                sampler.accept(self._recent(pending))
+                token = context.choose(sampler, processors, context.n_tokens)
+                ids = context.input_ids[: context.n_tokens]
+                meter.chosen()
+                if criteria and criteria(ids, context.logits()):
+                    return
+                if observe:
+                    observe(token, context.logits())
+            sent = yield token
+            pending = [token, *(sent or ())]
+
+    def set_seed(self, seed: int) -> None:
+        """Seed of the random numbers of the following calls."""
+        with self._lock:
+            self._rng = new_random(seed)
+            self._sampler = None
+
+    # ---- Saving --------------------------------------------------------------------------
+
+    def save_state(self) -> LlamaState:
+        """The sequence with its keys, values and last logits, and the random numbers' state."""
+        with self._lock:
+            state = self._computing.save()
+            state.random = self._rng.getstate()
+            return state
+
+    def load_state(self, state: LlamaState) -> None:
+        """Makes the sequence what it was at `save_state`, here or in another Llama of the file.
+
+        Raises ModelFormatError for a state of another model, ContextOverflowError for one that is
+        longer than the context, ValueError for one that contradicts itself.
+        """
+        with self._lock:
+            self._computing.load(state)
+            if state.random is not None:
+                self._rng.setstate(state.random)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """The constructor's arguments: unpickling opens the file again, with nothing computed."""
+        return self._arguments
+
+    def __setstate__(self, arguments: dict[str, Any]) -> None:
+        self.__init__(**arguments)
+
+    # ---- Inner parts; callers hold the lock ------------------------------------------------
+
+    def _require_open(self) -> None:
+        if self._closed:
+            raise ValueError("this Llama is closed")
+
+    @property
+    def _computing(self) -> Context:
+        self._require_open()
+        if self._context is None:
+            if self._model_fields["vocab_only"]:
+                raise ValueError("this Llama was opened with vocab_only=True: it cannot compute")
+            self._context = Context(self._model, self._logits_all, **self._session_fields)
+        return self._context
+
+    def _new_sampler(self, params: dict[str, float], seed: int) -> Sampler:
+        return Sampler(seed=seed & (1 << 64) - 1, repeat_last_n=self.last_n_tokens_size, **params)
+
+    def _recent(self, ids: list[int]) -> list[int]:
+        """The end of ids that the penalties look at."""
+        n = self.last_n_tokens_size
+        return ids if n < 0 else ids[max(0, len(ids) - n) :]
+
+    # ---- Lifetime ------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """Gives model and memory back; every later call but this one raises ValueError."""
+        with self._lock:
+            if not self._closed:
+                self._closed = True
+                for part in (self._context, self._embedder):
+                    if part is not None:
+                        part.close()
+                self._model.close()
+
+    def __enter__(self) -> "LlamaCore":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        if hasattr(self, "_sampler"):  # set last: the constructor came to its end
+            self.close()
+
+
+def new_random(seed: int | None) -> random.Random:
+    return random.Random(None if seed in RANDOM_SEEDS else seed)
+
+
+def combined(value: Any, kind: type) -> Any:
+    """A function of None, a function, or a list of functions; None when there is none."""
+    if value is None or callable(value):
+        return value
+    return kind(value) if value else None
+
+
+def sampling(
+    top_k: int,
+    top_p: float,
+    min_p: float,
+    typical_p: float,
+    temperature: float,
+    repeat_penalty: float,
+    frequency_penalty: float,
+    presence_penalty: float,
+) -> dict[str, float]:
+    """Fields of pi_sampler_params: an argument that is a field keeps its name."""
+    return dict(locals())

@@ -1,0 +1,224 @@
+"""Grammars: text that a model is held to, as a mask over the logits of every token.
+
+The package llguidance does the parsing (`pip install 'powerinfer_cpp[grammar]'`). All fails
+closed: a grammar that cannot be understood is a ValueError before anything is generated, and one
+that gets stuck is a ValueError in the middle; there is never text without the grammar.
+"""
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from .model import Model
+
+MAX_TEXT = 256 << 10  # characters of a grammar or schema
+_WHITESPACE = r"[ \n\t]{0,20}"  # between JSON's parts; without an end, weak models never stop
+_BEFORE = b"\x02"  # stands before a text that is to be tokenized without a space of its own
+_ESCAPE = re.compile(r"\\(?:u([0-9a-fA-F]{4})|U([0-9a-fA-F]{8})|.)", re.DOTALL)
+
+
+def _llguidance() -> Any:
+    try:
+        import llguidance
+    except ImportError:
+        raise ValueError(
+            "grammars need the package llguidance: pip install 'powerinfer_cpp[grammar]'"
+        ) from None
+    return llguidance
+
+
+def _plain_escape(match: re.Match[str]) -> str:
+    """A \\u escape as its character, where that has no meaning of its own in GBNF."""
+    digits = match[1] or match[2]
+    if digits is None:
+        return match[0]
+    code = int(digits, 16)
+    if code > 0x10FFFF or 0xD800 <= code < 0xE000:
+        raise ValueError(f"\\{digits} is no character")
+    return chr(code) if code >= 0x80 else f"\\x{code:02x}"
+
+
+class LlamaGrammar:
+    """A grammar that can be used again and again.
+
+    Made by from_string (GBNF, llama.cpp's notation), from_file and from_json_schema. All raise
+    ValueError for a text that is no grammar, or when the package llguidance is missing.
+    """
+
+    def __init__(self, compiled: str):
+        self._compiled = compiled  # llguidance's notation
+        matcher = _llguidance().LLMatcher
+        try:
+            wrong, problems = matcher.validate_grammar_with_warnings(compiled)
+        except Exception as error:
+            wrong, problems = True, [str(error)]
+        if wrong:
+            raise ValueError(f"the grammar cannot be used: {_one_line('; '.join(problems))}")
+
+    @classmethod
+    def from_string(cls, grammar: str, verbose: bool = True) -> "LlamaGrammar":
+        """From GBNF with a rule `root`. verbose: there for llama-cpp-python's sake."""
+        llguidance = _llguidance()
+        from llguidance.gbnf_to_lark import gbnf_to_lark
+
+        if not isinstance(grammar, str) or not grammar.strip():
+            raise ValueError("a grammar must be a text in GBNF")
+        _check_length(grammar)
+        try:
+            lark = gbnf_to_lark(_ESCAPE.sub(_plain_escape, grammar))
+        except RecursionError:
+            raise ValueError("the grammar is nested too deeply") from None
+        except Exception as error:  # the converter has no class of its own for all of them
+            raise ValueError(f"the grammar does not parse: {_one_line(error)}") from None
+        return cls(llguidance.LLMatcher.grammar_from_lark(lark))
+
+    @classmethod
+    def from_file(cls, file: str | Path, verbose: bool = True) -> "LlamaGrammar":
+        """From a file of GBNF. Raises OSError as well."""
+        return cls.from_string(Path(file).read_text(encoding="utf-8"), verbose)
+
+    @classmethod
+    def from_json_schema(cls, json_schema: str | dict, verbose: bool = True) -> "LlamaGrammar":
+        """JSON that a schema describes. A schema with what cannot be enforced is refused."""
+        llguidance = _llguidance()
+        try:
+            text = json_schema if isinstance(json_schema, str) else json.dumps(json_schema)
+            _check_length(text)
+            json.loads(text)
+        except (TypeError, RecursionError, json.JSONDecodeError) as error:
+            raise ValueError(f"the JSON schema is no JSON: {_one_line(error)}") from None
+        try:
+            compiled = llguidance.LLMatcher.grammar_from_json_schema(
+                text, overrides={"whitespace_pattern": _WHITESPACE, "lenient": False}
+            )
+        except ValueError as error:
+            raise ValueError(f"the JSON schema cannot be used: {_one_line(error)}") from None
+        return cls(compiled)
+
+    @classmethod
+    def json_object(cls) -> "LlamaGrammar":
+        """Any JSON object."""
+        return cls.from_json_schema({"type": "object"})
+
+    def processor(self, vocabulary: "Vocabulary") -> "GrammarProcessor":
+        """The mask for one generation."""
+        return GrammarProcessor(self._compiled, vocabulary)
+
+
+class Vocabulary:
+    """A model's tokens as llguidance wants them; made once per model, it takes some time.
+
+    Raises ValueError for a model without an end token: nothing could end a grammar's text.
+    """
+
+    def __init__(self, model: Model):
+        llguidance = _llguidance()
+        if model.eos < 0:
+            raise ValueError("grammars need a model with an end token")
+        ids = range(model.n_vocab)
+        self.n_vocab = model.n_vocab
+        self.eos = model.eos
+        self.ends = np.array([i for i in ids if model.ends(i)], dtype=np.intp)
+        texts = [model.text(i) for i in ids]
+        # Tokens without bytes are control tokens: a grammar never asks for them.
+        special = [i for i in ids if not texts[i]]
+        known = {text: i for i, text in enumerate(texts) if text}
+        longest = max(map(len, known))
+
+        def tokens_of(text: bytes) -> list[int]:
+            """Ids whose bytes are the text: as the model would write it behind other text."""
+            ids = model.tokenize(_BEFORE + text)
+            while ids and texts[ids[0]] in (b" ", b""):
+                ids = ids[1:]
+            if ids and texts[ids[0]] == _BEFORE and b"".join(texts[i] for i in ids[1:]) == text:
+                return ids[1:]
+            ids = []
+            while text:
+                n = next((n for n in range(longest, 0, -1) if text[:n] in known), 0)
+                if not n:
+                    raise ValueError("the vocabulary has no tokens for what the grammar asks for")
+                ids.append(known[text[:n]])
+                text = text[n:]
+            return ids
+
+        class Wrapped:
+            eos_token_id = model.eos
+            bos_token_id = model.bos if model.bos >= 0 else None
+            tokens = [text or b"\xff<%d>" % i for i, text in zip(ids, texts, strict=True)]
+            special_token_ids = special
+
+            def __call__(self, text: bytes) -> list[int]:
+                return tokens_of(text)
+
+        self.tokenizer = llguidance.LLTokenizer(
+            llguidance.TokenizerWrapper(Wrapped()), n_vocab=model.n_vocab, eos_token=model.eos
+        )
+
+
+class GrammarProcessor:
+    """A logits processor that leaves only tokens with which the grammar can go on.
+
+    Tokens after those of the first call count as generated. Raises ValueError when the grammar
+    and the text part, or when no token is left.
+    """
+
+    def __init__(self, compiled: str, vocabulary: Vocabulary):
+        self._vocabulary = vocabulary
+        self._matcher = _llguidance().LLMatcher(vocabulary.tokenizer, compiled, log_level=0)
+        self._n_seen: int | None = None
+        self._check()
+
+    def __call__(self, input_ids: np.ndarray, scores: np.ndarray) -> np.ndarray:
+        if self._n_seen is None:
+            self._n_seen = len(input_ids)
+        for token in input_ids[self._n_seen :].tolist():
+            self._matcher.consume_token(token)
+            self._check()
+        self._n_seen = len(input_ids)
+        n = self._vocabulary.n_vocab
+        bits = np.frombuffer(self._matcher.compute_bitmask(), dtype=np.uint8)
+        self._check()
+        allowed = np.unpackbits(bits, bitorder="little")[:n].astype(bool)
+        if len(allowed) < n:
+            raise ValueError("the grammar's mask does not fit the vocabulary")
+        # One end is as good as another, where the grammar may end.
+        allowed[self._vocabulary.ends] = self._matcher.is_accepting()
+        out = np.where(allowed, scores, -np.inf).astype(np.float32)
+        if not np.isfinite(out).any():
+            raise ValueError("the grammar leaves no token that could follow")
+        return out
+
+    def _check(self) -> None:
+        if self._matcher.is_error():
+            raise ValueError(f"the grammar cannot go on: {_one_line(self._matcher.get_error())}")
+
+
+def response_grammar(response_format: dict[str, Any] | None) -> LlamaGrammar | None:
+    """The grammar of a chat's response_format; None for text. Raises ValueError."""
+    if response_format is None:
+        return None
+    kind = response_format.get("type") if isinstance(response_format, dict) else None
+    if kind == "text":
+        return None
+    if kind == "json_object":
+        schema = response_format.get("schema")
+        return LlamaGrammar.from_json_schema(schema) if schema else LlamaGrammar.json_object()
+    if kind == "json_schema":
+        described = response_format.get("json_schema")
+        if isinstance(described, dict) and isinstance(described.get("schema"), dict):
+            return LlamaGrammar.from_json_schema(described["schema"])
+    raise ValueError(
+        'response_format must be {"type": "text"} or {"type": "json_object", "schema": {...}}'
+    )
+
+
+def _check_length(text: str) -> None:
+    if len(text) > MAX_TEXT:
+        raise ValueError(f"the grammar has more than {MAX_TEXT} characters")
+
+
+def _one_line(error: object) -> str:
+    return " ".join(str(error).split())[:300]

@@ -1,0 +1,97 @@
+"""Log-probabilities of tokens, in the shapes of OpenAI's completions and chats."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A token that was chosen (or read, in a prompt), and what else was likely.
+
+    logprob: natural logarithm of its probability under the model's own logits, before
+    processors, penalties and temperature; None for a first token, before which there is nothing.
+    top: (token, logprob) of the likeliest, best first; None likewise.
+    """
+
+    token: int
+    logprob: float | None
+    top: list[tuple[int, float]] | None
+
+
+def choice(token: int, logits: np.ndarray | None, n_top: int) -> Choice:
+    """What a token had for logits float32 [n_vocab]; None: it came first."""
+    if logits is None:
+        return Choice(token, None, None)
+    x = logits.astype(np.float64)
+    x -= x.max()
+    x -= np.log(np.exp(x).sum())
+    n_top = min(n_top, len(x))
+    best = np.argpartition(-x, n_top - 1)[:n_top] if n_top else np.empty(0, dtype=int)
+    best = best[np.lexsort((best, -x[best]))]
+    return Choice(token, float(x[token]), [(int(i), float(x[i])) for i in best])
+
+
+def token_name(data: bytes) -> str:
+    """Text of a token; one whose bytes are no text by themselves as `bytes:\\xe2\\x82`."""
+    try:
+        return data.decode("utf-8")
+    except UnicodeDecodeError:
+        return "bytes:" + "".join(f"\\x{byte:02x}" for byte in data)
+
+
+# Bytes of a token in a text; the flag: it comes first in a text, without the space before it.
+TokenBytes = Callable[[int, bool], bytes]
+
+
+@dataclass(frozen=True)
+class Placed:
+    """A choice, where its text begins (characters from the beginning), and is it a first token."""
+
+    choice: Choice
+    offset: int
+    first: bool = False
+
+
+def completion_logprobs(placed: list[Placed], data: TokenBytes) -> dict[str, Any]:
+    """OpenAI's `logprobs` of a completion: lists text_offset, tokens, token_logprobs,
+    top_logprobs.
+
+    top_logprobs has the likeliest tokens and the chosen one; of tokens with the same text, the
+    likeliest counts.
+    """
+    found: dict[str, Any] = {
+        "text_offset": [],
+        "tokens": [],
+        "token_logprobs": [],
+        "top_logprobs": [],
+    }
+    for each in placed:
+        chosen = each.choice
+        top: dict[str, float] | None = None
+        if chosen.top is not None:
+            top = {}
+            for token, logprob in [*chosen.top, (chosen.token, chosen.logprob)]:
+                top.setdefault(token_name(data(token, each.first)), logprob)
+        found["text_offset"].append(each.offset)
+        found["tokens"].append(token_name(data(chosen.token, each.first)))
+        found["token_logprobs"].append(chosen.logprob)
+        found["top_logprobs"].append(top)
+    return found
+
+
+def chat_logprobs(placed: list[Placed], data: TokenBytes) -> dict[str, Any]:
+    """OpenAI's `logprobs` of a chat: {"content": a dict per token, "refusal": None}."""
+
+    def entry(token: int, logprob: float | None) -> dict[str, Any]:
+        raw = data(token, False)
+        return {"token": raw.decode("utf-8", "replace"), "bytes": list(raw), "logprob": logprob}
+
+    content = [
+        entry(p.choice.token, p.choice.logprob)
+        | {"top_logprobs": [entry(*pair) for pair in p.choice.top or []]}
+        for p in placed
+    ]
+    return {"content": content, "refusal": None}

@@ -1,0 +1,82 @@
+"""Saved sequences: the state of one, and a cache of many in memory."""
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+
+@dataclass
+class LlamaState:
+    """A computed sequence, as `Llama.save_state` gives it; can be pickled.
+
+    input_ids: intc [n_tokens]. scores: float32 [n, n_vocab], the logits of the last n tokens: all
+    of them with logits_all, otherwise one, or none before anything is computed. llama_state: keys
+    and values, llama_state_size bytes. random: state of the random numbers, or None.
+    """
+
+    input_ids: np.ndarray
+    scores: np.ndarray
+    n_tokens: int
+    llama_state: bytes
+    llama_state_size: int
+    random: Any = None
+
+    @property
+    def n_bytes(self) -> int:
+        """Memory that it takes."""
+        return self.input_ids.nbytes + self.scores.nbytes + self.llama_state_size
+
+
+class LlamaRAMCache:
+    """States by the tokens that they hold, in memory; the least recently used go first.
+
+    capacity_bytes: of all states together. A state larger than that is not kept.
+    """
+
+    def __init__(self, capacity_bytes: int = 2 << 30):
+        self.capacity_bytes = capacity_bytes
+        self._states: OrderedDict[tuple[int, ...], LlamaState] = OrderedDict()
+
+    @property
+    def cache_size(self) -> int:
+        """Bytes of the states."""
+        return sum(state.n_bytes for state in self._states.values())
+
+    def _longest(self, key: Sequence[int]) -> tuple[int, ...] | None:
+        """The key that shares the longest beginning with `key`, if any shares one."""
+        wanted, best, most = np.asarray(key), None, 0
+        for known in self._states:
+            n = common_prefix(wanted, np.asarray(known))
+            if n > most:
+                best, most = known, n
+        return best
+
+    def __getitem__(self, key: Sequence[int]) -> LlamaState:
+        """The state with the longest common beginning. Raises KeyError when none has one."""
+        found = self._longest(key)
+        if found is None:
+            raise KeyError("no state begins with these tokens")
+        self._states.move_to_end(found)
+        return self._states[found]
+
+    def __contains__(self, key: Sequence[int]) -> bool:
+        return self._longest(key) is not None
+
+    def __setitem__(self, key: Sequence[int], state: LlamaState) -> None:
+        self._states.pop(tuple(key), None)
+        self._states[tuple(key)] = state
+        while self._states and self.cache_size > self.capacity_bytes:
+            self._states.popitem(last=False)
+
+
+LlamaCache = LlamaRAMCache
+
+
+def common_prefix(a: np.ndarray, b: np.ndarray) -> int:
+    """Number of elements in which two arrays [n], [m] agree from the beginning."""
+    n = min(len(a), len(b))
+    differs = np.flatnonzero(a[:n] != b[:n])
+    return int(differs[0]) if differs.size else n

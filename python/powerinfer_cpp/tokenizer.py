@@ -1,0 +1,32 @@
+"""The tokenizer of a model as an object of its own."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from .core import LlamaCore
+
+
+class LlamaTokenizer:
+    """Text to ids and back, over an open Llama; errors as from its tokenize and detokenize."""
+
+    def __init__(self, llama: "LlamaCore"):
+        self._llama = llama
+
+    def tokenize(self, text: bytes, add_bos: bool = True, special: bool = True) -> list[int]:
+        """Ids of bytes."""
+        return self._llama.tokenize(text, add_bos, special)
+
+    def detokenize(
+        self, tokens: Sequence[int], prev_tokens: Sequence[int] | None = None, special: bool = False
+    ) -> bytes:
+        """Bytes of ids."""
+        return self._llama.detokenize(tokens, prev_tokens, special)
+
+    def encode(self, text: str, add_bos: bool = True, special: bool = True) -> list[int]:
+        """Ids of a text."""
+        return self.tokenize(text.encode("utf-8", "ignore"), add_bos, special)
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        """Text of ids; bytes that are no text are left out."""
+        return self.detokenize(tokens).decode("utf-8", "ignore")

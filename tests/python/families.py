@@ -1,0 +1,99 @@
+"""Tiny checkpoints of the families beside Llama, and the engine's logits, for tests."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import checkpoints
+import numpy as np
+import reference
+
+from powerinfer_cpp import Llama
+
+ROOT = Path(__file__).resolve().parents[2]
+GOLDEN = ROOT / "tests" / "golden"
+TOKENS = [1, 5, 77, 290, 4, 5, 5, 261, 299, 12, 270, 9, 40]
+
+
+def quiet(_line: str) -> None:
+    pass
+
+
+def golden(name: str, folder: Path, **changes: Any) -> Path:
+    """A checkpoint of tests/golden with its tokenizer; changes: of config.json, None leaves out."""
+    shutil.copytree(GOLDEN / name, folder)
+    shutil.copy(GOLDEN / "tokenizer.model", folder)
+    path = folder / "config.json"
+    cfg = {**json.loads(path.read_text()), **changes}
+    path.write_text(json.dumps({k: v for k, v in cfg.items() if v is not None}))
+    return folder
+
+
+def logits(path: Path, tokens: list[int] = TOKENS) -> np.ndarray:
+    """Of every token, keys and values in F32 so that only the arithmetic differs."""
+    with Llama(path, n_ctx=64, logits_all=True, verbose=False, type_k=0, type_v=0) as llm:
+        llm.eval(tokens)
+        return llm.scores[: len(tokens)].astype(np.float64)
+
+
+SMALLTHINKER: dict[str, Any] = {
+    "model_type": "smallthinker",
+    "architectures": ["SmallThinkerForCausalLM"],
+    "vocab_size": 300,
+    "hidden_size": 32,
+    "num_hidden_layers": 5,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 12,
+    "moe_ffn_hidden_size": 24,
+    "moe_num_primary_experts": 6,
+    "moe_num_active_primary_experts": 2,
+    "moe_primary_router_apply_softmax": False,
+    "max_position_embeddings": 128,
+    "rms_norm_eps": 1e-6,
+    "rope_theta": 10000.0,
+    "rope_layout": [1] * 5,
+    "sliding_window_layout": [0] * 5,
+    "sliding_window_size": 4096,
+    "tie_word_embeddings": False,
+}
+SLIDING = {"rope_layout": [0, 1, 1, 1, 0], "sliding_window_layout": [0, 1, 1, 1, 0]}
+VARIANTS: dict[str, dict[str, Any]] = {
+    "sigmoid": {},
+    "softmax": {"moe_primary_router_apply_softmax": True},
+    "window": {**SLIDING, "sliding_window_size": 5},
+    "wide window": SLIDING,
+}
+
+
+def smallthinker(folder: Path, **changes: Any) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+    cfg = {**SMALLTHINKER, **changes}
+    weights = reference.smallthinker_weights(cfg)
+    checkpoints.save(folder, cfg, weights)
+    shutil.copy(GOLDEN / "tokenizer.model", folder)
+    return cfg, weights
+
+
+def falcon_weights(cfg: dict[str, Any]) -> dict[str, np.ndarray]:
+    """Random weights of the 40B style."""
+    rng = np.random.default_rng(0)
+    e, f, v = cfg["hidden_size"], cfg["ffn_hidden_size"], cfg["vocab_size"]
+    qkv = e + 2 * e // cfg["num_attention_heads"] * cfg["num_kv_heads"]
+    found = {"transformer.word_embeddings.weight": (v, e), "transformer.ln_f.weight": (e,)}
+    for i in range(cfg["num_hidden_layers"]):
+        layer = f"transformer.h.{i}"
+        found |= {f"{layer}.{norm}.weight": (e,) for norm in ("ln_attn", "ln_mlp")}
+        found[f"{layer}.self_attention.query_key_value.weight"] = (qkv, e)
+        found[f"{layer}.self_attention.dense.weight"] = (e, e)
+        found[f"{layer}.mlp.dense_h_to_4h.weight"] = (f, e)
+        found[f"{layer}.mlp.dense_4h_to_h.weight"] = (e, f)
+    weights = {}
+    for name, shape in found.items():
+        values = rng.standard_normal(shape).astype(np.float32)
+        weights[name] = values * 1.5 / np.sqrt(e) if len(shape) > 1 else 1 + values / 5
+        if len(shape) == 1:
+            weights[name.replace("weight", "bias")] = np.zeros(shape, np.float32)
+    return weights

@@ -1,0 +1,105 @@
+"""Embeddings against float64 numpy, and their shapes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import checkpoints
+import numpy as np
+import pytest
+import reference
+import tiny
+
+from powerinfer_cpp import ContextOverflowError, Llama
+
+TEXTS = ["the quick brown fox", "a small model", "jumps over the lazy dog; a short story"]
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny.make(tmp_path_factory.mktemp("embedding"))
+
+
+def opened(path: Path, **options) -> Llama:
+    fields = {"n_ctx": 64, "type_k": 0, "type_v": 0, **options}
+    return Llama(path, embedding=True, verbose=False, **fields)
+
+
+@pytest.fixture(scope="module")
+def llm(path: Path):
+    with opened(path) as model:
+        yield model
+
+
+def states(ids: list[int]) -> np.ndarray:
+    """float64 [n, n_embd]: logits with the head taken off."""
+    weights = checkpoints.weights(tiny.CONFIG)
+    weights["lm_head.weight"] = np.eye(tiny.CONFIG["hidden_size"], dtype=np.float32)
+    return reference.logits(tiny.CONFIG, weights, ids, "silu")
+
+
+@pytest.mark.parametrize("n_batch", [512, 4])
+def test_a_vector_per_token(path: Path, n_batch: int) -> None:
+    with opened(path, n_batch=n_batch) as llm:
+        found, n = llm.embed(TEXTS, return_count=True)
+        ids = [llm.tokenize(text.encode()) for text in TEXTS]
+    assert n == sum(map(len, ids)) and len(found) == len(TEXTS)
+    for vectors, tokens in zip(found, ids, strict=True):
+        assert isinstance(vectors[0][0], float)
+        assert reference.relative_error(np.array(vectors), states(tokens)) < 2e-5
+
+
+@pytest.mark.parametrize("pooling", [1, 2, 3])
+def test_one_vector(path: Path, pooling: int) -> None:
+    with opened(path, pooling_type=pooling) as llm:
+        assert llm.pooling_type() == pooling
+        found = llm.embed(TEXTS[0])
+        unit = llm.embed(TEXTS[0], normalize=True)
+        rows = states(llm.tokenize(TEXTS[0].encode()))
+    want = {1: rows.mean(axis=0), 2: rows[0], 3: rows[-1]}[pooling]
+    assert reference.relative_error(np.array(found), want) < 2e-5
+    assert np.linalg.norm(unit) == pytest.approx(1, abs=1e-5)
+    assert np.allclose(np.array(found) / np.linalg.norm(found), unit, atol=1e-5)
+
+
+def test_openai_shape(llm: Llama, path: Path) -> None:
+    done = llm.create_embedding(TEXTS)
+    assert done["object"] == "list" and done["model"] == str(path)
+    assert [d["index"] for d in done["data"]] == [0, 1, 2]
+    assert {d["object"] for d in done["data"]} == {"embedding"}
+    assert done["data"][1]["embedding"] == llm.embed(TEXTS[1])
+    n = sum(len(llm.tokenize(t.encode())) for t in TEXTS)
+    assert done["usage"] == {"prompt_tokens": n, "total_tokens": n}
+    one = llm.create_embedding(TEXTS[1], model="mine")
+    assert len(one["data"]) == 1 and one["model"] == "mine"
+
+
+def test_long_texts(llm: Llama) -> None:
+    long = "a small model " * 40
+    vectors, n = llm.embed(long, return_count=True)
+    assert len(vectors) == n == 64
+    with pytest.raises(ContextOverflowError, match="64"):
+        llm.embed(long, truncate=False)
+    assert len(llm.embed("")) == 1  # BOS
+
+
+def test_unit_vectors_of_tokens(llm: Llama) -> None:
+    vectors = np.array(llm.embed(TEXTS[0], normalize=True))
+    assert np.allclose(np.linalg.norm(vectors, axis=1), 1, atol=1e-5)
+
+
+def test_completions_beside(llm: Llama, path: Path) -> None:
+    before = llm.embed(TEXTS[0])
+    with Llama(path, n_ctx=64, type_k=0, type_v=0, verbose=False) as plain:
+        want = plain(TEXTS[1], max_tokens=5, temperature=0)["choices"]
+        with pytest.raises(ValueError, match="embedding=True"):
+            plain.embed("x")
+    assert llm(TEXTS[1], max_tokens=5, temperature=0)["choices"] == want
+    assert llm.embed(TEXTS[0]) == before and llm.n_ctx() == 64
+
+
+def test_closed(path: Path) -> None:
+    llm = opened(path)
+    llm.close()
+    with pytest.raises(ValueError, match="closed"):
+        llm.embed("x")

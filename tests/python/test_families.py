@@ -1,0 +1,386 @@
+"""Families beside Llama: converting, what must be refused, and neuron-aware files.
+
+test_golden.py compares their logits with transformers'; here stand the parts that no checkpoint
+of tests/golden has, and SmallThinker, which transformers does not know.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import checkpoints
+import gguf
+import numpy as np
+import pytest
+import reference
+from families import TOKENS, VARIANTS, golden, logits, quiet, smallthinker
+from powerinfer_cpp.activations import default_activation
+from powerinfer_cpp.convert import convert
+from powerinfer_cpp.convert.config import Config
+from powerinfer_cpp.convert.families import FAMILIES
+from powerinfer_cpp.convert.rope import read_rope
+from powerinfer_cpp.gguf import Gguf
+from safetensors.numpy import load_file, save_file
+
+from powerinfer_cpp import Llama, ModelFormatError, UnsupportedModelError
+
+
+def tensors_of(path: Path) -> dict[str, np.ndarray]:
+    with Gguf(path) as file:
+        return {t.name: file.data(t).view(np.float32).reshape(t.shape) for t in file.tensors}
+
+
+# ---- SmallThinker, against our own float64 reference ----
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_smallthinker_against_the_reference(name: str, tmp_path: Path) -> None:
+    cfg, weights = smallthinker(tmp_path / "model", **VARIANTS[name])
+    path = convert(tmp_path / "model", outtype="f32", outfile=tmp_path / "a.gguf", log=quiet)
+    want = reference.smallthinker_logits(cfg, weights, TOKENS)
+    assert reference.relative_error(logits(path), want) < 2e-5
+    with Gguf(path) as file:
+        found = file.metadata
+    assert found["smallthinker.expert_gating_func"] == (1 if name == "softmax" else 2)
+    assert found.get("smallthinker.attention.sliding_window") == {
+        "window": 5,
+        "wide window": 4096,
+    }.get(name)
+    assert found["smallthinker.expert_feed_forward_length"] == 24
+    assert "powerinfer.ffn.activation" not in found
+
+
+def test_a_layout_that_gguf_cannot_tell(tmp_path: Path) -> None:
+    for i, changes in enumerate(
+        (
+            {"rope_layout": [0] * 5},
+            {"sliding_window_layout": [1] * 5},
+            {"moe_layer_layout": [0] * 5},
+        )
+    ):
+        smallthinker(tmp_path / str(i), **changes)
+        with pytest.raises(UnsupportedModelError, match="is not supported"):
+            convert(tmp_path / str(i), outfile=tmp_path / "a.gguf", log=quiet)
+
+
+# ---- Keys ----
+
+KEYS: dict[str, dict[str, Any]] = {
+    "mistral-window": {
+        "general.architecture": "llama",
+        "llama.attention.sliding_window": 7,
+        "powerinfer.ffn.activation": None,
+    },
+    "mixtral": {
+        "general.architecture": "llama",
+        "llama.expert_count": 4,
+        "llama.expert_used_count": 2,
+        "llama.feed_forward_length": 24,
+    },
+    "qwen2-yarn": {
+        "qwen2.rope.scaling.type": "yarn",
+        "qwen2.rope.scaling.factor": 4.0,
+        "qwen2.rope.scaling.original_context_length": 32,
+        "qwen2.rope.scaling.yarn_attn_factor": None,
+    },
+    "qwen3": {"qwen3.attention.key_length": 12, "qwen3.rope.dimension_count": 12},
+    "llama-linear": {"llama.rope.scaling.type": "linear", "llama.rope.scaling.factor": 4.0},
+    "llama-llama3": {"llama.rope.scaling.type": None, "llama.rope.freq_base": 50000.0},
+    "falcon-7b": {
+        "falcon.tensor_data_layout": "jploski",
+        "falcon.attention.head_count_kv": 1,
+        "powerinfer.ffn.activation": None,
+    },
+    "falcon-40b": {"falcon.attention.head_count_kv": 2, "powerinfer.ffn.activation": "relu"},
+    "opt": {
+        "opt.context_length": 128,
+        "opt.rope.freq_base": None,
+        "opt.attention.layer_norm_epsilon": np.float32(1e-5),
+        "powerinfer.ffn.activation": None,
+    },
+}
+
+
+@pytest.mark.parametrize("name", KEYS)
+def test_keys(name: str, tmp_path: Path) -> None:
+    path = convert(golden(name, tmp_path / name), outfile=tmp_path / "a.gguf", log=quiet)
+    with Gguf(path) as file:
+        found = file.metadata
+    assert {key: found.get(key) for key in KEYS[name]} == KEYS[name]
+
+
+def test_every_family_has_a_default_activation() -> None:
+    for family in FAMILIES.values():
+        assert default_activation(family.architecture)
+        assert default_activation(family.architecture, pwri=True)
+
+
+# ---- Windows ----
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "window"),
+    [
+        ("mistral-window", {"sliding_window": 128}, None),  # as wide as the context
+        ("mistral-window", {"sliding_window": None}, None),
+        ("mixtral", {"sliding_window": 9}, 9),
+        ("qwen3", {"sliding_window": 9}, None),
+        ("qwen3", {"sliding_window": 9, "use_sliding_window": True, "max_window_layers": 2}, None),
+        ("qwen3", {"sliding_window": 9, "use_sliding_window": True, "max_window_layers": 0}, 9),
+        (
+            "qwen3",
+            {
+                "sliding_window": 9,
+                "use_sliding_window": True,
+                "layer_types": ["full_attention"] * 2,
+            },
+            None,
+        ),
+        ("llama-linear", {"sliding_window": 9}, None),
+    ],
+)
+def test_sliding_window(
+    name: str, changes: dict[str, Any], window: int | None, tmp_path: Path
+) -> None:
+    folder = golden(name, tmp_path / "model", **changes)
+    path = convert(folder, vocab_only=True, outfile=tmp_path / "a.gguf", log=quiet)
+    with Gguf(path) as file:
+        arch = file.value("general.architecture")
+        assert file.value(f"{arch}.attention.sliding_window") == window
+
+
+def test_a_window_that_is_not_used_is_told(tmp_path: Path) -> None:
+    lines: list[str] = []
+    folder = golden("llama-linear", tmp_path / "model", sliding_window=9)
+    convert(folder, outfile=tmp_path / "a.gguf", log=lines.append)
+    assert any("sliding_window" in line for line in lines)
+
+
+# ---- What must be refused ----
+
+REFUSED: list[tuple[str, dict[str, Any], str]] = [
+    (
+        "qwen3",
+        {"sliding_window": 9, "use_sliding_window": True, "max_window_layers": 1},
+        "some layers",
+    ),
+    (
+        "qwen3",
+        {"layer_types": ["full_attention"], "sliding_window": 9, "use_sliding_window": True},
+        "layer_types",
+    ),
+    ("qwen3", {"hidden_act": "gelu_pytorch_tanh"}, "'gelu_pytorch_tanh'"),
+    ("qwen3", {"num_key_value_heads": 3}, "no multiple"),
+    ("mixtral", {"num_local_experts": 5}, "gate.weight has shape"),
+    ("mixtral", {"num_experts_per_tok": 0}, "num_experts_per_tok"),
+    ("falcon-7b", {"alibi": True}, "alibi"),
+    ("falcon-7b", {"bias": True}, "biases"),
+    ("falcon-7b", {"parallel_attn": False}, "parallel_attn"),
+    ("falcon-7b", {"activation": "gelu_new"}, "activation 'gelu_new'"),
+    ("falcon-40b", {"num_kv_heads": 4}, "query_key_value.weight has shape"),
+    ("opt", {"do_layer_norm_before": False}, "after its blocks"),
+    ("opt", {"word_embed_proj_dim": 16}, "word_embed_proj_dim"),
+    ("opt", {"enable_bias": False}, "enable_bias"),
+    ("opt", {"_remove_final_layer_norm": True}, "after its blocks"),
+    ("opt", {"max_position_embeddings": 100}, "embed_positions.weight has shape"),
+    ("llama-linear", {"rope_scaling": {"type": "dynamic", "factor": 2}}, "'dynamic'"),
+    ("llama-linear", {"rope_scaling": {"type": "linear"}}, "factor must be a number"),
+    ("llama-linear", {"rope_scaling": {"type": "linear", "factor": -1}}, "factor must be positive"),
+    ("llama-linear", {"rope_scaling": "linear"}, "must be an object"),
+    ("llama-linear", {"partial_rotary_factor": 0.5}, "partial rotation"),
+    (
+        "qwen2-yarn",
+        {"rope_parameters": {"rope_type": "yarn", "factor": 2, "truncate": False}},
+        "truncate",
+    ),
+]
+
+
+@pytest.mark.parametrize(("name", "changes", "words"), REFUSED)
+def test_refused(name: str, changes: dict[str, Any], words: str, tmp_path: Path) -> None:
+    folder = golden(name, tmp_path / "model", **changes)
+    with pytest.raises(ModelFormatError, match=words) as caught:
+        convert(folder, outfile=tmp_path / "a.gguf", log=quiet)
+    assert "\n" not in str(caught.value) and not list(tmp_path.glob("*.gguf*"))
+
+
+# ---- Names of older checkpoints ----
+
+
+def test_opt_before_transformers_4_20(tmp_path: Path) -> None:
+    folder = golden("opt", tmp_path / "model")
+    new = convert(folder, outfile=tmp_path / "new.gguf", log=quiet)
+    weights = load_file(folder / "model.safetensors")
+    save_file(
+        {n.removeprefix("model."): w for n, w in weights.items()}, folder / "model.safetensors"
+    )
+    old = convert(folder, outfile=tmp_path / "old.gguf", log=quiet)
+    assert new.read_bytes() == old.read_bytes()
+
+
+def test_falcon_before_transformers_knew_it(tmp_path: Path) -> None:
+    names = {"num_hidden_layers": "n_layer", "num_attention_heads": "n_head"}
+    for name, model_type, more in (
+        (
+            "falcon-40b",
+            "RefinedWeb",
+            {"n_head_kv": 2, "num_kv_heads": None, "new_decoder_architecture": None},
+        ),
+        ("falcon-7b", "RefinedWebModel", {}),
+    ):
+        folder = golden(name, tmp_path / name)
+        new = convert(folder, outfile=tmp_path / "new.gguf", log=quiet)
+        cfg = json.loads((folder / "config.json").read_text())
+        cfg = {names.get(k, k): v for k, v in cfg.items()} | {"model_type": model_type} | more
+        (folder / "config.json").write_text(json.dumps(cfg))
+        old = convert(folder, outfile=tmp_path / "old.gguf", log=quiet)
+        assert new.read_bytes() == old.read_bytes()
+
+
+def test_a_head_beside_a_tied_embedding(tmp_path: Path) -> None:
+    folder = golden("falcon-7b", tmp_path / "model")
+    weights = load_file(folder / "model.safetensors")
+    weights["lm_head.weight"] = weights["transformer.word_embeddings.weight"][::-1].copy()
+    save_file(weights, folder / "model.safetensors")
+    path = convert(folder, outfile=tmp_path / "a.gguf", log=quiet)
+    assert "output.weight" in {t.name for t in Gguf(path).tensors}
+    golden("falcon-7b", tmp_path / "tied", tie_word_embeddings=True)
+    save_file(weights, tmp_path / "tied" / "model.safetensors")
+    path = convert(tmp_path / "tied", outfile=tmp_path / "a.gguf", log=quiet)
+    assert "output.weight" not in {t.name for t in Gguf(path).tensors}
+
+
+# ---- RoPE ----
+
+
+def rope(tmp_path: Path, **values: Any):
+    (tmp_path / "config.json").write_text(json.dumps(values))
+    return read_rope(Config(tmp_path), 16, 4096)
+
+
+def test_rope_of_transformers_4_and_5_is_the_same(tmp_path: Path) -> None:
+    yarn = {"factor": 4.0, "original_max_position_embeddings": 1024, "beta_fast": 16}
+    new = rope(tmp_path, rope_parameters={"rope_type": "yarn", "rope_theta": 5e5, **yarn})
+    assert new == rope(tmp_path, rope_theta=5e5, rope_scaling={"type": "yarn", **yarn})
+    assert (new.theta, new.kind, new.factor, new.original_ctx) == (5e5, "yarn", 4.0, 1024)
+    assert (new.beta_fast, new.beta_slow, new.attention_factor) == (16.0, 1.0, 1.0)
+    assert rope(tmp_path).theta == 10000.0
+    # Where both name a base, transformers 5 takes the one inside.
+    assert rope(tmp_path, rope_theta=1e4, rope_parameters={"rope_theta": 7e4}).theta == 7e4
+
+
+def test_factors_of_yarn(tmp_path: Path) -> None:
+    own = 0.1 * np.log(4) + 1
+    base = {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 1024}
+    given = rope(tmp_path, rope_scaling={**base, "attention_factor": 1.5})
+    assert given.attention_factor * own == pytest.approx(1.5)
+    ratio = rope(tmp_path, rope_scaling={**base, "mscale": 1.0, "mscale_all_dim": 1.0})
+    assert ratio.attention_factor * own == pytest.approx(1)
+    derived = rope(tmp_path, rope_scaling={**base, "factor": None})
+    assert derived.factor == 4.0  # of the context to the original one
+    keys = {e.key: e.value for e in given.entries("llama")}
+    assert keys["llama.rope.scaling.yarn_attn_factor"] == given.attention_factor
+
+
+def test_attention_factor_reaches_the_logits(tmp_path: Path) -> None:
+    scaling = {
+        "rope_type": "yarn",
+        "rope_theta": 10000.0,
+        "factor": 4.0,
+        "original_max_position_embeddings": 32,
+    }
+    own = 0.1 * np.log(4) + 1
+    found = []
+    for i, factor in enumerate((None, float(own), 1.0)):
+        values = {**scaling, "attention_factor": factor}
+        folder = golden("qwen2-yarn", tmp_path / str(i), rope_parameters=values)
+        found.append(logits(convert(folder, outtype="f32", outfile=tmp_path / "a.gguf", log=quiet)))
+    assert reference.relative_error(found[1], found[0]) < 1e-5
+    assert reference.relative_error(found[2], found[0]) > 1e-3
+
+
+def test_divisors_of_llama3(tmp_path: Path) -> None:
+    path = convert(
+        golden("llama-llama3", tmp_path / "m"),
+        outtype="f32",
+        outfile=tmp_path / "a.gguf",
+        log=quiet,
+    )
+    found = tensors_of(path)["rope_freqs.weight"]
+    assert found.shape == (4,) and found[-1] == 8 and (np.diff(found) >= 0).all()
+    scaling = {"rope_type": "llama3", "factor": 32.0, "low_freq_factor": 1, "high_freq_factor": 4}
+    scaling["original_max_position_embeddings"] = 8192
+    wide = rope(tmp_path, rope_theta=500000.0, rope_scaling=scaling).divisors
+    assert wide[0] == 1 and wide[-1] == 32 and (np.diff(wide) >= 0).all()
+
+
+# ---- Neuron-aware files ----
+
+
+@pytest.mark.parametrize(
+    "name", ["falcon-7b", "falcon-40b", "opt", "qwen2-yarn", "qwen3", "mixtral"]
+)
+def test_neuron_aware(name: str, tmp_path: Path) -> None:
+    folder = golden(name, tmp_path / "model")
+    dense = convert(folder, outtype="f32", outfile=tmp_path / "dense.gguf", log=quiet)
+    n_ff, experts = Gguf(dense).metadata, 4 if name == "mixtral" else 0
+    n_ff = n_ff[f"{n_ff['general.architecture']}.feed_forward_length"]
+    lead, rng, parts = (experts,) if experts else (), np.random.default_rng(0), {}
+    (tmp_path / "p").mkdir()
+    for layer in range(2):
+        parts[layer] = {
+            "fc1.weight": rng.standard_normal((*lead, 8, 32)).astype(np.float16),
+            "fc2.weight": rng.standard_normal((*lead, n_ff, 8)).astype(np.float16),
+        }
+        checkpoints.save_torch(tmp_path / "p" / f"model_{layer}.pt", parts[layer])
+    aware = convert(
+        folder, tmp_path / "p", outtype="f32", outfile=tmp_path / "aware.gguf", log=quiet
+    )
+    ours, theirs = tensors_of(aware), tensors_of(dense)
+    suffix = "_exps" if experts else ""
+    for layer in range(2):
+        down = theirs[f"blk.{layer}.ffn_down{suffix}.weight"]
+        turned = ours[f"blk.{layer}.ffn_down_t{suffix}.weight"]
+        assert np.array_equal(turned, down.swapaxes(-1, -2))
+        for part in ("fc1", "fc2"):
+            found = ours[f"blk.{layer}.{part}{suffix}.weight"]
+            assert np.array_equal(found, parts[layer][f"{part}.weight"])
+        bias = f"blk.{layer}.ffn_down.bias"
+        assert (bias in theirs) == (f"blk.{layer}.ffn_down_t.bias" in ours) == (name == "opt")
+        assert bias not in ours
+    assert Gguf(aware).value("powerinfer.version") == 1
+    with Llama(
+        aware, n_ctx=64, logits_all=True, verbose=False, sparse="off", type_k=0, type_v=0
+    ) as llm:
+        llm.eval(TOKENS)
+        same = llm.scores[: len(TOKENS)].astype(np.float64)
+    # The same products in another order.
+    assert reference.relative_error(same, logits(dense)) < 2e-5
+
+
+def test_experts_in_slabs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = golden("mixtral", tmp_path / "model")
+    whole = convert(folder, outfile=tmp_path / "whole.gguf", log=quiet)
+    for rows in (1, 7, 24, 25, 60):
+        monkeypatch.setattr("powerinfer_cpp.convert.writer.SLAB", 32 * rows)
+        slabs = convert(folder, outfile=tmp_path / "slabs.gguf", log=quiet)
+        assert whole.read_bytes() == slabs.read_bytes()
+
+
+def test_what_stays_f32(tmp_path: Path) -> None:
+    for name, tensor in (("mixtral", "blk.0.ffn_gate_inp.weight"), ("opt", "position_embd.weight")):
+        path = convert(
+            golden(name, tmp_path / name), outtype="q8_0", outfile=tmp_path / "a", log=quiet
+        )
+        types = {t.name: t.type_name for t in Gguf(path).tensors}
+        assert types[tensor] == "F32" and types["token_embd.weight"] == "Q8_0"
+
+
+def test_the_gguf_package_reads_every_family(tmp_path: Path) -> None:
+    for name in KEYS:
+        path = convert(golden(name, tmp_path / name), outfile=tmp_path / "a.gguf", log=quiet)
+        assert {t.name for t in gguf.GGUFReader(path).tensors} == {
+            t.name for t in Gguf(path).tensors
+        }

@@ -1,0 +1,160 @@
+"""Every family in every format, and llama.cpp as a reader of what convert.py --dense writes."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import checkpoints
+import gguf
+import numpy as np
+import pytest
+import reference
+from families import GOLDEN, TOKENS, VARIANTS, falcon_weights, golden, logits, quiet, smallthinker
+from powerinfer_cpp.convert import convert
+from powerinfer_cpp.quantize import quantize
+
+from powerinfer_cpp import Llama
+
+# ---- llama.cpp opens what convert.py --dense writes ----
+
+DENSE: dict[str, dict[str, Any]] = {
+    "llama-silu-tied": {},
+    "llama-bias": {},
+    "llama-head-dim": {},
+    "llama-linear": {},
+    "llama-llama3": {},
+    "mistral-window": {"sliding_window": None},  # llama.cpp's Mistral does not slide
+    "mixtral": {},
+    "qwen2-yarn": {},
+    "qwen3": {},
+    "falcon-7b": {},
+}
+
+
+def greedy_by_llama_cpp(path: Path, prompt: list[int], n: int) -> list[int]:
+    import llama_cpp
+
+    llm = llama_cpp.Llama(
+        str(path), n_ctx=128, n_threads=1, logits_all=True, verbose=False, type_k=0, type_v=0
+    )
+    llm.eval(prompt)
+    found: list[int] = []
+    for i in range(n):
+        found.append(int(llm.scores[len(prompt) - 1 + i].argmax()))
+        llm.eval(found[-1:])
+    llm.close()
+    return found
+
+
+def greedy(path: Path, prompt: list[int], n: int) -> list[int]:
+    with Llama(path, n_ctx=128, verbose=False, type_k=0, type_v=0) as llm:
+        stream = llm.generate(prompt, top_k=1, temp=0.0)
+        return [next(stream) for _ in range(n)]
+
+
+@pytest.mark.peer("llama_cpp")
+@pytest.mark.parametrize("name", DENSE)
+def test_llama_cpp_writes_the_same_text(name: str, tmp_path: Path) -> None:
+    folder = golden(name, tmp_path / "model", **DENSE[name])
+    path = convert(folder, outtype="f32", dense=True, outfile=tmp_path / "a.gguf", log=quiet)
+    assert greedy(path, TOKENS, 64) == greedy_by_llama_cpp(path, TOKENS, 64)
+
+
+@pytest.mark.shared
+@pytest.mark.peer("llama_cpp")
+@pytest.mark.parametrize("name", ["qwen2", "llama3-rope", "mistral-silu"])
+def test_llama_cpp_from_text_to_text(name: str, shared: Path, tmp_path: Path) -> None:
+    """Checkpoints with vocabularies of their own, two of them byte-level."""
+    import llama_cpp
+
+    path = convert(
+        shared / "fixtures" / "hf" / name,
+        outtype="f32",
+        dense=True,
+        outfile=tmp_path / "a.gguf",
+        log=quiet,
+    )
+    theirs = llama_cpp.Llama(str(path), vocab_only=True, verbose=False)
+    with Llama(path, vocab_only=True, verbose=False) as llm:
+        for text in (
+            "Once upon a time, 1234 bears didn't sleep.",
+            "\n\tGr\u00fc\u00dfe \u4f60\u597d",
+        ):
+            prompt = llm.tokenize(text.encode())
+            assert prompt == theirs.tokenize(text.encode())
+            ids = greedy_by_llama_cpp(path, prompt, 64)
+            assert greedy(path, prompt, 64) == ids
+            assert llm.detokenize(ids) == theirs.detokenize(ids)
+
+
+@pytest.mark.peer("llama_cpp")
+@pytest.mark.parametrize("name", ["sigmoid", "softmax", "wide window"])
+def test_llama_cpp_reads_smallthinker(name: str, tmp_path: Path) -> None:
+    smallthinker(tmp_path / "model", **VARIANTS[name])
+    path = convert(
+        tmp_path / "model", outtype="f32", dense=True, outfile=tmp_path / "a.gguf", log=quiet
+    )
+    assert greedy(path, TOKENS, 64) == greedy_by_llama_cpp(path, TOKENS, 64)
+
+
+# ---- Families in every format ----
+
+# The rows of llama-head-dim, 40, are divided by no block.
+ROWS_OF_32 = [name for name in (*DENSE, "falcon-40b", "opt") if name != "llama-head-dim"]
+NARROW = ("F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1")
+WIDE = ("Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K")
+
+
+@pytest.fixture(scope="module")
+def in_f32(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """A file of each family; those called wide have rows that blocks of 256 divide."""
+    folder, paths = tmp_path_factory.mktemp("f32"), {}
+    for name in ROWS_OF_32:
+        golden(name, folder / name)
+    cfg = {"hidden_size": 256, "moe_ffn_hidden_size": 256, "head_dim": 64, "num_hidden_layers": 2}
+    cfg |= {"rope_layout": [1] * 2, "sliding_window_layout": [0] * 2}
+    smallthinker(folder / "wide smallthinker", **cfg)
+    cfg = json.loads((GOLDEN / "falcon-40b" / "config.json").read_text())
+    cfg |= {"hidden_size": 256, "ffn_hidden_size": 512}
+    checkpoints.save(folder / "wide falcon", cfg, falcon_weights(cfg))
+    shutil.copy(GOLDEN / "tokenizer.model", folder / "wide falcon")
+    for path in sorted(folder.iterdir()):
+        out = folder / f"{path.name}.gguf"
+        paths[path.name] = convert(path, outtype="f32", outfile=out, log=quiet)
+    return paths
+
+
+def decoded(source: Path, target: Path) -> Path:
+    """The file with its matrices as the gguf package decodes them."""
+    reader = gguf.GGUFReader(source)
+    writer = gguf.GGUFWriter(target, reader.fields["general.architecture"].contents())
+    for name, field in reader.fields.items():
+        if not name.startswith("GGUF.") and name != "general.architecture":
+            element = field.types[-1] if len(field.types) > 1 else None
+            writer.add_key_value(name, field.contents(), field.types[0], element)
+    for t in reader.tensors:
+        values = gguf.quants.dequantize(t.data, t.tensor_type).astype(np.float32)
+        writer.add_tensor(t.name, values.reshape([int(n) for n in reversed(t.shape)]))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return target
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [(n, k) for n in ROWS_OF_32 for k in NARROW]
+    + [(f"wide {n}", k) for n in ("smallthinker", "falcon") for k in (*NARROW, *WIDE)],
+)
+def test_every_format(name: str, kind: str, in_f32: dict[str, Path], tmp_path: Path) -> None:
+    quantize(in_f32[name], tmp_path / "q.gguf", kind, log=quiet)
+    want = logits(decoded(tmp_path / "q.gguf", tmp_path / "f32.gguf"))
+    error = reference.relative_error(logits(tmp_path / "q.gguf"), want)
+    # Quantised products round their inputs to 8 bits, whatever the weights' format: these tiny
+    # random models answer with 1.0e-2 (falcon) to 3.1e-2 (llama3), Q8_0 as much as Q2_K. A block or
+    # a row in the wrong place gives 1.
+    assert error < (5e-2 if kind[0] == "Q" else 2e-5)

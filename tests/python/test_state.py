@@ -1,0 +1,260 @@
+"""Saved sequences, the cache of them, pickled Llamas, and files from a repository."""
+
+from __future__ import annotations
+
+import pickle
+import sys
+import types
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tiny
+from powerinfer_cpp.hub import one_match
+
+from powerinfer_cpp import (
+    ContextOverflowError,
+    Llama,
+    LlamaRAMCache,
+    LlamaState,
+    ModelFormatError,
+)
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny.make(tmp_path_factory.mktemp("state"))
+
+
+@pytest.fixture
+def llm(path: Path):
+    with Llama(path, n_ctx=128, verbose=False) as opened:
+        yield opened
+
+
+def take(steps, n: int) -> list[int]:
+    return [next(steps) for _ in range(n)]
+
+
+# ---- save and load ----
+
+
+@pytest.mark.parametrize("kv", [0, 1])
+def test_a_state_goes_on_as_before(path: Path, kv: int) -> None:
+    options = {"n_ctx": 128, "verbose": False, "type_k": kv, "type_v": kv}
+    with Llama(path, **options) as a, Llama(path, **{**options, "n_ctx": 64}) as b:
+        a.eval([1, 10, 11, 12])
+        state = a.save_state()
+        want = a.scores[3].copy()
+        assert state.n_tokens == 4 and state.input_ids.tolist() == [1, 10, 11, 12]
+        assert state.llama_state_size == len(state.llama_state) and state.scores.shape[0] == 1
+        a.eval([13, 14])
+        after = a.scores[5].copy()
+        for other in (a, b):
+            other.load_state(pickle.loads(pickle.dumps(state)))
+            assert other.n_tokens == 4 and other.input_ids[:4].tolist() == [1, 10, 11, 12]
+            assert np.array_equal(other.scores[3], want)
+            assert other.sample(temp=0) == int(np.argmax(want))
+            other.eval([13, 14])
+            assert np.array_equal(other.scores[5], after)
+
+
+def test_a_state_holds_the_random_numbers(llm: Llama) -> None:
+    llm.eval([1, 10, 11])
+    state = llm.save_state()
+    first = [llm(tiny.PROMPT, max_tokens=6, temperature=2.0) for _ in range(2)]
+    llm.load_state(state)
+    again = [llm(tiny.PROMPT, max_tokens=6, temperature=2.0) for _ in range(2)]
+    assert [d["choices"] for d in again] == [d["choices"] for d in first]
+    assert llm.n_tokens > 3
+
+
+def test_with_logits_all(path: Path) -> None:
+    with Llama(path, n_ctx=64, logits_all=True, verbose=False) as llm:
+        llm.eval([1, 10, 11])
+        state, want = llm.save_state(), llm.scores[:3].copy()
+        llm.reset()
+        llm.eval([1, 20, 21, 22])
+        llm.load_state(state)
+        assert np.array_equal(llm.scores[:3], want)
+
+
+def test_an_empty_state(llm: Llama) -> None:
+    state = llm.save_state()
+    llm.eval([1, 2, 3])
+    llm.load_state(state)
+    assert llm.n_tokens == 0
+    with pytest.raises(ValueError, match="no logits"):
+        llm.sample()
+
+
+def test_states_that_do_not_fit(llm: Llama, path: Path) -> None:
+    llm.eval([1] * 40)
+    state = llm.save_state()
+    with Llama(path, n_ctx=32, verbose=False) as small:
+        small.eval([1, 2])
+        with pytest.raises(ContextOverflowError):
+            small.load_state(state)
+        assert small.n_tokens == 2
+    with Llama(path, n_ctx=64, type_k=0, type_v=0, verbose=False) as other:
+        with pytest.raises(ModelFormatError):
+            other.load_state(state)
+        assert other.n_tokens == 0
+        other.eval([1, 2])
+    for changes in (
+        {"llama_state": state.llama_state[:-1]},
+        {"llama_state": b""},
+        {"llama_state": bytes(200)},
+        {"n_tokens": 39},
+        {"input_ids": state.input_ids[:-1]},
+        {"scores": np.zeros((1, 3), dtype=np.float32)},
+        {"scores": np.zeros(3, dtype=np.float32)},
+    ):
+        broken = LlamaState(**{**vars(state), **changes})
+        with pytest.raises(ValueError):  # noqa: PT011
+            llm.load_state(broken)
+        assert llm.n_tokens in (0, 40)
+    llm.load_state(state)
+    assert llm.n_tokens == 40
+
+
+# ---- cache ----
+
+
+def test_cache(llm: Llama, monkeypatch: pytest.MonkeyPatch) -> None:
+    cache = LlamaRAMCache()
+    llm.set_cache(cache)
+    prompts = [f"{tiny.PROMPT} jumps over the lazy dog {i}" for i in range(2)]
+    other = "a small model tells a story"
+    options = {"max_tokens": 4, "temperature": 0}
+    want = [llm(p, **options)["choices"] for p in (prompts[0], other)]
+    computed: list[int] = []
+    session = llm._context._session
+    real = session.eval
+    monkeypatch.setattr(
+        session, "eval", lambda t, keep=None: (computed.append(len(t)), real(t, keep))[1]
+    )
+    assert llm(prompts[0], **options)["choices"] == want[0]
+    assert computed[0] == 1  # all but the last token came from the cache
+    computed.clear()
+    llm(prompts[1], **options)
+    assert computed[0] <= 3
+    stream = "".join(c["choices"][0]["text"] for c in llm(other, stream=True, **options))
+    assert stream == want[1][0]["text"] and cache.cache_size > 0
+    llm.set_cache(None)
+
+
+def test_the_oldest_state_goes_first(llm: Llama) -> None:
+    states = {}
+    for token in (10, 20, 30):
+        llm.reset()
+        llm.eval([token, token + 1])
+        states[token] = llm.save_state()
+    cache = LlamaRAMCache(capacity_bytes=2 * states[10].n_bytes)
+    cache[(10, 11)], cache[(20, 21)] = states[10], states[20]
+    assert cache[(10, 99)] is states[10]  # used, and so the youngest
+    cache[(30, 31)] = states[30]
+    assert (20, 21) not in cache and (10,) in cache and (30, 31) in cache
+    with pytest.raises(KeyError):
+        cache[(77,)]
+    assert cache.cache_size == 2 * states[10].n_bytes
+    LlamaRAMCache(capacity_bytes=1)[(10,)] = states[10]
+
+
+# ---- pickle ----
+
+
+def test_pickle(path: Path) -> None:
+    with Llama(path, n_ctx=77, seed=5, verbose=False, progress_callback=lambda _: True) as llm:
+        data = pickle.dumps(llm)
+        want = llm(tiny.PROMPT, max_tokens=8, temperature=1.5)["choices"]
+    assert len(data) < 2000
+    with pickle.loads(data) as again:
+        assert again.n_ctx() == 77 and again.n_tokens == 0
+        assert again(tiny.PROMPT, max_tokens=8, temperature=1.5)["choices"] == want
+
+
+# ---- stats ----
+
+
+def test_stats(llm: Llama) -> None:
+    assert llm.stats()["n_gen"] == 0
+    done = llm(tiny.PROMPT, max_tokens=10, temperature=0, logit_bias={2: -1000})
+    found = llm.stats()
+    times = {"n_prompt", "n_gen", "prompt_s", "gen_s", "gen_ts", "ttft_s", "token_ms"}
+    shares = {"share_predicted", "share_computed", "share_fired", "bytes_per_token", "tiers"}
+    assert set(found) == times | shares | {"pcie_bytes", "rss_peak", "vram_peak"}
+    assert found["n_prompt"] == done["usage"]["prompt_tokens"] and found["n_gen"] == 9
+    assert found["gen_ts"] == pytest.approx(9 / found["gen_s"])
+    assert 0 < found["prompt_s"] <= found["ttft_s"]
+    ms = found["token_ms"]
+    assert 0 < ms["p50"] <= ms["p95"] <= ms["p99"]
+    layers, n_ff = tiny.CONFIG["num_hidden_layers"], tiny.CONFIG["intermediate_size"]
+    assert found["share_computed"] == [1.0] * layers
+    parts = found["bytes_per_token"]
+    assert set(parts) == {"attention", "predictor", "ffn", "head", "kv"}
+    weights = sum(n for part, n in parts.items() if part != "kv")
+    assert weights == llm._model.bytes_per_token and parts["ffn"] == layers * 3 * 64 * n_ff * 4
+    assert parts["kv"] == layers * 2 * llm.n_tokens * 2 * 16 * 2
+    assert set(found["tiers"]) == {"gpu", "ram", "storage"}
+    assert all(
+        set(t) == {"neurons", "bytes", "hits", "reads", "stall_s"} for t in found["tiers"].values()
+    )
+    assert found["tiers"]["ram"]["neurons"] == layers * n_ff and found["rss_peak"] > 1 << 20
+    llm(tiny.PROMPT + " jumps", max_tokens=1)
+    assert 0 < llm.stats()["n_prompt"] < 8  # what was there already is not counted
+
+
+# ---- from_pretrained ----
+
+FILES = ["README.md", "m-Q4_0.gguf", "m-Q8_0.gguf", "sub/m-F16.gguf"]
+
+
+@pytest.mark.parametrize(
+    ("pattern", "want"),
+    [
+        ("*Q8_0.gguf", "m-Q8_0.gguf"),
+        ("m-Q4_0.gguf", "m-Q4_0.gguf"),
+        ("*F16.gguf", "sub/m-F16.gguf"),
+        ("sub/*", "sub/m-F16.gguf"),
+        ("*.gguf", "3 files match"),
+        ("*q8_0.gguf", "no file matches"),
+        ("none", "no file matches"),
+    ],
+)
+def test_one_match(pattern: str, want: str) -> None:
+    if want in FILES:
+        assert one_match(FILES, pattern, "a/b") == want
+    else:
+        with pytest.raises(ValueError, match=want):
+            one_match(FILES, pattern, "a/b")
+
+
+def test_from_pretrained(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "huggingface_hub", None)
+    with pytest.raises(ImportError, match="pip install huggingface_hub"):
+        Llama.from_pretrained("a/b", "*.gguf")
+    asked: list[tuple] = []
+
+    class Api:
+        def list_repo_files(self, repo_id: str) -> list[str]:
+            return FILES
+
+    def fetch(repo_id: str, name: str, **where: str) -> str:
+        asked.append((repo_id, name, where))
+        return str(path) if name == "m-Q8_0.gguf" else "/nowhere"
+
+    stand_in = types.ModuleType("huggingface_hub")
+    stand_in.HfApi, stand_in.hf_hub_download = Api, fetch
+    monkeypatch.setitem(sys.modules, "huggingface_hub", stand_in)
+    with Llama.from_pretrained(
+        "a/b", filename="*Q8_0.gguf", additional_files=["*F16*"], cache_dir="c", verbose=False
+    ) as llm:
+        assert llm.model_path == str(path)
+    assert asked == [
+        ("a/b", "m-Q8_0.gguf", {"cache_dir": "c"}),
+        ("a/b", "sub/m-F16.gguf", {"cache_dir": "c"}),
+    ]
+    for name in (None, "", "*.gguf"):
+        with pytest.raises(ValueError, match="filename|files match"):
+            Llama.from_pretrained("a/b", name)

@@ -1,0 +1,40 @@
+"""A tiny random model for the tests of `Llama`, and a way to make it say what a test wants."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import checkpoints
+import numpy as np
+from powerinfer_cpp.convert import convert
+
+from powerinfer_cpp import Llama
+
+CONFIG = checkpoints.config(num_key_value_heads=2)
+PROMPT = "the quick brown fox"
+BYTE = 4  # token of byte 0, behind <unk>, <s>, </s> and <name>
+
+
+def make(folder: Path, template: str | None = None) -> Path:
+    """A GGUF of random F32 weights, with a chat template if there is one."""
+    checkpoints.save(folder, CONFIG, checkpoints.weights(CONFIG))
+    if template is not None:
+        (folder / "chat_template.jinja").write_text(template)
+    return convert(folder, outfile=folder / "tiny.gguf", outtype="f32", log=lambda _line: None)
+
+
+class Say:
+    """A logits processor with which a model says a text, one byte a token, and then ends."""
+
+    def __init__(self, llm: Llama, said: str, repeat: bool = False):
+        self._ids = [BYTE + byte for byte in said.encode()] + [llm.token_eos()]
+        assert llm.detokenize(self._ids) == said.encode()
+        self._repeat, self._n = repeat, 0
+
+    def __call__(self, _ids: np.ndarray, scores: np.ndarray) -> np.ndarray:
+        out = np.full_like(scores, -np.inf)
+        out[self._ids[min(self._n, len(self._ids) - 1)]] = 0
+        self._n += 1
+        if self._repeat and self._n == len(self._ids):
+            self._n = 0
+        return out
