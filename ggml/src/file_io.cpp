@@ -63,7 +63,7 @@ File::File(const std::string& path) : path_(path) {
                                               : format("%s: cannot be opened: %s", path.c_str(),
                                                        reason(error).c_str()));
     }
-    struct stat st{};
+    struct stat st {};
     std::string problem;
     if (fstat(fd_, &st) != 0) {
         problem = "cannot be examined: " + reason(errno);
@@ -277,6 +277,10 @@ uint64_t left_in_cgroups(const std::string& root) {
 }
 
 }  // namespace
+
+bool flush_to_disk(std::FILE* file) {
+    return fsync(fileno(file)) == 0;
+}
 
 uint64_t available_memory(const std::string& root) {
     uint64_t left = kUnlimited, kib = 0;

@@ -1,10 +1,9 @@
-#include <unistd.h>
-
 #include <cerrno>
 #include <cstring>
 #include <limits>
 #include <system_error>
 
+#include "ggml/file_io.h"
 #include "ggml/gguf.h"
 #include "ggml/status.h"
 
@@ -185,7 +184,7 @@ void GgufWriter::finish() {
     if (!header_written_) write_header();
     // fsync before the rename: after a power cut the name must not stand for an empty file, and
     // some file systems report a full disk only here.
-    const bool good = std::fflush(file_) == 0 && fsync(fileno(file_)) == 0;
+    const bool good = std::fflush(file_) == 0 && flush_to_disk(file_);
     int error = good ? 0 : errno;
     if (std::fclose(file_) != 0 && error == 0) error = errno;
     file_ = nullptr;

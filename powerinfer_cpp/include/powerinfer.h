@@ -8,8 +8,8 @@
  * its model alive. Strings and arrays that a getter returns belong to the handle and live as long
  * as it does, unless the comment says otherwise.
  *
- * Threads: a model may be shared by any number of threads. A session or sampler serves one call at a
- * time; different sessions are independent.
+ * Threads: a model may be shared by any number of threads. A session or sampler serves one call at
+ * a time; different sessions are independent.
  */
 #ifndef POWERINFER_H
 #define POWERINFER_H
@@ -22,7 +22,8 @@
 extern "C" {
 #endif
 
-/* Everything between the two marks is plain C without preprocessor lines: Python's binding reads it. */
+/* Everything between the two marks is plain C without preprocessor lines: Python's binding reads
+ * it. */
 /* cdef: begin */
 
 typedef enum pi_status {
@@ -39,34 +40,46 @@ typedef enum pi_status {
 } pi_status;
 
 /* Message of this thread's last failing call; "" if there was none. */
-const char *pi_last_error(void);
+const char* pi_last_error(void);
 
 /* "0.1.0" */
-const char *pi_version(void);
-/* Instruction set that the kernels use ("avx2", "generic"), after cpuid and the variable GGML_ISA. */
-pi_status pi_isa(const char **isa);
+const char* pi_version(void);
+/* Instruction set that the kernels use ("avx2", "generic"), after cpuid and the variable GGML_ISA.
+ */
+pi_status pi_isa(const char** isa);
 /* Threads that a session starts unless told otherwise: affinity mask and CPU quota. */
 int32_t pi_default_threads(void);
 /* Bytes of RAM that are free to this process: the least of system, cgroups and RLIMIT_AS. */
 uint64_t pi_available_memory(void);
 /* Compute devices besides the CPU, and why there is none ("built without CUDA"). */
 int32_t pi_n_devices(void);
-const char *pi_device_name(int32_t device); /* NULL out of range */
-const char *pi_device_note(void);
+const char* pi_device_name(int32_t device); /* NULL out of range */
+const char* pi_device_note(void);
 
 /* ---- GGUF files: header only, no weights are read ---------------------------------------- */
 
 typedef struct pi_gguf pi_gguf;
 
 typedef enum pi_value_type { /* ids of the format */
-    PI_U8 = 0, PI_I8 = 1, PI_U16 = 2, PI_I16 = 3, PI_U32 = 4, PI_I32 = 5, PI_F32 = 6, PI_BOOL = 7,
-    PI_STRING = 8, PI_ARRAY = 9, PI_U64 = 10, PI_I64 = 11, PI_F64 = 12
+                             PI_U8 = 0,
+                             PI_I8 = 1,
+                             PI_U16 = 2,
+                             PI_I16 = 3,
+                             PI_U32 = 4,
+                             PI_I32 = 5,
+                             PI_F32 = 6,
+                             PI_BOOL = 7,
+                             PI_STRING = 8,
+                             PI_ARRAY = 9,
+                             PI_U64 = 10,
+                             PI_I64 = 11,
+                             PI_F64 = 12
 } pi_value_type;
 
 /* A tensor as the file describes it. */
 typedef struct pi_tensor_info {
-    const char *name;      /* NUL-terminated */
-    const char *type_name; /* "Q4_0" */
+    const char* name;      /* NUL-terminated */
+    const char* type_name; /* "Q4_0" */
     uint32_t type;         /* GGUF type id */
     int32_t n_dims;
     int64_t ne[4];   /* sizes, fastest first; 1 beyond n_dims */
@@ -76,62 +89,66 @@ typedef struct pi_tensor_info {
 } pi_tensor_info;
 
 /* Opens and checks a file and, if it is the first of a split set, all its parts. */
-pi_status pi_gguf_open(const char *path, pi_gguf **out);
-void pi_gguf_free(pi_gguf *gguf);
-uint32_t pi_gguf_version(const pi_gguf *gguf);
-bool pi_gguf_is_pwri(const pi_gguf *gguf); /* PowerInfer's magic instead of GGUF's */
-int32_t pi_gguf_n_files(const pi_gguf *gguf);
-const char *pi_gguf_file(const pi_gguf *gguf, int32_t i); /* path of part i */
+pi_status pi_gguf_open(const char* path, pi_gguf** out);
+void pi_gguf_free(pi_gguf* gguf);
+uint32_t pi_gguf_version(const pi_gguf* gguf);
+bool pi_gguf_is_pwri(const pi_gguf* gguf); /* PowerInfer's magic instead of GGUF's */
+int32_t pi_gguf_n_files(const pi_gguf* gguf);
+const char* pi_gguf_file(const pi_gguf* gguf, int32_t i); /* path of part i */
 
-int64_t pi_gguf_n_values(const pi_gguf *gguf);
-/* Key i (not NUL-terminated when it holds a NUL, hence the length), its type, for arrays the element type and length. */
-pi_status pi_gguf_value(const pi_gguf *gguf, int64_t i, const char **key, size_t *key_length,
-                        pi_value_type *type, pi_value_type *element_type, uint64_t *count);
+int64_t pi_gguf_n_values(const pi_gguf* gguf);
+/* Key i (not NUL-terminated when it holds a NUL, hence the length), its type, for arrays the
+ * element type and length. */
+pi_status pi_gguf_value(const pi_gguf* gguf, int64_t i, const char** key, size_t* key_length,
+                        pi_value_type* type, pi_value_type* element_type, uint64_t* count);
 /* Elements of value i as int64 (integers, booleans), as double (any number), as bytes (strings).
  * first + n must be at most count. Strings are not NUL-terminated. */
-pi_status pi_gguf_integers(const pi_gguf *gguf, int64_t i, uint64_t first, uint64_t n, int64_t *out);
-pi_status pi_gguf_numbers(const pi_gguf *gguf, int64_t i, uint64_t first, uint64_t n, double *out);
-pi_status pi_gguf_string(const pi_gguf *gguf, int64_t i, uint64_t element, const char **out, size_t *length);
+pi_status pi_gguf_integers(const pi_gguf* gguf, int64_t i, uint64_t first, uint64_t n,
+                           int64_t* out);
+pi_status pi_gguf_numbers(const pi_gguf* gguf, int64_t i, uint64_t first, uint64_t n, double* out);
+pi_status pi_gguf_string(const pi_gguf* gguf, int64_t i, uint64_t element, const char** out,
+                         size_t* length);
 
-int64_t pi_gguf_n_tensors(const pi_gguf *gguf);
-pi_status pi_gguf_tensor(const pi_gguf *gguf, int64_t i, pi_tensor_info *out);
+int64_t pi_gguf_n_tensors(const pi_gguf* gguf);
+pi_status pi_gguf_tensor(const pi_gguf* gguf, int64_t i, pi_tensor_info* out);
 
 /* ---- Formats ------------------------------------------------------------------------------ */
 
-/* GGUF type id, elements per block and bytes per block of a format by name ("Q4_0"); false if unknown. */
-bool pi_type_by_name(const char *name, uint32_t *type, int64_t *block, int64_t *block_bytes);
+/* GGUF type id, elements per block and bytes per block of a format by name ("Q4_0"); false if
+ * unknown. */
+bool pi_type_by_name(const char* name, uint32_t* type, int64_t* block, int64_t* block_bytes);
 /* Converts n elements (a multiple of the block) between float and a format; dst_size guards dst. */
-pi_status pi_encode(uint32_t type, const float *src, int64_t n, void *dst, size_t dst_size);
-pi_status pi_decode(uint32_t type, const void *src, size_t src_size, float *dst, int64_t n);
+pi_status pi_encode(uint32_t type, const float* src, int64_t n, void* dst, size_t dst_size);
+pi_status pi_decode(uint32_t type, const void* src, size_t src_size, float* dst, int64_t n);
 
 /* ---- Models ------------------------------------------------------------------------------- */
 
 typedef struct pi_model pi_model;
 
 /* Called while a model loads; false cancels with PI_ERROR_CANCELLED. */
-typedef bool (*pi_progress_callback)(float fraction, void *data);
+typedef bool (*pi_progress_callback)(float fraction, void* data);
 /* level: 1 error, 2 warning, 3 information, 4 detail. message has no newline. */
-typedef void (*pi_log_callback)(int32_t level, const char *message, void *data);
+typedef void (*pi_log_callback)(int32_t level, const char* message, void* data);
 
 typedef struct pi_model_params {
-    size_t struct_size; /* sizeof(pi_model_params) */
-    bool vocab_only;    /* tokenizer and header, no weights */
-    bool use_mmap;      /* false: read weights into memory */
-    bool use_mlock;     /* keep weights in RAM */
-    bool check_tensors; /* refuse weights that are NaN or infinite */
-    int32_t n_threads;  /* for repacking; 0: pi_default_threads() */
-    uint64_t ram_budget; /* bytes for weights, KV and scratch together; 0: what is free */
+    size_t struct_size;            /* sizeof(pi_model_params) */
+    bool vocab_only;               /* tokenizer and header, no weights */
+    bool use_mmap;                 /* false: read weights into memory */
+    bool use_mlock;                /* keep weights in RAM */
+    bool check_tensors;            /* refuse weights that are NaN or infinite */
+    int32_t n_threads;             /* for repacking; 0: pi_default_threads() */
+    uint64_t ram_budget;           /* bytes for weights, KV and scratch together; 0: what is free */
     pi_progress_callback progress; /* or NULL */
-    void *progress_data;
+    void* progress_data;
     pi_log_callback log; /* or NULL */
-    void *log_data;
+    void* log_data;
 } pi_model_params;
 
 /* Which neurons are computed. In files without neuron rows (ffn_down_t) every one, always. */
 typedef enum pi_sparse {
-    PI_SPARSE_AUTO = 0,  /* a call's only row of a sequence by predictor, else as exact */
-    PI_SPARSE_OFF = 1,   /* every neuron counts */
-    PI_SPARSE_EXACT = 2, /* the same result from the neurons whose activation is not zero */
+    PI_SPARSE_AUTO = 0,     /* a call's only row of a sequence by predictor, else as exact */
+    PI_SPARSE_OFF = 1,      /* every neuron counts */
+    PI_SPARSE_EXACT = 2,    /* the same result from the neurons whose activation is not zero */
     PI_SPARSE_PREDICTOR = 3 /* every row by predictor; refused without one */
 } pi_sparse;
 
@@ -144,13 +161,14 @@ typedef struct pi_session_params {
     int32_t n_seq;           /* sequences, each with n_ctx positions, 1..256 */
     int32_t n_threads;       /* for one row; 0: pi_default_threads() */
     int32_t n_threads_batch; /* for several rows; 0: n_threads */
-    uint32_t type_k, type_v; /* GGUF type ids of the KV cache, the same: F16 (1), F32 (0), Q8_0 (8) */
-    int32_t sparse;         /* a pi_sparse */
+    uint32_t type_k,
+        type_v;     /* GGUF type ids of the KV cache, the same: F16 (1), F32 (0), Q8_0 (8) */
+    int32_t sparse; /* a pi_sparse */
     float sparse_threshold; /* predictor score below which a neuron is skipped; NaN: the file's */
-    bool embedding;          /* kept rows give their embedding instead of logits */
+    bool embedding;         /* kept rows give their embedding instead of logits */
     /* Asked now and then during pi_eval; true ends it with PI_ERROR_CANCELLED. Or NULL. */
-    bool (*should_stop)(void *data);
-    void *should_stop_data;
+    bool (*should_stop)(void* data);
+    void* should_stop_data;
 } pi_session_params;
 
 /* Defaults: mmap, n_ctx 512, n_batch 512, n_ubatch 512, n_seq 1, KV in F16, the rest 0. */
@@ -160,84 +178,92 @@ pi_session_params pi_session_default_params(void);
 /* What a model and a session with these parameters would take, computed from the header alone. */
 typedef struct pi_plan pi_plan;
 typedef struct pi_plan_part {
-    const char *tier; /* "ram" */
-    const char *name; /* "attention", "ffn", "embedding", "head", "norms", "predictor", "kv", "scratch" */
+    const char* tier; /* "ram" */
+    const char*
+        name; /* "attention", "ffn", "embedding", "head", "norms", "predictor", "kv", "scratch" */
     uint64_t n_bytes;
 } pi_plan_part;
-pi_status pi_plan_new(const char *path, const pi_model_params *model, const pi_session_params *session, pi_plan **out);
-void pi_plan_free(pi_plan *plan);
-int32_t pi_plan_n_parts(const pi_plan *plan);
-pi_status pi_plan_part_at(const pi_plan *plan, int32_t i, pi_plan_part *out);
-uint64_t pi_plan_budget(const pi_plan *plan); /* bytes that may be used */
-int32_t pi_plan_n_ctx(const pi_plan *plan);   /* positions that were planned for */
+pi_status pi_plan_new(const char* path, const pi_model_params* model,
+                      const pi_session_params* session, pi_plan** out);
+void pi_plan_free(pi_plan* plan);
+int32_t pi_plan_n_parts(const pi_plan* plan);
+pi_status pi_plan_part_at(const pi_plan* plan, int32_t i, pi_plan_part* out);
+uint64_t pi_plan_budget(const pi_plan* plan); /* bytes that may be used */
+int32_t pi_plan_n_ctx(const pi_plan* plan);   /* positions that were planned for */
 
 /* Loads a model: a GGUF or PWRI file, or the first part of a split one. Refuses before loading when
  * the weights alone exceed the budget. */
-pi_status pi_model_open(const char *path, const pi_model_params *params, pi_model **out);
-void pi_model_free(pi_model *model);
-const char *pi_model_architecture(const pi_model *model); /* "llama" */
-const char *pi_model_activation(const pi_model *model);   /* "relu", "silu", ... of the FFN */
-int32_t pi_model_n_vocab(const pi_model *model);
-int32_t pi_model_n_ctx(const pi_model *model); /* positions the model was trained for */
-int32_t pi_model_n_embd(const pi_model *model);
-int32_t pi_model_n_layer(const pi_model *model);
-int32_t pi_model_n_ff(const pi_model *model);
-uint64_t pi_model_n_params(const pi_model *model); /* weights in the file */
-uint64_t pi_model_n_bytes(const pi_model *model);  /* their bytes */
+pi_status pi_model_open(const char* path, const pi_model_params* params, pi_model** out);
+void pi_model_free(pi_model* model);
+const char* pi_model_architecture(const pi_model* model); /* "llama" */
+const char* pi_model_activation(const pi_model* model);   /* "relu", "silu", ... of the FFN */
+int32_t pi_model_n_vocab(const pi_model* model);
+int32_t pi_model_n_ctx(const pi_model* model); /* positions the model was trained for */
+int32_t pi_model_n_embd(const pi_model* model);
+int32_t pi_model_n_layer(const pi_model* model);
+int32_t pi_model_n_ff(const pi_model* model);
+uint64_t pi_model_n_params(const pi_model* model); /* weights in the file */
+uint64_t pi_model_n_bytes(const pi_model* model);  /* their bytes */
 /* Bytes of weights that decoding one token reads. */
-uint64_t pi_model_bytes_per_token(const pi_model *model);
+uint64_t pi_model_bytes_per_token(const pi_model* model);
 /* The file's header; owned by the model. */
-const pi_gguf *pi_model_gguf(const pi_model *model);
+const pi_gguf* pi_model_gguf(const pi_model* model);
 
 /* ---- Tokenizer ---------------------------------------------------------------------------- */
 
-int32_t pi_token_bos(const pi_model *model); /* -1: none */
-int32_t pi_token_eos(const pi_model *model);
-int32_t pi_token_nl(const pi_model *model);
-bool pi_token_add_bos(const pi_model *model); /* does the file want BOS before a prompt */
-bool pi_token_add_eos(const pi_model *model);
-bool pi_token_ends(const pi_model *model, int32_t token); /* EOS and every other end of generation */
+int32_t pi_token_bos(const pi_model* model); /* -1: none */
+int32_t pi_token_eos(const pi_model* model);
+int32_t pi_token_nl(const pi_model* model);
+bool pi_token_add_bos(const pi_model* model); /* does the file want BOS before a prompt */
+bool pi_token_add_eos(const pi_model* model);
+bool pi_token_ends(const pi_model* model,
+                   int32_t token); /* EOS and every other end of generation */
 /* Text to ids. text need not be UTF-8: other bytes become byte tokens. special: texts of control
  * tokens in `text` become those tokens. Adds no BOS or EOS. *n gets the count; with more than
  * capacity, PI_ERROR_ARGUMENT and *n the count that is needed: call again with room for *n. Most
  * texts have fewer tokens than bytes, but none of them must: a space that SentencePiece puts first
  * can take three. */
-pi_status pi_tokenize(const pi_model *model, const char *text, size_t length, bool special,
-                      int32_t *ids, size_t capacity, size_t *n);
+pi_status pi_tokenize(const pi_model* model, const char* text, size_t length, bool special,
+                      int32_t* ids, size_t capacity, size_t* n);
 /* The bytes a token stands for: a leading space included, control tokens "" unless special. */
-pi_status pi_token_text(const pi_model *model, int32_t token, bool special, const char **text, size_t *length);
+pi_status pi_token_text(const pi_model* model, int32_t token, bool special, const char** text,
+                        size_t* length);
 
 /* ---- Sessions ----------------------------------------------------------------------------- */
 
 typedef struct pi_session pi_session;
 
 /* Refuses when KV and scratch exceed what is left of the budget. */
-pi_status pi_session_new(const pi_model *model, const pi_session_params *params, pi_session **out);
-void pi_session_free(pi_session *session);
-int32_t pi_session_n_ctx(const pi_session *session);
-int32_t pi_session_n_batch(const pi_session *session);
+pi_status pi_session_new(const pi_model* model, const pi_session_params* params, pi_session** out);
+void pi_session_free(pi_session* session);
+int32_t pi_session_n_ctx(const pi_session* session);
+int32_t pi_session_n_batch(const pi_session* session);
 
 /* Computes n rows, 1..n_batch. Row i: token[i] at the next free position of sequence seq[i] (NULL:
  * all 0); rows of one sequence come in order. logits[i] (NULL: the last row only): keep its logits,
  * at most n_logits of them.
  * On an error no row counts. A row's logits have the same bits for any number of threads, any way
  * to cut a prompt into calls, and beside any other sequence. */
-pi_status pi_eval(pi_session *session, const int32_t *token, const int32_t *seq, const bool *logits, int32_t n);
-/* Logits [n_vocab] of row i of the last pi_eval, which must have kept them; valid until the next. */
-pi_status pi_logits(const pi_session *session, int32_t i, const float **out);
+pi_status pi_eval(pi_session* session, const int32_t* token, const int32_t* seq, const bool* logits,
+                  int32_t n);
+/* Logits [n_vocab] of row i of the last pi_eval, which must have kept them; valid until the next.
+ */
+pi_status pi_logits(const pi_session* session, int32_t i, const float** out);
 /* Embedding [n_embd] of row i: the output norm of its last hidden state. Only in sessions with
  * `embedding`, where pi_logits has nothing to give; same lifetime as logits. */
-pi_status pi_embedding(const pi_session *session, int32_t i, const float **out);
+pi_status pi_embedding(const pi_session* session, int32_t i, const float** out);
 /* Positions that a sequence holds, and forgetting all from n on (0 <= n <= length). */
-int32_t pi_sequence_length(const pi_session *session, int32_t seq); /* -1: no such sequence */
-pi_status pi_sequence_truncate(pi_session *session, int32_t seq, int32_t n);
+int32_t pi_sequence_length(const pi_session* session, int32_t seq); /* -1: no such sequence */
+pi_status pi_sequence_truncate(pi_session* session, int32_t seq, int32_t n);
 
-/* A sequence as bytes: its length and its keys and values, to go on later in this or another session
- * of the same model and KV type. pi_sequence_save writes *n bytes, or says with PI_ERROR_ARGUMENT and
- * *n how many it needs. pi_sequence_load replaces what the sequence held; bytes that do not fit this
- * model are PI_ERROR_FORMAT, a state longer than the context PI_ERROR_CONTEXT. */
-pi_status pi_sequence_save(const pi_session *session, int32_t seq, void *buffer, size_t capacity, size_t *n);
-pi_status pi_sequence_load(pi_session *session, int32_t seq, const void *buffer, size_t n);
+/* A sequence as bytes: its length and its keys and values, to go on later in this or another
+ * session of the same model and KV type. pi_sequence_save writes *n bytes, or says with
+ * PI_ERROR_ARGUMENT and *n how many it needs. pi_sequence_load replaces what the sequence held;
+ * bytes that do not fit this model are PI_ERROR_FORMAT, a state longer than the context
+ * PI_ERROR_CONTEXT. */
+pi_status pi_sequence_save(const pi_session* session, int32_t seq, void* buffer, size_t capacity,
+                           size_t* n);
+pi_status pi_sequence_load(pi_session* session, int32_t seq, const void* buffer, size_t n);
 
 /* Neurons of a layer (of the chosen experts) over all rows so far, as shares of n_ff: proposed by
  * the predictor or taken without one, and fired (what enters down is not zero). Both 1 in files
@@ -247,47 +273,49 @@ typedef struct pi_layer_sparsity {
     double proposed;
     double fired;
 } pi_layer_sparsity;
-pi_status pi_session_sparsity(const pi_session *session, int32_t layer, pi_layer_sparsity *out);
+pi_status pi_session_sparsity(const pi_session* session, int32_t layer, pi_layer_sparsity* out);
 
-/* Time per operator, measured between profile(true) and profile(false); profile(true) starts anew. */
+/* Time per operator, measured between profile(true) and profile(false); profile(true) starts anew.
+ */
 typedef struct pi_op_time {
-    const char *part; /* "attention", "ffn", "head", "embedding" */
-    const char *op;   /* "matmul", "attention", "rms_norm", ... */
+    const char* part; /* "attention", "ffn", "head", "embedding" */
+    const char* op;   /* "matmul", "attention", "rms_norm", ... */
     int64_t calls;
     double seconds;
     uint64_t n_bytes; /* weights and cache that the calls read */
 } pi_op_time;
-void pi_session_profile(pi_session *session, bool on);
-int32_t pi_session_n_ops(const pi_session *session);
-pi_status pi_session_op_at(const pi_session *session, int32_t i, pi_op_time *out);
+void pi_session_profile(pi_session* session, bool on);
+int32_t pi_session_n_ops(const pi_session* session);
+pi_status pi_session_op_at(const pi_session* session, int32_t i, pi_op_time* out);
 
 /* ---- Sampling ----------------------------------------------------------------------------- */
 
 typedef struct pi_sampler pi_sampler;
 
 typedef struct pi_sampler_params { /* llama.cpp's names, defaults and order */
-    size_t struct_size;     /* sizeof(pi_sampler_params) */
+    size_t struct_size;            /* sizeof(pi_sampler_params) */
     uint64_t seed;
-    float temperature;      /* 0.8; <= 0: greedy */
-    int32_t top_k;          /* 40; <= 0: all */
-    float top_p;            /* 0.95; 1: off */
-    float min_p;            /* 0.05; 0: off */
-    float typical_p;        /* 1: off */
-    float repeat_penalty;   /* 1: off */
+    float temperature;       /* 0.8; <= 0: greedy */
+    int32_t top_k;           /* 40; <= 0: all */
+    float top_p;             /* 0.95; 1: off */
+    float min_p;             /* 0.05; 0: off */
+    float typical_p;         /* 1: off */
+    float repeat_penalty;    /* 1: off */
     float frequency_penalty; /* 0: off */
     float presence_penalty;  /* 0: off */
-    int32_t repeat_last_n;  /* 64 tokens looked back on; 0: none; -1: all */
+    int32_t repeat_last_n;   /* 64 tokens looked back on; 0: none; -1: all */
 } pi_sampler_params;
 
 pi_sampler_params pi_sampler_default_params(void);
-pi_status pi_sampler_new(const pi_sampler_params *params, pi_sampler **out);
-void pi_sampler_free(pi_sampler *sampler);
-/* Penalties, top-k, typical, top-p, min-p, temperature, draw, in this order. Does not change logits. */
-pi_status pi_sample(pi_sampler *sampler, const float *logits, int32_t n_vocab, int32_t *token);
+pi_status pi_sampler_new(const pi_sampler_params* params, pi_sampler** out);
+void pi_sampler_free(pi_sampler* sampler);
+/* Penalties, top-k, typical, top-p, min-p, temperature, draw, in this order. Does not change
+ * logits. */
+pi_status pi_sample(pi_sampler* sampler, const float* logits, int32_t n_vocab, int32_t* token);
 /* Tells the sampler of a token of the prompt or one that was chosen, for the penalties. */
-void pi_sampler_accept(pi_sampler *sampler, int32_t token);
+void pi_sampler_accept(pi_sampler* sampler, int32_t token);
 /* Forgets accepted tokens; the random state goes on. */
-void pi_sampler_reset(pi_sampler *sampler);
+void pi_sampler_reset(pi_sampler* sampler);
 
 /* cdef: end */
 

@@ -128,6 +128,8 @@ pi_session_params session_params(const Options& options, int32_t trained_for) {
     params.n_threads_batch = options.n_threads_batch;
     params.type_k = options.type_k;
     params.type_v = options.type_v;
+    params.sparse = options.sparse;
+    params.sparse_threshold = options.sparse_threshold;
     params.should_stop = should_stop;
     return params;
 }

@@ -102,10 +102,6 @@ template <Options::Action action>
 void set_action(Options& o, Text, Text) {
     o.action = action;
 }
-void refuse(Options&, Text option, Text) {
-    throw UsageError("option " + option + " is not supported by this version");
-}
-
 void set_prompt(Options& o, Text, Text value) {
     o.prompt = value;
     o.prompt_file.clear();
@@ -150,12 +146,21 @@ void check_gpu_layers(Options&, Text option, Text value) {
     if (value != "all" && value != "auto") integer(option, value, -1, INT32_MAX);
 }
 
-void check_sparse(Options&, Text option, Text value) {
-    if (value == "auto" || value == "off") return;
-    if (value == "exact" || value == "predictor")
-        throw UsageError("option " + option + ": the mode '" + value +
-                         "' is not supported by this version; auto and off are");
-    bad_value(option, value, "a mode; auto and off are");
+void set_sparse(Options& o, Text option, Text value) {
+    static const std::pair<const char*, pi_sparse> modes[] = {{"auto", PI_SPARSE_AUTO},
+                                                              {"off", PI_SPARSE_OFF},
+                                                              {"exact", PI_SPARSE_EXACT},
+                                                              {"predictor", PI_SPARSE_PREDICTOR}};
+    for (const auto& [name, mode] : modes) {
+        if (value != name) continue;
+        o.sparse = mode;
+        return;
+    }
+    bad_value(option, value, "a mode; auto, off, exact and predictor are");
+}
+
+void set_sparse_threshold(Options& o, Text option, Text value) {
+    o.sparse_threshold = real(option, value);
 }
 
 void check_device(Options&, Text option, Text value) {
@@ -248,8 +253,12 @@ const Option table[] = {
     {"-ngl, --gpu-layers, --n-gpu-layers", "N|all|auto",
      "layers on the GPU; this version uses none", check_gpu_layers},
     {"--device", "NAME", "where to compute: cpu", check_device},
-    {"--sparse", "MODE", "which neurons are computed: auto (default), off (all of them)",
-     check_sparse},
+    {"--sparse", "MODE",
+     "which neurons are computed: auto (default), off (all), exact (all that are not zero), "
+     "predictor",
+     set_sparse},
+    {"--sparse-threshold", "X", "predictor score below which a neuron is skipped (the file's)",
+     set_sparse_threshold},
     {"-fa, --flash-attn", "[on|off|auto]",
      "accepted; there is one attention, which never stores all scores",
      [](Options&, Text, Text) {}},
@@ -282,7 +291,6 @@ const Option table[] = {
     {"-no-cnv, --no-conversation", nullptr, nullptr, set_flag<&Options::conversation, false>},
     {"--no-warmup", nullptr, nullptr, [](Options&, Text, Text) {}},
     // Known, so that they are not taken for a typing error.
-    {"--sparse-threshold", "X", nullptr, refuse},
 };
 
 // ---- names --------------------------------------------------------------------------------------
@@ -366,6 +374,7 @@ Options::Options() : sampler(pi_sampler_default_params()) {
     const pi_session_params session = pi_session_default_params();
     type_k = session.type_k;
     type_v = session.type_v;
+    sparse_threshold = session.sparse_threshold;
 }
 
 Options parse_options(int argc, const char* const* argv) {

@@ -24,6 +24,8 @@ struct Options {
     bool mmap = true, mlock = false, check_tensors = false;
     uint32_t type_k, type_v;  // GGUF type ids
     uint64_t ram_budget = 0;  // bytes; 0: what is free
+    pi_sparse sparse = PI_SPARSE_AUTO;
+    float sparse_threshold;  // NaN: the file's
     bool random_seed = true;
     bool ignore_eos = false;
     std::string json_stats;  // file for the figures of the run; "": none

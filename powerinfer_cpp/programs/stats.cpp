@@ -121,10 +121,15 @@ void write_stats(Options& options, const pi_model* model, const pi_session* sess
     const uint64_t held = uint64_t(std::max(pi_sequence_length(session, 0), 0));
     const uint64_t layers = uint64_t(pi_model_n_layer(model));
     const uint64_t neurons = layers * uint64_t(pi_model_n_ff(model)) * n_experts(model);
-    // Every neuron is computed: of each layer's n_ff, all.
-    std::string all = "[";
-    for (uint64_t i = 0; i < layers; i++) all += i ? ", 1.0" : "1.0";
-    all += "]";
+    std::string proposed = "[", fired = "[";
+    for (uint64_t i = 0; i < layers; i++) {
+        pi_layer_sparsity sparsity;
+        require(pi_session_sparsity(session, int32_t(i), &sparsity));
+        proposed += (i ? ", " : "") + number(sparsity.proposed);
+        fired += (i ? ", " : "") + number(sparsity.fired);
+    }
+    proposed += "]";
+    fired += "]";
 
     const std::string text =
         object(
@@ -135,9 +140,9 @@ void write_stats(Options& options, const pi_model* model, const pi_session* sess
              {"gen_ts", number(timing.eval > 0 ? double(timing.n_eval) * 1e3 / timing.eval : 0.0)},
              {"ttft_s", number(timing.first_token / 1e3)},
              {"token_ms", percentiles(timing.token_ms)},
-             {"share_predicted", all},
-             {"share_computed", all},
-             {"share_fired", all},
+             {"share_predicted", proposed},
+             {"share_computed", proposed},
+             {"share_fired", fired},
              {"bytes_per_token", object({{"attention", number(parts["attention"] + parts["norms"])},
                                          {"predictor", number(parts["predictor"])},
                                          {"ffn", number(parts["ffn"])},

@@ -159,7 +159,7 @@ uint32_t pi_gguf_version(const pi_gguf* g) {
 }
 
 bool pi_gguf_is_pwri(const pi_gguf* g) {
-    return g->gguf->powerinfer_magic();
+    return g->gguf->pwri_magic();
 }
 
 int32_t pi_gguf_n_files(const pi_gguf* g) {

@@ -47,9 +47,10 @@ struct Config {
     ggml::Activation activation = ggml::Activation::silu;
     bool parallel_ffn = false;                // attention and FFN both read the layer's input
     int64_t n_expert = 0, n_expert_used = 0;  // 0: one FFN
-    bool neuron_aware = false;      // FFN weights are neuron rows
-    int64_t predictor_rank = 0;     // the largest; 0: no predictor in the file
-    bool predict_from_normed = false;  // the predictor sees the FFN's normed input, not the residual
+    bool neuron_aware = false;                // FFN weights are neuron rows
+    int64_t predictor_rank = 0;               // the largest; 0: no predictor in the file
+    bool predict_from_normed =
+        false;                       // the predictor sees the FFN's normed input, not the residual
     bool route_layer_input = false;  // the router reads x itself, not the FFN's normed input
     enum class Gating { softmax, sigmoid } gating = Gating::softmax;
 
@@ -79,7 +80,7 @@ struct Ffn {
     ggml::Neurons neurons;
     ggml::Matrix fc1, fc2;        // [rank, n_embd], [n_ff, rank]; empty: no predictor
     const float* rate = nullptr;  // [n_ff], share of profiled tokens on which a neuron fired
-    std::vector<uint8_t> hot;     // [n_ff], 1 where it fires so often that predicting it saves nothing
+    std::vector<uint8_t> hot;  // [n_ff], 1 where it fires so often that predicting it saves nothing
 };
 
 // One layer. Matrices are [outputs, inputs]; a null pointer or empty matrix is a part the model
@@ -93,8 +94,8 @@ struct Layer {
     bool rotates = true;   // false: this layer's queries and keys carry no position
     NormWeights ffn_norm;  // [n_embd]
     Ffn ffn;
-    ggml::Matrix router;       // [n_expert, n_embd]
-    std::vector<Ffn> experts;  // instead of ffn
+    ggml::Matrix router;         // [n_expert, n_embd]
+    std::vector<Ffn> experts;    // instead of ffn
     float sparse_threshold = 0;  // predictor score below which a neuron is skipped
 };
 

@@ -47,6 +47,10 @@ class Context:
         """The C API's handle of the session."""
         return self._session.handle
 
+    def sparsity(self, n_layer: int) -> list[tuple[float, float]]:
+        """Per layer the shares of neurons proposed and fired, over all rows so far."""
+        return [self._session.sparsity(layer) for layer in range(n_layer)]
+
     def tokens(self) -> list[int]:
         """Ids of the positions computed."""
         return self.input_ids[: self.n_tokens].tolist()

@@ -86,7 +86,7 @@ class LlamaCore:
             if name not in ("self", "unknown", "progress_callback")
         }
         options.warn_unknown(unknown)
-        options.check_sparse(sparse, sparse_threshold)
+        sparse_fields = options.sparse_fields(sparse, sparse_threshold)
         options.check_device(device, vram_budget)
         options.refuse(record=record != "off")
         self._pooling = check_pooling(pooling_type)
@@ -117,6 +117,7 @@ class LlamaCore:
             "n_threads_batch": n_threads_batch or n_threads or 0,
             "type_k": 1 if type_k is None else type_k,
             "type_v": 1 if type_v is None else type_v,
+            **sparse_fields,
         }
         self._model = Model(self.model_path, progress_callback, verbose, **self._model_fields)
         self._logits_all = logits_all
@@ -192,6 +193,12 @@ class LlamaCore:
             fields = {**self._session_fields, "embedding": self._embedder is not None}
             return memory_plan(self.model_path, self._model_fields, fields)
 
+    def _sparsity(self) -> list[tuple[float, float]]:
+        """Shares of neurons proposed and fired, per layer, over all rows so far."""
+        if self._context is None:
+            return [(1.0, 1.0)] * self._model.n_layer
+        return self._context.sparsity(self._model.n_layer)
+
     def stats(self) -> dict[str, Any]:
         """Figures of the last generation, with the keys that `./main --json-stats` writes.
 
@@ -204,7 +211,7 @@ class LlamaCore:
         with self._lock:
             self._require_open()
             n = self._context.n_tokens if self._context else 0
-            return report(self._model, self.plan(), self._meter, self.n_ctx(), n)
+            return report(self._model, self.plan(), self._meter, self.n_ctx(), n, self._sparsity())
 
     # ---- Text and tokens -----------------------------------------------------------------
 

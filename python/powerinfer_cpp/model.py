@@ -221,6 +221,12 @@ class Session:
         )
         self._callbacks.check(status)
 
+    def sparsity(self, layer: int) -> tuple[float, float]:
+        """Shares of a layer's neurons that were proposed and that fired, over all rows so far."""
+        out = ffi.new("pi_layer_sparsity *")
+        check(lib.pi_session_sparsity(self.handle, layer, out))
+        return out.proposed, out.fired
+
     def logits_pointer(self, row: int) -> Any:
         """float const *, the logits [n_vocab] of a kept row of the last eval."""
         check(lib.pi_logits(self.handle, row, self._row))

@@ -48,16 +48,22 @@ def refuse(**asked: Any) -> None:
             raise ValueError(f"{name} is not supported by this version")
 
 
-def check_sparse(mode: str, threshold: float | None) -> None:
-    """Raises ValueError for a mode of sparsity, or a threshold, that cannot be served."""
-    if mode not in ("auto", "off", "exact", "predictor"):
+SPARSE_MODES = ("auto", "off", "exact", "predictor")  # in the order of pi_sparse
+
+
+def sparse_fields(mode: str, threshold: float | None) -> dict[str, Any]:
+    """pi_session_params of a mode of sparsity and a predictor threshold (None: the file's).
+
+    Raises ValueError for what is neither.
+    """
+    if mode not in SPARSE_MODES:
         raise ValueError(f"sparse must be auto, off, exact or predictor, not {mode!r}")
-    if mode in ("exact", "predictor"):
-        raise ValueError(f"sparse={mode!r} is not supported by this version: use 'auto' or 'off'")
-    if threshold is not None:
-        if not math.isfinite(threshold):
-            raise ValueError("sparse_threshold must be a finite number")
-        raise ValueError("sparse_threshold is not supported by this version")
+    if threshold is not None and not math.isfinite(threshold):
+        raise ValueError("sparse_threshold must be a finite number")
+    return {
+        "sparse": SPARSE_MODES.index(mode),
+        "sparse_threshold": math.nan if threshold is None else threshold,
+    }
 
 
 def device_note() -> str:

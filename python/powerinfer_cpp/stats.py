@@ -42,11 +42,17 @@ def rss_peak() -> int:
 
 
 def report(
-    model: Model, plan: dict[str, Any], meter: Meter, n_ctx: int, n_tokens: int
+    model: Model,
+    plan: dict[str, Any],
+    meter: Meter,
+    n_ctx: int,
+    n_tokens: int,
+    sparsity: list[tuple[float, float]],
 ) -> dict[str, Any]:
-    """Figures of a generation, with what computing every neuron means for those of sparsity.
+    """Figures of a generation.
 
-    plan: of memory, for the bytes of the parts; n_tokens: positions that attention reads now.
+    plan: of memory, for the bytes of the parts; n_tokens: positions that attention reads now;
+    sparsity: per layer the shares of neurons that were proposed and that fired.
     Times are in s and ms, sizes in bytes. share_* are shares of n_ff per layer.
     """
     ram, gen_s = plan.get("ram", {}), sum(meter.token_s)
@@ -56,7 +62,7 @@ def report(
     n_expert = int(model.gguf.value(f"{model.architecture}.expert_count", 0) or 1)
     neurons = model.n_layer * model.n_ff * n_expert
     nothing = {"neurons": 0, "bytes": 0, "hits": 0, "reads": 0, "stall_s": 0.0}
-    every = [1.0] * model.n_layer
+    proposed, fired = [p for p, _ in sparsity], [f for _, f in sparsity]
     return {
         "n_prompt": meter.n_prompt,
         "n_gen": len(meter.token_s),
@@ -65,9 +71,9 @@ def report(
         "gen_ts": len(meter.token_s) / gen_s if gen_s else 0.0,
         "ttft_s": meter.ttft_s,
         "token_ms": {"p50": float(p50), "p95": float(p95), "p99": float(p99)},
-        "share_predicted": every,
-        "share_computed": list(every),
-        "share_fired": list(every),
+        "share_predicted": proposed,
+        "share_computed": list(proposed),
+        "share_fired": fired,
         "bytes_per_token": {
             "attention": ram.get("attention", 0) + ram.get("norms", 0),
             "predictor": ram.get("predictor", 0),

@@ -1,5 +1,5 @@
-// Any bytes as a model file: header, vocabulary, configuration and tensor list must end in a model or an
-// Error, never in a crash. Reads the header alone, as `inspect` and `--plan` do.
+// Any bytes as a model file: header, vocabulary, configuration and tensor list must end in a model
+// or an Error, never in a crash. Reads the header alone, as `inspect` and `--plan` do.
 #include <cstdint>
 
 #include "families/family.h"

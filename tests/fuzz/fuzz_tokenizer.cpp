@@ -1,5 +1,5 @@
-// Any bytes as text, through a SentencePiece-style and a byte-level vocabulary: the ids must be valid and
-// give the text back, whatever the text is.
+// Any bytes as text, through a SentencePiece-style and a byte-level vocabulary: the ids must be
+// valid and give the text back, whatever the text is.
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>

@@ -1,6 +1,6 @@
-// Runs a fuzz target without a fuzzer: over every file of the corpus folder that it is given, each also
-// cut short and with single bytes changed, in a fixed order. Findings of the real fuzzer go into the
-// corpus and stay tested where there is no clang.
+// Runs a fuzz target without a fuzzer: over every file of the corpus folder that it is given, each
+// also cut short and with single bytes changed, in a fixed order. Findings of the real fuzzer go
+// into the corpus and stay tested where there is no clang.
 #include <cstdint>
 #include <cstdio>
 #include <filesystem>
@@ -28,7 +28,8 @@ int main(int argc, char** argv) {
     run("");
     for (const auto& entry : std::filesystem::directory_iterator(argv[1])) {
         std::ifstream file(entry.path(), std::ios::binary);
-        const std::string input{std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>()};
+        const std::string input{std::istreambuf_iterator<char>(file),
+                                std::istreambuf_iterator<char>()};
         run(input);
         for (int i = 0; i < 200 && !input.empty(); i++) {
             run(input.substr(0, rng() % input.size()));

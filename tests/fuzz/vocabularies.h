@@ -1,12 +1,13 @@
 // Small vocabularies of every tokenizer family, made in memory once.
 #pragma once
 
+#include <unistd.h>
+
 #include <filesystem>
 #include <fstream>
 #include <iterator>
 #include <memory>
 #include <string>
-#include <unistd.h>
 #include <vector>
 
 #include "ggml/gguf.h"
@@ -32,7 +33,8 @@ inline std::vector<std::string> byte_letters() {
 
 inline powerinfer::Vocab make(const char* model, const char* pre) {
     const std::string path = (std::filesystem::temp_directory_path() /
-                              ("fuzz_vocabulary." + std::to_string(getpid()) + ".gguf")).string();
+                              ("fuzz_vocabulary." + std::to_string(getpid()) + ".gguf"))
+                                 .string();
     std::vector<std::string> texts{"<unk>", "<s>", "</s>", "<|user|>", "<tool>"};
     std::vector<int32_t> types{2, 3, 3, 3, 4};
     std::vector<std::string> merges;
@@ -43,8 +45,9 @@ inline powerinfer::Vocab make(const char* model, const char* pre) {
             texts.push_back(name);
             types.push_back(6);
         }
-        for (const char* piece : {"\xE2\x96\x81", "a", "b", "e", "h", "t", "th", "the", "\xE2\x96\x81the", "ab",
-                                  "\xC3\xA9", "\xE2\x96\x81\xE2\x96\x81"}) {
+        for (const char* piece :
+             {"\xE2\x96\x81", "a", "b", "e", "h", "t", "th", "the", "\xE2\x96\x81the", "ab",
+              "\xC3\xA9", "\xE2\x96\x81\xE2\x96\x81"}) {
             texts.push_back(piece);
             types.push_back(1);
         }
@@ -80,16 +83,16 @@ inline powerinfer::Vocab make(const char* model, const char* pre) {
                                                  std::istreambuf_iterator<char>()));
     std::filesystem::remove(path);
     const std::string& bytes = *keep.back();
-    return powerinfer::Vocab::load(
-        ggml::Gguf::parse(reinterpret_cast<const uint8_t*>(bytes.data()), bytes.size(), "fuzz.gguf"));
+    return powerinfer::Vocab::load(ggml::Gguf::parse(reinterpret_cast<const uint8_t*>(bytes.data()),
+                                                     bytes.size(), "fuzz.gguf"));
 }
 
 inline const std::vector<powerinfer::Vocab>& vocabularies() {
     static const std::vector<powerinfer::Vocab> all = [] {
         std::vector<powerinfer::Vocab> v;
         v.push_back(make("llama", nullptr));
-        for (const char* pre : {"gpt-2", "llama-bpe", "qwen2", "falcon", "deepseek-llm", "deepseek-coder",
-                                "starcoder", "refact", "mpt", "phi-2"}) {
+        for (const char* pre : {"gpt-2", "llama-bpe", "qwen2", "falcon", "deepseek-llm",
+                                "deepseek-coder", "starcoder", "refact", "mpt", "phi-2"}) {
             v.push_back(make("gpt2", pre));
         }
         return v;

@@ -164,7 +164,7 @@ void round_trip() {
         const Opened file = open(path);
         const Gguf& g = file.gguf;
         CHECK(g.path() == path && g.version() == 3);
-        CHECK(g.powerinfer_magic() == (std::strcmp(magic, "PWRI") == 0));
+        CHECK(g.pwri_magic() == (std::strcmp(magic, "PWRI") == 0));
         CHECK(g.values().size() == 10 && g.values()[1].first == "llama.block_count");
         CHECK(g.string("general.architecture") == "llama" && g.string("empty") == "");
         CHECK(g.integer("llama.block_count", 1, 10) == 7);

@@ -9,8 +9,9 @@ repository, so that the tests need neither torch nor transformers. Weights are s
 logits are computed in float32 from the weights as stored.
 
 A checkpoint has 2 layers, random weights and the vocabulary of tokenizer.model: 300 pieces, of
-which 256 are bytes (families that have byte-level vocabularies elsewhere use it too). Weights are scaled for attention that looks at some positions more than at
-others and for logits that spread over some units; transformers' initialisation gives neither.
+which 256 are bytes (families that have byte-level vocabularies elsewhere use it too). Weights are
+scaled for attention that looks at some positions more than at others and for logits that spread
+over some units; transformers' initialisation gives neither.
 """
 
 from __future__ import annotations

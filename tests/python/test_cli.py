@@ -267,7 +267,7 @@ def test_bench_refusals(model: Path, tmp_path: Path, capsys: pytest.CaptureFixtu
         (tmp_path / "ids").write_text(text)
         assert main(["bench", str(model), "--tokens-file", str(tmp_path / "ids")]) == 1
         assert str(tmp_path / "ids") in capsys.readouterr().err
-    for options in (["--sparse", "exact"], ["--device", "cuda0"], ["--ram-budget", "1e-5"]):
+    for options in (["--sparse", "predictor"], ["--device", "cuda0"], ["--ram-budget", "1e-5"]):
         assert main(["bench", str(model), *options]) == 1
         assert capsys.readouterr().err.count("\n") == 1
 

@@ -443,7 +443,7 @@ def test_keywords(path: Path) -> None:
     with pytest.warns(UserWarning, match="lora_path"):
         Llama(path, verbose=False, lora_path="x").close()
     for options, message in (
-        ({"sparse": "exact"}, "'exact' is not supported"),
+        ({"sparse": "predictor"}, "no predictors"),
         ({"sparse": "maybe"}, "sparse must be"),
         ({"pooling_type": 4}, "pooling_type"),
         ({"chat_format": "klingon"}, "chat_format 'klingon' is unknown; known are llama-2"),

@@ -171,7 +171,7 @@ def test_suggestions(main, wrong, meant):
     --temp inf | --temp 1e99 | --temp 0x1 | --temp | --top-p 1.1 | --min-p -1 | --typical 2 |
     --repeat-penalty 0 | --repeat-last-n -2 | --ram-budget 0 | --ram-budget nan | --vram-budget
     -1 | --vram-budget x | -ngl x | -ctk q4_7 | --sparse maybe | --device tpu | --no-mmap=1 |
-    --top-k= | -f
+    --top-k= | --sparse-threshold inf | -f
 """),
 )
 def test_malformed_options(main, args):
@@ -187,8 +187,8 @@ def test_empty_names(main):
     "args",
     cases("""
     -ngl 99 | -ngl all | -ngl auto | -fa | -fa on | -fa auto | --vram-budget 0 | --vram-budget
-    2.5 | --disable-gpu-index | --device cpu | --reset-gpu-index | --sparse auto | --sparse off
-    | -ctk f16 -ctv f16 | -ctk f32 -ctv f32 | --top_k 3 | --top-k=3 | --mlock | --no-mmap |
+    2.5 | --disable-gpu-index | --device cpu | --reset-gpu-index | --sparse auto | --sparse off |
+    --sparse exact | --sparse-threshold 0.5 | -ctk f16 -ctv f16 | -ctk f32 -ctv f32 | --top_k 3 | --top-k=3 | --mlock | --no-mmap |
     --check-tensors | -v | -lv 4 | -t 0 | -t -1 | -no-cnv | --typical 0.9 --repeat-penalty 1.1
     --frequency-penalty 0.1 --presence-penalty 0.1 | --ram-budget 1
 """),
@@ -244,7 +244,7 @@ def test_help_version_devices(main_path):
         result = subprocess.run([main_path, option], capture_output=True, text=True, timeout=60)
         assert result.returncode == 0 and words in result.stdout and not result.stderr
     text = subprocess.run([main_path, "--help"], capture_output=True, text=True, timeout=60).stdout
-    assert "-cnv" in text and "--sparse-threshold" not in text  # what cannot be done is not offered
+    assert "-cnv" in text and "--sparse-threshold" in text
 
 
 def test_help_tells_the_real_defaults(main, main_path):

@@ -8,7 +8,7 @@
 namespace ggml {
 
 struct DeviceInfo {
-    std::string name;     // "cuda0: NVIDIA ..."
+    std::string name;  // "cuda0: NVIDIA ..."
     uint64_t total_bytes;
     uint64_t free_bytes;
 };

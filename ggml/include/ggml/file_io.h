@@ -4,6 +4,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <cstdio>
 #include <string>
 
 namespace ggml {
@@ -74,6 +75,9 @@ class Memory {
     uint8_t* data_ = nullptr;
     uint64_t size_ = 0;
 };
+
+// Hands what was written to the device; false with errno set where that fails.
+bool flush_to_disk(std::FILE* file);
 
 // Bytes this process can still take: the least of MemAvailable, every cgroup's limit less its use
 // (v1 and v2, file cache that can be dropped not counted), and RLIMIT_AS less the address space in

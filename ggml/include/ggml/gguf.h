@@ -90,7 +90,7 @@ class Gguf {
     static Gguf parse(const uint8_t* data, uint64_t size, const std::string& path);
 
     const std::string& path() const { return path_; }
-    bool powerinfer_magic() const { return pwri_; }
+    bool pwri_magic() const { return pwri_; }
     uint32_t version() const { return version_; }
 
     const std::vector<std::pair<std::string_view, Value>>& values() const { return values_; }

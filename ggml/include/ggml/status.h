@@ -25,12 +25,12 @@ enum class Code {
 };
 
 class Error : public std::exception {
-   public:
+ public:
     Error(Code code, std::string message) : code_(code), message_(std::move(message)) {}
     Code code() const { return code_; }
     const char* what() const noexcept override { return message_.c_str(); }
 
-   private:
+ private:
     Code code_;
     std::string message_;
 };
@@ -39,6 +39,7 @@ class Error : public std::exception {
 #if defined(__GNUC__)
 __attribute__((format(printf, 1, 2)))
 #endif
-std::string format(const char* fmt, ...);
+std::string
+format(const char* fmt, ...);
 
 }  // namespace ggml

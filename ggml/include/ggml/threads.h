@@ -6,12 +6,14 @@
 
 namespace ggml {
 
-// Threads worth starting: cores of the affinity mask, at most the CPU quota of the cgroup, at least 1.
+// Threads worth starting: cores of the affinity mask, at most the CPU quota of the cgroup, at
+// least 1.
 int default_threads();
 
 class Threads {
-   public:
-    // n - 1 workers beside the caller; 1 <= n <= 512. Throws Error(memory) where the system has no more.
+ public:
+    // n - 1 workers beside the caller; 1 <= n <= 512. Throws Error(memory) where the system has no
+    // more.
     explicit Threads(int n);
     ~Threads();
     Threads(const Threads&) = delete;
@@ -28,11 +30,13 @@ class Threads {
     // fn must not throw. One caller at a time.
     template <typename F>
     void run(int64_t n, int64_t grain, const F& fn) {
-        run_raw(n, grain, [](void* f, int64_t b, int64_t e, int t) { (*static_cast<const F*>(f))(b, e, t); },
-                const_cast<F*>(&fn));
+        run_raw(
+            n, grain,
+            [](void* f, int64_t b, int64_t e, int t) { (*static_cast<const F*>(f))(b, e, t); },
+            const_cast<F*>(&fn));
     }
 
-   private:
+ private:
     using Raw = void (*)(void*, int64_t, int64_t, int);
     void run_raw(int64_t n, int64_t grain, Raw fn, void* arg);
     struct Pool;

@@ -17,7 +17,9 @@ namespace cpu {
 
 namespace {
 
-bool has_generic() { return true; }
+bool has_generic() {
+    return true;
+}
 
 #ifdef GGML_X86
 // The processor knows AVX2, FMA and F16C, and the system saves the wide registers (XGETBV): without
@@ -97,8 +99,9 @@ const cpu::Kernels& select_kernels() {
             known += (known.empty() ? "" : ", ") + std::string(isa.name);
         }
         throw Error(Code::unsupported,
-                    exists ? format("GGML_ISA=%s: this machine cannot run it", forced)
-                           : format("GGML_ISA=%s: unknown; this build has %s", forced, known.c_str()));
+                    exists
+                        ? format("GGML_ISA=%s: this machine cannot run it", forced)
+                        : format("GGML_ISA=%s: unknown; this build has %s", forced, known.c_str()));
     }
     for (const Isa& isa : kIsas) {
         if (const Kernels* k = kernels_for(isa.name)) return *k;
@@ -106,6 +109,8 @@ const cpu::Kernels& select_kernels() {
     return *kernels_for("generic");
 }
 
-const char* isa_name(const cpu::Kernels& kernels) { return kernels.isa; }
+const char* isa_name(const cpu::Kernels& kernels) {
+    return kernels.isa;
+}
 
 }  // namespace ggml

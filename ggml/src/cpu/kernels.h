@@ -9,21 +9,23 @@
 
 namespace ggml::cpu {
 
-// y[t * ldy + r] = w[r] . x[t] over k columns, for n_rows rows (row_bytes apart) and nt tokens (ldx apart).
-using matmul_fn = void (*)(const uint8_t* w, int64_t row_bytes, int64_t n_rows, int64_t k, const float* x,
-                           int64_t ldx, int64_t nt, float* y, int64_t ldy);
+// y[t * ldy + r] = w[r] . x[t] over k columns, for n_rows rows (row_bytes apart) and nt tokens (ldx
+// apart).
+using matmul_fn = void (*)(const uint8_t* w, int64_t row_bytes, int64_t n_rows, int64_t k,
+                           const float* x, int64_t ldx, int64_t nt, float* y, int64_t ldy);
 
 // The same for the eight rows of one strip and nt tokens from t0 on in 8 bits.
 using strip_fn = void (*)(const uint8_t* strip, const Q8Rows& x, int64_t t0, int64_t nt, float* y,
                           int64_t ldy);
 
-// y[t * ldy + c] += a[t * lda + r] * w[r][c], rows in ascending order, for c in [0, cols); for block
-// formats cols is a multiple of the block.
+// y[t * ldy + c] += a[t * lda + r] * w[r][c], rows in ascending order, for c in [0, cols); for
+// block formats cols is a multiple of the block.
 using accumulate_fn = void (*)(const uint8_t* w, int64_t row_bytes, int64_t n_rows, int64_t cols,
                                const float* a, int64_t lda, int64_t nt, float* y, int64_t ldy);
 
 // The input of a neuron product: one token's activations as floats, in 8 bits, and in 8 bits folded
-// (neurons.h): q [cols / 256][8 groups][8 lanes][4], the rest [cols / 256][8 lanes] per 32 (s16: per 16).
+// (neurons.h): q [cols / 256][8 groups][8 lanes][4], the rest [cols / 256][8 lanes] per 32 (s16:
+// per 16).
 struct NeuronInput {
     const float* x;
     Q8Rows q8, folded;
@@ -31,13 +33,14 @@ struct NeuronInput {
 };
 
 // y[i] = row ids[i] . x, for n rows at w + id * stride; block formats are folded.
-using dot_fn = void (*)(const uint8_t* w, int64_t stride, const int32_t* ids, int64_t n, int64_t cols,
-                        const NeuronInput& x, float* y);
+using dot_fn = void (*)(const uint8_t* w, int64_t stride, const int32_t* ids, int64_t n,
+                        int64_t cols, const NeuronInput& x, float* y);
 
-// y[c] += sum_i h[i] * row ids[i][c], i ascending, over `cols` columns; block formats are folded, and y
-// has their order: column r * cols / 8 + 32 b + 4 v + j stands at ((8 b + v) * 4 + j) * 8 + r.
-using add_fn = void (*)(const uint8_t* w, int64_t stride, const int32_t* ids, int64_t n, int64_t cols,
-                        const float* h, float* y);
+// y[c] += sum_i h[i] * row ids[i][c], i ascending, over `cols` columns; block formats are folded,
+// and y has their order: column r * cols / 8 + 32 b + 4 v + j stands at ((8 b + v) * 4 + j) * 8 +
+// r.
+using add_fn = void (*)(const uint8_t* w, int64_t stride, const int32_t* ids, int64_t n,
+                        int64_t cols, const float* h, float* y);
 
 // Quantises rows [t0, t0 + nt) of x [.., cols] into out.
 using quantize_fn = void (*)(const float* x, int64_t t0, int64_t nt, const Q8Rows& out);
@@ -71,9 +74,9 @@ struct function_of<F*> {
     using type = F;
 };
 }  // namespace ggml::cpu
-#define KERNEL(op, type_, isa, fn)         \
-    namespace ggml::cpu::isa {             \
-    function_of<op##_fn>::type fn;         \
+#define KERNEL(op, type_, isa, fn) \
+    namespace ggml::cpu::isa {     \
+    function_of<op##_fn>::type fn; \
     }
 #include "cpu/kernels.inc"
 #undef KERNEL

@@ -54,7 +54,7 @@ Family find_family(const ggml::Gguf& gguf) {
 }
 
 Activation read_activation(const ggml::Gguf& gguf, const Family& family) {
-    const Activation fallback = gguf.powerinfer_magic() ? family.pwri_act : family.gguf_act;
+    const Activation fallback = gguf.pwri_magic() ? family.pwri_act : family.gguf_act;
     const std::string_view wanted = gguf.string("powerinfer.ffn.activation", name(fallback));
     for (const NamedActivation& a : kActivations) {
         if (wanted == a.name) return a.activation;

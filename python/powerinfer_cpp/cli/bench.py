@@ -95,7 +95,7 @@ def _fixed(args: argparse.Namespace, model: Model) -> dict[str, Any]:
         "type_k": args.cache_type_k,
         "type_v": args.cache_type_v,
         "n_gpu_layers": 0,
-        "sparse": "off",
+        "sparse": args.sparse,
     }
 
 

@@ -62,7 +62,7 @@ def add_model_arguments(
     for flag, name in (("-ctk", "--cache-type-k"), ("-ctv", "--cache-type-v")):
         parser.add_argument(flag, name, choices=list(CACHE_TYPES), default="f16")
     parser.add_argument("-s", "--seed", type=whole(0), default=seed, metavar="N")
-    parser.add_argument("--sparse", default="auto", metavar="MODE", help="auto, off")
+    parser.add_argument("--sparse", default="auto", metavar="MODE", choices=options.SPARSE_MODES)
     parser.add_argument("--sparse-threshold", type=float, metavar="X")
     parser.add_argument("--vram-budget", type=gibibytes, metavar="GiB", help="ceiling of the GPU")
     parser.add_argument("--ram-budget", type=gibibytes, metavar="GiB", help="ceiling of RAM")
@@ -72,7 +72,6 @@ def add_model_arguments(
 def open_model(args: argparse.Namespace, path: str | None = None) -> Model:
     """The model of the command line, or another with its options. Raises what Llama's constructor
     raises."""
-    options.check_sparse(args.sparse, args.sparse_threshold)
     options.check_device(args.device, args.vram_budget)
     return Model(
         args.model if path is None else path,
@@ -89,6 +88,7 @@ def session_fields(args: argparse.Namespace) -> dict[str, Any]:
         "n_threads": args.threads or 0,
         "type_k": CACHE_TYPES[args.cache_type_k],
         "type_v": CACHE_TYPES[args.cache_type_v],
+        **options.sparse_fields(args.sparse, args.sparse_threshold),
     }
 
 
