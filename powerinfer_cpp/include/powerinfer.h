@@ -56,6 +56,12 @@ int32_t pi_n_devices(void);
 const char* pi_device_name(int32_t device); /* NULL out of range */
 const char* pi_device_note(void);
 
+/* What this machine can do: bytes per second of a plain read of n_bytes of memory, and
+ * multiply-adds per second of a 2048 x 4096 product of a format with n_tokens tokens. Each takes
+ * under a second and the memory that it is about. */
+pi_status pi_measure_read(int32_t n_threads, uint64_t n_bytes, double* bytes_per_s);
+pi_status pi_measure_product(uint32_t type, int32_t n_threads, int32_t n_tokens, double* per_s);
+
 /* ---- GGUF files: header only, no weights are read ---------------------------------------- */
 
 typedef struct pi_gguf pi_gguf;

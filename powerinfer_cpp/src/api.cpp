@@ -8,6 +8,7 @@
 #include "ggml/device.h"
 #include "ggml/status.h"
 #include "ggml/threads.h"
+#include "measure.h"
 #include "model.h"
 #include "plan.h"
 #include "sampler.h"
@@ -135,6 +136,22 @@ const char* pi_device_name(int32_t device) {
 
 const char* pi_device_note(void) {
     return ggml::device_note();
+}
+
+pi_status pi_measure_read(int32_t n_threads, uint64_t n_bytes, double* bytes_per_s) {
+    return guarded([&] {
+        require(bytes_per_s && n_bytes >= 64, "nothing to measure");
+        *bytes_per_s = powerinfer::measure_read(n_threads, n_bytes);
+    });
+}
+
+pi_status pi_measure_product(uint32_t type, int32_t n_threads, int32_t n_tokens, double* per_s) {
+    return guarded([&] {
+        require(per_s && n_tokens >= 1 && n_tokens <= 4096, "n_tokens must be from 1 to 4096");
+        const ggml::DTypeInfo* t = ggml::find_dtype(type);
+        require(t && t->is_float() && t->encode, "a type that cannot be encoded");
+        *per_s = powerinfer::measure_product(*t, n_threads, n_tokens);
+    });
 }
 
 // ---- GGUF files -------------------------------------------------------------------------------

@@ -188,7 +188,8 @@ def test_empty_names(main):
     cases("""
     -ngl 99 | -ngl all | -ngl auto | -fa | -fa on | -fa auto | --vram-budget 0 | --vram-budget
     2.5 | --disable-gpu-index | --device cpu | --reset-gpu-index | --sparse auto | --sparse off |
-    --sparse exact | --sparse-threshold 0.5 | -ctk f16 -ctv f16 | -ctk f32 -ctv f32 | --top_k 3 | --top-k=3 | --mlock | --no-mmap |
+    --sparse exact | --sparse-threshold 0.5 | -ctk f16 -ctv f16 | -ctk f32 -ctv f32 | --top_k 3 |
+    --top-k=3 | --mlock | --no-mmap |
     --check-tensors | -v | -lv 4 | -t 0 | -t -1 | -no-cnv | --typical 0.9 --repeat-penalty 1.1
     --frequency-penalty 0.1 --presence-penalty 0.1 | --ram-budget 1
 """),

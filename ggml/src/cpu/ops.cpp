@@ -2,6 +2,7 @@
 #include "ggml/ops.h"
 
 #include <algorithm>
+#include <atomic>
 #include <cmath>
 
 #include "cpu/kernels.h"
@@ -63,6 +64,19 @@ void matmul(Context& context, const Input& x, std::initializer_list<Product> pro
             first += n;
         }
     });
+}
+
+uint64_t read_memory(Context& context, const uint8_t* data, int64_t n) {
+    std::atomic<uint64_t> total{0};
+    context.threads.run(n / 64, 1 << 14, [&](int64_t begin, int64_t end, int) {
+        uint64_t part[8] = {};
+        const uint64_t* words = reinterpret_cast<const uint64_t*>(data);
+        for (int64_t i = 8 * begin; i < 8 * end; i += 8) {
+            for (int j = 0; j < 8; j++) part[j] += words[i + j];
+        }
+        for (uint64_t p : part) total += p;
+    });
+    return total;
 }
 
 InputBuffer::InputBuffer(int64_t max_rows, int64_t max_cols)

@@ -2,11 +2,7 @@
 
 import argparse
 import platform
-import time
-from concurrent.futures import ThreadPoolExecutor
 from importlib.metadata import PackageNotFoundError, version
-
-import numpy as np
 
 from .. import __version__
 from .._native import ffi, lib
@@ -28,7 +24,7 @@ PACKAGES = (
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--no-bandwidth", action="store_true", help="leave out the measurement")
+    parser.add_argument("--no-bandwidth", action="store_true", help="leave out the measurements")
 
 
 def isa() -> str:
@@ -50,19 +46,20 @@ def cpu_name() -> str:
     return platform.processor() or platform.machine()
 
 
-def read_bandwidth(array: np.ndarray, threads: int, rounds: int = 3) -> float:
-    """Bytes per second that `threads` threads read, each its part of an array far beyond caches.
+def read_bandwidth(n_bytes: int, threads: int) -> float:
+    """Bytes per second of a plain read of n_bytes of memory."""
+    out = ffi.new("double *")
+    check(lib.pi_measure_read(threads, n_bytes, out))
+    return out[0]
 
-    numpy's maximum, the best of some rounds: a lower bound of what kernels can reach.
-    """
-    parts = np.array_split(array, threads)
-    best = float("inf")
-    with ThreadPoolExecutor(threads) as pool:
-        for _ in range(rounds):
-            start = time.perf_counter()
-            list(pool.map(np.max, parts))
-            best = min(best, time.perf_counter() - start)
-    return array.nbytes / best
+
+def product_rate(type_name: str, threads: int, n_tokens: int) -> float:
+    """Multiply-adds per second of a product with n_tokens tokens."""
+    kind, block, size = ffi.new("uint32_t *"), ffi.new("int64_t *"), ffi.new("int64_t *")
+    lib.pi_type_by_name(type_name.encode(), kind, block, size)
+    out = ffi.new("double *")
+    check(lib.pi_measure_product(kind[0], threads, n_tokens, out))
+    return out[0]
 
 
 def run(args: argparse.Namespace) -> None:
@@ -79,11 +76,13 @@ def run(args: argparse.Namespace) -> None:
     print(f"GPU             {', '.join(devices) or f'none: {device_note()}'}")
     print(f"memory          {size_text(free)} free to this process")
     if not args.no_bandwidth:
-        array = np.ones(max(1 << 24, min(1 << 30, free // 2)) // 8, dtype=np.int64)
+        n_bytes = max(1 << 24, min(1 << 30, free // 2))
         for n in sorted({1, threads}):
-            rate, size = read_bandwidth(array, n) / 1e9, size_text(array.nbytes)
-            print(f"read bandwidth  {rate:.1f} GB/s ({n} threads, numpy's maximum of {size})")
-        del array
+            rate = read_bandwidth(n_bytes, n) / 1e9
+            print(f"read bandwidth  {rate:.1f} GB/s ({n} threads, {size_text(n_bytes)})")
+        for name in ("Q4_0", "Q4_K", "Q8_0", "F16"):
+            rate = product_rate(name, threads, 64) / 1e9
+            print(f"products        {rate:.0f} G multiply-adds/s ({name}, 64 tokens)")
     print(f"python          {platform.python_version()}, {platform.platform()}")
     for package in PACKAGES:
         try:
