@@ -75,11 +75,15 @@ void Weights::predictor(int64_t i, const char* suffix, int64_t e, Ffn& f) {
         if (stacked) shape.push_back(c.n_expert);
         return shape;
     };
-    if (const ggml::TensorInfo* fc1 = m.file.gguf.find_tensor(name("fc1", ".weight"))) {
-        const int64_t rank = fc1->ne[1];
+    // Half a predictor is a damaged file, and so is PowerInfer's without one; a layer of ours may
+    // have none.
+    const std::string fc1 = name("fc1", ".weight"), fc2 = name("fc2", ".weight");
+    if (has(fc1) || has(fc2) || m.file.gguf.pwri_magic()) {
+        const ggml::TensorInfo* first = m.file.gguf.find_tensor(fc1);
+        const int64_t rank = first ? first->ne[1] : 1;
         c.predictor_rank = std::max(c.predictor_rank, rank);
-        rows("predictor", name("fc1", ".weight"), shaped(c.n_embd, rank), e * rank, rank, &f.fc1);
-        rows("predictor", name("fc2", ".weight"), shaped(rank, c.n_ff), e * c.n_ff, c.n_ff, &f.fc2);
+        rows("predictor", fc1, shaped(c.n_embd, rank), e * rank, rank, &f.fc1);
+        rows("predictor", fc2, shaped(rank, c.n_ff), e * c.n_ff, c.n_ff, &f.fc2);
     }
     const std::string rate = name("ffn_rate", "");
     if (!has(rate)) return;
