@@ -96,7 +96,10 @@ struct Threads::Pool {
     std::vector<std::thread> workers;
     std::mutex mutex;
     std::condition_variable wake;
-    int active = 1;
+    // Workers from number `active` on are off duty: they wait here, so that opening a region does
+    // not wake them.
+    std::condition_variable enlist;
+    std::atomic<int> active{1};
     int spins = kSpins;
 
     Raw fn = nullptr;
@@ -128,6 +131,10 @@ struct Threads::Pool {
     void work(int thread) {
         uint64_t seen = 0;
         for (;;) {
+            if (thread >= active.load()) {
+                std::unique_lock<std::mutex> lock(mutex);
+                enlist.wait(lock, [&] { return stop.load() || thread < active.load(); });
+            }
             uint64_t now = wait_for_region(seen);
             seen = now >> kRegion;
             if (stop.load()) return;
@@ -139,6 +146,14 @@ struct Threads::Pool {
             if (thread < active) take(thread);
             state.fetch_sub(1, std::memory_order_release);
         }
+    }
+
+    void set_active(int n) {
+        {
+            std::lock_guard<std::mutex> lock(mutex);
+            active = n;
+        }
+        enlist.notify_all();
     }
 
     // Either a worker that is about to sleep sees the new region, or this sees it among the
@@ -163,6 +178,7 @@ struct Threads::Pool {
 
     void join() {
         stop = true;
+        set_active(active.load());
         open();
         for (std::thread& t : workers) t.join();
     }
@@ -199,7 +215,8 @@ int Threads::active() const {
 }
 
 void Threads::limit(int n) {
-    pool_->active = std::max(1, std::min(n, size()));
+    n = std::max(1, std::min(n, size()));
+    if (n != pool_->active) pool_->set_active(n);
 }
 
 void Threads::run_raw(int64_t n, int64_t grain, Raw fn, void* arg) {
