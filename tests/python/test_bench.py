@@ -200,10 +200,11 @@ def test_completion_in_zsh(capsys: pytest.CaptureFixture) -> None:
 
 def test_doctor_measures(capsys: pytest.CaptureFixture) -> None:
     assert main(["doctor"]) == 0
-    rates = [
-        line for line in capsys.readouterr().out.splitlines() if line.startswith("read bandwidth")
-    ]
-    assert rates and all("GB/s (" in line and "numpy" in line for line in rates)
+    lines = capsys.readouterr().out.splitlines()
+    for name, unit in (("read bandwidth", "GB/s ("), ("products", "multiply-adds/s (")):
+        rates = [line.split() for line in lines if line.startswith(name)]
+        assert rates and all(unit in " ".join(words) for words in rates)
+        assert all(float(words[len(name.split())]) > 0 for words in rates)
 
 
 # ---- main's figures and options ----

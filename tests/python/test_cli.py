@@ -275,7 +275,17 @@ def test_bench_refusals(model: Path, tmp_path: Path, capsys: pytest.CaptureFixtu
 def test_doctor(capsys: pytest.CaptureFixture) -> None:
     assert main(["doctor"]) == 0
     shown = capsys.readouterr().out
-    for word in ("CPU", "threads", "kernels", "GPU", "memory", "read bandwidth", "GB/s", "products", "numpy"):
+    for word in (
+        "CPU",
+        "threads",
+        "kernels",
+        "GPU",
+        "memory",
+        "read bandwidth",
+        "GB/s",
+        "products",
+        "numpy",
+    ):
         assert word in shown
 
 

@@ -35,7 +35,8 @@ def test_ruff() -> None:
 
 
 def test_clang_format() -> None:
-    run("clang-format", "--dry-run", "-Werror", *CPP)
+    program = Path(sys.executable).with_name("clang-format")
+    run(str(program) if program.exists() else "clang-format", "--dry-run", "-Werror", *CPP)
 
 
 def library_sources() -> list[str]:
