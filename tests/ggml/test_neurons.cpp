@@ -173,7 +173,7 @@ void test_kernels(DType type, const char* isa) {
         std::printf("skipped: this machine has no ISA %s\n", isa);
         return;
     }
-    for (int64_t cols : {8, 33, 256, 512, 2048}) {
+    for (int64_t cols : {8, 33, 256, 512, 2048, 4096}) {
         const bool block = info(type).is_quantised();
         if (block && !can_fold(type, cols)) continue;
         const int64_t n = 23;
@@ -198,8 +198,7 @@ void test_kernels(DType type, const char* isa) {
                     ds[size_t(to)] = input.q8.ds[from];
                     s8[size_t(to)] = input.q8.s8[from];
                     const int64_t half = c % 32 / 16;
-                    s16[size_t((t * (cols / 32) + b * 8) * 2 + half * 8 + r)] =
-                        input.q8.s16[2 * from + half];
+                    s16[size_t(2 * to + half)] = input.q8.s16[2 * from + half];
                 }
             }
         }
@@ -237,9 +236,9 @@ void test_kernels(DType type, const char* isa) {
 int main() {
     int n_isas = 0;
     const char* const* isas = cpu::isa_names(&n_isas);
-    const DType types[] = {DType::F32,  DType::F16,  DType::BF16, DType::Q4_0, DType::Q4_1,
-                           DType::Q5_0, DType::Q5_1, DType::Q8_0, DType::Q2_K, DType::Q3_K,
-                           DType::Q4_K, DType::Q5_K, DType::Q6_K};
+    const DType types[] = {DType::F32,  DType::F16,  DType::BF16, DType::Q4_0,   DType::Q4_1,
+                           DType::Q5_0, DType::Q5_1, DType::Q8_0, DType::Q2_K,   DType::Q3_K,
+                           DType::Q4_K, DType::Q5_K, DType::Q6_K, DType::IQ4_NL, DType::IQ4_XS};
     for (int i = 0; i < n_isas; i++) {
         for (DType type : types) test_kernels(type, isas[i]);
         if (!cpu::kernels_for(isas[i])) continue;

@@ -25,7 +25,7 @@ using accumulate_fn = void (*)(const uint8_t* w, int64_t row_bytes, int64_t n_ro
 
 // The input of a neuron product: one token's activations as floats, in 8 bits, and in 8 bits folded
 // (neurons.h): q [cols / 256][8 groups][8 lanes][4], the rest [cols / 256][8 lanes] per 32 (s16:
-// per 16).
+// two each).
 struct NeuronInput {
     const float* x;
     Q8Rows q8, folded;

@@ -97,10 +97,8 @@ class SparseFfn {
                         out.d[to] = in.d[from];
                         out.s8[to] = in.s8[from];
                         out.ds[to] = in.ds[from];
-                        // Halves of a block: [b][half][lane].
                         for (int64_t half : {0, 1}) {
-                            out.s16[(t * n_blocks + b * kStrip) * 2 + half * kStrip + r] =
-                                in.s16[2 * from + half];
+                            out.s16[2 * to + half] = in.s16[2 * from + half];
                         }
                         int8_t* q = out.q + (t * n_blocks + b * kStrip) * kQ + 4 * r;
                         for (int64_t v = 0; v < 8; v++) {

@@ -1,11 +1,23 @@
-// What the kernels for strips of eight interleaved rows share.
+// What the block formats share, as strips of eight interleaved rows and as folded neuron rows.
 //
-// A lane of a register belongs to one row, so the sums of eight rows end side by side. The integer
-// sum of a block of 32 columns is exact, and each output adds its blocks in ascending order
-// whatever the number of tokens in the tile. Groups: bytes 4 v .. 4 v + 3 of a member, of all eight
-// rows.
+// A lane of a register belongs to one row of a strip, or to one eighth of a folded row, so the sums
+// of eight end side by side. The integer sum of a block of 32 columns is exact, and each output
+// adds its blocks in ascending order whatever the number of tokens or rows in the tile. Groups:
+// bytes 4 v .. 4 v + 3 of a member, of all eight lanes.
+//
+// A format is described once, by a struct derived from its family (a template in the file of the
+// format), and strip_kernels.h makes its kernels from that:
+//   Block, blocks       its block, of 32 * blocks columns
+//   weights(w, j, v)    group v of the 32 columns j, as bytes
+//   bias                what is to be taken off these bytes
+//   halves              scales for the 32 columns: 1, or 2 where 16 have one of their own
+//   tokens              of the largest tile; see for_tiles
+// and the family gives
+//   multiply<T>(w, x, b, sum)     adds the product of a block with those of x from b on to T sums
+//   has_min, numbers(w, j, half)  what the bytes less the bias stand for: scale * byte + min
 #pragma once
 
+#include <cstddef>
 #include <type_traits>
 
 #include "cpu/avx2/simd.h"
@@ -23,64 +35,112 @@ inline __m256 load_scales(const uint8_t* halves) {
     return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(halves)));
 }
 
-// sum + w_scales * x_scale * product, for the eight rows of a strip.
-inline __m256 add_block(__m256 sum, __m256 w_scales, float x_scale, __m256i product) {
-    const __m256 scales = _mm256_mul_ps(w_scales, _mm256_set1_ps(x_scale));
-    return _mm256_fmadd_ps(scales, _mm256_cvtepi32_ps(product), sum);
-}
+struct Numbers {
+    __m256 scale, min;
+};
 
-// The eight groups of 16 bytes of nibbles: the low ones come first.
-inline void nibbles(const uint8_t* qs, __m256i weights[8]) {
-    const __m256i low = _mm256_set1_epi8(15);
-    for (int v = 0; v < 4; v++) {
-        const __m256i pair = load(qs + kGroup * v);
-        weights[v] = _mm256_and_si256(pair, low);
-        weights[v + 4] = _mm256_and_si256(_mm256_srli_epi16(pair, 4), low);
+// The activations that a strip meets: of tokens t0 + t, the same for its eight rows.
+struct Tokens {
+    Tokens(const Q8Rows& x, int64_t t0)
+        : cols(x.cols),
+          n_blocks(cols / kQ),
+          q(x.q + t0 * x.cols),
+          d(x.d + t0 * n_blocks),
+          ds(x.ds + t0 * n_blocks),
+          s8(x.s8 + t0 * n_blocks),
+          s16(x.s16 + t0 * n_blocks * 2) {}
+
+    struct Block {
+        const int8_t* q;
+        __m256i operator[](int v) const { return broadcast4(q + 4 * v); }
+    };
+    Block values(int t, int64_t b) const { return {q + t * cols + b * kQ}; }
+    __m256 scale(int t, int64_t b) const { return _mm256_set1_ps(d[t * n_blocks + b]); }
+    __m256 scaled_sum(int t, int64_t b) const { return _mm256_set1_ps(ds[t * n_blocks + b]); }
+    __m256i sum8(int t, int64_t b) const { return _mm256_set1_epi32(s8[t * n_blocks + b]); }
+    // Of either 16 columns, in the halves of a lane.
+    __m256i sums16(int t, int64_t b) const {
+        int32_t pair;
+        std::memcpy(&pair, s16 + (t * n_blocks + b) * 2, sizeof(pair));
+        return _mm256_set1_epi32(pair);
     }
+
+    int64_t cols, n_blocks;
+    const int8_t* q;
+    const float *d, *ds;
+    const int32_t* s8;
+    const int16_t* s16;
+};
+
+// Those that a folded row meets: of one token, each eighth its own.
+struct Eighths {
+    Eighths(const Q8Rows& x, int64_t t)
+        : n_blocks(x.cols / kQ / kStrip),
+          q(x.q + t * x.cols),
+          d(x.d + t * x.cols / kQ),
+          ds(x.ds + t * x.cols / kQ),
+          s8(x.s8 + t * x.cols / kQ),
+          s16(x.s16 + t * x.cols / kQ * 2) {}
+
+    struct Block {
+        const int8_t* q;
+        __m256i operator[](int v) const { return load(q + kGroup * v); }
+    };
+    Block values(int, int64_t b) const { return {q + b * kStrip * kQ}; }
+    __m256 scale(int, int64_t b) const { return _mm256_loadu_ps(d + b * kStrip); }
+    __m256 scaled_sum(int, int64_t b) const { return _mm256_loadu_ps(ds + b * kStrip); }
+    __m256i sum8(int, int64_t b) const { return load(s8 + b * kStrip); }
+    __m256i sums16(int, int64_t b) const { return load(s16 + 2 * b * kStrip); }
+
+    int64_t n_blocks;
+    const int8_t* q;
+    const float *d, *ds;
+    const int32_t* s8;
+    const int16_t* s16;
+};
+
+// sum + w_scales * x_scales * product, lane by lane.
+inline __m256 add_block(__m256 sum, __m256 w_scales, __m256 x_scales, __m256i product) {
+    return _mm256_fmadd_ps(_mm256_mul_ps(w_scales, x_scales), _mm256_cvtepi32_ps(product), sum);
 }
 
-// The same with bit 4: bit i of a row's four bytes qh belongs to column i.
-inline void nibbles_and_bits(const uint8_t* qh, const uint8_t* qs, __m256i weights[8]) {
-    const __m256i bits = load(qh), sixteen = _mm256_set1_epi8(16);
-    nibbles(qs, weights);
+// Group v of 16 bytes of nibbles: the low ones come first.
+inline __m256i nibbles(const uint8_t* qs, int v) {
+    __m256i pair = load(qs + kGroup * (v % 4));
+    if (v >= 4) pair = _mm256_srli_epi16(pair, 4);
+    return _mm256_and_si256(pair, _mm256_set1_epi8(15));
+}
+
+// The same with bit 4: bit i of a lane's four bytes qh belongs to column i.
+inline __m256i nibbles_and_bits(const uint8_t* qh, const uint8_t* qs, int v) {
     const __m256i first = _mm256_set_epi32(0x0c0c0c0c, 0x08080808, 0x04040404, 0, 0x0c0c0c0c,
                                            0x08080808, 0x04040404, 0);
-    for (int v = 0; v < 8; v++) {
-        const __m256i byte =
-            _mm256_shuffle_epi8(bits, _mm256_add_epi8(first, _mm256_set1_epi8(char(v / 2))));
-        const __m256i mask = _mm256_set1_epi32(v % 2 ? int(0x80402010) : 0x08040201);
-        const __m256i set = _mm256_cmpeq_epi8(_mm256_and_si256(byte, mask), mask);
-        weights[v] = _mm256_or_si256(weights[v], _mm256_and_si256(set, sixteen));
-    }
+    const __m256i byte =
+        _mm256_shuffle_epi8(load(qh), _mm256_add_epi8(first, _mm256_set1_epi8(char(v / 2))));
+    const __m256i mask = _mm256_set1_epi32(v % 2 ? int(0x80402010) : 0x08040201);
+    const __m256i set = _mm256_cmpeq_epi8(_mm256_and_si256(byte, mask), mask);
+    return _mm256_or_si256(nibbles(qs, v), _mm256_and_si256(set, _mm256_set1_epi8(16)));
 }
 
-// Product of 32 unsigned weights of each row with 32 activations. Of weights of 4 bits eight byte
+template <typename F>
+inline void all_weights(const uint8_t* w, int j, __m256i out[8]) {
+    for (int v = 0; v < 8; v++) out[v] = F::weights(w, j, v);
+}
+
+// Product of 32 unsigned weights of each lane with 32 activations. Of weights of 4 bits eight byte
 // products of at most 2 * 15 * 127 add up within 16 bits, so that one widening add serves the
 // block; of 5 bits four do.
-template <int bits>
-inline __m256i product32(const __m256i weights[8], const int8_t* x,
+template <int bits, typename X>
+inline __m256i product32(const __m256i weights[8], const X& x,
                          __m256i factor = _mm256_set1_epi16(1)) {
-    __m256i even = _mm256_maddubs_epi16(weights[0], broadcast4(x));
-    __m256i odd = _mm256_maddubs_epi16(weights[1], broadcast4(x + 4));
+    __m256i even = _mm256_maddubs_epi16(weights[0], x[0]);
+    __m256i odd = _mm256_maddubs_epi16(weights[1], x[1]);
     for (int v = 2; v < 8; v += 2) {
-        even = _mm256_add_epi16(even, _mm256_maddubs_epi16(weights[v], broadcast4(x + 4 * v)));
-        odd =
-            _mm256_add_epi16(odd, _mm256_maddubs_epi16(weights[v + 1], broadcast4(x + 4 * v + 4)));
+        even = _mm256_add_epi16(even, _mm256_maddubs_epi16(weights[v], x[v]));
+        odd = _mm256_add_epi16(odd, _mm256_maddubs_epi16(weights[v + 1], x[v + 1]));
     }
     if (bits == 4) return _mm256_madd_epi16(_mm256_add_epi16(even, odd), factor);
     return _mm256_add_epi32(_mm256_madd_epi16(even, factor), _mm256_madd_epi16(odd, factor));
-}
-
-// Calls kernel(number of tokens as a type, first token) for tiles of `most` tokens, 4, then 1.
-// Larger tiles share the unpacking of weights among more tokens, until sums and pointers no longer
-// fit the registers: 6 or 8 were the fastest (a Zen 4 core, G multiply-adds/s at 4 and at the tile
-// chosen: Q4_0 100 and 103, Q4_K 99 and 103, Q5_K 75 and 88, Q6_K 75 and 82, Q8_0 64 and 68).
-template <int most, typename Kernel>
-inline void for_tiles(int64_t nt, const Kernel& kernel) {
-    int64_t t = 0;
-    for (; t + most <= nt; t += most) kernel(std::integral_constant<int, most>(), t);
-    for (; t + 4 <= nt; t += 4) kernel(std::integral_constant<int, 4>(), t);
-    for (; t < nt; t++) kernel(std::integral_constant<int, 1>(), t);
 }
 
 }  // namespace ggml::cpu::avx2

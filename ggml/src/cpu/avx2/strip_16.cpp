@@ -1,16 +1,14 @@
-// Strips of formats with scales for 16 columns: Q2_K, Q3_K, Q6_K. The scales are multiplied as
-// integers, in the same instruction that widens the 16-bit sums; offsets and mins meet the sums of
-// 16 activations.
-#include <cstddef>
-
-#include "cpu/avx2/strip.h"
+// Formats with scales for 16 columns: Q2_K, Q3_K, Q6_K. The scales are multiplied as integers, in
+// the same instruction that widens the 16-bit sums; offsets and mins meet the sums of 16
+// activations.
+#include "cpu/avx2/strip_kernels.h"
 
 namespace ggml::cpu::avx2 {
 
 namespace {
 
-// Four signed bytes a row become the 16-bit factors of two groups: the first and second one of pair
-// `half` in both halves of a lane, or side by side.
+// Four signed bytes a lane become the 16-bit factors of two groups: the first and second one of
+// pair `half` in both halves of a lane, or side by side.
 inline __m256i spread(__m256i bytes, int from_low, int from_high) {
     const int word = 0x00800080 | from_low << 8 | from_high << 24;
     const __m256i rows = _mm256_setr_epi32(0, 0x04000400, 0x08000800, 0x0c000c00, 0, 0x04000400,
@@ -28,15 +26,80 @@ inline Factors factors(__m256i scales, __m256i offsets, int j) {
     return {spread(scales, a, a), spread(scales, b, b), spread(offsets, a, b)};
 }
 
+// 16 columns of each lane, from group v on, times 16 activations times the group's factor.
+template <int sums, typename X>
+inline __m256i product16(const __m256i weights[8], const X& x, int v, __m256i factor) {
+    __m256i p[4];
+    for (int i = 0; i < 4; i++) p[i] = _mm256_maddubs_epi16(weights[v + i], x[v + i]);
+    const __m256i first = _mm256_add_epi16(p[0], p[1]), second = _mm256_add_epi16(p[2], p[3]);
+    if (sums == 4) return _mm256_madd_epi16(_mm256_add_epi16(first, second), factor);
+    return _mm256_add_epi32(_mm256_madd_epi16(first, factor), _mm256_madd_epi16(second, factor));
+}
+
+template <typename F, bool min>
+struct Format16 {
+    static constexpr int blocks = 8, halves = 2, tokens = 8;
+    static constexpr bool has_min = min;
+
+    template <int T, typename X>
+    static void multiply(const uint8_t* w, const X& x, int64_t first, __m256 (&sum)[T]) {
+        __m256 part[T], part_min[T];
+        for (int t = 0; t < T; t++) part[t] = part_min[t] = _mm256_setzero_ps();
+#pragma GCC unroll 8
+        for (int j = 0; j < 8; j++) {
+            const int64_t b = first + j;
+            const Factors f = F::factors_of(w, j);
+            const __m256i offsets =
+                has_min ? f.offset : _mm256_mullo_epi16(f.offset, _mm256_set1_epi16(F::bias));
+            __m256i weights[8];
+            all_weights<F>(w, j, weights);
+            for (int t = 0; t < T; t++) {
+                const auto values = x.values(t, b);
+                __m256i product =
+                    _mm256_add_epi32(product16<F::sums>(weights, values, 0, f.first),
+                                     product16<F::sums>(weights, values, 4, f.second));
+                const __m256i offset = _mm256_madd_epi16(offsets, x.sums16(t, b));
+                const __m256 x_scale = x.scale(t, b);
+                if (has_min) {
+                    part_min[t] = _mm256_fmadd_ps(x_scale, _mm256_cvtepi32_ps(offset), part_min[t]);
+                } else {
+                    product = _mm256_sub_epi32(product, offset);
+                }
+                part[t] = _mm256_fmadd_ps(x_scale, _mm256_cvtepi32_ps(product), part[t]);
+            }
+        }
+        const __m256 scale = load_scales(w + kStrip * offsetof(typename F::Block, d));
+        for (int t = 0; t < T; t++) sum[t] = _mm256_fmadd_ps(scale, part[t], sum[t]);
+        if constexpr (has_min) {
+            const __m256 scale_min = load_scales(w + kStrip * offsetof(typename F::Block, dmin));
+            for (int t = 0; t < T; t++) sum[t] = _mm256_fnmadd_ps(scale_min, part_min[t], sum[t]);
+        }
+    }
+    static Numbers numbers(const uint8_t* w, int j, int half) {
+        const Factors f = F::factors_of(w, j);
+        const auto number = [](__m256i pairs, int place) {
+            return _mm256_cvtepi32_ps(
+                _mm256_srai_epi32(_mm256_slli_epi32(pairs, 16 - 16 * place), 16));
+        };
+        const __m256 unit = load_scales(w + kStrip * offsetof(typename F::Block, d));
+        Numbers n{_mm256_mul_ps(unit, number(half ? f.second : f.first, 0)), _mm256_setzero_ps()};
+        if constexpr (has_min) {
+            const __m256 unit_min = load_scales(w + kStrip * offsetof(typename F::Block, dmin));
+            n.min = _mm256_fnmadd_ps(unit_min, number(f.offset, half), n.min);
+        }
+        return n;
+    }
+};
+
 // Two bits of block j, not masked on the left.
 inline __m256i two_bits(const uint8_t* qs, int j, int v) {
     const __m256i bytes = load(qs + kGroup * (8 * (j / 4) + v));
     return _mm256_and_si256(_mm256_srli_epi16(bytes, 2 * (j % 4)), _mm256_set1_epi8(3));
 }
 
-struct StripQ2_K {
+struct FormatQ2_K : Format16<FormatQ2_K, true> {
     using Block = BlockQ2_K;
-    static constexpr bool has_min = true;
+    static constexpr int bias = 0;
     static constexpr int sums = 4;  // byte products that add up within 16 bits: 4 * 2 * 3 * 127
     static Factors factors_of(const uint8_t* w, int j) {
         const __m256i bytes = load(w + kStrip * offsetof(Block, scales) + kGroup * (j / 2));
@@ -49,9 +112,9 @@ struct StripQ2_K {
     }
 };
 
-struct StripQ3_K {
+struct FormatQ3_K : Format16<FormatQ3_K, false> {
     using Block = BlockQ3_K;
-    static constexpr bool has_min = false;
+    static constexpr int bias = 4;
     static constexpr int sums = 4;  // 4 * 2 * 7 * 127
     static Factors factors_of(const uint8_t* w, int j) {
         const uint8_t* packed = w + kStrip * offsetof(Block, scales);
@@ -62,9 +125,7 @@ struct StripQ3_K {
                                               _mm256_set1_epi8(3));
         const __m256i scales =
             _mm256_sub_epi8(_mm256_or_si256(low, _mm256_slli_epi16(high, 4)), _mm256_set1_epi8(32));
-        Factors f = factors(scales, scales, j);
-        f.offset = _mm256_slli_epi16(f.offset, 2);
-        return f;
+        return factors(scales, scales, j);
     }
     static __m256i weights(const uint8_t* w, int j, int v) {
         const __m256i four = _mm256_set1_epi8(4);
@@ -75,15 +136,13 @@ struct StripQ3_K {
     }
 };
 
-struct StripQ6_K {
+struct FormatQ6_K : Format16<FormatQ6_K, false> {
     using Block = BlockQ6_K;
-    static constexpr bool has_min = false;
+    static constexpr int bias = 32;
     static constexpr int sums = 2;  // 2 * 2 * 63 * 127
     static Factors factors_of(const uint8_t* w, int j) {
         const __m256i scales = load(w + kStrip * offsetof(Block, scales) + kGroup * (j / 2));
-        Factors f = factors(scales, scales, j);
-        f.offset = _mm256_slli_epi16(f.offset, 5);
-        return f;
+        return factors(scales, scales, j);
     }
     static __m256i weights(const uint8_t* w, int j, int v) {
         const int h = j / 4, i = j % 4;
@@ -97,70 +156,10 @@ struct StripQ6_K {
     }
 };
 
-// 16 columns of each row times 16 activations times the group's factor.
-template <int sums>
-inline __m256i product16(const __m256i weights[4], const int8_t* x, __m256i factor) {
-    __m256i p[4];
-    for (int v = 0; v < 4; v++) p[v] = _mm256_maddubs_epi16(weights[v], broadcast4(x + 4 * v));
-    const __m256i first = _mm256_add_epi16(p[0], p[1]), second = _mm256_add_epi16(p[2], p[3]);
-    if (sums == 4) return _mm256_madd_epi16(_mm256_add_epi16(first, second), factor);
-    return _mm256_add_epi32(_mm256_madd_epi16(first, factor), _mm256_madd_epi16(second, factor));
-}
-
-template <typename F, int T>
-void tile(const uint8_t* w, const Q8Rows& x, int64_t row, float* y, int64_t ldy) {
-    using Block = typename F::Block;
-    const int64_t n_blocks = x.cols / kQ;
-    const int8_t* q = x.q + row * x.cols;
-    const float* d = x.d + row * n_blocks;
-    const int16_t* s16 = x.s16 + row * n_blocks * 2;
-    __m256 sum[T];
-    for (int t = 0; t < T; t++) sum[t] = _mm256_setzero_ps();
-    for (int64_t first = 0; first < n_blocks; first += 8, w += kStrip * sizeof(Block)) {
-        __m256 part[T], part_min[T];
-        for (int t = 0; t < T; t++) part[t] = part_min[t] = _mm256_setzero_ps();
-#pragma GCC unroll 8
-        for (int j = 0; j < 8; j++) {
-            const int64_t b = first + j;
-            const Factors f = F::factors_of(w, j);
-            __m256i weights[8];
-            for (int v = 0; v < 8; v++) weights[v] = F::weights(w, j, v);
-            for (int t = 0; t < T; t++) {
-                const int8_t* values = q + t * x.cols + b * kQ;
-                __m256i product =
-                    _mm256_add_epi32(product16<F::sums>(weights, values, f.first),
-                                     product16<F::sums>(weights + 4, values + 16, f.second));
-                int32_t pair;
-                std::memcpy(&pair, s16 + (t * n_blocks + b) * 2, sizeof(pair));
-                const __m256i offset = _mm256_madd_epi16(f.offset, _mm256_set1_epi32(pair));
-                const __m256 x_scale = _mm256_set1_ps(d[t * n_blocks + b]);
-                if (F::has_min) {
-                    part_min[t] = _mm256_fmadd_ps(x_scale, _mm256_cvtepi32_ps(offset), part_min[t]);
-                } else {
-                    product = _mm256_sub_epi32(product, offset);
-                }
-                part[t] = _mm256_fmadd_ps(x_scale, _mm256_cvtepi32_ps(product), part[t]);
-            }
-        }
-        const __m256 scale = load_scales(w + kStrip * offsetof(Block, d));
-        for (int t = 0; t < T; t++) sum[t] = _mm256_fmadd_ps(scale, part[t], sum[t]);
-        if constexpr (F::has_min) {
-            const __m256 min = load_scales(w + kStrip * offsetof(Block, dmin));
-            for (int t = 0; t < T; t++) sum[t] = _mm256_fnmadd_ps(min, part_min[t], sum[t]);
-        }
-    }
-    for (int t = 0; t < T; t++) _mm256_storeu_ps(y + t * ldy, sum[t]);
-}
-
 }  // namespace
 
-#define STRIP(name, format)                                                                        \
-    void name(const uint8_t* w, const Q8Rows& x, int64_t t0, int64_t nt, float* y, int64_t ldy) {  \
-        for_tiles<8>(nt,                                                                           \
-                     [&](auto n, int64_t t) { tile<format, n>(w, x, t0 + t, y + t * ldy, ldy); }); \
-    }
-STRIP(strip__q2_k_q8, StripQ2_K)
-STRIP(strip__q3_k_q8, StripQ3_K)
-STRIP(strip__q6_k_q8, StripQ6_K)
+BLOCK_KERNELS(q2_k, FormatQ2_K)
+BLOCK_KERNELS(q3_k, FormatQ3_K)
+BLOCK_KERNELS(q6_k, FormatQ6_K)
 
 }  // namespace ggml::cpu::avx2
