@@ -93,12 +93,16 @@ class Loader {
             }
         }
         const uint64_t strips = packed;
-        each_bundle([&](const Ffn& f) { packed += aligned(bundle_bytes(f)); });
+        each_bundle([&](const Ffn& f) {
+            packed += aligned(bytes_of(f, f.gates)) + aligned(bytes_of(f, f.bundle));
+        });
         if (packed) model_.packed = ggml::Memory(packed, "weights");
         uint8_t* next = model_.packed.data() + strips;
         each_bundle([&](Ffn& f) {
-            f.bundle.data = next;
-            next += aligned(bundle_bytes(f));
+            for (Bundle* b : {&f.gates, &f.bundle}) {
+                b->data = next;
+                next += aligned(bytes_of(f, *b));
+            }
         });
         if (plain) model_.plain = ggml::Memory(plain, "weights");
         progress();
@@ -116,8 +120,8 @@ class Loader {
         w.bundle->stride += ggml::info(type).size(w.cols);
     }
 
-    static uint64_t bundle_bytes(const Ffn& f) {
-        return uint64_t(f.neurons.n) * uint64_t(f.bundle.stride);
+    static uint64_t bytes_of(const Ffn& f, const Bundle& b) {
+        return uint64_t(f.neurons.n) * uint64_t(b.stride);
     }
 
     template <typename F>

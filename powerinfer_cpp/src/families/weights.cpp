@@ -61,7 +61,7 @@ void Weights::neuron_rows(const std::string& name, std::vector<int64_t> shape, i
                           ggml::NeuronRows* to) {
     rows("ffn", name, std::move(shape), row0, m.config.n_ff, nullptr, Use::neuron);
     specs_.back().neuron = to;
-    specs_.back().bundle = &f.bundle;
+    specs_.back().bundle = to == &f.neurons.gate ? &f.gates : &f.bundle;
 }
 
 void Weights::predictor(int64_t i, const char* suffix, int64_t e, Ffn& f) {
