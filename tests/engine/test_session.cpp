@@ -530,6 +530,20 @@ int main() {
         test_ways_to_load(shape);
         test_plan(shape);
     }
+    // No format is widened on its way from the file into memory, in either layout.
+    for (DType type : {DType::F32, DType::F16, DType::BF16, DType::Q8_0, DType::Q4_0, DType::Q4_1,
+                       DType::Q5_0, DType::Q5_1, DType::Q2_K, DType::Q3_K, DType::Q4_K, DType::Q5_K,
+                       DType::Q6_K, DType::IQ4_NL, DType::IQ4_XS}) {
+        for (bool down_t : {false, true}) {
+            Shape shape;
+            shape.type = type;
+            shape.down_t = down_t;
+            shape.activation = "relu";
+            shape.n_embd = 256, shape.n_ff = 512, shape.head_dim = 64;
+            shape.n_layer = 1;
+            test_plan(shape);
+        }
+    }
     setenv("GGML_ISA", "generic", 1);
     test_bits(shapes()[1]);
     test_bits(shapes()[4]);
