@@ -1,6 +1,7 @@
 // The neuron-aware operator: kernels against generic, the operator against a naive double-precision
 // FFN, the same bits for any number of threads, alone or among other tokens; masks that really
 // mask.
+#include <algorithm>
 #include <cmath>
 #include <cstdlib>
 #include <cstring>
@@ -100,7 +101,9 @@ void test(const Case& c) {
     const bool masked[5] = {false, true, false, true, true};
     const bool quantised = info(c.type).is_quantised();
 
-    const auto run = [&](int threads, int64_t first, int64_t count, NeuronCounts* counts) {
+    using Flags = std::unique_ptr<bool[]>;
+    const auto run = [&](int threads, int64_t first, int64_t count, NeuronCounts* counts,
+                         bool* fired = nullptr) {
         Context context(threads);
         InputBuffer buffer(count, c.cols);
         const bool q8 = quantised && c.cols % kQ == 0;
@@ -112,23 +115,29 @@ void test(const Case& c) {
         mask.threshold = 0.5f;
         mask.hot = hot.data();
         Floats y(size_t(count * c.cols));
-        sparse_ffn(context, w, input, mask, scratch, y.data(), counts);
+        sparse_ffn(context, w, input, mask, scratch, y.data(), counts, fired);
         return y;
     };
     NeuronCounts counts;
-    const Floats y = run(1, 0, rows, &counts);
+    const Flags fired(new bool[size_t(rows * c.n)]), fired_alone(new bool[size_t(c.n)]);
+    const Floats y = run(1, 0, rows, &counts, fired.get());
     for (int threads : {2, 3}) CHECK(y == run(threads, 0, rows, nullptr));
     for (int64_t t = 0; t < rows; t++) {
-        const Floats alone = run(2, t, 1, nullptr);
+        const Floats alone = run(2, t, 1, nullptr, fired_alone.get());
         CHECK(!std::memcmp(alone.data(), y.data() + t * c.cols, size_t(c.cols) * sizeof(float)));
+        CHECK(!std::memcmp(fired_alone.get(), fired.get() + t * c.n, size_t(c.n)));
     }
 
-    int64_t proposed = 0;
+    int64_t proposed = 0, different = 0;
     double difference = 0, size = 0;
     for (int64_t t = 0; t < rows; t++) {
         std::vector<double> expected(size_t(c.cols), 0), magnitude(size_t(c.cols), 0);
         for (int64_t n = 0; n < c.n; n++) {
-            if (masked[t] && !(score[size_t(t * c.n + n)] >= 0.5f) && !hot[size_t(n)]) continue;
+            const bool noted = fired[size_t(t * c.n + n)];
+            if (masked[t] && !(score[size_t(t * c.n + n)] >= 0.5f) && !hot[size_t(n)]) {
+                different += noted;
+                continue;
+            }
             proposed++;
             const auto product = [&](const Rows& r) {
                 double sum = 0;
@@ -144,6 +153,7 @@ void test(const Case& c) {
                     activated(c, product(gate) + (c.biased ? gate_bias[size_t(n)] : 0));
                 h = g * (c.act == Activation::drelu ? activated(c, u) : u);
             }
+            different += noted != (h != 0);
             for (int64_t i = 0; i < c.cols; i++) {
                 expected[size_t(i)] += h * down.values[size_t(n * c.cols + i)];
             }
@@ -155,10 +165,11 @@ void test(const Case& c) {
         }
     }
     CHECK(counts.rows == rows && counts.proposed == proposed);
-    CHECK(counts.fired <= proposed);
+    CHECK(counts.fired == std::count(fired.get(), fired.get() + rows * c.n, true));
     // Folded rows meet activations in 8 bits: half a step of 1/127 of the largest of 32, in gate
     // and up; a value near the threshold may fall on its other side. Others differ by rounding
     // alone.
+    CHECK(different <= (gate.view.folded ? rows * c.n / 50 : 0));
     const double limit = gate.view.folded ? 0.03 : 1e-5;
     CHECK(std::sqrt(difference / size) < limit);
     if (!(std::sqrt(difference / size) < limit)) {
@@ -178,17 +189,18 @@ void test_kernels(DType type, const char* isa) {
         if (block && !can_fold(type, cols)) continue;
         const int64_t n = 23;
         Rows rows(type, n, cols, 1);
-        const Floats x = normal(2 * cols);
+        const int64_t nt = 5;
+        const Floats x = normal(nt * cols);
         Context context(1);
-        InputBuffer buffer(2, cols);
-        const Input input = buffer.prepare(context, x.data(), 2, cols, block);
+        InputBuffer buffer(nt, cols);
+        const Input input = buffer.prepare(context, x.data(), nt, cols, block);
         // The folded order, written down once more.
-        std::vector<int8_t> q(size_t(2 * cols));
+        std::vector<int8_t> q(size_t(nt * cols));
         Floats d(q.size()), ds(q.size());
         std::vector<int32_t> s8(q.size());
         std::vector<int16_t> s16(q.size());
         if (block) {
-            for (int64_t t = 0; t < 2; t++) {
+            for (int64_t t = 0; t < nt; t++) {
                 for (int64_t c = 0; c < cols; c++) {
                     const int64_t eighth = cols / 8, r = c / eighth, b = c % eighth / 32,
                                   v = c % 32 / 4, j = c % 4;
@@ -203,28 +215,43 @@ void test_kernels(DType type, const char* isa) {
             }
         }
         cpu::NeuronInput in{
-            x.data(), input.q8, {cols, q.data(), d.data(), s8.data(), ds.data(), s16.data()}, 1};
-        const int32_t ids[] = {0, 3, 4, 5, 9, 11, 12, 17, 20, 21, 22};
+            x.data(), input.q8, {cols, q.data(), d.data(), s8.data(), ds.data(), s16.data()}};
+        const int32_t ids[] = {0, 3, 4, 5, 9, 11, 12, 17, 20, 21, 22}, tokens[] = {4, 0, 1, 2, 3};
         const int64_t m = 11;
-        Floats y(m), expected(m);
-        k->dot[int(type)](rows.view.data, rows.view.stride, ids, m, cols, in, y.data());
-        generic->dot[int(type)](rows.view.data, rows.view.stride, ids, m, cols, in,
+        Floats y(m * nt), expected(m * nt);
+        k->dot[int(type)](rows.view.data, rows.view.stride, ids, m, cols, in, tokens, nt, y.data());
+        generic->dot[int(type)](rows.view.data, rows.view.stride, ids, m, cols, in, tokens, nt,
                                 expected.data());
-        for (int64_t i = 0; i < m; i++) {
+        for (int64_t i = 0; i < m * nt; i++) {
             CHECK(std::fabs(y[size_t(i)] - expected[size_t(i)]) <
                   2e-5 * std::sqrt(double(cols)) + 1e-5);
             float alone;
-            k->dot[int(type)](rows.view.data, rows.view.stride, ids + i, 1, cols, in, &alone);
+            k->dot[int(type)](rows.view.data, rows.view.stride, ids + i / nt, 1, cols, in,
+                              tokens + i % nt, 1, &alone);
             CHECK(alone == y[size_t(i)]);
         }
-        const Floats h = normal(m);
-        Floats sum = normal(cols), sum_generic = sum, one_by_one = sum;
-        k->add[int(type)](rows.view.data, rows.view.stride, ids, m, cols, h.data(), sum.data());
-        generic->add[int(type)](rows.view.data, rows.view.stride, ids, m, cols, h.data(),
-                                sum_generic.data());
-        for (int64_t i = 0; i < m; i++) {
-            k->add[int(type)](rows.view.data, rows.view.stride, ids + i, 1, cols, h.data() + i,
-                              one_by_one.data());
+        // Token 0 takes all rows, the others every second, third and so on; token 4 none.
+        std::vector<int32_t> first{0}, row;
+        for (int64_t t = 0; t < nt; t++) {
+            for (int32_t r = 0; r < m && t < 4; r++) {
+                if (r % (t + 1) == 0) row.push_back(r);
+            }
+            first.push_back(int32_t(row.size()));
+        }
+        const Floats h = normal(int64_t(row.size()));
+        const cpu::Shares shares{first.data(), row.data(), h.data()};
+        Floats sum = normal(nt * cols), sum_generic = sum, one_by_one = sum;
+        k->add[int(type)](rows.view.data, rows.view.stride, ids, m, cols, shares, nt, sum.data(),
+                          cols);
+        generic->add[int(type)](rows.view.data, rows.view.stride, ids, m, cols, shares, nt,
+                                sum_generic.data(), cols);
+        for (int64_t t = 0; t < nt; t++) {
+            for (int32_t i = first[size_t(t)]; i < first[size_t(t) + 1]; i++) {
+                const int32_t range[] = {i, i + 1};
+                k->add[int(type)](rows.view.data, rows.view.stride, ids, m, cols,
+                                  {range, row.data(), h.data()}, 1, one_by_one.data() + t * cols,
+                                  0);
+            }
         }
         CHECK(sum == one_by_one);
         for (size_t i = 0; i < sum.size(); i++) CHECK(std::fabs(sum[i] - sum_generic[i]) < 1e-4);

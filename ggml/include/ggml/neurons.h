@@ -52,9 +52,11 @@ struct NeuronMask {
     const uint8_t* hot = nullptr;  // [n] or null
 };
 
-// How many neurons were proposed (not masked), and how many of them fired, summed over rows.
+// How many neurons were proposed (their gate, or up where there is no gate, was computed), how many
+// went on from there (up and down, or down), and how many of those fired (what they send down is
+// not zero), summed over rows.
 struct NeuronCounts {
-    int64_t rows = 0, proposed = 0, fired = 0;
+    int64_t rows = 0, proposed = 0, computed = 0, fired = 0;
 };
 
 // Room for up to max_rows rows.
@@ -66,20 +68,26 @@ class NeuronScratch {
 
  private:
     friend class SparseFfn;
+    struct PerThread {
+        // Several rows: a few neurons' values and candidates for each of them, and sums of pieces.
+        float *h, *out, *sums;
+        int32_t* tokens;
+        NeuronCounts counts;
+    };
     Memory memory_;
-    int32_t* ids_ = nullptr;      // [rows, n]: fired neurons of a row, segment by segment
-    float* h_ = nullptr;          // [rows, n]: their values
-    int32_t* lengths_ = nullptr;  // [rows, segments]: how many
-    float* gates_ = nullptr;      // [threads, rows, segment]
-    float* partial_ =
-        nullptr;     // [segments, cols]: sums of one row; or [threads, segments, columns]
-    Q8Rows folded_;  // the input in folded order
-    std::vector<NeuronCounts> counts_;  // per thread
+    int32_t* ids_ = nullptr;    // one row: candidates; several: what fired, tile by tile
+    float* h_ = nullptr;        // their values
+    int32_t* first_ = nullptr;  // [tiles, rows + 1]: where a tile's fired neurons of a row begin
+    int32_t* all_tokens_ = nullptr;  // [rows]: 0, 1, ...
+    float* partial_ = nullptr;       // [segments, cols]: sums of one row
+    Q8Rows folded_;                  // the input in folded order
+    std::vector<PerThread> threads_;
 };
 
 // y[t] = the FFN of x[t] over the neurons that the mask admits. x.q8 must be filled where a part is
-// folded. y: [rows, cols]. counts may be null.
+// folded. y: [rows, cols]. counts may be null. fired: [rows, n], which neurons did (what they send
+// down is not zero), or null.
 void sparse_ffn(Context& context, const Neurons& neurons, const Input& x, const NeuronMask& mask,
-                NeuronScratch& scratch, float* y, NeuronCounts* counts);
+                NeuronScratch& scratch, float* y, NeuronCounts* counts, bool* fired = nullptr);
 
 }  // namespace ggml

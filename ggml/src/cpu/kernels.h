@@ -23,24 +23,50 @@ using strip_fn = void (*)(const uint8_t* strip, const Q8Rows& x, int64_t t0, int
 using accumulate_fn = void (*)(const uint8_t* w, int64_t row_bytes, int64_t n_rows, int64_t cols,
                                const float* a, int64_t lda, int64_t nt, float* y, int64_t ldy);
 
-// The input of a neuron product: one token's activations as floats, in 8 bits, and in 8 bits folded
+// Rows that a kernel brings closer for the next one while it computes as many for one token: a core
+// has room for few lines on their way, so they are asked for bit by bit.
+struct Ahead {
+    const uint8_t* w = nullptr;
+    int64_t stride = 0;
+    const int32_t* ids = nullptr;
+    int64_t n = 0;
+
+    // The row to fetch beside the kernel's row i; `now`, which is there already, when there is
+    // none.
+    const uint8_t* beside(int64_t i, const uint8_t* now) const {
+        return i < n ? w + ids[i] * stride : now;
+    }
+};
+
+// The input of neuron products: tokens' activations as floats, in 8 bits, and in 8 bits folded
 // (neurons.h): q [cols / 256][8 groups][8 lanes][4], the rest [cols / 256][8 lanes] per 32 (s16:
 // two each).
 struct NeuronInput {
     const float* x;
     Q8Rows q8, folded;
-    int64_t t;
+    Ahead ahead = {};
 };
 
-// y[i] = row ids[i] . x, for n rows at w + id * stride; block formats are folded.
+// y[i * nt + j] = row ids[i] . token tokens[j], for n rows at w + id * stride and nt tokens; block
+// formats are folded.
 using dot_fn = void (*)(const uint8_t* w, int64_t stride, const int32_t* ids, int64_t n,
-                        int64_t cols, const NeuronInput& x, float* y);
+                        int64_t cols, const NeuronInput& x, const int32_t* tokens, int64_t nt,
+                        float* y);
 
-// y[c] += sum_i h[i] * row ids[i][c], i ascending, over `cols` columns; block formats are folded,
-// and y has their order: column r * cols / 8 + 32 b + 4 v + j stands at ((8 b + v) * 4 + j) * 8 +
-// r.
+// What tokens take of a few rows: token t takes h[k] times row row[k] of them, for k from first[t]
+// to first[t + 1], rows ascending.
+struct Shares {
+    const int32_t *first, *row;
+    const float* h;
+    Ahead ahead = {};
+};
+constexpr int64_t kShared = 16;  // at most so many rows
+
+// y[t * ldy + c] += sum_k h[k] * row ids[row[k]][c] over `cols` columns, for nt tokens and n <=
+// kShared rows at w + id * stride; block formats are folded, and y has their order: column r * cols
+// / 8 + 32 b + 4 v + j stands at ((8 b + v) * 4 + j) * 8 + r.
 using add_fn = void (*)(const uint8_t* w, int64_t stride, const int32_t* ids, int64_t n,
-                        int64_t cols, const float* h, float* y);
+                        int64_t cols, const Shares& shares, int64_t nt, float* y, int64_t ldy);
 
 // Quantises rows [t0, t0 + nt) of x [.., cols] into out.
 using quantize_fn = void (*)(const float* x, int64_t t0, int64_t nt, const Q8Rows& out);

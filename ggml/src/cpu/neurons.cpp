@@ -1,12 +1,14 @@
 // The neuron-aware feed-forward operator. Threads take segments of neurons. For one token a
-// segment's gate, up and down are one pass over its candidates; for several tokens the first pass
-// keeps what fired, and a second one adds the down rows by columns, so that each row is read once
-// for all tokens. Both add in the same order, hence with the same bits.
+// segment's gate, up and down are one pass over its candidates. For several tokens the first pass
+// takes a few neurons at a time for all tokens and keeps what fired, and a second one adds the down
+// rows by columns: each row is read, and unpacked, once for all tokens. Both add in the same order,
+// hence with the same bits.
 #include "ggml/neurons.h"
 
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <numeric>
 
 #include "cpu/kernels.h"
 
@@ -15,19 +17,36 @@ namespace ggml {
 namespace {
 
 constexpr int64_t kSegments = 32;
-constexpr int64_t kTile =
-    8;  // candidates whose rows are on their way while the tile before is computed
+// One token: candidates whose rows are on their way while the tile before is computed.
+constexpr int64_t kTile = 8;
+using cpu::kShared;  // several tokens: neurons taken together
+
+// Several tokens: of the pairs of a tile's neurons and the tokens, the share from which on all are
+// multiplied and the mask is applied to the result: fewer would need lists, gathered inputs and
+// products of fewer tokens at a time. Measured, see docs/sparsity.md.
+constexpr double kDense = 0.5;
+// Values of y that stay in a core's cache while the rows of all neurons go by.
+constexpr int64_t kResident = 1 << 15;
 
 // Neurons of a segment: whole tiles, so that dense lists stay aligned.
 int64_t segment_size(int64_t n) {
     return (n + kSegments * kTile - 1) / (kSegments * kTile) * kTile;
 }
 
+int64_t tiles_per_segment(int64_t n) {
+    return (segment_size(n) + kShared - 1) / kShared;
+}
+
 // Columns that one thread adds at a time when there are several tokens. A piece of a folded row is
 // a whole number of its blocks.
-int64_t column_piece(const Neurons& w) {
-    const int64_t unit = w.down.folded ? kStrip * info(w.down.type).block : 32;
-    return std::min((std::max<int64_t>(256, unit) + unit - 1) / unit * unit, w.cols);
+int64_t column_piece(const NeuronRows& down, int64_t cols) {
+    const int64_t unit = down.folded ? kStrip * info(down.type).block : 32;
+    return std::min((std::max<int64_t>(256, unit) + unit - 1) / unit * unit, cols);
+}
+
+// Tokens that one thread adds at a time.
+int64_t token_piece(int64_t columns) {
+    return std::max<int64_t>(16, kResident / columns);
 }
 
 int64_t natural_column(int64_t place, int64_t cols) {
@@ -51,20 +70,29 @@ void add_tree(float* sums, int64_t step, int64_t n) {
 class SparseFfn {
  public:
     SparseFfn(Context& context, const Neurons& w, const Input& x, const NeuronMask& mask,
-              NeuronScratch& scratch)
+              NeuronScratch& scratch, bool* fired)
         : context_(context),
           kernels_(context.kernels),
           w_(w),
           x_(x),
           mask_(mask),
           s_(scratch),
+          fired_(fired),
           size_(segment_size(w.n)) {}
 
     void run(float* y, NeuronCounts* counts) {
-        std::fill(s_.counts_.begin(), s_.counts_.end(), NeuronCounts{});
+        for (NeuronScratch::PerThread& own : s_.threads_) own.counts = {};
         fold_input();
-        context_.threads.run(kSegments, 1, [&](int64_t begin, int64_t end, int thread) {
-            for (int64_t s = begin; s < end; s++) segment(s, thread);
+        if (fired_) std::fill_n(fired_, x_.rows * w_.n, false);
+        // One token: more segments at a time, as rows are fetched ahead within them.
+        const int64_t grain =
+            x_.rows == 1 ? std::max<int64_t>(1, kSegments / (6 * context_.threads.active())) : 1;
+        context_.threads.run(kSegments, grain, [&](int64_t begin, int64_t end, int thread) {
+            if (x_.rows == 1) {
+                one_token(begin, end, thread);
+            } else {
+                for (int64_t s = begin; s < end; s++) many_tokens(s, thread);
+            }
         });
         if (x_.rows == 1) {
             finish_one(y);
@@ -73,9 +101,10 @@ class SparseFfn {
         }
         if (!counts) return;
         counts->rows += x_.rows;
-        for (const NeuronCounts& c : s_.counts_) {
-            counts->proposed += c.proposed;
-            counts->fired += c.fired;
+        for (const NeuronScratch::PerThread& own : s_.threads_) {
+            counts->proposed += own.counts.proposed;
+            counts->computed += own.counts.computed;
+            counts->fired += own.counts.fired;
         }
     }
 
@@ -112,66 +141,73 @@ class SparseFfn {
 
     bool masked(int64_t t) const { return mask_.masked && mask_.masked[t]; }
 
-    // Ids of the neurons of [begin, end) that row t may compute.
-    int64_t propose(int64_t t, int64_t begin, int64_t end, int32_t* ids) const {
+    bool proposed(int64_t t, int64_t neuron) const {
+        return !masked(t) || mask_.score[t * w_.n + neuron] >= mask_.threshold ||
+               (mask_.hot && mask_.hot[neuron]);
+    }
+
+    // One token: ids of the neurons of [begin, end) that it may compute.
+    int64_t propose(int64_t begin, int64_t end, int32_t* ids) const {
         int64_t n = 0;
-        if (!masked(t)) {
-            for (int64_t i = begin; i < end; i++) ids[n++] = int32_t(i);
-            return n;
-        }
-        const float* score = mask_.score + t * w_.n;
         for (int64_t i = begin; i < end; i++) {
             ids[n] = int32_t(i);  // kept by moving on: no branch to mispredict
-            n += score[i] >= mask_.threshold || (mask_.hot && mask_.hot[i]);
+            n += proposed(0, i);
         }
         return n;
     }
 
-    void dot(const NeuronRows& rows, const float* bias, const int32_t* ids, int64_t n, int64_t t,
-             float* out) const {
-        const NeuronInput in{x_.x, x_.q8, s_.folded_, t};
+    // out[i * nt + j] = row ids[i] . token tokens[j], bias included.
+    void dot(const NeuronRows& rows, const float* bias, const int32_t* ids, int64_t n,
+             const int32_t* tokens, int64_t nt, float* out, const cpu::Ahead& ahead = {}) const {
+        const cpu::NeuronInput in{x_.x, x_.q8, s_.folded_, ahead};
         if (rows.folded || !info(rows.type).is_quantised()) {
-            kernels_.dot[int(rows.type)](rows.data, rows.stride, ids, n, w_.cols, in, out);
+            kernels_.dot[int(rows.type)](rows.data, rows.stride, ids, n, w_.cols, in, tokens, nt,
+                                         out);
         } else {
-            stored_dot(rows, ids, n, t, out);
+            stored_dot(rows, ids, n, tokens, nt, out);
         }
-        if (bias) {
-            for (int64_t i = 0; i < n; i++) out[i] += bias[ids[i]];
+        if (!bias) return;
+        for (int64_t i = 0; i < n; i++) {
+            for (int64_t j = 0; j < nt; j++) out[i * nt + j] += bias[ids[i]];
         }
     }
 
     // Block formats whose rows are too short to fold: decoded, a piece at a time.
-    void stored_dot(const NeuronRows& rows, const int32_t* ids, int64_t n, int64_t t,
-                    float* out) const {
+    void stored_dot(const NeuronRows& rows, const int32_t* ids, int64_t n, const int32_t* tokens,
+                    int64_t nt, float* out) const {
         const DTypeInfo& format = info(rows.type);
         float piece[256];
+        std::fill_n(out, n * nt, 0.0f);
         for (int64_t i = 0; i < n; i++) {
-            float sum = 0;
             for (int64_t c = 0; c < w_.cols; c += format.block) {
                 format.decode(rows.data + ids[i] * rows.stride + format.size(c), piece,
                               format.block);
-                float part = 0;
-                kernels_.matmul[int(DType::F32)](reinterpret_cast<const uint8_t*>(piece), 0, 1,
-                                                 format.block, x_.x + t * w_.cols + c, 0, 1, &part,
-                                                 1);
-                sum += part;
+                for (int64_t j = 0; j < nt; j++) {
+                    float part = 0;
+                    kernels_.matmul[int(DType::F32)](reinterpret_cast<const uint8_t*>(piece), 0, 1,
+                                                     format.block, x_.x + tokens[j] * w_.cols + c,
+                                                     0, 1, &part, 1);
+                    out[i * nt + j] += part;
+                }
             }
-            out[i] = sum;
         }
     }
 
-    // y[0, cols) += sum of h * down rows, from column c0 on (of the folded order where rows are
-    // folded).
-    void add(const int32_t* ids, const float* h, int64_t n, int64_t c0, int64_t cols,
-             float* y) const {
+    // y[t] += what token t takes of n down rows, `cols` columns from c0 on (of the folded order
+    // where rows are folded).
+    void add(const int32_t* ids, int64_t n, int64_t c0, int64_t cols, const cpu::Shares& shares,
+             int64_t nt, float* y, int64_t ldy) const {
         const uint8_t* data = w_.down.data + info(w_.down.type).size(c0);
         if (w_.down.folded || !info(w_.down.type).is_quantised()) {
-            kernels_.add[int(w_.down.type)](data, w_.down.stride, ids, n, cols, h, y);
+            kernels_.add[int(w_.down.type)](data, w_.down.stride, ids, n, cols, shares, nt, y, ldy);
             return;
         }
-        for (int64_t i = 0; i < n; i++) {
-            kernels_.accumulate[int(w_.down.type)](data + ids[i] * w_.down.stride, 0, 1, cols,
-                                                   h + i, 0, 1, y, 0);
+        for (int64_t t = 0; t < nt; t++) {
+            for (int64_t k = shares.first[t]; k < shares.first[t + 1]; k++) {
+                kernels_.accumulate[int(w_.down.type)](data + ids[shares.row[k]] * w_.down.stride,
+                                                       0, 1, cols, shares.h + k, 0, 1, y + t * ldy,
+                                                       0);
+            }
         }
     }
 
@@ -190,127 +226,192 @@ class SparseFfn {
         return std::fabs(a) < w_.threshold ? 0 : a;
     }
 
-    // From the values of the first matrix (gate, or up where there is no gate) to the neurons that
-    // fire: their ids and values, compacted. `ids` and `g` may be the outputs.
-    int64_t fire(const int32_t* ids, const float* g, int64_t n, int64_t t, int32_t* fired,
-                 float* h) const {
-        int64_t m = 0;
-        for (int64_t i = 0; i < n; i++) {
-            const float a = activate(g[i]);
-            fired[m] = ids[i];
-            h[m] = a;
-            m += a != 0;
-        }
-        if (!w_.gate || m == 0) return m;
-        int64_t kept = 0;
-        for (int64_t i = 0; i < m; i += kTile) {
-            const int64_t part = std::min(kTile, m - i);
-            float u[kTile];
-            dot(w_.up, w_.up_bias, fired + i, part, t, u);
-            for (int64_t j = 0; j < part; j++) {
-                const float up = w_.act == Activation::drelu ? activate(u[j]) : u[j];
-                const float value = h[i + j] * up;
-                fired[kept] = fired[i + j];
-                h[kept] = value;
-                kept += value != 0;
-            }
-        }
-        return kept;
+    // What a neuron sends down, from its activated gate and its up product.
+    float value(float gate, float up) const {
+        return gate * (w_.act == Activation::drelu ? activate(up) : up);
     }
 
-    void fetch(const NeuronRows& rows, int32_t id) const {
-        if (!rows) return;
-        const uint8_t* row = rows.data + id * rows.stride;
-        for (int64_t i = 0; i < info(rows.type).size(w_.cols); i += 64) __builtin_prefetch(row + i);
+    void note(int64_t t, const int32_t* ids, int64_t n) const {
+        if (!fired_) return;
+        for (int64_t i = 0; i < n; i++) fired_[t * w_.n + ids[i]] = true;
     }
 
-    void segment(int64_t s, int thread) {
-        const int64_t begin = std::min(s * size_, w_.n), end = std::min(begin + size_, w_.n);
-        if (x_.rows == 1) {
-            one_token(s, begin, end, thread);
-        } else {
-            many_tokens(s, begin, end, thread);
-        }
-    }
+    // Neurons of segment s.
+    int64_t begin_of(int64_t s) const { return std::min(s * size_, w_.n); }
+    int64_t end_of(int64_t s) const { return begin_of(s + 1); }
 
-    // Tiles of candidates: while one tile's gates are computed, up and down of what fired in the
-    // tile before are on their way.
-    void one_token(int64_t s, int64_t begin, int64_t end, int thread) {
+    // One token, segments [s0, s1): tiles of candidates, then batches of those whose gates fire.
+    // The rows of one tile or batch are on their way while the one before is computed, over the
+    // ends of segments too.
+    void one_token(int64_t s0, int64_t s1, int thread) {
         const NeuronRows& first = w_.gate ? w_.gate : w_.up;
         const float* first_bias = w_.gate ? w_.gate_bias : w_.up_bias;
-        float* sum = s_.partial_ + s * w_.cols;
-        std::fill_n(sum, w_.cols, 0.0f);
-        int32_t* ids = s_.ids_ + begin;
-        const int64_t n = propose(0, begin, end, ids);
-        NeuronCounts& counts = s_.counts_[size_t(thread)];
-        counts.proposed += n;
-        const bool scattered = masked(0);
-        int32_t waiting[kTile];
-        float waiting_g[kTile];
-        int64_t n_waiting = 0;
-        const auto finish_waiting = [&] {
-            int32_t fired[kTile];
-            float h[kTile];
-            const int64_t m = fire(waiting, waiting_g, n_waiting, 0, fired, h);
-            add(fired, h, m, 0, w_.cols, sum);
-            counts.fired += m;
-            n_waiting = 0;
+        NeuronCounts& counts = s_.threads_[size_t(thread)].counts;
+        int64_t n_ids[kSegments];
+        for (int64_t s = s0; s < s1; s++) {
+            n_ids[s] = propose(begin_of(s), end_of(s), s_.ids_ + begin_of(s));
+            counts.proposed += n_ids[s];
+        }
+        Batch ready, waiting;
+        // The waiting take the place of the ready, which are computed while their rows are fetched.
+        const auto move_on = [&] {
+            finish(ready, waiting, counts);
+            ready = waiting;
+            waiting.n = 0;
         };
-        for (int64_t i = 0; i < n; i += kTile) {
-            const int64_t part = std::min(kTile, n - i);
-            if (scattered) {  // an unbroken run of rows the processor fetches by itself
-                for (int64_t j = i + part; j < std::min(i + 2 * kTile, n); j++)
-                    fetch(first, ids[j]);
+        for (int64_t s = s0; s < s1; s++) {
+            waiting.sum = s_.partial_ + s * w_.cols;
+            std::fill_n(waiting.sum, w_.cols, 0.0f);
+            const int32_t *ids = s_.ids_ + begin_of(s), *end = ids + n_ids[s];
+            while (ids < end) {
+                const int64_t n = std::min<int64_t>(kTile, end - ids);
+                cpu::Ahead ahead =
+                    ahead_of(first, ids + n, std::min<int64_t>(kTile, end - ids - n));
+                if (ids + n == end && s + 1 < s1) {
+                    ahead = ahead_of(first, s_.ids_ + end_of(s), std::min(kTile, n_ids[s + 1]));
+                }
+                float g[kTile];
+                dot(first, first_bias, ids, n, kFirst, 1, g, ahead);
+                for (int64_t j = 0; j < n; j++) {
+                    const float v = activate(g[j]);
+                    if (v == 0) continue;
+                    waiting.ids[waiting.n] = ids[j];
+                    waiting.h[waiting.n++] = v;
+                    if (waiting.n == kTile) move_on();
+                }
+                ids += n;
             }
-            float g[kTile];
-            dot(first, first_bias, ids + i, part, 0, g);
-            finish_waiting();
-            for (int64_t j = 0; j < part; j++) {
-                if (activate(g[j]) == 0) continue;
-                waiting[n_waiting] = ids[i + j];
-                waiting_g[n_waiting++] = g[j];
-                if (w_.gate) fetch(w_.up, ids[i + j]);
-                fetch(w_.down, ids[i + j]);
-            }
+            if (waiting.n) move_on();
         }
-        finish_waiting();
+        finish(ready, waiting, counts);
     }
 
-    void many_tokens(int64_t s, int64_t begin, int64_t end, int thread) {
+    // Neurons of one segment whose gates fire, and where their sum goes.
+    struct Batch {
+        int32_t ids[kTile];
+        float h[kTile];
+        int64_t n = 0;
+        float* sum;
+    };
+
+    cpu::Ahead ahead_of(const NeuronRows& rows, const int32_t* ids, int64_t n) const {
+        return {rows.data, rows.stride, ids, n};
+    }
+
+    void finish(Batch& batch, const Batch& next, NeuronCounts& counts) const {
+        if (!batch.n) return;
+        counts.computed += batch.n;
+        int64_t m = batch.n;
+        if (w_.gate) {
+            float u[kTile];
+            dot(w_.up, w_.up_bias, batch.ids, m, kFirst, 1, u, ahead_of(w_.up, next.ids, next.n));
+            m = 0;
+            for (int64_t i = 0; i < batch.n; i++) {
+                batch.ids[m] = batch.ids[i];
+                batch.h[m] = value(batch.h[i], u[i]);
+                m += batch.h[m] != 0;
+            }
+        }
+        counts.fired += m;
+        note(0, batch.ids, m);
+        const int32_t first[] = {0, int32_t(m)};
+        add(batch.ids, m, 0, w_.cols,
+            {first, kInOrder, batch.h, ahead_of(w_.down, next.ids, next.n)}, 1, batch.sum, 0);
+    }
+
+    void many_tokens(int64_t s, int thread) {
+        const int64_t begin = begin_of(s), end = end_of(s);
+        NeuronScratch::PerThread& own = s_.threads_[size_t(thread)];
+        const int64_t tile0 = s * tiles_per_segment(w_.n);
+        for (int64_t i = begin; i < end; i += kShared) {
+            const int64_t n = std::min(kShared, end - i), tile = tile0 + (i - begin) / kShared;
+            fire_tile(i, n, own);
+            keep_tile(i, n, tile, own);
+        }
+    }
+
+    // h[j * rows + t] = what neuron begin + j of n sends down for token t; 0 where it does not fire
+    // or is not proposed.
+    void fire_tile(int64_t begin, int64_t n, NeuronScratch::PerThread& own) {
         const NeuronRows& first = w_.gate ? w_.gate : w_.up;
         const float* first_bias = w_.gate ? w_.gate_bias : w_.up_bias;
-        NeuronCounts& counts = s_.counts_[size_t(thread)];
-        // The gates of a few neurons for all tokens at a time: their rows stay in the nearest
-        // cache.
-        float* gates = s_.gates_ + int64_t(thread) * x_.rows * size_;
-        for (int64_t i = begin; i < end; i += kTile) {
-            const int64_t last = std::min(i + kTile, end);
-            for (int64_t t = 0; t < x_.rows; t++) {
-                int32_t ids[kTile];
-                float g[kTile];
-                const int64_t n = propose(t, i, last, ids);
-                counts.proposed += n;
-                if (n) dot(first, first_bias, ids, n, t, g);
-                // Neurons that were not proposed count as not firing.
-                float* row = gates + t * size_ + (i - begin);
-                std::fill_n(row, last - i, NAN);
-                for (int64_t j = 0; j < n; j++) row[ids[j] - i] = g[j];
+        const int64_t rows = x_.rows;
+        float *h = own.h, *out = own.out;
+        int32_t* tokens = own.tokens;  // [kShared, rows]: who may compute neuron j
+        int64_t length[kShared] = {}, pairs = 0;
+        for (int64_t j = 0; j < n; j++) {
+            for (int64_t t = 0; t < rows; t++) {
+                tokens[j * rows + length[j]] = int32_t(t);
+                length[j] += proposed(t, begin + j);
+            }
+            pairs += length[j];
+        }
+        own.counts.proposed += pairs;
+        if (!pairs) {
+            std::fill_n(h, n * rows, 0.0f);
+            return;
+        }
+        if (double(pairs) >= kDense * double(n * rows)) {
+            int32_t ids[kShared];
+            for (int64_t j = 0; j < n; j++) ids[j] = int32_t(begin + j);
+            dot(first, first_bias, ids, n, s_.all_tokens_, rows, h);
+            for (int64_t i = 0; i < n * rows; i++) h[i] = activate(h[i]);
+            for (int64_t j = 0; j < n && pairs < n * rows; j++) {
+                for (int64_t t = 0; t < rows; t++) {
+                    if (!proposed(t, begin + j)) h[j * rows + t] = 0;
+                }
+            }
+        } else {
+            for (int64_t j = 0; j < n; j++) {
+                const int32_t id = int32_t(begin + j), *listed = tokens + j * rows;
+                std::fill_n(h + j * rows, rows, 0.0f);
+                if (length[j]) dot(first, first_bias, &id, 1, listed, length[j], out);
+                for (int64_t i = 0; i < length[j]; i++) {
+                    h[j * rows + listed[i]] = activate(out[i]);
+                }
             }
         }
-        for (int64_t t = 0; t < x_.rows; t++) {
-            int32_t* ids = s_.ids_ + t * w_.n + begin;
-            float* h = s_.h_ + t * w_.n + begin;
-            int64_t n = 0;
-            for (int64_t i = begin; i < end; i++) {
-                const float g = gates[t * size_ + i - begin];
-                ids[n] = int32_t(i);
-                h[n] = g;
-                n += !std::isnan(g);
+        for (int64_t j = 0; j < n; j++) {
+            float* row = h + j * rows;
+            int64_t m = 0;
+            for (int64_t t = 0; t < rows; t++) {
+                tokens[m] = int32_t(t);
+                m += row[t] != 0;
             }
-            const int64_t m = fire(ids, h, n, t, ids, h);
-            s_.lengths_[t * kSegments + s] = int32_t(m);
-            counts.fired += m;
+            own.counts.computed += m;
+            if (!w_.gate || !m) continue;
+            const int32_t id = int32_t(begin + j);
+            dot(w_.up, w_.up_bias, &id, 1, tokens, m, out);
+            for (int64_t i = 0; i < m; i++) {
+                row[tokens[i]] = value(row[tokens[i]], out[i]);
+            }
         }
+    }
+
+    // Lists what fired in a tile token by token, as the second pass wants it.
+    void keep_tile(int64_t begin, int64_t n, int64_t tile, NeuronScratch::PerThread& own) {
+        const int64_t rows = x_.rows, at = tile * kShared * rows;
+        int32_t *first = s_.first_ + tile * (rows + 1), *row = s_.ids_ + at;
+        float* kept = s_.h_ + at;
+        int32_t k = 0;
+        for (int64_t t = 0; t < rows; t++) {
+            first[t] = k;
+            for (int64_t j = 0; j < n; j++) {
+                const float v = own.h[j * rows + t];
+                row[k] = int32_t(j);
+                kept[k] = v;
+                k += v != 0;
+                if (fired_ && v != 0) fired_[t * w_.n + begin + j] = true;
+            }
+        }
+        first[rows] = k;
+        own.counts.fired += k;
+    }
+
+    // What tokens take of the neurons of a tile, in the scratch.
+    cpu::Shares shares_of(int64_t tile) const {
+        const int64_t at = tile * kShared * x_.rows;
+        return {s_.first_ + tile * (x_.rows + 1), s_.ids_ + at, s_.h_ + at};
     }
 
     // Where a sum in the order of the down rows belongs in y.
@@ -329,23 +430,42 @@ class SparseFfn {
     }
 
     void finish_many(float* y) {
-        const int64_t piece = column_piece(w_), n_pieces = (w_.cols + piece - 1) / piece;
-        context_.threads.run(n_pieces, 1, [&](int64_t begin, int64_t end, int thread) {
-            float* sums = s_.partial_ + int64_t(thread) * kSegments * piece;
+        const int64_t columns = column_piece(w_.down, w_.cols), tokens = token_piece(columns);
+        const int64_t n_columns = (w_.cols + columns - 1) / columns;
+        const int64_t n_tokens = (x_.rows + tokens - 1) / tokens;
+        context_.threads.run(n_columns * n_tokens, 1, [&](int64_t begin, int64_t end, int thread) {
             for (int64_t p = begin; p < end; p++) {
-                const int64_t c0 = p * piece, n = std::min(piece, w_.cols - c0);
-                for (int64_t t = 0; t < x_.rows; t++) {
-                    std::fill_n(sums, kSegments * piece, 0.0f);
-                    for (int64_t s = 0; s < kSegments; s++) {
-                        const int64_t at = t * w_.n + std::min(s * size_, w_.n);
-                        add(s_.ids_ + at, s_.h_ + at, s_.lengths_[t * kSegments + s], c0, n,
-                            sums + s * piece);
-                    }
-                    add_tree(sums, piece, n);
-                    place(sums, c0, n, y + t * w_.cols);
-                }
+                const int64_t c0 = p % n_columns * columns, t0 = p / n_columns * tokens;
+                finish_piece(c0, std::min(columns, w_.cols - c0), t0,
+                             std::min(tokens, x_.rows - t0), s_.threads_[size_t(thread)].sums, y);
             }
         });
+    }
+
+    // Tokens [t0, t0 + nt) and n columns from c0 on. Sums of segments are added as add_tree does,
+    // but as soon as both are there: where the number of a segment ends in ones, as many additions
+    // follow it.
+    void finish_piece(int64_t c0, int64_t n, int64_t t0, int64_t nt, float* sums, float* y) {
+        const int64_t size = nt * n, tiles = tiles_per_segment(w_.n);
+        float* sum = sums;
+        for (int64_t s = 0; s < kSegments; s++, sum += size) {
+            std::fill_n(sum, size, 0.0f);
+            const int64_t begin = begin_of(s), end = end_of(s);
+            for (int64_t i = begin; i < end; i += kShared) {
+                int32_t ids[kShared];
+                const int64_t m = std::min(kShared, end - i);
+                for (int64_t j = 0; j < m; j++) ids[j] = int32_t(i + j);
+                cpu::Shares shares = shares_of(s * tiles + (i - begin) / kShared);
+                shares.first += t0;
+                if (shares.first[nt] == shares.first[0]) continue;
+                add(ids, m, c0, n, shares, nt, sum, n);
+            }
+            for (int64_t ones = s; ones % 2; ones /= 2) {
+                sum -= size;
+                for (int64_t i = 0; i < size; i++) sum[i] += sum[size + i];
+            }
+        }
+        for (int64_t t = 0; t < nt; t++) place(sums + t * n, c0, n, y + (t0 + t) * w_.cols);
     }
 
     Context& context_;
@@ -354,29 +474,37 @@ class SparseFfn {
     const Input& x_;
     const NeuronMask& mask_;
     NeuronScratch& s_;
+    bool* const fired_;  // [rows, n] or null
     const int64_t size_;
 
-    using NeuronInput = cpu::NeuronInput;
+    static constexpr int32_t kFirst[1] = {0};  // the only token
+    static constexpr int32_t kInOrder[kTile] = {0, 1, 2, 3, 4, 5, 6, 7};
 };
 
 namespace {
 
-// Widest column piece of any format: a folded 256-block row.
-constexpr int64_t kWidestPiece = kStrip * 256;
+// How many sums a thread keeps at once while it adds those of segments pairwise.
+constexpr int64_t kSums = 6;
+static_assert(int64_t(1) << (kSums - 1) == kSegments);
 
 struct Sizes {
-    Sizes(int64_t max_rows, int64_t n, int64_t cols, int threads)
-        : per_neuron(max_rows * n),
-          lengths(max_rows * kSegments),
-          gates(max_rows > 1 ? threads * max_rows * segment_size(n) : 0),
-          partial(kSegments *
-                  std::max(cols, max_rows > 1 ? threads * std::min(cols, kWidestPiece) : 0)),
-          blocks(max_rows * ((cols + kQ - 1) / kQ)) {}
+    Sizes(int64_t max_rows, int64_t n, int64_t cols, int threads_)
+        : rows(max_rows), threads(threads_), partial(kSegments * cols) {
+        blocks = rows * ((cols + kQ - 1) / kQ);
+        listed = n;
+        if (rows == 1) return;
+        const int64_t tiles = kSegments * tiles_per_segment(n);
+        listed = tiles * kShared * rows;
+        firsts = tiles * (rows + 1);
+        tile = kShared * rows;
+        sums = kSums * std::min(kResident, rows * cols);
+    }
     uint64_t bytes() const {
-        return uint64_t(per_neuron) * 8 + uint64_t(lengths + gates + partial) * 4 +
+        return uint64_t(listed) * 8 + uint64_t(partial + firsts + rows) * 4 +
+               uint64_t(threads * (2 * tile + rows + sums)) * 4 +
                uint64_t(blocks) * (kQ + 3 * 4 + 2 * 2);
     }
-    int64_t per_neuron, lengths, gates, partial, blocks;
+    int64_t rows, threads, partial, blocks = 0, listed = 0, firsts = 0, tile = 0, sums = 0;
 };
 
 }  // namespace
@@ -387,7 +515,7 @@ uint64_t NeuronScratch::bytes(int64_t max_rows, int64_t n, int64_t cols, int max
 
 NeuronScratch::NeuronScratch(int64_t max_rows, int64_t n, int64_t cols, int max_threads)
     : memory_(bytes(max_rows, n, cols, max_threads), "sparse scratch"),
-      counts_(size_t(max_threads)) {
+      threads_(size_t(max_threads)) {
     const Sizes sizes(max_rows, n, cols, max_threads);
     uint8_t* at = memory_.data();
     const auto take = [&](auto& pointer, int64_t count) {
@@ -395,10 +523,17 @@ NeuronScratch::NeuronScratch(int64_t max_rows, int64_t n, int64_t cols, int max_
         at += uint64_t(count) * sizeof(*pointer);
     };
     take(partial_, sizes.partial);
-    take(h_, sizes.per_neuron);
-    take(gates_, sizes.gates);
-    take(ids_, sizes.per_neuron);
-    take(lengths_, sizes.lengths);
+    for (PerThread& t : threads_) {
+        take(t.sums, sizes.sums);
+        take(t.h, sizes.tile);
+        take(t.tokens, sizes.tile);
+        take(t.out, sizes.rows);
+    }
+    take(h_, sizes.listed);
+    take(ids_, sizes.listed);
+    take(first_, sizes.firsts);
+    take(all_tokens_, sizes.rows);
+    std::iota(all_tokens_, all_tokens_ + sizes.rows, 0);
     take(folded_.d, sizes.blocks);
     take(folded_.ds, sizes.blocks);
     take(folded_.s8, sizes.blocks);
@@ -407,14 +542,14 @@ NeuronScratch::NeuronScratch(int64_t max_rows, int64_t n, int64_t cols, int max_
 }
 
 void sparse_ffn(Context& context, const Neurons& neurons, const Input& x, const NeuronMask& mask,
-                NeuronScratch& scratch, float* y, NeuronCounts* counts) {
+                NeuronScratch& scratch, float* y, NeuronCounts* counts, bool* fired) {
     const NeuronRows* parts[] = {&neurons.gate, &neurons.up, &neurons.down};
     uint64_t bytes = 0;
     for (const NeuronRows* p : parts) {
         if (*p) bytes += uint64_t(neurons.n * info(p->type).size(neurons.cols));
     }
     const OpTimer timer(context.profile, "sparse_ffn", bytes);
-    SparseFfn(context, neurons, x, mask, scratch).run(y, counts);
+    SparseFfn(context, neurons, x, mask, scratch, fired).run(y, counts);
 }
 
 }  // namespace ggml

@@ -1,5 +1,7 @@
-// Products with neuron rows of single values, and their weighted sums. Those of folded blocks are
-// made in strip_kernels.h.
+// Products with neuron rows of single values, and what tokens take of them. Those of folded blocks
+// are made in strip_kernels.h.
+#include <algorithm>
+
 #include "cpu/avx2/simd.h"
 #include "cpu/kernels.h"
 
@@ -7,48 +9,75 @@ namespace ggml::cpu::avx2 {
 
 namespace {
 
+// Lines of `ahead`, beside a row of values at column c.
 template <typename W, int R>
-void dot_tile(const uint8_t* w, int64_t stride, const int32_t* ids, int64_t cols, const float* x,
-              float* y) {
-    const uint8_t* row[R];
-    __m256 sum[R];
+inline void fetch(const uint8_t* const* ahead, int64_t c) {
+    if (c * W::size % 64) return;
+    for (int r = 0; r < R; r++) _mm_prefetch(ahead[r] + c * W::size, _MM_HINT_T0);
+}
+
+template <typename W, int R, int T>
+void dot_tile(const uint8_t* w, int64_t stride, const int32_t* ids, int64_t i, int64_t cols,
+              const NeuronInput& x, const int32_t* tokens, float* y, int64_t ldy) {
+    const uint8_t *row[R], *ahead[R];
+    const float* in[T];
+    __m256 sum[R][T];
     for (int r = 0; r < R; r++) {
-        row[r] = w + ids[r] * stride;
-        sum[r] = _mm256_setzero_ps();
+        row[r] = w + ids[i + r] * stride;
+        ahead[r] = x.ahead.beside(i + r, row[r]);
+        for (int t = 0; t < T; t++) sum[r][t] = _mm256_setzero_ps();
     }
+    for (int t = 0; t < T; t++) in[t] = x.x + tokens[t] * cols;
     int64_t c = 0;
     for (; c + 8 <= cols; c += 8) {
-        const __m256 xs = _mm256_loadu_ps(x + c);
-        for (int r = 0; r < R; r++) sum[r] = _mm256_fmadd_ps(W::load8(row[r], c), xs, sum[r]);
+        if (T == 1) fetch<W, R>(ahead, c);
+        __m256 xs[T];
+        for (int t = 0; t < T; t++) xs[t] = _mm256_loadu_ps(in[t] + c);
+        for (int r = 0; r < R; r++) {
+            const __m256 ws = W::load8(row[r], c);
+            for (int t = 0; t < T; t++) sum[r][t] = _mm256_fmadd_ps(ws, xs[t], sum[r][t]);
+        }
     }
     for (int r = 0; r < R; r++) {
-        y[r] = horizontal_sum(sum[r]);
-        for (int64_t j = c; j < cols; j++) y[r] += W::load1(row[r], j) * x[j];
+        for (int t = 0; t < T; t++) {
+            float& out = y[r * ldy + t];
+            out = horizontal_sum(sum[r][t]);
+            for (int64_t j = c; j < cols; j++) out += W::load1(row[r], j) * in[t][j];
+        }
+    }
+}
+
+template <typename W, int R>
+void dot_rows(const uint8_t* w, int64_t stride, const int32_t* ids, int64_t i, int64_t cols,
+              const NeuronInput& x, const int32_t* tokens, int64_t nt, float* y) {
+    constexpr int kFew = R < 8 ? R : 1;  // eight rows of several tokens are too many sums
+    int64_t t = 0;
+    for (; R < 8 && t + 4 <= nt; t += 4) {
+        dot_tile<W, kFew, 4>(w, stride, ids, i, cols, x, tokens + t, y + i * nt + t, nt);
+    }
+    for (; t < nt; t++) {
+        dot_tile<W, R, 1>(w, stride, ids, i, cols, x, tokens + t, y + i * nt + t, nt);
     }
 }
 
 template <typename W>
 void dot_values(const uint8_t* w, int64_t stride, const int32_t* ids, int64_t n, int64_t cols,
-                const NeuronInput& in, float* y) {
-    const float* x = in.x + in.t * cols;
+                const NeuronInput& x, const int32_t* tokens, int64_t nt, float* y) {
     int64_t i = 0;
-    for (; i + 8 <= n; i += 8) dot_tile<W, 8>(w, stride, ids + i, cols, x, y + i);
-    for (; i + 2 <= n; i += 2) dot_tile<W, 2>(w, stride, ids + i, cols, x, y + i);
-    for (; i < n; i++) dot_tile<W, 1>(w, stride, ids + i, cols, x, y + i);
+    for (; nt < 4 && i + 8 <= n; i += 8) dot_rows<W, 8>(w, stride, ids, i, cols, x, tokens, nt, y);
+    for (; i + 2 <= n; i += 2) dot_rows<W, 2>(w, stride, ids, i, cols, x, tokens, nt, y);
+    for (; i < n; i++) dot_rows<W, 1>(w, stride, ids, i, cols, x, tokens, nt, y);
 }
 
 // R rows at a time share the loads and stores of y; each column still adds them in ascending order.
 template <typename W, int R>
-void add_tile(const uint8_t* w, int64_t stride, const int32_t* ids, int64_t cols, const float* h,
+void add_tile(const uint8_t* const* row, const uint8_t* const* ahead, int64_t cols, const float* h,
               float* y) {
-    const uint8_t* row[R];
     __m256 factor[R];
-    for (int r = 0; r < R; r++) {
-        row[r] = w + ids[r] * stride;
-        factor[r] = _mm256_set1_ps(h[r]);
-    }
+    for (int r = 0; r < R; r++) factor[r] = _mm256_set1_ps(h[r]);
     int64_t c = 0;
     for (; c + 8 <= cols; c += 8) {
+        fetch<W, R>(ahead, c);
         __m256 sum = _mm256_loadu_ps(y + c);
         for (int r = 0; r < R; r++) sum = _mm256_fmadd_ps(factor[r], W::load8(row[r], c), sum);
         _mm256_storeu_ps(y + c, sum);
@@ -59,23 +88,33 @@ void add_tile(const uint8_t* w, int64_t stride, const int32_t* ids, int64_t cols
 }
 
 template <typename W>
-void add_values(const uint8_t* w, int64_t stride, const int32_t* ids, int64_t n, int64_t cols,
-                const float* h, float* y) {
-    int64_t i = 0;
-    for (; i + 4 <= n; i += 4) add_tile<W, 4>(w, stride, ids + i, cols, h + i, y);
-    for (; i < n; i++) add_tile<W, 1>(w, stride, ids + i, cols, h + i, y);
+void add_values(const uint8_t* w, int64_t stride, const int32_t* ids, int64_t, int64_t cols,
+                const Shares& shares, int64_t nt, float* y, int64_t ldy) {
+    const uint8_t *row[kShared], *ahead[kShared];
+    for (int64_t t = 0; t < nt; t++) {
+        const int64_t first = shares.first[t], n = shares.first[t + 1] - first;
+        for (int64_t k = 0; k < n; k++) {
+            row[k] = w + ids[shares.row[first + k]] * stride;
+            ahead[k] = shares.ahead.beside(k, row[k]);
+        }
+        const float* h = shares.h + first;
+        int64_t k = 0;
+        for (; k + 4 <= n; k += 4) add_tile<W, 4>(row + k, ahead + k, cols, h + k, y + t * ldy);
+        for (; k < n; k++) add_tile<W, 1>(row + k, ahead + k, cols, h + k, y + t * ldy);
+    }
 }
 
 }  // namespace
 
-#define NEURON(suffix, dot, add)                                                        \
-    void dot__##suffix(const uint8_t* w, int64_t stride, const int32_t* ids, int64_t n, \
-                       int64_t cols, const NeuronInput& x, float* y) {                  \
-        dot(w, stride, ids, n, cols, x, y);                                             \
-    }                                                                                   \
-    void add__##suffix(const uint8_t* w, int64_t stride, const int32_t* ids, int64_t n, \
-                       int64_t cols, const float* h, float* y) {                        \
-        add(w, stride, ids, n, cols, h, y);                                             \
+#define NEURON(suffix, dot, add)                                                                \
+    void dot__##suffix(const uint8_t* w, int64_t stride, const int32_t* ids, int64_t n,         \
+                       int64_t cols, const NeuronInput& x, const int32_t* tokens, int64_t nt,   \
+                       float* y) {                                                              \
+        dot(w, stride, ids, n, cols, x, tokens, nt, y);                                         \
+    }                                                                                           \
+    void add__##suffix(const uint8_t* w, int64_t stride, const int32_t* ids, int64_t n,         \
+                       int64_t cols, const Shares& shares, int64_t nt, float* y, int64_t ldy) { \
+        add(w, stride, ids, n, cols, shares, nt, y, ldy);                                       \
     }
 NEURON(f32, dot_values<F32>, add_values<F32>)
 NEURON(f16, dot_values<F16>, add_values<F16>)

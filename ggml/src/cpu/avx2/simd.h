@@ -10,6 +10,7 @@ namespace ggml::cpu::avx2 {
 
 // Eight values from column i of a row, or one. For Q8_0 the eight must lie in one block.
 struct F32 {
+    static constexpr int size = 4;  // bytes of a value
     static __m256 load8(const uint8_t* row, int64_t i) {
         return _mm256_loadu_ps(reinterpret_cast<const float*>(row) + i);
     }
@@ -19,6 +20,7 @@ struct F32 {
 };
 
 struct F16 {
+    static constexpr int size = 2;  // bytes of a value
     static __m256 load8(const uint8_t* row, int64_t i) {
         return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(row + 2 * i)));
     }
@@ -28,6 +30,7 @@ struct F16 {
 };
 
 struct BF16 {
+    static constexpr int size = 2;  // bytes of a value
     static __m256 load8(const uint8_t* row, int64_t i) {
         const __m128i bits = _mm_loadu_si128(reinterpret_cast<const __m128i*>(row + 2 * i));
         return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(bits), 16));

@@ -72,31 +72,31 @@ struct Tokens {
     const int16_t* s16;
 };
 
-// Those that a folded row meets: of one token, each eighth its own.
+// Those that a folded row meets: of any T tokens, each eighth its own.
+template <int T>
 struct Eighths {
-    Eighths(const Q8Rows& x, int64_t t)
-        : n_blocks(x.cols / kQ / kStrip),
-          q(x.q + t * x.cols),
-          d(x.d + t * x.cols / kQ),
-          ds(x.ds + t * x.cols / kQ),
-          s8(x.s8 + t * x.cols / kQ),
-          s16(x.s16 + t * x.cols / kQ * 2) {}
+    Eighths(const Q8Rows& x, const int32_t* tokens) : x_(x), n_blocks(x.cols / kQ / kStrip) {
+        for (int t = 0; t < T; t++) first_[t] = tokens[t] * (x.cols / kQ);
+    }
 
     struct Block {
         const int8_t* q;
         __m256i operator[](int v) const { return load(q + kGroup * v); }
     };
-    Block values(int, int64_t b) const { return {q + b * kStrip * kQ}; }
-    __m256 scale(int, int64_t b) const { return _mm256_loadu_ps(d + b * kStrip); }
-    __m256 scaled_sum(int, int64_t b) const { return _mm256_loadu_ps(ds + b * kStrip); }
-    __m256i sum8(int, int64_t b) const { return load(s8 + b * kStrip); }
-    __m256i sums16(int, int64_t b) const { return load(s16 + 2 * b * kStrip); }
+    // The first of the eight blocks b of token t.
+    int64_t at(int t, int64_t b) const { return first_[t] + b * kStrip; }
+    Block values(int t, int64_t b) const { return {x_.q + at(t, b) * kQ}; }
+    __m256 scale(int t, int64_t b) const { return _mm256_loadu_ps(x_.d + at(t, b)); }
+    __m256 scaled_sum(int t, int64_t b) const { return _mm256_loadu_ps(x_.ds + at(t, b)); }
+    __m256i sum8(int t, int64_t b) const { return load(x_.s8 + at(t, b)); }
+    __m256i sums16(int t, int64_t b) const { return load(x_.s16 + 2 * at(t, b)); }
 
+ private:
+    const Q8Rows x_;
+    int64_t first_[T];
+
+ public:
     int64_t n_blocks;
-    const int8_t* q;
-    const float *d, *ds;
-    const int32_t* s8;
-    const int16_t* s16;
 };
 
 // sum + w_scales * x_scales * product, lane by lane.

@@ -19,11 +19,11 @@ float add_lanes(const float lane[8]) {
 
 template <typename Block>
 void dot_blocks(DType type, const uint8_t* w, int64_t stride, const int32_t* ids, int64_t n,
-                int64_t cols, const NeuronInput& in, float* y) {
+                int64_t cols, const NeuronInput& in, const int32_t* tokens, int64_t nt, float* y) {
     constexpr int size = BlockTraits<Block>::size;
     const int64_t eighth = cols / kStrip;
-    for (int64_t i = 0; i < n; i++) {
-        const uint8_t* row = w + ids[i] * stride;
+    for (int64_t i = 0; i < n * nt; i++) {
+        const uint8_t* row = w + ids[i / nt] * stride;
         float lane[kStrip] = {};
         for (int64_t r = 0; r < kStrip; r++) {
             for (int64_t b = 0; b < eighth / size; b++) {
@@ -32,7 +32,7 @@ void dot_blocks(DType type, const uint8_t* w, int64_t stride, const int32_t* ids
                 unpack_block(type, row + b * kStrip * int64_t(sizeof(block)), r,
                              reinterpret_cast<uint8_t*>(&block));
                 take_apart(block, p);
-                const int64_t x0 = (in.t * cols + r * eighth + b * size) / kQ;
+                const int64_t x0 = (tokens[i % nt] * cols + r * eighth + b * size) / kQ;
                 lane[r] = add_block<Block>(lane[r], p, in.q8, x0);
             }
         }
@@ -46,48 +46,59 @@ int64_t column_at(int64_t place, int64_t cols) {
     return r * (cols / 8) + 4 * group + j;
 }
 
-void add_blocks(DType type, const uint8_t* w, int64_t stride, const int32_t* ids, int64_t n,
-                int64_t cols, const float* h, float* y) {
+void add_blocks(DType type, const uint8_t* w, int64_t stride, const int32_t* ids, int64_t,
+                int64_t cols, const Shares& shares, int64_t nt, float* y, int64_t ldy) {
     const DTypeInfo& format = info(type);
     std::vector<uint8_t> row(size_t(format.size(cols)));
     std::vector<float> values(static_cast<size_t>(cols));
-    for (int64_t i = 0; i < n; i++) {
-        unfold_row(type, w + ids[i] * stride, cols, row.data());
-        format.decode(row.data(), values.data(), cols);
-        for (int64_t c = 0; c < cols; c++) y[c] += h[i] * values[size_t(column_at(c, cols))];
+    for (int64_t t = 0; t < nt; t++) {
+        for (int64_t k = shares.first[t]; k < shares.first[t + 1]; k++) {
+            unfold_row(type, w + ids[shares.row[k]] * stride, cols, row.data());
+            format.decode(row.data(), values.data(), cols);
+            for (int64_t c = 0; c < cols; c++) {
+                y[t * ldy + c] += shares.h[k] * values[size_t(column_at(c, cols))];
+            }
+        }
     }
 }
 
 void dot_values(DType type, const uint8_t* w, int64_t stride, const int32_t* ids, int64_t n,
-                int64_t cols, const NeuronInput& in, float* y) {
+                int64_t cols, const NeuronInput& in, const int32_t* tokens, int64_t nt, float* y) {
     std::vector<float> values(static_cast<size_t>(cols));
     for (int64_t i = 0; i < n; i++) {
         info(type).decode(w + ids[i] * stride, values.data(), cols);
-        float sum = 0;
-        for (int64_t c = 0; c < cols; c++) sum += values[size_t(c)] * in.x[in.t * cols + c];
-        y[i] = sum;
+        for (int64_t j = 0; j < nt; j++) {
+            float sum = 0;
+            for (int64_t c = 0; c < cols; c++) {
+                sum += values[size_t(c)] * in.x[tokens[j] * cols + c];
+            }
+            y[i * nt + j] = sum;
+        }
     }
 }
 
-void add_values(DType type, const uint8_t* w, int64_t stride, const int32_t* ids, int64_t n,
-                int64_t cols, const float* h, float* y) {
+void add_values(DType type, const uint8_t* w, int64_t stride, const int32_t* ids, int64_t,
+                int64_t cols, const Shares& shares, int64_t nt, float* y, int64_t ldy) {
     std::vector<float> values(static_cast<size_t>(cols));
-    for (int64_t i = 0; i < n; i++) {
-        info(type).decode(w + ids[i] * stride, values.data(), cols);
-        for (int64_t c = 0; c < cols; c++) y[c] += h[i] * values[size_t(c)];
+    for (int64_t t = 0; t < nt; t++) {
+        for (int64_t k = shares.first[t]; k < shares.first[t + 1]; k++) {
+            info(type).decode(w + ids[shares.row[k]] * stride, values.data(), cols);
+            for (int64_t c = 0; c < cols; c++) y[t * ldy + c] += shares.h[k] * values[size_t(c)];
+        }
     }
 }
 
 }  // namespace
 
-#define NEURON(suffix, type, dot, add)                                                  \
-    void dot__##suffix(const uint8_t* w, int64_t stride, const int32_t* ids, int64_t n, \
-                       int64_t cols, const NeuronInput& x, float* y) {                  \
-        dot(DType::type, w, stride, ids, n, cols, x, y);                                \
-    }                                                                                   \
-    void add__##suffix(const uint8_t* w, int64_t stride, const int32_t* ids, int64_t n, \
-                       int64_t cols, const float* h, float* y) {                        \
-        add(DType::type, w, stride, ids, n, cols, h, y);                                \
+#define NEURON(suffix, type, dot, add)                                                          \
+    void dot__##suffix(const uint8_t* w, int64_t stride, const int32_t* ids, int64_t n,         \
+                       int64_t cols, const NeuronInput& x, const int32_t* tokens, int64_t nt,   \
+                       float* y) {                                                              \
+        dot(DType::type, w, stride, ids, n, cols, x, tokens, nt, y);                            \
+    }                                                                                           \
+    void add__##suffix(const uint8_t* w, int64_t stride, const int32_t* ids, int64_t n,         \
+                       int64_t cols, const Shares& shares, int64_t nt, float* y, int64_t ldy) { \
+        add(DType::type, w, stride, ids, n, cols, shares, nt, y, ldy);                          \
     }
 NEURON(f32, F32, dot_values, add_values)
 NEURON(f16, F16, dot_values, add_values)
