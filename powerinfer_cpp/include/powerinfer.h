@@ -118,6 +118,10 @@ pi_status pi_gguf_string(const pi_gguf* gguf, int64_t i, uint64_t element, const
 int64_t pi_gguf_n_tensors(const pi_gguf* gguf);
 pi_status pi_gguf_tensor(const pi_gguf* gguf, int64_t i, pi_tensor_info* out);
 
+/* Reads and checks a placement of PowerInfer's (MODEL.generated.gpuidx) for a model of these sizes:
+ * n_gpu[i] gets how many neurons of layer i it marks for the GPU. */
+pi_status pi_gpu_index_read(const char* path, int32_t n_layer, int64_t n_ff, int64_t* n_gpu);
+
 /* ---- Formats ------------------------------------------------------------------------------ */
 
 /* GGUF type id, elements per block and bytes per block of a format by name ("Q4_0"); false if
@@ -126,6 +130,18 @@ bool pi_type_by_name(const char* name, uint32_t* type, int64_t* block, int64_t* 
 /* Converts n elements (a multiple of the block) between float and a format; dst_size guards dst. */
 pi_status pi_encode(uint32_t type, const float* src, int64_t n, void* dst, size_t dst_size);
 pi_status pi_decode(uint32_t type, const void* src, size_t src_size, float* dst, int64_t n);
+
+/* Bundles: rows of neurons side by side, as they lie in memory and in bundled files. types: of the
+ * n_parts rows of a neuron, cols weights each. put moves n stored rows of one part to their places,
+ * take brings them back; a bundle of n neurons has the size of their rows. The version counts the
+ * layouts that there have been. */
+int32_t pi_bundle_version(void);
+pi_status pi_bundle_put(const uint32_t* types, int32_t n_parts, int64_t cols, int64_t n,
+                        int32_t part, const void* rows, size_t rows_size, void* bundles,
+                        size_t bundles_size);
+pi_status pi_bundle_take(const uint32_t* types, int32_t n_parts, int64_t cols, int64_t n,
+                         int32_t part, const void* bundles, size_t bundles_size, void* rows,
+                         size_t rows_size);
 
 /* ---- Models ------------------------------------------------------------------------------- */
 
@@ -137,13 +153,14 @@ typedef bool (*pi_progress_callback)(float fraction, void* data);
 typedef void (*pi_log_callback)(int32_t level, const char* message, void* data);
 
 typedef struct pi_model_params {
-    size_t struct_size;            /* sizeof(pi_model_params) */
-    bool vocab_only;               /* tokenizer and header, no weights */
-    bool use_mmap;                 /* false: read weights into memory */
-    bool use_mlock;                /* keep weights in RAM */
-    bool check_tensors;            /* refuse weights that are NaN or infinite */
-    int32_t n_threads;             /* for repacking; 0: pi_default_threads() */
-    uint64_t ram_budget;           /* bytes for weights, KV and scratch together; 0: what is free */
+    size_t struct_size;  /* sizeof(pi_model_params) */
+    bool vocab_only;     /* tokenizer and header, no weights */
+    bool use_mmap;       /* false: read weights into memory */
+    bool use_mlock;      /* keep weights in RAM */
+    bool check_tensors;  /* refuse weights that are NaN or infinite */
+    bool use_gpu_index;  /* check PATH.generated.gpuidx, PowerInfer's placement, if there */
+    int32_t n_threads;   /* for repacking; 0: pi_default_threads() */
+    uint64_t ram_budget; /* bytes for weights, KV and scratch together; 0: what is free */
     pi_progress_callback progress; /* or NULL */
     void* progress_data;
     pi_log_callback log; /* or NULL */
@@ -158,6 +175,15 @@ typedef enum pi_sparse {
     PI_SPARSE_PREDICTOR = 3 /* every row by predictor; refused without one */
 } pi_sparse;
 
+/* What a session keeps of its feed-forward blocks; each kind keeps what the ones before it do.
+ * Needs sparse off or exact: what a predictor masks is never known. */
+typedef enum pi_record {
+    PI_RECORD_OFF = 0,
+    PI_RECORD_COUNTS = 1, /* how often each neuron fired since the session began */
+    PI_RECORD_FIRED = 2,  /* which neurons fired, for every row of the last pi_eval */
+    PI_RECORD_INPUTS = 3  /* the input of each layer's predictor, likewise */
+} pi_record;
+
 typedef struct pi_session_params {
     size_t struct_size;      /* sizeof(pi_session_params) */
     int32_t n_ctx;           /* positions per sequence; 0: the model's */
@@ -171,13 +197,17 @@ typedef struct pi_session_params {
         type_v;     /* GGUF type ids of the KV cache, the same: F16 (1), F32 (0), Q8_0 (8) */
     int32_t sparse; /* a pi_sparse */
     float sparse_threshold; /* predictor score below which a neuron is skipped; NaN: the file's */
+    int32_t record;         /* a pi_record */
     bool embedding;         /* kept rows give their embedding instead of logits */
     /* Asked now and then during pi_eval; true ends it with PI_ERROR_CANCELLED. Or NULL. */
     bool (*should_stop)(void* data);
     void* should_stop_data;
+    pi_log_callback log; /* or NULL; called by pi_session_new and pi_eval */
+    void* log_data;
 } pi_session_params;
 
-/* Defaults: mmap, n_ctx 512, n_batch 512, n_ubatch 512, n_seq 1, KV in F16, the rest 0. */
+/* Defaults: mmap, use_gpu_index, n_ctx 512, n_batch 512, n_ubatch 512, n_seq 1, KV in F16, the rest
+ * 0. */
 pi_model_params pi_model_default_params(void);
 pi_session_params pi_session_default_params(void);
 
@@ -207,11 +237,11 @@ int32_t pi_model_n_vocab(const pi_model* model);
 int32_t pi_model_n_ctx(const pi_model* model); /* positions the model was trained for */
 int32_t pi_model_n_embd(const pi_model* model);
 int32_t pi_model_n_layer(const pi_model* model);
-int32_t pi_model_n_ff(const pi_model* model);
-uint64_t pi_model_n_params(const pi_model* model); /* weights in the file */
-uint64_t pi_model_n_bytes(const pi_model* model);  /* their bytes */
-/* Bytes of weights that decoding one token reads. */
-uint64_t pi_model_bytes_per_token(const pi_model* model);
+int32_t pi_model_n_ff(const pi_model* model);        /* neurons of a layer, or of one expert */
+int32_t pi_model_n_expert(const pi_model* model);    /* experts of a layer; 0: one block for all */
+uint64_t pi_model_n_params(const pi_model* model);   /* weights in the file */
+uint64_t pi_model_n_bytes(const pi_model* model);    /* their bytes */
+bool pi_model_has_predictors(const pi_model* model); /* in one layer at least */
 /* The file's header; owned by the model. */
 const pi_gguf* pi_model_gguf(const pi_model* model);
 
@@ -271,15 +301,38 @@ pi_status pi_sequence_save(const pi_session* session, int32_t seq, void* buffer,
                            size_t* n);
 pi_status pi_sequence_load(pi_session* session, int32_t seq, const void* buffer, size_t n);
 
-/* Neurons of a layer (of the chosen experts) over all rows so far, as shares of n_ff: proposed by
- * the predictor or taken without one, and fired (what enters down is not zero). Both 1 in files
- * without neuron rows. */
-typedef struct pi_layer_sparsity {
+/* Neurons of a layer, summed over rows: of n_ff per row, in mixtures per row and chosen expert. */
+typedef struct pi_neuron_counts {
+    int64_t rows;      /* in mixtures each as often as it has chosen experts */
+    int64_t predicted; /* proposed: the gate row (up, where there is no gate) was computed; without
+                        * a predictor every neuron */
+    int64_t computed;  /* of them those that went on: up and down (down, where there is no gate) */
+    int64_t fired;     /* of them those that sent something else than zero down */
+} pi_neuron_counts;
+
+/* What a session has done since it began; the difference between two moments is what the rows
+ * between them cost. Bytes of weights and cache are those that each row would have read alone: rows
+ * of one call share what they have in common. */
+typedef struct pi_work {
     int64_t rows;
-    double proposed;
-    double fired;
-} pi_layer_sparsity;
-pi_status pi_session_sparsity(const pi_session* session, int32_t layer, pi_layer_sparsity* out);
+    uint64_t attention; /* with the norms */
+    uint64_t predictor;
+    uint64_t ffn; /* of what was predicted and computed; with the routers */
+    uint64_t head;
+    uint64_t kv;
+} pi_work;
+/* neurons: [n_layer], or NULL. */
+pi_status pi_session_work(const pi_session* session, pi_work* out, pi_neuron_counts* neurons);
+
+/* Recordings of a layer; PI_ERROR_ARGUMENT where the session's `record` does not keep them. A
+ * neuron fires when what it sends down is not zero, in mixtures only for rows that chose its
+ * expert. pi_firing_counts: [max(1, n_expert), n_ff] over all rows of the session; a pi_eval that
+ * failed may have counted some of its rows. pi_activations and pi_ffn_inputs: of the last pi_eval's
+ * rows and valid until the next, [rows, max(1, n_expert), n_ff] and [rows, n_embd]. The input is
+ * the one that the file says its predictors see: the residual stream or its norm. */
+pi_status pi_firing_counts(const pi_session* session, int32_t layer, const uint64_t** out);
+pi_status pi_activations(const pi_session* session, int32_t layer, const bool** out);
+pi_status pi_ffn_inputs(const pi_session* session, int32_t layer, const float** out);
 
 /* Time per operator, measured between profile(true) and profile(false); profile(true) starts anew.
  */

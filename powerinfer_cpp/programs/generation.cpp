@@ -97,16 +97,37 @@ void Timing::print() const {
                  sampling, n_sampled, per(sampling, double(n_sampled)));
     std::fprintf(stderr, "      total time = %10.2f ms / %5" PRId64 " tokens\n", ms_since(start),
                  n_prompt + n_eval);
-    if (n_eval > 0)
-        std::fprintf(stderr, "  weights read   = %10.2f GB/s (%.2f MB per token)\n",
-                     per(double(bytes_per_token) * double(n_eval), eval) * 1e-6,
-                     double(bytes_per_token) * 1e-6);
+    print_work();
+}
+
+// From here on the words are our own.
+void Timing::print_work() const {
+    const Work& work = decoding();
+    if (work.sum.rows == 0) return;
+    const double rows = double(work.sum.rows);
+    const auto mb = [&](uint64_t n) { return double(n) * 1e-6 / rows; };
+    if (generated.sum.rows)
+        std::fprintf(stderr,
+                     "       data read = %10.2f GB/s (%.2f MB per token: attention %.2f, predictor "
+                     "%.2f, ffn %.2f, head %.2f, kv %.2f)\n",
+                     eval > 0 ? double(work.bytes()) / eval * 1e-6 : 0.0, mb(work.bytes()),
+                     mb(work.sum.attention), mb(work.sum.predictor), mb(work.sum.ffn),
+                     mb(work.sum.head), mb(work.sum.kv));
+    const auto percent = [&](int64_t pi_neuron_counts::*count) {
+        return 100 * work.share(count, n_ff);
+    };
+    std::fprintf(stderr, "neurons computed = %10.2f %% (predicted %.2f %%, fired %.2f %%)\n",
+                 percent(&pi_neuron_counts::computed), percent(&pi_neuron_counts::predicted),
+                 percent(&pi_neuron_counts::fired));
+    std::fprintf(stderr, "           tiers = gpu %.2f %%, ram %.2f %%, storage %.2f %%\n", 0.0,
+                 100.0, 0.0);
 }
 
 pi_model_params model_params(Options& options) {
     pi_model_params params = pi_model_default_params();
     params.use_mmap = options.mmap;
     params.use_mlock = options.mlock;
+    params.use_gpu_index = options.gpu_index;
     params.check_tensors = options.check_tensors;
     params.n_threads = options.n_threads;
     params.ram_budget = options.ram_budget;
@@ -131,6 +152,8 @@ pi_session_params session_params(const Options& options, int32_t trained_for) {
     params.sparse = options.sparse;
     params.sparse_threshold = options.sparse_threshold;
     params.should_stop = should_stop;
+    params.log = print_log;
+    params.log_data = const_cast<int32_t*>(&options.verbosity);  // print_log only reads it
     return params;
 }
 
@@ -148,7 +171,7 @@ Generation::Generation(Options& options) : options_(options), stops_(options.sto
     pi_model* model = nullptr;
     require(pi_model_open(options.model.c_str(), &params, &model));
     model_.reset(model);
-    timing_.bytes_per_token = pi_model_bytes_per_token(model);
+    timing_.n_ff = pi_model_n_ff(model);
     if (!chat_) set_prompt();
 
     const pi_session_params wanted = session_params(options, pi_model_n_ctx(model));
@@ -197,7 +220,7 @@ int Generation::run() {
         std::fprintf(stderr, "main: the context is full (%d positions, -c)\n",
                      int(pi_session_n_ctx(session_.get())));
     timing_.print();
-    if (!options_.json_stats.empty()) write_stats(options_, model_.get(), session_.get(), timing_);
+    if (!options_.json_stats.empty()) write_stats(options_, model_.get(), timing_);
     return status;
 }
 
@@ -236,6 +259,7 @@ void Generation::evaluate(const int32_t* tokens, size_t n) {
 
 // Evaluates a prompt. The sampler knows the first n_accepted tokens already.
 void Generation::read(const std::vector<int32_t>& tokens, size_t n_accepted) {
+    const WorkSpan span(timing_.read, session_.get(), model_.get());
     const Clock::time_point start = Clock::now();
     evaluate(tokens.data(), tokens.size());
     timing_.prompt += ms_since(start);
@@ -291,6 +315,7 @@ void Generation::generate() {
     const int64_t most =
         options_.n_predict < 0 ? std::numeric_limits<int64_t>::max() : int64_t(options_.n_predict);
     tail_.clear();
+    const WorkSpan span(timing_.generated, session_.get(), model_.get());
     for (int64_t i = 0; i < most; i++) {
         if (interrupted) throw Interrupted{};
         const int32_t token = choose();

@@ -12,6 +12,7 @@
 #include "chat.h"
 #include "options.h"
 #include "powerinfer.h"
+#include "work.h"
 
 using Clock = std::chrono::steady_clock;
 
@@ -21,9 +22,14 @@ struct Timing {
     double first_token = 0;                               // from reading the prompt on
     int64_t n_prompt = 0, n_eval = 0, n_sampled = 0;
     std::vector<double> token_ms;  // of each evaluated token
-    uint64_t bytes_per_token = 0;  // of weights
+    Work read, generated;          // what prompts and evaluated tokens cost
+    int64_t n_ff = 0;              // neurons of a layer, or of one expert
 
     void print() const;
+    void print_work() const;
+    // The tokens that figures per token are about: the generated ones or, where there are none, the
+    // prompt's.
+    const Work& decoding() const { return generated.sum.rows ? generated : read; }
 };
 
 template <auto release>

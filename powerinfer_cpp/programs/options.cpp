@@ -268,6 +268,9 @@ const Option table[] = {
     {"--mlock", nullptr, "keep the model in RAM", set_flag<&Options::mlock, true>},
     {"--check-tensors", nullptr, "refuse a model with weights that are not finite",
      set_flag<&Options::check_tensors, true>},
+    {"--reset-gpu-index, --disable-gpu-index", nullptr,
+     "do not look at MODEL.generated.gpuidx, PowerInfer's placement of neurons",
+     set_flag<&Options::gpu_index, false>},
     {"--plan", nullptr, "print what memory the model would take and stop",
      set_action<Options::Action::plan>},
     {"--json-stats", "FILE", "write the figures of the run to a file, as JSON",
@@ -286,8 +289,6 @@ const Option table[] = {
      }},
 
     // Of PowerInfer and llama.cpp, and true of this program anyway.
-    {"--reset-gpu-index", nullptr, nullptr, [](Options&, Text, Text) {}},
-    {"--disable-gpu-index", nullptr, nullptr, [](Options&, Text, Text) {}},
     {"-no-cnv, --no-conversation", nullptr, nullptr, set_flag<&Options::conversation, false>},
     {"--no-warmup", nullptr, nullptr, [](Options&, Text, Text) {}},
     // Known, so that they are not taken for a typing error.

@@ -114,22 +114,18 @@ uint64_t rss_peak() {
 
 }  // namespace
 
-void write_stats(Options& options, const pi_model* model, const pi_session* session,
-                 const Timing& timing) {
+void write_stats(Options& options, const pi_model* model, const Timing& timing) {
     const Parts parts(options, model);
-    const uint64_t n_ctx = uint64_t(std::max(pi_session_n_ctx(session), 1));
-    const uint64_t held = uint64_t(std::max(pi_sequence_length(session, 0), 0));
     const uint64_t layers = uint64_t(pi_model_n_layer(model));
     const uint64_t neurons = layers * uint64_t(pi_model_n_ff(model)) * n_experts(model);
-    std::string proposed = "[", fired = "[";
-    for (uint64_t i = 0; i < layers; i++) {
-        pi_layer_sparsity sparsity;
-        require(pi_session_sparsity(session, int32_t(i), &sparsity));
-        proposed += (i ? ", " : "") + number(sparsity.proposed);
-        fired += (i ? ", " : "") + number(sparsity.fired);
-    }
-    proposed += "]";
-    fired += "]";
+    const Work& work = timing.decoding();
+    const uint64_t rows = uint64_t(std::max<int64_t>(work.sum.rows, 1));
+    const auto shares = [&](int64_t pi_neuron_counts::*count) {
+        std::string text = "[";
+        for (uint64_t i = 0; i < layers; i++)
+            text += (i ? ", " : "") + number(work.share(count, timing.n_ff, int(i)));
+        return text + "]";
+    };
 
     const std::string text =
         object(
@@ -140,14 +136,14 @@ void write_stats(Options& options, const pi_model* model, const pi_session* sess
              {"gen_ts", number(timing.eval > 0 ? double(timing.n_eval) * 1e3 / timing.eval : 0.0)},
              {"ttft_s", number(timing.first_token / 1e3)},
              {"token_ms", percentiles(timing.token_ms)},
-             {"share_predicted", proposed},
-             {"share_computed", proposed},
-             {"share_fired", fired},
-             {"bytes_per_token", object({{"attention", number(parts["attention"] + parts["norms"])},
-                                         {"predictor", number(parts["predictor"])},
-                                         {"ffn", number(parts["ffn"])},
-                                         {"head", number(parts["head"])},
-                                         {"kv", number(parts["kv"] * held / n_ctx)}})},
+             {"share_predicted", shares(&pi_neuron_counts::predicted)},
+             {"share_computed", shares(&pi_neuron_counts::computed)},
+             {"share_fired", shares(&pi_neuron_counts::fired)},
+             {"bytes_per_token", object({{"attention", number(work.sum.attention / rows)},
+                                         {"predictor", number(work.sum.predictor / rows)},
+                                         {"ffn", number(work.sum.ffn / rows)},
+                                         {"head", number(work.sum.head / rows)},
+                                         {"kv", number(work.sum.kv / rows)}})},
              {"tiers", object({{"gpu", tier(0, 0)},
                                {"ram", tier(neurons, parts["ffn"])},
                                {"storage", tier(0, 0)}})},

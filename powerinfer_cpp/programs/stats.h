@@ -6,5 +6,4 @@
 #include "powerinfer.h"
 
 // Writes the keys that llm.stats() has in Python. Throws Failure where the file cannot be written.
-void write_stats(Options& options, const pi_model* model, const pi_session* session,
-                 const Timing& timing);
+void write_stats(Options& options, const pi_model* model, const Timing& timing);

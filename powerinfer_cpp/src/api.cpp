@@ -8,6 +8,7 @@
 #include "ggml/device.h"
 #include "ggml/status.h"
 #include "ggml/threads.h"
+#include "gpu_index.h"
 #include "measure.h"
 #include "model.h"
 #include "plan.h"
@@ -96,6 +97,19 @@ const ggml::DTypeInfo& codec(uint32_t type, int64_t n, size_t size, bool buffers
     require(uint64_t(n / t->block) <= size / uint64_t(t->bytes), "the buffer is too small");
     require(buffers || !n, "NULL where a buffer is expected");
     return *t;
+}
+
+// A layer's recording, which `find` gives or null where there is none.
+template <typename T, typename F>
+pi_status recorded(const pi_session* s, int32_t layer, const T** out, F find) noexcept {
+    return guarded([&] {
+        require(s && out && layer >= 0 && layer < s->session.model->config.n_layer,
+                "no such layer");
+        const T* found = find();
+        require(found,
+                "the session has not recorded this; its parameter `record` says what it does");
+        *out = found;
+    });
 }
 
 }  // namespace
@@ -256,6 +270,15 @@ pi_status pi_gguf_tensor(const pi_gguf* g, int64_t i, pi_tensor_info* out) {
     });
 }
 
+pi_status pi_gpu_index_read(const char* path, int32_t n_layer, int64_t n_ff, int64_t* n_gpu) {
+    return guarded([&] {
+        require(path && n_gpu, "path and n_gpu must not be NULL");
+        require(n_layer >= 1 && n_ff >= 1, "a model has layers and neurons");
+        const auto found = powerinfer::read_gpu_index(path, n_layer, n_ff);
+        std::copy(found.begin(), found.end(), n_gpu);
+    });
+}
+
 // ---- Formats ----------------------------------------------------------------------------------
 
 bool pi_type_by_name(const char* name, uint32_t* type, int64_t* block, int64_t* block_bytes) {
@@ -275,12 +298,59 @@ pi_status pi_decode(uint32_t type, const void* src, size_t src_size, float* dst,
     return guarded([&] { codec(type, n, src_size, src && dst).decode(src, dst, n); });
 }
 
+namespace {
+
+powerinfer::BundleLayout bundle_layout(const uint32_t* types, int32_t n_parts, int64_t cols,
+                                       int64_t n, int32_t part, size_t stored, size_t bundles) {
+    require(types && n_parts >= 1 && part >= 0 && part < n_parts, "no such part of a bundle");
+    require(n >= 0 && cols >= 1 && cols <= 1 << 20, "the sizes of the rows are out of range");
+    powerinfer::BundleLayout layout;
+    layout.cols = cols;
+    for (int32_t i = 0; i < n_parts; i++) {
+        layout.parts.push_back(codec(types[i], cols, SIZE_MAX, true).type);
+    }
+    const int64_t row = ggml::info(layout.parts[size_t(part)]).size(cols);
+    require(
+        uint64_t(n) <= stored / uint64_t(row) && uint64_t(n) <= bundles / uint64_t(layout.stride()),
+        "the buffer is too small");
+    return layout;
+}
+
+}  // namespace
+
+int32_t pi_bundle_version(void) {
+    return int32_t(powerinfer::kBundleVersion);
+}
+
+pi_status pi_bundle_put(const uint32_t* types, int32_t n_parts, int64_t cols, int64_t n,
+                        int32_t part, const void* rows, size_t rows_size, void* bundles,
+                        size_t bundles_size) {
+    return guarded([&] {
+        require((rows && bundles) || !n, "NULL where a buffer is expected");
+        bundle_layout(types, n_parts, cols, n, part, rows_size, bundles_size)
+            .put(size_t(part), static_cast<const uint8_t*>(rows), n,
+                 static_cast<uint8_t*>(bundles));
+    });
+}
+
+pi_status pi_bundle_take(const uint32_t* types, int32_t n_parts, int64_t cols, int64_t n,
+                         int32_t part, const void* bundles, size_t bundles_size, void* rows,
+                         size_t rows_size) {
+    return guarded([&] {
+        require((rows && bundles) || !n, "NULL where a buffer is expected");
+        bundle_layout(types, n_parts, cols, n, part, rows_size, bundles_size)
+            .take(size_t(part), static_cast<const uint8_t*>(bundles), n,
+                  static_cast<uint8_t*>(rows));
+    });
+}
+
 // ---- Plans and models ---------------------------------------------------------------------------
 
 pi_model_params pi_model_default_params(void) {
     pi_model_params p{};
     p.struct_size = sizeof(p);
     p.use_mmap = true;
+    p.use_gpu_index = true;
     return p;
 }
 
@@ -377,10 +447,19 @@ int32_t pi_model_n_ff(const pi_model* m) {
     return int32_t(m->model->config.n_ff);
 }
 
+int32_t pi_model_n_expert(const pi_model* m) {
+    return int32_t(m->model->config.n_expert);
+}
+
 uint64_t pi_model_n_params(const pi_model* m) {
     uint64_t n = 0;
     for (const ggml::TensorInfo& t : m->model->file.gguf.tensors()) {
         n += uint64_t(t.ne[0]) * uint64_t(t.ne[1]) * uint64_t(t.ne[2]) * uint64_t(t.ne[3]);
+    }
+    for (const powerinfer::WeightSpec& w : m->model->weights) {  // bundles are tensors of bytes
+        if (w.use != powerinfer::WeightSpec::Use::bundle) continue;
+        const powerinfer::BundleLayout& layout = w.bundle->layout;
+        n += uint64_t(w.rows) * uint64_t(layout.cols * int64_t(layout.parts.size()) - w.cols);
     }
     return n;
 }
@@ -391,8 +470,8 @@ uint64_t pi_model_n_bytes(const pi_model* m) {
     return n;
 }
 
-uint64_t pi_model_bytes_per_token(const pi_model* m) {
-    return m->model->bytes_per_token();
+bool pi_model_has_predictors(const pi_model* m) {
+    return m->model->config.predictor_rank > 0;
 }
 
 const pi_gguf* pi_model_gguf(const pi_model* m) {
@@ -524,15 +603,27 @@ pi_status pi_sequence_load(pi_session* s, int32_t seq, const void* buffer, size_
     });
 }
 
-pi_status pi_session_sparsity(const pi_session* s, int32_t layer, pi_layer_sparsity* out) {
+pi_status pi_session_work(const pi_session* s, pi_work* out, pi_neuron_counts* neurons) {
     return guarded([&] {
-        require(s && out && layer >= 0 && size_t(layer) < s->session.counts.size(),
-                "no such layer");
-        const ggml::NeuronCounts& c = s->session.counts[size_t(layer)];
-        const double all = double(c.rows) * double(s->session.model->config.n_ff);
-        *out = {c.rows, 1, 1};
-        if (c.rows) *out = {c.rows, double(c.proposed) / all, double(c.fired) / all};
+        require(s && out, kNoOut);
+        const powerinfer::Traffic t = powerinfer::traffic(s->session);
+        *out = {s->session.row_counts.rows, t.attention, t.predictor, t.ffn, t.head, t.kv};
+        for (const ggml::NeuronCounts& c : s->session.counts) {
+            if (neurons) *neurons++ = {c.rows, c.proposed, c.computed, c.fired};
+        }
     });
+}
+
+pi_status pi_firing_counts(const pi_session* s, int32_t layer, const uint64_t** out) {
+    return recorded(s, layer, out, [&] { return s->session.record.counts(layer); });
+}
+
+pi_status pi_activations(const pi_session* s, int32_t layer, const bool** out) {
+    return recorded(s, layer, out, [&] { return s->session.record.fired(layer); });
+}
+
+pi_status pi_ffn_inputs(const pi_session* s, int32_t layer, const float** out) {
+    return recorded(s, layer, out, [&] { return s->session.record.input(layer); });
 }
 
 void pi_session_profile(pi_session* s, bool on) {

@@ -22,6 +22,9 @@ void dense_ffn(Session& s, const Ffn& w, const FfnInput& in, float* y) {
         ggml::matmul(s.context, input, {{w.up, b.gate, w.up_bias}});
         ggml::activation(s.context, c.activation, b.gate, in.n * c.n_ff);
     }
+    if (in.fired) {
+        for (int64_t i = 0; i < in.n * c.n_ff; i++) in.fired[i] = b.gate[i] != 0;
+    }
     const Input fired = b.input.prepare(s.context, b.gate, in.n, c.n_ff, w.down.quantised());
     ggml::matmul(s.context, fired, {{w.down, y, w.down_bias}});
 }
@@ -39,9 +42,17 @@ void predict(Session& s, const Ffn& w, const float* x, int64_t n) {
     s.context.profile.part = "ffn";
 }
 
-bool relu_family(ggml::Activation act) {
-    return act == ggml::Activation::relu || act == ggml::Activation::drelu ||
-           act == ggml::Activation::relu2;
+// Counts what fired of row t, computed in full, and how much of it the mask would have let through.
+void audit_row(Session& s, int64_t layer, const ggml::NeuronMask& mask, int64_t t,
+               const bool* fired) {
+    const int64_t n_ff = s.model->config.n_ff;
+    const float* score = mask.score + t * n_ff;
+    int64_t n = 0, found = 0;
+    for (int64_t i = 0; i < n_ff; i++) {
+        n += fired[i];
+        found += fired[i] && (score[i] >= mask.threshold || (mask.hot && mask.hot[i]));
+    }
+    s.audit.count(s, layer, n, found);
 }
 
 // The neurons that fire, of a file that stores neuron rows.
@@ -49,10 +60,14 @@ void neuron_ffn(Session& s, int64_t layer, const Ffn& w, const FfnInput& in, flo
     const Config& c = s.model->config;
     Scratch& b = s.scratch;
     ggml::NeuronMask mask;
-    if (w.fc1 && std::any_of(in.masked, in.masked + in.n, [](bool m) { return m; })) {
+    const auto predicted = [](Masking m) { return m != Masking::none; };
+    const int64_t n_predicted = w.fc1 ? std::count_if(in.masking, in.masking + in.n, predicted) : 0;
+    s.row_counts.predicted[size_t(layer)] += n_predicted;
+    if (n_predicted) {
         predict(s, w, c.predict_from_normed ? in.x : in.residual, in.n);
         const float asked = s.params.sparse_threshold;
-        mask.masked = in.masked;
+        for (int64_t t = 0; t < in.n; t++) b.masked[t] = in.masking[t] == Masking::predicted;
+        mask.masked = b.masked;
         mask.score = b.score;
         mask.threshold =
             std::isnan(asked) ? s.model->layers[size_t(layer)].sparse_threshold : asked;
@@ -63,15 +78,31 @@ void neuron_ffn(Session& s, int64_t layer, const Ffn& w, const FfnInput& in, flo
     if (!relu_family(neurons.act) && s.params.sparse != PI_SPARSE_EXACT) neurons.threshold = 0;
     const bool q8 = neurons.gate.wants_q8() || neurons.up.wants_q8();
     const Input input = b.input.prepare(s.context, in.x, in.n, c.n_embd, q8);
-    ggml::sparse_ffn(s.context, neurons, input, mask, b.neurons, y, &s.counts[size_t(layer)]);
+    const bool audit = mask.masked && std::find(in.masking, in.masking + in.n, Masking::audited) !=
+                                          in.masking + in.n;
+    bool* fired = audit ? s.audit.flags() : in.fired;
+    ggml::sparse_ffn(s.context, neurons, input, mask, b.neurons, y, &s.counts[size_t(layer)],
+                     fired);
+    for (int64_t t = 0; audit && t < in.n; t++) {
+        if (in.masking[t] == Masking::audited) audit_row(s, layer, mask, t, fired + t * c.n_ff);
+    }
 }
 
 }  // namespace
+
+bool relu_family(ggml::Activation act) {
+    return act == ggml::Activation::relu || act == ggml::Activation::drelu ||
+           act == ggml::Activation::relu2;
+}
 
 void ffn(Session& s, int64_t layer, const Ffn& w, const FfnInput& in, float* y) {
     if (w.neurons.n) {
         neuron_ffn(s, layer, w, in, y);
     } else {
+        const int64_t all = in.n * s.model->config.n_ff;
+        ggml::NeuronCounts& counts = s.counts[size_t(layer)];
+        counts = {counts.rows + in.n, counts.proposed + all, counts.computed + all,
+                  counts.fired + all};
         dense_ffn(s, w, in, y);
     }
 }
@@ -116,16 +147,20 @@ void mixture(Session& s, int64_t layer, const FfnInput& in, float* y) {
             if (!(share(t) > 0)) continue;
             std::copy_n(in.x + t * c.n_embd, c.n_embd, b.gathered + n * c.n_embd);
             std::copy_n(in.residual + t * c.n_embd, c.n_embd, b.gathered_residual + n * c.n_embd);
-            b.gathered_masked[n++] = in.masked[t];
+            b.gathered_masking[n++] = in.masking[t];
         }
         if (!n) continue;
-        ffn(s, layer, l.experts[size_t(e)], {b.gathered, b.gathered_residual, b.gathered_masked, n},
-            b.expert_out);
+        const FfnInput gathered{b.gathered, b.gathered_residual, b.gathered_masking, n, in.fired};
+        ffn(s, layer, l.experts[size_t(e)], gathered, b.expert_out);
         const float* out = b.expert_out;
+        const bool* fired = in.fired;
         for (int64_t t = 0; t < in.n; t++) {
             if (!(share(t) > 0)) continue;
             for (int64_t i = 0; i < c.n_embd; i++) y[t * c.n_embd + i] += share(t) * out[i];
             out += c.n_embd;
+            if (!fired) continue;
+            s.record.fired(layer, e, t, fired);
+            fired += c.n_ff;
         }
     }
 }

@@ -7,11 +7,15 @@ namespace powerinfer {
 
 // What a feed-forward block computes on: n rows.
 struct FfnInput {
-    const float* x;         // [n, n_embd], normed
-    const float* residual;  // [n, n_embd], before the norm: what PowerInfer's predictors see
-    const bool* masked;     // [n], rows that compute only what the predictor proposes
+    const float* x;          // [n, n_embd], normed
+    const float* residual;   // [n, n_embd], before the norm: what PowerInfer's predictors see
+    const Masking* masking;  // [n]
     int64_t n;
+    bool* fired = nullptr;  // [n, n_ff], set where a neuron fires; null: nobody asks
 };
+
+// Does this activation leave exact zeros?
+bool relu_family(ggml::Activation act);
 
 // y[t] = down . (act(gate . x[t]) * up . x[t]); without a gate down . act(up . x[t]). y: [n,
 // n_embd].

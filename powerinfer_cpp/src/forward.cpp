@@ -82,14 +82,21 @@ void attention(Session& s, int64_t layer, const Row* rows, const float* x, int64
 }
 
 // y = the layer's FFN, or its mixture of experts, of x, the norm of the residual stream.
-void feed_forward(Session& s, int64_t i, const float* x, int64_t n, float* y) {
+void feed_forward(Session& s, int64_t i, const Row* rows, const float* x, int64_t n, float* y) {
+    const Config& c = s.model->config;
     const Layer& l = s.model->layers[size_t(i)];
-    const FfnInput in{x, s.scratch.x, s.scratch.masked, n};
+    for (int64_t t = 0; t < n; t++) {
+        s.scratch.masking[t] = rows[t].masked ? s.audit.masking(i, rows[t].pos) : Masking::none;
+    }
+    const FfnInput in{x, s.scratch.x, s.scratch.masking, n, s.record.flags()};
+    const float* seen = c.predict_from_normed ? in.x : in.residual;
+    for (int64_t t = 0; in.fired && t < n; t++) s.record.input(i, t, seen + t * c.n_embd);
     if (l.experts.empty()) {
         ffn(s, i, l.ffn, in, y);
+        for (int64_t t = 0; in.fired && t < n; t++) s.record.fired(i, 0, t, in.fired + t * c.n_ff);
         return;
     }
-    if (!s.model->config.route_layer_input) route(s, l, x, n);
+    if (!c.route_layer_input) route(s, l, x, n);
     mixture(s, i, in, y);
 }
 
@@ -109,7 +116,7 @@ void layer(Session& s, int64_t i, const Row* rows, int64_t n) {
 
     s.context.profile.part = "ffn";
     norm(s, b.x, l.ffn_norm, n, b.normed);
-    feed_forward(s, i, b.normed, n, b.ffn_out);
+    feed_forward(s, i, rows, b.normed, n, b.ffn_out);
     if (c.parallel_ffn) ggml::add(s.context, b.x, b.out, n * c.n_embd);
     ggml::add(s.context, b.x, b.ffn_out, n * c.n_embd);
 }
@@ -144,7 +151,6 @@ void head(Session& s, const Row* rows, int64_t n) {
 void forward(Session& s, const Row* rows, int64_t n) {
     embed(s, rows, n);
     for (int64_t t = 0; t < n; t++) {
-        s.scratch.masked[t] = rows[t].masked;
         s.rope.fill(rows[t].pos, s.scratch.cos_sin + t * s.model->config.n_rot);
     }
     for (int64_t i = 0; i < s.model->config.n_layer; i++) {

@@ -5,10 +5,12 @@
 #include <cmath>
 #include <cstdlib>
 #include <cstring>
+#include <numeric>
 #include <set>
 
 #include "families/family.h"
 #include "ggml/status.h"
+#include "gpu_index.h"
 #include "model.h"
 #include "plan.h"
 
@@ -61,8 +63,11 @@ void resolve(Model& model) {
             refuse(w, "has shape " + shape_text(t.ne, size_t(t.n_dims)) + ", expected " +
                           shape_text(w.shape.data(), w.shape.size()));
         }
-        const bool is_vector = w.use == WeightSpec::Use::vector;
-        if (is_vector ? t.type != ggml::DType::F32 : !ggml::info(t.type).is_float()) {
+        using Use = WeightSpec::Use;
+        const bool fits = w.use == Use::vector   ? t.type == ggml::DType::F32
+                          : w.use == Use::bundle ? t.type == ggml::DType::I8
+                                                 : ggml::info(t.type).is_float();
+        if (!fits) {
             refuse(w, std::string("has type ") + ggml::info(t.type).name);
         }
     }
@@ -82,10 +87,18 @@ class Loader {
 
     void run() {
         uint64_t packed = 0, plain = 0;
+        struct Packed {
+            Bundle* bundle;
+            int64_t n;  // neurons
+            uint64_t bytes() const { return aligned(uint64_t(n * bundle->layout.stride())); }
+        };
+        std::vector<Packed> bundles;
         for (WeightSpec& w : model_.weights) {
             total_ += w.bytes();
-            if (w.bundle) {
-                lay_out(w);
+            if (w.use == WeightSpec::Use::neuron) {
+                if (w.part_of_bundle == 0) bundles.push_back({w.bundle, w.rows});
+                w.bundle->layout.parts.push_back(w.tensor->type);
+                w.bundle->layout.cols = w.cols;
             } else if (w.packed()) {
                 packed += aligned(w.bytes());
             } else if (!params_.use_mmap) {
@@ -93,47 +106,26 @@ class Loader {
             }
         }
         const uint64_t strips = packed;
-        each_bundle([&](const Ffn& f) {
-            packed += aligned(bytes_of(f, f.gates)) + aligned(bytes_of(f, f.bundle));
-        });
+        for (const Packed& b : bundles) packed += b.bytes();
         if (packed) model_.packed = ggml::Memory(packed, "weights");
         uint8_t* next = model_.packed.data() + strips;
-        each_bundle([&](Ffn& f) {
-            for (Bundle* b : {&f.gates, &f.bundle}) {
-                b->data = next;
-                next += aligned(bytes_of(f, *b));
-            }
-        });
+        for (const Packed& b : bundles) {
+            b.bundle->packed = next;
+            b.bundle->place(next);
+            next += b.bytes();
+        }
         if (plain) model_.plain = ggml::Memory(plain, "weights");
         progress();
         for (WeightSpec& w : model_.weights) load(w);
         if (!model_.output) model_.output = model_.token_embd;
-        each_bundle(mark_hot);
+        for (Layer& l : model_.layers) {
+            mark_hot(l.ffn);
+            for (Ffn& e : l.experts) mark_hot(e);
+        }
         if (params_.use_mlock) lock();
     }
 
  private:
-    // A matrix's place in its neurons' bundles: behind those that came before.
-    static void lay_out(WeightSpec& w) {
-        const ggml::DType type = w.tensor->type;
-        *w.neuron = {type, ggml::can_fold(type, w.cols), nullptr, w.bundle->stride};
-        w.bundle->stride += ggml::info(type).size(w.cols);
-    }
-
-    static uint64_t bytes_of(const Ffn& f, const Bundle& b) {
-        return uint64_t(f.neurons.n) * uint64_t(b.stride);
-    }
-
-    template <typename F>
-    void each_bundle(const F& f) {
-        for (Layer& l : model_.layers) {
-            if (l.ffn.neurons.n) f(l.ffn);
-            for (Ffn& e : l.experts) {
-                if (e.neurons.n) f(e);
-            }
-        }
-    }
-
     // Above this rate a prediction saves less than it costs to make: the gate is computed anyway.
     static void mark_hot(Ffn& f) {
         constexpr float kHotRate = 0.5f;
@@ -142,28 +134,19 @@ class Loader {
         for (size_t i = 0; i < f.hot.size(); i++) f.hot[i] = f.rate[i] >= kHotRate;
     }
 
-    // Rows go to their places in the bundles, folded where the format can be.
+    // Rows go to their places in the bundles.
     void bundle(const WeightSpec& w) {
         const ggml::TensorInfo& t = *w.tensor;
         const int64_t row = ggml::info(t.type).size(w.cols);
         const int64_t slab = std::max<int64_t>(1, (8 << 20) / row);
-        uint8_t* to = w.bundle->data + w.neuron->stride;  // so far the place within a bundle
-        const bool folded = w.neuron->folded;
-        w.neuron->data = to;
-        w.neuron->stride = w.bundle->stride;
+        const BundleLayout& layout = w.bundle->layout;
         for (int64_t r0 = 0; r0 < w.rows; r0 += slab) {
             const int64_t n = std::min(slab, w.rows - r0);
             const uint64_t at = file_offset(w) + uint64_t(r0 * row);
             with_file_bytes(t.file, at, uint64_t(n * row), [&](const uint8_t* from) {
                 context_.threads.run(n, 8, [&](int64_t begin, int64_t end, int) {
-                    for (int64_t i = begin; i < end; i++) {
-                        uint8_t* place = to + (r0 + i) * w.bundle->stride;
-                        if (folded) {
-                            ggml::fold_row(t.type, from + i * row, w.cols, place);
-                        } else {
-                            std::memcpy(place, from + i * row, size_t(row));
-                        }
-                    }
+                    layout.put(w.part_of_bundle, from + begin * row, end - begin,
+                               w.bundle->packed + (r0 + begin) * layout.stride());
                 });
             });
         }
@@ -177,7 +160,7 @@ class Loader {
     }
 
     void load(WeightSpec& w) {
-        if (w.bundle) {
+        if (w.use == WeightSpec::Use::neuron) {
             bundle(w);
             return;
         }
@@ -197,8 +180,12 @@ class Loader {
             model_.file.files[t.file]->read(file_offset(w), to, w.bytes());
             m.data = to;
         }
-        if (params_.check_tensors) check_finite(w.name, m);
-        if (w.vector) {
+        if (params_.check_tensors) {
+            w.bundle ? check_bundle(w, m.data) : check_finite(w.name, m);
+        }
+        if (w.bundle) {
+            w.bundle->place(m.data);
+        } else if (w.vector) {
             *w.vector = reinterpret_cast<const float*>(m.data);
         } else {
             *w.matrix = m;
@@ -245,6 +232,22 @@ class Loader {
         mapping.drop(offset, n);
     }
 
+    // The parts of a bundled file's rows, a slab at a time.
+    void check_bundle(const WeightSpec& w, const uint8_t* data) {
+        const BundleLayout& layout = w.bundle->layout;
+        for (size_t i = 0; i < layout.parts.size(); i++) {
+            ggml::Matrix m{layout.parts[i], ggml::Layout::rows, 0, layout.cols, nullptr};
+            const int64_t slab = std::max<int64_t>(1, (1 << 20) / m.row_bytes());
+            std::vector<uint8_t> stored(size_t(slab * m.row_bytes()));
+            m.data = stored.data();
+            for (int64_t r = 0; r < w.rows; r += slab) {
+                m.rows = std::min(slab, w.rows - r);
+                layout.take(i, data + r * layout.stride(), m.rows, stored.data());
+                check_finite(w.name, m);
+            }
+        }
+    }
+
     void check_finite(const std::string& name, const ggml::Matrix& m) {
         std::atomic<int64_t> bad{-1};
         context_.threads.run(m.rows, 16, [&](int64_t begin, int64_t end, int) {
@@ -284,6 +287,25 @@ class Loader {
     ggml::Context context_;
     uint64_t total_ = 0, done_ = 0, packed_at_ = 0, plain_at_ = 0;
 };
+
+// A placement beside the model must be this model's, even though without a GPU it changes nothing.
+void check_gpu_index(const Model& model, const std::string& path, const pi_model_params& params) {
+    const std::string index = gpu_index_path(path);
+    if (!params.use_gpu_index || !ggml::file_exists(index)) return;
+    const Config& c = model.config;
+    if (c.n_expert) {
+        throw Error(Code::format, index + ": placements of PowerInfer's know no experts, and " +
+                                      path + " has them");
+    }
+    const std::vector<int64_t> n_gpu = read_gpu_index(index, c.n_layer, c.n_ff);
+    if (!params.log) return;
+    const int64_t marked = std::accumulate(n_gpu.begin(), n_gpu.end(), int64_t(0));
+    params.log(3,
+               format("%s marks %.0f%% of the neurons for a GPU; this build places none there",
+                      index.c_str(), 100.0 * double(marked) / double(c.n_layer * c.n_ff))
+                   .c_str(),
+               params.log_data);
+}
 
 // Tells the log which tensors of the file play no part, once and together.
 void log_unused(const Model& model, const pi_model_params& params) {
@@ -344,6 +366,7 @@ std::shared_ptr<const Model> Model::load(const std::string& path, const pi_model
     if (params.vocab_only) return model;
     check_budget(model->file.gguf.path() + ": the weights", model->weight_bytes(),
                  usable_ram(params.ram_budget));
+    check_gpu_index(*model, path, params);
     log_unused(*model, params);
     Loader(*model, params).run();
     return model;
@@ -352,14 +375,6 @@ std::shared_ptr<const Model> Model::load(const std::string& path, const pi_model
 uint64_t Model::weight_bytes() const {
     uint64_t n = 0;
     for (const WeightSpec& w : weights) n += w.bytes();
-    return n;
-}
-
-uint64_t Model::bytes_per_token() const {
-    uint64_t n = 0;
-    for (const WeightSpec& w : weights) {
-        if (std::strcmp(w.part, "embedding")) n += w.bytes();
-    }
     return n;
 }
 

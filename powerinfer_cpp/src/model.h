@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "bundle.h"
 #include "ggml/file_io.h"
 #include "ggml/gguf.h"
 #include "ggml/neurons.h"
@@ -64,10 +65,15 @@ struct NormWeights {
     const float* bias = nullptr;    // [n]
 };
 
-// Rows of a neuron's matrices side by side: neuron n's at data + n * stride.
+// Neuron rows that lie side by side, and the members of Ffn that find them there.
 struct Bundle {
-    int64_t stride = 0;
-    uint8_t* data = nullptr;
+    BundleLayout layout;
+    std::vector<ggml::NeuronRows*> rows;  // of each part
+    uint8_t* packed = nullptr;  // where they are packed to; null: as a bundled file has them
+
+    void place(const uint8_t* data) const {
+        for (size_t i = 0; i < rows.size(); i++) *rows[i] = layout.rows(i, data);
+    }
 };
 
 // A feed-forward block, or one expert of several. Without a gate: down . act(up . x).
@@ -99,6 +105,7 @@ struct Layer {
     ggml::Matrix router;         // [n_expert, n_embd]
     std::vector<Ffn> experts;    // instead of ffn
     float sparse_threshold = 0;  // predictor score below which a neuron is skipped
+    float recall = 0;            // share of firings that it found when trained; 0: not known
 };
 
 // A tensor, or a range of its rows, that the architecture wants, where it goes, and what it counts
@@ -108,7 +115,8 @@ struct WeightSpec {
         vector,   // F32, one row
         product,  // right side of matmul(): packed into strips if the type has them
         rows,     // looked up row by row: stays as stored
-        neuron,   // one of the matrices of a bundle
+        neuron,   // a part of a bundle: packed into it
+        bundle,   // a whole one of a bundled file: bytes, as they are
     };
     const char* part;  // name in the memory plan
     std::string name;
@@ -117,8 +125,8 @@ struct WeightSpec {
     Use use;
     ggml::Matrix* matrix = nullptr;
     const float** vector = nullptr;
-    ggml::NeuronRows* neuron = nullptr;
     Bundle* bundle = nullptr;
+    size_t part_of_bundle = 0;
     const ggml::TensorInfo* tensor = nullptr;  // set when found in the file
 
     bool packed() const { return use == Use::product && ggml::has_strips(tensor->type); }
@@ -160,7 +168,6 @@ struct Model {
                                              const pi_model_params& params);
 
     uint64_t weight_bytes() const;
-    uint64_t bytes_per_token() const;  // weights that decoding one token reads
 };
 
 const char* name(ggml::Activation activation);

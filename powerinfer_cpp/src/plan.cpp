@@ -50,6 +50,10 @@ pi_session_params resolve_session_params(const Config& config, pi_session_params
     p.n_ubatch = std::min(p.n_ubatch, p.n_batch);
     p.n_logits = std::min(p.n_logits, p.n_batch);
     bound("sparse", p.sparse, PI_SPARSE_AUTO, PI_SPARSE_PREDICTOR);
+    bound("record", p.record, PI_RECORD_OFF, PI_RECORD_INPUTS);
+    if (p.record && p.sparse != PI_SPARSE_OFF && p.sparse != PI_SPARSE_EXACT) {
+        throw Error(Code::argument, "record needs sparse off or exact: what is masked never shows");
+    }
     if (std::isinf(p.sparse_threshold)) {
         throw Error(Code::argument, "the sparse threshold must be finite");
     }
@@ -85,7 +89,8 @@ uint64_t kv_bytes(const Config& config, const pi_session_params& params) {
 uint64_t scratch_bytes(const Config& config, const pi_session_params& params) {
     return Scratch::bytes(config, params.n_ubatch,
                           std::max(params.n_threads, params.n_threads_batch)) +
-           uint64_t(params.n_logits) * uint64_t(kept_width(config, params)) * sizeof(float);
+           uint64_t(params.n_logits) * uint64_t(kept_width(config, params)) * sizeof(float) +
+           Recorder::bytes(config, params) + Audit::bytes(config, params);
 }
 
 Plan make_plan(const Model& model, const pi_session_params& asked) {

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "ffn.h"
 #include "ggml/status.h"
 #include "plan.h"
 
@@ -25,6 +26,20 @@ int64_t floats_per_row(const Config& c) {
     const int64_t predictor = c.predictor_rank ? c.predictor_rank + c.n_ff : 0;
     return 4 * c.n_embd + 2 * c.q_dim() + 2 * c.kv_dim() + 2 * c.n_ff + c.n_rot + mixture +
            predictor + 1;
+}
+
+// Why exact mode leaves out no neuron of this model; null where it does.
+const char* nothing_to_skip(const Model& m) {
+    if (!m.config.neuron_aware) return "the file has no neuron rows (ffn_down_t)";
+    const auto has_threshold = [](const Layer& l) {
+        return (l.experts.empty() ? l.ffn : l.experts[0]).neurons.threshold > 0;
+    };
+    if (relu_family(m.config.activation) ||
+        std::any_of(m.layers.begin(), m.layers.end(), has_threshold)) {
+        return nullptr;
+    }
+    return "its activation is never exactly zero and there is no threshold "
+           "(powerinfer.ffn.threshold)";
 }
 
 }  // namespace
@@ -59,7 +74,8 @@ Scratch::Scratch(const Config& c, int64_t n_ubatch, int threads)
     cos_sin = take(c.n_rot);
     // Flags take a float's room each.
     masked = reinterpret_cast<bool*>(take(1));
-    gathered_masked = masked + n_ubatch;
+    masking = reinterpret_cast<Masking*>(masked + n_ubatch);
+    gathered_masking = masking + n_ubatch;
     if (c.neuron_aware) neurons = ggml::NeuronScratch(n_ubatch, c.n_ff, c.n_embd, threads);
     if (c.predictor_rank) {
         hidden = take(c.predictor_rank);
@@ -88,8 +104,14 @@ Session::Session(std::shared_ptr<const Model> m, const pi_session_params& asked)
                             "logits");
     rope = RopeTable(*model);
     counts.resize(size_t(c.n_layer));
+    row_counts.predicted.resize(size_t(c.n_layer));
     if (params.sparse == PI_SPARSE_PREDICTOR && !c.predictor_rank) {
         throw Error(Code::argument, model->file.gguf.path() + ": the file has no predictors");
+    }
+    record = Recorder(c, params);
+    audit = Audit(c, params);
+    if (const char* why = nothing_to_skip(*model); why && params.sparse == PI_SPARSE_EXACT) {
+        log(2, model->file.gguf.path() + ": exact mode computes every neuron: " + why);
     }
 }
 
@@ -136,6 +158,7 @@ void Session::eval(const int32_t* token, const int32_t* seq, const bool* keep, i
     for (int32_t i = 0; i < n; i++) added[size_t(seq ? seq[i] : 0)]++;
     std::vector<Row> rows;
     int32_t kept = 0;
+    record.begin(n);
     try {
         for (int32_t start = 0; start < n; start += params.n_ubatch) {
             const int32_t end = std::min(start + params.n_ubatch, n);
@@ -152,8 +175,11 @@ void Session::eval(const int32_t* token, const int32_t* seq, const bool* keep, i
                 rows.push_back(row);
             }
             forward(*this, rows.data(), int64_t(rows.size()));
+            record.advance(int64_t(rows.size()));
+            row_counts.add(*this, rows.data(), int64_t(rows.size()));
         }
     } catch (...) {
+        record.fail();
         for (int32_t i = 0; i < params.n_seq; i++) kv.set_length(i, before[size_t(i)]);
         result_at_.clear();
         throw;
@@ -178,6 +204,10 @@ void Session::truncate(int32_t seq, int64_t n) {
                     format("sequence %d cannot be cut to %lld positions", seq, (long long)n));
     }
     kv.set_length(seq, n);
+}
+
+void Session::log(int32_t level, const std::string& message) const {
+    if (params.log) params.log(level, message.c_str(), params.log_data);
 }
 
 void Session::check_stop() const {

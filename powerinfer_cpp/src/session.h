@@ -4,10 +4,13 @@
 #include <memory>
 #include <vector>
 
+#include "audit.h"
 #include "kv_cache.h"
 #include "model.h"
 #include "plan.h"
+#include "record.h"
 #include "rope.h"
+#include "traffic.h"
 
 namespace powerinfer {
 
@@ -38,8 +41,8 @@ struct Scratch {
     ggml::InputBuffer input;
     float *hidden = nullptr, *score = nullptr;  // [rows, rank], [rows, n_ff]: of predictors
     float* gathered_residual = nullptr;         // [rows, n_embd], beside `gathered`
-    bool* masked = nullptr;                     // [rows]
-    bool* gathered_masked = nullptr;            // [rows]
+    Masking *masking = nullptr, *gathered_masking = nullptr;  // [rows]
+    bool* masked = nullptr;                                   // [rows]
     ggml::NeuronScratch neurons;
 
  private:
@@ -64,6 +67,8 @@ struct Session {
     void load_state(int32_t seq, const uint8_t* data, uint64_t size);
     // Throws Error(cancelled) when the caller's should_stop says so.
     void check_stop() const;
+    // Tells the caller's log; level as pi_log_callback has it.
+    void log(int32_t level, const std::string& message) const;
 
     std::shared_ptr<const Model> model;
     pi_session_params params;  // resolved
@@ -72,6 +77,9 @@ struct Session {
     Scratch scratch;
     RopeTable rope;
     std::vector<ggml::NeuronCounts> counts;  // per layer, since the session began
+    RowCounts row_counts;
+    Recorder record;
+    Audit audit;
 
  private:
     // Is a row masked when its sequence has n rows in this call?

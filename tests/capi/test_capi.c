@@ -243,6 +243,45 @@ static void test_formats(void) {
     CHECK(type == 77 && block == 77 && bytes == 77);
 }
 
+/* Two neurons of an F16 and a Q8_0 row: the parts of a bundle lie where the header says. */
+static void test_bundles(void) {
+    const uint32_t types[] = {1, 8};
+    unsigned char f16[2][64], q8[2][34], bundles[2][64 + 34], back[2][34];
+    for (int i = 0; i < 128; i++) f16[i / 64][i % 64] = (unsigned char)i;
+    for (int i = 0; i < 68; i++) q8[i / 34][i % 34] = (unsigned char)(200 - i);
+    CHECK(pi_bundle_version() >= 1);
+    OK(pi_bundle_put(types, 2, 32, 2, 0, f16, sizeof(f16), bundles, sizeof(bundles)));
+    OK(pi_bundle_put(types, 2, 32, 2, 1, q8, sizeof(q8), bundles, sizeof(bundles)));
+    for (int i = 0; i < 2; i++) {
+        CHECK(!memcmp(bundles[i], f16[i], 64) && !memcmp(bundles[i] + 64, q8[i], 34));
+    }
+    OK(pi_bundle_take(types, 2, 32, 2, 1, bundles, sizeof(bundles), back, sizeof(back)));
+    CHECK(!memcmp(back, q8, sizeof(q8)));
+    OK(pi_bundle_put(types, 2, 32, 0, 0, NULL, 0, NULL, 0));
+    const size_t size = sizeof(bundles);
+    FAILS(PI_ERROR_ARGUMENT, pi_bundle_put(types, 2, 32, 2, 0, f16, 127, bundles, size));
+    FAILS(PI_ERROR_ARGUMENT, pi_bundle_put(types, 2, 32, 2, 0, f16, 128, bundles, size - 1));
+    FAILS(PI_ERROR_ARGUMENT, pi_bundle_take(types, 2, 32, 2, 1, bundles, size, back, 67));
+    FAILS(PI_ERROR_ARGUMENT, pi_bundle_put(types, 2, 32, 2, 2, f16, 128, bundles, size));
+    FAILS(PI_ERROR_ARGUMENT, pi_bundle_put(types, 2, 32, 2, -1, f16, 128, bundles, size));
+    FAILS(PI_ERROR_ARGUMENT, pi_bundle_put(types, 0, 32, 2, 0, f16, 128, bundles, size));
+    FAILS(PI_ERROR_ARGUMENT, pi_bundle_put(NULL, 2, 32, 2, 0, f16, 128, bundles, size));
+    FAILS(PI_ERROR_ARGUMENT, pi_bundle_put(types, 2, 33, 2, 0, f16, 128, bundles, size));
+    FAILS(PI_ERROR_ARGUMENT, pi_bundle_put(types, 2, 0, 2, 0, f16, 128, bundles, size));
+    FAILS(PI_ERROR_ARGUMENT, pi_bundle_put(types, 2, 32, -2, 0, f16, 128, bundles, size));
+    FAILS(PI_ERROR_ARGUMENT, pi_bundle_put(types, 2, 32, INT64_MAX, 0, f16, 128, bundles, size));
+    FAILS(PI_ERROR_ARGUMENT, pi_bundle_put(types, 2, 32, 2, 0, NULL, 128, bundles, size));
+    FAILS(PI_ERROR_ARGUMENT, pi_bundle_take(types, 2, 32, 2, 0, bundles, size, NULL, 128));
+    const uint32_t integers[] = {24, 8};
+    FAILS(PI_ERROR_ARGUMENT, pi_bundle_put(integers, 2, 32, 2, 1, q8, 68, bundles, size));
+    int64_t n_gpu[1];
+    FAILS(PI_ERROR_IO, pi_gpu_index_read("no/such/file", 1, 32, n_gpu));
+    FAILS(PI_ERROR_FORMAT, pi_gpu_index_read(model_path, 1, 32, n_gpu));
+    CHECK(says("generic.gpu_index"));
+    FAILS(PI_ERROR_ARGUMENT, pi_gpu_index_read(model_path, 0, 32, n_gpu));
+    FAILS(PI_ERROR_ARGUMENT, pi_gpu_index_read(NULL, 1, 32, n_gpu));
+}
+
 /* ---- Models ------------------------------------------------------------------------------- */
 
 struct progress {
@@ -320,7 +359,6 @@ static void test_model(void) {
         n_params += (uint64_t)(t.ne[0] * t.ne[1] * t.ne[2] * t.ne[3]);
     }
     CHECK(pi_model_n_bytes(m) == n_bytes && pi_model_n_params(m) == n_params);
-    CHECK(pi_model_bytes_per_token(m) > 0 && pi_model_bytes_per_token(m) <= n_bytes + n_bytes / 8);
     int64_t value = 0;
     OK(pi_gguf_integers(g, find_key(g, "llama.embedding_length"), 0, 1, &value));
     CHECK(value == pi_model_n_embd(m));
@@ -510,6 +548,7 @@ int main(int argc, char** argv) {
     test_defaults();
     test_gguf();
     test_formats();
+    test_bundles();
     test_model();
     pi_model* m = open_model();
     test_tokenizer(m);

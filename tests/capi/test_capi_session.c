@@ -339,20 +339,29 @@ static void test_profile(const pi_model* m, const float* expected) {
     for (int round = 0; round < 2; round++) { /* starts anew each time */
         uint64_t weights = 0;
         double seconds = 0;
+        pi_work before, after;
+        OK(pi_session_work(s, &before, NULL));
         pi_session_profile(s, true);
         OK(pi_eval(s, tokens + 10 + round, NULL, NULL, 1));
         pi_session_profile(s, false);
+        OK(pi_session_work(s, &after, NULL));
+        CHECK(after.rows == before.rows + 1 && after.kv > before.kv);
+        FAILS(PI_ERROR_ARGUMENT, pi_session_work(s, NULL, NULL));
+        FAILS(PI_ERROR_ARGUMENT, pi_session_work(NULL, &after, NULL));
         OK(pi_sequence_truncate(s, 0, 11 + round));
         CHECK(pi_session_n_ops(s) > 3);
         pi_op_time op;
         for (int32_t i = 0; i < pi_session_n_ops(s); i++) {
             OK(pi_session_op_at(s, i, &op));
             CHECK(op.part[0] && op.op[0] && op.calls > 0 && op.calls < 1000 && op.seconds >= 0);
-            if (!strcmp(op.op, "matmul")) weights += op.n_bytes;
+            if (!strcmp(op.op, "matmul") && strcmp(op.part, "ffn")) weights += op.n_bytes;
             seconds += op.seconds;
         }
         CHECK(seconds > 0 && seconds < 60);
-        CHECK(weights > 0 && weights <= pi_model_bytes_per_token(m));
+        /* Two counts of what products outside of the FFN read; norms are in the second alone. */
+        const uint64_t read = after.attention - before.attention + after.predictor -
+                              before.predictor + after.head - before.head;
+        CHECK(weights > read - read / 50 && weights <= read);
         op.calls = 77;
         FAILS(PI_ERROR_ARGUMENT, pi_session_op_at(s, -1, &op));
         FAILS(PI_ERROR_ARGUMENT, pi_session_op_at(s, pi_session_n_ops(s), &op));
@@ -378,6 +387,50 @@ struct job {
 };
 
 /* What one user of a shared model does: tokenize, compute, sample, make a mistake. */
+static void test_recording(const pi_model* m, const float* expected) {
+    const size_t n_vocab = (size_t)pi_model_n_vocab(m), n_ff = (size_t)pi_model_n_ff(m);
+    const int32_t n_embd = pi_model_n_embd(m);
+    CHECK(pi_model_n_expert(m) == 0);
+    pi_session_params params = session_params(64, 1);
+    params.record = PI_RECORD_INPUTS;
+    pi_session* s = UNTOUCHED;
+    FAILS(PI_ERROR_ARGUMENT, pi_session_new(m, &params, &s)); /* the default masks */
+    params.sparse = PI_SPARSE_EXACT;
+    s = new_session(m, &params);
+    const uint64_t* counts = NULL;
+    const bool* fired = UNTOUCHED;
+    const float* inputs = UNTOUCHED;
+    FAILS(PI_ERROR_ARGUMENT, pi_activations(s, 0, &fired)); /* nothing computed yet */
+    uint64_t seen[2] = {0, 0};
+    for (int32_t i = 0; i < N_TOKENS; i += 8) {
+        OK(pi_eval(s, tokens + i, NULL, NULL, 8));
+        const float* logits = NULL;
+        OK(pi_logits(s, 7, &logits));
+        CHECK(same(logits, expected + (size_t)(i + 7) * n_vocab, n_vocab)); /* as without */
+        OK(pi_activations(s, 1, &fired));
+        OK(pi_ffn_inputs(s, 1, &inputs));
+        for (size_t row = 0; row < 8; row++) {
+            for (size_t n = 0; n < 2; n++) seen[n] += fired[row * n_ff + n];
+            CHECK(isfinite(inputs[row * (size_t)n_embd]));
+        }
+    }
+    OK(pi_firing_counts(s, 1, &counts));
+    CHECK(counts[0] == seen[0] && counts[1] == seen[1] && counts[0] <= N_TOKENS);
+    FAILS(PI_ERROR_ARGUMENT, pi_firing_counts(s, -1, &counts));
+    FAILS(PI_ERROR_ARGUMENT, pi_firing_counts(s, pi_model_n_layer(m), &counts));
+    pi_session_free(s);
+    params.record = PI_RECORD_COUNTS;
+    s = new_session(m, &params);
+    OK(pi_eval(s, tokens, NULL, NULL, 8));
+    OK(pi_firing_counts(s, 0, &counts));
+    FAILS(PI_ERROR_ARGUMENT, pi_activations(s, 0, &fired));
+    FAILS(PI_ERROR_ARGUMENT, pi_ffn_inputs(s, 0, &inputs));
+    pi_session_free(s);
+    params.record = 4;
+    s = UNTOUCHED;
+    FAILS(PI_ERROR_ARGUMENT, pi_session_new(m, &params, &s));
+}
+
 static void* use_model(void* data) {
     struct job* job = data;
     const size_t row = (size_t)pi_model_n_vocab(job->model);
@@ -577,6 +630,7 @@ int main(int argc, char** argv) {
     test_saved_sequence(m, expected);
     test_embedding(m);
     test_profile(m, expected);
+    test_recording(m, expected);
     test_threads(m, expected);
     pi_model_free(m);
     test_session_outlives_model(expected);

@@ -164,6 +164,14 @@ Config read_config(const ggml::Gguf& gguf, int64_t n_vocab) {
     if (gguf.string("powerinfer.predictor.kind", "mlp") != "mlp") {
         refuse(gguf, Code::unsupported, "powerinfer.predictor.kind: only mlp is supported");
     }
+    if (gguf.find("powerinfer.bundle.version")) {
+        const int64_t version = gguf.integer("powerinfer.bundle.version", 0, INT32_MAX);
+        if (version != kBundleVersion) {
+            refuse(gguf, Code::unsupported,
+                   format("bundles of version %lld are not supported (%lld is)", (long long)version,
+                          (long long)kBundleVersion));
+        }
+    }
     family.configure(gguf, c);
     return c;
 }
@@ -175,9 +183,11 @@ std::vector<WeightSpec> weight_specs(Model& model) {
     find_family(gguf).weights(model, specs);
     const std::vector<float> fatrelu = per_layer(gguf, "powerinfer.ffn.threshold", n_layer);
     const std::vector<float> predictor = per_layer(gguf, "powerinfer.sparse_threshold", n_layer);
+    const std::vector<float> recall = per_layer(gguf, "powerinfer.predictor.recall", n_layer);
     for (size_t i = 0; i < model.layers.size(); i++) {
         Layer& l = model.layers[i];
         l.sparse_threshold = predictor[i];
+        l.recall = recall[i];
         l.ffn.neurons.threshold = fatrelu[i];
         for (Ffn& f : l.experts) f.neurons.threshold = fatrelu[i];
         if (fatrelu[i] != 0 && !model.config.neuron_aware) {

@@ -64,9 +64,20 @@ class Weights {
     Model& m;
 
  private:
-    // Rows of a tensor as neuron rows of a bundle.
-    void neuron_rows(const std::string& name, std::vector<int64_t> shape, int64_t row0, Ffn& ffn,
-                     ggml::NeuronRows* to);
+    // Neuron rows of layer i, of expert e where the suffix is "_exps": bundles as the file has
+    // them, or ffn_gate (if gated), ffn_up and `down`, to be packed into bundles.
+    void neurons(int64_t i, const char* suffix, int64_t e, bool gated, const std::string& down,
+                 Ffn& ffn);
+    // One bundle of them: from the tensor `bundled`, or where that is "" from those of its parts.
+    struct Part {
+        const char* name;  // "gate": of the key of its format
+        std::string tensor;
+        ggml::NeuronRows* rows;
+    };
+    void bundle(int64_t i, const std::string& bundled, bool stacked, int64_t e,
+                const std::vector<Part>& parts, Bundle& to);
+    // The format of a part in a bundled file, from powerinfer.bundle.{gate,up,down}_type.
+    ggml::DType bundled_type(int64_t i, const char* part) const;
     // fc1, fc2 and rates, where the file has them; suffix "" or "_exps", expert e of c.n_expert.
     void predictor(int64_t i, const char* suffix, int64_t e, Ffn& ffn);
     std::vector<WeightSpec>& specs_;

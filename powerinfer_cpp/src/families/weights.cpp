@@ -2,10 +2,18 @@
 #include <algorithm>
 
 #include "families/family.h"
+#include "ggml/status.h"
 
 namespace powerinfer {
 
 using Use = WeightSpec::Use;
+
+namespace {
+
+// The tensors of a bundled file: I8 [stride, n_ff] or, with "_exps", [stride, n_ff, n_expert].
+constexpr char kGateRows[] = "ffn_gate_rows", kUpDownRows[] = "ffn_up_down_rows";
+
+}  // namespace
 
 std::string blk(int64_t layer, const char* suffix) {
     return "blk." + std::to_string(layer) + "." + suffix;
@@ -57,11 +65,66 @@ void Weights::attention(int64_t i) {
     optional("attention", blk(i, "attn_output.bias"), c.n_embd, &l.o_bias);
 }
 
-void Weights::neuron_rows(const std::string& name, std::vector<int64_t> shape, int64_t row0, Ffn& f,
-                          ggml::NeuronRows* to) {
-    rows("ffn", name, std::move(shape), row0, m.config.n_ff, nullptr, Use::neuron);
-    specs_.back().neuron = to;
-    specs_.back().bundle = to == &f.neurons.gate ? &f.gates : &f.bundle;
+void Weights::neurons(int64_t i, const char* suffix, int64_t e, bool gated, const std::string& down,
+                      Ffn& f) {
+    const Config& c = m.config;
+    m.config.neuron_aware = true;
+    f.neurons.n = c.n_ff;
+    f.neurons.cols = c.n_embd;
+    f.neurons.act = c.activation;
+    const bool stacked = *suffix;
+    const bool bundled = has(blk(i, kUpDownRows) + suffix);
+    const auto tensor = [&](const char* name) { return blk(i, name) + suffix + ".weight"; };
+    const auto bundle_of = [&](const char* name) { return bundled ? blk(i, name) + suffix : ""; };
+    if (gated) {
+        bundle(i, bundle_of(kGateRows), stacked, e, {{"gate", tensor("ffn_gate"), &f.neurons.gate}},
+               f.gates);
+    }
+    bundle(i, bundle_of(kUpDownRows), stacked, e,
+           {{"up", tensor("ffn_up"), &f.neurons.up}, {"down", down, &f.neurons.down}}, f.bundle);
+    predictor(i, suffix, e, f);
+}
+
+void Weights::bundle(int64_t i, const std::string& bundled, bool stacked, int64_t e,
+                     const std::vector<Part>& parts, Bundle& to) {
+    const Config& c = m.config;
+    const auto shaped = [&](int64_t cols) {
+        std::vector<int64_t> shape{cols, c.n_ff};
+        if (stacked) shape.push_back(c.n_expert);
+        return shape;
+    };
+    for (const Part& p : parts) to.rows.push_back(p.rows);
+    if (!bundled.empty()) {
+        for (const Part& p : parts) to.layout.parts.push_back(bundled_type(i, p.name));
+        to.layout.cols = c.n_embd;
+        rows("ffn", bundled, shaped(to.layout.stride()), e * c.n_ff, c.n_ff, nullptr, Use::bundle);
+        specs_.back().bundle = &to;
+        return;
+    }
+    for (size_t k = 0; k < parts.size(); k++) {
+        rows("ffn", parts[k].tensor, shaped(c.n_embd), e * c.n_ff, c.n_ff, nullptr, Use::neuron);
+        specs_.back().bundle = &to;
+        specs_.back().part_of_bundle = k;
+    }
+}
+
+ggml::DType Weights::bundled_type(int64_t i, const char* part) const {
+    const ggml::Gguf& gguf = m.file.gguf;
+    const std::string key = std::string("powerinfer.bundle.") + part + "_type";
+    const auto refuse = [&](const std::string& why) {
+        throw ggml::Error(ggml::Code::format, gguf.path() + ": key \"" + key + "\" " + why);
+    };
+    const ggml::Value* v = gguf.find(key);
+    if (!v) refuse("is missing");
+    if (!v->is_string() || (v->is_array() && int64_t(v->count()) != m.config.n_layer))
+        refuse("names neither a format nor one for each layer");
+    const std::string name(v->string(v->is_array() ? uint64_t(i) : 0).substr(0, 20));
+    const ggml::DTypeInfo* t = ggml::find_dtype(std::string_view(name));
+    if (!t || !t->is_float()) refuse("names format \"" + name + "\", which is not known");
+    if (m.config.n_embd % t->block) {
+        refuse(std::string("names format ") + t->name + ", whose blocks do not divide a row");
+    }
+    return t->type;
 }
 
 void Weights::predictor(int64_t i, const char* suffix, int64_t e, Ffn& f) {
@@ -97,17 +160,12 @@ void Weights::predictor(int64_t i, const char* suffix, int64_t e, Ffn& f) {
 void Weights::ffn(int64_t i, bool gated) {
     const Config& c = m.config;
     Ffn& f = m.layers[size_t(i)].ffn;
-    const std::vector<int64_t> by_neuron{c.n_embd, c.n_ff};
-    const bool by_rows = has(blk(i, "ffn_down_t.weight"));
+    const std::string down = blk(i, "ffn_down_t.weight");
+    bool by_rows = has(down) || has(blk(i, kUpDownRows));
+    // Where PowerInfer's file has neither, this is the one to miss.
+    if (m.file.gguf.pwri_magic() && !has(blk(i, "ffn_down.weight"))) by_rows = true;
     if (by_rows) {
-        m.config.neuron_aware = true;
-        f.neurons.n = c.n_ff;
-        f.neurons.cols = c.n_embd;
-        f.neurons.act = c.activation;
-        if (gated) neuron_rows(blk(i, "ffn_gate.weight"), by_neuron, 0, f, &f.neurons.gate);
-        neuron_rows(blk(i, "ffn_up.weight"), by_neuron, 0, f, &f.neurons.up);
-        neuron_rows(blk(i, "ffn_down_t.weight"), by_neuron, 0, f, &f.neurons.down);
-        predictor(i, "", 0, f);
+        neurons(i, "", 0, gated, down, f);
     } else {
         if (gated) matrix("ffn", blk(i, "ffn_gate.weight"), c.n_ff, c.n_embd, &f.gate);
         matrix("ffn", blk(i, "ffn_up.weight"), c.n_ff, c.n_embd, &f.up);
@@ -126,26 +184,20 @@ void Weights::experts(int64_t i) {
     const std::vector<int64_t> by_neuron{c.n_embd, c.n_ff, c.n_expert},
         by_output{c.n_ff, c.n_embd, c.n_expert};
     std::string down = blk(i, "ffn_down_exps.weight");
-    bool by_rows = has(blk(i, "ffn_down_t_exps.weight"));
-    if (by_rows) {
+    bool by_rows = has(blk(i, kUpDownRows) + "_exps");
+    if (has(blk(i, "ffn_down_t_exps.weight"))) {
+        by_rows = true;
         down = blk(i, "ffn_down_t_exps.weight");
     } else if (const ggml::TensorInfo* t = m.file.gguf.find_tensor(down)) {
         // PowerInfer's SmallThinker files keep the plain name for rows by neuron.
         by_rows = t->ne[0] == c.n_embd && c.n_embd != c.n_ff;
     }
-    if (by_rows) m.config.neuron_aware = true;
     l.experts.resize(size_t(c.n_expert));
     for (int64_t e = 0; e < c.n_expert; e++) {
         Ffn& f = l.experts[size_t(e)];
         const std::string gate = blk(i, "ffn_gate_exps.weight"), up = blk(i, "ffn_up_exps.weight");
         if (by_rows) {
-            f.neurons.n = c.n_ff;
-            f.neurons.cols = c.n_embd;
-            f.neurons.act = c.activation;
-            neuron_rows(gate, by_neuron, e * c.n_ff, f, &f.neurons.gate);
-            neuron_rows(up, by_neuron, e * c.n_ff, f, &f.neurons.up);
-            neuron_rows(down, by_neuron, e * c.n_ff, f, &f.neurons.down);
-            predictor(i, "_exps", e, f);
+            neurons(i, "_exps", e, true, down, f);
         } else {
             rows("ffn", gate, by_neuron, e * c.n_ff, c.n_ff, &f.gate);
             rows("ffn", up, by_neuron, e * c.n_ff, c.n_ff, &f.up);

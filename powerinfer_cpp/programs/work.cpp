@@ -1,0 +1,43 @@
+#include "work.h"
+
+double Work::share(int64_t pi_neuron_counts::*count, int64_t n_ff, int layer) const {
+    double some = 0, all = 0;
+    for (size_t i = 0; i < by_layer.size(); i++) {
+        if (layer >= 0 && i != size_t(layer)) continue;
+        some += double(by_layer[i].*count);
+        all += double(by_layer[i].rows) * double(n_ff);
+    }
+    return all > 0 ? some / all : 0;
+}
+
+WorkSpan::WorkSpan(Work& total, const pi_session* session, const pi_model* model)
+    : total_(total), session_(session), n_layer_(size_t(pi_model_n_layer(model))), begin_(now()) {
+    total_.by_layer.resize(n_layer_);
+}
+
+WorkSpan::~WorkSpan() {
+    const Work end = now();
+    pi_work& sum = total_.sum;
+    sum.rows += end.sum.rows - begin_.sum.rows;
+    sum.attention += end.sum.attention - begin_.sum.attention;
+    sum.predictor += end.sum.predictor - begin_.sum.predictor;
+    sum.ffn += end.sum.ffn - begin_.sum.ffn;
+    sum.head += end.sum.head - begin_.sum.head;
+    sum.kv += end.sum.kv - begin_.sum.kv;
+    for (size_t i = 0; i < n_layer_; i++) {
+        pi_neuron_counts& to = total_.by_layer[i];
+        const pi_neuron_counts &a = begin_.by_layer[i], &b = end.by_layer[i];
+        to.rows += b.rows - a.rows;
+        to.predicted += b.predicted - a.predicted;
+        to.computed += b.computed - a.computed;
+        to.fired += b.fired - a.fired;
+    }
+}
+
+Work WorkSpan::now() const {
+    Work work;
+    work.by_layer.resize(n_layer_);
+    // Fails for no session only.
+    (void)pi_session_work(session_, &work.sum, work.by_layer.data());
+    return work;
+}

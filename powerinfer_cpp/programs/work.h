@@ -1,0 +1,34 @@
+// What rows of a session cost: neurons, and bytes of weights and cache.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "powerinfer.h"
+
+struct Work {
+    pi_work sum = {};                        // rows, bytes
+    std::vector<pi_neuron_counts> by_layer;  // empty: nothing done yet
+
+    uint64_t bytes() const { return sum.attention + sum.predictor + sum.ffn + sum.head + sum.kv; }
+    // Share of a layer's n_ff neurons, of all layers' where layer is -1; 0 where no row was
+    // computed.
+    double share(int64_t pi_neuron_counts::*count, int64_t n_ff, int layer = -1) const;
+};
+
+// Adds to `total` what the session does from here to the end of the scope.
+class WorkSpan {
+ public:
+    WorkSpan(Work& total, const pi_session* session, const pi_model* model);
+    ~WorkSpan();
+    WorkSpan(const WorkSpan&) = delete;
+    WorkSpan& operator=(const WorkSpan&) = delete;
+
+ private:
+    Work now() const;
+
+    Work& total_;
+    const pi_session* session_;
+    size_t n_layer_;
+    Work begin_;
+};

@@ -1,0 +1,73 @@
+#include "traffic.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "session.h"
+
+namespace powerinfer {
+
+namespace {
+
+// Bytes of one neuron's row; 0 where there is none.
+uint64_t row_bytes(const ggml::NeuronRows& rows, int64_t cols, const float* bias) {
+    if (!rows) return 0;
+    return uint64_t(ggml::info(rows.type).size(cols)) + (bias ? sizeof(float) : 0);
+}
+
+uint64_t neuron_bytes(const Ffn& f, const ggml::NeuronCounts& c) {
+    const ggml::Neurons& w = f.neurons;
+    const uint64_t gate = row_bytes(w.gate, w.cols, w.gate_bias);
+    const uint64_t up = row_bytes(w.up, w.cols, w.up_bias);
+    const uint64_t down = row_bytes(w.down, w.cols, nullptr);
+    return w.gate ? uint64_t(c.proposed) * gate + uint64_t(c.computed) * (up + down)
+                  : uint64_t(c.proposed) * up + uint64_t(c.computed) * down;
+}
+
+uint64_t dense_bytes(const Ffn& f, const Config& c) {
+    const int64_t biases =
+        (f.gate_bias ? c.n_ff : 0) + (f.up_bias ? c.n_ff : 0) + (f.down_bias ? c.n_embd : 0);
+    return uint64_t(f.gate.bytes() + f.up.bytes() + f.down.bytes()) +
+           uint64_t(biases) * sizeof(float);
+}
+
+}  // namespace
+
+void RowCounts::add(const Session& s, const Row* row, int64_t n) {
+    const Config& c = s.model->config;
+    const uint64_t position = 2 * uint64_t(c.n_head_kv) * uint64_t(s.kv.position_bytes());
+    for (int64_t t = 0; t < n; t++) {
+        rows++;
+        kept += row[t].result != nullptr;
+        for (const Layer& l : s.model->layers) {
+            const int64_t seen = row[t].pos + 1;
+            kv_bytes += position * uint64_t(l.window ? std::min(seen, l.window) : seen);
+        }
+    }
+}
+
+Traffic traffic(const Session& s) {
+    const Model& m = *s.model;
+    const Config& c = m.config;
+    const RowCounts& did = s.row_counts;
+    Traffic sum;
+    for (const WeightSpec& w : m.weights) {
+        const auto is = [&](const char* part) { return !std::strcmp(w.part, part); };
+        if (is("attention") || is("norms")) sum.attention += uint64_t(did.rows) * w.bytes();
+        if (is("head") && !s.params.embedding) sum.head += uint64_t(did.kept) * w.bytes();
+    }
+    for (size_t i = 0; i < m.layers.size(); i++) {
+        const Layer& l = m.layers[i];
+        // Experts of a layer have the same shapes and types.
+        const Ffn& f = l.experts.empty() ? l.ffn : l.experts[0];
+        const ggml::NeuronCounts& counts = s.counts[i];
+        sum.ffn += uint64_t(did.rows) * uint64_t(l.router.bytes());
+        sum.ffn +=
+            f.neurons.n ? neuron_bytes(f, counts) : uint64_t(counts.rows) * dense_bytes(f, c);
+        sum.predictor += uint64_t(did.predicted[i]) * uint64_t(f.fc1.bytes() + f.fc2.bytes());
+    }
+    sum.kv = did.kv_bytes;
+    return sum;
+}
+
+}  // namespace powerinfer
