@@ -54,6 +54,11 @@ void lock_pages(const uint8_t* data, uint64_t size, const std::string& what) {
 
 // ---- files -----------------------------------------------------------------------------------
 
+bool file_exists(const std::string& path) {
+    struct stat st {};
+    return stat(path.c_str(), &st) == 0;
+}
+
 File::File(const std::string& path) : path_(path) {
     // O_NONBLOCK: opening a named pipe must not wait for a writer. Regular files ignore it.
     fd_ = open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NOCTTY | O_NONBLOCK);

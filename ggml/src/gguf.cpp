@@ -309,11 +309,18 @@ class GgufReader {
         if (n_dims < 1 || n_dims > kMaxDims)
             fail(format("%u dimensions, not 1 to %d", n_dims, kMaxDims));
         t.n_dims = int(n_dims);
+        // PowerInfer's placements list the neurons of a layer that lie on the GPU; there may be
+        // none.
+        static constexpr char kPlacement[] = "generic.gpu_index";
+        const Value* architecture = gguf_.find("general.architecture");
+        const bool may_be_empty = architecture && !architecture->is_array() &&
+                                  architecture->is_string() && architecture->string() == kPlacement;
         int64_t elements = 1;
         for (int d = 0; d < kMaxDims; d++) {
             const uint64_t size = d < t.n_dims ? take<uint64_t>() : 1;
             t.ne[d] = int64_t(size);
-            if (size < 1 || size > uint64_t(std::numeric_limits<int64_t>::max()) ||
+            if (size < (may_be_empty ? 0 : 1) ||
+                size > uint64_t(std::numeric_limits<int64_t>::max()) ||
                 __builtin_mul_overflow(elements, t.ne[d], &elements))
                 fail(format("size %llu of dimension %d is out of range", ull(size), d));
         }
@@ -359,7 +366,8 @@ class GgufReader {
         for (TensorInfo& t : gguf_.tensors_) {
             where_ = "tensor " + shown(t.name);
             uint64_t offset;
-            if (__builtin_add_overflow(begin, t.offset, &offset) || offset >= size_)
+            if (__builtin_add_overflow(begin, t.offset, &offset) || offset > size_ ||
+                (t.bytes && offset == size_))
                 fail(format("offset %llu lies outside the file (size %llu, data from %llu)",
                             ull(t.offset), ull(size_), ull(begin)));
             if (t.bytes > size_ - offset)
@@ -368,7 +376,8 @@ class GgufReader {
                            "from %llu)",
                            ull(t.bytes), ull(t.offset), ull(size_), ull(begin)));
             t.offset = offset;
-            order.emplace_back(offset, order.size());
+            // What is empty overlaps nothing.
+            if (t.bytes) order.emplace_back(offset, size_t(&t - gguf_.tensors_.data()));
         }
         std::sort(order.begin(), order.end());
         for (size_t i = 1; i < order.size(); i++) {

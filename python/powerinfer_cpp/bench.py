@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from .model import Model, OpTime, Session
+from .model import Model, OpTime, Session, Work
 
 
 @dataclass(frozen=True)
@@ -31,12 +31,13 @@ class Test:
 
 @dataclass(frozen=True)
 class Result:
-    """Times of the repetitions of a test, and of each generated token, in nanoseconds; with
-    `ops`, times of the operators in all repetitions."""
+    """Times of the repetitions of a test, and of each generated token, in nanoseconds; what the
+    repetitions' tokens cost; with `ops`, times of the operators in all repetitions."""
 
     test: Test
     samples_ns: list[int]
     token_ns: list[int]
+    work: Work
     ops: list[OpTime]
 
     @property
@@ -74,16 +75,17 @@ def measure(
     the operators, too, which takes time of its own. fields: of pi_session_params.
     """
     need = test.n_depth + test.n_tokens
-    session = Session(model, interruptible=False, n_ctx=need, n_logits=1, **fields)
+    session = Session(model, interruptible=False, verbose=True, n_ctx=need, n_logits=1, **fields)
     try:
         ids = make_ids(need, model.n_vocab, seed, given)
         before, timed = ids[: test.n_depth], ids[test.n_depth :]
         _fill(session, before)
-        samples, tokens = [], []
+        samples, tokens, begin = [], [], session.work()
         for repetition in range(-1, repetitions):
             session.truncate(test.n_depth)
-            if ops and repetition == 0:
-                session.profile(True)
+            if repetition == 0:
+                begin = session.work()
+                session.profile(ops)
             start = time.perf_counter_ns()
             if test.n_prompt:
                 _fill(session, timed)
@@ -94,7 +96,8 @@ def measure(
                 samples.append(time.perf_counter_ns() - start)
                 tokens += each
         session.profile(False)
-        return Result(test, samples, tokens, session.op_times() if ops else [])
+        work = session.work() - begin
+        return Result(test, samples, tokens, work, session.op_times() if ops else [])
     finally:
         session.close()
 

@@ -5,8 +5,9 @@ from typing import Any
 
 import numpy as np
 
+from ._native import lib
 from .errors import ContextOverflowError, OutOfMemoryError
-from .model import Model, Sampler, Session
+from .model import Model, Sampler, Session, Work
 from .state import LlamaState
 
 # Rows of one call of the engine whose logits are kept when only some calls want all of them.
@@ -18,7 +19,7 @@ class Context:
 
     n_tokens: positions computed. input_ids: intc [n_ctx], n_tokens of them valid. version: counts
     changes, so that who computed before can see whether somebody else came in between.
-    Keyword arguments are the fields of pi_session_params. Serves one thread at a time.
+    Keyword arguments are those of Session. Serves one thread at a time.
     """
 
     def __init__(self, model: Model, logits_all: bool, **fields: Any):
@@ -36,6 +37,10 @@ class Context:
         # Where the last token's logits are: a row of the engine's last call, or a copy.
         self._last_row: int | np.ndarray | None = None
         self._scores: np.ndarray | None = None
+        self._record = fields.get("record", lib.PI_RECORD_OFF)
+        self._one_block = not model.n_expert
+        self._fired: list[np.ndarray] = []  # of the last `eval` or `visit`, call by call
+        self._inputs: list[np.ndarray] = []
 
     def close(self) -> None:
         """Gives the session back."""
@@ -47,9 +52,25 @@ class Context:
         """The C API's handle of the session."""
         return self._session.handle
 
-    def sparsity(self, n_layer: int) -> list[tuple[float, float]]:
-        """Per layer the shares of neurons proposed and fired, over all rows so far."""
-        return [self._session.sparsity(layer) for layer in range(n_layer)]
+    def work(self) -> Work:
+        """What the session has done so far."""
+        return self._session.work()
+
+    def activations(self) -> np.ndarray:
+        """Which neurons fired at the tokens of the last eval.
+
+        bool [n_layer, n_tokens, n_ff], with experts [n_layer, n_tokens, n_expert, n_ff]. Raises
+        ValueError when that is not recorded, or nothing has been computed.
+        """
+        fired = _joined(self._fired, 'record="fired"')
+        return fired[:, :, 0] if self._one_block else fired
+
+    def ffn_inputs(self) -> np.ndarray:
+        """float32 [n_layer, n_tokens, n_embd]: what predictors see at the last eval's tokens.
+
+        Raises ValueError when that is not recorded, or nothing has been computed.
+        """
+        return _joined(self._inputs, 'record="fired+input"')
 
     def tokens(self) -> list[int]:
         """Ids of the positions computed."""
@@ -62,6 +83,7 @@ class Context:
         """
         self._check_fits(len(ids), self.n_tokens)
         self.version += 1
+        self._fired, self._inputs = [], []
         n_batch = self._session.n_batch
         for first in range(0, len(ids), n_batch):
             chunk = ids[first : first + n_batch]
@@ -77,6 +99,7 @@ class Context:
         """
         self._check_fits(len(ids), 0)
         self.truncate(0)
+        self._fired, self._inputs = [], []
         for first in range(0, len(ids), self._rows_kept):
             chunk = ids[first : first + self._rows_kept]
             self._eval_chunk(chunk, np.ones(len(chunk), dtype=bool))
@@ -195,6 +218,10 @@ class Context:
         start, n = self.n_tokens, len(chunk)
         self._last_row = None
         self._session.eval(chunk, keep)
+        if self._record >= lib.PI_RECORD_FIRED:
+            self._fired.append(self._session.activations())
+        if self._record >= lib.PI_RECORD_INPUTS:
+            self._inputs.append(self._session.ffn_inputs())
         self.input_ids[start : start + n] = chunk
         self.n_tokens += n
         self.n_computed += n
@@ -204,3 +231,10 @@ class Context:
         if scores is not None:
             for row in np.flatnonzero(keep):
                 scores[start + row] = self._session.logits(int(row))
+
+
+def _joined(parts: list[np.ndarray], option: str) -> np.ndarray:
+    """Recordings [n_layer, n_tokens, ...] of several calls as one."""
+    if not parts:
+        raise ValueError(f"nothing is recorded: open with {option} and compute something")
+    return parts[0] if len(parts) == 1 else np.concatenate(parts, axis=1)

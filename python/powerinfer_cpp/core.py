@@ -41,6 +41,8 @@ class LlamaCore:
     the file's own template.
     ram_budget, vram_budget: ceilings in GiB. vocab_only: tokenizer and metadata, no weights.
     progress_callback: called with 0..1 while loading; returning False cancels (Cancelled).
+    record: "fired" or "fired+input", with sparse "off" or "exact", for `activations` and
+    `ffn_inputs`.
     verbose: a few lines on stderr. seed: of the first call's random numbers and, in turn, of all
     that follow; default: different each time.
 
@@ -88,7 +90,7 @@ class LlamaCore:
         options.warn_unknown(unknown)
         sparse_fields = options.sparse_fields(sparse, sparse_threshold)
         options.check_device(device, vram_budget)
-        options.refuse(record=record != "off")
+        record_field = options.record_field(record)
         self._pooling = check_pooling(pooling_type)
         self._named_format = named_format(chat_format) if chat_format else None
         self.chat_format = chat_format
@@ -118,6 +120,7 @@ class LlamaCore:
             "type_k": 1 if type_k is None else type_k,
             "type_v": 1 if type_v is None else type_v,
             **sparse_fields,
+            **record_field,
         }
         self._model = Model(self.model_path, progress_callback, verbose, **self._model_fields)
         self._logits_all = logits_all
@@ -125,9 +128,9 @@ class LlamaCore:
         self._embedder: Embedder | None = None
         self._meter, self._cache, self._vocabulary = Meter(), None, None
         if embedding and not vocab_only:
-            self._embedder = Embedder(self._model, **self._session_fields)
+            self._embedder = Embedder(self._model, verbose=verbose, **self._session_fields)
         elif not vocab_only:
-            self._context = Context(self._model, logits_all, **self._session_fields)
+            self._context = self._new_context()
         self._sampler: tuple[dict[str, float], Sampler] | None = None  # that of sample()
         if verbose:
             options.report(self._model, self.plan())
@@ -193,25 +196,20 @@ class LlamaCore:
             fields = {**self._session_fields, "embedding": self._embedder is not None}
             return memory_plan(self.model_path, self._model_fields, fields)
 
-    def _sparsity(self) -> list[tuple[float, float]]:
-        """Shares of neurons proposed and fired, per layer, over all rows so far."""
-        if self._context is None:
-            return [(1.0, 1.0)] * self._model.n_layer
-        return self._context.sparsity(self._model.n_layer)
-
     def stats(self) -> dict[str, Any]:
         """Figures of the last generation, with the keys that `./main --json-stats` writes.
 
         n_prompt and prompt_s: prompt tokens that were computed, without those that were there
         already. n_gen, gen_s, gen_ts, token_ms: generated tokens that were computed (the last one
-        never is). ttft_s: from the call to the first token. bytes_per_token: weights and cache
-        that decoding one token reads, by part. share_*: per layer, of n_ff; as every neuron is
-        computed, all are 1.
+        never is). ttft_s: from the call to the first token. The others are means of the generated
+        tokens or, where there are none, of the prompt's. bytes_per_token: weights and cache read,
+        by part. Per layer, as shares of n_ff, share_predicted: neurons that a predictor let pass
+        (without one all); share_computed: those whose up and down rows were computed;
+        share_fired: those that contributed something else than zero.
         """
         with self._lock:
             self._require_open()
-            n = self._context.n_tokens if self._context else 0
-            return report(self._model, self.plan(), self._meter, self.n_ctx(), n, self._sparsity())
+            return report(self._model, self.plan(), self._meter)
 
     # ---- Text and tokens -----------------------------------------------------------------
 
@@ -268,6 +266,24 @@ class LlamaCore:
         with self._lock:
             self._computing.need_scores()
             self._computing.eval(as_tokens(tokens))
+
+    def activations(self) -> np.ndarray:
+        """Which neurons fired (what they send down is not zero) at the tokens of the last eval.
+
+        bool [n_layer, n_tokens, n_ff]; with experts [n_layer, n_tokens, n_expert, n_ff], where
+        those of experts that a token did not choose do not fire. ValueError without a `record`.
+        """
+        with self._lock:
+            return self._computing.activations()
+
+    def ffn_inputs(self) -> np.ndarray:
+        """float32 [n_layer, n_tokens, n_embd]: what predictors see at the last eval's tokens.
+
+        The residual stream or its norm, as the file says. ValueError unless opened with
+        record="fired+input".
+        """
+        with self._lock:
+            return self._computing.ffn_inputs()
 
     @property
     def scores(self) -> np.ndarray:
@@ -376,14 +392,15 @@ class LlamaCore:
         sampler.accept(self._recent(history))
         while True:
             with self._lock:
-                context, start = self._computing, time.perf_counter()
-                before = context.n_computed
+                context = self._computing
+                before, work, start = context.n_computed, context.work(), time.perf_counter()
                 if version == context.version:
                     context.eval(as_tokens(pending))
                 else:  # at the beginning, or after another call has used the instance
                     context.become(as_tokens(history + pending))
                 version = context.version
-                meter.add(context.n_computed - before, time.perf_counter() - start, prompt)
+                seconds, n = time.perf_counter() - start, context.n_computed - before
+                meter.add(n, seconds, prompt, context.work() - work)
                 self._meter, prompt = meter, False
                 history += pending
                 sampler.accept(self._recent(pending))
@@ -442,8 +459,11 @@ class LlamaCore:
         if self._context is None:
             if self._model_fields["vocab_only"]:
                 raise ValueError("this Llama was opened with vocab_only=True: it cannot compute")
-            self._context = Context(self._model, self._logits_all, **self._session_fields)
+            self._context = self._new_context()
         return self._context
+
+    def _new_context(self) -> Context:
+        return Context(self._model, self._logits_all, verbose=self.verbose, **self._session_fields)
 
     def _new_sampler(self, params: dict[str, float], seed: int) -> Sampler:
         return Sampler(seed=seed & (1 << 64) - 1, repeat_last_n=self.last_n_tokens_size, **params)

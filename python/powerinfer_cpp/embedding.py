@@ -21,7 +21,7 @@ def check_pooling(pooling_type: int) -> int:
 class Embedder:
     """Computes embeddings in a session of its own; serves one thread at a time.
 
-    Keyword arguments are the fields of pi_session_params.
+    Keyword arguments are those of Session.
     """
 
     def __init__(self, model: Model, **fields: Any):

@@ -15,6 +15,7 @@ from ._native import ffi, lib
 from .errors import check
 from .gguf import Gguf
 
+SPARSE_MODES = ("auto", "off", "exact", "predictor")  # in the order of pi_sparse
 LOG_LEVEL_INFO = 3  # pi_log_callback: 1 error, 2 warning, 3 information, 4 detail
 
 Progress = Callable[[float], bool | None]
@@ -133,9 +134,10 @@ class Model:
         self.n_embd = lib.pi_model_n_embd(self.handle)
         self.n_layer = lib.pi_model_n_layer(self.handle)
         self.n_ff = lib.pi_model_n_ff(self.handle)
+        self.n_expert = lib.pi_model_n_expert(self.handle)
         self.n_params = lib.pi_model_n_params(self.handle)
         self.n_bytes = lib.pi_model_n_bytes(self.handle)
-        self.bytes_per_token = lib.pi_model_bytes_per_token(self.handle)
+        self.has_predictors = lib.pi_model_has_predictors(self.handle)
         self.bos = lib.pi_token_bos(self.handle)
         self.eos = lib.pi_token_eos(self.handle)
         self.nl = lib.pi_token_nl(self.handle)
@@ -182,18 +184,71 @@ class OpTime:
     n_bytes: int
 
 
+PARTS = ("attention", "predictor", "ffn", "head", "kv")  # of pi_work
+NEURON_COUNTS = ("rows", "predicted", "computed", "fired")  # of pi_neuron_counts
+
+
+@dataclass(frozen=True)
+class Work:
+    """What rows of a session cost; powerinfer.h says what is counted (pi_work).
+
+    n_bytes: int64 [PARTS], of weights and cache. neurons: int64 [n_layer, NEURON_COUNTS].
+    """
+
+    rows: int
+    n_bytes: np.ndarray
+    neurons: np.ndarray
+
+    def __add__(self, other: "Work") -> "Work":
+        return Work(
+            self.rows + other.rows, self.n_bytes + other.n_bytes, self.neurons + other.neurons
+        )
+
+    def __sub__(self, other: "Work") -> "Work":
+        return Work(
+            self.rows - other.rows, self.n_bytes - other.n_bytes, self.neurons - other.neurons
+        )
+
+    def bytes_per_token(self) -> dict[str, int]:
+        """Mean bytes of a row, by part; 0 where no row was computed."""
+        mean = self.n_bytes // max(1, self.rows)
+        return dict(zip(PARTS, mean.tolist(), strict=True))
+
+    def shares(self, n_ff: int) -> dict[str, list[float]]:
+        """Shares of n_ff of the neurons predicted, computed and fired, per layer; 0 where no row
+        was computed."""
+        all_neurons = np.maximum(1, self.neurons[:, 0] * n_ff)
+        return {
+            name: (self.neurons[:, column] / all_neurons).tolist()
+            for column, name in enumerate(NEURON_COUNTS)
+            if name != "rows"
+        }
+
+    def mean_shares(self, n_ff: int) -> dict[str, float]:
+        """The same over all layers."""
+        total = Work(self.rows, self.n_bytes, self.neurons.sum(axis=0, keepdims=True))
+        return {name: share[0] for name, share in total.shares(n_ff).items()}
+
+
 class Session:
     """Computed positions of sequences over a model; serves one call at a time.
 
     Keyword arguments are the fields of pi_session_params. interruptible: Ctrl-C ends a running
-    eval with KeyboardInterrupt.
+    eval with KeyboardInterrupt. verbose: log lines go to stderr.
     """
 
-    def __init__(self, model: Model, interruptible: bool = True, **fields: Any):
+    def __init__(
+        self, model: Model, interruptible: bool = True, verbose: bool = False, **fields: Any
+    ):
         self.n_vocab = model.n_vocab
         self.n_embd = model.n_embd
-        self._callbacks = _Callbacks(None, False)
+        self._n_layer = model.n_layer
+        self._neurons = max(1, model.n_expert), model.n_ff
+        self._n_rows = 0  # of the last eval
+        self._callbacks = _Callbacks(None, verbose)
         params = _session_params(**fields)
+        if verbose:
+            params.log, params.log_data = lib.pi_python_log, self._callbacks.handle
         if interruptible:
             params.should_stop = lib.pi_python_should_stop
             params.should_stop_data = self._callbacks.handle
@@ -201,6 +256,7 @@ class Session:
         check(lib.pi_session_new(model.handle, params, out))
         self.handle = ffi.gc(out[0], lib.pi_session_free)
         self.n_ctx = lib.pi_session_n_ctx(self.handle)
+        self.n_seq, self.sparse = params.n_seq, SPARSE_MODES[params.sparse]
         self.n_batch = lib.pi_session_n_batch(self.handle)
         self._row = ffi.new("float const **")
 
@@ -210,22 +266,58 @@ class Session:
             ffi.release(self.handle)
             self.handle = None
 
-    def eval(self, tokens: np.ndarray, keep: np.ndarray | None = None) -> None:
-        """Computes int32 tokens [n], n <= n_batch, at the end of sequence 0.
+    def eval(
+        self,
+        tokens: np.ndarray,
+        keep: np.ndarray | None = None,
+        sequences: np.ndarray | None = None,
+    ) -> None:
+        """Computes int32 tokens [n], n <= n_batch, each at the end of its sequence.
 
-        keep: bool [n], the rows whose logits are kept; None: the last row only.
+        keep: bool [n], the rows whose logits are kept; None: the last row only. sequences: int32
+        [n]; None: all of sequence 0.
         """
         flags = ffi.NULL if keep is None else ffi.from_buffer("bool[]", keep)
-        status = lib.pi_eval(
-            self.handle, ffi.from_buffer("int32_t[]", tokens), ffi.NULL, flags, len(tokens)
-        )
-        self._callbacks.check(status)
+        ids = ffi.from_buffer("int32_t[]", tokens)
+        where = ffi.NULL if sequences is None else ffi.from_buffer("int32_t[]", sequences)
+        self._callbacks.check(lib.pi_eval(self.handle, ids, where, flags, len(tokens)))
+        self._n_rows = len(tokens)
 
-    def sparsity(self, layer: int) -> tuple[float, float]:
-        """Shares of a layer's neurons that were proposed and that fired, over all rows so far."""
-        out = ffi.new("pi_layer_sparsity *")
-        check(lib.pi_session_sparsity(self.handle, layer, out))
-        return out.proposed, out.fired
+    def firing_counts(self) -> np.ndarray:
+        """How often each neuron fired since the session began: uint64 [n_layer, experts, n_ff].
+
+        experts: 1 where a layer has one block. Raises ValueError unless `record` is set.
+        """
+        return self._recorded(lib.pi_firing_counts, "uint64_t", np.uint64, self._neurons)
+
+    def activations(self) -> np.ndarray:
+        """bool [n_layer, rows of the last eval, experts, n_ff]: did a neuron fire.
+
+        Raises ValueError unless `record` is PI_RECORD_FIRED or more.
+        """
+        return self._recorded(lib.pi_activations, "bool", bool, (self._n_rows, *self._neurons))
+
+    def ffn_inputs(self) -> np.ndarray:
+        """float32 [n_layer, rows of the last eval, n_embd]: what the layers' predictors see.
+
+        Raises ValueError unless `record` is PI_RECORD_INPUTS.
+        """
+        return self._recorded(lib.pi_ffn_inputs, "float", np.float32, (self._n_rows, self.n_embd))
+
+    def _recorded(self, find: Any, kind: str, dtype: Any, shape: tuple[int, ...]) -> np.ndarray:
+        out, pointer = np.empty((self._n_layer, *shape), dtype), ffi.new(f"{kind} const **")
+        for layer, values in enumerate(out):
+            check(find(self.handle, layer, pointer))
+            stored = ffi.buffer(pointer[0], values.nbytes)
+            values[...] = np.frombuffer(stored, dtype).reshape(shape)
+        return out
+
+    def work(self) -> Work:
+        """What the session has done so far."""
+        neurons = np.empty((self._n_layer, len(NEURON_COUNTS)), dtype=np.int64)
+        out = ffi.new("pi_work *")
+        check(lib.pi_session_work(self.handle, out, ffi.from_buffer("pi_neuron_counts[]", neurons)))
+        return Work(out.rows, np.array([getattr(out, part) for part in PARTS]), neurons)
 
     def logits_pointer(self, row: int) -> Any:
         """float const *, the logits [n_vocab] of a kept row of the last eval."""
@@ -281,9 +373,9 @@ class Session:
         """Positions that sequence 0 holds."""
         return lib.pi_sequence_length(self.handle, 0)
 
-    def truncate(self, n: int) -> None:
-        """Forgets every position of sequence 0 from n on."""
-        check(lib.pi_sequence_truncate(self.handle, 0, n))
+    def truncate(self, n: int, sequence: int = 0) -> None:
+        """Forgets every position of a sequence from n on."""
+        check(lib.pi_sequence_truncate(self.handle, sequence, n))
 
 
 class Sampler:

@@ -7,7 +7,7 @@ from typing import Any
 
 from ._native import ffi, lib
 from .errors import DeviceError
-from .model import Model
+from .model import SPARSE_MODES, Model
 
 # llama-cpp-python's other keywords, some only passed on by LangChain, with the values that ask for
 # nothing that is not done anyway.
@@ -48,9 +48,6 @@ def refuse(**asked: Any) -> None:
             raise ValueError(f"{name} is not supported by this version")
 
 
-SPARSE_MODES = ("auto", "off", "exact", "predictor")  # in the order of pi_sparse
-
-
 def sparse_fields(mode: str, threshold: float | None) -> dict[str, Any]:
     """pi_session_params of a mode of sparsity and a predictor threshold (None: the file's).
 
@@ -64,6 +61,20 @@ def sparse_fields(mode: str, threshold: float | None) -> dict[str, Any]:
         "sparse": SPARSE_MODES.index(mode),
         "sparse_threshold": math.nan if threshold is None else threshold,
     }
+
+
+RECORDINGS = {  # Llama's names, pi_record
+    "off": lib.PI_RECORD_OFF,
+    "fired": lib.PI_RECORD_FIRED,
+    "fired+input": lib.PI_RECORD_INPUTS,
+}
+
+
+def record_field(record: str) -> dict[str, int]:
+    """pi_session_params of a kind of recording. Raises ValueError for what is none."""
+    if record not in RECORDINGS:
+        raise ValueError(f"record must be one of {', '.join(RECORDINGS)}, not {record!r}")
+    return {"record": RECORDINGS[record]}
 
 
 def device_note() -> str:

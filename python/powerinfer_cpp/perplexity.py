@@ -3,21 +3,30 @@
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import islice
+from typing import Any
 
 import numpy as np
 
-from .model import Model, Session
+from .errors import OutOfMemoryError
+from .model import SPARSE_MODES, Model, Session, Work
 from .progress import Progress
+
+SIDE_BY_SIDE = 16  # windows that share the reading of weights where their tokens go one by one
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """exp of the mean negative log-likelihood of n_tokens tokens, and its standard error."""
+    """exp of the mean negative log-likelihood of n_tokens tokens, and its standard error.
+
+    work: what computing the scored tokens' distributions cost, the tokens before them left out.
+    """
 
     perplexity: float
     error: float
     n_windows: int
     n_tokens: int
+    work: Work | None = None
 
 
 def text_tokens(model: Model, text: bytes, separator: bytes | None) -> list[int]:
@@ -71,13 +80,15 @@ def log_likelihoods(logits: np.ndarray, targets: np.ndarray) -> np.ndarray:
 class Comparison:
     """How far a model's distributions are from a reference's, over the same scored tokens.
 
-    kl: Kullback-Leibler divergence of the model from the reference in nats, float64 [n_tokens].
-    same_top: share of tokens for which both find the same one likeliest.
+    kl: Kullback-Leibler divergence of the model from the reference in nats, log_ratio: by how much
+    a token's negative log-likelihood exceeds the reference's, both float64 [n_tokens]. same_top:
+    share of tokens for which both find the same one likeliest.
     """
 
     chosen: Estimate
     reference: Estimate
     kl: np.ndarray
+    log_ratio: np.ndarray
     same_top: float
 
     @property
@@ -86,33 +97,105 @@ class Comparison:
         return float(self.kl.mean())
 
     @property
-    def mean_error(self) -> float:
-        """Standard error of the mean."""
-        return float(self.kl.std() / math.sqrt(max(1, len(self.kl) - 1)))
-
-    @property
     def p99(self) -> float:
         """99th percentile of the divergences."""
         return float(np.percentile(self.kl, 99))
 
 
-class _Sums:
-    """Negative log-likelihoods on the way to an estimate."""
+def standard_error(values: np.ndarray) -> float:
+    """Of the mean."""
+    return float(values.std() / math.sqrt(max(1, len(values) - 1)))
 
-    def __init__(self) -> None:
+
+class _Scorer:
+    """Negative log-likelihoods on the way to an estimate, and what they cost."""
+
+    def __init__(self, session: Session) -> None:
+        self.session = session
         self.total = self.squares = 0.0
         self.count = 0
+        self.work: Work | None = None
 
     def add(self, nll: np.ndarray) -> None:
         self.total += nll.sum()
         self.squares += (nll**2).sum()
         self.count += len(nll)
 
+    @property
+    def perplexity(self) -> float:
+        return math.exp(self.total / self.count)
+
     def estimate(self, n_windows: int) -> Estimate:
-        mean = self.total / self.count
-        variance = max(0.0, self.squares / self.count - mean**2)
-        value, n = math.exp(mean), self.count
-        return Estimate(value, value * math.sqrt(variance / max(1, n - 1)), n_windows, n)
+        mean, n, value = self.total / self.count, self.count, self.perplexity
+        variance = max(0.0, self.squares / n - mean**2)
+        error = value * math.sqrt(variance / max(1, n - 1))
+        return Estimate(value, error, n_windows, n, self.work)
+
+    def rows(
+        self, group: np.ndarray, first: int, one_by_one: bool
+    ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        """(logits float32 [n, n_vocab], targets int32 [n]) of the tokens from `first` on of windows
+        [n_windows, n_ctx], in parts whose order and sizes depend on nothing but the arguments.
+
+        The row before a scored token gives its logits. one_by_one: these rows go as generated
+        tokens do, each the only one of its sequence in a call; windows lie side by side as
+        sequences. Otherwise there is one window, and its rows go in calls of n_batch.
+        """
+        session, n_ctx = self.session, group.shape[1]
+        for sequence, window in enumerate(group):
+            session.truncate(0, sequence)
+            for a in range(0, first - 1, session.n_batch):
+                prompt = window[a : min(a + session.n_batch, first - 1)]
+                nothing, where = np.zeros(len(prompt), bool), np.full(len(prompt), sequence)
+                session.eval(prompt, nothing, where.astype(np.int32))
+        begin = session.work()
+        step = 1 if one_by_one else session.n_batch
+        for a in range(first - 1, n_ctx - 1, step):
+            part = group[:, a : min(a + step, n_ctx - 1)]
+            n, length = part.size, part.shape[1]
+            where = np.repeat(np.arange(len(group), dtype=np.int32), length)
+            session.eval(np.ascontiguousarray(part).reshape(-1), np.ones(n, bool), where)
+            targets = group[:, a + 1 : a + 1 + length].reshape(-1)
+            yield np.stack([session.logits(row) for row in range(n)]), targets
+        spent = session.work() - begin
+        self.work = spent if self.work is None else self.work + spent
+
+
+def scoring_session(model: Model, n_ctx: int, n_seq: int | None = None, **fields: Any) -> Session:
+    """A session for `perplexity` and `compare`: of several sequences (n_seq, or as the mode of
+    sparsity needs them), as many as fit into memory and into n_batch rows.
+
+    fields: of pi_session_params.
+    """
+    fields["n_batch"] = min(fields["n_batch"], n_ctx)
+    if n_seq is None:
+        n_seq = SIDE_BY_SIDE if needs_steps(model, SPARSE_MODES[fields["sparse"]]) else 1
+    n_seq = min(n_seq, fields["n_batch"])
+    while True:
+        try:
+            return Session(model, verbose=True, n_ctx=n_ctx, n_seq=n_seq, **fields)
+        except OutOfMemoryError:
+            if n_seq == 1:
+                raise
+            n_seq //= 2
+
+
+def needs_steps(model: Model, sparse: str) -> bool:
+    """Must scored tokens go one by one, so that a mode of sparsity masks them?
+
+    Under `auto` predictors mask generated tokens, not prompts. In every other mode, and without
+    predictors, a row has the same bits in a prompt as alone.
+    """
+    return sparse == "auto" and model.has_predictors
+
+
+def _groups(
+    ids: list[int], n_ctx: int, bos: int | None, by_document: bool, n: int
+) -> Iterator[tuple[np.ndarray, int]]:
+    """What `windows` gives, n windows at a time: int32 [n or fewer, n_ctx]."""
+    each = windows(ids, n_ctx, bos, by_document)
+    while some := list(islice(each, n)):
+        yield np.stack([window for window, _ in some]), some[0][1]
 
 
 def _cut(
@@ -130,19 +213,22 @@ def _cut(
 def perplexity(
     model: Model, session: Session, text: bytes, n_ctx: int, separator: bytes | None
 ) -> Estimate:
-    """Perplexity of a text, in windows of n_ctx tokens as `windows` cuts them.
+    """Perplexity of a text, in windows of n_ctx tokens as `windows` cuts them; every scored token
+    is computed in the session's mode of sparsity.
 
     session: keeps the logits of at least n_batch rows. Raises ValueError for a text that fills no
     window, or windows too short to score.
     """
     ids, replaced = _cut(model, text, n_ctx, separator)
-    n_windows, sums = len(ids) // n_ctx, _Sums()
+    n_windows, scorer = len(ids) // n_ctx, _Scorer(session)
+    one_by_one = needs_steps(model, session.sparse)
+    n = session.n_seq if one_by_one else 1
     with Progress("perplexity", n_windows, "windows") as progress:
-        for window, first in windows(ids, n_ctx, replaced, bool(separator)):
-            for logits, targets in _rows(session, window, first):
-                sums.add(-log_likelihoods(logits, targets))
-            progress.update(1, f"PPL {math.exp(sums.total / sums.count):.4f}")
-    return sums.estimate(n_windows)
+        for group, first in _groups(ids, n_ctx, replaced, bool(separator), n):
+            for logits, targets in scorer.rows(group, first, one_by_one):
+                scorer.add(-log_likelihoods(logits, targets))
+            progress.update(len(group), f"PPL {scorer.perplexity:.4f}")
+    return scorer.estimate(n_windows)
 
 
 def compare(
@@ -161,34 +247,22 @@ def compare(
         reference[0], text, separator
     ):
         raise ValueError(f"{reference[0].path}: has another vocabulary than {chosen[0].path}")
-    n_windows, sums, divergences, same = len(ids) // n_ctx, (_Sums(), _Sums()), [], 0
+    n_windows, ours, theirs = len(ids) // n_ctx, _Scorer(chosen[1]), _Scorer(reference[1])
+    one_by_one = any(needs_steps(model, each.sparse) for model, each in (chosen, reference))
+    n = min(chosen[1].n_seq, reference[1].n_seq) if one_by_one else 1
+    divergences, ratios, same = [], [], 0
     with Progress("perplexity", n_windows, "windows") as progress:
-        for window, first in windows(ids, n_ctx, replaced, bool(separator)):
-            pairs = [_rows(session, window, first) for _, session in (chosen, reference)]
-            for (ours, targets), (theirs, _) in zip(*pairs, strict=True):
-                q, p = log_softmax(ours), log_softmax(theirs)
-                at = np.arange(len(targets))
-                sums[0].add(-q[at, targets])
-                sums[1].add(-p[at, targets])
+        for group, first in _groups(ids, n_ctx, replaced, bool(separator), n):
+            pairs = [scorer.rows(group, first, one_by_one) for scorer in (ours, theirs)]
+            for (logits, targets), (expected, _) in zip(*pairs, strict=True):
+                q, p = log_softmax(logits), log_softmax(expected)
+                at = np.arange(len(targets)), targets
+                ours.add(-q[at])
+                theirs.add(-p[at])
                 divergences.append((np.exp(p) * (p - q)).sum(axis=1))
+                ratios.append(p[at] - q[at])
                 same += int((q.argmax(axis=1) == p.argmax(axis=1)).sum())
-            progress.update(1, f"PPL {math.exp(sums[0].total / sums[0].count):.4f}")
+            progress.update(len(group), f"PPL {ours.perplexity:.4f}")
     kl = np.maximum(np.concatenate(divergences), 0.0)  # rounding may leave -1e-17
-    estimates = [each.estimate(n_windows) for each in sums]
-    return Comparison(*estimates, kl, same / len(kl))
-
-
-def _rows(
-    session: Session, window: np.ndarray, first: int
-) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """(logits float32 [n, n_vocab], targets int32 [n]) for window[first:], in parts."""
-    session.truncate(0)
-    keep = np.arange(len(window)) >= first - 1  # row i predicts token i + 1
-    keep[-1] = False
-    for a in range(0, len(window), session.n_batch):
-        b = min(a + session.n_batch, len(window))
-        session.eval(window[a:b], keep[a:b])
-        rows = np.flatnonzero(keep[a:b])
-        if len(rows):
-            logits = np.stack([session.logits(int(row)) for row in rows])
-            yield logits, window[a + rows + 1]
+    estimates = ours.estimate(n_windows), theirs.estimate(n_windows)
+    return Comparison(*estimates, kl, np.concatenate(ratios), same / len(kl))

@@ -8,25 +8,29 @@ from typing import Any
 
 import numpy as np
 
-from .model import Model
+from .model import NEURON_COUNTS, PARTS, Model, Work
 
 
 @dataclass
 class Meter:
     """Times of one generation, in seconds: of the prompt's tokens that were computed, of each
-    generated token that was computed, and from the beginning to the first token's choice."""
+    generated token that was computed, and from the beginning to the first token's choice. What its
+    tokens cost: the prompt's until the first generated one was computed, then those."""
 
     n_prompt: int = 0
     prompt_s: float = 0.0
     token_s: list[float] = field(default_factory=list)
     ttft_s: float = 0.0
     began: float = field(default_factory=time.perf_counter)
+    work: Work | None = None
 
-    def add(self, n: int, seconds: float, prompt: bool) -> None:
+    def add(self, n: int, seconds: float, prompt: bool, work: Work) -> None:
         """n tokens were computed."""
         if prompt:
             self.n_prompt, self.prompt_s = self.n_prompt + n, self.prompt_s + seconds
+            self.work = work
         else:
+            self.work = self.work + work if self.token_s else work
             self.token_s.append(seconds)
 
     def chosen(self) -> None:
@@ -41,28 +45,36 @@ def rss_peak() -> int:
     return peak if sys.platform == "darwin" else peak * 1024
 
 
-def report(
-    model: Model,
-    plan: dict[str, Any],
-    meter: Meter,
-    n_ctx: int,
-    n_tokens: int,
-    sparsity: list[tuple[float, float]],
-) -> dict[str, Any]:
-    """Figures of a generation.
+def neuron_figures(model: Model, plan: dict[str, Any], work: Work | None) -> dict[str, Any]:
+    """share_*, bytes_per_token and tiers of what rows cost (None: no row).
 
-    plan: of memory, for the bytes of the parts; n_tokens: positions that attention reads now;
-    sparsity: per layer the shares of neurons that were proposed and that fired.
-    Times are in s and ms, sizes in bytes. share_* are shares of n_ff per layer.
+    plan: of memory, for the bytes in each tier.
     """
-    ram, gen_s = plan.get("ram", {}), sum(meter.token_s)
+    if work is None:
+        nothing = np.zeros((model.n_layer, len(NEURON_COUNTS)), dtype=np.int64)
+        work = Work(0, np.zeros(len(PARTS), dtype=np.int64), nothing)
+    n_expert = int(model.gguf.value(f"{model.architecture}.expert_count", 0) or 1)
+    empty = {"neurons": 0, "bytes": 0, "hits": 0, "reads": 0, "stall_s": 0.0}
+    ram = {
+        "neurons": model.n_layer * model.n_ff * n_expert,
+        "bytes": plan.get("ram", {}).get("ffn", 0),
+    }
+    return {
+        **{f"share_{name}": share for name, share in work.shares(model.n_ff).items()},
+        "bytes_per_token": work.bytes_per_token(),
+        "tiers": {"gpu": dict(empty), "ram": {**empty, **ram}, "storage": dict(empty)},
+    }
+
+
+def report(model: Model, plan: dict[str, Any], meter: Meter) -> dict[str, Any]:
+    """Figures of a generation; docs/sparsity.md says what they mean.
+
+    plan: of memory. Times are in s and ms, sizes in bytes, shares of n_ff per layer.
+    """
+    gen_s = sum(meter.token_s)
     p50, p95, p99 = (
         np.percentile(meter.token_s, (50, 95, 99)) * 1e3 if meter.token_s else (0.0,) * 3
     )
-    n_expert = int(model.gguf.value(f"{model.architecture}.expert_count", 0) or 1)
-    neurons = model.n_layer * model.n_ff * n_expert
-    nothing = {"neurons": 0, "bytes": 0, "hits": 0, "reads": 0, "stall_s": 0.0}
-    proposed, fired = [p for p, _ in sparsity], [f for _, f in sparsity]
     return {
         "n_prompt": meter.n_prompt,
         "n_gen": len(meter.token_s),
@@ -71,21 +83,7 @@ def report(
         "gen_ts": len(meter.token_s) / gen_s if gen_s else 0.0,
         "ttft_s": meter.ttft_s,
         "token_ms": {"p50": float(p50), "p95": float(p95), "p99": float(p99)},
-        "share_predicted": proposed,
-        "share_computed": list(proposed),
-        "share_fired": fired,
-        "bytes_per_token": {
-            "attention": ram.get("attention", 0) + ram.get("norms", 0),
-            "predictor": ram.get("predictor", 0),
-            "ffn": ram.get("ffn", 0),
-            "head": ram.get("head", 0),
-            "kv": ram.get("kv", 0) * n_tokens // max(1, n_ctx),
-        },
-        "tiers": {
-            "gpu": dict(nothing),
-            "ram": {**nothing, "neurons": neurons, "bytes": ram.get("ffn", 0)},
-            "storage": dict(nothing),
-        },
+        **neuron_figures(model, plan, meter.work),
         "pcie_bytes": 0,
         "rss_peak": rss_peak(),
         "vram_peak": 0,

@@ -371,6 +371,33 @@ void rejects_tensors() {
     CHECK_THROWS(format, parse(overlap.bytes()));
 }
 
+// PowerInfer's placements may list no neuron; their empty tensors lie anywhere up to the end.
+void empty_tensors_of_placements() {
+    Crafted file = with(kv("general.architecture", ValueType::string, str("generic.gpu_index")));
+    const auto empty = [](uint64_t offset) { return Tensor{"empty", {0}, 26, offset}; };
+    file.tensors = {{"full", {32}, 26, 0}, empty(128)};
+    file.data = 128;
+    for (uint64_t offset : {0, 32, 128}) {
+        file.tensors[1] = empty(offset);
+        const std::string bytes = file.bytes();
+        const auto* data = reinterpret_cast<const uint8_t*>(bytes.data());
+        const Gguf g = Gguf::parse(data, bytes.size(), "x");
+        CHECK(g.find_tensor("empty")->bytes == 0 && g.find_tensor("empty")->ne[0] == 0);
+        CHECK(g.find_tensor("full")->bytes == 128);
+    }
+    for (uint64_t offset : {uint64_t(160), kMax / 32 * 32, kMax - 31}) {
+        file.tensors[1] = empty(offset);
+        CHECK_THROWS(format, parse(file.bytes()));
+    }
+    file.tensors[1] = empty(0);
+    file.values = {kv("general.architecture", ValueType::string, str("llama"))};
+    CHECK_THROWS(format, parse(file.bytes()));
+    file.values = {kv("general.architecture", ValueType::u32, u32(7))};
+    CHECK_THROWS(format, parse(file.bytes()));
+    file.values.clear();
+    CHECK_THROWS(format, parse(file.bytes()));
+}
+
 void rejects_truncation() {
     const std::string bytes = read_file(at("sample.gguf"));
     CHECK(message(bytes) == "");
@@ -529,6 +556,7 @@ int main() {
     rejects_headers();
     rejects_values();
     rejects_tensors();
+    empty_tensors_of_placements();
     rejects_truncation();
     splits();
     writer_refuses();

@@ -31,9 +31,14 @@ def rotate(x: np.ndarray, theta: float) -> np.ndarray:
 
 
 def logits(
-    config: dict[str, Any], weights: dict[str, np.ndarray], tokens: list[int], activation: str
+    config: dict[str, Any],
+    weights: dict[str, np.ndarray],
+    tokens: list[int],
+    activation: str,
+    blocks: list[tuple[np.ndarray, np.ndarray, np.ndarray]] | None = None,
 ) -> np.ndarray:
-    """float64 [n_tokens, n_vocab]."""
+    """float64 [n_tokens, n_vocab]. blocks: gets each layer's residual before its feed-forward block
+    and the norm of it, [n_tokens, n_embd], and what enters the down projection."""
     w = {name: value.astype(np.float64) for name, value in weights.items()}
     n_head, n_kv = config["num_attention_heads"], config["num_key_value_heads"]
     head_dim = config.get("head_dim") or config["hidden_size"] // n_head
@@ -64,6 +69,8 @@ def logits(
         h = ACTIVATIONS[activation](
             linear(y, f"{layer}.mlp.gate_proj"), linear(y, f"{layer}.mlp.up_proj")
         )
+        if blocks is not None:
+            blocks.append((x, y, h))
         x = x + linear(h, f"{layer}.mlp.down_proj")
     head = "model.embed_tokens.weight" if config["tie_word_embeddings"] else "lm_head.weight"
     return rms_norm(x, w["model.norm.weight"], eps) @ w[head].T
@@ -112,9 +119,13 @@ def smallthinker_weights(config: dict[str, Any], seed: int = 0) -> dict[str, np.
 
 
 def smallthinker_logits(
-    config: dict[str, Any], weights: dict[str, np.ndarray], tokens: list[int]
+    config: dict[str, Any],
+    weights: dict[str, np.ndarray],
+    tokens: list[int],
+    fired: np.ndarray | None = None,
 ) -> np.ndarray:
-    """float64 [n_tokens, n_vocab]: experts chosen from the raw input of the layer."""
+    """float64 [n_tokens, n_vocab]: experts chosen from the raw input of the layer. fired: bool
+    [n_layer, n_tokens, n_expert, n_ff], set where something else than zero goes down."""
     w = {name: value.astype(np.float64) for name, value in weights.items()}
     n_head, n_kv = config["num_attention_heads"], config["num_key_value_heads"]
     head_dim, eps, n = config["head_dim"], config["rms_norm_eps"], len(tokens)
@@ -153,6 +164,8 @@ def smallthinker_logits(
                 expert = f"{moe}.experts.{x_id}"
                 gate = np.maximum(w[f"{expert}.gate.weight"] @ y[t], 0)
                 up = w[f"{expert}.up.weight"] @ y[t]
+                if fired is not None:
+                    fired[i, t, x_id] = gate * up != 0
                 out[t] += weight * (w[f"{expert}.down.weight"] @ (gate * up))
         x = x + out
     return rms_norm(x, w["model.norm.weight"], eps) @ w["lm_head.weight"].T

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import subprocess
 from pathlib import Path
@@ -90,16 +91,18 @@ def test_a_kv_cache_in_q8_0(wide: Path, capsys: pytest.CaptureFixture) -> None:
 
 
 def figures(capsys: pytest.CaptureFixture) -> dict[str, float]:
-    lines = capsys.readouterr().out.splitlines()
-    assert len(lines) == 5
-    words = [line.split() for line in lines]
-    return {
-        "ppl": float(words[1][4]),
-        "reference": float(words[2][3]),
-        "kl": float(words[3][3]),
-        "p99": float(words[3][7]),
-        "same": float(words[4][3]),
+    """By the words that scripts look for in llama-perplexity's output."""
+    shown = capsys.readouterr().out
+    places = {
+        "ppl": "Final estimate: PPL =",
+        "q": r"Mean PPL\(Q\) +:",
+        "reference": r"Mean PPL\(base\) +:",
+        "ratio": r"Mean PPL\(Q\)/PPL\(base\) +:",
+        "kl": "Mean    KLD:",
+        "p99": "99.0%   KLD:",
+        "same": "Same top p:",
     }
+    return {name: float(re.search(rf"{at} +(\d+\.\d+)", shown)[1]) for name, at in places.items()}
 
 
 def test_compare_with_itself(path: Path, text: Path, capsys: pytest.CaptureFixture) -> None:
@@ -107,7 +110,8 @@ def test_compare_with_itself(path: Path, text: Path, capsys: pytest.CaptureFixtu
     assert main(line) == 0
     found = figures(capsys)
     assert found["kl"] == found["p99"] == 0 and found["same"] == 100
-    assert found["ppl"] == found["reference"]
+    assert found["ratio"] == 1 and found["q"] == found["reference"]
+    assert found["ppl"] == pytest.approx(found["q"], abs=5.1e-5)
 
 
 def log_probabilities(path: Path) -> np.ndarray:
@@ -141,6 +145,7 @@ def test_compare_with_another_file(
     assert main(["perplexity", str(path), *line]) == 0
     alone = float(capsys.readouterr().out.splitlines()[1].split()[4])
     assert alone == pytest.approx(found["reference"], rel=1e-4)
+    assert found["ratio"] == pytest.approx(found["q"] / found["reference"], rel=1e-5)
 
 
 def test_compare_with_another_vocabulary(
@@ -156,7 +161,7 @@ def test_compare_with_another_vocabulary(
 
 def test_figures_of_a_comparison() -> None:
     one = Estimate(2.0, 0.1, 1, 100)
-    found = Comparison(one, one, np.arange(101) / 100, 0.5)
+    found = Comparison(one, one, np.arange(101) / 100, np.zeros(101), 0.5)
     assert found.mean == pytest.approx(0.5) and found.p99 == pytest.approx(0.99)
 
 

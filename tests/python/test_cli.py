@@ -205,7 +205,8 @@ def test_perplexity(
         extra = []
     line = ["perplexity", str(model), "--text", str(text), "-c", "16", "-b", str(n_batch), *extra]
     assert main(line) == 0
-    counts, estimate = capsys.readouterr().out.splitlines()
+    counts, estimate, neurons = capsys.readouterr().out.splitlines()
+    assert "computed 100.00%" in neurons
     assert counts == f"{len(ids) // 16} windows of 16, {n} tokens scored"
     assert estimate.startswith("Final estimate: PPL = ") and " +/- " in estimate
     # Keys and values are F16: about 1e-4 of a logit.
@@ -221,7 +222,7 @@ def test_perplexity_of_the_default_model_is_transformers(
     text = shared / "text" / "stories-valid.txt"
     line = ["perplexity", str(path), "--text", str(text), "-c", "256"]
     assert main([*line, "--separator", "<|endoftext|>"]) == 0
-    counts, estimate = capsys.readouterr().out.splitlines()
+    counts, estimate, _neurons = capsys.readouterr().out.splitlines()
     assert counts == "258 windows of 256, 33024 tokens scored"
     assert float(estimate.split()[4]) == pytest.approx(8.532, rel=1e-3)
 
@@ -251,6 +252,7 @@ def test_bench(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture) -> No
         assert row["avg_ns"] == pytest.approx(sum(row["samples_ns"]) / 2, abs=1)
     last = rows[-1]["token_ms"]
     assert 0 < last["p50"] <= last["p95"] <= last["p99"] and rows[-1]["gb_per_s"] > 0
+    assert all(row["neurons_computed"] == 1 and row["share_fired"] == [1, 1] for row in rows)
     (tmp_path / "ids").write_text("5 6 7\n8")
     assert main([*line, "--tokens-file", str(tmp_path / "ids"), "-o", "json"]) == 0
     assert len(json.loads(capsys.readouterr().out)) == 6

@@ -19,11 +19,11 @@ import gguf
 import numpy as np
 import pytest
 import reference
-from powerinfer_cpp.convert import convert, writer
+from powerinfer_cpp.convert import convert, stored, writer
 from powerinfer_cpp.convert.torch_zip import read_torch_zip
 from powerinfer_cpp.gguf import Gguf
 
-from powerinfer_cpp import Llama, ModelFormatError, UnsupportedModelError
+from powerinfer_cpp import Llama, ModelFormatError
 
 TOKENS = [1, 5, 77, 300, 4, 5, 5, 261, 299, 12, 270, 9, 40]
 
@@ -319,11 +319,14 @@ def test_parts_of_the_index(tmp_path: Path) -> None:
 
 
 def test_what_is_no_model_folder(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError, match="no such folder"):
+    with pytest.raises(FileNotFoundError, match="no such file or folder"):
         convert(tmp_path / "nothing", log=quiet)
     (tmp_path / "m.gguf").write_bytes(b"GGUF....")
-    with pytest.raises(UnsupportedModelError, match="GGUF"):
+    with pytest.raises(ModelFormatError, match=r"m\.gguf: "):
         convert(tmp_path / "m.gguf", log=quiet)
+    (tmp_path / "m.txt").write_bytes(b"text")
+    with pytest.raises(ModelFormatError, match="neither a model folder nor a GGUF"):
+        convert(tmp_path / "m.txt", log=quiet)
     with pytest.raises(ValueError, match="predictors"):
         convert(checkpoints.model(tmp_path / "model"), tmp_path, dense=True, log=quiet)
 
@@ -425,14 +428,14 @@ def test_a_disk_that_fills_up(tmp_path: Path) -> None:
 
 def test_interruption_removes_the_part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = checkpoints.model(tmp_path / "model")
-    real = writer.encode
+    real = stored.encode
 
     def interrupted(fmt, values):
         if values.shape[-1] == 96:  # in the midst of the file
             os.kill(os.getpid(), signal.SIGINT)
         return real(fmt, values)
 
-    monkeypatch.setattr(writer, "encode", interrupted)
+    monkeypatch.setattr(stored, "encode", interrupted)
     with pytest.raises(KeyboardInterrupt):
         convert(folder, outfile=tmp_path / "out.gguf", log=quiet)
     assert sorted(p.name for p in tmp_path.iterdir()) == ["model"]

@@ -364,7 +364,7 @@ def test_experts_in_slabs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     folder = golden("mixtral", tmp_path / "model")
     whole = convert(folder, outfile=tmp_path / "whole.gguf", log=quiet)
     for rows in (1, 7, 24, 25, 60):
-        monkeypatch.setattr("powerinfer_cpp.convert.writer.SLAB", 32 * rows)
+        monkeypatch.setattr("powerinfer_cpp.convert.stored.SLAB", 32 * rows)
         slabs = convert(folder, outfile=tmp_path / "slabs.gguf", log=quiet)
         assert whole.read_bytes() == slabs.read_bytes()
 

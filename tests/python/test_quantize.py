@@ -107,8 +107,7 @@ def test_equals_converting_to_that_format(
 
 def test_slabs(files: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     quantize(files["dense"], tmp_path / "whole.gguf", "Q8_0", log=quiet)
-    monkeypatch.setattr("powerinfer_cpp.convert.writer.SLAB", 64 * 5)
-    monkeypatch.setattr("powerinfer_cpp.quantize.SLAB", 10)
+    monkeypatch.setattr("powerinfer_cpp.convert.stored.SLAB", 64 * 5)
     quantize(files["dense"], tmp_path / "slabs.gguf", "Q8_0", log=quiet)
     assert (tmp_path / "whole.gguf").read_bytes() == (tmp_path / "slabs.gguf").read_bytes()
 

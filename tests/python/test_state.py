@@ -194,8 +194,12 @@ def test_stats(llm: Llama) -> None:
     parts = found["bytes_per_token"]
     assert set(parts) == {"attention", "predictor", "ffn", "head", "kv"}
     weights = sum(n for part, n in parts.items() if part != "kv")
-    assert weights == llm._model.bytes_per_token and parts["ffn"] == layers * 3 * 64 * n_ff * 4
-    assert parts["kv"] == layers * 2 * llm.n_tokens * 2 * 16 * 2
+    looked_up = ("token_embd.weight",)  # a row of it, where the head is another tensor
+    assert weights == sum(t.n_bytes for t in llm._model.gguf.tensors if t.name not in looked_up)
+    assert parts["ffn"] == layers * 3 * 64 * n_ff * 4
+    # Keys and values of the positions that each generated token saw: the last one saw all.
+    seen = llm.n_tokens - (found["n_gen"] - 1) / 2
+    assert parts["kv"] == layers * 2 * seen * 2 * 16 * 2
     assert set(found["tiers"]) == {"gpu", "ram", "storage"}
     assert all(
         set(t) == {"neurons", "bytes", "hits", "reads", "stall_s"} for t in found["tiers"].values()

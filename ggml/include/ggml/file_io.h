@@ -9,6 +9,9 @@
 
 namespace ggml {
 
+// Is there something under this name? False also where it cannot be told.
+bool file_exists(const std::string& path);
+
 // A regular file opened for reading. Throws Error(io) naming the path: missing, a directory, a
 // device or pipe, empty, unreadable.
 class File {

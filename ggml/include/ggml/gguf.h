@@ -76,7 +76,7 @@ struct TensorInfo {
     std::string name;
     DType type;
     int n_dims;       // 1..4
-    int64_t ne[4];    // sizes, fastest first, 1 beyond n_dims
+    int64_t ne[4];    // sizes, fastest first, 1 beyond n_dims; 0 in PowerInfer's placements alone
     uint64_t offset;  // from the start of the file
     uint64_t bytes;
     int file;  // which of the split files

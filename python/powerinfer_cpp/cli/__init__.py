@@ -14,9 +14,13 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 COMMANDS = {
-    "convert": "make a GGUF of a Hugging Face folder",
+    "convert": "make a GGUF of a Hugging Face folder or another GGUF",
     "quantize": "rewrite a GGUF in another format",
     "inspect": "show what a GGUF holds",
+    "profile": "count how often each neuron fires on a text",
+    "train-predictor": "train predictors of the neurons that fire",
+    "place": "decide which neurons live on the GPU, in RAM and in storage",
+    "plot": "draw statistics, placements and predictors",
     "perplexity": "measure how well a model predicts a text",
     "bench": "measure speed",
     "chat": "talk with a model",
@@ -39,7 +43,7 @@ def _parser(command: str | None) -> argparse.ArgumentParser:
     for name, text in COMMANDS.items():
         sub = commands.add_parser(name, help=text, description=text, allow_abbrev=False)
         if name == command:  # the others' imports would cost time for nothing
-            module = importlib.import_module(f".{name}", __name__)
+            module = importlib.import_module(f".{name.replace('-', '_')}", __name__)
             module.add_arguments(sub)
             sub.set_defaults(run=module.run)
     return parser

@@ -14,7 +14,8 @@ import numpy as np
 
 from .. import __version__, bench
 from .._native import lib
-from ..model import Model
+from ..model import Model, memory_plan
+from ..stats import neuron_figures
 from .common import (
     add_model_arguments,
     count_text,
@@ -25,7 +26,8 @@ from .common import (
 )
 from .doctor import cpu_name, isa
 
-COLUMNS = ("model", "size", "params", "backend", "threads", "test", "t/s", "GB/s")
+COLUMNS = ("model", "size", "params", "backend", "threads", "test", "t/s", "GB/s", "neurons")
+NUMBERS = ("t/s", "GB/s", "neurons")
 OP_COLUMNS = ("part", "op", "calls", "ms", "share", "GB/s")
 
 
@@ -99,7 +101,7 @@ def _fixed(args: argparse.Namespace, model: Model) -> dict[str, Any]:
     }
 
 
-def _measured(result: bench.Result, bytes_per_token: int) -> dict[str, Any]:
+def _measured(result: bench.Result, model: Model, plan: dict[str, Any]) -> dict[str, Any]:
     """JSON keys of one test."""
     speeds, test = result.samples_ts, result.test
     found = {
@@ -113,11 +115,13 @@ def _measured(result: bench.Result, bytes_per_token: int) -> dict[str, Any]:
         "stddev_ts": _deviation(speeds),
         "samples_ns": result.samples_ns,
         "samples_ts": speeds,
+        "neurons_computed": result.work.mean_shares(model.n_ff)["computed"],
+        **neuron_figures(model, plan, result.work),
     }
     if test.n_gen:
         p50, p95, p99 = np.percentile(result.token_ns, (50, 95, 99)) / 1e6
         found["token_ms"] = {"p50": p50, "p95": p95, "p99": p99}
-        found["gb_per_s"] = found["avg_ts"] * bytes_per_token / 1e9
+        found["gb_per_s"] = found["avg_ts"] * sum(found["bytes_per_token"].values()) / 1e9
     return found
 
 
@@ -165,6 +169,7 @@ def _row(row: dict[str, Any], test: bench.Test) -> str:
         test.name,
         speed,
         rate,
+        f"{row['neurons_computed']:.1%}",
     )
     return f"| {' | '.join(map(str, cells))} |"
 
@@ -179,15 +184,16 @@ def run(args: argparse.Namespace) -> None:
     fixed = _fixed(args, model)
     load_s = time.perf_counter() - start
     fields = session_fields(args)
+    plan = memory_plan(args.model, {}, {})
     rows, tables = [], []
     if args.output == "md":
         print(f"| {' | '.join(COLUMNS)} |")
-        print(f"| {' | '.join('---:' if c in ('t/s', 'GB/s') else '---' for c in COLUMNS)} |")
+        print(f"| {' | '.join('---:' if c in NUMBERS else '---' for c in COLUMNS)} |")
     for test in tests:
         result = bench.measure(
             model, test, args.repetitions, args.seed, given, ops=args.ops, **fields
         )
-        row = {**fixed, "load_s": load_s, **_measured(result, model.bytes_per_token)}
+        row = {**fixed, "load_s": load_s, **_measured(result, model, plan)}
         if args.ops:
             row["ops"] = _ops(result)
             tables.append(_op_table(test, row["ops"]))

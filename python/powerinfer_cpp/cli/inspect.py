@@ -5,7 +5,9 @@ import json
 from collections import defaultdict
 from typing import Any
 
+from .. import gpu_index
 from ..activations import default_activation
+from ..convert import bundles, source
 from ..gguf import Gguf
 from .common import count_text, size_text
 
@@ -21,9 +23,10 @@ def summary(gguf: Gguf) -> dict[str, Any]:
     """What the file holds, arrays of the header cut short."""
     formats: dict[str, dict[str, int]] = defaultdict(lambda: {"tensors": 0, "bytes": 0})
     ranks = {}
-    for tensor in gguf.tensors:
-        formats[tensor.type_name]["tensors"] += 1
-        formats[tensor.type_name]["bytes"] += tensor.n_bytes
+    held = source.tensors(gguf)
+    for tensor in held:
+        formats[tensor.format.name]["tensors"] += 1
+        formats[tensor.format.name]["bytes"] += tensor.n_bytes
         if tensor.name.endswith((".fc1.weight", ".fc1_exps.weight")) and len(tensor.shape) > 1:
             ranks[tensor.name.split(".")[1]] = tensor.shape[-2]
     architecture = gguf.value("general.architecture")
@@ -35,10 +38,12 @@ def summary(gguf: Gguf) -> dict[str, Any]:
         "architecture": architecture,
         "activation": gguf.value("powerinfer.ffn.activation", default),
         "neuron_aware": gguf.is_pwri or "powerinfer.version" in gguf.metadata,
+        "bundled": bundles.VERSION in gguf.metadata,
         "predictor_ranks": ranks,
+        "gpu_index": _placement(gguf),
         "formats": dict(formats),
         "n_tensors": len(gguf.tensors),
-        "n_params": sum(t.n_elements for t in gguf.tensors),
+        "n_params": sum(t.n_elements for t in held),
         "n_bytes": sum(t.n_bytes for t in gguf.tensors),
         "metadata": {key: _cut(value) for key, value in gguf.metadata.items()},
         "tensors": [
@@ -46,6 +51,13 @@ def summary(gguf: Gguf) -> dict[str, Any]:
             for t in gguf.tensors
         ],
     }
+
+
+def _placement(gguf: Gguf) -> list[float] | None:
+    """Share of each layer's neurons that PowerInfer's solver marked for the GPU."""
+    if gguf.value("general.architecture") == gpu_index.ARCHITECTURE:
+        return gpu_index.own_shares(gguf)
+    return gpu_index.shares(gguf)
 
 
 def _cut(value: Any) -> Any:
@@ -81,10 +93,14 @@ def run(args: argparse.Namespace) -> None:
     )
     print(f"architecture  {_printable(str(found['architecture']))}")
     print(f"activation    {_printable(str(found['activation'] or 'not known'))}")
-    print(f"neuron-aware  {'yes' if found['neuron_aware'] else 'no'}")
+    bundled = ", in bundles" if found["bundled"] else ""
+    print(f"neuron-aware  {'yes' if found['neuron_aware'] else 'no'}{bundled}")
     if found["predictor_ranks"]:
         ranks = found["predictor_ranks"]
         print(f"predictors    {', '.join(f'{layer}: {rank}' for layer, rank in ranks.items())}")
+    if found["gpu_index"]:
+        layers = ", ".join(f"{i}: {share:.0%}" for i, share in enumerate(found["gpu_index"]))
+        print(f"for the GPU   {layers} (generated.gpuidx)")
     for name, use in found["formats"].items():
         print(f"{name:13} {use['tensors']} tensors, {size_text(use['bytes'])}")
     print(

@@ -1,10 +1,21 @@
 """powerinfer perplexity: how well a model predicts a text."""
 
 import argparse
+import math
 from pathlib import Path
 
-from ..model import Model, Session
-from ..perplexity import Estimate, compare, perplexity
+import numpy as np
+
+from .. import options
+from ..model import Model
+from ..perplexity import (
+    Comparison,
+    Estimate,
+    compare,
+    perplexity,
+    scoring_session,
+    standard_error,
+)
 from .common import add_model_arguments, open_model, session_fields, whole
 
 
@@ -23,30 +34,53 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def _session(model: Model, args: argparse.Namespace) -> Session:
-    fields = session_fields(args)
-    fields["n_batch"] = min(fields["n_batch"], args.ctx_size)
-    return Session(model, n_ctx=args.ctx_size, **fields)
-
-
 def run(args: argparse.Namespace) -> None:
     text = Path(args.text).read_bytes()
     model = open_model(args)
-    session = _session(model, args)
+    fields, n_ctx = session_fields(args), args.ctx_size
+    session = scoring_session(model, n_ctx, **fields)
     separator = args.separator.encode("utf-8", "surrogateescape") if args.separator else None
     if args.compare is None:
-        result = perplexity(model, session, text, args.ctx_size, separator)
-        _show(result, args.ctx_size)
+        _show(perplexity(model, session, text, n_ctx, separator), n_ctx, model)
         return
     other = model if args.compare == "off" else open_model(args, args.compare)
-    pairs = (model, session), (other, _session(other, args))
-    found = compare(*pairs, text, args.ctx_size, separator)
-    _show(found.chosen, args.ctx_size)
-    print(f"Reference: PPL = {found.reference.perplexity:.4f} +/- {found.reference.error:.5f}")
-    print(f"KL divergence: mean {found.mean:.6f} +/- {found.mean_error:.6f}, 99% {found.p99:.6f}")
-    print(f"Same top 1: {100 * found.same_top:.3f} %")
+    fields |= options.sparse_fields("off", None)
+    base = scoring_session(other, n_ctx, session.n_seq, **fields)
+    found = compare((model, session), (other, base), text, n_ctx, separator)
+    _show(found.chosen, n_ctx, model)
+    _show_comparison(found)
 
 
-def _show(result: Estimate, n_ctx: int) -> None:
+def _show(result: Estimate, n_ctx: int, model: Model) -> None:
     print(f"{result.n_windows} windows of {n_ctx}, {result.n_tokens} tokens scored")
     print(f"Final estimate: PPL = {result.perplexity:.4f} +/- {result.error:.5f}")
+    share = {name: f"{x:.2%}" for name, x in result.work.mean_shares(model.n_ff).items()}
+    print(
+        f"Neurons of scored tokens: computed {share['computed']} "
+        f"(predicted {share['predicted']}, fired {share['fired']})"
+    )
+
+
+def _show_comparison(found: Comparison) -> None:
+    """The words, and the places of the figures, are llama-perplexity's."""
+    kl, ratio, same = found.kl, found.log_ratio, found.same_top
+    log_ratio, log_error = ratio.mean(), standard_error(ratio)
+    deviation = math.sqrt(same * (1 - same) / max(1, len(kl) - 1))
+
+    def line(name: str, value: float, error: float | None = None) -> None:
+        print(f"{name}: {value:10.6f}" + ("" if error is None else f" ± {error:10.6f}"))
+
+    print("\n====== Perplexity statistics ======")
+    line(f"{'Mean PPL(Q)':30}", found.chosen.perplexity, found.chosen.error)
+    line(f"{'Mean PPL(base)':30}", found.reference.perplexity, found.reference.error)
+    line(f"{'Mean ln(PPL(Q)/PPL(base))':30}", log_ratio, log_error)
+    ratio_of_means = math.exp(log_ratio)
+    line(f"{'Mean PPL(Q)/PPL(base)':30}", ratio_of_means, ratio_of_means * log_error)
+    print("\n====== KL divergence statistics ======")
+    line("Mean    KLD", found.mean, standard_error(kl))
+    line("Maximum KLD", kl.max())
+    line("99.9%   KLD", float(np.percentile(kl, 99.9)))
+    line("99.0%   KLD", found.p99)
+    line("Median  KLD", float(np.median(kl)))
+    print("\n====== Token probability statistics ======")
+    print(f"Same top p: {100 * same:6.3f} ± {100 * deviation:5.3f} %")

@@ -22,6 +22,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--predictor-type", metavar="T", type=_type, default="Q8_0", help="default: Q8_0"
     )
     parser.add_argument(
+        "--bundle", action="store_true", help="neuron rows side by side, as they lie in memory"
+    )
+    parser.add_argument(
         "--allow-requantize", action="store_true", help="also from formats that have lost precision"
     )
 
@@ -32,6 +35,7 @@ def run(args: argparse.Namespace) -> None:
         args.output,
         args.type,
         predictor_type=args.predictor_type,
+        bundle=args.bundle,
         allow_requantize=args.allow_requantize,
         log=to_stderr,
     )

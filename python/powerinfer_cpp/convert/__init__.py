@@ -1,4 +1,4 @@
-"""From a Hugging Face folder to a GGUF: `convert(folder, predictors)`."""
+"""From a Hugging Face folder or another GGUF to a GGUF: `convert(model, predictors)`."""
 
 import sys
 from collections.abc import Callable, Iterator
@@ -6,16 +6,20 @@ from pathlib import Path
 
 from ..activations import NAMES as ACTIVATIONS
 from ..activations import default_activation
-from ..errors import ModelFormatError, UnsupportedModelError
+from ..errors import ModelFormatError
 from ..formats import Format, format_by_name
+from . import bundles
 from .checkpoint import open_checkpoint
 from .config import Config
 from .families import read_family
-from .families.family import Family, all_outputs
+from .families.family import Family, all_outputs, embeds_predictors
+from .from_gguf import convert_gguf
 from .predictor import predictors, sparse_threshold
+from .stored import encoded, fitting
 from .tensors import Output
 from .vocab import PRE_NAMES, Vocab, read_vocab
-from .writer import FILE_TYPES, Entry, Stored, encoded, fitting, float32, string, uint32, write_gguf
+from .weight import Weight
+from .writer import FILE_TYPES, Entry, float32, string, uint32, write_gguf
 
 OUTPUT_TYPES = ("f32", "f16", "bf16", "q8_0", "q4_0")
 
@@ -32,32 +36,62 @@ def convert(
     predictor: str | Path | None = None,
     *,
     outfile: str | Path | None = None,
-    outtype: str = "f16",
+    outtype: str | None = None,
     activation: str | None = None,
     dense: bool = False,
     vocab_only: bool = False,
+    bundle: bool = False,
+    profile: str | Path | None = None,
     pre: str | None = None,
     log: Callable[[str], None] = to_stderr,
 ) -> Path:
-    """Writes a GGUF of a model folder and returns its path.
+    """Writes a GGUF of a model folder, or of another GGUF, and returns its path.
 
-    predictor: PowerInfer's folder of model_N.pt; with it the file is neuron-aware: ffn_down
-    transposed, predictors fc1 and fc2 per layer. dense: refuse that, for any GGUF engine.
-    outtype: format of the matrices; vectors are F32, predictors F16, or F32 with f32.
-    activation: instead of config.json's. vocab_only: tokenizer and sizes, no tensors. pre: name of
+    A neuron-aware file has ffn_down transposed, so that a neuron is a row of each matrix. It is
+    written from a GGUF or PWRI file; from a folder when it has use for it: with predictors, in the
+    checkpoint or in `predictor` (PowerInfer's folder of model_N.pt), a FATReLU threshold,
+    statistics in `profile` (PowerInfer's folder of activation_N.pt), or `bundle`, which lays a
+    neuron's rows side by side as they are in memory. dense: refuse that, for any GGUF engine.
+    outtype: format of the matrices; vectors are F32, predictors F16, or F32 with f32. Default: f16
+    from a folder, from a GGUF what it has; a quantised ffn_down that has to be transposed becomes
+    Q8_0 then, and `log` is told what was lost.
+    activation: instead of the model's. vocab_only: tokenizer and sizes, no tensors. pre: name of
     the pre-tokeniser of a byte-level vocabulary, instead of the one its files describe.
     outfile: default beside the model, NAME-TYPE.gguf. log: gets lines about what is notable.
 
     Raises OSError, ModelFormatError, UnsupportedModelError, ValueError; nothing half-written
     remains.
     """
-    folder = _model_folder(Path(model))
-    if outtype not in OUTPUT_TYPES:
+    if outtype not in (None, *OUTPUT_TYPES):
         raise ValueError(f"outtype must be one of {', '.join(OUTPUT_TYPES)}, not {outtype!r}")
     if activation not in (None, *ACTIVATIONS):
         raise ValueError(f"activation must be one of {', '.join(ACTIVATIONS)}, not {activation!r}")
     if predictor is not None and (dense or vocab_only):
         raise ValueError("a dense or vocabulary-only file has no place for predictors")
+    if bundle and (dense or vocab_only):
+        raise ValueError("a dense or vocabulary-only file has no bundles")
+    if profile is not None and (dense or vocab_only):
+        raise ValueError("a dense or vocabulary-only file has no place for statistics")
+    statistics = None if profile is None else Path(profile)
+    model = Path(model)
+    if _is_gguf(model):
+        kind = "vocab" if vocab_only else "dense" if dense else "neurons"
+        target = Path(outfile) if outfile else model.with_name(f"{model.stem}-{kind}.gguf")
+        options = {"outtype": outtype, "activation": activation, "dense": dense, "pre": pre}
+        folder = None if predictor is None else Path(predictor)
+        convert_gguf(
+            model,
+            folder,
+            target=target,
+            vocab_only=vocab_only,
+            bundle=bundle,
+            statistics=statistics,
+            log=log,
+            **options,
+        )
+        return target
+    outtype = outtype or "f16"
+    folder = _model_folder(model)
     config = Config(folder)
     family = read_family(config, activation)
     vocab = read_vocab(folder, config, family.n_vocab, pre)
@@ -65,40 +99,67 @@ def convert(
         log(f"note: {note}")
     kind = "vocab" if vocab_only else outtype
     target = Path(outfile) if outfile else folder.parent / f"{folder.name}-{kind}.gguf"
-    stored: list[Stored] = []
-    threshold = None
+    if dense and family.threshold:
+        raise family.refuse("a FATReLU threshold in a dense GGUF")
+    neuron_aware = any(given is not None for given in (predictor, profile)) or bundle
+    neuron_aware = neuron_aware or bool(family.threshold and not vocab_only)
+    found: list[Output] = []
     if not vocab_only:
-        found = list(_outputs(folder, predictor, family))
-        missing = _layers_without_predictor(found, family.n_layer) if predictor is not None else []
-        if missing:
-            log(f"note: no predictor for layers {', '.join(map(str, missing))}")
-        threshold = None if predictor is None else sparse_threshold(Path(predictor))
-        stored = [encoded(output, _format(output, outtype, log)) for output in found]
-    entries = _entries(folder.name, family, vocab, outtype, predictor is not None, threshold)
+        checkpoint = open_checkpoint(folder)
+        if not dense and predictor is None and embeds_predictors(family, checkpoint):
+            neuron_aware = family.keep_predictors = True
+        found = list(_outputs(folder, checkpoint, predictor, family, neuron_aware))
+    with_predictors = predictor is not None or family.keep_predictors
+    missing = _layers_without_predictor(found, family.n_layer) if with_predictors else []
+    if missing:
+        log(f"note: no predictor for layers {', '.join(map(str, missing))}")
+    stored = [encoded(output, _format(output, outtype, log)) for output in found]
+    threshold = None if predictor is None else sparse_threshold(Path(predictor))
+    entries = list(_entries(folder.name, family, vocab, outtype, neuron_aware, threshold))
+    if statistics is not None:
+        from ..profile import activation_files  # which builds on this package
+
+        tensors, keys = activation_files.as_gguf(
+            statistics, family.n_layer, family.n_expert, family.n_ff
+        )
+        stored, entries = stored + tensors, entries + keys
+    if bundle:
+        stored, keys = bundles.bundled(stored, family.n_layer)
+        entries += keys
     write_gguf(target, family.architecture, entries, stored)
     return target
 
 
+def _is_gguf(path: Path) -> bool:
+    if not path.is_file():
+        return False
+    with path.open("rb") as file:
+        return file.read(4) in (b"GGUF", b"PWRI")
+
+
 def _model_folder(path: Path) -> Path:
     if path.is_file():
-        if path.open("rb").read(4) in (b"GGUF", b"PWRI"):
-            raise UnsupportedModelError(f"{path}: converting from a GGUF is not supported yet")
-        raise ModelFormatError(f"{path}: not a model folder")
+        raise ModelFormatError(f"{path}: neither a model folder nor a GGUF")
     if not path.is_dir():
-        raise FileNotFoundError(f"{path}: no such folder")
+        raise FileNotFoundError(f"{path}: no such file or folder")
     return path.resolve()
 
 
-def _outputs(folder: Path, predictor: str | Path | None, family: Family) -> Iterator[Output]:
-    """Every tensor; predictors at the end, as PowerInfer has them."""
-    neuron_aware = predictor is not None
+def _outputs(
+    folder: Path,
+    checkpoint: dict[str, Weight],
+    predictor: str | Path | None,
+    family: Family,
+    neuron_aware: bool,
+) -> Iterator[Output]:
+    """Every tensor; predictors of a folder at the end, as PowerInfer has them."""
     try:
-        yield from all_outputs(family, open_checkpoint(folder), transpose_down=neuron_aware)
+        yield from all_outputs(family, checkpoint, transpose_down=neuron_aware)
     except ModelFormatError as error:
         if str(folder) in str(error):
             raise
         raise type(error)(f"{folder}: {error}") from None
-    if neuron_aware:
+    if predictor is not None:
         path = Path(predictor)
         if not path.is_dir():
             raise FileNotFoundError(f"{path}: no such folder")
@@ -135,6 +196,10 @@ def _entries(
         yield uint32("powerinfer.version", 1)
     if neuron_aware or family.activation != default_activation(family.architecture):
         yield string("powerinfer.ffn.activation", family.activation)
+    if family.threshold:
+        yield float32("powerinfer.ffn.threshold", family.threshold)
+    if family.keep_predictors:
+        yield string("powerinfer.predictor.input", "normed")
     if threshold is not None:
         yield float32("powerinfer.sparse_threshold", threshold)
     yield from vocab.entries()

@@ -51,6 +51,11 @@ class Weights:
             raise ModelFormatError(f"the checkpoint lacks tensor {name} {list(shape)}")
         return check_shape(weight, shape)
 
+    def rows(self, name: str) -> int:
+        """Rows of a tensor that take() will look at; 0 where there is none."""
+        weight = self._left.get(name)
+        return weight.shape[0] if weight is not None and weight.shape else 0
+
     def drop(self, name: str) -> None:
         """Passes over a tensor that may be there and is not needed."""
         self._left.pop(name, None)

@@ -23,6 +23,8 @@ _STORAGES = {
     "HalfStorage": "<f2",
     "DoubleStorage": "<f8",
     "BFloat16Storage": "<u2",  # its bits
+    "IntStorage": "<i4",
+    "LongStorage": "<i8",
 }
 _LARGEST_PICKLE = 1 << 24  # bytes; name and shape of a tensor take about a hundred
 _LOCAL_HEADER = 30  # bytes of a zip entry before its name
@@ -37,6 +39,23 @@ def read_torch_zip(path: Path) -> dict[str, Weight]:
 
     Raises OSError, NotPlain for other kinds of files, ModelFormatError for damaged ones.
     """
+    state = _load(path)
+    if not isinstance(state, dict) or not all(
+        isinstance(name, str) and isinstance(tensor, _Tensor) for name, tensor in state.items()
+    ):
+        raise ModelFormatError(f"{path}: not a state dict of tensors")
+    return {name: tensor.weight(name) for name, tensor in state.items()}
+
+
+def read_torch_tensor(path: Path) -> Weight:
+    """The tensor of a file that holds one and nothing else. Raises what read_torch_zip does."""
+    state = _load(path)
+    if not isinstance(state, _Tensor):
+        raise ModelFormatError(f"{path}: not a single tensor")
+    return state.weight(str(path))
+
+
+def _load(path: Path) -> Any:
     try:
         with zipfile.ZipFile(path) as archive:
             return _read(path, archive)
@@ -54,7 +73,7 @@ class _Storage:
     count: int
 
 
-def _read(path: Path, archive: zipfile.ZipFile) -> dict[str, Weight]:
+def _read(path: Path, archive: zipfile.ZipFile) -> Any:
     entries = {info.filename: info for info in archive.infolist()}
     pickles = [name for name in entries if name.count("/") == 1 and name.endswith("/data.pkl")]
     if len(pickles) != 1:
@@ -76,19 +95,11 @@ def _read(path: Path, archive: zipfile.ZipFile) -> dict[str, Weight]:
 
     with archive.open(pickles[0]) as file:
         try:
-            state = _Tensors(file, storage, path).load()
+            return _Tensors(file, storage, path).load()
         except ModelFormatError:
             raise
         except Exception as error:  # a damaged pickle can raise nearly anything
             raise ModelFormatError(f"{path}: damaged: {error}") from None
-    if not isinstance(state, dict) or not all(
-        isinstance(name, str) and isinstance(tensor, _Tensor) for name, tensor in state.items()
-    ):
-        raise ModelFormatError(f"{path}: not a state dict of tensors")
-    return {
-        name: Weight(name, tensor.shape, tensor.storage.bf16, tensor.values)
-        for name, tensor in state.items()
-    }
 
 
 def _offset(path: Path, entry: zipfile.ZipInfo) -> int:
@@ -112,6 +123,9 @@ class _Tensor:
     first: int  # element of the storage
     shape: tuple[int, ...]
     stride: tuple[int, ...]
+
+    def weight(self, name: str) -> Weight:
+        return Weight(name, self.shape, self.storage.bf16, self.values)
 
     def values(self) -> np.ndarray:
         """The numbers, mapped."""

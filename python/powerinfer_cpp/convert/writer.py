@@ -8,7 +8,7 @@ import errno
 import os
 import shutil
 import stat
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,11 +17,9 @@ from typing import Any
 import numpy as np
 from gguf import GGMLQuantizationType, GGUFValueType, GGUFWriter
 
-from ..formats import F16, Format, encode, format_by_name
 from ..progress import Progress
-from .tensors import Output
+from .stored import Stored
 
-SLAB = 1 << 24  # elements of a slab: 64 MB as float32
 _ALIGNMENT = 32  # the format's default, which the gguf package uses
 _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
@@ -41,8 +39,6 @@ FILE_TYPES = {
     "Q6_K": 18,
     "BF16": 32,
 }
-# What takes the place of a format whose blocks of 256 do not divide a row, as in llama.cpp.
-_NARROWER = {"Q2_K": "Q4_0", "Q3_K": "Q4_0", "Q4_K": "Q5_0", "Q5_K": "Q5_1", "Q6_K": "Q8_0"}
 
 
 @dataclass(frozen=True)
@@ -75,64 +71,13 @@ def array(key: str, element: str, value: Sequence[Any]) -> Entry:
     return Entry(key, GGUFValueType.ARRAY, value, GGUFValueType[element])
 
 
-@dataclass(frozen=True)
-class Stored:
-    """A tensor of the file: shape in numpy's order, its format, and its bytes piece by piece."""
-
-    name: str
-    shape: tuple[int, ...]
-    format: Format
-    pieces: Callable[[], Iterator[np.ndarray]]
-
-    @property
-    def n_bytes(self) -> int:
-        n = 1
-        for size in self.shape:
-            n *= size
-        return self.format.n_bytes(n)
-
-
-def encoded(output: Output, fmt: Format) -> Stored:
-    """An Output in a format whose block divides its rows.
-
-    While writing, raises ValueError for values that are not finite, or do not fit the format.
-    """
-
-    def pieces() -> Iterator[np.ndarray]:
-        step = max(1, SLAB // max(1, output.row))
-        for a in range(0, output.n_rows, step):
-            values = output.rows(a, min(a + step, output.n_rows))
-            if not np.isfinite(values).all():
-                raise ValueError(f"tensor {output.name} holds values that are not finite")
-            data = encode(fmt, values)
-            if fmt.type == F16 and not np.isfinite(data.view(np.float16)).all():
-                raise ValueError(
-                    f"tensor {output.name} holds values beyond F16's range: use f32 or bf16"
-                )
-            yield data
-
-    return Stored(output.name, output.shape, fmt, pieces)
-
-
-def fitting(fmt: Format, row: int, name: str, log: Callable[[str], None]) -> Format:
-    """The format, or where its blocks do not divide a row a narrower one or F16, with a line."""
-    if fmt.fits(row):
-        return fmt
-    found = format_by_name(_NARROWER.get(fmt.name, "F16"))
-    if not found.fits(row):
-        found = format_by_name("F16")
-    why = f"rows of {row} are no multiple of {fmt.block}"
-    log(f"{name}: {why}, so {found.name} instead of {fmt.name}")
-    return found
-
-
 def write_gguf(
     path: Path, architecture: str, entries: Iterable[Entry], tensors: Sequence[Stored]
 ) -> None:
     """Writes a GGUF v3 file, or nothing.
 
     entries: without general.architecture. Raises OSError (with one sentence for a full disk), and
-    what the tensors' pieces raise.
+    what the tensors' rows raise.
     """
     with replacing(path, sum(t.n_bytes + _ALIGNMENT for t in tensors)) as part:
         writer = GGUFWriter(part, architecture)
@@ -168,7 +113,7 @@ def _write_data(file: Any, tensors: Sequence[Stored]) -> None:
         for tensor in tensors:
             file.write(bytes(-file.tell() % _ALIGNMENT))
             start = file.tell()
-            for piece in tensor.pieces():
+            for piece in tensor.slabs():
                 file.write(piece.data)
                 progress.update(piece.nbytes)
             if file.tell() - start != tensor.n_bytes:
@@ -183,7 +128,7 @@ def replacing(path: Path, n_bytes: int) -> Iterator[Path]:
 
     n_bytes: about what will be written; too little free disk is refused at once.
     """
-    _check_target(path, n_bytes)
+    check_target(path, n_bytes)
     part = path.with_name(path.name + ".part")
     try:
         yield part
@@ -198,7 +143,8 @@ def replacing(path: Path, n_bytes: int) -> Iterator[Path]:
         raise
 
 
-def _check_target(path: Path, n_bytes: int) -> None:
+def check_target(path: Path, n_bytes: int) -> None:
+    """Raises OSError where a file of n_bytes cannot be written."""
     if not path.parent.is_dir():
         raise FileNotFoundError(errno.ENOENT, f"{path}: the folder {path.parent} does not exist")
     if path.exists() and not stat.S_ISREG(path.stat().st_mode):

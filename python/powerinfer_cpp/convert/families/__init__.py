@@ -4,15 +4,17 @@ from ...errors import UnsupportedModelError
 from ..config import Config
 from .falcon import Falcon
 from .family import Family
-from .llama import Bamboo, Llama, Mistral, Mixtral, Qwen2, Qwen3
+from .llama import Bamboo, Llama, Mistral, Mixtral, Qwen2, Qwen3, TurboSparseMixtral
 from .opt import Opt
 from .smallthinker import SmallThinker
 
 FAMILIES: dict[str, type[Family]] = {
     "llama": Llama,
+    "sparsellama": Llama,  # ProSparse: SparseLlamaForCausalLM
     "bamboo": Bamboo,
     "mistral": Mistral,
     "mixtral": Mixtral,
+    "turbosparsemixtral": TurboSparseMixtral,
     "qwen2": Qwen2,
     "qwen3": Qwen3,
     "falcon": Falcon,
@@ -30,6 +32,14 @@ def read_family(config: Config, activation: str | None = None) -> Family:
     that are not known.
     """
     family = FAMILIES.get(config.model_type())
+    if family is None and _is_sparse_llama(config):
+        # Several projects use this name, and what they compute stands in code of their own.
+        if activation is None:
+            raise UnsupportedModelError(
+                f"{config.path}: SparseLlamaForCausalLM of model_type {config.model_type()!r} is "
+                "not known; --activation reads it as a Llama with that activation"
+            )
+        family = Llama
     if family is None:
         raise UnsupportedModelError(
             f"{config.path}: model_type {config.model_type()!r} is not supported "
@@ -37,5 +47,10 @@ def read_family(config: Config, activation: str | None = None) -> Family:
         )
     found = family(config)
     if activation:
-        found.activation = activation
+        found.activation, found.threshold = activation, 0.0
     return found
+
+
+def _is_sparse_llama(config: Config) -> bool:
+    names = config.values.get("architectures")
+    return isinstance(names, list) and names[:1] == ["SparseLlamaForCausalLM"]

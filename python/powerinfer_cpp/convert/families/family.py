@@ -12,6 +12,8 @@ from ..tensors import Output, Weights, from_weight, row_order, transposed
 from ..weight import Weight
 from ..writer import Entry, float32, uint32
 
+# Turbo Sparse checkpoints hold a predictor beside the matrices of each FFN and expert.
+PREDICTOR = re.compile(r".+\.predictor\.fc[12]\.weight")
 # Buffers that old checkpoints hold and that follow from config.json.
 IGNORED = re.compile(r"(.+\.)?rotary_emb\.inv_freq|.+\.maybe_rotary\.inv_freq|rope\.freqs")
 
@@ -33,6 +35,7 @@ class Family:
         "n_ctx": ("max_position_embeddings", "max_sequence_length"),
     }
     default_ctx: int | None = None
+    may_hold_predictors = False  # in the checkpoint
     tied = False  # where config.json does not say: the head is the embedding
 
     def __init__(self, config: Config):
@@ -47,6 +50,8 @@ class Family:
         self.n_ff = self.read_n_ff()
         self.norm_eps = 1e-5
         self.activation = ""
+        self.threshold = 0.0  # FATReLU: what the activation cuts off
+        self.keep_predictors = False  # those that the checkpoint itself holds
         self.rope: Rope | None = None
         self.window = 0  # positions that a row sees; 0: all
         self.n_expert = self.n_expert_used = 0
@@ -143,6 +148,16 @@ class Family:
         if bias:
             yield from_weight(f"{name}.bias", weights.take(f"{theirs}.bias", self.n_embd))
 
+    def own_predictor(self, weights: Weights, theirs: str, ours: str) -> Iterator[Output]:
+        """The predictor that a checkpoint holds under `theirs`; `ours` has {part} for fc1, fc2.
+
+        It reads what the FFN reads. Raises ModelFormatError for missing and misshapen weights.
+        """
+        rank = weights.rows(f"{theirs}.fc1.weight")
+        for part, shape in (("fc1", (rank, self.n_embd)), ("fc2", (self.n_ff, rank))):
+            weight = weights.take(f"{theirs}.{part}.weight", *shape)
+            yield from_weight(ours.format(part=part), weight, predictor=True)
+
     def embedding(self, weights: Weights, theirs: str) -> Output:
         weight = weights.take(f"{theirs}.weight", self.n_vocab, self.n_embd)
         return from_weight("token_embd.weight", weight)
@@ -160,11 +175,20 @@ class Family:
         )
 
 
+def embeds_predictors(family: Family, checkpoint: dict[str, Weight]) -> bool:
+    """Does the checkpoint hold predictors of its own."""
+    return family.may_hold_predictors and any(PREDICTOR.fullmatch(name) for name in checkpoint)
+
+
 def all_outputs(
     family: Family, checkpoint: dict[str, Weight], transpose_down: bool
 ) -> Iterable[Output]:
     """Every tensor of the file. Raises ModelFormatError when a weight is not used as well."""
-    weights = Weights({n: w for n, w in checkpoint.items() if not IGNORED.fullmatch(n)})
+    left_out = [IGNORED]
+    if family.may_hold_predictors and not family.keep_predictors:
+        left_out.append(PREDICTOR)
+    kept = {n: w for n, w in checkpoint.items() if not any(p.fullmatch(n) for p in left_out)}
+    weights = Weights(kept)
     found = list(family.outputs(weights, transpose_down))
     weights.refuse_rest()
     return found

@@ -1,6 +1,7 @@
 """Llama's layer and its near relatives: RMSNorm, rotary positions, a gated FFN or experts."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import numpy as np
 
@@ -31,7 +32,11 @@ class Llama(Family):
     def __init__(self, config: Config):
         super().__init__(config)
         self.norm_eps = config.number("rms_norm_eps", default=1e-6)
-        self.activation = config.activation("hidden_act", self.default_activation)
+        if config.values.get("hidden_act") == "fatrelu":  # ProSparse: ReLU that starts later
+            self.activation = "relu"
+            self.threshold = config.number("hidden_act_param")
+        else:
+            self.activation = config.activation("hidden_act", self.default_activation)
         if self.head_dim % 2:
             raise self.refuse(f"an odd head_dim, {self.head_dim},")
         self.rope = read_rope(config, self.head_dim, self.n_ctx, self.default_theta)
@@ -88,6 +93,9 @@ class Llama(Family):
             yield from self.linear(weights, name, f"{block}.ffn_{part}", shape, self.mlp_bias)
         name = f"{theirs}.mlp.down_proj"
         yield from self.down(weights, name, block, transpose_down, self.mlp_bias)
+        if self.keep_predictors:
+            name = f"{theirs}.mlp.predictor"
+            yield from self.own_predictor(weights, name, f"{block}.{{part}}.weight")
 
     def experts(
         self, weights: Weights, router: str, expert: str, block: str, turn: bool
@@ -111,7 +119,10 @@ class Llama(Family):
 
 
 class Bamboo(Llama):
+    """Bamboo, and TurboSparse-Mistral, which calls itself so and holds its predictors."""
+
     architecture = "bamboo"
+    may_hold_predictors = True
 
     def __init__(self, config: Config):
         super().__init__(config)
@@ -139,6 +150,32 @@ class Mixtral(Mistral):
         moe = f"{theirs}.block_sparse_moe"
         expert = f"{moe}.experts.{{i}}.{{part}}.weight"
         yield from self.experts(weights, f"{moe}.gate", expert, block, transpose_down)
+
+
+class TurboSparseMixtral(Mixtral):
+    """Mixtral with ReLU on gate and up, and a predictor for each expert."""
+
+    may_hold_predictors = True
+
+    def __init__(self, config: Config):
+        super().__init__(config)
+        if self.activation == "relu":
+            self.activation = "drelu"  # its own code applies hidden_act to both
+
+    def ffn(
+        self, weights: Weights, theirs: str, block: str, transpose_down: bool
+    ) -> Iterator[Output]:
+        yield from super().ffn(weights, theirs, block, transpose_down)
+        if not self.keep_predictors:
+            return
+        found = []
+        for i in range(self.n_expert):
+            name = f"{theirs}.block_sparse_moe.experts.{i}.predictor"
+            found.append(list(self.own_predictor(weights, name, f"{block}.{{part}}_exps.weight")))
+        for parts in zip(*found, strict=True):
+            if len({part.shape for part in parts}) > 1:
+                raise self.refuse(f"{parts[0].name} with ranks that differ from expert to expert")
+            yield replace(stacked(parts[0].name, parts), predictor=True)
 
 
 class Qwen2(Llama):

@@ -1,0 +1,24 @@
+"""powerinfer plot: pictures of statistics, placements and predictors."""
+
+import argparse
+
+from ..plot import WHAT, plot
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "models", metavar="MODEL", nargs="+", help="GGUF file; overlap takes two or more"
+    )
+    parser.add_argument(
+        "--what",
+        choices=WHAT,
+        required=True,
+        help="activation: how few neurons make most of the firings; placement: which neurons live "
+        "where; overlap: hot neurons that several profiles share; predictor: quality and size",
+    )
+    parser.add_argument("--out", required=True, metavar="PNG", help="picture to write")
+
+
+def run(args: argparse.Namespace) -> None:
+    print(plot(args.models, args.what, args.out))
+    print(args.out)

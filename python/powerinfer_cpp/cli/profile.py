@@ -1,0 +1,87 @@
+"""powerinfer profile: how often each neuron fires, embedded in the GGUF."""
+
+import argparse
+
+import numpy as np
+
+from ..convert import to_stderr
+from ..profile import Statistics, profile
+from .common import add_model_arguments, open_model, session_fields, whole
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add_model_arguments(parser)
+    parser.add_argument("--text", metavar="F", help="text file")
+    parser.add_argument("--separator", metavar="S", help="what stands between documents")
+    parser.add_argument("--tokens", type=whole(1), metavar="N", help="of the text (default: all)")
+    parser.add_argument("--out", metavar="F", help="GGUF to write: MODEL with the statistics")
+    parser.add_argument(
+        "-c",
+        "--ctx-size",
+        type=whole(1),
+        default=512,
+        metavar="N",
+        help="tokens of a window, at most what the model was trained for",
+    )
+    parser.add_argument(
+        "--merge",
+        metavar="F",
+        action="append",
+        default=[],
+        help="add the statistics of this profiled GGUF of the same model; may be repeated",
+    )
+    parser.add_argument(
+        "--import", dest="imported", metavar="DIR", help="add PowerInfer's activation_N.pt"
+    )
+    parser.add_argument(
+        "--import-tokens",
+        type=whole(1),
+        metavar="N",
+        help="tokens those were taken on (default: the largest count, the least it can be)",
+    )
+    parser.add_argument("--export", metavar="DIR", help="write activation_N.pt for PowerInfer")
+    parser.add_argument("--backend", choices=("engine", "transformers"), default="engine")
+    parser.add_argument(
+        "--checkpoint", metavar="DIR", help="Hugging Face folder for the backend transformers"
+    )
+
+
+def run(args: argparse.Namespace) -> None:
+    if args.out is None and args.export is None:
+        raise ValueError("profile needs --out F or --export DIR for its result")
+    if (args.backend == "transformers") != (args.checkpoint is not None):
+        raise ValueError("--backend transformers and --checkpoint DIR go together")
+    separator = args.separator.encode("utf-8", "surrogateescape") if args.separator else None
+    fields = session_fields(args)
+    try:
+        found = profile(
+            open_model(args),
+            args.out,
+            args.text,
+            separator=separator,
+            n_tokens=args.tokens,
+            n_ctx=args.ctx_size,
+            merge=args.merge,
+            imported=args.imported,
+            imported_tokens=args.import_tokens,
+            export=args.export,
+            checkpoint=args.checkpoint,
+            log=to_stderr,
+            **fields,
+        )
+    except ImportError as error:
+        raise ValueError(str(error)) from None
+    show(found)
+    if args.out is not None:
+        print(args.out)
+
+
+def show(found: Statistics) -> None:
+    """The share of neurons that fire, and how uneven they are, per layer."""
+    print(f"{found.tokens} tokens of {found.corpus}")
+    print("layer  fire  the 20% that fire most make up")
+    for layer, rates in enumerate(found.rates()):
+        sorted_rates = np.sort(rates.reshape(-1))[::-1]
+        top = sorted_rates[: max(1, round(0.2 * len(sorted_rates)))].sum()
+        share = top / max(sorted_rates.sum(), 1e-12)
+        print(f"{layer:5}  {rates.mean():5.1%}  {share:.1%} of the firings")

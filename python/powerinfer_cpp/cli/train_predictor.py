@@ -1,0 +1,97 @@
+"""powerinfer train-predictor: predictors of the neurons that fire, embedded in the GGUF."""
+
+import argparse
+
+from .. import options, predictor
+from ..convert import to_stderr
+from ..predictor import Report, train_predictors
+from .common import add_model_arguments, gibibytes, session_fields, whole
+
+
+def _share(text: str) -> float:
+    value = float(text.rstrip("%")) / (100 if text.endswith("%") else 1)
+    if not 0 <= value < 1:
+        raise argparse.ArgumentTypeError(f"{text} is no share: 0.1% or 0.001, for example")
+    return value
+
+
+_share.__name__ = "share"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add_model_arguments(parser)
+    parser.add_argument("--text", required=True, metavar="F", help="text file")
+    parser.add_argument("--separator", metavar="S", help="what stands between documents")
+    parser.add_argument("--kind", choices=predictor.KINDS, default="mlp")
+    parser.add_argument("--out", required=True, metavar="F", help="GGUF to write")
+    parser.add_argument(
+        "--target",
+        type=_share,
+        default=0.001,
+        metavar="P",
+        help="how much perplexity may rise (default: 0.1%%)",
+    )
+    parser.add_argument(
+        "--tokens", type=whole(1), default=predictor.TOKENS, metavar="N", help="to learn from"
+    )
+    parser.add_argument(
+        "--store",
+        type=gibibytes,
+        default=8.0,
+        metavar="GiB",
+        help="room on the disk for what is recorded, beside OUT (default: 8)",
+    )
+    parser.add_argument("--input", choices=("normed", "residual"), default="normed")
+    parser.add_argument("--predictor-type", default="Q8_0", choices=("Q8_0", "Q4_0", "F16", "F32"))
+    parser.add_argument("--epochs", type=whole(1), default=20, metavar="N", help="at most")
+    parser.add_argument("-c", "--ctx-size", type=whole(2), default=512, metavar="N")
+    parser.add_argument("--torch-device", metavar="NAME", help="cpu, cuda (default: what there is)")
+
+
+def run(args: argparse.Namespace) -> None:
+    options.check_device(args.device, args.vram_budget)
+    report = train_predictors(
+        args.model,
+        args.out,
+        args.text,
+        separator=args.separator.encode("utf-8", "surrogateescape") if args.separator else None,
+        kind=args.kind,
+        predictor_input=args.input,
+        predictor_type=args.predictor_type,
+        target=args.target,
+        n_tokens=args.tokens,
+        n_ctx=args.ctx_size,
+        epochs=args.epochs,
+        store_gib=args.store,
+        seed=args.seed,
+        torch_device=args.torch_device,
+        model_fields={
+            "n_threads": args.threads or 0,
+            "ram_budget": options.budget_bytes("--ram-budget", args.ram_budget),
+        },
+        log=to_stderr,
+        **session_fields(args),
+    )
+    show(report)
+    print(args.out)
+
+
+def show(report: Report) -> None:
+    """A table of the layers and what they cost together."""
+    print("layer   rank   recall  precision  predicted   fired  predictor KiB  bytes of exact")
+    for i, layer in enumerate(report.layers):
+        share = layer.n_bytes / layer.exact_bytes
+        print(
+            f"{i:5}  {layer.rank or 'exact':>5}  {layer.recall:7.2%}  {layer.precision:9.2%}  "
+            f"{layer.predicted:9.2%}  {layer.fired:6.2%}  {layer.predictor_bytes / 1024:13.1f}  "
+            f"{share:14.1%}"
+        )
+    read, exact = (
+        sum(getattr(layer, name) for layer in report.layers) for name in ("n_bytes", "exact_bytes")
+    )
+    loss = report.perplexity / report.reference - 1
+    print(f"in all {read / exact:.1%} of the bytes that exact mode reads per token")
+    print(f"perplexity {report.perplexity:.4f} ({loss:+.3%} of {report.reference:.4f})")
+    print(f"learnt from {report.n_tokens} tokens")
+    for note in report.notes:
+        print(f"note: {note}")

@@ -1,0 +1,69 @@
+"""A GGUF that differs from another in some keys and tensors: everything else stays as it is."""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+from gguf import GGUFValueType
+
+from ..formats import format_by_name
+from ..gguf import Gguf
+from . import source
+from .stored import Stored
+from .writer import Entry, uint32, write_gguf
+
+MARK = "powerinfer.version"
+# The writer has its own of these, and a split file becomes one.
+_WRITER = ("general.architecture", "general.alignment")
+
+
+def embed(
+    origin: Gguf,
+    target: str | Path,
+    entries: Sequence[Entry],
+    tensors: Sequence[Stored],
+    removed: Callable[[str], bool] = lambda _name: False,
+) -> None:
+    """Writes `origin` to `target` with keys and tensors put in, a slab at a time.
+
+    entries, tensors: each takes the place of the one of its name, or comes at the end. removed:
+    is a key or tensor of the origin left out. The file is marked as neuron-aware
+    (powerinfer.version); of a PWRI file it also says the activation.
+
+    Raises OSError, UnsupportedModelError (a tensor of an unknown format, a PWRI file of an unknown
+    activation), ValueError when both files are one; nothing half-written remains.
+    """
+    source.refuse_same_file(origin, target)
+    marks = list(source.marks(origin)) if origin.is_pwri else [uint32(MARK, 1)]
+    new_entries = {entry.key: entry for entry in (*marks, *entries)}
+    new_tensors = {stored.name: stored for stored in tensors}
+    written = [
+        new_entries.pop(key, None) or _entry(origin, key)
+        for key in origin.metadata
+        if key not in _WRITER and not key.startswith("split.") and not removed(key)
+    ]
+    stored = [
+        new_tensors.pop(tensor.name, None) or source.stored(origin, tensor)
+        for tensor in origin.tensors
+        if not removed(tensor.name)
+    ]
+    write_gguf(
+        Path(target),
+        str(origin.value("general.architecture", "")),
+        [*written, *new_entries.values()],
+        [*stored, *new_tensors.values()],
+    )
+
+
+def from_array(name: str, values: np.ndarray) -> Stored:
+    """A tensor of float32 or int8 values, stored as F32 or I8."""
+    values = np.ascontiguousarray(values)
+    fmt = format_by_name({"float32": "F32", "int8": "I8"}[values.dtype.name])
+    by_rows = values.reshape(-1, values.shape[-1])
+    return Stored(name, values.shape, fmt, lambda a, b: by_rows[a:b].view(np.uint8).reshape(-1))
+
+
+def _entry(origin: Gguf, key: str) -> Entry:
+    kind, element = origin.types[key]
+    value = source.as_bytes(origin.metadata[key])
+    return Entry(key, GGUFValueType(kind), value, GGUFValueType(element))

@@ -1,0 +1,245 @@
+"""From a GGUF, dense or neuron-aware, or PowerInfer's PWRI file to ours."""
+
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+
+from ..errors import ModelFormatError, UnsupportedModelError
+from ..formats import Format, decode, format_by_name
+from ..gguf import Gguf
+from . import bundles, source
+from .predictor import predictors, sparse_threshold
+from .stored import Stored, encoded, fitting, turned
+from .tensors import Output
+from .writer import FILE_TYPES, Entry, float32, string, uint32, write_gguf
+
+_DOWN = re.compile(r"(blk\.\d+\.ffn_down)(_t)?(_exps)?\.(weight|bias)")
+# What only a neuron-aware file can mean: predictors, their keys and statistics of neurons.
+_OF_PREDICTORS = ("powerinfer.sparse_threshold", "powerinfer.predictor.")
+_OF_NEURONS = (
+    *_OF_PREDICTORS,
+    "powerinfer.version",
+    "powerinfer.ffn.",
+    "powerinfer.profile.",
+    "powerinfer.placement.",
+)
+_NEURON_TENSOR = re.compile(r"blk\.\d+\.(fc[12](_exps)?\.weight|ffn_(rate|tier)(_exps)?)")
+
+# Of any model's vocabulary: what the two files' logits are compared on.
+PROMPT = b"Once upon a time there was a small model that told a short story to a child."
+
+
+@dataclass
+class Loss:
+    """Squares of what encoding a matrix changed, and of its values."""
+
+    error: float = 0.0
+    values: float = 0.0
+
+    def watch(self, output: Output, fmt: Format) -> Stored:
+        """The output in this format; its rows, when they are written, are compared."""
+        written = encoded(output, fmt)
+
+        def rows(a: int, b: int) -> np.ndarray:
+            values, data = output.rows(a, b), written.rows(a, b)
+            back = decode(fmt.type, data, values.size).reshape(values.shape)
+            self.error += float(np.square(back - values, dtype=np.float64).sum())
+            self.values += float(np.square(values, dtype=np.float64).sum())
+            return data
+
+        return replace(written, rows=rows)
+
+    @property
+    def relative(self) -> float:
+        """RMS of the error over the RMS of the values."""
+        return (self.error / self.values) ** 0.5 if self.values else 0.0
+
+
+def convert_gguf(
+    path: Path,
+    predictor: Path | None,
+    *,
+    target: Path,
+    outtype: str | None,
+    activation: str | None,
+    dense: bool,
+    vocab_only: bool,
+    bundle: bool,
+    statistics: Path | None,
+    pre: str | None,
+    log: Callable[[str], None],
+) -> None:
+    """Writes a neuron-aware GGUF (dense: one with ffn_down) of another GGUF.
+
+    outtype: format of the matrices, None: as they are stored. Blocks of a down projection run
+    across neurons, so turning it takes new ones: Q8_0, or F16 where that does not fit, unless
+    outtype says otherwise. `log` is told how large the error is, of the weights and the logits.
+
+    Raises OSError, ModelFormatError, UnsupportedModelError, ValueError.
+    """
+    with Gguf(path) as gguf:
+        source.refuse_same_file(gguf, target)
+        meant = source.activation(gguf)
+        if dense and _cuts(gguf, activation or meant):
+            raise UnsupportedModelError(
+                f"{path}: powerinfer.ffn.threshold is part of the activation, and a dense GGUF has "
+                "no place for it"
+            )
+        loss = Loss()
+        stored: list[Stored] = []
+        if not vocab_only:
+            stored = list(_tensors(gguf, predictor, dense, outtype, loss, log))
+        entries = list(_entries(gguf, dense or vocab_only, predictor, activation or meant, pre))
+        if outtype is None:
+            kept = gguf.value("general.file_type")
+            if isinstance(kept, int):
+                entries.append(uint32("general.file_type", kept))
+        else:
+            entries.append(uint32("general.file_type", FILE_TYPES[outtype.upper()]))
+        if any(t.format.quantised for t in stored):
+            entries.append(uint32("general.quantization_version", 2))
+        if statistics is not None:
+            stored, entries = _with_statistics(gguf, statistics, stored, entries)
+        if bundle:
+            stored, keys = bundles.bundled(stored, source.size(gguf, "block_count"))
+            entries += keys
+        write_gguf(target, str(gguf.value("general.architecture")), entries, stored)
+    if loss.error:
+        log(f"turning ffn_down: RMS error {loss.relative:.2%} of the weights' own RMS")
+        if activation not in (None, meant):
+            log(f"note: logits not compared, since {path} has the activation {meant}")
+        else:
+            log(_logits_text(path, target))
+
+
+def _with_statistics(
+    gguf: Gguf, folder: Path, stored: list[Stored], entries: list[Entry]
+) -> tuple[list[Stored], list[Entry]]:
+    """Tensors and keys with a folder's statistics in the place of those that are there."""
+    from ..profile import activation_files  # which builds on this package
+
+    n_expert = source.size(gguf, "expert_count") if _has_experts(gguf) else 0
+    tensors, keys = activation_files.as_gguf(
+        folder, source.size(gguf, "block_count"), n_expert, _n_ff(gguf)
+    )
+    new = {t.name for t in tensors} | {key.key for key in keys}
+    old = [t for t in stored if t.name not in new], [e for e in entries if e.key not in new]
+    return old[0] + tensors, old[1] + keys
+
+
+def _tensors(
+    gguf: Gguf,
+    predictor: Path | None,
+    dense: bool,
+    outtype: str | None,
+    loss: Loss,
+    log: Callable[[str], None],
+) -> Iterator[Stored]:
+    """Every tensor of the new file, the predictors of a folder at the end."""
+    asked = None if outtype is None else format_by_name(outtype)
+    again = 0
+    for tensor in source.tensors(gguf):
+        if dense and _NEURON_TENSOR.fullmatch(tensor.name):
+            continue
+        if predictor and source.PREDICTOR.fullmatch(tensor.name):
+            continue
+        is_predictor = source.PREDICTOR.fullmatch(tensor.name)
+        wanted = asked if source.is_matrix(tensor) and not is_predictor else None
+        name, turn = _down_name(gguf, tensor, dense)
+        tensor = replace(tensor, name=name)
+        if turn:
+            output = turned(name, tensor)
+            if wanted is None:
+                wanted = format_by_name("Q8_0") if tensor.format.quantised else tensor.format
+            yield loss.watch(output, fitting(wanted, output.row, name, log))
+            continue
+        if wanted:
+            wanted = fitting(wanted, tensor.row, name, log)
+            again += tensor.format.quantised and wanted.quantised and wanted != tensor.format
+        yield source.in_format(tensor, wanted) if wanted else tensor
+    if again:
+        log(f"note: {again} matrices were quantised already; quantising them again loses more")
+    if predictor:
+        sizes = [source.size(gguf, key) for key in ("block_count", "embedding_length")]
+        n_expert = source.size(gguf, "expert_count") if _has_experts(gguf) else 0
+        for output in predictors(predictor, *sizes, _n_ff(gguf), n_expert):
+            half = fitting(format_by_name("F16"), output.row, output.name, log)
+            yield encoded(output, format_by_name("F32") if outtype == "f32" else half)
+
+
+def _down_name(gguf: Gguf, tensor: Stored, dense: bool) -> tuple[str, bool]:
+    """A tensor's name in the new file, and whether its matrices have to be turned."""
+    match = _DOWN.fullmatch(tensor.name)
+    if not match:
+        return tensor.name, False
+    name = f"{match[1]}{'' if dense else '_t'}{match[3] or ''}.{match[4]}"
+    if match[4] == "bias":
+        return name, False
+    n_embd, n_ff = source.size(gguf, "embedding_length"), _n_ff(gguf)
+    by_neuron = match[2] is not None
+    if match[3] and tensor.shape[-2:] == (n_ff, n_embd) != (n_embd, n_ff):
+        by_neuron = True  # PowerInfer's SmallThinker files keep the plain name for rows by neuron
+    expected = (n_ff, n_embd) if by_neuron else (n_embd, n_ff)
+    if tensor.shape[-2:] != expected:
+        raise ModelFormatError(
+            f"{gguf.files[0]}: tensor {tensor.name} has shape {list(tensor.shape)}, "
+            f"expected {list(expected)} at its end"
+        )
+    return name, by_neuron == dense
+
+
+def _cuts(gguf: Gguf, activation: str) -> bool:
+    """Does a threshold change the model itself (FATReLU), not only what `exact` leaves out."""
+    value = gguf.value("powerinfer.ffn.threshold", 0.0)
+    return "relu" in activation and any(value if isinstance(value, list) else [value])
+
+
+def _has_experts(gguf: Gguf) -> bool:
+    return bool(gguf.value(f"{gguf.value('general.architecture')}.expert_count"))
+
+
+def _n_ff(gguf: Gguf) -> int:
+    """Neurons of a layer, or of one expert."""
+    own = ("expert_feed_forward_length",) if _has_experts(gguf) else ()
+    return source.size(gguf, *own, "feed_forward_length")
+
+
+def _entries(
+    gguf: Gguf, dense: bool, predictor: Path | None, activation: str, pre: str | None
+) -> Iterator[Entry]:
+    dropped = _OF_NEURONS if dense else _OF_PREDICTORS if predictor else ()
+    if pre is not None:
+        dropped = (*dropped, "tokenizer.ggml.pre")
+    mine = "powerinfer.ffn.activation"
+    yield from source.entries(gguf, lambda key: key != mine and not key.startswith(dropped))
+    if pre is not None:
+        yield string("tokenizer.ggml.pre", pre)
+    if not dense and "powerinfer.version" not in gguf.metadata:
+        yield uint32("powerinfer.version", 1)
+    yield string(mine, activation)
+    threshold = None if predictor is None else sparse_threshold(predictor)
+    if threshold is not None:
+        yield float32("powerinfer.sparse_threshold", threshold)
+
+
+def _logits_text(before: Path, after: Path) -> str:
+    """How far the new file's logits are from the old one's, in words."""
+    try:
+        old, new = _logits(before), _logits(after)
+    except (OSError, ValueError, MemoryError) as error:
+        return f"note: logits not compared: {error}"
+    error = float(np.linalg.norm(new - old) / np.linalg.norm(old))
+    return f"logits of {len(old)} tokens: relative error {error:.2%}"
+
+
+def _logits(path: Path) -> np.ndarray:
+    """float64 [n_tokens, n_vocab] of PROMPT, every neuron computed."""
+    from ..llama import Llama
+
+    with Llama(str(path), n_ctx=64, logits_all=True, sparse="off", verbose=False) as llm:
+        tokens = llm.tokenize(PROMPT)[:48]
+        llm.eval(tokens)
+        return llm.scores[: len(tokens)].astype(np.float64)

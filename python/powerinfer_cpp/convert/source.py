@@ -1,0 +1,124 @@
+"""A GGUF or PWRI file as the source of another: its tensors and its keys."""
+
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+from gguf import GGUFValueType
+
+from ..activations import default_activation
+from ..errors import ModelFormatError, UnsupportedModelError
+from ..formats import Format, format_by_name
+from ..gguf import Gguf, Tensor
+from . import bundles
+from .stored import Stored, decoded, encoded
+from .writer import Entry, string, uint32
+
+PREDICTOR = re.compile(r"blk\.(\d+)\.fc[12](_exps)?\.weight")
+# Small and delicate: experts are chosen by the one, the other is added to every input.
+_EXACT = (".ffn_gate_inp.weight", "position_embd.weight")
+# What describes the old file alone.
+_LEFT_OUT = re.compile(
+    r"general\.(architecture|alignment|file_type|quantization_version)|split\..+"
+)
+
+
+def tensors(gguf: Gguf) -> list[Stored]:
+    """Every tensor, bundles taken apart.
+
+    Raises UnsupportedModelError for formats that are not known, ModelFormatError for bundles that
+    contradict their keys.
+    """
+    found = [stored(gguf, tensor) for tensor in gguf.tensors]
+    if bundles.VERSION not in gguf.metadata:
+        return found
+    try:
+        return list(bundles.unbundled(found, gguf.value, size(gguf, "embedding_length")))
+    except ModelFormatError as error:
+        raise type(error)(f"{gguf.files[0]}: {error}") from None
+
+
+def stored(gguf: Gguf, tensor: Tensor) -> Stored:
+    """A tensor as it is. Raises UnsupportedModelError for a format that is not known."""
+    try:
+        fmt = format_by_name(tensor.type_name)
+    except ValueError:
+        raise UnsupportedModelError(
+            f"{gguf.files[tensor.file]}: tensor {tensor.name} has format {tensor.type_name}, "
+            "which is not supported"
+        ) from None
+    row_bytes = fmt.n_bytes(tensor.shape[-1])
+
+    def rows(a: int, b: int) -> np.ndarray:
+        # Mapped anew for every slab, so that pages already used do not stay in memory.
+        return gguf.data(tensor)[a * row_bytes : b * row_bytes]
+
+    return Stored(tensor.name, tensor.shape, fmt, rows)
+
+
+def size(gguf: Gguf, *keys: str) -> int:
+    """The first of the architecture's sizes that is there. Raises ModelFormatError."""
+    architecture = gguf.value("general.architecture", "")
+    for key in keys:
+        value = gguf.value(f"{architecture}.{key}")
+        if value is not None:
+            if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 1 << 31:
+                break
+            return value
+    raise ModelFormatError(f"{gguf.files[0]}: {architecture}.{keys[0]} is missing or no size")
+
+
+def activation(gguf: Gguf) -> str:
+    """The activation of the FFN, named or meant. Raises UnsupportedModelError."""
+    architecture = str(gguf.value("general.architecture", ""))
+    found = gguf.value("powerinfer.ffn.activation", default_activation(architecture, gguf.is_pwri))
+    if not isinstance(found, str):
+        kind = "PWRI" if gguf.is_pwri else "GGUF"
+        raise UnsupportedModelError(
+            f"{gguf.files[0]}: the activation of a {kind} file with architecture "
+            f"{architecture!r} is not known"
+        )
+    return found
+
+
+def is_matrix(stored: Stored) -> bool:
+    """Does the tensor take the format that is asked for."""
+    is_weight = len(stored.shape) > 1 and stored.name.endswith("weight") and stored.n_elements > 0
+    return is_weight and not stored.name.endswith(_EXACT)
+
+
+def in_format(stored: Stored, wanted: Format) -> Stored:
+    """The tensor in a format that fits its rows; as it is where that is its own."""
+    return stored if stored.format.type == wanted.type else encoded(decoded(stored), wanted)
+
+
+def entries(gguf: Gguf, keep: Callable[[str], bool] = lambda _key: True) -> Iterator[Entry]:
+    """The source's keys but for those of its format, its parts and its bundles."""
+    for key, value in gguf.metadata.items():
+        if _LEFT_OUT.fullmatch(key) or bundles.KEYS.fullmatch(key) or not keep(key):
+            continue
+        kind, element = gguf.types[key]
+        yield Entry(key, GGUFValueType(kind), as_bytes(value), GGUFValueType(element))
+
+
+def marks(gguf: Gguf) -> Iterator[Entry]:
+    """What a neuron-aware GGUF says and a PWRI file may not."""
+    if "powerinfer.version" not in gguf.metadata:
+        yield uint32("powerinfer.version", 1)
+    if "powerinfer.ffn.activation" not in gguf.metadata:
+        yield string("powerinfer.ffn.activation", activation(gguf))
+
+
+def refuse_same_file(gguf: Gguf, target: str | Path) -> None:
+    """Raises ValueError when the source would be overwritten while it is read."""
+    target = Path(target)
+    if target.exists() and any(target.samefile(file) for file in gguf.files):
+        raise ValueError(f"{target}: input and output are the same file")
+
+
+def as_bytes(value: object) -> object:
+    """Strings as the bytes they were; other values as they are."""
+    if isinstance(value, str):
+        return value.encode("utf-8", "surrogateescape")
+    return [as_bytes(v) for v in value] if isinstance(value, list) else value

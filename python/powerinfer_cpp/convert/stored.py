@@ -1,0 +1,122 @@
+"""Tensors as GGUF files hold them: a format, and rows of bytes that are read when they are needed.
+
+A file that is rewritten is read as `Stored`, decoded to an `Output` where a matrix changes its
+format or is turned, and encoded to `Stored` again.
+"""
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from ..formats import F16, Format, decode, encode, format_by_name
+from .tensors import Output
+
+SLAB = 1 << 24  # elements of a slab: 64 MB as float32
+# What takes the place of a format whose blocks of 256 do not divide a row, as in llama.cpp.
+_NARROWER = {"Q2_K": "Q4_0", "Q3_K": "Q4_0", "Q4_K": "Q5_0", "Q5_K": "Q5_1", "Q6_K": "Q8_0"}
+
+
+@dataclass(frozen=True)
+class Stored:
+    """A tensor of a file.
+
+    shape: numpy's order, slowest dimension first. rows(a, b): bytes (uint8, 1-D) of rows a to b,
+    counted over all dimensions but the last; 1-D tensors count as a single row.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    format: Format
+    rows: Callable[[int, int], np.ndarray]
+
+    @property
+    def row(self) -> int:
+        """Elements of a row."""
+        return self.shape[-1]
+
+    @property
+    def n_rows(self) -> int:
+        return math.prod(self.shape[:-1])
+
+    @property
+    def n_elements(self) -> int:
+        return math.prod(self.shape)
+
+    @property
+    def n_bytes(self) -> int:
+        return self.format.n_bytes(self.n_elements)
+
+    def slabs(self) -> Iterator[np.ndarray]:
+        """All bytes, a slab of rows at a time."""
+        step = max(1, SLAB // max(1, self.row))
+        for a in range(0, self.n_rows, step):
+            yield self.rows(a, min(a + step, self.n_rows))
+
+
+def encoded(output: Output, fmt: Format) -> Stored:
+    """An Output in a format whose block divides its rows.
+
+    Its rows raise ValueError for values that are not finite, or do not fit the format.
+    """
+
+    def rows(a: int, b: int) -> np.ndarray:
+        values = output.rows(a, b)
+        if not np.isfinite(values).all():
+            raise ValueError(f"tensor {output.name} holds values that are not finite")
+        data = encode(fmt, values)
+        if fmt.type == F16 and not np.isfinite(data.view(np.float16)).all():
+            raise ValueError(
+                f"tensor {output.name} holds values beyond F16's range: use f32 or bf16"
+            )
+        return data
+
+    return Stored(output.name, output.shape, fmt, rows)
+
+
+def decoded(stored: Stored) -> Output:
+    """The values of a tensor."""
+
+    def rows(a: int, b: int) -> np.ndarray:
+        n = (b - a) * stored.row
+        return decode(stored.format.type, stored.rows(a, b), n).reshape(b - a, stored.row)
+
+    return Output(stored.name, stored.shape, rows)
+
+
+def turned(name: str, stored: Stored) -> Output:
+    """The transpose of a matrix, or of each of a stack: its rows are the stored columns."""
+    *stack, height, width = stored.shape
+    fmt = stored.format
+
+    def columns(matrix: int, a: int, b: int) -> np.ndarray:
+        """Columns a to b, [b - a, height], from the blocks that hold them."""
+        first, last = a // fmt.block, -(-b // fmt.block)
+        data = stored.rows(matrix * height, (matrix + 1) * height)
+        blocks = data.reshape(height, width // fmt.block, fmt.block_bytes)[:, first:last]
+        n = (last - first) * fmt.block
+        values = decode(fmt.type, np.ascontiguousarray(blocks).reshape(-1), height * n)
+        values = values.reshape(height, n)[:, a - first * fmt.block : b - first * fmt.block]
+        return np.ascontiguousarray(values.T)
+
+    def rows(a: int, b: int) -> np.ndarray:
+        found = []
+        for matrix in range(a // width, -(-b // width)):
+            begin = matrix * width
+            found.append(columns(matrix, max(a - begin, 0), min(b - begin, width)))
+        return found[0] if len(found) == 1 else np.concatenate(found)
+
+    return Output(name, (*stack, width, height), rows)
+
+
+def fitting(fmt: Format, row: int, name: str, log: Callable[[str], None]) -> Format:
+    """The format, or where its blocks do not divide a row a narrower one or F16, with a line."""
+    if fmt.fits(row):
+        return fmt
+    found = format_by_name(_NARROWER.get(fmt.name, "F16"))
+    if not found.fits(row):
+        found = format_by_name("F16")
+    why = f"rows of {row} are no multiple of {fmt.block}"
+    log(f"{name}: {why}, so {found.name} instead of {fmt.name}")
+    return found

@@ -1,0 +1,20 @@
+"""Which neurons live on the GPU, in RAM and in storage: statistics, solver, predicted speed."""
+
+from .machine import Machine
+from .model import PlacementModel, read_model
+from .place import Placement, least_memory, place
+from .store import embed_placement, read_placement, sidecar_path, write_gpuidx, write_sidecar
+
+__all__ = [
+    "Machine",
+    "Placement",
+    "PlacementModel",
+    "embed_placement",
+    "least_memory",
+    "place",
+    "read_model",
+    "read_placement",
+    "sidecar_path",
+    "write_gpuidx",
+    "write_sidecar",
+]

@@ -1,0 +1,137 @@
+"""What a model takes beside its neurons, and which of it goes to the GPU."""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ..convert import source
+from ..errors import ModelFormatError, OutOfMemoryError
+from ..gguf import Gguf
+from ..model import memory_plan
+from .statistics import is_of_neurons
+
+# In the order in which they are given VRAM. All of them are read for every token, so that a byte
+# of theirs is worth more there than any neuron's; the cache comes last, being filled only slowly.
+GPU_ORDER = ("norms", "attention", "head", "predictor", "kv")
+RAM_ONLY = ("embedding", "tables", "scratch")
+
+_LAYER = re.compile(r"blk\.(\d+)\.(.+)")
+_PREDICTOR = re.compile(r"fc[12](?:_exps)?\.(?:weight|bias)")
+_STATISTICS = re.compile(r"ffn_(?:rate|tier)(?:_exps)?")
+
+
+@dataclass(frozen=True)
+class Part:
+    """Bytes of a kind (GPU_ORDER, RAM_ONLY) that stay together. layer: -1 where it has none.
+    looked_up: what the GPU takes of it stays in RAM too, where single rows are read."""
+
+    kind: str
+    layer: int
+    n_bytes: int
+    looked_up: bool = False
+
+
+@dataclass(frozen=True)
+class Parts:
+    """Where everything but the neurons went, and bytes left for them (ram_left None: no limit)."""
+
+    gpu: tuple[Part, ...]
+    ram: tuple[Part, ...]
+    vram_left: int
+    ram_left: int | None
+
+    def bytes_of(self, tier: str, kind: str) -> int:
+        parts = self.gpu if tier == "gpu" else self.ram
+        return sum(p.n_bytes for p in parts if p.kind == kind)
+
+
+def read_parts(gguf: Gguf, n_ctx: int, n_ubatch: int, type_kv: int = 1) -> list[Part]:
+    """The parts of a model with a context of n_ctx positions, from the header alone.
+
+    n_ubatch: rows computed at once, which decides the scratch memory. type_kv: GGUF type id of the
+    cache. Raises what opening the model would.
+    """
+    sizes: dict[tuple[str, int], int] = {}
+    layers, tensors = set(), source.tensors(gguf)
+    tied = all(t.name != "output.weight" for t in tensors)  # the embedding is the head as well
+    for tensor in tensors:
+        kind, layer = _kind(tensor.name)
+        if tied and tensor.name == "token_embd.weight":
+            kind = "head"
+        if layer >= 0:
+            layers.add(layer)
+        if kind:
+            sizes[kind, layer] = sizes.get((kind, layer), 0) + tensor.n_bytes
+        elif _STATISTICS.fullmatch(tensor.name.split(".", 2)[-1]) and "rate" in tensor.name:
+            # The rates themselves, and a byte per neuron that says its tier.
+            sizes["tables", -1] = sizes.get(("tables", -1), 0) + tensor.n_bytes + tensor.n_elements
+    if not layers:
+        raise ModelFormatError(f"{gguf.files[0]}: holds no layers")
+    plan = memory_plan(
+        gguf.files[0],
+        {},
+        {
+            "n_ctx": n_ctx,
+            "n_batch": n_ubatch,
+            "n_ubatch": n_ubatch,
+            "n_logits": 1,
+            "type_k": type_kv,
+            "type_v": type_kv,
+        },
+    )["ram"]
+    for layer in layers:
+        sizes["kv", layer] = -(-plan.get("kv", 0) // len(layers))
+    sizes["scratch", -1] = plan.get("scratch", 0)
+    return [
+        Part(kind, layer, n, looked_up=tied and kind == "head")
+        for (kind, layer), n in sorted(sizes.items())
+        if n
+    ]
+
+
+def _kind(name: str) -> tuple[str, int]:
+    """Kind and layer of a tensor; "" for neurons, which are placed one by one, and statistics."""
+    match = _LAYER.fullmatch(name)
+    if not match:
+        if name.startswith("output."):
+            return "head", -1
+        return ("norms" if "norm" in name or "rope" in name else "embedding"), -1
+    layer, rest = int(match[1]), match[2]
+    if is_of_neurons(rest) or _STATISTICS.fullmatch(rest):
+        return "", layer
+    if _PREDICTOR.fullmatch(rest):
+        return "predictor", layer
+    if rest.startswith("attn_") and "norm" not in rest:
+        return "attention", layer
+    return "norms", layer  # with routers and output biases, which are as small
+
+
+def assign(parts: Sequence[Part], vram: int, ram: int | None) -> Parts:
+    """Gives VRAM in GPU_ORDER, layer by layer; what does not fit stays in RAM, the rest goes on.
+
+    vram, ram: bytes (ram None: as much as it takes). Scratch is kept free in both. Raises
+    OutOfMemoryError where RAM does not hold what has to be there.
+    """
+    scratch = [p for p in parts if p.kind == "scratch"]
+    left = vram - sum(p.n_bytes for p in scratch)
+    order = {kind: i for i, kind in enumerate(GPU_ORDER)}
+    gpu = scratch if left > 0 else []
+    host = [p for p in parts if p.kind not in order]
+    wanted = [p for p in parts if p.kind in order]
+    for part in sorted(wanted, key=lambda p: (order[p.kind], p.layer)):
+        if part.n_bytes > left:
+            host.append(part)
+            continue
+        gpu.append(part)
+        left -= part.n_bytes
+        if part.looked_up:
+            host.append(Part("embedding", part.layer, part.n_bytes))
+    taken = sum(p.n_bytes for p in host)
+    if ram is not None and taken > ram:
+        kinds = ", ".join(sorted({p.kind for p in host}))
+        raise OutOfMemoryError(
+            f"--ram-budget: {kinds} take {taken / (1 << 20):.1f} MiB of RAM before any neuron, "
+            f"and {ram / (1 << 20):.1f} MiB may be used"
+        )
+    ram_left = None if ram is None else ram - taken
+    return Parts(tuple(gpu), tuple(host), max(0, left), ram_left)

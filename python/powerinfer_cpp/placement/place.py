@@ -1,0 +1,235 @@
+"""From a model, a machine and budgets to a placement, and to the speed that it promises."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ..errors import OutOfMemoryError
+from .machine import Machine
+from .model import Neurons, PlacementModel
+from .parts import Parts, assign
+from .solve import Layer, Solution, solve
+
+GROUP = 64  # neurons that are placed together, as in the paper
+_GAP = 1e-5  # of the firings' worth; rates are not known to five digits either
+COMMUNICATION = ("expected", "paper", "off")
+STORAGE, RAM, GPU = range(3)  # values of blk.N.ffn_tier
+TIERS = ("storage", "ram", "gpu")
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """Seconds per token by what they are spent on; all reads at the bandwidths of the machine.
+
+    ffn: per layer the slowest tier, since all three work at the same time; sync: the waiting in
+    layers that CPU and GPU share.
+    """
+
+    seconds: dict[str, float]
+
+    @property
+    def tokens_per_second(self) -> float:
+        return 1 / max(sum(self.seconds.values()), 1e-12)
+
+
+@dataclass(frozen=True)
+class Placement:
+    """Which neurons go where.
+
+    vram, ram: budgets in bytes (ram None: no limit). gpu, memory: int64 [L], neurons of each layer
+    on the GPU, and on the GPU or in RAM, the hottest first. least: int64 [L], what the GPU had to
+    take of a layer if anything.
+    """
+
+    model: PlacementModel
+    machine: Machine
+    vram: int
+    ram: int | None
+    device: str
+    parts: Parts
+    solution: Solution
+    gpu: np.ndarray
+    memory: np.ndarray
+    least: np.ndarray
+    prediction: Prediction
+
+    def tiers(self) -> list[np.ndarray]:
+        """Per layer int8 [n_ff] or [n_expert, n_ff]: 0 storage, 1 RAM, 2 GPU."""
+        found = []
+        for layer, gpu, memory in zip(self.model.layers, self.gpu, self.memory, strict=True):
+            tier = np.full(layer.n, STORAGE, np.int8)
+            tier[layer.order[:memory]] = RAM
+            tier[layer.order[:gpu]] = GPU
+            found.append(tier.reshape(layer.statistics.rates.shape))
+        return found
+
+    def neurons(self, layer: int) -> tuple[int, int, int]:
+        """Neurons of a layer in storage, in RAM and on the GPU."""
+        gpu, memory = int(self.gpu[layer]), int(self.memory[layer])
+        return self.model.layers[layer].n - memory, memory - gpu, gpu
+
+    def firings(self, layer: int) -> tuple[float, float, float]:
+        """Firings per token of a layer's neurons in storage, in RAM and on the GPU."""
+        rates = self.model.layers[layer].rates
+        gpu, memory = rates[: self.gpu[layer]].sum(), rates[: self.memory[layer]].sum()
+        return float(rates.sum() - memory), float(memory - gpu), float(gpu)
+
+    def shares(self) -> tuple[float, float, float]:
+        """Shares of all firings that storage, RAM and GPU serve."""
+        totals = np.sum([self.firings(i) for i in range(len(self.gpu))], axis=0)
+        total = max(float(totals.sum()), 1e-300)
+        return tuple(float(t) / total for t in totals)  # type: ignore[return-value]
+
+    def neuron_bytes(self) -> tuple[int, int, int]:
+        """Bytes of neurons in storage, in RAM and on the GPU."""
+        counts = np.array([self.neurons(i) for i in range(len(self.gpu))])
+        sizes = np.array([layer.neuron_bytes for layer in self.model.layers])
+        return tuple(int(n) for n in sizes @ counts)  # type: ignore[return-value]
+
+
+def place(
+    model: PlacementModel,
+    machine: Machine,
+    vram: int,
+    ram: int | None = None,
+    *,
+    device: str = "",
+    group: int = GROUP,
+    communication: str = "expected",
+    time_limit: float = 10.0,
+) -> Placement:
+    """The best placement within budgets in bytes (ram None: no limit).
+
+    device: a name that is stored with it. group: neurons that are placed together. communication:
+    how C_l is counted: each neuron as it is expected to be read, as one read ("paper"), or "off".
+    time_limit: seconds, after which the best placement found so far is taken.
+
+    Raises OutOfMemoryError where RAM does not hold what is not neurons, ValueError without scipy.
+    """
+    parts = assign(model.parts, vram, ram)
+    needed = sum(layer.n * layer.neuron_bytes for layer in model.layers)
+    # With room for every neuron the third tier stays empty, and so does its part of the program.
+    scarce = parts.ram_left is not None and parts.ram_left < needed
+    capacities = (
+        (parts.vram_left, parts.ram_left, machine.ram_value()) if scarce else (parts.vram_left,)
+    )
+
+    def solved(least: Sequence[int], gap: float, seconds: float) -> Solution:
+        groups = [
+            _groups(la, -(-n // group), group) for la, n in zip(model.layers, least, strict=True)
+        ]
+        return solve(groups, *capacities, gap=gap, time_limit=seconds)
+
+    least = [1] * len(model.layers)
+    if communication != "off":
+        instead = 0.0
+        if scarce and communication == "expected":
+            rough = solved(least, 1e-3, time_limit / 5)
+            instead = _first_in_storage(model, rough.memory * group)
+        least = [_least(layer, machine, communication, instead) for layer in model.layers]
+    solution = solved(least, _GAP, time_limit * 4 / 5)
+    sizes = np.array([layer.n for layer in model.layers])
+    gpu = np.minimum(solution.gpu * group, sizes)
+    memory = np.minimum(solution.memory * group, sizes)
+    return Placement(
+        model,
+        machine,
+        vram,
+        ram,
+        device,
+        parts,
+        solution,
+        gpu,
+        memory,
+        np.array(least),
+        predict(model, machine, parts, gpu, memory),
+    )
+
+
+def _least(layer: Neurons, machine: Machine, communication: str, instead: float) -> int:
+    """C_l of a layer, at most all its neurons: then nobody is left to wait for."""
+    reads = layer.reads if communication == "expected" else np.ones(layer.n)
+    return min(machine.least_neurons(layer.neuron_bytes, reads, instead), layer.n)
+
+
+def _first_in_storage(model: PlacementModel, memory: np.ndarray) -> float:
+    """How often the neuron is read that would be the next to be kept in RAM."""
+    return max(
+        (float(la.reads[m]) for la, m in zip(model.layers, memory, strict=True) if m < la.n),
+        default=0.0,
+    )
+
+
+def _groups(layer: Neurons, least: int, group: int) -> Layer:
+    starts = np.arange(0, layer.n, group)
+    values = np.add.reduceat(layer.rates, starts)
+    sizes = np.diff(np.append(starts, layer.n)) * layer.neuron_bytes
+    return Layer(values, sizes, least)
+
+
+def predict(
+    model: PlacementModel, machine: Machine, parts: Parts, gpu: Any, memory: Any
+) -> Prediction:
+    """What a token takes when the cache is half full.
+
+    gpu, memory: [L], neurons of each layer on the GPU, and on the GPU or in RAM.
+    """
+    seconds = dict.fromkeys(("norms", "attention", "head", "predictor", "kv"), 0.0)
+    for tier, speed in ((parts.gpu, machine.vram), (parts.ram, machine.ram)):
+        for part in tier:
+            if part.kind in seconds:
+                seconds[part.kind] += part.n_bytes / speed * (0.5 if part.kind == "kv" else 1.0)
+    seconds |= {"ffn": 0.0, "sync": 0.0}
+    for layer, n_gpu, n_memory in zip(model.layers, gpu, memory, strict=True):
+        read = np.concatenate(([0.0], np.cumsum(layer.reads))) * layer.neuron_bytes
+        seconds["ffn"] += max(
+            read[n_gpu] / machine.vram,
+            (read[n_memory] - read[n_gpu]) / machine.neurons_in_ram,
+            (read[-1] - read[n_memory]) / machine.storage,
+        )
+        if 0 < n_gpu < layer.n:
+            seconds["sync"] += machine.sync
+    return Prediction(seconds)
+
+
+def least_memory(
+    model: PlacementModel,
+    machine: Machine,
+    vram: int,
+    ram: int | None,
+    target: float,
+    **options: Any,
+) -> Placement:
+    """The placement with the least memory that is predicted to reach `target` tokens per second.
+
+    With a RAM budget it is RAM that is saved, beside all of the VRAM; without, VRAM. Budgets are
+    upper limits, and found to a thousandth. options: those of `place`. Raises ValueError where the
+    budgets are not enough, and what `place` raises.
+    """
+    budget = vram if ram is None else ram
+
+    def attempt(n_bytes: int) -> Placement:
+        pair = (n_bytes, None) if ram is None else (vram, n_bytes)
+        return place(model, machine, *pair, **options)
+
+    best = attempt(budget)
+    if best.prediction.tokens_per_second < target:
+        raise ValueError(
+            f"--target-speed {target:g}: these budgets allow "
+            f"{best.prediction.tokens_per_second:.2f} tokens/s"
+        )
+    low, high = -1, budget
+    while high - low > max(1, budget >> 10):
+        middle = (low + high) // 2
+        try:
+            found = attempt(middle)
+        except OutOfMemoryError:
+            low = middle
+            continue
+        if found.prediction.tokens_per_second >= target:
+            best, high = found, middle
+        else:
+            low = middle
+    return best

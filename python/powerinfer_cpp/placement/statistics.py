@@ -1,0 +1,108 @@
+"""What a file says about its neurons: how often each fires, and what each weighs."""
+
+import hashlib
+import re
+from dataclasses import dataclass
+
+import numpy as np
+
+from ..convert import source
+from ..convert.stored import Stored
+from ..errors import ModelFormatError
+from ..fingerprint import fingerprint
+from ..formats import decode
+from ..gguf import Gguf
+
+_LAYER = re.compile(r"blk\.(\d+)\.(.+)")
+_RATE = re.compile(r"ffn_rate(?:_exps)?")
+_TABLE = re.compile(r"blk\.\d+\.ffn_(?:rate|tier)(?:_exps)?")
+_NEURON = re.compile(r"ffn_(gate|up|down|down_t)(?:_exps)?\.weight|ffn_(gate|up)\.bias")
+
+
+@dataclass(frozen=True)
+class LayerStatistics:
+    """Neurons of a layer.
+
+    rates: float32 [n_ff] or, of experts, [n_expert, n_ff]: share of the profiled tokens on which
+    the neuron fired. n_bytes: of all their rows in the file; first_bytes: of the rows that are
+    read to learn whether a neuron fires (gates; ups where there are none).
+    """
+
+    layer: int
+    rates: np.ndarray
+    n_bytes: int
+    first_bytes: int
+
+    @property
+    def n(self) -> int:
+        return self.rates.size
+
+    @property
+    def is_experts(self) -> bool:
+        return self.rates.ndim == 2
+
+
+def is_of_neurons(name: str) -> bool:
+    """Does a tensor of a layer, "ffn_up.weight", hold a row, a column or a number per neuron."""
+    return _NEURON.fullmatch(name) is not None
+
+
+def read_statistics(gguf: Gguf) -> list[LayerStatistics]:
+    """Statistics of every layer, in numerical order.
+
+    Raises ModelFormatError naming file and tensor where there are none, or they do not fit.
+    """
+    rates: dict[int, Stored] = {}
+    rows: dict[int, dict[str, Stored]] = {}
+    for tensor in source.tensors(gguf):
+        match = _LAYER.fullmatch(tensor.name)
+        if match and _RATE.fullmatch(match[2]):
+            rates[int(match[1])] = tensor
+        elif match and is_of_neurons(match[2]):
+            rows.setdefault(int(match[1]), {})[match[2]] = tensor
+    file = gguf.files[0]
+    if not rates:
+        raise ModelFormatError(
+            f"{file}: holds no statistics (blk.N.ffn_rate); `powerinfer profile` adds them"
+        )
+    for layer in sorted(rows.keys() ^ rates.keys()):
+        what = "neurons" if layer in rates else "statistics (ffn_rate)"
+        raise ModelFormatError(f"{file}: layer {layer} has no {what}")
+    return [_layer(file, i, rates[i], rows[i]) for i in sorted(rates)]
+
+
+def _layer(file: str, i: int, rate: Stored, rows: dict[str, Stored]) -> LayerStatistics:
+    if rate.format.name != "F32":
+        raise ModelFormatError(f"{file}: tensor {rate.name} is {rate.format.name}, not F32")
+    data = np.ascontiguousarray(rate.rows(0, rate.n_rows))
+    rates = decode(rate.format.type, data, rate.n_elements).reshape(rate.shape)
+    # NaN fails both comparisons.
+    if not (np.all(rates >= 0) and np.all(rates <= 1)):
+        raise ModelFormatError(f"{file}: tensor {rate.name} holds rates outside of 0 to 1")
+    first = {name: t for name, t in rows.items() if "gate" in name}
+    first = first or {name: t for name, t in rows.items() if "up" in name}
+    for name, tensor in rows.items():
+        # Neurons are the columns of ffn_down and the numbers of a bias, else the rows.
+        by_column = name.startswith(("ffn_down.", "ffn_down_exps.")) or name.endswith("bias")
+        shape = tensor.shape[:-2] + tensor.shape[-1:] if by_column else tensor.shape[:-1]
+        if shape != rates.shape:
+            raise ModelFormatError(
+                f"{file}: tensor {rate.name} of shape {rates.shape} does not fit {tensor.name} "
+                f"of shape {tensor.shape}"
+            )
+    total = sum(t.n_bytes for t in rows.values())
+    return LayerStatistics(i, rates, total, sum(t.n_bytes for t in first.values()))
+
+
+def statistics_hash(layers: list[LayerStatistics]) -> str:
+    """SHA-256 (64 hex digits) of the rates: whether a placement was solved for these."""
+    digest = hashlib.sha256()
+    for layer in layers:
+        digest.update(f"{layer.layer} {layer.rates.shape}".encode())
+        digest.update(np.ascontiguousarray(layer.rates, "<f4").tobytes())
+    return digest.hexdigest()
+
+
+def model_hash(gguf: Gguf) -> str:
+    """Whether a placement is one for this model: its weights, whatever statistics it carries."""
+    return fingerprint(gguf, without=lambda name: _TABLE.fullmatch(name) is not None)

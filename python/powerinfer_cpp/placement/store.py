@@ -1,0 +1,126 @@
+"""Placements in files: embedded in the model, beside it, or as PowerInfer's gpuidx."""
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+from gguf import GGUFValueType
+
+from ..convert.embed import embed, from_array
+from ..convert.stored import Stored
+from ..convert.writer import Entry, replacing, string, uint32, write_gguf
+from ..errors import ModelFormatError
+from ..formats import Format
+from ..gguf import Gguf
+from ..gpu_index import ARCHITECTURE as GPU_INDEX
+from .place import GPU, Placement
+from .statistics import model_hash, read_statistics, statistics_hash
+
+_PREFIX = "powerinfer.placement."
+_TIER = re.compile(r"blk\.(\d+)\.ffn_tier(_exps)?")
+SIDECAR = "powerinfer.placement"  # general.architecture of a file beside the model
+_PWRI_I32 = Format("I32", 18, 1, 4)  # as numbered when PowerInfer's format was made
+
+
+def sidecar_path(model: str | Path) -> Path:
+    """Where the placement of a model is kept when it is not embedded."""
+    return Path(f"{model}.placement.gguf")
+
+
+def embed_placement(gguf: Gguf, target: str | Path, placement: Placement) -> None:
+    """Writes the model with a placement in it, in the place of one that it may have had.
+
+    Raises what `embed` raises.
+    """
+
+    def removed(name: str) -> bool:
+        return name.startswith(_PREFIX) or _TIER.fullmatch(name) is not None
+
+    embed(gguf, target, list(_entries(placement)), list(_tensors(placement)), removed)
+
+
+def write_sidecar(target: str | Path, placement: Placement) -> None:
+    """Writes a placement alone: the keys of an embedded one, the model's hash, and the tiers."""
+    entries = [*_entries(placement), string(_PREFIX + "model_hash", placement.model.model_hash)]
+    write_gguf(Path(target), SIDECAR, entries, list(_tensors(placement)))
+
+
+def write_gpuidx(target: str | Path, placement: Placement) -> None:
+    """Writes which neurons are on the GPU as PowerInfer reads it.
+
+    It says 0 or 1 only: storage and RAM are the same to it. Raises ValueError for experts, which
+    that format has no place for.
+    """
+    if any(layer.statistics.is_experts for layer in placement.model.layers):
+        raise ValueError("--format gpuidx: PowerInfer's file has no place for experts")
+    tensors = []
+    for layer, tier in zip(placement.model.layers, placement.tiers(), strict=True):
+        index = (tier == GPU).astype("<i4")
+        bucket = np.flatnonzero(index).astype("<i4")
+        block = f"blk.{layer.statistics.layer}"
+        tensors += [_int32(f"{block}.gpu_idx", index), _int32(f"{block}.gpu_bucket", bucket)]
+    entries = [
+        uint32(f"{GPU_INDEX}.block_count", len(placement.model.layers)),
+        # PowerInfer uses the file while at least this much is free for neurons.
+        Entry("split.vram_capacity", GGUFValueType.UINT64, placement.neuron_bytes()[GPU]),
+    ]
+    path = Path(target)
+    with replacing(path, sum(t.n_bytes for t in tensors)) as part:
+        write_gguf(part, GPU_INDEX, entries, tensors)
+        with open(part, "r+b") as file:  # the magic apart, the file is a GGUF
+            file.write(b"PWRI")
+
+
+def read_placement(model: Gguf, path: str | Path | None = None) -> list[np.ndarray]:
+    """Tiers per layer, int8 [n_ff] or [n_expert, n_ff], as embedded in a model or kept in `path`.
+
+    Raises OSError, and ModelFormatError where there is none, or it is one for another model,
+    another quantisation or other statistics.
+    """
+    if path is None:
+        return _read(model, model)
+    with Gguf(path) as sidecar:
+        if sidecar.value("general.architecture") != SIDECAR:
+            raise ModelFormatError(f"{path}: holds no placement")
+        if sidecar.value(_PREFIX + "model_hash") != model_hash(model):
+            raise ModelFormatError(f"{path}: is a placement of another model")
+        return _read(model, sidecar)
+
+
+def _read(model: Gguf, holder: Gguf) -> list[np.ndarray]:
+    name = holder.files[0]
+    held = {int(m[1]): t for t in holder.tensors if (m := _TIER.fullmatch(t.name))}
+    if not held:
+        raise ModelFormatError(f"{name}: holds no placement (blk.N.ffn_tier); `powerinfer place`")
+    statistics = read_statistics(model)
+    if holder.value(_PREFIX + "stats_hash") != statistics_hash(statistics):
+        raise ModelFormatError(f"{name}: the placement was solved for other statistics")
+    tiers = []
+    for layer in statistics:
+        tensor = held.get(layer.layer)
+        if tensor is None or tensor.type_name != "I8" or tensor.shape != layer.rates.shape:
+            raise ModelFormatError(f"{name}: layer {layer.layer} has no placement that fits")
+        tier = np.array(holder.data(tensor)).view(np.int8).reshape(tensor.shape)
+        if tier.min() < 0 or tier.max() > GPU:
+            raise ModelFormatError(f"{name}: tensor {tensor.name} holds other tiers than 0 to 2")
+        tiers.append(tier)
+    return tiers
+
+
+def _entries(placement: Placement) -> Iterator[Entry]:
+    yield Entry(_PREFIX + "vram_budget", GGUFValueType.UINT64, placement.vram)
+    if placement.ram is not None:
+        yield Entry(_PREFIX + "ram_budget", GGUFValueType.UINT64, placement.ram)
+    yield string(_PREFIX + "device", placement.device)
+    yield string(_PREFIX + "stats_hash", placement.model.statistics_hash)
+
+
+def _tensors(placement: Placement) -> Iterator[Stored]:
+    for layer, tier in zip(placement.model.layers, placement.tiers(), strict=True):
+        end = "_exps" if layer.statistics.is_experts else ""
+        yield from_array(f"blk.{layer.statistics.layer}.ffn_tier{end}", tier)
+
+
+def _int32(name: str, values: np.ndarray) -> Stored:
+    return Stored(name, values.shape, _PWRI_I32, lambda _a, _b: values.view(np.uint8))

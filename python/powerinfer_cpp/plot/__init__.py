@@ -1,0 +1,40 @@
+"""Pictures of statistics, placements and predictors, as PNG files."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from ..gguf import Gguf
+from . import activation, overlap, placement, predictor
+from .style import save
+
+WHAT = ("activation", "placement", "overlap", "predictor")
+_OF_ONE = {"activation": activation.draw, "placement": placement.draw, "predictor": predictor.draw}
+
+
+def plot(files: Sequence[str | Path], what: str, out: str | Path) -> str:
+    """Draws one of WHAT from a model file (overlap: from two or more) into a PNG.
+
+    Returns what the picture shows, in a sentence. Raises OSError, ModelFormatError where the file
+    does not hold what is to be drawn, ValueError without matplotlib or for too few or many files.
+    """
+    opened: list[Gguf] = []
+    try:
+        for file in files:
+            opened.append(Gguf(file))
+        figure, sentence = _draw(opened, what)
+    finally:
+        for gguf in opened:
+            gguf.close()
+    save(figure, out)
+    return sentence
+
+
+def _draw(files: Sequence[Gguf], what: str) -> tuple[Any, str]:
+    if what == "overlap":
+        return overlap.draw(files)
+    if what not in _OF_ONE:
+        raise ValueError(f"what must be one of {', '.join(WHAT)}, not {what!r}")
+    if len(files) != 1:
+        raise ValueError(f"a plot of {what} shows one file, not {len(files)}")
+    return _OF_ONE[what](files[0])

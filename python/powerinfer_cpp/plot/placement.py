@@ -1,0 +1,80 @@
+"""Which neurons live where: layers by neurons, and how many firings each tier serves."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ..gguf import Gguf
+from ..placement.statistics import read_statistics
+from ..placement.store import read_placement, sidecar_path
+from . import style
+
+_COLUMNS = 512  # of the map
+_NAMES = ("storage", "RAM", "GPU")
+
+
+def tier_map(tier: np.ndarray, rates: np.ndarray, columns: int = _COLUMNS) -> np.ndarray:
+    """int8 [columns]: tier of most neurons of each part of a layer, the hottest part first."""
+    order = np.argsort(-rates.reshape(-1), kind="stable")
+    parts = np.arange(len(order)) * columns // len(order)  # a small layer leaves columns empty
+    counts = np.zeros((columns, len(_NAMES)), int)
+    np.add.at(counts, (parts, tier.reshape(-1)[order]), 1)
+    filled = np.flatnonzero(counts.any(axis=1))
+    return counts[filled[np.searchsorted(filled, np.arange(columns), "right") - 1]].argmax(axis=1)
+
+
+def shares(tier: np.ndarray, rates: np.ndarray) -> np.ndarray:
+    """float64 [3]: share of a layer's firings that storage, RAM and GPU serve."""
+    fired = np.bincount(tier.reshape(-1), rates.reshape(-1), len(_NAMES))
+    return fired / max(fired.sum(), 1e-300)
+
+
+def draw(gguf: Gguf) -> tuple[Any, str]:
+    """The figure for a file with a placement, or one that has it beside it, and a sentence."""
+    beside = sidecar_path(gguf.files[0])
+    embedded = any(".ffn_tier" in tensor.name for tensor in gguf.tensors)
+    tiers = read_placement(gguf, None if embedded or not Path(beside).exists() else beside)
+    layers = read_statistics(gguf)
+    numbers = [layer.layer for layer in layers]
+    rates = [layer.rates for layer in layers]
+    figure = style.figure(11, style.height_for(len(layers)))
+    left, right = figure.subplots(1, 2, width_ratios=(3, 1), sharey=True)
+    from matplotlib.colors import ListedColormap
+    from matplotlib.patches import Patch
+
+    colours = (style.STORAGE, style.RAM, style.GPU)
+    image = np.array([tier_map(t, r) for t, r in zip(tiers, rates, strict=True)])
+    edges = (min(numbers) - 0.5, max(numbers) + 0.5)
+    left.imshow(
+        image,
+        aspect="auto",
+        interpolation="nearest",
+        cmap=ListedColormap(colours),
+        vmin=0,
+        vmax=len(_NAMES) - 1,
+        extent=(0, 100, edges[1], edges[0]),
+    )
+    style.plain(left, "% of the layer's neurons, hottest first", "layer", "Where neurons live")
+    left.grid(False)
+    style.whole_layers(left.yaxis)
+    served = np.array([shares(t, r) for t, r in zip(tiers, rates, strict=True)])
+    start = np.zeros(len(layers))
+    for tier in reversed(range(len(_NAMES))):
+        right.barh(numbers, 100 * served[:, tier], 1.0, 100 * start, color=colours[tier])
+        start += served[:, tier]
+    style.plain(right, "% of the layer's firings", "", "Who serves the firings")
+    right.set_xlim(0, 100)
+    used = [t for t in reversed(range(len(_NAMES))) if any((own == t).any() for own in tiers)]
+    figure.legend(
+        handles=[Patch(color=colours[t], label=_NAMES[t]) for t in used],
+        loc="outside upper right",
+        ncols=len(used),
+        frameon=False,
+    )
+    total = shares(
+        np.concatenate([t.reshape(-1) for t in tiers]),
+        np.concatenate([r.reshape(-1) for r in rates]),
+    )
+    listed = ", ".join(f"{_NAMES[t]} {100 * total[t]:.1f} %" for t in reversed(range(len(_NAMES))))
+    return figure, f"firings served by {listed}"

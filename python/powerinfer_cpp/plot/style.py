@@ -1,0 +1,50 @@
+"""What the pictures share: matplotlib without a display, colours, and a file written at once."""
+
+from pathlib import Path
+from typing import Any
+
+from ..convert.writer import replacing
+
+_DPI = 150
+# Colours that differ in lightness too, for print and for the colour-blind.
+GPU, RAM, STORAGE = "#b30000", "#fc8d59", "#e3e3ee"
+BLUE, GREY = "#225ea8", "#6b6b6b"
+
+
+def figure(width: float, height: float) -> Any:
+    """An empty figure of a size in inches. Raises ValueError without matplotlib."""
+    try:
+        from matplotlib.figure import Figure
+    except ImportError:
+        raise ValueError(
+            "plots need the package matplotlib: pip install 'powerinfer_cpp[plot]'"
+        ) from None
+    return Figure(figsize=(width, height), layout="constrained")
+
+
+def height_for(n_layer: int) -> float:
+    """Inches in which the rows of n_layer layers can be told apart."""
+    return min(12.0, max(3.5, 1.5 + 0.16 * n_layer))
+
+
+def plain(axes: Any, x: str, y: str, title: str) -> None:
+    """Labels, a light grid, and no frame where nothing is drawn."""
+    axes.set_xlabel(x)
+    axes.set_ylabel(y)
+    axes.set_title(title, fontsize=10, loc="left")
+    axes.grid(True, color="#e6e6e6", linewidth=0.8)
+    axes.set_axisbelow(True)
+    axes.spines[["top", "right"]].set_visible(False)
+
+
+def whole_layers(axis: Any) -> None:
+    """Ticks at whole numbers only: layers are counted."""
+    from matplotlib.ticker import MaxNLocator
+
+    axis.set_major_locator(MaxNLocator(integer=True))
+
+
+def save(figure_: Any, path: str | Path) -> None:
+    """Writes a PNG, or nothing. Raises OSError."""
+    with replacing(Path(path), 1 << 20) as part:
+        figure_.savefig(part, format="png", dpi=_DPI)

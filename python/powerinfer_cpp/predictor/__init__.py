@@ -1,0 +1,382 @@
+"""Predictors of the neurons that fire, trained on a text: `train_predictors(model, out, text)`."""
+
+import hashlib
+import json
+import math
+import shutil
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ..convert import source
+from ..convert.embed import embed
+from ..convert.stored import Stored, encoded
+from ..convert.tensors import Output
+from ..convert.writer import array, check_target, string
+from ..errors import UnsupportedModelError
+from ..fingerprint import fingerprint
+from ..formats import Format, format_by_name
+from ..gguf import Gguf
+from ..model import Model
+from ..profile.counters import check_sparse
+from ..profile.text import windows
+from . import judge, search
+from .pairs import Pairs, bytes_per_token
+from .train import Curve, as_stored, curve, require_torch, train
+
+__all__ = ["KINDS", "Report", "train_predictors"]
+
+KINDS = ("mlp",)
+TOKENS = 400_000  # pairs per layer, as Deja Vu and ProSparse have them
+# Below it held-out recall falls off a cliff: at 99% recall, 86% of the neurons of an OPT-1.3b
+# were kept after 30,000 tokens, 45% after 100,000 and 20% after 300,000.
+FEW_TOKENS = 100_000
+_HELD_OUT = 10  # every tenth window decides when to stop, and thresholds; another the sizes
+_OLD = ("powerinfer.sparse_threshold", "powerinfer.predictor.")
+
+
+@dataclass(frozen=True)
+class LayerReport:
+    """Shares are of neurons; bytes are of one token. rank 0: exact mode."""
+
+    rank: int
+    threshold: float
+    recall: float
+    precision: float
+    predicted: float
+    fired: float
+    predictor_bytes: int
+    n_bytes: float
+    exact_bytes: float
+    overfit: float  # held-out loss over the loss of what was learnt from
+
+
+@dataclass(frozen=True)
+class Report:
+    layers: list[LayerReport]
+    perplexity: float  # with predictors, on the windows that decide about sizes
+    reference: float  # every neuron computed
+    n_tokens: int
+    notes: list[str]
+
+
+def train_predictors(
+    model_path: str | Path,
+    out: str | Path,
+    text: str | Path,
+    *,
+    separator: bytes | None = None,
+    kind: str = "mlp",
+    predictor_input: str = "normed",
+    predictor_type: str = "Q8_0",
+    target: float = 0.001,
+    n_tokens: int = TOKENS,
+    n_ctx: int | None = None,
+    epochs: int = 20,
+    store_gib: float = 8.0,
+    seed: int = 0,
+    torch_device: str | None = None,
+    model_fields: dict[str, Any] | None = None,
+    log: Callable[[str], None] = lambda _line: None,
+    **fields: Any,
+) -> Report:
+    """Trains predictors on a text, writes the model with them to `out`, and says what they do.
+
+    predictor_input: "normed" or "residual", what predictors see. target: how much the model's
+    perplexity may rise, as a share. n_tokens: at most so many are recorded, fewer where their
+    store would exceed store_gib. torch_device: default a GPU where torch sees one. model_fields,
+    fields: of pi_model_params, pi_session_params.
+
+    Everything is kept in OUT.train until the end: work that was killed is taken up, with the same
+    result. Raises OSError, ValueError (no torch, a text that is too short), UnsupportedModelError
+    (mixtures, files without neuron rows); nothing half-written remains.
+    """
+    if kind not in KINDS:
+        raise ValueError(f"kind must be one of {', '.join(KINDS)}, not {kind!r}")
+    if predictor_input not in ("normed", "residual"):
+        raise ValueError(f"the input must be normed or residual, not {predictor_input!r}")
+    require_torch()
+    work = _Work(model_path, out, predictor_input, predictor_type, model_fields or {}, fields)
+    work.begin(Path(text), separator, n_tokens, n_ctx, store_gib, epochs, seed)
+    report = work.solve(target, epochs, seed, torch_device or _default_device(), log)
+    work.finish()
+    return report
+
+
+def _default_device() -> str:
+    import torch
+
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+class _Work:
+    """The folder OUT.train and what has been done in it."""
+
+    def __init__(
+        self,
+        model_path: str | Path,
+        out: str | Path,
+        predictor_input: str,
+        predictor_type: str,
+        model_fields: dict[str, Any],
+        fields: dict[str, Any],
+    ):
+        self.out, self.input = Path(out), predictor_input
+        self.format = format_by_name(predictor_type)
+        self.model_fields, self.fields = model_fields, fields
+        self.folder = self.out.with_name(self.out.name + ".train")
+        self.gguf = Gguf(model_path)
+        source.refuse_same_file(self.gguf, out)
+        self.tensors = {t.name: t for t in self.gguf.tensors}
+        if any("_exps" in name for name in self.tensors):
+            raise UnsupportedModelError(f"{model_path}: predictors of mixtures are not trained yet")
+        if not any(".ffn_down_t." in name or "_rows" in name for name in self.tensors):
+            raise UnsupportedModelError(
+                f"{model_path}: has no neuron rows (ffn_down_t), which predictors need; "
+                "`powerinfer convert` makes a file with them of it"
+            )
+
+    # ---- Pairs ---------------------------------------------------------------------------
+
+    def begin(
+        self,
+        text: Path,
+        separator: bytes | None,
+        n_tokens: int,
+        n_ctx: int | None,
+        store_gib: float,
+        epochs: int,
+        seed: int,
+    ) -> None:
+        """Makes the folder, or finds it, and records the pairs that are missing."""
+        data = text.read_bytes()
+        identity = json.dumps(
+            [
+                fingerprint(self.gguf),
+                hashlib.sha256(data).hexdigest(),
+                [str(separator), n_tokens, n_ctx, store_gib, epochs, seed],
+                [self.input, self.format.name],
+            ]
+        )
+        check_target(self.out, 2 * sum(t.n_bytes for t in self.gguf.tensors))
+        mark = self.folder / "identity.json"
+        if self.folder.exists() and not (mark.exists() and mark.read_text() == identity):
+            shutil.rmtree(self.folder)
+        self.folder.mkdir(exist_ok=True)
+        mark.write_text(identity)
+        model = self._model([], [])
+        check_sparse(model)
+        self.n_embd, self.n_ff, self.n_layer = model.n_embd, model.n_ff, model.n_layer
+        size = min(n_ctx or 512, model.n_ctx_train)
+        try:
+            pieces = windows(model, data, separator, size)
+        except ValueError as error:
+            raise ValueError(f"{text}: {error}") from None
+        pieces = [piece for piece in pieces if len(piece) > 1]
+        room = min(n_tokens, int(store_gib * (1 << 30)) // bytes_per_token(model))
+        if sum(map(len, pieces)) > room:  # some of the whole text rather than its beginning
+            chosen = np.random.default_rng(seed).permutation(len(pieces))[: room // size]
+            pieces = [pieces[i] for i in sorted(chosen)]
+        if len(pieces) < 2 * _HELD_OUT:
+            raise ValueError(
+                f"{text}: {len(pieces)} windows of {size} tokens are too few to train and to test "
+                f"on; {2 * _HELD_OUT} are the least"
+            )
+        self.judged = pieces[_HELD_OUT - 1 :: _HELD_OUT]
+        learnt = [p for i, p in enumerate(pieces) if i % _HELD_OUT != _HELD_OUT - 1]
+        of_window = np.repeat(np.arange(len(learnt)), [len(p) for p in learnt])
+        held_out = of_window % _HELD_OUT == _HELD_OUT - 2
+        self.rows, self.held_out = np.flatnonzero(~held_out), np.flatnonzero(held_out)
+        self.n_tokens = len(of_window)
+        self.pairs = Pairs(self.folder, model, self.n_tokens)
+        self.pairs.record(model, learnt, **self.fields)
+        model.close()
+
+    # ---- Candidates ------------------------------------------------------------------------
+
+    def candidate(
+        self, layer: int, rank: int, epochs: int, seed: int, device: str, log: Any
+    ) -> tuple[np.ndarray, np.ndarray, Curve, float]:
+        """fc1, fc2, their curve and how much they overfit: of the folder, or trained now."""
+        path = self.folder / f"layer-{layer}-rank-{rank}.npz"
+        if not path.exists():
+            own_seed = int(np.random.SeedSequence([seed, layer, rank]).generate_state(1)[0])
+            options = {"seed": own_seed, "epochs": epochs, "device": device}
+            found = train(self.pairs, layer, self.rows, self.held_out, rank, **options)
+            stored = tuple(as_stored(w, self._format(w)) for w in (found.fc1, found.fc2))
+            c = curve(self.pairs, layer, self.held_out, stored, search.RECALLS)
+            log(
+                f"layer {layer}, rank {rank}: {found.epochs} epochs, "
+                f"{np.interp(0.95, c.recall, c.predicted):.1%} predicted at recall 95%"
+            )
+            part = path.with_suffix(".part")
+            with part.open("wb") as file:
+                overfit = found.held_out_loss / found.loss
+                np.savez(file, fc1=found.fc1, fc2=found.fc2, overfit=overfit, **vars(c))
+            part.replace(path)
+        with np.load(path) as stored:
+            values = {name: stored[name] for name in stored.files}
+        fc1, fc2, overfit = (values.pop(name) for name in ("fc1", "fc2", "overfit"))
+        values["fired"] = float(values["fired"])
+        return fc1, fc2, Curve(**values), float(overfit)
+
+    def solve(
+        self, target: float, epochs: int, seed: int, device: str, log: Callable[[str], None]
+    ) -> Report:
+        """Chooses ranks and recall, writes the result, and describes it."""
+        ranks = search.ladder(self.n_embd)
+        starts = [search.start_rank(self._rates(layer), self.n_embd) for layer in self._layers()]
+        costs = [self._costs(layer) for layer in self._layers()]
+        reference = self._judged("exact", [], [])
+        nlls: dict[int, float] = {}
+
+        def candidate(layer: int, rank: int) -> tuple[np.ndarray, np.ndarray, Curve, float]:
+            return self.candidate(layer, rank, epochs, seed, device, log)
+
+        def choices(at: int) -> list[search.Choice]:
+            return [
+                search.choose(
+                    at, starts[layer], ranks, costs[layer], lambda r, n=layer: candidate(n, r)[2]
+                )
+                for layer in self._layers()
+            ]
+
+        def loss(at: int) -> float:
+            found = choices(at)
+            if any(c.rank for c in found):
+                nlls[at] = self._judged("predictor", *self._contents(found, at, candidate))
+            else:
+                nlls[at] = reference
+            lost = judge.loss(nlls[at], reference)
+            text = ", ".join(str(c.rank or "exact") for c in found)
+            log(f"recall {search.RECALLS[at]:.2%}: perplexity {lost:+.3%} with ranks {text}")
+            return lost
+
+        at = search.lowest_recall(loss, target)
+        notes = self._notes()
+        if at is None:
+            notes.append(f"no predictors lose at most {target:.2%}: the file keeps exact mode")
+            at = len(search.RECALLS) - 1
+            found = [search.Choice(0, c.exact_bytes, c.exact_bytes, c.curve) for c in choices(at)]
+        else:
+            found = choices(at)
+        nll = nlls[at] if any(c.rank for c in found) else reference
+        self._embed(self.out, *self._contents(found, at, candidate))
+        layers = [self._report(n, c, at, candidate) for n, c in enumerate(found)]
+        overfit = [n for n, layer in enumerate(layers) if layer.overfit > 1.1]
+        if overfit:
+            notes.append(
+                "more text would help: held-out loss is over 1.1 times what was learnt from in "
+                f"layers {', '.join(map(str, overfit))}"
+            )
+        return Report(layers, math.exp(nll), math.exp(reference), self.n_tokens, notes)
+
+    def finish(self) -> None:
+        """The result is written: the folder goes."""
+        shutil.rmtree(self.folder)
+        self.gguf.close()
+
+    # ---- Inner parts -------------------------------------------------------------------------
+
+    def _layers(self) -> range:
+        return range(self.n_layer)
+
+    def _rates(self, layer: int) -> np.ndarray:
+        rows = self.held_out[:: -(-len(self.held_out) // 4096)]
+        return self.pairs.fired(layer, rows).mean(axis=0)
+
+    def _costs(self, layer: int) -> search.Costs:
+        sizes = [
+            t.n_bytes
+            for part in ("ffn_gate", "ffn_up", "ffn_down_t")
+            if (t := self.tensors.get(f"blk.{layer}.{part}.weight"))
+        ]
+        bundles = [
+            t.n_bytes
+            for part in ("ffn_gate_rows", "ffn_up_down_rows")
+            if (t := self.tensors.get(f"blk.{layer}.{part}"))
+        ]
+        if len(bundles) == 1:  # up and down without a gate
+            bundles = [bundles[0] / 2, bundles[0] / 2]
+        first, *rest = sizes or bundles
+        per_weight = self.format.n_bytes(self.format.block) / self.format.block
+        return search.Costs(first, sum(rest), per_weight * (self.n_embd + self.n_ff))
+
+    def _contents(
+        self, found: Sequence[search.Choice], at: int, candidate: Callable[..., Any]
+    ) -> tuple[list[Any], list[Stored]]:
+        """Keys and tensors of chosen predictors."""
+        tensors, thresholds = [], []
+        for layer, choice in enumerate(found):
+            thresholds.append(float(choice.curve.threshold[at]) if choice.rank else 0.0)
+            if not choice.rank:
+                continue
+            for name, values in zip(("fc1", "fc2"), candidate(layer, choice.rank)[:2], strict=True):
+                tensors.append(self._stored(f"blk.{layer}.{name}.weight", values))
+        keys = [array("powerinfer.sparse_threshold", "FLOAT32", thresholds)]
+        return (keys, tensors) if tensors else ([], [])
+
+    def _format(self, values: np.ndarray) -> Format:
+        return self.format if self.format.fits(values.shape[-1]) else format_by_name("F16")
+
+    def _stored(self, name: str, values: np.ndarray) -> Stored:
+        output = Output(name, values.shape, lambda a, b: values[a:b])
+        return encoded(output, self._format(values))
+
+    def _embed(self, path: Path, keys: list[Any], tensors: list[Stored]) -> None:
+        marks = [
+            string("powerinfer.predictor.input", self.input),
+            string("powerinfer.predictor.kind", "mlp"),
+        ]
+        embed(
+            self.gguf,
+            path,
+            [*marks, *keys],
+            tensors,
+            removed=lambda name: name.startswith(_OLD) or bool(source.PREDICTOR.fullmatch(name)),
+        )
+
+    def _model(self, keys: list[Any], tensors: list[Stored]) -> Model:
+        """The model with predictors, from a file in the folder."""
+        path = self.folder / "candidate.gguf"
+        self._embed(path, keys, tensors)
+        return Model(str(path), **self.model_fields)
+
+    def _judged(self, sparse: str, keys: list[Any], tensors: list[Stored]) -> float:
+        model = self._model(keys, tensors)
+        nll = judge.mean_nll(model, self.judged, sparse, **self.fields)
+        model.close()
+        return nll
+
+    def _report(
+        self, layer: int, choice: search.Choice, at: int, candidate: Callable[..., Any]
+    ) -> LayerReport:
+        c = choice.curve
+        if not choice.rank:
+            exact = choice.exact_bytes
+            return LayerReport(0, 0.0, 1.0, c.fired, 1.0, c.fired, 0, exact, exact, 1.0)
+        fc1, fc2, _, overfit = candidate(layer, choice.rank)
+        predictor_bytes = sum(self._format(w).n_bytes(w.size) for w in (fc1, fc2))
+        return LayerReport(
+            choice.rank,
+            float(c.threshold[at]),
+            float(c.recall[at]),
+            float(c.hit[at] / c.predicted[at]),
+            float(c.predicted[at]),
+            c.fired,
+            predictor_bytes,
+            choice.n_bytes,
+            choice.exact_bytes,
+            overfit,
+        )
+
+    def _notes(self) -> list[str]:
+        if self.n_tokens >= FEW_TOKENS:
+            return []
+        return [
+            f"{self.n_tokens} tokens are few: predictors keep getting better up to a million, and "
+            f"below {FEW_TOKENS} they miss much of what they have not seen"
+        ]

@@ -1,0 +1,41 @@
+"""The model in the loop: how much worse it predicts a text when its predictors decide."""
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from ..model import Model, Session
+from ..options import SPARSE_MODES
+from ..perplexity import log_likelihoods
+
+
+def mean_nll(model: Model, windows: Sequence[np.ndarray], mode: str, **fields: Any) -> float:
+    """Mean negative log-likelihood, in nats, of every token of the windows but their first.
+
+    mode: of sparsity. fields: of pi_session_params.
+    """
+    n_ctx = max(map(len, windows))
+    options = {
+        **fields,
+        "n_ctx": n_ctx,
+        "n_batch": n_ctx,
+        "n_ubatch": min(n_ctx, fields.get("n_ubatch", 512)),
+        "n_logits": n_ctx,
+        "sparse": SPARSE_MODES.index(mode),
+    }
+    session, total, count = Session(model, **options), 0.0, 0
+    for window in windows:
+        session.truncate(0)
+        session.eval(window, np.ones(len(window), dtype=bool))
+        logits = np.stack([session.logits(row) for row in range(len(window) - 1)])
+        total -= float(log_likelihoods(logits, window[1:]).sum())
+        count += len(window) - 1
+    session.close()
+    return total / count
+
+
+def loss(nll: float, reference: float) -> float:
+    """By how much the perplexity is above the reference's: 0.001 is 0.1%."""
+    return math.exp(nll - reference) - 1

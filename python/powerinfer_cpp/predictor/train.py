@@ -1,0 +1,161 @@
+"""Training of one predictor: score = fc2 . relu(fc1 . x), a neuron is computed where it is high.
+
+Loss, optimiser and early stopping follow Deja Vu's training code: binary cross entropy in which a
+firing weighs 1 and a silence about as much as neurons fire, AdamW with a decay of 0.01.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from ..convert.stored import decoded, encoded
+from ..convert.tensors import Output
+from ..formats import Format
+from .pairs import Pairs
+
+BATCH = 1024
+RATE = 2e-3  # of learning, at the beginning; falls to a twentieth
+PATIENCE = 3  # epochs without improvement
+_JUDGED_ROWS = 4096  # of the held-out pairs, at most: the curves need no more
+
+
+def require_torch() -> None:
+    """Raises ValueError, in one sentence, where torch is missing."""
+    try:
+        import torch  # noqa: F401
+    except ImportError:
+        raise ValueError(
+            "training predictors needs torch: pip install 'powerinfer_cpp[train]'"
+        ) from None
+
+
+@dataclass(frozen=True)
+class Trained:
+    """fc1: float32 [rank, n_embd], fc2: float32 [n_ff, rank]. Losses: of the pairs it learnt from
+    and of those it did not, at the best epoch."""
+
+    fc1: np.ndarray
+    fc2: np.ndarray
+    loss: float
+    held_out_loss: float
+    epochs: int
+
+
+def train(
+    pairs: Pairs,
+    layer: int,
+    rows: np.ndarray,
+    held_out: np.ndarray,
+    rank: int,
+    *,
+    seed: int,
+    epochs: int,
+    device: str,
+) -> Trained:
+    """Learns from rows of a layer's pairs, and stops when those held out get no better."""
+    import torch
+
+    generator = torch.Generator().manual_seed(seed)
+    inputs, n_embd, n_ff = pairs.inputs[layer], pairs.inputs.shape[-1], pairs.n_ff
+    sample = inputs[held_out[:BATCH]].astype(np.float32)
+    scale = float(np.sqrt(np.mean(sample**2))) or 1.0  # no step depends on the input's unit
+    density = float(pairs.fired(layer, held_out[:BATCH]).mean()) + 0.005
+
+    def normal(*shape: int) -> torch.Tensor:
+        values = torch.randn(*shape, generator=generator) / shape[1] ** 0.5
+        return torch.nn.Parameter(values.to(device))
+
+    fc1, fc2 = normal(rank, n_embd), normal(n_ff, rank)
+    optimizer = torch.optim.AdamW([fc1, fc2], lr=RATE, weight_decay=0.01)
+    steps = max(1, epochs * -(-len(rows) // BATCH))
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps, RATE / 20)
+
+    def batch(part: np.ndarray) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Inputs, what fired, and what each neuron weighs in the loss."""
+        part = np.sort(part)  # the order within a batch is of no account; on disk it is
+        x = torch.from_numpy(inputs[part].astype(np.float32) / scale).to(device)
+        y = torch.from_numpy(pairs.fired(layer, part)).to(device, torch.float32)
+        return x, y, y * (1 - density) + density
+
+    def step(part: np.ndarray) -> None:
+        # Gradients by hand: the loss's own is sigmoid(score) - y, and the product with n_ff columns
+        # is all that takes time.
+        x, y, weight = batch(part)
+        hidden = torch.relu(x @ fc1.T)
+        slope = torch.sigmoid_(hidden @ fc2.T).sub_(y).mul_(weight).div_(y.numel())
+        fc2.grad = slope.T @ hidden
+        fc1.grad = ((slope @ fc2) * (hidden > 0)).T @ x
+        optimizer.step()
+        schedule.step()
+
+    def mean_loss(chosen: np.ndarray) -> float:
+        total = 0.0
+        for a in range(0, len(chosen), BATCH):
+            x, y, weight = batch(chosen[a : a + BATCH])
+            score = torch.relu(x @ fc1.T) @ fc2.T
+            found = torch.nn.functional.binary_cross_entropy_with_logits(score, y, weight)
+            total += found.item() * len(x)
+        return total / len(chosen)
+
+    learnt = rows[:: -(-len(rows) // len(held_out))]  # to compare with those held out
+    best = (float("inf"), float("inf"), fc1.detach(), fc2.detach())
+    since, epoch = 0, 0
+    with torch.no_grad():
+        while epoch < epochs and since < PATIENCE:
+            epoch, since = epoch + 1, since + 1
+            order = rows[torch.randperm(len(rows), generator=generator).numpy()]
+            for first in range(0, len(rows), BATCH):
+                step(order[first : first + BATCH])
+            outside = mean_loss(held_out)
+            if outside < best[0]:
+                best, since = (outside, mean_loss(learnt), fc1.clone(), fc2.clone()), 0
+    outside, inside, fc1, fc2 = best
+    return Trained(fc1.cpu().numpy() / scale, fc2.cpu().numpy(), inside, outside, epoch)
+
+
+@dataclass(frozen=True)
+class Curve:
+    """What a predictor does at several thresholds, on pairs that it did not learn from.
+
+    Each float64 [n]: recall, share of firings that are predicted; threshold of the score;
+    predicted, share of neurons; hit, share of neurons that are predicted and fire. fired: share of
+    neurons that fire.
+    """
+
+    recall: np.ndarray
+    threshold: np.ndarray
+    predicted: np.ndarray
+    hit: np.ndarray
+    fired: float
+
+
+def curve(
+    pairs: Pairs, layer: int, rows: np.ndarray, weights: tuple[np.ndarray, np.ndarray], recalls
+) -> Curve:
+    """The curve of fc1 and fc2 at these recalls, as far as they can be had."""
+    rows = rows[:: -(-len(rows) // _JUDGED_ROWS)]
+    x = pairs.inputs[layer, rows].astype(np.float32)
+    fc1, fc2 = weights
+    score = np.maximum(x @ fc1.T, 0) @ fc2.T
+    fired = pairs.fired(layer, rows)
+    of_fired, all_scores = np.sort(score[fired]), np.sort(score.reshape(-1))
+    if not len(of_fired):
+        of_fired = all_scores[-1:]
+    # The threshold itself is predicted: so many of the lowest firings are below it.
+    missed = np.floor((1 - np.asarray(recalls)) * len(of_fired)).astype(int)
+    threshold = of_fired[np.minimum(missed, len(of_fired) - 1)]
+    n_hit = len(of_fired) - np.searchsorted(of_fired, threshold)
+    n_predicted = len(all_scores) - np.searchsorted(all_scores, threshold)
+    return Curve(
+        n_hit / len(of_fired),
+        threshold.astype(np.float64),
+        n_predicted / score.size,
+        n_hit / score.size,
+        float(fired.mean()),
+    )
+
+
+def as_stored(values: np.ndarray, fmt: Format) -> np.ndarray:
+    """float32 values as they come back from a format."""
+    output = Output("predictor", values.shape, lambda a, b: values[a:b])
+    return decoded(encoded(output, fmt)).rows(0, len(values))

@@ -1,0 +1,135 @@
+"""How often each neuron fires on a text: `profile(model, out, text)`."""
+
+import hashlib
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ..convert import source
+from ..convert.writer import check_target
+from ..errors import ModelFormatError
+from ..fingerprint import fingerprint
+from ..gguf import Gguf
+from ..model import Model
+from ..progress import Progress
+from . import activation_files
+from .counters import Counter, EngineCounter, TransformersCounter, check_sparse
+from .state import State
+from .statistics import Statistics, embed_statistics, from_gguf, merged
+from .text import windows
+
+__all__ = ["Statistics", "count", "from_gguf", "profile"]
+
+
+def count(
+    model: Model, counter: Counter, pieces: Sequence[np.ndarray], state: State | None, corpus: str
+) -> Statistics:
+    """Statistics of windows of tokens, going on from a state that was saved. Ctrl-C saves it."""
+    shape = (model.n_layer, max(1, model.n_expert), model.n_ff)
+    done, before = 0, np.zeros(shape, np.uint64)
+    found = state.load() if state else None
+    if found is not None:
+        done, before = int(found["done"]), found["counts"]
+    counts = before
+    tokens = sum(map(len, pieces))
+    with Progress("profiling", tokens, "tokens") as progress:
+        progress.update(sum(map(len, pieces[:done])))
+        try:
+            for piece in pieces[done:]:
+                counter.add(piece)
+                done, counts = done + 1, before + counter.counts()
+                if state:
+                    state.save({"done": done, "counts": counts})
+                progress.update(len(piece))
+        except KeyboardInterrupt:
+            if state:
+                state.save({"done": done, "counts": counts}, at_once=True)
+            raise
+    return Statistics(counts, tokens, corpus)
+
+
+def profile(
+    model: Model,
+    out: str | Path | None = None,
+    text: str | Path | None = None,
+    *,
+    separator: bytes | None = None,
+    n_tokens: int | None = None,
+    n_ctx: int | None = None,
+    merge: Sequence[str | Path] = (),
+    imported: str | Path | None = None,
+    imported_tokens: int | None = None,
+    export: str | Path | None = None,
+    checkpoint: str | Path | None = None,
+    log: Callable[[str], None] = lambda _line: None,
+    **fields: Any,
+) -> Statistics:
+    """Profiles a model on a text, adds other statistics, writes them, and returns them.
+
+    out: the model's file with the statistics in it. text: a file; its first n_tokens tokens (all)
+    are computed in windows of n_ctx (512, at most what the model was trained for). merge: profiled
+    files of the same model whose statistics are added, each weighing as its tokens. imported,
+    export: folders of activation_N.pt to add (taken on imported_tokens tokens; unless given, the
+    largest count) and to write. checkpoint: compute with transformers on this folder instead of
+    with the engine. fields: of pi_session_params.
+
+    Work that was killed is taken up where it stopped (OUT.state), with the same result. Raises
+    OSError (a full disk, no such file), ValueError (an empty text, statistics of another model, a
+    model of which every neuron fires), ImportError (no transformers); nothing half-written remains.
+    """
+    gguf = model.gguf
+    shape = (model.n_layer, max(1, model.n_expert), model.n_ff)
+    if out is not None:
+        source.refuse_same_file(gguf, out)
+        check_target(Path(out), sum(t.n_bytes for t in gguf.tensors))
+    given = activation_files.read(Path(imported), shape, imported_tokens) if imported else None
+    parts = [(str(imported), given)] if given else []
+    parts += [(str(path), _others(model, path)) for path in merge]
+    empty = Statistics(np.zeros(shape, np.uint64), 0, "")
+    merged([(model.path, empty), *parts])  # refused before hours of work
+    state = None
+    if text is not None:
+        data = Path(text).read_bytes()
+        n_ctx = min(n_ctx or 512, model.n_ctx_train)
+        try:
+            pieces = windows(model, data, separator, n_ctx, n_tokens)
+        except ValueError as error:
+            raise ValueError(f"{text}: {error}") from None
+        check_sparse(model)
+        if checkpoint is not None:
+            counter: Counter = TransformersCounter(model, Path(checkpoint))
+        else:
+            counter = EngineCounter(model, n_ctx, **fields)
+        identity = {
+            "model": fingerprint(gguf),
+            "text": hashlib.sha256(data).hexdigest(),
+            "cut": [str(separator), n_tokens, n_ctx],
+            "checkpoint": str(checkpoint),
+        }
+        if out is not None:
+            state = State(Path(out), identity, log)
+        own = count(model, counter, pieces, state, Path(text).name)
+        parts.insert(0, (str(text), own))
+    if not parts:
+        raise ValueError("nothing to profile: give a text, or statistics to merge or import")
+    total = merged(parts)
+    if export is not None:
+        activation_files.write(Path(export), total)
+    if out is not None:
+        embed_statistics(gguf, out, total, bool(model.n_expert))
+    if state is not None:
+        state.remove()
+    return total
+
+
+def _others(model: Model, path: str | Path) -> Statistics:
+    """Statistics of another file of the same model, which may be in another format."""
+    with Gguf(path) as gguf:
+        kinds = [g.value("general.architecture") for g in (model.gguf, gguf)]
+        sizes = [source.size(g, "embedding_length") for g in (model.gguf, gguf)]
+        words = [g.length("tokenizer.ggml.tokens") for g in (model.gguf, gguf)]
+        if kinds[0] != kinds[1] or sizes[0] != sizes[1] or words[0] != words[1]:
+            raise ModelFormatError(f"{path}: statistics of another model than {model.path}")
+        return from_gguf(gguf)

@@ -1,0 +1,110 @@
+"""Who computes the firings: the engine, or transformers on the checkpoint that a file is from."""
+
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+
+from .._native import lib
+from ..model import Model, Session
+from ..options import SPARSE_MODES
+
+_SMOOTH = ("silu", "gelu")  # never exactly zero
+# What takes the last product of a feed-forward block, by the families' names.
+_DOWN = ("down_proj", "fc2", "dense_4h_to_h", "w2")
+
+
+class Counter(Protocol):
+    """Counts firings of windows of tokens, each computed from an empty context."""
+
+    def add(self, window: np.ndarray) -> None:
+        """Computes int32 [n] tokens."""
+
+    def counts(self) -> np.ndarray:
+        """uint64 [n_layer, experts, n_ff]: tokens so far on which each neuron fired."""
+
+
+def check_sparse(model: Model) -> None:
+    """Raises ValueError for a model of which every neuron fires, always."""
+    threshold = model.gguf.value("powerinfer.ffn.threshold", 0.0)
+    if model.activation in _SMOOTH and not np.any(np.asarray(threshold) != 0):
+        raise ValueError(
+            f"{model.path}: with {model.activation} and no powerinfer.ffn.threshold every neuron "
+            "fires on every token"
+        )
+
+
+class EngineCounter:
+    """fields: of pi_session_params."""
+
+    def __init__(self, model: Model, n_ctx: int, **fields: Any):
+        self._session = Session(
+            model,
+            **{
+                **fields,
+                "n_ctx": n_ctx,
+                "n_batch": n_ctx,
+                "n_ubatch": min(n_ctx, fields.get("n_ubatch", 512)),
+                "n_logits": 1,
+                "sparse": SPARSE_MODES.index("exact"),
+                "record": lib.PI_RECORD_COUNTS,
+            },
+        )
+
+    def add(self, window: np.ndarray) -> None:
+        self._session.truncate(0)
+        self._session.eval(window)
+
+    def counts(self) -> np.ndarray:
+        return self._session.firing_counts()
+
+
+class TransformersCounter:
+    """A Hugging Face folder in float32; a neuron fires when what enters the down projection is
+    not zero.
+
+    Raises ImportError where torch or transformers is missing, ValueError for a checkpoint whose
+    down projections are not found or do not fit the model.
+    """
+
+    def __init__(self, model: Model, checkpoint: Path):
+        try:
+            import torch
+            from transformers import AutoModelForCausalLM
+            from transformers.utils import logging
+        except ImportError as error:
+            raise ImportError(
+                f"the backend transformers needs the package {error.name}: "
+                "pip install torch transformers"
+            ) from None
+        logging.disable_progress_bar()  # ours shows the whole
+        self._torch = torch
+        self._model = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float32).eval()
+        found = [m for name, m in self._model.named_modules() if name.split(".")[-1] in _DOWN]
+        if len(found) != model.n_layer or model.n_expert:
+            raise ValueError(
+                f"{checkpoint}: {len(found)} down projections found for {model.n_layer} layers; "
+                "the backend transformers knows models with one feed-forward block per layer"
+            )
+        self._counts = np.zeros((model.n_layer, 1, model.n_ff), np.uint64)
+        for layer, module in enumerate(found):
+            if module.weight.shape[1] != model.n_ff:
+                raise ValueError(
+                    f"{checkpoint}: {module.weight.shape[1]} neurons in layer {layer}; the GGUF "
+                    f"has {model.n_ff}"
+                )
+            module.register_forward_pre_hook(self._hook(layer))
+
+    def add(self, window: np.ndarray) -> None:
+        with self._torch.no_grad():
+            self._model(self._torch.from_numpy(window.astype(np.int64))[None])
+
+    def counts(self) -> np.ndarray:
+        return self._counts
+
+    def _hook(self, layer: int) -> Any:
+        def note(_module: Any, inputs: tuple[Any, ...]) -> None:
+            fired = (inputs[0] != 0).reshape(-1, self._counts.shape[-1])
+            self._counts[layer, 0] += fired.sum(0).numpy().astype(np.uint64)
+
+        return note

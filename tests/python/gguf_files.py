@@ -1,0 +1,68 @@
+"""GGUF files for tests: what one holds, and a copy of it with something changed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+
+
+def values(path: Path) -> dict[str, np.ndarray]:
+    """Every tensor of the file as the gguf package decodes it, in numpy's order of sizes."""
+    found = {}
+    for t in gguf.GGUFReader(path).tensors:
+        shape = tuple(int(n) for n in reversed(t.shape))
+        data = t.data if t.data.dtype == np.int8 else gguf.quants.dequantize(t.data, t.tensor_type)
+        found[t.name] = data.reshape(shape)
+    return found
+
+
+def raw(path: Path) -> dict[str, tuple[str, tuple[int, ...], bytes]]:
+    """Type, sizes and bytes of every tensor."""
+    return {
+        t.name: (t.tensor_type.name, tuple(int(n) for n in t.shape), t.data.tobytes())
+        for t in gguf.GGUFReader(path).tensors
+    }
+
+
+def changed(
+    source: Path,
+    target: Path,
+    keys: dict[str, Any] | None = None,
+    tensors: Callable[[str, np.ndarray], np.ndarray | None] = lambda _name, data: data,
+) -> Path:
+    """A copy with other values of keys (None: without the key) and of tensors (None: without it).
+
+    tensors gets the name and the elements as the file stores them, blocks as bytes.
+    """
+    reader, keys = gguf.GGUFReader(source), keys or {}
+    writer = gguf.GGUFWriter(target, reader.fields["general.architecture"].contents())
+    for field in reader.fields.values():
+        if field.name.startswith("GGUF.") or field.name == "general.architecture":
+            continue
+        if field.name in keys:
+            continue
+        element = field.types[-1] if field.types[0] == gguf.GGUFValueType.ARRAY else None
+        writer.add_key_value(field.name, field.contents(), field.types[0], element)
+    for key, value in keys.items():
+        kinds = {int: "UINT32", float: "FLOAT32", str: "STRING"}
+        if isinstance(value, list):
+            kind = gguf.GGUFValueType[kinds[type(value[0])]]
+            writer.add_key_value(key, value, gguf.GGUFValueType.ARRAY, kind)
+        elif value is not None:
+            writer.add_key_value(key, value, gguf.GGUFValueType[kinds[type(value)]])
+    for t in reader.tensors:
+        data = tensors(t.name, t.data)
+        if data is not None:
+            writer.add_tensor(t.name, np.ascontiguousarray(data), raw_dtype=t.tensor_type)
+    for step in (
+        writer.write_header_to_file,
+        writer.write_kv_data_to_file,
+        writer.write_tensors_to_file,
+    ):
+        step()
+    writer.close()
+    return target

@@ -1,0 +1,213 @@
+"""Training of predictors: what is recorded, what they learn, what is chosen, and what comes out."""
+
+from __future__ import annotations
+
+import importlib
+import math
+import sys
+from pathlib import Path
+
+import checkpoints
+import numpy as np
+import pytest
+from families import quiet
+from powerinfer_cpp.cli import main
+from powerinfer_cpp.convert import convert
+from powerinfer_cpp.errors import UnsupportedModelError
+from powerinfer_cpp.gguf import Gguf
+from powerinfer_cpp.model import Model, Session
+from powerinfer_cpp.options import SPARSE_MODES
+from powerinfer_cpp.perplexity import log_likelihoods
+from powerinfer_cpp.predictor import judge, search, train_predictors
+from powerinfer_cpp.predictor.pairs import Pairs
+from powerinfer_cpp.predictor.train import Curve, curve
+from powerinfer_cpp.profile.text import windows
+
+from powerinfer_cpp import Llama, predictor
+
+CFG = checkpoints.config(hidden_act="relu", hidden_size=96, num_attention_heads=6)
+training = importlib.import_module("powerinfer_cpp.predictor.train")  # a function has its name too
+FIELDS = {"type_k": 0, "type_v": 0, "n_threads": 1}
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """model.gguf with neuron rows, dense.gguf without, and a text of random words."""
+    folder = tmp_path_factory.mktemp("predictor")
+    weights = checkpoints.weights({**CFG, "num_key_value_heads": 6})
+    for i in range(2):  # biases make neurons of which some fire seldom
+        weights[f"model.layers.{i}.mlp.gate_proj.bias"] = np.linspace(-4, 0, 96, dtype=np.float32)
+        weights[f"model.layers.{i}.mlp.up_proj.bias"] = np.zeros(96, np.float32)
+        weights[f"model.layers.{i}.mlp.down_proj.bias"] = np.zeros(96, np.float32)
+    cfg = {**CFG, "num_key_value_heads": 6, "mlp_bias": True}
+    checkpoints.save(folder / "model", cfg, weights)
+    options = {"outtype": "f32", "log": quiet}
+    convert(folder / "model", outfile=folder / "dense.gguf", **options)
+    convert(folder / "dense.gguf", outfile=folder / "model.gguf", log=quiet)
+    words = np.random.default_rng(0).choice(checkpoints.TEXT.split(), 900)
+    (folder / "t.txt").write_text(" ".join(words))
+    return folder
+
+
+def test_pairs_are_what_the_engine_shows(files: Path, tmp_path: Path) -> None:
+    model = Model(str(files / "model.gguf"))
+    pieces = windows(model, (files / "t.txt").read_bytes(), None, 32)[:5]
+    pairs = Pairs(tmp_path, model, 5 * 32)
+    pairs.record(model, pieces, **FIELDS)
+    options = {"record": "fired+input", "sparse": "exact", "type_k": 0, "type_v": 0}
+    with Llama(str(files / "model.gguf"), n_ctx=32, verbose=False, **options) as llm:
+        for i, piece in enumerate(pieces):
+            llm.reset()
+            llm.eval(piece)
+            rows = np.arange(32 * i, 32 * i + 32)
+            for layer in range(2):
+                assert np.array_equal(pairs.fired(layer, rows), llm.activations()[layer])
+                theirs = llm.ffn_inputs()[layer]
+                assert np.array_equal(pairs.inputs[layer, rows], theirs.astype(np.float16))
+
+
+def test_curve_counts_what_a_threshold_does(files: Path, tmp_path: Path) -> None:
+    model = Model(str(files / "model.gguf"))
+    pairs = Pairs(tmp_path, model, 64)
+    pairs.record(model, windows(model, (files / "t.txt").read_bytes(), None, 32)[:2], **FIELDS)
+    rng = np.random.default_rng(1)
+    fc1, fc2 = rng.standard_normal((32, 96)), rng.standard_normal((96, 32))
+    rows = np.arange(10, 64)
+    found = curve(pairs, 1, rows, (fc1, fc2), search.RECALLS)
+    score = np.maximum(pairs.inputs[1, rows].astype(np.float32) @ fc1.T, 0) @ fc2.T
+    fired = pairs.fired(1, rows)
+    for i, wanted in enumerate(search.RECALLS):
+        proposed = score >= found.threshold[i]
+        recall = (proposed & fired).sum() / fired.sum()
+        assert recall >= wanted and math.isclose(recall, found.recall[i])
+        assert math.isclose(proposed.mean(), found.predicted[i])
+        assert math.isclose((proposed & fired).mean(), found.hit[i])
+        higher = score >= np.nextafter(found.threshold[i], np.inf)
+        assert (higher & fired).sum() / fired.sum() < found.recall[i]
+    assert math.isclose(fired.mean(), found.fired)
+
+
+def test_search_takes_the_fewest_bytes() -> None:
+    costs, ranks = search.Costs(first=1000.0, rest=2000.0, per_rank=1.0), search.ladder(1024)
+    assert ranks == [32, 64, 128, 256, 512] and search.ladder(20) == [32]
+
+    def shares(predicted: dict[int, float], recall: float = 0.95) -> dict[int, Curve]:
+        n = len(search.RECALLS)
+        return {
+            rank: Curve(*(np.full(n, v) for v in (recall, 0.0, p, 0.1 * recall)), fired=0.1)
+            for rank, p in predicted.items()
+        }
+
+    tried: list[int] = []
+    # 32 + 900, 64 + 500, 128 + 300, 256 + 250 ... : 128 reads least, wherever the search begins.
+    curves = shares({32: 0.9, 64: 0.5, 128: 0.3, 256: 0.25, 512: 0.24})
+    for start in ranks:
+        found = search.choose(0, start, ranks, costs, lambda r: tried.append(r) or curves[r])
+        assert found.rank == 128 and math.isclose(found.n_bytes, 128 + 300 + 190)
+        assert found.exact_bytes == 1200
+    tried.clear()
+    search.choose(0, 128, ranks, costs, lambda r: tried.append(r) or curves[r])
+    assert set(tried) == {64, 128, 256}
+    useless = shares(dict.fromkeys(ranks, 1.0))
+    found = search.choose(0, 64, ranks, costs, useless.__getitem__)
+    assert found.rank == 0 and found.n_bytes == 1200
+
+    n = len(search.RECALLS)
+    for lowest in range(n):
+        assert search.lowest_recall(lambda i, at=lowest: 0.0 if i >= at else 1.0, 0.1) == lowest
+    assert search.lowest_recall(lambda _i: 1.0, 0.1) is None
+    uneven, even = np.linspace(0, 1, 100) ** 8, np.full(100, 0.5)
+    assert search.start_rank(uneven, 1024) < search.start_rank(even, 1024)
+
+
+def test_judge_is_the_models_likelihood(files: Path) -> None:
+    model = Model(str(files / "model.gguf"))
+    pieces = windows(model, (files / "t.txt").read_bytes(), None, 32)[:3]
+    total = []
+    session = Session(model, n_ctx=32, n_batch=1, sparse=SPARSE_MODES.index("off"), **FIELDS)
+    for piece in pieces:
+        session.truncate(0)
+        for token, following in zip(piece, piece[1:], strict=False):
+            session.eval(np.array([token]))
+            total.append(log_likelihoods(session.logits(0)[None], np.array([following]))[0])
+    assert math.isclose(judge.mean_nll(model, pieces, "exact", **FIELDS), -np.mean(total))
+    assert math.isclose(judge.loss(2.001, 2.0), 0.0010005, rel_tol=1e-3)
+
+
+@pytest.mark.peer("torch")
+@pytest.mark.parametrize("predictor_input", ["normed", "residual"])
+def test_whole_way(
+    predictor_input: str, files: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A model whose neurons can be told: predictors save bytes, within the target, in the engine
+    that runs them; killed in the middle, the file is the same."""
+    torch = pytest.importorskip("torch")
+    torch.set_num_threads(1)  # for matrices as small as these
+    options = {
+        "n_ctx": 32,
+        "epochs": 12,
+        "target": 0.2,
+        "predictor_input": predictor_input,
+        "predictor_type": "Q8_0",
+        "torch_device": "cpu",
+        **FIELDS,
+    }
+    monkeypatch.setattr(training, "BATCH", 128)
+    out = tmp_path / "out.gguf"
+    report = train_predictors(files / "model.gguf", out, files / "t.txt", **options)
+    assert [path.name for path in tmp_path.iterdir()] == ["out.gguf"]
+    assert any(layer.rank for layer in report.layers)
+    assert report.perplexity <= report.reference * 1.2
+    assert any("tokens are few" in note for note in report.notes)
+    with Gguf(out) as gguf, Gguf(files / "model.gguf") as before:
+        names = {t.name: t for t in gguf.tensors}
+        for i, layer in enumerate(report.layers):
+            assert (f"blk.{i}.fc1.weight" in names) == (layer.rank > 0)
+            if layer.rank:
+                assert names[f"blk.{i}.fc1.weight"].shape == (layer.rank, 96)
+                assert names[f"blk.{i}.fc2.weight"].shape == (96, layer.rank)
+                assert layer.n_bytes < layer.exact_bytes
+        thresholds = gguf.value("powerinfer.sparse_threshold")
+        assert np.allclose(thresholds, [layer.threshold for layer in report.layers])
+        assert gguf.value("powerinfer.predictor.input") == predictor_input
+        for tensor in before.tensors:
+            assert np.array_equal(gguf.data(names[tensor.name]), before.data(tensor))
+
+    calls = []
+    train = predictor.train
+
+    def killed(*args: object, **kwargs: object) -> object:
+        calls.append(args)
+        if len(calls) == 2:
+            raise KeyboardInterrupt
+        return train(*args, **kwargs)
+
+    monkeypatch.setattr(predictor, "train", killed)
+    again = tmp_path / "again.gguf"
+    with pytest.raises(KeyboardInterrupt):
+        train_predictors(files / "model.gguf", again, files / "t.txt", **options)
+    assert not again.exists()
+    assert train_predictors(files / "model.gguf", again, files / "t.txt", **options) == report
+    assert again.read_bytes() == out.read_bytes()
+
+
+def test_refusals(
+    files: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out, text = tmp_path / "o.gguf", files / "t.txt"
+    monkeypatch.setitem(sys.modules, "torch", None)
+    command = ["train-predictor", str(files / "model.gguf"), "--text", str(text)]
+    assert main([*command, "--out", str(out)]) == 1
+    assert "needs torch: pip install 'powerinfer_cpp[train]'" in capsys.readouterr().err
+    monkeypatch.setattr(predictor, "require_torch", lambda: None)
+    with pytest.raises(UnsupportedModelError, match=r"dense\.gguf: has no neuron rows"):
+        train_predictors(files / "dense.gguf", out, text)
+    (tmp_path / "short.txt").write_text("the dog")
+    with pytest.raises(ValueError, match=r"short\.txt: 1 windows .* too few"):
+        train_predictors(files / "model.gguf", out, tmp_path / "short.txt")
+    (tmp_path / "short.txt").write_text("")
+    with pytest.raises(ValueError, match=r"short\.txt: the text is empty"):
+        train_predictors(files / "model.gguf", out, tmp_path / "short.txt")
+    with pytest.raises(ValueError, match="kind must be one of"):
+        train_predictors(files / "model.gguf", out, text, kind="oracle")
+    assert not out.exists()

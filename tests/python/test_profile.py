@@ -1,0 +1,270 @@
+"""Profiles: counts against a forward pass of our own in numpy and against transformers, files that
+keep all else, work that is killed, statistics that come and go as PowerInfer's files."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import checkpoints
+import numpy as np
+import pytest
+import reference
+from families import GOLDEN, quiet
+from powerinfer_cpp.cli import main
+from powerinfer_cpp.convert import convert
+from powerinfer_cpp.errors import ModelFormatError
+from powerinfer_cpp.gguf import Gguf
+from powerinfer_cpp.model import Model
+from powerinfer_cpp.profile import activation_files, from_gguf, profile, state, statistics
+
+from powerinfer_cpp import profile as profiling
+
+CFG = checkpoints.config(hidden_act="relu")
+WEIGHTS = checkpoints.weights(CFG)
+N_CTX = 32
+FIELDS = {"type_k": 0, "type_v": 0, "n_ctx": N_CTX}
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """relu.gguf and silu.gguf of the same weights, small.gguf with fewer neurons, texts a and b."""
+    folder = tmp_path_factory.mktemp("profile")
+    changes = {"relu": {}, "silu": {"hidden_act": "silu"}, "small": {"intermediate_size": 64}}
+    for name, change in changes.items():
+        cfg = {**CFG, **change}
+        checkpoints.save(folder / name, cfg, checkpoints.weights(cfg))
+        convert(folder / name, outfile=folder / f"{name}.gguf", outtype="f32", log=quiet)
+    (folder / "a.txt").write_text(checkpoints.TEXT * 3)
+    (folder / "b.txt").write_text("a child tells the dog a story. " * 4)
+    return folder
+
+
+def expected_counts(windows: list[np.ndarray]) -> np.ndarray:
+    counts = np.zeros((2, 1, 96), np.int64)
+    for window in windows:
+        blocks: list[tuple[np.ndarray, np.ndarray, np.ndarray]] = []
+        reference.logits(CFG, WEIGHTS, window.tolist(), "relu", blocks)
+        counts[:, 0] += np.array([(h != 0).sum(0) for _, _, h in blocks])
+    return counts
+
+
+def test_against_a_numpy_forward(files: Path, tmp_path: Path) -> None:
+    model, out = Model(str(files / "relu.gguf")), tmp_path / "out.gguf"
+    found = profile(model, out, files / "a.txt", **FIELDS)
+    windows = profiling.windows(model, (files / "a.txt").read_bytes(), None, N_CTX)
+    assert len(windows) > 3 and {len(w) for w in windows[:-1]} == {N_CTX}
+    assert all(w[0] == 1 for w in windows) and found.tokens == sum(map(len, windows))
+    # In float32 a value that is all but zero may come out on its other side.
+    assert np.abs(found.counts.astype(int) - expected_counts(windows)).sum() <= 2
+    assert found.corpus == "a.txt"
+
+    with Gguf(out) as gguf, Gguf(files / "relu.gguf") as before:
+        again = from_gguf(gguf)
+        assert np.array_equal(again.counts, found.counts) and again.tokens == found.tokens
+        assert gguf.value("powerinfer.version") == 1
+        new = {"powerinfer.version", statistics.TOKENS, statistics.CORPUS}
+        assert gguf.metadata == before.metadata | {k: gguf.value(k) for k in new}
+        assert {k: v for k, v in gguf.types.items() if k not in new} == before.types
+        tensors = {t.name: t for t in gguf.tensors}
+        assert len(tensors) == len(before.tensors) + 2
+        assert tensors["blk.1.ffn_rate"].shape == (96,)
+        for tensor in before.tensors:
+            assert np.array_equal(gguf.data(tensors[tensor.name]), before.data(tensor))
+    assert [path.name for path in tmp_path.iterdir()] == ["out.gguf"]
+
+
+def test_tokens_and_separators(files: Path) -> None:
+    model = Model(str(files / "relu.gguf"))
+    text = b"the dog|  |a child tells|the fox"
+    ids = np.concatenate(profiling.windows(model, text, b"|", 8))
+    assert np.count_nonzero(ids == 2) == 3  # an end per document that is not empty
+    for n in (1, 8, 11):
+        some = np.concatenate(profiling.windows(model, text, b"|", 8, n))
+        assert np.array_equal(some, ids[:n])
+
+
+class Stopped(Exception):
+    pass
+
+
+@pytest.mark.parametrize("error", [Stopped, KeyboardInterrupt])
+def test_killed_and_taken_up(
+    error: type[BaseException], files: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, out, text = Model(str(files / "relu.gguf")), tmp_path / "out.gguf", files / "a.txt"
+    whole = profile(model, None, text, export=tmp_path / "whole", **FIELDS)
+    add, calls = profiling.EngineCounter.add, []
+
+    def counting(at_most: int) -> Callable[..., None]:
+        def counted(self: profiling.EngineCounter, window: np.ndarray) -> None:
+            if len(calls) == at_most:
+                raise error
+            calls.append(window)
+            add(self, window)
+
+        return counted
+
+    if error is Stopped:  # Ctrl-C saves at once, whatever kills without a word when it was time
+        monkeypatch.setattr(state, "_SECONDS", 0.0)
+    monkeypatch.setattr(profiling.EngineCounter, "add", counting(2))
+    with pytest.raises(error):
+        profile(model, out, text, **FIELDS)
+    assert [path.name for path in sorted(tmp_path.iterdir())] == ["out.gguf.state", "whole"]
+    notes: list[str] = []
+    monkeypatch.setattr(profiling.EngineCounter, "add", counting(-1))
+    found = profile(model, out, text, log=notes.append, **FIELDS)
+    assert np.array_equal(found.counts, whole.counts) and found.tokens == whole.tokens
+    assert sum(map(len, calls)) == whole.tokens  # nothing twice
+    assert not notes and not (tmp_path / "out.gguf.state").exists()
+
+
+def test_a_state_of_other_work_is_left_alone(
+    files: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, out = Model(str(files / "relu.gguf")), tmp_path / "out.gguf"
+    own = profile(model, None, files / "b.txt", export=tmp_path / "x", **FIELDS)
+    for spoil in (lambda path: None, lambda path: path.write_bytes(b"PK\3\4 nonsense")):
+        monkeypatch.setattr(state, "_SECONDS", 0.0)
+        with monkeypatch.context() as patch:
+            patch.setattr(profiling, "embed_statistics", lambda *_: 1 / 0)
+            with pytest.raises(ZeroDivisionError):
+                profile(model, out, files / "a.txt", **FIELDS)
+        spoil(tmp_path / "out.gguf.state")
+        notes: list[str] = []
+        found = profile(model, out, files / "b.txt", log=notes.append, **FIELDS)
+        assert np.array_equal(found.counts, own.counts)
+        assert len(notes) == 1 and "starting anew" in notes[0]
+
+
+def test_merging(files: Path, tmp_path: Path) -> None:
+    model = Model(str(files / "relu.gguf"))
+    a, b = (
+        profile(model, tmp_path / f"{name}.gguf", files / f"{name}.txt", **FIELDS) for name in "ab"
+    )
+    both = profile(
+        model, tmp_path / "ab.gguf", files / "a.txt", merge=[tmp_path / "b.gguf"], **FIELDS
+    )
+    alone = profile(model, tmp_path / "c.gguf", merge=[tmp_path / "a.gguf", tmp_path / "b.gguf"])
+    for found in (both, alone):
+        assert np.array_equal(found.counts, a.counts + b.counts)
+        assert found.tokens == a.tokens + b.tokens and found.corpus == "a.txt + b.txt"
+    weighted = (a.rates() * a.tokens + b.rates() * b.tokens) / (a.tokens + b.tokens)
+    with Gguf(tmp_path / "ab.gguf") as gguf:
+        assert np.allclose(from_gguf(gguf).rates(), weighted, atol=1e-6)
+    # A file that has statistics gets others instead of them.
+    again = Model(str(tmp_path / "a.gguf"))
+    profile(again, tmp_path / "d.gguf", files / "b.txt", **FIELDS)
+    with Gguf(tmp_path / "d.gguf") as gguf:
+        assert np.array_equal(from_gguf(gguf).counts, b.counts)
+        assert len({t.name for t in gguf.tensors}) == len(gguf.tensors)
+
+
+def test_powerinfers_files(files: Path, tmp_path: Path) -> None:
+    model, folder = Model(str(files / "relu.gguf")), tmp_path / "activation"
+    a = profile(model, None, files / "a.txt", export=folder, **FIELDS)
+    assert sorted(p.name for p in folder.iterdir()) == ["activation_0.pt", "activation_1.pt"]
+    back = profile(model, tmp_path / "b.gguf", imported=folder, imported_tokens=a.tokens)
+    assert np.array_equal(back.counts, a.counts) and back.tokens == a.tokens
+    guessed = profile(model, tmp_path / "c.gguf", imported=folder)
+    assert guessed.tokens == a.counts.max() and guessed.rates().max() == 1
+    path = convert(
+        files / "relu", outfile=tmp_path / "d.gguf", outtype="f32", profile=folder, log=quiet
+    )
+    with Gguf(path) as gguf:
+        assert np.array_equal(from_gguf(gguf).counts, a.counts)
+
+    with pytest.raises(ValueError, match="more than on 3 tokens"):
+        profile(model, tmp_path / "e.gguf", imported=folder, imported_tokens=3)
+    other = Model(str(files / "small.gguf"))
+    with pytest.raises(ModelFormatError, match=r"activation_0\.pt: shape \[96\].* 64 neurons"):
+        profile(other, tmp_path / "e.gguf", imported=folder)
+    (folder / "activation_1.pt").rename(folder / "activation_2.pt")
+    with pytest.raises(ModelFormatError, match="layers 0 to 2 with gaps; the model has 2"):
+        profile(model, tmp_path / "e.gguf", imported=folder)
+    (folder / "activation_1.pt").write_bytes(b"x")
+    (folder / "activation_2.pt").unlink()
+    with pytest.raises(ModelFormatError, match=r"activation_1\.pt: not a torch zip"):
+        profile(model, tmp_path / "e.gguf", imported=folder)
+    shutil.rmtree(folder)
+    folder.mkdir()
+    with pytest.raises(FileNotFoundError, match="no statistics"):
+        profile(model, tmp_path / "e.gguf", imported=folder)
+    assert not (tmp_path / "e.gguf").exists()
+
+
+@pytest.mark.peer("torch")
+def test_torch_reads_and_writes_the_same(tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch")
+    counts = np.arange(3 * 40, dtype=np.uint64).reshape(3, 1, 40) * 10**8
+    activation_files.write(tmp_path, statistics.Statistics(counts, 1, ""))
+    for layer in range(3):
+        found = torch.load(tmp_path / f"activation_{layer}.pt", weights_only=True)
+        assert found.dtype == torch.int64 and np.array_equal(found.numpy(), counts[layer, 0])
+        kind = (torch.int32, torch.float32, torch.int64)[layer]
+        torch.save((found // 10**8).to(kind), tmp_path / f"activation_{layer}.pt")
+    back = activation_files.read(tmp_path, (3, 1, 40))
+    assert np.array_equal(back.counts * np.uint64(10**8), counts)
+    experts = statistics.Statistics(counts.reshape(1, 3, 40), 1, "")
+    activation_files.write(tmp_path / "experts", experts)
+    assert torch.load(tmp_path / "experts" / "activation_0.pt").shape == (3, 40)
+    back = activation_files.read(tmp_path / "experts", (1, 3, 40))
+    assert np.array_equal(back.counts, experts.counts)
+
+
+@pytest.mark.peer("transformers")
+def test_against_transformers(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    checkpoint = tmp_path / "model"
+    shutil.copytree(GOLDEN / "llama-relu-gqa", checkpoint)
+    shutil.copy(GOLDEN / "tokenizer.model", checkpoint)
+    path = convert(checkpoint, outfile=tmp_path / "m.gguf", outtype="f32", log=quiet)
+    (tmp_path / "t.txt").write_text(
+        "The bear liked to play with his friend, a small green frog. " * 4
+    )
+    model = Model(str(path))
+    ours = profile(model, tmp_path / "a.gguf", tmp_path / "t.txt", **FIELDS)
+    theirs = profile(
+        model, tmp_path / "b.gguf", tmp_path / "t.txt", checkpoint=checkpoint, **FIELDS
+    )
+    assert ours.tokens == theirs.tokens > 60 and 0.1 < ours.rates().mean() < 0.9
+    assert np.abs(ours.counts.astype(int) - theirs.counts.astype(int)).sum() <= 3
+
+
+def test_refusals(files: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, out = Model(str(files / "relu.gguf")), tmp_path / "out.gguf"
+    (tmp_path / "empty.txt").write_text(" \n")
+    with pytest.raises(ValueError, match=r"empty\.txt: the text is empty"):
+        profile(model, out, tmp_path / "empty.txt")
+    with pytest.raises(ValueError, match="silu.*every neuron fires"):
+        profile(Model(str(files / "silu.gguf")), out, files / "a.txt")
+    with pytest.raises(ValueError, match="input and output are the same file"):
+        profile(model, files / "relu.gguf", files / "a.txt")
+    with pytest.raises(ModelFormatError, match=r"relu\.gguf: holds no statistics"):
+        profile(model, out, merge=[files / "relu.gguf"])
+    with pytest.raises(ValueError, match="nothing to profile"):
+        profile(model, out)
+    small = tmp_path / "small.gguf"
+    profile(Model(str(files / "small.gguf")), small, files / "b.txt")
+    with pytest.raises(ValueError, match=r"small\.gguf: statistics of another model, 2 layers"):
+        profile(model, out, files / "a.txt", merge=[small])
+    with monkeypatch.context() as patch:
+        patch.setitem(sys.modules, "transformers", None)
+        with pytest.raises(ImportError, match="needs the package"):
+            profile(model, out, files / "a.txt", checkpoint=tmp_path)
+    usage = shutil.disk_usage(tmp_path)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _path: usage._replace(free=1000))
+    with pytest.raises(OSError, match="only 0.0 MiB free"):
+        profile(model, out, files / "a.txt")
+    assert not out.exists()
+
+
+def test_command(files: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    command = ["profile", str(files / "relu.gguf"), "--text", str(files / "a.txt"), "-c", "32"]
+    assert main([*command, "--out", str(tmp_path / "o.gguf"), "--tokens", "50"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "50 tokens of a.txt" and len(lines) == 5
+    assert main(command) == 1
+    assert "--out F or --export DIR" in capsys.readouterr().err
