@@ -112,24 +112,41 @@ void test_strip(strip_fn fn, strip_fn generic, DType type) {
     const Kernels& k = *kernels_for("generic");
     for (int64_t cols : {32, 64, 96, 256, 512, 768}) {
         if (cols % info(type).block) continue;
-        for (int64_t rows : {1, 5, 8}) {
+        for (int64_t rows : {1, 5, 8, 24}) {
             for (int64_t nt : {1, 2, 4, 6, 9, 14}) {
+                const int64_t n = (rows + kStrip - 1) / kStrip, ldy = n * kStrip;
                 const auto w = random_rows(type, rows, cols);
-                std::vector<uint8_t> strip(size_t(kStrip * info(type).size(cols)));
-                pack_strip(type, w.data(), rows, cols, strip.data());
+                const int64_t row_bytes = info(type).size(cols);
+                std::vector<uint8_t> strips(size_t(ldy * row_bytes));
+                for (int64_t r = 0; r < rows; r += kStrip) {
+                    pack_strip(type, w.data() + r * row_bytes, std::min(kStrip, rows - r), cols,
+                               strips.data() + r * row_bytes);
+                }
                 const Quantised x(k, random_floats(nt * cols), nt, cols);
-                std::vector<float> y(size_t(nt * kStrip)), expected(y.size());
-                fn(strip.data(), x.view, 0, nt, y.data(), kStrip);
-                generic(strip.data(), x.view, 0, nt, expected.data(), kStrip);
+                std::vector<float> y(size_t(nt * ldy)), expected(y.size());
+                fn(strips.data(), n, x.view, 0, nt, y.data(), ldy);
+                generic(strips.data(), n, x.view, 0, nt, expected.data(), ldy);
                 CHECK(distance(y, expected) < kRounding);
-                CHECK(same_alone([&](int64_t t, int64_t n,
-                                     float* out) { fn(strip.data(), x.view, t, n, out, kStrip); },
-                                 y, nt, kStrip));
+                CHECK(same_alone(
+                    [&](int64_t t, int64_t count, float* out) {
+                        fn(strips.data(), n, x.view, t, count, out, ldy);
+                    },
+                    y, nt, ldy));
+                std::vector<float> strip_alone(size_t(nt * kStrip));
+                for (int64_t i = 0; i < n; i++) {
+                    fn(strips.data() + i * kStrip * row_bytes, 1, x.view, 0, nt, strip_alone.data(),
+                       kStrip);
+                    for (int64_t t = 0; t < nt; t++) {
+                        CHECK(std::equal(strip_alone.begin() + t * kStrip,
+                                         strip_alone.begin() + (t + 1) * kStrip,
+                                         y.begin() + t * ldy + i * kStrip));
+                    }
+                }
                 // The product with the rows as they were before packing, in double.
                 for (int64_t r = 0; r < rows; r++) {
                     std::vector<float> row(static_cast<size_t>(cols)), back(row.size());
                     info(type).decode(w.data() + r * info(type).size(cols), row.data(), cols);
-                    decode_row({type, Layout::strips, rows, cols, strip.data()}, r, back.data());
+                    decode_row({type, Layout::strips, rows, cols, strips.data()}, r, back.data());
                     CHECK(row == back);
                     double sum = 0, size = 0;
                     for (int64_t i = 0; i < cols; i++) {
@@ -152,8 +169,8 @@ void test_strip(strip_fn fn, strip_fn generic, DType type) {
         for (float sign : {1.0f, -1.0f}) {
             const Quantised x(k, std::vector<float>(size_t(n), sign * 127), 1, n);
             std::vector<float> y(kStrip), expected(kStrip);
-            fn(strip.data(), x.view, 0, 1, y.data(), kStrip);
-            generic(strip.data(), x.view, 0, 1, expected.data(), kStrip);
+            fn(strip.data(), 1, x.view, 0, 1, y.data(), kStrip);
+            generic(strip.data(), 1, x.view, 0, 1, expected.data(), kStrip);
             CHECK(n == kQ ? y == expected : distance(y, expected) < kRounding);
             double sum = 0;
             std::vector<float> row(static_cast<size_t>(n));

@@ -1,6 +1,6 @@
 // The one error type of the tensor core and the engine.
 //
-// Loading, checking and planning throw Error; api.cpp alone catches it and turns it into a status
+// Loading, checking and planning throw Error; the C API alone catches it and turns it into a status
 // code and a message. Nothing that runs once per token throws.
 #pragma once
 

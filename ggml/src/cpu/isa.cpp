@@ -22,19 +22,32 @@ bool has_generic() {
 }
 
 #ifdef GGML_X86
-// The processor knows AVX2, FMA and F16C, and the system saves the wide registers (XGETBV): without
-// the second the first instruction would fault.
+// Does the system save these registers (XGETBV)? Without that their first instruction would fault.
+bool saves(unsigned registers) {
+    unsigned a, b, c, d;
+    constexpr unsigned osxsave = 1u << 27;
+    if (!__get_cpuid(1, &a, &b, &c, &d) || !(c & osxsave)) return false;
+    unsigned xcr0, high;
+    __asm__ volatile("xgetbv" : "=a"(xcr0), "=d"(high) : "c"(0));
+    return (xcr0 & registers) == registers;
+}
+
 bool has_avx2() {
     unsigned a, b, c, d;
     if (!__get_cpuid(1, &a, &b, &c, &d)) return false;
-    constexpr unsigned fma = 1u << 12, osxsave = 1u << 27, avx = 1u << 28, f16c = 1u << 29;
-    if ((c & (fma | osxsave | avx | f16c)) != (fma | osxsave | avx | f16c)) return false;
-    unsigned xcr0, high;
-    __asm__ volatile("xgetbv" : "=a"(xcr0), "=d"(high) : "c"(0));
-    constexpr unsigned xmm_ymm = 6;
-    if ((xcr0 & xmm_ymm) != xmm_ymm) return false;
-    constexpr unsigned avx2 = 1u << 5;
-    return __get_cpuid_count(7, 0, &a, &b, &c, &d) && (b & avx2);
+    constexpr unsigned fma = 1u << 12, avx = 1u << 28, f16c = 1u << 29, all = fma | avx | f16c;
+    constexpr unsigned xmm_ymm = 6, avx2 = 1u << 5;
+    return (c & all) == all && saves(xmm_ymm) && __get_cpuid_count(7, 0, &a, &b, &c, &d) &&
+           (b & avx2);
+}
+
+// AVX-512 F, DQ, BW, VL and VNNI: Ice Lake and Zen 4 on.
+bool has_avx512() {
+    unsigned a, b, c, d;
+    constexpr unsigned f = 1u << 16, dq = 1u << 17, bw = 1u << 30, vl = 1u << 31, vnni = 1u << 11;
+    constexpr unsigned all = f | dq | bw | vl, xmm_ymm_zmm_masks = 0xe6;
+    return has_avx2() && saves(xmm_ymm_zmm_masks) && __get_cpuid_count(7, 0, &a, &b, &c, &d) &&
+           (b & all) == all && (c & vnni);
 }
 #endif
 
@@ -46,19 +59,20 @@ struct Isa {
 // Best first.
 constexpr Isa kIsas[] = {
 #ifdef GGML_X86
+    {"avx512", has_avx512},
     {"avx2", has_avx2},
 #endif
     {"generic", has_generic},
 };
 constexpr int kIsaCount = sizeof(kIsas) / sizeof(kIsas[0]);
 
-Kernels build(const char* isa) {
+// Rows of a better instruction set replace those of the ones before it.
+Kernels build(int isa) {
     Kernels k{};
-    k.isa = isa;
-    // Rows of this instruction set replace the generic ones.
-    for (const char* wanted : {"generic", isa}) {
+    k.isa = kIsas[isa].name;
+    for (int i = kIsaCount - 1; i >= isa; i--) {
 #define KERNEL(op, dtype, isa_, fn) \
-    if (!std::strcmp(wanted, #isa_)) k.op[int(DType::dtype)] = isa_::fn;
+    if (!std::strcmp(kIsas[i].name, #isa_)) k.op[int(DType::dtype)] = isa_::fn;
 #include "cpu/kernels.inc"
 #undef KERNEL
     }
@@ -70,7 +84,7 @@ Kernels build(const char* isa) {
 const Kernels* kernels_for(const char* isa) {
     static const auto* tables = [] {
         auto* all = new Kernels[kIsaCount];
-        for (int i = 0; i < kIsaCount; i++) all[i] = build(kIsas[i].name);
+        for (int i = 0; i < kIsaCount; i++) all[i] = build(i);
         return all;
     }();
     for (int i = 0; i < kIsaCount; i++) {

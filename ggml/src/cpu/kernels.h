@@ -14,9 +14,9 @@ namespace ggml::cpu {
 using matmul_fn = void (*)(const uint8_t* w, int64_t row_bytes, int64_t n_rows, int64_t k,
                            const float* x, int64_t ldx, int64_t nt, float* y, int64_t ldy);
 
-// The same for the eight rows of one strip and nt tokens from t0 on in 8 bits.
-using strip_fn = void (*)(const uint8_t* strip, const Q8Rows& x, int64_t t0, int64_t nt, float* y,
-                          int64_t ldy);
+// The same for the rows of n strips, one after the other, and nt tokens from t0 on in 8 bits.
+using strip_fn = void (*)(const uint8_t* strips, int64_t n, const Q8Rows& x, int64_t t0, int64_t nt,
+                          float* y, int64_t ldy);
 
 // y[t * ldy + c] += a[t * lda + r] * w[r][c], rows in ascending order, for c in [0, cols); for
 // block formats cols is a multiple of the block.

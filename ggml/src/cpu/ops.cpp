@@ -18,27 +18,41 @@ int64_t grain_for(const Context& context, int64_t n) {
     return std::max<int64_t>(1, n / (context.threads.active() * kPieces));
 }
 
-// Eight rows (or the matrix's last few) of one weight times all tokens.
-void eight_rows(const cpu::Kernels& kernels, const Product& p, int64_t row, const Input& x) {
+// Tokens whose activations stay in a core's cache while a piece of the rows goes by.
+constexpr int64_t kTokens = 128;
+
+// Strips [first, first + n) of eight rows each (or the matrix's last few) of one weight times all
+// tokens.
+void some_strips(const cpu::Kernels& kernels, const Product& p, int64_t first, int64_t n,
+                 const Input& x) {
     const Matrix& w = p.w;
-    const int64_t n = std::min(kStrip, w.rows - row), ldy = w.rows;
+    const int64_t row = first * kStrip, ldy = w.rows;
+    const int64_t rows = std::min(n * kStrip, w.rows - row), whole = rows / kStrip;
     const uint8_t* data = w.data + row * w.row_bytes();
-    float* y = p.y + row;
-    if (w.layout == Layout::rows) {
-        kernels.matmul[int(w.type)](data, w.row_bytes(), n, w.cols, x.x, x.cols, x.rows, y, ldy);
-    } else if (n == kStrip) {
-        kernels.strip[int(w.type)](data, x.q8, 0, x.rows, y, ldy);
-    } else {  // the last strip has rows that the matrix has not
-        float part[64 * kStrip];
+    for (int64_t t0 = 0; t0 < x.rows; t0 += kTokens) {
+        const int64_t nt = std::min(kTokens, x.rows - t0);
+        float* y = p.y + t0 * ldy + row;
+        if (w.layout == Layout::rows) {
+            kernels.matmul[int(w.type)](data, w.row_bytes(), rows, w.cols, x.x + t0 * x.cols,
+                                        x.cols, nt, y, ldy);
+        } else {
+            kernels.strip[int(w.type)](data, whole, x.q8, t0, nt, y, ldy);
+        }
+    }
+    if (w.layout != Layout::rows && whole < n) {  // the last strip has rows that the matrix has not
+        data += whole * kStrip * w.row_bytes();
+        float part[64 * kStrip], *y = p.y + row + whole * kStrip;
         for (int64_t t0 = 0; t0 < x.rows; t0 += 64) {
             const int64_t nt = std::min<int64_t>(64, x.rows - t0);
-            kernels.strip[int(w.type)](data, x.q8, t0, nt, part, kStrip);
-            for (int64_t t = 0; t < nt; t++) std::copy_n(part + t * kStrip, n, y + (t0 + t) * ldy);
+            kernels.strip[int(w.type)](data, 1, x.q8, t0, nt, part, kStrip);
+            for (int64_t t = 0; t < nt; t++) {
+                std::copy_n(part + t * kStrip, rows % kStrip, y + (t0 + t) * ldy);
+            }
         }
     }
     if (p.bias) {
         for (int64_t t = 0; t < x.rows; t++) {
-            for (int64_t r = 0; r < n; r++) y[t * ldy + r] += p.bias[row + r];
+            for (int64_t r = 0; r < rows; r++) p.y[t * ldy + row + r] += p.bias[row + r];
         }
     }
 }
@@ -58,9 +72,8 @@ void matmul(Context& context, const Input& x, std::initializer_list<Product> pro
         int64_t first = 0;
         for (const Product& p : products) {
             const int64_t n = strips(p);
-            for (int64_t i = std::max(begin, first); i < std::min(end, first + n); i++) {
-                eight_rows(context.kernels, p, (i - first) * kStrip, x);
-            }
+            const int64_t from = std::max(begin, first), to = std::min(end, first + n);
+            if (from < to) some_strips(context.kernels, p, from - first, to - from, x);
             first += n;
         }
     });

@@ -54,10 +54,14 @@ template <typename F, int T>
 }
 
 template <typename F>
-void strip_tokens(const uint8_t* w, const Q8Rows& x, int64_t t0, int64_t nt, float* y,
-                  int64_t ldy) {
-    for_tiles<F::tokens>(
-        nt, [&](auto n, int64_t t) { strip_tile<F, n>(w, x, t0 + t, y + t * ldy, ldy); });
+void strips(const uint8_t* w, int64_t n, const Q8Rows& x, int64_t t0, int64_t nt, float* y,
+            int64_t ldy) {
+    const int64_t size = x.cols / (kQ * F::blocks) * kStrip * int64_t(sizeof(typename F::Block));
+    for (int64_t i = 0; i < n; i++, w += size, y += kStrip) {
+        for_tiles<F::tokens>(nt, [&](auto tile, int64_t t) {
+            strip_tile<F, tile>(w, x, t0 + t, y + t * ldy, ldy);
+        });
+    }
 }
 
 template <typename F, int T>
@@ -239,9 +243,9 @@ void add_folded(const uint8_t* w, int64_t stride, const int32_t* ids, int64_t n,
 }  // namespace ggml::cpu::avx2
 
 #define BLOCK_KERNELS(suffix, Format)                                                              \
-    void strip__##suffix##_q8(const uint8_t* w, const Q8Rows& x, int64_t t0, int64_t nt, float* y, \
-                              int64_t ldy) {                                                       \
-        strip_tokens<Format>(w, x, t0, nt, y, ldy);                                                \
+    void strip__##suffix##_q8(const uint8_t* w, int64_t n, const Q8Rows& x, int64_t t0,            \
+                              int64_t nt, float* y, int64_t ldy) {                                 \
+        strips<Format>(w, n, x, t0, nt, y, ldy);                                                   \
     }                                                                                              \
     void dot__##suffix(const uint8_t* w, int64_t stride, const int32_t* ids, int64_t n, int64_t,   \
                        const NeuronInput& x, const int32_t* tokens, int64_t nt, float* y) {        \

@@ -11,8 +11,8 @@ namespace ggml::cpu::generic {
 namespace {
 
 template <typename Block>
-void strip(DType type, const uint8_t* w, const Q8Rows& x, int64_t t0, int64_t nt, float* y,
-           int64_t ldy) {
+void one_strip(DType type, const uint8_t* w, const Q8Rows& x, int64_t t0, int64_t nt, float* y,
+               int64_t ldy) {
     constexpr int size = BlockTraits<Block>::size;
     for (int r = 0; r < kStrip; r++) {
         for (int64_t t = 0; t < nt; t++) y[t * ldy + r] = 0;
@@ -32,9 +32,12 @@ void strip(DType type, const uint8_t* w, const Q8Rows& x, int64_t t0, int64_t nt
 
 }  // namespace
 
-#define STRIP(name, type)                                                                         \
-    void name(const uint8_t* w, const Q8Rows& x, int64_t t0, int64_t nt, float* y, int64_t ldy) { \
-        strip<Block##type>(DType::type, w, x, t0, nt, y, ldy);                                    \
+#define STRIP(name, type)                                                                     \
+    void name(const uint8_t* w, int64_t n, const Q8Rows& x, int64_t t0, int64_t nt, float* y, \
+              int64_t ldy) {                                                                  \
+        for (int64_t i = 0; i < n; i++, w += kStrip * info(DType::type).size(x.cols)) {       \
+            one_strip<Block##type>(DType::type, w, x, t0, nt, y + i * kStrip, ldy);           \
+        }                                                                                     \
     }
 STRIP(strip__q8_0_q8, Q8_0)
 STRIP(strip__q4_0_q8, Q4_0)
