@@ -70,7 +70,7 @@ class NeuronScratch {
     friend class SparseFfn;
     struct PerThread {
         // Several rows: a few neurons' values and candidates for each of them, and sums of pieces.
-        float *h, *out, *sums;
+        float *h, *out, *line, *sums;
         int32_t* tokens;
         NeuronCounts counts;
     };

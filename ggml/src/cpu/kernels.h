@@ -60,7 +60,7 @@ struct Shares {
     const float* h;
     Ahead ahead = {};
 };
-constexpr int64_t kShared = 16;  // at most so many rows
+constexpr int64_t kShared = 64;  // at most so many rows
 
 // y[t * ldy + c] += sum_k h[k] * row ids[row[k]][c] over `cols` columns, for nt tokens and n <=
 // kShared rows at w + id * stride; block formats are folded, and y has their order: column r * cols
@@ -70,6 +70,17 @@ using add_fn = void (*)(const uint8_t* w, int64_t stride, const int32_t* ids, in
 
 // Quantises rows [t0, t0 + nt) of x [.., cols] into out.
 using quantize_fn = void (*)(const float* x, int64_t t0, int64_t nt, const Q8Rows& out);
+
+// How much rows of signs (ggml/sketch.h) disagree with one input: out[r] = sum of the levels of the
+// columns where the signs differ. planes: [4, plane_bytes(bytes)], the input's signs, then bits 0,
+// 1 and 2 of its levels, 0 beyond the end.
+using sketch_fn = void (*)(const uint8_t* signs, int64_t n_rows, int64_t bytes,
+                           const uint8_t* planes, int32_t* out);
+
+// A plane is a whole number of the widest registers.
+constexpr int64_t plane_bytes(int64_t bytes) {
+    return (bytes + 63) / 64 * 64;
+}
 
 constexpr int kTypes = 32;  // type ids of weights lie below
 
@@ -81,6 +92,7 @@ struct Kernels {
     dot_fn dot[kTypes];
     add_fn add[kTypes];
     quantize_fn quantize[kTypes];  // by the type quantised from: F32
+    sketch_fn sketch[kTypes];      // by the type of the tensor: I8
 };
 
 // The complete table of one instruction set: what it lacks comes from generic. Null when the name

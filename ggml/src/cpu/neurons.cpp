@@ -24,7 +24,7 @@ using cpu::kShared;  // several tokens: neurons taken together
 // Several tokens: of the pairs of a tile's neurons and the tokens, the share from which on all are
 // multiplied and the mask is applied to the result: fewer would need lists, gathered inputs and
 // products of fewer tokens at a time. Measured, see docs/sparsity.md.
-constexpr double kDense = 0.5;
+constexpr double kDense = 0.75;
 // Values of y that stay in a core's cache while the rows of all neurons go by.
 constexpr int64_t kResident = 1 << 15;
 
@@ -330,62 +330,72 @@ class SparseFfn {
         }
     }
 
+    // Which tokens each of a tile's n neurons is computed for.
+    struct Lists {
+        Lists(int32_t* room, int64_t rows) : tokens(room), rows(rows) {}
+        int32_t* of(int64_t j) const { return tokens + j * rows; }
+
+        int32_t* tokens;  // [kShared, rows]
+        int64_t rows, length[kShared], pairs = 0;
+    };
+
+    template <typename Wanted>
+    Lists list(int64_t n, int32_t* room, const Wanted& wanted) const {
+        Lists lists(room, x_.rows);
+        for (int64_t j = 0; j < n; j++) {
+            int64_t length = 0;
+            for (int64_t t = 0; t < x_.rows; t++) {
+                lists.of(j)[length] = int32_t(t);
+                length += wanted(j, t);
+            }
+            lists.length[j] = length;
+            lists.pairs += length;
+        }
+        return lists;
+    }
+
+    // out[j * rows + t] = row begin + j . token t for what is listed; anything for the rest.
+    void dot_listed(const NeuronRows& rows, const float* bias, int64_t begin, int64_t n,
+                    const Lists& lists, float* line, float* out) const {
+        int32_t ids[kShared];
+        for (int64_t j = 0; j < n; j++) ids[j] = int32_t(begin + j);
+        if (double(lists.pairs) >= kDense * double(n * x_.rows)) {
+            dot(rows, bias, ids, n, s_.all_tokens_, x_.rows, out);
+            return;
+        }
+        for (int64_t j = 0; j < n; j++) {
+            const int64_t m = lists.length[j];
+            if (m) dot(rows, bias, ids + j, 1, lists.of(j), m, line);
+            for (int64_t i = 0; i < m; i++) out[j * x_.rows + lists.of(j)[i]] = line[i];
+        }
+    }
+
     // h[j * rows + t] = what neuron begin + j of n sends down for token t; 0 where it does not fire
     // or is not proposed.
     void fire_tile(int64_t begin, int64_t n, NeuronScratch::PerThread& own) {
-        const NeuronRows& first = w_.gate ? w_.gate : w_.up;
-        const float* first_bias = w_.gate ? w_.gate_bias : w_.up_bias;
         const int64_t rows = x_.rows;
-        float *h = own.h, *out = own.out;
-        int32_t* tokens = own.tokens;  // [kShared, rows]: who may compute neuron j
-        int64_t length[kShared] = {}, pairs = 0;
-        for (int64_t j = 0; j < n; j++) {
-            for (int64_t t = 0; t < rows; t++) {
-                tokens[j * rows + length[j]] = int32_t(t);
-                length[j] += proposed(t, begin + j);
-            }
-            pairs += length[j];
-        }
-        own.counts.proposed += pairs;
-        if (!pairs) {
-            std::fill_n(h, n * rows, 0.0f);
-            return;
-        }
-        if (double(pairs) >= kDense * double(n * rows)) {
-            int32_t ids[kShared];
-            for (int64_t j = 0; j < n; j++) ids[j] = int32_t(begin + j);
-            dot(first, first_bias, ids, n, s_.all_tokens_, rows, h);
-            for (int64_t i = 0; i < n * rows; i++) h[i] = activate(h[i]);
-            for (int64_t j = 0; j < n && pairs < n * rows; j++) {
-                for (int64_t t = 0; t < rows; t++) {
-                    if (!proposed(t, begin + j)) h[j * rows + t] = 0;
-                }
-            }
-        } else {
+        float* h = own.h;
+        const auto put = [&](const Lists& lists, const auto& result) {
             for (int64_t j = 0; j < n; j++) {
-                const int32_t id = int32_t(begin + j), *listed = tokens + j * rows;
-                std::fill_n(h + j * rows, rows, 0.0f);
-                if (length[j]) dot(first, first_bias, &id, 1, listed, length[j], out);
-                for (int64_t i = 0; i < length[j]; i++) {
-                    h[j * rows + listed[i]] = activate(out[i]);
+                for (int64_t i = 0; i < lists.length[j]; i++) {
+                    const int64_t at = j * rows + lists.of(j)[i];
+                    h[at] = result(h[at], own.out[at]);
                 }
             }
-        }
-        for (int64_t j = 0; j < n; j++) {
-            float* row = h + j * rows;
-            int64_t m = 0;
-            for (int64_t t = 0; t < rows; t++) {
-                tokens[m] = int32_t(t);
-                m += row[t] != 0;
-            }
-            own.counts.computed += m;
-            if (!w_.gate || !m) continue;
-            const int32_t id = int32_t(begin + j);
-            dot(w_.up, w_.up_bias, &id, 1, tokens, m, out);
-            for (int64_t i = 0; i < m; i++) {
-                row[tokens[i]] = value(row[tokens[i]], out[i]);
-            }
-        }
+        };
+        std::fill_n(h, n * rows, 0.0f);
+        const Lists candidates =
+            list(n, own.tokens, [&](int64_t j, int64_t t) { return proposed(t, begin + j); });
+        dot_listed(w_.gate ? w_.gate : w_.up, w_.gate ? w_.gate_bias : w_.up_bias, begin, n,
+                   candidates, own.line, own.out);
+        put(candidates, [&](float, float v) { return activate(v); });
+        own.counts.proposed += candidates.pairs;
+        const Lists fired =
+            list(n, own.tokens, [&](int64_t j, int64_t t) { return h[j * rows + t] != 0; });
+        own.counts.computed += fired.pairs;
+        if (!w_.gate) return;
+        dot_listed(w_.up, w_.up_bias, begin, n, fired, own.line, own.out);
+        put(fired, [&](float gate, float up) { return value(gate, up); });
     }
 
     // Lists what fired in a tile token by token, as the second pass wants it.
@@ -501,7 +511,7 @@ struct Sizes {
     }
     uint64_t bytes() const {
         return uint64_t(listed) * 8 + uint64_t(partial + firsts + rows) * 4 +
-               uint64_t(threads * (2 * tile + rows + sums)) * 4 +
+               uint64_t(threads * (3 * tile + rows + sums)) * 4 +
                uint64_t(blocks) * (kQ + 3 * 4 + 2 * 2);
     }
     int64_t rows, threads, partial, blocks = 0, listed = 0, firsts = 0, tile = 0, sums = 0;
@@ -527,7 +537,8 @@ NeuronScratch::NeuronScratch(int64_t max_rows, int64_t n, int64_t cols, int max_
         take(t.sums, sizes.sums);
         take(t.h, sizes.tile);
         take(t.tokens, sizes.tile);
-        take(t.out, sizes.rows);
+        take(t.out, sizes.tile);
+        take(t.line, sizes.rows);
     }
     take(h_, sizes.listed);
     take(ids_, sizes.listed);

@@ -58,9 +58,8 @@ void strips(const uint8_t* w, int64_t n, const Q8Rows& x, int64_t t0, int64_t nt
             int64_t ldy) {
     const int64_t size = x.cols / (kQ * F::blocks) * kStrip * int64_t(sizeof(typename F::Block));
     for (int64_t i = 0; i < n; i++, w += size, y += kStrip) {
-        for_tiles<F::tokens>(nt, [&](auto tile, int64_t t) {
-            strip_tile<F, tile>(w, x, t0 + t, y + t * ldy, ldy);
-        });
+        for_tiles<F::tokens>(
+            nt, [&](auto tile, int64_t t) { strip_tile<F, tile>(w, x, t0 + t, y + t * ldy, ldy); });
     }
 }
 
@@ -163,57 +162,49 @@ void add_tile(const uint8_t* const* rows, const uint8_t* const* aheads, int64_t 
     }
 }
 
-// What tokens take of unpacked values that share a scale: y, in registers by 64 columns, takes its
-// rows one by one.
-template <typename F, int kHalf>
-inline void take_values(const float (&values)[kShared][kHalf], const Weighed<F>* weighed,
-                        const Shares& shares, int64_t nt, float* y, int64_t ldy) {
-    for (int64_t t = 0; t < nt; t++) {
-        const int32_t begin = shares.first[t], end = shares.first[t + 1];
-        if (begin == end) continue;
-        for (int c = 0; c < kHalf; c += 64) {
-            float* to = y + t * ldy + c;
-            __m256 sum[8];
-            for (int i = 0; i < 8; i++) sum[i] = _mm256_loadu_ps(to + 8 * i);
-            for (int32_t k = begin; k < end; k++) {
-                const int32_t r = shares.row[k];
-                const __m256 factor = weighed[r].factor(shares.h[k]);
-                for (int i = 0; i < 8; i++) {
-                    sum[i] = _mm256_fmadd_ps(factor, _mm256_load_ps(values[r] + c + 8 * i), sum[i]);
-                }
-            }
-            for (int i = 0; i < 8; i++) _mm256_storeu_ps(to + 8 * i, sum[i]);
-        }
-    }
-}
-
-// For several tokens: the values of a row are unpacked once for all. Same operations in the same
-// order as add_tile, hence the same bits.
+// For several tokens: the values of many rows are unpacked once for all, 64 columns at a time,
+// which stay in the nearest cache; y, in registers, takes its rows one by one. Same operations in
+// the same order as add_tile, hence the same bits.
 template <typename F>
 void add_unpacked(const uint8_t* const* rows, int64_t n, int64_t cols, const Shares& shares,
                   int64_t nt, float* y, int64_t ldy) {
-    constexpr int kHalf = 32 * kGroups<F>;  // columns that share a scale, in all eight lanes
-    alignas(32) float values[kShared][kHalf];
+    constexpr int64_t size = kStrip * sizeof(typename F::Block);
+    alignas(32) float values[kShared][64];
     Weighed<F> weighed[kShared];
     const __m256i bias = _mm256_set1_epi8(F::bias);
-    for (int64_t c = 0; c < cols; c += kStrip * kQ * F::blocks) {
+    int64_t at = 0;
+    for (int64_t c = 0; c < cols; c += kStrip * kQ * F::blocks, at += size) {
 #pragma GCC unroll 16
         for (int k = 0; k < F::blocks * F::halves; k++) {
-            const int j = k / F::halves;
+            const int j = k / F::halves, first = k % F::halves * kGroups<F>;
             for (int64_t r = 0; r < n; r++) {
-                const uint8_t* row = rows[r] + c / (kStrip * kQ * F::blocks) * kStrip *
-                                                   int64_t(sizeof(typename F::Block));
-                weighed[r] = Weighed<F>::of(row, j, k % F::halves);
-                for (int v = 0; v < kGroups<F>; v++) {
-                    const __m256i bytes =
-                        _mm256_sub_epi8(F::weights(row, j, k % F::halves * kGroups<F> + v), bias);
-                    for (int i = 0; i < 4; i++) {
-                        _mm256_store_ps(values[r] + 32 * v + 8 * i,
-                                        weighed[r].value(bytes, pick_byte(i)));
+                weighed[r] = Weighed<F>::of(rows[r] + at, j, k % F::halves);
+            }
+            for (int v = first; v < first + kGroups<F>; v += 2) {
+                for (int64_t r = 0; r < n; r++) {
+                    for (int i = 0; i < 8; i++) {
+                        const __m256i bytes =
+                            _mm256_sub_epi8(F::weights(rows[r] + at, j, v + i / 4), bias);
+                        _mm256_store_ps(values[r] + 8 * i,
+                                        weighed[r].value(bytes, pick_byte(i % 4)));
                     }
                 }
+                for (int64_t t = 0; t < nt; t++) {
+                    const int32_t begin = shares.first[t], end = shares.first[t + 1];
+                    if (begin == end) continue;
+                    float* to = y + t * ldy + c + kStrip * kQ * j + 32 * v;
+                    __m256 sum[8];
+                    for (int i = 0; i < 8; i++) sum[i] = _mm256_loadu_ps(to + 8 * i);
+                    for (int32_t e = begin; e < end; e++) {
+                        const float* row = values[shares.row[e]];
+                        const __m256 factor = weighed[shares.row[e]].factor(shares.h[e]);
+                        for (int i = 0; i < 8; i++) {
+                            sum[i] = _mm256_fmadd_ps(factor, _mm256_load_ps(row + 8 * i), sum[i]);
+                        }
+                    }
+                    for (int i = 0; i < 8; i++) _mm256_storeu_ps(to + 8 * i, sum[i]);
+                }
             }
-            take_values<F>(values, weighed, shares, nt, y + c + kHalf * k, ldy);
         }
     }
 }
@@ -242,16 +233,16 @@ void add_folded(const uint8_t* w, int64_t stride, const int32_t* ids, int64_t n,
 
 }  // namespace ggml::cpu::avx2
 
-#define BLOCK_KERNELS(suffix, Format)                                                              \
-    void strip__##suffix##_q8(const uint8_t* w, int64_t n, const Q8Rows& x, int64_t t0,            \
-                              int64_t nt, float* y, int64_t ldy) {                                 \
-        strips<Format>(w, n, x, t0, nt, y, ldy);                                                   \
-    }                                                                                              \
-    void dot__##suffix(const uint8_t* w, int64_t stride, const int32_t* ids, int64_t n, int64_t,   \
-                       const NeuronInput& x, const int32_t* tokens, int64_t nt, float* y) {        \
-        dot_folded<Format>(w, stride, ids, n, x, tokens, nt, y);                                   \
-    }                                                                                              \
-    void add__##suffix(const uint8_t* w, int64_t stride, const int32_t* ids, int64_t n,            \
-                       int64_t cols, const Shares& shares, int64_t nt, float* y, int64_t ldy) {    \
-        add_folded<Format>(w, stride, ids, n, cols, shares, nt, y, ldy);                           \
+#define BLOCK_KERNELS(suffix, Format)                                                            \
+    void strip__##suffix##_q8(const uint8_t* w, int64_t n, const Q8Rows& x, int64_t t0,          \
+                              int64_t nt, float* y, int64_t ldy) {                               \
+        strips<Format>(w, n, x, t0, nt, y, ldy);                                                 \
+    }                                                                                            \
+    void dot__##suffix(const uint8_t* w, int64_t stride, const int32_t* ids, int64_t n, int64_t, \
+                       const NeuronInput& x, const int32_t* tokens, int64_t nt, float* y) {      \
+        dot_folded<Format>(w, stride, ids, n, x, tokens, nt, y);                                 \
+    }                                                                                            \
+    void add__##suffix(const uint8_t* w, int64_t stride, const int32_t* ids, int64_t n,          \
+                       int64_t cols, const Shares& shares, int64_t nt, float* y, int64_t ldy) {  \
+        add_folded<Format>(w, stride, ids, n, cols, shares, nt, y, ldy);                         \
     }
