@@ -19,7 +19,7 @@ constexpr int64_t kEnough = 512;
 constexpr double kRecall = 0.7, kOfTrained = 0.8;
 
 bool audits(const Config& c, const pi_session_params& p) {
-    return p.sparse == PI_SPARSE_AUTO && c.predictor_rank > 0;
+    return p.sparse == PI_SPARSE_AUTO && c.has_predictors;
 }
 
 }  // namespace

@@ -29,11 +29,18 @@ void dense_ffn(Session& s, const Ffn& w, const FfnInput& in, float* y) {
     ggml::matmul(s.context, fired, {{w.down, y, w.down_bias}});
 }
 
-// score = fc2 . relu(fc1 . x): raw logits, no bias (PowerInfer's semantics).
+// score = fc2 . relu(fc1 . x): raw logits, no bias (PowerInfer's semantics); of a sketch the sum of
+// the inputs under the signs of the row.
 void predict(Session& s, const Ffn& w, const float* x, int64_t n) {
     const Config& c = s.model->config;
     Scratch& b = s.scratch;
     s.context.profile.part = "predictor";
+    if (w.signs) {
+        const ggml::Sketch sketch{c.n_ff, c.n_embd, w.signs.data, w.sketch_offset};
+        ggml::sketch_scores(s.context, sketch, x, n, b.sketch, b.score);
+        s.context.profile.part = "ffn";
+        return;
+    }
     const Input input = b.input.prepare(s.context, x, n, c.n_embd, w.fc1.quantised());
     ggml::matmul(s.context, input, {{w.fc1, b.hidden}});
     ggml::activation(s.context, ggml::Activation::relu, b.hidden, n * w.fc1.rows);
@@ -61,7 +68,8 @@ void neuron_ffn(Session& s, int64_t layer, const Ffn& w, const FfnInput& in, flo
     Scratch& b = s.scratch;
     ggml::NeuronMask mask;
     const auto predicted = [](Masking m) { return m != Masking::none; };
-    const int64_t n_predicted = w.fc1 ? std::count_if(in.masking, in.masking + in.n, predicted) : 0;
+    const int64_t n_predicted =
+        w.fc1 || w.signs ? std::count_if(in.masking, in.masking + in.n, predicted) : 0;
     s.row_counts.predicted[size_t(layer)] += n_predicted;
     if (n_predicted) {
         predict(s, w, c.predict_from_normed ? in.x : in.residual, in.n);

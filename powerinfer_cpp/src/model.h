@@ -11,6 +11,7 @@
 #include "ggml/gguf.h"
 #include "ggml/neurons.h"
 #include "ggml/ops.h"
+#include "ggml/sketch.h"
 #include "ggml/tensor.h"
 #include "powerinfer.h"
 #include "tokenizer.h"
@@ -49,7 +50,9 @@ struct Config {
     bool parallel_ffn = false;                // attention and FFN both read the layer's input
     int64_t n_expert = 0, n_expert_used = 0;  // 0: one FFN
     bool neuron_aware = false;                // FFN weights are neuron rows
-    int64_t predictor_rank = 0;               // the largest; 0: no predictor in the file
+    bool has_predictors = false;              // of some layer at least
+    bool sketches = false;                    // they are sketches, not mlps
+    int64_t predictor_rank = 0;               // of mlps, the largest
     bool predict_from_normed =
         false;                       // the predictor sees the FFN's normed input, not the residual
     bool route_layer_input = false;  // the router reads x itself, not the FFN's normed input
@@ -86,7 +89,9 @@ struct Ffn {
     // three rows in a bundle, 12.4 to 13.0 with two; by predictor 14.9 and as much or more.
     Bundle gates, bundle;
     ggml::Neurons neurons;
-    ggml::Matrix fc1, fc2;        // [rank, n_embd], [n_ff, rank]; empty: no predictor
+    ggml::Matrix fc1, fc2;  // [rank, n_embd], [n_ff, rank]; empty: no mlp
+    ggml::Matrix signs;     // I8 [n_ff, n_embd / 8], 1 bit per weight; empty: no sketch
+    const float* sketch_offset = nullptr;  // [n_ff]
     const float* rate = nullptr;  // [n_ff], share of profiled tokens on which a neuron fired
     std::vector<uint8_t> hot;  // [n_ff], 1 where it fires so often that predicting it saves nothing
 };
@@ -117,6 +122,7 @@ struct WeightSpec {
         rows,     // looked up row by row: stays as stored
         neuron,   // a part of a bundle: packed into it
         bundle,   // a whole one of a bundled file: bytes, as they are
+        signs,    // bytes, too: eight bits of a sketch
     };
     const char* part;  // name in the memory plan
     std::string name;
@@ -130,6 +136,7 @@ struct WeightSpec {
     const ggml::TensorInfo* tensor = nullptr;  // set when found in the file
 
     bool packed() const { return use == Use::product && ggml::has_strips(tensor->type); }
+    bool is_bytes() const { return use == Use::bundle || use == Use::signs; }
     // Bytes in memory: those of the file, a last incomplete strip filled up.
     uint64_t bytes() const;
 };

@@ -23,9 +23,13 @@ int64_t widest(const Config& c) {
 
 int64_t floats_per_row(const Config& c) {
     const int64_t mixture = c.n_expert ? 2 * c.n_expert + 3 * c.n_embd : 0;
-    const int64_t predictor = c.predictor_rank ? c.predictor_rank + c.n_ff : 0;
+    const int64_t predictor = c.has_predictors ? c.predictor_rank + c.n_ff : 0;
     return 4 * c.n_embd + 2 * c.q_dim() + 2 * c.kv_dim() + 2 * c.n_ff + c.n_rot + mixture +
            predictor + 1;
+}
+
+bool sketched(const Config& c) {
+    return c.has_predictors && c.sketches;
 }
 
 // Why exact mode leaves out no neuron of this model; null where it does.
@@ -48,7 +52,8 @@ uint64_t Scratch::bytes(const Config& c, int64_t n_ubatch, int threads) {
     return uint64_t(floats_per_row(c)) * uint64_t(n_ubatch) * sizeof(float) +
            ggml::InputBuffer::bytes(n_ubatch, widest(c)) +
            uint64_t(n_ubatch) * sizeof(ggml::AttentionRow) +
-           (c.neuron_aware ? ggml::NeuronScratch::bytes(n_ubatch, c.n_ff, c.n_embd, threads) : 0);
+           (c.neuron_aware ? ggml::NeuronScratch::bytes(n_ubatch, c.n_ff, c.n_embd, threads) : 0) +
+           (sketched(c) ? ggml::SketchScratch::bytes(n_ubatch, c.n_embd) : 0);
 }
 
 Scratch::Scratch(const Config& c, int64_t n_ubatch, int threads)
@@ -77,7 +82,8 @@ Scratch::Scratch(const Config& c, int64_t n_ubatch, int threads)
     masking = reinterpret_cast<Masking*>(masked + n_ubatch);
     gathered_masking = masking + n_ubatch;
     if (c.neuron_aware) neurons = ggml::NeuronScratch(n_ubatch, c.n_ff, c.n_embd, threads);
-    if (c.predictor_rank) {
+    if (sketched(c)) sketch = ggml::SketchScratch(n_ubatch, c.n_embd);
+    if (c.has_predictors) {
         hidden = take(c.predictor_rank);
         score = take(c.n_ff);
     }
@@ -105,7 +111,7 @@ Session::Session(std::shared_ptr<const Model> m, const pi_session_params& asked)
     rope = RopeTable(*model);
     counts.resize(size_t(c.n_layer));
     row_counts.predicted.resize(size_t(c.n_layer));
-    if (params.sparse == PI_SPARSE_PREDICTOR && !c.predictor_rank) {
+    if (params.sparse == PI_SPARSE_PREDICTOR && !c.has_predictors) {
         throw Error(Code::argument, model->file.gguf.path() + ": the file has no predictors");
     }
     record = Recorder(c, params);
@@ -187,7 +193,7 @@ void Session::eval(const int32_t* token, const int32_t* seq, const bool* keep, i
 }
 
 bool Session::masks(int64_t n) const {
-    if (!model->config.predictor_rank) return false;
+    if (!model->config.has_predictors) return false;
     return params.sparse == PI_SPARSE_PREDICTOR || (params.sparse == PI_SPARSE_AUTO && n == 1);
 }
 

@@ -44,6 +44,7 @@ struct Scratch {
     Masking *masking = nullptr, *gathered_masking = nullptr;  // [rows]
     bool* masked = nullptr;                                   // [rows]
     ggml::NeuronScratch neurons;
+    ggml::SketchScratch sketch;
 
  private:
     ggml::Memory memory_;

@@ -24,6 +24,11 @@ uint64_t neuron_bytes(const Ffn& f, const ggml::NeuronCounts& c) {
                   : uint64_t(c.proposed) * up + uint64_t(c.computed) * down;
 }
 
+uint64_t predictor_bytes(const Ffn& f) {
+    const uint64_t offsets = f.sketch_offset ? uint64_t(f.neurons.n) * sizeof(float) : 0;
+    return uint64_t(f.fc1.bytes() + f.fc2.bytes() + f.signs.bytes()) + offsets;
+}
+
 uint64_t dense_bytes(const Ffn& f, const Config& c) {
     const int64_t biases =
         (f.gate_bias ? c.n_ff : 0) + (f.up_bias ? c.n_ff : 0) + (f.down_bias ? c.n_embd : 0);
@@ -64,7 +69,7 @@ Traffic traffic(const Session& s) {
         sum.ffn += uint64_t(did.rows) * uint64_t(l.router.bytes());
         sum.ffn +=
             f.neurons.n ? neuron_bytes(f, counts) : uint64_t(counts.rows) * dense_bytes(f, c);
-        sum.predictor += uint64_t(did.predicted[i]) * uint64_t(f.fc1.bytes() + f.fc2.bytes());
+        sum.predictor += uint64_t(did.predicted[i]) * predictor_bytes(f);
     }
     sum.kv = did.kv_bytes;
     return sum;

@@ -229,6 +229,36 @@ void test_quantize(quantize_fn fn, quantize_fn generic, DType) {
     }
 }
 
+void test_sketch(sketch_fn fn, sketch_fn generic, DType) {
+    std::uniform_int_distribution<int> byte(0, 255);
+    for (int64_t bytes : {1, 31, 32, 33, 64, 100, 512}) {
+        for (int fill : {-1, 0xff}) {  // random, or the largest counts
+            const int64_t rows = 5, plane = plane_bytes(bytes);
+            std::vector<uint8_t> signs(size_t(rows * bytes)), planes(size_t(4 * plane), 0);
+            for (uint8_t& b : signs) b = uint8_t(fill < 0 ? byte(rng) : 0xff);
+            for (int64_t p = 0; p < 4; p++) {
+                for (int64_t i = 0; i < bytes; i++) {
+                    planes[size_t(p * plane + i)] = uint8_t(fill < 0 ? byte(rng) : p ? 0xff : 0);
+                }
+            }
+            std::vector<int32_t> mine(rows), other(rows);
+            fn(signs.data(), rows, bytes, planes.data(), mine.data());
+            generic(signs.data(), rows, bytes, planes.data(), other.data());
+            CHECK(mine == other);
+            for (int64_t r = 0; r < rows; r++) {  // a weight at a time
+                int32_t sum = 0;
+                for (int64_t i = 0; i < 8 * bytes; i++) {
+                    const auto bit = [&](const uint8_t* v) { return v[i / 8] >> i % 8 & 1; };
+                    const uint8_t* level = planes.data() + plane;
+                    if (bit(signs.data() + r * bytes) == bit(planes.data())) continue;
+                    sum += bit(level) + 2 * bit(level + plane) + 4 * bit(level + 2 * plane);
+                }
+                CHECK(sum == mine[size_t(r)]);
+            }
+        }
+    }
+}
+
 // Products of neuron rows need the folded order around them: test_neurons.cpp goes through all of
 // them.
 void test_dot(dot_fn, dot_fn, DType) {}

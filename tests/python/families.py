@@ -32,9 +32,10 @@ def golden(name: str, folder: Path, **changes: Any) -> Path:
     return folder
 
 
-def logits(path: Path, tokens: list[int] = TOKENS) -> np.ndarray:
+def logits(path: Path, tokens: list[int] = TOKENS, sparse: str = "auto") -> np.ndarray:
     """Of every token, keys and values in F32 so that only the arithmetic differs."""
-    with Llama(path, n_ctx=64, logits_all=True, verbose=False, type_k=0, type_v=0) as llm:
+    options = {"n_ctx": 64, "logits_all": True, "verbose": False, "type_k": 0, "type_v": 0}
+    with Llama(path, sparse=sparse, **options) as llm:
         llm.eval(tokens)
         return llm.scores[: len(tokens)].astype(np.float64)
 

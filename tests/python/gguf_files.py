@@ -28,25 +28,35 @@ def raw(path: Path) -> dict[str, tuple[str, tuple[int, ...], bytes]]:
     }
 
 
+def _kind(value: Any) -> tuple[type, ...]:
+    return (list, *map(type, value[:1])) if isinstance(value, list) else (type(value),)
+
+
 def changed(
     source: Path,
     target: Path,
     keys: dict[str, Any] | None = None,
     tensors: Callable[[str, np.ndarray], np.ndarray | None] = lambda _name, data: data,
+    added: dict[str, np.ndarray] | None = None,
 ) -> Path:
     """A copy with other values of keys (None: without the key) and of tensors (None: without it).
 
-    tensors gets the name and the elements as the file stores them, blocks as bytes.
+    keys: a value of the same kind as the file's takes its type. tensors gets the name and the
+    elements as the file stores them, blocks as bytes; what it gives back as float32 is stored as
+    F32. added: new tensors.
     """
-    reader, keys = gguf.GGUFReader(source), keys or {}
+    reader, keys = gguf.GGUFReader(source), dict(keys or {})
     writer = gguf.GGUFWriter(target, reader.fields["general.architecture"].contents())
     for field in reader.fields.values():
         if field.name.startswith("GGUF.") or field.name == "general.architecture":
             continue
-        if field.name in keys:
+        value = field.contents()
+        new = keys.get(field.name, value)
+        if _kind(new) != _kind(value):
             continue
         element = field.types[-1] if field.types[0] == gguf.GGUFValueType.ARRAY else None
-        writer.add_key_value(field.name, field.contents(), field.types[0], element)
+        writer.add_key_value(field.name, new, field.types[0], element)
+        keys.pop(field.name, None)
     for key, value in keys.items():
         kinds = {int: "UINT32", float: "FLOAT32", str: "STRING"}
         if isinstance(value, list):
@@ -57,7 +67,10 @@ def changed(
     for t in reader.tensors:
         data = tensors(t.name, t.data)
         if data is not None:
-            writer.add_tensor(t.name, np.ascontiguousarray(data), raw_dtype=t.tensor_type)
+            kind = t.tensor_type if data.dtype == t.data.dtype else None
+            writer.add_tensor(t.name, np.ascontiguousarray(data), raw_dtype=kind)
+    for name, data in (added or {}).items():
+        writer.add_tensor(name, data)
     for step in (
         writer.write_header_to_file,
         writer.write_kv_data_to_file,

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import checkpoints
-import gguf
 import numpy as np
 import pytest
 from families import quiet
@@ -34,25 +33,6 @@ def aware(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def of(tensor: str, edit: Callable[[np.ndarray], np.ndarray | None]) -> Edit:
     return lambda name, data: edit(data) if name == tensor else data
-
-
-def with_rates(source: Path, target: Path, rates: np.ndarray) -> Path:
-    """A copy that has statistics for layer 1 as well."""
-    writer = gguf.GGUFWriter(target, "llama")
-    reader = gguf.GGUFReader(source)
-    for field in reader.fields.values():
-        if not field.name.startswith("GGUF.") and field.name != "general.architecture":
-            is_array = field.types[0] == gguf.GGUFValueType.ARRAY
-            element = field.types[-1] if is_array else None
-            writer.add_key_value(field.name, field.contents(), field.types[0], element)
-    for t in reader.tensors:
-        writer.add_tensor(t.name, t.data, raw_dtype=t.tensor_type)
-    writer.add_tensor("blk.1.ffn_rate", rates)
-    for step in (writer.write_header_to_file, writer.write_kv_data_to_file):
-        step()
-    writer.write_tensors_to_file()
-    writer.close()
-    return target
 
 
 def refused(path: Path, message: str, main_path: Path) -> None:
@@ -121,11 +101,12 @@ def test_thresholds_of_the_command_line(aware: Path, main_path: Path) -> None:
 
 def test_statistics_of_another_model(aware: Path, tmp_path: Path, main_path: Path) -> None:
     rates = np.linspace(0, 1, 96, dtype=np.float32)
-    with Llama(with_rates(aware, tmp_path / "good.gguf", rates), verbose=False) as llm:
+    name = "blk.1.ffn_rate"
+    with Llama(changed(aware, tmp_path / "good.gguf", added={name: rates}), verbose=False) as llm:
         llm.eval([1, 5, 7])
-    bad = with_rates(aware, tmp_path / "bad.gguf", rates[:90])
+    bad = changed(aware, tmp_path / "bad.gguf", added={name: rates[:90]})
     refused(bad, r'"blk.1.ffn_rate" has shape \[90\], expected \[96\]', main_path)
-    bad = with_rates(aware, tmp_path / "bad.gguf", rates.astype(np.float16))
+    bad = changed(aware, tmp_path / "bad.gguf", added={name: rates.astype(np.float16)})
     refused(bad, r'"blk.1.ffn_rate" has type F16', main_path)
 
 

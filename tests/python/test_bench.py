@@ -12,6 +12,7 @@ import checkpoints
 import numpy as np
 import pytest
 import tiny
+from families import quiet
 from powerinfer_cpp.cli import COMMANDS, main
 from powerinfer_cpp.convert import convert
 from powerinfer_cpp.perplexity import Comparison, Estimate
@@ -65,9 +66,8 @@ def test_percentiles(path: Path, capsys: pytest.CaptureFixture) -> None:
 def wide(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A model with heads of 32: a block of Q8_0."""
     folder = tmp_path_factory.mktemp("wide")
-    config = checkpoints.config(num_attention_heads=2, num_key_value_heads=2, head_dim=32)
-    checkpoints.save(folder / "m", config, checkpoints.weights(config))
-    return convert(folder / "m", outtype="f32", log=lambda _line: None)
+    heads = {"num_attention_heads": 2, "num_key_value_heads": 2, "head_dim": 32}
+    return convert(checkpoints.model(folder / "m", **heads), outtype="f32", log=quiet)
 
 
 def test_a_kv_cache_in_q8_0(wide: Path, capsys: pytest.CaptureFixture) -> None:
@@ -151,9 +151,7 @@ def test_compare_with_another_file(
 def test_compare_with_another_vocabulary(
     path: Path, text: Path, tmp_path: Path, capsys: pytest.CaptureFixture
 ) -> None:
-    config = checkpoints.config(vocab_size=340)
-    checkpoints.save(tmp_path / "m", config, checkpoints.weights(config))
-    other = convert(tmp_path / "m", outtype="f32", log=lambda _line: None)
+    other = convert(checkpoints.model(tmp_path / "m", vocab_size=340), outtype="f32", log=quiet)
     line = ["perplexity", str(path), "--text", str(text), "-c", "16", "--compare", str(other)]
     assert main(line) == 1
     assert "another vocabulary" in capsys.readouterr().err
@@ -190,6 +188,7 @@ def test_completion_in_bash(capsys: pytest.CaptureFixture) -> None:
     assert {"--ops", "--output"} <= set(completed(script, ["powerinfer", "bench", "m", "--o"]))
     assert completed(script, ["powerinfer", "bench", "m", "-o", "js"]) == ["json", "jsonl"]
     assert completed(script, ["powerinfer", "completion", "z"]) == ["zsh"]
+    assert completed(script, ["powerinfer", "train-predictor", "m", "--ki"]) == ["--kind"]
     kinds = completed(script, ["powerinfer", "perplexity", "m", "-ctk", ""])
     assert {"f16", "q8_0", "f32"} <= set(kinds)
 

@@ -164,6 +164,7 @@ def test_check_tensors_looks_into_bundles(wide: Path, tmp_path: Path, main_path:
 
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "version": ({"powerinfer.bundle.version": 2}, "bundles of version 2 are not supported"),
+    "no version": ({"powerinfer.bundle.version": None}, "powerinfer.bundle.version. is missing"),
     "no format": ({"powerinfer.bundle.up_type": None}, "powerinfer.bundle.up_type"),
     "unknown": ({"powerinfer.bundle.up_type": "Q99"}, "powerinfer.bundle.up_type"),
     "integers": ({"powerinfer.bundle.up_type": 8}, "powerinfer.bundle.up_type"),

@@ -15,6 +15,7 @@ import checkpoints
 import numpy as np
 import pytest
 import reference
+from families import quiet
 from powerinfer_cpp.cli import COMMANDS, main
 from powerinfer_cpp.convert import convert
 
@@ -29,7 +30,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def model(folder: Path) -> Path:
-    return convert(folder, outtype="f32", log=lambda _line: None)
+    return convert(folder, outtype="f32", log=quiet)
 
 
 def command(*arguments: object, **options) -> subprocess.CompletedProcess:
@@ -56,7 +57,7 @@ def command(*arguments: object, **options) -> subprocess.CompletedProcess:
         (["convert", "a", "--outtype", "q2"], 2, "q2"),
         (["inspect", "no\nfile"], 1, "no file"),
         (["bench", "/"], 1, "directory"),
-        (["convert", "/nowhere"], 1, "/nowhere: no such folder"),
+        (["convert", "/nowhere"], 1, "/nowhere: no such file or folder"),
         (["perplexity", "m", "--text", "/nowhere.txt"], 1, "/nowhere.txt"),
     ],
 )
@@ -143,7 +144,7 @@ def test_inspect_a_neuron_aware_file(
 ) -> None:
     checkpoints.predictors(tmp_path / "predictor", CONFIG)
     out = tmp_path / "out.gguf"
-    convert(folder, tmp_path / "predictor", outfile=out, log=lambda _line: None)
+    convert(folder, tmp_path / "predictor", outfile=out, log=quiet)
     assert main(["inspect", str(out)]) == 0
     shown = capsys.readouterr().out
     assert "neuron-aware  yes" in shown and "predictors    0: 32, 1: 24" in shown

@@ -19,6 +19,7 @@ import gguf
 import numpy as np
 import pytest
 import reference
+from families import logits, quiet
 from powerinfer_cpp.convert import convert, stored, writer
 from powerinfer_cpp.convert.torch_zip import read_torch_zip
 from powerinfer_cpp.gguf import Gguf
@@ -26,17 +27,6 @@ from powerinfer_cpp.gguf import Gguf
 from powerinfer_cpp import Llama, ModelFormatError
 
 TOKENS = [1, 5, 77, 300, 4, 5, 5, 261, 299, 12, 270, 9, 40]
-
-
-def quiet(_line: str) -> None:
-    pass
-
-
-def engine_logits(path: Path, tokens: list[int]) -> np.ndarray:
-    """Logits of every token, with keys and values in F32 so that only the arithmetic differs."""
-    with Llama(path, n_ctx=64, logits_all=True, verbose=False, type_k=0, type_v=0) as llm:
-        llm.eval(tokens)
-        return llm.scores[: len(tokens)].astype(np.float64)
 
 
 VARIANTS = {
@@ -61,7 +51,7 @@ def test_logits_against_the_reference(name: str, tmp_path: Path) -> None:
     activation = "drelu" if cfg["model_type"] == "bamboo" else cfg["hidden_act"]
     want = reference.logits(cfg, weights, TOKENS, activation)
     # float32 sums over 64 to 96 products, two layers: about 1e-6 each.
-    assert reference.relative_error(engine_logits(path, TOKENS), want) < 2e-5
+    assert reference.relative_error(logits(path, TOKENS), want) < 2e-5
 
 
 @pytest.mark.parametrize(
@@ -461,4 +451,4 @@ if importlib.util.find_spec("transformers"):
         model = LlamaForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
         with torch.no_grad():
             want = model(torch.tensor([TOKENS])).logits[0].double().numpy()
-        assert reference.relative_error(engine_logits(path, TOKENS), want) < 2e-5
+        assert reference.relative_error(logits(path, TOKENS), want) < 2e-5

@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import checkpoints
-import gguf
 import numpy as np
 import pytest
 import reference
 from families import GOLDEN, TOKENS, VARIANTS, falcon_weights, golden, logits, quiet, smallthinker
+from gguf_files import changed, values
 from powerinfer_cpp.convert import convert
 from powerinfer_cpp.quantize import quantize
 
@@ -129,20 +129,8 @@ def in_f32(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 def decoded(source: Path, target: Path) -> Path:
     """The file with its matrices as the gguf package decodes them."""
-    reader = gguf.GGUFReader(source)
-    writer = gguf.GGUFWriter(target, reader.fields["general.architecture"].contents())
-    for name, field in reader.fields.items():
-        if not name.startswith("GGUF.") and name != "general.architecture":
-            element = field.types[-1] if len(field.types) > 1 else None
-            writer.add_key_value(name, field.contents(), field.types[0], element)
-    for t in reader.tensors:
-        values = gguf.quants.dequantize(t.data, t.tensor_type).astype(np.float32)
-        writer.add_tensor(t.name, values.reshape([int(n) for n in reversed(t.shape)]))
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-    return target
+    held = values(source)
+    return changed(source, target, tensors=lambda name, _data: held[name].astype(np.float32))
 
 
 @pytest.mark.parametrize(

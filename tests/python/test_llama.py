@@ -11,6 +11,7 @@ import checkpoints
 import numpy as np
 import pytest
 import reference
+from families import quiet
 from powerinfer_cpp.completion import TextStream
 from powerinfer_cpp.convert import convert
 
@@ -35,7 +36,7 @@ BYTE = 4  # token of byte 0, behind <unk>, <s>, </s> and <name>
 def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("tiny")
     checkpoints.save(folder / "model", CONFIG, checkpoints.weights(CONFIG))
-    return convert(folder / "model", outtype="f32", log=lambda _line: None)
+    return convert(folder / "model", outtype="f32", log=quiet)
 
 
 @pytest.fixture

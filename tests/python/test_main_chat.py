@@ -10,6 +10,7 @@ from pathlib import Path
 
 import gguf
 import pytest
+from gguf_files import changed
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from powerinfer_cpp import Llama
@@ -136,29 +137,15 @@ def rendered(name: str, messages: list[tuple[str, str]]) -> str:
     )
 
 
-def with_template(source: Path, target: Path, template: str | None) -> Path:
-    """The default model with control tokens in place of its last pieces, and a chat template."""
-    reader = gguf.GGUFReader(source)
-    writer = gguf.GGUFWriter(target, "llama")
-    for key, field in reader.fields.items():
-        if key.startswith("GGUF.") or key == "general.architecture":
-            continue
-        value = field.contents()
-        if key == "tokenizer.ggml.tokens":
-            value[-len(CONTROL) :] = CONTROL
-        if key == "tokenizer.ggml.token_type":
-            value[-len(CONTROL) :] = [int(gguf.TokenType.CONTROL)] * len(CONTROL)
-        element = field.types[-1] if field.types[0] == gguf.GGUFValueType.ARRAY else None
-        writer.add_key_value(key, value, field.types[0], element)
-    if template is not None:
-        writer.add_chat_template(template)
-    for tensor in reader.tensors:
-        writer.add_tensor(tensor.name, tensor.data, raw_dtype=tensor.tensor_type)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-    return target
+def with_template(source: Path, target: Path, template: str) -> Path:
+    """The default model with control tokens in place of its last pieces, and a chat template; none
+    where that is empty."""
+    fields = gguf.GGUFReader(source).fields
+    tokens, kinds = (fields[f"tokenizer.ggml.{k}"].contents() for k in ("tokens", "token_type"))
+    tokens[-len(CONTROL) :] = CONTROL
+    kinds[-len(CONTROL) :] = [int(gguf.TokenType.CONTROL)] * len(CONTROL)
+    keys = {"tokenizer.ggml.tokens": tokens, "tokenizer.ggml.token_type": kinds}
+    return changed(source, target, {**keys, "tokenizer.chat_template": template or None})
 
 
 @pytest.fixture(scope="module")

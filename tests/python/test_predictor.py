@@ -211,3 +211,6 @@ def test_refusals(
     with pytest.raises(ValueError, match="kind must be one of"):
         train_predictors(files / "model.gguf", out, text, kind="oracle")
     assert not out.exists()
+    (tmp_path / "o2.gguf.train").mkdir()
+    with pytest.raises(ValueError, match=r"o2\.gguf\.train: exists, and is no work of"):
+        train_predictors(files / "model.gguf", tmp_path / "o2.gguf", text)

@@ -10,6 +10,7 @@ import checkpoints
 import gguf
 import numpy as np
 import pytest
+from families import quiet
 from powerinfer_cpp.convert import convert
 from powerinfer_cpp.formats import decode, encode, format_by_name
 from powerinfer_cpp.gguf import Gguf
@@ -18,10 +19,6 @@ from powerinfer_cpp.quantize import TYPES, quantize
 from powerinfer_cpp import Llama, UnsupportedModelError
 
 NAMES = ["F32", "F16", "BF16", "Q8_0", "Q4_0"]
-
-
-def quiet(_line: str) -> None:
-    pass
 
 
 def samples() -> dict[str, np.ndarray]:

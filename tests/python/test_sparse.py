@@ -11,7 +11,7 @@ import checkpoints
 import gguf
 import numpy as np
 import pytest
-from families import golden
+from families import golden, quiet
 from powerinfer_cpp.cli import main
 from powerinfer_cpp.convert import convert
 from powerinfer_cpp.model import SPARSE_MODES, Model, Session
@@ -33,9 +33,6 @@ kind." Lily went to bed with a big smile. She had a dream about the park, the re
 """
 LAYERS, N_FF, N_EMBD = 4, 1024, 256
 ROW = N_EMBD // 32 * 34  # bytes of a Q8_0 row
-
-
-def quiet(_line: str) -> None: ...
 
 
 def predictors(model: Path, folder: Path, noise: bool) -> Path:

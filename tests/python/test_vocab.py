@@ -12,6 +12,7 @@ from typing import Any
 
 import checkpoints
 import pytest
+from families import quiet
 from powerinfer_cpp.convert import PRE_NAMES, convert
 from powerinfer_cpp.convert.vocab.pretokenizer import find_pre
 from powerinfer_cpp.gguf import Gguf
@@ -140,7 +141,7 @@ def model(folder: Path, tokenizer: dict[str, Any] | None, **settings: Any) -> Pa
 
 def vocabulary(folder: Path, pre: str | None = None) -> Path:
     out = folder.with_suffix(".gguf")
-    return convert(folder, vocab_only=True, outfile=out, pre=pre, log=lambda _line: None)
+    return convert(folder, vocab_only=True, outfile=out, pre=pre, log=quiet)
 
 
 @pytest.mark.parametrize("name", KNOWN)

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import checkpoints
 import numpy as np
+from families import quiet
 from powerinfer_cpp.convert import convert
 
 from powerinfer_cpp import Llama
@@ -20,7 +21,7 @@ def make(folder: Path, template: str | None = None) -> Path:
     checkpoints.save(folder, CONFIG, checkpoints.weights(CONFIG))
     if template is not None:
         (folder / "chat_template.jinja").write_text(template)
-    return convert(folder, outfile=folder / "tiny.gguf", outtype="f32", log=lambda _line: None)
+    return convert(folder, outfile=folder / "tiny.gguf", outtype="f32", log=quiet)
 
 
 class Say:

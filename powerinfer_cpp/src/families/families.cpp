@@ -161,8 +161,21 @@ Config read_config(const ggml::Gguf& gguf, int64_t n_vocab) {
         refuse(gguf, Code::format, "powerinfer.predictor.input is neither residual nor normed");
     }
     c.predict_from_normed = input == "normed";
-    if (gguf.string("powerinfer.predictor.kind", "mlp") != "mlp") {
-        refuse(gguf, Code::unsupported, "powerinfer.predictor.kind: only mlp is supported");
+    const std::string_view kind = gguf.string("powerinfer.predictor.kind", "mlp");
+    if (kind != "mlp" && kind != "sketch") {
+        refuse(gguf, Code::unsupported, "powerinfer.predictor.kind is neither mlp nor sketch");
+    }
+    c.sketches = kind == "sketch";
+    if (c.sketches && !c.predict_from_normed) {
+        refuse(gguf, Code::format,
+               "powerinfer.predictor.input must be normed for sketches: they stand for gates, and "
+               "see what gates see");
+    }
+    if (c.sketches && c.n_embd % 8) {
+        refuse(gguf, Code::format,
+               format("powerinfer.predictor.kind: a sketch has 8 signs in a byte, and rows of %lld "
+                      "weights are no multiple of that",
+                      (long long)c.n_embd));
     }
     if (gguf.find("powerinfer.bundle.version")) {
         const int64_t version = gguf.integer("powerinfer.bundle.version", 0, INT32_MAX);

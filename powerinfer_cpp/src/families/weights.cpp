@@ -95,6 +95,7 @@ void Weights::bundle(int64_t i, const std::string& bundled, bool stacked, int64_
     };
     for (const Part& p : parts) to.rows.push_back(p.rows);
     if (!bundled.empty()) {
+        m.file.gguf.integer("powerinfer.bundle.version", kBundleVersion, kBundleVersion);
         for (const Part& p : parts) to.layout.parts.push_back(bundled_type(i, p.name));
         to.layout.cols = c.n_embd;
         rows("ffn", bundled, shaped(to.layout.stride()), e * c.n_ff, c.n_ff, nullptr, Use::bundle);
@@ -141,7 +142,16 @@ void Weights::predictor(int64_t i, const char* suffix, int64_t e, Ffn& f) {
     // Half a predictor is a damaged file, and so is PowerInfer's without one; a layer of ours may
     // have none.
     const std::string fc1 = name("fc1", ".weight"), fc2 = name("fc2", ".weight");
-    if (has(fc1) || has(fc2) || m.file.gguf.pwri_magic()) {
+    const std::string signs = name("sketch", ".weight"), offset = name("sketch", ".bias");
+    if (c.sketches) {
+        if (has(signs) || has(offset)) {
+            c.has_predictors = true;
+            rows("predictor", signs, shaped(c.n_embd / 8, c.n_ff), e * c.n_ff, c.n_ff, &f.signs,
+                 Use::signs);
+            optional("predictor", offset, c.n_ff, &f.sketch_offset);
+        }
+    } else if (has(fc1) || has(fc2) || m.file.gguf.pwri_magic()) {
+        c.has_predictors = true;
         const ggml::TensorInfo* first = m.file.gguf.find_tensor(fc1);
         const int64_t rank = first ? first->ne[1] : 1;
         c.predictor_rank = std::max(c.predictor_rank, rank);

@@ -11,6 +11,7 @@ import importlib
 import os
 import sys
 from collections.abc import Sequence
+from types import ModuleType
 from typing import NoReturn
 
 COMMANDS = {
@@ -36,6 +37,13 @@ class _Parser(argparse.ArgumentParser):
         self.exit(2, f"powerinfer: error: {message} ({self.prog} --help shows how)\n")
 
 
+def add_arguments(command: str, parser: argparse.ArgumentParser) -> ModuleType:
+    """Gives a parser the arguments of a subcommand, and returns the module that runs it."""
+    module = importlib.import_module(f".{command.replace('-', '_')}", __name__)
+    module.add_arguments(parser)
+    return module
+
+
 def _parser(command: str | None) -> argparse.ArgumentParser:
     parser = _Parser(prog="powerinfer", description="Language models from GGUF files.")
     parser.add_argument("--version", action="store_true", help="print the version and stop")
@@ -43,9 +51,7 @@ def _parser(command: str | None) -> argparse.ArgumentParser:
     for name, text in COMMANDS.items():
         sub = commands.add_parser(name, help=text, description=text, allow_abbrev=False)
         if name == command:  # the others' imports would cost time for nothing
-            module = importlib.import_module(f".{name.replace('-', '_')}", __name__)
-            module.add_arguments(sub)
-            sub.set_defaults(run=module.run)
+            sub.set_defaults(run=add_arguments(name, sub).run)
     return parser
 
 

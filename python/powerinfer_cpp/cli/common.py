@@ -23,15 +23,20 @@ def whole(least: int) -> Any:
     return parse
 
 
-def gibibytes(text: str) -> float:
-    """Parser of a budget: a finite number of GiB, 0 or more."""
-    value = float(text)
-    if not (math.isfinite(value) and value >= 0):
-        raise argparse.ArgumentTypeError(f"{text} is no number of GiB")
-    return value
+def number_of(unit: str) -> Any:
+    """Parser of a finite number, 0 or more."""
+
+    def parse(text: str) -> float:
+        value = float(text)
+        if not (math.isfinite(value) and value >= 0):
+            raise argparse.ArgumentTypeError(f"{text} is no number of {unit}")
+        return value
+
+    parse.__name__ = "number"
+    return parse
 
 
-gibibytes.__name__ = "number"
+gibibytes = number_of("GiB")
 
 
 def layers(text: str) -> int:
@@ -67,6 +72,29 @@ def add_model_arguments(
     parser.add_argument("--vram-budget", type=gibibytes, metavar="GiB", help="ceiling of the GPU")
     parser.add_argument("--ram-budget", type=gibibytes, metavar="GiB", help="ceiling of RAM")
     parser.add_argument("--device", metavar="NAME", help="cpu")
+
+
+def _separator(text: str) -> bytes | None:
+    """Any bytes that a command line may hold; none where it is empty."""
+    return text.encode("utf-8", "surrogateescape") or None
+
+
+def add_text_arguments(
+    parser: argparse.ArgumentParser, least_ctx: int, required: bool = True
+) -> None:
+    """A text, how it falls into documents (bytes), and the windows that it is computed in."""
+    parser.add_argument("--text", required=required, metavar="F", help="text file")
+    parser.add_argument(
+        "--separator", type=_separator, metavar="S", help="what stands between documents"
+    )
+    parser.add_argument(
+        "-c",
+        "--ctx-size",
+        type=whole(least_ctx),
+        default=512,
+        metavar="N",
+        help="tokens of a window (default: 512)",
+    )
 
 
 def open_model(args: argparse.Namespace, path: str | None = None) -> Model:

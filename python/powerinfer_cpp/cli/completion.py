@@ -1,48 +1,36 @@
 """powerinfer completion: scripts with which a shell completes this command."""
 
 import argparse
-import importlib
 
 from . import COMMANDS
+from . import add_arguments as add_command_arguments
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("shell", choices=("bash", "zsh"))
 
 
-def options() -> dict[str, list[str]]:
-    """The options of each subcommand, from the parsers themselves."""
-    found = {}
-    for name in COMMANDS:
-        parser = argparse.ArgumentParser()
-        importlib.import_module(f".{name}", __package__).add_arguments(parser)
-        # The parser's own way to its options: argparse has no public one.
-        found[name] = [
-            flag
-            for action in parser._actions
-            if action.help != argparse.SUPPRESS
-            for flag in action.option_strings
-        ]
-    return found
-
-
-def words(name: str) -> dict[str, list[str]]:
-    """Values of a subcommand's arguments that are one of a few, by option; "" for those without."""
+def words(command: str) -> tuple[list[str], dict[str, list[str]]]:
+    """A subcommand's options, and the values of arguments that are one of a few, by option; "" for
+    those without."""
     parser = argparse.ArgumentParser()
-    importlib.import_module(f".{name}", __package__).add_arguments(parser)
-    found = {}
-    for action in parser._actions:
-        if action.choices:
-            for flag in action.option_strings or [""]:
-                found[flag] = [str(choice) for choice in action.choices]
-    return found
+    add_command_arguments(command, parser)
+    # The parser's own way to its options: argparse has no public one.
+    shown = [action for action in parser._actions if action.help != argparse.SUPPRESS]
+    values = {
+        flag: [str(choice) for choice in action.choices]
+        for action in shown
+        if action.choices
+        for flag in action.option_strings or [""]
+    }
+    return [flag for action in shown for flag in action.option_strings], values
 
 
 def script(shell: str) -> str:
     """A script for bash or zsh, to be sourced."""
     cases = []
-    for name, flags in options().items():
-        values = words(name)
+    for name in COMMANDS:
+        flags, values = words(name)
         for flag, choices in values.items():
             if flag:
                 cases.append(f'        {name}:{flag}) words="{" ".join(choices)}" ;;')

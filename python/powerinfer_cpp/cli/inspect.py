@@ -22,13 +22,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def summary(gguf: Gguf) -> dict[str, Any]:
     """What the file holds, arrays of the header cut short."""
     formats: dict[str, dict[str, int]] = defaultdict(lambda: {"tensors": 0, "bytes": 0})
-    ranks = {}
+    ranks, sketches = {}, []
     held = source.tensors(gguf)
     for tensor in held:
         formats[tensor.format.name]["tensors"] += 1
         formats[tensor.format.name]["bytes"] += tensor.n_bytes
         if tensor.name.endswith((".fc1.weight", ".fc1_exps.weight")) and len(tensor.shape) > 1:
             ranks[tensor.name.split(".")[1]] = tensor.shape[-2]
+        if tensor.name.endswith((".sketch.weight", ".sketch_exps.weight")):
+            sketches.append(int(tensor.name.split(".")[1]))
     architecture = gguf.value("general.architecture")
     default = default_activation(str(architecture), gguf.is_pwri)
     return {
@@ -40,6 +42,7 @@ def summary(gguf: Gguf) -> dict[str, Any]:
         "neuron_aware": gguf.is_pwri or "powerinfer.version" in gguf.metadata,
         "bundled": bundles.VERSION in gguf.metadata,
         "predictor_ranks": ranks,
+        "predictor_sketches": sketches,
         "gpu_index": _placement(gguf),
         "formats": dict(formats),
         "n_tensors": len(gguf.tensors),
@@ -98,6 +101,10 @@ def run(args: argparse.Namespace) -> None:
     if found["predictor_ranks"]:
         ranks = found["predictor_ranks"]
         print(f"predictors    {', '.join(f'{layer}: {rank}' for layer, rank in ranks.items())}")
+    if found["predictor_sketches"]:
+        print(
+            f"predictors    sketches of layers {', '.join(map(str, found['predictor_sketches']))}"
+        )
     if found["gpu_index"]:
         layers = ", ".join(f"{i}: {share:.0%}" for i, share in enumerate(found["gpu_index"]))
         print(f"for the GPU   {layers} (generated.gpuidx)")

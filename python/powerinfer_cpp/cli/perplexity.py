@@ -16,16 +16,12 @@ from ..perplexity import (
     scoring_session,
     standard_error,
 )
-from .common import add_model_arguments, open_model, session_fields, whole
+from .common import add_model_arguments, add_text_arguments, open_model, session_fields
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_model_arguments(parser)
-    parser.add_argument("--text", required=True, metavar="F", help="text file")
-    parser.add_argument(
-        "-c", "--ctx-size", type=whole(4), default=512, metavar="N", help="tokens of a window"
-    )
-    parser.add_argument("--separator", metavar="S", help="what stands between documents")
+    add_text_arguments(parser, least_ctx=4)
     parser.add_argument(
         "--compare",
         metavar="off|MODEL2",
@@ -39,14 +35,13 @@ def run(args: argparse.Namespace) -> None:
     model = open_model(args)
     fields, n_ctx = session_fields(args), args.ctx_size
     session = scoring_session(model, n_ctx, **fields)
-    separator = args.separator.encode("utf-8", "surrogateescape") if args.separator else None
     if args.compare is None:
-        _show(perplexity(model, session, text, n_ctx, separator), n_ctx, model)
+        _show(perplexity(model, session, text, n_ctx, args.separator), n_ctx, model)
         return
     other = model if args.compare == "off" else open_model(args, args.compare)
     fields |= options.sparse_fields("off", None)
     base = scoring_session(other, n_ctx, session.n_seq, **fields)
-    found = compare((model, session), (other, base), text, n_ctx, separator)
+    found = compare((model, session), (other, base), text, n_ctx, args.separator)
     _show(found.chosen, n_ctx, model)
     _show_comparison(found)
 

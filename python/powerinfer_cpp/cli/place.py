@@ -23,7 +23,7 @@ from ..placement import (
 from ..placement.machine import GB
 from ..placement.parts import GPU_ORDER, RAM_ONLY
 from ..placement.place import COMMUNICATION, GPU, GROUP, RAM, STORAGE
-from .common import gibibytes, size_text, whole
+from .common import gibibytes, number_of, size_text, whole
 from .doctor import read_bandwidth
 
 GPUIDX_GROUP = 256  # PowerInfer's kernel for one token computes whole 256s of a layer's neurons
@@ -38,17 +38,6 @@ def positive(text: str) -> float:
 
 
 positive.__name__ = "number"
-
-
-def microseconds(text: str) -> float:
-    """Parser of a finite number, 0 or more."""
-    value = float(text)
-    if not (math.isfinite(value) and value >= 0):
-        raise argparse.ArgumentTypeError(f"{text} is no number of microseconds")
-    return value
-
-
-microseconds.__name__ = "number"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -106,7 +95,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--sync",
-        type=microseconds,
+        type=number_of("microseconds"),
         metavar="US",
         default=own.sync * 1e6,
         help=f"microseconds that a layer split between CPU and GPU waits "

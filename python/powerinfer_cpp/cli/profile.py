@@ -6,23 +6,14 @@ import numpy as np
 
 from ..convert import to_stderr
 from ..profile import Statistics, profile
-from .common import add_model_arguments, open_model, session_fields, whole
+from .common import add_model_arguments, add_text_arguments, open_model, session_fields, whole
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_model_arguments(parser)
-    parser.add_argument("--text", metavar="F", help="text file")
-    parser.add_argument("--separator", metavar="S", help="what stands between documents")
+    add_text_arguments(parser, least_ctx=1, required=False)
     parser.add_argument("--tokens", type=whole(1), metavar="N", help="of the text (default: all)")
     parser.add_argument("--out", metavar="F", help="GGUF to write: MODEL with the statistics")
-    parser.add_argument(
-        "-c",
-        "--ctx-size",
-        type=whole(1),
-        default=512,
-        metavar="N",
-        help="tokens of a window, at most what the model was trained for",
-    )
     parser.add_argument(
         "--merge",
         metavar="F",
@@ -51,14 +42,13 @@ def run(args: argparse.Namespace) -> None:
         raise ValueError("profile needs --out F or --export DIR for its result")
     if (args.backend == "transformers") != (args.checkpoint is not None):
         raise ValueError("--backend transformers and --checkpoint DIR go together")
-    separator = args.separator.encode("utf-8", "surrogateescape") if args.separator else None
     fields = session_fields(args)
     try:
         found = profile(
             open_model(args),
             args.out,
             args.text,
-            separator=separator,
+            separator=args.separator,
             n_tokens=args.tokens,
             n_ctx=args.ctx_size,
             merge=args.merge,

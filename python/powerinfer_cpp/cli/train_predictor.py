@@ -5,7 +5,7 @@ import argparse
 from .. import options, predictor
 from ..convert import to_stderr
 from ..predictor import Report, train_predictors
-from .common import add_model_arguments, gibibytes, session_fields, whole
+from .common import add_model_arguments, add_text_arguments, gibibytes, session_fields, whole
 
 
 def _share(text: str) -> float:
@@ -20,9 +20,14 @@ _share.__name__ = "share"
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_model_arguments(parser)
-    parser.add_argument("--text", required=True, metavar="F", help="text file")
-    parser.add_argument("--separator", metavar="S", help="what stands between documents")
-    parser.add_argument("--kind", choices=predictor.KINDS, default="mlp")
+    add_text_arguments(parser, least_ctx=2)
+    parser.add_argument(
+        "--kind",
+        choices=predictor.KINDS,
+        default="mlp",
+        help="mlp: trained, needs torch; sketch: signs of the gates' weights, untrained, for "
+        "models of the ReLU family, not SiLU or GELU (default: mlp)",
+    )
     parser.add_argument("--out", required=True, metavar="F", help="GGUF to write")
     parser.add_argument(
         "--target",
@@ -32,7 +37,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="how much perplexity may rise (default: 0.1%%)",
     )
     parser.add_argument(
-        "--tokens", type=whole(1), default=predictor.TOKENS, metavar="N", help="to learn from"
+        "--tokens",
+        type=whole(1),
+        metavar="N",
+        help="to learn from (default: 400000, for sketches 100000)",
     )
     parser.add_argument(
         "--store",
@@ -44,7 +52,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--input", choices=("normed", "residual"), default="normed")
     parser.add_argument("--predictor-type", default="Q8_0", choices=("Q8_0", "Q4_0", "F16", "F32"))
     parser.add_argument("--epochs", type=whole(1), default=20, metavar="N", help="at most")
-    parser.add_argument("-c", "--ctx-size", type=whole(2), default=512, metavar="N")
     parser.add_argument("--torch-device", metavar="NAME", help="cpu, cuda (default: what there is)")
 
 
@@ -54,7 +61,7 @@ def run(args: argparse.Namespace) -> None:
         args.model,
         args.out,
         args.text,
-        separator=args.separator.encode("utf-8", "surrogateescape") if args.separator else None,
+        separator=args.separator,
         kind=args.kind,
         predictor_input=args.input,
         predictor_type=args.predictor_type,
@@ -78,11 +85,12 @@ def run(args: argparse.Namespace) -> None:
 
 def show(report: Report) -> None:
     """A table of the layers and what they cost together."""
-    print("layer   rank   recall  precision  predicted   fired  predictor KiB  bytes of exact")
+    print("layer    rank   recall  precision  predicted   fired  predictor KiB  bytes of exact")
     for i, layer in enumerate(report.layers):
         share = layer.n_bytes / layer.exact_bytes
+        size = "exact" if not layer.rank else "sketch" if report.kind == "sketch" else layer.rank
         print(
-            f"{i:5}  {layer.rank or 'exact':>5}  {layer.recall:7.2%}  {layer.precision:9.2%}  "
+            f"{i:5}  {size:>6}  {layer.recall:7.2%}  {layer.precision:9.2%}  "
             f"{layer.predicted:9.2%}  {layer.fired:6.2%}  {layer.predictor_bytes / 1024:13.1f}  "
             f"{share:14.1%}"
         )

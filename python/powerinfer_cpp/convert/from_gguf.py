@@ -26,7 +26,9 @@ _OF_NEURONS = (
     "powerinfer.profile.",
     "powerinfer.placement.",
 )
-_NEURON_TENSOR = re.compile(r"blk\.\d+\.(fc[12](_exps)?\.weight|ffn_(rate|tier)(_exps)?)")
+_NEURON_TENSOR = re.compile(
+    r"blk\.\d+\.((fc[12]|sketch)(_exps)?\.(weight|bias)|ffn_(rate|tier)(_exps)?)"
+)
 
 # Of any model's vocabulary: what the two files' logits are compared on.
 PROMPT = b"Once upon a time there was a small model that told a short story to a child."

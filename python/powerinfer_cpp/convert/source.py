@@ -15,9 +15,14 @@ from . import bundles
 from .stored import Stored, decoded, encoded
 from .writer import Entry, string, uint32
 
-PREDICTOR = re.compile(r"blk\.(\d+)\.fc[12](_exps)?\.weight")
-# Small and delicate: experts are chosen by the one, the other is added to every input.
-_EXACT = (".ffn_gate_inp.weight", "position_embd.weight")
+PREDICTOR = re.compile(r"blk\.(\d+)\.(?:fc[12]|sketch)(_exps)?\.(?:weight|bias)")
+# Small and delicate: experts are chosen by the one, the other is added to every input; and bits.
+_EXACT = (
+    ".ffn_gate_inp.weight",
+    "position_embd.weight",
+    ".sketch.weight",
+    ".sketch_exps.weight",
+)
 # What describes the old file alone.
 _LEFT_OUT = re.compile(
     r"general\.(architecture|alignment|file_type|quantization_version)|split\..+"

@@ -16,7 +16,7 @@ GPU_ORDER = ("norms", "attention", "head", "predictor", "kv")
 RAM_ONLY = ("embedding", "tables", "scratch")
 
 _LAYER = re.compile(r"blk\.(\d+)\.(.+)")
-_PREDICTOR = re.compile(r"fc[12](?:_exps)?\.(?:weight|bias)")
+_PREDICTOR = re.compile(r"(?:fc[12]|sketch)(?:_exps)?\.(?:weight|bias)")
 _STATISTICS = re.compile(r"ffn_(?:rate|tier)(?:_exps)?")
 
 

@@ -10,11 +10,10 @@ from ..convert import source
 from ..convert.stored import Stored
 from ..errors import ModelFormatError
 from ..fingerprint import fingerprint
-from ..formats import decode
 from ..gguf import Gguf
+from ..rates import read_rates
 
 _LAYER = re.compile(r"blk\.(\d+)\.(.+)")
-_RATE = re.compile(r"ffn_rate(?:_exps)?")
 _TABLE = re.compile(r"blk\.\d+\.ffn_(?:rate|tier)(?:_exps)?")
 _NEURON = re.compile(r"ffn_(gate|up|down|down_t)(?:_exps)?\.weight|ffn_(gate|up)\.bias")
 
@@ -52,33 +51,19 @@ def read_statistics(gguf: Gguf) -> list[LayerStatistics]:
 
     Raises ModelFormatError naming file and tensor where there are none, or they do not fit.
     """
-    rates: dict[int, Stored] = {}
+    file, rates = gguf.files[0], read_rates(gguf)
     rows: dict[int, dict[str, Stored]] = {}
     for tensor in source.tensors(gguf):
         match = _LAYER.fullmatch(tensor.name)
-        if match and _RATE.fullmatch(match[2]):
-            rates[int(match[1])] = tensor
-        elif match and is_of_neurons(match[2]):
+        if match and is_of_neurons(match[2]):
             rows.setdefault(int(match[1]), {})[match[2]] = tensor
-    file = gguf.files[0]
-    if not rates:
-        raise ModelFormatError(
-            f"{file}: holds no statistics (blk.N.ffn_rate); `powerinfer profile` adds them"
-        )
     for layer in sorted(rows.keys() ^ rates.keys()):
         what = "neurons" if layer in rates else "statistics (ffn_rate)"
         raise ModelFormatError(f"{file}: layer {layer} has no {what}")
     return [_layer(file, i, rates[i], rows[i]) for i in sorted(rates)]
 
 
-def _layer(file: str, i: int, rate: Stored, rows: dict[str, Stored]) -> LayerStatistics:
-    if rate.format.name != "F32":
-        raise ModelFormatError(f"{file}: tensor {rate.name} is {rate.format.name}, not F32")
-    data = np.ascontiguousarray(rate.rows(0, rate.n_rows))
-    rates = decode(rate.format.type, data, rate.n_elements).reshape(rate.shape)
-    # NaN fails both comparisons.
-    if not (np.all(rates >= 0) and np.all(rates <= 1)):
-        raise ModelFormatError(f"{file}: tensor {rate.name} holds rates outside of 0 to 1")
+def _layer(file: str, i: int, rates: np.ndarray, rows: dict[str, Stored]) -> LayerStatistics:
     first = {name: t for name, t in rows.items() if "gate" in name}
     first = first or {name: t for name, t in rows.items() if "up" in name}
     for name, tensor in rows.items():
@@ -87,8 +72,8 @@ def _layer(file: str, i: int, rate: Stored, rows: dict[str, Stored]) -> LayerSta
         shape = tensor.shape[:-2] + tensor.shape[-1:] if by_column else tensor.shape[:-1]
         if shape != rates.shape:
             raise ModelFormatError(
-                f"{file}: tensor {rate.name} of shape {rates.shape} does not fit {tensor.name} "
-                f"of shape {tensor.shape}"
+                f"{file}: blk.{i}.ffn_rate of shape {rates.shape} does not fit {tensor.name} of "
+                f"shape {tensor.shape}"
             )
     total = sum(t.n_bytes for t in rows.values())
     return LayerStatistics(i, rates, total, sum(t.n_bytes for t in first.values()))

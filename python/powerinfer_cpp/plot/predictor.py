@@ -8,34 +8,31 @@ import numpy as np
 from ..convert import source
 from ..errors import ModelFormatError
 from ..gguf import Gguf
+from ..rates import read_rates
 from . import style
 
-_FC = re.compile(r"blk\.(\d+)\.fc([12])(?:_exps)?\.weight")
-_RATE = re.compile(r"blk\.(\d+)\.ffn_rate(?:_exps)?")
+_TENSOR = re.compile(r"blk\.(\d+)\.(fc1|fc2|sketch)(?:_exps)?\.(?:weight|bias)")
 
 
 def figures(gguf: Gguf) -> dict[str, dict[int, float]]:
-    """By name and layer: rank, bytes; where the file says so recall, precision, threshold, fired
-    and, from these, proposed (shares of the neurons).
+    """By name and layer: rank (of mlps), bytes; where the file says so recall, precision,
+    threshold, fired and, from these, proposed (shares of the neurons).
 
     Raises ModelFormatError for a file without predictors.
     """
     found: dict[str, dict[int, float]] = {"rank": {}, "bytes": {}}
-    fired = {}
+    fired = {layer: float(r.mean()) for layer, r in read_rates(gguf, required=False).items()}
     for tensor in source.tensors(gguf):
-        if match := _FC.fullmatch(tensor.name):
+        if match := _TENSOR.fullmatch(tensor.name):
             layer = int(match[1])
             found["bytes"][layer] = found["bytes"].get(layer, 0) + tensor.n_bytes
-            if match[2] == "1" and len(tensor.shape) > 1:
+            if match[2] == "fc1" and len(tensor.shape) > 1:
                 found["rank"][layer] = tensor.shape[-2]
-        elif match := _RATE.fullmatch(tensor.name):
-            data = np.ascontiguousarray(tensor.rows(0, tensor.n_rows))
-            fired[int(match[1])] = float(data.view(np.float32).mean())
-    if not found["rank"]:
+    if not found["bytes"]:
         raise ModelFormatError(
             f"{gguf.files[0]}: holds no predictors; `powerinfer train-predictor`"
         )
-    layers = sorted(found["rank"])
+    layers = sorted(found["bytes"])
     for name, key in (
         ("recall", "powerinfer.predictor.recall"),
         ("precision", "powerinfer.predictor.precision"),
@@ -61,7 +58,7 @@ def draw(gguf: Gguf) -> tuple[Any, str]:
     """The figure for a file with predictors, and a sentence."""
     found = figures(gguf)
     quality = any(found[name] for name in ("recall", "precision"))
-    panels = [_ranks, _bytes]
+    panels = [_ranks, _bytes] if found["rank"] else [_bytes]
     if found["fired"]:
         panels.insert(0, _shares)
     if quality:
@@ -77,7 +74,8 @@ def draw(gguf: Gguf) -> tuple[Any, str]:
     for axes in figure.axes[:-1]:
         axes.set_xlabel("")
     total = sum(found["bytes"].values())
-    text = f"{len(found['rank'])} predictors, {total / (1 << 20):.1f} MiB"
+    kind = "predictors" if found["rank"] else "sketches"
+    text = f"{len(found['bytes'])} {kind}, {total / (1 << 20):.1f} MiB"
     if found["recall"]:
         worst = min(found["recall"], key=found["recall"].get)  # type: ignore[arg-type]
         mean = np.mean(list(found["recall"].values()))
@@ -122,4 +120,4 @@ def _bytes(axes: Any, found: dict[str, dict[int, float]]) -> None:
 
 def _thresholds(axes: Any, found: dict[str, dict[int, float]]) -> None:
     _line(axes, found["threshold"], 1, color=style.BLUE)
-    style.plain(axes, "layer", "logit", "Threshold: what is below it is skipped")
+    style.plain(axes, "layer", "score", "Threshold: what is below it is skipped")

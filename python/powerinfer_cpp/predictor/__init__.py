@@ -23,14 +23,15 @@ from ..gguf import Gguf
 from ..model import Model
 from ..profile.counters import check_sparse
 from ..profile.text import windows
-from . import judge, search
+from . import judge, search, sketch
 from .pairs import Pairs, bytes_per_token
 from .train import Curve, as_stored, curve, require_torch, train
 
 __all__ = ["KINDS", "Report", "train_predictors"]
 
-KINDS = ("mlp",)
-TOKENS = 400_000  # pairs per layer, as Deja Vu and ProSparse have them
+# Pairs per layer: as many as Deja Vu and ProSparse have; a sketch learns only its threshold.
+TOKENS = {"mlp": 400_000, "sketch": 100_000}
+KINDS = tuple(TOKENS)
 # Below it held-out recall falls off a cliff: at 99% recall, 86% of the neurons of an OPT-1.3b
 # were kept after 30,000 tokens, 45% after 100,000 and 20% after 300,000.
 FEW_TOKENS = 100_000
@@ -40,7 +41,7 @@ _OLD = ("powerinfer.sparse_threshold", "powerinfer.predictor.")
 
 @dataclass(frozen=True)
 class LayerReport:
-    """Shares are of neurons; bytes are of one token. rank 0: exact mode."""
+    """Shares are of neurons; bytes are of one token. rank 0: exact mode; a sketch's is 1."""
 
     rank: int
     threshold: float
@@ -61,6 +62,7 @@ class Report:
     reference: float  # every neuron computed
     n_tokens: int
     notes: list[str]
+    kind: str = "mlp"
 
 
 def train_predictors(
@@ -73,7 +75,7 @@ def train_predictors(
     predictor_input: str = "normed",
     predictor_type: str = "Q8_0",
     target: float = 0.001,
-    n_tokens: int = TOKENS,
+    n_tokens: int | None = None,
     n_ctx: int | None = None,
     epochs: int = 20,
     store_gib: float = 8.0,
@@ -85,23 +87,34 @@ def train_predictors(
 ) -> Report:
     """Trains predictors on a text, writes the model with them to `out`, and says what they do.
 
+    kind: "mlp", two small matrices per layer, or "sketch", the signs of the gates' weights, of
+    which the text only sets the threshold (predictor_type, epochs, seed and torch_device do not
+    matter). A sketch does not work for activations whose sign is not their gate's to tell: SiLU
+    and GELU.
     predictor_input: "normed" or "residual", what predictors see. target: how much the model's
-    perplexity may rise, as a share. n_tokens: at most so many are recorded, fewer where their
-    store would exceed store_gib. torch_device: default a GPU where torch sees one. model_fields,
-    fields: of pi_model_params, pi_session_params.
+    perplexity may rise, as a share. n_tokens: at most so many are recorded (default: TOKENS),
+    fewer where their store would exceed store_gib. torch_device: default a GPU where torch sees
+    one. model_fields, fields: of pi_model_params, pi_session_params.
 
     Everything is kept in OUT.train until the end: work that was killed is taken up, with the same
     result. Raises OSError, ValueError (no torch, a text that is too short), UnsupportedModelError
-    (mixtures, files without neuron rows); nothing half-written remains.
+    (mlps of mixtures, sketches of SiLU and GELU, files without neuron rows); nothing half-written
+    remains.
     """
     if kind not in KINDS:
         raise ValueError(f"kind must be one of {', '.join(KINDS)}, not {kind!r}")
     if predictor_input not in ("normed", "residual"):
         raise ValueError(f"the input must be normed or residual, not {predictor_input!r}")
-    require_torch()
-    work = _Work(model_path, out, predictor_input, predictor_type, model_fields or {}, fields)
-    work.begin(Path(text), separator, n_tokens, n_ctx, store_gib, epochs, seed)
-    report = work.solve(target, epochs, seed, torch_device or _default_device(), log)
+    if kind == "sketch":
+        if predictor_input != "normed":
+            raise ValueError("a sketch stands for gates, and its input is what they see: normed")
+        worker: type[_Work] = _Sketches
+    else:
+        require_torch()
+        worker, torch_device = _Work, torch_device or _default_device()
+    work = worker(model_path, out, predictor_input, predictor_type, model_fields or {}, fields)
+    work.begin(Path(text), separator, n_tokens or TOKENS[kind], n_ctx, store_gib, epochs, seed)
+    report = work.solve(target, epochs, seed, torch_device or "", log)
     work.finish()
     return report
 
@@ -113,7 +126,9 @@ def _default_device() -> str:
 
 
 class _Work:
-    """The folder OUT.train and what has been done in it."""
+    """The folder OUT.train and what has been done in it, to train mlps."""
+
+    kind = "mlp"
 
     def __init__(
         self,
@@ -130,10 +145,13 @@ class _Work:
         self.folder = self.out.with_name(self.out.name + ".train")
         self.gguf = Gguf(model_path)
         source.refuse_same_file(self.gguf, out)
-        self.tensors = {t.name: t for t in self.gguf.tensors}
-        if any("_exps" in name for name in self.tensors):
-            raise UnsupportedModelError(f"{model_path}: predictors of mixtures are not trained yet")
-        if not any(".ffn_down_t." in name or "_rows" in name for name in self.tensors):
+        self.tensors = {t.name: t for t in source.tensors(self.gguf)}
+        if self.kind == "mlp" and any("_exps" in name for name in self.tensors):
+            raise UnsupportedModelError(
+                f"{model_path}: mlps of mixtures are not trained yet; sketches are made of them"
+            )
+        self.used = 1.0  # share of the experts that a token reads
+        if not any(".ffn_down_t" in name for name in self.tensors):
             raise UnsupportedModelError(
                 f"{model_path}: has no neuron rows (ffn_down_t), which predictors need; "
                 "`powerinfer convert` makes a file with them of it"
@@ -158,17 +176,19 @@ class _Work:
                 fingerprint(self.gguf),
                 hashlib.sha256(data).hexdigest(),
                 [str(separator), n_tokens, n_ctx, store_gib, epochs, seed],
-                [self.input, self.format.name],
+                [self.kind, self.input, self.format.name],
             ]
         )
         check_target(self.out, 2 * sum(t.n_bytes for t in self.gguf.tensors))
         mark = self.folder / "identity.json"
-        if self.folder.exists() and not (mark.exists() and mark.read_text() == identity):
-            shutil.rmtree(self.folder)
+        if self.folder.exists() and not mark.exists():
+            raise ValueError(f"{self.folder}: exists, and is no work of train-predictor")
+        if self.folder.exists() and mark.read_text() != identity:
+            shutil.rmtree(self.folder)  # of other work
         self.folder.mkdir(exist_ok=True)
         mark.write_text(identity)
         model = self._model([], [])
-        check_sparse(model)
+        self._check(model)
         self.n_embd, self.n_ff, self.n_layer = model.n_embd, model.n_ff, model.n_layer
         size = min(n_ctx or 512, model.n_ctx_train)
         try:
@@ -199,8 +219,8 @@ class _Work:
 
     def candidate(
         self, layer: int, rank: int, epochs: int, seed: int, device: str, log: Any
-    ) -> tuple[np.ndarray, np.ndarray, Curve, float]:
-        """fc1, fc2, their curve and how much they overfit: of the folder, or trained now."""
+    ) -> tuple[list[Stored], Curve, float]:
+        """A predictor, its curve and how much it overfits: of the folder, or trained now."""
         path = self.folder / f"layer-{layer}-rank-{rank}.npz"
         if not path.exists():
             own_seed = int(np.random.SeedSequence([seed, layer, rank]).generate_state(1)[0])
@@ -221,25 +241,28 @@ class _Work:
             values = {name: stored[name] for name in stored.files}
         fc1, fc2, overfit = (values.pop(name) for name in ("fc1", "fc2", "overfit"))
         values["fired"] = float(values["fired"])
-        return fc1, fc2, Curve(**values), float(overfit)
+        tensors = [
+            self._stored(f"blk.{layer}.{n}.weight", w) for n, w in (("fc1", fc1), ("fc2", fc2))
+        ]
+        return tensors, Curve(**values), float(overfit)
 
     def solve(
         self, target: float, epochs: int, seed: int, device: str, log: Callable[[str], None]
     ) -> Report:
         """Chooses ranks and recall, writes the result, and describes it."""
-        ranks = search.ladder(self.n_embd)
-        starts = [search.start_rank(self._rates(layer), self.n_embd) for layer in self._layers()]
+        ranks = self._ranks()
+        starts = [self._start(layer) for layer in self._layers()]
         costs = [self._costs(layer) for layer in self._layers()]
         reference = self._judged("exact", [], [])
         nlls: dict[int, float] = {}
 
-        def candidate(layer: int, rank: int) -> tuple[np.ndarray, np.ndarray, Curve, float]:
+        def candidate(layer: int, rank: int) -> tuple[list[Stored], Curve, float]:
             return self.candidate(layer, rank, epochs, seed, device, log)
 
         def choices(at: int) -> list[search.Choice]:
             return [
                 search.choose(
-                    at, starts[layer], ranks, costs[layer], lambda r, n=layer: candidate(n, r)[2]
+                    at, starts[layer], ranks, costs[layer], lambda r, n=layer: candidate(n, r)[1]
                 )
                 for layer in self._layers()
             ]
@@ -251,8 +274,8 @@ class _Work:
             else:
                 nlls[at] = reference
             lost = judge.loss(nlls[at], reference)
-            text = ", ".join(str(c.rank or "exact") for c in found)
-            log(f"recall {search.RECALLS[at]:.2%}: perplexity {lost:+.3%} with ranks {text}")
+            text = ", ".join(self.name_of(c.rank) for c in found)
+            log(f"recall {search.RECALLS[at]:.2%}: perplexity {lost:+.3%} with {text}")
             return lost
 
         at = search.lowest_recall(loss, target)
@@ -272,12 +295,16 @@ class _Work:
                 "more text would help: held-out loss is over 1.1 times what was learnt from in "
                 f"layers {', '.join(map(str, overfit))}"
             )
-        return Report(layers, math.exp(nll), math.exp(reference), self.n_tokens, notes)
+        figures = math.exp(nll), math.exp(reference), self.n_tokens
+        return Report(layers, *figures, notes, self.kind)
 
     def finish(self) -> None:
         """The result is written: the folder goes."""
         shutil.rmtree(self.folder)
         self.gguf.close()
+
+    def name_of(self, rank: int) -> str:
+        return f"rank {rank}" if rank else "exact"
 
     # ---- Inner parts -------------------------------------------------------------------------
 
@@ -289,34 +316,43 @@ class _Work:
         return self.pairs.fired(layer, rows).mean(axis=0)
 
     def _costs(self, layer: int) -> search.Costs:
-        sizes = [
-            t.n_bytes
+        first, *rest = (
+            t.n_bytes * self.used
             for part in ("ffn_gate", "ffn_up", "ffn_down_t")
-            if (t := self.tensors.get(f"blk.{layer}.{part}.weight"))
-        ]
-        bundles = [
-            t.n_bytes
-            for part in ("ffn_gate_rows", "ffn_up_down_rows")
-            if (t := self.tensors.get(f"blk.{layer}.{part}"))
-        ]
-        if len(bundles) == 1:  # up and down without a gate
-            bundles = [bundles[0] / 2, bundles[0] / 2]
-        first, *rest = sizes or bundles
+            for end in ("", "_exps")
+            if (t := self.tensors.get(f"blk.{layer}.{part}{end}.weight"))
+        )
+        return search.Costs(first, sum(rest), self._rank_bytes(layer))
+
+    def _rank_bytes(self, _layer: int) -> float:
         per_weight = self.format.n_bytes(self.format.block) / self.format.block
-        return search.Costs(first, sum(rest), per_weight * (self.n_embd + self.n_ff))
+        return per_weight * (self.n_embd + self.n_ff)
+
+    def _ranks(self) -> list[int]:
+        return search.ladder(self.n_embd)
+
+    def _start(self, layer: int) -> int:
+        return search.start_rank(self._rates(layer), self.n_embd)
+
+    def _check(self, model: Model) -> None:
+        check_sparse(model)
 
     def _contents(
         self, found: Sequence[search.Choice], at: int, candidate: Callable[..., Any]
     ) -> tuple[list[Any], list[Stored]]:
         """Keys and tensors of chosen predictors."""
-        tensors, thresholds = [], []
+        tensors: list[Stored] = []
+        figures = {"sparse_threshold": [], "predictor.recall": [], "predictor.precision": []}
         for layer, choice in enumerate(found):
-            thresholds.append(float(choice.curve.threshold[at]) if choice.rank else 0.0)
-            if not choice.rank:
-                continue
-            for name, values in zip(("fc1", "fc2"), candidate(layer, choice.rank)[:2], strict=True):
-                tensors.append(self._stored(f"blk.{layer}.{name}.weight", values))
-        keys = [array("powerinfer.sparse_threshold", "FLOAT32", thresholds)]
+            c, known = choice.curve, bool(choice.rank)
+            precision = c.hit[at] / max(c.predicted[at], 1e-30)
+            for values, value in zip(
+                figures.values(), (c.threshold[at], c.recall[at], precision), strict=True
+            ):
+                values.append(float(value) if known else 0.0)
+            if known:
+                tensors += candidate(layer, choice.rank)[0]
+        keys = [array(f"powerinfer.{name}", "FLOAT32", v) for name, v in figures.items()]
         return (keys, tensors) if tensors else ([], [])
 
     def _format(self, values: np.ndarray) -> Format:
@@ -329,7 +365,7 @@ class _Work:
     def _embed(self, path: Path, keys: list[Any], tensors: list[Stored]) -> None:
         marks = [
             string("powerinfer.predictor.input", self.input),
-            string("powerinfer.predictor.kind", "mlp"),
+            string("powerinfer.predictor.kind", self.kind),
         ]
         embed(
             self.gguf,
@@ -358,8 +394,8 @@ class _Work:
         if not choice.rank:
             exact = choice.exact_bytes
             return LayerReport(0, 0.0, 1.0, c.fired, 1.0, c.fired, 0, exact, exact, 1.0)
-        fc1, fc2, _, overfit = candidate(layer, choice.rank)
-        predictor_bytes = sum(self._format(w).n_bytes(w.size) for w in (fc1, fc2))
+        tensors, _, overfit = candidate(layer, choice.rank)
+        predictor_bytes = round(sum(t.n_bytes for t in tensors) * self.used)
         return LayerReport(
             choice.rank,
             float(c.threshold[at]),
@@ -380,3 +416,51 @@ class _Work:
             f"{self.n_tokens} tokens are few: predictors keep getting better up to a million, and "
             f"below {FEW_TOKENS} they miss much of what they have not seen"
         ]
+
+
+class _Sketches(_Work):
+    """The same for sketches, of one size: what is searched is where they pay, and the recall."""
+
+    kind = "sketch"
+
+    def candidate(
+        self, layer: int, _rank: int, _epochs: int, _seed: int, _device: str, _log: Any
+    ) -> tuple[list[Stored], Curve, float]:
+        if layer not in self._found:
+            tensors = sketch.layer_tensors(self.tensors, layer)
+            rows = np.sort(np.concatenate([self.rows, self.held_out]))
+            self._found[layer] = (
+                tensors,
+                sketch.curve(self.pairs, layer, rows, tensors, search.RECALLS),
+            )
+        return *self._found[layer], 1.0
+
+    def name_of(self, rank: int) -> str:
+        return "sketch" if rank else "exact"
+
+    def _check(self, model: Model) -> None:
+        self._found: dict[int, tuple[list[Stored], Curve]] = {}
+        if "relu" not in model.activation:
+            raise UnsupportedModelError(
+                f"{model.path}: a sketch guesses the sign of a gate, which decides who fires only "
+                f"in models of the ReLU family, not with {model.activation}"
+            )
+        if model.n_embd % 8:
+            raise UnsupportedModelError(
+                f"{model.path}: a sketch has 8 signs in a byte, and rows of {model.n_embd} weights "
+                "are no multiple of that"
+            )
+        if model.n_expert:
+            self.used = source.size(self.gguf, "expert_used_count") / model.n_expert
+
+    def _ranks(self) -> list[int]:
+        return [1]
+
+    def _start(self, _layer: int) -> int:
+        return 1
+
+    def _rank_bytes(self, layer: int) -> float:
+        return sum(t.n_bytes for t in self.candidate(layer, 1, 0, 0, "", None)[0]) * self.used
+
+    def _notes(self) -> list[str]:
+        return []

@@ -5,6 +5,8 @@ before: 2 bytes per value of an input, one bit per neuron.
 """
 
 import json
+import math
+import os
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
@@ -23,22 +25,27 @@ _FLUSHED = 16  # windows between two notes of how far the recording is
 
 def bytes_per_token(model: Model) -> int:
     """Of the store, all layers together."""
-    return model.n_layer * (2 * model.n_embd + (model.n_ff + 7) // 8)
+    return model.n_layer * (2 * model.n_embd + (_neurons(model) + 7) // 8)
+
+
+def _neurons(model: Model) -> int:
+    """Of a layer, all experts together."""
+    return max(1, model.n_expert) * model.n_ff
 
 
 class Pairs:
     """The store of a folder; n_tokens: of all windows that are recorded.
 
     inputs: float16 [n_layer, n_tokens, n_embd]. bits: uint8 [n_layer, n_tokens, n_ff / 8], the
-    first neuron lowest.
+    first neuron lowest; n_ff: of all experts, one after the other.
     """
 
     def __init__(self, folder: Path, model: Model, n_tokens: int):
-        self.n_ff = model.n_ff
+        self.n_ff = _neurons(model)
         self._progress = folder / "recorded.json"
         shapes = (
             ("inputs", np.float16, (model.n_layer, n_tokens, model.n_embd)),
-            ("bits", np.uint8, (model.n_layer, n_tokens, (model.n_ff + 7) // 8)),
+            ("bits", np.uint8, (model.n_layer, n_tokens, (self.n_ff + 7) // 8)),
         )
         needed = n_tokens * bytes_per_token(model)
         there = sum(path.stat().st_size for path in folder.glob("*.pairs"))
@@ -80,7 +87,7 @@ class Pairs:
                         f"{model.path}: inputs of predictors exceed half precision: use the normed"
                     )
                 self.inputs[:, row:end] = inputs
-                fired = session.activations()[:, :, 0]
+                fired = session.activations().reshape(*inputs.shape[:2], self.n_ff)
                 self.bits[:, row:end] = np.packbits(fired, axis=-1, bitorder="little")
                 row, done = end, done + 1
                 if done % _FLUSHED == 0 or done == len(windows):
@@ -97,6 +104,8 @@ class Pairs:
 
 
 def _mapped(path: Path, dtype: Any, shape: tuple[int, ...]) -> np.memmap:
-    n_bytes = int(np.prod(shape)) * np.dtype(dtype).itemsize
-    mode = "r+" if path.exists() and path.stat().st_size == n_bytes else "w+"
-    return np.memmap(path, dtype, mode, shape=shape)
+    n_bytes = math.prod(shape) * np.dtype(dtype).itemsize
+    if not path.exists() or path.stat().st_size != n_bytes:
+        with path.open("wb") as file:  # a mapping that outgrows the disk would end the process
+            os.posix_fallocate(file.fileno(), 0, n_bytes)
+    return np.memmap(path, dtype, "r+", shape=shape)

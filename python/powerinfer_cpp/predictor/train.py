@@ -4,6 +4,7 @@ Loss, optimiser and early stopping follow Deja Vu's training code: binary cross 
 firing weighs 1 and a silence about as much as neurons fire, AdamW with a decay of 0.01.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,7 +17,7 @@ from .pairs import Pairs
 BATCH = 1024
 RATE = 2e-3  # of learning, at the beginning; falls to a twentieth
 PATIENCE = 3  # epochs without improvement
-_JUDGED_ROWS = 4096  # of the held-out pairs, at most: the curves need no more
+JUDGED_ROWS = 4096  # of the held-out pairs, at most: the curves need no more
 
 
 def require_torch() -> None:
@@ -133,11 +134,14 @@ def curve(
     pairs: Pairs, layer: int, rows: np.ndarray, weights: tuple[np.ndarray, np.ndarray], recalls
 ) -> Curve:
     """The curve of fc1 and fc2 at these recalls, as far as they can be had."""
-    rows = rows[:: -(-len(rows) // _JUDGED_ROWS)]
+    rows = rows[:: -(-len(rows) // JUDGED_ROWS)]
     x = pairs.inputs[layer, rows].astype(np.float32)
     fc1, fc2 = weights
-    score = np.maximum(x @ fc1.T, 0) @ fc2.T
-    fired = pairs.fired(layer, rows)
+    return curve_of(np.maximum(x @ fc1.T, 0) @ fc2.T, pairs.fired(layer, rows), recalls)
+
+
+def curve_of(score: np.ndarray, fired: np.ndarray, recalls: Sequence[float]) -> Curve:
+    """The curve of scores and of what fired, arrays of one shape."""
     of_fired, all_scores = np.sort(score[fired]), np.sort(score.reshape(-1))
     if not len(of_fired):
         of_fired = all_scores[-1:]

@@ -14,9 +14,9 @@ from ..convert.stored import Stored
 from ..convert.writer import Entry, string
 from ..errors import ModelFormatError
 from ..gguf import Gguf
+from ..rates import RATES, read_rates
 
 TOKENS, CORPUS = "powerinfer.profile.tokens", "powerinfer.profile.corpus"
-_RATE = re.compile(r"blk\.(\d+)\.ffn_rate(_exps)?")
 # A placement was solved for statistics, and is none of others.
 _OUTDATED = re.compile(r"blk\.\d+\.ffn_tier(_exps)?|powerinfer\.placement\..+")
 
@@ -64,32 +64,24 @@ def embed_statistics(gguf: Gguf, target: str | Path, statistics: Statistics, mix
         target,
         entries(statistics),
         tensors(statistics, mixture),
-        removed=lambda name: bool(_RATE.fullmatch(name) or _OUTDATED.fullmatch(name)),
+        removed=lambda name: bool(RATES.fullmatch(name) or _OUTDATED.fullmatch(name)),
     )
 
 
 def from_gguf(gguf: Gguf) -> Statistics:
     """The statistics in a file. Raises ModelFormatError where there are none, or half of them."""
-    path, n_layer = gguf.files[0], source.size(gguf, "block_count")
-    found = {t.name: t for t in gguf.tensors if _RATE.fullmatch(t.name)}
+    path, rates = gguf.files[0], read_rates(gguf)
     tokens, corpus = gguf.value(TOKENS), gguf.value(CORPUS, "")
-    if not found:
-        raise ModelFormatError(f"{path}: holds no statistics (blk.0.ffn_rate); profile it first")
     if not isinstance(tokens, int) or isinstance(tokens, bool) or tokens < 1:
         raise ModelFormatError(f"{path}: {TOKENS} is missing or no count of tokens")
-    rates = []
-    for layer in range(n_layer):
-        name = f"blk.{layer}.ffn_rate"
-        tensor = found.get(name) or found.get(f"{name}_exps")
-        if tensor is None or tensor.type_name != "F32" or tensor.n_elements == 0:
-            raise ModelFormatError(f"{path}: tensor {name} is missing or not F32")
-        values = gguf.data(tensor).view(np.float32).reshape(-1, tensor.shape[-1])
-        if not (np.isfinite(values).all() and (values >= 0).all() and (values <= 1).all()):
-            raise ModelFormatError(f"{path}: tensor {tensor.name} holds values that are no shares")
-        rates.append(values.astype(np.float64))
-    if len({r.shape for r in rates}) != 1:
+    layers = []
+    for layer in range(source.size(gguf, "block_count")):
+        if layer not in rates:
+            raise ModelFormatError(f"{path}: layer {layer} has no statistics (ffn_rate)")
+        layers.append(rates[layer].reshape(-1, rates[layer].shape[-1]).astype(np.float64))
+    if len({layer.shape for layer in layers}) != 1:
         raise ModelFormatError(f"{path}: statistics of layers of different sizes")
-    counts = np.rint(np.stack(rates) * tokens).astype(np.uint64)
+    counts = np.rint(np.stack(layers) * tokens).astype(np.uint64)
     return Statistics(counts, tokens, str(corpus))
 
 

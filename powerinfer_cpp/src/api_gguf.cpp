@@ -1,0 +1,203 @@
+// powerinfer.h: GGUF files as they are, formats of tensors, and bundles of neuron rows.
+#include <algorithm>
+
+#include "api.h"
+#include "gpu_index.h"
+
+using namespace powerinfer::api;
+
+namespace {
+
+const ggml::Value& value_at(const pi_gguf* g, int64_t i, uint64_t first, uint64_t n) {
+    require(g && i >= 0 && size_t(i) < g->gguf->values().size(), "no such key");
+    const ggml::Value& v = g->gguf->values()[size_t(i)].second;
+    require(first <= v.count() && n <= v.count() - first, "elements beyond the end of the value");
+    return v;
+}
+
+const ggml::DTypeInfo& codec(uint32_t type, int64_t n, size_t size, bool buffers) {
+    const ggml::DTypeInfo* t = ggml::find_dtype(type);
+    require(t && t->is_float(), "not a floating-point or quantised type that this engine knows");
+    require(n >= 0 && n % t->block == 0, "the number of elements is not a multiple of the block");
+    require(uint64_t(n / t->block) <= size / uint64_t(t->bytes), "the buffer is too small");
+    require(buffers || !n, "NULL where a buffer is expected");
+    return *t;
+}
+
+powerinfer::BundleLayout bundle_layout(const uint32_t* types, int32_t n_parts, int64_t cols,
+                                       int64_t n, int32_t part, size_t stored, size_t bundles) {
+    require(types && n_parts >= 1 && part >= 0 && part < n_parts, "no such part of a bundle");
+    require(n >= 0 && cols >= 1 && cols <= 1 << 20, "the sizes of the rows are out of range");
+    powerinfer::BundleLayout layout;
+    layout.cols = cols;
+    for (int32_t i = 0; i < n_parts; i++) {
+        layout.parts.push_back(codec(types[i], cols, SIZE_MAX, true).type);
+    }
+    const int64_t row = ggml::info(layout.parts[size_t(part)]).size(cols);
+    require(
+        uint64_t(n) <= stored / uint64_t(row) && uint64_t(n) <= bundles / uint64_t(layout.stride()),
+        "the buffer is too small");
+    return layout;
+}
+
+}  // namespace
+
+extern "C" {
+
+// ---- GGUF files -------------------------------------------------------------------------------
+
+pi_status pi_gguf_open(const char* path, pi_gguf** out) {
+    return guarded([&] {
+        require(path && out, "path and out must not be NULL");
+        auto g = std::make_unique<pi_gguf>();
+        g->own = powerinfer::ModelFile::open(path);
+        g->gguf = &g->own.gguf;
+        g->files = &g->own.files;
+        *out = g.release();
+    });
+}
+
+void pi_gguf_free(pi_gguf* gguf) {
+    delete gguf;
+}
+
+uint32_t pi_gguf_version(const pi_gguf* g) {
+    return g->gguf->version();
+}
+
+bool pi_gguf_is_pwri(const pi_gguf* g) {
+    return g->gguf->pwri_magic();
+}
+
+int32_t pi_gguf_n_files(const pi_gguf* g) {
+    return int32_t(g->files->size());
+}
+
+const char* pi_gguf_file(const pi_gguf* g, int32_t i) {
+    return i >= 0 && i < pi_gguf_n_files(g) ? (*g->files)[size_t(i)]->path().c_str() : nullptr;
+}
+
+int64_t pi_gguf_n_values(const pi_gguf* g) {
+    return int64_t(g->gguf->values().size());
+}
+
+pi_status pi_gguf_value(const pi_gguf* g, int64_t i, const char** key, size_t* key_length,
+                        pi_value_type* type, pi_value_type* element_type, uint64_t* count) {
+    return guarded([&] {
+        const ggml::Value& v = value_at(g, i, 0, 0);
+        require(key && key_length && type && element_type && count, kNoOut);
+        const std::string_view k = g->gguf->values()[size_t(i)].first;
+        *key = k.data();
+        *key_length = k.size();
+        *type = pi_value_type(v.type());
+        *element_type = pi_value_type(v.element_type());
+        *count = v.count();
+    });
+}
+
+pi_status pi_gguf_integers(const pi_gguf* g, int64_t i, uint64_t first, uint64_t n, int64_t* out) {
+    return guarded([&] {
+        const ggml::Value& v = value_at(g, i, first, n);
+        require(v.is_integer() || v.is_bool(), "the value is not an integer");
+        require(out || !n, kNoOut);
+        for (uint64_t j = 0; j < n; j++) out[j] = v.integer(first + j);
+    });
+}
+
+pi_status pi_gguf_numbers(const pi_gguf* g, int64_t i, uint64_t first, uint64_t n, double* out) {
+    return guarded([&] {
+        const ggml::Value& v = value_at(g, i, first, n);
+        require(v.is_number(), "the value is not a number");
+        require(out || !n, kNoOut);
+        for (uint64_t j = 0; j < n; j++) out[j] = v.number(first + j);
+    });
+}
+
+pi_status pi_gguf_string(const pi_gguf* g, int64_t i, uint64_t element, const char** out,
+                         size_t* length) {
+    return guarded([&] {
+        const ggml::Value& v = value_at(g, i, element, 1);
+        require(v.is_string(), "the value is not a string");
+        require(out && length, kNoOut);
+        const std::string_view s = v.string(element);
+        *out = s.data();
+        *length = s.size();
+    });
+}
+
+int64_t pi_gguf_n_tensors(const pi_gguf* g) {
+    return int64_t(g->gguf->tensors().size());
+}
+
+pi_status pi_gguf_tensor(const pi_gguf* g, int64_t i, pi_tensor_info* out) {
+    return guarded([&] {
+        require(g && i >= 0 && i < pi_gguf_n_tensors(g), "no such tensor");
+        require(out, kNoOut);
+        const ggml::TensorInfo& t = g->gguf->tensors()[size_t(i)];
+        *out = {t.name.c_str(),
+                ggml::info(t.type).name,
+                uint32_t(t.type),
+                t.n_dims,
+                {},
+                t.offset,
+                t.bytes,
+                t.file};
+        std::copy(t.ne, t.ne + 4, out->ne);
+    });
+}
+
+pi_status pi_gpu_index_read(const char* path, int32_t n_layer, int64_t n_ff, int64_t* n_gpu) {
+    return guarded([&] {
+        require(path && n_gpu, "path and n_gpu must not be NULL");
+        require(n_layer >= 1 && n_ff >= 1, "a model has layers and neurons");
+        const auto found = powerinfer::read_gpu_index(path, n_layer, n_ff);
+        std::copy(found.begin(), found.end(), n_gpu);
+    });
+}
+
+// ---- Formats ----------------------------------------------------------------------------------
+
+bool pi_type_by_name(const char* name, uint32_t* type, int64_t* block, int64_t* block_bytes) {
+    const ggml::DTypeInfo* t = name ? ggml::find_dtype(std::string_view(name)) : nullptr;
+    if (!t) return false;
+    *type = uint32_t(t->type);
+    *block = t->block;
+    *block_bytes = t->bytes;
+    return true;
+}
+
+pi_status pi_encode(uint32_t type, const float* src, int64_t n, void* dst, size_t dst_size) {
+    return guarded([&] { codec(type, n, dst_size, src && dst).encode(src, dst, n); });
+}
+
+pi_status pi_decode(uint32_t type, const void* src, size_t src_size, float* dst, int64_t n) {
+    return guarded([&] { codec(type, n, src_size, src && dst).decode(src, dst, n); });
+}
+
+int32_t pi_bundle_version(void) {
+    return int32_t(powerinfer::kBundleVersion);
+}
+
+pi_status pi_bundle_put(const uint32_t* types, int32_t n_parts, int64_t cols, int64_t n,
+                        int32_t part, const void* rows, size_t rows_size, void* bundles,
+                        size_t bundles_size) {
+    return guarded([&] {
+        require((rows && bundles) || !n, "NULL where a buffer is expected");
+        bundle_layout(types, n_parts, cols, n, part, rows_size, bundles_size)
+            .put(size_t(part), static_cast<const uint8_t*>(rows), n,
+                 static_cast<uint8_t*>(bundles));
+    });
+}
+
+pi_status pi_bundle_take(const uint32_t* types, int32_t n_parts, int64_t cols, int64_t n,
+                         int32_t part, const void* bundles, size_t bundles_size, void* rows,
+                         size_t rows_size) {
+    return guarded([&] {
+        require((rows && bundles) || !n, "NULL where a buffer is expected");
+        bundle_layout(types, n_parts, cols, n, part, rows_size, bundles_size)
+            .take(size_t(part), static_cast<const uint8_t*>(bundles), n,
+                  static_cast<uint8_t*>(rows));
+    });
+}
+
+}  // extern "C"

@@ -1,0 +1,206 @@
+// powerinfer.h: sessions and sampling.
+#include <cmath>
+
+#include "api.h"
+#include "sampler.h"
+#include "session.h"
+
+using namespace powerinfer::api;
+
+struct pi_session {
+    powerinfer::Session session;
+};
+
+struct pi_sampler {
+    powerinfer::Sampler sampler;
+};
+
+namespace {
+
+// A layer's recording, which `find` gives or null where there is none.
+template <typename T, typename F>
+pi_status recorded(const pi_session* s, int32_t layer, const T** out, F find) noexcept {
+    return guarded([&] {
+        require(s && out && layer >= 0 && layer < s->session.model->config.n_layer,
+                "no such layer");
+        const T* found = find();
+        require(found,
+                "the session has not recorded this; its parameter `record` says what it does");
+        *out = found;
+    });
+}
+
+}  // namespace
+
+extern "C" {
+
+// ---- Sessions -----------------------------------------------------------------------------------
+
+pi_session_params pi_session_default_params(void) {
+    pi_session_params p{};
+    p.struct_size = sizeof(p);
+    p.n_ctx = 512;
+    p.n_batch = 512;
+    p.n_ubatch = 512;
+    p.n_seq = 1;
+    p.sparse_threshold = NAN;
+    p.type_k = p.type_v = uint32_t(ggml::DType::F16);
+    return p;
+}
+
+pi_status pi_session_new(const pi_model* model, const pi_session_params* params, pi_session** out) {
+    return guarded([&] {
+        require(model && out, "model and out must not be NULL");
+        require(!model->model->layers.empty(), "the model was opened for its vocabulary only");
+        *out = new pi_session{{model->model, params_or(params, pi_session_default_params())}};
+    });
+}
+
+void pi_session_free(pi_session* session) {
+    delete session;
+}
+
+int32_t pi_session_n_ctx(const pi_session* s) {
+    return s->session.params.n_ctx;
+}
+
+int32_t pi_session_n_batch(const pi_session* s) {
+    return s->session.params.n_batch;
+}
+
+pi_status pi_eval(pi_session* s, const int32_t* token, const int32_t* seq, const bool* logits,
+                  int32_t n) {
+    return guarded([&] {
+        require(s && token, "session and token must not be NULL");
+        s->session.eval(token, seq, logits, n);
+    });
+}
+
+pi_status pi_logits(const pi_session* s, int32_t i, const float** out) {
+    return guarded([&] {
+        require(s && out, "session and out must not be NULL");
+        require(!s->session.params.embedding, "the session keeps embeddings, not logits");
+        *out = s->session.result(i);
+    });
+}
+
+pi_status pi_embedding(const pi_session* s, int32_t i, const float** out) {
+    return guarded([&] {
+        require(s && out, "session and out must not be NULL");
+        require(s->session.params.embedding, "the session keeps logits, not embeddings");
+        *out = s->session.result(i);
+    });
+}
+
+int32_t pi_sequence_length(const pi_session* s, int32_t seq) {
+    return seq >= 0 && seq < s->session.kv.n_seq() ? int32_t(s->session.kv.length(seq)) : -1;
+}
+
+pi_status pi_sequence_truncate(pi_session* s, int32_t seq, int32_t n) {
+    return guarded([&] {
+        require(s, "session must not be NULL");
+        s->session.truncate(seq, n);
+    });
+}
+
+pi_status pi_sequence_save(const pi_session* s, int32_t seq, void* buffer, size_t capacity,
+                           size_t* n) {
+    return guarded([&] {
+        require(s && n && (buffer || !capacity), "NULL where bytes are expected");
+        const uint64_t size = s->session.state_size(seq);
+        *n = size_t(size);
+        require(size <= capacity, "the buffer for the state is too small");
+        s->session.save_state(seq, static_cast<uint8_t*>(buffer));
+    });
+}
+
+pi_status pi_sequence_load(pi_session* s, int32_t seq, const void* buffer, size_t n) {
+    return guarded([&] {
+        require(s && buffer, "session and buffer must not be NULL");
+        s->session.load_state(seq, static_cast<const uint8_t*>(buffer), n);
+    });
+}
+
+pi_status pi_session_work(const pi_session* s, pi_work* out, pi_neuron_counts* neurons) {
+    return guarded([&] {
+        require(s && out, kNoOut);
+        const powerinfer::Traffic t = powerinfer::traffic(s->session);
+        *out = {s->session.row_counts.rows, t.attention, t.predictor, t.ffn, t.head, t.kv};
+        for (const ggml::NeuronCounts& c : s->session.counts) {
+            if (neurons) *neurons++ = {c.rows, c.proposed, c.computed, c.fired};
+        }
+    });
+}
+
+pi_status pi_firing_counts(const pi_session* s, int32_t layer, const uint64_t** out) {
+    return recorded(s, layer, out, [&] { return s->session.record.counts(layer); });
+}
+
+pi_status pi_activations(const pi_session* s, int32_t layer, const bool** out) {
+    return recorded(s, layer, out, [&] { return s->session.record.fired(layer); });
+}
+
+pi_status pi_ffn_inputs(const pi_session* s, int32_t layer, const float** out) {
+    return recorded(s, layer, out, [&] { return s->session.record.input(layer); });
+}
+
+void pi_session_profile(pi_session* s, bool on) {
+    if (on) s->session.context.profile.entries.clear();
+    s->session.context.profile.on = on;
+}
+
+int32_t pi_session_n_ops(const pi_session* s) {
+    return int32_t(s->session.context.profile.entries.size());
+}
+
+pi_status pi_session_op_at(const pi_session* s, int32_t i, pi_op_time* out) {
+    return guarded([&] {
+        require(s && i >= 0 && i < pi_session_n_ops(s), "no such operator");
+        require(out, kNoOut);
+        const ggml::Profile::Entry& e = s->session.context.profile.entries[size_t(i)];
+        *out = {e.part, e.op, e.calls, e.seconds, e.bytes};
+    });
+}
+
+// ---- Sampling -----------------------------------------------------------------------------------
+
+pi_sampler_params pi_sampler_default_params(void) {
+    pi_sampler_params p{};
+    p.struct_size = sizeof(p);
+    p.temperature = 0.8f;
+    p.top_k = 40;
+    p.top_p = 0.95f;
+    p.min_p = 0.05f;
+    p.typical_p = 1.0f;
+    p.repeat_penalty = 1.0f;
+    p.repeat_last_n = 64;
+    return p;
+}
+
+pi_status pi_sampler_new(const pi_sampler_params* params, pi_sampler** out) {
+    return guarded([&] {
+        require(out, "out must not be NULL");
+        *out = new pi_sampler{powerinfer::Sampler(params_or(params, pi_sampler_default_params()))};
+    });
+}
+
+void pi_sampler_free(pi_sampler* sampler) {
+    delete sampler;
+}
+
+pi_status pi_sample(pi_sampler* sampler, const float* logits, int32_t n_vocab, int32_t* token) {
+    return guarded([&] {
+        require(sampler && logits && n_vocab > 0 && token, "NULL or nothing to sample from");
+        *token = sampler->sampler.sample(logits, n_vocab);
+    });
+}
+
+void pi_sampler_accept(pi_sampler* sampler, int32_t token) {
+    sampler->sampler.accept(token);
+}
+
+void pi_sampler_reset(pi_sampler* sampler) {
+    sampler->sampler.reset();
+}
+
+}  // extern "C"
