@@ -1,7 +1,7 @@
-// Causal attention, one (row, KV head) at a time: blocks of 64 positions go through scores, a
-// running softmax and the weighted sum of values, so that the full score matrix is never stored.
-// Blocks start at position 0 for every row: a row's bits do not depend on the chunk of the prompt
-// it came in.
+// Causal attention, one KV head of a few neighbouring rows at a time: blocks of 64 positions go
+// through scores, a running softmax and the weighted sum of values, so that the full score matrix
+// is never stored and keys and values are read once for these rows. Blocks start at position 0 for
+// every row: a row's bits do not depend on the chunk of the prompt it came in.
 #include <algorithm>
 #include <cmath>
 
@@ -12,8 +12,8 @@ namespace ggml {
 
 namespace {
 
-constexpr int64_t kBlock = 64;  // positions
-constexpr int64_t kHeads = 16;  // query heads of one KV head that are done together
+constexpr int64_t kBlock = 64;    // positions
+constexpr int64_t kQueries = 16;  // heads of rows that meet the same keys and values together
 
 struct Softmax {
     float largest = -INFINITY;
@@ -35,28 +35,55 @@ struct Softmax {
     }
 };
 
-void attend(const cpu::Kernels& kernels, const AttentionShape& s, const AttentionRow& row,
-            int64_t kv_head, int64_t n_heads, const float* q, float* out) {
-    const int64_t row_bytes = info(s.type).size(s.head_dim);
-    const uint8_t* k = row.k + kv_head * s.head_stride;
-    const uint8_t* v = row.v + kv_head * s.head_stride;
-    Softmax softmax[kHeads];
-    float weights[kHeads * kBlock];
-    std::fill_n(out, n_heads * s.head_dim, 0.0f);
-    for (int64_t p = 0; p < row.n_pos; p += kBlock) {
-        const int64_t n = std::min(kBlock, row.n_pos - p);
-        kernels.matmul[int(s.type)](k + p * row_bytes, row_bytes, n, s.head_dim, q, s.head_dim,
-                                    n_heads, weights, kBlock);
-        for (int64_t h = 0; h < n_heads; h++) {
-            const float shrink = softmax[h].update(weights + h * kBlock, n, s.scale);
-            if (shrink == 1.0f) continue;
-            for (int64_t i = 0; i < s.head_dim; i++) out[h * s.head_dim + i] *= shrink;
+// n_rows rows that see the same keys, each at least as many as the one before it, times n_heads
+// query heads of a KV head.
+void attend(const cpu::Kernels& kernels, const AttentionShape& s, const AttentionRow* rows,
+            int64_t n_rows, int64_t kv_head, int64_t n_heads, const float* q, float* out) {
+    const int64_t row_bytes = info(s.type).size(s.head_dim), ld = s.n_head * s.head_dim;
+    const uint8_t* k = rows[0].k + kv_head * s.head_stride;
+    const uint8_t* v = rows[0].v + kv_head * s.head_stride;
+    Softmax softmax[kQueries];
+    float weights[kQueries * kBlock];
+    for (int64_t t = 0; t < n_rows; t++) std::fill_n(out + t * ld, n_heads * s.head_dim, 0.0f);
+    // Scores of n positions, or what their values add, for `count` queries `step` apart from the
+    // first row t and head h on.
+    const auto scores = [&](int64_t p, int64_t n, int64_t t, int64_t count, int64_t step) {
+        kernels.matmul[int(s.type)](k + p * row_bytes, row_bytes, n, s.head_dim, q + t * ld, step,
+                                    count, weights + t * n_heads * kBlock, kBlock);
+    };
+    const auto values = [&](int64_t p, int64_t n, int64_t t, int64_t count, int64_t step) {
+        kernels.accumulate[int(s.type)](v + p * row_bytes, row_bytes, n, s.head_dim,
+                                        weights + t * n_heads * kBlock, kBlock, count, out + t * ld,
+                                        step);
+    };
+    const bool together = n_heads == 1;  // one head of all rows: the queries are evenly apart
+    for (int64_t p = 0; p < rows[n_rows - 1].n_pos; p += kBlock) {
+        const auto seen = [&](int64_t t) { return std::min(kBlock, rows[t].n_pos - p); };
+        int64_t first = 0;  // the rows that see something of this block
+        while (seen(first) <= 0) first++;
+        const int64_t n = seen(n_rows - 1);
+        if (together) {
+            scores(p, n, first, n_rows - first, ld);
+        } else {
+            for (int64_t t = first; t < n_rows; t++) scores(p, n, t, n_heads, s.head_dim);
         }
-        kernels.accumulate[int(s.type)](v + p * row_bytes, row_bytes, n, s.head_dim, weights,
-                                        kBlock, n_heads, out, s.head_dim);
+        for (int64_t i = first * n_heads; i < n_rows * n_heads; i++) {
+            const int64_t t = i / n_heads;
+            const float shrink = softmax[i].update(weights + i * kBlock, seen(t), s.scale);
+            if (shrink == 1.0f) continue;
+            float* to = out + t * ld + i % n_heads * s.head_dim;
+            for (int64_t c = 0; c < s.head_dim; c++) to[c] *= shrink;
+        }
+        for (int64_t t = first; t < n_rows;) {
+            int64_t end = t + 1;  // rows that see as much of it
+            while (together && end < n_rows && seen(end) == seen(t)) end++;
+            values(p, seen(t), t, together ? end - t : n_heads, together ? ld : s.head_dim);
+            t = end;
+        }
     }
-    for (int64_t h = 0; h < n_heads; h++) {
-        for (int64_t i = 0; i < s.head_dim; i++) out[h * s.head_dim + i] /= softmax[h].sum;
+    for (int64_t i = 0; i < n_rows * n_heads; i++) {
+        float* to = out + i / n_heads * ld + i % n_heads * s.head_dim;
+        for (int64_t c = 0; c < s.head_dim; c++) to[c] /= softmax[i].sum;
     }
 }
 
@@ -68,14 +95,24 @@ void attention(Context& context, const AttentionShape& s, const AttentionRow* ro
     for (int64_t t = 0; t < n_rows; t++) bytes += uint64_t(rows[t].n_pos);
     bytes *= uint64_t(2 * s.n_head_kv * info(s.type).size(s.head_dim));
     const OpTimer timer(context.profile, "attention", bytes);
-    const int64_t group = s.n_head / s.n_head_kv;
-    context.threads.run(n_rows * s.n_head_kv, 1, [&](int64_t begin, int64_t end, int) {
+    const int64_t group = s.n_head / s.n_head_kv, heads = std::min(group, kQueries);
+    const int64_t tile = kQueries / heads, n_tiles = (n_rows + tile - 1) / tile;
+    context.threads.run(n_tiles * s.n_head_kv, 1, [&](int64_t begin, int64_t end, int) {
         for (int64_t i = begin; i < end; i++) {
-            const int64_t t = i / s.n_head_kv, kv_head = i % s.n_head_kv;
-            for (int64_t h = 0; h < group; h += kHeads) {
-                const int64_t at = (t * s.n_head + kv_head * group + h) * s.head_dim;
-                attend(context.kernels, s, rows[t], kv_head, std::min(kHeads, group - h), q + at,
-                       out + at);
+            const int64_t last = std::min((i / s.n_head_kv + 1) * tile, n_rows);
+            const int64_t kv_head = i % s.n_head_kv;
+            for (int64_t t = i / s.n_head_kv * tile; t < last;) {
+                int64_t n = 1;  // rows of one sequence share its keys; not where a window has moved
+                while (t + n < last && rows[t + n].k == rows[t].k &&
+                       rows[t + n].n_pos >= rows[t + n - 1].n_pos) {
+                    n++;
+                }
+                for (int64_t h = 0; h < group; h += heads) {
+                    const int64_t at = (t * s.n_head + kv_head * group + h) * s.head_dim;
+                    attend(context.kernels, s, rows + t, n, kv_head, std::min(heads, group - h),
+                           q + at, out + at);
+                }
+                t += n;
             }
         }
     });

@@ -8,6 +8,11 @@ namespace ggml::cpu::avx2 {
 
 namespace {
 
+// Bytes between what is computed of a row and what is fetched: short rows follow one another.
+inline int64_t ahead(int64_t row_bytes, int rows) {
+    return row_bytes < 2048 ? rows * row_bytes : 1024;
+}
+
 template <typename W, int R, int T>
 void tile(const uint8_t* w, int64_t row_bytes, int64_t k, const float* x, int64_t ldx, float* y,
           int64_t ldy) {
@@ -17,6 +22,10 @@ void tile(const uint8_t* w, int64_t row_bytes, int64_t k, const float* x, int64_
     }
     int64_t i = 0;
     for (; i + 8 <= k; i += 8) {
+        if (T == 1 && i * W::size % 64 == 0) {  // one token waits for memory
+            const uint8_t* next = w + i * W::size + ahead(row_bytes, R);
+            for (int r = 0; r < R; r++) _mm_prefetch(next + r * row_bytes, _MM_HINT_T0);
+        }
         __m256 xs[T];
         for (int t = 0; t < T; t++) xs[t] = _mm256_loadu_ps(x + t * ldx + i);
         for (int r = 0; r < R; r++) {

@@ -41,6 +41,8 @@ struct BF16 {
 };
 
 struct Q8_0 {
+    static constexpr int size = 1;  // and a little
+
     static __m256 load8(const uint8_t* row, int64_t i) {
         const BlockQ8_0& block = reinterpret_cast<const BlockQ8_0*>(row)[i / kQ];
         const __m128i q = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(block.qs + i % kQ));

@@ -3,32 +3,19 @@
 // on the tile.
 #include <immintrin.h>
 
-#include <cstring>
+#include <algorithm>
 
+#include "cpu/avx512/values.h"
 #include "cpu/kernels.h"
-#include "ggml/tensor.h"
 
 namespace ggml::cpu::avx512 {
 
 namespace {
 
-// Sixteen values from column i of a row, those of the mask.
-struct F32 {
-    static __m512 load(const uint8_t* row, int64_t i, __mmask16 m) {
-        return _mm512_maskz_loadu_ps(m, reinterpret_cast<const float*>(row) + i);
-    }
-};
-struct F16 {
-    static __m512 load(const uint8_t* row, int64_t i, __mmask16 m) {
-        return _mm512_cvtph_ps(_mm256_maskz_loadu_epi16(m, row + 2 * i));
-    }
-};
-struct BF16 {
-    static __m512 load(const uint8_t* row, int64_t i, __mmask16 m) {
-        const __m256i bits = _mm256_maskz_loadu_epi16(m, row + 2 * i);
-        return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(bits), 16));
-    }
-};
+// The first n of sixteen.
+inline __mmask16 first(int64_t n) {
+    return __mmask16((1u << n) - 1);
+}
 
 template <typename W, int R, int T>
 inline void step(const uint8_t* w, int64_t row_bytes, int64_t i, const float* x, int64_t ldx,
@@ -49,10 +36,52 @@ template <typename W, int R, int T>
         for (int t = 0; t < T; t++) sum[r][t] = _mm512_setzero_ps();
     }
     int64_t i = 0;
-    for (; i + 16 <= k; i += 16) step<W, R, T>(w, row_bytes, i, x, ldx, 0xffff, sum);
-    if (i < k) step<W, R, T>(w, row_bytes, i, x, ldx, __mmask16((1u << (k - i)) - 1), sum);
+    // One token waits for memory. Short rows follow one another.
+    const uint8_t* next = w + (row_bytes < 2048 ? R * row_bytes : 1024);
+    for (; i + 16 <= k; i += 16) {
+        if (T == 1 && i * W::size % 64 == 0) {
+            for (int r = 0; r < R; r++) {
+                _mm_prefetch(next + r * row_bytes + i * W::size, _MM_HINT_T0);
+            }
+        }
+        step<W, R, T>(w, row_bytes, i, x, ldx, 0xffff, sum);
+    }
+    if (i < k) step<W, R, T>(w, row_bytes, i, x, ldx, first(k - i), sum);
     for (int r = 0; r < R; r++) {
         for (int t = 0; t < T; t++) y[t * ldy + r] = _mm512_reduce_add_ps(sum[r][t]);
+    }
+}
+
+// Up to kRows rows times six tokens, kColumns at a time: those of the tokens stay in the nearest
+// cache while the rows go by, and the sums of a tile wait in memory meanwhile, lane by lane.
+constexpr int64_t kRows = 32, kColumns = 1024;
+
+template <typename W>
+void block(const uint8_t* w, int64_t row_bytes, int64_t n_rows, int64_t k, const float* x,
+           int64_t ldx, float* y, int64_t ldy) {
+    __m512 sums[kRows / 4][4][6];
+    for (int64_t k0 = 0; k0 < k; k0 += kColumns) {
+        const int64_t end = std::min(k0 + kColumns, k);
+        for (int64_t r = 0; r < n_rows; r += 4) {
+            __m512 sum[4][6];
+            for (int i = 0; i < 4; i++) {
+                for (int t = 0; t < 6; t++) {
+                    sum[i][t] = k0 ? sums[r / 4][i][t] : _mm512_setzero_ps();
+                }
+            }
+            const uint8_t* rows = w + r * row_bytes;
+            int64_t i = k0;
+            for (; i + 16 <= end; i += 16) step<W, 4, 6>(rows, row_bytes, i, x, ldx, 0xffff, sum);
+            if (i < end) step<W, 4, 6>(rows, row_bytes, i, x, ldx, first(end - i), sum);
+            for (int j = 0; j < 4; j++) {
+                for (int t = 0; t < 6; t++) sums[r / 4][j][t] = sum[j][t];
+            }
+        }
+    }
+    for (int64_t r = 0; r < n_rows; r++) {
+        for (int64_t t = 0; t < 6; t++) {
+            y[t * ldy + r] = _mm512_reduce_add_ps(sums[r / 4][r % 4][t]);
+        }
     }
 }
 
@@ -60,7 +89,6 @@ template <typename W, int R>
 void row_tile(const uint8_t* w, int64_t row_bytes, int64_t k, const float* x, int64_t ldx,
               int64_t nt, float* y, int64_t ldy) {
     int64_t t = 0;
-    for (; t + 6 <= nt; t += 6) tile<W, R, 6>(w, row_bytes, k, x + t * ldx, ldx, y + t * ldy, ldy);
     for (; t + 2 <= nt; t += 2) tile<W, R, 2>(w, row_bytes, k, x + t * ldx, ldx, y + t * ldy, ldy);
     for (; t < nt; t++) tile<W, R, 1>(w, row_bytes, k, x + t * ldx, ldx, y + t * ldy, ldy);
 }
@@ -69,11 +97,20 @@ template <typename W>
 void matmul(const uint8_t* w, int64_t row_bytes, int64_t n_rows, int64_t k, const float* x,
             int64_t ldx, int64_t nt, float* y, int64_t ldy) {
     int64_t r = 0;
+    const int64_t in_fours = n_rows / 4 * 4;
     for (; nt == 1 && r + 8 <= n_rows; r += 8) {
         tile<W, 8, 1>(w + r * row_bytes, row_bytes, k, x, ldx, y + r, ldy);
     }
-    for (; r + 4 <= n_rows; r += 4) {
-        row_tile<W, 4>(w + r * row_bytes, row_bytes, k, x, ldx, nt, y + r, ldy);
+    while (r < in_fours) {
+        const int64_t n = std::min(kRows, in_fours - r);
+        int64_t t = 0;
+        for (; t + 6 <= nt; t += 6) {
+            block<W>(w + r * row_bytes, row_bytes, n, k, x + t * ldx, ldx, y + t * ldy + r, ldy);
+        }
+        for (const int64_t end = r + n; r < end; r += 4) {
+            row_tile<W, 4>(w + r * row_bytes, row_bytes, k, x + t * ldx, ldx, nt - t,
+                           y + t * ldy + r, ldy);
+        }
     }
     for (; r < n_rows; r++) row_tile<W, 1>(w + r * row_bytes, row_bytes, k, x, ldx, nt, y + r, ldy);
 }
