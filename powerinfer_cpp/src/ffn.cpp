@@ -149,8 +149,8 @@ void mixture(Session& s, int64_t layer, const FfnInput& in, float* y) {
     std::fill_n(y, in.n * c.n_embd, 0.0f);
     for (int64_t e = 0; e < c.n_expert; e++) {
         const auto share = [&](int64_t t) { return b.share[t * c.n_expert + e]; };
-        int64_t n =
-            0;  // rows that chose this expert, side by side so that its weights are read once
+        // Rows that chose this expert, side by side so that its weights are read once.
+        int64_t n = 0;
         for (int64_t t = 0; t < in.n; t++) {
             if (!(share(t) > 0)) continue;
             std::copy_n(in.x + t * c.n_embd, c.n_embd, b.gathered + n * c.n_embd);

@@ -305,7 +305,9 @@ NAMES = {
     "ffn_gate": "mlp.gate_proj",
     "ffn_up": "mlp.up_proj",
     "ffn_down": "mlp.down_proj",
+    "ffn_down_t": "mlp.down_proj",
 }
+OF_PREDICTION = ("fc1", "fc2", "sketch", "ffn_rate")  # what transformers knows nothing of
 
 
 def from_rotary_pairs(w: np.ndarray, n_head: int) -> np.ndarray:
@@ -346,9 +348,13 @@ def shipped_logits(path: Path, tokens: np.ndarray, rounded: bool = False) -> np.
     n_head, n_head_kv = value("attention.head_count"), value("attention.head_count_kv")
     weights = {}
     for t in reader.tensors:
-        w = gguf.quants.dequantize(t.data, t.tensor_type).astype(np.float32)
         part = t.name.split(".")
+        if part[0] == "blk" and part[2] in OF_PREDICTION:
+            continue
+        w = gguf.quants.dequantize(t.data, t.tensor_type).astype(np.float32)
         if part[0] == "blk":
+            if part[2] == "ffn_down_t":
+                w = w.T
             if part[2] in ("attn_q", "attn_k"):
                 w = from_rotary_pairs(w, n_head if part[2] == "attn_q" else n_head_kv)
             name = f"model.layers.{part[1]}.{NAMES[part[2]]}.weight"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import re
 from pathlib import Path
 
@@ -34,3 +35,18 @@ def test_token_walk_links_every_stage() -> None:
     stages = "tokenizer session forward kv_cache sampler ops.cpp kernels.inc llama.py"
     for part in stages.split():
         assert part in text
+
+
+def test_density_curve_is_the_table() -> None:
+    """The plot is drawn from a file; each of its figures stands in the table for readers."""
+    document = (ROOT / "docs" / "sparsity.md").read_text()
+    table = document.split("| density | predictor | exact |")[1].split("\n\n")[0]
+    lines = [[c.strip() for c in line.split("|")[1:-1]] for line in table.splitlines()]
+    with (ROOT / "docs" / "sparsity.csv").open(newline="") as file:
+        rows = [row for row in csv.DictReader(file) if row["run"] != "llama.cpp"]
+    found = {("dense", ""): lines[-1][1]}
+    for density, predictor, exact, *ratios in lines[2:-1]:
+        found |= {("predictor", density): predictor, ("exact", density): exact}
+        dense = float(lines[-1][1])
+        assert ratios == [f"{float(speed) / dense:.2f}" for speed in (predictor, exact)]
+    assert {(row["run"], row["density"]): row["tokens_per_s"] for row in rows} == found

@@ -62,6 +62,7 @@ def logits(
         logits_all=True,
         type_k=kv,
         type_v=kv,
+        sparse="exact",  # the default masks tokens that come one by one
         verbose=False,
     ) as llm:
         for start in range(0, len(ids), at_once):
@@ -114,6 +115,7 @@ import numpy as np
 from powerinfer_cpp import Llama
 tokens = [int(t) for t in np.load(sys.argv[2])["tokens"]]
 options = dict(n_ctx=128, n_threads=1, logits_all=True, type_k=0, type_v=0, verbose=False)
+options["sparse"] = "exact"
 with Llama(sys.argv[1], **options) as llm:
     llm.eval(tokens)
     np.save(sys.argv[3], llm.scores[: len(tokens)])

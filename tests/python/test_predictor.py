@@ -102,22 +102,40 @@ def test_search_takes_the_fewest_bytes() -> None:
     # 32 + 900, 64 + 500, 128 + 300, 256 + 250 ... : 128 reads least, wherever the search begins.
     curves = shares({32: 0.9, 64: 0.5, 128: 0.3, 256: 0.25, 512: 0.24})
     for start in ranks:
-        found = search.choose(0, start, ranks, costs, lambda r: tried.append(r) or curves[r])
-        assert found.rank == 128 and math.isclose(found.n_bytes, 128 + 300 + 190)
+        found = search.choose(2, start, ranks, costs, lambda r: tried.append(r) or curves[r])
+        assert (found.rank, found.at) == (128, 2) and math.isclose(found.n_bytes, 128 + 300 + 190)
         assert found.exact_bytes == 1200
     tried.clear()
     search.choose(0, 128, ranks, costs, lambda r: tried.append(r) or curves[r])
     assert set(tried) == {64, 128, 256}
     useless = shares(dict.fromkeys(ranks, 1.0))
     found = search.choose(0, 64, ranks, costs, useless.__getitem__)
-    assert found.rank == 0 and found.n_bytes == 1200
-
-    n = len(search.RECALLS)
-    for lowest in range(n):
-        assert search.lowest_recall(lambda i, at=lowest: 0.0 if i >= at else 1.0, 0.1) == lowest
-    assert search.lowest_recall(lambda _i: 1.0, 0.1) is None
+    found = search.cheapest([found] * len(search.RECALLS), np.zeros(len(search.RECALLS)), 1.0)
+    assert found.rank == 0 and found.n_bytes == found.exact_bytes == 1200
     uneven, even = np.linspace(0, 1, 100) ** 8, np.full(100, 0.5)
     assert search.start_rank(uneven, 1024) < search.start_rank(even, 1024)
+
+
+def test_search_trades_recall_between_layers() -> None:
+    """A layer that does harm keeps a higher recall than one that does not, at every price."""
+    n, missed = len(search.RECALLS), 1 - np.array(search.RECALLS)
+    at = list(search.PROBES)
+    lost = search.losses(0.3 * missed[at] ** 1.5)
+    assert np.allclose(lost, 0.3 * missed**1.5)
+    assert (np.diff(search.losses([1e-9, 2e-3])) < 0).all()  # noise: a lower recall loses less
+    curve = Curve(*(np.zeros(n) for _ in range(4)), fired=0.1)
+    options = [search.Choice(32, i, 900 + 100 * i / n, 1200.0, curve) for i in range(n)]
+    chosen = [
+        [search.cheapest(options, harm * lost, price) for harm in (1, 20)]
+        for price in np.geomspace(1, 1e7, 29)
+    ]
+    assert all(a.rank >= b.rank and (not b.rank or a.at <= b.at) for a, b in chosen)
+    assert any(a.at < b.at for a, b in chosen) and [c.rank for c in chosen[-1]] == [32, 0]
+    assert [c.at for c in chosen[0]] == [0, 0]
+    for first in range(n):
+        within = search.first_within(lambda i, at=first: 0.0 if i >= at else 1.0, n, 0.1)
+        assert within == first
+    assert search.first_within(lambda _i: 1.0, n, 0.1) is None
 
 
 def test_judge_is_the_models_likelihood(files: Path) -> None:

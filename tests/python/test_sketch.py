@@ -18,8 +18,9 @@ from powerinfer_cpp.convert.embed import embed
 from powerinfer_cpp.convert.writer import array, string
 from powerinfer_cpp.errors import UnsupportedModelError
 from powerinfer_cpp.gguf import Gguf
+from powerinfer_cpp.model import PARTS, SPARSE_MODES, Model, Session
 from powerinfer_cpp.plot.predictor import figures
-from powerinfer_cpp.predictor import sketch, train_predictors
+from powerinfer_cpp.predictor import search, sketch, train_predictors
 from powerinfer_cpp.quantize import quantize
 
 from powerinfer_cpp import Llama, ModelFormatError
@@ -103,20 +104,21 @@ def test_proposes_what_the_signs_say(family: str, files: Callable[[str], Path]) 
     score = expected_scores(path, x)
     chosen = fired.any(axis=2) if score.shape[0] > 1 else np.ones((len(TOKENS), 1), bool)
     proposed = (score.transpose(1, 0, 2) >= THRESHOLD)[chosen]
-    with Llama(path, n_ctx=64, verbose=False, sparse="predictor", **FIELDS) as llm:
-        llm.eval(TOKENS)
-        stats = llm.stats()
+    model = Model(str(path))
+    options = {**FIELDS, "n_ctx": 64, "n_batch": 64, "n_ubatch": 64, "n_logits": 1}
+    session = Session(model, **options, sparse=SPARSE_MODES.index("predictor"))
+    session.eval(np.array(TOKENS, np.int32))
+    work = session.work()
+    shares = work.shares(model.n_ff)
     assert 0.05 < proposed.mean() < 0.95
-    assert stats["share_predicted"][0] == pytest.approx(proposed.mean(), abs=1e-9)
+    assert shares["predicted"][0] == pytest.approx(proposed.mean(), abs=1e-9)
     # Of a mixture the chosen experts, of others all: what is proposed and fires is what is summed.
     found = (proposed & fired[chosen]).mean()
-    assert stats["share_fired"][0] == pytest.approx(found, abs=1e-9)
+    assert shares["fired"][0] == pytest.approx(found, abs=1e-9)
     tensors = {name: len(data) for name, (_, _, data) in raw(path).items() if ".sketch" in name}
-    per_row = sum(tensors.values()) / (score.shape[0] * len(stats["share_fired"]))
-    experts = chosen.sum(axis=1).mean()
-    assert stats["bytes_per_token"]["predictor"] == pytest.approx(
-        experts * per_row * len(stats["share_fired"])
-    )
+    per_expert = sum(tensors.values()) / score.shape[0]
+    read = work.n_bytes[PARTS.index("predictor")]
+    assert read == pytest.approx(chosen.sum() * per_expert)
     assert (".sketch.bias" in str(tensors)) == (family == "opt")
 
 
@@ -190,7 +192,7 @@ def test_whole_way(
     for i, layer in enumerate(report.layers):
         names = [n for n in stored if n.startswith(f"blk.{i}.sketch")]
         assert bool(names) == bool(layer.rank)
-        assert layer.n_bytes <= layer.exact_bytes and layer.fired <= layer.predicted
+        assert layer.n_bytes <= layer.exact_bytes and layer.recall >= search.RECALLS[0]
     with Gguf(out) as gguf:
         assert gguf.value("powerinfer.predictor.kind") == "sketch"
         for key, name in (
@@ -202,7 +204,7 @@ def test_whole_way(
             assert np.allclose(gguf.value(f"powerinfer.{key}"), expected)
     assert any(layer.rank for layer in report.layers)
     # From bundles the same sketches; quantize leaves them as they are.
-    quantize(files(family), tmp_path / "b.gguf", "F32", bundle=True, log=quiet)
+    quantize(files(family), tmp_path / "b.gguf", "F16", bundle=True, log=quiet)
     train_predictors(tmp_path / "b.gguf", tmp_path / "b2.gguf", tmp_path / "t.txt", **options)
     quantize(out, tmp_path / "q.gguf", "F16", predictor_type="F16", log=quiet)
     for other in ("b2.gguf", "q.gguf"):

@@ -72,6 +72,12 @@ def text(folder: Path) -> Path:
 
 
 @pytest.fixture(scope="module")
+def plain(model_path: Path, folder: Path) -> Path:
+    """The default model as other engines have it: without neuron rows and predictors."""
+    return convert(model_path, outfile=folder / "plain.gguf", dense=True, log=quiet)
+
+
+@pytest.fixture(scope="module")
 def aware(model_path: Path, folder: Path) -> Path:
     """The default model with predictors that are right."""
     right = predictors(model_path, folder / "right", noise=False)
@@ -291,26 +297,24 @@ def test_shares_of_families(name: str, tmp_path: Path) -> None:
 
 
 def test_exact_mode_of_a_dense_file_says_so_once(
-    model_path: Path, main_path: Path, capfd: pytest.CaptureFixture
+    plain: Path, main_path: Path, capfd: pytest.CaptureFixture
 ) -> None:
-    line = [main_path, "-m", model_path, "-p", "Once", "-n", "2", "--sparse"]
+    line = [main_path, "-m", plain, "-p", "Once", "-n", "2", "--sparse"]
     for mode, times in (("exact", 1), ("auto", 0)):
         done = subprocess.run([*map(str, line), mode], capture_output=True, text=True, timeout=60)
         assert done.returncode == 0
         assert done.stderr.count("exact mode computes every neuron") == times
         assert done.stderr.count("no neuron rows (ffn_down_t)") == times
     for verbose in (True, False):
-        with Llama(model_path, n_ctx=32, sparse="exact", verbose=verbose) as llm:
+        with Llama(plain, n_ctx=32, sparse="exact", verbose=verbose) as llm:
             llm("Once", max_tokens=2)
             llm("Twice", max_tokens=2)
         shown = capfd.readouterr().err
         assert shown.count("exact mode computes every neuron") == verbose
 
 
-def test_exact_mode_without_zeros(
-    model_path: Path, folder: Path, capfd: pytest.CaptureFixture
-) -> None:
-    path = convert(model_path, activation="silu", outfile=folder / "silu.gguf", log=quiet)
+def test_exact_mode_without_zeros(plain: Path, folder: Path, capfd: pytest.CaptureFixture) -> None:
+    path = convert(plain, activation="silu", outfile=folder / "silu.gguf", log=quiet)
     with Llama(path, n_ctx=32, sparse="exact") as llm:
         llm("Once", max_tokens=4)
         assert llm.stats()["share_computed"] == [1.0] * LAYERS
@@ -329,18 +333,18 @@ def test_thresholds_that_are_none(aware: Path, main_path: Path, threshold: str) 
 
 
 def test_predictor_mode_without_predictors(
-    model_path: Path, main_path: Path, text: Path, capsys: pytest.CaptureFixture
+    plain: Path, main_path: Path, text: Path, capsys: pytest.CaptureFixture
 ) -> None:
-    line = [main_path, "-m", model_path, "-n", "1", "--sparse", "predictor"]
+    line = [main_path, "-m", plain, "-n", "1", "--sparse", "predictor"]
     done = subprocess.run(list(map(str, line)), capture_output=True, text=True, timeout=60)
     assert done.returncode == 1 and done.stdout == ""
     assert done.stderr.splitlines()[-1].endswith("the file has no predictors")
     for command in (["perplexity", "--text", str(text)], ["bench", "-n", "1", "-p", "0"]):
-        assert main([command[0], str(model_path), *command[1:], "--sparse", "predictor"]) == 1
+        assert main([command[0], str(plain), *command[1:], "--sparse", "predictor"]) == 1
         shown = capsys.readouterr().err
         assert shown.count("\n") == 1 and "the file has no predictors" in shown
     with pytest.raises(ValueError, match="the file has no predictors"):
-        Llama(model_path, verbose=False, sparse="predictor")
+        Llama(plain, verbose=False, sparse="predictor")
 
 
 def test_a_threshold_that_lets_nothing_pass(aware: Path) -> None:

@@ -78,7 +78,8 @@ class Weights {
                 const std::vector<Part>& parts, Bundle& to);
     // The format of a part in a bundled file, from powerinfer.bundle.{gate,up,down}_type.
     ggml::DType bundled_type(int64_t i, const char* part) const;
-    // fc1 and fc2 or a sketch, and rates, where the file has them; suffix "" or "_exps", expert e of c.n_expert.
+    // fc1 and fc2 or a sketch, and rates, where the file has them; suffix "" or "_exps", expert e
+    // of c.n_expert.
     void predictor(int64_t i, const char* suffix, int64_t e, Ffn& ffn);
     std::vector<WeightSpec>& specs_;
 };

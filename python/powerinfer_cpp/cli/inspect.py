@@ -39,7 +39,7 @@ def summary(gguf: Gguf) -> dict[str, Any]:
         "version": gguf.version,
         "architecture": architecture,
         "activation": gguf.value("powerinfer.ffn.activation", default),
-        "neuron_aware": gguf.is_pwri or "powerinfer.version" in gguf.metadata,
+        "neuron_aware": any(".ffn_down_t" in tensor.name for tensor in held),
         "bundled": bundles.VERSION in gguf.metadata,
         "predictor_ranks": ranks,
         "predictor_sketches": sketches,

@@ -4,7 +4,6 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
-from gguf import GGUFValueType
 
 from ..formats import format_by_name
 from ..gguf import Gguf
@@ -38,7 +37,7 @@ def embed(
     new_entries = {entry.key: entry for entry in (*marks, *entries)}
     new_tensors = {stored.name: stored for stored in tensors}
     written = [
-        new_entries.pop(key, None) or _entry(origin, key)
+        new_entries.pop(key, None) or source.entry(origin, key)
         for key in origin.metadata
         if key not in _WRITER and not key.startswith("split.") and not removed(key)
     ]
@@ -61,9 +60,3 @@ def from_array(name: str, values: np.ndarray) -> Stored:
     fmt = format_by_name({"float32": "F32", "int8": "I8"}[values.dtype.name])
     by_rows = values.reshape(-1, values.shape[-1])
     return Stored(name, values.shape, fmt, lambda a, b: by_rows[a:b].view(np.uint8).reshape(-1))
-
-
-def _entry(origin: Gguf, key: str) -> Entry:
-    kind, element = origin.types[key]
-    value = source.as_bytes(origin.metadata[key])
-    return Entry(key, GGUFValueType(kind), value, GGUFValueType(element))

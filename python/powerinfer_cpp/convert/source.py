@@ -100,11 +100,16 @@ def in_format(stored: Stored, wanted: Format) -> Stored:
 
 def entries(gguf: Gguf, keep: Callable[[str], bool] = lambda _key: True) -> Iterator[Entry]:
     """The source's keys but for those of its format, its parts and its bundles."""
-    for key, value in gguf.metadata.items():
-        if _LEFT_OUT.fullmatch(key) or bundles.KEYS.fullmatch(key) or not keep(key):
-            continue
-        kind, element = gguf.types[key]
-        yield Entry(key, GGUFValueType(kind), as_bytes(value), GGUFValueType(element))
+    for key in gguf.metadata:
+        if not (_LEFT_OUT.fullmatch(key) or bundles.KEYS.fullmatch(key)) and keep(key):
+            yield entry(gguf, key)
+
+
+def entry(gguf: Gguf, key: str) -> Entry:
+    """A key as it is."""
+    kind, element = gguf.types[key]
+    value = _as_bytes(gguf.metadata[key])
+    return Entry(key, GGUFValueType(kind), value, GGUFValueType(element))
 
 
 def marks(gguf: Gguf) -> Iterator[Entry]:
@@ -122,8 +127,8 @@ def refuse_same_file(gguf: Gguf, target: str | Path) -> None:
         raise ValueError(f"{target}: input and output are the same file")
 
 
-def as_bytes(value: object) -> object:
+def _as_bytes(value: object) -> object:
     """Strings as the bytes they were; other values as they are."""
     if isinstance(value, str):
         return value.encode("utf-8", "surrogateescape")
-    return [as_bytes(v) for v in value] if isinstance(value, list) else value
+    return [_as_bytes(v) for v in value] if isinstance(value, list) else value

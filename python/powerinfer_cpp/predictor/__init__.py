@@ -6,6 +6,7 @@ import math
 import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +36,7 @@ KINDS = tuple(TOKENS)
 # Below it held-out recall falls off a cliff: at 99% recall, 86% of the neurons of an OPT-1.3b
 # were kept after 30,000 tokens, 45% after 100,000 and 20% after 300,000.
 FEW_TOKENS = 100_000
+_PROBED = 4  # of the windows that decide about sizes one in so many measures a layer alone
 _HELD_OUT = 10  # every tenth window decides when to stop, and thresholds; another the sizes
 _OLD = ("powerinfer.sparse_threshold", "powerinfer.predictor.")
 
@@ -111,10 +113,11 @@ def train_predictors(
         worker: type[_Work] = _Sketches
     else:
         require_torch()
-        worker, torch_device = _Work, torch_device or _default_device()
+        worker = _Work
     work = worker(model_path, out, predictor_input, predictor_type, model_fields or {}, fields)
     work.begin(Path(text), separator, n_tokens or TOKENS[kind], n_ctx, store_gib, epochs, seed)
-    report = work.solve(target, epochs, seed, torch_device or "", log)
+    device = torch_device or ("" if kind == "sketch" else _default_device())
+    report = work.solve(target, epochs, seed, device, log)
     work.finish()
     return report
 
@@ -249,62 +252,87 @@ class _Work:
     def solve(
         self, target: float, epochs: int, seed: int, device: str, log: Callable[[str], None]
     ) -> Report:
-        """Chooses ranks and recall, writes the result, and describes it."""
-        ranks = self._ranks()
-        starts = [self._start(layer) for layer in self._layers()]
-        costs = [self._costs(layer) for layer in self._layers()]
-        reference = self._judged("exact", [], [])
-        nlls: dict[int, float] = {}
+        """Chooses rank and recall of every layer, writes the result, and describes it."""
 
         def candidate(layer: int, rank: int) -> tuple[list[Stored], Curve, float]:
             return self.candidate(layer, rank, epochs, seed, device, log)
 
-        def choices(at: int) -> list[search.Choice]:
-            return [
-                search.choose(
-                    at, starts[layer], ranks, costs[layer], lambda r, n=layer: candidate(n, r)[1]
-                )
-                for layer in self._layers()
-            ]
+        def nll(found: Sequence[search.Choice], windows: Sequence[np.ndarray]) -> float:
+            contents = self._contents(found, candidate)
+            return self._judged("predictor" if contents[1] else "exact", *contents, windows)
 
-        def loss(at: int) -> float:
-            found = choices(at)
-            if any(c.rank for c in found):
-                nlls[at] = self._judged("predictor", *self._contents(found, at, candidate))
-            else:
-                nlls[at] = reference
-            lost = judge.loss(nlls[at], reference)
-            text = ", ".join(self.name_of(c.rank) for c in found)
-            log(f"recall {search.RECALLS[at]:.2%}: perplexity {lost:+.3%} with {text}")
-            return lost
+        options = [self._options(layer, candidate) for layer in self._layers()]
+        exact = [search.exactly(own[0]) for own in options]
+        lost = self._lost_alone(options, exact, nll, log)
+        whole = sum(c.exact_bytes for c in exact)
 
-        at = search.lowest_recall(loss, target)
+        def priced(i: int) -> list[search.Choice]:
+            price = search.PRICES[i] * whole
+            return [search.cheapest(*layer, price) for layer in zip(options, lost, strict=True)]
+
+        reference, nlls = nll(exact, self.judged), {}
+
+        def loss(i: int) -> float:
+            found = priced(i)
+            nlls[i] = nll(found, self.judged)
+            more = judge.loss(nlls[i], reference)
+            log(f"perplexity {more:+.3%} with {', '.join(map(self._name_of, found))}")
+            return more
+
         notes = self._notes()
+        at = search.first_within(loss, len(search.PRICES), target)
         if at is None:
             notes.append(f"no predictors lose at most {target:.2%}: the file keeps exact mode")
-            at = len(search.RECALLS) - 1
-            found = [search.Choice(0, c.exact_bytes, c.exact_bytes, c.curve) for c in choices(at)]
-        else:
-            found = choices(at)
-        nll = nlls[at] if any(c.rank for c in found) else reference
-        self._embed(self.out, *self._contents(found, at, candidate))
-        layers = [self._report(n, c, at, candidate) for n, c in enumerate(found)]
+        found, found_nll = (exact, reference) if at is None else (priced(at), nlls[at])
+        self._embed(self.out, *self._contents(found, candidate))
+        layers = [self._report(n, c, candidate) for n, c in enumerate(found)]
         overfit = [n for n, layer in enumerate(layers) if layer.overfit > 1.1]
         if overfit:
             notes.append(
                 "more text would help: held-out loss is over 1.1 times what was learnt from in "
                 f"layers {', '.join(map(str, overfit))}"
             )
-        figures = math.exp(nll), math.exp(reference), self.n_tokens
+        figures = math.exp(found_nll), math.exp(reference), self.n_tokens
         return Report(layers, *figures, notes, self.kind)
+
+    def _options(self, layer: int, candidate: Callable[..., Any]) -> list[search.Choice]:
+        """A layer's best at each of search.RECALLS."""
+        start, ranks, costs = self._start(layer), self._ranks(), self._costs(layer)
+        curve_of = cache(lambda rank: candidate(layer, rank)[1])
+        return [
+            search.choose(at, start, ranks, costs, curve_of) for at in range(len(search.RECALLS))
+        ]
+
+    def _lost_alone(
+        self,
+        options: Sequence[Sequence[search.Choice]],
+        exact: Sequence[search.Choice],
+        nll: Callable[..., float],
+        log: Callable[[str], None],
+    ) -> list[np.ndarray]:
+        """What each layer loses at each of search.RECALLS where it alone is predicted."""
+        windows = self.judged[::_PROBED]
+        reference, lost = nll(exact, windows), []
+        for layer, own in enumerate(options):
+            if all(c.n_bytes >= c.exact_bytes for c in own):
+                lost.append(np.zeros(len(own)))
+                continue
+            measured = []
+            for at in search.PROBES:
+                found = [*exact[:layer], own[at], *exact[layer + 1 :]]
+                measured.append(judge.loss(nll(found, windows), reference))
+                recall = f"{own[at].curve.recall[at]:.1%}"
+                log(f"layer {layer} alone, recall {recall}: perplexity {measured[-1]:+.3%}")
+            lost.append(search.losses(measured))
+        return lost
 
     def finish(self) -> None:
         """The result is written: the folder goes."""
         shutil.rmtree(self.folder)
         self.gguf.close()
 
-    def name_of(self, rank: int) -> str:
-        return f"rank {rank}" if rank else "exact"
+    def _name_of(self, choice: search.Choice) -> str:
+        return f"{choice.rank} at {choice.curve.recall[choice.at]:.1%}" if choice.rank else "exact"
 
     # ---- Inner parts -------------------------------------------------------------------------
 
@@ -338,13 +366,13 @@ class _Work:
         check_sparse(model)
 
     def _contents(
-        self, found: Sequence[search.Choice], at: int, candidate: Callable[..., Any]
+        self, found: Sequence[search.Choice], candidate: Callable[..., Any]
     ) -> tuple[list[Any], list[Stored]]:
         """Keys and tensors of chosen predictors."""
         tensors: list[Stored] = []
         figures = {"sparse_threshold": [], "predictor.recall": [], "predictor.precision": []}
         for layer, choice in enumerate(found):
-            c, known = choice.curve, bool(choice.rank)
+            c, at, known = choice.curve, choice.at, bool(choice.rank)
             precision = c.hit[at] / max(c.predicted[at], 1e-30)
             for values, value in zip(
                 figures.values(), (c.threshold[at], c.recall[at], precision), strict=True
@@ -381,16 +409,18 @@ class _Work:
         self._embed(path, keys, tensors)
         return Model(str(path), **self.model_fields)
 
-    def _judged(self, sparse: str, keys: list[Any], tensors: list[Stored]) -> float:
+    def _judged(
+        self, sparse: str, keys: list[Any], tensors: list[Stored], windows: Sequence[np.ndarray]
+    ) -> float:
         model = self._model(keys, tensors)
-        nll = judge.mean_nll(model, self.judged, sparse, **self.fields)
+        nll = judge.mean_nll(model, windows, sparse, **self.fields)
         model.close()
         return nll
 
     def _report(
-        self, layer: int, choice: search.Choice, at: int, candidate: Callable[..., Any]
+        self, layer: int, choice: search.Choice, candidate: Callable[..., Any]
     ) -> LayerReport:
-        c = choice.curve
+        c, at = choice.curve, choice.at
         if not choice.rank:
             exact = choice.exact_bytes
             return LayerReport(0, 0.0, 1.0, c.fired, 1.0, c.fired, 0, exact, exact, 1.0)
@@ -434,9 +464,6 @@ class _Sketches(_Work):
                 sketch.curve(self.pairs, layer, rows, tensors, search.RECALLS),
             )
         return *self._found[layer], 1.0
-
-    def name_of(self, rank: int) -> str:
-        return "sketch" if rank else "exact"
 
     def _check(self, model: Model) -> None:
         self._found: dict[int, tuple[list[Stored], Curve]] = {}

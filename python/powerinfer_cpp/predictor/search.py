@@ -1,19 +1,24 @@
 """Which predictor each layer gets: the smallest total of bytes at which the model stays as good.
 
-A recall that all layers share is the one free number. At a given recall each layer takes the rank
-that makes it read the fewest bytes (predictor, gates of what it proposes, up and down of what
-fires), or none where exact mode reads less. The lowest recall at which the model in the loop
-loses no more than the target wins.
+Each layer can run in exact mode, or at any of RECALLS with the rank at which it then reads the
+fewest bytes (predictor, gates of what it proposes, up and down of what fires). What a recall costs
+in perplexity differs between layers, so it is measured with one layer predicted and the others in
+exact mode. One price of perplexity, in bytes, then decides for all layers alike, and the lowest
+price at which the model in the loop loses no more than the target wins.
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from .train import Curve
 
-RECALLS = (0.8, 0.85, 0.9, 0.93, 0.95, 0.965, 0.975, 0.985, 0.99, 0.995, 0.998, 0.9995)
+RECALLS = (0.7, 0.75, 0.8, 0.85, 0.9, 0.93, 0.95, 0.965, 0.975, 0.985, 0.99, 0.995, 0.998, 0.9995)
+PROBES = (2, 6)  # of RECALLS: those at which the loss of each layer is measured
+# Of a doubled perplexity, as multiples of the bytes that exact mode reads: from "only bytes count"
+# to "a millionth more is not worth a tenth of the bytes".
+PRICES = tuple(np.geomspace(1, 1e5, 41))
 STEP = 32  # ranks are multiples: whole blocks of Q8_0
 
 
@@ -40,9 +45,10 @@ class Costs:
 
 @dataclass(frozen=True)
 class Choice:
-    """rank: 0 without a predictor. curve: of the best that was found, None where none was tried."""
+    """rank: 0 in exact mode. at: which of RECALLS. curve: of the predictor that was found best."""
 
     rank: int
+    at: int
     n_bytes: float
     exact_bytes: float
     curve: Curve
@@ -84,15 +90,42 @@ def choose(
                 break
             best = other
     curve = candidate(best)
-    exact = costs.exact(curve.fired)
-    pays = cost(best) < exact
-    return Choice(best if pays else 0, cost(best) if pays else exact, exact, curve)
+    return Choice(best, at, cost(best), costs.exact(curve.fired), curve)
 
 
-def lowest_recall(loss: Callable[[int], float], target: float) -> int | None:
-    """Index of the lowest of RECALLS whose loss is at most the target, by bisection; None where
-    even the highest loses more."""
-    low, high = 0, len(RECALLS) - 1
+def losses(measured: Sequence[float]) -> np.ndarray:
+    """A layer's loss at each of RECALLS, of those measured at PROBES.
+
+    It goes with a power of what is missed. Firings near zero are missed first, so the power is
+    above 1; noise in what was measured is kept from making it absurd.
+    """
+    missed = np.log(1 - np.array(RECALLS))
+    at, found = missed[list(PROBES)], np.log(np.maximum(measured, 1e-6))
+    power = np.clip(np.polyfit(at, found, 1)[0], 1, 3)
+    return np.exp(power * missed + np.mean(found - power * at))
+
+
+def exactly(choice: Choice) -> Choice:
+    return replace(choice, rank=0, n_bytes=choice.exact_bytes)
+
+
+def cheapest(options: Sequence[Choice], lost: np.ndarray, price: float) -> Choice:
+    """The option that costs least, or exact mode; price: bytes for a loss of 1.
+
+    options, lost: at each of RECALLS.
+    """
+
+    def cost(choice: Choice) -> float:
+        return choice.n_bytes + price * lost[choice.at]
+
+    best = min(options, key=cost)
+    return best if cost(best) < best.exact_bytes else exactly(best)
+
+
+def first_within(loss: Callable[[int], float], n: int, target: float) -> int | None:
+    """The first of 0..n-1 whose loss is at most the target, by bisection; None where even the last
+    loses more."""
+    low, high = 0, n - 1
     if loss(high) > target:
         return None
     while low < high:
