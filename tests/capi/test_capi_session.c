@@ -382,6 +382,7 @@ static void test_recording(const pi_model* m, const float* expected) {
     CHECK(pi_model_n_expert(m) == 0);
     pi_session_params params = session_params(64, 1);
     params.record = PI_RECORD_INPUTS;
+    params.sparse = PI_SPARSE_AUTO;
     pi_session* s = UNTOUCHED;
     FAILS(PI_ERROR_ARGUMENT, pi_session_new(m, &params, &s)); /* the default masks */
     params.sparse = PI_SPARSE_EXACT;

@@ -317,8 +317,11 @@ def from_rotary_pairs(w: np.ndarray, n_head: int) -> np.ndarray:
     return pairs.swapaxes(1, 2).reshape(rows, cols)
 
 
-def round_inputs(model: Any) -> None:
-    """Lets every matrix product round its input to 8 bits: d * q, |q| <= 127, d for 32 values."""
+def round_inputs(model: Any, neuron_rows: bool) -> None:
+    """Lets matrix products round their input to 8 bits: d * q, |q| <= 127, d for 32 values.
+
+    neuron_rows: all but the down projections, whose rows are added up in floats.
+    """
     import torch
 
     def rounded(_: Any, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -327,8 +330,9 @@ def round_inputs(model: Any) -> None:
         q = torch.round(blocks / torch.where(d > 0, d, 1))
         return ((q * d).reshape(inputs[0].shape),)
 
-    for module in model.modules():
-        if isinstance(module, torch.nn.Linear):
+    for name, module in model.named_modules():
+        exempt = neuron_rows and name.endswith("down_proj")
+        if isinstance(module, torch.nn.Linear) and not exempt:
             module.register_forward_pre_hook(rounded)
 
 
@@ -386,7 +390,7 @@ def shipped_logits(path: Path, tokens: np.ndarray, rounded: bool = False) -> np.
     assert not unexpected and set(missing) <= {"lm_head.weight"}, (missing, unexpected)
     model.tie_weights()
     if rounded:
-        round_inputs(model)
+        round_inputs(model, any(".ffn_down_t." in t.name for t in reader.tensors))
     return logits(model, tokens)
 
 
