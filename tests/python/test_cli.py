@@ -150,6 +150,18 @@ def test_inspect_a_neuron_aware_file(
     assert "neuron-aware  yes" in shown and "predictors    0: 32, 1: 24" in shown
 
 
+def test_inspect_a_dense_file_with_statistics(
+    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    """Neuron rows make a file neuron-aware, not the mark of our own keys."""
+    (tmp_path / "t.txt").write_text(checkpoints.TEXT)
+    line = ["--text", str(tmp_path / "t.txt"), "-c", "16", "--out", str(tmp_path / "o.gguf")]
+    assert main(["profile", str(model), *line]) == 0
+    assert main(["inspect", str(tmp_path / "o.gguf")]) == 0
+    shown = capsys.readouterr().out
+    assert "powerinfer.version" in shown and "neuron-aware  no" in shown
+
+
 def test_inspect_shows_no_escape_sequences(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     checkpoints.model(tmp_path / "model")
     out = tmp_path / "out.gguf"
