@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from .energy import EnergyMeter
 from .model import Model, OpTime, Session, Work
 
 
@@ -32,13 +33,22 @@ class Test:
 @dataclass(frozen=True)
 class Result:
     """Times of the repetitions of a test, and of each generated token, in nanoseconds; what the
-    repetitions' tokens cost; with `ops`, times of the operators in all repetitions."""
+    repetitions' tokens cost; with `ops`, times of the operators in all repetitions; the energy of
+    all repetitions, where it can be read."""
 
     test: Test
     samples_ns: list[int]
     token_ns: list[int]
     work: Work
     ops: list[OpTime]
+    joules: float | None = None
+
+    @property
+    def joules_per_token(self) -> float | None:
+        """Of the whole processor, idle parts and other work included."""
+        if self.joules is None:
+            return None
+        return self.joules / (self.test.n_tokens * len(self.samples_ns))
 
     @property
     def samples_ts(self) -> list[float]:
@@ -81,11 +91,13 @@ def measure(
         before, timed = ids[: test.n_depth], ids[test.n_depth :]
         _fill(session, before)
         samples, tokens, begin = [], [], session.work()
+        energy = EnergyMeter()
         for repetition in range(-1, repetitions):
             session.truncate(test.n_depth)
             if repetition == 0:
                 begin = session.work()
                 session.profile(ops)
+                energy.start()
             start = time.perf_counter_ns()
             if test.n_prompt:
                 _fill(session, timed)
@@ -95,9 +107,10 @@ def measure(
             if repetition >= 0:
                 samples.append(time.perf_counter_ns() - start)
                 tokens += each
+        joules = energy.joules()
         session.profile(False)
         work = session.work() - begin
-        return Result(test, samples, tokens, work, session.op_times() if ops else [])
+        return Result(test, samples, tokens, work, session.op_times() if ops else [], joules)
     finally:
         session.close()
 

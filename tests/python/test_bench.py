@@ -15,6 +15,7 @@ import tiny
 from families import quiet
 from powerinfer_cpp.cli import COMMANDS, main
 from powerinfer_cpp.convert import convert
+from powerinfer_cpp.energy import EnergyMeter
 from powerinfer_cpp.perplexity import Comparison, Estimate
 
 from powerinfer_cpp import Llama
@@ -275,3 +276,23 @@ def test_main_with_a_kv_cache_in_q8_0(wide: Path, main_path: Path) -> None:
     line = ("-m", wide, "-p", tiny.PROMPT, "-n", 4, "--temp", 0)
     assert run_main(main_path, *line, "-ctk", "q8_0", "-ctv", "q8_0").returncode == 0
     assert run_main(main_path, *line, "-ctk", "q8_0").returncode == 1
+
+
+def test_energy_of_all_packages(tmp_path: Path) -> None:
+    """Counters begin anew at the end of their range; zones inside a package do not count twice."""
+    for zone, name, before in (("0", "package-0", 990), ("1", "package-1", 5), ("0:0", "core", 7)):
+        folder = tmp_path / f"intel-rapl:{zone}"
+        folder.mkdir()
+        (folder / "name").write_text(name + "\n")
+        (folder / "max_energy_range_uj").write_text("999\n")
+        (folder / "energy_uj").write_text(f"{before}\n")
+    meter = EnergyMeter(tmp_path)
+    assert meter.joules() is None
+    meter.start()
+    (tmp_path / "intel-rapl:0" / "energy_uj").write_text("15\n")
+    (tmp_path / "intel-rapl:1" / "energy_uj").write_text("105\n")
+    (tmp_path / "intel-rapl:0:0" / "energy_uj").write_text("500\n")
+    assert meter.joules() == (25 + 100) / 1e6
+    empty = EnergyMeter(tmp_path / "nowhere")
+    empty.start()
+    assert empty.joules() is None

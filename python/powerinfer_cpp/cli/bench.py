@@ -116,6 +116,7 @@ def _measured(result: bench.Result, model: Model, plan: dict[str, Any]) -> dict[
         "samples_ns": result.samples_ns,
         "samples_ts": speeds,
         "neurons_computed": result.work.mean_shares(model.n_ff)["computed"],
+        "joules_per_token": result.joules_per_token,
         **neuron_figures(model, plan, result.work),
     }
     if test.n_gen:
