@@ -102,11 +102,14 @@ def test_thresholds_of_the_command_line(aware: Path, main_path: Path) -> None:
 def test_statistics_of_another_model(aware: Path, tmp_path: Path, main_path: Path) -> None:
     rates = np.linspace(0, 1, 96, dtype=np.float32)
     name = "blk.1.ffn_rate"
-    with Llama(changed(aware, tmp_path / "good.gguf", added={name: rates}), verbose=False) as llm:
+    both = {"blk.0.ffn_rate": rates, name: rates}
+    with Llama(changed(aware, tmp_path / "good.gguf", added=both), verbose=False) as llm:
         llm.eval([1, 5, 7])
-    bad = changed(aware, tmp_path / "bad.gguf", added={name: rates[:90]})
+    bad = changed(aware, tmp_path / "bad.gguf", added={name: rates})
+    refused(bad, "blk.0.ffn_rate is missing, though other layers have statistics", main_path)
+    bad = changed(aware, tmp_path / "bad.gguf", added={**both, name: rates[:90]})
     refused(bad, r'"blk.1.ffn_rate" has shape \[90\], expected \[96\]', main_path)
-    bad = changed(aware, tmp_path / "bad.gguf", added={name: rates.astype(np.float16)})
+    bad = changed(aware, tmp_path / "bad.gguf", added={**both, name: rates.astype(np.float16)})
     refused(bad, r'"blk.1.ffn_rate" has type F16', main_path)
 
 

@@ -189,6 +189,21 @@ Config read_config(const ggml::Gguf& gguf, int64_t n_vocab) {
     return c;
 }
 
+// Statistics are of all layers or of none: a placement or a plan needs the whole model's.
+static void check_statistics(const ggml::Gguf& gguf, int64_t n_layer) {
+    const auto name = [](int64_t i) { return format("blk.%lld.ffn_rate", (long long)i); };
+    int64_t n = 0, missing = -1;
+    for (int64_t i = 0; i < n_layer; i++) {
+        const bool found = gguf.find_tensor(name(i)) || gguf.find_tensor(name(i) + "_exps");
+        n += found;
+        if (!found && missing < 0) missing = i;
+    }
+    if (n && missing >= 0) {
+        refuse(gguf, Code::format,
+               name(missing) + " is missing, though other layers have statistics");
+    }
+}
+
 std::vector<WeightSpec> weight_specs(Model& model) {
     std::vector<WeightSpec> specs;
     const ggml::Gguf& gguf = model.file.gguf;
@@ -208,6 +223,7 @@ std::vector<WeightSpec> weight_specs(Model& model) {
                    "powerinfer.ffn.threshold needs neuron rows (ffn_down_t); convert the model");
         }
     }
+    check_statistics(gguf, n_layer);
     return specs;
 }
 
