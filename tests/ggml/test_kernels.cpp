@@ -263,6 +263,8 @@ void test_sketch(sketch_fn fn, sketch_fn generic, DType) {
 // them.
 void test_dot(dot_fn, dot_fn, DType) {}
 void test_add(add_fn, add_fn, DType) {}
+void test_stored_dot(stored_dot_fn, stored_dot_fn, DType) {}
+void test_stored_add(stored_add_fn, stored_add_fn, DType) {}
 
 }  // namespace
 

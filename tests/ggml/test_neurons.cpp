@@ -6,6 +6,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <memory>
+#include <optional>
 #include <random>
 
 #include "cpu/kernels.h"
@@ -28,7 +29,8 @@ Floats normal(int64_t n, float scale = 1, float mean = 0) {
 
 // Neuron rows of one format, with the values that they decode to.
 struct Rows {
-    Rows(DType type, int64_t n, int64_t cols, float scale) : values(size_t(n * cols)) {
+    Rows(DType type, int64_t n, int64_t cols, float scale, bool fold = true)
+        : values(size_t(n * cols)) {
         const DTypeInfo& format = info(type);
         const int64_t bytes = format.size(cols);
         const Floats source = normal(n * cols, scale);
@@ -36,7 +38,7 @@ struct Rows {
         format.encode(source.data(), stored.data(), n * cols);
         format.decode(stored.data(), values.data(), n * cols);
         packed = stored;
-        view = {type, can_fold(type, cols), nullptr, bytes};
+        view = {type, fold && can_fold(type, cols), nullptr, bytes};
         if (view.folded) {
             std::vector<uint8_t> back(static_cast<size_t>(bytes));
             for (int64_t i = 0; i < n; i++) {
@@ -58,6 +60,7 @@ struct Case {
     Activation act;
     bool gated, biased;
     float threshold;
+    std::optional<DType> gate = {};  // where it has another format
 };
 
 double activated(const Case& c, double v) {
@@ -71,7 +74,8 @@ double activated(const Case& c, double v) {
             v = v / (1 + std::exp(-v));
             break;
         case Activation::gelu:
-            v = 0.5 * v * (1 + std::erf(v / std::sqrt(2.0)));
+            // In floats the tail ends: what is sent down from there is 0.
+            v = 0.5 * v * (1 + double(std::erf(float(v / std::sqrt(2.0)))));
             break;
     }
     return std::fabs(v) < c.threshold ? 0 : v;
@@ -79,7 +83,8 @@ double activated(const Case& c, double v) {
 
 void test(const Case& c) {
     const int64_t rows = 5;
-    Rows gate(c.type, c.n, c.cols, 1), up(c.type, c.n, c.cols, 1), down(c.type, c.n, c.cols, 1);
+    Rows gate(c.gate.value_or(c.type), c.n, c.cols, 1), up(c.type, c.n, c.cols, 1),
+        down(c.type, c.n, c.cols, 1);
     const Floats gate_bias = normal(c.n), up_bias = normal(c.n), down_bias = normal(c.cols);
     const Floats x = normal(rows * c.cols, 1 / std::sqrt(float(c.cols)));
     const Floats score = normal(rows * c.n);
@@ -166,11 +171,10 @@ void test(const Case& c) {
     }
     CHECK(counts.rows == rows && counts.proposed == proposed);
     CHECK(counts.fired == std::count(fired.get(), fired.get() + rows * c.n, true));
-    // Folded rows meet activations in 8 bits: half a step of 1/127 of the largest of 32, in gate
-    // and up; a value near the threshold may fall on its other side. Others differ by rounding
-    // alone.
-    CHECK(different <= (gate.view.folded ? rows * c.n / 50 : 0));
-    const double limit = gate.view.folded ? 0.03 : 1e-5;
+    // Activations in 8 bits: half a step of 1/127 of the largest of 32, in gate and up; a value
+    // near the threshold may fall on its other side. Others differ by rounding alone.
+    CHECK(different <= (gate.view.wants_q8() ? rows * c.n / 50 : 0));
+    const double limit = gate.view.wants_q8() ? 0.03 : 1e-5;
     CHECK(std::sqrt(difference / size) < limit);
     if (!(std::sqrt(difference / size) < limit)) {
         std::printf("%s n %d cols %d act %d gated %d: %g\n", info(c.type).name, int(c.n),
@@ -178,56 +182,61 @@ void test(const Case& c) {
     }
 }
 
-void test_kernels(DType type, const char* isa) {
+// `stored`: the kernels of rows of blocks of 256 that are not folded.
+void test_kernels(DType type, const char* isa, bool stored) {
     const cpu::Kernels *k = cpu::kernels_for(isa), *generic = cpu::kernels_for("generic");
     if (!k) {
         std::printf("skipped: this machine has no ISA %s\n", isa);
         return;
     }
-    for (int64_t cols : {8, 33, 256, 512, 2048, 4096}) {
+    const auto dot_of = [&](const cpu::Kernels& kernels) {
+        return (stored ? kernels.stored_dot : kernels.dot)[int(type)];
+    };
+    const auto add_of = [&](const cpu::Kernels& kernels) {
+        return (stored ? kernels.stored_add : kernels.add)[int(type)];
+    };
+    for (int64_t cols : {8, 33, 256, 512, 1280, 2048, 4096}) {
         const bool block = info(type).is_quantised();
-        if (block && !can_fold(type, cols)) continue;
+        if (block && (stored ? cols % kQK != 0 : !can_fold(type, cols))) continue;
         const int64_t n = 23;
-        Rows rows(type, n, cols, 1);
+        Rows rows(type, n, cols, 1, !stored);
         const int64_t nt = 5;
         const Floats x = normal(nt * cols);
         Context context(1);
         InputBuffer buffer(nt, cols);
         const Input input = buffer.prepare(context, x.data(), nt, cols, block);
-        // The folded order, written down once more.
+        // The folded order, written down once more: of the row, or of each of its blocks.
         std::vector<int8_t> q(size_t(nt * cols));
         Floats d(q.size()), ds(q.size());
         std::vector<int32_t> s8(q.size());
         std::vector<int16_t> s16(q.size());
         if (block) {
-            for (int64_t t = 0; t < nt; t++) {
-                for (int64_t c = 0; c < cols; c++) {
-                    const int64_t eighth = cols / 8, r = c / eighth, b = c % eighth / 32,
-                                  v = c % 32 / 4, j = c % 4;
-                    const int64_t to = t * (cols / 32) + b * 8 + r, from = (t * cols + c) / 32;
-                    q[size_t(t * cols + ((b * 8 + v) * 8 + r) * 4 + j)] = input.q8.q[t * cols + c];
-                    d[size_t(to)] = input.q8.d[from];
-                    ds[size_t(to)] = input.q8.ds[from];
-                    s8[size_t(to)] = input.q8.s8[from];
-                    const int64_t half = c % 32 / 16;
-                    s16[size_t(2 * to + half)] = input.q8.s16[2 * from + half];
-                }
+            const int64_t span = stored ? kQK : cols, eighth = span / 8;
+            for (int64_t c = 0; c < nt * cols; c++) {
+                const int64_t at = c % span, r = at / eighth, b = at % eighth / 32, v = c % 32 / 4,
+                              j = c % 4, half = c % 32 / 16;
+                const int64_t to = c / span * (span / 32) + b * 8 + r, from = c / 32;
+                q[size_t(c / span * span + ((b * 8 + v) * 8 + r) * 4 + j)] = input.q8.q[c];
+                d[size_t(to)] = input.q8.d[from];
+                ds[size_t(to)] = input.q8.ds[from];
+                s8[size_t(to)] = input.q8.s8[from];
+                s16[size_t(2 * to + half)] = input.q8.s16[2 * from + half];
             }
         }
-        cpu::NeuronInput in{
-            x.data(), input.q8, {cols, q.data(), d.data(), s8.data(), ds.data(), s16.data()}};
+        const Q8Rows ordered{cols, q.data(), d.data(), s8.data(), ds.data(), s16.data()};
+        const cpu::NeuronInput in{x.data(), input.q8, ordered, ordered};
         const int32_t ids[] = {0, 3, 4, 5, 9, 11, 12, 17, 20, 21, 22}, tokens[] = {4, 0, 1, 2, 3};
         const int64_t m = 11;
         Floats y(m * nt), expected(m * nt);
-        k->dot[int(type)](rows.view.data, rows.view.stride, ids, m, cols, in, tokens, nt, y.data());
-        generic->dot[int(type)](rows.view.data, rows.view.stride, ids, m, cols, in, tokens, nt,
-                                expected.data());
+        dot_of (*k)(rows.view.data, rows.view.stride, ids, m, cols, in, tokens, nt, y.data());
+        dot_of (*generic)(rows.view.data, rows.view.stride, ids, m, cols, in, tokens, nt,
+                          expected.data());
         for (int64_t i = 0; i < m * nt; i++) {
             CHECK(std::fabs(y[size_t(i)] - expected[size_t(i)]) <
                   2e-5 * std::sqrt(double(cols)) + 1e-5);
             float alone;
-            k->dot[int(type)](rows.view.data, rows.view.stride, ids + i / nt, 1, cols, in,
-                              tokens + i % nt, 1, &alone);
+            dot_of (*k)(rows.view.data, rows.view.stride, ids + i / nt, 1, cols, in,
+                        tokens + i % nt, 1, &alone);
             CHECK(alone == y[size_t(i)]);
         }
         // Token 0 takes all rows, the others every second, third and so on; token 4 none.
@@ -241,20 +250,26 @@ void test_kernels(DType type, const char* isa) {
         const Floats h = normal(int64_t(row.size()));
         const cpu::Shares shares{first.data(), row.data(), h.data()};
         Floats sum = normal(nt * cols), sum_generic = sum, one_by_one = sum;
-        k->add[int(type)](rows.view.data, rows.view.stride, ids, m, cols, shares, nt, sum.data(),
-                          cols);
-        generic->add[int(type)](rows.view.data, rows.view.stride, ids, m, cols, shares, nt,
-                                sum_generic.data(), cols);
+        Floats sum_avx2 = sum;
+        add_of (*k)(rows.view.data, rows.view.stride, ids, m, cols, shares, nt, sum.data(), cols);
+        add_of (*generic)(rows.view.data, rows.view.stride, ids, m, cols, shares, nt,
+                          sum_generic.data(), cols);
         for (int64_t t = 0; t < nt; t++) {
             for (int32_t i = first[size_t(t)]; i < first[size_t(t) + 1]; i++) {
                 const int32_t range[] = {i, i + 1};
-                k->add[int(type)](rows.view.data, rows.view.stride, ids, m, cols,
-                                  {range, row.data(), h.data()}, 1, one_by_one.data() + t * cols,
-                                  0);
+                add_of (*k)(rows.view.data, rows.view.stride, ids, m, cols,
+                            {range, row.data(), h.data()}, 1, one_by_one.data() + t * cols, 0);
             }
         }
         CHECK(sum == one_by_one);
         for (size_t i = 0; i < sum.size(); i++) CHECK(std::fabs(sum[i] - sum_generic[i]) < 1e-4);
+        if (std::strcmp(isa, "avx512") != 0) continue;  // the bits of avx2
+        const cpu::Kernels& avx2 = *cpu::kernels_for("avx2");
+        dot_of(avx2)(rows.view.data, rows.view.stride, ids, m, cols, in, tokens, nt,
+                     expected.data());
+        add_of(avx2)(rows.view.data, rows.view.stride, ids, m, cols, shares, nt, sum_avx2.data(),
+                     cols);
+        CHECK(y == expected && sum == sum_avx2);
     }
 }
 
@@ -267,7 +282,10 @@ int main() {
                            DType::Q5_0, DType::Q5_1, DType::Q8_0, DType::Q2_K,   DType::Q3_K,
                            DType::Q4_K, DType::Q5_K, DType::Q6_K, DType::IQ4_NL, DType::IQ4_XS};
     for (int i = 0; i < n_isas; i++) {
-        for (DType type : types) test_kernels(type, isas[i]);
+        for (DType type : types) {
+            test_kernels(type, isas[i], false);
+            if (info(type).block == kQK) test_kernels(type, isas[i], true);
+        }
         if (!cpu::kernels_for(isas[i])) continue;
         setenv("GGML_ISA", isas[i], 1);
         for (DType type : types) {
@@ -275,6 +293,7 @@ int main() {
             test({type, 200, block > 32 ? 2048 : 256, Activation::relu, true, false, 0});
             test({type, 97, block > 1 ? block : 40, Activation::relu, true, true,
                   0});  // too short to fold
+            if (block == kQK) test({type, 97, 1280, Activation::relu, true, false, 0, DType::Q4_0});
         }
         for (Activation act : {Activation::relu, Activation::drelu, Activation::relu2,
                                Activation::silu, Activation::gelu}) {

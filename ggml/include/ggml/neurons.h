@@ -10,6 +10,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "ggml/blocks.h"
 #include "ggml/ops.h"
 
 namespace ggml {
@@ -23,8 +24,9 @@ struct NeuronRows {
     int64_t stride = 0;
 
     explicit operator bool() const { return data != nullptr; }
-    // Must the input be given in 8 bits, folded?
-    bool wants_q8() const { return folded; }
+    // Must the input be given in 8 bits? Blocks of 32 columns in rows that are not folded are
+    // decoded; those of 256 are as good as folded, each by itself.
+    bool wants_q8() const { return folded || info(type).block == kQK; }
 };
 
 // Can rows of `cols` weights of this type be folded: block formats whose blocks divide an eighth?
@@ -80,13 +82,14 @@ class NeuronScratch {
     int32_t* first_ = nullptr;  // [tiles, rows + 1]: where a tile's fired neurons of a row begin
     int32_t* all_tokens_ = nullptr;  // [rows]: 0, 1, ...
     float* partial_ = nullptr;       // [segments, cols]: sums of one row
-    Q8Rows folded_;                  // the input in folded order
+    Q8Rows folded_;                  // the input in the order of folded rows
+    int8_t* grouped_ = nullptr;      // and in that of blocks of 256
     std::vector<PerThread> threads_;
 };
 
-// y[t] = the FFN of x[t] over the neurons that the mask admits. x.q8 must be filled where a part is
-// folded. y: [rows, cols]. counts may be null. fired: [rows, n], which neurons did (what they send
-// down is not zero), or null.
+// y[t] = the FFN of x[t] over the neurons that the mask admits. x.q8 must be filled where gate or
+// up want it. y: [rows, cols]. counts may be null. fired: [rows, n], which neurons did (what they
+// send down is not zero), or null.
 void sparse_ffn(Context& context, const Neurons& neurons, const Input& x, const NeuronMask& mask,
                 NeuronScratch& scratch, float* y, NeuronCounts* counts, bool* fired = nullptr);
 

@@ -38,12 +38,21 @@ struct Ahead {
     }
 };
 
-// The input of neuron products: tokens' activations as floats, in 8 bits, and in 8 bits folded
-// (neurons.h): q [cols / 256][8 groups][8 lanes][4], the rest [cols / 256][8 lanes] per 32 (s16:
-// two each).
+// The eight lanes of a kernel for neuron rows are eighths of `span` columns: of a whole row that is
+// folded (neurons.h), or of 256 columns of a row as it is stored, the groups of 32 in its blocks.
+// Values in that order: column r * span / 8 + 32 b + 4 v + j of a span stands at
+// ((8 b + v) * 4 + j) * 8 + r of it.
+inline int64_t column_at(int64_t place, int64_t span) {
+    const int64_t p = place % span, r = p % 8, j = p / 8 % 4, group = p / 32;
+    return place - p + r * (span / 8) + 4 * group + j;
+}
+
+// The input of neuron products: tokens' activations as floats, in 8 bits, and these as whole rows
+// and spans of 256 want them: q [cols / 256][8 groups][8 lanes][4], the rest [cols / 256][8 lanes]
+// per 32 (s16: two each).
 struct NeuronInput {
     const float* x;
-    Q8Rows q8, folded;
+    Q8Rows q8, folded, grouped;
     Ahead ahead = {};
 };
 
@@ -52,6 +61,8 @@ struct NeuronInput {
 using dot_fn = void (*)(const uint8_t* w, int64_t stride, const int32_t* ids, int64_t n,
                         int64_t cols, const NeuronInput& x, const int32_t* tokens, int64_t nt,
                         float* y);
+// The same with rows of blocks of 256 as they are stored.
+using stored_dot_fn = dot_fn;
 
 // What tokens take of a few rows: token t takes h[k] times row row[k] of them, for k from first[t]
 // to first[t + 1], rows ascending.
@@ -63,10 +74,11 @@ struct Shares {
 constexpr int64_t kShared = 64;  // at most so many rows
 
 // y[t * ldy + c] += sum_k h[k] * row ids[row[k]][c] over `cols` columns, for nt tokens and n <=
-// kShared rows at w + id * stride; block formats are folded, and y has their order: column r * cols
-// / 8 + 32 b + 4 v + j stands at ((8 b + v) * 4 + j) * 8 + r.
+// kShared rows at w + id * stride; block formats are folded, and y has their order (column_at).
 using add_fn = void (*)(const uint8_t* w, int64_t stride, const int32_t* ids, int64_t n,
                         int64_t cols, const Shares& shares, int64_t nt, float* y, int64_t ldy);
+// The same with rows of blocks of 256 as they are stored, and y in the order of spans of 256.
+using stored_add_fn = add_fn;
 
 // Quantises rows [t0, t0 + nt) of x [.., cols] into out.
 using quantize_fn = void (*)(const float* x, int64_t t0, int64_t nt, const Q8Rows& out);
@@ -91,6 +103,8 @@ struct Kernels {
     accumulate_fn accumulate[kTypes];
     dot_fn dot[kTypes];
     add_fn add[kTypes];
+    stored_dot_fn stored_dot[kTypes];
+    stored_add_fn stored_add[kTypes];
     quantize_fn quantize[kTypes];  // by the type quantised from: F32
     sketch_fn sketch[kTypes];      // by the type of the tensor: I8
 };

@@ -2,15 +2,14 @@
 // segment's gate, up and down are one pass over its candidates. For several tokens the first pass
 // takes a few neurons at a time for all tokens and keeps what fired, and a second one adds the down
 // rows by columns: each row is read, and unpacked, once for all tokens. Both add in the same order,
-// hence with the same bits.
+// hence with the same bits. neuron_rows.h multiplies and adds the rows, whatever their format.
 #include "ggml/neurons.h"
 
 #include <algorithm>
 #include <cmath>
-#include <cstring>
 #include <numeric>
 
-#include "cpu/kernels.h"
+#include "cpu/neuron_rows.h"
 
 namespace ggml {
 
@@ -38,21 +37,9 @@ int64_t tiles_per_segment(int64_t n) {
     return (segment_size(n) + kShared - 1) / kShared;
 }
 
-// Columns that one thread adds at a time when there are several tokens. A piece of a folded row is
-// a whole number of its blocks.
-int64_t column_piece(const NeuronRows& down, int64_t cols) {
-    const int64_t unit = down.folded ? kStrip * info(down.type).block : 32;
-    return std::min((std::max<int64_t>(256, unit) + unit - 1) / unit * unit, cols);
-}
-
 // Tokens that one thread adds at a time.
 int64_t token_piece(int64_t columns) {
     return std::max<int64_t>(16, kResident / columns);
-}
-
-int64_t natural_column(int64_t place, int64_t cols) {
-    const int64_t r = place % 8, j = place / 8 % 4, group = place / 32;
-    return r * (cols / 8) + 4 * group + j;
 }
 
 // Adds kSegments sums of n values, `step` apart, into the first: neighbours, then pairs, and so on.
@@ -73,17 +60,16 @@ class SparseFfn {
     SparseFfn(Context& context, const Neurons& w, const Input& x, const NeuronMask& mask,
               NeuronScratch& scratch, bool* fired)
         : context_(context),
-          kernels_(context.kernels),
           w_(w),
           x_(x),
           mask_(mask),
           s_(scratch),
           fired_(fired),
-          size_(segment_size(w.n)) {}
+          size_(segment_size(w.n)),
+          rows_(context, w, x, scratch.folded_, scratch.grouped_) {}
 
     void run(float* y, NeuronCounts* counts) {
         for (NeuronScratch::PerThread& own : s_.threads_) own.counts = {};
-        fold_input();
         if (fired_) std::fill_n(fired_, x_.rows * w_.n, false);
         // One token: more segments at a time, as rows are fetched ahead within them.
         const int64_t grain =
@@ -110,36 +96,6 @@ class SparseFfn {
     }
 
  private:
-    // Q8 activations in the order of folded rows; see NeuronInput.
-    void fold_input() {
-        const bool needed = w_.gate.wants_q8() || w_.up.wants_q8();
-        if (!needed) return;
-        const Q8Rows& in = x_.q8;
-        Q8Rows& out = s_.folded_;
-        out.cols = in.cols;
-        const int64_t n_blocks = in.cols / kQ, eighth = n_blocks / kStrip;
-        context_.threads.run(x_.rows, 1, [&](int64_t begin, int64_t end, int) {
-            for (int64_t t = begin; t < end; t++) {
-                for (int64_t b = 0; b < eighth; b++) {
-                    for (int64_t r = 0; r < kStrip; r++) {
-                        const int64_t from = t * n_blocks + r * eighth + b;
-                        const int64_t to = t * n_blocks + b * kStrip + r;
-                        out.d[to] = in.d[from];
-                        out.s8[to] = in.s8[from];
-                        out.ds[to] = in.ds[from];
-                        for (int64_t half : {0, 1}) {
-                            out.s16[2 * to + half] = in.s16[2 * from + half];
-                        }
-                        int8_t* q = out.q + (t * n_blocks + b * kStrip) * kQ + 4 * r;
-                        for (int64_t v = 0; v < 8; v++) {
-                            std::memcpy(q + 4 * kStrip * v, in.q + from * kQ + 4 * v, 4);
-                        }
-                    }
-                }
-            }
-        });
-    }
-
     bool masked(int64_t t) const { return mask_.masked && mask_.masked[t]; }
 
     bool proposed(int64_t t, int64_t neuron) const {
@@ -155,61 +111,6 @@ class SparseFfn {
             n += proposed(0, i);
         }
         return n;
-    }
-
-    // out[i * nt + j] = row ids[i] . token tokens[j], bias included.
-    void dot(const NeuronRows& rows, const float* bias, const int32_t* ids, int64_t n,
-             const int32_t* tokens, int64_t nt, float* out, const cpu::Ahead& ahead = {}) const {
-        const cpu::NeuronInput in{x_.x, x_.q8, s_.folded_, ahead};
-        if (rows.folded || !info(rows.type).is_quantised()) {
-            kernels_.dot[int(rows.type)](rows.data, rows.stride, ids, n, w_.cols, in, tokens, nt,
-                                         out);
-        } else {
-            stored_dot(rows, ids, n, tokens, nt, out);
-        }
-        if (!bias) return;
-        for (int64_t i = 0; i < n; i++) {
-            for (int64_t j = 0; j < nt; j++) out[i * nt + j] += bias[ids[i]];
-        }
-    }
-
-    // Block formats whose rows are too short to fold: decoded, a piece at a time.
-    void stored_dot(const NeuronRows& rows, const int32_t* ids, int64_t n, const int32_t* tokens,
-                    int64_t nt, float* out) const {
-        const DTypeInfo& format = info(rows.type);
-        float piece[256];
-        std::fill_n(out, n * nt, 0.0f);
-        for (int64_t i = 0; i < n; i++) {
-            for (int64_t c = 0; c < w_.cols; c += format.block) {
-                format.decode(rows.data + ids[i] * rows.stride + format.size(c), piece,
-                              format.block);
-                for (int64_t j = 0; j < nt; j++) {
-                    float part = 0;
-                    kernels_.matmul[int(DType::F32)](reinterpret_cast<const uint8_t*>(piece), 0, 1,
-                                                     format.block, x_.x + tokens[j] * w_.cols + c,
-                                                     0, 1, &part, 1);
-                    out[i * nt + j] += part;
-                }
-            }
-        }
-    }
-
-    // y[t] += what token t takes of n down rows, `cols` columns from c0 on (of the folded order
-    // where rows are folded).
-    void add(const int32_t* ids, int64_t n, int64_t c0, int64_t cols, const cpu::Shares& shares,
-             int64_t nt, float* y, int64_t ldy) const {
-        const uint8_t* data = w_.down.data + info(w_.down.type).size(c0);
-        if (w_.down.folded || !info(w_.down.type).is_quantised()) {
-            kernels_.add[int(w_.down.type)](data, w_.down.stride, ids, n, cols, shares, nt, y, ldy);
-            return;
-        }
-        for (int64_t t = 0; t < nt; t++) {
-            for (int64_t k = shares.first[t]; k < shares.first[t + 1]; k++) {
-                kernels_.accumulate[int(w_.down.type)](data + ids[shares.row[k]] * w_.down.stride,
-                                                       0, 1, cols, shares.h + k, 0, 1, y + t * ldy,
-                                                       0);
-            }
-        }
     }
 
     float activate(float v) const {
@@ -272,7 +173,7 @@ class SparseFfn {
                     ahead = ahead_of(first, s_.ids_ + end_of(s), std::min(kTile, n_ids[s + 1]));
                 }
                 float g[kTile];
-                dot(first, first_bias, ids, n, kFirst, 1, g, ahead);
+                rows_.dot(first, first_bias, ids, n, kFirst, 1, g, ahead);
                 for (int64_t j = 0; j < n; j++) {
                     const float v = activate(g[j]);
                     if (v == 0) continue;
@@ -305,7 +206,8 @@ class SparseFfn {
         int64_t m = batch.n;
         if (w_.gate) {
             float u[kTile];
-            dot(w_.up, w_.up_bias, batch.ids, m, kFirst, 1, u, ahead_of(w_.up, next.ids, next.n));
+            rows_.dot(w_.up, w_.up_bias, batch.ids, m, kFirst, 1, u,
+                      ahead_of(w_.up, next.ids, next.n));
             m = 0;
             for (int64_t i = 0; i < batch.n; i++) {
                 batch.ids[m] = batch.ids[i];
@@ -316,8 +218,8 @@ class SparseFfn {
         counts.fired += m;
         note(0, batch.ids, m);
         const int32_t first[] = {0, int32_t(m)};
-        add(batch.ids, m, 0, w_.cols,
-            {first, kInOrder, batch.h, ahead_of(w_.down, next.ids, next.n)}, 1, batch.sum, 0);
+        rows_.add(batch.ids, m, 0, w_.cols,
+                  {first, kInOrder, batch.h, ahead_of(w_.down, next.ids, next.n)}, 1, batch.sum, 0);
     }
 
     void many_tokens(int64_t s, int thread) {
@@ -361,12 +263,12 @@ class SparseFfn {
         int32_t ids[kShared];
         for (int64_t j = 0; j < n; j++) ids[j] = int32_t(begin + j);
         if (double(lists.pairs) >= kDense * double(n * x_.rows)) {
-            dot(rows, bias, ids, n, s_.all_tokens_, x_.rows, out);
+            rows_.dot(rows, bias, ids, n, s_.all_tokens_, x_.rows, out);
             return;
         }
         for (int64_t j = 0; j < n; j++) {
             const int64_t m = lists.length[j];
-            if (m) dot(rows, bias, ids + j, 1, lists.of(j), m, line);
+            if (m) rows_.dot(rows, bias, ids + j, 1, lists.of(j), m, line);
             for (int64_t i = 0; i < m; i++) out[j * x_.rows + lists.of(j)[i]] = line[i];
         }
     }
@@ -425,23 +327,15 @@ class SparseFfn {
         return {s_.first_ + tile * (x_.rows + 1), s_.ids_ + at, s_.h_ + at};
     }
 
-    // Where a sum in the order of the down rows belongs in y.
-    void place(const float* sum, int64_t c0, int64_t n, float* y) const {
-        for (int64_t i = 0; i < n; i++) {
-            const int64_t c = w_.down.folded ? natural_column(c0 + i, w_.cols) : c0 + i;
-            y[c] = sum[i] + (w_.down_bias ? w_.down_bias[c] : 0.0f);
-        }
-    }
-
     void finish_one(float* y) {
         context_.threads.run(w_.cols, 256, [&](int64_t begin, int64_t end, int) {
             add_tree(s_.partial_ + begin, w_.cols, end - begin);
-            place(s_.partial_ + begin, begin, end - begin, y);
+            rows_.place(s_.partial_ + begin, begin, end - begin, y);
         });
     }
 
     void finish_many(float* y) {
-        const int64_t columns = column_piece(w_.down, w_.cols), tokens = token_piece(columns);
+        const int64_t columns = rows_.column_piece(), tokens = token_piece(columns);
         const int64_t n_columns = (w_.cols + columns - 1) / columns;
         const int64_t n_tokens = (x_.rows + tokens - 1) / tokens;
         context_.threads.run(n_columns * n_tokens, 1, [&](int64_t begin, int64_t end, int thread) {
@@ -469,24 +363,24 @@ class SparseFfn {
                 cpu::Shares shares = shares_of(s * tiles + (i - begin) / kShared);
                 shares.first += t0;
                 if (shares.first[nt] == shares.first[0]) continue;
-                add(ids, m, c0, n, shares, nt, sum, n);
+                rows_.add(ids, m, c0, n, shares, nt, sum, n);
             }
             for (int64_t ones = s; ones % 2; ones /= 2) {
                 sum -= size;
                 for (int64_t i = 0; i < size; i++) sum[i] += sum[size + i];
             }
         }
-        for (int64_t t = 0; t < nt; t++) place(sums + t * n, c0, n, y + (t0 + t) * w_.cols);
+        for (int64_t t = 0; t < nt; t++) rows_.place(sums + t * n, c0, n, y + (t0 + t) * w_.cols);
     }
 
     Context& context_;
-    const cpu::Kernels& kernels_;
     const Neurons& w_;
     const Input& x_;
     const NeuronMask& mask_;
     NeuronScratch& s_;
     bool* const fired_;  // [rows, n] or null
     const int64_t size_;
+    cpu::RowProducts rows_;
 
     static constexpr int32_t kFirst[1] = {0};  // the only token
     static constexpr int32_t kInOrder[kTile] = {0, 1, 2, 3, 4, 5, 6, 7};
@@ -513,7 +407,7 @@ struct Sizes {
     uint64_t bytes() const {
         return uint64_t(listed) * 8 + uint64_t(partial + firsts + rows) * 4 +
                uint64_t(threads * (3 * tile + rows + sums)) * 4 +
-               uint64_t(blocks) * (kQ + 3 * 4 + 2 * 2);
+               uint64_t(blocks) * (2 * kQ + 3 * 4 + 2 * 2);
     }
     int64_t rows, threads, partial, blocks = 0, listed = 0, firsts = 0, tile = 0, sums = 0;
 };
@@ -551,6 +445,7 @@ NeuronScratch::NeuronScratch(int64_t max_rows, int64_t n, int64_t cols, int max_
     take(folded_.s8, sizes.blocks);
     take(folded_.s16, 2 * sizes.blocks);
     take(folded_.q, sizes.blocks * kQ);
+    take(grouped_, sizes.blocks * kQ);
 }
 
 void sparse_ffn(Context& context, const Neurons& neurons, const Input& x, const NeuronMask& mask,

@@ -43,6 +43,20 @@ struct BlockTraits<BlockQ6_K> : Traits<kQK, false> {};
 template <>
 struct BlockTraits<BlockIQ4_XS> : Traits<kQK, false> {};
 
+// Scales and mins of the eight groups of Q4_K and Q5_K, a byte each, group 0 lowest.
+struct GroupFactors {
+    uint64_t scales, mins;
+};
+inline GroupFactors group_factors(const uint8_t packed[12]) {
+    uint32_t a, b, c;
+    std::memcpy(&a, packed, 4);
+    std::memcpy(&b, packed + 4, 4);
+    std::memcpy(&c, packed + 8, 4);
+    const uint32_t six = 0x3f3f3f3f, four = 0x0f0f0f0f, top = 0x30303030;
+    return {(a & six) | uint64_t((c & four) | (a >> 2 & top)) << 32,
+            (b & six) | uint64_t((c >> 4 & four) | (b >> 2 & top)) << 32};
+}
+
 void take_apart(const BlockQ4_0& block, Parts& p);
 void take_apart(const BlockQ4_1& block, Parts& p);
 void take_apart(const BlockQ5_0& block, Parts& p);

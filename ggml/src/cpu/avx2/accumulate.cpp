@@ -105,119 +105,6 @@ struct IQ4_NL {
     }
 };
 
-struct IQ4_XS {
-    static void load32(const uint8_t* row, int64_t c, __m256 out[4]) {
-        const BlockIQ4_XS* block = reinterpret_cast<const BlockIQ4_XS*>(row) + c / kQK;
-        const int g = int(c % kQK / kQ);
-        const int low = block->scales_l[g / 2] >> g % 2 * 4 & 15,
-                  high = block->scales_h >> 2 * g & 3;
-        const __m128i pairs = load16(block->qs + 16 * g);
-        scaled(_mm256_set1_ps(_cvtsh_ss(block->d) * float((low | high << 4) - 32)),
-               _mm256_setzero_ps(), table_values(low_nibbles(pairs)),
-               table_values(high_nibbles(pairs)), out);
-    }
-};
-
-// Scale and min of group g of Q4_K and Q5_K.
-template <typename Block>
-inline void scale_k4(const Block& block, int g, __m256* scale, __m256* min) {
-    const uint8_t* s = block.scales;
-    const int sc = g < 4 ? s[g] & 63 : (s[g + 4] & 15) | s[g - 4] >> 6 << 4;
-    const int m = g < 4 ? s[g + 4] & 63 : s[g + 4] >> 4 | s[g] >> 6 << 4;
-    *scale = _mm256_set1_ps(_cvtsh_ss(block.d) * float(sc));
-    *min = _mm256_set1_ps(-_cvtsh_ss(block.dmin) * float(m));
-}
-
-struct Q4_K {
-    static void load32(const uint8_t* row, int64_t c, __m256 out[4]) {
-        const BlockQ4_K* block = reinterpret_cast<const BlockQ4_K*>(row) + c / kQK;
-        const int g = int(c % kQK / kQ);
-        __m256 scale, min;
-        scale_k4(*block, g, &scale, &min);
-        const __m128i shift = _mm_cvtsi32_si128(g % 2 * 4);
-        const uint8_t* qs = block->qs + g / 2 * 32;
-        scaled(scale, min, low_nibbles(_mm_srl_epi16(load16(qs), shift)),
-               low_nibbles(_mm_srl_epi16(load16(qs + 16), shift)), out);
-    }
-};
-
-struct Q5_K {
-    static void load32(const uint8_t* row, int64_t c, __m256 out[4]) {
-        const BlockQ5_K* block = reinterpret_cast<const BlockQ5_K*>(row) + c / kQK;
-        const int g = int(c % kQK / kQ);
-        __m256 scale, min;
-        scale_k4(*block, g, &scale, &min);
-        const __m128i shift = _mm_cvtsi32_si128(g % 2 * 4), bit = _mm_cvtsi32_si128(g);
-        __m128i q[2];
-        for (int i = 0; i < 2; i++) {
-            const __m128i low =
-                low_nibbles(_mm_srl_epi16(load16(block->qs + g / 2 * 32 + 16 * i), shift));
-            const __m128i high =
-                _mm_and_si128(_mm_srl_epi16(load16(block->qh + 16 * i), bit), _mm_set1_epi8(1));
-            q[i] = _mm_or_si128(low, _mm_slli_epi16(high, 4));
-        }
-        scaled(scale, min, q[0], q[1], out);
-    }
-};
-
-// Groups of 16: 16 signed bytes and a scale and min of their own.
-inline void scaled16(float scale, float min, __m128i q, __m256 out[2]) {
-    const __m256 s = _mm256_set1_ps(scale), m = _mm256_set1_ps(min);
-    out[0] = _mm256_fmadd_ps(s, widen(q), m);
-    out[1] = _mm256_fmadd_ps(s, widen(_mm_srli_si128(q, 8)), m);
-}
-
-inline __m128i two_bits(const uint8_t* qs, int j) {
-    return _mm_and_si128(_mm_srl_epi16(load16(qs), _mm_cvtsi32_si128(2 * (j % 4))),
-                         _mm_set1_epi8(3));
-}
-
-struct Q2_K {
-    static void load32(const uint8_t* row, int64_t c, __m256 out[4]) {
-        const BlockQ2_K* block = reinterpret_cast<const BlockQ2_K*>(row) + c / kQK;
-        const int j = int(c % kQK / kQ);
-        for (int i = 0; i < 2; i++) {
-            const int s = block->scales[2 * j + i];
-            scaled16(_cvtsh_ss(block->d) * float(s & 15), -_cvtsh_ss(block->dmin) * float(s >> 4),
-                     two_bits(block->qs + j / 4 * 32 + 16 * i, j), out + 2 * i);
-        }
-    }
-};
-
-struct Q3_K {
-    static void load32(const uint8_t* row, int64_t c, __m256 out[4]) {
-        const BlockQ3_K* block = reinterpret_cast<const BlockQ3_K*>(row) + c / kQK;
-        const int j = int(c % kQK / kQ);
-        for (int i = 0; i < 2; i++) {
-            const int g = 2 * j + i;
-            const int low = block->scales[g % 8] >> g / 8 * 4 & 15;
-            const int high = block->scales[8 + g % 4] >> g / 4 * 2 & 3;
-            const __m128i bit =
-                _mm_and_si128(_mm_srl_epi16(load16(block->hmask + 16 * i), _mm_cvtsi32_si128(j)),
-                              _mm_set1_epi8(1));
-            const __m128i q =
-                _mm_or_si128(two_bits(block->qs + j / 4 * 32 + 16 * i, j), _mm_slli_epi16(bit, 2));
-            scaled16(_cvtsh_ss(block->d) * float((low | high << 4) - 32), 0,
-                     _mm_sub_epi8(q, _mm_set1_epi8(4)), out + 2 * i);
-        }
-    }
-};
-
-struct Q6_K {
-    static void load32(const uint8_t* row, int64_t c, __m256 out[4]) {
-        const BlockQ6_K* block = reinterpret_cast<const BlockQ6_K*>(row) + c / kQK;
-        const int j = int(c % kQK / kQ), h = j / 4;
-        const __m128i shift = _mm_cvtsi32_si128(j % 4 / 2 * 4);
-        for (int i = 0; i < 2; i++) {
-            const __m128i low =
-                low_nibbles(_mm_srl_epi16(load16(block->ql + 64 * h + j % 2 * 32 + 16 * i), shift));
-            const __m128i high = _mm_slli_epi16(two_bits(block->qh + 32 * h + 16 * i, j), 4);
-            scaled16(_cvtsh_ss(block->d) * float(block->scales[2 * j + i]), 0,
-                     _mm_sub_epi8(_mm_or_si128(low, high), _mm_set1_epi8(32)), out + 2 * i);
-        }
-    }
-};
-
 template <typename V, int T>
 void tile(const uint8_t* w, int64_t row_bytes, int64_t n_rows, int64_t c, const float* a,
           int64_t lda, float* y, int64_t ldy) {
@@ -280,12 +167,6 @@ ACCUMULATE(accumulate__q4_0_f32, blocks<Q4_0>)
 ACCUMULATE(accumulate__q4_1_f32, blocks<Q4_1>)
 ACCUMULATE(accumulate__q5_0_f32, blocks<Q5_0>)
 ACCUMULATE(accumulate__q5_1_f32, blocks<Q5_1>)
-ACCUMULATE(accumulate__q2_k_f32, blocks<Q2_K>)
-ACCUMULATE(accumulate__q3_k_f32, blocks<Q3_K>)
-ACCUMULATE(accumulate__q4_k_f32, blocks<Q4_K>)
-ACCUMULATE(accumulate__q5_k_f32, blocks<Q5_K>)
-ACCUMULATE(accumulate__q6_k_f32, blocks<Q6_K>)
 ACCUMULATE(accumulate__iq4_nl_f32, blocks<IQ4_NL>)
-ACCUMULATE(accumulate__iq4_xs_f32, blocks<IQ4_XS>)
 
 }  // namespace ggml::cpu::avx2

@@ -126,6 +126,36 @@ struct FormatIQ4_XS : SignedFormat<FormatIQ4_XS> {
     }
 };
 
+// As stored: 16 bytes of nibbles a group.
+struct StoredIQ4_XS : SignedFormat<StoredIQ4_XS> {
+    using Block = BlockIQ4_XS;
+    static constexpr int blocks = 1;
+    static __m256i weights(const uint8_t* w, int, int v) {
+        const __m256i table =
+            _mm256_broadcastsi128_si256(_mm_loadu_si128(reinterpret_cast<const __m128i*>(kIQ4)));
+        const __m256i pairs = _mm256_i32gather_epi32(
+            reinterpret_cast<const int*>(w + offsetof(Block, qs) + 4 * (v % 4)),
+            _mm256_setr_epi32(0, 4, 8, 12, 16, 20, 24, 28), 4);
+        return _mm256_shuffle_epi8(
+            table, _mm256_and_si256(_mm256_srli_epi16(pairs, v / 4 * 4), _mm256_set1_epi8(15)));
+    }
+    static __m256 scales(const uint8_t* w, int) {
+        uint16_t high_bits;
+        std::memcpy(&high_bits, w + offsetof(Block, scales_h), sizeof(high_bits));
+        const __m256i low =
+            _mm256_and_si256(_mm256_srlv_epi32(word(w + offsetof(Block, scales_l)),
+                                               _mm256_setr_epi32(0, 4, 8, 12, 16, 20, 24, 28)),
+                             _mm256_set1_epi32(15));
+        const __m256i high =
+            _mm256_and_si256(_mm256_srlv_epi32(_mm256_set1_epi32(high_bits),
+                                               _mm256_setr_epi32(0, 2, 4, 6, 8, 10, 12, 14)),
+                             _mm256_set1_epi32(3));
+        const __m256i scale = _mm256_or_si256(low, _mm256_slli_epi32(high, 4));
+        return _mm256_mul_ps(Stored::halves(w, offsetof(Block, d)),
+                             _mm256_cvtepi32_ps(_mm256_sub_epi32(scale, _mm256_set1_epi32(32))));
+    }
+};
+
 }  // namespace
 
 BLOCK_KERNELS(q4_0, FormatQ4_0)
@@ -133,5 +163,6 @@ BLOCK_KERNELS(q5_0, FormatQ5_0)
 BLOCK_KERNELS(q8_0, FormatQ8_0)
 BLOCK_KERNELS(iq4_nl, FormatIQ4_NL)
 BLOCK_KERNELS(iq4_xs, FormatIQ4_XS)
+STORED_KERNELS(iq4_xs, StoredIQ4_XS)
 
 }  // namespace ggml::cpu::avx2

@@ -1,7 +1,8 @@
-// What the block formats share, as strips of eight interleaved rows and as folded neuron rows.
+// What the block formats share, as strips of eight interleaved rows and as neuron rows.
 //
-// A lane of a register belongs to one row of a strip, or to one eighth of a folded row, so the sums
-// of eight end side by side. The integer sum of a block of 32 columns is exact, and each output
+// A lane of a register belongs to one row of a strip, to one eighth of a folded row, or to one of
+// the eight groups of 32 columns in a block of 256 as it is stored, so the sums of eight end side
+// by side. The integer sum of a block of 32 columns is exact, and each output
 // adds its blocks in ascending order whatever the number of tokens or rows in the tile. Groups:
 // bytes 4 v .. 4 v + 3 of a member, of all eight lanes.
 //
@@ -39,6 +40,33 @@ struct Numbers {
     __m256 scale, min;
 };
 
+// Where a format of blocks of 256 finds the halves of eight lanes: side by side, in eight
+// interleaved blocks, each lane 32 columns of its own block at a time; or in one block as it is
+// stored, whose groups are the lanes.
+struct Interleaved {
+    static constexpr int blocks = 8;
+    static __m256 halves(const uint8_t* w, size_t member) {
+        return load_scales(w + kStrip * member);
+    }
+};
+struct Stored {
+    static constexpr int blocks = 1;
+    static __m256 halves(const uint8_t* w, size_t member) {
+        f16_t half;
+        std::memcpy(&half, w + member, sizeof(half));
+        return _mm256_set1_ps(_cvtsh_ss(half));
+    }
+};
+
+// The four bytes at p, in every lane.
+inline __m256i word(const uint8_t* p) {
+    return broadcast4(reinterpret_cast<const int8_t*>(p));
+}
+// Bytes that four lanes each share, `apart` bytes after one another.
+inline __m256i two_words(const uint8_t* p, int64_t apart) {
+    return _mm256_blend_epi32(word(p), word(p + apart), 0xf0);
+}
+
 // The activations that a strip meets: of tokens t0 + t, the same for its eight rows.
 struct Tokens {
     Tokens(const Q8Rows& x, int64_t t0)
@@ -72,7 +100,7 @@ struct Tokens {
     const int16_t* s16;
 };
 
-// Those that a folded row meets: of any T tokens, each eighth its own.
+// Those that a neuron row meets: of any T tokens, each lane its own.
 template <int T>
 struct Eighths {
     Eighths(const Q8Rows& x, const int32_t* tokens) : x_(x), n_blocks(x.cols / kQ / kStrip) {

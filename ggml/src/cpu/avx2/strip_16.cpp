@@ -36,9 +36,9 @@ inline __m256i product16(const __m256i weights[8], const X& x, int v, __m256i fa
     return _mm256_add_epi32(_mm256_madd_epi16(first, factor), _mm256_madd_epi16(second, factor));
 }
 
-template <typename F, bool min>
+template <typename F, bool min, typename Place = Interleaved>
 struct Format16 {
-    static constexpr int blocks = 8, halves = 2, tokens = 8;
+    static constexpr int blocks = Place::blocks, halves = 2, tokens = 8;
     static constexpr bool has_min = min;
 
     template <int T, typename X>
@@ -46,7 +46,7 @@ struct Format16 {
         __m256 part[T], part_min[T];
         for (int t = 0; t < T; t++) part[t] = part_min[t] = _mm256_setzero_ps();
 #pragma GCC unroll 8
-        for (int j = 0; j < 8; j++) {
+        for (int j = 0; j < blocks; j++) {
             const int64_t b = first + j;
             const Factors f = F::factors_of(w, j);
             const __m256i offsets =
@@ -68,10 +68,10 @@ struct Format16 {
                 part[t] = _mm256_fmadd_ps(x_scale, _mm256_cvtepi32_ps(product), part[t]);
             }
         }
-        const __m256 scale = load_scales(w + kStrip * offsetof(typename F::Block, d));
+        const __m256 scale = Place::halves(w, offsetof(typename F::Block, d));
         for (int t = 0; t < T; t++) sum[t] = _mm256_fmadd_ps(scale, part[t], sum[t]);
         if constexpr (has_min) {
-            const __m256 scale_min = load_scales(w + kStrip * offsetof(typename F::Block, dmin));
+            const __m256 scale_min = Place::halves(w, offsetof(typename F::Block, dmin));
             for (int t = 0; t < T; t++) sum[t] = _mm256_fnmadd_ps(scale_min, part_min[t], sum[t]);
         }
     }
@@ -81,10 +81,10 @@ struct Format16 {
             return _mm256_cvtepi32_ps(
                 _mm256_srai_epi32(_mm256_slli_epi32(pairs, 16 - 16 * place), 16));
         };
-        const __m256 unit = load_scales(w + kStrip * offsetof(typename F::Block, d));
+        const __m256 unit = Place::halves(w, offsetof(typename F::Block, d));
         Numbers n{_mm256_mul_ps(unit, number(half ? f.second : f.first, 0)), _mm256_setzero_ps()};
         if constexpr (has_min) {
-            const __m256 unit_min = load_scales(w + kStrip * offsetof(typename F::Block, dmin));
+            const __m256 unit_min = Place::halves(w, offsetof(typename F::Block, dmin));
             n.min = _mm256_fnmadd_ps(unit_min, number(f.offset, half), n.min);
         }
         return n;
@@ -156,10 +156,84 @@ struct FormatQ6_K : Format16<FormatQ6_K, false> {
     }
 };
 
+// The same formats as stored, where a lane's two factors stand side by side.
+inline __m256i scale_pairs(const uint8_t* scales) {
+    return _mm256_cvtepu16_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(scales)));
+}
+
+// Two bits of the eight groups of one block: twice 32 bytes hold four groups each.
+inline __m256i stored_two_bits(const uint8_t* qs, int v) {
+    return _mm256_and_si256(
+        _mm256_srlv_epi32(two_words(qs + 4 * v, 32), _mm256_setr_epi32(0, 2, 4, 6, 0, 2, 4, 6)),
+        _mm256_set1_epi8(3));
+}
+
+struct StoredQ2_K : Format16<StoredQ2_K, true, Stored> {
+    using Block = BlockQ2_K;
+    static constexpr int bias = 0, sums = 4;
+    static Factors factors_of(const uint8_t* w, int) {
+        const __m256i pairs = scale_pairs(w + offsetof(Block, scales));
+        const __m256i low = _mm256_set1_epi8(15);
+        return factors(_mm256_and_si256(pairs, low),
+                       _mm256_and_si256(_mm256_srli_epi16(pairs, 4), low), 0);
+    }
+    static __m256i weights(const uint8_t* w, int, int v) {
+        return stored_two_bits(w + offsetof(Block, qs), v);
+    }
+};
+
+struct StoredQ3_K : Format16<StoredQ3_K, false, Stored> {
+    using Block = BlockQ3_K;
+    static constexpr int bias = 4, sums = 4;
+    static Factors factors_of(const uint8_t* w, int) {
+        const uint8_t* packed = w + offsetof(Block, scales);
+        const __m128i bytes = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(packed));
+        const __m128i low = _mm_unpacklo_epi64(bytes, _mm_srli_epi16(bytes, 4));
+        const __m128i high =
+            _mm_srlv_epi32(_mm256_castsi256_si128(word(packed + 8)), _mm_setr_epi32(0, 2, 4, 6));
+        const __m128i scales =
+            _mm_sub_epi8(_mm_or_si128(_mm_and_si128(low, _mm_set1_epi8(15)),
+                                      _mm_slli_epi16(_mm_and_si128(high, _mm_set1_epi8(3)), 4)),
+                         _mm_set1_epi8(32));
+        const __m256i pairs = _mm256_cvtepu16_epi32(scales);
+        return factors(pairs, pairs, 0);
+    }
+    static __m256i weights(const uint8_t* w, int, int v) {
+        const __m256i bit =
+            _mm256_and_si256(_mm256_srlv_epi32(word(w + offsetof(Block, hmask) + 4 * v),
+                                               _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7)),
+                             _mm256_set1_epi8(1));
+        return _mm256_or_si256(stored_two_bits(w + offsetof(Block, qs), v),
+                               _mm256_slli_epi32(bit, 2));
+    }
+};
+
+struct StoredQ6_K : Format16<StoredQ6_K, false, Stored> {
+    using Block = BlockQ6_K;
+    static constexpr int bias = 32, sums = 2;
+    static Factors factors_of(const uint8_t* w, int) {
+        const __m256i pairs = scale_pairs(w + offsetof(Block, scales));
+        return factors(pairs, pairs, 0);
+    }
+    static __m256i weights(const uint8_t* w, int, int v) {
+        const uint8_t* ql = w + offsetof(Block, ql) + 4 * v;
+        const __m256i pairs =
+            _mm256_blend_epi32(two_words(ql, 64), two_words(ql + 32, 64), 0b10101010);
+        const __m256i low =
+            _mm256_and_si256(_mm256_srlv_epi32(pairs, _mm256_setr_epi32(0, 0, 4, 4, 0, 0, 4, 4)),
+                             _mm256_set1_epi8(15));
+        return _mm256_or_si256(low,
+                               _mm256_slli_epi32(stored_two_bits(w + offsetof(Block, qh), v), 4));
+    }
+};
+
 }  // namespace
 
 BLOCK_KERNELS(q2_k, FormatQ2_K)
 BLOCK_KERNELS(q3_k, FormatQ3_K)
 BLOCK_KERNELS(q6_k, FormatQ6_K)
+STORED_KERNELS(q2_k, StoredQ2_K)
+STORED_KERNELS(q3_k, StoredQ3_K)
+STORED_KERNELS(q6_k, StoredQ6_K)
 
 }  // namespace ggml::cpu::avx2

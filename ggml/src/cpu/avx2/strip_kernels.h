@@ -1,8 +1,9 @@
 // The kernels of a block format, made from its description: products of a strip with tokens, and
-// products and weighted sums of folded neuron rows. See strip.h.
+// products and weighted sums of neuron rows. See strip.h.
 #pragma once
 
 #include "cpu/avx2/strip.h"
+#include "quants/parts.h"
 
 namespace ggml::cpu::avx2 {
 
@@ -10,6 +11,11 @@ namespace ggml::cpu::avx2 {
 // Rapids machine that reads 29 to 32 GB/s, one token: 20 to 22 GB/s without, 24 with 384, 26 with
 // 1024, 28 with 2048, 21 with 4096.
 constexpr int64_t kAhead = 2048;
+
+// Bytes of F::blocks times 32 columns of eight lanes.
+template <typename F>
+constexpr int64_t kUnit = kStrip * kQ * F::blocks / BlockTraits<typename F::Block>::size *
+                          int64_t(sizeof(typename F::Block));
 
 // Brings `size` bytes closer.
 inline void fetch(const uint8_t* bytes, int64_t size) {
@@ -20,7 +26,7 @@ inline void fetch(const uint8_t* bytes, int64_t size) {
 // memory: meanwhile as much is fetched from `ahead` on.
 template <typename F, int T, typename X>
 inline void multiply(const uint8_t* w, const uint8_t* ahead, const X& x, __m256 (&sum)[T]) {
-    constexpr int64_t size = kStrip * sizeof(typename F::Block);
+    constexpr int64_t size = kUnit<F>;
     for (int t = 0; t < T; t++) sum[t] = _mm256_setzero_ps();
     for (int64_t b = 0; b < x.n_blocks; b += F::blocks) {
         if (T == 1) fetch(ahead, size);
@@ -56,7 +62,7 @@ template <typename F, int T>
 template <typename F>
 void strips(const uint8_t* w, int64_t n, const Q8Rows& x, int64_t t0, int64_t nt, float* y,
             int64_t ldy) {
-    const int64_t size = x.cols / (kQ * F::blocks) * kStrip * int64_t(sizeof(typename F::Block));
+    const int64_t size = x.cols / (kQ * F::blocks) * kUnit<F>;
     for (int64_t i = 0; i < n; i++, w += size, y += kStrip) {
         for_tiles<F::tokens>(
             nt, [&](auto tile, int64_t t) { strip_tile<F, tile>(w, x, t0 + t, y + t * ldy, ldy); });
@@ -65,23 +71,23 @@ void strips(const uint8_t* w, int64_t n, const Q8Rows& x, int64_t t0, int64_t nt
 
 template <typename F, int T>
 [[gnu::noinline]] void dot_tile(const uint8_t* w, int64_t stride, const int32_t* ids, int64_t n,
-                                const NeuronInput& in, const int32_t* tokens, float* y,
-                                int64_t ldy) {
-    const Eighths<T> x(in.folded, tokens);
+                                const Q8Rows& q8, const Ahead& next, const int32_t* tokens,
+                                float* y, int64_t ldy) {
+    const Eighths<T> x(q8, tokens);
     for (int64_t i = 0; i < n; i++) {
         const uint8_t* row = w + ids[i] * stride;
         __m256 sum[T];
-        multiply<F, T>(row, in.ahead.beside(i, row), x, sum);
+        multiply<F, T>(row, next.beside(i, row), x, sum);
         for (int t = 0; t < T; t++) y[i * ldy + t] = horizontal_sum(sum[t]);
     }
 }
 
 // A few tokens stay in the nearest cache while the rows go by.
 template <typename F>
-void dot_folded(const uint8_t* w, int64_t stride, const int32_t* ids, int64_t n,
-                const NeuronInput& in, const int32_t* tokens, int64_t nt, float* y) {
+void dot(const uint8_t* w, int64_t stride, const int32_t* ids, int64_t n, const Q8Rows& x,
+         const Ahead& ahead, const int32_t* tokens, int64_t nt, float* y) {
     for_tiles<4>(nt, [&](auto count, int64_t t) {
-        dot_tile<F, count>(w, stride, ids, n, in, tokens + t, y + t, nt);
+        dot_tile<F, count>(w, stride, ids, n, x, ahead, tokens + t, y + t, nt);
     });
 }
 
@@ -120,7 +126,7 @@ constexpr int kGroups = 8 / F::halves;
 template <typename F, int R>
 void add_tile(const uint8_t* const* rows, const uint8_t* const* aheads, int64_t cols,
               const float* h, float* y) {
-    constexpr int64_t size = kStrip * sizeof(typename F::Block);
+    constexpr int64_t size = kUnit<F>;
     const uint8_t *row[R], *ahead[R];
     for (int r = 0; r < R; r++) {
         row[r] = rows[r];
@@ -168,7 +174,7 @@ void add_tile(const uint8_t* const* rows, const uint8_t* const* aheads, int64_t 
 template <typename F>
 void add_unpacked(const uint8_t* const* rows, int64_t n, int64_t cols, const Shares& shares,
                   int64_t nt, float* y, int64_t ldy) {
-    constexpr int64_t size = kStrip * sizeof(typename F::Block);
+    constexpr int64_t size = kUnit<F>;
     alignas(32) float values[kShared][64];
     Weighed<F> weighed[kShared];
     const __m256i bias = _mm256_set1_epi8(F::bias);
@@ -210,8 +216,8 @@ void add_unpacked(const uint8_t* const* rows, int64_t n, int64_t cols, const Sha
 }
 
 template <typename F>
-void add_folded(const uint8_t* w, int64_t stride, const int32_t* ids, int64_t n, int64_t cols,
-                const Shares& shares, int64_t nt, float* y, int64_t ldy) {
+void add(const uint8_t* w, int64_t stride, const int32_t* ids, int64_t n, int64_t cols,
+         const Shares& shares, int64_t nt, float* y, int64_t ldy) {
     const uint8_t *row[kShared], *ahead[kShared];
     if (nt > 1 && shares.first[nt] - shares.first[0] > n) {
         for (int64_t i = 0; i < n; i++) row[i] = w + ids[i] * stride;
@@ -233,16 +239,22 @@ void add_folded(const uint8_t* w, int64_t stride, const int32_t* ids, int64_t n,
 
 }  // namespace ggml::cpu::avx2
 
-#define BLOCK_KERNELS(suffix, Format)                                                            \
-    void strip__##suffix##_q8(const uint8_t* w, int64_t n, const Q8Rows& x, int64_t t0,          \
-                              int64_t nt, float* y, int64_t ldy) {                               \
-        strips<Format>(w, n, x, t0, nt, y, ldy);                                                 \
+// dot and add of neuron rows that are folded or, as stored_dot and stored_add, as stored.
+#define NEURON_KERNELS(prefix, suffix, Format, order)                                            \
+    void prefix##dot__##suffix(const uint8_t* w, int64_t stride, const int32_t* ids, int64_t n,  \
+                               int64_t, const NeuronInput& x, const int32_t* tokens, int64_t nt, \
+                               float* y) {                                                       \
+        dot<Format>(w, stride, ids, n, x.order, x.ahead, tokens, nt, y);                         \
     }                                                                                            \
-    void dot__##suffix(const uint8_t* w, int64_t stride, const int32_t* ids, int64_t n, int64_t, \
-                       const NeuronInput& x, const int32_t* tokens, int64_t nt, float* y) {      \
-        dot_folded<Format>(w, stride, ids, n, x, tokens, nt, y);                                 \
-    }                                                                                            \
-    void add__##suffix(const uint8_t* w, int64_t stride, const int32_t* ids, int64_t n,          \
-                       int64_t cols, const Shares& shares, int64_t nt, float* y, int64_t ldy) {  \
-        add_folded<Format>(w, stride, ids, n, cols, shares, nt, y, ldy);                         \
+    void prefix##add__##suffix(const uint8_t* w, int64_t stride, const int32_t* ids, int64_t n,  \
+                               int64_t cols, const Shares& shares, int64_t nt, float* y,         \
+                               int64_t ldy) {                                                    \
+        add<Format>(w, stride, ids, n, cols, shares, nt, y, ldy);                                \
     }
+#define STORED_KERNELS(suffix, Format) NEURON_KERNELS(stored_, suffix, Format, grouped)
+#define BLOCK_KERNELS(suffix, Format)                                                   \
+    void strip__##suffix##_q8(const uint8_t* w, int64_t n, const Q8Rows& x, int64_t t0, \
+                              int64_t nt, float* y, int64_t ldy) {                      \
+        strips<Format>(w, n, x, t0, nt, y, ldy);                                        \
+    }                                                                                   \
+    NEURON_KERNELS(, suffix, Format, folded)

@@ -47,6 +47,10 @@ struct FormatQ5_1 : MinFormat<FormatQ5_1> {
 // Scales and mins of eight groups in 6 bits: the 12 bytes are three groups of a strip, and
 // unpacking four of either at a time takes a few operations for all rows.
 struct Factors {
+    explicit Factors(const GroupFactors& f) {
+        scales[0] = _mm256_cvtepu8_epi32(_mm_cvtsi64_si128(int64_t(f.scales)));
+        mins[0] = _mm256_cvtepu8_epi32(_mm_cvtsi64_si128(int64_t(f.mins)));
+    }
     explicit Factors(const uint8_t* packed) {
         const __m256i a = load(packed), b = load(packed + kGroup), c = load(packed + 2 * kGroup);
         const __m256i six = _mm256_set1_epi8(63), four = _mm256_set1_epi8(15),
@@ -75,18 +79,18 @@ struct Factors {
 
 // The groups' scales are multiplied as integers, in the instruction that widens the 16-bit sums; d
 // and the mins follow once for the 256 columns.
-template <typename F>
+template <typename F, typename Place = Interleaved>
 struct KFormat {
-    static constexpr int blocks = 8, bias = 0, halves = 1;
+    static constexpr int blocks = Place::blocks, bias = 0, halves = 1;
     static constexpr bool has_min = true;
 
     template <int T, typename X>
     static void multiply(const uint8_t* w, const X& x, int64_t first, __m256 (&sum)[T]) {
-        const Factors factors(w + kStrip * offsetof(typename F::Block, scales));
+        const Factors factors = F::factors(w);
         __m256 part[T];
         for (int t = 0; t < T; t++) part[t] = _mm256_setzero_ps();
 #pragma GCC unroll 8
-        for (int j = 0; j < 8; j++) {
+        for (int j = 0; j < blocks; j++) {
             const int64_t b = first + j;
             __m256i weights[8];
             all_weights<F>(w, j, weights);
@@ -96,25 +100,25 @@ struct KFormat {
                 part[t] = _mm256_fmadd_ps(x.scale(t, b), _mm256_cvtepi32_ps(product), part[t]);
             }
         }
-        const __m256 unit = load_scales(w);
-        const __m256 unit_min = load_scales(w + kStrip * offsetof(typename F::Block, dmin));
-        __m256 min[8];
+        const __m256 unit = Place::halves(w, offsetof(typename F::Block, d));
+        const __m256 unit_min = Place::halves(w, offsetof(typename F::Block, dmin));
+        __m256 min[blocks];
 #pragma GCC unroll 8
-        for (int j = 0; j < 8; j++) {
+        for (int j = 0; j < blocks; j++) {
             min[j] = _mm256_mul_ps(unit_min, Factors::number(factors.mins, j));
         }
         for (int t = 0; t < T; t++) {
             sum[t] = _mm256_fmadd_ps(unit, part[t], sum[t]);
 #pragma GCC unroll 8
-            for (int j = 0; j < 8; j++) {
+            for (int j = 0; j < blocks; j++) {
                 sum[t] = _mm256_fnmadd_ps(min[j], x.scaled_sum(t, first + j), sum[t]);
             }
         }
     }
     static Numbers numbers(const uint8_t* w, int j, int) {
-        const Factors factors(w + kStrip * offsetof(typename F::Block, scales));
-        const __m256 unit = load_scales(w);
-        const __m256 unit_min = load_scales(w + kStrip * offsetof(typename F::Block, dmin));
+        const Factors factors = F::factors(w);
+        const __m256 unit = Place::halves(w, offsetof(typename F::Block, d));
+        const __m256 unit_min = Place::halves(w, offsetof(typename F::Block, dmin));
         return {_mm256_mul_ps(unit, Factors::number(factors.scales, j)),
                 _mm256_fnmadd_ps(unit_min, Factors::number(factors.mins, j), _mm256_setzero_ps())};
     }
@@ -130,6 +134,9 @@ inline __m256i nibble(const uint8_t* qs, int j, int v) {
 struct FormatQ4_K : KFormat<FormatQ4_K> {
     using Block = BlockQ4_K;
     static constexpr int bits = 4, tokens = 6;
+    static Factors factors(const uint8_t* w) {
+        return Factors(w + kStrip * offsetof(Block, scales));
+    }
     static __m256i weights(const uint8_t* w, int j, int v) {
         return nibble(w + kStrip * offsetof(Block, qs), j, v);
     }
@@ -138,11 +145,49 @@ struct FormatQ4_K : KFormat<FormatQ4_K> {
 struct FormatQ5_K : KFormat<FormatQ5_K> {
     using Block = BlockQ5_K;
     static constexpr int bits = 5, tokens = 8;
+    static Factors factors(const uint8_t* w) {
+        return Factors(w + kStrip * offsetof(Block, scales));
+    }
     static __m256i weights(const uint8_t* w, int j, int v) {
         __m256i high = load(w + kStrip * offsetof(Block, qh) + kGroup * v);
         high = j < 4 ? _mm256_slli_epi16(high, 4 - j) : _mm256_srli_epi16(high, j - 4);
         return _mm256_or_si256(nibble(w + kStrip * offsetof(Block, qs), j, v),
                                _mm256_and_si256(high, _mm256_set1_epi8(16)));
+    }
+};
+
+// Nibbles v of the eight groups of one block: four times 32 bytes hold two groups each.
+inline __m256i stored_nibble(const uint8_t* qs, int v) {
+    const uint8_t* p = qs + 4 * v;
+    const __m256i pairs = _mm256_blend_epi32(two_words(p, 64), two_words(p + 32, 64), 0b11001100);
+    return _mm256_and_si256(_mm256_srlv_epi32(pairs, _mm256_setr_epi32(0, 4, 0, 4, 0, 4, 0, 4)),
+                            _mm256_set1_epi8(15));
+}
+
+struct StoredQ4_K : KFormat<StoredQ4_K, Stored> {
+    using Block = BlockQ4_K;
+    static constexpr int bits = 4;
+    static Factors factors(const uint8_t* w) {
+        return Factors(group_factors(w + offsetof(Block, scales)));
+    }
+    static __m256i weights(const uint8_t* w, int, int v) {
+        return stored_nibble(w + offsetof(Block, qs), v);
+    }
+};
+
+struct StoredQ5_K : KFormat<StoredQ5_K, Stored> {
+    using Block = BlockQ5_K;
+    static constexpr int bits = 5;
+    static Factors factors(const uint8_t* w) {
+        return Factors(group_factors(w + offsetof(Block, scales)));
+    }
+    static __m256i weights(const uint8_t* w, int, int v) {
+        const __m256i high = word(w + offsetof(Block, qh) + 4 * v);
+        const __m256i bit =
+            _mm256_and_si256(_mm256_srlv_epi32(high, _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7)),
+                             _mm256_set1_epi8(1));
+        return _mm256_or_si256(stored_nibble(w + offsetof(Block, qs), v),
+                               _mm256_slli_epi32(bit, 4));
     }
 };
 
@@ -152,5 +197,7 @@ BLOCK_KERNELS(q4_1, FormatQ4_1)
 BLOCK_KERNELS(q5_1, FormatQ5_1)
 BLOCK_KERNELS(q4_k, FormatQ4_K)
 BLOCK_KERNELS(q5_k, FormatQ5_K)
+STORED_KERNELS(q4_k, StoredQ4_K)
+STORED_KERNELS(q5_k, StoredQ5_K)
 
 }  // namespace ggml::cpu::avx2

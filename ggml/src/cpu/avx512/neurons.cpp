@@ -1,25 +1,14 @@
-// Folded neuron rows with VNNI: a register holds two groups of a row, so that eight lanes of it sum
-// the even groups of an eighth and eight the odd ones. The same exact integers and the same float
-// operations as in avx2, hence the same bits. See avx2/strip.h for the layout and the operations.
-#include <immintrin.h>
-
-#include <cstddef>
-#include <cstring>
-#include <type_traits>
-
-#include "cpu/kernels.h"
-#include "ggml/blocks.h"
-#include "ggml/tensor.h"
+// Neuron rows with VNNI. Many rows for several tokens go by pairs; of a row by itself a register
+// holds two groups of bytes, so that eight lanes of it sum the even ones and eight the odd ones.
+// The same exact integers and the same float operations as in avx2, hence the same bits. See
+// avx2/strip.h for the layout and the operations.
+#include "cpu/avx512/pairs.h"
+#include "quants/parts.h"
 
 namespace ggml::cpu::avx512 {
 
 namespace {
 
-constexpr int kGroup = 32;  // bytes of a group: four columns of eight lanes
-
-inline __m256i load256(const void* p) {
-    return _mm256_loadu_si256(static_cast<const __m256i*>(p));
-}
 inline __m512i load512(const void* p) {
     return _mm512_loadu_si512(p);
 }
@@ -43,6 +32,7 @@ struct Numbers {
 // these stand for (numbers).
 struct FormatQ4_0 {
     using Block = BlockQ4_0;
+    using Pairs = PairsQ4_0;
     static constexpr int blocks = 1;
     static constexpr bool has_min = false;
 
@@ -65,6 +55,7 @@ struct FormatQ4_0 {
 
 struct FormatQ8_0 {
     using Block = BlockQ8_0;
+    using Pairs = PairsQ8_0;
     static constexpr int blocks = 1;
     static constexpr bool has_min = false;
 
@@ -81,32 +72,42 @@ struct FormatQ8_0 {
     static Numbers numbers(const uint8_t* w, int) { return {load_scales(w), _mm256_setzero_ps()}; }
 };
 
-// Scales and mins of eight groups in 6 bits, four to a lane.
-struct Factors {
-    explicit Factors(const uint8_t* packed) {
-        const __m256i a = load256(packed), b = load256(packed + kGroup),
-                      c = load256(packed + 2 * kGroup);
-        const __m256i six = _mm256_set1_epi8(63), four = _mm256_set1_epi8(15),
-                      top = _mm256_set1_epi8(48);
-        scales[0] = _mm256_and_si256(a, six);
-        mins[0] = _mm256_and_si256(b, six);
-        scales[1] = _mm256_or_si256(_mm256_and_si256(c, four),
-                                    _mm256_and_si256(_mm256_srli_epi16(a, 2), top));
-        mins[1] = _mm256_or_si256(_mm256_and_si256(_mm256_srli_epi16(c, 4), four),
-                                  _mm256_and_si256(_mm256_srli_epi16(b, 2), top));
-    }
-    static __m256i one(const __m256i factors[2], int j) {
-        return _mm256_and_si256(_mm256_srli_epi32(factors[j / 4], 8 * (j % 4)),
-                                _mm256_set1_epi32(255));
-    }
-    __m256i scales[2], mins[2];
-};
-
-struct FormatQ4_K {
+// The same with groups of 32 that share d and dmin: `groups` gives the scales and mins of the
+// lanes' 32 columns j, units what d and dmin are.
+template <typename F>
+struct KFormat {
     using Block = BlockQ4_K;
-    static constexpr int blocks = 8;
     static constexpr bool has_min = true;
 
+    static Numbers numbers(const uint8_t* w, int j) {
+        const Numbers unit = F::units(w), group = typename F::Groups(w)[j];
+        return {_mm256_mul_ps(unit.scale, group.scale),
+                _mm256_fnmadd_ps(unit.min, group.min, _mm256_setzero_ps())};
+    }
+};
+
+// Lanes are eight interleaved blocks.
+struct FormatQ4_K : KFormat<FormatQ4_K> {
+    using Pairs = PairsQ4_K;
+    static constexpr int blocks = 8;
+
+    struct Groups {
+        explicit Groups(const uint8_t* w) : factors(packed(w, 0), packed(w, 1), packed(w, 2)) {}
+        static __m512i packed(const uint8_t* w, int i) {
+            return _mm512_castsi256_si512(
+                load256(w + kStrip * offsetof(Block, scales) + kGroup * i));
+        }
+        Numbers operator[](int j) const {
+            const auto number = [&](const __m512i* of) {
+                return _mm256_cvtepi32_ps(_mm512_castsi512_si256(Factors::one(of, j)));
+            };
+            return {number(factors.scales), number(factors.mins)};
+        }
+        Factors factors;
+    };
+    static Numbers units(const uint8_t* w) {
+        return {load_scales(w), load_scales(w + kStrip * offsetof(Block, dmin))};
+    }
     static const uint8_t* nibbles(const uint8_t* w, int j) {
         return w + kStrip * offsetof(Block, qs) + kGroup * 8 * (j / 2);
     }
@@ -122,27 +123,52 @@ struct FormatQ4_K {
         if (j % 2) pair = _mm256_srli_epi16(pair, 4);
         return _mm256_and_si256(pair, _mm256_set1_epi8(15));
     }
-    static Numbers numbers(const uint8_t* w, int j) {
-        const Factors f(w + kStrip * offsetof(Block, scales));
-        const __m256 unit = load_scales(w),
-                     unit_min = load_scales(w + kStrip * offsetof(Block, dmin));
-        return {_mm256_mul_ps(unit, _mm256_cvtepi32_ps(Factors::one(f.scales, j))),
-                _mm256_fnmadd_ps(unit_min, _mm256_cvtepi32_ps(Factors::one(f.mins, j)),
-                                 _mm256_setzero_ps())};
+};
+
+// Lanes are the eight groups of one block as it is stored.
+struct StoredQ4_K : KFormat<StoredQ4_K> {
+    using Pairs = void;
+    static constexpr int blocks = 1;
+
+    struct Groups {
+        explicit Groups(const uint8_t* w) : factors(group_factors(w + offsetof(Block, scales))) {}
+        Numbers operator[](int) const { return {number(factors.scales), number(factors.mins)}; }
+        static __m256 number(uint64_t bytes) {
+            return _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(_mm_cvtsi64_si128(int64_t(bytes))));
+        }
+        GroupFactors factors;
+    };
+    static Numbers units(const uint8_t* w) {
+        const auto half = [&](size_t member) {
+            f16_t bits;
+            std::memcpy(&bits, w + member, sizeof(bits));
+            return _mm256_set1_ps(_cvtsh_ss(bits));
+        };
+        return {half(offsetof(Block, d)), half(offsetof(Block, dmin))};
+    }
+    // Words v and v + 1 of the groups: 32 bytes hold two groups.
+    static __m512i words(const uint8_t* w, int v) {
+        const __m512i first =
+            _mm512_setr_epi32(0, 0, 8, 8, 16, 16, 24, 24, 1, 1, 9, 9, 17, 17, 25, 25);
+        const uint8_t* qs = w + offsetof(Block, qs);
+        const __m512i pairs = _mm512_permutex2var_epi32(
+            load512(qs), _mm512_add_epi32(first, _mm512_set1_epi32(v)), load512(qs + 64));
+        const __m512i shift = _mm512_set1_epi64(int64_t(4) << 32);
+        return _mm512_and_si512(_mm512_srlv_epi32(pairs, shift), _mm512_set1_epi8(15));
+    }
+    static void weights(const uint8_t* w, int, __m512i out[4]) {
+        for (int i = 0; i < 4; i++) out[i] = words(w, 2 * i);
+    }
+    static __m256i bytes(const uint8_t* w, int, int v) {
+        const __m512i two = words(w, v / 2 * 2);
+        return v % 2 ? _mm512_extracti64x4_epi64(two, 1) : _mm512_castsi512_si256(two);
     }
 };
 
-// Activations of any T tokens, folded.
-template <int T>
-struct Eighths {
-    Eighths(const Q8Rows& rows, const int32_t* tokens) : x(rows) {
-        for (int t = 0; t < T; t++) first[t] = tokens[t] * (rows.cols / kQ);
-    }
-    int64_t at(int t, int64_t b) const { return first[t] + b * kStrip; }
-
-    const Q8Rows x;
-    int64_t first[T];
-};
+// Bytes of F::blocks times 32 columns of eight lanes.
+template <typename F>
+constexpr int64_t kUnit = kStrip * kQ * F::blocks / BlockTraits<typename F::Block>::size *
+                          int64_t(sizeof(typename F::Block));
 
 // Products of 32 unsigned weights of each eighth with those of a token.
 inline __m256i product32(const __m512i weights[4], const int8_t* q) {
@@ -169,28 +195,27 @@ inline void multiply(const uint8_t* w, const Eighths<T>& in, int64_t first, __m2
                                      _mm256_cvtepi32_ps(product), sum[t]);
         }
     } else {
-        const Factors factors(w + kStrip * offsetof(typename F::Block, scales));
-        __m256 part[T], min[8];
+        const typename F::Groups groups(w);
+        const Numbers unit = F::units(w);
+        __m256 part[T], min[F::blocks];
         for (int t = 0; t < T; t++) part[t] = _mm256_setzero_ps();
-        const __m256 unit = load_scales(w),
-                     unit_min = load_scales(w + kStrip * offsetof(typename F::Block, dmin));
 #pragma GCC unroll 8
-        for (int j = 0; j < 8; j++) {
+        for (int j = 0; j < F::blocks; j++) {
             F::weights(w, j, weights);
-            const __m256i scale = Factors::one(factors.scales, j);
-            min[j] = _mm256_mul_ps(unit_min, _mm256_cvtepi32_ps(Factors::one(factors.mins, j)));
+            const Numbers group = groups[j];
+            min[j] = _mm256_mul_ps(unit.min, group.min);
             for (int t = 0; t < T; t++) {
                 const int64_t at = in.at(t, first + j);
-                const __m256i product =
-                    _mm256_mullo_epi32(product32(weights, x.q + at * kQ), scale);
-                part[t] = _mm256_fmadd_ps(_mm256_loadu_ps(x.d + at), _mm256_cvtepi32_ps(product),
-                                          part[t]);
+                // Exact, as the product with an integer scale is.
+                const __m256 product = _mm256_mul_ps(
+                    _mm256_cvtepi32_ps(product32(weights, x.q + at * kQ)), group.scale);
+                part[t] = _mm256_fmadd_ps(_mm256_loadu_ps(x.d + at), product, part[t]);
             }
         }
         for (int t = 0; t < T; t++) {
-            sum[t] = _mm256_fmadd_ps(unit, part[t], sum[t]);
+            sum[t] = _mm256_fmadd_ps(unit.scale, part[t], sum[t]);
 #pragma GCC unroll 8
-            for (int j = 0; j < 8; j++) {
+            for (int j = 0; j < F::blocks; j++) {
                 const __m256 ds = _mm256_loadu_ps(x.ds + in.at(t, first + j));
                 sum[t] = _mm256_fnmadd_ps(min[j], ds, sum[t]);
             }
@@ -206,13 +231,13 @@ inline float horizontal_sum(__m256 v) {
 
 template <typename F, int T>
 [[gnu::noinline]] void dot_tile(const uint8_t* w, int64_t stride, const int32_t* ids, int64_t n,
-                                const NeuronInput& in, const int32_t* tokens, float* y,
-                                int64_t ldy) {
-    constexpr int64_t size = kStrip * sizeof(typename F::Block);
-    const Eighths<T> x(in.folded, tokens);
-    const int64_t n_blocks = in.folded.cols / kQ / kStrip;
+                                const Q8Rows& q8, const Ahead& next, const int32_t* tokens,
+                                float* y, int64_t ldy) {
+    constexpr int64_t size = kUnit<F>;
+    const Eighths<T> x(q8, tokens);
+    const int64_t n_blocks = q8.cols / kQ / kStrip;
     for (int64_t i = 0; i < n; i++) {
-        const uint8_t *row = w + ids[i] * stride, *ahead = in.ahead.beside(i, row);
+        const uint8_t *row = w + ids[i] * stride, *ahead = next.beside(i, row);
         __m256 sum[T];
         for (int t = 0; t < T; t++) sum[t] = _mm256_setzero_ps();
         for (int64_t b = 0; b < n_blocks; b += F::blocks, row += size, ahead += size) {
@@ -223,13 +248,47 @@ template <typename F, int T>
     }
 }
 
+constexpr int kPairs = 2;
+
+template <typename Pairs, int T>
+[[gnu::noinline]] void dot_pairs(const uint8_t* w, int64_t stride, const int32_t* ids, int64_t n,
+                                 const Q8Rows& q8, const int32_t* tokens, float* y, int64_t ldy) {
+    const Eighths<T> x(q8, tokens);
+    for (; n > 0; n -= 2 * kPairs, ids += 2 * kPairs, y += 2 * kPairs * ldy) {
+        Pair pairs[kPairs];
+        for (int s = 0; s < kPairs; s++) {
+            pairs[s] = {w + ids[2 * s] * stride, w + ids[2 * s + 1] * stride};
+        }
+        __m512 sum[kPairs][T];
+        multiply<Pairs>(pairs, x, sum);
+        for (int s = 0; s < kPairs; s++) {
+            for (int t = 0; t < T; t++) {
+                y[2 * s * ldy + t] = horizontal_sum(_mm512_castps512_ps256(sum[s][t]));
+                y[(2 * s + 1) * ldy + t] = horizontal_sum(_mm512_extractf32x8_ps(sum[s][t], 1));
+            }
+        }
+    }
+}
+
 template <typename F>
-void dot(const uint8_t* w, int64_t stride, const int32_t* ids, int64_t n, const NeuronInput& x,
-         const int32_t* tokens, int64_t nt, float* y) {
+void dot(const uint8_t* w, int64_t stride, const int32_t* ids, int64_t n, const Q8Rows& x,
+         const Ahead& ahead, const int32_t* tokens, int64_t nt, float* y) {
+    if constexpr (!std::is_void_v<typename F::Pairs>) {
+        const int64_t paired = nt > kFewest ? n / (2 * kPairs) * (2 * kPairs) : 0;
+        if (paired) {
+            for_tiles(nt, [&](auto tile, int64_t t) {
+                dot_pairs<typename F::Pairs, tile>(w, stride, ids, paired, x, tokens + t, y + t,
+                                                   nt);
+            });
+        }
+        ids += paired;
+        n -= paired;
+        y += paired * nt;
+    }
     int64_t t = 0;
-    for (; t + 8 <= nt; t += 8) dot_tile<F, 8>(w, stride, ids, n, x, tokens + t, y + t, nt);
-    for (; t + 4 <= nt; t += 4) dot_tile<F, 4>(w, stride, ids, n, x, tokens + t, y + t, nt);
-    for (; t < nt; t++) dot_tile<F, 1>(w, stride, ids, n, x, tokens + t, y + t, nt);
+    for (; t + 8 <= nt; t += 8) dot_tile<F, 8>(w, stride, ids, n, x, ahead, tokens + t, y + t, nt);
+    for (; t + 4 <= nt; t += 4) dot_tile<F, 4>(w, stride, ids, n, x, ahead, tokens + t, y + t, nt);
+    for (; t < nt; t++) dot_tile<F, 1>(w, stride, ids, n, x, ahead, tokens + t, y + t, nt);
 }
 
 // Bytes i and i + 1 of every four to the top of 32 bits, in the lower and the upper half: times
@@ -264,7 +323,7 @@ struct Weighed {
 template <typename F, int R>
 void add_tile(const uint8_t* const* rows, const uint8_t* const* aheads, int64_t cols,
               const float* h, float* y) {
-    constexpr int64_t size = kStrip * sizeof(typename F::Block);
+    constexpr int64_t size = kUnit<F>;
     const __m512i pick[2] = {pick_bytes(0), pick_bytes(2)};
     int64_t at = 0;
     for (int64_t c = 0; c < cols; c += kStrip * kQ * F::blocks, at += size) {
@@ -299,7 +358,7 @@ void add_tile(const uint8_t* const* rows, const uint8_t* const* aheads, int64_t 
 template <typename F>
 void add_unpacked(const uint8_t* const* rows, int64_t n, int64_t cols, const Shares& shares,
                   int64_t nt, float* y, int64_t ldy) {
-    constexpr int64_t size = kStrip * sizeof(typename F::Block);
+    constexpr int64_t size = kUnit<F>;
     alignas(64) float values[kShared][128];
     Weighed<F> weighed[kShared];
     int64_t at = 0;
@@ -359,17 +418,20 @@ void add(const uint8_t* w, int64_t stride, const int32_t* ids, int64_t n, int64_
 
 }  // namespace
 
-#define NEURON(suffix, Format)                                                                   \
-    void dot__##suffix(const uint8_t* w, int64_t stride, const int32_t* ids, int64_t n, int64_t, \
-                       const NeuronInput& x, const int32_t* tokens, int64_t nt, float* y) {      \
-        dot<Format>(w, stride, ids, n, x, tokens, nt, y);                                        \
+#define NEURON(prefix, suffix, Format, order)                                                    \
+    void prefix##dot__##suffix(const uint8_t* w, int64_t stride, const int32_t* ids, int64_t n,  \
+                               int64_t, const NeuronInput& x, const int32_t* tokens, int64_t nt, \
+                               float* y) {                                                       \
+        dot<Format>(w, stride, ids, n, x.order, x.ahead, tokens, nt, y);                         \
     }                                                                                            \
-    void add__##suffix(const uint8_t* w, int64_t stride, const int32_t* ids, int64_t n,          \
-                       int64_t cols, const Shares& shares, int64_t nt, float* y, int64_t ldy) {  \
+    void prefix##add__##suffix(const uint8_t* w, int64_t stride, const int32_t* ids, int64_t n,  \
+                               int64_t cols, const Shares& shares, int64_t nt, float* y,         \
+                               int64_t ldy) {                                                    \
         add<Format>(w, stride, ids, n, cols, shares, nt, y, ldy);                                \
     }
-NEURON(q4_0, FormatQ4_0)
-NEURON(q8_0, FormatQ8_0)
-NEURON(q4_k, FormatQ4_K)
+NEURON(, q4_0, FormatQ4_0, folded)
+NEURON(, q8_0, FormatQ8_0, folded)
+NEURON(, q4_k, FormatQ4_K, folded)
+NEURON(stored_, q4_k, StoredQ4_K, grouped)
 
 }  // namespace ggml::cpu::avx512

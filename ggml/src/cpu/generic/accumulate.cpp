@@ -39,12 +39,6 @@ ACCUMULATE(accumulate__q4_0_f32, DType::Q4_0)
 ACCUMULATE(accumulate__q4_1_f32, DType::Q4_1)
 ACCUMULATE(accumulate__q5_0_f32, DType::Q5_0)
 ACCUMULATE(accumulate__q5_1_f32, DType::Q5_1)
-ACCUMULATE(accumulate__q2_k_f32, DType::Q2_K)
-ACCUMULATE(accumulate__q3_k_f32, DType::Q3_K)
-ACCUMULATE(accumulate__q4_k_f32, DType::Q4_K)
-ACCUMULATE(accumulate__q5_k_f32, DType::Q5_K)
-ACCUMULATE(accumulate__q6_k_f32, DType::Q6_K)
 ACCUMULATE(accumulate__iq4_nl_f32, DType::IQ4_NL)
-ACCUMULATE(accumulate__iq4_xs_f32, DType::IQ4_XS)
 
 }  // namespace ggml::cpu::generic

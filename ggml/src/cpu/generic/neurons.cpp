@@ -1,5 +1,5 @@
 // Products with single neuron rows, and their weighted sums, in plain C++: the specification of
-// dot__* and add__*.
+// dot__* and add__*, stored_dot__* and stored_add__*.
 #include "ggml/neurons.h"
 
 #include "cpu/generic/block_product.h"
@@ -10,7 +10,7 @@ namespace ggml::cpu::generic {
 
 namespace {
 
-// Sums of the eight eighths of a row, side by side, then added in pairs as a register would.
+// Sums of eight lanes, side by side, then added in pairs as a register would.
 float add_lanes(const float lane[8]) {
     float four[4];
     for (int i = 0; i < 4; i++) four[i] = lane[i] + lane[i + 4];
@@ -40,26 +40,55 @@ void dot_blocks(DType type, const uint8_t* w, int64_t stride, const int32_t* ids
     }
 }
 
-// The column that stands at a place of the folded order.
-int64_t column_at(int64_t place, int64_t cols) {
-    const int64_t r = place % 8, j = place / 8 % 4, group = place / 32;
-    return r * (cols / 8) + 4 * group + j;
+// A lane takes a group of every block.
+template <typename Block>
+void dot_stored(DType, const uint8_t* w, int64_t stride, const int32_t* ids, int64_t n,
+                int64_t cols, const NeuronInput& in, const int32_t* tokens, int64_t nt, float* y) {
+    for (int64_t i = 0; i < n * nt; i++) {
+        const uint8_t* row = w + ids[i / nt] * stride;
+        float lane[kStrip] = {};
+        for (int64_t c = 0; c < cols; c += kQK, row += sizeof(Block)) {
+            Block block;
+            Parts p;
+            std::memcpy(&block, row, sizeof(block));
+            take_apart(block, p);
+            for (int r = 0; r < kStrip; r++) {
+                lane[r] =
+                    add_group<Block>(lane[r], p, r, in.q8, (tokens[i % nt] * cols + c) / kQ + r);
+            }
+        }
+        y[i] = add_lanes(lane);
+    }
+}
+
+// y takes h times each row, decoded by `row` into the stored order.
+template <typename Row>
+void add_rows(int64_t cols, int64_t span, const int32_t* ids, const Shares& shares, int64_t nt,
+              float* y, int64_t ldy, const Row& row) {
+    std::vector<float> values(static_cast<size_t>(cols));
+    for (int64_t t = 0; t < nt; t++) {
+        for (int64_t k = shares.first[t]; k < shares.first[t + 1]; k++) {
+            row(ids[shares.row[k]], values.data());
+            for (int64_t c = 0; c < cols; c++) {
+                y[t * ldy + c] += shares.h[k] * values[size_t(span ? column_at(c, span) : c)];
+            }
+        }
+    }
 }
 
 void add_blocks(DType type, const uint8_t* w, int64_t stride, const int32_t* ids, int64_t,
                 int64_t cols, const Shares& shares, int64_t nt, float* y, int64_t ldy) {
-    const DTypeInfo& format = info(type);
-    std::vector<uint8_t> row(size_t(format.size(cols)));
-    std::vector<float> values(static_cast<size_t>(cols));
-    for (int64_t t = 0; t < nt; t++) {
-        for (int64_t k = shares.first[t]; k < shares.first[t + 1]; k++) {
-            unfold_row(type, w + ids[shares.row[k]] * stride, cols, row.data());
-            format.decode(row.data(), values.data(), cols);
-            for (int64_t c = 0; c < cols; c++) {
-                y[t * ldy + c] += shares.h[k] * values[size_t(column_at(c, cols))];
-            }
-        }
-    }
+    std::vector<uint8_t> stored(size_t(info(type).size(cols)));
+    add_rows(cols, cols, ids, shares, nt, y, ldy, [&](int64_t id, float* values) {
+        unfold_row(type, w + id * stride, cols, stored.data());
+        info(type).decode(stored.data(), values, cols);
+    });
+}
+
+void add_stored(DType type, const uint8_t* w, int64_t stride, const int32_t* ids, int64_t,
+                int64_t cols, const Shares& shares, int64_t nt, float* y, int64_t ldy) {
+    add_rows(cols, kQK, ids, shares, nt, y, ldy,
+             [&](int64_t id, float* values) { info(type).decode(w + id * stride, values, cols); });
 }
 
 void dot_values(DType type, const uint8_t* w, int64_t stride, const int32_t* ids, int64_t n,
@@ -79,41 +108,45 @@ void dot_values(DType type, const uint8_t* w, int64_t stride, const int32_t* ids
 
 void add_values(DType type, const uint8_t* w, int64_t stride, const int32_t* ids, int64_t,
                 int64_t cols, const Shares& shares, int64_t nt, float* y, int64_t ldy) {
-    std::vector<float> values(static_cast<size_t>(cols));
-    for (int64_t t = 0; t < nt; t++) {
-        for (int64_t k = shares.first[t]; k < shares.first[t + 1]; k++) {
-            info(type).decode(w + ids[shares.row[k]] * stride, values.data(), cols);
-            for (int64_t c = 0; c < cols; c++) y[t * ldy + c] += shares.h[k] * values[size_t(c)];
-        }
-    }
+    add_rows(cols, 0, ids, shares, nt, y, ldy,
+             [&](int64_t id, float* values) { info(type).decode(w + id * stride, values, cols); });
 }
 
 }  // namespace
 
-#define NEURON(suffix, type, dot, add)                                                          \
-    void dot__##suffix(const uint8_t* w, int64_t stride, const int32_t* ids, int64_t n,         \
-                       int64_t cols, const NeuronInput& x, const int32_t* tokens, int64_t nt,   \
-                       float* y) {                                                              \
+#define NEURON(suffix, prefix, type, dot, add)                                                  \
+    void prefix##dot__##suffix(const uint8_t* w, int64_t stride, const int32_t* ids, int64_t n, \
+                               int64_t cols, const NeuronInput& x, const int32_t* tokens,       \
+                               int64_t nt, float* y) {                                          \
         dot(DType::type, w, stride, ids, n, cols, x, tokens, nt, y);                            \
     }                                                                                           \
-    void add__##suffix(const uint8_t* w, int64_t stride, const int32_t* ids, int64_t n,         \
-                       int64_t cols, const Shares& shares, int64_t nt, float* y, int64_t ldy) { \
+    void prefix##add__##suffix(const uint8_t* w, int64_t stride, const int32_t* ids, int64_t n, \
+                               int64_t cols, const Shares& shares, int64_t nt, float* y,        \
+                               int64_t ldy) {                                                   \
         add(DType::type, w, stride, ids, n, cols, shares, nt, y, ldy);                          \
     }
-NEURON(f32, F32, dot_values, add_values)
-NEURON(f16, F16, dot_values, add_values)
-NEURON(bf16, BF16, dot_values, add_values)
-NEURON(q4_0, Q4_0, dot_blocks<BlockQ4_0>, add_blocks)
-NEURON(q4_1, Q4_1, dot_blocks<BlockQ4_1>, add_blocks)
-NEURON(q5_0, Q5_0, dot_blocks<BlockQ5_0>, add_blocks)
-NEURON(q5_1, Q5_1, dot_blocks<BlockQ5_1>, add_blocks)
-NEURON(q8_0, Q8_0, dot_blocks<BlockQ8_0>, add_blocks)
-NEURON(q2_k, Q2_K, dot_blocks<BlockQ2_K>, add_blocks)
-NEURON(q3_k, Q3_K, dot_blocks<BlockQ3_K>, add_blocks)
-NEURON(q4_k, Q4_K, dot_blocks<BlockQ4_K>, add_blocks)
-NEURON(q5_k, Q5_K, dot_blocks<BlockQ5_K>, add_blocks)
-NEURON(q6_k, Q6_K, dot_blocks<BlockQ6_K>, add_blocks)
-NEURON(iq4_nl, IQ4_NL, dot_blocks<BlockIQ4_NL>, add_blocks)
-NEURON(iq4_xs, IQ4_XS, dot_blocks<BlockIQ4_XS>, add_blocks)
+#define BLOCKS(suffix, type) NEURON(suffix, , type, dot_blocks<Block##type>, add_blocks)
+#define STORED(suffix, type) NEURON(suffix, stored_, type, dot_stored<Block##type>, add_stored)
+NEURON(f32, , F32, dot_values, add_values)
+NEURON(f16, , F16, dot_values, add_values)
+NEURON(bf16, , BF16, dot_values, add_values)
+BLOCKS(q4_0, Q4_0)
+BLOCKS(q4_1, Q4_1)
+BLOCKS(q5_0, Q5_0)
+BLOCKS(q5_1, Q5_1)
+BLOCKS(q8_0, Q8_0)
+BLOCKS(q2_k, Q2_K)
+BLOCKS(q3_k, Q3_K)
+BLOCKS(q4_k, Q4_K)
+BLOCKS(q5_k, Q5_K)
+BLOCKS(q6_k, Q6_K)
+BLOCKS(iq4_nl, IQ4_NL)
+BLOCKS(iq4_xs, IQ4_XS)
+STORED(q2_k, Q2_K)
+STORED(q3_k, Q3_K)
+STORED(q4_k, Q4_K)
+STORED(q5_k, Q5_K)
+STORED(q6_k, Q6_K)
+STORED(iq4_xs, IQ4_XS)
 
 }  // namespace ggml::cpu::generic

@@ -1,0 +1,128 @@
+// Which kernel a row of which format takes, and the order that it wants its columns in.
+#include "cpu/neuron_rows.h"
+
+#include <algorithm>
+#include <cstring>
+
+namespace ggml::cpu {
+
+namespace {
+
+// Columns that lie in eighths (column_at) in what meets these rows; 0 where they lie in order.
+int64_t span_of(const NeuronRows& rows, int64_t cols) {
+    return rows.folded ? cols : rows.wants_q8() ? kQK : 0;
+}
+
+// Kernels of rows that are folded or of single values, or else those of rows as stored: null for
+// blocks of 32.
+template <typename F>
+F kernel_for(const NeuronRows& rows, const F* folded, const F* stored) {
+    const bool as_stored = !rows.folded && info(rows.type).is_quantised();
+    return (as_stored ? stored : folded)[int(rows.type)];
+}
+
+}  // namespace
+
+RowProducts::RowProducts(Context& context, const Neurons& w, const Input& x, const Q8Rows& folded,
+                         int8_t* grouped)
+    : kernels_(context.kernels), w_(w), in_{x.x, x.q8, folded, x.q8} {
+    in_.folded.cols = x.cols;
+    in_.grouped.q = grouped;
+    for (const bool fold : {true, false}) {
+        const auto wants = [&](const NeuronRows& rows) {
+            return rows && rows.wants_q8() && rows.folded == fold;
+        };
+        if (!wants(w.gate) && !wants(w.up)) continue;
+        const Q8Rows& out = fold ? in_.folded : in_.grouped;
+        const int64_t span = (fold ? x.cols : kQK) / kQ, n_blocks = x.cols / kQ;
+        context.threads.run(x.rows, 1, [&](int64_t begin, int64_t end, int) {
+            for (int64_t b = begin * n_blocks; b < end * n_blocks; b += span) {
+                fold_span(b, span / kStrip, out);
+            }
+        });
+    }
+}
+
+// The blocks of 32 from b0 on, eight times `eighth` of them.
+void RowProducts::fold_span(int64_t b0, int64_t eighth, const Q8Rows& out) const {
+    const Q8Rows& in = in_.q8;
+    for (int64_t b = 0; b < eighth; b++) {
+        for (int64_t r = 0; r < kStrip; r++) {
+            const int64_t from = b0 + r * eighth + b, first = b0 + b * kStrip, to = first + r;
+            int8_t* q = out.q + first * kQ + 4 * r;
+            for (int64_t v = 0; v < 8; v++) {
+                std::memcpy(q + 4 * kStrip * v, in.q + from * kQ + 4 * v, 4);
+            }
+            if (out.d == in.d) continue;  // blocks of spans of 256 are where they were
+            out.d[to] = in.d[from];
+            out.s8[to] = in.s8[from];
+            out.ds[to] = in.ds[from];
+            for (int64_t half : {0, 1}) out.s16[2 * to + half] = in.s16[2 * from + half];
+        }
+    }
+}
+
+void RowProducts::dot(const NeuronRows& rows, const float* bias, const int32_t* ids, int64_t n,
+                      const int32_t* tokens, int64_t nt, float* out, const Ahead& ahead) const {
+    if (const dot_fn kernel = kernel_for(rows, kernels_.dot, kernels_.stored_dot)) {
+        NeuronInput in = in_;
+        in.ahead = ahead;
+        kernel(rows.data, rows.stride, ids, n, w_.cols, in, tokens, nt, out);
+    } else {
+        dot_decoded(rows, ids, n, tokens, nt, out);
+    }
+    if (!bias) return;
+    for (int64_t i = 0; i < n; i++) {
+        for (int64_t j = 0; j < nt; j++) out[i * nt + j] += bias[ids[i]];
+    }
+}
+
+// Blocks of 32 whose rows are too short to fold: decoded one at a time.
+void RowProducts::dot_decoded(const NeuronRows& rows, const int32_t* ids, int64_t n,
+                              const int32_t* tokens, int64_t nt, float* out) const {
+    const DTypeInfo& format = info(rows.type);
+    float piece[kQ];
+    std::fill_n(out, n * nt, 0.0f);
+    for (int64_t i = 0; i < n; i++) {
+        for (int64_t c = 0; c < w_.cols; c += format.block) {
+            format.decode(rows.data + ids[i] * rows.stride + format.size(c), piece, format.block);
+            for (int64_t j = 0; j < nt; j++) {
+                float part = 0;
+                kernels_.matmul[int(DType::F32)](reinterpret_cast<const uint8_t*>(piece), 0, 1,
+                                                 format.block, in_.x + tokens[j] * w_.cols + c, 0,
+                                                 1, &part, 1);
+                out[i * nt + j] += part;
+            }
+        }
+    }
+}
+
+void RowProducts::add(const int32_t* ids, int64_t n, int64_t c0, int64_t cols, const Shares& shares,
+                      int64_t nt, float* y, int64_t ldy) const {
+    const uint8_t* data = w_.down.data + info(w_.down.type).size(c0);
+    if (const add_fn kernel = kernel_for(w_.down, kernels_.add, kernels_.stored_add)) {
+        kernel(data, w_.down.stride, ids, n, cols, shares, nt, y, ldy);
+        return;
+    }
+    for (int64_t t = 0; t < nt; t++) {
+        for (int64_t k = shares.first[t]; k < shares.first[t + 1]; k++) {
+            kernels_.accumulate[int(w_.down.type)](data + ids[shares.row[k]] * w_.down.stride, 0, 1,
+                                                   cols, shares.h + k, 0, 1, y + t * ldy, 0);
+        }
+    }
+}
+
+int64_t RowProducts::column_piece() const {
+    const int64_t unit = w_.down.folded ? kStrip * info(w_.down.type).block : kQK;
+    return std::min((kQK + unit - 1) / unit * unit, w_.cols);
+}
+
+void RowProducts::place(const float* sum, int64_t c0, int64_t n, float* y) const {
+    const int64_t span = span_of(w_.down, w_.cols);
+    for (int64_t i = 0; i < n; i++) {
+        const int64_t c = span ? column_at(c0 + i, span) : c0 + i;
+        y[c] = sum[i] + (w_.down_bias ? w_.down_bias[c] : 0.0f);
+    }
+}
+
+}  // namespace ggml::cpu

@@ -1,0 +1,39 @@
+// Products of neuron rows with the input, and what tokens take of down rows, for rows of any format
+// and order.
+#pragma once
+
+#include "cpu/kernels.h"
+#include "ggml/neurons.h"
+
+namespace ggml::cpu {
+
+class RowProducts {
+ public:
+    // Brings x into the orders that gate and up want: in `folded`, and in `grouped` [rows, cols].
+    RowProducts(Context& context, const Neurons& w, const Input& x, const Q8Rows& folded,
+                int8_t* grouped);
+
+    // out[i * nt + j] = row ids[i] . token tokens[j], bias included.
+    void dot(const NeuronRows& rows, const float* bias, const int32_t* ids, int64_t n,
+             const int32_t* tokens, int64_t nt, float* out, const Ahead& ahead = {}) const;
+
+    // y[t] += what token t takes of n down rows, `cols` columns from c0 on, in the order of these
+    // rows.
+    void add(const int32_t* ids, int64_t n, int64_t c0, int64_t cols, const Shares& shares,
+             int64_t nt, float* y, int64_t ldy) const;
+    // Columns that one thread adds at a time when there are several tokens: whole blocks.
+    int64_t column_piece() const;
+    // Puts n sums in the order of the down rows, from c0 on, where they belong in y.
+    void place(const float* sum, int64_t c0, int64_t n, float* y) const;
+
+ private:
+    void fold_span(int64_t b0, int64_t eighth, const Q8Rows& out) const;
+    void dot_decoded(const NeuronRows& rows, const int32_t* ids, int64_t n, const int32_t* tokens,
+                     int64_t nt, float* out) const;
+
+    const Kernels& kernels_;
+    const Neurons& w_;
+    NeuronInput in_;
+};
+
+}  // namespace ggml::cpu
