@@ -8,6 +8,7 @@
 #include <cmath>
 #include <cstdio>
 #include <cstring>
+#include <filesystem>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -152,9 +153,17 @@ void write_stats(Options& options, const pi_model* model, const Timing& timing) 
              {"vram_peak", "0"}}) +
         "\n";
 
-    FILE* file = std::fopen(options.json_stats.c_str(), "wb");
-    const bool written = file && std::fwrite(text.data(), 1, text.size(), file) == text.size();
-    const int error = errno;
-    if ((file && std::fclose(file) != 0) || !written)
-        throw Failure(options.json_stats + ": " + std::strerror(error));
+    const std::string& path = options.json_stats;
+    FILE* file = std::fopen(path.c_str(), "wb");
+    if (!file) throw Failure(path + ": " + std::strerror(errno));
+    bool written = std::fwrite(text.data(), 1, text.size(), file) == text.size();
+    int error = errno;
+    if (std::fclose(file) != 0 && written) {  // what is short is written only now
+        written = false;
+        error = errno;
+    }
+    if (written) return;
+    std::error_code ignored;  // half a file is worse than none; a device stays
+    if (std::filesystem::is_regular_file(path, ignored)) std::filesystem::remove(path, ignored);
+    throw Failure(path + ": " + std::strerror(error));
 }

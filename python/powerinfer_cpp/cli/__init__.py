@@ -7,6 +7,7 @@ Exit status: 0; 1 after an error; 2 for a wrong command line; 130 after Ctrl-C. 
 import argparse
 import contextlib
 import difflib
+import errno
 import importlib
 import os
 import sys
@@ -74,6 +75,8 @@ def _sentence(error: BaseException) -> str:
     """One line for an error that a user can do something about."""
     if isinstance(error, OSError) and error.strerror:
         where = f"{error.filename}: " if error.filename else ""
+        if not where and error.strerror == os.strerror(errno.ENOSPC):
+            where = "cannot write to stdout: "  # files are named by what writes them
         return f"{where}{error.strerror}"
     return str(error) or type(error).__name__
 

@@ -123,6 +123,19 @@ def _write_data(file: Any, tensors: Sequence[Stored]) -> None:
 
 
 @contextmanager
+def named(path: Path, n_bytes: int = 0) -> Iterator[None]:
+    """Names `path` in errors of a full disk, which say nothing but that. n_bytes: about what was
+    to be written, where that is worth saying."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in _FULL:
+            raise
+        needed = f" (about {_size(n_bytes)} needed)" if n_bytes else ""
+        raise OSError(error.errno, f"{path}: no space left to write it{needed}") from None
+
+
+@contextmanager
 def replacing(path: Path, n_bytes: int) -> Iterator[Path]:
     """Gives `path.part` to write to, and renames it to `path` when the block ends well.
 
@@ -131,15 +144,12 @@ def replacing(path: Path, n_bytes: int) -> Iterator[Path]:
     check_target(path, n_bytes)
     part = path.with_name(path.name + ".part")
     try:
-        yield part
-        os.replace(part, path)
-    except BaseException as error:
+        with named(path, n_bytes):
+            yield part
+            os.replace(part, path)
+    except BaseException:
         with suppress(OSError):
             part.unlink()
-        if isinstance(error, OSError) and error.errno in _FULL:
-            raise OSError(
-                error.errno, f"{path}: no space left to write it (about {_size(n_bytes)} needed)"
-            ) from None
         raise
 
 
