@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import math
 import sys
 from pathlib import Path
@@ -11,22 +10,26 @@ import checkpoints
 import numpy as np
 import pytest
 from families import quiet
+from gguf_files import values
 from powerinfer_cpp.cli import main
 from powerinfer_cpp.convert import convert
+from powerinfer_cpp.convert.embed import embed
+from powerinfer_cpp.convert.writer import float32
 from powerinfer_cpp.errors import UnsupportedModelError
 from powerinfer_cpp.gguf import Gguf
-from powerinfer_cpp.model import Model, Session
+from powerinfer_cpp.model import PARTS, Model, Session
 from powerinfer_cpp.options import SPARSE_MODES
 from powerinfer_cpp.perplexity import log_likelihoods
-from powerinfer_cpp.predictor import judge, search, train_predictors
-from powerinfer_cpp.predictor.pairs import Pairs
+from powerinfer_cpp.predictor import judge, mlps, search, train_predictors
+from powerinfer_cpp.predictor import train as training
+from powerinfer_cpp.predictor.pairs import Pairs, bytes_per_token
 from powerinfer_cpp.predictor.train import Curve, curve
+from powerinfer_cpp.profile import profile
 from powerinfer_cpp.profile.text import windows
 
 from powerinfer_cpp import Llama, predictor
 
 CFG = checkpoints.config(hidden_act="relu", hidden_size=96, num_attention_heads=6)
-training = importlib.import_module("powerinfer_cpp.predictor.train")  # a function has its name too
 FIELDS = {"type_k": 0, "type_v": 0, "n_threads": 1}
 
 
@@ -46,6 +49,8 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
     convert(folder / "dense.gguf", outfile=folder / "model.gguf", log=quiet)
     words = np.random.default_rng(0).choice(checkpoints.TEXT.split(), 900)
     (folder / "t.txt").write_text(" ".join(words))
+    words = np.random.default_rng(7).choice(checkpoints.TEXT.split(), 90)
+    (folder / "unseen.txt").write_text(" ".join(words))
     return folder
 
 
@@ -73,8 +78,12 @@ def test_curve_counts_what_a_threshold_does(files: Path, tmp_path: Path) -> None
     rng = np.random.default_rng(1)
     fc1, fc2 = rng.standard_normal((32, 96)), rng.standard_normal((96, 32))
     rows = np.arange(10, 64)
-    found = curve(pairs, 1, rows, (fc1, fc2), search.RECALLS)
-    score = np.maximum(pairs.inputs[1, rows].astype(np.float32) @ fc1.T, 0) @ fc2.T
+
+    def scores(_expert: int, x: np.ndarray) -> np.ndarray:
+        return np.maximum(x @ fc1.T, 0) @ fc2.T
+
+    found = curve(pairs, 1, rows, scores, search.RECALLS)
+    score = scores(0, pairs.inputs[1, rows].astype(np.float32))
     fired = pairs.fired(1, rows)
     for i, wanted in enumerate(search.RECALLS):
         proposed = score >= found.threshold[i]
@@ -124,7 +133,7 @@ def test_search_trades_recall_between_layers() -> None:
     assert np.allclose(lost, 0.3 * missed**1.5)
     assert (np.diff(search.losses([1e-9, 2e-3])) < 0).all()  # noise: a lower recall loses less
     curve = Curve(*(np.zeros(n) for _ in range(4)), fired=0.1)
-    options = [search.Choice(32, i, 900 + 100 * i / n, 1200.0, curve) for i in range(n)]
+    options = [search.Choice(32, i, 900 + 100 * i / n, 1200.0, 1200.0, curve) for i in range(n)]
     chosen = [
         [search.cheapest(options, harm * lost, price) for harm in (1, 20)]
         for price in np.geomspace(1, 1e7, 29)
@@ -192,7 +201,7 @@ def test_whole_way(
             assert np.array_equal(gguf.data(names[tensor.name]), before.data(tensor))
 
     calls = []
-    train = predictor.train
+    train = training.train
 
     def killed(*args: object, **kwargs: object) -> object:
         calls.append(args)
@@ -200,13 +209,167 @@ def test_whole_way(
             raise KeyboardInterrupt
         return train(*args, **kwargs)
 
-    monkeypatch.setattr(predictor, "train", killed)
+    monkeypatch.setattr(training, "train", killed)
     again = tmp_path / "again.gguf"
     with pytest.raises(KeyboardInterrupt):
         train_predictors(files / "model.gguf", again, files / "t.txt", **options)
     assert not again.exists()
     assert train_predictors(files / "model.gguf", again, files / "t.txt", **options) == report
     assert again.read_bytes() == out.read_bytes()
+
+
+@pytest.mark.peer("torch")
+@pytest.mark.parametrize("activation", ["relu", "silu"])
+def test_bytes_are_those_that_the_engine_reads(
+    activation: str, files: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also with SiLU and a threshold, where what is proposed is computed whole."""
+    torch = pytest.importorskip("torch")
+    torch.set_num_threads(1)
+    monkeypatch.setattr(training, "BATCH", 128)
+    model, out, text = tmp_path / "model.gguf", tmp_path / "out.gguf", files / "t.txt"
+    if activation == "relu":
+        model = files / "model.gguf"
+    else:
+        aware = tmp_path / "aware.gguf"
+        convert(files / "dense.gguf", outfile=aware, activation=activation, log=quiet)
+        profile(Model(str(aware)), model, text, n_ctx=32, cats=0.8, **FIELDS)
+    options = {"n_ctx": 32, "epochs": 6, "torch_device": "cpu", "target": 0.9}
+    report = train_predictors(model, out, text, **options, **FIELDS)
+    assert any(layer.rank for layer in report.layers)
+    opened = Model(str(out))
+    judged = windows(opened, text.read_bytes(), None, 32)[9::10]
+    expected = {"predictor": "n_bytes", "exact": "exact_bytes"}
+    for mode, name in expected.items():
+        session = Session(opened, n_ctx=32, sparse=SPARSE_MODES.index(mode), **FIELDS)
+        for window in judged:
+            session.truncate(0)
+            for token in window:  # alone, so that rows are not shared
+                session.eval(np.array([token]))
+        work = session.work()
+        read = sum(work.n_bytes[PARTS.index(part)] for part in ("ffn", "predictor"))
+        per_token = read / sum(map(len, judged))
+        assert per_token == pytest.approx(sum(getattr(x, name) for x in report.layers), rel=0.05)
+
+
+N_EXPERT, USED = 4, 2
+
+
+@pytest.fixture(scope="module")
+def mixture(files: Path) -> Path:
+    """A Mixtral with ReLU, whose values count from a threshold on: few do."""
+    folder, width, n_ff = files / "mixture", 96, 96
+    cfg = {
+        **CFG,
+        "model_type": "mixtral",
+        "architectures": ["MixtralForCausalLM"],
+        "num_key_value_heads": 6,
+        "num_local_experts": N_EXPERT,
+        "num_experts_per_tok": USED,
+    }
+    weights, rng = checkpoints.weights(cfg), np.random.default_rng(1)
+    weights = {name: w for name, w in weights.items() if ".mlp." not in name}
+    for i in range(2):
+        moe = f"model.layers.{i}.block_sparse_moe"
+        shapes = {f"{moe}.gate": (N_EXPERT, width)}
+        for expert in range(N_EXPERT):
+            own = {"w1": (n_ff, width), "w2": (width, n_ff), "w3": (n_ff, width)}
+            shapes |= {f"{moe}.experts.{expert}.{part}": shape for part, shape in own.items()}
+        for name, shape in shapes.items():
+            values = 2 * rng.standard_normal(shape) / shape[1] ** 0.5
+            weights[f"{name}.weight"] = values.astype(np.float32)
+    checkpoints.save(folder, cfg, weights)
+    convert(folder, outfile=folder / "dense.gguf", outtype="f32", log=quiet)
+    convert(folder / "dense.gguf", outfile=folder / "aware.gguf", log=quiet)
+    with Gguf(folder / "aware.gguf") as gguf:
+        embed(gguf, folder / "model.gguf", [float32("powerinfer.ffn.threshold", 2.5)], [])
+    return folder / "model.gguf"
+
+
+def recorded(path: Path, ids: list[int]) -> tuple[np.ndarray, np.ndarray]:
+    """activations() and ffn_inputs() of tokens."""
+    options = {"record": "fired+input", "sparse": "exact", **FIELDS}
+    with Llama(str(path), n_ctx=64, verbose=False, **options) as llm:
+        llm.eval(ids)
+        return llm.activations(), llm.ffn_inputs()
+
+
+def test_pairs_of_experts(mixture: Path, files: Path, tmp_path: Path) -> None:
+    model = Model(str(mixture))
+    ids = windows(model, (files / "t.txt").read_bytes(), None, 64)[0]
+    pairs = Pairs(tmp_path, model, 64)
+    pairs.record(model, [ids], **FIELDS)
+    assert sum(p.stat().st_size for p in tmp_path.glob("*.pairs")) == 64 * bytes_per_token(model)
+    fired, inputs = recorded(mixture, ids.tolist())
+    for layer in range(2):
+        assert np.array_equal(pairs.inputs[layer], inputs[layer].astype(np.float16))
+        for expert in range(N_EXPERT):
+            rows = pairs.chose(layer, np.arange(64), expert)
+            assert np.array_equal(rows, np.flatnonzero(fired[layer, :, expert].any(-1)))
+            assert np.array_equal(pairs.fired(layer, rows, expert), fired[layer, rows, expert])
+        assert sum(len(pairs.chose(layer, np.arange(64), e)) for e in range(N_EXPERT)) > USED * 50
+
+
+@pytest.mark.peer("torch")
+@pytest.mark.parametrize("starved", [False, True])
+def test_mixture(
+    starved: bool, mixture: Path, files: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A predictor per expert: on text that none has seen, each finds most of what fires among a
+    part of the neurons, and the engine proposes the same. Where few tokens chose an expert, it
+    proposes everybody."""
+    torch = pytest.importorskip("torch")
+    torch.set_num_threads(1)
+    monkeypatch.setattr(training, "BATCH", 128)
+    rows_of = mlps.Mlps._rows_of
+
+    def of_few(self: mlps.Mlps, layer: int, expert: int) -> tuple[np.ndarray, np.ndarray]:
+        rows, held_out = rows_of(self, layer, expert)
+        return (rows[:9], held_out) if starved and expert == 2 else (rows, held_out)
+
+    monkeypatch.setattr(mlps.Mlps, "_rows_of", of_few)
+    out, options = tmp_path / "out.gguf", {"n_ctx": 32, "epochs": 12, "torch_device": "cpu"}
+    report = train_predictors(mixture, out, files / "t.txt", target=0.5, **options, **FIELDS)
+    assert [path.name for path in tmp_path.iterdir()] == ["out.gguf"]
+    predicted = [i for i, layer in enumerate(report.layers) if layer.rank]
+    assert predicted and report.perplexity <= report.reference * 1.5
+    note = "experts that fewer than 256 tokens chose propose all of their neurons: 2 of layer"
+    assert any(note in n for n in report.notes) == starved
+
+    ids = windows(Model(str(mixture)), (files / "unseen.txt").read_bytes(), None, 64)[0].tolist()
+    fired, inputs = recorded(out, ids)
+    tensors = values(out)
+    with Gguf(out) as gguf:
+        thresholds = gguf.value("powerinfer.sparse_threshold")
+    for layer in predicted:
+        first, second = (tensors[f"blk.{layer}.{n}_exps.weight"] for n in ("fc1", "fc2"))
+        rank = report.layers[layer].rank
+        assert first.shape == (N_EXPERT, rank, 96) and second.shape == (N_EXPERT, 96, rank)
+        router = inputs[layer] @ tensors[f"blk.{layer}.ffn_gate_inp.weight"].T
+        chosen = np.argsort(-router, axis=-1)[:, :USED]
+        truth, masks = [], []
+        for expert in range(N_EXPERT):
+            rows = np.flatnonzero((chosen == expert).any(axis=-1))
+            score = np.maximum(inputs[layer, rows] @ first[expert].T, 0) @ second[expert].T
+            masks.append(score >= thresholds[layer])
+            truth.append(fired[layer, rows, expert])
+            if starved and expert == 2:
+                assert len(rows) and masks[-1].all()
+                continue
+            # Chance finds as large a share of the firings as it proposes of all neurons.
+            found = masks[-1][truth[-1]].mean()
+            assert found > masks[-1].mean() + 0.3
+        mask, fires = np.concatenate(masks), np.concatenate(truth)
+        assert fires.sum() == fired[layer].sum() and fires[mask].mean() > 1.5 * fires.mean()
+        assert mask[fires].mean() > report.layers[layer].recall - 0.1
+        if layer == predicted[0]:  # those behind it see what it left out
+            share = mask.mean()
+    model = Model(str(out))
+    one = {**FIELDS, "n_ctx": 64, "n_batch": 64, "n_ubatch": 64, "n_logits": 1}
+    session = Session(model, **one, sparse=SPARSE_MODES.index("predictor"))
+    session.eval(np.array(ids, np.int32))
+    found = session.work().shares(model.n_ff)["predicted"][predicted[0]]
+    assert found == pytest.approx(share, abs=1e-3)  # inputs are rounded to Q8_0 there
 
 
 def test_refusals(
@@ -230,5 +393,6 @@ def test_refusals(
         train_predictors(files / "model.gguf", out, text, kind="oracle")
     assert not out.exists()
     (tmp_path / "o2.gguf.train").mkdir()
+    (tmp_path / "o2.gguf.train" / "mine").touch()
     with pytest.raises(ValueError, match=r"o2\.gguf\.train: exists, and is no work of"):
         train_predictors(files / "model.gguf", tmp_path / "o2.gguf", text)

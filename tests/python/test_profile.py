@@ -3,6 +3,8 @@ keep all else, work that is killed, statistics that come and go as PowerInfer's 
 
 from __future__ import annotations
 
+import math
+import re
 import shutil
 import sys
 from collections.abc import Callable
@@ -12,14 +14,18 @@ import checkpoints
 import numpy as np
 import pytest
 import reference
-from families import GOLDEN, quiet
+from families import GOLDEN, golden, quiet
+from gguf_files import values
 from powerinfer_cpp.cli import main
 from powerinfer_cpp.convert import convert
-from powerinfer_cpp.errors import ModelFormatError
+from powerinfer_cpp.convert.embed import embed
+from powerinfer_cpp.convert.writer import string
+from powerinfer_cpp.errors import ModelFormatError, UnsupportedModelError
 from powerinfer_cpp.gguf import Gguf
 from powerinfer_cpp.model import Model
 from powerinfer_cpp.profile import activation_files, from_gguf, profile, state, statistics
 
+from powerinfer_cpp import Llama
 from powerinfer_cpp import profile as profiling
 
 CFG = checkpoints.config(hidden_act="relu")
@@ -240,6 +246,13 @@ def test_refusals(files: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         profile(model, out, tmp_path / "empty.txt")
     with pytest.raises(ValueError, match="silu.*every neuron fires"):
         profile(Model(str(files / "silu.gguf")), out, files / "a.txt")
+    with pytest.raises(ValueError, match="relu has zeros of its own"):
+        profile(model, out, files / "a.txt", cats=0.5)
+    silu = Model(str(files / "silu.gguf"))
+    with pytest.raises(UnsupportedModelError, match=r"silu\.gguf: has no neuron rows"):
+        profile(silu, out, files / "a.txt", cats=0.5)
+    with pytest.raises(ValueError, match="chosen on a text"):
+        profile(silu, out, files / "a.txt", cats=0.5, merge=[files / "relu.gguf"])
     with pytest.raises(ValueError, match="input and output are the same file"):
         profile(model, files / "relu.gguf", files / "a.txt")
     with pytest.raises(ModelFormatError, match=r"relu\.gguf: holds no statistics"):
@@ -259,6 +272,75 @@ def test_refusals(files: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     with pytest.raises(OSError, match="only 0.0 MiB free"):
         profile(model, out, files / "a.txt")
     assert not out.exists()
+
+
+@pytest.mark.parametrize("name", ["llama-silu-tied", "falcon-7b", "mixtral"])
+def test_cats(name: str, tmp_path: Path) -> None:
+    """Thresholds below which half of what the blocks compute lies, by a gate of our own: with
+    SiLU, with GELU and no gate, and of experts."""
+    golden(name, tmp_path / "model")
+    convert(tmp_path / "model", outfile=tmp_path / "dense.gguf", outtype="f32", log=quiet)
+    path = convert(tmp_path / "dense.gguf", outfile=tmp_path / "aware.gguf", log=quiet)
+    (tmp_path / "t.txt").write_text(checkpoints.TEXT * 8)
+    out, lines = tmp_path / "out.gguf", []
+    options = {"cats": 0.5, "log": lines.append, **FIELDS}
+    found = profile(Model(str(path)), out, tmp_path / "t.txt", **options)
+    assert sorted(p.name for p in tmp_path.iterdir() if "out" in p.name) == ["out.gguf"]
+    with Gguf(out) as gguf:
+        thresholds = gguf.value("powerinfer.ffn.threshold")
+        assert np.array_equal(from_gguf(gguf).counts, found.counts)
+    assert len(thresholds) == 2 and thresholds[0] != thresholds[1] and len(lines) == 1
+    rates = found.rates()
+    share = rates.mean(axis=(1, 2)) * (2 if name == "mixtral" else 1)  # 2 of 4 experts
+    # Inputs of later layers change with what is dropped before them.
+    assert share == pytest.approx([0.5, 0.5], abs=0.08) and share[0] == pytest.approx(0.5, abs=0.02)
+    normed, weights = tmp_path / "normed.gguf", values(out)
+    with Gguf(out) as gguf:
+        embed(gguf, normed, [string("powerinfer.predictor.input", "normed")], [])
+    options = {"sparse": "exact", "record": "fired+input", "n_ctx": 64, "type_k": 0, "type_v": 0}
+    with Llama(str(normed), verbose=False, **options) as llm:
+        llm.eval(llm.tokenize((checkpoints.TEXT * 2).encode())[:40])
+        fired, x = llm.activations()[0], llm.ffn_inputs()[0].astype(np.float64)
+    end = "_exps" if name == "mixtral" else ""
+    part = "up" if name == "falcon-7b" else "gate"
+    gate = x @ weights[f"blk.0.ffn_{part}{end}.weight"].astype(np.float64).swapaxes(-1, -2)
+    if name == "falcon-7b":
+        size = np.abs(gate) * np.vectorize(math.erfc)(-gate / 2**0.5) / 2
+    else:
+        size = np.abs(gate / (1 + np.exp(-gate)))
+    expected = size >= thresholds[0]
+    if name == "mixtral":
+        expected = expected.transpose(1, 0, 2)
+        expected &= fired.any(axis=-1, keepdims=True)
+    assert np.count_nonzero(fired != expected) <= 2
+
+
+def test_a_silu_model_by_the_commands_of_the_documents(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """docs/powerinfer-ready.md: rows, thresholds with statistics, and what exact mode then costs.
+    The more is dropped, the less is computed, and the further it is from the dense model."""
+    golden("llama-silu-tied", tmp_path / "model")
+    dense, neurons, text = (str(tmp_path / n) for n in ("dense.gguf", "neurons.gguf", "t.txt"))
+    Path(text).write_text(checkpoints.TEXT * 8)
+    assert main(["convert", "--outfile", dense, str(tmp_path / "model")]) == 0
+    assert main(["convert", "--outtype", "q8_0", "--outfile", neurons, dense]) == 0
+    assert main(["profile", neurons, "--text", text, "--out", str(tmp_path / "o.gguf")]) == 1
+    assert "--cats" in capsys.readouterr().err
+    found = []
+    for share in ("10%", "50%", "0.8"):
+        out = str(tmp_path / f"{share}.gguf")
+        command = ["profile", neurons, "--text", text, "-c", "64", "--cats", share, "--out", out]
+        assert main(command) == 0
+        capsys.readouterr()
+        command = ["perplexity", out, "--text", text, "-c", "64", "--sparse", "exact"]
+        assert main([*command, "--compare", "off"]) == 0
+        shown = capsys.readouterr().out
+        computed = float(re.search(r"computed (\d+\.\d+)%", shown)[1])
+        divergence = float(re.search(r"Mean +KLD: +(\d+\.\d+)", shown)[1])
+        found.append((computed, divergence))
+    assert [c for c, _ in found] == pytest.approx([90, 50, 20], abs=6)
+    assert 0 < found[0][1] < found[1][1] < found[2][1]
 
 
 def test_command(files: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -39,6 +39,14 @@ def number_of(unit: str) -> Any:
 gibibytes = number_of("GiB")
 
 
+def share(text: str) -> float:
+    """Parser of a share below 1: 0.1% or 0.001."""
+    value = float(text.rstrip("%")) / (100 if text.endswith("%") else 1)
+    if not 0 <= value < 1:
+        raise argparse.ArgumentTypeError(f"{text} is no share: 0.1% or 0.001, for example")
+    return value
+
+
 def layers(text: str) -> int:
     """Parser of -ngl: a number, `all` or `auto`."""
     return -1 if text in ("all", "auto") else int(text)

@@ -6,7 +6,14 @@ import numpy as np
 
 from ..convert import to_stderr
 from ..profile import Statistics, profile
-from .common import add_model_arguments, add_text_arguments, open_model, session_fields, whole
+from .common import (
+    add_model_arguments,
+    add_text_arguments,
+    open_model,
+    session_fields,
+    share,
+    whole,
+)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -31,6 +38,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="tokens those were taken on (default: the largest count, the least it can be)",
     )
     parser.add_argument("--export", metavar="DIR", help="write activation_N.pt for PowerInfer")
+    parser.add_argument(
+        "--cats",
+        type=share,
+        metavar="P",
+        help="SiLU and GELU: set thresholds so that this share of each layer's neurons counts as "
+        "zero in exact mode, 50%% for example",
+    )
     parser.add_argument("--backend", choices=("engine", "transformers"), default="engine")
     parser.add_argument(
         "--checkpoint", metavar="DIR", help="Hugging Face folder for the backend transformers"
@@ -56,6 +70,7 @@ def run(args: argparse.Namespace) -> None:
             imported_tokens=args.import_tokens,
             export=args.export,
             checkpoint=args.checkpoint,
+            cats=args.cats,
             log=to_stderr,
             **fields,
         )

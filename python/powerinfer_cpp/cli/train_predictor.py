@@ -5,17 +5,7 @@ import argparse
 from .. import options, predictor
 from ..convert import to_stderr
 from ..predictor import Report, train_predictors
-from .common import add_model_arguments, add_text_arguments, gibibytes, session_fields, whole
-
-
-def _share(text: str) -> float:
-    value = float(text.rstrip("%")) / (100 if text.endswith("%") else 1)
-    if not 0 <= value < 1:
-        raise argparse.ArgumentTypeError(f"{text} is no share: 0.1% or 0.001, for example")
-    return value
-
-
-_share.__name__ = "share"
+from .common import add_model_arguments, add_text_arguments, gibibytes, session_fields, share, whole
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -31,7 +21,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--out", required=True, metavar="F", help="GGUF to write")
     parser.add_argument(
         "--target",
-        type=_share,
+        type=share,
         default=0.001,
         metavar="P",
         help="how much perplexity may rise (default: 0.1%%)",
@@ -88,7 +78,8 @@ def show(report: Report) -> None:
     print("layer    rank   recall  precision  predicted   fired  predictor KiB  bytes of exact")
     for i, layer in enumerate(report.layers):
         share = layer.n_bytes / layer.exact_bytes
-        size = "exact" if not layer.rank else "sketch" if report.kind == "sketch" else layer.rank
+        without = "exact" if layer.n_bytes <= layer.exact_bytes else "all"
+        size = without if not layer.rank else "sketch" if report.kind == "sketch" else layer.rank
         print(
             f"{i:5}  {size:>6}  {layer.recall:7.2%}  {layer.precision:9.2%}  "
             f"{layer.predicted:9.2%}  {layer.fired:6.2%}  {layer.predictor_bytes / 1024:13.1f}  "

@@ -14,19 +14,19 @@ import numpy as np
 
 from ..convert import source
 from ..convert.embed import embed
-from ..convert.stored import Stored, encoded
-from ..convert.tensors import Output
-from ..convert.writer import array, check_target, string
+from ..convert.stored import Stored
+from ..convert.writer import array, check_target, named, string
 from ..errors import UnsupportedModelError
 from ..fingerprint import fingerprint
-from ..formats import Format, format_by_name
+from ..formats import format_by_name
 from ..gguf import Gguf
 from ..model import Model
-from ..profile.counters import check_sparse
+from ..profile.counters import SMOOTH, check_sparse
 from ..profile.text import windows
 from . import judge, search, sketch
+from .mlps import LEAST, Mlps
 from .pairs import Pairs, bytes_per_token
-from .train import Curve, as_stored, curve, require_torch, train
+from .train import Curve, require_torch
 
 __all__ = ["KINDS", "Report", "train_predictors"]
 
@@ -38,12 +38,14 @@ KINDS = tuple(TOKENS)
 FEW_TOKENS = 100_000
 _PROBED = 4  # of the windows that decide about sizes one in so many measures a layer alone
 _HELD_OUT = 10  # every tenth window decides when to stop, and thresholds; another the sizes
+# A layer's predictors of a rank, their curve, and how much they overfit.
+Candidate = Callable[[int, int], tuple[list[Stored], Curve, float]]
 _OLD = ("powerinfer.sparse_threshold", "powerinfer.predictor.")
 
 
 @dataclass(frozen=True)
 class LayerReport:
-    """Shares are of neurons; bytes are of one token. rank 0: exact mode; a sketch's is 1."""
+    """Shares are of neurons; bytes are of one token. rank 0: no predictor; a sketch's is 1."""
 
     rank: int
     threshold: float
@@ -61,7 +63,7 @@ class LayerReport:
 class Report:
     layers: list[LayerReport]
     perplexity: float  # with predictors, on the windows that decide about sizes
-    reference: float  # every neuron computed
+    reference: float  # of exact mode, on the same
     n_tokens: int
     notes: list[str]
     kind: str = "mlp"
@@ -89,10 +91,10 @@ def train_predictors(
 ) -> Report:
     """Trains predictors on a text, writes the model with them to `out`, and says what they do.
 
-    kind: "mlp", two small matrices per layer, or "sketch", the signs of the gates' weights, of
-    which the text only sets the threshold (predictor_type, epochs, seed and torch_device do not
-    matter). A sketch does not work for activations whose sign is not their gate's to tell: SiLU
-    and GELU.
+    kind: "mlp", two small matrices per layer, of mixtures per expert, or "sketch", the signs of
+    the gates' weights, of which the text only sets the threshold (predictor_type, epochs, seed and
+    torch_device do not matter). A sketch does not work for activations whose sign is not their
+    gate's to tell: SiLU and GELU.
     predictor_input: "normed" or "residual", what predictors see. target: how much the model's
     perplexity may rise, as a share. n_tokens: at most so many are recorded (default: TOKENS),
     fewer where their store would exceed store_gib. torch_device: default a GPU where torch sees
@@ -100,8 +102,7 @@ def train_predictors(
 
     Everything is kept in OUT.train until the end: work that was killed is taken up, with the same
     result. Raises OSError, ValueError (no torch, a text that is too short), UnsupportedModelError
-    (mlps of mixtures, sketches of SiLU and GELU, files without neuron rows); nothing half-written
-    remains.
+    (sketches of SiLU and GELU, files without neuron rows); nothing half-written remains.
     """
     if kind not in KINDS:
         raise ValueError(f"kind must be one of {', '.join(KINDS)}, not {kind!r}")
@@ -146,14 +147,10 @@ class _Work:
         self.format = format_by_name(predictor_type)
         self.model_fields, self.fields = model_fields, fields
         self.folder = self.out.with_name(self.out.name + ".train")
+        self._mark = self.folder / "identity.json"
         self.gguf = Gguf(model_path)
         source.refuse_same_file(self.gguf, out)
         self.tensors = {t.name: t for t in source.tensors(self.gguf)}
-        if self.kind == "mlp" and any("_exps" in name for name in self.tensors):
-            raise UnsupportedModelError(
-                f"{model_path}: mlps of mixtures are not trained yet; sketches are made of them"
-            )
-        self.used = 1.0  # share of the experts that a token reads
         if not any(".ffn_down_t" in name for name in self.tensors):
             raise UnsupportedModelError(
                 f"{model_path}: has no neuron rows (ffn_down_t), which predictors need; "
@@ -180,18 +177,22 @@ class _Work:
                 hashlib.sha256(data).hexdigest(),
                 [str(separator), n_tokens, n_ctx, store_gib, epochs, seed],
                 [self.kind, self.input, self.format.name],
+                [str(self.gguf.value(f"powerinfer.ffn.{n}")) for n in ("activation", "threshold")],
+                [self.fields.get(name) for name in ("type_k", "type_v", "sparse_threshold")],
             ]
         )
         check_target(self.out, 2 * sum(t.n_bytes for t in self.gguf.tensors))
-        mark = self.folder / "identity.json"
-        if self.folder.exists() and not mark.exists():
+        if not self._mark.exists() and self.folder.exists() and any(self.folder.iterdir()):
             raise ValueError(f"{self.folder}: exists, and is no work of train-predictor")
-        if self.folder.exists() and mark.read_text() != identity:
-            shutil.rmtree(self.folder)  # of other work
-        self.folder.mkdir(exist_ok=True)
-        mark.write_text(identity)
+        if self._mark.exists() and self._mark.read_text() != identity:
+            self._discard()  # of other work
+        if not self._mark.exists():
+            self.folder.mkdir(exist_ok=True)
+            with named(self._mark):
+                self._mark.write_text(identity)
         model = self._model([], [])
         self._check(model)
+        self.mixture, self.smooth = bool(model.n_expert), model.activation in SMOOTH
         self.n_embd, self.n_ff, self.n_layer = model.n_embd, model.n_ff, model.n_layer
         size = min(n_ctx or 512, model.n_ctx_train)
         try:
@@ -216,46 +217,24 @@ class _Work:
         self.n_tokens = len(of_window)
         self.pairs = Pairs(self.folder, model, self.n_tokens)
         self.pairs.record(model, learnt, **self.fields)
+        self.used = self.pairs.used / self.pairs.n_expert  # of the experts, by a token
         model.close()
 
     # ---- Candidates ------------------------------------------------------------------------
 
-    def candidate(
-        self, layer: int, rank: int, epochs: int, seed: int, device: str, log: Any
-    ) -> tuple[list[Stored], Curve, float]:
-        """A predictor, its curve and how much it overfits: of the folder, or trained now."""
-        path = self.folder / f"layer-{layer}-rank-{rank}.npz"
-        if not path.exists():
-            own_seed = int(np.random.SeedSequence([seed, layer, rank]).generate_state(1)[0])
-            options = {"seed": own_seed, "epochs": epochs, "device": device}
-            found = train(self.pairs, layer, self.rows, self.held_out, rank, **options)
-            stored = tuple(as_stored(w, self._format(w)) for w in (found.fc1, found.fc2))
-            c = curve(self.pairs, layer, self.held_out, stored, search.RECALLS)
-            log(
-                f"layer {layer}, rank {rank}: {found.epochs} epochs, "
-                f"{np.interp(0.95, c.recall, c.predicted):.1%} predicted at recall 95%"
-            )
-            part = path.with_suffix(".part")
-            with part.open("wb") as file:
-                overfit = found.held_out_loss / found.loss
-                np.savez(file, fc1=found.fc1, fc2=found.fc2, overfit=overfit, **vars(c))
-            part.replace(path)
-        with np.load(path) as stored:
-            values = {name: stored[name] for name in stored.files}
-        fc1, fc2, overfit = (values.pop(name) for name in ("fc1", "fc2", "overfit"))
-        values["fired"] = float(values["fired"])
-        tensors = [
-            self._stored(f"blk.{layer}.{n}.weight", w) for n, w in (("fc1", fc1), ("fc2", fc2))
-        ]
-        return tensors, Curve(**values), float(overfit)
+    def _candidates(
+        self, epochs: int, seed: int, device: str, log: Callable[[str], None]
+    ) -> Candidate:
+        """Makes a layer's predictors of a rank, or finds them in the folder."""
+        data = (self.folder, self.pairs, self.format, self.mixture, self.rows, self.held_out)
+        self._mlps = Mlps(*data, seed, epochs, device, log)
+        return self._mlps.candidate
 
     def solve(
         self, target: float, epochs: int, seed: int, device: str, log: Callable[[str], None]
     ) -> Report:
         """Chooses rank and recall of every layer, writes the result, and describes it."""
-
-        def candidate(layer: int, rank: int) -> tuple[list[Stored], Curve, float]:
-            return self.candidate(layer, rank, epochs, seed, device, log)
+        candidate = self._candidates(epochs, seed, device, log)
 
         def nll(found: Sequence[search.Choice], windows: Sequence[np.ndarray]) -> float:
             contents = self._contents(found, candidate)
@@ -266,9 +245,10 @@ class _Work:
         lost = self._lost_alone(options, exact, nll, log)
         whole = sum(c.exact_bytes for c in exact)
 
-        def priced(i: int) -> list[search.Choice]:
+        def priced(i: int) -> Sequence[search.Choice]:
             price = search.PRICES[i] * whole
-            return [search.cheapest(*layer, price) for layer in zip(options, lost, strict=True)]
+            found = [search.cheapest(*layer, price) for layer in zip(options, lost, strict=True)]
+            return search.worth_while(found)
 
         reference, nlls = nll(exact, self.judged), {}
 
@@ -279,23 +259,19 @@ class _Work:
             log(f"perplexity {more:+.3%} with {', '.join(map(self._name_of, found))}")
             return more
 
-        notes = self._notes()
         at = search.first_within(loss, len(search.PRICES), target)
-        if at is None:
-            notes.append(f"no predictors lose at most {target:.2%}: the file keeps exact mode")
         found, found_nll = (exact, reference) if at is None else (priced(at), nlls[at])
         self._embed(self.out, *self._contents(found, candidate))
         layers = [self._report(n, c, candidate) for n, c in enumerate(found)]
-        overfit = [n for n, layer in enumerate(layers) if layer.overfit > 1.1]
-        if overfit:
-            notes.append(
-                "more text would help: held-out loss is over 1.1 times what was learnt from in "
-                f"layers {', '.join(map(str, overfit))}"
-            )
+        notes = self._notes(layers)
+        if at is None:
+            notes.append(f"no predictors lose at most {target:.2%}: the file keeps exact mode")
+        elif not any(choice.rank for choice in found):
+            notes.append("predictors would read no less than exact mode: the file keeps it")
         figures = math.exp(found_nll), math.exp(reference), self.n_tokens
         return Report(layers, *figures, notes, self.kind)
 
-    def _options(self, layer: int, candidate: Callable[..., Any]) -> list[search.Choice]:
+    def _options(self, layer: int, candidate: Candidate) -> list[search.Choice]:
         """A layer's best at each of search.RECALLS."""
         start, ranks, costs = self._start(layer), self._ranks(), self._costs(layer)
         curve_of = cache(lambda rank: candidate(layer, rank)[1])
@@ -312,9 +288,12 @@ class _Work:
     ) -> list[np.ndarray]:
         """What each layer loses at each of search.RECALLS where it alone is predicted."""
         windows = self.judged[::_PROBED]
-        reference, lost = nll(exact, windows), []
+        # A layer alone stands among others that have no predictor, which a smooth activation's
+        # threshold does not hold for then.
+        mode = "off" if self.smooth else "exact"
+        reference, lost = self._judged(mode, [], [], windows), []
         for layer, own in enumerate(options):
-            if all(c.n_bytes >= c.exact_bytes for c in own):
+            if all(c.n_bytes >= c.without_bytes for c in own):
                 lost.append(np.zeros(len(own)))
                 continue
             measured = []
@@ -328,8 +307,17 @@ class _Work:
 
     def finish(self) -> None:
         """The result is written: the folder goes."""
-        shutil.rmtree(self.folder)
+        self._discard()
         self.gguf.close()
+
+    def _discard(self) -> None:
+        """Removes the folder. Killed on the way, it leaves no work that could be taken up."""
+        self._mark.write_text("")
+        for path in self.folder.iterdir():
+            if path != self._mark:
+                shutil.rmtree(path) if path.is_dir() else path.unlink()
+        self._mark.unlink()
+        self.folder.rmdir()
 
     def _name_of(self, choice: search.Choice) -> str:
         return f"{choice.rank} at {choice.curve.recall[choice.at]:.1%}" if choice.rank else "exact"
@@ -340,8 +328,14 @@ class _Work:
         return range(self.n_layer)
 
     def _rates(self, layer: int) -> np.ndarray:
+        """How often each neuron fires on tokens that chose its expert."""
         rows = self.held_out[:: -(-len(self.held_out) // 4096)]
-        return self.pairs.fired(layer, rows).mean(axis=0)
+        found = []
+        for expert in range(self.pairs.n_expert):
+            own = self.pairs.chose(layer, rows, expert)
+            if len(own):
+                found.append(self.pairs.fired(layer, own, expert).mean(axis=0))
+        return np.concatenate(found) if found else np.zeros(1)
 
     def _costs(self, layer: int) -> search.Costs:
         first, *rest = (
@@ -350,11 +344,11 @@ class _Work:
             for end in ("", "_exps")
             if (t := self.tensors.get(f"blk.{layer}.{part}{end}.weight"))
         )
-        return search.Costs(first, sum(rest), self._rank_bytes(layer))
+        return search.Costs(first, sum(rest), self._rank_bytes(layer), self.smooth)
 
     def _rank_bytes(self, _layer: int) -> float:
         per_weight = self.format.n_bytes(self.format.block) / self.format.block
-        return per_weight * (self.n_embd + self.n_ff)
+        return per_weight * (self.n_embd + self.n_ff) * self.pairs.used
 
     def _ranks(self) -> list[int]:
         return search.ladder(self.n_embd)
@@ -366,7 +360,7 @@ class _Work:
         check_sparse(model)
 
     def _contents(
-        self, found: Sequence[search.Choice], candidate: Callable[..., Any]
+        self, found: Sequence[search.Choice], candidate: Candidate
     ) -> tuple[list[Any], list[Stored]]:
         """Keys and tensors of chosen predictors."""
         tensors: list[Stored] = []
@@ -382,13 +376,6 @@ class _Work:
                 tensors += candidate(layer, choice.rank)[0]
         keys = [array(f"powerinfer.{name}", "FLOAT32", v) for name, v in figures.items()]
         return (keys, tensors) if tensors else ([], [])
-
-    def _format(self, values: np.ndarray) -> Format:
-        return self.format if self.format.fits(values.shape[-1]) else format_by_name("F16")
-
-    def _stored(self, name: str, values: np.ndarray) -> Stored:
-        output = Output(name, values.shape, lambda a, b: values[a:b])
-        return encoded(output, self._format(values))
 
     def _embed(self, path: Path, keys: list[Any], tensors: list[Stored]) -> None:
         marks = [
@@ -417,13 +404,11 @@ class _Work:
         model.close()
         return nll
 
-    def _report(
-        self, layer: int, choice: search.Choice, candidate: Callable[..., Any]
-    ) -> LayerReport:
+    def _report(self, layer: int, choice: search.Choice, candidate: Candidate) -> LayerReport:
         c, at = choice.curve, choice.at
         if not choice.rank:
-            exact = choice.exact_bytes
-            return LayerReport(0, 0.0, 1.0, c.fired, 1.0, c.fired, 0, exact, exact, 1.0)
+            sizes = choice.n_bytes, choice.exact_bytes
+            return LayerReport(0, 0.0, 1.0, c.fired, 1.0, c.fired, 0, *sizes, 1.0)
         tensors, _, overfit = candidate(layer, choice.rank)
         predictor_bytes = round(sum(t.n_bytes for t in tensors) * self.used)
         return LayerReport(
@@ -439,13 +424,29 @@ class _Work:
             overfit,
         )
 
-    def _notes(self) -> list[str]:
-        if self.n_tokens >= FEW_TOKENS:
-            return []
-        return [
-            f"{self.n_tokens} tokens are few: predictors keep getting better up to a million, and "
-            f"below {FEW_TOKENS} they miss much of what they have not seen"
-        ]
+    def _notes(self, layers: Sequence[LayerReport]) -> list[str]:
+        """What the reader should know of predictors of these layers."""
+        notes, n = [], round(self.n_tokens * self.used)
+        if n < FEW_TOKENS:
+            whose = f", {n} of them an expert's on average," if self.mixture else ""
+            notes.append(
+                f"{self.n_tokens} tokens{whose} are few: predictors keep getting better up to a "
+                f"million, and below {FEW_TOKENS} they miss much of what they have not seen"
+            )
+        few = {i: self._mlps.few(i) for i, layer in enumerate(layers) if layer.rank}
+        named = [f"{', '.join(map(str, own))} of layer {i}" for i, own in few.items() if own]
+        if named:
+            notes.append(
+                f"experts that fewer than {LEAST} tokens chose propose all of their neurons: "
+                + "; ".join(named)
+            )
+        overfit = [i for i, layer in enumerate(layers) if layer.overfit > 1.1]
+        if overfit:
+            notes.append(
+                "more text would help: held-out loss is over 1.1 times what was learnt from in "
+                f"layers {', '.join(map(str, overfit))}"
+            )
+        return notes
 
 
 class _Sketches(_Work):
@@ -453,9 +454,12 @@ class _Sketches(_Work):
 
     kind = "sketch"
 
-    def candidate(
-        self, layer: int, _rank: int, _epochs: int, _seed: int, _device: str, _log: Any
-    ) -> tuple[list[Stored], Curve, float]:
+    def _candidates(
+        self, _epochs: int, _seed: int, _device: str, _log: Callable[[str], None]
+    ) -> Candidate:
+        return lambda layer, _rank: (*self._of(layer), 1.0)
+
+    def _of(self, layer: int) -> tuple[list[Stored], Curve]:
         if layer not in self._found:
             tensors = sketch.layer_tensors(self.tensors, layer)
             rows = np.sort(np.concatenate([self.rows, self.held_out]))
@@ -463,7 +467,7 @@ class _Sketches(_Work):
                 tensors,
                 sketch.curve(self.pairs, layer, rows, tensors, search.RECALLS),
             )
-        return *self._found[layer], 1.0
+        return self._found[layer]
 
     def _check(self, model: Model) -> None:
         self._found: dict[int, tuple[list[Stored], Curve]] = {}
@@ -477,8 +481,6 @@ class _Sketches(_Work):
                 f"{model.path}: a sketch has 8 signs in a byte, and rows of {model.n_embd} weights "
                 "are no multiple of that"
             )
-        if model.n_expert:
-            self.used = source.size(self.gguf, "expert_used_count") / model.n_expert
 
     def _ranks(self) -> list[int]:
         return [1]
@@ -487,7 +489,7 @@ class _Sketches(_Work):
         return 1
 
     def _rank_bytes(self, layer: int) -> float:
-        return sum(t.n_bytes for t in self.candidate(layer, 1, 0, 0, "", None)[0]) * self.used
+        return sum(t.n_bytes for t in self._of(layer)[0]) * self.used
 
-    def _notes(self) -> list[str]:
+    def _notes(self, _layers: Sequence[LayerReport]) -> list[str]:
         return []

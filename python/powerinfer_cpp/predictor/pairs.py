@@ -15,6 +15,8 @@ from typing import Any
 import numpy as np
 
 from .._native import lib
+from ..convert import source
+from ..convert.writer import named
 from ..errors import ModelFormatError
 from ..model import Model, Session
 from ..options import SPARSE_MODES
@@ -25,28 +27,38 @@ _FLUSHED = 16  # windows between two notes of how far the recording is
 
 def bytes_per_token(model: Model) -> int:
     """Of the store, all layers together."""
-    return model.n_layer * (2 * model.n_embd + (_neurons(model) + 7) // 8)
+    used = _used(model)
+    experts = 2 * used if model.n_expert else 0
+    return model.n_layer * (2 * model.n_embd + used * ((model.n_ff + 7) // 8) + experts)
 
 
-def _neurons(model: Model) -> int:
-    """Of a layer, all experts together."""
-    return max(1, model.n_expert) * model.n_ff
+def _used(model: Model) -> int:
+    """Blocks of a layer that a token passes: the experts that it chooses, or one."""
+    return source.size(model.gguf, "expert_used_count") if model.n_expert else 1
 
 
 class Pairs:
     """The store of a folder; n_tokens: of all windows that are recorded.
 
-    inputs: float16 [n_layer, n_tokens, n_embd]. bits: uint8 [n_layer, n_tokens, n_ff / 8], the
-    first neuron lowest; n_ff: of all experts, one after the other.
+    inputs: float16 [n_layer, n_tokens, n_embd]. bits: uint8 [n_layer, n_tokens, used, n_ff / 8],
+    the first neuron lowest, of the experts that a token chose. experts: int16 [n_layer, n_tokens,
+    used], which those are, -1 where fewer fired; None where a layer has one block, which is
+    expert 0 of n_expert 1.
+
+    An expert of which no neuron fired for a token is not told from one that was not chosen. Of
+    thousands of neurons some fire.
     """
 
     def __init__(self, folder: Path, model: Model, n_tokens: int):
-        self.n_ff = _neurons(model)
+        self.n_ff, self.n_expert, self.used = model.n_ff, max(1, model.n_expert), _used(model)
         self._progress = folder / "recorded.json"
-        shapes = (
-            ("inputs", np.float16, (model.n_layer, n_tokens, model.n_embd)),
-            ("bits", np.uint8, (model.n_layer, n_tokens, (self.n_ff + 7) // 8)),
-        )
+        lead = (model.n_layer, n_tokens)
+        shapes = {
+            "inputs": (np.float16, (*lead, model.n_embd)),
+            "bits": (np.uint8, (*lead, self.used, (self.n_ff + 7) // 8)),
+        }
+        if model.n_expert:
+            shapes["experts"] = (np.int16, (*lead, self.used))
         needed = n_tokens * bytes_per_token(model)
         there = sum(path.stat().st_size for path in folder.glob("*.pairs"))
         if shutil.disk_usage(folder).free + there < needed:
@@ -54,7 +66,10 @@ class Pairs:
                 f"{folder}: {needed >> 20} MiB needed for what {n_tokens} tokens record, and the "
                 "disk has less: use fewer --tokens"
             )
-        self.inputs, self.bits = (_mapped(folder / f"{n}.pairs", d, s) for n, d, s in shapes)
+        stores = {n: _mapped(folder / f"{n}.pairs", *shape) for n, shape in shapes.items()}
+        self.inputs, self.bits = stores["inputs"], stores["bits"]
+        self.experts = stores.get("experts")
+        self._stores = list(stores.values())
 
     def record(self, model: Model, windows: Sequence[np.ndarray], **fields: Any) -> None:
         """Fills the store, going on where it was left. fields: of pi_session_params.
@@ -87,25 +102,50 @@ class Pairs:
                         f"{model.path}: inputs of predictors exceed half precision: use the normed"
                     )
                 self.inputs[:, row:end] = inputs
-                fired = session.activations().reshape(*inputs.shape[:2], self.n_ff)
+                fired = session.activations().reshape(*inputs.shape[:2], -1, self.n_ff)
+                if self.experts is not None:
+                    fired, self.experts[:, row:end] = _chosen(fired, self.used)
                 self.bits[:, row:end] = np.packbits(fired, axis=-1, bitorder="little")
                 row, done = end, done + 1
                 if done % _FLUSHED == 0 or done == len(windows):
-                    self.inputs.flush()
-                    self.bits.flush()
-                    self._progress.write_text(json.dumps(done))
+                    for store in self._stores:
+                        store.flush()
+                    with named(self._progress):  # as a whole: killed amidst, it holds no number
+                        part = self._progress.with_suffix(".part")
+                        part.write_text(json.dumps(done))
+                        part.replace(self._progress)
                 progress.update(len(window))
         session.close()
 
-    def fired(self, layer: int, rows: np.ndarray) -> np.ndarray:
-        """bool [rows, n_ff]."""
-        bits = np.unpackbits(self.bits[layer, rows], axis=-1, count=self.n_ff, bitorder="little")
+    def chose(self, layer: int, rows: np.ndarray, expert: int) -> np.ndarray:
+        """Those of the rows whose tokens chose an expert."""
+        if self.experts is None:
+            return rows
+        return rows[(self.experts[layer, rows] == expert).any(axis=-1)]
+
+    def fired(self, layer: int, rows: np.ndarray, expert: int = 0) -> np.ndarray:
+        """bool [rows, n_ff], of rows that chose the expert."""
+        place = 0
+        if self.experts is not None:
+            place = (self.experts[layer, rows] == expert).argmax(axis=-1)
+        bits = self.bits[layer, rows, place]
+        bits = np.unpackbits(bits, axis=-1, count=self.n_ff, bitorder="little")
         return bits.view(bool)
+
+
+def _chosen(fired: np.ndarray, used: int) -> tuple[np.ndarray, np.ndarray]:
+    """Of bool [..., n_expert, n_ff] the experts that fired, [..., used, n_ff], and which they are,
+    int16 [..., used]."""
+    silent = ~fired.any(axis=-1)
+    order = np.argsort(silent, axis=-1, kind="stable")[..., :used]
+    experts = np.where(np.take_along_axis(silent, order, -1), -1, order).astype(np.int16)
+    return np.take_along_axis(fired, order[..., None], -2), experts
 
 
 def _mapped(path: Path, dtype: Any, shape: tuple[int, ...]) -> np.memmap:
     n_bytes = math.prod(shape) * np.dtype(dtype).itemsize
     if not path.exists() or path.stat().st_size != n_bytes:
-        with path.open("wb") as file:  # a mapping that outgrows the disk would end the process
+        # a mapping that outgrows the disk would end the process
+        with named(path, n_bytes), path.open("wb") as file:
             os.posix_fallocate(file.fileno(), 0, n_bytes)
     return np.memmap(path, dtype, "r+", shape=shape)

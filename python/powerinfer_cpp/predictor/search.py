@@ -27,30 +27,38 @@ class Costs:
     """Bytes that one token reads in a layer's feed-forward block.
 
     first: of the gates (ups, where there are none) of all neurons; rest: of their other rows;
-    per_rank: of a predictor, for each of its hidden units.
+    per_rank: of a predictor, for each of its hidden units. smooth: the activation is never zero,
+    and its threshold counts in exact mode alone, so that a proposed neuron is read whole, and a
+    layer without a predictor among others with one is, too.
     """
 
     first: float
     rest: float
     per_rank: float
+    smooth: bool = False
 
     def exact(self, fired: float) -> float:
         return self.first + fired * self.rest
 
+    def without(self, fired: float) -> float:
+        """Of a layer without a predictor in a file that has predictors."""
+        return self.first + self.rest if self.smooth else self.exact(fired)
+
     def predicted(self, rank: int, curve: Curve, at: int) -> float:
-        return float(
-            rank * self.per_rank + curve.predicted[at] * self.first + curve.hit[at] * self.rest
-        )
+        whole = curve.predicted[at] if self.smooth else curve.hit[at]
+        return float(rank * self.per_rank + curve.predicted[at] * self.first + whole * self.rest)
 
 
 @dataclass(frozen=True)
 class Choice:
-    """rank: 0 in exact mode. at: which of RECALLS. curve: of the predictor that was found best."""
+    """rank: 0 without a predictor. at: which of RECALLS. curve: of the predictor that was found
+    best. without_bytes: what the layer reads without one, beside others that have one."""
 
     rank: int
     at: int
     n_bytes: float
     exact_bytes: float
+    without_bytes: float
     curve: Curve
 
 
@@ -90,7 +98,8 @@ def choose(
                 break
             best = other
     curve = candidate(best)
-    return Choice(best, at, cost(best), costs.exact(curve.fired), curve)
+    fired = curve.fired
+    return Choice(best, at, cost(best), costs.exact(fired), costs.without(fired), curve)
 
 
 def losses(measured: Sequence[float]) -> np.ndarray:
@@ -106,11 +115,24 @@ def losses(measured: Sequence[float]) -> np.ndarray:
 
 
 def exactly(choice: Choice) -> Choice:
+    """The layer in a file without predictors."""
     return replace(choice, rank=0, n_bytes=choice.exact_bytes)
 
 
+def without(choice: Choice) -> Choice:
+    """The layer without a predictor, in a file that has predictors."""
+    return replace(choice, rank=0, n_bytes=choice.without_bytes)
+
+
+def worth_while(choices: Sequence[Choice]) -> Sequence[Choice]:
+    """The choices, or exact mode for all layers where those together read no less."""
+    if sum(c.n_bytes for c in choices) < sum(c.exact_bytes for c in choices):
+        return choices
+    return [exactly(c) for c in choices]
+
+
 def cheapest(options: Sequence[Choice], lost: np.ndarray, price: float) -> Choice:
-    """The option that costs least, or exact mode; price: bytes for a loss of 1.
+    """The option that costs least, or no predictor; price: bytes for a loss of 1.
 
     options, lost: at each of RECALLS.
     """
@@ -119,7 +141,7 @@ def cheapest(options: Sequence[Choice], lost: np.ndarray, price: float) -> Choic
         return choice.n_bytes + price * lost[choice.at]
 
     best = min(options, key=cost)
-    return best if cost(best) < best.exact_bytes else exactly(best)
+    return best if cost(best) < best.without_bytes else without(best)
 
 
 def first_within(loss: Callable[[int], float], n: int, target: float) -> int | None:

@@ -12,8 +12,9 @@ import numpy as np
 from ..convert.embed import from_array
 from ..convert.stored import Stored, decoded
 from ..formats import format_by_name
+from . import train
 from .pairs import Pairs
-from .train import JUDGED_ROWS, Curve, curve_of
+from .train import Curve
 
 UNIT, TOP = 0.45, 7  # levels of inputs, as in ggml/src/cpu/sketch.cpp
 _SLAB = 1024  # rows
@@ -58,25 +59,16 @@ def curve(
     tensors: Sequence[Stored],
     recalls: Sequence[float],
 ) -> Curve:
-    """The curve of a layer's sketch: its signs and, where there are biases, offsets.
-
-    Of a mixture every expert counts on the tokens of which some neuron of it fired, which are
-    those that chose it.
-    """
+    """The curve of a layer's sketch: its signs and, where there are biases, offsets."""
     bits, *bias = tensors
     n_ff, n_bytes = bits.shape[-2:]
     offset = decoded(bias[0]).rows(0, 1).reshape(-1) if bias else None
-    rows = rows[:: -(-len(rows) // JUDGED_ROWS)]
-    x = pairs.inputs[layer, rows].astype(np.float32)
-    fired = pairs.fired(layer, rows).reshape(len(rows), -1, n_ff)
-    all_scores, all_fired = [], []
-    for expert in range(fired.shape[1]):
-        own = fired[:, expert]
-        chosen = own.any(axis=1) if fired.shape[1] > 1 else slice(None)
-        stored = bits.rows(expert * n_ff, (expert + 1) * n_ff).reshape(n_ff, n_bytes)
-        all_scores.append(scores(stored, offset, x[chosen]).reshape(-1))
-        all_fired.append(own[chosen].reshape(-1))
-    return curve_of(np.concatenate(all_scores), np.concatenate(all_fired), recalls)
+
+    def of_expert(expert: int, x: np.ndarray) -> np.ndarray:
+        own = bits.rows(expert * n_ff, (expert + 1) * n_ff).reshape(n_ff, n_bytes)
+        return scores(own, offset, x)
+
+    return train.curve(pairs, layer, rows, of_expert, recalls)
 
 
 def layer_tensors(tensors: dict[str, Stored], layer: int) -> list[Stored]:

@@ -1,17 +1,16 @@
 """Training of one predictor: score = fc2 . relu(fc1 . x), a neuron is computed where it is high.
 
+One is of a layer, or of an expert of it, which learns from the tokens that chose it.
+
 Loss, optimiser and early stopping follow Deja Vu's training code: binary cross entropy in which a
 firing weighs 1 and a silence about as much as neurons fire, AdamW with a decay of 0.01.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from ..convert.stored import decoded, encoded
-from ..convert.tensors import Output
-from ..formats import Format
 from .pairs import Pairs
 
 BATCH = 1024
@@ -42,25 +41,42 @@ class Trained:
     epochs: int
 
 
+def density(pairs: Pairs, layer: int, rows: np.ndarray) -> float:
+    """Share of the neurons that fire, of the experts that were chosen.
+
+    All experts of a layer get the same, so that a score means the same in each: their predictors
+    share one threshold.
+    """
+    rows, fired, count = rows[:BATCH], 0, 0
+    for expert in range(pairs.n_expert):
+        found = pairs.fired(layer, pairs.chose(layer, rows, expert), expert)
+        fired, count = fired + int(found.sum()), count + found.size
+    return fired / max(count, 1)
+
+
 def train(
     pairs: Pairs,
     layer: int,
+    expert: int,
     rows: np.ndarray,
     held_out: np.ndarray,
     rank: int,
     *,
+    density: float,
+    batch_size: int,
     seed: int,
     epochs: int,
     device: str,
 ) -> Trained:
-    """Learns from rows of a layer's pairs, and stops when those held out get no better."""
+    """Learns from rows of a layer's pairs, all of which chose the expert, and stops when those
+    held out get no better."""
     import torch
 
     generator = torch.Generator().manual_seed(seed)
     inputs, n_embd, n_ff = pairs.inputs[layer], pairs.inputs.shape[-1], pairs.n_ff
     sample = inputs[held_out[:BATCH]].astype(np.float32)
     scale = float(np.sqrt(np.mean(sample**2))) or 1.0  # no step depends on the input's unit
-    density = float(pairs.fired(layer, held_out[:BATCH]).mean()) + 0.005
+    silence = density + 0.005
 
     def normal(*shape: int) -> torch.Tensor:
         values = torch.randn(*shape, generator=generator) / shape[1] ** 0.5
@@ -68,15 +84,15 @@ def train(
 
     fc1, fc2 = normal(rank, n_embd), normal(n_ff, rank)
     optimizer = torch.optim.AdamW([fc1, fc2], lr=RATE, weight_decay=0.01)
-    steps = max(1, epochs * -(-len(rows) // BATCH))
+    steps = max(1, epochs * -(-len(rows) // batch_size))
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps, RATE / 20)
 
     def batch(part: np.ndarray) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Inputs, what fired, and what each neuron weighs in the loss."""
         part = np.sort(part)  # the order within a batch is of no account; on disk it is
         x = torch.from_numpy(inputs[part].astype(np.float32) / scale).to(device)
-        y = torch.from_numpy(pairs.fired(layer, part)).to(device, torch.float32)
-        return x, y, y * (1 - density) + density
+        y = torch.from_numpy(pairs.fired(layer, part, expert)).to(device, torch.float32)
+        return x, y, y * (1 - silence) + silence
 
     def step(part: np.ndarray) -> None:
         # Gradients by hand: the loss's own is sigmoid(score) - y, and the product with n_ff columns
@@ -105,8 +121,8 @@ def train(
         while epoch < epochs and since < PATIENCE:
             epoch, since = epoch + 1, since + 1
             order = rows[torch.randperm(len(rows), generator=generator).numpy()]
-            for first in range(0, len(rows), BATCH):
-                step(order[first : first + BATCH])
+            for first in range(0, len(rows), batch_size):
+                step(order[first : first + batch_size])
             outside = mean_loss(held_out)
             if outside < best[0]:
                 best, since = (outside, mean_loss(learnt), fc1.clone(), fc2.clone()), 0
@@ -131,13 +147,25 @@ class Curve:
 
 
 def curve(
-    pairs: Pairs, layer: int, rows: np.ndarray, weights: tuple[np.ndarray, np.ndarray], recalls
+    pairs: Pairs,
+    layer: int,
+    rows: np.ndarray,
+    scores: Callable[[int, np.ndarray], np.ndarray],
+    recalls: Sequence[float],
 ) -> Curve:
-    """The curve of fc1 and fc2 at these recalls, as far as they can be had."""
+    """The curve of a layer's predictors at these recalls, as far as they can be had.
+
+    scores(expert, x): [t, n_ff] of inputs float32 [t, n_embd]. Every expert counts on the tokens
+    that chose it.
+    """
     rows = rows[:: -(-len(rows) // JUDGED_ROWS)]
-    x = pairs.inputs[layer, rows].astype(np.float32)
-    fc1, fc2 = weights
-    return curve_of(np.maximum(x @ fc1.T, 0) @ fc2.T, pairs.fired(layer, rows), recalls)
+    found, fired = [], []
+    for expert in range(pairs.n_expert):
+        own = pairs.chose(layer, rows, expert)
+        x = pairs.inputs[layer, own].astype(np.float32)
+        found.append(scores(expert, x).reshape(-1))
+        fired.append(pairs.fired(layer, own, expert).reshape(-1))
+    return curve_of(np.concatenate(found), np.concatenate(fired), recalls)
 
 
 def curve_of(score: np.ndarray, fired: np.ndarray, recalls: Sequence[float]) -> Curve:
@@ -157,9 +185,3 @@ def curve_of(score: np.ndarray, fired: np.ndarray, recalls: Sequence[float]) -> 
         n_hit / score.size,
         float(fired.mean()),
     )
-
-
-def as_stored(values: np.ndarray, fmt: Format) -> np.ndarray:
-    """float32 values as they come back from a format."""
-    output = Output("predictor", values.shape, lambda a, b: values[a:b])
-    return decoded(encoded(output, fmt)).rows(0, len(values))

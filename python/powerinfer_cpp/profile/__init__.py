@@ -1,6 +1,7 @@
 """How often each neuron fires on a text: `profile(model, out, text)`."""
 
 import hashlib
+import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from .counters import Counter, EngineCounter, TransformersCounter, check_sparse
 from .state import State
 from .statistics import Statistics, embed_statistics, from_gguf, merged
 from .text import windows
+from .thresholds import THRESHOLD, with_thresholds
 
 __all__ = ["Statistics", "count", "from_gguf", "profile"]
 
@@ -63,6 +65,7 @@ def profile(
     imported_tokens: int | None = None,
     export: str | Path | None = None,
     checkpoint: str | Path | None = None,
+    cats: float | None = None,
     log: Callable[[str], None] = lambda _line: None,
     **fields: Any,
 ) -> Statistics:
@@ -73,12 +76,25 @@ def profile(
     files of the same model whose statistics are added, each weighing as its tokens. imported,
     export: folders of activation_N.pt to add (taken on imported_tokens tokens; unless given, the
     largest count) and to write. checkpoint: compute with transformers on this folder instead of
-    with the engine. fields: of pi_session_params.
+    with the engine. cats: for SiLU and GELU, sets the file's thresholds (powerinfer.ffn.threshold)
+    so that this share of each layer's activations counts as zero, and profiles what is left; with a
+    text and `out` alone. fields: of pi_session_params.
 
     Work that was killed is taken up where it stopped (OUT.state), with the same result. Raises
     OSError (a full disk, no such file), ValueError (an empty text, statistics of another model, a
     model of which every neuron fires), ImportError (no transformers); nothing half-written remains.
     """
+    if cats is not None:
+        if out is None or text is None or merge or imported or checkpoint:
+            raise ValueError("thresholds are chosen on a text, for a file: with --out and alone")
+        with tempfile.TemporaryDirectory(dir=Path(out).parent) as folder:
+            path = Path(folder) / "thresholds.gguf"
+            pieces = _pieces(model, text, separator, n_ctx, n_tokens)
+            found = with_thresholds(model, path, pieces, cats, **fields)
+            named = ", ".join(f"{t:.4f}" for t in found)
+            log(f"below these values, by layer, {cats:.0%} count as zero: {named}")
+            options = {"separator": separator, "n_tokens": n_tokens, "n_ctx": n_ctx}
+            return profile(Model(str(path)), out, text, export=export, log=log, **options, **fields)
     gguf = model.gguf
     shape = (model.n_layer, max(1, model.n_expert), model.n_ff)
     if out is not None:
@@ -91,12 +107,8 @@ def profile(
     merged([(model.path, empty), *parts])  # refused before hours of work
     state = None
     if text is not None:
-        data = Path(text).read_bytes()
-        n_ctx = min(n_ctx or 512, model.n_ctx_train)
-        try:
-            pieces = windows(model, data, separator, n_ctx, n_tokens)
-        except ValueError as error:
-            raise ValueError(f"{text}: {error}") from None
+        pieces = _pieces(model, text, separator, n_ctx, n_tokens)
+        n_ctx = _window(model, n_ctx)
         check_sparse(model)
         if checkpoint is not None:
             counter: Counter = TransformersCounter(model, Path(checkpoint))
@@ -104,9 +116,11 @@ def profile(
             counter = EngineCounter(model, n_ctx, **fields)
         identity = {
             "model": fingerprint(gguf),
-            "text": hashlib.sha256(data).hexdigest(),
+            "zero": [model.activation, str(gguf.value(THRESHOLD))],
+            "text": hashlib.sha256(Path(text).read_bytes()).hexdigest(),
             "cut": [str(separator), n_tokens, n_ctx],
             "checkpoint": str(checkpoint),
+            "cache": [fields.get("type_k"), fields.get("type_v")],
         }
         if out is not None:
             state = State(Path(out), identity, log)
@@ -122,6 +136,24 @@ def profile(
     if state is not None:
         state.remove()
     return total
+
+
+def _window(model: Model, n_ctx: int | None) -> int:
+    return min(n_ctx or 512, model.n_ctx_train)
+
+
+def _pieces(
+    model: Model,
+    text: str | Path,
+    separator: bytes | None,
+    n_ctx: int | None,
+    n_tokens: int | None,
+) -> list[np.ndarray]:
+    try:
+        size = _window(model, n_ctx)
+        return windows(model, Path(text).read_bytes(), separator, size, n_tokens)
+    except ValueError as error:
+        raise ValueError(f"{text}: {error}") from None
 
 
 def _others(model: Model, path: str | Path) -> Statistics:

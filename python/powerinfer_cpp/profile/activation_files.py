@@ -11,7 +11,7 @@ import numpy as np
 from ..convert.stored import Stored
 from ..convert.torch_zip import read_torch_tensor
 from ..convert.weight import widen
-from ..convert.writer import Entry
+from ..convert.writer import Entry, named
 from ..errors import ModelFormatError
 from .statistics import Statistics, entries, tensors
 
@@ -60,7 +60,8 @@ def write(folder: Path, statistics: Statistics) -> None:
         path = folder / f"activation_{layer}.pt"
         part = path.with_name(path.name + ".part")
         try:
-            _save(part, path.stem, values)
+            with named(path):
+                _save(part, path.stem, values)
             part.replace(path)
         finally:
             part.unlink(missing_ok=True)
@@ -108,11 +109,16 @@ def _save(path: Path, name: str, values: np.ndarray) -> None:
         named("collections", "OrderedDict") + pickle.EMPTY_TUPLE + pickle.REDUCE,
     )
     rebuilt = named("torch._utils", "_rebuild_tensor_v2") + arguments + pickle.REDUCE
+    members = {
+        "data.pkl": pickle.PROTO + b"\2" + rebuilt + pickle.STOP,
+        "byteorder": b"little",
+        "data/0": values.tobytes(),
+        "version": b"3\n",
+    }
     with zipfile.ZipFile(path, "w") as archive:
-        archive.writestr(f"{name}/data.pkl", pickle.PROTO + b"\2" + rebuilt + pickle.STOP)
-        archive.writestr(f"{name}/byteorder", "little")
-        archive.writestr(f"{name}/data/0", values.tobytes())
-        archive.writestr(f"{name}/version", "3\n")
+        for member, data in members.items():
+            # Unless it is given, the time is noted, and the same work writes other bytes.
+            archive.writestr(zipfile.ZipInfo(f"{name}/{member}"), data)
 
 
 def _ranges(numbers: list[int]) -> str:

@@ -9,7 +9,7 @@ from .._native import lib
 from ..model import Model, Session
 from ..options import SPARSE_MODES
 
-_SMOOTH = ("silu", "gelu")  # never exactly zero
+SMOOTH = ("silu", "gelu")  # never exactly zero
 # What takes the last product of a feed-forward block, by the families' names.
 _DOWN = ("down_proj", "fc2", "dense_4h_to_h", "w2")
 
@@ -27,10 +27,10 @@ class Counter(Protocol):
 def check_sparse(model: Model) -> None:
     """Raises ValueError for a model of which every neuron fires, always."""
     threshold = model.gguf.value("powerinfer.ffn.threshold", 0.0)
-    if model.activation in _SMOOTH and not np.any(np.asarray(threshold) != 0):
+    if model.activation in SMOOTH and not np.any(np.asarray(threshold) != 0):
         raise ValueError(
             f"{model.path}: with {model.activation} and no powerinfer.ffn.threshold every neuron "
-            "fires on every token"
+            "fires on every token; `powerinfer profile --cats 50%` sets one, for example"
         )
 
 

@@ -8,6 +8,8 @@ from typing import Any
 
 import numpy as np
 
+from ..convert.writer import named
+
 _SECONDS = 20.0  # between two savings
 
 
@@ -19,6 +21,7 @@ class State:
 
     def __init__(self, target: Path, identity: dict[str, Any], log: Any):
         self._path = target.with_name(target.name + ".state")
+        self._part = target.with_name(target.name + ".state.part")
         self._identity = json.dumps(identity, sort_keys=True)
         self._saved = time.monotonic()
         self._log = log
@@ -43,15 +46,16 @@ class State:
         """Saves, unless that was done a moment ago. Raises OSError."""
         if not at_once and time.monotonic() - self._saved < _SECONDS:
             return
-        part = self._path.with_name(self._path.name + ".part")
         try:
-            with part.open("wb") as file:
-                np.savez(file, identity=np.array(self._identity), **arrays)
-            part.replace(self._path)
+            with named(self._path):
+                with self._part.open("wb") as file:
+                    np.savez(file, identity=np.array(self._identity), **arrays)
+                self._part.replace(self._path)
         finally:
-            part.unlink(missing_ok=True)
+            self._part.unlink(missing_ok=True)
         self._saved = time.monotonic()
 
     def remove(self) -> None:
         """The work is done."""
         self._path.unlink(missing_ok=True)
+        self._part.unlink(missing_ok=True)  # of a process that was killed while it saved

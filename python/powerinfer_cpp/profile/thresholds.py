@@ -1,0 +1,125 @@
+"""What counts as zero in a model whose activation never is: thresholds after CATS.
+
+CATS (arXiv 2404.08763) drops a given share of a layer's activations, the smallest ones. The
+engine records what the blocks see; their gates are computed here, with the file's own weights.
+"""
+
+import math
+import tempfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from .._native import lib
+from ..convert import source
+from ..convert.embed import embed
+from ..convert.stored import Stored, decoded
+from ..convert.writer import array, string
+from ..errors import UnsupportedModelError
+from ..model import Model, Session
+from ..options import SPARSE_MODES
+
+THRESHOLD = "powerinfer.ffn.threshold"
+_INPUT = "powerinfer.predictor.input"
+_WINDOWS, _ROWS = 16, 64  # and rows of each: a quantile of thousands of neurons needs no more
+# erf from a table: numpy has none, and between its points the error is below 1e-9.
+_ERF_AT = np.linspace(-6, 6, 120_001)
+_ERF = np.array([math.erf(x) for x in _ERF_AT])
+
+
+def activated(activation: str, gate: np.ndarray) -> np.ndarray:
+    """Magnitudes of silu or gelu."""
+    if activation == "silu":
+        return np.abs(gate) / (1 + np.exp(-np.clip(gate, -60, 60)))
+    return np.abs(gate) * (1 + np.interp(gate / 2**0.5, _ERF_AT, _ERF)) / 2
+
+
+def with_thresholds(
+    model: Model, target: Path, pieces: Sequence[np.ndarray], share: float, **fields: Any
+) -> list[float]:
+    """Writes the model with thresholds, one per layer, below which `share` of its activations
+    are on these windows, and returns them. fields: of pi_session_params.
+
+    Raises ValueError for an activation that has zeros of its own, UnsupportedModelError for a file
+    without neuron rows, where the engine takes no thresholds.
+    """
+    if model.activation not in ("silu", "gelu"):
+        raise ValueError(
+            f"{model.path}: {model.activation} has zeros of its own; thresholds of this kind are "
+            "for silu and gelu"
+        )
+    tensors = {t.name: t for t in source.tensors(model.gguf)}
+    if not any(".ffn_down_t" in name for name in tensors):
+        raise UnsupportedModelError(
+            f"{model.path}: has no neuron rows (ffn_down_t), which a threshold needs; "
+            "`powerinfer convert` makes a file with them of it"
+        )
+    inputs, chosen = _recorded(model, target.parent, pieces, fields)
+    found = []
+    for layer, x in enumerate(inputs):
+        sizes = [
+            activated(model.activation, gate(x if mask is None else x[mask]))
+            for gate, mask in zip(_gates(tensors, layer), chosen[layer], strict=True)
+        ]
+        every = np.concatenate([values.reshape(-1) for values in sizes])
+        found.append(float(np.quantile(every, share)))
+    embed(model.gguf, target, [array(THRESHOLD, "FLOAT32", found)], [])
+    return found
+
+
+def _recorded(
+    model: Model, folder: Path, pieces: Sequence[np.ndarray], fields: dict[str, Any]
+) -> tuple[np.ndarray, list[list[np.ndarray | None]]]:
+    """Inputs of the blocks, float32 [n_layer, rows, n_embd], and by layer and expert which rows
+    chose it; None for all."""
+    windows = pieces[:: -(-len(pieces) // _WINDOWS)]
+    n_ctx = max(map(len, windows))
+    options = {
+        **fields,
+        "n_ctx": n_ctx,
+        "n_batch": n_ctx,
+        "n_ubatch": min(n_ctx, fields.get("n_ubatch", 512)),
+        "n_logits": 1,
+        "sparse": SPARSE_MODES.index("off"),
+        "record": lib.PI_RECORD_INPUTS,
+    }
+    inputs, chosen = [], []
+    with tempfile.TemporaryDirectory(dir=folder) as temporary:
+        path = Path(temporary) / "normed.gguf"
+        # A block's gate sees the normed input, whatever the file's predictors see.
+        embed(model.gguf, path, [string(_INPUT, "normed")], [], removed=_predictors)
+        normed = Model(str(path))
+        session = Session(normed, **options)
+        for window in windows:
+            session.truncate(0)
+            session.eval(window)
+            rows = slice(None, None, -(-len(window) // _ROWS))
+            inputs.append(session.ffn_inputs()[:, rows])
+            if model.n_expert:
+                chosen.append(session.activations()[:, rows].any(axis=-1))
+        session.close()
+        normed.close()
+    if not model.n_expert:
+        return np.concatenate(inputs, axis=1), [[None]] * model.n_layer
+    by_layer = np.concatenate(chosen, axis=1).transpose(0, 2, 1)
+    return np.concatenate(inputs, axis=1), [list(masks) for masks in by_layer]
+
+
+def _predictors(name: str) -> bool:
+    return name.startswith("powerinfer.predictor.") or bool(source.PREDICTOR.fullmatch(name))
+
+
+def _gates(tensors: dict[str, Stored], layer: int) -> list[Callable[[np.ndarray], np.ndarray]]:
+    """What the activation of a layer's block, or of each of its experts, is applied to."""
+    end = "_exps" if f"blk.{layer}.ffn_up_exps.weight" in tensors else ""
+    part = "gate" if f"blk.{layer}.ffn_gate{end}.weight" in tensors else "up"
+    stored, bias = tensors[f"blk.{layer}.ffn_{part}{end}.weight"], f"blk.{layer}.ffn_{part}.bias"
+    n_ff, weights = stored.shape[-2], decoded(stored)
+    offset = decoded(tensors[bias]).rows(0, 1).reshape(-1) if bias in tensors else np.float32(0)
+
+    def gate(expert: int, x: np.ndarray) -> np.ndarray:
+        return x @ weights.rows(expert * n_ff, (expert + 1) * n_ff).T + offset
+
+    return [lambda x, e=e: gate(e, x) for e in range(stored.n_rows // n_ff)]
