@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import shutil
 import sys
-import tempfile
 from pathlib import Path
 
 from powerinfer_cpp.cli import main
@@ -24,20 +23,22 @@ LEARNING = ["--epochs", "3", "--predictor-type", "Q4_0", "--target", "0.2%"]
 def make(checkpoint: Path, stories: Path) -> int:
     out = HERE / "stories-relu.Q8_0.gguf"
     text = ["--text", str(stories), "--separator", "<|endoftext|>", "-c", "256"]
-    with tempfile.TemporaryDirectory() as folder:
-        dense, neurons, profiled = (
-            str(Path(folder) / f"{name}.gguf") for name in ("dense", "neurons", "profiled")
-        )
-        steps = (
-            ["convert", "--outfile", dense, str(checkpoint)],
-            # In F16 ffn_down is turned without loss, and every weight is rounded once.
-            ["convert", "--outtype", "q8_0", "--outfile", neurons, dense],
-            ["profile", neurons, *text, "--tokens", "200000", "--out", profiled],
-            ["train-predictor", profiled, *text, *LEARNING, "--out", str(out)],
-        )
-        for step in steps:
-            if status := main(step):
-                return status
+    folder = HERE / "stories-relu.parts"  # kept when this is killed, and found again
+    folder.mkdir(exist_ok=True)
+    dense, neurons, profiled = (
+        str(folder / f"{name}.gguf") for name in ("dense", "neurons", "profiled")
+    )
+    steps = (
+        ["convert", "--outfile", dense, str(checkpoint)],
+        # In F16 ffn_down is turned without loss, and every weight is rounded once.
+        ["convert", "--outtype", "q8_0", "--outfile", neurons, dense],
+        ["profile", neurons, *text, "--tokens", "200000", "--out", profiled],
+        ["train-predictor", profiled, *text, *LEARNING, "--out", str(out)],
+    )
+    for step in steps:
+        if status := main(step):
+            return status
+    shutil.rmtree(folder)
     shutil.copyfile(checkpoint / "tokenizer.model", HERE / "tokenizer.model")
     return 0
 

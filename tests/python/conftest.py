@@ -14,6 +14,8 @@ ROOT = Path(__file__).resolve().parents[2]
 SHARED = ROOT.parent / "shared"
 # The only reasons to skip that --all accepts: the machine lacks the hardware.
 HARDWARE = ("GPU", "ISA")
+# Peers that --all can do without: ./run does not install what takes ten minutes to compile.
+OPTIONAL = ("llama_cpp",)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -35,6 +37,7 @@ def _is_installed(module: str) -> bool:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leaves out slow tests without --all, and those whose reference data or peer is missing."""
     keep, left_out = [], {}
+    config.stash[NEEDLESS] = []
     for item in items:
         why = ""
         if item.get_closest_marker("slow") and not config.getoption("--all"):
@@ -43,6 +46,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             why = "needs the reference data of ../shared"
         elif (peer := item.get_closest_marker("peer")) and not _is_installed(peer.args[0]):
             why = f"compares with {peer.args[0]}, which is not installed"
+            if peer.args[0] not in OPTIONAL:
+                config.stash[NEEDLESS].append(item.nodeid)
         if why:
             left_out.setdefault(why, []).append(item)
         else:
@@ -54,6 +59,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 LEFT_OUT = pytest.StashKey[dict]()
+NEEDLESS = pytest.StashKey[list[str]]()
 COUNTS = pytest.StashKey[str]()
 
 
@@ -68,10 +74,13 @@ def pytest_terminal_summary(terminalreporter, exitstatus: int, config: pytest.Co
 
 
 def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
-    """With --all a skip for anything but missing hardware fails the run."""
+    """With --all a skip for anything but missing hardware fails the run, as does a missing peer."""
     reporter = session.config.pluginmanager.get_plugin("terminalreporter")
     if not session.config.getoption("--all") or reporter is None:
         return
+    for test in session.config.stash.get(NEEDLESS, []):
+        reporter.write_line(f"left out without need, a peer is missing: {test}", red=True)
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
     for report in reporter.stats.get("skipped", []):
         reason = str(report.longrepr[2] if isinstance(report.longrepr, tuple) else report.longrepr)
         if not any(word in reason for word in HARDWARE):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import pickle
@@ -439,16 +438,15 @@ def test_targets_that_cannot_be(tmp_path: Path) -> None:
         convert(folder, outfile=tmp_path, log=quiet)
 
 
-if importlib.util.find_spec("transformers"):
+@pytest.mark.peer("transformers")
+@pytest.mark.parametrize("name", ["silu", "relu", "biases", "head_dim", "tied"])
+def test_logits_against_transformers(name: str, tmp_path: Path) -> None:
+    import torch
+    from transformers import LlamaForCausalLM
 
-    @pytest.mark.parametrize("name", ["silu", "relu", "biases", "head_dim", "tied"])
-    def test_logits_against_transformers(name: str, tmp_path: Path) -> None:
-        import torch
-        from transformers import LlamaForCausalLM
-
-        folder = checkpoints.model(tmp_path / "model", **VARIANTS[name])
-        path = convert(folder, outtype="f32", outfile=tmp_path / "out.gguf", log=quiet)
-        model = LlamaForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
-        with torch.no_grad():
-            want = model(torch.tensor([TOKENS])).logits[0].double().numpy()
-        assert reference.relative_error(logits(path, TOKENS), want) < 2e-5
+    folder = checkpoints.model(tmp_path / "model", **VARIANTS[name])
+    path = convert(folder, outtype="f32", outfile=tmp_path / "out.gguf", log=quiet)
+    model = LlamaForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    with torch.no_grad():
+        want = model(torch.tensor([TOKENS])).logits[0].double().numpy()
+    assert reference.relative_error(logits(path, TOKENS), want) < 2e-5

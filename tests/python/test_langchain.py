@@ -6,7 +6,6 @@ Where langchain_community is installed, the real class is run as well.
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import sys
 import warnings
@@ -107,28 +106,25 @@ def test_what_llama_index_does(path: Path) -> None:
     assert list(model(prompt="hello", stream=True, max_tokens=4))
 
 
-if importlib.util.find_spec("langchain_community") is not None:
-
-    def test_the_real_langchain(
-        path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        monkeypatch.setitem(sys.modules, "llama_cpp", powerinfer_cpp)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            from langchain_community.embeddings import LlamaCppEmbeddings
-            from langchain_community.llms import LlamaCpp
-        model = LlamaCpp(model_path=str(path), max_tokens=6, temperature=0.0, verbose=False)
-        want = Llama(path, verbose=False)(
-            "Hello", max_tokens=6, temperature=0, top_p=0.95, repeat_penalty=1.1
-        )
-        assert model.invoke("Hello") == want["choices"][0]["text"]
-        assert "".join(model.stream("Hello")) == want["choices"][0]["text"]
-        assert model.get_num_tokens("the fox") > 1
-        (tmp_path / "g.gbnf").write_text('root ::= "yes" | "no"')
-        held = LlamaCpp(model_path=str(path), grammar_path=str(tmp_path / "g.gbnf"), verbose=False)
-        assert held.invoke("Well?") in ("yes", "no")
-        found = LlamaCppEmbeddings(model_path=str(path), verbose=False)
-        assert len(found.embed_query("hello")) == tiny.CONFIG["hidden_size"]
+@pytest.mark.peer("langchain_community")
+def test_the_real_langchain(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "llama_cpp", powerinfer_cpp)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        from langchain_community.embeddings import LlamaCppEmbeddings
+        from langchain_community.llms import LlamaCpp
+    model = LlamaCpp(model_path=str(path), max_tokens=6, temperature=0.0, verbose=False)
+    want = Llama(path, verbose=False)(
+        "Hello", max_tokens=6, temperature=0, top_p=0.95, repeat_penalty=1.1
+    )
+    assert model.invoke("Hello") == want["choices"][0]["text"]
+    assert "".join(model.stream("Hello")) == want["choices"][0]["text"]
+    assert model.get_num_tokens("the fox") > 1
+    (tmp_path / "g.gbnf").write_text('root ::= "yes" | "no"')
+    held = LlamaCpp(model_path=str(path), grammar_path=str(tmp_path / "g.gbnf"), verbose=False)
+    assert held.invoke("Well?") in ("yes", "no")
+    found = LlamaCppEmbeddings(model_path=str(path), verbose=False)
+    assert len(found.embed_query("hello")) == tiny.CONFIG["hidden_size"]
 
 
 # ---- llama-cpp-python's README ----
