@@ -26,7 +26,8 @@ ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 
 
 def inputs(folder: Path) -> Path:
-    """checkpoint/ (and its predictors/), dense.gguf, neurons.gguf, profiled.gguf, text.txt."""
+    """checkpoint/ (and its predictors/), dense.gguf, neurons.gguf, smooth.gguf with SiLU,
+    profiled.gguf, text.txt."""
     weights = checkpoints.weights(CFG)
     for i in range(2):  # biases make neurons of which some fire seldom
         for part, bias in (("gate", np.linspace(-4, 0, 96)), ("up", np.zeros(96))):
@@ -36,6 +37,9 @@ def inputs(folder: Path) -> Path:
     checkpoints.predictors(folder / "predictors", CFG)
     convert(folder / "checkpoint", outfile=folder / "dense.gguf", outtype="f16", log=quiet)
     convert(folder / "dense.gguf", outfile=folder / "neurons.gguf", log=quiet)
+    checkpoints.save(folder / "silu", {**CFG, "hidden_act": "silu"}, weights)
+    convert(folder / "silu", outfile=folder / "silu.gguf", outtype="f16", log=quiet)
+    convert(folder / "silu.gguf", outfile=folder / "smooth.gguf", log=quiet)
     words = np.random.default_rng(0).choice(checkpoints.TEXT.split(), 900)
     (folder / "text.txt").write_text(" ".join(words))
     model = Model(str(folder / "neurons.gguf"))
@@ -53,8 +57,11 @@ def commands(given: Path) -> dict[str, list[str]]:
     placing = ["place", str(given / "profiled.gguf"), "-ub", "1", "--ram-bandwidth", "30"]
     placing += ["--vram-budget", "0.002", "--sync", "1"]
     converting = [str(ROOT / "convert.py"), "--outtype", "q8_0", "--outfile", "OUT/out.gguf"]
-    profiling = ["profile", str(given / "neurons.gguf"), *text, *WINDOW, "--tokens", "150"]
+    profiling = [*text, *WINDOW, "--tokens", "150"]
+    cats = ["profile", str(given / "smooth.gguf"), *profiling, "--cats", "50%"]
+    profiling = ["profile", str(given / "neurons.gguf"), *profiling]
     return {
+        "cats": [*cats, "--out", "OUT/out.gguf"],
         "profile": [*profiling, "--out", "OUT/out.gguf", "--export", "OUT/statistics"],
         "sketch": [*learn, "--kind", "sketch", "--out", "OUT/out.gguf"],
         "mlp": [*learn, "--epochs", "4", "--torch-device", "cpu", "--out", "OUT/out.gguf"],

@@ -16,7 +16,7 @@ import disturbing
 import pytest
 from disturbing import Command, contents, growing
 
-NAMES = ("profile", "sketch", "place", "gpuidx", "checkpoint", "gguf", "quantize", "plot")
+NAMES = ("profile", "cats", "sketch", "place", "gpuidx", "checkpoint", "gguf", "quantize", "plot")
 MLP = pytest.param("mlp", marks=[pytest.mark.slow, pytest.mark.peer("torch")])
 COMMANDS = pytest.mark.parametrize("command", [*NAMES, MLP], indirect=True)
 

@@ -12,7 +12,7 @@ import pytest
 from disturbing import Command, contents, distinct, growing
 
 OLD = b"what was there before"
-NAMES = ("profile", "sketch", "place", "gpuidx", "checkpoint", "gguf", "quantize", "plot")
+NAMES = ("profile", "cats", "sketch", "place", "gpuidx", "checkpoint", "gguf", "quantize", "plot")
 MLP = pytest.param("mlp", marks=[pytest.mark.slow, pytest.mark.peer("torch")])
 
 

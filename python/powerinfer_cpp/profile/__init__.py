@@ -1,7 +1,6 @@
 """How often each neuron fires on a text: `profile(model, out, text)`."""
 
 import hashlib
-import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,7 @@ from ..model import Model
 from ..progress import Progress
 from . import activation_files
 from .counters import Counter, EngineCounter, TransformersCounter, check_sparse
-from .state import State
+from .state import State, scratch
 from .statistics import Statistics, embed_statistics, from_gguf, merged
 from .text import windows
 from .thresholds import THRESHOLD, with_thresholds
@@ -87,8 +86,8 @@ def profile(
     if cats is not None:
         if out is None or text is None or merge or imported or checkpoint:
             raise ValueError("thresholds are chosen on a text, for a file: with --out and alone")
-        with tempfile.TemporaryDirectory(dir=Path(out).parent) as folder:
-            path = Path(folder) / "thresholds.gguf"
+        with scratch(Path(out)) as folder:
+            path = folder / "thresholds.gguf"
             pieces = _pieces(model, text, separator, n_ctx, n_tokens)
             found = with_thresholds(model, path, pieces, cats, **fields)
             named = ", ".join(f"{t:.4f}" for t in found)

@@ -1,8 +1,11 @@
 """Work that survives being killed: a small file beside the output, replaced as a whole."""
 
 import json
+import shutil
 import time
 import zipfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -59,3 +62,15 @@ class State:
         """The work is done."""
         self._path.unlink(missing_ok=True)
         self._part.unlink(missing_ok=True)  # of a process that was killed while it saved
+
+
+@contextmanager
+def scratch(target: Path) -> Iterator[Path]:
+    """A folder OUT.scratch for files that are needed on the way. Where work was killed it stays, and
+    the work that takes it up clears it."""
+    folder = target.with_name(target.name + ".scratch")
+    folder.mkdir(exist_ok=True)
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder)

@@ -5,7 +5,6 @@ engine records what the blocks see; their gates are computed here, with the file
 """
 
 import math
-import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -40,7 +39,8 @@ def with_thresholds(
     model: Model, target: Path, pieces: Sequence[np.ndarray], share: float, **fields: Any
 ) -> list[float]:
     """Writes the model with thresholds, one per layer, below which `share` of its activations
-    are on these windows, and returns them. fields: of pi_session_params.
+    are on these windows, and returns them. Another copy of the model lies beside `target` on the
+    way. fields: of pi_session_params.
 
     Raises ValueError for an activation that has zeros of its own, UnsupportedModelError for a file
     without neuron rows, where the engine takes no thresholds.
@@ -86,21 +86,21 @@ def _recorded(
         "record": lib.PI_RECORD_INPUTS,
     }
     inputs, chosen = [], []
-    with tempfile.TemporaryDirectory(dir=folder) as temporary:
-        path = Path(temporary) / "normed.gguf"
-        # A block's gate sees the normed input, whatever the file's predictors see.
-        embed(model.gguf, path, [string(_INPUT, "normed")], [], removed=_predictors)
-        normed = Model(str(path))
-        session = Session(normed, **options)
-        for window in windows:
-            session.truncate(0)
-            session.eval(window)
-            rows = slice(None, None, -(-len(window) // _ROWS))
-            inputs.append(session.ffn_inputs()[:, rows])
-            if model.n_expert:
-                chosen.append(session.activations()[:, rows].any(axis=-1))
-        session.close()
-        normed.close()
+    path = folder / "normed.gguf"
+    # A block's gate sees the normed input, whatever the file's predictors see.
+    embed(model.gguf, path, [string(_INPUT, "normed")], [], removed=_predictors)
+    normed = Model(str(path))
+    session = Session(normed, **options)
+    for window in windows:
+        session.truncate(0)
+        session.eval(window)
+        rows = slice(None, None, -(-len(window) // _ROWS))
+        inputs.append(session.ffn_inputs()[:, rows])
+        if model.n_expert:
+            chosen.append(session.activations()[:, rows].any(axis=-1))
+    session.close()
+    normed.close()
+    path.unlink()
     if not model.n_expert:
         return np.concatenate(inputs, axis=1), [[None]] * model.n_layer
     by_layer = np.concatenate(chosen, axis=1).transpose(0, 2, 1)
