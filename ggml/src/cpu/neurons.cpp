@@ -22,8 +22,8 @@ using cpu::kShared;  // several tokens: neurons taken together
 
 // Several tokens: of the pairs of a tile's neurons and the tokens, the share from which on all are
 // multiplied and the mask is applied to the result: fewer are listed row by row. 11,008 x 4,096
-// Q4_0 neurons, 128 tokens, avx512, ms when 20, 30 and 50% are proposed: multiplied 85, 90 and 99,
-// listed 41, 56 and 84.
+// Q4_0 neurons, 128 tokens, ms when 50, 60 and 70% are proposed: avx2 multiplied 156, 158 and 167,
+// listed 121, 137 and 162; avx512 multiplied 91, 95 and 99, listed 89, 104 and 113.
 constexpr double kDense = 0.75;
 // Values of y that stay in a core's cache while the rows of all neurons go by.
 constexpr int64_t kResident = 1 << 15;

@@ -2,8 +2,8 @@
 // are made in strip_kernels.h.
 #include <algorithm>
 
+#include "cpu/add_rows.h"
 #include "cpu/avx2/simd.h"
-#include "cpu/kernels.h"
 
 namespace ggml::cpu::avx2 {
 
@@ -71,8 +71,8 @@ void dot_values(const uint8_t* w, int64_t stride, const int32_t* ids, int64_t n,
 
 // R rows at a time share the loads and stores of y; each column still adds them in ascending order.
 template <typename W, int R>
-void add_tile(const uint8_t* const* row, const uint8_t* const* ahead, int64_t cols, const float* h,
-              float* y) {
+void add_tile(const uint8_t* const* row, const uint8_t* const* ahead, const float* h, float* y,
+              int64_t cols) {
     __m256 factor[R];
     for (int r = 0; r < R; r++) factor[r] = _mm256_set1_ps(h[r]);
     int64_t c = 0;
@@ -90,18 +90,8 @@ void add_tile(const uint8_t* const* row, const uint8_t* const* ahead, int64_t co
 template <typename W>
 void add_values(const uint8_t* w, int64_t stride, const int32_t* ids, int64_t, int64_t cols,
                 const Shares& shares, int64_t nt, float* y, int64_t ldy) {
-    const uint8_t *row[kShared], *ahead[kShared];
-    for (int64_t t = 0; t < nt; t++) {
-        const int64_t first = shares.first[t], n = shares.first[t + 1] - first;
-        for (int64_t k = 0; k < n; k++) {
-            row[k] = w + ids[shares.row[first + k]] * stride;
-            ahead[k] = shares.ahead.beside(k, row[k]);
-        }
-        const float* h = shares.h + first;
-        int64_t k = 0;
-        for (; k + 4 <= n; k += 4) add_tile<W, 4>(row + k, ahead + k, cols, h + k, y + t * ldy);
-        for (; k < n; k++) add_tile<W, 1>(row + k, ahead + k, cols, h + k, y + t * ldy);
-    }
+    const auto tile = [&](auto count, auto... of) { add_tile<W, count>(of..., cols); };
+    add_token_by_token(w, stride, ids, shares, nt, y, ldy, tile);
 }
 
 }  // namespace

@@ -2,6 +2,7 @@
 // products and weighted sums of neuron rows. See strip.h.
 #pragma once
 
+#include "cpu/add_rows.h"
 #include "cpu/avx2/strip.h"
 #include "quants/parts.h"
 
@@ -124,8 +125,8 @@ constexpr int kGroups = 8 / F::halves;
 // For one token. R rows at a time share the loads and stores of y; each column still adds them in
 // ascending order.
 template <typename F, int R>
-void add_tile(const uint8_t* const* rows, const uint8_t* const* aheads, int64_t cols,
-              const float* h, float* y) {
+void add_tile(const uint8_t* const* rows, const uint8_t* const* aheads, const float* h, float* y,
+              int64_t cols) {
     constexpr int64_t size = kUnit<F>;
     const uint8_t *row[R], *ahead[R];
     for (int r = 0; r < R; r++) {
@@ -218,23 +219,11 @@ void add_unpacked(const uint8_t* const* rows, int64_t n, int64_t cols, const Sha
 template <typename F>
 void add(const uint8_t* w, int64_t stride, const int32_t* ids, int64_t n, int64_t cols,
          const Shares& shares, int64_t nt, float* y, int64_t ldy) {
-    const uint8_t *row[kShared], *ahead[kShared];
-    if (nt > 1 && shares.first[nt] - shares.first[0] > n) {
-        for (int64_t i = 0; i < n; i++) row[i] = w + ids[i] * stride;
-        add_unpacked<F>(row, n, cols, shares, nt, y, ldy);
-        return;
-    }
-    for (int64_t t = 0; t < nt; t++) {
-        const int64_t first = shares.first[t], count = shares.first[t + 1] - first;
-        for (int64_t k = 0; k < count; k++) {
-            row[k] = w + ids[shares.row[first + k]] * stride;
-            ahead[k] = shares.ahead.beside(k, row[k]);
-        }
-        const float* h = shares.h + first;
-        int64_t k = 0;
-        for (; k + 4 <= count; k += 4) add_tile<F, 4>(row + k, ahead + k, cols, h + k, y + t * ldy);
-        for (; k < count; k++) add_tile<F, 1>(row + k, ahead + k, cols, h + k, y + t * ldy);
-    }
+    const auto tile = [&](auto count, auto... of) { add_tile<F, count>(of..., cols); };
+    const auto unpacked = [&](const uint8_t* const* rows) {
+        add_unpacked<F>(rows, n, cols, shares, nt, y, ldy);
+    };
+    add_blocks(w, stride, ids, n, shares, nt, y, ldy, tile, unpacked);
 }
 
 }  // namespace ggml::cpu::avx2

@@ -2,6 +2,7 @@
 // holds two groups of bytes, so that eight lanes of it sum the even ones and eight the odd ones.
 // The same exact integers and the same float operations as in avx2, hence the same bits. See
 // avx2/strip.h for the layout and the operations.
+#include "cpu/add_rows.h"
 #include "cpu/avx512/pairs.h"
 #include "quants/parts.h"
 
@@ -321,8 +322,8 @@ struct Weighed {
 
 // For one token: R rows at a time share the loads and stores of y.
 template <typename F, int R>
-void add_tile(const uint8_t* const* rows, const uint8_t* const* aheads, int64_t cols,
-              const float* h, float* y) {
+void add_tile(const uint8_t* const* rows, const uint8_t* const* aheads, const float* h, float* y,
+              int64_t cols) {
     constexpr int64_t size = kUnit<F>;
     const __m512i pick[2] = {pick_bytes(0), pick_bytes(2)};
     int64_t at = 0;
@@ -397,23 +398,11 @@ void add_unpacked(const uint8_t* const* rows, int64_t n, int64_t cols, const Sha
 template <typename F>
 void add(const uint8_t* w, int64_t stride, const int32_t* ids, int64_t n, int64_t cols,
          const Shares& shares, int64_t nt, float* y, int64_t ldy) {
-    const uint8_t *row[kShared], *ahead[kShared];
-    if (nt > 1 && shares.first[nt] - shares.first[0] > n) {
-        for (int64_t i = 0; i < n; i++) row[i] = w + ids[i] * stride;
-        add_unpacked<F>(row, n, cols, shares, nt, y, ldy);
-        return;
-    }
-    for (int64_t t = 0; t < nt; t++) {
-        const int64_t first = shares.first[t], count = shares.first[t + 1] - first;
-        for (int64_t k = 0; k < count; k++) {
-            row[k] = w + ids[shares.row[first + k]] * stride;
-            ahead[k] = shares.ahead.beside(k, row[k]);
-        }
-        const float* h = shares.h + first;
-        int64_t k = 0;
-        for (; k + 4 <= count; k += 4) add_tile<F, 4>(row + k, ahead + k, cols, h + k, y + t * ldy);
-        for (; k < count; k++) add_tile<F, 1>(row + k, ahead + k, cols, h + k, y + t * ldy);
-    }
+    const auto tile = [&](auto count, auto... of) { add_tile<F, count>(of..., cols); };
+    const auto unpacked = [&](const uint8_t* const* rows) {
+        add_unpacked<F>(rows, n, cols, shares, nt, y, ldy);
+    };
+    add_blocks(w, stride, ids, n, shares, nt, y, ldy, tile, unpacked);
 }
 
 }  // namespace

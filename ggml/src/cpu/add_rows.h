@@ -1,0 +1,47 @@
+// How the add kernels of every instruction set go over tokens and rows.
+#pragma once
+
+#include <type_traits>
+
+#include "cpu/kernels.h"
+
+namespace ggml::cpu {
+
+// Calls tile(number of rows as a type, rows, rows to fetch meanwhile, what each row is taken times,
+// y of the token) for each token's rows, four at a time, then one, in ascending order. `tile` is a
+// lambda of an instruction set's own, so that no two of them share this code's instances.
+template <typename Tile>
+inline void add_token_by_token(const uint8_t* w, int64_t stride, const int32_t* ids,
+                               const Shares& shares, int64_t nt, float* y, int64_t ldy,
+                               const Tile& tile) {
+    const uint8_t *row[kShared], *ahead[kShared];
+    for (int64_t t = 0; t < nt; t++) {
+        const int64_t first = shares.first[t], n = shares.first[t + 1] - first;
+        for (int64_t k = 0; k < n; k++) {
+            row[k] = w + ids[shares.row[first + k]] * stride;
+            ahead[k] = shares.ahead.beside(k, row[k]);
+        }
+        const float* h = shares.h + first;
+        int64_t k = 0;
+        const auto tiles = [&](auto rows) {
+            for (; k + rows <= n; k += rows) tile(rows, row + k, ahead + k, h + k, y + t * ldy);
+        };
+        tiles(std::integral_constant<int, 4>());
+        tiles(std::integral_constant<int, 1>());
+    }
+}
+
+// The same where tokens have rows in common: unpacked(rows) then adds all that they take of n rows.
+template <typename Tile, typename Unpacked>
+inline void add_blocks(const uint8_t* w, int64_t stride, const int32_t* ids, int64_t n,
+                       const Shares& shares, int64_t nt, float* y, int64_t ldy, const Tile& tile,
+                       const Unpacked& unpacked) {
+    if (nt == 1 || shares.first[nt] - shares.first[0] <= n) {
+        return add_token_by_token(w, stride, ids, shares, nt, y, ldy, tile);
+    }
+    const uint8_t* row[kShared];
+    for (int64_t i = 0; i < n; i++) row[i] = w + ids[i] * stride;
+    unpacked(row);
+}
+
+}  // namespace ggml::cpu
