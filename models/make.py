@@ -4,7 +4,7 @@
   python models/make.py CHECKPOINT_FOLDER STORIES
 
 Writes stories-relu.Q8_0.gguf beside this script and copies the checkpoint's tokenizer.model.
-STORIES are separated by <|endoftext|>. Needs torch, and about ten minutes on two cores.
+STORIES are separated by <|endoftext|>. Needs torch, and about a quarter of an hour on two cores.
 """
 
 from __future__ import annotations
