@@ -66,8 +66,8 @@ class State:
 
 @contextmanager
 def scratch(target: Path) -> Iterator[Path]:
-    """A folder OUT.scratch for files that are needed on the way. Where work was killed it stays, and
-    the work that takes it up clears it."""
+    """A folder OUT.scratch for files that are needed on the way. Where work was killed it stays,
+    and the work that takes it up clears it."""
     folder = target.with_name(target.name + ".scratch")
     folder.mkdir(exist_ok=True)
     try:
