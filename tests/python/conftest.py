@@ -12,8 +12,8 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 SHARED = ROOT.parent / "shared"
-# The only reasons to skip that --all accepts: the machine lacks the hardware.
-HARDWARE = ("GPU", "ISA")
+# The only reasons to skip that --all accepts: the machine lacks the hardware, or grants no right.
+HARDWARE = ("GPU", "ISA", "no right to mount")
 # Peers that --all can do without: ./run does not install what takes ten minutes to compile.
 OPTIONAL = ("llama_cpp",)
 
@@ -28,6 +28,23 @@ def pytest_configure(config: pytest.Config) -> None:
     # A shell starts what it runs in the background with Ctrl-C ignored, and children inherit that.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     config.addinivalue_line("markers", "peer(module): compares with a package that may be missing")
+
+
+@pytest.fixture(scope="session")
+def given(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Inputs of the commands in disturbing.py."""
+    import disturbing
+
+    return disturbing.inputs(tmp_path_factory.mktemp("given"))
+
+
+@pytest.fixture(scope="module")
+def command(request: pytest.FixtureRequest, given: Path, tmp_path_factory: pytest.TempPathFactory):
+    """The disturbing.Command whose name is the parameter."""
+    import disturbing
+
+    folder = tmp_path_factory.mktemp(request.param)
+    return disturbing.Command(request.param, disturbing.commands(given)[request.param], folder)
 
 
 def _is_installed(module: str) -> bool:

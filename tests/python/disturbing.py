@@ -11,6 +11,7 @@ from pathlib import Path
 
 import checkpoints
 import numpy as np
+import pytest
 from families import quiet
 from powerinfer_cpp.convert import convert
 from powerinfer_cpp.model import Model
@@ -21,6 +22,14 @@ ROOT = Path(__file__).resolve().parents[2]
 CFG = checkpoints.config(hidden_act="relu", hidden_size=96, num_attention_heads=6)
 CFG = {**CFG, "num_key_value_heads": 6, "mlp_bias": True}
 WINDOW = ["-c", "32", "-t", "1", "-ctk", "f32", "-ctv", "f32"]
+COMMANDS = pytest.mark.parametrize(  # those of commands(); torch takes seconds to start
+    "command",
+    [
+        *("profile", "cats", "sketch", "place", "gpuidx", "checkpoint", "gguf", "quantize", "plot"),
+        pytest.param("mlp", marks=[pytest.mark.slow, pytest.mark.peer("torch")]),
+    ],
+    indirect=True,
+)
 # One thread: these matrices are small, and their sums come in one order.
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 

@@ -9,24 +9,9 @@ from pathlib import Path
 
 import disturbing
 import pytest
-from disturbing import Command, contents, distinct, growing
+from disturbing import COMMANDS, Command, contents, distinct, growing
 
 OLD = b"what was there before"
-NAMES = ("profile", "cats", "sketch", "place", "gpuidx", "checkpoint", "gguf", "quantize", "plot")
-MLP = pytest.param("mlp", marks=[pytest.mark.slow, pytest.mark.peer("torch")])
-
-
-@pytest.fixture(scope="module")
-def given(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return disturbing.inputs(tmp_path_factory.mktemp("given"))
-
-
-@pytest.fixture(scope="module")
-def command(
-    request: pytest.FixtureRequest, given: Path, tmp_path_factory: pytest.TempPathFactory
-) -> Command:
-    folder = tmp_path_factory.mktemp(request.param)
-    return Command(request.param, disturbing.commands(given)[request.param], folder)
 
 
 def final_name(command: Command) -> str:
@@ -55,7 +40,7 @@ def finishes(command: Command, out: Path) -> None:
     assert [name for name in whole if found[name] != whole[name]] == []
 
 
-@pytest.mark.parametrize("command", [*NAMES, MLP], indirect=True)
+@COMMANDS
 def test_twice(command: Command) -> None:
     """Nothing in the files depends on the time, and an old file is replaced."""
     out = command.new_folder()
@@ -63,7 +48,7 @@ def test_twice(command: Command) -> None:
     finishes(command, out)
 
 
-@pytest.mark.parametrize("command", [*NAMES, MLP], indirect=True)
+@COMMANDS
 def test_killed_again_and_again(command: Command) -> None:
     """Each time a little later, in what the last one left."""
     out, steps = command.new_folder(), command.undisturbed[1]
@@ -74,7 +59,7 @@ def test_killed_again_and_again(command: Command) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("command", [*NAMES, MLP], indirect=True)
+@COMMANDS
 def test_killed_at_every_step(command: Command) -> None:
     """Before each kind of step, and in the middle of writing each kind of file."""
     steps = command.undisturbed[1]

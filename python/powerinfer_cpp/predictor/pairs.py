@@ -18,8 +18,8 @@ from .._native import lib
 from ..convert import source
 from ..convert.writer import named
 from ..errors import ModelFormatError
-from ..model import Model, Session
-from ..options import SPARSE_MODES
+from ..model import Model
+from ..profile.counters import recording
 from ..progress import Progress
 
 _FLUSHED = 16  # windows between two notes of how far the recording is
@@ -79,17 +79,8 @@ class Pairs:
         done = json.loads(self._progress.read_text()) if self._progress.exists() else 0
         if done == len(windows):
             return
-        n_ctx = max(map(len, windows))
-        options = {
-            **fields,
-            "n_ctx": n_ctx,
-            "n_batch": n_ctx,
-            "n_ubatch": min(n_ctx, fields.get("n_ubatch", 512)),
-            "n_logits": 1,
-            "sparse": SPARSE_MODES.index("exact"),
-            "record": lib.PI_RECORD_INPUTS,
-        }
-        session, row = Session(model, **options), sum(map(len, windows[:done]))
+        n_ctx, row = max(map(len, windows)), sum(map(len, windows[:done]))
+        session = recording(model, n_ctx, "exact", lib.PI_RECORD_INPUTS, fields)
         with Progress("recording", sum(map(len, windows)), "tokens") as progress:
             progress.update(row)
             for window in windows[done:]:

@@ -93,7 +93,11 @@ def profile(
             named = ", ".join(f"{t:.4f}" for t in found)
             log(f"below these values, by layer, {cats:.0%} count as zero: {named}")
             options = {"separator": separator, "n_tokens": n_tokens, "n_ctx": n_ctx}
-            return profile(Model(str(path)), out, text, export=export, log=log, **options, **fields)
+            dropping = Model(str(path))
+            try:
+                return profile(dropping, out, text, export=export, log=log, **options, **fields)
+            finally:
+                dropping.close()
     gguf = model.gguf
     shape = (model.n_layer, max(1, model.n_expert), model.n_ff)
     if out is not None:

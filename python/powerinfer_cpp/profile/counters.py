@@ -34,22 +34,28 @@ def check_sparse(model: Model) -> None:
         )
 
 
+def recording(
+    model: Model, n_ctx: int, sparse: str, record: int, fields: dict[str, Any]
+) -> Session:
+    """A session that records what it computes of windows of at most n_ctx tokens, each evaluated
+    at once. record: a PI_RECORD value. fields: of pi_session_params."""
+    options = {
+        **fields,
+        "n_ctx": n_ctx,
+        "n_batch": n_ctx,
+        "n_ubatch": min(n_ctx, fields.get("n_ubatch", 512)),
+        "n_logits": 1,
+        "sparse": SPARSE_MODES.index(sparse),
+        "record": record,
+    }
+    return Session(model, **options)
+
+
 class EngineCounter:
     """fields: of pi_session_params."""
 
     def __init__(self, model: Model, n_ctx: int, **fields: Any):
-        self._session = Session(
-            model,
-            **{
-                **fields,
-                "n_ctx": n_ctx,
-                "n_batch": n_ctx,
-                "n_ubatch": min(n_ctx, fields.get("n_ubatch", 512)),
-                "n_logits": 1,
-                "sparse": SPARSE_MODES.index("exact"),
-                "record": lib.PI_RECORD_COUNTS,
-            },
-        )
+        self._session = recording(model, n_ctx, "exact", lib.PI_RECORD_COUNTS, fields)
 
     def add(self, window: np.ndarray) -> None:
         self._session.truncate(0)

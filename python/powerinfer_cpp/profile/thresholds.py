@@ -17,8 +17,8 @@ from ..convert.embed import embed
 from ..convert.stored import Stored, decoded
 from ..convert.writer import array, string
 from ..errors import UnsupportedModelError
-from ..model import Model, Session
-from ..options import SPARSE_MODES
+from ..model import Model
+from .counters import recording
 
 THRESHOLD = "powerinfer.ffn.threshold"
 _INPUT = "powerinfer.predictor.input"
@@ -75,22 +75,12 @@ def _recorded(
     """Inputs of the blocks, float32 [n_layer, rows, n_embd], and by layer and expert which rows
     chose it; None for all."""
     windows = pieces[:: -(-len(pieces) // _WINDOWS)]
-    n_ctx = max(map(len, windows))
-    options = {
-        **fields,
-        "n_ctx": n_ctx,
-        "n_batch": n_ctx,
-        "n_ubatch": min(n_ctx, fields.get("n_ubatch", 512)),
-        "n_logits": 1,
-        "sparse": SPARSE_MODES.index("off"),
-        "record": lib.PI_RECORD_INPUTS,
-    }
     inputs, chosen = [], []
     path = folder / "normed.gguf"
     # A block's gate sees the normed input, whatever the file's predictors see.
     embed(model.gguf, path, [string(_INPUT, "normed")], [], removed=_predictors)
     normed = Model(str(path))
-    session = Session(normed, **options)
+    session = recording(normed, max(map(len, windows)), "off", lib.PI_RECORD_INPUTS, fields)
     for window in windows:
         session.truncate(0)
         session.eval(window)

@@ -95,7 +95,7 @@ inline __m512i nibbles(Pair qs, int v) {
     return _mm512_and_si512(two, _mm512_set1_epi8(15));
 }
 
-// sum += the products of unsigned weights of S pairs with the 32 columns b of T tokens, exact.
+// sum = the products of unsigned weights of S pairs with the 32 columns b of T tokens, exact.
 template <typename F, int S, int T, typename X>
 inline void products32(const Pair (&w)[S], int j, const X& x, int64_t b, __m512i (&sum)[S][T]) {
     for (int s = 0; s < S; s++) {
