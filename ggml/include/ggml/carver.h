@@ -1,0 +1,76 @@
+// Arrays side by side in one piece of memory, their sizes and places said once.
+#pragma once
+
+#include <cstdint>
+#include <initializer_list>
+#include <limits>
+#include <utility>
+
+#include "ggml/file_io.h"
+#include "ggml/status.h"
+
+namespace ggml {
+
+// A structure takes its arrays from a Carver, in its constructor. That runs twice: with a Carver
+// that only counts, then with one over memory of the size that was counted.
+class Carver {
+ public:
+    Carver() = default;  // counts: every pointer stays null
+    explicit Carver(const Memory& memory) : base_(memory.data()), room_(memory.size()) {}
+
+    // Room for the product of `counts` elements, beginning at a cache line; null for none. Throws
+    // Error(internal) where the memory ends.
+    template <typename T>
+    void take(T*& to, std::initializer_list<int64_t> counts) {
+        uint64_t bytes = sizeof(T);
+        for (int64_t n : counts) bytes = product(bytes, uint64_t(n));
+        to = nullptr;
+        if (bytes == 0) return;
+        const uint64_t begin = at_;
+        at_ = sum(begin, bytes > kMost - kLine ? kMost : (bytes + kLine - 1) / kLine * kLine);
+        if (!base_) return;
+        if (at_ > room_) throw Error(Code::internal, "memory was carved further than it was counted");
+        to = reinterpret_cast<T*>(base_ + begin);
+    }
+
+    // Bytes taken so far; 2^64 - 1 stands for that many or more.
+    uint64_t bytes() const { return at_; }
+
+ private:
+    static constexpr uint64_t kLine = 64, kMost = std::numeric_limits<uint64_t>::max();
+    static uint64_t product(uint64_t a, uint64_t b) { return b && a > kMost / b ? kMost : a * b; }
+    static uint64_t sum(uint64_t a, uint64_t b) { return a > kMost - b ? kMost : a + b; }
+
+    uint8_t* base_ = nullptr;
+    uint64_t room_ = 0, at_ = 0;
+};
+
+// Bytes that T's constructor takes from a Carver; `args` are its further arguments.
+template <typename T, typename... Args>
+uint64_t carved_bytes(const Args&... args) {
+    Carver counter;
+    T(counter, args...);
+    return counter.bytes();
+}
+
+// A T with memory of its own.
+template <typename T>
+class Carved {
+ public:
+    template <typename... Args>
+    explicit Carved(const char* what, const Args&... args)
+        : memory_(carved_bytes<T>(args...), what), value_(place(args...)) {}
+    T* operator->() { return &value_; }
+    T& operator*() { return value_; }
+
+ private:
+    template <typename... Args>
+    T place(const Args&... args) {
+        Carver carver(memory_);
+        return T(carver, args...);
+    }
+    Memory memory_;
+    T value_;
+};
+
+}  // namespace ggml
