@@ -169,7 +169,7 @@ typedef struct pi_model_params {
 
 /* Which neurons are computed. In files without neuron rows (ffn_down_t) every one, always. */
 typedef enum pi_sparse {
-    PI_SPARSE_AUTO = 0,     /* a call's only row of a sequence by predictor, else as exact */
+    PI_SPARSE_AUTO = 0,     /* rows of generated tokens by predictor, those of prompts as exact */
     PI_SPARSE_OFF = 1,      /* every neuron counts */
     PI_SPARSE_EXACT = 2,    /* the same result from the neurons whose activation is not zero */
     PI_SPARSE_PREDICTOR = 3 /* every row by predictor; refused without one */
@@ -180,16 +180,16 @@ typedef enum pi_sparse {
 typedef enum pi_record {
     PI_RECORD_OFF = 0,
     PI_RECORD_COUNTS = 1, /* how often each neuron fired since the session began */
-    PI_RECORD_FIRED = 2,  /* which neurons fired, for every row of the last pi_eval */
+    PI_RECORD_FIRED = 2,  /* which neurons fired, for every row of the last call */
     PI_RECORD_INPUTS = 3  /* the input of each layer's predictor, likewise */
 } pi_record;
 
 typedef struct pi_session_params {
     size_t struct_size;      /* sizeof(pi_session_params) */
     int32_t n_ctx;           /* positions per sequence; 0: the model's */
-    int32_t n_batch;         /* rows that one pi_eval may take, 1.. */
+    int32_t n_batch;         /* rows that one pi_eval_batch may take, 1.. */
     int32_t n_ubatch;        /* rows computed at once, 1..n_batch (larger is cut to n_batch) */
-    int32_t n_logits;        /* rows of one pi_eval whose logits can be kept; 0: n_batch */
+    int32_t n_logits;        /* rows of one call whose logits can be kept; 0: n_batch */
     int32_t n_seq;           /* sequences, each with n_ctx positions, 1..256 */
     int32_t n_threads;       /* for one row; 0: pi_default_threads() */
     int32_t n_threads_batch; /* for several rows; 0: n_threads */
@@ -199,10 +199,10 @@ typedef struct pi_session_params {
     float sparse_threshold; /* predictor score below which a neuron is skipped; NaN: the file's */
     int32_t record;         /* a pi_record */
     bool embedding;         /* kept rows give their embedding instead of logits */
-    /* Asked now and then during pi_eval; true ends it with PI_ERROR_CANCELLED. Or NULL. */
+    /* Asked now and then during pi_eval_batch; true ends it with PI_ERROR_CANCELLED. Or NULL. */
     bool (*should_stop)(void* data);
     void* should_stop_data;
-    pi_log_callback log; /* or NULL; called by pi_session_new and pi_eval */
+    pi_log_callback log; /* or NULL; called by pi_session_new and pi_eval_batch */
     void* log_data;
 } pi_session_params;
 
@@ -275,14 +275,27 @@ void pi_session_free(pi_session* session);
 int32_t pi_session_n_ctx(const pi_session* session);
 int32_t pi_session_n_batch(const pi_session* session);
 
-/* Computes n rows, 1..n_batch. Row i: token[i] at the next free position of sequence seq[i] (NULL:
- * all 0); rows of one sequence come in order. logits[i] (NULL: the last row only): keep its logits,
- * at most n_logits of them.
- * On an error no row counts. A row's logits have the same bits for any number of threads, any way
- * to cut a prompt into calls, and beside any other sequence. */
-pi_status pi_eval(pi_session* session, const int32_t* token, const int32_t* seq, const bool* logits,
+/* Rows to compute. Row i: token[i] at the next free position of sequence seq[i]; rows of one
+ * sequence come in order. */
+typedef struct pi_batch {
+    size_t struct_size;    /* sizeof(pi_batch) */
+    int32_t n;             /* rows, 1..n_batch */
+    const int32_t* token;  /* [n] */
+    const int32_t* seq;    /* [n], or NULL: all of sequence 0 */
+    const bool* keep;      /* [n]: keep the row's logits, of n_logits rows at most; or NULL: the last
+                            * row's */
+    const bool* generated; /* [n]: the token was generated, so that under PI_SPARSE_AUTO predictors
+                            * mask its row; or NULL: none was, all are of a prompt */
+} pi_batch;
+/* Computes rows. On an error no row counts. A row's logits follow from the model, the session's
+ * parameters, the tokens before it in its sequence and which of these were generated. They have the
+ * same bits for any number of threads, any way to cut rows into calls, and beside any other
+ * sequence. */
+pi_status pi_eval_batch(pi_session* session, const pi_batch* batch);
+/* The same for n rows of a prompt: a batch with `generated` NULL. */
+pi_status pi_eval(pi_session* session, const int32_t* token, const int32_t* seq, const bool* keep,
                   int32_t n);
-/* Logits [n_vocab] of row i of the last pi_eval, which must have kept them; valid until the next.
+/* Logits [n_vocab] of row i of the last call, which must have kept them; valid until the next.
  */
 pi_status pi_logits(const pi_session* session, int32_t i, const float** out);
 /* Embedding [n_embd] of row i: the output norm of its last hidden state. Only in sessions with
@@ -291,12 +304,20 @@ pi_status pi_embedding(const pi_session* session, int32_t i, const float** out);
 /* Positions that a sequence holds, and forgetting all from n on (0 <= n <= length). */
 int32_t pi_sequence_length(const pi_session* session, int32_t seq); /* -1: no such sequence */
 pi_status pi_sequence_truncate(pi_session* session, int32_t seq, int32_t n);
+/* Makes sequence `to` the first n positions of sequence `from` (0 <= n <= its length). Both share
+ * the memory of their keys and values until one of them goes on. */
+pi_status pi_sequence_copy(pi_session* session, int32_t from, int32_t to, int32_t n);
+/* *same gets how many leading positions of a sequence hold what these n rows would give, computed
+ * from its beginning: the same tokens, and masked by predictors where these would be. generated:
+ * [n], or NULL for a prompt. Who wants the n rows cuts the sequence there and computes the rest. */
+pi_status pi_sequence_match(const pi_session* session, int32_t seq, const int32_t* token,
+                            const bool* generated, int32_t n, int32_t* same);
 
-/* A sequence as bytes: its length and its keys and values, to go on later in this or another
- * session of the same model and KV type. pi_sequence_save writes *n bytes, or says with
- * PI_ERROR_ARGUMENT and *n how many it needs. pi_sequence_load replaces what the sequence held;
- * bytes that do not fit this model are PI_ERROR_FORMAT, a state longer than the context
- * PI_ERROR_CONTEXT. */
+/* A sequence as bytes: its tokens, how each was computed, and its keys and values, to go on later in
+ * this or another session of the same model and KV type. pi_sequence_save writes *n bytes, or says
+ * with PI_ERROR_ARGUMENT and *n how many it needs. pi_sequence_load replaces what the sequence held;
+ * bytes that do not fit this model, or that another mode or version of the engine computed, are
+ * PI_ERROR_FORMAT, a state longer than the context PI_ERROR_CONTEXT. */
 pi_status pi_sequence_save(const pi_session* session, int32_t seq, void* buffer, size_t capacity,
                            size_t* n);
 pi_status pi_sequence_load(pi_session* session, int32_t seq, const void* buffer, size_t n);
@@ -308,6 +329,9 @@ typedef struct pi_neuron_counts {
                         * a predictor every neuron */
     int64_t computed;  /* of them those that went on: up and down (down, where there is no gate) */
     int64_t fired;     /* of them those that sent something else than zero down */
+    /* Of the segments that audits looked at, 1/32 of one layer's neurons for each generated token
+     * that a predictor masked: neurons that fire, and those of them that were proposed. */
+    int64_t audited, found;
 } pi_neuron_counts;
 
 /* What a session has done since it began; the difference between two moments is what the rows
@@ -326,8 +350,8 @@ pi_status pi_session_work(const pi_session* session, pi_work* out, pi_neuron_cou
 
 /* Recordings of a layer; PI_ERROR_ARGUMENT where the session's `record` does not keep them. A
  * neuron fires when what it sends down is not zero, in mixtures only for rows that chose its
- * expert. pi_firing_counts: [max(1, n_expert), n_ff] over all rows of the session; a pi_eval that
- * failed may have counted some of its rows. pi_activations and pi_ffn_inputs: of the last pi_eval's
+ * expert. pi_firing_counts: [max(1, n_expert), n_ff] over all rows of the session; a call that
+ * failed may have counted some of its rows. pi_activations and pi_ffn_inputs: of the last call's
  * rows and valid until the next, [rows, max(1, n_expert), n_ff] and [rows, n_embd]. The input is
  * the one that the file says its predictors see: the residual stream or its norm. */
 pi_status pi_firing_counts(const pi_session* session, int32_t layer, const uint64_t** out);

@@ -4,6 +4,7 @@
 #include "api.h"
 #include "sampler.h"
 #include "session.h"
+#include "state.h"
 
 using namespace powerinfer::api;
 
@@ -16,6 +17,8 @@ struct pi_sampler {
 };
 
 namespace {
+
+constexpr const char* kNoSession = "session must not be NULL";
 
 // A layer's recording, which `find` gives or null where there is none.
 template <typename T, typename F>
@@ -68,12 +71,17 @@ int32_t pi_session_n_batch(const pi_session* s) {
     return s->session.params.n_batch;
 }
 
-pi_status pi_eval(pi_session* s, const int32_t* token, const int32_t* seq, const bool* logits,
-                  int32_t n) {
+pi_status pi_eval_batch(pi_session* s, const pi_batch* batch) {
     return guarded([&] {
-        require(s && token, "session and token must not be NULL");
-        s->session.eval(token, seq, logits, n);
+        require(s && batch && batch->token, "session, batch and its tokens must not be NULL");
+        s->session.eval(params_or(batch, pi_batch{}));
     });
+}
+
+pi_status pi_eval(pi_session* s, const int32_t* token, const int32_t* seq, const bool* keep,
+                  int32_t n) {
+    const pi_batch batch{sizeof(pi_batch), n, token, seq, keep, nullptr};
+    return pi_eval_batch(s, &batch);
 }
 
 pi_status pi_logits(const pi_session* s, int32_t i, const float** out) {
@@ -93,13 +101,30 @@ pi_status pi_embedding(const pi_session* s, int32_t i, const float** out) {
 }
 
 int32_t pi_sequence_length(const pi_session* s, int32_t seq) {
-    return seq >= 0 && seq < s->session.kv.n_seq() ? int32_t(s->session.kv.length(seq)) : -1;
+    const bool there = seq >= 0 && seq < s->session.params.n_seq;
+    return there ? int32_t(s->session.length(seq)) : -1;
 }
 
 pi_status pi_sequence_truncate(pi_session* s, int32_t seq, int32_t n) {
     return guarded([&] {
-        require(s, "session must not be NULL");
+        require(s, kNoSession);
         s->session.truncate(seq, n);
+    });
+}
+
+pi_status pi_sequence_copy(pi_session* s, int32_t from, int32_t to, int32_t n) {
+    return guarded([&] {
+        require(s, kNoSession);
+        s->session.copy(from, to, n);
+    });
+}
+
+pi_status pi_sequence_match(const pi_session* s, int32_t seq, const int32_t* token,
+                            const bool* generated, int32_t n, int32_t* same) {
+    return guarded([&] {
+        require(s, kNoSession);
+        require(n >= 0 && (token || n == 0) && same, "NULL or nothing where tokens are expected");
+        *same = int32_t(s->session.match(seq, token, generated, n));
     });
 }
 
@@ -107,27 +132,31 @@ pi_status pi_sequence_save(const pi_session* s, int32_t seq, void* buffer, size_
                            size_t* n) {
     return guarded([&] {
         require(s && n && (buffer || !capacity), "NULL where bytes are expected");
-        const uint64_t size = s->session.state_size(seq);
+        const uint64_t size = powerinfer::state_size(s->session, seq);
         *n = size_t(size);
         require(size <= capacity, "the buffer for the state is too small");
-        s->session.save_state(seq, static_cast<uint8_t*>(buffer));
+        powerinfer::save_state(s->session, seq, static_cast<uint8_t*>(buffer));
     });
 }
 
 pi_status pi_sequence_load(pi_session* s, int32_t seq, const void* buffer, size_t n) {
     return guarded([&] {
         require(s && buffer, "session and buffer must not be NULL");
-        s->session.load_state(seq, static_cast<const uint8_t*>(buffer), n);
+        powerinfer::load_state(s->session, seq, static_cast<const uint8_t*>(buffer), n);
     });
 }
 
 pi_status pi_session_work(const pi_session* s, pi_work* out, pi_neuron_counts* neurons) {
     return guarded([&] {
         require(s && out, kNoOut);
-        const powerinfer::Traffic t = powerinfer::traffic(s->session);
-        *out = {s->session.row_counts.rows, t.attention, t.predictor, t.ffn, t.head, t.kv};
-        for (const ggml::NeuronCounts& c : s->session.counts) {
-            if (neurons) *neurons++ = {c.rows, c.proposed, c.computed, c.fired};
+        const powerinfer::Session& session = s->session;
+        const powerinfer::Traffic t =
+            powerinfer::traffic(*session.model, session.counts, session.params.embedding);
+        *out = {session.counts.rows, t.attention, t.predictor, t.ffn, t.head, t.kv};
+        for (size_t i = 0; neurons && i < session.counts.neurons.size(); i++) {
+            const ggml::NeuronCounts& c = session.counts.neurons[i];
+            const ggml::AuditCounts& a = session.audit.layer(int64_t(i));
+            neurons[i] = {c.rows, c.proposed, c.computed, c.fired, a.fired, a.found};
         }
     });
 }

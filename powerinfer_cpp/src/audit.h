@@ -1,48 +1,41 @@
-// Whether predictors find the neurons that fire, watched while `auto` generates.
+// Whether predictors find the neurons that fire. What an audit finds is reported and changes
+// nothing: a mask that followed from a measurement would depend on who was measured.
 #pragma once
 
+#include <string>
 #include <vector>
 
+#include "ggml/neurons.h"
 #include "model.h"
 
 namespace powerinfer {
 
-struct Session;
+// Share of the firings that a predictor must find. Below it `auto` computes a layer exactly, where
+// the file says so (powerinfer.predictor.recall), and warns where only an audit does.
+constexpr float kRecallFloor = 0.7f;
 
-// How a row's feed-forward block chooses its neurons.
-enum class Masking : uint8_t {
-    none,       // all are candidates
-    predicted,  // those that the predictor proposes
-    audited,    // all, and what the predictor would have missed is counted
-};
-
-// Every so often a masked row computes a layer in full, which can only improve its result, and what
-// fires there is held against what the predictor proposed. A layer whose predictor finds too little
-// is computed in full from then on.
+// For every generated token one segment of one layer, 1/32 of its neurons, is held against what
+// fires there: its first rows are read once more, a thirtieth of a layer's per token.
 class Audit {
  public:
-    Audit() = default;  // asks nothing, trusts everything
-    // Of resolved parameters: audits under `auto` where the file has predictors.
-    Audit(const Config& config, const pi_session_params& params);
-    static uint64_t bytes(const Config& config, const pi_session_params& params);
+    Audit() = default;
+    explicit Audit(const Config& config) : layers_(size_t(config.n_layer)) {}
 
-    // Decided by layer and position, so that a row's bits do not depend on what else is computed.
-    Masking masking(int64_t layer, int64_t position) const;
-    // Room for what fires in the rows of a block, [n_ubatch, n_ff]; null: nothing is audited.
-    bool* flags() const { return flags_; }
-    // One audited row: n neurons that fired, `found` of them proposed. Tells the session's log when
-    // this is the first layer to lose its trust.
-    void count(const Session& session, int64_t layer, int64_t n, int64_t found);
+    // The segment that a generated token at a position looks at in a layer; -1: another layer.
+    // Layers take turns first, then segments.
+    int segment(int64_t layer, int64_t position) const {
+        const int64_t n = int64_t(layers_.size());
+        return position % n == layer ? int(position / n % ggml::kSegments) : -1;
+    }
+    void add(int64_t layer, const ggml::AuditCounts& counts);
+    // Since the session began.
+    const ggml::AuditCounts& layer(int64_t i) const { return layers_[size_t(i)]; }
+    // A sentence, when there is reason for one and for the first time; else "".
+    std::string warning(const Model& model);
 
  private:
-    struct Layer {
-        int64_t fired = 0, found = 0;
-        bool trusted = true;
-    };
-    ggml::Memory memory_;
-    bool* flags_ = nullptr;
-    std::vector<Layer> layers_;  // empty: nothing is audited
-    bool told_ = false;
+    std::vector<ggml::AuditCounts> layers_;
+    bool changed_ = false, told_ = false;
 };
 
 }  // namespace powerinfer

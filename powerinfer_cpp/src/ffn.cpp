@@ -9,90 +9,147 @@ using ggml::Input;
 
 namespace {
 
+// One block, of a layer or of an expert, and the rows that it computes.
+struct Block {
+    int64_t layer, expert;  // expert: 0 where a layer has one block
+    const Ffn& w;
+    const float* x;         // [n, n_embd], normed
+    const float* residual;  // [n, n_embd], before the norm: what PowerInfer's predictors see
+    const int32_t* rows;    // [n], which rows of the batch these are; null: all, in order
+    int64_t n;
+
+    int64_t row(int64_t t) const { return rows ? rows[t] : t; }
+};
+
 // Every neuron, of a file that stores matrices.
-void dense_ffn(Session& s, const Ffn& w, const FfnInput& in, float* y) {
-    const Config& c = s.model->config;
-    Scratch& b = s.scratch;
+void dense_ffn(const Pass& p, const Block& in, float* y) {
+    const Config& c = p.model.config;
+    const Ffn& w = in.w;
+    Workspace& b = p.work;
+    const int64_t all = in.n * c.n_ff;
     const bool q8 = w.up.quantised() || w.gate.quantised();
-    const Input input = b.input.prepare(s.context, in.x, in.n, c.n_embd, q8);
+    const Input input = b.input.prepare(p.context, in.x, in.n, c.n_embd, q8);
     if (w.gate) {
-        ggml::matmul(s.context, input, {{w.gate, b.gate, w.gate_bias}, {w.up, b.up, w.up_bias}});
-        ggml::gated_activation(s.context, c.activation, b.gate, b.up, in.n * c.n_ff);
+        ggml::matmul(p.context, input, {{w.gate, b.gate, w.gate_bias}, {w.up, b.up, w.up_bias}});
+        ggml::gated_activation(p.context, c.activation, b.gate, b.up, all);
     } else {
-        ggml::matmul(s.context, input, {{w.up, b.gate, w.up_bias}});
-        ggml::activation(s.context, c.activation, b.gate, in.n * c.n_ff);
+        ggml::matmul(p.context, input, {{w.up, b.gate, w.up_bias}});
+        ggml::activation(p.context, c.activation, b.gate, all);
     }
-    if (in.fired) {
-        for (int64_t i = 0; i < in.n * c.n_ff; i++) in.fired[i] = b.gate[i] != 0;
-    }
-    const Input fired = b.input.prepare(s.context, b.gate, in.n, c.n_ff, w.down.quantised());
-    ggml::matmul(s.context, fired, {{w.down, y, w.down_bias}});
+    if (b.flags) ggml::nonzero(p.context, b.gate, all, b.flags);
+    const Input fired = b.input.prepare(p.context, b.gate, in.n, c.n_ff, w.down.quantised());
+    ggml::matmul(p.context, fired, {{w.down, y, w.down_bias}});
+    ggml::NeuronCounts& counts = p.counts.neurons[size_t(in.layer)];
+    counts = {counts.rows + in.n, counts.proposed + all, counts.computed + all,
+              counts.fired + all};
 }
 
 // score = fc2 . relu(fc1 . x): raw logits, no bias (PowerInfer's semantics); of a sketch the sum of
 // the inputs under the signs of the row.
-void predict(Session& s, const Ffn& w, const float* x, int64_t n) {
-    const Config& c = s.model->config;
-    Scratch& b = s.scratch;
-    s.context.profile.part = "predictor";
+void predict(const Pass& p, const Ffn& w, const float* x, int64_t n) {
+    const Config& c = p.model.config;
+    Workspace& b = p.work;
+    p.context.profile.part = "predictor";
     if (w.signs) {
         const ggml::Sketch sketch{c.n_ff, c.n_embd, w.signs.data, w.sketch_offset};
-        ggml::sketch_scores(s.context, sketch, x, n, b.sketch, b.score);
-        s.context.profile.part = "ffn";
+        ggml::sketch_scores(p.context, sketch, x, n, b.sketch, b.score);
+        p.context.profile.part = "ffn";
         return;
     }
-    const Input input = b.input.prepare(s.context, x, n, c.n_embd, w.fc1.quantised());
-    ggml::matmul(s.context, input, {{w.fc1, b.hidden}});
-    ggml::activation(s.context, ggml::Activation::relu, b.hidden, n * w.fc1.rows);
-    const Input hidden = b.input.prepare(s.context, b.hidden, n, w.fc1.rows, w.fc2.quantised());
-    ggml::matmul(s.context, hidden, {{w.fc2, b.score}});
-    s.context.profile.part = "ffn";
+    const Input input = b.input.prepare(p.context, x, n, c.n_embd, w.fc1.quantised());
+    ggml::matmul(p.context, input, {{w.fc1, b.hidden}});
+    ggml::activation(p.context, ggml::Activation::relu, b.hidden, n * w.fc1.rows);
+    const Input hidden = b.input.prepare(p.context, b.hidden, n, w.fc1.rows, w.fc2.quantised());
+    ggml::matmul(p.context, hidden, {{w.fc2, b.score}});
+    p.context.profile.part = "ffn";
 }
 
-// Counts what fired of row t, computed in full, and how much of it the mask would have let through.
-void audit_row(Session& s, int64_t layer, const ggml::NeuronMask& mask, int64_t t,
-               const bool* fired) {
-    const int64_t n_ff = s.model->config.n_ff;
-    const float* score = mask.score + t * n_ff;
-    int64_t n = 0, found = 0;
-    for (int64_t i = 0; i < n_ff; i++) {
-        n += fired[i];
-        found += fired[i] && (score[i] >= mask.threshold || (mask.hot && mask.hot[i]));
+// Has the block a predictor that this mode listens to?
+bool has_predictor(const Pass& p, const Block& in) {
+    if (!in.w.fc1 && !in.w.signs) return false;
+    const float recall = p.model.layers[size_t(in.layer)].recall;
+    return p.params.sparse != PI_SPARSE_AUTO || recall == 0 || recall >= kRecallFloor;
+}
+
+// Who may be computed of which rows: everybody, unless a predictor masks some of them.
+ggml::NeuronMask mask_of(const Pass& p, const Block& in) {
+    const Config& c = p.model.config;
+    Workspace& b = p.work;
+    ggml::NeuronMask mask;
+    if (!has_predictor(p, in)) return mask;
+    int64_t n_masked = 0;
+    for (int64_t t = 0; t < in.n; t++) {
+        b.masked[t] = b.batch.masked[in.row(t)];
+        n_masked += b.masked[t];
     }
-    s.audit.count(s, layer, n, found);
+    if (n_masked == 0) return mask;
+    p.counts.predicted[size_t(in.layer)] += n_masked;
+    predict(p, in.w, c.predict_from_normed ? in.x : in.residual, in.n);
+    const float asked = p.params.sparse_threshold;
+    mask.masked = b.masked;
+    mask.score = b.score;
+    mask.threshold =
+        std::isnan(asked) ? p.model.layers[size_t(in.layer)].sparse_threshold : asked;
+    if (p.params.sparse == PI_SPARSE_AUTO && !in.w.unpredicted.empty()) {
+        mask.unpredicted = in.w.unpredicted.data();
+    }
+    return mask;
+}
+
+// What the mask keeps from firing, for the rows whose turn it is. Changes no result.
+void audit(const Pass& p, const Block& in, const ggml::Neurons& neurons, const Input& input,
+           const ggml::NeuronMask& mask) {
+    const Batch& batch = p.work.batch;
+    for (int64_t t = 0; mask.masked && t < in.n; t++) {
+        if (!mask.masked[t] || !batch.generated[in.row(t)]) continue;
+        const int segment = p.audit.segment(in.layer, batch.position[in.row(t)]);
+        if (segment < 0) continue;
+        p.audit.add(in.layer, ggml::audit_segment(p.context, neurons, input, t, mask, segment,
+                                                  p.work.neurons));
+    }
 }
 
 // The neurons that fire, of a file that stores neuron rows.
-void neuron_ffn(Session& s, int64_t layer, const Ffn& w, const FfnInput& in, float* y) {
-    const Config& c = s.model->config;
-    Scratch& b = s.scratch;
-    ggml::NeuronMask mask;
-    const auto predicted = [](Masking m) { return m != Masking::none; };
-    const int64_t n_predicted =
-        w.fc1 || w.signs ? std::count_if(in.masking, in.masking + in.n, predicted) : 0;
-    s.row_counts.predicted[size_t(layer)] += n_predicted;
-    if (n_predicted) {
-        predict(s, w, c.predict_from_normed ? in.x : in.residual, in.n);
-        const float asked = s.params.sparse_threshold;
-        for (int64_t t = 0; t < in.n; t++) b.masked[t] = in.masking[t] == Masking::predicted;
-        mask.masked = b.masked;
-        mask.score = b.score;
-        mask.threshold =
-            std::isnan(asked) ? s.model->layers[size_t(layer)].sparse_threshold : asked;
-        if (s.params.sparse == PI_SPARSE_AUTO && !w.hot.empty()) mask.hot = w.hot.data();
-    }
-    ggml::Neurons neurons = w.neurons;
+void neuron_ffn(const Pass& p, const Block& in, float* y) {
+    const Config& c = p.model.config;
+    Workspace& b = p.work;
+    ggml::Neurons neurons = in.w.neurons;
     // A threshold on a smooth activation (CATS) changes the result, so only `exact` applies it.
-    if (!relu_family(neurons.act) && s.params.sparse != PI_SPARSE_EXACT) neurons.threshold = 0;
+    if (!relu_family(neurons.act) && p.params.sparse != PI_SPARSE_EXACT) neurons.threshold = 0;
+    const ggml::NeuronMask mask = mask_of(p, in);
     const bool q8 = neurons.gate.wants_q8() || neurons.up.wants_q8();
-    const Input input = b.input.prepare(s.context, in.x, in.n, c.n_embd, q8);
-    const bool audit = mask.masked && std::find(in.masking, in.masking + in.n, Masking::audited) !=
-                                          in.masking + in.n;
-    bool* fired = audit ? s.audit.flags() : in.fired;
-    ggml::sparse_ffn(s.context, neurons, input, mask, b.neurons, y, &s.counts[size_t(layer)],
-                     fired);
-    for (int64_t t = 0; audit && t < in.n; t++) {
-        if (in.masking[t] == Masking::audited) audit_row(s, layer, mask, t, fired + t * c.n_ff);
+    const Input input = b.input.prepare(p.context, in.x, in.n, c.n_embd, q8);
+    ggml::sparse_ffn(p.context, neurons, input, mask, b.neurons, y,
+                     &p.counts.neurons[size_t(in.layer)], b.flags);
+    audit(p, in, neurons, input, mask);
+}
+
+// y[t] = down . (act(gate . x[t]) * up . x[t]); without a gate down . act(up . x[t]).
+void ffn(const Pass& p, const Block& in, float* y) {
+    if (in.w.neurons.n) {
+        neuron_ffn(p, in, y);
+    } else {
+        dense_ffn(p, in, y);
+    }
+    p.record.fired(p.context, in.layer, in.expert, in.rows, in.n, p.work.flags);
+}
+
+// y[t] = sum over the chosen experts, in ascending order, of share * ffn(expert, x[t]).
+void mixture(const Pass& p, int64_t layer, const float* x, float* y) {
+    const Config& c = p.model.config;
+    Workspace& b = p.work;
+    const ggml::ExpertRows& chosen = b.expert_rows;
+    std::fill_n(y, b.batch.n * c.n_embd, 0.0f);
+    for (int64_t e = 0; e < c.n_expert; e++) {
+        // The rows that chose this expert, side by side so that its weights are read once.
+        const int32_t first = chosen.first[e], n = chosen.first[e + 1] - first;
+        if (n == 0) continue;
+        const int32_t* rows = chosen.rows + first;
+        ggml::gather_rows(p.context, x, rows, n, c.n_embd, b.gathered);
+        ggml::gather_rows(p.context, b.x, rows, n, c.n_embd, b.gathered_residual);
+        const Ffn& w = p.model.layers[size_t(layer)].experts[size_t(e)];
+        ffn(p, {layer, e, w, b.gathered, b.gathered_residual, rows, n}, b.expert_out);
+        ggml::scatter_add(p.context, b.expert_out, rows, chosen.share + first, n, c.n_embd, y);
     }
 }
 
@@ -103,73 +160,26 @@ bool relu_family(ggml::Activation act) {
            act == ggml::Activation::relu2;
 }
 
-void ffn(Session& s, int64_t layer, const Ffn& w, const FfnInput& in, float* y) {
-    if (w.neurons.n) {
-        neuron_ffn(s, layer, w, in, y);
+void route(const Pass& p, const Layer& l, const float* x) {
+    const Config& c = p.model.config;
+    Workspace& b = p.work;
+    const int64_t n = b.batch.n;
+    const Input input = b.input.prepare(p.context, x, n, c.n_embd, l.router.quantised());
+    ggml::matmul(p.context, input, {{l.router, b.router, nullptr}});
+    ggml::route(p.context, c.gating, b.router, n, c.n_expert, c.n_expert_used, b.share,
+                b.expert_rows);
+}
+
+void feed_forward(const Pass& p, int64_t layer, const float* x, float* y) {
+    const Config& c = p.model.config;
+    const Layer& l = p.model.layers[size_t(layer)];
+    const float* residual = p.work.x;
+    const int64_t n = p.work.batch.n;
+    p.record.inputs(layer, c.predict_from_normed ? x : residual, n);
+    if (l.experts.empty()) {
+        ffn(p, {layer, 0, l.ffn, x, residual, nullptr, n}, y);
     } else {
-        const int64_t all = in.n * s.model->config.n_ff;
-        ggml::NeuronCounts& counts = s.counts[size_t(layer)];
-        counts = {counts.rows + in.n, counts.proposed + all, counts.computed + all,
-                  counts.fired + all};
-        dense_ffn(s, w, in, y);
-    }
-}
-
-void route(Session& s, const Layer& l, const float* x, int64_t n) {
-    const Config& c = s.model->config;
-    Scratch& b = s.scratch;
-    const Input input = b.input.prepare(s.context, x, n, c.n_embd, l.router.quantised());
-    ggml::matmul(s.context, input, {{l.router, b.router, nullptr}});
-    for (int64_t t = 0; t < n; t++) {
-        float* score = b.router + t * c.n_expert;
-        const float top = *std::max_element(score, score + c.n_expert);
-        for (int64_t e = 0; e < c.n_expert; e++) {
-            score[e] = c.gating == Config::Gating::sigmoid ? 1 / (1 + std::exp(-score[e]))
-                                                           : std::exp(score[e] - top);
-        }
-        // The chosen keep their score, the others get 0; then shares sum to 1.
-        float chosen_sum = 0;
-        float* share = b.share + t * c.n_expert;
-        std::fill_n(share, c.n_expert, 0.0f);
-        for (int64_t k = 0; k < c.n_expert_used; k++) {
-            const int64_t best =
-                std::max_element(score, score + c.n_expert) - score;  // first of equals
-            share[best] = score[best];
-            chosen_sum += score[best];
-            score[best] = -1;
-        }
-        for (int64_t e = 0; e < c.n_expert; e++) share[e] /= chosen_sum;
-    }
-}
-
-void mixture(Session& s, int64_t layer, const FfnInput& in, float* y) {
-    const Config& c = s.model->config;
-    const Layer& l = s.model->layers[size_t(layer)];
-    Scratch& b = s.scratch;
-    std::fill_n(y, in.n * c.n_embd, 0.0f);
-    for (int64_t e = 0; e < c.n_expert; e++) {
-        const auto share = [&](int64_t t) { return b.share[t * c.n_expert + e]; };
-        // Rows that chose this expert, side by side so that its weights are read once.
-        int64_t n = 0;
-        for (int64_t t = 0; t < in.n; t++) {
-            if (!(share(t) > 0)) continue;
-            std::copy_n(in.x + t * c.n_embd, c.n_embd, b.gathered + n * c.n_embd);
-            std::copy_n(in.residual + t * c.n_embd, c.n_embd, b.gathered_residual + n * c.n_embd);
-            b.gathered_masking[n++] = in.masking[t];
-        }
-        if (!n) continue;
-        const FfnInput gathered{b.gathered, b.gathered_residual, b.gathered_masking, n, in.fired};
-        ffn(s, layer, l.experts[size_t(e)], gathered, b.expert_out);
-        const float* out = b.expert_out;
-        const bool* fired = in.fired;
-        for (int64_t t = 0; t < in.n; t++) {
-            if (!(share(t) > 0)) continue;
-            for (int64_t i = 0; i < c.n_embd; i++) y[t * c.n_embd + i] += share(t) * out[i];
-            out += c.n_embd;
-            if (!fired) continue;
-            s.record.fired(layer, e, t, fired);
-            fired += c.n_ff;
-        }
+        mixture(p, layer, x, y);
     }
 }
 

@@ -1,30 +1,18 @@
 // Feed-forward blocks: one per layer, or experts chosen per row.
 #pragma once
 
-#include "session.h"
+#include "pass.h"
 
 namespace powerinfer {
-
-// What a feed-forward block computes on: n rows.
-struct FfnInput {
-    const float* x;          // [n, n_embd], normed
-    const float* residual;   // [n, n_embd], before the norm: what PowerInfer's predictors see
-    const Masking* masking;  // [n]
-    int64_t n;
-    bool* fired = nullptr;  // [n, n_ff], set where a neuron fires; null: nobody asks
-};
 
 // Does this activation leave exact zeros?
 bool relu_family(ggml::Activation act);
 
-// y[t] = down . (act(gate . x[t]) * up . x[t]); without a gate down . act(up . x[t]). y: [n,
-// n_embd].
-void ffn(Session& s, int64_t layer, const Ffn& weights, const FfnInput& in, float* y);
+// Chooses the experts of the batch's rows by x, [n, n_embd], and keeps them in the workspace.
+void route(const Pass& p, const Layer& layer, const float* x);
 
-// Chooses the experts of n rows of x, [n, n_embd], and keeps them in the scratch.
-void route(Session& s, const Layer& layer, const float* x, int64_t n);
-
-// y[t] = sum over the chosen experts, in ascending order, of share * ffn(expert, x[t]).
-void mixture(Session& s, int64_t layer, const FfnInput& in, float* y);
+// y = the layer's block, or its mixture of the experts that route() chose, of x, the norm of the
+// residual stream in the workspace. x, y: [n, n_embd].
+void feed_forward(const Pass& p, int64_t layer, const float* x, float* y);
 
 }  // namespace powerinfer

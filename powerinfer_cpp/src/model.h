@@ -56,7 +56,7 @@ struct Config {
     bool predict_from_normed =
         false;                       // the predictor sees the FFN's normed input, not the residual
     bool route_layer_input = false;  // the router reads x itself, not the FFN's normed input
-    enum class Gating { softmax, sigmoid } gating = Gating::softmax;
+    ggml::Gating gating = ggml::Gating::softmax;
 
     int64_t q_dim() const { return n_head * head_dim; }
     int64_t kv_dim() const { return n_head_kv * head_dim; }

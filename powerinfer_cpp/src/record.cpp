@@ -2,53 +2,19 @@
 
 #include <algorithm>
 
+#include "ggml/ops.h"
+
 namespace powerinfer {
 
-namespace {
-
-// Elements of each part.
-struct Sizes {
-    Sizes(const Config& c, const pi_session_params& p) {
-        if (p.record == PI_RECORD_OFF) return;
-        const int64_t neurons = std::max<int64_t>(1, c.n_expert) * c.n_ff;
-        counts = c.n_layer * neurons;
-        flags = p.n_ubatch * c.n_ff;
-        if (p.record >= PI_RECORD_FIRED) fired = c.n_layer * p.n_batch * neurons;
-        if (p.record >= PI_RECORD_INPUTS) inputs = c.n_layer * p.n_batch * c.n_embd;
-    }
-    uint64_t bytes() const {
-        return uint64_t(counts) * sizeof(uint64_t) + uint64_t(inputs) * sizeof(float) +
-               uint64_t(flags + fired) * sizeof(bool);
-    }
-    int64_t counts = 0, inputs = 0, flags = 0, fired = 0;
-};
-
-}  // namespace
-
-uint64_t Recorder::bytes(const Config& config, const pi_session_params& params) {
-    return Sizes(config, params).bytes();
-}
-
-Recorder::Recorder(const Config& c, const pi_session_params& params)
+Recorder::Recorder(ggml::Carver& carver, const Config& c, const pi_session_params& p)
     : n_embd_(c.n_embd),
       n_ff_(c.n_ff),
       n_blocks_(std::max<int64_t>(1, c.n_expert)),
       n_layer_(c.n_layer),
-      n_batch_(params.n_batch) {
-    const Sizes sizes(c, params);
-    if (!sizes.flags) return;
-    memory_ = ggml::Memory(sizes.bytes(), "record");
-    uint8_t* at = memory_.data();
-    const auto take = [&](auto& pointer, int64_t count) {
-        using T = std::remove_reference_t<decltype(*pointer)>;
-        if (count) pointer = reinterpret_cast<T*>(at);
-        at += uint64_t(count) * sizeof(T);
-    };
-    take(counts_, sizes.counts);
-    take(inputs_, sizes.inputs);
-    take(flags_, sizes.flags);
-    take(fired_, sizes.fired);
-    std::fill_n(counts_, sizes.counts, 0);
+      n_batch_(p.n_batch) {
+    if (p.record >= PI_RECORD_COUNTS) carver.take(counts_, {n_layer_, n_blocks_, n_ff_});
+    if (p.record >= PI_RECORD_FIRED) carver.take(fired_, {n_layer_, n_batch_, n_blocks_, n_ff_});
+    if (p.record >= PI_RECORD_INPUTS) carver.take(inputs_, {n_layer_, n_batch_, n_embd_});
 }
 
 void Recorder::begin(int64_t n) {
@@ -60,16 +26,19 @@ void Recorder::begin(int64_t n) {
     }
 }
 
-void Recorder::fired(int64_t layer, int64_t expert, int64_t row, const bool* flags) {
-    uint64_t* counts = counts_ + (layer * n_blocks_ + expert) * n_ff_;
-    for (int64_t i = 0; i < n_ff_; i++) counts[i] += flags[i];
-    if (!fired_) return;
-    const int64_t at = (layer * n_batch_ + done_ + row) * n_blocks_ + expert;
-    std::copy_n(flags, n_ff_, fired_ + at * n_ff_);
+void Recorder::fired(ggml::Context& context, int64_t layer, int64_t expert, const int32_t* rows,
+                     int64_t n, const bool* flags) {
+    if (!counts_) return;
+    ggml::count_flags(context, flags, n, n_ff_, counts_ + (layer * n_blocks_ + expert) * n_ff_);
+    for (int64_t t = 0; fired_ && t < n; t++) {
+        const int64_t row = layer * n_batch_ + done_ + (rows ? rows[t] : t);
+        std::copy_n(flags + t * n_ff_, n_ff_, fired_ + (row * n_blocks_ + expert) * n_ff_);
+    }
 }
 
-void Recorder::input(int64_t layer, int64_t row, const float* x) {
-    if (inputs_) std::copy_n(x, n_embd_, inputs_ + (layer * n_batch_ + done_ + row) * n_embd_);
+void Recorder::inputs(int64_t layer, const float* x, int64_t n) {
+    if (!inputs_) return;
+    std::copy_n(x, n * n_embd_, inputs_ + (layer * n_batch_ + done_) * n_embd_);
 }
 
 uint64_t* Recorder::counts(int64_t layer) const {

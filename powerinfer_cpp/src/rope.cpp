@@ -48,12 +48,4 @@ RopeTable::RopeTable(const Model& model) {
     }
 }
 
-void RopeTable::fill(int64_t position, float* cos_sin) const {
-    for (size_t i = 0; i < frequency.size(); i++) {
-        const double angle = double(position) * frequency[i];
-        cos_sin[2 * i] = float(std::cos(angle) * magnitude);
-        cos_sin[2 * i + 1] = float(std::sin(angle) * magnitude);
-    }
-}
-
 }  // namespace powerinfer

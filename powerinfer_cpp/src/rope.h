@@ -1,4 +1,5 @@
-// Rotary positions: the angle of every frequency at every position, stretched as the model says.
+// Rotary positions: the frequencies that ggml::rope_table turns into angles, stretched as the model
+// says.
 #pragma once
 
 #include <vector>
@@ -13,8 +14,6 @@ struct RopeTable {
 
     RopeTable() = default;
     explicit RopeTable(const Model& model);
-    // Cosine and sine, [n_rot / 2, 2], of one position.
-    void fill(int64_t position, float* cos_sin) const;
 };
 
 }  // namespace powerinfer

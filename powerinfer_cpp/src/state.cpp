@@ -1,10 +1,12 @@
-// A sequence as bytes: a header that says what it belongs to, then keys and values of every layer
-// and head, positions in order. For going on later in the same model; not a file format.
+// A state is a header that says what it belongs to, a token per position, a bit per position that a
+// predictor masked, and keys and values as KvPages::each_run gives them.
+#include "state.h"
+
+#include <algorithm>
 #include <cstring>
 #include <type_traits>
 
 #include "ggml/status.h"
-#include "session.h"
 
 namespace powerinfer {
 
@@ -18,10 +20,12 @@ struct Header {
     char magic[8];
     uint64_t model;  // fingerprint of sizes and tensors
     uint64_t type;   // of the KV cache
+    uint64_t mode;   // Session::mode
     int64_t length;  // positions
 };
 static_assert(std::is_trivially_copyable_v<Header>);
-constexpr char kMagic[8] = {'P', 'I', 's', 'e', 'q', '0', '1', '\n'};
+constexpr char kMagic[8] = {'P', 'I', 's', 'e', 'q', '0', '2', '\n'};
+constexpr int64_t kVersionAt = 6;  // "PIseq01" had no word on how positions were computed
 
 // FNV-1a over what tells models of one shape apart without reading their weights.
 uint64_t fingerprint(const Model& m) {
@@ -40,72 +44,101 @@ uint64_t fingerprint(const Model& m) {
     return hash;
 }
 
-// Calls f(bytes in the cache, n) for every run of positions, in the order of the state.
-template <typename F>
-void each_run(const Session& s, int32_t seq, int64_t length, const F& f) {
-    const Config& c = s.model->config;
-    for (int64_t layer = 0; layer < c.n_layer; layer++) {
-        for (int which : {0, 1}) {
-            for (int64_t head = 0; head < c.n_head_kv; head++) {
-                f(s.kv.positions(layer, seq, which, head), size_t(length * s.kv.position_bytes()));
-            }
-        }
-    }
+// Bytes of the bits of n positions.
+int64_t mask_bytes(int64_t n) {
+    return (n + 7) / 8;
 }
 
 uint64_t size_of(const Session& s, int64_t length) {
-    const Config& c = s.model->config;
-    return sizeof(Header) + uint64_t(c.n_layer * 2 * c.n_head_kv * length * s.kv.position_bytes());
+    const int64_t position = int64_t(sizeof(int32_t)) + s.sequences().kv().position_bytes();
+    return sizeof(Header) + uint64_t(mask_bytes(length)) + uint64_t(length * position);
 }
 
-void require_sequence(const Session& s, int32_t seq) {
-    if (seq >= 0 && seq < s.kv.n_seq()) return;
-    throw Error(Code::argument, format("sequence %d of a session with %d", seq, s.kv.n_seq()));
+// Calls f(bytes in the cache, n) for every run of a sequence's positions.
+template <typename F>
+void each_run(const Sequences& s, int32_t seq, const F& f) {
+    for (int64_t first = 0; first < s.length(seq); first += kKvPage) {
+        const int64_t n = std::min(kKvPage, s.length(seq) - first);
+        s.kv().each_run(s.pages(seq)[first / kKvPage], n, f);
+    }
+}
+
+Header check(const Session& s, const uint8_t* data, uint64_t size) {
+    Header header;
+    if (size < sizeof(header)) throw Error(Code::format, "the state is cut off");
+    std::memcpy(&header, data, sizeof(header));
+    if (std::memcmp(header.magic, kMagic, kVersionAt))
+        throw Error(Code::format, "not a saved state");
+    if (std::memcmp(header.magic, kMagic, sizeof(kMagic)))
+        throw Error(Code::format, "the state was saved by another version of the engine");
+    if (header.model != fingerprint(*s.model))
+        throw Error(Code::format, "the state belongs to another model");
+    if (header.type != uint64_t(s.sequences().kv().type()))
+        throw Error(Code::format, "the state has another KV type");
+    if (header.length < 0) throw Error(Code::format, "the state has a negative length");
+    if (header.length > s.sequences().n_ctx()) {
+        throw Error(Code::context,
+                    format("a state of %lld positions does not fit a context of %lld",
+                           (long long)header.length, (long long)s.sequences().n_ctx()));
+    }
+    if (size != size_of(s, header.length))
+        throw Error(Code::format, "the state has the wrong size");
+    const uint8_t* masks = data + sizeof(header) + header.length * int64_t(sizeof(int32_t));
+    const bool any = std::any_of(masks, masks + mask_bytes(header.length),
+                                 [](uint8_t bits) { return bits != 0; });
+    if (header.mode != s.mode(any)) {
+        throw Error(Code::format,
+                    "the state was computed in another mode (sparse, sparse_threshold)");
+    }
+    return header;
 }
 
 }  // namespace
 
-uint64_t Session::state_size(int32_t seq) const {
-    require_sequence(*this, seq);
-    return size_of(*this, kv.length(seq));
+uint64_t state_size(const Session& s, int32_t seq) {
+    return size_of(s, s.length(seq));
 }
 
-void Session::save_state(int32_t seq, uint8_t* out) const {
-    Header header{{}, fingerprint(*model), uint64_t(kv.type()), kv.length(seq)};
+void save_state(const Session& s, int32_t seq, uint8_t* out) {
+    const int64_t length = s.length(seq);
+    const Sequences& sequences = s.sequences();
+    uint8_t* masks = out + sizeof(Header) + length * int64_t(sizeof(int32_t));
+    std::fill_n(masks, mask_bytes(length), uint8_t(0));
+    bool any = false;
+    for (int64_t i = 0; i < length; i++) {
+        const int32_t token = sequences.token(seq, i);
+        std::memcpy(out + sizeof(Header) + i * int64_t(sizeof(token)), &token, sizeof(token));
+        const bool masked = sequences.masked(seq, i);
+        masks[i / 8] |= uint8_t(masked << i % 8);
+        any |= masked;
+    }
+    Header header{{}, fingerprint(*s.model), uint64_t(sequences.kv().type()), s.mode(any), length};
     std::memcpy(header.magic, kMagic, sizeof(kMagic));
     std::memcpy(out, &header, sizeof(header));
-    out += sizeof(header);
-    each_run(*this, seq, header.length, [&](const uint8_t* run, size_t n) {
-        std::memcpy(out, run, n);
-        out += n;
+    uint8_t* to = masks + mask_bytes(length);
+    each_run(sequences, seq, [&](const uint8_t* run, size_t n) {
+        std::memcpy(to, run, n);
+        to += n;
     });
 }
 
-void Session::load_state(int32_t seq, const uint8_t* data, uint64_t size) {
-    require_sequence(*this, seq);
-    Header header;
-    if (size < sizeof(header)) throw Error(Code::format, "the state is cut off");
-    std::memcpy(&header, data, sizeof(header));
-    if (std::memcmp(header.magic, kMagic, sizeof(kMagic)))
-        throw Error(Code::format, "not a saved state");
-    if (header.model != fingerprint(*model))
-        throw Error(Code::format, "the state belongs to another model");
-    if (header.type != uint64_t(kv.type()))
-        throw Error(Code::format, "the state has another KV type");
-    if (header.length < 0) throw Error(Code::format, "the state has a negative length");
-    if (header.length > kv.n_ctx()) {
-        throw Error(Code::context,
-                    format("a state of %lld positions does not fit a context of %lld",
-                           (long long)header.length, (long long)kv.n_ctx()));
+void load_state(Session& s, int32_t seq, const uint8_t* data, uint64_t size) {
+    s.length(seq);  // is there such a sequence?
+    const Header header = check(s, data, size);
+    const uint8_t* tokens = data + sizeof(header);
+    const uint8_t* masks = tokens + header.length * int64_t(sizeof(int32_t));
+    Sequences& sequences = s.sequences();
+    sequences.truncate(seq, 0);
+    for (int64_t i = 0; i < header.length; i++) {
+        int32_t token;
+        std::memcpy(&token, tokens + i * int64_t(sizeof(token)), sizeof(token));
+        sequences.append(seq, token, masks[i / 8] >> i % 8 & 1);
     }
-    if (size != size_of(*this, header.length))
-        throw Error(Code::format, "the state has the wrong size");
-    data += sizeof(header);
-    each_run(*this, seq, header.length, [&](uint8_t* run, size_t n) {
-        std::memcpy(run, data, n);
-        data += n;
+    const uint8_t* from = masks + mask_bytes(header.length);
+    each_run(sequences, seq, [&](uint8_t* run, size_t n) {
+        std::memcpy(run, from, n);
+        from += n;
     });
-    kv.set_length(seq, header.length);
 }
 
 }  // namespace powerinfer

@@ -33,6 +33,7 @@ class Context:
         self.n_tokens = 0
         self.n_computed = 0  # tokens in all, those that were forgotten included
         self.input_ids = np.zeros(self.n_ctx, dtype=np.intc)
+        self._generated = np.zeros(self.n_ctx, dtype=bool)  # as input_ids
         self.version = 0
         # Where the last token's logits are: a row of the engine's last call, or a copy.
         self._last_row: int | np.ndarray | None = None
@@ -76,20 +77,25 @@ class Context:
         """Ids of the positions computed."""
         return self.input_ids[: self.n_tokens].tolist()
 
-    def eval(self, ids: np.ndarray) -> None:
+    def generated(self) -> list[bool]:
+        """Which of them were computed as generated tokens."""
+        return self._generated[: self.n_tokens].tolist()
+
+    def eval(self, ids: np.ndarray, generated: np.ndarray | None = None) -> None:
         """Computes int32 ids [n], in calls of n_batch rows, after those that are there.
 
-        Raises ContextOverflowError, before anything is computed, when they do not fit.
+        generated: bool [n], which of them were generated; None: all are of a prompt. Raises
+        ContextOverflowError, before anything is computed, when they do not fit.
         """
         self._check_fits(len(ids), self.n_tokens)
         self.version += 1
         self._fired, self._inputs = [], []
         n_batch = self._session.n_batch
         for first in range(0, len(ids), n_batch):
-            chunk = ids[first : first + n_batch]
-            keep = np.full(len(chunk), self._logits_all)
-            keep[-1] |= first + len(chunk) == len(ids)
-            self._eval_chunk(chunk, keep)
+            part = slice(first, min(first + n_batch, len(ids)))
+            keep = np.full(part.stop - first, self._logits_all)
+            keep[-1] |= part.stop == len(ids)
+            self._eval_chunk(ids[part], keep, None if generated is None else generated[part])
 
     def visit(self, ids: np.ndarray, visit: Callable[[int, np.ndarray], None]) -> None:
         """Forgets all and computes int32 ids [n], calling visit(i, logits after the i-th).
@@ -106,14 +112,15 @@ class Context:
             for row in range(len(chunk)):
                 visit(first + row, self._session.logits(row).copy())
 
-    def become(self, ids: np.ndarray) -> None:
-        """Makes the sequence equal to ids: keeps the longest prefix, computes at least the last."""
-        known = min(self.n_tokens, len(ids) - 1)
-        differs = np.flatnonzero(self.input_ids[:known] != ids[:known])
-        same = int(differs[0]) if differs.size else known
+    def become(self, ids: np.ndarray, generated: np.ndarray) -> None:
+        """Makes the sequence equal to ids, of which those with a flag were generated.
+
+        Keeps the longest prefix that was computed in the same way, and computes at least the last.
+        """
+        same = min(self._session.match(ids, generated), len(ids) - 1)
         self._check_fits(len(ids) - same, same)
         self.truncate(same)
-        self.eval(ids[same:])
+        self.eval(ids[same:], generated[same:])
 
     def save(self) -> LlamaState:
         """What is computed, with its logits as far as they are there."""
@@ -125,7 +132,8 @@ class Context:
             scores = np.empty((0, self.n_vocab), dtype=np.float32)
         data = self._session.save()
         ids = self.input_ids[: self.n_tokens].copy()
-        return LlamaState(ids, scores, self.n_tokens, data, len(data))
+        flags, n_prompt = self._generated[: self.n_tokens].copy(), self._session.match(ids)
+        return LlamaState(ids, scores, self.n_tokens, data, len(data), flags, n_prompt)
 
     def load(self, state: LlamaState) -> None:
         """Makes the sequence what it was when `save` gave state.
@@ -134,7 +142,8 @@ class Context:
         itself; then all is as before or, after a ModelFormatError, nothing is computed.
         """
         ids, scores, n = np.asarray(state.input_ids), np.asarray(state.scores), state.n_tokens
-        if ids.shape != (n,) or scores.ndim != 2 or len(scores) > n:
+        flags = np.asarray(state.generated)
+        if ids.shape != (n,) or flags.shape != (n,) or scores.ndim != 2 or len(scores) > n:
             raise ValueError("this state contradicts itself")
         if scores.shape[1] != self.n_vocab:
             raise ValueError(f"this state is of a model with {scores.shape[1]} tokens")
@@ -148,7 +157,7 @@ class Context:
         except BaseException:
             self._session.truncate(0)
             raise
-        self.input_ids[:n], self.n_tokens = ids, n
+        self.input_ids[:n], self._generated[:n], self.n_tokens = ids, flags, n
         if len(scores):
             self._last_row = np.ascontiguousarray(scores[-1], dtype=np.float32).copy()
             if self._logits_all or self._scores is not None:
@@ -214,15 +223,22 @@ class Context:
                 f"{n} tokens after {after} exceed the context of {self.n_ctx} positions"
             )
 
-    def _eval_chunk(self, chunk: np.ndarray, keep: np.ndarray) -> None:
+    def reusable(self, ids: np.ndarray) -> int:
+        """Leading positions that a prompt of these ids would compute the same way."""
+        return self._session.match(ids)
+
+    def _eval_chunk(
+        self, chunk: np.ndarray, keep: np.ndarray, generated: np.ndarray | None = None
+    ) -> None:
         start, n = self.n_tokens, len(chunk)
         self._last_row = None
-        self._session.eval(chunk, keep)
+        self._session.eval(chunk, keep, generated=generated)
         if self._record >= lib.PI_RECORD_FIRED:
             self._fired.append(self._session.activations())
         if self._record >= lib.PI_RECORD_INPUTS:
             self._inputs.append(self._session.ffn_inputs())
         self.input_ids[start : start + n] = chunk
+        self._generated[start : start + n] = False if generated is None else generated
         self.n_tokens += n
         self.n_computed += n
         if keep[-1]:

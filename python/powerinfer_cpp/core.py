@@ -258,14 +258,17 @@ class LlamaCore:
         with self._lock:
             self._computing.truncate(0)
 
-    def eval(self, tokens: Sequence[int]) -> None:
+    def eval(self, tokens: Sequence[int], generated: bool = False) -> None:
         """Computes tokens after those that are there.
 
-        Raises ContextOverflowError when they do not fit; then none is computed.
+        generated: the tokens were generated, so that with sparse="auto" predictors mask them;
+        otherwise they are a prompt, also when they come one by one. Raises ContextOverflowError
+        when they do not fit; then none is computed.
         """
         with self._lock:
             self._computing.need_scores()
-            self._computing.eval(as_tokens(tokens))
+            ids = as_tokens(tokens)
+            self._computing.eval(ids, np.full(len(ids), generated))
 
     def activations(self) -> np.ndarray:
         """Which neurons fired (what they send down is not zero) at the tokens of the last eval.
@@ -350,8 +353,9 @@ class LlamaCore:
     ) -> Generator[int, Sequence[int] | None, None]:
         """Ids that follow `tokens`, one by one, without end: the caller stops, at EOS for example.
 
-        reset: begin anew, keeping the longest prefix that is already computed; otherwise go on
-        after the tokens that are there. Ids sent into the generator are put after the last one.
+        reset: begin anew, keeping the longest prefix that is already computed as a prompt is;
+        otherwise go on after the tokens that are there. Ids sent into the generator are put after
+        the last one; they count as a prompt.
         Raises ValueError for no tokens, ContextOverflowError when the context is full.
         """
         params = sampling(
@@ -387,7 +391,9 @@ class LlamaCore:
         with self._lock:
             sampler = self._new_sampler(params, seed)
             history = [] if reset else self._computing.tokens()
+            generated = [] if reset else self._computing.generated()
             version = None if reset else self._computing.version
+        flags = [False] * len(pending)  # which of the pending ids were generated
         meter, prompt = Meter(), True
         sampler.accept(self._recent(history))
         while True:
@@ -395,14 +401,14 @@ class LlamaCore:
                 context = self._computing
                 before, work, start = context.n_computed, context.work(), time.perf_counter()
                 if version == context.version:
-                    context.eval(as_tokens(pending))
+                    context.eval(as_tokens(pending), np.array(flags))
                 else:  # at the beginning, or after another call has used the instance
-                    context.become(as_tokens(history + pending))
+                    context.become(as_tokens(history + pending), np.array(generated + flags))
                 version = context.version
                 seconds, n = time.perf_counter() - start, context.n_computed - before
                 meter.add(n, seconds, prompt, context.work() - work)
                 self._meter, prompt = meter, False
-                history += pending
+                history, generated = history + pending, generated + flags
                 sampler.accept(self._recent(pending))
                 token = context.choose(sampler, processors, context.n_tokens)
                 ids = context.input_ids[: context.n_tokens]
@@ -413,6 +419,7 @@ class LlamaCore:
                     observe(token, context.logits())
             sent = yield token
             pending = [token, *(sent or ())]
+            flags = [True] + [False] * (len(pending) - 1)
 
     def set_seed(self, seed: int) -> None:
         """Seed of the random numbers of the following calls."""

@@ -303,13 +303,11 @@ class Llama(LlamaCore):
     def _cached(self, ids: list[int], parts: Iterator[Piece]) -> Iterator[Piece]:
         """parts, computed from the cached state that shares most with ids, and cached."""
         with self._lock:
-            cache, context, wanted = self._cache, self._computing, np.array(ids)
-            known = context.input_ids[: context.n_tokens]
+            cache, context, wanted = self._cache, self._computing, as_tokens(ids)
             if tuple(ids) in cache:
                 state = cache[tuple(ids)]
-                usable = state.n_tokens <= context.n_ctx
-                more = common_prefix(state.input_ids, wanted) > common_prefix(known, wanted)
-                if usable and more:
+                usable = common_prefix(state.input_ids[: state.n_prompt], wanted)
+                if state.n_tokens <= context.n_ctx and usable > context.reusable(wanted):
                     context.load(state)
         yield from parts
         with self._lock:

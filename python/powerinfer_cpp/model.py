@@ -185,7 +185,8 @@ class OpTime:
 
 
 PARTS = ("attention", "predictor", "ffn", "head", "kv")  # of pi_work
-NEURON_COUNTS = ("rows", "predicted", "computed", "fired")  # of pi_neuron_counts
+# of pi_neuron_counts
+NEURON_COUNTS = ("rows", "predicted", "computed", "fired", "audited", "found")
 
 
 @dataclass(frozen=True)
@@ -219,9 +220,8 @@ class Work:
         was computed."""
         all_neurons = np.maximum(1, self.neurons[:, 0] * n_ff)
         return {
-            name: (self.neurons[:, column] / all_neurons).tolist()
-            for column, name in enumerate(NEURON_COUNTS)
-            if name != "rows"
+            name: (self.neurons[:, NEURON_COUNTS.index(name)] / all_neurons).tolist()
+            for name in ("predicted", "computed", "fired")
         }
 
     def mean_shares(self, n_ff: int) -> dict[str, float]:
@@ -256,7 +256,6 @@ class Session:
         check(lib.pi_session_new(model.handle, params, out))
         self.handle = ffi.gc(out[0], lib.pi_session_free)
         self.n_ctx = lib.pi_session_n_ctx(self.handle)
-        self.n_seq, self.sparse = params.n_seq, SPARSE_MODES[params.sparse]
         self.n_batch = lib.pi_session_n_batch(self.handle)
         self._row = ffi.new("float const **")
 
@@ -271,16 +270,21 @@ class Session:
         tokens: np.ndarray,
         keep: np.ndarray | None = None,
         sequences: np.ndarray | None = None,
+        generated: np.ndarray | None = None,
     ) -> None:
         """Computes int32 tokens [n], n <= n_batch, each at the end of its sequence.
 
         keep: bool [n], the rows whose logits are kept; None: the last row only. sequences: int32
-        [n]; None: all of sequence 0.
+        [n]; None: all of sequence 0. generated: bool [n], the rows of generated tokens, which
+        predictors mask under `auto`; None: all are of a prompt.
         """
-        flags = ffi.NULL if keep is None else ffi.from_buffer("bool[]", keep)
-        ids = ffi.from_buffer("int32_t[]", tokens)
-        where = ffi.NULL if sequences is None else ffi.from_buffer("int32_t[]", sequences)
-        self._callbacks.check(lib.pi_eval(self.handle, ids, where, flags, len(tokens)))
+        batch = ffi.new("pi_batch *", {"struct_size": ffi.sizeof("pi_batch"), "n": len(tokens)})
+        batch.token = ids = ffi.from_buffer("int32_t[]", tokens)
+        batch.seq = where = _array("int32_t[]", sequences)
+        batch.keep = kept = _array("bool[]", keep)
+        batch.generated = flags = _array("bool[]", generated)
+        self._callbacks.check(lib.pi_eval_batch(self.handle, batch))
+        del ids, where, kept, flags  # they had to live until here
         self._n_rows = len(tokens)
 
     def firing_counts(self) -> np.ndarray:
@@ -377,6 +381,14 @@ class Session:
         """Forgets every position of a sequence from n on."""
         check(lib.pi_sequence_truncate(self.handle, sequence, n))
 
+    def match(self, tokens: np.ndarray, generated: np.ndarray | None = None) -> int:
+        """Leading positions of sequence 0 that hold what int32 tokens [n] would give from its
+        beginning on. generated: bool [n]; None: a prompt."""
+        same = ffi.new("int32_t *")
+        ids, flags = _array("int32_t[]", tokens), _array("bool[]", generated)
+        check(lib.pi_sequence_match(self.handle, 0, ids, flags, len(tokens), same))
+        return same[0]
+
 
 class Sampler:
     """Chooses tokens; keyword arguments are the fields of pi_sampler_params."""
@@ -403,6 +415,11 @@ class Sampler:
             logits = ffi.from_buffer("float[]", logits)
         check(lib.pi_sample(self.handle, logits, n_vocab, self._token))
         return self._token[0]
+
+
+def _array(kind: str, values: np.ndarray | None) -> Any:
+    """values for C; NULL for None."""
+    return ffi.NULL if values is None else ffi.from_buffer(kind, values)
 
 
 def as_tokens(tokens: Sequence[int] | np.ndarray) -> np.ndarray:

@@ -3,16 +3,12 @@
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import islice
 from typing import Any
 
 import numpy as np
 
-from .errors import OutOfMemoryError
-from .model import SPARSE_MODES, Model, Session, Work
+from .model import Model, Session, Work
 from .progress import Progress
-
-SIDE_BY_SIDE = 16  # windows that share the reading of weights where their tokens go one by one
 
 
 @dataclass(frozen=True)
@@ -131,71 +127,33 @@ class _Scorer:
         error = value * math.sqrt(variance / max(1, n - 1))
         return Estimate(value, error, n_windows, n, self.work)
 
-    def rows(
-        self, group: np.ndarray, first: int, one_by_one: bool
-    ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        """(logits float32 [n, n_vocab], targets int32 [n]) of the tokens from `first` on of windows
-        [n_windows, n_ctx], in parts whose order and sizes depend on nothing but the arguments.
+    def rows(self, window: np.ndarray, first: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        """(logits float32 [n, n_vocab], targets int32 [n]) of the tokens from `first` on of a
+        window [n_ctx], in parts whose sizes depend on nothing but the arguments.
 
-        The row before a scored token gives its logits. one_by_one: these rows go as generated
-        tokens do, each the only one of its sequence in a call; windows lie side by side as
-        sequences. Otherwise there is one window, and its rows go in calls of n_batch.
+        The row before a scored token gives its logits. These rows count as generated, those before
+        them as a prompt: so every mode of sparsity computes them as it would in use.
         """
-        session, n_ctx = self.session, group.shape[1]
-        for sequence, window in enumerate(group):
-            session.truncate(0, sequence)
-            for a in range(0, first - 1, session.n_batch):
-                prompt = window[a : min(a + session.n_batch, first - 1)]
-                nothing, where = np.zeros(len(prompt), bool), np.full(len(prompt), sequence)
-                session.eval(prompt, nothing, where.astype(np.int32))
+        session = self.session
+        session.truncate(0)
+        for a in range(0, first - 1, session.n_batch):
+            prompt = window[a : min(a + session.n_batch, first - 1)]
+            session.eval(prompt, np.zeros(len(prompt), dtype=bool))
         begin = session.work()
-        step = 1 if one_by_one else session.n_batch
-        for a in range(first - 1, n_ctx - 1, step):
-            part = group[:, a : min(a + step, n_ctx - 1)]
-            n, length = part.size, part.shape[1]
-            where = np.repeat(np.arange(len(group), dtype=np.int32), length)
-            session.eval(np.ascontiguousarray(part).reshape(-1), np.ones(n, bool), where)
-            targets = group[:, a + 1 : a + 1 + length].reshape(-1)
-            yield np.stack([session.logits(row) for row in range(n)]), targets
+        for a in range(first - 1, len(window) - 1, session.n_batch):
+            part = window[a : min(a + session.n_batch, len(window) - 1)]
+            all_rows = np.ones(len(part), dtype=bool)
+            session.eval(part, all_rows, generated=all_rows)
+            targets = window[a + 1 : a + 1 + len(part)]
+            yield np.stack([session.logits(row) for row in range(len(part))]), targets
         spent = session.work() - begin
         self.work = spent if self.work is None else self.work + spent
 
 
-def scoring_session(model: Model, n_ctx: int, n_seq: int | None = None, **fields: Any) -> Session:
-    """A session for `perplexity` and `compare`: of several sequences (n_seq, or as the mode of
-    sparsity needs them), as many as fit into memory and into n_batch rows.
-
-    fields: of pi_session_params.
-    """
+def scoring_session(model: Model, n_ctx: int, **fields: Any) -> Session:
+    """A session for `perplexity` and `compare`. fields: of pi_session_params."""
     fields["n_batch"] = min(fields["n_batch"], n_ctx)
-    if n_seq is None:
-        n_seq = SIDE_BY_SIDE if needs_steps(model, SPARSE_MODES[fields["sparse"]]) else 1
-    n_seq = min(n_seq, fields["n_batch"])
-    while True:
-        try:
-            return Session(model, verbose=True, n_ctx=n_ctx, n_seq=n_seq, **fields)
-        except OutOfMemoryError:
-            if n_seq == 1:
-                raise
-            n_seq //= 2
-
-
-def needs_steps(model: Model, sparse: str) -> bool:
-    """Must scored tokens go one by one, so that a mode of sparsity masks them?
-
-    Under `auto` predictors mask generated tokens, not prompts. In every other mode, and without
-    predictors, a row has the same bits in a prompt as alone.
-    """
-    return sparse == "auto" and model.has_predictors
-
-
-def _groups(
-    ids: list[int], n_ctx: int, bos: int | None, by_document: bool, n: int
-) -> Iterator[tuple[np.ndarray, int]]:
-    """What `windows` gives, n windows at a time: int32 [n or fewer, n_ctx]."""
-    each = windows(ids, n_ctx, bos, by_document)
-    while some := list(islice(each, n)):
-        yield np.stack([window for window, _ in some]), some[0][1]
+    return Session(model, verbose=True, n_ctx=n_ctx, **fields)
 
 
 def _cut(
@@ -221,13 +179,11 @@ def perplexity(
     """
     ids, replaced = _cut(model, text, n_ctx, separator)
     n_windows, scorer = len(ids) // n_ctx, _Scorer(session)
-    one_by_one = needs_steps(model, session.sparse)
-    n = session.n_seq if one_by_one else 1
     with Progress("perplexity", n_windows, "windows") as progress:
-        for group, first in _groups(ids, n_ctx, replaced, bool(separator), n):
-            for logits, targets in scorer.rows(group, first, one_by_one):
+        for window, first in windows(ids, n_ctx, replaced, bool(separator)):
+            for logits, targets in scorer.rows(window, first):
                 scorer.add(-log_likelihoods(logits, targets))
-            progress.update(len(group), f"PPL {scorer.perplexity:.4f}")
+            progress.update(1, f"PPL {scorer.perplexity:.4f}")
     return scorer.estimate(n_windows)
 
 
@@ -248,12 +204,10 @@ def compare(
     ):
         raise ValueError(f"{reference[0].path}: has another vocabulary than {chosen[0].path}")
     n_windows, ours, theirs = len(ids) // n_ctx, _Scorer(chosen[1]), _Scorer(reference[1])
-    one_by_one = any(needs_steps(model, each.sparse) for model, each in (chosen, reference))
-    n = min(chosen[1].n_seq, reference[1].n_seq) if one_by_one else 1
     divergences, ratios, same = [], [], 0
     with Progress("perplexity", n_windows, "windows") as progress:
-        for group, first in _groups(ids, n_ctx, replaced, bool(separator), n):
-            pairs = [scorer.rows(group, first, one_by_one) for scorer in (ours, theirs)]
+        for window, first in windows(ids, n_ctx, replaced, bool(separator)):
+            pairs = [scorer.rows(window, first) for scorer in (ours, theirs)]
             for (logits, targets), (expected, _) in zip(*pairs, strict=True):
                 q, p = log_softmax(logits), log_softmax(expected)
                 at = np.arange(len(targets)), targets
@@ -262,7 +216,7 @@ def compare(
                 divergences.append((np.exp(p) * (p - q)).sum(axis=1))
                 ratios.append(p[at] - q[at])
                 same += int((q.argmax(axis=1) == p.argmax(axis=1)).sum())
-            progress.update(len(group), f"PPL {ours.perplexity:.4f}")
+            progress.update(1, f"PPL {ours.perplexity:.4f}")
     kl = np.maximum(np.concatenate(divergences), 0.0)  # rounding may leave -1e-17
     estimates = ours.estimate(n_windows), theirs.estimate(n_windows)
     return Comparison(*estimates, kl, np.concatenate(ratios), same / len(kl))

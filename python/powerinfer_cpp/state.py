@@ -14,7 +14,9 @@ class LlamaState:
 
     input_ids: intc [n_tokens]. scores: float32 [n, n_vocab], the logits of the last n tokens: all
     of them with logits_all, otherwise one, or none before anything is computed. llama_state: keys
-    and values, llama_state_size bytes. random: state of the random numbers, or None.
+    and values, llama_state_size bytes. generated: bool [n_tokens], the tokens that were computed as
+    generated ones. n_prompt: leading tokens that a prompt would compute the same way. random:
+    state of the random numbers, or None.
     """
 
     input_ids: np.ndarray
@@ -22,6 +24,8 @@ class LlamaState:
     n_tokens: int
     llama_state: bytes
     llama_state_size: int
+    generated: np.ndarray
+    n_prompt: int
     random: Any = None
 
     @property

@@ -8,56 +8,12 @@
 #include <set>
 
 #include "ggml/check.h"
+#include "engine/sessions.h"
 #include "plan.h"
-#include "session.h"
-#include "tiny_model.h"
 
-using namespace powerinfer;
-using ggml::Code;
-using ggml::DType;
-using ggml::Error;
-using tiny::Description;
-using tiny::Shape;
+using namespace sessions;
 
 namespace {
-
-using Floats = std::vector<float>;
-using Tokens = std::vector<int32_t>;
-
-const tiny::Folder folder;
-
-std::shared_ptr<const Model> load(const std::string& path, bool use_mmap = true,
-                                  int32_t n_threads = 1) {
-    pi_model_params params = pi_model_default_params();
-    params.use_mmap = use_mmap;
-    params.n_threads = n_threads;
-    return Model::load(path, params);
-}
-
-std::shared_ptr<const Model> load(const Description& d) {
-    tiny::write(d, folder / "model.gguf");
-    return load(folder / "model.gguf");
-}
-
-pi_session_params session_params(int32_t n_threads = 1, int32_t n_ubatch = 64) {
-    pi_session_params params = pi_session_default_params();
-    params.n_ctx = 96;
-    params.n_batch = 96;
-    params.n_ubatch = n_ubatch;
-    params.n_threads = n_threads;
-    return params;
-}
-
-Tokens random_tokens(size_t n, uint32_t seed) {
-    std::mt19937 rng(seed);
-    Tokens tokens(n);
-    for (int32_t& t : tokens) t = int32_t(rng() % tiny::kVocab);
-    return tokens;
-}
-
-bool same(const Floats& a, const Floats& b) {
-    return a.size() == b.size() && !std::memcmp(a.data(), b.data(), a.size() * sizeof(float));
-}
 
 double distance(const Floats& a, const Floats& b) {
     double difference = 0, size = 0;
@@ -66,30 +22,6 @@ double distance(const Floats& a, const Floats& b) {
         size += double(b[i]) * b[i];
     }
     return std::sqrt(difference / size);
-}
-
-void append_logits(const Session& session, int32_t row, Floats& out) {
-    const float* logits = session.result(row);
-    out.insert(out.end(), logits, logits + session.model->config.n_vocab);
-}
-
-// Logits of all tokens, `at_once` per call.
-Floats logits(Session& session, const Tokens& tokens, size_t at_once = 96) {
-    Floats out;
-    const std::vector<char> bytes(at_once, 1);
-    const bool* keep = reinterpret_cast<const bool*>(bytes.data());
-    for (size_t i = 0; i < tokens.size(); i += at_once) {
-        const int32_t n = int32_t(std::min(at_once, tokens.size() - i));
-        session.eval(tokens.data() + i, nullptr, keep, n);
-        for (int32_t row = 0; row < n; row++) append_logits(session, row, out);
-    }
-    return out;
-}
-
-Floats logits(std::shared_ptr<const Model> model, const Tokens& tokens,
-              const pi_session_params& params = session_params()) {
-    Session session(std::move(model), params);
-    return logits(session, tokens);
 }
 
 // The same tokens as one of three sequences, in calls of random lengths and neighbours.
@@ -105,7 +37,7 @@ Floats logits_beside_others(std::shared_ptr<const Model> model, const Tokens& to
         for (size_t i = 0; i < n; i++) {
             int32_t s = int32_t(rng() % 3);
             if (s == 1 && at == tokens.size()) s = 2;
-            const int64_t used = session.kv.length(s) + std::count(seq.begin(), seq.end(), s);
+            const int64_t used = session.length(s) + std::count(seq.begin(), seq.end(), s);
             if (s != 1 && used == params.n_ctx) continue;
             seq.push_back(s);
             token.push_back(s == 1 ? tokens[at++] : int32_t(rng() % tiny::kVocab));
@@ -113,8 +45,7 @@ Floats logits_beside_others(std::shared_ptr<const Model> model, const Tokens& to
         if (seq.empty()) continue;
         std::vector<char> keep(seq.size());  // a neighbour's logits sometimes, ours always
         for (size_t i = 0; i < seq.size(); i++) keep[i] = seq[i] == 1 || rng() % 2;
-        session.eval(token.data(), seq.data(), reinterpret_cast<const bool*>(keep.data()),
-                     int32_t(seq.size()));
+        eval(session, token, {seq.data(), reinterpret_cast<const bool*>(keep.data())});
         for (size_t i = 0; i < seq.size(); i++) {
             if (seq[i] == 1) append_logits(session, int32_t(i), out);
         }

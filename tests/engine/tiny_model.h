@@ -47,6 +47,7 @@ struct Shape {
     int64_t n_embd = 64, n_ff = 96, n_head = 4, n_head_kv = 4, head_dim = 16;
     bool tied = false, biases = false, down_t = false;
     int64_t n_layer = 2, n_expert = 0;
+    int64_t predictor_rank = 0;  // of random predictors, which are mostly wrong; 0: none
     uint32_t window = 0;  // of attention; 0: all positions
 };
 
@@ -137,8 +138,20 @@ inline Description describe(const Shape& s, uint32_t seed = 1) {
             matrix(blk + "ffn_gate_inp.weight", s.n_expert, s.n_embd);
             experts("ffn_gate_exps.weight", s.n_ff, s.n_embd);
             experts("ffn_up_exps.weight", s.n_ff, s.n_embd);
-            experts("ffn_down_exps.weight", s.n_embd, s.n_ff);
+            if (s.down_t) {
+                experts("ffn_down_t_exps.weight", s.n_ff, s.n_embd);
+            } else {
+                experts("ffn_down_exps.weight", s.n_embd, s.n_ff);
+            }
+            if (s.predictor_rank) {
+                experts("fc1_exps.weight", s.predictor_rank, s.n_embd);
+                experts("fc2_exps.weight", s.n_ff, s.predictor_rank);
+            }
             continue;
+        }
+        if (s.predictor_rank) {
+            matrix(blk + "fc1.weight", s.predictor_rank, s.n_embd);
+            matrix(blk + "fc2.weight", s.n_ff, s.predictor_rank);
         }
         matrix(blk + "ffn_gate.weight", s.n_ff, s.n_embd);
         matrix(blk + "ffn_up.weight", s.n_ff, s.n_embd);

@@ -317,53 +317,79 @@ void test_rope(RopePairs kind) {
     }
 }
 
-struct Sequence {
-    std::vector<uint8_t> bytes;  // keys, then values: [n_head_kv][capacity][head_dim]
-    Floats k, v;                 // the same as numbers
+// Keys and values of two sequences on pages in no order, stored by store_kv, and the numbers that
+// they decode to.
+struct Pages {
+    static constexpr int64_t kPositions = 200, kPages = (kPositions + kKvPage - 1) / kKvPage;
+
+    Pages(DType type, int64_t n_head_kv, int64_t head_dim)
+        : width(n_head_kv * head_dim), k{type, n_head_kv, head_dim, nullptr, nullptr, 0} {
+        const int64_t half = n_head_kv * k.head_bytes();
+        k.page_stride = 2 * half + 64;  // as if another layer's stood between
+        bytes.resize(size_t(2 * kPages * k.page_stride));
+        k.k = bytes.data();
+        k.v = bytes.data() + half;
+        for (int32_t s = 0; s < 2; s++) {
+            for (int32_t i = 0; i < kPages; i++) pages[s][i] = 2 * (kPages - 1 - i) + s;
+            key[s] = rounded(random_floats(kPositions * width, 2), type);
+            value[s] = rounded(random_floats(kPositions * width, 2), type);
+            std::vector<KvSlot> slots;
+            for (int64_t p = 0; p < kPositions; p++) {
+                slots.push_back({pages[s][p / kKvPage], int32_t(p % kKvPage)});
+            }
+            Context context(1 + s);
+            store_kv(context, k, slots.data(), 70, key[s].data(), value[s].data());
+            store_kv(context, k, slots.data() + 70, kPositions - 70, key[s].data() + 70 * width,
+                     value[s].data() + 70 * width);
+        }
+    }
+    // What is left of values behind the codec, which rounds no further what it has rounded.
+    static Floats rounded(Floats values, DType type) {
+        std::vector<uint8_t> stored(size_t(info(type).size(int64_t(values.size()))));
+        info(type).encode(values.data(), stored.data(), int64_t(values.size()));
+        info(type).decode(stored.data(), values.data(), int64_t(values.size()));
+        return values;
+    }
+
+    int64_t width;
+    KvLayer k;
+    std::vector<uint8_t> bytes;
+    int32_t pages[2][kPages];
+    Floats key[2], value[2];  // [positions, n_head_kv, head_dim]
 };
 
-void test_attention(DType type, int64_t n_head, int64_t n_head_kv, int64_t head_dim) {
-    const int64_t capacity = 200, count = n_head_kv * capacity * head_dim;
-    const int64_t head_bytes = info(type).size(capacity * head_dim);
-    const AttentionShape shape{type,     n_head,     n_head_kv,
-                               head_dim, head_bytes, float(1 / std::sqrt(double(head_dim)))};
-    std::vector<Sequence> sequences(2);
-    for (Sequence& s : sequences) {
-        const Floats wanted = random_floats(2 * count, 2);
-        s.bytes.resize(size_t(info(type).size(2 * count)));
-        info(type).encode(wanted.data(), s.bytes.data(), 2 * count);
-        Floats values(wanted.size());
-        info(type).decode(s.bytes.data(), values.data(), 2 * count);
-        s.k.assign(values.begin(), values.begin() + count);
-        s.v.assign(values.begin() + count, values.end());
-    }
-    // First position, around the blocks of 64, several blocks; both sequences in one call.
+void test_attention(DType type, int64_t n_head, int64_t n_head_kv, int64_t head_dim,
+                    int64_t window = 0) {
+    const Pages kv(type, n_head_kv, head_dim);
+    // First position, around the pages of 64, several pages; both sequences in one call.
     const std::vector<int64_t> positions = {1, 2, 63, 64, 65, 128, 129, 200};
     const int64_t rows = int64_t(positions.size()), width = n_head * head_dim;
     const Floats q = random_floats(rows * width, 2);
     std::vector<AttentionRow> table;
     for (int64_t t = 0; t < rows; t++) {
-        const uint8_t* k = sequences[size_t(t % 2)].bytes.data();
-        table.push_back({k, k + n_head_kv * head_bytes, positions[size_t(t)]});
+        const int64_t end = positions[size_t(t)];
+        table.push_back({kv.pages[t % 2], window ? std::max<int64_t>(0, end - window) : 0, end});
     }
+    const float scale = float(1 / std::sqrt(double(head_dim)));
     const auto op = [&](Context& context, int64_t first, int64_t n) {
         Floats out(size_t(n * width), NAN);
-        attention(context, shape, table.data() + first, n, q.data() + first * width, out.data());
+        attention(context, kv.k, n_head, scale, table.data() + first, n, q.data() + first * width,
+                  out.data());
         return out;
     };
     Doubles expected, size;
     for (int64_t t = 0; t < rows; t++) {
-        const Sequence& s = sequences[size_t(t % 2)];
-        const int64_t n = positions[size_t(t)];
+        const Floats &key = kv.key[t % 2], &value = kv.value[t % 2];
+        const int64_t first = table[size_t(t)].first, n = table[size_t(t)].end;
         for (int64_t h = 0; h < n_head; h++) {
-            const int64_t base = h / (n_head / n_head_kv) * capacity * head_dim;
+            const int64_t base = h / (n_head / n_head_kv) * head_dim;
             Doubles weight;
             double top = -INFINITY, sum = 0;
-            for (int64_t p = 0; p < n; p++) {
+            for (int64_t p = first; p < n; p++) {
                 double dot = 0;
                 for (int64_t i = 0; i < head_dim; i++) {
                     dot += double(q[size_t(t * width + h * head_dim + i)]) *
-                           s.k[size_t(base + p * head_dim + i)];
+                           key[size_t(base + p * kv.width + i)];
                 }
                 weight.push_back(dot / std::sqrt(double(head_dim)));
                 top = std::max(top, weight.back());
@@ -371,9 +397,9 @@ void test_attention(DType type, int64_t n_head, int64_t n_head_kv, int64_t head_
             for (double& w : weight) sum += w = std::exp(w - top);
             for (int64_t i = 0; i < head_dim; i++) {
                 double y = 0, total = 0;
-                for (int64_t p = 0; p < n; p++) {
+                for (int64_t p = first; p < n; p++) {
                     const double term =
-                        weight[size_t(p)] / sum * s.v[size_t(base + p * head_dim + i)];
+                        weight[size_t(p - first)] / sum * value[size_t(base + p * kv.width + i)];
                     y += term;
                     total += std::fabs(term);
                 }
@@ -402,6 +428,7 @@ void test_all() {
     for (DType type : {DType::F16, DType::F32}) {
         test_attention(type, 3, 3, 8);
         test_attention(type, 8, 2, 20);
+        test_attention(type, 8, 2, 20, 70);  // a window that begins inside a page
         test_attention(type, 36, 2, 16);  // 18 query heads per key head: more than go together
     }
     contexts.clear();

@@ -79,25 +79,73 @@ void activation(Context& context, Activation act, float* x, int64_t n);
 
 // Which values of a head turn together: (2i, 2i + 1), or (i, i + n_pairs) as NeoX has it.
 enum class RopePairs : uint8_t { adjacent, halves };
+// Cosine and sine of every frequency (radians per position) at n positions, times `magnitude`.
+// cos_sin: [n, n_pairs, 2].
+void rope_table(Context& context, const double* frequency, int64_t n_pairs, double magnitude,
+                const int32_t* position, int64_t n, float* cos_sin);
 // Rotary positions on the first 2 * n_pairs values of every head.
 // cos_sin: [rows, n_pairs, 2], one row per token.
 void rope(Context& context, float* x, int64_t rows, int64_t n_head, int64_t head_dim,
           const float* cos_sin, int64_t n_pairs, RopePairs pairs);
 
-// Causal attention of rows of queries over cached keys and values, grouped heads.
-struct AttentionRow {
-    const uint8_t*
-        k;  // [n_head_kv][capacity][head_dim] of the row's sequence, head_stride bytes apart
-    const uint8_t* v;
-    int64_t n_pos;  // positions that the row sees, >= 1
+// Keys and values of one layer in pages of kKvPage positions: page p holds [n_head_kv][kKvPage]
+// [head_dim] keys at k + p * page_stride, and values at v + p * page_stride.
+constexpr int64_t kKvPage = 64;
+struct KvLayer {
+    DType type;  // F16, F32 or Q8_0
+    int64_t n_head_kv, head_dim;
+    uint8_t *k, *v;
+    int64_t page_stride;  // bytes
+
+    int64_t position_bytes() const { return info(type).size(head_dim); }  // of one head
+    int64_t head_bytes() const { return kKvPage * position_bytes(); }     // of one page
 };
-struct AttentionShape {
-    DType type;  // of keys and values: F16 or F32
-    int64_t n_head, n_head_kv, head_dim, head_stride;
-    float scale;
+// Where a row's keys and values go: position `at` of a page.
+struct KvSlot {
+    int32_t page;
+    int32_t at;
+};
+// Stores the keys and values of n rows, [n, n_head_kv * head_dim] each.
+void store_kv(Context& context, const KvLayer& layer, const KvSlot* slots, int64_t n,
+              const float* k, const float* v);
+
+// Causal attention of rows of queries over cached keys and values, grouped heads. A row sees the
+// positions [first, end) of a sequence whose positions from 64 i on lie in pages[i].
+struct AttentionRow {
+    const int32_t* pages;
+    int64_t first, end;
 };
 // q, out: [rows, n_head * head_dim].
-void attention(Context& context, const AttentionShape& shape, const AttentionRow* rows,
-               int64_t n_rows, const float* q, float* out);
+void attention(Context& context, const KvLayer& layer, int64_t n_head, float scale,
+               const AttentionRow* rows, int64_t n_rows, const float* q, float* out);
+
+// y[t] = row ids[t] of a matrix as floats, n rows.
+void embed_rows(Context& context, const Matrix& w, const int32_t* ids, int64_t n, float* y);
+
+// Rows side by side that lie apart in x, and back: out[i] = x[rows[i]]; y[rows[i]] += share[i] *
+// x[i]. n rows of `cols`.
+void gather_rows(Context& context, const float* x, const int32_t* rows, int64_t n, int64_t cols,
+                 float* out);
+void scatter_add(Context& context, const float* x, const int32_t* rows, const float* share,
+                 int64_t n, int64_t cols, float* y);
+
+// How the scores of a router become shares of the chosen experts.
+enum class Gating : uint8_t { softmax, sigmoid };
+// The rows that chose each expert: rows[first[e]] to rows[first[e + 1]] of expert e, ascending, and
+// what it counts for them.
+struct ExpertRows {
+    int32_t* first;  // [n_expert + 1]
+    int32_t* rows;   // [n * n_used]
+    float* share;    // [n * n_used]; the shares of a row sum to 1
+};
+// Chooses the n_used best experts of each of n rows, the first of equals. score: [n, n_expert],
+// overwritten; share: [n, n_expert], room for what each expert counts for each row.
+void route(Context& context, Gating gating, float* score, int64_t n, int64_t n_expert,
+           int64_t n_used, float* share, const ExpertRows& out);
+
+// flags[i] = x[i] != 0, n values.
+void nonzero(Context& context, const float* x, int64_t n, bool* flags);
+// counts[i] += the number of rows whose flag i is set. flags: [rows, n].
+void count_flags(Context& context, const bool* flags, int64_t rows, int64_t n, uint64_t* counts);
 
 }  // namespace ggml

@@ -1,7 +1,7 @@
 // Causal attention, one KV head of a few neighbouring rows at a time: blocks of 64 positions go
 // through scores, a running softmax and the weighted sum of values, so that the full score matrix
-// is never stored and keys and values are read once for these rows. Blocks start at position 0 for
-// every row: a row's bits do not depend on the chunk of the prompt it came in.
+// is never stored and keys and values are read once for these rows. Blocks are the pages of the cache,
+// whatever a row sees of them: its bits do not depend on the chunk of the prompt it came in.
 #include <algorithm>
 #include <cmath>
 
@@ -12,8 +12,8 @@ namespace ggml {
 
 namespace {
 
-constexpr int64_t kBlock = 64;    // positions
-constexpr int64_t kQueries = 16;  // heads of rows that meet the same keys and values together
+constexpr int64_t kBlock = kKvPage;  // positions
+constexpr int64_t kQueries = 16;     // heads of rows that meet the same keys and values together
 
 struct Softmax {
     float largest = -INFINITY;
@@ -35,41 +35,44 @@ struct Softmax {
     }
 };
 
-// n_rows rows that see the same keys, each at least as many as the one before it, times n_heads
-// query heads of a KV head.
-void attend(const cpu::Kernels& kernels, const AttentionShape& s, const AttentionRow* rows,
-            int64_t n_rows, int64_t kv_head, int64_t n_heads, const float* q, float* out) {
-    const int64_t row_bytes = info(s.type).size(s.head_dim), ld = s.n_head * s.head_dim;
-    const uint8_t* k = rows[0].k + kv_head * s.head_stride;
-    const uint8_t* v = rows[0].v + kv_head * s.head_stride;
+// n_rows rows that begin at the same position of a sequence, each seeing at least as many as the
+// one before it, times n_heads query heads of a KV head.
+void attend(const cpu::Kernels& kernels, const KvLayer& s, int64_t n_head, float scale,
+            const AttentionRow* rows, int64_t n_rows, int64_t kv_head, int64_t n_heads,
+            const float* q, float* out) {
+    const int64_t row_bytes = s.position_bytes(), ld = n_head * s.head_dim;
     Softmax softmax[kQueries];
     float weights[kQueries * kBlock];
     for (int64_t t = 0; t < n_rows; t++) std::fill_n(out + t * ld, n_heads * s.head_dim, 0.0f);
-    // Scores of n positions, or what their values add, for `count` queries `step` apart from the
-    // first row t and head h on.
-    const auto scores = [&](int64_t p, int64_t n, int64_t t, int64_t count, int64_t step) {
-        kernels.matmul[int(s.type)](k + p * row_bytes, row_bytes, n, s.head_dim, q + t * ld, step,
-                                    count, weights + t * n_heads * kBlock, kBlock);
-    };
-    const auto values = [&](int64_t p, int64_t n, int64_t t, int64_t count, int64_t step) {
-        kernels.accumulate[int(s.type)](v + p * row_bytes, row_bytes, n, s.head_dim,
-                                        weights + t * n_heads * kBlock, kBlock, count, out + t * ld,
-                                        step);
-    };
     const bool together = n_heads == 1;  // one head of all rows: the queries are evenly apart
-    for (int64_t p = 0; p < rows[n_rows - 1].n_pos; p += kBlock) {
-        const auto seen = [&](int64_t t) { return std::min(kBlock, rows[t].n_pos - p); };
+    for (int64_t p = rows[0].first; p < rows[n_rows - 1].end; p = (p / kBlock + 1) * kBlock) {
+        const int64_t place = rows[0].pages[p / kBlock] * s.page_stride +
+                              kv_head * s.head_bytes() + p % kBlock * row_bytes;
+        const uint8_t *k = s.k + place, *v = s.v + place;
+        // Scores of n positions, or what their values add, for `count` queries `step` apart from
+        // the first row t and head h on.
+        const auto scores = [&](int64_t n, int64_t t, int64_t count, int64_t step) {
+            kernels.matmul[int(s.type)](k, row_bytes, n, s.head_dim, q + t * ld, step, count,
+                                        weights + t * n_heads * kBlock, kBlock);
+        };
+        const auto values = [&](int64_t n, int64_t t, int64_t count, int64_t step) {
+            kernels.accumulate[int(s.type)](v, row_bytes, n, s.head_dim,
+                                            weights + t * n_heads * kBlock, kBlock, count,
+                                            out + t * ld, step);
+        };
+        const int64_t block_end = (p / kBlock + 1) * kBlock;
+        const auto seen = [&](int64_t t) { return std::min(block_end, rows[t].end) - p; };
         int64_t first = 0;  // the rows that see something of this block
         while (seen(first) <= 0) first++;
         const int64_t n = seen(n_rows - 1);
         if (together) {
-            scores(p, n, first, n_rows - first, ld);
+            scores(n, first, n_rows - first, ld);
         } else {
-            for (int64_t t = first; t < n_rows; t++) scores(p, n, t, n_heads, s.head_dim);
+            for (int64_t t = first; t < n_rows; t++) scores(n, t, n_heads, s.head_dim);
         }
         for (int64_t i = first * n_heads; i < n_rows * n_heads; i++) {
             const int64_t t = i / n_heads;
-            const float shrink = softmax[i].update(weights + i * kBlock, seen(t), s.scale);
+            const float shrink = softmax[i].update(weights + i * kBlock, seen(t), scale);
             if (shrink == 1.0f) continue;
             float* to = out + t * ld + i % n_heads * s.head_dim;
             for (int64_t c = 0; c < s.head_dim; c++) to[c] *= shrink;
@@ -77,7 +80,7 @@ void attend(const cpu::Kernels& kernels, const AttentionShape& s, const Attentio
         for (int64_t t = first; t < n_rows;) {
             int64_t end = t + 1;  // rows that see as much of it
             while (together && end < n_rows && seen(end) == seen(t)) end++;
-            values(p, seen(t), t, together ? end - t : n_heads, together ? ld : s.head_dim);
+            values(seen(t), t, together ? end - t : n_heads, together ? ld : s.head_dim);
             t = end;
         }
     }
@@ -89,28 +92,28 @@ void attend(const cpu::Kernels& kernels, const AttentionShape& s, const Attentio
 
 }  // namespace
 
-void attention(Context& context, const AttentionShape& s, const AttentionRow* rows, int64_t n_rows,
-               const float* q, float* out) {
+void attention(Context& context, const KvLayer& layer, int64_t n_head, float scale,
+               const AttentionRow* rows, int64_t n_rows, const float* q, float* out) {
     uint64_t bytes = 0;
-    for (int64_t t = 0; t < n_rows; t++) bytes += uint64_t(rows[t].n_pos);
-    bytes *= uint64_t(2 * s.n_head_kv * info(s.type).size(s.head_dim));
+    for (int64_t t = 0; t < n_rows; t++) bytes += uint64_t(rows[t].end - rows[t].first);
+    bytes *= uint64_t(2 * layer.n_head_kv * layer.position_bytes());
     const OpTimer timer(context.profile, "attention", bytes);
-    const int64_t group = s.n_head / s.n_head_kv, heads = std::min(group, kQueries);
+    const int64_t n_kv = layer.n_head_kv, group = n_head / n_kv, heads = std::min(group, kQueries);
     const int64_t tile = kQueries / heads, n_tiles = (n_rows + tile - 1) / tile;
-    context.threads.run(n_tiles * s.n_head_kv, 1, [&](int64_t begin, int64_t end, int) {
+    context.threads.run(n_tiles * n_kv, 1, [&](int64_t begin, int64_t end, int) {
         for (int64_t i = begin; i < end; i++) {
-            const int64_t last = std::min((i / s.n_head_kv + 1) * tile, n_rows);
-            const int64_t kv_head = i % s.n_head_kv;
-            for (int64_t t = i / s.n_head_kv * tile; t < last;) {
+            const int64_t last = std::min((i / n_kv + 1) * tile, n_rows), kv_head = i % n_kv;
+            for (int64_t t = i / n_kv * tile; t < last;) {
                 int64_t n = 1;  // rows of one sequence share its keys; not where a window has moved
-                while (t + n < last && rows[t + n].k == rows[t].k &&
-                       rows[t + n].n_pos >= rows[t + n - 1].n_pos) {
+                while (t + n < last && rows[t + n].pages == rows[t].pages &&
+                       rows[t + n].first == rows[t].first &&
+                       rows[t + n].end >= rows[t + n - 1].end) {
                     n++;
                 }
                 for (int64_t h = 0; h < group; h += heads) {
-                    const int64_t at = (t * s.n_head + kv_head * group + h) * s.head_dim;
-                    attend(context.kernels, s, rows + t, n, kv_head, std::min(heads, group - h),
-                           q + at, out + at);
+                    const int64_t at = (t * n_head + kv_head * group + h) * layer.head_dim;
+                    attend(context.kernels, layer, n_head, scale, rows + t, n, kv_head,
+                           std::min(heads, group - h), q + at, out + at);
                 }
                 t += n;
             }

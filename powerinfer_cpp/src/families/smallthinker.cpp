@@ -15,7 +15,7 @@ void configure(const ggml::Gguf& gguf, Config& c) {
     c.rope_pairs = ggml::RopePairs::halves;
     c.route_layer_input = true;
     const int64_t gating = gguf.integer(c.architecture + ".expert_gating_func", 0, 255, 1);
-    c.gating = gating == 2 ? Config::Gating::sigmoid : Config::Gating::softmax;
+    c.gating = gating == 2 ? ggml::Gating::sigmoid : ggml::Gating::softmax;
     if (!c.n_expert) {
         throw ggml::Error(ggml::Code::format,
                           gguf.path() + ": smallthinker.expert_count is missing or 0");

@@ -40,7 +40,7 @@ def run(args: argparse.Namespace) -> None:
         return
     other = model if args.compare == "off" else open_model(args, args.compare)
     fields |= options.sparse_fields("off", None)
-    base = scoring_session(other, n_ctx, session.n_seq, **fields)
+    base = scoring_session(other, n_ctx, **fields)
     found = compare((model, session), (other, base), text, n_ctx, args.separator)
     _show(found.chosen, n_ctx, model)
     _show_comparison(found)

@@ -1,9 +1,7 @@
-#include "traffic.h"
+#include "counts.h"
 
 #include <algorithm>
 #include <cstring>
-
-#include "session.h"
 
 namespace powerinfer {
 
@@ -38,34 +36,31 @@ uint64_t dense_bytes(const Ffn& f, const Config& c) {
 
 }  // namespace
 
-void RowCounts::add(const Session& s, const Row* row, int64_t n) {
-    const Config& c = s.model->config;
-    const uint64_t position = 2 * uint64_t(c.n_head_kv) * uint64_t(s.kv.position_bytes());
-    for (int64_t t = 0; t < n; t++) {
+void Counts::add(const Model& m, const Batch& batch, int64_t position_bytes) {
+    const uint64_t per_layer = uint64_t(position_bytes) / m.layers.size();
+    for (int64_t t = 0; t < batch.n; t++) {
         rows++;
-        kept += row[t].result != nullptr;
-        for (const Layer& l : s.model->layers) {
-            const int64_t seen = row[t].pos + 1;
-            kv_bytes += position * uint64_t(l.window ? std::min(seen, l.window) : seen);
+        kept += batch.result[t] != nullptr;
+        for (const Layer& l : m.layers) {
+            const int64_t seen = batch.position[t] + 1;
+            kv_bytes += per_layer * uint64_t(l.window ? std::min(seen, l.window) : seen);
         }
     }
 }
 
-Traffic traffic(const Session& s) {
-    const Model& m = *s.model;
+Traffic traffic(const Model& m, const Counts& did, bool embedding) {
     const Config& c = m.config;
-    const RowCounts& did = s.row_counts;
     Traffic sum;
     for (const WeightSpec& w : m.weights) {
         const auto is = [&](const char* part) { return !std::strcmp(w.part, part); };
         if (is("attention") || is("norms")) sum.attention += uint64_t(did.rows) * w.bytes();
-        if (is("head") && !s.params.embedding) sum.head += uint64_t(did.kept) * w.bytes();
+        if (is("head") && !embedding) sum.head += uint64_t(did.kept) * w.bytes();
     }
     for (size_t i = 0; i < m.layers.size(); i++) {
         const Layer& l = m.layers[i];
         // Experts of a layer have the same shapes and types.
         const Ffn& f = l.experts.empty() ? l.ffn : l.experts[0];
-        const ggml::NeuronCounts& counts = s.counts[i];
+        const ggml::NeuronCounts& counts = did.neurons[i];
         sum.ffn += uint64_t(did.rows) * uint64_t(l.router.bytes());
         sum.ffn +=
             f.neurons.n ? neuron_bytes(f, counts) : uint64_t(counts.rows) * dense_bytes(f, c);

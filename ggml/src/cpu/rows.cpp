@@ -1,0 +1,146 @@
+// Operators that place rows: embeddings, positions, keys and values, and the rows of experts.
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
+#include "ggml/ops.h"
+
+namespace ggml {
+
+void embed_rows(Context& context, const Matrix& w, const int32_t* ids, int64_t n, float* y) {
+    const OpTimer timer(context.profile, "embed_rows", uint64_t(n * w.row_bytes()));
+    context.threads.run(n, 1, [&](int64_t begin, int64_t end, int) {
+        for (int64_t t = begin; t < end; t++) decode_row(w, ids[t], y + t * w.cols);
+    });
+}
+
+void rope_table(Context& context, const double* frequency, int64_t n_pairs, double magnitude,
+                const int32_t* position, int64_t n, float* cos_sin) {
+    const OpTimer timer(context.profile, "rope_table");
+    context.threads.run(n, 1, [&](int64_t begin, int64_t end, int) {
+        for (int64_t t = begin; t < end; t++) {
+            float* row = cos_sin + t * n_pairs * 2;
+            for (int64_t i = 0; i < n_pairs; i++) {
+                const double angle = double(position[t]) * frequency[i];
+                row[2 * i] = float(std::cos(angle) * magnitude);
+                row[2 * i + 1] = float(std::sin(angle) * magnitude);
+            }
+        }
+    });
+}
+
+void rope(Context& context, float* x, int64_t rows, int64_t n_head, int64_t head_dim,
+          const float* cos_sin, int64_t n_pairs, RopePairs pairs) {
+    const OpTimer timer(context.profile, "rope");
+    const int64_t step = pairs == RopePairs::adjacent ? 2 : 1;         // from one pair to the next
+    const int64_t apart = pairs == RopePairs::adjacent ? 1 : n_pairs;  // the two of a pair
+    context.threads.run(rows, 1, [&](int64_t begin, int64_t end, int) {
+        for (int64_t t = begin; t < end; t++) {
+            const float* table = cos_sin + t * n_pairs * 2;
+            for (int64_t h = 0; h < n_head; h++) {
+                float* head = x + (t * n_head + h) * head_dim;
+                for (int64_t i = 0; i < n_pairs; i++) {
+                    const float c = table[2 * i], s = table[2 * i + 1];
+                    const float a = head[step * i], b = head[step * i + apart];
+                    head[step * i] = a * c - b * s;
+                    head[step * i + apart] = a * s + b * c;
+                }
+            }
+        }
+    });
+}
+
+void store_kv(Context& context, const KvLayer& layer, const KvSlot* slots, int64_t n,
+              const float* k, const float* v) {
+    const OpTimer timer(context.profile, "store_kv");
+    const int64_t dim = layer.head_dim, position = layer.position_bytes();
+    const auto encode = info(layer.type).encode;
+    // A piece is worth waking a thread for: converting 4,096 values takes some microseconds.
+    const int64_t grain = std::max<int64_t>(1, 2048 / dim);
+    context.threads.run(n * layer.n_head_kv, grain, [&](int64_t begin, int64_t end, int) {
+        for (int64_t i = begin; i < end; i++) {  // head i of all rows, one after the other
+            const KvSlot slot = slots[i / layer.n_head_kv];
+            const int64_t to = slot.page * layer.page_stride +
+                               i % layer.n_head_kv * layer.head_bytes() + slot.at * position;
+            encode(k + i * dim, layer.k + to, dim);
+            encode(v + i * dim, layer.v + to, dim);
+        }
+    });
+}
+
+void gather_rows(Context& context, const float* x, const int32_t* rows, int64_t n, int64_t cols,
+                 float* out) {
+    const OpTimer timer(context.profile, "gather_rows");
+    context.threads.run(n, 1 + 4096 / cols, [&](int64_t begin, int64_t end, int) {
+        for (int64_t i = begin; i < end; i++) std::copy_n(x + rows[i] * cols, cols, out + i * cols);
+    });
+}
+
+void scatter_add(Context& context, const float* x, const int32_t* rows, const float* share,
+                 int64_t n, int64_t cols, float* y) {
+    const OpTimer timer(context.profile, "scatter_add");
+    context.threads.run(n, 1 + 4096 / cols, [&](int64_t begin, int64_t end, int) {
+        for (int64_t i = begin; i < end; i++) {
+            float* to = y + rows[i] * cols;
+            for (int64_t c = 0; c < cols; c++) to[c] += share[i] * x[i * cols + c];
+        }
+    });
+}
+
+namespace {
+
+// Scores of one row become shares: 0 for experts that it did not choose.
+void choose_experts(Gating gating, float* score, int64_t n_expert, int64_t n_used, float* share) {
+    const float top = *std::max_element(score, score + n_expert);
+    for (int64_t e = 0; e < n_expert; e++) {
+        score[e] =
+            gating == Gating::sigmoid ? 1 / (1 + std::exp(-score[e])) : std::exp(score[e] - top);
+    }
+    float sum = 0;
+    std::fill_n(share, n_expert, 0.0f);
+    for (int64_t k = 0; k < n_used; k++) {
+        const int64_t best = std::max_element(score, score + n_expert) - score;
+        share[best] = score[best];
+        sum += score[best];
+        score[best] = -1;
+    }
+    for (int64_t e = 0; e < n_expert; e++) share[e] /= sum;
+}
+
+}  // namespace
+
+void route(Context& context, Gating gating, float* score, int64_t n, int64_t n_expert,
+           int64_t n_used, float* share, const ExpertRows& out) {
+    const OpTimer timer(context.profile, "route");
+    for (int64_t t = 0; t < n; t++) {
+        choose_experts(gating, score + t * n_expert, n_expert, n_used, share + t * n_expert);
+    }
+    int32_t k = 0;
+    for (int64_t e = 0; e < n_expert; e++) {
+        out.first[e] = k;
+        for (int64_t t = 0; t < n; t++) {
+            if (!(share[t * n_expert + e] > 0)) continue;
+            out.rows[k] = int32_t(t);
+            out.share[k++] = share[t * n_expert + e];
+        }
+    }
+    out.first[n_expert] = k;
+}
+
+void nonzero(Context& context, const float* x, int64_t n, bool* flags) {
+    const OpTimer timer(context.profile, "nonzero");
+    context.threads.run(n, 1 << 14, [&](int64_t begin, int64_t end, int) {
+        for (int64_t i = begin; i < end; i++) flags[i] = x[i] != 0;
+    });
+}
+
+void count_flags(Context& context, const bool* flags, int64_t rows, int64_t n, uint64_t* counts) {
+    const OpTimer timer(context.profile, "count_flags");
+    context.threads.run(n, 1 << 10, [&](int64_t begin, int64_t end, int) {
+        for (int64_t t = 0; t < rows; t++) {
+            for (int64_t i = begin; i < end; i++) counts[i] += flags[t * n + i];
+        }
+    });
+}
+
+}  // namespace ggml

@@ -1,0 +1,51 @@
+#include "sequence.h"
+
+namespace powerinfer {
+
+Sequences::Sequences(ggml::Carver& carver, const Config& config, const pi_session_params& p)
+    : kv_(carver, config, p), n_seq_(p.n_seq), n_ctx_(p.n_ctx) {
+    carver.take(length_, {p.n_seq});
+    carver.take(pages_, {p.n_seq, pages_of(p.n_ctx)});
+}
+
+ggml::KvSlot Sequences::append(int32_t seq, int32_t token, bool masked) {
+    const int64_t position = length_[seq]++, at = position % kKvPage;
+    int32_t& page = pages_[seq * pages_of(n_ctx_) + position / kKvPage];
+    if (at == 0) {
+        page = kv_.take();
+    } else if (kv_.is_shared(page)) {
+        const int32_t own = kv_.take();
+        kv_.copy(page, own, at);
+        kv_.give_back(page);
+        page = own;
+    }
+    KvPages::Label& label = kv_.label(page);
+    label.token[at] = token;
+    label.masked = (label.masked & ~(uint64_t(1) << at)) | uint64_t(masked) << at;
+    return {page, int32_t(at)};
+}
+
+void Sequences::truncate(int32_t seq, int64_t n) {
+    for (int64_t i = pages_of(n); i < pages_of(length_[seq]); i++) kv_.give_back(pages(seq)[i]);
+    length_[seq] = n;
+}
+
+void Sequences::copy(int32_t from, int32_t to, int64_t n) {
+    if (from == to) return truncate(to, n);
+    truncate(to, 0);
+    for (int64_t i = 0; i < pages_of(n); i++) {
+        pages_[to * pages_of(n_ctx_) + i] = pages(from)[i];
+        kv_.share(pages(from)[i]);
+    }
+    length_[to] = n;
+}
+
+int32_t Sequences::token(int32_t seq, int64_t position) const {
+    return label(seq, position).token[position % kKvPage];
+}
+
+bool Sequences::masked(int32_t seq, int64_t position) const {
+    return label(seq, position).masked >> position % kKvPage & 1;
+}
+
+}  // namespace powerinfer

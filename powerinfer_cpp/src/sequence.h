@@ -1,0 +1,43 @@
+// Sequences of positions that a session has computed: which tokens, how, and on which pages.
+#pragma once
+
+#include "kv_pages.h"
+
+namespace powerinfer {
+
+class Sequences {
+ public:
+    Sequences() = default;
+    // Of resolved parameters: n_seq sequences of up to n_ctx positions, all empty.
+    Sequences(ggml::Carver& carver, const Config& config, const pi_session_params& params);
+
+    int32_t count() const { return n_seq_; }
+    int64_t n_ctx() const { return n_ctx_; }
+    int64_t length(int32_t seq) const { return length_[seq]; }
+    const KvPages& kv() const { return kv_; }
+    // Pages of a sequence: positions from 64 i on lie in page i of them.
+    const int32_t* pages(int32_t seq) const { return pages_ + seq * pages_of(n_ctx_); }
+
+    // One more position, whose keys and values go to the place that is returned. A page that other
+    // sequences share is copied first. length(seq) < n_ctx().
+    ggml::KvSlot append(int32_t seq, int32_t token, bool masked);
+    // Forgets the positions from n on, 0 <= n <= length(seq).
+    void truncate(int32_t seq, int64_t n);
+    // Makes `to` the first n positions of `from`, 0 <= n <= length(from), on the same pages.
+    void copy(int32_t from, int32_t to, int64_t n);
+
+    int32_t token(int32_t seq, int64_t position) const;
+    bool masked(int32_t seq, int64_t position) const;
+
+ private:
+    KvPages::Label& label(int32_t seq, int64_t position) const {
+        return kv_.label(pages(seq)[position / kKvPage]);
+    }
+    KvPages kv_;
+    int32_t n_seq_ = 0;
+    int64_t n_ctx_ = 0;
+    int64_t* length_ = nullptr;  // [n_seq]
+    int32_t* pages_ = nullptr;   // [n_seq, pages_of(n_ctx)]
+};
+
+}  // namespace powerinfer

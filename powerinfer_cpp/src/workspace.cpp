@@ -1,0 +1,46 @@
+#include "workspace.h"
+
+#include <algorithm>
+
+namespace powerinfer {
+
+namespace {
+
+// Widest input of a product, in whole blocks of activations.
+int64_t widest(const Config& c) {
+    const int64_t n = std::max({c.n_embd, c.q_dim(), c.n_ff, c.predictor_rank});
+    return (n + ggml::kQ - 1) / ggml::kQ * ggml::kQ;
+}
+
+}  // namespace
+
+Workspace::Workspace(ggml::Carver& carver, const Config& c, const pi_session_params& p,
+                     int threads)
+    : batch(carver, p.n_ubatch), input(carver, p.n_ubatch, widest(c)) {
+    const int64_t rows = p.n_ubatch;
+    carver.take(attention_rows, {rows});
+    for (float** to : {&x, &normed, &out, &ffn_out}) carver.take(*to, {rows, c.n_embd});
+    for (float** to : {&q, &attended}) carver.take(*to, {rows, c.q_dim()});
+    for (float** to : {&k, &v}) carver.take(*to, {rows, c.kv_dim()});
+    for (float** to : {&gate, &up}) carver.take(*to, {rows, c.n_ff});
+    carver.take(cos_sin, {rows, c.n_rot});
+    if (c.n_expert) {
+        for (float** to : {&router, &share}) carver.take(*to, {rows, c.n_expert});
+        carver.take(expert_rows.first, {c.n_expert + 1});
+        carver.take(expert_rows.rows, {rows, c.n_expert_used});
+        carver.take(expert_rows.share, {rows, c.n_expert_used});
+        for (float** to : {&gathered, &gathered_residual, &expert_out}) {
+            carver.take(*to, {rows, c.n_embd});
+        }
+    }
+    if (c.neuron_aware) neurons = ggml::NeuronScratch(carver, rows, c.n_ff, c.n_embd, threads);
+    if (c.has_predictors) {
+        if (c.sketches) sketch = ggml::SketchScratch(carver, rows, c.n_embd);
+        carver.take(hidden, {rows, c.predictor_rank});
+        carver.take(score, {rows, c.n_ff});
+        carver.take(masked, {rows});
+    }
+    if (p.record) carver.take(flags, {rows, c.n_ff});
+}
+
+}  // namespace powerinfer

@@ -1,0 +1,44 @@
+// Intermediate results of a forward pass over up to n_ubatch rows; the names are those of the
+// formulas in forward.cpp and ffn.cpp.
+#pragma once
+
+#include "batch.h"
+#include "ggml/carver.h"
+#include "ggml/neurons.h"
+#include "ggml/ops.h"
+#include "ggml/sketch.h"
+#include "model.h"
+
+namespace powerinfer {
+
+struct Workspace {
+    Workspace() = default;
+    // Of resolved parameters; for a context of `threads` threads.
+    Workspace(ggml::Carver& carver, const Config& config, const pi_session_params& params,
+              int threads);
+
+    Batch batch;
+    ggml::InputBuffer input;
+    ggml::AttentionRow* attention_rows = nullptr;       // [rows]
+    float *x = nullptr, *normed = nullptr;              // [rows, n_embd]: residual stream, its norm
+    float *out = nullptr, *ffn_out = nullptr;           // [rows, n_embd]: what is added to it
+    float *q = nullptr, *attended = nullptr;            // [rows, q_dim]
+    float *k = nullptr, *v = nullptr;                   // [rows, kv_dim]
+    float *gate = nullptr, *up = nullptr;               // [rows, n_ff]
+    float* cos_sin = nullptr;                           // [rows, n_rot]
+
+    // Of mixtures: scores and shares, the rows of each expert, and one expert's rows.
+    float *router = nullptr, *share = nullptr;             // [rows, n_expert]
+    ggml::ExpertRows expert_rows = {};                     // [rows * n_expert_used]
+    float *gathered = nullptr, *gathered_residual = nullptr;  // [rows, n_embd]
+    float* expert_out = nullptr;                           // [rows, n_embd]
+
+    // Of neuron rows and predictors.
+    ggml::NeuronScratch neurons;
+    ggml::SketchScratch sketch;
+    float *hidden = nullptr, *score = nullptr;  // [rows, rank], [rows, n_ff]
+    bool* masked = nullptr;                     // [rows]: of a block's rows
+    bool* flags = nullptr;                      // [rows, n_ff]: who fired, where that is recorded
+};
+
+}  // namespace powerinfer

@@ -1,0 +1,107 @@
+// What tests of sessions share: random models and tokens, and the logits of all of them.
+#pragma once
+
+#include <cstring>
+#include <memory>
+#include <random>
+#include <vector>
+
+#include "ggml/check.h"
+#include "session.h"
+#include "tiny_model.h"
+
+namespace sessions {
+
+using namespace powerinfer;
+using ggml::Code;
+using ggml::DType;
+using ggml::Error;
+using tiny::Description;
+using tiny::Shape;
+
+using Floats = std::vector<float>;
+using Tokens = std::vector<int32_t>;
+
+inline const tiny::Folder folder;
+
+inline std::shared_ptr<const Model> load(const std::string& path, bool use_mmap = true,
+                                  int32_t n_threads = 1) {
+    pi_model_params params = pi_model_default_params();
+    params.use_mmap = use_mmap;
+    params.n_threads = n_threads;
+    return Model::load(path, params);
+}
+
+inline std::shared_ptr<const Model> load(const Description& d) {
+    tiny::write(d, folder / "model.gguf");
+    return load(folder / "model.gguf");
+}
+
+inline pi_session_params session_params(int32_t n_threads = 1, int32_t n_ubatch = 64) {
+    pi_session_params params = pi_session_default_params();
+    params.n_ctx = 96;
+    params.n_batch = 96;
+    params.n_ubatch = n_ubatch;
+    params.n_threads = n_threads;
+    return params;
+}
+
+inline Tokens random_tokens(size_t n, uint32_t seed) {
+    std::mt19937 rng(seed);
+    Tokens tokens(n);
+    for (int32_t& t : tokens) t = int32_t(rng() % tiny::kVocab);
+    return tokens;
+}
+
+inline bool same(const Floats& a, const Floats& b) {
+    return a.size() == b.size() && !std::memcmp(a.data(), b.data(), a.size() * sizeof(float));
+}
+
+// What a call may say of its rows beside their tokens; arrays of as many, or null.
+struct Said {
+    const int32_t* seq = nullptr;
+    const bool* keep = nullptr;
+    const bool* generated = nullptr;
+};
+
+inline void eval(Session& session, const Tokens& tokens, const Said& said = {}) {
+    pi_batch batch{};
+    batch.struct_size = sizeof(batch);
+    batch.n = int32_t(tokens.size());
+    batch.token = tokens.data();
+    batch.seq = said.seq, batch.keep = said.keep, batch.generated = said.generated;
+    session.eval(batch);
+}
+
+inline void append_logits(const Session& session, int32_t row, Floats& out) {
+    const float* logits = session.result(row);
+    out.insert(out.end(), logits, logits + session.model->config.n_vocab);
+}
+
+// Logits of all tokens, `at_once` per call; those from n_prompt on were generated.
+inline Floats logits(Session& session, const Tokens& tokens, size_t at_once = 96,
+                     size_t n_prompt = SIZE_MAX, int32_t seq = 0) {
+    Floats out;
+    for (size_t i = 0; i < tokens.size(); i += at_once) {
+        const size_t n = std::min(at_once, tokens.size() - i);
+        const std::vector<char> keep(n, 1);
+        const std::vector<int32_t> seqs(n, seq);
+        std::vector<char> generated(n);
+        for (size_t t = 0; t < n; t++) generated[t] = i + t >= n_prompt;
+        const auto flags = [](const std::vector<char>& v) {
+            return reinterpret_cast<const bool*>(v.data());
+        };
+        const auto at = tokens.begin() + ptrdiff_t(i);
+        eval(session, Tokens(at, at + ptrdiff_t(n)), {seqs.data(), flags(keep), flags(generated)});
+        for (size_t row = 0; row < n; row++) append_logits(session, int32_t(row), out);
+    }
+    return out;
+}
+
+inline Floats logits(std::shared_ptr<const Model> model, const Tokens& tokens,
+              const pi_session_params& params = session_params()) {
+    Session session(std::move(model), params);
+    return logits(session, tokens);
+}
+
+}  // namespace sessions

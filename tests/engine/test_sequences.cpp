@@ -1,0 +1,324 @@
+// What a row is, is said by the caller: the same bits whichever way the same rows come, and nothing
+// reused that was computed another way. With predictors that are mostly wrong, so that a row masked
+// or not masked by mistake shows at once.
+#include <algorithm>
+#include <functional>
+
+#include "engine/sessions.h"
+#include "state.h"
+
+using namespace sessions;
+
+namespace {
+
+constexpr int64_t kPrompt = 70, kAll = 85;  // both beyond a page of 64
+
+std::vector<Shape> shapes() {
+    Shape plain, experts, window;
+    plain.activation = "relu", plain.down_t = true, plain.predictor_rank = 32;
+    experts = plain, experts.n_expert = 5, experts.n_ff = 64;
+    window = plain, window.architecture = "llama", window.window = 30, window.type = DType::Q8_0;
+    window.n_ff = 128, window.n_layer = 3;
+    return {plain, experts, window};
+}
+
+pi_session_params with_mode(pi_sparse mode, DType kv = DType::F16) {
+    pi_session_params params = session_params();
+    params.sparse = mode;
+    params.type_k = params.type_v = uint32_t(kv);
+    params.n_seq = 3;
+    return params;
+}
+
+// Rows cut in every way, in any sequence, beside any other, at any number of threads.
+void test_generated_rows(const Shape& shape, DType kv) {
+    if (shape.head_dim % ggml::info(kv).block) return;
+    const auto model = load(tiny::describe(shape));
+    const Tokens tokens = random_tokens(kAll, 2);
+    pi_session_params params = with_mode(PI_SPARSE_AUTO, kv);
+    const Floats expected = [&] {
+        Session session(model, params);
+        return logits(session, tokens, 96, kPrompt);
+    }();
+    const Floats dense = [&] {
+        Session session(model, params);
+        return logits(session, tokens);
+    }();
+    const size_t prompt = size_t(kPrompt) * tiny::kVocab;
+    CHECK(std::equal(dense.begin(), dense.begin() + ptrdiff_t(prompt), expected.begin()));
+    CHECK(!std::equal(dense.begin() + ptrdiff_t(prompt), dense.end(),
+                      expected.begin() + ptrdiff_t(prompt)));
+    for (int32_t threads : {1, 3}) {
+        for (int32_t ubatch : {1, 7, 64}) {
+            params.n_threads = threads, params.n_ubatch = ubatch;
+            for (size_t at_once : {1, 2, 5, 96}) {
+                Session session(model, params);
+                // One row of a prompt alone in its call stays a row of a prompt.
+                CHECK(same(logits(session, tokens, at_once, kPrompt), expected));
+                CHECK(same(logits(session, tokens, at_once, SIZE_MAX, 2), dense));
+                session.truncate(0, 3);
+                CHECK(same(logits(session, Tokens(tokens.begin() + 3, tokens.end()), at_once,
+                                  kPrompt - 3),
+                           Floats(expected.begin() + 3 * tiny::kVocab, expected.end())));
+            }
+        }
+    }
+    // In the other modes it makes no difference.
+    for (pi_sparse mode : {PI_SPARSE_OFF, PI_SPARSE_EXACT, PI_SPARSE_PREDICTOR}) {
+        Session a(model, with_mode(mode, kv)), b(model, with_mode(mode, kv));
+        CHECK(same(logits(a, tokens, 96, kPrompt), logits(b, tokens, 1)));
+    }
+}
+
+// How many positions of tokens, generated from n_prompt on, a sequence holds.
+int64_t matching(const Session& session, const Tokens& tokens, int64_t n_prompt, int32_t seq = 0) {
+    std::vector<char> generated(tokens.size());
+    for (size_t i = 0; i < tokens.size(); i++) generated[i] = int64_t(i) >= n_prompt;
+    return session.match(seq, tokens.data(), reinterpret_cast<const bool*>(generated.data()),
+                         int64_t(tokens.size()));
+}
+
+void test_match() {
+    const auto model = load(tiny::describe(shapes()[0]));
+    Tokens tokens = random_tokens(kAll, 4);
+    Session masking(model, with_mode(PI_SPARSE_AUTO)), exact(model, with_mode(PI_SPARSE_EXACT));
+    logits(masking, tokens, 9, kPrompt);
+    logits(exact, tokens, 9, kPrompt);
+    // As it was computed: all of it. As a prompt: as far as it was one, where that matters.
+    CHECK(matching(masking, tokens, kPrompt) == kAll);
+    CHECK(matching(masking, tokens, kAll) == kPrompt);
+    CHECK(matching(masking, tokens, kPrompt - 5) == kPrompt - 5);
+    CHECK(matching(exact, tokens, kAll) == kAll);
+    CHECK(masking.match(0, tokens.data(), nullptr, 10) == 10);
+    CHECK(masking.match(0, tokens.data(), nullptr, 0) == 0);
+    CHECK(matching(masking, tokens, kPrompt, 1) == 0);
+    tokens[66] = (tokens[66] + 1) % tiny::kVocab;
+    CHECK(matching(masking, tokens, kPrompt) == 66);
+    CHECK_THROWS(argument, masking.match(3, tokens.data(), nullptr, 1));
+}
+
+// Sequences that share pages, each going on in its own way, against ones computed alone.
+void test_copy(const Shape& shape) {
+    const auto model = load(tiny::describe(shape));
+    const Tokens a = random_tokens(kAll, 5), b = random_tokens(96, 6);
+    const auto alone = [&](const Tokens& tokens, size_t n_prompt) {
+        Session session(model, with_mode(PI_SPARSE_AUTO));
+        return logits(session, tokens, 96, n_prompt);
+    };
+    for (const int64_t n : {0, 1, 63, 64, 65, 70, 85}) {
+        Session session(model, with_mode(PI_SPARSE_AUTO));
+        logits(session, a, 96, kPrompt);
+        session.copy(0, 1, n);
+        CHECK(session.length(1) == n && session.length(0) == kAll);
+        CHECK(matching(session, a, kPrompt, 1) == n);
+        Tokens joined(a.begin(), a.begin() + ptrdiff_t(n));
+        joined.insert(joined.end(), b.begin() + ptrdiff_t(n), b.begin() + 90);
+        // The copy goes on, then the original, then a copy of the copy over what 0 held.
+        const Floats expected = alone(joined, size_t(kPrompt));
+        const Tokens rest(joined.begin() + ptrdiff_t(n), joined.end());
+        const Floats got = logits(session, rest, 4, size_t(std::max<int64_t>(0, kPrompt - n)), 1);
+        CHECK(same(got, Floats(expected.begin() + ptrdiff_t(n) * tiny::kVocab, expected.end())));
+        Tokens longer = a;
+        longer.insert(longer.end(), b.begin(), b.begin() + 7);
+        const Floats on = alone(longer, size_t(kPrompt));
+        CHECK(same(logits(session, Tokens(b.begin(), b.begin() + 7), 1, 0),
+                   Floats(on.begin() + kAll * tiny::kVocab, on.end())));
+        session.copy(1, 0, 66 < n ? 66 : n);
+        session.truncate(1, 0);
+        CHECK(matching(session, a, kPrompt) == std::min<int64_t>(n, 66));
+        session.copy(0, 0, session.length(0) / 2);  // onto itself: cut
+        session.truncate(0, 0);
+        CHECK(same(logits(session, joined, 5, kPrompt), expected));
+    }
+    Session session(model, with_mode(PI_SPARSE_AUTO));
+    eval(session, a);
+    CHECK_THROWS(argument, session.copy(0, 1, kAll + 1));
+    CHECK_THROWS(argument, session.copy(0, 3, 1));
+    CHECK_THROWS(argument, session.copy(-1, 0, 0));
+    CHECK_THROWS(argument, session.copy(0, 1, -1));
+}
+
+// As many copies and texts as fit, at random, never more pages than there are.
+void test_pages_come_back() {
+    const auto model = load(tiny::describe(shapes()[0]));
+    pi_session_params params = with_mode(PI_SPARSE_AUTO);
+    params.n_seq = 4, params.n_ctx = 130;  // three pages each
+    Session session(model, params);
+    std::vector<Tokens> held(4);
+    std::mt19937 rng(1);
+    for (int step = 0; step < 400; step++) {
+        const int32_t from = int32_t(rng() % 4), to = int32_t(rng() % 4);
+        Tokens& seq = held[size_t(from)];
+        const size_t cut = rng() % (seq.size() + 1);
+        switch (rng() % 3) {
+            case 0: {
+                const Tokens more = random_tokens(rng() % 40, uint32_t(step));
+                if (more.empty() || seq.size() + more.size() > 130) break;
+                const std::vector<int32_t> seqs(more.size(), from);
+                eval(session, more, {seqs.data()});
+                seq.insert(seq.end(), more.begin(), more.end());
+                break;
+            }
+            case 1:
+                session.copy(from, to, int64_t(cut));
+                held[size_t(to)] = Tokens(seq.begin(), seq.begin() + ptrdiff_t(cut));
+                break;
+            default:
+                session.truncate(from, int64_t(cut));
+                seq.resize(cut);
+        }
+    }
+    for (int32_t s = 0; s < 4; s++) {
+        const Tokens& seq = held[size_t(s)];
+        CHECK(session.length(s) == int64_t(seq.size()));
+        CHECK(session.match(s, seq.data(), nullptr, int64_t(seq.size())) == int64_t(seq.size()));
+        Session fresh(model, params);
+        if (seq.empty() || seq.size() == 130) continue;
+        eval(fresh, seq);
+        Floats a, b;
+        const std::vector<int32_t> where = {s};
+        eval(session, {7}, {where.data()});
+        eval(fresh, {7});
+        append_logits(session, 0, a);
+        append_logits(fresh, 0, b);
+        CHECK(same(a, b));
+    }
+}
+
+std::vector<uint8_t> saved(const Session& session, int32_t seq) {
+    std::vector<uint8_t> bytes(size_t(state_size(session, seq)));
+    save_state(session, seq, bytes.data());
+    return bytes;
+}
+
+void test_state(const Shape& shape) {
+    const auto model = load(tiny::describe(shape));
+    const Tokens tokens = random_tokens(kAll, 7);
+    Session whole(model, with_mode(PI_SPARSE_AUTO)), other(model, with_mode(PI_SPARSE_AUTO));
+    const Floats expected = logits(whole, tokens, 96, kPrompt);
+    Session session(model, with_mode(PI_SPARSE_AUTO));
+    const int64_t n = 77;  // seven generated ones with it
+    logits(session, Tokens(tokens.begin(), tokens.begin() + n), 96, kPrompt, 1);
+    std::vector<uint8_t> state = saved(session, 1);
+    logits(other, random_tokens(50, 8), 7, 3, 2);
+    load_state(other, 2, state.data(), state.size());
+    CHECK(matching(other, tokens, kPrompt, 2) == n && saved(other, 2) == state);
+    CHECK(same(logits(other, Tokens(tokens.begin() + n, tokens.end()), 3, 0, 2),
+               Floats(expected.begin() + n * tiny::kVocab, expected.end())));
+
+    // What another mode would compute otherwise is refused; what it would not is taken.
+    const auto refused = [&](pi_session_params params, const char* word) {
+        Session session(model, params);
+        try {
+            load_state(session, 0, state.data(), state.size());
+            return false;
+        } catch (const Error& e) {
+            return e.code() == Code::format && std::strstr(e.what(), word) != nullptr;
+        }
+    };
+    pi_session_params threshold = with_mode(PI_SPARSE_AUTO);
+    threshold.sparse_threshold = 0.25f;
+    for (const auto& params :
+         {with_mode(PI_SPARSE_EXACT), with_mode(PI_SPARSE_PREDICTOR), threshold}) {
+        CHECK(refused(params, "another mode"));
+    }
+    state = saved(whole, 0);
+    std::vector<uint8_t> old = state;
+    old[6] = '1';
+    std::swap(state, old);
+    CHECK(refused(with_mode(PI_SPARSE_AUTO), "another version"));
+    std::swap(state, old);
+    Session prompt(model, with_mode(PI_SPARSE_EXACT));
+    logits(prompt, tokens);
+    state = saved(prompt, 0);
+    for (pi_sparse mode : {PI_SPARSE_OFF, PI_SPARSE_AUTO}) CHECK(!refused(with_mode(mode), ""));
+}
+
+// A call that fails leaves the sequence as it was, labels included.
+void test_failed_call() {
+    const auto model = load(tiny::describe(shapes()[0]));
+    pi_session_params params = with_mode(PI_SPARSE_AUTO);
+    int calls = 0;
+    params.should_stop = [](void* data) { return ++*static_cast<int*>(data) == 5; };
+    params.should_stop_data = &calls;
+    params.n_ubatch = 32;
+    Session session(model, params);
+    const Tokens tokens = random_tokens(kAll, 9);
+    CHECK_THROWS(cancelled, eval(session, tokens));
+    CHECK(session.length(0) == 0);
+    params.should_stop = nullptr;
+    Session fresh(model, params);
+    CHECK(same(logits(session, tokens, 96, kPrompt), logits(fresh, tokens, 96, kPrompt)));
+}
+
+// Predictors that miss are reported once, and nothing else happens.
+void test_audit() {
+    std::vector<std::string> lines;
+    const auto listening = [&](pi_sparse mode) {
+        pi_session_params params = with_mode(mode);
+        params.n_ctx = 2000;
+        params.log = [](int32_t level, const char* message, void* data) {
+            CHECK(level == 2);
+            static_cast<std::vector<std::string>*>(data)->push_back(message);
+        };
+        params.log_data = &lines;
+        return params;
+    };
+    const Description d = tiny::describe(shapes()[0]);
+    const auto model = load(d);
+    const Tokens tokens = random_tokens(96, 10);
+    for (pi_sparse mode : {PI_SPARSE_AUTO, PI_SPARSE_PREDICTOR}) {
+        lines.clear();
+        Session session(model, listening(mode));
+        for (int i = 0; i < 15; i++) logits(session, tokens, 96, 0);
+        CHECK(lines.size() == 1 && lines[0].find("--sparse exact") != std::string::npos);
+        const auto& seen = session.audit;
+        int64_t fired = 0, found = 0;
+        for (int64_t i = 0; i < 2; i++) fired += seen.layer(i).fired, found += seen.layer(i).found;
+        // Half the neurons of a random layer fire, and a random predictor finds half of those.
+        const double n_audited = 15 * 96 * 96 / 32.0;
+        CHECK(std::fabs(double(fired) / n_audited - 0.5) < 0.1);
+        CHECK(std::fabs(double(found) / double(fired) - 0.5) < 0.15);
+    }
+    // The same for any cut of the calls.
+    Session one(model, listening(PI_SPARSE_AUTO)), many(model, listening(PI_SPARSE_AUTO));
+    logits(one, tokens, 1, 5);
+    logits(many, tokens, 96, 5);
+    for (int64_t i = 0; i < 2; i++) {
+        CHECK(one.audit.layer(i).fired == many.audit.layer(i).fired && one.audit.layer(i).fired);
+        CHECK(one.audit.layer(i).found == many.audit.layer(i).found);
+    }
+    // Prompts are not audited; nor is anything without predictors.
+    lines.clear();
+    Session prompts(model, listening(PI_SPARSE_AUTO)), exact(model, listening(PI_SPARSE_EXACT));
+    for (int i = 0; i < 15; i++) logits(prompts, tokens);
+    for (int i = 0; i < 15; i++) logits(exact, tokens, 96, 0);
+    CHECK(lines.empty() && prompts.audit.layer(0).fired == 0 && exact.audit.layer(0).fired == 0);
+
+    // A layer whose file says that its predictor is poor is computed exactly under `auto`.
+    Description poor = d;
+    poor.keys["powerinfer.predictor.recall"] = 0.69f;
+    const auto modest = load(poor);
+    Session masked(model, with_mode(PI_SPARSE_AUTO)), unmasked(modest, with_mode(PI_SPARSE_AUTO));
+    Session dense(model, with_mode(PI_SPARSE_EXACT)), asked(modest, with_mode(PI_SPARSE_PREDICTOR));
+    const Floats full = logits(dense, tokens, 96, 0);
+    CHECK(!same(logits(masked, tokens, 96, 0), full));
+    CHECK(same(logits(unmasked, tokens, 96, 0), full));
+    CHECK(!same(logits(asked, tokens, 96, 0), full));
+}
+
+}  // namespace
+
+int main() {
+    unsetenv("GGML_ISA");
+    for (const Shape& shape : shapes()) {
+        for (DType kv : {DType::F16, DType::F32, DType::Q8_0}) test_generated_rows(shape, kv);
+        test_copy(shape);
+        test_state(shape);
+    }
+    test_match();
+    test_pages_come_back();
+    test_failed_call();
+    test_audit();
+    return check::summary("test_sequences");
+}
