@@ -317,11 +317,13 @@ class LlamaCore:
         with self._lock:
             context = self._computing
             if self._sampler is None or self._sampler[0] != params:
-                self._sampler = params, self._new_sampler(params, self._rng.getrandbits(32))
+                self._sampler = params, self._new_sampler(params, 0)
             sampler = self._sampler[1]
             n = context.n_tokens if idx is None else idx + 1
             row = None if idx is None else context.need_scores()[idx].copy()
             sampler.reset()
+            # Anew for each token: so _rng alone is the state that save_state has to keep.
+            sampler.seed(self._rng.getrandbits(64))
             sampler.accept(self._recent(context.input_ids[:n].tolist()))
             return context.choose(sampler, combined(logits_processor, LogitsProcessorList), n, row)
 
@@ -401,7 +403,6 @@ class LlamaCore:
         """Seed of the random numbers of the following calls."""
         with self._lock:
             self._rng = new_random(seed)
-            self._sampler = None
 
     # ---- Saving --------------------------------------------------------------------------
 
@@ -416,7 +417,8 @@ class LlamaCore:
         """Makes the sequence what it was at `save_state`, here or in another Llama of the file.
 
         Raises ModelFormatError for a state of another model, ContextOverflowError for one that is
-        longer than the context, ValueError for one that contradicts itself.
+        longer than the context, ValueError for one that contradicts itself or was saved by another
+        version of the library.
         """
         with self._lock:
             self._computing.load(state)

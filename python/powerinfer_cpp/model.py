@@ -397,6 +397,10 @@ class Sampler:
         """Forgets accepted tokens; the random state goes on."""
         lib.pi_sampler_reset(self.handle)
 
+    def seed(self, seed: int) -> None:
+        """Begins the random numbers anew; accepted tokens stay."""
+        lib.pi_sampler_seed(self.handle, seed)
+
     def sample(self, logits: Any, n_vocab: int) -> int:
         """A token for logits given as float const * or as a contiguous float32 array [n_vocab]."""
         if isinstance(logits, np.ndarray):

@@ -7,6 +7,8 @@ from typing import Any
 
 import numpy as np
 
+STATE_VERSION = 1  # raised when an older state would not go on as it was
+
 
 @dataclass
 class LlamaState:
@@ -14,7 +16,8 @@ class LlamaState:
 
     input_ids: intc [n_tokens]. scores: float32 [n, n_vocab], the logits of the last n tokens: all
     of them with logits_all, otherwise one, or none before anything is computed. llama_state: keys
-    and values, llama_state_size bytes. random: state of the random numbers, or None.
+    and values, llama_state_size bytes. random: state of the random numbers, or None. version: the
+    STATE_VERSION it was saved by.
     """
 
     input_ids: np.ndarray
@@ -23,6 +26,7 @@ class LlamaState:
     llama_state: bytes
     llama_state_size: int
     random: Any = None
+    version: int = 0  # also what pickles count as that know no version
 
     @property
     def n_bytes(self) -> int:
