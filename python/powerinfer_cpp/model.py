@@ -184,8 +184,9 @@ class OpTime:
     n_bytes: int
 
 
-PARTS = ("attention", "predictor", "ffn", "head", "kv")  # of pi_work
-NEURON_COUNTS = ("rows", "predicted", "computed", "fired")  # of pi_neuron_counts
+# Attention, predictor, ffn, head, kv; and rows, predicted, computed, fired.
+PARTS = tuple(name for name, _ in ffi.typeof("pi_work").fields if name != "rows")
+NEURON_COUNTS = tuple(name for name, _ in ffi.typeof("pi_neuron_counts").fields)
 
 
 @dataclass(frozen=True)
