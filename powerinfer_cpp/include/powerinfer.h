@@ -399,6 +399,8 @@ pi_status pi_sample(pi_sampler* sampler, const float* logits, int32_t n_vocab, i
 void pi_sampler_accept(pi_sampler* sampler, int32_t token);
 /* Forgets accepted tokens; the random state goes on. */
 void pi_sampler_reset(pi_sampler* sampler);
+/* Begins the random numbers anew, as a sampler made with this seed; accepted tokens stay. */
+void pi_sampler_seed(pi_sampler* sampler, uint64_t seed);
 
 /* cdef: end */
 

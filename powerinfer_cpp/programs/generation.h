@@ -1,76 +1,43 @@
-// From options to text: loads the model, reads the prompt, continues it or converses.
+// From options to text: loads the model, reads tokens, generates what follows them.
 #pragma once
 
-#include <chrono>
 #include <cstdint>
-#include <memory>
-#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
 
-#include "chat.h"
+#include "engine.h"
 #include "options.h"
-#include "powerinfer.h"
-#include "work.h"
-
-using Clock = std::chrono::steady_clock;
-
-struct Timing {
-    Clock::time_point start = Clock::now();
-    double load = 0, prompt = 0, eval = 0, sampling = 0;  // ms
-    double first_token = 0;                               // from reading the prompt on
-    int64_t n_prompt = 0, n_eval = 0, n_sampled = 0;
-    std::vector<double> token_ms;  // of each evaluated token
-    Work read, generated;          // what prompts and evaluated tokens cost
-    int64_t n_ff = 0;              // neurons of a layer, or of one expert
-
-    void print() const;
-    void print_work() const;
-    // The tokens that figures per token are about: the generated ones or, where there are none, the
-    // prompt's.
-    const Work& decoding() const { return generated.sum.rows ? generated : read; }
-};
-
-template <auto release>
-struct Release {
-    template <class T>
-    void operator()(T* handle) const {
-        release(handle);
-    }
-};
-using Model = std::unique_ptr<pi_model, Release<pi_model_free>>;
-using Session = std::unique_ptr<pi_session, Release<pi_session_free>>;
-using Sampler = std::unique_ptr<pi_sampler, Release<pi_sampler_free>>;
-using Plan = std::unique_ptr<pi_plan, Release<pi_plan_free>>;
-
-pi_model_params model_params(Options& options);
-pi_session_params session_params(const Options& options, int32_t trained_for);
-std::string isa();  // throws where GGML_ISA names one that this processor does not have
+#include "timing.h"
 
 class Generation {
  public:
+    // Opens the model and, except for a conversation, reads options.prompt as its prompt.
     explicit Generation(Options& options);
-    // Continues the prompt, or holds a conversation. 0 or an exit status.
-    int run();
+    // Prints the prompt and what follows it.
+    void continue_prompt();
+
+    // What conversations are made of. Evaluates tokens; the sampler knows the first n_accepted.
+    void read(const std::vector<int32_t>& tokens, size_t n_accepted);
+    // Generates and prints until the text, the context or options.n_predict ends.
+    void generate();
+    void stop_at(const std::string& text) { stops_.push_back(text); }
+    // The token that was shown and not yet evaluated; -1: none.
+    int32_t pending() const { return pending_; }
+    bool full() const { return full_; }
+    const pi_model* model() const { return model_.get(); }
+    pi_session* session() const { return session_.get(); }
+    const Timing& timing() const { return timing_; }
 
  private:
     void print_settings(const pi_session_params& session) const;
     void set_prompt();
     void evaluate(const int32_t* tokens, size_t n);
-    void read(const std::vector<int32_t>& tokens, size_t n_accepted);
     int32_t choose();
-    void generate();
     bool show(std::string_view text);
-
-    void converse();
-    bool take_turn(const std::string& message);
-    std::vector<int32_t> chat_ids(const std::vector<ChatPart>& parts) const;
-    int32_t control_token(const std::string& text) const;
 
     Options& options_;
     Timing timing_;
-    std::optional<ChatFormat> chat_;  // of a conversation
     Model model_;
     Session session_;
     Sampler sampler_;
@@ -80,8 +47,7 @@ class Generation {
     std::vector<float> biased_;
     std::vector<std::string> stops_;  // texts that end a generation
     std::string tail_;                // of the generated text, as much as a stop may begin in
-    int32_t pending_ = -1;            // token that was shown and not yet evaluated; -1: none
-    const float* logits_ = nullptr;   // after the last token
+    int32_t pending_ = -1;
+    const float* logits_ = nullptr;  // after the last token
     bool full_ = false;
-    bool begun_ = false;  // a turn of the conversation is in the cache
 };

@@ -8,14 +8,18 @@
 #include <exception>
 #include <filesystem>
 #include <new>
+#include <optional>
 #include <random>
 #include <string>
 #include <vector>
 
 #include "console.h"
+#include "conversation.h"
+#include "engine.h"
 #include "generation.h"
 #include "options.h"
 #include "powerinfer.h"
+#include "stats.h"
 
 namespace {
 
@@ -104,6 +108,30 @@ void print_devices() {
     put(text);
 }
 
+// Continues the prompt, or holds a conversation. 0 or an exit status.
+int generate(Options& options) {
+    std::optional<ChatFormat> chat;  // first: a model without one need not be loaded
+    if (options.conversation) chat = read_chat_format(options.model);
+    Generation generation(options);
+    int status = 0;
+    try {
+        if (chat) {
+            converse(generation, *chat, options);
+        } else {
+            generation.continue_prompt();
+        }
+    } catch (const Interrupted&) {
+        status = exit_interrupted;
+    }
+    if (!chat && isatty(STDOUT_FILENO) && write(STDOUT_FILENO, "\n", 1) < 0) return exit_failure;
+    if (generation.full())
+        std::fprintf(stderr, "main: the context is full (%d positions, -c)\n",
+                     int(pi_session_n_ctx(generation.session())));
+    generation.timing().print();
+    if (!options.json_stats.empty()) write_stats(options, generation.model(), generation.timing());
+    return status;
+}
+
 int run(Options& options) {
     switch (options.action) {
         case Options::Action::help:
@@ -135,7 +163,7 @@ int run(Options& options) {
     }
     if (options.random_seed)
         options.sampler.seed = std::random_device{}();  // 32 bits: short to retype
-    return Generation(options).run();
+    return generate(options);
 }
 
 // A file opened later would get the number of a standard stream that is closed, and receive text.

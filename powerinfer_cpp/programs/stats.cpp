@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "console.h"
+#include "engine.h"
 
 namespace {
 

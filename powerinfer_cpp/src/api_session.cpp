@@ -232,4 +232,8 @@ void pi_sampler_reset(pi_sampler* sampler) {
     sampler->sampler.reset();
 }
 
+void pi_sampler_seed(pi_sampler* sampler, uint64_t seed) {
+    sampler->sampler.seed(seed);
+}
+
 }  // extern "C"

@@ -13,6 +13,7 @@
 #include "gpu_index.h"
 #include "model.h"
 #include "plan.h"
+#include "tokenizer.h"
 
 namespace powerinfer {
 
@@ -342,7 +343,7 @@ ModelFile ModelFile::open(const std::string& path) {
 std::unique_ptr<Model> Model::inspect(const std::string& path, bool vocab_only) {
     auto model = std::make_unique<Model>();
     model->file = ModelFile::open(path);
-    model->vocab = Vocab::load(model->file.gguf);
+    model->vocab = read_vocab(model->file.gguf);
     if (vocab_only) {
         const std::string arch(model->file.gguf.string("general.architecture"));
         model->config.architecture = arch;

@@ -14,7 +14,7 @@
 #include "ggml/sketch.h"
 #include "ggml/tensor.h"
 #include "powerinfer.h"
-#include "tokenizer.h"
+#include "vocab.h"
 
 namespace powerinfer {
 

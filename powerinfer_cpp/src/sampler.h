@@ -23,6 +23,7 @@ class Sampler {
     int32_t sample(const float* logits, int32_t n_vocab);
     void accept(int32_t token);
     void reset();
+    void seed(uint64_t seed) { random_.seed(seed); }
 
  private:
     struct Candidate {

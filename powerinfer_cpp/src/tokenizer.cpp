@@ -1,5 +1,3 @@
-// Reads a vocabulary and splits texts at special tokens. What happens between them is the family's
-// business: tokenizer_spm.cpp, tokenizer_bpe.cpp.
 #include "tokenizer.h"
 
 #include <algorithm>
@@ -10,6 +8,7 @@
 
 #include "ggml/status.h"
 #include "tokenizer_bpe.h"
+#include "tokenizer_spm.h"
 #include "utf8.h"
 
 namespace powerinfer {
@@ -203,7 +202,7 @@ void read_ends(const Gguf& gguf, Vocab& vocab) {
 
 }  // namespace
 
-Vocab Vocab::load(const Gguf& gguf) {
+Vocab read_vocab(const Gguf& gguf) {
     Vocab vocab;
     const std::string family(gguf.string("tokenizer.ggml.model"));
     const bool bpe = family == "gpt2";
@@ -246,51 +245,6 @@ Vocab Vocab::load(const Gguf& gguf) {
     }
     read_ends(gguf, vocab);
     return vocab;
-}
-
-bool Vocab::is_end(int32_t id) const {
-    return std::binary_search(ends.begin(), ends.end(), id);
-}
-
-std::string_view Vocab::text(int32_t id, bool special) const {
-    if (id < 0 || id >= size()) return {};
-    const Token& token = tokens[id];
-    const bool hidden = token.type == TokenType::control || token.type == TokenType::unknown;
-    return hidden && !special ? std::string_view() : std::string_view(token.bytes);
-}
-
-std::vector<int32_t> Vocab::tokenize(std::string_view text, bool special) const {
-    // Longer special tokens are matched before shorter ones, wherever they stand. found[i] is the
-    // token that starts at byte i.
-    constexpr int32_t none = -1, inside = -2;
-    std::vector<int32_t> found(text.size(), none);
-    for (const size_t length : special_lengths) {
-        for (size_t i = 0; i + length <= text.size(); i++) {
-            // What was matched before is at least as long as this: it covers one of the two ends.
-            if (!special_first[uint8_t(text[i])] || found[i] != none ||
-                found[i + length - 1] != none)
-                continue;
-            const auto match = specials.find(text.substr(i, length));
-            if (match == specials.end()) continue;
-            if (!special && tokens[match->second].type != TokenType::user_defined) continue;
-            std::fill_n(found.begin() + ptrdiff_t(i), length, inside);
-            found[i] = match->second;
-        }
-    }
-
-    std::vector<int32_t> result;
-    for (size_t i = 0; i < text.size();) {
-        if (found[i] != none) {
-            result.push_back(found[i]);
-            i += tokens[size_t(found[i])].text.size();
-        } else {
-            size_t end = i;
-            while (end < text.size() && found[end] == none) end++;
-            encode(*this, text.substr(i, end - i), result);
-            i = end;
-        }
-    }
-    return result;
 }
 
 }  // namespace powerinfer

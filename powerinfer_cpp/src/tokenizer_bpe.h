@@ -8,8 +8,9 @@
 #include <unordered_map>
 #include <vector>
 
+#include "ggml/gguf.h"
 #include "pretokenizer.h"
-#include "tokenizer.h"
+#include "vocab.h"
 
 namespace powerinfer {
 

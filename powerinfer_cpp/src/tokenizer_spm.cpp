@@ -1,10 +1,12 @@
 // SentencePiece BPE: the text's characters are merged pairwise, the best-scoring token that two
 // neighbours form first, until no two of them form one. What is left and is no token becomes bytes.
+
+#include "tokenizer_spm.h"
+
 #include <algorithm>
 #include <cstddef>
 #include <queue>
 
-#include "tokenizer.h"
 #include "utf8.h"
 
 namespace powerinfer {

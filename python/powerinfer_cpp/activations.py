@@ -1,6 +1,9 @@
-"""What a file that names no activation means: the engine's table (src/families), for Python."""
+"""Activations: their names, and which one a file that names none has, after the engine's table
+(src/families)."""
 
-NAMES = ("relu", "drelu", "relu2", "silu", "gelu")
+RELUS = ("relu", "drelu", "relu2")  # zero, unless the gate is positive
+SMOOTH = ("silu", "gelu")  # never exactly zero
+NAMES = RELUS + SMOOTH
 
 # architecture -> activation of a GGUF, activation of a PWRI file
 _DEFAULTS = {

@@ -8,7 +8,7 @@ import numpy as np
 from ._native import lib
 from .errors import ContextOverflowError, OutOfMemoryError
 from .model import Model, Sampler, Session, Work
-from .state import LlamaState
+from .state import STATE_VERSION, LlamaState
 
 # Rows of one call of the engine whose logits are kept when only some calls want all of them.
 ROWS_KEPT = 32
@@ -133,14 +133,22 @@ class Context:
         data = self._session.save()
         ids = self.input_ids[: self.n_tokens].copy()
         flags, n_prompt = self._generated[: self.n_tokens].copy(), self._session.match(ids)
-        return LlamaState(ids, scores, self.n_tokens, data, len(data), flags, n_prompt)
+        return LlamaState(
+            ids, scores, self.n_tokens, data, len(data), flags, n_prompt, version=STATE_VERSION
+        )
 
     def load(self, state: LlamaState) -> None:
         """Makes the sequence what it was when `save` gave state.
 
         Raises ContextOverflowError, ModelFormatError, or ValueError for a state that contradicts
-        itself; then all is as before or, after a ModelFormatError, nothing is computed.
+        itself or is of another version; then all is as before or, after a ModelFormatError, nothing
+        is computed.
         """
+        if state.version != STATE_VERSION:
+            raise ValueError(
+                f"this state has version {state.version}, and only {STATE_VERSION} can be loaded: "
+                "it was saved by another version of powerinfer_cpp"
+            )
         ids, scores, n = np.asarray(state.input_ids), np.asarray(state.scores), state.n_tokens
         flags = np.asarray(state.generated)
         if ids.shape != (n,) or flags.shape != (n,) or scores.ndim != 2 or len(scores) > n:

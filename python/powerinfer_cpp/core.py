@@ -18,6 +18,7 @@ from .context import ROWS_KEPT, Context
 from .embedding import Embedder, check_pooling
 from .logits import LogitsProcessorList, StoppingCriteriaList
 from .model import Model, Sampler, as_tokens, memory_plan
+from .sampling import Sampling
 from .state import LlamaState
 from .stats import Meter, report
 
@@ -131,7 +132,7 @@ class LlamaCore:
             self._embedder = Embedder(self._model, verbose=verbose, **self._session_fields)
         elif not vocab_only:
             self._context = self._new_context()
-        self._sampler: tuple[dict[str, float], Sampler] | None = None  # that of sample()
+        self._sampler: tuple[Sampling, Sampler] | None = None  # that of sample()
         if verbose:
             options.report(self._model, self.plan())
 
@@ -315,24 +316,17 @@ class LlamaCore:
 
         Raises ValueError when nothing has been computed.
         """
-        params = sampling(
-            top_k,
-            top_p,
-            min_p,
-            typical_p,
-            temp,
-            repeat_penalty,
-            frequency_penalty,
-            presence_penalty,
-        )
+        params = Sampling.of(locals())
         with self._lock:
             context = self._computing
             if self._sampler is None or self._sampler[0] != params:
-                self._sampler = params, self._new_sampler(params, self._rng.getrandbits(32))
+                self._sampler = params, self._new_sampler(params, 0)
             sampler = self._sampler[1]
             n = context.n_tokens if idx is None else idx + 1
             row = None if idx is None else context.need_scores()[idx].copy()
             sampler.reset()
+            # Anew for each token: so _rng alone is the state that save_state has to keep.
+            sampler.seed(self._rng.getrandbits(64))
             sampler.accept(self._recent(context.input_ids[:n].tolist()))
             return context.choose(sampler, combined(logits_processor, LogitsProcessorList), n, row)
 
@@ -358,16 +352,7 @@ class LlamaCore:
         the last one; they count as a prompt.
         Raises ValueError for no tokens, ContextOverflowError when the context is full.
         """
-        params = sampling(
-            top_k,
-            top_p,
-            min_p,
-            typical_p,
-            temp,
-            repeat_penalty,
-            frequency_penalty,
-            presence_penalty,
-        )
+        params = Sampling.of(locals())
         with self._lock:
             seed = self._rng.getrandbits(32)
         processors = combined(logits_processor, LogitsProcessorList)
@@ -378,7 +363,7 @@ class LlamaCore:
     def _generate(
         self,
         pending: list[int],
-        params: dict[str, float],
+        params: Sampling,
         seed: int,
         reset: bool,
         processors: Any,
@@ -425,7 +410,6 @@ class LlamaCore:
         """Seed of the random numbers of the following calls."""
         with self._lock:
             self._rng = new_random(seed)
-            self._sampler = None
 
     # ---- Saving --------------------------------------------------------------------------
 
@@ -440,7 +424,8 @@ class LlamaCore:
         """Makes the sequence what it was at `save_state`, here or in another Llama of the file.
 
         Raises ModelFormatError for a state of another model, ContextOverflowError for one that is
-        longer than the context, ValueError for one that contradicts itself.
+        longer than the context, ValueError for one that contradicts itself or was saved by another
+        version of the library.
         """
         with self._lock:
             self._computing.load(state)
@@ -472,8 +457,9 @@ class LlamaCore:
     def _new_context(self) -> Context:
         return Context(self._model, self._logits_all, verbose=self.verbose, **self._session_fields)
 
-    def _new_sampler(self, params: dict[str, float], seed: int) -> Sampler:
-        return Sampler(seed=seed & (1 << 64) - 1, repeat_last_n=self.last_n_tokens_size, **params)
+    def _new_sampler(self, params: Sampling, seed: int) -> Sampler:
+        fields = {"seed": seed & (1 << 64) - 1, "repeat_last_n": self.last_n_tokens_size}
+        return Sampler(**fields, **params.keywords())
 
     def _recent(self, ids: list[int]) -> list[int]:
         """The end of ids that the penalties look at."""
@@ -512,17 +498,3 @@ def combined(value: Any, kind: type) -> Any:
     if value is None or callable(value):
         return value
     return kind(value) if value else None
-
-
-def sampling(
-    top_k: int,
-    top_p: float,
-    min_p: float,
-    typical_p: float,
-    temperature: float,
-    repeat_penalty: float,
-    frequency_penalty: float,
-    presence_penalty: float,
-) -> dict[str, float]:
-    """Fields of pi_sampler_params: an argument that is a field keeps its name."""
-    return dict(locals())

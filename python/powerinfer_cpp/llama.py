@@ -8,12 +8,13 @@ import numpy as np
 
 from . import chat, hub, options
 from .completion import ChatDicts, CompletionDicts, Piece, pieces, stop_bytes
-from .core import RANDOM_SEEDS, LlamaCore, combined, sampling
+from .core import RANDOM_SEEDS, LlamaCore, combined
 from .errors import ContextOverflowError
 from .grammar import GrammarProcessor, LlamaGrammar, Vocabulary, response_grammar
 from .logits import LogitBias, LogitsProcessorList, StoppingCriteriaList
 from .logprobs import Choice, Placed, choice
 from .model import as_tokens
+from .sampling import Sampling
 from .state import LlamaRAMCache, common_prefix
 from .tokenizer import LlamaTokenizer
 
@@ -90,16 +91,7 @@ class Llama(LlamaCore):
         """
         options.refuse(suffix=suffix, mirostat_mode=mirostat_mode, tfs_z=tfs_z != 1.0)
         ids = self._prompt_ids(prompt)
-        params = sampling(
-            top_k,
-            top_p,
-            min_p,
-            typical_p,
-            temperature,
-            repeat_penalty,
-            frequency_penalty,
-            presence_penalty,
-        )
+        params = Sampling.of(locals())
         limit = self._limit(ids, max_tokens)
         processors = self._processors(logits_processor, logit_bias, grammar)
         criteria = combined(stopping_criteria, StoppingCriteriaList)
@@ -172,16 +164,7 @@ class Llama(LlamaCore):
             grammar = response_grammar(response_format)
         prompt = self._format()(messages)
         ids = self._prompt_ids(prompt.text)
-        params = sampling(
-            top_k,
-            top_p,
-            min_p,
-            typical_p,
-            temperature,
-            repeat_penalty,
-            frequency_penalty,
-            presence_penalty,
-        )
+        params = Sampling.of(locals())
         limit = self._limit(ids, max_tokens)
         processors = self._processors(logits_processor, logit_bias, grammar)
         stops = stop_bytes(stop) + stop_bytes(prompt.stop)
@@ -275,7 +258,7 @@ class Llama(LlamaCore):
     def _pieces(
         self,
         ids: list[int],
-        params: dict[str, float],
+        params: Sampling,
         limit: int,
         stops: list[bytes],
         seed: int | None,

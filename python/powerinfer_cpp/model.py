@@ -184,9 +184,9 @@ class OpTime:
     n_bytes: int
 
 
-PARTS = ("attention", "predictor", "ffn", "head", "kv")  # of pi_work
-# of pi_neuron_counts
-NEURON_COUNTS = ("rows", "predicted", "computed", "fired", "audited", "found")
+# Attention, predictor, ffn, head, kv; and rows, predicted, computed, fired, audited, found.
+PARTS = tuple(name for name, _ in ffi.typeof("pi_work").fields if name != "rows")
+NEURON_COUNTS = tuple(name for name, _ in ffi.typeof("pi_neuron_counts").fields)
 
 
 @dataclass(frozen=True)
@@ -408,6 +408,10 @@ class Sampler:
     def reset(self) -> None:
         """Forgets accepted tokens; the random state goes on."""
         lib.pi_sampler_reset(self.handle)
+
+    def seed(self, seed: int) -> None:
+        """Begins the random numbers anew; accepted tokens stay."""
+        lib.pi_sampler_seed(self.handle, seed)
 
     def sample(self, logits: Any, n_vocab: int) -> int:
         """A token for logits given as float const * or as a contiguous float32 array [n_vocab]."""

@@ -54,7 +54,7 @@ def sparse_fields(mode: str, threshold: float | None) -> dict[str, Any]:
     Raises ValueError for what is neither.
     """
     if mode not in SPARSE_MODES:
-        raise ValueError(f"sparse must be auto, off, exact or predictor, not {mode!r}")
+        raise ValueError(f"sparse must be one of {', '.join(SPARSE_MODES)}, not {mode!r}")
     if threshold is not None and not math.isfinite(threshold):
         raise ValueError("sparse_threshold must be a finite number")
     return {

@@ -7,6 +7,8 @@ from typing import Any
 
 import numpy as np
 
+STATE_VERSION = 1  # raised when an older state would not go on as it was
+
 
 @dataclass
 class LlamaState:
@@ -16,7 +18,7 @@ class LlamaState:
     of them with logits_all, otherwise one, or none before anything is computed. llama_state: keys
     and values, llama_state_size bytes. generated: bool [n_tokens], the tokens that were computed as
     generated ones. n_prompt: leading tokens that a prompt would compute the same way. random:
-    state of the random numbers, or None.
+    state of the random numbers, or None. version: the STATE_VERSION it was saved by.
     """
 
     input_ids: np.ndarray
@@ -27,6 +29,7 @@ class LlamaState:
     generated: np.ndarray
     n_prompt: int
     random: Any = None
+    version: int = 0  # also what pickles count as that know no version
 
     @property
     def n_bytes(self) -> int:

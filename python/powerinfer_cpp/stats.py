@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from . import tiers
 from .model import NEURON_COUNTS, PARTS, Model, Work
 
 
@@ -57,12 +58,12 @@ def neuron_figures(model: Model, plan: dict[str, Any], work: Work | None) -> dic
     empty = {"neurons": 0, "bytes": 0, "hits": 0, "reads": 0, "stall_s": 0.0}
     ram = {
         "neurons": model.n_layer * model.n_ff * n_expert,
-        "bytes": plan.get("ram", {}).get("ffn", 0),
+        "bytes": plan.get(tiers.NAMES[tiers.RAM], {}).get("ffn", 0),
     }
     return {
         **{f"share_{name}": share for name, share in work.shares(model.n_ff).items()},
         "bytes_per_token": work.bytes_per_token(),
-        "tiers": {"gpu": dict(empty), "ram": {**empty, **ram}, "storage": dict(empty)},
+        "tiers": tiers.by_name((dict(empty), {**empty, **ram}, dict(empty))),
     }
 
 

@@ -126,6 +126,19 @@ static void test_sampler(void) {
     }
     CHECK(!memcmp(draws[0], draws[1], sizeof(draws[0])));
     CHECK(memcmp(draws[0], draws[2], sizeof(draws[0])));
+
+    /* A seed that is set later gives the draws of a sampler made with it; tokens stay accepted. */
+    s = new_sampler(&params);
+    sample(s, logits, 4);
+    pi_sampler_seed(s, 11);
+    for (int i = 0; i < 64; i++) CHECK(sample(s, logits, 4) == draws[0][i]);
+    pi_sampler_free(s);
+    params.temperature = 0, params.presence_penalty = 10;
+    s = new_sampler(&params);
+    pi_sampler_accept(s, 1);
+    pi_sampler_seed(s, 11);
+    CHECK(sample(s, logits, 4) == 2);
+    pi_sampler_free(s);
     CHECK(!memcmp(logits, start, sizeof(logits)));
 }
 

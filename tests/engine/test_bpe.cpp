@@ -8,6 +8,7 @@
 #include <iterator>
 
 #include "ggml/check.h"
+#include "tokenizer.h"
 #include "tokenizer_bpe.h"
 
 using namespace powerinfer;
@@ -87,7 +88,7 @@ Loaded load(const Write& write) {
     loaded.path = path.string();
     std::filesystem::remove(path);
     const auto* data = reinterpret_cast<const uint8_t*>(loaded.bytes.data());
-    loaded.vocab = Vocab::load(Gguf::parse(data, loaded.bytes.size(), loaded.path));
+    loaded.vocab = read_vocab(Gguf::parse(data, loaded.bytes.size(), loaded.path));
     return loaded;
 }
 

@@ -257,6 +257,10 @@ void seeds() {
     sample(two, equal);
     one.reset();
     for (int i = 0; i < 20; i++) CHECK(sample(one, equal) == sample(two, equal));
+    // Seeding begins it again.
+    one.seed(5489);
+    Sampler anew(params);
+    for (int i = 0; i < 20; i++) CHECK(sample(one, equal) == sample(anew, equal));
 }
 
 void odd_logits() {

@@ -64,7 +64,7 @@ Loaded load(const Parts& parts, const std::function<void(GgufWriter&)>& write_in
     std::filesystem::remove(path);
     const auto* data = reinterpret_cast<const uint8_t*>(loaded.bytes.data());
     const Gguf gguf = Gguf::parse(data, loaded.bytes.size(), loaded.path);
-    loaded.vocab = Vocab::load(gguf);
+    loaded.vocab = read_vocab(gguf);
     return loaded;
 }
 

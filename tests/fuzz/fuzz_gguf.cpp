@@ -12,7 +12,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
         powerinfer::Model model;
         model.file.gguf = ggml::Gguf::parse(data, size, "fuzz.gguf");
         ggml::split_paths(model.file.gguf);
-        model.vocab = powerinfer::Vocab::load(model.file.gguf);
+        model.vocab = powerinfer::read_vocab(model.file.gguf);
         model.config = powerinfer::read_config(model.file.gguf, model.vocab.size());
         model.layers.resize(size_t(model.config.n_layer));
         powerinfer::weight_specs(model);

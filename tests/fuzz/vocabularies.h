@@ -83,8 +83,8 @@ inline powerinfer::Vocab make(const char* model, const char* pre) {
                                                  std::istreambuf_iterator<char>()));
     std::filesystem::remove(path);
     const std::string& bytes = *keep.back();
-    return powerinfer::Vocab::load(ggml::Gguf::parse(reinterpret_cast<const uint8_t*>(bytes.data()),
-                                                     bytes.size(), "fuzz.gguf"));
+    return powerinfer::read_vocab(ggml::Gguf::parse(reinterpret_cast<const uint8_t*>(bytes.data()),
+                                                    bytes.size(), "fuzz.gguf"));
 }
 
 inline const std::vector<powerinfer::Vocab>& vocabularies() {

@@ -445,7 +445,7 @@ def test_keywords(path: Path) -> None:
         Llama(path, verbose=False, lora_path="x").close()
     for options, message in (
         ({"sparse": "predictor"}, "no predictors"),
-        ({"sparse": "maybe"}, "sparse must be"),
+        ({"sparse": "maybe"}, "sparse must be one of auto, off, exact, predictor"),
         ({"pooling_type": 4}, "pooling_type"),
         ({"chat_format": "klingon"}, "chat_format 'klingon' is unknown; known are llama-2"),
         ({"record": "fired"}, "record"),

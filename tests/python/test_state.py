@@ -69,6 +69,41 @@ def test_a_state_holds_the_random_numbers(llm: Llama) -> None:
     assert llm.n_tokens > 3
 
 
+def draws(llm: Llama) -> list[int]:
+    return [llm.sample(temp=2.0) for _ in range(12)]
+
+
+def test_sample_goes_on_from_a_state(llm: Llama, path: Path) -> None:
+    llm.eval([1, 10, 11])
+    draws(llm)  # its sampler has been in use
+    state = llm.save_state()
+    first = draws(llm)
+    assert len(set(first)) > 3
+    llm.load_state(state)
+    assert draws(llm) == first
+    llm.sample(temp=1.0, top_k=7)  # another sampler, whose draws come out of the same numbers
+    llm.eval([12])
+    llm.load_state(pickle.loads(pickle.dumps(state)))
+    assert draws(llm) == first
+    with Llama(path, n_ctx=64, seed=77, verbose=False) as other:
+        other.eval([5])
+        draws(other)
+        other.load_state(state)
+        assert draws(other) == first
+
+
+def test_states_of_other_versions_are_refused(llm: Llama) -> None:
+    llm.eval([1, 10, 11])
+    state, older, newer = (llm.save_state() for _ in range(3))
+    del older.__dict__["version"]  # as those that were pickled before there were versions
+    newer.version += 1
+    for other in (older, newer):
+        with pytest.raises(ValueError, match="saved by another version of powerinfer_cpp"):
+            llm.load_state(pickle.loads(pickle.dumps(other)))
+        assert llm.n_tokens == 3
+    llm.load_state(state)
+
+
 def test_with_logits_all(path: Path) -> None:
     with Llama(path, n_ctx=64, logits_all=True, verbose=False) as llm:
         llm.eval([1, 10, 11])

@@ -55,16 +55,3 @@ def test_system_calls_stay_in_two_files() -> None:
         if Path(name).name in ("file_io.cpp", "threads.cpp"):
             continue
         assert not SYSTEM.search((ROOT / name).read_text()), name
-
-
-def test_the_engine_sees_only_the_cores_headers() -> None:
-    for name in CPP:
-        text = (ROOT / name).read_text()
-        if name.startswith("powerinfer_cpp/src/"):
-            assert not re.search(r'#include "(?:cpu|quants|cuda)/', text), name
-        if name.startswith("ggml/"):
-            assert "powerinfer" not in re.sub(r"//.*", "", text), name
-        if name.startswith("powerinfer_cpp/programs/"):
-            own = {Path(f).name for f in CPP if f.startswith("powerinfer_cpp/programs/")}
-            for header in re.findall(r'#include "([^"]+)"', text):
-                assert header in own | {"powerinfer.h"}, f"{name}: {header}"

@@ -8,9 +8,11 @@ from ..chat import FORMATS, Message
 from ..errors import ContextOverflowError
 from ..gguf import Gguf
 from ..llama import Llama
+from ..sampling import Sampling
 from .common import CACHE_TYPES, add_model_arguments, whole
 
 MOST_POSITIONS = 4096  # unless asked for more, as in ./main
+_FLAGS = {"temperature": "temp", "typical_p": "typical"}  # llama.cpp's, where not the fields' names
 
 
 def _positions(path: str) -> int:
@@ -36,17 +38,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--chat-format", metavar="NAME", help=f"instead of the file's: {', '.join(FORMATS)}"
     )
-    for flag, kind, default in (
-        ("temp", float, 0.8),
-        ("top-k", int, 40),
-        ("top-p", float, 0.95),
-        ("min-p", float, 0.05),
-        ("typical", float, 1.0),
-        ("repeat-penalty", float, 1.0),
-        ("frequency-penalty", float, 0.0),
-        ("presence-penalty", float, 0.0),
-    ):
-        parser.add_argument(f"--{flag}", type=kind, default=default, metavar="X")
+    for name, default in Sampling().keywords().items():
+        flag = _FLAGS.get(name, name.replace("_", "-"))
+        parser.add_argument(
+            f"--{flag}", dest=name, type=type(default), default=default, metavar="X"
+        )
 
 
 def _question() -> str | None:
@@ -107,14 +103,7 @@ def _answer(
                 [*system, *talk],
                 stream=True,
                 max_tokens=args.predict,
-                temperature=args.temp,
-                top_k=args.top_k,
-                top_p=args.top_p,
-                min_p=args.min_p,
-                typical_p=args.typical,
-                repeat_penalty=args.repeat_penalty,
-                frequency_penalty=args.frequency_penalty,
-                presence_penalty=args.presence_penalty,
+                **Sampling.of(vars(args)).keywords(),
             )
             break
         except ContextOverflowError:

@@ -6,6 +6,7 @@ import math
 from pathlib import Path
 from typing import Any
 
+from .. import tiers
 from .._native import lib
 from ..gguf import Gguf
 from ..gpu_index import path_beside
@@ -21,8 +22,7 @@ from ..placement import (
     write_sidecar,
 )
 from ..placement.machine import GB
-from ..placement.parts import GPU_ORDER, RAM_ONLY
-from ..placement.place import COMMUNICATION, GPU, GROUP, RAM, STORAGE
+from ..placement.place import COMMUNICATION, GROUP
 from .common import gibibytes, number_of, size_text, whole
 from .doctor import read_bandwidth
 
@@ -173,7 +173,6 @@ def _write(args: argparse.Namespace, placement: Placement) -> str | None:
 def figures(placement: Placement) -> dict[str, Any]:
     """What was found: bytes, shares of firings, seconds per token."""
     solution, parts = placement.solution, placement.parts
-    storage, ram, gpu = placement.shares()
     layers = []
     for i, layer in enumerate(placement.model.layers):
         counts, fired = placement.neurons(i), placement.firings(i)
@@ -181,34 +180,24 @@ def figures(placement: Placement) -> dict[str, Any]:
         layers.append(
             {
                 "layer": layer.statistics.layer,
-                "neurons": {"gpu": counts[GPU], "ram": counts[RAM], "storage": counts[STORAGE]},
+                "neurons": tiers.by_name(counts),
                 "firings": sum(fired),
-                "share_of_firings": {
-                    "gpu": fired[GPU] / total,
-                    "ram": fired[RAM] / total,
-                    "storage": fired[STORAGE] / total,
-                },
+                "share_of_firings": tiers.by_name([f / total for f in fired]),
                 "least_on_gpu": int(placement.least[i]),
             }
         )
-    sizes = placement.neuron_bytes()
     return {
         "vram_budget": placement.vram,
         "ram_budget": placement.ram,
         "device": placement.device,
         "layers": layers,
-        "share_of_firings": {"gpu": gpu, "ram": ram, "storage": storage},
-        "bytes": {
-            "gpu": {
-                **{kind: parts.bytes_of("gpu", kind) for kind in (*GPU_ORDER, "scratch")},
-                "neurons": sizes[GPU],
-            },
-            "ram": {
-                **{kind: parts.bytes_of("ram", kind) for kind in (*GPU_ORDER, *RAM_ONLY)},
-                "neurons": sizes[RAM],
-            },
-            "storage": {"neurons": sizes[STORAGE]},
-        },
+        "share_of_firings": tiers.by_name(placement.shares()),
+        "bytes": tiers.by_name(
+            [
+                {**parts.bytes_by_kind(tier), "neurons": n}
+                for tier, n in enumerate(placement.neuron_bytes())
+            ]
+        ),
         "bandwidth": {
             "gpu": placement.machine.vram,
             "ram": placement.machine.ram,
@@ -229,7 +218,7 @@ def figures(placement: Placement) -> dict[str, Any]:
 def text(placement: Placement) -> str:
     """The figures as tables."""
     found = figures(placement)
-    names = ("gpu", "ram", "storage")
+    names = tiers.NAMES[::-1]
     lines = [
         "layer |   neurons: GPU       RAM   storage | % of firings: GPU    RAM storage |"
         " fire/token | split from"

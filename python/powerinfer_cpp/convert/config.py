@@ -4,19 +4,12 @@ import math
 from pathlib import Path
 from typing import Any
 
+from ..activations import NAMES
 from ..errors import ModelFormatError, UnsupportedModelError
 from .checkpoint import read_json
 
 # hidden_act of transformers -> powerinfer.ffn.activation
-ACTIVATIONS = {
-    "silu": "silu",
-    "swish": "silu",
-    "relu": "relu",
-    "relu2": "relu2",
-    "relu_squared": "relu2",
-    "drelu": "drelu",
-    "gelu": "gelu",
-}
+_ACTIVATIONS = {**{name: name for name in NAMES}, "swish": "silu", "relu_squared": "relu2"}
 
 
 class Config:
@@ -60,9 +53,9 @@ class Config:
         value = self.values.get(key)
         if value is None:
             return default
-        if not isinstance(value, str) or value not in ACTIVATIONS:
+        if not isinstance(value, str) or value not in _ACTIVATIONS:
             raise UnsupportedModelError(f"{self.path}: {key} {value!r} is not supported")
-        return ACTIVATIONS[value]
+        return _ACTIVATIONS[value]
 
     def layer_switches(self, key: str, n_layer: int) -> list[Any] | None:
         """A list with one value per layer, None where there is none."""

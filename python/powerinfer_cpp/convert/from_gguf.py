@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
+from ..activations import RELUS
 from ..errors import ModelFormatError, UnsupportedModelError
 from ..formats import Format, decode, format_by_name
 from ..gguf import Gguf
@@ -196,7 +197,7 @@ def _down_name(gguf: Gguf, tensor: Stored, dense: bool) -> tuple[str, bool]:
 def _cuts(gguf: Gguf, activation: str) -> bool:
     """Does a threshold change the model itself (FATReLU), not only what `exact` leaves out."""
     value = gguf.value("powerinfer.ffn.threshold", 0.0)
-    return "relu" in activation and any(value if isinstance(value, list) else [value])
+    return activation in RELUS and any(value if isinstance(value, list) else [value])
 
 
 def _has_experts(gguf: Gguf) -> bool:

@@ -8,6 +8,7 @@ from ..convert import source
 from ..errors import ModelFormatError, OutOfMemoryError
 from ..gguf import Gguf
 from ..model import memory_plan
+from ..tiers import GPU, RAM
 from .statistics import is_of_neurons
 
 # In the order in which they are given VRAM. All of them are read for every token, so that a byte
@@ -40,9 +41,11 @@ class Parts:
     vram_left: int
     ram_left: int | None
 
-    def bytes_of(self, tier: str, kind: str) -> int:
-        parts = self.gpu if tier == "gpu" else self.ram
-        return sum(p.n_bytes for p in parts if p.kind == kind)
+    def bytes_by_kind(self, tier: int) -> dict[str, int]:
+        """Bytes of each kind that a tier can hold; none in storage, which is the neurons' alone."""
+        parts = {RAM: self.ram, GPU: self.gpu}.get(tier, ())
+        kinds = {RAM: (*GPU_ORDER, *RAM_ONLY), GPU: (*GPU_ORDER, "scratch")}.get(tier, ())
+        return {kind: sum(p.n_bytes for p in parts if p.kind == kind) for kind in kinds}
 
 
 def read_parts(gguf: Gguf, n_ctx: int, n_ubatch: int, type_kv: int = 1) -> list[Part]:

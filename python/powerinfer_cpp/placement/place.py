@@ -7,16 +7,15 @@ from typing import Any
 import numpy as np
 
 from ..errors import OutOfMemoryError
+from ..tiers import GPU, RAM, STORAGE
 from .machine import Machine
 from .model import Neurons, PlacementModel
-from .parts import Parts, assign
+from .parts import GPU_ORDER, Parts, assign
 from .solve import Layer, Solution, solve
 
 GROUP = 64  # neurons that are placed together, as in the paper
 _GAP = 1e-5  # of the firings' worth; rates are not known to five digits either
 COMMUNICATION = ("expected", "paper", "off")
-STORAGE, RAM, GPU = range(3)  # values of blk.N.ffn_tier
-TIERS = ("storage", "ram", "gpu")
 
 
 @dataclass(frozen=True)
@@ -176,7 +175,7 @@ def predict(
 
     gpu, memory: [L], neurons of each layer on the GPU, and on the GPU or in RAM.
     """
-    seconds = dict.fromkeys(("norms", "attention", "head", "predictor", "kv"), 0.0)
+    seconds = dict.fromkeys(GPU_ORDER, 0.0)
     for tier, speed in ((parts.gpu, machine.vram), (parts.ram, machine.ram)):
         for part in tier:
             if part.kind in seconds:

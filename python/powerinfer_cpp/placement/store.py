@@ -14,7 +14,8 @@ from ..errors import ModelFormatError
 from ..formats import Format
 from ..gguf import Gguf
 from ..gpu_index import ARCHITECTURE as GPU_INDEX
-from .place import GPU, Placement
+from ..tiers import GPU
+from .place import Placement
 from .statistics import model_hash, read_statistics, statistics_hash
 
 _PREFIX = "powerinfer.placement."

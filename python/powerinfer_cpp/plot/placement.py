@@ -8,17 +8,17 @@ import numpy as np
 from ..gguf import Gguf
 from ..placement.statistics import read_statistics
 from ..placement.store import read_placement, sidecar_path
+from ..tiers import TITLES
 from . import style
 
 _COLUMNS = 512  # of the map
-_NAMES = ("storage", "RAM", "GPU")
 
 
 def tier_map(tier: np.ndarray, rates: np.ndarray, columns: int = _COLUMNS) -> np.ndarray:
     """int8 [columns]: tier of most neurons of each part of a layer, the hottest part first."""
     order = np.argsort(-rates.reshape(-1), kind="stable")
     parts = np.arange(len(order)) * columns // len(order)  # a small layer leaves columns empty
-    counts = np.zeros((columns, len(_NAMES)), int)
+    counts = np.zeros((columns, len(TITLES)), int)
     np.add.at(counts, (parts, tier.reshape(-1)[order]), 1)
     filled = np.flatnonzero(counts.any(axis=1))
     return counts[filled[np.searchsorted(filled, np.arange(columns), "right") - 1]].argmax(axis=1)
@@ -26,7 +26,7 @@ def tier_map(tier: np.ndarray, rates: np.ndarray, columns: int = _COLUMNS) -> np
 
 def shares(tier: np.ndarray, rates: np.ndarray) -> np.ndarray:
     """float64 [3]: share of a layer's firings that storage, RAM and GPU serve."""
-    fired = np.bincount(tier.reshape(-1), rates.reshape(-1), len(_NAMES))
+    fired = np.bincount(tier.reshape(-1), rates.reshape(-1), len(TITLES))
     return fired / max(fired.sum(), 1e-300)
 
 
@@ -52,7 +52,7 @@ def draw(gguf: Gguf) -> tuple[Any, str]:
         interpolation="nearest",
         cmap=ListedColormap(colours),
         vmin=0,
-        vmax=len(_NAMES) - 1,
+        vmax=len(TITLES) - 1,
         extent=(0, 100, edges[1], edges[0]),
     )
     style.plain(left, "% of the layer's neurons, hottest first", "layer", "Where neurons live")
@@ -60,14 +60,14 @@ def draw(gguf: Gguf) -> tuple[Any, str]:
     style.whole_layers(left.yaxis)
     served = np.array([shares(t, r) for t, r in zip(tiers, rates, strict=True)])
     start = np.zeros(len(layers))
-    for tier in reversed(range(len(_NAMES))):
+    for tier in reversed(range(len(TITLES))):
         right.barh(numbers, 100 * served[:, tier], 1.0, 100 * start, color=colours[tier])
         start += served[:, tier]
     style.plain(right, "% of the layer's firings", "", "Who serves the firings")
     right.set_xlim(0, 100)
-    used = [t for t in reversed(range(len(_NAMES))) if any((own == t).any() for own in tiers)]
+    used = [t for t in reversed(range(len(TITLES))) if any((own == t).any() for own in tiers)]
     figure.legend(
-        handles=[Patch(color=colours[t], label=_NAMES[t]) for t in used],
+        handles=[Patch(color=colours[t], label=TITLES[t]) for t in used],
         loc="outside upper right",
         ncols=len(used),
         frameon=False,
@@ -76,5 +76,5 @@ def draw(gguf: Gguf) -> tuple[Any, str]:
         np.concatenate([t.reshape(-1) for t in tiers]),
         np.concatenate([r.reshape(-1) for r in rates]),
     )
-    listed = ", ".join(f"{_NAMES[t]} {100 * total[t]:.1f} %" for t in reversed(range(len(_NAMES))))
+    listed = ", ".join(f"{TITLES[t]} {100 * total[t]:.1f} %" for t in reversed(range(len(TITLES))))
     return figure, f"firings served by {listed}"

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from ..activations import RELUS, SMOOTH
 from ..convert import source
 from ..convert.embed import embed
 from ..convert.stored import Stored
@@ -21,7 +22,7 @@ from ..fingerprint import fingerprint
 from ..formats import format_by_name
 from ..gguf import Gguf
 from ..model import Model
-from ..profile.counters import SMOOTH, check_sparse
+from ..profile.counters import check_sparse
 from ..profile.text import windows
 from . import judge, search, sketch
 from .mlps import LEAST, Mlps
@@ -471,7 +472,7 @@ class _Sketches(_Work):
 
     def _check(self, model: Model) -> None:
         self._found: dict[int, tuple[list[Stored], Curve]] = {}
-        if "relu" not in model.activation:
+        if model.activation not in RELUS:
             raise UnsupportedModelError(
                 f"{model.path}: a sketch guesses the sign of a gate, which decides who fires only "
                 f"in models of the ReLU family, not with {model.activation}"

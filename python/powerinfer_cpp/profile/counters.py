@@ -6,10 +6,10 @@ from typing import Any, Protocol
 import numpy as np
 
 from .._native import lib
+from ..activations import SMOOTH
 from ..model import Model, Session
 from ..options import SPARSE_MODES
 
-SMOOTH = ("silu", "gelu")  # never exactly zero
 # What takes the last product of a feed-forward block, by the families' names.
 _DOWN = ("down_proj", "fc2", "dense_4h_to_h", "w2")
 

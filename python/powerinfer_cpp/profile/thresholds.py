@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from .._native import lib
+from ..activations import SMOOTH
 from ..convert import source
 from ..convert.embed import embed
 from ..convert.stored import Stored, decoded
@@ -45,10 +46,10 @@ def with_thresholds(
     Raises ValueError for an activation that has zeros of its own, UnsupportedModelError for a file
     without neuron rows, where the engine takes no thresholds.
     """
-    if model.activation not in ("silu", "gelu"):
+    if model.activation not in SMOOTH:
         raise ValueError(
             f"{model.path}: {model.activation} has zeros of its own; thresholds of this kind are "
-            "for silu and gelu"
+            f"for {' and '.join(SMOOTH)}"
         )
     tensors = {t.name: t for t in source.tensors(model.gguf)}
     if not any(".ffn_down_t" in name for name in tensors):

@@ -1,0 +1,72 @@
+#include "engine.h"
+
+#include <algorithm>
+
+#include "console.h"
+
+namespace {
+
+constexpr int32_t default_most_positions = 4096;  // of the context
+
+}  // namespace
+
+pi_model_params model_params(Options& options) {
+    pi_model_params params = pi_model_default_params();
+    params.use_mmap = options.mmap;
+    params.use_mlock = options.mlock;
+    params.use_gpu_index = options.gpu_index;
+    params.check_tensors = options.check_tensors;
+    params.n_threads = options.n_threads;
+    params.ram_budget = options.ram_budget;
+    params.progress = print_progress;
+    params.log = print_log;
+    params.log_data = &options.verbosity;
+    return params;
+}
+
+pi_session_params session_params(const Options& options, int32_t trained_for) {
+    pi_session_params params = pi_session_default_params();
+    params.n_ctx = options.n_ctx > 0   ? options.n_ctx
+                   : options.n_ctx < 0 ? std::min(trained_for, default_most_positions)
+                                       : trained_for;
+    // Rows beyond the context would only cost memory.
+    params.n_batch = std::clamp(options.n_batch, 1, std::max(params.n_ctx, 1));
+    params.n_ubatch = std::min(options.n_ubatch, params.n_batch);
+    params.n_threads = options.n_threads;
+    params.n_threads_batch = options.n_threads_batch;
+    params.type_k = options.type_k;
+    params.type_v = options.type_v;
+    params.sparse = options.sparse;
+    params.sparse_threshold = options.sparse_threshold;
+    params.should_stop = should_stop;
+    params.log = print_log;
+    params.log_data = const_cast<int32_t*>(&options.verbosity);  // print_log only reads it
+    return params;
+}
+
+std::string isa() {
+    const char* name;
+    require(pi_isa(&name));
+    return name;
+}
+
+std::vector<int32_t> tokenize(const pi_model* model, const std::string& text, bool special) {
+    std::vector<int32_t> ids(text.size() + 2);
+    size_t n = 0;
+    pi_status status =
+        pi_tokenize(model, text.data(), text.size(), special, ids.data(), ids.size(), &n);
+    if (status == PI_ERROR_ARGUMENT && n > ids.size()) {
+        ids.resize(n);
+        status = pi_tokenize(model, text.data(), text.size(), special, ids.data(), ids.size(), &n);
+    }
+    require(status);
+    ids.resize(n);
+    return ids;
+}
+
+std::string_view token_text(const pi_model* model, int32_t token, bool special) {
+    const char* text;
+    size_t length;
+    require(pi_token_text(model, token, special, &text, &length));
+    return {text, length};
+}

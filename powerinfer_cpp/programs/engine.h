@@ -1,0 +1,31 @@
+// powerinfer.h as main uses it: handles that free themselves, parameters out of the options, and
+// texts and tokens as C++ has them.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "options.h"
+#include "powerinfer.h"
+
+template <auto release>
+struct Release {
+    template <class T>
+    void operator()(T* handle) const {
+        release(handle);
+    }
+};
+using Model = std::unique_ptr<pi_model, Release<pi_model_free>>;
+using Session = std::unique_ptr<pi_session, Release<pi_session_free>>;
+using Sampler = std::unique_ptr<pi_sampler, Release<pi_sampler_free>>;
+using Plan = std::unique_ptr<pi_plan, Release<pi_plan_free>>;
+
+pi_model_params model_params(Options& options);
+pi_session_params session_params(const Options& options, int32_t trained_for);
+std::string isa();  // throws where GGML_ISA names one that this processor does not have
+// Ids of a text; special: the texts of control tokens become those tokens.
+std::vector<int32_t> tokenize(const pi_model* model, const std::string& text, bool special);
+std::string_view token_text(const pi_model* model, int32_t token, bool special);

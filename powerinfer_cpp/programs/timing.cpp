@@ -1,0 +1,52 @@
+#include "timing.h"
+
+#include <cinttypes>
+#include <cstdio>
+
+double ms_since(Clock::time_point start) {
+    return std::chrono::duration<double, std::milli>(Clock::now() - start).count();
+}
+
+// The words are those of llama.cpp, which scripts look for.
+void Timing::print() const {
+    const auto per = [](double a, double b) { return b > 0 ? a / b : 0; };
+    std::fprintf(stderr, "       load time = %10.2f ms\n", load);
+    std::fprintf(stderr,
+                 "prompt eval time = %10.2f ms / %5" PRId64
+                 " tokens (%8.2f ms per token, %9.2f tokens per second)\n",
+                 prompt, n_prompt, per(prompt, double(n_prompt)),
+                 per(1e3 * double(n_prompt), prompt));
+    std::fprintf(stderr,
+                 "       eval time = %10.2f ms / %5" PRId64
+                 " runs   (%8.2f ms per token, %9.2f tokens per second)\n",
+                 eval, n_eval, per(eval, double(n_eval)), per(1e3 * double(n_eval), eval));
+    std::fprintf(stderr,
+                 "   sampling time = %10.2f ms / %5" PRId64 " runs   (%8.2f ms per token)\n",
+                 sampling, n_sampled, per(sampling, double(n_sampled)));
+    std::fprintf(stderr, "      total time = %10.2f ms / %5" PRId64 " tokens\n", ms_since(start),
+                 n_prompt + n_eval);
+    print_work();
+}
+
+// From here on the words are our own.
+void Timing::print_work() const {
+    const Work& work = decoding();
+    if (work.sum.rows == 0) return;
+    const double rows = double(work.sum.rows);
+    const auto mb = [&](uint64_t n) { return double(n) * 1e-6 / rows; };
+    if (generated.sum.rows)
+        std::fprintf(stderr,
+                     "       data read = %10.2f GB/s (%.2f MB per token: attention %.2f, predictor "
+                     "%.2f, ffn %.2f, head %.2f, kv %.2f)\n",
+                     eval > 0 ? double(work.bytes()) / eval * 1e-6 : 0.0, mb(work.bytes()),
+                     mb(work.sum.attention), mb(work.sum.predictor), mb(work.sum.ffn),
+                     mb(work.sum.head), mb(work.sum.kv));
+    const auto percent = [&](int64_t pi_neuron_counts::*count) {
+        return 100 * work.share(count, n_ff);
+    };
+    std::fprintf(stderr, "neurons computed = %10.2f %% (predicted %.2f %%, fired %.2f %%)\n",
+                 percent(&pi_neuron_counts::computed), percent(&pi_neuron_counts::predicted),
+                 percent(&pi_neuron_counts::fired));
+    std::fprintf(stderr, "           tiers = gpu %.2f %%, ram %.2f %%, storage %.2f %%\n", 0.0,
+                 100.0, 0.0);
+}

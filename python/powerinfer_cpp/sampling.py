@@ -1,0 +1,43 @@
+"""How a token is chosen: the parameters by name, with the engine's defaults."""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from typing import Any
+
+import numpy as np
+
+from ._native import lib
+
+_ENGINE = lib.pi_sampler_default_params()
+
+
+def _default(name: str) -> Any:
+    value = getattr(_ENGINE, name)
+    # The engine has floats of 32 bits: 0.95 is what is meant, not 0.949999988.
+    return float(str(np.float32(value))) if isinstance(value, float) else value
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """Fields of pi_sampler_params that callers choose for each text; powerinfer.h says what they
+    mean. The seed and repeat_last_n are not among them: `Llama` has its own for all texts."""
+
+    temperature: float = _default("temperature")
+    top_k: int = _default("top_k")
+    top_p: float = _default("top_p")
+    min_p: float = _default("min_p")
+    typical_p: float = _default("typical_p")
+    repeat_penalty: float = _default("repeat_penalty")
+    frequency_penalty: float = _default("frequency_penalty")
+    presence_penalty: float = _default("presence_penalty")
+
+    @classmethod
+    def of(cls, given: Mapping[str, Any]) -> "Sampling":
+        """Those among a function's arguments, `locals()` for example; `temp` is temperature."""
+        if "temp" in given:
+            given = {**given, "temperature": given["temp"]}
+        return cls(**{f.name: given[f.name] for f in fields(cls) if f.name in given})
+
+    def keywords(self) -> dict[str, Any]:
+        """As arguments of `Llama.create_completion` and fields of pi_sampler_params."""
+        return asdict(self)

@@ -1,0 +1,88 @@
+"""The parameters of sampling: promised signatures, and one set of defaults."""
+
+from __future__ import annotations
+
+import argparse
+import inspect
+from dataclasses import fields
+
+import pytest
+from powerinfer_cpp._native import lib
+from powerinfer_cpp.cli import chat
+from powerinfer_cpp.sampling import Sampling
+
+from powerinfer_cpp import Llama
+
+# llama-cpp-python's names, order and defaults, by which callers pass them.
+PROMISED = {
+    "sample": (
+        "top_k=40, top_p=0.95, min_p=0.05, typical_p=1.0, temp=0.8, repeat_penalty=1.0, "
+        "frequency_penalty=0.0, presence_penalty=0.0, logits_processor=None, idx=None"
+    ),
+    "generate": (
+        "tokens, top_k=40, top_p=0.95, min_p=0.05, typical_p=1.0, temp=0.8, repeat_penalty=1.0, "
+        "frequency_penalty=0.0, presence_penalty=0.0, reset=True, logits_processor=None, "
+        "stopping_criteria=None"
+    ),
+    "create_completion": (
+        "prompt, suffix=None, max_tokens=16, temperature=0.8, top_p=0.95, min_p=0.05, "
+        "typical_p=1.0, logprobs=None, echo=False, stop=None, frequency_penalty=0.0, "
+        "presence_penalty=0.0, repeat_penalty=1.0, top_k=40, stream=False, seed=None, tfs_z=1.0, "
+        "mirostat_mode=0, mirostat_tau=5.0, mirostat_eta=0.1, model=None, stopping_criteria=None, "
+        "logits_processor=None, grammar=None, logit_bias=None"
+    ),
+    "create_chat_completion": (
+        "messages, functions=None, function_call=None, tools=None, tool_choice=None, "
+        "temperature=0.2, top_p=0.95, top_k=40, min_p=0.05, typical_p=1.0, stream=False, "
+        "stop=None, seed=None, response_format=None, max_tokens=None, presence_penalty=0.0, "
+        "frequency_penalty=0.0, repeat_penalty=1.0, tfs_z=1.0, mirostat_mode=0, mirostat_tau=5.0, "
+        "mirostat_eta=0.1, model=None, logits_processor=None, grammar=None, logit_bias=None, "
+        "logprobs=None, top_logprobs=None"
+    ),
+}
+
+
+def parameters(method: str) -> dict[str, inspect.Parameter]:
+    return dict(list(inspect.signature(getattr(Llama, method)).parameters.items())[1:])
+
+
+@pytest.mark.parametrize("method", PROMISED)
+def test_signatures_are_as_promised(method: str) -> None:
+    found = parameters(method)
+    assert all(p.kind is p.POSITIONAL_OR_KEYWORD for p in found.values())
+    shown = (n if p.default is p.empty else f"{n}={p.default!r}" for n, p in found.items())
+    assert ", ".join(shown) == PROMISED[method]
+
+
+@pytest.mark.parametrize("method", PROMISED)
+def test_every_parameter_has_the_engines_default(method: str) -> None:
+    found = {name: p.default for name, p in parameters(method).items()}
+    for name, default in Sampling().keywords().items():
+        given = found[name] if name in found else found["temp"]
+        # Chats are colder, which llama-cpp-python decided.
+        cold = method == "create_chat_completion" and name == "temperature"
+        assert given == (0.2 if cold else default), name
+
+
+def test_the_table_is_the_engines() -> None:
+    engine = lib.pi_sampler_default_params()
+    own = {"struct_size", "seed", "repeat_last_n"}  # of the call and of Llama
+    assert {f.name for f in fields(Sampling)} == set(dir(engine)) - own
+    for name, default in Sampling().keywords().items():
+        assert getattr(engine, name) == pytest.approx(default, rel=1e-7), name
+        assert len(repr(default)) < 5  # as somebody would write it
+
+
+def test_of() -> None:
+    assert Sampling.of({"temp": 0.5, "top_k": 3, "stream": True}) == Sampling(0.5, 3)
+    assert Sampling.of({}) == Sampling()
+
+
+def test_the_command_has_an_option_for_each() -> None:
+    parser = argparse.ArgumentParser()
+    chat.add_arguments(parser)
+    assert Sampling.of(vars(parser.parse_args(["m.gguf"]))) == Sampling()
+    flags = "--temp 1 --top-k 2 --top-p 0.3 --min-p 0.4 --typical 0.5 --repeat-penalty 6"
+    flags += " --frequency-penalty 7 --presence-penalty 8"
+    given = Sampling.of(vars(parser.parse_args(["m.gguf", *flags.split()])))
+    assert given == Sampling(1.0, 2, 0.3, 0.4, 0.5, 6.0, 7.0, 8.0)
