@@ -48,18 +48,27 @@ const char* nothing_to_skip(const Model& m) {
 
 }  // namespace
 
+void Scratch::carve(ggml::Carver& carver, const Config& c, int64_t n_ubatch, int threads) {
+    input = ggml::InputBuffer(carver, n_ubatch, widest(c));
+    if (c.neuron_aware) neurons = ggml::NeuronScratch(carver, n_ubatch, c.n_ff, c.n_embd, threads);
+    if (sketched(c)) sketch = ggml::SketchScratch(carver, n_ubatch, c.n_embd);
+}
+
 uint64_t Scratch::bytes(const Config& c, int64_t n_ubatch, int threads) {
-    return uint64_t(floats_per_row(c)) * uint64_t(n_ubatch) * sizeof(float) +
-           ggml::InputBuffer::bytes(n_ubatch, widest(c)) +
-           uint64_t(n_ubatch) * sizeof(ggml::AttentionRow) +
-           (c.neuron_aware ? ggml::NeuronScratch::bytes(n_ubatch, c.n_ff, c.n_embd, threads) : 0) +
-           (sketched(c) ? ggml::SketchScratch::bytes(n_ubatch, c.n_embd) : 0);
+    ggml::Carver counter;
+    Scratch().carve(counter, c, n_ubatch, threads);
+    return counter.bytes() + uint64_t(n_ubatch) * sizeof(ggml::AttentionRow) +
+           uint64_t(floats_per_row(c)) * uint64_t(n_ubatch) * sizeof(float);
 }
 
 Scratch::Scratch(const Config& c, int64_t n_ubatch, int threads)
     : attention_rows(size_t(n_ubatch)),
-      input(n_ubatch, widest(c)),
       memory_(uint64_t(floats_per_row(c)) * uint64_t(n_ubatch) * sizeof(float), "scratch") {
+    ggml::Carver counter;
+    carve(counter, c, n_ubatch, threads);
+    carved_ = ggml::Memory(counter.bytes(), "scratch");
+    ggml::Carver carver(carved_);
+    carve(carver, c, n_ubatch, threads);
     float* at = memory_.as<float>();
     const auto take = [&](int64_t width) {
         float* begin = at;
@@ -81,8 +90,6 @@ Scratch::Scratch(const Config& c, int64_t n_ubatch, int threads)
     masked = reinterpret_cast<bool*>(take(1));
     masking = reinterpret_cast<Masking*>(masked + n_ubatch);
     gathered_masking = masking + n_ubatch;
-    if (c.neuron_aware) neurons = ggml::NeuronScratch(n_ubatch, c.n_ff, c.n_embd, threads);
-    if (sketched(c)) sketch = ggml::SketchScratch(n_ubatch, c.n_embd);
     if (c.has_predictors) {
         hidden = take(c.predictor_rank);
         score = take(c.n_ff);

@@ -47,7 +47,9 @@ struct Scratch {
     ggml::SketchScratch sketch;
 
  private:
-    ggml::Memory memory_;
+    // What the operators of ggml work in.
+    void carve(ggml::Carver& carver, const Config& config, int64_t n_ubatch, int threads);
+    ggml::Memory memory_, carved_;
 };
 
 struct Session {

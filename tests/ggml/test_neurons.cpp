@@ -110,17 +110,17 @@ void test(const Case& c) {
     const auto run = [&](int threads, int64_t first, int64_t count, NeuronCounts* counts,
                          bool* fired = nullptr) {
         Context context(threads);
-        InputBuffer buffer(count, c.cols);
+        Carved<InputBuffer> buffer("input", count, c.cols);
         const bool q8 = quantised && c.cols % kQ == 0;
-        const Input input = buffer.prepare(context, x.data() + first * c.cols, count, c.cols, q8);
-        NeuronScratch scratch(count, c.n, c.cols, threads);
+        const Input input = buffer->prepare(context, x.data() + first * c.cols, count, c.cols, q8);
+        Carved<NeuronScratch> scratch("scratch", count, c.n, c.cols, threads);
         NeuronMask mask;
         mask.masked = masked + first;
         mask.score = score.data() + first * c.n;
         mask.threshold = 0.5f;
         mask.hot = hot.data();
         Floats y(size_t(count * c.cols));
-        sparse_ffn(context, w, input, mask, scratch, y.data(), counts, fired);
+        sparse_ffn(context, w, input, mask, *scratch, y.data(), counts, fired);
         return y;
     };
     NeuronCounts counts;
@@ -203,8 +203,8 @@ void test_kernels(DType type, const char* isa, bool stored) {
         const int64_t nt = 5;
         const Floats x = normal(nt * cols);
         Context context(1);
-        InputBuffer buffer(nt, cols);
-        const Input input = buffer.prepare(context, x.data(), nt, cols, block);
+        Carved<InputBuffer> buffer("input", nt, cols);
+        const Input input = buffer->prepare(context, x.data(), nt, cols, block);
         // The folded order, written down once more: of the row, or of each of its blocks.
         std::vector<int8_t> q(size_t(nt * cols));
         Floats d(q.size()), ds(q.size());

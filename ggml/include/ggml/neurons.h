@@ -65,8 +65,7 @@ struct NeuronCounts {
 class NeuronScratch {
  public:
     NeuronScratch() = default;
-    NeuronScratch(int64_t max_rows, int64_t n, int64_t cols, int max_threads);
-    static uint64_t bytes(int64_t max_rows, int64_t n, int64_t cols, int max_threads);
+    NeuronScratch(Carver& carver, int64_t max_rows, int64_t n, int64_t cols, int max_threads);
 
  private:
     friend class SparseFfn;
@@ -76,7 +75,6 @@ class NeuronScratch {
         int32_t* tokens;
         NeuronCounts counts;
     };
-    Memory memory_;
     int32_t* ids_ = nullptr;    // one row: candidates; several: what fired, tile by tile
     float* h_ = nullptr;        // their values
     int32_t* first_ = nullptr;  // [tiles, rows + 1]: where a tile's fired neurons of a row begin

@@ -392,60 +392,26 @@ namespace {
 constexpr int64_t kSums = 6;
 static_assert(int64_t(1) << (kSums - 1) == kSegments);
 
-struct Sizes {
-    Sizes(int64_t max_rows, int64_t n, int64_t cols, int threads_)
-        : rows(max_rows), threads(threads_), partial(kSegments * cols) {
-        blocks = rows * ((cols + kQ - 1) / kQ);
-        listed = n;
-        if (rows == 1) return;
-        const int64_t tiles = kSegments * tiles_per_segment(n);
-        listed = tiles * kShared * rows;
-        firsts = tiles * (rows + 1);
-        tile = kShared * rows;
-        sums = kSums * std::min(kResident, rows * cols);
-    }
-    uint64_t bytes() const {
-        return uint64_t(listed) * 8 + uint64_t(partial + firsts + rows) * 4 +
-               uint64_t(threads * (3 * tile + rows + sums)) * 4 +
-               uint64_t(blocks) * (2 * kQ + 3 * 4 + 2 * 2);
-    }
-    int64_t rows, threads, partial, blocks = 0, listed = 0, firsts = 0, tile = 0, sums = 0;
-};
-
 }  // namespace
 
-uint64_t NeuronScratch::bytes(int64_t max_rows, int64_t n, int64_t cols, int max_threads) {
-    return Sizes(max_rows, n, cols, max_threads).bytes();
-}
-
-NeuronScratch::NeuronScratch(int64_t max_rows, int64_t n, int64_t cols, int max_threads)
-    : memory_(bytes(max_rows, n, cols, max_threads), "sparse scratch"),
-      threads_(size_t(max_threads)) {
-    const Sizes sizes(max_rows, n, cols, max_threads);
-    uint8_t* at = memory_.data();
-    const auto take = [&](auto& pointer, int64_t count) {
-        pointer = reinterpret_cast<std::remove_reference_t<decltype(pointer)>>(at);
-        at += uint64_t(count) * sizeof(*pointer);
-    };
-    take(partial_, sizes.partial);
+NeuronScratch::NeuronScratch(Carver& carver, int64_t max_rows, int64_t n, int64_t cols,
+                             int max_threads)
+    : folded_(Q8Rows::carve(carver, max_rows, cols)), threads_(size_t(max_threads)) {
+    const int64_t tiles = kSegments * tiles_per_segment(n);
+    carver.take(grouped_, {max_rows, cols});
+    carver.take(partial_, {kSegments, cols});
     for (PerThread& t : threads_) {
-        take(t.sums, sizes.sums);
-        take(t.h, sizes.tile);
-        take(t.tokens, sizes.tile);
-        take(t.out, sizes.tile);
-        take(t.line, sizes.rows);
+        carver.take(t.sums, {kSums, std::min(kResident, max_rows * cols)});
+        carver.take(t.h, {kShared, max_rows});
+        carver.take(t.tokens, {kShared, max_rows});
+        carver.take(t.out, {kShared, max_rows});
+        carver.take(t.line, {max_rows});
     }
-    take(h_, sizes.listed);
-    take(ids_, sizes.listed);
-    take(first_, sizes.firsts);
-    take(all_tokens_, sizes.rows);
-    std::iota(all_tokens_, all_tokens_ + sizes.rows, 0);
-    take(folded_.d, sizes.blocks);
-    take(folded_.ds, sizes.blocks);
-    take(folded_.s8, sizes.blocks);
-    take(folded_.s16, 2 * sizes.blocks);
-    take(folded_.q, sizes.blocks * kQ);
-    take(grouped_, sizes.blocks * kQ);
+    carver.take(h_, {tiles, kShared, max_rows});
+    carver.take(ids_, {tiles, kShared, max_rows});
+    carver.take(first_, {tiles, max_rows + 1});
+    carver.take(all_tokens_, {max_rows});
+    if (all_tokens_) std::iota(all_tokens_, all_tokens_ + max_rows, 0);
 }
 
 void sparse_ffn(Context& context, const Neurons& neurons, const Input& x, const NeuronMask& mask,
