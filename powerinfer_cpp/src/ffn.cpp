@@ -57,7 +57,8 @@ void audit_row(Session& s, int64_t layer, const ggml::NeuronMask& mask, int64_t 
     int64_t n = 0, found = 0;
     for (int64_t i = 0; i < n_ff; i++) {
         n += fired[i];
-        found += fired[i] && (score[i] >= mask.threshold || (mask.hot && mask.hot[i]));
+        found +=
+            fired[i] && (score[i] >= mask.threshold || (mask.unpredicted && mask.unpredicted[i]));
     }
     s.audit.count(s, layer, n, found);
 }
@@ -79,7 +80,9 @@ void neuron_ffn(Session& s, int64_t layer, const Ffn& w, const FfnInput& in, flo
         mask.score = b.score;
         mask.threshold =
             std::isnan(asked) ? s.model->layers[size_t(layer)].sparse_threshold : asked;
-        if (s.params.sparse == PI_SPARSE_AUTO && !w.hot.empty()) mask.hot = w.hot.data();
+        if (s.params.sparse == PI_SPARSE_AUTO && !w.unpredicted.empty()) {
+            mask.unpredicted = w.unpredicted.data();
+        }
     }
     ggml::Neurons neurons = w.neurons;
     // A threshold on a smooth activation (CATS) changes the result, so only `exact` applies it.

@@ -88,8 +88,8 @@ void test(const Case& c) {
     const Floats gate_bias = normal(c.n), up_bias = normal(c.n), down_bias = normal(c.cols);
     const Floats x = normal(rows * c.cols, 1 / std::sqrt(float(c.cols)));
     const Floats score = normal(rows * c.n);
-    std::vector<uint8_t> hot(size_t(c.n), 0);
-    hot[0] = hot[size_t(c.n) - 1] = 1;
+    std::vector<uint8_t> unpredicted(size_t(c.n), 0);
+    unpredicted[0] = unpredicted[size_t(c.n) - 1] = 1;
     Neurons w;
     w.n = c.n;
     w.cols = c.cols;
@@ -118,7 +118,7 @@ void test(const Case& c) {
         mask.masked = masked + first;
         mask.score = score.data() + first * c.n;
         mask.threshold = 0.5f;
-        mask.hot = hot.data();
+        mask.unpredicted = unpredicted.data();
         Floats y(size_t(count * c.cols));
         sparse_ffn(context, w, input, mask, *scratch, y.data(), counts, fired);
         return y;
@@ -139,7 +139,7 @@ void test(const Case& c) {
         std::vector<double> expected(size_t(c.cols), 0), magnitude(size_t(c.cols), 0);
         for (int64_t n = 0; n < c.n; n++) {
             const bool noted = fired[size_t(t * c.n + n)];
-            if (masked[t] && !(score[size_t(t * c.n + n)] >= 0.5f) && !hot[size_t(n)]) {
+            if (masked[t] && !(score[size_t(t * c.n + n)] >= 0.5f) && !unpredicted[size_t(n)]) {
                 different += noted;
                 continue;
             }

@@ -46,12 +46,13 @@ struct Neurons {
 };
 
 // Which neurons of which rows may be computed. Row t computes neuron n when it is not masked at
-// all, when score[t][n] >= threshold, or when hot[n].
+// all, when score[t][n] >= threshold, or when unpredicted[n].
 struct NeuronMask {
     const bool* masked = nullptr;  // [rows]; null: no row
     const float* score = nullptr;  // [rows, n], a predictor's
     float threshold = 0;
-    const uint8_t* hot = nullptr;  // [n] or null
+    // [n], 1 where it fires so often that predicting it saves nothing, or null.
+    const uint8_t* unpredicted = nullptr;
 };
 
 // How many neurons were proposed (their gate, or up where there is no gate, was computed), how many

@@ -100,7 +100,7 @@ class SparseFfn {
 
     bool proposed(int64_t t, int64_t neuron) const {
         return !masked(t) || mask_.score[t * w_.n + neuron] >= mask_.threshold ||
-               (mask_.hot && mask_.hot[neuron]);
+               (mask_.unpredicted && mask_.unpredicted[neuron]);
     }
 
     // One token: ids of the neurons of [begin, end) that it may compute.
