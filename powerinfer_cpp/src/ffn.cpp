@@ -53,12 +53,10 @@ void predict(Session& s, const Ffn& w, const float* x, int64_t n) {
 void audit_row(Session& s, int64_t layer, const ggml::NeuronMask& mask, int64_t t,
                const bool* fired) {
     const int64_t n_ff = s.model->config.n_ff;
-    const float* score = mask.score + t * n_ff;
     int64_t n = 0, found = 0;
     for (int64_t i = 0; i < n_ff; i++) {
         n += fired[i];
-        found +=
-            fired[i] && (score[i] >= mask.threshold || (mask.unpredicted && mask.unpredicted[i]));
+        found += fired[i] && mask.finds(t, n_ff, i);
     }
     s.audit.count(s, layer, n, found);
 }
@@ -92,8 +90,15 @@ void neuron_ffn(Session& s, int64_t layer, const Ffn& w, const FfnInput& in, flo
     const bool audit = mask.masked && std::find(in.masking, in.masking + in.n, Masking::audited) !=
                                           in.masking + in.n;
     bool* fired = audit ? s.audit.flags() : in.fired;
-    ggml::sparse_ffn(s.context, neurons, input, mask, b.neurons, y, &s.counts[size_t(layer)],
-                     fired);
+    ggml::NeuronCounts& counts = s.counts[size_t(layer)];
+    if (in.n == 1) {
+        ggml::select(s.context, mask, c.n_ff, b.candidates);
+        ggml::partial_ffn(s.context, neurons, input, b.candidates, b.neurons, b.sums, &counts,
+                          fired);
+        ggml::merge(s.context, neurons, b.sums, y);
+    } else {
+        ggml::rows_ffn(s.context, neurons, input, mask, b.neurons, y, &counts, fired);
+    }
     for (int64_t t = 0; audit && t < in.n; t++) {
         if (in.masking[t] == Masking::audited) audit_row(s, layer, mask, t, fired + t * c.n_ff);
     }

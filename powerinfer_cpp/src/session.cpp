@@ -50,7 +50,11 @@ const char* nothing_to_skip(const Model& m) {
 
 void Scratch::carve(ggml::Carver& carver, const Config& c, int64_t n_ubatch, int threads) {
     input = ggml::InputBuffer(carver, n_ubatch, widest(c));
-    if (c.neuron_aware) neurons = ggml::NeuronScratch(carver, n_ubatch, c.n_ff, c.n_embd, threads);
+    if (c.neuron_aware) {
+        neurons = ggml::NeuronScratch(carver, n_ubatch, c.n_ff, c.n_embd, threads);
+        candidates = ggml::Candidates(carver, c.n_ff);
+        carver.take(sums, {ggml::kSegments, c.n_embd});
+    }
     if (sketched(c)) sketch = ggml::SketchScratch(carver, n_ubatch, c.n_embd);
 }
 

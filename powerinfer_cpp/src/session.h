@@ -44,6 +44,8 @@ struct Scratch {
     Masking *masking = nullptr, *gathered_masking = nullptr;  // [rows]
     bool* masked = nullptr;                                   // [rows]
     ggml::NeuronScratch neurons;
+    ggml::Candidates candidates;
+    float* sums = nullptr;  // [segments, n_embd], of one row's neurons
     ggml::SketchScratch sketch;
 
  private:

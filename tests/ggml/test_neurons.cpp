@@ -1,6 +1,6 @@
-// The neuron-aware operator: kernels against generic, the operator against a naive double-precision
-// FFN, the same bits for any number of threads, alone or among other tokens; masks that really
-// mask.
+// The neuron-aware operators: kernels against generic, the operators against a naive
+// double-precision FFN, the same bits for any number of threads, alone or among other tokens; masks
+// that really mask.
 #include <algorithm>
 #include <cmath>
 #include <cstdlib>
@@ -107,8 +107,9 @@ void test(const Case& c) {
     const bool quantised = info(c.type).is_quantised();
 
     using Flags = std::unique_ptr<bool[]>;
+    // `alone`: by the operators for one row.
     const auto run = [&](int threads, int64_t first, int64_t count, NeuronCounts* counts,
-                         bool* fired = nullptr) {
+                         bool* fired, bool alone) {
         Context context(threads);
         Carved<InputBuffer> buffer("input", count, c.cols);
         const bool q8 = quantised && c.cols % kQ == 0;
@@ -120,18 +121,32 @@ void test(const Case& c) {
         mask.threshold = 0.5f;
         mask.unpredicted = unpredicted.data();
         Floats y(size_t(count * c.cols));
-        sparse_ffn(context, w, input, mask, *scratch, y.data(), counts, fired);
+        if (alone) {
+            Carved<Candidates> candidates("candidates", c.n);
+            Floats sums(size_t(kSegments * c.cols), NAN);
+            select(context, mask, c.n, *candidates);
+            partial_ffn(context, w, input, *candidates, *scratch, sums.data(), counts, fired);
+            merge(context, w, sums.data(), y.data());
+        } else {
+            rows_ffn(context, w, input, mask, *scratch, y.data(), counts, fired);
+        }
         return y;
     };
     NeuronCounts counts;
     const Flags fired(new bool[size_t(rows * c.n)]), fired_alone(new bool[size_t(c.n)]);
-    const Floats y = run(1, 0, rows, &counts, fired.get());
-    for (int threads : {2, 3}) CHECK(y == run(threads, 0, rows, nullptr));
+    const Floats y = run(1, 0, rows, &counts, fired.get(), false);
+    for (int threads : {2, 3}) CHECK(y == run(threads, 0, rows, nullptr, nullptr, false));
+    NeuronCounts one_by_one;
     for (int64_t t = 0; t < rows; t++) {
-        const Floats alone = run(2, t, 1, nullptr, fired_alone.get());
-        CHECK(!std::memcmp(alone.data(), y.data() + t * c.cols, size_t(c.cols) * sizeof(float)));
-        CHECK(!std::memcmp(fired_alone.get(), fired.get() + t * c.n, size_t(c.n)));
+        for (bool alone : {true, false}) {
+            const int threads = int(t) % 3 + 1;
+            const Floats row =
+                run(threads, t, 1, alone ? &one_by_one : nullptr, fired_alone.get(), alone);
+            CHECK(!std::memcmp(row.data(), y.data() + t * c.cols, size_t(c.cols) * sizeof(float)));
+            CHECK(!std::memcmp(fired_alone.get(), fired.get() + t * c.n, size_t(c.n)));
+        }
     }
+    CHECK(!std::memcmp(&counts, &one_by_one, sizeof(counts)));
 
     int64_t proposed = 0, different = 0;
     double difference = 0, size = 0;
@@ -179,6 +194,65 @@ void test(const Case& c) {
     if (!(std::sqrt(difference / size) < limit)) {
         std::printf("%s n %d cols %d act %d gated %d: %g\n", info(c.type).name, int(c.n),
                     int(c.cols), int(c.act), c.gated, std::sqrt(difference / size));
+    }
+}
+
+// Who is listed, and where: pieces of several segments, of one, and segments without neurons.
+void test_select(int64_t n) {
+    Floats score = normal(n);
+    if (n > 1) score[1] = NAN;  // is not found
+    std::vector<uint8_t> unpredicted(size_t(n), 0);
+    unpredicted[size_t(n) / 2] = 1;
+    const bool masked[] = {true};
+    Carved<Candidates> candidates("candidates", n);
+    for (int threads : {1, 2, 3}) {
+        Context context(threads);
+        for (bool all : {true, false}) {
+            NeuronMask mask;
+            mask.masked = all ? nullptr : masked;
+            mask.score = score.data();
+            mask.threshold = 0.5f;
+            mask.unpredicted = unpredicted.data();
+            select(context, mask, n, *candidates);
+            int64_t next = 0;
+            bool good = true;
+            for (int64_t s = 0; s < kSegments; s++) {
+                const Segment segment = segment_of(n, s);
+                CHECK(segment.begin == next);
+                std::vector<int32_t> expected;
+                for (int64_t& i = next; i < segment.end; i++) {
+                    const bool found = score[size_t(i)] >= 0.5f || i == n / 2;
+                    if (all || found) expected.push_back(int32_t(i));
+                }
+                const int32_t* ids = candidates->ids + segment.begin;
+                good &= size_t(candidates->count[s]) == expected.size() &&
+                        std::equal(expected.begin(), expected.end(), ids);
+            }
+            CHECK(good && next == n);
+        }
+    }
+}
+
+// The sum of segments [begin, begin + n), n a power of 2, as the tree has it.
+float tree(const Floats& sums, int64_t cols, int64_t c, int64_t begin, int64_t n) {
+    if (n == 1) return sums[size_t(begin * cols + c)];
+    return tree(sums, cols, c, begin, n / 2) + tree(sums, cols, c, begin + n / 2, n / 2);
+}
+
+void test_merge(int64_t cols) {
+    const Floats sums = normal(kSegments * cols), bias = normal(cols);
+    Neurons w;
+    w.cols = cols;
+    w.down_bias = bias.data();
+    for (int threads : {1, 3}) {
+        Context context(threads);
+        Floats y(size_t(cols), NAN);
+        merge(context, w, sums.data(), y.data());
+        bool good = true;
+        for (int64_t c = 0; c < cols; c++) {
+            good &= y[size_t(c)] == tree(sums, cols, c, 0, kSegments) + bias[size_t(c)];
+        }
+        CHECK(good);
     }
 }
 
@@ -278,6 +352,8 @@ void test_kernels(DType type, const char* isa, bool stored) {
 int main() {
     int n_isas = 0;
     const char* const* isas = cpu::isa_names(&n_isas);
+    for (int64_t n : {1, 5, 255, 256, 257, 9000, 70000}) test_select(n);
+    for (int64_t cols : {1, 40, 256, 1000}) test_merge(cols);
     const DType types[] = {DType::F32,  DType::F16,  DType::BF16, DType::Q4_0,   DType::Q4_1,
                            DType::Q5_0, DType::Q5_1, DType::Q8_0, DType::Q2_K,   DType::Q3_K,
                            DType::Q4_K, DType::Q5_K, DType::Q6_K, DType::IQ4_NL, DType::IQ4_XS};
