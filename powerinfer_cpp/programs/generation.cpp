@@ -88,26 +88,31 @@ void Generation::print_settings(const pi_session_params& session) const {
                  double(s.typical_p), double(s.top_p), double(s.min_p), double(s.temperature));
 }
 
-// Computes tokens in as few calls as the session allows and points at the last one's logits.
-void Generation::evaluate(const int32_t* tokens, size_t n) {
+// Computes tokens, of which the first n_generated were generated, in as few calls as the session
+// allows, and points at the last one's logits.
+void Generation::evaluate(const std::vector<int32_t>& tokens, size_t n_generated) {
     const size_t most = size_t(pi_session_n_batch(session_.get()));
-    while (n > 0) {
-        const int32_t rows = int32_t(std::min(n, most));
-        require(pi_eval(session_.get(), tokens, nullptr, nullptr, rows));
-        require(pi_logits(session_.get(), rows - 1, &logits_));
-        tokens += rows;
-        n -= size_t(rows);
+    const std::unique_ptr<bool[]> generated(new bool[tokens.size()]());
+    std::fill_n(generated.get(), n_generated, true);
+    for (size_t begin = 0; begin < tokens.size(); begin += most) {
+        pi_batch batch = {};
+        batch.struct_size = sizeof batch;
+        batch.n = int32_t(std::min(most, tokens.size() - begin));
+        batch.token = tokens.data() + begin;
+        batch.generated = generated.get() + begin;
+        require(pi_eval_batch(session_.get(), &batch));
+        require(pi_logits(session_.get(), batch.n - 1, &logits_));
     }
 }
 
-void Generation::read(const std::vector<int32_t>& tokens, size_t n_accepted) {
+void Generation::read(const std::vector<int32_t>& tokens, size_t n_generated) {
     const WorkSpan span(timing_.read, session_.get(), model_.get());
     const Clock::time_point start = Clock::now();
-    evaluate(tokens.data(), tokens.size());
+    evaluate(tokens, n_generated);
     pending_ = -1;
     timing_.prompt += ms_since(start);
     timing_.n_prompt += int64_t(tokens.size());
-    for (size_t i = n_accepted; i < tokens.size(); i++)
+    for (size_t i = n_generated; i < tokens.size(); i++)
         pi_sampler_accept(sampler_.get(), tokens[i]);
     if (options_.verbosity < 4) return;
     std::string ids;
@@ -169,7 +174,7 @@ void Generation::generate() {
         full_ = pi_sequence_length(session_.get(), 0) >= pi_session_n_ctx(session_.get());
         if (full_) return;
         const Clock::time_point start = Clock::now();
-        evaluate(&token, 1);
+        evaluate({token}, 1);
         pending_ = -1;
         timing_.token_ms.push_back(ms_since(start));
         timing_.eval += timing_.token_ms.back();

@@ -17,8 +17,9 @@ class Generation {
     // Prints the prompt and what follows it.
     void continue_prompt();
 
-    // What conversations are made of. Evaluates tokens; the sampler knows the first n_accepted.
-    void read(const std::vector<int32_t>& tokens, size_t n_accepted);
+    // What conversations are made of. Evaluates tokens, the first n_generated of which were
+    // generated, so that the sampler knows them.
+    void read(const std::vector<int32_t>& tokens, size_t n_generated);
     // Generates and prints until the text, the context or options.n_predict ends.
     void generate();
     void stop_at(const std::string& text) { stops_.push_back(text); }
@@ -32,7 +33,7 @@ class Generation {
  private:
     void print_settings(const pi_session_params& session) const;
     void set_prompt();
-    void evaluate(const int32_t* tokens, size_t n);
+    void evaluate(const std::vector<int32_t>& tokens, size_t n_generated);
     int32_t choose();
     bool show(std::string_view text);
 

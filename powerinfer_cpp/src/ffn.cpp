@@ -119,8 +119,15 @@ void neuron_ffn(const Pass& p, const Block& in, float* y) {
     const ggml::NeuronMask mask = mask_of(p, in);
     const bool q8 = neurons.gate.wants_q8() || neurons.up.wants_q8();
     const Input input = b.input.prepare(p.context, in.x, in.n, c.n_embd, q8);
-    ggml::sparse_ffn(p.context, neurons, input, mask, b.neurons, y,
-                     &p.counts.neurons[size_t(in.layer)], b.flags);
+    ggml::NeuronCounts& counts = p.counts.neurons[size_t(in.layer)];
+    if (in.n == 1) {
+        ggml::select(p.context, mask, c.n_ff, b.candidates);
+        ggml::partial_ffn(p.context, neurons, input, b.candidates, b.neurons, b.sums, &counts,
+                          b.flags);
+        ggml::merge(p.context, neurons, b.sums, y);
+    } else {
+        ggml::rows_ffn(p.context, neurons, input, mask, b.neurons, y, &counts, b.flags);
+    }
     audit(p, in, neurons, input, mask);
 }
 

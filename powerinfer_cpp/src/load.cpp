@@ -120,19 +120,19 @@ class Loader {
         for (WeightSpec& w : model_.weights) load(w);
         if (!model_.output) model_.output = model_.token_embd;
         for (Layer& l : model_.layers) {
-            mark_hot(l.ffn);
-            for (Ffn& e : l.experts) mark_hot(e);
+            mark_unpredicted(l.ffn);
+            for (Ffn& e : l.experts) mark_unpredicted(e);
         }
         if (params_.use_mlock) lock();
     }
 
  private:
     // Above this rate a prediction saves less than it costs to make: the gate is computed anyway.
-    static void mark_hot(Ffn& f) {
-        constexpr float kHotRate = 0.5f;
+    static void mark_unpredicted(Ffn& f) {
+        constexpr float kRate = 0.5f;
         if (!f.rate) return;
-        f.hot.resize(size_t(f.neurons.n));
-        for (size_t i = 0; i < f.hot.size(); i++) f.hot[i] = f.rate[i] >= kHotRate;
+        f.unpredicted.resize(size_t(f.neurons.n));
+        for (size_t i = 0; i < f.unpredicted.size(); i++) f.unpredicted[i] = f.rate[i] >= kRate;
     }
 
     // Rows go to their places in the bundles.

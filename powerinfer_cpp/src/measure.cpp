@@ -67,9 +67,9 @@ double measure_product(const ggml::DTypeInfo& type, int n_threads, int64_t n_tok
         }
     }
     w.data = memory.data();
-    ggml::InputBuffer buffer(n_tokens, kCols);
+    ggml::Carved<ggml::InputBuffer> buffer("the product test", n_tokens, kCols);
     const ggml::Input input =
-        buffer.prepare(context, x.data(), n_tokens, kCols, type.is_quantised());
+        buffer->prepare(context, x.data(), n_tokens, kCols, type.is_quantised());
     const double s = shortest(0.3, [&] { ggml::matmul(context, input, {{w, y.data()}}); });
     return double(kRows * kCols * n_tokens) / s;
 }

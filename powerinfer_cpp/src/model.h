@@ -93,7 +93,8 @@ struct Ffn {
     ggml::Matrix signs;     // I8 [n_ff, n_embd / 8], 1 bit per weight; empty: no sketch
     const float* sketch_offset = nullptr;  // [n_ff]
     const float* rate = nullptr;  // [n_ff], share of profiled tokens on which a neuron fired
-    std::vector<uint8_t> hot;  // [n_ff], 1 where it fires so often that predicting it saves nothing
+    // [n_ff], 1 where it fires so often that predicting it saves nothing.
+    std::vector<uint8_t> unpredicted;
 };
 
 // One layer. Matrices are [outputs, inputs]; a null pointer or empty matrix is a part the model

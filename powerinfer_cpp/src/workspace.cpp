@@ -33,7 +33,11 @@ Workspace::Workspace(ggml::Carver& carver, const Config& c, const pi_session_par
             carver.take(*to, {rows, c.n_embd});
         }
     }
-    if (c.neuron_aware) neurons = ggml::NeuronScratch(carver, rows, c.n_ff, c.n_embd, threads);
+    if (c.neuron_aware) {
+        neurons = ggml::NeuronScratch(carver, rows, c.n_ff, c.n_embd, threads);
+        candidates = ggml::Candidates(carver, c.n_ff);
+        carver.take(sums, {ggml::kSegments, c.n_embd});
+    }
     if (c.has_predictors) {
         if (c.sketches) sketch = ggml::SketchScratch(carver, rows, c.n_embd);
         carver.take(hidden, {rows, c.predictor_rank});

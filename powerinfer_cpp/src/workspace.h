@@ -35,6 +35,8 @@ struct Workspace {
 
     // Of neuron rows and predictors.
     ggml::NeuronScratch neurons;
+    ggml::Candidates candidates;
+    float* sums = nullptr;  // [segments, n_embd]: of one row's neurons
     ggml::SketchScratch sketch;
     float *hidden = nullptr, *score = nullptr;  // [rows, rank], [rows, n_ff]
     bool* masked = nullptr;                     // [rows]: of a block's rows

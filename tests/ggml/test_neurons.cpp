@@ -1,6 +1,6 @@
-// The neuron-aware operator: kernels against generic, the operator against a naive double-precision
-// FFN, the same bits for any number of threads, alone or among other tokens; masks that really
-// mask.
+// The neuron-aware operators: kernels against generic, the operators against a naive
+// double-precision FFN, the same bits for any number of threads, alone or among other tokens; masks
+// that really mask.
 #include <algorithm>
 #include <cmath>
 #include <cstdlib>
@@ -88,8 +88,8 @@ void test(const Case& c) {
     const Floats gate_bias = normal(c.n), up_bias = normal(c.n), down_bias = normal(c.cols);
     const Floats x = normal(rows * c.cols, 1 / std::sqrt(float(c.cols)));
     const Floats score = normal(rows * c.n);
-    std::vector<uint8_t> hot(size_t(c.n), 0);
-    hot[0] = hot[size_t(c.n) - 1] = 1;
+    std::vector<uint8_t> unpredicted(size_t(c.n), 0);
+    unpredicted[0] = unpredicted[size_t(c.n) - 1] = 1;
     Neurons w;
     w.n = c.n;
     w.cols = c.cols;
@@ -107,31 +107,46 @@ void test(const Case& c) {
     const bool quantised = info(c.type).is_quantised();
 
     using Flags = std::unique_ptr<bool[]>;
+    // `alone`: by the operators for one row.
     const auto run = [&](int threads, int64_t first, int64_t count, NeuronCounts* counts,
-                         bool* fired = nullptr) {
+                         bool* fired, bool alone) {
         Context context(threads);
-        InputBuffer buffer(count, c.cols);
+        Carved<InputBuffer> buffer("input", count, c.cols);
         const bool q8 = quantised && c.cols % kQ == 0;
-        const Input input = buffer.prepare(context, x.data() + first * c.cols, count, c.cols, q8);
-        NeuronScratch scratch(count, c.n, c.cols, threads);
+        const Input input = buffer->prepare(context, x.data() + first * c.cols, count, c.cols, q8);
+        Carved<NeuronScratch> scratch("scratch", count, c.n, c.cols, threads);
         NeuronMask mask;
         mask.masked = masked + first;
         mask.score = score.data() + first * c.n;
         mask.threshold = 0.5f;
-        mask.hot = hot.data();
+        mask.unpredicted = unpredicted.data();
         Floats y(size_t(count * c.cols));
-        sparse_ffn(context, w, input, mask, scratch, y.data(), counts, fired);
+        if (alone) {
+            Carved<Candidates> candidates("candidates", c.n);
+            Floats sums(size_t(kSegments * c.cols), NAN);
+            select(context, mask, c.n, *candidates);
+            partial_ffn(context, w, input, *candidates, *scratch, sums.data(), counts, fired);
+            merge(context, w, sums.data(), y.data());
+        } else {
+            rows_ffn(context, w, input, mask, *scratch, y.data(), counts, fired);
+        }
         return y;
     };
     NeuronCounts counts;
     const Flags fired(new bool[size_t(rows * c.n)]), fired_alone(new bool[size_t(c.n)]);
-    const Floats y = run(1, 0, rows, &counts, fired.get());
-    for (int threads : {2, 3}) CHECK(y == run(threads, 0, rows, nullptr));
+    const Floats y = run(1, 0, rows, &counts, fired.get(), false);
+    for (int threads : {2, 3}) CHECK(y == run(threads, 0, rows, nullptr, nullptr, false));
+    NeuronCounts one_by_one;
     for (int64_t t = 0; t < rows; t++) {
-        const Floats alone = run(2, t, 1, nullptr, fired_alone.get());
-        CHECK(!std::memcmp(alone.data(), y.data() + t * c.cols, size_t(c.cols) * sizeof(float)));
-        CHECK(!std::memcmp(fired_alone.get(), fired.get() + t * c.n, size_t(c.n)));
+        for (bool alone : {true, false}) {
+            const int threads = int(t) % 3 + 1;
+            const Floats row =
+                run(threads, t, 1, alone ? &one_by_one : nullptr, fired_alone.get(), alone);
+            CHECK(!std::memcmp(row.data(), y.data() + t * c.cols, size_t(c.cols) * sizeof(float)));
+            CHECK(!std::memcmp(fired_alone.get(), fired.get() + t * c.n, size_t(c.n)));
+        }
     }
+    CHECK(!std::memcmp(&counts, &one_by_one, sizeof(counts)));
 
     int64_t proposed = 0, different = 0;
     double difference = 0, size = 0;
@@ -139,7 +154,7 @@ void test(const Case& c) {
         std::vector<double> expected(size_t(c.cols), 0), magnitude(size_t(c.cols), 0);
         for (int64_t n = 0; n < c.n; n++) {
             const bool noted = fired[size_t(t * c.n + n)];
-            if (masked[t] && !(score[size_t(t * c.n + n)] >= 0.5f) && !hot[size_t(n)]) {
+            if (masked[t] && !(score[size_t(t * c.n + n)] >= 0.5f) && !unpredicted[size_t(n)]) {
                 different += noted;
                 continue;
             }
@@ -182,6 +197,65 @@ void test(const Case& c) {
     }
 }
 
+// Who is listed, and where: pieces of several segments, of one, and segments without neurons.
+void test_select(int64_t n) {
+    Floats score = normal(n);
+    if (n > 1) score[1] = NAN;  // is not found
+    std::vector<uint8_t> unpredicted(size_t(n), 0);
+    unpredicted[size_t(n) / 2] = 1;
+    const bool masked[] = {true};
+    Carved<Candidates> candidates("candidates", n);
+    for (int threads : {1, 2, 3}) {
+        Context context(threads);
+        for (bool all : {true, false}) {
+            NeuronMask mask;
+            mask.masked = all ? nullptr : masked;
+            mask.score = score.data();
+            mask.threshold = 0.5f;
+            mask.unpredicted = unpredicted.data();
+            select(context, mask, n, *candidates);
+            int64_t next = 0;
+            bool good = true;
+            for (int64_t s = 0; s < kSegments; s++) {
+                const Segment segment = segment_of(n, s);
+                CHECK(segment.begin == next);
+                std::vector<int32_t> expected;
+                for (int64_t& i = next; i < segment.end; i++) {
+                    const bool found = score[size_t(i)] >= 0.5f || i == n / 2;
+                    if (all || found) expected.push_back(int32_t(i));
+                }
+                const int32_t* ids = candidates->ids + segment.begin;
+                good &= size_t(candidates->count[s]) == expected.size() &&
+                        std::equal(expected.begin(), expected.end(), ids);
+            }
+            CHECK(good && next == n);
+        }
+    }
+}
+
+// The sum of segments [begin, begin + n), n a power of 2, as the tree has it.
+float tree(const Floats& sums, int64_t cols, int64_t c, int64_t begin, int64_t n) {
+    if (n == 1) return sums[size_t(begin * cols + c)];
+    return tree(sums, cols, c, begin, n / 2) + tree(sums, cols, c, begin + n / 2, n / 2);
+}
+
+void test_merge(int64_t cols) {
+    const Floats sums = normal(kSegments * cols), bias = normal(cols);
+    Neurons w;
+    w.cols = cols;
+    w.down_bias = bias.data();
+    for (int threads : {1, 3}) {
+        Context context(threads);
+        Floats y(size_t(cols), NAN);
+        merge(context, w, sums.data(), y.data());
+        bool good = true;
+        for (int64_t c = 0; c < cols; c++) {
+            good &= y[size_t(c)] == tree(sums, cols, c, 0, kSegments) + bias[size_t(c)];
+        }
+        CHECK(good);
+    }
+}
+
 // `stored`: the kernels of rows of blocks of 256 that are not folded.
 void test_kernels(DType type, const char* isa, bool stored) {
     const cpu::Kernels *k = cpu::kernels_for(isa), *generic = cpu::kernels_for("generic");
@@ -203,8 +277,8 @@ void test_kernels(DType type, const char* isa, bool stored) {
         const int64_t nt = 5;
         const Floats x = normal(nt * cols);
         Context context(1);
-        InputBuffer buffer(nt, cols);
-        const Input input = buffer.prepare(context, x.data(), nt, cols, block);
+        Carved<InputBuffer> buffer("input", nt, cols);
+        const Input input = buffer->prepare(context, x.data(), nt, cols, block);
         // The folded order, written down once more: of the row, or of each of its blocks.
         std::vector<int8_t> q(size_t(nt * cols));
         Floats d(q.size()), ds(q.size());
@@ -278,6 +352,8 @@ void test_kernels(DType type, const char* isa, bool stored) {
 int main() {
     int n_isas = 0;
     const char* const* isas = cpu::isa_names(&n_isas);
+    for (int64_t n : {1, 5, 255, 256, 257, 9000, 70000}) test_select(n);
+    for (int64_t cols : {1, 40, 256, 1000}) test_merge(cols);
     const DType types[] = {DType::F32,  DType::F16,  DType::BF16, DType::Q4_0,   DType::Q4_1,
                            DType::Q5_0, DType::Q5_1, DType::Q8_0, DType::Q2_K,   DType::Q3_K,
                            DType::Q4_K, DType::Q5_K, DType::Q6_K, DType::IQ4_NL, DType::IQ4_XS};

@@ -92,9 +92,9 @@ struct Weight {
 // is checked against the bound that the format gives, so that it cannot hide an error.
 Floats seen(const Floats& x, int64_t cols, bool quantise) {
     if (!quantise) return x;
-    InputBuffer buffer(int64_t(x.size()) / cols, cols);
+    Carved<InputBuffer> buffer("input", int64_t(x.size()) / cols, cols);
     const Input input =
-        buffer.prepare(*contexts[0], x.data(), int64_t(x.size()) / cols, cols, true);
+        buffer->prepare(*contexts[0], x.data(), int64_t(x.size()) / cols, cols, true);
     Floats out(x.size());
     for (size_t i = 0; i < x.size(); i++) {
         const float d = input.q8.d[i / kQ];
@@ -114,9 +114,9 @@ void test_matmul(DType type) {
         for (int64_t tokens : {1, 2, 5, 65}) {
             const Floats x = random_floats(tokens * k), in = seen(x, k, quantised);
             const auto op = [&](Context& context, int64_t first, int64_t n) {
-                InputBuffer buffer(n, k);
+                Carved<InputBuffer> buffer("input", n, k);
                 Floats ya(size_t(n), NAN), yb(size_t(n * 16), NAN), yc(size_t(n * 43), NAN);
-                const Input input = buffer.prepare(context, x.data() + first * k, n, k, quantised);
+                const Input input = buffer->prepare(context, x.data() + first * k, n, k, quantised);
                 matmul(context, input,
                        {{a.matrix, ya.data(), bias_a.data()},
                         {b.matrix, yb.data()},

@@ -34,9 +34,9 @@ void test(int64_t n, int64_t cols, bool offsets) {
     const Sketch sketch{n, cols, signs.data(), offsets ? offset.data() : nullptr};
     const auto run = [&](int threads, int64_t first, int64_t count) {
         Context context(threads);
-        SketchScratch scratch(count, cols);
+        Carved<SketchScratch> scratch("scratch", count, cols);
         Floats score(size_t(count * n));
-        sketch_scores(context, sketch, x.data() + first * cols, count, scratch, score.data());
+        sketch_scores(context, sketch, x.data() + first * cols, count, *scratch, score.data());
         return score;
     };
     const Floats score = run(1, 0, rows);

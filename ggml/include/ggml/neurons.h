@@ -1,12 +1,15 @@
-// The neuron-aware feed-forward operator: only neurons that fire are computed.
+// The neuron-aware feed-forward block: only neurons that fire are computed.
 //
 //   g = gate_n . x;  where act(g) is 0, stop;  u = up_n . x;  h = act(g) * u;  y += h * down_n
 //
-// (without a gate: h = act(up_n . x)). Neurons are taken in ascending order within fixed segments
-// of ids; a segment's sum is one thread's, and segments are added by a fixed tree: the bits depend
-// neither on the number of threads nor on what other tokens are computed.
+// (without a gate: h = act(up_n . x)). One token: `select` lists who may fire, `partial_ffn` sums
+// what they send down, `merge` adds these sums. Several tokens: `rows_ffn`. Neurons are taken in
+// ascending order within fixed segments of ids; a segment's sum is one thread's, and segments are
+// added by a fixed tree: the bits depend neither on the number of threads nor on what other tokens
+// are computed.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <vector>
 
@@ -45,13 +48,30 @@ struct Neurons {
         0;  // relu family: values up to it are 0 (FATReLU); else: |act| below it is 0 (CATS)
 };
 
-// Which neurons of which rows may be computed. Row t computes neuron n when it is not masked at
-// all, when score[t][n] >= threshold, or when hot[n].
+// Fixed ranges of neurons: the unit of work and of summation.
+constexpr int64_t kSegments = 32;
+struct Segment {
+    int64_t begin, end;
+};
+// Segment s of n neurons, a multiple of 8 of them: tiles of a list of all neurons are whole.
+inline Segment segment_of(int64_t n, int64_t s) {
+    const int64_t size = (n + kSegments * 8 - 1) / (kSegments * 8) * 8;
+    return {std::min(s * size, n), std::min((s + 1) * size, n)};
+}
+
+// Which neurons of which rows may be computed: all of a row that is not masked, otherwise those
+// that are found.
 struct NeuronMask {
     const bool* masked = nullptr;  // [rows]; null: no row
     const float* score = nullptr;  // [rows, n], a predictor's
     float threshold = 0;
-    const uint8_t* hot = nullptr;  // [n] or null
+    // [n], 1 where it fires so often that predicting it saves nothing, or null.
+    const uint8_t* unpredicted = nullptr;
+
+    bool masks(int64_t row) const { return masked && masked[row]; }
+    bool finds(int64_t row, int64_t n, int64_t neuron) const {
+        return score[row * n + neuron] >= threshold || (unpredicted && unpredicted[neuron]);
+    }
 };
 
 // How many neurons were proposed (their gate, or up where there is no gate, was computed), how many
@@ -61,36 +81,51 @@ struct NeuronCounts {
     int64_t rows = 0, proposed = 0, computed = 0, fired = 0;
 };
 
-// Room for up to max_rows rows.
-class NeuronScratch {
- public:
-    NeuronScratch() = default;
-    NeuronScratch(int64_t max_rows, int64_t n, int64_t cols, int max_threads);
-    static uint64_t bytes(int64_t max_rows, int64_t n, int64_t cols, int max_threads);
+// The neurons that one row computes, ascending: those of a segment stand from ids[its begin] on.
+struct Candidates {
+    Candidates() = default;
+    Candidates(Carver& carver, int64_t n);
 
- private:
-    friend class SparseFfn;
-    struct PerThread {
-        // Several rows: a few neurons' values and candidates for each of them, and sums of pieces.
-        float *h, *out, *line, *sums;
-        int32_t* tokens;
-        NeuronCounts counts;
-    };
-    Memory memory_;
-    int32_t* ids_ = nullptr;    // one row: candidates; several: what fired, tile by tile
-    float* h_ = nullptr;        // their values
-    int32_t* first_ = nullptr;  // [tiles, rows + 1]: where a tile's fired neurons of a row begin
-    int32_t* all_tokens_ = nullptr;  // [rows]: 0, 1, ...
-    float* partial_ = nullptr;       // [segments, cols]: sums of one row
-    Q8Rows folded_;                  // the input in the order of folded rows
-    int8_t* grouped_ = nullptr;      // and in that of blocks of 256
-    std::vector<PerThread> threads_;
+    const int32_t* ids = nullptr;
+    int32_t count[kSegments] = {};              // per segment
+    int32_t *all = nullptr, *chosen = nullptr;  // [n]: 0, 1, ...; room for what a mask lets through
 };
 
-// y[t] = the FFN of x[t] over the neurons that the mask admits. x.q8 must be filled where gate or
-// up want it. y: [rows, cols]. counts may be null. fired: [rows, n], which neurons did (what they
-// send down is not zero), or null.
-void sparse_ffn(Context& context, const Neurons& neurons, const Input& x, const NeuronMask& mask,
-                NeuronScratch& scratch, float* y, NeuronCounts* counts, bool* fired = nullptr);
+// Room for up to max_rows rows.
+struct NeuronScratch {
+    NeuronScratch() = default;
+    NeuronScratch(Carver& carver, int64_t max_rows, int64_t n, int64_t cols, int max_threads);
+
+    Q8Rows folded;              // the input in the order of folded rows
+    int8_t* grouped = nullptr;  // and in that of blocks of 256
+    // Several rows: what fired, tile by tile of neurons.
+    int32_t* fired = nullptr;   // neurons in their tile
+    float* h = nullptr;         // their values
+    int32_t* first = nullptr;   // [tiles, rows + 1]: where those of a row begin
+    int32_t* tokens = nullptr;  // [rows]: 0, 1, ...
+    // A tile's values, lists of tokens and products for each row, and sums of pieces of the result.
+    struct PerThread {
+        float *h, *out, *line, *sums;
+        int32_t* tokens;
+    };
+    std::vector<PerThread> threads;
+};
+
+// Lists the neurons of n that the mask, which is of one row, lets through.
+void select(Context& context, const NeuronMask& mask, int64_t n, Candidates& candidates);
+
+// The sums of what the candidates send down for x, one row, per segment: [kSegments, cols], in the
+// order of the down rows. x.q8 must be filled where gate or up want it. counts may be null. fired:
+// [n], which neurons did (what they send down is not zero), or null.
+void partial_ffn(Context& context, const Neurons& neurons, const Input& x,
+                 const Candidates& candidates, NeuronScratch& scratch, float* sums,
+                 NeuronCounts* counts, bool* fired);
+
+// y = the segments' sums, added by the tree, plus the bias: [cols], in the order of columns.
+void merge(Context& context, const Neurons& neurons, const float* sums, float* y);
+
+// The same for several rows, of which each neuron is read once: y [rows, cols], fired [rows, n].
+void rows_ffn(Context& context, const Neurons& neurons, const Input& x, const NeuronMask& mask,
+              NeuronScratch& scratch, float* y, NeuronCounts* counts, bool* fired);
 
 }  // namespace ggml

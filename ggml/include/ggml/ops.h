@@ -8,8 +8,8 @@
 #include <cstdint>
 #include <initializer_list>
 
+#include "ggml/carver.h"
 #include "ggml/context.h"
-#include "ggml/file_io.h"
 #include "ggml/tensor.h"
 
 namespace ggml {
@@ -23,6 +23,9 @@ struct Q8Rows {
     int32_t* s8 = nullptr;   // [rows, cols / 32], 8 * the sum of q: the -8 of 4-bit weights
     float* ds = nullptr;     // [rows, cols / 32], d * the sum of q: mins of groups of 32
     int16_t* s16 = nullptr;  // [rows, cols / 16], the sums of 16 q: formats with groups of 16
+
+    // Room for rows of at most max_cols.
+    static Q8Rows carve(Carver& carver, int64_t rows, int64_t max_cols);
 };
 
 // The input of matrix products: floats, and the same rows in 8 bits for weights that want them.
@@ -36,14 +39,12 @@ struct Input {
 class InputBuffer {
  public:
     InputBuffer() = default;
-    InputBuffer(int64_t max_rows, int64_t max_cols);
-    static uint64_t bytes(int64_t max_rows, int64_t max_cols);
+    InputBuffer(Carver& carver, int64_t max_rows, int64_t max_cols);
     // The rows x as an Input; `quantise` when a weight they meet is quantised (cols % 32 == 0).
     // x and this buffer must stay until the Input is done with.
     Input prepare(Context& context, const float* x, int64_t rows, int64_t cols, bool quantise);
 
  private:
-    Memory memory_;
     Q8Rows q8_;
 };
 

@@ -12,8 +12,8 @@
 
 #include <cstdint>
 
+#include "ggml/carver.h"
 #include "ggml/context.h"
-#include "ggml/file_io.h"
 
 namespace ggml {
 
@@ -27,13 +27,11 @@ struct Sketch {
 class SketchScratch {
  public:
     SketchScratch() = default;
-    SketchScratch(int64_t max_rows, int64_t cols);
-    static uint64_t bytes(int64_t max_rows, int64_t cols);
+    SketchScratch(Carver& carver, int64_t max_rows, int64_t cols);
 
  private:
     friend void sketch_scores(Context&, const Sketch&, const float*, int64_t, SketchScratch&,
                               float*);
-    Memory memory_;
     float* unit_ = nullptr;      // [rows]: x_i is about sign * level * unit, level in 0..7
     int32_t* total_ = nullptr;   // [rows]: sum of the levels
     uint8_t* planes_ = nullptr;  // [rows, 4, plane]: signs, then bits 0, 1, 2 of the levels

@@ -112,16 +112,16 @@ void RowProducts::add(const int32_t* ids, int64_t n, int64_t c0, int64_t cols, c
     }
 }
 
-int64_t RowProducts::column_piece() const {
-    const int64_t unit = w_.down.folded ? kStrip * info(w_.down.type).block : kQK;
-    return std::min((kQK + unit - 1) / unit * unit, w_.cols);
+int64_t column_piece(const Neurons& w) {
+    const int64_t unit = w.down.folded ? kStrip * info(w.down.type).block : kQK;
+    return std::min((kQK + unit - 1) / unit * unit, w.cols);
 }
 
-void RowProducts::place(const float* sum, int64_t c0, int64_t n, float* y) const {
-    const int64_t span = span_of(w_.down, w_.cols);
+void place(const Neurons& w, const float* sum, int64_t c0, int64_t n, float* y) {
+    const int64_t span = span_of(w.down, w.cols);
     for (int64_t i = 0; i < n; i++) {
         const int64_t c = span ? column_at(c0 + i, span) : c0 + i;
-        y[c] = sum[i] + (w_.down_bias ? w_.down_bias[c] : 0.0f);
+        y[c] = sum[i] + (w.down_bias ? w.down_bias[c] : 0.0f);
     }
 }
 

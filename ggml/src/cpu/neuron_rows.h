@@ -21,10 +21,6 @@ class RowProducts {
     // rows.
     void add(const int32_t* ids, int64_t n, int64_t c0, int64_t cols, const Shares& shares,
              int64_t nt, float* y, int64_t ldy) const;
-    // Columns that one thread adds at a time when there are several tokens: whole blocks.
-    int64_t column_piece() const;
-    // Puts n sums in the order of the down rows, from c0 on, where they belong in y.
-    void place(const float* sum, int64_t c0, int64_t n, float* y) const;
 
  private:
     void fold_span(int64_t b0, int64_t eighth, const Q8Rows& out) const;
@@ -35,5 +31,10 @@ class RowProducts {
     const Neurons& w_;
     NeuronInput in_;
 };
+
+// Columns that one thread adds at a time when there are several tokens: whole blocks.
+int64_t column_piece(const Neurons& w);
+// Puts n sums in the order of the down rows, from c0 on, where they belong in y.
+void place(const Neurons& w, const float* sum, int64_t c0, int64_t n, float* y);
 
 }  // namespace ggml::cpu

@@ -92,20 +92,19 @@ uint64_t read_memory(Context& context, const uint8_t* data, int64_t n) {
     return total;
 }
 
-InputBuffer::InputBuffer(int64_t max_rows, int64_t max_cols)
-    : memory_(bytes(max_rows, max_cols), "activations in 8 bits") {
-    const int64_t n = max_rows * max_cols;
-    q8_.d = memory_.as<float>();
-    q8_.s8 = reinterpret_cast<int32_t*>(q8_.d + n / kQ);
-    q8_.ds = reinterpret_cast<float*>(q8_.s8 + n / kQ);
-    q8_.s16 = reinterpret_cast<int16_t*>(q8_.ds + n / kQ);
-    q8_.q = reinterpret_cast<int8_t*>(q8_.s16 + n / 16);
+Q8Rows Q8Rows::carve(Carver& carver, int64_t rows, int64_t max_cols) {
+    const int64_t blocks = (max_cols + kQ - 1) / kQ;
+    Q8Rows q8;
+    carver.take(q8.q, {rows, blocks, kQ});
+    carver.take(q8.d, {rows, blocks});
+    carver.take(q8.s8, {rows, blocks});
+    carver.take(q8.ds, {rows, blocks});
+    carver.take(q8.s16, {rows, blocks, 2});
+    return q8;
 }
 
-uint64_t InputBuffer::bytes(int64_t max_rows, int64_t max_cols) {
-    return uint64_t(max_rows) * uint64_t(max_cols) / kQ *
-           (kQ + 2 * sizeof(float) + sizeof(int32_t) + 2 * sizeof(int16_t));
-}
+InputBuffer::InputBuffer(Carver& carver, int64_t max_rows, int64_t max_cols)
+    : q8_(Q8Rows::carve(carver, max_rows, max_cols)) {}
 
 Input InputBuffer::prepare(Context& context, const float* x, int64_t rows, int64_t cols,
                            bool quantise) {

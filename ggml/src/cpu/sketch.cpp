@@ -42,16 +42,10 @@ void split(const float* x, int64_t n, float* unit, int32_t* total, uint8_t* plan
 
 }  // namespace
 
-SketchScratch::SketchScratch(int64_t max_rows, int64_t cols)
-    : memory_(bytes(max_rows, cols), "planes of bits") {
-    planes_ = memory_.data();
-    unit_ = reinterpret_cast<float*>(planes_ + max_rows * 4 * plane_bytes(cols / 8));
-    total_ = reinterpret_cast<int32_t*>(unit_ + max_rows);
-}
-
-uint64_t SketchScratch::bytes(int64_t max_rows, int64_t cols) {
-    return uint64_t(max_rows) *
-           (4 * uint64_t(plane_bytes(cols / 8)) + sizeof(float) + sizeof(int32_t));
+SketchScratch::SketchScratch(Carver& carver, int64_t max_rows, int64_t cols) {
+    carver.take(planes_, {max_rows, 4, plane_bytes(cols / 8)});
+    carver.take(unit_, {max_rows});
+    carver.take(total_, {max_rows});
 }
 
 void sketch_scores(Context& context, const Sketch& w, const float* x, int64_t rows,

@@ -1,0 +1,46 @@
+// Who may fire, as a list.
+#include <numeric>
+
+#include "ggml/neurons.h"
+
+namespace ggml {
+
+namespace {
+
+// Neurons that one thread looks at: fewer in all are not worth a second one.
+constexpr int64_t kPiece = 2048;
+
+}  // namespace
+
+Candidates::Candidates(Carver& carver, int64_t n) {
+    carver.take(all, {n});
+    carver.take(chosen, {n});
+    if (all) std::iota(all, all + n, 0);
+}
+
+void select(Context& context, const NeuronMask& mask, int64_t n, Candidates& candidates) {
+    const OpTimer timer(context.profile, "select");
+    if (!mask.masks(0)) {
+        candidates.ids = candidates.all;
+        for (int64_t s = 0; s < kSegments; s++) {
+            const Segment segment = segment_of(n, s);
+            candidates.count[s] = int32_t(segment.end - segment.begin);
+        }
+        return;
+    }
+    candidates.ids = candidates.chosen;
+    const int64_t grain = std::max<int64_t>(1, kPiece / segment_of(n, 0).end);
+    context.threads.run(kSegments, grain, [&](int64_t begin, int64_t end, int) {
+        for (int64_t s = begin; s < end; s++) {
+            const Segment segment = segment_of(n, s);
+            int32_t *ids = candidates.chosen + segment.begin, count = 0;
+            for (int64_t i = segment.begin; i < segment.end; i++) {
+                ids[count] = int32_t(i);  // kept by moving on: no branch to mispredict
+                count += mask.finds(0, n, i);
+            }
+            candidates.count[s] = count;
+        }
+    });
+}
+
+}  // namespace ggml
