@@ -16,6 +16,10 @@ struct pi_plan {
     powerinfer::Plan plan;
 };
 
+struct pi_reservation {
+    powerinfer::Reservation reservation;
+};
+
 namespace {
 
 // Fixed room, so that running out of memory can be reported without taking any.
@@ -96,10 +100,10 @@ pi_status pi_plan_new(const char* path, const pi_model_params* model_params,
                       const pi_session_params* session, pi_plan** out) {
     return guarded([&] {
         require(path && out, "path and out must not be NULL");
-        const pi_model_params m = params_or(model_params, pi_model_default_params());
+        pi_model_params m = params_or(model_params, pi_model_default_params());
         const pi_session_params s = params_or(session, pi_session_default_params());
-        auto model = powerinfer::Model::inspect(path, false);
-        model->ram_budget = m.ram_budget;
+        m.vocab_only = false;  // it is the weights that a plan is about
+        const auto model = powerinfer::Model::inspect(path, m);
         *out = new pi_plan{powerinfer::make_plan(*model, s)};
     });
 }
@@ -143,6 +147,27 @@ pi_status pi_model_open(const char* path, const pi_model_params* params, pi_mode
 
 void pi_model_free(pi_model* model) {
     delete model;
+}
+
+uint64_t pi_model_budget(const pi_model* m) {
+    return m->model->budget->limit();
+}
+
+uint64_t pi_model_reserved(const pi_model* m) {
+    return m->model->budget->reserved();
+}
+
+pi_status pi_reserve(const pi_model* m, const char* what, uint64_t n_bytes, pi_reservation** out) {
+    return guarded([&] {
+        require(m && what && out, "model, what and out must not be NULL");
+        auto r = std::make_unique<pi_reservation>();
+        r->reservation = m->model->budget->reserve(what, n_bytes);
+        *out = r.release();
+    });
+}
+
+void pi_reservation_free(pi_reservation* reservation) {
+    delete reservation;
 }
 
 const char* pi_model_architecture(const pi_model* m) {

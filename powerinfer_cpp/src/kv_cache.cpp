@@ -1,5 +1,7 @@
 #include "kv_cache.h"
 
+#include "ggml/sizes.h"
+
 namespace powerinfer {
 
 KvCache::KvCache(const Config& config, const pi_session_params& params)
@@ -12,11 +14,9 @@ KvCache::KvCache(const Config& config, const pi_session_params& params)
       lengths_(size_t(params.n_seq), 0) {}
 
 uint64_t KvCache::bytes(const Config& config, const pi_session_params& params) {
-    const uint64_t per_position =
-        2 * uint64_t(config.n_head_kv) *
-        uint64_t(ggml::info(ggml::DType(params.type_k)).size(config.head_dim));
-    return per_position * uint64_t(config.n_layer) * uint64_t(params.n_ctx) *
-           uint64_t(params.n_seq);
+    const int64_t head = ggml::info(ggml::DType(params.type_k)).size(config.head_dim);
+    return ggml::size_product(2, config.n_head_kv, head, config.n_layer, params.n_ctx,
+                              params.n_seq);
 }
 
 uint8_t* KvCache::at(int64_t layer, int32_t seq, int which) const {

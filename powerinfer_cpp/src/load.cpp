@@ -134,6 +134,11 @@ class Loader {
         for (size_t i = 0; i < f.hot.size(); i++) f.hot[i] = f.rate[i] >= kHotRate;
     }
 
+    // Is a weight used where the file is mapped?
+    bool in_place(const WeightSpec& w) const {
+        return params_.use_mmap && w.use != WeightSpec::Use::neuron && !w.packed();
+    }
+
     // Rows go to their places in the bundles.
     void bundle(const WeightSpec& w) {
         const ggml::TensorInfo& t = *w.tensor;
@@ -269,8 +274,9 @@ class Loader {
     void lock() {
         if (model_.packed.size()) model_.packed.lock();
         if (model_.plain.size()) model_.plain.lock();
-        if (params_.use_mmap) {
-            for (const auto& mapping : model_.file.mappings) mapping->lock();
+        for (const WeightSpec& w : model_.weights) {
+            if (!in_place(w)) continue;
+            model_.file.mappings[w.tensor->file]->lock(file_offset(w), w.bytes());
         }
     }
 
@@ -339,11 +345,12 @@ ModelFile ModelFile::open(const std::string& path) {
     return f;
 }
 
-std::unique_ptr<Model> Model::inspect(const std::string& path, bool vocab_only) {
+std::unique_ptr<Model> Model::inspect(const std::string& path, const pi_model_params& params) {
     auto model = std::make_unique<Model>();
+    model->budget = Budget::make(params.ram_budget);
     model->file = ModelFile::open(path);
     model->vocab = Vocab::load(model->file.gguf);
-    if (vocab_only) {
+    if (params.vocab_only) {
         const std::string arch(model->file.gguf.string("general.architecture"));
         model->config.architecture = arch;
         model->config.n_vocab = model->vocab.size();
@@ -361,11 +368,10 @@ std::unique_ptr<Model> Model::inspect(const std::string& path, bool vocab_only) 
 }
 
 std::shared_ptr<const Model> Model::load(const std::string& path, const pi_model_params& params) {
-    std::unique_ptr<Model> model = inspect(path, params.vocab_only);
-    model->ram_budget = params.ram_budget;
+    std::unique_ptr<Model> model = inspect(path, params);
     if (params.vocab_only) return model;
-    check_budget(model->file.gguf.path() + ": the weights", model->weight_bytes(),
-                 usable_ram(params.ram_budget));
+    model->reserved =
+        model->budget->reserve(model->file.gguf.path() + ": the weights", model->weight_bytes());
     check_gpu_index(*model, path, params);
     log_unused(*model, params);
     Loader(*model, params).run();

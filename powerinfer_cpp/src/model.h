@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "budget.h"
 #include "bundle.h"
 #include "ggml/file_io.h"
 #include "ggml/gguf.h"
@@ -154,6 +155,8 @@ struct Model {
     Config config;
     Vocab vocab;
     ModelFile file;
+    std::shared_ptr<Budget> budget;  // of the model, its sessions, and what callers reserve
+    Reservation reserved;            // for the weights
 
     ggml::Matrix token_embd;              // [n_vocab, n_embd]
     ggml::Matrix position_embd;           // [positions, n_embd], where positions are learned
@@ -165,12 +168,11 @@ struct Model {
     std::vector<WeightSpec> weights;  // what was loaded, in file order of the architecture
     ggml::Memory packed;              // strips and bundles
     ggml::Memory plain;               // stored blocks that were read rather than mapped
-    uint64_t ram_budget = 0;          // 0: what is free when asked
 
-    // Header only: config, vocabulary, and weights with their tensors found and their shapes and
-    // types checked, but no data. Throws Error naming file, key or tensor.
-    static std::unique_ptr<Model> inspect(const std::string& path, bool vocab_only);
-    // Reads, maps and packs the weights after checking them against the budget.
+    // Header only: config, vocabulary, budget, and weights with their tensors found and their
+    // shapes and types checked, but no data. Throws Error naming file, key or tensor.
+    static std::unique_ptr<Model> inspect(const std::string& path, const pi_model_params& params);
+    // Reads, maps and packs the weights after taking them from the budget.
     static std::shared_ptr<const Model> load(const std::string& path,
                                              const pi_model_params& params);
 

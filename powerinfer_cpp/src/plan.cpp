@@ -4,6 +4,7 @@
 #include <cmath>
 #include <cstring>
 
+#include "ggml/sizes.h"
 #include "ggml/status.h"
 #include "ggml/threads.h"
 #include "kv_cache.h"
@@ -14,20 +15,6 @@ namespace powerinfer {
 using ggml::Code;
 using ggml::Error;
 using ggml::format;
-
-uint64_t usable_ram(uint64_t asked) {
-    if (asked) return asked;
-    constexpr uint64_t kMargin = 128 << 20;
-    const uint64_t free_bytes = ggml::available_memory();
-    return free_bytes > kMargin ? free_bytes - kMargin : 0;
-}
-
-void check_budget(const std::string& what, uint64_t bytes, uint64_t budget) {
-    if (bytes <= budget) return;
-    constexpr double kMiB = 1 << 20;
-    throw Error(Code::memory, format("%s would take %.0f MiB of RAM, and %.0f MiB may be used",
-                                     what.c_str(), double(bytes) / kMiB, double(budget) / kMiB));
-}
 
 pi_session_params resolve_session_params(const Config& config, pi_session_params p) {
     const auto bound = [](const char* name, int64_t value, int64_t lo, int64_t hi) {
@@ -87,17 +74,18 @@ uint64_t kv_bytes(const Config& config, const pi_session_params& params) {
 }
 
 uint64_t scratch_bytes(const Config& config, const pi_session_params& params) {
-    return Scratch::bytes(config, params.n_ubatch,
-                          std::max(params.n_threads, params.n_threads_batch)) +
-           uint64_t(params.n_logits) * uint64_t(kept_width(config, params)) * sizeof(float) +
-           Recorder::bytes(config, params) + Audit::bytes(config, params);
+    const int32_t threads = std::max(params.n_threads, params.n_threads_batch);
+    return ggml::size_sum(
+        Scratch::bytes(config, params.n_ubatch, threads),
+        ggml::size_product(params.n_logits, kept_width(config, params), sizeof(float)),
+        Recorder::bytes(config, params), Audit::bytes(config, params));
 }
 
 Plan make_plan(const Model& model, const pi_session_params& asked) {
     const pi_session_params params = resolve_session_params(model.config, asked);
     Plan plan;
     plan.n_ctx = params.n_ctx;
-    plan.budget = usable_ram(model.ram_budget);
+    plan.budget = model.budget->limit();
     const auto add = [&](const char* part, uint64_t bytes) {
         for (pi_plan_part& p : plan.parts) {
             if (!std::strcmp(p.name, part)) {

@@ -14,13 +14,6 @@ struct Plan {
     int64_t n_ctx = 0;
 };
 
-// Bytes that may be used in all: the caller's budget, or what is free less a margin for everything
-// that no plan counts (code, stacks, the vocabulary).
-uint64_t usable_ram(uint64_t asked);
-
-// Throws Error(memory) saying how much is needed and how much there is.
-void check_budget(const std::string& what, uint64_t bytes, uint64_t budget);
-
 // Session parameters with zeros replaced by what they stand for. Throws Error(argument) naming the
 // parameter that is out of range.
 pi_session_params resolve_session_params(const Config& config, pi_session_params params);

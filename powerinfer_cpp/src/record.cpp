@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "ggml/sizes.h"
+
 namespace powerinfer {
 
 namespace {
@@ -11,16 +13,17 @@ struct Sizes {
     Sizes(const Config& c, const pi_session_params& p) {
         if (p.record == PI_RECORD_OFF) return;
         const int64_t neurons = std::max<int64_t>(1, c.n_expert) * c.n_ff;
-        counts = c.n_layer * neurons;
-        flags = p.n_ubatch * c.n_ff;
-        if (p.record >= PI_RECORD_FIRED) fired = c.n_layer * p.n_batch * neurons;
-        if (p.record >= PI_RECORD_INPUTS) inputs = c.n_layer * p.n_batch * c.n_embd;
+        counts = ggml::size_product(c.n_layer, neurons);
+        flags = ggml::size_product(p.n_ubatch, c.n_ff);
+        const uint64_t rows = ggml::size_product(c.n_layer, p.n_batch);
+        if (p.record >= PI_RECORD_FIRED) fired = ggml::size_product(rows, neurons);
+        if (p.record >= PI_RECORD_INPUTS) inputs = ggml::size_product(rows, c.n_embd);
     }
     uint64_t bytes() const {
-        return uint64_t(counts) * sizeof(uint64_t) + uint64_t(inputs) * sizeof(float) +
-               uint64_t(flags + fired) * sizeof(bool);
+        return ggml::size_sum(ggml::size_product(counts, sizeof(uint64_t)),
+                              ggml::size_product(inputs, sizeof(float)), flags, fired);
     }
-    int64_t counts = 0, inputs = 0, flags = 0, fired = 0;
+    uint64_t counts = 0, inputs = 0, flags = 0, fired = 0;
 };
 
 }  // namespace
@@ -39,10 +42,10 @@ Recorder::Recorder(const Config& c, const pi_session_params& params)
     if (!sizes.flags) return;
     memory_ = ggml::Memory(sizes.bytes(), "record");
     uint8_t* at = memory_.data();
-    const auto take = [&](auto& pointer, int64_t count) {
+    const auto take = [&](auto& pointer, uint64_t count) {
         using T = std::remove_reference_t<decltype(*pointer)>;
         if (count) pointer = reinterpret_cast<T*>(at);
-        at += uint64_t(count) * sizeof(T);
+        at += count * sizeof(T);
     };
     take(counts_, sizes.counts);
     take(inputs_, sizes.inputs);

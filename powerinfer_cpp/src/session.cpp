@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include "ffn.h"
+#include "ggml/sizes.h"
 #include "ggml/status.h"
 #include "plan.h"
 
@@ -100,10 +101,9 @@ Session::Session(std::shared_ptr<const Model> m, const pi_session_params& asked)
       params(resolve_session_params(model->config, asked)),
       context(std::max(params.n_threads, params.n_threads_batch)) {
     const Config& c = model->config;
-    uint64_t budget = usable_ram(model->ram_budget);
-    if (model->ram_budget) budget -= std::min(budget, model->weight_bytes());
-    check_budget(format("a context of %d positions", params.n_ctx),
-                 kv_bytes(c, params) + scratch_bytes(c, params), budget);
+    reserved =
+        model->budget->reserve(format("a context of %d positions", params.n_ctx),
+                               ggml::size_sum(kv_bytes(c, params), scratch_bytes(c, params)));
     kv = KvCache(c, params);
     scratch = Scratch(c, params.n_ubatch, context.threads.size());
     results_ = ggml::Memory(uint64_t(params.n_logits) * uint64_t(result_width()) * sizeof(float),

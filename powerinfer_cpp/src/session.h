@@ -73,6 +73,7 @@ struct Session {
 
     std::shared_ptr<const Model> model;
     pi_session_params params;  // resolved
+    Reservation reserved;      // for everything below
     ggml::Context context;
     KvCache kv;
     Scratch scratch;

@@ -537,6 +537,37 @@ static void test_plan(const pi_model* m) {
     }
 }
 
+static void test_reservations(void) {
+    pi_model_params params = pi_model_default_params();
+    params.ram_budget = (uint64_t)1 << 30;
+    pi_model* m = NULL;
+    OK(pi_model_open(model_path, &params, &m));
+    const uint64_t before = pi_model_reserved(m), left = params.ram_budget - before;
+    CHECK(pi_model_budget(m) == params.ram_budget && before >= pi_model_n_bytes(m));
+    pi_reservation *a = UNTOUCHED, *b = NULL;
+    FAILS(PI_ERROR_MEMORY, pi_reserve(m, "my scores", left + 1, &a));
+    CHECK(says("my scores would take") && says("are left of the 1024 MiB"));
+    FAILS(PI_ERROR_MEMORY, pi_reserve(m, "my scores", UINT64_MAX, &a));
+    FAILS(PI_ERROR_ARGUMENT, pi_reserve(NULL, "my scores", 1, &a));
+    FAILS(PI_ERROR_ARGUMENT, pi_reserve(m, NULL, 1, &a));
+    FAILS(PI_ERROR_ARGUMENT, pi_reserve(m, "my scores", 1, NULL));
+    CHECK(a == UNTOUCHED && pi_model_reserved(m) == before);
+    OK(pi_reserve(m, "my scores", left, &a));
+    CHECK(pi_model_reserved(m) == params.ram_budget);
+    OK(pi_reserve(m, "nothing", 0, &b));
+    pi_session* s = UNTOUCHED;
+    FAILS(PI_ERROR_MEMORY, pi_session_new(m, NULL, &s));
+    pi_reservation_free(a);
+    CHECK(pi_model_reserved(m) == before && s == UNTOUCHED);
+    s = new_session(m, NULL);
+    CHECK(pi_model_reserved(m) > before);
+    pi_session_free(s);
+    CHECK(pi_model_reserved(m) == before);
+    pi_model_free(m); /* before what was reserved of it */
+    pi_reservation_free(b);
+    pi_reservation_free(NULL);
+}
+
 int main(int argc, char** argv) {
     if (argc != 2) {
         fprintf(stderr, "usage: test_capi MODEL\n");
@@ -554,6 +585,7 @@ int main(int argc, char** argv) {
     test_tokenizer(m);
     test_session_params(m);
     test_plan(m);
+    test_reservations();
     pi_model_free(m);
     return summary("test_capi");
 }

@@ -8,6 +8,7 @@
 #include <set>
 
 #include "ggml/check.h"
+#include "ggml/sizes.h"
 #include "plan.h"
 #include "session.h"
 #include "tiny_model.h"
@@ -456,7 +457,7 @@ void test_plan(const Shape& shape) {
     tiny::write(d, path);
     pi_session_params params = session_params();
     params.n_ctx = 100000, params.n_seq = 2;
-    const auto header = Model::inspect(path, false);
+    const auto header = Model::inspect(path, pi_model_default_params());
     const Plan plan = make_plan(*header, params);
     CHECK(plan.n_ctx == 100000);
     uint64_t weights = 0, kv = 0, scratch = 0;
@@ -519,6 +520,135 @@ void test_plan(const Shape& shape) {
     }
 }
 
+// The message of a session that is refused for its memory; "" where it opens.
+std::string refused_session(const std::shared_ptr<const Model>& model,
+                            const pi_session_params& params) {
+    try {
+        Session session(model, params);
+    } catch (const Error& e) {
+        CHECK(e.code() == Code::memory);
+        return e.what();
+    }
+    return "";
+}
+
+// Model, sessions and callers take from one budget and give back what they took.
+void test_one_budget() {
+    const std::string path = folder / "budget.gguf";
+    tiny::write(tiny::describe(Shape()), path);
+    const pi_session_params params = session_params();
+    pi_model_params asked = pi_model_default_params();
+    uint64_t weights, all;
+    {
+        const auto model = load(path);
+        weights = model->budget->reserved();
+        CHECK(weights == model->weight_bytes());
+        const Session session(model, params);
+        all = model->budget->reserved();
+        CHECK(all > weights && all <= model->budget->limit());
+    }
+    asked.ram_budget = all;
+    auto model = Model::load(path, asked);
+    const std::shared_ptr<Budget> budget = model->budget;
+    CHECK(budget->limit() == all && budget->reserved() == weights);
+    {
+        const Session first(model, params);
+        const std::string why = refused_session(model, params);
+        CHECK(why.find("a context of 96 positions would take") == 0);
+        CHECK(why.find("0 MiB are left of the") != why.npos);
+        CHECK(budget->reserved() == all);
+    }
+    CHECK(refused_session(model, params).empty());
+    CHECK(budget->reserved() == weights);
+    {
+        Reservation mine = budget->reserve("a cache", 1), other;
+        CHECK(!refused_session(model, params).empty());
+        CHECK_THROWS(memory, budget->reserve("a cache", all - weights));
+        CHECK_THROWS(memory, budget->reserve("a cache", UINT64_MAX));
+        other = std::move(mine);
+        CHECK(mine.bytes() == 0 && other.bytes() == 1 && budget->reserved() == weights + 1);
+        mine = budget->reserve("a cache", all - weights - 1);
+        CHECK(budget->reserved() == all);
+    }
+    CHECK(budget->reserved() == weights);
+    model = nullptr;
+    CHECK(budget->reserved() == 0);
+}
+
+// Sizes of a cache that are 0 modulo 2^64: they must not look small.
+void test_sizes_beyond_64_bits() {
+    Description d = tiny::describe(Shape());
+    d.keys["llama.context_length"] = uint32_t(1) << 30;
+    d.keys["llama.embedding_length"] = uint32_t(1);
+    d.keys["llama.attention.head_count"] = uint32_t(64);
+    d.keys["llama.attention.head_count_kv"] = uint32_t(64);
+    d.keys["llama.attention.key_length"] = uint32_t(1) << 16;
+    d.keys["llama.attention.value_length"] = uint32_t(1) << 16;
+    const int64_t q_dim = 64 << 16;
+    for (tiny::Tensor& t : d.tensors) {
+        const bool attention = t.name.find("attn_") != t.name.npos && t.ne.size() == 2;
+        for (int64_t& n : t.ne) n = n != 64 ? n : attention && &n != &t.ne[0] ? q_dim : 1;
+        if (t.name.find("attn_output") != t.name.npos) t.ne = {q_dim, 1};
+        if (t.ne.size() == 2) t.type = DType::F16;
+        int64_t n = 1;
+        for (int64_t size : t.ne) n *= size;
+        t.bytes.assign(size_t(ggml::info(t.type).size(n)), 0);
+    }
+    const std::string path = folder / "beyond.gguf";
+    tiny::write(d, path);
+    pi_session_params params = session_params(1, 1);
+    params.n_ctx = 0, params.n_batch = 1, params.n_seq = 256;
+    params.type_k = params.type_v = uint32_t(DType::F32);
+    const auto model = load(path);
+    const Config& c = model->config;
+    // 2 layers, keys and values, heads, floats, positions, sequences.
+    CHECK(c.n_layer * 2 * c.n_head_kv == 1 << 8 && c.head_dim * 4 == 1 << 18);
+    CHECK(c.n_ctx == 1 << 30 && params.n_seq == 1 << 8);
+    const std::string why = refused_session(model, params);
+    CHECK(why.find("a context of 1073741824 positions would take 17592186044416 MiB") == 0);
+    uint64_t most = 0;
+    for (const pi_plan_part& p : make_plan(*model, params).parts) {
+        most = std::max(most, p.n_bytes);
+    }
+    CHECK(most == ggml::kMostBytes);
+    params.n_ctx = params.n_seq = 1;
+    params.sparse = PI_SPARSE_EXACT, params.record = PI_RECORD_INPUTS;
+    CHECK(refused_session(model, params).empty());
+    std::filesystem::remove(path);
+}
+
+uint64_t locked_bytes() {
+    std::ifstream status("/proc/self/status");
+    std::string word;
+    uint64_t kib = 0;
+    while (status >> word && word != "VmLck:") {
+    }
+    status >> kib;
+    return kib << 10;
+}
+
+// What was packed is not locked a second time where the file is mapped.
+void test_locking() {
+    Shape shape;
+    shape.type = DType::Q8_0, shape.n_embd = 512, shape.n_ff = 1024, shape.head_dim = 128;
+    const std::string path = folder / "locked.gguf";
+    tiny::write(tiny::describe(shape), path);
+    pi_model_params params = pi_model_default_params();
+    params.use_mlock = true;
+    for (bool use_mmap : {true, false}) {
+        params.use_mmap = use_mmap;
+        const uint64_t before = locked_bytes();
+        try {
+            const auto model = Model::load(path, params);
+            const uint64_t locked = locked_bytes() - before, pages = 32 * 4096;
+            CHECK(locked >= model->weight_bytes() && locked <= model->weight_bytes() + pages);
+            CHECK(std::filesystem::file_size(path) > 2 * pages);
+        } catch (const Error& e) {
+            CHECK(e.code() == Code::memory);  // this user may not
+        }
+    }
+}
+
 void test_unused_tensors_are_logged() {
     Description d = tiny::describe(Shape());
     d.tensors.push_back({"blk.0.fc1.weight", DType::F32, {64, 4}, std::vector<uint8_t>(1024)});
@@ -567,6 +697,9 @@ int main() {
     test_tensors_refused();
     test_keys_refused();
     test_check_tensors();
+    test_one_budget();
+    test_sizes_beyond_64_bits();
+    test_locking();
     test_unused_tensors_are_logged();
     return check::summary("test_session");
 }
