@@ -217,6 +217,7 @@ typedef struct pi_plan_part {
     const char* tier; /* "ram" */
     const char*
         name; /* "attention", "ffn", "embedding", "head", "norms", "predictor", "kv", "scratch" */
+    int32_t layer; /* -1: of none */
     uint64_t n_bytes;
 } pi_plan_part;
 pi_status pi_plan_new(const char* path, const pi_model_params* model,

@@ -120,7 +120,8 @@ pi_status pi_plan_part_at(const pi_plan* plan, int32_t i, pi_plan_part* out) {
     return guarded([&] {
         require(plan && i >= 0 && i < pi_plan_n_parts(plan), "no such part");
         require(out, kNoOut);
-        *out = plan->plan.parts[size_t(i)];
+        const powerinfer::PlanPart& p = plan->plan.parts[size_t(i)];
+        *out = {powerinfer::name(p.tier), powerinfer::name(p.part), p.layer, p.bytes};
     });
 }
 
@@ -208,8 +209,9 @@ uint64_t pi_model_n_params(const pi_model* m) {
         n += uint64_t(t.ne[0]) * uint64_t(t.ne[1]) * uint64_t(t.ne[2]) * uint64_t(t.ne[3]);
     }
     for (const powerinfer::WeightSpec& w : m->model->weights) {  // bundles are tensors of bytes
-        if (w.use != powerinfer::WeightSpec::Use::bundle) continue;
-        const powerinfer::BundleLayout& layout = w.bundle->layout;
+        const auto* bundle = std::get_if<powerinfer::WholeBundle>(&w.target);
+        if (!bundle) continue;
+        const powerinfer::BundleLayout& layout = bundle->to->layout;
         n += uint64_t(w.rows) * uint64_t(layout.cols * int64_t(layout.parts.size()) - w.cols);
     }
     return n;

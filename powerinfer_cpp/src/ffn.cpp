@@ -34,11 +34,11 @@ void dense_ffn(Session& s, const Ffn& w, const FfnInput& in, float* y) {
 void predict(Session& s, const Ffn& w, const float* x, int64_t n) {
     const Config& c = s.model->config;
     Scratch& b = s.scratch;
-    s.context.profile.part = "predictor";
+    s.context.profile.part = name(Part::predictor);
     if (w.signs) {
         const ggml::Sketch sketch{c.n_ff, c.n_embd, w.signs.data, w.sketch_offset};
         ggml::sketch_scores(s.context, sketch, x, n, b.sketch, b.score);
-        s.context.profile.part = "ffn";
+        s.context.profile.part = name(Part::ffn);
         return;
     }
     const Input input = b.input.prepare(s.context, x, n, c.n_embd, w.fc1.quantised());
@@ -46,7 +46,7 @@ void predict(Session& s, const Ffn& w, const float* x, int64_t n) {
     ggml::activation(s.context, ggml::Activation::relu, b.hidden, n * w.fc1.rows);
     const Input hidden = b.input.prepare(s.context, b.hidden, n, w.fc1.rows, w.fc2.quantised());
     ggml::matmul(s.context, hidden, {{w.fc2, b.score}});
-    s.context.profile.part = "ffn";
+    s.context.profile.part = name(Part::ffn);
 }
 
 // Counts what fired of row t, computed in full, and how much of it the mask would have let through.

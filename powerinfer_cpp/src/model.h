@@ -14,8 +14,10 @@
 #include "ggml/ops.h"
 #include "ggml/sketch.h"
 #include "ggml/tensor.h"
+#include "plan.h"
 #include "powerinfer.h"
 #include "tokenizer.h"
+#include "weight_spec.h"
 
 namespace powerinfer {
 
@@ -73,7 +75,6 @@ struct NormWeights {
 struct Bundle {
     BundleLayout layout;
     std::vector<ggml::NeuronRows*> rows;  // of each part
-    uint8_t* packed = nullptr;  // where they are packed to; null: as a bundled file has them
 
     void place(const uint8_t* data) const {
         for (size_t i = 0; i < rows.size(); i++) *rows[i] = layout.rows(i, data);
@@ -114,34 +115,6 @@ struct Layer {
     float recall = 0;            // share of firings that it found when trained; 0: not known
 };
 
-// A tensor, or a range of its rows, that the architecture wants, where it goes, and what it counts
-// as in a memory plan.
-struct WeightSpec {
-    enum class Use {
-        vector,   // F32, one row
-        product,  // right side of matmul(): packed into strips if the type has them
-        rows,     // looked up row by row: stays as stored
-        neuron,   // a part of a bundle: packed into it
-        bundle,   // a whole one of a bundled file: bytes, as they are
-        signs,    // bytes, too: eight bits of a sketch
-    };
-    const char* part;  // name in the memory plan
-    std::string name;
-    std::vector<int64_t> shape;  // of the tensor in the file, fastest first
-    int64_t row0, rows, cols;    // the range; rows * cols elements
-    Use use;
-    ggml::Matrix* matrix = nullptr;
-    const float** vector = nullptr;
-    Bundle* bundle = nullptr;
-    size_t part_of_bundle = 0;
-    const ggml::TensorInfo* tensor = nullptr;  // set when found in the file
-
-    bool packed() const { return use == Use::product && ggml::has_strips(tensor->type); }
-    bool is_bytes() const { return use == Use::bundle || use == Use::signs; }
-    // Bytes in memory: those of the file, a last incomplete strip filled up.
-    uint64_t bytes() const;
-};
-
 // The file or files of a model: header parsed and checked, weights not read yet.
 struct ModelFile {
     std::vector<std::unique_ptr<ggml::File>> files;
@@ -165,7 +138,8 @@ struct Model {
     ggml::Matrix output;                  // [n_vocab, n_embd]; token_embd's where the head is tied
     std::vector<Layer> layers;
 
-    std::vector<WeightSpec> weights;  // what was loaded, in file order of the architecture
+    std::vector<WeightSpec> weights;  // what is loaded, in the order of the architecture
+    WeightPlan plan;                  // where to, and how much that takes
     ggml::Memory packed;              // strips and bundles
     ggml::Memory plain;               // stored blocks that were read rather than mapped
 
@@ -175,10 +149,6 @@ struct Model {
     // Reads, maps and packs the weights after taking them from the budget.
     static std::shared_ptr<const Model> load(const std::string& path,
                                              const pi_model_params& params);
-
-    uint64_t weight_bytes() const;
 };
-
-const char* name(ggml::Activation activation);
 
 }  // namespace powerinfer

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstring>
 
 #include "ggml/sizes.h"
 #include "ggml/status.h"
@@ -15,6 +14,56 @@ namespace powerinfer {
 using ggml::Code;
 using ggml::Error;
 using ggml::format;
+
+namespace {
+
+constexpr uint64_t kLine = 64;  // a weight that is packed or read starts at a cache line
+
+void add(std::vector<PlanPart>& parts, Part part, int32_t layer, uint64_t bytes) {
+    // From the end: a layer's weights stand together.
+    for (auto p = parts.rbegin(); p != parts.rend(); ++p) {
+        if (p->part != part || p->layer != layer) continue;
+        p->bytes = ggml::size_sum(p->bytes, bytes);
+        return;
+    }
+    parts.push_back({Tier::ram, part, layer, bytes});
+}
+
+}  // namespace
+
+uint64_t total(const std::vector<PlanPart>& parts) {
+    uint64_t sum = 0;
+    for (const PlanPart& p : parts) sum = ggml::size_sum(sum, p.bytes);
+    return sum;
+}
+
+WeightPlan plan_weights(std::vector<WeightSpec>& weights, bool use_mmap) {
+    using Memory = Place::Memory;
+    WeightPlan plan;
+    uint64_t bundle = 0;  // where the one begins whose parts come along
+    for (WeightSpec& w : weights) {
+        const int32_t layer = int32_t(layer_of(w.name));
+        const auto* neurons = std::get_if<NeuronPart>(&w.target);
+        w.place.memory = neurons || w.strips() ? Memory::packed
+                         : use_mmap            ? Memory::mapped
+                                               : Memory::plain;
+        if (w.place.memory == Memory::mapped) {
+            add(plan.parts, w.part, layer, w.bytes());
+            continue;
+        }
+        uint64_t& end = w.place.memory == Memory::packed ? plan.packed : plan.plain;
+        const uint64_t begin = end;
+        end = ggml::size_sum(begin, w.bytes());
+        if (neurons && neurons->part == 0) bundle = begin;
+        w.place.offset = neurons ? bundle : begin;
+        // The parts of a bundle share its rows: only the last is followed by a gap.
+        if (!neurons || neurons->part + 1 == neurons->to->rows.size()) {
+            end = ggml::size_rounded_up(end, kLine);
+        }
+        add(plan.parts, w.part, layer, end - begin);
+    }
+    return plan;
+}
 
 pi_session_params resolve_session_params(const Config& config, pi_session_params p) {
     const auto bound = [](const char* name, int64_t value, int64_t lo, int64_t hi) {
@@ -69,37 +118,26 @@ int64_t kept_width(const Config& config, const pi_session_params& params) {
     return params.embedding ? config.n_embd : config.n_vocab;
 }
 
-uint64_t kv_bytes(const Config& config, const pi_session_params& params) {
-    return KvCache::bytes(config, params);
-}
-
-uint64_t scratch_bytes(const Config& config, const pi_session_params& params) {
+std::vector<PlanPart> session_parts(const Config& config, const pi_session_params& params) {
+    std::vector<PlanPart> parts;
+    const uint64_t kv = KvCache::bytes(config, params);
+    // More than 64 bits are more for any share of them.
+    const uint64_t layer = kv == ggml::kMostBytes ? kv : kv / uint64_t(config.n_layer);
+    for (int32_t i = 0; i < config.n_layer; i++) parts.push_back({Tier::ram, Part::kv, i, layer});
     const int32_t threads = std::max(params.n_threads, params.n_threads_batch);
-    return ggml::size_sum(
+    const uint64_t scratch = ggml::size_sum(
         Scratch::bytes(config, params.n_ubatch, threads),
         ggml::size_product(params.n_logits, kept_width(config, params), sizeof(float)),
         Recorder::bytes(config, params), Audit::bytes(config, params));
+    parts.push_back({Tier::ram, Part::scratch, -1, scratch});
+    return parts;
 }
 
 Plan make_plan(const Model& model, const pi_session_params& asked) {
     const pi_session_params params = resolve_session_params(model.config, asked);
-    Plan plan;
-    plan.n_ctx = params.n_ctx;
-    plan.budget = model.budget->limit();
-    const auto add = [&](const char* part, uint64_t bytes) {
-        for (pi_plan_part& p : plan.parts) {
-            if (!std::strcmp(p.name, part)) {
-                p.n_bytes += bytes;
-                return;
-            }
-        }
-        plan.parts.push_back({"ram", part, bytes});
-    };
-    for (const WeightSpec& w : model.weights) {
-        add(w.part, w.bytes());
-    }
-    add("kv", kv_bytes(model.config, params));
-    add("scratch", scratch_bytes(model.config, params));
+    Plan plan{model.plan.parts, model.budget->limit(), params.n_ctx};
+    const std::vector<PlanPart> session = session_parts(model.config, params);
+    plan.parts.insert(plan.parts.end(), session.begin(), session.end());
     return plan;
 }
 

@@ -4,7 +4,6 @@
 #include <cmath>
 
 #include "ffn.h"
-#include "ggml/sizes.h"
 #include "ggml/status.h"
 #include "plan.h"
 
@@ -101,9 +100,8 @@ Session::Session(std::shared_ptr<const Model> m, const pi_session_params& asked)
       params(resolve_session_params(model->config, asked)),
       context(std::max(params.n_threads, params.n_threads_batch)) {
     const Config& c = model->config;
-    reserved =
-        model->budget->reserve(format("a context of %d positions", params.n_ctx),
-                               ggml::size_sum(kv_bytes(c, params), scratch_bytes(c, params)));
+    reserved = model->budget->reserve(format("a context of %d positions", params.n_ctx),
+                                      total(session_parts(c, params)));
     kv = KvCache(c, params);
     scratch = Scratch(c, params.n_ubatch, context.threads.size());
     results_ = ggml::Memory(uint64_t(params.n_logits) * uint64_t(result_width()) * sizeof(float),

@@ -1,7 +1,6 @@
 #include "traffic.h"
 
 #include <algorithm>
-#include <cstring>
 
 #include "session.h"
 
@@ -57,9 +56,12 @@ Traffic traffic(const Session& s) {
     const RowCounts& did = s.row_counts;
     Traffic sum;
     for (const WeightSpec& w : m.weights) {
-        const auto is = [&](const char* part) { return !std::strcmp(w.part, part); };
-        if (is("attention") || is("norms")) sum.attention += uint64_t(did.rows) * w.bytes();
-        if (is("head") && !s.params.embedding) sum.head += uint64_t(did.kept) * w.bytes();
+        if (w.part == Part::attention || w.part == Part::norms) {
+            sum.attention += uint64_t(did.rows) * w.bytes();
+        }
+        if (w.part == Part::head && !s.params.embedding) {
+            sum.head += uint64_t(did.kept) * w.bytes();
+        }
     }
     for (size_t i = 0; i < m.layers.size(); i++) {
         const Layer& l = m.layers[i];

@@ -508,9 +508,9 @@ static void test_plan(const pi_model* m) {
     CHECK(plan == UNTOUCHED);
 
     model = pi_model_default_params();
-    uint64_t kv = 0;
+    uint64_t half = 0;
     for (int32_t n_ctx = 0; n_ctx <= 512; n_ctx += 256) {
-        uint64_t weights = 0;
+        uint64_t weights = 0, kv = 0;
         session.n_ctx = n_ctx;
         model.ram_budget = n_ctx ? 1000000 : 0; /* a plan tells, it does not refuse */
         OK(pi_plan_new(model_path, &model, &session, &plan));
@@ -520,11 +520,14 @@ static void test_plan(const pi_model* m) {
         for (int32_t i = 0; i < pi_plan_n_parts(plan); i++) {
             OK(pi_plan_part_at(plan, i, &part));
             CHECK(!strcmp(part.tier, "ram") && part.n_bytes > 0);
+            CHECK(part.layer >= -1 && part.layer < pi_model_n_layer(m));
             const bool is_kv = !strcmp(part.name, "kv");
-            if (is_kv && n_ctx == 512) CHECK(part.n_bytes == 2 * kv);
-            if (is_kv) kv = part.n_bytes;
+            CHECK(!is_kv || part.layer >= 0);
+            if (is_kv) kv += part.n_bytes;
             if (!is_kv && strcmp(part.name, "scratch")) weights += part.n_bytes;
         }
+        CHECK(kv > 0 && (n_ctx < 512 || kv == 2 * half));
+        half = kv;
         /* All tensors, a last strip of 8 rows filled up. */
         CHECK(weights >= pi_model_n_bytes(m) && weights < pi_model_n_bytes(m) * 9 / 8);
         part.name = UNTOUCHED;

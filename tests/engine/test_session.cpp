@@ -457,37 +457,46 @@ void test_plan(const Shape& shape) {
     tiny::write(d, path);
     pi_session_params params = session_params();
     params.n_ctx = 100000, params.n_seq = 2;
-    const auto header = Model::inspect(path, pi_model_default_params());
+    pi_model_params read = pi_model_default_params();
+    read.use_mmap = false;
+    const auto header = Model::inspect(path, read);
     const Plan plan = make_plan(*header, params);
     CHECK(plan.n_ctx == 100000);
     uint64_t weights = 0, kv = 0, scratch = 0;
-    std::set<std::string> names;
-    for (const pi_plan_part& p : plan.parts) {
-        CHECK(names.insert(p.name).second);
-        CHECK(std::string(p.tier) == "ram" && p.n_bytes > 0);
-        (!std::strcmp(p.name, "kv")        ? kv
-         : !std::strcmp(p.name, "scratch") ? scratch
-                                           : weights) += p.n_bytes;
+    std::set<Part> parts;
+    std::set<std::pair<Part, int32_t>> unique;
+    for (const PlanPart& p : plan.parts) {
+        CHECK(unique.insert({p.part, p.layer}).second);
+        CHECK(p.tier == Tier::ram && p.bytes > 0);
+        CHECK(p.layer >= -1 && p.layer < header->config.n_layer);
+        const bool by_layer =
+            p.part == Part::attention || p.part == Part::ffn || p.part == Part::kv;
+        CHECK(p.part == Part::norms || by_layer == (p.layer >= 0));
+        parts.insert(p.part);
+        (p.part == Part::kv ? kv : p.part == Part::scratch ? scratch : weights) += p.bytes;
     }
-    for (const char* name : {"attention", "ffn", "head", "norms", "kv", "scratch"}) {
-        CHECK(names.count(name) == 1);
+    for (Part part : {Part::attention, Part::ffn, Part::head, Part::norms, Part::kv}) {
+        CHECK(parts.count(part) == 1);
     }
-    CHECK(names.count("embedding") == (shape.tied ? 0 : 1));
+    CHECK(parts.count(Part::embedding) == (shape.tied ? 0 : 1));
+    CHECK(unique.size() == size_t(4 * shape.n_layer + (shape.tied ? 3 : 4)));
 
     uint64_t file = 0, padding = 0;
     for (const tiny::Tensor& t : d.tensors) {
         file += t.bytes.size();
+        padding += 64;
         if (t.ne.size() == 2 && ggml::has_strips(t.type)) {
             padding += uint64_t(-t.ne[1] & 7) * uint64_t(ggml::info(t.type).size(t.ne[0]));
         }
     }
     CHECK(weights >= file && weights <= file + padding);
-    CHECK(weights == header->weight_bytes());
+    CHECK(weights == total(header->plan.parts));
+    const uint64_t mapped = total(Model::inspect(path, pi_model_default_params())->plan.parts);
+    CHECK(mapped >= file && mapped <= weights);
 
     // Really allocated: the weights' memory, and what a session adds to the address space.
     const auto model = load(path, false);
-    const uint64_t allocated = model->packed.size() + model->plain.size();
-    CHECK(allocated >= weights && allocated <= weights + 64 * d.tensors.size());
+    CHECK(model->packed.size() + model->plain.size() == weights);
     const uint64_t before = address_space();
     {
         const Session session(model, params);
@@ -501,7 +510,7 @@ void test_plan(const Shape& shape) {
     }
 
     // A budget is kept to the byte.
-    pi_model_params asked = pi_model_default_params();
+    pi_model_params asked = read;
     asked.ram_budget = weights;
     const auto fits = Model::load(path, asked);
     CHECK_THROWS(memory, Session(fits, params));
@@ -542,7 +551,7 @@ void test_one_budget() {
     {
         const auto model = load(path);
         weights = model->budget->reserved();
-        CHECK(weights == model->weight_bytes());
+        CHECK(weights == total(model->plan.parts));
         const Session session(model, params);
         all = model->budget->reserved();
         CHECK(all > weights && all <= model->budget->limit());
@@ -606,11 +615,7 @@ void test_sizes_beyond_64_bits() {
     CHECK(c.n_ctx == 1 << 30 && params.n_seq == 1 << 8);
     const std::string why = refused_session(model, params);
     CHECK(why.find("a context of 1073741824 positions would take 17592186044416 MiB") == 0);
-    uint64_t most = 0;
-    for (const pi_plan_part& p : make_plan(*model, params).parts) {
-        most = std::max(most, p.n_bytes);
-    }
-    CHECK(most == ggml::kMostBytes);
+    CHECK(total(make_plan(*model, params).parts) == ggml::kMostBytes);
     params.n_ctx = params.n_seq = 1;
     params.sparse = PI_SPARSE_EXACT, params.record = PI_RECORD_INPUTS;
     CHECK(refused_session(model, params).empty());
@@ -641,7 +646,8 @@ void test_locking() {
         try {
             const auto model = Model::load(path, params);
             const uint64_t locked = locked_bytes() - before, pages = 32 * 4096;
-            CHECK(locked >= model->weight_bytes() && locked <= model->weight_bytes() + pages);
+            const uint64_t weights = total(model->plan.parts);
+            CHECK(locked >= weights && locked <= weights + pages);
             CHECK(std::filesystem::file_size(path) > 2 * pages);
         } catch (const Error& e) {
             CHECK(e.code() == Code::memory);  // this user may not
