@@ -45,7 +45,8 @@ void lock_pages(const uint8_t* data, uint64_t size, const std::string& what) {
     std::string message = format("%s: cannot keep %s in RAM: %s", what.c_str(),
                                  size_text(size).c_str(), reason(error).c_str());
     rlimit limit{};
-    if (getrlimit(RLIMIT_MEMLOCK, &limit) == 0 && limit.rlim_cur < size)
+    // All that was locked before counts as well, so a limit above `size` may be the reason too.
+    if (getrlimit(RLIMIT_MEMLOCK, &limit) == 0 && limit.rlim_cur != RLIM_INFINITY)
         message += format(" (ulimit -l allows %s)", size_text(limit.rlim_cur).c_str());
     throw Error(Code::memory, message);
 }
@@ -147,8 +148,10 @@ void Mapping::drop(uint64_t offset, uint64_t n) const {
     if (begin < end) madvise(const_cast<uint8_t*>(data_) + begin, end - begin, MADV_DONTNEED);
 }
 
-void Mapping::lock() const {
-    lock_pages(data_, size_, path_);
+void Mapping::lock(uint64_t offset, uint64_t n) const {
+    if (offset >= size_ || n == 0) return;
+    const uint64_t begin = offset / page_size() * page_size();
+    lock_pages(data_ + begin, offset + std::min(n, size_ - offset) - begin, path_);
 }
 
 // ---- memory ----------------------------------------------------------------------------------

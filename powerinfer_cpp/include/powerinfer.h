@@ -160,7 +160,7 @@ typedef struct pi_model_params {
     bool check_tensors;  /* refuse weights that are NaN or infinite */
     bool use_gpu_index;  /* check PATH.generated.gpuidx, PowerInfer's placement, if there */
     int32_t n_threads;   /* for repacking; 0: pi_default_threads() */
-    uint64_t ram_budget; /* bytes for weights, KV and scratch together; 0: what is free */
+    uint64_t ram_budget; /* bytes for everything together; 0: what is free */
     pi_progress_callback progress; /* or NULL */
     void* progress_data;
     pi_log_callback log; /* or NULL */
@@ -217,6 +217,7 @@ typedef struct pi_plan_part {
     const char* tier; /* "ram" */
     const char*
         name; /* "attention", "ffn", "embedding", "head", "norms", "predictor", "kv", "scratch" */
+    int32_t layer; /* -1: of none */
     uint64_t n_bytes;
 } pi_plan_part;
 pi_status pi_plan_new(const char* path, const pi_model_params* model,
@@ -231,6 +232,16 @@ int32_t pi_plan_n_ctx(const pi_plan* plan);   /* positions that were planned for
  * the weights alone exceed the budget. */
 pi_status pi_model_open(const char* path, const pi_model_params* params, pi_model** out);
 void pi_model_free(pi_model* model);
+/* Memory is taken from one budget: by the model, by its sessions, and by what callers reserve for
+ * buffers of their own, which are refused where the rest is too little and give back what they took
+ * when they are freed. The budget: that of pi_model_params or, without one, what was free when the
+ * model was opened. A reservation may outlive its model; `what` begins the message of a refusal. */
+typedef struct pi_reservation pi_reservation;
+uint64_t pi_model_budget(const pi_model* model);
+uint64_t pi_model_reserved(const pi_model* model);
+pi_status pi_reserve(const pi_model* model, const char* what, uint64_t n_bytes,
+                     pi_reservation** out);
+void pi_reservation_free(pi_reservation* reservation);
 const char* pi_model_architecture(const pi_model* model); /* "llama" */
 const char* pi_model_activation(const pi_model* model);   /* "relu", "silu", ... of the FFN */
 int32_t pi_model_n_vocab(const pi_model* model);

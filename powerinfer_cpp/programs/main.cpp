@@ -2,6 +2,7 @@
 #include <fcntl.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cctype>
 #include <cerrno>
 #include <cstdio>
@@ -11,6 +12,7 @@
 #include <optional>
 #include <random>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "console.h"
@@ -81,13 +83,28 @@ void print_plan(Options& options) {
                       double(bytes) / (1 << 20));
         return std::string(text);
     };
-    std::string text = "tier    part                   MiB\n";
+    const auto add = [](uint64_t& sum, uint64_t n) {  // a file may ask for more than 64 bits
+        sum = n > UINT64_MAX - sum ? UINT64_MAX : sum + n;
+    };
+    using Name = std::pair<std::string, std::string>;  // tier, part
+    std::vector<std::pair<Name, uint64_t>> sums;       // over layers
     uint64_t total = 0;
     for (int32_t i = 0; i < pi_plan_n_parts(plan.get()); i++) {
         pi_plan_part part;
         require(pi_plan_part_at(plan.get(), i, &part));
-        text += line(part.tier, part.name, part.n_bytes);
-        total += part.n_bytes;
+        const Name name(part.tier, part.name);
+        const auto same = [&](const auto& sum) { return sum.first == name; };
+        const auto found = std::find_if(sums.begin(), sums.end(), same);
+        if (found != sums.end()) {
+            add(found->second, part.n_bytes);
+        } else {
+            sums.emplace_back(name, part.n_bytes);
+        }
+        add(total, part.n_bytes);
+    }
+    std::string text = "tier    part                   MiB\n";
+    for (const auto& [name, bytes] : sums) {
+        text += line(name.first.c_str(), name.second.c_str(), bytes);
     }
     const uint64_t budget = pi_plan_budget(plan.get());
     text += line("", "total", total) + line("", "budget", budget);

@@ -16,6 +16,10 @@ struct pi_plan {
     powerinfer::Plan plan;
 };
 
+struct pi_reservation {
+    powerinfer::Reservation reservation;
+};
+
 namespace {
 
 // Fixed room, so that running out of memory can be reported without taking any.
@@ -96,10 +100,10 @@ pi_status pi_plan_new(const char* path, const pi_model_params* model_params,
                       const pi_session_params* session, pi_plan** out) {
     return guarded([&] {
         require(path && out, "path and out must not be NULL");
-        const pi_model_params m = params_or(model_params, pi_model_default_params());
+        pi_model_params m = params_or(model_params, pi_model_default_params());
         const pi_session_params s = params_or(session, pi_session_default_params());
-        auto model = powerinfer::Model::inspect(path, false);
-        model->ram_budget = m.ram_budget;
+        m.vocab_only = false;  // it is the weights that a plan is about
+        const auto model = powerinfer::Model::inspect(path, m);
         *out = new pi_plan{powerinfer::make_plan(*model, s)};
     });
 }
@@ -116,7 +120,8 @@ pi_status pi_plan_part_at(const pi_plan* plan, int32_t i, pi_plan_part* out) {
     return guarded([&] {
         require(plan && i >= 0 && i < pi_plan_n_parts(plan), "no such part");
         require(out, kNoOut);
-        *out = plan->plan.parts[size_t(i)];
+        const powerinfer::PlanPart& p = plan->plan.parts[size_t(i)];
+        *out = {powerinfer::name(p.tier), powerinfer::name(p.part), p.layer, p.bytes};
     });
 }
 
@@ -143,6 +148,27 @@ pi_status pi_model_open(const char* path, const pi_model_params* params, pi_mode
 
 void pi_model_free(pi_model* model) {
     delete model;
+}
+
+uint64_t pi_model_budget(const pi_model* m) {
+    return m->model->budget->limit();
+}
+
+uint64_t pi_model_reserved(const pi_model* m) {
+    return m->model->budget->reserved();
+}
+
+pi_status pi_reserve(const pi_model* m, const char* what, uint64_t n_bytes, pi_reservation** out) {
+    return guarded([&] {
+        require(m && what && out, "model, what and out must not be NULL");
+        auto r = std::make_unique<pi_reservation>();
+        r->reservation = m->model->budget->reserve(what, n_bytes);
+        *out = r.release();
+    });
+}
+
+void pi_reservation_free(pi_reservation* reservation) {
+    delete reservation;
 }
 
 const char* pi_model_architecture(const pi_model* m) {
@@ -183,8 +209,9 @@ uint64_t pi_model_n_params(const pi_model* m) {
         n += uint64_t(t.ne[0]) * uint64_t(t.ne[1]) * uint64_t(t.ne[2]) * uint64_t(t.ne[3]);
     }
     for (const powerinfer::WeightSpec& w : m->model->weights) {  // bundles are tensors of bytes
-        if (w.use != powerinfer::WeightSpec::Use::bundle) continue;
-        const powerinfer::BundleLayout& layout = w.bundle->layout;
+        const auto* bundle = std::get_if<powerinfer::WholeBundle>(&w.target);
+        if (!bundle) continue;
+        const powerinfer::BundleLayout& layout = bundle->to->layout;
         n += uint64_t(w.rows) * uint64_t(layout.cols * int64_t(layout.parts.size()) - w.cols);
     }
     return n;

@@ -26,4 +26,14 @@ struct BundleLayout {
     void take(size_t part, const uint8_t* bundles, int64_t n, uint8_t* stored) const;
 };
 
+// Neuron rows that lie side by side, and who finds them there.
+struct Bundle {
+    BundleLayout layout;
+    std::vector<ggml::NeuronRows*> rows;  // of each part
+
+    void place(const uint8_t* data) const {
+        for (size_t i = 0; i < rows.size(); i++) *rows[i] = layout.rows(i, data);
+    }
+};
+
 }  // namespace powerinfer

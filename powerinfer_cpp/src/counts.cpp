@@ -1,7 +1,6 @@
 #include "counts.h"
 
 #include <algorithm>
-#include <cstring>
 
 namespace powerinfer {
 
@@ -52,9 +51,12 @@ Traffic traffic(const Model& m, const Counts& did, bool embedding) {
     const Config& c = m.config;
     Traffic sum;
     for (const WeightSpec& w : m.weights) {
-        const auto is = [&](const char* part) { return !std::strcmp(w.part, part); };
-        if (is("attention") || is("norms")) sum.attention += uint64_t(did.rows) * w.bytes();
-        if (is("head") && !embedding) sum.head += uint64_t(did.kept) * w.bytes();
+        if (w.part == Part::attention || w.part == Part::norms) {
+            sum.attention += uint64_t(did.rows) * w.bytes();
+        }
+        if (w.part == Part::head && !embedding) {
+            sum.head += uint64_t(did.kept) * w.bytes();
+        }
     }
     for (size_t i = 0; i < m.layers.size(); i++) {
         const Layer& l = m.layers[i];

@@ -49,11 +49,11 @@ void dense_ffn(const Pass& p, const Block& in, float* y) {
 void predict(const Pass& p, const Ffn& w, const float* x, int64_t n) {
     const Config& c = p.model.config;
     Workspace& b = p.work;
-    p.context.profile.part = "predictor";
+    p.context.profile.part = name(Part::predictor);
     if (w.signs) {
         const ggml::Sketch sketch{c.n_ff, c.n_embd, w.signs.data, w.sketch_offset};
         ggml::sketch_scores(p.context, sketch, x, n, b.sketch, b.score);
-        p.context.profile.part = "ffn";
+        p.context.profile.part = name(Part::ffn);
         return;
     }
     const Input input = b.input.prepare(p.context, x, n, c.n_embd, w.fc1.quantised());
@@ -61,7 +61,7 @@ void predict(const Pass& p, const Ffn& w, const float* x, int64_t n) {
     ggml::activation(p.context, ggml::Activation::relu, b.hidden, n * w.fc1.rows);
     const Input hidden = b.input.prepare(p.context, b.hidden, n, w.fc1.rows, w.fc2.quantised());
     ggml::matmul(p.context, hidden, {{w.fc2, b.score}});
-    p.context.profile.part = "ffn";
+    p.context.profile.part = name(Part::ffn);
 }
 
 // Has the block a predictor that this mode listens to?

@@ -17,7 +17,7 @@ void embed(const Pass& p) {
     const Model& m = p.model;
     Workspace& b = p.work;
     const int64_t n = b.batch.n;
-    p.context.profile.part = "embedding";
+    p.context.profile.part = name(Part::embedding);
     ggml::embed_rows(p.context, m.token_embd, b.batch.token, n, b.x);
     if (m.position_embd) {
         ggml::embed_rows(p.context, m.position_embd, b.batch.position, n, b.normed);
@@ -85,14 +85,14 @@ void layer(const Pass& p, int64_t i) {
     Workspace& b = p.work;
     const int64_t n = b.batch.n;
 
-    p.context.profile.part = "ffn";
+    p.context.profile.part = name(Part::ffn);
     if (c.route_layer_input) route(p, l, b.x);
-    p.context.profile.part = "attention";
+    p.context.profile.part = name(Part::attention);
     norm(p, b.x, l.attn_norm, n, b.normed);
     attention(p, i, b.normed, b.out);
     if (!c.parallel_ffn) ggml::add(p.context, b.x, b.out, n * c.n_embd);
 
-    p.context.profile.part = "ffn";
+    p.context.profile.part = name(Part::ffn);
     norm(p, b.x, l.ffn_norm, n, b.normed);
     if (!l.experts.empty() && !c.route_layer_input) route(p, l, b.normed);
     feed_forward(p, i, b.normed, b.ffn_out);
@@ -107,7 +107,7 @@ void head(const Pass& p) {
     Workspace& b = p.work;
     float* const* result = b.batch.result;
     const int64_t n = b.batch.n, width = p.params.embedding ? c.n_embd : c.n_vocab;
-    p.context.profile.part = "head";
+    p.context.profile.part = name(Part::head);
     for (int64_t t = 0; t < n;) {
         // Neighbouring rows whose results are neighbours too share one product.
         int64_t end = t;

@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "budget.h"
 #include "bundle.h"
 #include "ggml/file_io.h"
 #include "ggml/gguf.h"
@@ -15,6 +16,7 @@
 #include "ggml/tensor.h"
 #include "powerinfer.h"
 #include "vocab.h"
+#include "weight_plan.h"
 
 namespace powerinfer {
 
@@ -68,17 +70,6 @@ struct NormWeights {
     const float* bias = nullptr;    // [n]
 };
 
-// Neuron rows that lie side by side, and the members of Ffn that find them there.
-struct Bundle {
-    BundleLayout layout;
-    std::vector<ggml::NeuronRows*> rows;  // of each part
-    uint8_t* packed = nullptr;  // where they are packed to; null: as a bundled file has them
-
-    void place(const uint8_t* data) const {
-        for (size_t i = 0; i < rows.size(); i++) *rows[i] = layout.rows(i, data);
-    }
-};
-
 // A feed-forward block, or one expert of several. Without a gate: down . act(up . x).
 struct Ffn {
     // Of dense files: matrices. gate, up: [n_ff, n_embd]; down: [n_embd, n_ff].
@@ -114,34 +105,6 @@ struct Layer {
     float recall = 0;            // share of firings that it found when trained; 0: not known
 };
 
-// A tensor, or a range of its rows, that the architecture wants, where it goes, and what it counts
-// as in a memory plan.
-struct WeightSpec {
-    enum class Use {
-        vector,   // F32, one row
-        product,  // right side of matmul(): packed into strips if the type has them
-        rows,     // looked up row by row: stays as stored
-        neuron,   // a part of a bundle: packed into it
-        bundle,   // a whole one of a bundled file: bytes, as they are
-        signs,    // bytes, too: eight bits of a sketch
-    };
-    const char* part;  // name in the memory plan
-    std::string name;
-    std::vector<int64_t> shape;  // of the tensor in the file, fastest first
-    int64_t row0, rows, cols;    // the range; rows * cols elements
-    Use use;
-    ggml::Matrix* matrix = nullptr;
-    const float** vector = nullptr;
-    Bundle* bundle = nullptr;
-    size_t part_of_bundle = 0;
-    const ggml::TensorInfo* tensor = nullptr;  // set when found in the file
-
-    bool packed() const { return use == Use::product && ggml::has_strips(tensor->type); }
-    bool is_bytes() const { return use == Use::bundle || use == Use::signs; }
-    // Bytes in memory: those of the file, a last incomplete strip filled up.
-    uint64_t bytes() const;
-};
-
 // The file or files of a model: header parsed and checked, weights not read yet.
 struct ModelFile {
     std::vector<std::unique_ptr<ggml::File>> files;
@@ -155,6 +118,8 @@ struct Model {
     Config config;
     Vocab vocab;
     ModelFile file;
+    std::shared_ptr<Budget> budget;  // of the model, its sessions, and what callers reserve
+    Reservation reserved;            // for the weights
 
     ggml::Matrix token_embd;              // [n_vocab, n_embd]
     ggml::Matrix position_embd;           // [positions, n_embd], where positions are learned
@@ -163,21 +128,17 @@ struct Model {
     ggml::Matrix output;                  // [n_vocab, n_embd]; token_embd's where the head is tied
     std::vector<Layer> layers;
 
-    std::vector<WeightSpec> weights;  // what was loaded, in file order of the architecture
+    std::vector<WeightSpec> weights;  // what is loaded, in the order of the architecture
+    WeightPlan plan;                  // where to, and how much that takes
     ggml::Memory packed;              // strips and bundles
     ggml::Memory plain;               // stored blocks that were read rather than mapped
-    uint64_t ram_budget = 0;          // 0: what is free when asked
 
-    // Header only: config, vocabulary, and weights with their tensors found and their shapes and
-    // types checked, but no data. Throws Error naming file, key or tensor.
-    static std::unique_ptr<Model> inspect(const std::string& path, bool vocab_only);
-    // Reads, maps and packs the weights after checking them against the budget.
+    // Header only: config, vocabulary, budget, and weights with their tensors found and their
+    // shapes and types checked, but no data. Throws Error naming file, key or tensor.
+    static std::unique_ptr<Model> inspect(const std::string& path, const pi_model_params& params);
+    // Reads, maps and packs the weights after taking them from the budget.
     static std::shared_ptr<const Model> load(const std::string& path,
                                              const pi_model_params& params);
-
-    uint64_t weight_bytes() const;
 };
-
-const char* name(ggml::Activation activation);
 
 }  // namespace powerinfer

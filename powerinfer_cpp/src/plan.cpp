@@ -2,32 +2,18 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstring>
 
 #include "ggml/status.h"
 #include "ggml/threads.h"
-#include "kv_cache.h"
-#include "session.h"
+#include "record.h"
+#include "sequence.h"
+#include "workspace.h"
 
 namespace powerinfer {
 
 using ggml::Code;
 using ggml::Error;
 using ggml::format;
-
-uint64_t usable_ram(uint64_t asked) {
-    if (asked) return asked;
-    constexpr uint64_t kMargin = 128 << 20;
-    const uint64_t free_bytes = ggml::available_memory();
-    return free_bytes > kMargin ? free_bytes - kMargin : 0;
-}
-
-void check_budget(const std::string& what, uint64_t bytes, uint64_t budget) {
-    if (bytes <= budget) return;
-    constexpr double kMiB = 1 << 20;
-    throw Error(Code::memory, format("%s would take %.0f MiB of RAM, and %.0f MiB may be used",
-                                     what.c_str(), double(bytes) / kMiB, double(budget) / kMiB));
-}
 
 pi_session_params resolve_session_params(const Config& config, pi_session_params p) {
     const auto bound = [](const char* name, int64_t value, int64_t lo, int64_t hi) {
@@ -82,36 +68,24 @@ int64_t kept_width(const Config& config, const pi_session_params& params) {
     return params.embedding ? config.n_embd : config.n_vocab;
 }
 
-uint64_t kv_bytes(const Config& config, const pi_session_params& params) {
-    return KvCache::bytes(config, params);
-}
-
-uint64_t scratch_bytes(const Config& config, const pi_session_params& params) {
-    return Scratch::bytes(config, params.n_ubatch,
-                          std::max(params.n_threads, params.n_threads_batch)) +
-           uint64_t(params.n_logits) * uint64_t(kept_width(config, params)) * sizeof(float) +
-           Recorder::bytes(config, params) + Audit::bytes(config, params);
+std::vector<PlanPart> session_parts(const Config& c, const pi_session_params& p) {
+    const int threads = std::max(p.n_threads, p.n_threads_batch);
+    ggml::Carver results;
+    float* room;
+    results.take(room, {p.n_logits, kept_width(c, p)});
+    std::vector<PlanPart> parts{
+        {Tier::ram, Part::kv, -1, ggml::carved_bytes<Sequences>(c, p)},
+        {Tier::ram, Part::scratch, -1, ggml::carved_bytes<Workspace>(c, p, threads)},
+        {Tier::ram, Part::results, -1, results.bytes()}};
+    if (p.record) parts.push_back({Tier::ram, Part::record, -1, ggml::carved_bytes<Recorder>(c, p)});
+    return parts;
 }
 
 Plan make_plan(const Model& model, const pi_session_params& asked) {
     const pi_session_params params = resolve_session_params(model.config, asked);
-    Plan plan;
-    plan.n_ctx = params.n_ctx;
-    plan.budget = usable_ram(model.ram_budget);
-    const auto add = [&](const char* part, uint64_t bytes) {
-        for (pi_plan_part& p : plan.parts) {
-            if (!std::strcmp(p.name, part)) {
-                p.n_bytes += bytes;
-                return;
-            }
-        }
-        plan.parts.push_back({"ram", part, bytes});
-    };
-    for (const WeightSpec& w : model.weights) {
-        add(w.part, w.bytes());
-    }
-    add("kv", kv_bytes(model.config, params));
-    add("scratch", scratch_bytes(model.config, params));
+    Plan plan{model.plan.parts, model.budget->limit(), params.n_ctx};
+    const std::vector<PlanPart> session = session_parts(model.config, params);
+    plan.parts.insert(plan.parts.end(), session.begin(), session.end());
     return plan;
 }
 

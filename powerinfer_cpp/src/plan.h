@@ -5,21 +5,10 @@
 #include <vector>
 
 #include "model.h"
+#include "powerinfer.h"
+#include "weight_plan.h"
 
 namespace powerinfer {
-
-struct Plan {
-    std::vector<pi_plan_part> parts;
-    uint64_t budget = 0;
-    int64_t n_ctx = 0;
-};
-
-// Bytes that may be used in all: the caller's budget, or what is free less a margin for everything
-// that no plan counts (code, stacks, the vocabulary).
-uint64_t usable_ram(uint64_t asked);
-
-// Throws Error(memory) saying how much is needed and how much there is.
-void check_budget(const std::string& what, uint64_t bytes, uint64_t budget);
 
 // Session parameters with zeros replaced by what they stand for. Throws Error(argument) naming the
 // parameter that is out of range.
@@ -28,9 +17,15 @@ pi_session_params resolve_session_params(const Config& config, pi_session_params
 // Floats that are kept of a row: its logits or its embedding.
 int64_t kept_width(const Config& config, const pi_session_params& params);
 
-// Of resolved parameters.
-uint64_t kv_bytes(const Config& config, const pi_session_params& params);
-uint64_t scratch_bytes(const Config& config, const pi_session_params& params);
+// What a session with these resolved parameters takes.
+std::vector<PlanPart> session_parts(const Config& config, const pi_session_params& params);
+
+// A model and a session together.
+struct Plan {
+    std::vector<PlanPart> parts;
+    uint64_t budget = 0;
+    int64_t n_ctx = 0;
+};
 
 Plan make_plan(const Model& model, const pi_session_params& params);
 

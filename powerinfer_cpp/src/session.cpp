@@ -57,7 +57,7 @@ Session::Session(std::shared_ptr<const Model> m, const pi_session_params& asked)
     }
     const std::vector<PlanPart> parts = session_parts(c, params);
     reserved_ = model->budget->reserve(format("a context of %d positions", params.n_ctx),
-                                       total_bytes(parts));
+                                       total(parts));
     for (const PlanPart& part : parts) {
         memory_.emplace_back(part.bytes, name(part.part));
         ggml::Carver carver(memory_.back());

@@ -106,7 +106,8 @@ def memory_plan(path: str, model: dict[str, Any], session: dict[str, Any]) -> di
     for i in range(lib.pi_plan_n_parts(plan)):
         check(lib.pi_plan_part_at(plan, i, part))
         parts = tiers.setdefault(ffi.string(part.tier).decode(), {})
-        parts[ffi.string(part.name).decode()] = part.n_bytes
+        name = ffi.string(part.name).decode()
+        parts[name] = parts.get(name, 0) + part.n_bytes
         total += part.n_bytes
     return {**tiers, "total": total, "budget": lib.pi_plan_budget(plan)}
 

@@ -508,9 +508,9 @@ static void test_plan(const pi_model* m) {
     CHECK(plan == UNTOUCHED);
 
     model = pi_model_default_params();
-    uint64_t kv = 0;
+    uint64_t half = 0;
     for (int32_t n_ctx = 0; n_ctx <= 512; n_ctx += 256) {
-        uint64_t weights = 0;
+        uint64_t weights = 0, kv = 0;
         session.n_ctx = n_ctx;
         model.ram_budget = n_ctx ? 1000000 : 0; /* a plan tells, it does not refuse */
         OK(pi_plan_new(model_path, &model, &session, &plan));
@@ -520,11 +520,16 @@ static void test_plan(const pi_model* m) {
         for (int32_t i = 0; i < pi_plan_n_parts(plan); i++) {
             OK(pi_plan_part_at(plan, i, &part));
             CHECK(!strcmp(part.tier, "ram") && part.n_bytes > 0);
+            CHECK(part.layer >= -1 && part.layer < pi_model_n_layer(m));
             const bool is_kv = !strcmp(part.name, "kv");
-            if (is_kv && n_ctx == 512) CHECK(part.n_bytes == 2 * kv);
-            if (is_kv) kv = part.n_bytes;
-            if (!is_kv && strcmp(part.name, "scratch")) weights += part.n_bytes;
+            const bool of_session =
+                is_kv || !strcmp(part.name, "scratch") || !strcmp(part.name, "results");
+            if (is_kv) kv += part.n_bytes;
+            if (!of_session) weights += part.n_bytes;
         }
+        /* Twice the pages, and tables that begin at cache lines. */
+        CHECK(kv > 0 && (n_ctx < 512 || (kv <= 2 * half && kv + 1024 > 2 * half)));
+        half = kv;
         /* All tensors, a last strip of 8 rows filled up. */
         CHECK(weights >= pi_model_n_bytes(m) && weights < pi_model_n_bytes(m) * 9 / 8);
         part.name = UNTOUCHED;
@@ -535,6 +540,37 @@ static void test_plan(const pi_model* m) {
         CHECK(part.name == UNTOUCHED);
         pi_plan_free(plan);
     }
+}
+
+static void test_reservations(void) {
+    pi_model_params params = pi_model_default_params();
+    params.ram_budget = (uint64_t)1 << 30;
+    pi_model* m = NULL;
+    OK(pi_model_open(model_path, &params, &m));
+    const uint64_t before = pi_model_reserved(m), left = params.ram_budget - before;
+    CHECK(pi_model_budget(m) == params.ram_budget && before >= pi_model_n_bytes(m));
+    pi_reservation *a = UNTOUCHED, *b = NULL;
+    FAILS(PI_ERROR_MEMORY, pi_reserve(m, "my scores", left + 1, &a));
+    CHECK(says("my scores would take") && says("are left of the 1024 MiB"));
+    FAILS(PI_ERROR_MEMORY, pi_reserve(m, "my scores", UINT64_MAX, &a));
+    FAILS(PI_ERROR_ARGUMENT, pi_reserve(NULL, "my scores", 1, &a));
+    FAILS(PI_ERROR_ARGUMENT, pi_reserve(m, NULL, 1, &a));
+    FAILS(PI_ERROR_ARGUMENT, pi_reserve(m, "my scores", 1, NULL));
+    CHECK(a == UNTOUCHED && pi_model_reserved(m) == before);
+    OK(pi_reserve(m, "my scores", left, &a));
+    CHECK(pi_model_reserved(m) == params.ram_budget);
+    OK(pi_reserve(m, "nothing", 0, &b));
+    pi_session* s = UNTOUCHED;
+    FAILS(PI_ERROR_MEMORY, pi_session_new(m, NULL, &s));
+    pi_reservation_free(a);
+    CHECK(pi_model_reserved(m) == before && s == UNTOUCHED);
+    s = new_session(m, NULL);
+    CHECK(pi_model_reserved(m) > before);
+    pi_session_free(s);
+    CHECK(pi_model_reserved(m) == before);
+    pi_model_free(m); /* before what was reserved of it */
+    pi_reservation_free(b);
+    pi_reservation_free(NULL);
 }
 
 int main(int argc, char** argv) {
@@ -554,6 +590,7 @@ int main(int argc, char** argv) {
     test_tokenizer(m);
     test_session_params(m);
     test_plan(m);
+    test_reservations();
     pi_model_free(m);
     return summary("test_capi");
 }

@@ -12,6 +12,7 @@
 
 #include "check.h"
 #include "ggml/file_io.h"
+#include "ggml/sizes.h"
 
 using namespace ggml;
 namespace fs = std::filesystem;
@@ -121,10 +122,53 @@ void locking() {
     const Mapping mapping(file);
     const Memory m(100000, "a test");
     if (geteuid() != 0) {
-        CHECK_THROWS(memory, mapping.lock());
+        CHECK_THROWS(memory, mapping.lock(0, 1));
         CHECK_THROWS(memory, m.lock());
     }
     setrlimit(RLIMIT_MEMLOCK, &old);
+}
+
+uint64_t locked_bytes() {
+    std::ifstream status("/proc/self/status");
+    std::string word;
+    uint64_t kib = 0;
+    while (status >> word && word != "VmLck:") {
+    }
+    status >> kib;
+    return kib << 10;
+}
+
+// A range locks its own pages and no others.
+void locking_a_range() {
+    const uint64_t page = uint64_t(sysconf(_SC_PAGESIZE));
+    const File file(make("range", std::string(size_t(20 * page), 'a')));
+    const Mapping mapping(file);
+    const uint64_t before = locked_bytes();
+    const auto locks = [&](uint64_t offset, uint64_t n, uint64_t pages) {
+        mapping.lock(offset, n);
+        CHECK(locked_bytes() == before + pages * page);
+    };
+    try {
+        locks(3 * page, page, 1);
+    } catch (const Error&) {
+        return;  // not allowed to this user: nothing to see
+    }
+    locks(3 * page + 100, 10, 1);
+    locks(7 * page - 1, 2, 3);
+    locks(19 * page, UINT64_MAX, 4);
+    locks(20 * page, 1, 4);
+    locks(0, 0, 4);
+}
+
+void sizes() {
+    constexpr uint64_t half = uint64_t(1) << 63;
+    static_assert(size_product(3, 5, 7) == 105 && size_sum(1, 2, 3, 4) == 10);
+    static_assert(size_product(half, 1) == half && size_product(half, 2) == kMostBytes);
+    static_assert(size_product(half, 2, 1) == kMostBytes && size_product(half, 4, 0) == 0);
+    static_assert(size_product(uint64_t(1) << 32, uint64_t(1) << 32) == kMostBytes);
+    static_assert(size_sum(half, half) == kMostBytes && size_sum(kMostBytes, 0) == kMostBytes);
+    static_assert(size_rounded_up(0, 64) == 0 && size_rounded_up(65, 64) == 128);
+    static_assert(size_rounded_up(kMostBytes - 5, 64) == kMostBytes);
 }
 
 // One made-up system: /proc files, mounts of both cgroup versions, and the groups' own files.
@@ -211,6 +255,8 @@ int main() {
     mappings();
     memory();
     locking();
+    locking_a_range();
+    sizes();
     available();
     fs::remove_all(folder);
     return check::summary("test_file_io");

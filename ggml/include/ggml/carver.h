@@ -3,10 +3,10 @@
 
 #include <cstdint>
 #include <initializer_list>
-#include <limits>
 #include <utility>
 
 #include "ggml/file_io.h"
+#include "ggml/sizes.h"
 #include "ggml/status.h"
 
 namespace ggml {
@@ -23,23 +23,22 @@ class Carver {
     template <typename T>
     void take(T*& to, std::initializer_list<int64_t> counts) {
         uint64_t bytes = sizeof(T);
-        for (int64_t n : counts) bytes = product(bytes, uint64_t(n));
+        for (int64_t n : counts) bytes = size_product(bytes, uint64_t(n));
         to = nullptr;
         if (bytes == 0) return;
         const uint64_t begin = at_;
-        at_ = sum(begin, bytes > kMost - kLine ? kMost : (bytes + kLine - 1) / kLine * kLine);
+        at_ = size_sum(begin, size_rounded_up(bytes, kLine));
         if (!base_) return;
-        if (at_ > room_) throw Error(Code::internal, "memory was carved further than it was counted");
+        if (at_ > room_)
+            throw Error(Code::internal, "memory was carved further than it was counted");
         to = reinterpret_cast<T*>(base_ + begin);
     }
 
-    // Bytes taken so far; 2^64 - 1 stands for that many or more.
+    // Bytes taken so far; kMostBytes stands for that many or more.
     uint64_t bytes() const { return at_; }
 
  private:
-    static constexpr uint64_t kLine = 64, kMost = std::numeric_limits<uint64_t>::max();
-    static uint64_t product(uint64_t a, uint64_t b) { return b && a > kMost / b ? kMost : a * b; }
-    static uint64_t sum(uint64_t a, uint64_t b) { return a > kMost - b ? kMost : a + b; }
+    static constexpr uint64_t kLine = 64;
 
     uint8_t* base_ = nullptr;
     uint64_t room_ = 0, at_ = 0;

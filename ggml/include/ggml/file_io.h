@@ -47,8 +47,8 @@ class Mapping {
     // (it stays readable). Parts outside the file are ignored.
     void will_need(uint64_t offset, uint64_t n) const;
     void drop(uint64_t offset, uint64_t n) const;
-    // Keeps the pages in RAM. Throws Error(memory) where the limit forbids it.
-    void lock() const;
+    // Keeps the pages of a range in RAM. Throws Error(memory) where the limit forbids it.
+    void lock(uint64_t offset, uint64_t n) const;
 
  private:
     std::string path_;

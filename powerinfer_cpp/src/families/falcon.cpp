@@ -24,10 +24,10 @@ void weights(Model& m, std::vector<WeightSpec>& specs) {
         w.norm(blk(i, "attn_norm"), &l.ffn_norm, c.n_embd);
         const std::string qkv = blk(i, "attn_qkv.weight");
         const std::vector<int64_t> shape{c.n_embd, c.q_dim() + 2 * c.kv_dim()};
-        w.rows("attention", qkv, shape, 0, c.q_dim(), &l.q);
-        w.rows("attention", qkv, shape, c.q_dim(), c.kv_dim(), &l.k);
-        w.rows("attention", qkv, shape, c.q_dim() + c.kv_dim(), c.kv_dim(), &l.v);
-        w.matrix("attention", blk(i, "attn_output.weight"), c.n_embd, c.q_dim(), &l.o);
+        w.rows(Part::attention, qkv, shape, 0, c.q_dim(), Product{&l.q});
+        w.rows(Part::attention, qkv, shape, c.q_dim(), c.kv_dim(), Product{&l.k});
+        w.rows(Part::attention, qkv, shape, c.q_dim() + c.kv_dim(), c.kv_dim(), Product{&l.v});
+        w.matrix(Part::attention, blk(i, "attn_output.weight"), c.n_embd, c.q_dim(), &l.o);
         w.ffn(i, false);
     }
 }

@@ -18,16 +18,6 @@ namespace {
 // Upper bounds keep later products far from overflow; no model comes near them.
 constexpr int64_t kWide = 1 << 20, kMany = 1 << 16;
 
-struct NamedActivation {
-    const char* name;
-    Activation activation;
-};
-constexpr NamedActivation kActivations[] = {{"relu", Activation::relu},
-                                            {"drelu", Activation::drelu},
-                                            {"relu2", Activation::relu2},
-                                            {"silu", Activation::silu},
-                                            {"gelu", Activation::gelu}};
-
 [[noreturn]] void refuse(const ggml::Gguf& gguf, Code code, const std::string& what) {
     throw Error(code, gguf.path() + ": " + what);
 }
@@ -56,9 +46,7 @@ Family find_family(const ggml::Gguf& gguf) {
 Activation read_activation(const ggml::Gguf& gguf, const Family& family) {
     const Activation fallback = gguf.pwri_magic() ? family.pwri_act : family.gguf_act;
     const std::string_view wanted = gguf.string("powerinfer.ffn.activation", name(fallback));
-    for (const NamedActivation& a : kActivations) {
-        if (wanted == a.name) return a.activation;
-    }
+    if (const std::optional<Activation> found = find_activation(wanted)) return *found;
     refuse(gguf, Code::unsupported,
            "powerinfer.ffn.activation \"" + std::string(wanted.substr(0, 40)) + "\" is not known");
 }
@@ -101,13 +89,6 @@ RopeScaling read_rope_scaling(const ggml::Gguf& gguf, const std::string& prefix,
 }
 
 }  // namespace
-
-const char* name(Activation activation) {
-    for (const NamedActivation& a : kActivations) {
-        if (a.activation == activation) return a.name;
-    }
-    return "";
-}
 
 Config read_config(const ggml::Gguf& gguf, int64_t n_vocab) {
     const Family family = find_family(gguf);

@@ -40,16 +40,17 @@ class Weights {
 
     bool has(const std::string& name) const { return m.file.gguf.find_tensor(name) != nullptr; }
     // A vector [n] that must be there, or may.
-    void vector(const char* part, const std::string& name, int64_t n, const float** to);
-    void optional(const char* part, const std::string& name, int64_t n, const float** to);
+    void vector(Part part, const std::string& name, int64_t n, const float** to);
+    void optional(Part part, const std::string& name, int64_t n, const float** to);
     // NAME.weight [n], and NAME.bias [n] where the family's norm has one.
     void norm(const std::string& name, NormWeights* to, int64_t n);
     // A matrix [rows, cols].
-    void matrix(const char* part, const std::string& name, int64_t rows, int64_t cols,
-                ggml::Matrix* to, WeightSpec::Use use = WeightSpec::Use::product);
+    void matrix(Part part, const std::string& name, int64_t rows, int64_t cols, ggml::Matrix* to);
+    // A matrix whose rows are looked up.
+    void table(Part part, const std::string& name, int64_t rows, int64_t cols, ggml::Matrix* to);
     // Rows [row0, row0 + rows) of a tensor with this shape (fastest first).
-    void rows(const char* part, const std::string& name, std::vector<int64_t> shape, int64_t row0,
-              int64_t rows, ggml::Matrix* to, WeightSpec::Use use = WeightSpec::Use::product);
+    void rows(Part part, const std::string& name, std::vector<int64_t> shape, int64_t row0,
+              int64_t rows, Target to);
 
     // token_embd.weight, output_norm, output.weight (or the embedding again where that is missing).
     void embedding_and_head();
@@ -69,13 +70,13 @@ class Weights {
     void neurons(int64_t i, const char* suffix, int64_t e, bool gated, const std::string& down,
                  Ffn& ffn);
     // One bundle of them: from the tensor `bundled`, or where that is "" from those of its parts.
-    struct Part {
+    struct Stored {
         const char* name;  // "gate": of the key of its format
         std::string tensor;
         ggml::NeuronRows* rows;
     };
     void bundle(int64_t i, const std::string& bundled, bool stacked, int64_t e,
-                const std::vector<Part>& parts, Bundle& to);
+                const std::vector<Stored>& parts, Bundle& to);
     // The format of a part in a bundled file, from powerinfer.bundle.{gate,up,down}_type.
     ggml::DType bundled_type(int64_t i, const char* part) const;
     // fc1 and fc2 or a sketch, and rates, where the file has them; suffix "" or "_exps", expert e

@@ -22,7 +22,7 @@ void weights(Model& m, std::vector<WeightSpec>& specs) {
     const Config& c = m.config;
     Weights w(m, specs);
     w.embedding_and_head();
-    w.optional("norms", "rope_freqs.weight", c.n_rot / 2, &m.rope_factors);
+    w.optional(Part::norms, "rope_freqs.weight", c.n_rot / 2, &m.rope_factors);
     const int64_t window =
         m.file.gguf.integer(c.architecture + ".attention.sliding_window", 0, INT64_MAX, 0);
     for (int64_t i = 0; i < c.n_layer; i++) {
@@ -45,8 +45,8 @@ void weights_qwen3(Model& m, std::vector<WeightSpec>& specs) {
     Weights w(m, specs);
     for (int64_t i = 0; i < m.config.n_layer; i++) {
         Layer& l = m.layers[size_t(i)];
-        w.vector("norms", blk(i, "attn_q_norm.weight"), m.config.head_dim, &l.q_norm);
-        w.vector("norms", blk(i, "attn_k_norm.weight"), m.config.head_dim, &l.k_norm);
+        w.vector(Part::norms, blk(i, "attn_q_norm.weight"), m.config.head_dim, &l.q_norm);
+        w.vector(Part::norms, blk(i, "attn_k_norm.weight"), m.config.head_dim, &l.k_norm);
     }
 }
 

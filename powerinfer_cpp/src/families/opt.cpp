@@ -31,9 +31,8 @@ void weights(Model& m, std::vector<WeightSpec>& specs) {
     Weights w(m, specs);
     w.embedding_and_head();
     const ggml::TensorInfo* table = m.file.gguf.find_tensor("position_embd.weight");
-    w.matrix("embedding", "position_embd.weight",
-             table ? table->ne[1] : c.n_ctx + c.position_offset, c.n_embd, &m.position_embd,
-             WeightSpec::Use::rows);
+    w.table(Part::embedding, "position_embd.weight",
+            table ? table->ne[1] : c.n_ctx + c.position_offset, c.n_embd, &m.position_embd);
     for (int64_t i = 0; i < c.n_layer; i++) {
         Layer& l = m.layers[size_t(i)];
         w.norm(blk(i, "attn_norm"), &l.attn_norm, c.n_embd);

@@ -6,8 +6,6 @@
 
 namespace powerinfer {
 
-using Use = WeightSpec::Use;
-
 namespace {
 
 // The tensors of a bundled file: I8 [stride, n_ff] or, with "_exps", [stride, n_ff, n_expert].
@@ -19,50 +17,59 @@ std::string blk(int64_t layer, const char* suffix) {
     return "blk." + std::to_string(layer) + "." + suffix;
 }
 
-void Weights::vector(const char* part, const std::string& name, int64_t n, const float** to) {
-    specs_.push_back({part, name, {n}, 0, 1, n, Use::vector, nullptr, to});
+void Weights::vector(Part part, const std::string& name, int64_t n, const float** to) {
+    rows(part, name, {n}, 0, 1, Vector{to});
 }
 
-void Weights::optional(const char* part, const std::string& name, int64_t n, const float** to) {
+void Weights::optional(Part part, const std::string& name, int64_t n, const float** to) {
     if (has(name)) vector(part, name, n, to);
 }
 
 void Weights::norm(const std::string& name, NormWeights* to, int64_t n) {
-    vector("norms", name + ".weight", n, &to->weight);
-    if (m.config.norm == Config::Norm::layer) vector("norms", name + ".bias", n, &to->bias);
+    vector(Part::norms, name + ".weight", n, &to->weight);
+    if (m.config.norm == Config::Norm::layer) vector(Part::norms, name + ".bias", n, &to->bias);
 }
 
-void Weights::matrix(const char* part, const std::string& name, int64_t n_rows, int64_t cols,
-                     ggml::Matrix* to, Use use) {
-    rows(part, name, {cols, n_rows}, 0, n_rows, to, use);
+void Weights::matrix(Part part, const std::string& name, int64_t n_rows, int64_t cols,
+                     ggml::Matrix* to) {
+    rows(part, name, {cols, n_rows}, 0, n_rows, Product{to});
 }
 
-void Weights::rows(const char* part, const std::string& name, std::vector<int64_t> shape,
-                   int64_t row0, int64_t n_rows, ggml::Matrix* to, Use use) {
+void Weights::table(Part part, const std::string& name, int64_t n_rows, int64_t cols,
+                    ggml::Matrix* to) {
+    rows(part, name, {cols, n_rows}, 0, n_rows, Table{to});
+}
+
+void Weights::rows(Part part, const std::string& name, std::vector<int64_t> shape, int64_t row0,
+                   int64_t n_rows, Target to) {
     const int64_t cols = shape[0];
-    specs_.push_back({part, name, std::move(shape), row0, n_rows, cols, use, to});
+    specs_.push_back({part, name, std::move(shape), row0, n_rows, cols, to, nullptr, {}});
 }
 
 void Weights::embedding_and_head() {
     const Config& c = m.config;
     const bool tied = !has("output.weight");
-    matrix(tied ? "head" : "embedding", "token_embd.weight", c.n_vocab, c.n_embd, &m.token_embd,
-           tied ? Use::product : Use::rows);
+    const std::string embedding = "token_embd.weight";
+    if (tied) {
+        matrix(Part::head, embedding, c.n_vocab, c.n_embd, &m.token_embd);
+    } else {
+        table(Part::embedding, embedding, c.n_vocab, c.n_embd, &m.token_embd);
+    }
     norm("output_norm", &m.output_norm, c.n_embd);
-    if (!tied) matrix("head", "output.weight", c.n_vocab, c.n_embd, &m.output);
+    if (!tied) matrix(Part::head, "output.weight", c.n_vocab, c.n_embd, &m.output);
 }
 
 void Weights::attention(int64_t i) {
     const Config& c = m.config;
     Layer& l = m.layers[size_t(i)];
-    matrix("attention", blk(i, "attn_q.weight"), c.q_dim(), c.n_embd, &l.q);
-    matrix("attention", blk(i, "attn_k.weight"), c.kv_dim(), c.n_embd, &l.k);
-    matrix("attention", blk(i, "attn_v.weight"), c.kv_dim(), c.n_embd, &l.v);
-    matrix("attention", blk(i, "attn_output.weight"), c.n_embd, c.q_dim(), &l.o);
-    optional("attention", blk(i, "attn_q.bias"), c.q_dim(), &l.q_bias);
-    optional("attention", blk(i, "attn_k.bias"), c.kv_dim(), &l.k_bias);
-    optional("attention", blk(i, "attn_v.bias"), c.kv_dim(), &l.v_bias);
-    optional("attention", blk(i, "attn_output.bias"), c.n_embd, &l.o_bias);
+    matrix(Part::attention, blk(i, "attn_q.weight"), c.q_dim(), c.n_embd, &l.q);
+    matrix(Part::attention, blk(i, "attn_k.weight"), c.kv_dim(), c.n_embd, &l.k);
+    matrix(Part::attention, blk(i, "attn_v.weight"), c.kv_dim(), c.n_embd, &l.v);
+    matrix(Part::attention, blk(i, "attn_output.weight"), c.n_embd, c.q_dim(), &l.o);
+    optional(Part::attention, blk(i, "attn_q.bias"), c.q_dim(), &l.q_bias);
+    optional(Part::attention, blk(i, "attn_k.bias"), c.kv_dim(), &l.k_bias);
+    optional(Part::attention, blk(i, "attn_v.bias"), c.kv_dim(), &l.v_bias);
+    optional(Part::attention, blk(i, "attn_output.bias"), c.n_embd, &l.o_bias);
 }
 
 void Weights::neurons(int64_t i, const char* suffix, int64_t e, bool gated, const std::string& down,
@@ -86,26 +93,23 @@ void Weights::neurons(int64_t i, const char* suffix, int64_t e, bool gated, cons
 }
 
 void Weights::bundle(int64_t i, const std::string& bundled, bool stacked, int64_t e,
-                     const std::vector<Part>& parts, Bundle& to) {
+                     const std::vector<Stored>& parts, Bundle& to) {
     const Config& c = m.config;
     const auto shaped = [&](int64_t cols) {
         std::vector<int64_t> shape{cols, c.n_ff};
         if (stacked) shape.push_back(c.n_expert);
         return shape;
     };
-    for (const Part& p : parts) to.rows.push_back(p.rows);
+    for (const Stored& p : parts) to.rows.push_back(p.rows);
     if (!bundled.empty()) {
         m.file.gguf.integer("powerinfer.bundle.version", kBundleVersion, kBundleVersion);
-        for (const Part& p : parts) to.layout.parts.push_back(bundled_type(i, p.name));
+        for (const Stored& p : parts) to.layout.parts.push_back(bundled_type(i, p.name));
         to.layout.cols = c.n_embd;
-        rows("ffn", bundled, shaped(to.layout.stride()), e * c.n_ff, c.n_ff, nullptr, Use::bundle);
-        specs_.back().bundle = &to;
+        rows(Part::ffn, bundled, shaped(to.layout.stride()), e * c.n_ff, c.n_ff, WholeBundle{&to});
         return;
     }
     for (size_t k = 0; k < parts.size(); k++) {
-        rows("ffn", parts[k].tensor, shaped(c.n_embd), e * c.n_ff, c.n_ff, nullptr, Use::neuron);
-        specs_.back().bundle = &to;
-        specs_.back().part_of_bundle = k;
+        rows(Part::ffn, parts[k].tensor, shaped(c.n_embd), e * c.n_ff, c.n_ff, NeuronPart{&to, k});
     }
 }
 
@@ -146,21 +150,21 @@ void Weights::predictor(int64_t i, const char* suffix, int64_t e, Ffn& f) {
     if (c.sketches) {
         if (has(signs) || has(offset)) {
             c.has_predictors = true;
-            rows("predictor", signs, shaped(c.n_embd / 8, c.n_ff), e * c.n_ff, c.n_ff, &f.signs,
-                 Use::signs);
-            optional("predictor", offset, c.n_ff, &f.sketch_offset);
+            rows(Part::predictor, signs, shaped(c.n_embd / 8, c.n_ff), e * c.n_ff, c.n_ff,
+                 Signs{&f.signs});
+            optional(Part::predictor, offset, c.n_ff, &f.sketch_offset);
         }
     } else if (has(fc1) || has(fc2) || m.file.gguf.pwri_magic()) {
         c.has_predictors = true;
         const ggml::TensorInfo* first = m.file.gguf.find_tensor(fc1);
         const int64_t rank = first ? first->ne[1] : 1;
         c.predictor_rank = std::max(c.predictor_rank, rank);
-        rows("predictor", fc1, shaped(c.n_embd, rank), e * rank, rank, &f.fc1);
-        rows("predictor", fc2, shaped(rank, c.n_ff), e * c.n_ff, c.n_ff, &f.fc2);
+        rows(Part::predictor, fc1, shaped(c.n_embd, rank), e * rank, rank, Product{&f.fc1});
+        rows(Part::predictor, fc2, shaped(rank, c.n_ff), e * c.n_ff, c.n_ff, Product{&f.fc2});
     }
     const std::string rate = name("ffn_rate", "");
     if (!has(rate)) return;
-    vector("predictor", rate, c.n_ff, &f.rate);
+    vector(Part::predictor, rate, c.n_ff, &f.rate);
     if (stacked) {
         specs_.back().shape = {c.n_ff, c.n_expert};
         specs_.back().row0 = e;
@@ -177,20 +181,21 @@ void Weights::ffn(int64_t i, bool gated) {
     if (by_rows) {
         neurons(i, "", 0, gated, down, f);
     } else {
-        if (gated) matrix("ffn", blk(i, "ffn_gate.weight"), c.n_ff, c.n_embd, &f.gate);
-        matrix("ffn", blk(i, "ffn_up.weight"), c.n_ff, c.n_embd, &f.up);
-        matrix("ffn", blk(i, "ffn_down.weight"), c.n_embd, c.n_ff, &f.down);
+        if (gated) matrix(Part::ffn, blk(i, "ffn_gate.weight"), c.n_ff, c.n_embd, &f.gate);
+        matrix(Part::ffn, blk(i, "ffn_up.weight"), c.n_ff, c.n_embd, &f.up);
+        matrix(Part::ffn, blk(i, "ffn_down.weight"), c.n_embd, c.n_ff, &f.down);
     }
-    optional("ffn", blk(i, "ffn_gate.bias"), c.n_ff, by_rows ? &f.neurons.gate_bias : &f.gate_bias);
-    optional("ffn", blk(i, "ffn_up.bias"), c.n_ff, by_rows ? &f.neurons.up_bias : &f.up_bias);
-    optional("ffn", blk(i, by_rows ? "ffn_down_t.bias" : "ffn_down.bias"), c.n_embd,
+    optional(Part::ffn, blk(i, "ffn_gate.bias"), c.n_ff,
+             by_rows ? &f.neurons.gate_bias : &f.gate_bias);
+    optional(Part::ffn, blk(i, "ffn_up.bias"), c.n_ff, by_rows ? &f.neurons.up_bias : &f.up_bias);
+    optional(Part::ffn, blk(i, by_rows ? "ffn_down_t.bias" : "ffn_down.bias"), c.n_embd,
              by_rows ? &f.neurons.down_bias : &f.down_bias);
 }
 
 void Weights::experts(int64_t i) {
     const Config& c = m.config;
     Layer& l = m.layers[size_t(i)];
-    matrix("ffn", blk(i, "ffn_gate_inp.weight"), c.n_expert, c.n_embd, &l.router);
+    matrix(Part::ffn, blk(i, "ffn_gate_inp.weight"), c.n_expert, c.n_embd, &l.router);
     const std::vector<int64_t> by_neuron{c.n_embd, c.n_ff, c.n_expert},
         by_output{c.n_ff, c.n_embd, c.n_expert};
     std::string down = blk(i, "ffn_down_exps.weight");
@@ -209,9 +214,9 @@ void Weights::experts(int64_t i) {
         if (by_rows) {
             neurons(i, "_exps", e, true, down, f);
         } else {
-            rows("ffn", gate, by_neuron, e * c.n_ff, c.n_ff, &f.gate);
-            rows("ffn", up, by_neuron, e * c.n_ff, c.n_ff, &f.up);
-            rows("ffn", down, by_output, e * c.n_embd, c.n_embd, &f.down);
+            rows(Part::ffn, gate, by_neuron, e * c.n_ff, c.n_ff, Product{&f.gate});
+            rows(Part::ffn, up, by_neuron, e * c.n_ff, c.n_ff, Product{&f.up});
+            rows(Part::ffn, down, by_output, e * c.n_embd, c.n_embd, Product{&f.down});
         }
     }
 }

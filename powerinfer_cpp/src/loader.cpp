@@ -1,0 +1,216 @@
+// Weights into memory: mapped, read, or packed into strips and bundles.
+#include <algorithm>
+#include <atomic>
+#include <cmath>
+
+#include "ggml/status.h"
+#include "load.h"
+
+namespace powerinfer {
+
+using ggml::Code;
+using ggml::Error;
+using ggml::format;
+
+namespace {
+
+class Loader {
+ public:
+    Loader(Model& model, const pi_model_params& params)
+        : model_(model),
+          params_(params),
+          context_(params.n_threads > 0 ? params.n_threads : ggml::default_threads()) {}
+
+    void run() {
+        model_.packed = ggml::Memory(model_.plan.packed, "weights");
+        model_.plain = ggml::Memory(model_.plan.plain, "weights");
+        for (const WeightSpec& w : model_.weights) total_ += w.bytes();
+        progress();
+        for (const WeightSpec& w : model_.weights) {
+            if (const auto* neurons = std::get_if<NeuronPart>(&w.target)) {
+                bundle(w, *neurons);
+            } else {
+                fill(w);
+            }
+            done_ += w.bytes();
+            progress();
+        }
+        if (params_.use_mlock) lock();
+    }
+
+ private:
+    // Where a weight lies, or will lie. Only of packed and plain ones may it be written to.
+    uint8_t* at(const WeightSpec& w) const {
+        switch (w.place.memory) {
+            case Place::Memory::packed:
+                return model_.packed.data() + w.place.offset;
+            case Place::Memory::plain:
+                return model_.plain.data() + w.place.offset;
+            case Place::Memory::mapped:
+                break;
+        }
+        return const_cast<uint8_t*>(model_.file.mappings[w.tensor->file]->data()) + w.file_offset();
+    }
+
+    void fill(const WeightSpec& w) {
+        const auto layout = w.strips() ? ggml::Layout::strips : ggml::Layout::rows;
+        const ggml::Matrix m{w.tensor->type, layout, w.rows, w.cols, at(w)};
+        if (w.strips()) {
+            pack(w, m, at(w));
+        } else if (w.place.memory == Place::Memory::plain) {
+            model_.file.files[w.tensor->file]->read(w.file_offset(), at(w), w.bytes());
+        }
+        if (const auto* v = std::get_if<Vector>(&w.target)) {
+            *v->to = reinterpret_cast<const float*>(m.data);
+        } else if (const auto* p = std::get_if<Product>(&w.target)) {
+            *p->to = m;
+        } else if (const auto* t = std::get_if<Table>(&w.target)) {
+            *t->to = m;
+        } else if (const auto* s = std::get_if<Signs>(&w.target)) {
+            *s->to = m;
+            return;  // any bits are signs
+        } else if (const auto* b = std::get_if<WholeBundle>(&w.target)) {
+            b->to->place(m.data);
+            if (params_.check_tensors) check_bundle(w, b->to->layout, m.data);
+            return;
+        }
+        if (params_.check_tensors) check_finite(w.name, m);
+    }
+
+    // Slabs of a few MB: the pages of the file are given back as soon as they are packed, so that
+    // the model is never in memory twice.
+    void pack(const WeightSpec& w, const ggml::Matrix& m, uint8_t* to) {
+        const int64_t strip = ggml::kStrip * m.row_bytes(),
+                      n_strips = (m.rows + ggml::kStrip - 1) / ggml::kStrip;
+        const int64_t slab = std::max<int64_t>(1, (8 << 20) / strip);
+        for (int64_t s0 = 0; s0 < n_strips; s0 += slab) {
+            const int64_t n = std::min(slab, n_strips - s0);
+            const int64_t bytes = std::min(n * strip, m.rows * m.row_bytes() - s0 * strip);
+            with_file_bytes(w, s0 * strip, bytes, [&](const uint8_t* from) {
+                context_.threads.run(n, 4, [&](int64_t begin, int64_t end, int) {
+                    for (int64_t s = begin; s < end; s++) {
+                        const int64_t first = (s0 + s) * ggml::kStrip;
+                        ggml::pack_strip(m.type, from + s * strip,
+                                         std::min(ggml::kStrip, m.rows - first), m.cols,
+                                         to + (s0 + s) * strip);
+                    }
+                });
+            });
+        }
+    }
+
+    // Rows go to their places in the bundles.
+    void bundle(const WeightSpec& w, const NeuronPart& neurons) {
+        const BundleLayout& layout = neurons.to->layout;
+        uint8_t* bundles = at(w);
+        neurons.to->place(bundles);
+        const ggml::DType type = w.tensor->type;
+        const int64_t row = ggml::info(type).size(w.cols);
+        const int64_t slab = std::max<int64_t>(1, (8 << 20) / row);
+        for (int64_t r0 = 0; r0 < w.rows; r0 += slab) {
+            const int64_t n = std::min(slab, w.rows - r0);
+            with_file_bytes(w, r0 * row, n * row, [&](const uint8_t* from) {
+                context_.threads.run(n, 8, [&](int64_t begin, int64_t end, int) {
+                    layout.put(neurons.part, from + begin * row, end - begin,
+                               bundles + (r0 + begin) * layout.stride());
+                });
+            });
+        }
+        if (!params_.check_tensors) return;
+        // The stored rows are the same numbers, and they lie in the file.
+        const uint8_t* stored = model_.file.mappings[w.tensor->file]->data() + w.file_offset();
+        check_finite(w.name, {type, ggml::Layout::rows, w.rows, w.cols, stored});
+    }
+
+    // Calls use(bytes) with a range of a weight as the file has it, mapped or read.
+    template <typename F>
+    void with_file_bytes(const WeightSpec& w, int64_t begin, int64_t n, const F& use) {
+        const uint64_t offset = w.file_offset() + uint64_t(begin);
+        if (!params_.use_mmap) {
+            std::vector<uint8_t> buffer(static_cast<size_t>(n));
+            model_.file.files[w.tensor->file]->read(offset, buffer.data(), size_t(n));
+            use(buffer.data());
+            return;
+        }
+        const ggml::Mapping& mapping = *model_.file.mappings[w.tensor->file];
+        mapping.will_need(offset, uint64_t(n));
+        use(mapping.data() + offset);
+        mapping.drop(offset, uint64_t(n));
+    }
+
+    // The parts of a bundled file's rows, a slab at a time.
+    void check_bundle(const WeightSpec& w, const BundleLayout& layout, const uint8_t* data) {
+        for (size_t i = 0; i < layout.parts.size(); i++) {
+            ggml::Matrix m{layout.parts[i], ggml::Layout::rows, 0, layout.cols, nullptr};
+            const int64_t slab = std::max<int64_t>(1, (1 << 20) / m.row_bytes());
+            std::vector<uint8_t> stored(size_t(slab * m.row_bytes()));
+            m.data = stored.data();
+            for (int64_t r = 0; r < w.rows; r += slab) {
+                m.rows = std::min(slab, w.rows - r);
+                layout.take(i, data + r * layout.stride(), m.rows, stored.data());
+                check_finite(w.name, m);
+            }
+        }
+    }
+
+    void check_finite(const std::string& name, const ggml::Matrix& m) {
+        std::atomic<int64_t> bad{-1};
+        context_.threads.run(m.rows, 16, [&](int64_t begin, int64_t end, int) {
+            std::vector<float> row(size_t(m.cols));
+            for (int64_t r = begin; r < end; r++) {
+                ggml::decode_row(m, r, row.data());
+                if (!std::all_of(row.begin(), row.end(), [](float v) { return std::isfinite(v); }))
+                    bad = r;
+            }
+        });
+        if (bad >= 0) {
+            throw Error(
+                Code::format,
+                format("%s: tensor \"%s\" holds a value that is not finite in row %lld",
+                       model_.file.gguf.path().c_str(), name.c_str(), (long long)bad.load()));
+        }
+    }
+
+    void lock() {
+        if (model_.packed.size()) model_.packed.lock();
+        if (model_.plain.size()) model_.plain.lock();
+        for (const WeightSpec& w : model_.weights) {
+            if (w.place.memory != Place::Memory::mapped) continue;
+            model_.file.mappings[w.tensor->file]->lock(w.file_offset(), w.bytes());
+        }
+    }
+
+    void progress() {
+        if (!params_.progress) return;
+        const float fraction = total_ ? float(double(done_) / double(total_)) : 1.0f;
+        if (!params_.progress(fraction, params_.progress_data)) {
+            throw Error(Code::cancelled, "loading was cancelled");
+        }
+    }
+
+    Model& model_;
+    const pi_model_params& params_;
+    ggml::Context context_;
+    uint64_t total_ = 0, done_ = 0;
+};
+
+// Above this rate a prediction saves less than it costs to make: the gate is computed anyway.
+void mark_unpredicted(Ffn& f) {
+    constexpr float kRate = 0.5f;
+    if (!f.rate) return;
+    f.unpredicted.resize(size_t(f.neurons.n));
+    for (size_t i = 0; i < f.unpredicted.size(); i++) f.unpredicted[i] = f.rate[i] >= kRate;
+}
+
+}  // namespace
+
+void load_weights(Model& model, const pi_model_params& params) {
+    Loader(model, params).run();
+    if (!model.output) model.output = model.token_embd;
+    for (Layer& l : model.layers) {
+        mark_unpredicted(l.ffn);
+        for (Ffn& e : l.experts) mark_unpredicted(e);
+    }
+}
+
+}  // namespace powerinfer

@@ -1,0 +1,33 @@
+// Where memory is, what it is for, and activations: each with its word, said once.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string_view>
+
+#include "ggml/ops.h"
+
+namespace powerinfer {
+
+enum class Tier : uint8_t { ram, gpu, storage };
+
+// A part of a model or a session, in memory plans, in profiles, and where bytes are counted.
+enum class Part : uint8_t {
+    attention,
+    ffn,
+    embedding,
+    head,
+    norms,
+    predictor,
+    kv,
+    scratch,
+    results,  // logits or embeddings that are kept
+    record,
+};
+
+const char* name(Tier tier);
+const char* name(Part part);
+const char* name(ggml::Activation activation);
+std::optional<ggml::Activation> find_activation(std::string_view name);
+
+}  // namespace powerinfer

@@ -1,0 +1,80 @@
+// Whether a file has what its architecture wants: every tensor found, its shape and type checked.
+#include <algorithm>
+#include <cctype>
+#include <cstdlib>
+
+#include "ggml/sizes.h"
+#include "ggml/status.h"
+#include "load.h"
+
+namespace powerinfer {
+
+using ggml::Code;
+using ggml::DType;
+using ggml::Error;
+using ggml::format;
+
+namespace {
+
+std::string shape_text(const int64_t* sizes, size_t n) {
+    std::string text;
+    for (size_t i = 0; i < n; i++) text += (i ? ", " : "") + std::to_string(sizes[i]);
+    return "[" + text + "]";
+}
+
+bool fits(const WeightSpec& w, DType type) {
+    if (w.is<Vector>()) return type == DType::F32;
+    if (w.is<WholeBundle>() || w.is<Signs>()) return type == DType::I8;
+    return ggml::info(type).is_float();
+}
+
+}  // namespace
+
+int64_t layer_of(const std::string& tensor) {
+    const bool named = !tensor.compare(0, 4, "blk.") && tensor.size() > 4;
+    if (!named || !std::isdigit(uint8_t(tensor[4]))) return -1;
+    return std::strtoll(tensor.c_str() + 4, nullptr, 10);
+}
+
+uint64_t WeightSpec::bytes() const {
+    const int64_t full = strips() ? (rows + ggml::kStrip - 1) / ggml::kStrip * ggml::kStrip : rows;
+    return ggml::size_product(full, ggml::info(tensor->type).size(cols));
+}
+
+uint64_t WeightSpec::file_offset() const {
+    return tensor->offset + uint64_t(row0) * uint64_t(ggml::info(tensor->type).size(cols));
+}
+
+void refuse_further_layers(const Model& model) {
+    for (const ggml::TensorInfo& t : model.file.gguf.tensors()) {
+        if (layer_of(t.name) < model.config.n_layer) continue;
+        throw Error(Code::format, format("%s: tensor \"%s\" belongs to a layer beyond the model's "
+                                         "%lld",
+                                         model.file.gguf.path().c_str(), t.name.c_str(),
+                                         (long long)model.config.n_layer));
+    }
+}
+
+void resolve_weights(Model& model) {
+    const ggml::Gguf& gguf = model.file.gguf;
+    for (WeightSpec& w : model.weights) {
+        const auto refuse = [&](const std::string& why) {
+            throw Error(Code::format, gguf.path() + ": tensor \"" + w.name + "\" " + why);
+        };
+        w.tensor = gguf.find_tensor(w.name);
+        if (!w.tensor) refuse("is missing");
+        const ggml::TensorInfo& t = *w.tensor;
+        if (size_t(t.n_dims) != w.shape.size() ||
+            !std::equal(w.shape.begin(), w.shape.end(), t.ne)) {
+            refuse("has shape " + shape_text(t.ne, size_t(t.n_dims)) + ", expected " +
+                   shape_text(w.shape.data(), w.shape.size()));
+        }
+        if (!fits(w, t.type)) refuse(std::string("has type ") + ggml::info(t.type).name);
+        if (const auto* neurons = std::get_if<NeuronPart>(&w.target)) {
+            neurons->to->layout.parts.push_back(t.type);
+            neurons->to->layout.cols = w.cols;
+        }
+    }
+}
+
+}  // namespace powerinfer
