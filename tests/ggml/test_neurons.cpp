@@ -197,6 +197,65 @@ void test(const Case& c) {
     }
 }
 
+// Bytes as they are read: neuron i of a masked row is proposed in segments of even number, and
+// every third one in the others; gates of every fourth one fire, and what every seventh one sends
+// down is 0.
+void test_bytes(int64_t n, int64_t rows, int64_t cols, bool gated) {
+    const auto proposed = [&](int64_t s, int64_t i) { return s % 2 == 0 || i % 3 == 0; };
+    Floats first(size_t(n * cols)), up(size_t(n * cols)), x(size_t(rows * cols)), score;
+    int64_t n_first = 0, n_up = 0, n_down = 0;
+    for (int64_t s = 0; s < kSegments; s++) {
+        const Segment segment = segment_of(n, s);
+        for (int64_t i = segment.begin; i < segment.end; i++) {
+            const bool fires = i % 4 == 0, sends = !gated || i % 7;
+            first[size_t(i * cols)] = fires ? 1 : -1;
+            up[size_t(i * cols)] = sends ? 1 : 0;
+            score.push_back(proposed(s, i) ? 1 : 0);
+            n_first += proposed(s, i);
+            n_up += gated && proposed(s, i) && fires;
+            n_down += proposed(s, i) && fires && sends;
+        }
+    }
+    const std::unique_ptr<bool[]> masked(new bool[size_t(rows)]);
+    std::fill_n(masked.get(), rows, true);
+    for (int64_t t = 0; t < rows; t++) x[size_t(t * cols)] = 1;
+    score.resize(size_t(rows * n));
+    for (int64_t i = n; i < rows * n; i++) score[size_t(i)] = score[size_t(i - n)];
+    const auto view = [&](const Floats& values) {
+        return NeuronRows{DType::F32, false, reinterpret_cast<const uint8_t*>(values.data()),
+                          cols * int64_t(sizeof(float))};
+    };
+    Neurons w;
+    w.n = n;
+    w.cols = cols;
+    if (gated) w.gate = view(first);
+    w.up = view(gated ? up : first);
+    w.down = view(up);
+    NeuronMask mask;
+    mask.masked = masked.get();
+    mask.score = score.data();
+    mask.threshold = 0.5f;
+
+    Context context(2);
+    context.profile.on = true;
+    const auto read = [&](const char* op) {
+        for (const Profile::Entry& e : context.profile.entries) {
+            if (!std::strcmp(e.op, op)) return int64_t(e.bytes) / cols / int64_t(sizeof(float));
+        }
+        return int64_t(-1);
+    };
+    Carved<NeuronScratch> scratch("scratch", rows, n, cols, 2);
+    Carved<Candidates> candidates("candidates", n);
+    Floats sums(size_t(kSegments * cols)), y(size_t(rows * cols));
+    select(context, mask, n, *candidates);
+    partial_ffn(context, w, {x.data(), 1, cols, {}}, *candidates, *scratch, sums.data(), nullptr,
+                nullptr);
+    CHECK(read("partial_ffn") == n_first + n_up + n_down);
+    rows_ffn(context, w, {x.data(), rows, cols, {}}, mask, *scratch, y.data(), nullptr, nullptr);
+    const int64_t pieces = cols < 256 ? 1 : (rows + 127) / 128;  // a thread adds 128 tokens
+    CHECK(read("rows_ffn") == n_first + n_up + pieces * n_down);
+}
+
 // Who is listed, and where: pieces of several segments, of one, and segments without neurons.
 void test_select(int64_t n) {
     Floats score = normal(n);
@@ -354,6 +413,10 @@ int main() {
     const char* const* isas = cpu::isa_names(&n_isas);
     for (int64_t n : {1, 5, 255, 256, 257, 9000, 70000}) test_select(n);
     for (int64_t cols : {1, 40, 256, 1000}) test_merge(cols);
+    for (bool gated : {true, false}) {
+        test_bytes(5000, 5, 40, gated);
+        test_bytes(300, 300, 256, gated);
+    }
     const DType types[] = {DType::F32,  DType::F16,  DType::BF16, DType::Q4_0,   DType::Q4_1,
                            DType::Q5_0, DType::Q5_1, DType::Q8_0, DType::Q2_K,   DType::Q3_K,
                            DType::Q4_K, DType::Q5_K, DType::Q6_K, DType::IQ4_NL, DType::IQ4_XS};

@@ -9,6 +9,7 @@
 #include <functional>
 #include <random>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "check.h"
@@ -387,6 +388,36 @@ void test_attention(DType type, int64_t n_head, int64_t n_head_kv, int64_t head_
     CHECK(close(steady(op, rows), expected, size, 2e-5));
 }
 
+// Keys and values are counted once for the rows and heads that walk over them together.
+void test_attention_bytes() {
+    const auto read = [](int64_t n_head, int64_t n_head_kv,
+                         const std::vector<std::pair<int, int64_t>>& seen) {
+        const int64_t head_dim = 8, head_bytes = info(DType::F16).size(200 * head_dim);
+        const AttentionShape shape{DType::F16, n_head, n_head_kv, head_dim, head_bytes, 1};
+        const std::vector<uint8_t> cache(size_t(2 * n_head_kv * head_bytes));
+        const std::vector<std::vector<uint8_t>> sequences(2, cache);
+        std::vector<AttentionRow> rows;
+        for (const auto& [sequence, n_pos] : seen) {
+            const uint8_t* k = sequences[size_t(sequence)].data();
+            rows.push_back({k, k + n_head_kv * head_bytes, n_pos});
+        }
+        const int64_t n = int64_t(rows.size());
+        Floats q(size_t(n * n_head * head_dim)), out(q.size());
+        Context context(2);
+        context.profile.on = true;
+        attention(context, shape, rows.data(), n, q.data(), out.data());
+        // Positions per KV head.
+        return int64_t(context.profile.entries[0].bytes) / (n_head_kv * 2 * head_dim * 2);
+    };
+    std::vector<std::pair<int, int64_t>> prompt;
+    for (int64_t n_pos = 101; n_pos <= 120; n_pos++) prompt.emplace_back(0, n_pos);
+    CHECK(read(3, 3, {{0, 100}}) == 100);
+    CHECK(read(3, 3, prompt) == 116 + 120);                       // 16 rows, then 4
+    CHECK(read(8, 2, prompt) == 104 + 108 + 112 + 116 + 120);     // 4 rows of 4 heads
+    CHECK(read(36, 2, {{0, 101}, {0, 102}}) == 2 * (101 + 102));  // 18 heads: 16, then 2
+    CHECK(read(3, 3, {{0, 50}, {0, 51}, {1, 60}, {0, 52}, {0, 52}, {0, 9}}) == 51 + 60 + 52 + 9);
+}
+
 void test_all() {
     Context one(1), two(2), three(3);
     contexts = {&one, &two, &three};
@@ -404,6 +435,7 @@ void test_all() {
         test_attention(type, 8, 2, 20);
         test_attention(type, 36, 2, 16);  // 18 query heads per key head: more than go together
     }
+    test_attention_bytes();
     contexts.clear();
 }
 

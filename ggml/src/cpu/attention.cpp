@@ -87,26 +87,33 @@ void attend(const cpu::Kernels& kernels, const AttentionShape& s, const Attentio
     }
 }
 
+// How many of n rows share the keys of the first: those of its sequence, not where a window has
+// moved.
+int64_t sharing(const AttentionRow* rows, int64_t n) {
+    int64_t m = 1;
+    while (m < n && rows[m].k == rows[0].k && rows[m].n_pos >= rows[m - 1].n_pos) m++;
+    return m;
+}
+
 }  // namespace
 
 void attention(Context& context, const AttentionShape& s, const AttentionRow* rows, int64_t n_rows,
                const float* q, float* out) {
-    uint64_t bytes = 0;
-    for (int64_t t = 0; t < n_rows; t++) bytes += uint64_t(rows[t].n_pos);
-    bytes *= uint64_t(2 * s.n_head_kv * info(s.type).size(s.head_dim));
-    const OpTimer timer(context.profile, "attention", bytes);
+    OpTimer timer(context.profile, "attention");
     const int64_t group = s.n_head / s.n_head_kv, heads = std::min(group, kQueries);
     const int64_t tile = kQueries / heads, n_tiles = (n_rows + tile - 1) / tile;
+    int64_t positions = 0;  // that a KV head walks, once for what goes together
+    for (int64_t t = 0; t < n_rows;) {
+        t += sharing(rows + t, std::min(tile - t % tile, n_rows - t));
+        positions += rows[t - 1].n_pos * ((group + heads - 1) / heads);
+    }
+    timer.read(uint64_t(positions * 2 * s.n_head_kv * info(s.type).size(s.head_dim)));
     context.threads.run(n_tiles * s.n_head_kv, 1, [&](int64_t begin, int64_t end, int) {
         for (int64_t i = begin; i < end; i++) {
             const int64_t last = std::min((i / s.n_head_kv + 1) * tile, n_rows);
             const int64_t kv_head = i % s.n_head_kv;
             for (int64_t t = i / s.n_head_kv * tile; t < last;) {
-                int64_t n = 1;  // rows of one sequence share its keys; not where a window has moved
-                while (t + n < last && rows[t + n].k == rows[t].k &&
-                       rows[t + n].n_pos >= rows[t + n - 1].n_pos) {
-                    n++;
-                }
+                const int64_t n = sharing(rows + t, last - t);
                 for (int64_t h = 0; h < group; h += heads) {
                     const int64_t at = (t * s.n_head + kv_head * group + h) * s.head_dim;
                     attend(context.kernels, s, rows + t, n, kv_head, std::min(heads, group - h),
