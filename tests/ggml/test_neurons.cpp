@@ -81,6 +81,30 @@ double activated(const Case& c, double v) {
     return std::fabs(v) < c.threshold ? 0 : v;
 }
 
+// Audits of all segments against what fires without a mask.
+void test_audit(const Neurons& w, const Floats& x, const NeuronMask& mask) {
+    const int64_t rows = int64_t(x.size()) / w.cols;
+    Context context(2);
+    Carved<InputBuffer> buffer("input", rows, w.cols);
+    const bool q8 = w.gate.wants_q8() || w.up.wants_q8();
+    const Input input = buffer->prepare(context, x.data(), rows, w.cols, q8);
+    Carved<NeuronScratch> scratch("scratch", rows, w.n, w.cols, 2);
+    Floats y(x.size());
+    const std::unique_ptr<bool[]> fired(new bool[size_t(rows * w.n)]);
+    rows_ffn(context, w, input, {}, *scratch, y.data(), nullptr, fired.get());
+    for (int64_t s = 0; s < kSegments; s++) {
+        const int64_t t = s % rows;
+        const Segment segment = segment_of(w.n, s);
+        int64_t n = 0, found = 0;
+        for (int64_t i = segment.begin; i < segment.end; i++) {
+            n += fired[size_t(t * w.n + i)];
+            found += fired[size_t(t * w.n + i)] && mask.finds(t, w.n, i);
+        }
+        const AuditCounts counts = audit_segment(context, w, input, t, mask, s, *scratch);
+        CHECK(counts.fired == n && counts.found == found);
+    }
+}
+
 void test(const Case& c) {
     const int64_t rows = 5;
     Rows gate(c.gate.value_or(c.type), c.n, c.cols, 1), up(c.type, c.n, c.cols, 1),
@@ -107,6 +131,11 @@ void test(const Case& c) {
     const bool quantised = info(c.type).is_quantised();
 
     using Flags = std::unique_ptr<bool[]>;
+    NeuronMask mask;
+    mask.masked = masked;
+    mask.score = score.data();
+    mask.threshold = 0.5f;
+    mask.unpredicted = unpredicted.data();
     // `alone`: by the operators for one row.
     const auto run = [&](int threads, int64_t first, int64_t count, NeuronCounts* counts,
                          bool* fired, bool alone) {
@@ -115,20 +144,18 @@ void test(const Case& c) {
         const bool q8 = quantised && c.cols % kQ == 0;
         const Input input = buffer->prepare(context, x.data() + first * c.cols, count, c.cols, q8);
         Carved<NeuronScratch> scratch("scratch", count, c.n, c.cols, threads);
-        NeuronMask mask;
-        mask.masked = masked + first;
-        mask.score = score.data() + first * c.n;
-        mask.threshold = 0.5f;
-        mask.unpredicted = unpredicted.data();
+        NeuronMask own = mask;
+        own.masked += first;
+        own.score += first * c.n;
         Floats y(size_t(count * c.cols));
         if (alone) {
             Carved<Candidates> candidates("candidates", c.n);
             Floats sums(size_t(kSegments * c.cols), NAN);
-            select(context, mask, c.n, *candidates);
+            select(context, own, c.n, *candidates);
             partial_ffn(context, w, input, *candidates, *scratch, sums.data(), counts, fired);
             merge(context, w, sums.data(), y.data());
         } else {
-            rows_ffn(context, w, input, mask, *scratch, y.data(), counts, fired);
+            rows_ffn(context, w, input, own, *scratch, y.data(), counts, fired);
         }
         return y;
     };
@@ -147,6 +174,7 @@ void test(const Case& c) {
         }
     }
     CHECK(!std::memcmp(&counts, &one_by_one, sizeof(counts)));
+    test_audit(w, x, mask);
 
     int64_t proposed = 0, different = 0;
     double difference = 0, size = 0;

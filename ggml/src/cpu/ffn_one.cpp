@@ -115,7 +115,7 @@ class OneToken {
 void partial_ffn(Context& context, const Neurons& w, const Input& x, const Candidates& candidates,
                  NeuronScratch& scratch, float* sums, NeuronCounts* counts, bool* fired) {
     OpTimer timer(context.profile, "partial_ffn");
-    const cpu::RowProducts rows(context, w, x, scratch.folded, scratch.grouped);
+    const cpu::RowProducts rows(context, w, x, scratch, 0, 1);
     if (fired) std::fill_n(fired, w.n, false);
     std::atomic<int64_t> n_computed{0}, n_fired{0};
     // Several segments at a time, as rows are fetched ahead within them.

@@ -57,7 +57,7 @@ class ManyTokens {
     ManyTokens(Context& context, const Neurons& w, const Input& x, const NeuronMask& mask,
                NeuronScratch& scratch, bool* fired)
         : w_(w),
-          rows_(context, w, x, scratch.folded, scratch.grouped),
+          rows_(context, w, x, scratch, 0, x.rows),
           n_rows_(x.rows),
           mask_(mask),
           s_(scratch),
