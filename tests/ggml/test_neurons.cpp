@@ -81,6 +81,30 @@ double activated(const Case& c, double v) {
     return std::fabs(v) < c.threshold ? 0 : v;
 }
 
+// Audits of all segments against what fires without a mask.
+void test_audit(const Neurons& w, const Floats& x, const NeuronMask& mask) {
+    const int64_t rows = int64_t(x.size()) / w.cols;
+    Context context(2);
+    Carved<InputBuffer> buffer("input", rows, w.cols);
+    const bool q8 = w.gate.wants_q8() || w.up.wants_q8();
+    const Input input = buffer->prepare(context, x.data(), rows, w.cols, q8);
+    Carved<NeuronScratch> scratch("scratch", rows, w.n, w.cols, 2);
+    Floats y(x.size());
+    const std::unique_ptr<bool[]> fired(new bool[size_t(rows * w.n)]);
+    rows_ffn(context, w, input, {}, *scratch, y.data(), nullptr, fired.get());
+    for (int64_t s = 0; s < kSegments; s++) {
+        const int64_t t = s % rows;
+        const Segment segment = segment_of(w.n, s);
+        int64_t n = 0, found = 0;
+        for (int64_t i = segment.begin; i < segment.end; i++) {
+            n += fired[size_t(t * w.n + i)];
+            found += fired[size_t(t * w.n + i)] && mask.finds(t, w.n, i);
+        }
+        const AuditCounts counts = audit_segment(context, w, input, t, mask, s, *scratch);
+        CHECK(counts.fired == n && counts.found == found);
+    }
+}
+
 void test(const Case& c) {
     const int64_t rows = 5;
     Rows gate(c.gate.value_or(c.type), c.n, c.cols, 1), up(c.type, c.n, c.cols, 1),
@@ -107,6 +131,11 @@ void test(const Case& c) {
     const bool quantised = info(c.type).is_quantised();
 
     using Flags = std::unique_ptr<bool[]>;
+    NeuronMask mask;
+    mask.masked = masked;
+    mask.score = score.data();
+    mask.threshold = 0.5f;
+    mask.unpredicted = unpredicted.data();
     // `alone`: by the operators for one row.
     const auto run = [&](int threads, int64_t first, int64_t count, NeuronCounts* counts,
                          bool* fired, bool alone) {
@@ -115,20 +144,18 @@ void test(const Case& c) {
         const bool q8 = quantised && c.cols % kQ == 0;
         const Input input = buffer->prepare(context, x.data() + first * c.cols, count, c.cols, q8);
         Carved<NeuronScratch> scratch("scratch", count, c.n, c.cols, threads);
-        NeuronMask mask;
-        mask.masked = masked + first;
-        mask.score = score.data() + first * c.n;
-        mask.threshold = 0.5f;
-        mask.unpredicted = unpredicted.data();
+        NeuronMask own = mask;
+        own.masked += first;
+        own.score += first * c.n;
         Floats y(size_t(count * c.cols));
         if (alone) {
             Carved<Candidates> candidates("candidates", c.n);
             Floats sums(size_t(kSegments * c.cols), NAN);
-            select(context, mask, c.n, *candidates);
+            select(context, own, c.n, *candidates);
             partial_ffn(context, w, input, *candidates, *scratch, sums.data(), counts, fired);
             merge(context, w, sums.data(), y.data());
         } else {
-            rows_ffn(context, w, input, mask, *scratch, y.data(), counts, fired);
+            rows_ffn(context, w, input, own, *scratch, y.data(), counts, fired);
         }
         return y;
     };
@@ -147,6 +174,7 @@ void test(const Case& c) {
         }
     }
     CHECK(!std::memcmp(&counts, &one_by_one, sizeof(counts)));
+    test_audit(w, x, mask);
 
     int64_t proposed = 0, different = 0;
     double difference = 0, size = 0;
@@ -195,6 +223,65 @@ void test(const Case& c) {
         std::printf("%s n %d cols %d act %d gated %d: %g\n", info(c.type).name, int(c.n),
                     int(c.cols), int(c.act), c.gated, std::sqrt(difference / size));
     }
+}
+
+// Bytes as they are read: neuron i of a masked row is proposed in segments of even number, and
+// every third one in the others; gates of every fourth one fire, and what every seventh one sends
+// down is 0.
+void test_bytes(int64_t n, int64_t rows, int64_t cols, bool gated) {
+    const auto proposed = [&](int64_t s, int64_t i) { return s % 2 == 0 || i % 3 == 0; };
+    Floats first(size_t(n * cols)), up(size_t(n * cols)), x(size_t(rows * cols)), score;
+    int64_t n_first = 0, n_up = 0, n_down = 0;
+    for (int64_t s = 0; s < kSegments; s++) {
+        const Segment segment = segment_of(n, s);
+        for (int64_t i = segment.begin; i < segment.end; i++) {
+            const bool fires = i % 4 == 0, sends = !gated || i % 7;
+            first[size_t(i * cols)] = fires ? 1 : -1;
+            up[size_t(i * cols)] = sends ? 1 : 0;
+            score.push_back(proposed(s, i) ? 1 : 0);
+            n_first += proposed(s, i);
+            n_up += gated && proposed(s, i) && fires;
+            n_down += proposed(s, i) && fires && sends;
+        }
+    }
+    const std::unique_ptr<bool[]> masked(new bool[size_t(rows)]);
+    std::fill_n(masked.get(), rows, true);
+    for (int64_t t = 0; t < rows; t++) x[size_t(t * cols)] = 1;
+    score.resize(size_t(rows * n));
+    for (int64_t i = n; i < rows * n; i++) score[size_t(i)] = score[size_t(i - n)];
+    const auto view = [&](const Floats& values) {
+        return NeuronRows{DType::F32, false, reinterpret_cast<const uint8_t*>(values.data()),
+                          cols * int64_t(sizeof(float))};
+    };
+    Neurons w;
+    w.n = n;
+    w.cols = cols;
+    if (gated) w.gate = view(first);
+    w.up = view(gated ? up : first);
+    w.down = view(up);
+    NeuronMask mask;
+    mask.masked = masked.get();
+    mask.score = score.data();
+    mask.threshold = 0.5f;
+
+    Context context(2);
+    context.profile.on = true;
+    const auto read = [&](const char* op) {
+        for (const Profile::Entry& e : context.profile.entries) {
+            if (!std::strcmp(e.op, op)) return int64_t(e.bytes) / cols / int64_t(sizeof(float));
+        }
+        return int64_t(-1);
+    };
+    Carved<NeuronScratch> scratch("scratch", rows, n, cols, 2);
+    Carved<Candidates> candidates("candidates", n);
+    Floats sums(size_t(kSegments * cols)), y(size_t(rows * cols));
+    select(context, mask, n, *candidates);
+    partial_ffn(context, w, {x.data(), 1, cols, {}}, *candidates, *scratch, sums.data(), nullptr,
+                nullptr);
+    CHECK(read("partial_ffn") == n_first + n_up + n_down);
+    rows_ffn(context, w, {x.data(), rows, cols, {}}, mask, *scratch, y.data(), nullptr, nullptr);
+    const int64_t pieces = cols < 256 ? 1 : (rows + 127) / 128;  // a thread adds 128 tokens
+    CHECK(read("rows_ffn") == n_first + n_up + pieces * n_down);
 }
 
 // Who is listed, and where: pieces of several segments, of one, and segments without neurons.
@@ -354,6 +441,10 @@ int main() {
     const char* const* isas = cpu::isa_names(&n_isas);
     for (int64_t n : {1, 5, 255, 256, 257, 9000, 70000}) test_select(n);
     for (int64_t cols : {1, 40, 256, 1000}) test_merge(cols);
+    for (bool gated : {true, false}) {
+        test_bytes(5000, 5, 40, gated);
+        test_bytes(300, 300, 256, gated);
+    }
     const DType types[] = {DType::F32,  DType::F16,  DType::BF16, DType::Q4_0,   DType::Q4_1,
                            DType::Q5_0, DType::Q5_1, DType::Q8_0, DType::Q2_K,   DType::Q3_K,
                            DType::Q4_K, DType::Q5_K, DType::Q6_K, DType::IQ4_NL, DType::IQ4_XS};

@@ -9,6 +9,7 @@
 #include <functional>
 #include <random>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "check.h"
@@ -413,6 +414,31 @@ void test_attention(DType type, int64_t n_head, int64_t n_head_kv, int64_t head_
     CHECK(close(steady(op, rows), expected, size, 2e-5));
 }
 
+// Keys and values are counted once for the rows and heads that walk over them together.
+void test_attention_bytes() {
+    const auto read = [](int64_t n_head, int64_t n_head_kv,
+                         const std::vector<std::pair<int, int64_t>>& seen) {
+        const int64_t head_dim = 8;
+        const Pages kv(DType::F16, n_head_kv, head_dim);
+        std::vector<AttentionRow> rows;
+        for (const auto& [sequence, end] : seen) rows.push_back({kv.pages[sequence], 0, end});
+        const int64_t n = int64_t(rows.size());
+        Floats q(size_t(n * n_head * head_dim)), out(q.size());
+        Context context(2);
+        context.profile.on = true;
+        attention(context, kv.k, n_head, 1, rows.data(), n, q.data(), out.data());
+        // Positions per KV head.
+        return int64_t(context.profile.entries[0].bytes) / (n_head_kv * 2 * head_dim * 2);
+    };
+    std::vector<std::pair<int, int64_t>> prompt;
+    for (int64_t end = 101; end <= 120; end++) prompt.emplace_back(0, end);
+    CHECK(read(3, 3, {{0, 100}}) == 100);
+    CHECK(read(3, 3, prompt) == 116 + 120);                       // 16 rows, then 4
+    CHECK(read(8, 2, prompt) == 104 + 108 + 112 + 116 + 120);     // 4 rows of 4 heads
+    CHECK(read(36, 2, {{0, 101}, {0, 102}}) == 2 * (101 + 102));  // 18 heads: 16, then 2
+    CHECK(read(3, 3, {{0, 50}, {0, 51}, {1, 60}, {0, 52}, {0, 52}, {0, 9}}) == 51 + 60 + 52 + 9);
+}
+
 void test_all() {
     Context one(1), two(2), three(3);
     contexts = {&one, &two, &three};
@@ -429,8 +455,9 @@ void test_all() {
         test_attention(type, 3, 3, 8);
         test_attention(type, 8, 2, 20);
         test_attention(type, 8, 2, 20, 70);  // a window that begins inside a page
-        test_attention(type, 36, 2, 16);  // 18 query heads per key head: more than go together
+        test_attention(type, 36, 2, 16);     // 18 query heads per key head: more than go together
     }
+    test_attention_bytes();
     contexts.clear();
 }
 

@@ -128,4 +128,12 @@ void merge(Context& context, const Neurons& neurons, const float* sums, float* y
 void rows_ffn(Context& context, const Neurons& neurons, const Input& x, const NeuronMask& mask,
               NeuronScratch& scratch, float* y, NeuronCounts* counts, bool* fired);
 
+// What one segment of a row fires when it is computed in full, and how much of that the mask finds,
+// whether it masks this row or not. No result depends on it.
+struct AuditCounts {
+    int64_t fired, found;
+};
+AuditCounts audit_segment(Context& context, const Neurons& neurons, const Input& x, int64_t row,
+                          const NeuronMask& mask, int64_t segment, NeuronScratch& scratch);
+
 }  // namespace ggml

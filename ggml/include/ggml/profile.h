@@ -37,8 +37,7 @@ struct Profile {
 // Times one operator call from here to the end of the scope.
 class OpTimer {
  public:
-    OpTimer(Profile& profile, const char* op, uint64_t bytes = 0)
-        : profile_(profile), op_(op), bytes_(bytes) {
+    OpTimer(Profile& profile, const char* op) : profile_(profile), op_(op) {
         if (profile_.on) start_ = std::chrono::steady_clock::now();
     }
     ~OpTimer() {
@@ -46,13 +45,15 @@ class OpTimer {
         const std::chrono::duration<double> d = std::chrono::steady_clock::now() - start_;
         profile_.add(op_, d.count(), bytes_);
     }
+    // Notes bytes of weights or cache that the call read, whenever it is known.
+    void read(uint64_t bytes) { bytes_ += bytes; }
     OpTimer(const OpTimer&) = delete;
     OpTimer& operator=(const OpTimer&) = delete;
 
  private:
     Profile& profile_;
     const char* op_;
-    uint64_t bytes_;
+    uint64_t bytes_ = 0;
     std::chrono::steady_clock::time_point start_;
 };
 

@@ -90,26 +90,35 @@ void attend(const cpu::Kernels& kernels, const KvLayer& s, int64_t n_head, float
     }
 }
 
+// How many of n rows share the keys of the first: those of its sequence, not where a window has
+// moved.
+int64_t sharing(const AttentionRow* rows, int64_t n) {
+    int64_t m = 1;
+    while (m < n && rows[m].pages == rows[0].pages && rows[m].first == rows[0].first &&
+           rows[m].end >= rows[m - 1].end) {
+        m++;
+    }
+    return m;
+}
+
 }  // namespace
 
 void attention(Context& context, const KvLayer& layer, int64_t n_head, float scale,
                const AttentionRow* rows, int64_t n_rows, const float* q, float* out) {
-    uint64_t bytes = 0;
-    for (int64_t t = 0; t < n_rows; t++) bytes += uint64_t(rows[t].end - rows[t].first);
-    bytes *= uint64_t(2 * layer.n_head_kv * layer.position_bytes());
-    const OpTimer timer(context.profile, "attention", bytes);
+    OpTimer timer(context.profile, "attention");
     const int64_t n_kv = layer.n_head_kv, group = n_head / n_kv, heads = std::min(group, kQueries);
     const int64_t tile = kQueries / heads, n_tiles = (n_rows + tile - 1) / tile;
+    int64_t positions = 0;  // that a KV head walks, once for what goes together
+    for (int64_t t = 0; t < n_rows;) {
+        t += sharing(rows + t, std::min(tile - t % tile, n_rows - t));
+        positions += (rows[t - 1].end - rows[t - 1].first) * ((group + heads - 1) / heads);
+    }
+    timer.read(uint64_t(positions * 2 * n_kv * layer.position_bytes()));
     context.threads.run(n_tiles * n_kv, 1, [&](int64_t begin, int64_t end, int) {
         for (int64_t i = begin; i < end; i++) {
             const int64_t last = std::min((i / n_kv + 1) * tile, n_rows), kv_head = i % n_kv;
             for (int64_t t = i / n_kv * tile; t < last;) {
-                int64_t n = 1;  // rows of one sequence share its keys; not where a window has moved
-                while (t + n < last && rows[t + n].pages == rows[t].pages &&
-                       rows[t + n].first == rows[t].first &&
-                       rows[t + n].end >= rows[t + n - 1].end) {
-                    n++;
-                }
+                const int64_t n = sharing(rows + t, last - t);
                 for (int64_t h = 0; h < group; h += heads) {
                     const int64_t at = (t * n_head + kv_head * group + h) * layer.head_dim;
                     attend(context.kernels, layer, n_head, scale, rows + t, n, kv_head,

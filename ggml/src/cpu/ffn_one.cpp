@@ -1,6 +1,7 @@
 // One token: threads take segments, whose gate, up and down are one pass over the candidates.
 #include <algorithm>
 #include <atomic>
+#include <numeric>
 
 #include "cpu/ffn_parts.h"
 #include "cpu/neuron_rows.h"
@@ -113,8 +114,8 @@ class OneToken {
 
 void partial_ffn(Context& context, const Neurons& w, const Input& x, const Candidates& candidates,
                  NeuronScratch& scratch, float* sums, NeuronCounts* counts, bool* fired) {
-    const OpTimer timer(context.profile, "partial_ffn");
-    const cpu::RowProducts rows(context, w, x, scratch.folded, scratch.grouped);
+    OpTimer timer(context.profile, "partial_ffn");
+    const cpu::RowProducts rows(context, w, x, scratch, 0, 1);
     if (fired) std::fill_n(fired, w.n, false);
     std::atomic<int64_t> n_computed{0}, n_fired{0};
     // Several segments at a time, as rows are fetched ahead within them.
@@ -125,9 +126,14 @@ void partial_ffn(Context& context, const Neurons& w, const Input& x, const Candi
         n_computed += token.computed;
         n_fired += token.fired;
     });
+    const int64_t n_proposed =
+        std::accumulate(std::begin(candidates.count), std::end(candidates.count), int64_t(0));
+    timer.read(uint64_t(n_proposed) * cpu::row_bytes(w, cpu::first_rows(w)));
+    if (w.gate) timer.read(uint64_t(n_computed) * cpu::row_bytes(w, w.up));
+    timer.read(uint64_t(n_fired) * cpu::row_bytes(w, w.down));
     if (!counts) return;
     counts->rows++;
-    for (int32_t n : candidates.count) counts->proposed += n;
+    counts->proposed += n_proposed;
     counts->computed += n_computed;
     counts->fired += n_fired;
 }

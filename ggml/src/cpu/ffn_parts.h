@@ -27,6 +27,10 @@ inline float value(const Neurons& w, float gate, float up) {
     return gate * (w.act == Activation::drelu ? activate(w, up) : up);
 }
 
+inline uint64_t row_bytes(const Neurons& w, const NeuronRows& rows) {
+    return uint64_t(info(rows.type).size(w.cols));
+}
+
 // The rows that decide who fires, and their bias.
 inline const NeuronRows& first_rows(const Neurons& w) {
     return w.gate ? w.gate : w.up;

@@ -3,6 +3,7 @@
 // It adds in the order of one token, hence with the same bits.
 #include <algorithm>
 #include <atomic>
+#include <bitset>
 #include <numeric>
 
 #include "cpu/ffn_parts.h"
@@ -56,7 +57,7 @@ class ManyTokens {
     ManyTokens(Context& context, const Neurons& w, const Input& x, const NeuronMask& mask,
                NeuronScratch& scratch, bool* fired)
         : w_(w),
-          rows_(context, w, x, scratch.folded, scratch.grouped),
+          rows_(context, w, x, scratch, 0, x.rows),
           n_rows_(x.rows),
           mask_(mask),
           s_(scratch),
@@ -64,22 +65,24 @@ class ManyTokens {
 
     // Computes what the neurons of segment s send down, and keeps it.
     void fire(int64_t s, NeuronScratch::PerThread& own) {
-        NeuronCounts counts;
+        Done done;
         const Segment segment = segment_of(w_.n, s);
         int64_t tile = s * tiles_per_segment(w_.n);
         for (int64_t i = segment.begin; i < segment.end; i += kShared, tile++) {
             const int64_t n = std::min(kShared, segment.end - i);
-            fire_tile(i, n, own, counts);
-            keep_tile(i, n, tile, own, counts);
+            fire_tile(i, n, own, done);
+            keep_tile(i, n, tile, own, done);
         }
-        proposed_ += counts.proposed;
-        computed_ += counts.computed;
-        n_fired_ += counts.fired;
+        proposed_ += done.proposed;
+        computed_ += done.computed;
+        n_fired_ += done.fired;
+        bytes_ += done.bytes;
     }
 
     // Adds the down rows: tokens [t0, t0 + nt) and n columns from c0 on.
-    void add(int64_t c0, int64_t n, int64_t t0, int64_t nt, float* sums, float* y) const {
+    void add(int64_t c0, int64_t n, int64_t t0, int64_t nt, float* sums, float* y) {
         const int64_t tiles = tiles_per_segment(w_.n);
+        int64_t n_read = 0;  // rows; pieces of other columns read their further columns
         cpu::add_segments(sums, nt * n, [&](int64_t s, float* sum) {
             std::fill_n(sum, nt * n, 0.0f);
             const Segment segment = segment_of(w_.n, s);
@@ -92,13 +95,17 @@ class ManyTokens {
                 shares.first += t0;
                 if (shares.first[nt] == shares.first[0]) continue;
                 rows_.add(ids, m, c0, n, shares, nt, sum, n);
+                if (c0 == 0) n_read += rows_of(shares, nt);
             }
         });
+        bytes_ += uint64_t(n_read) * cpu::row_bytes(w_, w_.down);
         for (int64_t t = 0; t < nt; t++) {
             cpu::place(w_, sums + t * n, c0, n, y + (t0 + t) * w_.cols);
         }
     }
 
+    // Of rows that were read: once for all tokens, down rows once for those that one thread adds.
+    uint64_t bytes() const { return bytes_; }
     void count(NeuronCounts& counts) const {
         counts.rows += n_rows_;
         counts.proposed += proposed_;
@@ -107,9 +114,14 @@ class ManyTokens {
     }
 
  private:
+    struct Done {
+        int64_t proposed = 0, computed = 0, fired = 0;
+        uint64_t bytes = 0;
+    };
+
     // own.h[j * rows + t] = what neuron begin + j of n sends down for token t; 0 where it does not
     // fire or is not proposed.
-    void fire_tile(int64_t begin, int64_t n, NeuronScratch::PerThread& own, NeuronCounts& counts) {
+    void fire_tile(int64_t begin, int64_t n, NeuronScratch::PerThread& own, Done& done) {
         float* h = own.h;
         const auto put = [&](const Lists& lists, const auto& result) {
             for (int64_t j = 0; j < n; j++) {
@@ -123,36 +135,39 @@ class ManyTokens {
         const Lists candidates(own.tokens, n, n_rows_, [&](int64_t j, int64_t t) {
             return !mask_.masks(t) || mask_.finds(t, w_.n, begin + j);
         });
-        dot_listed(cpu::first_rows(w_), cpu::first_bias(w_), begin, n, candidates, own);
+        dot_listed(cpu::first_rows(w_), cpu::first_bias(w_), begin, n, candidates, own, done);
         put(candidates, [&](float, float v) { return cpu::activate(w_, v); });
-        counts.proposed += candidates.pairs;
+        done.proposed += candidates.pairs;
         const Lists fired(own.tokens, n, n_rows_,
                           [&](int64_t j, int64_t t) { return h[j * n_rows_ + t] != 0; });
-        counts.computed += fired.pairs;
+        done.computed += fired.pairs;
         if (!w_.gate) return;
-        dot_listed(w_.up, w_.up_bias, begin, n, fired, own);
+        dot_listed(w_.up, w_.up_bias, begin, n, fired, own, done);
         put(fired, [&](float gate, float up) { return cpu::value(w_, gate, up); });
     }
 
     // own.out[j * rows + t] = row begin + j . token t for what is listed; anything for the rest.
     void dot_listed(const NeuronRows& rows, const float* bias, int64_t begin, int64_t n,
-                    const Lists& lists, NeuronScratch::PerThread& own) const {
+                    const Lists& lists, NeuronScratch::PerThread& own, Done& done) const {
         int32_t ids[kShared];
         std::iota(ids, ids + n, int32_t(begin));
         if (double(lists.pairs) >= kDense * double(n * n_rows_)) {
             rows_.dot(rows, bias, ids, n, s_.tokens, n_rows_, own.out);
+            done.bytes += uint64_t(n) * cpu::row_bytes(w_, rows);
             return;
         }
         for (int64_t j = 0; j < n; j++) {
             const int64_t m = lists.length[j];
-            if (m) rows_.dot(rows, bias, ids + j, 1, lists.of(j), m, own.line);
+            if (!m) continue;
+            rows_.dot(rows, bias, ids + j, 1, lists.of(j), m, own.line);
             for (int64_t i = 0; i < m; i++) own.out[j * n_rows_ + lists.of(j)[i]] = own.line[i];
+            done.bytes += cpu::row_bytes(w_, rows);
         }
     }
 
     // Lists what fired in a tile token by token, as the second pass wants it.
     void keep_tile(int64_t begin, int64_t n, int64_t tile, const NeuronScratch::PerThread& own,
-                   NeuronCounts& counts) {
+                   Done& done) {
         const int64_t at = tile * kShared * n_rows_;
         int32_t *first = s_.first + tile * (n_rows_ + 1), *row = s_.fired + at;
         float* kept = s_.h + at;
@@ -168,13 +183,22 @@ class ManyTokens {
             }
         }
         first[n_rows_] = k;
-        counts.fired += k;
+        done.fired += k;
     }
 
     // What tokens take of the neurons of a tile, in the scratch.
     cpu::Shares shares_of(int64_t tile) const {
         const int64_t at = tile * kShared * n_rows_;
         return {s_.first + tile * (n_rows_ + 1), s_.fired + at, s_.h + at};
+    }
+
+    // How many rows of a tile nt tokens take something of.
+    static int64_t rows_of(const cpu::Shares& shares, int64_t nt) {
+        uint64_t taken = 0;
+        for (int32_t k = shares.first[0]; k < shares.first[nt]; k++) {
+            taken |= uint64_t(1) << shares.row[k];
+        }
+        return int64_t(std::bitset<kShared>(taken).count());
     }
 
     const Neurons& w_;
@@ -184,6 +208,7 @@ class ManyTokens {
     NeuronScratch& s_;
     bool* const fired_;  // [rows, n] or null
     std::atomic<int64_t> proposed_{0}, computed_{0}, n_fired_{0};
+    std::atomic<uint64_t> bytes_{0};
 };
 
 }  // namespace
@@ -209,7 +234,7 @@ NeuronScratch::NeuronScratch(Carver& carver, int64_t max_rows, int64_t n, int64_
 
 void rows_ffn(Context& context, const Neurons& w, const Input& x, const NeuronMask& mask,
               NeuronScratch& scratch, float* y, NeuronCounts* counts, bool* fired) {
-    const OpTimer timer(context.profile, "rows_ffn");
+    OpTimer timer(context.profile, "rows_ffn");
     if (fired) std::fill_n(fired, x.rows * w.n, false);
     ManyTokens tokens(context, w, x, mask, scratch, fired);
     context.threads.run(kSegments, 1, [&](int64_t begin, int64_t, int thread) {
@@ -223,6 +248,7 @@ void rows_ffn(Context& context, const Neurons& w, const Input& x, const NeuronMa
         tokens.add(c0, std::min(columns, w.cols - c0), t0, std::min(n_tokens, x.rows - t0),
                    scratch.threads[size_t(thread)].sums, y);
     });
+    timer.read(tokens.bytes());
     if (counts) tokens.count(*counts);
 }
 

@@ -23,11 +23,11 @@ F kernel_for(const NeuronRows& rows, const F* folded, const F* stored) {
 
 }  // namespace
 
-RowProducts::RowProducts(Context& context, const Neurons& w, const Input& x, const Q8Rows& folded,
-                         int8_t* grouped)
-    : kernels_(context.kernels), w_(w), in_{x.x, x.q8, folded, x.q8} {
+RowProducts::RowProducts(Context& context, const Neurons& w, const Input& x,
+                         const NeuronScratch& scratch, int64_t begin, int64_t end)
+    : kernels_(context.kernels), w_(w), in_{x.x, x.q8, scratch.folded, x.q8} {
     in_.folded.cols = x.cols;
-    in_.grouped.q = grouped;
+    in_.grouped.q = scratch.grouped;
     for (const bool fold : {true, false}) {
         const auto wants = [&](const NeuronRows& rows) {
             return rows && rows.wants_q8() && rows.folded == fold;
@@ -35,8 +35,8 @@ RowProducts::RowProducts(Context& context, const Neurons& w, const Input& x, con
         if (!wants(w.gate) && !wants(w.up)) continue;
         const Q8Rows& out = fold ? in_.folded : in_.grouped;
         const int64_t span = (fold ? x.cols : kQK) / kQ, n_blocks = x.cols / kQ;
-        context.threads.run(x.rows, 1, [&](int64_t begin, int64_t end, int) {
-            for (int64_t b = begin * n_blocks; b < end * n_blocks; b += span) {
+        context.threads.run(end - begin, 1, [&](int64_t from, int64_t to, int) {
+            for (int64_t b = (begin + from) * n_blocks; b < (begin + to) * n_blocks; b += span) {
                 fold_span(b, span / kStrip, out);
             }
         });

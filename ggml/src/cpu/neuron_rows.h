@@ -9,9 +9,10 @@ namespace ggml::cpu {
 
 class RowProducts {
  public:
-    // Brings x into the orders that gate and up want: in `folded`, and in `grouped` [rows, cols].
-    RowProducts(Context& context, const Neurons& w, const Input& x, const Q8Rows& folded,
-                int8_t* grouped);
+    // Brings rows [begin, end) of x, the tokens, into the orders that gate and up want: in the
+    // scratch's `folded` and `grouped`.
+    RowProducts(Context& context, const Neurons& w, const Input& x, const NeuronScratch& scratch,
+                int64_t begin, int64_t end);
 
     // out[i * nt + j] = row ids[i] . token tokens[j], bias included.
     void dot(const NeuronRows& rows, const float* bias, const int32_t* ids, int64_t n,

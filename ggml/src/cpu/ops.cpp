@@ -61,13 +61,12 @@ void some_strips(const cpu::Kernels& kernels, const Product& p, int64_t first, i
 
 void matmul(Context& context, const Input& x, std::initializer_list<Product> products) {
     const auto strips = [](const Product& p) { return (p.w.rows + kStrip - 1) / kStrip; };
+    OpTimer timer(context.profile, "matmul");
     int64_t total = 0;
-    uint64_t bytes = 0;
     for (const Product& p : products) {
         total += strips(p);
-        bytes += uint64_t(p.w.bytes());
+        timer.read(uint64_t(p.w.bytes()));
     }
-    const OpTimer timer(context.profile, "matmul", bytes);
     context.threads.run(total, grain_for(context, total), [&](int64_t begin, int64_t end, int) {
         int64_t first = 0;
         for (const Product& p : products) {

@@ -51,7 +51,8 @@ SketchScratch::SketchScratch(Carver& carver, int64_t max_rows, int64_t cols) {
 void sketch_scores(Context& context, const Sketch& w, const float* x, int64_t rows,
                    SketchScratch& s, float* score) {
     const int64_t bytes = w.cols / 8, planes = 4 * plane_bytes(bytes);
-    const OpTimer timer(context.profile, "sketch", uint64_t(w.rows * bytes));
+    OpTimer timer(context.profile, "sketch");
+    timer.read(uint64_t(w.rows * bytes));
     context.threads.run(rows, 1, [&](int64_t begin, int64_t end, int) {
         for (int64_t t = begin; t < end; t++) {
             split(x + t * w.cols, w.cols, s.unit_ + t, s.total_ + t, s.planes_ + t * planes);
