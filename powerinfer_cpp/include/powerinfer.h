@@ -158,7 +158,7 @@ typedef struct pi_model_params {
     bool use_mmap;       /* false: read weights into memory */
     bool use_mlock;      /* keep weights in RAM */
     bool check_tensors;  /* refuse weights that are NaN or infinite */
-    bool use_gpu_index;  /* check PATH.generated.gpuidx, PowerInfer's placement, if there */
+    bool use_gpu_index;  /* read PATH.generated.gpuidx, PowerInfer's placement, if there */
     int32_t n_threads;   /* for repacking; 0: pi_default_threads() */
     uint64_t ram_budget; /* bytes for everything together; 0: what is free */
     pi_progress_callback progress; /* or NULL */

@@ -150,8 +150,9 @@ pi_status pi_gpu_index_read(const char* path, int32_t n_layer, int64_t n_ff, int
     return guarded([&] {
         require(path && n_gpu, "path and n_gpu must not be NULL");
         require(n_layer >= 1 && n_ff >= 1, "a model has layers and neurons");
-        const auto found = powerinfer::read_gpu_index(path, n_layer, n_ff);
-        std::copy(found.begin(), found.end(), n_gpu);
+        for (const auto& ids : powerinfer::read_gpu_index(path, n_layer, n_ff)) {
+            *n_gpu++ = int64_t(ids.size());
+        }
     });
 }
 
