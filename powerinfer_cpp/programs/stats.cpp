@@ -67,7 +67,7 @@ class Parts {
     uint64_t operator[](std::string_view name) const {
         uint64_t n = 0;
         for (int32_t i = 0; i < pi_plan_n_parts(plan_.get()); i++) {
-            pi_plan_part part;
+            auto part = sized<pi_plan_part>();
             require(pi_plan_part_at(plan_.get(), i, &part));
             if (part.name == name) n += part.n_bytes;
         }

@@ -36,8 +36,10 @@ WorkSpan::~WorkSpan() {
 
 Work WorkSpan::now() const {
     Work work;
-    work.by_layer.resize(n_layer_);
-    // Fails for no session only.
-    (void)pi_session_work(session_, &work.sum, work.by_layer.data());
+    work.by_layer.resize(n_layer_, sized<pi_neuron_counts>());
+    // Fail for no session and no layer only.
+    (void)pi_session_work(session_, &work.sum);
+    for (size_t i = 0; i < n_layer_; i++)
+        (void)pi_session_neurons(session_, int32_t(i), &work.by_layer[i]);
     return work;
 }

@@ -4,10 +4,11 @@
 #include <cstdint>
 #include <vector>
 
+#include "console.h"
 #include "powerinfer.h"
 
 struct Work {
-    pi_work sum = {};                        // rows, bytes
+    pi_work sum = sized<pi_work>();          // rows, bytes
     std::vector<pi_neuron_counts> by_layer;  // empty: nothing done yet
 
     uint64_t bytes() const { return sum.attention + sum.predictor + sum.ffn + sum.head + sum.kv; }

@@ -121,14 +121,19 @@ pi_status pi_sequence_load(pi_session* s, int32_t seq, const void* buffer, size_
     });
 }
 
-pi_status pi_session_work(const pi_session* s, pi_work* out, pi_neuron_counts* neurons) {
+pi_status pi_session_work(const pi_session* s, pi_work* out) {
     return guarded([&] {
-        require(s && out, kNoOut);
+        require(s, "session must not be NULL");
         const powerinfer::Traffic t = powerinfer::traffic(s->session);
-        *out = {s->session.row_counts.rows, t.attention, t.predictor, t.ffn, t.head, t.kv};
-        for (const ggml::NeuronCounts& c : s->session.counts) {
-            if (neurons) *neurons++ = {c.rows, c.proposed, c.computed, c.fired};
-        }
+        give(out, {0, s->session.row_counts.rows, t.attention, t.predictor, t.ffn, t.head, t.kv});
+    });
+}
+
+pi_status pi_session_neurons(const pi_session* s, int32_t layer, pi_neuron_counts* out) {
+    return guarded([&] {
+        require(s && layer >= 0 && layer < s->session.model->config.n_layer, "no such layer");
+        const ggml::NeuronCounts& c = s->session.counts[size_t(layer)];
+        give(out, {0, c.rows, c.proposed, c.computed, c.fired});
     });
 }
 
@@ -156,9 +161,8 @@ int32_t pi_session_n_ops(const pi_session* s) {
 pi_status pi_session_op_at(const pi_session* s, int32_t i, pi_op_time* out) {
     return guarded([&] {
         require(s && i >= 0 && i < pi_session_n_ops(s), "no such operator");
-        require(out, kNoOut);
         const ggml::Profile::Entry& e = s->session.context.profile.entries[size_t(i)];
-        *out = {e.part, e.op, e.calls, e.seconds, e.bytes};
+        give(out, {0, e.part, e.op, e.calls, e.seconds, e.bytes});
     });
 }
 

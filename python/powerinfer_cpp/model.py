@@ -14,6 +14,7 @@ import numpy as np
 from ._native import ffi, lib
 from .errors import check
 from .gguf import Gguf
+from .structs import sized
 
 SPARSE_MODES = ("auto", "off", "exact", "predictor")  # in the order of pi_sparse
 LOG_LEVEL_INFO = 3  # pi_log_callback: 1 error, 2 warning, 3 information, 4 detail
@@ -102,7 +103,7 @@ def memory_plan(path: str, model: dict[str, Any], session: dict[str, Any]) -> di
     check(lib.pi_plan_new(_encoded(path), model_params, session_params, out), path)
     plan = ffi.gc(out[0], lib.pi_plan_free)
     tiers: dict[str, Any] = {}
-    part, total = ffi.new("pi_plan_part *"), 0
+    part, total = sized("pi_plan_part"), 0
     for i in range(lib.pi_plan_n_parts(plan)):
         check(lib.pi_plan_part_at(plan, i, part))
         parts = tiers.setdefault(ffi.string(part.tier).decode(), {})
@@ -316,8 +317,11 @@ class Session:
     def work(self) -> Work:
         """What the session has done so far."""
         neurons = np.empty((self._n_layer, len(NEURON_COUNTS)), dtype=np.int64)
-        out = ffi.new("pi_work *")
-        check(lib.pi_session_work(self.handle, out, ffi.from_buffer("pi_neuron_counts[]", neurons)))
+        out, counts = sized("pi_work"), sized("pi_neuron_counts")
+        check(lib.pi_session_work(self.handle, out))
+        for layer, row in enumerate(neurons):
+            check(lib.pi_session_neurons(self.handle, layer, counts))
+            row[:] = [getattr(counts, name) for name in NEURON_COUNTS]
         return Work(out.rows, np.array([getattr(out, part) for part in PARTS]), neurons)
 
     def logits_pointer(self, row: int) -> Any:
@@ -363,7 +367,7 @@ class Session:
 
     def op_times(self) -> list[OpTime]:
         """What `profile` measured."""
-        found, times = [], ffi.new("pi_op_time *")
+        found, times = [], sized("pi_op_time")
         for i in range(lib.pi_session_n_ops(self.handle)):
             check(lib.pi_session_op_at(self.handle, i, times))
             part, op = ffi.string(times.part).decode(), ffi.string(times.op).decode()
