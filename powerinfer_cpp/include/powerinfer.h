@@ -4,6 +4,11 @@
  * pi_last_error(), kept per thread until that thread's next failing call. Nothing is printed, the
  * process is never ended, and out-parameters are written only on PI_OK.
  *
+ * Structs begin with their struct_size, which the caller sets (for parameters, the functions that
+ * give defaults do). New members come at the end and make it grow: parameters of a program built
+ * for an older header get the defaults of what they lack, and of a result as many bytes are written
+ * as it has. A struct larger than this version's is refused.
+ *
  * Lifetimes: what pi_X_open or pi_X_new gives, pi_X_free takes back (NULL is fine). A session keeps
  * its model alive. Strings and arrays that a getter returns belong to the handle and live as long
  * as it does, unless the comment says otherwise.
@@ -84,6 +89,7 @@ typedef enum pi_value_type { /* ids of the format */
 
 /* A tensor as the file describes it. */
 typedef struct pi_tensor_info {
+    size_t struct_size;    /* sizeof(pi_tensor_info) */
     const char* name;      /* NUL-terminated */
     const char* type_name; /* "Q4_0" */
     uint32_t type;         /* GGUF type id */
@@ -158,7 +164,7 @@ typedef struct pi_model_params {
     bool use_mmap;       /* false: read weights into memory */
     bool use_mlock;      /* keep weights in RAM */
     bool check_tensors;  /* refuse weights that are NaN or infinite */
-    bool use_gpu_index;  /* check PATH.generated.gpuidx, PowerInfer's placement, if there */
+    bool use_gpu_index;  /* read PATH.generated.gpuidx, PowerInfer's placement, if there */
     int32_t n_threads;   /* for repacking; 0: pi_default_threads() */
     uint64_t ram_budget; /* bytes for everything together; 0: what is free */
     pi_progress_callback progress; /* or NULL */
@@ -214,7 +220,8 @@ pi_session_params pi_session_default_params(void);
 /* What a model and a session with these parameters would take, computed from the header alone. */
 typedef struct pi_plan pi_plan;
 typedef struct pi_plan_part {
-    const char* tier; /* "ram" */
+    size_t struct_size; /* sizeof(pi_plan_part) */
+    const char* tier;   /* "ram" */
     const char*
         name; /* "attention", "ffn", "embedding", "head", "norms", "predictor", "kv", "scratch" */
     int32_t layer; /* -1: of none */
@@ -335,11 +342,12 @@ pi_status pi_sequence_load(pi_session* session, int32_t seq, const void* buffer,
 
 /* Neurons of a layer, summed over rows: of n_ff per row, in mixtures per row and chosen expert. */
 typedef struct pi_neuron_counts {
-    int64_t rows;      /* in mixtures each as often as it has chosen experts */
-    int64_t predicted; /* proposed: the gate row (up, where there is no gate) was computed; without
-                        * a predictor every neuron */
-    int64_t computed;  /* of them those that went on: up and down (down, where there is no gate) */
-    int64_t fired;     /* of them those that sent something else than zero down */
+    size_t struct_size; /* sizeof(pi_neuron_counts) */
+    int64_t rows;       /* in mixtures each as often as it has chosen experts */
+    int64_t predicted;  /* proposed: the gate row (up, where there is no gate) was computed; without
+                         * a predictor every neuron */
+    int64_t computed;   /* of them those that went on: up and down (down, where there is no gate) */
+    int64_t fired;      /* of them those that sent something else than zero down */
     /* Of the segments that audits looked at, 1/32 of one layer's neurons for each generated token
      * that a predictor masked: neurons that fire, and those of them that were proposed. */
     int64_t audited, found;
@@ -349,6 +357,7 @@ typedef struct pi_neuron_counts {
  * between them cost. Bytes of weights and cache are those that each row would have read alone: rows
  * of one call share what they have in common. */
 typedef struct pi_work {
+    size_t struct_size; /* sizeof(pi_work) */
     int64_t rows;
     uint64_t attention; /* with the norms */
     uint64_t predictor;
@@ -356,8 +365,10 @@ typedef struct pi_work {
     uint64_t head;
     uint64_t kv;
 } pi_work;
-/* neurons: [n_layer], or NULL. */
-pi_status pi_session_work(const pi_session* session, pi_work* out, pi_neuron_counts* neurons);
+pi_status pi_session_work(const pi_session* session, pi_work* out);
+/* Of the layers first, first + 1, ...: out [n], whose first element says struct_size for all. */
+pi_status pi_session_neurons(const pi_session* session, int32_t first, int32_t n,
+                             pi_neuron_counts* out);
 
 /* Recordings of a layer; PI_ERROR_ARGUMENT where the session's `record` does not keep them. A
  * neuron fires when what it sends down is not zero, in mixtures only for rows that chose its
@@ -372,8 +383,9 @@ pi_status pi_ffn_inputs(const pi_session* session, int32_t layer, const float** 
 /* Time per operator, measured between profile(true) and profile(false); profile(true) starts anew.
  */
 typedef struct pi_op_time {
-    const char* part; /* "attention", "ffn", "head", "embedding" */
-    const char* op;   /* "matmul", "attention", "rms_norm", ... */
+    size_t struct_size; /* sizeof(pi_op_time) */
+    const char* part;   /* "attention", "ffn", "head", "embedding" */
+    const char* op;     /* "matmul", "attention", "rms_norm", ... */
     int64_t calls;
     double seconds;
     uint64_t n_bytes; /* weights and cache that the calls read */

@@ -27,6 +27,13 @@ std::string one_line(std::string text);
 void complain(const std::string& message);
 // Throws Interrupted, ReaderGone or Failure.
 void put(std::string_view bytes);
+// A struct that the engine fills.
+template <typename S>
+S sized() {
+    S s = {};
+    s.struct_size = sizeof(S);
+    return s;
+}
 // Throws Interrupted where Ctrl-C was the reason, else Failure with the engine's message.
 void require(pi_status status);
 

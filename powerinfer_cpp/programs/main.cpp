@@ -90,7 +90,7 @@ void print_plan(Options& options) {
     std::vector<std::pair<Name, uint64_t>> sums;       // over layers
     uint64_t total = 0;
     for (int32_t i = 0; i < pi_plan_n_parts(plan.get()); i++) {
-        pi_plan_part part;
+        auto part = sized<pi_plan_part>();
         require(pi_plan_part_at(plan.get(), i, &part));
         const Name name(part.tier, part.name);
         const auto same = [&](const auto& sum) { return sum.first == name; };

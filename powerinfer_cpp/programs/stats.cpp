@@ -68,7 +68,7 @@ class Parts {
     uint64_t operator[](std::string_view name) const {
         uint64_t n = 0;
         for (int32_t i = 0; i < pi_plan_n_parts(plan_.get()); i++) {
-            pi_plan_part part;
+            auto part = sized<pi_plan_part>();
             require(pi_plan_part_at(plan_.get(), i, &part));
             if (part.name == name) n += part.n_bytes;
         }
@@ -141,6 +141,9 @@ void write_stats(Options& options, const pi_model* model, const Timing& timing) 
              {"share_predicted", shares(&pi_neuron_counts::predicted)},
              {"share_computed", shares(&pi_neuron_counts::computed)},
              {"share_fired", shares(&pi_neuron_counts::fired)},
+             {"audit",
+              object({{"fired", number(uint64_t(work.total(&pi_neuron_counts::audited)))},
+                      {"found", number(uint64_t(work.total(&pi_neuron_counts::found)))}})},
              {"bytes_per_token", object({{"attention", number(work.sum.attention / rows)},
                                          {"predictor", number(work.sum.predictor / rows)},
                                          {"ffn", number(work.sum.ffn / rows)},

@@ -47,6 +47,9 @@ void Timing::print_work() const {
     std::fprintf(stderr, "neurons computed = %10.2f %% (predicted %.2f %%, fired %.2f %%)\n",
                  percent(&pi_neuron_counts::computed), percent(&pi_neuron_counts::predicted),
                  percent(&pi_neuron_counts::fired));
+    if (const int64_t audited = work.total(&pi_neuron_counts::audited))
+        std::fprintf(stderr, "predictors found = %10.2f %% of %" PRId64 " audited firings\n",
+                     100 * double(work.total(&pi_neuron_counts::found)) / double(audited), audited);
     std::fprintf(stderr, "           tiers = gpu %.2f %%, ram %.2f %%, storage %.2f %%\n", 0.0,
                  100.0, 0.0);
 }

@@ -10,6 +10,12 @@ double Work::share(int64_t pi_neuron_counts::*count, int64_t n_ff, int layer) co
     return all > 0 ? some / all : 0;
 }
 
+int64_t Work::total(int64_t pi_neuron_counts::*count) const {
+    int64_t sum = 0;
+    for (const pi_neuron_counts& layer : by_layer) sum += layer.*count;
+    return sum;
+}
+
 WorkSpan::WorkSpan(Work& total, const pi_session* session, const pi_model* model)
     : total_(total), session_(session), n_layer_(size_t(pi_model_n_layer(model))), begin_(now()) {
     total_.by_layer.resize(n_layer_);
@@ -31,13 +37,16 @@ WorkSpan::~WorkSpan() {
         to.predicted += b.predicted - a.predicted;
         to.computed += b.computed - a.computed;
         to.fired += b.fired - a.fired;
+        to.audited += b.audited - a.audited;
+        to.found += b.found - a.found;
     }
 }
 
 Work WorkSpan::now() const {
     Work work;
-    work.by_layer.resize(n_layer_);
-    // Fails for no session only.
-    (void)pi_session_work(session_, &work.sum, work.by_layer.data());
+    work.by_layer.resize(n_layer_, sized<pi_neuron_counts>());
+    // Fail for no session and no layer only.
+    (void)pi_session_work(session_, &work.sum);
+    (void)pi_session_neurons(session_, 0, int32_t(n_layer_), work.by_layer.data());
     return work;
 }

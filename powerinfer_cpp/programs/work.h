@@ -4,16 +4,19 @@
 #include <cstdint>
 #include <vector>
 
+#include "console.h"
 #include "powerinfer.h"
 
 struct Work {
-    pi_work sum = {};                        // rows, bytes
+    pi_work sum = sized<pi_work>();          // rows, bytes
     std::vector<pi_neuron_counts> by_layer;  // empty: nothing done yet
 
     uint64_t bytes() const { return sum.attention + sum.predictor + sum.ffn + sum.head + sum.kv; }
     // Share of a layer's n_ff neurons, of all layers' where layer is -1; 0 where no row was
     // computed.
     double share(int64_t pi_neuron_counts::*count, int64_t n_ff, int layer = -1) const;
+    // Sum over the layers.
+    int64_t total(int64_t pi_neuron_counts::*count) const;
 };
 
 // Adds to `total` what the session does from here to the end of the scope.

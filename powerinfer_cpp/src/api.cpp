@@ -119,9 +119,8 @@ int32_t pi_plan_n_parts(const pi_plan* plan) {
 pi_status pi_plan_part_at(const pi_plan* plan, int32_t i, pi_plan_part* out) {
     return guarded([&] {
         require(plan && i >= 0 && i < pi_plan_n_parts(plan), "no such part");
-        require(out, kNoOut);
         const powerinfer::PlanPart& p = plan->plan.parts[size_t(i)];
-        *out = {powerinfer::name(p.tier), powerinfer::name(p.part), p.layer, p.bytes};
+        give(out, {0, powerinfer::name(p.tier), powerinfer::name(p.part), p.layer, p.bytes});
     });
 }
 

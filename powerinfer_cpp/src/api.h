@@ -2,9 +2,12 @@
 // place where exceptions become status codes.
 #pragma once
 
+#include <cstddef>
+#include <cstring>
 #include <exception>
 #include <memory>
 #include <new>
+#include <type_traits>
 #include <vector>
 
 #include "ggml/status.h"
@@ -45,15 +48,36 @@ inline void require(bool condition, const char* what) {
     if (!condition) throw ggml::Error(ggml::Code::argument, what);
 }
 
-// A copy of a caller's parameters; NULL stands for the defaults.
+constexpr const char* kNoOut = "NULL where the result is to go";
+
+// Structs of callers begin with their size, which is that of an older header where it is smaller.
+template <typename S>
+size_t known_size(const S& of_caller) {
+    static_assert(offsetof(S, struct_size) == 0 && std::is_trivially_copyable_v<S>);
+    const size_t size = of_caller.struct_size;
+    require(size >= sizeof(size), "struct_size is not set: it is the size of the struct");
+    require(size <= sizeof(S),
+            "struct_size is larger than this version's struct: the program was built for a newer "
+            "powerinfer.h");
+    return size;
+}
+
+// A copy of a caller's parameters; NULL stands for the defaults, and they for what an older header
+// does not have.
 template <typename P>
 P params_or(const P* params, P defaults) {
     if (!params) return defaults;
-    require(params->struct_size == sizeof(P),
-            "struct_size of the parameters is not this version's");
-    return *params;
+    std::memcpy(&defaults, params, known_size(*params));
+    defaults.struct_size = sizeof(P);
+    return defaults;
 }
 
-constexpr const char* kNoOut = "NULL where the result is to go";
+// Writes a result, or as much of it as the caller's header has.
+template <typename S>
+void give(S* out, S result) {
+    require(out, kNoOut);
+    result.struct_size = known_size(*out);
+    std::memcpy(out, &result, result.struct_size);
+}
 
 }  // namespace powerinfer::api

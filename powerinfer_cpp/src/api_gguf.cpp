@@ -132,17 +132,16 @@ int64_t pi_gguf_n_tensors(const pi_gguf* g) {
 pi_status pi_gguf_tensor(const pi_gguf* g, int64_t i, pi_tensor_info* out) {
     return guarded([&] {
         require(g && i >= 0 && i < pi_gguf_n_tensors(g), "no such tensor");
-        require(out, kNoOut);
         const ggml::TensorInfo& t = g->gguf->tensors()[size_t(i)];
-        *out = {t.name.c_str(),
-                ggml::info(t.type).name,
-                uint32_t(t.type),
-                t.n_dims,
-                {},
-                t.offset,
-                t.bytes,
-                t.file};
-        std::copy(t.ne, t.ne + 4, out->ne);
+        give(out, {0,
+                   t.name.c_str(),
+                   ggml::info(t.type).name,
+                   uint32_t(t.type),
+                   t.n_dims,
+                   {t.ne[0], t.ne[1], t.ne[2], t.ne[3]},
+                   t.offset,
+                   t.bytes,
+                   t.file});
     });
 }
 
@@ -150,8 +149,9 @@ pi_status pi_gpu_index_read(const char* path, int32_t n_layer, int64_t n_ff, int
     return guarded([&] {
         require(path && n_gpu, "path and n_gpu must not be NULL");
         require(n_layer >= 1 && n_ff >= 1, "a model has layers and neurons");
-        const auto found = powerinfer::read_gpu_index(path, n_layer, n_ff);
-        std::copy(found.begin(), found.end(), n_gpu);
+        for (const auto& ids : powerinfer::read_gpu_index(path, n_layer, n_ff)) {
+            *n_gpu++ = int64_t(ids.size());
+        }
     });
 }
 

@@ -73,8 +73,10 @@ int32_t pi_session_n_batch(const pi_session* s) {
 
 pi_status pi_eval_batch(pi_session* s, const pi_batch* batch) {
     return guarded([&] {
-        require(s && batch && batch->token, "session, batch and its tokens must not be NULL");
-        s->session.eval(params_or(batch, pi_batch{}));
+        require(s && batch, "session and batch must not be NULL");
+        const pi_batch rows = params_or(batch, pi_batch{});
+        require(rows.token, "the tokens of the batch must not be NULL");
+        s->session.eval(rows);
     });
 }
 
@@ -146,17 +148,31 @@ pi_status pi_sequence_load(pi_session* s, int32_t seq, const void* buffer, size_
     });
 }
 
-pi_status pi_session_work(const pi_session* s, pi_work* out, pi_neuron_counts* neurons) {
+pi_status pi_session_work(const pi_session* s, pi_work* out) {
     return guarded([&] {
-        require(s && out, kNoOut);
+        require(s, kNoSession);
         const powerinfer::Session& session = s->session;
         const powerinfer::Traffic t =
             powerinfer::traffic(*session.model, session.counts, session.params.embedding);
-        *out = {session.counts.rows, t.attention, t.predictor, t.ffn, t.head, t.kv};
-        for (size_t i = 0; neurons && i < session.counts.neurons.size(); i++) {
-            const ggml::NeuronCounts& c = session.counts.neurons[i];
-            const ggml::AuditCounts& a = session.audit.layer(int64_t(i));
-            neurons[i] = {c.rows, c.proposed, c.computed, c.fired, a.fired, a.found};
+        give(out, {0, session.counts.rows, t.attention, t.predictor, t.ffn, t.head, t.kv});
+    });
+}
+
+pi_status pi_session_neurons(const pi_session* s, int32_t first, int32_t n,
+                             pi_neuron_counts* out) {
+    return guarded([&] {
+        require(s, kNoSession);
+        require(first >= 0 && n >= 0 && first <= s->session.model->config.n_layer - n,
+                "no such layer");
+        require(out || n == 0, kNoOut);
+        const size_t size = n ? known_size(*out) : 0;
+        char* to = reinterpret_cast<char*>(out);
+        for (int32_t i = first; i < first + n; i++, to += size) {
+            const ggml::NeuronCounts& c = s->session.counts.neurons[size_t(i)];
+            const ggml::AuditCounts& a = s->session.audit.layer(i);
+            const pi_neuron_counts counts{size,    c.rows,  c.proposed, c.computed,
+                                          c.fired, a.fired, a.found};
+            std::memcpy(to, &counts, size);
         }
     });
 }
@@ -185,9 +201,8 @@ int32_t pi_session_n_ops(const pi_session* s) {
 pi_status pi_session_op_at(const pi_session* s, int32_t i, pi_op_time* out) {
     return guarded([&] {
         require(s && i >= 0 && i < pi_session_n_ops(s), "no such operator");
-        require(out, kNoOut);
         const ggml::Profile::Entry& e = s->session.context.profile.entries[size_t(i)];
-        *out = {e.part, e.op, e.calls, e.seconds, e.bytes};
+        give(out, {0, e.part, e.op, e.calls, e.seconds, e.bytes});
     });
 }
 

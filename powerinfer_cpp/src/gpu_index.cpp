@@ -54,20 +54,21 @@ class Reader {
 
 // gpu_idx says 1 or 0 for every neuron, gpu_bucket lists those with 1 in ascending order.
 // PowerInfer looks at the list only where a layer is split, so neither is it held to more here.
-int64_t read_layer(const Reader& r, int64_t layer, int64_t n_ff) {
+std::vector<int32_t> read_layer(const Reader& r, int64_t layer, int64_t n_ff) {
     const ggml::TensorInfo& index = r.integers(blk(layer, "gpu_idx"));
     const ggml::TensorInfo& bucket = r.integers(blk(layer, "gpu_bucket"));
     if (index.ne[0] != n_ff) {
         r.refuse(index, format("is for %lld neurons, and the model's layers have %lld",
                                (long long)index.ne[0], (long long)n_ff));
     }
-    int64_t n_gpu = 0;
+    std::vector<int32_t> ids;
     for (int64_t i = 0; i < n_ff; i++) {
         const int32_t value = r.at(index, i);
         if (value != 0 && value != 1) r.refuse(index, format("holds %d, not 0 or 1", value));
-        n_gpu += value;
+        if (value) ids.push_back(int32_t(i));
     }
-    if (n_gpu == 0 || n_gpu == n_ff) return n_gpu;
+    const int64_t n_gpu = int64_t(ids.size());
+    if (n_gpu == 0 || n_gpu == n_ff) return ids;
     if (bucket.ne[0] != n_gpu) {
         r.refuse(bucket, format("lists %lld neurons, but gpu_idx marks %lld",
                                 (long long)bucket.ne[0], (long long)n_gpu));
@@ -86,7 +87,7 @@ int64_t read_layer(const Reader& r, int64_t layer, int64_t n_ff) {
         }
         previous = id;
     }
-    return n_gpu;
+    return ids;
 }
 
 }  // namespace
@@ -95,7 +96,8 @@ std::string gpu_index_path(const std::string& model_path) {
     return model_path + ".generated.gpuidx";
 }
 
-std::vector<int64_t> read_gpu_index(const std::string& path, int64_t n_layer, int64_t n_ff) {
+std::vector<std::vector<int32_t>> read_gpu_index(const std::string& path, int64_t n_layer,
+                                                 int64_t n_ff) {
     const Reader r(path);
     if (r.gguf().string("general.architecture") != "generic.gpu_index") {
         r.refuse("is no placement of neurons (general.architecture is not generic.gpu_index)");
@@ -107,9 +109,9 @@ std::vector<int64_t> read_gpu_index(const std::string& path, int64_t n_layer, in
                    "another model",
                    r.gguf().tensors().size(), (long long)n_layer, (long long)(2 * n_layer)));
     }
-    std::vector<int64_t> n_gpu;
-    for (int64_t i = 0; i < n_layer; i++) n_gpu.push_back(read_layer(r, i, n_ff));
-    return n_gpu;
+    std::vector<std::vector<int32_t>> ids;
+    for (int64_t i = 0; i < n_layer; i++) ids.push_back(read_layer(r, i, n_ff));
+    return ids;
 }
 
 }  // namespace powerinfer

@@ -11,8 +11,10 @@ namespace powerinfer {
 // Of the model file; whether it is there is for the caller to see.
 std::string gpu_index_path(const std::string& model_path);
 
-// Neurons of each layer that the file marks for the GPU. Throws Error(io), Error(format) naming
-// file and tensor: another kind of file, or one of a model with other layers or widths.
-std::vector<int64_t> read_gpu_index(const std::string& path, int64_t n_layer, int64_t n_ff);
+// Ids, ascending, of the neurons of each layer that the file marks for the GPU. Throws Error(io),
+// Error(format) naming file and tensor: another kind of file, or one of a model with other layers
+// or widths.
+std::vector<std::vector<int32_t>> read_gpu_index(const std::string& path, int64_t n_layer,
+                                                 int64_t n_ff);
 
 }  // namespace powerinfer

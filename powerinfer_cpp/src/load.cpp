@@ -1,38 +1,30 @@
 // From a path to a Model, step by step.
 #include "load.h"
 
-#include <numeric>
 #include <set>
 
 #include "families/family.h"
 #include "ggml/status.h"
-#include "gpu_index.h"
+#include "read_placement.h"
 #include "tokenizer.h"
 
 namespace powerinfer {
 
-using ggml::Code;
-using ggml::Error;
 using ggml::format;
 
 namespace {
 
-// A placement beside the model must be this model's, even though without a GPU it changes nothing.
-void check_gpu_index(const Model& model, const std::string& path, const pi_model_params& params) {
-    const std::string index = gpu_index_path(path);
-    if (!params.use_gpu_index || !ggml::file_exists(index)) return;
-    const Config& c = model.config;
-    if (c.n_expert) {
-        throw Error(Code::format, index + ": placements of PowerInfer's know no experts, and " +
-                                      path + " has them");
-    }
-    const std::vector<int64_t> n_gpu = read_gpu_index(index, c.n_layer, c.n_ff);
-    if (!params.log) return;
-    const int64_t marked = std::accumulate(n_gpu.begin(), n_gpu.end(), int64_t(0));
-    params.log(3,
-               format("%s marks %.0f%% of the neurons for a GPU; this build places none there",
-                      index.c_str(), 100.0 * double(marked) / double(c.n_layer * c.n_ff))
-                   .c_str(),
+// Tells the log what a placement asks for and this build does not do.
+void log_placement(const Placement& p, const pi_model_params& params) {
+    const int64_t gpu = p.count(Tier::gpu), storage = p.count(Tier::storage);
+    if (!params.log || !(gpu || storage)) return;
+    const double all = double(gpu + storage + p.count(Tier::ram));
+    const auto share = [&](int64_t n, const char* where) {
+        return format("%.0f%% of the neurons for %s", 100 * double(n) / all, where);
+    };
+    std::string marked = gpu ? share(gpu, "a GPU") : share(storage, "storage");
+    if (gpu && storage) marked += format(" and %.0f%% for storage", 100 * double(storage) / all);
+    params.log(3, (p.path + " marks " + marked + "; this build keeps all of them in RAM").c_str(),
                params.log_data);
 }
 
@@ -41,7 +33,13 @@ void log_unused(const Model& model, const pi_model_params& params) {
     if (!params.log) return;
     std::set<const ggml::TensorInfo*> used;
     for (const WeightSpec& w : model.weights) used.insert(w.tensor);
-    const size_t unused = model.file.gguf.tensors().size() - used.size();
+    const ggml::Gguf& gguf = model.file.gguf;
+    if (model.placement && model.placement->path == gguf.path()) {
+        for (int64_t i = 0; i < model.config.n_layer; i++) {
+            used.insert(gguf.find_tensor(tier_tensor(i, model.config.n_expert)));
+        }
+    }
+    const size_t unused = gguf.tensors().size() - used.size();
     if (!unused) return;
     params.log(3, format("%zu of the file's tensors have no part in this model", unused).c_str(),
                params.log_data);
@@ -77,7 +75,8 @@ std::shared_ptr<const Model> Model::load(const std::string& path, const pi_model
     if (params.vocab_only) return model;
     model->reserved =
         model->budget->reserve(model->file.gguf.path() + ": the weights", total(model->plan.parts));
-    check_gpu_index(*model, path, params);
+    model->placement = read_placement(*model, params);
+    if (model->placement) log_placement(*model->placement, params);
     log_unused(*model, params);
     load_weights(*model, params);
     return model;

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -14,6 +15,7 @@
 #include "ggml/ops.h"
 #include "ggml/sketch.h"
 #include "ggml/tensor.h"
+#include "placement.h"
 #include "powerinfer.h"
 #include "vocab.h"
 #include "weight_plan.h"
@@ -128,10 +130,11 @@ struct Model {
     ggml::Matrix output;                  // [n_vocab, n_embd]; token_embd's where the head is tied
     std::vector<Layer> layers;
 
-    std::vector<WeightSpec> weights;  // what is loaded, in the order of the architecture
-    WeightPlan plan;                  // where to, and how much that takes
-    ggml::Memory packed;              // strips and bundles
-    ggml::Memory plain;               // stored blocks that were read rather than mapped
+    std::vector<WeightSpec> weights;     // what is loaded, in the order of the architecture
+    WeightPlan plan;                     // where to, and how much that takes
+    std::optional<Placement> placement;  // where neurons are to live; this build has them in RAM
+    ggml::Memory packed;                 // strips and bundles
+    ggml::Memory plain;                  // stored blocks that were read rather than mapped
 
     // Header only: config, vocabulary, budget, and weights with their tensors found and their
     // shapes and types checked, but no data. Throws Error naming file, key or tensor.

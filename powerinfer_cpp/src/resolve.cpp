@@ -36,6 +36,14 @@ int64_t layer_of(const std::string& tensor) {
     return std::strtoll(tensor.c_str() + 4, nullptr, 10);
 }
 
+void check_shape(const ggml::Gguf& gguf, const ggml::TensorInfo& t,
+                 const std::vector<int64_t>& shape) {
+    if (size_t(t.n_dims) == shape.size() && std::equal(shape.begin(), shape.end(), t.ne)) return;
+    throw Error(Code::format, gguf.path() + ": tensor \"" + t.name + "\" has shape " +
+                                  shape_text(t.ne, size_t(t.n_dims)) + ", expected " +
+                                  shape_text(shape.data(), shape.size()));
+}
+
 uint64_t WeightSpec::bytes() const {
     const int64_t full = strips() ? (rows + ggml::kStrip - 1) / ggml::kStrip * ggml::kStrip : rows;
     return ggml::size_product(full, ggml::info(tensor->type).size(cols));
@@ -64,11 +72,7 @@ void resolve_weights(Model& model) {
         w.tensor = gguf.find_tensor(w.name);
         if (!w.tensor) refuse("is missing");
         const ggml::TensorInfo& t = *w.tensor;
-        if (size_t(t.n_dims) != w.shape.size() ||
-            !std::equal(w.shape.begin(), w.shape.end(), t.ne)) {
-            refuse("has shape " + shape_text(t.ne, size_t(t.n_dims)) + ", expected " +
-                   shape_text(w.shape.data(), w.shape.size()));
-        }
+        check_shape(gguf, t, w.shape);
         if (!fits(w, t.type)) refuse(std::string("has type ") + ggml::info(t.type).name);
         if (const auto* neurons = std::get_if<NeuronPart>(&w.target)) {
             neurons->to->layout.parts.push_back(t.type);

@@ -68,6 +68,11 @@ struct WeightSpec {
     uint64_t file_offset() const;
 };
 
+// Throws Error(format) naming file, tensor and both shapes where it has another one (fastest
+// first).
+void check_shape(const ggml::Gguf& gguf, const ggml::TensorInfo& t,
+                 const std::vector<int64_t>& shape);
+
 // The layer of a tensor "blk.N. ..."; -1: of none.
 int64_t layer_of(const std::string& tensor);
 

@@ -14,6 +14,7 @@ import numpy as np
 
 from ._native import ffi, lib
 from .errors import check
+from .structs import sized
 
 Value = bool | int | float | str | list[Any]
 
@@ -163,7 +164,7 @@ class Gguf:
     @cached_property
     def tensors(self) -> list[Tensor]:
         """Every tensor, in the file's order."""
-        handle, info = self._open, ffi.new("pi_tensor_info *")
+        handle, info = self._open, sized("pi_tensor_info")
         tensors = []
         for i in range(lib.pi_gguf_n_tensors(handle)):
             check(lib.pi_gguf_tensor(handle, i, info))

@@ -14,6 +14,7 @@ import numpy as np
 from ._native import ffi, lib
 from .errors import check
 from .gguf import Gguf
+from .structs import sized
 
 SPARSE_MODES = ("auto", "off", "exact", "predictor")  # in the order of pi_sparse
 LOG_LEVEL_INFO = 3  # pi_log_callback: 1 error, 2 warning, 3 information, 4 detail
@@ -102,7 +103,7 @@ def memory_plan(path: str, model: dict[str, Any], session: dict[str, Any]) -> di
     check(lib.pi_plan_new(_encoded(path), model_params, session_params, out), path)
     plan = ffi.gc(out[0], lib.pi_plan_free)
     tiers: dict[str, Any] = {}
-    part, total = ffi.new("pi_plan_part *"), 0
+    part, total = sized("pi_plan_part"), 0
     for i in range(lib.pi_plan_n_parts(plan)):
         check(lib.pi_plan_part_at(plan, i, part))
         parts = tiers.setdefault(ffi.string(part.tier).decode(), {})
@@ -186,8 +187,8 @@ class OpTime:
 
 
 # Attention, predictor, ffn, head, kv; and rows, predicted, computed, fired, audited, found.
-PARTS = tuple(name for name, _ in ffi.typeof("pi_work").fields if name != "rows")
-NEURON_COUNTS = tuple(name for name, _ in ffi.typeof("pi_neuron_counts").fields)
+PARTS = tuple(name for name, _ in ffi.typeof("pi_work").fields[2:])  # behind size and rows
+NEURON_COUNTS = tuple(name for name, _ in ffi.typeof("pi_neuron_counts").fields[1:])
 
 
 @dataclass(frozen=True)
@@ -224,6 +225,12 @@ class Work:
             name: (self.neurons[:, NEURON_COUNTS.index(name)] / all_neurons).tolist()
             for name in ("predicted", "computed", "fired")
         }
+
+    def audit(self) -> dict[str, int]:
+        """Of the segments that audits looked at: neurons that fire, and those of them that the
+        predictors found."""
+        total = dict(zip(NEURON_COUNTS, self.neurons.sum(axis=0).tolist(), strict=True))
+        return {"fired": total["audited"], "found": total["found"]}
 
     def mean_shares(self, n_ff: int) -> dict[str, float]:
         """The same over all layers."""
@@ -319,10 +326,13 @@ class Session:
 
     def work(self) -> Work:
         """What the session has done so far."""
-        neurons = np.empty((self._n_layer, len(NEURON_COUNTS)), dtype=np.int64)
-        out = ffi.new("pi_work *")
-        check(lib.pi_session_work(self.handle, out, ffi.from_buffer("pi_neuron_counts[]", neurons)))
-        return Work(out.rows, np.array([getattr(out, part) for part in PARTS]), neurons)
+        out = sized("pi_work")
+        check(lib.pi_session_work(self.handle, out))
+        neurons = np.empty((self._n_layer, 1 + len(NEURON_COUNTS)), dtype=np.int64)
+        neurons[0, 0] = ffi.sizeof("pi_neuron_counts")  # struct_size, beside which all are int64
+        counts = ffi.from_buffer("pi_neuron_counts[]", neurons)
+        check(lib.pi_session_neurons(self.handle, 0, self._n_layer, counts))
+        return Work(out.rows, np.array([getattr(out, part) for part in PARTS]), neurons[:, 1:])
 
     def logits_pointer(self, row: int) -> Any:
         """float const *, the logits [n_vocab] of a kept row of the last eval."""
@@ -367,7 +377,7 @@ class Session:
 
     def op_times(self) -> list[OpTime]:
         """What `profile` measured."""
-        found, times = [], ffi.new("pi_op_time *")
+        found, times = [], sized("pi_op_time")
         for i in range(lib.pi_session_n_ops(self.handle)):
             check(lib.pi_session_op_at(self.handle, i, times))
             part, op = ffi.string(times.part).decode(), ffi.string(times.op).decode()

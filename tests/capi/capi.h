@@ -31,6 +31,9 @@ static void report(bool good, const char* file, int line, const char* what) {
 static char untouched_place;
 #define UNTOUCHED ((void*)&untouched_place)
 
+/* Sets the size of a struct that is to be filled. */
+#define SIZED(s) ((s).struct_size = sizeof(s))
+
 static const char* model_path;
 
 static inline bool says(const char* word) {

@@ -3,6 +3,7 @@
  */
 #define _POSIX_C_SOURCE 200809L
 #include <math.h>
+#include <stddef.h>
 
 #include "capi.h"
 
@@ -166,6 +167,7 @@ static void test_gguf(void) {
     FAILS(PI_ERROR_ARGUMENT, pi_gguf_string(NULL, 0, 0, &text, &length));
 
     pi_tensor_info t;
+    SIZED(t);
     for (int64_t i = 0; i < n_tensors; i++) {
         uint32_t type = 77;
         int64_t block = 0, block_bytes = 0;
@@ -310,7 +312,7 @@ static void test_model(void) {
     FAILS(PI_ERROR_FORMAT, pi_model_open(program_path, &params, &m));
     FAILS(PI_ERROR_ARGUMENT, pi_model_open(NULL, NULL, &m));
     FAILS(PI_ERROR_ARGUMENT, pi_model_open(model_path, NULL, NULL));
-    const size_t sizes[] = {0, 1, sizeof(params) - 1, sizeof(params) + 1, SIZE_MAX};
+    const size_t sizes[] = {0, 1, sizeof(size_t) - 1, sizeof(params) + 1, SIZE_MAX};
     for (int k = 0; k < 5; k++) {
         params.struct_size = sizes[k];
         FAILS(PI_ERROR_ARGUMENT, pi_model_open(model_path, &params, &m));
@@ -354,6 +356,7 @@ static void test_model(void) {
     uint64_t n_bytes = 0, n_params = 0;
     for (int64_t i = 0; i < pi_gguf_n_tensors(g); i++) {
         pi_tensor_info t;
+        SIZED(t);
         OK(pi_gguf_tensor(g, i, &t));
         n_bytes += t.n_bytes;
         n_params += (uint64_t)(t.ne[0] * t.ne[1] * t.ne[2] * t.ne[3]);
@@ -503,7 +506,7 @@ static void test_plan(const pi_model* m) {
     FAILS(PI_ERROR_IO, pi_plan_new("no/such/file.gguf", NULL, NULL, &plan));
     FAILS(PI_ERROR_ARGUMENT, pi_plan_new(NULL, NULL, NULL, &plan));
     FAILS(PI_ERROR_ARGUMENT, pi_plan_new(model_path, NULL, NULL, NULL));
-    model.struct_size--;
+    model.struct_size++;
     FAILS(PI_ERROR_ARGUMENT, pi_plan_new(model_path, &model, NULL, &plan));
     CHECK(plan == UNTOUCHED);
 
@@ -517,6 +520,7 @@ static void test_plan(const pi_model* m) {
         CHECK(pi_plan_n_ctx(plan) == (n_ctx ? n_ctx : pi_model_n_ctx(m)));
         CHECK(n_ctx ? pi_plan_budget(plan) == 1000000 : pi_plan_budget(plan) > 1000000);
         pi_plan_part part;
+        SIZED(part);
         for (int32_t i = 0; i < pi_plan_n_parts(plan); i++) {
             OK(pi_plan_part_at(plan, i, &part));
             CHECK(!strcmp(part.tier, "ram") && part.n_bytes > 0);
@@ -540,6 +544,73 @@ static void test_plan(const pi_model* m) {
         CHECK(part.name == UNTOUCHED);
         pi_plan_free(plan);
     }
+}
+
+/* Programs built for an older header have smaller structs, and what they lack is the default. */
+static void test_older_and_newer_headers(const pi_model* m) {
+    struct {
+        size_t struct_size;
+        bool vocab_only;
+    } older = {0, true};
+    older.struct_size = sizeof(older);
+    pi_model* opened = NULL;
+    OK(pi_model_open(model_path, (const pi_model_params*)&older, &opened));
+    CHECK(pi_model_n_ff(opened) == 0); /* the vocabulary alone */
+    pi_model_free(opened);
+    pi_session_params params = session_params(128, 1);
+    params.n_batch = 0; /* no such number: is it looked at? */
+    params.struct_size = offsetof(pi_session_params, n_batch);
+    pi_session* s = NULL;
+    OK(pi_session_new(m, &params, &s));
+    CHECK(pi_session_n_ctx(s) == 128 && pi_session_n_batch(s) == 512);
+    params.struct_size = offsetof(pi_session_params, n_ubatch);
+    pi_session* none = UNTOUCHED;
+    FAILS(PI_ERROR_ARGUMENT, pi_session_new(m, &params, &none));
+    CHECK(says("n_batch") && none == UNTOUCHED);
+    pi_sampler_params sampling = pi_sampler_default_params();
+    pi_sampler* sampler = NULL;
+    sampling.struct_size = sizeof(size_t);
+    OK(pi_sampler_new(&sampling, &sampler));
+    pi_sampler_free(sampler);
+    sampling.struct_size = sizeof(sampling) + 1;
+    FAILS(PI_ERROR_ARGUMENT, pi_sampler_new(&sampling, &sampler));
+    CHECK(says("newer"));
+
+    /* Of a result so many bytes are written and no more. */
+    pi_plan* plan = NULL;
+    OK(pi_plan_new(model_path, NULL, NULL, &plan));
+    OK(pi_eval(s, (const int32_t[]){1}, NULL, NULL, 1));
+    union {
+        size_t size;
+        unsigned char bytes[256];
+    } full, cut;
+#define GROWS(type, call)                                                                        \
+    for (size_t size = 0; size <= sizeof(type) + 8; size += 8) {                                 \
+        type* out = (type*)&full;                                                                \
+        out->struct_size = sizeof(type);                                                         \
+        OK(call);                                                                                \
+        memset(&cut, 77, sizeof(cut));                                                           \
+        cut.size = size;                                                                         \
+        out = (type*)&cut;                                                                       \
+        if (size == 0 || size > sizeof(type)) {                                                  \
+            FAILS(PI_ERROR_ARGUMENT, call);                                                      \
+            CHECK(says("struct_size") && cut.bytes[sizeof(size_t)] == 77);                       \
+            continue;                                                                            \
+        }                                                                                        \
+        OK(call);                                                                                \
+        CHECK(cut.size == size && cut.bytes[size] == 77);                                        \
+        if (size >= 16) CHECK(!memcmp(cut.bytes + 8, full.bytes + 8, 8)); /* no padding there */ \
+    }
+    GROWS(pi_tensor_info, pi_gguf_tensor(pi_model_gguf(m), 1, out))
+    GROWS(pi_plan_part, pi_plan_part_at(plan, 1, out))
+    GROWS(pi_work, pi_session_work(s, out))
+    GROWS(pi_neuron_counts, pi_session_neurons(s, 1, 1, out))
+    pi_session_profile(s, true);
+    OK(pi_eval(s, (const int32_t[]){1}, NULL, NULL, 1));
+    GROWS(pi_op_time, pi_session_op_at(s, 1, out))
+#undef GROWS
+    pi_plan_free(plan);
+    pi_session_free(s);
 }
 
 static void test_reservations(void) {
@@ -590,6 +661,7 @@ int main(int argc, char** argv) {
     test_tokenizer(m);
     test_session_params(m);
     test_plan(m);
+    test_older_and_newer_headers(m);
     test_reservations();
     pi_model_free(m);
     return summary("test_capi");

@@ -339,17 +339,30 @@ static void test_profile(const pi_model* m, const float* expected) {
         uint64_t weights = 0;
         double seconds = 0;
         pi_work before, after;
-        OK(pi_session_work(s, &before, NULL));
+        SIZED(before), SIZED(after);
+        OK(pi_session_work(s, &before));
         pi_session_profile(s, true);
         OK(pi_eval(s, tokens + 10 + round, NULL, NULL, 1));
         pi_session_profile(s, false);
-        OK(pi_session_work(s, &after, NULL));
+        OK(pi_session_work(s, &after));
         CHECK(after.rows == before.rows + 1 && after.kv > before.kv);
-        FAILS(PI_ERROR_ARGUMENT, pi_session_work(s, NULL, NULL));
-        FAILS(PI_ERROR_ARGUMENT, pi_session_work(NULL, &after, NULL));
+        FAILS(PI_ERROR_ARGUMENT, pi_session_work(s, NULL));
+        FAILS(PI_ERROR_ARGUMENT, pi_session_work(NULL, &after));
+        pi_neuron_counts counts;
+        SIZED(counts);
+        for (int32_t i = 0; i < pi_model_n_layer(m); i++) {
+            OK(pi_session_neurons(s, i, 1, &counts));
+            CHECK(counts.rows == after.rows && counts.fired <= counts.computed);
+            CHECK(counts.computed <= counts.predicted);
+        }
+        FAILS(PI_ERROR_ARGUMENT, pi_session_neurons(s, -1, 1, &counts));
+        FAILS(PI_ERROR_ARGUMENT, pi_session_neurons(s, pi_model_n_layer(m), 1, &counts));
+        FAILS(PI_ERROR_ARGUMENT, pi_session_neurons(s, 0, 1, NULL));
+        FAILS(PI_ERROR_ARGUMENT, pi_session_neurons(NULL, 0, 1, &counts));
         OK(pi_sequence_truncate(s, 0, 11 + round));
         CHECK(pi_session_n_ops(s) > 3);
         pi_op_time op;
+        SIZED(op);
         for (int32_t i = 0; i < pi_session_n_ops(s); i++) {
             OK(pi_session_op_at(s, i, &op));
             CHECK(op.part[0] && op.op[0] && op.calls > 0 && op.calls < 1000 && op.seconds >= 0);

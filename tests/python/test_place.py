@@ -505,3 +505,70 @@ def test_without_scipy(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "scipy", None)
     with pytest.raises(ValueError, match=r"pip install 'powerinfer_cpp\[place\]'"):
         place(model_of(path), FAST, MIB)
+
+
+# ---- the engine ----
+
+
+def opened(path: Path, capfd: pytest.CaptureFixture) -> str:
+    """What the engine says when it opens a model."""
+    capfd.readouterr()
+    Model(str(path), verbose=True).close()
+    return capfd.readouterr().err
+
+
+def said_of(where: Path, tiers: list[np.ndarray]) -> str:
+    storage, _, gpu = np.bincount(np.concatenate([t.reshape(-1) for t in tiers]), minlength=3)
+    n = sum(t.size for t in tiers)
+    return (
+        f"{where} marks {100 * gpu / n:.0f}% of the neurons for a GPU and {100 * storage / n:.0f}% "
+        "for storage; this build keeps all of them in RAM\n"
+    )
+
+
+@pytest.mark.parametrize("experts", [0, 4])
+def test_the_engine_reads_them_all(
+    experts: int, tmp_path: Path, capfd: pytest.CaptureFixture
+) -> None:
+    """Both hashes are the engine's as well: it would refuse another one."""
+    layers = profiled.uneven(12, 1000)
+    if experts:
+        layers = [np.stack([layer] * experts) for layer in layers]
+    path = profiled.write(tmp_path / "model.gguf", layers, rank=16)
+    model, out = model_of(path), tmp_path / "placed.gguf"
+    budget = 2 * MIB * max(1, experts)
+    found = place(model, FAST, budget, budget, device="cuda0")
+    assert opened(path, capfd) == ""
+    with Gguf(path) as source:
+        embed_placement(source, out, found)
+    assert opened(out, capfd) == said_of(out, found.tiers())
+    beside = sidecar_path(path)
+    write_sidecar(beside, found)
+    assert opened(path, capfd) == said_of(beside, found.tiers())
+    other = profiled.write(path, layers, rank=8)
+    with pytest.raises(ModelFormatError, match="model.gguf.placement.gguf: .*another model"):
+        opened(other, capfd)
+    other = profiled.write(path, [layer / 2 for layer in layers], rank=16)
+    with pytest.raises(ModelFormatError, match="model.gguf.placement.gguf: .*other statistics"):
+        opened(other, capfd)
+    beside.unlink()
+    if not experts:
+        write_gpuidx(tmp_path / "model.gguf.generated.gpuidx", found)
+        assert " of the neurons for a GPU; this build" in opened(path, capfd)
+
+
+def test_the_engine_refuses_other_tiers(
+    path: Path, tmp_path: Path, capfd: pytest.CaptureFixture
+) -> None:
+    out = tmp_path / "placed.gguf"
+    with Gguf(path) as source:
+        embed_placement(source, out, place(model_of(path), FAST, 2 * MIB, 2 * MIB))
+    with Gguf(out) as placed:
+        tensor = next(t for t in placed.tensors if t.name == "blk.3.ffn_tier")
+    with out.open("r+b") as file:
+        file.seek(tensor.offset + 7)
+        file.write(b"\x03")
+    with pytest.raises(ModelFormatError, match='placed.gguf: tensor "blk.3.ffn_tier" holds 3'):
+        opened(out, capfd)
+    with Gguf(out) as placed, pytest.raises(ModelFormatError, match="other tiers than 0 to 2"):
+        read_placement(placed)
