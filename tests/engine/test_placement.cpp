@@ -4,7 +4,7 @@
 #include <functional>
 
 #include "ggml/check.h"
-#include "model.h"
+#include "read_placement.h"
 #include "sha256.h"
 #include "tiny_model.h"
 

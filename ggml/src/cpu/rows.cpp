@@ -8,7 +8,8 @@
 namespace ggml {
 
 void embed_rows(Context& context, const Matrix& w, const int32_t* ids, int64_t n, float* y) {
-    const OpTimer timer(context.profile, "embed_rows", uint64_t(n * w.row_bytes()));
+    OpTimer timer(context.profile, "embed_rows");
+    timer.read(uint64_t(n * w.row_bytes()));
     context.threads.run(n, 1, [&](int64_t begin, int64_t end, int) {
         for (int64_t t = begin; t < end; t++) decode_row(w, ids[t], y + t * w.cols);
     });
