@@ -10,6 +10,7 @@
 #include <numeric>
 
 #include "cpu/neuron_rows.h"
+#include "ggml/math.h"
 
 namespace ggml {
 
@@ -123,8 +124,7 @@ class SparseFfn {
             default:
                 break;
         }
-        const float a = w_.act == Activation::silu ? v / (1.0f + std::exp(-v))
-                                                   : 0.5f * v * (1.0f + std::erf(v * 0.70710678f));
+        const float a = w_.act == Activation::silu ? silu(v) : gelu(v);
         return std::fabs(a) < w_.threshold ? 0 : a;
     }
 
