@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <cmath>
 
+#include "ggml/math.h"
+
 namespace powerinfer {
 
 using ggml::Input;
@@ -124,8 +126,8 @@ void route(Session& s, const Layer& l, const float* x, int64_t n) {
         float* score = b.router + t * c.n_expert;
         const float top = *std::max_element(score, score + c.n_expert);
         for (int64_t e = 0; e < c.n_expert; e++) {
-            score[e] = c.gating == Config::Gating::sigmoid ? 1 / (1 + std::exp(-score[e]))
-                                                           : std::exp(score[e] - top);
+            score[e] = c.gating == Config::Gating::sigmoid ? ggml::sigmoid(score[e])
+                                                           : ggml::exp_f32(score[e] - top);
         }
         // The chosen keep their score, the others get 0; then shares sum to 1.
         float chosen_sum = 0;
