@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <cmath>
 
+#include "ggml/math.h"
+
 namespace powerinfer {
 
 using ggml::Input;

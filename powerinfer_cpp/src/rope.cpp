@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <cmath>
 
+#include "ggml/math.h"
+
 namespace powerinfer {
 
 namespace {
@@ -14,8 +16,8 @@ void stretch_yarn(const Config& c, RopeTable& table) {
     const double dims = double(c.n_rot);
     // The dimension whose frequency turns `rotations` times within the trained context.
     const auto dimension = [&](double rotations) {
-        return dims * std::log(s.original_ctx / (rotations * 2 * M_PI)) /
-               (2 * std::log(c.rope_base));
+        return dims * ggml::log_f64(s.original_ctx / (rotations * 2 * M_PI)) /
+               (2 * ggml::log_f64(c.rope_base));
     };
     const double low = std::max(std::floor(dimension(s.beta_fast)), 0.0);
     double high = std::min(std::ceil(dimension(s.beta_slow)), dims - 1);
@@ -24,7 +26,7 @@ void stretch_yarn(const Config& c, RopeTable& table) {
         const double stretched = std::clamp((double(i) - low) / (high - low), 0.0, 1.0);
         table.frequency[i] *= (1 - stretched) + stretched / s.factor;
     }
-    const double longer = s.factor > 1 ? 0.1 * std::log(s.factor) + 1 : 1;
+    const double longer = s.factor > 1 ? 0.1 * ggml::log_f64(s.factor) + 1 : 1;
     table.magnitude = longer * s.attention_factor;
 }
 
@@ -32,8 +34,9 @@ void stretch_yarn(const Config& c, RopeTable& table) {
 
 RopeTable::RopeTable(const Model& model) {
     const Config& c = model.config;
+    const double log_base = ggml::log_f64(c.rope_base);
     for (int64_t i = 0; i < c.n_rot / 2; i++) {
-        frequency.push_back(std::pow(c.rope_base, -2.0 * double(i) / double(c.n_rot)));
+        frequency.push_back(ggml::exp_f64(-2.0 * double(i) / double(c.n_rot) * log_base));
         if (model.rope_factors) frequency.back() /= double(model.rope_factors[i]);
     }
     switch (c.rope_scaling.kind) {

@@ -5,6 +5,7 @@
 #include <cmath>
 #include <limits>
 
+#include "ggml/math.h"
 #include "ggml/status.h"
 
 namespace powerinfer {
@@ -92,7 +93,7 @@ double Sampler::weigh(double temperature) {
         for (const Candidate& c : candidates_) top = std::max(top, c.logit);
     double sum = 0;
     for (Candidate& c : candidates_) {
-        c.weight = std::exp((double(c.logit) - double(top)) / temperature);
+        c.weight = ggml::exp_f64((double(c.logit) - double(top)) / temperature);
         sum += c.weight;
     }
     return sum;
@@ -112,12 +113,13 @@ void Sampler::keep_typical() {
     const double sum = weigh(1);
     double entropy = 0;
     for (const Candidate& c : candidates_)
-        if (c.weight > 0) entropy -= c.weight / sum * std::log(c.weight / sum);
+        if (c.weight > 0) entropy -= c.weight / sum * ggml::log_f64(c.weight / sum);
     distances_.clear();
     for (size_t i = 0; i < candidates_.size(); i++) {
         const double w = candidates_[i].weight;
         // A weight that underflowed is infinitely surprising and would only make NaN of the sums.
-        if (w > 0) distances_.push_back({std::abs(-std::log(w / sum) - entropy), candidates_[i]});
+        if (w > 0)
+            distances_.push_back({std::abs(-ggml::log_f64(w / sum) - entropy), candidates_[i]});
     }
     std::sort(distances_.begin(), distances_.end(), [](const Distance& a, const Distance& b) {
         return a.value != b.value ? a.value < b.value : before(a.candidate, b.candidate);

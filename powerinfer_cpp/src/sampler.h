@@ -2,7 +2,8 @@
 // temperature, draw.
 //
 // Sums and probabilities are doubles, ties go to the lower id, and the draw inverts the cumulative
-// sum by hand: what a seed gives does not hang on a standard library's sort or distributions.
+// sum by hand: what a seed gives does not hang on a standard library's sort or distributions, nor,
+// with ggml/math.h, on a C library's exp.
 #pragma once
 
 #include <cstdint>

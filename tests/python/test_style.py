@@ -55,3 +55,26 @@ def test_system_calls_stay_in_two_files() -> None:
         if Path(name).name in ("file_io.cpp", "threads.cpp"):
             continue
         assert not SYSTEM.search((ROOT / name).read_text()), name
+
+
+# What C libraries round differently, and standard libraries draw differently; ggml/math.h has ours.
+# sqrt, floor and fmod are exact, fabs and copysign move bits.
+ROUNDED = "exp|exp2|expm1|log2|log10|log1p|erf|erfc|sin|cos|tan|sincos|asin|acos|atan|atan2"
+ROUNDED += "|sinh|cosh|tanh|asinh|acosh|atanh|pow|cbrt|hypot|tgamma|lgamma"
+LIBRARY = re.compile(
+    rf"(?<![\w.>])(?:{ROUNDED})[fl]?\s*\(|std::(?:{ROUNDED}|log)[fl]?\b|std::\w+_distribution"
+    r"|\blog[fl]\s*\(|(?<![\w.:>])log\s*\((?!int32_t|\d, )"  # but for the session's own log()
+)
+
+
+def test_results_do_not_depend_on_the_c_library() -> None:
+    for call in ("exp(x)", "std::exp(x)", "expf (x)", "::pow(2, x)", "log(x)", "std::log"):
+        assert LIBRARY.search("y = " + call), call
+    for call in ("ggml::exp_f32(x)", "std::sqrt(x)", "log(2, text)", "session.log(2, text)"):
+        assert not LIBRARY.search(call), call
+    for name in library_sources():
+        # A device has a library of its own; measure.cpp draws numbers to time, not to compute with.
+        if name.endswith((".cu", "powerinfer_cpp/src/measure.cpp")):
+            continue
+        for number, line in enumerate((ROOT / name).read_text().splitlines(), 1):
+            assert not LIBRARY.search(line.split("//")[0]), f"{name}:{number}: {line.strip()}"

@@ -6,6 +6,7 @@
 #include <cmath>
 
 #include "cpu/kernels.h"
+#include "ggml/math.h"
 #include "ggml/ops.h"
 
 namespace ggml {
@@ -22,14 +23,26 @@ struct Softmax {
     // Turns n scores into weights relative to the new largest score; returns what earlier results
     // must be multiplied with.
     float update(float* score, int64_t n, float scale) {
-        float top = largest;
-        for (int64_t i = 0; i < n; i++) top = std::max(top, score[i] * scale);
-        const float shrink = std::exp(largest - top);
+        // Eight lanes, so that each loop becomes vector code; only n decides on the order.
+        float tops[8], sums[8] = {};
+        std::fill_n(tops, 8, largest);
+        const auto by_lanes = [&](const auto& step) {
+            int64_t i = 0;
+            for (; i + 8 <= n; i += 8) {
+                for (int j = 0; j < 8; j++) step(score[i + j], j);
+            }
+            for (int j = 0; i + j < n; j++) step(score[i + j], j);
+        };
+        by_lanes([&](float& v, int j) {
+            v *= scale;
+            tops[j] = std::max(tops[j], v);
+        });
+        const float top = *std::max_element(tops, tops + 8);
+        const float shrink = exp_f32(largest - top);
+        for (int64_t i = 0; i < n; i++) score[i] = exp_f32(score[i] - top);
+        by_lanes([&](float v, int j) { sums[j] += v; });
         sum *= shrink;
-        for (int64_t i = 0; i < n; i++) {
-            score[i] = std::exp(score[i] * scale - top);
-            sum += score[i];
-        }
+        for (float part : sums) sum += part;
         largest = top;
         return shrink;
     }

@@ -3,6 +3,7 @@
 
 #include <cmath>
 
+#include "ggml/math.h"
 #include "ggml/neurons.h"
 
 namespace ggml::cpu {
@@ -17,8 +18,7 @@ inline float activate(const Neurons& w, float v) {
         default:
             break;
     }
-    const float a = w.act == Activation::silu ? v / (1.0f + std::exp(-v))
-                                              : 0.5f * v * (1.0f + std::erf(v * 0.70710678f));
+    const float a = w.act == Activation::silu ? silu(v) : gelu(v);
     return std::fabs(a) < w.threshold ? 0 : a;
 }
 

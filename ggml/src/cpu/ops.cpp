@@ -6,6 +6,7 @@
 #include <cmath>
 
 #include "cpu/kernels.h"
+#include "ggml/math.h"
 
 namespace ggml {
 
@@ -179,9 +180,9 @@ void with_activation(Activation act, const F& use) {
         case Activation::relu2:
             return use([](float v) { return relu(v) * relu(v); });
         case Activation::silu:
-            return use([](float v) { return v / (1.0f + std::exp(-v)); });
-        case Activation::gelu:  // the exact form, as transformers' "gelu"
-            return use([](float v) { return 0.5f * v * (1.0f + std::erf(v * 0.70710678f)); });
+            return use([](float v) { return silu(v); });
+        case Activation::gelu:
+            return use([](float v) { return gelu(v); });
     }
 }
 

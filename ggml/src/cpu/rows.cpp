@@ -1,8 +1,7 @@
 // Operators that place rows: embeddings, positions, keys and values, and the rows of experts.
 #include <algorithm>
-#include <cmath>
-#include <limits>
 
+#include "ggml/math.h"
 #include "ggml/ops.h"
 
 namespace ggml {
@@ -22,9 +21,9 @@ void rope_table(Context& context, const double* frequency, int64_t n_pairs, doub
         for (int64_t t = begin; t < end; t++) {
             float* row = cos_sin + t * n_pairs * 2;
             for (int64_t i = 0; i < n_pairs; i++) {
-                const double angle = double(position[t]) * frequency[i];
-                row[2 * i] = float(std::cos(angle) * magnitude);
-                row[2 * i + 1] = float(std::sin(angle) * magnitude);
+                const SinCos angle = sincos_f64(double(position[t]) * frequency[i]);
+                row[2 * i] = float(angle.cos * magnitude);
+                row[2 * i + 1] = float(angle.sin * magnitude);
             }
         }
     });
@@ -94,8 +93,7 @@ namespace {
 void choose_experts(Gating gating, float* score, int64_t n_expert, int64_t n_used, float* share) {
     const float top = *std::max_element(score, score + n_expert);
     for (int64_t e = 0; e < n_expert; e++) {
-        score[e] =
-            gating == Gating::sigmoid ? 1 / (1 + std::exp(-score[e])) : std::exp(score[e] - top);
+        score[e] = gating == Gating::sigmoid ? sigmoid(score[e]) : exp_f32(score[e] - top);
     }
     float sum = 0;
     std::fill_n(share, n_expert, 0.0f);
