@@ -296,12 +296,12 @@ int32_t pi_session_n_batch(const pi_session* session);
 /* Rows to compute. Row i: token[i] at the next free position of sequence seq[i]; rows of one
  * sequence come in order. */
 typedef struct pi_batch {
-    size_t struct_size;    /* sizeof(pi_batch) */
-    int32_t n;             /* rows, 1..n_batch */
-    const int32_t* token;  /* [n] */
-    const int32_t* seq;    /* [n], or NULL: all of sequence 0 */
-    const bool* keep;      /* [n]: keep the row's logits, of n_logits rows at most; or NULL: the last
-                            * row's */
+    size_t struct_size;   /* sizeof(pi_batch) */
+    int32_t n;            /* rows, 1..n_batch */
+    const int32_t* token; /* [n] */
+    const int32_t* seq;   /* [n], or NULL: all of sequence 0 */
+    const bool* keep;     /* [n]: keep the row's logits, of n_logits rows at most; or NULL: the last
+                           * row's */
     const bool* generated; /* [n]: the token was generated, so that under PI_SPARSE_AUTO predictors
                             * mask its row; or NULL: none was, all are of a prompt */
 } pi_batch;
@@ -331,11 +331,11 @@ pi_status pi_sequence_copy(pi_session* session, int32_t from, int32_t to, int32_
 pi_status pi_sequence_match(const pi_session* session, int32_t seq, const int32_t* token,
                             const bool* generated, int32_t n, int32_t* same);
 
-/* A sequence as bytes: its tokens, how each was computed, and its keys and values, to go on later in
- * this or another session of the same model and KV type. pi_sequence_save writes *n bytes, or says
- * with PI_ERROR_ARGUMENT and *n how many it needs. pi_sequence_load replaces what the sequence held;
- * bytes that do not fit this model, or that another mode or version of the engine computed, are
- * PI_ERROR_FORMAT, a state longer than the context PI_ERROR_CONTEXT. */
+/* A sequence as bytes: its tokens, how each was computed, and its keys and values, to go on later
+ * in this or another session of the same model and KV type. pi_sequence_save writes *n bytes, or
+ * says with PI_ERROR_ARGUMENT and *n how many it needs. pi_sequence_load replaces what the sequence
+ * held; bytes that do not fit this model, or that another mode or version of the engine computed,
+ * are PI_ERROR_FORMAT, a state longer than the context PI_ERROR_CONTEXT. */
 pi_status pi_sequence_save(const pi_session* session, int32_t seq, void* buffer, size_t capacity,
                            size_t* n);
 pi_status pi_sequence_load(pi_session* session, int32_t seq, const void* buffer, size_t n);

@@ -158,8 +158,7 @@ pi_status pi_session_work(const pi_session* s, pi_work* out) {
     });
 }
 
-pi_status pi_session_neurons(const pi_session* s, int32_t first, int32_t n,
-                             pi_neuron_counts* out) {
+pi_status pi_session_neurons(const pi_session* s, int32_t first, int32_t n, pi_neuron_counts* out) {
     return guarded([&] {
         require(s, kNoSession);
         require(first >= 0 && n >= 0 && first <= s->session.model->config.n_layer - n,

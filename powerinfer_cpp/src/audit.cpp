@@ -38,11 +38,12 @@ std::string Audit::warning(const Model& model) {
         const std::string who =
             bad ? ggml::format("the predictor of layer %zu finds", i) : "the predictors find";
         const double n = double(bad ? c.fired : fired), share = double(bad ? c.found : found) / n;
-        return ggml::format("%s: %s %.0f%% of the neurons that fire, less than %.0f%%: the text is "
-                            "not what the whole model would write; --sparse exact computes every "
-                            "neuron that fires",
-                            model.file.gguf.path().c_str(), who.c_str(), 100 * share,
-                            100 * (bad ? least : expected / n));
+        return ggml::format(
+            "%s: %s %.0f%% of the neurons that fire, less than %.0f%%: the text is "
+            "not what the whole model would write; --sparse exact computes every "
+            "neuron that fires",
+            model.file.gguf.path().c_str(), who.c_str(), 100 * share,
+            100 * (bad ? least : expected / n));
     }
     return "";
 }

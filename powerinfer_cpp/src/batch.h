@@ -25,8 +25,9 @@ struct Batch {
     int32_t* position = nullptr;
     ggml::KvSlot* slot = nullptr;     // where its keys and values go
     const int32_t** pages = nullptr;  // of its sequence
-    float** result = nullptr;  // room for its logits [n_vocab] or embedding [n_embd]; null: not kept
-    bool* masked = nullptr;    // its feed-forward blocks compute only what predictors propose
+    float** result =
+        nullptr;             // room for its logits [n_vocab] or embedding [n_embd]; null: not kept
+    bool* masked = nullptr;  // its feed-forward blocks compute only what predictors propose
     bool* generated = nullptr;  // the caller said so: predictors are audited where it is masked
 };
 

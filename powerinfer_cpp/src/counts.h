@@ -11,10 +11,11 @@ namespace powerinfer {
 
 // Of all rows since the session began.
 struct Counts {
-    int64_t rows = 0, kept = 0;  // kept: with logits or an embedding
-    uint64_t kv_bytes = 0;       // keys and values that attention read
+    int64_t rows = 0, kept = 0;               // kept: with logits or an embedding
+    uint64_t kv_bytes = 0;                    // keys and values that attention read
     std::vector<ggml::NeuronCounts> neurons;  // [n_layer]
-    std::vector<int64_t> predicted;  // [n_layer]: by so many rows (of an expert) a predictor was asked
+    std::vector<int64_t>
+        predicted;  // [n_layer]: by so many rows (of an expert) a predictor was asked
 
     // Counts the rows of a micro-batch whose positions take position_bytes each in the cache.
     void add(const Model& model, const Batch& batch, int64_t position_bytes);

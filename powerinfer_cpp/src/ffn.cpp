@@ -42,8 +42,7 @@ void dense_ffn(const Pass& p, const Block& in, float* y) {
     const Input fired = b.input.prepare(p.context, b.gate, in.n, c.n_ff, w.down.quantised());
     ggml::matmul(p.context, fired, {{w.down, y, w.down_bias}});
     ggml::NeuronCounts& counts = p.counts.neurons[size_t(in.layer)];
-    counts = {counts.rows + in.n, counts.proposed + all, counts.computed + all,
-              counts.fired + all};
+    counts = {counts.rows + in.n, counts.proposed + all, counts.computed + all, counts.fired + all};
 }
 
 // score = fc2 . relu(fc1 . x): raw logits, no bias (PowerInfer's semantics); of a sketch the sum of
@@ -90,8 +89,7 @@ ggml::NeuronMask mask_of(const Pass& p, const Block& in) {
     const float asked = p.params.sparse_threshold;
     mask.masked = b.masked;
     mask.score = b.score;
-    mask.threshold =
-        std::isnan(asked) ? p.model.layers[size_t(in.layer)].sparse_threshold : asked;
+    mask.threshold = std::isnan(asked) ? p.model.layers[size_t(in.layer)].sparse_threshold : asked;
     if (p.params.sparse == PI_SPARSE_AUTO && !in.w.unpredicted.empty()) {
         mask.unpredicted = in.w.unpredicted.data();
     }

@@ -67,8 +67,8 @@ void attention(const Pass& p, int64_t layer, const float* x, float* y) {
     ggml::store_kv(p.context, kv, b.batch.slot, n, b.k, b.v);
     for (int64_t t = 0; t < n; t++) {
         const int64_t end = b.batch.position[t] + 1;
-        b.attention_rows[t] = {b.batch.pages[t], l.window ? std::max<int64_t>(0, end - l.window) : 0,
-                               end};
+        b.attention_rows[t] = {b.batch.pages[t],
+                               l.window ? std::max<int64_t>(0, end - l.window) : 0, end};
     }
     ggml::attention(p.context, kv, c.n_head, float(1.0 / std::sqrt(double(c.head_dim))),
                     b.attention_rows, n, b.q, b.attended);

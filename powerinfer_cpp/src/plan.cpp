@@ -77,7 +77,8 @@ std::vector<PlanPart> session_parts(const Config& c, const pi_session_params& p)
         {Tier::ram, Part::kv, -1, ggml::carved_bytes<Sequences>(c, p)},
         {Tier::ram, Part::scratch, -1, ggml::carved_bytes<Workspace>(c, p, threads)},
         {Tier::ram, Part::results, -1, results.bytes()}};
-    if (p.record) parts.push_back({Tier::ram, Part::record, -1, ggml::carved_bytes<Recorder>(c, p)});
+    if (p.record)
+        parts.push_back({Tier::ram, Part::record, -1, ggml::carved_bytes<Recorder>(c, p)});
     return parts;
 }
 

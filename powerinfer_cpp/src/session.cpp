@@ -56,8 +56,8 @@ Session::Session(std::shared_ptr<const Model> m, const pi_session_params& asked)
         throw Error(Code::argument, model->file.gguf.path() + ": the file has no predictors");
     }
     const std::vector<PlanPart> parts = session_parts(c, params);
-    reserved_ = model->budget->reserve(format("a context of %d positions", params.n_ctx),
-                                       total(parts));
+    reserved_ =
+        model->budget->reserve(format("a context of %d positions", params.n_ctx), total(parts));
     for (const PlanPart& part : parts) {
         memory_.emplace_back(part.bytes, name(part.part));
         ggml::Carver carver(memory_.back());
@@ -147,7 +147,8 @@ void Session::eval(const pi_batch& b) {
     try {
         for (int32_t begin = 0; begin < b.n; begin += params.n_ubatch) {
             fill(b, begin, std::min(begin + params.n_ubatch, b.n));
-            forward({*model, params, context, sequences_.kv(), rope_, work_, record, audit, counts});
+            forward(
+                {*model, params, context, sequences_.kv(), rope_, work_, record, audit, counts});
             record.advance(work_.batch.n);
             counts.add(*model, work_.batch, sequences_.kv().position_bytes());
         }

@@ -14,8 +14,7 @@ int64_t widest(const Config& c) {
 
 }  // namespace
 
-Workspace::Workspace(ggml::Carver& carver, const Config& c, const pi_session_params& p,
-                     int threads)
+Workspace::Workspace(ggml::Carver& carver, const Config& c, const pi_session_params& p, int threads)
     : batch(carver, p.n_ubatch), input(carver, p.n_ubatch, widest(c)) {
     const int64_t rows = p.n_ubatch;
     carver.take(attention_rows, {rows});

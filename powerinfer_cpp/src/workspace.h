@@ -19,19 +19,19 @@ struct Workspace {
 
     Batch batch;
     ggml::InputBuffer input;
-    ggml::AttentionRow* attention_rows = nullptr;       // [rows]
-    float *x = nullptr, *normed = nullptr;              // [rows, n_embd]: residual stream, its norm
-    float *out = nullptr, *ffn_out = nullptr;           // [rows, n_embd]: what is added to it
-    float *q = nullptr, *attended = nullptr;            // [rows, q_dim]
-    float *k = nullptr, *v = nullptr;                   // [rows, kv_dim]
-    float *gate = nullptr, *up = nullptr;               // [rows, n_ff]
-    float* cos_sin = nullptr;                           // [rows, n_rot]
+    ggml::AttentionRow* attention_rows = nullptr;  // [rows]
+    float *x = nullptr, *normed = nullptr;         // [rows, n_embd]: residual stream, its norm
+    float *out = nullptr, *ffn_out = nullptr;      // [rows, n_embd]: what is added to it
+    float *q = nullptr, *attended = nullptr;       // [rows, q_dim]
+    float *k = nullptr, *v = nullptr;              // [rows, kv_dim]
+    float *gate = nullptr, *up = nullptr;          // [rows, n_ff]
+    float* cos_sin = nullptr;                      // [rows, n_rot]
 
     // Of mixtures: scores and shares, the rows of each expert, and one expert's rows.
-    float *router = nullptr, *share = nullptr;             // [rows, n_expert]
-    ggml::ExpertRows expert_rows = {};                     // [rows * n_expert_used]
+    float *router = nullptr, *share = nullptr;                // [rows, n_expert]
+    ggml::ExpertRows expert_rows = {};                        // [rows * n_expert_used]
     float *gathered = nullptr, *gathered_residual = nullptr;  // [rows, n_embd]
-    float* expert_out = nullptr;                           // [rows, n_embd]
+    float* expert_out = nullptr;                              // [rows, n_embd]
 
     // Of neuron rows and predictors.
     ggml::NeuronScratch neurons;

@@ -25,7 +25,7 @@ using Tokens = std::vector<int32_t>;
 inline const tiny::Folder folder;
 
 inline std::shared_ptr<const Model> load(const std::string& path, bool use_mmap = true,
-                                  int32_t n_threads = 1) {
+                                         int32_t n_threads = 1) {
     pi_model_params params = pi_model_default_params();
     params.use_mmap = use_mmap;
     params.n_threads = n_threads;
@@ -99,7 +99,7 @@ inline Floats logits(Session& session, const Tokens& tokens, size_t at_once = 96
 }
 
 inline Floats logits(std::shared_ptr<const Model> model, const Tokens& tokens,
-              const pi_session_params& params = session_params()) {
+                     const pi_session_params& params = session_params()) {
     Session session(std::move(model), params);
     return logits(session, tokens);
 }

@@ -57,9 +57,9 @@ void test_generated_rows(const Shape& shape, DType kv) {
                 CHECK(same(logits(session, tokens, at_once, kPrompt), expected));
                 CHECK(same(logits(session, tokens, at_once, SIZE_MAX, 2), dense));
                 session.truncate(0, 3);
-                CHECK(same(logits(session, Tokens(tokens.begin() + 3, tokens.end()), at_once,
-                                  kPrompt - 3),
-                           Floats(expected.begin() + 3 * tiny::kVocab, expected.end())));
+                CHECK(same(
+                    logits(session, Tokens(tokens.begin() + 3, tokens.end()), at_once, kPrompt - 3),
+                    Floats(expected.begin() + 3 * tiny::kVocab, expected.end())));
             }
         }
     }

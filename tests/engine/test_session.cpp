@@ -7,8 +7,8 @@
 #include <functional>
 #include <set>
 
-#include "ggml/check.h"
 #include "engine/sessions.h"
+#include "ggml/check.h"
 #include "ggml/sizes.h"
 #include "plan.h"
 

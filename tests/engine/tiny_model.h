@@ -48,7 +48,7 @@ struct Shape {
     bool tied = false, biases = false, down_t = false;
     int64_t n_layer = 2, n_expert = 0;
     int64_t predictor_rank = 0;  // of random predictors, which are mostly wrong; 0: none
-    uint32_t window = 0;  // of attention; 0: all positions
+    uint32_t window = 0;         // of attention; 0: all positions
 };
 
 struct Tensor {

@@ -1,7 +1,7 @@
 // Causal attention, one KV head of a few neighbouring rows at a time: blocks of 64 positions go
 // through scores, a running softmax and the weighted sum of values, so that the full score matrix
-// is never stored and keys and values are read once for these rows. Blocks are the pages of the cache,
-// whatever a row sees of them: its bits do not depend on the chunk of the prompt it came in.
+// is never stored and keys and values are read once for these rows. Blocks are the pages of the
+// cache, whatever a row sees of them: its bits do not depend on the chunk of the prompt it came in.
 #include <algorithm>
 #include <cmath>
 
@@ -59,8 +59,8 @@ void attend(const cpu::Kernels& kernels, const KvLayer& s, int64_t n_head, float
     for (int64_t t = 0; t < n_rows; t++) std::fill_n(out + t * ld, n_heads * s.head_dim, 0.0f);
     const bool together = n_heads == 1;  // one head of all rows: the queries are evenly apart
     for (int64_t p = rows[0].first; p < rows[n_rows - 1].end; p = (p / kBlock + 1) * kBlock) {
-        const int64_t place = rows[0].pages[p / kBlock] * s.page_stride +
-                              kv_head * s.head_bytes() + p % kBlock * row_bytes;
+        const int64_t place = rows[0].pages[p / kBlock] * s.page_stride + kv_head * s.head_bytes() +
+                              p % kBlock * row_bytes;
         const uint8_t *k = s.k + place, *v = s.v + place;
         // Scores of n positions, or what their values add, for `count` queries `step` apart from
         // the first row t and head h on.
