@@ -17,8 +17,9 @@ uint64_t neuron_bytes(const Ffn& f, const ggml::NeuronCounts& c) {
     const uint64_t gate = row_bytes(w.gate, w.cols, w.gate_bias);
     const uint64_t up = row_bytes(w.up, w.cols, w.up_bias);
     const uint64_t down = row_bytes(w.down, w.cols, nullptr);
-    return w.gate ? uint64_t(c.proposed) * gate + uint64_t(c.computed) * (up + down)
-                  : uint64_t(c.proposed) * up + uint64_t(c.computed) * down;
+    return w.gate
+               ? uint64_t(c.proposed) * gate + uint64_t(c.computed) * up + uint64_t(c.fired) * down
+               : uint64_t(c.proposed) * up + uint64_t(c.fired) * down;
 }
 
 uint64_t predictor_bytes(const Ffn& f) {

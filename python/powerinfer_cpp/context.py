@@ -7,7 +7,7 @@ import numpy as np
 
 from ._native import lib
 from .errors import ContextOverflowError, OutOfMemoryError
-from .model import Model, Sampler, Session, Work
+from .model import Model, Sampler, Session, Work, release
 from .state import STATE_VERSION, LlamaState
 
 # Rows of one call of the engine whose logits are kept when only some calls want all of them.
@@ -38,6 +38,9 @@ class Context:
         # Where the last token's logits are: a row of the engine's last call, or a copy.
         self._last_row: int | np.ndarray | None = None
         self._scores: np.ndarray | None = None
+        self._filled = np.zeros(self.n_ctx, dtype=bool)  # rows of scores that have memory
+        self._reserved: list[Any] = []  # what they took of the model's budget
+        self._model = model
         self._record = fields.get("record", lib.PI_RECORD_OFF)
         self._one_block = not model.n_expert
         self._fired: list[np.ndarray] = []  # of the last `eval` or `visit`, call by call
@@ -47,6 +50,9 @@ class Context:
         """Gives the session back."""
         self._session.close()
         self._scores = None
+        for reservation in self._reserved:
+            release(reservation)
+        self._reserved = []
 
     @property
     def handle(self) -> Any:
@@ -169,7 +175,7 @@ class Context:
         if len(scores):
             self._last_row = np.ascontiguousarray(scores[-1], dtype=np.float32).copy()
             if self._logits_all or self._scores is not None:
-                self.need_scores()[n - len(scores) : n] = scores
+                self._fill_scores(np.arange(n - len(scores), n))[n - len(scores) : n] = scores
 
     def truncate(self, n: int) -> None:
         """Forgets every position from n on."""
@@ -191,8 +197,22 @@ class Context:
                     "memory: use a smaller n_ctx"
                 ) from None
             if self._last_row is not None:
-                self._scores[self.n_tokens - 1] = self.logits()
+                last = self.n_tokens - 1
+                self._fill_scores(np.array([last]))[last] = self.logits()
         return self._scores
+
+    def _fill_scores(self, rows: np.ndarray) -> np.ndarray:
+        """The scores, of which these rows may be written: their memory is in the budget.
+
+        Raises OutOfMemoryError when it is not.
+        """
+        scores = self.need_scores()
+        fresh = rows[~self._filled[rows]]
+        if fresh.size:
+            n_bytes = fresh.size * self.n_vocab * scores.itemsize
+            self._reserved.append(self._model.reserve(f"scores of {fresh.size} tokens", n_bytes))
+            self._filled[fresh] = True
+        return scores
 
     def logits(self) -> np.ndarray:
         """A copy of the last token's logits, float32 [n_vocab]. ValueError before any eval."""
@@ -239,7 +259,9 @@ class Context:
         self, chunk: np.ndarray, keep: np.ndarray, generated: np.ndarray | None = None
     ) -> None:
         start, n = self.n_tokens, len(chunk)
-        self._last_row = None
+        self._last_row, scores, kept = None, None, np.flatnonzero(keep)
+        if self._logits_all or self._scores is not None:
+            scores = self._fill_scores(start + kept)
         self._session.eval(chunk, keep, generated=generated)
         if self._record >= lib.PI_RECORD_FIRED:
             self._fired.append(self._session.activations())
@@ -251,9 +273,8 @@ class Context:
         self.n_computed += n
         if keep[-1]:
             self._last_row = n - 1
-        scores = self.need_scores() if self._logits_all else self._scores
         if scores is not None:
-            for row in np.flatnonzero(keep):
+            for row in kept:
                 scores[start + row] = self._session.logits(int(row))
 
 

@@ -9,13 +9,13 @@ import numpy as np
 from . import chat, hub, options
 from .completion import ChatDicts, CompletionDicts, Piece, pieces, stop_bytes
 from .core import RANDOM_SEEDS, LlamaCore, combined
-from .errors import ContextOverflowError
+from .errors import ContextOverflowError, OutOfMemoryError
 from .grammar import GrammarProcessor, LlamaGrammar, Vocabulary, response_grammar
 from .logits import LogitBias, LogitsProcessorList, StoppingCriteriaList
 from .logprobs import Choice, Placed, choice
 from .model import as_tokens
 from .sampling import Sampling
-from .state import LlamaRAMCache, common_prefix
+from .state import LlamaRAMCache, LlamaState, common_prefix
 from .tokenizer import LlamaTokenizer
 
 Text = str | bytes | Sequence[int]
@@ -295,7 +295,20 @@ class Llama(LlamaCore):
         yield from parts
         with self._lock:
             if self._computing.n_tokens:
-                cache[tuple(self._computing.tokens())] = self._computing.save()
+                self._keep(cache, self._computing.save())
+
+    def _keep(self, cache: Any, state: LlamaState) -> None:
+        """Puts a state into a cache, in the place of older ones where the budget asks for that;
+        not at all where it does not fit."""
+        while True:
+            try:
+                state._reserved = self._model.reserve("a cached state", state.n_bytes)
+            except OutOfMemoryError:
+                if isinstance(cache, LlamaRAMCache) and cache.forget_oldest():
+                    continue
+                return
+            cache[tuple(state.input_ids.tolist())] = state
+            return
 
     def _limit(self, ids: list[int], max_tokens: int | None) -> int:
         """Tokens that may follow. Raises ContextOverflowError when none may."""

@@ -154,6 +154,13 @@ class Model:
             ffi.release(self.handle)
             self.handle = None
 
+    def reserve(self, what: str, n_bytes: int) -> Any:
+        """Takes bytes from the model's budget for memory of the caller's, until `release` or the
+        garbage collector gives them back. Raises OutOfMemoryError, naming what it is for."""
+        out = ffi.new("pi_reservation **")
+        check(lib.pi_reserve(self.handle, what.encode(), n_bytes, out))
+        return ffi.gc(out[0], lib.pi_reservation_free)
+
     def ends(self, token: int) -> bool:
         """Is this EOS or another end of generation."""
         return lib.pi_token_ends(self.handle, token)
@@ -430,6 +437,11 @@ class Sampler:
             logits = ffi.from_buffer("float[]", logits)
         check(lib.pi_sample(self.handle, logits, n_vocab, self._token))
         return self._token[0]
+
+
+def release(reservation: Any) -> None:
+    """Gives back what `Model.reserve` took."""
+    ffi.release(reservation)
 
 
 def _array(kind: str, values: np.ndarray | None) -> Any:

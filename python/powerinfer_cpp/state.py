@@ -3,7 +3,7 @@
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -31,10 +31,16 @@ class LlamaState:
     random: Any = None
     version: int = 0  # also what pickles count as that know no version
 
+    # What it took of a model's budget while a cache keeps it; gives that back with the state.
+    _reserved: ClassVar[Any] = None
+
     @property
     def n_bytes(self) -> int:
         """Memory that it takes."""
         return self.input_ids.nbytes + self.scores.nbytes + self.llama_state_size
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in vars(self).items() if name != "_reserved"}
 
 
 class LlamaRAMCache:
@@ -76,7 +82,14 @@ class LlamaRAMCache:
         self._states.pop(tuple(key), None)
         self._states[tuple(key)] = state
         while self._states and self.cache_size > self.capacity_bytes:
+            self.forget_oldest()
+
+    def forget_oldest(self) -> bool:
+        """Forgets the state that was not used for longest; False where there is none."""
+        if self._states:
             self._states.popitem(last=False)
+            return True
+        return False
 
 
 LlamaCache = LlamaRAMCache
