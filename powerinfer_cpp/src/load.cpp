@@ -16,8 +16,14 @@ namespace {
 
 // Tells the log what a placement asks for and this build does not do.
 void log_placement(const Placement& p, const pi_model_params& params) {
+    if (!params.log) return;
+    if (!p.stale.empty()) {
+        const std::string why = p.path + " " + p.stale + " and is passed over; powerinfer place";
+        params.log(2, (why + " makes a new one").c_str(), params.log_data);
+        return;
+    }
     const int64_t gpu = p.count(Tier::gpu), storage = p.count(Tier::storage);
-    if (!params.log || !(gpu || storage)) return;
+    if (!(gpu || storage)) return;
     const double all = double(gpu + storage + p.count(Tier::ram));
     const auto share = [&](int64_t n, const char* where) {
         return format("%.0f%% of the neurons for %s", 100 * double(n) / all, where);
@@ -77,6 +83,7 @@ std::shared_ptr<const Model> Model::load(const std::string& path, const pi_model
         model->budget->reserve(model->file.gguf.path() + ": the weights", total(model->plan.parts));
     model->placement = read_placement(*model, params);
     if (model->placement) log_placement(*model->placement, params);
+    if (model->placement && !model->placement->stale.empty()) model->placement.reset();
     log_unused(*model, params);
     load_weights(*model, params);
     return model;

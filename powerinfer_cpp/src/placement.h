@@ -18,7 +18,8 @@ struct NeuronHomes {
 };
 
 struct Placement {
-    std::string path;  // of the file that says so
+    std::string path;   // of the file that says so
+    std::string stale;  // why it does not count: it is one for something else; "" where it does
     // What it was solved for; 0 and "" where it does not say.
     int64_t vram_budget = 0, ram_budget = 0;  // bytes
     std::string device;

@@ -20,6 +20,10 @@ namespace {
 
 constexpr char kPrefix[] = "powerinfer.placement.";
 
+std::string key(const char* name) {
+    return std::string(kPrefix) + name;
+}
+
 [[noreturn]] void refuse(const std::string& path, const std::string& what) {
     throw Error(Code::format, path + ": " + what);
 }
@@ -75,15 +79,11 @@ bool has_tiers(const ggml::Gguf& gguf) {
 Placement read_tiers(const Model& model, const ModelFile& holder) {
     const ggml::Gguf& gguf = holder.gguf;
     const Config& c = model.config;
-    const auto key = [](const char* name) { return std::string(kPrefix) + name; };
     Placement p;
     p.path = gguf.path();
     p.vram_budget = gguf.integer(key("vram_budget"), 0, INT64_MAX, 0);
     p.ram_budget = gguf.integer(key("ram_budget"), 0, INT64_MAX, 0);
     p.device = gguf.string(key("device"), "");
-    if (gguf.string(key("stats_hash")) != statistics_hash(model)) {
-        refuse(p.path, "the placement was solved for other statistics");
-    }
     const int64_t n_blocks = std::max<int64_t>(1, c.n_expert);
     for (int64_t i = 0; i < c.n_layer; i++) {
         const ggml::TensorInfo& t = numbers(gguf, c, tier_tensor(i, c.n_expert), DType::I8);
@@ -99,16 +99,34 @@ Placement read_tiers(const Model& model, const ModelFile& holder) {
     return p;
 }
 
+// Was it solved for the statistics that the model has now?
+bool of_these_statistics(const Model& model, const ggml::Gguf& holder) {
+    return holder.string(key("stats_hash")) == statistics_hash(model);
+}
+
+Placement read_embedded(const Model& model) {
+    const ggml::Gguf& gguf = model.file.gguf;
+    if (!of_these_statistics(model, gguf)) {
+        refuse(gguf.path(), "the placement was solved for other statistics");
+    }
+    return read_tiers(model, model.file);
+}
+
+// A sidecar stays behind when its model is profiled anew or written over: that is no damage.
 Placement read_sidecar(const Model& model, const std::string& path) {
     const ModelFile sidecar = ModelFile::open(path);
     const ggml::Gguf& gguf = sidecar.gguf;
     if (gguf.string("general.architecture") != "powerinfer.placement") {
         refuse(path, "holds no placement (general.architecture is not powerinfer.placement)");
     }
-    if (gguf.string(std::string(kPrefix) + "model_hash") != model_hash(model.file)) {
-        refuse(path, "is a placement of another model");
+    Placement stale;
+    stale.path = path;
+    if (gguf.string(key("model_hash")) != model_hash(model.file)) {
+        stale.stale = "is a placement of another model";
+    } else if (!of_these_statistics(model, gguf)) {
+        stale.stale = "is a placement that was solved for other statistics";
     }
-    return read_tiers(model, sidecar);
+    return stale.stale.empty() ? read_tiers(model, sidecar) : stale;
 }
 
 Placement from_gpu_index(const Model& model, const std::string& path) {
@@ -166,7 +184,7 @@ std::string tier_tensor(int64_t layer, bool experts) {
 
 std::optional<Placement> read_placement(const Model& model, const pi_model_params& params) {
     const std::string& path = model.file.gguf.path();
-    if (has_tiers(model.file.gguf)) return read_tiers(model, model.file);
+    if (has_tiers(model.file.gguf)) return read_embedded(model);
     const std::string sidecar = path + ".placement.gguf";
     if (ggml::file_exists(sidecar)) return read_sidecar(model, sidecar);
     const std::string index = gpu_index_path(path);

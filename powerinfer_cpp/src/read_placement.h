@@ -19,8 +19,10 @@
 namespace powerinfer {
 
 // The placement of a model whose tensors have been found; nothing where there is none.
-// params.use_gpu_index: whether PowerInfer's counts. Throws Error(io), Error(format) naming file
-// and tensor or key: a damaged placement, or one for another model or other statistics.
+// params.use_gpu_index: whether PowerInfer's counts. A sidecar for another model or other
+// statistics comes back with no homes and the reason (Placement::stale). Throws Error(io),
+// Error(format) naming file and tensor or key: a damaged placement, or an embedded one for other
+// statistics.
 std::optional<Placement> read_placement(const Model& model, const pi_model_params& params);
 
 // The name of the tensor that holds a layer's tiers.

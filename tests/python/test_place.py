@@ -546,11 +546,9 @@ def test_the_engine_reads_them_all(
     write_sidecar(beside, found)
     assert opened(path, capfd) == said_of(beside, found.tiers())
     other = profiled.write(path, layers, rank=8)
-    with pytest.raises(ModelFormatError, match="model.gguf.placement.gguf: .*another model"):
-        opened(other, capfd)
+    assert "model.gguf.placement.gguf is a placement of another model" in opened(other, capfd)
     other = profiled.write(path, [layer / 2 for layer in layers], rank=16)
-    with pytest.raises(ModelFormatError, match="model.gguf.placement.gguf: .*other statistics"):
-        opened(other, capfd)
+    assert "that was solved for other statistics and is passed over" in opened(other, capfd)
     beside.unlink()
     if not experts:
         write_gpuidx(tmp_path / "model.gguf.generated.gpuidx", found)
