@@ -146,7 +146,7 @@ void mixture(const Pass& p, int64_t layer, const float* x, float* y) {
     const Config& c = p.model.config;
     Workspace& b = p.work;
     const ggml::ExpertRows& chosen = b.expert_rows;
-    std::fill_n(y, b.batch.n * c.n_embd, 0.0f);
+    ggml::zero(p.context, y, b.batch.n * c.n_embd);
     for (int64_t e = 0; e < c.n_expert; e++) {
         // The rows that chose this expert, side by side so that its weights are read once.
         const int32_t first = chosen.first[e], n = chosen.first[e + 1] - first;

@@ -18,9 +18,10 @@ void embed(const Pass& p) {
     Workspace& b = p.work;
     const int64_t n = b.batch.n;
     p.context.profile.part = name(Part::embedding);
-    ggml::embed_rows(p.context, m.token_embd, b.batch.token, n, b.x);
+    ggml::embed_rows(p.context, m.token_embd, b.batch.token, 0, n, b.x);
     if (m.position_embd) {
-        ggml::embed_rows(p.context, m.position_embd, b.batch.position, n, b.normed);
+        ggml::embed_rows(p.context, m.position_embd, b.batch.position, m.config.position_offset, n,
+                         b.normed);
         ggml::add(p.context, b.x, b.normed, n * m.config.n_embd);
     }
     ggml::rope_table(p.context, p.rope.frequency.data(), m.config.n_rot / 2, p.rope.magnitude,

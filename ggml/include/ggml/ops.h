@@ -120,8 +120,12 @@ struct AttentionRow {
 void attention(Context& context, const KvLayer& layer, int64_t n_head, float scale,
                const AttentionRow* rows, int64_t n_rows, const float* q, float* out);
 
-// y[t] = row ids[t] of a matrix as floats, n rows.
-void embed_rows(Context& context, const Matrix& w, const int32_t* ids, int64_t n, float* y);
+// y[t] = row ids[t] + offset of a matrix as floats, n rows.
+void embed_rows(Context& context, const Matrix& w, const int32_t* ids, int64_t offset, int64_t n,
+                float* y);
+
+// x = 0, n floats.
+void zero(Context& context, float* x, int64_t n);
 
 // Rows side by side that lie apart in x, and back: out[i] = x[rows[i]]; y[rows[i]] += share[i] *
 // x[i]. n rows of `cols`.

@@ -6,11 +6,12 @@
 
 namespace ggml {
 
-void embed_rows(Context& context, const Matrix& w, const int32_t* ids, int64_t n, float* y) {
+void embed_rows(Context& context, const Matrix& w, const int32_t* ids, int64_t offset, int64_t n,
+                float* y) {
     OpTimer timer(context.profile, "embed_rows");
     timer.read(uint64_t(n * w.row_bytes()));
     context.threads.run(n, 1, [&](int64_t begin, int64_t end, int) {
-        for (int64_t t = begin; t < end; t++) decode_row(w, ids[t], y + t * w.cols);
+        for (int64_t t = begin; t < end; t++) decode_row(w, ids[t] + offset, y + t * w.cols);
     });
 }
 
@@ -65,6 +66,13 @@ void store_kv(Context& context, const KvLayer& layer, const KvSlot* slots, int64
             encode(k + i * dim, layer.k + to, dim);
             encode(v + i * dim, layer.v + to, dim);
         }
+    });
+}
+
+void zero(Context& context, float* x, int64_t n) {
+    const OpTimer timer(context.profile, "zero");
+    context.threads.run(n, 1 << 16, [&](int64_t begin, int64_t end, int) {
+        std::fill_n(x + begin, end - begin, 0.0f);
     });
 }
 
