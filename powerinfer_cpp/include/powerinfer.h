@@ -175,7 +175,8 @@ typedef struct pi_model_params {
 
 /* Which neurons are computed. In files without neuron rows (ffn_down_t) every one, always. */
 typedef enum pi_sparse {
-    PI_SPARSE_AUTO = 0,     /* rows of generated tokens by predictor, those of prompts as exact */
+    PI_SPARSE_AUTO = 0,     /* rows of generated tokens (pi_batch) by predictor, those of prompts
+                             * as exact; layers with a recall below 0.7 in the file as exact, too */
     PI_SPARSE_OFF = 1,      /* every neuron counts */
     PI_SPARSE_EXACT = 2,    /* the same result from the neurons whose activation is not zero */
     PI_SPARSE_PREDICTOR = 3 /* every row by predictor; refused without one */
@@ -222,9 +223,9 @@ typedef struct pi_plan pi_plan;
 typedef struct pi_plan_part {
     size_t struct_size; /* sizeof(pi_plan_part) */
     const char* tier;   /* "ram" */
-    const char*
-        name; /* "attention", "ffn", "embedding", "head", "norms", "predictor", "kv", "scratch" */
-    int32_t layer; /* -1: of none */
+    const char* name;   /* "attention", "ffn", "embedding", "head", "norms", "predictor", "kv",
+                         * "scratch", "results", "record" */
+    int32_t layer;      /* -1: of none */
     uint64_t n_bytes;
 } pi_plan_part;
 pi_status pi_plan_new(const char* path, const pi_model_params* model,
@@ -287,7 +288,8 @@ pi_status pi_token_text(const pi_model* model, int32_t token, bool special, cons
 
 typedef struct pi_session pi_session;
 
-/* Refuses when KV and scratch exceed what is left of the budget. */
+/* Refuses when what the session takes (KV, scratch, results, recordings) exceeds what is left of
+ * the model's budget. */
 pi_status pi_session_new(const pi_model* model, const pi_session_params* params, pi_session** out);
 void pi_session_free(pi_session* session);
 int32_t pi_session_n_ctx(const pi_session* session);
@@ -366,7 +368,7 @@ typedef struct pi_work {
     uint64_t kv;
 } pi_work;
 pi_status pi_session_work(const pi_session* session, pi_work* out);
-/* Of the layers first, first + 1, ...: out [n], whose first element says struct_size for all. */
+/* Of the layers first, first + 1, ...: out [n]; struct_size of out[0] is that of all elements. */
 pi_status pi_session_neurons(const pi_session* session, int32_t first, int32_t n,
                              pi_neuron_counts* out);
 

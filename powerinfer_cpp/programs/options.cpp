@@ -254,8 +254,8 @@ const Option table[] = {
      "layers on the GPU; this version uses none", check_gpu_layers},
     {"--device", "NAME", "where to compute: cpu", check_device},
     {"--sparse", "MODE",
-     "which neurons are computed: auto (default), off (all), exact (all that are not zero), "
-     "predictor",
+     "which neurons are computed: auto (default: generated tokens by predictor, prompts as exact), "
+     "off (all), exact (all that are not zero), predictor",
      set_sparse},
     {"--sparse-threshold", "X", "predictor score below which a neuron is skipped (the file's)",
      set_sparse_threshold},

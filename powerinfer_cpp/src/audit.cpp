@@ -1,5 +1,7 @@
 #include "audit.h"
 
+#include <algorithm>
+
 #include "ggml/status.h"
 
 namespace powerinfer {
@@ -12,6 +14,19 @@ constexpr int64_t kEnough = 512;
 constexpr double kOfTrained = 0.8;
 
 }  // namespace
+
+bool is_predicted(const Layer& l, const Ffn& f, int32_t sparse) {
+    if (!f.fc1 && !f.signs) return false;
+    if (sparse == PI_SPARSE_PREDICTOR) return true;
+    return sparse == PI_SPARSE_AUTO && (l.recall == 0 || l.recall >= kRecallFloor);
+}
+
+bool is_predicted(const Model& model, int32_t sparse) {
+    return std::any_of(model.layers.begin(), model.layers.end(), [&](const Layer& l) {
+        // Experts of a layer have predictors together.
+        return is_predicted(l, l.experts.empty() ? l.ffn : l.experts[0], sparse);
+    });
+}
 
 void Audit::add(int64_t layer, const ggml::AuditCounts& counts) {
     layers_[size_t(layer)].fired += counts.fired;

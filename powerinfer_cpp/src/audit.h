@@ -14,8 +14,13 @@ namespace powerinfer {
 // the file says so (powerinfer.predictor.recall), and warns where only an audit does.
 constexpr float kRecallFloor = 0.7f;
 
-// For every generated token one segment of one layer, 1/32 of its neurons, is held against what
-// fires there: its first rows are read once more, a thirtieth of a layer's per token.
+// Has a block of this layer a predictor that a mode (pi_sparse) listens to?
+bool is_predicted(const Layer& layer, const Ffn& block, int32_t sparse);
+// Has any block of the model?
+bool is_predicted(const Model& model, int32_t sparse);
+
+// For every generated token that is masked, one segment of one layer, 1/32 of its neurons, is also
+// computed in full and compared with the mask. That costs a thirtieth of one layer's first rows.
 class Audit {
  public:
     Audit() = default;

@@ -6,7 +6,7 @@
 
 namespace powerinfer {
 
-// n rows. A row is a token at a position of a sequence, stored already where it goes; rows of one
+// n rows. A row is a token at a position of a sequence, whose slot is chosen already; rows of one
 // sequence stand in order of their positions.
 struct Batch {
     Batch() = default;
@@ -28,7 +28,8 @@ struct Batch {
     float** result =
         nullptr;             // room for its logits [n_vocab] or embedding [n_embd]; null: not kept
     bool* masked = nullptr;  // its feed-forward blocks compute only what predictors propose
-    bool* generated = nullptr;  // the caller said so: predictors are audited where it is masked
+    // The caller said that its token was generated: such rows are audited where they are masked.
+    bool* generated = nullptr;
 };
 
 }  // namespace powerinfer

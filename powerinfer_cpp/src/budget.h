@@ -45,7 +45,7 @@ class Budget : public std::enable_shared_from_this<Budget> {
     friend class Reservation;
     void give_back(uint64_t bytes);
 
-    const bool asked_;  // the limit is a wish of the user
+    const bool asked_;  // the limit was given by the user, not measured
     const uint64_t limit_;
     mutable std::mutex mutex_;
     uint64_t reserved_ = 0;  // at most limit_

@@ -14,14 +14,13 @@ struct Counts {
     int64_t rows = 0, kept = 0;               // kept: with logits or an embedding
     uint64_t kv_bytes = 0;                    // keys and values that attention read
     std::vector<ggml::NeuronCounts> neurons;  // [n_layer]
-    std::vector<int64_t>
-        predicted;  // [n_layer]: by so many rows (of an expert) a predictor was asked
-
-    // Counts the rows of a micro-batch whose positions take position_bytes each in the cache.
+    // [n_layer]: rows (in mixtures per chosen expert) that were given to a predictor.
+    std::vector<int64_t> predicted;
     void add(const Model& model, const Batch& batch, int64_t position_bytes);
 };
 
-// Bytes by part of the model, as if every row had been alone in its call.
+// Bytes by part of the model, as if every row had been alone in its call. What audits read is not
+// among them.
 struct Traffic {
     uint64_t attention = 0, predictor = 0, ffn = 0, head = 0, kv = 0;
 };

@@ -65,19 +65,12 @@ void predict(const Pass& p, const Ffn& w, const float* x, int64_t n) {
     p.context.profile.part = name(Part::ffn);
 }
 
-// Has the block a predictor that this mode listens to?
-bool has_predictor(const Pass& p, const Block& in) {
-    if (!in.w.fc1 && !in.w.signs) return false;
-    const float recall = p.model.layers[size_t(in.layer)].recall;
-    return p.params.sparse != PI_SPARSE_AUTO || recall == 0 || recall >= kRecallFloor;
-}
-
-// Who may be computed of which rows: everybody, unless a predictor masks some of them.
+// Which neurons may be computed for which rows: all, unless a predictor masks the row.
 ggml::NeuronMask mask_of(const Pass& p, const Block& in) {
     const Config& c = p.model.config;
     Workspace& b = p.work;
     ggml::NeuronMask mask;
-    if (!has_predictor(p, in)) return mask;
+    if (!is_predicted(p.model.layers[size_t(in.layer)], in.w, p.params.sparse)) return mask;
     int64_t n_masked = 0;
     for (int64_t t = 0; t < in.n; t++) {
         b.masked[t] = b.batch.masked[in.row(t)];

@@ -5,7 +5,7 @@
 
 namespace powerinfer {
 
-// Runs the model over the batch of p.work, whose positions follow what the cache holds. Throws
+// Runs the model over the batch of p.work, whose rows have their slots in the KV pages. Throws
 // Error(cancelled) between layers when the caller's should_stop says so.
 void forward(const Pass& p);
 

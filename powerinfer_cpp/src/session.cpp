@@ -50,7 +50,8 @@ Session::Session(std::shared_ptr<const Model> m, const pi_session_params& asked)
     : model(std::move(m)),
       params(resolve_session_params(model->config, asked)),
       context(std::max(params.n_threads, params.n_threads_batch)),
-      cores_(ggml::default_threads()) {
+      cores_(ggml::default_threads()),
+      predicted_(is_predicted(*model, params.sparse)) {
     const Config& c = model->config;
     if (params.sparse == PI_SPARSE_PREDICTOR && !c.has_predictors) {
         throw Error(Code::argument, model->file.gguf.path() + ": the file has no predictors");
@@ -162,8 +163,7 @@ void Session::eval(const pi_batch& b) {
 }
 
 bool Session::masks(bool generated) const {
-    if (!model->config.has_predictors) return false;
-    return params.sparse == PI_SPARSE_PREDICTOR || (params.sparse == PI_SPARSE_AUTO && generated);
+    return predicted_ && (generated || params.sparse == PI_SPARSE_PREDICTOR);
 }
 
 const float* Session::result(int32_t row) const {

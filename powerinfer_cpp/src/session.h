@@ -60,7 +60,8 @@ class Session {
     // Rows [begin, end) of a call, as the micro-batch of the workspace.
     void fill(const pi_batch& batch, int32_t begin, int32_t end);
 
-    const int cores_;  // more threads than these would wait for each other's turns
+    const int cores_;       // more threads than these would wait for each other's turns
+    const bool predicted_;  // some layer's predictor is listened to
     Reservation reserved_;
     std::vector<ggml::Memory> memory_;  // of each part of the plan
     Sequences sequences_;

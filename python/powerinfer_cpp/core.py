@@ -206,7 +206,8 @@ class LlamaCore:
         tokens or, where there are none, of the prompt's. bytes_per_token: weights and cache read,
         by part. Per layer, as shares of n_ff, share_predicted: neurons that a predictor let pass
         (without one all); share_computed: those whose up and down rows were computed;
-        share_fired: those that contributed something else than zero.
+        share_fired: those that contributed something else than zero. audit: neurons that fired in
+        audited segments, and how many of them the predictors found.
         """
         with self._lock:
             self._require_open()
@@ -423,9 +424,9 @@ class LlamaCore:
     def load_state(self, state: LlamaState) -> None:
         """Makes the sequence what it was at `save_state`, here or in another Llama of the file.
 
-        Raises ModelFormatError for a state of another model, ContextOverflowError for one that is
-        longer than the context, ValueError for one that contradicts itself or was saved by another
-        version of the library.
+        Raises ModelFormatError for a state of another model, mode or threshold,
+        ContextOverflowError for one that is longer than the context, ValueError for one that
+        contradicts itself or was saved by another version of the library.
         """
         with self._lock:
             self._computing.load(state)

@@ -86,7 +86,8 @@ def test_plan(llm: Llama) -> None:
     plan = llm.plan()
     assert plan["total"] == sum(plan["ram"].values()) <= plan["budget"]
     assert plan["ram"]["ffn"] == 2 * 3 * 64 * 96 * 4
-    assert plan["ram"]["kv"] == 2 * 2 * 128 * 2 * 16 * 2  # layers, k and v, positions, heads, F16
+    # Layers, k and v, positions, heads, F16; and what says which token is on which page.
+    assert 0 <= plan["ram"]["kv"] - 2 * 2 * 128 * 2 * 16 * 2 < 1024
 
 
 def test_vocabulary_alone(path: Path) -> None:
@@ -190,7 +191,7 @@ def test_generate_reuses_the_longest_prefix(llm: Llama, monkeypatch: pytest.Monk
     session = llm._context._session
     real = session.eval
     monkeypatch.setattr(
-        session, "eval", lambda t, keep=None: (computed.append(len(t)), real(t, keep))[1]
+        session, "eval", lambda t, *a, **k: (computed.append(len(t)), real(t, *a, **k))[1]
     )
     first = take(llm.generate([1, 10, 11, 12, 13], temp=0), 3)
     assert computed == [5, 1, 1]

@@ -116,7 +116,7 @@ def test_perplexity_of_right_predictors(
     assert found["off"]["ppl"] == found["exact"]["ppl"] and found["exact"]["kl"] < 1e-6
     assert found["exact"]["predicted"] == 1 and 0.1 < found["exact"]["computed"] < 0.2
     for mode in ("predictor", "auto"):
-        # Scores in 8 bits miss what hardly fires; auto audits one row of 64 in full.
+        # Scores in 8 bits miss what hardly fires.
         assert float(found[mode]["ppl"]) == pytest.approx(float(found["off"]["ppl"]), rel=5e-3)
         assert found[mode]["kl"] < 2e-3
         assert found[mode]["fired"] == pytest.approx(found["exact"]["fired"], abs=2e-3)
@@ -139,9 +139,9 @@ def test_noise_in_a_predictor_raises_perplexity(
 def test_scored_tokens_go_as_generated_ones(
     aware: Path, text: Path, capsys: pytest.CaptureFixture
 ) -> None:
-    """Windows side by side give what one window after the other gives, token by token."""
+    """Scored rows in one call give what they give token by token."""
     n_ctx, first, nll = 64, 33, []
-    # A threshold that costs something, but not the trust in the predictors.
+    # A threshold that costs something.
     with Llama(aware, n_ctx=n_ctx, verbose=False, sparse_threshold=0.05) as llm:
         ids = llm.tokenize(text.read_bytes())
         for start in range(0, len(ids) - n_ctx + 1, n_ctx):
@@ -149,7 +149,7 @@ def test_scored_tokens_go_as_generated_ones(
             llm.reset()
             llm.eval(window[: first - 1])
             for i in range(first - 1, n_ctx - 1):
-                llm.eval(window[i : i + 1])
+                llm.eval(window[i : i + 1], generated=True)
                 x = llm.scores[i].astype(np.float64)
                 nll.append(x.max() + np.log(np.exp(x - x.max()).sum()) - x[window[i + 1]])
     want = f"{np.exp(np.mean(nll)):.4f}"
@@ -190,7 +190,8 @@ def test_exact_mode_on_the_checkpoint(
         session.truncate(0)
         session.eval(window)
     shares = session.work().shares(N_FF)
-    assert shares["computed"] == shares["fired"]
+    # But for neurons whose up is exactly zero.
+    assert shares["computed"] == pytest.approx(shares["fired"], abs=1e-6)
     assert shares["fired"] == pytest.approx([0.255, 0.073, 0.075, 0.135], abs=4e-3)
 
 
@@ -250,7 +251,7 @@ def test_closing_lines_of_main(aware: Path, main_path: Path, tmp_path: Path) -> 
     rows = done.stderr.splitlines()
     found = json.loads(out.read_text())
     at = next(i for i, row in enumerate(rows) if row.lstrip().startswith("total time"))
-    read, neurons, tiers = rows[at + 1 :]
+    read, neurons, *audit, tiers = rows[at + 1 :]
     per_token = sum(found["bytes_per_token"].values())
     rate = re.fullmatch(r" +data read = +([\d.]+) GB/s \(([\d.]+) MB per token: .*\)", read)
     assert float(rate[1]) == pytest.approx(per_token * found["gen_ts"] / 1e9, abs=0.011)

@@ -167,7 +167,7 @@ def test_cache(llm: Llama, monkeypatch: pytest.MonkeyPatch) -> None:
     session = llm._context._session
     real = session.eval
     monkeypatch.setattr(
-        session, "eval", lambda t, keep=None: (computed.append(len(t)), real(t, keep))[1]
+        session, "eval", lambda t, *a, **k: (computed.append(len(t)), real(t, *a, **k))[1]
     )
     assert llm(prompts[0], **options)["choices"] == want[0]
     assert computed[0] == 1  # all but the last token came from the cache
@@ -218,7 +218,7 @@ def test_stats(llm: Llama) -> None:
     found = llm.stats()
     times = {"n_prompt", "n_gen", "prompt_s", "gen_s", "gen_ts", "ttft_s", "token_ms"}
     shares = {"share_predicted", "share_computed", "share_fired", "bytes_per_token", "tiers"}
-    assert set(found) == times | shares | {"pcie_bytes", "rss_peak", "vram_peak"}
+    assert set(found) == times | shares | {"audit", "pcie_bytes", "rss_peak", "vram_peak"}
     assert found["n_prompt"] == done["usage"]["prompt_tokens"] and found["n_gen"] == 9
     assert found["gen_ts"] == pytest.approx(9 / found["gen_s"])
     assert 0 < found["prompt_s"] <= found["ttft_s"]

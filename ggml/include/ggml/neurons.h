@@ -60,7 +60,7 @@ inline Segment segment_of(int64_t n, int64_t s) {
 }
 
 // Which neurons of which rows may be computed: all of a row that is not masked, otherwise those
-// that are found.
+// with a score of at least `threshold`, and the unpredicted.
 struct NeuronMask {
     const bool* masked = nullptr;  // [rows]; null: no row
     const float* score = nullptr;  // [rows, n], a predictor's

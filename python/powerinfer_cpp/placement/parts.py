@@ -82,9 +82,10 @@ def read_parts(gguf: Gguf, n_ctx: int, n_ubatch: int, type_kv: int = 1) -> list[
             "type_v": type_kv,
         },
     )["ram"]
-    for layer in layers:
-        sizes["kv", layer] = -(-plan.get("kv", 0) // len(layers))
-    sizes["scratch", -1] = plan.get("scratch", 0)
+    kv = plan["kv"]
+    for i, layer in enumerate(sorted(layers)):  # evenly, to the byte
+        sizes["kv", layer] = kv * (i + 1) // len(layers) - kv * i // len(layers)
+    sizes["scratch", -1] = plan["scratch"] + plan["results"]
     return [
         Part(kind, layer, n, looked_up=tied and kind == "head")
         for (kind, layer), n in sorted(sizes.items())
