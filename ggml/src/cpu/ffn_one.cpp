@@ -1,12 +1,19 @@
 // One token: threads take segments, whose gate, up and down are one pass over the candidates.
 #include <algorithm>
 #include <atomic>
+#include <cmath>
 #include <numeric>
 
 #include "cpu/ffn_parts.h"
 #include "cpu/neuron_rows.h"
+#include "ggml/math.h"
 
 namespace ggml {
+
+float cpu::activate_smooth(const Neurons& w, float v) {
+    const float a = w.act == Activation::silu ? silu(v) : gelu(v);
+    return std::fabs(a) < w.threshold ? 0 : a;
+}
 
 namespace {
 

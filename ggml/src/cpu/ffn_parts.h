@@ -1,12 +1,12 @@
 // What one token and several have in common: a neuron's value, and the tree that adds segments.
 #pragma once
 
-#include <cmath>
-
-#include "ggml/math.h"
 #include "ggml/neurons.h"
 
 namespace ggml::cpu {
+
+// Out of line, so that the comparison that ReLU is gets inlined where it is called.
+float activate_smooth(const Neurons& w, float v);
 
 inline float activate(const Neurons& w, float v) {
     switch (w.act) {
@@ -16,10 +16,8 @@ inline float activate(const Neurons& w, float v) {
         case Activation::relu2:
             return v > w.threshold ? v * v : 0;
         default:
-            break;
+            return activate_smooth(w, v);
     }
-    const float a = w.act == Activation::silu ? silu(v) : gelu(v);
-    return std::fabs(a) < w.threshold ? 0 : a;
 }
 
 // What a neuron sends down, from its activated gate and its up product.

@@ -56,7 +56,8 @@ class ManyTokens {
  public:
     ManyTokens(Context& context, const Neurons& w, const Input& x, const NeuronMask& mask,
                NeuronScratch& scratch, bool* fired)
-        : w_(w),
+        : profiled_(context.profile.on),
+          w_(w),
           rows_(context, w, x, scratch, 0, x.rows),
           n_rows_(x.rows),
           mask_(mask),
@@ -95,7 +96,7 @@ class ManyTokens {
                 shares.first += t0;
                 if (shares.first[nt] == shares.first[0]) continue;
                 rows_.add(ids, m, c0, n, shares, nt, sum, n);
-                if (c0 == 0) n_read += rows_of(shares, nt);
+                if (profiled_ && c0 == 0) n_read += rows_of(shares, nt);
             }
         });
         bytes_ += uint64_t(n_read) * cpu::row_bytes(w_, w_.down);
@@ -171,18 +172,24 @@ class ManyTokens {
         const int64_t at = tile * kShared * n_rows_;
         int32_t *first = s_.first + tile * (n_rows_ + 1), *row = s_.fired + at;
         float* kept = s_.h + at;
+        const float* h = own.h;
+        const int64_t rows = n_rows_;
         int32_t k = 0;
-        for (int64_t t = 0; t < n_rows_; t++) {
+        for (int64_t t = 0; t < rows; t++) {
             first[t] = k;
             for (int64_t j = 0; j < n; j++) {
-                const float v = own.h[j * n_rows_ + t];
-                row[k] = int32_t(j);
+                const float v = h[j * rows + t];
+                row[k] = int32_t(j);  // kept by moving on
                 kept[k] = v;
                 k += v != 0;
-                if (fired_ && v != 0) fired_[t * w_.n + begin + j] = true;
             }
         }
-        first[n_rows_] = k;
+        first[rows] = k;
+        for (int64_t t = 0; fired_ && t < rows; t++) {
+            for (int32_t i = first[t]; i < first[t + 1]; i++) {
+                fired_[t * w_.n + begin + row[i]] = true;
+            }
+        }
         done.fired += k;
     }
 
@@ -201,6 +208,7 @@ class ManyTokens {
         return int64_t(std::bitset<kShared>(taken).count());
     }
 
+    const bool profiled_;  // counting the rows that are read takes time of its own
     const Neurons& w_;
     const cpu::RowProducts rows_;
     const int64_t n_rows_;
