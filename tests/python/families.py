@@ -10,6 +10,7 @@ from typing import Any
 import checkpoints
 import numpy as np
 import reference
+from safetensors.numpy import load_file, save_file
 
 from powerinfer_cpp import Llama
 
@@ -76,6 +77,19 @@ def smallthinker(folder: Path, **changes: Any) -> tuple[dict[str, Any], dict[str
     checkpoints.save(folder, cfg, weights)
     shutil.copy(GOLDEN / "tokenizer.model", folder)
     return cfg, weights
+
+
+def turbo_mixtral(folder: Path, ranks: tuple[int, ...] = (8, 8, 8, 8)) -> Path:
+    """Mixtral's golden checkpoint under the names of TurboSparse-Mixtral."""
+    golden("mixtral", folder, model_type="turbosparsemixtral", hidden_act="relu")
+    weights, rng = load_file(folder / "model.safetensors"), np.random.default_rng(0)
+    for layer in range(2):
+        for expert, rank in enumerate(ranks):
+            name = f"model.layers.{layer}.block_sparse_moe.experts.{expert}.predictor"
+            for part, shape in (("fc1", (rank, 32)), ("fc2", (24, rank))):
+                weights[f"{name}.{part}.weight"] = rng.standard_normal(shape).astype(np.float32)
+    save_file(weights, folder / "model.safetensors")
+    return folder
 
 
 def falcon_weights(cfg: dict[str, Any]) -> dict[str, np.ndarray]:

@@ -9,7 +9,7 @@ import checkpoints
 import numpy as np
 import pytest
 import reference
-from families import GOLDEN, TOKENS, golden, logits, quiet
+from families import GOLDEN, TOKENS, golden, logits, quiet, turbo_mixtral
 from gguf_files import raw, values
 from powerinfer_cpp.convert import convert
 from powerinfer_cpp.gguf import Gguf
@@ -67,19 +67,6 @@ def test_other_checkpoints_of_that_name(tmp_path: Path) -> None:
     cfg = checkpoints.config()
     want = reference.logits(cfg, checkpoints.weights(cfg), TOKENS, "relu")
     assert reference.relative_error(logits(path), want) < 2e-5
-
-
-def turbo_mixtral(folder: Path, ranks: tuple[int, ...] = (8, 8, 8, 8)) -> Path:
-    """Mixtral's golden checkpoint under the names of TurboSparse-Mixtral."""
-    golden("mixtral", folder, model_type="turbosparsemixtral", hidden_act="relu")
-    weights, rng = load_file(folder / "model.safetensors"), np.random.default_rng(0)
-    for layer in range(2):
-        for expert, rank in enumerate(ranks):
-            name = f"model.layers.{layer}.block_sparse_moe.experts.{expert}.predictor"
-            for part, shape in (("fc1", (rank, 32)), ("fc2", (24, rank))):
-                weights[f"{name}.{part}.weight"] = rng.standard_normal(shape).astype(np.float32)
-    save_file(weights, folder / "model.safetensors")
-    return folder
 
 
 def test_turbo_sparse_mixtral(tmp_path: Path) -> None:

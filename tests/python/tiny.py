@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import checkpoints
 import numpy as np
@@ -22,6 +23,18 @@ def make(folder: Path, template: str | None = None) -> Path:
     if template is not None:
         (folder / "chat_template.jinja").write_text(template)
     return convert(folder, outfile=folder / "tiny.gguf", outtype="f32", log=quiet)
+
+
+def noisy(folder: Path, template: str | None = None, **changes: Any) -> Path:
+    """A GGUF of a ReLU model whose predictors know nothing: a row that they mask, or do not, shows
+    in every logit after it. changes: of config.json."""
+    cfg = checkpoints.config(hidden_act="relu", **changes)
+    checkpoints.save(folder / "model", cfg, checkpoints.weights(cfg))
+    checkpoints.predictors(folder / "predictor", cfg)
+    if template is not None:
+        (folder / "model" / "chat_template.jinja").write_text(template)
+    out = folder / "noisy.gguf"
+    return convert(folder / "model", folder / "predictor", outfile=out, outtype="f32", log=quiet)
 
 
 class Say:
