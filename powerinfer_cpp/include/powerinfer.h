@@ -336,8 +336,9 @@ pi_status pi_sequence_match(const pi_session* session, int32_t seq, const int32_
 /* A sequence as bytes: its tokens, how each was computed, and its keys and values, to go on later
  * in this or another session of the same model and KV type. pi_sequence_save writes *n bytes, or
  * says with PI_ERROR_ARGUMENT and *n how many it needs. pi_sequence_load replaces what the sequence
- * held; bytes that do not fit this model, or that another mode or version of the engine computed,
- * are PI_ERROR_FORMAT, a state longer than the context PI_ERROR_CONTEXT. */
+ * held; bytes that do not fit this model, that another version of the engine wrote, or whose
+ * positions this session would compute in another way, are PI_ERROR_FORMAT, a state longer than the
+ * context PI_ERROR_CONTEXT. */
 pi_status pi_sequence_save(const pi_session* session, int32_t seq, void* buffer, size_t capacity,
                            size_t* n);
 pi_status pi_sequence_load(pi_session* session, int32_t seq, const void* buffer, size_t n);

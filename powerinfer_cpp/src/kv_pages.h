@@ -20,10 +20,10 @@ class KvPages {
     // Of resolved parameters: as many pages as n_seq sequences can hold without sharing any.
     KvPages(ggml::Carver& carver, const Config& config, const pi_session_params& params);
 
-    // What a page's positions are: their tokens, and a bit for each whose feed-forward blocks were
-    // masked by a predictor. They are part of how its keys and values came about.
+    // What a page's positions are: their tokens, and a bit for each that was generated. They decide
+    // how its keys and values came about.
     struct Label {
-        uint64_t masked;
+        uint64_t generated;
         int32_t token[kKvPage];
     };
 

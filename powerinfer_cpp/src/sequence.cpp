@@ -8,7 +8,7 @@ Sequences::Sequences(ggml::Carver& carver, const Config& config, const pi_sessio
     carver.take(pages_, {p.n_seq, pages_of(p.n_ctx)});
 }
 
-ggml::KvSlot Sequences::append(int32_t seq, int32_t token, bool masked) {
+ggml::KvSlot Sequences::append(int32_t seq, int32_t token, bool generated) {
     const int64_t position = length_[seq]++, at = position % kKvPage;
     int32_t& page = pages_[seq * pages_of(n_ctx_) + position / kKvPage];
     if (at == 0) {
@@ -21,7 +21,7 @@ ggml::KvSlot Sequences::append(int32_t seq, int32_t token, bool masked) {
     }
     KvPages::Label& label = kv_.label(page);
     label.token[at] = token;
-    label.masked = (label.masked & ~(uint64_t(1) << at)) | uint64_t(masked) << at;
+    label.generated = (label.generated & ~(uint64_t(1) << at)) | uint64_t(generated) << at;
     return {page, int32_t(at)};
 }
 
@@ -44,8 +44,8 @@ int32_t Sequences::token(int32_t seq, int64_t position) const {
     return label(seq, position).token[position % kKvPage];
 }
 
-bool Sequences::masked(int32_t seq, int64_t position) const {
-    return label(seq, position).masked >> position % kKvPage & 1;
+bool Sequences::generated(int32_t seq, int64_t position) const {
+    return label(seq, position).generated >> position % kKvPage & 1;
 }
 
 }  // namespace powerinfer

@@ -20,14 +20,14 @@ class Sequences {
 
     // One more position, whose keys and values go to the place that is returned. A page that other
     // sequences share is copied first. length(seq) < n_ctx().
-    ggml::KvSlot append(int32_t seq, int32_t token, bool masked);
+    ggml::KvSlot append(int32_t seq, int32_t token, bool generated);
     // Forgets the positions from n on, 0 <= n <= length(seq).
     void truncate(int32_t seq, int64_t n);
     // Makes `to` the first n positions of `from`, 0 <= n <= length(from), on the same pages.
     void copy(int32_t from, int32_t to, int64_t n);
 
     int32_t token(int32_t seq, int64_t position) const;
-    bool masked(int32_t seq, int64_t position) const;
+    bool generated(int32_t seq, int64_t position) const;
 
  private:
     KvPages::Label& label(int32_t seq, int64_t position) const {

@@ -127,7 +127,7 @@ void Session::fill(const pi_batch& b, int32_t begin, int32_t end) {
         batch.generated[t] = is_generated(b, i);
         batch.masked[t] = masks(batch.generated[t]);
         batch.position[t] = int32_t(sequences_.length(seq));
-        batch.slot[t] = sequences_.append(seq, b.token[i], batch.masked[t]);
+        batch.slot[t] = sequences_.append(seq, b.token[i], batch.generated[t]);
         batch.pages[t] = sequences_.pages(seq);
         batch.result[t] = nullptr;
         if (!is_kept(b, i)) continue;
@@ -207,22 +207,22 @@ int64_t Session::match(int32_t seq, const int32_t* token, const bool* generated,
     n = std::min(n, sequences_.length(seq));
     for (int64_t i = 0; i < n; i++) {
         const bool same = sequences_.token(seq, i) == token[i] &&
-                          sequences_.masked(seq, i) == masks(generated && generated[i]);
+                          masks(sequences_.generated(seq, i)) == masks(generated && generated[i]);
         if (!same) return i;
     }
     return n;
 }
 
-uint64_t Session::mode(bool any_masked) const {
+uint64_t Session::way(bool generated) const {
     const bool smooth = !relu_family(model->config.activation) &&
                         std::any_of(model->layers.begin(), model->layers.end(), has_threshold);
-    uint64_t mode = smooth && params.sparse == PI_SPARSE_EXACT;  // CATS leaves something out
-    if (!any_masked) return mode;
-    mode |= uint64_t(params.sparse) << 1;
-    if (std::isnan(params.sparse_threshold)) return mode;
+    uint64_t way = smooth && params.sparse == PI_SPARSE_EXACT;  // CATS leaves something out
+    if (!masks(generated)) return way;
+    way |= uint64_t(params.sparse) << 1 | 1 << 3;  // `auto` does not mask the unpredicted
+    if (std::isnan(params.sparse_threshold)) return way;
     uint32_t threshold;
     std::memcpy(&threshold, &params.sparse_threshold, sizeof(threshold));
-    return mode | 1 << 4 | uint64_t(threshold) << 32;
+    return way | 1 << 4 | uint64_t(threshold) << 32;
 }
 
 void Session::log(int32_t level, const std::string& message) const {

@@ -36,9 +36,9 @@ class Session {
     // How many of the first n positions hold what these rows would give, computed from the first
     // position on. generated: null for a prompt.
     int64_t match(int32_t seq, const int32_t* token, const bool* generated, int64_t n) const;
-    // How rows are computed, masked ones among them or not, as a number that states carry: the
-    // parts of the parameters that change results.
-    uint64_t mode(bool any_masked) const;
+    // How rows of a prompt, or generated ones, are computed, as a number that states carry: what of
+    // the parameters changes results.
+    uint64_t way(bool generated) const;
     Sequences& sequences() { return sequences_; }
     const Sequences& sequences() const { return sequences_; }
 

@@ -1,5 +1,5 @@
-// A state is a header that says what it belongs to, a token per position, a bit per position that a
-// predictor masked, and keys and values as KvPages::each_run gives them.
+// A state is a header that says what it belongs to, a token per position, a bit per position that
+// was generated, and keys and values as KvPages::each_run gives them.
 #include "state.h"
 
 #include <algorithm>
@@ -18,10 +18,10 @@ namespace {
 
 struct Header {
     char magic[8];
-    uint64_t model;  // fingerprint of sizes and tensors
-    uint64_t type;   // of the KV cache
-    uint64_t mode;   // Session::mode
-    int64_t length;  // positions
+    uint64_t model;   // fingerprint of sizes and tensors
+    uint64_t type;    // of the KV cache
+    uint64_t way[2];  // Session::way of rows of prompts and of generated ones
+    int64_t length;   // positions
 };
 static_assert(std::is_trivially_copyable_v<Header>);
 constexpr char kMagic[8] = {'P', 'I', 's', 'e', 'q', '0', '2', '\n'};
@@ -45,13 +45,13 @@ uint64_t fingerprint(const Model& m) {
 }
 
 // Bytes of the bits of n positions.
-int64_t mask_bytes(int64_t n) {
+int64_t flag_bytes(int64_t n) {
     return (n + 7) / 8;
 }
 
 uint64_t size_of(const Session& s, int64_t length) {
     const int64_t position = int64_t(sizeof(int32_t)) + s.sequences().kv().position_bytes();
-    return sizeof(Header) + uint64_t(mask_bytes(length)) + uint64_t(length * position);
+    return sizeof(Header) + uint64_t(flag_bytes(length)) + uint64_t(length * position);
 }
 
 // Calls f(bytes in the cache, n) for every run of a sequence's positions.
@@ -60,6 +60,16 @@ void each_run(const Sequences& s, int32_t seq, const F& f) {
     for (int64_t first = 0; first < s.length(seq); first += kKvPage) {
         const int64_t n = std::min(kKvPage, s.length(seq) - first);
         s.kv().each_run(s.pages(seq)[first / kKvPage], n, f);
+    }
+}
+
+// How a session computes the rows of prompts and the generated ones, as far as there are such among
+// n positions; 0 where there are none.
+void ways(const Session& s, const uint8_t* flags, int64_t n, uint64_t way[2]) {
+    way[0] = way[1] = 0;
+    for (int64_t i = 0; i < n; i++) {
+        const bool generated = flags[i / 8] >> i % 8 & 1;
+        way[generated] = s.way(generated);
     }
 }
 
@@ -83,10 +93,9 @@ Header check(const Session& s, const uint8_t* data, uint64_t size) {
     }
     if (size != size_of(s, header.length))
         throw Error(Code::format, "the state has the wrong size");
-    const uint8_t* masks = data + sizeof(header) + header.length * int64_t(sizeof(int32_t));
-    const bool any = std::any_of(masks, masks + mask_bytes(header.length),
-                                 [](uint8_t bits) { return bits != 0; });
-    if (header.mode != s.mode(any)) {
+    uint64_t way[2];
+    ways(s, data + sizeof(header) + header.length * int64_t(sizeof(int32_t)), header.length, way);
+    if (way[0] != header.way[0] || way[1] != header.way[1]) {
         throw Error(Code::format,
                     "the state was computed in another mode (sparse, sparse_threshold)");
     }
@@ -102,20 +111,18 @@ uint64_t state_size(const Session& s, int32_t seq) {
 void save_state(const Session& s, int32_t seq, uint8_t* out) {
     const int64_t length = s.length(seq);
     const Sequences& sequences = s.sequences();
-    uint8_t* masks = out + sizeof(Header) + length * int64_t(sizeof(int32_t));
-    std::fill_n(masks, mask_bytes(length), uint8_t(0));
-    bool any = false;
+    uint8_t* flags = out + sizeof(Header) + length * int64_t(sizeof(int32_t));
+    std::fill_n(flags, flag_bytes(length), uint8_t(0));
     for (int64_t i = 0; i < length; i++) {
         const int32_t token = sequences.token(seq, i);
         std::memcpy(out + sizeof(Header) + i * int64_t(sizeof(token)), &token, sizeof(token));
-        const bool masked = sequences.masked(seq, i);
-        masks[i / 8] |= uint8_t(masked << i % 8);
-        any |= masked;
+        flags[i / 8] |= uint8_t(sequences.generated(seq, i) << i % 8);
     }
-    Header header{{}, fingerprint(*s.model), uint64_t(sequences.kv().type()), s.mode(any), length};
+    Header header{{}, fingerprint(*s.model), uint64_t(sequences.kv().type()), {}, length};
+    ways(s, flags, length, header.way);
     std::memcpy(header.magic, kMagic, sizeof(kMagic));
     std::memcpy(out, &header, sizeof(header));
-    uint8_t* to = masks + mask_bytes(length);
+    uint8_t* to = flags + flag_bytes(length);
     each_run(sequences, seq, [&](const uint8_t* run, size_t n) {
         std::memcpy(to, run, n);
         to += n;
@@ -126,15 +133,15 @@ void load_state(Session& s, int32_t seq, const uint8_t* data, uint64_t size) {
     s.length(seq);  // is there such a sequence?
     const Header header = check(s, data, size);
     const uint8_t* tokens = data + sizeof(header);
-    const uint8_t* masks = tokens + header.length * int64_t(sizeof(int32_t));
+    const uint8_t* flags = tokens + header.length * int64_t(sizeof(int32_t));
     Sequences& sequences = s.sequences();
     sequences.truncate(seq, 0);
     for (int64_t i = 0; i < header.length; i++) {
         int32_t token;
         std::memcpy(&token, tokens + i * int64_t(sizeof(token)), sizeof(token));
-        sequences.append(seq, token, masks[i / 8] >> i % 8 & 1);
+        sequences.append(seq, token, flags[i / 8] >> i % 8 & 1);
     }
-    const uint8_t* from = masks + mask_bytes(header.length);
+    const uint8_t* from = flags + flag_bytes(header.length);
     each_run(sequences, seq, [&](uint8_t* run, size_t n) {
         std::memcpy(run, from, n);
         from += n;

@@ -9,7 +9,7 @@ namespace powerinfer {
 uint64_t state_size(const Session& session, int32_t seq);
 void save_state(const Session& session, int32_t seq, uint8_t* out);
 // Makes a sequence what was saved. Throws Error(format) for bytes that are no state of this model
-// and KV type, or whose masked positions another mode or threshold computed, Error(context) for
+// and KV type, or whose positions this session would compute in another way, Error(context) for
 // more positions than there are; then the sequence is what it was.
 void load_state(Session& session, int32_t seq, const uint8_t* data, uint64_t size);
 

@@ -210,7 +210,13 @@ class Context:
         fresh = rows[~self._filled[rows]]
         if fresh.size:
             n_bytes = fresh.size * self.n_vocab * scores.itemsize
-            self._reserved.append(self._model.reserve(f"scores of {fresh.size} tokens", n_bytes))
+            try:
+                reserved = self._model.reserve(f"scores of {fresh.size} tokens", n_bytes)
+            except OutOfMemoryError:
+                if not self._filled.any():
+                    self._scores = None  # nobody has any, so later calls need not want them
+                raise
+            self._reserved.append(reserved)
             self._filled[fresh] = True
         return scores
 
@@ -259,9 +265,10 @@ class Context:
         self, chunk: np.ndarray, keep: np.ndarray, generated: np.ndarray | None = None
     ) -> None:
         start, n = self.n_tokens, len(chunk)
-        self._last_row, scores, kept = None, None, np.flatnonzero(keep)
+        scores, kept = None, np.flatnonzero(keep)
         if self._logits_all or self._scores is not None:
             scores = self._fill_scores(start + kept)
+        self._last_row = None
         self._session.eval(chunk, keep, generated=generated)
         if self._record >= lib.PI_RECORD_FIRED:
             self._fired.append(self._session.activations())

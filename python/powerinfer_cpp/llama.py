@@ -2,6 +2,7 @@
 
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -9,7 +10,7 @@ import numpy as np
 from . import chat, hub, options
 from .completion import ChatDicts, CompletionDicts, Piece, pieces, stop_bytes
 from .core import RANDOM_SEEDS, LlamaCore, combined
-from .errors import ContextOverflowError, OutOfMemoryError
+from .errors import ContextOverflowError, ModelFormatError, OutOfMemoryError
 from .grammar import GrammarProcessor, LlamaGrammar, Vocabulary, response_grammar
 from .logits import LogitBias, LogitsProcessorList, StoppingCriteriaList
 from .logprobs import Choice, Placed, choice
@@ -291,7 +292,9 @@ class Llama(LlamaCore):
                 state = cache[tuple(ids)]
                 usable = common_prefix(state.input_ids[: state.n_prompt], wanted)
                 if state.n_tokens <= context.n_ctx and usable > context.reusable(wanted):
-                    context.load(state)
+                    with suppress(ModelFormatError):  # of a Llama in another mode
+                        context.load(state)
+                del state  # or it would keep its bytes when it is to make room
         yield from parts
         with self._lock:
             if self._computing.n_tokens:
@@ -300,15 +303,17 @@ class Llama(LlamaCore):
     def _keep(self, cache: Any, state: LlamaState) -> None:
         """Puts a state into a cache, in the place of older ones where the budget asks for that;
         not at all where it does not fit."""
+        model, ours = self._model, isinstance(cache, LlamaRAMCache)
         while True:
             try:
-                state._reserved = self._model.reserve("a cached state", state.n_bytes)
+                state._reserved = model, model.reserve("a cached state", state.n_bytes)
+                break
             except OutOfMemoryError:
-                if isinstance(cache, LlamaRAMCache) and cache.forget_oldest():
-                    continue
-                return
-            cache[tuple(state.input_ids.tolist())] = state
-            return
+                # Only if the older ones' bytes are enough are they worth losing.
+                if not ours or state.n_bytes > model.unreserved() + cache.reserved(model):
+                    return
+                cache.forget_oldest()
+        cache[tuple(state.input_ids.tolist())] = state
 
     def _limit(self, ids: list[int], max_tokens: int | None) -> int:
         """Tokens that may follow. Raises ContextOverflowError when none may."""

@@ -161,6 +161,11 @@ class Model:
         check(lib.pi_reserve(self.handle, what.encode(), n_bytes, out))
         return ffi.gc(out[0], lib.pi_reservation_free)
 
+    def unreserved(self) -> int:
+        """Bytes that are left of the model's budget."""
+        budget = lib.pi_model_budget(self.handle)
+        return max(0, budget - lib.pi_model_reserved(self.handle))
+
     def ends(self, token: int) -> bool:
         """Is this EOS or another end of generation."""
         return lib.pi_token_ends(self.handle, token)

@@ -7,6 +7,8 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from .model import Model
+
 STATE_VERSION = 1  # raised when an older state would not go on as it was
 
 
@@ -31,13 +33,14 @@ class LlamaState:
     random: Any = None
     version: int = 0  # also what pickles count as that know no version
 
-    # What it took of a model's budget while a cache keeps it; gives that back with the state.
-    _reserved: ClassVar[Any] = None
+    # The model from whose budget a cache took its bytes, and what gives them back with the state.
+    _reserved: ClassVar[tuple[Model, Any] | None] = None
 
     @property
     def n_bytes(self) -> int:
         """Memory that it takes."""
-        return self.input_ids.nbytes + self.scores.nbytes + self.llama_state_size
+        arrays = self.input_ids, self.scores, self.generated
+        return sum(array.nbytes for array in arrays) + self.llama_state_size
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in vars(self).items() if name != "_reserved"}
@@ -84,12 +87,14 @@ class LlamaRAMCache:
         while self._states and self.cache_size > self.capacity_bytes:
             self.forget_oldest()
 
-    def forget_oldest(self) -> bool:
-        """Forgets the state that was not used for longest; False where there is none."""
-        if self._states:
-            self._states.popitem(last=False)
-            return True
-        return False
+    def forget_oldest(self) -> None:
+        """Forgets the state that was not used for longest."""
+        self._states.popitem(last=False)
+
+    def reserved(self, model: Model) -> int:
+        """Bytes of its states that are taken from a model's budget."""
+        states = self._states.values()
+        return sum(s.n_bytes for s in states if s._reserved and s._reserved[0] is model)
 
 
 LlamaCache = LlamaRAMCache

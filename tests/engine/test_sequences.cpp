@@ -228,10 +228,17 @@ void test_state(const Shape& shape) {
     std::swap(state, old);
     CHECK(refused(with_mode(PI_SPARSE_AUTO), "another version"));
     std::swap(state, old);
-    Session prompt(model, with_mode(PI_SPARSE_EXACT));
-    logits(prompt, tokens);
-    state = saved(prompt, 0);
+    // Exact and off are one; auto is like them until something is generated.
+    Session exact(model, with_mode(PI_SPARSE_EXACT));
+    logits(exact, tokens);
+    state = saved(exact, 0);
     for (pi_sparse mode : {PI_SPARSE_OFF, PI_SPARSE_AUTO}) CHECK(!refused(with_mode(mode), ""));
+    CHECK(refused(with_mode(PI_SPARSE_PREDICTOR), "another mode"));
+    exact.truncate(0, 0);
+    logits(exact, tokens, 96, kPrompt);
+    state = saved(exact, 0);
+    CHECK(!refused(with_mode(PI_SPARSE_OFF), ""));
+    CHECK(refused(with_mode(PI_SPARSE_AUTO), "another mode"));
 }
 
 // A call that fails leaves the sequence as it was, labels included.

@@ -267,7 +267,6 @@ def test_scores_are_taken_from_the_budget(path: Path, logits_all: bool) -> None:
         assert np.array_equal(llm.scores[5], want[5])
 
 
-@pytest.mark.xfail(strict=True, reason="the second time they are there, without the last row")
 def test_scores_that_do_not_fit(path: Path) -> None:
     """Are refused each time that somebody asks."""
     with with_room(path, 0) as llm:
@@ -277,7 +276,6 @@ def test_scores_that_do_not_fit(path: Path) -> None:
                 _ = llm.scores
 
 
-@pytest.mark.xfail(strict=True, reason="once asked for, completions want scores, too")
 @pytest.mark.parametrize("asked_for", ["eval", "scores"])
 def test_refused_scores_leave_completions_alone(path: Path, asked_for: str) -> None:
     """Those need none."""
@@ -354,9 +352,6 @@ def test_cached_states_that_do_not_fit(path: Path, cached: tuple) -> None:
                 assert cache.cache_size <= room and left(llm) >= 0
 
 
-@pytest.mark.xfail(
-    strict=True, reason="a completion holds on to the state it began from while it looks for room"
-)
 def test_the_last_state_takes_the_place_of_older_ones(path: Path, cached: tuple) -> None:
     """Also of the one that its own text went on from."""
     prompts, answers, size = cached
@@ -371,7 +366,6 @@ def test_the_last_state_takes_the_place_of_older_ones(path: Path, cached: tuple)
             assert left(llm) == size + 1 - cache.cache_size
 
 
-@pytest.mark.xfail(strict=True, reason="room is made for a state that would not fit into all of it")
 def test_a_state_that_never_fits_leaves_the_others(path: Path, cached: tuple) -> None:
     prompts, _answers, size = cached
     cache = LlamaRAMCache()

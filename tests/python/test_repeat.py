@@ -292,7 +292,6 @@ def test_with_a_cache(subject: Subject, how: str) -> None:
         assert second.stats()["n_prompt"] == 1
 
 
-@pytest.mark.xfail(strict=True, reason="a state of another mode ends a completion that finds it")
 @pytest.mark.parametrize("theirs", ["exact", "predictor"])
 def test_a_cache_that_modes_share(path: Callable[[str], Path], theirs: str) -> None:
     """What does not fit is passed over."""

@@ -143,14 +143,10 @@ def test_generated_positions_of_a_state(noisy: Path, mode: str) -> None:
             assert llm.stats()["n_prompt"] == (len(answer) if mode == "auto" else 1)
 
 
-# A state whose tokens no predictor has masked says nothing of its mode.
-unlabelled = pytest.mark.xfail(strict=True, reason="unmasked states are loaded where a mode masks")
 UNMASKED = ("auto", "exact", "off")  # whose prompts have the same keys and values
 
 
-@pytest.mark.parametrize(
-    "saved_by", [*(pytest.param(mode, marks=unlabelled) for mode in UNMASKED), "predictor"]
-)
+@pytest.mark.parametrize("saved_by", [*UNMASKED, "predictor"])
 def test_states_of_other_modes(noisy: Path, saved_by: str) -> None:
     """Refused where predictors would have masked other positions."""
     options = {"n_ctx": 32, "verbose": False}
@@ -183,11 +179,9 @@ def test_states_of_other_modes(noisy: Path, saved_by: str) -> None:
 @pytest.mark.parametrize("opened_in", SPARSE_MODES)
 @pytest.mark.parametrize("saved_by", SPARSE_MODES)
 def test_a_loaded_state_goes_on_whoever_comes_between(
-    request: pytest.FixtureRequest, noisy: Path, saved_by: str, opened_in: str
+    noisy: Path, saved_by: str, opened_in: str
 ) -> None:
     """Unless it is refused."""
-    if saved_by in ("exact", "off") and opened_in in ("auto", "predictor"):
-        request.node.add_marker(unlabelled)
     with Llama(noisy, n_ctx=96, sparse=saved_by, verbose=False) as llm:
         llm.eval([1, 10, 11])
         llm.eval([12, 13, 14], generated=True)
