@@ -75,12 +75,13 @@ class Turns:
         parts = [self.begin]
         if system is not None and self.joined is not None:
             first = next((i for i, m in enumerate(turns) if m["role"] == "user"), None)
-            text = self.joined.replace("{system}", system, 1)
             if first is None:
-                turns.insert(0, {"role": "user", "content": text.replace("{user}", "", 1)})
-            else:
-                said = turns[first]["content"]
-                turns[first] = {"role": "user", "content": text.replace("{user}", said, 1)}
+                first = 0
+                turns.insert(0, {"role": "user", "content": ""})
+            # The later field first, so that what a message holds is not taken for a field.
+            text = self.joined.replace("{user}", turns[first]["content"])
+            text = text.replace("{system}", system, 1)
+            turns[first] = {"role": "user", "content": text}
         elif system is not None:
             parts += [self.system[0], system, self.system[1]]
         for message in turns:

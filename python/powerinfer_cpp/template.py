@@ -1,191 +1,23 @@
-"""Chat templates of model files: Jinja in a sandbox, with limits on size, time and memory.
+"""Chat templates of model files: rendered by jinja2 in a process with limits of time and memory.
 
 A template comes with a model and is as trustworthy as any download. jinja2's sandbox keeps it from
-Python; what is here keeps it from hanging or filling the memory: every loop and call looks at the
-clock, and no operation may make a text beyond the limits.
+Python, the process (worker.py) from hanging this one or filling its memory. The rules by which it
+is rendered stand in children/templates.py.
 """
 
-import functools
-import inspect
-import json
-import re
-import threading
-import time
-from collections.abc import Callable
-from datetime import datetime
-from typing import Any, NoReturn
+from collections.abc import Mapping
+from typing import Any
 
-from jinja2 import nodes
-from jinja2.ext import Extension
-from jinja2.sandbox import ImmutableSandboxedEnvironment
-from jinja2.visitor import NodeTransformer
+from .worker import Refused, Worker, WorkerMissing
 
 MAX_TEMPLATE = 256 << 10  # characters
-MAX_TEXT = 16 << 20  # characters of a prompt, and of any value on the way
-MAX_NUMBER = 100_000  # as an argument: widths, counts
-MAX_SECONDS = 2.0
 
-_TICK = "__tick__"
-_WIDTH = re.compile(r"\d{6,}|\*")  # in a format: a width that is huge, or comes from elsewhere
+WORKER = "templates", ("jinja2", "markupsafe")  # of children/, and what that imports
+_worker = Worker(*WORKER)
 
 
 class TemplateError(ValueError):
     """A chat template that cannot be used, or that refuses the messages."""
-
-
-class _Clock(threading.local):
-    end = float("inf")
-
-
-def _too_much(what: str) -> NoReturn:
-    raise TemplateError(f"the chat template makes {what}: refused")
-
-
-def _size(value: Any) -> int:
-    return len(value) if isinstance(value, str | bytes | list | tuple | dict) else 1
-
-
-def _check_result(value: Any) -> Any:
-    if _size(value) > MAX_TEXT:
-        _too_much("a text of more than 16 MiB")
-    return value
-
-
-def _check_arguments(name: str, values: tuple[Any, ...]) -> None:
-    for value in values:
-        if isinstance(value, int | float) and not isinstance(value, bool):
-            if not abs(value) <= MAX_NUMBER:
-                _too_much(f"a call with the number {value!r:.20}")
-        elif name in ("format", "format_map") and isinstance(value, str) and _WIDTH.search(value):
-            _too_much("a text of huge width")
-    if name in ("replace", "join", "translate", "indent", "wordwrap"):
-        product = 1
-        for value in values:
-            product *= max(1, _size(value))
-        if product > MAX_TEXT * 64:
-            _too_much("a huge text")
-
-
-def to_json(
-    value: Any,
-    ensure_ascii: bool = False,
-    indent: int | None = None,
-    separators: tuple[str, str] | None = None,
-    sort_keys: bool = False,
-) -> str:
-    """The filter `tojson` of chat templates: unlike jinja2's, without HTML escapes."""
-    return json.dumps(
-        value,
-        ensure_ascii=ensure_ascii,
-        indent=indent,
-        separators=separators,
-        sort_keys=sort_keys,
-    )
-
-
-class _Generation(Extension):
-    """{% generation %} marks what a training script learns from; here it only holds text."""
-
-    tags = {"generation"}
-
-    def parse(self, parser: Any) -> list[nodes.Node]:
-        next(parser.stream)
-        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
-
-
-class _Environment(ImmutableSandboxedEnvironment):
-    """The sandbox with limits; `clock` is set for the time of a rendering."""
-
-    intercepted_binops = frozenset(["+", "*", "**", "%"])
-
-    def __init__(self, clock: _Clock):
-        super().__init__(
-            trim_blocks=True,
-            lstrip_blocks=True,
-            extensions=["jinja2.ext.loopcontrols", _Generation],
-            cache_size=0,
-        )
-        self._clock = clock
-        self.globals.pop("lipsum", None)
-        self.filters["tojson"] = to_json
-        self.filters = {name: self._limited(name, f) for name, f in self.filters.items()}
-        self.globals[_TICK] = self.tick
-
-    def tick(self) -> str:
-        """Refuses to go on after the time that a template has."""
-        if time.monotonic() > self._clock.end:
-            raise TemplateError(f"the chat template takes more than {MAX_SECONDS:.0f} s: refused")
-        return ""
-
-    def _limited(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(function)  # keeps jinja2's marks for what it is to be passed
-        def limited(*args: Any, **kwargs: Any) -> Any:
-            self.tick()
-            _check_arguments(name, (*args, *kwargs.values()))
-            return _check_result(function(*args, **kwargs))
-
-        return limited
-
-    def call(self, context: Any, obj: Any, *args: Any, **kwargs: Any) -> Any:
-        self.tick()
-        owner = getattr(inspect.unwrap(obj), "__self__", None)  # the sandbox wraps str.format
-        owners = (owner,) if isinstance(owner, str | bytes | list | tuple) else ()
-        _check_arguments(getattr(obj, "__name__", ""), (*owners, *args, *kwargs.values()))
-        return _check_result(super().call(context, obj, *args, **kwargs))
-
-    def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
-        self.tick()
-        size = _size(left) + _size(right)
-        if operator in ("*", "**"):
-            for value, other in ((left, right), (right, left)):
-                if isinstance(value, int | float):
-                    if not abs(value) <= 1 << 53:
-                        _too_much("a huge number")
-                    if isinstance(other, str | bytes | list | tuple):
-                        size = max(size, int(abs(value)) * len(other))
-            if operator == "**" and not (abs(left) <= MAX_NUMBER and abs(right) <= 64):
-                _too_much("a huge number")
-        if operator == "%" and isinstance(left, str) and _WIDTH.search(left):
-            _too_much("a text of huge width")
-        if size > MAX_TEXT:
-            _too_much("a text of more than 16 MiB")
-        return super().call_binop(context, operator, left, right)
-
-    def concatenated(self, *values: Any) -> str:
-        """What `~` makes."""
-        self.tick()
-        parts = [str(value) for value in values]
-        if sum(map(len, parts)) > MAX_TEXT:
-            _too_much("a text of more than 16 MiB")
-        return "".join(parts)
-
-    def _parse(self, source: str, name: Any, filename: Any) -> nodes.Template:
-        """The syntax tree, with a look at the clock in every turn of a loop."""
-        tree = super()._parse(source, name, filename)
-        for loop in tree.find_all(nodes.For):
-            call = nodes.Call(nodes.Name(_TICK, "load"), [], [], None, None)
-            loop.body.insert(0, nodes.Output([call]))
-            nodes.Node.set_lineno(loop, loop.lineno)
-        return _Concat(self).visit(tree)
-
-
-class _Concat(NodeTransformer):
-    """Makes `~` a call of `concatenated`."""
-
-    def __init__(self, environment: _Environment):
-        self._environment = environment
-        environment.globals["__concat__"] = environment.concatenated
-
-    def visit_Concat(self, node: nodes.Concat) -> nodes.Node:
-        self.generic_visit(node)
-        name = nodes.Name("__concat__", "load")
-        return nodes.Call(name, node.nodes, [], None, None, lineno=node.lineno).set_environment(
-            node.environment
-        )
-
-
-def _raise(message: Any) -> NoReturn:
-    raise TemplateError(str(message))
 
 
 class ChatTemplate:
@@ -199,53 +31,39 @@ class ChatTemplate:
         if len(source) > MAX_TEMPLATE:
             raise TemplateError(f"the chat template has more than {MAX_TEMPLATE} characters")
         self.source = source
-        self._clock = _Clock()
-        environment = _Environment(self._clock)
-        self._globals = {
-            "bos_token": bos_token,
-            "eos_token": eos_token,
-            "raise_exception": _raise,
-            "strftime_now": lambda form: datetime.now().strftime(form),
-        }
-        self._template = self._limited(lambda: environment.from_string(source))
+        self._names = {"bos_token": bos_token, "eos_token": eos_token}
+        _ask(source=source)
 
     def render(
         self, messages: list[dict[str, Any]], add_generation_prompt: bool = True, **more: Any
     ) -> str:
         """The prompt for messages. Raises TemplateError.
 
-        more: further names for the template.
+        more: further names for the template; they and the messages may hold what JSON can.
         """
-
-        def text() -> str:
-            parts, size = [], 0
-            for part in self._template.generate(
-                **self._globals,
-                messages=messages,
-                add_generation_prompt=add_generation_prompt,
-                **more,
-            ):
-                size += len(part)
-                if size > MAX_TEXT:
-                    _too_much("a text of more than 16 MiB")
-                parts.append(part)
-            return "".join(parts)
-
-        return self._limited(text)
-
-    def _limited(self, work: Callable[[], Any]) -> Any:
-        self._clock.end = time.monotonic() + MAX_SECONDS
-        try:
-            return work()
-        except TemplateError:
-            raise
-        except RecursionError:
-            raise TemplateError("the chat template is nested too deeply") from None
-        except Exception as error:  # whatever Python raises on a template's behalf
-            raise TemplateError(f"the chat template fails: {_one_line(error)}") from None
-        finally:
-            self._clock.end = float("inf")
+        names = {"messages": messages, "add_generation_prompt": add_generation_prompt, **more}
+        return _ask(source=self.source, names={**self._names, **names})
 
 
-def _one_line(error: Exception) -> str:
-    return f"{type(error).__name__}: {' '.join(str(error).split())}"[:300]
+def _plain(value: Any) -> Any:
+    """value with dicts in place of other mappings, as JSON wants them."""
+    if isinstance(value, Mapping):
+        return {key: _plain(inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(inner) for inner in value]
+    return value
+
+
+def _ask(**request: Any) -> Any:
+    try:
+        return _worker.ask(**_plain(request))
+    except Refused as error:
+        words = f"the chat template {error}: refused" if error.by_limit else str(error)
+        raise TemplateError(words) from None
+    except WorkerMissing as error:
+        raise TemplateError(
+            f"a chat template needs a Python interpreter to run in, but {error}; "
+            "multiprocessing.set_executable can name one, and chat_format does without"
+        ) from None
+    except (TypeError, ValueError, RecursionError) as error:
+        raise TemplateError(f"messages must hold only what JSON can: {error}") from None

@@ -205,6 +205,18 @@ def test_prompt_of_the_template(chat, model, name):
 
 
 @pytest.mark.parametrize("name", TEMPLATES)
+def test_fields_in_messages_are_text(chat, model, name):
+    """{user} in a system's text is no place for the user's, nor the other way round."""
+    system, user = "S {user} {system} {eos}", "U {system} {user} {bos}"
+    if name in WITHOUT_SYSTEM:
+        messages = [("user", f"{system}\n\n{user}")]
+    else:
+        messages = [("system", system), ("user", user)]
+    got = read(chat(model(name), user + "\n", "-n", "1", "-sys", system))
+    assert got == [Tokens(model(name))(rendered(name, messages))]
+
+
+@pytest.mark.parametrize("name", TEMPLATES)
 def test_second_turn(chat, model, name):
     """What is added to the cache, and that the answer is that to the whole conversation."""
     single = chat(model(name), "Once upon a time\n", "-n", "12", "-st")

@@ -1,0 +1,112 @@
+"""The process in which hostile texts are worked on; worker.py starts it and speaks with it.
+
+Arguments: a module of this folder, bytes of memory, seconds of processor time per request, and the
+folders of the packages that the module needs. Frames, a length of four bytes and then JSON, come on
+the standard input: the keywords of the module's `answer`. Each is answered by a frame. A request
+that takes too long ends the process, and so does the end of the input.
+
+Only the standard library is known here, no powerinfer_cpp: its import would cost more than a start.
+"""
+
+import importlib
+import json
+import os
+import signal
+import struct
+import sys
+from typing import Any
+
+GROWTH = 128 << 20  # what a request may leave behind before the process makes way for a fresh one
+
+
+class Refused(Exception):
+    """What the caller is told, in a sentence."""
+
+
+def read_exactly(source: int, n: int) -> bytes:
+    """n bytes; fewer at the end of the input."""
+    data = bytearray()
+    while len(data) < n and (part := os.read(source, min(n - len(data), 1 << 20))):
+        data += part
+    return bytes(data)
+
+
+def write_all(sink: int, data: bytes) -> None:
+    view = memoryview(data)
+    while view:
+        view = view[os.write(sink, view) :]
+
+
+def frame(value: Any) -> bytes:
+    text = json.dumps(value, ensure_ascii=False).encode("utf-8", "surrogatepass")
+    return struct.pack("<I", len(text)) + text
+
+
+def _limit_memory(most: int) -> None:
+    """Where the platform has such limits; elsewhere only time is limited."""
+    try:
+        import resource
+    except ImportError:
+        return
+    for name, limit in (("RLIMIT_AS", most), ("RLIMIT_CORE", 0)):
+        try:
+            resource.setrlimit(getattr(resource, name), (limit, limit))
+        except (AttributeError, ValueError, OSError):
+            continue
+
+
+def _limit_time(seconds: float) -> None:
+    """Ends the process after that much processor time; 0: never. No code of ours has to run for
+    that, so neither an operator of C that holds the interpreter nor a dead caller prevents it."""
+    if hasattr(signal, "setitimer"):
+        signal.setitimer(signal.ITIMER_PROF, seconds)
+
+
+def _size() -> int:
+    """Bytes of address space; 0 where that is not known."""
+    try:
+        with open("/proc/self/statm", encoding="ascii") as file:
+            return int(file.read().split()[0]) * os.sysconf("SC_PAGE_SIZE")
+    except (OSError, ValueError):
+        return 0
+
+
+def _answer(module: Any, data: bytes) -> dict[str, Any]:
+    try:
+        return {"value": module.answer(**json.loads(data.decode("utf-8", "surrogatepass")))}
+    except Refused as error:
+        return {"refused": str(error)}
+    except MemoryError:
+        return {"refused": "needs too much memory", "by": "limit"}
+    except RecursionError:
+        return {"refused": "is nested too deeply", "by": "limit"}
+
+
+def main(name: str, memory: str, seconds: str, *folders: str) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the caller, who then closes us
+    sys.path += [os.path.dirname(os.path.abspath(__file__)), *folders]
+    sys.modules["serve"] = sys.modules["__main__"]  # one Refused, whoever imports it
+    source, sink, nothing = os.dup(0), os.dup(1), os.open(os.devnull, os.O_RDWR)
+    for number in (0, 1, 2):  # what a package prints is no answer
+        os.dup2(nothing, number)
+    module = importlib.import_module(name)
+    _limit_memory(int(memory))
+    write_all(sink, frame({"value": "ready"}))
+    begin = _size()
+    while len(head := read_exactly(source, 4)) == 4:
+        (n,) = struct.unpack("<I", head)
+        data = read_exactly(source, n)
+        if len(data) < n:
+            return
+        _limit_time(float(seconds))
+        reply = _answer(module, data)
+        del data
+        reply["last"] = _size() - begin > GROWTH
+        write_all(sink, frame(reply))
+        _limit_time(0)
+        if reply["last"]:
+            return
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,201 @@
+"""Chat templates and grammars that mean harm, by family; each is one short text.
+
+`python hostile.py templates NAME...` works on those named, one after another in one process, and
+prints for each how long it took and what it came to, and at the end the most memory of the process
+and of its workers. A program of its own, since a test's process has other memory as well.
+"""
+
+from __future__ import annotations
+
+import json
+import resource
+import sys
+import time
+
+# Lists that hold the one before twice: 2**N leaves in N objects.
+_SHARED = (
+    "{% set n = namespace(x=START) %}{% for i in range(60) %}{% set n.x = [n.x, n.x] %}{% endfor %}"
+)
+_LISTS = _SHARED.replace("START", "[1]")
+_TWINS = _LISTS + (
+    "{% set m = namespace(x=[1]) %}{% for i in range(60) %}{% set m.x = [m.x, m.x] %}{% endfor %}"
+)
+_BIG = "{% set a = 'a' * 16000000 %}"
+_WORDS = "{% set a = 'a ' * 8000000 %}"
+_SPACES = "{% set a = '\\t' * 4000000 %}"
+_RANGE = "{% set r = range(100000) | list %}"
+
+
+def _body(setting: str, *uses: str) -> list[str]:
+    return [setting + use for use in uses]
+
+
+TEMPLATES = {
+    "compared": _body(
+        _TWINS,
+        "{{ n.x == m.x }}",
+        "{{ n.x != m.x }}",
+        "{{ n.x < m.x }}",
+        "{{ n.x >= m.x }}",
+        "{{ n.x in [m.x] }}",
+        "{{ [m.x].index(n.x) }}",
+        "{{ [m.x].count(n.x) }}",
+        "{% if n.x is eq(m.x) %}{% endif %}",
+        "{{ [n.x, m.x] | sort }}",
+        "{{ [n.x, m.x] | max }}",
+        "{{ {'a': n.x} == {'a': m.x} }}",
+    ),
+    "printed": _body(
+        _LISTS,
+        "{{ n.x }}",
+        "{{ n.x | string | length }}",
+        "{{ n.x ~ '' }}",
+        "{{ '%s' % n.x }}",
+        "{{ '%r' % [n.x] }}",
+        "{{ '{}'.format(n.x) }}",
+        "{{ '{!r}'.format(n.x) }}",
+        "{{ 'a{x}'.format_map({'x': n.x}) }}",
+        "{{ '%s' | format(n.x) }}",
+        "{{ {'a': n.x} | xmlattr }}",
+        "{{ n.x | string | indent }}",
+        "{{ [n.x] | join }}",
+        "{{ n.x | pprint }}",
+        "{{ n.x | tojson }}",
+        "{{ n.x | tojson(indent=4) }}",
+        "{{ n.x | upper }}",
+        "{{ n.x | escape }}",
+        "{{ n.x | urlencode }}",
+        "{{ raise_exception(n.x) }}",
+    ),
+    "hashed": _body(
+        "{% set n = namespace(x=(1,)) %}"
+        "{% for i in range(60) %}{% set n.x = (n.x, n.x) %}{% endfor %}",
+        "{{ {n.x: 1} }}",
+        "{{ [n.x] | unique | list }}",
+        "{{ {}[n.x] }}",
+        "{{ {}.get(n.x) }}",
+        "{{ n.x in {} }}",
+        "{{ dict([(n.x, 1)]) }}",
+        "{{ [{'a': n.x}] | groupby('a') }}",
+    ),
+    "percent": [
+        "{{ '%(a)s' * 1000 % {'a': 'a' * 1000000} }}",
+        "{% set p = '%s' * 1000 %}{{ p % (('a' * 1000000,) * 1000) }}",
+        "{{ '%99999d' * 100000 % ((1,) * 100000) }}",
+        "{{ ('%s' * 30000) | format(*['a' * 99999] * 30000) }}",
+        "{{ '{0:99999}' * 100000 }}{{ ('{0:99999}' * 100000).format(1) }}",
+        "{{ ('{0}' * 100000).format('a' * 100000) }}",
+    ],
+    "numbers": [
+        "{{ range(100000) | sum(start=9 ** 60) }}{% for i in range(60) %}{{ 9 ** 60 }}{% endfor %}",
+        "{% set n = namespace(x=3) %}{% for i in range(60) %}{% set n.x = n.x * n.x %}{% endfor %}",
+        "{% set n = namespace(x=7) %}{% for i in range(99) %}{% set n.x = n.x ** 9 %}{% endfor %}",
+        "{% set n = namespace(x=3) %}{% for i in range(40) %}"
+        "{% set n.x = [n.x, n.x, n.x] | map('int') | sum * 10 ** 60 %}{% endfor %}",
+        "{{ '%d' % (10 ** 64) ** 64 ** 4 }}",
+    ],
+    "texts": [
+        _BIG + "{{ (a | list) * 3 }}",
+        _BIG + "{{ a.replace('', 'bbbbbbbbbbbbbbb') }}",
+        _BIG + "{{ a.join(a) }}",
+        _BIG + "{{ (['x'] * 1000) | join(a) }}",
+        _BIG + "{{ a.translate({97: 'b' * 10000}) }}",
+        _BIG + "{{ a | wordwrap(1, wrapstring='b' * 99999) }}",
+        _BIG + "{% for i in range(99999) %}{% set b = a.upper() %}{% endfor %}",
+        _BIG + "{% set b = [a, a, a, a, a] | map('upper') | list %}{{ b * 20 }}",
+        _WORDS + "{{ a | title }}{{ a.split() | length }}",
+        _WORDS + "{{ a | wordcount }}{{ a | indent('b' * 999) }}",
+        "{% set a = '\\n' * 4000000 %}{{ a | indent(99999, blank=true) }}",
+        _SPACES + "{{ a.expandtabs(99999) }}",
+        _SPACES + "{{ a.expandtabs(99999) | length }}",
+        _BIG + "{{ a.encode('utf-16') * 9 }}",
+        _BIG + "{{ (a ~ '<') | striptags }}{{ ('<' * 16000000) | striptags }}",
+        "{{ ('<' * 16000000) | escape | length }}{{ ('&' * 16000000) | forceescape }}",
+    ],
+    "lists": [
+        _RANGE + "{{ (r * 150) | tojson }}",
+        _RANGE + "{{ (r * 150) | unique | list | length }}{{ (r * 150) | sort | list }}",
+        _RANGE + "{% for x in r %}{% for y in r %}{% endfor %}{% endfor %}",
+        _RANGE + "{{ r | map('string') | map('center', 99999) | list | length }}",
+        _RANGE + "{{ (r | batch(1) | list) * 150 }}",
+        _RANGE + "{{ ([r] * 16000) | sum(start=[]) | length }}",
+        _RANGE + "{{ ([r] * 99999) | map('list') | list | length }}",
+        _RANGE + "{{ ([r] * 99999) | map('sort') | list | length }}",
+        "{{ ([[1]] * 16000000) | map('list') | list | length }}",
+        "{{ ([[1]] * 1000000) | sum(start=[]) | length }}",
+        "{{ dict(a=[1] * 16000000) | dictsort | tojson }}",
+        "{% set n = namespace(x=[1]) %}{% for i in range(99) %}{% set n.x = n.x + n.x %}"
+        "{% endfor %}",
+        "{% set n = namespace(x={'a': 1}) %}{% for i in range(900) %}"
+        "{% set n.x = {'a': n.x, 'b': n.x} %}{% endfor %}{{ n.x | tojson }}",
+        "{{ 'a' in ['b' * 99999] * 99999 and 0 or ([[0] * 99999] * 99999).count([1]) }}"
+        "{{ ([[0] * 99999 + [1]] * 99999).count([0] * 99999 + [2]) }}",
+    ],
+    "conditions": [
+        _RANGE + "{% for x in r if r.count(x) > 2 %}{% endfor %}",
+        _RANGE + "{% for x in r if (r | sum) == 0 %}{% endfor %}",
+        _RANGE + "{% for x in r if -1 in r %}{% endfor %}",
+        "{% for x in [1] * 16000000 if x == 2 %}{% endfor %}"
+        "{% for x in [1] * 16000000 if x == 2 %}{% endfor %}"
+        "{% for x in [1] * 16000000 if x == 2 %}{% endfor %}" * 20,
+        _LISTS + "{% for x in n.x recursive %}{{ loop(x) if x is iterable }}{% endfor %}",
+        _LISTS + "{% for x in [1] if n.x is in [n.x ~ ''] %}{% endfor %}",
+    ],
+    "blocks": [
+        _BIG + "{% set b %}{% for i in range(99999) %}{{ a }}{% endfor %}{% endset %}",
+        _BIG + "{% filter upper %}{% for i in range(99999) %}{{ a }}{% endfor %}{% endfilter %}",
+        _BIG + "{% macro f() %}{% for i in range(99999) %}{{ a }}{% endfor %}{% endmacro %}"
+        "{{ f() }}",
+        _BIG
+        + "{% macro f() %}{{ caller() }}{{ caller() }}{% endmacro %}"
+        + "{% call f() %}" * 40
+        + "{{ a }}"
+        + "{% endcall %}" * 40,
+        "{% block a %}{{ self.a() }}{{ self.a() }}{% endblock %}",
+        "{% set b | replace('', 'a' * 9999) %}{{ 'a' * 99999 }}{% endset %}"
+        "{% set b | replace('a', 'a' * 9999) %}{{ 'a' * 99999 }}{% endset %}{{ b }}",
+    ],
+    "sources": [
+        "{{ " + "[" * 120000 + "]" * 120000 + " }}",
+        "{{ " + "-" * 200000 + "1 }}",
+        "{{ 1" + " + 1" * 60000 + " }}",
+        "{{ a" + "|upper" * 40000 + " }}",
+        "{{ a" + ".b" * 120000 + " }}",
+        "{% if 1 %}" * 10000 + "{% endif %}" * 10000,
+        "{% for i in [1, 2] %}" * 60 + "{% endfor %}" * 60,
+        "{{ '" + "\\" * 200001 + "' }}",
+        "{# " * 80000,
+        "{{ 9" + " ** 9" * 500 + " }}",
+        "{{ 'a' * 9" + " * 9" * 500 + " }}",
+        "{{ [0] * 99999999 * 99 }}{{ (1,) * 999999999 }}",
+    ],
+}
+
+
+def templates() -> dict[str, str]:
+    """Texts by names such as compared-3."""
+    return {
+        f"{family}-{i}": text for family, texts in TEMPLATES.items() for i, text in enumerate(texts)
+    }
+
+
+def run(names: list[str]) -> None:
+    from powerinfer_cpp.template import ChatTemplate
+
+    messages = [{"role": "user", "content": "Hello"}]
+    texts = templates()
+    for name in names:
+        start = time.monotonic()
+        try:
+            came_to = f"a text of {len(ChatTemplate(texts[name]).render(messages))} characters"
+        except ValueError as error:
+            came_to = f"ValueError: {error}"
+        seconds = time.monotonic() - start
+        again = ChatTemplate("{{ messages[0].content }}").render(messages) == "Hello"
+        print(json.dumps([name, seconds, came_to, again]), flush=True)
+
+
+if __name__ == "__main__":
+    run(sys.argv[2:])
+    for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN):
+        print(resource.getrusage(who).ru_maxrss << 10)
