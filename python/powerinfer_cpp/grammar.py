@@ -1,23 +1,25 @@
 """Grammars: text that a model is held to, as a mask over the logits of every token.
 
-The package llguidance does the parsing (`pip install 'powerinfer_cpp[grammar]'`). All fails
-closed: a grammar that cannot be understood is a ValueError before anything is generated, and one
-that gets stuck is a ValueError in the middle; there is never text without the grammar.
+The package llguidance does the parsing (`pip install 'powerinfer_cpp[grammar]'`), first in a
+process of its own (worker.py), since a text of some kilobytes can exhaust stack or memory. All
+fails closed: a grammar that cannot be understood is a ValueError before anything is generated, and
+one that gets stuck is a ValueError in the middle; there is never text without the grammar.
 """
 
 import json
-import re
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from .model import Model
+from .worker import Refused, Worker, WorkerMissing
 
 MAX_TEXT = 256 << 10  # characters of a grammar or schema
-_WHITESPACE = r"[ \n\t]{0,20}"  # between JSON's parts; without an end, weak models never stop
 _BEFORE = b"\x02"  # stands before a text that is to be tokenized without a space of its own
-_ESCAPE = re.compile(r"\\(?:u([0-9a-fA-F]{4})|U([0-9a-fA-F]{8})|.)", re.DOTALL)
+
+# What can be used is worked on once more in this process, so half of the time is left for that.
+_worker = Worker("grammars", ("llguidance",), seconds=1.25)
 
 
 def _llguidance() -> Any:
@@ -30,15 +32,21 @@ def _llguidance() -> Any:
     return llguidance
 
 
-def _plain_escape(match: re.Match[str]) -> str:
-    """A \\u escape as its character, where that has no meaning of its own in GBNF."""
-    digits = match[1] or match[2]
-    if digits is None:
-        return match[0]
-    code = int(digits, 16)
-    if code > 0x10FFFF or 0xD800 <= code < 0xE000:
-        raise ValueError(f"\\{digits} is no character")
-    return chr(code) if code >= 0x80 else f"\\x{code:02x}"
+def _compiled(kind: str, text: str) -> str:
+    """The grammar in llguidance's notation, after it was tried. Raises ValueError."""
+    _llguidance()
+    if len(text) > MAX_TEXT:
+        raise ValueError(f"the grammar has more than {MAX_TEXT} characters")
+    try:
+        return _worker.ask(kind=kind, text=text)
+    except Refused as error:
+        words = f"the grammar {error}: refused" if error.by_limit else str(error)
+        raise ValueError(words) from None
+    except WorkerMissing as error:
+        raise ValueError(
+            f"a grammar needs a Python interpreter to be tried in, but {error}; "
+            "multiprocessing.set_executable can name one"
+        ) from None
 
 
 class LlamaGrammar:
@@ -50,30 +58,13 @@ class LlamaGrammar:
 
     def __init__(self, compiled: str):
         self._compiled = compiled  # llguidance's notation
-        matcher = _llguidance().LLMatcher
-        try:
-            wrong, problems = matcher.validate_grammar_with_warnings(compiled)
-        except Exception as error:
-            wrong, problems = True, [str(error)]
-        if wrong:
-            raise ValueError(f"the grammar cannot be used: {_one_line('; '.join(problems))}")
 
     @classmethod
     def from_string(cls, grammar: str, verbose: bool = True) -> "LlamaGrammar":
         """From GBNF with a rule `root`. verbose: there for llama-cpp-python's sake."""
-        llguidance = _llguidance()
-        from llguidance.gbnf_to_lark import gbnf_to_lark
-
         if not isinstance(grammar, str) or not grammar.strip():
             raise ValueError("a grammar must be a text in GBNF")
-        _check_length(grammar)
-        try:
-            lark = gbnf_to_lark(_ESCAPE.sub(_plain_escape, grammar))
-        except RecursionError:
-            raise ValueError("the grammar is nested too deeply") from None
-        except Exception as error:  # the converter has no class of its own for all of them
-            raise ValueError(f"the grammar does not parse: {_one_line(error)}") from None
-        return cls(llguidance.LLMatcher.grammar_from_lark(lark))
+        return cls(_compiled("gbnf", grammar))
 
     @classmethod
     def from_file(cls, file: str | Path, verbose: bool = True) -> "LlamaGrammar":
@@ -83,20 +74,11 @@ class LlamaGrammar:
     @classmethod
     def from_json_schema(cls, json_schema: str | dict, verbose: bool = True) -> "LlamaGrammar":
         """JSON that a schema describes. A schema with what cannot be enforced is refused."""
-        llguidance = _llguidance()
         try:
             text = json_schema if isinstance(json_schema, str) else json.dumps(json_schema)
-            _check_length(text)
-            json.loads(text)
-        except (TypeError, RecursionError, json.JSONDecodeError) as error:
+        except (TypeError, ValueError, RecursionError) as error:
             raise ValueError(f"the JSON schema is no JSON: {_one_line(error)}") from None
-        try:
-            compiled = llguidance.LLMatcher.grammar_from_json_schema(
-                text, overrides={"whitespace_pattern": _WHITESPACE, "lenient": False}
-            )
-        except ValueError as error:
-            raise ValueError(f"the JSON schema cannot be used: {_one_line(error)}") from None
-        return cls(compiled)
+        return cls(_compiled("json_schema", text))
 
     @classmethod
     def json_object(cls) -> "LlamaGrammar":
@@ -213,11 +195,6 @@ def response_grammar(response_format: dict[str, Any] | None) -> LlamaGrammar | N
     raise ValueError(
         'response_format must be {"type": "text"} or {"type": "json_object", "schema": {...}}'
     )
-
-
-def _check_length(text: str) -> None:
-    if len(text) > MAX_TEXT:
-        raise ValueError(f"the grammar has more than {MAX_TEXT} characters")
 
 
 def _one_line(error: object) -> str:

@@ -18,7 +18,7 @@ import threading
 from pathlib import Path
 from typing import Any
 
-MAX_SECONDS = 2.0  # of processor time, and by the clock
+MAX_SECONDS = 2.0  # by the clock, and of processor time where nothing less is asked for
 MAX_MEMORY = 384 << 20  # address space of the process, some 30 MiB of it the interpreter's
 MAX_REPLY = 128 << 20  # bytes: a prompt of 16 Mi characters as JSON
 START_SECONDS = 20.0  # a start takes 0.1 s; more on a busy machine with a slow disk
@@ -61,10 +61,11 @@ class Worker:
     """One process that works with one module of the folder `children`.
 
     It starts with the first request, stays, and is replaced when it has ended. Threads take turns.
+    seconds: of processor time for a request.
     """
 
-    def __init__(self, module: str, packages: tuple[str, ...]):
-        self._module, self._packages = module, packages
+    def __init__(self, module: str, packages: tuple[str, ...], seconds: float = MAX_SECONDS):
+        self._module, self._packages, self._seconds = module, packages, seconds
         self._lock = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
         self._late = False  # the last request was ended for its time
@@ -88,7 +89,7 @@ class Worker:
                 code = self._end()
         if reply is None:
             if self._late or code == _TIME_IS_UP:
-                raise Refused(f"takes more than {MAX_SECONDS:.0f} s", True)
+                raise Refused(f"takes more than {self._seconds:g} s", True)
             raise Refused("needs too much memory or is nested too deeply", True)
         if "refused" in reply:
             raise Refused(reply["refused"], "by" in reply)
@@ -102,7 +103,7 @@ class Worker:
     def _start(self) -> None:
         folders = [_folder(package) for package in self._packages]
         interpreter = _interpreter()
-        limits = (str(MAX_MEMORY), str(MAX_SECONDS))
+        limits = (str(MAX_MEMORY), str(self._seconds))
         try:
             # -I -S: what the packages' folders do not hold is not imported, whatever the
             # environment says. A session of its own: a terminal's Ctrl-C is for us alone.

@@ -179,7 +179,84 @@ def templates() -> dict[str, str]:
     }
 
 
-def run(names: list[str]) -> None:
+def _chain(n: int) -> str:
+    rules = "".join(f"r{i} ::= r{i + 1}\n" for i in range(n))
+    return f'root ::= r0\n{rules}r{n} ::= "a"\n'
+
+
+def _nested(n: int, schema: dict, wrap: str) -> dict:
+    for _ in range(n):
+        schema = {"type": "array", "items": schema} if wrap == "items" else {wrap: [schema]}
+    return schema
+
+
+def _defs(n: int) -> dict:
+    inner = {
+        f"d{i}": {"type": "object", "properties": {"x": {"$ref": f"#/$defs/d{i + 1}"}}}
+        for i in range(n)
+    }
+    return {"$defs": {**inner, f"d{n}": {"type": "string"}}, "$ref": "#/$defs/d0"}
+
+
+def _nested_defs(n: int) -> dict:
+    schema: dict = {"type": "string"}
+    for _ in range(n):
+        schema = {"$defs": {"d": schema}, "type": "object", "properties": {"x": schema}}
+    return schema
+
+
+def _twice(n: int) -> str:
+    """Each rule stands twice in the one before: a text of 2**n parts."""
+    rules = "".join(f"r{i} ::= r{i + 1} r{i + 1}\n" for i in range(n))
+    return f'root ::= r0\n{rules}r{n} ::= "a"\n'
+
+
+# Texts are GBNF, dicts are schemas.
+GRAMMARS: dict[str, str | dict] = {
+    "4000 chained rules": _chain(4000),
+    "1200 chained rules": _chain(1200),
+    "9000 chained rules": _chain(9000),
+    "a chain with alternatives": _chain(3000).replace(" ::= r", ' ::= "b" | r'),
+    "1000 chained $defs": _defs(1000),
+    "400 chained $defs": _defs(400),
+    "12 nested $defs": _nested_defs(12),
+    "400 arrays": _nested(400, {"type": "string"}, "items"),
+    "120000 arrays": '{"items":' * 20_000 + "{}" + "}" * 20_000,
+    "900 allOf": _nested(900, {"type": "string"}, "allOf"),
+    "110 anyOf": _nested(110, {"type": "object", "properties": {"a": {}}}, "anyOf"),
+    "a rule of 2**40 parts": _twice(40),
+    "a word of 2**30 letters": _twice(30).replace("r30 ::= ", "r30 ::= [a-z] "),
+    "9**9 times": 'root ::= "a"{387420489}',
+    "repeated repetitions": "root ::= " + "(" * 12 + '"a"' + "{1,99})" * 12,
+    "many choices of many": "root ::= ([a-z]{0,900} [0-9]{0,900} [a-z]{0,900}){0,900} [x]",
+    "an ambiguous grammar": 'root ::= root root root | "a" root "a" | root root | "a" | ""',
+    "500 brackets": "root ::= " + "(" * 500 + '"a"' + ")" * 500,
+    "9000 brackets": "root ::= " + "(" * 9000 + '"a"' + ")" * 9000,
+    "10000 alternatives": "root ::= " + " | ".join(f'"{i}" root' for i in range(10_000)),
+    "a rule that is itself": "root ::= root | root root",
+    "patterns": {"type": "string", "pattern": "^(a|b)*a(a|b){400}(c|d)*c(c|d){400}$"},
+    "patterns that meet": {
+        "allOf": [{"type": "string", "pattern": f"(.*{c}){{99}}.*"} for c in "abcdefgh"]
+    },
+    "long strings": {"type": "string", "minLength": 10**9},
+    "many items": {"type": "array", "items": {"type": "integer"}, "minItems": 10**8},
+    "a product": {"type": "integer", "multipleOf": 999983, "minimum": -(10**300)},
+    "9000 properties": {
+        "type": "object",
+        "properties": {f"p{i}": {"type": "string"} for i in range(9000)},
+    },
+    "all or nothing": {
+        "allOf": [
+            {"anyOf": [{"properties": {f"p{i}{j}": {"const": j}}} for j in range(9)]}
+            for i in range(9)
+        ]
+    },
+    "itself": {"$ref": "#"},
+    "itself among others": {"allOf": [{"$ref": "#"}, {"anyOf": [{"$ref": "#"}, {"$ref": "#"}]}]},
+}
+
+
+def run_templates(*names: str) -> None:
     from powerinfer_cpp.template import ChatTemplate
 
     messages = [{"role": "user", "content": "Hello"}]
@@ -195,7 +272,28 @@ def run(names: list[str]) -> None:
         print(json.dumps([name, seconds, came_to, again]), flush=True)
 
 
+def run_grammars(model: str, *names: str) -> None:
+    from powerinfer_cpp import Llama, LlamaGrammar
+
+    with Llama(model, n_ctx=512, verbose=False) as llm:
+        good = LlamaGrammar.from_string('root ::= "a"')
+        llm("x", grammar=good)
+        for name in names:
+            start, given = time.monotonic(), GRAMMARS[name]
+            try:
+                schema = isinstance(given, dict) or given.startswith("{")
+                make = LlamaGrammar.from_json_schema if schema else LlamaGrammar.from_string
+                done = llm("x", grammar=make(given), max_tokens=64, temperature=2.0, seed=1)
+                came_to = f"a text of {len(done['choices'][0]['text'])} characters"
+            except ValueError as error:
+                came_to = f"ValueError: {error}"
+            seconds = time.monotonic() - start
+            again = llm("x", grammar=LlamaGrammar.from_string('root ::= "ok"'))
+            print(json.dumps([name, seconds, came_to, again["choices"][0]["text"] == "ok"]))
+            sys.stdout.flush()
+
+
 if __name__ == "__main__":
-    run(sys.argv[2:])
+    {"templates": run_templates, "grammars": run_grammars}[sys.argv[1]](*sys.argv[2:])
     for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN):
         print(resource.getrusage(who).ru_maxrss << 10)

@@ -1,0 +1,102 @@
+"""Whether a grammar can be used, found out where it cannot hurt.
+
+llguidance descends once per rule that stands in a rule: a text of some kilobytes exhausts the
+stack, which ends a process. What passes here, on STACK bytes and for a number of steps, is used
+by the caller, whose stack is some times larger.
+"""
+
+import json
+import random
+import re
+import threading
+
+from llguidance import LLMatcher, LLTokenizer
+from llguidance.gbnf_to_lark import gbnf_to_lark
+from serve import Refused
+
+STACK = 1 << 20  # bytes; schemas that are 100 objects deep pass. Threads have 8 MiB on Linux
+STEPS = 16  # bytes that are tried: some grammars explode at the second or third only
+
+WHITESPACE = r"[ \n\t]{0,20}"  # between JSON's parts; without an end, weak models never stop
+
+_ESCAPE = re.compile(r"\\(?:u([0-9a-fA-F]{4})|U([0-9a-fA-F]{8})|.)", re.DOTALL)
+
+
+def _plain_escape(match: re.Match[str]) -> str:
+    """A \\u escape as its character, where that has no meaning of its own in GBNF."""
+    digits = match[1] or match[2]
+    if digits is None:
+        return match[0]
+    code = int(digits, 16)
+    if code > 0x10FFFF or 0xD800 <= code < 0xE000:
+        raise ValueError(f"\\{digits} is no character")
+    return chr(code) if code >= 0x80 else f"\\x{code:02x}"
+
+
+def _gbnf(text: str) -> str:
+    try:
+        return LLMatcher.grammar_from_lark(gbnf_to_lark(_ESCAPE.sub(_plain_escape, text)))
+    except RecursionError:
+        raise Refused("the grammar is nested too deeply") from None
+    except MemoryError:
+        raise
+    except Exception as error:  # the converter has no class of its own for all of them
+        raise Refused(f"the grammar does not parse: {_one_line(error)}") from None
+
+
+def _json_schema(text: str) -> str:
+    try:
+        json.loads(text)
+    except RecursionError:
+        raise Refused("the JSON schema is nested too deeply") from None
+    except ValueError as error:
+        raise Refused(f"the JSON schema is no JSON: {_one_line(error)}") from None
+    try:
+        return LLMatcher.grammar_from_json_schema(
+            text, overrides={"whitespace_pattern": WHITESPACE, "lenient": False}
+        )
+    except ValueError as error:
+        raise Refused(f"the JSON schema cannot be used: {_one_line(error)}") from None
+
+
+def _try(compiled: str) -> str | None:
+    """What is wrong with a grammar."""
+    wrong, problems = LLMatcher.validate_grammar_with_warnings(compiled)
+    if wrong:
+        return "; ".join(problems)
+    matcher = LLMatcher(LLTokenizer("byte"), compiled, log_level=0)
+    draw = random.Random(0)
+    for _ in range(STEPS):
+        bits = matcher.compute_bitmask()
+        allowed = [i for i in range(256) if bits[i >> 3] >> (i & 7) & 1]
+        if matcher.is_error() or not allowed or not matcher.consume_token(draw.choice(allowed)):
+            break
+    return matcher.get_error() if matcher.is_error() else None
+
+
+def answer(kind: str, text: str) -> str:
+    """The grammar of a text in llguidance's notation; kind: gbnf or json_schema."""
+    compiled = {"gbnf": _gbnf, "json_schema": _json_schema}[kind](text)
+    found: list[str | None] = []
+
+    def work() -> None:
+        try:
+            found.append(_try(compiled))
+        except MemoryError:
+            raise
+        except BaseException as error:  # llguidance's panics are no Exception
+            found.append(str(error))
+
+    threading.stack_size(STACK)
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    if not found:
+        raise MemoryError
+    if found[0] is not None:
+        raise Refused(f"the grammar cannot be used: {_one_line(found[0])}")
+    return compiled
+
+
+def _one_line(error: object) -> str:
+    return " ".join(str(error).split())[:300]

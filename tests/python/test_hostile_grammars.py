@@ -1,0 +1,60 @@
+"""Grammars that mean harm: each is refused or used within its limits, and the caller goes on."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import hostile
+import pytest
+import tiny
+
+from powerinfer_cpp import LlamaGrammar
+
+HERE = Path(__file__).parent
+
+
+def test_hostile_grammars(tmp_path: Path) -> None:
+    names = list(hostile.GRAMMARS)
+    assert len(names) >= 20
+    done = subprocess.run(
+        [sys.executable, str(HERE / "hostile.py"), "grammars", str(tiny.make(tmp_path)), *names],
+        capture_output=True,
+        text=True,
+        timeout=20 + 4 * len(names),
+    )
+    assert done.returncode == 0 and done.stderr == "", done.stderr
+    *lines, ours, theirs = map(json.loads, done.stdout.splitlines())
+    assert [line[0] for line in lines] == names
+    for name, seconds, came_to, again in lines:
+        # Some are huge and yet no trouble: these may be used, for the 64 tokens that are asked for.
+        assert came_to.startswith(("ValueError: ", "a text of ")) and again, (name, came_to)
+        assert seconds < 3, (name, seconds)
+    refused = [name for name, _, came_to, _ in lines if came_to.startswith("ValueError: ")]
+    assert len(refused) >= 20
+    assert {name for name in names if "chain" in name} <= set(refused)
+    assert ours + theirs < 512 << 20
+
+
+def test_large_grammars_that_are_fine() -> None:
+    rules = "".join(f'r{i} ::= "x" r{i + 1} | "b"\n' for i in range(200))
+    LlamaGrammar.from_string(f'root ::= r0\n{rules}r200 ::= "a"\n')
+    names = [f"p{i}" for i in range(1000)]
+    schema: dict = {"type": "object", "properties": {name: {"type": "string"} for name in names}}
+    for _ in range(40):
+        schema = {"type": "object", "properties": {"a": schema, "b": {"type": "integer"}}}
+    LlamaGrammar.from_json_schema({**schema, "required": ["a"]})
+
+
+@pytest.mark.parametrize("interpreter", [None, "/bin/true"])
+def test_without_an_interpreter(interpreter: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    import multiprocessing.spawn
+
+    from powerinfer_cpp import grammar
+
+    grammar._worker.close()
+    monkeypatch.setattr(multiprocessing.spawn, "_python_exe", interpreter)
+    with pytest.raises(ValueError, match=r"needs a Python interpreter .*set_executable"):
+        LlamaGrammar.from_string('root ::= "a"')
