@@ -73,7 +73,11 @@ class LlamaGrammar:
 
     @classmethod
     def from_json_schema(cls, json_schema: str | dict, verbose: bool = True) -> "LlamaGrammar":
-        """JSON that a schema describes. A schema with what cannot be enforced is refused."""
+        """JSON that a schema describes. A schema with what cannot be enforced is refused.
+
+        As in llama.cpp, an object has no keys outside `properties` unless additionalProperties
+        allows them, and there is little white space.
+        """
         try:
             text = json_schema if isinstance(json_schema, str) else json.dumps(json_schema)
         except (TypeError, ValueError, RecursionError) as error:
@@ -83,7 +87,7 @@ class LlamaGrammar:
     @classmethod
     def json_object(cls) -> "LlamaGrammar":
         """Any JSON object."""
-        return cls.from_json_schema({"type": "object"})
+        return cls(_compiled("json_object", ""))
 
     def processor(self, vocabulary: "Vocabulary") -> "GrammarProcessor":
         """The mask for one generation."""

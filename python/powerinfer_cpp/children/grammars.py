@@ -12,12 +12,26 @@ import threading
 
 from llguidance import LLMatcher, LLTokenizer
 from llguidance.gbnf_to_lark import gbnf_to_lark
+from schemas import as_llama_cpp
 from serve import Refused
 
 STACK = 1 << 20  # bytes; schemas that are 100 objects deep pass. Threads have 8 MiB on Linux
 STEPS = 16  # bytes that are tried: some grammars explode at the second or third only
 
-WHITESPACE = r"[ \n\t]{0,20}"  # between JSON's parts; without an end, weak models never stop
+# Between JSON's parts, as in llama.cpp: with more, weak models write nothing else.
+WHITESPACE = r" |\n[ \t]{0,20}"
+# Any JSON object; numbers have an end, as in llama.cpp.
+JSON_OBJECT = r"""
+start: object
+object: "{" WS? (pair ("," WS? pair)*)? "}"
+pair: STRING WS? ":" WS? value WS?
+array: "[" WS? (value WS? ("," WS? value WS?)*)? "]"
+value: object | array | STRING | NUMBER | "true" | "false" | "null"
+STRING: "\"" (/[^"\\\x00-\x1f\x7f]/ | "\\" (/["\\\/bfnrt]/ | "u" CODE))* "\""
+CODE: /[0-9a-cefA-CEF][0-9a-fA-F]{3}|[dD][0-7][0-9a-fA-F]{2}/
+NUMBER: /-?(0|[1-9][0-9]{0,15})(\.[0-9]{1,16})?([eE][-+]?[0-9]{1,3})?/
+WS: / |\n[ \t]{0,20}/
+"""
 
 _ESCAPE = re.compile(r"\\(?:u([0-9a-fA-F]{4})|U([0-9a-fA-F]{8})|.)", re.DOTALL)
 
@@ -46,7 +60,8 @@ def _gbnf(text: str) -> str:
 
 def _json_schema(text: str) -> str:
     try:
-        json.loads(text)
+        schema = json.loads(text)
+        text = json.dumps(as_llama_cpp(schema))
     except RecursionError:
         raise Refused("the JSON schema is nested too deeply") from None
     except ValueError as error:
@@ -57,6 +72,10 @@ def _json_schema(text: str) -> str:
         )
     except ValueError as error:
         raise Refused(f"the JSON schema cannot be used: {_one_line(error)}") from None
+
+
+def _json_object(_text: str) -> str:
+    return LLMatcher.grammar_from_lark(JSON_OBJECT)
 
 
 def _try(compiled: str) -> str | None:
@@ -75,8 +94,8 @@ def _try(compiled: str) -> str | None:
 
 
 def answer(kind: str, text: str) -> str:
-    """The grammar of a text in llguidance's notation; kind: gbnf or json_schema."""
-    compiled = {"gbnf": _gbnf, "json_schema": _json_schema}[kind](text)
+    """The grammar of a text in llguidance's notation; kind: gbnf, json_schema or json_object."""
+    compiled = {"gbnf": _gbnf, "json_schema": _json_schema, "json_object": _json_object}[kind](text)
     found: list[str | None] = []
 
     def work() -> None:
