@@ -80,13 +80,17 @@ class Worker:
         if len(text) >> 32:
             raise Refused("is too long", True)
         with self._lock:
-            if self._process is not None and self._process.poll() is not None:
-                self._end()
-            if self._process is None:
-                self._start()
-            reply = self._exchange(struct.pack("<I", len(text)) + text, MAX_SECONDS)
-            if reply is None or reply["last"] or self._late:
-                code = self._end()
+            try:
+                if self._process is not None and self._process.poll() is not None:
+                    self._end()
+                if self._process is None:
+                    self._start()
+                reply = self._exchange(struct.pack("<I", len(text)) + text, MAX_SECONDS)
+                if reply is None or reply["last"] or self._late:
+                    code = self._end()
+            except BaseException:  # Ctrl-C, wherever: the next request must not get this reply
+                self._end(0)
+                raise
         if reply is None:
             if self._late or code == _TIME_IS_UP:
                 raise Refused(f"takes more than {self._seconds:g} s", True)
@@ -141,9 +145,6 @@ class Worker:
             return json.loads(self._read(n).decode("utf-8", "surrogatepass"))
         except (OSError, EOFError, ValueError):
             return None
-        except BaseException:  # Ctrl-C: nobody will read this reply
-            self._end(0)
-            raise
         finally:
             timer.cancel()
 

@@ -148,6 +148,28 @@ except KeyboardInterrupt:
     assert float(when) - start < 1
 
 
+@pytest.mark.parametrize("at", [1, 2, 3])
+def test_ctrl_c_leaves_no_reply_behind(at: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """At the start, after it, or at a request; the next one gets its own reply."""
+    tried = worker.Worker(*template.WORKER)
+    exchange, calls = tried._exchange, []
+
+    def interrupted(*arguments: object) -> object:
+        calls.append(arguments)
+        if len(calls) == at:
+            raise KeyboardInterrupt
+        return exchange(*arguments)
+
+    monkeypatch.setattr(tried, "_exchange", interrupted)
+    for i in range(3):
+        try:
+            assert tried.ask(source=f"{i}", names={}) == f"{i}"
+        except KeyboardInterrupt:
+            assert len(calls) == at
+    assert len(calls) >= 4
+    tried.close()
+
+
 @pytest.mark.parametrize("busy", [False, True])
 def test_the_worker_ends_with_its_caller(busy: bool) -> None:
     text = f"""
