@@ -15,6 +15,7 @@ import checkpoints
 import numpy as np
 import pytest
 import reference
+from disturbing import buffered
 from families import quiet
 from powerinfer_cpp.cli import COMMANDS, main
 from powerinfer_cpp.convert import convert
@@ -114,13 +115,42 @@ def test_a_closed_stdout_ends_quietly(model: Path) -> None:
 def test_ctrl_c(model: Path) -> None:
     line = [sys.executable, "-m", "powerinfer_cpp.cli", "bench", model, "-r", "100000", "-n", "0"]
     process = subprocess.Popen(
-        [*map(str, line), "-p", "250"], stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        [*map(str, line), "-p", "250"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env=buffered(),
     )
     process.stdout.readline()  # the table's head: measuring begins
     time.sleep(0.2)
     process.send_signal(signal.SIGINT)
     _, err = process.communicate(timeout=60)
     assert process.returncode == 130 and err.count(b"\n") == 1
+
+
+def test_results_and_progress_come_line_by_line(model: Path, tmp_path: Path) -> None:
+    """Also through pipes, and before the command ends."""
+    line = [sys.executable, "-m", "powerinfer_cpp.cli", "bench", model, "-r", "1", "-n", "0"]
+    with subprocess.Popen(
+        [*map(str, line), "-p", "1," + ",".join(["250"] * 5000)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+        env=buffered(),
+    ) as process:
+        heads = [process.stdout.readline()[:7] for _ in range(3)]
+        assert heads == ["| model", "| --- |", "| llama"]
+        assert process.poll() is None
+        process.kill()
+    (tmp_path / "text").write_text(checkpoints.TEXT * 20)
+    slow = "from powerinfer_cpp import progress; progress._SECONDS = 0.0; "
+    slow += "from powerinfer_cpp.cli import main; raise SystemExit(main())"
+    line = [sys.executable, "-c", slow, "perplexity", model, "--text", tmp_path / "text"]
+    done = subprocess.run(
+        [*map(str, line), "-c", "16", "-b", "16"], capture_output=True, text=True, env=buffered()
+    )
+    assert done.returncode == 0
+    shown = done.stderr.splitlines()
+    assert len(shown) > 2 and shown[-1].startswith("perplexity: 100%") and "\r" not in done.stderr
 
 
 # ---- What they do ----
