@@ -206,9 +206,13 @@ def test_inspect_shows_no_escape_sequences(tmp_path: Path, capsys: pytest.Captur
 def test_quantize(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     out = tmp_path / "q.gguf"
     assert main(["quantize", str(model), str(out), "q4_0"]) == 0
+    shown = capsys.readouterr()
+    assert shown.out == f"{out}\n"
     assert main(["inspect", "--json", str(out)]) == 0
-    found = json.loads(capsys.readouterr().out.partition("\n")[2])
+    found = json.loads(capsys.readouterr().out)
     assert set(found["formats"]) == {"F32", "Q4_0"}
+    bits, mib = 8 * found["n_bytes"] / found["n_params"], found["n_bytes"] / (1 << 20)
+    assert shown.err.splitlines()[-1] == f"{mib:.2f} MiB of weights, {bits:.2f} bits each"
     again = tmp_path / "again.gguf"
     assert main(["quantize", str(out), str(again), "Q8_0"]) == 1
     assert "already Q4_0" in capsys.readouterr().err and not again.exists()
@@ -315,6 +319,19 @@ def test_bench_refusals(model: Path, tmp_path: Path, capsys: pytest.CaptureFixtu
     for options in (["--sparse", "predictor"], ["--device", "cuda0"], ["--ram-budget", "1e-5"]):
         assert main(["bench", str(model), *options]) == 1
         assert capsys.readouterr().err.count("\n") == 1
+
+
+def test_options_for_a_gpu_are_said_to_be_in_vain(
+    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    (tmp_path / "text").write_text(checkpoints.TEXT * 4)
+    line = ["perplexity", str(model), "--text", str(tmp_path / "text"), "-c", "16"]
+    assert main([*line, "--compare", str(model), "-ngl", "all", "--vram-budget", "2"]) == 0
+    err = capsys.readouterr().err
+    assert err.startswith("-ngl and --vram-budget: without effect in this version: ")
+    assert err.count("without effect") == 1
+    assert main([*line, "-ngl", "0"]) == 0
+    assert "without effect" not in capsys.readouterr().err
 
 
 def test_doctor(capsys: pytest.CaptureFixture) -> None:
