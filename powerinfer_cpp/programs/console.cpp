@@ -1,6 +1,7 @@
 #include "console.h"
 
 #include <poll.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <cerrno>
@@ -94,24 +95,42 @@ bool print_progress(float fraction, void*) {
     return interrupted == 0;
 }
 
-std::string read_file(const std::string& path) {
+namespace {
+
+// All that is in a file, which `name` names in errors. opened: null where it cannot be opened.
+std::string read_all(FILE* opened, const std::string& name) {
     const auto fail = [&] {
         if (interrupted) throw Interrupted{};  // while a pipe was waited for
-        throw Failure(path + ": " + std::strerror(errno));
+        throw Failure(name + ": " + std::strerror(errno));
     };
-    const std::unique_ptr<FILE, int (*)(FILE*)> file(std::fopen(path.c_str(), "rb"), std::fclose);
-    if (!file) fail();
+    if (!opened) fail();
+    const std::unique_ptr<FILE, int (*)(FILE*)> file(opened, std::fclose);
     std::string text;
     char buffer[1 << 16];
     while (const size_t n = std::fread(buffer, 1, sizeof buffer, file.get())) {
         text.append(buffer, n);
-        if (text.size() > longest_text) throw Failure(path + ": too large for a prompt");
+        if (text.size() > longest_text) throw Failure(name + ": too large for a prompt");
         if (interrupted) throw Interrupted{};
     }
     if (std::ferror(file.get())) fail();
     // Editors end the last line; llama.cpp, too, takes that for no part of the prompt.
     if (!text.empty() && text.back() == '\n') text.pop_back();
     return text;
+}
+
+}  // namespace
+
+std::string read_file(const std::string& path) {
+    return read_all(std::fopen(path.c_str(), "rb"), path);
+}
+
+std::string read_stdin() {
+    // A terminal would have to be typed into, and a socket or a device may never end.
+    struct stat about;
+    if (fstat(STDIN_FILENO, &about) != 0) return "";
+    if (!S_ISREG(about.st_mode) && !S_ISFIFO(about.st_mode)) return "";
+    const int fd = dup(STDIN_FILENO);
+    return read_all(fd < 0 ? nullptr : fdopen(fd, "rb"), "stdin");
 }
 
 bool read_line(std::string& line) {

@@ -43,5 +43,7 @@ bool print_progress(float fraction, void*);
 
 // The whole file, less one newline at its end.
 std::string read_file(const std::string& path);
+// The same of stdin, "" where that is neither a file nor a pipe.
+std::string read_stdin();
 // The next line of stdin without its newline; false at the end.
 bool read_line(std::string& line);

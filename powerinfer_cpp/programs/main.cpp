@@ -172,7 +172,17 @@ int run(Options& options) {
         print_plan(options);
         return 0;
     }
-    if (!options.prompt_file.empty()) options.prompt = read_file(options.prompt_file);
+    if (!options.for_gpu.empty()) {
+        const std::string note = pi_device_note() ? pi_device_note() : "";
+        const std::string why = note.empty() ? "" : ": " + note;
+        print_log(2, (options.for_gpu + ": without effect in this version" + why).c_str(),
+                  &options.verbosity);
+    }
+    if (!options.prompt_file.empty()) {
+        options.prompt = read_file(options.prompt_file);
+    } else if (!options.prompt_given && !options.conversation) {
+        options.prompt = read_stdin();
+    }
     if (options.escape) {
         options.prompt = unescape(options.prompt);
         options.system = unescape(options.system);

@@ -104,6 +104,7 @@ void set_action(Options& o, Text, Text) {
 }
 void set_prompt(Options& o, Text, Text value) {
     o.prompt = value;
+    o.prompt_given = true;
     o.prompt_file.clear();
 }
 
@@ -141,9 +142,16 @@ void set_ram_budget(Options& o, Text option, Text value) {
     if (o.ram_budget == 0) bad_value(option, value, "a number of GiB above 0");
 }
 
-void check_gpu_layers(Options&, Text option, Text value) {
+// Remembers an option that asks for what this build does not have.
+void ask_for_gpu(Options& o, Text option) {
+    if (o.for_gpu.find(option) != o.for_gpu.npos) return;
+    o.for_gpu += (o.for_gpu.empty() ? "" : " and ") + option;
+}
+
+void check_gpu_layers(Options& o, Text option, Text value) {
     // Without a GPU there is nothing to decide, but a typo is still one.
-    if (value != "all" && value != "auto") integer(option, value, -1, INT32_MAX);
+    if (value == "auto" || (value != "all" && integer(option, value, -1, INT32_MAX) <= 0)) return;
+    ask_for_gpu(o, option);
 }
 
 void set_sparse(Options& o, Text option, Text value) {
@@ -181,8 +189,8 @@ const Option table[] = {
      set_action<Options::Action::list_devices>},
     {"-m, --model", "FILE", "the model, a GGUF file (default: models/stories-relu.Q8_0.gguf)",
      set_model},
-    {"-p, --prompt", "TEXT", "the text to continue (default: none, a text from its start)",
-     set_prompt},
+    {"-p, --prompt", "TEXT",
+     "the text to continue (default: stdin where that is a file or a pipe, else none)", set_prompt},
     {"-f, --file", "FILE", "read the prompt from a file", set_prompt_file},
     {"-cnv, --conversation", nullptr, "converse: each line of stdin is a message, -p the first",
      set_flag<&Options::conversation, true>},
@@ -249,7 +257,9 @@ const Option table[] = {
     {"--ram-budget", "GiB", "memory that may be used, a hard ceiling (default: what is free)",
      set_ram_budget},
     {"--vram-budget", "GiB", "GPU memory that may be used; this version uses none",
-     [](Options&, Text option, Text value) { gibibytes(option, value); }},
+     [](Options& o, Text option, Text value) {
+         if (gibibytes(option, value) > 0) ask_for_gpu(o, option);
+     }},
     {"-ngl, --gpu-layers, --n-gpu-layers", "N|all|auto",
      "layers on the GPU; this version uses none", check_gpu_layers},
     {"--device", "NAME", "where to compute: cpu", check_device},

@@ -9,8 +9,9 @@
 #include "powerinfer.h"
 
 struct Options {
-    std::string model;        // "": the default model
-    std::string prompt;       // any bytes
+    std::string model;   // "": the default model
+    std::string prompt;  // any bytes
+    bool prompt_given = false;
     std::string prompt_file;  // read instead of prompt; "": none
     bool conversation = false;
     bool single_turn = false;        // of a conversation
@@ -29,6 +30,7 @@ struct Options {
     float sparse_threshold;  // NaN: the file's
     bool random_seed = true;
     bool ignore_eos = false;
+    std::string for_gpu;     // options that ask for one; "": none
     std::string json_stats;  // file for the figures of the run; "": none
     pi_sampler_params sampler;
     int32_t verbosity = 2;  // messages up to this pi_log_callback level are shown

@@ -83,6 +83,11 @@ Session::Session(std::shared_ptr<const Model> m, const pi_session_params& asked)
     counts.neurons.resize(size_t(c.n_layer));
     counts.predicted.resize(size_t(c.n_layer));
     audit = Audit(c);
+    if (params.n_ctx > c.n_ctx && c.n_ctx > 0) {
+        log(2, format("%s: a context of %d positions goes beyond the %lld of its training, where "
+                      "texts get worse",
+                      model->file.gguf.path().c_str(), params.n_ctx, (long long)c.n_ctx));
+    }
     if (const char* why = nothing_to_skip(*model); why && params.sparse == PI_SPARSE_EXACT) {
         log(2, model->file.gguf.path() + ": exact mode computes every neuron: " + why);
     }

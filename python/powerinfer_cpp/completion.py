@@ -153,14 +153,14 @@ class CompletionDicts:
         }
         self._data, self._echo = data, echo
 
-    def stream(self, parts: Iterable[Piece]) -> Iterator[dict[str, Any]]:
+    def stream(self, parts: Iterable[Piece]) -> Iterator[Any]:
         """A dict per piece, and one before them for the prompt, with echo."""
         if self._echo[0]:
             yield self._dict(*self._echo, None)
         for part in parts:
             yield self._dict(part.text, part.placed, part.reason)
 
-    def whole(self, parts: Iterable[Piece], n_prompt: int) -> dict[str, Any]:
+    def whole(self, parts: Iterable[Piece], n_prompt: int) -> Any:
         """One dict for all pieces, with token counts."""
         every = list(parts)
         text = self._echo[0] + "".join(part.text for part in every)
@@ -182,7 +182,7 @@ class ChatDicts:
         self._head["model"] = model
         self._data = data
 
-    def stream(self, parts: Iterable[Piece]) -> Iterator[dict[str, Any]]:
+    def stream(self, parts: Iterable[Piece]) -> Iterator[Any]:
         """The role, then the answer in pieces, then why it ended."""
         yield self._chunk({"role": "assistant"}, [], None)
         for part in parts:
@@ -191,7 +191,7 @@ class ChatDicts:
             if part.reason:
                 yield self._chunk({}, [], part.reason)
 
-    def whole(self, parts: Iterable[Piece], n_prompt: int) -> dict[str, Any]:
+    def whole(self, parts: Iterable[Piece], n_prompt: int) -> Any:
         """One dict for the answer, with token counts."""
         every = list(parts)
         message = {"role": "assistant", "content": "".join(part.text for part in every)}

@@ -1,14 +1,13 @@
 """What `Llama` stands on: a model, one sequence of tokens, and who may use them when."""
 
 import random
-import sys
 import threading
 import time
 from collections.abc import Callable, Generator, Sequence
 from functools import cached_property
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -17,11 +16,13 @@ from .chat import named_format
 from .context import ROWS_KEPT, Context
 from .embedding import Embedder, check_pooling
 from .logits import LogitsProcessorList, StoppingCriteriaList
-from .model import Model, Sampler, as_tokens, memory_plan
+from .model import SPARSE_MODES, Model, Sampler, as_tokens, memory_plan
 from .sampling import Sampling
 from .state import LlamaState
 from .stats import Meter, report
 
+DEFAULT_POSITIONS = 512  # llama-cpp-python's
+Self = TypeVar("Self", bound="LlamaCore")
 RANDOM_SEEDS = (None, -1, 0xFFFFFFFF)  # what callers write for "a different one each time"
 
 
@@ -32,11 +33,11 @@ class LlamaCore:
     `generate` holds the instance only while it computes a token; when another call came in
     between, it computes its own tokens again and goes on with the same result.
 
-    n_ctx: positions (0: the model's). n_batch, n_ubatch: rows per call of the engine and rows
-    computed at once. n_threads, n_threads_batch: None for the CPUs that this process may use.
-    logits_all: keep the logits of every token in `scores`. last_n_tokens_size: tokens that the
-    penalties look back on. type_k, type_v: GGUF type ids of the KV cache, F16 (1), Q8_0 (8) or
-    F32 (0).
+    n_ctx: positions (0: the model's; None: 512, or the model's where these are less). n_batch,
+    n_ubatch: rows per call of the engine and rows computed at once. n_threads, n_threads_batch:
+    None for the CPUs that this process may use. logits_all: keep the logits of every token in
+    `scores`. last_n_tokens_size: tokens that the penalties look back on. type_k, type_v: GGUF type
+    ids of the KV cache, F16 (1), Q8_0 (8) or F32 (0).
     embedding: open for embeddings (pooling_type: -1 or 0 none, 1 mean, 2 first, 3 last); the first
     completion then opens a second session beside it. chat_format: a name of chat.FORMATS; default:
     the file's own template.
@@ -48,14 +49,16 @@ class LlamaCore:
     that follow; default: different each time.
 
     Raises OSError, ModelFormatError, UnsupportedModelError, OutOfMemoryError, DeviceError, and
-    ValueError naming the option. Unknown keyword arguments are ignored with a warning.
+    ValueError naming the option, also for options of llama-cpp-python that ask for other results
+    than the file's (lora_path, rope_freq_base ...). Keyword arguments that nobody knows are ignored
+    with a warning.
     """
 
     def __init__(
         self,
         model_path: str | Path,
         *,
-        n_ctx: int = 512,
+        n_ctx: int | None = None,
         n_batch: int = 512,
         n_ubatch: int = 512,
         n_threads: int | None = None,
@@ -88,15 +91,30 @@ class LlamaCore:
             for name, value in given.items()
             if name not in ("self", "unknown", "progress_callback")
         }
-        options.warn_unknown(unknown)
+        options.check_unknown(unknown)
+        n_ctx, n_threads, n_threads_batch, n_gpu_layers, type_k, type_v = (
+            options.whole_or_none(name, given[name])
+            for name in [
+                "n_ctx",
+                "n_threads",
+                "n_threads_batch",
+                "n_gpu_layers",
+                "type_k",
+                "type_v",
+            ]
+        )
+        n_batch, n_ubatch, pooling_type, last_n_tokens_size = (
+            options.whole(name, given[name])
+            for name in ["n_batch", "n_ubatch", "pooling_type", "last_n_tokens_size"]
+        )
         sparse_fields = options.sparse_fields(sparse, sparse_threshold)
         options.check_device(device, vram_budget)
         record_field = options.record_field(record)
         self._pooling = check_pooling(pooling_type)
         self._named_format = named_format(chat_format) if chat_format else None
         self.chat_format = chat_format
-        if n_gpu_layers and verbose:
-            print(f"n_gpu_layers has no effect: {options.device_note()}", file=sys.stderr)
+        if verbose:
+            options.note_without_gpu({"n_gpu_layers": n_gpu_layers, "vram_budget": vram_budget})
         self.model_path = str(model_path)
         self.verbose = verbose
         self.last_n_tokens_size = last_n_tokens_size
@@ -111,7 +129,6 @@ class LlamaCore:
             "ram_budget": options.budget_bytes("ram_budget", ram_budget),
         }
         self._session_fields = {
-            "n_ctx": n_ctx,
             "n_batch": n_batch,
             "n_ubatch": min(n_ubatch, n_batch),
             # Rows of a call whose logits can be kept; 0: all.
@@ -124,6 +141,7 @@ class LlamaCore:
             **record_field,
         }
         self._model = Model(self.model_path, progress_callback, verbose, **self._model_fields)
+        self._session_fields["n_ctx"] = self._positions() if n_ctx is None else n_ctx
         self._logits_all = logits_all
         self._context: Context | None = None
         self._embedder: Embedder | None = None
@@ -135,6 +153,18 @@ class LlamaCore:
         self._sampler: tuple[Sampling, Sampler] | None = None  # that of sample()
         if verbose:
             options.report(self._model, self.plan())
+
+    def __repr__(self) -> str:
+        head = f"<{type(self).__name__} {self.model_path!r}"
+        with self._lock:
+            if self._closed:
+                return f"{head}, closed>"
+            what = options.description(self._model)
+            if self._model_fields["vocab_only"]:
+                return f"{head}: {what}, the vocabulary only>"
+            use = "embeddings, " if self._embedder else ""
+            mode = SPARSE_MODES[self._session_fields["sparse"]]
+            return f"{head}: {what}, {use}{self.n_ctx()} positions, sparse={mode!r}>"
 
     # ---- What the model is ---------------------------------------------------------------
 
@@ -239,7 +269,8 @@ class LlamaCore:
         """
         with self._lock:
             self._require_open()
-            text = b"".join(self._model.text(int(token), special) for token in tokens)
+            ids = [options.whole("a token id", token) for token in tokens]
+            text = b"".join(self._model.text(token, special) for token in ids)
         begins = not prev_tokens and len(tokens) > 0 and tokens[0] == self._model.bos
         return text[1:] if begins and text.startswith(b" ") else text
 
@@ -455,6 +486,11 @@ class LlamaCore:
             self._context = self._new_context()
         return self._context
 
+    def _positions(self) -> int:
+        """Of a context that the caller does not choose."""
+        trained = self._model.n_ctx_train
+        return min(DEFAULT_POSITIONS, trained) if trained > 0 else DEFAULT_POSITIONS
+
     def _new_context(self) -> Context:
         return Context(self._model, self._logits_all, verbose=self.verbose, **self._session_fields)
 
@@ -479,7 +515,7 @@ class LlamaCore:
                         part.close()
                 self._model.close()
 
-    def __enter__(self) -> "LlamaCore":
+    def __enter__(self: Self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -491,6 +527,7 @@ class LlamaCore:
 
 
 def new_random(seed: int | None) -> random.Random:
+    seed = options.whole_or_none("seed", seed)
     return random.Random(None if seed in RANDOM_SEEDS else seed)
 
 

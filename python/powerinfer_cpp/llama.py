@@ -3,7 +3,7 @@
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 import numpy as np
 
@@ -18,6 +18,18 @@ from .model import as_tokens
 from .sampling import Sampling
 from .state import LlamaRAMCache, LlamaState, common_prefix
 from .tokenizer import LlamaTokenizer
+from .types import (
+    ChatChunk,
+    ChatCompletion,
+    ChatOptions,
+    Completion,
+    CompletionChunk,
+    CompletionOptions,
+    Embeddings,
+)
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 Text = str | bytes | Sequence[int]
 
@@ -48,6 +60,45 @@ class Llama(LlamaCore):
 
     # ---- Completion ----------------------------------------------------------------------
 
+    @overload
+    def create_completion(
+        self,
+        prompt: Text,
+        suffix: str | None = None,
+        max_tokens: int | None = 16,
+        temperature: float = 0.8,
+        top_p: float = 0.95,
+        *,
+        stream: Literal[False] = False,
+        **keywords: "Unpack[CompletionOptions]",
+    ) -> Completion: ...
+
+    @overload
+    def create_completion(
+        self,
+        prompt: Text,
+        suffix: str | None = None,
+        max_tokens: int | None = 16,
+        temperature: float = 0.8,
+        top_p: float = 0.95,
+        *,
+        stream: Literal[True],
+        **keywords: "Unpack[CompletionOptions]",
+    ) -> Iterator[CompletionChunk]: ...
+
+    @overload
+    def create_completion(
+        self,
+        prompt: Text,
+        suffix: str | None = None,
+        max_tokens: int | None = 16,
+        temperature: float = 0.8,
+        top_p: float = 0.95,
+        *,
+        stream: bool,
+        **keywords: "Unpack[CompletionOptions]",
+    ) -> Completion | Iterator[CompletionChunk]: ...
+
     def create_completion(
         self,
         prompt: Text,
@@ -75,7 +126,7 @@ class Llama(LlamaCore):
         logits_processor: Any = None,
         grammar: LlamaGrammar | None = None,
         logit_bias: Mapping[int | str, float] | None = None,
-    ) -> dict[str, Any] | Iterator[dict[str, Any]]:
+    ) -> Completion | Iterator[CompletionChunk]:
         """Continues a prompt; a dict in OpenAI's shape or, with stream, an iterator of such dicts.
 
         prompt: text, in which the texts of control tokens become those tokens and before which
@@ -111,9 +162,36 @@ class Llama(LlamaCore):
 
     __call__ = create_completion
 
+    @overload
     def create_chat_completion(
         self,
-        messages: Sequence[Mapping[str, Any]],
+        messages: Sequence[Mapping[str, object]],
+        *,
+        stream: Literal[False] = False,
+        **keywords: "Unpack[ChatOptions]",
+    ) -> ChatCompletion: ...
+
+    @overload
+    def create_chat_completion(
+        self,
+        messages: Sequence[Mapping[str, object]],
+        *,
+        stream: Literal[True],
+        **keywords: "Unpack[ChatOptions]",
+    ) -> Iterator[ChatChunk]: ...
+
+    @overload
+    def create_chat_completion(
+        self,
+        messages: Sequence[Mapping[str, object]],
+        *,
+        stream: bool,
+        **keywords: "Unpack[ChatOptions]",
+    ) -> ChatCompletion | Iterator[ChatChunk]: ...
+
+    def create_chat_completion(
+        self,
+        messages: Sequence[Mapping[str, object]],
         functions: Any = None,
         function_call: Any = None,
         tools: Any = None,
@@ -141,7 +219,7 @@ class Llama(LlamaCore):
         logit_bias: Mapping[int | str, float] | None = None,
         logprobs: bool | None = None,
         top_logprobs: int | None = None,
-    ) -> dict[str, Any] | Iterator[dict[str, Any]]:
+    ) -> ChatCompletion | Iterator[ChatChunk]:
         """Answers messages, {"role": "system"/"user"/"assistant", "content": text} each; a dict in
         OpenAI's shape or, with stream, an iterator of chunks.
 
@@ -199,9 +277,7 @@ class Llama(LlamaCore):
 
     # ---- Embeddings ----------------------------------------------------------------------
 
-    def create_embedding(
-        self, input: str | Sequence[str], model: str | None = None
-    ) -> dict[str, Any]:
+    def create_embedding(self, input: str | Sequence[str], model: str | None = None) -> Embeddings:
         """Embeddings of texts in OpenAI's shape; each as `embed` gives it."""
         texts = [input] if isinstance(input, str) else list(input)
         vectors, n = self.embed(texts, return_count=True)
@@ -275,6 +351,7 @@ class Llama(LlamaCore):
         def observe(token: int, logits: np.ndarray) -> None:
             choices.append(choice(token, logits, n_top))
 
+        seed = options.whole_or_none("seed", seed)
         if seed in RANDOM_SEEDS:
             with self._lock:
                 seed = self._rng.getrandbits(32)
@@ -317,6 +394,7 @@ class Llama(LlamaCore):
 
     def _limit(self, ids: list[int], max_tokens: int | None) -> int:
         """Tokens that may follow. Raises ContextOverflowError when none may."""
+        max_tokens = options.whole_or_none("max_tokens", max_tokens)
         room = self.n_ctx() - len(ids)
         if room <= 0:
             raise ContextOverflowError(
@@ -423,6 +501,7 @@ class Llama(LlamaCore):
 
 def _count(name: str, n: int) -> int:
     """n as a count. Raises ValueError for anything else."""
-    if isinstance(n, bool) or not isinstance(n, int) or n < 0:
+    n = options.whole(name, n)
+    if n < 0:
         raise ValueError(f"{name} must be a whole number from 0 on")
     return n

@@ -4,6 +4,8 @@ from collections.abc import Callable, Mapping
 
 import numpy as np
 
+from .options import whole
+
 # Both get the ids so far (intc [n]) and the logits of the next token (float32 [n_vocab]).
 LogitsProcessor = Callable[[np.ndarray, np.ndarray], np.ndarray]
 StoppingCriteria = Callable[[np.ndarray, np.ndarray], bool]
@@ -48,7 +50,8 @@ class LogitBias:
     """
 
     def __init__(self, bias: Mapping[int | str, float], n_vocab: int):
-        self.ids = np.array([int(token) for token in bias], dtype=np.intp)
+        ids = [int(t) if isinstance(t, str) else whole("logit_bias", t) for t in bias]
+        self.ids = np.array(ids, dtype=np.intp)
         self.values = np.array(list(bias.values()), dtype=np.float32)
         if ((self.ids < 0) | (self.ids >= n_vocab)).any():
             raise ValueError(f"logit_bias: ids must be from 0 to {n_vocab - 1}")

@@ -76,6 +76,8 @@ def _filled(params: Any, fields: dict[str, Any]) -> Any:
             setattr(params, name, value)
         except OverflowError:
             raise ValueError(f"{name}: {value} is out of range") from None
+        except TypeError:
+            raise ValueError(f"{name}: {value!r} is no number for it") from None
     return params
 
 
@@ -172,11 +174,13 @@ class Model:
 
     def tokenize(self, text: bytes, special: bool = False) -> list[int]:
         """Ids of a text of any bytes, without BOS or EOS."""
-        capacity = len(text) + 2
-        ids, n = ffi.new("int32_t[]", capacity), ffi.new("size_t *")
-        status = lib.pi_tokenize(
-            self.handle, ffi.from_buffer("char[]", text), len(text), special, ids, capacity, n
-        )
+        data, n, capacity = ffi.from_buffer("char[]", text), ffi.new("size_t *"), len(text) + 2
+        while True:
+            ids = ffi.new("int32_t[]", capacity)
+            status = lib.pi_tokenize(self.handle, data, len(text), special, ids, capacity, n)
+            if status != lib.PI_ERROR_ARGUMENT or n[0] <= capacity:
+                break
+            capacity = n[0]  # the space before a text may be several byte tokens
         check(status)
         return ffi.unpack(ids, n[0]) if n[0] else []
 

@@ -1,9 +1,10 @@
 """Checks of options that commands and `Llama` share."""
 
 import math
+import operator
 import sys
 import warnings
-from typing import Any
+from typing import Any, SupportsIndex
 
 from ._native import ffi, lib
 from .errors import DeviceError
@@ -12,33 +13,60 @@ from .model import SPARSE_MODES, Model
 # llama-cpp-python's other keywords, some only passed on by LangChain, with the values that ask for
 # nothing that is not done anyway.
 _LEGACY: dict[str, tuple[Any, ...]] = {
-    "rope_freq_scale": (None, 0.0, 1.0),
-    "rope_freq_base": (None, 0.0, 10000.0),
-    "lora_path": (None,),
-    "lora_base": (None,),
-    "lora_scale": (None, 1.0),
     "split_mode": (1,),
     "main_gpu": (0,),
     "tensor_split": (None,),
-    "kv_overrides": (None,),
     "numa": (False, 0),
     "offload_kqv": (True,),
-    "flash_attn": (False,),
     "no_perf": (False,),
     "chat_handler": (None,),
     "draft_model": (None,),
     "tokenizer": (None,),
     "spm_infill": (False,),
 }
-_LEGACY_ANY = {"n_parts", "f16_kv"}
+# What changes no result here: old ones, there is one attention, a scale needs a lora_path.
+_LEGACY_ANY = {"n_parts", "f16_kv", "flash_attn", "lora_base", "lora_scale"}
+# Those that would change a model's results, with the values that do not ask for that.
+_OVERRIDES: dict[str, tuple[Any, ...]] = {
+    "lora_path": (None, ""),
+    "kv_overrides": (None, {}),
+    "rope_scaling_type": (None, -1),
+    "rope_freq_base": (None, 0.0, 10000.0),
+    "rope_freq_scale": (None, 0.0, 1.0),
+    "yarn_ext_factor": (None, -1.0),
+    "yarn_attn_factor": (None, -1.0, 1.0),
+    "yarn_beta_fast": (None, -1.0, 32.0),
+    "yarn_beta_slow": (None, -1.0, 1.0),
+    "yarn_orig_ctx": (None, 0),
+}
 
 
-def warn_unknown(keywords: dict[str, Any]) -> None:
-    """Warns by name of keyword arguments without effect, except LangChain's old ones."""
+def check_unknown(keywords: dict[str, Any]) -> None:
+    """Warns by name of keyword arguments without effect, except LangChain's old ones.
+
+    Raises ValueError for those that ask for other results than the file's own.
+    """
     for name, value in keywords.items():
-        if name in _LEGACY_ANY or value in _LEGACY.get(name, ()):
-            continue
-        warnings.warn(f"Llama: keyword argument {name!r} has no effect", stacklevel=3)
+        if name in _OVERRIDES:
+            if value not in _OVERRIDES[name]:
+                raise ValueError(f"{name} is not supported by this version: the file decides")
+        elif name not in _LEGACY_ANY and value not in _LEGACY.get(name, ()):
+            warnings.warn(f"Llama: keyword argument {name!r} has no effect", stacklevel=3)
+
+
+def whole(name: str, value: SupportsIndex) -> int:
+    """An integer of any kind, numpy's too, as an int. Raises ValueError for anything else."""
+    try:
+        if not isinstance(value, bool):
+            return operator.index(value)
+    except TypeError:
+        pass
+    raise ValueError(f"{name} must be a whole number, not {value!r}")
+
+
+def whole_or_none(name: str, value: SupportsIndex | None) -> int | None:
+    """The same, None being None."""
+    return None if value is None else whole(name, value)
 
 
 def refuse(**asked: Any) -> None:
@@ -90,6 +118,14 @@ def check_device(device: str | None, vram_budget: float | None) -> None:
         raise ValueError("vram_budget must be a number of GiB, 0 or more")
 
 
+def note_without_gpu(asked: dict[str, Any]) -> None:
+    """Says on stderr which of the options (by name) ask for a GPU in vain."""
+    names = [name for name, value in asked.items() if value]
+    if names:
+        line = f"{' and '.join(names)}: without effect in this version: {device_note()}"
+        print(line, file=sys.stderr, flush=True)
+
+
 def budget_bytes(name: str, gib: float | None) -> int:
     """Bytes of a budget in GiB; 0 (what is free) for None. Raises ValueError for bad numbers."""
     if gib is None:
@@ -99,12 +135,19 @@ def budget_bytes(name: str, gib: float | None) -> int:
     return max(1, int(gib * (1 << 30)))
 
 
+def description(model: Model) -> str:
+    """What a model is, in a few words."""
+    return (
+        f"{model.architecture} with {model.activation}, {model.n_layer} layers, "
+        f"{model.n_params / 1e6:.1f} million weights"
+    )
+
+
 def report(model: Model, plan: dict[str, Any]) -> None:
     """What was opened and what it takes, in two lines on stderr."""
     mib = ", ".join(f"{name} {size / (1 << 20):.1f}" for name, size in plan["ram"].items())
     for line in (
-        f"{model.path}: {model.architecture} with {model.activation}, {model.n_layer} layers, "
-        f"{model.n_params / 1e6:.1f} million weights",
+        f"{model.path}: {description(model)}",
         f"RAM: {mib} MiB, of {plan['budget'] / (1 << 20):.0f} that may be used",
     ):
         print(line, file=sys.stderr, flush=True)

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from ._native import lib
+from .options import whole
 
 _ENGINE = lib.pi_sampler_default_params()
 
@@ -36,7 +37,10 @@ class Sampling:
         """Those among a function's arguments, `locals()` for example; `temp` is temperature."""
         if "temp" in given:
             given = {**given, "temperature": given["temp"]}
-        return cls(**{f.name: given[f.name] for f in fields(cls) if f.name in given})
+        found = {f.name: given[f.name] for f in fields(cls) if f.name in given}
+        if "top_k" in found:
+            found["top_k"] = whole("top_k", found["top_k"])
+        return cls(**found)
 
     def keywords(self) -> dict[str, Any]:
         """As arguments of `Llama.create_completion` and fields of pi_sampler_params."""

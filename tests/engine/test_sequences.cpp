@@ -258,6 +258,24 @@ void test_failed_call() {
     CHECK(same(logits(session, tokens, 96, kPrompt), logits(fresh, tokens, 96, kPrompt)));
 }
 
+// More positions than the model was trained on are said once, when the session begins.
+void test_long_context() {
+    const auto model = load(tiny::describe(shapes()[0]));
+    std::vector<std::string> lines;
+    pi_session_params params = with_mode(PI_SPARSE_OFF);
+    params.log = [](int32_t level, const char* message, void* data) {
+        CHECK(level == 2);
+        static_cast<std::vector<std::string>*>(data)->push_back(message);
+    };
+    params.log_data = &lines;
+    for (int32_t n_ctx : {0, 1, 128, 129}) {
+        params.n_ctx = n_ctx;
+        Session session(model, params);
+        CHECK(lines.size() == size_t(n_ctx == 129));
+    }
+    CHECK(lines[0].find("129 positions goes beyond the 128 of its training") != std::string::npos);
+}
+
 // Predictors that miss are reported once, and nothing else happens.
 void test_audit() {
     std::vector<std::string> lines;
@@ -271,7 +289,9 @@ void test_audit() {
         params.log_data = &lines;
         return params;
     };
-    const Description d = tiny::describe(shapes()[0]);
+    const Shape shape = shapes()[0];
+    Description d = tiny::describe(shape);
+    d.keys[shape.architecture + ".context_length"] = uint32_t(2000);
     const auto model = load(d);
     const Tokens tokens = random_tokens(96, 10);
     for (pi_sparse mode : {PI_SPARSE_AUTO, PI_SPARSE_PREDICTOR}) {
@@ -326,6 +346,7 @@ int main() {
     test_match();
     test_pages_come_back();
     test_failed_call();
+    test_long_context();
     test_audit();
     return check::summary("test_sequences");
 }

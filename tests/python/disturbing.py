@@ -34,6 +34,11 @@ COMMANDS = pytest.mark.parametrize(  # those of commands(); torch takes seconds 
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 
 
+def buffered() -> dict[str, str]:
+    """The environment in which Python keeps what it prints into a pipe, as it does by itself."""
+    return {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+
+
 def inputs(folder: Path) -> Path:
     """checkpoint/ (and its predictors/), dense.gguf, neurons.gguf, smooth.gguf with SiLU,
     profiled.gguf, text.txt."""

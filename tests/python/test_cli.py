@@ -15,6 +15,7 @@ import checkpoints
 import numpy as np
 import pytest
 import reference
+from disturbing import buffered
 from families import quiet
 from powerinfer_cpp.cli import COMMANDS, main
 from powerinfer_cpp.convert import convert
@@ -89,7 +90,9 @@ def test_convert_py_is_the_command(root: Path, folder: Path, tmp_path: Path) -> 
         done = subprocess.run(
             [sys.executable, *map(str, [*line, *arguments])], capture_output=True, text=True
         )
-        assert (done.returncode, done.stderr, done.stdout) == (0, "", f"{out}\n")
+        assert (done.returncode, done.stdout) == (0, f"{out}\n")
+        assert done.stderr.startswith("note: llama.cpp runs this file with silu")
+        assert done.stderr.count("\n") == 1
         outputs.append(out.read_bytes())
     assert outputs[0] == outputs[1]
 
@@ -114,13 +117,42 @@ def test_a_closed_stdout_ends_quietly(model: Path) -> None:
 def test_ctrl_c(model: Path) -> None:
     line = [sys.executable, "-m", "powerinfer_cpp.cli", "bench", model, "-r", "100000", "-n", "0"]
     process = subprocess.Popen(
-        [*map(str, line), "-p", "250"], stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        [*map(str, line), "-p", "250"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env=buffered(),
     )
     process.stdout.readline()  # the table's head: measuring begins
     time.sleep(0.2)
     process.send_signal(signal.SIGINT)
     _, err = process.communicate(timeout=60)
     assert process.returncode == 130 and err.count(b"\n") == 1
+
+
+def test_results_and_progress_come_line_by_line(model: Path, tmp_path: Path) -> None:
+    """Also through pipes, and before the command ends."""
+    line = [sys.executable, "-m", "powerinfer_cpp.cli", "bench", model, "-r", "1", "-n", "0"]
+    with subprocess.Popen(
+        [*map(str, line), "-p", "1," + ",".join(["250"] * 5000)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+        env=buffered(),
+    ) as process:
+        heads = [process.stdout.readline()[:7] for _ in range(3)]
+        assert heads == ["| model", "| --- |", "| llama"]
+        assert process.poll() is None
+        process.kill()
+    (tmp_path / "text").write_text(checkpoints.TEXT * 20)
+    slow = "from powerinfer_cpp import progress; progress._SECONDS = 0.0; "
+    slow += "from powerinfer_cpp.cli import main; raise SystemExit(main())"
+    line = [sys.executable, "-c", slow, "perplexity", model, "--text", tmp_path / "text"]
+    done = subprocess.run(
+        [*map(str, line), "-c", "16", "-b", "16"], capture_output=True, text=True, env=buffered()
+    )
+    assert done.returncode == 0
+    shown = done.stderr.splitlines()
+    assert len(shown) > 2 and shown[-1].startswith("perplexity: 100%") and "\r" not in done.stderr
 
 
 # ---- What they do ----
@@ -176,9 +208,13 @@ def test_inspect_shows_no_escape_sequences(tmp_path: Path, capsys: pytest.Captur
 def test_quantize(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     out = tmp_path / "q.gguf"
     assert main(["quantize", str(model), str(out), "q4_0"]) == 0
+    shown = capsys.readouterr()
+    assert shown.out == f"{out}\n"
     assert main(["inspect", "--json", str(out)]) == 0
-    found = json.loads(capsys.readouterr().out.partition("\n")[2])
+    found = json.loads(capsys.readouterr().out)
     assert set(found["formats"]) == {"F32", "Q4_0"}
+    bits, mib = 8 * found["n_bytes"] / found["n_params"], found["n_bytes"] / (1 << 20)
+    assert shown.err.splitlines()[-1] == f"{mib:.2f} MiB of weights, {bits:.2f} bits each"
     again = tmp_path / "again.gguf"
     assert main(["quantize", str(out), str(again), "Q8_0"]) == 1
     assert "already Q4_0" in capsys.readouterr().err and not again.exists()
@@ -285,6 +321,19 @@ def test_bench_refusals(model: Path, tmp_path: Path, capsys: pytest.CaptureFixtu
     for options in (["--sparse", "predictor"], ["--device", "cuda0"], ["--ram-budget", "1e-5"]):
         assert main(["bench", str(model), *options]) == 1
         assert capsys.readouterr().err.count("\n") == 1
+
+
+def test_options_for_a_gpu_are_said_to_be_in_vain(
+    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    (tmp_path / "text").write_text(checkpoints.TEXT * 4)
+    line = ["perplexity", str(model), "--text", str(tmp_path / "text"), "-c", "16"]
+    assert main([*line, "--compare", str(model), "-ngl", "all", "--vram-budget", "2"]) == 0
+    err = capsys.readouterr().err
+    assert err.startswith("-ngl and --vram-budget: without effect in this version: ")
+    assert err.count("without effect") == 1
+    assert main([*line, "-ngl", "0"]) == 0
+    assert "without effect" not in capsys.readouterr().err
 
 
 def test_doctor(capsys: pytest.CaptureFixture) -> None:

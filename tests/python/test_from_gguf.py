@@ -54,6 +54,36 @@ def test_every_family_there_and_back(name: str, tmp_path: Path) -> None:
     assert raw(back) == before and "powerinfer.version" not in Gguf(back).metadata
 
 
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("llama-relu-gqa", "llama.cpp runs this file with silu in the place of relu"),
+        ("falcon-40b", "llama.cpp runs this file with gelu in the place of relu"),
+        ("llama-silu-tied", ""),
+        ("falcon-7b", ""),
+        ("qwen3", ""),
+        ("opt", ""),  # llama.cpp refuses these two
+        ("bamboo", ""),
+    ],
+)
+def test_a_dense_file_that_other_engines_misread(name: str, words: str, tmp_path: Path) -> None:
+    """The activation is a key of ours, which they pass over."""
+    folder, lines = golden(name, tmp_path / "model"), []
+
+    def log(line: str) -> None:
+        if "llama.cpp" in line:
+            lines.append(line)
+
+    dense = convert(folder, outfile=tmp_path / "dense.gguf", log=log)
+    aware = convert(dense, outfile=tmp_path / "aware.gguf", log=log)
+    assert len(lines) == (1 if words else 0)
+    convert(aware, dense=True, outfile=tmp_path / "back.gguf", log=log)
+    assert len(lines) == (2 if words else 0) and all(words in line for line in lines)
+    convert(folder, vocab_only=True, outfile=tmp_path / "vocab.gguf", log=log)
+    convert(dense, vocab_only=True, outfile=tmp_path / "vocab.gguf", log=log)
+    assert len(lines) == (2 if words else 0)
+
+
 @pytest.fixture(scope="module")
 def wide(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A dense file whose rows are multiples of 256."""

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from disturbing import COMMANDS, Command, contents, growing
+from disturbing import COMMANDS, Command, buffered, contents, growing
 
 
 def opened(command: Command) -> list[int]:
@@ -105,15 +105,25 @@ def test_figures_of_main(full: str, main_path: Path, model_path: Path, tmp_path:
     assert full == "a device" or not path.exists()
 
 
-@pytest.mark.parametrize("line", [["inspect"], ["bench", "-p", "8", "-n", "2", "-r", "1"]])
+@pytest.mark.parametrize(
+    "line", [["inspect"], ["inspect", "--json"], ["bench", "-p", "8", "-n", "2", "-r", "1"], []]
+)
 def test_output_that_cannot_be_written(line: list[str], model_path: Path) -> None:
+    line = [*line, str(model_path)] if line else ["--help"]
     with open("/dev/full", "wb") as full:
         done = subprocess.run(
-            [sys.executable, "-m", "powerinfer_cpp.cli", *line, model_path],
+            [sys.executable, "-m", "powerinfer_cpp.cli", *line],
             stdout=full,
             stderr=subprocess.PIPE,
             text=True,
+            env=buffered(),
         )
-    assert done.returncode == 1
-    assert done.stderr.splitlines()[-1].startswith("powerinfer: error: ")
-    assert "stdout" in done.stderr and "Exception" not in done.stderr
+    want = "powerinfer: error: cannot write to stdout: No space left on device\n"
+    assert (done.returncode, done.stderr) == (1, want)
+
+
+def test_a_stdout_that_is_closed(model_path: Path) -> None:
+    line = f"'{sys.executable}' -m powerinfer_cpp.cli inspect '{model_path}' >&-"
+    done = subprocess.run(["bash", "-c", line], capture_output=True, text=True, env=buffered())
+    want = "powerinfer: error: cannot write to stdout: it is closed\n"
+    assert (done.returncode, done.stderr) == (1, want)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import threading
 import time
 import warnings
@@ -12,8 +13,10 @@ import numpy as np
 import pytest
 import reference
 from families import quiet
+from gguf_files import changed
 from powerinfer_cpp.completion import TextStream
 from powerinfer_cpp.convert import convert
+from powerinfer_cpp.gguf import Gguf
 
 from powerinfer_cpp import (
     Cancelled,
@@ -25,6 +28,7 @@ from powerinfer_cpp import (
     ModelFormatError,
     OutOfMemoryError,
     StoppingCriteriaList,
+    types,
 )
 
 CONFIG = checkpoints.config(num_key_value_heads=2)
@@ -438,13 +442,29 @@ def test_keywords(path: Path) -> None:
             rope_freq_base=10000.0,
             lora_path=None,
             lora_base=None,
+            kv_overrides={},
+            yarn_ext_factor=-1.0,
+            yarn_attn_factor=1.0,
+            yarn_beta_fast=32.0,
+            yarn_beta_slow=1.0,
+            yarn_orig_ctx=0,
+            rope_scaling_type=-1,
+            flash_attn=True,
             seed=-1,
             n_batch=8,
             vram_budget=0,
         ).close()
-    with pytest.warns(UserWarning, match="lora_path"):
-        Llama(path, verbose=False, lora_path="x").close()
     for options, message in (
+        ({"lora_path": "x"}, "lora_path is not supported"),
+        ({"kv_overrides": {"llama.rope.freq_base": 1.0}}, "kv_overrides is not supported"),
+        ({"rope_freq_base": 20000.0}, "rope_freq_base is not supported"),
+        ({"rope_freq_scale": 0.5}, "rope_freq_scale is not supported"),
+        ({"rope_scaling_type": 2}, "rope_scaling_type is not supported"),
+        ({"yarn_ext_factor": 1.0}, "yarn_ext_factor is not supported"),
+        ({"yarn_orig_ctx": 4096}, "yarn_orig_ctx is not supported"),
+        ({"n_ctx": 64.5}, "n_ctx must be a whole number, not 64.5"),
+        ({"n_batch": "8"}, "n_batch must be a whole number, not '8'"),
+        ({"seed": 1.5}, "seed must be a whole number, not 1.5"),
         ({"sparse": "predictor"}, "no predictors"),
         ({"sparse": "maybe"}, "sparse must be one of auto, off, exact, predictor"),
         ({"pooling_type": 4}, "pooling_type"),
@@ -462,6 +482,136 @@ def test_keywords(path: Path) -> None:
     with pytest.raises(DeviceError, match="cuda0"):
         Llama(path, verbose=False, device="cuda0")
     Llama(path, verbose=False, sparse="off", device="cpu").close()
+
+
+def test_positions_of_a_context(path: Path, tmp_path: Path, capfd: pytest.CaptureFixture) -> None:
+    """512 unless asked, and no more than the model was trained on; beyond these it is said once."""
+    found = {}
+    for trained in (256, 4096):
+        file = changed(path, tmp_path / "trained.gguf", {"llama.context_length": trained})
+        with Llama(file, verbose=True) as llm:
+            found[trained] = llm.n_ctx()
+            llm(PROMPT, max_tokens=2)
+    assert found == {256: 256, 4096: 512}
+    assert "training" not in capfd.readouterr().err
+    with Llama(path, n_ctx=300) as llm:
+        assert llm.n_ctx() == 300
+        llm(PROMPT, max_tokens=2)
+    said = [line for line in capfd.readouterr().err.splitlines() if "training" in line]
+    assert len(said) == 1 and "a context of 300 positions goes beyond the 256" in said[0]
+
+
+def test_options_for_a_gpu_are_said_to_be_in_vain(path: Path, capfd: pytest.CaptureFixture) -> None:
+    Llama(path, n_gpu_layers=-1, vram_budget=8).close()
+    lines = [line for line in capfd.readouterr().err.splitlines() if "without effect" in line]
+    assert len(lines) == 1 and lines[0].startswith("n_gpu_layers and vram_budget: ")
+    Llama(path, n_gpu_layers=-1, vram_budget=8, verbose=False).close()
+    Llama(path, vram_budget=0).close()
+    assert "without effect" not in capfd.readouterr().err
+
+
+def test_repr(path: Path) -> None:
+    llm = Llama(path, n_ctx=64, verbose=False, sparse="off")
+    head = f"<Llama '{path}': llama with silu, 2 layers, "
+    assert repr(llm) == f"{head}0.1 million weights, 64 positions, sparse='off'>"
+    llm.close()
+    assert repr(llm) == f"<Llama '{path}', closed>"
+    with Llama(path, vocab_only=True, verbose=False) as vocabulary:
+        assert repr(vocabulary).endswith("the vocabulary only>")
+    with Llama(path, embedding=True, n_ctx=64, verbose=False) as embedder:
+        assert "embeddings, 64 positions" in repr(embedder)
+
+
+def test_numbers_of_numpy(path: Path) -> None:
+    """Where an int is taken, one of numpy is."""
+    plain = {"n_ctx": 64, "n_batch": 16, "n_ubatch": 16, "n_threads": 1, "seed": 5}
+    plain |= {"last_n_tokens_size": 32, "type_k": 0, "type_v": 0}
+    calls = {"max_tokens": 5, "seed": 7, "top_k": 20, "logprobs": 2}
+    with (
+        Llama(path, verbose=False, **plain) as a,
+        Llama(path, verbose=False, **{k: np.int64(v) for k, v in plain.items()}) as b,
+    ):
+        for llm, kind in ((a, int), (b, np.int64)):
+            options = {name: kind(value) for name, value in calls.items()}
+            ids = [kind(token) for token in llm.tokenize(PROMPT.encode())]
+            llm.set_seed(kind(3))
+            options["logit_bias"] = {kind(9): 1.0}
+            llm.found = (
+                llm(ids, **options)["choices"],
+                llm(PROMPT, max_tokens=kind(0))["choices"],
+                llm.create_chat_completion(
+                    [{"role": "user", "content": "x"}],
+                    max_tokens=kind(3),
+                    seed=kind(1),
+                    logprobs=True,
+                    top_logprobs=kind(2),
+                )["choices"],
+                llm.detokenize(ids),
+            )
+            llm.eval(ids)
+        assert a.found == b.found
+        for options, name in (
+            ({"max_tokens": 1.5}, "max_tokens"),
+            ({"max_tokens": np.float32(2)}, "max_tokens"),
+            ({"max_tokens": "5"}, "max_tokens"),
+            ({"seed": 1.5}, "seed"),
+            ({"top_k": 1.5}, "top_k"),
+            ({"logprobs": 1.5}, "logprobs"),
+            ({"logit_bias": {1.5: 1.0}}, "logit_bias"),
+        ):
+            with pytest.raises(ValueError, match=f"{name} must be a whole number"):
+                a(PROMPT, **options)
+        with pytest.raises(ValueError, match="a token id must be a whole number, not 1.5"):
+            a.detokenize([1.5])
+
+
+def test_a_text_with_more_tokens_than_bytes(path: Path, tmp_path: Path) -> None:
+    """The space before a text is three byte tokens where the vocabulary has no piece for it."""
+    with Gguf(path) as gguf:
+        pieces = gguf.metadata["tokenizer.ggml.tokens"]
+    pieces = [p.replace("\u2581", f"#{i}#") for i, p in enumerate(pieces)]
+    file = changed(path, tmp_path / "bytes.gguf", {"tokenizer.ggml.tokens": pieces})
+    with Llama(file, vocab_only=True, verbose=False) as llm:
+        ids = llm.tokenize(b"\x01", add_bos=False)
+        assert ids == [BYTE + byte for byte in "\u2581\x01".encode()]
+
+
+def test_types_are_those_of_the_calls() -> None:
+    """py.typed says that annotations are for type checkers; these name every argument."""
+    package = Path(inspect.getfile(Llama)).parent
+    assert (package / "py.typed").exists()
+    named = {"self", "prompt", "suffix", "max_tokens", "temperature", "top_p", "stream"}
+    for method, options, written in (
+        (Llama.create_completion, types.CompletionOptions, named),
+        (Llama.create_chat_completion, types.ChatOptions, {"self", "messages", "stream"}),
+    ):
+        given = {*written, *options.__annotations__}
+        assert given == set(inspect.signature(method).parameters)
+    with_dicts = (types.Completion, types.CompletionChunk, types.ChatCompletion, types.ChatChunk)
+    assert all("choices" in kind.__annotations__ for kind in with_dicts)
+
+
+def test_dicts_are_those_of_the_types(llm: Llama) -> None:
+    def keys(kind: type) -> set[str]:
+        return set(kind.__annotations__)
+
+    whole = llm(PROMPT, max_tokens=3, logprobs=1)
+    assert set(whole) == keys(types.Completion) and set(whole["usage"]) == keys(types.Usage)
+    assert set(whole["choices"][0]) == keys(types.CompletionChoice)
+    assert set(whole["choices"][0]["logprobs"]) == keys(types.CompletionLogprobs)
+    assert set(next(llm(PROMPT, stream=True))) == keys(types.CompletionChunk)
+    messages = [{"role": "user", "content": "x"}]
+    whole = llm.create_chat_completion(messages, max_tokens=3, logprobs=True)
+    assert set(whole) == keys(types.ChatCompletion)
+    assert set(whole["choices"][0]) == keys(types.ChatChoice)
+    assert set(whole["choices"][0]["message"]) == keys(types.ChatMessage)
+    logprobs = whole["choices"][0]["logprobs"]
+    assert set(logprobs) == keys(types.ChatLogprobs)
+    assert set(logprobs["content"][0]) == keys(types.ChosenLogprob)
+    for chunk in llm.create_chat_completion(messages, max_tokens=3, stream=True):
+        assert set(chunk) == keys(types.ChatChunk)
+        assert set(chunk["choices"][0]) == keys(types.ChatChunkChoice)
+        assert set(chunk["choices"][0]["delta"]) <= keys(types.ChatDelta)
 
 
 def test_files_that_cannot_be_opened(tmp_path: Path) -> None:
@@ -510,7 +660,7 @@ def test_close(path: Path) -> None:
     scores = llm.scores
     llm.close()
     llm.close()
-    assert scores.shape[0] == 512  # the array outlives the model
+    assert scores.shape[0] == 256  # the array outlives the model
     for call in (
         lambda: llm(PROMPT),
         lambda: llm.eval([1]),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import signal
+import socket
 import subprocess
 import time
 
@@ -92,6 +93,47 @@ def test_prompt_file(main, tmp_path):
     assert main("-f", file, "-n", "0").stdout == b"Once\0upon\n"  # less one newline
     assert "No such file" in refused(main("-f", tmp_path / "none"), 1)
     assert "directory" in refused(main("-f", tmp_path), 1)
+
+
+def test_prompt_on_stdin(main_path, model_path, tmp_path):
+    """Of a pipe or a file, where no option gives one; a device or a socket is left alone."""
+
+    def run(*args, **options):
+        line = [main_path, "-m", model_path, "-n", "0", *args]
+        done = subprocess.run(line, capture_output=True, timeout=60, **options)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    assert run(input=b"Once\xff\0upon\n\n") == b"Once\xff\0upon\n"  # less one newline
+    assert run("-p", "Lily", input=b"Once") == b"Lily" and run("-p", "", input=b"Once") == b""
+    file = tmp_path / "prompt"
+    file.write_bytes(b"first\nsecond")
+    assert run("-f", file, input=b"Once") == b"first\nsecond"
+    with file.open("rb", buffering=0) as opened:
+        opened.seek(6)
+        assert run(stdin=opened) == b"second"
+    assert run(stdin=subprocess.DEVNULL) == b""
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        assert run(stdin=theirs.fileno()) == b""
+
+
+def test_options_for_a_gpu_are_said_to_be_in_vain(main):
+    for args, names in (
+        ("-ngl 99 -ngl 9", "-ngl"),
+        ("--gpu-layers all --vram-budget 2", "--gpu-layers and --vram-budget"),
+    ):
+        said = main(*args.split(), "-n", "1").stderr.decode()
+        assert said.count("without effect") == 1
+        assert said.startswith(f"main: warning: {names}: without effect in this version: ")
+    for args in ("-ngl 0", "-ngl auto", "--vram-budget 0", "-ngl 99 -lv 1"):
+        assert b"without effect" not in main(*args.split(), "-n", "1").stderr
+
+
+def test_a_context_beyond_the_training_is_said(main):
+    said = main("-c", "1100", "-n", "1").stderr
+    assert said.count(b"a context of 1100 positions goes beyond the 1024 of its training") == 1
+    assert b"training" not in main("-c", "1024", "-n", "1").stderr
 
 
 def test_escapes(main):

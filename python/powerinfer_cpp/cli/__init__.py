@@ -31,11 +31,15 @@ COMMANDS = {
 }
 
 
+_ERROR = "powerinfer: error: "
+_UNWRITABLE = "cannot write to stdout: "
+
+
 class _Parser(argparse.ArgumentParser):
     """argparse with errors in one line, after the spelling of `./main`."""
 
     def error(self, message: str) -> NoReturn:
-        self.exit(2, f"powerinfer: error: {message} ({self.prog} --help shows how)\n")
+        self.exit(2, f"{_ERROR}{message} ({self.prog} --help shows how)\n")
 
 
 def add_arguments(command: str, parser: argparse.ArgumentParser) -> ModuleType:
@@ -67,7 +71,7 @@ def _command(arguments: Sequence[str]) -> str | None:
 
 
 def _fail(message: str, status: int) -> NoReturn:
-    print(f"powerinfer: error: {' '.join(message.split())}", file=sys.stderr)
+    print(_ERROR + " ".join(message.split()), file=sys.stderr)
     raise SystemExit(status)
 
 
@@ -76,7 +80,7 @@ def _sentence(error: BaseException) -> str:
     if isinstance(error, OSError) and error.strerror:
         where = f"{error.filename}: " if error.filename else ""
         if not where and error.strerror == os.strerror(errno.ENOSPC):
-            where = "cannot write to stdout: "  # files are named by what writes them
+            where = _UNWRITABLE  # files are named by what writes them
         return f"{where}{error.strerror}"
     return str(error) or type(error).__name__
 
@@ -95,24 +99,38 @@ def _run(arguments: Sequence[str]) -> int:
     return args.run(args) or 0
 
 
+def _outcome(arguments: Sequence[str]) -> tuple[int, str | None]:
+    """Runs a command line: the exit status, and what is to be said on stderr."""
+    try:
+        return _run(arguments), None
+    except SystemExit as exit_:
+        return (exit_.code if isinstance(exit_.code, int) else 0), None
+    except KeyboardInterrupt:
+        return 130, "interrupted"
+    except BrokenPipeError:
+        return 0, None
+    except (OSError, ValueError, MemoryError, RuntimeError) as error:
+        return 1, _ERROR + _sentence(error)
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs a command line (default: the process's) and returns the exit status."""
-    for stream in (sys.stdout, sys.stderr):  # names of files may hold any bytes
+    for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
-            stream.reconfigure(errors="backslashreplace")
+            # Names of files may hold any bytes; who reads a pipe gets each line when it is written.
+            stream.reconfigure(errors="backslashreplace", line_buffering=True)
+    if sys.stdout is None:
+        status, said = 1, f"{_ERROR}{_UNWRITABLE}it is closed"
+    else:
+        status, said = _outcome(sys.argv[1:] if arguments is None else arguments)
     try:
-        status = _run(sys.argv[1:] if arguments is None else arguments)
-        sys.stdout.flush()
-        return status
-    except SystemExit as exit_:
-        return exit_.code if isinstance(exit_.code, int) else 0
-    except KeyboardInterrupt:
-        print("interrupted", file=sys.stderr)
-        return 130
-    except BrokenPipeError:
+        if sys.stdout is not None:
+            sys.stdout.flush()
+    except OSError as error:
         with contextlib.suppress(OSError):  # what is buffered has nowhere to go
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
-    except (OSError, ValueError, MemoryError, RuntimeError) as error:
-        print(f"powerinfer: error: {' '.join(_sentence(error).split())}", file=sys.stderr)
-        return 1
+        if not isinstance(error, BrokenPipeError):
+            status, said = 1, f"{_ERROR}{_UNWRITABLE}{error.strerror}"
+    if said is not None:
+        print(" ".join(said.split()), file=sys.stderr)
+    return status

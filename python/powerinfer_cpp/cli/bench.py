@@ -3,7 +3,6 @@
 import argparse
 import json
 import statistics
-import sys
 import time
 from collections import defaultdict
 from datetime import datetime, timezone
@@ -200,11 +199,10 @@ def run(args: argparse.Namespace) -> None:
             tables.append(_op_table(test, row["ops"]))
         rows.append(row)
         if args.output == "md":
-            print(_row(row, test), flush=True)
+            print(_row(row, test))
         elif args.output == "jsonl":
-            print(json.dumps(row), flush=True)
+            print(json.dumps(row))
     if args.output == "json":
         print(json.dumps(rows, indent=2))
     elif args.output == "md" and tables:
         print("\n".join(tables))
-    sys.stdout.flush()

@@ -3,13 +3,12 @@
 import argparse
 import sys
 
-from .. import options
 from ..chat import FORMATS, Message
 from ..errors import ContextOverflowError
 from ..gguf import Gguf
 from ..llama import Llama
 from ..sampling import Sampling
-from .common import CACHE_TYPES, add_model_arguments, whole
+from .common import CACHE_TYPES, add_model_arguments, check_device, whole
 
 MOST_POSITIONS = 4096  # unless asked for more, as in ./main
 _FLAGS = {"temperature": "temp", "typical_p": "typical"}  # llama.cpp's, where not the fields' names
@@ -54,7 +53,7 @@ def _question() -> str | None:
 
 
 def run(args: argparse.Namespace) -> None:
-    options.check_device(args.device, args.vram_budget)
+    check_device(args)
     llm = Llama(
         args.model,
         n_ctx=_positions(args.model) if args.ctx_size is None else args.ctx_size,

@@ -49,7 +49,7 @@ def share(text: str) -> float:
 
 def layers(text: str) -> int:
     """Parser of -ngl: a number, `all` or `auto`."""
-    return -1 if text in ("all", "auto") else int(text)
+    return {"all": -1, "auto": 0}[text] if text in ("all", "auto") else int(text)
 
 
 layers.__name__ = "number"
@@ -105,10 +105,17 @@ def add_text_arguments(
     )
 
 
+def check_device(args: argparse.Namespace) -> None:
+    """Refuses a device that is not there, and says which options ask for one in vain."""
+    options.check_device(args.device, args.vram_budget)
+    options.note_without_gpu({"-ngl": args.gpu_layers, "--vram-budget": args.vram_budget})
+
+
 def open_model(args: argparse.Namespace, path: str | None = None) -> Model:
     """The model of the command line, or another with its options. Raises what Llama's constructor
     raises."""
-    options.check_device(args.device, args.vram_budget)
+    if path is None:
+        check_device(args)
     return Model(
         args.model if path is None else path,
         n_threads=args.threads or 0,

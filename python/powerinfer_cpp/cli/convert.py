@@ -24,7 +24,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="pre-tokeniser of a byte-level vocabulary, where its files do not tell: "
         + ", ".join(convert.PRE_NAMES),
     )
-    parser.add_argument("--dense", action="store_true", help="a GGUF that any engine opens")
+    parser.add_argument(
+        "--dense", action="store_true", help="plain matrices, which other engines read"
+    )
     parser.add_argument(
         "--bundle", action="store_true", help="neuron rows side by side, as they lie in memory"
     )

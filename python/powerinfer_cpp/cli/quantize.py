@@ -3,7 +3,9 @@
 import argparse
 
 from .. import quantize
-from ..convert import to_stderr
+from ..convert import source, to_stderr
+from ..gguf import Gguf
+from .common import size_text
 
 
 def _type(text: str) -> str:
@@ -39,4 +41,9 @@ def run(args: argparse.Namespace) -> None:
         allow_requantize=args.allow_requantize,
         log=to_stderr,
     )
+    with Gguf(args.output) as gguf:
+        n_bytes = sum(tensor.n_bytes for tensor in gguf.tensors)
+        n_weights = sum(tensor.n_elements for tensor in source.tensors(gguf))
+    bits = 8 * n_bytes / max(1, n_weights)
+    to_stderr(f"{size_text(n_bytes)} of weights, {bits:.2f} bits each")
     print(args.output)

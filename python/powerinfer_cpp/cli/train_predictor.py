@@ -5,7 +5,15 @@ import argparse
 from .. import options, predictor
 from ..convert import to_stderr
 from ..predictor import Report, train_predictors
-from .common import add_model_arguments, add_text_arguments, gibibytes, session_fields, share, whole
+from .common import (
+    add_model_arguments,
+    add_text_arguments,
+    check_device,
+    gibibytes,
+    session_fields,
+    share,
+    whole,
+)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -46,7 +54,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
-    options.check_device(args.device, args.vram_budget)
+    check_device(args)
     report = train_predictors(
         args.model,
         args.out,

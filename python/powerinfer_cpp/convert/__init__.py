@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from ..activations import NAMES as ACTIVATIONS
-from ..activations import default_activation
+from ..activations import default_activation, dense_note
 from ..errors import ModelFormatError
 from ..formats import Format, format_by_name
 from . import bundles
@@ -51,7 +51,8 @@ def convert(
     written from a GGUF or PWRI file; from a folder when it has use for it: with predictors, in the
     checkpoint or in `predictor` (PowerInfer's folder of model_N.pt), a FATReLU threshold,
     statistics in `profile` (PowerInfer's folder of activation_N.pt), or `bundle`, which lays a
-    neuron's rows side by side as they are in memory. dense: refuse that, for any GGUF engine.
+    neuron's rows side by side as they are in memory. dense: refuse that; other engines open such a
+    file, and compute the same where they know its activation, else `log` is told.
     outtype: format of the matrices; vectors are F32, predictors F16, or F32 with f32. Default: f16
     from a folder, from a GGUF what it has; a quantised ffn_down that has to be transposed becomes
     Q8_0 then, and `log` is told what was lost.
@@ -123,6 +124,9 @@ def convert(
             statistics, family.n_layer, family.n_expert, family.n_ff
         )
         stored, entries = stored + tensors, entries + keys
+    note = dense_note(family.architecture, family.activation)
+    if note and not (neuron_aware or vocab_only):
+        log(f"note: {note}")
     if bundle:
         stored, keys = bundles.bundled(stored, family.n_layer)
         entries += keys

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from ..activations import RELUS
+from ..activations import RELUS, dense_note
 from ..errors import ModelFormatError, UnsupportedModelError
 from ..formats import Format, decode, format_by_name
 from ..gguf import Gguf
@@ -91,6 +91,9 @@ def convert_gguf(
                 f"{path}: powerinfer.ffn.threshold is part of the activation, and a dense GGUF has "
                 "no place for it"
             )
+        note = dense_note(str(gguf.value("general.architecture")), activation or meant)
+        if note and dense:
+            log(f"note: {note}")
         loss = Loss()
         stored: list[Stored] = []
         if not vocab_only:

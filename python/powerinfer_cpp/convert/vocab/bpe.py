@@ -1,4 +1,4 @@
-"""Byte-level BPE vocabularies: tokenizer.json, or vocab.json and merges.txt."""
+"""BPE vocabularies, mostly byte-level: tokenizer.json, or vocab.json and merges.txt."""
 
 from pathlib import Path
 from typing import Any
@@ -7,6 +7,7 @@ from ...errors import ModelFormatError, UnsupportedModelError
 from ..checkpoint import read_json
 from .model import TokenType, Vocab
 from .pretokenizer import PRE_NAMES, find_pre, is_byte_level, prefixes_space
+from .spm_json import as_sentencepiece
 
 # Where there is no tokenizer.json: the rule of a tokenizer's class, or else of a family.
 _PRE_OF_CLASS = {"GPT2Tokenizer": "gpt-2", "Qwen2Tokenizer": "qwen2"}
@@ -46,25 +47,35 @@ def _from_json(path: Path, pre: str | None) -> Vocab:
     model = tokenizer.get("model")
     if not isinstance(model, dict):
         raise ModelFormatError(f"{path}: no model")
-    if model.get("type", "BPE") != "BPE" or not is_byte_level(tokenizer):
+    byte_level = is_byte_level(tokenizer)
+    if model.get("type", "BPE") != "BPE" or not (byte_level or model.get("byte_fallback")):
         raise UnsupportedModelError(
-            f"{path}: no byte-level BPE; a SentencePiece vocabulary needs its tokenizer.model"
+            f"{path}: no byte-level BPE, and none with byte_fallback; another SentencePiece "
+            "vocabulary needs its tokenizer.model"
         )
     merges = model.get("merges")
     if not isinstance(merges, list):
         raise ModelFormatError(f"{path}: no merges")
-    vocab = _vocab(path, model.get("vocab"), [_merge(path, merge) for merge in merges])
-    vocab.added = dict(_added(path, entry) for entry in tokenizer.get("added_tokens") or [])
-    vocab.pre = _named(
-        pre or find_pre(tokenizer), f"{path}: its pre-tokeniser has a rule that is not known"
+    vocab = _vocab(
+        path,
+        model.get("vocab"),
+        [_merge(path, merge) for merge in merges],
+        "gpt2" if byte_level else "llama",
     )
+    vocab.added = dict(_added(path, entry) for entry in tokenizer.get("added_tokens") or [])
+    if byte_level:
+        vocab.pre = _named(
+            pre or find_pre(tokenizer), f"{path}: its pre-tokeniser has a rule that is not known"
+        )
+        vocab.add_space_prefix = prefixes_space(tokenizer)
+        if tokenizer.get("normalizer"):
+            vocab.notes.append("tokenizer.json normalises characters; GGUF tokenizers do not")
+    else:
+        as_sentencepiece(path, tokenizer, vocab)
     first = _first_piece(tokenizer.get("post_processor"))
     texts = {text: token for token, (text, _) in vocab.added.items()}
     vocab.add_bos = first is not None
     vocab.bos = texts.get(first) if first else None
-    vocab.add_space_prefix = prefixes_space(tokenizer)
-    if tokenizer.get("normalizer"):
-        vocab.notes.append("tokenizer.json normalises characters; GGUF tokenizers do not")
     return vocab
 
 
@@ -76,7 +87,7 @@ def _named(pre: str | None, why: str) -> str:
     return pre
 
 
-def _vocab(path: Path, ids: Any, merges: list[str]) -> Vocab:
+def _vocab(path: Path, ids: Any, merges: list[str], kind: str = "gpt2") -> Vocab:
     """Tokens in the order of their ids; ids that none has become unused tokens."""
     if not isinstance(ids, dict) or not ids:
         raise ModelFormatError(f"{path}: no vocabulary")
@@ -87,7 +98,7 @@ def _vocab(path: Path, ids: Any, merges: list[str]) -> Vocab:
         if token in by_id:
             raise ModelFormatError(f"{path}: {text!r} and {by_id[token]!r} have one id, {token}")
         by_id[token] = text
-    vocab = Vocab("gpt2", [], [], merges=merges)
+    vocab = Vocab(kind, [], [], merges=merges)
     for token, text in sorted(by_id.items()):
         vocab.pad_to(token)
         vocab.append(text, TokenType.NORMAL)

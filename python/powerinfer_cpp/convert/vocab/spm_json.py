@@ -1,0 +1,127 @@
+"""SentencePiece vocabularies that are in tokenizer.json alone: BPE of characters, with byte tokens.
+
+There a merge is a pair of tokens with a rank, in a GGUF a token with a score: any two neighbours
+that form it are merged. The two give the same ids. Below a token's characters, merging goes the
+same way wherever these stand, as long as nothing crosses their borders. So a token is always made
+of the same two, those that its own text comes to last, and the rank of that merge is its score.
+"""
+
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from ...errors import ModelFormatError, UnsupportedModelError
+from .model import TokenType, Vocab
+
+SPACE = "\u2581"  # stands for a space
+_BYTES = [f"<0x{byte:02X}>" for byte in range(256)]
+# Model settings under which merges are more, or less, than the list says.
+_CHANGES = ("dropout", "continuing_subword_prefix", "end_of_word_suffix", "ignore_merges")
+
+
+def as_sentencepiece(path: Path, tokenizer: dict[str, Any], vocab: Vocab) -> None:
+    """Gives a vocabulary of kind "llama" the types and scores that its merges mean.
+
+    Raises UnsupportedModelError for what a GGUF cannot tell, ModelFormatError for broken files.
+    """
+    model = tokenizer["model"]
+    for name in _CHANGES:
+        if model.get(name):
+            raise UnsupportedModelError(f"{path}: a BPE model with {name}")
+    ids = {text: token for token, text in enumerate(vocab.texts)}
+    missing = next((text for text in _BYTES if text not in ids), None)
+    if missing is not None:
+        raise UnsupportedModelError(f"{path}: byte_fallback, but no token {missing}")
+    for text in _BYTES:
+        vocab.types[ids[text]] = TokenType.BYTE
+    unk = model.get("unk_token")
+    if isinstance(unk, str) and unk in ids:
+        vocab.unk = ids[unk]
+        vocab.types[vocab.unk] = TokenType.UNKNOWN
+    splits = _spaces(path, tokenizer, vocab)
+    _score(path, vocab, splits)
+
+
+def _spaces(path: Path, tokenizer: dict[str, Any], vocab: Vocab) -> bool:
+    """What happens to spaces, told by normalizer and pre_tokenizer; do merges end at each one."""
+    unknown = UnsupportedModelError(
+        f"{path}: its normalizer or pre_tokenizer has a step that SentencePiece does not have"
+    )
+    replaced = vocab.add_space_prefix = splits = False
+    for node in _nodes(tokenizer.get("normalizer"), "normalizers"):
+        pattern = node.get("pattern")
+        if node.get("type") == "Prepend" and node.get("prepend") == SPACE:
+            vocab.add_space_prefix = True
+        elif node.get("type") == "Replace" and (pattern, node.get("content")) == (
+            {"String": " "},
+            SPACE,
+        ):
+            replaced = True
+        elif node.get("type") in ("NFC", "NFD", "NFKC", "NFKD"):
+            vocab.notes.append("tokenizer.json normalises characters; GGUF tokenizers do not")
+        else:
+            raise unknown
+    for node in _nodes(tokenizer.get("pre_tokenizer"), "pretokenizers"):
+        if node.get("type") != "Metaspace" or node.get("replacement") != SPACE:
+            raise unknown
+        old = "always" if node.get("add_prefix_space", True) else "never"
+        if node.get("prepend_scheme", old) != "never":
+            vocab.add_space_prefix = True
+            vocab.notes.append(
+                "tokenizer.json adds no space to a text that begins with one; GGUF tokenizers do"
+            )
+        replaced, splits = True, bool(node.get("split", True))
+    if not replaced:
+        raise unknown
+    return splits
+
+
+def _nodes(node: Any, inner: str) -> list[dict[str, Any]]:
+    """A step, or the steps of a sequence."""
+    if not isinstance(node, dict):
+        return []
+    if node.get("type") != "Sequence":
+        return [node]
+    parts = node.get(inner)
+    return [n for part in parts for n in _nodes(part, inner)] if isinstance(parts, list) else []
+
+
+def _score(path: Path, vocab: Vocab, splits: bool) -> None:
+    """Scores: 0 for the token that is merged first, -1 for the next one, and so on."""
+    ranks: dict[tuple[str, str], int] = {}
+    known = set(vocab.texts)
+    for rank, merge in enumerate(vocab.merges):
+        left, right = merge.split(" ")
+        if not {left, right, left + right} <= known:
+            raise ModelFormatError(f"{path}: merge {merge!r} is not one of tokens to a token")
+        ranks.setdefault((left, right), rank)
+    order: dict[int, int] = {}
+    for token, text in enumerate(vocab.texts):
+        if vocab.types[token] != TokenType.NORMAL or token in vocab.added or len(text) < 2:
+            continue
+        parts, rank = _merged(text, ranks)
+        if len(parts) == 1:
+            order[token] = rank
+        # What the merges leave in two parts, neighbours that form a token would join.
+        if len(parts) == 2 or (len(parts) == 1 and splits and SPACE in text[1:]):
+            raise UnsupportedModelError(
+                f"{path}: its merges do not make the token {text!r}, a GGUF tokenizer would; "
+                "a SentencePiece vocabulary needs its tokenizer.model"
+            )
+    vocab.scores = [-float(len(order))] * len(vocab.texts)
+    for score, token in enumerate(sorted(order, key=order.__getitem__)):
+        vocab.scores[token] = -float(score)
+
+
+def _merged(text: str, ranks: dict[tuple[str, str], int]) -> tuple[list[str], int]:
+    """What a text is merged to, and the rank of the last merge."""
+    parts, last, none = list(text), -1, len(ranks) + 1
+    while len(parts) > 1:
+        found = [ranks.get(pair, none) for pair in pairwise(parts)]
+        rank = min(found)
+        if rank == none:
+            break
+        at = found.index(rank)
+        parts[at : at + 2] = [parts[at] + parts[at + 1]]
+        last = rank
+    return parts, last
