@@ -15,6 +15,10 @@
  *
  * Threads: a model may be shared by any number of threads. A session or sampler serves one call at
  * a time; different sessions are independent.
+ *
+ * Processes: a child of fork() may go on with models, sessions and samplers, and free them; it
+ * starts threads of its own where a session needs some, in its next pi_eval_batch. That holds where
+ * no call was under way in another thread at the fork.
  */
 #ifndef POWERINFER_H
 #define POWERINFER_H
