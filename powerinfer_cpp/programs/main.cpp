@@ -197,6 +197,7 @@ void occupy_standard_streams() {
 int main(int argc, char** argv) {
     occupy_standard_streams();
     catch_interrupts();
+    catch_lost_pages();
     try {
         Options options = parse_options(argc, argv);
         return run(options);
