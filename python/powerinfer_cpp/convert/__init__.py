@@ -19,7 +19,7 @@ from .stored import encoded, fitting
 from .tensors import Output
 from .vocab import PRE_NAMES, Vocab, read_vocab
 from .weight import Weight
-from .writer import FILE_TYPES, Entry, float32, string, uint32, write_gguf
+from .writer import FILE_TYPES, Entry, float32, refuse_inputs, string, uint32, write_gguf
 
 OUTPUT_TYPES = ("f32", "f16", "bf16", "q8_0", "q4_0")
 
@@ -74,9 +74,11 @@ def convert(
         raise ValueError("a dense or vocabulary-only file has no place for statistics")
     statistics = None if profile is None else Path(profile)
     model = Path(model)
+    inputs = [path for path in (model, predictor, profile) if path is not None]
     if _is_gguf(model):
         kind = "vocab" if vocab_only else "dense" if dense else "neurons"
         target = Path(outfile) if outfile else model.with_name(f"{model.stem}-{kind}.gguf")
+        refuse_inputs(target, inputs)
         options = {"outtype": outtype, "activation": activation, "dense": dense, "pre": pre}
         folder = None if predictor is None else Path(predictor)
         convert_gguf(
@@ -99,6 +101,7 @@ def convert(
         log(f"note: {note}")
     kind = "vocab" if vocab_only else outtype
     target = Path(outfile) if outfile else folder.parent / f"{folder.name}-{kind}.gguf"
+    refuse_inputs(target, inputs)
     if dense and family.threshold:
         raise family.refuse("a FATReLU threshold in a dense GGUF")
     neuron_aware = any(given is not None for given in (predictor, profile)) or bundle
@@ -126,7 +129,7 @@ def convert(
     if bundle:
         stored, keys = bundles.bundled(stored, family.n_layer)
         entries += keys
-    write_gguf(target, family.architecture, entries, stored)
+    write_gguf(target, family.architecture, entries, stored, inputs)
     return target
 
 

@@ -109,7 +109,8 @@ def convert_gguf(
         if bundle:
             stored, keys = bundles.bundled(stored, source.size(gguf, "block_count"))
             entries += keys
-        write_gguf(target, str(gguf.value("general.architecture")), entries, stored)
+        architecture = str(gguf.value("general.architecture"))
+        write_gguf(target, architecture, entries, stored, gguf.files)
     if loss.error:
         log(f"turning ffn_down: RMS error {loss.relative:.2%} of the weights' own RMS")
         if activation not in (None, meant):
