@@ -15,6 +15,8 @@ from collections.abc import Sequence
 from types import ModuleType
 from typing import NoReturn
 
+from ..printable import printable
+
 COMMANDS = {
     "convert": "make a GGUF of a Hugging Face folder or another GGUF",
     "quantize": "rewrite a GGUF in another format",
@@ -35,7 +37,7 @@ class _Parser(argparse.ArgumentParser):
     """argparse with errors in one line, after the spelling of `./main`."""
 
     def error(self, message: str) -> NoReturn:
-        self.exit(2, f"powerinfer: error: {message} ({self.prog} --help shows how)\n")
+        _fail(f"{message} ({self.prog} --help shows how)", 2)
 
 
 def add_arguments(command: str, parser: argparse.ArgumentParser) -> ModuleType:
@@ -67,8 +69,13 @@ def _command(arguments: Sequence[str]) -> str | None:
 
 
 def _fail(message: str, status: int) -> NoReturn:
-    print(f"powerinfer: error: {' '.join(message.split())}", file=sys.stderr)
+    _complain(message)
     raise SystemExit(status)
+
+
+def _complain(message: str) -> None:
+    """One line, and nothing in it that steers the terminal: names from files end up here."""
+    print(f"powerinfer: error: {printable(' '.join(message.split()))}", file=sys.stderr)
 
 
 def _sentence(error: BaseException) -> str:
@@ -114,5 +121,5 @@ def main(arguments: Sequence[str] | None = None) -> int:
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except (OSError, ValueError, MemoryError, RuntimeError) as error:
-        print(f"powerinfer: error: {' '.join(_sentence(error).split())}", file=sys.stderr)
+        _complain(_sentence(error))
         return 1

@@ -8,6 +8,7 @@ from ..activations import NAMES as ACTIVATIONS
 from ..activations import default_activation
 from ..errors import ModelFormatError
 from ..formats import Format, format_by_name
+from ..printable import printable
 from . import bundles
 from .checkpoint import open_checkpoint
 from .config import Config
@@ -28,7 +29,7 @@ __all__ = ["ACTIVATIONS", "OUTPUT_TYPES", "PRE_NAMES", "convert", "to_stderr"]
 
 def to_stderr(line: str) -> None:
     """Where notes go by default."""
-    print(line, file=sys.stderr, flush=True)
+    print(printable(line), file=sys.stderr, flush=True)
 
 
 def convert(
@@ -75,6 +76,9 @@ def convert(
     statistics = None if profile is None else Path(profile)
     model = Path(model)
     inputs = [path for path in (model, predictor, profile) if path is not None]
+    for given in inputs:
+        if Path(given).is_dir():
+            _refuse_devices(Path(given))
     if _is_gguf(model):
         kind = "vocab" if vocab_only else "dense" if dense else "neurons"
         target = Path(outfile) if outfile else model.with_name(f"{model.stem}-{kind}.gguf")
@@ -146,6 +150,13 @@ def _model_folder(path: Path) -> Path:
     if not path.is_dir():
         raise FileNotFoundError(f"{path}: no such file or folder")
     return path.resolve()
+
+
+def _refuse_devices(folder: Path) -> None:
+    """Raises ModelFormatError for a pipe or a device, which would be read without an end."""
+    for path in sorted(folder.iterdir()):
+        if path.exists() and not (path.is_file() or path.is_dir()):
+            raise ModelFormatError(f"{path}: is not a regular file")
 
 
 def _outputs(

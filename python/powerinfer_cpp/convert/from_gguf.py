@@ -98,7 +98,9 @@ def convert_gguf(
         entries = list(_entries(gguf, dense or vocab_only, predictor, activation or meant, pre))
         if outtype is None:
             kept = gguf.value("general.file_type")
-            if isinstance(kept, int):
+            if isinstance(kept, int) and not isinstance(kept, bool):
+                if not 0 <= kept < 1 << 32:
+                    raise ModelFormatError(f"{path}: key general.file_type is {kept}, no format")
                 entries.append(uint32("general.file_type", kept))
         else:
             entries.append(uint32("general.file_type", FILE_TYPES[outtype.upper()]))
