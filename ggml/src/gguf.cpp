@@ -22,6 +22,7 @@ constexpr uint64_t kMaxStrings = 1
 constexpr uint64_t kMaxKey = 65535;      // the format's own limit
 constexpr uint64_t kMaxName = 127;       // twice what other readers take
 constexpr int kMaxDims = 4;
+constexpr uint64_t kMaxHeader = 1 << 28;  // bytes; public models have up to some 20 MB
 constexpr uint64_t kMinAlignment = 8, kMaxAlignment = 65536;
 
 // The smallest entries that the format can express bound the counts: key, type and one byte;
@@ -159,8 +160,15 @@ std::string_view Value::string(uint64_t i) const {
 
 class GgufReader {
  public:
-    GgufReader(const uint8_t* data, uint64_t size, const std::string& path)
-        : data_(data), size_(size) {
+    // The header goes on beyond the bytes that are there, at least up to `end`.
+    struct More {
+        uint64_t end;
+    };
+
+    // Of a file of `size` bytes, `there` of them at data. parse() throws More where it needs
+    // others.
+    GgufReader(const uint8_t* data, uint64_t there, uint64_t size, const std::string& path)
+        : data_(data), there_(there), size_(size) {
         gguf_.path_ = path;
     }
 
@@ -173,10 +181,18 @@ class GgufReader {
         return std::move(gguf_);
     }
 
+    // Where the header ends, after parse().
+    uint64_t end() const { return pos_; }
+
  private:
     // Everything that is read passes through here: n bytes, or an error.
     const uint8_t* take(uint64_t n) {
         if (n > left()) fail("the file ends too early (size " + std::to_string(size_) + ")");
+        if (n > there_ - pos_) {
+            if (n > kMaxHeader - std::min(pos_, kMaxHeader))
+                fail(format("the header goes on beyond %llu MiB", ull(kMaxHeader >> 20)));
+            throw More{pos_ + n};
+        }
         const uint8_t* p = data_ + pos_;
         pos_ += n;
         return p;
@@ -389,14 +405,37 @@ class GgufReader {
     }
 
     const uint8_t* data_;
-    uint64_t size_, pos_ = 0;
+    uint64_t there_, size_, pos_ = 0;
     uint64_t n_values_ = 0, n_tensors_ = 0, n_strings_ = 0, alignment_ = 32;
     std::string where_;  // what is being read, for messages
     Gguf gguf_;
 };
 
 Gguf Gguf::parse(const uint8_t* data, uint64_t size, const std::string& path) {
-    return GgufReader(data, size, path).parse();
+    return GgufReader(data, size, size, path).parse();
+}
+
+Gguf Gguf::read(const File& file) {
+    auto bytes = std::make_shared<std::vector<uint8_t>>();
+    // Twice as much each time: all tries together read and parse about twice what one would.
+    for (uint64_t end = 1 << 16;;) {
+        const size_t there = bytes->size();
+        bytes->resize(size_t(std::min(end, file.size())));
+        if (bytes->size() > there) file.read(there, bytes->data() + there, bytes->size() - there);
+        try {
+            GgufReader reader(bytes->data(), bytes->size(), file.size(), file.path());
+            Gguf gguf = reader.parse();
+            if (reader.end() == bytes->size()) {
+                gguf.bytes_ = std::move(bytes);
+                return gguf;
+            }
+            end = reader.end();  // what lies behind it is not kept
+            bytes = std::make_shared<std::vector<uint8_t>>(bytes->begin(),
+                                                           bytes->begin() + ptrdiff_t(end));
+        } catch (const GgufReader::More& more) {
+            end = std::max(more.end, 2 * end);
+        }
+    }
 }
 
 // ---- look-ups --------------------------------------------------------------------------------

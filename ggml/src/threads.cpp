@@ -1,5 +1,6 @@
 #include "ggml/threads.h"
 
+#include <pthread.h>
 #include <sched.h>
 #include <unistd.h>
 
@@ -8,11 +9,13 @@
 #include <cmath>
 #include <condition_variable>
 #include <cstdio>
+#include <exception>
 #include <fstream>
 #include <mutex>
 #include <string>
 #include <system_error>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "ggml/status.h"
@@ -36,6 +39,17 @@ inline void pause_cpu() {
 // About 100 us. A token's next region follows within a few microseconds, so workers that spin this
 // long never sleep inside a token, and a server that waits for a request does not burn a core.
 constexpr int kSpins = 4000;
+
+// How many forks lie between this process and the first one. Counted rather than told from the pid:
+// that is a system call, and a child in a new namespace may have its parent's.
+std::atomic<unsigned> forks{0};
+
+unsigned generation() {
+    static const int registered =
+        pthread_atfork(nullptr, nullptr, [] { forks.fetch_add(1, std::memory_order_relaxed); });
+    (void)registered;
+    return forks.load(std::memory_order_relaxed);
+}
 
 int affinity_cores() {
     cpu_set_t set;
@@ -84,6 +98,9 @@ int default_threads() {
 // pieces it closes the region and waits for those inside. A worker that the system has not let run
 // yet finds it closed: nobody waits for it, so a busy machine slows a token down by what the worker
 // would have done, not by the worker's turn in the queue.
+//
+// A child of fork() has a copy of all this without the workers, and with the mutex as one of them
+// may have held it. It touches nothing of that: see abandon().
 struct Threads::Pool {
     // Region number << 17 | closed << 16 | workers inside. In one word, so that nobody enters a
     // closed region and nobody reads the fields below while the caller changes them.
@@ -106,12 +123,30 @@ struct Threads::Pool {
     void* arg = nullptr;
     int64_t n = 0, grain = 1;
 
+    // What fn threw first in this region, for the caller.
+    std::atomic<bool> failed{false};
+    std::exception_ptr error;
+
+    const unsigned made_in = generation();
+    Pool* abandoned_before = nullptr;
+
     void take(int thread) {
-        for (;;) {
-            const int64_t begin = next.fetch_add(grain, std::memory_order_relaxed);
-            if (begin >= n) return;
-            fn(arg, begin, std::min(begin + grain, n), thread);
+        try {
+            for (;;) {
+                const int64_t begin = next.fetch_add(grain, std::memory_order_relaxed);
+                if (begin >= n) return;
+                fn(arg, begin, std::min(begin + grain, n), thread);
+            }
+        } catch (...) {
+            if (!failed.exchange(true)) error = std::current_exception();
+            next.store(n, std::memory_order_relaxed);  // nobody needs the other pieces
         }
+    }
+
+    void rethrow() {
+        if (!failed.load(std::memory_order_relaxed)) return;
+        failed = false;
+        std::rethrow_exception(std::exchange(error, nullptr));
     }
 
     // Waits for a region after number `seen` and returns the state it was found in.
@@ -182,28 +217,51 @@ struct Threads::Pool {
         open();
         for (std::thread& t : workers) t.join();
     }
+
+    static std::unique_ptr<Pool> start(int n) {
+        auto pool = std::make_unique<Pool>();
+        // With more threads than cores a spinning thread holds back the one that it waits for.
+        if (n > affinity_cores()) pool->spins = 0;
+        pool->active = n;
+        try {
+            for (int i = 1; i < n; i++) {
+                pool->workers.emplace_back([p = pool.get(), i] { p->work(i); });
+            }
+        } catch (const std::system_error&) {
+            const size_t started = pool->workers.size();
+            pool->join();
+            throw Error(Code::memory,
+                        format("the system refused thread %zu of %d", started + 2, n));
+        }
+        return pool;
+    }
+
+    bool without_workers() const { return made_in != generation() && !workers.empty(); }
+
+    // Keeps a pool whose workers are not of this process: to end it, even to free it, is to wait
+    // for them. Linked, so that tools that look for lost memory find it.
+    static void abandon(std::unique_ptr<Pool> pool) {
+        static std::atomic<Pool*> abandoned{nullptr};
+        Pool* p = pool.release();
+        p->abandoned_before = abandoned.load();
+        while (!abandoned.compare_exchange_weak(p->abandoned_before, p)) {
+        }
+    }
 };
 
-Threads::Threads(int n) : pool_(new Pool) {
+Threads::Threads(int n) {
     if (n < 1 || n > 512) {
         throw Error(Code::argument, format("threads must be between 1 and 512, not %d", n));
     }
-    // With more threads than cores a spinning thread holds back the one that it waits for.
-    if (n > affinity_cores()) pool_->spins = 0;
-    pool_->active = n;
-    try {
-        for (int i = 1; i < n; i++) {
-            pool_->workers.emplace_back([pool = pool_.get(), i] { pool->work(i); });
-        }
-    } catch (const std::system_error&) {
-        const size_t started = pool_->workers.size();
-        pool_->join();
-        throw Error(Code::memory, format("the system refused thread %zu of %d", started + 2, n));
-    }
+    pool_ = Pool::start(n);
 }
 
 Threads::~Threads() {
-    pool_->join();
+    if (pool_->without_workers()) {
+        Pool::abandon(std::move(pool_));
+    } else {
+        pool_->join();
+    }
 }
 
 int Threads::size() const {
@@ -215,6 +273,9 @@ int Threads::active() const {
 }
 
 void Threads::limit(int n) {
+    if (pool_->without_workers()) {
+        Pool::abandon(std::exchange(pool_, Pool::start(size())));
+    }
     n = std::max(1, std::min(n, size()));
     if (n != pool_->active) pool_->set_active(n);
 }
@@ -235,6 +296,7 @@ void Threads::run_raw(int64_t n, int64_t grain, Raw fn, void* arg) {
     p.open();
     p.take(0);
     p.close();
+    p.rethrow();
 }
 
 }  // namespace ggml

@@ -15,6 +15,15 @@
  *
  * Threads: a model may be shared by any number of threads. A session or sampler serves one call at
  * a time; different sessions are independent.
+ *
+ * Processes: a child of fork() may go on with models, sessions and samplers, and free them; it
+ * starts threads of its own where a session needs some, in its next pi_eval_batch. That holds where
+ * no call was under way in another thread at the fork.
+ *
+ * Files: headers are read, weights are mapped unless use_mmap is false. A mapped file that becomes
+ * shorter takes the process with it when a page that is gone is touched (SIGBUS), as does a disk
+ * that fails: replace the file of an open model by renaming another over it, or read it with
+ * use_mmap false, after which nothing depends on the file.
  */
 #ifndef POWERINFER_H
 #define POWERINFER_H
@@ -161,7 +170,7 @@ typedef void (*pi_log_callback)(int32_t level, const char* message, void* data);
 typedef struct pi_model_params {
     size_t struct_size;  /* sizeof(pi_model_params) */
     bool vocab_only;     /* tokenizer and header, no weights */
-    bool use_mmap;       /* false: read weights into memory */
+    bool use_mmap;       /* false: read weights into memory (see Files, above) */
     bool use_mlock;      /* keep weights in RAM */
     bool check_tensors;  /* refuse weights that are NaN or infinite */
     bool use_gpu_index;  /* read PATH.generated.gpuidx, PowerInfer's placement, if there */

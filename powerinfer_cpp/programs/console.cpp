@@ -23,6 +23,15 @@ extern "C" void on_interrupt(int) {
     interrupted = 1;
 }
 
+extern "C" void on_lost_page(int) {
+    static const char text[] =
+        "main: error: a page of a mapped file is gone: the model's file became shorter, or its "
+        "disk failed; --no-mmap reads a model into memory\n";
+    if (progress_shown && write(STDERR_FILENO, "\n", 1) < 0) _exit(exit_failure);
+    if (write(STDERR_FILENO, text, sizeof text - 1) < 0) _exit(exit_failure);
+    _exit(exit_failure);
+}
+
 }  // namespace
 
 volatile sig_atomic_t interrupted = 0;
@@ -35,6 +44,12 @@ void catch_interrupts() {
     // No SA_RESTART: a write that blocks must end. The second Ctrl-C kills, whatever happens.
     action.sa_flags = SA_RESETHAND;
     sigaction(SIGINT, &action, nullptr);
+}
+
+void catch_lost_pages() {
+    struct sigaction action = {};
+    action.sa_handler = on_lost_page;
+    sigaction(SIGBUS, &action, nullptr);
 }
 
 bool should_stop(void*) {

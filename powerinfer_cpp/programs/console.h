@@ -20,6 +20,8 @@ struct ReaderGone {};   // whoever read stdout has enough, as in `main | head`
 extern volatile sig_atomic_t interrupted;
 // Also makes the next Ctrl-C an interruption again: the one after that kills.
 void catch_interrupts();
+// A mapped file that shrinks ends the process; this way with a sentence.
+void catch_lost_pages();
 bool should_stop(void*);  // for pi_session_params
 
 // Names from a model file end up in messages; they must not steer the terminal or break the line.

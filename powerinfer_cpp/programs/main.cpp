@@ -125,11 +125,23 @@ void print_devices() {
     put(text);
 }
 
+// The figures must not take the place of what was read, also where a link leads to it.
+void require_other_file(const std::string& figures, const std::string& read) {
+    std::error_code error;
+    if (!figures.empty() && std::filesystem::equivalent(figures, read, error))
+        throw Failure(figures + ": --json-stats would overwrite what is read");
+}
+
 // Continues the prompt, or holds a conversation. 0 or an exit status.
 int generate(Options& options) {
+    require_other_file(options.json_stats, options.model);
+    require_other_file(options.json_stats, options.prompt_file);
     std::optional<ChatFormat> chat;  // first: a model without one need not be loaded
     if (options.conversation) chat = read_chat_format(options.model);
     Generation generation(options);
+    const pi_gguf* parts = pi_model_gguf(generation.model());
+    for (int32_t i = 0; i < pi_gguf_n_files(parts); i++)
+        require_other_file(options.json_stats, pi_gguf_file(parts, i));
     int status = 0;
     try {
         if (chat) {
@@ -207,6 +219,7 @@ void occupy_standard_streams() {
 int main(int argc, char** argv) {
     occupy_standard_streams();
     catch_interrupts();
+    catch_lost_pages();
     try {
         Options options = parse_options(argc, argv);
         return run(options);

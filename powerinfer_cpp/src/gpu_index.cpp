@@ -1,7 +1,5 @@
 #include "gpu_index.h"
 
-#include <cstring>
-
 #include "families/family.h"
 #include "ggml/file_io.h"
 #include "ggml/gguf.h"
@@ -17,10 +15,7 @@ namespace {
 
 class Reader {
  public:
-    explicit Reader(const std::string& path)
-        : file_(path),
-          mapping_(file_),
-          gguf_(ggml::Gguf::parse(mapping_.data(), mapping_.size(), path)) {}
+    explicit Reader(const std::string& path) : file_(path), gguf_(ggml::Gguf::read(file_)) {}
 
     const ggml::Gguf& gguf() const { return gguf_; }
 
@@ -32,38 +27,37 @@ class Reader {
         refuse("tensor \"" + t.name + "\" " + what);
     }
 
-    const ggml::TensorInfo& integers(const std::string& name) const {
+    const ggml::TensorInfo& list(const std::string& name) const {
         const ggml::TensorInfo* t = gguf_.find_tensor(name);
         if (!t) refuse("tensor \"" + name + "\" is missing");
         if (t->type != ggml::DType::I32 || t->n_dims != 1) refuse(*t, "is no list of I32");
         return *t;
     }
 
-    int32_t at(const ggml::TensorInfo& t, int64_t i) const {
-        int32_t value;
-        std::memcpy(&value, mapping_.data() + t.offset + uint64_t(i) * sizeof(value),
-                    sizeof(value));
-        return value;
+    std::vector<int32_t> values(const ggml::TensorInfo& t) const {
+        std::vector<int32_t> values(size_t(t.ne[0]));
+        file_.read(t.offset, values.data(), size_t(t.bytes));
+        return values;
     }
 
  private:
     ggml::File file_;
-    ggml::Mapping mapping_;
     ggml::Gguf gguf_;
 };
 
 // gpu_idx says 1 or 0 for every neuron, gpu_bucket lists those with 1 in ascending order.
 // PowerInfer looks at the list only where a layer is split, so neither is it held to more here.
 std::vector<int32_t> read_layer(const Reader& r, int64_t layer, int64_t n_ff) {
-    const ggml::TensorInfo& index = r.integers(blk(layer, "gpu_idx"));
-    const ggml::TensorInfo& bucket = r.integers(blk(layer, "gpu_bucket"));
+    const ggml::TensorInfo& index = r.list(blk(layer, "gpu_idx"));
+    const ggml::TensorInfo& bucket = r.list(blk(layer, "gpu_bucket"));
     if (index.ne[0] != n_ff) {
         r.refuse(index, format("is for %lld neurons, and the model's layers have %lld",
                                (long long)index.ne[0], (long long)n_ff));
     }
     std::vector<int32_t> ids;
+    const std::vector<int32_t> marks = r.values(index);
     for (int64_t i = 0; i < n_ff; i++) {
-        const int32_t value = r.at(index, i);
+        const int32_t value = marks[size_t(i)];
         if (value != 0 && value != 1) r.refuse(index, format("holds %d, not 0 or 1", value));
         if (value) ids.push_back(int32_t(i));
     }
@@ -74,14 +68,13 @@ std::vector<int32_t> read_layer(const Reader& r, int64_t layer, int64_t n_ff) {
                                 (long long)bucket.ne[0], (long long)n_gpu));
     }
     int64_t previous = -1;
-    for (int64_t i = 0; i < n_gpu; i++) {
-        const int64_t id = r.at(bucket, i);
+    for (const int64_t id : r.values(bucket)) {
         if (id <= previous || id >= n_ff) {
             r.refuse(bucket, format("does not list neurons 0 to %lld in ascending order: %lld "
                                     "follows %lld",
                                     (long long)(n_ff - 1), (long long)id, (long long)previous));
         }
-        if (!r.at(index, id)) {
+        if (!marks[size_t(id)]) {
             r.refuse(bucket,
                      format("lists neuron %lld, which gpu_idx does not mark", (long long)id));
         }

@@ -85,6 +85,7 @@ std::shared_ptr<const Model> Model::load(const std::string& path, const pi_model
     if (model->placement) log_placement(*model->placement, params);
     if (model->placement && !model->placement->stale.empty()) model->placement.reset();
     log_unused(*model, params);
+    if (params.use_mmap) model->file.map();
     load_weights(*model, params);
     return model;
 }

@@ -5,7 +5,7 @@
 
 namespace powerinfer {
 
-// model_file.cpp has ModelFile::open, families/ config and weights.
+// model_file.cpp has ModelFile, families/ config and weights.
 
 // A layer beyond the number of layers: the number is wrong, and the model would run without its
 // end (resolve.cpp). Throws Error(format).

@@ -110,16 +110,15 @@ class Loader {
         for (int64_t r0 = 0; r0 < w.rows; r0 += slab) {
             const int64_t n = std::min(slab, w.rows - r0);
             with_file_bytes(w, r0 * row, n * row, [&](const uint8_t* from) {
+                // The stored rows are the same numbers.
+                if (params_.check_tensors)
+                    check_finite(w.name, {type, ggml::Layout::rows, n, w.cols, from}, r0);
                 context_.threads.run(n, 8, [&](int64_t begin, int64_t end, int) {
                     layout.put(neurons.part, from + begin * row, end - begin,
                                bundles + (r0 + begin) * layout.stride());
                 });
             });
         }
-        if (!params_.check_tensors) return;
-        // The stored rows are the same numbers, and they lie in the file.
-        const uint8_t* stored = model_.file.mappings[w.tensor->file]->data() + w.file_offset();
-        check_finite(w.name, {type, ggml::Layout::rows, w.rows, w.cols, stored});
     }
 
     // Calls use(bytes) with a range of a weight as the file has it, mapped or read.
@@ -148,12 +147,13 @@ class Loader {
             for (int64_t r = 0; r < w.rows; r += slab) {
                 m.rows = std::min(slab, w.rows - r);
                 layout.take(i, data + r * layout.stride(), m.rows, stored.data());
-                check_finite(w.name, m);
+                check_finite(w.name, m, r);
             }
         }
     }
 
-    void check_finite(const std::string& name, const ggml::Matrix& m) {
+    // Rows `first` and on of a tensor.
+    void check_finite(const std::string& name, const ggml::Matrix& m, int64_t first = 0) {
         std::atomic<int64_t> bad{-1};
         context_.threads.run(m.rows, 16, [&](int64_t begin, int64_t end, int) {
             std::vector<float> row(size_t(m.cols));
@@ -164,10 +164,10 @@ class Loader {
             }
         });
         if (bad >= 0) {
-            throw Error(
-                Code::format,
-                format("%s: tensor \"%s\" holds a value that is not finite in row %lld",
-                       model_.file.gguf.path().c_str(), name.c_str(), (long long)bad.load()));
+            throw Error(Code::format,
+                        format("%s: tensor \"%s\" holds a value that is not finite in row %lld",
+                               model_.file.gguf.path().c_str(), name.c_str(),
+                               (long long)(first + bad.load())));
         }
     }
 

@@ -110,10 +110,13 @@ struct Layer {
 // The file or files of a model: header parsed and checked, weights not read yet.
 struct ModelFile {
     std::vector<std::unique_ptr<ggml::File>> files;
-    std::vector<std::unique_ptr<ggml::Mapping>> mappings;
+    std::vector<std::unique_ptr<ggml::Mapping>> mappings;  // of all files, or none
     ggml::Gguf gguf;  // of the first file, with the tensors of all
 
     static ModelFile open(const std::string& path);
+    void map();
+    // The first n bytes of a tensor's data.
+    std::vector<uint8_t> read(const ggml::TensorInfo& t, uint64_t n) const;
 };
 
 struct Model {

@@ -28,10 +28,6 @@ std::string key(const char* name) {
     throw Error(Code::format, path + ": " + what);
 }
 
-const uint8_t* data_of(const ModelFile& file, const ggml::TensorInfo& t) {
-    return file.mappings[size_t(t.file)]->data() + t.offset;
-}
-
 // "blk.N.ffn_rate" or "blk.N.ffn_rate_exps".
 std::string of_neurons(const char* what, int64_t layer, bool experts) {
     return blk(layer, what) + (experts ? "_exps" : "");
@@ -87,7 +83,8 @@ Placement read_tiers(const Model& model, const ModelFile& holder) {
     const int64_t n_blocks = std::max<int64_t>(1, c.n_expert);
     for (int64_t i = 0; i < c.n_layer; i++) {
         const ggml::TensorInfo& t = numbers(gguf, c, tier_tensor(i, c.n_expert), DType::I8);
-        const uint8_t* stored = data_of(holder, t);
+        const std::vector<uint8_t> tiers = holder.read(t, t.bytes);
+        const uint8_t* stored = tiers.data();
         std::vector<NeuronHomes> blocks;
         for (int64_t b = 0; b < n_blocks; b++) {
             NeuronHomes homes;
@@ -198,7 +195,8 @@ std::string model_hash(const ModelFile& file) {
     for (const ggml::TensorInfo& t : file.gguf.tensors()) {
         if (of_tables(t.name)) continue;
         hash.add(python_name(t.name) + " " + python_shape(t) + format(" %u\n", unsigned(t.type)));
-        hash.add(data_of(file, t), size_t(std::min(t.bytes, kFirst)));
+        const std::vector<uint8_t> first = file.read(t, std::min(t.bytes, kFirst));
+        hash.add(first.data(), first.size());
     }
     return hash.hex();
 }
@@ -211,7 +209,8 @@ std::string statistics_hash(const Model& model) {
         const std::string name = of_neurons("ffn_rate", i, c.n_expert);
         const ggml::TensorInfo& t = numbers(gguf, c, name, DType::F32);
         hash.add(std::to_string(i) + " " + python_shape(t));
-        hash.add(data_of(model.file, t), size_t(t.bytes));
+        const std::vector<uint8_t> rates = model.file.read(t, t.bytes);
+        hash.add(rates.data(), rates.size());
     }
     return hash.hex();
 }

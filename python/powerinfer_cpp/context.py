@@ -39,6 +39,7 @@ class Context:
         self._last_row: int | np.ndarray | None = None
         self._scores: np.ndarray | None = None
         self._filled = np.zeros(self.n_ctx, dtype=bool)  # rows of scores that have memory
+        self._kept = np.zeros(self.n_ctx, dtype=bool)  # and those that hold a token's logits
         self._reserved: list[Any] = []  # what they took of the model's budget
         self._model = model
         self._record = fields.get("record", lib.PI_RECORD_OFF)
@@ -172,10 +173,12 @@ class Context:
             self._session.truncate(0)
             raise
         self.input_ids[:n], self._generated[:n], self.n_tokens = ids, flags, n
+        self._kept[:] = False
         if len(scores):
             self._last_row = np.ascontiguousarray(scores[-1], dtype=np.float32).copy()
             if self._logits_all or self._scores is not None:
                 self._fill_scores(np.arange(n - len(scores), n))[n - len(scores) : n] = scores
+                self._kept[n - len(scores) : n] = True
 
     def truncate(self, n: int) -> None:
         """Forgets every position from n on."""
@@ -199,7 +202,17 @@ class Context:
             if self._last_row is not None:
                 last = self.n_tokens - 1
                 self._fill_scores(np.array([last]))[last] = self.logits()
+                self._kept[last] = True
         return self._scores
+
+    def score(self, i: int) -> np.ndarray:
+        """A copy of the logits after token i. Raises ValueError where they were not kept."""
+        scores = self.need_scores()
+        if not 0 <= i < self.n_tokens:
+            raise ValueError(f"there is no token {i}: {self.n_tokens} are computed")
+        if not self._kept[i]:
+            raise ValueError(f"logits after token {i} were not kept: open with logits_all=True")
+        return scores[i].copy()
 
     def _fill_scores(self, rows: np.ndarray) -> np.ndarray:
         """The scores, of which these rows may be written: their memory is in the budget.
@@ -274,6 +287,7 @@ class Context:
             self._fired.append(self._session.activations())
         if self._record >= lib.PI_RECORD_INPUTS:
             self._inputs.append(self._session.ffn_inputs())
+        self._kept[start : start + n] = False
         self.input_ids[start : start + n] = chunk
         self._generated[start : start + n] = False if generated is None else generated
         self.n_tokens += n
@@ -283,6 +297,7 @@ class Context:
         if scores is not None:
             for row in kept:
                 scores[start + row] = self._session.logits(int(row))
+                self._kept[start + row] = True
 
 
 def _joined(parts: list[np.ndarray], option: str) -> np.ndarray:

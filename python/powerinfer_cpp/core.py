@@ -346,7 +346,7 @@ class LlamaCore:
     ) -> int:
         """A token for the logits after the last token, or after token `idx` (a row of scores).
 
-        Raises ValueError when nothing has been computed.
+        Raises ValueError when nothing has been computed, or that row was not kept.
         """
         params = Sampling.of(locals())
         with self._lock:
@@ -355,7 +355,7 @@ class LlamaCore:
                 self._sampler = params, self._new_sampler(params, 0)
             sampler = self._sampler[1]
             n = context.n_tokens if idx is None else idx + 1
-            row = None if idx is None else context.need_scores()[idx].copy()
+            row = None if idx is None else context.score(idx)
             sampler.reset()
             # Anew for each token: so _rng alone is the state that save_state has to keep.
             sampler.seed(self._rng.getrandbits(64))

@@ -42,6 +42,13 @@ _CLASSES = {
 }
 
 
+def encoded(path: str) -> bytes:
+    """A path as the C API takes it. Raises ValueError for a NUL, where it would end."""
+    if "\0" in path:
+        raise ValueError(f"{path!r}: a path cannot hold a NUL")
+    return path.encode("utf-8", "surrogateescape")
+
+
 def _why_unreadable(path: str) -> int:
     """errno of what is wrong with a file that could not be read."""
     try:

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from ._native import ffi, lib
-from .errors import check
+from .errors import check, encoded
 from .structs import sized
 
 Value = bool | int | float | str | list[Any]
@@ -55,7 +55,7 @@ class Gguf:
 
     def __init__(self, path: str | Path):
         out = ffi.new("pi_gguf **")
-        check(lib.pi_gguf_open(str(path).encode("utf-8", "surrogateescape"), out), str(path))
+        check(lib.pi_gguf_open(encoded(str(path)), out), str(path))
         self._handle = ffi.gc(out[0], lib.pi_gguf_free)
 
     @classmethod

@@ -12,8 +12,9 @@ from typing import Any
 import numpy as np
 
 from ._native import ffi, lib
-from .errors import check
+from .errors import check, encoded
 from .gguf import Gguf
+from .printable import printable
 from .structs import sized
 
 SPARSE_MODES = ("auto", "off", "exact", "predictor")  # in the order of pi_sparse
@@ -56,17 +57,14 @@ def pi_python_progress(fraction: float, data: Any) -> bool:
 @ffi.def_extern(onerror=_keep_error)
 def pi_python_log(level: int, message: Any, data: Any) -> None:
     if level <= LOG_LEVEL_INFO:
-        print(ffi.string(message).decode("utf-8", "replace"), file=sys.stderr, flush=True)
+        line = ffi.string(message).decode("utf-8", "replace")
+        print(printable(line), file=sys.stderr, flush=True)
 
 
 @ffi.def_extern(error=True, onerror=_keep_error)
 def pi_python_should_stop(data: Any) -> bool:
     # Nothing to ask: that Python code runs at all lets Ctrl-C raise KeyboardInterrupt here.
     return False
-
-
-def _encoded(path: str) -> bytes:
-    return path.encode("utf-8", "surrogateescape")
 
 
 def _filled(params: Any, fields: dict[str, Any]) -> Any:
@@ -102,7 +100,7 @@ def memory_plan(path: str, model: dict[str, Any], session: dict[str, Any]) -> di
     """
     out = ffi.new("pi_plan **")
     model_params, session_params = _model_params(**model), _session_params(**session)
-    check(lib.pi_plan_new(_encoded(path), model_params, session_params, out), path)
+    check(lib.pi_plan_new(encoded(path), model_params, session_params, out), path)
     plan = ffi.gc(out[0], lib.pi_plan_free)
     tiers: dict[str, Any] = {}
     part, total = sized("pi_plan_part"), 0
@@ -129,7 +127,7 @@ class Model:
         self._callbacks = _Callbacks(progress, verbose)
         out = ffi.new("pi_model **")
         params = _model_params(self._callbacks, **fields)
-        self._callbacks.check(lib.pi_model_open(_encoded(path), params, out), path)
+        self._callbacks.check(lib.pi_model_open(encoded(path), params, out), path)
         self.handle = ffi.gc(out[0], lib.pi_model_free)
         self.architecture = ffi.string(lib.pi_model_architecture(self.handle)).decode()
         self.activation = ffi.string(lib.pi_model_activation(self.handle)).decode()

@@ -9,6 +9,7 @@ from typing import Any, SupportsIndex
 from ._native import ffi, lib
 from .errors import DeviceError
 from .model import SPARSE_MODES, Model
+from .printable import printable
 
 # llama-cpp-python's other keywords, some only passed on by LangChain, with the values that ask for
 # nothing that is not done anyway.
@@ -39,6 +40,7 @@ _OVERRIDES: dict[str, tuple[Any, ...]] = {
     "yarn_beta_slow": (None, -1.0, 1.0),
     "yarn_orig_ctx": (None, 0),
 }
+MOST_GIB = 1 << 33  # of a budget: its bytes are counted in 63 bits
 
 
 def check_unknown(keywords: dict[str, Any]) -> None:
@@ -130,8 +132,8 @@ def budget_bytes(name: str, gib: float | None) -> int:
     """Bytes of a budget in GiB; 0 (what is free) for None. Raises ValueError for bad numbers."""
     if gib is None:
         return 0
-    if not (math.isfinite(gib) and gib > 0):
-        raise ValueError(f"{name} must be a positive number of GiB")
+    if not 0 < gib < MOST_GIB:
+        raise ValueError(f"{name} must be a positive number of GiB, below {MOST_GIB}")
     return max(1, int(gib * (1 << 30)))
 
 
@@ -150,4 +152,4 @@ def report(model: Model, plan: dict[str, Any]) -> None:
         f"{model.path}: {description(model)}",
         f"RAM: {mib} MiB, of {plan['budget'] / (1 << 20):.0f} that may be used",
     ):
-        print(line, file=sys.stderr, flush=True)
+        print(printable(line), file=sys.stderr, flush=True)

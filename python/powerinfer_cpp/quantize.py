@@ -74,7 +74,8 @@ def quantize(
         if bundle:
             stored, keys = bundles.bundled(stored, source.size(gguf, "block_count"))
             entries += keys
-        write_gguf(Path(target), str(gguf.value("general.architecture", "")), entries, stored)
+        architecture = str(gguf.value("general.architecture", ""))
+        write_gguf(Path(target), architecture, entries, stored, gguf.files)
 
 
 def _requantised(

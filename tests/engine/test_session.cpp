@@ -336,6 +336,28 @@ void test_keys_refused() {
     CHECK(same(logits(load(d), tokens), logits(load(good), tokens)));
 }
 
+// Without a mapping nothing depends on the file once the model is open: the weights, the header and
+// the vocabulary are in memory.
+void test_file_that_shrinks() {
+    const std::string path = folder / "shrinks.gguf";
+    for (const bool check : {false, true}) {
+        tiny::write(tiny::describe(Shape()), path);
+        const Tokens tokens = random_tokens(20, 3);
+        const Floats mapped = logits(load(path), tokens);
+        pi_model_params params = pi_model_default_params();
+        params.use_mmap = false;
+        params.check_tensors = check;
+        const auto model = Model::load(path, params);
+        std::filesystem::resize_file(path, 0);
+        CHECK(same(logits(model, tokens), mapped));
+        CHECK(model->file.gguf.string("general.architecture") == "llama");
+        for (const auto& [key, value] : model->file.gguf.values()) {
+            for (uint64_t i = 0; value.is_string() && i < value.count(); i++) value.string(i);
+        }
+        CHECK(model->file.mappings.empty());
+    }
+}
+
 void test_check_tensors() {
     pi_model_params params = pi_model_default_params();
     params.check_tensors = true;
@@ -635,6 +657,7 @@ int main() {
     test_tensors_refused();
     test_keys_refused();
     test_check_tensors();
+    test_file_that_shrinks();
     test_one_budget();
     test_sizes_beyond_64_bits();
     test_locking();

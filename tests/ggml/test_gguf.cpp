@@ -112,13 +112,14 @@ Crafted with(const std::string& value) {
 struct Opened {
     std::unique_ptr<File> file;
     std::unique_ptr<Mapping> mapping;
-    Gguf gguf;
+    Gguf gguf;  // of the mapping
 };
 
 Opened open(const std::string& path) {
     auto file = std::make_unique<File>(path);
     auto mapping = std::make_unique<Mapping>(*file);
     Gguf gguf = Gguf::parse(mapping->data(), mapping->size(), path);
+    CHECK(Gguf::read(*file).tensors().size() == gguf.tensors().size());
     return {std::move(file), std::move(mapping), std::move(gguf)};
 }
 
@@ -398,6 +399,37 @@ void empty_tensors_of_placements() {
     CHECK_THROWS(format, parse(file.bytes()));
 }
 
+// Read bit by bit: values and names that end where a read does, beside it, and far behind it.
+void headers_of_any_length() {
+    constexpr uint64_t kFirst = 1 << 16;  // bytes of the first read
+    for (uint64_t length : {uint64_t(1), kFirst - 200, kFirst, 5 * kFirst}) {
+        for (uint64_t more = 0; more < 160; more += length == 1 ? 160 : 7) {
+            Crafted crafted = with(kv("long", ValueType::string, str(std::string(length, 'x'))));
+            crafted.values.push_back(kv("fills", ValueType::string, str(std::string(more, 'y'))));
+            crafted.values.push_back(kv("last", ValueType::u32, u32(7)));
+            crafted.tensors = {{"t", {32}, 0, 0}};
+            crafted.data = 128;
+            const std::string path = at("long.gguf");
+            std::ofstream(path, std::ios::binary) << crafted.bytes();
+            const File file(path);
+            const Gguf gguf = Gguf::read(file);
+            std::filesystem::resize_file(path, 0);  // it holds what it has read
+            CHECK(gguf.string("long").size() == length && gguf.integer("last", 0, 9) == 7);
+            CHECK(gguf.string("fills") == std::string(more, 'y'));
+            CHECK(gguf.find_tensor("t")->bytes == 128);
+            CHECK_THROWS(io, Gguf::read(file));
+        }
+    }
+    // A hole in a file is not kept as a header.
+    Crafted crafted = with(kv("hole", ValueType::u8, ""));
+    crafted.values[0] = str("hole") + u32(9) + u32(0) + u64(uint64_t(1) << 32);
+    const std::string path = at("hole.gguf");
+    std::ofstream(path, std::ios::binary) << crafted.bytes();
+    std::filesystem::resize_file(path, uint64_t(1) << 33);
+    const File file(path);
+    CHECK_THROWS(format, Gguf::read(file));
+}
+
 void rejects_truncation() {
     const std::string bytes = read_file(at("sample.gguf"));
     CHECK(message(bytes) == "");
@@ -557,6 +589,7 @@ int main() {
     rejects_values();
     rejects_tensors();
     empty_tensors_of_placements();
+    headers_of_any_length();
     rejects_truncation();
     splits();
     writer_refuses();

@@ -1,10 +1,16 @@
 // The pool: every piece once, whatever the sizes; regions back to back; pools that come and go.
 // Made for -fsanitize=thread too: results are written without atomics wherever the pool promises
 // that this is safe.
+#include <sys/wait.h>
+#include <unistd.h>
+
 #include <atomic>
 #include <chrono>
 #include <cstdint>
 #include <memory>
+#include <new>
+#include <stdexcept>
+#include <string>
 #include <thread>
 #include <vector>
 
@@ -166,6 +172,80 @@ void test_wake_up_after_limit() {
     }
 }
 
+// What a piece throws reaches the caller, from whichever thread, and the pool goes on.
+void test_exceptions() {
+    for (int size : {1, 2, 5}) {
+        Threads threads(size);
+        for (int i = 0; i < 200; i++) {
+            std::string seen;
+            try {
+                threads.run(64, 1, [&](int64_t begin, int64_t, int) {
+                    if (begin == i % 64) throw std::runtime_error("piece " + std::to_string(begin));
+                });
+            } catch (const std::runtime_error& e) {
+                seen = e.what();
+            }
+            CHECK(seen == "piece " + std::to_string(i % 64));
+            CHECK(complete(threads, 97, 5));
+        }
+        // Every thread throws, and one of them is heard.
+        bool thrown = false;
+        try {
+            threads.run(64, 1, [](int64_t, int64_t, int) { throw std::bad_alloc(); });
+        } catch (const std::bad_alloc&) {
+            thrown = true;
+        }
+        CHECK(thrown && complete(threads, 97, 5));
+    }
+}
+
+// Thread sanitizer ends a child of fork() that starts threads.
+#if !defined(__SANITIZE_THREAD__)
+// Does `body` hold in a child of fork()? One that hangs is ended after a while.
+template <typename F>
+bool in_child(const F& body) {
+    const pid_t child = fork();
+    if (child == 0) {
+        alarm(60);
+        _exit(body() ? 0 : 1);
+    }
+    int status = -1;
+    return child > 0 && waitpid(child, &status, 0) == child && status == 0;
+}
+
+// A child of fork() has none of the workers: it neither waits for them nor goes without.
+void test_fork() {
+    for (int size : {1, 2, 5}) {
+        auto threads = std::make_unique<Threads>(size);
+        for (int pause : {0, 0, 20}) {  // after it the workers sleep
+            CHECK(complete(*threads, 97, 5));
+            std::this_thread::sleep_for(std::chrono::milliseconds(pause));
+            CHECK(in_child([&] {
+                threads.reset();
+                return true;
+            }));
+            CHECK(in_child([&] {
+                threads->limit(size);
+                bool all = complete(*threads, 97, 5);
+                std::atomic<int> arrived{0};  // by all of the new ones
+                threads->run(size, 1, [&](int64_t, int64_t, int) {
+                    for (arrived++; arrived < size;) std::this_thread::yield();
+                });
+                all &= in_child([&] {  // and once more
+                    threads->limit(size);
+                    const bool sound = complete(*threads, 97, 5);
+                    threads.reset();
+                    return sound;
+                });
+                threads.reset();
+                return all;
+            }));
+        }
+        CHECK(complete(*threads, 97, 5));
+    }
+}
+#endif
+
 }  // namespace
 
 int main() {
@@ -179,5 +259,9 @@ int main() {
     test_handed_on();
     test_wake_up();
     test_wake_up_after_limit();
+    test_exceptions();
+#if !defined(__SANITIZE_THREAD__)
+    test_fork();
+#endif
     return check::summary("test_threads");
 }

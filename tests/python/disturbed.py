@@ -16,6 +16,7 @@ none  nothing
 from __future__ import annotations
 
 import os
+import re
 import resource
 import runpy
 import signal
@@ -24,6 +25,7 @@ from typing import Any
 
 CUT = 300  # bytes; less than anything that is written in one go, headers of GGUF files included
 _WRITES = os.O_WRONLY | os.O_RDWR
+_HEX = re.compile(r"\.[0-9a-f]{8}\.part$")  # of names that differ from run to run
 _CHANGES = ("os.rename", "os.remove", "os.rmdir", "os.mkdir")
 
 
@@ -63,7 +65,8 @@ def main(folder: str, log: str, harm: str, at: int, command: list[str]) -> int:
         if not path.startswith(folder) and os.path.isabs(path):
             return
         if n <= at or at < 0:  # later the log itself might be what cannot grow
-            os.write(lines, f"{event} {os.path.relpath(path, folder)}\n".encode())
+            name = _HEX.sub(".part", os.path.relpath(path, folder))
+            os.write(lines, f"{event} {name}\n".encode())
         n += 1
         if n - 1 == at:
             harmed()

@@ -151,10 +151,9 @@ def growing(steps: list[str]) -> list[int]:
     return [
         i
         for i, step in enumerate(steps)
-        # A gpuidx gets its magic last, in the place of four bytes. The last thing that happens to
-        # a folder of work is that its mark is emptied.
+        # A mark of a folder of work may hold nothing, and emptying it is the last thing but one.
         if step.startswith("open ")
-        and step != "open out.gpuidx.part"
+        and not step.endswith("scratch/powerinfer")
         and not (step.endswith("identity.json") and i > 1)
     ]
 

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
+import multiprocessing
+import os
+import signal
 import threading
 import time
 import warnings
@@ -47,6 +51,42 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def llm(path: Path):
     with Llama(path, n_ctx=128, verbose=False) as opened:
         yield opened
+
+
+def in_child(work) -> bool:
+    """Whether work() holds in a child of fork(), which ends as Python does. One that hangs is
+    killed."""
+    child = os.fork()
+    if child == 0:
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)
+        signal.alarm(60)
+        status = 1
+        with contextlib.suppress(BaseException):
+            status = 0 if work() else 1
+        os._exit(status)
+    return os.waitpid(child, 0)[1] == 0
+
+
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+def test_children_of_fork(path: Path) -> None:
+    """They compute, close and end; they have none of the threads."""
+    with Llama(path, n_ctx=128, n_threads=2, verbose=False) as llm:
+        want = text(llm(PROMPT, max_tokens=8, temperature=0))
+        assert in_child(lambda: llm.close() is None)
+        assert in_child(lambda: text(llm(PROMPT, max_tokens=8, temperature=0)) == want)
+        assert in_child(
+            lambda: (
+                llm.reset() is None
+                and text(llm(PROMPT, max_tokens=8, temperature=0)) == want
+                and in_child(lambda: text(llm("the lazy dog", max_tokens=2)) is not None)
+            )
+        )
+        # A process that just ends closes what is open.
+        child = multiprocessing.get_context("fork").Process(target=llm.tokenize, args=(b"fox",))
+        child.start()
+        child.join(60)
+        assert child.exitcode == 0
+        assert text(llm(PROMPT, max_tokens=8, temperature=0)) == want
 
 
 def text(completion: dict) -> str:

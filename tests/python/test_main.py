@@ -258,6 +258,35 @@ def test_truncated_model(main, model_path, tmp_path):
     assert str(file) in refused(main(model=file), 1)
 
 
+def begun(main_path, file, *args: str) -> subprocess.Popen:
+    """A process that has begun to write 400 tokens."""
+    process = subprocess.Popen(
+        [main_path, "-m", file, "-n", "400", "-c", "512", "-s", "1", "--ignore-eos", *args],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    assert process.stdout.read(1)
+    return process
+
+
+def test_model_that_shrinks_while_it_runs(main_path, model_path, tmp_path):
+    file = tmp_path / "model.gguf"
+    file.write_bytes(model_path.read_bytes())
+    process = begun(main_path, file)
+    os.truncate(file, 0)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 1, errors
+    assert b"a page of a mapped file is gone" in errors.splitlines()[-1]
+
+    # Without a mapping it does not matter.
+    file.write_bytes(model_path.read_bytes())
+    process = begun(main_path, file, "--no-mmap")
+    os.truncate(file, 0)
+    text, errors = process.communicate(timeout=60)
+    assert process.returncode == 0 and len(text) > 400, errors
+
+
 def test_budget_too_small(main):
     refused(main("--ram-budget", "0.001"), 1)
 

@@ -121,7 +121,9 @@ struct BlockIQ4_XS {
 };
 static_assert(sizeof(BlockIQ4_XS) == 136);
 
-inline float bits_to_float(uint32_t bits) {
+// Forced where kernels call them (here, in kernels.h and parts.h): compiled with the flags of an
+// instruction set, a copy out of line could be the one that the linker keeps for all code.
+[[gnu::always_inline]] inline float bits_to_float(uint32_t bits) {
     float f;
     std::memcpy(&f, &bits, 4);
     return f;
@@ -133,7 +135,7 @@ inline uint32_t float_to_bits(float f) {
     return bits;
 }
 
-inline float bf16_to_f32(bf16_t h) {
+[[gnu::always_inline]] inline float bf16_to_f32(bf16_t h) {
     return bits_to_float(uint32_t(h) << 16);
 }
 

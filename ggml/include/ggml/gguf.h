@@ -18,6 +18,7 @@
 #include <cstdio>
 #include <functional>
 #include <map>
+#include <memory>
 #include <set>
 #include <string>
 #include <string_view>
@@ -25,6 +26,7 @@
 #include <vector>
 
 #include "ggml/dtype.h"
+#include "ggml/file_io.h"
 
 namespace ggml {
 
@@ -82,11 +84,14 @@ struct TensorInfo {
     int file;  // which of the split files
 };
 
-// The parsed header of one file. `data` must outlive the Gguf: keys, strings and values point into
-// it.
+// The parsed header of one file.
 class Gguf {
  public:
-    // Parses a whole file that lies (or is mapped) at data. `path` is for messages.
+    // Reads as much of a file as its header takes, and keeps that. Not from a mapping: a file that
+    // shrinks while it is open must not take the process with it.
+    static Gguf read(const File& file);
+    // Parses a whole file that lies at data, which must outlive the Gguf: keys, strings and values
+    // point into it. `path` is for messages.
     static Gguf parse(const uint8_t* data, uint64_t size, const std::string& path);
 
     const std::string& path() const { return path_; }
@@ -119,6 +124,7 @@ class Gguf {
     [[noreturn]] void fail_key(std::string_view key, const std::string& what) const;
     const Value& value(std::string_view key) const;
     std::string path_;
+    std::shared_ptr<const std::vector<uint8_t>> bytes_;  // of read()
     bool pwri_ = false;
     uint32_t version_ = 0;
     std::vector<std::pair<std::string_view, Value>> values_;

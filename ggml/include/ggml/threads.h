@@ -20,14 +20,16 @@ class Threads {
     Threads& operator=(const Threads&) = delete;
 
     int size() const;
-    // How many of the threads the next calls of run() use, 1..size().
+    // How many of the threads the next calls of run() use, 1..size(). In a child of fork(), which
+    // has none of the workers, it starts new ones first: Error(memory) as of the constructor.
     void limit(int n);
     int active() const;
 
     // Calls fn(begin, end, thread) for pieces of [0, n) of at most `grain` until all is done, then
     // returns. Pieces start at multiples of grain and are handed out as threads come for them:
     // which thread does which is not fixed, so fn's results must not depend on it.
-    // fn must not throw. One caller at a time.
+    // What fn throws, the first of it, is thrown here when no thread is inside any more; pieces
+    // that nobody had come for are left out then. One caller at a time.
     template <typename F>
     void run(int64_t n, int64_t grain, const F& fn) {
         run_raw(

@@ -1,8 +1,6 @@
 // How the add kernels of every instruction set go over tokens and rows.
 #pragma once
 
-#include <type_traits>
-
 #include "cpu/kernels.h"
 
 namespace ggml::cpu {
@@ -26,8 +24,8 @@ inline void add_token_by_token(const uint8_t* w, int64_t stride, const int32_t* 
         const auto tiles = [&](auto rows) {
             for (; k + rows <= n; k += rows) tile(rows, row + k, ahead + k, h + k, y + t * ldy);
         };
-        tiles(std::integral_constant<int, 4>());
-        tiles(std::integral_constant<int, 1>());
+        tiles(Count<4>());
+        tiles(Count<1>());
     }
 }
 

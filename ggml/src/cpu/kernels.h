@@ -9,6 +9,12 @@
 
 namespace ggml::cpu {
 
+// A number as a type. Not std::integral_constant: see bits_to_float.
+template <int n>
+struct Count {
+    [[gnu::always_inline]] constexpr operator int() const { return n; }
+};
+
 // y[t * ldy + r] = w[r] . x[t] over k columns, for n_rows rows (row_bytes apart) and nt tokens (ldx
 // apart).
 using matmul_fn = void (*)(const uint8_t* w, int64_t row_bytes, int64_t n_rows, int64_t k,
@@ -33,7 +39,7 @@ struct Ahead {
 
     // The row to fetch beside the kernel's row i; `now`, which is there already, when there is
     // none.
-    const uint8_t* beside(int64_t i, const uint8_t* now) const {
+    [[gnu::always_inline]] const uint8_t* beside(int64_t i, const uint8_t* now) const {
         return i < n ? w + ids[i] * stride : now;
     }
 };
@@ -90,7 +96,7 @@ using sketch_fn = void (*)(const uint8_t* signs, int64_t n_rows, int64_t bytes,
                            const uint8_t* planes, int32_t* out);
 
 // A plane is a whole number of the widest registers.
-constexpr int64_t plane_bytes(int64_t bytes) {
+[[gnu::always_inline]] constexpr int64_t plane_bytes(int64_t bytes) {
     return (bytes + 63) / 64 * 64;
 }
 

@@ -47,7 +47,7 @@ struct BlockTraits<BlockIQ4_XS> : Traits<kQK, false> {};
 struct GroupFactors {
     uint64_t scales, mins;
 };
-inline GroupFactors group_factors(const uint8_t packed[12]) {
+[[gnu::always_inline]] inline GroupFactors group_factors(const uint8_t packed[12]) {
     uint32_t a, b, c;
     std::memcpy(&a, packed, 4);
     std::memcpy(&b, packed + 4, 4);

@@ -15,6 +15,8 @@ from collections.abc import Sequence
 from types import ModuleType
 from typing import NoReturn
 
+from ..printable import printable
+
 COMMANDS = {
     "convert": "make a GGUF of a Hugging Face folder or another GGUF",
     "quantize": "rewrite a GGUF in another format",
@@ -39,7 +41,7 @@ class _Parser(argparse.ArgumentParser):
     """argparse with errors in one line, after the spelling of `./main`."""
 
     def error(self, message: str) -> NoReturn:
-        self.exit(2, f"{_ERROR}{message} ({self.prog} --help shows how)\n")
+        _fail(f"{message} ({self.prog} --help shows how)", 2)
 
 
 def add_arguments(command: str, parser: argparse.ArgumentParser) -> ModuleType:
@@ -71,8 +73,13 @@ def _command(arguments: Sequence[str]) -> str | None:
 
 
 def _fail(message: str, status: int) -> NoReturn:
-    print(_ERROR + " ".join(message.split()), file=sys.stderr)
+    _complain(_ERROR + message)
     raise SystemExit(status)
+
+
+def _complain(message: str) -> None:
+    """One line, and nothing in it that steers the terminal: names from files end up here."""
+    print(printable(" ".join(message.split())), file=sys.stderr)
 
 
 def _sentence(error: BaseException) -> str:
@@ -132,5 +139,5 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if not isinstance(error, BrokenPipeError):
             status, said = 1, f"{_ERROR}{_UNWRITABLE}{error.strerror}"
     if said is not None:
-        print(" ".join(said.split()), file=sys.stderr)
+        _complain(said)
     return status

@@ -36,7 +36,15 @@ def number_of(unit: str) -> Any:
     return parse
 
 
-gibibytes = number_of("GiB")
+def gibibytes(text: str) -> float:
+    """Parser of a size in GiB, 0 or more, whose bytes 63 bits can count."""
+    value = number_of("GiB")(text)
+    if value >= options.MOST_GIB:
+        raise argparse.ArgumentTypeError(f"{text} GiB is more than can be counted")
+    return value
+
+
+gibibytes.__name__ = "number"
 
 
 def share(text: str) -> float:

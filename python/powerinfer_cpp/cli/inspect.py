@@ -9,6 +9,7 @@ from .. import gpu_index
 from ..activations import default_activation
 from ..convert import bundles, source
 from ..gguf import Gguf
+from ..printable import printable
 from .common import count_text, size_text
 
 SHOWN = 8  # elements of an array
@@ -71,7 +72,7 @@ def _cut(value: Any) -> Any:
 
 def _printable(text: str, width: int = 100) -> str:
     """A value on one line, without characters that a terminal would obey."""
-    shown = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+    shown = printable(text)
     return shown if len(shown) <= width else f"{shown[: width - 3]}..."
 
 

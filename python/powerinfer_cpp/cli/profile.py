@@ -5,6 +5,7 @@ import argparse
 import numpy as np
 
 from ..convert import to_stderr
+from ..printable import printable
 from ..profile import Statistics, profile
 from .common import (
     add_model_arguments,
@@ -83,7 +84,7 @@ def run(args: argparse.Namespace) -> None:
 
 def show(found: Statistics) -> None:
     """The share of neurons that fire, and how uneven they are, per layer."""
-    print(f"{found.tokens} tokens of {found.corpus}")
+    print(f"{found.tokens} tokens of {printable(found.corpus)}")
     print("layer  fire  the 20% that fire most make up")
     for layer, rates in enumerate(found.rates()):
         sorted_rates = np.sort(rates.reshape(-1))[::-1]

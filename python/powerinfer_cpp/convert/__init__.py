@@ -8,6 +8,7 @@ from ..activations import NAMES as ACTIVATIONS
 from ..activations import default_activation, dense_note
 from ..errors import ModelFormatError
 from ..formats import Format, format_by_name
+from ..printable import printable
 from . import bundles
 from .checkpoint import open_checkpoint
 from .config import Config
@@ -19,7 +20,7 @@ from .stored import encoded, fitting
 from .tensors import Output
 from .vocab import PRE_NAMES, Vocab, read_vocab
 from .weight import Weight
-from .writer import FILE_TYPES, Entry, float32, string, uint32, write_gguf
+from .writer import FILE_TYPES, Entry, float32, refuse_inputs, string, uint32, write_gguf
 
 OUTPUT_TYPES = ("f32", "f16", "bf16", "q8_0", "q4_0")
 
@@ -28,7 +29,7 @@ __all__ = ["ACTIVATIONS", "OUTPUT_TYPES", "PRE_NAMES", "convert", "to_stderr"]
 
 def to_stderr(line: str) -> None:
     """Where notes go by default."""
-    print(line, file=sys.stderr, flush=True)
+    print(printable(line), file=sys.stderr, flush=True)
 
 
 def convert(
@@ -75,9 +76,14 @@ def convert(
         raise ValueError("a dense or vocabulary-only file has no place for statistics")
     statistics = None if profile is None else Path(profile)
     model = Path(model)
+    inputs = [path for path in (model, predictor, profile) if path is not None]
+    for given in inputs:
+        if Path(given).is_dir():
+            _refuse_devices(Path(given))
     if _is_gguf(model):
         kind = "vocab" if vocab_only else "dense" if dense else "neurons"
         target = Path(outfile) if outfile else model.with_name(f"{model.stem}-{kind}.gguf")
+        refuse_inputs(target, inputs)
         options = {"outtype": outtype, "activation": activation, "dense": dense, "pre": pre}
         folder = None if predictor is None else Path(predictor)
         convert_gguf(
@@ -100,6 +106,7 @@ def convert(
         log(f"note: {note}")
     kind = "vocab" if vocab_only else outtype
     target = Path(outfile) if outfile else folder.parent / f"{folder.name}-{kind}.gguf"
+    refuse_inputs(target, inputs)
     if dense and family.threshold:
         raise family.refuse("a FATReLU threshold in a dense GGUF")
     neuron_aware = any(given is not None for given in (predictor, profile)) or bundle
@@ -130,7 +137,7 @@ def convert(
     if bundle:
         stored, keys = bundles.bundled(stored, family.n_layer)
         entries += keys
-    write_gguf(target, family.architecture, entries, stored)
+    write_gguf(target, family.architecture, entries, stored, inputs)
     return target
 
 
@@ -147,6 +154,13 @@ def _model_folder(path: Path) -> Path:
     if not path.is_dir():
         raise FileNotFoundError(f"{path}: no such file or folder")
     return path.resolve()
+
+
+def _refuse_devices(folder: Path) -> None:
+    """Raises ModelFormatError for a pipe or a device, which would be read without an end."""
+    for path in sorted(folder.iterdir()):
+        if path.exists() and not (path.is_file() or path.is_dir()):
+            raise ModelFormatError(f"{path}: is not a regular file")
 
 
 def _outputs(

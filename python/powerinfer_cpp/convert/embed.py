@@ -51,6 +51,7 @@ def embed(
         str(origin.value("general.architecture", "")),
         [*written, *new_entries.values()],
         [*stored, *new_tensors.values()],
+        origin.files,
     )
 
 

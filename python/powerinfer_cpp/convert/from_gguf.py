@@ -101,7 +101,9 @@ def convert_gguf(
         entries = list(_entries(gguf, dense or vocab_only, predictor, activation or meant, pre))
         if outtype is None:
             kept = gguf.value("general.file_type")
-            if isinstance(kept, int):
+            if isinstance(kept, int) and not isinstance(kept, bool):
+                if not 0 <= kept < 1 << 32:
+                    raise ModelFormatError(f"{path}: key general.file_type is {kept}, no format")
                 entries.append(uint32("general.file_type", kept))
         else:
             entries.append(uint32("general.file_type", FILE_TYPES[outtype.upper()]))
@@ -112,7 +114,8 @@ def convert_gguf(
         if bundle:
             stored, keys = bundles.bundled(stored, source.size(gguf, "block_count"))
             entries += keys
-        write_gguf(target, str(gguf.value("general.architecture")), entries, stored)
+        architecture = str(gguf.value("general.architecture"))
+        write_gguf(target, architecture, entries, stored, gguf.files)
     if loss.error:
         log(f"turning ffn_down: RMS error {loss.relative:.2%} of the weights' own RMS")
         if activation not in (None, meant):

@@ -13,7 +13,7 @@ from ..formats import Format, format_by_name
 from ..gguf import Gguf, Tensor
 from . import bundles
 from .stored import Stored, decoded, encoded
-from .writer import Entry, string, uint32
+from .writer import Entry, refuse_inputs, string, uint32
 
 PREDICTOR = re.compile(r"blk\.(\d+)\.(?:fc[12]|sketch)(_exps)?\.(?:weight|bias)")
 # Small and delicate: experts are chosen by the one, the other is added to every input; and bits.
@@ -122,9 +122,7 @@ def marks(gguf: Gguf) -> Iterator[Entry]:
 
 def refuse_same_file(gguf: Gguf, target: str | Path) -> None:
     """Raises ValueError when the source would be overwritten while it is read."""
-    target = Path(target)
-    if target.exists() and any(target.samefile(file) for file in gguf.files):
-        raise ValueError(f"{target}: input and output are the same file")
+    refuse_inputs(Path(target), gguf.files)
 
 
 def _as_bytes(value: object) -> object:

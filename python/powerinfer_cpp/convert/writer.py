@@ -1,11 +1,15 @@
 """Writing GGUF files: header and layout by the gguf package, data in slabs of rows.
 
-The file grows as `OUT.part` and takes its name when it is complete; an error or Ctrl-C removes it.
+The file grows as `OUT.HEX.part` and takes its name when it is complete; an error or Ctrl-C removes
+it, and the next writer of OUT does where a process was killed.
 Memory: one slab of rows, whatever the size of a tensor.
 """
 
 import errno
+import fcntl
 import os
+import re
+import secrets
 import shutil
 import stat
 from collections.abc import Iterable, Iterator, Sequence
@@ -72,17 +76,23 @@ def array(key: str, element: str, value: Sequence[Any]) -> Entry:
 
 
 def write_gguf(
-    path: Path, architecture: str, entries: Iterable[Entry], tensors: Sequence[Stored]
+    path: Path,
+    architecture: str,
+    entries: Iterable[Entry],
+    tensors: Sequence[Stored],
+    inputs: Iterable[str | Path] = (),
+    magic: bytes = b"GGUF",
 ) -> None:
     """Writes a GGUF v3 file, or nothing.
 
-    entries: without general.architecture. Raises OSError (with one sentence for a full disk), and
-    what the tensors' rows raise.
+    entries: without general.architecture. inputs: as of `replacing`. magic: the file's first four
+    bytes. Raises OSError (with one sentence for a full disk), ValueError over an input, and what
+    the tensors' rows raise.
     """
-    with replacing(path, sum(t.n_bytes + _ALIGNMENT for t in tensors)) as part:
+    with replacing(path, sum(t.n_bytes + _ALIGNMENT for t in tensors), inputs) as part:
         writer = GGUFWriter(part, architecture)
         try:
-            _write(writer, entries, tensors)
+            _write(writer, entries, tensors, magic)
         except BaseException:
             for file in writer.fout or ():
                 with suppress(OSError):  # closing flushes, which may fail once more
@@ -92,7 +102,9 @@ def write_gguf(
             file.close()
 
 
-def _write(writer: GGUFWriter, entries: Iterable[Entry], tensors: Sequence[Stored]) -> None:
+def _write(
+    writer: GGUFWriter, entries: Iterable[Entry], tensors: Sequence[Stored], magic: bytes
+) -> None:
     for entry in entries:
         if entry.type != GGUFValueType.ARRAY or len(entry.value):  # the package has no empty ones
             writer.add_key_value(entry.key, entry.value, entry.type, entry.element)
@@ -102,6 +114,10 @@ def _write(writer: GGUFWriter, entries: Iterable[Entry], tensors: Sequence[Store
             tensor.name, tensor.shape, np.dtype(np.float32), tensor.n_bytes, raw_dtype=kind
         )
     writer.write_header_to_file()
+    header = writer.fout[0]
+    header.seek(0)
+    header.write(magic)
+    header.seek(0, os.SEEK_END)
     writer.write_kv_data_to_file()
     writer.write_ti_data_to_file()
     _write_data(writer.fout[0], tensors)
@@ -136,13 +152,18 @@ def named(path: Path, n_bytes: int = 0) -> Iterator[None]:
 
 
 @contextmanager
-def replacing(path: Path, n_bytes: int) -> Iterator[Path]:
-    """Gives `path.part` to write to, and renames it to `path` when the block ends well.
+def replacing(path: Path, n_bytes: int, inputs: Iterable[str | Path] = ()) -> Iterator[Path]:
+    """Gives a new file beside `path` to write to, and renames it to `path` when all ends well.
 
-    n_bytes: about what will be written; too little free disk is refused at once.
+    n_bytes: about what will be written; too little free disk is refused at once. inputs: what the
+    result is made of, which it must not replace. The file has a name of its own, so that two
+    processes with one `path` each write a whole file, and the last one's stays.
     """
-    check_target(path, n_bytes)
-    part = path.with_name(path.name + ".part")
+    inputs = list(inputs)
+    check_target(path, n_bytes, inputs)
+    clear(path, inputs)
+    with named(path, n_bytes):
+        part, lock = _new_part(path)
     try:
         with named(path, n_bytes):
             yield part
@@ -151,10 +172,88 @@ def replacing(path: Path, n_bytes: int) -> Iterator[Path]:
         with suppress(OSError):
             part.unlink()
         raise
+    finally:
+        os.close(lock)
 
 
-def check_target(path: Path, n_bytes: int) -> None:
-    """Raises OSError where a file of n_bytes cannot be written."""
+def _new_part(path: Path) -> tuple[Path, int]:
+    """An empty file `path.HEX.part` that nobody else has, and a descriptor that holds its lock."""
+    while True:
+        part = path.with_name(f"{path.name}.{secrets.token_hex(4)}.part")
+        try:
+            lock = os.open(part, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+        except FileExistsError:
+            continue
+        if locked(lock) is not False and part.exists():  # else clear() of a neighbour was faster
+            return part, lock
+        os.close(lock)
+
+
+def locked(file: int) -> bool | None:
+    """Takes a file's lock. False: another process has it; None: there are none on this disk."""
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:
+        return None
+    return True
+
+
+@contextmanager
+def alone(mark: Path) -> Iterator[None]:
+    """Holds the lock of a file that marks a folder of work. Raises ValueError where another process
+    is at work in that folder."""
+    with named(mark):
+        file = os.open(mark, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+    try:
+        if locked(file) is False or not mark.exists():  # gone: its work has just ended
+            raise ValueError(f"{mark.parent}: another process is at work in it")
+        yield
+    finally:
+        os.close(file)
+
+
+def clear(path: Path, inputs: Iterable[str | Path] = ()) -> None:
+    """Removes what killed processes left of this output: parts whose lock nobody holds."""
+    inputs = list(inputs)
+    name = re.compile(re.escape(path.name) + r"\.[0-9a-f]{8}\.part")
+    for left in path.parent.iterdir():
+        if not name.fullmatch(left.name) or _is_input(left, inputs):
+            continue
+        with suppress(OSError):
+            file = os.open(left, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+            try:
+                if stat.S_ISREG(os.fstat(file).st_mode) and locked(file):
+                    left.unlink()
+            finally:
+                os.close(file)
+
+
+def refuse_inputs(target: Path, inputs: Iterable[str | Path]) -> None:
+    """Raises ValueError where `target` is one of the files that are read, through links too.
+
+    An input that is a folder stands for the files in it, but for GGUFs: those are results.
+    """
+    if target.exists() and _is_input(target, inputs):
+        raise ValueError(f"{target}: input and output are the same file")
+
+
+def _is_input(path: Path, inputs: Iterable[str | Path]) -> bool:
+    for given in map(Path, inputs):
+        files = [given]
+        if given.is_dir():
+            files = [f for f in given.iterdir() if f.suffix != ".gguf"]
+        for file in files:
+            with suppress(OSError):
+                if path.samefile(file):
+                    return True
+    return False
+
+
+def check_target(path: Path, n_bytes: int, inputs: Iterable[str | Path] = ()) -> None:
+    """Raises OSError where a file of n_bytes cannot be written, ValueError over an input."""
+    refuse_inputs(path, inputs)
     if not path.parent.is_dir():
         raise FileNotFoundError(errno.ENOENT, f"{path}: the folder {path.parent} does not exist")
     if path.exists() and not stat.S_ISREG(path.stat().st_mode):

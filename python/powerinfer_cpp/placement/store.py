@@ -9,7 +9,7 @@ from gguf import GGUFValueType
 
 from ..convert.embed import embed, from_array
 from ..convert.stored import Stored
-from ..convert.writer import Entry, replacing, string, uint32, write_gguf
+from ..convert.writer import Entry, string, uint32, write_gguf
 from ..errors import ModelFormatError
 from ..formats import Format
 from ..gguf import Gguf
@@ -44,7 +44,7 @@ def embed_placement(gguf: Gguf, target: str | Path, placement: Placement) -> Non
 def write_sidecar(target: str | Path, placement: Placement) -> None:
     """Writes a placement alone: the keys of an embedded one, the model's hash, and the tiers."""
     entries = [*_entries(placement), string(_PREFIX + "model_hash", placement.model.model_hash)]
-    write_gguf(Path(target), SIDECAR, entries, list(_tensors(placement)))
+    write_gguf(Path(target), SIDECAR, entries, list(_tensors(placement)), _files(placement))
 
 
 def write_gpuidx(target: str | Path, placement: Placement) -> None:
@@ -66,11 +66,14 @@ def write_gpuidx(target: str | Path, placement: Placement) -> None:
         # PowerInfer uses the file while at least this much is free for neurons.
         Entry("split.vram_capacity", GGUFValueType.UINT64, placement.neuron_bytes()[GPU]),
     ]
-    path = Path(target)
-    with replacing(path, sum(t.n_bytes for t in tensors)) as part:
-        write_gguf(part, GPU_INDEX, entries, tensors)
-        with open(part, "r+b") as file:  # the magic apart, the file is a GGUF
-            file.write(b"PWRI")
+    # The magic apart, the file is a GGUF.
+    write_gguf(Path(target), GPU_INDEX, entries, tensors, _files(placement), magic=b"PWRI")
+
+
+def _files(placement: Placement) -> list[str]:
+    """Of the model that was placed: they are not to be written over."""
+    with Gguf(placement.model.path) as gguf:
+        return gguf.files
 
 
 def read_placement(model: Gguf, path: str | Path | None = None) -> list[np.ndarray]:

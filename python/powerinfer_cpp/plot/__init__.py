@@ -23,10 +23,11 @@ def plot(files: Sequence[str | Path], what: str, out: str | Path) -> str:
         for file in files:
             opened.append(Gguf(file))
         figure, sentence = _draw(opened, what)
+        inputs = [path for gguf in opened for path in gguf.files]
     finally:
         for gguf in opened:
             gguf.close()
-    save(figure, out)
+    save(figure, out, inputs)
     return sentence
 
 

@@ -1,5 +1,6 @@
 """What the pictures share: matplotlib without a display, colours, and a file written at once."""
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +45,7 @@ def whole_layers(axis: Any) -> None:
     axis.set_major_locator(MaxNLocator(integer=True))
 
 
-def save(figure_: Any, path: str | Path) -> None:
-    """Writes a PNG, or nothing. Raises OSError."""
-    with replacing(Path(path), 1 << 20) as part:
+def save(figure_: Any, path: str | Path, inputs: Iterable[str | Path] = ()) -> None:
+    """Writes a PNG, or nothing. Raises OSError, and ValueError over one of the inputs."""
+    with replacing(Path(path), 1 << 20, inputs) as part:
         figure_.savefig(part, format="png", dpi=_DPI)

@@ -5,6 +5,7 @@ import json
 import math
 import shutil
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -16,7 +17,7 @@ from ..activations import RELUS, SMOOTH
 from ..convert import source
 from ..convert.embed import embed
 from ..convert.stored import Stored
-from ..convert.writer import array, check_target, named, string
+from ..convert.writer import alone, array, check_target, named, string
 from ..errors import UnsupportedModelError
 from ..fingerprint import fingerprint
 from ..formats import format_by_name
@@ -117,10 +118,11 @@ def train_predictors(
         require_torch()
         worker = _Work
     work = worker(model_path, out, predictor_input, predictor_type, model_fields or {}, fields)
-    work.begin(Path(text), separator, n_tokens or TOKENS[kind], n_ctx, store_gib, epochs, seed)
-    device = torch_device or ("" if kind == "sketch" else _default_device())
-    report = work.solve(target, epochs, seed, device, log)
-    work.finish()
+    with work.alone:
+        work.begin(Path(text), separator, n_tokens or TOKENS[kind], n_ctx, store_gib, epochs, seed)
+        device = torch_device or ("" if kind == "sketch" else _default_device())
+        report = work.solve(target, epochs, seed, device, log)
+        work.finish()
     return report
 
 
@@ -149,6 +151,7 @@ class _Work:
         self.model_fields, self.fields = model_fields, fields
         self.folder = self.out.with_name(self.out.name + ".train")
         self._mark = self.folder / "identity.json"
+        self.alone = ExitStack()  # holds the mark's lock
         self.gguf = Gguf(model_path)
         source.refuse_same_file(self.gguf, out)
         self.tensors = {t.name: t for t in source.tensors(self.gguf)}
@@ -182,13 +185,14 @@ class _Work:
                 [self.fields.get(name) for name in ("type_k", "type_v", "sparse_threshold")],
             ]
         )
-        check_target(self.out, 2 * sum(t.n_bytes for t in self.gguf.tensors))
+        size = 2 * sum(t.n_bytes for t in self.gguf.tensors)
+        check_target(self.out, size, [*self.gguf.files, text])
         if not self._mark.exists() and self.folder.exists() and any(self.folder.iterdir()):
             raise ValueError(f"{self.folder}: exists, and is no work of train-predictor")
-        if self._mark.exists() and self._mark.read_text() != identity:
-            self._discard()  # of other work
-        if not self._mark.exists():
-            self.folder.mkdir(exist_ok=True)
+        self.folder.mkdir(exist_ok=True)
+        self.alone.enter_context(alone(self._mark))
+        if self._mark.read_text() != identity:
+            self._empty()  # of other work
             with named(self._mark):
                 self._mark.write_text(identity)
         model = self._model([], [])
@@ -312,13 +316,17 @@ class _Work:
         self.gguf.close()
 
     def _discard(self) -> None:
-        """Removes the folder. Killed on the way, it leaves no work that could be taken up."""
+        """Removes the folder."""
+        self._empty()
+        self._mark.unlink()
+        self.folder.rmdir()
+
+    def _empty(self) -> None:
+        """Removes all but the mark. Killed on the way, it leaves no work that could be taken up."""
         self._mark.write_text("")
         for path in self.folder.iterdir():
             if path != self._mark:
                 shutil.rmtree(path) if path.is_dir() else path.unlink()
-        self._mark.unlink()
-        self.folder.rmdir()
 
     def _name_of(self, choice: search.Choice) -> str:
         return f"{choice.rank} at {choice.curve.recall[choice.at]:.1%}" if choice.rank else "exact"

@@ -83,6 +83,11 @@ def profile(
     OSError (a full disk, no such file), ValueError (an empty text, statistics of another model, a
     model of which every neuron fires), ImportError (no transformers); nothing half-written remains.
     """
+    inputs = [*model.gguf.files, *merge, *(path for path in (text, imported) if path is not None)]
+    if out is not None:
+        check_target(Path(out), sum(t.n_bytes for t in model.gguf.tensors), inputs)
+    if export and imported and Path(export).exists() and Path(export).samefile(imported):
+        raise ValueError(f"{export}: input and output are the same folder")
     if cats is not None:
         if out is None or text is None or merge or imported or checkpoint:
             raise ValueError("thresholds are chosen on a text, for a file: with --out and alone")
@@ -100,9 +105,6 @@ def profile(
                 dropping.close()
     gguf = model.gguf
     shape = (model.n_layer, max(1, model.n_expert), model.n_ff)
-    if out is not None:
-        source.refuse_same_file(gguf, out)
-        check_target(Path(out), sum(t.n_bytes for t in gguf.tensors))
     given = activation_files.read(Path(imported), shape, imported_tokens) if imported else None
     parts = [(str(imported), given)] if given else []
     parts += [(str(path), _others(model, path)) for path in merge]
@@ -133,7 +135,7 @@ def profile(
         raise ValueError("nothing to profile: give a text, or statistics to merge or import")
     total = merged(parts)
     if export is not None:
-        activation_files.write(Path(export), total)
+        activation_files.write(Path(export), total, inputs)
     if out is not None:
         embed_statistics(gguf, out, total, bool(model.n_expert))
     if state is not None:

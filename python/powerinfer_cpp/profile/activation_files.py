@@ -4,6 +4,7 @@ each neuron fired. It does not say on how many tokens."""
 import pickle
 import re
 import zipfile
+from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +12,7 @@ import numpy as np
 from ..convert.stored import Stored
 from ..convert.torch_zip import read_torch_tensor
 from ..convert.weight import widen
-from ..convert.writer import Entry, named
+from ..convert.writer import Entry, replacing
 from ..errors import ModelFormatError
 from .statistics import Statistics, entries, tensors
 
@@ -52,19 +53,17 @@ def as_gguf(
     return tensors(found, bool(n_expert)), entries(found)
 
 
-def write(folder: Path, statistics: Statistics) -> None:
-    """Writes activation_N.pt for every layer: int64 [n_ff], of mixtures [n_expert, n_ff]."""
+def write(folder: Path, statistics: Statistics, inputs: Iterable[str | Path] = ()) -> None:
+    """Writes activation_N.pt for every layer: int64 [n_ff], of mixtures [n_expert, n_ff].
+
+    inputs: what they are not to replace; ValueError where they would.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     for layer, counts in enumerate(statistics.counts.astype("<i8")):
         values = counts if len(counts) > 1 else counts[0]
         path = folder / f"activation_{layer}.pt"
-        part = path.with_name(path.name + ".part")
-        try:
-            with named(path):
-                _save(part, path.stem, values)
-            part.replace(path)
-        finally:
-            part.unlink(missing_ok=True)
+        with replacing(path, values.nbytes, inputs) as part:
+            _save(part, path.stem, values)
 
 
 def _layer(path: Path, shape: tuple[int, int]) -> np.ndarray:

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from ..convert.writer import named
+from ..convert.writer import alone, clear, replacing
 
 _SECONDS = 20.0  # between two savings
 
@@ -24,7 +24,6 @@ class State:
 
     def __init__(self, target: Path, identity: dict[str, Any], log: Any):
         self._path = target.with_name(target.name + ".state")
-        self._part = target.with_name(target.name + ".state.part")
         self._identity = json.dumps(identity, sort_keys=True)
         self._saved = time.monotonic()
         self._log = log
@@ -49,28 +48,31 @@ class State:
         """Saves, unless that was done a moment ago. Raises OSError."""
         if not at_once and time.monotonic() - self._saved < _SECONDS:
             return
-        try:
-            with named(self._path):
-                with self._part.open("wb") as file:
-                    np.savez(file, identity=np.array(self._identity), **arrays)
-                self._part.replace(self._path)
-        finally:
-            self._part.unlink(missing_ok=True)
+        with replacing(self._path, 0) as part, part.open("wb") as file:
+            np.savez(file, identity=np.array(self._identity), **arrays)
         self._saved = time.monotonic()
 
     def remove(self) -> None:
         """The work is done."""
         self._path.unlink(missing_ok=True)
-        self._part.unlink(missing_ok=True)  # of a process that was killed while it saved
+        clear(self._path)  # of a process that was killed while it saved
 
 
 @contextmanager
 def scratch(target: Path) -> Iterator[Path]:
     """A folder OUT.scratch for files that are needed on the way. Where work was killed it stays,
-    and the work that takes it up clears it."""
+    and the work that takes it up clears it. Raises ValueError where it is another's, or in use."""
     folder = target.with_name(target.name + ".scratch")
+    mark = folder / "powerinfer"
+    if folder.exists() and not mark.exists() and any(folder.iterdir()):
+        raise ValueError(f"{folder}: exists, and is no work of profile")
     folder.mkdir(exist_ok=True)
-    try:
-        yield folder
-    finally:
-        shutil.rmtree(folder)
+    with alone(mark):
+        try:
+            yield folder
+        finally:
+            for path in folder.iterdir():
+                if path != mark:
+                    shutil.rmtree(path) if path.is_dir() else path.unlink()
+            mark.unlink()  # last: without it the rest would be taken for a stranger's
+            folder.rmdir()

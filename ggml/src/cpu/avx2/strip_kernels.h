@@ -44,9 +44,9 @@ inline void multiply(const uint8_t* w, const uint8_t* ahead, const X& x, __m256 
 template <int most, typename Kernel>
 inline void for_tiles(int64_t nt, const Kernel& kernel) {
     int64_t t = 0;
-    for (; t + most <= nt; t += most) kernel(std::integral_constant<int, most>(), t);
-    for (; t + 4 <= nt; t += 4) kernel(std::integral_constant<int, 4>(), t);
-    for (; t < nt; t++) kernel(std::integral_constant<int, 1>(), t);
+    for (; t + most <= nt; t += most) kernel(Count<most>(), t);
+    for (; t + 4 <= nt; t += 4) kernel(Count<4>(), t);
+    for (; t < nt; t++) kernel(Count<1>(), t);
 }
 
 // Not inlined: merged with the tiles of other sizes, those of 8 tokens keep fewer values in

@@ -61,7 +61,7 @@ void block(const uint8_t* w, int64_t row_bytes, int64_t n_rows, int64_t k, const
            int64_t ldx, float* y, int64_t ldy) {
     __m512 sums[kRows / 4][4][6];
     for (int64_t k0 = 0; k0 < k; k0 += kColumns) {
-        const int64_t end = std::min(k0 + kColumns, k);
+        const int64_t end = k - k0 < kColumns ? k : k0 + kColumns;
         for (int64_t r = 0; r < n_rows; r += 4) {
             __m512 sum[4][6];
             for (int i = 0; i < 4; i++) {
@@ -102,7 +102,7 @@ void matmul(const uint8_t* w, int64_t row_bytes, int64_t n_rows, int64_t k, cons
         tile<W, 8, 1>(w + r * row_bytes, row_bytes, k, x, ldx, y + r, ldy);
     }
     while (r < in_fours) {
-        const int64_t n = std::min(kRows, in_fours - r);
+        const int64_t n = in_fours - r < kRows ? in_fours - r : kRows;
         int64_t t = 0;
         for (; t + 6 <= nt; t += 6) {
             block<W>(w + r * row_bytes, row_bytes, n, k, x + t * ldx, ldx, y + t * ldy + r, ldy);

@@ -229,10 +229,10 @@ template <typename Kernel>
 inline void for_tiles(int64_t nt, const Kernel& kernel) {
     for (int64_t t = 0, tiles = (nt + kMost - 1) / kMost; tiles; tiles--) {
         const int64_t n = (nt - t + tiles - 1) / tiles;
-        if (n == 6) kernel(std::integral_constant<int, 6>(), t);
-        if (n == 5) kernel(std::integral_constant<int, 5>(), t);
-        if (n == 4) kernel(std::integral_constant<int, 4>(), t);
-        if (n == 3) kernel(std::integral_constant<int, 3>(), t);
+        if (n == 6) kernel(Count<6>(), t);
+        if (n == 5) kernel(Count<5>(), t);
+        if (n == 4) kernel(Count<4>(), t);
+        if (n == 3) kernel(Count<3>(), t);
         t += n;
     }
 }

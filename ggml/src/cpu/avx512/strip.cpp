@@ -35,8 +35,8 @@ void strips(strip_fn narrow, const uint8_t* w, int64_t n, const Q8Rows& x, int64
             });
         }
     };
-    pairs(std::integral_constant<int, 2>());
-    pairs(std::integral_constant<int, 1>());
+    pairs(Count<2>());
+    pairs(Count<1>());
     if (i < n) narrow(w + i * size, n - i, x, t0, nt, y + i * kStrip, ldy);
 }
 
