@@ -160,8 +160,10 @@ def _tensor(path: Path, storage: Any, first: Any, size: Any, stride: Any) -> _Te
         raise ModelFormatError(f"{path}: a tensor of impossible shape")
     # A dimension of one element takes no step; a file may write any number there.
     steps = tuple(step if n > 1 else 0 for n, step in zip(size, stride, strict=True))
-    # Without elements there is nothing to hold against the storage, and numpy has its limit.
-    if math.prod(max(n, 1) for n in size) > max(storage.count, 1 << 31):
+    # A view may repeat its storage without end; work goes by elements. Of a tensor without any
+    # nothing can be held against the storage, and numpy has its limit.
+    most = storage.count if math.prod(size) else 1 << 31
+    if math.prod(max(n, 1) for n in size) > most:
         raise ModelFormatError(f"{path}: a tensor of impossible shape")
     last = first + sum((n - 1) * step for n, step in zip(size, steps, strict=True))
     if math.prod(size) and last >= storage.count:
