@@ -89,7 +89,7 @@ def _vocab(path: Path, ids: Any, merges: list[str]) -> Vocab:
         by_id[token] = text
     vocab = Vocab("gpt2", [], [], merges=merges)
     for token, text in sorted(by_id.items()):
-        vocab.pad_to(token)
+        vocab.pad_to(token, path)
         vocab.append(text, TokenType.NORMAL)
     return vocab
 
