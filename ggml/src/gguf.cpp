@@ -151,7 +151,11 @@ double Value::number(uint64_t i) const {
 }
 
 std::string_view Value::string(uint64_t i) const {
-    if (i < strings_.size()) return strings_[i];
+    if (i < count_ && i / kStep < starts_.size()) {
+        const uint8_t* p = data_ + starts_[i / kStep];  // the reader has walked here before
+        for (uint64_t k = 0; k < i % kStep; k++) p += 8 + load<uint64_t>(p);
+        return {reinterpret_cast<const char*>(p + 8), size_t(load<uint64_t>(p))};
+    }
     throw Error(Code::format,
                 format("no string %llu in a value of type %s", ull(i), type_text(*this).c_str()));
 }
@@ -282,8 +286,13 @@ class GgufReader {
             fail(format("%llu strings cannot lie in the %llu bytes that remain", ull(n),
                         ull(left())));
         n_strings_ += n;
-        value.strings_.reserve(n);
-        for (uint64_t i = 0; i < n; i++) value.strings_.push_back(take_string());
+        const uint64_t begin = pos_;
+        value.data_ = data_ + begin;
+        value.starts_.reserve((n + Value::kStep - 1) / Value::kStep);
+        for (uint64_t i = 0; i < n; i++) {
+            if (i % Value::kStep == 0) value.starts_.push_back(pos_ - begin);
+            take_string();
+        }
     }
 
     void read_numbers(Value& value) {
@@ -514,6 +523,9 @@ void Gguf::append_tensors(const Gguf& part, int file) {
     if (tensors_.size() + part.tensors_.size() > kMaxTensors)
         throw Error(Code::format, part.path_ + ": too many tensors in all parts together");
     for (const TensorInfo& t : part.tensors_) {
+        // A part may call itself a placement, whose tensors may be empty; a model's are not.
+        if (!t.bytes)
+            throw Error(Code::format, part.path_ + ": tensor " + shown(t.name) + ": is empty");
         if (!tensor_index_.emplace(t.name, tensors_.size()).second)
             throw Error(Code::format, part.path_ + ": tensor " + shown(t.name) +
                                           ": occurs in an earlier part too");

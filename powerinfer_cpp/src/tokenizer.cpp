@@ -2,9 +2,9 @@
 
 #include <algorithm>
 #include <cmath>
-#include <functional>
 #include <iterator>
 #include <limits>
+#include <utility>
 
 #include "ggml/status.h"
 #include "tokenizer_bpe.h"
@@ -22,6 +22,12 @@ using ggml::Value;
 const char* const key_tokens = "tokenizer.ggml.tokens";
 const char* const key_scores = "tokenizer.ggml.scores";
 const char* const key_types = "tokenizer.ggml.token_type";
+
+// In a file a token takes 8 bytes at least, in memory some hundred. Public vocabularies have up to
+// 300,000.
+constexpr uint64_t kMostTokens = 1 << 22;
+// Of their texts together; looking for them takes some 40 bytes for each of these.
+constexpr uint64_t kMostSpecialBytes = 1 << 24;
 
 [[noreturn]] void refuse(const Gguf& gguf, const char* key, const std::string& why) {
     throw Error(Code::format, gguf.path() + ": " + key + ": " + why);
@@ -61,8 +67,10 @@ void read_texts(const Gguf& gguf, Vocab& vocab) {
     const Value& texts = array(gguf, key_tokens, gguf.find(key_tokens));
     if (!texts.is_string()) refuse(gguf, key_tokens, "is not an array of strings");
     if (texts.count() == 0) refuse(gguf, key_tokens, "is empty");
-    if (texts.count() > uint64_t(std::numeric_limits<int32_t>::max()))
-        refuse(gguf, key_tokens, "has more tokens than an id can name");
+    if (texts.count() > kMostTokens)
+        refuse(gguf, key_tokens,
+               ggml::format("has %llu tokens, more than %llu", (unsigned long long)texts.count(),
+                            (unsigned long long)kMostTokens));
     vocab.tokens.resize(texts.count());
     for (uint64_t i = 0; i < texts.count(); i++) {
         const std::string_view text = texts.string(i);
@@ -118,7 +126,7 @@ void read_types(const Gguf& gguf, bool has_byte_tokens, Vocab& vocab) {
 }
 
 // Everything that follows from texts and types. decode: the bytes that an ordinary text stands for.
-void index_tokens(std::string (*decode)(std::string_view), Vocab& vocab) {
+void index_tokens(const Gguf& gguf, std::string (*decode)(std::string_view), Vocab& vocab) {
     std::fill(std::begin(vocab.byte_ids), std::end(vocab.byte_ids), -1);
     vocab.ids.reserve(vocab.tokens.size());
     for (int32_t i = 0; i < vocab.size(); i++) {
@@ -139,13 +147,22 @@ void index_tokens(std::string (*decode)(std::string_view), Vocab& vocab) {
         if (token.type == TokenType::control || token.type == TokenType::unknown ||
             token.type == TokenType::user_defined) {
             vocab.specials.emplace(token.text, i);
-            vocab.special_lengths.push_back(token.text.size());
-            vocab.special_first.set(uint8_t(token.text[0]));
         }
     }
-    std::vector<size_t>& lengths = vocab.special_lengths;
-    std::sort(lengths.begin(), lengths.end(), std::greater<size_t>());
-    lengths.erase(std::unique(lengths.begin(), lengths.end()), lengths.end());
+    std::vector<std::pair<std::string_view, int32_t>> all, user_defined;
+    uint64_t bytes = 0;
+    for (const auto& [text, id] : vocab.specials) {
+        bytes += text.size();
+        all.emplace_back(text, id);
+        if (vocab.tokens[size_t(id)].type == TokenType::user_defined)
+            user_defined.emplace_back(text, id);
+    }
+    if (bytes > kMostSpecialBytes)
+        refuse(gguf, key_tokens,
+               ggml::format("holds special tokens of more than %llu bytes",
+                            (unsigned long long)kMostSpecialBytes));
+    vocab.in_text = SpecialTokens(std::move(all));
+    vocab.in_plain_text = SpecialTokens(std::move(user_defined));
 }
 
 int32_t read_id(const Gguf& gguf, const char* key, const Vocab& vocab, int32_t missing) {
@@ -215,7 +232,7 @@ Vocab read_vocab(const Gguf& gguf) {
     // BPE needs no scores, but some files have them.
     if (!bpe || gguf.find(key_scores)) read_scores(gguf, vocab);
     read_types(gguf, !bpe, vocab);
-    index_tokens(bpe ? decode_bpe_text : with_spaces, vocab);
+    index_tokens(gguf, bpe ? decode_bpe_text : with_spaces, vocab);
 
     // Ids of the family, for files that do not say.
     int32_t bos = 1, eos = 2, unk = 0;

@@ -20,6 +20,9 @@ using ggml::Value;
 const char* const key_merges = "tokenizer.ggml.merges";
 const char* const key_pre = "tokenizer.ggml.pre";
 
+// Each names at most three new symbols of some hundred bytes. Public files have up to 500,000.
+constexpr uint64_t kMostMerges = 1 << 22;
+
 [[noreturn]] void refuse(const Gguf& gguf, const char* key, const std::string& why) {
     throw Error(Code::format, gguf.path() + ": " + key + ": " + why);
 }
@@ -94,7 +97,7 @@ class Symbols {
 
     const Vocab& vocab_;
     Bpe& bpe_;
-    std::unordered_map<std::string, int32_t> others_;
+    std::unordered_map<std::string, int32_t, VocabHash> others_;
 };
 
 // Merges the pieces of a text, one after the other, in memory that it keeps.
@@ -192,9 +195,10 @@ std::shared_ptr<const Bpe> read_bpe(const Gguf& gguf, const Vocab& vocab) {
     if (!merges) refuse(gguf, key_merges, "is missing");
     if (merges->type() != ggml::ValueType::array || !merges->is_string())
         refuse(gguf, key_merges, "is not an array of strings");
-    // Each names at most three new symbols.
-    if (merges->count() > uint64_t(INT32_MAX - vocab.size()) / 3 - 256)
-        refuse(gguf, key_merges, "has more elements than can be numbered");
+    if (merges->count() > kMostMerges)
+        refuse(gguf, key_merges,
+               ggml::format("has %llu elements, more than %llu",
+                            (unsigned long long)merges->count(), (unsigned long long)kMostMerges));
 
     const auto bpe = std::make_shared<Bpe>();
     bpe->pre = &read_pretokenizer(gguf);

@@ -23,7 +23,7 @@ struct Bpe {
     const PreTokenizer* pre;
     // What merging works on: ids of tokens, and from the number of tokens on other texts that
     // merges name. Keyed by left << 32 | right.
-    std::unordered_map<uint64_t, Merge> merges;
+    std::unordered_map<uint64_t, Merge, VocabHash> merges;
     std::vector<std::vector<int32_t>> spelt;  // tokens for each symbol that is no token itself
     int32_t byte_symbols[256];
 };

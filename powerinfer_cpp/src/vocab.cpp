@@ -18,36 +18,17 @@ std::string_view Vocab::text(int32_t id, bool special) const {
 }
 
 std::vector<int32_t> Vocab::tokenize(std::string_view text, bool special) const {
-    // Longer special tokens are matched before shorter ones, wherever they stand. found[i] is the
-    // token that starts at byte i.
-    constexpr int32_t none = -1, inside = -2;
-    std::vector<int32_t> found(text.size(), none);
-    for (const size_t length : special_lengths) {
-        for (size_t i = 0; i + length <= text.size(); i++) {
-            // What was matched before is at least as long as this: it covers one of the two ends.
-            if (!special_first[uint8_t(text[i])] || found[i] != none ||
-                found[i + length - 1] != none)
-                continue;
-            const auto match = specials.find(text.substr(i, length));
-            if (match == specials.end()) continue;
-            if (!special && tokens[match->second].type != TokenType::user_defined) continue;
-            std::fill_n(found.begin() + ptrdiff_t(i), length, inside);
-            found[i] = match->second;
-        }
-    }
-
     std::vector<int32_t> result;
-    for (size_t i = 0; i < text.size();) {
-        if (found[i] != none) {
-            result.push_back(found[i]);
-            i += tokens[size_t(found[i])].text.size();
-        } else {
-            size_t end = i;
-            while (end < text.size() && found[end] == none) end++;
-            encode(*this, text.substr(i, end - i), result);
-            i = end;
-        }
+    size_t begin = 0;
+    const auto between = [&](size_t end) {
+        if (begin < end) encode(*this, text.substr(begin, end - begin), result);
+    };
+    for (const SpecialTokens::Found& f : (special ? in_text : in_plain_text).find(text)) {
+        between(f.begin);
+        result.push_back(f.token);
+        begin = f.begin + f.size;
     }
+    between(text.size());
     return result;
 }
 

@@ -1,13 +1,15 @@
 // A vocabulary: texts of tokens, and text to ids and back with it.
 #pragma once
 
-#include <bitset>
 #include <cstdint>
 #include <memory>
 #include <string>
 #include <string_view>
 #include <unordered_map>
 #include <vector>
+
+#include "special_tokens.h"
+#include "vocab_hash.h"
 
 namespace powerinfer {
 
@@ -32,17 +34,17 @@ struct Vocab {
         TokenType type;
     };
     std::vector<Token> tokens;
-    std::unordered_map<std::string_view, int32_t> ids;  // by stored text, the first of equal ones
-    int32_t byte_ids[256];                              // token of each byte, -1: none
+    using Ids = std::unordered_map<std::string_view, int32_t, VocabHash>;
+    Ids ids;                // by stored text, the first of equal ones
+    int32_t byte_ids[256];  // token of each byte, -1: none
     int32_t bos = -1, eos = -1, unk = -1, nl = -1;
     bool add_bos = true, add_eos = false, add_space_prefix = true;
     std::vector<int32_t> ends;  // EOS, EOT and other tokens that end a generation, sorted
     size_t longest = 0;         // bytes of the longest text in tokens
 
     // Tokens that are looked for in the raw text: control, unknown and user-defined ones.
-    std::unordered_map<std::string_view, int32_t> specials;  // by stored text
-    std::vector<size_t> special_lengths;                     // of their texts, falling, each once
-    std::bitset<256> special_first;                          // first bytes of their texts
+    Ids specials;                          // by stored text
+    SpecialTokens in_text, in_plain_text;  // all of them, and the user-defined ones
 
     // Appends the ids of a text without special tokens in it. The tokenizer's family decides which
     // function this is.

@@ -3,11 +3,13 @@
 #include <unistd.h>
 
 #include <csignal>
+#include <cstdlib>
 #include <cstring>
 #include <filesystem>
 #include <fstream>
 #include <limits>
 #include <memory>
+#include <new>
 
 #include "check.h"
 #include "ggml/file_io.h"
@@ -15,6 +17,24 @@
 
 using namespace ggml;
 namespace fs = std::filesystem;
+
+namespace {
+
+uint64_t allocated = 0;  // bytes, by everything in this program
+
+}  // namespace
+
+void* operator new(size_t n) {
+    allocated += n;
+    if (void* p = std::malloc(n)) return p;
+    throw std::bad_alloc();
+}
+void operator delete(void* p) noexcept {
+    std::free(p);
+}
+void operator delete(void* p, size_t) noexcept {
+    std::free(p);
+}
 
 namespace {
 
@@ -511,6 +531,47 @@ void splits() {
 
 // ---- the writer's own rules ------------------------------------------------------------------
 
+// A part may say that it is a placement, whose tensors may be empty. A model's rows are divided by.
+void empty_tensors_of_parts() {
+    const auto part = [](int no, const std::string& architecture, uint64_t rows) {
+        Crafted file = one({ggml::format("t%d", no), {4, rows}});
+        file.values = {kv("split.no", ValueType::u16, u16(uint16_t(no))),
+                       kv("split.count", ValueType::u16, u16(2)),
+                       kv("general.architecture", ValueType::string, str(architecture))};
+        return file.bytes();
+    };
+    const std::string first = part(0, "llama", 2), second = part(1, "generic.gpu_index", 0);
+    const auto parsed = [](const std::string& bytes) {
+        return Gguf::parse(reinterpret_cast<const uint8_t*>(bytes.data()), bytes.size(), "x.gguf");
+    };
+    Gguf gguf = parsed(first);
+    CHECK_THROWS(format, gguf.append_tensors(parsed(second), 1));
+    const std::string good = part(1, "generic.gpu_index", 1);
+    gguf = parsed(first);
+    gguf.append_tensors(parsed(good), 1);
+    CHECK(gguf.tensors().size() == 2);
+}
+
+// An empty string takes eight bytes of a file, and a view of it took sixteen of memory.
+void memory_of_strings() {
+    constexpr uint64_t n = 1 << 22;
+    const std::string bytes =
+        with(kv("k", ValueType::array, array(8, n, std::string(n * 8, '\0')))).bytes();
+    const uint64_t before = allocated;
+    const Gguf gguf =
+        Gguf::parse(reinterpret_cast<const uint8_t*>(bytes.data()), bytes.size(), "x.gguf");
+    CHECK(allocated - before < bytes.size() / 32);  // views took twice the file's size
+    std::string texts;
+    for (int i = 0; i < 200; i++) texts += str(std::to_string(i));
+    const std::string some = with(kv("k", ValueType::array, array(8, 200, texts))).bytes();
+    const Gguf few =
+        Gguf::parse(reinterpret_cast<const uint8_t*>(some.data()), some.size(), "x.gguf");
+    for (int i = 199; i >= 0; i--) CHECK(few.find("k")->string(uint64_t(i)) == std::to_string(i));
+    CHECK_THROWS(format, few.find("k")->string(200));
+    CHECK_THROWS(format, few.find("k")->integer(0));
+    CHECK_THROWS(format, few.find("k")->number(0));
+}
+
 void writer_refuses() {
     const std::string path = at("refused.gguf");
     {
@@ -592,6 +653,8 @@ int main() {
     headers_of_any_length();
     rejects_truncation();
     splits();
+    empty_tensors_of_parts();
+    memory_of_strings();
     writer_refuses();
     writer_fails_cleanly();
     fs::remove_all(folder);

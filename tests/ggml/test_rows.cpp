@@ -100,6 +100,29 @@ void test_route(Context& context, Gating gating, int64_t n_used) {
     }
 }
 
+// A score that is not a number leaves no choice, and must not leave the row without experts.
+void test_route_without_numbers(Context& context, Gating gating) {
+    constexpr int64_t kRows = 3, kExperts = 4, kUsed = 2;
+    for (const float bad : {NAN, -NAN, INFINITY}) {
+        for (const int64_t at : {0, 3}) {
+            if (gating == Gating::sigmoid && bad == INFINITY) continue;  // 1, like any other
+            Floats score = random_floats(kRows * kExperts, 3), share(score.size());
+            score[size_t(kExperts + at)] = bad;
+            int32_t first[kExperts + 1], rows[kRows * kUsed];
+            float shares[kRows * kUsed];
+            route(context, gating, score.data(), kRows, kExperts, kUsed, share.data(),
+                  {first, rows, shares});
+            CHECK(first[kExperts] == kRows * kUsed);
+            int n = 0;
+            for (int64_t k = 0; k < kRows * kUsed; k++) {
+                CHECK((rows[k] == 1) == std::isnan(shares[k]));
+                n += rows[k] == 1;
+            }
+            CHECK(n == kUsed);
+        }
+    }
+}
+
 void test_gather_and_scatter(Context& context) {
     constexpr int64_t kRows = 11, kCols = 70;
     const Floats x = random_floats(kRows * kCols, 4);
@@ -144,6 +167,8 @@ int main() {
             test_route(context, Gating::softmax, n_used);
             test_route(context, Gating::sigmoid, n_used);
         }
+        test_route_without_numbers(context, Gating::softmax);
+        test_route_without_numbers(context, Gating::sigmoid);
         test_gather_and_scatter(context);
         test_flags(context);
     }

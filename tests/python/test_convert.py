@@ -386,6 +386,19 @@ def test_a_tensor_beyond_its_storage(tmp_path: Path) -> None:
         read_torch_zip(path)
 
 
+def test_a_vocabulary_of_a_size_that_is_only_claimed(tmp_path: Path) -> None:
+    folder, out = checkpoints.model(tmp_path / "model"), tmp_path / "out.gguf"
+    path = folder / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"vocab_size": 1 << 23}))
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    with pytest.raises(ModelFormatError, match=r"embed_tokens.weight has shape \[320, 64\]"):
+        convert(folder, outfile=out, log=quiet)
+    with pytest.raises(ModelFormatError, match="leaves 8388308 ids of 8388608 without a token"):
+        convert(folder, outfile=out, vocab_only=True, log=quiet)
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - peak < 64 << 10
+    assert not out.exists()
+
+
 # ---- Disk and interruptions ----
 
 

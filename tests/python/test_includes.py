@@ -31,7 +31,8 @@ LIBRARIES = {
 # source without a header of its name (forward.cpp) is a module, too.
 LAYERS = (
     # what a file says
-    ("utf8", "unicode_tables.inc", "pretokenizer", "vocab", "tokenizer*", "sampler", "names"),
+    ("utf8", "unicode_tables.inc", "pretokenizer", "vocab_hash", "special_tokens"),
+    ("vocab", "tokenizer*", "sampler", "names"),
     # where its weights go
     ("budget", "bundle", "placement", "weight_spec", "weight_plan", "sha256"),
     ("model", "families/*"),

@@ -61,7 +61,8 @@ class Value {
     bool is_number() const;   // any integer or float type
     bool is_string() const { return element_ == ValueType::string; }
     // Element i of an array, or the scalar itself with i = 0. A type that does not fit or i beyond
-    // count() is Error(format), without the name of the key: callers look first.
+    // count() is Error(format), without the name of the key: callers look first. A string is found
+    // by walking over up to 63 others.
     int64_t integer(uint64_t i = 0) const;  // any integer type or bool; a u64 beyond i64 saturates
     double number(uint64_t i = 0) const;    // any integer or float type; may be NaN or infinite
     std::string_view string(uint64_t i = 0) const;  // any bytes, not checked to be UTF-8
@@ -71,7 +72,10 @@ class Value {
     ValueType type_ = ValueType::u8, element_ = ValueType::u8;
     uint64_t count_ = 1;
     const uint8_t* data_ = nullptr;
-    std::vector<std::string_view> strings_;  // when element_ is string
+    // When element_ is string: where every kStep-th one begins. A view of each would take more
+    // memory than the file has bytes, since an empty string has eight of them.
+    static constexpr uint64_t kStep = 64;
+    std::vector<uint64_t> starts_;
 };
 
 struct TensorInfo {
@@ -114,9 +118,9 @@ class Gguf {
     std::string_view string(std::string_view key, std::string_view missing) const;
 
     // Appends the tensors of another part of a split file (its part number, from 1, goes to
-    // TensorInfo::file). Error(format) where a name occurs twice, where the part says that it is
-    // another one (split.no, split.count), or where after the last part the number of tensors is
-    // not split.tensors.count.
+    // TensorInfo::file). Error(format) where a name occurs twice, where a tensor is empty, where
+    // the part says that it is another one (split.no, split.count), or where after the last part
+    // the number of tensors is not split.tensors.count.
     void append_tensors(const Gguf& part, int file);
 
  private:

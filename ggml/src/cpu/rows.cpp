@@ -1,5 +1,6 @@
 // Operators that place rows: embeddings, positions, keys and values, and the rows of experts.
 #include <algorithm>
+#include <limits>
 
 #include "ggml/math.h"
 #include "ggml/ops.h"
@@ -97,21 +98,31 @@ void scatter_add(Context& context, const float* x, const int32_t* rows, const fl
 
 namespace {
 
-// Scores of one row become shares: 0 for experts that it did not choose.
+// Scores of one row become shares: 0 for experts that it did not choose. Where a score is not a
+// number there is no choice: the first experts get NaN shares, so that the row's output is NaN and
+// not that of a model without experts.
 void choose_experts(Gating gating, float* score, int64_t n_expert, int64_t n_used, float* share) {
     const float top = *std::max_element(score, score + n_expert);
+    bool numbers = true;
     for (int64_t e = 0; e < n_expert; e++) {
         score[e] = gating == Gating::sigmoid ? sigmoid(score[e]) : exp_f32(score[e] - top);
+        numbers = numbers && score[e] == score[e];
+    }
+    std::fill_n(share, n_expert, 0.0f);
+    if (!numbers) {
+        std::fill_n(share, n_used, std::numeric_limits<float>::quiet_NaN());
+        return;
     }
     float sum = 0;
-    std::fill_n(share, n_expert, 0.0f);
     for (int64_t k = 0; k < n_used; k++) {
         const int64_t best = std::max_element(score, score + n_expert) - score;
         share[best] = score[best];
         sum += score[best];
         score[best] = -1;
     }
-    for (int64_t e = 0; e < n_expert; e++) share[e] /= sum;
+    for (int64_t e = 0; e < n_expert; e++) {
+        if (score[e] == -1) share[e] /= sum;
+    }
 }
 
 }  // namespace
@@ -126,7 +137,7 @@ void route(Context& context, Gating gating, float* score, int64_t n, int64_t n_e
     for (int64_t e = 0; e < n_expert; e++) {
         out.first[e] = k;
         for (int64_t t = 0; t < n; t++) {
-            if (!(share[t * n_expert + e] > 0)) continue;
+            if (share[t * n_expert + e] == 0) continue;
             out.rows[k] = int32_t(t);
             out.share[k++] = share[t * n_expert + e];
         }

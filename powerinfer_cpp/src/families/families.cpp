@@ -17,6 +17,9 @@ namespace {
 
 // Upper bounds keep later products far from overflow; no model comes near them.
 constexpr int64_t kWide = 1 << 20, kMany = 1 << 16;
+// Of all layers together: each takes about 1.5 kB before a weight is read. The largest public
+// models have some 25,000.
+constexpr int64_t kMostExperts = 1 << 18;
 
 [[noreturn]] void refuse(const ggml::Gguf& gguf, Code code, const std::string& what) {
     throw Error(code, gguf.path() + ": " + what);
@@ -126,6 +129,11 @@ Config read_config(const ggml::Gguf& gguf, int64_t n_vocab) {
     c.n_expert_used = gguf.integer(key(".expert_used_count"), 0, c.n_expert, 0);
     if (c.n_expert && !c.n_expert_used) {
         refuse(gguf, Code::format, key(".expert_used_count") + " is missing or 0");
+    }
+    if (c.n_expert * c.n_layer > kMostExperts) {
+        refuse(gguf, Code::format,
+               format("%lld layers of %lld experts are more than %lld together",
+                      (long long)c.n_layer, (long long)c.n_expert, (long long)kMostExperts));
     }
     // Experts may have a width of their own.
     const std::string expert_ff = key(".expert_feed_forward_length");

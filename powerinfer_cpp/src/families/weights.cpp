@@ -11,6 +11,9 @@ namespace {
 // The tensors of a bundled file: I8 [stride, n_ff] or, with "_exps", [stride, n_ff, n_expert].
 constexpr char kGateRows[] = "ffn_gate_rows", kUpDownRows[] = "ffn_up_down_rows";
 
+// Every row of a batch keeps as many values; public predictors have up to a few thousand.
+constexpr int64_t kHighestRank = 1 << 16;
+
 }  // namespace
 
 std::string blk(int64_t layer, const char* suffix) {
@@ -158,6 +161,12 @@ void Weights::predictor(int64_t i, const char* suffix, int64_t e, Ffn& f) {
         c.has_predictors = true;
         const ggml::TensorInfo* first = m.file.gguf.find_tensor(fc1);
         const int64_t rank = first ? first->ne[1] : 1;
+        if (rank > kHighestRank) {
+            throw ggml::Error(ggml::Code::format,
+                              ggml::format("%s: tensor \"%s\" has rank %lld, beyond %lld",
+                                           m.file.gguf.path().c_str(), fc1.c_str(), (long long)rank,
+                                           (long long)kHighestRank));
+        }
         c.predictor_rank = std::max(c.predictor_rank, rank);
         rows(Part::predictor, fc1, shaped(c.n_embd, rank), e * rank, rank, Product{&f.fc1});
         rows(Part::predictor, fc2, shaped(rank, c.n_ff), e * c.n_ff, c.n_ff, Product{&f.fc2});
@@ -207,8 +216,13 @@ void Weights::experts(int64_t i) {
         // PowerInfer's SmallThinker files keep the plain name for rows by neuron.
         by_rows = t->ne[0] == c.n_embd && c.n_embd != c.n_ff;
     }
-    l.experts.resize(size_t(c.n_expert));
-    for (int64_t e = 0; e < c.n_expert; e++) {
+    // Without their tensor the experts are a number in the file. One is enough to miss it.
+    const std::string all = has(blk(i, kUpDownRows) + "_exps") ? blk(i, kUpDownRows) + "_exps"
+                                                               : blk(i, "ffn_up_exps.weight");
+    const ggml::TensorInfo* up = m.file.gguf.find_tensor(all);
+    const int64_t n_expert = up && up->ne[2] == c.n_expert ? c.n_expert : 1;
+    l.experts.resize(size_t(n_expert));
+    for (int64_t e = 0; e < n_expert; e++) {
         Ffn& f = l.experts[size_t(e)];
         const std::string gate = blk(i, "ffn_gate_exps.weight"), up = blk(i, "ffn_up_exps.weight");
         if (by_rows) {

@@ -117,6 +117,8 @@ def convert(
         if not dense and predictor is None and embeds_predictors(family, checkpoint):
             neuron_aware = family.keep_predictors = True
         found = list(_outputs(folder, checkpoint, predictor, family, neuron_aware))
+    # Not before the embedding has shown that there are as many tokens as config.json says.
+    vocab.pad_to(family.n_vocab, config.path)
     with_predictors = predictor is not None or family.keep_predictors
     missing = _layers_without_predictor(found, family.n_layer) if with_predictors else []
     if missing:

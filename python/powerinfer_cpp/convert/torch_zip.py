@@ -1,14 +1,13 @@
 """A reader of torch's zip files that holds nothing but tensors, without torch.
 
-`pickle.load` runs whatever a file names. This unpickler knows three names (an ordered dict, the
-function that rebuilds a tensor, and the storage types) and refuses every other one, so that a file
-can give numbers and nothing else. The numbers are mapped, and read when they are needed.
+The pickle is read by `torch_pickle`, which knows three names (an ordered dict, the function that
+rebuilds a tensor, and the storage types) and refuses every other one, so that a file can give
+numbers and nothing else. The numbers are mapped, and read when they are needed.
 """
 
+import errno
 import math
-import pickle
 import zipfile
-from collections import OrderedDict
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,10 @@ from typing import Any
 import numpy as np
 
 from ..errors import ModelFormatError
+from .torch_pickle import NotPlain, read_pickle
 from .weight import Weight
+
+__all__ = ["NotPlain", "read_torch_tensor", "read_torch_zip"]
 
 _STORAGES = {
     "FloatStorage": "<f4",
@@ -28,10 +30,7 @@ _STORAGES = {
 }
 _LARGEST_PICKLE = 1 << 24  # bytes; name and shape of a tensor take about a hundred
 _LOCAL_HEADER = 30  # bytes of a zip entry before its name
-
-
-class NotPlain(ModelFormatError):
-    """Not a zip file of plain tensors."""
+_MOST_DIMENSIONS = 16
 
 
 def read_torch_zip(path: Path) -> dict[str, Weight]:
@@ -59,8 +58,15 @@ def _load(path: Path) -> Any:
     try:
         with zipfile.ZipFile(path) as archive:
             return _read(path, archive)
+    except ModelFormatError:
+        raise
     except zipfile.BadZipFile:
         raise NotPlain(f"{path}: not a torch zip file") from None
+    except Exception as error:  # zipfile raises nearly anything: EOFError, struct.error, ...
+        # EINVAL is an offset that no file has; other troubles of the system are not the file's.
+        if isinstance(error, OSError) and error.errno != errno.EINVAL:
+            raise
+        raise ModelFormatError(f"{path}: damaged zip file ({type(error).__name__})") from None
 
 
 @dataclass(frozen=True)
@@ -84,22 +90,27 @@ def _read(path: Path, archive: zipfile.ZipFile) -> Any:
     if entries[pickles[0]].file_size > _LARGEST_PICKLE:
         raise NotPlain(f"{path}: too much beside its tensors")
     byteorder = f"{root}byteorder"
-    if byteorder in entries and archive.read(byteorder) != b"little":
+    if byteorder in entries and _contents(archive, entries[byteorder], 6) != b"little":
         raise NotPlain(f"{path}: big-endian")
 
     def storage(kind: str, key: str, count: int) -> _Storage:
         name, dtype = f"{root}data/{key}", _STORAGES[kind]
         if name not in entries or entries[name].file_size != count * np.dtype(dtype).itemsize:
-            raise ModelFormatError(f"{path}: {name} is missing or has another size")
+            shown = ascii(name[:80])[1:-1]
+            raise ModelFormatError(f"{path}: {shown} is missing or has another size")
         return _Storage(dtype, kind == "BFloat16Storage", _offset(path, entries[name]), count)
 
-    with archive.open(pickles[0]) as file:
-        try:
-            return _Tensors(file, storage, path).load()
-        except ModelFormatError:
-            raise
-        except Exception as error:  # a damaged pickle can raise nearly anything
-            raise ModelFormatError(f"{path}: damaged: {error}") from None
+    def rebuild(storage: Any, first: Any, size: Any, stride: Any) -> _Tensor:
+        return _tensor(path, storage, first, size, stride)
+
+    data = _contents(archive, entries[pickles[0]], _LARGEST_PICKLE)
+    return read_pickle(path, data, frozenset(_STORAGES), storage, rebuild)
+
+
+def _contents(archive: zipfile.ZipFile, entry: zipfile.ZipInfo, most: int) -> bytes:
+    """The bytes of an entry, no more than `most`, whatever sizes the file claims."""
+    with archive.open(entry) as file:
+        return file.read(most)
 
 
 def _offset(path: Path, entry: zipfile.ZipInfo) -> int:
@@ -137,36 +148,24 @@ class _Tensor:
         return np.lib.stride_tricks.as_strided(flat, self.shape, strides, writeable=False)
 
 
-class _Tensors(pickle.Unpickler):
-    """Rebuilds tensors over storages; refuses everything else."""
-
-    def __init__(self, file: Any, storage: Any, path: Path):
-        super().__init__(file)
-        self._storage, self._path = storage, path
-
-    def find_class(self, module: str, name: str) -> Any:
-        if (module, name) == ("collections", "OrderedDict"):
-            return OrderedDict
-        if (module, name) == ("torch._utils", "_rebuild_tensor_v2"):
-            return self._rebuild
-        if module == "torch" and name in _STORAGES:
-            return name
-        raise NotPlain(f"{self._path}: it names {module}.{name}, which is no plain tensor")
-
-    def persistent_load(self, pid: Any) -> Any:
-        kind, storage_type, key, _device, count = pid
-        if kind != "storage" or storage_type not in _STORAGES:
-            raise NotPlain(f"{self._path}: a storage of an unknown kind")
-        return self._storage(storage_type, str(key), count)
-
-    def _rebuild(
-        self, storage: Any, offset: int, size: Any, stride: Any, *_autograd: Any
-    ) -> _Tensor:
-        first, *sizes = (int(n) for n in (offset, *size, *stride))
-        if first < 0 or min(sizes, default=0) < 0 or len(size) != len(stride):
-            raise ModelFormatError(f"{self._path}: a tensor of impossible shape")
-        shape, steps = tuple(sizes[: len(size)]), tuple(sizes[len(size) :])
-        last = first + sum((n - 1) * step for n, step in zip(shape, steps, strict=True))
-        if math.prod(shape) and last >= storage.count:
-            raise ModelFormatError(f"{self._path}: a tensor that exceeds its storage")
-        return _Tensor(self._path, storage, first, shape, steps)
+def _tensor(path: Path, storage: Any, first: Any, size: Any, stride: Any) -> _Tensor:
+    """A tensor of a pickle, whose every byte lies in its storage."""
+    if not (
+        isinstance(storage, _Storage)
+        and isinstance(size, tuple)
+        and isinstance(stride, tuple)
+        and len(size) == len(stride) <= _MOST_DIMENSIONS
+        and all(type(n) is int and n >= 0 for n in (first, *size, *stride))
+    ):
+        raise ModelFormatError(f"{path}: a tensor of impossible shape")
+    # A dimension of one element takes no step; a file may write any number there.
+    steps = tuple(step if n > 1 else 0 for n, step in zip(size, stride, strict=True))
+    # A view may repeat its storage without end; work goes by elements. Of a tensor without any
+    # nothing can be held against the storage, and numpy has its limit.
+    most = storage.count if math.prod(size) else 1 << 31
+    if math.prod(max(n, 1) for n in size) > most:
+        raise ModelFormatError(f"{path}: a tensor of impossible shape")
+    last = first + sum((n - 1) * step for n, step in zip(size, steps, strict=True))
+    if math.prod(size) and last >= storage.count:
+        raise ModelFormatError(f"{path}: a tensor that exceeds its storage")
+    return _Tensor(path, storage, first, size, steps)

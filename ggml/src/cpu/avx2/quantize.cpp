@@ -1,4 +1,6 @@
 // Activations to 8 bits; the same bits as generic.
+#include <limits>
+
 #include "cpu/avx2/simd.h"
 #include "cpu/kernels.h"
 
@@ -9,9 +11,10 @@ void quantize__f32_q8(const float* x, int64_t t0, int64_t nt, const Q8Rows& out)
     const __m256 sign = _mm256_set1_ps(-0.0f);
     const __m256i limit = _mm256_set1_epi32(127), order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);
     for (int64_t b = t0 * n_blocks; b < (t0 + nt) * n_blocks; b++) {
-        __m256 v[4], largest = _mm256_setzero_ps();
+        __m256 v[4], largest = _mm256_setzero_ps(), unordered = _mm256_setzero_ps();
         for (int i = 0; i < 4; i++) {
             v[i] = _mm256_loadu_ps(x + b * kQ + 8 * i);
+            unordered = _mm256_or_ps(unordered, _mm256_cmp_ps(v[i], v[i], _CMP_UNORD_Q));
             // The operand order makes a NaN in v lose against what was there, as in generic.
             largest = _mm256_max_ps(_mm256_andnot_ps(sign, v[i]), largest);
         }
@@ -36,9 +39,11 @@ void quantize__f32_q8(const float* x, int64_t t0, int64_t nt, const Q8Rows& out)
         const __m128i both =
             _mm_add_epi32(_mm256_castsi256_si128(s), _mm256_extracti128_si256(s, 1));
         const int32_t low = _mm_cvtsi128_si32(both), high = _mm_extract_epi32(both, 1);
-        out.d[b] = d;
+        const float scale =
+            _mm256_testz_ps(unordered, unordered) ? d : std::numeric_limits<float>::quiet_NaN();
+        out.d[b] = scale;
         out.s8[b] = 8 * (low + high);
-        out.ds[b] = d * float(low + high);
+        out.ds[b] = scale * float(low + high);
         out.s16[2 * b] = int16_t(low);
         out.s16[2 * b + 1] = int16_t(high);
     }

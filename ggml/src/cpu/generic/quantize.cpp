@@ -1,6 +1,7 @@
 // Activations to 8 bits, in plain C++: the specification of quantize__f32_q8.
 #include <algorithm>
 #include <cmath>
+#include <limits>
 
 #include "cpu/kernels.h"
 
@@ -14,15 +15,21 @@ void quantize__f32_q8(const float* x, int64_t t0, int64_t nt, const Q8Rows& out)
         for (int i = 0; i < kQ; i++) largest = std::max(largest, std::fabs(block[i]));
         const float d = largest / 127.0f, inverse = d > 0 ? 1.0f / d : 0.0f;
         int32_t sum[2] = {};
+        bool numbers = true;
         for (int i = 0; i < kQ; i++) {
-            const int32_t q = int32_t(std::nearbyintf(block[i] * inverse));
-            // Only what is not a number, or a scale too small to invert, comes out of range.
-            out.q[b * kQ + i] = int8_t(std::clamp(q, -127, 127));
+            numbers = numbers && block[i] == block[i];
+            const float q = std::nearbyintf(block[i] * inverse);
+            // Only what is not a number, or a scale too small to invert, comes out of range; what
+            // no int32 holds becomes -127, as the conversion of x86 has it.
+            const bool fits = std::fabs(q) < 2147483648.0f;
+            out.q[b * kQ + i] = int8_t(fits ? std::clamp(q, -127.0f, 127.0f) : -127.0f);
             sum[i / 16] += out.q[b * kQ + i];
         }
-        out.d[b] = d;
+        // The scale tells of values that 8 bits cannot.
+        const float scale = numbers ? d : std::numeric_limits<float>::quiet_NaN();
+        out.d[b] = scale;
         out.s8[b] = 8 * (sum[0] + sum[1]);
-        out.ds[b] = d * float(sum[0] + sum[1]);
+        out.ds[b] = scale * float(sum[0] + sum[1]);
         out.s16[2 * b] = int16_t(sum[0]);
         out.s16[2 * b + 1] = int16_t(sum[1]);
     }

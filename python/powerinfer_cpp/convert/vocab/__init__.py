@@ -15,7 +15,7 @@ __all__ = ["PRE_NAMES", "Vocab", "read_vocab"]
 
 
 def read_vocab(folder: Path, config: Config, n_vocab: int, pre: str | None = None) -> Vocab:
-    """The vocabulary of a model folder, padded with unused tokens to n_vocab.
+    """The vocabulary of a model folder, whose model has n_vocab tokens; the caller fills it up.
 
     pre: the pre-tokeniser's name, instead of the one that tokenizer.json describes. Raises
     FileNotFoundError without a vocabulary, UnsupportedModelError for kinds that are not known,
@@ -35,8 +35,7 @@ def read_vocab(folder: Path, config: Config, n_vocab: int, pre: str | None = Non
         )
     for token, (text, kind) in sorted(added.items()):
         _add(vocab, token, text, kind, folder)
-    vocab.pad_to(n_vocab)
-    _special_ids(vocab, config, settings)
+    _special_ids(vocab, config, settings, n_vocab)
     vocab.add_bos = _setting(settings, "add_bos_token", vocab.add_bos) and vocab.bos is not None
     vocab.add_eos = _setting(settings, "add_eos_token", vocab.add_eos) and vocab.eos is not None
     vocab.chat_template = _chat_template(folder, settings)
@@ -72,7 +71,7 @@ def _add(vocab: Vocab, token: int, text: str, kind: TokenType, folder: Path) -> 
         if vocab.texts[token] != text or vocab.types[token] == TokenType.NORMAL:
             vocab.replace(token, text, kind)
     elif token == len(vocab.texts) or vocab.kind == "gpt2":
-        vocab.pad_to(token)  # byte-level vocabularies have holes
+        vocab.pad_to(token, folder)  # byte-level vocabularies have holes
         vocab.append(text, kind)
     else:
         raise ModelFormatError(
@@ -80,7 +79,7 @@ def _add(vocab: Vocab, token: int, text: str, kind: TokenType, folder: Path) -> 
         )
 
 
-def _special_ids(vocab: Vocab, config: Config, settings: dict[str, Any]) -> None:
+def _special_ids(vocab: Vocab, config: Config, settings: dict[str, Any], n_vocab: int) -> None:
     """bos, eos, unk, pad: by tokenizer_config.json's text, else config.json's id, else as is."""
     for name in ("bos", "eos", "unk", "pad"):
         text = _content(settings.get(f"{name}_token"))
@@ -88,7 +87,7 @@ def _special_ids(vocab: Vocab, config: Config, settings: dict[str, Any]) -> None
         token = token[0] if isinstance(token, list) and token else token
         if text in vocab.texts:
             setattr(vocab, name, vocab.texts.index(text))
-        elif isinstance(token, int) and 0 <= token < len(vocab.texts):
+        elif isinstance(token, int) and 0 <= token < n_vocab:
             setattr(vocab, name, token)
 
 

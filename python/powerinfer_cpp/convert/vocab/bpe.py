@@ -100,7 +100,7 @@ def _vocab(path: Path, ids: Any, merges: list[str], kind: str = "gpt2") -> Vocab
         by_id[token] = text
     vocab = Vocab(kind, [], [], merges=merges)
     for token, text in sorted(by_id.items()):
-        vocab.pad_to(token)
+        vocab.pad_to(token, path)
         vocab.append(text, TokenType.NORMAL)
     return vocab
 

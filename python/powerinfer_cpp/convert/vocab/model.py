@@ -3,8 +3,13 @@
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from enum import IntEnum
+from pathlib import Path
 
+from ...errors import ModelFormatError
 from ..writer import Entry, array, boolean, string, uint32
+
+# A few lines of JSON can ask for 2^31 of them, some hundred bytes each; models have thousands.
+_MOST_PADDING = 1 << 18
 
 
 class TokenType(IntEnum):
@@ -42,6 +47,7 @@ class Vocab:
     chat_template: str | None = None
     added: dict[int, tuple[str, TokenType]] = field(default_factory=dict)  # beyond the model's own
     notes: list[str] = field(default_factory=list)  # what the user should know
+    _padding: int = 0  # unused tokens that fill gaps
 
     def append(self, text: str, kind: TokenType) -> None:
         """Adds a token at the end."""
@@ -56,8 +62,15 @@ class Vocab:
         if self.kind == "llama":
             self.scores[token] = 0.0
 
-    def pad_to(self, n: int) -> None:
-        """Adds unused tokens until there are n."""
+    def pad_to(self, n: int, where: Path) -> None:
+        """Adds unused tokens until there are n; raises ModelFormatError naming `where` for more
+        than any model needs."""
+        self._padding += max(0, n - len(self.texts))
+        if self._padding > _MOST_PADDING:
+            raise ModelFormatError(
+                f"{where}: the vocabulary leaves {self._padding} ids of {n} without a token; "
+                f"at most {_MOST_PADDING} are filled up"
+            )
         for token in range(len(self.texts), n):
             self.append(f"[PAD{token}]", TokenType.UNUSED)
 
