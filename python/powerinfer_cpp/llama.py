@@ -8,6 +8,15 @@ from typing import TYPE_CHECKING, Any, Literal, overload
 import numpy as np
 
 from . import chat, hub, options
+from .answers import (
+    ChatChunk,
+    ChatCompletion,
+    ChatOptions,
+    Completion,
+    CompletionChunk,
+    CompletionOptions,
+    Embeddings,
+)
 from .completion import ChatDicts, CompletionDicts, Piece, pieces, stop_bytes
 from .core import RANDOM_SEEDS, LlamaCore, combined
 from .errors import ContextOverflowError, ModelFormatError, OutOfMemoryError
@@ -18,15 +27,6 @@ from .model import as_tokens
 from .sampling import Sampling
 from .state import LlamaRAMCache, LlamaState, common_prefix
 from .tokenizer import LlamaTokenizer
-from .types import (
-    ChatChunk,
-    ChatCompletion,
-    ChatOptions,
-    Completion,
-    CompletionChunk,
-    CompletionOptions,
-    Embeddings,
-)
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
