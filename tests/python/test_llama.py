@@ -32,7 +32,7 @@ from powerinfer_cpp import (
     ModelFormatError,
     OutOfMemoryError,
     StoppingCriteriaList,
-    types,
+    answers,
 )
 
 CONFIG = checkpoints.config(num_key_value_heads=2)
@@ -622,12 +622,17 @@ def test_types_are_those_of_the_calls() -> None:
     assert (package / "py.typed").exists()
     named = {"self", "prompt", "suffix", "max_tokens", "temperature", "top_p", "stream"}
     for method, options, written in (
-        (Llama.create_completion, types.CompletionOptions, named),
-        (Llama.create_chat_completion, types.ChatOptions, {"self", "messages", "stream"}),
+        (Llama.create_completion, answers.CompletionOptions, named),
+        (Llama.create_chat_completion, answers.ChatOptions, {"self", "messages", "stream"}),
     ):
         given = {*written, *options.__annotations__}
         assert given == set(inspect.signature(method).parameters)
-    with_dicts = (types.Completion, types.CompletionChunk, types.ChatCompletion, types.ChatChunk)
+    with_dicts = (
+        answers.Completion,
+        answers.CompletionChunk,
+        answers.ChatCompletion,
+        answers.ChatChunk,
+    )
     assert all("choices" in kind.__annotations__ for kind in with_dicts)
 
 
@@ -636,22 +641,22 @@ def test_dicts_are_those_of_the_types(llm: Llama) -> None:
         return set(kind.__annotations__)
 
     whole = llm(PROMPT, max_tokens=3, logprobs=1)
-    assert set(whole) == keys(types.Completion) and set(whole["usage"]) == keys(types.Usage)
-    assert set(whole["choices"][0]) == keys(types.CompletionChoice)
-    assert set(whole["choices"][0]["logprobs"]) == keys(types.CompletionLogprobs)
-    assert set(next(llm(PROMPT, stream=True))) == keys(types.CompletionChunk)
+    assert set(whole) == keys(answers.Completion) and set(whole["usage"]) == keys(answers.Usage)
+    assert set(whole["choices"][0]) == keys(answers.CompletionChoice)
+    assert set(whole["choices"][0]["logprobs"]) == keys(answers.CompletionLogprobs)
+    assert set(next(llm(PROMPT, stream=True))) == keys(answers.CompletionChunk)
     messages = [{"role": "user", "content": "x"}]
     whole = llm.create_chat_completion(messages, max_tokens=3, logprobs=True)
-    assert set(whole) == keys(types.ChatCompletion)
-    assert set(whole["choices"][0]) == keys(types.ChatChoice)
-    assert set(whole["choices"][0]["message"]) == keys(types.ChatMessage)
+    assert set(whole) == keys(answers.ChatCompletion)
+    assert set(whole["choices"][0]) == keys(answers.ChatChoice)
+    assert set(whole["choices"][0]["message"]) == keys(answers.ChatMessage)
     logprobs = whole["choices"][0]["logprobs"]
-    assert set(logprobs) == keys(types.ChatLogprobs)
-    assert set(logprobs["content"][0]) == keys(types.ChosenLogprob)
+    assert set(logprobs) == keys(answers.ChatLogprobs)
+    assert set(logprobs["content"][0]) == keys(answers.ChosenLogprob)
     for chunk in llm.create_chat_completion(messages, max_tokens=3, stream=True):
-        assert set(chunk) == keys(types.ChatChunk)
-        assert set(chunk["choices"][0]) == keys(types.ChatChunkChoice)
-        assert set(chunk["choices"][0]["delta"]) <= keys(types.ChatDelta)
+        assert set(chunk) == keys(answers.ChatChunk)
+        assert set(chunk["choices"][0]) == keys(answers.ChatChunkChoice)
+        assert set(chunk["choices"][0]["delta"]) <= keys(answers.ChatDelta)
 
 
 def test_files_that_cannot_be_opened(tmp_path: Path) -> None:
