@@ -35,7 +35,7 @@ def check(names: list[str]) -> None:
         [sys.executable, str(HERE / "hostile.py"), "templates", *names],
         capture_output=True,
         text=True,
-        timeout=20 + 4 * len(names),
+        timeout=60 + 8 * len(names),  # nobody waits for ever
     )
     assert done.returncode == 0 and done.stderr == "", done.stderr
     *lines, ours, theirs = map(json.loads, done.stdout.splitlines())
