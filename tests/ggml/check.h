@@ -1,8 +1,10 @@
 // What a C++ test needs, without a library: CHECK, CHECK_THROWS, and a summary for main to return.
 #pragma once
 
+#include <cstdint>
 #include <cstdio>
 #include <exception>
+#include <fstream>
 #include <string>
 
 #include "ggml/status.h"
@@ -22,6 +24,23 @@ inline void report(bool good, const char* file, int line, const std::string& wha
 inline int summary(const char* name) {
     std::printf("%s: %d checks, %d failed\n", name, checks, failures);
     return failures == 0 && checks > 0 ? 0 : 1;
+}
+
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+constexpr bool kSanitized = true;
+#else
+constexpr bool kSanitized = false;
+#endif
+
+// Bytes that this process keeps in RAM by mlock().
+inline uint64_t locked_bytes() {
+    std::ifstream status("/proc/self/status");
+    std::string word;
+    uint64_t kib = 0;
+    while (status >> word && word != "VmLck:") {
+    }
+    status >> kib;
+    return kib << 10;
 }
 
 }  // namespace check
