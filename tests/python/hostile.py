@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import pathlib
 import resource
 import sys
 
@@ -262,6 +263,12 @@ def spent() -> float:
     return sum(os.times()[:4])
 
 
+def peak() -> int:
+    """Most bytes that this process has held. ru_maxrss would begin with what its parent holds."""
+    lines = pathlib.Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) << 10 for line in lines if line.startswith("VmHWM:"))
+
+
 def run_templates(*names: str) -> None:
     from powerinfer_cpp.template import ChatTemplate
 
@@ -301,5 +308,5 @@ def run_grammars(model: str, *names: str) -> None:
 
 if __name__ == "__main__":
     {"templates": run_templates, "grammars": run_grammars}[sys.argv[1]](*sys.argv[2:])
-    for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN):
-        print(resource.getrusage(who).ru_maxrss << 10)
+    print(peak())
+    print(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss << 10)
