@@ -39,8 +39,7 @@ void quantize__f32_q8(const float* x, int64_t t0, int64_t nt, const Q8Rows& out)
         const __m128i both =
             _mm_add_epi32(_mm256_castsi256_si128(s), _mm256_extracti128_si256(s, 1));
         const int32_t low = _mm_cvtsi128_si32(both), high = _mm_extract_epi32(both, 1);
-        const float scale =
-            _mm256_testz_ps(unordered, unordered) ? d : NAN;
+        const float scale = _mm256_testz_ps(unordered, unordered) ? d : NAN;
         out.d[b] = scale;
         out.s8[b] = 8 * (low + high);
         out.ds[b] = scale * float(low + high);
