@@ -257,10 +257,16 @@ GRAMMARS: dict[str, str | dict] = {
 }
 
 
-def spent() -> float:
-    """Seconds of processor time, of workers that have ended too: what other programs of the machine
-    do does not count."""
-    return sum(os.times()[:4])
+class Clock:
+    """Time of a case: the smaller of what the clock says, which other programs of the machine
+    lengthen, and of the processor time, which has a worker's earlier cases when it is ended."""
+
+    def __init__(self) -> None:
+        self._begin = time.monotonic(), sum(os.times()[:4])
+
+    def seconds(self) -> float:
+        wall, processor = self._begin
+        return min(time.monotonic() - wall, sum(os.times()[:4]) - processor)
 
 
 def peak() -> int:
@@ -275,12 +281,12 @@ def run_templates(*names: str) -> None:
     messages = [{"role": "user", "content": "Hello"}]
     texts = templates()
     for name in names:
-        start = spent()
+        clock = Clock()
         try:
             came_to = f"a text of {len(ChatTemplate(texts[name]).render(messages))} characters"
         except ValueError as error:
             came_to = f"ValueError: {error}"
-        seconds = spent() - start
+        seconds = clock.seconds()
         again = ChatTemplate("{{ messages[0].content }}").render(messages) == "Hello"
         print(json.dumps([name, seconds, came_to, again]), flush=True)
 
@@ -292,7 +298,7 @@ def run_grammars(model: str, *names: str) -> None:
         good = LlamaGrammar.from_string('root ::= "a"')
         llm("x", grammar=good)
         for name in names:
-            start, given = spent(), GRAMMARS[name]
+            clock, given = Clock(), GRAMMARS[name]
             try:
                 schema = isinstance(given, dict) or given.startswith("{")
                 make = LlamaGrammar.from_json_schema if schema else LlamaGrammar.from_string
@@ -300,7 +306,7 @@ def run_grammars(model: str, *names: str) -> None:
                 came_to = f"a text of {len(done['choices'][0]['text'])} characters"
             except ValueError as error:
                 came_to = f"ValueError: {error}"
-            seconds = spent() - start
+            seconds = clock.seconds()
             again = llm("x", grammar=LlamaGrammar.from_string('root ::= "ok"'))
             print(json.dumps([name, seconds, came_to, again["choices"][0]["text"] == "ok"]))
             sys.stdout.flush()
