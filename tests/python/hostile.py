@@ -12,6 +12,7 @@ import os
 import pathlib
 import resource
 import sys
+import time
 
 # Lists that hold the one before twice: 2**N leaves in N objects.
 _SHARED = (
