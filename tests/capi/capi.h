@@ -50,7 +50,6 @@ static inline pi_session_params session_params(int32_t n_ctx, int32_t n_threads)
     pi_session_params params = pi_session_default_params();
     params.n_ctx = n_ctx;
     params.n_threads = n_threads;
-    params.sparse = PI_SPARSE_EXACT; /* the default masks tokens that come one by one */
     return params;
 }
 
