@@ -104,4 +104,53 @@ inline Floats logits(std::shared_ptr<const Model> model, const Tokens& tokens,
     return logits(session, tokens);
 }
 
+// Of every kind that the tests go through.
+inline std::vector<Shape> shapes() {
+    std::vector<Shape> all;
+    const auto add = [&](auto change) {
+        Shape s;
+        change(s);
+        all.push_back(s);
+    };
+    add([](Shape& s) { s.tied = true; });
+    add([](Shape& s) {  // sizes that no vector register divides
+        s.activation = "relu";
+        s.n_embd = 52, s.n_ff = 75, s.head_dim = 10, s.n_head = 6, s.n_head_kv = 2;
+        s.type = DType::F16;
+    });
+    add([](Shape& s) { s.biases = true, s.n_head_kv = 1, s.type = DType::BF16; });
+    add([](Shape& s) {
+        s.activation = "relu", s.head_dim = 24, s.tied = true, s.type = DType::Q8_0;
+    });
+    add([](Shape& s) { s.biases = true, s.n_head_kv = 2, s.head_dim = 32, s.type = DType::Q4_0; });
+    add([](Shape& s) { s.architecture = "bamboo", s.n_head_kv = 2, s.type = DType::Q4_0; });
+    for (DType type : {DType::F32, DType::Q8_0}) {
+        add([&](Shape& s) { s.n_expert = 5, s.window = 30, s.type = type; });
+    }
+    for (DType type : {DType::F32, DType::F16, DType::BF16, DType::Q8_0, DType::Q4_0}) {
+        add([&](Shape& s) {
+            s.activation = "relu", s.down_t = true, s.type = type;
+            s.biases = type == DType::Q8_0;
+        });
+    }
+    return all;
+}
+
+// Loading must throw this code and a message with all the words.
+inline void refused(const Description& d, Code code, const std::vector<std::string>& words,
+                    const pi_model_params& params = pi_model_default_params()) {
+    const std::string path = folder / "refused.gguf";
+    tiny::write(d, path);
+    std::string seen = "was loaded";
+    try {
+        Model::load(path, params);
+    } catch (const Error& e) {
+        seen = e.code() == code ? "" : std::string("has the wrong code: ") + e.what();
+        for (const std::string& word : words) {
+            if (!std::strstr(e.what(), word.c_str())) seen = word + " is not in: " + e.what();
+        }
+    }
+    check::report(seen.empty(), __FILE__, __LINE__, words.front() + ": " + seen);
+}
+
 }  // namespace sessions

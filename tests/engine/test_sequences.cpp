@@ -13,7 +13,7 @@ namespace {
 
 constexpr int64_t kPrompt = 70, kAll = 85;  // both beyond a page of 64
 
-std::vector<Shape> shapes() {
+std::vector<Shape> predicted_shapes() {
     Shape plain, experts, window;
     plain.activation = "relu", plain.down_t = true, plain.predictor_rank = 32;
     experts = plain, experts.n_expert = 5, experts.n_ff = 64;
@@ -79,7 +79,7 @@ int64_t matching(const Session& session, const Tokens& tokens, int64_t n_prompt,
 }
 
 void test_match() {
-    const auto model = load(tiny::describe(shapes()[0]));
+    const auto model = load(tiny::describe(predicted_shapes()[0]));
     Tokens tokens = random_tokens(kAll, 4);
     Session masking(model, with_mode(PI_SPARSE_AUTO)), exact(model, with_mode(PI_SPARSE_EXACT));
     logits(masking, tokens, 9, kPrompt);
@@ -140,7 +140,7 @@ void test_copy(const Shape& shape) {
 
 // As many copies and texts as fit, at random, never more pages than there are.
 void test_pages_come_back() {
-    const auto model = load(tiny::describe(shapes()[0]));
+    const auto model = load(tiny::describe(predicted_shapes()[0]));
     pi_session_params params = with_mode(PI_SPARSE_AUTO);
     params.n_seq = 4, params.n_ctx = 130;  // three pages each
     Session session(model, params);
@@ -243,7 +243,7 @@ void test_state(const Shape& shape) {
 
 // A call that fails leaves the sequence as it was, labels included.
 void test_failed_call() {
-    const auto model = load(tiny::describe(shapes()[0]));
+    const auto model = load(tiny::describe(predicted_shapes()[0]));
     pi_session_params params = with_mode(PI_SPARSE_AUTO);
     int calls = 0;
     params.should_stop = [](void* data) { return ++*static_cast<int*>(data) == 5; };
@@ -260,7 +260,7 @@ void test_failed_call() {
 
 // More positions than the model was trained on are said once, when the session begins.
 void test_long_context() {
-    const auto model = load(tiny::describe(shapes()[0]));
+    const auto model = load(tiny::describe(predicted_shapes()[0]));
     std::vector<std::string> lines;
     pi_session_params params = with_mode(PI_SPARSE_OFF);
     params.log = [](int32_t level, const char* message, void* data) {
@@ -289,7 +289,7 @@ void test_audit() {
         params.log_data = &lines;
         return params;
     };
-    const Shape shape = shapes()[0];
+    const Shape shape = predicted_shapes()[0];
     Description d = tiny::describe(shape);
     d.keys[shape.architecture + ".context_length"] = uint32_t(2000);
     const auto model = load(d);
@@ -338,7 +338,7 @@ void test_audit() {
 
 int main() {
     unsetenv("GGML_ISA");
-    for (const Shape& shape : shapes()) {
+    for (const Shape& shape : predicted_shapes()) {
         for (DType kv : {DType::F16, DType::F32, DType::Q8_0}) test_generated_rows(shape, kv);
         test_copy(shape);
         test_state(shape);
