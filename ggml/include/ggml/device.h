@@ -1,21 +1,142 @@
-// Compute devices besides the CPU. cuda/device.cu implements this, or no_cuda/device.cpp.
+// Compute devices besides the CPU: which there are, and the memory, streams and graphs of one that
+// is open. gpu/device.cu implements Device for CUDA, and for the CPU in test builds (device
+// "simt").
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 namespace ggml {
 
 struct DeviceInfo {
-    std::string name;  // "cuda0: NVIDIA ..."
+    std::string id;    // "cuda0": what open_device() takes
+    std::string name;  // "NVIDIA ..."
+    int compute;       // compute capability times 10: 86
     uint64_t total_bytes;
     uint64_t free_bytes;
 };
 
-// Never throws; empty where there is none.
+// The GPUs of this machine. Never throws; empty where there is none.
 const std::vector<DeviceInfo>& devices();
-// Why the list is as it is: "built without CUDA", "no CUDA driver", "1 CUDA device".
+// Why the list is as it is: "built without CUDA", "no CUDA device: <reason>", "1 CUDA device(s)".
 const char* device_note();
+
+struct DeviceStream;  // work that a device does in order
+struct DeviceEvent;
+struct DeviceGraph;
+struct DeviceOps;  // device_ops.h
+
+// An open device. Every call may throw Error(device); what a kernel does wrong shows in a later
+// call. Calls come from one thread at a time.
+class Device {
+ public:
+    virtual ~Device() = default;
+
+    virtual const DeviceInfo& info() const = 0;
+    virtual const DeviceOps& ops() const = 0;
+    // Device memory that is free now, and bytes that allocations have taken through this object.
+    virtual uint64_t free_bytes() const = 0;
+    virtual uint64_t allocated_bytes() const = 0;
+
+    // Memory is uninitialised. Throws Error(memory) naming `what` and the size.
+    virtual void* allocate(uint64_t bytes, const char* what) = 0;
+    virtual void release(void* memory) noexcept = 0;
+    // Host memory that kernels read and write in place (pinned and mapped): for flags, and for what
+    // both sides exchange. Zeroed; the same address on both.
+    virtual void* allocate_shared(uint64_t bytes, const char* what) = 0;
+    virtual void release_shared(void* memory) noexcept = 0;
+
+    // Releasing a stream waits for its work: own it after the memory that its work uses, so that it
+    // goes first.
+    virtual DeviceStream* new_stream() = 0;
+    virtual void release(DeviceStream*) noexcept = 0;
+    virtual void copy_in(DeviceStream*, void* to, const void* from, uint64_t bytes) = 0;
+    virtual void copy_out(DeviceStream*, void* to, const void* from, uint64_t bytes) = 0;
+    virtual void zero(DeviceStream*, void* to, uint64_t bytes) = 0;
+    virtual void wait(DeviceStream*) = 0;  // for everything in the stream
+
+    virtual DeviceEvent* new_event() = 0;
+    virtual void release(DeviceEvent*) noexcept = 0;
+    virtual void record(DeviceEvent*, DeviceStream*) = 0;
+    virtual void wait(DeviceEvent*) = 0;                 // the host
+    virtual void wait(DeviceStream*, DeviceEvent*) = 0;  // a stream
+
+    // Between these, work for the stream is recorded and not done; the graph replays it.
+    virtual void begin_capture(DeviceStream*) = 0;
+    virtual DeviceGraph* end_capture(DeviceStream*) = 0;
+    virtual int nodes(DeviceGraph*) const = 0;
+    virtual void launch(DeviceGraph*, DeviceStream*) = 0;
+    virtual void release(DeviceGraph*) noexcept = 0;
+};
+
+// Opens a device by its id. Throws Error(device): unknown, too old, or in a state that it cannot be
+// used in.
+std::unique_ptr<Device> open_device(const std::string& id);
+
+// What a device owns, given back with its owner. `make` and the device's release() come in pairs.
+template <typename T>
+class Owned {
+ public:
+    Owned() = default;
+    Owned(Device& device, T* value) : device_(&device), value_(value) {}
+    ~Owned() { reset(); }
+    Owned(Owned&& other) noexcept
+        : device_(other.device_), value_(std::exchange(other.value_, nullptr)) {}
+    Owned& operator=(Owned&& other) noexcept {
+        std::swap(device_, other.device_);
+        std::swap(value_, other.value_);
+        return *this;
+    }
+    T* get() const { return value_; }
+    explicit operator bool() const { return value_ != nullptr; }
+    void reset() noexcept {
+        if (value_) device_->release(std::exchange(value_, nullptr));
+    }
+
+ private:
+    Device* device_ = nullptr;
+    T* value_ = nullptr;
+};
+
+// Arrays of T on a device, and in host memory that both sides see.
+template <typename T>
+class DeviceArray {
+ public:
+    DeviceArray() = default;
+    DeviceArray(Device& device, uint64_t n, const char* what)
+        : memory_(device, device.allocate(n * sizeof(T), what)), size_(n) {}
+    T* get() const { return static_cast<T*>(memory_.get()); }
+    uint64_t size() const { return size_; }
+
+ private:
+    Owned<void> memory_;
+    uint64_t size_ = 0;
+};
+template <typename T>
+class SharedArray {
+ public:
+    SharedArray() = default;
+    SharedArray(Device& device, uint64_t n, const char* what)
+        : device_(&device), data_(static_cast<T*>(device.allocate_shared(n * sizeof(T), what))) {}
+    ~SharedArray() {
+        if (data_) device_->release_shared(data_);
+    }
+    SharedArray(SharedArray&& other) noexcept
+        : device_(other.device_), data_(std::exchange(other.data_, nullptr)) {}
+    SharedArray& operator=(SharedArray&& other) noexcept {
+        std::swap(device_, other.device_);
+        std::swap(data_, other.data_);
+        return *this;
+    }
+    T* get() const { return data_; }
+    T& operator[](uint64_t i) const { return data_[i]; }
+
+ private:
+    Device* device_ = nullptr;
+    T* data_ = nullptr;
+};
 
 }  // namespace ggml

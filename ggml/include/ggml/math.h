@@ -1,12 +1,12 @@
-// Elementary functions of our own. C libraries round theirs differently from one another, and from
-// version to version; a last bit in a score is enough for another token. Here are only additions,
-// multiplications, divisions and bits, which IEEE 754 rounds the same everywhere (nearest, without
-// flushing denormals), and the build forbids the compiler to fuse them.
+// Our own elementary functions. C libraries round theirs differently, even between versions, and
+// one bit of a score can change the chosen token. These functions use only additions,
+// multiplications, divisions and bit operations, which IEEE 754 defines exactly (rounding to
+// nearest, without flushing denormals). The build forbids the compiler to fuse them.
 //
-// Errors are in units of the result's last place (ulp), the largest that was seen: of the functions
-// of floats over all but the least (of these a sample), of the others over 2e7 doubles;
-// test_math.cpp holds them, and the bits. The polynomials are minimax fits, their coefficients
-// rounded one after the other and the rest fitted again each time.
+// Errors are in units in the last place of the result (ulp). They are the largest ones measured:
+// for float functions over all inputs except the smallest, which were sampled; for double functions
+// over 2e7 inputs. test_math.cpp checks errors and bits. The polynomials are minimax fits.
+// Coefficients were rounded one at a time, and the remaining ones were fitted again.
 #pragma once
 
 #include <cmath>
@@ -14,48 +14,56 @@
 #include <cstring>
 #include <limits>
 
+// GPU kernels call these functions too.
+#ifdef __CUDACC__
+#define GGML_BOTH __host__ __device__
+#else
+#define GGML_BOTH
+#endif
+
 namespace ggml {
 
 namespace math {
 
 template <typename To, typename From>
-inline To bits_as(From from) {
+GGML_BOTH inline To bits_as(From from) {
     static_assert(sizeof(To) == sizeof(From), "not the same bits");
     To to;
     std::memcpy(&to, &from, sizeof to);
     return to;
 }
 
-// `a` where it holds, else b, by masks: of `? :` GCC makes branches, and then no vector code.
-inline float choose(bool holds, float a, float b) {
+// holds ? a : b, by masks. GCC compiles `? :` to branches and then does not vectorise the loop.
+GGML_BOTH inline float choose(bool holds, float a, float b) {
     const uint32_t mask = 0 - uint32_t(holds);
     return bits_as<float>((bits_as<uint32_t>(a) & mask) | (bits_as<uint32_t>(b) & ~mask));
 }
 
 // c0 + c1 x + c2 x^2 + ..
 template <typename T>
-inline T polynomial(T, T c) {
+GGML_BOTH inline T polynomial(T, T c) {
     return c;
 }
 template <typename T, typename... Rest>
-inline T polynomial(T x, T c, Rest... rest) {
+GGML_BOTH inline T polynomial(T x, T c, Rest... rest) {
     return c + x * polynomial(x, rest...);
 }
 
-// Added to a small number, these leave it rounded to an integer in the lowest bits of the sum.
+// Adding one of these to a small number rounds it to an integer, which is then in the lowest bits
+// of the sum.
 constexpr float kRound32 = 0x1.8p23f;
 constexpr double kRound64 = 0x1.8p52;
 
-// ln 2 and pi / 2 in pieces: their products with the integers that are used are exact, but for the
-// last.
+// ln 2 and pi / 2 split into parts (Cody and Waite). Products of all parts but the last with the
+// integers in use are exact.
 constexpr float kLn2High32 = 0x1.62e4p-1f, kLn2Low32 = 0x1.7f7d1cp-20f;
 constexpr double kLn2High64 = 0x1.62e42fefa38p-1, kLn2Low64 = 0x1.ef35793c7673p-45;
 constexpr double kHalfPi[] = {0x1.921fb54p+0, 0x1.10b46118p-30, 0x1.313198ap-61,
                               0x1.701b839a25205p-92};
 
-// a - b, and what rounding took from it (Knuth).
+// a - b and its rounding error (Knuth's TwoSum).
 struct Difference {
-    Difference(double a, double b) : value(a - b) {
+    GGML_BOTH Difference(double a, double b) : value(a - b) {
         const double back = value - a;
         rest = (a - (value - back)) - (b + back);
     }
@@ -64,9 +72,9 @@ struct Difference {
 
 }  // namespace math
 
-// e^x, 0.90 ulp. Results down to the least denormal are right, below it 0; above the largest float
-// infinity; NaN stays NaN. No branches: a loop over an array becomes vector code.
-inline float exp_f32(float x) {
+// e^x, 0.90 ulp. Correct down to the smallest denormal, below that 0; infinity above the largest
+// float; NaN stays NaN. Free of branches, so that loops over arrays are vectorised.
+GGML_BOTH inline float exp_f32(float x) {
     using namespace math;
     x = choose(x < -104, -104.0f, x);  // false for NaN
     x = choose(x > 89, 89.0f, x);
@@ -77,14 +85,15 @@ inline float exp_f32(float x) {
     const float q = polynomial(r, 0x1.fffffcp-2f, 0x1.55548ap-3f, 0x1.55584ep-5f, 0x1.123f3p-7f,
                                0x1.6ad154p-10f);
     const float p = 1 + (high - (low - r * r * q));
-    // Half of k each: 2^k alone may be no float where the result is one. Not negative, for shifts.
+    // Multiplies by 2^(k/2) twice, because 2^k itself may not be a float although the result is. k
+    // + 256 is not negative, as the shift requires.
     const uint32_t n = bits_as<uint32_t>(shifted) - bits_as<uint32_t>(kRound32) + 256;  // k + 256
     const uint32_t half = n >> 1;
     return p * bits_as<float>((half - 1) << 23) * bits_as<float>((n - half - 1) << 23);
 }
 
-// e^x in double, 0.88 ulp; the ends as above.
-inline double exp_f64(double x) {
+// e^x in double, 0.88 ulp; limits and NaN as above.
+GGML_BOTH inline double exp_f64(double x) {
     using namespace math;
     x = x < -746 ? -746 : x > 710 ? 710 : x;
     const double shifted = x * 0x1.71547652b82fep+0 + kRound64;
@@ -100,8 +109,8 @@ inline double exp_f64(double x) {
     return p * bits_as<double>((half - 1) << 52) * bits_as<double>((n - half - 1) << 52);
 }
 
-// The natural logarithm, 0.84 ulp; -infinity of 0, NaN of what is negative.
-inline double log_f64(double x) {
+// Natural logarithm, 0.84 ulp. -infinity for 0, NaN for negative numbers.
+GGML_BOTH inline double log_f64(double x) {
     using namespace math;
     using limits = std::numeric_limits<double>;
     if (x == 0) return -limits::infinity();
@@ -112,7 +121,7 @@ inline double log_f64(double x) {
         x *= 0x1p54;
         k -= 54;
     }
-    // x = 2^k (1 + f), 1 + f between the square roots of 1/2 and 2.
+    // x = 2^k (1 + f), with 1 + f between sqrt(1/2) and sqrt(2).
     uint64_t bits = bits_as<uint64_t>(x);
     k += int64_t(bits >> 52);
     bits = (bits & 0xfffffffffffff) | 0x3ff0000000000000;
@@ -121,8 +130,8 @@ inline double log_f64(double x) {
         k++;
     }
     const double f = bits_as<double>(bits) - 1;
-    // With s = f / (2 + f) the series has odd powers alone: ln(1 + f) = 2s + 2/3 s^3 + .., and
-    // 2s = f - f^2/2 + s f^2/2 keeps what f has exactly out of the division.
+    // With s = f / (2 + f) the series has only odd powers: ln(1 + f) = 2s + 2/3 s^3 + ... Writing
+    // 2s = f - f^2/2 + s f^2/2 keeps the exact f out of the division.
     const double s = f / (2 + f), z = s * s, square = 0.5 * f * f;
     const double more =
         z * polynomial(z, 0x1.5555555555593p-1, 0x1.999999997f98ap-2, 0x1.249249423434p-2,
@@ -131,12 +140,13 @@ inline double log_f64(double x) {
     return double(k) * kLn2High64 - ((square - (s * (square + more) + double(k) * kLn2Low64)) - f);
 }
 
-// Sine and cosine of radians, 0.79 ulp up to 1.2e7. Beyond, multiples of the nearest double to 2 pi
-// are taken off first: no longer that angle's, but still a point on the circle.
+// Sine and cosine of x in radians, 0.79 ulp for |x| up to 1.2e7. Larger x are first reduced by
+// multiples of the double nearest to 2 pi. The result then belongs to another angle, but is still
+// on the unit circle.
 struct SinCos {
     double sin, cos;
 };
-inline SinCos sincos_f64(double x) {
+GGML_BOTH inline SinCos sincos_f64(double x) {
     using namespace math;
     if (std::fabs(x) > 0x1.8p23) x = std::fmod(x, 0x1.921fb54442d18p+2);
     const double shifted = x * 0x1.45f306dc9c883p-1 + kRound64;
@@ -157,7 +167,7 @@ inline SinCos sincos_f64(double x) {
          z * z *
              polynomial(z, 0x1.555555555554cp-5, -0x1.6c16c16c1521dp-10, 0x1.a01a019cbf0d4p-16,
                         -0x1.27e4f8126530bp-22, 0x1.1ee9f1108a06ap-29, -0x1.8fb10a153ff73p-37));
-    switch (bits_as<uint64_t>(shifted) & 3) {  // k mod 4, of negative k too
+    switch (bits_as<uint64_t>(shifted) & 3) {  // k mod 4, also for negative k
         case 0:
             return {sine, cosine};
         case 1:
@@ -169,15 +179,16 @@ inline SinCos sincos_f64(double x) {
     }
 }
 
-// The error function, 1.04 ulp. No branches either: both of its parts are computed.
-inline float erf_f32(float x) {
+// Error function, 1.04 ulp. Free of branches: both ranges are always computed.
+GGML_BOTH inline float erf_f32(float x) {
     using namespace math;
     const float z = x * x;
     const float middle =
         x + x * polynomial(z, 0x1.06eba8p-3f, -0x1.81274p-2f, 0x1.ce2d6p-4f, -0x1.b80074p-6f,
                            0x1.5440bp-8f, -0x1.a594bcp-11f, 0x1.4d534cp-14f);
-    // From 7/8 on as 1 - e^-g(|x|); beyond 4 that is 1. g is expanded about a point below 7/8 where
-    // a float happens to hit its value to 5e-10: its rounding counts most there.
+    // For |x| >= 7/8: 1 - e^-g(|x|), which is 1 beyond 4. g is expanded about a point just below
+    // 7/8, where the rounding of its value matters most; at this point a float matches that value
+    // to 5e-10.
     float size = std::fabs(x);
     size = choose(size > 4, 4.0f, size);
     const float g = polynomial(size - 0x1.b84p-1f, 0x1.7f08cep+0f, 0x1.33de8ep+1f, 0x1.a61890p-1f,
@@ -186,14 +197,14 @@ inline float erf_f32(float x) {
     return choose(size < 0.875f, middle, outer);
 }
 
-// What networks pass values through.
-inline float sigmoid(float v) {
+// Activation functions.
+GGML_BOTH inline float sigmoid(float v) {
     return 1 / (1 + exp_f32(-v));
 }
-inline float silu(float v) {
+GGML_BOTH inline float silu(float v) {
     return v / (1 + exp_f32(-v));
 }
-inline float gelu(float v) {  // the exact form, as transformers' "gelu"
+GGML_BOTH inline float gelu(float v) {  // the exact form, "gelu" in transformers
     return 0.5f * v * (1 + erf_f32(v * 0.70710678f));
 }
 

@@ -1,0 +1,168 @@
+// The operators of a forward pass on a device: one table per kind of device, as cpu::Kernels is for
+// instruction sets. Each puts kernels into a stream and returns; pointers are the device's, unless
+// said otherwise. They throw Error(device) when the device fails.
+//
+// What changes from token to token (ids, positions, how long a sequence is) is read from device
+// memory, not given as an argument, so that a captured graph of these calls serves every token.
+//
+// Results have the same bits in every run. Elementwise results are those of ops.h; sums are taken
+// in a fixed order of their own.
+#pragma once
+
+#include <cstdint>
+
+#include "ggml/dtype.h"
+#include "ggml/neurons.h"
+#include "ggml/ops.h"
+
+namespace ggml {
+
+// Work that is done in order on a device.
+struct DeviceStream;
+
+// A matrix of weights on a device: rows as pack_device_row() makes them, `stride` bytes apart.
+struct DeviceRows {
+    DType type = DType::F32;
+    const uint8_t* data = nullptr;
+    int64_t stride = 0;
+    int rows = 0, cols = 0;
+
+    explicit operator bool() const { return data != nullptr; }
+};
+// Bytes of a row on a device, a multiple of 16.
+int64_t device_row_bytes(DType type, int64_t cols);
+// A row as in the file to what a device reads: floats as they are, blocks in planes (planes.h).
+void pack_device_row(DType type, const uint8_t* row, int64_t cols, uint8_t* out);
+// Can rows of this type and width be multiplied with on a device? Every format; whole groups of 32
+// columns.
+bool has_device_rows(DType type, int64_t cols);
+
+// Activations: floats, and the same rows in 8 bits for weights that are quantised. Per 32 values a
+// scale, and the sums of both halves for the offsets of weights.
+struct alignas(8) DeviceQ8Scale {
+    float d;
+    int16_t s0, s1;
+};
+struct DeviceInput {
+    float* x = nullptr;          // [rows, cols]
+    int8_t* q = nullptr;         // [rows, cols]; null where no weight wants it
+    DeviceQ8Scale* s = nullptr;  // [rows, cols / 32]
+    int rows = 0, cols = 0;
+};
+
+// y[t][n] = w[n] . x[t] + bias[n]
+struct DeviceProduct {
+    DeviceRows w;
+    float* y = nullptr;           // [x.rows, w.rows]
+    const float* bias = nullptr;  // [w.rows]
+};
+
+// Rows of a layer's norm: x += added[0] + added[1] first (null: nothing), then y = norm(x), and y
+// in 8 bits where y.q is there. bias null: RMS norm, else layer norm.
+struct DeviceNorm {
+    const float *weight = nullptr, *bias = nullptr;  // [cols]
+    float eps = 0;
+    float* x = nullptr;                          // [rows, cols]
+    const float* added[2] = {nullptr, nullptr};  // [rows, cols]
+    DeviceInput y;
+};
+
+// Where the rows of a call read keys and values. Everything is on the device.
+struct DeviceAttentionRow {
+    const int32_t* pages;
+    int32_t first, end;
+};
+// Room for what blocks of positions add up to.
+struct DeviceAttentionScratch {
+    float* sums = nullptr;  // [rows, n_head, blocks, head_dim + 2]
+    int blocks = 0;         // enough for the longest sequence: device_attention_blocks(end)
+};
+constexpr int64_t kDeviceAttentionBlock = 256;  // positions
+constexpr int64_t device_attention_blocks(int64_t end) {
+    return (end + kDeviceAttentionBlock - 1) / kDeviceAttentionBlock;
+}
+
+// Which neurons may fire, as lists: those whose rows are on this device, and the others.
+struct DeviceLists {
+    int32_t *hot = nullptr, *cold = nullptr;  // [n], ascending neuron ids
+    int32_t* count = nullptr;                 // [2]: of hot, of cold
+};
+
+// A layer's neurons on a device; slot[n] says which row of the matrices a neuron is, -1 where it is
+// not here. slot null: row n.
+struct DeviceNeurons {
+    int n = 0;  // neurons of the layer
+    DeviceRows gate, up, down;
+    const int32_t* slot = nullptr;                         // [n]
+    const float *gate_bias = nullptr, *up_bias = nullptr;  // [n], by neuron
+    Activation act = Activation::relu;
+    float threshold = 0;
+};
+constexpr int kDeviceParts = 32;  // parts of a list, whose sums are added last
+struct DeviceFfnScratch {
+    float* h = nullptr;     // [n]: by place in the list
+    float* sums = nullptr;  // [kDeviceParts, cols]
+};
+
+// How the halves of a layer that is split between a device and the CPU meet, in memory that both
+// see (SharedArray). An epoch is a number that grows with every token, and is never 0 or kReleased.
+// Flags lie on cache lines of their own. The device publishes its input and the neurons that the
+// CPU computes; the CPU answers with what they send down. After kReleased the host lets the stream
+// come to rest, then sets `answered` to 0.
+struct DeviceExchange {
+    float* x = nullptr;               // [cols]
+    int32_t* ids = nullptr;           // [n]
+    int32_t* count = nullptr;         // [1]
+    uint32_t* published = nullptr;    // the epoch whose x, ids and count are there
+    float* sums = nullptr;            // [cols]
+    uint32_t* answered = nullptr;     // the epoch whose sums are there; kReleased ends waits
+    uint32_t* arrived = nullptr;      // device memory, 0 between calls
+    const uint32_t* epoch = nullptr;  // device memory: the current one
+};
+constexpr uint32_t kReleased = 0xffffffff;
+
+struct DeviceOps {
+    // y[t] = row ids[t] + offset of w as floats, t < n.
+    void (*embed_rows)(DeviceStream*, const DeviceRows& w, const int32_t* ids, int offset, int n,
+                       float* y);
+    void (*norm)(DeviceStream*, const DeviceNorm&);
+    // The 8-bit form of x.x.
+    void (*quantise)(DeviceStream*, const DeviceInput& x);
+    void (*add)(DeviceStream*, float* x, const float* y, int64_t n);
+    // x = act(x) or act(x) * up (up may be null), and its 8-bit form where x.q is there.
+    void (*activation)(DeviceStream*, Activation, const DeviceInput& x, const float* up);
+    // Up to three weights that share an input.
+    void (*matmul)(DeviceStream*, const DeviceInput& x, const DeviceProduct* products, int n);
+
+    void (*rope_table)(DeviceStream*, const double* frequency, int n_pairs, double magnitude,
+                       const int32_t* position, int n, float* cos_sin);
+    // Heads of the RMS norm `head_norm` (null: none), then rotated by position (n_pairs 0: not).
+    void (*place_heads)(DeviceStream*, float* x, int rows, int n_head, int head_dim,
+                        const float* head_norm, float eps, const float* cos_sin, int n_pairs,
+                        RopePairs pairs);
+    void (*store_kv)(DeviceStream*, const KvLayer&, const KvSlot* slots, int n, const float* k,
+                     const float* v);
+    void (*attention)(DeviceStream*, const KvLayer&, int n_head, float scale,
+                      const DeviceAttentionRow* rows, int n, const float* q,
+                      const DeviceAttentionScratch&, float* out);
+
+    // score null: every neuron. unpredicted: [n] or null.
+    void (*select)(DeviceStream*, const float* score, float threshold, const uint8_t* unpredicted,
+                   const int32_t* slot, int n, const DeviceLists&);
+    // scratch.sums = what the neurons of the list send down for x, one row.
+    void (*partial_ffn)(DeviceStream*, const DeviceNeurons&, const DeviceInput& x,
+                        const int32_t* list, const int32_t* count, const DeviceFfnScratch&);
+    // y = the parts' sums in order + what another tier sent down + bias; the last two may be null.
+    void (*merge)(DeviceStream*, const float* sums, const float* other, const float* bias, int cols,
+                  float* y);
+    // Gives the CPU its half: x [cols] and the cold list.
+    void (*publish)(DeviceStream*, const float* x, int cols, const DeviceLists&, int n,
+                    const DeviceExchange&);
+    // merge() with the sums of the CPU, for which the device waits.
+    void (*merge_answer)(DeviceStream*, const float* sums, const DeviceExchange&, const float* bias,
+                         int cols, float* y);
+    // The first largest of n values.
+    void (*argmax)(DeviceStream*, const float* x, int n, int32_t* at);
+};
+
+}  // namespace ggml

@@ -1,0 +1,198 @@
+// The neuron-aware feed-forward block of one token: who may fire, as lists; what the neurons of a
+// list send down, in parts; and the sum of the parts. Float additions have a fixed order: neurons
+// of a part ascending by warp, warps in order, parts in order.
+#include "gpu/ops.h"
+#include "gpu/rows.h"
+
+namespace ggml::GGML_GPU {
+
+namespace {
+
+// ---- select -------------------------------------------------------------------------------------
+
+constexpr int kSelect = 256;  // neurons of a block, one a thread
+constexpr int kSelectWarps = kSelect / kWarp;
+
+struct Choice {
+    const float* score;
+    float threshold;
+    const uint8_t* unpredicted;
+    const int32_t* slot;
+    int n;
+
+    // 0: not chosen, 1: hot, 2: cold.
+    __device__ int of(int i) const {
+        if (i >= n) return 0;
+        const bool may_fire =
+            !score || score[i] >= threshold || (unpredicted && unpredicted[i] != 0);
+        return !may_fire ? 0 : !slot || slot[i] >= 0 ? 1 : 2;
+    }
+};
+
+// Each block counts by itself what the blocks before it choose: the scores are in the cache, and it
+// saves a kernel.
+__global__ void select_kernel(Choice choice, DeviceLists lists) {
+    GGML_SHARED(int, before, 2 * kSelectWarps);
+    const int thread = int(threadIdx.x), lane = thread % kWarp, warp = thread / kWarp;
+    const int first = int(blockIdx.x) * kSelect;
+    int hot = 0, cold = 0;  // chosen by this warp's lanes in the blocks before
+    for (int i = thread; i < first; i += kSelect) {
+        const int chosen = choice.of(i);
+        hot += __popc(__ballot_sync(kAll, chosen == 1));
+        cold += __popc(__ballot_sync(kAll, chosen == 2));
+    }
+    const int chosen = choice.of(first + thread);
+    const unsigned hots = __ballot_sync(kAll, chosen == 1),
+                   colds = __ballot_sync(kAll, chosen == 2);
+    if (lane == 0) {
+        before[warp] = hot;
+        before[kSelectWarps + warp] = cold;
+    }
+    __syncthreads();
+    hot = cold = 0;
+    for (int w = 0; w < kSelectWarps; w++) {
+        hot += before[w];
+        cold += before[kSelectWarps + w];
+    }
+    __syncthreads();  // all have read what the warps counted before
+    if (lane == 0) {
+        before[warp] = __popc(hots);
+        before[kSelectWarps + warp] = __popc(colds);
+    }
+    __syncthreads();
+    for (int w = 0; w < warp; w++) {
+        hot += before[w];
+        cold += before[kSelectWarps + w];
+    }
+    const unsigned lower = (1u << lane) - 1;
+    if (chosen == 1) lists.hot[hot + __popc(hots & lower)] = first + thread;
+    if (chosen == 2) lists.cold[cold + __popc(colds & lower)] = first + thread;
+    if (blockIdx.x == gridDim.x - 1 && thread == kSelect - 1) {
+        lists.count[0] = hot + __popc(hots);
+        lists.count[1] = cold + __popc(colds);
+    }
+}
+
+// ---- what neurons send down ---------------------------------------------------------------------
+
+constexpr int kNeurons = 4;  // of a block, one a warp
+
+__device__ inline float activate(const DeviceNeurons& w, float v) {
+    float a;
+    switch (w.act) {
+        case Activation::relu:
+        case Activation::drelu:
+            return v > w.threshold ? v : 0.0f;
+        case Activation::relu2:
+            return v > w.threshold ? v * v : 0.0f;
+        case Activation::silu:
+            a = silu(v);
+            break;
+        default:
+            a = gelu(v);
+            break;
+    }
+    return fabsf(a) < w.threshold ? 0.0f : a;
+}
+
+__device__ inline int row_of(const DeviceNeurons& w, int neuron) {
+    return w.slot ? w.slot[neuron] : neuron;
+}
+
+// h[i] = what neuron list[i] multiplies its down row with; up is read only where the gate fires.
+template <DType gate_type, DType up_type>
+__global__ void fire_kernel(DeviceNeurons w, DeviceInput x, const int32_t* list,
+                            const int32_t* count, float* h) {
+    const int lane = int(threadIdx.x) % kWarp;
+    const int i = int(blockIdx.x) * kNeurons + int(threadIdx.x) / kWarp;
+    if (i >= *count) return;  // a whole warp
+    const int neuron = list[i], row = row_of(w, neuron);
+    float sum[1], value = 1;
+    if (w.gate.data) {
+        row_dot<gate_type, 1>(w.gate.data + row * w.gate.stride, x, 0, 1, lane, kWarp, sum);
+        value = activate(w, warp_sum(sum[0]) + (w.gate_bias ? w.gate_bias[neuron] : 0.0f));
+    }
+    if (value != 0) {
+        row_dot<up_type, 1>(w.up.data + row * w.up.stride, x, 0, 1, lane, kWarp, sum);
+        const float up = warp_sum(sum[0]) + (w.up_bias ? w.up_bias[neuron] : 0.0f);
+        if (!w.gate.data) {
+            value = activate(w, up);
+        } else {
+            value *= w.act == Activation::drelu ? activate(w, up) : up;
+        }
+    }
+    if (lane == 0) h[i] = value;
+}
+
+// ---- down ---------------------------------------------------------------------------------------
+
+constexpr int kDownWarps = 4;
+constexpr int kColumns = kWarp * kQ;  // of a block: a group of 32 a lane
+
+// Block (x, y): columns [1024 x, 1024 x + 1024) of part y of the list, which its warps share out.
+template <DType type>
+__global__ void down_kernel(DeviceNeurons w, const int32_t* list, const int32_t* count,
+                            const float* h, float* sums) {
+    GGML_SHARED(float, shared, kDownWarps* kColumns);
+    const int thread = int(threadIdx.x), lane = thread % kWarp, warp = thread / kWarp;
+    const int cols = w.down.cols, first = int(blockIdx.x) * kColumns, part = int(blockIdx.y);
+    const int64_t n = *count;
+    const int begin = int(n * part / kDeviceParts), end = int(n * (part + 1) / kDeviceParts);
+    const bool inside = first + kQ * lane < cols;
+    float sum[kQ];
+    for (int c = 0; c < kQ; c++) sum[c] = 0;
+    for (int i = begin + warp; i < end; i += kDownWarps) {
+        const float value = h[i];
+        if (value == 0 || !inside) continue;
+        const uint8_t* row = w.down.data + row_of(w, list[i]) * w.down.stride;
+        if constexpr (is_float_type(type)) {
+            for (int c = 0; c < kQ / 8; c++) {
+                float eight[8];
+                load8<type>(row, (first + kQ * lane) / 8 + c, eight);
+                for (int k = 0; k < 8; k++) sum[8 * c + k] = fmaf(value, eight[k], sum[8 * c + k]);
+            }
+        } else {
+            const PlaneOffsets at(plane_bytes(type), cols);
+            const Group g = load_group<type>(row, at, first / kQ + lane);
+            for (int c = 0; c < kQ; c++) sum[c] = fmaf(value, group_value<type>(g, c), sum[c]);
+        }
+    }
+    // Column c of lane l stands at 32 c + l: lanes beside one another in different banks.
+    for (int c = 0; c < kQ; c++) shared[warp * kColumns + c * kWarp + lane] = sum[c];
+    __syncthreads();
+    for (int c = thread; c < kColumns; c += kDownWarps * kWarp) {
+        const int at = c % kQ * kWarp + c / kQ;
+        float total = shared[at];
+        for (int other = 1; other < kDownWarps; other++) total += shared[other * kColumns + at];
+        if (first + c < cols) sums[int64_t(part) * cols + first + c] = total;
+    }
+}
+
+}  // namespace
+
+void select(DeviceStream* stream, const float* score, float threshold, const uint8_t* unpredicted,
+            const int32_t* slot, int n, const DeviceLists& lists) {
+    const Choice choice{score, threshold, unpredicted, slot, n};
+    launch(stream, select_kernel, blocks_for(n, kSelect), kSelect, choice, lists);
+}
+
+void partial_ffn(DeviceStream* stream, const DeviceNeurons& w, const DeviceInput& x,
+                 const int32_t* list, const int32_t* count, const DeviceFfnScratch& scratch) {
+    const dim3 grid(blocks_for(w.up.rows, kNeurons));
+    with_type(w.up.type, [&](auto up) {
+        constexpr DType up_type = decltype(up)::type;
+        if (!w.gate || w.gate.type == up_type) {
+            launch(stream, fire_kernel<up_type, up_type>, grid, kNeurons * kWarp, w, x, list, count,
+                   scratch.h);
+        } else {
+            throw Error(Code::unsupported, "gate and up of a layer have different types");
+        }
+    });
+    with_type(w.down.type, [&](auto down) {
+        const dim3 parts(blocks_for(w.down.cols, kColumns), kDeviceParts);
+        launch(stream, down_kernel<decltype(down)::type>, parts, kDownWarps * kWarp, w, list, count,
+               scratch.h, scratch.sums);
+    });
+}
+
+}  // namespace ggml::GGML_GPU

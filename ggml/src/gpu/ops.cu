@@ -1,0 +1,14 @@
+// The table of this device's operators.
+#include "gpu/ops.h"
+
+namespace ggml::GGML_GPU {
+
+const DeviceOps& ops() {
+    static const DeviceOps table = {embed_rows, norm,      quantise,     add,
+                                    activation, matmul,    rope_table,   place_heads,
+                                    store_kv,   attention, select,       partial_ffn,
+                                    merge,      publish,   merge_answer, argmax};
+    return table;
+}
+
+}  // namespace ggml::GGML_GPU

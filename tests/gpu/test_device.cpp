@@ -1,0 +1,288 @@
+// An open device: memory, streams, events, graphs and what happens when it fails; and the exchange
+// between the halves of a split layer, with a host thread as the CPU.
+#include <atomic>
+#include <chrono>
+#include <thread>
+
+#include "cuda_runtime.h"
+#include "ggml/check.h"
+#include "ggml/device.h"
+#include "ggml/device_ops.h"
+
+using namespace ggml;
+
+namespace {
+
+void test_opening() {
+    CHECK_THROWS(device, open_device("simt7"));
+    CHECK_THROWS(device, open_device("simtx"));
+    CHECK_THROWS(device, open_device("opencl0"));
+    CHECK_THROWS(device, open_device(""));
+    shim::set_memory(0);
+    CHECK_THROWS(device, open_device("simt"));
+    shim::set_memory(1 << 20);
+    const auto device = open_device("simt");
+    CHECK(device->info().id == "simt0" && device->info().total_bytes == 1 << 20);
+    // Test devices are not what a user's machine has.
+    for (const DeviceInfo& info : devices()) CHECK(info.id.compare(0, 4, "simt") != 0);
+}
+
+void test_memory() {
+    shim::set_memory(1 << 20);
+    const auto device = open_device("simt0");
+    {
+        const DeviceArray<float> a(*device, 1000, "test");
+        CHECK(device->allocated_bytes() == 4000 && shim::allocated() == 4096);
+        CHECK(device->free_bytes() == (1 << 20) - 4096);
+        CHECK_THROWS(memory, DeviceArray<float>(*device, 1 << 20, "test"));
+        CHECK(device->allocated_bytes() == 4000);
+        DeviceArray<float> b(*device, 8, "test"), c;
+        c = std::move(b);
+        CHECK(c.get() && !b.get());
+        const SharedArray<int> shared(*device, 100, "test");
+        for (uint64_t i = 0; i < 100; i++) CHECK(shared[i] == 0);
+    }
+    CHECK(device->allocated_bytes() == 0 && shim::allocated() == 0);
+}
+
+// Work of some rounds; how far it came where the device failed on the way.
+int work(Device& device) {
+    std::vector<float> host(500, 2.0f);
+    const DeviceArray<float> x(device, 500, "x"), y(device, 500, "y");
+    const Owned<DeviceEvent> event(device, device.new_event());
+    const Owned<DeviceStream> stream(device, device.new_stream());
+    device.copy_in(stream.get(), x.get(), host.data(), 2000);
+    device.zero(stream.get(), y.get(), 2000);
+    int rounds = 0;
+    for (; rounds < 5; rounds++) {
+        device.ops().add(stream.get(), y.get(), x.get(), 500);
+        device.record(event.get(), stream.get());
+        device.wait(event.get());
+    }
+    device.begin_capture(stream.get());
+    device.ops().add(stream.get(), y.get(), x.get(), 500);
+    device.ops().add(stream.get(), x.get(), x.get(), 500);
+    const Owned<DeviceGraph> graph(device, device.end_capture(stream.get()));
+    CHECK(device.nodes(graph.get()) == 2);
+    device.launch(graph.get(), stream.get());
+    device.launch(graph.get(), stream.get());
+    device.copy_out(stream.get(), host.data(), y.get(), 2000);
+    device.wait(stream.get());
+    CHECK(host[0] == 16 && host[499] == 16);  // 5 * 2 + 2 + 4
+    return rounds;
+}
+
+// Every call that can fail does so in turn: an Error, nothing leaks, and the next device works.
+void test_failures() {
+    shim::set_memory(1 << 20);
+    int failed = 0;
+    for (int n = 0; n < 200; n++) {
+        const auto device = open_device("simt0");
+        shim::fail_after(n);
+        bool threw = false;
+        try {
+            work(*device);
+        } catch (const Error& error) {
+            threw = true;
+            CHECK(error.code() == Code::device || error.code() == Code::memory);
+        }
+        shim::fail_after(-1);
+        shim::clear_failure();
+        CHECK(shim::allocated() == 0 && device->allocated_bytes() == 0);
+        failed += threw;
+        if (!threw) break;
+    }
+    CHECK(failed > 10 && failed < 200);
+}
+
+// A few split layers, as one graph: publish, the CPU's turn, merge. What the CPU computes depends
+// on all that it was given, and the next layer on its answer.
+class Layers {
+ public:
+    static constexpr int kLayers = 3, kCols = 320, kNeurons = 1500;
+
+    explicit Layers(Device& device)
+        : device_(device),
+          x_(device, kCols, "x"),
+          sums_(device, kDeviceParts * kCols, "sums"),
+          cold_(device, kNeurons, "ids"),
+          hot_(device, kNeurons, "ids"),
+          count_(device, 2, "count"),
+          epoch_(device, 1, "epoch"),
+          arrived_(device, kLayers, "arrived"),
+          shared_x_(device, kLayers * kCols, "x"),
+          shared_sums_(device, kLayers * kCols, "sums"),
+          ids_(device, kLayers * kNeurons, "ids"),
+          flags_(device, kLayers * 3 * kLine, "flags"),
+          stream_(device, device.new_stream()) {
+        DeviceStream* s = stream_.get();
+        device.zero(s, arrived_.get(), kLayers * 4);
+        device.zero(s, sums_.get(), kDeviceParts * kCols * 4);
+        device.wait(s);
+    }
+
+    DeviceExchange exchange(int layer) {
+        DeviceExchange e;
+        e.x = shared_x_.get() + layer * kCols;
+        e.sums = shared_sums_.get() + layer * kCols;
+        e.ids = ids_.get() + layer * kNeurons;
+        uint32_t* line = flags_.get() + layer * 3 * kLine;
+        e.published = line;
+        e.answered = line + kLine;
+        e.count = reinterpret_cast<int32_t*>(line + 2 * kLine);
+        e.arrived = arrived_.get() + layer;
+        e.epoch = epoch_.get();
+        return e;
+    }
+
+    // The device's part of one token.
+    void put(const int32_t* slot) {
+        const DeviceOps& ops = device_.ops();
+        for (int i = 0; i < kLayers; i++) {
+            const DeviceLists lists{hot_.get(), cold_.get(), count_.get()};
+            ops.select(stream_.get(), nullptr, 0, nullptr, slot, kNeurons, lists);
+            ops.publish(stream_.get(), x_.get(), kCols, lists, kNeurons, exchange(i));
+            ops.merge_answer(stream_.get(), sums_.get(), exchange(i), nullptr, kCols, x_.get());
+        }
+    }
+
+    // What the CPU makes of what it was given.
+    static float answer(const float* x, const int32_t* ids, int n, int layer, int c) {
+        int64_t sum = 0;
+        for (int i = 0; i < n; i++) sum += ids[i];
+        return x[(c * 7 + 3) % kCols] * 0.5f + float(sum % 1001) * 0.01f + float(layer);
+    }
+
+    // The CPU's part of one token; false when it was told to stop.
+    bool serve(uint32_t epoch, const std::atomic<bool>& stop) {
+        for (int i = 0; i < kLayers; i++) {
+            const DeviceExchange e = exchange(i);
+            while (__atomic_load_n(e.published, __ATOMIC_ACQUIRE) != epoch) {
+                if (stop) return false;
+                std::this_thread::yield();
+            }
+            for (int c = 0; c < kCols; c++) e.sums[c] = answer(e.x, e.ids, *e.count, i, c);
+            __atomic_store_n(e.answered, epoch, __ATOMIC_RELEASE);
+        }
+        return true;
+    }
+
+    // Ends all waits of the device, and when that has come to rest makes it wait again.
+    void release() {
+        for (int i = 0; i < kLayers; i++) {
+            __atomic_store_n(exchange(i).answered, kReleased, __ATOMIC_RELEASE);
+        }
+        device_.wait(stream_.get());
+        for (int i = 0; i < kLayers; i++) *exchange(i).answered = 0;
+    }
+
+    void set_epoch(const uint32_t* epoch) {
+        device_.copy_in(stream_.get(), epoch_.get(), epoch, 4);
+    }
+    DeviceStream* stream() { return stream_.get(); }
+    float* x() { return x_.get(); }
+
+ private:
+    static constexpr int kLine = 16;  // words
+
+    Device& device_;
+    DeviceArray<float> x_, sums_;
+    DeviceArray<int32_t> cold_, hot_, count_;
+    DeviceArray<uint32_t> epoch_, arrived_;
+    SharedArray<float> shared_x_, shared_sums_;
+    SharedArray<int32_t> ids_;
+    SharedArray<uint32_t> flags_;
+    Owned<DeviceStream> stream_;  // last: it ends before the memory that its work uses
+};
+
+void test_exchange(int tokens) {
+    const auto device = open_device("simt0");
+    Layers layers(*device);
+    std::vector<int32_t> slot(Layers::kNeurons), cold;
+    for (int i = 0; i < Layers::kNeurons; i++) {
+        slot[size_t(i)] = i % 7 < 3 ? i : -1;
+        if (i % 7 >= 3) cold.push_back(i);
+    }
+    const DeviceArray<int32_t> device_slot(*device, slot.size(), "slot");
+    std::vector<float> x(Layers::kCols), expected, got(Layers::kCols);
+    for (int c = 0; c < Layers::kCols; c++) x[size_t(c)] = float(c % 13);
+    expected = x;
+    device->copy_in(layers.stream(), device_slot.get(), slot.data(), slot.size() * 4);
+    device->copy_in(layers.stream(), layers.x(), x.data(), x.size() * 4);
+    device->wait(layers.stream());
+
+    device->begin_capture(layers.stream());
+    layers.put(device_slot.get());
+    const Owned<DeviceGraph> graph(*device, device->end_capture(layers.stream()));
+    CHECK(device->nodes(graph.get()) == 3 * Layers::kLayers);
+
+    const std::atomic<bool> never{false};
+    for (uint32_t epoch = 1; epoch <= uint32_t(tokens); epoch++) {
+        layers.set_epoch(&epoch);
+        device->launch(graph.get(), layers.stream());
+        CHECK(layers.serve(epoch, never));
+        device->wait(layers.stream());
+        for (int i = 0; i < Layers::kLayers; i++) {
+            const std::vector<float> before = expected;
+            for (int c = 0; c < Layers::kCols; c++) {
+                expected[size_t(c)] =
+                    Layers::answer(before.data(), cold.data(), int(cold.size()), i, c);
+            }
+        }
+    }
+    device->copy_out(layers.stream(), got.data(), layers.x(), got.size() * 4);
+    device->wait(layers.stream());
+    CHECK(got == expected);
+}
+
+// The CPU gives up in the middle of a token, or comes late: no hang, and the next token is right.
+void test_interruptions() {
+    const auto device = open_device("simt0");
+    Layers layers(*device);
+    std::vector<float> x(Layers::kCols, 1.0f), got(x.size());
+    const std::atomic<bool> never{false};
+    uint32_t epoch = 1;
+    layers.set_epoch(&epoch);
+    layers.put(nullptr);
+    layers.release();  // returns, although nobody answered
+
+    device->copy_in(layers.stream(), layers.x(), x.data(), x.size() * 4);
+    epoch = 2;
+    layers.set_epoch(&epoch);
+    layers.put(nullptr);
+    std::this_thread::sleep_for(std::chrono::milliseconds(50));
+    CHECK(layers.serve(epoch, never));
+    device->copy_out(layers.stream(), got.data(), layers.x(), got.size() * 4);
+    device->wait(layers.stream());
+    // No cold neurons: 1, then x / 2 + layer three times.
+    CHECK(got[0] == ((0.5f + 0) * 0.5f + 1) * 0.5f + 2);
+
+    // A device that fails while the CPU waits for it.
+    epoch = 3;
+    layers.set_epoch(&epoch);
+    shim::fail_after(2);
+    std::atomic<bool> stop{false};
+    std::thread cpu([&] { CHECK(!layers.serve(epoch, stop)); });
+    CHECK_THROWS(device, layers.put(nullptr));
+    stop = true;
+    cpu.join();
+    shim::fail_after(-1);
+    layers.release();
+}
+
+}  // namespace
+
+int main() {
+    test_opening();
+    test_memory();
+    test_failures();
+    shim::set_memory(1 << 24);
+    for (shim::Order order : shim::kOrders) {
+        shim::set_order(order);
+        test_exchange(20);
+        test_interruptions();
+    }
+    shim::set_order(shim::Order::ascending);
+    test_exchange(300);
+    return check::summary("test_device");
+}

@@ -1,0 +1,87 @@
+"""The GPU kernels as nvcc compiles them, and whether the tests of the shim see a broken one."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+KERNELS = sorted((ROOT / "ggml/src/gpu").glob("*.cu"))
+FLAGS = ["-std=c++17", "-arch=sm_86", "-fmad=false", "--expt-relaxed-constexpr", "-DGGML_GPU=cuda"]
+FLAGS += [f"-I{ROOT / folder}" for folder in ("ggml/include", "ggml/src")]
+
+
+def compiled(nvcc: str, source: Path, out: Path, *options: str) -> str:
+    """Compiles the kernels of a file; returns what the compiler printed."""
+    done = subprocess.run(
+        [nvcc, *FLAGS, *options, str(source), "-o", str(out)], capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+    return done.stdout + done.stderr
+
+
+def kernel(ptx: str, name: str) -> str:
+    """The instructions of one kernel of a PTX file."""
+    found = [part for part in ptx.split(".entry ")[1:] if name in part.split("(")[0]]
+    assert len(found) == 1, f"{len(found)} kernels named {name}"
+    return found[0]
+
+
+@pytest.mark.slow
+def test_kernels_neither_spill_nor_use_a_stack(nvcc: str, tmp_path: Path) -> None:
+    def report(source: Path) -> str:
+        out = tmp_path / f"{source.stem}.cubin"
+        return compiled(nvcc, source, out, "-cubin", "-Xptxas", "-v")
+
+    with ThreadPoolExecutor(2) as pool:
+        said = "".join(pool.map(report, KERNELS))
+    frames = re.findall(r"(\d+) bytes stack frame, (\d+) bytes spill stores", said)
+    assert len(frames) > 80, said[-2000:]
+    assert set(frames) == {("0", "0")}
+    registers = [int(n) for n in re.findall(r"Used (\d+) registers", said)]
+    assert max(registers) <= 128  # at least 512 threads of a multiprocessor
+
+
+@pytest.mark.slow
+def test_flags_are_ordered_for_the_whole_system(nvcc: str, tmp_path: Path) -> None:
+    """In the PTX: fence before the release, acquire before the payload, and no stale reads."""
+    out = tmp_path / "merge.ptx"
+    compiled(nvcc, ROOT / "ggml/src/gpu/merge.cu", out, "-ptx")
+    text = out.read_text()
+    publish = kernel(text, "publish_kernel")
+    fences = [m.start() for m in re.finditer(r"membar\.sys|fence\.(?:sc|acq_rel)\.sys", publish)]
+    (arrival,) = [m.start() for m in re.finditer(r"atom\.\S*add", publish)]
+    (release,) = [m.start() for m in re.finditer(r"st\.release\.sys", publish)]
+    barrier = publish.index("bar.sync")
+    assert barrier < fences[0] < arrival < fences[1] < release
+
+    answer = kernel(text, "merge_answer_kernel")
+    acquires = [m.start() for m in re.finditer(r"ld\.acquire\.sys", answer)]
+    barrier = answer.index("bar.sync")
+    assert acquires
+    # The loop may be laid out behind what follows it, but leads to the barrier.
+    payload = [m.start() for m in re.finditer(r"ld\.global\.f32|ld\.global\.b32", answer)]
+    assert [at for at in payload if at > barrier]
+    assert "ld.global.nc" not in text and ".volatile" not in publish
+
+
+@pytest.mark.slow
+def test_every_barrier_and_guard_is_needed(tmp_path: Path) -> None:
+    """Kernels without one of their barriers or guards fail a test (tests/gpu/mutants.py)."""
+    build = ROOT / "build" / "cpu"
+    for command in (["cmake", "--preset", "cpu"], ["cmake", "--build", "--preset", "cpu"]):
+        subprocess.run(command, cwd=ROOT, check=True, capture_output=True)
+    done = subprocess.run(
+        [sys.executable, str(ROOT / "tests/gpu/mutants.py"), str(build)],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "TMPDIR": str(tmp_path)},
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert re.search(r"^(2[5-9]|[3-9]\d) mutants, 0 survive$", done.stdout, re.M), done.stdout
