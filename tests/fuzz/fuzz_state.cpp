@@ -1,0 +1,184 @@
+// Any bytes as a saved sequence: they must end in a sequence that goes on, or in an Error that
+// leaves the session as it was. Either way the other sequences, on whose pages it lay, do not see
+// it.
+//
+// The first byte chooses the session and what the header holds, so that the fuzzer need not guess
+// what a state belongs to; the second one is the number of positions where the header is made here.
+#include <algorithm>
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <memory>
+#include <vector>
+
+#include "engine/tiny_model.h"
+#include "ggml/status.h"
+#include "sampler.h"
+#include "session.h"
+#include "state.h"
+
+namespace {
+
+using namespace powerinfer;
+using Bytes = std::vector<uint8_t>;
+
+constexpr int32_t kContext = 70;  // a page of 64 positions, and some of a second one
+constexpr int32_t kPositions = 67, kPrompt = 60;  // of the text that the session knows
+enum Sequence : int32_t { kLoaded, kShared, kKept, kSequences };
+constexpr size_t kHeader = 48, kLengthAt = 40, kWaysAt = 24;
+
+#define REQUIRE(condition)                                                   \
+    do {                                                                     \
+        if (condition) break;                                                \
+        std::fprintf(stderr, "%s:%d: " #condition "\n", __FILE__, __LINE__); \
+        std::abort();                                                        \
+    } while (0)
+
+Bytes saved(const Session& session, int32_t seq) {
+    Bytes bytes(size_t(state_size(session, seq)));
+    save_state(session, seq, bytes.data());
+    return bytes;
+}
+
+void eval(Session& session, int32_t seq, int32_t token, bool generated) {
+    pi_batch batch{};
+    batch.struct_size = sizeof(batch);
+    batch.n = 1;
+    batch.token = &token, batch.seq = &seq, batch.generated = &generated;
+    session.eval(batch);
+}
+
+std::vector<float> next(Session& session, int32_t seq) {
+    eval(session, seq, 5, true);
+    const float* logits = session.result(0);
+    return {logits, logits + session.model->config.n_vocab};
+}
+
+// A session whose last sequence holds a text with generated tokens.
+struct Subject {
+    Subject(std::shared_ptr<const Model> model, const pi_session_params& params)
+        : session(std::move(model), params) {
+        for (int32_t i = 0; i < kPositions; i++) eval(session, kKept, i, i >= kPrompt);
+        session.copy(kKept, kShared, kPositions);
+        state = saved(session, kKept);
+        logits = next(session, kShared);
+    }
+    Session session;
+    Bytes state;
+    std::vector<float> logits;
+};
+
+const std::vector<std::unique_ptr<Subject>>& subjects() {
+    static const std::vector<std::unique_ptr<Subject>> all = [] {
+        const tiny::Folder folder;
+        tiny::Shape shape;
+        shape.n_embd = 16, shape.n_ff = 32, shape.n_layer = 1;
+        shape.n_head = 2, shape.n_head_kv = 1, shape.head_dim = 8;
+        shape.activation = "relu", shape.down_t = true, shape.predictor_rank = 4;
+        tiny::write(tiny::describe(shape), folder / "model.gguf");
+        pi_model_params how = pi_model_default_params();
+        how.n_threads = 1;
+        const auto model = Model::load(folder / "model.gguf", how);
+        std::vector<std::unique_ptr<Subject>> made;
+        for (const auto& [type, sparse] :
+             {std::pair{ggml::DType::F16, PI_SPARSE_AUTO}, {ggml::DType::F32, PI_SPARSE_EXACT}}) {
+            pi_session_params params = pi_session_default_params();
+            params.n_ctx = kContext, params.n_seq = kSequences, params.n_threads = 1;
+            params.type_k = params.type_v = uint32_t(type);
+            params.sparse = sparse;
+            made.push_back(std::make_unique<Subject>(model, params));
+        }
+        return made;
+    }();
+    return all;
+}
+
+// A state of n positions with which nothing is wrong: tokens, flags, keys and values are the bytes
+// given, and zeros behind them.
+Bytes framed(const Subject& s, int64_t n, const uint8_t* data, size_t size) {
+    const size_t position = sizeof(int32_t) + size_t(s.session.sequences().kv().position_bytes());
+    const size_t flags = kHeader + size_t(n) * sizeof(int32_t);
+    Bytes bytes(kHeader + size_t(n + 7) / 8 + size_t(n) * position);
+    std::copy_n(s.state.begin(), kWaysAt, bytes.begin());
+    std::copy_n(data, std::min(size, bytes.size() - kHeader), bytes.begin() + kHeader);
+    uint64_t ways[2] = {};
+    for (int64_t i = 0; i < n; i++) {
+        uint8_t* at = &bytes[kHeader + size_t(i) * sizeof(uint32_t)];
+        uint32_t token;
+        std::memcpy(&token, at, sizeof(token));
+        token %= uint32_t(s.session.model->config.n_vocab);
+        std::memcpy(at, &token, sizeof(token));
+        const bool generated = bytes[flags + size_t(i / 8)] >> i % 8 & 1;
+        ways[generated] = s.session.way(generated);
+    }
+    std::memcpy(&bytes[kWaysAt], ways, sizeof(ways));
+    std::memcpy(&bytes[kLengthAt], &n, sizeof(n));
+    return bytes;
+}
+
+// What saving must give after loading: the same, without the bits behind the last position's.
+Bytes canonical(Bytes bytes, int64_t n) {
+    if (n % 8) bytes[kHeader + size_t(n) * sizeof(int32_t) + size_t(n / 8)] &= (1 << n % 8) - 1;
+    return bytes;
+}
+
+bool load(Session& session, const Bytes& bytes) {
+    try {
+        load_state(session, kLoaded, bytes.data(), bytes.size());
+        return true;
+    } catch (const ggml::Error& e) {
+        REQUIRE(e.code() == ggml::Code::format || e.code() == ggml::Code::context);
+        return false;
+    }
+}
+
+void go_on(Session& session, const Bytes& bytes) {
+    const int64_t n = session.length(kLoaded);
+    REQUIRE(saved(session, kLoaded) == canonical(bytes, n));
+    for (int64_t i = 0; i < n; i++) {
+        const int32_t token = session.sequences().token(kLoaded, i);
+        REQUIRE(token >= 0 && token < session.model->config.n_vocab);
+    }
+    if (n == kContext) return;
+    const std::vector<float> logits = next(session, kLoaded);
+    REQUIRE(session.length(kLoaded) == n + 1);
+    try {  // keys and values may be any, and give what cannot be drawn from
+        const int32_t n_vocab = int32_t(logits.size());
+        const int32_t token = Sampler(pi_sampler_default_params()).sample(logits.data(), n_vocab);
+        REQUIRE(token >= 0 && token < n_vocab);
+    } catch (const ggml::Error& e) {
+        REQUIRE(e.code() == ggml::Code::argument);
+    }
+}
+
+}  // namespace
+
+extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
+    if (size < 2) return 0;
+    const uint8_t choice = data[0], count = data[1];
+    data += 2, size -= 2;
+    Subject& s = *subjects()[choice % subjects().size()];
+    Session& session = s.session;
+    session.copy(kKept, kShared, kPositions);
+    session.copy(kKept, kLoaded, kPositions);
+
+    Bytes bytes(data, data + size);
+    if (choice & 2) {
+        bytes = framed(s, count % (kContext + 1), data, size);
+    } else if (choice & 4) {  // what the state belongs to is right; the rest is not checked
+        std::copy_n(s.state.begin(), std::min<size_t>(size, kWaysAt), bytes.begin());
+    }
+    const bool loaded = load(session, bytes);
+    REQUIRE(loaded || !(choice & 2));
+    if (loaded) {
+        go_on(session, bytes);
+    } else {
+        REQUIRE(saved(session, kLoaded) == s.state);
+        REQUIRE(next(session, kLoaded) == s.logits);
+    }
+    REQUIRE(saved(session, kShared) == s.state && saved(session, kKept) == s.state);
+    REQUIRE(next(session, kShared) == s.logits);
+    session.truncate(kLoaded, 0);
+    return 0;
+}
