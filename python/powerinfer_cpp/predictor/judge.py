@@ -1,4 +1,4 @@
-"""The model in the loop: how much worse it predicts a text when its predictors decide."""
+"""Runs the model to measure how much its predictors raise perplexity."""
 
 import math
 from collections.abc import Sequence
@@ -12,9 +12,9 @@ from ..perplexity import log_likelihoods
 
 
 def mean_nll(model: Model, windows: Sequence[np.ndarray], mode: str, **fields: Any) -> float:
-    """Mean negative log-likelihood, in nats, of every token of the windows but their first.
+    """Mean negative log-likelihood, in nats, of all tokens of the windows except the first.
 
-    mode: of sparsity. fields: of pi_session_params.
+    mode: sparse mode. fields: fields of pi_session_params.
     """
     n_ctx = max(map(len, windows))
     options = {
@@ -37,5 +37,5 @@ def mean_nll(model: Model, windows: Sequence[np.ndarray], mode: str, **fields: A
 
 
 def loss(nll: float, reference: float) -> float:
-    """By how much the perplexity is above the reference's: 0.001 is 0.1%."""
+    """Relative increase of the perplexity over the reference: 0.001 is 0.1%."""
     return math.exp(nll - reference) - 1

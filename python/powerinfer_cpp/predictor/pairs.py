@@ -1,7 +1,7 @@
-"""What predictors learn from: inputs of feed-forward blocks and the neurons that fired on them.
+"""Training data of predictors: inputs of feed-forward blocks and the neurons that fired on them.
 
-The engine records them in exact mode; they lie in memory-mapped files of a size that is known
-before: 2 bytes per value of an input, one bit per neuron.
+The engine records them in exact mode, into memory-mapped files of a fixed size: 2 bytes per input
+value, one bit per neuron.
 """
 
 import json
@@ -22,31 +22,31 @@ from ..model import Model
 from ..profile.counters import recording
 from ..progress import Progress
 
-_FLUSHED = 16  # windows between two notes of how far the recording is
+_FLUSHED = 16  # windows between two saves of the progress
 
 
 def bytes_per_token(model: Model) -> int:
-    """Of the store, all layers together."""
+    """Bytes of the store per token, for all layers."""
     used = _used(model)
     experts = 2 * used if model.n_expert else 0
     return model.n_layer * (2 * model.n_embd + used * ((model.n_ff + 7) // 8) + experts)
 
 
 def _used(model: Model) -> int:
-    """Blocks of a layer that a token passes: the experts that it chooses, or one."""
+    """Blocks of a layer that a token uses: the number of chosen experts, or one."""
     return source.size(model.gguf, "expert_used_count") if model.n_expert else 1
 
 
 class Pairs:
-    """The store of a folder; n_tokens: of all windows that are recorded.
+    """The store in a folder; n_tokens: tokens of all recorded windows.
 
     inputs: float16 [n_layer, n_tokens, n_embd]. bits: uint8 [n_layer, n_tokens, used, n_ff / 8],
-    the first neuron lowest, of the experts that a token chose. experts: int16 [n_layer, n_tokens,
-    used], which those are, -1 where fewer fired; None where a layer has one block, which is
-    expert 0 of n_expert 1.
+    the first neuron in the lowest bit, for the experts that a token chose. experts: int16 [n_layer,
+    n_tokens, used], their ids, -1 if fewer fired; None if a layer has one block, which is expert 0
+    of n_expert 1.
 
-    An expert of which no neuron fired for a token is not told from one that was not chosen. Of
-    thousands of neurons some fire.
+    A chosen expert without any firing is treated as not chosen; with thousands of neurons this does
+    not happen.
     """
 
     def __init__(self, folder: Path, model: Model, n_tokens: int):
@@ -63,8 +63,8 @@ class Pairs:
         there = sum(path.stat().st_size for path in folder.glob("*.pairs"))
         if shutil.disk_usage(folder).free + there < needed:
             raise OSError(
-                f"{folder}: {needed >> 20} MiB needed for what {n_tokens} tokens record, and the "
-                "disk has less: use fewer --tokens"
+                f"{folder}: recording {n_tokens} tokens needs {needed >> 20} MiB, but the disk has "
+                "less: use fewer --tokens"
             )
         stores = {n: _mapped(folder / f"{n}.pairs", *shape) for n, shape in shapes.items()}
         self.inputs, self.bits = stores["inputs"], stores["bits"]
@@ -72,7 +72,7 @@ class Pairs:
         self._stores = list(stores.values())
 
     def record(self, model: Model, windows: Sequence[np.ndarray], **fields: Any) -> None:
-        """Fills the store, going on where it was left. fields: of pi_session_params.
+        """Fills the store, continuing earlier work. fields: fields of pi_session_params.
 
         Raises ModelFormatError for inputs beyond the range of half precision.
         """
@@ -101,7 +101,9 @@ class Pairs:
                 if done % _FLUSHED == 0 or done == len(windows):
                     for store in self._stores:
                         store.flush()
-                    with named(self._progress):  # as a whole: killed amidst, it holds no number
+                    with named(
+                        self._progress
+                    ):  # replaced as a whole, so a kill cannot leave a partial number
                         part = self._progress.with_suffix(".part")
                         part.write_text(json.dumps(done))
                         part.replace(self._progress)
@@ -109,13 +111,13 @@ class Pairs:
         session.close()
 
     def chose(self, layer: int, rows: np.ndarray, expert: int) -> np.ndarray:
-        """Those of the rows whose tokens chose an expert."""
+        """The rows whose tokens chose an expert."""
         if self.experts is None:
             return rows
         return rows[(self.experts[layer, rows] == expert).any(axis=-1)]
 
     def fired(self, layer: int, rows: np.ndarray, expert: int = 0) -> np.ndarray:
-        """bool [rows, n_ff], of rows that chose the expert."""
+        """bool [rows, n_ff]: firings of the expert, for rows that chose it."""
         place = 0
         if self.experts is not None:
             place = (self.experts[layer, rows] == expert).argmax(axis=-1)
@@ -125,8 +127,8 @@ class Pairs:
 
 
 def _chosen(fired: np.ndarray, used: int) -> tuple[np.ndarray, np.ndarray]:
-    """Of bool [..., n_expert, n_ff] the experts that fired, [..., used, n_ff], and which they are,
-    int16 [..., used]."""
+    """From bool [..., n_expert, n_ff], the firings of experts that fired, [..., used, n_ff], and
+    their ids, int16 [..., used]."""
     silent = ~fired.any(axis=-1)
     order = np.argsort(silent, axis=-1, kind="stable")[..., :used]
     experts = np.where(np.take_along_axis(silent, order, -1), -1, order).astype(np.int16)
@@ -136,7 +138,7 @@ def _chosen(fired: np.ndarray, used: int) -> tuple[np.ndarray, np.ndarray]:
 def _mapped(path: Path, dtype: Any, shape: tuple[int, ...]) -> np.memmap:
     n_bytes = math.prod(shape) * np.dtype(dtype).itemsize
     if not path.exists() or path.stat().st_size != n_bytes:
-        # a mapping that outgrows the disk would end the process
+        # writing a mapping on a full disk would kill the process
         with named(path, n_bytes), path.open("wb") as file:
             os.posix_fallocate(file.fileno(), 0, n_bytes)
     return np.memmap(path, dtype, "r+", shape=shape)

@@ -1,10 +1,10 @@
-"""Which predictor each layer gets: the smallest total of bytes at which the model stays as good.
+"""Chooses the predictor of each layer: the fewest total bytes within the target perplexity.
 
-Each layer can run in exact mode, or at any of RECALLS with the rank at which it then reads the
-fewest bytes (predictor, gates of what it proposes, up and down of what fires). What a recall costs
-in perplexity differs between layers, so it is measured with one layer predicted and the others in
-exact mode. One price of perplexity, in bytes, then decides for all layers alike, and the lowest
-price at which the model in the loop loses no more than the target wins.
+Each layer can run in exact mode, or at any of RECALLS with the rank that then reads the fewest
+bytes (predictor, gates of proposed neurons, up and down of firing ones). The perplexity cost of a
+recall differs between layers, so it is measured with one layer predicted and the others in exact
+mode. A single price of perplexity, in bytes, then determines the choice in all layers. The lowest
+price at which the running model loses no more than the target is used.
 """
 
 from collections.abc import Callable, Sequence
@@ -15,21 +15,21 @@ import numpy as np
 from .train import Curve
 
 RECALLS = (0.7, 0.75, 0.8, 0.85, 0.9, 0.93, 0.95, 0.965, 0.975, 0.985, 0.99, 0.995, 0.998, 0.9995)
-PROBES = (2, 6)  # of RECALLS: those at which the loss of each layer is measured
-# Of a doubled perplexity, as multiples of the bytes that exact mode reads: from "only bytes count"
-# to "a millionth more is not worth a tenth of the bytes".
+PROBES = (2, 6)  # indices in RECALLS at which the loss of each layer is measured
+# Prices of a doubled perplexity, as multiples of exact mode's bytes: from "only bytes count" to "a
+# millionth more is not worth a tenth of the bytes".
 PRICES = tuple(np.geomspace(1, 1e5, 41))
-STEP = 32  # ranks are multiples: whole blocks of Q8_0
+STEP = 32  # ranks are multiples of this: whole blocks of Q8_0
 
 
 @dataclass(frozen=True)
 class Costs:
     """Bytes that one token reads in a layer's feed-forward block.
 
-    first: of the gates (ups, where there are none) of all neurons; rest: of their other rows;
-    per_rank: of a predictor, for each of its hidden units. smooth: the activation is never zero,
-    and its threshold counts in exact mode alone, so that a proposed neuron is read whole, and a
-    layer without a predictor among others with one is, too.
+    first: the gates (ups, if there are none) of all neurons; rest: their other rows; per_rank: a
+    predictor, for each of its hidden units. smooth: the activation is never zero, and its threshold
+    applies only in exact mode; so a proposed neuron is read completely, and so is a layer without a
+    predictor in a file that has predictors.
     """
 
     first: float
@@ -41,7 +41,7 @@ class Costs:
         return self.first + fired * self.rest
 
     def without(self, fired: float) -> float:
-        """Of a layer without a predictor in a file that has predictors."""
+        """Bytes of a layer without a predictor in a file that has predictors."""
         return self.first + self.rest if self.smooth else self.exact(fired)
 
     def predicted(self, rank: int, curve: Curve, at: int) -> float:
@@ -51,8 +51,8 @@ class Costs:
 
 @dataclass(frozen=True)
 class Choice:
-    """rank: 0 without a predictor. at: which of RECALLS. curve: of the predictor that was found
-    best. without_bytes: what the layer reads without one, beside others that have one."""
+    """A choice for a layer. rank: 0 without a predictor. at: index in RECALLS. curve: curve of the
+    best predictor. without_bytes: bytes without a predictor, if other layers have one."""
 
     rank: int
     at: int
@@ -63,10 +63,10 @@ class Choice:
 
 
 def start_rank(rates: np.ndarray, n_embd: int) -> int:
-    """Where the search begins: sparser and more skewed layers get smaller predictors.
+    """The first rank of the search: smaller for sparser and more skewed layers.
 
-    rates: [n_ff], how often each neuron fires. The skewness is the share of neurons that make up
-    80% of the firings.
+    rates: [n_ff], how often each neuron fires. The skewness is the share of neurons that make 80%
+    of the firings.
     """
     falling = np.sort(rates)[::-1].cumsum()
     reached = np.searchsorted(falling, 0.8 * falling[-1]) + 1
@@ -75,7 +75,7 @@ def start_rank(rates: np.ndarray, n_embd: int) -> int:
 
 
 def ladder(n_embd: int) -> list[int]:
-    """Ranks that are tried: 32, 64, 128 ... below n_embd."""
+    """Ranks to try: 32, 64, 128 ... below n_embd."""
     ranks = [STEP]
     while ranks[-1] * 2 < n_embd:
         ranks.append(ranks[-1] * 2)
@@ -85,7 +85,7 @@ def ladder(n_embd: int) -> list[int]:
 def choose(
     at: int, start: int, ranks: list[int], costs: Costs, candidate: Callable[[int], Curve]
 ) -> Choice:
-    """A layer's best at RECALLS[at], from `start` on downhill. candidate: trains a rank."""
+    """A layer's best rank at RECALLS[at], by descent from `start`. candidate: trains a rank."""
 
     def cost(rank: int) -> float:
         return costs.predicted(rank, candidate(rank), at)
@@ -103,10 +103,10 @@ def choose(
 
 
 def losses(measured: Sequence[float]) -> np.ndarray:
-    """A layer's loss at each of RECALLS, of those measured at PROBES.
+    """A layer's loss at each of RECALLS, from the losses measured at PROBES.
 
-    It goes with a power of what is missed. Firings near zero are missed first, so the power is
-    above 1; noise in what was measured is kept from making it absurd.
+    The loss is a power of the missed share. Firings near zero are missed first, so the exponent is
+    above 1; it is limited because of noise in the measurements.
     """
     missed = np.log(1 - np.array(RECALLS))
     at, found = missed[list(PROBES)], np.log(np.maximum(measured, 1e-6))
@@ -125,16 +125,16 @@ def without(choice: Choice) -> Choice:
 
 
 def worth_while(choices: Sequence[Choice]) -> Sequence[Choice]:
-    """The choices, or exact mode for all layers where those together read no less."""
+    """The choices, or exact mode for all layers if the choices do not read less."""
     if sum(c.n_bytes for c in choices) < sum(c.exact_bytes for c in choices):
         return choices
     return [exactly(c) for c in choices]
 
 
 def cheapest(options: Sequence[Choice], lost: np.ndarray, price: float) -> Choice:
-    """The option that costs least, or no predictor; price: bytes for a loss of 1.
+    """The cheapest option, or no predictor; price: bytes for a loss of 1.
 
-    options, lost: at each of RECALLS.
+    options, lost: one for each of RECALLS.
     """
 
     def cost(choice: Choice) -> float:
@@ -145,7 +145,7 @@ def cheapest(options: Sequence[Choice], lost: np.ndarray, price: float) -> Choic
 
 
 def first_within(loss: Callable[[int], float], n: int, target: float) -> int | None:
-    """The first of 0..n-1 whose loss is at most the target, by bisection; None where even the last
+    """The first of 0..n-1 whose loss is at most the target, by bisection; None if even the last
     loses more."""
     low, high = 0, n - 1
     if loss(high) > target:

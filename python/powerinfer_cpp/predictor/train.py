@@ -1,9 +1,9 @@
-"""Training of one predictor: score = fc2 . relu(fc1 . x), a neuron is computed where it is high.
+"""Trains one predictor: score = fc2 . relu(fc1 . x); a neuron is computed if its score is high.
 
-One is of a layer, or of an expert of it, which learns from the tokens that chose it.
+A predictor is for a layer, or for one of its experts, which learns from the tokens that chose it.
 
 Loss, optimiser and early stopping follow Deja Vu's training code: binary cross entropy in which a
-firing weighs 1 and a silence about as much as neurons fire, AdamW with a decay of 0.01.
+firing has weight 1 and a zero about the share of firings, AdamW with a decay of 0.01.
 """
 
 from collections.abc import Callable, Sequence
@@ -14,13 +14,13 @@ import numpy as np
 from .pairs import Pairs
 
 BATCH = 1024
-RATE = 5e-3  # of learning, at the beginning; falls to a twentieth. At 2e-3 four epochs get less far
+RATE = 5e-3  # initial learning rate, falls to a twentieth; 2e-3 was worse after four epochs
 PATIENCE = 3  # epochs without improvement
-JUDGED_ROWS = 4096  # of the held-out pairs, at most: the curves need no more
+JUDGED_ROWS = 4096  # maximum held-out pairs for a curve
 
 
 def require_torch() -> None:
-    """Raises ValueError, in one sentence, where torch is missing."""
+    """Raises ValueError, with a one-sentence message, if torch is missing."""
     try:
         import torch  # noqa: F401
     except ImportError:
@@ -29,10 +29,17 @@ def require_torch() -> None:
         ) from None
 
 
+def default_device() -> str:
+    """A GPU where torch sees one."""
+    import torch
+
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
 @dataclass(frozen=True)
 class Trained:
-    """fc1: float32 [rank, n_embd], fc2: float32 [n_ff, rank]. Losses: of the pairs it learnt from
-    and of those it did not, at the best epoch."""
+    """A trained predictor. fc1: float32 [rank, n_embd], fc2: float32 [n_ff, rank]. Losses: on
+    training pairs and on held-out pairs, at the best epoch."""
 
     fc1: np.ndarray
     fc2: np.ndarray
@@ -42,10 +49,10 @@ class Trained:
 
 
 def density(pairs: Pairs, layer: int, rows: np.ndarray) -> float:
-    """Share of the neurons that fire, of the experts that were chosen.
+    """Share of firing neurons in the chosen experts.
 
-    All experts of a layer get the same, so that a score means the same in each: their predictors
-    share one threshold.
+    All experts of a layer use the same value, so that scores are comparable: their predictors share
+    one threshold.
     """
     rows, fired, count = rows[:BATCH], 0, 0
     for expert in range(pairs.n_expert):
@@ -68,14 +75,16 @@ def train(
     epochs: int,
     device: str,
 ) -> Trained:
-    """Learns from rows of a layer's pairs, all of which chose the expert, and stops when those
-    held out get no better."""
+    """Trains on rows of a layer's pairs, all of which chose the expert, and stops when the held-out
+    loss does not improve."""
     import torch
 
     generator = torch.Generator().manual_seed(seed)
     inputs, n_embd, n_ff = pairs.inputs[layer], pairs.inputs.shape[-1], pairs.n_ff
     sample = inputs[held_out[:BATCH]].astype(np.float32)
-    scale = float(np.sqrt(np.mean(sample**2))) or 1.0  # no step depends on the input's unit
+    scale = (
+        float(np.sqrt(np.mean(sample**2))) or 1.0
+    )  # makes training independent of the input's scale
     silence = density + 0.005
 
     def normal(*shape: int) -> torch.Tensor:
@@ -88,15 +97,15 @@ def train(
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps, RATE / 20)
 
     def batch(part: np.ndarray) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Inputs, what fired, and what each neuron weighs in the loss."""
-        part = np.sort(part)  # the order within a batch is of no account; on disk it is
+        """Inputs, firings, and the weight of each neuron in the loss."""
+        part = np.sort(part)  # order does not matter within a batch, but reads faster from disk
         x = torch.from_numpy(inputs[part].astype(np.float32) / scale).to(device)
         y = torch.from_numpy(pairs.fired(layer, part, expert)).to(device, torch.float32)
         return x, y, y * (1 - silence) + silence
 
     def step(part: np.ndarray) -> None:
-        # Gradients by hand: the loss's own is sigmoid(score) - y, and the product with n_ff columns
-        # is all that takes time.
+        # Manual gradients: that of the loss is sigmoid(score) - y, and only the product with n_ff
+        # columns takes time.
         x, y, weight = batch(part)
         hidden = torch.relu(x @ fc1.T)
         slope = torch.sigmoid_(hidden @ fc2.T).sub_(y).mul_(weight).div_(y.numel())
@@ -114,7 +123,7 @@ def train(
             total += found.item() * len(x)
         return total / len(chosen)
 
-    learnt = rows[:: -(-len(rows) // len(held_out))]  # to compare with those held out
+    learnt = rows[:: -(-len(rows) // len(held_out))]  # to compare with the held-out rows
     best = (float("inf"), float("inf"), fc1.detach(), fc2.detach())
     since, epoch = 0, 0
     with torch.no_grad():
@@ -132,9 +141,9 @@ def train(
 
 @dataclass(frozen=True)
 class Curve:
-    """What a predictor does at several thresholds, on pairs that it did not learn from.
+    """Quality of a predictor at several thresholds, on held-out pairs.
 
-    Each float64 [n]: recall, share of firings that are predicted; threshold of the score;
+    Each float64 [n]: recall, share of firings that are predicted; threshold, of the score;
     predicted, share of neurons; hit, share of neurons that are predicted and fire. fired: share of
     neurons that fire.
     """
@@ -153,10 +162,10 @@ def curve(
     scores: Callable[[int, np.ndarray], np.ndarray],
     recalls: Sequence[float],
 ) -> Curve:
-    """The curve of a layer's predictors at these recalls, as far as they can be had.
+    """The curve of a layer's predictors at those of these recalls that can be reached.
 
-    scores(expert, x): [t, n_ff] of inputs float32 [t, n_embd]. Every expert counts on the tokens
-    that chose it.
+    scores(expert, x): [t, n_ff] for inputs float32 [t, n_embd]. Every expert is measured on the
+    tokens that chose it.
     """
     rows = rows[:: -(-len(rows) // JUDGED_ROWS)]
     found, fired = [], []
@@ -169,11 +178,11 @@ def curve(
 
 
 def curve_of(score: np.ndarray, fired: np.ndarray, recalls: Sequence[float]) -> Curve:
-    """The curve of scores and of what fired, arrays of one shape."""
+    """The curve from scores and firings, arrays of the same shape."""
     of_fired, all_scores = np.sort(score[fired]), np.sort(score.reshape(-1))
     if not len(of_fired):
         of_fired = all_scores[-1:]
-    # The threshold itself is predicted: so many of the lowest firings are below it.
+    # A score equal to the threshold is predicted; this many of the lowest firings are below it.
     missed = np.floor((1 - np.asarray(recalls)) * len(of_fired)).astype(int)
     threshold = of_fired[np.minimum(missed, len(of_fired) - 1)]
     n_hit = len(of_fired) - np.searchsorted(of_fired, threshold)

@@ -1,0 +1,177 @@
+"""The folder OUT.train: what work it belongs to, the pairs in it, and files of candidates.
+
+Work that was killed finds it as it was left, and goes on.
+"""
+
+import hashlib
+import json
+import shutil
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ..activations import SMOOTH
+from ..convert import source
+from ..convert.embed import embed
+from ..convert.stored import Stored
+from ..convert.writer import alone, check_target, named, string
+from ..errors import UnsupportedModelError
+from ..fingerprint import fingerprint
+from ..formats import format_by_name
+from ..gguf import Gguf
+from ..model import Model
+from ..profile.text import read, windows
+from . import judge
+from .pairs import Pairs, bytes_per_token
+
+_HELD_OUT = 10  # every tenth window decides when to stop, and thresholds; another the sizes
+_OLD = ("powerinfer.sparse_threshold", "powerinfer.predictor.")
+
+
+class Work:
+    """A model, what predictors of it learn from, and where that is kept.
+
+    pairs: recorded by `begin`. rows: those to learn from; held_out: those by which training stops
+    and thresholds are set. judged: windows of the text that decide about sizes. used: share of a
+    layer's experts that a token passes.
+    """
+
+    def __init__(
+        self,
+        model_path: str | Path,
+        out: str | Path,
+        kind: str,
+        predictor_input: str,
+        predictor_type: str,
+        model_fields: dict[str, Any],
+        fields: dict[str, Any],
+    ):
+        self.out, self.kind, self.input = Path(out), kind, predictor_input
+        self.format = format_by_name(predictor_type)
+        self.model_fields, self.fields = model_fields, fields
+        self.folder = self.out.with_name(self.out.name + ".train")
+        self._mark = self.folder / "identity.json"
+        self.alone = ExitStack()  # holds the mark's lock
+        self.gguf = Gguf(model_path)
+        source.refuse_same_file(self.gguf, out)
+        self.tensors = {t.name: t for t in source.tensors(self.gguf)}
+        if not any(".ffn_down_t" in name for name in self.tensors):
+            raise UnsupportedModelError(
+                f"{model_path}: has no neuron rows (ffn_down_t), which predictors need; "
+                "`powerinfer convert` makes a file with them of it"
+            )
+
+    def begin(
+        self,
+        text: Path,
+        separator: bytes | None,
+        n_tokens: int,
+        n_ctx: int | None,
+        store_gib: float,
+        epochs: int,
+        seed: int,
+        check: Callable[[Model], None],
+    ) -> None:
+        """Makes the folder, or finds it, and records the pairs that are missing.
+
+        check: raises for a model that cannot have predictors of this kind.
+        """
+        data = read(text)
+        identity = json.dumps(
+            [
+                fingerprint(self.gguf),
+                hashlib.sha256(data).hexdigest(),
+                [str(separator), n_tokens, n_ctx, store_gib, epochs, seed],
+                [self.kind, self.input, self.format.name],
+                [str(self.gguf.value(f"powerinfer.ffn.{n}")) for n in ("activation", "threshold")],
+                [self.fields.get(name) for name in ("type_k", "type_v", "sparse_threshold")],
+            ]
+        )
+        size = 2 * sum(t.n_bytes for t in self.gguf.tensors)
+        check_target(self.out, size, [*self.gguf.files, text])
+        self._take_up(identity)
+        model = self._model([], [])
+        check(model)
+        self.mixture, self.smooth = bool(model.n_expert), model.activation in SMOOTH
+        self.n_layer = model.n_layer
+        size = min(n_ctx or 512, model.n_ctx_train)
+        try:
+            pieces = windows(model, data, separator, size)
+        except ValueError as error:
+            raise ValueError(f"{text}: {error}") from None
+        pieces = [piece for piece in pieces if len(piece) > 1]
+        room = min(n_tokens, int(store_gib * (1 << 30)) // bytes_per_token(model))
+        if sum(map(len, pieces)) > room:  # some of the whole text rather than its beginning
+            chosen = np.random.default_rng(seed).permutation(len(pieces))[: room // size]
+            pieces = [pieces[i] for i in sorted(chosen)]
+        if len(pieces) < 2 * _HELD_OUT:
+            raise ValueError(
+                f"{text}: {len(pieces)} windows of {size} tokens are too few to train and to test "
+                f"on; {2 * _HELD_OUT} are the least"
+            )
+        self.judged = pieces[_HELD_OUT - 1 :: _HELD_OUT]
+        learnt = [p for i, p in enumerate(pieces) if i % _HELD_OUT != _HELD_OUT - 1]
+        of_window = np.repeat(np.arange(len(learnt)), [len(p) for p in learnt])
+        held_out = of_window % _HELD_OUT == _HELD_OUT - 2
+        self.rows, self.held_out = np.flatnonzero(~held_out), np.flatnonzero(held_out)
+        self.pairs = Pairs(self.folder, model, len(of_window))
+        self.pairs.record(model, learnt, **self.fields)
+        self.used = self.pairs.used / self.pairs.n_expert
+        model.close()
+
+    def finish(self) -> None:
+        """The result is written: the folder goes."""
+        self._empty()
+        self._mark.unlink()
+        self.folder.rmdir()
+        self.gguf.close()
+
+    def embed(self, path: Path, keys: list[Any], tensors: list[Stored]) -> None:
+        """Writes the model with these predictors in place of those that it has."""
+        marks = [
+            string("powerinfer.predictor.input", self.input),
+            string("powerinfer.predictor.kind", self.kind),
+        ]
+        embed(
+            self.gguf,
+            path,
+            [*marks, *keys],
+            tensors,
+            removed=lambda name: name.startswith(_OLD) or bool(source.PREDICTOR.fullmatch(name)),
+        )
+
+    def nll(
+        self, sparse: str, keys: list[Any], tensors: list[Stored], windows: Sequence[np.ndarray]
+    ) -> float:
+        """Mean negative log-likelihood of the windows with these predictors; sparse: a mode."""
+        model = self._model(keys, tensors)
+        nll = judge.mean_nll(model, windows, sparse, **self.fields)
+        model.close()
+        return nll
+
+    def _take_up(self, identity: str) -> None:
+        """Makes the folder and locks it. What it holds of work of another identity goes."""
+        if not self._mark.exists() and self.folder.exists() and any(self.folder.iterdir()):
+            raise ValueError(f"{self.folder}: exists, and is no work of train-predictor")
+        self.folder.mkdir(exist_ok=True)
+        self.alone.enter_context(alone(self._mark))
+        if self._mark.read_text() != identity:
+            self._empty()
+            with named(self._mark):
+                self._mark.write_text(identity)
+
+    def _model(self, keys: list[Any], tensors: list[Stored]) -> Model:
+        """The model with predictors, from a file in the folder."""
+        path = self.folder / "candidate.gguf"
+        self.embed(path, keys, tensors)
+        return Model(str(path), **self.model_fields)
+
+    def _empty(self) -> None:
+        """Removes all but the mark. Killed on the way, it leaves no work that could be taken up."""
+        self._mark.write_text("")
+        for path in self.folder.iterdir():
+            if path != self._mark:
+                shutil.rmtree(path) if path.is_dir() else path.unlink()
