@@ -1,4 +1,4 @@
-/* What the tests of the C API share. */
+/* Shared by the tests of the C API. */
 #ifndef CAPI_TEST_H
 #define CAPI_TEST_H
 
@@ -27,11 +27,11 @@ static void report(bool good, const char* file, int line, const char* what) {
     report((call) == (status) && pi_last_error()[0], __FILE__, __LINE__, \
            #call " must fail with " #status)
 
-/* What out-parameters hold before a call that must not write them. */
+/* The value of out-parameters before a call that must not write them. */
 static char untouched_place;
 #define UNTOUCHED ((void*)&untouched_place)
 
-/* Sets the size of a struct that is to be filled. */
+/* Sets struct_size of a struct that a call fills. */
 #define SIZED(s) ((s).struct_size = sizeof(s))
 
 static const char* model_path;

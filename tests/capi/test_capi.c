@@ -1,6 +1,6 @@
-/* powerinfer.h from C99, all but sessions at work: what every function does, what it refuses, and
- * that a refusal has a message and leaves the caller's variables alone. argv[1]: the default model.
- */
+/* powerinfer.h from C99, except computing with sessions: what every function does and refuses, and
+ * that a refusal sets a message and leaves the caller's variables unchanged. argv[1]: the default
+ * model. */
 #define _POSIX_C_SOURCE 200809L
 #include <math.h>
 #include <stddef.h>
@@ -83,7 +83,7 @@ static int64_t find_key(const pi_gguf* g, const char* wanted) {
     return -1;
 }
 
-/* Reads value i with each getter: the one of its type works, the others refuse and write nothing.
+/* Reads value i with each getter: the one of its type works; the others refuse and write nothing.
  */
 static void test_value(const pi_gguf* g, int64_t i) {
     const char *key = NULL, *text = UNTOUCHED;
@@ -132,7 +132,7 @@ static void test_gguf(void) {
     CHECK(says("no/such/file.gguf"));
     FAILS(PI_ERROR_IO, pi_gguf_open("/", &g));
     FAILS(PI_ERROR_IO, pi_gguf_open("", &g));
-    FAILS(PI_ERROR_FORMAT, pi_gguf_open(program_path, &g)); /* a file, but no GGUF */
+    FAILS(PI_ERROR_FORMAT, pi_gguf_open(program_path, &g)); /* a file, but not GGUF */
     CHECK(says(program_path));
     FAILS(PI_ERROR_ARGUMENT, pi_gguf_open(NULL, &g));
     FAILS(PI_ERROR_ARGUMENT, pi_gguf_open(model_path, NULL));
@@ -188,7 +188,7 @@ static void test_gguf(void) {
 }
 
 static void test_formats(void) {
-    /* name, id, block, bytes, error of a rounding relative to the largest value of 1 */
+    /* name, id, block, bytes, rounding error for a largest value of 1 */
     static const struct {
         const char* name;
         uint32_t type;
@@ -217,7 +217,7 @@ static void test_formats(void) {
         OK(pi_decode(type, data, 0, y, 0));
         data[0] = 0xAA;
         y[0] = 77;
-        const int64_t huge = INT64_MAX / 32 * 32 / 2; /* its bytes do not fit 64 bits */
+        const int64_t huge = INT64_MAX / 32 * 32 / 2; /* its size in bytes does not fit 64 bits */
         FAILS(PI_ERROR_ARGUMENT, pi_encode(type, x, huge, data, sizeof(data)));
         FAILS(PI_ERROR_ARGUMENT, pi_decode(type, data, sizeof(data), y, huge));
         FAILS(PI_ERROR_ARGUMENT, pi_encode(type, x, 64, data, size - 1));
@@ -245,7 +245,7 @@ static void test_formats(void) {
     CHECK(type == 77 && block == 77 && bytes == 77);
 }
 
-/* Two neurons of an F16 and a Q8_0 row: the parts of a bundle lie where the header says. */
+/* Two neurons with an F16 and a Q8_0 row each: the parts of a bundle are where the header says. */
 static void test_bundles(void) {
     const uint32_t types[] = {1, 8};
     unsigned char f16[2][64], q8[2][34], bundles[2][64 + 34], back[2][34];
@@ -368,7 +368,7 @@ static void test_model(void) {
     CHECK(pi_gguf_n_files(g) == 1 && !strcmp(pi_gguf_file(g, 0), model_path));
     pi_model_free(m);
 
-    /* Keeping pages in RAM may be forbidden to this user; then it says so. */
+    /* mlock may be forbidden to this user; then the message says so. */
     params = pi_model_default_params();
     params.use_mlock = true;
     m = NULL;
@@ -451,7 +451,7 @@ static void test_tokenizer(const pi_model* m) {
 
 /* ---- Plans and session parameters --------------------------------------------------------- */
 
-/* Each parameter out of its range: refused alike by a plan and by a session, naming it. */
+/* Each parameter out of its range: plans and sessions refuse it and name it. */
 static void test_session_params(const pi_model* m) {
     pi_session_params p[22];
     const char* names[22];

@@ -1,5 +1,5 @@
-/* pi_eval_batch, pi_sequence_match and pi_sequence_copy on a model with predictors: which rows are
- * generated is said by the caller, and decides what they are. */
+/* pi_eval_batch, pi_sequence_match and pi_sequence_copy with a model that has predictors: the
+ * caller's `generated` flags decide how rows are computed. */
 #include "capi.h"
 
 enum { N = 80, N_PROMPT = 70 }; /* more than a page of 64 positions */
@@ -41,27 +41,27 @@ static void test_rows(const pi_model* m) {
     const size_t size = sizeof(float) * (size_t)n_vocab;
     float* masked = last_logits(s, 0, N, false, n_vocab);
     float* prompt = last_logits(s, 1, N, true, n_vocab);
-    CHECK(memcmp(masked, prompt, size) != 0); /* the flag, and nothing else, tells them apart */
+    CHECK(memcmp(masked, prompt, size) != 0); /* they differ only in the flag */
     const int32_t cuts[] = {1, 7};
     for (int k = 0; k < 2; k++) {
         float* again = last_logits(s, 2, cuts[k], false, n_vocab);
         CHECK(!memcmp(again, masked, size));
         free(again);
-        again = last_logits(s, 2, cuts[k], true, n_vocab); /* alone in its call, a prompt's still */
+        again = last_logits(s, 2, cuts[k], true, n_vocab); /* alone, still of a prompt */
         CHECK(!memcmp(again, prompt, size));
         free(again);
     }
     CHECK(match(s, 0, generated) == N && match(s, 0, NULL) == N_PROMPT);
     CHECK(match(s, 1, NULL) == N && match(s, 1, generated) == N_PROMPT);
 
-    /* A copy goes on as the original would, which stays what it was. */
+    /* A copy continues as the original would; the original stays unchanged. */
     OK(pi_sequence_copy(s, 0, 2, N - 5));
     CHECK(pi_sequence_length(s, 2) == N - 5 && match(s, 2, generated) == N - 5);
     const int32_t seqs[] = {2, 2, 2, 2, 2};
     pi_batch rest = {sizeof rest, 5, tokens + N - 5, seqs, NULL, generated + N - 5};
     OK(pi_eval_batch(s, &rest));
     const float* logits = UNTOUCHED;
-    FAILS(PI_ERROR_ARGUMENT, pi_logits(s, 3, &logits)); /* only the last row's are kept */
+    FAILS(PI_ERROR_ARGUMENT, pi_logits(s, 3, &logits)); /* only the last row was kept */
     CHECK(logits == UNTOUCHED);
     OK(pi_logits(s, 4, &logits));
     CHECK(!memcmp(logits, masked, size));

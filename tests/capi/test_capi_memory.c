@@ -1,5 +1,5 @@
-/* powerinfer.h: memory plans, what callers reserve in a model's budget, and structs of older and
- * newer headers. argv[1]: the default model. */
+/* powerinfer.h: memory plans, reservations of callers, and structs of older and newer headers.
+ * argv[1]: the default model. */
 #include <stddef.h>
 
 #include "capi.h"
@@ -20,7 +20,7 @@ static void test_plan(const pi_model* m) {
     for (int32_t n_ctx = 0; n_ctx <= 512; n_ctx += 256) {
         uint64_t weights = 0, kv = 0;
         session.n_ctx = n_ctx;
-        model.ram_budget = n_ctx ? 1000000 : 0; /* a plan tells, it does not refuse */
+        model.ram_budget = n_ctx ? 1000000 : 0; /* a plan reports, it does not refuse */
         OK(pi_plan_new(model_path, &model, &session, &plan));
         CHECK(pi_plan_n_ctx(plan) == (n_ctx ? n_ctx : pi_model_n_ctx(m)));
         CHECK(n_ctx ? pi_plan_budget(plan) == 1000000 : pi_plan_budget(plan) > 1000000);
@@ -36,10 +36,10 @@ static void test_plan(const pi_model* m) {
             if (is_kv) kv += part.n_bytes;
             if (!of_session) weights += part.n_bytes;
         }
-        /* Twice the pages, and tables that begin at cache lines. */
+        /* Twice the pages; tables are aligned to cache lines. */
         CHECK(kv > 0 && (n_ctx < 512 || (kv <= 2 * half && kv + 1024 > 2 * half)));
         half = kv;
-        /* All tensors, a last strip of 8 rows filled up. */
+        /* All tensors, with the last strip of 8 rows filled up. */
         CHECK(weights >= pi_model_n_bytes(m) && weights < pi_model_n_bytes(m) * 9 / 8);
         part.name = UNTOUCHED;
         FAILS(PI_ERROR_ARGUMENT, pi_plan_part_at(plan, -1, &part));
@@ -51,7 +51,7 @@ static void test_plan(const pi_model* m) {
     }
 }
 
-/* Programs built for an older header have smaller structs, and what they lack is the default. */
+/* Programs built for an older header have smaller structs; missing members get their defaults. */
 static void test_older_and_newer_headers(const pi_model* m) {
     struct {
         size_t struct_size;
@@ -63,7 +63,7 @@ static void test_older_and_newer_headers(const pi_model* m) {
     CHECK(pi_model_n_ff(opened) == 0); /* the vocabulary alone */
     pi_model_free(opened);
     pi_session_params params = session_params(128, 1);
-    params.n_batch = 0; /* no such number: is it looked at? */
+    params.n_batch = 0; /* invalid; must not be read */
     params.struct_size = offsetof(pi_session_params, n_batch);
     pi_session* s = NULL;
     OK(pi_session_new(m, &params, &s));
@@ -81,7 +81,7 @@ static void test_older_and_newer_headers(const pi_model* m) {
     FAILS(PI_ERROR_ARGUMENT, pi_sampler_new(&sampling, &sampler));
     CHECK(says("newer"));
 
-    /* Of a result so many bytes are written and no more. */
+    /* Only as many bytes of a result are written as the caller's struct has. */
     pi_plan* plan = NULL;
     OK(pi_plan_new(model_path, NULL, NULL, &plan));
     OK(pi_eval(s, (const int32_t[]){1}, NULL, NULL, 1));
@@ -144,7 +144,7 @@ static void test_reservations(void) {
     CHECK(pi_model_reserved(m) > before);
     pi_session_free(s);
     CHECK(pi_model_reserved(m) == before);
-    pi_model_free(m); /* before what was reserved of it */
+    pi_model_free(m); /* before its reservations */
     pi_reservation_free(b);
     pi_reservation_free(NULL);
 }

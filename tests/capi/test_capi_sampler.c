@@ -63,7 +63,7 @@ static void test_sampler(void) {
     params.temperature = 0;
     pi_sampler* s = new_sampler(&params);
     CHECK(sample(s, logits, 4) == 1);
-    CHECK(sample(s, odd, 3) == 1); /* only what is a number can be chosen */
+    CHECK(sample(s, odd, 3) == 1); /* NaN and -inf are never chosen */
     FAILS(PI_ERROR_ARGUMENT, pi_sample(s, nothing, 2, &token));
     FAILS(PI_ERROR_ARGUMENT, pi_sample(s, NULL, 4, &token));
     FAILS(PI_ERROR_ARGUMENT, pi_sample(s, logits, 0, &token));
@@ -73,7 +73,7 @@ static void test_sampler(void) {
     CHECK(token == 77);
     pi_sampler_free(s);
 
-    /* Accepted tokens are punished until they are forgotten, by reset or by the window's end. */
+    /* Accepted tokens are penalised until reset() or until they leave the window. */
     params.presence_penalty = 10;
     params.repeat_last_n = 2;
     s = new_sampler(&params);
@@ -85,12 +85,12 @@ static void test_sampler(void) {
     pi_sampler_accept(s, 0);
     CHECK(sample(s, logits, 4) == 1);
     pi_sampler_reset(s);
-    pi_sampler_accept(s, -5); /* ids that no vocabulary has do no harm */
+    pi_sampler_accept(s, -5); /* invalid ids do no harm */
     pi_sampler_accept(s, INT32_MAX);
     CHECK(sample(s, logits, 4) == 1);
     pi_sampler_free(s);
 
-    /* One candidate left, by each of the cuts: always the best. */
+    /* Each filter leaves one candidate: always the best. */
     for (int k = 0; k < 3; k++) {
         params = pi_sampler_default_params();
         if (k == 0) params.top_k = 1;
@@ -101,8 +101,8 @@ static void test_sampler(void) {
         pi_sampler_free(s);
     }
 
-    /* Draws follow the softmax: token 1 against token 2 is e to 1. A binomial of 20000 draws has a
-     * deviation of 0.0031; the seed is fixed, so this passes always or never. */
+    /* Draws follow the softmax: token 1 to token 2 is e to 1. With 20000 draws the binomial has a
+     * standard deviation of 0.0031. The seed is fixed, so the test is deterministic. */
     params = pi_sampler_default_params();
     params.temperature = 1, params.top_k = 2, params.top_p = 1, params.min_p = 0;
     params.seed = 5;
@@ -112,7 +112,8 @@ static void test_sampler(void) {
     CHECK(fabs(best / 20000.0 - 1 / (1 + exp(-1))) < 0.012);
     pi_sampler_free(s);
 
-    /* A seed repeats, another one differs, and reset() does not start it again. */
+    /* The same seed gives the same draws, another one differs, and reset() does not restart the
+     * draws. */
     int32_t draws[3][64];
     params.top_k = 0;
     for (uint64_t k = 0; k < 3; k++) {
@@ -127,7 +128,7 @@ static void test_sampler(void) {
     CHECK(!memcmp(draws[0], draws[1], sizeof(draws[0])));
     CHECK(memcmp(draws[0], draws[2], sizeof(draws[0])));
 
-    /* A seed that is set later gives the draws of a sampler made with it; tokens stay accepted. */
+    /* Setting a seed later gives the draws of a sampler created with it; accepted tokens stay. */
     s = new_sampler(&params);
     sample(s, logits, 4);
     pi_sampler_seed(s, 11);

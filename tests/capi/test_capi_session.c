@@ -1,4 +1,5 @@
-/* powerinfer.h from C99: sessions at work, alone and in threads. argv[1]: the default model. */
+/* powerinfer.h from C99: computing with sessions, alone and in threads. argv[1]: the default model.
+ */
 #define _POSIX_C_SOURCE 200809L
 #include <math.h>
 
@@ -22,7 +23,7 @@ static bool same(const float* a, const float* b, size_t n) {
     return a && b && !memcmp(a, b, n * sizeof(float));
 }
 
-/* Logits of rows [first, first + n) of the last pi_eval, appended to out. */
+/* Appends the logits of rows [first, first + n) of the last pi_eval to out. */
 static void copy_logits(const pi_session* s, int32_t n_vocab, int32_t n, float* out) {
     for (int32_t i = 0; i < n; i++) {
         const float* logits = NULL;
@@ -32,7 +33,7 @@ static void copy_logits(const pi_session* s, int32_t n_vocab, int32_t n, float* 
     }
 }
 
-/* Logits [N_TOKENS, n_vocab] of the prompt, computed at once by a session of its own. */
+/* Logits [N_TOKENS, n_vocab] of the prompt, computed in one call by a separate session. */
 static float* reference(const pi_model* m, int32_t n_threads) {
     const size_t n_vocab = (size_t)pi_model_n_vocab(m);
     float* out = calloc(N_TOKENS * n_vocab, sizeof(float));
@@ -82,7 +83,7 @@ static void test_refused_rows(const pi_model* m) {
     FAILS(PI_ERROR_ARGUMENT, pi_eval(s, tokens, NULL, three, 4));
     CHECK(pi_sequence_length(s, 0) == 0 && pi_sequence_length(s, 1) == 0);
 
-    /* Which rows were kept: the last one unless told, or those that were asked for. */
+    /* Kept rows: by default the last one, otherwise those in `keep`. */
     OK(pi_eval(s, tokens, NULL, NULL, 4));
     OK(pi_logits(s, 3, &logits));
     CHECK(logits != UNTOUCHED && isfinite(logits[0]) && isfinite(logits[n_vocab - 1]));
@@ -101,7 +102,7 @@ static void test_refused_rows(const pi_model* m) {
     FAILS(PI_ERROR_ARGUMENT, pi_logits(s, 1, &logits));
     CHECK(pi_sequence_length(s, 0) == 9);
 
-    /* The context: 32 positions, and no row counts of a call that goes beyond. */
+    /* A context of 32 positions. A call that exceeds it leaves the sequence unchanged. */
     OK(pi_eval(s, tokens, NULL, NULL, 16));
     FAILS(PI_ERROR_CONTEXT, pi_eval(s, tokens, NULL, NULL, 8));
     int32_t seq[16];
@@ -111,7 +112,7 @@ static void test_refused_rows(const pi_model* m) {
     OK(pi_eval(s, tokens, NULL, NULL, 7));
     FAILS(PI_ERROR_CONTEXT, pi_eval(s, tokens, NULL, NULL, 1));
     CHECK(pi_sequence_length(s, 0) == 32);
-    OK(pi_eval(s, tokens, seq + 8, NULL, 8)); /* the other sequence has its own positions */
+    OK(pi_eval(s, tokens, seq + 8, NULL, 8)); /* another sequence has its own positions */
     CHECK(pi_sequence_length(s, 1) == 8);
 
     FAILS(PI_ERROR_ARGUMENT, pi_sequence_truncate(s, 0, -1));
@@ -127,7 +128,7 @@ static void test_refused_rows(const pi_model* m) {
     OK(pi_eval(s, tokens, NULL, NULL, 1));
     pi_session_free(s);
 
-    params = session_params(0, 0); /* zeros stand for the model's and the machine's */
+    params = session_params(0, 0); /* 0: values of the model and the machine */
     params.n_batch = 8;
     params.n_ubatch = 512; /* cut to n_batch */
     s = new_session(m, &params);
@@ -135,7 +136,7 @@ static void test_refused_rows(const pi_model* m) {
     pi_session_free(s);
 }
 
-/* The same rows in other ways: the same bits. */
+/* The same rows computed in different ways have the same bits. */
 static void test_bits(const pi_model* m, const float* expected) {
     const int32_t n_vocab = pi_model_n_vocab(m);
     const size_t row = (size_t)n_vocab;
@@ -151,7 +152,7 @@ static void test_bits(const pi_model* m, const float* expected) {
             OK(pi_logits(s, n - 1, &logits));
             CHECK(same(logits, expected + (size_t)(i + n - 1) * row, row));
         }
-        /* Back to a common beginning and on again. */
+        /* Back to a common prefix, then another continuation. */
         const float* logits = NULL;
         OK(pi_sequence_truncate(s, 0, 11));
         OK(pi_eval(s, tokens + 20, NULL, NULL, 10)); /* another text */
@@ -163,7 +164,7 @@ static void test_bits(const pi_model* m, const float* expected) {
     }
 }
 
-/* Three sequences in the same calls: the text, the text two tokens later, and noise. */
+/* Three sequences in the same calls: the text, the text two tokens later, and random tokens. */
 static void test_sequences(const pi_model* m, const float* expected) {
     const size_t row = (size_t)pi_model_n_vocab(m);
     pi_session_params params = session_params(64, 2);
@@ -222,7 +223,7 @@ static void test_should_stop(const pi_model* m, const float* expected) {
     pi_session_free(s);
 }
 
-/* A sequence as bytes: going on in another session and another slot gives the same bits. */
+/* A saved sequence continues in another session and another slot with the same bits. */
 static void test_saved_sequence(const pi_model* m, const float* expected) {
     const size_t row = (size_t)pi_model_n_vocab(m);
     static const uint32_t types[] = {0 /* F32 */, 1 /* F16 */, 8 /* Q8_0 */};
@@ -254,7 +255,7 @@ static void test_saved_sequence(const pi_model* m, const float* expected) {
 
         const float *logits = NULL, *other = NULL;
         const int32_t second[1] = {1};
-        OK(pi_eval(b, tokens + 5, second, NULL, 1)); /* what load replaces */
+        OK(pi_eval(b, tokens + 5, second, NULL, 1)); /* load replaces this */
         OK(pi_sequence_load(b, 1, state, n));
         CHECK(pi_sequence_length(b, 0) == 0 && pi_sequence_length(b, 1) == 30);
         for (int32_t i = 30; i < N_TOKENS; i++) {
@@ -266,7 +267,8 @@ static void test_saved_sequence(const pi_model* m, const float* expected) {
             if (type == 1) CHECK(same(logits, expected + (size_t)i * row, row));
         }
 
-        /* What is no state of this model is refused, and the sequence stays as it is. */
+        /* Bytes that are not a state of this model are refused, and the sequence stays unchanged.
+         */
         FAILS(PI_ERROR_ARGUMENT, pi_sequence_load(b, -1, state, n));
         FAILS(PI_ERROR_ARGUMENT, pi_sequence_load(b, 2, state, n));
         FAILS(PI_ERROR_ARGUMENT, pi_sequence_load(b, 1, NULL, n));
@@ -275,7 +277,7 @@ static void test_saved_sequence(const pi_model* m, const float* expected) {
         for (int k = 0; k < 6; k++) {
             FAILS(PI_ERROR_FORMAT, pi_sequence_load(b, 1, state, lengths[k]));
         }
-        for (size_t at = 0; at < empty; at++) { /* every byte of the header tells something */
+        for (size_t at = 0; at < empty; at++) { /* every byte of the header is checked */
             state[at] ^= 0x80;
             CHECK(pi_sequence_load(b, 1, state, n) != PI_OK);
             state[at] ^= 0x80;
@@ -335,7 +337,7 @@ static void test_profile(const pi_model* m, const float* expected) {
     pi_session* s = new_session(m, &params);
     OK(pi_eval(s, tokens, NULL, NULL, 10));
     CHECK(pi_session_n_ops(s) == 0);
-    for (int round = 0; round < 2; round++) { /* starts anew each time */
+    for (int round = 0; round < 2; round++) { /* restarts each time */
         uint64_t weights = 0;
         double seconds = 0;
         pi_work before, after;
@@ -370,7 +372,8 @@ static void test_profile(const pi_model* m, const float* expected) {
             seconds += op.seconds;
         }
         CHECK(seconds > 0 && seconds < 60);
-        /* Two counts of what products outside of the FFN read; norms are in the second alone. */
+        /* Two counts of the bytes read by products outside the FFN. Only the second includes norms.
+         */
         const uint64_t read = after.attention - before.attention + after.predictor -
                               before.predictor + after.head - before.head;
         CHECK(weights > read - read / 50 && weights <= read);
@@ -383,7 +386,7 @@ static void test_profile(const pi_model* m, const float* expected) {
     }
     const int32_t n_ops = pi_session_n_ops(s);
     const float* logits = NULL;
-    OK(pi_eval(s, tokens + 12, NULL, NULL, 1)); /* not measured, and not changed by measuring */
+    OK(pi_eval(s, tokens + 12, NULL, NULL, 1)); /* not measured; measuring did not change results */
     OK(pi_logits(s, 0, &logits));
     CHECK(same(logits, expected + 12 * row, row) && pi_session_n_ops(s) == n_ops);
     pi_session_free(s);
@@ -397,7 +400,7 @@ static void test_recording(const pi_model* m, const float* expected) {
     params.record = PI_RECORD_INPUTS;
     params.sparse = PI_SPARSE_AUTO;
     pi_session* s = UNTOUCHED;
-    FAILS(PI_ERROR_ARGUMENT, pi_session_new(m, &params, &s)); /* the default masks */
+    FAILS(PI_ERROR_ARGUMENT, pi_session_new(m, &params, &s)); /* the default mode masks rows */
     params.sparse = PI_SPARSE_EXACT;
     s = new_session(m, &params);
     const uint64_t* counts = NULL;
@@ -409,7 +412,7 @@ static void test_recording(const pi_model* m, const float* expected) {
         OK(pi_eval(s, tokens + i, NULL, NULL, 8));
         const float* logits = NULL;
         OK(pi_logits(s, 7, &logits));
-        CHECK(same(logits, expected + (size_t)(i + 7) * n_vocab, n_vocab)); /* as without */
+        CHECK(same(logits, expected + (size_t)(i + 7) * n_vocab, n_vocab)); /* as without it */
         OK(pi_activations(s, 1, &fired));
         OK(pi_ffn_inputs(s, 1, &inputs));
         for (size_t row = 0; row < 8; row++) {
@@ -443,7 +446,7 @@ struct job {
     int good;
 };
 
-/* What one user of a shared model does: tokenize, compute, sample, make a mistake. */
+/* One user of a shared model: tokenizes, computes, samples, makes an error. */
 static void* use_model(void* data) {
     struct job* job = data;
     const size_t row = (size_t)pi_model_n_vocab(job->model);
@@ -461,7 +464,7 @@ static void* use_model(void* data) {
         FAILS(PI_ERROR_ARGUMENT, pi_eval(s, tokens, NULL, NULL, -1 - job->number));
         char number[32];
         snprintf(number, sizeof(number), "-%d rows", 1 + job->number);
-        CHECK(says(number)); /* this thread's message, whatever the others do */
+        CHECK(says(number)); /* the message of this thread, not of another one */
         OK(pi_eval(s, tokens + half, NULL, NULL, N_TOKENS - half));
         OK(pi_logits(s, N_TOKENS - half - 1, &logits));
         OK(pi_sample(sampler, logits, (int32_t)row, &token));

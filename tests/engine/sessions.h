@@ -1,4 +1,4 @@
-// What tests of sessions share: random models and tokens, and the logits of all of them.
+// Shared by the session tests: random models and tokens, and logits of all tokens.
 #pragma once
 
 #include <cstring>
@@ -57,7 +57,7 @@ inline bool same(const Floats& a, const Floats& b) {
     return a.size() == b.size() && !std::memcmp(a.data(), b.data(), a.size() * sizeof(float));
 }
 
-// What a call may say of its rows beside their tokens; arrays of as many, or null.
+// Optional arrays of a batch, one element per row, or null.
 struct Said {
     const int32_t* seq = nullptr;
     const bool* keep = nullptr;
@@ -78,7 +78,7 @@ inline void append_logits(const Session& session, int32_t row, Floats& out) {
     out.insert(out.end(), logits, logits + session.model->config.n_vocab);
 }
 
-// Logits of all tokens, `at_once` per call; those from n_prompt on were generated.
+// Logits of all tokens, `at_once` per call; tokens from n_prompt on count as generated.
 inline Floats logits(Session& session, const Tokens& tokens, size_t at_once = 96,
                      size_t n_prompt = SIZE_MAX, int32_t seq = 0) {
     Floats out;
@@ -104,7 +104,7 @@ inline Floats logits(std::shared_ptr<const Model> model, const Tokens& tokens,
     return logits(session, tokens);
 }
 
-// Of every kind that the tests go through.
+// The kinds of models that the tests use.
 inline std::vector<Shape> shapes() {
     std::vector<Shape> all;
     const auto add = [&](auto change) {
@@ -113,7 +113,7 @@ inline std::vector<Shape> shapes() {
         all.push_back(s);
     };
     add([](Shape& s) { s.tied = true; });
-    add([](Shape& s) {  // sizes that no vector register divides
+    add([](Shape& s) {  // sizes that are no multiples of vector registers
         s.activation = "relu";
         s.n_embd = 52, s.n_ff = 75, s.head_dim = 10, s.n_head = 6, s.n_head_kv = 2;
         s.type = DType::F16;
@@ -136,7 +136,7 @@ inline std::vector<Shape> shapes() {
     return all;
 }
 
-// Loading must throw this code and a message with all the words.
+// Loading must throw this code, with a message that contains all the words.
 inline void refused(const Description& d, Code code, const std::vector<std::string>& words,
                     const pi_model_params& params = pi_model_default_params()) {
     const std::string path = folder / "refused.gguf";

@@ -1,5 +1,5 @@
-// Byte-level BPE: pieces of every rule, and every way in which its part of a file can be wrong.
-// That the ids are those of other programs is shown in tests/python/test_bpe.py.
+// Byte-level BPE: the pieces of every rule, and errors in its keys of a file.
+// tests/python/test_bpe.py compares ids with other programs.
 #include <unistd.h>
 
 #include <filesystem>
@@ -43,7 +43,7 @@ void splitting() {
     CHECK(pieces("falcon", "`a") == "`|a" && pieces("default", "``a") == "``|a");
     CHECK(pieces("deepseek-llm", "a b\r\n 12  ") == "a| b|\r|\n| |12|  ");
     CHECK(pieces("deepseek-coder", "(a) 12") == "(|a|)| |1|2");
-    // A byte that is no UTF-8 is a symbol, and takes no letter along.
+    // An invalid UTF-8 byte is a symbol and does not join letters.
     CHECK(pieces("gpt-2", "a\xE2z") == "a|\xE2|z");
     CHECK(pieces("gpt-2", "a\xC3") == "a|\xC3");
     for (const char* name : {"", " ", "gpt", "gpt-2 ", " gpt-2", "gpt-2 phi-2", "Qwen2"})
@@ -61,9 +61,9 @@ void splitting() {
 void byte_alphabet() {
     CHECK(decode_bpe_text("") == "" && decode_bpe_text("ab") == "ab");
     CHECK(decode_bpe_text("\u0120a\u010A") == " a\n");
-    CHECK(decode_bpe_text("\u00C3\u00A9") == "\u00E9");  // the characters of two bytes
+    CHECK(decode_bpe_text("\u00C3\u00A9") == "\u00E9");  // characters of two bytes
     CHECK(decode_bpe_text("\u0100\u0143") == std::string("\0\xAD", 2));
-    // U+0144 and a space are none of its characters; such texts are kept.
+    // U+0144 and the space are not in the alphabet; texts with them are kept.
     for (const char* text : {"\u0144", " a", "a\u4E00", "\U0001F600", "\u00AD", "\u0120 "})
         CHECK(decode_bpe_text(text) == text);
 }
@@ -112,23 +112,23 @@ void merging() {
     CHECK(v.tokenize("abc", false) == Ids{4} && v.tokenize("abab", false) == (Ids{3, 3}));
     CHECK(v.tokenize("a b", false) == (Ids{0, 5, 1}));
     CHECK(v.tokenize("<|end|>ab", true) == (Ids{6, 3}));
-    // Bytes without a token vanish where there is no token for the unknown, as in llama.cpp.
+    // Bytes without a token disappear if there is no unknown token, as in llama.cpp.
     CHECK(v.tokenize("<|end|>ab", false) == Ids{3});
     CHECK(v.nl == 7 && v.bos == -1 && v.eos == -1 && v.unk == -1 && !v.add_bos);
 }
 
 void odd_merges() {
-    // The first of equal merges counts; what cannot be read is passed over, as in llama.cpp.
+    // The first of equal merges counts; malformed merges are ignored, as in llama.cpp.
     const std::vector<std::string> odd = {
         "",      " ",   "a",    "a ",   " a",   "b c",           "a b", "b c", "\xFF \xFE",
         "x y z", "q r", "a  b", "ab c", "ab c", "\u4E00 \u4E00", "c c", "cc c"};
     const Loaded loaded = load(odd);
     const Vocab& v = loaded.vocab;
-    CHECK(v.tokenize("abc", false) == (Ids{0, 1, 2}));  // "bc" goes first; it is spelt "b" "c"
+    CHECK(v.tokenize("abc", false) == (Ids{0, 1, 2}));  // "bc" is merged first and becomes "b" "c"
     CHECK(v.tokenize("ab", false) == Ids{3});
     CHECK(v.tokenize("cccc", false) == (Ids{2, 2, 2, 2}));
     CHECK(load(std::vector<std::string>{}).vocab.tokenize("ab", false) == (Ids{0, 1}));
-    // Merges that lead to a control token do not make it.
+    // Merges do not form control tokens.
     const Loaded control = load({"< |", "<| e", "<|e n", "<|en d", "<|end |", "<|end| >"});
     CHECK(control.vocab.tokenize("<|end|>", false).empty());
     const Loaded unknown = load({"a b"}, [](GgufWriter& w) {
@@ -174,7 +174,8 @@ void defaults() {
             w.add_string(key + "pre", pre);
         });
     };
-    // llama.cpp's: 11 for both, which is right for Falcon; Llama 3 wants BOS, GLM has none.
+    // Defaults of llama.cpp: 11 for both, which is right for Falcon. Llama 3 adds BOS, GLM has
+    // none.
     const Loaded gpt2 = many("gpt-2"), llama = many("llama3"), glm = many("glm4");
     CHECK(gpt2.vocab.bos == 11 && gpt2.vocab.eos == 11 && !gpt2.vocab.add_bos);
     CHECK(llama.vocab.add_bos && llama.vocab.bos == 11);

@@ -1,5 +1,5 @@
-// Small files that ask for much: memory and time follow from what a file holds, not from what its
-// numbers say, and special tokens are found as by trying every one of them at every place.
+// Small files with huge numbers: memory and time depend on the content of a file, not on its
+// numbers. Special tokens are found as by trying every token at every place.
 #include <sys/resource.h>
 
 #include <algorithm>
@@ -31,7 +31,7 @@ double seconds(const std::function<void()>& work) {
     return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
 }
 
-// By how many MiB the most memory that this process ever had has grown.
+// The growth of this process's peak memory in MiB.
 double growth(const std::function<void()>& work) {
     const auto peak = [] {
         rusage usage{};
@@ -62,7 +62,7 @@ void inspect(const tiny::Description& d) {
     Model::inspect(path, pi_model_default_params());
 }
 
-// A count of layers is held against the tensors, so they are there, with a byte each.
+// The number of layers is limited by that of the tensors, so add tensors of one byte each.
 void experts_without_tensors() {
     for (const auto& [n_layer, why] :
          {std::pair{60u, "ffn_up_exps.weight"}, {300u, "more than 262144 together"}}) {
@@ -77,7 +77,7 @@ void experts_without_tensors() {
         d.remove("blk.0.ffn_up_exps.weight");
         d.keys["llama.block_count"] = n_layer;
         d.keys["llama.expert_count"] = uint32_t(4096);
-        // An architecture's list of weights names those of expert 0 before anything is missed.
+        // The list of weights contains only expert 0, which is then reported as missing.
         CHECK(growth([&] { CHECK(message([&] { inspect(d); }) != ""); }) < 64);
         if (n_layer == 300) CHECK(says([&] { inspect(d); }, why));
     }
@@ -112,7 +112,8 @@ Loaded load(const std::function<void(GgufWriter&)>& write) {
     return loaded;
 }
 
-// Merges whose pairs would all fall into one bucket of a table that hashes numbers as themselves.
+// Merges whose pairs would all fall into one bucket of a hash table that uses integers as their own
+// hash.
 void chosen_merges() {
     constexpr uint64_t n = 100000;
     std::unordered_map<uint64_t, int> table;
@@ -165,7 +166,7 @@ void too_many() {
         "special tokens of more than 16777216 bytes"));
 }
 
-// Tokens a...ab of 2,000 lengths in a text of a: nothing is found at any place.
+// Tokens a...ab of 2,000 lengths in a text of a: no token matches anywhere.
 void many_lengths() {
     std::vector<std::string> texts = {"<unk>", "a", "b"};
     std::vector<int32_t> types = {2, 1, 1};
@@ -195,7 +196,7 @@ void many_lengths() {
 
 using Tokens = std::vector<std::pair<std::string_view, int32_t>>;
 
-// By trying: the longest first, wherever they stand, and of equally long ones the leftmost.
+// Brute force: the longest first, wherever they are, and of equally long ones the leftmost.
 std::vector<int32_t> tried(const Tokens& tokens, std::string_view text) {
     std::vector<int32_t> at(text.size(), -1), found;
     std::vector<char> taken(text.size(), 0);

@@ -1,5 +1,5 @@
-// A memory plan that is kept: what is planned is what is allocated, one budget for a model and all
-// its sessions, and sizes that no memory holds.
+// Memory plans: allocations equal the plan; a model and its sessions share one budget; sizes too
+// large for any memory.
 #include <cstring>
 #include <filesystem>
 #include <fstream>
@@ -20,8 +20,7 @@ uint64_t address_space() {
     return pages * uint64_t(sysconf(_SC_PAGESIZE));
 }
 
-// What an allocator may map ahead of need, or have mapped before; the address sanitizer's deals in
-// whole regions.
+// Memory that an allocator may map ahead or reuse. The address sanitizer maps whole regions.
 #ifdef __SANITIZE_ADDRESS__
 constexpr uint64_t kAllocatorSlack = 64 << 20;
 #else
@@ -72,7 +71,8 @@ void test_plan(const Shape& shape) {
     const uint64_t mapped = total(Model::inspect(path, pi_model_default_params())->plan.parts);
     CHECK(mapped >= file && mapped <= weights);
 
-    // Really allocated: the weights' memory, and what a session adds to the address space.
+    // Real allocations: the memory of the weights, and the growth of the address space by a
+    // session.
     const auto model = load(path, false);
     CHECK(model->packed.size() + model->plain.size() == weights);
     const uint64_t before = address_space();
@@ -87,7 +87,7 @@ void test_plan(const Shape& shape) {
         CHECK(added <= kv + scratch + kAllocatorSlack);
     }
 
-    // A budget is kept to the byte.
+    // The budget is exact to the byte.
     pi_model_params asked = read;
     asked.ram_budget = weights;
     const auto fits = Model::load(path, asked);
@@ -107,7 +107,7 @@ void test_plan(const Shape& shape) {
     }
 }
 
-// The message of a session that is refused for its memory; "" where it opens.
+// The error message of a session that exceeds the budget; "" if it opens.
 std::string refused_session(const std::shared_ptr<const Model>& model,
                             const pi_session_params& params) {
     try {
@@ -119,7 +119,7 @@ std::string refused_session(const std::shared_ptr<const Model>& model,
     return "";
 }
 
-// Model, sessions and callers take from one budget and give back what they took.
+// Model, sessions and callers reserve in one budget and give back their reservations.
 void test_one_budget() {
     const std::string path = folder / "budget.gguf";
     tiny::write(tiny::describe(Shape()), path);
@@ -162,7 +162,7 @@ void test_one_budget() {
     CHECK(budget->reserved() == 0);
 }
 
-// Sizes of a cache that are 0 modulo 2^64: they must not look small.
+// Cache sizes that are 0 modulo 2^64 must not look small.
 void test_sizes_beyond_64_bits() {
     Description d = tiny::describe(Shape());
     d.keys["llama.context_length"] = uint32_t(1) << 30;
@@ -200,7 +200,7 @@ void test_sizes_beyond_64_bits() {
     std::filesystem::remove(path);
 }
 
-// What was packed is not locked a second time where the file is mapped.
+// With a mapped file, packed weights are not locked a second time.
 void test_locking() {
     if (check::kSanitized) return;  // sanitizers make mlock() do nothing
     Shape shape;
@@ -219,7 +219,7 @@ void test_locking() {
             CHECK(locked >= weights && locked <= weights + pages);
             CHECK(std::filesystem::file_size(path) > 2 * pages);
         } catch (const Error& e) {
-            CHECK(e.code() == Code::memory);  // this user may not
+            CHECK(e.code() == Code::memory);  // not allowed to this user
         }
     }
 }
@@ -229,7 +229,7 @@ void test_locking() {
 int main() {
     unsetenv("GGML_ISA");
     for (const Shape& shape : shapes()) test_plan(shape);
-    // No format is widened on its way from the file into memory, in either layout.
+    // Weights keep their format in memory, in either layout.
     for (DType type : {DType::F32, DType::F16, DType::BF16, DType::Q8_0, DType::Q4_0, DType::Q4_1,
                        DType::Q5_0, DType::Q5_1, DType::Q2_K, DType::Q3_K, DType::Q4_K, DType::Q5_K,
                        DType::Q6_K, DType::IQ4_NL, DType::IQ4_XS}) {

@@ -1,5 +1,5 @@
-// Homes of neurons: embedded in a model, beside it, and in PowerInfer's file; what belongs to
-// another model or is damaged is refused.
+// Placements: embedded in a model, in a sidecar, and in PowerInfer's file. Those of another model
+// and damaged ones are refused or ignored.
 #include <cstring>
 #include <functional>
 
@@ -54,13 +54,13 @@ Description model(bool experts) {
     return d;
 }
 
-// hashlib's digest of the rates above, as placement/statistics.py adds them up.
+// Digest of the rates above, computed with Python's hashlib as in placement/statistics.py.
 const char* statistics(bool experts) {
     return experts ? "acc4fc4b0a0d3ebf56ae70737cad6a5b382a5881521b4ee867b99f6c0f7a52fd"
                    : "65d6018c414187f68bb45cf9435b53303e9f1a1a32eb66dda3df0c6efbba53ac";
 }
 
-// Tier of a neuron as a file stores it: some of each, other ones in each block.
+// The stored tier of a neuron: all three occur, in different places in each block.
 uint8_t stored_tier(int64_t layer, int64_t block, int64_t i) {
     return uint8_t((i / 7 + layer + 2 * block) % 3);
 }
@@ -80,7 +80,7 @@ void add_placement(Description& d, bool experts) {
     }
 }
 
-std::vector<std::string> lines;  // of the log of the last load()
+std::vector<std::string> lines;  // log of the last load()
 
 std::shared_ptr<const Model> load(const std::string& path, bool use_gpu_index = true) {
     pi_model_params params = pi_model_default_params();
@@ -140,7 +140,7 @@ void test_sha256() {
         CHECK(pieces.hex() == hex);
         return hex;
     };
-    // FIPS 180-4's examples.
+    // The examples of FIPS 180-4.
     CHECK(hash("") == "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855");
     CHECK(hash("abc") == "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad");
     CHECK(hash("abcdbcdecdefdefgefghfghighijhijkijkljklmklmnlmnomnopnopq") ==
@@ -159,7 +159,7 @@ void test_embedded(bool experts) {
     const auto with = load(good, "embedded.gguf");
     CHECK(with->placement && with->placement->path == folder / "embedded.gguf");
     check_homes(*with->placement, experts);
-    // The tensors of a placement are none of those that are not used.
+    // Tensors of a placement do not count as unused.
     CHECK(lines.size() == 1 && lines[0].find(folder / "embedded.gguf marks 3") == 0);
     CHECK(lines.size() == 1 &&
           lines[0].find("% for storage; this build keeps all") != lines[0].npos);
@@ -216,7 +216,7 @@ void test_sidecar(bool experts) {
     CHECK(with->placement && with->placement->path == sidecar);
     check_homes(*with->placement, experts);
     CHECK(lines.size() == 1 && lines[0].find(sidecar + " marks") == 0);
-    CHECK(load(path, false)->placement);  // that is about PowerInfer's alone
+    CHECK(load(path, false)->placement);  // the parameter affects only PowerInfer's file
 
     const auto bad = [&](const std::function<void(Description&)>& spoil, const std::string& word) {
         Description d = good;
@@ -235,7 +235,7 @@ void test_sidecar(bool experts) {
     std::fclose(file);
     refused([&] { load(path); }, {sidecar});
 
-    // One for something else is passed over, and says so.
+    // A sidecar for another model or other statistics is ignored with a message.
     const auto passed_over = [&](const std::string& word) {
         const auto loaded = load(path);
         CHECK(!loaded->placement && lines.size() == 1 && lines[0].find(sidecar) == 0);
@@ -248,7 +248,7 @@ void test_sidecar(bool experts) {
         write(d);
         passed_over(word);
     }
-    // Other weights are another model, other statistics are not.
+    // Other weights make another model, other statistics do not.
     Description other = plain;
     other.tensor("blk.1.attn_q.weight").bytes[0]++;
     tiny::write(other, path);
@@ -259,7 +259,7 @@ void test_sidecar(bool experts) {
     tiny::write(other, path);
     passed_over("other statistics");
 
-    // What the model itself holds goes first.
+    // An embedded placement takes precedence.
     Description both = plain;
     add_placement(both, experts);
     tiny::write(both, path);

@@ -1,6 +1,6 @@
-// What a row is, is said by the caller: the same bits whichever way the same rows come, and nothing
-// reused that was computed another way. With predictors that are mostly wrong, so that a row masked
-// or not masked by mistake shows at once.
+// The caller says which rows were generated. Results have the same bits for every way to compute
+// the same rows, and nothing is reused that was computed differently. The predictors of these
+// models are mostly wrong, so a row masked or unmasked by mistake changes the result.
 #include <algorithm>
 #include <functional>
 
@@ -30,7 +30,7 @@ pi_session_params with_mode(pi_sparse mode, DType kv = DType::F16) {
     return params;
 }
 
-// Rows cut in every way, in any sequence, beside any other, at any number of threads.
+// Rows in calls of any size, in any sequence, beside any other, with any number of threads.
 void test_generated_rows(const Shape& shape, DType kv) {
     if (shape.head_dim % ggml::info(kv).block) return;
     const auto model = load(tiny::describe(shape));
@@ -53,7 +53,7 @@ void test_generated_rows(const Shape& shape, DType kv) {
             params.n_threads = threads, params.n_ubatch = ubatch;
             for (size_t at_once : {1, 2, 5, 96}) {
                 Session session(model, params);
-                // One row of a prompt alone in its call stays a row of a prompt.
+                // A single row of a prompt in a call is still of a prompt.
                 CHECK(same(logits(session, tokens, at_once, kPrompt), expected));
                 CHECK(same(logits(session, tokens, at_once, SIZE_MAX, 2), dense));
                 session.truncate(0, 3);
@@ -70,7 +70,7 @@ void test_generated_rows(const Shape& shape, DType kv) {
     }
 }
 
-// How many positions of tokens, generated from n_prompt on, a sequence holds.
+// The number of positions of `tokens` (generated from n_prompt on) that a sequence already holds.
 int64_t matching(const Session& session, const Tokens& tokens, int64_t n_prompt, int32_t seq = 0) {
     std::vector<char> generated(tokens.size());
     for (size_t i = 0; i < tokens.size(); i++) generated[i] = int64_t(i) >= n_prompt;
@@ -84,7 +84,8 @@ void test_match() {
     Session masking(model, with_mode(PI_SPARSE_AUTO)), exact(model, with_mode(PI_SPARSE_EXACT));
     logits(masking, tokens, 9, kPrompt);
     logits(exact, tokens, 9, kPrompt);
-    // As it was computed: all of it. As a prompt: as far as it was one, where that matters.
+    // With the same flags all positions match. As a prompt, only the prompt matches if the mode
+    // depends on it.
     CHECK(matching(masking, tokens, kPrompt) == kAll);
     CHECK(matching(masking, tokens, kAll) == kPrompt);
     CHECK(matching(masking, tokens, kPrompt - 5) == kPrompt - 5);
@@ -97,7 +98,7 @@ void test_match() {
     CHECK_THROWS(argument, masking.match(3, tokens.data(), nullptr, 1));
 }
 
-// Sequences that share pages, each going on in its own way, against ones computed alone.
+// Sequences that share pages and continue differently, compared with sequences computed alone.
 void test_copy(const Shape& shape) {
     const auto model = load(tiny::describe(shape));
     const Tokens a = random_tokens(kAll, 5), b = random_tokens(96, 6);
@@ -113,7 +114,7 @@ void test_copy(const Shape& shape) {
         CHECK(matching(session, a, kPrompt, 1) == n);
         Tokens joined(a.begin(), a.begin() + ptrdiff_t(n));
         joined.insert(joined.end(), b.begin() + ptrdiff_t(n), b.begin() + 90);
-        // The copy goes on, then the original, then a copy of the copy over what 0 held.
+        // The copy continues, then the original, then a copy of the copy over sequence 0.
         const Floats expected = alone(joined, size_t(kPrompt));
         const Tokens rest(joined.begin() + ptrdiff_t(n), joined.end());
         const Floats got = logits(session, rest, 4, size_t(std::max<int64_t>(0, kPrompt - n)), 1);
@@ -126,7 +127,7 @@ void test_copy(const Shape& shape) {
         session.copy(1, 0, 66 < n ? 66 : n);
         session.truncate(1, 0);
         CHECK(matching(session, a, kPrompt) == std::min<int64_t>(n, 66));
-        session.copy(0, 0, session.length(0) / 2);  // onto itself: cut
+        session.copy(0, 0, session.length(0) / 2);  // onto itself: truncates
         session.truncate(0, 0);
         CHECK(same(logits(session, joined, 5, kPrompt), expected));
     }
@@ -138,7 +139,7 @@ void test_copy(const Shape& shape) {
     CHECK_THROWS(argument, session.copy(0, 1, -1));
 }
 
-// As many copies and texts as fit, at random, never more pages than there are.
+// Random copies and texts; pages never run out.
 void test_pages_come_back() {
     const auto model = load(tiny::describe(predicted_shapes()[0]));
     pi_session_params params = with_mode(PI_SPARSE_AUTO);
@@ -206,7 +207,7 @@ void test_state(const Shape& shape) {
     CHECK(same(logits(other, Tokens(tokens.begin() + n, tokens.end()), 3, 0, 2),
                Floats(expected.begin() + n * tiny::kVocab, expected.end())));
 
-    // What another mode would compute otherwise is refused; what it would not is taken.
+    // A state is refused in modes that would compute it differently, and accepted in others.
     const auto refused = [&](pi_session_params params, const char* word) {
         Session session(model, params);
         try {
@@ -228,7 +229,14 @@ void test_state(const Shape& shape) {
     std::swap(state, old);
     CHECK(refused(with_mode(PI_SPARSE_AUTO), "another version"));
     std::swap(state, old);
-    // Exact and off are one; auto is like them until something is generated.
+    for (const int32_t token : {-1, tiny::kVocab, INT32_MAX}) {
+        std::vector<uint8_t> changed = state;
+        std::memcpy(&changed[48 + 4 * 76], &token, sizeof(token));  // the header has 48 bytes
+        std::swap(state, changed);
+        CHECK(refused(with_mode(PI_SPARSE_AUTO), "outside the vocabulary"));
+        std::swap(state, changed);
+    }
+    // Exact and off are the same; auto equals them until a token is generated.
     Session exact(model, with_mode(PI_SPARSE_EXACT));
     logits(exact, tokens);
     state = saved(exact, 0);
@@ -241,7 +249,7 @@ void test_state(const Shape& shape) {
     CHECK(refused(with_mode(PI_SPARSE_AUTO), "another mode"));
 }
 
-// A call that fails leaves the sequence as it was, labels included.
+// A failed call leaves the sequence unchanged, including labels.
 void test_failed_call() {
     const auto model = load(tiny::describe(predicted_shapes()[0]));
     pi_session_params params = with_mode(PI_SPARSE_AUTO);
@@ -258,7 +266,7 @@ void test_failed_call() {
     CHECK(same(logits(session, tokens, 96, kPrompt), logits(fresh, tokens, 96, kPrompt)));
 }
 
-// More positions than the model was trained on are said once, when the session begins.
+// A context longer than in training gives one warning, when the session begins.
 void test_long_context() {
     const auto model = load(tiny::describe(predicted_shapes()[0]));
     std::vector<std::string> lines;
@@ -276,7 +284,7 @@ void test_long_context() {
     CHECK(lines[0].find("129 positions goes beyond the 128 of its training") != std::string::npos);
 }
 
-// Predictors that miss are reported once, and nothing else happens.
+// Predictors that miss neurons are reported once, with no other effect.
 void test_audit() {
     std::vector<std::string> lines;
     const auto listening = [&](pi_sparse mode) {
@@ -302,12 +310,12 @@ void test_audit() {
         const auto& seen = session.audit;
         int64_t fired = 0, found = 0;
         for (int64_t i = 0; i < 2; i++) fired += seen.layer(i).fired, found += seen.layer(i).found;
-        // Half the neurons of a random layer fire, and a random predictor finds half of those.
+        // In a random layer half the neurons fire, and a random predictor finds half of these.
         const double n_audited = 15 * 96 * 96 / 32.0;
         CHECK(std::fabs(double(fired) / n_audited - 0.5) < 0.1);
         CHECK(std::fabs(double(found) / double(fired) - 0.5) < 0.15);
     }
-    // The same for any cut of the calls.
+    // The counts do not depend on the sizes of the calls.
     Session one(model, listening(PI_SPARSE_AUTO)), many(model, listening(PI_SPARSE_AUTO));
     logits(one, tokens, 1, 5);
     logits(many, tokens, 96, 5);
@@ -315,14 +323,14 @@ void test_audit() {
         CHECK(one.audit.layer(i).fired == many.audit.layer(i).fired && one.audit.layer(i).fired);
         CHECK(one.audit.layer(i).found == many.audit.layer(i).found);
     }
-    // Prompts are not audited; nor is anything without predictors.
+    // Prompts and models without predictors are not audited.
     lines.clear();
     Session prompts(model, listening(PI_SPARSE_AUTO)), exact(model, listening(PI_SPARSE_EXACT));
     for (int i = 0; i < 15; i++) logits(prompts, tokens);
     for (int i = 0; i < 15; i++) logits(exact, tokens, 96, 0);
     CHECK(lines.empty() && prompts.audit.layer(0).fired == 0 && exact.audit.layer(0).fired == 0);
 
-    // A layer whose file says that its predictor is poor is computed exactly under `auto`.
+    // Under `auto` a layer with a low recall in the file is computed exactly.
     Description poor = d;
     poor.keys["powerinfer.predictor.recall"] = 0.69f;
     const auto modest = load(poor);

@@ -1,5 +1,5 @@
-// Loading and computing of random tiny models: the same bits for every way to compute the same
-// tokens, and refusals that name what is wrong.
+// Loading and computing with random tiny models: the same bits for every way to compute the same
+// tokens, and error messages that name the problem.
 #include <algorithm>
 #include <cmath>
 #include <cstring>
@@ -20,7 +20,7 @@ double distance(const Floats& a, const Floats& b) {
     return std::sqrt(difference / size);
 }
 
-// The same tokens as one of three sequences, in calls of random lengths and neighbours.
+// The same tokens in one of three sequences, in calls of random size with random neighbours.
 Floats logits_beside_others(std::shared_ptr<const Model> model, const Tokens& tokens,
                             pi_session_params params) {
     params.n_seq = 3;
@@ -39,7 +39,7 @@ Floats logits_beside_others(std::shared_ptr<const Model> model, const Tokens& to
             token.push_back(s == 1 ? tokens[at++] : int32_t(rng() % tiny::kVocab));
         }
         if (seq.empty()) continue;
-        std::vector<char> keep(seq.size());  // a neighbour's logits sometimes, ours always
+        std::vector<char> keep(seq.size());  // always of our sequence, sometimes of others
         for (size_t i = 0; i < seq.size(); i++) keep[i] = seq[i] == 1 || rng() % 2;
         eval(session, token, {seq.data(), reinterpret_cast<const bool*>(keep.data())});
         for (size_t i = 0; i < seq.size(); i++) {
@@ -71,7 +71,7 @@ void test_bits(const Shape& shape) {
             CHECK(same(logits(session, tokens, 1), expected));
             CHECK(same(logits_beside_others(model, tokens, params), expected));
         }
-        // The same again after forgetting, and after a common beginning.
+        // The same after truncation, and after a common prefix.
         Session session(model, params);
         logits(session, random_tokens(20, 9));
         session.truncate(0, 0);
@@ -139,9 +139,10 @@ void test_down_transposed() {
                 t.name.replace(t.name.find("ffn_down"), 8, "ffn_down_t");
                 t.ne = {rows, cols};
             }
-            // The same sums in another order: 1e-5 measured, where the F16 cache rounds a last bit
-            // the other way. With Q8_0 the weights round along the other axis and the activations
-            // not at all, both up to 1/254 of a block's largest value: 1.6e-2 measured.
+            // The sums have another order: an error of 1e-5 was measured, where the F16 cache
+            // rounds a last bit differently. With Q8_0, weights are rounded along the other axis
+            // and activations not at all, each up to 1/254 of the largest value of a block: 1.6e-2
+            // was measured.
             const double limit = type == DType::Q8_0 ? 3e-2 : 1e-4;
             const double seen = distance(logits(load(d), tokens), expected);
             CHECK(seen < limit);
@@ -149,7 +150,7 @@ void test_down_transposed() {
     }
 }
 
-// PowerInfer's magic means ReLU where the file names no activation.
+// With PowerInfer's magic the default activation is ReLU.
 void test_magic() {
     Description d = tiny::describe(Shape());
     const std::string path = folder / "magic.gguf";
@@ -174,7 +175,7 @@ void test_tensors_refused() {
                 t.name == "output.weight" || t.name.find(".bias") != std::string::npos;
             Description d = good;
             d.remove(t.name);
-            // Without ffn_down_t a file is an ordinary one that lacks ffn_down.
+            // Without ffn_down_t a file counts as ordinary, and ffn_down is missing.
             const std::string missing = t.name.substr(0, t.name.find("_t."));
             if (!optional) refused(d, Code::format, {missing, "is missing"});
 
@@ -187,7 +188,7 @@ void test_tensors_refused() {
 
             d = good;
             bad = &d.tensor(t.name);
-            bad->ne.push_back(1);  // as many bytes, but another kind of thing
+            bad->ne.push_back(1);  // the same size, but another shape
             refused(d, Code::format, {t.name});
 
             d = good;
@@ -260,7 +261,7 @@ void test_keys_refused() {
     d.keys["llama.attention.head_count"] = d.keys["llama.attention.head_count_kv"] = U(3);
     refused(d, Code::format, {"64 is not a multiple of 3 heads"});
 
-    // Sound files whose result would be another one if the key were passed over.
+    // Valid files whose result would be wrong if the key were ignored.
     const auto unsupported = [&](const std::string& key, tiny::Key value, const std::string& word) {
         Description bad = good;
         bad.keys[key] = std::move(value);
@@ -273,7 +274,7 @@ void test_keys_refused() {
     d = good;
     d.tensors.push_back({"rope_freqs.weight", DType::F32, {7}, std::vector<uint8_t>(28)});
     refused(d, Code::format, {"rope_freqs.weight", "shape"});
-    // And harmless values of the same keys.
+    // Harmless values of the same keys.
     d = good;
     d.keys["llama.attention.sliding_window"] = U(128);
     d.keys["llama.rope.scaling.factor"] = 1.0f;
@@ -283,8 +284,8 @@ void test_keys_refused() {
     CHECK(same(logits(load(d), tokens), logits(load(good), tokens)));
 }
 
-// Without a mapping nothing depends on the file once the model is open: the weights, the header and
-// the vocabulary are in memory.
+// Without a mapping nothing depends on the file after loading: weights, header and vocabulary are
+// in memory.
 void test_file_that_shrinks() {
     const std::string path = folder / "shrinks.gguf";
     for (const bool check : {false, true}) {
@@ -329,7 +330,7 @@ void test_check_tensors() {
                     t.type == DType::F32 ? std::memcpy(last, &bad, 4) : std::memcpy(last, &half, 2);
                     refused(d, Code::format, {name, "not finite"}, params);
                 }
-                CHECK(load(d) != nullptr);  // nobody asked to look
+                CHECK(load(d) != nullptr);  // check_tensors is off
             }
         }
     }

@@ -1,4 +1,4 @@
-// Tokenizing with a small vocabulary made here, and every way in which a vocabulary can be wrong.
+// Tokenizing with a small vocabulary, and errors in vocabularies.
 #include <unistd.h>
 
 #include <cmath>
@@ -18,7 +18,7 @@ using ggml::GgufWriter;
 
 namespace {
 
-// A vocabulary that stays alive with the bytes it came from.
+// A vocabulary together with the bytes that it points into.
 struct Loaded {
     std::string bytes, path;
     Vocab vocab;
@@ -80,7 +80,7 @@ Parts small() {
     parts.add("</s>", 0, TokenType::control);
     for (int byte = 0; byte < 256; byte++) parts.add(byte_text(byte), 0, TokenType::byte);
     float score = 0;
-    // The earlier, the better the score, as in SentencePiece's files.
+    // Earlier tokens have better scores, as in SentencePiece's files.
     for (const char* text :
          {"ab", "bc", "abc", "aa", "a", "b", "c", "<", ">", "/", "s", "</", "s>"})
         parts.add(text, score--);
@@ -109,10 +109,11 @@ void merging() {
     const Loaded loaded = load(parts);
     const Vocab& v = loaded.vocab;
     CHECK(v.tokenize("", false).empty());
-    // "ab" scores best; what is left of it cannot become "bc", but "ab" + "c" can become "abc".
+    // "ab" scores best and is merged first. Then "bc" is no longer possible, but "ab" + "c" =
+    // "abc".
     CHECK(texts(v, "abc") == space + " abc");
     CHECK(texts(v, "abbc") == space + " ab bc");
-    // The leftmost of equal pairs goes first, also when that leaves an odd one at the right.
+    // Of equal pairs the leftmost is merged first, even if an odd one is left over at the right.
     CHECK(texts(v, "baaaaa") == space + " b aa aa a");
     CHECK(texts(v, "a") == space + "a");
     CHECK(texts(v, "  a") == space + space + " " + space + "a");
@@ -120,18 +121,18 @@ void merging() {
     CHECK(texts(v, "\n") == space + " <0x0A>");
     CHECK(texts(v, "\xF0\x9F\x98\x80") == space + " <0xF0> <0x9F> <0x98> <0x80>");
     CHECK(v.nl == v.byte_ids[10]);
-    // Broken UTF-8 takes no neighbour along: "ab" is still merged.
+    // Invalid UTF-8 does not affect its neighbours: "ab" is still merged.
     CHECK(texts(v,
                 "\xE2"
                 "ab") == space + " <0xE2> ab");
     CHECK(texts(v, "\xC3\xA9\xC3") == space + " \xC3\xA9 <0xC3>");
-    // U+2581 in a text is a space to the tokens.
+    // U+2581 in a text equals a space.
     CHECK(v.tokenize(space + "a", false) == v.tokenize(" a", false));
     std::string all;
     for (int i = 0; i < 256; i++) all += char(i);
     CHECK(restored(v, all + all) == " " + all + all);
 
-    // Merges go on with what stands at their left, also when that was merged itself.
+    // Merging continues with the left neighbour, even if that was merged itself.
     for (const char* text : {"st", "uv", "stuv", "astuv", "t", "u", "v"}) parts.add(text, -100);
     CHECK(texts(load(parts).vocab, "bstuv") == space + " b stuv");
     CHECK(texts(load(parts).vocab, "bastuv") == space + " b astuv");
@@ -152,16 +153,16 @@ void special_tokens() {
     const int32_t unused = parts.add("<unused>", 0, TokenType::unused);
     const Loaded loaded = load(parts);
     const Vocab& v = loaded.vocab;
-    // A control token's text is text, even where pieces with good scores could build it.
+    // The text of a control token is ordinary text, even if pieces with good scores could form it.
     CHECK(texts(v, "</s>") == space + " </ s>");
     CHECK(texts(v, "</s>", true) == "</s>");
     CHECK(texts(v, "<unk>", true) == "<unk>");
-    // A space goes before a text that starts, or follows a special token, and only there.
+    // A space is added only at the start and after a special token.
     CHECK(texts(v, "<s>ab</s>ab", true) == "<s> " + space + " ab </s> " + space + " ab");
     CHECK(texts(v, "ab<s><s>", true) == space + " ab <s> <s>");
     CHECK(texts(v, "b<user>b") == space + " b <user> " + space + " b");
     CHECK(texts(v, "<user>>>") == "<user>> " + space + " >");  // the longest wins
-    // What a longer one has taken is not there for a shorter one that overlaps with it.
+    // A shorter token cannot overlap a longer one.
     CHECK(texts(v, "<user>!") == "<user> " + space + " <0x21>");
     CHECK(texts(v, "?<user>") == space + " <0x3F> <user>");
     // User-defined tokens are matched in the raw text, before spaces are replaced.
@@ -195,16 +196,17 @@ void properties() {
     };
     v = load(parts).vocab;
     CHECK(v.bos == 260 && v.eos == 261 && v.unk == 262 && !v.add_bos && v.add_eos);
-    CHECK(v.ends == (std::vector<int32_t>{2, 261}));  // </s> ends a text whatever EOS is
+    CHECK(v.ends == (std::vector<int32_t>{2, 261}));  // </s> ends a text for any EOS
 
-    // Too small for the family's usual ids: no such tokens. Bytes without a token become unk.
+    // The vocabulary is too small for the default ids: no such tokens. Bytes without a token become
+    // unk.
     Parts tiny;
     tiny.add("<unk>", 0, TokenType::unknown);
     v = load(tiny).vocab;
     CHECK(v.bos == -1 && v.eos == -1 && v.unk == 0 && !v.add_bos && v.ends.empty() && v.nl == -1);
     CHECK(v.tokenize("a", false) == (std::vector<int32_t>{0, 0, 0, 0}));
 
-    // Without token types, byte tokens are known by their names.
+    // Without token types, byte tokens are recognised by their texts.
     const Parts untyped = small();
     v = load({}, [&](GgufWriter& w) {
             w.add_string("tokenizer.ggml.model", "llama");
@@ -260,7 +262,7 @@ void rejects() {
                      w.add_f32s(types, {1});
                  }));
 
-    // Arrays that do not fit each other.
+    // Arrays of different lengths.
     for (const int n : {-1, 1}) {
         parts = small();
         parts.scores.resize(size_t(int(parts.scores.size()) + n));
@@ -309,7 +311,7 @@ void rejects() {
 }
 
 void odd_vocabularies() {
-    // Empty, repeated and infinite entries are strange, but nothing contradicts them.
+    // Empty, repeated and infinite entries are unusual, but not contradictory.
     Parts parts = small();
     parts.add("");
     parts.add("", 0, TokenType::control);

@@ -1,5 +1,5 @@
-// Random models of a few layers, described in memory so that a test can spoil one thing, and
-// written to a file that goes away with the program.
+// Random models of a few layers, described in memory so that a test can damage one thing, and
+// written to a file that is removed at the end of the program.
 #pragma once
 
 #include <unistd.h>
@@ -22,7 +22,7 @@ namespace tiny {
 
 using ggml::DType;
 
-// A folder of its own under the system's temporary one.
+// A new folder in the system's temporary folder.
 class Folder {
  public:
     Folder() {
@@ -42,12 +42,12 @@ class Folder {
 
 struct Shape {
     std::string architecture = "llama";
-    std::string activation;  // empty: the family's
+    std::string activation;  // empty: the family's default
     DType type = DType::F32;
     int64_t n_embd = 64, n_ff = 96, n_head = 4, n_head_kv = 4, head_dim = 16;
     bool tied = false, biases = false, down_t = false;
     int64_t n_layer = 2, n_expert = 0;
-    int64_t predictor_rank = 0;  // of random predictors, which are mostly wrong; 0: none
+    int64_t predictor_rank = 0;  // of random (mostly wrong) predictors; 0: none
     uint32_t window = 0;         // of attention; 0: all positions
 };
 
@@ -167,7 +167,7 @@ inline Description describe(const Shape& s, uint32_t seed = 1) {
     return d;
 }
 
-// Three control tokens, a token per byte, and a few pieces of text.
+// Three control tokens, one token per byte, and a few pieces of text.
 inline void add_vocabulary(ggml::GgufWriter& writer) {
     std::vector<std::string> texts = {"<unk>", "<s>", "</s>"};
     std::vector<int32_t> types = {2, 3, 3};
@@ -187,7 +187,7 @@ inline void add_vocabulary(ggml::GgufWriter& writer) {
     writer.add_i32s("tokenizer.ggml.token_type", types);
 }
 
-// Writes the tensors [first, last); the keys only with `keys`.
+// Writes tensors [first, last), and keys only if `keys`.
 inline void write(const Description& d, const std::string& path, size_t first, size_t last,
                   bool keys, const std::map<std::string, Key>& more, const char* magic = "GGUF") {
     ggml::GgufWriter writer(path, magic);

@@ -1,4 +1,4 @@
-// What a C++ test needs, without a library: CHECK, CHECK_THROWS, and a summary for main to return.
+// A minimal test framework: CHECK, CHECK_THROWS, and a summary for main to return.
 #pragma once
 
 #include <cstdint>
@@ -20,7 +20,7 @@ inline void report(bool good, const char* file, int line, const std::string& wha
     std::fprintf(stderr, "%s:%d: %s\n", file, line, what.c_str());
 }
 
-// 0 when every check passed: the value of main.
+// 0 if every check passed: the return value of main.
 inline int summary(const char* name) {
     std::printf("%s: %d checks, %d failed\n", name, checks, failures);
     return failures == 0 && checks > 0 ? 0 : 1;
@@ -32,7 +32,7 @@ constexpr bool kSanitized = true;
 constexpr bool kSanitized = false;
 #endif
 
-// Bytes that this process keeps in RAM by mlock().
+// Bytes that this process has locked in RAM (mlock).
 inline uint64_t locked_bytes() {
     std::ifstream status("/proc/self/status");
     std::string word;

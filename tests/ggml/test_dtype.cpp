@@ -1,5 +1,5 @@
-// The table of element types, half floats over their whole range, and the reference codecs: on the
-// edges, and against hashes of what the public Python package gguf makes of the same numbers.
+// The table of element types, all half floats, and the reference codecs: edge cases, and hashes of
+// the results of the public Python package gguf for the same numbers.
 #include <cmath>
 #include <cstring>
 #include <limits>
@@ -72,8 +72,8 @@ void halfs() {
         } else if (f32_to_bf16(b) != h) {
             CHECK(!"bf16 round trip");
         }
-        // Half way between two finite neighbours goes to the even one, a hair beside it to the near
-        // one.
+        // Midpoints between finite neighbours round to even; values just beside them round to the
+        // nearest.
         if ((h & 0x7fff) < 0x7bff) {
             const float next = f16_to_f32(f16_t(h + 1)), middle = f + (next - f) / 2;
             const bool good = f32_to_f16(middle) == ((h & 1) ? h + 1 : h) &&
@@ -125,18 +125,21 @@ void blocks() {
     for (DType type : {DType::Q8_0, DType::Q4_0}) {
         const float steps = type == DType::Q8_0 ? 127 : 8;
         for (float v : through(type, std::vector<float>(64, 0.0f))) CHECK(v == 0);
-        // A constant is hit to the precision of the scale, a half that may be subnormal: c = q * d.
+        // A constant is exact up to the precision of the scale, a half that may be subnormal: c = q
+        // * d.
         for (float c : {1.0f, -1.0f, 0.3f, -1000.0f, 3e-3f})
             for (float v : through(type, std::vector<float>(kQ, c)))
                 CHECK(std::fabs(v - c) <= std::fabs(c) / 2048 + steps * std::ldexp(1.0f, -25));
-        // Noise: half a step, plus the scale's rounding; Q4_0 cuts the code 16 to 15: a whole step.
+        // Noise: half a step plus the rounding of the scale. Q4_0 clips code 16 to 15: a whole
+        // step.
         for (uint32_t seed = 1; seed < 50; seed++) {
             const auto x = noise(2, seed), y = through(type, x);
             const float step = 2 / steps,
                         bound = type == DType::Q8_0 ? step * 0.51f + 0.001f : step * 1.01f + 0.001f;
             for (int i = 0; i < kQ; i++) CHECK(std::fabs(x[i] - y[i]) <= bound);
         }
-        // Too small for a half scale: zeros. Too large: anything, but defined.
+        // Too small for a half-float scale: zeros. Too large: any value, but no undefined
+        // behaviour.
         for (float v : through(type, noise(1e-12f, 3))) CHECK(v == 0);
         for (float v : through(type, noise(1e-44f, 3))) CHECK(v == 0);
         through(type, noise(3e38f, 3));
@@ -156,9 +159,9 @@ void bits() {
     info(DType::Q4_0).encode(x.data(), &q4, kQ);
     CHECK(f16_to_f32(q4.d) == 1.0f);
     CHECK(q4.qs[0] == 0x80);    // -8 and 0
-    CHECK(q4.qs[1] == 0x91);    // -7.5 and 0.5: halves go up
-    CHECK(q4.qs[15] == 0xf8);   // -0.5 and 7.5, the last cut to 15
-    for (float& v : x) v = -v;  // the opposite sign is in the scale
+    CHECK(q4.qs[1] == 0x91);    // -7.5 and 0.5: halves round up
+    CHECK(q4.qs[15] == 0xf8);   // -0.5 and 7.5, the latter clipped to 15
+    for (float& v : x) v = -v;  // the sign goes to the scale
     info(DType::Q4_0).encode(x.data(), &q4, kQ);
     CHECK(f16_to_f32(q4.d) == -1.0f && q4.qs[0] == 0x80);
 
@@ -168,9 +171,9 @@ void bits() {
     info(DType::Q8_0).encode(x.data(), &q8, kQ);
     CHECK(f16_to_f32(q8.d) == 1.0f);
     CHECK(q8.qs[31] == -127);
-    CHECK(q8.qs[0] == -1 && q8.qs[1] == 1 && q8.qs[2] == 2);  // halves go away from zero
+    CHECK(q8.qs[0] == -1 && q8.qs[1] == 1 && q8.qs[2] == 2);  // halves round away from zero
 
-    // Of two weights of the same magnitude the first decides about the sign.
+    // Of two weights of the same magnitude the first determines the sign.
     std::vector<float> tie(kQ, 0.0f);
     tie[3] = 8, tie[7] = -8;
     info(DType::Q4_0).encode(tie.data(), &q4, kQ);
@@ -178,14 +181,14 @@ void bits() {
     std::vector<float> zeros(kQ, 0.0f);
     info(DType::Q4_0).encode(zeros.data(), &q4, kQ);
     CHECK(q4.d == 0x8000 &&
-          q4.qs[0] == 0x88);  // the public quantiser's zero block has the scale -0
+          q4.qs[0] == 0x88);  // as in the public quantiser, a zero block has scale -0
 }
 
-// Formats with a search of their own: how close, and that nothing makes them stumble.
+// Formats with our own search: accuracy, and robustness.
 void searched() {
     struct {
         DType type;
-        float rms;  // for uniform noise in [-2, 2], 2% above what was measured
+        float rms;  // for uniform noise in [-2, 2]: 2% above the measured value
     } const rows[] = {{DType::Q2_K, 0.26f},    {DType::Q3_K, 0.141f},  {DType::Q4_K, 0.0636f},
                       {DType::Q5_K, 0.0312f},  {DType::Q6_K, 0.0153f}, {DType::Q4_1, 0.071f},
                       {DType::Q5_0, 0.0369f},  {DType::Q5_1, 0.0346f}, {DType::IQ4_NL, 0.0763f},
@@ -203,11 +206,12 @@ void searched() {
         }
         const double rms = std::sqrt(squares / (50 * n));
         CHECK(rms <= double(row.rms));
-        // One large weight among small ones stays what it is.
+        // One large weight among small ones is preserved.
         auto outlier = noise(0.01f, 5, n);
         outlier[77] = 3;
         CHECK(std::fabs(through(row.type, outlier)[77] - 3) < 0.1f);
-        // Too small for a half scale, too large, not a number: anything, but defined.
+        // Too small for a half-float scale, too large, or NaN: any value, but no undefined
+        // behaviour.
         for (float scale : {1e-12f, 1e-44f, 1e15f, 3e38f}) through(row.type, noise(scale, 3, n));
         for (float odd : {kInf, -kInf, std::numeric_limits<float>::quiet_NaN()}) {
             auto x = noise(1, 4, n);
@@ -217,7 +221,7 @@ void searched() {
         }
         CHECK(through(row.type, {}).empty());
     }
-    // The bits at their places, by hand: one weight of the block differs from the rest.
+    // The places of bits, by hand: one weight of the block differs from the rest.
     BlockQ4_K q4 = {};
     q4.d = q4.dmin = f32_to_f16(1);
     q4.scales[0] = 3 | 2 << 6, q4.scales[4] = 5 | 1 << 6, q4.scales[8] = 7 | 9 << 4;
@@ -236,7 +240,7 @@ void searched() {
     CHECK(y[255] == -64 * 31 && y[254] == 64 * 32 && y[0] == 0);
 }
 
-// FNV-1a of the numbers that gguf.quants.dequantize of gguf 0.19.0 gave for 100 blocks of random
+// FNV-1a hashes of the results of gguf.quants.dequantize (gguf 0.19.0) for 100 blocks of random
 // bytes.
 void golden_decode() {
     const std::pair<DType, uint64_t> hashes[] = {
@@ -264,7 +268,7 @@ void golden_decode() {
     }
 }
 
-// FNV-1a of the bytes that gguf.quants.quantize of gguf 0.19.0 gave for these 32,000 numbers.
+// FNV-1a hashes of the results of gguf.quants.quantize (gguf 0.19.0) for these 32,000 numbers.
 void golden() {
     std::vector<float> x(32 * 1000);
     uint32_t seed = 7;

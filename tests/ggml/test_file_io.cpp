@@ -1,5 +1,5 @@
-// Files that are not there or not files, memory that cannot be had, and available_memory() on
-// made-up systems.
+// Missing files and non-files, memory that cannot be allocated, and available_memory() on imitated
+// systems.
 #include <fcntl.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
@@ -48,7 +48,7 @@ void files() {
     CHECK_THROWS(io, File("/dev/null"));
     const std::string pipe = (folder / "pipe").string();
     CHECK(mkfifo(pipe.c_str(), 0600) == 0);
-    CHECK(message(pipe) == pipe + ": is not a regular file");  // and does not wait for a writer
+    CHECK(message(pipe) == pipe + ": is not a regular file");  // without waiting for a writer
     CHECK_THROWS(io, File(missing + "/below"));
     CHECK_THROWS(io, File(""));
 
@@ -65,7 +65,7 @@ void files() {
     CHECK_THROWS(io, file.read(11, text, 0));
     CHECK_THROWS(io, file.read(UINT64_MAX, text, 2));
     CHECK_THROWS(io, file.read(2, text, SIZE_MAX));
-    CHECK(truncate(path.c_str(), 4) == 0);  // behind the reader's back: short, not silent
+    CHECK(truncate(path.c_str(), 4) == 0);  // truncated while open: a short read must throw
     file.read(0, text, 4);
     CHECK_THROWS(io, file.read(2, text, 4));
 }
@@ -112,7 +112,7 @@ void memory() {
     }
 }
 
-// Locking beyond the limit; root may lock regardless, then there is nothing to see.
+// Locking beyond the limit. Root may lock anyway; then nothing is tested.
 void locking() {
     rlimit old{}, none{};
     getrlimit(RLIMIT_MEMLOCK, &old);
@@ -128,7 +128,7 @@ void locking() {
     setrlimit(RLIMIT_MEMLOCK, &old);
 }
 
-// A range locks its own pages and no others.
+// Locking a range locks its own pages only.
 void locking_a_range() {
     if (check::kSanitized) return;  // sanitizers make mlock() do nothing
     const uint64_t page = uint64_t(sysconf(_SC_PAGESIZE));
@@ -142,7 +142,7 @@ void locking_a_range() {
     try {
         locks(3 * page, page, 1);
     } catch (const Error&) {
-        return;  // not allowed to this user: nothing to see
+        return;  // not allowed to this user
     }
     locks(3 * page + 100, 10, 1);
     locks(7 * page - 1, 2, 3);
@@ -162,7 +162,7 @@ void sizes() {
     static_assert(size_rounded_up(kMostBytes - 5, 64) == kMostBytes);
 }
 
-// One made-up system: /proc files, mounts of both cgroup versions, and the groups' own files.
+// An imitated system: /proc files, mounts of both cgroup versions, and files of the cgroups.
 void available() {
     const uint64_t MiB = 1 << 20;
     CHECK(available_memory() > 0);
@@ -187,13 +187,13 @@ void available() {
     make("v2/proc/self/mountinfo", "21 1 8:1 / / rw - ext4 /dev/sda1 rw\n" + v2_mount);
     group("v2/sys/fs/cgroup/user/job", true, "max", 5 * MiB, 0);
     group("v2/sys/fs/cgroup/user", true, std::to_string(100 * MiB), 60 * MiB, 20 * MiB);
-    CHECK(available_memory(at("v2")) == 60 * MiB);  // the parent's limit, its cache not counted
+    CHECK(available_memory(at("v2")) == 60 * MiB);  // the parent's limit, without its cache
     group("v2/sys/fs/cgroup/user/job", true, std::to_string(50 * MiB), 30 * MiB, 0);
     CHECK(available_memory(at("v2")) == 20 * MiB);
     group("v2/sys/fs/cgroup/user/job", true, std::to_string(50 * MiB), 70 * MiB, 1 * MiB);
     CHECK(available_memory(at("v2")) == 0);
 
-    // In a container: the mount begins at the group itself, or the path points outside of it.
+    // In a container: the mount begins at the cgroup itself, or the path is outside of it.
     make("inner/proc/meminfo", "MemAvailable: 2048000 kB\n");
     make("inner/proc/self/cgroup", "0::/docker/abc/sub\n");
     make("inner/proc/self/mountinfo",

@@ -1,8 +1,10 @@
-// Every kernel of kernels.inc against its generic twin, over odd sizes and every tile the kernel
-// has.
+// Every kernel of kernels.inc against its generic twin, with odd sizes and every tile of the
+// kernel.
+#include <algorithm>
 #include <cmath>
 #include <cstddef>
 #include <cstring>
+#include <initializer_list>
 #include <random>
 #include <vector>
 
@@ -30,8 +32,8 @@ std::vector<uint8_t> random_rows(DType type, int64_t rows, int64_t cols) {
     return bytes;
 }
 
-// Largest difference relative to the size of the values: sums in another order differ by a few
-// rounding steps per addition, 1e-5 leaves room for a thousand of them.
+// The largest difference relative to the size of the values. Sums in another order differ by a few
+// rounding errors per addition; 1e-5 allows about a thousand of them.
 double distance(const std::vector<float>& a, const std::vector<float>& b) {
     double difference = 0, norm = 1e-30;
     for (size_t i = 0; i < a.size(); i++) {
@@ -60,7 +62,7 @@ struct Quantised {
     Q8Rows view;
 };
 
-// Outputs of nt tokens at once, and each of them alone: bits must not depend on the tile.
+// Computes nt tokens at once and each one alone: bits must not depend on the tile.
 template <typename F>
 bool same_alone(const F& all_tokens, const std::vector<float>& together, int64_t nt,
                 int64_t width) {
@@ -95,7 +97,7 @@ void test_matmul(matmul_fn fn, matmul_fn generic, DType type) {
     }
 }
 
-// Gives a block these scales, wherever its format has them.
+// Sets all scales of a block.
 void set_scales(DType type, uint8_t* block, f16_t d) {
     std::vector<size_t> at = {0};
     if (type == DType::Q4_1) at = {0, offsetof(BlockQ4_1, m)};
@@ -142,7 +144,7 @@ void test_strip(strip_fn fn, strip_fn generic, DType type) {
                                          y.begin() + t * ldy + i * kStrip));
                     }
                 }
-                // The product with the rows as they were before packing, in double.
+                // The product with the unpacked rows, in double.
                 for (int64_t r = 0; r < rows; r++) {
                     std::vector<float> row(static_cast<size_t>(cols)), back(row.size());
                     info(type).decode(w.data() + r * info(type).size(cols), row.data(), cols);
@@ -160,7 +162,7 @@ void test_strip(strip_fn fn, strip_fn generic, DType type) {
             }
         }
     }
-    // The largest magnitudes that the formats allow must not overflow the 16-bit sums inside.
+    // The largest magnitudes of the formats must not overflow the internal 16-bit sums.
     const int64_t n = info(type).block;
     for (int fill : {0x00, 0x0f, 0x7f, 0x80, 0xf0, 0xff}) {
         std::vector<uint8_t> w(size_t(info(type).size(n)), uint8_t(fill)), strip(w.size() * kStrip);
@@ -205,8 +207,8 @@ void test_accumulate(accumulate_fn fn, accumulate_fn generic, DType type) {
     }
 }
 
-// What 8 bits cannot say: the codes are defined and the same everywhere, and the scale of a block
-// with a NaN is NaN, so that products are.
+// NaN and infinities: the codes are defined and the same in all kernels, and the scale of a block
+// with a NaN is NaN, so that products are NaN.
 void test_quantize_without_numbers(quantize_fn fn, quantize_fn generic) {
     for (const float bad : {NAN, -NAN, INFINITY, -INFINITY, 1e-44f}) {
         for (const bool all : {false, true}) {
@@ -267,7 +269,7 @@ void test_sketch(sketch_fn fn, sketch_fn generic, DType) {
             fn(signs.data(), rows, bytes, planes.data(), mine.data());
             generic(signs.data(), rows, bytes, planes.data(), other.data());
             CHECK(mine == other);
-            for (int64_t r = 0; r < rows; r++) {  // a weight at a time
+            for (int64_t r = 0; r < rows; r++) {  // one weight at a time
                 int32_t sum = 0;
                 for (int64_t i = 0; i < 8 * bytes; i++) {
                     const auto bit = [&](const uint8_t* v) { return v[i / 8] >> i % 8 & 1; };
@@ -281,12 +283,32 @@ void test_sketch(sketch_fn fn, sketch_fn generic, DType) {
     }
 }
 
-// Products of neuron rows need the folded order around them: test_neurons.cpp goes through all of
-// them.
+// Products of neuron rows need folded rows: test_neurons.cpp tests these kernels.
 void test_dot(dot_fn, dot_fn, DType) {}
 void test_add(add_fn, add_fn, DType) {}
 void test_stored_dot(stored_dot_fn, stored_dot_fn, DType) {}
 void test_stored_add(stored_add_fn, stored_add_fn, DType) {}
+
+// Operators call kernels without a check, so every format that headers promise must have one.
+void test_formats(const Kernels& k) {
+    const auto one_of = [](DType type, std::initializer_list<DType> types) {
+        return std::find(types.begin(), types.end(), type) != types.end();
+    };
+    for (uint32_t id = 0; id < kTypes; id++) {
+        const DTypeInfo* t = find_dtype(id);
+        const DType type = DType(id);
+        const bool single = one_of(type, {DType::F32, DType::F16, DType::BF16});
+        const bool block = t && t->is_quantised();
+        CHECK(bool(k.matmul[id]) == (single || type == DType::Q8_0));    // ops.h, Product: rows
+        CHECK(bool(k.strip[id]) == block && has_strips(type) == block);  // Product: strips
+        CHECK(bool(k.dot[id]) == (single || block) && bool(k.add[id]) == bool(k.dot[id]));
+        CHECK(bool(k.stored_dot[id]) == (block && t->block == kQK));  // NeuronRows::wants_q8
+        CHECK(bool(k.stored_add[id]) == bool(k.stored_dot[id]));
+        if (one_of(type, {DType::F16, DType::F32, DType::Q8_0})) {  // KvLayer
+            CHECK(k.matmul[id] && k.accumulate[id]);
+        }
+    }
+}
 
 }  // namespace
 
@@ -303,5 +325,10 @@ int main() {
 #include "cpu/kernels.inc"
 #undef KERNEL
     CHECK(tested >= 31);
+    int n = 0;
+    const char* const* isas = isa_names(&n);
+    for (int i = 0; i < n; i++) {
+        if (const Kernels* k = kernels_for(isas[i])) test_formats(*k);
+    }
     return check::summary("test_kernels");
 }

@@ -44,14 +44,24 @@ struct Bits {
     uint64_t sum = 0xcbf29ce484222325;
 };
 
-void expect(const char* name, double worst, double limit, const Bits& bits, uint64_t expected) {
-    CHECK(worst <= limit);
-    CHECK(bits.sum == expected);
-    if (!(worst <= limit && bits.sum == expected)) {
-        std::fprintf(stderr, "%s: %.4f ulp, at most %.4f; bits 0x%016llx\n", name, worst, limit,
-                     (unsigned long long)(bits.sum));
+// The worst error of results, and their bits.
+struct Results {
+    template <typename T>
+    void add(T got, long double want) {
+        worst = std::max(worst, error(got, want));
+        bits.add(got);
     }
-}
+    void expect(const char* name, double limit, uint64_t expected) const {
+        CHECK(worst <= limit);
+        CHECK(bits.sum == expected);
+        if (!(worst <= limit && bits.sum == expected)) {
+            std::fprintf(stderr, "%s: %.4f ulp, at most %.4f; bits 0x%016llx\n", name, worst, limit,
+                         (unsigned long long)(bits.sum));
+        }
+    }
+    double worst = 0;
+    Bits bits;
+};
 
 // Every float of a range of bits, `step` apart: one sign, rising magnitude.
 std::vector<float> floats(float from, float to, uint32_t step) {
@@ -78,14 +88,12 @@ template <float (*f)(float)>
 void test_f32(const char* name, long double (*reference)(long double), float most, double limit,
               uint64_t expected) {
     volatile Function alone = f;
-    double worst = 0;
     bool same = true, rising = true;
-    Bits bits;
+    Results results;
     const auto follow = [&](const std::vector<float>& x) {
         const std::vector<float> y = all<f>(x);
         for (size_t i = 0; i < x.size(); i++) {
-            worst = std::max(worst, error(y[i], reference(x[i])));
-            bits.add(y[i]);
+            results.add(y[i], reference(x[i]));
             same &= bits_as<uint32_t>(Function(alone)(x[i])) == bits_as<uint32_t>(y[i]) ||
                     std::isnan(y[i]);
             if (i == 0) continue;
@@ -104,7 +112,7 @@ void test_f32(const char* name, long double (*reference)(long double), float mos
     }
     CHECK(same);
     CHECK(rising);
-    expect(name, worst, limit, bits, expected);
+    results.expect(name, limit, expected);
 }
 
 void test_ends() {
@@ -145,51 +153,45 @@ struct Random {
     std::mt19937_64 engine{17};
 };
 
-void test_exp_f64() {
+// f at numbers that `draw` gives to `at`, in many rounds: its error, and the sum of all bits.
+void test_f64(const char* name, double (*f)(double), long double (*reference)(long double),
+              double limit, uint64_t expected,
+              void (*draw)(Random& random, const std::function<void(double)>& at)) {
     Random random;
-    double worst = 0;
-    Bits bits;
-    const auto one = [&](double x) {
-        const double y = exp_f64(x);
-        worst = std::max(worst, error(y, std::exp((long double)x)));
-        bits.add(y);
-    };
-    for (int i = 0; i < 400000; i++) {
-        one(-750 + 1470 * random.unit());
-        one(-1 + 2 * random.unit());
-        one(-random.of_size(-60, 70));
-    }
-    expect("exp_f64", worst, 0.86, bits, 0x16b74f0dc178007f);
+    Results results;
+    const std::function<void(double)> at = [&](double x) { results.add(f(x), reference(x)); };
+    for (int i = 0; i < 400000; i++) draw(random, at);
+    results.expect(name, limit, expected);
+}
+
+void test_exp_f64() {
+    test_f64(
+        "exp_f64", exp_f64, [](long double x) { return std::exp(x); }, 0.86, 0x16b74f0dc178007f,
+        [](Random& random, const std::function<void(double)>& at) {
+            at(-750 + 1470 * random.unit());
+            at(-1 + 2 * random.unit());
+            at(-random.of_size(-60, 70));
+        });
 }
 
 void test_log_f64() {
-    Random random;
-    double worst = 0;
-    Bits bits;
-    const auto one = [&](double x) {
-        const double y = log_f64(x);
-        worst = std::max(worst, error(y, std::log((long double)x)));
-        bits.add(y);
-    };
-    for (int i = 0; i < 400000; i++) {
-        one(0.5 + 1.5 * random.unit());
-        one(random.of_size(-1074, 2098));
-        one(1 + random.of_size(-53, 52));
-        one(1 - random.of_size(-54, 52));
-    }
-    expect("log_f64", worst, 0.82, bits, 0x761ae906a923e741);
+    test_f64(
+        "log_f64", log_f64, [](long double x) { return std::log(x); }, 0.82, 0x761ae906a923e741,
+        [](Random& random, const std::function<void(double)>& at) {
+            at(0.5 + 1.5 * random.unit());
+            at(random.of_size(-1074, 2098));
+            at(1 + random.of_size(-53, 52));
+            at(1 - random.of_size(-54, 52));
+        });
 }
 
 void test_sincos_f64() {
     Random random;
-    double worst = 0;
-    Bits bits;
+    Results results;
     const auto one = [&](double x) {
         const SinCos y = sincos_f64(x);
-        worst = std::max(worst, error(y.sin, std::sin((long double)x)));
-        worst = std::max(worst, error(y.cos, std::cos((long double)x)));
-        bits.add(y.sin);
-        bits.add(y.cos);
+        results.add(y.sin, std::sin((long double)x));
+        results.add(y.cos, std::cos((long double)x));
     };
     for (int i = 0; i < 300000; i++) {
         const double sign = random.sign();
@@ -199,7 +201,7 @@ void test_sincos_f64() {
         // Next to a multiple of pi / 2, where nearly all of the angle cancels.
         one(sign * double(1 + random.below(8000000)) * 0x1.921fb54442d18p+0);
     }
-    expect("sincos_f64", worst, 0.78, bits, 0xb554e8de0c1ce28c);
+    results.expect("sincos_f64", 0.78, 0xb554e8de0c1ce28c);
     bool bounded = true;
     for (int i = 0; i < 10000; i++) {
         const SinCos y = sincos_f64(-random.of_size(23, 1000));

@@ -1,6 +1,6 @@
-// The neuron-aware operators: kernels against generic, the operators against a naive
-// double-precision FFN, the same bits for any number of threads, alone or among other tokens; masks
-// that really mask.
+// The neuron-aware operators. Kernels are compared with generic, operators with a naive FFN in
+// double precision. Bits must not depend on the number of threads or on other tokens, and masks
+// must really mask.
 #include <algorithm>
 #include <cmath>
 #include <cstdlib>
@@ -27,7 +27,7 @@ Floats normal(int64_t n, float scale = 1, float mean = 0) {
     return v;
 }
 
-// Neuron rows of one format, with the values that they decode to.
+// Neuron rows of one format, and their decoded values.
 struct Rows {
     Rows(DType type, int64_t n, int64_t cols, float scale, bool fold = true)
         : values(size_t(n * cols)) {
@@ -60,7 +60,7 @@ struct Case {
     Activation act;
     bool gated, biased;
     float threshold;
-    std::optional<DType> gate = {};  // where it has another format
+    std::optional<DType> gate = {};  // if it has another format
 };
 
 double activated(const Case& c, double v) {
@@ -74,14 +74,14 @@ double activated(const Case& c, double v) {
             v = v / (1 + std::exp(-v));
             break;
         case Activation::gelu:
-            // In floats the tail ends: what is sent down from there is 0.
+            // In float the tail of the activation ends: beyond this point the result is 0.
             v = 0.5 * v * (1 + double(std::erf(float(v / std::sqrt(2.0)))));
             break;
     }
     return std::fabs(v) < c.threshold ? 0 : v;
 }
 
-// Audits of all segments against what fires without a mask.
+// Audits of all segments, compared with the neurons that fire without a mask.
 void test_audit(const Neurons& w, const Floats& x, const NeuronMask& mask) {
     const int64_t rows = int64_t(x.size()) / w.cols;
     Context context(2);
@@ -136,7 +136,7 @@ void test(const Case& c) {
     mask.score = score.data();
     mask.threshold = 0.5f;
     mask.unpredicted = unpredicted.data();
-    // `alone`: by the operators for one row.
+    // `alone`: with the operators for one row.
     const auto run = [&](int threads, int64_t first, int64_t count, NeuronCounts* counts,
                          bool* fired, bool alone) {
         Context context(threads);
@@ -214,8 +214,8 @@ void test(const Case& c) {
     }
     CHECK(counts.rows == rows && counts.proposed == proposed);
     CHECK(counts.fired == std::count(fired.get(), fired.get() + rows * c.n, true));
-    // Activations in 8 bits: half a step of 1/127 of the largest of 32, in gate and up; a value
-    // near the threshold may fall on its other side. Others differ by rounding alone.
+    // 8-bit activations have errors of half a step of 1/127 of the largest of 32 values, in gate
+    // and up, and a value near the threshold may cross it. Other formats differ only by rounding.
     CHECK(different <= (gate.view.wants_q8() ? rows * c.n / 50 : 0));
     const double limit = gate.view.wants_q8() ? 0.03 : 1e-5;
     CHECK(std::sqrt(difference / size) < limit);
@@ -225,9 +225,8 @@ void test(const Case& c) {
     }
 }
 
-// Bytes as they are read: neuron i of a masked row is proposed in segments of even number, and
-// every third one in the others; gates of every fourth one fire, and what every seventh one sends
-// down is 0.
+// Counts of bytes. In masked rows all neurons are proposed in segments of even number, and every
+// third one in the others. Every fourth gate fires, and every seventh value is 0 after up.
 void test_bytes(int64_t n, int64_t rows, int64_t cols, bool gated) {
     const auto proposed = [&](int64_t s, int64_t i) { return s % 2 == 0 || i % 3 == 0; };
     Floats first(size_t(n * cols)), up(size_t(n * cols)), x(size_t(rows * cols)), score;
@@ -284,10 +283,11 @@ void test_bytes(int64_t n, int64_t rows, int64_t cols, bool gated) {
     CHECK(read("rows_ffn") == n_first + n_up + pieces * n_down);
 }
 
-// Who is listed, and where: pieces of several segments, of one, and segments without neurons.
+// The lists of neurons and their places, with pieces of several segments, of one segment, and
+// segments without neurons.
 void test_select(int64_t n) {
     Floats score = normal(n);
-    if (n > 1) score[1] = NAN;  // is not found
+    if (n > 1) score[1] = NAN;  // NaN is never found
     std::vector<uint8_t> unpredicted(size_t(n), 0);
     unpredicted[size_t(n) / 2] = 1;
     const bool masked[] = {true};
@@ -320,7 +320,7 @@ void test_select(int64_t n) {
     }
 }
 
-// The sum of segments [begin, begin + n), n a power of 2, as the tree has it.
+// The sum of segments [begin, begin + n), n a power of 2, by the tree.
 float tree(const Floats& sums, int64_t cols, int64_t c, int64_t begin, int64_t n) {
     if (n == 1) return sums[size_t(begin * cols + c)];
     return tree(sums, cols, c, begin, n / 2) + tree(sums, cols, c, begin + n / 2, n / 2);
@@ -343,7 +343,7 @@ void test_merge(int64_t cols) {
     }
 }
 
-// `stored`: the kernels of rows of blocks of 256 that are not folded.
+// `stored`: the kernels for rows with blocks of 256 as stored.
 void test_kernels(DType type, const char* isa, bool stored) {
     const cpu::Kernels *k = cpu::kernels_for(isa), *generic = cpu::kernels_for("generic");
     if (!k) {
@@ -366,7 +366,7 @@ void test_kernels(DType type, const char* isa, bool stored) {
         Context context(1);
         Carved<InputBuffer> buffer("input", nt, cols);
         const Input input = buffer->prepare(context, x.data(), nt, cols, block);
-        // The folded order, written down once more: of the row, or of each of its blocks.
+        // The folded order, written independently, of the row or of each of its blocks.
         std::vector<int8_t> q(size_t(nt * cols));
         Floats d(q.size()), ds(q.size());
         std::vector<int32_t> s8(q.size());
@@ -400,7 +400,7 @@ void test_kernels(DType type, const char* isa, bool stored) {
                         tokens + i % nt, 1, &alone);
             CHECK(alone == y[size_t(i)]);
         }
-        // Token 0 takes all rows, the others every second, third and so on; token 4 none.
+        // Token 0 uses all rows, the others every second, third and so on; token 4 none.
         std::vector<int32_t> first{0}, row;
         for (int64_t t = 0; t < nt; t++) {
             for (int32_t r = 0; r < m && t < 4; r++) {
@@ -424,7 +424,7 @@ void test_kernels(DType type, const char* isa, bool stored) {
         }
         CHECK(sum == one_by_one);
         for (size_t i = 0; i < sum.size(); i++) CHECK(std::fabs(sum[i] - sum_generic[i]) < 1e-4);
-        if (std::strcmp(isa, "avx512") != 0) continue;  // the bits of avx2
+        if (std::strcmp(isa, "avx512") != 0) continue;  // same bits as avx2
         const cpu::Kernels& avx2 = *cpu::kernels_for("avx2");
         dot_of(avx2)(rows.view.data, rows.view.stride, ids, m, cols, in, tokens, nt,
                      expected.data());

@@ -1,6 +1,6 @@
-// The operators of ops.h against naive formulas in double precision, over sizes that no tile likes,
-// for every instruction set of this machine. A result's bits must not depend on the number of
-// threads or on the rows beside it.
+// The operators of ops.h against naive formulas in double precision, with sizes that do not fit
+// tiles, for every instruction set of this machine. The bits of a result must not depend on the
+// number of threads or on other rows.
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
@@ -34,11 +34,11 @@ Floats random_floats(int64_t n, float scale = 1) {
     return v;
 }
 
-// Sums of floats in an order of the kernel's choice: every addition rounds by at most 2^-24 of the
-// sum of magnitudes, and the tests add up to a few hundred terms; errors mostly cancel.
+// Bounds for sums of floats in any order: every addition rounds by at most 2^-24 of the sum of
+// magnitudes. The tests add up to a few hundred terms, and errors mostly cancel.
 constexpr double kRounding = 4e-6;
 
-// |got - expected| relative to `size`, the sum of the magnitudes that were added.
+// The error |got - expected| relative to `size`, the sum of the magnitudes that were added.
 bool close(const Floats& got, const Doubles& expected, const Doubles& size,
            double limit = kRounding) {
     for (size_t i = 0; i < got.size(); i++) {
@@ -51,11 +51,11 @@ bool same(const Floats& a, const Floats& b) {
     return a.size() == b.size() && !std::memcmp(a.data(), b.data(), a.size() * sizeof(float));
 }
 
-// Contexts with 1, 2 and 3 threads of the instruction set under test.
+// Contexts with 1, 2 and 3 threads and the tested instruction set.
 std::vector<Context*> contexts;
 
-// op(context, first row, rows) gives the results of some rows. Checks that every thread count and
-// every row alone give the same bits as all together; returns them.
+// op(context, first row, rows) computes some rows. Checks that every thread count and every row
+// alone give the same bits as all rows together, and returns these.
 Floats steady(const std::function<Floats(Context&, int64_t, int64_t)>& op, int64_t rows) {
     const Floats all = op(*contexts[0], 0, rows);
     for (Context* c : contexts) CHECK(same(op(*c, 0, rows), all));
@@ -67,7 +67,7 @@ Floats steady(const std::function<Floats(Context&, int64_t, int64_t)>& op, int64
     return all;
 }
 
-// A weight matrix with its bytes, packed as the loader packs it, and its values.
+// A weight matrix: its bytes, packed as by the loader, and its values.
 struct Weight {
     Weight(DType type, int64_t rows, int64_t cols, bool strips) : values(size_t(rows * cols)) {
         const Floats wanted = random_floats(rows * cols);
@@ -89,8 +89,8 @@ struct Weight {
     Floats values;
 };
 
-// x as the kernels see it: rounded to 8 bits where the weights are quantised. The rounding itself
-// is checked against the bound that the format gives, so that it cannot hide an error.
+// x as the kernels read it: rounded to 8 bits for quantised weights. The rounding itself is checked
+// against the bound of the format, so that it cannot hide an error.
 Floats seen(const Floats& x, int64_t cols, bool quantise) {
     if (!quantise) return x;
     Carved<InputBuffer> buffer("input", int64_t(x.size()) / cols, cols);
@@ -107,7 +107,7 @@ Floats seen(const Floats& x, int64_t cols, bool quantise) {
 
 void test_matmul(DType type) {
     const bool quantised = info(type).is_quantised();
-    // Rows: less than a strip, whole strips, a tail; 65 tokens: more than the tail's buffer takes.
+    // Rows: less than a strip, whole strips, and a tail. 65 tokens exceed the buffer of the tail.
     for (int64_t cols : {32, 96, 320}) {
         const int64_t k = quantised ? cols : cols - 5;
         const Weight a(type, 1, k, quantised), b(type, 16, k, quantised), c(type, 43, k, quantised);
@@ -254,7 +254,8 @@ void test_gated_activation() {
             Doubles expected, size;
             for (size_t i = 0; i < gate.size(); i++) {
                 expected.push_back(activated(act, gate[i], up[i]));
-                // In GELU 1 + erf cancels for negative gates: the error is one of |gate * up|.
+                // In GELU 1 + erf cancels for negative gates, so the error is relative to |gate *
+                // up|.
                 size.push_back(act == Activation::gelu ? std::fabs(double(gate[i]) * up[i])
                                                        : std::fabs(expected.back()));
             }
@@ -283,7 +284,7 @@ void test_rope(RopePairs kind) {
             for (int64_t pairs : {head_dim / 2, std::max<int64_t>(1, head_dim / 4)}) {
                 const int64_t width = heads * head_dim;
                 const Floats x = random_floats(rows * width);
-                Floats table;  // any angles: position times frequency is the session's business
+                Floats table;  // any angles; rope_table computes the real ones
                 for (int64_t i = 0; i < rows * pairs; i++) {
                     const double angle = double(rng() % 100000) / 100;
                     table.push_back(float(std::cos(angle)));
@@ -318,15 +319,15 @@ void test_rope(RopePairs kind) {
     }
 }
 
-// Keys and values of two sequences on pages in no order, stored by store_kv, and the numbers that
-// they decode to.
+// Keys and values of two sequences on unordered pages, stored by store_kv, and their decoded
+// values.
 struct Pages {
     static constexpr int64_t kPositions = 200, kPages = (kPositions + kKvPage - 1) / kKvPage;
 
     Pages(DType type, int64_t n_head_kv, int64_t head_dim)
         : width(n_head_kv * head_dim), k{type, n_head_kv, head_dim, nullptr, nullptr, 0} {
         const int64_t half = n_head_kv * k.head_bytes();
-        k.page_stride = 2 * half + 64;  // as if another layer's stood between
+        k.page_stride = 2 * half + 64;  // a gap, as for another layer
         bytes.resize(size_t(2 * kPages * k.page_stride));
         k.k = bytes.data();
         k.v = bytes.data() + half;
@@ -344,7 +345,7 @@ struct Pages {
                      value[s].data() + 70 * width);
         }
     }
-    // What is left of values behind the codec, which rounds no further what it has rounded.
+    // Values after encoding and decoding; encoding these again is exact.
     static Floats rounded(Floats values, DType type) {
         std::vector<uint8_t> stored(size_t(info(type).size(int64_t(values.size()))));
         info(type).encode(values.data(), stored.data(), int64_t(values.size()));
@@ -362,7 +363,8 @@ struct Pages {
 void test_attention(DType type, int64_t n_head, int64_t n_head_kv, int64_t head_dim,
                     int64_t window = 0) {
     const Pages kv(type, n_head_kv, head_dim);
-    // First position, around the pages of 64, several pages; both sequences in one call.
+    // The first position, positions around the ends of pages, several pages; both sequences in one
+    // call.
     const std::vector<int64_t> positions = {1, 2, 63, 64, 65, 128, 129, 200};
     const int64_t rows = int64_t(positions.size()), width = n_head * head_dim;
     const Floats q = random_floats(rows * width, 2);
@@ -409,12 +411,12 @@ void test_attention(DType type, int64_t n_head, int64_t n_head_kv, int64_t head_
             }
         }
     }
-    // Scores reach tens here and go through exp(): an error of 1e-7 of a score is one of some 1e-6
-    // of its weight.
+    // Scores have magnitudes of about ten and go through exp(): a relative error of 1e-7 in a score
+    // is one of about 1e-6 in its weight.
     CHECK(close(steady(op, rows), expected, size, 2e-5));
 }
 
-// Keys and values are counted once for the rows and heads that walk over them together.
+// Reads of keys and values are counted once for all rows and heads that share them.
 void test_attention_bytes() {
     const auto read = [](int64_t n_head, int64_t n_head_kv,
                          const std::vector<std::pair<int, int64_t>>& seen) {
@@ -427,7 +429,7 @@ void test_attention_bytes() {
         Context context(2);
         context.profile.on = true;
         attention(context, kv.k, n_head, 1, rows.data(), n, q.data(), out.data());
-        // Positions per KV head.
+        // Positions read per KV head.
         return int64_t(context.profile.entries[0].bytes) / (n_head_kv * 2 * head_dim * 2);
     };
     std::vector<std::pair<int, int64_t>> prompt;
@@ -455,13 +457,13 @@ void test_all() {
         test_attention(type, 3, 3, 8);
         test_attention(type, 8, 2, 20);
         test_attention(type, 8, 2, 20, 70);  // a window that begins inside a page
-        test_attention(type, 36, 2, 16);     // 18 query heads per key head: more than go together
+        test_attention(type, 36, 2, 16);     // 18 query heads per key head: two passes
     }
     test_attention_bytes();
     contexts.clear();
 }
 
-// Makes a Context for a value of GGML_ISA and says which kernels it has.
+// Makes a Context with a value of GGML_ISA and returns the name of its kernels.
 std::string chosen(const char* isa) {
     setenv("GGML_ISA", isa, 1);
     return isa_name(Context(1).kernels);

@@ -1,4 +1,4 @@
-// Operators that place rows: embeddings, positions, experts, flags.
+// Operators that move rows: embeddings, positions, experts, flags.
 #include <algorithm>
 #include <cmath>
 #include <cstring>
@@ -30,7 +30,7 @@ void test_embed_rows(Context& context) {
         info(type).encode(w.data(), stored.data(), kRows * kCols);
         Floats all(w.size());
         info(type).decode(stored.data(), all.data(), kRows * kCols);
-        const std::vector<int32_t> ids = {6, -2, 1, 1, 5};  // behind two rows that are none's
+        const std::vector<int32_t> ids = {6, -2, 1, 1, 5};  // with an offset of two rows
         Floats y(ids.size() * kCols);
         embed_rows(context, {type, Layout::rows, kRows, kCols, stored.data()}, ids.data(), 2,
                    int64_t(ids.size()), y.data());
@@ -54,18 +54,18 @@ void test_rope_table(Context& context) {
             const long double angle = (long double)(double(position[t]) * frequency[i]);
             const double c = double(std::cos(angle)) * magnitude;
             const double s = double(std::sin(angle)) * magnitude;
-            // Doubles rounded to float: half a unit of the last place of 1.25.
+            // A double rounded to float: half a unit in the last place of 1.25.
             CHECK(std::fabs(table[(t * kPairs + i) * 2] - c) <= 6.1e-8 * magnitude);
             CHECK(std::fabs(table[(t * kPairs + i) * 2 + 1] - s) <= 6.1e-8 * magnitude);
         }
     }
 }
 
-// Experts by a plain sort, shares by plain sums.
+// Experts chosen by a plain sort, shares computed by plain sums.
 void test_route(Context& context, Gating gating, int64_t n_used) {
     constexpr int64_t kRows = 37, kExperts = 6;
     Floats score = random_floats(kRows * kExperts, 3);
-    score[0] = score[1] = score[2] = 5;  // of equals the first ones
+    score[0] = score[1] = score[2] = 5;  // equal: the first ones are chosen
     const Floats given = score;
     Floats share(score.size());
     std::vector<int32_t> first(kExperts + 1), rows(size_t(kRows * n_used));
@@ -100,12 +100,12 @@ void test_route(Context& context, Gating gating, int64_t n_used) {
     }
 }
 
-// A score that is not a number leaves no choice, and must not leave the row without experts.
+// With a NaN score no choice is possible; the row must not silently go without experts.
 void test_route_without_numbers(Context& context, Gating gating) {
     constexpr int64_t kRows = 3, kExperts = 4, kUsed = 2;
     for (const float bad : {NAN, -NAN, INFINITY}) {
         for (const int64_t at : {0, 3}) {
-            if (gating == Gating::sigmoid && bad == INFINITY) continue;  // 1, like any other
+            if (gating == Gating::sigmoid && bad == INFINITY) continue;  // sigmoid(infinity) is 1
             Floats score = random_floats(kRows * kExperts, 3), share(score.size());
             score[size_t(kExperts + at)] = bad;
             int32_t first[kExperts + 1], rows[kRows * kUsed];

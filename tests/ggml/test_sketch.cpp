@@ -1,5 +1,5 @@
-// Scores from signs against sums in double of what they stand for; the same bits for any number of
-// threads, alone or among other rows.
+// Scores from signs against sums in double. The bits must not depend on the number of threads or on
+// other rows.
 #include <cmath>
 #include <random>
 #include <vector>
@@ -46,7 +46,7 @@ void test(int64_t n, int64_t cols, bool offsets) {
         for (int64_t i = 0; i < cols; i++) mean += std::fabs(in[i]) / double(cols);
         const double unit = 0.45 * mean;
         for (int64_t j = 0; j < n; j++) {
-            // Each input rounded to a whole number of units, at most 7; a tie may go either way.
+            // Each input is rounded to a whole number of units, at most 7; a tie may go either way.
             double low = offsets ? offset[size_t(j)] : 0, high = low;
             for (int64_t i = 0; i < cols && unit > 0; i++) {
                 const double a = std::fabs(in[i]) / unit;

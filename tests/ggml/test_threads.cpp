@@ -1,6 +1,6 @@
-// The pool: every piece once, whatever the sizes; regions back to back; pools that come and go.
-// Made for -fsanitize=thread too: results are written without atomics wherever the pool promises
-// that this is safe.
+// The thread pool: every piece runs once, for all sizes; regions in quick succession; pools created
+// and destroyed. Also for -fsanitize=thread: results are written without atomics wherever the pool
+// guarantees that this is safe.
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -21,8 +21,8 @@ using namespace ggml;
 
 namespace {
 
-// One region over [0, n): is every index visited once, in pieces that start at multiples of grain,
-// by threads that exist? Plain integers: two threads on one piece would be a race.
+// Runs one region over [0, n): is every index visited once, in pieces that start at multiples of
+// grain, by existing threads? Plain integers, so that two threads on one piece would be a race.
 bool complete(Threads& threads, int64_t n, int64_t grain) {
     std::vector<int> visits(size_t(n > 0 ? n : 0), 0);
     std::atomic<bool> sound{true};
@@ -72,7 +72,7 @@ void test_limit() {
     CHECK(complete(threads, 97, 5));
 }
 
-// A token has hundreds of regions and each one reads what the last one wrote.
+// A token has hundreds of regions, and each one reads the results of the one before.
 void test_back_to_back(int size, int regions) {
     Threads threads(size);
     std::vector<int64_t> a(37, 1), b(37, 0);
@@ -106,12 +106,12 @@ void test_lifetimes() {
     for (int i = 0; i < 200; i++) {
         Threads unused(1 + i % 5);
         Threads threads(1 + i % 4);
-        if (i % 3 == 0) continue;  // made and destroyed without a region
+        if (i % 3 == 0) continue;  // created and destroyed without a region
         CHECK(complete(threads, 50, 3));
     }
 }
 
-// Pools are independent: two callers, each with its own.
+// Pools are independent: two callers with one pool each.
 void test_two_pools() {
     std::atomic<int> good{0};
     const auto caller = [&](int size) {
@@ -126,7 +126,7 @@ void test_two_pools() {
     CHECK(good == 1000);
 }
 
-// One pool, callers one after the other from different threads, as a session that is handed on.
+// One pool, used by several threads one after the other, like a session that is handed on.
 void test_handed_on() {
     Threads threads(3);
     for (int i = 0; i < 20; i++) {
@@ -136,8 +136,8 @@ void test_handed_on() {
     }
 }
 
-// Workers give up spinning after about 0.1 ms and sleep: a region after a pause must wake them all.
-// Each piece waits until all threads have come for theirs, so one that stays asleep would show.
+// Workers stop spinning after about 0.1 ms and sleep; a region after a pause must wake them all.
+// Each piece waits until all threads have one, so a sleeping thread would be noticed.
 void test_wake_up() {
     constexpr int kSize = 3;
     Threads threads(kSize);
@@ -160,7 +160,7 @@ void test_wake_up() {
     }
 }
 
-// Sleepers that a limited region does not need must not be lost for the next full one.
+// Sleeping workers that a limited region does not need must wake for the next full one.
 void test_wake_up_after_limit() {
     Threads threads(4);
     for (int i = 0; i < 20; i++) {
@@ -172,7 +172,7 @@ void test_wake_up_after_limit() {
     }
 }
 
-// What a piece throws reaches the caller, from whichever thread, and the pool goes on.
+// An exception in a piece reaches the caller, from any thread, and the pool still works.
 void test_exceptions() {
     for (int size : {1, 2, 5}) {
         Threads threads(size);
@@ -188,7 +188,7 @@ void test_exceptions() {
             CHECK(seen == "piece " + std::to_string(i % 64));
             CHECK(complete(threads, 97, 5));
         }
-        // Every thread throws, and one of them is heard.
+        // Every thread throws; one exception arrives.
         bool thrown = false;
         try {
             threads.run(64, 1, [](int64_t, int64_t, int) { throw std::bad_alloc(); });
@@ -199,9 +199,9 @@ void test_exceptions() {
     }
 }
 
-// Thread sanitizer ends a child of fork() that starts threads.
+// The thread sanitizer ends a child of fork() that starts threads.
 #if !defined(__SANITIZE_THREAD__)
-// Does `body` hold in a child of fork()? One that hangs is ended after a while.
+// Is `body` true in a child of fork()? A child that hangs is killed after a while.
 template <typename F>
 bool in_child(const F& body) {
     const pid_t child = fork();
@@ -213,11 +213,11 @@ bool in_child(const F& body) {
     return child > 0 && waitpid(child, &status, 0) == child && status == 0;
 }
 
-// A child of fork() has none of the workers: it neither waits for them nor goes without.
+// A child of fork() has no workers: it must neither wait for them nor do without.
 void test_fork() {
     for (int size : {1, 2, 5}) {
         auto threads = std::make_unique<Threads>(size);
-        for (int pause : {0, 0, 20}) {  // after it the workers sleep
+        for (int pause : {0, 0, 20}) {  // 20: the workers sleep
             CHECK(complete(*threads, 97, 5));
             std::this_thread::sleep_for(std::chrono::milliseconds(pause));
             CHECK(in_child([&] {
@@ -227,7 +227,7 @@ void test_fork() {
             CHECK(in_child([&] {
                 threads->limit(size);
                 bool all = complete(*threads, 97, 5);
-                std::atomic<int> arrived{0};  // by all of the new ones
+                std::atomic<int> arrived{0};  // incremented by all new threads
                 threads->run(size, 1, [&](int64_t, int64_t, int) {
                     for (arrived++; arrived < size;) std::this_thread::yield();
                 });

@@ -71,7 +71,7 @@ def config(**changes: Any) -> dict[str, Any]:
 
 
 def weights(cfg: dict[str, Any], seed: int = 0) -> dict[str, np.ndarray]:
-    """Random float32 weights of every tensor that `cfg` asks for."""
+    """Random float32 weights of every tensor in `cfg`."""
     rng = np.random.default_rng(seed)
     e, f, v = cfg["hidden_size"], cfg["intermediate_size"], cfg["vocab_size"]
     head_dim = cfg.get("head_dim") or e // cfg["num_attention_heads"]

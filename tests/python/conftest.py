@@ -1,4 +1,4 @@
-"""Fixtures, what is left out and why, and the closing line `N passed, N failed, N skipped`."""
+"""Fixtures, reasons for skips, and the last line `N passed, N failed, N skipped`."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 SHARED = ROOT.parent / "shared"
-# The only reasons to skip that --all accepts: the machine lacks the hardware, or grants no right.
+# The only skip reasons that --all accepts: missing hardware or missing permissions.
 HARDWARE = ("GPU", "ISA", "no right to mount")
-# Peers that --all can do without: ./run does not install what takes ten minutes to compile.
+# Optional peers: ./run does not install packages that take ten minutes to compile.
 OPTIONAL = ("llama_cpp",)
 
 
@@ -52,7 +52,7 @@ def _is_installed(module: str) -> bool:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leaves out slow tests without --all, and those whose reference data or peer is missing."""
+    """Skips slow tests without --all, and tests whose reference data or peer is missing."""
     keep, left_out = [], {}
     config.stash[NEEDLESS] = []
     for item in items:
@@ -135,7 +135,7 @@ def tokenizer_path() -> Path:
 
 @pytest.fixture(scope="session")
 def main_path() -> Path:
-    """The program `main`: of the build that PI_MAIN names, else the installed one."""
+    """The program `main`: the one in PI_MAIN, else the installed one."""
     if os.environ.get("PI_MAIN"):
         return Path(os.environ["PI_MAIN"])
     import powerinfer_cpp

@@ -1,4 +1,4 @@
-"""Runs a command of powerinfer and harms it at a chosen step, for tests of kills and full disks.
+"""Runs a command of powerinfer and disturbs it at a chosen step, for tests of kills and full disks.
 
 python disturbed.py FOLDER LOG HARM STEP COMMAND ...
 

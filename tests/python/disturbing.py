@@ -1,4 +1,4 @@
-"""Commands that write files, with small inputs, and how to run them undisturbed and disturbed."""
+"""Commands that write files, with small inputs, to run undisturbed or disturbed."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 
 
 def buffered() -> dict[str, str]:
-    """The environment in which Python keeps what it prints into a pipe, as it does by itself."""
+    """The environment, without variables that turn off Python's buffering of pipes."""
     return {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
 
 
@@ -64,7 +64,7 @@ def inputs(folder: Path) -> Path:
 
 
 def commands(given: Path) -> dict[str, list[str]]:
-    """Command lines by name; OUT stands for the folder of what they write."""
+    """Command lines by name; OUT is the output folder."""
     text = ["--text", str(given / "text.txt")]
     learn = ["train-predictor", str(given / "neurons.gguf"), *text, *WINDOW, "--target", "20%"]
     learn += ["--tokens", "1400"]
@@ -97,7 +97,7 @@ def commands(given: Path) -> dict[str, list[str]]:
 
 @dataclass
 class Command:
-    """A command line, and the folder below which its runs write."""
+    """A command line, and the parent folder of its outputs."""
 
     name: str
     line: list[str]
@@ -123,7 +123,7 @@ class Command:
 
     @cached_property
     def undisturbed(self) -> tuple[dict[str, bytes], list[str]]:
-        """What is written when nothing happens, and the steps."""
+        """The output of an undisturbed run, and its steps."""
         out = self.new_folder()
         done, steps = self.run(out)
         assert done.returncode == 0, done.stderr
@@ -147,11 +147,11 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 
 def growing(steps: list[str]) -> list[int]:
-    """Indices of the steps that open a file which is then written to at its end."""
+    """Indices of the steps that open a file which then grows."""
     return [
         i
         for i, step in enumerate(steps)
-        # A mark of a folder of work may hold nothing, and emptying it is the last thing but one.
+        # The mark of a work folder may be empty, and emptying it is the last step but one.
         if step.startswith("open ")
         and not step.endswith("scratch/powerinfer")
         and not (step.endswith("identity.json") and i > 1)

@@ -1,4 +1,4 @@
-"""Tiny checkpoints of the families beside Llama, and the engine's logits, for tests."""
+"""Tiny checkpoints of the families other than Llama, and the engine's logits, for tests."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def quiet(_line: str) -> None:
 
 
 def golden(name: str, folder: Path, **changes: Any) -> Path:
-    """A checkpoint of tests/golden with its tokenizer; changes: of config.json, None leaves out."""
+    """A checkpoint of tests/golden with its tokenizer; changes: to config.json, None removes."""
     shutil.copytree(GOLDEN / name, folder)
     shutil.copy(GOLDEN / "tokenizer.model", folder)
     path = folder / "config.json"
@@ -34,7 +34,7 @@ def golden(name: str, folder: Path, **changes: Any) -> Path:
 
 
 def logits(path: Path, tokens: list[int] = TOKENS, sparse: str = "auto") -> np.ndarray:
-    """Of every token, keys and values in F32 so that only the arithmetic differs."""
+    """Logits of every token, with an F32 cache so that only the arithmetic differs."""
     options = {"n_ctx": 64, "logits_all": True, "verbose": False, "type_k": 0, "type_v": 0}
     with Llama(path, sparse=sparse, **options) as llm:
         llm.eval(tokens)

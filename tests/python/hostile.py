@@ -1,4 +1,4 @@
-"""Chat templates and grammars that mean harm, by family; each is one short text.
+"""Hostile chat templates and grammars, by family; each is one short text.
 
 `python hostile.py templates NAME...` works on those named, one after another in one process, and
 prints for each how long it took and what it came to, and at the end the most memory of the process
@@ -208,7 +208,7 @@ def _nested_defs(n: int) -> dict:
 
 
 def _twice(n: int) -> str:
-    """Each rule stands twice in the one before: a text of 2**n parts."""
+    """Each rule occurs twice in the previous one: a text of 2**n parts."""
     rules = "".join(f"r{i} ::= r{i + 1} r{i + 1}\n" for i in range(n))
     return f'root ::= r0\n{rules}r{n} ::= "a"\n'
 
@@ -271,7 +271,7 @@ class Clock:
 
 
 def peak() -> int:
-    """Most bytes that this process has held. ru_maxrss would begin with what its parent holds."""
+    """Peak memory of this process in bytes. ru_maxrss would include the parent's."""
     lines = pathlib.Path("/proc/self/status").read_text().splitlines()
     return next(int(line.split()[1]) << 10 for line in lines if line.startswith("VmHWM:"))
 

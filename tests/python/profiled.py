@@ -22,8 +22,7 @@ def rates(n: int, density: float, rng: np.random.Generator) -> np.ndarray:
 
 
 def uneven(n_layer: int, n: int, seed: int = 0) -> list[np.ndarray]:
-    """Rates of layers whose densities differ as they do in OPT: many that hardly fire, a few that
-    fire a lot."""
+    """Rates of layers with densities as in OPT: many layers hardly fire, a few fire a lot."""
     rng = np.random.default_rng(seed)
     densities = np.minimum(0.04 * rng.lognormal(0, 1.2, n_layer), 0.5)
     return [rates(n, density, rng) for density in densities]

@@ -22,7 +22,7 @@ def rms_norm(x: np.ndarray, weight: np.ndarray, eps: float) -> np.ndarray:
 
 
 def rotate(x: np.ndarray, theta: float) -> np.ndarray:
-    """x [n_tokens, n_head, head_dim], element i turned with element i + head_dim/2."""
+    """Rotates x [n_tokens, n_head, head_dim], element i with element i + head_dim/2."""
     half = x.shape[-1] // 2
     angle = np.arange(len(x))[:, None] * theta ** (-np.arange(half) / half)
     cos, sin = np.cos(angle)[:, None], np.sin(angle)[:, None]

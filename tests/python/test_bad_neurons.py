@@ -1,4 +1,4 @@
-"""Neuron-aware files and PWRI files that contradict themselves: one sentence, naming the place."""
+"""Inconsistent neuron-aware files and PWRI files: a one-sentence error names the place."""
 
 from __future__ import annotations
 

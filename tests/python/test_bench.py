@@ -65,7 +65,7 @@ def test_percentiles(path: Path, capsys: pytest.CaptureFixture) -> None:
 
 @pytest.fixture(scope="module")
 def wide(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model with heads of 32: a block of Q8_0."""
+    """A model with a head size of 32, one block of Q8_0."""
     folder = tmp_path_factory.mktemp("wide")
     heads = {"num_attention_heads": 2, "num_key_value_heads": 2, "head_dim": 32}
     return convert(checkpoints.model(folder / "m", **heads), outtype="f32", log=quiet)
@@ -93,7 +93,7 @@ def test_a_kv_cache_in_q8_0(wide: Path, capsys: pytest.CaptureFixture) -> None:
 
 
 def figures(capsys: pytest.CaptureFixture) -> dict[str, float]:
-    """By the words that scripts look for in llama-perplexity's output."""
+    """Figures by the words that scripts search in llama-perplexity's output."""
     shown = capsys.readouterr().out
     places = {
         "ppl": "Final estimate: PPL =",
@@ -169,7 +169,7 @@ def test_figures_of_a_comparison() -> None:
 
 
 def completed(script: str, words: list[str], function: str = "_powerinfer") -> list[str]:
-    """What bash offers for the last word."""
+    """Bash's completions for the last word."""
     quoted = " ".join(f"'{word}'" for word in words)
     line = (
         f"COMP_WORDS=({quoted}); COMP_CWORD={len(words) - 1}; {function}; "
@@ -280,7 +280,7 @@ def test_main_with_a_kv_cache_in_q8_0(wide: Path, main_path: Path) -> None:
 
 
 def test_energy_of_all_packages(tmp_path: Path) -> None:
-    """Counters begin anew at the end of their range; zones inside a package do not count twice."""
+    """Counters wrap at the end of their range; zones inside a package are not counted twice."""
     for zone, name, before in (("0", "package-0", 990), ("1", "package-1", 5), ("0:0", "core", 7)):
         folder = tmp_path / f"intel-rapl:{zone}"
         folder.mkdir()

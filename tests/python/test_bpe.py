@@ -150,7 +150,7 @@ def texts(seed: int, count: int) -> list[str]:
 
 @cache
 def vocabulary() -> tuple[list[str], list[tuple[str, str]]]:
-    """Tokens and merges learnt across all boundaries; then every pair of bytes is a token too."""
+    """Tokens and merges trained across all boundaries; then every pair of bytes is also a token."""
     alphabet = pre_tokenizers.ByteLevel.alphabet()
     learner = Tokenizer(models.BPE())
     learner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)

@@ -1,4 +1,4 @@
-"""The RAM budget: what is taken stays under it, what does not fit is refused, nothing is lost.
+"""The RAM budget: use stays below it, requests that do not fit are refused, nothing leaks.
 
 Run as a program with the path of a model it fills sessions under twenty budgets and prints, as
 JSON, what that took.
@@ -40,13 +40,13 @@ def sizes(path: str) -> tuple[int, int]:
 
 
 def anonymous() -> int:
-    """Bytes of this process that no file backs."""
+    """Bytes of this process without files behind them."""
     lines = Path("/proc/self/status").read_text().splitlines()
     return next(int(line.split()[1]) << 10 for line in lines if line.startswith("RssAnon"))
 
 
 def fill(session: Session) -> None:
-    """Computes a full context and keeps all logits there is room for."""
+    """Computes a full context and keeps as many logits as possible."""
     ids, keep = np.arange(N_CTX, dtype=np.int32) % 300, np.ones(N_BATCH, dtype=bool)
     session.truncate(0)
     for first in range(0, N_CTX, N_BATCH):
@@ -54,7 +54,7 @@ def fill(session: Session) -> None:
 
 
 def open_and_fill(model: Model, n: int) -> tuple[list[Session], str]:
-    """n sessions, or as many as the budget has room for and why there are not more."""
+    """n sessions, or as many as the budget allows and the error of the next one."""
     sessions: list[Session] = []
     try:
         for _ in range(n):
@@ -202,7 +202,7 @@ def test_the_ledger_ends_where_it_began(path: Path) -> None:
 
 
 def test_a_llama_takes_its_plan(path: Path) -> None:
-    """Up to the last byte of the budget, and no more after requests, states and refusals."""
+    """The budget is usable to the last byte, also after requests, states and refusals."""
     with Llama(path, n_ctx=64, n_batch=16, verbose=False) as llm:
         total = llm.plan()["total"]
     exactly, less = ({"ram_budget": n / 2**30, "verbose": False} for n in (total, total - 1))
@@ -231,7 +231,7 @@ OPTIONS: dict[str, Any] = {"n_ctx": 96, "n_batch": 16, "verbose": False}
 
 
 def with_room(path: Path, n_bytes: int, **options: Any) -> Llama:
-    """A Llama with n_bytes more than it plans to take."""
+    """A Llama with a budget of n_bytes more than its plan."""
     options = {**OPTIONS, **options}
     with Llama(path, **options) as llm:
         budget = llm.plan()["total"] + n_bytes
@@ -268,7 +268,7 @@ def test_scores_are_taken_from_the_budget(path: Path, logits_all: bool) -> None:
 
 
 def test_scores_that_do_not_fit(path: Path) -> None:
-    """Are refused each time that somebody asks."""
+    """Each request is refused."""
     with with_room(path, 0) as llm:
         llm(PROMPT, max_tokens=8, temperature=0)
         for _ in range(2):
@@ -278,7 +278,7 @@ def test_scores_that_do_not_fit(path: Path) -> None:
 
 @pytest.mark.parametrize("asked_for", ["eval", "scores"])
 def test_refused_scores_leave_completions_alone(path: Path, asked_for: str) -> None:
-    """Those need none."""
+    """These need no memory."""
     with with_room(path, 0) as llm:
         want = llm(PROMPT, max_tokens=8, temperature=0)["choices"]
     with with_room(path, 0) as llm:
@@ -353,7 +353,7 @@ def test_cached_states_that_do_not_fit(path: Path, cached: tuple) -> None:
 
 
 def test_the_last_state_takes_the_place_of_older_ones(path: Path, cached: tuple) -> None:
-    """Also of the one that its own text went on from."""
+    """Also the state that its own text continued from."""
     prompts, answers, size = cached
     cache = LlamaRAMCache()
     with with_room(path, size + 1) as llm:

@@ -1,4 +1,4 @@
-"""Files whose neuron rows lie side by side: the same model, bit for bit."""
+"""Bundled files: the same results, bit for bit."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ TOKENS = [1, 5, 77, 290, 4, 5, 5, 261, 299]
 
 
 def answers(path: Path, sparse: str, **options: Any) -> np.ndarray:
-    """Logits of a prompt, and of two tokens after it that are computed alone."""
+    """Logits of a prompt, and of two tokens after it, each computed alone."""
     with Llama(path, n_ctx=64, logits_all=True, verbose=False, sparse=sparse, **options) as llm:
         for tokens in (TOKENS, [7], [8]):
             llm.eval(tokens)
@@ -106,7 +106,7 @@ def test_families(name: str, width: str, tmp_path: Path) -> None:
 
 
 def test_where_the_bytes_lie(wide: Path, tmp_path: Path) -> None:
-    """Written down in docs/formats.md, and here once more."""
+    """The layout in docs/formats.md, implemented again."""
     plain, bundled = tmp_path / "plain.gguf", tmp_path / "bundled.gguf"
     for name, row in (("F16", 512), ("Q8_0", 272)):
         quantize(wide, plain, name, log=quiet)

@@ -1,4 +1,4 @@
-"""Chat completions, chat formats, and templates that mean harm."""
+"""Chat completions, chat formats, and hostile templates."""
 
 from __future__ import annotations
 

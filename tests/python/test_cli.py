@@ -35,7 +35,7 @@ def model(folder: Path) -> Path:
 
 
 def command(*arguments: object, **options) -> subprocess.CompletedProcess:
-    """Runs the command in a process of its own."""
+    """Runs the command in a separate process."""
     line = [sys.executable, "-m", "powerinfer_cpp.cli", *map(str, arguments)]
     return subprocess.run(line, capture_output=True, timeout=120, **options)
 
@@ -130,7 +130,7 @@ def test_ctrl_c(model: Path) -> None:
 
 
 def test_results_and_progress_come_line_by_line(model: Path, tmp_path: Path) -> None:
-    """Also through pipes, and before the command ends."""
+    """Output also comes through pipes, before the command ends."""
     line = [sys.executable, "-m", "powerinfer_cpp.cli", "bench", model, "-r", "1", "-n", "0"]
     with subprocess.Popen(
         [*map(str, line), "-p", "1," + ",".join(["250"] * 5000)],
@@ -222,7 +222,7 @@ def test_quantize(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture) ->
 
 
 def expected_perplexity(ids: list[int], n_ctx: int, first: int) -> tuple[float, int]:
-    """From windows whose first token is BOS, scored from position `first` on, in float64."""
+    """Perplexity in float64, from windows whose first token is BOS, scored from `first` on."""
     nll = []
     for start in range(0, len(ids) - n_ctx + 1, n_ctx):
         window = [1, *ids[start + 1 : start + n_ctx]]

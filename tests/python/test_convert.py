@@ -269,7 +269,7 @@ REFUSED = {
     "list": (lambda d: (d / "config.json").write_text("[]"), "not a JSON object"),
     "no size": (lambda d: break_config(d, hidden_size="absent"), "no hidden_size"),
     "size": (lambda d: break_config(d, hidden_size=-4), "hidden_size must be"),
-    "heads": (lambda d: break_config(d, num_key_value_heads=3), "no multiple"),
+    "heads": (lambda d: break_config(d, num_key_value_heads=3), "not a multiple"),
     "family": (lambda d: break_config(d, model_type="gpt9"), "'gpt9' is not supported"),
     "activation": (lambda d: break_config(d, hidden_act="tanh"), "'tanh' is not supported"),
     "vocabulary": (lambda d: break_config(d, vocab_size=200), "the tokenizer has 300"),
@@ -349,6 +349,9 @@ def test_predictor_folders_that_do_not_fit(tmp_path: Path) -> None:
     with pytest.raises(
         ModelFormatError, match=r"fc1.weight has shape \[8, 60\], expected \[8, 64\]"
     ):
+        convert(folder, pred, outfile=out, log=quiet)
+    checkpoints.predictors(pred, cfg, ranks=(32, 65537), threshold=None)
+    with pytest.raises(ModelFormatError, match=r"model_1\.pt: fc1.weight has rank 65537, beyond"):
         convert(folder, pred, outfile=out, log=quiet)
     (pred / "model_1.pt").unlink()
     lines: list[str] = []
@@ -447,7 +450,7 @@ def test_targets_that_cannot_be(tmp_path: Path) -> None:
     folder = checkpoints.model(tmp_path / "model")
     with pytest.raises(FileNotFoundError, match="does not exist"):
         convert(folder, outfile=tmp_path / "no" / "out.gguf", log=quiet)
-    with pytest.raises(OSError, match="no ordinary file"):
+    with pytest.raises(OSError, match="not a regular file"):
         convert(folder, outfile=tmp_path, log=quiet)
 
 

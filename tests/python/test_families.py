@@ -1,4 +1,4 @@
-"""Families beside Llama: converting, what must be refused, and neuron-aware files.
+"""Families other than Llama: conversion, refusals, and neuron-aware files.
 
 test_golden.py compares their logits with transformers'; here stand the parts that no checkpoint
 of tests/golden has, and SmallThinker, which transformers does not know.
@@ -172,7 +172,7 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
         "layer_types",
     ),
     ("qwen3", {"hidden_act": "gelu_pytorch_tanh"}, "'gelu_pytorch_tanh'"),
-    ("qwen3", {"num_key_value_heads": 3}, "no multiple"),
+    ("qwen3", {"num_key_value_heads": 3}, "not a multiple"),
     ("mixtral", {"num_local_experts": 5}, "gate.weight has shape"),
     ("mixtral", {"num_experts_per_tok": 0}, "num_experts_per_tok"),
     ("falcon-7b", {"alibi": True}, "alibi"),

@@ -1,4 +1,4 @@
-"""Every family in every format, and llama.cpp as a reader of what convert.py --dense writes."""
+"""Every family in every format, and llama.cpp as a reader of files from convert.py --dense."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_llama_cpp_writes_the_same_text(name: str, tmp_path: Path) -> None:
 @pytest.mark.peer("llama_cpp")
 @pytest.mark.parametrize("name", ["qwen2", "llama3-rope", "mistral-silu"])
 def test_llama_cpp_from_text_to_text(name: str, shared: Path, tmp_path: Path) -> None:
-    """Checkpoints with vocabularies of their own, two of them byte-level."""
+    """Checkpoints with their own vocabularies, two of them byte-level."""
     import llama_cpp
 
     path = convert(
@@ -128,7 +128,7 @@ def in_f32(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 def decoded(source: Path, target: Path) -> Path:
-    """The file with its matrices as the gguf package decodes them."""
+    """The file with its matrices decoded by the gguf package."""
     held = values(source)
     return changed(source, target, tensors=lambda name, _data: held[name].astype(np.float32))
 

@@ -67,7 +67,7 @@ def test_every_family_there_and_back(name: str, tmp_path: Path) -> None:
     ],
 )
 def test_a_dense_file_that_other_engines_misread(name: str, words: str, tmp_path: Path) -> None:
-    """The activation is a key of ours, which they pass over."""
+    """The activation is our own key, which other engines ignore."""
     folder, lines = golden(name, tmp_path / "model"), []
 
     def log(line: str) -> None:

@@ -36,7 +36,7 @@ SHIPPED_LIMIT = 1.5e-2
 
 @cache
 def make_golden() -> ModuleType:
-    """The script that made the results; it can also compute them anew."""
+    """The script that made the results; it can also compute them again."""
     spec = importlib.util.spec_from_file_location("make_golden", GOLDEN / "make_golden.py")
     assert spec and spec.loader
     module = importlib.util.module_from_spec(spec)
@@ -123,7 +123,7 @@ with Llama(sys.argv[1], **options) as llm:
 
 
 def generic_logits(model: Path, stored: Path, tmp_path: Path) -> np.ndarray:
-    """Logits of every token by the generic kernels, which a process chooses when it starts."""
+    """Logits of every token with the generic kernels, which are chosen when a process starts."""
     out = tmp_path / "generic.npy"
     subprocess.run(
         [sys.executable, "-c", GENERIC, str(model), str(stored), str(out)],

@@ -33,7 +33,7 @@ def placement(
     architecture: str = "generic.gpu_index",
     edit: Callable[[str, np.ndarray], np.ndarray] = lambda _name, data: data,
 ) -> Path:
-    """The file as PowerInfer's exporter lays it out, written apart from this package."""
+    """A file in the layout of PowerInfer's exporter, written without this package."""
     tensors = []
     for layer, ids in enumerate(marked):
         index = np.zeros(n_ff, np.int32)
@@ -65,14 +65,14 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def beside(model: Path, tmp_path: Path) -> Path:
-    """The model in a folder of its own, where a placement can lie beside it."""
+    """The model in a separate folder, for a placement beside it."""
     (tmp_path / "m.gguf").symlink_to(model)
     return tmp_path / "m.gguf"
 
 
 def generate(main_path: Path, model: Path, *options: str) -> subprocess.CompletedProcess[str]:
     command = [main_path, "-m", model, "-p", "the quick", "-n", "4", "--temp", "0", *options]
-    # A random model writes bytes that are no UTF-8.
+    # A random model writes bytes that are not UTF-8.
     return subprocess.run(command, capture_output=True, text=True, errors="backslashreplace")
 
 
@@ -125,7 +125,7 @@ REFUSED = {
     "other": (lambda p: placement(p, edit=unmarked), "lists neuron 94, which gpu_idx does not"),
     "count": (lambda p: placement(p, edit=fewer), "lists 3 neurons, but gpu_idx marks 4"),
     "name": (renamed, '"blk.1.gpu_idx" is missing'),
-    "kind": (lambda p: placement(p, [[1], [2], [3]], architecture="llama"), "is no placement"),
+    "kind": (lambda p: placement(p, [[1], [2], [3]], architecture="llama"), "is not a placement"),
     "garbage": (lambda p: p.write_bytes(b"x" * 100), "is not a GGUF file"),
     "empty": (lambda p: p.write_bytes(b""), "is empty"),
 }

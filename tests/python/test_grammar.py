@@ -1,4 +1,4 @@
-"""Grammars and JSON schemas: what a random model says under them, and that all fails closed."""
+"""Grammars and JSON schemas: the output of a random model, and errors instead of free text."""
 
 from __future__ import annotations
 
@@ -152,7 +152,7 @@ def test_what_is_no_grammar(grammar: object, llm: Llama) -> None:
     start = time.monotonic()
     with pytest.raises(ValueError):  # noqa: PT011
         made = LlamaGrammar.from_string(grammar)
-        llm("x", grammar=made, max_tokens=4)  # at the latest here, and never any text
+        llm("x", grammar=made, max_tokens=4)  # the error comes here at the latest, before any text
     assert time.monotonic() - start < 20
 
 
@@ -199,7 +199,7 @@ def test_without_the_package(llm: Llama, monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_speed_of_the_mask(llm: Llama) -> None:
-    """A mask takes well under a millisecond here; the bound leaves room for a busy machine."""
+    """A mask takes well under a millisecond; the limit allows for a busy machine."""
     processor = llm._grammar_processor(LlamaGrammar.from_json_schema(SCHEMA))
     scores, ids = np.zeros(llm.n_vocab(), dtype=np.float32), [1]
     start = time.perf_counter()

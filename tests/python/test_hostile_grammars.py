@@ -1,4 +1,4 @@
-"""Grammars that mean harm: each is refused or used within its limits, and the caller goes on."""
+"""Hostile grammars: each is refused or used within its limits, and the caller continues."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ def test_hostile_grammars(tmp_path: Path) -> None:
         [sys.executable, str(HERE / "hostile.py"), "grammars", str(tiny.make(tmp_path)), *names],
         capture_output=True,
         text=True,
-        timeout=60 + 8 * len(names),  # nobody waits for ever
+        timeout=60 + 8 * len(names),  # do not wait forever
     )
     assert done.returncode == 0 and done.stderr == "", done.stderr
     *lines, ours, theirs = map(json.loads, done.stdout.splitlines())
     assert [line[0] for line in lines] == names
     for name, seconds, came_to, again in lines:
-        # Some are huge and yet no trouble: these may be used, for the 64 tokens that are asked for.
+        # Some are huge but harmless: they may be used for the requested 64 tokens.
         assert came_to.startswith(("ValueError: ", "a text of ")) and again, (name, came_to)
         assert seconds < 3, (name, seconds)
     refused = [name for name, _, came_to, _ in lines if came_to.startswith("ValueError: ")]

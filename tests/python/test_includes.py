@@ -1,4 +1,4 @@
-"""Who includes whom: one direction between the libraries, and no circle within one."""
+"""Includes: one direction between the libraries, and no cycle within one."""
 
 from __future__ import annotations
 
@@ -30,23 +30,23 @@ LIBRARIES = {
 # The engine's modules, the lowest layer first: nothing includes what stands further down here. A
 # source without a header of its name (forward.cpp) is a module, too.
 LAYERS = (
-    # what a file says
+    # contents of files
     ("utf8", "unicode_tables.inc", "pretokenizer", "vocab_hash", "special_tokens"),
     ("vocab", "tokenizer*", "sampler", "names"),
-    # where its weights go
+    # weights in memory
     ("budget", "bundle", "placement", "weight_spec", "weight_plan", "sha256"),
     ("model", "families/*"),
-    # what a session holds
+    # memory of a session
     ("batch", "kv_pages", "rope", "counts", "record", "audit"),
     ("sequence", "workspace"),
     ("plan",),
-    # how a model is read
+    # reading a model
     ("gpu_index", "read_placement", "model_file.cpp", "resolve.cpp", "loader.cpp", "load"),
-    # who computes
+    # computing
     ("pass",),
     ("ffn", "forward"),
     ("session",),
-    # who asks
+    # the API
     ("state", "measure", "api*"),
 )
 
@@ -54,7 +54,7 @@ INCLUDE = re.compile(r'^\s*#\s*include\s*([<"])([^>"]+)[>"]')
 
 
 def files(folder: str) -> list[str]:
-    """Sources and headers under a folder, by their paths in the repository."""
+    """Sources and headers in a folder, by their paths in the repository."""
     kinds = (".c", ".cpp", ".cu", ".cuh", ".h", ".inc")
     found = (p for p in (ROOT / folder).rglob("*") if p.suffix in kinds)
     return sorted(p.relative_to(ROOT).as_posix() for p in found)
@@ -81,14 +81,14 @@ def includes(name: str) -> list[tuple[int, str, str | None]]:
 
 @cache
 def module(name: str) -> str:
-    """What a file is part of: x for x.h and an x.cpp beside it that includes it, else itself."""
+    """The module of a file: x for x.h and for an x.cpp beside it that includes it, else itself."""
     header = str(Path(name).with_suffix(".h"))
     whole = name == header or any(target == header for _, _, target in includes(name))
     return str(Path(name).with_suffix("")) if whole else name
 
 
 def graph(folders: tuple[str, ...]) -> dict[tuple[str, str], list[str]]:
-    """Pairs of modules, the first of which includes the second, and the lines that do so."""
+    """Pairs of modules (the first includes the second), with the include lines."""
     names = [name for folder in folders for name in files(folder)]
     found: dict[tuple[str, str], list[str]] = {}
     for name in names:
@@ -100,7 +100,7 @@ def graph(folders: tuple[str, ...]) -> dict[tuple[str, str], list[str]]:
 
 
 def reached(pairs: dict[tuple[str, str], list[str]], start: str) -> set[str]:
-    """Modules that one includes, directly or not."""
+    """Modules that a module includes, directly or indirectly."""
     seen: set[str] = set()
     waiting = [start]
     while waiting:
@@ -112,7 +112,7 @@ def reached(pairs: dict[tuple[str, str], list[str]], start: str) -> set[str]:
 
 
 def circles(pairs: dict[tuple[str, str], list[str]]) -> list[str]:
-    """Each set of modules that include each other, with the lines that are part of it."""
+    """Each cycle of modules, with its include lines."""
     below = {a: reached(pairs, a) for a, _ in pairs}
     found = []
     for members in {frozenset(b for b in below if a in below[b] and b in below[a]) for a in below}:
@@ -152,7 +152,7 @@ def test_no_circles(library: str) -> None:
 
 
 def layer(name: str) -> int:
-    """The place in LAYERS of a module of the engine. Fails for none, and for more than one."""
+    """Index in LAYERS of a module of the engine. Fails unless there is exactly one."""
     short = name.removeprefix(LIBRARIES["engine"][0] + "/")
     found = [i for i, row in enumerate(LAYERS) if any(fnmatchcase(short, p) for p in row)]
     assert len(found) == 1, f"{short} must be in one layer of LAYERS"

@@ -1,4 +1,4 @@
-"""Code that is compiled for an instruction set stays in its folder."""
+"""Code compiled for an instruction set stays in its folder."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ pytestmark = pytest.mark.skipif(
 
 
 def flags(isa: str) -> list[str]:
-    """What CMakeLists.txt compiles a folder with."""
+    """The compile options of a folder in CMakeLists.txt."""
     text = (ROOT / "CMakeLists.txt").read_text()
     options = re.search(rf'\$\{{{isa}_sources\}} PROPERTIES COMPILE_OPTIONS\s+"([^"]+)"', text)
     return options[1].split(";")
@@ -31,8 +31,8 @@ def flags(isa: str) -> list[str]:
 )
 @pytest.mark.parametrize("isa", ["avx2", "avx512"])
 def test_no_shared_code_is_compiled_for_an_isa(isa: str, level: str, tmp_path: Path) -> None:
-    """A weak symbol of all code's (std::min, an inline function) may be the copy that the linker
-    keeps for everyone: on a machine without the instruction set the program would crash."""
+    """The linker might keep this copy of a weak symbol (std::min, an inline function) for all code;
+    on a machine without the instruction set the program would crash."""
     compiler = shutil.which("c++")
     assert compiler, "needs a C++ compiler"
     common = ["-std=c++17", "-fPIC", "-fvisibility=hidden", "-ffp-contract=off", "-w", "-DGGML_X86"]

@@ -1,4 +1,4 @@
-"""Commands that are killed, and started again: the same bytes as if nothing had happened."""
+"""Commands that are killed and started again write the same bytes as without the kill."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ OLD = b"what was there before"
 
 
 def final_name(command: Command) -> str:
-    """The file that the command is asked for."""
+    """The output file of the command."""
     (name,) = (name for name in command.undisturbed[0] if name.startswith(("out.", "o.")))
     return name
 
 
 def died(command: Command, out: Path, harm: str, step: int) -> None:
-    """Runs until the harm is done; what has the final name is the old file or the new one."""
+    """Runs until the kill; the final name has the old file or the new one."""
     name, whole = final_name(command), command.undisturbed[0]
     before = (out / name).read_bytes() if (out / name).exists() else None
     done, _ = command.run(out, harm, step)
@@ -32,7 +32,7 @@ def died(command: Command, out: Path, harm: str, step: int) -> None:
 
 
 def finishes(command: Command, out: Path) -> None:
-    """Started again, the command writes what it always does, and nothing else is left."""
+    """A new run of the command writes its usual output, and leaves nothing else."""
     done, _ = command.run(out)
     assert done.returncode == 0, done.stderr
     found, whole = contents(out), command.undisturbed[0]
@@ -42,7 +42,7 @@ def finishes(command: Command, out: Path) -> None:
 
 @COMMANDS
 def test_twice(command: Command) -> None:
-    """Nothing in the files depends on the time, and an old file is replaced."""
+    """Files do not depend on the time, and an old file is replaced."""
     out = command.new_folder()
     (out / final_name(command)).write_bytes(OLD)
     finishes(command, out)
@@ -50,7 +50,7 @@ def test_twice(command: Command) -> None:
 
 @COMMANDS
 def test_killed_again_and_again(command: Command) -> None:
-    """Each time a little later, in what the last one left."""
+    """Each kill is a little later, in the remains of the last one."""
     out, steps = command.new_folder(), command.undisturbed[1]
     at = [step for step in (1, 3, 6, 8) if step < len(steps)]
     for step in at:
@@ -78,7 +78,7 @@ def test_killed_at_every_step(command: Command) -> None:
 @pytest.mark.parametrize("command", ["mlp"], indirect=True)
 @pytest.mark.parametrize("line", ["layer 0, rank", "layer 0 alone", "perplexity"])
 def test_killed_from_outside(command: Command, line: str) -> None:
-    """At a line that it writes; what it had done is not done once more."""
+    """A kill at an output line; finished work is not repeated."""
     out = command.new_folder()
     arguments = [a.replace("OUT/", f"{out}/") for a in command.line]
     process = subprocess.Popen(

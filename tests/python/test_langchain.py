@@ -1,7 +1,7 @@
-"""What other packages and README examples do with llama-cpp-python, with the import line changed.
+"""Uses of llama-cpp-python in other packages and README examples, with the import line changed.
 
-LangChain's class is not needed: `Client` does what its LlamaCpp does with the module llama_cpp.
-Where langchain_community is installed, the real class is run as well.
+LangChain is not needed: `Client` uses the module llama_cpp as LangChain's LlamaCpp does. If
+langchain_community is installed, the real class runs as well.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def _no_warnings() -> Iterator[None]:
 
 
 class Client:
-    """langchain_community's LlamaCpp, as far as it touches llama_cpp."""
+    """The part of langchain_community's LlamaCpp that uses llama_cpp."""
 
     def __init__(self, model_path: str, grammar: str | None = None, **options: Any):
         self.client = powerinfer_cpp.Llama(

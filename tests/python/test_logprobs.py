@@ -1,4 +1,4 @@
-"""Log-probabilities against float64 numpy, and what lm-evaluation-harness makes of them."""
+"""Log-probabilities against float64 numpy, and as read by lm-evaluation-harness."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def test_echo(llm: Llama, n_batch: int) -> None:
 
 
 def harness(found: dict, context_length: int) -> tuple[float, bool]:
-    """What lm-evaluation-harness's client `gguf` reads from logprobs."""
+    """The values that lm-evaluation-harness's client `gguf` reads from logprobs."""
     at = 0
     while found["text_offset"][at] < context_length:
         at += 1

@@ -1,4 +1,4 @@
-"""The command line of ./main: what it prints where, and how it ends."""
+"""The command line of ./main: its output, and its exit status."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def main(main_path, model_path):
 
 
 def refused(result: subprocess.CompletedProcess, status: int) -> str:
-    """The one line of a refusal."""
+    """The single error line of a refusal."""
     assert result.returncode == status, result.stderr
     assert result.stdout == b""
     lines = result.stderr.decode().splitlines()
@@ -37,7 +37,7 @@ def refused(result: subprocess.CompletedProcess, status: int) -> str:
 
 
 def cases(text: str) -> list[str]:
-    """Command lines that are written between bars."""
+    """Command lines, separated by bars."""
     return " ".join(text.split()).split(" | ")
 
 
@@ -96,7 +96,7 @@ def test_prompt_file(main, tmp_path):
 
 
 def test_prompt_on_stdin(main_path, model_path, tmp_path):
-    """Of a pipe or a file, where no option gives one; a device or a socket is left alone."""
+    """Without an option the prompt comes from a pipe or a file, not from a device or a socket."""
 
     def run(*args, **options):
         line = [main_path, "-m", model_path, "-n", "0", *args]
@@ -248,7 +248,7 @@ def test_model_files(main, tmp_path):
     for file in (tmp_path / "missing.gguf", tmp_path, empty, text):
         assert str(file) in refused(main(model=file), 1)
         assert str(file) in refused(main("--plan", model=file), 1)
-    # A name must not steer the terminal.
+    # A name must not control the terminal.
     assert "\x1b" not in refused(main(model=tmp_path / "\x1b[31m\n"), 1)
 
 
@@ -259,7 +259,7 @@ def test_truncated_model(main, model_path, tmp_path):
 
 
 def begun(main_path, file, *args: str) -> subprocess.Popen:
-    """A process that has begun to write 400 tokens."""
+    """A process that has started to write 400 tokens."""
     process = subprocess.Popen(
         [main_path, "-m", file, "-n", "400", "-c", "512", "-s", "1", "--ignore-eos", *args],
         stdin=subprocess.DEVNULL,

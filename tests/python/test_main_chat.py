@@ -138,8 +138,8 @@ def rendered(name: str, messages: list[tuple[str, str]]) -> str:
 
 
 def with_template(source: Path, target: Path, template: str) -> Path:
-    """The default model with control tokens in place of its last pieces, and a chat template; none
-    where that is empty."""
+    """The default model with control tokens instead of its last pieces, and a chat template unless
+    it is empty."""
     fields = gguf.GGUFReader(source).fields
     tokens, kinds = (fields[f"tokenizer.ggml.{k}"].contents() for k in ("tokens", "token_type"))
     tokens[-len(CONTROL) :] = CONTROL
@@ -173,7 +173,7 @@ def chat(main_path):
 
 
 def read(result: subprocess.CompletedProcess) -> list[list[int]]:
-    """The tokens of each turn, as the program tells them."""
+    """The tokens of each turn, as the program reports them."""
     assert result.returncode == 0, result.stderr
     lines = re.findall(rb"tokens read:([ \d]*)", result.stderr)
     return [[int(i) for i in line.split()] for line in lines]
@@ -206,7 +206,7 @@ def test_prompt_of_the_template(chat, model, name):
 
 @pytest.mark.parametrize("name", TEMPLATES)
 def test_fields_in_messages_are_text(chat, model, name):
-    """{user} in a system's text is no place for the user's, nor the other way round."""
+    """{user} in a system text is not replaced by the user's text, nor the other way round."""
     system, user = "S {user} {system} {eos}", "U {system} {user} {bos}"
     if name in WITHOUT_SYSTEM:
         messages = [("user", f"{system}\n\n{user}")]
@@ -218,7 +218,7 @@ def test_fields_in_messages_are_text(chat, model, name):
 
 @pytest.mark.parametrize("name", TEMPLATES)
 def test_second_turn(chat, model, name):
-    """What is added to the cache, and that the answer is that to the whole conversation."""
+    """The tokens added to the cache; the answer must be that to the whole conversation."""
     single = chat(model(name), "Once upon a time\n", "-n", "12", "-st")
     both = chat(model(name), "Once upon a time\nMore!\n", "-n", "12")
     answers = single.stdout[:-1], both.stdout[len(single.stdout) : -1]
@@ -278,9 +278,9 @@ def test_models_without_a_known_template(chat, model_path, tmp_path):
         assert result.returncode == 1 and result.stdout == b""
         lines = result.stderr.decode().splitlines()
         assert len(lines) == 1 and str(file) in lines[0]
-        assert "`powerinfer chat`" in lines[0] if template else "no chat template" in lines[0]
+        assert "`powerinfer chat`" in lines[0] if template else "needs a chat template" in lines[0]
     result = chat(model_path, "a\n")
-    assert result.returncode == 1 and b"no chat template" in result.stderr
+    assert result.returncode == 1 and b"needs a chat template" in result.stderr
 
 
 def test_reverse_prompt(main_path, model_path, chat, model):

@@ -1,5 +1,5 @@
-"""What is wrong is said in one sentence: no traceback, no hang, no silently wrong result, and
-nothing from a file that a terminal would obey."""
+"""Errors are one sentence: no traceback, no hang, no silently wrong result, and no control
+characters from files."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def replaced(path: Path, target: Path, what: bytes, new: bytes) -> Path:
-    """A copy with other bytes where a regular expression matches first."""
+    """A copy with the first match of a regular expression replaced."""
     data, n = re.subn(what, lambda _m: new, path.read_bytes(), count=1, flags=re.DOTALL)
     assert n == 1
     target.write_bytes(data)
@@ -41,7 +41,7 @@ def replaced(path: Path, target: Path, what: bytes, new: bytes) -> Path:
 
 
 def refused(*arguments: object) -> str:
-    """The one line with which a command ends."""
+    """The single error line of a command."""
     line = [sys.executable, "-m", "powerinfer_cpp.cli", *map(str, arguments)]
     done = subprocess.run(line, capture_output=True, text=True, timeout=60)
     assert done.returncode in (1, 2), done
@@ -112,7 +112,7 @@ def test_folders_with_pipes_and_devices(name: str, kind: str, path: Path, tmp_pa
 
 
 def test_sampling_rows_that_were_not_kept(path: Path) -> None:
-    """They were zeros, from which any token came."""
+    """Rows that were not kept are refused, not sampled as zeros."""
     ids = [5, 9, 30, 7]
     with Llama(path, n_ctx=32, logits_all=True, verbose=False) as llm:
         llm.eval(ids)

@@ -17,8 +17,10 @@ STRICT = {
     "UBSAN_OPTIONS": "print_stacktrace=1",
     "TSAN_OPTIONS": "halt_on_error=1",
 }
+FUZZ = ROOT / "tests" / "fuzz"
 CORPUS = {
-    f"fuzz_{d.name}_replay": d for d in sorted((ROOT / "tests" / "fuzz" / "corpus").iterdir())
+    f"{source.stem}_replay": FUZZ / "corpus" / source.stem.removeprefix("fuzz_")
+    for source in sorted(FUZZ.glob("fuzz_*.cpp"))
 }
 
 
@@ -64,7 +66,7 @@ def test_program(cpu: Path, name: str, model_path: Path) -> None:
 
 @pytest.mark.parametrize("name", CORPUS)
 def test_corpus(cpu: Path, name: str) -> None:
-    """The fuzz targets over what fuzzing has found worth keeping."""
+    """The fuzz targets over the stored corpus."""
     run(cpu / "tests" / name, str(CORPUS[name]))
 
 
@@ -103,7 +105,7 @@ def test_main_has_no_race(tsan: Path, model_path: Path) -> None:
 
 @pytest.mark.slow
 def test_damaged_files_under_address_sanitizer(asan: Path, tmp_path: Path) -> None:
-    """Bytes changed at random: refused in words or run, never a finding of the sanitizers."""
+    """Randomly changed bytes: an error message or a run, never a finding of the sanitizers."""
     base = bytearray((ROOT / "models" / "stories-relu.Q8_0.gguf").read_bytes())
     rng = random.Random(1)
     case = tmp_path / "case.gguf"

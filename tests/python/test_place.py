@@ -54,12 +54,12 @@ def random_layers(rng: np.random.Generator, n_layer: int, n_groups: int) -> list
 
 
 def totals(values: np.ndarray) -> np.ndarray:
-    """Sums of the first k, for k = 0 to n."""
+    """Sums of the first k values, for k = 0 to n."""
     return np.concatenate(([0], np.cumsum(values)))
 
 
 def allowed(layer: Layer) -> list[int]:
-    """Counts of groups that the GPU may take of a layer."""
+    """Valid counts of a layer's groups on the GPU."""
     n = len(layer.values)
     return [g for g in range(n + 1) if g == 0 or g >= min(layer.least, n)]
 
@@ -110,7 +110,7 @@ def test_three_tiers_equal_to_brute_force() -> None:
 
 
 def linear_bound(layers: list[Layer], capacity: int) -> float:
-    """The relaxation as the paper's program has it: a share of every group, and of every layer."""
+    """The relaxation of the paper's formulation: a share of every group, and of every layer."""
     n_layer, n = len(layers), len(layers[0].values)
     values = np.concatenate([layer.values for layer in layers])
     size = np.repeat([float(layer.sizes[0]) for layer in layers], n)
@@ -181,8 +181,8 @@ def test_opt_175b_in_ten_seconds_with_small_tables() -> None:
 
 @pytest.mark.parametrize("ram", [None, 900 * MIB])
 def test_waiting_is_worth_planning_for(ram: int | None) -> None:
-    """Solved without the communication threshold and then charged for it, the same instance is
-    slower: it splits layers that hardly fire."""
+    """The solution without the communication threshold is slower if the waiting is included: it
+    splits layers that hardly fire."""
     model, machine = uneven_model(32, 11008, 6912, seed=1), Machine(sync=200e-6)
     aware, paper, blind = (
         place(model, machine, 250 * MIB, ram, communication=c) for c in ("expected", "paper", "off")
@@ -199,7 +199,7 @@ def test_waiting_is_worth_planning_for(ram: int | None) -> None:
 
 
 def test_nobody_waits_in_a_layer_that_is_whole() -> None:
-    """A model that fits is put on the GPU, although no layer of it would be worth splitting."""
+    """A model that fits is put on the GPU, although splitting no layer would be worthwhile."""
     model = uneven_model(3, 1000, 100)
     found = place(model, Machine(sync=1.0), 1 << 30)
     assert [int(g) for g in found.gpu] == [1000] * 3 and list(found.least) == [1000] * 3
@@ -212,7 +212,7 @@ def test_what_never_fired_takes_room_that_is_left() -> None:
     found = solve(layers, 1100)  # 3 x 200 of use, then one layer after the other
     assert sorted(found.gpu) == [3, 4, 4] and found.value == pytest.approx(9)
     silent = [Layer(np.zeros(4), np.full(4, 100), 2) for _ in range(3)]
-    assert sorted(solve(silent, 1100).gpu) == [0, 4, 4]  # nobody waits for nothing
+    assert sorted(solve(silent, 1100).gpu) == [0, 4, 4]  # no waiting without any gain
     found = solve(silent, 450, 350, 0.9)
     assert sorted(found.gpu) == [0, 0, 4] and sum(found.memory - found.gpu) == 3
 
@@ -222,7 +222,7 @@ def test_what_never_fired_takes_room_that_is_left() -> None:
 
 @pytest.fixture(scope="module")
 def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """12 layers: written as strings, 10 and 11 come before 2. 1000 is no multiple of 64."""
+    """12 layers: written as strings, 10 and 11 come before 2. 1000 is not a multiple of 64."""
     folder = tmp_path_factory.mktemp("place")
     return profiled.write(folder / "model.gguf", profiled.uneven(12, 1000), rank=16)
 
@@ -282,7 +282,7 @@ def test_budgets_are_kept_to_the_byte(path: Path, vram: float, ram: float | None
 
 
 def test_what_does_not_fit_is_split_by_layer(path: Path) -> None:
-    """Half of the attention fits: it is used, and predictors that fit behind it as well."""
+    """Half of the attention fits: it is placed, and so are later predictors that fit."""
     model = model_of(path)
     attention = [p for p in model.parts if p.kind == "attention"]
     small = sum(p.n_bytes for p in model.parts if p.kind in ("norms", "scratch"))
@@ -318,7 +318,7 @@ def test_predicted_speed_by_hand(tmp_path: Path) -> None:
     reads = (128 + 2 * (64 * 0.6 + 64 * 0.1)) / 3
     ram = place(model_of(exact), machine, 0).prediction
     assert sum(ram.seconds.values()) == pytest.approx(fixed / 10e9 + 2 * reads * row / 5e9)
-    # What the file says about its predictors takes the place of the usual factor of 2.
+    # The file's figures of its predictors replace the default factor of 2.
     arrays = {
         f"powerinfer.predictor.{k}": [v] * 2 for k, v in (("recall", 0.9), ("precision", 0.6))
     }
@@ -354,7 +354,7 @@ def test_experts(tmp_path: Path) -> None:
     held = {t.name: t for t in gguf.GGUFReader(out).tensors}
     assert list(held["blk.1.ffn_tier_exps"].shape) == [96, 4]
     assert np.array_equal(held["blk.1.ffn_tier_exps"].data.reshape(4, 96), found.tiers()[1])
-    with pytest.raises(ValueError, match="no place for experts"):
+    with pytest.raises(ValueError, match="cannot store experts"):
         write_gpuidx(tmp_path / "x.gpuidx", found)
 
 
@@ -466,7 +466,7 @@ def test_command(path: Path, tmp_path: Path, capsys: pytest.CaptureFixture) -> N
     ("options", "message"),
     [
         ([], "give --vram-budget, --ram-budget or both"),
-        (["--ram-budget", "0.00001"], "--ram-budget: .*take .* MiB of RAM before any neuron"),
+        (["--ram-budget", "0.00001"], "--ram-budget: .*need .* MiB of RAM before any neuron"),
         (["--vram-budget", "0", "--target-speed", "1e12"], "--target-speed 1e.12: these budgets"),
     ],
 )
@@ -512,7 +512,7 @@ def test_without_scipy(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def opened(path: Path, capfd: pytest.CaptureFixture) -> str:
-    """What the engine says when it opens a model."""
+    """The engine's log when it opens a model."""
     capfd.readouterr()
     Model(str(path), verbose=True).close()
     return capfd.readouterr().err
@@ -531,7 +531,7 @@ def said_of(where: Path, tiers: list[np.ndarray]) -> str:
 def test_the_engine_reads_them_all(
     experts: int, tmp_path: Path, capfd: pytest.CaptureFixture
 ) -> None:
-    """Both hashes are the engine's as well: it would refuse another one."""
+    """The engine computes the same hashes: it would refuse others."""
     layers = profiled.uneven(12, 1000)
     if experts:
         layers = [np.stack([layer] * experts) for layer in layers]
@@ -549,7 +549,7 @@ def test_the_engine_reads_them_all(
     other = profiled.write(path, layers, rank=8)
     assert "model.gguf.placement.gguf is a placement of another model" in opened(other, capfd)
     other = profiled.write(path, [layer / 2 for layer in layers], rank=16)
-    assert "that was solved for other statistics and is passed over" in opened(other, capfd)
+    assert "that was solved for other statistics and is ignored" in opened(other, capfd)
     beside.unlink()
     if not experts:
         write_gpuidx(tmp_path / "model.gguf.generated.gpuidx", found)
@@ -569,5 +569,5 @@ def test_the_engine_refuses_other_tiers(
         file.write(b"\x03")
     with pytest.raises(ModelFormatError, match='placed.gguf: tensor "blk.3.ffn_tier" holds 3'):
         opened(out, capfd)
-    with Gguf(out) as placed, pytest.raises(ModelFormatError, match="other tiers than 0 to 2"):
+    with Gguf(out) as placed, pytest.raises(ModelFormatError, match="tiers other than 0 to 2"):
         read_placement(placed)

@@ -1,4 +1,4 @@
-"""Plots: the numbers behind them, that they are drawn, and what they refuse."""
+"""Plots: their numbers, that they are drawn, and their refusals."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def drawn(out: Path) -> np.ndarray:
-    """The picture, which is one: large, and neither blank nor grey."""
+    """The picture, checked to be large, and neither blank nor grey."""
     pixels = image.imread(out)
     height, width = pixels.shape[:2]
     assert width > 800 and height > 400

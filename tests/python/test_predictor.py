@@ -1,4 +1,4 @@
-"""Training of predictors: what is recorded, what they learn, what is chosen, and what comes out."""
+"""Training of predictors: recording, learning, the choice of ranks, and the resulting file."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from powerinfer_cpp.gguf import Gguf
 from powerinfer_cpp.model import PARTS, Model, Session
 from powerinfer_cpp.options import SPARSE_MODES
 from powerinfer_cpp.perplexity import log_likelihoods
-from powerinfer_cpp.predictor import judge, mlps, search, train_predictors
+from powerinfer_cpp.predictor import judge, mlps, search, solve, train_predictors
 from powerinfer_cpp.predictor import train as training
 from powerinfer_cpp.predictor.pairs import Pairs, bytes_per_token
 from powerinfer_cpp.predictor.train import Curve, curve
 from powerinfer_cpp.profile import profile
 from powerinfer_cpp.profile.text import windows
 
-from powerinfer_cpp import Llama, predictor
+from powerinfer_cpp import Llama
 
 CFG = checkpoints.config(hidden_act="relu", hidden_size=96, num_attention_heads=6)
 FIELDS = {"type_k": 0, "type_v": 0, "n_threads": 1}
@@ -126,7 +126,7 @@ def test_search_takes_the_fewest_bytes() -> None:
 
 
 def test_search_trades_recall_between_layers() -> None:
-    """A layer that does harm keeps a higher recall than one that does not, at every price."""
+    """A layer whose misses cost perplexity gets a higher recall than others, at every price."""
     n, missed = len(search.RECALLS), 1 - np.array(search.RECALLS)
     at = list(search.PROBES)
     lost = search.losses(0.3 * missed[at] ** 1.5)
@@ -257,7 +257,7 @@ N_EXPERT, USED = 4, 2
 
 @pytest.fixture(scope="module")
 def mixture(files: Path) -> Path:
-    """A Mixtral with ReLU, whose values count from a threshold on: few do."""
+    """A Mixtral with ReLU and a threshold, so that few neurons fire."""
     folder, width, n_ff = files / "mixture", 96, 96
     cfg = {
         **CFG,
@@ -317,7 +317,7 @@ def test_mixture(
 ) -> None:
     """A predictor per expert: on text that none has seen, each finds most of what fires among a
     part of the neurons, and the engine proposes the same. Where few tokens chose an expert, it
-    proposes everybody."""
+    proposes all neurons."""
     torch = pytest.importorskip("torch")
     torch.set_num_threads(1)
     monkeypatch.setattr(training, "BATCH", 128)
@@ -380,7 +380,7 @@ def test_refusals(
     command = ["train-predictor", str(files / "model.gguf"), "--text", str(text)]
     assert main([*command, "--out", str(out)]) == 1
     assert "needs torch: pip install 'powerinfer_cpp[train]'" in capsys.readouterr().err
-    monkeypatch.setattr(predictor, "require_torch", lambda: None)
+    monkeypatch.setattr(solve, "require_torch", lambda: None)
     with pytest.raises(UnsupportedModelError, match=r"dense\.gguf: has no neuron rows"):
         train_predictors(files / "dense.gguf", out, text)
     (tmp_path / "short.txt").write_text("the dog")

@@ -1,12 +1,14 @@
 """Profiles: counts against a forward pass of our own in numpy and against transformers, files that
-keep all else, work that is killed, statistics that come and go as PowerInfer's files."""
+keep everything else, killed work, import and export of PowerInfer's files."""
 
 from __future__ import annotations
 
 import math
+import os
 import re
 import shutil
 import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -24,6 +26,7 @@ from powerinfer_cpp.errors import ModelFormatError, UnsupportedModelError
 from powerinfer_cpp.gguf import Gguf
 from powerinfer_cpp.model import Model
 from powerinfer_cpp.profile import activation_files, from_gguf, profile, state, statistics
+from powerinfer_cpp.profile import text as profile_text
 
 from powerinfer_cpp import Llama
 from powerinfer_cpp import profile as profiling
@@ -113,7 +116,7 @@ def test_killed_and_taken_up(
 
         return counted
 
-    if error is Stopped:  # Ctrl-C saves at once, whatever kills without a word when it was time
+    if error is Stopped:  # Ctrl-C saves at once; other kills lose the work since the last save
         monkeypatch.setattr(state, "_SECONDS", 0.0)
     monkeypatch.setattr(profiling.EngineCounter, "add", counting(2))
     with pytest.raises(error):
@@ -142,7 +145,7 @@ def test_a_state_of_other_work_is_left_alone(
         notes: list[str] = []
         found = profile(model, out, files / "b.txt", log=notes.append, **FIELDS)
         assert np.array_equal(found.counts, own.counts)
-        assert len(notes) == 1 and "starting anew" in notes[0]
+        assert len(notes) == 1 and "starting from the beginning" in notes[0]
 
 
 def test_merging(files: Path, tmp_path: Path) -> None:
@@ -246,12 +249,12 @@ def test_refusals(files: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         profile(model, out, tmp_path / "empty.txt")
     with pytest.raises(ValueError, match="silu.*every neuron fires"):
         profile(Model(str(files / "silu.gguf")), out, files / "a.txt")
-    with pytest.raises(ValueError, match="relu has zeros of its own"):
+    with pytest.raises(ValueError, match="relu can be exactly zero"):
         profile(model, out, files / "a.txt", cats=0.5)
     silu = Model(str(files / "silu.gguf"))
     with pytest.raises(UnsupportedModelError, match=r"silu\.gguf: has no neuron rows"):
         profile(silu, out, files / "a.txt", cats=0.5)
-    with pytest.raises(ValueError, match="chosen on a text"):
+    with pytest.raises(ValueError, match="--cats needs --text and --out"):
         profile(silu, out, files / "a.txt", cats=0.5, merge=[files / "relu.gguf"])
     with pytest.raises(ValueError, match="input and output are the same file"):
         profile(model, files / "relu.gguf", files / "a.txt")
@@ -319,7 +322,7 @@ def test_a_silu_model_by_the_commands_of_the_documents(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """docs/powerinfer-ready.md: rows, thresholds with statistics, and what exact mode then costs.
-    The more is dropped, the less is computed, and the further it is from the dense model."""
+    A higher share means fewer computed neurons and a larger distance from the dense model."""
     golden("llama-silu-tied", tmp_path / "model")
     dense, neurons, text = (str(tmp_path / n) for n in ("dense.gguf", "neurons.gguf", "t.txt"))
     Path(text).write_text(checkpoints.TEXT * 8)
@@ -350,3 +353,37 @@ def test_command(files: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
     assert lines[0] == "50 tokens of a.txt" and len(lines) == 5
     assert main(command) == 1
     assert "--out F or --export DIR" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", ["perplexity", "profile", "train-predictor"])
+def test_a_text_without_an_end(
+    command: str,
+    files: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(profile_text, "MOST_PIPED", 1 << 20)
+    model, out = tmp_path / "neurons.gguf", tmp_path / "out.gguf"
+    convert(files / "relu.gguf", outfile=model, outtype="q8_0", log=quiet)
+    options = [] if command == "perplexity" else ["--out", str(out)]
+    options += ["--kind", "sketch"] if command == "train-predictor" else []
+    assert main([command, str(model), "--text", "/dev/zero", *options]) == 1
+    assert "/dev/zero: no file, and more than 1 MiB come out of it" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == [model]
+
+
+@pytest.mark.parametrize("cats", [None, 0.5])
+def test_a_text_from_a_pipe(cats: float | None, files: Path, tmp_path: Path) -> None:
+    path = files / "relu.gguf"
+    if cats:
+        path = tmp_path / "neurons.gguf"
+        convert(files / "silu.gguf", outfile=path, outtype="q8_0", log=quiet)
+    model, found = Model(str(path)), []
+    for text in (files / "a.txt", tmp_path / "pipe"):
+        if text.name == "pipe":
+            os.mkfifo(text)
+            data = (files / "a.txt").read_bytes()
+            threading.Thread(target=text.write_bytes, args=(data,), daemon=True).start()
+        found.append(profile(model, tmp_path / "out.gguf", text, cats=cats, **FIELDS))
+    assert np.array_equal(found[0].counts, found[1].counts) and found[0].counts.any()

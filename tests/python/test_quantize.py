@@ -309,7 +309,7 @@ def test_experts(tmp_path: Path) -> None:
 
 @pytest.mark.shared
 def test_files_of_llama_cpp(shared: Path) -> None:
-    """Logits of files in every format, against those of their weights as they decode."""
+    """Logits of files in every format, against those of their decoded weights."""
     files = sorted((shared / "fixtures" / "quants").glob("*.gguf"))
     assert len(files) > 10
     for path in files:

@@ -1,4 +1,4 @@
-"""What the engine records of its feed-forward blocks, against forward passes it did not compute."""
+"""The engine's recordings of its feed-forward blocks, against independent forward passes."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ def test_mixture(options: dict[str, int], tmp_path: Path) -> None:
 
 
 def test_the_last_eval_alone(model_path: Path) -> None:
-    """However a prompt is cut and computed, its tokens show the same."""
+    """The recordings do not depend on how a prompt is split into calls."""
     with opened(model_path, n_batch=16) as llm:
         ids = llm.tokenize(b"Once upon a time there was a dragon who liked to play with a red ball")
         assert len(ids) > 16

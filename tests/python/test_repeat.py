@@ -1,4 +1,4 @@
-"""What a text depends on: model, options, seed and text, and nothing else.
+"""A text depends only on model, options, seed and prompt.
 
 The same request is computed in many situations, each of which has to give the ids, and the bits of
 the logits that they were drawn from, that a fresh `Llama` gives. Then what that costs: who is
@@ -84,7 +84,7 @@ class Subject:
         return Llama(self._path, verbose=False, **{**self._options, **options})
 
     def fresh(self, how: str) -> list[Step]:
-        """What a new Llama gives for the prompt."""
+        """The result of a new Llama for the prompt."""
         if how not in self._fresh:
             with self.open() as llm:
                 self._fresh[how] = run(llm, self.prompt, **SAMPLINGS[how])
@@ -145,7 +145,7 @@ def after_others(s: Subject, how: str) -> list[Step]:
 
 
 def after_its_own_ids(s: Subject, how: str) -> list[Step]:
-    """The ids of prompt and answer are there already, computed the other way round."""
+    """The ids of prompt and answer are already computed, with the opposite flags."""
     with s.open() as llm:
         llm.eval(s.prompt, generated=True)
         llm.eval(tokens(s.fresh(how)))
@@ -196,7 +196,7 @@ def interrupted(s: Subject, how: str) -> list[Step]:
 
 
 def loaded(s: Subject, how: str) -> list[Step]:
-    """The prompt is computed by one Llama, saved, and gone on with by another."""
+    """One Llama computes and saves the prompt, another one continues."""
     with s.open() as first, s.open(n_batch=3, n_threads=1) as second:
         first.eval(s.prompt)
         run(second, s.others[0], **SAMPLINGS[how])
@@ -205,7 +205,7 @@ def loaded(s: Subject, how: str) -> list[Step]:
 
 
 def pickled(s: Subject, how: str) -> list[Step]:
-    """The state holds an answer, too, and the Llama itself comes out of a pickle."""
+    """The state also holds an answer, and the Llama is unpickled."""
     with s.open() as first:
         run(first, s.prompt, **SAMPLINGS[how])
         state, llm = pickle.dumps(first.save_state()), pickle.dumps(first)
@@ -239,7 +239,7 @@ def test_as_a_fresh_one(subject: Subject, case: str) -> None:
 
 
 def test_the_cases_can_fail(path: Callable[[str], Path]) -> None:
-    """Of each model but the default one, a mode that masks other rows gives other bits."""
+    """For each model except the default one, a mode that masks other rows gives other bits."""
     for name in ("noise", "window", "mixture", "Q8_0 cache"):
         options = Q8_0 if name.startswith("Q8_0") else {}
         auto, exact, predictor = (
@@ -255,7 +255,7 @@ def test_the_cases_can_fail(path: Callable[[str], Path]) -> None:
 
 
 def completion(llm: Llama, ids: list[int], how: str) -> tuple[str, list[str]]:
-    """A text, and digests of all logits behind it."""
+    """A text, and digests of all its logits."""
     seen: list[str] = []
 
     def look(_ids: np.ndarray, logits: np.ndarray) -> np.ndarray:
@@ -277,7 +277,7 @@ def completion(llm: Llama, ids: list[int], how: str) -> tuple[str, list[str]]:
 
 @pytest.mark.parametrize("how", SAMPLINGS)
 def test_with_a_cache(subject: Subject, how: str) -> None:
-    """Also one that two Llamas share: the second one finds what the first one has kept."""
+    """Also a cache that two Llamas share: the second one finds the states of the first one."""
     requests = [subject.prompt, subject.turn(how), *subject.others]
     fresh = []
     for ids in requests:
@@ -294,7 +294,7 @@ def test_with_a_cache(subject: Subject, how: str) -> None:
 
 @pytest.mark.parametrize("theirs", ["exact", "predictor"])
 def test_a_cache_that_modes_share(path: Callable[[str], Path], theirs: str) -> None:
-    """What does not fit is passed over."""
+    """States that do not fit are ignored."""
     subjects = [Subject(path("noise"), mode) for mode in ("auto", theirs)]
     fresh = []
     for s in subjects:
@@ -313,7 +313,7 @@ def test_a_cache_that_modes_share(path: Callable[[str], Path], theirs: str) -> N
 
 @pytest.mark.parametrize("how", SAMPLINGS)
 def test_second_turn(subject: Subject, how: str) -> None:
-    """Whether or not the first turn is there."""
+    """With or without the first turn in the cache."""
     turn = subject.turn(how)
     with subject.open() as llm:
         fresh = run(llm, turn, **SAMPLINGS[how])
@@ -330,7 +330,7 @@ def test_second_turn(subject: Subject, how: str) -> None:
 
 @pytest.mark.parametrize("how", SAMPLINGS)
 def test_going_on_without_reset(subject: Subject, how: str) -> None:
-    """generate(reset=False) after an answer: that answer stays what it was, generated."""
+    """generate(reset=False) after an answer: the answer's tokens stay marked as generated."""
     sampling = SAMPLINGS[how]
 
     def begun(llm: Llama) -> Iterator[Step]:
@@ -377,7 +377,7 @@ def test_token_by_token(subject: Subject) -> None:
 
 
 def test_eval_of_generated_tokens(subject: Subject) -> None:
-    """What generate computes, whether they come one by one or together, or behind a state."""
+    """The same as generate, whether the ids come one by one, together, or after a state."""
     fresh = subject.fresh("drawn")
     answer, want = tokens(fresh)[:-1], [d for _, d in fresh]
     rows = range(N_PROMPT - 1, N_PROMPT + len(answer))
@@ -403,7 +403,7 @@ def test_eval_of_generated_tokens(subject: Subject) -> None:
 @pytest.mark.parametrize("name", ["default", "noise"])
 @pytest.mark.parametrize("mode", ["exact", "off", "predictor"])
 def test_work_of_a_second_turn(name: str, mode: str, path: Callable[[str], Path]) -> None:
-    """Its new ids, and the answer's last, which nobody has computed yet."""
+    """It computes the new ids, and the last id of the answer, which was not computed yet."""
     s = Subject(path(name), mode)
     with s.open() as llm:
         answer = tokens(run(llm, s.prompt))
@@ -416,7 +416,7 @@ def test_work_of_a_second_turn(name: str, mode: str, path: Callable[[str], Path]
 
 @pytest.mark.parametrize("name", ["default", "noise"])
 def test_work_of_a_second_turn_that_was_masked(name: str, path: Callable[[str], Path]) -> None:
-    """As a prompt an answer is not masked: it has to be computed again."""
+    """An answer in a prompt is not masked: it is computed again."""
     s = Subject(path(name), "auto")
     with s.open() as llm:
         answer = tokens(run(llm, s.prompt))
@@ -427,7 +427,7 @@ def test_work_of_a_second_turn_that_was_masked(name: str, path: Callable[[str], 
         llm.reset()
         answer = tokens(run(llm, s.prompt))
         take(stream(llm, [answer[-1], *s.more], reset=False), 2)
-        assert llm.stats()["n_prompt"] == len(s.more) + 1  # who goes on pays nothing
+        assert llm.stats()["n_prompt"] == len(s.more) + 1  # continuing costs nothing
 
 
 def test_auto_masks_what_is_generated(path: Callable[[str], Path]) -> None:
@@ -526,10 +526,10 @@ def rows(llm: Llama, n: int) -> np.ndarray:
 def test_predictors_that_miss_are_told_of_once(
     mode: str, path: Callable[[str], Path], capfd: pytest.CaptureFixture
 ) -> None:
-    """And nothing else comes of it."""
+    """The audit changes nothing else."""
     with Llama(path("noise"), n_ctx=160, sparse=mode) as llm:
         first = rows(llm, 150)
-        assert "--sparse exact" not in capfd.readouterr().err  # too few to judge by
+        assert "--sparse exact" not in capfd.readouterr().err  # too few for a warning
         for _ in range(10):
             assert np.array_equal(rows(llm, 150), first)
         shown = capfd.readouterr().err
@@ -557,7 +557,7 @@ def test_predictors_that_find_are_not(model_path: Path, capfd: pytest.CaptureFix
 
 @pytest.mark.parametrize("mode", MODES)
 def test_audits_count_what_is_generated(mode: str, path: Callable[[str], Path]) -> None:
-    """A layer of two, of its 96 neurons 3, of which half fire; no prompt, nothing unmasked."""
+    """One of two layers, 3 of its 96 neurons, half of which fire; no prompt, nothing unmasked."""
     s = Subject(path("noise"), mode)
     with s.open() as llm:
         run(llm, s.prompt, 1)

@@ -1,4 +1,4 @@
-"""./run, convert.py and .ci/bare: how a clone is set up, and on what it relies."""
+"""./run, convert.py and .ci/bare: how a clone is set up, and what it needs."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def clone(root: Path, tmp_path: Path) -> Path:
 
 
 def state(folder: Path) -> dict[str, tuple[float, str]]:
-    """When each file was written, and where each link leads."""
+    """The time of each file, and the target of each link."""
     return {
         str(path.relative_to(folder)): (
             path.lstat().st_mtime,
@@ -83,7 +83,7 @@ def state(folder: Path) -> dict[str, tuple[float, str]]:
 
 
 def works(folder: Path) -> str:
-    """Runs what ./run makes; what it said."""
+    """Runs the program that ./run installs; returns its output."""
     status, out, err = outcome(folder / "run", "-n", "3")
     assert (status, out) == (0, "main -n 3\n"), err
     assert (folder / "main").resolve().is_relative_to(folder)
@@ -122,7 +122,7 @@ def test_a_clone_that_is_copied_and_moved(clone: Path) -> None:
 
 
 def tools(folder: Path, *names: str) -> dict[str, str]:
-    """An environment with these programs alone."""
+    """An environment with only these programs."""
     folder.mkdir()
     for name in names:
         found = shutil.which(name)
@@ -156,7 +156,7 @@ def test_convert_py_finds_the_environment(root: Path, tmp_path: Path) -> None:
     assert outcome(*line) == (
         1,
         "",
-        "convert.py: error: powerinfer_cpp is not installed: start ./run here first\n",
+        "convert.py: error: powerinfer_cpp is not installed: run ./run here first\n",
     )
     python = tmp_path / ".venv" / "bin" / "python"
     python.parent.mkdir(parents=True)

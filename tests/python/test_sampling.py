@@ -1,4 +1,4 @@
-"""The parameters of sampling: promised signatures, and one set of defaults."""
+"""Sampling parameters: documented signatures, and one set of defaults."""
 
 from __future__ import annotations
 

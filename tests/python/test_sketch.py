@@ -1,4 +1,4 @@
-"""Sketches: predictors made of the signs of the gates' weights."""
+"""Sketches: predictors from the signs of the gates' weights."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ def test_proposes_what_the_signs_say(family: str, files: Callable[[str], Path]) 
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_bits(family: str, files: Callable[[str], Path]) -> None:
-    """The same for any threads and any cut of the prompt; all proposed: those of exact mode."""
+    """The same for any threads and splits of the prompt; if all are proposed, as in exact mode."""
 
     def logits(pieces: list[list[int]], **options: object) -> np.ndarray:
         options = {**FIELDS, "n_ctx": 64, "verbose": False, "logits_all": True, **options}
@@ -145,7 +145,7 @@ def test_bits(family: str, files: Callable[[str], Path]) -> None:
 def test_signs_that_lie_raise_perplexity(
     model_path: Path, tmp_path: Path, capsys: pytest.CaptureFixture
 ) -> None:
-    """The default model at a threshold of no cost to speak of; with wrong signs it falls apart."""
+    """The default model at a threshold with almost no cost; with wrong signs it fails."""
     convert(model_path, outfile=tmp_path / "aware.gguf", log=quiet)
     right = with_sketches(tmp_path / "aware.gguf", tmp_path / "right.gguf", -16.0)
     wrong = changed(
@@ -179,7 +179,7 @@ def test_whole_way(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture,
 ) -> None:
-    """Without torch: thresholds from a text, the target kept, tools that know what they see."""
+    """Without torch: thresholds from a text, the target is met, tools handle the file."""
     monkeypatch.setitem(sys.modules, "torch", None)
     words = np.random.default_rng(0).choice(TEXT.split(), 900)
     (tmp_path / "t.txt").write_text(" ".join(words))

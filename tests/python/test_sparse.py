@@ -1,4 +1,4 @@
-"""Modes of sparsity on a real model: what they compute, what they cost, what they report."""
+"""Sparse modes on a real model: computation, cost and reports."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ ROW = N_EMBD // 32 * 34  # bytes of a Q8_0 row
 
 
 def predictors(model: Path, folder: Path, noise: bool) -> Path:
-    """A folder of predictors that are right, or only noise, about the neurons of a ReLU model.
+    """A folder of predictors for a ReLU model, either correct or noise.
 
     A ReLU neuron fires where gate . (norm * x) > 0, whatever the scale of x: with fc1 = (I, -I) and
     fc2 = (G, -G), where G = gate * norm, the score fc2 . relu(fc1 . x) is G . x.
@@ -73,20 +73,20 @@ def text(folder: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def plain(model_path: Path, folder: Path) -> Path:
-    """The default model as other engines have it: without neuron rows and predictors."""
+    """The default model in dense form: without neuron rows and predictors."""
     return convert(model_path, outfile=folder / "plain.gguf", dense=True, log=quiet)
 
 
 @pytest.fixture(scope="module")
 def aware(model_path: Path, folder: Path) -> Path:
-    """The default model with predictors that are right."""
+    """The default model with correct predictors."""
     right = predictors(model_path, folder / "right", noise=False)
     return convert(model_path, right, outfile=folder / "right.gguf", log=quiet)
 
 
 @pytest.fixture(scope="module")
 def misled(model_path: Path, folder: Path) -> Path:
-    """The default model with predictors that know nothing."""
+    """The default model with random predictors."""
     wrong = predictors(model_path, folder / "wrong", noise=True)
     return convert(model_path, wrong, outfile=folder / "wrong.gguf", log=quiet)
 
@@ -139,7 +139,7 @@ def test_noise_in_a_predictor_raises_perplexity(
 def test_scored_tokens_go_as_generated_ones(
     aware: Path, text: Path, capsys: pytest.CaptureFixture
 ) -> None:
-    """Scored rows in one call give what they give token by token."""
+    """Scored rows in one call give the same as token by token."""
     n_ctx, first, nll = 64, 33, []
     # A threshold that costs something.
     with Llama(aware, n_ctx=n_ctx, verbose=False, sparse_threshold=0.05) as llm:

@@ -59,7 +59,7 @@ def test_a_threshold_that_is_none(value: object, tmp_path: Path) -> None:
 
 
 def test_other_checkpoints_of_that_name(tmp_path: Path) -> None:
-    """Of a SparseLlamaForCausalLM that is not ProSparse nobody says what it computes."""
+    """A SparseLlamaForCausalLM other than ProSparse is refused: its code is unknown."""
     folder = checkpoints.model(tmp_path / "model", **{**PROSPARSE, "model_type": "sparse_llama"})
     with pytest.raises(UnsupportedModelError, match="--activation reads it as a Llama"):
         convert(folder, outfile=tmp_path / "out.gguf", log=quiet)
@@ -85,7 +85,7 @@ def test_turbo_sparse_mixtral(tmp_path: Path) -> None:
     dense = convert(plain, activation="drelu", outtype="f32", outfile=tmp_path / "d", log=quiet)
     ours = convert(folder, dense=True, outtype="f32", outfile=tmp_path / "o", log=quiet)
     assert raw(ours) == raw(dense) and np.array_equal(logits(ours), logits(dense))
-    # Who is predicted counts; with everybody predicted, and without prediction, it is the model.
+    # The prediction matters; with all neurons predicted, and without predictors, it is the model.
     errors = []
     for options in (
         {"sparse": "exact"},
@@ -104,7 +104,7 @@ def test_turbo_sparse_mixtral(tmp_path: Path) -> None:
 
 
 def test_turbo_sparse_mistral(tmp_path: Path) -> None:
-    """A Bamboo with its predictors beside the matrices; a folder's take their place."""
+    """A Bamboo that holds its own predictors; those of a folder replace them."""
     folder = golden("bamboo", tmp_path / "model")
     weights, rng = load_file(folder / "model.safetensors"), np.random.default_rng(0)
     cfg = json.loads((folder / "config.json").read_text())

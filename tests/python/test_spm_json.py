@@ -1,4 +1,4 @@
-"""SentencePiece vocabularies that are in tokenizer.json alone, against the tokenizers package."""
+"""SentencePiece vocabularies with only a tokenizer.json, against the tokenizers package."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ def vocabulary(folder: Path, tokenizer: dict[str, Any], log: Any = quiet) -> Pat
 
 
 def texts(vocab: dict[str, int], n: int) -> list[str]:
-    """Random strings of what the vocabulary is made of, of its pieces, and of anything."""
+    """Random strings of the vocabulary's characters, of its pieces, and of any characters."""
     rng = random.Random(1)
     pieces = [p.replace("\u2581", " ") for p in vocab if not p.startswith("<")]
     letters = sorted({c for p in pieces for c in p})
@@ -206,10 +206,10 @@ def test_what_a_gguf_cannot_tell(tmp_path: Path) -> None:
     vocab, merges = extracted(checkpoints.tokenizer())
     n = len(vocab)
     for tokenizer, words in (
-        (changed(type="Unigram"), r"needs its tokenizer\.model"),
-        (changed(byte_fallback=False), r"needs its tokenizer\.model"),
+        (changed(type="Unigram"), r"need their tokenizer\.model"),
+        (changed(byte_fallback=False), r"need their tokenizer\.model"),
         (changed(dropout=0.1), "a BPE model with dropout"),
-        (changed(vocab={**vocab, "qz": n}), "its merges do not make the token 'qz'"),
+        (changed(vocab={**vocab, "qz": n}), "its merges do not form the token 'qz'"),
         (
             changed(vocab={t: i for t, i in vocab.items() if t != "<0x41>"}),
             "no token <0x41>",
@@ -219,10 +219,10 @@ def test_what_a_gguf_cannot_tell(tmp_path: Path) -> None:
     ):
         with pytest.raises(UnsupportedModelError, match=words):
             vocabulary(tmp_path / "m", tokenizer)
-    with pytest.raises(ModelFormatError, match="'q zzz' is not one of tokens"):
+    with pytest.raises(ModelFormatError, match="'q zzz' does not join two tokens"):
         vocabulary(tmp_path / "m", changed(merges=[["q", "zzz"]]))
     inner = {**vocab, "e\u2581": n}
     split = whole(inner, [*merges, ["e", "\u2581"]], normalizer=None)
     split["pre_tokenizer"] = metaspace("always", True)
-    with pytest.raises(UnsupportedModelError, match="do not make the token 'e\u2581'"):
+    with pytest.raises(UnsupportedModelError, match="do not form the token 'e\u2581'"):
         vocabulary(tmp_path / "m", split)

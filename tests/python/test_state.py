@@ -1,4 +1,4 @@
-"""Saved sequences, the cache of them, pickled Llamas, and files from a repository."""
+"""Saved states, their cache, pickled Llamas, and files from a repository."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import pytest
 import tiny
 from powerinfer_cpp.hub import one_match
 from powerinfer_cpp.model import SPARSE_MODES
+from tiny import take
 
 from powerinfer_cpp import (
     ContextOverflowError,
@@ -31,10 +32,6 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def llm(path: Path):
     with Llama(path, n_ctx=128, verbose=False) as opened:
         yield opened
-
-
-def take(steps, n: int) -> list[int]:
-    return [next(steps) for _ in range(n)]
 
 
 # ---- save and load ----
@@ -113,7 +110,7 @@ def noisy(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("mode", ["auto", "predictor", "exact", "off"])
 def test_generated_positions_of_a_state(noisy: Path, mode: str) -> None:
-    """It goes on with the same bits, and what a prompt computes otherwise is not taken from it."""
+    """It continues with the same bits, and a prompt reuses only what it would compute equally."""
     options = {"n_ctx": 96, "verbose": False, "sparse": mode}
     prompt, answer = [1, 10, 11, 12], list(range(20, 90))  # over a page of 64 positions
     with Llama(noisy, **options) as llm:
@@ -148,7 +145,7 @@ UNMASKED = ("auto", "exact", "off")  # whose prompts have the same keys and valu
 
 @pytest.mark.parametrize("saved_by", [*UNMASKED, "predictor"])
 def test_states_of_other_modes(noisy: Path, saved_by: str) -> None:
-    """Refused where predictors would have masked other positions."""
+    """A state is refused if predictors would have masked other positions."""
     options = {"n_ctx": 32, "verbose": False}
     with Llama(noisy, sparse=saved_by, **options) as llm:
         llm.eval([1, 10, 11])
@@ -204,7 +201,7 @@ def test_a_loaded_state_goes_on_whoever_comes_between(
 
 
 def test_states_of_an_older_engine_are_refused(llm: Llama) -> None:
-    """They have no word on how their positions were computed."""
+    """Old states do not contain how their positions were computed."""
     llm.eval([1, 10, 11])
     state = llm.save_state()
     assert state.llama_state.startswith(b"PIseq02\n")

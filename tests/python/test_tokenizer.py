@@ -22,7 +22,7 @@ def pieces(tokenizer_path):
 
 
 def strings(seed: int, count: int, words: list[str]) -> list[str]:
-    """Words, random Unicode, runs, markup: what a text may hold and what nobody expects in one."""
+    """Words, random Unicode, runs, markup: usual and unusual texts."""
     rng = random.Random(seed)
     odd = [
         "   ",
@@ -90,7 +90,7 @@ def test_bos_and_special_tokens(llm):
     assert llm.tokenize(b"Once") == [bos, *llm.tokenize(b"Once", add_bos=False)]
     assert eos not in llm.tokenize(b"Once</s>")
     assert llm.tokenize(b"Once</s>", add_bos=False, special=True)[-1] == eos
-    # A text after a special token starts anew, with a space of its own.
+    # A text after a special token starts again with its own space.
     once = llm.tokenize(b"Once", add_bos=False)
     assert llm.tokenize(b"<s>Once</s>Once", add_bos=False, special=True) == [bos, *once, eos, *once]
 

@@ -1,5 +1,5 @@
-"""torch's zip files written byte by byte: what torch writes is read, anything else gets a sentence,
-and no file takes memory or time that its size does not explain."""
+"""torch's zip files written byte by byte: torch's files are read, others give a one-sentence error,
+and memory and time are limited by the file's size."""
 
 from __future__ import annotations
 
@@ -138,16 +138,16 @@ def test_no_attribute_is_set(tmp_path: Path) -> None:
         (lambda: tensor(size=(1,) * 33, stride=(1,) * 33), "impossible shape"),
         (lambda: tensor(size=(4, 8, 1)), "impossible shape"),
         (lambda: tensor(of=number(1)), "impossible shape"),
-        (lambda: tensor(of=storage(512.0)), "no integer"),
+        (lambda: tensor(of=storage(512.0)), "not an integer"),
         (lambda: tensor(of=storage(33)), "missing or has another size"),
         (lambda: tensor(of=storage(-32)), "missing or has another size"),
         (lambda: tensor(of=storage(key=text("1"))), "missing or has another size"),
-        (lambda: tensor(of=storage(key=number(0))), "no text"),
+        (lambda: tensor(of=storage(key=number(0))), "not a text"),
         (lambda: tensor(of=storage(kind="ByteStorage")), "torch.ByteStorage"),
         (lambda: tensor(of=group(text("storage")) + b"Q"), "five values"),
         (lambda: name("torch._utils", "_rebuild_tensor_v2") + b")R", "with 0 values"),
         (lambda: name("torch", "FloatStorage") + b")R", "it calls"),
-        (lambda: text("a") + b")R", "no function"),
+        (lambda: text("a") + b")R", "not a function"),
         (lambda: name("os", "system") + b"(" + text("true") + b"tR", "os.system"),
         (lambda: tensor() + b"q\x05", "note 5 comes before note 0"),
         (lambda: b"h\x00", "no note 0"),
@@ -168,8 +168,8 @@ def test_where_a_pickle_ends(tmp_path: Path) -> None:
     whole = state(text("w"), tensor())
     for pickled in (b"", whole[:-1], whole[:30]):
         refused(tmp_path / "m.pt", pickled, "ends too early")
-    refused(tmp_path / "m.pt", whole + b"N", "goes on behind its value")
-    refused(tmp_path / "m.pt", b"\x80\x02NN.", "goes on behind its value")
+    refused(tmp_path / "m.pt", whole + b"N", "data after its value")
+    refused(tmp_path / "m.pt", b"\x80\x02NN.", "data after its value")
     refused(tmp_path / "m.pt", b"\x80\x04N.", "protocol 2")
     refused(tmp_path / "m.pt", b"\x80\x02}N" + text("w") + b"s.", "neither a text nor an integer")
     for value in (b"N", b"]", text("w"), state(text("w"), b"N")[2:-1]):
@@ -181,7 +181,7 @@ def test_memory_and_time_follow_the_file(tmp_path: Path) -> None:
     deep = b"\x80\x02}" + b")" + b"q\x00h\x00\x86" * 60 + b"Ns."  # a hash of 2^60 steps
     for pickled, why in (
         (state(text("w"), tensor() + b"r\x00\x00\x00\x01"), "note 16777216"),
-        (many, "too much beside"),
+        (many, "too much data besides"),
         (deep, "neither a text nor an integer"),
     ):
         begin, peak = time.perf_counter(), _peak()
@@ -198,7 +198,7 @@ def _peak() -> int:
 )
 @given(data=st.data())
 def test_any_bytes_end_in_tensors_or_a_sentence(tmp_path: Path, data: st.DataObject) -> None:
-    """A good file with bytes changed, put in, or cut off; inside the pickle, or in the zip."""
+    """A valid file with bytes changed, inserted or cut off, in the pickle or in the zip."""
     checkpoints.save_torch(tmp_path / "good.pt", {"w": VALUES.reshape(4, 8), "v": VALUES[:4]})
     path = tmp_path / "m.pt"
     if data.draw(st.booleans()):

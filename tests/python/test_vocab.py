@@ -1,4 +1,4 @@
-"""Byte-level BPE vocabularies: what convert makes of tokenizer.json, vocab.json and merges.txt.
+"""Byte-level BPE vocabularies: conversion of tokenizer.json, vocab.json and merges.txt.
 
 The engine's ids are compared with those of the tokenizers package on the same tokenizer.json.
 """
@@ -128,7 +128,7 @@ def tokenizer_json(pre: dict[str, Any], ignore_merges: bool = False, **more: Any
 
 
 def model(folder: Path, tokenizer: dict[str, Any] | None, **settings: Any) -> Path:
-    """A folder of which only the vocabulary matters."""
+    """A folder for tests of its vocabulary."""
     folder.mkdir(exist_ok=True)
     cfg = checkpoints.config(vocab_size=N_VOCAB, model_type="qwen2")
     (folder / "config.json").write_text(json.dumps(cfg))
@@ -247,12 +247,12 @@ def broken(**changes: Any) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"type": "Unigram"}, "no byte-level BPE"),
+        ({"type": "Unigram"}, "not a byte-level BPE"),
         ({"vocab": {}}, "no vocabulary"),
-        ({"vocab": {"a": 0, "b": 0}}, "have one id"),
-        ({"vocab": {"a": -1}}, "no token's id"),
-        ({"vocab": {"a": True}}, "no token's id"),
-        ({"vocab": {"a": 1 << 40}}, "no token's id"),
+        ({"vocab": {"a": 0, "b": 0}}, "have the same id"),
+        ({"vocab": {"a": -1}}, "not a token's id"),
+        ({"vocab": {"a": True}}, "not a token's id"),
+        ({"vocab": {"a": 1 << 40}}, "not a token's id"),
         ({"vocab": {str(i): i for i in range(N_VOCAB + 1)}}, f"has {N_VOCAB + 1} tokens"),
         ({"merges": None}, "no merges"),
         ({"merges": ["ab"]}, "not a pair"),
@@ -267,7 +267,7 @@ def test_broken_files(changes: dict[str, Any], words: str, tmp_path: Path) -> No
 
 def test_characters_instead_of_bytes(tmp_path: Path) -> None:
     folder = model(tmp_path / "m", {**broken(), "pre_tokenizer": None})
-    with pytest.raises(UnsupportedModelError, match=r"needs its tokenizer\.model"):
+    with pytest.raises(UnsupportedModelError, match=r"need their tokenizer\.model"):
         vocabulary(folder)
 
 

@@ -1,4 +1,4 @@
-"""What commands write harms nothing: no input, no stranger's file, no other process's work."""
+"""Outputs of commands damage no input, no other file, and no other process's work."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 @pytest.fixture
 def files(given: Path, tmp_path: Path) -> Path:
-    """Copies of what commands read, which they may harm."""
+    """Copies of the commands' inputs, which may be damaged."""
     folder = tmp_path / "files"
     folder.mkdir()
     for name in ("dense.gguf", "neurons.gguf", "smooth.gguf", "profiled.gguf", "text.txt"):
@@ -115,7 +115,7 @@ def test_an_input_with_the_name_of_a_part(files: Path, capsys: pytest.CaptureFix
 
 
 def test_parts_of_other_processes(tmp_path: Path) -> None:
-    """Each writes a whole file; what a killed one left goes, what another one writes stays."""
+    """Each writes a whole file; files of killed processes are removed, others stay."""
     out, n = tmp_path / "out", 20
     left = tmp_path / "out.0123abcd.part"
     left.write_bytes(b"of a killed process")
@@ -131,7 +131,7 @@ def test_parts_of_other_processes(tmp_path: Path) -> None:
 
 
 def test_two_processes_with_one_output(files: Path) -> None:
-    """The result is that of one of them."""
+    """The result is the output of one of them."""
     out, want = files / "out.gguf", []
     for kind in ("Q4_0", "Q8_0"):
         assert main(["quantize", str(files / "neurons.gguf"), str(out), kind]) == 0
@@ -157,7 +157,7 @@ def test_a_strangers_scratch_folder(files: Path, capsys: pytest.CaptureFixture) 
     line = ["profile", str(files / "smooth.gguf"), "--text", str(files / "text.txt"), *WINDOW]
     line += ["--tokens", "100", "--cats", "50%", "--out", str(files / "out.gguf")]
     assert main(line) == 1
-    assert "exists, and is no work of profile" in capsys.readouterr().err
+    assert "exists, and is not a work folder of profile" in capsys.readouterr().err
     assert contents(folder) == {"thresholds.gguf": b"a stranger's"}
 
 
@@ -177,5 +177,5 @@ def test_one_training_at_a_time(files: Path, capsys: pytest.CaptureFixture) -> N
         line = ["train-predictor", str(files / "neurons.gguf"), "--kind", "sketch"]
         line += ["--text", str(files / "text.txt"), *WINDOW, "--out", str(files / "out.gguf")]
         assert main(line) == 1
-        assert "another process is at work in it" in capsys.readouterr().err
+        assert "another process is using it" in capsys.readouterr().err
         assert list(folder.iterdir()) == [folder / "identity.json"]

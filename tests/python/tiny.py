@@ -1,7 +1,8 @@
-"""A tiny random model for the tests of `Llama`, and a way to make it say what a test wants."""
+"""A tiny random model for the tests of `Llama`, and a way to make it write a given text."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +39,7 @@ def noisy(folder: Path, template: str | None = None, **changes: Any) -> Path:
 
 
 class Say:
-    """A logits processor with which a model says a text, one byte a token, and then ends."""
+    """A logits processor that makes a model write a text, one byte per token, and then end."""
 
     def __init__(self, llm: Llama, said: str, repeat: bool = False):
         self._ids = [BYTE + byte for byte in said.encode()] + [llm.token_eos()]
@@ -52,3 +53,22 @@ class Say:
         if self._repeat and self._n == len(self._ids):
             self._n = 0
         return out
+
+
+def greedy(llm: Llama, prompt: list[int], n: int) -> list[int]:
+    """What eval and argmax give, without generate."""
+    llm.reset()
+    ids, pending = [], prompt
+    for _ in range(n):
+        llm.eval(pending)
+        pending = [int(np.argmax(llm.scores[llm.n_tokens - 1]))]
+        ids += pending
+    return ids
+
+
+def take(steps: Iterator[int], n: int) -> list[int]:
+    return [next(steps) for _ in range(n)]
+
+
+def text(completion: dict) -> str:
+    return completion["choices"][0]["text"]
