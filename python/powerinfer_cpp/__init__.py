@@ -20,10 +20,10 @@ from .tokenizer import LlamaTokenizer
 
 
 def main_path() -> str:
-    """Path of the program `main` that this package carries. FileNotFoundError if it has none."""
+    """Path of the installed program `main`. Raises FileNotFoundError if it is missing."""
     path = _Path(__file__).parent / "bin" / "main"
     if not path.is_file():
-        raise FileNotFoundError(f"{path}: this installation carries no program `main`")
+        raise FileNotFoundError(f"{path}: this installation has no program `main`")
     return str(path)
 
 

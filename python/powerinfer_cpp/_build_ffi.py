@@ -1,8 +1,8 @@
 """Write the C source of `powerinfer_cpp._native`: `python _build_ffi.py powerinfer.h _native.c`.
 
-CMake runs this. The declarations come from the header itself, and the module is compiled against
-the same header, so that a struct which differs is a build error. The module is built for CPython's
-limited API (abi3): cffi defines Py_LIMITED_API in the source that it emits.
+CMake runs this. The declarations come from the header, and the module is compiled against the same
+header, so a struct that differs is a build error. The module is built for CPython's limited API
+(abi3): cffi defines Py_LIMITED_API in the source that it emits.
 """
 
 import pathlib
@@ -19,7 +19,7 @@ extern "Python" bool pi_python_should_stop(void *data);
 
 
 def declarations(header: str) -> str:
-    """The part of powerinfer.h that holds nothing but C declarations.
+    """The part of powerinfer.h that holds only C declarations.
 
     Raises ValueError when the two marks are missing.
     """
@@ -46,7 +46,7 @@ def main(header: str, output: str) -> None:
 
 
 if __name__ == "__main__":
-    # Not beside this file's own modules: one of them is called gguf, like the package.
+    # Do not import this folder's modules: one of them is called gguf, like the package.
     sys.path.pop(0)
     if len(sys.argv) != 3:
         sys.exit("usage: _build_ffi.py powerinfer.h _native.c")

@@ -1,7 +1,7 @@
-"""Activations: their names, and which one a file that names none has, after the engine's table
+"""Names of activations, and the defaults for files that name none, equal to the engine's table
 (src/families)."""
 
-RELUS = ("relu", "drelu", "relu2")  # zero, unless the gate is positive
+RELUS = ("relu", "drelu", "relu2")  # zero unless the gate is positive
 SMOOTH = ("silu", "gelu")  # never exactly zero
 NAMES = RELUS + SMOOTH
 
@@ -21,9 +21,9 @@ _UNKNOWN_TO_OTHERS = ("bamboo", "opt")  # llama.cpp refuses these architectures
 
 
 def dense_note(architecture: str, activation: str) -> str | None:
-    """What to know of a dense GGUF that other engines would open, and compute something else.
+    """A note about a dense GGUF for which other engines would compute other results, or None.
 
-    The activation is a key of ours; they have one for each architecture.
+    The activation is our own key; other engines have a fixed one for each architecture.
     """
     theirs = default_activation(architecture)
     if theirs in (None, activation) or architecture in _UNKNOWN_TO_OTHERS:
@@ -35,6 +35,6 @@ def dense_note(architecture: str, activation: str) -> str | None:
 
 
 def default_activation(architecture: str, pwri: bool = False) -> str | None:
-    """The activation of a file without powerinfer.ffn.activation, None where it is not known."""
+    """The activation of a file without powerinfer.ffn.activation; None if it is unknown."""
     found = _DEFAULTS.get(architecture)
     return None if found is None else found[pwri]

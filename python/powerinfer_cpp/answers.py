@@ -1,16 +1,19 @@
-"""The dicts that completions, chats and embeddings return: OpenAI's, as llama-cpp-python has them.
+"""Types of the dicts that completions, chats and embeddings return, as in llama-cpp-python.
 
-For type checkers; at run time all of them are plain dicts.
+Only for type checkers; at run time all of them are plain dicts.
 """
 
-from typing import TYPE_CHECKING, Any, Literal, TypedDict
+from typing import TYPE_CHECKING, Literal, TypedDict
 
 from .grammar import LlamaGrammar
+from .logits import AnyStoppingCriteria, LogitsProcessors
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
 Reason = Literal["stop", "length"]
+# A vector per token, or with a pooling_type one vector.
+Embedding = list[list[float]] | list[float]
 
 
 class Usage(TypedDict):
@@ -22,7 +25,7 @@ class Usage(TypedDict):
 
 
 class CompletionLogprobs(TypedDict):
-    """Lists with an entry per token."""
+    """Lists with one entry per token."""
 
     text_offset: list[int]
     tokens: list[str]
@@ -31,7 +34,7 @@ class CompletionLogprobs(TypedDict):
 
 
 class CompletionChoice(TypedDict):
-    """A text; in a stream, a piece of it."""
+    """A text, or in a stream a piece of it."""
 
     text: str
     index: int
@@ -40,7 +43,7 @@ class CompletionChoice(TypedDict):
 
 
 class CompletionChunk(TypedDict):
-    """What a stream of create_completion brings."""
+    """An item of create_completion with stream=True."""
 
     id: str
     object: Literal["text_completion"]
@@ -50,13 +53,13 @@ class CompletionChunk(TypedDict):
 
 
 class Completion(CompletionChunk):
-    """What create_completion returns."""
+    """The result of create_completion."""
 
     usage: Usage
 
 
 class TokenLogprob(TypedDict):
-    """A token that was, or might have been, chosen."""
+    """A token with its log-probability."""
 
     token: str
     bytes: list[int]
@@ -64,7 +67,7 @@ class TokenLogprob(TypedDict):
 
 
 class ChosenLogprob(TokenLogprob):
-    """A token of an answer, and the likely ones in its place."""
+    """A token of an answer, and the most likely tokens at its position."""
 
     top_logprobs: list[TokenLogprob]
 
@@ -87,7 +90,7 @@ class ChatChoice(TypedDict):
 
 
 class ChatCompletion(TypedDict):
-    """What create_chat_completion returns."""
+    """The result of create_chat_completion."""
 
     id: str
     object: Literal["chat.completion"]
@@ -110,7 +113,7 @@ class ChatChunkChoice(TypedDict):
 
 
 class ChatChunk(TypedDict):
-    """What a stream of create_chat_completion brings."""
+    """An item of create_chat_completion with stream=True."""
 
     id: str
     object: Literal["chat.completion.chunk"]
@@ -120,10 +123,10 @@ class ChatChunk(TypedDict):
 
 
 class EmbeddingData(TypedDict):
-    """An embedding: a vector per token, or with a pooling_type one vector."""
+    """An embedding: one vector per token, or a single vector with a pooling_type."""
 
     object: Literal["embedding"]
-    embedding: list[list[float]] | list[float]
+    embedding: Embedding
     index: int
 
 
@@ -133,12 +136,60 @@ class EmbeddingUsage(TypedDict):
 
 
 class Embeddings(TypedDict):
-    """What create_embedding returns."""
+    """The result of create_embedding."""
 
     object: Literal["list"]
     data: list[EmbeddingData]
     model: str
     usage: EmbeddingUsage
+
+
+class Plan(TypedDict):
+    """What `Llama.plan` returns: bytes by part, in all, and how many may be used."""
+
+    ram: dict[str, int]
+    total: int
+    budget: int
+
+
+class Percentiles(TypedDict):
+    p50: float
+    p95: float
+    p99: float
+
+
+class Audit(TypedDict):
+    fired: int
+    found: int
+
+
+class Tier(TypedDict):
+    neurons: int
+    bytes: int
+    hits: int
+    reads: int
+    stall_s: float
+
+
+class Stats(TypedDict):
+    """What `Llama.stats` returns, which says what they are."""
+
+    n_prompt: int
+    n_gen: int
+    prompt_s: float
+    gen_s: float
+    gen_ts: float
+    ttft_s: float
+    token_ms: Percentiles
+    share_predicted: list[float]
+    share_computed: list[float]
+    share_fired: list[float]
+    audit: Audit
+    bytes_per_token: dict[str, int]
+    tiers: dict[str, Tier]
+    pcie_bytes: int
+    rss_peak: int
+    vram_peak: int
 
 
 class _Options(TypedDict, total=False):
@@ -154,7 +205,7 @@ class _Options(TypedDict, total=False):
     mirostat_tau: float
     mirostat_eta: float
     model: str | None
-    logits_processor: Any
+    logits_processor: LogitsProcessors
     grammar: LlamaGrammar | None
     logit_bias: "Mapping[int | str, float] | None"
 
@@ -165,19 +216,19 @@ class CompletionOptions(_Options, total=False):
     top_k: int
     logprobs: int | None
     echo: bool
-    stopping_criteria: Any
+    stopping_criteria: AnyStoppingCriteria
 
 
 class ChatOptions(_Options, total=False):
     """Keyword arguments of create_chat_completion."""
 
-    functions: Any
-    function_call: Any
-    tools: Any
-    tool_choice: Any
+    functions: object
+    function_call: object
+    tools: object
+    tool_choice: object
     top_k: int
     max_tokens: int | None
-    response_format: dict[str, Any] | None
+    response_format: "Mapping[str, object] | None"
     logprobs: bool | None
     top_logprobs: int | None
     temperature: float

@@ -1,4 +1,4 @@
-"""Measuring speed: ids in, logits on the host out, through the C API and nothing else."""
+"""Speed measurements from ids to logits, through the C API only."""
 
 import time
 from collections.abc import Sequence
@@ -12,7 +12,7 @@ from .model import Model, OpTime, Session, Work
 
 @dataclass(frozen=True)
 class Test:
-    """n_prompt tokens as a prompt, or n_gen tokens one by one, after n_depth others."""
+    """n_prompt tokens as a prompt, or n_gen tokens one by one, after n_depth other tokens."""
 
     n_prompt: int
     n_gen: int
@@ -20,7 +20,7 @@ class Test:
 
     @property
     def name(self) -> str:
-        """llama-bench's name: pp512, tg128 @ d512."""
+        """llama-bench's name, for example pp512 or tg128 @ d512."""
         name = f"pp{self.n_prompt}" if self.n_prompt else f"tg{self.n_gen}"
         return f"{name} @ d{self.n_depth}" if self.n_depth else name
 
@@ -32,9 +32,12 @@ class Test:
 
 @dataclass(frozen=True)
 class Result:
-    """Times of the repetitions of a test, and of each generated token, in nanoseconds; what the
-    repetitions' tokens cost; with `ops`, times of the operators in all repetitions; the energy of
-    all repetitions, where it can be read."""
+    """Result of a test over all repetitions.
+
+    samples_ns: time of each repetition. token_ns: time of each generated token. work: cost of the
+    tokens. ops: times of the operators, empty unless measured. joules: energy, None if it cannot be
+    read.
+    """
 
     test: Test
     samples_ns: list[int]
@@ -45,7 +48,7 @@ class Result:
 
     @property
     def joules_per_token(self) -> float | None:
-        """Of the whole processor, idle parts and other work included."""
+        """Energy of the whole processor per token, including idle parts and other work."""
         if self.joules is None:
             return None
         return self.joules / (self.test.n_tokens * len(self.samples_ns))
@@ -57,16 +60,16 @@ class Result:
 
 
 def tests(prompts: Sequence[int], gens: Sequence[int], depths: Sequence[int]) -> list[Test]:
-    """Every prompt test, then every generation test, at every depth; 0 leaves one out."""
+    """Every prompt test, then every generation test, at every depth; sizes of 0 are skipped."""
     pairs = [(p, 0) for p in prompts if p] + [(0, n) for n in gens if n]
     return [Test(p, n, d) for p, n in pairs for d in depths]
 
 
 def make_ids(n: int, n_vocab: int, seed: int, given: np.ndarray | None) -> np.ndarray:
-    """n ids: those given, again and again if they are few, else random ones."""
+    """int32 [n] ids: the given ones, repeated if needed, or random ones."""
     if given is not None:
         return np.resize(given, n).astype(np.int32)
-    lowest = min(3, n_vocab - 1)  # behind unk, bos and eos
+    lowest = min(3, n_vocab - 1)  # after unk, bos and eos
     return np.random.default_rng(seed).integers(lowest, n_vocab, n, dtype=np.int32)
 
 
@@ -79,10 +82,10 @@ def measure(
     ops: bool = False,
     **fields: int,
 ) -> Result:
-    """Runs a test in a session of its own; one more run before the others is not counted.
+    """Runs a test in its own session, after a warm-up run that is not counted.
 
-    The ids are random or given, never the model's own choice: no sampling is timed. ops: measure
-    the operators, too, which takes time of its own. fields: of pi_session_params.
+    The ids are random or given, so no sampling is timed. ops: also measure the operators, which
+    slows the test down. fields: fields of pi_session_params.
     """
     need = test.n_depth + test.n_tokens
     session = Session(model, interruptible=False, verbose=True, n_ctx=need, n_logits=1, **fields)
@@ -116,7 +119,7 @@ def measure(
 
 
 def _fill(session: Session, ids: np.ndarray) -> None:
-    """Computes ids as a prompt: in calls of n_batch rows, the last row's logits fetched."""
+    """Computes ids as a prompt in calls of n_batch rows, and fetches the last row's logits."""
     for first in range(0, len(ids), session.n_batch):
         chunk = ids[first : first + session.n_batch]
         session.eval(chunk)
@@ -124,7 +127,7 @@ def _fill(session: Session, ids: np.ndarray) -> None:
 
 
 def _decode(session: Session, ids: np.ndarray) -> list[int]:
-    """Computes ids one by one, as generated ones; nanoseconds of each."""
+    """Computes ids one by one as generated tokens; returns nanoseconds for each."""
     times, generated = [], np.ones(1, dtype=bool)
     for i in range(len(ids)):
         start = time.perf_counter_ns()

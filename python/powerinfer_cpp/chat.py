@@ -1,4 +1,4 @@
-"""From messages to a prompt: chat formats by name, and a model file's own template."""
+"""Prompts from chat messages: named chat formats, and a model file's own template."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -9,20 +9,20 @@ Message = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Prompt:
-    """A prompt, and the stop strings that belong to its format."""
+    """A prompt, and the stop strings of its format."""
 
     text: str
     stop: list[str] = field(default_factory=list)
 
 
-# Makes a prompt of messages.
+# Turns messages into a prompt.
 ChatFormat = Callable[[Sequence[Message]], Prompt]
 
 
 def content_text(message: Message) -> str:
-    """The text of a message; of a list of parts, the texts of the parts together.
+    """The text of a message; the texts of a list of parts are joined.
 
-    Raises ValueError for what is no text.
+    Raises ValueError for content that is not text.
     """
     content = message.get("content")
     if content is None:
@@ -38,7 +38,7 @@ def content_text(message: Message) -> str:
 
 
 def check_messages(messages: Sequence[Message]) -> list[dict[str, Any]]:
-    """Messages with their contents as text. Raises ValueError for what is none."""
+    """Messages with their contents as text. Raises ValueError for malformed messages."""
     if isinstance(messages, str | bytes | Mapping) or not isinstance(messages, Sequence):
         raise ValueError("messages must be a list of dicts with role and content")
     if not messages:
@@ -51,17 +51,17 @@ def check_messages(messages: Sequence[Message]) -> list[dict[str, Any]]:
 
 @dataclass(frozen=True)
 class Turns:
-    """A format of turns: what stands before and after the text of each role.
+    """A chat format with a prefix and a suffix for the text of each role.
 
-    answer: what begins the answer. separator: between turns. default_system: where there is no
-    system message; None: then there is no such turn. system_in_user: the system's text stands
-    within the first user message, {system} and {user} in `joined`.
+    answer: beginning of the answer; None: the assistant's prefix. begin: beginning of the prompt.
+    default_system: used without a system message; None: then there is no system turn. joined: puts
+    the system's text into the first user message, with fields {system} and {user}.
     """
 
     user: tuple[str, str]
     assistant: tuple[str, str]
     system: tuple[str, str] = ("", "\n")
-    answer: str | None = None  # the assistant's own beginning, without the space at its end
+    answer: str | None = None  # None: the assistant's prefix without the space at its end
     begin: str = ""
     default_system: str | None = None
     joined: str | None = None
@@ -78,7 +78,7 @@ class Turns:
             if first is None:
                 first = 0
                 turns.insert(0, {"role": "user", "content": ""})
-            # The later field first, so that what a message holds is not taken for a field.
+            # The later field first, so that a field name inside a message is not replaced.
             text = self.joined.replace("{user}", turns[first]["content"])
             text = text.replace("{system}", system, 1)
             turns[first] = {"role": "user", "content": text}
@@ -87,7 +87,7 @@ class Turns:
         for message in turns:
             role = message["role"]
             if role not in ("user", "assistant"):
-                raise ValueError(f"this chat format knows no role {role!r}")
+                raise ValueError(f"this chat format has no role {role!r}")
             before, after = self.user if role == "user" else self.assistant
             parts += [before, message["content"], after]
         answer = self.assistant[0].rstrip(" ") if self.answer is None else self.answer
@@ -113,7 +113,7 @@ def _header(role: str) -> tuple[str, str]:
     return f"<|start_header_id|>{role}<|end_header_id|>\n\n", "<|eot_id|>"
 
 
-# The public prompt shapes of well-known models.
+# The public prompt formats of well-known models.
 FORMATS: dict[str, Turns] = {
     "llama-2": _LLAMA_2,
     "llama-3": Turns(
@@ -261,14 +261,14 @@ FORMATS: dict[str, Turns] = {
 
 
 def named_format(name: str) -> ChatFormat:
-    """The format of that name. Raises ValueError for an unknown one."""
+    """The format with this name. Raises ValueError for an unknown name."""
     if name not in FORMATS:
         raise ValueError(f"chat_format {name!r} is unknown; known are {', '.join(FORMATS)}")
     return FORMATS[name]
 
 
 def template_format(source: str, bos: str, eos: str) -> ChatFormat:
-    """The format that a model file's template makes. Raises TemplateError (a ValueError)."""
+    """The format of a model file's template. Raises TemplateError (a ValueError)."""
     from .template import ChatTemplate
 
     template = ChatTemplate(source, bos, eos)

@@ -1,4 +1,4 @@
-"""One sequence of tokens over a session: what is computed, its logits, and the choice of tokens."""
+"""One sequence of tokens in a session: its positions, their logits, and the choice of tokens."""
 
 from collections.abc import Callable
 from typing import Any
@@ -10,16 +10,16 @@ from .errors import ContextOverflowError, OutOfMemoryError
 from .model import Model, Sampler, Session, Work, release
 from .state import STATE_VERSION, LlamaState
 
-# Rows of one call of the engine whose logits are kept when only some calls want all of them.
+# Rows per engine call whose logits can be kept, if only some calls need all of them.
 ROWS_KEPT = 32
 
 
 class Context:
-    """Tokens that a session holds, and their logits.
+    """Tokens of a session, and their logits.
 
-    n_tokens: positions computed. input_ids: intc [n_ctx], n_tokens of them valid. version: counts
-    changes, so that who computed before can see whether somebody else came in between.
-    Keyword arguments are those of Session. Serves one thread at a time.
+    n_tokens: computed positions. input_ids: intc [n_ctx], the first n_tokens are valid. version:
+    counts changes, so that a caller can see whether another caller used the context in between.
+    Keyword arguments are those of Session. Use it from one thread at a time.
     """
 
     def __init__(self, model: Model, logits_all: bool, **fields: Any):
@@ -31,16 +31,16 @@ class Context:
         self.n_vocab = model.n_vocab
         self.n_ctx = self._session.n_ctx
         self.n_tokens = 0
-        self.n_computed = 0  # tokens in all, those that were forgotten included
+        self.n_computed = 0  # all computed tokens, including truncated ones
         self.input_ids = np.zeros(self.n_ctx, dtype=np.intc)
-        self._generated = np.zeros(self.n_ctx, dtype=bool)  # as input_ids
+        self._generated = np.zeros(self.n_ctx, dtype=bool)  # same index as input_ids
         self.version = 0
-        # Where the last token's logits are: a row of the engine's last call, or a copy.
+        # The last token's logits: a row of the engine's last call, or a copy.
         self._last_row: int | np.ndarray | None = None
         self._scores: np.ndarray | None = None
         self._filled = np.zeros(self.n_ctx, dtype=bool)  # rows of scores that have memory
-        self._kept = np.zeros(self.n_ctx, dtype=bool)  # and those that hold a token's logits
-        self._reserved: list[Any] = []  # what they took of the model's budget
+        self._kept = np.zeros(self.n_ctx, dtype=bool)  # rows of scores with a token's logits
+        self._reserved: list[Any] = []  # reservations for scores in the model's budget
         self._model = model
         self._record = fields.get("record", lib.PI_RECORD_OFF)
         self._one_block = not model.n_expert
@@ -48,7 +48,7 @@ class Context:
         self._inputs: list[np.ndarray] = []
 
     def close(self) -> None:
-        """Gives the session back."""
+        """Frees the session and its reservations."""
         self._session.close()
         self._scores = None
         for reservation in self._reserved:
@@ -61,38 +61,38 @@ class Context:
         return self._session.handle
 
     def work(self) -> Work:
-        """What the session has done so far."""
+        """The work of the session so far."""
         return self._session.work()
 
     def activations(self) -> np.ndarray:
         """Which neurons fired at the tokens of the last eval.
 
         bool [n_layer, n_tokens, n_ff], with experts [n_layer, n_tokens, n_expert, n_ff]. Raises
-        ValueError when that is not recorded, or nothing has been computed.
+        ValueError if this is not recorded, or nothing has been computed.
         """
         fired = _joined(self._fired, 'record="fired"')
         return fired[:, :, 0] if self._one_block else fired
 
     def ffn_inputs(self) -> np.ndarray:
-        """float32 [n_layer, n_tokens, n_embd]: what predictors see at the last eval's tokens.
+        """float32 [n_layer, n_tokens, n_embd]: inputs of predictors at the last eval's tokens.
 
-        Raises ValueError when that is not recorded, or nothing has been computed.
+        Raises ValueError if this is not recorded, or nothing has been computed.
         """
         return _joined(self._inputs, 'record="fired+input"')
 
     def tokens(self) -> list[int]:
-        """Ids of the positions computed."""
+        """Ids of the computed positions."""
         return self.input_ids[: self.n_tokens].tolist()
 
     def generated(self) -> list[bool]:
-        """Which of them were computed as generated tokens."""
+        """Whether each computed position is a generated token."""
         return self._generated[: self.n_tokens].tolist()
 
     def eval(self, ids: np.ndarray, generated: np.ndarray | None = None) -> None:
-        """Computes int32 ids [n], in calls of n_batch rows, after those that are there.
+        """Appends and computes int32 ids [n], in calls of n_batch rows.
 
-        generated: bool [n], which of them were generated; None: all are of a prompt. Raises
-        ContextOverflowError, before anything is computed, when they do not fit.
+        generated: bool [n], True for generated tokens; None: all are prompt. Raises
+        ContextOverflowError, before anything is computed, if they do not fit.
         """
         self._check_fits(len(ids), self.n_tokens)
         self.version += 1
@@ -105,10 +105,10 @@ class Context:
             self._eval_chunk(ids[part], keep, None if generated is None else generated[part])
 
     def visit(self, ids: np.ndarray, visit: Callable[[int, np.ndarray], None]) -> None:
-        """Forgets all and computes int32 ids [n], calling visit(i, logits after the i-th).
+        """Clears the sequence, computes int32 ids [n], and calls visit(i, logits after token i).
 
-        The logits, float32 [n_vocab], may be changed by the visitor. Raises ContextOverflowError
-        when the ids do not fit.
+        The visitor may change the logits, float32 [n_vocab]. Raises ContextOverflowError if the
+        ids do not fit.
         """
         self._check_fits(len(ids), 0)
         self.truncate(0)
@@ -120,9 +120,9 @@ class Context:
                 visit(first + row, self._session.logits(row).copy())
 
     def become(self, ids: np.ndarray, generated: np.ndarray) -> None:
-        """Makes the sequence equal to ids, of which those with a flag were generated.
+        """Makes the sequence equal to ids; generated: flag of each id.
 
-        Keeps the longest prefix that was computed in the same way, and computes at least the last.
+        Keeps the longest prefix that was computed in the same way; always computes the last id.
         """
         same = min(self._session.match(ids, generated), len(ids) - 1)
         self._check_fits(len(ids) - same, same)
@@ -130,7 +130,7 @@ class Context:
         self.eval(ids[same:], generated[same:])
 
     def save(self) -> LlamaState:
-        """What is computed, with its logits as far as they are there."""
+        """The state of the sequence, with the logits that were kept."""
         if self._scores is not None and self._logits_all:
             scores = self._scores[: self.n_tokens].copy()
         elif self._last_row is not None:
@@ -145,23 +145,23 @@ class Context:
         )
 
     def load(self, state: LlamaState) -> None:
-        """Makes the sequence what it was when `save` gave state.
+        """Restores a state from `save`.
 
         Raises ContextOverflowError, ModelFormatError, or ValueError for a state that contradicts
-        itself or is of another version; then all is as before or, after a ModelFormatError, nothing
-        is computed.
+        itself or has another version. After an error the sequence is unchanged or, after a
+        ModelFormatError, empty.
         """
         if state.version != STATE_VERSION:
             raise ValueError(
-                f"this state has version {state.version}, and only {STATE_VERSION} can be loaded: "
-                "it was saved by another version of powerinfer_cpp"
+                f"this state has version {state.version}, only version {STATE_VERSION} can be "
+                "loaded: it was saved by another version of powerinfer_cpp"
             )
         ids, scores, n = np.asarray(state.input_ids), np.asarray(state.scores), state.n_tokens
         flags = np.asarray(state.generated)
         if ids.shape != (n,) or flags.shape != (n,) or scores.ndim != 2 or len(scores) > n:
             raise ValueError("this state contradicts itself")
         if scores.shape[1] != self.n_vocab:
-            raise ValueError(f"this state is of a model with {scores.shape[1]} tokens")
+            raise ValueError(f"this state is of a model with {scores.shape[1]} vocabulary tokens")
         self._check_fits(n, 0)
         self.version += 1
         self.n_tokens, self._last_row = 0, None
@@ -181,18 +181,18 @@ class Context:
                 self._kept[n - len(scores) : n] = True
 
     def truncate(self, n: int) -> None:
-        """Forgets every position from n on."""
+        """Drops every position from n on."""
         self._session.truncate(n)
         self.version += 1
         self.n_tokens, self._last_row = n, None
 
     def need_scores(self) -> np.ndarray:
-        """float32 [n_ctx, n_vocab], filled from now on; the last token's row at once.
+        """The array float32 [n_ctx, n_vocab]; later calls fill it, the last token's row is filled.
 
-        Raises OutOfMemoryError when there is no room for it.
+        Raises OutOfMemoryError if memory is not sufficient.
         """
         if self._scores is None:
-            try:  # the system gives pages as rows are written
+            try:  # the system allocates pages when rows are written
                 self._scores = np.zeros((self.n_ctx, self.n_vocab), dtype=np.float32)
             except MemoryError:
                 raise OutOfMemoryError(
@@ -206,7 +206,7 @@ class Context:
         return self._scores
 
     def score(self, i: int) -> np.ndarray:
-        """A copy of the logits after token i. Raises ValueError where they were not kept."""
+        """A copy of the logits after token i. Raises ValueError if they were not kept."""
         scores = self.need_scores()
         if not 0 <= i < self.n_tokens:
             raise ValueError(f"there is no token {i}: {self.n_tokens} are computed")
@@ -215,9 +215,9 @@ class Context:
         return scores[i].copy()
 
     def _fill_scores(self, rows: np.ndarray) -> np.ndarray:
-        """The scores, of which these rows may be written: their memory is in the budget.
+        """The scores, after reserving memory for these rows in the budget.
 
-        Raises OutOfMemoryError when it is not.
+        Raises OutOfMemoryError if the budget is not sufficient.
         """
         scores = self.need_scores()
         fresh = rows[~self._filled[rows]]
@@ -227,24 +227,24 @@ class Context:
                 reserved = self._model.reserve(f"scores of {fresh.size} tokens", n_bytes)
             except OutOfMemoryError:
                 if not self._filled.any():
-                    self._scores = None  # nobody has any, so later calls need not want them
+                    self._scores = None  # no row is filled, so later calls need not fill any
                 raise
             self._reserved.append(reserved)
             self._filled[fresh] = True
         return scores
 
     def logits(self) -> np.ndarray:
-        """A copy of the last token's logits, float32 [n_vocab]. ValueError before any eval."""
+        """A copy of the last token's logits, float32 [n_vocab]. Raises ValueError before eval."""
         row = self._require_row()
         return (row if isinstance(row, np.ndarray) else self._session.logits(row)).copy()
 
     def choose(
         self, sampler: Sampler, processors: Any, n: int, row: np.ndarray | None = None
     ) -> int:
-        """A token after n tokens, for the last token's logits or for those in `row`.
+        """Chooses a token after n tokens, from the last token's logits or from those in `row`.
 
-        processors: None, or a function of ids and logits that gives logits. Raises ValueError when
-        nothing is computed, or when that function gives something else.
+        processors: None, or a function of ids and logits that returns logits. Raises ValueError if
+        nothing is computed, or if that function returns something else.
         """
         if not processors and row is None:
             last = self._require_row()
@@ -271,7 +271,7 @@ class Context:
             )
 
     def reusable(self, ids: np.ndarray) -> int:
-        """Leading positions that a prompt of these ids would compute the same way."""
+        """Number of leading positions that a prompt of these ids would compute the same way."""
         return self._session.match(ids)
 
     def _eval_chunk(
@@ -301,7 +301,7 @@ class Context:
 
 
 def _joined(parts: list[np.ndarray], option: str) -> np.ndarray:
-    """Recordings [n_layer, n_tokens, ...] of several calls as one."""
+    """Joins recordings [n_layer, n_tokens, ...] of several calls."""
     if not parts:
         raise ValueError(f"nothing is recorded: open with {option} and compute something")
     return parts[0] if len(parts) == 1 else np.concatenate(parts, axis=1)

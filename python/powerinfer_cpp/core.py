@@ -1,4 +1,4 @@
-"""What `Llama` stands on: a model, one sequence of tokens, and who may use them when."""
+"""The base class of `Llama`: a model, one sequence of tokens, and their locking."""
 
 import random
 import threading
@@ -12,10 +12,18 @@ from typing import Any, TypeVar
 import numpy as np
 
 from . import options
+from .answers import Plan, Stats
 from .chat import named_format
 from .context import ROWS_KEPT, Context
 from .embedding import Embedder, check_pooling
-from .logits import LogitsProcessorList, StoppingCriteriaList
+from .logits import (
+    AnyStoppingCriteria,
+    Ids,
+    LogitsProcessorList,
+    LogitsProcessors,
+    Scores,
+    StoppingCriteriaList,
+)
 from .model import SPARSE_MODES, Model, Sampler, as_tokens, memory_plan
 from .sampling import Sampling
 from .state import LlamaState
@@ -23,35 +31,34 @@ from .stats import Meter, report
 
 DEFAULT_POSITIONS = 512  # llama-cpp-python's
 Self = TypeVar("Self", bound="LlamaCore")
-RANDOM_SEEDS = (None, -1, 0xFFFFFFFF)  # what callers write for "a different one each time"
+RANDOM_SEEDS = (None, -1, 0xFFFFFFFF)  # values that mean "a different seed each time"
 
 
 class LlamaCore:
     """Runs a GGUF model: text to tokens, tokens to logits, logits to tokens.
 
-    One instance may be used from several threads: calls wait for each other. A stream or a
-    `generate` holds the instance only while it computes a token; when another call came in
-    between, it computes its own tokens again and goes on with the same result.
+    Several threads may use one instance: calls wait for each other. A stream or a `generate` locks
+    the instance only while it computes a token; after another call in between, it computes its own
+    tokens again and continues with the same result.
 
-    n_ctx: positions (0: the model's; None: 512, or the model's where these are less). n_batch,
-    n_ubatch: rows per call of the engine and rows computed at once. n_threads, n_threads_batch:
-    None for the CPUs that this process may use. logits_all: keep the logits of every token in
-    `scores`. last_n_tokens_size: tokens that the penalties look back on. type_k, type_v: GGUF type
-    ids of the KV cache, F16 (1), Q8_0 (8) or F32 (0).
-    embedding: open for embeddings (pooling_type: -1 or 0 none, 1 mean, 2 first, 3 last); the first
-    completion then opens a second session beside it. chat_format: a name of chat.FORMATS; default:
-    the file's own template.
-    ram_budget, vram_budget: ceilings in GiB. vocab_only: tokenizer and metadata, no weights.
+    n_ctx: positions (0: the model's; None: 512, or the model's if that is less). n_batch, n_ubatch:
+    tokens per call of the engine, and tokens computed at once. n_threads, n_threads_batch: None:
+    the CPUs that this process may use. logits_all: keep the logits of every token in `scores`.
+    last_n_tokens_size: number of last tokens that get penalties. type_k, type_v: GGUF type ids of
+    the KV cache, F16 (1), Q8_0 (8) or F32 (0).
+    embedding: allow embeddings (pooling_type: -1 or 0 none, 1 mean, 2 first, 3 last); the first
+    completion then opens a second session. chat_format: one of chat.FORMATS; default: the file's
+    own template.
+    ram_budget, vram_budget: limits in GiB. vocab_only: tokenizer and metadata, no weights.
     progress_callback: called with 0..1 while loading; returning False cancels (Cancelled).
     record: "fired" or "fired+input", with sparse "off" or "exact", for `activations` and
     `ffn_inputs`.
-    verbose: a few lines on stderr. seed: of the first call's random numbers and, in turn, of all
-    that follow; default: different each time.
+    verbose: print a few lines to stderr. seed: seed of the random numbers of all calls; default:
+    different each time.
 
     Raises OSError, ModelFormatError, UnsupportedModelError, OutOfMemoryError, DeviceError, and
-    ValueError naming the option, also for options of llama-cpp-python that ask for other results
-    than the file's (lora_path, rope_freq_base ...). Keyword arguments that nobody knows are ignored
-    with a warning.
+    ValueError naming the option, also for options of llama-cpp-python that would change the file's
+    results (lora_path, rope_freq_base ...). Unknown keyword arguments are ignored with a warning.
     """
 
     def __init__(
@@ -82,8 +89,8 @@ class LlamaCore:
         sparse: str = "auto",
         sparse_threshold: float | None = None,
         record: str = "off",
-        progress_callback: Any = None,
-        **unknown: Any,
+        progress_callback: Callable[[float], object] | None = None,
+        **unknown: object,
     ):
         given = locals()
         self._arguments = {
@@ -131,7 +138,7 @@ class LlamaCore:
         self._session_fields = {
             "n_batch": n_batch,
             "n_ubatch": min(n_ubatch, n_batch),
-            # Rows of a call whose logits can be kept; 0: all.
+            # Rows per call whose logits can be kept; 0: all.
             "n_logits": 0 if logits_all else min(ROWS_KEPT, n_batch),
             "n_threads": n_threads or 0,
             "n_threads_batch": n_threads_batch or n_threads or 0,
@@ -150,7 +157,7 @@ class LlamaCore:
             self._embedder = Embedder(self._model, verbose=verbose, **self._session_fields)
         elif not vocab_only:
             self._context = self._new_context()
-        self._sampler: tuple[Sampling, Sampler] | None = None  # that of sample()
+        self._sampler: tuple[Sampling, Sampler] | None = None  # used by sample()
         if verbose:
             options.report(self._model, self.plan())
 
@@ -166,7 +173,7 @@ class LlamaCore:
             mode = SPARSE_MODES[self._session_fields["sparse"]]
             return f"{head}: {what}, {use}{self.n_ctx()} positions, sparse={mode!r}>"
 
-    # ---- What the model is ---------------------------------------------------------------
+    # ---- Properties of the model ---------------------------------------------------------
 
     def n_ctx(self) -> int:
         """Positions of the context."""
@@ -182,15 +189,15 @@ class LlamaCore:
         return self._model.n_embd
 
     def token_bos(self) -> int:
-        """Id that begins a text, -1 when there is none."""
+        """Id of the BOS token, -1 if there is none."""
         return self._model.bos
 
     def token_eos(self) -> int:
-        """Id that ends a text, -1 when there is none."""
+        """Id of the EOS token, -1 if there is none."""
         return self._model.eos
 
     def token_nl(self) -> int:
-        """Id of a newline, -1 when there is none."""
+        """Id of a newline, -1 if there is none."""
         return self._model.nl
 
     @cached_property
@@ -206,12 +213,12 @@ class LlamaCore:
         }
 
     @property
-    def model(self) -> Any:
+    def model(self) -> object:
         """The C API's handle of the model."""
         return self._model.handle
 
     @property
-    def ctx(self) -> Any:
+    def ctx(self) -> object:
         """The C API's handle of the session."""
         with self._lock:
             return self._computing.handle
@@ -221,23 +228,23 @@ class LlamaCore:
         """The session's parameters: n_ctx, n_batch, n_threads, ..."""
         return SimpleNamespace(**{**self._session_fields, "n_ctx": self.n_ctx()})
 
-    def plan(self) -> dict[str, Any]:
+    def plan(self) -> Plan:
         """Memory plan: {tier: {part: bytes}, "total": bytes, "budget": bytes}."""
         with self._lock:
             fields = {**self._session_fields, "embedding": self._embedder is not None}
             return memory_plan(self.model_path, self._model_fields, fields)
 
-    def stats(self) -> dict[str, Any]:
+    def stats(self) -> Stats:
         """Figures of the last generation, with the keys that `./main --json-stats` writes.
 
-        n_prompt and prompt_s: prompt tokens that were computed, without those that were there
-        already. n_gen, gen_s, gen_ts, token_ms: generated tokens that were computed (the last one
-        never is). ttft_s: from the call to the first token. The others are means of the generated
-        tokens or, where there are none, of the prompt's. bytes_per_token: weights and cache read,
-        by part. Per layer, as shares of n_ff, share_predicted: neurons that a predictor let pass
-        (without one all); share_computed: those whose up and down rows were computed;
-        share_fired: those that contributed something else than zero. audit: neurons that fired in
-        audited segments, and how many of them the predictors found.
+        n_prompt and prompt_s: computed prompt tokens, without reused ones. n_gen, gen_s, gen_ts,
+        token_ms: computed generated tokens (the last one is never computed). ttft_s: time from the
+        call to the first token. The others are means over the generated tokens or, if there are
+        none, over the prompt. bytes_per_token: weights and cache read, by part. Per layer, as
+        shares of n_ff, share_predicted: neurons that a predictor proposed (without one all);
+        share_computed: neurons whose up and down rows were computed; share_fired: neurons with a
+        contribution other than zero. audit: neurons that fired in audited segments, and how many of
+        them the predictors found.
         """
         with self._lock:
             self._require_open()
@@ -248,8 +255,8 @@ class LlamaCore:
     def tokenize(self, text: bytes, add_bos: bool = True, special: bool = False) -> list[int]:
         """Ids of a text of any bytes.
 
-        add_bos: with BOS and EOS, as far as the file wants them. special: texts of control tokens
-        become those tokens. Raises TypeError when text is not bytes.
+        add_bos: add BOS and EOS if the file asks for them. special: texts of control tokens become
+        those tokens. Raises TypeError if text is not bytes.
         """
         if not isinstance(text, bytes | bytearray | memoryview):
             raise TypeError(f"tokenize takes bytes, not {type(text).__name__}")
@@ -263,7 +270,7 @@ class LlamaCore:
     def detokenize(
         self, tokens: Sequence[int], prev_tokens: Sequence[int] | None = None, special: bool = False
     ) -> bytes:
-        """The bytes of tokens. After a leading BOS, the space that tokenizing adds is dropped.
+        """The bytes of tokens. After a leading BOS, the space that `tokenize` adds is dropped.
 
         Raises ValueError for ids outside the vocabulary.
         """
@@ -282,51 +289,51 @@ class LlamaCore:
         return self._context.n_tokens if self._context else 0
 
     @property
-    def input_ids(self) -> np.ndarray:
-        """intc [n_ctx]: ids of the positions, of which n_tokens are valid."""
+    def input_ids(self) -> Ids:
+        """intc [n_ctx]: ids of the positions; the first n_tokens are valid."""
         return self._computing.input_ids
 
     def reset(self) -> None:
-        """Forgets all tokens."""
+        """Drops all tokens."""
         with self._lock:
             self._computing.truncate(0)
 
     def eval(self, tokens: Sequence[int], generated: bool = False) -> None:
-        """Computes tokens after those that are there.
+        """Appends tokens and computes them.
 
-        generated: the tokens were generated, so that with sparse="auto" predictors mask them;
-        otherwise they are a prompt, also when they come one by one. Raises ContextOverflowError
-        when they do not fit; then none is computed.
+        generated: the tokens were generated, so with sparse="auto" predictors mask them; otherwise
+        they are a prompt, even if passed one by one. Raises ContextOverflowError if they do not
+        fit; then none is computed.
         """
         with self._lock:
             self._computing.need_scores()
             ids = as_tokens(tokens)
             self._computing.eval(ids, np.full(len(ids), generated))
 
-    def activations(self) -> np.ndarray:
-        """Which neurons fired (what they send down is not zero) at the tokens of the last eval.
+    def activations(self) -> np.ndarray[tuple[int, ...], np.dtype[np.bool_]]:
+        """Which neurons fired (have a contribution other than zero) at the last eval's tokens.
 
-        bool [n_layer, n_tokens, n_ff]; with experts [n_layer, n_tokens, n_expert, n_ff], where
-        those of experts that a token did not choose do not fire. ValueError without a `record`.
+        bool [n_layer, n_tokens, n_ff]; with experts [n_layer, n_tokens, n_expert, n_ff], False for
+        experts that a token did not choose. Raises ValueError unless opened with `record`.
         """
         with self._lock:
             return self._computing.activations()
 
-    def ffn_inputs(self) -> np.ndarray:
-        """float32 [n_layer, n_tokens, n_embd]: what predictors see at the last eval's tokens.
+    def ffn_inputs(self) -> Scores:
+        """float32 [n_layer, n_tokens, n_embd]: inputs of predictors at the last eval's tokens.
 
-        The residual stream or its norm, as the file says. ValueError unless opened with
+        The residual stream or its norm, depending on the file. Raises ValueError unless opened with
         record="fired+input".
         """
         with self._lock:
             return self._computing.ffn_inputs()
 
     @property
-    def scores(self) -> np.ndarray:
+    def scores(self) -> Scores:
         """float32 [n_ctx, n_vocab]: row i holds the logits after the i-th token since reset().
 
-        Without logits_all, only the row of the last token of each `eval` is filled; `generate`
-        and completions fill rows once `scores` has been read or `eval` called.
+        Without logits_all, only the last token of each `eval` has its row; `generate` and
+        completions fill rows after `scores` was read or `eval` called.
         """
         with self._lock:
             return self._computing.need_scores()
@@ -341,12 +348,12 @@ class LlamaCore:
         repeat_penalty: float = 1.0,
         frequency_penalty: float = 0.0,
         presence_penalty: float = 0.0,
-        logits_processor: Any = None,
+        logits_processor: LogitsProcessors = None,
         idx: int | None = None,
     ) -> int:
-        """A token for the logits after the last token, or after token `idx` (a row of scores).
+        """Chooses a token from the logits after the last token, or after token `idx`.
 
-        Raises ValueError when nothing has been computed, or that row was not kept.
+        Raises ValueError if nothing has been computed, or if the logits of `idx` were not kept.
         """
         params = Sampling.of(locals())
         with self._lock:
@@ -357,7 +364,7 @@ class LlamaCore:
             n = context.n_tokens if idx is None else idx + 1
             row = None if idx is None else context.score(idx)
             sampler.reset()
-            # Anew for each token: so _rng alone is the state that save_state has to keep.
+            # A new seed for each token: so save_state only has to save _rng.
             sampler.seed(self._rng.getrandbits(64))
             sampler.accept(self._recent(context.input_ids[:n].tolist()))
             return context.choose(sampler, combined(logits_processor, LogitsProcessorList), n, row)
@@ -374,14 +381,14 @@ class LlamaCore:
         frequency_penalty: float = 0.0,
         presence_penalty: float = 0.0,
         reset: bool = True,
-        logits_processor: Any = None,
-        stopping_criteria: Any = None,
+        logits_processor: LogitsProcessors = None,
+        stopping_criteria: AnyStoppingCriteria = None,
     ) -> Generator[int, Sequence[int] | None, None]:
-        """Ids that follow `tokens`, one by one, without end: the caller stops, at EOS for example.
+        """Generates ids after `tokens`, one by one and without end; the caller stops, e.g. at EOS.
 
-        reset: begin anew, keeping the longest prefix that is already computed as a prompt is;
-        otherwise go on after the tokens that are there. Ids sent into the generator are put after
-        the last one; they count as a prompt.
+        reset: start a new sequence, reusing the longest prefix that is already computed as a
+        prompt; otherwise continue after the existing tokens. Ids sent into the generator are
+        appended as a prompt.
         Raises ValueError for no tokens, ContextOverflowError when the context is full.
         """
         params = Sampling.of(locals())
@@ -402,7 +409,7 @@ class LlamaCore:
         criteria: Any,
         observe: Callable[[int, np.ndarray], None] | None = None,
     ) -> Generator[int, Sequence[int] | None, None]:
-        """observe: gets each id and the logits it was chosen from, before the id is given."""
+        """observe: called with each id and its logits, before the id is yielded."""
         if not pending:
             raise ValueError("generate needs at least one token")
         with self._lock:
@@ -453,11 +460,11 @@ class LlamaCore:
             return state
 
     def load_state(self, state: LlamaState) -> None:
-        """Makes the sequence what it was at `save_state`, here or in another Llama of the file.
+        """Restores a state from `save_state`, of this or another Llama of the same file.
 
         Raises ModelFormatError for a state of another model, mode or threshold,
-        ContextOverflowError for one that is longer than the context, ValueError for one that
-        contradicts itself or was saved by another version of the library.
+        ContextOverflowError if it is longer than the context, ValueError if it contradicts itself
+        or was saved by another version of the library.
         """
         with self._lock:
             self._computing.load(state)
@@ -465,13 +472,13 @@ class LlamaCore:
                 self._rng.setstate(state.random)
 
     def __getstate__(self) -> dict[str, Any]:
-        """The constructor's arguments: unpickling opens the file again, with nothing computed."""
+        """The constructor's arguments; unpickling opens the file again, with nothing computed."""
         return self._arguments
 
     def __setstate__(self, arguments: dict[str, Any]) -> None:
         self.__init__(**arguments)
 
-    # ---- Inner parts; callers hold the lock ------------------------------------------------
+    # ---- Internal; callers hold the lock ---------------------------------------------------
 
     def _require_open(self) -> None:
         if self._closed:
@@ -487,7 +494,7 @@ class LlamaCore:
         return self._context
 
     def _positions(self) -> int:
-        """Of a context that the caller does not choose."""
+        """Positions of a context if the caller gives no n_ctx."""
         trained = self._model.n_ctx_train
         return min(DEFAULT_POSITIONS, trained) if trained > 0 else DEFAULT_POSITIONS
 
@@ -499,14 +506,14 @@ class LlamaCore:
         return Sampler(**fields, **params.keywords())
 
     def _recent(self, ids: list[int]) -> list[int]:
-        """The end of ids that the penalties look at."""
+        """The last ids, which get penalties."""
         n = self.last_n_tokens_size
         return ids if n < 0 else ids[max(0, len(ids) - n) :]
 
     # ---- Lifetime ------------------------------------------------------------------------
 
     def close(self) -> None:
-        """Gives model and memory back; every later call but this one raises ValueError."""
+        """Frees the model and its memory; every later call except close() raises ValueError."""
         with self._lock:
             if not self._closed:
                 self._closed = True
@@ -522,7 +529,7 @@ class LlamaCore:
         self.close()
 
     def __del__(self) -> None:
-        if hasattr(self, "_sampler"):  # set last: the constructor came to its end
+        if hasattr(self, "_sampler"):  # set last: the constructor has finished
             self.close()
 
 
@@ -532,7 +539,7 @@ def new_random(seed: int | None) -> random.Random:
 
 
 def combined(value: Any, kind: type) -> Any:
-    """A function of None, a function, or a list of functions; None when there is none."""
+    """One function from a function or a list of functions; None if there are none."""
     if value is None or callable(value):
         return value
     return kind(value) if value else None

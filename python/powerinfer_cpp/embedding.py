@@ -1,4 +1,4 @@
-"""Embeddings: vectors of texts, from a session that gives hidden states instead of logits."""
+"""Embeddings of texts, from a session that returns hidden states instead of logits."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -8,18 +8,18 @@ import numpy as np
 from .errors import ContextOverflowError
 from .model import Model, Session
 
-NONE, MEAN, CLS, LAST = 0, 1, 2, 3  # llama.cpp's numbers; -1: what the model says, here none
+NONE, MEAN, CLS, LAST = 0, 1, 2, 3  # llama.cpp's numbers; -1: the model's default, here none
 
 
 def check_pooling(pooling_type: int) -> int:
-    """A kind of pooling. Raises ValueError for one that is not there."""
+    """A kind of pooling, with -1 as NONE. Raises ValueError for an unknown one."""
     if pooling_type not in (-1, NONE, MEAN, CLS, LAST):
         raise ValueError("pooling_type must be -1 or 0 (none), 1 (mean), 2 (first) or 3 (last)")
     return max(NONE, pooling_type)
 
 
 class Embedder:
-    """Computes embeddings in a session of its own; serves one thread at a time.
+    """Computes embeddings in its own session. Use it from one thread at a time.
 
     Keyword arguments are those of Session.
     """
@@ -29,7 +29,7 @@ class Embedder:
         self.n_ctx = self._session.n_ctx
 
     def close(self) -> None:
-        """Gives the session back."""
+        """Frees the session."""
         self._session.close()
 
     def rows(self, ids: np.ndarray) -> np.ndarray:
@@ -43,9 +43,10 @@ class Embedder:
         return np.stack(found)
 
     def embed(self, ids: Sequence[int], pooling: int, normalize: bool, truncate: bool) -> Any:
-        """One vector as a list or, without pooling, one per token as a list of lists.
+        """One vector as a list or, without pooling, one vector per token as a list of lists.
 
-        truncate: use the first n_ctx ids of a longer text, instead of ContextOverflowError.
+        truncate: use the first n_ctx ids of a longer text instead of raising ContextOverflowError.
+        Raises ValueError for a text without tokens.
         """
         if len(ids) > self.n_ctx and not truncate:
             raise ContextOverflowError(
@@ -62,6 +63,6 @@ class Embedder:
 
 
 def normalized(vectors: np.ndarray) -> np.ndarray:
-    """Vectors [..., n] at length 1; zeros stay zeros."""
+    """Vectors [..., n] scaled to length 1; zeros stay zeros."""
     length = np.linalg.norm(vectors, axis=-1, keepdims=True)
     return vectors / np.where(length == 0, 1, length)

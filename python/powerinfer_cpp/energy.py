@@ -1,4 +1,4 @@
-"""Energy that the processor takes, as its packages count it (RAPL, through Linux' powercap)."""
+"""Energy use of the processor, from the counters of its packages (RAPL, Linux powercap)."""
 
 from pathlib import Path
 
@@ -6,11 +6,11 @@ POWERCAP = Path("/sys/class/powercap")
 
 
 class EnergyMeter:
-    """Joules of all packages between start() and joules(). Most systems let only root read them,
-    virtual machines have none."""
+    """Joules of all packages between start() and joules(). On most systems only root can read the
+    counters; virtual machines have none."""
 
     def __init__(self, root: Path = POWERCAP) -> None:
-        self._ranges: dict[Path, int] = {}  # microjoules after which a counter begins at 0 again
+        self._ranges: dict[Path, int] = {}  # microjoules at which a counter wraps to 0
         self._before: dict[Path, int] = {}
         for zone in sorted(root.glob("*-rapl:*")):
             try:
@@ -25,12 +25,12 @@ class EnergyMeter:
         self._before = {zone: self._read(zone) for zone in self._ranges}
 
     def joules(self) -> float | None:
-        """Energy since start(); None where no counter can be read."""
+        """Energy since start(), in joules; None if no counter can be read."""
         if not self._before:
             return None
         used = 0
         for zone, before in self._before.items():
-            # A counter that began anew is smaller than it was.
+            # A smaller value means that the counter has wrapped.
             used += (self._read(zone) - before) % (self._ranges[zone] + 1)
         return used / 1e6
 

@@ -1,4 +1,4 @@
-"""Exceptions of the package, and the way from the C API's status codes to them."""
+"""Exceptions of the package, and their mapping from the C API's status codes."""
 
 import errno
 import os
@@ -8,15 +8,15 @@ from ._native import ffi, lib
 
 
 class ModelFormatError(ValueError):
-    """A model file or checkpoint contradicts its format; the message names file and place."""
+    """A model file or checkpoint violates its format; the message names the file and the place."""
 
 
 class UnsupportedModelError(ModelFormatError):
-    """A sound model that this version cannot run."""
+    """A valid model that this version cannot run."""
 
 
 class OutOfMemoryError(MemoryError):
-    """More memory is needed than is there, or than the budget allows."""
+    """More memory is needed than is available, or than the budget allows."""
 
 
 class ContextOverflowError(ValueError):
@@ -24,7 +24,7 @@ class ContextOverflowError(ValueError):
 
 
 class DeviceError(RuntimeError):
-    """A compute device failed, or is not there."""
+    """A compute device failed or does not exist."""
 
 
 class Cancelled(RuntimeError):
@@ -43,14 +43,14 @@ _CLASSES = {
 
 
 def encoded(path: str) -> bytes:
-    """A path as the C API takes it. Raises ValueError for a NUL, where it would end."""
+    """A path as bytes for the C API. Raises ValueError for a path with a NUL."""
     if "\0" in path:
         raise ValueError(f"{path!r}: a path cannot hold a NUL")
     return path.encode("utf-8", "surrogateescape")
 
 
 def _why_unreadable(path: str) -> int:
-    """errno of what is wrong with a file that could not be read."""
+    """The errno for a file that could not be read."""
     try:
         mode = os.stat(path).st_mode
     except OSError as error:
@@ -63,13 +63,13 @@ def _why_unreadable(path: str) -> int:
 def check(status: int, path: str | None = None) -> None:
     """Raises the exception for a status of the C API; returns on PI_OK.
 
-    path: the file that the call was about. It decides which OSError an I/O failure becomes:
-    FileNotFoundError, IsADirectoryError, PermissionError or plain OSError.
+    path: the file of the call. An I/O failure becomes FileNotFoundError, IsADirectoryError,
+    PermissionError or a plain OSError, depending on this file.
     """
     if status == lib.PI_OK:
         return
     message = ffi.string(lib.pi_last_error()).decode("utf-8", "replace") or f"status {status}"
     if status == lib.PI_ERROR_IO:
-        # With an errno, OSError turns itself into the fitting subclass.
+        # With an errno, OSError() returns the matching subclass.
         raise OSError(errno.EIO if path is None else _why_unreadable(path), message)
     raise _CLASSES.get(status, RuntimeError)(message)

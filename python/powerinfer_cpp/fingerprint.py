@@ -1,18 +1,17 @@
-"""What tells one model from another, cheaply: its header and the beginning of every tensor."""
+"""A cheap hash of a model: its header and the beginning of every tensor."""
 
 import hashlib
 from collections.abc import Callable
 
 from .gguf import Gguf
 
-_BYTES = 4096  # of each tensor
+_BYTES = 4096  # hashed per tensor
 
 
 def fingerprint(gguf: Gguf, without: Callable[[str], bool] = lambda _name: False) -> str:
-    """Hexadecimal digest of names, shapes, formats and first bytes of all tensors but some.
+    """Hexadecimal digest of names, shapes, formats and first bytes of tensors.
 
-    Keys do not count: a file with other statistics of the same weights is the same model as long
-    as they are only keys.
+    without: selects tensors, by name, to leave out. Keys are not part of the digest.
     """
     digest = hashlib.sha256()
     for tensor in gguf.tensors:

@@ -1,4 +1,4 @@
-"""Tensor formats: sizes, and conversion from and to float32, by the engine's codecs."""
+"""Tensor formats: sizes, and conversion to and from float32 with the engine's codecs."""
 
 from dataclasses import dataclass
 from functools import cache
@@ -8,15 +8,15 @@ import numpy as np
 from ._native import ffi, lib
 from .errors import check
 
-F32, F16, BF16 = 0, 1, 30  # ids of GGUF files for the formats without blocks
+F32, F16, BF16 = 0, 1, 30  # GGUF ids of the formats without blocks
 
 
 @dataclass(frozen=True)
 class Format:
     """A tensor format.
 
-    name: as GGUF tools print it, "Q4_0". type: its id in GGUF files. A block of `block` elements
-    takes `block_bytes` bytes; a row of a tensor is a whole number of blocks.
+    name: as GGUF tools print it, for example "Q4_0". type: its id in GGUF files. A block of `block`
+    elements takes `block_bytes` bytes; a row of a tensor is a whole number of blocks.
     """
 
     name: str
@@ -26,7 +26,7 @@ class Format:
 
     @property
     def quantised(self) -> bool:
-        """Several elements share a scale."""
+        """Whether several elements share a scale."""
         return self.block > 1
 
     def n_bytes(self, n: int) -> int:
@@ -34,13 +34,13 @@ class Format:
         return n // self.block * self.block_bytes
 
     def fits(self, row: int) -> bool:
-        """Can rows of this many elements be stored."""
+        """Whether rows of this many elements can be stored."""
         return row % self.block == 0
 
 
 @cache
 def format_by_name(name: str) -> Format:
-    """The format called `name`, in any case. Raises ValueError for an unknown one."""
+    """The format with this name, in any case. Raises ValueError for an unknown one."""
     type_id, block, block_bytes = ffi.new("uint32_t *"), ffi.new("int64_t *"), ffi.new("int64_t *")
     upper = name.upper()
     if not lib.pi_type_by_name(upper.encode(), type_id, block, block_bytes):
@@ -51,12 +51,12 @@ def format_by_name(name: str) -> Format:
 def encode(fmt: Format, values: np.ndarray) -> np.ndarray:
     """Bytes (uint8, 1-D) of float values in a format; values.size must be a multiple of the block.
 
-    Raises ValueError where the sizes do not fit, or the format cannot be written.
+    Raises ValueError if the sizes do not fit or the format cannot be written.
     """
     if fmt.type == F32:
         return np.ascontiguousarray(values, dtype=np.float32).reshape(-1).view(np.uint8)
     if fmt.type == F16:
-        with np.errstate(over="ignore"):  # overflow shows as infinity; callers look for it
+        with np.errstate(over="ignore"):  # overflow gives infinity; callers check for it
             return np.ascontiguousarray(values, dtype=np.float16).reshape(-1).view(np.uint8)
     source = np.ascontiguousarray(values, dtype=np.float32).reshape(-1)
     out = np.empty(fmt.n_bytes(source.size), dtype=np.uint8)
@@ -73,9 +73,9 @@ def encode(fmt: Format, values: np.ndarray) -> np.ndarray:
 
 
 def decode(type_id: int, data: np.ndarray, n: int) -> np.ndarray:
-    """n float32 values from the raw bytes (uint8, contiguous) of a format given by its GGUF id.
+    """n float32 values from raw bytes (uint8, contiguous) in the format with this GGUF id.
 
-    Raises ValueError where the sizes do not fit, UnsupportedModelError for unknown formats.
+    Raises ValueError if the sizes do not fit, UnsupportedModelError for unknown formats.
     """
     if type_id == F32:
         return data.view(np.float32)[:n]

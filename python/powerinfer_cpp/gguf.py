@@ -1,8 +1,8 @@
-"""Reading GGUF files through the engine's validated reader.
+"""Reads GGUF files through the engine's validating reader.
 
-Headers come from the C API, which checks every length against the bytes that are there; tensor
-data are then mapped with numpy. (The `gguf` package is used for writing only: its reader trusts
-lengths that a hostile file can choose.)
+Headers come from the C API, which checks every length against the size of the file; tensor data are
+then mapped with numpy. (The `gguf` package is used only for writing: its reader trusts lengths that
+a hostile file can choose.)
 """
 
 from dataclasses import dataclass
@@ -24,10 +24,10 @@ _CHUNK = 1 << 16  # array elements fetched by one call
 
 @dataclass(frozen=True)
 class Tensor:
-    """A tensor as the file describes it.
+    """The description of a tensor in the file.
 
-    shape: numpy's order, slowest dimension first (GGUF's sizes reversed). type: GGUF id, and its
-    name. offset: bytes from the start of part `file`, an index into Gguf.files.
+    shape: numpy's order, slowest dimension first (GGUF's sizes reversed). type, type_name: GGUF id
+    and name of the format. offset: bytes from the start of part `file`, an index into Gguf.files.
     """
 
     name: str
@@ -47,10 +47,10 @@ class Tensor:
 
 
 class Gguf:
-    """An opened GGUF or PWRI file, with all its parts when it is the first of a split set.
+    """An open GGUF or PWRI file; for the first file of a split set, with all parts.
 
-    Raises OSError (FileNotFoundError ...) and ModelFormatError. Strings that are not UTF-8 come
-    with surrogate escapes, so that `s.encode("utf-8", "surrogateescape")` gives the bytes back.
+    Raises OSError (FileNotFoundError ...) and ModelFormatError. Strings that are not UTF-8 have
+    surrogate escapes: `s.encode("utf-8", "surrogateescape")` returns the original bytes.
     """
 
     def __init__(self, path: str | Path):
@@ -60,13 +60,13 @@ class Gguf:
 
     @classmethod
     def borrowed(cls, handle: Any, owner: Any) -> "Gguf":
-        """The header that `owner` (kept alive) holds; closing it does nothing."""
+        """The header of `owner`, which is kept alive; closing it does nothing."""
         self = cls.__new__(cls)
         self._handle, self._owner = handle, owner
         return self
 
     def close(self) -> None:
-        """Gives the header back. Mapped tensor data stay usable."""
+        """Frees the header. Mapped tensor data stay usable."""
         if self._handle is not None and not hasattr(self, "_owner"):
             ffi.release(self._handle)
         self._handle = None
@@ -89,7 +89,7 @@ class Gguf:
 
     @cached_property
     def is_pwri(self) -> bool:
-        """PowerInfer's magic: the activation follows other defaults (ReLU for llama)."""
+        """Whether it has PowerInfer's magic, with other default activations (ReLU for llama)."""
         return lib.pi_gguf_is_pwri(self._open)
 
     @cached_property
@@ -103,9 +103,9 @@ class Gguf:
 
     @cached_property
     def metadata(self) -> dict[str, Value]:
-        """Keys and values as Python's own types, in the file's order.
+        """Keys and values as Python types, in the file's order.
 
-        The C API gives integers as int64: U64 values beyond 2^63 - 1 come out as that number.
+        The C API returns integers as int64: U64 values beyond 2^63 - 1 become that number.
         """
         return {key: self._value(i) for key, i in self._index.items()}
 
@@ -115,12 +115,12 @@ class Gguf:
         return {key: self._describe(i)[1:3] for key, i in self._index.items()}
 
     def value(self, key: str, default: Value | None = None) -> Value | None:
-        """One value, without reading the others."""
+        """One value, or `default`; does not read the others."""
         i = self._index.get(key)
         return default if i is None else self._value(i)
 
     def length(self, key: str) -> int:
-        """Elements of an array, without reading them; 1 for other values."""
+        """Number of elements of an array, without reading them; 1 for other values."""
         return self._describe(self._index[key])[3]
 
     @cached_property

@@ -1,4 +1,4 @@
-"""PowerInfer's placements: MODEL.generated.gpuidx, which neurons its solver put on the GPU."""
+"""PowerInfer's placements: MODEL.generated.gpuidx lists the neurons that it puts on the GPU."""
 
 import os
 from pathlib import Path
@@ -12,12 +12,12 @@ ARCHITECTURE = "generic.gpu_index"
 
 
 def path_beside(model: str | Path) -> Path:
-    """Where a model's placement lies, if it has one."""
+    """Path of a model's placement; the file may not exist."""
     return Path(f"{model}.generated.gpuidx")
 
 
 def shares(model: Gguf) -> list[float] | None:
-    """Share of each layer's neurons that the file beside a model marks, None without a file.
+    """Share of each layer's neurons that the file beside a model puts on the GPU; None without it.
 
     Raises OSError, ModelFormatError for a file that is damaged or belongs to another model.
     """
@@ -29,7 +29,7 @@ def shares(model: Gguf) -> list[float] | None:
 
 
 def own_shares(index: Gguf) -> list[float]:
-    """The same of the placement itself; the width is that of its first tensor."""
+    """The same from the placement file alone; its first tensor gives the number of neurons."""
     n_ff = index.tensors[0].n_elements if index.tensors else 0
     return _read(Path(index.files[0]), max(1, len(index.tensors) // 2), max(1, n_ff))
 

@@ -7,6 +7,7 @@ one that gets stuck is a ValueError in the middle; there is never text without t
 """
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -43,10 +44,8 @@ def _compiled(kind: str, text: str) -> str:
         words = f"the grammar {error}: refused" if error.by_limit else str(error)
         raise ValueError(words) from None
     except WorkerMissing as error:
-        raise ValueError(
-            f"a grammar needs a Python interpreter to be tried in, but {error}; "
-            "multiprocessing.set_executable can name one"
-        ) from None
+        words = error.sentence("a grammar needs a Python interpreter to be tried in")
+        raise ValueError(words) from None
 
 
 class LlamaGrammar:
@@ -173,7 +172,7 @@ class GrammarProcessor:
         # One end is as good as another, where the grammar may end.
         allowed[self._vocabulary.ends] = self._matcher.is_accepting()
         out = np.where(allowed, scores, -np.inf).astype(np.float32)
-        if not np.isfinite(out).any():
+        if (out == -np.inf).all():  # NaN is the model's fault, which the sampler says
             raise ValueError("the grammar leaves no token that could follow")
         return out
 
@@ -182,11 +181,11 @@ class GrammarProcessor:
             raise ValueError(f"the grammar cannot go on: {_one_line(self._matcher.get_error())}")
 
 
-def response_grammar(response_format: dict[str, Any] | None) -> LlamaGrammar | None:
+def response_grammar(response_format: Mapping[str, Any] | None) -> LlamaGrammar | None:
     """The grammar of a chat's response_format; None for text. Raises ValueError."""
     if response_format is None:
         return None
-    kind = response_format.get("type") if isinstance(response_format, dict) else None
+    kind = response_format.get("type") if isinstance(response_format, Mapping) else None
     if kind == "text":
         return None
     if kind == "json_object":

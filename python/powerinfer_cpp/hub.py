@@ -6,7 +6,7 @@ from typing import Any
 
 
 def one_match(names: Sequence[str], pattern: str, repo_id: str) -> str:
-    """The only name that a glob matches, with or without folders. ValueError if not one does."""
+    """The only name that a glob matches, with or without folders. Raises ValueError otherwise."""
     found = [
         name
         for name in names
@@ -26,9 +26,9 @@ def one_match(names: Sequence[str], pattern: str, repo_id: str) -> str:
 def download(
     repo_id: str, patterns: Sequence[str | None], local_dir: str | None, cache_dir: str | None
 ) -> str:
-    """Path of the file that the first pattern names; those of the others are fetched as well.
+    """Downloads one file per pattern, and returns the path of the first.
 
-    Raises ImportError without huggingface_hub, ValueError where a pattern names not one file.
+    Raises ImportError without huggingface_hub, ValueError if a pattern does not match one file.
     """
     try:
         import huggingface_hub

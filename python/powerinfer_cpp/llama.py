@@ -15,13 +15,20 @@ from .answers import (
     Completion,
     CompletionChunk,
     CompletionOptions,
+    Embedding,
     Embeddings,
 )
 from .completion import ChatDicts, CompletionDicts, Piece, pieces, stop_bytes
 from .core import RANDOM_SEEDS, LlamaCore, combined
 from .errors import ContextOverflowError, ModelFormatError, OutOfMemoryError
 from .grammar import GrammarProcessor, LlamaGrammar, Vocabulary, response_grammar
-from .logits import LogitBias, LogitsProcessorList, StoppingCriteriaList
+from .logits import (
+    AnyStoppingCriteria,
+    LogitBias,
+    LogitsProcessorList,
+    LogitsProcessors,
+    StoppingCriteriaList,
+)
 from .logprobs import Choice, Placed, choice
 from .model import as_tokens
 from .sampling import Sampling
@@ -44,15 +51,15 @@ class Llama(LlamaCore):
         filename: str | None,
         additional_files: Sequence[str] | None = None,
         local_dir: str | None = None,
-        local_dir_use_symlinks: Any = None,
+        local_dir_use_symlinks: object = None,
         cache_dir: str | None = None,
         **keywords: Any,
     ) -> "Llama":
-        """Downloads a file of a Hugging Face repository and opens it.
+        """Downloads a file from a Hugging Face repository and opens it.
 
-        filename, additional_files (the other parts of a split model): names or globs, each of
-        which must match exactly one file. keywords: of the constructor. Needs huggingface_hub
-        (ImportError says so). Raises ValueError where a glob does not match one file.
+        filename, additional_files (the other parts of a split model): names or globs, each must
+        match exactly one file. keywords: passed to the constructor. Raises ImportError without
+        huggingface_hub, ValueError if a glob does not match exactly one file.
         """
         names = [filename, *(additional_files or ())]
         path = hub.download(repo_id, names, local_dir=local_dir, cache_dir=cache_dir)
@@ -122,24 +129,24 @@ class Llama(LlamaCore):
         mirostat_tau: float = 5.0,
         mirostat_eta: float = 0.1,
         model: str | None = None,
-        stopping_criteria: Any = None,
-        logits_processor: Any = None,
+        stopping_criteria: AnyStoppingCriteria = None,
+        logits_processor: LogitsProcessors = None,
         grammar: LlamaGrammar | None = None,
         logit_bias: Mapping[int | str, float] | None = None,
     ) -> Completion | Iterator[CompletionChunk]:
-        """Continues a prompt; a dict in OpenAI's shape or, with stream, an iterator of such dicts.
+        """Continues a prompt. Returns a dict in OpenAI's shape or, with stream, an iterator of
+        such dicts.
 
-        prompt: text, in which the texts of control tokens become those tokens and before which
-        BOS is put when the file wants it; or ids, taken as they are. max_tokens: None or <= 0
-        means until the context is full. finish_reason is "stop" after a stop string or an end
-        token, "length" otherwise.
+        prompt: text, in which texts of control tokens become those tokens, with BOS before it if
+        the file asks for it; or ids, used unchanged. max_tokens: None or <= 0 means until the
+        context is full. finish_reason is "stop" after a stop string or an end token, else "length".
 
-        logprobs: how many likely tokens to show beside each one, with their log-probabilities
-        under the model's own logits. With echo, the prompt's tokens come first (the first one has
-        None), and an end token has its entry, too. text_offset counts characters from the prompt's
-        beginning. grammar: the text is held to it.
+        logprobs: number of most likely tokens to return for each position, with log-probabilities
+        from the model's own logits. With echo, the prompt's tokens come first (the first one has
+        None), and an end token has an entry. text_offset counts characters from the beginning of
+        the prompt. grammar: constrains the text.
 
-        Raises ContextOverflowError when the prompt leaves no room, ValueError for bad options.
+        Raises ContextOverflowError if the prompt leaves no room, ValueError for bad options.
         """
         options.refuse(suffix=suffix, mirostat_mode=mirostat_mode, tfs_z=tfs_z != 1.0)
         ids = self._prompt_ids(prompt)
@@ -192,10 +199,10 @@ class Llama(LlamaCore):
     def create_chat_completion(
         self,
         messages: Sequence[Mapping[str, object]],
-        functions: Any = None,
-        function_call: Any = None,
-        tools: Any = None,
-        tool_choice: Any = None,
+        functions: object = None,
+        function_call: object = None,
+        tools: object = None,
+        tool_choice: object = None,
         temperature: float = 0.2,
         top_p: float = 0.95,
         top_k: int = 40,
@@ -204,7 +211,7 @@ class Llama(LlamaCore):
         stream: bool = False,
         stop: str | Sequence[str] | None = None,
         seed: int | None = None,
-        response_format: dict[str, Any] | None = None,
+        response_format: Mapping[str, object] | None = None,
         max_tokens: int | None = None,
         presence_penalty: float = 0.0,
         frequency_penalty: float = 0.0,
@@ -214,22 +221,21 @@ class Llama(LlamaCore):
         mirostat_tau: float = 5.0,
         mirostat_eta: float = 0.1,
         model: str | None = None,
-        logits_processor: Any = None,
+        logits_processor: LogitsProcessors = None,
         grammar: LlamaGrammar | None = None,
         logit_bias: Mapping[int | str, float] | None = None,
         logprobs: bool | None = None,
         top_logprobs: int | None = None,
     ) -> ChatCompletion | Iterator[ChatChunk]:
-        """Answers messages, {"role": "system"/"user"/"assistant", "content": text} each; a dict in
-        OpenAI's shape or, with stream, an iterator of chunks.
+        """Answers messages, each {"role": "system"/"user"/"assistant", "content": text}. Returns a
+        dict in OpenAI's shape or, with stream, an iterator of chunks.
 
-        The prompt is made by chat_format or else by the file's own template (in jinja2's sandbox);
-        a file without one is talked to in the format llama-2. response_format: {"type": "text"}
-        or {"type": "json_object"} with, if wanted, a "schema". logprobs: log-probabilities of the
-        answer's tokens, beside top_logprobs others.
+        chat_format makes the prompt, else the file's own template (in jinja2's sandbox), else the
+        format llama-2. response_format: {"type": "text"} or {"type": "json_object"}, optionally
+        with a "schema". logprobs: return log-probabilities of the answer's tokens, and of
+        top_logprobs most likely tokens at each position.
 
-        Raises what create_completion raises, and ValueError for messages or a template that
-        cannot be used.
+        Raises the errors of create_completion, and ValueError for unusable messages or templates.
         """
         options.refuse(
             functions=functions,
@@ -258,7 +264,7 @@ class Llama(LlamaCore):
     def create_chat_completion_openai_v1(self, *args: Any, **kwargs: Any) -> Any:
         """create_chat_completion with the classes of the package openai.
 
-        ImportError where that is not installed.
+        Raises ImportError if that is not installed.
         """
         try:
             from openai.types.chat import ChatCompletion, ChatCompletionChunk
@@ -270,15 +276,14 @@ class Llama(LlamaCore):
         return (ChatCompletionChunk(**chunk) for chunk in answer)
 
     def set_cache(self, cache: LlamaRAMCache | None) -> None:
-        """Keeps the states of completions, so that prompts which begin like an earlier one need
-        not be computed again; None: no more."""
+        """Caches the states of completions, to reuse common beginnings of prompts; None: off."""
         with self._lock:
             self._cache = cache
 
     # ---- Embeddings ----------------------------------------------------------------------
 
     def create_embedding(self, input: str | Sequence[str], model: str | None = None) -> Embeddings:
-        """Embeddings of texts in OpenAI's shape; each as `embed` gives it."""
+        """Embeddings of texts in OpenAI's shape, each as returned by `embed`."""
         texts = [input] if isinstance(input, str) else list(input)
         vectors, n = self.embed(texts, return_count=True)
         data = [
@@ -293,27 +298,65 @@ class Llama(LlamaCore):
             "usage": usage,
         }
 
+    @overload
+    def embed(
+        self,
+        input: str,
+        normalize: bool = False,
+        truncate: bool = True,
+        return_count: Literal[False] = False,
+    ) -> Embedding: ...
+
+    @overload
+    def embed(
+        self,
+        input: str,
+        normalize: bool = False,
+        truncate: bool = True,
+        *,
+        return_count: Literal[True],
+    ) -> tuple[Embedding, int]: ...
+
+    @overload
+    def embed(
+        self,
+        input: Sequence[str],
+        normalize: bool = False,
+        truncate: bool = True,
+        return_count: Literal[False] = False,
+    ) -> list[Embedding]: ...
+
+    @overload
+    def embed(
+        self,
+        input: Sequence[str],
+        normalize: bool = False,
+        truncate: bool = True,
+        *,
+        return_count: Literal[True],
+    ) -> tuple[list[Embedding], int]: ...
+
     def embed(
         self,
         input: str | Sequence[str],
         normalize: bool = False,
         truncate: bool = True,
         return_count: bool = False,
-    ) -> Any:
-        """The embedding of a text, or a list of those of texts.
+    ) -> Embedding | list[Embedding] | tuple[Embedding | list[Embedding], int]:
+        """The embedding of a text, or a list of embeddings for a list of texts.
 
-        As for every causal model in llama-cpp-python, an embedding is a list of vectors of n_embd
+        As for causal models in llama-cpp-python, an embedding is a list of vectors of n_embd
         numbers, one per token, unless the constructor's pooling_type asks for one vector. A vector
-        is the hidden state behind the output norm. normalize: to length 1. truncate: cut texts
-        that exceed the context, instead of ContextOverflowError. return_count: a pair, with the
-        number of tokens. Raises ValueError unless opened with embedding=True.
+        is the hidden state after the output norm. normalize: scale to length 1. truncate: cut texts
+        that exceed the context instead of raising ContextOverflowError. return_count: return a pair
+        with the number of tokens. Raises ValueError unless opened with embedding=True.
         """
         texts = [input] if isinstance(input, str) else list(input)
         found, n = [], 0
         with self._lock:
             self._require_open()
             if self._embedder is None:
-                raise ValueError("embeddings need a Llama that is opened with embedding=True")
+                raise ValueError("embeddings need a Llama opened with embedding=True")
             for text in texts:
                 ids = self.tokenize(text.encode("utf-8"))
                 vectors = self._embedder.embed(ids, self._pooling, normalize, truncate)
@@ -327,10 +370,10 @@ class Llama(LlamaCore):
         return self._pooling
 
     def tokenizer(self) -> LlamaTokenizer:
-        """The tokenizer as an object of its own."""
+        """The tokenizer as a separate object."""
         return LlamaTokenizer(self)
 
-    # ---- Inner parts ---------------------------------------------------------------------
+    # ---- Internal ------------------------------------------------------------------------
 
     def _pieces(
         self,
@@ -345,7 +388,7 @@ class Llama(LlamaCore):
         offset: int = 0,
         with_end: bool = False,
     ) -> Iterator[Piece]:
-        """The text that follows ids. n_top: None, or how many likely tokens are recorded."""
+        """The text after ids. n_top: number of likely tokens to record, or None."""
         choices: deque[Choice] | None = None if n_top is None else deque()
 
         def observe(token: int, logits: np.ndarray) -> None:
@@ -362,38 +405,38 @@ class Llama(LlamaCore):
         return parts if self._cache is None else self._cached(ids, parts)
 
     def _cached(self, ids: list[int], parts: Iterator[Piece]) -> Iterator[Piece]:
-        """parts, computed from the cached state that shares most with ids, and cached."""
+        """The parts; starts from the cached state with the longest common prefix, and caches."""
         with self._lock:
             cache, context, wanted = self._cache, self._computing, as_tokens(ids)
             if tuple(ids) in cache:
                 state = cache[tuple(ids)]
                 usable = common_prefix(state.input_ids[: state.n_prompt], wanted)
                 if state.n_tokens <= context.n_ctx and usable > context.reusable(wanted):
-                    with suppress(ModelFormatError):  # of a Llama in another mode
+                    with suppress(ModelFormatError):  # state of a Llama in another mode
                         context.load(state)
-                del state  # or it would keep its bytes when it is to make room
+                del state  # otherwise its bytes could not be freed to make room
         yield from parts
         with self._lock:
             if self._computing.n_tokens:
                 self._keep(cache, self._computing.save())
 
     def _keep(self, cache: Any, state: LlamaState) -> None:
-        """Puts a state into a cache, in the place of older ones where the budget asks for that;
-        not at all where it does not fit."""
+        """Puts a state into a cache. Removes older states if the budget requires it; does nothing
+        if the state does not fit."""
         model, ours = self._model, isinstance(cache, LlamaRAMCache)
         while True:
             try:
                 state._reserved = model, model.reserve("a cached state", state.n_bytes)
                 break
             except OutOfMemoryError:
-                # Only if the older ones' bytes are enough are they worth losing.
+                # Remove older states only if that frees enough.
                 if not ours or state.n_bytes > model.unreserved() + cache.reserved(model):
                     return
                 cache.forget_oldest()
         cache[tuple(state.input_ids.tolist())] = state
 
     def _limit(self, ids: list[int], max_tokens: int | None) -> int:
-        """Tokens that may follow. Raises ContextOverflowError when none may."""
+        """Number of tokens that can follow. Raises ContextOverflowError for 0."""
         max_tokens = options.whole_or_none("max_tokens", max_tokens)
         room = self.n_ctx() - len(ids)
         if room <= 0:
@@ -406,7 +449,7 @@ class Llama(LlamaCore):
     def _processors(
         self, given: Any, bias: Mapping[int | str, float] | None, grammar: LlamaGrammar | None
     ) -> Callable[[np.ndarray, np.ndarray], np.ndarray] | None:
-        """What changes the logits: the caller's functions, then biases, then the grammar."""
+        """The function that changes logits: the caller's functions, then biases, then grammar."""
         found = LogitsProcessorList()
         if given := combined(given, LogitsProcessorList):
             found.append(given)
@@ -426,7 +469,7 @@ class Llama(LlamaCore):
             return grammar.processor(self._vocabulary)
 
     def _read(self, ids: list[int], text: str, n_top: int) -> list[Placed]:
-        """Choices of a prompt's tokens. text: the prompt, in which they have their places."""
+        """Choices of a prompt's tokens. text: the prompt, for their positions."""
         with self._lock:
             context, rows = self._computing, [choice(ids[0], None, n_top)]
 
@@ -439,7 +482,7 @@ class Llama(LlamaCore):
             begins = self._model.text(ids[0], True)
         if ids[0] == self._model.bos and not text.startswith(begins.decode("utf-8", "replace")):
             shown[0] = b""
-        # Tokenizers may put a space before a text; it is no part of it.
+        # Tokenizers may add a space before a text; it is not part of the text.
         visible = text.encode("utf-8", "surrogateescape").decode("utf-8", "ignore")
         spaced = b"".join(shown).decode("utf-8", "ignore") == f" {visible}"
         first = next((i for i, data in enumerate(shown) if data), None)
@@ -467,13 +510,13 @@ class Llama(LlamaCore):
         return self._named_format
 
     def _token_bytes(self, token: int) -> bytes | None:
-        """What a token adds to a text; None when it ends the text."""
+        """Bytes that a token adds to a text; None for an end token."""
         with self._lock:
             self._require_open()
             return None if self._model.ends(token) else self._model.text(token)
 
     def _name_bytes(self, token: int, first: bool) -> bytes:
-        """The text of a token in logprobs; first: without the space before a text."""
+        """Bytes of a token for logprobs; first: without the added space before a text."""
         with self._lock:
             self._require_open()
             data = self._model.text(token, True)
@@ -500,8 +543,8 @@ class Llama(LlamaCore):
 
 
 def _count(name: str, n: int) -> int:
-    """n as a count. Raises ValueError for anything else."""
+    """n as a count. Raises ValueError for negative numbers and other types."""
     n = options.whole(name, n)
     if n < 0:
-        raise ValueError(f"{name} must be a whole number from 0 on")
+        raise ValueError(f"{name} must be a whole number of at least 0")
     return n

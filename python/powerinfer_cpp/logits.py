@@ -1,29 +1,34 @@
-"""Functions that change logits, or end a generation, between evaluation and sampling."""
+"""Functions that change logits or end the generation, between evaluation and sampling."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
 from .options import whole
 
-# Both get the ids so far (intc [n]) and the logits of the next token (float32 [n_vocab]).
-LogitsProcessor = Callable[[np.ndarray, np.ndarray], np.ndarray]
-StoppingCriteria = Callable[[np.ndarray, np.ndarray], bool]
+Ids = np.ndarray[tuple[int, ...], np.dtype[np.intc]]
+Scores = np.ndarray[tuple[int, ...], np.dtype[np.float32]]
+# Arguments: the ids so far [n] and the logits of the next token [n_vocab].
+LogitsProcessor = Callable[[Ids, Scores], Scores]
+StoppingCriteria = Callable[[Ids, Scores], bool]
+# What calls accept: one, several or none.
+LogitsProcessors = LogitsProcessor | Sequence[LogitsProcessor] | None
+AnyStoppingCriteria = StoppingCriteria | Sequence[StoppingCriteria] | None
 
 
 class LogitsProcessorList(list[LogitsProcessor]):
     """Applies its members in order."""
 
-    def __call__(self, input_ids: np.ndarray, scores: np.ndarray) -> np.ndarray:
+    def __call__(self, input_ids: Ids, scores: Scores) -> Scores:
         for processor in self:
             scores = processor(input_ids, scores)
         return scores
 
 
 class StoppingCriteriaList(list[StoppingCriteria]):
-    """Ends the generation when any member says so."""
+    """Ends the generation when any member returns true."""
 
-    def __call__(self, input_ids: np.ndarray, logits: np.ndarray) -> bool:
+    def __call__(self, input_ids: Ids, logits: Scores) -> bool:
         return any(criterion(input_ids, logits) for criterion in self)
 
 
@@ -34,7 +39,7 @@ class MinTokensLogitsProcessor:
         self.min_tokens, self.token_eos = min_tokens, token_eos
         self.prompt_tokens: int | None = None
 
-    def __call__(self, input_ids: np.ndarray, scores: np.ndarray) -> np.ndarray:
+    def __call__(self, input_ids: Ids, scores: Scores) -> Scores:
         if self.prompt_tokens is None:
             self.prompt_tokens = len(input_ids)
         if len(input_ids) - self.prompt_tokens < self.min_tokens:
@@ -43,9 +48,9 @@ class MinTokensLogitsProcessor:
 
 
 class LogitBias:
-    """Adds a number to the logits of chosen tokens.
+    """Adds a number to the logits of some tokens.
 
-    bias: id -> number; ids may be strings, as JSON has them. Raises ValueError for ids outside the
+    bias: id -> number; ids may be strings, as in JSON. Raises ValueError for ids outside the
     vocabulary.
     """
 
@@ -56,6 +61,6 @@ class LogitBias:
         if ((self.ids < 0) | (self.ids >= n_vocab)).any():
             raise ValueError(f"logit_bias: ids must be from 0 to {n_vocab - 1}")
 
-    def __call__(self, input_ids: np.ndarray, scores: np.ndarray) -> np.ndarray:
+    def __call__(self, input_ids: Ids, scores: Scores) -> Scores:
         scores[self.ids] += self.values
         return scores

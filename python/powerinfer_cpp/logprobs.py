@@ -9,11 +9,11 @@ import numpy as np
 
 @dataclass(frozen=True)
 class Choice:
-    """A token that was chosen (or read, in a prompt), and what else was likely.
+    """A generated token or a token of a prompt, and the most likely tokens at its position.
 
-    logprob: natural logarithm of its probability under the model's own logits, before
-    processors, penalties and temperature; None for a first token, before which there is nothing.
-    top: (token, logprob) of the likeliest, best first; None likewise.
+    logprob: natural logarithm of its probability from the model's own logits, before processors,
+    penalties and temperature; None for the first token of a text. top: (token, logprob) of the most
+    likely tokens, best first; also None for the first token.
     """
 
     token: int
@@ -22,7 +22,7 @@ class Choice:
 
 
 def choice(token: int, logits: np.ndarray | None, n_top: int) -> Choice:
-    """What a token had for logits float32 [n_vocab]; None: it came first."""
+    """The choice of a token with logits float32 [n_vocab]; None: it is the first token."""
     if logits is None:
         return Choice(token, None, None)
     x = logits.astype(np.float64)
@@ -35,20 +35,20 @@ def choice(token: int, logits: np.ndarray | None, n_top: int) -> Choice:
 
 
 def token_name(data: bytes) -> str:
-    """Text of a token; one whose bytes are no text by themselves as `bytes:\\xe2\\x82`."""
+    """Text of a token; `bytes:\\xe2\\x82` if its bytes are not a complete text."""
     try:
         return data.decode("utf-8")
     except UnicodeDecodeError:
         return "bytes:" + "".join(f"\\x{byte:02x}" for byte in data)
 
 
-# Bytes of a token in a text; the flag: it comes first in a text, without the space before it.
+# Bytes of a token in a text; the flag: first token of a text, without the space before it.
 TokenBytes = Callable[[int, bool], bytes]
 
 
 @dataclass(frozen=True)
 class Placed:
-    """A choice, where its text begins (characters from the beginning), and is it a first token."""
+    """A choice, the offset of its text in characters, and whether it is the first token."""
 
     choice: Choice
     offset: int
@@ -59,8 +59,8 @@ def completion_logprobs(placed: list[Placed], data: TokenBytes) -> dict[str, Any
     """OpenAI's `logprobs` of a completion: lists text_offset, tokens, token_logprobs,
     top_logprobs.
 
-    top_logprobs has the likeliest tokens and the chosen one; of tokens with the same text, the
-    likeliest counts.
+    top_logprobs has the most likely tokens and the chosen one; of tokens with the same text, only
+    the most likely one.
     """
     found: dict[str, Any] = {
         "text_offset": [],

@@ -1,7 +1,7 @@
-"""Owning objects over the C API's handles: Model, Session, Sampler, and the memory plan.
+"""Thin owners of the C API's handles: Model, Session, Sampler, and the memory plan.
 
-One object per handle, freed by `close()` or by the garbage collector; nothing is friendlier here
-than in powerinfer.h. Calls release the GIL while the engine computes.
+Each object owns one handle, freed by `close()` or by the garbage collector. powerinfer.h documents
+the details. Calls release the GIL while the engine computes.
 """
 
 import sys
@@ -24,9 +24,10 @@ Progress = Callable[[float], bool | None]
 
 
 class _Callbacks:
-    """What C calls back on: the user's functions, and what they raised.
+    """The user's callbacks, and the exceptions that they raised.
 
-    Exceptions cannot cross C. They are kept here, the call is cancelled, and `check` raises them.
+    Exceptions cannot pass through C: they are kept here, the call is cancelled, and `check` raises
+    them.
     """
 
     def __init__(self, progress: Progress | None, verbose: bool):
@@ -43,7 +44,7 @@ class _Callbacks:
 
 
 def _keep_error(_kind: type, error: BaseException, traceback: Any) -> None:
-    """Stores what a callback raised; `traceback` shows the callback's frame, which knows whose."""
+    """Stores a callback's exception in its _Callbacks, found through `traceback`'s frame."""
     data = traceback.tb_frame.f_locals.get("data") if traceback else None
     if data:
         ffi.from_handle(data).error = error
@@ -63,19 +64,19 @@ def pi_python_log(level: int, message: Any, data: Any) -> None:
 
 @ffi.def_extern(error=True, onerror=_keep_error)
 def pi_python_should_stop(data: Any) -> bool:
-    # Nothing to ask: that Python code runs at all lets Ctrl-C raise KeyboardInterrupt here.
+    # Nothing to do: running Python code lets Ctrl-C raise KeyboardInterrupt here.
     return False
 
 
 def _filled(params: Any, fields: dict[str, Any]) -> Any:
-    """params with fields set; ValueError where a number does not fit its C type."""
+    """params with fields set. Raises ValueError if a value does not fit its C type."""
     for name, value in fields.items():
         try:
             setattr(params, name, value)
         except OverflowError:
             raise ValueError(f"{name}: {value} is out of range") from None
         except TypeError:
-            raise ValueError(f"{name}: {value!r} is no number for it") from None
+            raise ValueError(f"{name}: {value!r} is not a valid number") from None
     return params
 
 
@@ -94,7 +95,7 @@ def _session_params(**fields: Any) -> Any:
 
 
 def memory_plan(path: str, model: dict[str, Any], session: dict[str, Any]) -> dict[str, Any]:
-    """Bytes that a model and a session with these parameters would take, from the header alone.
+    """Bytes that a model and a session with these parameters need; reads only the header.
 
     Returns {tier: {part: bytes}, "total": bytes, "budget": bytes that may be used}.
     """
@@ -114,7 +115,7 @@ def memory_plan(path: str, model: dict[str, Any], session: dict[str, Any]) -> di
 
 
 class Model:
-    """A loaded model; may be shared by threads and sessions.
+    """A loaded model; threads and sessions may share it.
 
     Keyword arguments are the fields of pi_model_params. progress: called with 0..1 while loading;
     returning False cancels. verbose: log lines go to stderr.
@@ -148,26 +149,26 @@ class Model:
         self.gguf = Gguf.borrowed(lib.pi_model_gguf(self.handle), self.handle)
 
     def close(self) -> None:
-        """Gives the model back; sessions that are still open keep it in memory."""
+        """Frees the model; open sessions keep it in memory."""
         if self.handle is not None:
             self.gguf.close()
             ffi.release(self.handle)
             self.handle = None
 
     def reserve(self, what: str, n_bytes: int) -> Any:
-        """Takes bytes from the model's budget for memory of the caller's, until `release` or the
-        garbage collector gives them back. Raises OutOfMemoryError, naming what it is for."""
+        """Reserves bytes of the model's budget for the caller's memory, until `release` or garbage
+        collection. Raises OutOfMemoryError, whose message contains `what`."""
         out = ffi.new("pi_reservation **")
         check(lib.pi_reserve(self.handle, what.encode(), n_bytes, out))
         return ffi.gc(out[0], lib.pi_reservation_free)
 
     def unreserved(self) -> int:
-        """Bytes that are left of the model's budget."""
+        """Remaining bytes of the model's budget."""
         budget = lib.pi_model_budget(self.handle)
         return max(0, budget - lib.pi_model_reserved(self.handle))
 
     def ends(self, token: int) -> bool:
-        """Is this EOS or another end of generation."""
+        """Whether the token is EOS or another end of generation."""
         return lib.pi_token_ends(self.handle, token)
 
     def tokenize(self, text: bytes, special: bool = False) -> list[int]:
@@ -178,12 +179,12 @@ class Model:
             status = lib.pi_tokenize(self.handle, data, len(text), special, ids, capacity, n)
             if status != lib.PI_ERROR_ARGUMENT or n[0] <= capacity:
                 break
-            capacity = n[0]  # the space before a text may be several byte tokens
+            capacity = n[0]  # the added space may be several byte tokens
         check(status)
         return ffi.unpack(ids, n[0]) if n[0] else []
 
     def text(self, token: int, special: bool = False) -> bytes:
-        """Bytes that a token stands for; control tokens are empty unless special."""
+        """Bytes of a token; empty for control tokens unless special."""
         out, size = ffi.new("char const **"), ffi.new("size_t *")
         check(lib.pi_token_text(self.handle, token, special, out, size))
         return bytes(ffi.buffer(out[0], size[0])) if size[0] else b""
@@ -191,7 +192,7 @@ class Model:
 
 @dataclass(frozen=True)
 class OpTime:
-    """Seconds in an operator of a part of the model, and bytes of weights and cache it read."""
+    """Seconds in an operator in a part of the model, and bytes of weights and cache it read."""
 
     part: str
     op: str
@@ -201,15 +202,15 @@ class OpTime:
 
 
 # Attention, predictor, ffn, head, kv; and rows, predicted, computed, fired, audited, found.
-PARTS = tuple(name for name, _ in ffi.typeof("pi_work").fields[2:])  # behind size and rows
+PARTS = tuple(name for name, _ in ffi.typeof("pi_work").fields[2:])  # after size and rows
 NEURON_COUNTS = tuple(name for name, _ in ffi.typeof("pi_neuron_counts").fields[1:])
 
 
 @dataclass(frozen=True)
 class Work:
-    """What rows of a session cost; powerinfer.h says what is counted (pi_work).
+    """Work for rows of a session; powerinfer.h defines the counts (pi_work).
 
-    n_bytes: int64 [PARTS], of weights and cache. neurons: int64 [n_layer, NEURON_COUNTS].
+    n_bytes: int64 [PARTS], read weights and cache. neurons: int64 [n_layer, NEURON_COUNTS].
     """
 
     rows: int
@@ -227,13 +228,13 @@ class Work:
         )
 
     def bytes_per_token(self) -> dict[str, int]:
-        """Mean bytes of a row, by part; 0 where no row was computed."""
+        """Mean bytes per row, by part; 0 if no row was computed."""
         mean = self.n_bytes // max(1, self.rows)
         return dict(zip(PARTS, mean.tolist(), strict=True))
 
     def shares(self, n_ff: int) -> dict[str, list[float]]:
-        """Shares of n_ff of the neurons predicted, computed and fired, per layer; 0 where no row
-        was computed."""
+        """Shares of n_ff of predicted, computed and fired neurons, per layer; 0 if no row was
+        computed."""
         all_neurons = np.maximum(1, self.neurons[:, 0] * n_ff)
         return {
             name: (self.neurons[:, NEURON_COUNTS.index(name)] / all_neurons).tolist()
@@ -241,8 +242,7 @@ class Work:
         }
 
     def audit(self) -> dict[str, int]:
-        """Of the segments that audits looked at: neurons that fire, and those of them that the
-        predictors found."""
+        """In audited segments: neurons that fired, and how many of them the predictors found."""
         total = dict(zip(NEURON_COUNTS, self.neurons.sum(axis=0).tolist(), strict=True))
         return {"fired": total["audited"], "found": total["found"]}
 
@@ -253,7 +253,7 @@ class Work:
 
 
 class Session:
-    """Computed positions of sequences over a model; serves one call at a time.
+    """Computed positions of sequences of a model; handles one call at a time.
 
     Keyword arguments are the fields of pi_session_params. interruptible: Ctrl-C ends a running
     eval with KeyboardInterrupt. verbose: log lines go to stderr.
@@ -266,7 +266,7 @@ class Session:
         self.n_embd = model.n_embd
         self._n_layer = model.n_layer
         self._neurons = max(1, model.n_expert), model.n_ff
-        self._n_rows = 0  # of the last eval
+        self._n_rows = 0  # rows of the last eval
         self._callbacks = _Callbacks(None, verbose)
         params = _session_params(**fields)
         if verbose:
@@ -282,7 +282,7 @@ class Session:
         self._row = ffi.new("float const **")
 
     def close(self) -> None:
-        """Gives the session back."""
+        """Frees the session."""
         if self.handle is not None:
             ffi.release(self.handle)
             self.handle = None
@@ -296,9 +296,9 @@ class Session:
     ) -> None:
         """Computes int32 tokens [n], n <= n_batch, each at the end of its sequence.
 
-        keep: bool [n], the rows whose logits are kept; None: the last row only. sequences: int32
-        [n]; None: all of sequence 0. generated: bool [n], the rows of generated tokens, which
-        predictors mask under `auto`; None: all are of a prompt.
+        keep: bool [n], rows whose logits are kept; None: only the last row. sequences: int32 [n];
+        None: all in sequence 0. generated: bool [n], rows of generated tokens, which predictors
+        mask under `auto`; None: all are prompt.
         """
         batch = ffi.new("pi_batch *", {"struct_size": ffi.sizeof("pi_batch"), "n": len(tokens)})
         batch.token = ids = ffi.from_buffer("int32_t[]", tokens)
@@ -306,25 +306,25 @@ class Session:
         batch.keep = kept = _array("bool[]", keep)
         batch.generated = flags = _array("bool[]", generated)
         self._callbacks.check(lib.pi_eval_batch(self.handle, batch))
-        del ids, where, kept, flags  # they had to live until here
+        del ids, where, kept, flags  # C uses their memory until here
         self._n_rows = len(tokens)
 
     def firing_counts(self) -> np.ndarray:
-        """How often each neuron fired since the session began: uint64 [n_layer, experts, n_ff].
+        """How often each neuron fired in this session: uint64 [n_layer, experts, n_ff].
 
-        experts: 1 where a layer has one block. Raises ValueError unless `record` is set.
+        experts: 1 if a layer has one block. Raises ValueError unless `record` is set.
         """
         return self._recorded(lib.pi_firing_counts, "uint64_t", np.uint64, self._neurons)
 
     def activations(self) -> np.ndarray:
-        """bool [n_layer, rows of the last eval, experts, n_ff]: did a neuron fire.
+        """bool [n_layer, rows of the last eval, experts, n_ff]: whether a neuron fired.
 
         Raises ValueError unless `record` is PI_RECORD_FIRED or more.
         """
         return self._recorded(lib.pi_activations, "bool", bool, (self._n_rows, *self._neurons))
 
     def ffn_inputs(self) -> np.ndarray:
-        """float32 [n_layer, rows of the last eval, n_embd]: what the layers' predictors see.
+        """float32 [n_layer, rows of the last eval, n_embd]: inputs of the layers' predictors.
 
         Raises ValueError unless `record` is PI_RECORD_INPUTS.
         """
@@ -339,17 +339,17 @@ class Session:
         return out
 
     def work(self) -> Work:
-        """What the session has done so far."""
+        """The work of the session so far."""
         out = sized("pi_work")
         check(lib.pi_session_work(self.handle, out))
         neurons = np.empty((self._n_layer, 1 + len(NEURON_COUNTS)), dtype=np.int64)
-        neurons[0, 0] = ffi.sizeof("pi_neuron_counts")  # struct_size, beside which all are int64
+        neurons[0, 0] = ffi.sizeof("pi_neuron_counts")  # struct_size; all other members are int64
         counts = ffi.from_buffer("pi_neuron_counts[]", neurons)
         check(lib.pi_session_neurons(self.handle, 0, self._n_layer, counts))
         return Work(out.rows, np.array([getattr(out, part) for part in PARTS]), neurons[:, 1:])
 
     def logits_pointer(self, row: int) -> Any:
-        """float const *, the logits [n_vocab] of a kept row of the last eval."""
+        """float const *: logits [n_vocab] of a kept row of the last eval."""
         check(lib.pi_logits(self.handle, row, self._row))
         return self._row[0]
 
@@ -368,29 +368,29 @@ class Session:
         return np.frombuffer(ffi.buffer(self._row[0], 4 * self.n_embd), dtype=np.float32)
 
     def save(self) -> bytes:
-        """Sequence 0 with its keys and values, for `load`."""
+        """The state of sequence 0 with its keys and values, for `load`."""
         size = ffi.new("size_t *")
         status = lib.pi_sequence_save(self.handle, 0, ffi.NULL, 0, size)
-        if status != lib.PI_ERROR_ARGUMENT:  # anything else says nothing about the size
+        if status != lib.PI_ERROR_ARGUMENT:  # other errors do not return the size
             check(status)
         data = bytearray(size[0])
         check(lib.pi_sequence_save(self.handle, 0, ffi.from_buffer(data), len(data), size))
         return bytes(data[: size[0]])
 
     def load(self, data: bytes) -> None:
-        """Makes sequence 0 what `save` gave, here or in another session of the same model.
+        """Restores sequence 0 from `save`, of this or another session of the same model.
 
-        Raises ModelFormatError for bytes that are no such state, ContextOverflowError for one
-        that is longer than the context.
+        Raises ModelFormatError for bytes that are not such a state, ContextOverflowError for a
+        state that is longer than the context.
         """
         check(lib.pi_sequence_load(self.handle, 0, ffi.from_buffer(data), len(data)))
 
     def profile(self, on: bool) -> None:
-        """Begins to measure the time of operators anew, or ends it."""
+        """Starts a new measurement of operator times, or ends it."""
         lib.pi_session_profile(self.handle, on)
 
     def op_times(self) -> list[OpTime]:
-        """What `profile` measured."""
+        """The times that `profile` measured."""
         found, times = [], sized("pi_op_time")
         for i in range(lib.pi_session_n_ops(self.handle)):
             check(lib.pi_session_op_at(self.handle, i, times))
@@ -399,16 +399,16 @@ class Session:
         return found
 
     def length(self) -> int:
-        """Positions that sequence 0 holds."""
+        """Number of positions of sequence 0."""
         return lib.pi_sequence_length(self.handle, 0)
 
     def truncate(self, n: int, sequence: int = 0) -> None:
-        """Forgets every position of a sequence from n on."""
+        """Drops every position of a sequence from n on."""
         check(lib.pi_sequence_truncate(self.handle, sequence, n))
 
     def match(self, tokens: np.ndarray, generated: np.ndarray | None = None) -> int:
-        """Leading positions of sequence 0 that hold what int32 tokens [n] would give from its
-        beginning on. generated: bool [n]; None: a prompt."""
+        """Number of leading positions of sequence 0 that equal the result of computing int32
+        tokens [n]. generated: bool [n]; None: all are prompt."""
         same = ffi.new("int32_t *")
         ids, flags = _array("int32_t[]", tokens), _array("bool[]", generated)
         check(lib.pi_sequence_match(self.handle, 0, ids, flags, len(tokens), same))
@@ -426,20 +426,20 @@ class Sampler:
         self._token = ffi.new("int32_t *")
 
     def accept(self, tokens: Iterable[int]) -> None:
-        """Tells of tokens in the text so far, for the penalties."""
+        """Adds tokens of the text so far, for the penalties."""
         for token in tokens:
             lib.pi_sampler_accept(self.handle, token)
 
     def reset(self) -> None:
-        """Forgets accepted tokens; the random state goes on."""
+        """Drops accepted tokens; keeps the random state."""
         lib.pi_sampler_reset(self.handle)
 
     def seed(self, seed: int) -> None:
-        """Begins the random numbers anew; accepted tokens stay."""
+        """Restarts the random numbers from a seed; keeps accepted tokens."""
         lib.pi_sampler_seed(self.handle, seed)
 
     def sample(self, logits: Any, n_vocab: int) -> int:
-        """A token for logits given as float const * or as a contiguous float32 array [n_vocab]."""
+        """Chooses a token from logits: float const *, or a contiguous float32 array [n_vocab]."""
         if isinstance(logits, np.ndarray):
             logits = ffi.from_buffer("float[]", logits)
         check(lib.pi_sample(self.handle, logits, n_vocab, self._token))
@@ -447,20 +447,20 @@ class Sampler:
 
 
 def release(reservation: Any) -> None:
-    """Gives back what `Model.reserve` took."""
+    """Releases a reservation of `Model.reserve`."""
     ffi.release(reservation)
 
 
 def _array(kind: str, values: np.ndarray | None) -> Any:
-    """values for C; NULL for None."""
+    """A pointer to values for C; NULL for None."""
     return ffi.NULL if values is None else ffi.from_buffer(kind, values)
 
 
 def as_tokens(tokens: Sequence[int] | np.ndarray) -> np.ndarray:
-    """int32 [n] of a sequence of ids. Raises ValueError for what cannot be an id."""
+    """A sequence of ids as int32 [n]. Raises ValueError for values that are not ids."""
     ids = np.asarray(tokens)
     if ids.size == 0:
         return np.empty(0, dtype=np.int32)
     if ids.dtype.kind not in "iu" or ids.min() < 0 or ids.max() > np.iinfo(np.int32).max:
-        raise ValueError("token ids must be integers from 0 on")
+        raise ValueError("token ids must be integers of at least 0")
     return np.ascontiguousarray(ids, dtype=np.int32).reshape(-1)

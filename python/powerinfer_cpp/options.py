@@ -20,9 +20,7 @@ _LEGACY: dict[str, tuple[Any, ...]] = {
     "numa": (False, 0),
     "offload_kqv": (True,),
     "no_perf": (False,),
-    "chat_handler": (None,),
     "draft_model": (None,),
-    "tokenizer": (None,),
     "spm_infill": (False,),
 }
 # What changes no result here: old ones, there is one attention, a scale needs a lora_path.
@@ -39,11 +37,18 @@ _OVERRIDES: dict[str, tuple[Any, ...]] = {
     "yarn_beta_fast": (None, -1.0, 32.0),
     "yarn_beta_slow": (None, -1.0, 1.0),
     "yarn_orig_ctx": (None, 0),
+    "chat_handler": (None,),
+    "tokenizer": (None,),
+}
+# What decides instead, where that is not the file alone.
+_INSTEAD = {
+    "chat_handler": "chat_format, or the file's template, makes the prompt",
+    "tokenizer": "the file's own is used",
 }
 MOST_GIB = 1 << 33  # of a budget: its bytes are counted in 63 bits
 
 
-def check_unknown(keywords: dict[str, Any]) -> None:
+def check_unknown(keywords: dict[str, object]) -> None:
     """Warns by name of keyword arguments without effect, except LangChain's old ones.
 
     Raises ValueError for those that ask for other results than the file's own.
@@ -51,7 +56,8 @@ def check_unknown(keywords: dict[str, Any]) -> None:
     for name, value in keywords.items():
         if name in _OVERRIDES:
             if value not in _OVERRIDES[name]:
-                raise ValueError(f"{name} is not supported by this version: the file decides")
+                instead = _INSTEAD.get(name, "the file decides")
+                raise ValueError(f"{name} is not supported by this version: {instead}")
         elif name not in _LEGACY_ANY and value not in _LEGACY.get(name, ()):
             warnings.warn(f"Llama: keyword argument {name!r} has no effect", stacklevel=3)
 

@@ -1,4 +1,4 @@
-"""Perplexity: how surprised a model is by a text."""
+"""Perplexity of a text, and comparison of two models or modes."""
 
 import math
 from collections.abc import Iterator
@@ -15,7 +15,7 @@ from .progress import Progress
 class Estimate:
     """exp of the mean negative log-likelihood of n_tokens tokens, and its standard error.
 
-    work: what computing the scored tokens' distributions cost, the tokens before them left out.
+    work: work for the distributions of the scored tokens, without the tokens before them.
     """
 
     perplexity: float
@@ -26,8 +26,8 @@ class Estimate:
 
 
 def text_tokens(model: Model, text: bytes, separator: bytes | None) -> list[int]:
-    """Ids of a text: one document with BOS if the file wants it or, split at the separator, each
-    stripped document that is not empty as BOS, document, EOS."""
+    """Ids of a text. Without a separator: one document, with BOS if the file asks for it. With a
+    separator: BOS, document, EOS for each stripped document that is not empty."""
     if not separator:
         return ([model.bos] if model.add_bos else []) + model.tokenize(text)
     begin = [model.bos] if model.bos >= 0 else []
@@ -44,12 +44,12 @@ def windows(
 ) -> Iterator[tuple[np.ndarray, int]]:
     """Windows of a token list, and the first token in each that is scored.
 
-    The list is cut into windows of n_ctx without overlap; what is left at the end is dropped. The
-    first token of each is replaced by BOS (unless bos is None). Scored are, by the tokens before
-    them in the window,
+    The list is cut into windows of n_ctx without overlap; a shorter rest is dropped. BOS replaces
+    the first token of each window (unless bos is None). These tokens are scored, given the tokens
+    before them in the window:
     - with documents (a separator): the last n_ctx/2 tokens, positions n_ctx/2 .. n_ctx-1;
     - without: positions n_ctx/2 + 1 .. n_ctx-1, one fewer, exactly as llama-perplexity.
-    66,210 tokens in windows of 256 thus give 258 windows, with documents 33,024 scored tokens.
+    So 66,210 tokens in windows of 256 give 258 windows; with documents, 33,024 scored tokens.
     """
     first = n_ctx // 2 if by_document else n_ctx // 2 + 1
     for start in range(0, len(ids) - n_ctx + 1, n_ctx):
@@ -74,11 +74,11 @@ def log_likelihoods(logits: np.ndarray, targets: np.ndarray) -> np.ndarray:
 
 @dataclass(frozen=True)
 class Comparison:
-    """How far a model's distributions are from a reference's, over the same scored tokens.
+    """Difference between the distributions of a model and a reference, over the same tokens.
 
-    kl: Kullback-Leibler divergence of the model from the reference in nats, log_ratio: by how much
-    a token's negative log-likelihood exceeds the reference's, both float64 [n_tokens]. same_top:
-    share of tokens for which both find the same one likeliest.
+    kl: Kullback-Leibler divergence of the model from the reference in nats; log_ratio: the model's
+    negative log-likelihood minus the reference's; both float64 [n_tokens]. same_top: share of
+    tokens for which both have the same most likely token.
     """
 
     chosen: Estimate
@@ -99,12 +99,12 @@ class Comparison:
 
 
 def standard_error(values: np.ndarray) -> float:
-    """Of the mean."""
+    """Standard error of the mean."""
     return float(values.std() / math.sqrt(max(1, len(values) - 1)))
 
 
 class _Scorer:
-    """Negative log-likelihoods on the way to an estimate, and what they cost."""
+    """Collects negative log-likelihoods for an estimate, and their work."""
 
     def __init__(self, session: Session) -> None:
         self.session = session
@@ -128,11 +128,11 @@ class _Scorer:
         return Estimate(value, error, n_windows, n, self.work)
 
     def rows(self, window: np.ndarray, first: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        """(logits float32 [n, n_vocab], targets int32 [n]) of the tokens from `first` on of a
-        window [n_ctx], in parts whose sizes depend on nothing but the arguments.
+        """(logits float32 [n, n_vocab], targets int32 [n]) of the tokens from `first` on in a
+        window [n_ctx], in parts whose sizes depend only on the arguments.
 
-        The row before a scored token gives its logits. These rows count as generated, those before
-        them as a prompt: so every mode of sparsity computes them as it would in use.
+        The row before a scored token gives its logits. These rows count as generated, the rows
+        before them as a prompt, so every sparse mode computes them as in real use.
         """
         session = self.session
         session.truncate(0)
@@ -151,7 +151,7 @@ class _Scorer:
 
 
 def scoring_session(model: Model, n_ctx: int, **fields: Any) -> Session:
-    """A session for `perplexity` and `compare`. fields: of pi_session_params."""
+    """A session for `perplexity` and `compare`. fields: fields of pi_session_params."""
     fields["n_batch"] = min(fields["n_batch"], n_ctx)
     return Session(model, verbose=True, n_ctx=n_ctx, **fields)
 
@@ -159,7 +159,7 @@ def scoring_session(model: Model, n_ctx: int, **fields: Any) -> Session:
 def _cut(
     model: Model, text: bytes, n_ctx: int, separator: bytes | None
 ) -> tuple[list[int], int | None]:
-    """Ids of the text, and what takes the first place of each window."""
+    """Ids of the text, and the id (or None) that replaces the first token of each window."""
     if n_ctx < 4:
         raise ValueError(f"windows of {n_ctx} tokens leave nothing to score: use at least 4")
     ids = text_tokens(model, text, separator)
@@ -171,11 +171,11 @@ def _cut(
 def perplexity(
     model: Model, session: Session, text: bytes, n_ctx: int, separator: bytes | None
 ) -> Estimate:
-    """Perplexity of a text, in windows of n_ctx tokens as `windows` cuts them; every scored token
-    is computed in the session's mode of sparsity.
+    """Perplexity of a text in windows of n_ctx tokens (see `windows`); every scored token is
+    computed in the session's sparse mode.
 
-    session: keeps the logits of at least n_batch rows. Raises ValueError for a text that fills no
-    window, or windows too short to score.
+    session: must keep the logits of at least n_batch rows. Raises ValueError if the text is shorter
+    than a window, or if windows are too short.
     """
     ids, replaced = _cut(model, text, n_ctx, separator)
     n_windows, scorer = len(ids) // n_ctx, _Scorer(session)
@@ -196,7 +196,7 @@ def compare(
 ) -> Comparison:
     """Both perplexities, and the divergence of the chosen model from the reference.
 
-    Raises what `perplexity` raises, and ValueError for models of different vocabularies.
+    Raises the errors of `perplexity`, and ValueError for models with different vocabularies.
     """
     ids, replaced = _cut(chosen[0], text, n_ctx, separator)
     if chosen[0].n_vocab != reference[0].n_vocab or ids != text_tokens(

@@ -1,6 +1,6 @@
-"""Text from files on a terminal."""
+"""Safe output of text from files on a terminal."""
 
 
 def printable(text: str) -> str:
-    """Without characters that a terminal would obey, which stand as Python writes them."""
+    """The text with control characters replaced by Python's escapes."""
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)

@@ -1,10 +1,10 @@
-"""Progress of long work on stderr: a bar on a terminal, now and then a line elsewhere."""
+"""Progress of long work on stderr: a bar on a terminal, otherwise a line now and then."""
 
 import sys
 import time
 from typing import Any
 
-_SECONDS = 10.0  # between lines when stderr is no terminal
+_SECONDS = 10.0  # between lines if stderr is not a terminal
 
 
 class Progress:
@@ -29,7 +29,7 @@ class Progress:
             )
 
     def update(self, n: int, note: str = "") -> None:
-        """n more units are done; note: a figure to show beside them."""
+        """Adds n finished units; note: a figure to show beside them."""
         self._done += n
         if self._bar is not None:
             if note:

@@ -1,4 +1,4 @@
-"""Rewriting a GGUF in another format, a slab of rows at a time."""
+"""Rewrites a GGUF in another format, a slab of rows at a time."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -14,12 +14,12 @@ from .gguf import Gguf
 
 _WRITTEN = ("F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1")
 _WRITTEN += ("Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K")
-# llama.cpp's names of mixtures that are nearly pure; here they are pure.
+# llama.cpp's names of nearly pure mixtures; here every matrix has the same type.
 _PURE = {f"Q{bits}_K_S": f"Q{bits}_K" for bits in (2, 3, 4, 5)}
 
 
 def _is_written(name: str) -> bool:
-    """The engine's codecs know the format, and how to write it."""
+    """Whether the engine's codecs can write the format."""
     try:
         fmt = format_by_name(name)
         encode(fmt, np.zeros(fmt.block, np.float32))
@@ -32,7 +32,7 @@ TYPES = tuple(name for name in _WRITTEN if _is_written(name))
 
 
 def find_type(name: str) -> Format:
-    """The format of a name, in any case. Raises ValueError for one that is not written."""
+    """The format with this name, in any case. Raises ValueError if it cannot be written."""
     upper = _PURE.get(name.upper(), name.upper())
     if upper not in TYPES:
         raise ValueError(f"type must be one of {', '.join(TYPES)}, not {name!r}")
@@ -51,13 +51,13 @@ def quantize(
 ) -> None:
     """Writes `origin` to `target` with its matrices in another format.
 
-    type_name: one of TYPES, any case; predictor_type: for fc1 and fc2. Vectors, routers and tables
-    of positions keep their format; rows that no block divides get a narrower one or F16. A PWRI
-    file becomes a neuron-aware GGUF, a split file one file. bundle: neuron rows side by side, as
-    they lie in memory. allow_requantize: also from formats that have already lost precision.
+    type_name: one of TYPES, any case; predictor_type: format of fc1 and fc2. Vectors, routers and
+    position tables keep their format; if the block size does not divide a row, the matrix gets a
+    replacement or F16. A PWRI file becomes a neuron-aware GGUF, a split file a single file. bundle:
+    store neuron rows in their memory layout. allow_requantize: also accept quantised matrices.
 
-    Raises OSError, ModelFormatError, UnsupportedModelError (requantising), ValueError; nothing
-    half-written remains.
+    Raises OSError, ModelFormatError, UnsupportedModelError (requantising), ValueError; an error
+    leaves no partial file.
     """
     matrices, predictors = find_type(type_name), find_type(predictor_type)
     with Gguf(origin) as gguf:
@@ -88,6 +88,6 @@ def _requantised(
     if have.type != wanted.type and have.quantised and not allow:
         raise UnsupportedModelError(
             f"{gguf.files[0]}: tensor {tensor.name} is already {have.name}; quantising "
-            "it again loses more (--allow-requantize does it all the same)"
+            "it again loses more (--allow-requantize allows it)"
         )
     return source.in_format(tensor, wanted)

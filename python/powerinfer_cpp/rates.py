@@ -1,4 +1,4 @@
-"""How often each neuron fires, as GGUF files hold it: blk.N.ffn_rate, of experts ffn_rate_exps."""
+"""Firing rates of neurons in a GGUF file: blk.N.ffn_rate, for experts ffn_rate_exps."""
 
 import re
 
@@ -11,11 +11,11 @@ RATES = re.compile(r"blk\.(\d+)\.ffn_rate(_exps)?")
 
 
 def read_rates(gguf: Gguf, required: bool = True) -> dict[int, np.ndarray]:
-    """Per layer float32 [n_ff] or, of experts, [n_expert, n_ff]: share of the profiled tokens on
+    """Per layer float32 [n_ff] or, for experts, [n_expert, n_ff]: share of the profiled tokens on
     which the neuron fired.
 
-    Raises ModelFormatError naming file and tensor for what is no share, and where there are none
-    unless they are not required.
+    Raises ModelFormatError, naming file and tensor, for values outside of 0 to 1, and with
+    `required` for a file without rates.
     """
     found = {}
     for tensor in gguf.tensors:

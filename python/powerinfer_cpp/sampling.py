@@ -1,4 +1,4 @@
-"""How a token is chosen: the parameters by name, with the engine's defaults."""
+"""Sampling parameters by name, with the engine's defaults."""
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
@@ -14,14 +14,14 @@ _ENGINE = lib.pi_sampler_default_params()
 
 def _default(name: str) -> Any:
     value = getattr(_ENGINE, name)
-    # The engine has floats of 32 bits: 0.95 is what is meant, not 0.949999988.
+    # The engine has 32-bit floats: return 0.95, not 0.949999988.
     return float(str(np.float32(value))) if isinstance(value, float) else value
 
 
 @dataclass(frozen=True)
 class Sampling:
-    """Fields of pi_sampler_params that callers choose for each text; powerinfer.h says what they
-    mean. The seed and repeat_last_n are not among them: `Llama` has its own for all texts."""
+    """Fields of pi_sampler_params that callers choose for each text; powerinfer.h describes them.
+    The seed and repeat_last_n are not included: `Llama` has one value for all texts."""
 
     temperature: float = _default("temperature")
     top_k: int = _default("top_k")
@@ -34,7 +34,7 @@ class Sampling:
 
     @classmethod
     def of(cls, given: Mapping[str, Any]) -> "Sampling":
-        """Those among a function's arguments, `locals()` for example; `temp` is temperature."""
+        """The fields in a function's arguments, e.g. `locals()`; `temp` is temperature."""
         if "temp" in given:
             given = {**given, "temperature": given["temp"]}
         found = {f.name: given[f.name] for f in fields(cls) if f.name in given}
@@ -43,5 +43,5 @@ class Sampling:
         return cls(**found)
 
     def keywords(self) -> dict[str, Any]:
-        """As arguments of `Llama.create_completion` and fields of pi_sampler_params."""
+        """The fields as arguments of `Llama.create_completion` and fields of pi_sampler_params."""
         return asdict(self)

@@ -1,4 +1,4 @@
-"""Saved sequences: the state of one, and a cache of many in memory."""
+"""Saved states of sequences, and a cache of them in memory."""
 
 from collections import OrderedDict
 from collections.abc import Sequence
@@ -7,38 +7,39 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from .logits import Ids, Scores
 from .model import Model
 
-STATE_VERSION = 1  # raised when an older state would not go on as it was
+STATE_VERSION = 1  # increased when older states would continue differently
 
 
 @dataclass
 class LlamaState:
-    """A computed sequence, as `Llama.save_state` gives it; can be pickled.
+    """A computed sequence, returned by `Llama.save_state`; can be pickled.
 
-    input_ids: intc [n_tokens]. scores: float32 [n, n_vocab], the logits of the last n tokens: all
-    of them with logits_all, otherwise one, or none before anything is computed. llama_state: keys
-    and values, llama_state_size bytes. generated: bool [n_tokens], the tokens that were computed as
-    generated ones. n_prompt: leading tokens that a prompt would compute the same way. random:
-    state of the random numbers, or None. version: the STATE_VERSION it was saved by.
+    input_ids: intc [n_tokens]. scores: float32 [n, n_vocab], the logits of the last n tokens: of
+    all with logits_all, otherwise of one, or none before anything is computed. llama_state: keys
+    and values, llama_state_size bytes. generated: bool [n_tokens], True for generated tokens.
+    n_prompt: number of leading tokens that a prompt would compute the same way. random: state of
+    the random numbers, or None. version: STATE_VERSION when it was saved.
     """
 
-    input_ids: np.ndarray
-    scores: np.ndarray
+    input_ids: Ids
+    scores: Scores
     n_tokens: int
     llama_state: bytes
     llama_state_size: int
-    generated: np.ndarray
+    generated: np.ndarray[tuple[int, ...], np.dtype[np.bool_]]
     n_prompt: int
     random: Any = None
-    version: int = 0  # also what pickles count as that know no version
+    version: int = 0  # also the value for pickles without a version
 
-    # The model from whose budget a cache took its bytes, and what gives them back with the state.
+    # The model whose budget a cache used for this state, and the reservation, freed with the state.
     _reserved: ClassVar[tuple[Model, Any] | None] = None
 
     @property
     def n_bytes(self) -> int:
-        """Memory that it takes."""
+        """Bytes of memory of this state."""
         arrays = self.input_ids, self.scores, self.generated
         return sum(array.nbytes for array in arrays) + self.llama_state_size
 
@@ -47,9 +48,9 @@ class LlamaState:
 
 
 class LlamaRAMCache:
-    """States by the tokens that they hold, in memory; the least recently used go first.
+    """States in memory, by their tokens; the least recently used are removed first.
 
-    capacity_bytes: of all states together. A state larger than that is not kept.
+    capacity_bytes: limit for all states together. A larger state is not kept.
     """
 
     def __init__(self, capacity_bytes: int = 2 << 30):
@@ -58,11 +59,11 @@ class LlamaRAMCache:
 
     @property
     def cache_size(self) -> int:
-        """Bytes of the states."""
+        """Bytes of all states."""
         return sum(state.n_bytes for state in self._states.values())
 
     def _longest(self, key: Sequence[int]) -> tuple[int, ...] | None:
-        """The key that shares the longest beginning with `key`, if any shares one."""
+        """The key with the longest common prefix with `key`; None if there is none."""
         wanted, best, most = np.asarray(key), None, 0
         for known in self._states:
             n = common_prefix(wanted, np.asarray(known))
@@ -71,7 +72,7 @@ class LlamaRAMCache:
         return best
 
     def __getitem__(self, key: Sequence[int]) -> LlamaState:
-        """The state with the longest common beginning. Raises KeyError when none has one."""
+        """The state with the longest common prefix. Raises KeyError if there is none."""
         found = self._longest(key)
         if found is None:
             raise KeyError("no state begins with these tokens")
@@ -88,11 +89,11 @@ class LlamaRAMCache:
             self.forget_oldest()
 
     def forget_oldest(self) -> None:
-        """Forgets the state that was not used for longest."""
+        """Removes the least recently used state."""
         self._states.popitem(last=False)
 
     def reserved(self, model: Model) -> int:
-        """Bytes of its states that are taken from a model's budget."""
+        """Bytes of its states that are reserved in a model's budget."""
         states = self._states.values()
         return sum(s.n_bytes for s in states if s._reserved and s._reserved[0] is model)
 
@@ -101,7 +102,7 @@ LlamaCache = LlamaRAMCache
 
 
 def common_prefix(a: np.ndarray, b: np.ndarray) -> int:
-    """Number of elements in which two arrays [n], [m] agree from the beginning."""
+    """Length of the common prefix of two arrays [n], [m]."""
     n = min(len(a), len(b))
     differs = np.flatnonzero(a[:n] != b[:n])
     return int(differs[0]) if differs.size else n

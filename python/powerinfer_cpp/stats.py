@@ -14,9 +14,10 @@ from .model import NEURON_COUNTS, PARTS, Model, Work
 
 @dataclass
 class Meter:
-    """Times of one generation, in seconds: of the prompt's tokens that were computed, of each
-    generated token that was computed, and from the beginning to the first token's choice. What its
-    tokens cost: the prompt's until the first generated one was computed, then those."""
+    """Times of one generation, in seconds: of the computed prompt tokens, of each computed
+    generated token, and from the start to the choice of the first token. Also the work for its
+    tokens: the prompt's until the first generated token is computed, then only the generated
+    tokens'."""
 
     n_prompt: int = 0
     prompt_s: float = 0.0
@@ -26,7 +27,7 @@ class Meter:
     work: Work | None = None
 
     def add(self, n: int, seconds: float, prompt: bool, work: Work) -> None:
-        """n tokens were computed."""
+        """Records that n tokens were computed."""
         if prompt:
             self.n_prompt, self.prompt_s = self.n_prompt + n, self.prompt_s + seconds
             self.work = work
@@ -35,21 +36,21 @@ class Meter:
             self.token_s.append(seconds)
 
     def chosen(self) -> None:
-        """A token was chosen."""
+        """Records that a token was chosen."""
         if not self.ttft_s:
             self.ttft_s = time.perf_counter() - self.began
 
 
 def rss_peak() -> int:
-    """Most bytes of RAM that the process has held."""
+    """Peak RAM of the process in bytes."""
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if sys.platform == "darwin" else peak * 1024
 
 
 def neuron_figures(model: Model, plan: dict[str, Any], work: Work | None) -> dict[str, Any]:
-    """share_*, bytes_per_token and tiers of what rows cost (None: no row).
+    """share_*, bytes_per_token and tiers from the work of rows (None: no rows).
 
-    plan: of memory, for the bytes in each tier.
+    plan: memory plan, for the bytes in each tier.
     """
     if work is None:
         nothing = np.zeros((model.n_layer, len(NEURON_COUNTS)), dtype=np.int64)
@@ -69,9 +70,9 @@ def neuron_figures(model: Model, plan: dict[str, Any], work: Work | None) -> dic
 
 
 def report(model: Model, plan: dict[str, Any], meter: Meter) -> dict[str, Any]:
-    """Figures of a generation; docs/sparsity.md says what they mean.
+    """Figures of a generation, described in docs/sparsity.md.
 
-    plan: of memory. Times are in s and ms, sizes in bytes, shares of n_ff per layer.
+    plan: memory plan. Times are in s and ms, sizes in bytes, shares of n_ff per layer.
     """
     gen_s = sum(meter.token_s)
     p50, p95, p99 = (

@@ -6,5 +6,5 @@ from ._native import ffi
 
 
 def sized(name: str) -> Any:
-    """A struct of powerinfer.h that says its size, as each must before it is filled."""
+    """A struct of powerinfer.h with struct_size set, as the engine requires."""
     return ffi.new(f"{name} *", {"struct_size": ffi.sizeof(name)})

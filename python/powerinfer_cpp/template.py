@@ -61,9 +61,7 @@ def _ask(**request: Any) -> Any:
         words = f"the chat template {error}: refused" if error.by_limit else str(error)
         raise TemplateError(words) from None
     except WorkerMissing as error:
-        raise TemplateError(
-            f"a chat template needs a Python interpreter to run in, but {error}; "
-            "multiprocessing.set_executable can name one, and chat_format does without"
-        ) from None
+        words = error.sentence("a chat template needs a Python interpreter to run in")
+        raise TemplateError(f"{words}, and chat_format does without") from None
     except (TypeError, ValueError, RecursionError) as error:
         raise TemplateError(f"messages must hold only what JSON can: {error}") from None

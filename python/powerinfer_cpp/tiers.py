@@ -1,4 +1,4 @@
-"""Where neurons can live: the numbers and names of the tiers."""
+"""Numbers and names of the tiers where neurons can live."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -9,5 +9,5 @@ TITLES = ("storage", "RAM", "GPU")
 
 
 def by_name(values: Sequence[Any]) -> dict[str, Any]:
-    """Values for storage, RAM and GPU by their names, the fastest first, as people list them."""
+    """Values for storage, RAM and GPU as a dict by name, the fastest tier first."""
     return dict(zip(reversed(NAMES), reversed(values), strict=True))

@@ -1,4 +1,4 @@
-"""The tokenizer of a model as an object of its own."""
+"""The tokenizer of a model as a separate object."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -8,7 +8,7 @@ if TYPE_CHECKING:
 
 
 class LlamaTokenizer:
-    """Text to ids and back, over an open Llama; errors as from its tokenize and detokenize."""
+    """Text to ids and back with a Llama. Raises the errors of its tokenize and detokenize."""
 
     def __init__(self, llama: "LlamaCore"):
         self._llama = llama
@@ -28,5 +28,5 @@ class LlamaTokenizer:
         return self.tokenize(text.encode("utf-8", "ignore"), add_bos, special)
 
     def decode(self, tokens: Sequence[int]) -> str:
-        """Text of ids; bytes that are no text are left out."""
+        """Text of ids, without bytes that are not valid text."""
         return self.detokenize(tokens).decode("utf-8", "ignore")

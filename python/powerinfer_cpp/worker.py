@@ -1,8 +1,8 @@
-"""A process for work on texts that may mean harm, with limits of time and memory.
+"""A separate process for work on untrusted texts, with limits of time and memory.
 
-A check inside this process reaches only as far as somebody thought of: comparing two lists that
-hold each other, or a format of the right width, is one operation of C that no clock interrupts and
-no size bounds. A process can be ended whatever it does.
+Checks inside the main process are not enough: comparing two lists that contain each other, or
+formatting with a huge width, is a single C operation that cannot be interrupted. A process can
+always be killed.
 """
 
 import atexit
@@ -18,7 +18,7 @@ import threading
 from pathlib import Path
 from typing import Any
 
-MAX_SECONDS = 2.0  # by the clock, and of processor time where nothing less is asked for
+MAX_SECONDS = 2.0  # limit of wall-clock time, and default limit of processor time
 MAX_MEMORY = 384 << 20  # address space of the process, some 30 MiB of it the interpreter's
 MAX_REPLY = 128 << 20  # bytes: a prompt of 16 Mi characters as JSON
 START_SECONDS = 20.0  # a start takes 0.1 s; more on a busy machine with a slow disk
@@ -30,23 +30,27 @@ _SERVE = Path(__file__).parent / "children" / "serve.py"
 class WorkerMissing(Exception):
     """No process can be started."""
 
+    def sentence(self, wanted: str) -> str:
+        """What to tell the user; wanted: "a grammar needs a Python interpreter to be tried in"."""
+        return f"{wanted}, but {self}; multiprocessing.set_executable can name one"
+
 
 class Refused(Exception):
-    """What is wrong with a text, in words that follow its name: "takes more than 2 s"."""
+    """A text was refused; the message follows its name, for example "takes more than 2 s"."""
 
     def __init__(self, words: str, by_limit: bool):
         super().__init__(words)
-        self.by_limit = by_limit  # else these are the module's own words
+        self.by_limit = by_limit  # False: the message comes from the module
 
 
 def _interpreter() -> str:
-    """The Python to start. multiprocessing.set_executable names it where this process is none."""
+    """The Python to start; multiprocessing.set_executable can set it."""
     from multiprocessing import spawn
 
     found = os.fsdecode(spawn.get_executable() or "")
     # A frozen program would start itself again.
     if not found or getattr(sys, "frozen", False) and found == sys.executable:
-        raise WorkerMissing("sys.executable names no Python interpreter")
+        raise WorkerMissing("sys.executable is not a Python interpreter")
     return found
 
 
@@ -58,24 +62,26 @@ def _folder(package: str) -> str:
 
 
 class Worker:
-    """One process that works with one module of the folder `children`.
+    """A process that runs one module of the folder `children`.
 
-    It starts with the first request, stays, and is replaced when it has ended. Threads take turns.
-    seconds: of processor time for a request.
+    It starts with the first request, keeps running, and is replaced after it has ended. Threads
+    take turns. seconds: limit of processor time for a request.
     """
 
     def __init__(self, module: str, packages: tuple[str, ...], seconds: float = MAX_SECONDS):
         self._module, self._packages, self._seconds = module, packages, seconds
         self._lock = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
-        self._late = False  # the last request was ended for its time
+        self._late = False  # the last request exceeded its time
         atexit.register(self.close)
-        if hasattr(os, "register_at_fork"):  # the process is the parent's; two cannot share it
+        if hasattr(
+            os, "register_at_fork"
+        ):  # the process belongs to the parent; a fork cannot share it
             os.register_at_fork(after_in_child=self._forget)
 
     def ask(self, **request: Any) -> Any:
-        """What the module's `answer` says. Raises Refused, WorkerMissing, and TypeError or
-        ValueError for a request that is no JSON."""
+        """The result of the module's `answer`. Raises Refused, WorkerMissing, and TypeError or
+        ValueError for a request that cannot be JSON."""
         text = json.dumps(request, ensure_ascii=False).encode("utf-8", "surrogatepass")
         if len(text) >> 32:
             raise Refused("is too long", True)
@@ -88,7 +94,7 @@ class Worker:
                 reply = self._exchange(struct.pack("<I", len(text)) + text, MAX_SECONDS)
                 if reply is None or reply["last"] or self._late:
                     code = self._end()
-            except BaseException:  # Ctrl-C, wherever: the next request must not get this reply
+            except BaseException:  # also Ctrl-C: the next request must not get this reply
                 self._end(0)
                 raise
         if reply is None:
@@ -109,8 +115,8 @@ class Worker:
         interpreter = _interpreter()
         limits = (str(MAX_MEMORY), str(self._seconds))
         try:
-            # -I -S: what the packages' folders do not hold is not imported, whatever the
-            # environment says. A session of its own: a terminal's Ctrl-C is for us alone.
+            # -I -S: imports come only from the packages' folders, whatever the environment says.
+            # A new session: only our process gets a terminal's Ctrl-C.
             self._process = subprocess.Popen(
                 [interpreter, "-I", "-S", str(_SERVE), self._module, *limits, *folders],
                 stdin=subprocess.PIPE,
@@ -126,7 +132,7 @@ class Worker:
             raise WorkerMissing(f"{interpreter} does not start as a Python interpreter")
 
     def _exchange(self, data: bytes, seconds: float) -> dict[str, Any] | None:
-        """The reply; None when the process ended or was ended before it gave one."""
+        """The reply; None if the process ended or was killed before it."""
         process = self._process
         self._late = False
 
@@ -160,9 +166,9 @@ class Worker:
         return bytes(data)
 
     def _end(self, patience: float = 0.2) -> int | None:
-        """Ends and forgets the process; its exit status.
+        """Ends the process and returns its exit status.
 
-        patience: seconds for an end of its own, since its status says what it died of.
+        patience: seconds to wait for the process to end by itself, for a meaningful status.
         """
         process, self._process = self._process, None
         if process is None:
@@ -176,10 +182,10 @@ class Worker:
         return process.returncode
 
     def _forget(self) -> None:
-        """In a fork of this process: the worker stays the parent's."""
+        """Drops the process in a fork; the parent keeps it."""
         self._lock = threading.Lock()
         process, self._process = self._process, None
         if process is not None:
             process.stdin.close()
             process.stdout.close()
-            process.returncode = 0  # nothing to wait for
+            process.returncode = 0  # do not wait for it

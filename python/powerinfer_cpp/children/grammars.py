@@ -1,8 +1,8 @@
-"""Whether a grammar can be used, found out where it cannot hurt.
+"""Checks in a separate process whether a grammar can be used.
 
-llguidance descends once per rule that stands in a rule: a text of some kilobytes exhausts the
-stack, which ends a process. What passes here, on STACK bytes and for a number of steps, is used
-by the caller, whose stack is some times larger.
+llguidance recurses once per nested rule, so a text of a few kilobytes can overflow the stack, which
+ends a process. A grammar that passes here, with STACK bytes and a number of steps, is then used by
+the caller, whose stack is several times larger.
 """
 
 import json
@@ -16,11 +16,11 @@ from schemas import as_llama_cpp
 from serve import Refused
 
 STACK = 1 << 20  # bytes; schemas that are 100 objects deep pass. Threads have 8 MiB on Linux
-STEPS = 16  # bytes that are tried: some grammars explode at the second or third only
+STEPS = 16  # bytes to try: some grammars explode only at the second or third byte
 
-# Between JSON's parts, as in llama.cpp: with more, weak models write nothing else.
+# White space in JSON, as in llama.cpp: with more, weak models write nothing else.
 WHITESPACE = r" |\n[ \t]{0,20}"
-# Any JSON object; numbers have an end, as in llama.cpp.
+# Any JSON object; numbers have a limited length, as in llama.cpp.
 JSON_OBJECT = r"""
 start: object
 object: "{" WS? (pair ("," WS? pair)*)? "}"
@@ -37,7 +37,7 @@ _ESCAPE = re.compile(r"\\(?:u([0-9a-fA-F]{4})|U([0-9a-fA-F]{8})|.)", re.DOTALL)
 
 
 def _plain_escape(match: re.Match[str]) -> str:
-    """A \\u escape as its character, where that has no meaning of its own in GBNF."""
+    """A \\u escape as its character, if that has no special meaning in GBNF."""
     digits = match[1] or match[2]
     if digits is None:
         return match[0]
@@ -54,7 +54,7 @@ def _gbnf(text: str) -> str:
         raise Refused("the grammar is nested too deeply") from None
     except MemoryError:
         raise
-    except Exception as error:  # the converter has no class of its own for all of them
+    except Exception as error:  # the converter has no common class for its errors
         raise Refused(f"the grammar does not parse: {_one_line(error)}") from None
 
 
@@ -79,7 +79,7 @@ def _json_object(_text: str) -> str:
 
 
 def _try(compiled: str) -> str | None:
-    """What is wrong with a grammar."""
+    """An error message for a grammar; None if it is usable."""
     wrong, problems = LLMatcher.validate_grammar_with_warnings(compiled)
     if wrong:
         return "; ".join(problems)
@@ -94,7 +94,7 @@ def _try(compiled: str) -> str | None:
 
 
 def answer(kind: str, text: str) -> str:
-    """The grammar of a text in llguidance's notation; kind: gbnf, json_schema or json_object."""
+    """The grammar in llguidance's notation; kind: gbnf, json_schema or json_object."""
     compiled = {"gbnf": _gbnf, "json_schema": _json_schema, "json_object": _json_object}[kind](text)
     found: list[str | None] = []
 
@@ -103,7 +103,7 @@ def answer(kind: str, text: str) -> str:
             found.append(_try(compiled))
         except MemoryError:
             raise
-        except BaseException as error:  # llguidance's panics are no Exception
+        except BaseException as error:  # llguidance's panics are not an Exception
             found.append(str(error))
 
     threading.stack_size(STACK)

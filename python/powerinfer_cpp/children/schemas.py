@@ -1,5 +1,5 @@
-"""JSON schemas as llama.cpp reads them: what a schema does not say is closed, where JSON Schema has
-it open. With keys of any name and numbers of any length, weak models never come to an end.
+"""JSON schemas as llama.cpp reads them: keys and number lengths that a schema does not mention are
+forbidden, although JSON Schema allows them. Otherwise weak models may never finish.
 """
 
 from collections.abc import Iterator
@@ -12,7 +12,7 @@ _SINGLE = ("items", "additionalProperties", "additionalItems", "contains", "prop
 _SINGLE += ("if", "then", "else", "unevaluatedProperties", "unevaluatedItems")
 _BOUNDS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf", "enum")
 _BOUNDS += ("const", "allOf", "anyOf", "oneOf", "$ref")
-_MOST = 10**16 - 1  # of an integer without bounds: 16 digits
+_MOST = 10**16 - 1  # largest integer without bounds: 16 digits
 
 
 def _list(value: Any) -> list[Any]:
@@ -20,7 +20,7 @@ def _list(value: Any) -> list[Any]:
 
 
 def _inner(schema: dict[str, Any]) -> Iterator[Any]:
-    """The schemas that stand in a schema."""
+    """The schemas directly inside a schema."""
     for key in _MAPS:
         if isinstance(schema.get(key), dict):
             yield from schema[key].values()
@@ -31,7 +31,7 @@ def _inner(schema: dict[str, Any]) -> Iterator[Any]:
 
 
 def _target(root: Any, ref: Any) -> Any:
-    """What a reference within the text points at; None where there is nothing."""
+    """The target of a reference within the text; None if there is none."""
     if not isinstance(ref, str) or not ref.startswith("#"):
         return None
     at = root
@@ -47,7 +47,7 @@ def _target(root: Any, ref: Any) -> Any:
 
 
 def _in_place(root: Any, schema: dict[str, Any]) -> tuple[int, list[Any]]:
-    """How many parts say which keys an object has, and those of them that are schemas."""
+    """How many parts define the keys of an object, and those of them that are schemas."""
     parts = _list(schema.get("allOf"))
     n = len(parts) + ("properties" in schema)
     for key in ("anyOf", "oneOf"):
@@ -63,8 +63,8 @@ def _in_place(root: Any, schema: dict[str, Any]) -> tuple[int, list[Any]]:
 
 
 def as_llama_cpp(root: Any) -> Any:
-    """A schema, changed: keys outside `properties` only where additionalProperties allows them,
-    and integers of 16 digits unless they have bounds."""
+    """The changed schema: keys outside `properties` only if additionalProperties allows them, and
+    integers of at most 16 digits unless they have bounds."""
     found: dict[int, dict[str, Any]] = {}
     todo = [root]
     while todo:
@@ -73,7 +73,7 @@ def as_llama_cpp(root: Any) -> Any:
             found[id(schema)] = schema
             todo += _inner(schema)
             todo.append(_target(root, schema.get("$ref")))
-    # Of parts that describe one object together, none knows the keys of the others.
+    # If several parts describe one object, none of them knows the keys of the others.
     open_ones: set[int] = set()
     for schema in found.values():
         n, parts = _in_place(root, schema)

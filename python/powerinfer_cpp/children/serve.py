@@ -1,11 +1,11 @@
-"""The process in which hostile texts are worked on; worker.py starts it and speaks with it.
+"""The process that handles untrusted texts; worker.py starts it and communicates with it.
 
 Arguments: a module of this folder, bytes of memory, seconds of processor time per request, and the
-folders of the packages that the module needs. Frames, a length of four bytes and then JSON, come on
-the standard input: the keywords of the module's `answer`. Each is answered by a frame. A request
-that takes too long ends the process, and so does the end of the input.
+folders of the packages that the module needs. Requests come on stdin as frames: a length of four
+bytes, then JSON with the keywords of the module's `answer`. The answer to each is a frame. A
+request that takes too long ends the process, and so does the end of the input.
 
-Only the standard library is known here, no powerinfer_cpp: its import would cost more than a start.
+It imports only the standard library: importing powerinfer_cpp would take longer than the start.
 """
 
 import importlib
@@ -16,11 +16,11 @@ import struct
 import sys
 from typing import Any
 
-GROWTH = 128 << 20  # what a request may leave behind before the process makes way for a fresh one
+GROWTH = 128 << 20  # bytes of growth after which the process is replaced
 
 
 class Refused(Exception):
-    """What the caller is told, in a sentence."""
+    """A one-sentence error for the caller."""
 
 
 def read_exactly(source: int, n: int) -> bytes:
@@ -43,7 +43,7 @@ def frame(value: Any) -> bytes:
 
 
 def _limit_memory(most: int) -> None:
-    """Where the platform has such limits; elsewhere only time is limited."""
+    """Limits the memory if the platform supports it; elsewhere only time is limited."""
     try:
         import resource
     except ImportError:
@@ -56,14 +56,14 @@ def _limit_memory(most: int) -> None:
 
 
 def _limit_time(seconds: float) -> None:
-    """Ends the process after that much processor time; 0: never. No code of ours has to run for
-    that, so neither an operator of C that holds the interpreter nor a dead caller prevents it."""
+    """Ends the process after that much processor time; 0: never. The system enforces this, so it
+    also works while C code holds the interpreter, or if the caller is dead."""
     if hasattr(signal, "setitimer"):
         signal.setitimer(signal.ITIMER_PROF, seconds)
 
 
 def _size() -> int:
-    """Bytes of address space; 0 where that is not known."""
+    """Bytes of address space; 0 if unknown."""
     try:
         with open("/proc/self/statm", encoding="ascii") as file:
             return int(file.read().split()[0]) * os.sysconf("SC_PAGE_SIZE")
@@ -83,11 +83,11 @@ def _answer(module: Any, data: bytes) -> dict[str, Any]:
 
 
 def main(name: str, memory: str, seconds: str, *folders: str) -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the caller, who then closes us
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the caller handles Ctrl-C and closes us
     sys.path += [os.path.dirname(os.path.abspath(__file__)), *folders]
-    sys.modules["serve"] = sys.modules["__main__"]  # one Refused, whoever imports it
+    sys.modules["serve"] = sys.modules["__main__"]  # a single class Refused for all importers
     source, sink, nothing = os.dup(0), os.dup(1), os.open(os.devnull, os.O_RDWR)
-    for number in (0, 1, 2):  # what a package prints is no answer
+    for number in (0, 1, 2):  # output that a package prints is not an answer
         os.dup2(nothing, number)
     module = importlib.import_module(name)
     _limit_memory(int(memory))

@@ -1,6 +1,6 @@
-"""The rules by which a chat template is rendered: Jinja in a sandbox, with limits of its own.
+"""Renders a chat template: Jinja in a sandbox with additional limits.
 
-These limits give the better messages; what they miss ends with the process (serve.py).
+These limits give better messages; the limits of the process (serve.py) catch everything else.
 """
 
 import functools
@@ -18,12 +18,12 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.visitor import NodeTransformer
 from serve import Refused
 
-MAX_TEXT = 16 << 20  # characters of a prompt, and of any value on the way
+MAX_TEXT = 16 << 20  # characters of a prompt, and of any intermediate value
 MAX_NUMBER = 100_000  # as an argument: widths, counts
 MAX_SECONDS = 2.0
 
 _TICK = "__tick__"
-_WIDTH = re.compile(r"\d{6,}|\*")  # in a format: a width that is huge, or comes from elsewhere
+_WIDTH = re.compile(r"\d{6,}|\*")  # in a format: a width that is huge, or is an argument
 
 
 class _Clock:
@@ -77,7 +77,7 @@ def to_json(
 
 
 class _Generation(Extension):
-    """{% generation %} marks what a training script learns from; here it only holds text."""
+    """{% generation %} marks text for training scripts; here it has no effect."""
 
     tags = {"generation"}
 
@@ -87,7 +87,7 @@ class _Generation(Extension):
 
 
 class _Environment(ImmutableSandboxedEnvironment):
-    """The sandbox with limits; `clock` is set for the time of a rendering."""
+    """The sandbox with limits; `clock` is set while a template is rendered."""
 
     intercepted_binops = frozenset(["+", "*", "**", "%"])
 
@@ -105,13 +105,13 @@ class _Environment(ImmutableSandboxedEnvironment):
         self.globals[_TICK] = self.tick
 
     def tick(self) -> str:
-        """Refuses to go on after the time that a template has."""
+        """Raises Refused after the time limit of a template."""
         if time.monotonic() > self._clock.end:
             raise Refused(f"the chat template takes more than {MAX_SECONDS:.0f} s: refused")
         return ""
 
     def _limited(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(function)  # keeps jinja2's marks for what it is to be passed
+        @functools.wraps(function)  # keeps jinja2's marks for arguments
         def limited(*args: Any, **kwargs: Any) -> Any:
             self.tick()
             _check_arguments(name, (*args, *kwargs.values()))
@@ -145,7 +145,7 @@ class _Environment(ImmutableSandboxedEnvironment):
         return super().call_binop(context, operator, left, right)
 
     def concatenated(self, *values: Any) -> str:
-        """What `~` makes."""
+        """The result of `~`."""
         self.tick()
         parts = [str(value) for value in values]
         if sum(map(len, parts)) > MAX_TEXT:
@@ -153,7 +153,7 @@ class _Environment(ImmutableSandboxedEnvironment):
         return "".join(parts)
 
     def _parse(self, source: str, name: Any, filename: Any) -> nodes.Template:
-        """The syntax tree, with a look at the clock in every turn of a loop."""
+        """The syntax tree, with a check of the clock in every iteration of a loop."""
         tree = super()._parse(source, name, filename)
         for loop in tree.find_all(nodes.For):
             call = nodes.Call(nodes.Name(_TICK, "load"), [], [], None, None)
@@ -163,7 +163,7 @@ class _Environment(ImmutableSandboxedEnvironment):
 
 
 class _Concat(NodeTransformer):
-    """Makes `~` a call of `concatenated`."""
+    """Turns `~` into a call of `concatenated`."""
 
     def __init__(self, environment: _Environment):
         self._environment = environment
@@ -215,7 +215,7 @@ class _Template:
             raise
         except RecursionError:
             raise Refused("the chat template is nested too deeply") from None
-        except Exception as error:  # whatever Python raises on a template's behalf
+        except Exception as error:  # any error of the template's own code
             raise Refused(f"the chat template fails: {_one_line(error)}") from None
         finally:
             self._clock.end = float("inf")
@@ -227,7 +227,7 @@ def _compiled(source: str) -> _Template:
 
 
 def answer(source: str, names: dict[str, Any] | None = None) -> str | None:
-    """The prompt that the template makes with these names; without them, only whether it is one."""
+    """The prompt from the template with these names; without names, only checks the template."""
     template = _compiled(source)
     return None if names is None else template.render(names)
 

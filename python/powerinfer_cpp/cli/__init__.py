@@ -1,7 +1,7 @@
-"""The command `powerinfer`: one module per subcommand, errors as one line.
+"""The command `powerinfer`: one module per subcommand, one-line errors.
 
-Exit status: 0; 1 after an error; 2 for a wrong command line; 130 after Ctrl-C. A closed stdout
-(`| head`) ends quietly.
+Exit status: 0 on success; 1 after an error; 2 for a wrong command line; 130 after Ctrl-C. A closed
+stdout (`| head`) is not an error.
 """
 
 import argparse
@@ -18,18 +18,18 @@ from typing import NoReturn
 from ..printable import printable
 
 COMMANDS = {
-    "convert": "make a GGUF of a Hugging Face folder or another GGUF",
+    "convert": "make a GGUF from a Hugging Face folder or another GGUF",
     "quantize": "rewrite a GGUF in another format",
-    "inspect": "show what a GGUF holds",
+    "inspect": "show the contents of a GGUF",
     "profile": "count how often each neuron fires on a text",
-    "train-predictor": "train predictors of the neurons that fire",
+    "train-predictor": "train predictors of firing neurons",
     "place": "decide which neurons live on the GPU, in RAM and in storage",
     "plot": "draw statistics, placements and predictors",
     "perplexity": "measure how well a model predicts a text",
     "bench": "measure speed",
-    "chat": "talk with a model",
-    "doctor": "show what this machine offers",
-    "completion": "print a script that completes this command in a shell",
+    "chat": "chat with a model",
+    "doctor": "show the capabilities of this machine",
+    "completion": "print a shell completion script for this command",
 }
 
 
@@ -38,14 +38,14 @@ _UNWRITABLE = "cannot write to stdout: "
 
 
 class _Parser(argparse.ArgumentParser):
-    """argparse with errors in one line, after the spelling of `./main`."""
+    """argparse with one-line errors, in the style of `./main`."""
 
     def error(self, message: str) -> NoReturn:
         _fail(f"{message} ({self.prog} --help shows how)", 2)
 
 
 def add_arguments(command: str, parser: argparse.ArgumentParser) -> ModuleType:
-    """Gives a parser the arguments of a subcommand, and returns the module that runs it."""
+    """Adds the arguments of a subcommand to a parser, and returns the module that runs it."""
     module = importlib.import_module(f".{command.replace('-', '_')}", __name__)
     module.add_arguments(parser)
     return module
@@ -57,13 +57,13 @@ def _parser(command: str | None) -> argparse.ArgumentParser:
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", parser_class=_Parser)
     for name, text in COMMANDS.items():
         sub = commands.add_parser(name, help=text, description=text, allow_abbrev=False)
-        if name == command:  # the others' imports would cost time for nothing
+        if name == command:  # importing the others would only cost time
             sub.set_defaults(run=add_arguments(name, sub).run)
     return parser
 
 
 def _command(arguments: Sequence[str]) -> str | None:
-    """The subcommand that a command line names. Exits with a suggestion for an unknown one."""
+    """The subcommand of a command line. Exits with a suggestion if it is unknown."""
     name = next((a for a in arguments if not a.startswith("-")), None)
     if name is not None and name not in COMMANDS:
         close = difflib.get_close_matches(name, COMMANDS, 1)
@@ -78,16 +78,16 @@ def _fail(message: str, status: int) -> NoReturn:
 
 
 def _complain(message: str) -> None:
-    """One line, and nothing in it that steers the terminal: names from files end up here."""
+    """Prints one line without control characters, since names from files can be part of it."""
     print(printable(" ".join(message.split())), file=sys.stderr)
 
 
 def _sentence(error: BaseException) -> str:
-    """One line for an error that a user can do something about."""
+    """A one-line message for an expected error."""
     if isinstance(error, OSError) and error.strerror:
         where = f"{error.filename}: " if error.filename else ""
         if not where and error.strerror == os.strerror(errno.ENOSPC):
-            where = _UNWRITABLE  # files are named by what writes them
+            where = _UNWRITABLE  # errors of files already name the file
         return f"{where}{error.strerror}"
     return str(error) or type(error).__name__
 
@@ -107,7 +107,7 @@ def _run(arguments: Sequence[str]) -> int:
 
 
 def _outcome(arguments: Sequence[str]) -> tuple[int, str | None]:
-    """Runs a command line: the exit status, and what is to be said on stderr."""
+    """Runs a command line; returns the exit status and a message for stderr."""
     try:
         return _run(arguments), None
     except SystemExit as exit_:
@@ -124,7 +124,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Runs a command line (default: the process's) and returns the exit status."""
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
-            # Names of files may hold any bytes; who reads a pipe gets each line when it is written.
+            # File names may hold any bytes. Readers of a pipe get each line when it is written.
             stream.reconfigure(errors="backslashreplace", line_buffering=True)
     if sys.stdout is None:
         status, said = 1, f"{_ERROR}{_UNWRITABLE}it is closed"
@@ -134,7 +134,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if sys.stdout is not None:
             sys.stdout.flush()
     except OSError as error:
-        with contextlib.suppress(OSError):  # what is buffered has nowhere to go
+        with contextlib.suppress(OSError):  # the buffered output cannot be written
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         if not isinstance(error, BrokenPipeError):
             status, said = 1, f"{_ERROR}{_UNWRITABLE}{error.strerror}"

@@ -1,4 +1,4 @@
-"""powerinfer bench: speed, with llama-bench's columns and JSON keys."""
+"""powerinfer bench: measures speed, with llama-bench's columns and JSON keys."""
 
 import argparse
 import json
@@ -31,7 +31,7 @@ OP_COLUMNS = ("part", "op", "calls", "ms", "share", "GB/s")
 
 
 def _numbers(text: str) -> list[int]:
-    """512 or 128,512: integers from 0 on."""
+    """Parses integers of at least 0: 512 or 128,512."""
     return [whole(0)(part) for part in text.split(",")]
 
 
@@ -42,7 +42,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_model_arguments(parser)
     parser.add_argument("-c", "--ctx-size", type=whole(0), default=0, help=argparse.SUPPRESS)
     parser.add_argument(
-        "-p", "--n-prompt", type=_numbers, default=[512], metavar="N,..", help="tokens of prompts"
+        "-p", "--n-prompt", type=_numbers, default=[512], metavar="N,..", help="prompt tokens"
     )
     parser.add_argument(
         "-n", "--n-gen", type=_numbers, default=[128], metavar="N,..", help="tokens generated"
@@ -52,12 +52,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("-r", "--repetitions", type=whole(1), default=5, metavar="N")
     parser.add_argument("-o", "--output", choices=("md", "json", "jsonl"), default="md")
-    parser.add_argument("--tokens-file", metavar="F", help="ids to use, between white space")
+    parser.add_argument("--tokens-file", metavar="F", help="file with token ids to use")
     parser.add_argument("--ops", action="store_true", help="time and GB/s of every operator")
 
 
 def _given(path: str | None, n_vocab: int) -> np.ndarray | None:
-    """Ids from a file. Raises ValueError for anything but ids of the vocabulary."""
+    """Ids from a file. Raises ValueError for anything except ids of the vocabulary."""
     if path is None:
         return None
     try:
@@ -65,12 +65,12 @@ def _given(path: str | None, n_vocab: int) -> np.ndarray | None:
     except (ValueError, OverflowError) as error:
         raise ValueError(f"{path}: not a list of token ids: {error}") from None
     if ids.size == 0 or ids.min() < 0 or ids.max() >= n_vocab:
-        raise ValueError(f"{path}: ids must be from 0 to {n_vocab - 1}, and at least one")
+        raise ValueError(f"{path}: needs at least one id, all from 0 to {n_vocab - 1}")
     return ids
 
 
 def _format_name(model: Model) -> str:
-    """The format that most bytes have."""
+    """The format with the most bytes."""
     n_bytes: dict[str, int] = defaultdict(int)
     for tensor in model.gguf.tensors:
         n_bytes[tensor.type_name] += tensor.n_bytes
@@ -78,7 +78,7 @@ def _format_name(model: Model) -> str:
 
 
 def _fixed(args: argparse.Namespace, model: Model) -> dict[str, Any]:
-    """JSON keys that every test has."""
+    """JSON keys that are the same for every test."""
     return {
         "engine": "powerinfer_cpp",
         "build_commit": __version__,
@@ -126,7 +126,7 @@ def _measured(result: bench.Result, model: Model, plan: dict[str, Any]) -> dict[
 
 
 def _ops(result: bench.Result) -> list[dict[str, Any]]:
-    """Operators of one test, those with most time first, per repetition."""
+    """Operators of one test, per repetition, the slowest first."""
     n = len(result.samples_ns)
     total = sum(op.seconds for op in result.ops) or 1.0
     return [

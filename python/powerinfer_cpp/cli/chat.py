@@ -1,4 +1,4 @@
-"""powerinfer chat: talk with a model, through its own template or a named format."""
+"""powerinfer chat: chat with a model, with its own template or a named format."""
 
 import argparse
 import sys
@@ -10,12 +10,12 @@ from ..llama import Llama
 from ..sampling import Sampling
 from .common import CACHE_TYPES, add_model_arguments, check_device, whole
 
-MOST_POSITIONS = 4096  # unless asked for more, as in ./main
-_FLAGS = {"temperature": "temp", "typical_p": "typical"}  # llama.cpp's, where not the fields' names
+MOST_POSITIONS = 4096  # default limit of the context, as in ./main
+_FLAGS = {"temperature": "temp", "typical_p": "typical"}  # llama.cpp's names, if they differ
 
 
 def _positions(path: str) -> int:
-    """Positions that a model is trained for, at most MOST_POSITIONS."""
+    """The model's training context, at most MOST_POSITIONS."""
     with Gguf(path) as gguf:
         found = gguf.value(f"{gguf.value('general.architecture')}.context_length")
     return min(found, MOST_POSITIONS) if isinstance(found, int) and found > 0 else 0
@@ -31,9 +31,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help=f"0: the model's; default: the model's, at most {MOST_POSITIONS}",
     )
     parser.add_argument(
-        "-n", "--predict", type=int, default=-1, metavar="N", help="most tokens of an answer"
+        "-n", "--predict", type=int, default=-1, metavar="N", help="maximum tokens of an answer"
     )
-    parser.add_argument("-sys", "--system-prompt", metavar="TEXT", help="what the model is told")
+    parser.add_argument("-sys", "--system-prompt", metavar="TEXT", help="system message")
     parser.add_argument(
         "--chat-format", metavar="NAME", help=f"instead of the file's: {', '.join(FORMATS)}"
     )
@@ -45,7 +45,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _question() -> str | None:
-    """A line of the standard input, asked for on a terminal; None at the end."""
+    """A line of stdin, with a prompt on a terminal; None at the end of the input."""
     if sys.stdin.isatty():
         print("> ", end="", file=sys.stderr, flush=True)
     line = sys.stdin.readline()
@@ -81,7 +81,7 @@ def _talk(llm: Llama, args: argparse.Namespace) -> None:
     system = [{"role": "system", "content": told}] if told else []
     talk: list[Message] = []
     if sys.stdin.isatty():
-        print("/exit or Ctrl-D ends, /reset begins anew", file=sys.stderr)
+        print("/exit or Ctrl-D ends the chat, /reset starts a new one", file=sys.stderr)
     while (question := _question()) is not None:
         if question.strip() == "/exit":
             return
@@ -95,7 +95,7 @@ def _talk(llm: Llama, args: argparse.Namespace) -> None:
 def _answer(
     llm: Llama, system: list[Message], talk: list[Message], args: argparse.Namespace
 ) -> list[Message]:
-    """Prints an answer; the talk with it, and without its oldest part where that does not fit."""
+    """Prints an answer; returns the chat with it, without the oldest part if that does not fit."""
     while True:
         try:
             chunks = llm.create_chat_completion(
@@ -116,7 +116,7 @@ def _answer(
             piece = chunk["choices"][0]["delta"].get("content", "")
             said += piece
             print(piece, end="", flush=True)
-    except KeyboardInterrupt:  # ends the answer, not the talk
+    except KeyboardInterrupt:  # ends the answer, not the chat
         if not sys.stdin.isatty():
             raise
     print(flush=True)

@@ -1,4 +1,4 @@
-"""Options that several subcommands share, and what they make of them."""
+"""Options that several subcommands share."""
 
 import argparse
 import math
@@ -11,7 +11,7 @@ CACHE_TYPES = {"f16": 1, "q8_0": 8, "f32": 0}  # GGUF type ids
 
 
 def whole(least: int) -> Any:
-    """Parser of an integer that is at least `least`."""
+    """Parser of an integer of at least `least`."""
 
     def parse(text: str) -> int:
         value = int(text)
@@ -19,7 +19,7 @@ def whole(least: int) -> Any:
             raise argparse.ArgumentTypeError(f"{text} is out of range: at least {least}")
         return value
 
-    parse.__name__ = "integer"  # argparse names it in its message
+    parse.__name__ = "integer"  # for argparse's message
     return parse
 
 
@@ -29,7 +29,7 @@ def number_of(unit: str) -> Any:
     def parse(text: str) -> float:
         value = float(text)
         if not (math.isfinite(value) and value >= 0):
-            raise argparse.ArgumentTypeError(f"{text} is no number of {unit}")
+            raise argparse.ArgumentTypeError(f"{text} is not a number of {unit}")
         return value
 
     parse.__name__ = "number"
@@ -37,7 +37,7 @@ def number_of(unit: str) -> Any:
 
 
 def gibibytes(text: str) -> float:
-    """Parser of a size in GiB, 0 or more, whose bytes 63 bits can count."""
+    """Parser of a size in GiB, 0 or more; its bytes must fit into 63 bits."""
     value = number_of("GiB")(text)
     if value >= options.MOST_GIB:
         raise argparse.ArgumentTypeError(f"{text} GiB is more than can be counted")
@@ -51,7 +51,7 @@ def share(text: str) -> float:
     """Parser of a share below 1: 0.1% or 0.001."""
     value = float(text.rstrip("%")) / (100 if text.endswith("%") else 1)
     if not 0 <= value < 1:
-        raise argparse.ArgumentTypeError(f"{text} is no share: 0.1% or 0.001, for example")
+        raise argparse.ArgumentTypeError(f"{text} is not a share (for example 0.1% or 0.001)")
     return value
 
 
@@ -66,16 +66,16 @@ layers.__name__ = "number"
 def add_model_arguments(
     parser: argparse.ArgumentParser, n_batch: int = 2048, seed: int | None = 0
 ) -> None:
-    """MODEL and the options of loading and computing. seed: unless given; None: a random one."""
+    """Adds MODEL and the options of loading and computing. seed: default; None: random."""
     parser.add_argument("model", metavar="MODEL", help="GGUF file")
     parser.add_argument(
         "-t", "--threads", type=whole(1), metavar="N", help="threads (default: the usable CPUs)"
     )
     parser.add_argument(
-        "-b", "--batch-size", type=whole(1), default=n_batch, metavar="N", help="rows per call"
+        "-b", "--batch-size", type=whole(1), default=n_batch, metavar="N", help="tokens per call"
     )
     parser.add_argument(
-        "-ub", "--ubatch-size", type=whole(1), default=512, metavar="N", help="rows at once"
+        "-ub", "--ubatch-size", type=whole(1), default=512, metavar="N", help="tokens at once"
     )
     parser.add_argument(
         "-ngl", "--gpu-layers", type=layers, default=0, metavar="N", help="layers on the GPU"
@@ -85,43 +85,41 @@ def add_model_arguments(
     parser.add_argument("-s", "--seed", type=whole(0), default=seed, metavar="N")
     parser.add_argument("--sparse", default="auto", metavar="MODE", choices=options.SPARSE_MODES)
     parser.add_argument("--sparse-threshold", type=float, metavar="X")
-    parser.add_argument("--vram-budget", type=gibibytes, metavar="GiB", help="ceiling of the GPU")
-    parser.add_argument("--ram-budget", type=gibibytes, metavar="GiB", help="ceiling of RAM")
+    parser.add_argument("--vram-budget", type=gibibytes, metavar="GiB", help="limit of GPU memory")
+    parser.add_argument("--ram-budget", type=gibibytes, metavar="GiB", help="limit of RAM")
     parser.add_argument("--device", metavar="NAME", help="cpu")
 
 
 def _separator(text: str) -> bytes | None:
-    """Any bytes that a command line may hold; none where it is empty."""
+    """The bytes of a command-line argument; None if it is empty."""
     return text.encode("utf-8", "surrogateescape") or None
 
 
 def add_text_arguments(
     parser: argparse.ArgumentParser, least_ctx: int, required: bool = True
 ) -> None:
-    """A text, how it falls into documents (bytes), and the windows that it is computed in."""
-    parser.add_argument("--text", required=required, metavar="F", help="text file")
-    parser.add_argument(
-        "--separator", type=_separator, metavar="S", help="what stands between documents"
-    )
+    """Adds a text, the separator of its documents (bytes), and the size of its windows."""
+    parser.add_argument("--text", required=required, metavar="F", help="text file or pipe")
+    parser.add_argument("--separator", type=_separator, metavar="S", help="separator of documents")
     parser.add_argument(
         "-c",
         "--ctx-size",
         type=whole(least_ctx),
         default=512,
         metavar="N",
-        help="tokens of a window (default: 512)",
+        help="tokens per window (default: 512)",
     )
 
 
 def check_device(args: argparse.Namespace) -> None:
-    """Refuses a device that is not there, and says which options ask for one in vain."""
+    """Refuses an unknown device, and notes which GPU options have no effect."""
     options.check_device(args.device, args.vram_budget)
     options.note_without_gpu({"-ngl": args.gpu_layers, "--vram-budget": args.vram_budget})
 
 
 def open_model(args: argparse.Namespace, path: str | None = None) -> Model:
-    """The model of the command line, or another with its options. Raises what Llama's constructor
-    raises."""
+    """The model of the command line, or another model with the same options. Raises the errors of
+    Llama's constructor."""
     if path is None:
         check_device(args)
     return Model(
@@ -132,7 +130,7 @@ def open_model(args: argparse.Namespace, path: str | None = None) -> Model:
 
 
 def session_fields(args: argparse.Namespace) -> dict[str, Any]:
-    """pi_session_params as far as the shared options decide them."""
+    """The pi_session_params that the shared options set."""
     return {
         "n_batch": args.batch_size,
         "n_ubatch": min(args.ubatch_size, args.batch_size),

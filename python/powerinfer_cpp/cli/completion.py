@@ -1,4 +1,4 @@
-"""powerinfer completion: scripts with which a shell completes this command."""
+"""powerinfer completion: shell completion scripts for this command."""
 
 import argparse
 
@@ -11,11 +11,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def words(command: str) -> tuple[list[str], dict[str, list[str]]]:
-    """A subcommand's options, and the values of arguments that are one of a few, by option; "" for
-    those without."""
+    """A subcommand's options, and the choices of arguments by option ("" for positional ones)."""
     parser = argparse.ArgumentParser()
     add_command_arguments(command, parser)
-    # The parser's own way to its options: argparse has no public one.
+    # argparse has no public access to its options.
     shown = [action for action in parser._actions if action.help != argparse.SUPPRESS]
     values = {
         flag: [str(choice) for choice in action.choices]
@@ -27,7 +26,7 @@ def words(command: str) -> tuple[list[str], dict[str, list[str]]]:
 
 
 def script(shell: str) -> str:
-    """A script for bash or zsh, to be sourced."""
+    """A script for bash or zsh, to source."""
     cases = []
     for name in COMMANDS:
         flags, values = words(name)

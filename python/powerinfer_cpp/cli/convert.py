@@ -1,4 +1,4 @@
-"""powerinfer convert: a GGUF of a Hugging Face folder or of another GGUF."""
+"""powerinfer convert: makes a GGUF from a Hugging Face folder or from another GGUF."""
 
 import argparse
 
@@ -14,26 +14,26 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--outtype",
         choices=convert.OUTPUT_TYPES,
-        help="format of the matrices (default: f16; of a GGUF: what it has)",
+        help="format of the matrices (default: f16; for a GGUF: unchanged)",
     )
-    parser.add_argument("--activation", choices=convert.ACTIVATIONS, help="instead of the model's")
+    parser.add_argument("--activation", choices=convert.ACTIVATIONS, help="override the model's")
     parser.add_argument(
         "--pre",
         choices=convert.PRE_NAMES,
         metavar="NAME",
-        help="pre-tokeniser of a byte-level vocabulary, where its files do not tell: "
+        help="pre-tokeniser of a byte-level vocabulary, if its files do not identify it: "
         + ", ".join(convert.PRE_NAMES),
     )
     parser.add_argument(
-        "--dense", action="store_true", help="plain matrices, which other engines read"
+        "--dense", action="store_true", help="plain matrices, readable by other engines"
     )
     parser.add_argument(
-        "--bundle", action="store_true", help="neuron rows side by side, as they lie in memory"
+        "--bundle", action="store_true", help="store neuron rows in their memory layout"
     )
     parser.add_argument(
         "--profile", metavar="STATS_DIR", help="PowerInfer's folder of activation_N.pt"
     )
-    parser.add_argument("--vocab-only", action="store_true", help="tokenizer and sizes alone")
+    parser.add_argument("--vocab-only", action="store_true", help="only tokenizer and sizes")
 
 
 def run(args: argparse.Namespace) -> None:

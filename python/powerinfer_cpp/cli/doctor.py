@@ -1,4 +1,4 @@
-"""powerinfer doctor: what this machine offers."""
+"""powerinfer doctor: shows the capabilities of this machine."""
 
 import argparse
 import platform
@@ -24,18 +24,18 @@ PACKAGES = (
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--no-bandwidth", action="store_true", help="leave out the measurements")
+    parser.add_argument("--no-bandwidth", action="store_true", help="skip the measurements")
 
 
 def isa() -> str:
-    """The kernels' instruction set. Raises DeviceError or ValueError for a forced one."""
+    """The kernels' instruction set. Raises DeviceError or ValueError for a bad GGML_ISA."""
     out = ffi.new("char const **")
     check(lib.pi_isa(out))
     return ffi.string(out[0]).decode()
 
 
 def cpu_name() -> str:
-    """The processor's name, as far as the system tells."""
+    """The processor's name, if the system reports it."""
     try:
         with open("/proc/cpuinfo", encoding="utf-8", errors="replace") as file:
             for line in file:
@@ -70,7 +70,7 @@ def run(args: argparse.Namespace) -> None:
     print(f"threads         {threads} (affinity mask and CPU quota)")
     print(f"kernels         {isa()}")
     devices = [
-        ffi.string(lib.pi_device_name(i)).decode("utf-8", "replace")
+        f"cuda{i}: " + ffi.string(lib.pi_device_name(i)).decode("utf-8", "replace")
         for i in range(lib.pi_n_devices())
     ]
     print(f"GPU             {', '.join(devices) or f'none: {device_note()}'}")

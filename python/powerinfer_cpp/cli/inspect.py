@@ -1,4 +1,4 @@
-"""powerinfer inspect: what a GGUF holds."""
+"""powerinfer inspect: shows the contents of a GGUF."""
 
 import argparse
 import json
@@ -12,7 +12,7 @@ from ..gguf import Gguf
 from ..printable import printable
 from .common import count_text, size_text
 
-SHOWN = 8  # elements of an array
+SHOWN = 8  # elements of an array that are shown
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -21,7 +21,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def summary(gguf: Gguf) -> dict[str, Any]:
-    """What the file holds, arrays of the header cut short."""
+    """The contents of the file, with long arrays of the header truncated."""
     formats: dict[str, dict[str, int]] = defaultdict(lambda: {"tensors": 0, "bytes": 0})
     ranks, sketches = {}, []
     held = source.tensors(gguf)
@@ -71,7 +71,7 @@ def _cut(value: Any) -> Any:
 
 
 def _printable(text: str, width: int = 100) -> str:
-    """A value on one line, without characters that a terminal would obey."""
+    """A value on one line, without control characters."""
     shown = printable(text)
     return shown if len(shown) <= width else f"{shown[: width - 3]}..."
 

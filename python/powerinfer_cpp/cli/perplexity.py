@@ -1,8 +1,7 @@
-"""powerinfer perplexity: how well a model predicts a text."""
+"""powerinfer perplexity: measures how well a model predicts a text."""
 
 import argparse
 import math
-from pathlib import Path
 
 import numpy as np
 
@@ -16,6 +15,7 @@ from ..perplexity import (
     scoring_session,
     standard_error,
 )
+from ..profile.text import read
 from .common import add_model_arguments, add_text_arguments, open_model, session_fields
 
 
@@ -25,13 +25,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--compare",
         metavar="off|MODEL2",
-        help="also how far the results are from those with every neuron computed, or from those "
-        "of another file with the same vocabulary (a model in F16 beside its quantised form)",
+        help="also compare the results with those of every neuron computed, or with another file "
+        "that has the same vocabulary (for example the F16 original of a quantised model)",
     )
 
 
 def run(args: argparse.Namespace) -> None:
-    text = Path(args.text).read_bytes()
+    text = read(args.text)
     model = open_model(args)
     fields, n_ctx = session_fields(args), args.ctx_size
     session = scoring_session(model, n_ctx, **fields)
@@ -57,7 +57,7 @@ def _show(result: Estimate, n_ctx: int, model: Model) -> None:
 
 
 def _show_comparison(found: Comparison) -> None:
-    """The words, and the places of the figures, are llama-perplexity's."""
+    """Prints the comparison in llama-perplexity's format."""
     kl, ratio, same = found.kl, found.log_ratio, found.same_top
     log_ratio, log_error = ratio.mean(), standard_error(ratio)
     deviation = math.sqrt(same * (1 - same) / max(1, len(kl) - 1))

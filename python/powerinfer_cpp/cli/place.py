@@ -1,4 +1,4 @@
-"""powerinfer place: which neurons live on the GPU, in RAM and in storage."""
+"""powerinfer place: decides which neurons live on the GPU, in RAM and in storage."""
 
 import argparse
 import json
@@ -26,7 +26,7 @@ from ..placement.place import COMMUNICATION, GROUP
 from .common import gibibytes, number_of, size_text, whole
 from .doctor import read_bandwidth
 
-GPUIDX_GROUP = 256  # PowerInfer's kernel for one token computes whole 256s of a layer's neurons
+GPUIDX_GROUP = 256  # PowerInfer's kernel for one token computes neurons in groups of 256
 
 
 def positive(text: str) -> float:
@@ -44,17 +44,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     own = Machine()
     parser.add_argument("model", metavar="MODEL", help="GGUF with statistics (ffn_rate)")
     parser.add_argument(
-        "--vram-budget", type=gibibytes, metavar="GiB", help="ceiling of the GPU (default: 0)"
+        "--vram-budget", type=gibibytes, metavar="GiB", help="limit of GPU memory (default: 0)"
     )
     parser.add_argument(
-        "--ram-budget", type=gibibytes, metavar="GiB", help="ceiling of RAM (default: none)"
+        "--ram-budget", type=gibibytes, metavar="GiB", help="limit of RAM (default: none)"
     )
     parser.add_argument(
         "--target-speed",
         type=positive,
         metavar="T",
-        help="the least memory that is predicted to give T tokens/s: RAM where it has a budget, "
-        "VRAM otherwise; budgets stay the most that may be taken",
+        help="find the least memory with a prediction of T tokens/s: least RAM if it has a budget, "
+        "else least VRAM; the budgets remain upper limits",
     )
     parser.add_argument(
         "--format",
@@ -64,14 +64,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "the model; gpuidx: PowerInfer's (default: embed)",
     )
     parser.add_argument(
-        "--out", metavar="F", help="file to write (default: none; of sidecar and gpuidx MODEL....)"
+        "--out", metavar="F", help="file to write (default: none; beside MODEL if not embed)"
     )
-    parser.add_argument("--device", metavar="NAME", help="name stored with it (default: cuda0)")
+    parser.add_argument(
+        "--device", metavar="NAME", help="name to store (default: cuda0, or cpu without VRAM)"
+    )
     parser.add_argument(
         "-c", "--ctx-size", type=whole(0), default=0, metavar="N", help="0: the model's"
     )
     parser.add_argument(
-        "-ub", "--ubatch-size", type=whole(1), default=512, metavar="N", help="rows at once"
+        "-ub", "--ubatch-size", type=whole(1), default=512, metavar="N", help="tokens at once"
     )
     parser.add_argument(
         "--group", type=whole(1), metavar="N", help=f"neurons placed together (default: {GROUP})"
@@ -105,7 +107,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--communication",
         choices=COMMUNICATION,
         default=COMMUNICATION[0],
-        help="how the neurons are counted that make a split worth its waiting",
+        help="how to count the neurons that make splitting a layer worthwhile",
     )
     parser.add_argument(
         "--overshoot",
@@ -171,7 +173,7 @@ def _write(args: argparse.Namespace, placement: Placement) -> str | None:
 
 
 def figures(placement: Placement) -> dict[str, Any]:
-    """What was found: bytes, shares of firings, seconds per token."""
+    """Figures of a placement: bytes, shares of firings, seconds per token."""
     solution, parts = placement.solution, placement.parts
     layers = []
     for i, layer in enumerate(placement.model.layers):

@@ -1,4 +1,4 @@
-"""powerinfer plot: pictures of statistics, placements and predictors."""
+"""powerinfer plot: draws statistics, placements and predictors."""
 
 import argparse
 
@@ -7,14 +7,14 @@ from ..plot import WHAT, plot
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "models", metavar="MODEL", nargs="+", help="GGUF file; overlap takes two or more"
+        "models", metavar="MODEL", nargs="+", help="GGUF file; two or more for overlap"
     )
     parser.add_argument(
         "--what",
         choices=WHAT,
         required=True,
-        help="activation: how few neurons make most of the firings; placement: which neurons live "
-        "where; overlap: hot neurons that several profiles share; predictor: quality and size",
+        help="activation: how few neurons make most of the firings; placement: tier of each "
+        "neuron; overlap: hot neurons that profiles share; predictor: quality and size",
     )
     parser.add_argument("--out", required=True, metavar="PNG", help="picture to write")
 

@@ -1,4 +1,4 @@
-"""powerinfer profile: how often each neuron fires, embedded in the GGUF."""
+"""powerinfer profile: counts how often each neuron fires, and stores it in the GGUF."""
 
 import argparse
 
@@ -20,8 +20,8 @@ from .common import (
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_model_arguments(parser)
     add_text_arguments(parser, least_ctx=1, required=False)
-    parser.add_argument("--tokens", type=whole(1), metavar="N", help="of the text (default: all)")
-    parser.add_argument("--out", metavar="F", help="GGUF to write: MODEL with the statistics")
+    parser.add_argument("--tokens", type=whole(1), metavar="N", help="tokens to use (default: all)")
+    parser.add_argument("--out", metavar="F", help="GGUF to write: MODEL plus statistics")
     parser.add_argument(
         "--merge",
         metavar="F",
@@ -36,7 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--import-tokens",
         type=whole(1),
         metavar="N",
-        help="tokens those were taken on (default: the largest count, the least it can be)",
+        help="number of tokens behind --import (default: the largest count, its lower bound)",
     )
     parser.add_argument("--export", metavar="DIR", help="write activation_N.pt for PowerInfer")
     parser.add_argument(
@@ -44,7 +44,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=share,
         metavar="P",
         help="SiLU and GELU: set thresholds so that this share of each layer's neurons counts as "
-        "zero in exact mode, 50%% for example",
+        "zero in exact mode (for example 50%%)",
     )
     parser.add_argument("--backend", choices=("engine", "transformers"), default="engine")
     parser.add_argument(
@@ -54,9 +54,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> None:
     if args.out is None and args.export is None:
-        raise ValueError("profile needs --out F or --export DIR for its result")
+        raise ValueError("profile needs --out F or --export DIR")
     if (args.backend == "transformers") != (args.checkpoint is not None):
-        raise ValueError("--backend transformers and --checkpoint DIR go together")
+        raise ValueError("--backend transformers and --checkpoint DIR need each other")
     fields = session_fields(args)
     try:
         found = profile(
@@ -83,7 +83,7 @@ def run(args: argparse.Namespace) -> None:
 
 
 def show(found: Statistics) -> None:
-    """The share of neurons that fire, and how uneven they are, per layer."""
+    """Prints per layer the share of neurons that fire, and how uneven they are."""
     print(f"{found.tokens} tokens of {printable(found.corpus)}")
     print("layer  fire  the 20% that fire most make up")
     for layer, rates in enumerate(found.rates()):

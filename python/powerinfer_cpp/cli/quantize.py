@@ -1,4 +1,4 @@
-"""powerinfer quantize: a GGUF in another format."""
+"""powerinfer quantize: rewrites a GGUF in another format."""
 
 import argparse
 
@@ -24,10 +24,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--predictor-type", metavar="T", type=_type, default="Q8_0", help="default: Q8_0"
     )
     parser.add_argument(
-        "--bundle", action="store_true", help="neuron rows side by side, as they lie in memory"
+        "--bundle", action="store_true", help="store neuron rows in their memory layout"
     )
     parser.add_argument(
-        "--allow-requantize", action="store_true", help="also from formats that have lost precision"
+        "--allow-requantize", action="store_true", help="also accept quantised matrices"
     )
 
 

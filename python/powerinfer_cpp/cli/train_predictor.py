@@ -1,4 +1,4 @@
-"""powerinfer train-predictor: predictors of the neurons that fire, embedded in the GGUF."""
+"""powerinfer train-predictor: adds predictors of firing neurons to a GGUF."""
 
 import argparse
 
@@ -32,25 +32,25 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=share,
         default=0.001,
         metavar="P",
-        help="how much perplexity may rise (default: 0.1%%)",
+        help="maximum rise of perplexity (default: 0.1%%)",
     )
     parser.add_argument(
         "--tokens",
         type=whole(1),
         metavar="N",
-        help="to learn from (default: 400000, for sketches 100000)",
+        help="tokens to learn from (default: 400000, for sketches 100000)",
     )
     parser.add_argument(
         "--store",
         type=gibibytes,
         default=8.0,
         metavar="GiB",
-        help="room on the disk for what is recorded, beside OUT (default: 8)",
+        help="disk space for recordings, beside OUT (default: 8)",
     )
     parser.add_argument("--input", choices=("normed", "residual"), default="normed")
     parser.add_argument("--predictor-type", default="Q8_0", choices=("Q8_0", "Q4_0", "F16", "F32"))
-    parser.add_argument("--epochs", type=whole(1), default=20, metavar="N", help="at most")
-    parser.add_argument("--torch-device", metavar="NAME", help="cpu, cuda (default: what there is)")
+    parser.add_argument("--epochs", type=whole(1), default=20, metavar="N", help="maximum epochs")
+    parser.add_argument("--torch-device", metavar="NAME", help="default: cuda if present, else cpu")
 
 
 def run(args: argparse.Namespace) -> None:
@@ -82,7 +82,7 @@ def run(args: argparse.Namespace) -> None:
 
 
 def show(report: Report) -> None:
-    """A table of the layers and what they cost together."""
+    """Prints a table of the layers and their total cost."""
     print("layer    rank   recall  precision  predicted   fired  predictor KiB  bytes of exact")
     for i, layer in enumerate(report.layers):
         share = layer.n_bytes / layer.exact_bytes

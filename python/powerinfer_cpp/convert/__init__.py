@@ -1,4 +1,4 @@
-"""From a Hugging Face folder or another GGUF to a GGUF: `convert(model, predictors)`."""
+"""Converts a Hugging Face folder or another GGUF to a GGUF: `convert(model, predictors)`."""
 
 import sys
 from collections.abc import Callable, Iterator
@@ -28,7 +28,7 @@ __all__ = ["ACTIVATIONS", "OUTPUT_TYPES", "PRE_NAMES", "convert", "to_stderr"]
 
 
 def to_stderr(line: str) -> None:
-    """Where notes go by default."""
+    """The default for `log`: prints a line to stderr."""
     print(printable(line), file=sys.stderr, flush=True)
 
 
@@ -46,23 +46,23 @@ def convert(
     pre: str | None = None,
     log: Callable[[str], None] = to_stderr,
 ) -> Path:
-    """Writes a GGUF of a model folder, or of another GGUF, and returns its path.
+    """Writes a GGUF from a model folder or another GGUF, and returns its path.
 
-    A neuron-aware file has ffn_down transposed, so that a neuron is a row of each matrix. It is
-    written from a GGUF or PWRI file; from a folder when it has use for it: with predictors, in the
-    checkpoint or in `predictor` (PowerInfer's folder of model_N.pt), a FATReLU threshold,
-    statistics in `profile` (PowerInfer's folder of activation_N.pt), or `bundle`, which lays a
-    neuron's rows side by side as they are in memory. dense: refuse that; other engines open such a
-    file, and compute the same where they know its activation, else `log` is told.
+    A neuron-aware file has ffn_down transposed, so that a neuron is a row of each matrix. A GGUF or
+    PWRI file always becomes neuron-aware. A folder becomes neuron-aware if it needs to: with
+    predictors, in the checkpoint or in `predictor` (PowerInfer's folder of model_N.pt), with a
+    FATReLU threshold, with statistics in `profile` (PowerInfer's folder of activation_N.pt), or
+    with `bundle`, which stores neuron rows in their memory layout. dense: write plain matrices
+    instead, for other engines; `log` gets a note if these would use another activation.
     outtype: format of the matrices; vectors are F32, predictors F16, or F32 with f32. Default: f16
-    from a folder, from a GGUF what it has; a quantised ffn_down that has to be transposed becomes
-    Q8_0 then, and `log` is told what was lost.
-    activation: instead of the model's. vocab_only: tokenizer and sizes, no tensors. pre: name of
-    the pre-tokeniser of a byte-level vocabulary, instead of the one its files describe.
-    outfile: default beside the model, NAME-TYPE.gguf. log: gets lines about what is notable.
+    for a folder, unchanged for a GGUF; then a quantised ffn_down that must be transposed becomes
+    Q8_0, and `log` gets the error.
+    activation: overrides the model's. vocab_only: tokenizer and sizes, no tensors. pre: name of the
+    pre-tokeniser of a byte-level vocabulary, overrides the one that its files describe.
+    outfile: default NAME-TYPE.gguf beside the model. log: called with notes, one line each.
 
-    Raises OSError, ModelFormatError, UnsupportedModelError, ValueError; nothing half-written
-    remains.
+    Raises OSError, ModelFormatError, UnsupportedModelError, ValueError; an error leaves no partial
+    file.
     """
     if outtype not in (None, *OUTPUT_TYPES):
         raise ValueError(f"outtype must be one of {', '.join(OUTPUT_TYPES)}, not {outtype!r}")
@@ -117,7 +117,7 @@ def convert(
         if not dense and predictor is None and embeds_predictors(family, checkpoint):
             neuron_aware = family.keep_predictors = True
         found = list(_outputs(folder, checkpoint, predictor, family, neuron_aware))
-    # Not before the embedding has shown that there are as many tokens as config.json says.
+    # Only after the embedding has confirmed the number of tokens in config.json.
     vocab.pad_to(family.n_vocab, config.path)
     with_predictors = predictor is not None or family.keep_predictors
     missing = _layers_without_predictor(found, family.n_layer) if with_predictors else []
@@ -127,7 +127,7 @@ def convert(
     threshold = None if predictor is None else sparse_threshold(Path(predictor))
     entries = list(_entries(folder.name, family, vocab, outtype, neuron_aware, threshold))
     if statistics is not None:
-        from ..profile import activation_files  # which builds on this package
+        from ..profile import activation_files  # it imports this package
 
         tensors, keys = activation_files.as_gguf(
             statistics, family.n_layer, family.n_expert, family.n_ff
@@ -159,7 +159,7 @@ def _model_folder(path: Path) -> Path:
 
 
 def _refuse_devices(folder: Path) -> None:
-    """Raises ModelFormatError for a pipe or a device, which would be read without an end."""
+    """Raises ModelFormatError for a pipe or a device, whose data might never end."""
     for path in sorted(folder.iterdir()):
         if path.exists() and not (path.is_file() or path.is_dir()):
             raise ModelFormatError(f"{path}: is not a regular file")
@@ -172,7 +172,7 @@ def _outputs(
     family: Family,
     neuron_aware: bool,
 ) -> Iterator[Output]:
-    """Every tensor; predictors of a folder at the end, as PowerInfer has them."""
+    """Every tensor; predictors of a folder come last, as in PowerInfer's files."""
     try:
         yield from all_outputs(family, checkpoint, transpose_down=neuron_aware)
     except ModelFormatError as error:

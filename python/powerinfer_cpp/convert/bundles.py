@@ -1,9 +1,9 @@
-"""Bundles: the neuron rows of a layer side by side in one tensor, as they lie in memory.
+"""Bundles: the neuron rows of a layer in one tensor, in their memory layout.
 
-The engine knows the layout (`pi_bundle_put`, `pi_bundle_take`); here are the names. A layer has
-`ffn_gate_rows`, the gates, and `ffn_up_down_rows`, up and down of a neuron together, both I8
-[n_ff, bytes of a neuron]; of experts `..._exps` [n_expert, n_ff, bytes]. The formats of the rows
-are keys with a name per layer.
+The engine implements the layout (`pi_bundle_put`, `pi_bundle_take`); this module has the names. A
+layer has `ffn_gate_rows`, the gates, and `ffn_up_down_rows`, each neuron's up and down row, both I8
+[n_ff, bytes of a neuron]; for experts `..._exps` [n_expert, n_ff, bytes]. Keys hold the formats of
+the rows, one name per layer.
 """
 
 import re
@@ -21,7 +21,7 @@ VERSION = "powerinfer.bundle.version"
 KEYS = re.compile(r"powerinfer\.bundle\..+")
 _NAME = re.compile(r"blk\.(\d+)\.ffn_(gate|up_down)_rows(_exps)?")
 _PARTS = {"gate": ("gate",), "up_down": ("up", "down")}
-_TENSORS = {"gate": "ffn_gate", "up": "ffn_up", "down": "ffn_down_t"}  # of a file without bundles
+_TENSORS = {"gate": "ffn_gate", "up": "ffn_up", "down": "ffn_down_t"}  # names without bundles
 
 
 def _key(part: str) -> str:
@@ -29,18 +29,18 @@ def _key(part: str) -> str:
 
 
 def bundled(tensors: Sequence[Stored], n_layer: int) -> tuple[list[Stored], list[Entry]]:
-    """The tensors with neuron rows in bundles, and the keys that say so.
+    """The tensors with neuron rows in bundles, and the keys of the bundles.
 
     Raises ValueError for a file without neuron rows.
     """
     found = {t.name: t for t in tensors}
     formats: dict[str, list[str]] = {part: [] for part in _TENSORS}
-    instead: dict[str, Stored | None] = {}  # of a tensor: the bundle, or nothing
+    instead: dict[str, Stored | None] = {}  # tensor name -> its bundle, or None
     for layer in range(n_layer):
         block = f"blk.{layer}."
         end = "_exps" if f"{block}ffn_down_t_exps.weight" in found else ""
         if f"{block}ffn_down_t{end}.weight" not in found:
-            raise ValueError(f"bundles need neuron rows, and layer {layer} has none (ffn_down_t)")
+            raise ValueError(f"bundles need neuron rows, but layer {layer} has none (ffn_down_t)")
         for bundle, names in _PARTS.items():
             wanted = [f"{block}{_TENSORS[part]}{end}.weight" for part in names]
             if bundle == "gate" and wanted[0] not in found:
@@ -75,9 +75,10 @@ def _bundle(name: str, parts: Sequence[Stored]) -> Stored:
 def unbundled(
     tensors: Sequence[Stored], value: Callable[[str], object], n_embd: int
 ) -> Iterator[Stored]:
-    """The tensors of a file with those that are bundled by their usual names.
+    """The tensors of a file, with bundles split into tensors with the usual names.
 
-    value: of a key. Raises ModelFormatError for bundles that contradict their keys.
+    value: returns the value of a key. Raises ModelFormatError for bundles that contradict their
+    keys.
     """
     for stored in tensors:
         match = _NAME.fullmatch(stored.name)
@@ -115,7 +116,7 @@ def _format(value: object, key: str, layer: int) -> Format:
     try:
         return format_by_name(name if isinstance(name, str) else "")
     except ValueError:
-        raise ModelFormatError(f"key {key} names no format for layer {layer}") from None
+        raise ModelFormatError(f"key {key} has no valid format for layer {layer}") from None
 
 
 def _stride(formats: Sequence[Format], cols: int) -> int:

@@ -1,9 +1,8 @@
 """Weights of a Hugging Face folder, tensor by tensor: safetensors or torch files.
 
-Nothing is read before it is asked for. safetensors files are checked by the safetensors package
-and then mapped, so that BF16, which numpy lacks, can be read from its bytes. Torch's zip files go
-through our own reader, which maps them too; what else torch writes, through torch's loader for
-plain weights.
+Tensors are read on demand. The safetensors package checks safetensors files; then they are mapped,
+so that BF16, which numpy lacks, can be read from its bytes. Our own reader maps torch's zip files;
+torch's weights-only loader reads its other files.
 """
 
 import json
@@ -26,8 +25,8 @@ _SAFETENSORS_DTYPES = {"F64": "<f8", "F32": "<f4", "F16": "<f2", "BF16": "<u2"}
 def open_checkpoint(folder: Path) -> dict[str, Weight]:
     """Every tensor of a checkpoint by name.
 
-    Raises FileNotFoundError when there are no weights, ModelFormatError for damaged or missing
-    parts, UnsupportedModelError for element types that hold no weights.
+    Raises FileNotFoundError if there are no weights, ModelFormatError for damaged or missing parts,
+    UnsupportedModelError for unsupported element types.
     """
     for pattern, single, reader in (
         ("*.safetensors", "model.safetensors", _safetensors),
@@ -45,13 +44,13 @@ def _merged(files: list[Path], reader: Callable[[Path], dict[str, Weight]]) -> d
     for file in files:
         for name, weight in reader(file).items():
             if name in weights:
-                raise ModelFormatError(f"{file}: tensor {name} is in another part as well")
+                raise ModelFormatError(f"{file}: tensor {name} is also in another part")
             weights[name] = weight
     return weights
 
 
 def _parts(folder: Path, pattern: str, single: str) -> list[Path]:
-    """Files of a checkpoint: those of the index, or the single file, or all that match."""
+    """Files of a checkpoint: those in the index, or the single file, or all that match."""
     index = folder / f"{single}.index.json"
     if index.exists():
         names = read_json(index).get("weight_map")
@@ -68,7 +67,7 @@ def _parts(folder: Path, pattern: str, single: str) -> list[Path]:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """A JSON object from a file. Raises OSError, or ModelFormatError for anything else."""
+    """A JSON object from a file. Raises OSError, or ModelFormatError for other content."""
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:  # also UnicodeDecodeError
@@ -118,9 +117,9 @@ def _mapping(
 
 
 def load_torch(path: Path) -> dict[str, Any]:
-    """A state dict of torch tensors, through torch's loader for plain weights.
+    """A state dict of torch tensors, read with torch's weights-only loader.
 
-    Raises UnsupportedModelError where torch is missing, ModelFormatError for other contents.
+    Raises UnsupportedModelError if torch is missing, ModelFormatError for other contents.
     """
     try:
         import torch
@@ -135,7 +134,7 @@ def load_torch(path: Path) -> dict[str, Any]:
         raise
     except pickle.UnpicklingError:
         # torch's own message advises loading without this check.
-        raise ModelFormatError(f"{path}: it holds more than plain tensors, or is damaged") from None
+        raise ModelFormatError(f"{path}: damaged, or holds more than plain tensors") from None
     except Exception as error:
         reason = str(error).split("\n", 1)[0]
         raise ModelFormatError(f"{path}: torch cannot read it: {reason}") from None
@@ -147,7 +146,7 @@ def load_torch(path: Path) -> dict[str, Any]:
 
 
 def torch_weights(path: Path) -> dict[str, Weight]:
-    """Every tensor of a torch file, through our own reader where that knows the file."""
+    """Every tensor of a torch file, with our own reader if it supports the file."""
     try:
         return read_torch_zip(path)
     except NotPlain:

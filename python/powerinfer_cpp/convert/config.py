@@ -20,35 +20,35 @@ class Config:
         self.values = read_json(self.path)
 
     def integer(self, *keys: str, default: int | None = None, least: int = 1) -> int:
-        """The first of `keys` that is there and not null, at least `least`."""
+        """The value of the first of `keys` that is present and not null, at least `least`."""
         value = self._first(keys, default)
         if isinstance(value, bool) or not isinstance(value, int) or not least <= value < 1 << 31:
             raise ModelFormatError(f"{self.path}: {keys[0]} must be an integer, not {value!r}")
         return value
 
     def number(self, *keys: str, default: float | None = None) -> float:
-        """The first of `keys` that is there and not null: finite and positive."""
+        """The value of the first of `keys` that is present and not null, finite and positive."""
         value = self._first(keys, default)
         return section_number(str(self.path), {keys[0]: value}, keys[0])
 
     def flag(self, key: str, default: bool = False) -> bool:
-        """true or false; null and absent give the default."""
+        """A boolean; the default if the key is null or missing."""
         value = self._first((key,), default)
         if not isinstance(value, bool):
             raise ModelFormatError(f"{self.path}: {key} must be true or false, not {value!r}")
         return value
 
     def model_type(self) -> str:
-        """The family's name, "llama"."""
+        """The family's name, for example "llama"."""
         value = self.values.get("model_type")
         if not isinstance(value, str):
             raise ModelFormatError(f"{self.path}: no model_type")
         return value
 
     def activation(self, key: str, default: str) -> str:
-        """The activation that config.json's `key` names, by our name.
+        """Our name of the activation in config.json's `key`.
 
-        Raises UnsupportedModelError for others, also for gelu's approximations.
+        Raises UnsupportedModelError for unknown ones, including approximations of gelu.
         """
         value = self.values.get(key)
         if value is None:
@@ -58,7 +58,7 @@ class Config:
         return _ACTIVATIONS[value]
 
     def layer_switches(self, key: str, n_layer: int) -> list[Any] | None:
-        """A list with one value per layer, None where there is none."""
+        """A list with one value per layer, or None if the key is missing."""
         value = self.values.get(key)
         if value is None:
             return None
@@ -78,7 +78,7 @@ class Config:
 def section_number(
     where: str, values: dict[str, Any], key: str, default: float | None = None
 ) -> float:
-    """values[key], finite and positive. Raises ModelFormatError that begins with `where`."""
+    """values[key], finite and positive. Raises ModelFormatError, which begins with `where`."""
     value = values.get(key)
     value = default if value is None else value
     if isinstance(value, bool) or not isinstance(value, int | float):

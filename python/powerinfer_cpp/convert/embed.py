@@ -1,4 +1,4 @@
-"""A GGUF that differs from another in some keys and tensors: everything else stays as it is."""
+"""Copies a GGUF with some keys and tensors changed."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -12,7 +12,7 @@ from .stored import Stored
 from .writer import Entry, uint32, write_gguf
 
 MARK = "powerinfer.version"
-# The writer has its own of these, and a split file becomes one.
+# The writer sets its own, and a split file becomes a single file.
 _WRITER = ("general.architecture", "general.alignment")
 
 
@@ -23,14 +23,14 @@ def embed(
     tensors: Sequence[Stored],
     removed: Callable[[str], bool] = lambda _name: False,
 ) -> None:
-    """Writes `origin` to `target` with keys and tensors put in, a slab at a time.
+    """Writes `origin` to `target` with added keys and tensors, a slab at a time.
 
-    entries, tensors: each takes the place of the one of its name, or comes at the end. removed:
-    is a key or tensor of the origin left out. The file is marked as neuron-aware
-    (powerinfer.version); of a PWRI file it also says the activation.
+    entries, tensors: each replaces the one with its name, or comes at the end. removed: returns
+    whether to leave out a key or tensor of the origin. The file is marked as neuron-aware
+    (powerinfer.version); for a PWRI file it also names the activation.
 
-    Raises OSError, UnsupportedModelError (a tensor of an unknown format, a PWRI file of an unknown
-    activation), ValueError when both files are one; nothing half-written remains.
+    Raises OSError, UnsupportedModelError (a tensor in an unknown format, a PWRI file with an
+    unknown activation), ValueError if both are the same file; an error leaves no partial file.
     """
     source.refuse_same_file(origin, target)
     marks = list(source.marks(origin)) if origin.is_pwri else [uint32(MARK, 1)]

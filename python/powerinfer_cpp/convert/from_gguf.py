@@ -1,4 +1,4 @@
-"""From a GGUF, dense or neuron-aware, or PowerInfer's PWRI file to ours."""
+"""Converts a GGUF (dense or neuron-aware) or PowerInfer's PWRI file to our GGUF."""
 
 import re
 from collections.abc import Callable, Iterator
@@ -18,7 +18,7 @@ from .tensors import Output
 from .writer import FILE_TYPES, Entry, float32, string, uint32, write_gguf
 
 _DOWN = re.compile(r"(blk\.\d+\.ffn_down)(_t)?(_exps)?\.(weight|bias)")
-# What only a neuron-aware file can mean: predictors, their keys and statistics of neurons.
+# Only valid in a neuron-aware file: predictors, their keys and statistics of neurons.
 _OF_PREDICTORS = ("powerinfer.sparse_threshold", "powerinfer.predictor.")
 _OF_NEURONS = (
     *_OF_PREDICTORS,
@@ -31,19 +31,19 @@ _NEURON_TENSOR = re.compile(
     r"blk\.\d+\.((fc[12]|sketch)(_exps)?\.(weight|bias)|ffn_(rate|tier)(_exps)?)"
 )
 
-# Of any model's vocabulary: what the two files' logits are compared on.
+# Ids that are in any vocabulary; the logits of the two files are compared on them.
 PROMPT = b"Once upon a time there was a small model that told a short story to a child."
 
 
 @dataclass
 class Loss:
-    """Squares of what encoding a matrix changed, and of its values."""
+    """Sums of squares of the encoding error of matrices, and of their values."""
 
     error: float = 0.0
     values: float = 0.0
 
     def watch(self, output: Output, fmt: Format) -> Stored:
-        """The output in this format; its rows, when they are written, are compared."""
+        """The output in this format; its rows are compared when they are written."""
         written = encoded(output, fmt)
 
         def rows(a: int, b: int) -> np.ndarray:
@@ -57,7 +57,7 @@ class Loss:
 
     @property
     def relative(self) -> float:
-        """RMS of the error over the RMS of the values."""
+        """RMS of the error divided by the RMS of the values."""
         return (self.error / self.values) ** 0.5 if self.values else 0.0
 
 
@@ -75,11 +75,11 @@ def convert_gguf(
     pre: str | None,
     log: Callable[[str], None],
 ) -> None:
-    """Writes a neuron-aware GGUF (dense: one with ffn_down) of another GGUF.
+    """Writes a neuron-aware GGUF (dense: one with ffn_down) from another GGUF.
 
-    outtype: format of the matrices, None: as they are stored. Blocks of a down projection run
-    across neurons, so turning it takes new ones: Q8_0, or F16 where that does not fit, unless
-    outtype says otherwise. `log` is told how large the error is, of the weights and the logits.
+    outtype: format of the matrices, None: as stored. The blocks of a quantised down projection run
+    across neurons, so the transpose is quantised again: to Q8_0, or F16 if that does not fit,
+    unless outtype names a format. `log` gets the errors of the weights and of the logits.
 
     Raises OSError, ModelFormatError, UnsupportedModelError, ValueError.
     """
@@ -103,7 +103,9 @@ def convert_gguf(
             kept = gguf.value("general.file_type")
             if isinstance(kept, int) and not isinstance(kept, bool):
                 if not 0 <= kept < 1 << 32:
-                    raise ModelFormatError(f"{path}: key general.file_type is {kept}, no format")
+                    raise ModelFormatError(
+                        f"{path}: key general.file_type is {kept}, which is not a format"
+                    )
                 entries.append(uint32("general.file_type", kept))
         else:
             entries.append(uint32("general.file_type", FILE_TYPES[outtype.upper()]))
@@ -119,7 +121,7 @@ def convert_gguf(
     if loss.error:
         log(f"turning ffn_down: RMS error {loss.relative:.2%} of the weights' own RMS")
         if activation not in (None, meant):
-            log(f"note: logits not compared, since {path} has the activation {meant}")
+            log(f"note: logits not compared, because {path} has the activation {meant}")
         else:
             log(_logits_text(path, target))
 
@@ -127,8 +129,8 @@ def convert_gguf(
 def _with_statistics(
     gguf: Gguf, folder: Path, stored: list[Stored], entries: list[Entry]
 ) -> tuple[list[Stored], list[Entry]]:
-    """Tensors and keys with a folder's statistics in the place of those that are there."""
-    from ..profile import activation_files  # which builds on this package
+    """Tensors and keys, with statistics replaced by a folder's."""
+    from ..profile import activation_files  # it imports this package
 
     n_expert = source.size(gguf, "expert_count") if _has_experts(gguf) else 0
     tensors, keys = activation_files.as_gguf(
@@ -147,7 +149,7 @@ def _tensors(
     loss: Loss,
     log: Callable[[str], None],
 ) -> Iterator[Stored]:
-    """Every tensor of the new file, the predictors of a folder at the end."""
+    """Every tensor of the new file; predictors of a folder come last."""
     asked = None if outtype is None else format_by_name(outtype)
     again = 0
     for tensor in source.tensors(gguf):
@@ -180,7 +182,7 @@ def _tensors(
 
 
 def _down_name(gguf: Gguf, tensor: Stored, dense: bool) -> tuple[str, bool]:
-    """A tensor's name in the new file, and whether its matrices have to be turned."""
+    """A tensor's name in the new file, and whether its matrices must be transposed."""
     match = _DOWN.fullmatch(tensor.name)
     if not match:
         return tensor.name, False
@@ -190,7 +192,7 @@ def _down_name(gguf: Gguf, tensor: Stored, dense: bool) -> tuple[str, bool]:
     n_embd, n_ff = source.size(gguf, "embedding_length"), _n_ff(gguf)
     by_neuron = match[2] is not None
     if match[3] and tensor.shape[-2:] == (n_ff, n_embd) != (n_embd, n_ff):
-        by_neuron = True  # PowerInfer's SmallThinker files keep the plain name for rows by neuron
+        by_neuron = True  # PowerInfer's SmallThinker files use the plain name for neuron rows
     expected = (n_ff, n_embd) if by_neuron else (n_embd, n_ff)
     if tensor.shape[-2:] != expected:
         raise ModelFormatError(
@@ -201,7 +203,7 @@ def _down_name(gguf: Gguf, tensor: Stored, dense: bool) -> tuple[str, bool]:
 
 
 def _cuts(gguf: Gguf, activation: str) -> bool:
-    """Does a threshold change the model itself (FATReLU), not only what `exact` leaves out."""
+    """Whether a threshold changes the model in every mode (FATReLU), not only in `exact`."""
     value = gguf.value("powerinfer.ffn.threshold", 0.0)
     return activation in RELUS and any(value if isinstance(value, list) else [value])
 
@@ -235,7 +237,7 @@ def _entries(
 
 
 def _logits_text(before: Path, after: Path) -> str:
-    """How far the new file's logits are from the old one's, in words."""
+    """A line with the relative error of the new file's logits."""
     try:
         old, new = _logits(before), _logits(after)
     except (OSError, ValueError, MemoryError) as error:
@@ -245,7 +247,7 @@ def _logits_text(before: Path, after: Path) -> str:
 
 
 def _logits(path: Path) -> np.ndarray:
-    """float64 [n_tokens, n_vocab] of PROMPT, every neuron computed."""
+    """Logits of PROMPT, float64 [n_tokens, n_vocab], with every neuron computed."""
     from ..llama import Llama
 
     with Llama(str(path), n_ctx=64, logits_all=True, sparse="off", verbose=False) as llm:

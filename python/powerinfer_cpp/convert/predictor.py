@@ -1,8 +1,8 @@
 """PowerInfer's predictor folders: `model_N.pt` per layer, and an optional config.json.
 
-Each file holds `fc1.weight` [r, n_embd] and `fc2.weight` [n_ff, r]; the rank r may differ from
-layer to layer, and a layer without a file is computed without a predictor. With experts both have
-a leading dimension that counts them.
+Each file holds `fc1.weight` [r, n_embd] and `fc2.weight` [n_ff, r]; the rank r may differ between
+layers, and a layer without a file is computed without a predictor. With experts both have a leading
+dimension n_expert.
 """
 
 import math
@@ -16,9 +16,11 @@ from .checkpoint import read_json, torch_weights
 from .tensors import Output, check_shape, from_weight
 from .weight import Weight
 
+_HIGHEST_RANK = 1 << 16  # the engine's, powerinfer_cpp/src/families/weights.cpp
+
 
 def sparse_threshold(folder: Path) -> float | None:
-    """The folder's threshold on the predictor's output, None when it names none."""
+    """The folder's threshold on the predictor's output; None if it has none."""
     path = folder / "config.json"
     if not path.exists():
         return None
@@ -33,10 +35,10 @@ def sparse_threshold(folder: Path) -> float | None:
 def predictors(
     folder: Path, n_layer: int, n_embd: int, n_ff: int, n_expert: int = 0
 ) -> Iterator[Output]:
-    """fc1 and fc2 (with experts fc1_exps and fc2_exps) of every layer that has a file, in order.
+    """fc1 and fc2 (with experts fc1_exps and fc2_exps) of every layer with a file, in order.
 
     Raises FileNotFoundError for a folder without files, ModelFormatError for layers that the model
-    lacks and tensors that do not fit it.
+    does not have and tensors that do not fit it.
     """
     files = {}
     for path in folder.iterdir():
@@ -55,6 +57,8 @@ def predictors(
         experts = (n_expert,) if n_expert else ()
         shape = weights["fc1.weight"].shape
         rank = shape[len(experts)] if len(shape) > len(experts) else 0
+        if rank > _HIGHEST_RANK:
+            raise ModelFormatError(f"{path}: fc1.weight has rank {rank}, beyond {_HIGHEST_RANK}")
         for part, shape in (("fc1", (rank, n_embd)), ("fc2", (n_ff, rank))):
             weight = check_shape(weights[f"{part}.weight"], (*experts, *shape))
             name = f"blk.{layer}.{part}{'_exps' if experts else ''}.weight"
@@ -62,6 +66,6 @@ def predictors(
 
 
 def _read(path: Path) -> dict[str, Weight]:
-    """Tensors of a torch file, their names with the file's."""
+    """Tensors of a torch file; their names include the file's name."""
     found = torch_weights(path)
     return {name: replace(weight, name=f"{path}: {name}") for name, weight in found.items()}

@@ -1,4 +1,4 @@
-"""Rotary positions: config.json's description of them, and the keys and factors of the GGUF."""
+"""Rotary positions: from config.json's description to the keys and factors of the GGUF."""
 
 import math
 from collections.abc import Iterator
@@ -13,11 +13,11 @@ from .writer import Entry, float32, string, uint32
 
 @dataclass(frozen=True)
 class Rope:
-    """How positions turn the heads.
+    """Parameters of rotary positions.
 
-    kind: "none", "linear" or "yarn". factor: of the context's length. original_ctx, beta_fast,
-    beta_slow: of yarn. attention_factor: on top of yarn's own 0.1 ln(factor) + 1. divisors:
-    llama3's, one per frequency.
+    kind: "none", "linear" or "yarn". factor: extension of the context's length. original_ctx,
+    beta_fast, beta_slow: for yarn. attention_factor: multiplies yarn's own 0.1 ln(factor) + 1.
+    divisors: for llama3, one per frequency.
     """
 
     theta: float
@@ -47,7 +47,7 @@ class Rope:
 
 
 def read_rope(config: Config, head_dim: int, n_ctx: int, default_theta: float = 10000.0) -> Rope:
-    """From rope_parameters (transformers 5) or rope_theta and rope_scaling (transformers 4).
+    """Reads rope_parameters (transformers 5) or rope_theta and rope_scaling (transformers 4).
 
     Raises ModelFormatError for malformed descriptions, UnsupportedModelError for unknown kinds.
     """
@@ -99,7 +99,7 @@ def _section(config: Config, key: str) -> dict[str, object]:
 
 
 def _attention_factor(values: dict[str, object], number, factor: float) -> float:
-    """What multiplies yarn's own factor of cosine and sine; config.json may name the product."""
+    """Factor on yarn's own scale of cosine and sine; config.json may have the product of both."""
 
     def own(scale: float = 1.0) -> float:
         return 0.1 * scale * math.log(factor) + 1 if factor > 1 else 1.0
@@ -114,8 +114,8 @@ def _attention_factor(values: dict[str, object], number, factor: float) -> float
 def _llama3(
     theta: float, head_dim: int, factor: float, low: float, high: float, original: int
 ) -> np.ndarray:
-    """What llama3 divides each frequency by: 1 for fast ones, `factor` for slow ones."""
+    """llama3's divisor of each frequency: 1 for fast ones, `factor` for slow ones."""
     wavelength = 2 * np.pi * theta ** (np.arange(0, head_dim, 2) / head_dim)
-    # 1 where a wave fits `high` times into the trained context, 0 where less than `low` times
+    # 1 if a wave fits `high` times into the training context, 0 if less than `low` times
     fast = np.clip((original / wavelength - low) / (high - low), 0, 1)
     return 1 / ((1 - fast) / factor + fast)

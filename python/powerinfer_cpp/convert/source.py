@@ -1,4 +1,4 @@
-"""A GGUF or PWRI file as the source of another: its tensors and its keys."""
+"""Tensors and keys of a GGUF or PWRI file that is the source of another file."""
 
 import re
 from collections.abc import Callable, Iterator
@@ -16,24 +16,24 @@ from .stored import Stored, decoded, encoded
 from .writer import Entry, refuse_inputs, string, uint32
 
 PREDICTOR = re.compile(r"blk\.(\d+)\.(?:fc[12]|sketch)(_exps)?\.(?:weight|bias)")
-# Small and delicate: experts are chosen by the one, the other is added to every input; and bits.
+# Kept unchanged: routers and position tables are small and sensitive, sketches are bits.
 _EXACT = (
     ".ffn_gate_inp.weight",
     "position_embd.weight",
     ".sketch.weight",
     ".sketch_exps.weight",
 )
-# What describes the old file alone.
+# Keys that describe only the old file.
 _LEFT_OUT = re.compile(
     r"general\.(architecture|alignment|file_type|quantization_version)|split\..+"
 )
 
 
 def tensors(gguf: Gguf) -> list[Stored]:
-    """Every tensor, bundles taken apart.
+    """Every tensor, with bundles split.
 
-    Raises UnsupportedModelError for formats that are not known, ModelFormatError for bundles that
-    contradict their keys.
+    Raises UnsupportedModelError for unknown formats, ModelFormatError for bundles that contradict
+    their keys.
     """
     found = [stored(gguf, tensor) for tensor in gguf.tensors]
     if bundles.VERSION not in gguf.metadata:
@@ -45,7 +45,7 @@ def tensors(gguf: Gguf) -> list[Stored]:
 
 
 def stored(gguf: Gguf, tensor: Tensor) -> Stored:
-    """A tensor as it is. Raises UnsupportedModelError for a format that is not known."""
+    """A tensor as stored. Raises UnsupportedModelError for an unknown format."""
     try:
         fmt = format_by_name(tensor.type_name)
     except ValueError:
@@ -56,14 +56,14 @@ def stored(gguf: Gguf, tensor: Tensor) -> Stored:
     row_bytes = fmt.n_bytes(tensor.shape[-1])
 
     def rows(a: int, b: int) -> np.ndarray:
-        # Mapped anew for every slab, so that pages already used do not stay in memory.
+        # Mapped again for every slab, so that used pages do not stay in memory.
         return gguf.data(tensor)[a * row_bytes : b * row_bytes]
 
     return Stored(tensor.name, tensor.shape, fmt, rows)
 
 
 def size(gguf: Gguf, *keys: str) -> int:
-    """The first of the architecture's sizes that is there. Raises ModelFormatError."""
+    """The first of the architecture's sizes that is present. Raises ModelFormatError if none is."""
     architecture = gguf.value("general.architecture", "")
     for key in keys:
         value = gguf.value(f"{architecture}.{key}")
@@ -71,11 +71,11 @@ def size(gguf: Gguf, *keys: str) -> int:
             if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 1 << 31:
                 break
             return value
-    raise ModelFormatError(f"{gguf.files[0]}: {architecture}.{keys[0]} is missing or no size")
+    raise ModelFormatError(f"{gguf.files[0]}: {architecture}.{keys[0]} is missing or not a size")
 
 
 def activation(gguf: Gguf) -> str:
-    """The activation of the FFN, named or meant. Raises UnsupportedModelError."""
+    """The activation of the FFN, named or default. Raises UnsupportedModelError if unknown."""
     architecture = str(gguf.value("general.architecture", ""))
     found = gguf.value("powerinfer.ffn.activation", default_activation(architecture, gguf.is_pwri))
     if not isinstance(found, str):
@@ -88,32 +88,32 @@ def activation(gguf: Gguf) -> str:
 
 
 def is_matrix(stored: Stored) -> bool:
-    """Does the tensor take the format that is asked for."""
+    """Whether the tensor gets the requested format."""
     is_weight = len(stored.shape) > 1 and stored.name.endswith("weight") and stored.n_elements > 0
     return is_weight and not stored.name.endswith(_EXACT)
 
 
 def in_format(stored: Stored, wanted: Format) -> Stored:
-    """The tensor in a format that fits its rows; as it is where that is its own."""
+    """The tensor in a format that fits its rows; unchanged if it already has that format."""
     return stored if stored.format.type == wanted.type else encoded(decoded(stored), wanted)
 
 
 def entries(gguf: Gguf, keep: Callable[[str], bool] = lambda _key: True) -> Iterator[Entry]:
-    """The source's keys but for those of its format, its parts and its bundles."""
+    """The source's keys except those of its format, its parts and its bundles."""
     for key in gguf.metadata:
         if not (_LEFT_OUT.fullmatch(key) or bundles.KEYS.fullmatch(key)) and keep(key):
             yield entry(gguf, key)
 
 
 def entry(gguf: Gguf, key: str) -> Entry:
-    """A key as it is."""
+    """A key with its value and type."""
     kind, element = gguf.types[key]
     value = _as_bytes(gguf.metadata[key])
     return Entry(key, GGUFValueType(kind), value, GGUFValueType(element))
 
 
 def marks(gguf: Gguf) -> Iterator[Entry]:
-    """What a neuron-aware GGUF says and a PWRI file may not."""
+    """Keys that a neuron-aware GGUF needs and a PWRI file may not have."""
     if "powerinfer.version" not in gguf.metadata:
         yield uint32("powerinfer.version", 1)
     if "powerinfer.ffn.activation" not in gguf.metadata:
@@ -121,12 +121,12 @@ def marks(gguf: Gguf) -> Iterator[Entry]:
 
 
 def refuse_same_file(gguf: Gguf, target: str | Path) -> None:
-    """Raises ValueError when the source would be overwritten while it is read."""
+    """Raises ValueError if the target is the source, which is still being read."""
     refuse_inputs(Path(target), gguf.files)
 
 
 def _as_bytes(value: object) -> object:
-    """Strings as the bytes they were; other values as they are."""
+    """Strings as their original bytes; other values unchanged."""
     if isinstance(value, str):
         return value.encode("utf-8", "surrogateescape")
     return [_as_bytes(v) for v in value] if isinstance(value, list) else value

@@ -1,7 +1,7 @@
-"""Tensors as GGUF files hold them: a format, and rows of bytes that are read when they are needed.
+"""Tensors as GGUF files store them: a format, and rows of bytes that are read on demand.
 
-A file that is rewritten is read as `Stored`, decoded to an `Output` where a matrix changes its
-format or is turned, and encoded to `Stored` again.
+To rewrite a file, its tensors are read as `Stored`; a matrix that changes its format or is
+transposed is decoded to an `Output` and encoded to `Stored` again.
 """
 
 import math
@@ -14,7 +14,7 @@ from ..formats import F16, Format, decode, encode, format_by_name
 from .tensors import Output
 
 SLAB = 1 << 24  # elements of a slab: 64 MB as float32
-# What takes the place of a format whose blocks of 256 do not divide a row, as in llama.cpp.
+# Replacements for formats whose blocks of 256 do not divide a row, as in llama.cpp.
 _NARROWER = {"Q2_K": "Q4_0", "Q3_K": "Q4_0", "Q4_K": "Q5_0", "Q5_K": "Q5_1", "Q6_K": "Q8_0"}
 
 
@@ -58,7 +58,7 @@ class Stored:
 def encoded(output: Output, fmt: Format) -> Stored:
     """An Output in a format whose block divides its rows.
 
-    Its rows raise ValueError for values that are not finite, or do not fit the format.
+    Reading its rows raises ValueError for values that are not finite or do not fit the format.
     """
 
     def rows(a: int, b: int) -> np.ndarray:
@@ -86,12 +86,12 @@ def decoded(stored: Stored) -> Output:
 
 
 def turned(name: str, stored: Stored) -> Output:
-    """The transpose of a matrix, or of each of a stack: its rows are the stored columns."""
+    """The transpose of a matrix, or of each matrix of a stack."""
     *stack, height, width = stored.shape
     fmt = stored.format
 
     def columns(matrix: int, a: int, b: int) -> np.ndarray:
-        """Columns a to b, [b - a, height], from the blocks that hold them."""
+        """Columns a to b, [b - a, height], decoded from their blocks."""
         first, last = a // fmt.block, -(-b // fmt.block)
         data = stored.rows(matrix * height, (matrix + 1) * height)
         blocks = data.reshape(height, width // fmt.block, fmt.block_bytes)[:, first:last]
@@ -111,12 +111,12 @@ def turned(name: str, stored: Stored) -> Output:
 
 
 def fitting(fmt: Format, row: int, name: str, log: Callable[[str], None]) -> Format:
-    """The format, or where its blocks do not divide a row a narrower one or F16, with a line."""
+    """The format or, if its blocks do not divide a row, a replacement or F16, with a log line."""
     if fmt.fits(row):
         return fmt
     found = format_by_name(_NARROWER.get(fmt.name, "F16"))
     if not found.fits(row):
         found = format_by_name("F16")
-    why = f"rows of {row} are no multiple of {fmt.block}"
+    why = f"rows of {row} are not a multiple of {fmt.block}"
     log(f"{name}: {why}, so {found.name} instead of {fmt.name}")
     return found

@@ -1,4 +1,4 @@
-"""Tensors of the file to be written, as functions that give their rows when they are needed."""
+"""Tensors of the file to be written, with functions that return their rows on demand."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -16,7 +16,7 @@ class Output:
 
     shape: numpy's order, slowest dimension first. rows(a, b): float32 rows a to b, counted over
     all dimensions but the last, [b - a, shape[-1]]; 1-D tensors count as a single row. predictor:
-    its format is chosen apart. exact: stays F32 whatever the file's format.
+    has its own format option. exact: stays F32 whatever the file's format.
     """
 
     name: str
@@ -27,7 +27,7 @@ class Output:
 
     @property
     def row(self) -> int:
-        """Elements of a row: what a format's block must divide."""
+        """Elements of a row; a format's block must divide this."""
         return self.shape[-1]
 
     @property
@@ -36,7 +36,7 @@ class Output:
 
 
 class Weights:
-    """Tensors of a checkpoint, each to be used once."""
+    """Tensors of a checkpoint; each is used once."""
 
     def __init__(self, weights: dict[str, Weight]):
         self._left = dict(weights)
@@ -45,23 +45,23 @@ class Weights:
         return name in self._left
 
     def take(self, name: str, *shape: int) -> Weight:
-        """The tensor of this name and shape; raises ModelFormatError where there is none."""
+        """The tensor with this name and shape. Raises ModelFormatError if there is none."""
         weight = self._left.pop(name, None)
         if weight is None:
             raise ModelFormatError(f"the checkpoint lacks tensor {name} {list(shape)}")
         return check_shape(weight, shape)
 
     def rows(self, name: str) -> int:
-        """Rows of a tensor that take() will look at; 0 where there is none."""
+        """Rows of a tensor that is not taken yet; 0 if there is none."""
         weight = self._left.get(name)
         return weight.shape[0] if weight is not None and weight.shape else 0
 
     def drop(self, name: str) -> None:
-        """Passes over a tensor that may be there and is not needed."""
+        """Ignores a tensor that may exist and is not needed."""
         self._left.pop(name, None)
 
     def refuse_rest(self) -> None:
-        """Raises ModelFormatError when tensors are left: the model would run without them."""
+        """Raises ModelFormatError if tensors are left over, since the model would lack them."""
         if self._left:
             names = sorted(self._left)
             more = f" and {len(names) - 5} more" if len(names) > 5 else ""
@@ -72,7 +72,7 @@ class Weights:
 
 
 def check_shape(weight: Weight, shape: tuple[int, ...]) -> Weight:
-    """The weight itself; raises ModelFormatError when it has another shape."""
+    """Returns the weight. Raises ModelFormatError if it has another shape."""
     if weight.shape != shape:
         raise ModelFormatError(
             f"tensor {weight.name} has shape {list(weight.shape)}, expected {list(shape)}"
@@ -81,7 +81,7 @@ def check_shape(weight: Weight, shape: tuple[int, ...]) -> Weight:
 
 
 def from_weight(name: str, weight: Weight, predictor: bool = False, exact: bool = False) -> Output:
-    """A weight as it is."""
+    """A weight, unchanged."""
     row = weight.shape[-1] if weight.shape else 1
 
     def rows(a: int, b: int) -> np.ndarray:
@@ -118,7 +118,7 @@ def transposed(name: str, weight: Weight) -> Output:
 
 
 def stacked(name: str, parts: Sequence[Output]) -> Output:
-    """Matrices of one shape, one behind the other, as the experts of a layer are kept."""
+    """Stacks matrices of equal shape, such as the experts of a layer."""
     each = parts[0].n_rows
 
     def rows(a: int, b: int) -> np.ndarray:

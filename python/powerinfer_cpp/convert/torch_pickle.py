@@ -1,9 +1,9 @@
-"""The pickle of a torch file as data: dicts, lists, numbers, texts, and what its names stand for.
+"""Reads the pickle of a torch file as data: dicts, lists, numbers, strings, storages and tensors.
 
-`pickle.load` calls what a file names and sets the attributes that it asks for, so that a check of
-an object holds until the file's next operation. This machine knows the operations that torch.save
-writes for state dicts. It calls nothing but the two functions that its caller gives, sets no
-attribute, and keeps no more than the file has operations.
+`pickle.load` calls functions that a file names and sets attributes that it asks for, so a checked
+object can change with the file's next operation. This reader supports the operations that
+torch.save writes for state dicts. It calls only its caller's two functions, sets no attributes, and
+keeps at most one value per operation.
 """
 
 import struct
@@ -13,7 +13,7 @@ from typing import Any
 
 from ..errors import ModelFormatError
 
-_MOST_OPERATIONS = 1 << 21  # a tensor takes about 35; kept for each: at most some 60 bytes
+_MOST_OPERATIONS = 1 << 21  # a tensor takes about 35; each keeps at most about 60 bytes
 _ORDERED_DICT = ("collections", "OrderedDict")
 _REBUILD = ("torch._utils", "_rebuild_tensor_v2")
 
@@ -23,7 +23,7 @@ class NotPlain(ModelFormatError):
 
 
 class Name:
-    """A global that the file names: a type of storages, or something that is called."""
+    """A global that the file names: a storage type, or a function."""
 
     __slots__ = ("module", "name")
 
@@ -45,10 +45,10 @@ def read_pickle(
     storage: Callable[[str, str, int], Any],
     rebuild: Callable[[Any, Any, Any, Any], Any],
 ) -> Any:
-    """The value of a pickle: `data`, of the file `path`.
+    """The value of the pickle `data` in the file `path`.
 
-    storages: names of torch's storage types. storage(type, key, count) gives what a tensor lies
-    in, rebuild(storage, first, size, stride) a tensor; its arguments may be of any type.
+    storages: names of torch's storage types. storage(type, key, count) returns a storage,
+    rebuild(storage, first, size, stride) a tensor; its arguments may have any type.
 
     Raises NotPlain for other names, ModelFormatError for anything that torch.save does not write.
     """
@@ -68,13 +68,13 @@ class _Machine:
             if code == _STOP:
                 value = self._pop()
                 if self._stack or self._at != len(self._data):
-                    raise self._damaged("it goes on behind its value")
+                    raise self._damaged("data after its value")
                 return value
             operation = _OPERATIONS.get(code)
             if operation is None:
-                raise self._damaged(f"operation {code} is none that torch writes")
+                raise self._damaged(f"torch does not write operation {code}")
             operation(self)
-        raise NotPlain(f"{self._path}: too much beside its tensors")
+        raise NotPlain(f"{self._path}: too much data besides its tensors")
 
     # ---- the bytes and the stack ----
 
@@ -154,7 +154,7 @@ class _Machine:
 
     def put(self, layout: str) -> None:
         index = self._number(layout)
-        # The writer numbers what it has written, one after the other.
+        # The writer numbers its values consecutively.
         if index > len(self._memo):
             raise self._damaged(f"note {index} comes before note {len(self._memo)}")
         self._memo[index] = self._pop()
@@ -173,13 +173,13 @@ class _Machine:
         )
         if not known:
             shown = ascii(f"{module}.{name}"[:80])[1:-1]
-            raise NotPlain(f"{self._path}: it names {shown}, which is no plain tensor")
+            raise NotPlain(f"{self._path}: it names {shown}, which is not a plain tensor")
         self._push(Name(module, name))
 
     def call(self) -> None:
         arguments, called = self._pop(), self._pop()
         if not isinstance(arguments, tuple) or not isinstance(called, Name):
-            raise self._damaged("it calls what is no function")
+            raise self._damaged("it calls a value that is not a function")
         which = (called.module, called.name)
         if which == _ORDERED_DICT and not arguments:
             self._push({})
@@ -197,7 +197,7 @@ class _Machine:
         if not (isinstance(kind, str) and kind == "storage" and known):
             raise NotPlain(f"{self._path}: a storage of an unknown kind")
         if not isinstance(key, str) or type(count) is not int:
-            raise self._damaged("a storage whose name is no text, or whose size is no integer")
+            raise self._damaged("a storage's name is not a text, or its size not an integer")
         self._push(self._storage(storage_type.name, key, count))
 
     def append(self) -> None:
@@ -221,13 +221,13 @@ class _Machine:
             self._set(target, key, value)
 
     def _set(self, target: dict[Any, Any], key: Any, value: Any) -> None:
-        # The hash of a tuple of tuples of tuples can take for ever.
+        # The hash of deeply nested tuples can take forever.
         if not isinstance(key, str | int):
             raise self._damaged("a key is neither a text nor an integer")
         target[key] = value
 
     def build(self) -> None:
-        # State dicts of modules have an attribute _metadata, with versions: not needed.
+        # State dicts of modules have an attribute _metadata with versions, which is not needed.
         self._pop()
         self._top(dict)
 

@@ -1,8 +1,8 @@
-"""A reader of torch's zip files that holds nothing but tensors, without torch.
+"""Reads torch's zip files that contain only tensors, without torch.
 
-The pickle is read by `torch_pickle`, which knows three names (an ordered dict, the function that
-rebuilds a tensor, and the storage types) and refuses every other one, so that a file can give
-numbers and nothing else. The numbers are mapped, and read when they are needed.
+`torch_pickle` reads the pickle. It accepts three kinds of names (an ordered dict, the function that
+rebuilds a tensor, and the storage types) and refuses all others, so a file can only contain
+numbers. The numbers are mapped and read on demand.
 """
 
 import errno
@@ -36,7 +36,7 @@ _MOST_DIMENSIONS = 16
 def read_torch_zip(path: Path) -> dict[str, Weight]:
     """Tensors of a state dict by name.
 
-    Raises OSError, NotPlain for other kinds of files, ModelFormatError for damaged ones.
+    Raises OSError, NotPlain for other kinds of files, ModelFormatError for damaged files.
     """
     state = _load(path)
     if not isinstance(state, dict) or not all(
@@ -47,7 +47,7 @@ def read_torch_zip(path: Path) -> dict[str, Weight]:
 
 
 def read_torch_tensor(path: Path) -> Weight:
-    """The tensor of a file that holds one and nothing else. Raises what read_torch_zip does."""
+    """The tensor of a file that holds a single tensor. Raises the errors of read_torch_zip."""
     state = _load(path)
     if not isinstance(state, _Tensor):
         raise ModelFormatError(f"{path}: not a single tensor")
@@ -63,7 +63,7 @@ def _load(path: Path) -> Any:
     except zipfile.BadZipFile:
         raise NotPlain(f"{path}: not a torch zip file") from None
     except Exception as error:  # zipfile raises nearly anything: EOFError, struct.error, ...
-        # EINVAL is an offset that no file has; other troubles of the system are not the file's.
+        # EINVAL means an impossible offset; other system errors are not the file's fault.
         if isinstance(error, OSError) and error.errno != errno.EINVAL:
             raise
         raise ModelFormatError(f"{path}: damaged zip file ({type(error).__name__})") from None
@@ -71,7 +71,7 @@ def _load(path: Path) -> Any:
 
 @dataclass(frozen=True)
 class _Storage:
-    """Numbers that tensors share: count of dtype, at a byte of the file."""
+    """Numbers that tensors share: `count` of `dtype`, at an offset in the file."""
 
     dtype: str
     bf16: bool
@@ -88,7 +88,7 @@ def _read(path: Path, archive: zipfile.ZipFile) -> Any:
     if any(info.compress_type != zipfile.ZIP_STORED for info in entries.values()):
         raise NotPlain(f"{path}: compressed; torch does not write such files")
     if entries[pickles[0]].file_size > _LARGEST_PICKLE:
-        raise NotPlain(f"{path}: too much beside its tensors")
+        raise NotPlain(f"{path}: too much data besides its tensors")
     byteorder = f"{root}byteorder"
     if byteorder in entries and _contents(archive, entries[byteorder], 6) != b"little":
         raise NotPlain(f"{path}: big-endian")
@@ -108,13 +108,13 @@ def _read(path: Path, archive: zipfile.ZipFile) -> Any:
 
 
 def _contents(archive: zipfile.ZipFile, entry: zipfile.ZipInfo, most: int) -> bytes:
-    """The bytes of an entry, no more than `most`, whatever sizes the file claims."""
+    """The bytes of an entry, at most `most`, whatever sizes the file claims."""
     with archive.open(entry) as file:
         return file.read(most)
 
 
 def _offset(path: Path, entry: zipfile.ZipInfo) -> int:
-    """Where the bytes of an uncompressed entry begin, after its own header."""
+    """Offset of the bytes of an uncompressed entry, after its local header."""
     with open(path, "rb") as file:
         file.seek(entry.header_offset)
         header = file.read(_LOCAL_HEADER)
@@ -149,7 +149,7 @@ class _Tensor:
 
 
 def _tensor(path: Path, storage: Any, first: Any, size: Any, stride: Any) -> _Tensor:
-    """A tensor of a pickle, whose every byte lies in its storage."""
+    """A tensor of a pickle; all of its bytes are inside its storage."""
     if not (
         isinstance(storage, _Storage)
         and isinstance(size, tuple)
@@ -158,10 +158,10 @@ def _tensor(path: Path, storage: Any, first: Any, size: Any, stride: Any) -> _Te
         and all(type(n) is int and n >= 0 for n in (first, *size, *stride))
     ):
         raise ModelFormatError(f"{path}: a tensor of impossible shape")
-    # A dimension of one element takes no step; a file may write any number there.
+    # The stride of a dimension of one element is never used; a file may have any number there.
     steps = tuple(step if n > 1 else 0 for n, step in zip(size, stride, strict=True))
-    # A view may repeat its storage without end; work goes by elements. Of a tensor without any
-    # nothing can be held against the storage, and numpy has its limit.
+    # A view can repeat its storage any number of times, so limit the elements. An empty tensor
+    # cannot be compared with its storage, and numpy has its own limit.
     most = storage.count if math.prod(size) else 1 << 31
     if math.prod(max(n, 1) for n in size) > most:
         raise ModelFormatError(f"{path}: a tensor of impossible shape")

@@ -1,4 +1,4 @@
-"""A tensor of a checkpoint, read when it is needed."""
+"""A tensor of a checkpoint, read on demand."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -10,8 +10,8 @@ import numpy as np
 class Weight:
     """A tensor of a checkpoint.
 
-    shape: numpy's order. stored(): its values as they are stored, mapped where possible; BF16 as
-    uint16. bf16: that is the case.
+    shape: numpy's order. stored(): its values as stored, mapped if possible; BF16 as uint16. bf16:
+    the values are BF16.
     """
 
     name: str
@@ -21,7 +21,7 @@ class Weight:
 
 
 def widen(values: np.ndarray, bf16: bool) -> np.ndarray:
-    """float32 of a part of Weight.stored()."""
+    """A part of Weight.stored() as float32."""
     if bf16:
         return (values.astype(np.uint32) << 16).view(np.float32)
     return values.astype(np.float32, copy=False)

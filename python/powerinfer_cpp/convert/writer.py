@@ -1,7 +1,7 @@
-"""Writing GGUF files: header and layout by the gguf package, data in slabs of rows.
+"""Writes GGUF files: header and layout by the gguf package, data in slabs of rows.
 
-The file grows as `OUT.HEX.part` and takes its name when it is complete; an error or Ctrl-C removes
-it, and the next writer of OUT does where a process was killed.
+The file is written as `OUT.HEX.part` and renamed when it is complete. An error or Ctrl-C removes
+it; after a kill, the next writer of OUT does.
 Memory: one slab of rows, whatever the size of a tensor.
 """
 
@@ -47,7 +47,7 @@ FILE_TYPES = {
 
 @dataclass(frozen=True)
 class Entry:
-    """A key of the header. element: of arrays."""
+    """A key of the header. element: element type of an array."""
 
     key: str
     type: GGUFValueType
@@ -85,9 +85,9 @@ def write_gguf(
 ) -> None:
     """Writes a GGUF v3 file, or nothing.
 
-    entries: without general.architecture. inputs: as of `replacing`. magic: the file's first four
-    bytes. Raises OSError (with one sentence for a full disk), ValueError over an input, and what
-    the tensors' rows raise.
+    entries: without general.architecture. inputs: as in `replacing`. magic: the file's first four
+    bytes. Raises OSError (with one sentence for a full disk), ValueError if `path` is an input, and
+    the errors of the tensors' rows.
     """
     with replacing(path, sum(t.n_bytes + _ALIGNMENT for t in tensors), inputs) as part:
         writer = GGUFWriter(part, architecture)
@@ -95,7 +95,7 @@ def write_gguf(
             _write(writer, entries, tensors, magic)
         except BaseException:
             for file in writer.fout or ():
-                with suppress(OSError):  # closing flushes, which may fail once more
+                with suppress(OSError):  # closing flushes, which may fail again
                     file.close()
             raise
         for file in writer.fout:
@@ -106,7 +106,9 @@ def _write(
     writer: GGUFWriter, entries: Iterable[Entry], tensors: Sequence[Stored], magic: bytes
 ) -> None:
     for entry in entries:
-        if entry.type != GGUFValueType.ARRAY or len(entry.value):  # the package has no empty ones
+        if entry.type != GGUFValueType.ARRAY or len(
+            entry.value
+        ):  # the package cannot write empty ones
             writer.add_key_value(entry.key, entry.value, entry.type, entry.element)
     for tensor in tensors:
         kind = GGMLQuantizationType(tensor.format.type)
@@ -140,8 +142,7 @@ def _write_data(file: Any, tensors: Sequence[Stored]) -> None:
 
 @contextmanager
 def named(path: Path, n_bytes: int = 0) -> Iterator[None]:
-    """Names `path` in errors of a full disk, which say nothing but that. n_bytes: about what was
-    to be written, where that is worth saying."""
+    """Adds `path` to errors of a full disk. n_bytes: about the size to be written; 0: not shown."""
     try:
         yield
     except OSError as error:
@@ -153,11 +154,11 @@ def named(path: Path, n_bytes: int = 0) -> Iterator[None]:
 
 @contextmanager
 def replacing(path: Path, n_bytes: int, inputs: Iterable[str | Path] = ()) -> Iterator[Path]:
-    """Gives a new file beside `path` to write to, and renames it to `path` when all ends well.
+    """Yields a new file beside `path` to write to, and renames it to `path` on success.
 
-    n_bytes: about what will be written; too little free disk is refused at once. inputs: what the
-    result is made of, which it must not replace. The file has a name of its own, so that two
-    processes with one `path` each write a whole file, and the last one's stays.
+    n_bytes: about the size to be written; raises at once if the disk has less. inputs: files that
+    must not be replaced. The new file has a unique name, so two processes with the same `path` each
+    write a whole file, and the last one remains.
     """
     inputs = list(inputs)
     check_target(path, n_bytes, inputs)
@@ -177,20 +178,20 @@ def replacing(path: Path, n_bytes: int, inputs: Iterable[str | Path] = ()) -> It
 
 
 def _new_part(path: Path) -> tuple[Path, int]:
-    """An empty file `path.HEX.part` that nobody else has, and a descriptor that holds its lock."""
+    """A new empty file `path.HEX.part`, and a descriptor that holds its lock."""
     while True:
         part = path.with_name(f"{path.name}.{secrets.token_hex(4)}.part")
         try:
             lock = os.open(part, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
         except FileExistsError:
             continue
-        if locked(lock) is not False and part.exists():  # else clear() of a neighbour was faster
+        if locked(lock) is not False and part.exists():  # else another process has removed it
             return part, lock
         os.close(lock)
 
 
 def locked(file: int) -> bool | None:
-    """Takes a file's lock. False: another process has it; None: there are none on this disk."""
+    """Takes a file's lock. False: another process has it; None: the disk does not support locks."""
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -202,20 +203,20 @@ def locked(file: int) -> bool | None:
 
 @contextmanager
 def alone(mark: Path) -> Iterator[None]:
-    """Holds the lock of a file that marks a folder of work. Raises ValueError where another process
-    is at work in that folder."""
+    """Holds the lock of a file that marks a work folder. Raises ValueError if another process is
+    using that folder."""
     with named(mark):
         file = os.open(mark, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
     try:
         if locked(file) is False or not mark.exists():  # gone: its work has just ended
-            raise ValueError(f"{mark.parent}: another process is at work in it")
+            raise ValueError(f"{mark.parent}: another process is using it")
         yield
     finally:
         os.close(file)
 
 
 def clear(path: Path, inputs: Iterable[str | Path] = ()) -> None:
-    """Removes what killed processes left of this output: parts whose lock nobody holds."""
+    """Removes partial files of this output from killed processes, whose locks are free."""
     inputs = list(inputs)
     name = re.compile(re.escape(path.name) + r"\.[0-9a-f]{8}\.part")
     for left in path.parent.iterdir():
@@ -231,9 +232,9 @@ def clear(path: Path, inputs: Iterable[str | Path] = ()) -> None:
 
 
 def refuse_inputs(target: Path, inputs: Iterable[str | Path]) -> None:
-    """Raises ValueError where `target` is one of the files that are read, through links too.
+    """Raises ValueError if `target` is one of the input files, also through links.
 
-    An input that is a folder stands for the files in it, but for GGUFs: those are results.
+    A folder as input means the files in it, except GGUFs, which are results.
     """
     if target.exists() and _is_input(target, inputs):
         raise ValueError(f"{target}: input and output are the same file")
@@ -252,12 +253,12 @@ def _is_input(path: Path, inputs: Iterable[str | Path]) -> bool:
 
 
 def check_target(path: Path, n_bytes: int, inputs: Iterable[str | Path] = ()) -> None:
-    """Raises OSError where a file of n_bytes cannot be written, ValueError over an input."""
+    """Raises OSError if a file of n_bytes cannot be written, ValueError if it is an input."""
     refuse_inputs(path, inputs)
     if not path.parent.is_dir():
         raise FileNotFoundError(errno.ENOENT, f"{path}: the folder {path.parent} does not exist")
     if path.exists() and not stat.S_ISREG(path.stat().st_mode):
-        raise OSError(errno.EINVAL, f"{path}: exists and is no ordinary file")
+        raise OSError(errno.EINVAL, f"{path}: exists and is not a regular file")
     free = shutil.disk_usage(path.parent).free
     if free < n_bytes:
         raise OSError(

@@ -1,4 +1,4 @@
-"""Which neurons live on the GPU, in RAM and in storage: statistics, solver, predicted speed."""
+"""Placement of neurons on the GPU, in RAM and in storage: statistics, solver, predicted speed."""
 
 from .machine import Machine
 from .model import PlacementModel, read_model

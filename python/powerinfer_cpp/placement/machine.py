@@ -1,4 +1,4 @@
-"""Speeds of a machine, and from when on the GPU is worth waiting for."""
+"""Bandwidths of a machine, and the communication threshold of the GPU."""
 
 from dataclasses import dataclass
 
@@ -9,12 +9,12 @@ GB = 1e9
 
 @dataclass(frozen=True)
 class Machine:
-    """Bytes per second that are read from each tier, and what waiting for the other side costs.
+    """Read bandwidth of each tier in bytes per second, and the waiting time of split layers.
 
-    vram: a GeForce RTX 4090's 1,008 GB/s unless given. ram: a plain read; `powerinfer doctor`
-    measures it. storage: random reads of whole neurons, many in flight. scattered: share of `ram`
-    that reads of single neurons reach; 18.5 of 28.5 GB/s were measured at a density of 0.10.
-    sync: seconds that a layer loses when CPU and GPU both have neurons of it.
+    vram: default 1,008 GB/s, a GeForce RTX 4090. ram: a plain read; `powerinfer doctor` measures
+    it. storage: random reads of whole neurons, many in flight. scattered: share of `ram` that reads
+    of single neurons reach; 18.5 of 28.5 GB/s were measured at a density of 0.10. sync: seconds
+    lost in a layer that CPU and GPU share.
     """
 
     vram: float = 1008 * GB
@@ -29,21 +29,21 @@ class Machine:
         return self.ram * self.scattered
 
     def ram_value(self) -> float:
-        """What a firing served by RAM is worth when one on the GPU is worth 1, from storage 0."""
+        """Value of a firing served by RAM; GPU is 1, storage is 0."""
         slow, ram, fast = 1 / self.storage, 1 / self.neurons_in_ram, 1 / self.vram
         return float(np.clip((slow - ram) / (slow - fast), 0.0, 1.0)) if slow > fast else 0.0
 
     def least_neurons(self, neuron_bytes: float, reads: np.ndarray, instead: float = 0.0) -> int:
-        """C_l: how many neurons save a layer as much time on the GPU as its waiting costs.
+        """C_l: number of neurons on the GPU that save as much time as the waiting costs.
 
-        reads: [n] how often each neuron is read per token, in the order in which the GPU takes
-        them. All ones gives the paper's C_l = T_sync / (T_CPU - T_GPU), where every neuron costs
-        one read. instead: how often the neuron is read that gets its place in RAM and would be in
-        storage otherwise. n + 1 where all neurons are not enough.
+        reads: [n] reads of each neuron per token, in the order in which the GPU takes them. All
+        ones gives the paper's C_l = T_sync / (T_CPU - T_GPU), where every neuron costs one read.
+        instead: reads of the neuron that takes its place in RAM and would be in storage otherwise.
+        Returns n + 1 if all neurons are not enough.
         """
         in_ram = 1 / self.neurons_in_ram
         saved = reads * (in_ram - 1 / self.vram) + instead * max(0.0, 1 / self.storage - in_ram)
         if not np.all(saved >= 0):
             return len(reads) + 1
-        needed = self.sync / neuron_bytes * (1 - 1e-12)  # a sum that just reaches it does
+        needed = self.sync / neuron_bytes * (1 - 1e-12)  # an equal sum is enough
         return int(np.searchsorted(np.cumsum(saved, dtype=np.float64), needed)) + 1

@@ -1,4 +1,4 @@
-"""All that a placement has to know of a model."""
+"""The properties of a model that a placement needs."""
 
 from dataclasses import dataclass
 from functools import cached_property
@@ -19,7 +19,7 @@ class Neurons:
     """Neurons of a layer, the hottest first.
 
     order: int64 [n], ids (experts one after another). rates: float64 [n], firings per token.
-    reads: float64 [n], share of the neuron's bytes that a token is expected to read.
+    reads: float64 [n], expected share of the neuron's bytes that a token reads.
     """
 
     statistics: LayerStatistics
@@ -33,15 +33,15 @@ class Neurons:
 
     @property
     def neuron_bytes(self) -> int:
-        """Rounded up where a neuron is a column of blocks."""
+        """Bytes of one neuron, rounded up if a neuron is a column of blocks."""
         return -(-self.statistics.n_bytes // self.n)
 
 
 def neurons(layer: LayerStatistics, overshoot: float | None = None, chosen: float = 1.0) -> Neurons:
     """The neurons of a layer.
 
-    overshoot: neurons that a predictor proposes per firing; None: no predictor, so that every
-    gate is read, of experts in the share `chosen` of the tokens that choose one.
+    overshoot: neurons that a predictor proposes per firing; None: no predictor, so every gate is
+    read. chosen: share of the tokens that choose an expert.
     """
     order = np.argsort(-layer.rates.reshape(-1), kind="stable")
     rates = layer.rates.reshape(-1)[order].astype(np.float64)
@@ -55,7 +55,7 @@ def neurons(layer: LayerStatistics, overshoot: float | None = None, chosen: floa
 
 @dataclass(frozen=True)
 class PlacementModel:
-    """path: of the file. layers, parts: its neurons, and everything else."""
+    """A model to place. path: its file. layers: its neurons. parts: everything else."""
 
     path: str
     layers: list[Neurons]
@@ -65,7 +65,7 @@ class PlacementModel:
 
     @cached_property
     def firings(self) -> float:
-        """Neurons that fire per token."""
+        """Firing neurons per token."""
         return float(sum(layer.rates.sum() for layer in self.layers))
 
 
@@ -74,10 +74,10 @@ def read_model(
 ) -> PlacementModel:
     """A model with statistics and a context of n_ctx positions (0: the model's own).
 
-    n_ubatch: rows computed at once. overshoot: neurons that predictors propose per firing; None:
-    what the file says about its predictors, else OVERSHOOT.
+    n_ubatch: tokens computed at once. overshoot: neurons that predictors propose per firing; None:
+    the file's value, else OVERSHOOT.
 
-    Raises ModelFormatError for a file without statistics, and what opening the model would.
+    Raises ModelFormatError for a file without statistics, and the errors of opening the model.
     """
     statistics = read_statistics(gguf)
     parts = read_parts(gguf, n_ctx, n_ubatch)
@@ -99,7 +99,7 @@ def read_model(
 
 
 def _overshoot(gguf: Gguf, layer: int, given: float | None) -> float:
-    """Proposals per firing: recall / precision, where the file has both for the layer."""
+    """Proposals per firing: recall / precision, if the file has both for the layer."""
     if given is not None:
         return given
     quality = []

@@ -1,4 +1,4 @@
-"""What a model takes beside its neurons, and which of it goes to the GPU."""
+"""The memory of a model besides its neurons, and its assignment to the GPU."""
 
 import re
 from collections.abc import Sequence
@@ -11,8 +11,8 @@ from ..model import memory_plan
 from ..tiers import GPU, RAM
 from .statistics import is_of_neurons
 
-# In the order in which they are given VRAM. All of them are read for every token, so that a byte
-# of theirs is worth more there than any neuron's; the cache comes last, being filled only slowly.
+# In the order in which they get VRAM. All of them are read for every token, so a byte of them saves
+# more there than a byte of any neuron. The cache comes last, because it fills slowly.
 GPU_ORDER = ("norms", "attention", "head", "predictor", "kv")
 RAM_ONLY = ("embedding", "tables", "scratch")
 
@@ -23,8 +23,8 @@ _STATISTICS = re.compile(r"ffn_(?:rate|tier)(?:_exps)?")
 
 @dataclass(frozen=True)
 class Part:
-    """Bytes of a kind (GPU_ORDER, RAM_ONLY) that stay together. layer: -1 where it has none.
-    looked_up: what the GPU takes of it stays in RAM too, where single rows are read."""
+    """Bytes of a kind (GPU_ORDER, RAM_ONLY) that stay together. layer: -1 if it has none.
+    looked_up: also stays in RAM, where single rows are read."""
 
     kind: str
     layer: int
@@ -34,7 +34,7 @@ class Part:
 
 @dataclass(frozen=True)
 class Parts:
-    """Where everything but the neurons went, and bytes left for them (ram_left None: no limit)."""
+    """Places of everything except neurons, and bytes left for these (ram_left None: no limit)."""
 
     gpu: tuple[Part, ...]
     ram: tuple[Part, ...]
@@ -42,7 +42,7 @@ class Parts:
     ram_left: int | None
 
     def bytes_by_kind(self, tier: int) -> dict[str, int]:
-        """Bytes of each kind that a tier can hold; none in storage, which is the neurons' alone."""
+        """Bytes of each kind in a tier; none in storage, which holds only neurons."""
         parts = {RAM: self.ram, GPU: self.gpu}.get(tier, ())
         kinds = {RAM: (*GPU_ORDER, *RAM_ONLY), GPU: (*GPU_ORDER, "scratch")}.get(tier, ())
         return {kind: sum(p.n_bytes for p in parts if p.kind == kind) for kind in kinds}
@@ -51,8 +51,8 @@ class Parts:
 def read_parts(gguf: Gguf, n_ctx: int, n_ubatch: int, type_kv: int = 1) -> list[Part]:
     """The parts of a model with a context of n_ctx positions, from the header alone.
 
-    n_ubatch: rows computed at once, which decides the scratch memory. type_kv: GGUF type id of the
-    cache. Raises what opening the model would.
+    n_ubatch: tokens computed at once, which determines the scratch memory. type_kv: GGUF type id of
+    the cache. Raises the errors of opening the model.
     """
     sizes: dict[tuple[str, int], int] = {}
     layers, tensors = set(), source.tensors(gguf)
@@ -66,7 +66,7 @@ def read_parts(gguf: Gguf, n_ctx: int, n_ubatch: int, type_kv: int = 1) -> list[
         if kind:
             sizes[kind, layer] = sizes.get((kind, layer), 0) + tensor.n_bytes
         elif _STATISTICS.fullmatch(tensor.name.split(".", 2)[-1]) and "rate" in tensor.name:
-            # The rates themselves, and a byte per neuron that says its tier.
+            # The rates, and a byte per neuron for its tier.
             sizes["tables", -1] = sizes.get(("tables", -1), 0) + tensor.n_bytes + tensor.n_elements
     if not layers:
         raise ModelFormatError(f"{gguf.files[0]}: holds no layers")
@@ -94,7 +94,7 @@ def read_parts(gguf: Gguf, n_ctx: int, n_ubatch: int, type_kv: int = 1) -> list[
 
 
 def _kind(name: str) -> tuple[str, int]:
-    """Kind and layer of a tensor; "" for neurons, which are placed one by one, and statistics."""
+    """Kind and layer of a tensor; "" for statistics and neurons (which are placed separately)."""
     match = _LAYER.fullmatch(name)
     if not match:
         if name.startswith("output."):
@@ -107,14 +107,14 @@ def _kind(name: str) -> tuple[str, int]:
         return "predictor", layer
     if rest.startswith("attn_") and "norm" not in rest:
         return "attention", layer
-    return "norms", layer  # with routers and output biases, which are as small
+    return "norms", layer  # with routers and output biases, which are also small
 
 
 def assign(parts: Sequence[Part], vram: int, ram: int | None) -> Parts:
-    """Gives VRAM in GPU_ORDER, layer by layer; what does not fit stays in RAM, the rest goes on.
+    """Assigns VRAM in GPU_ORDER, layer by layer; parts that do not fit stay in RAM.
 
-    vram, ram: bytes (ram None: as much as it takes). Scratch is kept free in both. Raises
-    OutOfMemoryError where RAM does not hold what has to be there.
+    vram, ram: bytes (ram None: no limit). Scratch is reserved in both. Raises OutOfMemoryError if
+    RAM is too small for the parts that must be there.
     """
     scratch = [p for p in parts if p.kind == "scratch"]
     left = vram - sum(p.n_bytes for p in scratch)
@@ -134,8 +134,8 @@ def assign(parts: Sequence[Part], vram: int, ram: int | None) -> Parts:
     if ram is not None and taken > ram:
         kinds = ", ".join(sorted({p.kind for p in host}))
         raise OutOfMemoryError(
-            f"--ram-budget: {kinds} take {taken / (1 << 20):.1f} MiB of RAM before any neuron, "
-            f"and {ram / (1 << 20):.1f} MiB may be used"
+            f"--ram-budget: {kinds} need {taken / (1 << 20):.1f} MiB of RAM before any neuron, "
+            f"but only {ram / (1 << 20):.1f} MiB may be used"
         )
     ram_left = None if ram is None else ram - taken
     return Parts(tuple(gpu), tuple(host), max(0, left), ram_left)

@@ -1,4 +1,4 @@
-"""From a model, a machine and budgets to a placement, and to the speed that it promises."""
+"""Computes a placement from a model, a machine and budgets, and predicts its speed."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,16 +14,16 @@ from .parts import GPU_ORDER, Parts, assign
 from .solve import Layer, Solution, solve
 
 GROUP = 64  # neurons that are placed together, as in the paper
-_GAP = 1e-5  # of the firings' worth; rates are not known to five digits either
+_GAP = 1e-5  # relative to the value of the firings; rates are less exact than five digits
 COMMUNICATION = ("expected", "paper", "off")
 
 
 @dataclass(frozen=True)
 class Prediction:
-    """Seconds per token by what they are spent on; all reads at the bandwidths of the machine.
+    """Seconds per token by kind of work; all reads at the machine's bandwidths.
 
-    ffn: per layer the slowest tier, since all three work at the same time; sync: the waiting in
-    layers that CPU and GPU share.
+    ffn: per layer the slowest tier, since all three work at the same time; sync: waiting in layers
+    that CPU and GPU share.
     """
 
     seconds: dict[str, float]
@@ -35,11 +35,11 @@ class Prediction:
 
 @dataclass(frozen=True)
 class Placement:
-    """Which neurons go where.
+    """The tier of every neuron.
 
     vram, ram: budgets in bytes (ram None: no limit). gpu, memory: int64 [L], neurons of each layer
-    on the GPU, and on the GPU or in RAM, the hottest first. least: int64 [L], what the GPU had to
-    take of a layer if anything.
+    on the GPU, and on the GPU or in RAM, the hottest first. least: int64 [L], the minimum on the
+    GPU, if the GPU takes any neuron of the layer.
     """
 
     model: PlacementModel
@@ -101,15 +101,16 @@ def place(
 ) -> Placement:
     """The best placement within budgets in bytes (ram None: no limit).
 
-    device: a name that is stored with it. group: neurons that are placed together. communication:
-    how C_l is counted: each neuron as it is expected to be read, as one read ("paper"), or "off".
-    time_limit: seconds, after which the best placement found so far is taken.
+    device: a name to store with it. group: neurons that are placed together. communication: how to
+    count C_l: by expected reads ("expected"), one read per neuron ("paper"), or "off". time_limit:
+    seconds after which the best placement found so far is used.
 
-    Raises OutOfMemoryError where RAM does not hold what is not neurons, ValueError without scipy.
+    Raises OutOfMemoryError if RAM is too small for everything except neurons, ValueError without
+    scipy.
     """
     parts = assign(model.parts, vram, ram)
     needed = sum(layer.n * layer.neuron_bytes for layer in model.layers)
-    # With room for every neuron the third tier stays empty, and so does its part of the program.
+    # With room for every neuron the third tier stays empty, and the problem needs no part for it.
     scarce = parts.ram_left is not None and parts.ram_left < needed
     capacities = (
         (parts.vram_left, parts.ram_left, machine.ram_value()) if scarce else (parts.vram_left,)
@@ -148,13 +149,13 @@ def place(
 
 
 def _least(layer: Neurons, machine: Machine, communication: str, instead: float) -> int:
-    """C_l of a layer, at most all its neurons: then nobody is left to wait for."""
+    """C_l of a layer, at most all its neurons: a layer entirely on the GPU has no waiting."""
     reads = layer.reads if communication == "expected" else np.ones(layer.n)
     return min(machine.least_neurons(layer.neuron_bytes, reads, instead), layer.n)
 
 
 def _first_in_storage(model: PlacementModel, memory: np.ndarray) -> float:
-    """How often the neuron is read that would be the next to be kept in RAM."""
+    """Reads per token of the neuron that would be the next to move into RAM."""
     return max(
         (float(la.reads[m]) for la, m in zip(model.layers, memory, strict=True) if m < la.n),
         default=0.0,
@@ -171,7 +172,7 @@ def _groups(layer: Neurons, least: int, group: int) -> Layer:
 def predict(
     model: PlacementModel, machine: Machine, parts: Parts, gpu: Any, memory: Any
 ) -> Prediction:
-    """What a token takes when the cache is half full.
+    """Time of a token with a half-full cache.
 
     gpu, memory: [L], neurons of each layer on the GPU, and on the GPU or in RAM.
     """
@@ -201,11 +202,11 @@ def least_memory(
     target: float,
     **options: Any,
 ) -> Placement:
-    """The placement with the least memory that is predicted to reach `target` tokens per second.
+    """The placement with the least memory and a prediction of `target` tokens per second.
 
-    With a RAM budget it is RAM that is saved, beside all of the VRAM; without, VRAM. Budgets are
-    upper limits, and found to a thousandth. options: those of `place`. Raises ValueError where the
-    budgets are not enough, and what `place` raises.
+    With a RAM budget it saves RAM and uses all of the VRAM; without, it saves VRAM. Budgets are
+    upper limits; the result is exact to a thousandth of the budget. options: options of `place`.
+    Raises ValueError if the budgets are not sufficient, and the errors of `place`.
     """
     budget = vram if ram is None else ram
 

@@ -1,18 +1,18 @@
-"""The placement program: which groups of neurons go where, solved by HiGHS.
+"""The placement problem, solved by HiGHS: the tier of each group of neurons.
 
-Maximise the firings that a faster tier serves, PowerInfer's equations (2) to (8) with a third tier:
+Maximise the firings that faster tiers serve, PowerInfer's equations (2) to (8) with a third tier:
 
     sum_l  (1 - w) V_l(g_l) + w V_l(m_l)        V_l(k): impact of the k hottest groups of layer l
     sum_l  bytes_l(g_l) <= VRAM                 g_l: groups on the GPU, m_l >= g_l: in GPU or RAM
-    sum_l  bytes_l(m_l) - bytes_l(g_l) <= RAM   w: what a firing served by RAM is worth, on the
-    g_l = 0  or  g_l >= C_l                        GPU 1; C_l: fewer do not make up for the waiting
+    sum_l  bytes_l(m_l) - bytes_l(g_l) <= RAM   w: value of a firing served by RAM (GPU: 1)
+    g_l = 0  or  g_l >= C_l                     C_l: fewer groups do not make up for the waiting
 
-Neurons of a layer that are sorted by rate are interchangeable, so the unknowns are counts: 240 for
-a model of 80 layers where one binary per group would need 35,840. V_l is concave, hence the least
-of its tangents; those that matter are added when a solution violates them, first for the
-relaxation, then for the integers. The first C_l groups of a layer are one block with one binary:
-V_l(k)/k falls, so that the block's straight line and the tangents behind it are the concave hull
-of "none, or at least C_l", and the relaxation is as tight as it can be.
+The neurons of a layer are sorted by rate, so the unknowns are counts: 240 for a model of 80 layers,
+where one binary per group would need 35,840. V_l is concave, so it is the minimum of its tangents.
+Tangents are added when a solution violates them, first for the relaxation, then for the integers.
+The first C_l groups of a layer are one block with one binary. V_l(k)/k falls, so the block's
+straight line and the tangents after it are the concave hull of "none, or at least C_l", and the
+relaxation is as tight as possible.
 """
 
 import heapq
@@ -24,15 +24,15 @@ from typing import Any
 
 import numpy as np
 
-_EPSILON = 1e-9  # of the value: what counts as equal
+_EPSILON = 1e-9  # relative difference of values that count as equal
 
 
 @dataclass(frozen=True)
 class Layer:
     """Groups of a layer's neurons, the hottest first.
 
-    values: float64 [K], impact of each group, falling. sizes: int64 [K], bytes of each group,
-    equal except that the last may be smaller. least: groups that the GPU takes at least, if any.
+    values: float64 [K], impact of each group, falling. sizes: int64 [K], bytes of each group, equal
+    except that the last may be smaller. least: minimum groups on the GPU, if it takes any.
     """
 
     values: np.ndarray
@@ -50,8 +50,8 @@ class Layer:
 class Solution:
     """gpu, memory: int64 [L], groups of each layer on the GPU, and on the GPU or in RAM.
 
-    value: impact as the objective weighs it. bound: value of the relaxation, which no placement
-    exceeds. gap: how far, relative to the value, the best placement may be away. seconds: taken.
+    value: the objective. bound: value of the relaxation, an upper limit for every placement. gap:
+    maximum relative distance from the best placement. seconds: time of the solver.
     """
 
     gpu: np.ndarray
@@ -73,10 +73,10 @@ def solve(
 ) -> Solution:
     """The best counts of groups per layer.
 
-    vram, ram: bytes for neurons; ram None: all that the GPU does not take fits into RAM.
-    ram_value: what a firing served from RAM is worth (0 to 1), when ram is given. gap: relative
-    distance from the optimum that is good enough. time_limit: seconds, after which the best
-    placement found so far is returned.
+    vram, ram: bytes for neurons; ram None: the neurons that are not on the GPU fit into RAM.
+    ram_value: value of a firing served by RAM (0 to 1), if ram is given. gap: accepted relative
+    distance from the optimum. time_limit: seconds after which the best placement found so far is
+    returned.
 
     Raises ValueError without scipy.
     """
@@ -101,16 +101,16 @@ def solve(
 
 
 def _filled(layers: Sequence[Layer], counts: np.ndarray, capacity: int, split: bool) -> np.ndarray:
-    """Counts with groups added while they fit, the hottest first: what is worth less than the gap,
-    and neurons that never fired in the profile but may yet.
+    """Adds groups while they fit, the hottest first: those with a value below the gap, and neurons
+    that never fired in the profile but may fire later.
 
-    split: may a layer without any get a part; otherwise it gets all or nothing.
+    split: a layer without any groups may get a part; otherwise it gets all or nothing.
     """
     counts = counts.copy()
     left = capacity - sum(int(la.sizes[:k].sum()) for la, k in zip(layers, counts, strict=True))
 
     def step(i: int) -> tuple[float, int, int]:
-        """What comes next in layer i: its value per byte (negative), the layer, groups then."""
+        """The next step in layer i: its value per byte (negated), the layer, the new count."""
         k, n = int(counts[i]), len(layers[i].values)
         to = k + 1 if k or split else n
         size = max(1, int(layers[i].sizes[k:to].sum()))
@@ -144,7 +144,7 @@ def value_of(
 
 @dataclass(frozen=True)
 class _Round:
-    """A solution of the program as it is now, and an upper bound of every one."""
+    """A solution of the current problem, and an upper bound of every solution."""
 
     gpu: np.ndarray
     memory: np.ndarray
@@ -156,9 +156,9 @@ class _Curve:
     """Columns of one count per layer: a block of the first groups, the rest one by one, the last.
 
     With weight w they add w V(count) to the objective. The columns, each with one entry per layer:
-    block (binary: the first `least` groups), more (integer: full groups behind the block), last
-    (binary: the smaller group at the end), value (of `more`, below its tangents). first: the
-    number of the first of them in the program.
+    block (binary: the first `least` groups), more (integer: full groups after the block), last
+    (binary: the smaller group at the end), value (of `more`, below its tangents). first: index of
+    the first column in the problem.
     """
 
     COLUMNS = 4
@@ -173,7 +173,7 @@ class _Curve:
         full = np.array([layer.n_full for layer in layers])
         self.n_more = np.maximum(0, full - self.least)
         self.has_last = np.array([len(la.values) for la in layers]) > np.maximum(full, self.least)
-        # prefix[l][k]: impact of the first k groups behind the block.
+        # prefix[l][k]: impact of the first k groups after the block.
         self.prefix = [
             np.concatenate(([0.0], np.cumsum(layer.values[c : c + k])))
             for layer, c, k in zip(layers, self.least, self.n_more, strict=True)
@@ -195,7 +195,7 @@ class _Curve:
         return np.concatenate([np.ones(self.n), self.n_more, self.has_last, best])
 
     def costs(self) -> np.ndarray:
-        """What a unit of each column adds to the objective [4 n]."""
+        """Coefficients of the columns in the objective [4 n]."""
         zero, one = np.zeros(self.n), np.ones(self.n)
         return self.weight * np.concatenate([self.block_value, zero, self.last_value, one])
 
@@ -205,10 +205,10 @@ class _Curve:
         return columns, np.concatenate([self.block_bytes, self.group_bytes, self.last_bytes])
 
     def rows(self, rows: "_Rows") -> None:
-        """What ties the columns of a layer together, and the tangents."""
+        """Adds the constraints between the columns of a layer, and the tangents."""
         for i in range(self.n):
             k = int(self.n_more[i])
-            if k:  # nothing behind a block that is not there
+            if k:  # no groups after the block without the block
                 rows.add([(self.more[i], 1), (self.block[i], -k)], -math.inf, 0)
             if self.has_last[i]:  # the last group comes last
                 rows.add([(self.last[i], 1), (self.block[i], -1)], -math.inf, 0)
@@ -222,7 +222,7 @@ class _Curve:
             )
 
     def tighten(self, x: np.ndarray, slack: float) -> bool:
-        """Adds the tangents that a solution violates by more than slack. Was there one?"""
+        """Adds the tangents that a solution violates by more than slack; returns if any."""
         before = len(self.cuts)
         for i in range(self.n):
             at, n = float(x[self.more[i]]), int(self.n_more[i])
@@ -241,7 +241,7 @@ class _Curve:
 
 
 class _Rows:
-    """Rows of a sparse matrix, between bounds, as they are added."""
+    """Rows of a growing sparse matrix, with bounds."""
 
     def __init__(self) -> None:
         self._entries: list[tuple[int, int, float]] = []
@@ -262,7 +262,7 @@ class _Rows:
 
 
 class _Program:
-    """The mixed-integer program, growing by tangents."""
+    """The mixed-integer problem; tangents are added to it."""
 
     def __init__(self, layers: Sequence[Layer], vram: int, ram: int | None, ram_value: float):
         self._layers, self._ram_value = layers, ram_value
@@ -280,9 +280,9 @@ class _Program:
         self._ram = None if ram is None else max(0, ram) // self._unit
 
     def refine(self, integers: bool, gap: float, until: float) -> _Round:
-        """Solves, adding tangents, until the value of the solution is its true one.
+        """Solves and adds tangents until the value of the solution is exact.
 
-        Returns the best placement seen (of a relaxation: none, all counts 0) and the bound.
+        Returns the best placement seen (for a relaxation: all counts 0) and the bound.
         """
         none = np.zeros(len(self._layers), dtype=np.int64)
         best, bound = _Round(none, none, 0.0, math.inf), math.inf
@@ -308,8 +308,7 @@ class _Program:
         return _Round(best.gpu, best.memory, best.value, bound)
 
     def _solve(self, integers: bool, gap: float, seconds: float) -> tuple[np.ndarray | None, float]:
-        """A solution of the program as it is now, None if there was no time for one, and the bound
-        of its objective."""
+        """A solution of the current problem (None if time ran out) and a bound of its objective."""
         optimize, _ = _scipy()
         upper = np.concatenate([c.upper() for c in self._curves])
         kinds = np.repeat(np.tile([1, 1, 1, 0], len(self._curves)), len(self._layers))
@@ -352,7 +351,7 @@ class _Program:
 
 
 def _ladder(n: int) -> list[int]:
-    """Tangents to begin with: at 0, 1, 3, 7, ... of n segments, and at the last."""
+    """Initial tangents: at 0, 1, 3, 7, ... of n segments, and at the last."""
     rungs = {(1 << k) - 1 for k in range(int(n).bit_length())} | {int(n) - 1}
     return [j for j in rungs if 0 <= j < n]
 

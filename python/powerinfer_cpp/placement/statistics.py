@@ -1,4 +1,4 @@
-"""What a file says about its neurons: how often each fires, and what each weighs."""
+"""Statistics of the neurons in a file: how often each fires, and its bytes."""
 
 import hashlib
 import re
@@ -22,9 +22,9 @@ _NEURON = re.compile(r"ffn_(gate|up|down|down_t)(?:_exps)?\.weight|ffn_(gate|up)
 class LayerStatistics:
     """Neurons of a layer.
 
-    rates: float32 [n_ff] or, of experts, [n_expert, n_ff]: share of the profiled tokens on which
-    the neuron fired. n_bytes: of all their rows in the file; first_bytes: of the rows that are
-    read to learn whether a neuron fires (gates; ups where there are none).
+    rates: float32 [n_ff] or, for experts, [n_expert, n_ff]: share of the profiled tokens on which
+    the neuron fired. n_bytes: bytes of all rows in the file; first_bytes: bytes of the rows that
+    show whether a neuron fires (gates; ups if there are no gates).
     """
 
     layer: int
@@ -42,14 +42,14 @@ class LayerStatistics:
 
 
 def is_of_neurons(name: str) -> bool:
-    """Does a tensor of a layer, "ffn_up.weight", hold a row, a column or a number per neuron."""
+    """Whether a layer's tensor, e.g. "ffn_up.weight", has a row, column or number per neuron."""
     return _NEURON.fullmatch(name) is not None
 
 
 def read_statistics(gguf: Gguf) -> list[LayerStatistics]:
     """Statistics of every layer, in numerical order.
 
-    Raises ModelFormatError naming file and tensor where there are none, or they do not fit.
+    Raises ModelFormatError, naming file and tensor, if they are missing or do not fit.
     """
     file, rates = gguf.files[0], read_rates(gguf)
     rows: dict[int, dict[str, Stored]] = {}
@@ -80,7 +80,7 @@ def _layer(file: str, i: int, rates: np.ndarray, rows: dict[str, Stored]) -> Lay
 
 
 def statistics_hash(layers: list[LayerStatistics]) -> str:
-    """SHA-256 (64 hex digits) of the rates: whether a placement was solved for these."""
+    """SHA-256 (64 hex digits) of the rates, to check that a placement was solved for them."""
     digest = hashlib.sha256()
     for layer in layers:
         digest.update(f"{layer.layer} {layer.rates.shape}".encode())
@@ -89,5 +89,5 @@ def statistics_hash(layers: list[LayerStatistics]) -> str:
 
 
 def model_hash(gguf: Gguf) -> str:
-    """Whether a placement is one for this model: its weights, whatever statistics it carries."""
+    """Hash of the model's weights, without statistics, to check that a placement is for it."""
     return fingerprint(gguf, without=lambda name: _TABLE.fullmatch(name) is not None)

@@ -20,19 +20,19 @@ from .statistics import model_hash, read_statistics, statistics_hash
 
 _PREFIX = "powerinfer.placement."
 _TIER = re.compile(r"blk\.(\d+)\.ffn_tier(_exps)?")
-SIDECAR = "powerinfer.placement"  # general.architecture of a file beside the model
-_PWRI_I32 = Format("I32", 18, 1, 4)  # as numbered when PowerInfer's format was made
+SIDECAR = "powerinfer.placement"  # general.architecture of a sidecar file
+_PWRI_I32 = Format("I32", 18, 1, 4)  # the type id in PowerInfer's format
 
 
 def sidecar_path(model: str | Path) -> Path:
-    """Where the placement of a model is kept when it is not embedded."""
+    """Path of the sidecar with the placement of a model."""
     return Path(f"{model}.placement.gguf")
 
 
 def embed_placement(gguf: Gguf, target: str | Path, placement: Placement) -> None:
-    """Writes the model with a placement in it, in the place of one that it may have had.
+    """Writes the model with a placement in it, which replaces an older one.
 
-    Raises what `embed` raises.
+    Raises the errors of `embed`.
     """
 
     def removed(name: str) -> bool:
@@ -42,19 +42,19 @@ def embed_placement(gguf: Gguf, target: str | Path, placement: Placement) -> Non
 
 
 def write_sidecar(target: str | Path, placement: Placement) -> None:
-    """Writes a placement alone: the keys of an embedded one, the model's hash, and the tiers."""
+    """Writes only the placement: the keys of an embedded one, the model's hash, and the tiers."""
     entries = [*_entries(placement), string(_PREFIX + "model_hash", placement.model.model_hash)]
     write_gguf(Path(target), SIDECAR, entries, list(_tensors(placement)), _files(placement))
 
 
 def write_gpuidx(target: str | Path, placement: Placement) -> None:
-    """Writes which neurons are on the GPU as PowerInfer reads it.
+    """Writes PowerInfer's file, which lists the neurons on the GPU.
 
-    It says 0 or 1 only: storage and RAM are the same to it. Raises ValueError for experts, which
-    that format has no place for.
+    It has only 0 or 1 per neuron, so RAM and storage are the same. Raises ValueError for experts,
+    which the format cannot store.
     """
     if any(layer.statistics.is_experts for layer in placement.model.layers):
-        raise ValueError("--format gpuidx: PowerInfer's file has no place for experts")
+        raise ValueError("--format gpuidx: PowerInfer's file cannot store experts")
     tensors = []
     for layer, tier in zip(placement.model.layers, placement.tiers(), strict=True):
         index = (tier == GPU).astype("<i4")
@@ -63,23 +63,23 @@ def write_gpuidx(target: str | Path, placement: Placement) -> None:
         tensors += [_int32(f"{block}.gpu_idx", index), _int32(f"{block}.gpu_bucket", bucket)]
     entries = [
         uint32(f"{GPU_INDEX}.block_count", len(placement.model.layers)),
-        # PowerInfer uses the file while at least this much is free for neurons.
+        # PowerInfer uses the file if at least this much memory is free for neurons.
         Entry("split.vram_capacity", GGUFValueType.UINT64, placement.neuron_bytes()[GPU]),
     ]
-    # The magic apart, the file is a GGUF.
+    # Except for the magic, the file is a GGUF.
     write_gguf(Path(target), GPU_INDEX, entries, tensors, _files(placement), magic=b"PWRI")
 
 
 def _files(placement: Placement) -> list[str]:
-    """Of the model that was placed: they are not to be written over."""
+    """Files of the placed model, which must not be overwritten."""
     with Gguf(placement.model.path) as gguf:
         return gguf.files
 
 
 def read_placement(model: Gguf, path: str | Path | None = None) -> list[np.ndarray]:
-    """Tiers per layer, int8 [n_ff] or [n_expert, n_ff], as embedded in a model or kept in `path`.
+    """Tiers per layer, int8 [n_ff] or [n_expert, n_ff], from the model or from the sidecar `path`.
 
-    Raises OSError, and ModelFormatError where there is none, or it is one for another model,
+    Raises OSError, and ModelFormatError if there is no placement, or if it is for another model,
     another quantisation or other statistics.
     """
     if path is None:
@@ -107,7 +107,7 @@ def _read(model: Gguf, holder: Gguf) -> list[np.ndarray]:
             raise ModelFormatError(f"{name}: layer {layer.layer} has no placement that fits")
         tier = np.array(holder.data(tensor)).view(np.int8).reshape(tensor.shape)
         if tier.min() < 0 or tier.max() > GPU:
-            raise ModelFormatError(f"{name}: tensor {tensor.name} holds other tiers than 0 to 2")
+            raise ModelFormatError(f"{name}: tensor {tensor.name} has tiers other than 0 to 2")
         tiers.append(tier)
     return tiers
 

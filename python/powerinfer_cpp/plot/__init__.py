@@ -1,4 +1,4 @@
-"""Pictures of statistics, placements and predictors, as PNG files."""
+"""Plots of statistics, placements and predictors, as PNG files."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,8 +15,8 @@ _OF_ONE = {"activation": activation.draw, "placement": placement.draw, "predicto
 def plot(files: Sequence[str | Path], what: str, out: str | Path) -> str:
     """Draws one of WHAT from a model file (overlap: from two or more) into a PNG.
 
-    Returns what the picture shows, in a sentence. Raises OSError, ModelFormatError where the file
-    does not hold what is to be drawn, ValueError without matplotlib or for too few or many files.
+    Returns a one-line summary. Raises OSError, ModelFormatError if the file lacks the data,
+    ValueError without matplotlib or for a wrong number of files.
     """
     opened: list[Gguf] = []
     try:

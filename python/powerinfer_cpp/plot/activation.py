@@ -1,4 +1,4 @@
-"""How few neurons make most of the firings: PowerInfer's figure of the power law."""
+"""Plot of the share of neurons that make most of the firings (PowerInfer's power law)."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -9,7 +9,7 @@ from ..gguf import Gguf
 from ..placement.statistics import read_statistics
 from . import style
 
-_MOST = 0.8  # of the firings, as the paper reports it
+_MOST = 0.8  # share of the firings, as in the paper
 
 
 def cumulative(rates: np.ndarray) -> np.ndarray:
@@ -19,13 +19,13 @@ def cumulative(rates: np.ndarray) -> np.ndarray:
 
 
 def share_for(rates: np.ndarray, firings: float = _MOST) -> float:
-    """Least share of the neurons that makes this share of the firings."""
+    """The smallest share of neurons that makes this share of the firings."""
     curve = cumulative(rates)
     return int(np.searchsorted(curve, firings * (1 - 1e-12))) / (len(curve) - 1)
 
 
 def draw(gguf: Gguf) -> tuple[Any, str]:
-    """The figure for a file with statistics, and what it shows in a sentence."""
+    """The figure for a file with statistics, and a one-line summary."""
     layers = read_statistics(gguf)
     rates = [layer.rates for layer in layers]
     numbers = [layer.layer for layer in layers]

@@ -1,4 +1,4 @@
-"""Do the same neurons fire on other texts: what two profiles' hottest neurons have in common."""
+"""Plot of the overlap between the hottest neurons of several profiles."""
 
 from collections.abc import Sequence
 from itertools import combinations
@@ -16,9 +16,9 @@ HOT = 0.2  # share of the neurons that counts as hot, as in the paper
 
 
 def overlap(a: np.ndarray, b: np.ndarray, hot: float = HOT) -> float:
-    """Share of the hottest `hot` of the neurons of one profile that are hot in the other as well.
+    """Share of the hottest neurons of one profile that are also hot in the other.
 
-    Unrelated profiles give `hot`.
+    hot: share of the neurons that counts as hot. Unrelated profiles give `hot`.
     """
     n = max(1, round(hot * a.size))
     sets = [np.argsort(-rates.reshape(-1), kind="stable")[:n] for rates in (a, b)]
@@ -31,7 +31,7 @@ def whole_model(a: Sequence[LayerStatistics], b: Sequence[LayerStatistics]) -> f
 
 
 def draw(files: Sequence[Gguf]) -> tuple[Any, str]:
-    """The figure for two or more profiles of one model, and a sentence.
+    """The figure for two or more profiles of one model, and a one-line summary.
 
     Raises ValueError for a single file, ModelFormatError for profiles of different models.
     """
@@ -87,7 +87,7 @@ def _matrix(axes: Any, matrix: np.ndarray, names: Sequence[str]) -> None:
 
 
 def _names(files: Sequence[Gguf]) -> list[str]:
-    """What a profile is called: its text where the file says so, else its file; never twice."""
+    """A unique name for each profile: its text if the file names it, else its file."""
     names = [str(f.value("powerinfer.profile.corpus") or Path(f.files[0]).stem) for f in files]
     short = [Path(name).name[:24] for name in names]
     return [s if short.count(s) == 1 else f"{s} ({i + 1})" for i, s in enumerate(short)]

@@ -1,4 +1,4 @@
-"""Which neurons live where: layers by neurons, and how many firings each tier serves."""
+"""Plot of a placement: the tier of each layer's neurons, and the firings that each tier serves."""
 
 from pathlib import Path
 from typing import Any
@@ -11,11 +11,11 @@ from ..placement.store import read_placement, sidecar_path
 from ..tiers import TITLES
 from . import style
 
-_COLUMNS = 512  # of the map
+_COLUMNS = 512  # columns of the map
 
 
 def tier_map(tier: np.ndarray, rates: np.ndarray, columns: int = _COLUMNS) -> np.ndarray:
-    """int8 [columns]: tier of most neurons of each part of a layer, the hottest part first."""
+    """int8 [columns]: most frequent tier in each part of a layer, the hottest part first."""
     order = np.argsort(-rates.reshape(-1), kind="stable")
     parts = np.arange(len(order)) * columns // len(order)  # a small layer leaves columns empty
     counts = np.zeros((columns, len(TITLES)), int)
@@ -31,7 +31,7 @@ def shares(tier: np.ndarray, rates: np.ndarray) -> np.ndarray:
 
 
 def draw(gguf: Gguf) -> tuple[Any, str]:
-    """The figure for a file with a placement, or one that has it beside it, and a sentence."""
+    """The figure for a file with a placement in it or beside it, and a one-line summary."""
     beside = sidecar_path(gguf.files[0])
     embedded = any(".ffn_tier" in tensor.name for tensor in gguf.tensors)
     tiers = read_placement(gguf, None if embedded or not Path(beside).exists() else beside)

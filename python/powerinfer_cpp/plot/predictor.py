@@ -1,4 +1,4 @@
-"""How good the predictors are, and what they cost."""
+"""Plot of the quality and the cost of predictors."""
 
 import re
 from typing import Any
@@ -15,7 +15,7 @@ _TENSOR = re.compile(r"blk\.(\d+)\.(fc1|fc2|sketch)(?:_exps)?\.(?:weight|bias)")
 
 
 def figures(gguf: Gguf) -> dict[str, dict[int, float]]:
-    """By name and layer: rank (of mlps), bytes; where the file says so recall, precision,
+    """By name and layer: rank (of mlps) and bytes; if the file has them recall, precision,
     threshold, fired and, from these, proposed (shares of the neurons).
 
     Raises ModelFormatError for a file without predictors.
@@ -55,7 +55,7 @@ def figures(gguf: Gguf) -> dict[str, dict[int, float]]:
 
 
 def draw(gguf: Gguf) -> tuple[Any, str]:
-    """The figure for a file with predictors, and a sentence."""
+    """The figure for a file with predictors, and a one-line summary."""
     found = figures(gguf)
     quality = any(found[name] for name in ("recall", "precision"))
     panels = [_ranks, _bytes] if found["rank"] else [_bytes]

@@ -1,4 +1,4 @@
-"""What the pictures share: matplotlib without a display, colours, and a file written at once."""
+"""Shared code of the plots: matplotlib without a display, colours, and writing the file."""
 
 from collections.abc import Iterable
 from pathlib import Path
@@ -7,13 +7,13 @@ from typing import Any
 from ..convert.writer import replacing
 
 _DPI = 150
-# Colours that differ in lightness too, for print and for the colour-blind.
+# Colours that also differ in lightness, for print and for colour-blind readers.
 GPU, RAM, STORAGE = "#b30000", "#fc8d59", "#e3e3ee"
 BLUE, GREY = "#225ea8", "#6b6b6b"
 
 
 def figure(width: float, height: float) -> Any:
-    """An empty figure of a size in inches. Raises ValueError without matplotlib."""
+    """An empty figure with a size in inches. Raises ValueError without matplotlib."""
     try:
         from matplotlib.figure import Figure
     except ImportError:
@@ -24,12 +24,12 @@ def figure(width: float, height: float) -> Any:
 
 
 def height_for(n_layer: int) -> float:
-    """Inches in which the rows of n_layer layers can be told apart."""
+    """Height in inches for n_layer rows."""
     return min(12.0, max(3.5, 1.5 + 0.16 * n_layer))
 
 
 def plain(axes: Any, x: str, y: str, title: str) -> None:
-    """Labels, a light grid, and no frame where nothing is drawn."""
+    """Sets labels and a light grid, and removes the upper and right frame."""
     axes.set_xlabel(x)
     axes.set_ylabel(y)
     axes.set_title(title, fontsize=10, loc="left")
@@ -39,13 +39,13 @@ def plain(axes: Any, x: str, y: str, title: str) -> None:
 
 
 def whole_layers(axis: Any) -> None:
-    """Ticks at whole numbers only: layers are counted."""
+    """Sets ticks only at whole numbers, for layers."""
     from matplotlib.ticker import MaxNLocator
 
     axis.set_major_locator(MaxNLocator(integer=True))
 
 
 def save(figure_: Any, path: str | Path, inputs: Iterable[str | Path] = ()) -> None:
-    """Writes a PNG, or nothing. Raises OSError, and ValueError over one of the inputs."""
+    """Writes a PNG, or nothing. Raises OSError, and ValueError if `path` is one of the inputs."""
     with replacing(Path(path), 1 << 20, inputs) as part:
         figure_.savefig(part, format="png", dpi=_DPI)

@@ -1,4 +1,4 @@
-"""How often each neuron fires on a text: `profile(model, out, text)`."""
+"""Counts how often each neuron fires on a text: `profile(model, out, text)`."""
 
 import hashlib
 from collections.abc import Callable, Sequence
@@ -18,7 +18,7 @@ from . import activation_files
 from .counters import Counter, EngineCounter, TransformersCounter, check_sparse
 from .state import State, scratch
 from .statistics import Statistics, embed_statistics, from_gguf, merged
-from .text import windows
+from .text import read, windows
 from .thresholds import THRESHOLD, with_thresholds
 
 __all__ = ["Statistics", "count", "from_gguf", "profile"]
@@ -27,7 +27,7 @@ __all__ = ["Statistics", "count", "from_gguf", "profile"]
 def count(
     model: Model, counter: Counter, pieces: Sequence[np.ndarray], state: State | None, corpus: str
 ) -> Statistics:
-    """Statistics of windows of tokens, going on from a state that was saved. Ctrl-C saves it."""
+    """Statistics of windows of tokens, continuing from a saved state. Ctrl-C saves the state."""
     shape = (model.n_layer, max(1, model.n_expert), model.n_ff)
     done, before = 0, np.zeros(shape, np.uint64)
     found = state.load() if state else None
@@ -65,23 +65,26 @@ def profile(
     export: str | Path | None = None,
     checkpoint: str | Path | None = None,
     cats: float | None = None,
+    data: bytes | None = None,
     log: Callable[[str], None] = lambda _line: None,
     **fields: Any,
 ) -> Statistics:
     """Profiles a model on a text, adds other statistics, writes them, and returns them.
 
-    out: the model's file with the statistics in it. text: a file; its first n_tokens tokens (all)
-    are computed in windows of n_ctx (512, at most what the model was trained for). merge: profiled
-    files of the same model whose statistics are added, each weighing as its tokens. imported,
-    export: folders of activation_N.pt to add (taken on imported_tokens tokens; unless given, the
+    out: file to write, the model plus statistics. text: a file; its first n_tokens tokens (default:
+    all) are computed in windows of n_ctx (default: 512, at most the training context). merge:
+    profiled files of the same model whose statistics are added, weighted by their tokens. imported,
+    export: folders of activation_N.pt to add (counted on imported_tokens tokens; default: the
     largest count) and to write. checkpoint: compute with transformers on this folder instead of
-    with the engine. cats: for SiLU and GELU, sets the file's thresholds (powerinfer.ffn.threshold)
-    so that this share of each layer's activations counts as zero, and profiles what is left; with a
-    text and `out` alone. fields: of pi_session_params.
+    the engine. cats: for SiLU and GELU, sets the file's thresholds (powerinfer.ffn.threshold) so
+    that this share of each layer's activations counts as zero, and profiles the remaining ones;
+    only with a text and `out`. data: the text's bytes, if already read. fields: those of
+    pi_session_params.
 
-    Work that was killed is taken up where it stopped (OUT.state), with the same result. Raises
+    Work that was killed continues where it stopped (OUT.state), with the same result. Raises
     OSError (a full disk, no such file), ValueError (an empty text, statistics of another model, a
-    model of which every neuron fires), ImportError (no transformers); nothing half-written remains.
+    model in which every neuron fires), ImportError (no transformers); an error leaves no partial
+    file.
     """
     inputs = [*model.gguf.files, *merge, *(path for path in (text, imported) if path is not None)]
     if out is not None:
@@ -90,14 +93,15 @@ def profile(
         raise ValueError(f"{export}: input and output are the same folder")
     if cats is not None:
         if out is None or text is None or merge or imported or checkpoint:
-            raise ValueError("thresholds are chosen on a text, for a file: with --out and alone")
+            raise ValueError("--cats needs --text and --out, without other statistics or outputs")
         with scratch(Path(out)) as folder:
             path = folder / "thresholds.gguf"
-            pieces = _pieces(model, text, separator, n_ctx, n_tokens)
+            data = read(text)
+            pieces = _pieces(model, text, data, separator, n_ctx, n_tokens)
             found = with_thresholds(model, path, pieces, cats, **fields)
             named = ", ".join(f"{t:.4f}" for t in found)
             log(f"below these values, by layer, {cats:.0%} count as zero: {named}")
-            options = {"separator": separator, "n_tokens": n_tokens, "n_ctx": n_ctx}
+            options = {"separator": separator, "n_tokens": n_tokens, "n_ctx": n_ctx, "data": data}
             dropping = Model(str(path))
             try:
                 return profile(dropping, out, text, export=export, log=log, **options, **fields)
@@ -112,7 +116,8 @@ def profile(
     merged([(model.path, empty), *parts])  # refused before hours of work
     state = None
     if text is not None:
-        pieces = _pieces(model, text, separator, n_ctx, n_tokens)
+        data = read(text) if data is None else data
+        pieces = _pieces(model, text, data, separator, n_ctx, n_tokens)
         n_ctx = _window(model, n_ctx)
         check_sparse(model)
         if checkpoint is not None:
@@ -122,7 +127,7 @@ def profile(
         identity = {
             "model": fingerprint(gguf),
             "zero": [model.activation, str(gguf.value(THRESHOLD))],
-            "text": hashlib.sha256(Path(text).read_bytes()).hexdigest(),
+            "text": hashlib.sha256(data).hexdigest(),
             "cut": [str(separator), n_tokens, n_ctx],
             "checkpoint": str(checkpoint),
             "cache": [fields.get("type_k"), fields.get("type_v")],
@@ -150,19 +155,20 @@ def _window(model: Model, n_ctx: int | None) -> int:
 def _pieces(
     model: Model,
     text: str | Path,
+    data: bytes,
     separator: bytes | None,
     n_ctx: int | None,
     n_tokens: int | None,
 ) -> list[np.ndarray]:
     try:
         size = _window(model, n_ctx)
-        return windows(model, Path(text).read_bytes(), separator, size, n_tokens)
+        return windows(model, data, separator, size, n_tokens)
     except ValueError as error:
         raise ValueError(f"{text}: {error}") from None
 
 
 def _others(model: Model, path: str | Path) -> Statistics:
-    """Statistics of another file of the same model, which may be in another format."""
+    """Statistics of another file of the same model, possibly in another format."""
     with Gguf(path) as gguf:
         kinds = [g.value("general.architecture") for g in (model.gguf, gguf)]
         sizes = [source.size(g, "embedding_length") for g in (model.gguf, gguf)]

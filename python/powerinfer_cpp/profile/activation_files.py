@@ -1,5 +1,5 @@
-"""PowerInfer's statistics: a folder of `activation_N.pt`, a torch file per layer N with how often
-each neuron fired. It does not say on how many tokens."""
+"""PowerInfer's statistics: a folder of `activation_N.pt`, a torch file per layer N with the number
+of firings of each neuron. The number of tokens is not stored."""
 
 import pickle
 import re
@@ -22,9 +22,9 @@ _NAME = re.compile(r"activation_(\d+)\.pt")
 def read(folder: Path, shape: tuple[int, int, int], tokens: int | None = None) -> Statistics:
     """The statistics of a folder, for a model of shape [n_layer, experts, n_ff].
 
-    tokens: how many they were taken on; None: the largest count, which is the least it can be.
-    Raises FileNotFoundError, ModelFormatError for files that are damaged or of another model,
-    ValueError for fewer tokens than a neuron fired on.
+    tokens: number of profiled tokens; None: the largest count, which is a lower bound. Raises
+    FileNotFoundError, ModelFormatError for files that are damaged or of another model, ValueError
+    if a neuron fired on more than `tokens` tokens.
     """
     if not folder.is_dir():
         raise FileNotFoundError(f"{folder}: no such folder")
@@ -47,16 +47,16 @@ def read(folder: Path, shape: tuple[int, int, int], tokens: int | None = None) -
 def as_gguf(
     folder: Path, n_layer: int, n_expert: int, n_ff: int
 ) -> tuple[list[Stored], list[Entry]]:
-    """A folder's statistics as the tensors and keys of a GGUF. n_expert: 0 for one block. Raises
-    what `read` raises."""
+    """A folder's statistics as tensors and keys of a GGUF. n_expert: 0 for one block. Raises the
+    errors of `read`."""
     found = read(folder, (n_layer, max(1, n_expert), n_ff))
     return tensors(found, bool(n_expert)), entries(found)
 
 
 def write(folder: Path, statistics: Statistics, inputs: Iterable[str | Path] = ()) -> None:
-    """Writes activation_N.pt for every layer: int64 [n_ff], of mixtures [n_expert, n_ff].
+    """Writes activation_N.pt for every layer: int64 [n_ff], for mixtures [n_expert, n_ff].
 
-    inputs: what they are not to replace; ValueError where they would.
+    inputs: files that must not be replaced. Raises ValueError if one would be.
     """
     folder.mkdir(parents=True, exist_ok=True)
     for layer, counts in enumerate(statistics.counts.astype("<i8")):
@@ -67,7 +67,7 @@ def write(folder: Path, statistics: Statistics, inputs: Iterable[str | Path] = (
 
 
 def _layer(path: Path, shape: tuple[int, int]) -> np.ndarray:
-    """uint64 [experts, n_ff] of a file."""
+    """The counts of a file, uint64 [experts, n_ff]."""
     weight = read_torch_tensor(path)
     if weight.shape not in (shape, shape[1:] if shape[0] == 1 else shape):
         raise ModelFormatError(
@@ -77,12 +77,12 @@ def _layer(path: Path, shape: tuple[int, int]) -> np.ndarray:
     stored = weight.stored()
     values = stored if stored.dtype.kind == "i" else widen(stored, weight.bf16).astype(np.float64)
     if not (np.isfinite(values).all() and (values >= 0).all() and (values < 2.0**62).all()):
-        raise ModelFormatError(f"{path}: holds values that are no counts")
+        raise ModelFormatError(f"{path}: holds values that are not counts")
     return np.rint(values).astype(np.uint64).reshape(shape)
 
 
 def _save(path: Path, name: str, values: np.ndarray) -> None:
-    """torch.save of an int64 tensor, spelled out: its pickle names the storage and the shape."""
+    """Writes an int64 tensor as torch.save does: the pickle names the storage and the shape."""
 
     def text(s: str) -> bytes:
         return pickle.BINUNICODE + len(s).to_bytes(4, "little") + s.encode()
@@ -116,7 +116,7 @@ def _save(path: Path, name: str, values: np.ndarray) -> None:
     }
     with zipfile.ZipFile(path, "w") as archive:
         for member, data in members.items():
-            # Unless it is given, the time is noted, and the same work writes other bytes.
+            # A fixed time, so that the same work writes the same bytes.
             archive.writestr(zipfile.ZipInfo(f"{name}/{member}"), data)
 
 

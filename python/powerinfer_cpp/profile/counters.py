@@ -1,4 +1,4 @@
-"""Who computes the firings: the engine, or transformers on the checkpoint that a file is from."""
+"""Counters of firings: with the engine, or with transformers on the original checkpoint."""
 
 from pathlib import Path
 from typing import Any, Protocol
@@ -10,35 +10,35 @@ from ..activations import SMOOTH
 from ..model import Model, Session
 from ..options import SPARSE_MODES
 
-# What takes the last product of a feed-forward block, by the families' names.
+# Names of the down projection of a feed-forward block in the families' checkpoints.
 _DOWN = ("down_proj", "fc2", "dense_4h_to_h", "w2")
 
 
 class Counter(Protocol):
-    """Counts firings of windows of tokens, each computed from an empty context."""
+    """Counts firings in windows of tokens, each computed from an empty context."""
 
     def add(self, window: np.ndarray) -> None:
-        """Computes int32 [n] tokens."""
+        """Computes a window of tokens, int32 [n]."""
 
     def counts(self) -> np.ndarray:
-        """uint64 [n_layer, experts, n_ff]: tokens so far on which each neuron fired."""
+        """uint64 [n_layer, experts, n_ff]: number of tokens so far on which each neuron fired."""
 
 
 def check_sparse(model: Model) -> None:
-    """Raises ValueError for a model of which every neuron fires, always."""
+    """Raises ValueError for a model in which every neuron always fires."""
     threshold = model.gguf.value("powerinfer.ffn.threshold", 0.0)
     if model.activation in SMOOTH and not np.any(np.asarray(threshold) != 0):
         raise ValueError(
             f"{model.path}: with {model.activation} and no powerinfer.ffn.threshold every neuron "
-            "fires on every token; `powerinfer profile --cats 50%` sets one, for example"
+            "fires on every token; set one, for example with `powerinfer profile --cats 50%`"
         )
 
 
 def recording(
     model: Model, n_ctx: int, sparse: str, record: int, fields: dict[str, Any]
 ) -> Session:
-    """A session that records what it computes of windows of at most n_ctx tokens, each evaluated
-    at once. record: a PI_RECORD value. fields: of pi_session_params."""
+    """A session that records windows of at most n_ctx tokens, each evaluated in one call. record: a
+    PI_RECORD value. fields: fields of pi_session_params."""
     options = {
         **fields,
         "n_ctx": n_ctx,
@@ -52,7 +52,7 @@ def recording(
 
 
 class EngineCounter:
-    """fields: of pi_session_params."""
+    """Counts with the engine in exact mode. fields: fields of pi_session_params."""
 
     def __init__(self, model: Model, n_ctx: int, **fields: Any):
         self._session = recording(model, n_ctx, "exact", lib.PI_RECORD_COUNTS, fields)
@@ -66,11 +66,11 @@ class EngineCounter:
 
 
 class TransformersCounter:
-    """A Hugging Face folder in float32; a neuron fires when what enters the down projection is
-    not zero.
+    """Counts with transformers on a Hugging Face folder, in float32. A neuron fires if its input
+    to the down projection is not zero.
 
-    Raises ImportError where torch or transformers is missing, ValueError for a checkpoint whose
-    down projections are not found or do not fit the model.
+    Raises ImportError without torch or transformers, ValueError for a checkpoint whose down
+    projections are not found or do not fit the model.
     """
 
     def __init__(self, model: Model, checkpoint: Path):
@@ -83,7 +83,7 @@ class TransformersCounter:
                 f"the backend transformers needs the package {error.name}: "
                 "pip install torch transformers"
             ) from None
-        logging.disable_progress_bar()  # ours shows the whole
+        logging.disable_progress_bar()  # we show our own
         self._torch = torch
         self._model = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float32).eval()
         found = [m for name, m in self._model.named_modules() if name.split(".")[-1] in _DOWN]

@@ -1,4 +1,4 @@
-"""Work that survives being killed: a small file beside the output, replaced as a whole."""
+"""Saved state of interrupted work: a small file beside the output, replaced as a whole."""
 
 import json
 import shutil
@@ -13,13 +13,13 @@ import numpy as np
 
 from ..convert.writer import alone, clear, replacing
 
-_SECONDS = 20.0  # between two savings
+_SECONDS = 20.0  # between two saves
 
 
 class State:
-    """Arrays and what they belong to, at OUT.state.
+    """Arrays and the identity of their work, in OUT.state.
 
-    identity: what must be equal for a saved state to be of use. log: gets a line when one is found.
+    identity: must equal that of a saved state to use it. log: called with a line if one is found.
     """
 
     def __init__(self, target: Path, identity: dict[str, Any], log: Any):
@@ -29,7 +29,7 @@ class State:
         self._log = log
 
     def load(self) -> dict[str, np.ndarray] | None:
-        """What was saved; None where nothing was, or by other work."""
+        """The saved arrays; None if there are none, or if they belong to other work."""
         if not self._path.exists():
             return None
         try:
@@ -37,15 +37,15 @@ class State:
                 found = {name: stored[name] for name in stored.files}
             same = str(found.pop("identity")) == self._identity
         except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
-            self._log(f"{self._path}: cannot be read ({error}); starting anew")
+            self._log(f"{self._path}: cannot be read ({error}); starting from the beginning")
             return None
         if not same:
-            self._log(f"{self._path}: is of other work; starting anew")
+            self._log(f"{self._path}: belongs to other work; starting from the beginning")
             return None
         return found
 
     def save(self, arrays: dict[str, Any], at_once: bool = False) -> None:
-        """Saves, unless that was done a moment ago. Raises OSError."""
+        """Saves, unless the last save was recent. at_once: always save. Raises OSError."""
         if not at_once and time.monotonic() - self._saved < _SECONDS:
             return
         with replacing(self._path, 0) as part, part.open("wb") as file:
@@ -53,19 +53,19 @@ class State:
         self._saved = time.monotonic()
 
     def remove(self) -> None:
-        """The work is done."""
+        """Removes the saved state, at the end of the work."""
         self._path.unlink(missing_ok=True)
-        clear(self._path)  # of a process that was killed while it saved
+        clear(self._path)  # partial files of processes that were killed while saving
 
 
 @contextmanager
 def scratch(target: Path) -> Iterator[Path]:
-    """A folder OUT.scratch for files that are needed on the way. Where work was killed it stays,
-    and the work that takes it up clears it. Raises ValueError where it is another's, or in use."""
+    """A folder OUT.scratch for temporary files. It stays if work is killed; the next run clears it.
+    Raises ValueError if it is not such a folder, or is in use."""
     folder = target.with_name(target.name + ".scratch")
     mark = folder / "powerinfer"
     if folder.exists() and not mark.exists() and any(folder.iterdir()):
-        raise ValueError(f"{folder}: exists, and is no work of profile")
+        raise ValueError(f"{folder}: exists, and is not a work folder of profile")
     folder.mkdir(exist_ok=True)
     with alone(mark):
         try:
@@ -74,5 +74,5 @@ def scratch(target: Path) -> Iterator[Path]:
             for path in folder.iterdir():
                 if path != mark:
                     shutil.rmtree(path) if path.is_dir() else path.unlink()
-            mark.unlink()  # last: without it the rest would be taken for a stranger's
+            mark.unlink()  # last: without it the folder would not be recognised
             folder.rmdir()

@@ -1,4 +1,4 @@
-"""How often neurons fired: what a profile is, and how a GGUF holds it."""
+"""Statistics of firings, and how a GGUF stores them."""
 
 import re
 from collections.abc import Iterable
@@ -17,14 +17,14 @@ from ..gguf import Gguf
 from ..rates import RATES, read_rates
 
 TOKENS, CORPUS = "powerinfer.profile.tokens", "powerinfer.profile.corpus"
-# A placement was solved for statistics, and is none of others.
+# Placements are removed, because they are valid only for the statistics they were solved for.
 _OUTDATED = re.compile(r"blk\.\d+\.ffn_tier(_exps)?|powerinfer\.placement\..+")
 
 
 @dataclass(frozen=True)
 class Statistics:
-    """counts: uint64 [n_layer, experts, n_ff], tokens on which each neuron fired, out of `tokens`
-    of texts named in corpus. experts: 1 where a layer has one block."""
+    """counts: uint64 [n_layer, experts, n_ff], number of tokens on which each neuron fired. tokens:
+    number of all tokens. corpus: names of the texts. experts: 1 if a layer has one block."""
 
     counts: np.ndarray
     tokens: int
@@ -35,14 +35,14 @@ class Statistics:
         return (self.counts / self.tokens).astype(np.float32)
 
     def __add__(self, other: "Statistics") -> "Statistics":
-        """Those of both texts together."""
+        """The statistics of both texts together."""
         names = [n for s in (self, other) for n in s.corpus.split(" + ")]
         corpus = " + ".join(dict.fromkeys(names))
         return Statistics(self.counts + other.counts, self.tokens + other.tokens, corpus)
 
 
 def tensors(statistics: Statistics, mixture: bool) -> list[Stored]:
-    """ffn_rate of every layer, of mixtures ffn_rate_exps."""
+    """ffn_rate of every layer, for mixtures ffn_rate_exps."""
     found = []
     for layer, rates in enumerate(statistics.rates()):
         name = f"blk.{layer}.ffn_rate"
@@ -51,14 +51,14 @@ def tensors(statistics: Statistics, mixture: bool) -> list[Stored]:
 
 
 def entries(statistics: Statistics) -> list[Entry]:
-    """The keys that go with them."""
+    """The keys of the statistics."""
     tokens = Entry(TOKENS, GGUFValueType.UINT64, statistics.tokens)
     return [tokens, string(CORPUS, statistics.corpus)]
 
 
 def embed_statistics(gguf: Gguf, target: str | Path, statistics: Statistics, mixture: bool) -> None:
-    """Writes the model with statistics instead of those it has, and without a placement that was
-    solved for them. Raises what `embed` raises."""
+    """Writes the model with new statistics, without a placement for old ones. Raises the errors of
+    `embed`."""
     embed(
         gguf,
         target,
@@ -69,11 +69,11 @@ def embed_statistics(gguf: Gguf, target: str | Path, statistics: Statistics, mix
 
 
 def from_gguf(gguf: Gguf) -> Statistics:
-    """The statistics in a file. Raises ModelFormatError where there are none, or half of them."""
+    """The statistics in a file. Raises ModelFormatError if they are missing or incomplete."""
     path, rates = gguf.files[0], read_rates(gguf)
     tokens, corpus = gguf.value(TOKENS), gguf.value(CORPUS, "")
     if not isinstance(tokens, int) or isinstance(tokens, bool) or tokens < 1:
-        raise ModelFormatError(f"{path}: {TOKENS} is missing or no count of tokens")
+        raise ModelFormatError(f"{path}: {TOKENS} is missing or not a number of tokens")
     layers = []
     for layer in range(source.size(gguf, "block_count")):
         if layer not in rates:
@@ -86,8 +86,7 @@ def from_gguf(gguf: Gguf) -> Statistics:
 
 
 def merged(parts: Iterable[tuple[str, Statistics]]) -> Statistics:
-    """The sum of statistics, each with the name of where it is from. Raises ValueError for parts
-    of models of different sizes."""
+    """The sum of named statistics. Raises ValueError for models with different sizes."""
     (first, total), *others = parts
     for name, part in others:
         if part.counts.shape != total.counts.shape:

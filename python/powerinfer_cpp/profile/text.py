@@ -1,20 +1,44 @@
-"""A text as windows of tokens, as profiles and the training of predictors read it."""
+"""A text as windows of tokens, for profiles and for the training of predictors."""
 
 from itertools import islice
+from pathlib import Path
 
 import numpy as np
 
 from ..model import Model
 from ..perplexity import text_tokens
 
+MOST_PIPED = 1 << 30  # bytes of a text from a pipe or device, which may have no end
+
+
+def read(path: str | Path) -> bytes:
+    """What a text file, or a pipe like <(zcat F), holds. To be called once: a pipe is empty then.
+
+    Raises OSError, and ValueError for a pipe or device with more than MOST_PIPED bytes.
+    """
+    path = Path(path)
+    with path.open("rb") as file:
+        if path.is_file():
+            return file.read()
+        parts, room = [], MOST_PIPED
+        while part := file.read(min(1 << 20, room + 1)):
+            parts.append(part)
+            room -= len(part)
+            if room < 0:
+                raise ValueError(
+                    f"{path}: no file, and more than {MOST_PIPED >> 20} MiB come out of it: write "
+                    "the text to a file"
+                )
+        return b"".join(parts)
+
 
 def windows(
     model: Model, text: bytes, separator: bytes | None, n_ctx: int, n_tokens: int | None = None
 ) -> list[np.ndarray]:
-    """int32 [n_ctx] each, the last one shorter: the first n_tokens tokens of a text, or all.
+    """The first n_tokens tokens of a text, or all, as int32 [n_ctx] each; the last may be shorter.
 
-    The tokens are `perplexity`'s, with BOS in the first place of every window where the file wants
-    it. Raises ValueError for a text without tokens.
+    The tokens are those of `perplexity`, with BOS first in every window if the file asks for it.
+    Raises ValueError for a text without tokens.
     """
     parts = text.split(separator) if separator else [text]
     ids: list[int] = []

@@ -1,7 +1,7 @@
-"""What counts as zero in a model whose activation never is: thresholds after CATS.
+"""CATS thresholds for models whose activation is never zero.
 
-CATS (arXiv 2404.08763) drops a given share of a layer's activations, the smallest ones. The
-engine records what the blocks see; their gates are computed here, with the file's own weights.
+CATS (arXiv 2404.08763) drops a given share of a layer's activations, the smallest ones. The engine
+records the inputs of the blocks; this module computes their gates with the file's own weights.
 """
 
 import math
@@ -23,8 +23,8 @@ from .counters import recording
 
 THRESHOLD = "powerinfer.ffn.threshold"
 _INPUT = "powerinfer.predictor.input"
-_WINDOWS, _ROWS = 16, 64  # and rows of each: a quantile of thousands of neurons needs no more
-# erf from a table: numpy has none, and between its points the error is below 1e-9.
+_WINDOWS, _ROWS = 16, 64  # windows, and rows of each: enough for a quantile of many neurons
+# A table of erf, which numpy lacks; the error of interpolation is below 1e-9.
 _ERF_AT = np.linspace(-6, 6, 120_001)
 _ERF = np.array([math.erf(x) for x in _ERF_AT])
 
@@ -39,23 +39,23 @@ def activated(activation: str, gate: np.ndarray) -> np.ndarray:
 def with_thresholds(
     model: Model, target: Path, pieces: Sequence[np.ndarray], share: float, **fields: Any
 ) -> list[float]:
-    """Writes the model with thresholds, one per layer, below which `share` of its activations
-    are on these windows, and returns them. Another copy of the model lies beside `target` on the
-    way. fields: of pi_session_params.
+    """Writes the model with one threshold per layer, so that `share` of the layer's activations on
+    these windows are below it, and returns them. Needs space for another copy of the model beside
+    `target`. fields: fields of pi_session_params.
 
-    Raises ValueError for an activation that has zeros of its own, UnsupportedModelError for a file
-    without neuron rows, where the engine takes no thresholds.
+    Raises ValueError for an activation that can be zero, UnsupportedModelError for a file without
+    neuron rows, for which the engine supports no thresholds.
     """
     if model.activation not in SMOOTH:
         raise ValueError(
-            f"{model.path}: {model.activation} has zeros of its own; thresholds of this kind are "
-            f"for {' and '.join(SMOOTH)}"
+            f"{model.path}: {model.activation} can be exactly zero; these thresholds are only for "
+            f"{' and '.join(SMOOTH)}"
         )
     tensors = {t.name: t for t in source.tensors(model.gguf)}
     if not any(".ffn_down_t" in name for name in tensors):
         raise UnsupportedModelError(
             f"{model.path}: has no neuron rows (ffn_down_t), which a threshold needs; "
-            "`powerinfer convert` makes a file with them of it"
+            "`powerinfer convert` makes a file that has them"
         )
     inputs, chosen = _recorded(model, target.parent, pieces, fields)
     found = []
@@ -73,12 +73,12 @@ def with_thresholds(
 def _recorded(
     model: Model, folder: Path, pieces: Sequence[np.ndarray], fields: dict[str, Any]
 ) -> tuple[np.ndarray, list[list[np.ndarray | None]]]:
-    """Inputs of the blocks, float32 [n_layer, rows, n_embd], and by layer and expert which rows
+    """Inputs of the blocks, float32 [n_layer, rows, n_embd], and per layer and expert the rows that
     chose it; None for all."""
     windows = pieces[:: -(-len(pieces) // _WINDOWS)]
     inputs, chosen = [], []
     path = folder / "normed.gguf"
-    # A block's gate sees the normed input, whatever the file's predictors see.
+    # A block's gate has the normed input, whatever the input of the file's predictors is.
     embed(model.gguf, path, [string(_INPUT, "normed")], [], removed=_predictors)
     normed = Model(str(path))
     session = recording(normed, max(map(len, windows)), "off", lib.PI_RECORD_INPUTS, fields)
@@ -103,7 +103,7 @@ def _predictors(name: str) -> bool:
 
 
 def _gates(tensors: dict[str, Stored], layer: int) -> list[Callable[[np.ndarray], np.ndarray]]:
-    """What the activation of a layer's block, or of each of its experts, is applied to."""
+    """Functions that compute the gates of a layer's block, or of each of its experts."""
     end = "_exps" if f"blk.{layer}.ffn_up_exps.weight" in tensors else ""
     part = "gate" if f"blk.{layer}.ffn_gate{end}.weight" in tensors else "up"
     stored, bias = tensors[f"blk.{layer}.ffn_{part}{end}.weight"], f"blk.{layer}.ffn_{part}.bias"

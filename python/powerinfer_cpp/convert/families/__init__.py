@@ -18,7 +18,7 @@ FAMILIES: dict[str, type[Family]] = {
     "qwen2": Qwen2,
     "qwen3": Qwen3,
     "falcon": Falcon,
-    "RefinedWeb": Falcon,  # Falcon 40B and 7B before transformers knew them
+    "RefinedWeb": Falcon,  # Falcon 40B and 7B before transformers supported them
     "RefinedWebModel": Falcon,
     "opt": Opt,
     "smallthinker": SmallThinker,
@@ -26,14 +26,14 @@ FAMILIES: dict[str, type[Family]] = {
 
 
 def read_family(config: Config, activation: str | None = None) -> Family:
-    """The family of a config.json with its sizes; `activation` overrides the file's.
+    """The family of a config.json, with its sizes; `activation` overrides the file's.
 
-    Raises ModelFormatError for contradictions, UnsupportedModelError for families and features
-    that are not known.
+    Raises ModelFormatError for contradictions, UnsupportedModelError for unknown families and
+    features.
     """
     family = FAMILIES.get(config.model_type())
     if family is None and _is_sparse_llama(config):
-        # Several projects use this name, and what they compute stands in code of their own.
+        # Several projects use this name with different code.
         if activation is None:
             raise UnsupportedModelError(
                 f"{config.path}: SparseLlamaForCausalLM of model_type {config.model_type()!r} is "

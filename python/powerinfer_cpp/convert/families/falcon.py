@@ -1,4 +1,4 @@
-"""Falcon, 7B and 40B style: fused queries, keys and values, attention and FFN side by side."""
+"""Falcon, 7B and 40B style: fused queries, keys and values, parallel attention and FFN."""
 
 from collections.abc import Iterator
 
@@ -12,7 +12,7 @@ from .family import Family
 
 
 def regrouped(n_head: int, n_head_kv: int, head_dim: int) -> np.ndarray:
-    """Row order that turns groups of (queries, key, value) into all queries, all keys, all values.
+    """Row order from groups of (queries, key, value) to all queries, all keys, all values.
 
     Row r of the result is row order[r] of the checkpoint.
     """
@@ -70,7 +70,7 @@ class Falcon(Family):
         order = regrouped(self.n_head, self.n_head_kv, self.head_dim)
         for i in range(self.n_layer):
             theirs, block = f"transformer.h.{i}", f"blk.{i}"
-            if f"{theirs}.ln_attn.weight" in weights:  # attention's input has a norm of its own
+            if f"{theirs}.ln_attn.weight" in weights:  # attention's input has its own norm
                 yield from self.norm(weights, f"{theirs}.ln_mlp", f"{block}.attn_norm", True)
                 yield from self.norm(weights, f"{theirs}.ln_attn", f"{block}.attn_norm_2", True)
             else:

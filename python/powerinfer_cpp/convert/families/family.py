@@ -1,4 +1,4 @@
-"""What families share: sizes, keys, and the steps that name tensors."""
+"""The base class of families: sizes, keys, and helpers that name tensors."""
 
 import re
 from collections.abc import Iterable, Iterator
@@ -12,21 +12,21 @@ from ..tensors import Output, Weights, from_weight, row_order, transposed
 from ..weight import Weight
 from ..writer import Entry, float32, uint32
 
-# Turbo Sparse checkpoints hold a predictor beside the matrices of each FFN and expert.
+# Names of the predictors in Turbo Sparse checkpoints, one for each FFN or expert.
 PREDICTOR = re.compile(r".+\.predictor\.fc[12]\.weight")
-# Buffers that old checkpoints hold and that follow from config.json.
+# Buffers in old checkpoints that follow from config.json.
 IGNORED = re.compile(r"(.+\.)?rotary_emb\.inv_freq|.+\.maybe_rotary\.inv_freq|rope\.freqs")
 
 
 class Family:
     """A model's sizes, and the keys and tensors of its GGUF.
 
-    A subclass reads in __init__ what config.json says beyond the common sizes, and gives in
-    outputs() every tensor of the file.
+    A subclass reads the other values of config.json in __init__, and returns every tensor of the
+    file from outputs().
     """
 
     architecture: str  # GGUF's name
-    norm_epsilon = "layer_norm_epsilon"  # the end of its key
+    norm_epsilon = "layer_norm_epsilon"  # suffix of its key
     # config.json's names of sizes, the usual one first
     names = {
         "n_embd": ("hidden_size",),
@@ -36,7 +36,7 @@ class Family:
     }
     default_ctx: int | None = None
     may_hold_predictors = False  # in the checkpoint
-    tied = False  # where config.json does not say: the head is the embedding
+    tied = False  # default if config.json has no value: is the head the embedding
 
     def __init__(self, config: Config):
         self.config = config
@@ -50,15 +50,15 @@ class Family:
         self.n_ff = self.read_n_ff()
         self.norm_eps = 1e-5
         self.activation = ""
-        self.threshold = 0.0  # FATReLU: what the activation cuts off
-        self.keep_predictors = False  # those that the checkpoint itself holds
+        self.threshold = 0.0  # FATReLU: values up to it become 0
+        self.keep_predictors = False  # convert the checkpoint's own predictors
         self.rope: Rope | None = None
         self.window = 0  # positions that a row sees; 0: all
         self.n_expert = self.n_expert_used = 0
-        self.notes: list[str] = []  # what the user should know
+        self.notes: list[str] = []  # notes for the user
         if self.n_head % self.n_head_kv:
             raise ModelFormatError(
-                f"{config.path}: {self.n_head} heads are no multiple of "
+                f"{config.path}: {self.n_head} heads are not a multiple of "
                 f"{self.n_head_kv} key-value heads"
             )
 
@@ -77,7 +77,7 @@ class Family:
         return self.n_head_kv * self.head_dim
 
     def refuse(self, what: str) -> UnsupportedModelError:
-        """The error that config.json asks for something unknown; for `raise`."""
+        """An error for an unsupported feature in config.json, to raise."""
         return UnsupportedModelError(f"{self.config.path}: {what} is not supported")
 
     # ---- Keys ----
@@ -112,7 +112,7 @@ class Family:
         """The GGUF's tensors in file order.
 
         transpose_down: ffn_down_t [n_ff, n_embd], a row per neuron, instead of ffn_down. Raises
-        ModelFormatError for missing and misshapen weights.
+        ModelFormatError for missing weights and wrong shapes.
         """
         raise NotImplementedError
 
@@ -125,7 +125,7 @@ class Family:
         bias: bool = False,
         order: np.ndarray | None = None,
     ) -> Iterator[Output]:
-        """A matrix, its rows in another order where one is given, and its bias alike."""
+        """A matrix and its bias; `order`: order of the rows."""
         weight = weights.take(f"{theirs}.weight", *shape)
         yield row_order(f"{ours}.weight", weight, order)
         if bias:
@@ -141,7 +141,7 @@ class Family:
     def down(
         self, weights: Weights, theirs: str, block: str, turn: bool, bias: bool
     ) -> Iterator[Output]:
-        """ffn_down, or where it is to turn ffn_down_t; the bias takes the matrix's name."""
+        """ffn_down, or with `turn` ffn_down_t; the bias has the same name as the matrix."""
         name = f"{block}.ffn_down_t" if turn else f"{block}.ffn_down"
         weight = weights.take(f"{theirs}.weight", self.n_embd, self.n_ff)
         yield (transposed if turn else from_weight)(f"{name}.weight", weight)
@@ -149,9 +149,9 @@ class Family:
             yield from_weight(f"{name}.bias", weights.take(f"{theirs}.bias", self.n_embd))
 
     def own_predictor(self, weights: Weights, theirs: str, ours: str) -> Iterator[Output]:
-        """The predictor that a checkpoint holds under `theirs`; `ours` has {part} for fc1, fc2.
+        """The predictor that a checkpoint has under `theirs`; `ours` has {part} for fc1, fc2.
 
-        It reads what the FFN reads. Raises ModelFormatError for missing and misshapen weights.
+        It has the FFN's input. Raises ModelFormatError for missing weights and wrong shapes.
         """
         rank = weights.rows(f"{theirs}.fc1.weight")
         for part, shape in (("fc1", (rank, self.n_embd)), ("fc2", (self.n_ff, rank))):
@@ -176,14 +176,14 @@ class Family:
 
 
 def embeds_predictors(family: Family, checkpoint: dict[str, Weight]) -> bool:
-    """Does the checkpoint hold predictors of its own."""
+    """Whether the checkpoint has its own predictors."""
     return family.may_hold_predictors and any(PREDICTOR.fullmatch(name) for name in checkpoint)
 
 
 def all_outputs(
     family: Family, checkpoint: dict[str, Weight], transpose_down: bool
 ) -> Iterable[Output]:
-    """Every tensor of the file. Raises ModelFormatError when a weight is not used as well."""
+    """Every tensor of the file. Raises ModelFormatError also if a weight is left unused."""
     left_out = [IGNORED]
     if family.may_hold_predictors and not family.keep_predictors:
         left_out.append(PREDICTOR)
@@ -195,10 +195,10 @@ def all_outputs(
 
 
 def read_window(config: Config, n_layer: int, n_ctx: int, first: int = 0) -> int:
-    """Positions that a row sees, 0 for all.
+    """Size of the sliding window in positions, 0 for none.
 
-    first: the first layer that slides, where layer_types does not say. Raises
-    UnsupportedModelError when only some layers do.
+    first: the first layer with a window, if layer_types is missing. Raises UnsupportedModelError if
+    only some layers have one.
     """
     if config.values.get("sliding_window") is None:
         return 0

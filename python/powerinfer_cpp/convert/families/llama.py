@@ -1,4 +1,4 @@
-"""Llama's layer and its near relatives: RMSNorm, rotary positions, a gated FFN or experts."""
+"""Llama and similar families: RMSNorm, rotary positions, a gated FFN or experts."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -12,10 +12,10 @@ from .family import Family, read_window
 
 
 def interleaved(n_head: int, head_dim: int) -> np.ndarray:
-    """Row order [n_head * head_dim] that pairs what a rotation turns.
+    """Row order [n_head * head_dim] that makes the elements of a rotation neighbours.
 
-    transformers turns element i of a head with element i + head_dim/2; GGUF's llama turns 2i with
-    2i + 1. Row r of the result is row order[r] of the checkpoint.
+    transformers rotates element i of a head with element i + head_dim/2; GGUF's llama rotates 2i
+    with 2i + 1. Row r of the result is row order[r] of the checkpoint.
     """
     rows = np.arange(n_head * head_dim).reshape(n_head, 2, head_dim // 2)
     return rows.swapaxes(1, 2).reshape(-1)
@@ -24,7 +24,7 @@ def interleaved(n_head: int, head_dim: int) -> np.ndarray:
 class Llama(Family):
     architecture = "llama"
     norm_epsilon = "layer_norm_rms_epsilon"
-    pairs = True  # GGUF turns neighbours; else halves, as the checkpoint does
+    pairs = True  # GGUF rotates neighbours; False: halves, as the checkpoint does
     default_theta = 10000.0
     default_activation = "silu"
     expert_parts = {"gate": "gate", "up": "up", "down": "down"}
@@ -32,7 +32,7 @@ class Llama(Family):
     def __init__(self, config: Config):
         super().__init__(config)
         self.norm_eps = config.number("rms_norm_eps", default=1e-6)
-        if config.values.get("hidden_act") == "fatrelu":  # ProSparse: ReLU that starts later
+        if config.values.get("hidden_act") == "fatrelu":  # ProSparse: ReLU with a threshold
             self.activation = "relu"
             self.threshold = config.number("hidden_act_param")
         else:
@@ -47,7 +47,7 @@ class Llama(Family):
         self.head_norms = False
 
     def read_window(self) -> int:
-        """transformers' Llama passes over sliding_window, and so does PowerInfer's Bamboo."""
+        """Always 0: transformers' Llama ignores sliding_window, and so does PowerInfer's Bamboo."""
         if self.config.values.get("sliding_window") is not None:
             self.notes.append("this family's attention does not slide: sliding_window is not used")
         return 0
@@ -102,8 +102,8 @@ class Llama(Family):
     ) -> Iterator[Output]:
         """The router and the experts' matrices, stacked.
 
-        expert: the checkpoint's name, with {i} for the expert and {part} for what expert_parts
-        calls gate, up and down.
+        expert: the checkpoint's name, with {i} for the expert and {part} for its names of gate, up
+        and down (expert_parts).
         """
         weight = weights.take(f"{router}.weight", self.n_expert, self.n_embd)
         yield from_weight(f"{block}.ffn_gate_inp.weight", weight, exact=True)
@@ -119,7 +119,7 @@ class Llama(Family):
 
 
 class Bamboo(Llama):
-    """Bamboo, and TurboSparse-Mistral, which calls itself so and holds its predictors."""
+    """Bamboo, and TurboSparse-Mistral, which has the same model_type and holds its predictors."""
 
     architecture = "bamboo"
     may_hold_predictors = True

@@ -6,7 +6,7 @@ from ..config import Config
 from ..tensors import Output, Weights, from_weight
 from .family import Family
 
-PADDING = 2  # rows of the position table before that of position 0
+PADDING = 2  # rows of the position table before position 0
 
 
 class Opt(Family):

@@ -7,7 +7,7 @@ from ..tensors import Output, Weights
 from ..writer import Entry, uint32
 from .llama import Llama
 
-PERIOD = 4  # layers from one that sees all positions to the next, where there is a window
+PERIOD = 4  # with a window, every fourth layer has none
 SOFTMAX, SIGMOID = 1, 2  # smallthinker.expert_gating_func
 
 
@@ -33,9 +33,10 @@ class SmallThinker(Llama):
         return self.config.integer("moe_ffn_hidden_size")
 
     def read_window(self) -> int:
-        """GGUF has room for two layouts: no window, or one in all layers but every fourth.
+        """The window. GGUF supports two layouts: no window, or one in all but every fourth layer.
 
-        The layers without a window do not rotate then. Raises UnsupportedModelError for others.
+        In the second layout the layers without a window do not rotate. Raises UnsupportedModelError
+        for other layouts.
         """
         config, n = self.config, self.n_layer
         slides = [bool(v) for v in config.layer_switches("sliding_window_layout", n) or [0] * n]

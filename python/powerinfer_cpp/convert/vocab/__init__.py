@@ -1,4 +1,4 @@
-"""Vocabularies: tokenizer.model, or byte-level BPE, and what transformers puts beside them."""
+"""Vocabularies: tokenizer.model or byte-level BPE, plus the settings files of transformers."""
 
 from pathlib import Path
 from typing import Any
@@ -15,11 +15,11 @@ __all__ = ["PRE_NAMES", "Vocab", "read_vocab"]
 
 
 def read_vocab(folder: Path, config: Config, n_vocab: int, pre: str | None = None) -> Vocab:
-    """The vocabulary of a model folder, whose model has n_vocab tokens; the caller fills it up.
+    """The vocabulary of a folder whose model has n_vocab tokens; the caller pads it to n_vocab.
 
-    pre: the pre-tokeniser's name, instead of the one that tokenizer.json describes. Raises
-    FileNotFoundError without a vocabulary, UnsupportedModelError for kinds that are not known,
-    ModelFormatError where the files contradict each other.
+    pre: the pre-tokeniser's name, overrides the one that tokenizer.json describes. Raises
+    FileNotFoundError without a vocabulary, UnsupportedModelError for unknown kinds,
+    ModelFormatError if the files contradict each other.
     """
     path = folder / "tokenizer_config.json"
     settings = read_json(path) if path.exists() else {}
@@ -51,7 +51,7 @@ def _added_tokens(
     if path.exists():
         for text, token in read_json(path).items():
             if isinstance(token, bool) or not isinstance(token, int) or token < 0:
-                raise ModelFormatError(f"{path}: the id of {text!r} is no token's id")
+                raise ModelFormatError(f"{path}: the id of {text!r} is not a token's id")
             added[token] = (text, TokenType.USER_DEFINED)
     added.update(own)
     decoder = settings.get("added_tokens_decoder") or {}
@@ -66,7 +66,7 @@ def _added_tokens(
 
 
 def _add(vocab: Vocab, token: int, text: str, kind: TokenType, folder: Path) -> None:
-    """Puts an added token after the pieces, or over the piece that has its id."""
+    """Appends an added token, or replaces the piece with its id."""
     if token < len(vocab.texts):
         if vocab.texts[token] != text or vocab.types[token] == TokenType.NORMAL:
             vocab.replace(token, text, kind)
@@ -80,7 +80,7 @@ def _add(vocab: Vocab, token: int, text: str, kind: TokenType, folder: Path) -> 
 
 
 def _special_ids(vocab: Vocab, config: Config, settings: dict[str, Any], n_vocab: int) -> None:
-    """bos, eos, unk, pad: by tokenizer_config.json's text, else config.json's id, else as is."""
+    """Sets bos, eos, unk, pad from tokenizer_config.json's text, else from config.json's id."""
     for name in ("bos", "eos", "unk", "pad"):
         text = _content(settings.get(f"{name}_token"))
         token = config.values.get(f"{name}_token_id")
@@ -92,7 +92,7 @@ def _special_ids(vocab: Vocab, config: Config, settings: dict[str, Any], n_vocab
 
 
 def _content(value: Any) -> str | None:
-    """A token's text, which is a string or an object with `content`."""
+    """A token's text: a string, or the `content` of an object."""
     value = value.get("content") if isinstance(value, dict) else value
     return value if isinstance(value, str) and value else None
 
@@ -103,7 +103,7 @@ def _setting(settings: dict[str, Any], key: str, default: bool) -> bool:
 
 
 def _chat_template(folder: Path, settings: dict[str, Any]) -> str | None:
-    """The template as a string; of several named ones, "default"."""
+    """The template as a string; if there are several named ones, "default"."""
     path = folder / "chat_template.jinja"
     if path.exists():
         return path.read_text(encoding="utf-8")

@@ -9,7 +9,7 @@ from .model import TokenType, Vocab
 from .pretokenizer import PRE_NAMES, find_pre, is_byte_level, prefixes_space
 from .spm_json import as_sentencepiece
 
-# Where there is no tokenizer.json: the rule of a tokenizer's class, or else of a family.
+# Without tokenizer.json: the rule of a tokenizer's class, else of a family.
 _PRE_OF_CLASS = {"GPT2Tokenizer": "gpt-2", "Qwen2Tokenizer": "qwen2"}
 _PRE_OF_FAMILY = {"opt": "gpt-2", "qwen2": "qwen2", "qwen3": "qwen2", "smallthinker": "qwen2"}
 
@@ -17,8 +17,8 @@ _PRE_OF_FAMILY = {"opt": "gpt-2", "qwen2": "qwen2", "qwen3": "qwen2", "smallthin
 def read_bpe(folder: Path, settings: dict[str, Any], family: str, pre: str | None) -> Vocab:
     """Tokens and merges; special ids come from tokenizer_config.json and config.json.
 
-    pre: a name of PRE_NAMES instead of the one found. Raises FileNotFoundError, ModelFormatError,
-    UnsupportedModelError.
+    pre: one of PRE_NAMES, overrides the one found. Raises FileNotFoundError, ModelFormatError,
+    UnsupportedModelError, ValueError for an unknown `pre`.
     """
     if (folder / "tokenizer.json").exists():
         return _from_json(folder / "tokenizer.json", pre)
@@ -37,7 +37,7 @@ def read_bpe(folder: Path, settings: dict[str, Any], family: str, pre: str | Non
         name = str(settings.get("tokenizer_class", "")).removesuffix("Fast")
         pre = _PRE_OF_CLASS.get(name) or _PRE_OF_FAMILY.get(family)
     vocab = _vocab(folder / "vocab.json", read_json(folder / "vocab.json"), found)
-    vocab.pre = _named(pre, f"{folder}: without tokenizer.json its pre-tokeniser is not known")
+    vocab.pre = _named(pre, f"{folder}: without tokenizer.json the pre-tokeniser is not known")
     vocab.add_bos = False
     return vocab
 
@@ -50,8 +50,8 @@ def _from_json(path: Path, pre: str | None) -> Vocab:
     byte_level = is_byte_level(tokenizer)
     if model.get("type", "BPE") != "BPE" or not (byte_level or model.get("byte_fallback")):
         raise UnsupportedModelError(
-            f"{path}: no byte-level BPE, and none with byte_fallback; another SentencePiece "
-            "vocabulary needs its tokenizer.model"
+            f"{path}: not a byte-level BPE, nor a BPE with byte_fallback; other SentencePiece "
+            "vocabularies need their tokenizer.model"
         )
     merges = model.get("merges")
     if not isinstance(merges, list):
@@ -65,7 +65,7 @@ def _from_json(path: Path, pre: str | None) -> Vocab:
     vocab.added = dict(_added(path, entry) for entry in tokenizer.get("added_tokens") or [])
     if byte_level:
         vocab.pre = _named(
-            pre or find_pre(tokenizer), f"{path}: its pre-tokeniser has a rule that is not known"
+            pre or find_pre(tokenizer), f"{path}: the pre-tokeniser's rule is not known"
         )
         vocab.add_space_prefix = prefixes_space(tokenizer)
         if tokenizer.get("normalizer"):
@@ -88,15 +88,17 @@ def _named(pre: str | None, why: str) -> str:
 
 
 def _vocab(path: Path, ids: Any, merges: list[str], kind: str = "gpt2") -> Vocab:
-    """Tokens in the order of their ids; ids that none has become unused tokens."""
+    """Tokens in the order of their ids; missing ids become unused tokens."""
     if not isinstance(ids, dict) or not ids:
         raise ModelFormatError(f"{path}: no vocabulary")
     by_id: dict[int, str] = {}
     for text, token in ids.items():
         if isinstance(token, bool) or not isinstance(token, int) or not 0 <= token < 1 << 24:
-            raise ModelFormatError(f"{path}: the id of {text!r} is no token's id")
+            raise ModelFormatError(f"{path}: the id of {text!r} is not a token's id")
         if token in by_id:
-            raise ModelFormatError(f"{path}: {text!r} and {by_id[token]!r} have one id, {token}")
+            raise ModelFormatError(
+                f"{path}: {text!r} and {by_id[token]!r} have the same id {token}"
+            )
         by_id[token] = text
     vocab = Vocab(kind, [], [], merges=merges)
     for token, text in sorted(by_id.items()):
@@ -106,7 +108,7 @@ def _vocab(path: Path, ids: Any, merges: list[str], kind: str = "gpt2") -> Vocab
 
 
 def _merge(path: Path, merge: Any) -> str:
-    """ "left right", which some files keep as a pair."""
+    """A merge as "left right"; some files store a pair."""
     if isinstance(merge, list) and len(merge) == 2 and all(isinstance(m, str) for m in merge):
         merge = " ".join(merge)
     if not isinstance(merge, str) or merge.count(" ") != 1:
@@ -127,7 +129,7 @@ def _added(path: Path, entry: Any) -> tuple[int, tuple[str, TokenType]]:
 
 
 def _first_piece(processor: Any) -> str | None:
-    """The special token that the post-processor puts before every text."""
+    """The special token that the post-processor adds before every text."""
     if not isinstance(processor, dict):
         return None
     if processor.get("type") == "Sequence":

@@ -1,4 +1,4 @@
-"""A vocabulary on its way into a GGUF."""
+"""A vocabulary that will be written into a GGUF."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -8,12 +8,12 @@ from pathlib import Path
 from ...errors import ModelFormatError
 from ..writer import Entry, array, boolean, string, uint32
 
-# A few lines of JSON can ask for 2^31 of them, some hundred bytes each; models have thousands.
+# A few lines of JSON can ask for 2^31 tokens of some hundred bytes each; models have thousands.
 _MOST_PADDING = 1 << 18
 
 
 class TokenType(IntEnum):
-    """tokenizer.ggml.token_type; SentencePiece numbers its piece types alike."""
+    """tokenizer.ggml.token_type, with the same numbers as SentencePiece's piece types."""
 
     NORMAL = 1
     UNKNOWN = 2
@@ -25,7 +25,7 @@ class TokenType(IntEnum):
 
 @dataclass
 class Vocab:
-    """Tokens by id, and what begins and ends a text (None: nothing does).
+    """Tokens by id, and the tokens that begin and end a text (None: no such token).
 
     kind: tokenizer.ggml.model, "llama" (SentencePiece, with scores) or "gpt2" (byte-level BPE, with
     merges and the name of its pre-tokeniser).
@@ -46,7 +46,7 @@ class Vocab:
     add_space_prefix: bool = False
     chat_template: str | None = None
     added: dict[int, tuple[str, TokenType]] = field(default_factory=dict)  # beyond the model's own
-    notes: list[str] = field(default_factory=list)  # what the user should know
+    notes: list[str] = field(default_factory=list)  # notes for the user
     _padding: int = 0  # unused tokens that fill gaps
 
     def append(self, text: str, kind: TokenType) -> None:
@@ -57,19 +57,19 @@ class Vocab:
             self.scores.append(0.0)
 
     def replace(self, token: int, text: str, kind: TokenType) -> None:
-        """Puts another token in the place of one."""
+        """Replaces a token."""
         self.texts[token], self.types[token] = text, kind
         if self.kind == "llama":
             self.scores[token] = 0.0
 
     def pad_to(self, n: int, where: Path) -> None:
-        """Adds unused tokens until there are n; raises ModelFormatError naming `where` for more
+        """Adds unused tokens until there are n. Raises ModelFormatError, naming `where`, for more
         than any model needs."""
         self._padding += max(0, n - len(self.texts))
         if self._padding > _MOST_PADDING:
             raise ModelFormatError(
                 f"{where}: the vocabulary leaves {self._padding} ids of {n} without a token; "
-                f"at most {_MOST_PADDING} are filled up"
+                f"at most {_MOST_PADDING} can be padded"
             )
         for token in range(len(self.texts), n):
             self.append(f"[PAD{token}]", TokenType.UNUSED)

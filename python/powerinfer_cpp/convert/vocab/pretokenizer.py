@@ -1,7 +1,7 @@
-"""Which of GGUF's pre-tokenisers (tokenizer.ggml.pre) a tokenizer.json describes.
+"""Finds the GGUF pre-tokeniser (tokenizer.ggml.pre) that a tokenizer.json describes.
 
-A pre-tokeniser cuts a text into the pieces that merges do not cross. tokenizer.json describes it by
-steps and regular expressions, a GGUF by a name that stands for a rule of the engine.
+A pre-tokeniser splits a text into pieces that merges do not cross. tokenizer.json describes it with
+steps and regular expressions, a GGUF with the name of one of the engine's rules.
 """
 
 from typing import Any
@@ -38,8 +38,8 @@ _GPT2 = "bytes by gpt-2's rule"
 _DIGITS, _NUMBERS = "each digit", "each number"
 _IDEOGRAPHS = "split [\u4e00-\u9fa5"
 
-# Steps, by the beginning of their text, and the name. The longest deepseek expressions list every
-# letter of some scripts; what they begin with is theirs alone.
+# Steps, identified by the beginning of their text, and the name. The longest deepseek expressions
+# list every letter of some scripts; their beginnings are unique.
 _RULES: tuple[tuple[tuple[str, ...], str], ...] = (
     ((_GPT2,), "gpt-2"),
     ((_DIGITS, _GPT2), "starcoder"),
@@ -65,7 +65,7 @@ _RULES: tuple[tuple[tuple[str, ...], str], ...] = (
 
 
 def find_pre(tokenizer: dict[str, Any]) -> str | None:
-    """The name for a tokenizer.json's pre_tokenizer, None for a rule that is not known."""
+    """The name for a tokenizer.json's pre_tokenizer; None for an unknown rule."""
     steps = _steps(tokenizer.get("pre_tokenizer"))
     for rule, name in _RULES:
         if len(rule) == len(steps) and all(
@@ -77,17 +77,17 @@ def find_pre(tokenizer: dict[str, Any]) -> str | None:
 
 
 def is_byte_level(tokenizer: dict[str, Any]) -> bool:
-    """Bytes, not characters, are what the vocabulary is made of."""
+    """Whether the vocabulary consists of bytes, not of characters."""
     return any(node.get("type") == "ByteLevel" for node in _nodes(tokenizer.get("pre_tokenizer")))
 
 
 def prefixes_space(tokenizer: dict[str, Any]) -> bool:
-    """A space is put before the text."""
+    """Whether a space is added before the text."""
     return any(node.get("add_prefix_space") for node in _nodes(tokenizer.get("pre_tokenizer")))
 
 
 def _nodes(node: Any) -> list[dict[str, Any]]:
-    """The steps of a pre_tokenizer, of sequences one by one."""
+    """The steps of a pre_tokenizer, with sequences flattened."""
     if not isinstance(node, dict):
         return []
     if node.get("type") != "Sequence":
@@ -97,7 +97,7 @@ def _nodes(node: Any) -> list[dict[str, Any]]:
 
 
 def _steps(pre_tokenizer: Any) -> list[str]:
-    """What each step does, in words that _RULES compares; steps without effect are left out."""
+    """A description of each step for comparison with _RULES, without steps that do nothing."""
     steps = []
     for node in _nodes(pre_tokenizer):
         kind = node.get("type")
@@ -109,7 +109,7 @@ def _steps(pre_tokenizer: Any) -> list[str]:
         elif kind == "Punctuation" and node.get("behavior") == "Contiguous":
             steps.append("runs of punctuation")
         elif kind == "Split" and isinstance(node.get("pattern"), dict):
-            # To keep the matches apart, or to drop what is between them: these cover every text.
+            # Isolating the matches or removing the rest is equal: the matches cover every text.
             cuts = (node.get("behavior"), bool(node.get("invert")))
             known = cuts in (("Isolated", False), ("Removed", True))
             steps.append(f"split {node['pattern'].get('Regex')}" if known else f"other {node}")

@@ -46,8 +46,8 @@ def read_sentencepiece(path: Path) -> Vocab:
 def _message(data: bytes) -> list[tuple[int, Any]]:
     """Fields of a protocol buffer message that the sentencepiece package has accepted.
 
-    (number, value): int for varints, bytes for the rest. The package's Python interface tells
-    neither user-defined pieces nor the kind of model.
+    (number, value): int for varints, bytes for the rest. The package's Python interface does not
+    report user-defined pieces or the kind of model.
     """
     fields, at = [], 0
 

@@ -1,9 +1,10 @@
-"""SentencePiece vocabularies that are in tokenizer.json alone: BPE of characters, with byte tokens.
+"""SentencePiece vocabularies without tokenizer.model: a tokenizer.json with BPE of characters and
+byte tokens.
 
-There a merge is a pair of tokens with a rank, in a GGUF a token with a score: any two neighbours
-that form it are merged. The two give the same ids. Below a token's characters, merging goes the
-same way wherever these stand, as long as nothing crosses their borders. So a token is always made
-of the same two, those that its own text comes to last, and the rank of that merge is its score.
+In tokenizer.json a merge is a pair of tokens with a rank. In a GGUF a token has a score, and any
+two neighbours that form the token are merged. Both give the same ids: the characters of a token are
+always merged in the same way, as long as no merge crosses their borders. So the last merge of a
+token always joins the same two parts, and the rank of that merge is the token's score.
 """
 
 from itertools import pairwise
@@ -15,14 +16,14 @@ from .model import TokenType, Vocab
 
 SPACE = "\u2581"  # stands for a space
 _BYTES = [f"<0x{byte:02X}>" for byte in range(256)]
-# Model settings under which merges are more, or less, than the list says.
+# Model settings that add merges to the list or remove some.
 _CHANGES = ("dropout", "continuing_subword_prefix", "end_of_word_suffix", "ignore_merges")
 
 
 def as_sentencepiece(path: Path, tokenizer: dict[str, Any], vocab: Vocab) -> None:
-    """Gives a vocabulary of kind "llama" the types and scores that its merges mean.
+    """Sets the types and scores of a vocabulary of kind "llama" from its merges.
 
-    Raises UnsupportedModelError for what a GGUF cannot tell, ModelFormatError for broken files.
+    Raises UnsupportedModelError if a GGUF cannot express them, ModelFormatError for broken files.
     """
     model = tokenizer["model"]
     for name in _CHANGES:
@@ -43,9 +44,10 @@ def as_sentencepiece(path: Path, tokenizer: dict[str, Any], vocab: Vocab) -> Non
 
 
 def _spaces(path: Path, tokenizer: dict[str, Any], vocab: Vocab) -> bool:
-    """What happens to spaces, told by normalizer and pre_tokenizer; do merges end at each one."""
+    """Reads the handling of spaces from normalizer and pre_tokenizer; returns whether merges stop
+    at every space."""
     unknown = UnsupportedModelError(
-        f"{path}: its normalizer or pre_tokenizer has a step that SentencePiece does not have"
+        f"{path}: the normalizer or pre_tokenizer has a step that SentencePiece does not have"
     )
     replaced = vocab.add_space_prefix = splits = False
     for node in _nodes(tokenizer.get("normalizer"), "normalizers"):
@@ -87,13 +89,13 @@ def _nodes(node: Any, inner: str) -> list[dict[str, Any]]:
 
 
 def _score(path: Path, vocab: Vocab, splits: bool) -> None:
-    """Scores: 0 for the token that is merged first, -1 for the next one, and so on."""
+    """Sets scores: 0 for the token that is merged first, -1 for the next one, and so on."""
     ranks: dict[tuple[str, str], int] = {}
     known = set(vocab.texts)
     for rank, merge in enumerate(vocab.merges):
         left, right = merge.split(" ")
         if not {left, right, left + right} <= known:
-            raise ModelFormatError(f"{path}: merge {merge!r} is not one of tokens to a token")
+            raise ModelFormatError(f"{path}: merge {merge!r} does not join two tokens to a token")
         ranks.setdefault((left, right), rank)
     order: dict[int, int] = {}
     for token, text in enumerate(vocab.texts):
@@ -102,10 +104,10 @@ def _score(path: Path, vocab: Vocab, splits: bool) -> None:
         parts, rank = _merged(text, ranks)
         if len(parts) == 1:
             order[token] = rank
-        # What the merges leave in two parts, neighbours that form a token would join.
+        # The merges leave this token in two parts; a GGUF tokenizer would join them.
         if len(parts) == 2 or (len(parts) == 1 and splits and SPACE in text[1:]):
             raise UnsupportedModelError(
-                f"{path}: its merges do not make the token {text!r}, a GGUF tokenizer would; "
+                f"{path}: its merges do not form the token {text!r}, but a GGUF tokenizer would; "
                 "a SentencePiece vocabulary needs its tokenizer.model"
             )
     vocab.scores = [-float(len(order))] * len(vocab.texts)
@@ -114,7 +116,7 @@ def _score(path: Path, vocab: Vocab, splits: bool) -> None:
 
 
 def _merged(text: str, ranks: dict[tuple[str, str], int]) -> tuple[list[str], int]:
-    """What a text is merged to, and the rank of the last merge."""
+    """The tokens that a text is merged to, and the rank of the last merge."""
     parts, last, none = list(text), -1, len(ranks) + 1
     while len(parts) > 1:
         found = [ranks.get(pair, none) for pair in pairwise(parts)]
