@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Make the default model from its Hugging Face checkpoint and the text it was trained on.
+"""Make the default model from its Hugging Face checkpoint and its training text.
 
   python models/make.py CHECKPOINT_FOLDER STORIES
 
@@ -16,21 +16,21 @@ from pathlib import Path
 from powerinfer_cpp.cli import main
 
 HERE = Path(__file__).resolve().parent
-# Eight epochs were no better than three; in a model this small Q8_0 would cost more than it finds.
+# Eight epochs were no better than three; in a model this small Q8_0 would cost more than it gains.
 LEARNING = ["--epochs", "3", "--predictor-type", "Q4_0", "--target", "0.2%"]
 
 
 def make(checkpoint: Path, stories: Path) -> int:
     out = HERE / "stories-relu.Q8_0.gguf"
     text = ["--text", str(stories), "--separator", "<|endoftext|>", "-c", "256"]
-    folder = HERE / "stories-relu.parts"  # kept when this is killed, and found again
+    folder = HERE / "stories-relu.parts"  # kept after a kill, and reused
     folder.mkdir(exist_ok=True)
     dense, neurons, profiled = (
         str(folder / f"{name}.gguf") for name in ("dense", "neurons", "profiled")
     )
     steps = (
         ["convert", "--outfile", dense, str(checkpoint)],
-        # In F16 ffn_down is turned without loss, and every weight is rounded once.
+        # In F16 ffn_down is transposed without loss, and every weight is rounded once.
         ["convert", "--outtype", "q8_0", "--outfile", neurons, dense],
         ["profile", neurons, *text, "--tokens", "200000", "--out", profiled],
         ["train-predictor", profiled, *text, *LEARNING, "--out", str(out)],

@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
-"""Write a large sharded Llama checkpoint, to see that converting one needs little memory.
+"""Write a large sharded Llama checkpoint, to show that conversion needs little memory.
 
     python scripts/make_big_checkpoint.py FOLDER [--gigabytes 20] [--shards 8]
     /usr/bin/time -v python convert.py --outtype q8_0 --outfile big.gguf FOLDER
 
-Layers of a 7B model in F16, as many as the size takes; every tensor repeats one block of random
-numbers, so that writing is limited by the disk alone. The vocabulary is the shipped model's,
-padded.
+It has layers of a 7B model in F16, as many as fit the size. Every tensor repeats one block of
+random numbers, so only the disk limits the writing speed. The vocabulary is that of the default
+model, padded.
 """
 
 from __future__ import annotations

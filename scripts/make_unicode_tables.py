@@ -4,9 +4,9 @@ or white space.
 
   make_unicode_tables.py [--module unicodedata2]
 
-The checked-in table is of Unicode 16.0, the version that the tokenizers package (Oniguruma) knows.
-Python's own `unicodedata` has it from 3.14 on; for an older Python the package unicodedata2==16.*
-brings the same functions.
+The checked-in table is for Unicode 16.0, the version of the tokenizers package (Oniguruma).
+Python's own `unicodedata` has it since 3.14; for an older Python the package unicodedata2==16.* has
+the same functions.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--module", default="unicodedata", help="where the data is taken from")
+    parser.add_argument("--module", default="unicodedata", help="module with the data")
     OUTPUT.write_text(table(importlib.import_module(parser.parse_args().module)))
 
 

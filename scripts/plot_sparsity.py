@@ -3,8 +3,8 @@
 
     python scripts/plot_sparsity.py [OUT.png]
 
-A row without a density is a run that computes every neuron; several of one name are rounds, of
-which the median is drawn. Needs the package with its extra [plot].
+A row without a density is a run that computes every neuron. Several rows with the same run and
+density are rounds; the plot shows their median. Needs the package with its extra [plot].
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from pathlib import Path
 from powerinfer_cpp.plot import style
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
-LOOKS = {  # of a run: colour, line, and where its name stands, in points from its first value
+LOOKS = {  # run -> colour, line, and offset of its name from its first value, in points
     "predictor": (style.GPU, "o-", (-2, 8)),
     "exact": (style.BLUE, "o-", (-2, -17)),
     "dense": ("black", "--", (6, -12)),

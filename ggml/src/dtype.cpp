@@ -29,7 +29,7 @@ constexpr DTypeInfo kTypes[] = {
     {DType::BF16, "BF16", 1, 2, decode_bf16, encode_bf16},
 };
 
-// Not toupper(): names are ASCII whatever the locale.
+// Not toupper(), which depends on the locale.
 char upper(char c) {
     return c >= 'a' && c <= 'z' ? char(c - 'a' + 'A') : c;
 }

@@ -45,7 +45,7 @@ void lock_pages(const uint8_t* data, uint64_t size, const std::string& what) {
     std::string message = format("%s: cannot keep %s in RAM: %s", what.c_str(),
                                  size_text(size).c_str(), reason(error).c_str());
     rlimit limit{};
-    // All that was locked before counts as well, so a limit above `size` may be the reason too.
+    // The limit covers all locked memory, so it may be the reason even if it is larger than `size`.
     if (getrlimit(RLIMIT_MEMLOCK, &limit) == 0 && limit.rlim_cur != RLIM_INFINITY)
         message += format(" (ulimit -l allows %s)", size_text(limit.rlim_cur).c_str());
     throw Error(Code::memory, message);
@@ -99,7 +99,7 @@ void File::read(uint64_t offset, void* dst, size_t n) const {
                            static_cast<unsigned long long>(size_)));
     uint8_t* p = static_cast<uint8_t*>(dst);
     while (n > 0) {
-        // One call moves at most about 2 GiB; smaller pieces can also be interrupted sooner.
+        // One call reads at most about 2 GiB; smaller pieces can be interrupted sooner.
         const ssize_t got = pread(fd_, p, std::min(n, size_t(1) << 30), off_t(offset));
         if (got < 0 && errno == EINTR) continue;
         if (got < 0)
@@ -141,7 +141,7 @@ void Mapping::will_need(uint64_t offset, uint64_t n) const {
 
 void Mapping::drop(uint64_t offset, uint64_t n) const {
     if (offset >= size_ || n == 0) return;
-    // Only whole pages: the bytes beside the range may still be in use.
+    // Only whole pages: bytes outside the range may still be in use.
     uint64_t end = offset + std::min(n, size_ - offset);
     if (end < size_) end = end / page_size() * page_size();
     const uint64_t begin = (offset + page_size() - 1) / page_size() * page_size();
@@ -173,7 +173,7 @@ Memory::Memory(uint64_t bytes, const char* what) {
         throw Error(Code::memory, format("cannot allocate %s for %s: %s", size_text(bytes).c_str(),
                                          what, reason(error).c_str()));
     uint8_t* begin = static_cast<uint8_t*>(p);
-    if (huge) {  // the system aligns to small pages: cut an aligned piece out of a larger one
+    if (huge) {  // mmap aligns to small pages only: map more and cut out an aligned piece
         const uint64_t head =
             (kHugePage - reinterpret_cast<uintptr_t>(begin) % kHugePage) % kHugePage;
         if (head > 0) munmap(begin, head);
@@ -202,11 +202,11 @@ void Memory::lock() const {
     lock_pages(data_, size_, "memory");
 }
 
-// ---- what is left ----------------------------------------------------------------------------
+// ---- available memory ------------------------------------------------------------------------
 
 namespace {
 
-// The number after `key` in lines like "MemAvailable:  123 kB" or "inactive_file 123".
+// Finds the number after `key` in lines like "MemAvailable:  123 kB" or "inactive_file 123".
 bool find_number(const std::string& path, const std::string& key, uint64_t& value) {
     std::ifstream file(path);
     for (std::string line; std::getline(file, line);) {
@@ -217,7 +217,7 @@ bool find_number(const std::string& path, const std::string& key, uint64_t& valu
     return false;
 }
 
-// False when the file is missing or says "max".
+// False if the file is missing or contains "max".
 bool read_number(const std::string& path, uint64_t& value) {
     std::ifstream file(path);
     return bool(file >> value);
@@ -227,7 +227,8 @@ bool has_item(const std::string& list, const std::string& item) {
     return ("," + list + ",").find("," + item + ",") != std::string::npos;
 }
 
-// What one cgroup leaves. Its use counts the page cache, of which the inactive part goes first.
+// Bytes that one cgroup has left. Its use includes the page cache; the inactive part of that is
+// reclaimed first and not counted.
 uint64_t left_in_cgroup(const std::string& dir, bool v2) {
     uint64_t limit = 0, use = 0, cache = 0;
     if (!read_number(dir + (v2 ? "/memory.max" : "/memory.limit_in_bytes"), limit))
@@ -238,8 +239,8 @@ uint64_t left_in_cgroup(const std::string& dir, bool v2) {
     return limit - std::min(limit, use);
 }
 
-// The least of the cgroup `path` and its parents, below the place where the hierarchy is mounted.
-// In a container the mount may begin at an inner cgroup (`mount_root`) or not show the path at all.
+// The smallest value for the cgroup `path` and its parents up to the mount point. In a container
+// the mount may begin at an inner cgroup (`mount_root`), or the path may not be visible at all.
 uint64_t left_in_hierarchy(std::string path, const std::string& mount_root,
                            const std::string& mount_point, bool v2) {
     if (mount_root != "/") {

@@ -13,30 +13,30 @@ namespace {
 
 using ull = unsigned long long;
 
-// Caps, beside the bytes that remain. A file with a hole reads as gigabytes of zeros, and zeros
-// parse as empty strings: without caps a small file on disk could ask for any amount of memory.
+// Fixed limits, in addition to the size of the file. A sparse file reads as gigabytes of zeros, and
+// zeros parse as empty strings. Without limits a file that is small on disk could request any
+// amount of memory.
 constexpr uint64_t kMaxKeys = 1 << 16;     // public models have about fifty
-constexpr uint64_t kMaxTensors = 1 << 18;  // public models have up to some thousands
-constexpr uint64_t kMaxStrings = 1
-                                 << 24;  // in all arrays together; vocabularies have up to 300,000
-constexpr uint64_t kMaxKey = 65535;      // the format's own limit
-constexpr uint64_t kMaxName = 127;       // twice what other readers take
+constexpr uint64_t kMaxTensors = 1 << 18;  // public models have up to a few thousand
+constexpr uint64_t kMaxStrings = 1 << 24;  // over all arrays; vocabularies have up to 300,000
+constexpr uint64_t kMaxKey = 65535;        // bytes; the limit of the format
+constexpr uint64_t kMaxName = 127;         // bytes; twice what other readers accept
 constexpr int kMaxDims = 4;
-constexpr uint64_t kMaxHeader = 1 << 28;  // bytes; public models have up to some 20 MB
+constexpr uint64_t kMaxHeader = 1 << 28;  // bytes; public models have up to about 20 MB
 constexpr uint64_t kMinAlignment = 8, kMaxAlignment = 65536;
 
-// The smallest entries that the format can express bound the counts: key, type and one byte;
-// name of one byte, n_dims, one size, type, offset.
+// The sizes of the smallest possible entries limit the counts. Value: key, type and one byte.
+// Tensor: name of one byte, n_dims, one size, type, offset.
 constexpr uint64_t kSmallestValue = 8 + 1 + 4 + 1, kSmallestTensor = 8 + 1 + 4 + 8 + 4 + 8;
 
-// A name for a message: printable, and no longer than a line.
+// A name for a message: only printable characters, and shortened if long.
 std::string shown(std::string_view s) {
     std::string text = "\"";
     for (char c : s.substr(0, 80)) text += c >= ' ' && c <= '~' ? c : '?';
     return text + (s.size() > 80 ? "...\"" : "\"");
 }
 
-// Bytes of a value of a fixed size; 0 for strings and arrays.
+// Bytes of a value; 0 for strings and arrays, which have no fixed size.
 uint64_t size_of(ValueType type) {
     switch (type) {
         case ValueType::u8:
@@ -65,7 +65,7 @@ std::string type_text(const Value& v) {
     return (v.is_array() ? "array of " : "") + std::string(name(v.element_type()));
 }
 
-// Public tensor types that this engine does not compute with, for the message.
+// Names of public tensor types that this engine does not support, for error messages.
 const char* public_type(uint32_t id, bool pwri) {
     struct Name {
         uint32_t id;
@@ -152,7 +152,7 @@ double Value::number(uint64_t i) const {
 
 std::string_view Value::string(uint64_t i) const {
     if (i < count_ && i / kStep < starts_.size()) {
-        const uint8_t* p = data_ + starts_[i / kStep];  // the reader has walked here before
+        const uint8_t* p = data_ + starts_[i / kStep];  // the reader has checked this range
         for (uint64_t k = 0; k < i % kStep; k++) p += 8 + load<uint64_t>(p);
         return {reinterpret_cast<const char*>(p + 8), size_t(load<uint64_t>(p))};
     }
@@ -164,13 +164,12 @@ std::string_view Value::string(uint64_t i) const {
 
 class GgufReader {
  public:
-    // The header goes on beyond the bytes that are there, at least up to `end`.
+    // Thrown if the header needs more bytes than are there, at least up to `end`.
     struct More {
         uint64_t end;
     };
 
-    // Of a file of `size` bytes, `there` of them at data. parse() throws More where it needs
-    // others.
+    // `there` bytes of a file of `size` bytes are at data. parse() throws More if it needs others.
     GgufReader(const uint8_t* data, uint64_t there, uint64_t size, const std::string& path)
         : data_(data), there_(there), size_(size) {
         gguf_.path_ = path;
@@ -185,11 +184,11 @@ class GgufReader {
         return std::move(gguf_);
     }
 
-    // Where the header ends, after parse().
+    // The end of the header, after parse().
     uint64_t end() const { return pos_; }
 
  private:
-    // Everything that is read passes through here: n bytes, or an error.
+    // All reading goes through here: it returns n bytes or throws.
     const uint8_t* take(uint64_t n) {
         if (n > left()) fail("the file ends too early (size " + std::to_string(size_) + ")");
         if (n > there_ - pos_) {
@@ -319,7 +318,7 @@ class GgufReader {
                         ull(kMinAlignment), ull(kMaxAlignment)));
     }
 
-    // Leaves the offset as it stands in the file, relative to the data section.
+    // Leaves the offset as in the file, relative to the data section.
     void read_tensor(uint64_t i) {
         where_ = format("tensor number %llu", ull(i));
         TensorInfo t{};
@@ -334,8 +333,8 @@ class GgufReader {
         if (n_dims < 1 || n_dims > kMaxDims)
             fail(format("%u dimensions, not 1 to %d", n_dims, kMaxDims));
         t.n_dims = int(n_dims);
-        // PowerInfer's placements list the neurons of a layer that lie on the GPU; there may be
-        // none.
+        // PowerInfer's placements list the neurons of a layer that are on the GPU. The list may be
+        // empty.
         static constexpr char kPlacement[] = "generic.gpu_index";
         const Value* architecture = gguf_.find("general.architecture");
         const bool may_be_empty = architecture && !architecture->is_array() &&
@@ -368,7 +367,7 @@ class GgufReader {
 
     const DTypeInfo& take_dtype() {
         uint32_t id = take<uint32_t>();
-        // PowerInfer's files keep the integer ids of 2023, which since then stand for other types.
+        // PowerInfer's files use the ids of integer types from 2023, which now mean other types.
         if (gguf_.pwri_ && id == 16) id = uint32_t(DType::I8);
         if (gguf_.pwri_ && id == 18) id = uint32_t(DType::I32);
         if (const DTypeInfo* type = find_dtype(id)) return *type;
@@ -378,11 +377,10 @@ class GgufReader {
              Code::unsupported);
     }
 
-    // Turns offsets into those of the file and checks that tensors lie in it, apart from each
-    // other.
+    // Makes offsets relative to the file, and checks that tensors are inside it and do not overlap.
     void place_tensors() {
         where_.clear();
-        if (gguf_.tensors_.empty()) return;  // then the padding may be missing
+        if (gguf_.tensors_.empty()) return;  // without tensors the padding may be missing
         uint64_t begin;
         if (__builtin_add_overflow(pos_, alignment_ - 1, &begin)) fail("is too long");
         begin &= ~(alignment_ - 1);
@@ -401,7 +399,7 @@ class GgufReader {
                            "from %llu)",
                            ull(t.bytes), ull(t.offset), ull(size_), ull(begin)));
             t.offset = offset;
-            // What is empty overlaps nothing.
+            // Empty tensors overlap nothing.
             if (t.bytes) order.emplace_back(offset, size_t(&t - gguf_.tensors_.data()));
         }
         std::sort(order.begin(), order.end());
@@ -426,7 +424,7 @@ Gguf Gguf::parse(const uint8_t* data, uint64_t size, const std::string& path) {
 
 Gguf Gguf::read(const File& file) {
     auto bytes = std::make_shared<std::vector<uint8_t>>();
-    // Twice as much each time: all tries together read and parse about twice what one would.
+    // The size doubles each time, so all attempts together read and parse about twice the header.
     for (uint64_t end = 1 << 16;;) {
         const size_t there = bytes->size();
         bytes->resize(size_t(std::min(end, file.size())));
@@ -438,7 +436,7 @@ Gguf Gguf::read(const File& file) {
                 gguf.bytes_ = std::move(bytes);
                 return gguf;
             }
-            end = reader.end();  // what lies behind it is not kept
+            end = reader.end();  // drop the bytes after the header
             bytes = std::make_shared<std::vector<uint8_t>>(bytes->begin(),
                                                            bytes->begin() + ptrdiff_t(end));
         } catch (const GgufReader::More& more) {
@@ -523,7 +521,7 @@ void Gguf::append_tensors(const Gguf& part, int file) {
     if (tensors_.size() + part.tensors_.size() > kMaxTensors)
         throw Error(Code::format, part.path_ + ": too many tensors in all parts together");
     for (const TensorInfo& t : part.tensors_) {
-        // A part may call itself a placement, whose tensors may be empty; a model's are not.
+        // A part that claims to be a placement may have empty tensors; a model may not.
         if (!t.bytes)
             throw Error(Code::format, part.path_ + ": tensor " + shown(t.name) + ": is empty");
         if (!tensor_index_.emplace(t.name, tensors_.size()).second)
@@ -543,7 +541,7 @@ void Gguf::append_tensors(const Gguf& part, int file) {
 
 std::vector<std::string> split_paths(const Gguf& first) {
     const std::string& path = first.path();
-    // Tools that join parts again leave the keys in the file, with a count of 0.
+    // Tools that merge parts leave the keys in the file, with a count of 0.
     const int count = int(first.integer("split.count", 0, 999, 0));
     const int no = int(first.integer("split.no", 0, std::max(0, count - 1), 0));
     if (count < 2) return {path};

@@ -11,7 +11,7 @@ namespace ggml {
 
 namespace {
 
-constexpr uint64_t kAlignment = 32;  // the default of readers, so that no key has to say it
+constexpr uint64_t kAlignment = 32;  // the default of the format, so no key is needed
 
 std::string reason(int error) {
     return std::generic_category().message(error);
@@ -142,7 +142,7 @@ void GgufWriter::add_tensor(std::string_view name, DType type, const std::vector
 void GgufWriter::put(const void* data, size_t n) {
     if (n > 0 && std::fwrite(data, 1, n, file_) != n) {
         const int error = errno;
-        abandon();  // how much was written is unknown, so no later call may go on
+        abandon();  // the file is in an unknown state, so later calls must fail
         throw Error(Code::io, path_ + ": cannot be written: " + reason(error));
     }
 }
@@ -174,7 +174,7 @@ void GgufWriter::write(const void* data, uint64_t bytes) {
                     static_cast<unsigned long long>(bytes)));
     if (!header_written_) write_header();
     put(data, bytes);
-    pad(bytes);  // the last one too: some readers take the data section in whole units
+    pad(bytes);  // the last one too: some readers read the data section in whole units
     next_++;
 }
 
@@ -182,8 +182,8 @@ void GgufWriter::finish() {
     if (!file_) fail("the file is finished, or was given up");
     if (next_ != sizes_.size()) fail("finish() before all tensors were written");
     if (!header_written_) write_header();
-    // fsync before the rename: after a power cut the name must not stand for an empty file, and
-    // some file systems report a full disk only here.
+    // fsync before the rename, so that the name never refers to an incomplete file after a power
+    // failure. Some file systems report a full disk only here.
     const bool good = std::fflush(file_) == 0 && flush_to_disk(file_);
     int error = good ? 0 : errno;
     if (std::fclose(file_) != 0 && error == 0) error = errno;

@@ -1,4 +1,4 @@
-// Strips of eight interleaved rows: packing, and taking one row out again.
+// Strips of eight interleaved rows: packing, and extracting one row.
 #include <cstring>
 
 #include "ggml/neurons.h"
@@ -8,7 +8,7 @@ namespace ggml {
 
 namespace {
 
-// Members of a block in their order: halves, or bytes in groups of four.
+// The members of a block in order: half floats, or bytes in groups of four.
 struct Member {
     uint8_t bytes, unit;
 };
@@ -98,7 +98,7 @@ void decode_row(const Matrix& w, int64_t row, float* out) {
         return;
     }
     const uint8_t* strip = w.data + row / kStrip * kStrip * w.row_bytes();
-    uint8_t block[sizeof(BlockQ6_K)];  // the largest
+    uint8_t block[sizeof(BlockQ6_K)];  // the largest block
     for (int64_t b = 0; b < w.cols / format.block; b++) {
         unpack_block(w.type, strip + b * kStrip * format.bytes, row % kStrip, block);
         format.decode(block, out + b * format.block, format.block);

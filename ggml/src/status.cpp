@@ -12,7 +12,7 @@ std::string format(const char* fmt, ...) {
     const int n = std::vsnprintf(nullptr, 0, fmt, args);
     va_end(args);
     std::string text(n > 0 ? size_t(n) : 0, '\0');
-    // vsnprintf writes a NUL after the text: to the place where std::string keeps its own.
+    // vsnprintf also writes a NUL, where std::string keeps its own.
     if (n > 0) std::vsnprintf(&text[0], size_t(n) + 1, fmt, again);
     va_end(again);
     return text;

@@ -36,12 +36,12 @@ inline void pause_cpu() {
 #endif
 }
 
-// About 100 us. A token's next region follows within a few microseconds, so workers that spin this
-// long never sleep inside a token, and a server that waits for a request does not burn a core.
+// About 100 us. Within a token the next region follows within a few microseconds, so spinning
+// workers do not sleep inside a token. An idle server does not keep a core busy.
 constexpr int kSpins = 4000;
 
-// How many forks lie between this process and the first one. Counted rather than told from the pid:
-// that is a system call, and a child in a new namespace may have its parent's.
+// The number of forks between this process and the first one. It is counted because getpid() is a
+// system call, and a child in a new PID namespace may have the same pid as its parent.
 std::atomic<unsigned> forks{0};
 
 unsigned generation() {
@@ -58,8 +58,7 @@ int affinity_cores() {
     return std::max(1u, std::thread::hardware_concurrency());
 }
 
-// Cores that the CPU quota of this process's cgroup (v2, else v1) allows; a large number without
-// one.
+// CPU quota of this process's cgroups (v1 and v2), in cores; a large number if there is none.
 double quota_cores() {
     double cores = 1e9;
     std::ifstream self("/proc/self/cgroup");
@@ -73,7 +72,7 @@ double quota_cores() {
             double quota = -1, period = 100000;
             if (v2) {
                 std::ifstream max("/sys/fs/cgroup" + path + "/cpu.max");
-                if (!(max >> quota >> period)) quota = -1;  // the word "max" is not a number
+                if (!(max >> quota >> period)) quota = -1;  // "max" is not a number
             } else {
                 std::ifstream q("/sys/fs/cgroup/cpu" + path + "/cpu.cfs_quota_us");
                 std::ifstream p("/sys/fs/cgroup/cpu" + path + "/cpu.cfs_period_us");
@@ -93,17 +92,18 @@ int default_threads() {
         1, std::min<int>(affinity_cores(), int(std::ceil(std::min(quota_cores(), 512.0)))));
 }
 
-// One region at a time. The caller publishes (fn, arg, n, grain) and opens the region; workers
-// enter it, take pieces from `next` until none is left, and leave. When the caller finds no more
-// pieces it closes the region and waits for those inside. A worker that the system has not let run
-// yet finds it closed: nobody waits for it, so a busy machine slows a token down by what the worker
-// would have done, not by the worker's turn in the queue.
+// A region is one call of run(); there is one at a time. The caller sets fn, arg, n and grain and
+// opens the region. Workers enter it, take pieces from `next` until none is left, and leave. When
+// the caller finds no more pieces, it closes the region and waits for the workers inside. A worker
+// that has not been scheduled yet finds the region closed, and nobody waits for it. So on a busy
+// machine a token is slowed down only by the work that this worker would have done, not by its wait
+// for a time slice.
 //
-// A child of fork() has a copy of all this without the workers, and with the mutex as one of them
-// may have held it. It touches nothing of that: see abandon().
+// A child of fork() has a copy of this struct but no workers, and a worker may have held the mutex
+// at the fork. The child does not touch it: see abandon().
 struct Threads::Pool {
-    // Region number << 17 | closed << 16 | workers inside. In one word, so that nobody enters a
-    // closed region and nobody reads the fields below while the caller changes them.
+    // Region number << 17 | closed << 16 | workers inside. All in one word, so that no worker
+    // enters a closed region or reads the fields below while the caller changes them.
     static constexpr uint64_t kInside = 0xffff, kClosed = 1 << 16;
     static constexpr int kRegion = 17;
     alignas(64) std::atomic<uint64_t> state{kClosed};
@@ -113,8 +113,7 @@ struct Threads::Pool {
     std::vector<std::thread> workers;
     std::mutex mutex;
     std::condition_variable wake;
-    // Workers from number `active` on are off duty: they wait here, so that opening a region does
-    // not wake them.
+    // Workers with numbers >= active wait here, so that opening a region does not wake them.
     std::condition_variable enlist;
     std::atomic<int> active{1};
     int spins = kSpins;
@@ -123,7 +122,7 @@ struct Threads::Pool {
     void* arg = nullptr;
     int64_t n = 0, grain = 1;
 
-    // What fn threw first in this region, for the caller.
+    // The first exception that fn threw in this region.
     std::atomic<bool> failed{false};
     std::exception_ptr error;
 
@@ -139,7 +138,7 @@ struct Threads::Pool {
             }
         } catch (...) {
             if (!failed.exchange(true)) error = std::current_exception();
-            next.store(n, std::memory_order_relaxed);  // nobody needs the other pieces
+            next.store(n, std::memory_order_relaxed);  // skip the remaining pieces
         }
     }
 
@@ -149,7 +148,7 @@ struct Threads::Pool {
         std::rethrow_exception(std::exchange(error, nullptr));
     }
 
-    // Waits for a region after number `seen` and returns the state it was found in.
+    // Waits for a region with another number than `seen` and returns its state.
     uint64_t wait_for_region(uint64_t seen) {
         for (int i = 0; i < spins; i++) {
             const uint64_t now = state.load(std::memory_order_acquire);
@@ -157,7 +156,7 @@ struct Threads::Pool {
             pause_cpu();
         }
         std::unique_lock<std::mutex> lock(mutex);
-        sleepers.fetch_add(1);  // before the look at `state`, as open() looks after its change
+        sleepers.fetch_add(1);  // before reading `state`; open() reads after its change
         wake.wait(lock, [&] { return state.load() >> kRegion != seen; });
         sleepers.fetch_sub(1);
         return state.load();
@@ -191,8 +190,7 @@ struct Threads::Pool {
         enlist.notify_all();
     }
 
-    // Either a worker that is about to sleep sees the new region, or this sees it among the
-    // sleepers.
+    // Either a worker that is about to sleep sees the new region, or open() sees it in `sleepers`.
     void open() {
         state.store(((state.load(std::memory_order_relaxed) >> kRegion) + 1) << kRegion);
         if (sleepers.load() == 0) return;
@@ -220,7 +218,7 @@ struct Threads::Pool {
 
     static std::unique_ptr<Pool> start(int n) {
         auto pool = std::make_unique<Pool>();
-        // With more threads than cores a spinning thread holds back the one that it waits for.
+        // With more threads than cores, a spinning thread would delay the one that it waits for.
         if (n > affinity_cores()) pool->spins = 0;
         pool->active = n;
         try {
@@ -238,8 +236,8 @@ struct Threads::Pool {
 
     bool without_workers() const { return made_in != generation() && !workers.empty(); }
 
-    // Keeps a pool whose workers are not of this process: to end it, even to free it, is to wait
-    // for them. Linked, so that tools that look for lost memory find it.
+    // Keeps a pool whose workers belong to the parent process: destroying or freeing it would wait
+    // for them. The list lets leak checkers find it.
     static void abandon(std::unique_ptr<Pool> pool) {
         static std::atomic<Pool*> abandoned{nullptr};
         Pool* p = pool.release();

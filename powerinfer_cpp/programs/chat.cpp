@@ -8,8 +8,8 @@ const char* const known_chats = "chatml, llama-2, llama-3, mistral, gemma and ze
 
 namespace {
 
-// Templates differ in the spaces and quotes of their code; this leaves no spaces outside of
-// literals and one kind of quotes.
+// Templates differ in the spaces and quotes of their code. This removes white space outside
+// literals and turns all quotes into single ones.
 std::string squeeze(std::string_view source) {
     std::string out;
     char quote = 0;
@@ -40,7 +40,7 @@ std::string trimmed(const std::string& text) {
     return text.substr(begin, text.find_last_not_of(white) + 1 - begin);
 }
 
-// Qwen's and others' templates speak for the system where the user does not.
+// Some templates, such as Qwen's, have a default system message.
 std::string chatml_default_system(std::string_view source) {
     for (const std::string_view start : {"<|im_start|>system\\n", "<|im_start|>system\n"}) {
         for (size_t at = 0; (at = source.find(start, at)) != source.npos;) {
@@ -100,7 +100,7 @@ ChatFormat llama2(const std::string& squeezed) {
     return f;
 }
 
-// The versions differ in their spaces alone.
+// The versions differ only in their spaces.
 ChatFormat mistral(const std::string& squeezed) {
     ChatFormat f = {};
     f.name = "mistral";
@@ -131,7 +131,8 @@ ChatFormat zephyr() {
     return f;
 }
 
-// Appends a pattern's parts; neighbouring texts become one, as they are one to a tokenizer.
+// Appends the parts of a pattern. Adjacent texts are joined, so that the tokenizer sees them as
+// one.
 void append(const std::string& pattern, const std::string& system, const std::string& user,
             std::vector<ChatPart>& parts) {
     const auto text = [&](const std::string& piece) {
@@ -160,7 +161,7 @@ void append(const std::string& pattern, const std::string& system, const std::st
 }
 
 std::string replaced(std::string pattern, const std::string& system, const std::string& user) {
-    // From the back, so that what a message holds is not taken for a field.
+    // Replaces from the end, so that braces in a message are not taken for a field.
     const size_t at_user = pattern.rfind("{user}");
     pattern.replace(at_user, 6, user);
     return pattern.replace(pattern.find("{system}"), 8, system);
@@ -197,7 +198,7 @@ std::vector<ChatPart> ChatFormat::next(const std::string& user_text) const {
 std::optional<ChatFormat> recognise_chat(std::string_view source) {
     const std::string squeezed = squeeze(source);
     std::optional<ChatFormat> format;
-    // <|im_sep|> is Phi 4's, [SYSTEM_PROMPT] Mistral's since version 7: other formats.
+    // <|im_sep|> (Phi 4) and [SYSTEM_PROMPT] (Mistral from version 7) mark other formats.
     if (contains(source, "<|im_start|>") && contains(source, "<|im_end|>") &&
         !contains(source, "<|im_sep|>")) {
         format = chatml(source);
@@ -215,7 +216,7 @@ std::optional<ChatFormat> recognise_chat(std::string_view source) {
     }
     if (!format) return format;
     format->bos = contains(source, "bos_token");
-    // Mistral's templates trim answers only.
+    // Mistral's templates trim only answers.
     for (const char* words : {"content']|trim", "content|trim", "content.strip()"})
         if (contains(squeezed, words) && !contains(source, "[/INST]")) format->trim = true;
     if (contains(squeezed, "content.strip()+' [/INST]'")) format->trim = true;

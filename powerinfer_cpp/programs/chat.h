@@ -1,5 +1,5 @@
-// Chat formats that main knows. They are recognised by what their templates must contain; running
-// templates is left to Python.
+// Chat formats that main supports. They are recognised by characteristic strings of their
+// templates. main does not run templates; the Python package does.
 #pragma once
 
 #include <optional>
@@ -7,33 +7,33 @@
 #include <string_view>
 #include <vector>
 
-// A stretch of a prompt.
+// A part of a prompt.
 struct ChatPart {
     enum Kind { text, control, bos, eos } kind;
-    std::string content;  // of text; of control: the control token's text
+    std::string content;  // the text; for control: the text of the control token
 };
 
-// Texts in which {user} and {system} stand for messages, {bos} and {eos} for those tokens, and any
-// other {name} for the control token of this name.
+// Patterns. {user} and {system} stand for messages, {bos} and {eos} for those tokens, and any other
+// {name} for the control token with that text.
 struct ChatFormat {
     const char* name;
-    std::string system;          // a message of its own; "": none
-    std::string system_in_user;  // or how it is put before the first user's message
-    std::string user;            // a user's message, and what begins the answer to it
-    std::string after;           // what ends the answer where another message follows
-    std::string default_system;  // where the user names none
-    bool always_system = false;  // there is a system message even where both are empty
-    bool trim = false;           // messages lose white space at both ends
-    bool trim_joined = false;    // the system's and the user's only when they are put together
-    bool bos = false;            // BOS goes first, whatever the vocabulary says
+    std::string system;          // a separate system message; "": none
+    std::string system_in_user;  // or: the first user message with the system text
+    std::string user;            // a user message, and the beginning of its answer
+    std::string after;           // the end of an answer that another message follows
+    std::string default_system;  // if the user gives none
+    bool always_system = false;  // write a system message even if it is empty
+    bool trim = false;           // remove white space at both ends of messages
+    bool trim_joined = false;    // ... after the system and user texts are joined
+    bool bos = false;            // BOS comes first, even if the vocabulary does not add it
 
-    // What goes before the first answer, or before a later one: then the end of the last comes
-    // first.
+    // The parts before the first answer, or before a later one (beginning with the end of the last
+    // answer).
     std::vector<ChatPart> first(const std::string& system_text, std::string user_text) const;
     std::vector<ChatPart> next(const std::string& user_text) const;
 };
 
-// The format of a template (tokenizer.chat_template), nothing where it is not known.
+// The format of a template (tokenizer.chat_template); nothing if it is unknown.
 std::optional<ChatFormat> recognise_chat(std::string_view source);
 // Their names, for messages.
 extern const char* const known_chats;

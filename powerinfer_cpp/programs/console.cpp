@@ -11,7 +11,7 @@
 
 namespace {
 
-constexpr size_t longest_text = size_t(256) << 20;  // of a prompt, so that -f /dev/zero ends
+constexpr size_t longest_text = size_t(256) << 20;  // of a prompt or line; so -f /dev/zero ends
 
 bool progress_shown = false;
 void erase_progress() {
@@ -26,7 +26,7 @@ extern "C" void on_interrupt(int) {
 extern "C" void on_lost_page(int) {
     static const char text[] =
         "main: error: a page of a mapped file is gone: the model's file became shorter, or its "
-        "disk failed; --no-mmap reads a model into memory\n";
+        "disk failed; with --no-mmap the model is read into memory\n";
     if (progress_shown && write(STDERR_FILENO, "\n", 1) < 0) _exit(exit_failure);
     if (write(STDERR_FILENO, text, sizeof text - 1) < 0) _exit(exit_failure);
     _exit(exit_failure);
@@ -41,7 +41,8 @@ void catch_interrupts() {
     signal(SIGPIPE, SIG_IGN);
     struct sigaction action = {};
     action.sa_handler = on_interrupt;
-    // No SA_RESTART: a write that blocks must end. The second Ctrl-C kills, whatever happens.
+    // No SA_RESTART: Ctrl-C must end a blocking write. A second Ctrl-C kills the process
+    // (SA_RESETHAND).
     action.sa_flags = SA_RESETHAND;
     sigaction(SIGINT, &action, nullptr);
 }
@@ -69,7 +70,7 @@ void complain(const std::string& message) {
 
 void put(std::string_view bytes) {
     while (!bytes.empty()) {
-        // A signal can also end a write with part of the bytes written, as if nothing had happened.
+        // A signal can end a write early; the call then succeeds with some of the bytes written.
         if (interrupted) throw Interrupted{};
         const ssize_t n = write(STDOUT_FILENO, bytes.data(), bytes.size());
         if (n >= 0) {
@@ -112,10 +113,10 @@ bool print_progress(float fraction, void*) {
 
 namespace {
 
-// All that is in a file, which `name` names in errors. opened: null where it cannot be opened.
+// Reads a whole file. `name` is used in errors. opened: null if it could not be opened.
 std::string read_all(FILE* opened, const std::string& name) {
     const auto fail = [&] {
-        if (interrupted) throw Interrupted{};  // while a pipe was waited for
+        if (interrupted) throw Interrupted{};  // while waiting for a pipe
         throw Failure(name + ": " + std::strerror(errno));
     };
     if (!opened) fail();
@@ -128,7 +129,8 @@ std::string read_all(FILE* opened, const std::string& name) {
         if (interrupted) throw Interrupted{};
     }
     if (std::ferror(file.get())) fail();
-    // Editors end the last line; llama.cpp, too, takes that for no part of the prompt.
+    // Editors end the last line with a newline. Like llama.cpp, do not count it as part of the
+    // prompt.
     if (!text.empty() && text.back() == '\n') text.pop_back();
     return text;
 }
@@ -140,7 +142,8 @@ std::string read_file(const std::string& path) {
 }
 
 std::string read_stdin() {
-    // A terminal would have to be typed into, and a socket or a device may never end.
+    // Reads files and pipes only: a terminal would wait for input, a socket or device may never
+    // end.
     struct stat about;
     if (fstat(STDIN_FILENO, &about) != 0) return "";
     if (!S_ISREG(about.st_mode) && !S_ISFIFO(about.st_mode)) return "";

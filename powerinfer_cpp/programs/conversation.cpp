@@ -27,12 +27,12 @@ class Conversation {
     const ChatFormat& format_;
     const Options& options_;
     const pi_model* model_;
-    bool begun_ = false;  // a turn is in the cache
+    bool begun_ = false;  // the cache holds a turn
 };
 
 Conversation::Conversation(Generation& generation, const ChatFormat& format, const Options& options)
     : generation_(generation), format_(format), options_(options), model_(generation.model()) {
-    // Where the vocabulary has no tokens for the template's marks, the marks' texts end a turn.
+    // If the vocabulary has no tokens for the template's marks, their texts end a turn.
     for (const ChatPart& part : format.next(""))
         if (part.kind == ChatPart::control && control_token(part.content) < 0)
             generation.stop_at(part.content);
@@ -57,14 +57,14 @@ void Conversation::run() {
     }
 }
 
-// Answers a message; false where Ctrl-C cut the answer short.
+// Answers a message; false if Ctrl-C interrupted it.
 bool Conversation::take_turn(const std::string& message) {
     std::vector<int32_t> ids =
         chat_ids(begun_ ? format_.next(message) : format_.first(options_.system, message));
     const int32_t bos = pi_token_bos(model_);
     const bool has_bos = !ids.empty() && ids[0] == bos;
     if (!begun_ && !has_bos && bos >= 0 && pi_token_add_bos(model_)) ids.insert(ids.begin(), bos);
-    // The last token of the answer before is evaluated now that something follows it.
+    // The last token of the previous answer is not evaluated yet; it comes first.
     const size_t n_shown = generation_.pending() >= 0 ? 1 : 0;
     if (n_shown > 0) ids.insert(ids.begin(), generation_.pending());
 
@@ -85,7 +85,7 @@ bool Conversation::take_turn(const std::string& message) {
         generation_.generate();
     } catch (const Interrupted&) {
         catch_interrupts();
-        // A message that was not read to its end has not been said.
+        // A message that was not read completely is removed.
         if (!heard) require(pi_sequence_truncate(generation_.session(), 0, before));
         return false;
     }
@@ -95,7 +95,7 @@ bool Conversation::take_turn(const std::string& message) {
 std::vector<int32_t> Conversation::chat_ids(const std::vector<ChatPart>& parts) const {
     std::vector<int32_t> ids;
     std::string text;
-    // Only the template's own parts become control tokens, never what a message spells.
+    // Only parts of the template become control tokens, never the text of a message.
     const auto flush = [&] {
         const std::vector<int32_t> found = tokenize(model_, text, false);
         ids.insert(ids.end(), found.begin(), found.end());
@@ -117,7 +117,7 @@ std::vector<int32_t> Conversation::chat_ids(const std::vector<ChatPart>& parts) 
     return ids;
 }
 
-// -1 where the vocabulary has no control token of this text.
+// -1 if the vocabulary has no control token with this text.
 int32_t Conversation::control_token(const std::string& text) const {
     const std::vector<int32_t> ids = tokenize(model_, text, true);
     const bool control = ids.size() == 1 && token_text(model_, ids[0], false).empty();
@@ -142,11 +142,10 @@ ChatFormat read_chat_format(const std::string& path) {
         require(pi_gguf_string(opened, i, 0, &source, &length));
         const std::optional<ChatFormat> format = recognise_chat({source, length});
         if (format) return *format;
-        throw Failure(path + ": its chat template is not one that -cnv knows (" + known_chats +
-                      "); `powerinfer chat` runs any");
+        throw Failure(path + ": -cnv does not support its chat template (only " + known_chats +
+                      "); `powerinfer chat` runs any template");
     }
-    throw Failure(path +
-                  ": there is no chat template in it (tokenizer.chat_template), which -cnv needs");
+    throw Failure(path + ": -cnv needs a chat template (tokenizer.chat_template)");
 }
 
 void converse(Generation& generation, const ChatFormat& format, const Options& options) {

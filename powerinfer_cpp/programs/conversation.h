@@ -1,4 +1,4 @@
-// A conversation in the terminal: each line of stdin is a message that the model answers.
+// A conversation in the terminal: the model answers each line of stdin.
 #pragma once
 
 #include <string>
@@ -8,7 +8,7 @@
 
 class Generation;
 
-// The format of a model file's conversations; throws Failure where it is not known.
+// The chat format of a model file. Throws Failure if it is not supported.
 ChatFormat read_chat_format(const std::string& path);
-// Talks until the input or the context ends. Throws Interrupted.
+// Runs until the input or the context ends. Throws Interrupted.
 void converse(Generation& generation, const ChatFormat& format, const Options& options);

@@ -29,7 +29,7 @@ pi_session_params session_params(const Options& options, int32_t trained_for) {
     params.n_ctx = options.n_ctx > 0   ? options.n_ctx
                    : options.n_ctx < 0 ? std::min(trained_for, default_most_positions)
                                        : trained_for;
-    // Rows beyond the context would only cost memory.
+    // More rows than the context would only waste memory.
     params.n_batch = std::clamp(options.n_batch, 1, std::max(params.n_ctx, 1));
     params.n_ubatch = std::min(options.n_ubatch, params.n_batch);
     params.n_threads = options.n_threads;

@@ -1,5 +1,4 @@
-// powerinfer.h as main uses it: handles that free themselves, parameters out of the options, and
-// texts and tokens as C++ has them.
+// powerinfer.h in C++: owning handles, parameters from options, texts and tokens.
 #pragma once
 
 #include <cstdint>
@@ -25,7 +24,7 @@ using Plan = std::unique_ptr<pi_plan, Release<pi_plan_free>>;
 
 pi_model_params model_params(Options& options);
 pi_session_params session_params(const Options& options, int32_t trained_for);
-std::string isa();  // throws where GGML_ISA names one that this processor does not have
-// Ids of a text; special: the texts of control tokens become those tokens.
+std::string isa();  // throws if GGML_ISA cannot run here
+// Ids of a text. special: texts of control tokens become those tokens.
 std::vector<int32_t> tokenize(const pi_model* model, const std::string& text, bool special);
 std::string_view token_text(const pi_model* model, int32_t token, bool special);

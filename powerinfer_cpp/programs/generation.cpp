@@ -9,7 +9,7 @@
 
 namespace {
 
-// The prompt as it was given, less the texts that became control tokens.
+// The prompt without the texts that became control tokens.
 std::string visible(const pi_model* model, const std::vector<int32_t>& ids, std::string prompt) {
     size_t at = 0;
     for (const int32_t id : ids) {
@@ -56,7 +56,7 @@ void Generation::set_prompt() {
     shown_ = visible(model, tokens_, options_.prompt);
     const int32_t bos = pi_token_bos(model);
     if (tokens_.empty() && bos < 0)
-        throw Failure("this model has no token to begin a text with: give a prompt with -p");
+        throw Failure("the model has no BOS token to begin with: give a prompt with -p");
     if (bos >= 0 && (tokens_.empty() || pi_token_add_bos(model)))
         tokens_.insert(tokens_.begin(), bos);
 }
@@ -88,8 +88,8 @@ void Generation::print_settings(const pi_session_params& session) const {
                  double(s.typical_p), double(s.top_p), double(s.min_p), double(s.temperature));
 }
 
-// Computes tokens, of which the first n_generated were generated, in as few calls as the session
-// allows, and points at the last one's logits.
+// Evaluates tokens, the first n_generated of which were generated, in as few calls as possible.
+// logits_ then points to the logits of the last one.
 void Generation::evaluate(const std::vector<int32_t>& tokens, size_t n_generated) {
     const size_t most = size_t(pi_session_n_batch(session_.get()));
     const std::unique_ptr<bool[]> generated(new bool[tokens.size()]());
@@ -138,7 +138,7 @@ int32_t Generation::choose() {
     return token;
 }
 
-// Prints what was generated; true where that reaches a text that ends the generation.
+// Prints generated text. True if it reaches a text that ends the generation.
 bool Generation::show(std::string_view text) {
     if (stops_.empty()) {
         put(text);
@@ -149,7 +149,7 @@ bool Generation::show(std::string_view text) {
     size_t end = tail_.npos, longest = 0;
     for (const std::string& stop : stops_) {
         longest = std::max(longest, stop.size());
-        // One that ends in the old part would have been found before.
+        // A match that ends in the old part would have been found before.
         const size_t at = tail_.find(stop, old + 1 > stop.size() ? old + 1 - stop.size() : 0);
         if (at != tail_.npos) end = std::min(end, at + stop.size());
     }
@@ -170,7 +170,7 @@ void Generation::generate() {
         if (pi_token_ends(model_.get(), token)) return;
         pending_ = token;
         if (show(token_text(model_.get(), token, false))) return;
-        if (i + 1 == most) return;  // nobody will look at the logits after the last token
+        if (i + 1 == most) return;  // the logits after the last token are not needed
         full_ = pi_sequence_length(session_.get(), 0) >= pi_session_n_ctx(session_.get());
         if (full_) return;
         const Clock::time_point start = Clock::now();

@@ -1,4 +1,4 @@
-// From options to text: loads the model, reads tokens, generates what follows them.
+// Generates text: loads the model, reads tokens, generates the tokens after them.
 #pragma once
 
 #include <cstdint>
@@ -12,18 +12,18 @@
 
 class Generation {
  public:
-    // Opens the model and, except for a conversation, reads options.prompt as its prompt.
+    // Opens the model and, except for a conversation, tokenizes options.prompt.
     explicit Generation(Options& options);
-    // Prints the prompt and what follows it.
+    // Prints the prompt and continues it.
     void continue_prompt();
 
-    // What conversations are made of. Evaluates tokens, the first n_generated of which were
-    // generated, so that the sampler knows them.
+    // For conversations. Evaluates tokens, the first n_generated of which were generated; the
+    // sampler accepts the others.
     void read(const std::vector<int32_t>& tokens, size_t n_generated);
     // Generates and prints until the text, the context or options.n_predict ends.
     void generate();
     void stop_at(const std::string& text) { stops_.push_back(text); }
-    // The token that was shown and not yet evaluated; -1: none.
+    // The token that was printed but not yet evaluated; -1: none.
     int32_t pending() const { return pending_; }
     bool full() const { return full_; }
     const pi_model* model() const { return model_.get(); }
@@ -43,11 +43,11 @@ class Generation {
     Session session_;
     Sampler sampler_;
     std::vector<int32_t> tokens_;     // of the prompt
-    std::string shown_;               // what is printed of it
-    std::vector<int32_t> forbidden_;  // tokens that --ignore-eos rules out
+    std::string shown_;               // the printed part of the prompt
+    std::vector<int32_t> forbidden_;  // tokens excluded by --ignore-eos
     std::vector<float> biased_;
     std::vector<std::string> stops_;  // texts that end a generation
-    std::string tail_;                // of the generated text, as much as a stop may begin in
+    std::string tail_;                // end of the generated text, where a stop may begin
     int32_t pending_ = -1;
     const float* logits_ = nullptr;  // after the last token
     bool full_ = false;

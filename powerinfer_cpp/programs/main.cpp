@@ -1,4 +1,4 @@
-// main: continues a text or converses. Everything it knows of models comes through powerinfer.h.
+// main: continues a text or holds a conversation. It uses the engine through powerinfer.h only.
 #include <fcntl.h>
 #include <unistd.h>
 
@@ -25,7 +25,7 @@
 
 namespace {
 
-// \n \r \t \' \" \\ and \x41; any other backslash stands for itself.
+// Replaces \n \r \t \' \" \\ and \x41. Any other backslash stays as it is.
 std::string unescape(const std::string& text) {
     static const std::string letters = "nrt'\"\\", meanings = "\n\r\t'\"\\";
     const auto hex = [&](size_t i) { return i < text.size() && std::isxdigit(uint8_t(text[i])); };
@@ -52,7 +52,7 @@ std::string default_model() {
     const fs::path name = "models/stories-relu.Q8_0.gguf";
     std::vector<fs::path> places = {name};
     std::error_code error;
-    // From a build folder the repository is a few levels up.
+    // The repository is a few levels above a build folder.
     fs::path folder = fs::read_symlink("/proc/self/exe", error).parent_path();
     for (int level = 0; level < 4 && !folder.empty(); level++, folder = folder.parent_path())
         places.push_back(folder / name);
@@ -73,7 +73,7 @@ void print_plan(Options& options) {
         return Plan(plan);
     };
     Plan plan = make();
-    // How many positions the model has is known only now.
+    // The model's number of positions is known only now.
     session = session_params(options, pi_plan_n_ctx(plan.get()));
     plan = make();
 
@@ -83,7 +83,7 @@ void print_plan(Options& options) {
                       double(bytes) / (1 << 20));
         return std::string(text);
     };
-    const auto add = [](uint64_t& sum, uint64_t n) {  // a file may ask for more than 64 bits
+    const auto add = [](uint64_t& sum, uint64_t n) {  // sizes in a file may exceed 64 bits
         sum = n > UINT64_MAX - sum ? UINT64_MAX : sum + n;
     };
     using Name = std::pair<std::string, std::string>;  // tier, part
@@ -125,7 +125,7 @@ void print_devices() {
     put(text);
 }
 
-// The figures must not take the place of what was read, also where a link leads to it.
+// The statistics must not overwrite a file that is read, not even through a link.
 void require_other_file(const std::string& figures, const std::string& read) {
     std::error_code error;
     if (!figures.empty() && std::filesystem::equivalent(figures, read, error))
@@ -136,7 +136,7 @@ void require_other_file(const std::string& figures, const std::string& read) {
 int generate(Options& options) {
     require_other_file(options.json_stats, options.model);
     require_other_file(options.json_stats, options.prompt_file);
-    std::optional<ChatFormat> chat;  // first: a model without one need not be loaded
+    std::optional<ChatFormat> chat;  // before loading: models without one are refused
     if (options.conversation) chat = read_chat_format(options.model);
     Generation generation(options);
     const pi_gguf* parts = pi_model_gguf(generation.model());
@@ -205,11 +205,11 @@ int run(Options& options) {
     return generate(options);
 }
 
-// A file opened later would get the number of a standard stream that is closed, and receive text.
+// If a standard stream is closed, a file opened later would get its number and receive our text.
 void occupy_standard_streams() {
     for (int fd = STDIN_FILENO; fd <= STDERR_FILENO; fd++) {
         if (fcntl(fd, F_GETFD) != -1 || errno != EBADF) continue;
-        // Opened the wrong way round, so that using the stream stays the error it was.
+        // Opened in the wrong direction, so that using the stream is still an error.
         if (open("/dev/null", fd == STDIN_FILENO ? O_WRONLY : O_RDONLY) < 0) return;
     }
 }

@@ -24,7 +24,7 @@ int64_t integer(Text option, Text value, int64_t lo, int64_t hi) {
     char* end = nullptr;
     errno = 0;
     const long long n = std::strtoll(value.c_str(), &end, 10);
-    // strtoll skips spaces; a number starts with a digit or a sign.
+    // strtoll skips leading spaces; reject them.
     const bool whole =
         !value.empty() && !std::isspace(uint8_t(value[0])) && end == value.c_str() + value.size();
     if (!whole || errno == ERANGE || n < lo || n > hi)
@@ -34,7 +34,7 @@ int64_t integer(Text option, Text value, int64_t lo, int64_t hi) {
 }
 
 double number(Text option, Text value, double lo, double hi, Text expected) {
-    // strtod also reads hexadecimal, "inf" and "nan": none of them is meant by anyone.
+    // strtod also reads hexadecimal numbers, "inf" and "nan"; reject them.
     const bool decimal =
         !value.empty() && value.find_first_not_of("0123456789+-.eE") == std::string::npos;
     char* end = nullptr;
@@ -64,12 +64,12 @@ uint32_t cache_type(Text option, Text value) {
     int64_t block, block_bytes;
     if ((name != "F16" && name != "Q8_0" && name != "F32") ||
         !pi_type_by_name(name.c_str(), &type, &block, &block_bytes))
-        bad_value(option, value, "a type that the KV cache can have; f16, q8_0 and f32 are");
+        bad_value(option, value, "a type of the KV cache (f16, q8_0 or f32)");
     return type;
 }
 
 int32_t threads(Text option, Text value) {
-    // llama.cpp's -1, and 0 as well, leave the choice to the engine.
+    // -1 (as in llama.cpp) and 0 leave the choice to the engine.
     return std::max(int32_t(integer(option, value, -1, 1024)), 0);
 }
 
@@ -77,8 +77,8 @@ int32_t threads(Text option, Text value) {
 
 struct Option {
     const char* names;     // separated by ", "
-    const char* argument;  // of --help; nullptr: takes none. "[a|b]": may be left out
-    const char* help;      // nullptr: accepted or refused, but not listed
+    const char* argument;  // for --help; nullptr: none. "[a|b]": optional
+    const char* help;      // nullptr: accepted, but not listed
     void (*set)(Options& options, Text option, Text value);
 };
 
@@ -142,14 +142,14 @@ void set_ram_budget(Options& o, Text option, Text value) {
     if (o.ram_budget == 0) bad_value(option, value, "a number of GiB above 0");
 }
 
-// Remembers an option that asks for what this build does not have.
+// Remembers an option that asks for a GPU, which this build does not use.
 void ask_for_gpu(Options& o, Text option) {
     if (o.for_gpu.find(option) != o.for_gpu.npos) return;
     o.for_gpu += (o.for_gpu.empty() ? "" : " and ") + option;
 }
 
 void check_gpu_layers(Options& o, Text option, Text value) {
-    // Without a GPU there is nothing to decide, but a typo is still one.
+    // Without a GPU the value has no effect, but a typing error is still reported.
     if (value == "auto" || (value != "all" && integer(option, value, -1, INT32_MAX) <= 0)) return;
     ask_for_gpu(o, option);
 }
@@ -164,7 +164,7 @@ void set_sparse(Options& o, Text option, Text value) {
         o.sparse = mode;
         return;
     }
-    bad_value(option, value, "a mode; auto, off, exact and predictor are");
+    bad_value(option, value, "a mode (auto, off, exact or predictor)");
 }
 
 void set_sparse_threshold(Options& o, Text option, Text value) {
@@ -179,7 +179,7 @@ void check_device(Options&, Text option, Text value) {
                              " is not supported by this version");
     const std::string note = pi_device_note() ? pi_device_note() : "";
     throw UsageError("option " + option + ": there is no device '" + value + "'" +
-                     (note.empty() ? "" : " (" + note + ")") + "; cpu is there");
+                     (note.empty() ? "" : " (" + note + ")") + "; cpu is available");
 }
 
 const Option table[] = {
@@ -194,16 +194,17 @@ const Option table[] = {
     {"-f, --file", "FILE", "read the prompt from a file", set_prompt_file},
     {"-cnv, --conversation", nullptr, "converse: each line of stdin is a message, -p the first",
      set_flag<&Options::conversation, true>},
-    {"-sys, --system-prompt", "TEXT", "what the system says at the start of a conversation",
+    {"-sys, --system-prompt", "TEXT", "system message of a conversation",
      [](Options& o, Text, Text value) { o.system = value; }},
     {"-st, --single-turn", nullptr, "end the conversation after one answer",
      set_flag<&Options::single_turn, true>},
-    {"-r, --reverse-prompt", "TEXT", "stop where this was generated; may be given several times",
+    {"-r, --reverse-prompt", "TEXT",
+     "stop after this text was generated; can be given several times",
      [](Options& o, Text option, Text value) {
          if (value.empty()) bad_value(option, value, "a text");
          o.stops.push_back(value);
      }},
-    {"-e, --escape", nullptr, "\\n, \\t, \\\\, \\x41 ... in these texts are escapes",
+    {"-e, --escape", nullptr, "replace escapes such as \\n, \\t, \\\\ and \\x41 in these texts",
      set_flag<&Options::escape, true>},
     {"--no-escape", nullptr, nullptr, set_flag<&Options::escape, false>},
     {"-n, --predict, --n-predict", "N",
@@ -222,19 +223,21 @@ const Option table[] = {
      set_real<&pi_sampler_params::temperature>},
     {"--top-k", "N", "keep the N likeliest tokens; 0: all (default: 40)",
      set_integer<&pi_sampler_params::top_k>},
-    {"--top-p", "X", "keep the likeliest tokens that make up X; 1: off (default: 0.95)",
+    {"--top-p", "X",
+     "keep the likeliest tokens whose probabilities reach X; 1: off (default: 0.95)",
      set_share<&pi_sampler_params::top_p>},
-    {"--min-p", "X", "keep tokens X times as likely as the likeliest; 0: off (default: 0.05)",
+    {"--min-p", "X",
+     "keep tokens at least X times as likely as the likeliest; 0: off (default: 0.05)",
      set_share<&pi_sampler_params::min_p>},
     {"--typical, --typical-p", "X", "locally typical sampling; 1: off (default: 1)",
      set_share<&pi_sampler_params::typical_p>},
-    {"--repeat-penalty", "X", "penalty of tokens that occurred; 1: off (default: 1)",
+    {"--repeat-penalty", "X", "penalty for tokens that occurred; 1: off (default: 1)",
      set_repeat_penalty},
-    {"--repeat-last-n", "N", "tokens that penalties look back on; -1: all (default: 64)",
+    {"--repeat-last-n", "N", "number of last tokens that penalties consider; -1: all (default: 64)",
      set_repeat_last_n},
     {"--frequency-penalty", "X", "penalty times how often a token occurred (default: 0)",
      set_real<&pi_sampler_params::frequency_penalty>},
-    {"--presence-penalty", "X", "penalty of a token that occurred at all (default: 0)",
+    {"--presence-penalty", "X", "penalty for a token that occurred at all (default: 0)",
      set_real<&pi_sampler_params::presence_penalty>},
     {"--ignore-eos", nullptr, "never choose a token that ends the text",
      set_flag<&Options::ignore_eos, true>},
@@ -264,13 +267,13 @@ const Option table[] = {
      "layers on the GPU; this version uses none", check_gpu_layers},
     {"--device", "NAME", "where to compute: cpu", check_device},
     {"--sparse", "MODE",
-     "which neurons are computed: auto (default: generated tokens by predictor, prompts as exact), "
+     "which neurons are computed: auto (default; generated tokens by predictor, prompts as exact), "
      "off (all), exact (all that are not zero), predictor",
      set_sparse},
-    {"--sparse-threshold", "X", "predictor score below which a neuron is skipped (the file's)",
-     set_sparse_threshold},
+    {"--sparse-threshold", "X",
+     "predictor score below which a neuron is skipped (default: the file's)", set_sparse_threshold},
     {"-fa, --flash-attn", "[on|off|auto]",
-     "accepted; there is one attention, which never stores all scores",
+     "accepted and ignored: attention never stores the full score matrix",
      [](Options&, Text, Text) {}},
     {"--no-mmap", nullptr, "read the model into memory instead of mapping it",
      set_flag<&Options::mmap, false>},
@@ -279,11 +282,11 @@ const Option table[] = {
     {"--check-tensors", nullptr, "refuse a model with weights that are not finite",
      set_flag<&Options::check_tensors, true>},
     {"--reset-gpu-index, --disable-gpu-index", nullptr,
-     "do not look at MODEL.generated.gpuidx, PowerInfer's placement of neurons",
+     "do not read MODEL.generated.gpuidx, PowerInfer's placement of neurons",
      set_flag<&Options::gpu_index, false>},
-    {"--plan", nullptr, "print what memory the model would take and stop",
+    {"--plan", nullptr, "print the memory that the model would take and stop",
      set_action<Options::Action::plan>},
-    {"--json-stats", "FILE", "write the figures of the run to a file, as JSON",
+    {"--json-stats", "FILE", "write statistics of the run to a file, as JSON",
      [](Options& o, Text option, Text value) {
          if (value.empty()) bad_value(option, value, "the name of a file");
          o.json_stats = value;
@@ -298,10 +301,9 @@ const Option table[] = {
          o.verbosity = int32_t(integer(option, value, 0, 5));
      }},
 
-    // Of PowerInfer and llama.cpp, and true of this program anyway.
+    // Options of PowerInfer and llama.cpp that are the default here.
     {"-no-cnv, --no-conversation", nullptr, nullptr, set_flag<&Options::conversation, false>},
     {"--no-warmup", nullptr, nullptr, [](Options&, Text, Text) {}},
-    // Known, so that they are not taken for a typing error.
 };
 
 // ---- names --------------------------------------------------------------------------------------
@@ -324,7 +326,8 @@ const Option* find(Text name) {
     return nullptr;
 }
 
-// Insertions, deletions, replacements and swaps of neighbours that turn one text into the other.
+// The number of insertions, deletions, replacements and swaps of neighbours between two texts
+// (Damerau-Levenshtein).
 size_t distance(Text a, Text b) {
     std::vector<std::vector<size_t>> d(a.size() + 1, std::vector<size_t>(b.size() + 1));
     for (size_t i = 0; i <= a.size(); i++)
@@ -341,9 +344,9 @@ size_t distance(Text a, Text b) {
     return d[a.size()][b.size()];
 }
 
-// The listed option that an unknown name is closest to, or "" where none is close.
+// The listed option closest to an unknown name, or "" if none is close.
 std::string suggestion(std::string name) {
-    if (name.size() > 40) return "";  // no option is nearly as long
+    if (name.size() > 40) return "";  // no option is that long
     for (char& c : name) c = char(std::tolower(uint8_t(c)));
     std::string best;
     size_t least = name.size() / 4 + 2;
@@ -351,7 +354,7 @@ std::string suggestion(std::string name) {
         if (!option.help) continue;
         for (const std::string& candidate : split(option.names, ", ")) {
             if (candidate.compare(0, 2, "--") != 0) continue;
-            // A name that was cut short, or written with one dash, is as good as one that is close.
+            // A shortened name, or one with a single dash, counts as close.
             const bool one_dash = "-" + name == candidate;
             const bool begun = name.size() > 4 && candidate.compare(0, name.size(), name) == 0;
             const size_t d = one_dash ? 0 : begun ? 1 : distance(name, candidate);
@@ -392,7 +395,7 @@ Options parse_options(int argc, const char* const* argv) {
     Options options;
     for (int i = 1; i < argc; i++) {
         const std::string given = argv[i];
-        // llama.cpp reads --top_k as --top-k, and people write --top-k=40.
+        // --top_k is read as --top-k, as in llama.cpp. --top-k=40 is accepted too.
         std::string name =
             given.substr(0, given.compare(0, 2, "--") == 0 ? given.find('=') : given.npos);
         const bool has_value = name.size() < given.size();
@@ -416,15 +419,14 @@ Options parse_options(int argc, const char* const* argv) {
     }
     if (!options.conversation && (options.single_turn || !options.system.empty()))
         throw UsageError(std::string("option ") + (options.single_turn ? "-st" : "-sys") +
-                         " is for conversations; -cnv starts one");
+                         " needs -cnv, which starts a conversation");
     return options;
 }
 
 std::string help_text() {
     std::string text =
-        "Continues a text with a language model, or converses with it. The text goes to stdout, "
-        "everything else to "
-        "stderr.\n\n"
+        "Continues a text with a language model, or holds a conversation with it. The text goes to "
+        "stdout, everything else to stderr.\n\n"
         "usage: main [options]\n\n";
     constexpr size_t column = 36;
     for (const Option& option : table) {

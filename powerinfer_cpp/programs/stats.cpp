@@ -39,7 +39,7 @@ std::string object(const Members& members) {
     return text + "}";
 }
 
-// The value below which `share` of the sorted values lie, between neighbours in proportion.
+// A percentile of sorted values, with linear interpolation.
 double percentile(const std::vector<double>& sorted, double share) {
     if (sorted.empty()) return 0;
     const double at = share * double(sorted.size() - 1);
@@ -79,7 +79,7 @@ class Parts {
     Plan plan_;
 };
 
-// Experts of a layer; 1 where there are none.
+// Experts of a layer; 1 without experts.
 uint64_t n_experts(const pi_model* model) {
     const pi_gguf* gguf = pi_model_gguf(model);
     const std::string wanted = std::string(pi_model_architecture(model)) + ".expert_count";
@@ -161,12 +161,12 @@ void write_stats(Options& options, const pi_model* model, const Timing& timing) 
     if (!file) throw Failure(path + ": " + std::strerror(errno));
     bool written = std::fwrite(text.data(), 1, text.size(), file) == text.size();
     int error = errno;
-    if (std::fclose(file) != 0 && written) {  // what is short is written only now
+    if (std::fclose(file) != 0 && written) {  // buffered data is written only now
         written = false;
         error = errno;
     }
     if (written) return;
-    std::error_code ignored;  // half a file is worse than none; a device stays
+    std::error_code ignored;  // remove an incomplete file, but not a device
     if (std::filesystem::is_regular_file(path, ignored)) std::filesystem::remove(path, ignored);
     throw Failure(path + ": " + std::strerror(error));
 }

@@ -7,7 +7,7 @@ double ms_since(Clock::time_point start) {
     return std::chrono::duration<double, std::milli>(Clock::now() - start).count();
 }
 
-// The words are those of llama.cpp, which scripts look for.
+// The wording is llama.cpp's, because scripts parse it.
 void Timing::print() const {
     const auto per = [](double a, double b) { return b > 0 ? a / b : 0; };
     std::fprintf(stderr, "       load time = %10.2f ms\n", load);
@@ -28,7 +28,7 @@ void Timing::print() const {
     print_work();
 }
 
-// From here on the words are our own.
+// This part is our own.
 void Timing::print_work() const {
     const Work& work = decoding();
     if (work.sum.rows == 0) return;

@@ -45,7 +45,7 @@ WorkSpan::~WorkSpan() {
 Work WorkSpan::now() const {
     Work work;
     work.by_layer.resize(n_layer_, sized<pi_neuron_counts>());
-    // Fail for no session and no layer only.
+    // These fail only without a session or layers.
     (void)pi_session_work(session_, &work.sum);
     (void)pi_session_neurons(session_, 0, int32_t(n_layer_), work.by_layer.data());
     return work;

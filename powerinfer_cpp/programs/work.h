@@ -1,4 +1,4 @@
-// What rows of a session cost: neurons, and bytes of weights and cache.
+// The work of a session: neurons, and bytes of weights and cache.
 #pragma once
 
 #include <cstdint>
@@ -12,14 +12,14 @@ struct Work {
     std::vector<pi_neuron_counts> by_layer;  // empty: nothing done yet
 
     uint64_t bytes() const { return sum.attention + sum.predictor + sum.ffn + sum.head + sum.kv; }
-    // Share of a layer's n_ff neurons, of all layers' where layer is -1; 0 where no row was
+    // Share of the n_ff neurons of a layer, or of all layers for layer -1; 0 if no row was
     // computed.
     double share(int64_t pi_neuron_counts::*count, int64_t n_ff, int layer = -1) const;
     // Sum over the layers.
     int64_t total(int64_t pi_neuron_counts::*count) const;
 };
 
-// Adds to `total` what the session does from here to the end of the scope.
+// Adds the session's work in this scope to `total`.
 class WorkSpan {
  public:
     WorkSpan(Work& total, const pi_session* session, const pi_model* model);

@@ -1,4 +1,4 @@
-// powerinfer.h: errors, the machine, plans, models and their vocabularies.
+// C API (powerinfer.h): errors, the machine, plans, models and vocabularies.
 #include "api.h"
 
 #include <algorithm>
@@ -22,7 +22,7 @@ struct pi_reservation {
 
 namespace {
 
-// Fixed room, so that running out of memory can be reported without taking any.
+// Fixed size, so that running out of memory can be reported without allocating.
 thread_local char last_error[1024] = "";
 
 }  // namespace
@@ -102,7 +102,7 @@ pi_status pi_plan_new(const char* path, const pi_model_params* model_params,
         require(path && out, "path and out must not be NULL");
         pi_model_params m = params_or(model_params, pi_model_default_params());
         const pi_session_params s = params_or(session, pi_session_default_params());
-        m.vocab_only = false;  // it is the weights that a plan is about
+        m.vocab_only = false;  // a plan is about weights
         const auto model = powerinfer::Model::inspect(path, m);
         *out = new pi_plan{powerinfer::make_plan(*model, s)};
     });

@@ -1,5 +1,5 @@
-// What the parts of the C face share: the handles that more than one of them opens, and the one
-// place where exceptions become status codes.
+// Shared by the files of the C API: handles that several of them use, and the function that turns
+// exceptions into status codes.
 #pragma once
 
 #include <cstddef>
@@ -16,7 +16,7 @@
 struct pi_gguf {
     const ggml::Gguf* gguf;
     const std::vector<std::unique_ptr<ggml::File>>* files;
-    powerinfer::ModelFile own;  // empty when it is a model's
+    powerinfer::ModelFile own;  // empty if a model owns the file
 };
 
 struct pi_model {
@@ -29,7 +29,7 @@ namespace powerinfer::api {
 // Keeps the message for pi_last_error() of this thread.
 pi_status fail(ggml::Code code, const char* message) noexcept;
 
-// Runs the body of a call; what it throws becomes a status.
+// Runs the body of a call and turns exceptions into a status.
 template <typename F>
 pi_status guarded(F body) noexcept {
     try {
@@ -48,9 +48,10 @@ inline void require(bool condition, const char* what) {
     if (!condition) throw ggml::Error(ggml::Code::argument, what);
 }
 
-constexpr const char* kNoOut = "NULL where the result is to go";
+constexpr const char* kNoOut = "the pointer for the result must not be NULL";
 
-// Structs of callers begin with their size, which is that of an older header where it is smaller.
+// Structs of callers begin with their size, which is smaller if they were built with an older
+// header.
 template <typename S>
 size_t known_size(const S& of_caller) {
     static_assert(offsetof(S, struct_size) == 0 && std::is_trivially_copyable_v<S>);
@@ -62,8 +63,8 @@ size_t known_size(const S& of_caller) {
     return size;
 }
 
-// A copy of a caller's parameters; NULL stands for the defaults, and they for what an older header
-// does not have.
+// A copy of a caller's parameters. NULL gives the defaults; so do members that an older header does
+// not have.
 template <typename P>
 P params_or(const P* params, P defaults) {
     if (!params) return defaults;
@@ -72,7 +73,7 @@ P params_or(const P* params, P defaults) {
     return defaults;
 }
 
-// Writes a result, or as much of it as the caller's header has.
+// Writes a result, or the part of it that the caller's header knows.
 template <typename S>
 void give(S* out, S result) {
     require(out, kNoOut);

@@ -1,4 +1,4 @@
-// powerinfer.h: GGUF files as they are, formats of tensors, and bundles of neuron rows.
+// C API (powerinfer.h): GGUF files, formats of tensors, and bundles of neuron rows.
 #include <algorithm>
 
 #include "api.h"
@@ -148,7 +148,7 @@ pi_status pi_gguf_tensor(const pi_gguf* g, int64_t i, pi_tensor_info* out) {
 pi_status pi_gpu_index_read(const char* path, int32_t n_layer, int64_t n_ff, int64_t* n_gpu) {
     return guarded([&] {
         require(path && n_gpu, "path and n_gpu must not be NULL");
-        require(n_layer >= 1 && n_ff >= 1, "a model has layers and neurons");
+        require(n_layer >= 1 && n_ff >= 1, "n_layer and n_ff must be at least 1");
         for (const auto& ids : powerinfer::read_gpu_index(path, n_layer, n_ff)) {
             *n_gpu++ = int64_t(ids.size());
         }

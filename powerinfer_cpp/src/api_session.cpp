@@ -1,4 +1,4 @@
-// powerinfer.h: sessions and sampling.
+// C API (powerinfer.h): sessions and sampling.
 #include <cmath>
 
 #include "api.h"
@@ -20,15 +20,14 @@ namespace {
 
 constexpr const char* kNoSession = "session must not be NULL";
 
-// A layer's recording, which `find` gives or null where there is none.
+// Gives a layer's recording. `find` returns it, or null if there is none.
 template <typename T, typename F>
 pi_status recorded(const pi_session* s, int32_t layer, const T** out, F find) noexcept {
     return guarded([&] {
         require(s && out && layer >= 0 && layer < s->session.model->config.n_layer,
                 "no such layer");
         const T* found = find();
-        require(found,
-                "the session has not recorded this; its parameter `record` says what it does");
+        require(found, "the session does not record this (see its parameter `record`)");
         *out = found;
     });
 }
@@ -125,7 +124,8 @@ pi_status pi_sequence_match(const pi_session* s, int32_t seq, const int32_t* tok
                             const bool* generated, int32_t n, int32_t* same) {
     return guarded([&] {
         require(s, kNoSession);
-        require(n >= 0 && (token || n == 0) && same, "NULL or nothing where tokens are expected");
+        require(n >= 0 && (token || n == 0) && same,
+                "tokens and same must not be NULL, n not negative");
         *same = int32_t(s->session.match(seq, token, generated, n));
     });
 }
@@ -233,7 +233,8 @@ void pi_sampler_free(pi_sampler* sampler) {
 
 pi_status pi_sample(pi_sampler* sampler, const float* logits, int32_t n_vocab, int32_t* token) {
     return guarded([&] {
-        require(sampler && logits && n_vocab > 0 && token, "NULL or nothing to sample from");
+        require(sampler && logits && n_vocab > 0 && token,
+                "sampler, logits and token must not be NULL, n_vocab must be positive");
         *token = sampler->sampler.sample(logits, n_vocab);
     });
 }

@@ -8,9 +8,9 @@ namespace powerinfer {
 
 namespace {
 
-// Enough firings to judge by: chance moves a share of 512 by 2 points.
+// Number of firings needed for a judgement. With 512 the standard error of a share is 2 points.
 constexpr int64_t kEnough = 512;
-// Of the recall that the file promises; texts differ from those of the training.
+// Share of the recall in the file that is still acceptable: texts differ from the training texts.
 constexpr double kOfTrained = 0.8;
 
 }  // namespace
@@ -23,7 +23,7 @@ bool is_predicted(const Layer& l, const Ffn& f, int32_t sparse) {
 
 bool is_predicted(const Model& model, int32_t sparse) {
     return std::any_of(model.layers.begin(), model.layers.end(), [&](const Layer& l) {
-        // Experts of a layer have predictors together.
+        // Either all experts of a layer have predictors or none has.
         return is_predicted(l, l.experts.empty() ? l.ffn : l.experts[0], sparse);
     });
 }
@@ -37,7 +37,8 @@ void Audit::add(int64_t layer, const ggml::AuditCounts& counts) {
 std::string Audit::warning(const Model& model) {
     if (told_ || !changed_) return "";
     changed_ = false;
-    // A bad layer shows when it has been seen often enough, bad predictors everywhere sooner.
+    // One bad layer is reported after it has enough firings; if all predictors are bad, their sum
+    // reaches that sooner.
     int64_t fired = 0, found = 0;
     double expected = 0;
     for (size_t i = 0; i < layers_.size(); i++) {
@@ -54,9 +55,8 @@ std::string Audit::warning(const Model& model) {
             bad ? ggml::format("the predictor of layer %zu finds", i) : "the predictors find";
         const double n = double(bad ? c.fired : fired), share = double(bad ? c.found : found) / n;
         return ggml::format(
-            "%s: %s %.0f%% of the neurons that fire, less than %.0f%%: the text is "
-            "not what the whole model would write; --sparse exact computes every "
-            "neuron that fires",
+            "%s: %s %.0f%% of the neurons that fire, less than %.0f%%: the text can differ "
+            "from that of the whole model; --sparse exact computes every neuron that fires",
             model.file.gguf.path().c_str(), who.c_str(), 100 * share,
             100 * (bad ? least : expected / n));
     }

@@ -1,5 +1,5 @@
-// Whether predictors find the neurons that fire. What an audit finds is reported and changes
-// nothing: a mask that followed from a measurement would depend on who was measured.
+// Checks whether predictors find the neurons that fire. An audit only reports. It never changes a
+// mask: then results would depend on which rows were audited.
 #pragma once
 
 #include <string>
@@ -10,32 +10,33 @@
 
 namespace powerinfer {
 
-// Share of the firings that a predictor must find. Below it `auto` computes a layer exactly, where
-// the file says so (powerinfer.predictor.recall), and warns where only an audit does.
+// Share of the firings that a predictor must find. If the file gives a lower recall
+// (powerinfer.predictor.recall), `auto` computes the layer exactly. If only an audit measures less,
+// the session warns.
 constexpr float kRecallFloor = 0.7f;
 
-// Has a block of this layer a predictor that a mode (pi_sparse) listens to?
+// Does a block of this layer have a predictor that this mode (pi_sparse) uses?
 bool is_predicted(const Layer& layer, const Ffn& block, int32_t sparse);
-// Has any block of the model?
+// The same for any block of the model.
 bool is_predicted(const Model& model, int32_t sparse);
 
-// For every generated token that is masked, one segment of one layer, 1/32 of its neurons, is also
-// computed in full and compared with the mask. That costs a thirtieth of one layer's first rows.
+// For every masked generated token, one segment of one layer (1/32 of its neurons) is also computed
+// in full and compared with the mask. This costs about 1/32 of reading one layer's gate rows.
 class Audit {
  public:
     Audit() = default;
     explicit Audit(const Config& config) : layers_(size_t(config.n_layer)) {}
 
-    // The segment that a generated token at a position looks at in a layer; -1: another layer.
-    // Layers take turns first, then segments.
+    // The segment of a layer that a generated token at this position audits; -1 if it audits
+    // another layer. Positions go through the layers first, then through the segments.
     int segment(int64_t layer, int64_t position) const {
         const int64_t n = int64_t(layers_.size());
         return position % n == layer ? int(position / n % ggml::kSegments) : -1;
     }
     void add(int64_t layer, const ggml::AuditCounts& counts);
-    // Since the session began.
+    // Counts since the session began.
     const ggml::AuditCounts& layer(int64_t i) const { return layers_[size_t(i)]; }
-    // A sentence, when there is reason for one and for the first time; else "".
+    // A warning, at most once per session; "" if there is no reason for one.
     std::string warning(const Model& model);
 
  private:

@@ -1,4 +1,4 @@
-// A micro-batch: rows that one forward pass computes, and what is wanted of them.
+// A micro-batch: the rows of one forward pass.
 #pragma once
 
 #include "ggml/carver.h"
@@ -6,8 +6,8 @@
 
 namespace powerinfer {
 
-// n rows. A row is a token at a position of a sequence, whose slot is chosen already; rows of one
-// sequence stand in order of their positions.
+// n rows. A row is a token at a position of a sequence; its slot in the KV cache is already chosen.
+// Rows of one sequence are in the order of their positions.
 struct Batch {
     Batch() = default;
     Batch(ggml::Carver& carver, int64_t max_rows) {
@@ -23,13 +23,11 @@ struct Batch {
     int64_t n = 0;
     int32_t* token = nullptr;
     int32_t* position = nullptr;
-    ggml::KvSlot* slot = nullptr;     // where its keys and values go
+    ggml::KvSlot* slot = nullptr;     // place of its keys and values
     const int32_t** pages = nullptr;  // of its sequence
-    float** result =
-        nullptr;             // room for its logits [n_vocab] or embedding [n_embd]; null: not kept
-    bool* masked = nullptr;  // its feed-forward blocks compute only what predictors propose
-    // The caller said that its token was generated: such rows are audited where they are masked.
-    bool* generated = nullptr;
+    float** result = nullptr;         // for logits [n_vocab] or embedding [n_embd]; null: not kept
+    bool* masked = nullptr;           // its FFN computes only neurons that predictors propose
+    bool* generated = nullptr;        // its token was generated: audited if masked
 };
 
 }  // namespace powerinfer

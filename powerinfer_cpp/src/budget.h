@@ -1,4 +1,5 @@
-// The one ledger of memory: whoever takes some for a model or its sessions asks here first.
+// The memory budget of a model. Everything that takes memory for a model or its sessions reserves
+// it here first.
 #pragma once
 
 #include <cstdint>
@@ -10,7 +11,7 @@ namespace powerinfer {
 
 class Budget;
 
-// Bytes taken from a budget, given back when it goes away. Keeps the budget alive.
+// Bytes reserved in a budget; the destructor gives them back. Keeps the budget alive.
 class Reservation {
  public:
     Reservation() = default;  // of nothing
@@ -27,14 +28,14 @@ class Reservation {
     uint64_t bytes_ = 0;
 };
 
-// Bytes of RAM that a model and everything that belongs to it may take. Threads may share it.
+// The RAM that a model and everything that belongs to it may take. Safe to share among threads.
 class Budget : public std::enable_shared_from_this<Budget> {
  public:
-    // `asked` bytes; 0: what is free now, less a margin for everything that no plan counts (code,
-    // stacks, the vocabulary).
+    // A budget of `asked` bytes. 0: the memory that is free now, less a margin of 128 MiB for what
+    // plans do not count (code, stacks, the vocabulary).
     static std::shared_ptr<Budget> make(uint64_t asked);
 
-    // Throws Error(memory) saying how much `what` needs and how much there is.
+    // Throws Error(memory) with the bytes that `what` needs and the bytes that are left.
     Reservation reserve(const std::string& what, uint64_t bytes);
 
     uint64_t limit() const { return limit_; }

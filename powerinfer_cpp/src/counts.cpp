@@ -6,7 +6,7 @@ namespace powerinfer {
 
 namespace {
 
-// Bytes of one neuron's row; 0 where there is none.
+// Bytes of one neuron's row and bias; 0 if there is none.
 uint64_t row_bytes(const ggml::NeuronRows& rows, int64_t cols, const float* bias) {
     if (!rows) return 0;
     return uint64_t(ggml::info(rows.type).size(cols)) + (bias ? sizeof(float) : 0);
@@ -61,7 +61,7 @@ Traffic traffic(const Model& m, const Counts& did, bool embedding) {
     }
     for (size_t i = 0; i < m.layers.size(); i++) {
         const Layer& l = m.layers[i];
-        // Experts of a layer have the same shapes and types.
+        // All experts of a layer have the same shapes and types.
         const Ffn& f = l.experts.empty() ? l.ffn : l.experts[0];
         const ggml::NeuronCounts& counts = did.neurons[i];
         sum.ffn += uint64_t(did.rows) * uint64_t(l.router.bytes());

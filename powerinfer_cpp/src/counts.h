@@ -1,4 +1,4 @@
-// What the rows of a session cost: neurons, and bytes of weights and cache.
+// The work of a session: neurons, and bytes of weights and cache.
 #pragma once
 
 #include <cstdint>
@@ -9,23 +9,23 @@
 
 namespace powerinfer {
 
-// Of all rows since the session began.
+// Sums over all rows since the session began.
 struct Counts {
     int64_t rows = 0, kept = 0;               // kept: with logits or an embedding
     uint64_t kv_bytes = 0;                    // keys and values that attention read
     std::vector<ggml::NeuronCounts> neurons;  // [n_layer]
-    // [n_layer]: rows (in mixtures per chosen expert) that were given to a predictor.
+    // [n_layer]: rows given to a predictor; in mixtures once per chosen expert.
     std::vector<int64_t> predicted;
     void add(const Model& model, const Batch& batch, int64_t position_bytes);
 };
 
-// Bytes by part of the model, as if every row had been alone in its call. What audits read is not
-// among them.
+// Bytes by part of the model, counted as if each row had been computed alone. Does not include
+// audits.
 struct Traffic {
     uint64_t attention = 0, predictor = 0, ffn = 0, head = 0, kv = 0;
 };
 
-// embedding: kept rows have embeddings instead of logits, and need no head.
+// embedding: kept rows have embeddings instead of logits and do not read the head.
 Traffic traffic(const Model& model, const Counts& counts, bool embedding);
 
 }  // namespace powerinfer

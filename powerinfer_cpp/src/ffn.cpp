@@ -11,19 +11,19 @@ using ggml::Input;
 
 namespace {
 
-// One block, of a layer or of an expert, and the rows that it computes.
+// One block (of a layer or an expert) and the rows that it computes.
 struct Block {
-    int64_t layer, expert;  // expert: 0 where a layer has one block
+    int64_t layer, expert;  // expert: 0 if the layer has one block
     const Ffn& w;
     const float* x;         // [n, n_embd], normed
-    const float* residual;  // [n, n_embd], before the norm: what PowerInfer's predictors see
-    const int32_t* rows;    // [n], which rows of the batch these are; null: all, in order
+    const float* residual;  // [n, n_embd], before the norm: input of PowerInfer's predictors
+    const int32_t* rows;    // [n], their indices in the batch; null: all, in order
     int64_t n;
 
     int64_t row(int64_t t) const { return rows ? rows[t] : t; }
 };
 
-// Every neuron, of a file that stores matrices.
+// Computes every neuron, for files that store matrices.
 void dense_ffn(const Pass& p, const Block& in, float* y) {
     const Config& c = p.model.config;
     const Ffn& w = in.w;
@@ -45,8 +45,8 @@ void dense_ffn(const Pass& p, const Block& in, float* y) {
     counts = {counts.rows + in.n, counts.proposed + all, counts.computed + all, counts.fired + all};
 }
 
-// score = fc2 . relu(fc1 . x): raw logits, no bias (PowerInfer's semantics); of a sketch the sum of
-// the inputs under the signs of the row.
+// score = fc2 . relu(fc1 . x), raw logits without bias, as in PowerInfer. With a sketch: the score
+// of ggml/sketch.h.
 void predict(const Pass& p, const Ffn& w, const float* x, int64_t n) {
     const Config& c = p.model.config;
     Workspace& b = p.work;
@@ -65,7 +65,7 @@ void predict(const Pass& p, const Ffn& w, const float* x, int64_t n) {
     p.context.profile.part = name(Part::ffn);
 }
 
-// Which neurons may be computed for which rows: all, unless a predictor masks the row.
+// The neurons that may be computed for each row: all, unless a predictor masks the row.
 ggml::NeuronMask mask_of(const Pass& p, const Block& in) {
     const Config& c = p.model.config;
     Workspace& b = p.work;
@@ -89,7 +89,8 @@ ggml::NeuronMask mask_of(const Pass& p, const Block& in) {
     return mask;
 }
 
-// What the mask keeps from firing, for the rows whose turn it is. Changes no result.
+// Audits the rows whose turn it is: counts the firing neurons that the mask hides. Changes no
+// result.
 void audit(const Pass& p, const Block& in, const ggml::Neurons& neurons, const Input& input,
            const ggml::NeuronMask& mask) {
     const Batch& batch = p.work.batch;
@@ -102,12 +103,12 @@ void audit(const Pass& p, const Block& in, const ggml::Neurons& neurons, const I
     }
 }
 
-// The neurons that fire, of a file that stores neuron rows.
+// Computes the neurons that fire, for files that store neuron rows.
 void neuron_ffn(const Pass& p, const Block& in, float* y) {
     const Config& c = p.model.config;
     Workspace& b = p.work;
     ggml::Neurons neurons = in.w.neurons;
-    // A threshold on a smooth activation (CATS) changes the result, so only `exact` applies it.
+    // On a smooth activation a threshold (CATS) changes the result, so only `exact` applies it.
     if (!relu_family(neurons.act) && p.params.sparse != PI_SPARSE_EXACT) neurons.threshold = 0;
     const ggml::NeuronMask mask = mask_of(p, in);
     const bool q8 = neurons.gate.wants_q8() || neurons.up.wants_q8();
@@ -124,7 +125,7 @@ void neuron_ffn(const Pass& p, const Block& in, float* y) {
     audit(p, in, neurons, input, mask);
 }
 
-// y[t] = down . (act(gate . x[t]) * up . x[t]); without a gate down . act(up . x[t]).
+// y[t] = down . (act(gate . x[t]) * up . x[t]); without a gate, y[t] = down . act(up . x[t]).
 void ffn(const Pass& p, const Block& in, float* y) {
     if (in.w.neurons.n) {
         neuron_ffn(p, in, y);
@@ -134,14 +135,14 @@ void ffn(const Pass& p, const Block& in, float* y) {
     p.record.fired(p.context, in.layer, in.expert, in.rows, in.n, p.work.flags);
 }
 
-// y[t] = sum over the chosen experts, in ascending order, of share * ffn(expert, x[t]).
+// y[t] = sum of share * ffn(expert, x[t]) over the chosen experts, in ascending order.
 void mixture(const Pass& p, int64_t layer, const float* x, float* y) {
     const Config& c = p.model.config;
     Workspace& b = p.work;
     const ggml::ExpertRows& chosen = b.expert_rows;
     ggml::zero(p.context, y, b.batch.n * c.n_embd);
     for (int64_t e = 0; e < c.n_expert; e++) {
-        // The rows that chose this expert, side by side so that its weights are read once.
+        // Gathers the rows that chose this expert, so that its weights are read once.
         const int32_t first = chosen.first[e], n = chosen.first[e + 1] - first;
         if (n == 0) continue;
         const int32_t* rows = chosen.rows + first;

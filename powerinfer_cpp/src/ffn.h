@@ -5,14 +5,14 @@
 
 namespace powerinfer {
 
-// Does this activation leave exact zeros?
+// Is this activation exactly 0 for negative inputs?
 bool relu_family(ggml::Activation act);
 
-// Chooses the experts of the batch's rows by x, [n, n_embd], and keeps them in the workspace.
+// Chooses the experts of the batch's rows from x, [n, n_embd], and stores them in the workspace.
 void route(const Pass& p, const Layer& layer, const float* x);
 
-// y = the layer's block, or its mixture of the experts that route() chose, of x, the norm of the
-// residual stream in the workspace. x, y: [n, n_embd].
+// y = the layer's block, or its mixture of the experts chosen by route(), applied to x, the normed
+// residual stream. x, y: [n, n_embd].
 void feed_forward(const Pass& p, int64_t layer, const float* x, float* y);
 
 }  // namespace powerinfer

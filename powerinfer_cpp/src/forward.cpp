@@ -12,7 +12,7 @@ namespace {
 
 using ggml::Input;
 
-// x[t] = row of the embedding table, plus the position's row where positions are learned.
+// x[t] = row of the embedding table, plus the position's row for learned positions.
 void embed(const Pass& p) {
     const Model& m = p.model;
     Workspace& b = p.work;
@@ -38,7 +38,7 @@ void norm(const Pass& p, const float* x, const NormWeights& w, int64_t n, float*
     }
 }
 
-// Each head of queries or keys: its own norm, then its position.
+// For each head of queries or keys: its norm (if any), then RoPE.
 void place_heads(const Pass& p, const Layer& l, const float* head_norm, int64_t n_head, float* x) {
     const Config& c = p.model.config;
     const int64_t n = p.work.batch.n;
@@ -78,8 +78,7 @@ void attention(const Pass& p, int64_t layer, const float* x, float* y) {
     ggml::matmul(p.context, attended, {{l.o, y, l.o_bias}});
 }
 
-// x += attention(norm(x)); x += ffn(norm(x)); or both of the same x where the family has them side
-// by side.
+// x += attention(norm(x)); x += ffn(norm(x)). In families with parallel_ffn both read the same x.
 void layer(const Pass& p, int64_t i) {
     const Config& c = p.model.config;
     const Layer& l = p.model.layers[size_t(i)];
@@ -101,7 +100,7 @@ void layer(const Pass& p, int64_t i) {
     ggml::add(p.context, b.x, b.ffn_out, n * c.n_embd);
 }
 
-// Logits, or embeddings, of the rows that want them.
+// Logits or embeddings of the rows to keep.
 void head(const Pass& p) {
     const Model& m = p.model;
     const Config& c = m.config;
@@ -110,7 +109,7 @@ void head(const Pass& p) {
     const int64_t n = b.batch.n, width = p.params.embedding ? c.n_embd : c.n_vocab;
     p.context.profile.part = name(Part::head);
     for (int64_t t = 0; t < n;) {
-        // Neighbouring rows whose results are neighbours too share one product.
+        // Adjacent rows with adjacent results share one product.
         int64_t end = t;
         while (end < n && result[end] && result[end] == result[t] + (end - t) * width) end++;
         if (end > t) {

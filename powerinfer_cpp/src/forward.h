@@ -1,12 +1,12 @@
-// The forward pass: tokens in, logits out.
+// The forward pass, from tokens to logits.
 #pragma once
 
 #include "pass.h"
 
 namespace powerinfer {
 
-// Runs the model over the batch of p.work, whose rows have their slots in the KV pages. Throws
-// Error(cancelled) between layers when the caller's should_stop says so.
+// Runs the model over the batch in p.work; its rows already have slots in the KV pages. Throws
+// Error(cancelled) between layers if should_stop returns true.
 void forward(const Pass& p);
 
 }  // namespace powerinfer

@@ -30,7 +30,7 @@ class Reader {
     const ggml::TensorInfo& list(const std::string& name) const {
         const ggml::TensorInfo* t = gguf_.find_tensor(name);
         if (!t) refuse("tensor \"" + name + "\" is missing");
-        if (t->type != ggml::DType::I32 || t->n_dims != 1) refuse(*t, "is no list of I32");
+        if (t->type != ggml::DType::I32 || t->n_dims != 1) refuse(*t, "is not a list of I32");
         return *t;
     }
 
@@ -45,8 +45,8 @@ class Reader {
     ggml::Gguf gguf_;
 };
 
-// gpu_idx says 1 or 0 for every neuron, gpu_bucket lists those with 1 in ascending order.
-// PowerInfer looks at the list only where a layer is split, so neither is it held to more here.
+// gpu_idx has 1 or 0 for every neuron; gpu_bucket lists the neurons with 1 in ascending order.
+// PowerInfer reads the list only if a layer is split, so it is checked only then.
 std::vector<int32_t> read_layer(const Reader& r, int64_t layer, int64_t n_ff) {
     const ggml::TensorInfo& index = r.list(blk(layer, "gpu_idx"));
     const ggml::TensorInfo& bucket = r.list(blk(layer, "gpu_bucket"));
@@ -93,7 +93,7 @@ std::vector<std::vector<int32_t>> read_gpu_index(const std::string& path, int64_
                                                  int64_t n_ff) {
     const Reader r(path);
     if (r.gguf().string("general.architecture") != "generic.gpu_index") {
-        r.refuse("is no placement of neurons (general.architecture is not generic.gpu_index)");
+        r.refuse("is not a placement of neurons (general.architecture is not generic.gpu_index)");
     }
     r.gguf().integer("split.vram_capacity", 0, INT64_MAX);
     if (int64_t(r.gguf().tensors().size()) != 2 * n_layer) {

@@ -1,4 +1,4 @@
-// From a path to a Model, step by step.
+// Loads a Model from a path, step by step.
 #include "load.h"
 
 #include <set>
@@ -14,11 +14,11 @@ using ggml::format;
 
 namespace {
 
-// Tells the log what a placement asks for and this build does not do.
+// Logs what a placement asks for and this build does not do.
 void log_placement(const Placement& p, const pi_model_params& params) {
     if (!params.log) return;
     if (!p.stale.empty()) {
-        const std::string why = p.path + " " + p.stale + " and is passed over; powerinfer place";
+        const std::string why = p.path + " " + p.stale + " and is ignored; `powerinfer place`";
         params.log(2, (why + " makes a new one").c_str(), params.log_data);
         return;
     }
@@ -34,7 +34,7 @@ void log_placement(const Placement& p, const pi_model_params& params) {
                params.log_data);
 }
 
-// Tells the log which tensors of the file play no part, once and together.
+// Logs how many tensors of the file are not used.
 void log_unused(const Model& model, const pi_model_params& params) {
     if (!params.log) return;
     std::set<const ggml::TensorInfo*> used;
@@ -47,7 +47,7 @@ void log_unused(const Model& model, const pi_model_params& params) {
     }
     const size_t unused = gguf.tensors().size() - used.size();
     if (!unused) return;
-    params.log(3, format("%zu of the file's tensors have no part in this model", unused).c_str(),
+    params.log(3, format("%zu of the file's tensors are not used", unused).c_str(),
                params.log_data);
 }
 

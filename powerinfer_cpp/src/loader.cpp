@@ -1,4 +1,4 @@
-// Weights into memory: mapped, read, or packed into strips and bundles.
+// Brings weights into memory: mapped, read, or packed into strips and bundles.
 #include <algorithm>
 #include <atomic>
 #include <cmath>
@@ -39,7 +39,7 @@ class Loader {
     }
 
  private:
-    // Where a weight lies, or will lie. Only of packed and plain ones may it be written to.
+    // The address of a weight. Only packed and plain ones are writable.
     uint8_t* at(const WeightSpec& w) const {
         switch (w.place.memory) {
             case Place::Memory::packed:
@@ -68,7 +68,7 @@ class Loader {
             *t->to = m;
         } else if (const auto* s = std::get_if<Signs>(&w.target)) {
             *s->to = m;
-            return;  // any bits are signs
+            return;  // any bits are valid signs
         } else if (const auto* b = std::get_if<WholeBundle>(&w.target)) {
             b->to->place(m.data);
             if (params_.check_tensors) check_bundle(w, b->to->layout, m.data);
@@ -77,8 +77,8 @@ class Loader {
         if (params_.check_tensors) check_finite(w.name, m);
     }
 
-    // Slabs of a few MB: the pages of the file are given back as soon as they are packed, so that
-    // the model is never in memory twice.
+    // Packs slabs of a few MB and drops the pages of the file after each, so that the model is
+    // never in memory twice.
     void pack(const WeightSpec& w, const ggml::Matrix& m, uint8_t* to) {
         const int64_t strip = ggml::kStrip * m.row_bytes(),
                       n_strips = (m.rows + ggml::kStrip - 1) / ggml::kStrip;
@@ -99,7 +99,7 @@ class Loader {
         }
     }
 
-    // Rows go to their places in the bundles.
+    // Moves rows to their places in the bundles.
     void bundle(const WeightSpec& w, const NeuronPart& neurons) {
         const BundleLayout& layout = neurons.to->layout;
         uint8_t* bundles = at(w);
@@ -110,7 +110,7 @@ class Loader {
         for (int64_t r0 = 0; r0 < w.rows; r0 += slab) {
             const int64_t n = std::min(slab, w.rows - r0);
             with_file_bytes(w, r0 * row, n * row, [&](const uint8_t* from) {
-                // The stored rows are the same numbers.
+                // Checks stored rows: they have the same values.
                 if (params_.check_tensors)
                     check_finite(w.name, {type, ggml::Layout::rows, n, w.cols, from}, r0);
                 context_.threads.run(n, 8, [&](int64_t begin, int64_t end, int) {
@@ -121,7 +121,7 @@ class Loader {
         }
     }
 
-    // Calls use(bytes) with a range of a weight as the file has it, mapped or read.
+    // Calls use(bytes) with a range of a weight as stored in the file, mapped or read.
     template <typename F>
     void with_file_bytes(const WeightSpec& w, int64_t begin, int64_t n, const F& use) {
         const uint64_t offset = w.file_offset() + uint64_t(begin);
@@ -137,7 +137,7 @@ class Loader {
         mapping.drop(offset, uint64_t(n));
     }
 
-    // The parts of a bundled file's rows, a slab at a time.
+    // Checks each part of a bundled file's rows, a slab at a time.
     void check_bundle(const WeightSpec& w, const BundleLayout& layout, const uint8_t* data) {
         for (size_t i = 0; i < layout.parts.size(); i++) {
             ggml::Matrix m{layout.parts[i], ggml::Layout::rows, 0, layout.cols, nullptr};
@@ -152,7 +152,7 @@ class Loader {
         }
     }
 
-    // Rows `first` and on of a tensor.
+    // Checks rows of a tensor, of which m has those from `first` on.
     void check_finite(const std::string& name, const ggml::Matrix& m, int64_t first = 0) {
         std::atomic<int64_t> bad{-1};
         context_.threads.run(m.rows, 16, [&](int64_t begin, int64_t end, int) {
@@ -194,7 +194,8 @@ class Loader {
     uint64_t total_ = 0, done_ = 0;
 };
 
-// Above this rate a prediction saves less than it costs to make: the gate is computed anyway.
+// For neurons that fire more often than this, predicting costs more than it saves: their gates are
+// always computed.
 void mark_unpredicted(Ffn& f) {
     constexpr float kRate = 0.5f;
     if (!f.rate) return;

@@ -12,8 +12,8 @@ namespace powerinfer {
 
 namespace {
 
-// Calls `work` until `seconds` have gone by; returns the shortest time of one call. The shortest,
-// because whatever else the machine does can only lengthen it.
+// Calls `work` for at least `seconds` and returns the shortest time of one call: other load on the
+// machine can only make a call slower.
 template <typename F>
 double shortest(double seconds, const F& work) {
     using Clock = std::chrono::steady_clock;
@@ -50,7 +50,7 @@ double measure_product(const ggml::DTypeInfo& type, int n_threads, int64_t n_tok
     std::vector<float> row(kCols), x(size_t(n_tokens * kCols)), y(size_t(n_tokens * kRows));
     for (float& v : x) v = normal(random);
     for (float& v : row) v = normal(random);
-    // Every row the same: the time of a product does not depend on the values.
+    // All rows are equal: the time of a product does not depend on the values.
     std::vector<uint8_t> stored(size_t(type.size(kCols * ggml::kStrip)));
     for (int64_t i = 0; i < ggml::kStrip; i++) {
         type.encode(row.data(), stored.data() + i * type.size(kCols), kCols);

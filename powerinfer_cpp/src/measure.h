@@ -1,4 +1,4 @@
-// What this machine can do: for `powerinfer doctor` and for reading benchmarks against.
+// Measures the machine, for `powerinfer doctor` and as a reference for benchmarks.
 #pragma once
 
 #include <cstdint>
@@ -7,10 +7,10 @@
 
 namespace powerinfer {
 
-// Bytes per second that a plain read of n_bytes of memory reaches.
+// Bytes per second of reading n_bytes of memory.
 double measure_read(int n_threads, uint64_t n_bytes);
 
-// Multiply-adds per second of a 2048 x 4096 product with n_tokens tokens.
+// Multiply-adds per second of a 2048 x 4096 matrix times n_tokens tokens.
 double measure_product(const ggml::DTypeInfo& type, int n_threads, int64_t n_tokens);
 
 }  // namespace powerinfer

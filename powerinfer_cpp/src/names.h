@@ -1,4 +1,4 @@
-// Where memory is, what it is for, and activations: each with its word, said once.
+// Tiers of memory, parts of a model, and activations, with their names.
 #pragma once
 
 #include <cstdint>
@@ -11,7 +11,7 @@ namespace powerinfer {
 
 enum class Tier : uint8_t { ram, gpu, storage };
 
-// A part of a model or a session, in memory plans, in profiles, and where bytes are counted.
+// A part of a model or a session, for memory plans, profiles and byte counts.
 enum class Part : uint8_t {
     attention,
     ffn,

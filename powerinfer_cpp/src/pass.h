@@ -1,4 +1,4 @@
-// What a forward pass works with: the weights, the rows, and the memory of a session.
+// The inputs of a forward pass: weights, rows, and the memory of a session.
 #pragma once
 
 #include "audit.h"

@@ -1,4 +1,4 @@
-// Where neurons are to live, as a placement says that was solved for a model and a machine.
+// A placement: the tier for each neuron, solved for a model and a machine.
 #pragma once
 
 #include <cstdint>
@@ -9,7 +9,7 @@
 
 namespace powerinfer {
 
-// Homes of the neurons of a layer, or of one expert.
+// Tiers of the neurons of a layer, or of one expert.
 struct NeuronHomes {
     std::vector<Tier> tier;  // [n_ff]
 
@@ -18,14 +18,14 @@ struct NeuronHomes {
 };
 
 struct Placement {
-    std::string path;   // of the file that says so
-    std::string stale;  // why it does not count: it is one for something else; "" where it does
-    // What it was solved for; 0 and "" where it does not say.
+    std::string path;   // of the file that has it
+    std::string stale;  // why it does not apply to this model; "" if it does
+    // What it was solved for; 0 and "" if unknown.
     int64_t vram_budget = 0, ram_budget = 0;  // bytes
     std::string device;
     std::vector<std::vector<NeuronHomes>> layers;  // [n_layer][max(1, n_expert)]
 
-    int64_t count(Tier home) const;  // of all layers
+    int64_t count(Tier home) const;  // over all layers
 };
 
 }  // namespace powerinfer

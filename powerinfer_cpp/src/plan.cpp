@@ -24,7 +24,7 @@ pi_session_params resolve_session_params(const Config& config, pi_session_params
     if (p.n_ctx == 0) p.n_ctx = int32_t(std::min<int64_t>(config.n_ctx, INT32_MAX));
     if (p.n_threads == 0) p.n_threads = ggml::default_threads();
     if (p.n_threads_batch == 0) p.n_threads_batch = p.n_threads;
-    // Learned positions end with their table; rotating ones only get worse.
+    // Learned positions end with their table. RoPE works beyond the trained context, only worse.
     bound("n_ctx", p.n_ctx, 1, config.n_rot ? INT32_MAX : config.n_ctx);
     bound("n_batch", p.n_batch, 1, 1 << 20);
     bound("n_ubatch", p.n_ubatch, 1, 1 << 20);
@@ -38,7 +38,8 @@ pi_session_params resolve_session_params(const Config& config, pi_session_params
     bound("sparse", p.sparse, PI_SPARSE_AUTO, PI_SPARSE_PREDICTOR);
     bound("record", p.record, PI_RECORD_OFF, PI_RECORD_INPUTS);
     if (p.record && p.sparse != PI_SPARSE_OFF && p.sparse != PI_SPARSE_EXACT) {
-        throw Error(Code::argument, "record needs sparse off or exact: what is masked never shows");
+        throw Error(Code::argument,
+                    "record needs sparse off or exact: masked neurons are not computed");
     }
     if (std::isinf(p.sparse_threshold)) {
         throw Error(Code::argument, "the sparse threshold must be finite");

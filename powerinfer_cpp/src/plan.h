@@ -1,4 +1,4 @@
-// The memory plan: what a model and a session take, known before a byte of weights is read.
+// The memory plan: what a model and a session will take, computed before weights are read.
 #pragma once
 
 #include <string>
@@ -10,11 +10,11 @@
 
 namespace powerinfer {
 
-// Session parameters with zeros replaced by what they stand for. Throws Error(argument) naming the
-// parameter that is out of range.
+// Replaces zeros in session parameters by the values that they stand for. Throws Error(argument)
+// naming the parameter that is out of range.
 pi_session_params resolve_session_params(const Config& config, pi_session_params params);
 
-// Floats that are kept of a row: its logits or its embedding.
+// Floats kept per row: logits or an embedding.
 int64_t kept_width(const Config& config, const pi_session_params& params);
 
 // What a session with these resolved parameters takes.

@@ -1,5 +1,5 @@
-// The rules are regular expressions in their models' tokenizer.json. Here each is a function that
-// says where a match at a given place ends; it stands beside the expression that it matches.
+// The rules are regular expressions in the models' tokenizer.json. Here each one is a function that
+// returns the end of a match at a given place; the expression is in the comment above it.
 #include "pretokenizer.h"
 
 #include <algorithm>
@@ -31,7 +31,7 @@ bool in_ranges(const uint32_t (&ranges)[n][2], uint32_t point) {
     return range != std::begin(ranges) && point <= (*(range - 1))[1];
 }
 
-// Of a character that utf8_length() found to be n bytes long.
+// Decodes a character of n bytes, as found by utf8_length().
 uint32_t decode(const char* bytes, size_t n) {
     uint32_t point = uint8_t(bytes[0]) & (n == 1 ? 0x7F : 0xFF >> (n + 1));
     for (size_t i = 1; i < n; i++) point = point << 6 | (uint8_t(bytes[i]) & 0x3F);
@@ -54,15 +54,15 @@ std::vector<Char> decode(std::string_view text) {
         chars.push_back({i, point, point < 128 ? ascii[point] : char_kind(point)});
         i += n;
     }
-    chars.push_back({text.size(), Char::no_point, CharKind::other});  // whose begin ends the last
+    chars.push_back({text.size(), Char::no_point, CharKind::other});  // ends the last
     return chars;
 }
 
 // ---- Kinds of characters, as the expressions name them ------------------------------------------
 
-// Every character class and matcher has these forms, so that templates can be made of them.
+// Signatures of character classes and matchers, so that templates can combine them.
 using Is = bool (*)(const Char&);
-// The end of a match that starts at `at`, or `at` where there is none.
+// Returns the end of a match that starts at `at`, or `at` if there is none.
 using Match = const Char* (*)(const Char* at, const Char* end);
 
 bool letter(const Char& c) {
@@ -104,7 +104,7 @@ bool mark(const Char& c) {
     return c.point == '`' || mark_but_backtick(c);
 }
 
-// The letters that DeepSeek LLM lists: those with case, but not all of them.
+// The letters that DeepSeek LLM lists: letters with case, but not all of them.
 bool deepseek_letter(const Char& c) {
     static const uint32_t ranges[][2] = {
         {0x41, 0x5A},       {0x61, 0x7A},       {0xB5, 0xB5},       {0xC0, 0xD6},
@@ -153,16 +153,16 @@ const Char* skip(const Char* at, const Char* end) {
     return at;
 }
 
-// X+, with one character of `lead` before it where there is one
+// X+, with one optional character of `lead` before it.
 template <Is lead, Is is>
 const Char* led_run(const Char* at, const Char* end) {
     const Char* first = at < end && lead(*at) ? at + 1 : at;
     const Char* last = skip<is>(first, end);
     if (last > first) return last;
-    return skip<is>(at, end);  // what looked like a lead may be one of the run
+    return skip<is>(at, end);  // the lead may itself belong to the run
 }
 
-// 's 't 're 've 'm 'll 'd. Where case does not matter, U+017F is an s to Unicode's rules.
+// 's 't 're 've 'm 'll 'd. If case is ignored, Unicode also folds U+017F to s.
 template <bool any_case>
 const Char* contraction(const Char* at, const Char* end) {
     const auto lower = [&](ptrdiff_t i) -> uint32_t {
@@ -179,8 +179,8 @@ const Char* contraction(const Char* at, const Char* end) {
     return pair ? at + 3 : at;
 }
 
-// \s+(?!\S)|\s+: a run of white space less its last character, which belongs to what follows,
-// unless the run is at the end or that short.
+// \s+(?!\S)|\s+: a run of white space without its last character, which belongs to the next piece.
+// The whole run if it is at the end of the text or has one character.
 const Char* spaces(const Char* at, const Char* end) {
     const Char* last = skip<space>(at, end);
     return last < end && last - at > 1 ? last - 1 : last;
@@ -215,7 +215,7 @@ const Char* llama3_piece(const Char* at, const Char* end) {
 
 // ---- Passes -------------------------------------------------------------------------------------
 
-// Matches are parts, and so is what lies between two of them.
+// Matches become parts; so does the text between two matches.
 template <Match match>
 void cut(const Char* begin, const Char* end, std::vector<const Char*>& ends) {
     const Char* open = begin;
@@ -250,7 +250,7 @@ const Char* three_digits(const Char* at, const Char* end) {
     return found ? at + 3 : at;
 }
 
-// \s+$, from the end, or a text of many runs would take quadratic time
+// \s+$, searched from the end: a forward search takes quadratic time in a text with many runs.
 void cut_trailing_spaces(const Char* begin, const Char* end, std::vector<const Char*>& ends) {
     const Char* last = end;
     while (last > begin && space(last[-1])) last--;
@@ -260,8 +260,8 @@ void cut_trailing_spaces(const Char* begin, const Char* end, std::vector<const C
 
 // ---- Rules --------------------------------------------------------------------------------------
 
-// Names as llama.cpp knows them. It calls the second rule "default", and falls back on it where a
-// file names none; such files are older than the key, and PowerInfer reads them by GPT-2's rule.
+// Names as in llama.cpp. It calls the second rule "default" and uses it for files without a name.
+// Such files are older than the key; PowerInfer reads them with GPT-2's rule.
 const PreTokenizer rules[] = {
     {" gpt-2 phi-2 mpt olmo jais trillion granite-docling exaone4 gigachat a.x-4.0 mellum"
      " modern-bert roberta-bpe jina-es jina-de jina-v1-en jina-v2-es jina-v2-de jina-v2-code ",

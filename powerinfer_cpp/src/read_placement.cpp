@@ -28,12 +28,12 @@ std::string key(const char* name) {
     throw Error(Code::format, path + ": " + what);
 }
 
-// "blk.N.ffn_rate" or "blk.N.ffn_rate_exps".
+// A tensor name such as "blk.N.ffn_rate" or, for experts, "blk.N.ffn_rate_exps".
 std::string of_neurons(const char* what, int64_t layer, bool experts) {
     return blk(layer, what) + (experts ? "_exps" : "");
 }
 
-// A number for every neuron of a layer, in a file that must have it.
+// Finds a tensor with one number per neuron of a layer; it must exist.
 const ggml::TensorInfo& numbers(const ggml::Gguf& gguf, const Config& c, const std::string& name,
                                 DType type) {
     const ggml::TensorInfo* t = gguf.find_tensor(name);
@@ -61,7 +61,7 @@ Tier tier_of(const ggml::Gguf& gguf, const ggml::TensorInfo& t, uint8_t stored) 
     }
 }
 
-// Does a file hold tiers of any layer?
+// Does the file have tiers for any layer?
 bool has_tiers(const ggml::Gguf& gguf) {
     const auto& tensors = gguf.tensors();
     return std::any_of(tensors.begin(), tensors.end(), [](const ggml::TensorInfo& t) {
@@ -71,7 +71,7 @@ bool has_tiers(const ggml::Gguf& gguf) {
     });
 }
 
-// Of the model itself or of a file beside it.
+// Reads the tiers from the model itself or from a sidecar file.
 Placement read_tiers(const Model& model, const ModelFile& holder) {
     const ggml::Gguf& gguf = holder.gguf;
     const Config& c = model.config;
@@ -96,7 +96,7 @@ Placement read_tiers(const Model& model, const ModelFile& holder) {
     return p;
 }
 
-// Was it solved for the statistics that the model has now?
+// Was the placement solved for the model's current statistics?
 bool of_these_statistics(const Model& model, const ggml::Gguf& holder) {
     return holder.string(key("stats_hash")) == statistics_hash(model);
 }
@@ -109,7 +109,7 @@ Placement read_embedded(const Model& model) {
     return read_tiers(model, model.file);
 }
 
-// A sidecar stays behind when its model is profiled anew or written over: that is no damage.
+// A sidecar becomes stale when its model is profiled again or overwritten. This is not an error.
 Placement read_sidecar(const Model& model, const std::string& path) {
     const ModelFile sidecar = ModelFile::open(path);
     const ggml::Gguf& gguf = sidecar.gguf;
@@ -129,8 +129,8 @@ Placement read_sidecar(const Model& model, const std::string& path) {
 Placement from_gpu_index(const Model& model, const std::string& path) {
     const Config& c = model.config;
     if (c.n_expert) {
-        refuse(path, "placements of PowerInfer's know no experts, and " + model.file.gguf.path() +
-                         " has them");
+        refuse(path, "PowerInfer's placements do not support experts, and " +
+                         model.file.gguf.path() + " has them");
     }
     Placement p;
     p.path = path;
@@ -142,7 +142,7 @@ Placement from_gpu_index(const Model& model, const std::string& path) {
     return p;
 }
 
-// "(96,)" or "(4, 96)": as Python writes it, slowest size first.
+// A shape as Python writes it: "(96,)" or "(4, 96)", slowest dimension first.
 std::string python_shape(const ggml::TensorInfo& t) {
     std::string text;
     for (int i = t.n_dims; i-- > 0;) {
@@ -151,7 +151,7 @@ std::string python_shape(const ggml::TensorInfo& t) {
     return "(" + text + ")";
 }
 
-// What is no UTF-8 in a name stands as one '?' a byte.
+// A name with each invalid UTF-8 byte replaced by '?'.
 std::string python_name(std::string_view name) {
     std::string text;
     while (!name.empty()) {

@@ -1,4 +1,4 @@
-// Whether a file has what its architecture wants: every tensor found, its shape and type checked.
+// Checks that a file has every tensor that its architecture needs, with the right shape and type.
 #include <algorithm>
 #include <cctype>
 #include <cstdlib>

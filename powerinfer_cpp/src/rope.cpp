@@ -9,12 +9,12 @@ namespace powerinfer {
 
 namespace {
 
-// YaRN (arXiv 2309.00071): frequencies that turn often within the trained context stay, slow ones
-// are stretched by the factor, those between blend.
+// YaRN (arXiv 2309.00071): frequencies that turn often within the trained context are kept, slow
+// ones are divided by the factor, those between are interpolated.
 void stretch_yarn(const Config& c, RopeTable& table) {
     const RopeScaling& s = c.rope_scaling;
     const double dims = double(c.n_rot);
-    // The dimension whose frequency turns `rotations` times within the trained context.
+    // The dimension whose frequency makes `rotations` turns within the trained context.
     const auto dimension = [&](double rotations) {
         return dims * ggml::log_f64(s.original_ctx / (rotations * 2 * M_PI)) /
                (2 * ggml::log_f64(c.rope_base));

@@ -1,5 +1,4 @@
-// Rotary positions: the frequencies that ggml::rope_table turns into angles, stretched as the model
-// says.
+// RoPE (arXiv 2104.09864): the frequencies for ggml::rope_table, scaled as the model requires.
 #pragma once
 
 #include <vector>

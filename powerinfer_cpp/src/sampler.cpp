@@ -48,8 +48,14 @@ int32_t Sampler::sample(const float* logits, int32_t n_vocab) {
         if (logits[id] > -std::numeric_limits<float>::infinity())  // false for NaN
             candidates_.push_back({id, std::min(logits[id], FLT_MAX), 0});
     }
-    if (candidates_.empty())
-        throw ggml::Error(ggml::Code::argument, "no token can be chosen: no logit is finite");
+    if (candidates_.empty()) {
+        const bool nan =
+            std::any_of(logits, logits + n_vocab, [](float logit) { return std::isnan(logit); });
+        throw ggml::Error(ggml::Code::argument,
+                          nan ? "no token can be chosen: the logits are NaN, since weights are "
+                                "damaged or numbers grew too large in the model"
+                              : "no token can be chosen: every logit is minus infinity");
+    }
     penalise();
     if (params_.temperature <= 0) return best();
     keep_top_k();
@@ -69,7 +75,7 @@ void Sampler::penalise() {
         if (found == candidates_.end() || found->id != id) continue;
         float logit = found->logit <= 0 ? found->logit * repeat : found->logit / repeat;
         logit -= float(count) * frequency + presence;
-        // A penalty can overflow; an infinite logit would make the weights NaN.
+        // A penalty can overflow; infinite logits would make the weights NaN.
         found->logit = std::isnan(logit) ? -FLT_MAX : std::clamp(logit, -FLT_MAX, FLT_MAX);
     }
 }
@@ -78,7 +84,7 @@ int32_t Sampler::best() const {
     return std::min_element(candidates_.begin(), candidates_.end(), before)->id;
 }
 
-// Makes sure that the first n candidates are the best n, in order.
+// Ensures that the first n candidates are the best n, in order.
 void Sampler::sort_first(size_t n) {
     n = std::min(n, candidates_.size());
     if (n <= sorted_) return;
@@ -105,8 +111,8 @@ void Sampler::keep_top_k() {
     candidates_.resize(sorted_);
 }
 
-// Keeps the tokens whose information is nearest to the expected one until their probabilities
-// exceed p.
+// Keeps the tokens whose information is closest to the expected one, until their probabilities
+// exceed p (locally typical sampling, arXiv 2202.00666).
 void Sampler::keep_typical() {
     const double p = params_.typical_p;
     if (p >= 1) return;
@@ -117,7 +123,7 @@ void Sampler::keep_typical() {
     distances_.clear();
     for (size_t i = 0; i < candidates_.size(); i++) {
         const double w = candidates_[i].weight;
-        // A weight that underflowed is infinitely surprising and would only make NaN of the sums.
+        // A weight of 0 (underflow) has infinite information and would make the sums NaN.
         if (w > 0)
             distances_.push_back({std::abs(-ggml::log_f64(w / sum) - entropy), candidates_[i]});
     }
@@ -135,7 +141,8 @@ void Sampler::keep_typical() {
     sort_first(candidates_.size());
 }
 
-// Keeps the best tokens until their probabilities reach p.
+// Keeps the best tokens until the sum of their probabilities reaches p (nucleus sampling, arXiv
+// 1904.09751).
 void Sampler::keep_top_p() {
     const double p = params_.top_p;
     if (p >= 1) return;
@@ -143,8 +150,8 @@ void Sampler::keep_top_p() {
     double covered = 0;
     size_t kept = 0;
     do {
-        // Few candidates carry most of the weight; sorting all of a large vocabulary would cost
-        // more than the rest of the sampler.
+        // A few candidates have most of the weight. Sorting a large vocabulary would cost more than
+        // the rest of the sampler.
         if (kept == sorted_) sort_first(std::max<size_t>(64, 4 * sorted_));
         covered += candidates_[kept++].weight;
     } while (kept < candidates_.size() && covered < enough);
@@ -152,7 +159,7 @@ void Sampler::keep_top_p() {
     sorted_ = kept;
 }
 
-// Keeps tokens that are at least min_p times as probable as the best.
+// Keeps tokens that are at least min_p times as probable as the best one (arXiv 2407.01082).
 void Sampler::keep_min_p() {
     if (params_.min_p <= 0) return;
     weigh(1);
@@ -182,7 +189,7 @@ void Sampler::accept(int32_t token) {
     const int32_t window = params_.repeat_last_n;
     if (window == 0) return;
     counts_[token]++;
-    if (window < 0) return;  // all tokens count: none ever leaves
+    if (window < 0) return;  // all tokens count, so none is removed
     last_.push_back(token);
     if (last_.size() <= size_t(window)) return;
     const auto oldest = counts_.find(last_.front());

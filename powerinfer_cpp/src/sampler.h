@@ -1,9 +1,9 @@
-// From logits to a token, in llama.cpp's order: penalties, top-k, typical, top-p, min-p,
+// Chooses a token from logits, in llama.cpp's order: penalties, top-k, typical, top-p, min-p,
 // temperature, draw.
 //
 // Sums and probabilities are doubles, ties go to the lower id, and the draw inverts the cumulative
-// sum by hand: what a seed gives does not hang on a standard library's sort or distributions, nor,
-// with ggml/math.h, on a C library's exp.
+// sum itself. So the draws of a seed depend neither on the sort or the distributions of a standard
+// library nor, because of ggml/math.h, on the exp of a C library.
 #pragma once
 
 #include <cstdint>
@@ -20,7 +20,7 @@ class Sampler {
  public:
     // Throws Error(argument) naming the parameter that is not finite or out of range.
     explicit Sampler(const pi_sampler_params& params);
-    // Throws Error(argument) when every logit is NaN or minus infinity; those are never chosen.
+    // Throws Error(argument) if every logit is NaN or minus infinity. Such tokens are never chosen.
     int32_t sample(const float* logits, int32_t n_vocab);
     void accept(int32_t token);
     void reset();
@@ -32,7 +32,7 @@ class Sampler {
         float logit;
         double weight;  // of weigh()
     };
-    struct Distance {  // of a token's information from the expected one
+    struct Distance {  // between a token's information and the expected one
         double value;
         Candidate candidate;
     };
@@ -46,17 +46,17 @@ class Sampler {
     void keep_top_p();
     void keep_min_p();
     int32_t draw();
-    double weigh(
-        double temperature);  // fills weights, relative to the best candidate's 1; their sum
+    // Fills weights, relative to 1 for the best candidate, and returns their sum.
+    double weigh(double temperature);
     void sort_first(size_t n);
 
     pi_sampler_params params_;
     std::mt19937_64 random_;
     std::deque<int32_t> last_;                     // the tokens that penalties look at
     std::unordered_map<int32_t, int32_t> counts_;  // how often each occurs in last_
-    std::vector<Candidate> candidates_;            // by id; the first sorted_ by falling logit
+    std::vector<Candidate> candidates_;            // by id; the first sorted_ by descending logit
     size_t sorted_ = 0;
-    std::vector<Distance> distances_;  // of keep_typical(), kept for its memory
+    std::vector<Distance> distances_;  // of keep_typical(), kept to reuse its memory
 };
 
 }  // namespace powerinfer

@@ -1,4 +1,4 @@
-// Sequences of positions that a session has computed: which tokens, how, and on which pages.
+// The sequences of a session: their tokens, how each was computed, and their pages.
 #pragma once
 
 #include "kv_pages.h"
@@ -8,22 +8,22 @@ namespace powerinfer {
 class Sequences {
  public:
     Sequences() = default;
-    // Of resolved parameters: n_seq sequences of up to n_ctx positions, all empty.
+    // params must be resolved. Makes n_seq empty sequences of up to n_ctx positions.
     Sequences(ggml::Carver& carver, const Config& config, const pi_session_params& params);
 
     int32_t count() const { return n_seq_; }
     int64_t n_ctx() const { return n_ctx_; }
     int64_t length(int32_t seq) const { return length_[seq]; }
     const KvPages& kv() const { return kv_; }
-    // Pages of a sequence: positions from 64 i on lie in page i of them.
+    // Pages of a sequence: page i holds the 64 positions from 64 i on.
     const int32_t* pages(int32_t seq) const { return pages_ + seq * pages_of(n_ctx_); }
 
-    // One more position, whose keys and values go to the place that is returned. A page that other
-    // sequences share is copied first. length(seq) < n_ctx().
+    // Appends a position and returns the place of its keys and values. A page shared with other
+    // sequences is copied first. Requires length(seq) < n_ctx().
     ggml::KvSlot append(int32_t seq, int32_t token, bool generated);
-    // Forgets the positions from n on, 0 <= n <= length(seq).
+    // Drops the positions from n on, 0 <= n <= length(seq).
     void truncate(int32_t seq, int64_t n);
-    // Makes `to` the first n positions of `from`, 0 <= n <= length(from), on the same pages.
+    // Replaces `to` by the first n positions of `from`, 0 <= n <= length(from), on the same pages.
     void copy(int32_t from, int32_t to, int64_t n);
 
     int32_t token(int32_t seq, int64_t position) const;

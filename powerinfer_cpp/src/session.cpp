@@ -16,12 +16,12 @@ using ggml::format;
 
 namespace {
 
-// Does a layer's threshold leave neurons out (FATReLU, CATS)?
+// Does the layer have a threshold that skips neurons (FATReLU, CATS)?
 bool has_threshold(const Layer& l) {
     return (l.experts.empty() ? l.ffn : l.experts[0]).neurons.threshold > 0;
 }
 
-// Why exact mode leaves out no neuron of this model; null where it does.
+// The reason why exact mode skips no neuron of this model; null if it skips some.
 const char* nothing_to_skip(const Model& m) {
     if (!m.config.neuron_aware) return "the file has no neuron rows (ffn_down_t)";
     if (relu_family(m.config.activation) ||
@@ -76,7 +76,7 @@ Session::Session(std::shared_ptr<const Model> m, const pi_session_params& asked)
                 record = Recorder(carver, c, params);
                 break;
             default:
-                break;  // of the model
+                break;  // parts of the model
         }
     }
     rope_ = RopeTable(*model);
@@ -84,8 +84,8 @@ Session::Session(std::shared_ptr<const Model> m, const pi_session_params& asked)
     counts.predicted.resize(size_t(c.n_layer));
     audit = Audit(c);
     if (params.n_ctx > c.n_ctx && c.n_ctx > 0) {
-        log(2, format("%s: a context of %d positions goes beyond the %lld of its training, where "
-                      "texts get worse",
+        log(2, format("%s: a context of %d positions goes beyond the %lld of its training; texts "
+                      "get worse there",
                       model->file.gguf.path().c_str(), params.n_ctx, (long long)c.n_ctx));
     }
     if (const char* why = nothing_to_skip(*model); why && params.sparse == PI_SPARSE_EXACT) {
@@ -110,8 +110,8 @@ void Session::check(const pi_batch& b) const {
         kept += is_kept(b, i);
     }
     if (kept > params.n_logits) {
-        throw Error(Code::argument,
-                    format("logits of %d rows asked for, room is for %d", kept, params.n_logits));
+        throw Error(Code::argument, format("results of %d rows are to be kept, n_logits is %d",
+                                           kept, params.n_logits));
     }
     for (int32_t i = 0; i < params.n_seq; i++) {
         const int64_t n = sequences_.length(i) + added[size_t(i)];
@@ -147,7 +147,8 @@ void Session::eval(const pi_batch& b) {
     for (int32_t i = 0; i < params.n_seq; i++) before[size_t(i)] = sequences_.length(i);
     result_at_.assign(size_t(b.n), -1);
     n_kept_ = 0;
-    // 4 threads on 2 cores decoded a quarter slower than 2. Results do not depend on their number.
+    // More threads than cores are slower: 4 threads on 2 cores decoded 25% slower than 2. Results
+    // do not depend on the number.
     context.threads.limit(std::min(b.n == 1 ? params.n_threads : params.n_threads_batch, cores_));
     record.begin(b.n);
     try {
@@ -180,7 +181,8 @@ const float* Session::result(int32_t row) const {
 
 void Session::require_sequence(int32_t seq) const {
     if (seq >= 0 && seq < params.n_seq) return;
-    throw Error(Code::argument, format("sequence %d of a session with %d", seq, params.n_seq));
+    throw Error(Code::argument,
+                format("there is no sequence %d, the session has %d", seq, params.n_seq));
 }
 
 int64_t Session::length(int32_t seq) const {
@@ -202,7 +204,7 @@ void Session::copy(int32_t from, int32_t to, int64_t n) {
     require_sequence(to);
     if (n < 0 || n > sequences_.length(from)) {
         throw Error(Code::argument,
-                    format("sequence %d has no %lld positions to copy", from, (long long)n));
+                    format("sequence %d does not have %lld positions to copy", from, (long long)n));
     }
     sequences_.copy(from, to, n);
 }
@@ -221,9 +223,9 @@ int64_t Session::match(int32_t seq, const int32_t* token, const bool* generated,
 uint64_t Session::way(bool generated) const {
     const bool smooth = !relu_family(model->config.activation) &&
                         std::any_of(model->layers.begin(), model->layers.end(), has_threshold);
-    uint64_t way = smooth && params.sparse == PI_SPARSE_EXACT;  // CATS leaves something out
+    uint64_t way = smooth && params.sparse == PI_SPARSE_EXACT;  // CATS changes results
     if (!masks(generated)) return way;
-    way |= uint64_t(params.sparse) << 1 | 1 << 3;  // `auto` does not mask the unpredicted
+    way |= uint64_t(params.sparse) << 1 | 1 << 3;  // `auto` does not mask `unpredicted`
     if (std::isnan(params.sparse_threshold)) return way;
     uint32_t threshold;
     std::memcpy(&threshold, &params.sparse_threshold, sizeof(threshold));

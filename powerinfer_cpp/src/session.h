@@ -1,4 +1,4 @@
-// A session: sequences of computed positions, and threads and memory for computing more of them.
+// A session: sequences of computed positions, and the threads and memory to compute more.
 #pragma once
 
 #include <memory>
@@ -18,31 +18,31 @@ namespace powerinfer {
 
 class Session {
  public:
-    // Takes memory for what it plans (session_parts); refuses what does not fit: Error(argument),
-    // Error(memory).
+    // Reserves and allocates what session_parts plans. Throws Error(argument) for parameters out of
+    // range, Error(memory) if the budget is too small.
     Session(std::shared_ptr<const Model> model, const pi_session_params& params);
 
-    // Computes rows; pi_eval_batch in powerinfer.h says how. Throws Error(argument | context |
-    // cancelled), and then no row counts.
+    // Computes rows, see pi_eval_batch in powerinfer.h. Throws Error(argument | context |
+    // cancelled); then the sequences are as before.
     void eval(const pi_batch& batch);
-    // Logits or embedding of a row of the last eval; Error(argument) when it was not kept.
+    // Logits or embedding of a row of the last eval. Throws Error(argument) if it was not kept.
     const float* result(int32_t row) const;
 
-    // Positions of a sequence; each throws Error(argument) for sequences or counts that are not
-    // there.
+    // Operations on sequences. Each throws Error(argument) if the sequence or the positions do not
+    // exist.
     int64_t length(int32_t seq) const;
     void truncate(int32_t seq, int64_t n);
     void copy(int32_t from, int32_t to, int64_t n);
-    // How many of the first n positions hold what these rows would give, computed from the first
-    // position on. generated: null for a prompt.
+    // The number of leading positions that equal what these n rows would give in an empty sequence.
+    // generated: null for a prompt.
     int64_t match(int32_t seq, const int32_t* token, const bool* generated, int64_t n) const;
-    // How rows of a prompt, or generated ones, are computed, as a number that states carry: what of
-    // the parameters changes results.
+    // A number for the way in which rows of a prompt, or generated ones, are computed: it encodes
+    // the parameters that change results. Saved states contain it.
     uint64_t way(bool generated) const;
     Sequences& sequences() { return sequences_; }
     const Sequences& sequences() const { return sequences_; }
 
-    // Tells the caller's log; level as pi_log_callback has it.
+    // Calls the caller's log; level as in pi_log_callback.
     void log(int32_t level, const std::string& message) const;
 
     const std::shared_ptr<const Model> model;
@@ -57,19 +57,19 @@ class Session {
     bool masks(bool generated) const;
     void check(const pi_batch& batch) const;
     void require_sequence(int32_t seq) const;
-    // Rows [begin, end) of a call, as the micro-batch of the workspace.
+    // Fills the micro-batch of the workspace with rows [begin, end) of a call.
     void fill(const pi_batch& batch, int32_t begin, int32_t end);
 
-    const int cores_;       // more threads than these would wait for each other's turns
-    const bool predicted_;  // some layer's predictor is listened to
+    const int cores_;       // the most threads to use: more would compete for cores
+    const bool predicted_;  // some layer uses its predictor
     Reservation reserved_;
-    std::vector<ggml::Memory> memory_;  // of each part of the plan
+    std::vector<ggml::Memory> memory_;  // one per part of the plan
     Sequences sequences_;
     Workspace work_;
     RopeTable rope_;
     float* results_ = nullptr;        // [n_logits, result width]
     std::vector<int32_t> result_at_;  // slot of each row of the last eval, -1: not kept
-    int32_t n_kept_ = 0;              // of the eval that is running
+    int32_t n_kept_ = 0;              // in the running eval
 };
 
 }  // namespace powerinfer

@@ -37,7 +37,7 @@ SpecialTokens::SpecialTokens(std::vector<std::pair<std::string_view, int32_t>> t
         }
     }
     const int32_t n = int32_t(nodes_.size());
-    nodes_.push_back({n, 0, -1, 0});  // where the children of the last node end
+    nodes_.push_back({n, 0, -1, 0});  // end of the last node's children
     for (int32_t i = 1; i < n; i++) {
         Node& node = nodes_[size_t(i)];
         const int32_t parent = parents[size_t(i)];
@@ -46,7 +46,8 @@ SpecialTokens::SpecialTokens(std::vector<std::pair<std::string_view, int32_t>> t
         if (node.match < 0) {
             node.match = shorter;
         } else if (shorter >= 0) {
-            // Jumps over as many as the two before it together: then the way is logarithmic.
+            // Skip pointers: a jump covers the two previous jumps if they are equally long. So any
+            // size is reached in a logarithmic number of steps.
             Match& m = matches_[size_t(node.match)];
             const Match& s = matches_[size_t(shorter)];
             m.shorter = m.jump = shorter;
@@ -77,7 +78,7 @@ int32_t SpecialTokens::step(int32_t node, uint8_t byte) const {
     }
 }
 
-// The longest of a match and the shorter ones at its end that has at most `size` bytes.
+// The longest of a match and its shorter matches that has at most `size` bytes.
 int32_t SpecialTokens::at_most(int32_t match, size_t size) const {
     while (match >= 0 && matches_[size_t(match)].size > size) {
         const Match& m = matches_[size_t(match)];
@@ -89,8 +90,9 @@ int32_t SpecialTokens::at_most(int32_t match, size_t size) const {
 std::vector<SpecialTokens::Found> SpecialTokens::find(std::string_view text) const {
     std::vector<Found> found;
     if (matches_.empty()) return found;
-    // The longest token at every end, and from there shorter ones as the room gets less: each time
-    // by half at least, since what is in the way is no shorter.
+    // Candidates are the longest tokens at each end position. If a longer one has taken part of the
+    // room, the candidate is replaced by a shorter one at the same end. It then has at most half
+    // the size, because the one in its way is at least as long.
     struct Candidate {
         size_t size, end;
         int32_t match;
@@ -107,13 +109,14 @@ std::vector<SpecialTokens::Found> SpecialTokens::find(std::string_view text) con
     }
     if (candidates.empty()) return found;
     std::make_heap(candidates.begin(), candidates.end());
-    std::vector<size_t> taken(text.size(), 0);  // the end of what covers a byte; 0: nothing does
+    std::vector<size_t> taken(text.size(), 0);  // end of the token that covers a byte; 0: none
     while (!candidates.empty()) {
         std::pop_heap(candidates.begin(), candidates.end());
         const Candidate c = candidates.back();
         candidates.pop_back();
         const size_t begin = c.end - c.size;
-        // What was taken is at least as long as this, so it covers one of the two ends.
+        // Tokens already taken are at least as long, so an overlapping one covers one of the two
+        // ends.
         if (taken[c.end - 1]) continue;
         if (taken[begin]) {
             const int32_t match = at_most(c.match, c.end - taken[begin]);

@@ -1,5 +1,4 @@
-// Finds special tokens in raw text: all of them in one pass, however many there are and however
-// long their texts.
+// Finds special tokens in raw text, all in one pass, for any number and length of tokens.
 #pragma once
 
 #include <cstddef>
@@ -10,42 +9,42 @@
 
 namespace powerinfer {
 
-// An automaton after Aho and Corasick: its node after some bytes is the longest end of them that
-// begins a special token.
+// An Aho-Corasick automaton. After some bytes its node is the longest suffix of them that is a
+// prefix of a special token.
 class SpecialTokens {
  public:
     SpecialTokens() = default;
-    // Texts, none empty and each once, and their tokens. The texts are not kept.
+    // Texts and their tokens; no text is empty or repeated. The texts are not kept.
     explicit SpecialTokens(std::vector<std::pair<std::string_view, int32_t>> tokens);
 
     struct Found {
         size_t begin, size;  // bytes of the text
         int32_t token;
     };
-    // Those that stand in a text, from left to right, none over another. Longer ones go before
-    // shorter ones wherever they stand, and of equally long ones the leftmost.
+    // The special tokens in a text, from left to right, without overlaps. Longer ones are chosen
+    // before shorter ones, wherever they are; of equally long ones the leftmost.
     std::vector<Found> find(std::string_view text) const;
 
  private:
     struct Node {
-        int32_t children;  // the first one; they lie side by side up to those of the next node
-        int32_t fallback;  // the longest proper end of this node that is a node
+        int32_t children;  // the first child; the others follow, up to those of the next node
+        int32_t fallback;  // the longest proper suffix of this node that is a node
         int32_t match;     // the longest token that ends here, an index of matches_; -1: none
-        uint8_t byte;      // from its parent to here
+        uint8_t byte;      // on the edge from its parent
     };
 
     struct Match {
         size_t size;
         int32_t token;
-        int32_t shorter;  // the next one that ends at the same byte; -1: none
-        int32_t jump;     // a much shorter one, so that few steps lead to any size
-        int32_t depth;    // how many shorter ones there are
+        int32_t shorter;  // the next shorter one with the same end; -1: none
+        int32_t jump;     // a much shorter one (skip pointer)
+        int32_t depth;    // number of shorter ones
     };
 
     int32_t child(int32_t node, uint8_t byte) const;
     int32_t step(int32_t node, uint8_t byte) const;
     int32_t at_most(int32_t match, size_t size) const;
-    std::vector<Node> nodes_;  // by depth, the root first, and one behind the last
+    std::vector<Node> nodes_;  // by depth, root first; one extra at the end
     std::vector<Match> matches_;
 };
 

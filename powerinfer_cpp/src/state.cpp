@@ -1,5 +1,5 @@
-// A state is a header that says what it belongs to, a token per position, a bit per position that
-// was generated, and keys and values as KvPages::each_run gives them.
+// A state is a header, a token per position, a bit per position for generated ones, and keys and
+// values in the order of KvPages::each_run.
 #include "state.h"
 
 #include <algorithm>
@@ -19,15 +19,15 @@ namespace {
 struct Header {
     char magic[8];
     uint64_t model;   // fingerprint of sizes and tensors
-    uint64_t type;    // of the KV cache
-    uint64_t way[2];  // Session::way of rows of prompts and of generated ones
+    uint64_t type;    // type id of the KV cache
+    uint64_t way[2];  // Session::way of prompt rows and of generated rows
     int64_t length;   // positions
 };
 static_assert(std::is_trivially_copyable_v<Header>);
 constexpr char kMagic[8] = {'P', 'I', 's', 'e', 'q', '0', '2', '\n'};
-constexpr int64_t kVersionAt = 6;  // "PIseq01" had no word on how positions were computed
+constexpr int64_t kVersionAt = 6;  // version 01 did not store how positions were computed
 
-// FNV-1a over what tells models of one shape apart without reading their weights.
+// FNV-1a hash over sizes, tensor names and types. It distinguishes models without reading weights.
 uint64_t fingerprint(const Model& m) {
     uint64_t hash = 14695981039346656037ull;
     const auto mix = [&](const void* data, size_t n) {
@@ -44,7 +44,13 @@ uint64_t fingerprint(const Model& m) {
     return hash;
 }
 
-// Bytes of the bits of n positions.
+int32_t token_at(const uint8_t* tokens, int64_t i) {
+    int32_t token;
+    std::memcpy(&token, tokens + i * int64_t(sizeof(token)), sizeof(token));
+    return token;
+}
+
+// Bytes for one bit per position.
 int64_t flag_bytes(int64_t n) {
     return (n + 7) / 8;
 }
@@ -54,7 +60,7 @@ uint64_t size_of(const Session& s, int64_t length) {
     return sizeof(Header) + uint64_t(flag_bytes(length)) + uint64_t(length * position);
 }
 
-// Calls f(bytes in the cache, n) for every run of a sequence's positions.
+// Calls f(bytes in the cache, n) for every run of a sequence.
 template <typename F>
 void each_run(const Sequences& s, int32_t seq, const F& f) {
     for (int64_t first = 0; first < s.length(seq); first += kKvPage) {
@@ -63,8 +69,7 @@ void each_run(const Sequences& s, int32_t seq, const F& f) {
     }
 }
 
-// How a session computes the rows of prompts and the generated ones, as far as there are such among
-// n positions; 0 where there are none.
+// Session::way for prompt rows and for generated rows among n positions; 0 if there are none.
 void ways(const Session& s, const uint8_t* flags, int64_t n, uint64_t way[2]) {
     way[0] = way[1] = 0;
     for (int64_t i = 0; i < n; i++) {
@@ -93,6 +98,13 @@ Header check(const Session& s, const uint8_t* data, uint64_t size) {
     }
     if (size != size_of(s, header.length))
         throw Error(Code::format, "the state has the wrong size");
+    for (int64_t i = 0; i < header.length; i++) {
+        const int32_t token = token_at(data + sizeof(header), i);
+        if (token < 0 || token >= s.model->config.n_vocab)
+            throw Error(Code::format, format("the state has a token %d, outside the vocabulary of "
+                                             "%lld",
+                                             token, (long long)s.model->config.n_vocab));
+    }
     uint64_t way[2];
     ways(s, data + sizeof(header) + header.length * int64_t(sizeof(int32_t)), header.length, way);
     if (way[0] != header.way[0] || way[1] != header.way[1]) {
@@ -130,16 +142,14 @@ void save_state(const Session& s, int32_t seq, uint8_t* out) {
 }
 
 void load_state(Session& s, int32_t seq, const uint8_t* data, uint64_t size) {
-    s.length(seq);  // is there such a sequence?
+    s.length(seq);  // throws if there is no such sequence
     const Header header = check(s, data, size);
     const uint8_t* tokens = data + sizeof(header);
     const uint8_t* flags = tokens + header.length * int64_t(sizeof(int32_t));
     Sequences& sequences = s.sequences();
     sequences.truncate(seq, 0);
     for (int64_t i = 0; i < header.length; i++) {
-        int32_t token;
-        std::memcpy(&token, tokens + i * int64_t(sizeof(token)), sizeof(token));
-        sequences.append(seq, token, flags[i / 8] >> i % 8 & 1);
+        sequences.append(seq, token_at(tokens, i), flags[i / 8] >> i % 8 & 1);
     }
     const uint8_t* from = flags + flag_bytes(header.length);
     each_run(sequences, seq, [&](uint8_t* run, size_t n) {

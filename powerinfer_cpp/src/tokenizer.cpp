@@ -23,10 +23,10 @@ const char* const key_tokens = "tokenizer.ggml.tokens";
 const char* const key_scores = "tokenizer.ggml.scores";
 const char* const key_types = "tokenizer.ggml.token_type";
 
-// In a file a token takes 8 bytes at least, in memory some hundred. Public vocabularies have up to
-// 300,000.
+// A token takes at least 8 bytes in the file and about a hundred in memory. Public vocabularies
+// have up to 300,000.
 constexpr uint64_t kMostTokens = 1 << 22;
-// Of their texts together; looking for them takes some 40 bytes for each of these.
+// Sum over the texts of special tokens; the automaton takes about 40 bytes for each byte.
 constexpr uint64_t kMostSpecialBytes = 1 << 24;
 
 [[noreturn]] void refuse(const Gguf& gguf, const char* key, const std::string& why) {
@@ -40,7 +40,7 @@ int hex_digit(char c) {
     return -1;
 }
 
-// The byte that a text of the form <0x0A> names, -1 for any other text.
+// The byte that a text like <0x0A> names, -1 for any other text.
 int named_byte(std::string_view text) {
     if (text.size() != 6 || text.substr(0, 3) != "<0x" || text[5] != '>') return -1;
     const int high = hex_digit(text[3]), low = hex_digit(text[4]);
@@ -102,7 +102,7 @@ void read_scores(const Gguf& gguf, Vocab& vocab) {
 void read_types(const Gguf& gguf, bool has_byte_tokens, Vocab& vocab) {
     const Value* value = gguf.find(key_types);
     if (!value) {
-        // Without types the names alone tell which tokens stand for bytes.
+        // Without types, byte tokens are recognised by their texts only.
         for (Vocab::Token& token : vocab.tokens)
             token.type = has_byte_tokens && named_byte(token.text) >= 0 ? TokenType::byte
                                                                         : TokenType::normal;
@@ -125,7 +125,7 @@ void read_types(const Gguf& gguf, bool has_byte_tokens, Vocab& vocab) {
     }
 }
 
-// Everything that follows from texts and types. decode: the bytes that an ordinary text stands for.
+// Everything that follows from texts and types. decode: converts an ordinary text to its bytes.
 void index_tokens(const Gguf& gguf, std::string (*decode)(std::string_view), Vocab& vocab) {
     std::fill(std::begin(vocab.byte_ids), std::end(vocab.byte_ids), -1);
     vocab.ids.reserve(vocab.tokens.size());
@@ -166,15 +166,15 @@ void index_tokens(const Gguf& gguf, std::string (*decode)(std::string_view), Voc
 }
 
 int32_t read_id(const Gguf& gguf, const char* key, const Vocab& vocab, int32_t missing) {
-    // The family's default may lie outside a small vocabulary; then there is no such token.
+    // The family's default may be outside a small vocabulary; then there is no such token.
     if (missing >= vocab.size()) missing = -1;
     return int32_t(gguf.integer(key, 0, vocab.size() - 1, missing));
 }
 
 void read_ends(const Gguf& gguf, Vocab& vocab) {
-    // Files rarely list all the tokens that end a turn; these texts have no other meaning. A
-    // control type is asked for because some of them are ordinary markup elsewhere ("</s>" in
-    // Gemma's vocabulary), except in <|this form|>, which nobody writes by chance.
+    // Files rarely list all tokens that end a turn, so tokens with these texts are added. They must
+    // be control tokens, because some are ordinary markup elsewhere ("</s>" in Gemma's vocabulary).
+    // For texts of the form <|...|> user-defined tokens count too.
     static const char* const texts[] = {
         "</s>",
         "<eos>",
@@ -234,7 +234,7 @@ Vocab read_vocab(const Gguf& gguf) {
     read_types(gguf, !bpe, vocab);
     index_tokens(gguf, bpe ? decode_bpe_text : with_spaces, vocab);
 
-    // Ids of the family, for files that do not say.
+    // Default ids of the family.
     int32_t bos = 1, eos = 2, unk = 0;
     bool add_bos = true;
     if (bpe) {

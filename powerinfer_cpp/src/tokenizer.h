@@ -1,4 +1,4 @@
-// From a file to a vocabulary. One algorithm per tokenizer family.
+// Reads vocabularies. Each tokenizer family has its own algorithm.
 #pragma once
 
 #include "ggml/gguf.h"
@@ -6,8 +6,8 @@
 
 namespace powerinfer {
 
-// Reads tokenizer.ggml.*; throws Error(format) where it contradicts itself, Error(unsupported) for
-// a tokenizer family that is not known.
+// Reads tokenizer.ggml.*. Throws Error(format) for contradictions, Error(unsupported) for an
+// unknown tokenizer family.
 Vocab read_vocab(const ggml::Gguf& gguf);
 
 }  // namespace powerinfer

@@ -1,5 +1,5 @@
-// Byte-level BPE: the text is cut into pieces, and in each piece neighbours are merged, the pair
-// that comes first in the file's list of merges first.
+// Byte-level BPE: splits the text into pieces and merges neighbours within each piece. The pair
+// that is earliest in the file's list of merges is merged first.
 #include "tokenizer_bpe.h"
 
 #include <algorithm>
@@ -20,14 +20,14 @@ using ggml::Value;
 const char* const key_merges = "tokenizer.ggml.merges";
 const char* const key_pre = "tokenizer.ggml.pre";
 
-// Each names at most three new symbols of some hundred bytes. Public files have up to 500,000.
+// Each merge adds at most three symbols of a few hundred bytes. Public files have up to 500,000.
 constexpr uint64_t kMostMerges = 1 << 22;
 
 [[noreturn]] void refuse(const Gguf& gguf, const char* key, const std::string& why) {
     throw Error(Code::format, gguf.path() + ": " + key + ": " + why);
 }
 
-// GPT-2 writes printable bytes of Latin-1 as themselves; the others, in their order, as the
+// GPT-2 writes printable Latin-1 bytes as themselves, and the other bytes, in order, as the
 // characters from U+0100 on.
 struct ByteAlphabet {
     std::string texts[256];  // UTF-8
@@ -54,8 +54,8 @@ const ByteAlphabet& alphabet() {
     return it;
 }
 
-// The token with this text, -1 for none. As with SentencePiece, control tokens are no text:
-// "<|im_end|>" in a user's words must not end the turn, whatever the merges say.
+// The token with this text, -1 if there is none. Control tokens are not text: "<|im_end|>" in a
+// user's message must not end the turn, whatever the merges are.
 int32_t find_token(const Vocab& vocab, std::string_view text) {
     const auto found = vocab.ids.find(text);
     if (found == vocab.ids.end()) return -1;
@@ -67,7 +67,7 @@ uint64_t pair_key(int32_t left, int32_t right) {
     return uint64_t(uint32_t(left)) << 32 | uint32_t(right);
 }
 
-// Gives numbers to texts: those of their tokens, or new ones.
+// Numbers texts: the id of their token, or a new number.
 class Symbols {
  public:
     Symbols(const Vocab& vocab, Bpe& bpe) : vocab_(vocab), bpe_(bpe) {}
@@ -82,7 +82,7 @@ class Symbols {
     }
 
  private:
-    // Characters that have a token, so that the bytes come back where a merge makes no token.
+    // Tokens of single characters, so that no bytes are lost if a merge forms no token.
     std::vector<int32_t> spell(std::string_view text) const {
         std::vector<int32_t> ids;
         while (!text.empty()) {
@@ -100,7 +100,7 @@ class Symbols {
     std::unordered_map<std::string, int32_t, VocabHash> others_;
 };
 
-// Merges the pieces of a text, one after the other, in memory that it keeps.
+// Merges the pieces of a text one after the other, and reuses its memory.
 class Merger {
  public:
     Merger(const Vocab& vocab, std::vector<int32_t>& ids)
@@ -120,7 +120,7 @@ class Merger {
             pairs_.pop_back();
             Part& left = parts_[size_t(pair.left)];
             Part& right = parts_[size_t(pair.right)];
-            // Parts only grow or vanish: the sizes tell whether this pair is still what it was.
+            // Parts only grow or vanish, so the sizes show whether this pair is still current.
             if (left.size == 0 || right.size == 0 || left.size + right.size != pair.size) continue;
             left.symbol = pair.result;
             left.size = pair.size;
@@ -135,20 +135,21 @@ class Merger {
     }
 
  private:
-    // Bytes of the piece that were merged; merged parts grow to the right.
+    // A run of merged bytes of the piece. A merge extends the left part; the right part becomes
+    // empty.
     struct Part {
         int32_t symbol;
-        size_t size;               // bytes; 0: has become part of its left neighbour
+        size_t size;               // bytes; 0: merged into its left neighbour
         ptrdiff_t previous, next;  // -1: none
     };
 
-    // Two neighbours that can merge, as they were when it was seen.
+    // Two neighbours that can merge, with their state when they were found.
     struct Pair {
         int32_t rank, result;
         ptrdiff_t left, right;
         size_t size;
 
-        // The heap hands out the largest: the lowest rank, and of equal ones the leftmost.
+        // The heap returns the largest: the lowest rank, and of equal ones the leftmost.
         bool operator<(const Pair& other) const {
             return rank != other.rank ? rank > other.rank : left > other.left;
         }
@@ -220,7 +221,7 @@ std::shared_ptr<const Bpe> read_bpe(const Gguf& gguf, const Vocab& vocab) {
 std::string decode_bpe_text(std::string_view text) {
     std::string bytes;
     for (size_t i = 0; i < text.size();) {
-        // The alphabet's characters have one byte below U+0080 and two from there to U+0143.
+        // Characters of the alphabet take one byte below U+0080 and two bytes up to U+0143.
         const size_t n = utf8_length(text.substr(i));
         uint32_t point = uint8_t(text[i]);
         if (n == 2) point = (point & 0x1F) << 6 | (uint8_t(text[i + 1]) & 0x3F);

@@ -21,23 +21,23 @@ struct Bpe {
     };
 
     const PreTokenizer* pre;
-    // What merging works on: ids of tokens, and from the number of tokens on other texts that
-    // merges name. Keyed by left << 32 | right.
+    // Symbols are token ids; texts of merges that are no tokens are numbered from the number of
+    // tokens on. Keyed by left << 32 | right.
     std::unordered_map<uint64_t, Merge, VocabHash> merges;
-    std::vector<std::vector<int32_t>> spelt;  // tokens for each symbol that is no token itself
+    std::vector<std::vector<int32_t>> spelt;  // tokens for each symbol that is not a token
     int32_t byte_symbols[256];
 };
 
-// The rule that tokenizer.ggml.pre names, GPT-2's where the key is missing. Throws
-// Error(unsupported) for a name that is not known.
+// The rule named by tokenizer.ggml.pre; GPT-2's if the key is missing. Throws Error(unsupported)
+// for an unknown name.
 const PreTokenizer& read_pretokenizer(const ggml::Gguf& gguf);
 
-// Reads the merges; vocab's tokens and ids must be there. Throws Error(format) where there are
-// none. Like llama.cpp it ignores those that cannot be read and repeated ones.
+// Reads the merges; tokens and ids of vocab must be filled. Throws Error(format) if there are none.
+// Like llama.cpp, ignores malformed and repeated ones.
 std::shared_ptr<const Bpe> read_bpe(const ggml::Gguf& gguf, const Vocab& vocab);
 
-// The bytes that a token's text stands for: every byte has a printable character of its own. A text
-// with other characters in it stands for itself.
+// The bytes that a token's text represents; each byte has its own printable character. A text with
+// other characters represents itself.
 std::string decode_bpe_text(std::string_view text);
 
 void encode_bpe(const Vocab& vocab, std::string_view text, std::vector<int32_t>& ids);

@@ -1,5 +1,6 @@
-// SentencePiece BPE: the text's characters are merged pairwise, the best-scoring token that two
-// neighbours form first, until no two of them form one. What is left and is no token becomes bytes.
+// SentencePiece BPE: starting with characters, merges the two neighbours that form the token with
+// the best score, until no two neighbours form a token. Remaining pieces that are no tokens become
+// byte tokens.
 
 #include "tokenizer_spm.h"
 
@@ -12,19 +13,19 @@
 namespace powerinfer {
 namespace {
 
-// A piece of the text; merged pieces grow to the right, and their right parts are left empty.
+// A piece of the text. A merge extends the left piece; the right one becomes empty.
 struct Piece {
     size_t begin, size;
     ptrdiff_t previous, next;  // -1: none
 };
 
-// Two neighbours that form a token, as they were when it was seen.
+// Two neighbours that form a token, with their state when they were found.
 struct Pair {
     float score;
     ptrdiff_t left, right;
     size_t size;
 
-    // priority_queue hands out the largest: the highest score, and of equal ones the leftmost.
+    // priority_queue returns the largest: the highest score, and of equal ones the leftmost.
     bool operator<(const Pair& other) const {
         return score != other.score ? score < other.score : left > other.left;
     }
@@ -34,7 +35,7 @@ class Merger {
  public:
     Merger(const Vocab& vocab, std::string_view text) : vocab_(vocab), text_(text) {
         for (size_t i = 0; i < text.size();) {
-            // A byte that starts no character stands alone, so that its neighbours stay whole.
+            // An invalid byte is a piece by itself, so that its neighbours stay whole.
             const size_t size = std::max<size_t>(utf8_length(text.substr(i)), 1);
             const ptrdiff_t index = ptrdiff_t(pieces_.size());
             const bool last = i + size == text.size();
@@ -50,7 +51,7 @@ class Merger {
             pairs_.pop();
             Piece& left = pieces_[pair.left];
             Piece& right = pieces_[pair.right];
-            // Pieces only grow or vanish: the sizes tell whether this pair is still what it was.
+            // Pieces only grow or vanish, so the sizes show whether this pair is still current.
             if (left.size == 0 || right.size == 0 || left.size + right.size != pair.size) continue;
             left.size = pair.size;
             left.next = right.next;
@@ -78,8 +79,8 @@ class Merger {
     }
 
  private:
-    // The token with this text. Control, unknown and byte tokens are no text: "</s>" in a prompt
-    // must not end it, whatever pieces a vocabulary has.
+    // The token with this text. Control, unknown and byte tokens are not text: "</s>" in a prompt
+    // must not end it, whatever pieces the vocabulary has.
     int32_t find(std::string_view piece) const {
         const auto found = vocab_.ids.find(piece);
         if (found == vocab_.ids.end()) return -1;
@@ -106,9 +107,10 @@ class Merger {
 }  // namespace
 
 void encode_spm(const Vocab& vocab, std::string_view text, std::vector<int32_t>& ids) {
-    static const char space[] = "\xE2\x96\x81";  // U+2581 stands for a space in the tokens' texts
+    static const char space[] = "\xE2\x96\x81";  // U+2581 represents a space in token texts
     std::string escaped;
-    // The text stands at the very start or behind a special token; llama.cpp has a space at both.
+    // The text is at the start of the input or after a special token; llama.cpp adds a space in
+    // both cases.
     if (vocab.add_space_prefix) escaped = space;
     for (const char c : text) {
         if (c == ' ') {

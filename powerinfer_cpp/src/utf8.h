@@ -1,4 +1,4 @@
-// UTF-8 by the rules of the standard: no overlong forms, no surrogates, nothing beyond U+10FFFF.
+// UTF-8 as in RFC 3629: no overlong forms, no surrogates, nothing beyond U+10FFFF.
 #pragma once
 
 #include <cstddef>
@@ -7,7 +7,8 @@
 
 namespace powerinfer {
 
-// Bytes of the character at the start of text, 1..4; 0 if there is none or its bytes are no UTF-8.
+// Bytes of the character at the start of text, 1..4; 0 if text is empty or begins with invalid
+// UTF-8.
 inline size_t utf8_length(std::string_view text) {
     const auto byte = [&](size_t i) { return uint8_t(text[i]); };
     const auto follows = [&](size_t i) { return i < text.size() && (byte(i) & 0xC0) == 0x80; };

@@ -1,5 +1,5 @@
-// Splits texts at special tokens. What happens between them is the family's business:
-// tokenizer_spm.cpp, tokenizer_bpe.cpp.
+// Splits texts at special tokens. tokenizer_spm.cpp and tokenizer_bpe.cpp encode the text between
+// them.
 #include "vocab.h"
 
 #include <algorithm>

@@ -1,4 +1,4 @@
-// A vocabulary: texts of tokens, and text to ids and back with it.
+// A vocabulary: texts of tokens, and conversion between text and ids.
 #pragma once
 
 #include <cstdint>
@@ -13,7 +13,7 @@
 
 namespace powerinfer {
 
-// tokenizer.ggml.token_type of GGUF files.
+// Values of tokenizer.ggml.token_type in GGUF files.
 enum class TokenType : int32_t {
     undefined = 0,
     normal = 1,
@@ -29,7 +29,7 @@ struct Bpe;  // tokenizer_bpe.h
 struct Vocab {
     struct Token {
         std::string text;   // as stored: U+2581 for a space, <0x0A> for a byte; U+0120 in BPE
-        std::string bytes;  // what it stands for in a text; for control tokens the stored text
+        std::string bytes;  // what it represents in a text; for control tokens the stored text
         float score;        // never NaN
         TokenType type;
     };
@@ -42,12 +42,12 @@ struct Vocab {
     std::vector<int32_t> ends;  // EOS, EOT and other tokens that end a generation, sorted
     size_t longest = 0;         // bytes of the longest text in tokens
 
-    // Tokens that are looked for in the raw text: control, unknown and user-defined ones.
+    // Tokens that are searched for in the raw text: control, unknown and user-defined ones.
     Ids specials;                          // by stored text
-    SpecialTokens in_text, in_plain_text;  // all of them, and the user-defined ones
+    SpecialTokens in_text, in_plain_text;  // all of them; only user-defined ones
 
-    // Appends the ids of a text without special tokens in it. The tokenizer's family decides which
-    // function this is.
+    // Appends the ids of a text without special tokens. The function depends on the tokenizer's
+    // family.
     using Encode = void (*)(const Vocab&, std::string_view text, std::vector<int32_t>& ids);
     Encode encode = nullptr;
     std::shared_ptr<const Bpe> bpe;  // of encode_bpe()
@@ -60,7 +60,7 @@ struct Vocab {
 
     int32_t size() const { return int32_t(tokens.size()); }
     bool is_end(int32_t id) const;
-    // The bytes of a token in a text; "" for control and unknown tokens unless special.
+    // The bytes of a token in a text; "" for control and unknown tokens, unless special.
     std::string_view text(int32_t id, bool special) const;
     // special: texts of control tokens become those tokens (user-defined ones always do).
     // Adds neither BOS nor EOS. The text may hold any bytes.

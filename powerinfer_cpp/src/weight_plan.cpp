@@ -7,10 +7,10 @@ namespace powerinfer {
 
 namespace {
 
-constexpr uint64_t kLine = 64;  // a weight that is packed or read starts at a cache line
+constexpr uint64_t kLine = 64;  // packed and plain weights start at a cache line
 
 void add(std::vector<PlanPart>& parts, Part part, int32_t layer, uint64_t bytes) {
-    // From the end: a layer's weights stand together.
+    // From the end: the weights of a layer are adjacent.
     for (auto p = parts.rbegin(); p != parts.rend(); ++p) {
         if (p->part != part || p->layer != layer) continue;
         p->bytes = ggml::size_sum(p->bytes, bytes);
@@ -30,7 +30,7 @@ uint64_t total(const std::vector<PlanPart>& parts) {
 WeightPlan plan_weights(std::vector<WeightSpec>& weights, bool use_mmap) {
     using Memory = Place::Memory;
     WeightPlan plan;
-    uint64_t bundle = 0;  // where the one begins whose parts come along
+    uint64_t bundle = 0;  // where the current bundle begins
     for (WeightSpec& w : weights) {
         const int32_t layer = int32_t(layer_of(w.name));
         const auto* neurons = std::get_if<NeuronPart>(&w.target);
@@ -46,7 +46,7 @@ WeightPlan plan_weights(std::vector<WeightSpec>& weights, bool use_mmap) {
         end = ggml::size_sum(begin, w.bytes());
         if (neurons && neurons->part == 0) bundle = begin;
         w.place.offset = neurons ? bundle : begin;
-        // The parts of a bundle share its rows: only the last is followed by a gap.
+        // Only the last part of a bundle is followed by a gap.
         if (!neurons || neurons->part + 1 == neurons->to->rows.size()) {
             end = ggml::size_rounded_up(end, kLine);
         }

@@ -1,4 +1,4 @@
-// Where the memory of a model goes: the parts that loader and sessions allocate.
+// The parts of memory that the loader and sessions allocate, and the places of weights.
 #pragma once
 
 #include <vector>
@@ -11,21 +11,21 @@ namespace powerinfer {
 struct PlanPart {
     Tier tier;
     Part part;
-    int32_t layer;  // -1: of none
+    int32_t layer;  // -1: not of one layer
     uint64_t bytes;
 };
 
-// Sum over all parts; ggml::kMostBytes for that many or more.
+// Sum over all parts; ggml::kMostBytes if it does not fit 64 bits.
 uint64_t total(const std::vector<PlanPart>& parts);
 
-// Memory for the weights of a model, what fills up strips and cache lines included.
+// Memory for the weights of a model, including padding of strips and cache lines.
 struct WeightPlan {
     std::vector<PlanPart> parts;
     uint64_t packed = 0, plain = 0;  // sizes of Model::packed and Model::plain
 };
 
-// Gives every weight its place. The weights have their tensors; parts of a bundle come one after
-// the other.
+// Sets the place of every weight. Tensors must be resolved, and the parts of a bundle must be
+// consecutive.
 WeightPlan plan_weights(std::vector<WeightSpec>& weights, bool use_mmap);
 
 }  // namespace powerinfer

@@ -1,4 +1,4 @@
-// A tensor that an architecture wants: its shape, what it fills, and where it lies in memory.
+// A tensor that an architecture needs: its shape, what it fills, and its place in memory.
 #pragma once
 
 #include <cstdint>
@@ -14,40 +14,40 @@ namespace powerinfer {
 
 struct Bundle;
 
-// What a weight fills, and how.
+// The target of a weight, and how it is stored.
 struct Vector {  // F32, one row
     const float** to;
 };
-struct Product {  // right side of matmul(): packed into strips if the type has them
+struct Product {  // weight of matmul(): packed into strips if the type has them
     ggml::Matrix* to;
 };
-struct Table {  // looked up row by row: stays as stored
+struct Table {  // rows are looked up: stays as stored
     ggml::Matrix* to;
 };
-struct Signs {  // bytes: eight bits of a sketch each
+struct Signs {  // bytes with eight signs of a sketch each
     ggml::Matrix* to;
 };
-struct NeuronPart {  // the rows of one part of a bundle, to be packed into it
+struct NeuronPart {  // rows of one part, to be packed into a bundle
     Bundle* to;
     size_t part;
 };
-struct WholeBundle {  // of a bundled file: bytes, as they are
+struct WholeBundle {  // bytes of a bundled file, used as they are
     Bundle* to;
 };
 using Target = std::variant<Vector, Product, Table, Signs, NeuronPart, WholeBundle>;
 
-// Where a weight lies once it is loaded.
+// The place of a weight once it is loaded.
 struct Place {
     enum class Memory {
-        mapped,  // in the file, where it is stored
+        mapped,  // in the mapped file
         packed,  // Model::packed: strips and bundles
-        plain,   // Model::plain: as stored, read rather than mapped
+        plain,   // Model::plain: as stored, but read, not mapped
     };
     Memory memory = Memory::mapped;
-    uint64_t offset = 0;  // in packed or plain memory; of a part of a bundle: its bundle's
+    uint64_t offset = 0;  // in packed or plain memory; for a part of a bundle, that of the bundle
 };
 
-// A tensor, or a range of its rows, where it goes, and what it counts as in a memory plan.
+// A tensor or a range of its rows: its target, its place, and its part in a memory plan.
 struct WeightSpec {
     Part part;
     std::string name;
@@ -62,18 +62,17 @@ struct WeightSpec {
         return std::holds_alternative<T>(target);
     }
     bool strips() const { return is<Product>() && ggml::has_strips(tensor->type); }
-    // Bytes in memory: those of the file, a last incomplete strip filled up.
+    // Bytes in memory, including the padding of the last strip.
     uint64_t bytes() const;
-    // Where the bytes begin in the file.
+    // The offset of the range in the file.
     uint64_t file_offset() const;
 };
 
-// Throws Error(format) naming file, tensor and both shapes where it has another one (fastest
-// first).
+// Throws Error(format) naming file, tensor and both shapes if the shape (fastest first) differs.
 void check_shape(const ggml::Gguf& gguf, const ggml::TensorInfo& t,
                  const std::vector<int64_t>& shape);
 
-// The layer of a tensor "blk.N. ..."; -1: of none.
+// The layer of a tensor "blk.N. ..."; -1 for other names.
 int64_t layer_of(const std::string& tensor);
 
 }  // namespace powerinfer

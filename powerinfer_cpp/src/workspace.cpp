@@ -6,7 +6,7 @@ namespace powerinfer {
 
 namespace {
 
-// Widest input of a product, in whole blocks of activations.
+// The widest input of a product, rounded up to whole blocks of activations.
 int64_t widest(const Config& c) {
     const int64_t n = std::max({c.n_embd, c.q_dim(), c.n_ff, c.predictor_rank});
     return (n + ggml::kQ - 1) / ggml::kQ * ggml::kQ;

@@ -1,5 +1,5 @@
-// Intermediate results of a forward pass over up to n_ubatch rows; the names are those of the
-// formulas in forward.cpp and ffn.cpp.
+// Intermediate results of a forward pass over up to n_ubatch rows. Names are as in the formulas of
+// forward.cpp and ffn.cpp.
 #pragma once
 
 #include "batch.h"
@@ -13,7 +13,7 @@ namespace powerinfer {
 
 struct Workspace {
     Workspace() = default;
-    // Of resolved parameters; for a context of `threads` threads.
+    // params must be resolved. For a context of `threads` threads.
     Workspace(ggml::Carver& carver, const Config& config, const pi_session_params& params,
               int threads);
 
@@ -21,26 +21,26 @@ struct Workspace {
     ggml::InputBuffer input;
     ggml::AttentionRow* attention_rows = nullptr;  // [rows]
     float *x = nullptr, *normed = nullptr;         // [rows, n_embd]: residual stream, its norm
-    float *out = nullptr, *ffn_out = nullptr;      // [rows, n_embd]: what is added to it
+    float *out = nullptr, *ffn_out = nullptr;      // [rows, n_embd]: to be added to x
     float *q = nullptr, *attended = nullptr;       // [rows, q_dim]
     float *k = nullptr, *v = nullptr;              // [rows, kv_dim]
     float *gate = nullptr, *up = nullptr;          // [rows, n_ff]
     float* cos_sin = nullptr;                      // [rows, n_rot]
 
-    // Of mixtures: scores and shares, the rows of each expert, and one expert's rows.
+    // For mixtures: scores and shares, the rows of each expert, and the rows of one expert.
     float *router = nullptr, *share = nullptr;                // [rows, n_expert]
     ggml::ExpertRows expert_rows = {};                        // [rows * n_expert_used]
     float *gathered = nullptr, *gathered_residual = nullptr;  // [rows, n_embd]
     float* expert_out = nullptr;                              // [rows, n_embd]
 
-    // Of neuron rows and predictors.
+    // For neuron rows and predictors.
     ggml::NeuronScratch neurons;
     ggml::Candidates candidates;
-    float* sums = nullptr;  // [segments, n_embd]: of one row's neurons
+    float* sums = nullptr;  // [segments, n_embd], for one row
     ggml::SketchScratch sketch;
     float *hidden = nullptr, *score = nullptr;  // [rows, rank], [rows, n_ff]
-    bool* masked = nullptr;                     // [rows]: of a block's rows
-    bool* flags = nullptr;                      // [rows, n_ff]: who fired, where that is recorded
+    bool* masked = nullptr;                     // [rows], for the rows of a block
+    bool* flags = nullptr;                      // [rows, n_ff]: which neurons fired, if recorded
 };
 
 }  // namespace powerinfer

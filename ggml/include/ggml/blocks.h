@@ -1,5 +1,5 @@
-// The blocks of quantised formats as they stand in files (the public GGUF layouts), and half
-// floats.
+// Blocks of the quantised formats as GGUF files store them (the layouts of ggml-common.h in
+// llama.cpp), and conversions of half floats.
 #pragma once
 
 #include <cstdint>
@@ -50,8 +50,8 @@ struct BlockQ5_1 {
 };
 static_assert(sizeof(BlockQ5_1) == 24);
 
-// 2 bits, 16 groups of 16: w = d * (scale & 15) * q - dmin * (scale >> 4), one scale byte a group.
-// Weight 128 h + 32 j + l is in bits 2 j of qs[32 h + l].
+// 2 bits, 16 groups of 16: w = d * (scale & 15) * q - dmin * (scale >> 4), one scale byte per
+// group. Weight 128 h + 32 j + l is in bits 2 j and 2 j + 1 of qs[32 h + l].
 struct BlockQ2_K {
     uint8_t scales[kQK / 16];
     uint8_t qs[kQK / 4];
@@ -60,9 +60,9 @@ struct BlockQ2_K {
 static_assert(sizeof(BlockQ2_K) == 84);
 
 // 3 bits, 16 groups of 16: w = d * (scale - 32) * (q - 4). The lower two bits of q are in qs as in
-// Q2_K; bit 4 h + j of hmask[l] is the upper one of weight 128 h + 32 j + l. Scales have 6 bits:
-// the low four in the nibbles of bytes 0..7 (groups 0..7 low, 8..15 high), the upper two of group g
-// in bits 2 (g / 4) of byte 8 + g % 4.
+// Q2_K. The upper bit of weight 128 h + 32 j + l is bit 4 h + j of hmask[l]. Scales have 6 bits:
+// the low four are the nibbles of bytes 0..7 (low nibbles: groups 0..7, high nibbles: groups
+// 8..15); the upper two of group g start at bit 2 (g / 4) of byte 8 + g % 4.
 struct BlockQ3_K {
     uint8_t hmask[kQK / 8];
     uint8_t qs[kQK / 4];
@@ -72,9 +72,10 @@ struct BlockQ3_K {
 static_assert(sizeof(BlockQ3_K) == 110);
 
 // 4 bits, 8 groups of 32: w = d * scale * q - dmin * min. Weight 64 c + l is the low nibble of
-// qs[32 c + l], weight 64 c + 32 + l the high one. Scale and min of groups 0..3 are the low six
-// bits of bytes g and 4 + g; groups 4..7 have their low four bits in byte 4 + g (scale low nibble,
-// min high), and their upper two in the upper two bits of bytes g - 4 and g.
+// qs[32 c + l], weight 64 c + 32 + l the high one. For groups g = 0..3, scale and min are the low
+// six bits of bytes g and 4 + g. For groups 4..7, the low four bits are in byte 4 + g (scale in the
+// low nibble, min in the high one), and the upper two are the upper two bits of bytes g - 4 (scale)
+// and g (min).
 struct BlockQ4_K {
     f16_t d, dmin;
     uint8_t scales[12];
@@ -82,7 +83,7 @@ struct BlockQ4_K {
 };
 static_assert(sizeof(BlockQ4_K) == 144);
 
-// 5 bits, otherwise Q4_K: bit g of qh[l] is bit 4 of weight l of group g.
+// 5 bits, otherwise as Q4_K: bit g of qh[l] is bit 4 of weight l of group g.
 struct BlockQ5_K {
     f16_t d, dmin;
     uint8_t scales[12];
@@ -91,9 +92,9 @@ struct BlockQ5_K {
 };
 static_assert(sizeof(BlockQ5_K) == 176);
 
-// 6 bits, 16 groups of 16: w = d * scale * (q - 32). Weight 128 h + 32 j + l has its low four bits
-// in ql[64 h + 32 (j % 2) + l], low nibble for j < 2, and the upper two in bits 2 j of qh[32 h +
-// l].
+// 6 bits, 16 groups of 16: w = d * scale * (q - 32). The low four bits of weight 128 h + 32 j + l
+// are in ql[64 h + 32 (j % 2) + l], in the low nibble for j < 2, else in the high one. Its upper
+// two start at bit 2 j of qh[32 h + l].
 struct BlockQ6_K {
     uint8_t ql[kQK / 2];
     uint8_t qh[kQK / 4];
@@ -102,7 +103,7 @@ struct BlockQ6_K {
 };
 static_assert(sizeof(BlockQ6_K) == 210);
 
-// 4 bits that stand for unevenly spaced values: w = d * kIQ4[q]. Nibbles as in Q4_0.
+// 4 bits that index a table of unevenly spaced values: w = d * kIQ4[q]. Nibbles as in Q4_0.
 constexpr int8_t kIQ4[16] = {-127, -104, -83, -65, -49, -35, -22, -10,
                              1,    13,   25,  38,  53,  69,  89,  113};
 struct BlockIQ4_NL {
@@ -111,8 +112,9 @@ struct BlockIQ4_NL {
 };
 static_assert(sizeof(BlockIQ4_NL) == 18);
 
-// The same values, 8 groups of 32: w = d * (scale - 32) * kIQ4[q]; group g is nibbles as in Q4_0,
-// from qs[16 g] on. Scales have 6 bits: nibble g of scales_l and bits 2 g of scales_h.
+// The same table, 8 groups of 32: w = d * (scale - 32) * kIQ4[q]. The nibbles of group g start at
+// qs[16 g] and are ordered as in Q4_0. Scales have 6 bits: the low four are nibble g of scales_l,
+// the upper two start at bit 2 g of scales_h.
 struct BlockIQ4_XS {
     f16_t d;
     uint16_t scales_h;
@@ -121,8 +123,9 @@ struct BlockIQ4_XS {
 };
 static_assert(sizeof(BlockIQ4_XS) == 136);
 
-// Forced where kernels call them (here, in kernels.h and parts.h): compiled with the flags of an
-// instruction set, a copy out of line could be the one that the linker keeps for all code.
+// Functions that kernels call are always inlined (here, in kernels.h and in parts.h). The files of
+// an instruction set are compiled with its flags. The linker keeps only one out-of-line copy of a
+// function, and that copy might need an instruction that the processor does not have.
 [[gnu::always_inline]] inline float bits_to_float(uint32_t bits) {
     float f;
     std::memcpy(&f, &bits, 4);
@@ -139,14 +142,14 @@ inline uint32_t float_to_bits(float f) {
     return bits_to_float(uint32_t(h) << 16);
 }
 
-// Round to nearest even; NaN stays NaN.
+// Rounds to nearest even; NaN stays NaN.
 inline bf16_t f32_to_bf16(float f) {
     uint32_t x = float_to_bits(f);
     if ((x & 0x7fffffff) > 0x7f800000) return bf16_t((x >> 16) | 64);
     return bf16_t((x + (0x7fff + ((x >> 16) & 1))) >> 16);
 }
 
-// Exact for every half, subnormals, infinities and NaN included.
+// Exact for every half, including subnormals, infinities and NaN.
 inline float f16_to_f32(f16_t h) {
     const uint32_t sign = uint32_t(h & 0x8000) << 16, exp = (h >> 10) & 31, man = h & 0x3ff;
     if (exp == 31) return bits_to_float(sign | 0x7f800000 | man << 13);
@@ -157,7 +160,7 @@ inline float f16_to_f32(f16_t h) {
     return bits_to_float(sign | (exp + 112) << 23 | man << 13);
 }
 
-// Round to nearest even, overflow to infinity, as F16C does.
+// Rounds to nearest even, overflows to infinity, as F16C does.
 inline f16_t f32_to_f16(float f) {
     const uint32_t x = float_to_bits(f), sign = (x >> 16) & 0x8000, a = x & 0x7fffffff;
     if (a > 0x7f800000) return f16_t(sign | 0x7e00 | ((a >> 13) & 0x3ff));

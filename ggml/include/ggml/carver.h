@@ -1,4 +1,4 @@
-// Arrays side by side in one piece of memory, their sizes and places said once.
+// Several arrays in one block of memory. Each size is written down in one place only.
 #pragma once
 
 #include <cstdint>
@@ -11,15 +11,16 @@
 
 namespace ggml {
 
-// A structure takes its arrays from a Carver, in its constructor. That runs twice: with a Carver
-// that only counts, then with one over memory of the size that was counted.
+// A structure takes its arrays from a Carver in its constructor. The constructor runs twice: first
+// with a Carver that only counts bytes, then with one over memory of exactly that size.
 class Carver {
  public:
     Carver() = default;  // counts: every pointer stays null
     explicit Carver(const Memory& memory) : base_(memory.data()), room_(memory.size()) {}
 
-    // Room for the product of `counts` elements, beginning at a cache line; null for none. Throws
-    // Error(internal) where the memory ends.
+    // Takes room for the product of `counts` elements of T, starting at a cache line. `to` becomes
+    // null if there are none, or if this Carver only counts. Throws Error(internal) if the memory
+    // is too small.
     template <typename T>
     void take(T*& to, std::initializer_list<int64_t> counts) {
         uint64_t bytes = sizeof(T);
@@ -34,7 +35,7 @@ class Carver {
         to = reinterpret_cast<T*>(base_ + begin);
     }
 
-    // Bytes taken so far; kMostBytes stands for that many or more.
+    // Bytes taken so far; kMostBytes if they do not fit 64 bits.
     uint64_t bytes() const { return at_; }
 
  private:
@@ -44,7 +45,7 @@ class Carver {
     uint64_t room_ = 0, at_ = 0;
 };
 
-// Bytes that T's constructor takes from a Carver; `args` are its further arguments.
+// Bytes that T's constructor takes from a Carver. `args` are its other arguments.
 template <typename T, typename... Args>
 uint64_t carved_bytes(const Args&... args) {
     Carver counter;

@@ -1,5 +1,4 @@
-// What every operator call needs: the threads that do it, the kernels they run, and where to note
-// the time.
+// What every operator call needs: threads, kernels, and a profile for timings.
 #pragma once
 
 #include "ggml/profile.h"
@@ -11,9 +10,9 @@ namespace cpu {
 struct Kernels;
 }
 
-// The kernels for this machine: the best instruction set that cpuid and xgetbv allow, or the one
-// that the variable GGML_ISA names. Throws Error(unsupported) when that one is unknown or cannot
-// run here.
+// The kernels for this machine: those of the best instruction set that cpuid and xgetbv report, or
+// of the one named by the environment variable GGML_ISA. Throws Error(unsupported) if GGML_ISA is
+// unknown or cannot run here.
 const cpu::Kernels& select_kernels();
 const char* isa_name(const cpu::Kernels& kernels);
 

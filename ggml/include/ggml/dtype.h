@@ -1,4 +1,4 @@
-// Tensor element types: one row of a table per format.
+// Tensor element types. A table has one row per format.
 #pragma once
 
 #include <cstdint>
@@ -6,7 +6,7 @@
 
 namespace ggml {
 
-// Ids are those of GGUF files.
+// The ids are those of GGUF files (ggml_type in ggml.h of llama.cpp).
 enum class DType : uint32_t {
     F32 = 0,
     F16 = 1,
@@ -32,7 +32,7 @@ struct DTypeInfo {
     const char* name;
     int64_t block;  // elements in a block
     int64_t bytes;  // bytes of a block
-    // Reference codecs, n elements, n a multiple of block. Null for integer types.
+    // Reference codecs for n elements; n must be a multiple of block. Null for integer types.
     void (*decode)(const void* src, float* dst, int64_t n);
     void (*encode)(const float* src, void* dst, int64_t n);
 
@@ -42,9 +42,9 @@ struct DTypeInfo {
     int64_t size(int64_t n) const { return n / block * bytes; }
 };
 
-// Null when the id or name is not one that this engine knows.
+// Null if the engine does not know the id or name.
 const DTypeInfo* find_dtype(uint32_t id);
-const DTypeInfo* find_dtype(std::string_view name);  // "Q4_0", any case
+const DTypeInfo* find_dtype(std::string_view name);  // "Q4_0", in any case
 
 const DTypeInfo& info(DType type);  // every enumerator has a row
 

@@ -1,5 +1,5 @@
-// Files, mappings and memory from the operating system. With threads.cpp the only place of the
-// tensor core that calls it.
+// Files, mappings and memory from the operating system. Within ggml, only file_io.cpp and
+// threads.cpp make system calls.
 #pragma once
 
 #include <cstddef>
@@ -9,11 +9,11 @@
 
 namespace ggml {
 
-// Is there something under this name? False also where it cannot be told.
+// Does the path exist? Also false if that cannot be determined.
 bool file_exists(const std::string& path);
 
-// A regular file opened for reading. Throws Error(io) naming the path: missing, a directory, a
-// device or pipe, empty, unreadable.
+// A regular file opened for reading. The constructor throws Error(io) naming the path if it is
+// missing, empty, unreadable, or not a regular file.
 class File {
  public:
     explicit File(const std::string& path);
@@ -23,7 +23,7 @@ class File {
 
     const std::string& path() const { return path_; }
     uint64_t size() const { return size_; }
-    // Reads exactly n bytes at offset; a short read is Error(io).
+    // Reads exactly n bytes at offset. Throws Error(io) if there are fewer.
     void read(uint64_t offset, void* dst, size_t n) const;
 
  private:
@@ -33,7 +33,8 @@ class File {
     uint64_t size_ = 0;
 };
 
-// A read-only mapping of a whole file, shared with the page cache.
+// A read-only mapping of a whole file. It shares the page cache with other processes. The
+// constructor throws Error(io) or Error(memory).
 class Mapping {
  public:
     explicit Mapping(const File& file);
@@ -43,11 +44,11 @@ class Mapping {
 
     const uint8_t* data() const { return data_; }
     uint64_t size() const { return size_; }
-    // Tells the system that this range will be read soon, or is no longer needed by this process
-    // (it stays readable). Parts outside the file are ignored.
+    // Hints to the system: this process will soon read the range, or no longer needs it (it stays
+    // readable). Parts outside the file are ignored.
     void will_need(uint64_t offset, uint64_t n) const;
     void drop(uint64_t offset, uint64_t n) const;
-    // Keeps the pages of a range in RAM. Throws Error(memory) where the limit forbids it.
+    // Keeps the pages of a range in RAM. Throws Error(memory) if the limit (ulimit -l) is too low.
     void lock(uint64_t offset, uint64_t n) const;
 
  private:
@@ -56,8 +57,8 @@ class Mapping {
     uint64_t size_ = 0;
 };
 
-// Zeroed, page-aligned memory that is committed when touched; huge pages where the system allows.
-// Throws Error(memory) naming `what` and the size. No bytes: data() is null.
+// Zeroed, page-aligned memory. Pages are committed on first use; the system may use huge pages.
+// Throws Error(memory) naming `what` and the size. For 0 bytes data() is null.
 class Memory {
  public:
     Memory() = default;
@@ -79,12 +80,13 @@ class Memory {
     uint64_t size_ = 0;
 };
 
-// Hands what was written to the device; false with errno set where that fails.
+// Flushes the file's written data to the device. Returns false with errno set on failure.
 bool flush_to_disk(std::FILE* file);
 
-// Bytes this process can still take: the least of MemAvailable, every cgroup's limit less its use
-// (v1 and v2, file cache that can be dropped not counted), and RLIMIT_AS less the address space in
-// use. `root` stands before /proc and the cgroup mounts: tests show it another system there.
+// Bytes of memory that this process can still take. It is the smallest of three values:
+// MemAvailable; the limit of each cgroup (v1 and v2) less its use, where reclaimable file cache
+// does not count as use; and RLIMIT_AS less the address space in use. `root` is prepended to all
+// paths under /proc and the cgroup mounts, so that tests can imitate other systems.
 uint64_t available_memory(const std::string& root = "");
 
 }  // namespace ggml

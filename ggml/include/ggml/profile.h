@@ -1,4 +1,4 @@
-// Where the time of a forward pass goes: per part of the model and operator. Off unless asked for.
+// Time and bytes per part of the model and operator in a forward pass. Off by default.
 #pragma once
 
 #include <chrono>
@@ -14,11 +14,11 @@ struct Profile {
         const char* op;
         int64_t calls;
         double seconds;
-        uint64_t bytes;  // of weights and cache read
+        uint64_t bytes;  // of weights and cache that were read
     };
 
     bool on = false;
-    const char* part = "";  // set by the forward pass: what the next operators belong to
+    const char* part = "";  // the part that the next operators belong to; set by the forward pass
     std::vector<Entry> entries;
 
     void add(const char* op, double seconds, uint64_t bytes) {
@@ -45,7 +45,7 @@ class OpTimer {
         const std::chrono::duration<double> d = std::chrono::steady_clock::now() - start_;
         profile_.add(op_, d.count(), bytes_);
     }
-    // Notes bytes of weights or cache that the call read, whenever it is known.
+    // Adds bytes of weights or cache that the call reads.
     void read(uint64_t bytes) { bytes_ += bytes; }
     OpTimer(const OpTimer&) = delete;
     OpTimer& operator=(const OpTimer&) = delete;

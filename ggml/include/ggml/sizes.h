@@ -1,5 +1,5 @@
-// Sums and products of sizes that do not wrap around. What is more than 64 bits hold becomes the
-// largest number, which no memory and no budget allows.
+// Sums and products of sizes that saturate instead of wrapping around. A result that does not fit
+// 64 bits becomes the largest number, which no memory and no budget allows.
 #pragma once
 
 #include <cstdint>
@@ -19,7 +19,7 @@ constexpr uint64_t size_sum(uint64_t a, uint64_t b) {
 
 template <typename... Rest>
 constexpr uint64_t size_product(uint64_t a, uint64_t b, Rest... rest) {
-    // Once too large, no factor but 0 makes it small again.
+    // A saturated product stays saturated, unless a factor is 0.
     return size_product(size_product(a, b), uint64_t(rest)...);
 }
 

@@ -1,7 +1,7 @@
-// The one error type of the tensor core and the engine.
+// The error type of ggml and the engine.
 //
-// Loading, checking and planning throw Error; the C API alone catches it and turns it into a status
-// code and a message. Nothing that runs once per token throws.
+// Code that loads, checks and plans throws Error. Only the C API catches it and returns a status
+// code and a message. Code that runs once per token does not throw.
 #pragma once
 
 #include <exception>
@@ -16,10 +16,10 @@ enum class Code {
     argument = 1,     // the caller's value is out of range
     io = 2,           // a file cannot be opened, read or written
     format = 3,       // a file's content contradicts its format
-    unsupported = 4,  // the content is sound, but this engine cannot run it
-    memory = 5,       // more memory needed than is there or allowed
+    unsupported = 4,  // the content is valid, but this engine cannot run it
+    memory = 5,       // more memory needed than available or allowed
     context = 6,      // more positions than the context has
-    device = 7,       // a device failed or is not there
+    device = 7,       // a device failed or does not exist
     cancelled = 8,    // a callback asked to stop
     internal = 9,     // a bug in this engine
 };

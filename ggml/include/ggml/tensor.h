@@ -8,19 +8,18 @@
 
 namespace ggml {
 
-// rows:   as in the file, one row of `cols` weights after the other.
-// strips: eight rows interleaved, so that one vector register holds the same four bytes of eight
-// rows
-//         and a product ends with eight sums side by side, without horizontal adds. A block of a
-//         strip is eight blocks of the format, member by member: a half of row r comes to [r], and
-//         byte 4 v + j of a member of bytes to [v][r][j]. Hence a member stands at eight times its
-//         offset in the block, and strips have the size of the rows. The last one is filled up with
-//         zero rows.
+// rows: as in the file, one row of `cols` weights after the other.
+//
+// strips: eight rows interleaved. One vector register holds the same four bytes of eight rows, so a
+// product ends with eight sums side by side and needs no horizontal additions. A block of a strip
+// is eight blocks of the format, interleaved member by member: a half float of row r goes to index
+// [r], byte 4 v + j of a byte array to index [v][r][j]. A member starts at eight times its offset
+// in the block, and a strip has the size of its rows. The last strip is filled up with zero rows.
 enum class Layout : uint8_t { rows, strips };
 
 constexpr int64_t kStrip = 8;  // rows in a strip
 
-// A matrix of weights, [rows, cols], row n holding the weights of output n. Does not own its data.
+// A matrix of weights, [rows, cols]. Row n has the weights of output n. Does not own its data.
 struct Matrix {
     DType type = DType::F32;
     Layout layout = Layout::rows;
@@ -36,16 +35,16 @@ struct Matrix {
     }
 };
 
-// Does the type have a strip form? Every block format has.
+// Does the type have a strip layout? Every block format does.
 bool has_strips(DType type);
 
 // Interleaves n rows (1..8) of `cols` weights into one strip of 8 * row_bytes.
 void pack_strip(DType type, const uint8_t* rows, int64_t n, int64_t cols, uint8_t* strip);
 
-// The `bytes` of row r's block from a block of a strip.
+// Copies row r's block out of a block of a strip.
 void unpack_block(DType type, const uint8_t* strip_block, int64_t r, uint8_t* block);
 
-// Weights of one row as floats [cols], whatever the layout.
+// Decodes one row to floats [cols], in any layout.
 void decode_row(const Matrix& w, int64_t row, float* out);
 
 }  // namespace ggml

@@ -1,4 +1,4 @@
-// A pool of threads that is made once and parked between calls.
+// A thread pool, created once and parked between calls.
 #pragma once
 
 #include <cstdint>
@@ -6,30 +6,31 @@
 
 namespace ggml {
 
-// Threads worth starting: cores of the affinity mask, at most the CPU quota of the cgroup, at
-// least 1.
+// Default number of threads: cores in the affinity mask, limited by the CPU quota of the cgroup,
+// 1..512.
 int default_threads();
 
 class Threads {
  public:
-    // n - 1 workers beside the caller; 1 <= n <= 512. Throws Error(memory) where the system has no
-    // more.
+    // Starts n - 1 workers; the caller is the n-th thread. Throws Error(argument) unless 1 <= n <=
+    // 512, Error(memory) if the system cannot start that many.
     explicit Threads(int n);
     ~Threads();
     Threads(const Threads&) = delete;
     Threads& operator=(const Threads&) = delete;
 
     int size() const;
-    // How many of the threads the next calls of run() use, 1..size(). In a child of fork(), which
-    // has none of the workers, it starts new ones first: Error(memory) as of the constructor.
+    // Sets how many threads the next calls of run() use; n is clamped to 1..size(). In a child of
+    // fork(), where no worker exists, it starts new ones first: Error(memory) as in the
+    // constructor.
     void limit(int n);
     int active() const;
 
-    // Calls fn(begin, end, thread) for pieces of [0, n) of at most `grain` until all is done, then
-    // returns. Pieces start at multiples of grain and are handed out as threads come for them:
-    // which thread does which is not fixed, so fn's results must not depend on it.
-    // What fn throws, the first of it, is thrown here when no thread is inside any more; pieces
-    // that nobody had come for are left out then. One caller at a time.
+    // Calls fn(begin, end, thread) for pieces of [0, n) of at most `grain` and returns when all are
+    // done. Pieces start at multiples of grain. Threads take them as they become free, so fn's
+    // results must not depend on which thread computes which piece. If fn throws, the first
+    // exception is rethrown here after all threads have stopped; pieces not yet taken are skipped.
+    // Only one caller at a time.
     template <typename F>
     void run(int64_t n, int64_t grain, const F& fn) {
         run_raw(

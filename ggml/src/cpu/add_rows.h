@@ -1,13 +1,13 @@
-// How the add kernels of every instruction set go over tokens and rows.
+// The loops over tokens and rows that the add kernels of all instruction sets share.
 #pragma once
 
 #include "cpu/kernels.h"
 
 namespace ggml::cpu {
 
-// Calls tile(number of rows as a type, rows, rows to fetch meanwhile, what each row is taken times,
-// y of the token) for each token's rows, four at a time, then one, in ascending order. `tile` is a
-// lambda of an instruction set's own, so that no two of them share this code's instances.
+// For each token, calls tile(R, rows, rows to prefetch, factors of the rows, y of the token) with R
+// = 4 rows at a time, then 1, in ascending order. R is a Count<R>. `tile` is a lambda of one
+// instruction set, so that instruction sets do not share instances of this template.
 template <typename Tile>
 inline void add_token_by_token(const uint8_t* w, int64_t stride, const int32_t* ids,
                                const Shares& shares, int64_t nt, float* y, int64_t ldy,
@@ -29,7 +29,7 @@ inline void add_token_by_token(const uint8_t* w, int64_t stride, const int32_t* 
     }
 }
 
-// The same where tokens have rows in common: unpacked(rows) then adds all that they take of n rows.
+// The same, but if tokens share rows, unpacked(rows) adds all n rows for all tokens.
 template <typename Tile, typename Unpacked>
 inline void add_blocks(const uint8_t* w, int64_t stride, const int32_t* ids, int64_t n,
                        const Shares& shares, int64_t nt, float* y, int64_t ldy, const Tile& tile,

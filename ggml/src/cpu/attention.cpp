@@ -1,7 +1,8 @@
-// Causal attention, one KV head of a few neighbouring rows at a time: blocks of 64 positions go
-// through scores, a running softmax and the weighted sum of values, so that the full score matrix
-// is never stored and keys and values are read once for these rows. Blocks are the pages of the
-// cache, whatever a row sees of them: its bits do not depend on the chunk of the prompt it came in.
+// Causal attention, one KV head and a few adjacent rows at a time. Blocks of 64 positions go
+// through scores, a running softmax and the weighted sum of values (as in FlashAttention, arXiv
+// 2205.14135). So the full score matrix is never stored, and the rows read keys and values once.
+// Blocks are always whole pages of the cache. So the bits of a row do not depend on how the prompt
+// is split.
 #include <algorithm>
 #include <cmath>
 
@@ -14,16 +15,16 @@ namespace ggml {
 namespace {
 
 constexpr int64_t kBlock = kKvPage;  // positions
-constexpr int64_t kQueries = 16;     // heads of rows that meet the same keys and values together
+constexpr int64_t kQueries = 16;     // query heads that share a pass over keys and values
 
 struct Softmax {
     float largest = -INFINITY;
     float sum = 0;
 
-    // Turns n scores into weights relative to the new largest score; returns what earlier results
-    // must be multiplied with.
+    // Turns n scores into weights relative to the new largest score. Returns the factor by which
+    // earlier results must be multiplied.
     float update(float* score, int64_t n, float scale) {
-        // Eight lanes, so that each loop becomes vector code; only n decides on the order.
+        // Eight lanes, so that each loop is vectorised. The order of additions depends only on n.
         float tops[8], sums[8] = {};
         std::fill_n(tops, 8, largest);
         const auto by_lanes = [&](const auto& step) {
@@ -48,8 +49,8 @@ struct Softmax {
     }
 };
 
-// n_rows rows that begin at the same position of a sequence, each seeing at least as many as the
-// one before it, times n_heads query heads of a KV head.
+// n_rows rows times n_heads query heads of one KV head. The rows begin at the same position of a
+// sequence, and each one sees at least as many positions as the row before it.
 void attend(const cpu::Kernels& kernels, const KvLayer& s, int64_t n_head, float scale,
             const AttentionRow* rows, int64_t n_rows, int64_t kv_head, int64_t n_heads,
             const float* q, float* out) {
@@ -57,13 +58,13 @@ void attend(const cpu::Kernels& kernels, const KvLayer& s, int64_t n_head, float
     Softmax softmax[kQueries];
     float weights[kQueries * kBlock];
     for (int64_t t = 0; t < n_rows; t++) std::fill_n(out + t * ld, n_heads * s.head_dim, 0.0f);
-    const bool together = n_heads == 1;  // one head of all rows: the queries are evenly apart
+    const bool together = n_heads == 1;  // one head per row: the queries have a constant stride
     for (int64_t p = rows[0].first; p < rows[n_rows - 1].end; p = (p / kBlock + 1) * kBlock) {
         const int64_t place = rows[0].pages[p / kBlock] * s.page_stride + kv_head * s.head_bytes() +
                               p % kBlock * row_bytes;
         const uint8_t *k = s.k + place, *v = s.v + place;
-        // Scores of n positions, or what their values add, for `count` queries `step` apart from
-        // the first row t and head h on.
+        // Scores of n positions, or their values' contribution, for `count` queries. The first
+        // query is head h of row t; the next ones follow at a distance of `step`.
         const auto scores = [&](int64_t n, int64_t t, int64_t count, int64_t step) {
             kernels.matmul[int(s.type)](k, row_bytes, n, s.head_dim, q + t * ld, step, count,
                                         weights + t * n_heads * kBlock, kBlock);
@@ -75,7 +76,7 @@ void attend(const cpu::Kernels& kernels, const KvLayer& s, int64_t n_head, float
         };
         const int64_t block_end = (p / kBlock + 1) * kBlock;
         const auto seen = [&](int64_t t) { return std::min(block_end, rows[t].end) - p; };
-        int64_t first = 0;  // the rows that see something of this block
+        int64_t first = 0;  // first row that sees a position of this block
         while (seen(first) <= 0) first++;
         const int64_t n = seen(n_rows - 1);
         if (together) {
@@ -91,7 +92,7 @@ void attend(const cpu::Kernels& kernels, const KvLayer& s, int64_t n_head, float
             for (int64_t c = 0; c < s.head_dim; c++) to[c] *= shrink;
         }
         for (int64_t t = first; t < n_rows;) {
-            int64_t end = t + 1;  // rows that see as much of it
+            int64_t end = t + 1;  // rows that see the same positions of it
             while (together && end < n_rows && seen(end) == seen(t)) end++;
             values(seen(t), t, together ? end - t : n_heads, together ? ld : s.head_dim);
             t = end;
@@ -103,8 +104,8 @@ void attend(const cpu::Kernels& kernels, const KvLayer& s, int64_t n_head, float
     }
 }
 
-// How many of n rows share the keys of the first: those of its sequence, not where a window has
-// moved.
+// How many of the n rows can share a pass over keys: rows of the first one's sequence whose window
+// begins at the same position.
 int64_t sharing(const AttentionRow* rows, int64_t n) {
     int64_t m = 1;
     while (m < n && rows[m].pages == rows[0].pages && rows[m].first == rows[0].first &&
@@ -121,7 +122,7 @@ void attention(Context& context, const KvLayer& layer, int64_t n_head, float sca
     OpTimer timer(context.profile, "attention");
     const int64_t n_kv = layer.n_head_kv, group = n_head / n_kv, heads = std::min(group, kQueries);
     const int64_t tile = kQueries / heads, n_tiles = (n_rows + tile - 1) / tile;
-    int64_t positions = 0;  // that a KV head walks, once for what goes together
+    int64_t positions = 0;  // that one KV head reads; shared passes count once
     for (int64_t t = 0; t < n_rows;) {
         t += sharing(rows + t, std::min(tile - t % tile, n_rows - t));
         positions += (rows[t - 1].end - rows[t - 1].first) * ((group + heads - 1) / heads);

@@ -1,4 +1,4 @@
-// What a predictor misses, watched on a segment at a time.
+// Measures what a predictor misses, one segment at a time.
 #include <algorithm>
 #include <atomic>
 #include <numeric>
@@ -10,7 +10,7 @@ namespace ggml {
 
 AuditCounts audit_segment(Context& context, const Neurons& w, const Input& x, int64_t row,
                           const NeuronMask& mask, int64_t segment, NeuronScratch& scratch) {
-    constexpr int64_t kPiece = 64;  // neurons that a thread takes
+    constexpr int64_t kPiece = 64;  // neurons in a thread's piece
     OpTimer timer(context.profile, "audit_segment");
     const cpu::RowProducts rows(context, w, x, scratch, row, row + 1);
     const int32_t token[1] = {int32_t(row)};
@@ -20,7 +20,7 @@ AuditCounts audit_segment(Context& context, const Neurons& w, const Input& x, in
         int32_t ids[kPiece];
         float h[kPiece], up[kPiece];
         int64_t n = end - begin;
-        const auto keep = [&](const auto& value) {  // of n neurons those whose value is not 0
+        const auto keep = [&](const auto& value) {  // keeps the neurons whose value is not 0
             int64_t m = 0;
             for (int64_t i = 0; i < n; i++) {
                 ids[m] = ids[i];

@@ -1,4 +1,5 @@
-// One token: threads take segments, whose gate, up and down are one pass over the candidates.
+// One token. Each thread takes segments and computes gate, up and down in one pass over the
+// candidates.
 #include <algorithm>
 #include <atomic>
 #include <cmath>
@@ -17,15 +18,15 @@ float cpu::activate_smooth(const Neurons& w, float v) {
 
 namespace {
 
-// Candidates whose rows are on their way while the tile before is computed.
+// Candidates per tile. The rows of a tile are prefetched while the tile before is computed.
 constexpr int64_t kTile = 8;
-// Columns whose sums stay in a core's nearest cache while segments are added.
+// Columns whose sums stay in the L1 cache while segments are added.
 constexpr int64_t kColumns = 256;
 
 constexpr int32_t kFirst[1] = {0};  // the only token
 constexpr int32_t kInOrder[kTile] = {0, 1, 2, 3, 4, 5, 6, 7};
 
-// Neurons of one segment whose gates fire, and where their sum goes.
+// Neurons of one segment whose gates fired, and the destination of their sum.
 struct Batch {
     int32_t ids[kTile];
     float h[kTile];
@@ -33,20 +34,21 @@ struct Batch {
     float* sum;
 };
 
-// A few neighbouring segments of a token, one thread's.
+// Adjacent segments of one token, computed by one thread.
 class OneToken {
  public:
     OneToken(const Neurons& w, const cpu::RowProducts& rows, const Candidates& candidates,
              bool* fired)
         : w_(w), rows_(rows), candidates_(candidates), fired_(fired) {}
 
-    // Segments [s0, s1): tiles of candidates, then batches of those whose gates fire. The rows of
-    // one tile or batch are on their way while the one before is computed, over the ends of
-    // segments too.
+    // Computes segments [s0, s1): tiles of candidates, then batches of neurons whose gates fired.
+    // The rows of a tile or batch are prefetched while the one before is computed, also across
+    // segments.
     void run(int64_t s0, int64_t s1, float* sums) {
         const NeuronRows& first = cpu::first_rows(w_);
         Batch ready, waiting;
-        // The waiting take the place of the ready, which are computed while their rows are fetched.
+        // Computes `ready` while the rows of `waiting` are prefetched; then `waiting` becomes
+        // `ready`.
         const auto move_on = [&] {
             finish(ready, waiting);
             ready = waiting;
@@ -125,7 +127,7 @@ void partial_ffn(Context& context, const Neurons& w, const Input& x, const Candi
     const cpu::RowProducts rows(context, w, x, scratch, 0, 1);
     if (fired) std::fill_n(fired, w.n, false);
     std::atomic<int64_t> n_computed{0}, n_fired{0};
-    // Several segments at a time, as rows are fetched ahead within them.
+    // Several segments at a time, because prefetching does not cross the pieces of a thread.
     const int64_t grain = std::max<int64_t>(1, kSegments / (6 * context.threads.active()));
     context.threads.run(kSegments, grain, [&](int64_t begin, int64_t end, int) {
         OneToken token(w, rows, candidates, fired);

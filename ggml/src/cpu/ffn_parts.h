@@ -1,11 +1,12 @@
-// What one token and several have in common: a neuron's value, and the tree that adds segments.
+// Shared by the FFN for one token and for several: the value of a neuron, and the tree that adds
+// segments.
 #pragma once
 
 #include "ggml/neurons.h"
 
 namespace ggml::cpu {
 
-// Out of line, so that the comparison that ReLU is gets inlined where it is called.
+// Out of line, so that the comparison for the ReLU family is inlined into its callers.
 float activate_smooth(const Neurons& w, float v);
 
 inline float activate(const Neurons& w, float v) {
@@ -20,7 +21,8 @@ inline float activate(const Neurons& w, float v) {
     }
 }
 
-// What a neuron sends down, from its activated gate and its up product.
+// The value h of a neuron, which multiplies its down row: from its activated gate and its up
+// product.
 inline float value(const Neurons& w, float gate, float up) {
     return gate * (w.act == Activation::drelu ? activate(w, up) : up);
 }
@@ -29,7 +31,7 @@ inline uint64_t row_bytes(const Neurons& w, const NeuronRows& rows) {
     return uint64_t(info(rows.type).size(w.cols));
 }
 
-// The rows that decide who fires, and their bias.
+// The rows that decide which neurons fire, and their bias.
 inline const NeuronRows& first_rows(const Neurons& w) {
     return w.gate ? w.gate : w.up;
 }
@@ -37,13 +39,14 @@ inline const float* first_bias(const Neurons& w) {
     return w.gate ? w.gate_bias : w.up_bias;
 }
 
-// How many sums of `size` values are there at once while segments are added.
+// The number of sums that exist at the same time while segments are added.
 constexpr int64_t kSums = 6;
 static_assert(int64_t(1) << (kSums - 1) == kSegments);
 
-// Adds the sums of all segments, `size` values each, into the first of `sums`: neighbours, then
-// pairs, and so on, but as soon as both are there. Where the number of a segment ends in ones, as
-// many additions follow it. put(s, sum) writes those of segment s.
+// Adds the sums of all segments, `size` values each, in a binary tree: neighbours, then pairs, and
+// so on. The result is in the first `size` values of `sums`. Each addition is done as soon as both
+// operands exist; after segment s these are as many as s has trailing one bits. put(s, sum) writes
+// the sum of segment s.
 template <typename F>
 void add_segments(float* sums, int64_t size, const F& put) {
     float* sum = sums;

@@ -1,6 +1,6 @@
-// Several tokens. A first pass takes a few neurons at a time for all tokens and keeps what fired, a
-// second one adds the down rows by columns: each row is read, and unpacked, once for all tokens.
-// It adds in the order of one token, hence with the same bits.
+// Several tokens. The first pass takes a few neurons at a time for all tokens and keeps the ones
+// that fired. The second pass adds the down rows by columns. Each row is read and unpacked once for
+// all tokens. Additions are in the same order as for one token, so the bits are the same.
 #include <algorithm>
 #include <atomic>
 #include <bitset>
@@ -13,14 +13,15 @@ namespace ggml {
 
 namespace {
 
-using cpu::kShared;  // neurons taken together
+using cpu::kShared;  // neurons in a tile
 
-// Of the pairs of a tile's neurons and the tokens, the share from which on all are multiplied and
-// the mask is applied to the result: fewer are listed row by row. 11,008 x 4,096 Q4_0 neurons, 128
-// tokens, ms when 50, 60 and 70% are proposed: avx2 multiplied 156, 158 and 167, listed 121, 137
-// and 162; avx512 multiplied 91, 95 and 99, listed 89, 104 and 113.
+// If at least this share of the (neuron, token) pairs of a tile is needed, all pairs are multiplied
+// and the mask is applied to the result. Otherwise each row is multiplied with a list of tokens.
+// Measured with 11,008 x 4,096 Q4_0 neurons and 128 tokens, in ms for 50, 60 and 70% of the pairs:
+// avx2, all pairs 156, 158 and 167, lists 121, 137 and 162; avx512, all pairs 91, 95 and 99, lists
+// 89, 104 and 113.
 constexpr double kDense = 0.75;
-// Values of y that stay in a core's cache while the rows of all neurons go by.
+// Values of y that stay in a core's cache while the pass walks over the rows of all neurons.
 constexpr int64_t kResident = 1 << 15;
 
 int64_t tiles_per_segment(int64_t n) {
@@ -32,7 +33,7 @@ int64_t token_piece(int64_t columns) {
     return std::max<int64_t>(16, kResident / columns);
 }
 
-// Which tokens each of a tile's n neurons is computed for.
+// For each of a tile's n neurons, the tokens that need it.
 struct Lists {
     template <typename Wanted>
     Lists(int32_t* room, int64_t n, int64_t rows, const Wanted& wanted) : tokens(room), rows(rows) {
@@ -64,7 +65,7 @@ class ManyTokens {
           s_(scratch),
           fired_(fired) {}
 
-    // Computes what the neurons of segment s send down, and keeps it.
+    // Computes and stores the values of the neurons of segment s.
     void fire(int64_t s, NeuronScratch::PerThread& own) {
         Done done;
         const Segment segment = segment_of(w_.n, s);
@@ -83,7 +84,7 @@ class ManyTokens {
     // Adds the down rows: tokens [t0, t0 + nt) and n columns from c0 on.
     void add(int64_t c0, int64_t n, int64_t t0, int64_t nt, float* sums, float* y) {
         const int64_t tiles = tiles_per_segment(w_.n);
-        int64_t n_read = 0;  // rows; pieces of other columns read their further columns
+        int64_t n_read = 0;  // rows; counted only in the first range of columns
         cpu::add_segments(sums, nt * n, [&](int64_t s, float* sum) {
             std::fill_n(sum, nt * n, 0.0f);
             const Segment segment = segment_of(w_.n, s);
@@ -105,7 +106,8 @@ class ManyTokens {
         }
     }
 
-    // Of rows that were read: once for all tokens, down rows once for those that one thread adds.
+    // Bytes of rows that were read. Gate and up rows count once for all tokens, down rows once per
+    // piece of tokens that one thread adds.
     uint64_t bytes() const { return bytes_; }
     void count(NeuronCounts& counts) const {
         counts.rows += n_rows_;
@@ -120,8 +122,8 @@ class ManyTokens {
         uint64_t bytes = 0;
     };
 
-    // own.h[j * rows + t] = what neuron begin + j of n sends down for token t; 0 where it does not
-    // fire or is not proposed.
+    // own.h[j * rows + t] = the value of neuron begin + j for token t; 0 if it was not proposed or
+    // does not fire.
     void fire_tile(int64_t begin, int64_t n, NeuronScratch::PerThread& own, Done& done) {
         float* h = own.h;
         const auto put = [&](const Lists& lists, const auto& result) {
@@ -147,7 +149,8 @@ class ManyTokens {
         put(fired, [&](float gate, float up) { return cpu::value(w_, gate, up); });
     }
 
-    // own.out[j * rows + t] = row begin + j . token t for what is listed; anything for the rest.
+    // own.out[j * rows + t] = row begin + j . token t for the listed pairs; undefined for the
+    // others.
     void dot_listed(const NeuronRows& rows, const float* bias, int64_t begin, int64_t n,
                     const Lists& lists, NeuronScratch::PerThread& own, Done& done) const {
         int32_t ids[kShared];
@@ -166,7 +169,7 @@ class ManyTokens {
         }
     }
 
-    // Lists what fired in a tile token by token, as the second pass wants it.
+    // Stores the neurons of a tile that fired, listed by token for the second pass.
     void keep_tile(int64_t begin, int64_t n, int64_t tile, const NeuronScratch::PerThread& own,
                    Done& done) {
         const int64_t at = tile * kShared * n_rows_;
@@ -179,7 +182,7 @@ class ManyTokens {
             first[t] = k;
             for (int64_t j = 0; j < n; j++) {
                 const float v = h[j * rows + t];
-                row[k] = int32_t(j);  // kept by moving on
+                row[k] = int32_t(j);  // kept if k advances
                 kept[k] = v;
                 k += v != 0;
             }
@@ -193,13 +196,13 @@ class ManyTokens {
         done.fired += k;
     }
 
-    // What tokens take of the neurons of a tile, in the scratch.
+    // The entries that keep_tile() stored.
     cpu::Shares shares_of(int64_t tile) const {
         const int64_t at = tile * kShared * n_rows_;
         return {s_.first + tile * (n_rows_ + 1), s_.fired + at, s_.h + at};
     }
 
-    // How many rows of a tile nt tokens take something of.
+    // The number of rows of a tile that nt tokens need.
     static int64_t rows_of(const cpu::Shares& shares, int64_t nt) {
         uint64_t taken = 0;
         for (int32_t k = shares.first[0]; k < shares.first[nt]; k++) {
@@ -208,7 +211,7 @@ class ManyTokens {
         return int64_t(std::bitset<kShared>(taken).count());
     }
 
-    const bool profiled_;  // counting the rows that are read takes time of its own
+    const bool profiled_;  // counting the rows that are read costs time
     const Neurons& w_;
     const cpu::RowProducts rows_;
     const int64_t n_rows_;

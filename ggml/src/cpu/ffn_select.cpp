@@ -1,4 +1,4 @@
-// Who may fire, as a list.
+// Lists the neurons that may fire.
 #include <numeric>
 
 #include "ggml/neurons.h"
@@ -7,7 +7,7 @@ namespace ggml {
 
 namespace {
 
-// Neurons that one thread looks at: fewer in all are not worth a second one.
+// Neurons per thread; smaller lists are not worth a second thread.
 constexpr int64_t kPiece = 2048;
 
 }  // namespace
@@ -35,7 +35,7 @@ void select(Context& context, const NeuronMask& mask, int64_t n, Candidates& can
             const Segment segment = segment_of(n, s);
             int32_t *ids = candidates.chosen + segment.begin, count = 0;
             for (int64_t i = segment.begin; i < segment.end; i++) {
-                ids[count] = int32_t(i);  // kept by moving on: no branch to mispredict
+                ids[count] = int32_t(i);  // kept if count advances: no branch to mispredict
                 count += mask.finds(0, n, i);
             }
             candidates.count[s] = count;

@@ -1,4 +1,4 @@
-// Which instruction set runs: decided once, by what the processor and the system offer.
+// Selects the instruction set, from what the processor and the operating system support.
 #include <cstdlib>
 #include <cstring>
 #include <string>
@@ -22,7 +22,8 @@ bool has_generic() {
 }
 
 #ifdef GGML_X86
-// Does the system save these registers (XGETBV)? Without that their first instruction would fault.
+// Does the operating system save these registers (XGETBV)? If not, instructions that use them
+// fault.
 bool saves(unsigned registers) {
     unsigned a, b, c, d;
     constexpr unsigned osxsave = 1u << 27;
@@ -41,7 +42,7 @@ bool has_avx2() {
            (b & avx2);
 }
 
-// AVX-512 F, DQ, BW, VL and VNNI: Ice Lake and Zen 4 on.
+// AVX-512 F, DQ, BW, VL and VNNI: Ice Lake and Zen 4 or later.
 bool has_avx512() {
     unsigned a, b, c, d;
     constexpr unsigned f = 1u << 16, dq = 1u << 17, bw = 1u << 30, vl = 1u << 31, vnni = 1u << 11;
@@ -66,7 +67,7 @@ constexpr Isa kIsas[] = {
 };
 constexpr int kIsaCount = sizeof(kIsas) / sizeof(kIsas[0]);
 
-// Rows of a better instruction set replace those of the ones before it.
+// Kernels of better instruction sets replace those of lesser ones.
 Kernels build(int isa) {
     Kernels k{};
     k.isa = kIsas[isa].name;

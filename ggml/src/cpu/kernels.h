@@ -1,4 +1,5 @@
-// Kernel signatures and the table that operators call through. kernels.inc lists every kernel.
+// Kernel signatures, and the table through which operators call kernels. kernels.inc lists every
+// kernel.
 #pragma once
 
 #include <cstdint>
@@ -9,98 +10,100 @@
 
 namespace ggml::cpu {
 
-// A number as a type. Not std::integral_constant: see bits_to_float.
+// An integer as a type. Not std::integral_constant, because its conversion must be always_inline;
+// see the comment above bits_to_float in blocks.h.
 template <int n>
 struct Count {
     [[gnu::always_inline]] constexpr operator int() const { return n; }
 };
 
 // y[t * ldy + r] = w[r] . x[t] over k columns, for n_rows rows (row_bytes apart) and nt tokens (ldx
-// apart).
+// floats apart).
 using matmul_fn = void (*)(const uint8_t* w, int64_t row_bytes, int64_t n_rows, int64_t k,
                            const float* x, int64_t ldx, int64_t nt, float* y, int64_t ldy);
 
-// The same for the rows of n strips, one after the other, and nt tokens from t0 on in 8 bits.
+// The same for the rows of n consecutive strips and nt 8-bit tokens from t0 on.
 using strip_fn = void (*)(const uint8_t* strips, int64_t n, const Q8Rows& x, int64_t t0, int64_t nt,
                           float* y, int64_t ldy);
 
-// y[t * ldy + c] += a[t * lda + r] * w[r][c], rows in ascending order, for c in [0, cols); for
-// block formats cols is a multiple of the block.
+// y[t * ldy + c] += sum_r a[t * lda + r] * w[r][c], rows in ascending order, for c in [0, cols).
+// For block formats cols is a multiple of the block.
 using accumulate_fn = void (*)(const uint8_t* w, int64_t row_bytes, int64_t n_rows, int64_t cols,
                                const float* a, int64_t lda, int64_t nt, float* y, int64_t ldy);
 
-// Rows that a kernel brings closer for the next one while it computes as many for one token: a core
-// has room for few lines on their way, so they are asked for bit by bit.
+// Rows that a kernel prefetches for the next call while it computes for one token. A core has room
+// for only a few outstanding cache lines, so they are requested little by little.
 struct Ahead {
     const uint8_t* w = nullptr;
     int64_t stride = 0;
     const int32_t* ids = nullptr;
     int64_t n = 0;
 
-    // The row to fetch beside the kernel's row i; `now`, which is there already, when there is
-    // none.
+    // The row to prefetch while the kernel computes its row i. If there is none: `now`, which is
+    // being read anyway.
     [[gnu::always_inline]] const uint8_t* beside(int64_t i, const uint8_t* now) const {
         return i < n ? w + ids[i] * stride : now;
     }
 };
 
-// The eight lanes of a kernel for neuron rows are eighths of `span` columns: of a whole row that is
-// folded (neurons.h), or of 256 columns of a row as it is stored, the groups of 32 in its blocks.
-// Values in that order: column r * span / 8 + 32 b + 4 v + j of a span stands at
-// ((8 b + v) * 4 + j) * 8 + r of it.
+// The eight lanes of a neuron-row kernel are the eighths of a span of columns. The span is the
+// whole row if it is folded (neurons.h), or 256 columns of a row as stored (then the lanes are the
+// groups of 32 in a block). In that order, column r * span / 8 + 32 b + 4 v + j of a span is at ((8
+// b + v) * 4 + j) * 8 + r. column_at is the inverse.
 inline int64_t column_at(int64_t place, int64_t span) {
     const int64_t p = place % span, r = p % 8, j = p / 8 % 4, group = p / 32;
     return place - p + r * (span / 8) + 4 * group + j;
 }
 
-// The input of neuron products: tokens' activations as floats, in 8 bits, and these as whole rows
-// and spans of 256 want them: q [cols / 256][8 groups][8 lanes][4], the rest [cols / 256][8 lanes]
-// per 32 (s16: two each).
+// The input of neuron products: tokens' activations as floats (x), in 8 bits (q8), and in 8 bits in
+// the order of folded rows and of spans of 256 columns: q [cols / 256][8 groups][8 lanes][4]; the
+// other arrays [cols / 256][8 lanes] per 32 columns (s16: two values each).
 struct NeuronInput {
     const float* x;
     Q8Rows q8, folded, grouped;
     Ahead ahead = {};
 };
 
-// y[i * nt + j] = row ids[i] . token tokens[j], for n rows at w + id * stride and nt tokens; block
-// formats are folded.
+// y[i * nt + j] = row ids[i] . token tokens[j], for n rows at w + id * stride and nt tokens. Rows
+// of block formats are folded.
 using dot_fn = void (*)(const uint8_t* w, int64_t stride, const int32_t* ids, int64_t n,
                         int64_t cols, const NeuronInput& x, const int32_t* tokens, int64_t nt,
                         float* y);
-// The same with rows of blocks of 256 as they are stored.
+// The same for rows of formats with blocks of 256 as stored.
 using stored_dot_fn = dot_fn;
 
-// What tokens take of a few rows: token t takes h[k] times row row[k] of them, for k from first[t]
-// to first[t + 1], rows ascending.
+// Weighted rows per token: token t adds h[k] times row row[k], for k from first[t] to first[t + 1]
+// - 1, rows ascending.
 struct Shares {
     const int32_t *first, *row;
     const float* h;
     Ahead ahead = {};
 };
-constexpr int64_t kShared = 64;  // at most so many rows
+constexpr int64_t kShared = 64;  // the most rows in Shares
 
 // y[t * ldy + c] += sum_k h[k] * row ids[row[k]][c] over `cols` columns, for nt tokens and n <=
-// kShared rows at w + id * stride; block formats are folded, and y has their order (column_at).
+// kShared rows at w + id * stride. Rows of block formats are folded, and y has their order
+// (column_at).
 using add_fn = void (*)(const uint8_t* w, int64_t stride, const int32_t* ids, int64_t n,
                         int64_t cols, const Shares& shares, int64_t nt, float* y, int64_t ldy);
-// The same with rows of blocks of 256 as they are stored, and y in the order of spans of 256.
+// The same for rows of formats with blocks of 256 as stored; y has the order of spans of 256.
 using stored_add_fn = add_fn;
 
 // Quantises rows [t0, t0 + nt) of x [.., cols] into out.
 using quantize_fn = void (*)(const float* x, int64_t t0, int64_t nt, const Q8Rows& out);
 
 // How much rows of signs (ggml/sketch.h) disagree with one input: out[r] = sum of the levels of the
-// columns where the signs differ. planes: [4, plane_bytes(bytes)], the input's signs, then bits 0,
-// 1 and 2 of its levels, 0 beyond the end.
+// columns where signs differ. planes: [4, plane_bytes(bytes)]: the signs of the input, then bits 0,
+// 1 and 2 of its levels; 0 beyond the end.
 using sketch_fn = void (*)(const uint8_t* signs, int64_t n_rows, int64_t bytes,
                            const uint8_t* planes, int32_t* out);
 
-// A plane is a whole number of the widest registers.
+// A plane is padded to whole 64-byte registers.
 [[gnu::always_inline]] constexpr int64_t plane_bytes(int64_t bytes) {
     return (bytes + 63) / 64 * 64;
 }
 
-constexpr int kTypes = 32;  // type ids of weights lie below
+constexpr int kTypes = 32;  // ids of weight types are smaller
 
 struct Kernels {
     const char* isa;
@@ -111,19 +114,19 @@ struct Kernels {
     add_fn add[kTypes];
     stored_dot_fn stored_dot[kTypes];
     stored_add_fn stored_add[kTypes];
-    quantize_fn quantize[kTypes];  // by the type quantised from: F32
-    sketch_fn sketch[kTypes];      // by the type of the tensor: I8
+    quantize_fn quantize[kTypes];  // by input type: F32
+    sketch_fn sketch[kTypes];      // by tensor type: I8
 };
 
-// The complete table of one instruction set: what it lacks comes from generic. Null when the name
-// is unknown or this processor or system cannot run it.
+// The complete table of one instruction set; kernels that it lacks come from lesser ones. Null if
+// the name is unknown or this processor or operating system cannot run it.
 const Kernels* kernels_for(const char* isa);
-// Best first.
+// Names of the instruction sets of this build, best first.
 const char* const* isa_names(int* n);
 
 }  // namespace ggml::cpu
 
-// Declarations: the signatures as function types, then one line per kernel.
+// Declares every kernel of the list.
 namespace ggml::cpu {
 template <typename>
 struct function_of;

@@ -1,4 +1,4 @@
-// Which kernel a row of which format takes, and the order that it wants its columns in.
+// Chooses the kernel for a row's format, and the order of columns that it needs.
 #include "cpu/neuron_rows.h"
 
 #include <algorithm>
@@ -8,13 +8,13 @@ namespace ggml::cpu {
 
 namespace {
 
-// Columns that lie in eighths (column_at) in what meets these rows; 0 where they lie in order.
+// The span (see column_at) of the column order that these rows use; 0 for plain order.
 int64_t span_of(const NeuronRows& rows, int64_t cols) {
     return rows.folded ? cols : rows.wants_q8() ? kQK : 0;
 }
 
-// Kernels of rows that are folded or of single values, or else those of rows as stored: null for
-// blocks of 32.
+// The kernel for folded rows or rows of single values, or the one for rows as stored. Null for
+// blocks of 32 that are not folded.
 template <typename F>
 F kernel_for(const NeuronRows& rows, const F* folded, const F* stored) {
     const bool as_stored = !rows.folded && info(rows.type).is_quantised();
@@ -43,7 +43,7 @@ RowProducts::RowProducts(Context& context, const Neurons& w, const Input& x,
     }
 }
 
-// The blocks of 32 from b0 on, eight times `eighth` of them.
+// Reorders 8 * eighth blocks of 32 from b0 on.
 void RowProducts::fold_span(int64_t b0, int64_t eighth, const Q8Rows& out) const {
     const Q8Rows& in = in_.q8;
     for (int64_t b = 0; b < eighth; b++) {
@@ -53,7 +53,7 @@ void RowProducts::fold_span(int64_t b0, int64_t eighth, const Q8Rows& out) const
             for (int64_t v = 0; v < 8; v++) {
                 std::memcpy(q + 4 * kStrip * v, in.q + from * kQ + 4 * v, 4);
             }
-            if (out.d == in.d) continue;  // blocks of spans of 256 are where they were
+            if (out.d == in.d) continue;  // in spans of 256 the blocks stay where they are
             out.d[to] = in.d[from];
             out.s8[to] = in.s8[from];
             out.ds[to] = in.ds[from];
@@ -77,7 +77,7 @@ void RowProducts::dot(const NeuronRows& rows, const float* bias, const int32_t* 
     }
 }
 
-// Blocks of 32 whose rows are too short to fold: decoded one at a time.
+// Rows with blocks of 32 that are too short to fold: decoded one block at a time.
 void RowProducts::dot_decoded(const NeuronRows& rows, const int32_t* ids, int64_t n,
                               const int32_t* tokens, int64_t nt, float* out) const {
     const DTypeInfo& format = info(rows.type);

@@ -1,4 +1,4 @@
-// Products of neuron rows with the input, and what tokens take of down rows, for rows of any format
+// Products of neuron rows with the input, and weighted sums of down rows, for rows of any format
 // and order.
 #pragma once
 
@@ -9,17 +9,17 @@ namespace ggml::cpu {
 
 class RowProducts {
  public:
-    // Brings rows [begin, end) of x, the tokens, into the orders that gate and up want: in the
-    // scratch's `folded` and `grouped`.
+    // Brings rows [begin, end) of x into the orders that gate and up need: `folded` and `grouped`
+    // of the scratch.
     RowProducts(Context& context, const Neurons& w, const Input& x, const NeuronScratch& scratch,
                 int64_t begin, int64_t end);
 
-    // out[i * nt + j] = row ids[i] . token tokens[j], bias included.
+    // out[i * nt + j] = row ids[i] . token tokens[j] + bias.
     void dot(const NeuronRows& rows, const float* bias, const int32_t* ids, int64_t n,
              const int32_t* tokens, int64_t nt, float* out, const Ahead& ahead = {}) const;
 
-    // y[t] += what token t takes of n down rows, `cols` columns from c0 on, in the order of these
-    // rows.
+    // y[t] += the sum of token t's weighted down rows (`shares`), `cols` columns from c0 on, in the
+    // order of these rows.
     void add(const int32_t* ids, int64_t n, int64_t c0, int64_t cols, const Shares& shares,
              int64_t nt, float* y, int64_t ldy) const;
 
@@ -33,9 +33,10 @@ class RowProducts {
     NeuronInput in_;
 };
 
-// Columns that one thread adds at a time when there are several tokens: whole blocks.
+// Columns that one thread adds at a time if there are several tokens: whole blocks.
 int64_t column_piece(const Neurons& w);
-// Puts n sums in the order of the down rows, from c0 on, where they belong in y.
+// Stores n sums, which are in the order of the down rows from c0 on, at their columns of y, plus
+// the bias.
 void place(const Neurons& w, const float* sum, int64_t c0, int64_t n, float* y);
 
 }  // namespace ggml::cpu

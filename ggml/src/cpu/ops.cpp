@@ -1,4 +1,4 @@
-// Matrix products and element-wise operators: how each is cut into pieces for the threads.
+// Matrix products and element-wise operators, and how they are split among threads.
 #include "ggml/ops.h"
 
 #include <algorithm>
@@ -12,17 +12,18 @@ namespace ggml {
 
 namespace {
 
-// Pieces per thread: enough that a core which is held up by something else is not waited for long.
+// Pieces per thread. Enough that the others do not wait long for a core that is busy with something
+// else.
 constexpr int64_t kPieces = 8;
 
 int64_t grain_for(const Context& context, int64_t n) {
     return std::max<int64_t>(1, n / (context.threads.active() * kPieces));
 }
 
-// Tokens whose activations stay in a core's cache while a piece of the rows goes by.
+// Tokens whose activations stay in a core's cache while it walks over a piece of the rows.
 constexpr int64_t kTokens = 128;
 
-// Strips [first, first + n) of eight rows each (or the matrix's last few) of one weight times all
+// Computes strips [first, first + n) of one weight (eight rows each, fewer at the end) for all
 // tokens.
 void some_strips(const cpu::Kernels& kernels, const Product& p, int64_t first, int64_t n,
                  const Input& x) {
@@ -40,7 +41,7 @@ void some_strips(const cpu::Kernels& kernels, const Product& p, int64_t first, i
             kernels.strip[int(w.type)](data, whole, x.q8, t0, nt, y, ldy);
         }
     }
-    if (w.layout != Layout::rows && whole < n) {  // the last strip has rows that the matrix has not
+    if (w.layout != Layout::rows && whole < n) {  // the last strip has padding rows
         data += whole * kStrip * w.row_bytes();
         float part[64 * kStrip], *y = p.y + row + whole * kStrip;
         for (int64_t t0 = 0; t0 < x.rows; t0 += 64) {
@@ -170,7 +171,7 @@ float relu(float v) {
     return v > 0 ? v : 0.0f;
 }
 
-// Calls `use` with the function of one value that the activation is.
+// Calls `use` with the activation as a function of one value.
 template <typename F>
 void with_activation(Activation act, const F& use) {
     switch (act) {

@@ -1,4 +1,4 @@
-// Operators that place rows: embeddings, positions, keys and values, and the rows of experts.
+// Operators that move rows: embeddings, positions, keys and values, and the rows of experts.
 #include <algorithm>
 #include <limits>
 
@@ -34,8 +34,8 @@ void rope_table(Context& context, const double* frequency, int64_t n_pairs, doub
 void rope(Context& context, float* x, int64_t rows, int64_t n_head, int64_t head_dim,
           const float* cos_sin, int64_t n_pairs, RopePairs pairs) {
     const OpTimer timer(context.profile, "rope");
-    const int64_t step = pairs == RopePairs::adjacent ? 2 : 1;         // from one pair to the next
-    const int64_t apart = pairs == RopePairs::adjacent ? 1 : n_pairs;  // the two of a pair
+    const int64_t step = pairs == RopePairs::adjacent ? 2 : 1;         // distance between pairs
+    const int64_t apart = pairs == RopePairs::adjacent ? 1 : n_pairs;  // distance within a pair
     context.threads.run(rows, 1, [&](int64_t begin, int64_t end, int) {
         for (int64_t t = begin; t < end; t++) {
             const float* table = cos_sin + t * n_pairs * 2;
@@ -57,10 +57,11 @@ void store_kv(Context& context, const KvLayer& layer, const KvSlot* slots, int64
     const OpTimer timer(context.profile, "store_kv");
     const int64_t dim = layer.head_dim, position = layer.position_bytes();
     const auto encode = info(layer.type).encode;
-    // A piece is worth waking a thread for: converting 4,096 values takes some microseconds.
+    // At least 2,048 values of keys and of values per piece: converting them takes a few
+    // microseconds, which is worth waking a thread.
     const int64_t grain = std::max<int64_t>(1, 2048 / dim);
     context.threads.run(n * layer.n_head_kv, grain, [&](int64_t begin, int64_t end, int) {
-        for (int64_t i = begin; i < end; i++) {  // head i of all rows, one after the other
+        for (int64_t i = begin; i < end; i++) {  // head i, counted over all rows
             const KvSlot slot = slots[i / layer.n_head_kv];
             const int64_t to = slot.page * layer.page_stride +
                                i % layer.n_head_kv * layer.head_bytes() + slot.at * position;
@@ -98,9 +99,9 @@ void scatter_add(Context& context, const float* x, const int32_t* rows, const fl
 
 namespace {
 
-// Scores of one row become shares: 0 for experts that it did not choose. Where a score is not a
-// number there is no choice: the first experts get NaN shares, so that the row's output is NaN and
-// not that of a model without experts.
+// Turns the scores of one row into shares; experts that are not chosen get 0. If a score is NaN no
+// choice is possible: then the first n_used experts get NaN shares, so that the output is NaN too.
+// Otherwise the row would look like one without experts.
 void choose_experts(Gating gating, float* score, int64_t n_expert, int64_t n_used, float* share) {
     const float top = *std::max_element(score, score + n_expert);
     bool numbers = true;

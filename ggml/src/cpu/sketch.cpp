@@ -1,5 +1,5 @@
-// Scores from signs: inputs become planes of bits once, then each row of signs is read once for all
-// of them.
+// Scores from signs. Inputs are converted to bit planes once. Then each row of signs is read once
+// for all inputs.
 #include "ggml/sketch.h"
 
 #include <algorithm>
@@ -13,12 +13,12 @@ namespace {
 
 using cpu::plane_bytes;
 
-// The unit of levels, as a share of the mean magnitude: 7 of them reach to 3.15 times the mean, and
-// what is larger counts as that. From 0.3 to 0.5 it hardly matters.
+// The unit of levels, relative to the mean magnitude. The largest level, 7, is 3.15 times the mean;
+// larger values are clipped to it. Values from 0.3 to 0.5 hardly differ in quality.
 constexpr double kUnit = 0.45;
 constexpr int kTop = 7;
 
-constexpr int64_t kTile = 64;  // rows that stay in a core's cache while the inputs go by
+constexpr int64_t kTile = 64;  // rows that stay in a core's cache for all inputs
 
 // Splits one input of n values into its planes.
 void split(const float* x, int64_t n, float* unit, int32_t* total, uint8_t* planes) {
@@ -31,7 +31,7 @@ void split(const float* x, int64_t n, float* unit, int32_t* total, uint8_t* plan
     const float inverse = *unit > 0 ? 1 / *unit : 0.0f;
     for (int64_t i = 0; i < n; i++) {
         const float size = std::fabs(x[i]) * inverse + 0.5f;
-        const int level = size < kTop ? int(size) : kTop;  // also what is not a number
+        const int level = size < kTop ? int(size) : kTop;  // kTop for NaN, too
         *total += level;
         const int bits = std::signbit(x[i]) | level << 1;
         for (int p = 0; p < 4; p++) {

@@ -1,4 +1,5 @@
-// F32, F16, BF16. Halves are read and written byte-wise: a row may start at any address.
+// Codecs of F32, F16 and BF16. Halves are read and written by memcpy, because a row may start at
+// any address.
 #include <cstring>
 
 #include "ggml/blocks.h"

@@ -1,4 +1,5 @@
-// Encoders of Q2_K..Q6_K and IQ4: a search for codes (search.h), then the bits of blocks.h.
+// Encoders of Q2_K..Q6_K and IQ4: they search for codes (search.h), then write the bits described
+// in blocks.h.
 #include <cstring>
 
 #include "quants.h"
@@ -26,7 +27,7 @@ void put_two_bits(const int8_t* q, uint8_t* qs) {
     for (int i = 0; i < kQK; i++) or_bits(qs[i / 128 * 32 + i % 32], q[i] & 3, i / 32 % 4 * 2);
 }
 
-// Low nibbles of Q4_K and Q5_K.
+// The nibbles of Q4_K and Q5_K (of Q5_K the low four bits).
 void put_nibbles(const int8_t* q, uint8_t* qs) {
     for (int i = 0; i < kQK; i++) or_bits(qs[i / 64 * 32 + i % 32], q[i] & 15, i / 32 % 2 * 4);
 }

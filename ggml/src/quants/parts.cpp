@@ -1,4 +1,4 @@
-// Takes blocks of every format apart; blocks.h says where the bits are.
+// Unpacks blocks of every format; blocks.h describes the bits.
 #include "parts.h"
 
 namespace ggml {
@@ -24,7 +24,7 @@ void subtract(int8_t* q, int n, int offset) {
     for (int i = 0; i < n; i++) q[i] = int8_t(q[i] - offset);
 }
 
-// Scales and mins of Q4_K and Q5_K, each for two groups of 16.
+// Scales and mins of Q4_K and Q5_K. Each one covers two groups of 16.
 void scales_k4(const uint8_t* s, Parts& p) {
     for (int g = 0; g < 4; g++) {
         p.scale[2 * g] = p.scale[2 * g + 1] = s[g] & 63;

@@ -1,4 +1,4 @@
-// A block of any format taken apart into integers: what decoders and the generic kernels share.
+// A block of any format unpacked into integers, for decoders and the generic kernels.
 #pragma once
 
 #include <cstdint>
@@ -8,7 +8,7 @@
 
 namespace ggml {
 
-// w[i] = d * scale[i / 16] * q[i] + m * min[i / 16]; the second term only where has_min.
+// w[i] = d * scale[i / 16] * q[i] + m * min[i / 16]; the second term only if has_min.
 struct Parts {
     float d = 0, m = 0;
     int16_t scale[kQK / 16];
@@ -43,7 +43,7 @@ struct BlockTraits<BlockQ6_K> : Traits<kQK, false> {};
 template <>
 struct BlockTraits<BlockIQ4_XS> : Traits<kQK, false> {};
 
-// Scales and mins of the eight groups of Q4_K and Q5_K, a byte each, group 0 lowest.
+// Scales and mins of the eight groups of Q4_K and Q5_K, one byte each, group 0 in the lowest byte.
 struct GroupFactors {
     uint64_t scales, mins;
 };
@@ -70,8 +70,8 @@ void take_apart(const BlockQ6_K& block, Parts& p);
 void take_apart(const BlockIQ4_NL& block, Parts& p);
 void take_apart(const BlockIQ4_XS& block, Parts& p);
 
-// Products of a half with two small integers are exact in a float, so that only the sum with the
-// offset rounds: the bits are those of any other order of evaluation.
+// The product of a half and two small integers is exact in a float. Only the addition of the offset
+// rounds, so the order of evaluation does not change the bits.
 template <typename Block>
 void decode(const void* src, float* dst, int64_t n) {
     using Traits = BlockTraits<Block>;

@@ -1,5 +1,5 @@
-// Q4_0: w = d * (q - 8). The weight with the largest magnitude, sign included, becomes q = 0
-// exactly: d = -w / 8. Its opposite would be q = 16 and is cut to 15.
+// Encoder of Q4_0: w = d * (q - 8). The weight w of the largest magnitude gets q = 0, with d = -w /
+// 8. A weight of the same magnitude and the opposite sign would need q = 16 and is clipped to 15.
 #include <algorithm>
 #include <cmath>
 #include <cstring>
@@ -11,9 +11,9 @@ namespace ggml {
 
 namespace {
 
-// Product and sum are rounded each on its own, as the public quantiser does: an FMA would move
-// values on the edge between two codes. Hence no contraction, which the build forbids everywhere.
-// Not finite where x is not, or where d is so small that 1 / d overflows; d is 0 as a half then.
+// Product and sum are rounded separately, as in the public quantiser. An FMA would move values that
+// are on the edge between two codes; the build forbids that contraction everywhere. q is not finite
+// if x is not, or if d is so small that 1 / d overflows; then d is 0 as a half.
 uint8_t nibble(float x, float inverse) {
     const float product = x * inverse;
     const float q = product + 8.5f;

@@ -1,5 +1,5 @@
-// Q4_1, Q5_0, Q5_1: the bits of the public quantisers. Products and sums are rounded each on its
-// own, see q4_0.cpp.
+// Encoders of Q4_1, Q5_0 and Q5_1, with the bits of the public quantisers. Products and sums are
+// rounded separately, see q4_0.cpp.
 #include <algorithm>
 #include <cmath>
 #include <cstring>
@@ -11,7 +11,7 @@ namespace ggml {
 
 namespace {
 
-// Not finite where x is not, or where the scale is so small that its inverse overflows.
+// x is not finite if the input is not, or if the scale is so small that its inverse overflows.
 uint8_t code(float x, float largest) {
     return std::isfinite(x) ? uint8_t(std::clamp(x, 0.f, largest)) : uint8_t(0);
 }
@@ -25,7 +25,7 @@ void put_fifth_bits(const uint8_t* q, uint8_t* qh) {
     for (int i = 0; i < kQ; i++) qh[i / 8] = uint8_t(qh[i / 8] | q[i] >> 4 << i % 8);
 }
 
-// d and m from the smallest and largest weight, which become the first and the last code.
+// d and m follow from the smallest and largest weight, which become the first and the last code.
 template <typename Block>
 void encode_range(const float* x, float steps, Block& block, uint8_t* q) {
     float low = x[0], high = x[0];
@@ -64,7 +64,7 @@ void encode_q5_1(const float* src, void* dst, int64_t n) {
     }
 }
 
-// As Q4_0: the largest magnitude, sign included, becomes q = 0.
+// As in Q4_0, the weight of the largest magnitude gets q = 0.
 void encode_q5_0(const float* src, void* dst, int64_t n) {
     for (int64_t b = 0; b < n / kQ; b++) {
         const float* x = src + b * kQ;

@@ -1,4 +1,4 @@
-// Q8_0: w = d * q with d = max|w| / 127 and q in -127..127, rounded half away from zero.
+// Encoder of Q8_0: w = d * q with d = max|w| / 127 and q in -127..127, rounded half away from zero.
 #include <algorithm>
 #include <cmath>
 #include <cstring>
@@ -19,8 +19,8 @@ void encode_q8_0(const float* src, void* dst, int64_t n) {
         block.d = f32_to_f16(d);
         for (int i = 0; i < kQ; i++) {
             const float q = std::round(x[i] * inverse);
-            // Not finite where x is not, or where d is so small that 1 / d overflows; d is 0 as a
-            // half then.
+            // q is not finite if x is not, or if d is so small that 1 / d overflows; then d is 0 as
+            // a half.
             block.qs[i] = std::isfinite(q) ? int8_t(std::clamp(q, -127.f, 127.f)) : int8_t(0);
         }
         std::memcpy(p + b * int64_t(sizeof(block)), &block, sizeof(block));

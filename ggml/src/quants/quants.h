@@ -1,7 +1,7 @@
-// Reference codecs of the element types: the specification that every kernel is tested against.
+// Reference codecs of the element types. Every kernel is tested against them.
 //
-// They give the bits of the public reference quantisers for all finite inputs, where there are any.
-// n is a multiple of the block. Infinities and NaN in a quantised block give some value, never
+// For finite inputs they give the bits of the public reference quantisers, where such exist. n is a
+// multiple of the block. Infinities and NaN in a quantised block give unspecified values, but never
 // undefined behaviour.
 #pragma once
 
@@ -16,13 +16,13 @@ void encode_f16(const float* src, void* dst, int64_t n);
 void decode_bf16(const void* src, float* dst, int64_t n);
 void encode_bf16(const float* src, void* dst, int64_t n);
 
-// Decoders of block formats are decode<Block> of parts.h.
+// Decoders of block formats are decode<Block> in parts.h.
 void encode_q8_0(const float* src, void* dst, int64_t n);
 void encode_q4_0(const float* src, void* dst, int64_t n);
 void encode_q4_1(const float* src, void* dst, int64_t n);
 void encode_q5_0(const float* src, void* dst, int64_t n);
 void encode_q5_1(const float* src, void* dst, int64_t n);
-// Formats of which the public Python package has no encoder: searches of our own.
+// The public Python package has no encoders for these formats; these are our own searches.
 void encode_q2_k(const float* src, void* dst, int64_t n);
 void encode_q3_k(const float* src, void* dst, int64_t n);
 void encode_q4_k(const float* src, void* dst, int64_t n);

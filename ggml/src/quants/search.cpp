@@ -1,4 +1,4 @@
-// Scales and mins together: two unknowns a group.
+// Searches for scales and mins together: two unknowns per group.
 #include "search.h"
 
 #include <algorithm>
@@ -7,7 +7,7 @@ namespace ggml {
 
 namespace {
 
-// Weighted sums over a group or a block, and the pair (scale, min) that they make best.
+// Weighted sums over a group or a block, and the best pair (scale, min) for them.
 struct MinFit {
     float w = 0, q = 0, qq = 0, x = 0, xq = 0, xx = 0;
     float scale = 0, min = 0;
@@ -19,7 +19,7 @@ struct MinFit {
             scale = (w * xq - x * q) / det;
             min = (q * xq - qq * x) / det;
         }
-        if (!(det > 0) || min < 0) {  // an offset cannot be positive
+        if (!(det > 0) || min < 0) {  // the offset -min cannot be positive
             min = 0;
             scale = qq > 0 ? xq / qq : 0;
         }
@@ -56,7 +56,7 @@ void search_group(const float* x, const float* w, int n, float top, float* scale
                 high = *std::max_element(x, x + n);
     *scale = 0;
     *min = -low;
-    if (!(high > low)) return;  // all of them the same, and not positive
+    if (!(high > low)) return;  // all values are equal and not positive
     double least = INFINITY;
     for (int trial = -10; trial <= 10; trial++) {
         const float inverse = (top + 0.1f * float(trial)) / (high - low);
@@ -85,7 +85,7 @@ float as_half(float v, f16_t* half) {
     return f16_to_f32(*half);
 }
 
-// v in units of `unit` as an integer 0..levels.
+// v / unit rounded to an integer in 0..levels.
 float units(float v, float unit, float levels) {
     return unit > 0 ? nearest(v / unit, 0, levels) : 0.0f;
 }
@@ -127,7 +127,7 @@ void search_block_min(const float* x, int size, int levels, float top, Codes& ou
         least = total;
         out.d = half;
         out.dmin = half_min;
-        // d and dmin that suit these codes best: the same two unknowns, over the whole block.
+        // The best d and dmin for these codes: again two unknowns, over the whole block.
         double aa = 0, ab = 0, bb = 0, ax = 0, bx = 0;
         for (int g = 0; g < groups; g++) {
             out.scale[g] = choice[g];

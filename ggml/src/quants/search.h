@@ -1,9 +1,10 @@
-// The search for scales that the encoders of Q2_K..Q6_K and IQ4 share.
+// The search for scales in the encoders of Q2_K..Q6_K and IQ4.
 //
-// Each group gets scale (and min) by weighted least squares over a set of trial roundings; a block
-// then brings the groups' scales to its few bits, trying neighbours with the weights rounded anew,
-// and fits its own scale to the codes that came out. Weights of the squares are sigma + |x|: large
-// weights count up to a few times as much as small ones, as other writers of these formats do it.
+// Each group gets a scale (and a min) by weighted least squares over a set of trial roundings. Then
+// the block rounds the scales of its groups to a few bits: it tries neighbouring values, rounds the
+// weights again for each, and fits its own scale to the resulting codes. The weight of a squared
+// error is sigma + |x|, so large values count up to a few times as much as small ones. Other
+// encoders of these formats do the same.
 #pragma once
 
 #include <cmath>
@@ -13,9 +14,9 @@
 
 namespace ggml {
 
-constexpr float kTiny = 1e-20f;  // a block without anything larger is written as zeros
+constexpr float kTiny = 1e-20f;  // blocks with only smaller magnitudes are written as zeros
 
-// Codes as found, before they are put into bits. Values of q: what a group's scale multiplies.
+// The codes of a block before packing. q: the value that the scale of a group multiplies.
 struct Codes {
     f16_t d = 0, dmin = 0;
     int scale[kQK / 16] = {};
@@ -23,15 +24,15 @@ struct Codes {
     int8_t q[kQK] = {};
 };
 
-// Rounds half to even without a library call (baseline x86-64 has no instruction for it), and cuts;
-// what is not a number becomes low.
+// Rounds half to even without a library call (baseline x86-64 has no instruction for it) and clips.
+// NaN becomes low.
 inline float nearest(float v, float low, float high) {
     v = v > low ? v : low;
     v = v < high ? v : high;
     return v + 12582912.0f - 12582912.0f;
 }
 
-// The largest magnitude, sign included; 0 for a block that is to be written as zeros.
+// The value with the largest magnitude; 0 if the block is to be written as zeros.
 inline float extreme(const float* x, int n) {
     float found = 0;
     for (int i = 0; i < n; i++) found = std::fabs(x[i]) > std::fabs(found) ? x[i] : found;
@@ -45,14 +46,14 @@ inline void importance(const float* x, int n, float* weight) {
     for (int i = 0; i < n; i++) weight[i] = sigma + std::fabs(x[i]);
 }
 
-// One group of a scale alone: q from -levels to levels - 1.
+// Rounding to q in -levels..levels - 1.
 struct Uniform {
     float levels;
     float reach() const { return levels; }
     float operator()(float v) const { return nearest(v, -levels, levels - 1); }
 };
 
-// q from the table of IQ4.
+// Rounding to the table of IQ4.
 struct Uneven {
     float reach() const { return 127; }
     float operator()(float v) const {
@@ -62,12 +63,11 @@ struct Uneven {
     }
 };
 
-// Sums for the best scale of given codes; a fixed number of partial sums lets compilers use
-// vectors.
+// Sums for the best scale for given codes. The fixed number of partial sums allows vectorisation.
 struct ScaleFit {
     float xq = 0, qq = 0;
     float scale() const { return qq > 0 ? xq / qq : 0; }
-    float gain() const { return qq > 0 ? xq * xq / qq : 0; }  // by how much the error falls
+    float gain() const { return qq > 0 ? xq * xq / qq : 0; }  // reduction of the error
 };
 
 template <typename Round>
@@ -110,7 +110,7 @@ float error_at(const Round& round, const float* x, const float* w, int n, float 
     return sum[0] + sum[1] + sum[2] + sum[3];
 }
 
-// A block of groups of `size`, each with a scale of -levels..levels - 1 times d.
+// Encodes a block of groups of `size`; the scale of a group is -levels..levels - 1 times d.
 template <typename Round>
 void search_block(const Round& round, const float* x, int size, int levels, float steps,
                   Codes& out) {
@@ -159,8 +159,8 @@ void search_block(const Round& round, const float* x, int size, int levels, floa
     }
 }
 
-// Groups with scale and min, q from 0 to top, w = d * scale * q - dmin * min, both of them
-// 0..levels.
+// The same with scales and mins: w = d * scale * q - dmin * min, scale and min in 0..levels, q in
+// 0..top.
 void search_block_min(const float* x, int size, int levels, float top, Codes& out);
 
 }  // namespace ggml

@@ -1,5 +1,5 @@
-// Falcon: LayerNorm, queries, keys and values in one tensor, attention and FFN side by side, no
-// gate. The 40B style normalises the inputs of attention and FFN apart.
+// Falcon: LayerNorm; queries, keys and values in one tensor; attention and FFN in parallel; no
+// gate. Models like Falcon 40B have separate norms for attention and FFN.
 #include "families/family.h"
 
 namespace powerinfer {
@@ -34,7 +34,7 @@ void weights(Model& m, std::vector<WeightSpec>& specs) {
 
 }  // namespace
 
-// llama.cpp's Falcon files name no activation and mean GELU; PowerInfer's mean ReLU.
+// Files do not name the activation: llama.cpp's use GELU, PowerInfer's ReLU.
 const std::vector<Family> kFalconFamilies = {
     {"falcon", ggml::Activation::gelu, ggml::Activation::relu, configure, weights}};
 

@@ -1,4 +1,4 @@
-// The list of families, and the keys that all of them share.
+// The list of families, and the keys that all families share.
 #include <algorithm>
 #include <cmath>
 #include <cstring>
@@ -15,10 +15,10 @@ using ggml::format;
 
 namespace {
 
-// Upper bounds keep later products far from overflow; no model comes near them.
+// Upper limits that prevent overflow in later products; far above those of any model.
 constexpr int64_t kWide = 1 << 20, kMany = 1 << 16;
-// Of all layers together: each takes about 1.5 kB before a weight is read. The largest public
-// models have some 25,000.
+// Over all layers: each expert takes about 1.5 kB before weights are read. The largest public
+// models have about 25,000.
 constexpr int64_t kMostExperts = 1 << 18;
 
 [[noreturn]] void refuse(const ggml::Gguf& gguf, Code code, const std::string& what) {
@@ -54,7 +54,7 @@ Activation read_activation(const ggml::Gguf& gguf, const Family& family) {
            "powerinfer.ffn.activation \"" + std::string(wanted.substr(0, 40)) + "\" is not known");
 }
 
-// A key that is one number for all layers or one for each; 0 where it is missing.
+// A key with one number for all layers, or an array with one per layer; 0 if it is missing.
 std::vector<float> per_layer(const ggml::Gguf& gguf, const std::string& key, int64_t n_layer) {
     std::vector<float> values(size_t(n_layer), 0.0f);
     const ggml::Value* v = gguf.find(key);
@@ -73,7 +73,7 @@ RopeScaling read_rope_scaling(const ggml::Gguf& gguf, const std::string& prefix,
     RopeScaling r;
     const std::string scaling = prefix + ".rope.scaling.";
     const std::string_view type = gguf.string(scaling + "type", "linear");
-    // 0 stands for "not scaled" in some files.
+    // Some files use 0 for "not scaled".
     const double factor = gguf.number(scaling + "factor", 0, 1e6, 1);
     r.factor = factor > 0 ? factor : 1;
     r.original_ctx = double(gguf.integer(scaling + "original_context_length", 1, INT32_MAX, n_ctx));
@@ -101,7 +101,8 @@ Config read_config(const ggml::Gguf& gguf, int64_t n_vocab) {
     c.n_vocab = n_vocab;
     c.n_ctx = gguf.integer(key(".context_length"), 1, INT32_MAX);
     c.n_embd = gguf.integer(key(".embedding_length"), 1, kWide);
-    // Every layer has tensors of its own, so a count beyond them is a lie before it is a table.
+    // Every layer has its own tensors, so a larger number than that of the tensors is refused
+    // before any table is allocated.
     c.n_layer = gguf.integer(key(".block_count"), 1,
                              std::min<int64_t>(kMany, int64_t(gguf.tensors().size())));
     c.n_head = gguf.integer(key(".attention.head_count"), 1, kMany);
@@ -135,7 +136,7 @@ Config read_config(const ggml::Gguf& gguf, int64_t n_vocab) {
                format("%lld layers of %lld experts are more than %lld together",
                       (long long)c.n_layer, (long long)c.n_expert, (long long)kMostExperts));
     }
-    // Experts may have a width of their own.
+    // Experts may have their own width.
     const std::string expert_ff = key(".expert_feed_forward_length");
     c.n_ff = gguf.integer(
         c.n_expert && gguf.find(expert_ff) ? expert_ff : key(".feed_forward_length"), 1, kWide);
@@ -157,13 +158,13 @@ Config read_config(const ggml::Gguf& gguf, int64_t n_vocab) {
     c.sketches = kind == "sketch";
     if (c.sketches && !c.predict_from_normed) {
         refuse(gguf, Code::format,
-               "powerinfer.predictor.input must be normed for sketches: they stand for gates, and "
-               "see what gates see");
+               "powerinfer.predictor.input must be normed for sketches: a sketch estimates gates "
+               "and needs their input");
     }
     if (c.sketches && c.n_embd % 8) {
         refuse(gguf, Code::format,
-               format("powerinfer.predictor.kind: a sketch has 8 signs in a byte, and rows of %lld "
-                      "weights are no multiple of that",
+               format("powerinfer.predictor.kind: a sketch needs rows of a multiple of 8 weights, "
+                      "not %lld",
                       (long long)c.n_embd));
     }
     if (gguf.find("powerinfer.bundle.version")) {
@@ -178,7 +179,7 @@ Config read_config(const ggml::Gguf& gguf, int64_t n_vocab) {
     return c;
 }
 
-// Statistics are of all layers or of none: a placement or a plan needs the whole model's.
+// Either all layers have statistics or none: placements and plans need them for the whole model.
 static void check_statistics(const ggml::Gguf& gguf, int64_t n_layer) {
     const auto name = [](int64_t i) { return format("blk.%lld.ffn_rate", (long long)i); };
     int64_t n = 0, missing = -1;

@@ -1,5 +1,5 @@
-// Llama and its near relatives: RMSNorm before attention and FFN, rotary positions, a gated FFN or
-// experts. Mistral and Mixtral checkpoints are files of this family too.
+// Llama and similar families: RMSNorm before attention and FFN, RoPE, a gated FFN or experts.
+// Mistral and Mixtral files are of this family too.
 #include "families/family.h"
 
 namespace powerinfer {
@@ -12,7 +12,7 @@ void configure(const ggml::Gguf& gguf, Config& c) {
     c.norm_eps = float(gguf.number(c.architecture + ".attention.layer_norm_rms_epsilon", 0, 1));
 }
 
-// Qwen's checkpoints keep the two halves of a head apart.
+// Qwen rotates pairs (i, i + n_rot / 2).
 void configure_qwen(const ggml::Gguf& gguf, Config& c) {
     configure(gguf, c);
     c.rope_pairs = ggml::RopePairs::halves;
@@ -39,7 +39,7 @@ void weights(Model& m, std::vector<WeightSpec>& specs) {
     }
 }
 
-// Qwen3 normalises every head's query and key.
+// Qwen3 normalises the query and key of each head.
 void weights_qwen3(Model& m, std::vector<WeightSpec>& specs) {
     weights(m, specs);
     Weights w(m, specs);

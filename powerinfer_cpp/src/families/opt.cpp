@@ -10,12 +10,12 @@ namespace {
 
 void configure(const ggml::Gguf& gguf, Config& c) {
     c.norm = Config::Norm::layer;
-    // PowerInfer's converter writes no epsilon; the checkpoints' is this one.
+    // PowerInfer's converter writes no epsilon; the checkpoints use 1e-5.
     c.norm_eps = float(gguf.number(c.architecture + ".attention.layer_norm_epsilon", 0, 1, 1e-5));
     c.n_rot = 0;
-    c.position_offset = 2;  // the first two rows are padding's
+    c.position_offset = 2;  // the first two rows are padding
     const ggml::TensorInfo* table = gguf.find_tensor("position_embd.weight");
-    if (table) {  // its absence is reported with the other weights
+    if (table) {  // if it is missing, resolve_weights() reports it
         const int64_t positions = table->ne[1] - c.position_offset;
         if (positions < 1) {
             throw ggml::Error(ggml::Code::format,

@@ -1,6 +1,6 @@
-// SmallThinker (PowerInfer's own models, arXiv 2507.20984): experts with ReLU gates, chosen from
-// the layer's raw input before attention. Where there is a sliding window, every fourth layer, the
-// first included, sees all positions and does not rotate.
+// SmallThinker (PowerInfer's own models, arXiv 2507.20984): experts with ReLU gates. The router
+// reads the layer's input before attention. In models with a sliding window, every fourth layer,
+// starting with the first, sees all positions and has no RoPE.
 #include "families/family.h"
 #include "ggml/status.h"
 
@@ -8,7 +8,7 @@ namespace powerinfer {
 
 namespace {
 
-constexpr int64_t kPeriod = 4;  // layers from one global layer to the next
+constexpr int64_t kPeriod = 4;  // distance between global layers
 
 void configure(const ggml::Gguf& gguf, Config& c) {
     c.norm_eps = float(gguf.number(c.architecture + ".attention.layer_norm_rms_epsilon", 0, 1));

@@ -1,4 +1,4 @@
-// The tensors that families share.
+// The tensors that several families share.
 #include <algorithm>
 
 #include "families/family.h"
@@ -8,10 +8,10 @@ namespace powerinfer {
 
 namespace {
 
-// The tensors of a bundled file: I8 [stride, n_ff] or, with "_exps", [stride, n_ff, n_expert].
+// Tensors of a bundled file: I8 [stride, n_ff], or with "_exps" [stride, n_ff, n_expert].
 constexpr char kGateRows[] = "ffn_gate_rows", kUpDownRows[] = "ffn_up_down_rows";
 
-// Every row of a batch keeps as many values; public predictors have up to a few thousand.
+// Each row of a batch keeps this many values. Public predictors have ranks up to a few thousand.
 constexpr int64_t kHighestRank = 1 << 16;
 
 }  // namespace
@@ -125,7 +125,7 @@ ggml::DType Weights::bundled_type(int64_t i, const char* part) const {
     const ggml::Value* v = gguf.find(key);
     if (!v) refuse("is missing");
     if (!v->is_string() || (v->is_array() && int64_t(v->count()) != m.config.n_layer))
-        refuse("names neither a format nor one for each layer");
+        refuse("is neither one format nor an array with one per layer");
     const std::string name(v->string(v->is_array() ? uint64_t(i) : 0).substr(0, 20));
     const ggml::DTypeInfo* t = ggml::find_dtype(std::string_view(name));
     if (!t || !t->is_float()) refuse("names format \"" + name + "\", which is not known");
@@ -146,8 +146,8 @@ void Weights::predictor(int64_t i, const char* suffix, int64_t e, Ffn& f) {
         if (stacked) shape.push_back(c.n_expert);
         return shape;
     };
-    // Half a predictor is a damaged file, and so is PowerInfer's without one; a layer of ours may
-    // have none.
+    // A file with half a predictor is damaged, and so is PowerInfer's file without one. In our
+    // files a layer may have none.
     const std::string fc1 = name("fc1", ".weight"), fc2 = name("fc2", ".weight");
     const std::string signs = name("sketch", ".weight"), offset = name("sketch", ".bias");
     if (c.sketches) {
@@ -185,7 +185,7 @@ void Weights::ffn(int64_t i, bool gated) {
     Ffn& f = m.layers[size_t(i)].ffn;
     const std::string down = blk(i, "ffn_down_t.weight");
     bool by_rows = has(down) || has(blk(i, kUpDownRows));
-    // Where PowerInfer's file has neither, this is the one to miss.
+    // If a PowerInfer file has no down tensor at all, ffn_down_t is reported as missing.
     if (m.file.gguf.pwri_magic() && !has(blk(i, "ffn_down.weight"))) by_rows = true;
     if (by_rows) {
         neurons(i, "", 0, gated, down, f);
@@ -213,10 +213,11 @@ void Weights::experts(int64_t i) {
         by_rows = true;
         down = blk(i, "ffn_down_t_exps.weight");
     } else if (const ggml::TensorInfo* t = m.file.gguf.find_tensor(down)) {
-        // PowerInfer's SmallThinker files keep the plain name for rows by neuron.
+        // PowerInfer's SmallThinker files use the plain name for neuron rows.
         by_rows = t->ne[0] == c.n_embd && c.n_embd != c.n_ff;
     }
-    // Without their tensor the experts are a number in the file. One is enough to miss it.
+    // Without its tensor the number of experts is unchecked; then one expert is enough to report
+    // the tensor as missing.
     const std::string all = has(blk(i, kUpDownRows) + "_exps") ? blk(i, kUpDownRows) + "_exps"
                                                                : blk(i, "ffn_up_exps.weight");
     const ggml::TensorInfo* up = m.file.gguf.find_tensor(all);

@@ -1,5 +1,6 @@
-// Weighted sums of rows: y[t] += sum_r a[t][r] w[r]. 32 columns stay in registers while the rows go
-// by, in ascending order for every column, whatever the number of tokens in the tile.
+// Weighted sums of rows: y[t] += sum_r a[t][r] w[r]. Sums of 32 columns stay in registers while the
+// kernel walks over the rows. Each column adds rows in ascending order, for any number of tokens in
+// the tile.
 #include "cpu/avx2/simd.h"
 #include "cpu/kernels.h"
 
@@ -34,7 +35,7 @@ struct Q4_0 {
     }
 };
 
-// w = scale * q + min for 32 columns of 4 or 5 bits: q as two registers of 16 bytes.
+// w = scale * q + min for 32 columns of 4 or 5 bits. q: two registers of 16 bytes.
 inline void scaled(__m256 scale, __m256 min, __m128i first, __m128i second, __m256 out[4]) {
     const __m128i q[4] = {first, _mm_srli_si128(first, 8), second, _mm_srli_si128(second, 8)};
     for (int i = 0; i < 4; i++) out[i] = _mm256_fmadd_ps(scale, widen(q[i]), min);

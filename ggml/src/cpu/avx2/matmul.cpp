@@ -1,6 +1,6 @@
-// Products of rows with floats: F32, F16 and BF16 weights, and the Q8_0 of a KV cache. Tiles of R
-// rows by T tokens share loads; every output has one accumulator of eight lanes that walks k
-// upwards, so that its bits do not depend on the tile.
+// Products of rows with floats: F32, F16 and BF16 weights, and Q8_0 (used for KV caches). Tiles of
+// R rows by T tokens share loads. Every output has one accumulator of eight lanes that runs over k
+// in ascending order, so its bits do not depend on the tile.
 #include "cpu/avx2/simd.h"
 #include "cpu/kernels.h"
 
@@ -8,7 +8,7 @@ namespace ggml::cpu::avx2 {
 
 namespace {
 
-// Bytes between what is computed of a row and what is fetched: short rows follow one another.
+// Prefetch distance in bytes. Short rows: the rows of the next tile.
 inline int64_t ahead(int64_t row_bytes, int rows) {
     return row_bytes < 2048 ? rows * row_bytes : 1024;
 }
@@ -22,7 +22,7 @@ void tile(const uint8_t* w, int64_t row_bytes, int64_t k, const float* x, int64_
     }
     int64_t i = 0;
     for (; i + 8 <= k; i += 8) {
-        if (T == 1 && i * W::size % 64 == 0) {  // one token waits for memory
+        if (T == 1 && i * W::size % 64 == 0) {  // with one token memory is the bottleneck
             const uint8_t* next = w + i * W::size + ahead(row_bytes, R);
             for (int r = 0; r < R; r++) _mm_prefetch(next + r * row_bytes, _MM_HINT_T0);
         }
@@ -55,8 +55,7 @@ template <typename W>
 void matmul(const uint8_t* w, int64_t row_bytes, int64_t n_rows, int64_t k, const float* x,
             int64_t ldx, int64_t nt, float* y, int64_t ldy) {
     int64_t r = 0;
-    if (nt ==
-        1) {  // eight chains of additions hide their latency where there is one token to add for
+    if (nt == 1) {  // one token: eight chains of additions hide their latency
         for (; r + 8 <= n_rows; r += 8) {
             tile<W, 8, 1>(w + r * row_bytes, row_bytes, k, x, ldx, y + r, ldy);
         }

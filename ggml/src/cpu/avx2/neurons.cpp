@@ -1,5 +1,5 @@
-// Products with neuron rows of single values, and what tokens take of them. Those of folded blocks
-// are made in strip_kernels.h.
+// Products and weighted sums of neuron rows in F32, F16 and BF16. strip_kernels.h makes those of
+// block formats.
 #include <algorithm>
 
 #include "cpu/add_rows.h"
@@ -9,7 +9,7 @@ namespace ggml::cpu::avx2 {
 
 namespace {
 
-// Lines of `ahead`, beside a row of values at column c.
+// Prefetches `ahead` up to where a row is being read at column c.
 template <typename W, int R>
 inline void fetch(const uint8_t* const* ahead, int64_t c) {
     if (c * W::size % 64) return;
@@ -50,7 +50,7 @@ void dot_tile(const uint8_t* w, int64_t stride, const int32_t* ids, int64_t i, i
 template <typename W, int R>
 void dot_rows(const uint8_t* w, int64_t stride, const int32_t* ids, int64_t i, int64_t cols,
               const NeuronInput& x, const int32_t* tokens, int64_t nt, float* y) {
-    constexpr int kFew = R < 8 ? R : 1;  // eight rows of several tokens are too many sums
+    constexpr int kFew = R < 8 ? R : 1;  // 8 rows by several tokens do not fit the registers
     int64_t t = 0;
     for (; R < 8 && t + 4 <= nt; t += 4) {
         dot_tile<W, kFew, 4>(w, stride, ids, i, cols, x, tokens + t, y + i * nt + t, nt);

@@ -1,4 +1,4 @@
-// Activations to 8 bits; the same bits as generic.
+// Quantises activations to 8 bits, with the same bits as generic.
 #include <cmath>
 
 #include "cpu/avx2/simd.h"
@@ -15,7 +15,7 @@ void quantize__f32_q8(const float* x, int64_t t0, int64_t nt, const Q8Rows& out)
         for (int i = 0; i < 4; i++) {
             v[i] = _mm256_loadu_ps(x + b * kQ + 8 * i);
             unordered = _mm256_or_ps(unordered, _mm256_cmp_ps(v[i], v[i], _CMP_UNORD_Q));
-            // The operand order makes a NaN in v lose against what was there, as in generic.
+            // With this operand order max ignores a NaN in v, as generic does.
             largest = _mm256_max_ps(_mm256_andnot_ps(sign, v[i]), largest);
         }
         __m128 m = _mm_max_ps(_mm256_castps256_ps128(largest), _mm256_extractf128_ps(largest, 1));
@@ -32,7 +32,7 @@ void quantize__f32_q8(const float* x, int64_t t0, int64_t nt, const Q8Rows& out)
             _mm256_packs_epi16(_mm256_packs_epi32(q[0], q[1]), _mm256_packs_epi32(q[2], q[3]));
         _mm256_storeu_si256(reinterpret_cast<__m256i*>(out.q + b * kQ),
                             _mm256_permutevar8x32_epi32(bytes, order));
-        // Columns 0..15 and 16..31: the lower and the upper half of the sums end in lanes 0 and 1.
+        // Lanes 0 and 1 of each half get partial sums of columns 0..15 and 16..31.
         const __m256i first = _mm256_add_epi32(q[0], q[1]), second = _mm256_add_epi32(q[2], q[3]);
         __m256i s = _mm256_hadd_epi32(first, second);
         s = _mm256_hadd_epi32(s, s);

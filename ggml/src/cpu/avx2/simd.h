@@ -1,4 +1,4 @@
-// What the AVX2 kernels share: eight floats from each format, and sums in one fixed order.
+// Shared by the AVX2 kernels: loads of eight values as floats, and sums in a fixed order.
 #pragma once
 
 #include <immintrin.h>
@@ -8,7 +8,7 @@
 
 namespace ggml::cpu::avx2 {
 
-// Eight values from column i of a row, or one. For Q8_0 the eight must lie in one block.
+// Eight values of a row from column i on, or one value. For Q8_0 the eight must lie in one block.
 struct F32 {
     static constexpr int size = 4;  // bytes of a value
     static __m256 load8(const uint8_t* row, int64_t i) {
@@ -41,7 +41,7 @@ struct BF16 {
 };
 
 struct Q8_0 {
-    static constexpr int size = 1;  // and a little
+    static constexpr int size = 1;  // approximately: without the scales
 
     static __m256 load8(const uint8_t* row, int64_t i) {
         const BlockQ8_0& block = reinterpret_cast<const BlockQ8_0*>(row)[i / kQ];
@@ -61,7 +61,7 @@ inline float horizontal_sum(__m256 v) {
     return _mm_cvtss_f32(_mm_add_ss(s, _mm_movehdup_ps(s)));
 }
 
-// Four bytes at p in every 32-bit lane.
+// The four bytes at p, copied to every 32-bit lane.
 inline __m256i broadcast4(const int8_t* p) {
     int32_t word;
     std::memcpy(&word, p, 4);

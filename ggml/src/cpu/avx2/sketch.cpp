@@ -1,5 +1,6 @@
-// Signs that differ, weighed by levels: bits are counted by a table of the 16 values of a nibble,
-// one for each level, so that the counts of the three planes add up in the same bytes.
+// Counts the bits where signs differ, weighted by levels. A table of 16 entries gives the number of
+// bits in a nibble. Doubling the table for each plane lets the counts of all three planes add up in
+// the same bytes.
 #include "cpu/avx2/simd.h"
 #include "cpu/kernels.h"
 
@@ -11,7 +12,7 @@ inline __m256i load(const uint8_t* p) {
     return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
 }
 
-// The weighed count of 32 bytes of differing signs: four sums of at most 8 bytes of 56.
+// The weighted count over 32 bytes: four partial sums, each of 8 bytes of at most 56.
 inline __m256i count(__m256i differ, const uint8_t* levels, int64_t plane) {
     const __m256i bits = _mm256_setr_epi8(0, 1, 1, 2, 1, 2, 2, 3, 1, 2, 2, 3, 2, 3, 3, 4, 0, 1, 1,
                                           2, 1, 2, 2, 3, 1, 2, 2, 3, 2, 3, 3, 4);

@@ -1,12 +1,12 @@
-// Formats without mins: Q4_0 and Q5_0, whose weights are unsigned less an offset, and Q8_0, IQ4_NL
-// and IQ4_XS, whose weights have signs.
+// Formats without mins: Q4_0 and Q5_0 (unsigned codes less an offset), and Q8_0, IQ4_NL and IQ4_XS
+// (signed codes).
 #include "cpu/avx2/strip_kernels.h"
 
 namespace ggml::cpu::avx2 {
 
 namespace {
 
-// The weights stay unsigned; the offset is taken off as 8 or 16 * the sum of the activations.
+// Multiplies with unsigned codes, then subtracts 8 or 16 * the sum of the activations.
 template <typename F>
 struct OffsetFormat {
     static constexpr int blocks = 1, halves = 1;
@@ -17,7 +17,7 @@ struct OffsetFormat {
         __m256i weights[8];
         all_weights<F>(w, 0, weights);
         const __m256 scales = load_scales(w);
-        // Left to itself, GCC unrolls only a part of the six of Q4_0: a tenth slower.
+        // Without the pragma GCC unrolls the six tokens of Q4_0 only in part: 10% slower.
 #pragma GCC unroll 8
         for (int t = 0; t < T; t++) {
             const __m256i product = product32<F::bits>(weights, x.values(t, b));
@@ -48,8 +48,8 @@ struct FormatQ5_0 : OffsetFormat<FormatQ5_0> {
     }
 };
 
-// |w| times x with w's sign: 2 * 128 * 127 still fits 16 bits, but only once, so every pair is
-// widened.
+// Multiplies |w| by x with the sign of w. A sum of two such products, 2 * 128 * 127, fits 16 bits,
+// but adding a second one would not, so every pair is widened at once.
 template <typename F>
 struct SignedFormat {
     static constexpr int bias = 0, halves = 1, tokens = 8;
@@ -90,7 +90,7 @@ struct FormatQ8_0 : SignedFormat<FormatQ8_0> {
     static __m256 scales(const uint8_t* w, int) { return load_scales(w); }
 };
 
-// Group v of the values of 16 bytes of nibbles.
+// Table values of group v of 16 bytes of nibbles.
 inline __m256i table_values(const uint8_t* qs, int v) {
     const __m256i table =
         _mm256_broadcastsi128_si256(_mm_loadu_si128(reinterpret_cast<const __m128i*>(kIQ4)));
@@ -126,7 +126,7 @@ struct FormatIQ4_XS : SignedFormat<FormatIQ4_XS> {
     }
 };
 
-// As stored: 16 bytes of nibbles a group.
+// As stored: each group has 16 bytes of nibbles.
 struct StoredIQ4_XS : SignedFormat<StoredIQ4_XS> {
     using Block = BlockIQ4_XS;
     static constexpr int blocks = 1;

@@ -1,21 +1,22 @@
-// What the block formats share, as strips of eight interleaved rows and as neuron rows.
+// Shared by the AVX2 kernels of block formats, for strips of eight interleaved rows and for neuron
+// rows.
 //
-// A lane of a register belongs to one row of a strip, to one eighth of a folded row, or to one of
-// the eight groups of 32 columns in a block of 256 as it is stored, so the sums of eight end side
-// by side. The integer sum of a block of 32 columns is exact, and each output
-// adds its blocks in ascending order whatever the number of tokens or rows in the tile. Groups:
-// bytes 4 v .. 4 v + 3 of a member, of all eight lanes.
+// A register has eight lanes. Each lane belongs to one row of a strip, to one eighth of a folded
+// row, or to one of the eight groups of 32 columns of a block of 256 as stored. So a product ends
+// with eight sums side by side. The integer sum over a block of 32 columns is exact, and each
+// output adds its blocks in ascending order for any number of tokens or rows in a tile. A group is
+// bytes 4 v .. 4 v + 3 of a member of the block, for all eight lanes.
 //
-// A format is described once, by a struct derived from its family (a template in the file of the
-// format), and strip_kernels.h makes its kernels from that:
+// Each format is described once by a struct that derives from its family (a template in the file of
+// the format). strip_kernels.h makes its kernels from these members:
 //   Block, blocks       its block, of 32 * blocks columns
 //   weights(w, j, v)    group v of the 32 columns j, as bytes
-//   bias                what is to be taken off these bytes
-//   halves              scales for the 32 columns: 1, or 2 where 16 have one of their own
-//   tokens              of the largest tile; see for_tiles
-// and the family gives
-//   multiply<T>(w, x, b, sum)     adds the product of a block with those of x from b on to T sums
-//   has_min, numbers(w, j, half)  what the bytes less the bias stand for: scale * byte + min
+//   bias                the offset to subtract from these bytes
+//   halves              scales per 32 columns: 1, or 2 if each 16 columns have one
+//   tokens              tokens in the largest tile; see for_tiles
+// The family provides:
+//   multiply<T>(w, x, b, sum)     adds to T sums the product of a block with x from block b on
+//   has_min, numbers(w, j, half)  decoding of the bytes less the bias: scale * byte + min
 #pragma once
 
 #include <cstddef>
@@ -40,9 +41,9 @@ struct Numbers {
     __m256 scale, min;
 };
 
-// Where a format of blocks of 256 finds the halves of eight lanes: side by side, in eight
-// interleaved blocks, each lane 32 columns of its own block at a time; or in one block as it is
-// stored, whose groups are the lanes.
+// How a format with blocks of 256 reads its half floats for eight lanes. Interleaved: eight blocks
+// are interleaved, and each lane takes 32 columns of its own block at a time. Stored: one block as
+// stored, whose eight groups are the lanes.
 struct Interleaved {
     static constexpr int blocks = 8;
     static __m256 halves(const uint8_t* w, size_t member) {
@@ -62,12 +63,12 @@ struct Stored {
 inline __m256i word(const uint8_t* p) {
     return broadcast4(reinterpret_cast<const int8_t*>(p));
 }
-// Bytes that four lanes each share, `apart` bytes after one another.
+// The four bytes at p in lanes 0..3, and those at p + apart in lanes 4..7.
 inline __m256i two_words(const uint8_t* p, int64_t apart) {
     return _mm256_blend_epi32(word(p), word(p + apart), 0xf0);
 }
 
-// The activations that a strip meets: of tokens t0 + t, the same for its eight rows.
+// Activations for strips: of tokens t0 + t, the same for all eight rows.
 struct Tokens {
     Tokens(const Q8Rows& x, int64_t t0)
         : cols(x.cols),
@@ -86,7 +87,7 @@ struct Tokens {
     __m256 scale(int t, int64_t b) const { return _mm256_set1_ps(d[t * n_blocks + b]); }
     __m256 scaled_sum(int t, int64_t b) const { return _mm256_set1_ps(ds[t * n_blocks + b]); }
     __m256i sum8(int t, int64_t b) const { return _mm256_set1_epi32(s8[t * n_blocks + b]); }
-    // Of either 16 columns, in the halves of a lane.
+    // The sums of the two groups of 16 columns, in the halves of each lane.
     __m256i sums16(int t, int64_t b) const {
         int32_t pair;
         std::memcpy(&pair, s16 + (t * n_blocks + b) * 2, sizeof(pair));
@@ -100,7 +101,7 @@ struct Tokens {
     const int16_t* s16;
 };
 
-// Those that a neuron row meets: of any T tokens, each lane its own.
+// Activations for neuron rows: of any T tokens; each lane has its own columns.
 template <int T>
 struct Eighths {
     Eighths(const Q8Rows& x, const int32_t* tokens) : x_(x), n_blocks(x.cols / kQ / kStrip) {
@@ -111,7 +112,7 @@ struct Eighths {
         const int8_t* q;
         __m256i operator[](int v) const { return load(q + kGroup * v); }
     };
-    // The first of the eight blocks b of token t.
+    // Index of the first of token t's eight blocks b.
     int64_t at(int t, int64_t b) const { return first_[t] + b * kStrip; }
     Block values(int t, int64_t b) const { return {x_.q + at(t, b) * kQ}; }
     __m256 scale(int t, int64_t b) const { return _mm256_loadu_ps(x_.d + at(t, b)); }
@@ -132,14 +133,14 @@ inline __m256 add_block(__m256 sum, __m256 w_scales, __m256 x_scales, __m256i pr
     return _mm256_fmadd_ps(_mm256_mul_ps(w_scales, x_scales), _mm256_cvtepi32_ps(product), sum);
 }
 
-// Group v of 16 bytes of nibbles: the low ones come first.
+// Group v of 16 bytes of nibbles; the low nibbles come first.
 inline __m256i nibbles(const uint8_t* qs, int v) {
     __m256i pair = load(qs + kGroup * (v % 4));
     if (v >= 4) pair = _mm256_srli_epi16(pair, 4);
     return _mm256_and_si256(pair, _mm256_set1_epi8(15));
 }
 
-// The same with bit 4: bit i of a lane's four bytes qh belongs to column i.
+// The same with bit 4 from qh: bit i of a lane's four bytes belongs to column i.
 inline __m256i nibbles_and_bits(const uint8_t* qh, const uint8_t* qs, int v) {
     const __m256i first = _mm256_set_epi32(0x0c0c0c0c, 0x08080808, 0x04040404, 0, 0x0c0c0c0c,
                                            0x08080808, 0x04040404, 0);
@@ -155,9 +156,9 @@ inline void all_weights(const uint8_t* w, int j, __m256i out[8]) {
     for (int v = 0; v < 8; v++) out[v] = F::weights(w, j, v);
 }
 
-// Product of 32 unsigned weights of each lane with 32 activations. Of weights of 4 bits eight byte
-// products of at most 2 * 15 * 127 add up within 16 bits, so that one widening add serves the
-// block; of 5 bits four do.
+// Product of 32 unsigned weights of each lane with 32 activations. With 4-bit weights, eight byte
+// products of at most 2 * 15 * 127 fit 16 bits, so the block needs one widening addition. With
+// 5-bit weights four fit, so it needs two.
 template <int bits, typename X>
 inline __m256i product32(const __m256i weights[8], const X& x,
                          __m256i factor = _mm256_set1_epi16(1)) {

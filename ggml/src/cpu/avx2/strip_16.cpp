@@ -1,5 +1,5 @@
-// Formats with scales for 16 columns: Q2_K, Q3_K, Q6_K. The scales are multiplied as integers, in
-// the same instruction that widens the 16-bit sums; offsets and mins meet the sums of 16
+// Formats with a scale per 16 columns: Q2_K, Q3_K, Q6_K. The instruction that widens the 16-bit
+// sums also multiplies by the integer scales. Offsets and mins are multiplied by the sums of 16
 // activations.
 #include "cpu/avx2/strip_kernels.h"
 
@@ -7,8 +7,8 @@ namespace ggml::cpu::avx2 {
 
 namespace {
 
-// Four signed bytes a lane become the 16-bit factors of two groups: the first and second one of
-// pair `half` in both halves of a lane, or side by side.
+// Selects two of the four signed bytes in each lane and widens them to 16 bits: the low half of the
+// lane gets byte from_low, the high half byte from_high.
 inline __m256i spread(__m256i bytes, int from_low, int from_high) {
     const int word = 0x00800080 | from_low << 8 | from_high << 24;
     const __m256i rows = _mm256_setr_epi32(0, 0x04000400, 0x08000800, 0x0c000c00, 0, 0x04000400,
@@ -26,7 +26,7 @@ inline Factors factors(__m256i scales, __m256i offsets, int j) {
     return {spread(scales, a, a), spread(scales, b, b), spread(offsets, a, b)};
 }
 
-// 16 columns of each lane, from group v on, times 16 activations times the group's factor.
+// Product of 16 columns of each lane, from group v on, with 16 activations and the group's factor.
 template <int sums, typename X>
 inline __m256i product16(const __m256i weights[8], const X& x, int v, __m256i factor) {
     __m256i p[4];
@@ -91,7 +91,7 @@ struct Format16 {
     }
 };
 
-// Two bits of block j, not masked on the left.
+// Group v of the 2-bit codes of block j.
 inline __m256i two_bits(const uint8_t* qs, int j, int v) {
     const __m256i bytes = load(qs + kGroup * (8 * (j / 4) + v));
     return _mm256_and_si256(_mm256_srli_epi16(bytes, 2 * (j % 4)), _mm256_set1_epi8(3));
@@ -156,12 +156,12 @@ struct FormatQ6_K : Format16<FormatQ6_K, false> {
     }
 };
 
-// The same formats as stored, where a lane's two factors stand side by side.
+// The same formats as stored. The two factors of a lane are adjacent.
 inline __m256i scale_pairs(const uint8_t* scales) {
     return _mm256_cvtepu16_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(scales)));
 }
 
-// Two bits of the eight groups of one block: twice 32 bytes hold four groups each.
+// The 2-bit codes of the eight groups of one block. Each 32 bytes hold four groups.
 inline __m256i stored_two_bits(const uint8_t* qs, int v) {
     return _mm256_and_si256(
         _mm256_srlv_epi32(two_words(qs + 4 * v, 32), _mm256_setr_epi32(0, 2, 4, 6, 0, 2, 4, 6)),

@@ -1,5 +1,5 @@
-// The kernels of a block format, made from its description: products of a strip with tokens, and
-// products and weighted sums of neuron rows. See strip.h.
+// Makes the kernels of a block format from its description (see strip.h): products of strips with
+// tokens, and products and weighted sums of neuron rows.
 #pragma once
 
 #include "cpu/add_rows.h"
@@ -8,9 +8,9 @@
 
 namespace ggml::cpu::avx2 {
 
-// Bytes between what is computed of a matrix and what is fetched. Q4_0, 2 threads of a Sapphire
-// Rapids machine that reads 29 to 32 GB/s, one token: 20 to 22 GB/s without, 24 with 384, 26 with
-// 1024, 28 with 2048, 21 with 4096.
+// Prefetch distance in bytes. Measured with Q4_0, one token and 2 threads on a Sapphire Rapids
+// machine with 29 to 32 GB/s of memory bandwidth: no prefetch 20 to 22 GB/s, 384 bytes 24, 1024
+// bytes 26, 2048 bytes 28, 4096 bytes 21.
 constexpr int64_t kAhead = 2048;
 
 // Bytes of F::blocks times 32 columns of eight lanes.
@@ -18,13 +18,13 @@ template <typename F>
 constexpr int64_t kUnit = kStrip * kQ * F::blocks / BlockTraits<typename F::Block>::size *
                           int64_t(sizeof(typename F::Block));
 
-// Brings `size` bytes closer.
+// Prefetches `size` bytes.
 inline void fetch(const uint8_t* bytes, int64_t size) {
     for (int64_t i = 0; i < size; i += 64) _mm_prefetch(bytes + i, _MM_HINT_T1);
 }
 
-// Adds the products of a strip or a folded row with T tokens, block by block. One token waits for
-// memory: meanwhile as much is fetched from `ahead` on.
+// Multiplies a strip or a neuron row with T tokens, block by block. With one token memory is the
+// bottleneck, so the same number of bytes is prefetched from `ahead` on.
 template <typename F, int T, typename X>
 inline void multiply(const uint8_t* w, const uint8_t* ahead, const X& x, __m256 (&sum)[T]) {
     constexpr int64_t size = kUnit<F>;
@@ -37,10 +37,10 @@ inline void multiply(const uint8_t* w, const uint8_t* ahead, const X& x, __m256 
     }
 }
 
-// Calls kernel(number of tokens as a type, first token) for tiles of `most` tokens, 4, then 1.
-// Larger tiles share the unpacking of weights among more tokens, until sums and pointers no longer
-// fit the registers: 6 or 8 were the fastest (a Zen 4 core, G multiply-adds/s at 4 and at the tile
-// chosen: Q4_0 100 and 103, Q4_K 99 and 103, Q5_K 75 and 88, Q6_K 75 and 82, Q8_0 64 and 68).
+// Calls kernel(Count<T>, first token) for tiles of T = `most` tokens, then 4, then 1. Larger tiles
+// share the unpacking of weights among more tokens, until sums and pointers no longer fit the
+// registers. 6 or 8 were the fastest (Zen 4 core, 10^9 multiply-adds per second with 4 and with the
+// chosen tile: Q4_0 100 and 103, Q4_K 99 and 103, Q5_K 75 and 88, Q6_K 75 and 82, Q8_0 64 and 68).
 template <int most, typename Kernel>
 inline void for_tiles(int64_t nt, const Kernel& kernel) {
     int64_t t = 0;
@@ -49,8 +49,8 @@ inline void for_tiles(int64_t nt, const Kernel& kernel) {
     for (; t < nt; t++) kernel(Count<1>(), t);
 }
 
-// Not inlined: merged with the tiles of other sizes, those of 8 tokens keep fewer values in
-// registers (Q5_0 a third slower, Q8_0 a fifth).
+// Not inlined: together with other tile sizes, the tile of 8 tokens keeps fewer values in registers
+// (Q5_0 a third slower, Q8_0 a fifth).
 template <typename F, int T>
 [[gnu::noinline]] void strip_tile(const uint8_t* w, const Q8Rows& q8, int64_t t0, float* y,
                                   int64_t ldy) {
@@ -83,7 +83,7 @@ template <typename F, int T>
     }
 }
 
-// A few tokens stay in the nearest cache while the rows go by.
+// Tiles of 4 tokens: their activations stay in the L1 cache while the kernel walks over the rows.
 template <typename F>
 void dot(const uint8_t* w, int64_t stride, const int32_t* ids, int64_t n, const Q8Rows& x,
          const Ahead& ahead, const int32_t* tokens, int64_t nt, float* y) {
@@ -92,8 +92,8 @@ void dot(const uint8_t* w, int64_t stride, const int32_t* ids, int64_t n, const 
     });
 }
 
-// Byte i of every four to the top of 32 bits, that is times 2^24, which kByteUnit takes back: one
-// operation where moving it to the bottom with its sign takes two.
+// Moves byte i of every four bytes to the top of 32 bits, which multiplies it by 2^24; kByteUnit
+// undoes that. This takes one operation; sign extension to the bottom would take two.
 inline __m256i pick_byte(int i) {
     const __m256i pick = _mm256_setr_epi32(0x00808080, 0x04808080, 0x08808080, 0x0c808080,
                                            0x00808080, 0x04808080, 0x08808080, 0x0c808080);
@@ -101,7 +101,7 @@ inline __m256i pick_byte(int i) {
 }
 constexpr float kByteUnit = 1.0f / (1 << 24);
 
-// What bytes that share a scale stand for: factor(h) * value(bytes) is h times the weights.
+// Decoding of bytes that share a scale: factor(h) * value(bytes) is h times the weights.
 template <typename F>
 struct Weighed {
     static Weighed of(const uint8_t* w, int j, int half) {
@@ -118,12 +118,13 @@ struct Weighed {
     __m256 scale, min;
 };
 
-// Groups that share a scale: those of the columns j of a unit, or of either half of them.
+// The number of groups that share a scale.
 template <typename F>
 constexpr int kGroups = 8 / F::halves;
 
-// For one token. R rows at a time share the loads and stores of y; each column still adds them in
-// ascending order.
+// For one token. R rows at a time share loads and stores of y; each column still adds rows in
+// ascending order. The loop over k is unrolled, so that most shifts of the _K formats are
+// constants.
 template <typename F, int R>
 void add_tile(const uint8_t* const* rows, const uint8_t* const* aheads, const float* h, float* y,
               int64_t cols) {
@@ -138,7 +139,6 @@ void add_tile(const uint8_t* const* rows, const uint8_t* const* aheads, const fl
     for (int i = 0; i < 4; i++) pick[i] = pick_byte(i);
     for (int64_t c = 0; c < cols; c += kStrip * kQ * F::blocks) {
         for (int r = 0; r < R; r++) fetch(ahead[r], size);
-            // Unrolled, as most shifts of the _K formats depend on which columns these are.
 #pragma GCC unroll 16
         for (int k = 0; k < F::blocks * F::halves; k++) {
             const int j = k / F::halves, first = k % F::halves * kGroups<F>;
@@ -169,9 +169,9 @@ void add_tile(const uint8_t* const* rows, const uint8_t* const* aheads, const fl
     }
 }
 
-// For several tokens: the values of many rows are unpacked once for all, 64 columns at a time,
-// which stay in the nearest cache; y, in registers, takes its rows one by one. Same operations in
-// the same order as add_tile, hence the same bits.
+// For several tokens: unpacks 64 columns of all rows once for all tokens. The values stay in the L1
+// cache; sums stay in registers while each token adds its rows one by one. The operations and their
+// order are those of add_tile, so the bits are the same.
 template <typename F>
 void add_unpacked(const uint8_t* const* rows, int64_t n, int64_t cols, const Shares& shares,
                   int64_t nt, float* y, int64_t ldy) {
@@ -228,7 +228,7 @@ void add(const uint8_t* w, int64_t stride, const int32_t* ids, int64_t n, int64_
 
 }  // namespace ggml::cpu::avx2
 
-// dot and add of neuron rows that are folded or, as stored_dot and stored_add, as stored.
+// dot and add of neuron rows: folded rows, or rows as stored (stored_dot and stored_add).
 #define NEURON_KERNELS(prefix, suffix, Format, order)                                            \
     void prefix##dot__##suffix(const uint8_t* w, int64_t stride, const int32_t* ids, int64_t n,  \
                                int64_t, const NeuronInput& x, const int32_t* tokens, int64_t nt, \

@@ -1,5 +1,5 @@
-// Formats with a scale and a min for 32 columns: Q4_1, Q5_1, Q4_K, Q5_K. The weights stay unsigned;
-// the min meets d * the sum of the activations, one FMA a block.
+// Formats with a scale and a min per 32 columns: Q4_1, Q5_1, Q4_K, Q5_K. Codes are unsigned. The
+// min is multiplied by d * the sum of the activations, with one FMA per block.
 #include "cpu/avx2/strip_kernels.h"
 
 namespace ggml::cpu::avx2 {
@@ -44,8 +44,8 @@ struct FormatQ5_1 : MinFormat<FormatQ5_1> {
     }
 };
 
-// Scales and mins of eight groups in 6 bits: the 12 bytes are three groups of a strip, and
-// unpacking four of either at a time takes a few operations for all rows.
+// The 6-bit scales and mins of eight groups. In a strip, the 12 packed bytes are three groups of a
+// register each. A few operations unpack four scales or mins for all rows.
 struct Factors {
     explicit Factors(const GroupFactors& f) {
         scales[0] = _mm256_cvtepu8_epi32(_mm_cvtsi64_si128(int64_t(f.scales)));
@@ -62,14 +62,14 @@ struct Factors {
         mins[1] = _mm256_or_si256(_mm256_and_si256(_mm256_srli_epi16(c, 4), four),
                                   _mm256_and_si256(_mm256_srli_epi16(b, 2), top));
     }
-    // In both halves of a lane.
+    // Scale j in both 16-bit halves of each lane.
     __m256i scale(int j) const {
         const int word = int(0x80008000u) | (j % 4) << 16 | j % 4;
         const __m256i rows = _mm256_setr_epi32(0, 0x00040004, 0x00080008, 0x000c000c, 0, 0x00040004,
                                                0x00080008, 0x000c000c);
         return _mm256_shuffle_epi8(scales[j / 4], _mm256_add_epi8(_mm256_set1_epi32(word), rows));
     }
-    // As numbers.
+    // Factor j as floats.
     static __m256 number(const __m256i factors[2], int j) {
         return _mm256_cvtepi32_ps(_mm256_and_si256(_mm256_srli_epi32(factors[j / 4], 8 * (j % 4)),
                                                    _mm256_set1_epi32(255)));
@@ -77,8 +77,8 @@ struct Factors {
     __m256i scales[2], mins[2];
 };
 
-// The groups' scales are multiplied as integers, in the instruction that widens the 16-bit sums; d
-// and the mins follow once for the 256 columns.
+// The instruction that widens the 16-bit sums also multiplies by the integer scales of the groups.
+// d and the mins are applied once per 256 columns.
 template <typename F, typename Place = Interleaved>
 struct KFormat {
     static constexpr int blocks = Place::blocks, bias = 0, halves = 1;
@@ -124,7 +124,7 @@ struct KFormat {
     }
 };
 
-// Nibbles of group j of Q4_K and Q5_K.
+// Nibbles v of the 32 columns j of Q4_K and Q5_K.
 inline __m256i nibble(const uint8_t* qs, int j, int v) {
     __m256i pair = load(qs + kGroup * (8 * (j / 2) + v));
     if (j % 2) pair = _mm256_srli_epi16(pair, 4);
@@ -156,7 +156,7 @@ struct FormatQ5_K : KFormat<FormatQ5_K> {
     }
 };
 
-// Nibbles v of the eight groups of one block: four times 32 bytes hold two groups each.
+// Nibbles v of the eight groups of one block. Each 32 bytes hold two groups.
 inline __m256i stored_nibble(const uint8_t* qs, int v) {
     const uint8_t* p = qs + 4 * v;
     const __m256i pairs = _mm256_blend_epi32(two_words(p, 64), two_words(p + 32, 64), 0b11001100);

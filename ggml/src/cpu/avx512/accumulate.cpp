@@ -1,5 +1,6 @@
-// Weighted sums of rows of single values: y[t] += sum_r a[t][r] w[r]. C registers of 16 columns for
-// T tokens stay while the rows go by, in ascending order for every column, whatever the tile.
+// Weighted sums of F32, F16 and BF16 rows: y[t] += sum_r a[t][r] w[r]. C registers of 16 columns
+// for T tokens hold the sums while the kernel walks over the rows. Each column adds rows in
+// ascending order, for any tile.
 #include <immintrin.h>
 
 #include "cpu/avx512/values.h"
@@ -18,7 +19,7 @@ void tile(const uint8_t* w, int64_t row_bytes, int64_t n_rows, int64_t c, __mmas
     }
     for (int64_t r = 0; r < n_rows; r++) {
         const uint8_t* row = w + r * row_bytes;
-        if (T == 1) {  // one token waits for memory
+        if (T == 1) {  // with one token memory is the bottleneck
             for (int i = 0; i < C; i++) {
                 _mm_prefetch(row + 8 * row_bytes + (c + 16 * i) * W::size, _MM_HINT_T0);
             }

@@ -5,7 +5,8 @@
 
 namespace ggml::cpu::avx512 {
 
-// Of eight groups, in 6 bits: from three registers of packed ones, four to a lane.
+// Unpacks the 6-bit scales and mins of eight groups from three registers of packed bytes. Each
+// 32-bit lane then holds four of them.
 struct Factors {
     Factors(__m512i a, __m512i b, __m512i c) {
         const __m512i six = _mm512_set1_epi8(63), four = _mm512_set1_epi8(15),

@@ -1,6 +1,6 @@
-// Products of rows of single values with floats. Tiles of R rows by T tokens share loads; every
-// output has one accumulator of sixteen lanes that walks k upwards, so that its bits do not depend
-// on the tile.
+// Products of F32, F16 and BF16 rows with floats. Tiles of R rows by T tokens share loads. Every
+// output has one accumulator of sixteen lanes that runs over k in ascending order, so its bits do
+// not depend on the tile.
 #include <immintrin.h>
 
 #include <algorithm>
@@ -12,7 +12,7 @@ namespace ggml::cpu::avx512 {
 
 namespace {
 
-// The first n of sixteen.
+// Mask of the first n of sixteen lanes.
 inline __mmask16 first(int64_t n) {
     return __mmask16((1u << n) - 1);
 }
@@ -36,7 +36,7 @@ template <typename W, int R, int T>
         for (int t = 0; t < T; t++) sum[r][t] = _mm512_setzero_ps();
     }
     int64_t i = 0;
-    // One token waits for memory. Short rows follow one another.
+    // With one token memory is the bottleneck. Short rows: prefetch the rows of the next tile.
     const uint8_t* next = w + (row_bytes < 2048 ? R * row_bytes : 1024);
     for (; i + 16 <= k; i += 16) {
         if (T == 1 && i * W::size % 64 == 0) {
@@ -52,8 +52,9 @@ template <typename W, int R, int T>
     }
 }
 
-// Up to kRows rows times six tokens, kColumns at a time: those of the tokens stay in the nearest
-// cache while the rows go by, and the sums of a tile wait in memory meanwhile, lane by lane.
+// Up to kRows rows by six tokens, kColumns columns at a time. The tokens' values stay in the L1
+// cache while the kernel walks over the rows. Between column ranges, the sums of a tile are kept in
+// memory lane by lane.
 constexpr int64_t kRows = 32, kColumns = 1024;
 
 template <typename W>

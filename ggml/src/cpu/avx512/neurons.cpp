@@ -1,7 +1,7 @@
-// Neuron rows with VNNI. Many rows for several tokens go by pairs; of a row by itself a register
-// holds two groups of bytes, so that eight lanes of it sum the even ones and eight the odd ones.
-// The same exact integers and the same float operations as in avx2, hence the same bits. See
-// avx2/strip.h for the layout and the operations.
+// Neuron rows with VNNI. Many rows with several tokens are computed in pairs (pairs.h). For a
+// single row, a register holds two groups of bytes: eight lanes sum the even groups, eight lanes
+// the odd ones. The exact integers and the float operations are those of avx2, so the bits are the
+// same. See avx2/strip.h for layout and terms.
 #include "cpu/add_rows.h"
 #include "cpu/avx512/pairs.h"
 #include "quants/parts.h"
@@ -23,14 +23,14 @@ inline __m512 twice(__m256 v) {
     return _mm512_broadcast_f32x8(v);
 }
 
-// What bytes stand for: scale * byte + min.
+// Decoding of bytes: scale * byte + min.
 struct Numbers {
     __m256 scale, min;
 };
 
-// A format gives its unsigned weights by pairs of groups (weights), what they are too large by for
-// every activation (offset, of 8 * the sum of 32), its signed bytes of one group (bytes), and what
-// these stand for (numbers).
+// A format provides: weights(), its unsigned codes as pairs of groups; offset(), the multiple of
+// the activations' sum to subtract from the product (its argument is 8 * the sum of 32); bytes(),
+// the signed codes of one group; numbers(), the decoding of these bytes.
 struct FormatQ4_0 {
     using Block = BlockQ4_0;
     using Pairs = PairsQ4_0;
@@ -73,8 +73,8 @@ struct FormatQ8_0 {
     static Numbers numbers(const uint8_t* w, int) { return {load_scales(w), _mm256_setzero_ps()}; }
 };
 
-// The same with groups of 32 that share d and dmin: `groups` gives the scales and mins of the
-// lanes' 32 columns j, units what d and dmin are.
+// The same for groups of 32 that share d and dmin. Groups gives the scales and mins of each lane's
+// 32 columns j; units gives d and dmin.
 template <typename F>
 struct KFormat {
     using Block = BlockQ4_K;
@@ -126,7 +126,7 @@ struct FormatQ4_K : KFormat<FormatQ4_K> {
     }
 };
 
-// Lanes are the eight groups of one block as it is stored.
+// Lanes are the eight groups of one block as stored.
 struct StoredQ4_K : KFormat<StoredQ4_K> {
     using Pairs = void;
     static constexpr int blocks = 1;
@@ -171,7 +171,7 @@ template <typename F>
 constexpr int64_t kUnit = kStrip * kQ * F::blocks / BlockTraits<typename F::Block>::size *
                           int64_t(sizeof(typename F::Block));
 
-// Products of 32 unsigned weights of each eighth with those of a token.
+// Product of 32 unsigned weights of each lane with the activations of one token.
 inline __m256i product32(const __m512i weights[4], const int8_t* q) {
     __m512i sum = _mm512_setzero_si512();
     for (int i = 0; i < 4; i++) {
@@ -207,7 +207,7 @@ inline void multiply(const uint8_t* w, const Eighths<T>& in, int64_t first, __m2
             min[j] = _mm256_mul_ps(unit.min, group.min);
             for (int t = 0; t < T; t++) {
                 const int64_t at = in.at(t, first + j);
-                // Exact, as the product with an integer scale is.
+                // Exact: the scale is a small integer.
                 const __m256 product = _mm256_mul_ps(
                     _mm256_cvtepi32_ps(product32(weights, x.q + at * kQ)), group.scale);
                 part[t] = _mm256_fmadd_ps(_mm256_loadu_ps(x.d + at), product, part[t]);
@@ -292,8 +292,8 @@ void dot(const uint8_t* w, int64_t stride, const int32_t* ids, int64_t n, const 
     for (; t < nt; t++) dot_tile<F, 1>(w, stride, ids, n, x, ahead, tokens + t, y + t, nt);
 }
 
-// Bytes i and i + 1 of every four to the top of 32 bits, in the lower and the upper half: times
-// 2^24, which kByteUnit takes back.
+// Moves bytes i and i + 1 of every four to the top of 32 bits, in the lower and the upper half of
+// the register. This multiplies them by 2^24; kByteUnit undoes that.
 inline __m512i pick_bytes(int i) {
     const __m512i pick =
         _mm512_set_epi32(0x0d808080, 0x09808080, 0x05808080, 0x01808080, 0x0d808080, 0x09808080,
@@ -355,7 +355,7 @@ void add_tile(const uint8_t* const* rows, const uint8_t* const* aheads, const fl
     }
 }
 
-// For several tokens: 128 columns of many rows are unpacked once for all.
+// For several tokens: unpacks 128 columns of all rows once for all tokens.
 template <typename F>
 void add_unpacked(const uint8_t* const* rows, int64_t n, int64_t cols, const Shares& shares,
                   int64_t nt, float* y, int64_t ldy) {

@@ -1,7 +1,8 @@
-// Products with VNNI of two strips or two folded rows side by side: a register holds the same group
-// of both, and one instruction adds the byte products of four columns. A load of activations serves
-// several pairs, one of weights several tokens. The exact integers of a block of 32 columns meet
-// the same float operations as in avx2, hence the same bits. See avx2/strip.h for the layout.
+// Products with VNNI of two strips or two folded rows at a time: each half of a register holds the
+// same group of one of them, and one instruction adds the byte products of four columns. Several
+// pairs share a load of activations; several tokens share a load of weights. The exact integers of
+// a block of 32 columns and the float operations are those of avx2, so the bits are the same. See
+// avx2/strip.h for the layout.
 #pragma once
 
 #include <immintrin.h>
@@ -19,7 +20,7 @@ namespace ggml::cpu::avx512 {
 
 constexpr int kGroup = 32;  // bytes of a group: four columns of eight lanes
 
-// Where a register's lower and upper half are read.
+// Addresses of a register's lower and upper half.
 struct Pair {
     const uint8_t *a, *b;
 
@@ -40,7 +41,7 @@ inline __m512 load_scales(Pair p) {
     return _mm512_cvtph_ps(_mm256_set_m128i(b, a));
 }
 
-// What strips meet: activations of token t0 + t, 32 columns b, the same for every row.
+// Activations for strips: token t0 + t, 32 columns b, the same for all rows.
 struct Tokens {
     Tokens(const Q8Rows& x, int64_t t0)
         : cols(x.cols),
@@ -65,7 +66,7 @@ struct Tokens {
     const int32_t* s8;
 };
 
-// What folded rows meet: of any T tokens, 32 columns b of each eighth.
+// Activations for folded rows: of any T tokens, 32 columns b of each eighth.
 template <int T>
 struct Eighths {
     Eighths(const Q8Rows& rows, const int32_t* tokens)
@@ -88,14 +89,14 @@ struct Eighths {
     int64_t n_blocks, first[T];
 };
 
-// Group v of nibbles, the low ones first.
+// Group v of nibbles; the low nibbles come first.
 inline __m512i nibbles(Pair qs, int v) {
     __m512i two = load(qs + kGroup * (v % 4));
     if (v >= 4) two = _mm512_srli_epi16(two, 4);
     return _mm512_and_si512(two, _mm512_set1_epi8(15));
 }
 
-// sum = the products of unsigned weights of S pairs with the 32 columns b of T tokens, exact.
+// sum = the exact products of the unsigned weights of S pairs with the 32 columns b of T tokens.
 template <typename F, int S, int T, typename X>
 inline void products32(const Pair (&w)[S], int j, const X& x, int64_t b, __m512i (&sum)[S][T]) {
     for (int s = 0; s < S; s++) {
@@ -115,8 +116,8 @@ inline void products32(const Pair (&w)[S], int j, const X& x, int64_t b, __m512i
     }
 }
 
-// A scale for 32 columns; what the unsigned weights are too large by is taken off as a multiple of
-// the sum of the activations.
+// One scale per 32 columns. The codes are unsigned; their offset is subtracted as a multiple of the
+// sum of the activations.
 template <typename F>
 struct OffsetPairs {
     static constexpr int blocks = 1;
@@ -145,7 +146,7 @@ struct PairsQ4_0 : OffsetPairs<PairsQ4_0> {
     static __m512i offset(__m512i sum8) { return sum8; }
 };
 
-// Signed weights become unsigned by 128 more.
+// Adds 128 to signed codes to make them unsigned.
 struct PairsQ8_0 : OffsetPairs<PairsQ8_0> {
     using Block = BlockQ8_0;
     static __m512i weights(Pair w, int, int v) {
@@ -221,10 +222,10 @@ inline void multiply(Pair (&w)[S], const X& x, __m512 (&sum)[S][T]) {
     }
 }
 
-// Tiles of the fewest tokens that fill VNNI, and of the most that two pairs have registers for.
+// The smallest tile that keeps VNNI busy, and the largest one for which two pairs have registers.
 constexpr int kFewest = 3, kMost = 6;
 
-// Calls kernel(number of tokens as a type, first token) for tiles of about one size; nt > kFewest.
+// Calls kernel(Count<T>, first token) for tiles of roughly equal size; nt > kFewest.
 template <typename Kernel>
 inline void for_tiles(int64_t nt, const Kernel& kernel) {
     for (int64_t t = 0, tiles = (nt + kMost - 1) / kMost; tiles; tiles--) {

@@ -1,5 +1,5 @@
-// Products of strips with several tokens; what does not fill a tile (one token above all, which
-// waits for memory anyway) is left to avx2.
+// Products of strips with several tokens. avx2 computes what does not fill a tile, above all a
+// single token, where memory is the bottleneck anyway.
 #include "cpu/avx512/pairs.h"
 
 namespace ggml::cpu::avx512 {

@@ -1,4 +1,4 @@
-// Formats of single values for the AVX-512 kernels.
+// Loads of F32, F16 and BF16 for the AVX-512 kernels.
 #pragma once
 
 #include <immintrin.h>
@@ -7,7 +7,7 @@
 
 namespace ggml::cpu::avx512 {
 
-// Sixteen values from column i of a row, those of the mask.
+// Sixteen values of a row from column i on; 0 where the mask is 0.
 struct F32 {
     static constexpr int size = 4;  // bytes
     static __m512 load(const uint8_t* row, int64_t i, __mmask16 m) {

@@ -1,4 +1,4 @@
-// Weighted sums of rows, in plain C++: the specification of accumulate__*.
+// Weighted sums of rows in plain C++: the specification of accumulate__*.
 #include <algorithm>
 
 #include "cpu/kernels.h"
@@ -7,7 +7,7 @@ namespace ggml::cpu::generic {
 
 namespace {
 
-// A block of columns is decoded at a time with the format's reference codec.
+// Decodes a block of columns at a time with the reference codec of the format.
 void accumulate(DType type, const uint8_t* w, int64_t row_bytes, int64_t n_rows, int64_t cols,
                 const float* a, int64_t lda, int64_t nt, float* y, int64_t ldy) {
     const DTypeInfo& format = info(type);

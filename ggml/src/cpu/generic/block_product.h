@@ -1,5 +1,5 @@
-// The product of one block of weights with 8-bit activations: what every quantised product is made
-// of.
+// The product of one block of weights with 8-bit activations. All quantised products of generic use
+// it.
 #pragma once
 
 #include "cpu/kernels.h"
@@ -14,7 +14,7 @@ inline int32_t dot16(const int8_t* w, const int8_t* x) {
     return sum;
 }
 
-// Adds the product of columns 32 i .. 32 i + 31 of a block with block b (of 32) of the activations.
+// Adds the product of columns 32 i .. 32 i + 31 of a block with block b of the activations.
 template <typename Block>
 float add_group(float sum, const Parts& p, int i, const Q8Rows& x, int64_t b) {
     const int g = 2 * i;
@@ -29,7 +29,7 @@ float add_group(float sum, const Parts& p, int i, const Q8Rows& x, int64_t b) {
     return sum;
 }
 
-// Adds the product of one block with the activations from block x0 (of 32) on.
+// Adds the product of one block with the activations from block x0 on.
 template <typename Block>
 float add_block(float sum, const Parts& p, const Q8Rows& x, int64_t x0) {
     for (int i = 0; i < BlockTraits<Block>::size / kQ; i++) {

@@ -1,4 +1,4 @@
-// Products with weights that are stored row by row, in plain C++: the specification of matmul__*.
+// Products with weights stored row by row, in plain C++: the specification of matmul__*.
 #include "cpu/kernels.h"
 #include "ggml/blocks.h"
 
@@ -23,7 +23,7 @@ float to_float(BF16 x) {
     return bf16_to_f32(x.bits);
 }
 
-// Value i of a row of single values, and of a row of blocks.
+// Value i of a row, as float.
 template <typename W>
 float value(const uint8_t* row, int64_t i) {
     return to_float(reinterpret_cast<const W*>(row)[i]);

@@ -1,5 +1,5 @@
-// Products with single neuron rows, and their weighted sums, in plain C++: the specification of
-// dot__* and add__*, stored_dot__* and stored_add__*.
+// Products with neuron rows and their weighted sums, in plain C++: the specification of dot__*,
+// add__*, stored_dot__* and stored_add__*.
 #include "ggml/neurons.h"
 
 #include "cpu/generic/block_product.h"
@@ -10,7 +10,7 @@ namespace ggml::cpu::generic {
 
 namespace {
 
-// Sums of eight lanes, side by side, then added in pairs as a register would.
+// Adds eight lanes in the order of a horizontal sum of a vector register.
 float add_lanes(const float lane[8]) {
     float four[4];
     for (int i = 0; i < 4; i++) four[i] = lane[i] + lane[i + 4];
@@ -40,7 +40,7 @@ void dot_blocks(DType type, const uint8_t* w, int64_t stride, const int32_t* ids
     }
 }
 
-// A lane takes a group of every block.
+// Lane r takes group r of every block.
 template <typename Block>
 void dot_stored(DType, const uint8_t* w, int64_t stride, const int32_t* ids, int64_t n,
                 int64_t cols, const NeuronInput& in, const int32_t* tokens, int64_t nt, float* y) {
@@ -61,7 +61,7 @@ void dot_stored(DType, const uint8_t* w, int64_t stride, const int32_t* ids, int
     }
 }
 
-// y takes h times each row, decoded by `row` into the stored order.
+// y += h * row for each row. `row` decodes it in stored order.
 template <typename Row>
 void add_rows(int64_t cols, int64_t span, const int32_t* ids, const Shares& shares, int64_t nt,
               float* y, int64_t ldy, const Row& row) {

@@ -1,4 +1,4 @@
-// Activations to 8 bits, in plain C++: the specification of quantize__f32_q8.
+// Quantises activations to 8 bits, in plain C++: the specification of quantize__f32_q8.
 #include <algorithm>
 #include <cmath>
 #include <limits>
@@ -19,13 +19,13 @@ void quantize__f32_q8(const float* x, int64_t t0, int64_t nt, const Q8Rows& out)
         for (int i = 0; i < kQ; i++) {
             numbers = numbers && block[i] == block[i];
             const float q = std::nearbyintf(block[i] * inverse);
-            // Only what is not a number, or a scale too small to invert, comes out of range; what
-            // no int32 holds becomes -127, as the conversion of x86 has it.
+            // Only NaN, or a scale too small to invert, gives a value out of range. What does not
+            // fit an int32 becomes -127, as in the conversion instruction of x86.
             const bool fits = std::fabs(q) < 2147483648.0f;
             out.q[b * kQ + i] = int8_t(fits ? std::clamp(q, -127.0f, 127.0f) : -127.0f);
             sum[i / 16] += out.q[b * kQ + i];
         }
-        // The scale tells of values that 8 bits cannot.
+        // A NaN input makes the scale NaN, because 8-bit codes cannot represent it.
         const float scale = numbers ? d : std::numeric_limits<float>::quiet_NaN();
         out.d[b] = scale;
         out.s8[b] = 8 * (sum[0] + sum[1]);

@@ -1,4 +1,5 @@
-// Signs that differ, weighed by levels, in plain C++: the specification of sketch__i1_i4.
+// Counts the bits where signs differ, weighted by levels, in plain C++: the specification of
+// sketch__i1_i4.
 #include "cpu/kernels.h"
 
 namespace ggml::cpu::generic {

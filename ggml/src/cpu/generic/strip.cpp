@@ -1,6 +1,6 @@
-// Products with strips of eight interleaved rows, in plain C++: the specification of strip__*.
-// Per 32 columns: an exact integer sum, the scales of groups included, times both scales, added to
-// one float per row; where the format has mins, another such sum for them.
+// Products with strips of eight interleaved rows, in plain C++: the specification of strip__*. For
+// each block of 32 columns, an exact integer sum (including the scales of groups) is multiplied by
+// both float scales and added to one float per row. Formats with mins add a second such sum.
 #include "cpu/generic/block_product.h"
 #include "cpu/kernels.h"
 #include "ggml/blocks.h"
