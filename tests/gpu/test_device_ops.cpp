@@ -44,7 +44,7 @@ double difference(const Floats& a, const Floats& b) {
     double largest = 0, squares = 0;
     for (size_t i = 0; i < b.size(); i++) {
         const double d = std::fabs(double(a[i]) - double(b[i]));
-        largest = d <= largest ? largest : d;  // NaN too
+        largest = std::isnan(largest) || d <= largest ? largest : d;  // a NaN stays
         squares += double(b[i]) * b[i];
     }
     return largest / std::sqrt(squares / double(b.size()) + 1e-30);
@@ -304,13 +304,17 @@ void test_attention() {
         device.k = device_memory.get();
         device.v = device.k + n_kv * host.head_bytes();
 
-        // A sequence of 900 positions whose pages are in no order. Its last page is nearly empty.
-        const int length = 900;
-        std::vector<int32_t> table(pages);
-        for (int i = 0; i < pages; i++) table[size_t(i)] = (5 * i + 3) % pages;
+        // A sequence of 15 pages in no order.
+        const int length = 960;
+        std::vector<int32_t> table(length / kKvPage);
+        for (size_t i = 0; i < table.size(); i++) table[i] = int32_t(5 * i + 3) % pages;
         std::vector<KvSlot> slots;
         for (int i = 0; i < length; i++) slots.push_back({table[size_t(i / kKvPage)], i % 64});
-        const Floats k = normal(length * n_kv * dim), v = normal(length * n_kv * dim);
+        Floats k = normal(length * n_kv * dim);
+        const Floats v = normal(length * n_kv * dim);
+        // The scores after the row that ends at 900 are huge, and so is the only one of another
+        // row.
+        for (int i = 900 * n_kv * dim; i < 912 * n_kv * dim; i++) k[size_t(i)] *= 1000;
         const Array<KvSlot> device_slots(slots);
         const Array<float> device_k(k), device_v(v);
         ops.store_kv(stream(), device, device_slots.get(), length, device_k.get(), device_v.get());
@@ -319,8 +323,8 @@ void test_attention() {
 
         const Array<int32_t> device_table(table);
         const std::vector<std::pair<int, int>> ranges = {
-            {0, 1},     {0, 64},    {0, 255}, {0, 256},   {0, 257},
-            {300, 301}, {200, 700}, {0, 900}, {890, 900}, {897, 898}};
+            {0, 1},     {0, 64},  {0, 255},   {0, 256},   {0, 257},  {300, 301},
+            {200, 700}, {0, 900}, {890, 900}, {905, 906}, {950, 960}};
         std::vector<AttentionRow> rows;
         std::vector<DeviceAttentionRow> device_rows;
         for (auto [first, end] : ranges) {
@@ -494,6 +498,28 @@ void test_ffn(DType type, Activation act, bool gated, bool biased, float thresho
     CHECK(apart < kRounding);
 }
 
+void test_merge() {
+    for (int cols : {1, 255, 256, 1312}) {
+        const Floats sums = normal(kDeviceParts * cols), other = normal(cols), bias = normal(cols);
+        const Array<float> device_sums(sums), device_other(other), device_bias(bias);
+        for (int kind = 0; kind < 4; kind++) {
+            const bool with_other = kind & 1, with_bias = kind & 2;
+            Floats expected(static_cast<size_t>(cols));
+            for (size_t c = 0; c < expected.size(); c++) {
+                for (size_t part = 0; part < kDeviceParts; part++) {
+                    expected[c] += sums[part * size_t(cols) + c];
+                }
+                if (with_other) expected[c] = other[c] + expected[c];
+                if (with_bias) expected[c] += bias[c];
+            }
+            const Array<float> y{size_t(cols)};
+            ops.merge(stream(), device_sums.get(), with_other ? device_other.get() : nullptr,
+                      with_bias ? device_bias.get() : nullptr, cols, y.get());
+            CHECK(same_bits(noted(y.read()), expected));
+        }
+    }
+}
+
 void test_argmax() {
     for (int n : {1, 33, 1024, 5000}) {
         Floats x = normal(n);
@@ -537,15 +563,20 @@ const Group kGroups[] = {{"elementwise", test_embedding},
                          {"attention", test_attention},
                          {"ffn", test_select},
                          {"ffn", test_ffns},
+                         {"merge", test_merge},
                          {"argmax", test_argmax}};
 
 // The tests of one file, or all.
 void test_all(const char* file) {
     rng.seed(7);
     digest = 0xcbf29ce484222325;
+    bool found = false;
     for (const Group& group : kGroups) {
-        if (!file || std::strcmp(file, group.file) == 0) group.test();
+        if (file && std::strcmp(file, group.file) != 0) continue;
+        group.test();
+        found = true;
     }
+    CHECK(found);
 }
 
 }  // namespace
