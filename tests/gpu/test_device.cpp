@@ -200,7 +200,7 @@ void test_exchange(int tokens) {
     Layers layers(*device);
     std::vector<int32_t> slot(Layers::kNeurons), cold;
     for (int i = 0; i < Layers::kNeurons; i++) {
-        slot[size_t(i)] = i % 7 < 3 ? i : -1;
+        slot[size_t(i)] = i % 7 < 3 ? i : -1 - i;
         if (i % 7 >= 3) cold.push_back(i);
     }
     const DeviceArray<int32_t> device_slot(*device, slot.size(), "slot");

@@ -360,10 +360,10 @@ void test_select() {
             const Floats score = normal(n);
             std::vector<uint8_t> unpredicted(static_cast<size_t>(n));
             std::vector<int32_t> slot(static_cast<size_t>(n));
-            int32_t next = 0;
+            int32_t here = 0, elsewhere = 0;
             for (int i = 0; i < n; i++) {
                 unpredicted[size_t(i)] = rng() % 5 == 0;
-                slot[size_t(i)] = rng() % 3 == 0 ? next++ : -1;
+                slot[size_t(i)] = rng() % 3 == 0 ? here++ : -1 - elsewhere++;
             }
             const Array<float> device_score(score);
             const Array<uint8_t> device_unpredicted(unpredicted);
@@ -381,7 +381,8 @@ void test_select() {
             std::vector<int32_t> hot, cold;
             for (int i = 0; i < n; i++) {
                 if (mask.masks(0) && !mask.finds(0, n, i)) continue;
-                (tiered && slot[size_t(i)] < 0 ? cold : hot).push_back(i);
+                const bool is_cold = tiered && slot[size_t(i)] < 0;
+                (is_cold ? cold : hot).push_back(is_cold ? -1 - slot[size_t(i)] : i);
             }
             const std::vector<int32_t> count = lists.count.read();
             CHECK(count[0] == int(hot.size()) && count[1] == int(cold.size()));
@@ -581,9 +582,9 @@ void test_all(const char* file) {
 
 }  // namespace
 
-// With an argument: the tests of that .cu file only.
+// With the arguments "only FILE": the tests of that .cu file.
 int main(int argc, char** argv) {
-    const char* file = argc > 1 ? argv[1] : nullptr;
+    const char* file = argc > 2 && std::strcmp(argv[1], "only") == 0 ? argv[2] : nullptr;
 #ifdef GGML_SHIM
     uint64_t first = 0;
     for (shim::Order order : shim::kOrders) {

@@ -16,7 +16,9 @@ namespace ggml {
 class Carver {
  public:
     Carver() = default;  // counts: every pointer stays null
-    explicit Carver(const Memory& memory) : base_(memory.data()), room_(memory.size()) {}
+    explicit Carver(const Memory& memory) : Carver(memory.data(), memory.size()) {}
+    // Memory may be a device's: it is not touched.
+    Carver(void* memory, uint64_t bytes) : base_(static_cast<uint8_t*>(memory)), room_(bytes) {}
 
     // Takes room for the product of `counts` elements of T, starting at a cache line. `to` becomes
     // null if there are none, or if this Carver only counts. Throws Error(internal) if the memory

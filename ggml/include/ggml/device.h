@@ -57,6 +57,7 @@ class Device {
     virtual void copy_out(DeviceStream*, void* to, const void* from, uint64_t bytes) = 0;
     virtual void zero(DeviceStream*, void* to, uint64_t bytes) = 0;
     virtual void wait(DeviceStream*) = 0;  // for everything in the stream
+    virtual bool idle(DeviceStream*) = 0;  // is everything in the stream done?
 
     virtual DeviceEvent* new_event() = 0;
     virtual void release(DeviceEvent*) noexcept = 0;

@@ -84,12 +84,14 @@ constexpr int64_t device_attention_blocks(int64_t end) {
 
 // Which neurons may fire, as lists: those whose rows are on this device, and the others.
 struct DeviceLists {
-    int32_t *hot = nullptr, *cold = nullptr;  // [n], ascending neuron ids
-    int32_t* count = nullptr;                 // [2]: of hot, of cold
+    int32_t* hot = nullptr;    // [n]: neurons, ascending
+    int32_t* cold = nullptr;   // [n]: rows where they are, ascending
+    int32_t* count = nullptr;  // [2]: of hot, of cold
 };
 
-// A layer's neurons on a device; slot[n] says which row of the matrices a neuron is, -1 where it is
-// not here. slot null: row n.
+// A layer's neurons on a device. slot[n] is the row of neuron n in the matrices here; if it is
+// elsewhere, slot[n] is -1 - its row there. slot null: row n. Rows are in the order of the neurons,
+// here and there.
 struct DeviceNeurons {
     int n = 0;  // neurons of the layer
     DeviceRows gate, up, down;

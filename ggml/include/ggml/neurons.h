@@ -119,6 +119,9 @@ struct NeuronScratch {
 // Lists the neurons (of n) that the mask allows for its row 0.
 void select(Context& context, const NeuronMask& mask, int64_t n, Candidates& candidates);
 
+// The same for a list that was made elsewhere: `count` of n neurons, ascending.
+void select_listed(const int32_t* ids, int64_t count, int64_t n, Candidates& candidates);
+
 // For one row x: the sum of h * down_n over the candidates of each segment, [kSegments, cols], in
 // the order of the down rows. x.q8 must be filled if gate or up want it. counts may be null. fired,
 // [n] or null, gets which neurons fired (h is not zero).

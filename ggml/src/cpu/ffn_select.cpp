@@ -43,4 +43,16 @@ void select(Context& context, const NeuronMask& mask, int64_t n, Candidates& can
     });
 }
 
+void select_listed(const int32_t* ids, int64_t count, int64_t n, Candidates& candidates) {
+    candidates.ids = candidates.chosen;
+    const int32_t* const end = ids + count;
+    for (int64_t s = 0; s < kSegments; s++) {
+        const Segment segment = segment_of(n, s);
+        const int32_t* const next = std::lower_bound(ids, end, int32_t(segment.end));
+        std::copy(ids, next, candidates.chosen + segment.begin);
+        candidates.count[s] = int32_t(next - ids);
+        ids = next;
+    }
+}
+
 }  // namespace ggml

@@ -95,6 +95,11 @@ class GpuDevice : public Device {
     void wait(DeviceStream* stream) override {
         check(cudaStreamSynchronize(handle(stream)), "waiting for the device");
     }
+    bool idle(DeviceStream* stream) override {
+        const cudaError_t error = cudaStreamQuery(handle(stream));
+        if (error != cudaErrorNotReady) check(error, "asking the device");
+        return error == cudaSuccess;
+    }
 
     DeviceEvent* new_event() override {
         cudaEvent_t event = nullptr;

@@ -66,7 +66,9 @@ __global__ void select_kernel(Choice choice, DeviceLists lists) {
     }
     const unsigned lower = (1u << lane) - 1;
     if (chosen == 1) lists.hot[hot + __popc(hots & lower)] = first + thread;
-    if (chosen == 2) lists.cold[cold + __popc(colds & lower)] = first + thread;
+    if (chosen == 2) {
+        lists.cold[cold + __popc(colds & lower)] = -1 - choice.slot[first + thread];
+    }
     if (blockIdx.x == gridDim.x - 1 && thread == kSelect - 1) {
         lists.count[0] = hot + __popc(hots);
         lists.count[1] = cold + __popc(colds);
