@@ -174,6 +174,8 @@ typedef bool (*pi_progress_callback)(float fraction, void* data);
 /* level: 1 error, 2 warning, 3 information, 4 detail. message has no newline. */
 typedef void (*pi_log_callback)(int32_t level, const char* message, void* data);
 
+typedef struct pi_session_params pi_session_params;
+
 typedef struct pi_model_params {
     size_t struct_size;  /* sizeof(pi_model_params) */
     bool vocab_only;     /* load the tokenizer and the header only */
@@ -187,6 +189,11 @@ typedef struct pi_model_params {
     void* progress_data;
     pi_log_callback log; /* or NULL */
     void* log_data;
+    const char* device;   /* "cuda0": that GPU computes, too; NULL or "cpu": none does */
+    int32_t n_gpu_layers; /* at most this many of the last layers on the device, the head counting
+                           * as one more; negative: what fits */
+    uint64_t vram_budget; /* bytes there for model and session together; 0: what is free */
+    const pi_session_params* session; /* which session the device keeps room for; NULL: defaults */
 } pi_model_params;
 
 /* Which neurons are computed. Files without neuron rows (ffn_down_t) always compute all of them. */
@@ -211,7 +218,7 @@ typedef enum pi_record {
     PI_RECORD_INPUTS = 3  /* the input of each layer's predictor, for the same rows */
 } pi_record;
 
-typedef struct pi_session_params {
+struct pi_session_params {
     size_t struct_size;      /* sizeof(pi_session_params) */
     int32_t n_ctx;           /* positions per sequence; 0: those of the model */
     int32_t n_batch;         /* rows that one pi_eval_batch may take, 1..2^20 */
@@ -232,10 +239,12 @@ typedef struct pi_session_params {
     void* should_stop_data;
     pi_log_callback log; /* or NULL; called in pi_session_new and pi_eval_batch */
     void* log_data;
-} pi_session_params;
+    bool stepwise; /* on a device: waits at each layer that CPU and device share, instead of one
+                    * graph per row. The same results, for debuggers and profilers */
+};
 
 /* Defaults: use_mmap and use_gpu_index true; n_ctx, n_batch and n_ubatch 512, n_seq 1, type_k and
- * type_v F16, sparse_threshold NaN; everything else 0. */
+ * type_v F16, sparse_threshold NaN, n_gpu_layers -1; everything else 0. */
 pi_model_params pi_model_default_params(void);
 pi_session_params pi_session_default_params(void);
 
@@ -244,7 +253,7 @@ pi_session_params pi_session_default_params(void);
 typedef struct pi_plan pi_plan;
 typedef struct pi_plan_part {
     size_t struct_size; /* sizeof(pi_plan_part) */
-    const char* tier;   /* "ram" */
+    const char* tier;   /* "ram", "gpu" */
     const char* name;   /* "attention", "ffn", "embedding", "head", "norms", "predictor", "kv",
                          * "scratch", "results", "record" */
     int32_t layer;      /* -1: not of one layer */
@@ -255,8 +264,9 @@ pi_status pi_plan_new(const char* path, const pi_model_params* model,
 void pi_plan_free(pi_plan* plan);
 int32_t pi_plan_n_parts(const pi_plan* plan);
 pi_status pi_plan_part_at(const pi_plan* plan, int32_t i, pi_plan_part* out);
-uint64_t pi_plan_budget(const pi_plan* plan); /* bytes that model and session may take */
-int32_t pi_plan_n_ctx(const pi_plan* plan);   /* positions per sequence in the plan */
+uint64_t pi_plan_budget(const pi_plan* plan); /* bytes of RAM that model and session may take */
+uint64_t pi_plan_vram_budget(const pi_plan* plan); /* the same on the device; 0: none */
+int32_t pi_plan_n_ctx(const pi_plan* plan);        /* positions per sequence in the plan */
 
 /* Loads a model from a GGUF or PWRI file, or from the first part of a split one. PI_ERROR_MEMORY
  * before loading if the weights alone exceed the budget. Otherwise PI_ERROR_IO, PI_ERROR_FORMAT,

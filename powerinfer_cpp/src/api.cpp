@@ -93,6 +93,7 @@ pi_model_params pi_model_default_params(void) {
     p.struct_size = sizeof(p);
     p.use_mmap = true;
     p.use_gpu_index = true;
+    p.n_gpu_layers = -1;
     return p;
 }
 
@@ -103,6 +104,7 @@ pi_status pi_plan_new(const char* path, const pi_model_params* model_params,
         pi_model_params m = params_or(model_params, pi_model_default_params());
         const pi_session_params s = params_or(session, pi_session_default_params());
         m.vocab_only = false;  // a plan is about weights
+        m.session = &s;
         const auto model = powerinfer::Model::inspect(path, m);
         *out = new pi_plan{powerinfer::make_plan(*model, s)};
     });
@@ -128,6 +130,10 @@ uint64_t pi_plan_budget(const pi_plan* plan) {
     return plan->plan.budget;
 }
 
+uint64_t pi_plan_vram_budget(const pi_plan* plan) {
+    return plan->plan.vram_budget;
+}
+
 int32_t pi_plan_n_ctx(const pi_plan* plan) {
     return int32_t(plan->plan.n_ctx);
 }
@@ -135,7 +141,9 @@ int32_t pi_plan_n_ctx(const pi_plan* plan) {
 pi_status pi_model_open(const char* path, const pi_model_params* params, pi_model** out) {
     return guarded([&] {
         require(path && out, "path and out must not be NULL");
-        const pi_model_params p = params_or(params, pi_model_default_params());
+        pi_model_params p = params_or(params, pi_model_default_params());
+        const pi_session_params session = params_or(p.session, pi_session_default_params());
+        p.session = &session;
         require(p.n_threads >= 0 && p.n_threads <= 512, "n_threads must be between 0 and 512");
         auto handle = std::make_unique<pi_model>();
         handle->model = powerinfer::Model::load(path, p);

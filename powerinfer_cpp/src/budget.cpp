@@ -38,10 +38,8 @@ Reservation& Reservation::operator=(Reservation&& other) noexcept {
 }
 
 std::shared_ptr<Budget> Budget::make(uint64_t asked) {
-    return std::shared_ptr<Budget>(new Budget(asked));
+    return std::make_shared<Budget>("RAM", asked ? asked : free_ram(), asked != 0);
 }
-
-Budget::Budget(uint64_t asked) : asked_(asked != 0), limit_(asked ? asked : free_ram()) {}
 
 Reservation Budget::reserve(const std::string& what, uint64_t bytes) {
     const std::lock_guard<std::mutex> lock(mutex_);
@@ -49,8 +47,8 @@ Reservation Budget::reserve(const std::string& what, uint64_t bytes) {
     if (bytes > left) {
         constexpr double kMiB = 1 << 20;
         const std::string needs =
-            format("%s would take %.0f MiB of RAM, and ", what.c_str(), double(bytes) / kMiB);
-        if (asked_ && reserved_) {
+            format("%s would take %.0f MiB of %s, and ", what.c_str(), double(bytes) / kMiB, kind_);
+        if (given_ && reserved_) {
             throw Error(Code::memory,
                         needs + format("%.0f MiB are left of the %.0f MiB that may be used",
                                        double(left) / kMiB, double(limit_) / kMiB));

@@ -28,9 +28,15 @@ class Reservation {
     uint64_t bytes_ = 0;
 };
 
-// The RAM that a model and everything that belongs to it may take. Safe to share among threads.
+// The memory of one kind that a model and everything that belongs to it may take. Safe to share
+// among threads.
 class Budget : public std::enable_shared_from_this<Budget> {
  public:
+    // `kind` is the memory's name in messages. given: the limit is the user's, not what is free.
+    Budget(const char* kind, uint64_t limit, bool given)
+        : kind_(kind), given_(given), limit_(limit) {}
+
+    // A budget of RAM.
     // A budget of `asked` bytes. 0: the memory that is free now, less a margin of 128 MiB for what
     // plans do not count (code, stacks, the vocabulary).
     static std::shared_ptr<Budget> make(uint64_t asked);
@@ -39,14 +45,15 @@ class Budget : public std::enable_shared_from_this<Budget> {
     Reservation reserve(const std::string& what, uint64_t bytes);
 
     uint64_t limit() const { return limit_; }
+    bool given() const { return given_; }
     uint64_t reserved() const;
 
  private:
-    explicit Budget(uint64_t asked);
     friend class Reservation;
     void give_back(uint64_t bytes);
 
-    const bool asked_;  // the limit was given by the user, not measured
+    const char* const kind_;
+    const bool given_;
     const uint64_t limit_;
     mutable std::mutex mutex_;
     uint64_t reserved_ = 0;  // at most limit_

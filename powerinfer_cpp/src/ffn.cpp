@@ -79,10 +79,9 @@ ggml::NeuronMask mask_of(const Pass& p, const Block& in) {
     if (n_masked == 0) return mask;
     p.counts.predicted[size_t(in.layer)] += n_masked;
     predict(p, in.w, c.predict_from_normed ? in.x : in.residual, in.n);
-    const float asked = p.params.sparse_threshold;
     mask.masked = b.masked;
     mask.score = b.score;
-    mask.threshold = std::isnan(asked) ? p.model.layers[size_t(in.layer)].sparse_threshold : asked;
+    mask.threshold = score_threshold(p.model.layers[size_t(in.layer)], p.params);
     if (p.params.sparse == PI_SPARSE_AUTO && !in.w.unpredicted.empty()) {
         mask.unpredicted = in.w.unpredicted.data();
     }
@@ -108,8 +107,7 @@ void neuron_ffn(const Pass& p, const Block& in, float* y) {
     const Config& c = p.model.config;
     Workspace& b = p.work;
     ggml::Neurons neurons = in.w.neurons;
-    // On a smooth activation a threshold (CATS) changes the result, so only `exact` applies it.
-    if (!relu_family(neurons.act) && p.params.sparse != PI_SPARSE_EXACT) neurons.threshold = 0;
+    neurons.threshold = activation_threshold(neurons, p.params.sparse);
     const ggml::NeuronMask mask = mask_of(p, in);
     const bool q8 = neurons.gate.wants_q8() || neurons.up.wants_q8();
     const Input input = b.input.prepare(p.context, in.x, in.n, c.n_embd, q8);
@@ -159,6 +157,15 @@ void mixture(const Pass& p, int64_t layer, const float* x, float* y) {
 bool relu_family(ggml::Activation act) {
     return act == ggml::Activation::relu || act == ggml::Activation::drelu ||
            act == ggml::Activation::relu2;
+}
+
+float activation_threshold(const ggml::Neurons& neurons, int32_t sparse) {
+    return relu_family(neurons.act) || sparse == PI_SPARSE_EXACT ? neurons.threshold : 0;
+}
+
+float score_threshold(const Layer& layer, const pi_session_params& params) {
+    const float asked = params.sparse_threshold;
+    return std::isnan(asked) ? layer.sparse_threshold : asked;
 }
 
 void route(const Pass& p, const Layer& l, const float* x) {

@@ -3,8 +3,8 @@
 #include <algorithm>
 #include <cmath>
 
+#include "device_forward.h"
 #include "ffn.h"
-#include "ggml/status.h"
 
 namespace powerinfer {
 
@@ -129,13 +129,12 @@ void head(const Pass& p) {
 
 void forward(const Pass& p) {
     embed(p);
-    for (int64_t i = 0; i < p.model.config.n_layer; i++) {
-        if (p.params.should_stop && p.params.should_stop(p.params.should_stop_data)) {
-            throw ggml::Error(ggml::Code::cancelled, "evaluation was cancelled");
-        }
+    for (int64_t i = 0; i < p.model.config.n_layer - p.model.device_layers(); i++) {
+        p.check_stop();
         layer(p, i);
     }
-    head(p);
+    if (p.device) p.device->run(p);
+    if (!p.device || !p.device->computes_head()) head(p);
 }
 
 }  // namespace powerinfer

@@ -15,11 +15,29 @@ inline int64_t pages_of(int64_t n_ctx) {
     return (n_ctx + kKvPage - 1) / kKvPage;
 }
 
+// Keys and values of the layers that a device has, in pages of the same numbers. Runs are in the
+// order of KvPages, without gaps.
+class DeviceKv {
+ public:
+    virtual ~DeviceKv() = default;
+    virtual void copy_page(int32_t from, int32_t to) = 0;
+    // The first n positions of a page.
+    virtual void read_page(int32_t page, int64_t n, uint8_t* out) = 0;
+    virtual void write_page(int32_t page, int64_t n, const uint8_t* from) = 0;
+};
+
+// Pages that n_seq sequences of n_ctx positions need that share none.
+inline int64_t kv_pages(const pi_session_params& params) {
+    return params.n_seq * pages_of(params.n_ctx);
+}
+
 class KvPages {
  public:
     KvPages() = default;
-    // params must be resolved. Takes enough pages for n_seq sequences that share none.
-    KvPages(ggml::Carver& carver, const Config& config, const pi_session_params& params);
+    // params must be resolved. RAM has the first n_ram layers, a device the others (attach).
+    KvPages(ggml::Carver& carver, const Config& config, const pi_session_params& params,
+            int64_t n_ram);
+    void attach(DeviceKv* device) { device_ = device; }
 
     // The positions of a page: tokens, and a bit for each one that was generated. Keys and values
     // follow from these.
@@ -38,24 +56,23 @@ class KvPages {
     void copy(int32_t from, int32_t to, int64_t n) const;
 
     Label& label(int32_t page) const { return labels_[page]; }
-    // A layer's keys and values, for the operators.
+    // The keys and values of a layer in RAM, for the operators.
     ggml::KvLayer layer(int64_t i) const;
     ggml::DType type() const { return type_; }
-    // Calls f(bytes, size) for the first n positions of a page: for each layer the keys, then the
+    // The first n positions of a page, n * position_bytes(): for each layer the keys, then the
     // values, of each head.
-    template <typename F>
-    void each_run(int32_t page, int64_t n, const F& f) const {
-        for (int64_t run = 0; run < runs_; run++) {
-            f(memory_ + (page * runs_ + run) * run_bytes_, size_t(n * run_bytes_ / kKvPage));
-        }
-    }
-    int64_t position_bytes() const { return runs_ * run_bytes_ / kKvPage; }  // over all layers
+    void read(int32_t page, int64_t n, uint8_t* out) const;
+    void write(int32_t page, int64_t n, const uint8_t* from) const;
+    // Over all layers.
+    int64_t position_bytes() const { return all_runs_ * run_bytes_ / kKvPage; }
 
  private:
     ggml::DType type_ = ggml::DType::F16;
     int64_t n_head_kv_ = 0, head_dim_ = 0;
-    int64_t runs_ = 0, run_bytes_ = 0;    // n_layer * 2 * n_head_kv; bytes per head and page
-    uint8_t* memory_ = nullptr;           // [pages][n_layer][keys, values][n_head_kv][64][head_dim]
+    int64_t all_runs_ = 0;                // n_layer * 2 * n_head_kv
+    int64_t runs_ = 0, run_bytes_ = 0;    // n_ram * 2 * n_head_kv; bytes per head and page
+    uint8_t* memory_ = nullptr;           // [pages][n_ram][keys, values][n_head_kv][64][head_dim]
+    DeviceKv* device_ = nullptr;          // null: every layer is in RAM
     Label* labels_ = nullptr;             // [pages]
     int32_t* owners_ = nullptr;           // [pages]
     int32_t* free_ = nullptr;             // [pages]: pages given back

@@ -1,11 +1,13 @@
 // Loads a Model from a path, step by step.
 #include "load.h"
 
+#include <cstring>
 #include <set>
 
 #include "families/family.h"
 #include "ggml/status.h"
 #include "read_placement.h"
+#include "share.h"
 #include "tokenizer.h"
 
 namespace powerinfer {
@@ -51,6 +53,24 @@ void log_unused(const Model& model, const pi_model_params& params) {
                params.log_data);
 }
 
+bool wants_device(const pi_model_params& params) {
+    return params.device && std::strcmp(params.device, "cpu") != 0 && params.n_gpu_layers != 0;
+}
+
+// Opens the device and decides what it holds. Without a layer for it the model has no device.
+void share_with_device(Model& model, const pi_model_params& params) {
+    const pi_session_params session = resolve_session_params(
+        model.config, params.session ? *params.session : pi_session_default_params());
+    model.device = std::make_unique<DeviceModel>(params.device, params.vram_budget);
+    model.device->share = choose_share(model, params.n_gpu_layers, session);
+    if (model.device_layers() > 0) return;
+    const std::string why = keeps_to_cpu(model, model.config.n_layer - 1);
+    const std::string said = model.file.gguf.path() + ": no layer is on " + params.device + ": " +
+                             (why.empty() ? "none fits into what is free there" : why);
+    if (params.log) params.log(2, said.c_str(), params.log_data);
+    model.device.reset();
+}
+
 }  // namespace
 
 std::unique_ptr<Model> Model::inspect(const std::string& path, const pi_model_params& params) {
@@ -72,18 +92,30 @@ std::unique_ptr<Model> Model::inspect(const std::string& path, const pi_model_pa
     refuse_further_layers(*model);
     model->weights = weight_specs(*model);
     resolve_weights(*model);
-    model->plan = plan_weights(model->weights, params.use_mmap);
+    model->placement = read_placement(*model, params);
+    if (model->placement) log_placement(*model->placement, params);
+    if (model->placement && !model->placement->stale.empty()) model->placement.reset();
+    if (wants_device(params)) share_with_device(*model, params);
+    const DeviceShare* share = model->device ? &model->device->share : nullptr;
+    model->plan = plan_weights(model->weights, params.use_mmap, share);
+    if (share) {
+        model->plan.parts.push_back(
+            {Tier::gpu, Part::ffn, -1,
+             device_table_bytes(model->device_layers(), model->config.n_ff)});
+    }
     return model;
+}
+
+int64_t Model::device_layers() const {
+    return device ? config.n_layer - device->share.first_layer : 0;
 }
 
 std::shared_ptr<const Model> Model::load(const std::string& path, const pi_model_params& params) {
     std::unique_ptr<Model> model = inspect(path, params);
     if (params.vocab_only) return model;
-    model->reserved =
-        model->budget->reserve(model->file.gguf.path() + ": the weights", total(model->plan.parts));
-    model->placement = read_placement(*model, params);
-    if (model->placement) log_placement(*model->placement, params);
-    if (model->placement && !model->placement->stale.empty()) model->placement.reset();
+    model->reserved = model->budget->reserve(model->file.gguf.path() + ": the weights",
+                                             total(model->plan.parts, Tier::ram));
+    if (model->device) model->device->allocate(*model);
     log_unused(*model, params);
     if (params.use_mmap) model->file.map();
     load_weights(*model, params);

@@ -32,10 +32,19 @@ class Loader {
             } else {
                 fill(w);
             }
+            if (w.place.device_rows) upload(w);
             done_ += w.bytes();
             progress();
         }
         if (params_.use_mlock) lock();
+    }
+
+    // The rows of the neurons of a layer that are on a device, or null: all that the device has.
+    const std::vector<int32_t>* slots(const WeightSpec& w) const {
+        const int64_t layer = layer_of(w.name);
+        const bool neurons = w.is<NeuronPart>() || w.is<WholeBundle>();
+        if (!neurons || !model_.device || !model_.device->share.splits(layer)) return nullptr;
+        return &model_.device->share.slot[size_t(layer)];
     }
 
  private:
@@ -52,10 +61,54 @@ class Loader {
         return const_cast<uint8_t*>(model_.file.mappings[w.tensor->file]->data()) + w.file_offset();
     }
 
+    // Copies a weight's rows to the device, a slab of the file at a time.
+    void upload(const WeightSpec& w) {
+        const std::vector<int32_t>* slot = slots(w);
+        const auto* whole = std::get_if<WholeBundle>(&w.target);
+        const size_t n_parts = whole ? whole->to->rows.size() : 1;
+        const int64_t row =
+            whole ? whole->to->layout.stride() : ggml::info(w.tensor->type).size(w.cols);
+        const int64_t slab = std::max<int64_t>(1, (8 << 20) / row);
+        std::vector<int64_t> put(n_parts, 0);
+        std::vector<uint8_t> stored, chosen;
+        for (int64_t r0 = 0; r0 < w.rows; r0 += slab) {
+            const int64_t n = std::min(slab, w.rows - r0);
+            with_file_bytes(w, r0 * row, n * row, [&](const uint8_t* from) {
+                for (size_t part = 0; part < n_parts; part++) {
+                    int64_t part_row = row;
+                    const uint8_t* rows = from;
+                    if (whole) {
+                        part_row =
+                            ggml::info(whole->to->layout.parts[part]).size(whole->to->layout.cols);
+                        stored.resize(size_t(n * part_row));
+                        whole->to->layout.take(part, from, n, stored.data());
+                        rows = stored.data();
+                    }
+                    int64_t n_chosen = n;
+                    if (slot) {
+                        chosen.clear();
+                        for (int64_t i = 0; i < n; i++) {
+                            if ((*slot)[size_t(r0 + i)] < 0) continue;
+                            chosen.insert(chosen.end(), rows + i * part_row,
+                                          rows + (i + 1) * part_row);
+                        }
+                        rows = chosen.data();
+                        n_chosen = int64_t(chosen.size()) / part_row;
+                    }
+                    model_.device->put(w, part, put[part], n_chosen, rows);
+                    put[part] += n_chosen;
+                }
+            });
+        }
+    }
+
     void fill(const WeightSpec& w) {
         const auto layout = w.strips() ? ggml::Layout::strips : ggml::Layout::rows;
-        const ggml::Matrix m{w.tensor->type, layout, w.rows, w.cols, at(w)};
-        if (w.strips()) {
+        const bool here = w.place.rows > 0;
+        const ggml::Matrix m{w.tensor->type, layout, w.rows, w.cols, here ? at(w) : kElsewhere};
+        if (!here) {
+            // only on the device
+        } else if (w.strips()) {
             pack(w, m, at(w));
         } else if (w.place.memory == Place::Memory::plain) {
             model_.file.files[w.tensor->file]->read(w.file_offset(), at(w), w.bytes());
@@ -71,10 +124,10 @@ class Loader {
             return;  // any bits are valid signs
         } else if (const auto* b = std::get_if<WholeBundle>(&w.target)) {
             b->to->place(m.data);
-            if (params_.check_tensors) check_bundle(w, b->to->layout, m.data);
+            if (params_.check_tensors && here) check_bundle(w, b->to->layout, m.data);
             return;
         }
-        if (params_.check_tensors) check_finite(w.name, m);
+        if (params_.check_tensors && here) check_finite(w.name, m);
     }
 
     // Packs slabs of a few MB and drops the pages of the file after each, so that the model is
@@ -102,8 +155,11 @@ class Loader {
     // Moves rows to their places in the bundles.
     void bundle(const WeightSpec& w, const NeuronPart& neurons) {
         const BundleLayout& layout = neurons.to->layout;
-        uint8_t* bundles = at(w);
-        neurons.to->place(bundles);
+        uint8_t* bundles = w.place.rows ? at(w) : nullptr;
+        neurons.to->place(bundles ? bundles : kElsewhere);
+        const std::vector<int32_t>* slot = slots(w);
+        const bool checked = params_.check_tensors;
+        if (!bundles && !checked) return;
         const ggml::DType type = w.tensor->type;
         const int64_t row = ggml::info(type).size(w.cols);
         const int64_t slab = std::max<int64_t>(1, (8 << 20) / row);
@@ -111,11 +167,20 @@ class Loader {
             const int64_t n = std::min(slab, w.rows - r0);
             with_file_bytes(w, r0 * row, n * row, [&](const uint8_t* from) {
                 // Checks stored rows: they have the same values.
-                if (params_.check_tensors)
-                    check_finite(w.name, {type, ggml::Layout::rows, n, w.cols, from}, r0);
+                if (checked) check_finite(w.name, {type, ggml::Layout::rows, n, w.cols, from}, r0);
+                if (!bundles) return;
                 context_.threads.run(n, 8, [&](int64_t begin, int64_t end, int) {
-                    layout.put(neurons.part, from + begin * row, end - begin,
-                               bundles + (r0 + begin) * layout.stride());
+                    if (!slot) {
+                        layout.put(neurons.part, from + begin * row, end - begin,
+                                   bundles + (r0 + begin) * layout.stride());
+                        return;
+                    }
+                    for (int64_t i = begin; i < end; i++) {
+                        const int32_t at = (*slot)[size_t(r0 + i)];
+                        if (at >= 0) continue;
+                        layout.put(neurons.part, from + i * row, 1,
+                                   bundles + (-1 - int64_t(at)) * layout.stride());
+                    }
                 });
             });
         }
@@ -175,7 +240,7 @@ class Loader {
         if (model_.packed.size()) model_.packed.lock();
         if (model_.plain.size()) model_.plain.lock();
         for (const WeightSpec& w : model_.weights) {
-            if (w.place.memory != Place::Memory::mapped) continue;
+            if (w.place.memory != Place::Memory::mapped || w.place.rows == 0) continue;
             model_.file.mappings[w.tensor->file]->lock(w.file_offset(), w.bytes());
         }
     }
@@ -212,6 +277,7 @@ void load_weights(Model& model, const pi_model_params& params) {
         mark_unpredicted(l.ffn);
         for (Ffn& e : l.experts) mark_unpredicted(e);
     }
+    if (model.device) model.device->finish(model);
 }
 
 }  // namespace powerinfer

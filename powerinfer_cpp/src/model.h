@@ -9,6 +9,7 @@
 
 #include "budget.h"
 #include "bundle.h"
+#include "device_model.h"
 #include "ggml/file_io.h"
 #include "ggml/gguf.h"
 #include "ggml/neurons.h"
@@ -133,11 +134,14 @@ struct Model {
     ggml::Matrix output;                  // [n_vocab, n_embd]; token_embd if the head is tied
     std::vector<Layer> layers;
 
-    std::vector<WeightSpec> weights;     // what is loaded, in the order of the architecture
-    WeightPlan plan;                     // their places, and the size of the memory
-    std::optional<Placement> placement;  // wanted tiers of neurons; this build keeps all in RAM
-    ggml::Memory packed;                 // strips and bundles
-    ggml::Memory plain;                  // stored weights that were read, not mapped
+    std::vector<WeightSpec> weights;      // what is loaded, in the order of the architecture
+    WeightPlan plan;                      // their places, and the size of the memory
+    std::optional<Placement> placement;   // wanted tiers of neurons
+    std::unique_ptr<DeviceModel> device;  // what a device has; or null
+    // Layers that the device has, the last ones.
+    int64_t device_layers() const;
+    ggml::Memory packed;  // strips and bundles
+    ggml::Memory plain;   // stored weights that were read, not mapped
 
     // Reads the header only: config, vocabulary, budget, and weights with tensors found and shapes
     // and types checked. Throws Error naming file, key or tensor.

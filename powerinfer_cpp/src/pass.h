@@ -4,6 +4,7 @@
 #include "audit.h"
 #include "counts.h"
 #include "ggml/context.h"
+#include "ggml/status.h"
 #include "kv_pages.h"
 #include "model.h"
 #include "record.h"
@@ -11,6 +12,8 @@
 #include "workspace.h"
 
 namespace powerinfer {
+
+class DeviceForward;
 
 struct Pass {
     const Model& model;
@@ -22,6 +25,14 @@ struct Pass {
     Recorder& record;
     Audit& audit;
     Counts& counts;
+    DeviceForward* device;  // has the last layers; or null
+
+    // Throws Error(cancelled) if the caller asks to stop.
+    void check_stop() const {
+        if (params.should_stop && params.should_stop(params.should_stop_data)) {
+            throw ggml::Error(ggml::Code::cancelled, "evaluation was cancelled");
+        }
+    }
 };
 
 }  // namespace powerinfer

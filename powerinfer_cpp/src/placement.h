@@ -17,6 +17,20 @@ struct NeuronHomes {
     std::vector<int32_t> ids(Tier home) const;  // ascending
 };
 
+// What a device holds of a model: the layers from `first_layer` on, perhaps the head, and of each
+// layer's neurons some or all.
+struct DeviceShare {
+    int64_t first_layer = 0;
+    bool head = false;
+    // [n_layer][n_ff]: the row of a neuron on the device, or -1 - its row in RAM; rows of both are
+    // in the order of the neurons. Empty for layers whose neurons are not split: RAM holds those
+    // before first_layer, the device the others.
+    std::vector<std::vector<int32_t>> slot;
+
+    bool has(int64_t layer) const { return layer >= first_layer; }
+    bool splits(int64_t layer) const { return has(layer) && !slot[size_t(layer)].empty(); }
+};
+
 struct Placement {
     std::string path;   // of the file that has it
     std::string stale;  // why it does not apply to this model; "" if it does

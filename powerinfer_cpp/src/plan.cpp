@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <cmath>
 
+#include "device_model.h"
+#include "device_scratch.h"
 #include "ggml/status.h"
 #include "ggml/threads.h"
 #include "record.h"
@@ -69,24 +71,31 @@ int64_t kept_width(const Config& config, const pi_session_params& params) {
     return params.embedding ? config.n_embd : config.n_vocab;
 }
 
-std::vector<PlanPart> session_parts(const Config& c, const pi_session_params& p) {
+std::vector<PlanPart> session_parts(const Config& c, const pi_session_params& p, int64_t n_device) {
     const int threads = std::max(p.n_threads, p.n_threads_batch);
     ggml::Carver results;
     float* room;
     results.take(room, {p.n_logits, kept_width(c, p)});
     std::vector<PlanPart> parts{
-        {Tier::ram, Part::kv, -1, ggml::carved_bytes<Sequences>(c, p)},
+        {Tier::ram, Part::kv, -1, ggml::carved_bytes<Sequences>(c, p, c.n_layer - n_device)},
         {Tier::ram, Part::scratch, -1, ggml::carved_bytes<Workspace>(c, p, threads)},
         {Tier::ram, Part::results, -1, results.bytes()}};
     if (p.record)
         parts.push_back({Tier::ram, Part::record, -1, ggml::carved_bytes<Recorder>(c, p)});
+    if (n_device) {
+        parts.push_back({Tier::gpu, Part::kv, -1, device_kv_bytes(c, p, n_device)});
+        parts.push_back(
+            {Tier::gpu, Part::scratch, -1, ggml::carved_bytes<DeviceScratch>(c, p, n_device)});
+    }
     return parts;
 }
 
 Plan make_plan(const Model& model, const pi_session_params& asked) {
     const pi_session_params params = resolve_session_params(model.config, asked);
-    Plan plan{model.plan.parts, model.budget->limit(), params.n_ctx};
-    const std::vector<PlanPart> session = session_parts(model.config, params);
+    Plan plan{model.plan.parts, model.budget->limit(), 0, params.n_ctx};
+    if (model.device) plan.vram_budget = model.device->budget->limit();
+    const std::vector<PlanPart> session =
+        session_parts(model.config, params, model.device_layers());
     plan.parts.insert(plan.parts.end(), session.begin(), session.end());
     return plan;
 }

@@ -17,13 +17,15 @@ pi_session_params resolve_session_params(const Config& config, pi_session_params
 // Floats kept per row: logits or an embedding.
 int64_t kept_width(const Config& config, const pi_session_params& params);
 
-// What a session with these resolved parameters takes.
-std::vector<PlanPart> session_parts(const Config& config, const pi_session_params& params);
+// What a session with these resolved parameters takes, if a device has the last n_device layers.
+std::vector<PlanPart> session_parts(const Config& config, const pi_session_params& params,
+                                    int64_t n_device);
 
 // A model and a session together.
 struct Plan {
     std::vector<PlanPart> parts;
-    uint64_t budget = 0;
+    uint64_t budget = 0;       // of RAM
+    uint64_t vram_budget = 0;  // 0: no device
     int64_t n_ctx = 0;
 };
 

@@ -3,6 +3,8 @@
 #include <cctype>
 #include <cstdlib>
 
+#include "bundle.h"
+#include "ggml/device_ops.h"
 #include "ggml/sizes.h"
 #include "ggml/status.h"
 #include "load.h"
@@ -44,9 +46,45 @@ void check_shape(const ggml::Gguf& gguf, const ggml::TensorInfo& t,
                                   shape_text(shape.data(), shape.size()));
 }
 
-uint64_t WeightSpec::bytes() const {
-    const int64_t full = strips() ? (rows + ggml::kStrip - 1) / ggml::kStrip * ggml::kStrip : rows;
+uint64_t WeightSpec::bytes(int64_t n) const {
+    const int64_t full = strips() ? (n + ggml::kStrip - 1) / ggml::kStrip * ggml::kStrip : n;
     return ggml::size_product(full, ggml::info(tensor->type).size(cols));
+}
+
+uint64_t DeviceMatrix::bytes(int64_t n) const {
+    return ggml::size_rounded_up(ggml::size_product(n, ggml::device_row_bytes(type, cols)),
+                                 kDeviceLine);
+}
+
+std::vector<DeviceMatrix> WeightSpec::device_matrices() const {
+    const ggml::DType type = tensor->type;
+    if (const auto* v = std::get_if<Vector>(&target)) return {{v->to, type, cols}};
+    if (const auto* p = std::get_if<Product>(&target)) return {{p->to, type, cols}};
+    if (const auto* t = std::get_if<Table>(&target)) return {{t->to, type, cols}};
+    if (const auto* s = std::get_if<Signs>(&target)) return {{s->to, type, cols}};
+    if (const auto* n = std::get_if<NeuronPart>(&target)) {
+        return {{n->to->rows[n->part], type, cols}};
+    }
+    const Bundle& bundle = *std::get<WholeBundle>(target).to;
+    std::vector<DeviceMatrix> parts;
+    for (size_t i = 0; i < bundle.rows.size(); i++) {
+        parts.push_back({bundle.rows[i], bundle.layout.parts[i], bundle.layout.cols});
+    }
+    return parts;
+}
+
+uint64_t WeightSpec::device_bytes(int64_t n) const {
+    uint64_t sum = 0;
+    for (const DeviceMatrix& m : device_matrices()) sum = ggml::size_sum(sum, m.bytes(n));
+    return sum;
+}
+
+bool WeightSpec::suits_device() const {
+    if (is<Vector>()) return true;
+    if (is<Signs>()) return false;
+    const std::vector<DeviceMatrix> all = device_matrices();
+    return std::all_of(all.begin(), all.end(),
+                       [](const DeviceMatrix& m) { return ggml::has_device_rows(m.type, m.cols); });
 }
 
 uint64_t WeightSpec::file_offset() const {

@@ -8,8 +8,11 @@ namespace powerinfer {
 class Sequences {
  public:
     Sequences() = default;
-    // params must be resolved. Makes n_seq empty sequences of up to n_ctx positions.
-    Sequences(ggml::Carver& carver, const Config& config, const pi_session_params& params);
+    // params must be resolved. Makes n_seq empty sequences of up to n_ctx positions. RAM has the
+    // keys and values of the first n_ram layers.
+    Sequences(ggml::Carver& carver, const Config& config, const pi_session_params& params,
+              int64_t n_ram);
+    void attach(DeviceKv* device) { kv_.attach(device); }
 
     int32_t count() const { return n_seq_; }
     int64_t n_ctx() const { return n_ctx_; }

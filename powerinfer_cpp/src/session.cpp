@@ -56,15 +56,21 @@ Session::Session(std::shared_ptr<const Model> m, const pi_session_params& asked)
     if (params.sparse == PI_SPARSE_PREDICTOR && !c.has_predictors) {
         throw Error(Code::argument, model->file.gguf.path() + ": the file has no predictors");
     }
-    const std::vector<PlanPart> parts = session_parts(c, params);
-    reserved_ =
-        model->budget->reserve(format("a context of %d positions", params.n_ctx), total(parts));
+    const int64_t n_device = model->device_layers();
+    const std::vector<PlanPart> parts = session_parts(c, params, n_device);
+    const std::string what = format("a context of %d positions", params.n_ctx);
+    reserved_ = model->budget->reserve(what, total(parts, Tier::ram));
+    if (n_device) {
+        if (params.record) throw Error(Code::unsupported, "recording needs device cpu");
+        device_reserved_ = model->device->budget->reserve(what, total(parts, Tier::gpu));
+    }
     for (const PlanPart& part : parts) {
+        if (part.tier != Tier::ram) continue;
         memory_.emplace_back(part.bytes, name(part.part));
         ggml::Carver carver(memory_.back());
         switch (part.part) {
             case Part::kv:
-                sequences_ = Sequences(carver, c, params);
+                sequences_ = Sequences(carver, c, params, c.n_layer - n_device);
                 break;
             case Part::scratch:
                 work_ = Workspace(carver, c, params, context.threads.size());
@@ -80,6 +86,10 @@ Session::Session(std::shared_ptr<const Model> m, const pi_session_params& asked)
         }
     }
     rope_ = RopeTable(*model);
+    if (n_device) {
+        device_ = std::make_unique<DeviceForward>(*model, params, rope_);
+        sequences_.attach(device_.get());
+    }
     counts.neurons.resize(size_t(c.n_layer));
     counts.predicted.resize(size_t(c.n_layer));
     audit = Audit(c);
@@ -154,8 +164,8 @@ void Session::eval(const pi_batch& b) {
     try {
         for (int32_t begin = 0; begin < b.n; begin += params.n_ubatch) {
             fill(b, begin, std::min(begin + params.n_ubatch, b.n));
-            forward(
-                {*model, params, context, sequences_.kv(), rope_, work_, record, audit, counts});
+            forward({*model, params, context, sequences_.kv(), rope_, work_, record, audit, counts,
+                     device_.get()});
             record.advance(work_.batch.n);
             counts.add(*model, work_.batch, sequences_.kv().position_bytes());
         }

@@ -7,6 +7,7 @@
 
 #include "audit.h"
 #include "counts.h"
+#include "device_forward.h"
 #include "model.h"
 #include "plan.h"
 #include "record.h"
@@ -62,14 +63,15 @@ class Session {
 
     const int cores_;       // the most threads to use: more would compete for cores
     const bool predicted_;  // some layer uses its predictor
-    Reservation reserved_;
+    Reservation reserved_, device_reserved_;
     std::vector<ggml::Memory> memory_;  // one per part of the plan
     Sequences sequences_;
     Workspace work_;
     RopeTable rope_;
-    float* results_ = nullptr;        // [n_logits, result width]
-    std::vector<int32_t> result_at_;  // slot of each row of the last eval, -1: not kept
-    int32_t n_kept_ = 0;              // in the running eval
+    std::unique_ptr<DeviceForward> device_;  // after what it uses; null without a device
+    float* results_ = nullptr;               // [n_logits, result width]
+    std::vector<int32_t> result_at_;         // slot of each row of the last eval, -1: not kept
+    int32_t n_kept_ = 0;                     // in the running eval
 };
 
 }  // namespace powerinfer

@@ -1,5 +1,5 @@
 // A state is a header, a token per position, a bit per position for generated ones, and keys and
-// values in the order of KvPages::each_run.
+// values in the order of KvPages::read.
 #include "state.h"
 
 #include <algorithm>
@@ -60,12 +60,12 @@ uint64_t size_of(const Session& s, int64_t length) {
     return sizeof(Header) + uint64_t(flag_bytes(length)) + uint64_t(length * position);
 }
 
-// Calls f(bytes in the cache, n) for every run of a sequence.
+// Calls f(page, positions, their offset in bytes) for the pages of a sequence.
 template <typename F>
-void each_run(const Sequences& s, int32_t seq, const F& f) {
+void each_page(const Sequences& s, int32_t seq, const F& f) {
     for (int64_t first = 0; first < s.length(seq); first += kKvPage) {
         const int64_t n = std::min(kKvPage, s.length(seq) - first);
-        s.kv().each_run(s.pages(seq)[first / kKvPage], n, f);
+        f(s.pages(seq)[first / kKvPage], n, first * s.kv().position_bytes());
     }
 }
 
@@ -134,10 +134,9 @@ void save_state(const Session& s, int32_t seq, uint8_t* out) {
     ways(s, flags, length, header.way);
     std::memcpy(header.magic, kMagic, sizeof(kMagic));
     std::memcpy(out, &header, sizeof(header));
-    uint8_t* to = flags + flag_bytes(length);
-    each_run(sequences, seq, [&](const uint8_t* run, size_t n) {
-        std::memcpy(to, run, n);
-        to += n;
+    uint8_t* const to = flags + flag_bytes(length);
+    each_page(sequences, seq, [&](int32_t page, int64_t n, int64_t offset) {
+        sequences.kv().read(page, n, to + offset);
     });
 }
 
@@ -151,11 +150,15 @@ void load_state(Session& s, int32_t seq, const uint8_t* data, uint64_t size) {
     for (int64_t i = 0; i < header.length; i++) {
         sequences.append(seq, token_at(tokens, i), flags[i / 8] >> i % 8 & 1);
     }
-    const uint8_t* from = flags + flag_bytes(header.length);
-    each_run(sequences, seq, [&](uint8_t* run, size_t n) {
-        std::memcpy(run, from, n);
-        from += n;
-    });
+    const uint8_t* const from = flags + flag_bytes(header.length);
+    try {
+        each_page(sequences, seq, [&](int32_t page, int64_t n, int64_t offset) {
+            sequences.kv().write(page, n, from + offset);
+        });
+    } catch (...) {  // a device that failed
+        sequences.truncate(seq, 0);
+        throw;
+    }
 }
 
 }  // namespace powerinfer

@@ -1,5 +1,7 @@
 #include "weight_plan.h"
 
+#include <algorithm>
+
 #include "bundle.h"
 #include "ggml/sizes.h"
 
@@ -9,48 +11,97 @@ namespace {
 
 constexpr uint64_t kLine = 64;  // packed and plain weights start at a cache line
 
-void add(std::vector<PlanPart>& parts, Part part, int32_t layer, uint64_t bytes) {
+void add(std::vector<PlanPart>& parts, Tier tier, Part part, int32_t layer, uint64_t bytes) {
+    if (bytes == 0) return;
     // From the end: the weights of a layer are adjacent.
     for (auto p = parts.rbegin(); p != parts.rend(); ++p) {
-        if (p->part != part || p->layer != layer) continue;
+        if (p->tier != tier || p->part != part || p->layer != layer) continue;
         p->bytes = ggml::size_sum(p->bytes, bytes);
         return;
     }
-    parts.push_back({Tier::ram, part, layer, bytes});
+    parts.push_back({tier, part, layer, bytes});
+}
+
+bool by_neuron(const WeightSpec& w) {
+    return w.is<NeuronPart>() || w.is<WholeBundle>();
+}
+
+// Does RAM need a weight even where a device has it? Rates and the embedding are read there, and
+// the last norm for embeddings.
+bool stays_in_ram(const WeightSpec& w) {
+    return layer_of(w.name) < 0 ? w.name != "output.weight"
+                                : w.name.find(".ffn_rate") != std::string::npos;
+}
+
+bool wanted_on_device(const WeightSpec& w, const DeviceShare& share) {
+    const int64_t layer = layer_of(w.name);
+    if (layer >= 0) return share.has(layer) && !stays_in_ram(w);
+    const bool of_head = w.part == Part::head || w.name.rfind("output_norm", 0) == 0;
+    return share.head && of_head;
+}
+
+// Shares the rows of a weight out between RAM and device.
+void share_out(WeightSpec& w, const DeviceShare* share) {
+    w.place.rows = w.rows;
+    w.place.device_rows = 0;
+    if (!share || !wanted_on_device(w, *share)) return;
+    const int64_t layer = layer_of(w.name);
+    if (layer >= 0 && share->splits(layer) && by_neuron(w)) {
+        const std::vector<int32_t>& slot = share->slot[size_t(layer)];
+        w.place.device_rows =
+            std::count_if(slot.begin(), slot.end(), [](int32_t s) { return s >= 0; });
+        // A bundled file's rows stay where they are.
+        if (w.is<NeuronPart>()) w.place.rows -= w.place.device_rows;
+        return;
+    }
+    w.place.device_rows = w.rows;
+    // Neurons in RAM need their biases there.
+    const bool of_split = layer >= 0 && share->splits(layer) && w.part == Part::ffn;
+    if (!stays_in_ram(w) && !of_split) w.place.rows = 0;
 }
 
 }  // namespace
 
-uint64_t total(const std::vector<PlanPart>& parts) {
+uint64_t total(const std::vector<PlanPart>& parts, Tier tier) {
     uint64_t sum = 0;
-    for (const PlanPart& p : parts) sum = ggml::size_sum(sum, p.bytes);
+    for (const PlanPart& p : parts) {
+        if (p.tier == tier) sum = ggml::size_sum(sum, p.bytes);
+    }
     return sum;
 }
 
-WeightPlan plan_weights(std::vector<WeightSpec>& weights, bool use_mmap) {
+WeightPlan plan_weights(std::vector<WeightSpec>& weights, bool use_mmap, const DeviceShare* share) {
     using Memory = Place::Memory;
     WeightPlan plan;
     uint64_t bundle = 0;  // where the current bundle begins
     for (WeightSpec& w : weights) {
+        share_out(w, share);
         const int32_t layer = int32_t(layer_of(w.name));
+        if (w.place.device_rows) {
+            const uint64_t bytes = w.device_bytes(w.place.device_rows);
+            w.place.device_offset = plan.device;
+            plan.device = ggml::size_sum(plan.device, bytes);
+            add(plan.parts, Tier::gpu, w.part, layer, bytes);
+        }
         const auto* neurons = std::get_if<NeuronPart>(&w.target);
         w.place.memory = neurons || w.strips() ? Memory::packed
                          : use_mmap            ? Memory::mapped
                                                : Memory::plain;
+        const uint64_t bytes = w.bytes(w.place.rows);
         if (w.place.memory == Memory::mapped) {
-            add(plan.parts, w.part, layer, w.bytes());
+            add(plan.parts, Tier::ram, w.part, layer, bytes);
             continue;
         }
         uint64_t& end = w.place.memory == Memory::packed ? plan.packed : plan.plain;
         const uint64_t begin = end;
-        end = ggml::size_sum(begin, w.bytes());
+        end = ggml::size_sum(begin, bytes);
         if (neurons && neurons->part == 0) bundle = begin;
         w.place.offset = neurons ? bundle : begin;
         // Only the last part of a bundle is followed by a gap.
         if (!neurons || neurons->part + 1 == neurons->to->rows.size()) {
             end = ggml::size_rounded_up(end, kLine);
         }
-        add(plan.parts, w.part, layer, end - begin);
+        add(plan.parts, Tier::ram, w.part, layer, end - begin);
     }
     return plan;
 }

@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "names.h"
+#include "placement.h"
 #include "weight_spec.h"
 
 namespace powerinfer {
@@ -15,17 +16,18 @@ struct PlanPart {
     uint64_t bytes;
 };
 
-// Sum over all parts; ggml::kMostBytes if it does not fit 64 bits.
-uint64_t total(const std::vector<PlanPart>& parts);
+// Sum over the parts of one tier; ggml::kMostBytes if it does not fit 64 bits.
+uint64_t total(const std::vector<PlanPart>& parts, Tier tier);
 
 // Memory for the weights of a model, including padding of strips and cache lines.
 struct WeightPlan {
     std::vector<PlanPart> parts;
     uint64_t packed = 0, plain = 0;  // sizes of Model::packed and Model::plain
+    uint64_t device = 0;             // size of DeviceModel::weights
 };
 
 // Sets the place of every weight. Tensors must be resolved, and the parts of a bundle must be
-// consecutive.
-WeightPlan plan_weights(std::vector<WeightSpec>& weights, bool use_mmap);
+// consecutive. share: what a device holds; null: there is none.
+WeightPlan plan_weights(std::vector<WeightSpec>& weights, bool use_mmap, const DeviceShare* share);
 
 }  // namespace powerinfer

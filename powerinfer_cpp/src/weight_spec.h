@@ -45,7 +45,26 @@ struct Place {
     };
     Memory memory = Memory::mapped;
     uint64_t offset = 0;  // in packed or plain memory; for a part of a bundle, that of the bundle
+    int64_t rows = 0;     // in RAM; 0: on a device only
+    uint64_t device_offset = 0;
+    int64_t device_rows = 0;  // 0: not on a device
 };
+
+// A matrix or vector as a device stores it. The key is the address of the member of Model that has
+// it in RAM.
+struct DeviceMatrix {
+    const void* key;
+    ggml::DType type;
+    int64_t cols;
+
+    // Bytes of n rows, a multiple of kDeviceLine.
+    uint64_t bytes(int64_t n) const;
+};
+constexpr uint64_t kDeviceLine = 256;
+
+// Stands for the address of a weight that RAM does not hold: says that the model has it, and faults
+// when it is read.
+inline const uint8_t* const kElsewhere = reinterpret_cast<const uint8_t*>(64);
 
 // A tensor or a range of its rows: its target, its place, and its part in a memory plan.
 struct WeightSpec {
@@ -62,8 +81,15 @@ struct WeightSpec {
         return std::holds_alternative<T>(target);
     }
     bool strips() const { return is<Product>() && ggml::has_strips(tensor->type); }
-    // Bytes in memory, including the padding of the last strip.
-    uint64_t bytes() const;
+    // Bytes of n rows in RAM, including the padding of the last strip.
+    uint64_t bytes(int64_t n) const;
+    uint64_t bytes() const { return bytes(rows); }
+    // The matrices that it is on a device: one, or those of a whole bundle, one after the other.
+    std::vector<DeviceMatrix> device_matrices() const;
+    // Bytes of n rows of them.
+    uint64_t device_bytes(int64_t n) const;
+    // Does a device have operators for it?
+    bool suits_device() const;
     // The offset of the range in the file.
     uint64_t file_offset() const;
 };

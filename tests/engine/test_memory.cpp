@@ -67,8 +67,9 @@ void test_plan(const Shape& shape) {
         }
     }
     CHECK(weights >= file && weights <= file + padding);
-    CHECK(weights == total(header->plan.parts));
-    const uint64_t mapped = total(Model::inspect(path, pi_model_default_params())->plan.parts);
+    CHECK(weights == total(header->plan.parts, Tier::ram));
+    const uint64_t mapped =
+        total(Model::inspect(path, pi_model_default_params())->plan.parts, Tier::ram);
     CHECK(mapped >= file && mapped <= weights);
 
     // Real allocations: the memory of the weights, and the growth of the address space by a
@@ -129,7 +130,7 @@ void test_one_budget() {
     {
         const auto model = load(path);
         weights = model->budget->reserved();
-        CHECK(weights == total(model->plan.parts));
+        CHECK(weights == total(model->plan.parts, Tier::ram));
         const Session session(model, params);
         all = model->budget->reserved();
         CHECK(all > weights && all <= model->budget->limit());
@@ -193,7 +194,7 @@ void test_sizes_beyond_64_bits() {
     CHECK(c.n_ctx == 1 << 30 && params.n_seq == 1 << 8);
     const std::string why = refused_session(model, params);
     CHECK(why.find("a context of 1073741824 positions would take 17592186044416 MiB") == 0);
-    CHECK(total(make_plan(*model, params).parts) == ggml::kMostBytes);
+    CHECK(total(make_plan(*model, params).parts, Tier::ram) == ggml::kMostBytes);
     params.n_ctx = params.n_seq = 1;
     params.sparse = PI_SPARSE_EXACT, params.record = PI_RECORD_INPUTS;
     CHECK(refused_session(model, params).empty());
@@ -215,7 +216,7 @@ void test_locking() {
         try {
             const auto model = Model::load(path, params);
             const uint64_t locked = check::locked_bytes() - before, pages = 32 * 4096;
-            const uint64_t weights = total(model->plan.parts);
+            const uint64_t weights = total(model->plan.parts, Tier::ram);
             CHECK(locked >= weights && locked <= weights + pages);
             CHECK(std::filesystem::file_size(path) > 2 * pages);
         } catch (const Error& e) {

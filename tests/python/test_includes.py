@@ -35,16 +35,17 @@ LAYERS = (
     ("vocab", "tokenizer*", "sampler", "names"),
     # weights in memory
     ("budget", "bundle", "placement", "weight_spec", "weight_plan", "sha256"),
-    ("model", "families/*"),
+    ("device_model", "model", "families/*"),
     # memory of a session
     ("batch", "kv_pages", "rope", "counts", "record", "audit"),
-    ("sequence", "workspace"),
+    ("sequence", "workspace", "device_scratch"),
     ("plan",),
     # reading a model
-    ("gpu_index", "read_placement", "model_file.cpp", "resolve.cpp", "loader.cpp", "load"),
+    ("gpu_index", "read_placement", "share"),
+    ("model_file.cpp", "resolve.cpp", "loader.cpp", "load"),
     # computing
     ("pass",),
-    ("ffn", "forward"),
+    ("ffn", "device_forward", "forward"),
     ("session",),
     # the API
     ("state", "measure", "api*"),

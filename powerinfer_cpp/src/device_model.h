@@ -1,0 +1,61 @@
+// The part of a model that is on a device.
+#pragma once
+
+#include <memory>
+#include <mutex>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "budget.h"
+#include "ggml/device.h"
+#include "ggml/device_ops.h"
+#include "ggml/neurons.h"
+#include "placement.h"
+#include "weight_spec.h"
+
+namespace powerinfer {
+
+struct Model;
+
+struct DeviceModel {
+    // Opens a device. vram_budget: bytes for the model and its sessions; 0: what is free there,
+    // less a margin. Throws Error(device).
+    DeviceModel(const std::string& id, uint64_t vram_budget);
+
+    std::unique_ptr<ggml::Device> device;
+    std::shared_ptr<Budget> budget;  // of the device's memory
+    DeviceShare share;
+    Reservation reserved;                    // for the weights
+    ggml::DeviceArray<uint8_t> weights;      // at the places of the plan
+    ggml::DeviceArray<int32_t> slots;        // [layers on the device][n_ff], see DeviceShare
+    ggml::DeviceArray<uint8_t> unpredicted;  // the same, see Ffn
+    // The neurons of each layer that RAM has: [n_layer], n = 0 where there are none.
+    std::vector<ggml::Neurons> cold;
+    std::vector<std::vector<float>> cold_biases;
+
+    // A stream computes for one session at a time.
+    mutable std::mutex mutex;
+
+    // A weight by the address of its member in Model; nothing if the device does not have it.
+    ggml::DeviceRows matrix(const void* key) const;
+    const float* vector(const void* key) const;
+
+    // Allocates what the plan says. Throws Error(memory) for more than the budget has left.
+    void allocate(const Model& model);
+    // Uploads a weight. `rows` are as in the file, one after the other, and are those that the
+    // device has from `first` on. Throws Error(device).
+    void put(const WeightSpec& w, size_t part, int64_t first, int64_t n, const uint8_t* rows);
+    // The tables, once the weights are there. Makes `cold`.
+    void finish(const Model& model);
+
+ private:
+    std::unordered_map<const void*, ggml::DeviceRows> matrices_;
+    ggml::Owned<ggml::DeviceStream> stream_;
+    std::vector<uint8_t> packed_;
+};
+
+// Bytes of the tables of slots and unpredicted neurons.
+uint64_t device_table_bytes(int64_t n_layers, int64_t n_ff);
+
+}  // namespace powerinfer

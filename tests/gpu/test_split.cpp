@@ -1,0 +1,308 @@
+// Whole models that a device and the CPU share, against the CPU alone: at several budgets, as one
+// graph per row and step by step, from loading to the last logit.
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+
+#include "cuda_runtime.h"
+#include "device_model.h"
+#include "engine/sessions.h"
+#include "state.h"
+
+using namespace sessions;
+
+namespace {
+
+std::shared_ptr<const Model> load_on(const std::string& path, uint64_t vram_budget,
+                                     const pi_session_params& session, int32_t n_gpu_layers = -1) {
+    pi_model_params params = pi_model_default_params();
+    params.n_threads = 1;
+    params.device = "simt";
+    params.vram_budget = vram_budget;
+    params.n_gpu_layers = n_gpu_layers;
+    params.session = &session;
+    return Model::load(path, params);
+}
+
+double distance(const Floats& a, const Floats& b) {
+    double difference = 0, size = 0;
+    for (size_t i = 0; i < a.size(); i++) {
+        difference += std::pow(double(a[i]) - b[i], 2);
+        size += double(b[i]) * b[i];
+    }
+    return std::sqrt(difference / size);
+}
+
+int64_t neurons_on_device(const Model& m) {
+    int64_t n = 0;
+    for (int64_t i = m.device->share.first_layer; i < m.config.n_layer; i++) {
+        const std::vector<int32_t>& slot = m.device->share.slot[size_t(i)];
+        n += slot.empty()
+                 ? m.config.n_ff
+                 : std::count_if(slot.begin(), slot.end(), [](int32_t s) { return s >= 0; });
+    }
+    return n;
+}
+
+// Bytes on the device with everything there, and with one layer without neurons.
+struct Range {
+    uint64_t least, most;
+};
+Range budgets(const std::string& path, const pi_session_params& session) {
+    const auto all = load_on(path, 1 << 30, session);
+    const Plan plan = make_plan(*all, session);
+    const uint64_t most = total(plan.parts, Tier::gpu);
+    uint64_t low = 0, high = most;  // refused, and loaded
+    while (high - low > 256) {
+        const uint64_t middle = (low + high) / 2;
+        try {
+            load_on(path, middle, session);
+            high = middle;
+        } catch (const Error& e) {
+            CHECK(e.code() == Code::memory);
+            low = middle;
+        }
+    }
+    return {high, most};
+}
+
+Shape by_neuron(DType type) {
+    Shape s;
+    s.activation = "relu", s.down_t = true, s.type = type, s.predictor_rank = 32, s.n_layer = 3;
+    return s;
+}
+
+// For 8-bit inputs: one that is rounded otherwise is off by a step.
+constexpr double kQuantised = 2e-2;
+
+// Tolerance: the device quantises the inputs of rows that the CPU decodes, and adds in another
+// order.
+void test_shape(const Shape& shape, int32_t sparse, double tolerance) {
+    const std::string path = folder / "split.gguf";
+    tiny::write(tiny::describe(shape), path);
+    pi_session_params params = session_params();
+    params.sparse = sparse;
+    params.type_k = params.type_v = uint32_t(shape.window ? DType::F16 : DType::F32);
+    const Tokens tokens = random_tokens(12, 2);  // a row takes milliseconds here
+    const auto whole = load(path);
+    Session cpu(whole, params);
+    const size_t n_prompt = 6;
+    const Floats expected = logits(cpu, tokens, 96, n_prompt);
+    const Range range = budgets(path, params);
+    for (int i = 0; i <= 5; i++) {
+        const uint64_t budget = range.least + (range.most - range.least) * uint64_t(i) / 5;
+        const auto model = load_on(path, budget, params);
+        const ggml::Device& device = *model->device->device;
+        Floats got;
+        {
+            // A budget that splits layers is used up.
+            const Plan plan = make_plan(*model, params);
+            const DeviceShare& share = model->device->share;
+            const auto splits = [](const std::vector<int32_t>& slot) { return !slot.empty(); };
+            CHECK(total(plan.parts, Tier::gpu) > 0.95 * double(budget) ||
+                  std::none_of(share.slot.begin(), share.slot.end(), splits));
+            Session session(model, params);
+            CHECK(device.allocated_bytes() == total(plan.parts, Tier::gpu));
+            CHECK(device.allocated_bytes() <= budget);
+            got = logits(session, tokens, 96, n_prompt);
+            CHECK(device.allocated_bytes() <= budget);
+        }
+        const double apart = distance(got, expected);
+        if (!(apart < tolerance)) std::fprintf(stderr, "budget %d: %g\n", i, apart);
+        CHECK(apart < tolerance);
+        if (i == 5) {
+            CHECK(neurons_on_device(*model) == whole->config.n_layer * whole->config.n_ff);
+            CHECK(model->device->share.head);
+        }
+
+        // The same bits for every number of threads, in other calls, and step by step.
+        pi_session_params other = params;
+        other.n_threads = other.n_threads_batch = 3;
+        other.stepwise = true;
+        Session session(model, other);
+        CHECK(same(logits(session, tokens, 7, n_prompt), got));
+    }
+}
+
+// The kinds of layers; each with all that it can have of biases, windows and predictors.
+void test_shapes() {
+    test_shape(Shape{}, PI_SPARSE_AUTO, 1e-5);
+    Shape s;
+    s.biases = s.tied = true, s.n_head_kv = 2, s.head_dim = 32, s.type = DType::Q4_0;
+    test_shape(s, PI_SPARSE_AUTO, kQuantised);
+    s = by_neuron(DType::F32);
+    test_shape(s, PI_SPARSE_EXACT, 1e-5);
+    test_shape(s, PI_SPARSE_AUTO, 1e-5);
+    s = by_neuron(DType::F16);
+    s.window = 7;
+    test_shape(s, PI_SPARSE_EXACT, 2e-4);
+    s = by_neuron(DType::Q8_0);
+    s.biases = s.decided = true;
+    test_shape(s, PI_SPARSE_PREDICTOR, kQuantised);
+    test_shape(by_neuron(DType::Q4_0), PI_SPARSE_EXACT, kQuantised);
+}
+
+// A session over a model that is split in the middle.
+struct Split {
+    explicit Split(uint64_t room = 0) {
+        tiny::write(tiny::describe(by_neuron(DType::F32)), path);
+        params.type_k = params.type_v = uint32_t(DType::F32);
+        params.n_seq = 2;
+        const Range range = budgets(path, params);
+        budget = (range.least + range.most) / 2 + room;
+        model = load_on(path, budget, params);
+    }
+    const std::string path = folder / "split.gguf";
+    pi_session_params params = session_params();
+    uint64_t budget = 0;
+    std::shared_ptr<const Model> model;
+};
+
+// More than a page of positions: shared, copied, saved on the device and loaded on the CPU.
+void test_pages() {
+    Split split;
+    const Tokens tokens = random_tokens(75, 2);
+    const auto whole = load(split.path);
+    const Floats expected = logits(whole, tokens, split.params);
+    Session session(split.model, split.params);
+    const Floats got = logits(session, tokens);
+    CHECK(distance(got, expected) < 1e-5);
+    const int64_t vocab = whole->config.n_vocab;
+    const Tokens rest(tokens.begin() + 70, tokens.end());
+    const Floats end(got.end() - 5 * vocab, got.end());
+
+    // The copy writes into a page that both have.
+    session.copy(0, 1, 70);
+    CHECK(same(logits(session, rest, 96, SIZE_MAX, 1), end));
+    session.truncate(0, 70);
+    CHECK(same(logits(session, rest), end));
+
+    std::vector<uint8_t> state(size_t(state_size(session, 0)));
+    save_state(session, 0, state.data());
+    Session cpu(whole, split.params);
+    load_state(cpu, 0, state.data(), state.size());
+    cpu.truncate(0, 70);
+    CHECK(distance(logits(cpu, rest), end) < 1e-5);
+    // And back.
+    save_state(cpu, 0, state.data());
+    load_state(session, 1, state.data(), state.size());
+    session.truncate(1, 70);
+    CHECK(distance(logits(session, rest, 96, SIZE_MAX, 1), end) < 1e-5);
+}
+
+// Stopped by the caller at every check, in both modes: an error, the sequence as before, and then
+// the same bits.
+void test_stops() {
+    Split split;
+    const Tokens tokens = random_tokens(6, 4);
+    static int left;
+    split.params.should_stop = [](void*) { return left-- == 0; };
+    for (bool stepwise : {false, true}) {
+        split.params.stepwise = stepwise;
+        left = -1;
+        Session session(split.model, split.params);
+        const Floats expected = logits(session, tokens);
+        int stopped = 0;
+        for (int n = 0;; n++) {
+            session.truncate(0, 3);
+            left = n;
+            try {
+                eval(session, {tokens[3], tokens[4], tokens[5]});
+            } catch (const Error& e) {
+                CHECK(e.code() == Code::cancelled);
+                CHECK(session.length(0) == 3);
+                stopped++;
+                continue;
+            }
+            break;
+        }
+        CHECK(stopped >= 3 * 3);
+        left = -1;
+        session.truncate(0, 3);
+        Floats got;
+        eval(session, {tokens[3], tokens[4], tokens[5]});
+        append_logits(session, 2, got);
+        CHECK(same(got, Floats(expected.end() - split.model->config.n_vocab, expected.end())));
+    }
+}
+
+// Call n of the run time fails, for every n: an error, no hang, nothing lost.
+void test_failing_device() {
+    Split split;
+    const Tokens tokens = random_tokens(4, 4);
+    const Floats expected = logits(split.model, tokens, split.params);
+    const ggml::Device& device = *split.model->device->device;
+    const uint64_t before = device.allocated_bytes();
+    for (bool stepwise : {false, true}) {
+        split.params.stepwise = stepwise;
+        int failures = 0;
+        for (int n = 0;; n += 1 + n / 20) {
+            shim::fail_after(n);
+            bool failed = false;
+            try {
+                CHECK(same(logits(split.model, tokens, split.params), expected));
+            } catch (const Error& e) {
+                CHECK(e.code() == Code::device || e.code() == Code::memory);
+                failed = true;
+                failures++;
+            }
+            shim::fail_after(-1);
+            CHECK(device.allocated_bytes() == before);
+            if (!failed) break;
+        }
+        CHECK(failures > 20);
+    }
+    // While loading.
+    int failures = 0;
+    for (int n = 0;; n += 1 + n / 10) {
+        shim::fail_after(n);
+        try {
+            load_on(split.path, split.budget, split.params);
+            break;
+        } catch (const Error& e) {
+            CHECK(e.code() == Code::device || e.code() == Code::memory);
+            failures++;
+        }
+    }
+    shim::fail_after(-1);
+    CHECK(failures > 10);
+}
+
+// A budget that is too small for what was asked names what it would take.
+void test_refusals() {
+    Split split;
+    const auto refused = [&](uint64_t budget, int32_t n_gpu_layers, const char* words) {
+        std::string said;
+        try {
+            load_on(split.path, budget, split.params, n_gpu_layers);
+        } catch (const Error& e) {
+            CHECK(e.code() == Code::memory);
+            said = e.what();
+        }
+        CHECK(said.find(words) != said.npos);
+    };
+    refused(1000, -1, "1 of 3 layers and a context of 96 positions would take");
+    refused(split.budget / 4, 3, " of 3 layers");
+    CHECK(load_on(split.path, split.budget, split.params, 0)->device == nullptr);
+    CHECK(load_on(split.path, split.budget, split.params, 1)->device_layers() == 1);
+    // A second session beside the one that was planned.
+    Session session(split.model, split.params);
+    CHECK_THROWS(memory, Session(split.model, split.params));
+    split.params.record = PI_RECORD_COUNTS;
+    split.params.sparse = PI_SPARSE_OFF;
+    CHECK_THROWS(unsupported, Session(split.model, split.params));
+    pi_model_params params = pi_model_default_params();
+    params.device = "cuda77";
+    CHECK_THROWS(device, Model::load(split.path, params));
+}
+
+}  // namespace
+
+int main() {
+    test_shapes();
+    test_pages();
+    test_stops();
+    test_failing_device();
+    test_refusals();
+    return check::summary("test_split");
+}
