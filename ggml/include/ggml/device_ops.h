@@ -102,6 +102,8 @@ constexpr int kDeviceParts = 32;  // parts of a list, whose sums are added last
 struct DeviceFfnScratch {
     float* h = nullptr;     // [n]: by place in the list
     float* sums = nullptr;  // [kDeviceParts, cols]
+    // [3]: proposed, computed, fired (NeuronCounts) are added to these; null: not counted.
+    unsigned long long* counts = nullptr;
 };
 
 // How the halves of a layer that is split between a device and the CPU meet, in memory that both
