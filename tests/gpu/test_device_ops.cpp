@@ -236,6 +236,47 @@ void test_attention() {
     }
 }
 
+// Scores of rows of signs: the CPU's bits, also for what is no number.
+void test_sketch(int rows, int cols, int n, bool with_offset) {
+    std::vector<uint8_t> signs(size_t(rows * cols / 8));
+    for (uint8_t& byte : signs) byte = uint8_t(rng());
+    const Floats offset = normal(rows);
+    Floats x = normal(n * cols);
+    x[1] = 1000;  // beyond the highest level
+    x[2] = -0.0f;
+    if (n > 1) std::fill_n(x.begin() + cols, cols, 0.0f);
+    if (n > 2) std::fill_n(x.begin() + 2 * cols, cols, -1e-44f);
+    if (n > 3) x[size_t(3 * cols + 5)] = INFINITY;
+    if (n > 4) x[size_t(4 * cols + 6)] = -NAN;
+    Floats expected(size_t(n * rows));
+    Carved<SketchScratch> scratch("scratch", n, cols);
+    sketch_scores(context, {rows, cols, signs.data(), with_offset ? offset.data() : nullptr},
+                  x.data(), n, *scratch, expected.data());
+
+    const Array<uint8_t> device_signs(signs);
+    const Array<float> device_offset(offset), device_x(x), unit{size_t(n)}, score(expected.size());
+    const Array<uint32_t> planes(size_t(n * 4 * device_sketch_words(cols)));
+    const Array<int32_t> total{size_t(n)};
+    const DeviceSketch w{rows, cols, device_signs.get(),
+                         with_offset ? device_offset.get() : nullptr};
+    ops.sketch_scores(stream(), w, device_x.get(), n, {planes.get(), unit.get(), total.get()},
+                      score.get());
+    const Floats got = noted(score.read());
+    for (size_t i = 0; i < got.size(); i++) {
+        // Which NaN it is differs between processors.
+        CHECK(std::isnan(expected[i]) ? std::isnan(got[i])
+                                      : std::memcmp(&got[i], &expected[i], 4) == 0);
+    }
+}
+
+void test_sketches() {
+    for (int cols : {8, 24, 32, 104, 128, 288, 1024, 1160, 5120}) {
+        test_sketch(1, cols, 1, true);
+        test_sketch(37, cols, 5, false);
+    }
+    test_sketch(16, 4096, 2, true);
+}
+
 struct Lists {
     explicit Lists(size_t n) : hot(n), cold(n), count(2) {}
     Array<int32_t> hot, cold, count;
@@ -504,6 +545,7 @@ const Group kGroups[] = {{"elementwise", test_embedding},
                          {"matmul", test_products},
                          {"positions", test_positions},
                          {"attention", test_attention},
+                         {"sketch", test_sketches},
                          {"ffn", test_select},
                          {"ffn", test_ffns},
                          {"merge", test_merge},

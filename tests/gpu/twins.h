@@ -10,6 +10,7 @@
 
 #include "cpu/kernels.h"
 #include "ggml/math.h"
+#include "ggml/sketch.h"
 #include "gpu/device_arrays.h"
 #include "gpu/ops.h"
 
