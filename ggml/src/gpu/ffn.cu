@@ -116,21 +116,21 @@ __device__ inline float times_up(const DeviceNeurons& w, float value, const Devi
     return value * (w.act == Activation::drelu ? activate(w, up) : up);
 }
 
-// What a kernel adds to numbers of neurons (NeuronCounts); null: it does not count these.
+// Where a kernel adds numbers of neurons (NeuronCounts); null: this one is not counted.
 struct Counts {
     unsigned long long *proposed, *computed, *fired;
 };
 
-// Adds how many warps of a block say yes: one atomic a block. All of its warps take part but those
-// beyond the end of the list, never only the first.
+// Adds the number of a block's warps that say yes, with one atomic. Warps beyond the end of the
+// list may have ended; if the first one has, all have.
 __device__ inline void tally(unsigned long long* total, bool yes) {
     if (!total) return;
     const int n = __syncthreads_count(yes && threadIdx.x % kWarp == 0);
     if (threadIdx.x == 0 && n > 0) atomicAdd(total, (unsigned long long)n);
 }
 
-// h[i] = what neuron list[i] multiplies its down row with. Gate and up have one type; up is read
-// only where the gate fires. Without a gate, the activated product with up.
+// h[i] = what neuron list[i] multiplies its down row with; up is read only where the gate fires.
+// Gate and up have one type. Without a gate: the activated product with up.
 template <DType type>
 __global__ void fire_kernel(DeviceNeurons w, DeviceInput x, const int32_t* list,
                             const int32_t* count, float* h, Counts counts) {
