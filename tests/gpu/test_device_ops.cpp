@@ -1,122 +1,11 @@
 // Every operator of a device against its twin on the CPU: the same bits where both do the same
 // operations in the same order, otherwise within rounding. And the same bits in every order of
 // threads.
-#include <algorithm>
-#include <cmath>
-#include <random>
+#include "gpu/twins.h"
 
-#include "cpu/kernels.h"
-#include "ggml/math.h"
-#include "gpu/device_arrays.h"
-#include "gpu/ops.h"
-
-using namespace ggml;
 using namespace gpu_test;
 
 namespace {
-
-using Floats = std::vector<float>;
-
-const DeviceOps& ops = GGML_GPU::ops();
-Context context(2);
-std::mt19937 rng;
-
-Floats normal(int64_t n, float scale = 1, float mean = 0) {
-    std::normal_distribution<float> d(mean, scale);
-    Floats v(static_cast<size_t>(n));
-    for (float& x : v) x = d(rng);
-    return v;
-}
-
-// What the results of one order were, to be met again in the others.
-uint64_t digest = 0;
-template <typename T>
-const std::vector<T>& noted(const std::vector<T>& values) {
-    const auto* bytes = reinterpret_cast<const uint8_t*>(values.data());
-    for (size_t i = 0; i < values.size() * sizeof(T); i++) {
-        digest = (digest ^ bytes[i]) * 0x100000001b3;
-    }
-    return values;
-}
-
-// The largest difference, as a share of the root mean square.
-double difference(const Floats& a, const Floats& b) {
-    double largest = 0, squares = 0;
-    for (size_t i = 0; i < b.size(); i++) {
-        const double d = std::fabs(double(a[i]) - double(b[i]));
-        largest = std::isnan(largest) || d <= largest ? largest : d;  // a NaN stays
-        squares += double(b[i]) * b[i];
-    }
-    return largest / std::sqrt(squares / double(b.size()) + 1e-30);
-}
-constexpr double kRounding = 2e-5;
-
-const DType kTypes[] = {DType::F32,  DType::F16,  DType::BF16, DType::Q4_0,   DType::Q4_1,
-                        DType::Q5_0, DType::Q5_1, DType::Q8_0, DType::Q2_K,   DType::Q3_K,
-                        DType::Q4_K, DType::Q5_K, DType::Q6_K, DType::IQ4_NL, DType::IQ4_XS};
-
-// A matrix in both forms.
-struct Weights {
-    Weights(DType type, int64_t rows, int64_t cols, float scale = 1)
-        : bytes(info(type).size(cols)), stored(size_t(rows * bytes)) {
-        const Floats source = normal(rows * cols, scale);
-        info(type).encode(source.data(), stored.data(), rows * cols);
-        pack(type, rows, cols);
-        host = {type, Layout::rows, rows, cols, stored.data()};
-    }
-    void pack(DType type, int64_t rows, int64_t cols) {
-        const int64_t stride = device_row_bytes(type, cols);
-        std::vector<uint8_t> packed(size_t(rows * stride));
-        for (int64_t r = 0; r < rows; r++) {
-            pack_device_row(type, stored.data() + r * bytes, cols, packed.data() + r * stride);
-        }
-        planes = std::make_unique<Array<uint8_t>>(packed);
-        device = {type, planes->get(), stride, int(rows), int(cols)};
-    }
-    int64_t bytes;
-    std::vector<uint8_t> stored;
-    Matrix host;
-    std::unique_ptr<Array<uint8_t>> planes;
-    DeviceRows device;
-};
-
-// Rows of activations in both forms; in 8 bits too.
-struct Activations {
-    Activations(const Floats& values, int64_t rows)
-        : n(rows),
-          cols(int64_t(values.size()) / rows),
-          host_x(values),
-          buffer("input", rows, cols),
-          x(values),
-          q(values.size()),
-          s(values.size() / kQ) {
-        host = buffer->prepare(context, host_x.data(), n, cols, true);
-        device = {x.get(), q.get(), s.get(), int(n), int(cols)};
-    }
-    int64_t n, cols;
-    Floats host_x;
-    Carved<InputBuffer> buffer;
-    Input host;
-    Array<float> x;
-    Array<int8_t> q;
-    Array<DeviceQ8Scale> s;
-    DeviceInput device;
-
-    // The 8-bit form on the device is that of these rows.
-    bool quantised_as(const Floats& values) const {
-        Floats copy = values;
-        Carved<InputBuffer> other("input", n, cols);
-        const Q8Rows q8 = other->prepare(context, copy.data(), n, cols, true).q8;
-        const std::vector<int8_t> bytes = noted(q.read());
-        const std::vector<DeviceQ8Scale> scales = noted(s.read());
-        bool same = std::memcmp(bytes.data(), q8.q, bytes.size()) == 0;
-        for (size_t i = 0; i < scales.size(); i++) {
-            same = same && std::memcmp(&scales[i].d, q8.d + i, 4) == 0 &&
-                   scales[i].s0 == q8.s16[2 * i] && scales[i].s1 == q8.s16[2 * i + 1];
-        }
-        return same;
-    }
-};
 
 void test_embedding() {
     for (DType type : kTypes) {
@@ -347,6 +236,47 @@ void test_attention() {
     }
 }
 
+// Scores of rows of signs: the CPU's bits, also for what is no number.
+void test_sketch(int rows, int cols, int n, bool with_offset) {
+    std::vector<uint8_t> signs(size_t(rows * cols / 8));
+    for (uint8_t& byte : signs) byte = uint8_t(rng());
+    const Floats offset = normal(rows);
+    Floats x = normal(n * cols);
+    x[1] = 1000;  // beyond the highest level
+    x[2] = -0.0f;
+    if (n > 1) std::fill_n(x.begin() + cols, cols, 0.0f);
+    if (n > 2) std::fill_n(x.begin() + 2 * cols, cols, -1e-44f);
+    if (n > 3) x[size_t(3 * cols + 5)] = INFINITY;
+    if (n > 4) x[size_t(4 * cols + 6)] = -NAN;
+    Floats expected(size_t(n * rows));
+    Carved<SketchScratch> scratch("scratch", n, cols);
+    sketch_scores(context, {rows, cols, signs.data(), with_offset ? offset.data() : nullptr},
+                  x.data(), n, *scratch, expected.data());
+
+    const Array<uint8_t> device_signs(signs);
+    const Array<float> device_offset(offset), device_x(x), unit{size_t(n)}, score(expected.size());
+    const Array<uint32_t> planes(size_t(n * 4 * device_sketch_words(cols)));
+    const Array<int32_t> total{size_t(n)};
+    const DeviceSketch w{rows, cols, device_signs.get(),
+                         with_offset ? device_offset.get() : nullptr};
+    ops.sketch_scores(stream(), w, device_x.get(), n, {planes.get(), unit.get(), total.get()},
+                      score.get());
+    const Floats got = noted(score.read());
+    for (size_t i = 0; i < got.size(); i++) {
+        // Which NaN it is differs between processors.
+        CHECK(std::isnan(expected[i]) ? std::isnan(got[i])
+                                      : std::memcmp(&got[i], &expected[i], 4) == 0);
+    }
+}
+
+void test_sketches() {
+    for (int cols : {8, 24, 32, 104, 128, 288, 1024, 1160, 5120}) {
+        test_sketch(1, cols, 1, true);
+        test_sketch(37, cols, 5, false);
+    }
+    test_sketch(16, 4096, 2, true);
+}
+
 struct Lists {
     explicit Lists(size_t n) : hot(n), cold(n), count(2) {}
     Array<int32_t> hot, cold, count;
@@ -393,13 +323,29 @@ void test_select() {
     }
 }
 
+// One row of activations that 8 bits hold exactly: products with floats and with quantised weights
+// are those of the same numbers.
+Floats exact_in_8_bits(int cols) {
+    Floats x = normal(cols, 40);
+    for (size_t i = 0; i < x.size(); i++) {
+        const float rounded = i % kQ == 7 ? 127 : std::nearbyint(x[i]);
+        x[i] = std::clamp(rounded, -127.0f, 127.0f) * (i / kQ % 2 ? 0x1p-10f : 0x1p-11f);
+    }
+    return x;
+}
+
+std::vector<unsigned long long> numbers(const NeuronCounts& counts) {
+    return {uint64_t(counts.proposed), uint64_t(counts.computed), uint64_t(counts.fired)};
+}
+
 // The neurons of a layer, shared out between a device and the CPU as `slot` says, against all of
 // them on the CPU.
-void test_ffn(DType type, Activation act, bool gated, bool biased, float threshold) {
+void test_ffn(DType gate_type, DType type, Activation act, bool gated, bool biased,
+              float threshold) {
     const int n = 150, cols = 1280;
-    const Weights gate(type, n, cols), up(type, n, cols), down(type, n, cols);
+    const Weights gate(gate_type, n, cols), up(type, n, cols), down(type, n, cols);
     const Floats gate_bias = normal(n), up_bias = normal(n), down_bias = normal(cols);
-    const Activations x(normal(cols, 1 / std::sqrt(float(cols))), 1);
+    const Activations x(exact_in_8_bits(cols), 1);
     ops.quantise(stream(), x.device);
     const Floats score = normal(n);
     const Array<float> device_score(score), gb(gate_bias), ub(up_bias), db(down_bias);
@@ -412,21 +358,22 @@ void test_ffn(DType type, Activation act, bool gated, bool biased, float thresho
         if (rng() % 3 == 0) continue;
         slot[size_t(i)] = rows++;
         for (int m = 0; m < 3; m++) {
-            std::vector<uint8_t> row(size_t(device_row_bytes(type, cols)));
-            pack_device_row(type, all[m]->stored.data() + i * all[m]->bytes, cols, row.data());
+            const DType stored = all[m]->host.type;
+            std::vector<uint8_t> row(size_t(device_row_bytes(stored, cols)));
+            pack_device_row(stored, all[m]->stored.data() + i * all[m]->bytes, cols, row.data());
             packed[size_t(m)].insert(packed[size_t(m)].end(), row.begin(), row.end());
         }
     }
     const Array<uint8_t> gates(packed[0]), ups(packed[1]), downs(packed[2]);
     const Array<int32_t> device_slot(slot);
-    const auto device_rows = [&](const Array<uint8_t>& data) {
-        return DeviceRows{type, data.get(), device_row_bytes(type, cols), rows, cols};
+    const auto device_rows = [&](const Weights& m, const Array<uint8_t>& data) {
+        return DeviceRows{m.host.type, data.get(), m.device.stride, rows, cols};
     };
     DeviceNeurons w;
     w.n = n;
-    if (gated) w.gate = device_rows(gates);
-    w.up = device_rows(ups);
-    w.down = device_rows(downs);
+    if (gated) w.gate = device_rows(gate, gates);
+    w.up = device_rows(up, ups);
+    w.down = device_rows(down, downs);
     w.slot = device_slot.get();
     if (biased) {
         w.gate_bias = gb.get();
@@ -440,13 +387,19 @@ void test_ffn(DType type, Activation act, bool gated, bool biased, float thresho
     ops.select(stream(), device_score.get(), -0.5f, nullptr, w.slot, n, lists.view());
     ops.partial_ffn(stream(), w, x.device, lists.hot.get(), lists.count.get(),
                     {h.get(), sums.get()});
+    const Floats uncounted = sums.read();
+    const std::vector<unsigned long long> before = {100, 20, 3};
+    const Array<unsigned long long> counts(before);
+    ops.partial_ffn(stream(), w, x.device, lists.hot.get(), lists.count.get(),
+                    {h.get(), sums.get(), counts.get()});
+    CHECK(same_bits(sums.read(), uncounted));
 
-    // The CPU's twin, with neurons in the order of the file and activations as the device has them.
+    // The CPU's twin, with neurons in the order of the file.
     Neurons twin;
     twin.n = n;
     twin.cols = cols;
     const auto host_rows = [&](const Weights& m) {
-        return NeuronRows{type, false, m.stored.data(), m.bytes};
+        return NeuronRows{m.host.type, false, m.stored.data(), m.bytes};
     };
     if (gated) twin.gate = host_rows(gate);
     twin.up = host_rows(up);
@@ -458,17 +411,6 @@ void test_ffn(DType type, Activation act, bool gated, bool biased, float thresho
     }
     twin.act = act;
     twin.threshold = threshold;
-    Floats back = x.host_x;
-    if (info(type).is_quantised()) {
-        for (size_t i = 0; i < back.size(); i++) {
-            back[i] = x.host.q8.d[i / kQ] * float(x.host.q8.q[i]);
-        }
-    }
-    Input input{back.data(), 1, cols, {}};
-    Carved<InputBuffer> buffer("input", 1, cols);
-    if (twin.gate.wants_q8() || twin.up.wants_q8()) {
-        input = buffer->prepare(context, back.data(), 1, cols, true);
-    }
     Carved<NeuronScratch> scratch("scratch", 1, n, cols, 2);
     Carved<Candidates> candidates("candidates", n);
     Floats host_sums(size_t(kSegments * cols));
@@ -476,27 +418,63 @@ void test_ffn(DType type, Activation act, bool gated, bool biased, float thresho
     NeuronMask mask;
     mask.masked = &masked;
     const auto cpu_part = [&](const Floats& scores, Floats& out) {
+        NeuronCounts found;
         mask.score = scores.data();
         mask.threshold = -0.5f;
         select(context, mask, n, *candidates);
-        partial_ffn(context, twin, input, *candidates, *scratch, host_sums.data(), nullptr,
+        partial_ffn(context, twin, x.host, *candidates, *scratch, host_sums.data(), &found,
                     nullptr);
         merge(context, twin, host_sums.data(), out.data());
+        return numbers(found);
     };
     Floats expected(static_cast<size_t>(cols)), cold(static_cast<size_t>(cols));
-    cpu_part(score, expected);
+    const auto of_all = cpu_part(score, expected);
     // What the CPU sends down for the cold neurons alone, without the bias.
     Floats cold_score = score;
     for (int i = 0; i < n; i++) {
         if (slot[size_t(i)] >= 0) cold_score[size_t(i)] = -10;
     }
     twin.down_bias = nullptr;
-    cpu_part(cold_score, cold);
+    const auto of_cold = cpu_part(cold_score, cold);
+    const std::vector<unsigned long long> after = noted(counts.read());
+    for (size_t i = 0; i < 3; i++) CHECK(after[i] == before[i] + of_all[i] - of_cold[i]);
     const Array<float> other(cold);
     ops.merge(stream(), sums.get(), other.get(), biased ? db.get() : nullptr, cols, y.get());
     const double apart = difference(noted(y.read()), expected);
     if (!(apart < kRounding)) std::fprintf(stderr, "%s: %g\n", info(type).name, apart);
     CHECK(apart < kRounding);
+}
+
+// Gate and up in one kernel, and in two because their types differ, give the same bits: an up of
+// F32 that holds the values of the gate's type.
+void test_gate_and_up_apart(Activation act) {
+    const int n = 45, cols = 320;
+    const Weights gate(DType::BF16, n, cols), up(DType::BF16, n, cols), down(DType::Q4_0, n, cols);
+    Floats values(size_t(n * cols));
+    for (int i = 0; i < n; i++) decode_row(up.host, i, values.data() + i * cols);
+    const Weights wide(DType::F32, n, cols, values);
+    const Floats gate_bias = normal(n), up_bias = normal(n);
+    const Array<float> gb(gate_bias), ub(up_bias);
+    const Activations x(normal(cols, 1 / std::sqrt(float(cols))), 1);
+    std::vector<int32_t> every(n);
+    std::iota(every.begin(), every.end(), 0);
+    const Array<int32_t> list(every), count(std::vector<int32_t>{n});
+    DeviceNeurons w{n, gate.device, up.device, down.device, nullptr, gb.get(), ub.get(), act, 0.1f};
+    const auto run = [&](Floats& h_out, Floats& sums_out) {
+        const Array<float> h{size_t(n)}, sums{size_t(kDeviceParts) * cols};
+        const Array<unsigned long long> counts(std::vector<unsigned long long>(3));
+        ops.partial_ffn(stream(), w, x.device, list.get(), count.get(),
+                        {h.get(), sums.get(), counts.get()});
+        h_out = noted(h.read());
+        sums_out = noted(sums.read());
+        return counts.read();
+    };
+    Floats h[2], sums[2];
+    const auto together = run(h[0], sums[0]);
+    w.up = wide.device;
+    CHECK(run(h[1], sums[1]) == together);
+    CHECK(same_bits(h[0], h[1]) && same_bits(sums[0], sums[1]));
+    CHECK(together[0] == n && together[1] < n && together[2] > 0);
 }
 
 void test_merge() {
@@ -542,13 +520,19 @@ void test_argmax() {
 }
 
 void test_ffns() {
-    for (DType type : kTypes) test_ffn(type, Activation::relu, true, false, 0);
-    test_ffn(DType::F16, Activation::drelu, true, true, 0);
-    test_ffn(DType::Q4_0, Activation::drelu, true, false, 0.1f);
-    test_ffn(DType::F32, Activation::relu2, false, true, 0);
-    test_ffn(DType::Q8_0, Activation::relu, false, true, 0);
-    test_ffn(DType::F32, Activation::silu, true, true, 0.05f);
-    test_ffn(DType::F32, Activation::gelu, false, false, 0.05f);
+    using enum Activation;
+    for (DType type : kTypes) test_ffn(type, type, relu, true, false, 0);
+    test_ffn(DType::F16, DType::F16, drelu, true, true, 0);
+    test_ffn(DType::Q4_0, DType::Q4_0, drelu, true, false, 0.1f);
+    test_ffn(DType::F32, DType::F32, relu2, false, true, 0);
+    test_ffn(DType::Q8_0, DType::Q8_0, relu, false, true, 0);
+    test_ffn(DType::F32, DType::F32, silu, true, true, 0.05f);
+    test_ffn(DType::F32, DType::F32, gelu, false, false, 0.05f);
+    test_ffn(DType::Q4_0, DType::Q8_0, relu, true, true, 0);
+    test_ffn(DType::Q4_K, DType::Q6_K, drelu, true, true, 0);
+    test_ffn(DType::F16, DType::Q5_0, relu2, true, false, 0.1f);
+    test_ffn(DType::IQ4_XS, DType::F32, silu, true, true, 0.05f);
+    for (Activation act : {relu, drelu, silu}) test_gate_and_up_apart(act);
 }
 
 // By the .cu file that they test.
@@ -562,6 +546,7 @@ const Group kGroups[] = {{"elementwise", test_embedding},
                          {"matmul", test_products},
                          {"positions", test_positions},
                          {"attention", test_attention},
+                         {"sketch", test_sketches},
                          {"ffn", test_select},
                          {"ffn", test_ffns},
                          {"merge", test_merge},

@@ -82,6 +82,22 @@ constexpr int64_t device_attention_blocks(int64_t end) {
     return (end + kDeviceAttentionBlock - 1) / kDeviceAttentionBlock;
 }
 
+// Signs of weights (sketch.h), as in the file.
+struct DeviceSketch {
+    int rows = 0, cols = 0;          // cols: a multiple of 8
+    const uint8_t* signs = nullptr;  // [rows, cols / 8], at a multiple of 16 bytes
+    const float* offset = nullptr;   // [rows], or null
+};
+// Room for the bits of n inputs. A plane is a bit per column in words of 32, padded to 16 bytes.
+constexpr int device_sketch_words(int cols) {
+    return (cols + 127) / 128 * 4;
+}
+struct DeviceSketchScratch {
+    uint32_t* planes = nullptr;  // [n, 4, device_sketch_words(cols)], at a multiple of 16 bytes
+    float* unit = nullptr;       // [n]
+    int32_t* total = nullptr;    // [n]
+};
+
 // Which neurons may fire, as lists: those whose rows are on this device, and the others.
 struct DeviceLists {
     int32_t* hot = nullptr;    // [n]: neurons, ascending
@@ -104,6 +120,8 @@ constexpr int kDeviceParts = 32;  // parts of a list, whose sums are added last
 struct DeviceFfnScratch {
     float* h = nullptr;     // [n]: by place in the list
     float* sums = nullptr;  // [kDeviceParts, cols]
+    // [3]: proposed, computed, fired (NeuronCounts) are added to these; null: not counted.
+    unsigned long long* counts = nullptr;
 };
 
 // How the halves of a layer that is split between a device and the CPU meet, in memory that both
@@ -148,6 +166,10 @@ struct DeviceOps {
                       const DeviceAttentionRow* rows, int n, const float* q,
                       const DeviceAttentionScratch&, float* out);
 
+    // score[t] = the scores of x[t], t < n, with the bits of the CPU's. x [n, w.cols], score
+    // [n, w.rows].
+    void (*sketch_scores)(DeviceStream*, const DeviceSketch& w, const float* x, int n,
+                          const DeviceSketchScratch&, float* score);
     // score null: every neuron. unpredicted: [n] or null.
     void (*select)(DeviceStream*, const float* score, float threshold, const uint8_t* unpredicted,
                    const int32_t* slot, int n, const DeviceLists&);

@@ -6,6 +6,7 @@
 #include <cmath>
 
 #include "cpu/kernels.h"
+#include "sketch_levels.h"
 
 namespace ggml {
 
@@ -13,27 +14,30 @@ namespace {
 
 using cpu::plane_bytes;
 
-// The unit of levels, relative to the mean magnitude. The largest level, 7, is 3.15 times the mean;
-// larger values are clipped to it. Values from 0.3 to 0.5 hardly differ in quality.
-constexpr double kUnit = 0.45;
-constexpr int kTop = 7;
-
 constexpr int64_t kTile = 64;  // rows that stay in a core's cache for all inputs
+
+double magnitude(const float* x, int64_t n) {
+    double sums[kSketchSums] = {};
+    for (int64_t begin = 0; begin < n; begin += kSketchSums) {
+        const int64_t end = std::min<int64_t>(n - begin, kSketchSums);
+        for (int64_t k = 0; k < end; k++) sums[k] += std::fabs(x[begin + k]);
+    }
+    for (int half = kSketchSums / 2; half > 0; half /= 2) {
+        for (int k = 0; k < half; k++) sums[k] += sums[k + half];
+    }
+    return sums[0];
+}
 
 // Splits one input of n values into its planes.
 void split(const float* x, int64_t n, float* unit, int32_t* total, uint8_t* planes) {
     const int64_t plane = plane_bytes(n / 8);
-    double sum = 0;
-    for (int64_t i = 0; i < n; i++) sum += std::fabs(x[i]);
-    *unit = float(kUnit * sum / double(n));
+    *unit = sketch_unit(magnitude(x, n), n);
     *total = 0;
     std::fill_n(planes, 4 * plane, uint8_t(0));
-    const float inverse = *unit > 0 ? 1 / *unit : 0.0f;
+    const float inverse = sketch_inverse(*unit);
     for (int64_t i = 0; i < n; i++) {
-        const float size = std::fabs(x[i]) * inverse + 0.5f;
-        const int level = size < kTop ? int(size) : kTop;  // kTop for NaN, too
-        *total += level;
-        const int bits = std::signbit(x[i]) | level << 1;
+        const int bits = sketch_bits(x[i], inverse);
+        *total += bits >> 1;
         for (int p = 0; p < 4; p++) {
             planes[p * plane + i / 8] |= uint8_t((bits >> p & 1) << i % 8);
         }

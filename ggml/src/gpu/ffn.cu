@@ -101,29 +101,75 @@ __device__ inline int row_of(const DeviceNeurons& w, int neuron) {
     return w.slot ? w.slot[neuron] : neuron;
 }
 
+// The product of a warp's neuron with its row of one matrix, the same in every lane.
+template <DType type>
+__device__ inline float product(const uint8_t* row, const float* bias, const DeviceInput& x,
+                                int neuron, int lane) {
+    float sum[1];
+    row_dot<type, 1>(row, x, 0, 1, lane, kWarp, sum);
+    return warp_sum(sum[0]) + (bias ? bias[neuron] : 0.0f);
+}
+
+// What the gate's value becomes with the neuron's up row.
+template <DType type>
+__device__ inline float times_up(const DeviceNeurons& w, float value, const DeviceInput& x,
+                                 int neuron, int row, int lane) {
+    const float up = product<type>(w.up.data + row * w.up.stride, w.up_bias, x, neuron, lane);
+    return value * (w.act == Activation::drelu ? activate(w, up) : up);
+}
+
+// Where a kernel adds numbers of neurons (NeuronCounts); null: this one is not counted.
+struct Counts {
+    unsigned long long *proposed, *computed, *fired;
+};
+
+// Adds the number of a block's warps that say yes, with one atomic. Warps beyond the end of the
+// list may have ended; if the first one has, all have.
+__device__ inline void tally(unsigned long long* total, bool yes) {
+    if (!total) return;
+    const int n = __syncthreads_count(yes && threadIdx.x % kWarp == 0);
+    if (threadIdx.x == 0 && n > 0) atomicAdd(total, (unsigned long long)n);
+}
+
 // h[i] = what neuron list[i] multiplies its down row with; up is read only where the gate fires.
-template <DType gate_type, DType up_type>
+// Gate and up have one type. Without a gate: the activated product with up.
+template <DType type>
 __global__ void fire_kernel(DeviceNeurons w, DeviceInput x, const int32_t* list,
-                            const int32_t* count, float* h) {
+                            const int32_t* count, float* h, Counts counts) {
     const int lane = int(threadIdx.x) % kWarp;
     const int i = int(blockIdx.x) * kNeurons + int(threadIdx.x) / kWarp;
     if (i >= *count) return;  // a whole warp
     const int neuron = list[i], row = row_of(w, neuron);
-    float sum[1], value = 1;
-    if (w.gate.data) {
-        row_dot<gate_type, 1>(w.gate.data + row * w.gate.stride, x, 0, 1, lane, kWarp, sum);
-        value = activate(w, warp_sum(sum[0]) + (w.gate_bias ? w.gate_bias[neuron] : 0.0f));
-    }
-    if (value != 0) {
-        row_dot<up_type, 1>(w.up.data + row * w.up.stride, x, 0, 1, lane, kWarp, sum);
-        const float up = warp_sum(sum[0]) + (w.up_bias ? w.up_bias[neuron] : 0.0f);
-        if (!w.gate.data) {
-            value = activate(w, up);
-        } else {
-            value *= w.act == Activation::drelu ? activate(w, up) : up;
-        }
-    }
+    const bool gated = w.gate.data != nullptr;
+    const uint8_t* first =
+        gated ? w.gate.data + row * w.gate.stride : w.up.data + row * w.up.stride;
+    float value =
+        activate(w, product<type>(first, gated ? w.gate_bias : w.up_bias, x, neuron, lane));
+    const bool computed = value != 0;
+    if (gated && computed) value = times_up<type>(w, value, x, neuron, row, lane);
     if (lane == 0) h[i] = value;
+    if (counts.proposed && i == 0 && lane == 0) {
+        atomicAdd(counts.proposed, (unsigned long long)*count);
+    }
+    tally(counts.computed, computed);
+    tally(counts.fired, value != 0);
+}
+
+// The second half of fire_kernel, for an up of another type than the gate's, whose activated values
+// are in h.
+template <DType type>
+__global__ void up_kernel(DeviceNeurons w, DeviceInput x, const int32_t* list, const int32_t* count,
+                          float* h, Counts counts) {
+    const int lane = int(threadIdx.x) % kWarp;
+    const int i = int(blockIdx.x) * kNeurons + int(threadIdx.x) / kWarp;
+    if (i >= *count) return;  // a whole warp
+    float value = h[i];
+    if (value != 0) {
+        const int neuron = list[i];
+        value = times_up<type>(w, value, x, neuron, row_of(w, neuron), lane);
+        if (lane == 0) h[i] = value;
+    }
+    tally(counts.fired, value != 0);
 }
 
 // ---- down ---------------------------------------------------------------------------------------
@@ -181,15 +227,28 @@ void select(DeviceStream* stream, const float* score, float threshold, const uin
 void partial_ffn(DeviceStream* stream, const DeviceNeurons& w, const DeviceInput& x,
                  const int32_t* list, const int32_t* count, const DeviceFfnScratch& scratch) {
     const dim3 grid(blocks_for(w.up.rows, kNeurons));
-    with_type(w.up.type, [&](auto up) {
-        constexpr DType up_type = decltype(up)::type;
-        if (!w.gate || w.gate.type == up_type) {
-            launch(stream, fire_kernel<up_type, up_type>, grid, kNeurons * kWarp, w, x, list, count,
-                   scratch.h);
-        } else {
-            throw Error(Code::unsupported, "gate and up of a layer have different types");
-        }
-    });
+    Counts counts = {};
+    if (scratch.counts) counts = {scratch.counts, scratch.counts + 1, scratch.counts + 2};
+    if (!w.gate || w.gate.type == w.up.type) {
+        with_type(w.up.type, [&](auto both) {
+            launch(stream, fire_kernel<decltype(both)::type>, grid, kNeurons * kWarp, w, x, list,
+                   count, scratch.h, counts);
+        });
+    } else {
+        // A kernel for every pair of types would be 225 of them.
+        DeviceNeurons gate = w;
+        gate.up = w.gate;
+        gate.up_bias = w.gate_bias;
+        gate.gate = {};
+        with_type(w.gate.type, [&](auto first) {
+            launch(stream, fire_kernel<decltype(first)::type>, grid, kNeurons * kWarp, gate, x,
+                   list, count, scratch.h, Counts{counts.proposed, counts.computed, nullptr});
+        });
+        with_type(w.up.type, [&](auto second) {
+            launch(stream, up_kernel<decltype(second)::type>, grid, kNeurons * kWarp, w, x, list,
+                   count, scratch.h, counts);
+        });
+    }
     with_type(w.down.type, [&](auto down) {
         const dim3 parts(blocks_for(w.down.cols, kColumns), kDeviceParts);
         launch(stream, down_kernel<decltype(down)::type>, parts, kDownWarps * kWarp, w, list, count,

@@ -4,10 +4,10 @@
 namespace ggml::GGML_GPU {
 
 const DeviceOps& ops() {
-    static const DeviceOps table = {embed_rows, norm,      quantise,     add,
-                                    activation, matmul,    rope_table,   place_heads,
-                                    store_kv,   attention, select,       partial_ffn,
-                                    merge,      publish,   merge_answer, argmax};
+    static const DeviceOps table = {embed_rows,    norm,       quantise,    add,      activation,
+                                    matmul,        rope_table, place_heads, store_kv, attention,
+                                    sketch_scores, select,     partial_ffn, merge,    publish,
+                                    merge_answer,  argmax};
     return table;
 }
 

@@ -22,6 +22,8 @@ void store_kv(DeviceStream* stream, const KvLayer&, const KvSlot* slots, int n, 
 void attention(DeviceStream* stream, const KvLayer&, int n_head, float scale,
                const DeviceAttentionRow* rows, int n, const float* q, const DeviceAttentionScratch&,
                float* out);
+void sketch_scores(DeviceStream* stream, const DeviceSketch& w, const float* x, int n,
+                   const DeviceSketchScratch&, float* score);
 void select(DeviceStream* stream, const float* score, float threshold, const uint8_t* unpredicted,
             const int32_t* slot, int n, const DeviceLists&);
 void partial_ffn(DeviceStream* stream, const DeviceNeurons&, const DeviceInput& x,

@@ -1,0 +1,125 @@
+// What the tests of a device's operators share: numbers, and matrices and activations in the form
+// of the CPU and in that of the device.
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <memory>
+#include <numeric>
+#include <random>
+
+#include "cpu/kernels.h"
+#include "ggml/math.h"
+#include "ggml/sketch.h"
+#include "gpu/device_arrays.h"
+#include "gpu/ops.h"
+
+namespace gpu_test {
+
+using namespace ggml;
+
+using Floats = std::vector<float>;
+
+inline const DeviceOps& ops = GGML_GPU::ops();
+inline Context context(2);
+inline std::mt19937 rng;
+
+inline Floats normal(int64_t n, float scale = 1, float mean = 0) {
+    std::normal_distribution<float> d(mean, scale);
+    Floats v(static_cast<size_t>(n));
+    for (float& x : v) x = d(rng);
+    return v;
+}
+
+// What the results of one order were, to be met again in the others.
+inline uint64_t digest = 0;
+template <typename T>
+const std::vector<T>& noted(const std::vector<T>& values) {
+    const auto* bytes = reinterpret_cast<const uint8_t*>(values.data());
+    for (size_t i = 0; i < values.size() * sizeof(T); i++) {
+        digest = (digest ^ bytes[i]) * 0x100000001b3;
+    }
+    return values;
+}
+
+// The largest difference, as a share of the root mean square.
+inline double difference(const Floats& a, const Floats& b) {
+    double largest = 0, squares = 0;
+    for (size_t i = 0; i < b.size(); i++) {
+        const double d = std::fabs(double(a[i]) - double(b[i]));
+        largest = std::isnan(largest) || d <= largest ? largest : d;  // a NaN stays
+        squares += double(b[i]) * b[i];
+    }
+    return largest / std::sqrt(squares / double(b.size()) + 1e-30);
+}
+constexpr double kRounding = 2e-5;
+
+const DType kTypes[] = {DType::F32,  DType::F16,  DType::BF16, DType::Q4_0,   DType::Q4_1,
+                        DType::Q5_0, DType::Q5_1, DType::Q8_0, DType::Q2_K,   DType::Q3_K,
+                        DType::Q4_K, DType::Q5_K, DType::Q6_K, DType::IQ4_NL, DType::IQ4_XS};
+
+// A matrix in both forms.
+struct Weights {
+    Weights(DType type, int64_t rows, int64_t cols)
+        : Weights(type, rows, cols, normal(rows * cols)) {}
+    Weights(DType type, int64_t rows, int64_t cols, const Floats& source)
+        : bytes(info(type).size(cols)), stored(size_t(rows * bytes)) {
+        info(type).encode(source.data(), stored.data(), rows * cols);
+        pack(type, rows, cols);
+        host = {type, Layout::rows, rows, cols, stored.data()};
+    }
+    void pack(DType type, int64_t rows, int64_t cols) {
+        const int64_t stride = device_row_bytes(type, cols);
+        std::vector<uint8_t> packed(size_t(rows * stride));
+        for (int64_t r = 0; r < rows; r++) {
+            pack_device_row(type, stored.data() + r * bytes, cols, packed.data() + r * stride);
+        }
+        planes = std::make_unique<Array<uint8_t>>(packed);
+        device = {type, planes->get(), stride, int(rows), int(cols)};
+    }
+    int64_t bytes;
+    std::vector<uint8_t> stored;
+    Matrix host;
+    std::unique_ptr<Array<uint8_t>> planes;
+    DeviceRows device;
+};
+
+// Rows of activations in both forms; in 8 bits too.
+struct Activations {
+    Activations(const Floats& values, int64_t rows)
+        : n(rows),
+          cols(int64_t(values.size()) / rows),
+          host_x(values),
+          buffer("input", rows, cols),
+          x(values),
+          q(values.size()),
+          s(values.size() / kQ) {
+        host = buffer->prepare(context, host_x.data(), n, cols, true);
+        device = {x.get(), q.get(), s.get(), int(n), int(cols)};
+    }
+    int64_t n, cols;
+    Floats host_x;
+    Carved<InputBuffer> buffer;
+    Input host;
+    Array<float> x;
+    Array<int8_t> q;
+    Array<DeviceQ8Scale> s;
+    DeviceInput device;
+
+    // The 8-bit form on the device is that of these rows.
+    bool quantised_as(const Floats& values) const {
+        Floats copy = values;
+        Carved<InputBuffer> other("input", n, cols);
+        const Q8Rows q8 = other->prepare(context, copy.data(), n, cols, true).q8;
+        const std::vector<int8_t> bytes = noted(q.read());
+        const std::vector<DeviceQ8Scale> scales = noted(s.read());
+        bool same = std::memcmp(bytes.data(), q8.q, bytes.size()) == 0;
+        for (size_t i = 0; i < scales.size(); i++) {
+            same = same && std::memcmp(&scales[i].d, q8.d + i, 4) == 0 &&
+                   scales[i].s0 == q8.s16[2 * i] && scales[i].s1 == q8.s16[2 * i + 1];
+        }
+        return same;
+    }
+};
+
+}  // namespace gpu_test
