@@ -431,7 +431,8 @@ def main() -> int:
     arguments = parser.parse_args()
     nvcc, disassembler = shutil.which("nvcc"), nvdisasm()
     if not nvcc or not disassembler:
-        raise SystemExit("needs nvcc and nvdisasm (pip install nvidia-cuda-nvdisasm)")
+        print("needs nvcc and nvdisasm (pip install nvidia-cuda-nvdisasm)", file=sys.stderr)
+        return 3
     sources = sorted(KERNELS.glob("*.cu"))
     if arguments.files:
         sources = [s for s in sources if s.name in arguments.files]
