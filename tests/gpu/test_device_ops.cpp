@@ -179,8 +179,11 @@ void test_positions() {
 }
 
 void test_attention() {
-    const int n_kv = 2, n_head = 6, dim = 64, pages = 16;
-    for (DType type : {DType::F16, DType::F32, DType::Q8_0}) {
+    const int n_kv = 2, n_head = 6, pages = 16;
+    const std::vector<std::pair<DType, int>> kinds = {
+        {DType::F16, 64},  {DType::F32, 64}, {DType::Q8_0, 64}, {DType::F16, 40}, {DType::F16, 128},
+        {DType::Q8_0, 96}, {DType::F32, 6},  {DType::F16, 250}, {DType::F16, 256}};
+    for (auto [type, dim] : kinds) {
         KvLayer host{type, n_kv, dim, nullptr, nullptr, 0};
         host.page_stride = 2 * n_kv * host.head_bytes();
         // What has not been stored is not a number, in every type.

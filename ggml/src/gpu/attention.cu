@@ -12,69 +12,91 @@ namespace {
 constexpr int kThreads = 128;
 constexpr int kWarps = kThreads / kWarp;
 constexpr int kBlock = int(kDeviceAttentionBlock);
+constexpr int kPages = kBlock / int(kKvPage);
 constexpr int kShare = 8;  // lanes that share a position's key
 constexpr int kMostDim = 256;
 
-// Value i of a head of keys or values.
-template <DType type>
-__device__ inline float cached(const uint8_t* head, int i) {
-    if constexpr (type == DType::F32) {
-        return reinterpret_cast<const float*>(head)[i];
-    } else if constexpr (type == DType::F16) {
-        return half_to_float(reinterpret_cast<const f16_t*>(head)[i]);
+// Of a head of keys or values, the `wide` numbers from wide * i on.
+template <DType type, int wide>
+__device__ inline void load_cached(const uint8_t* head, int i, float (&out)[wide]) {
+    if constexpr (type == DType::Q8_0) {
+        // Of blocks of 34 bytes no more than two are aligned.
+        const auto* block = reinterpret_cast<const BlockQ8_0*>(head) + wide * i / kQ;
+        const auto* q = reinterpret_cast<const uint8_t*>(block->qs) + wide * i % kQ;
+        const float d = half_to_float(block->d);
+        for (int k = 0; k < wide; k += 2) {
+            const unsigned two = load<uint16_t>(q + k);
+            out[k] = d * float(int8_t(two));
+            out[k + 1] = d * float(int8_t(two >> 8));
+        }
+    } else if constexpr (wide == 8) {
+        load8<type>(head, i, out);
+    } else if constexpr (type == DType::F32) {
+        out[0] = load<float>(head + 4 * i);
     } else {
-        const auto* block = reinterpret_cast<const BlockQ8_0*>(head) + i / kQ;
-        return half_to_float(block->d) * float(block->qs[i % kQ]);
+        out[0] = half_to_float(load<f16_t>(head + 2 * i));
     }
 }
 
 // Block (x, y, z): positions [256 x, 256 x + 256) of query head y of row z. Its sums: the weighted
-// values, then the largest score and the sum of weights.
-template <DType type>
+// values, then the largest score and the sum of weights. A thread takes `wide` neighbouring numbers
+// of a key or value at a time; of a key, up to `parts` times (0: as often as it takes).
+template <DType type, int wide, int parts>
 __global__ void attention_kernel(KvLayer layer, int64_t position_bytes, int n_head, float scale,
                                  const DeviceAttentionRow* rows, const float* q, float* sums) {
+    GGML_SHARED(int64_t, page, kPages);
     GGML_SHARED(float, query, kMostDim);
     GGML_SHARED(float, weight, kBlock);
-    GGML_SHARED(float, parts, kWarps);
+    GGML_SHARED(float, of_warp, kWarps);
+    GGML_SHARED(float, of_group, wide == 1 ? kMostDim : kThreads * wide);
     const DeviceAttentionRow row = rows[blockIdx.z];
     const int begin = int(blockIdx.x) * kBlock;
     const int from = row.first > begin ? row.first : begin;
     const int to = row.end < begin + kBlock ? row.end : begin + kBlock;
     if (from >= to) return;  // the whole block
     const int thread = int(threadIdx.x), dim = int(layer.head_dim), head = int(blockIdx.y);
-    const int64_t at_head = head / (n_head / int(layer.n_head_kv)) * kKvPage * position_bytes;
+    const int chunks = dim / wide, lane = thread % kShare;
+
+    // Where the pages of the block begin; those before `from` and from `to` on are not read.
+    for (int i = thread; i < kPages; i += kThreads) {
+        const int first = begin + i * int(kKvPage);
+        const int known = first < from ? from : first < to ? first : to - 1;
+        page[i] = row.pages[known / int(kKvPage)] * layer.page_stride +
+                  head / (n_head / int(layer.n_head_kv)) * kKvPage * position_bytes;
+    }
     const auto place = [&](int position) {
-        return row.pages[position / int(kKvPage)] * layer.page_stride + at_head +
-               position % int(kKvPage) * position_bytes;
+        return page[(position - begin) / int(kKvPage)] +
+               position % int(kKvPage) * int64_t(int(position_bytes));
     };
 
     q += (int64_t(blockIdx.z) * n_head + head) * dim;
     for (int i = thread; i < dim; i += kThreads) query[i] = q[i] * scale;
     __syncthreads();
 
-    // Scores: eight lanes a position.
+    // Scores: eight lanes a position. Past the last one is the last once more, for the same largest
+    // score and a weight that is not read.
     float largest = -INFINITY;
     for (int first = from; first < to; first += kThreads / kShare) {
         const int position = first + thread / kShare;
+        const uint8_t* key = layer.k + place(position < to ? position : to - 1);
         float score = 0;
-        if (position < to) {
-            const uint8_t* key = layer.k + place(position);
-            for (int i = thread % kShare; i < dim; i += kShare) {
-                score = fmaf(query[i], cached<type>(key, i), score);
-            }
+        for (int part = 0; part < (parts ? parts : (chunks + kShare - 1) / kShare); part++) {
+            const int chunk = part * kShare + lane;
+            if (chunk >= chunks) break;
+            float some[wide];
+            load_cached<type, wide>(key, chunk, some);
+            for (int k = 0; k < wide; k++) score = fmaf(query[chunk * wide + k], some[k], score);
         }
         for (int apart = kShare / 2; apart > 0; apart /= 2) {
             score += __shfl_xor_sync(kAll, score, apart);
         }
-        if (position < to) {
-            if (thread % kShare == 0) weight[position - from] = score;
-            largest = score > largest ? score : largest;
-        }
+        if (lane == 0) weight[position - from] = score;
+        largest = score > largest ? score : largest;
     }
     largest = warp_max(largest);
-    if (thread % kWarp == 0) parts[thread / kWarp] = largest;
+    if (thread % kWarp == 0) of_warp[thread / kWarp] = largest;
     __syncthreads();
-    for (int w = 0; w < kWarps; w++) largest = parts[w] > largest ? parts[w] : largest;
+    for (int w = 0; w < kWarps; w++) largest = of_warp[w] > largest ? of_warp[w] : largest;
 
     float total = 0;
     for (int i = thread; i < to - from; i += kThreads) {
@@ -82,22 +104,35 @@ __global__ void attention_kernel(KvLayer layer, int64_t position_bytes, int n_he
         total += weight[i];
     }
     total = warp_sum(total);
-    __syncthreads();  // all have read the largest parts, and the weights are there
-    if (thread % kWarp == 0) parts[thread / kWarp] = total;
-    __syncthreads();
-    total = 0;
-    for (int w = 0; w < kWarps; w++) total += parts[w];
+    __syncthreads();  // all have read the largest scores, and the weights are there
+    if (thread % kWarp == 0) of_warp[thread / kWarp] = total;
 
+    // Values: a group of threads takes every `groups`th position; then their sums in order.
+    const int groups = chunks < kThreads ? kThreads / chunks : 1;
+    for (int i = thread; i < chunks * groups; i += kThreads) {
+        const int chunk = i % chunks, group = i / chunks;
+        float sum[wide];
+        for (int k = 0; k < wide; k++) sum[k] = 0;
+        for (int position = from + group; position < to; position += groups) {
+            float some[wide];
+            load_cached<type, wide>(layer.v + place(position), chunk, some);
+            for (int k = 0; k < wide; k++) sum[k] = fmaf(weight[position - from], some[k], sum[k]);
+        }
+        for (int k = 0; k < wide; k++) of_group[(group * wide + k) * chunks + chunk] = sum[k];
+    }
+    __syncthreads();
     float* out =
         sums + ((int64_t(blockIdx.z) * n_head + head) * gridDim.x + blockIdx.x) * (dim + 2);
     for (int i = thread; i < dim; i += kThreads) {
         float sum = 0;
-        for (int position = from; position < to; position++) {
-            sum = fmaf(weight[position - from], cached<type>(layer.v + place(position), i), sum);
+        for (int group = 0; group < groups; group++) {
+            sum += of_group[(group * wide + i % wide) * chunks + i / wide];
         }
         out[i] = sum;
     }
     if (thread == 0) {
+        total = 0;
+        for (int w = 0; w < kWarps; w++) total += of_warp[w];
         out[dim] = largest;
         out[dim + 1] = total;
     }
@@ -133,9 +168,15 @@ template <DType type>
 void launch_attention(DeviceStream* stream, const KvLayer& layer, int n_head, float scale,
                       const DeviceAttentionRow* rows, int n, const float* q,
                       const DeviceAttentionScratch& scratch) {
-    launch(stream, attention_kernel<type>,
-           dim3(unsigned(scratch.blocks), unsigned(n_head), unsigned(n)), kThreads, layer,
-           layer.position_bytes(), n_head, scale, rows, q, scratch.sums);
+    const int64_t dim = layer.head_dim;
+    auto* kernel = dim <= 64    ? attention_kernel<type, 8, 1>
+                   : dim <= 128 ? attention_kernel<type, 8, 2>
+                                : attention_kernel<type, 8, 4>;
+    if constexpr (type != DType::Q8_0) {
+        if (dim % 8) kernel = attention_kernel<type, 1, 0>;
+    }
+    launch(stream, kernel, dim3(unsigned(scratch.blocks), unsigned(n_head), unsigned(n)), kThreads,
+           layer, layer.position_bytes(), n_head, scale, rows, q, scratch.sums);
 }
 
 }  // namespace

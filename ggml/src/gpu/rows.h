@@ -31,16 +31,19 @@ constexpr unsigned iq4_word(int i) {
            unsigned(uint8_t(kIQ4[i + 2])) << 16 | unsigned(uint8_t(kIQ4[i + 3])) << 24;
 }
 
-// kIQ4 by nibble: every byte of `nibbles` (0 to 15) to the value that it stands for.
-__device__ inline unsigned iq4_values(unsigned nibbles) {
+// kIQ4 by nibble: what the lower nibbles of the bytes of `word` stand for, and the upper ones.
+__device__ inline void iq4_values(unsigned word, unsigned& low, unsigned& high) {
     constexpr unsigned first = iq4_word(0), second = iq4_word(4), third = iq4_word(8),
                        fourth = iq4_word(12);
-    unsigned at = (nibbles | nibbles >> 4) & 0x00ff00ff;
-    at = (at | at >> 8) & 0x7777;  // the lower three bits of each, for __byte_perm
-    const unsigned low = __byte_perm(first, second, at);
-    const unsigned high = __byte_perm(third, fourth, at);
-    const unsigned upper = (nibbles >> 3 & 0x01010101) * 0xff;
-    return (low & ~upper) | (high & upper);
+    // __byte_perm takes four bytes of eight: by the lower three bits from both halves of the table,
+    // and by the fourth bit from one of the two.
+    const unsigned at = word & 0x77777777, half = 0x32103210 | (word >> 1 & 0x44444444);
+    const unsigned bytes01 =
+        __byte_perm(__byte_perm(first, second, at), __byte_perm(third, fourth, at), half);
+    const unsigned bytes23 = __byte_perm(__byte_perm(first, second, at >> 16),
+                                         __byte_perm(third, fourth, at >> 16), half >> 16);
+    low = __byte_perm(bytes01, bytes23, 0x6420);
+    high = __byte_perm(bytes01, bytes23, 0x7531);
 }
 
 // Bit i of `bits` to bit `to` of byte i, for the four of word k.
@@ -61,8 +64,12 @@ __device__ inline Group load_group(const uint8_t* row, const PlaneOffsets& at, i
         const uint4 a = load16(low);
         const unsigned all[4] = {a.x, a.y, a.z, a.w};
         for (int k = 0; k < 4; k++) {
-            g.words[k] = all[k] & 0x0f0f0f0f;
-            g.words[k + 4] = all[k] >> 4 & 0x0f0f0f0f;
+            if constexpr (type == DType::IQ4_NL || type == DType::IQ4_XS) {
+                iq4_values(all[k], g.words[k], g.words[k + 4]);
+            } else {
+                g.words[k] = all[k] & 0x0f0f0f0f;
+                g.words[k + 4] = all[k] >> 4 & 0x0f0f0f0f;
+            }
         }
     } else {
         const uint2 a = load<uint2>(low);
@@ -77,10 +84,6 @@ __device__ inline Group load_group(const uint8_t* row, const PlaneOffsets& at, i
             g.words[k] |= ((k % 2 ? a.y : a.x) >> k / 2 * 2 & 0x03030303) << 4;
         }
     }
-    if constexpr (type == DType::IQ4_NL || type == DType::IQ4_XS) {
-        for (int k = 0; k < 8; k++) g.words[k] = iq4_values(g.words[k]);
-    }
-
     const uint8_t* scale = row + at.scale + i * bytes.scale;
     const uint8_t* super = row + at.super + i / 8 * bytes.super;
     g.m[0] = g.m[1] = 0;
@@ -121,7 +124,7 @@ __device__ inline Group load_group(const uint8_t* row, const PlaneOffsets& at, i
     return g;
 }
 
-// Quants of these types are signed bytes, those of the others are not.
+// Quants of these types are signed bytes, without an offset; those of the others are not.
 constexpr bool has_signed_quants(DType type) {
     return type == DType::Q8_0 || type == DType::IQ4_NL || type == DType::IQ4_XS;
 }
@@ -175,7 +178,7 @@ __device__ inline void row_dot(const uint8_t* row, const DeviceInput& x, int fir
             float w[8];
             load8<type>(row, i, w);
             for (int t = 0; t < most; t++) {
-                if (t >= n) break;
+                if (most > 1 && t >= n) break;
                 const float4* to =
                     reinterpret_cast<const float4*>(x.x + int64_t(first + t) * x.cols + 8 * i);
                 const float4 a = to[0], b = to[1];
@@ -196,11 +199,13 @@ __device__ inline void row_dot(const uint8_t* row, const DeviceInput& x, int fir
         for (int i = lane; i < groups; i += lanes) {
             const Group g = load_group<type>(row, at, i);
             for (int t = 0; t < most; t++) {
-                if (t >= n) break;
-                const int8_t* q = x.q + int64_t(first + t) * x.cols + kQ * i;
-                const DeviceQ8Scale s = x.s[int64_t(first + t) * groups + i];
-                const uint4 a = load16(reinterpret_cast<const uint8_t*>(q));
-                const uint4 b = load16(reinterpret_cast<const uint8_t*>(q) + 16);
+                if (most > 1 && t >= n) break;
+                // Not by load16: tests/gpu/sass.py takes what that loads for weights.
+                const uint4* q =
+                    reinterpret_cast<const uint4*>(x.q + int64_t(first + t) * x.cols + kQ * i);
+                const uint4 a = q[0], b = q[1];
+                const uint2 s =
+                    *reinterpret_cast<const uint2*>(x.s + int64_t(first + t) * groups + i);
                 int low = 0, high = 0;
                 low = __dp4a(int(g.words[0]), int(a.x), low);
                 low = __dp4a(int(g.words[1]), int(a.y), low);
@@ -212,9 +217,11 @@ __device__ inline void row_dot(const uint8_t* row, const DeviceInput& x, int fir
                 high = __dp4a(int(g.words[7]), int(b.w), high);
                 float part = g.d[0] * float(low);
                 part = fmaf(g.d[1], float(high), part);
-                part = fmaf(g.m[0], float(s.s0), part);
-                part = fmaf(g.m[1], float(s.s1), part);
-                sum[t] = fmaf(s.d, part, sum[t]);
+                if constexpr (!has_signed_quants(type)) {
+                    part = fmaf(g.m[0], float(int16_t(s.y)), part);
+                    part = fmaf(g.m[1], float(int(s.y) >> 16), part);
+                }
+                sum[t] = fmaf(math::bits_as<float>(s.x), part, sum[t]);
             }
         }
     }
