@@ -16,8 +16,6 @@
 
 namespace powerinfer {
 
-struct Model;
-
 struct DeviceModel {
     // Opens a device. vram_budget: bytes for the model and its sessions; 0: what is free there,
     // less a margin. Throws Error(device).
@@ -41,13 +39,10 @@ struct DeviceModel {
     ggml::DeviceRows matrix(const void* key) const;
     const float* vector(const void* key) const;
 
-    // Allocates what the plan says. Throws Error(memory) for more than the budget has left.
-    void allocate(const Model& model);
     // Uploads a weight. `rows` are as in the file, one after the other, and are those that the
     // device has from `first` on. Throws Error(device).
     void put(const WeightSpec& w, size_t part, int64_t first, int64_t n, const uint8_t* rows);
-    // The tables, once the weights are there. Makes `cold`.
-    void finish(const Model& model);
+    void upload(void* to, const void* from, uint64_t bytes);
 
  private:
     std::unordered_map<const void*, ggml::DeviceRows> matrices_;

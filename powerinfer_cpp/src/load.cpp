@@ -115,7 +115,7 @@ std::shared_ptr<const Model> Model::load(const std::string& path, const pi_model
     if (params.vocab_only) return model;
     model->reserved = model->budget->reserve(model->file.gguf.path() + ": the weights",
                                              total(model->plan.parts, Tier::ram));
-    if (model->device) model->device->allocate(*model);
+    if (model->device) allocate_device(*model);
     log_unused(*model, params);
     if (params.use_mmap) model->file.map();
     load_weights(*model, params);

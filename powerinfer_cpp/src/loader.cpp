@@ -277,7 +277,7 @@ void load_weights(Model& model, const pi_model_params& params) {
         mark_unpredicted(l.ffn);
         for (Ffn& e : l.experts) mark_unpredicted(e);
     }
-    if (model.device) model.device->finish(model);
+    if (model.device) load_device_tables(model);
 }
 
 }  // namespace powerinfer

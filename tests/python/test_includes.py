@@ -42,7 +42,7 @@ LAYERS = (
     ("plan",),
     # reading a model
     ("gpu_index", "read_placement", "share"),
-    ("model_file.cpp", "resolve.cpp", "loader.cpp", "load"),
+    ("model_file.cpp", "resolve.cpp", "loader.cpp", "device_load.cpp", "load"),
     # computing
     ("pass",),
     ("ffn", "device_forward", "forward"),
