@@ -67,6 +67,8 @@ DeviceForward::DeviceForward(const Model& model, const pi_session_params& params
     }
     stream_ = {device_, device_.new_stream()};
     device_.zero(stream_.get(), scratch_.arrived, uint64_t(n) * sizeof(uint32_t));
+    counted_.resize(size_t(n) * 3);
+    device_.zero(stream_.get(), scratch_.counts, counted_.size() * sizeof(counted_[0]));
     if (c.n_rot) {
         device_.copy_in(stream_.get(), scratch_.frequency, rope.frequency.data(),
                         rope.frequency.size() * sizeof(double));
@@ -81,6 +83,28 @@ void DeviceForward::run(const Pass& p) {
         p.check_stop();
         row(p, t);
     }
+    count(p);
+}
+
+// Adds the neurons that the device has computed since it was last asked.
+void DeviceForward::count(const Pass& p) {
+    const Config& c = model_.config;
+    std::vector<unsigned long long> now(counted_.size());
+    device_.copy_out(stream_.get(), now.data(), scratch_.counts, now.size() * sizeof(now[0]));
+    device_.wait(stream_.get());
+    for (int64_t i = first_; i < c.n_layer; i++) {
+        ggml::NeuronCounts& to = p.counts.neurons[size_t(i)];
+        if (!model_.layers[size_t(i)].ffn.neurons.n) {
+            const int64_t all = p.work.batch.n * c.n_ff;
+            to.proposed += all, to.computed += all, to.fired += all;
+            continue;
+        }
+        const size_t at = size_t(i - first_) * 3;
+        to.proposed += int64_t(now[at] - counted_[at]);
+        to.computed += int64_t(now[at + 1] - counted_[at + 1]);
+        to.fired += int64_t(now[at + 2] - counted_[at + 2]);
+    }
+    counted_ = std::move(now);
 }
 
 void DeviceForward::row(const Pass& p, int64_t t) {
@@ -246,21 +270,33 @@ void DeviceForward::put_attention(int64_t i, const Kind& kind) {
     put_products(s.attended, {product(l.o, s.out, l.o_bias)});
 }
 
+// score = the predictor's, see predict() in ffn.cpp.
+void DeviceForward::put_predictor(const Ffn& f) {
+    const Config& c = model_.config;
+    DeviceScratch& s = scratch_;
+    const DeviceInput& x = c.predict_from_normed ? s.ffn_normed : s.residual;
+    if (f.signs) {
+        const DeviceRows signs = on_.matrix(&f.signs);
+        const ggml::DeviceSketch sketch{signs.rows, int(c.n_embd), signs.data,
+                                        on_.vector(&f.sketch_offset)};
+        ops_.sketch_scores(stream_.get(), sketch, x.x, 1, s.sketch, s.score);
+        return;
+    }
+    if (!c.predict_from_normed) ops_.quantise(stream_.get(), x);
+    DeviceInput hidden = s.hidden;
+    hidden.cols = int(f.fc1.rows);
+    put_products(x, {{on_.matrix(&f.fc1), hidden.x, nullptr}});
+    ops_.activation(stream_.get(), ggml::Activation::relu, hidden, nullptr);
+    put_products(hidden, {{on_.matrix(&f.fc2), s.score, nullptr}});
+}
+
 // Lists the neurons of the row, and gives the CPU its share of them.
 void DeviceForward::put_selection(int64_t i, const Kind& kind) {
     const Config& c = model_.config;
     const Layer& l = model_.layers[size_t(i)];
     DeviceScratch& s = scratch_;
     const bool masked = kind.masked && is_predicted(l, l.ffn, params_.sparse);
-    if (masked) {
-        const DeviceInput& x = c.predict_from_normed ? s.ffn_normed : s.residual;
-        if (!c.predict_from_normed) ops_.quantise(stream_.get(), x);
-        DeviceInput hidden = s.hidden;
-        hidden.cols = int(l.ffn.fc1.rows);
-        put_products(x, {{on_.matrix(&l.ffn.fc1), hidden.x, nullptr}});
-        ops_.activation(stream_.get(), ggml::Activation::relu, hidden, nullptr);
-        put_products(hidden, {{on_.matrix(&l.ffn.fc2), s.score, nullptr}});
-    }
+    if (masked) put_predictor(l.ffn);
     const bool all = !masked || params_.sparse != PI_SPARSE_AUTO || l.ffn.unpredicted.empty();
     ops_.select(stream_.get(), masked ? s.score : nullptr, score_threshold(l, params_),
                 all ? nullptr : on_.unpredicted.get() + (i - first_) * c.n_ff, slots(i),
@@ -291,7 +327,9 @@ void DeviceForward::put_neurons(int64_t i) {
     w.threshold = activation_threshold(f.neurons, params_.sparse);
     const float* bias = on_.vector(&f.neurons.down_bias);
     if (w.up.rows > 0) {
-        ops_.partial_ffn(stream_.get(), w, s.ffn_normed, s.lists.hot, s.lists.count, s.ffn);
+        ggml::DeviceFfnScratch scratch = s.ffn;
+        scratch.counts = s.counts + 3 * (i - first_);
+        ops_.partial_ffn(stream_.get(), w, s.ffn_normed, s.lists.hot, s.lists.count, scratch);
     } else {
         device_.zero(stream_.get(), s.ffn.sums,
                      uint64_t(ggml::kDeviceParts * c.n_embd) * sizeof(float));

@@ -41,6 +41,7 @@ class DeviceForward : public DeviceKv {
     };
 
     void row(const Pass& p, int64_t t);
+    void count(const Pass& p);
     void fill_step(const Pass& p, int64_t t);
     ggml::Owned<ggml::DeviceGraph> record(const Kind& kind);
 
@@ -49,6 +50,7 @@ class DeviceForward : public DeviceKv {
     void put(const Kind& kind, const Pass* now);
     void put_layer(int64_t i, const Kind& kind, const Pass* now);
     void put_attention(int64_t i, const Kind& kind);
+    void put_predictor(const Ffn& f);
     void put_selection(int64_t i, const Kind& kind);
     void put_neurons(int64_t i);
     void put_matrices(int64_t i);
@@ -84,6 +86,7 @@ class DeviceForward : public DeviceKv {
     uint64_t step_bytes_ = 0;
     double rope_magnitude_ = 1;
     std::vector<ggml::DeviceExchange> exchange_;  // [layers on the device]
+    std::vector<unsigned long long> counted_;     // of scratch_.counts, in p.counts already
     uint32_t epoch_ = 0;
     const float* added_[2] = {nullptr, nullptr};  // to x, by the next norm
     ggml::Owned<ggml::DeviceStream> stream_;      // after the memory that its work uses

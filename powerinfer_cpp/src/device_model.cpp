@@ -42,14 +42,13 @@ void DeviceModel::put(const WeightSpec& w, size_t part, int64_t first, int64_t n
     uint64_t offset = w.place.device_offset;
     for (size_t i = 0; i < part; i++) offset += parts[i].bytes(w.place.device_rows);
     const DeviceMatrix& m = parts[part];
-    const int64_t stride =
-        w.is<Vector>() ? m.cols * int64_t(sizeof(float)) : ggml::device_row_bytes(m.type, m.cols);
+    const int64_t stride = m.stride();
     uint8_t* const data = weights.get() + offset;
     if (first == 0) {
         matrices_[m.key] = {m.type, data, stride, int(w.place.device_rows), int(m.cols)};
     }
     if (n == 0) return;
-    if (!w.is<Vector>()) {
+    if (!m.as_stored) {
         packed_.resize(size_t(n * stride));
         const int64_t row = ggml::info(m.type).size(m.cols);
         for (int64_t i = 0; i < n; i++) {

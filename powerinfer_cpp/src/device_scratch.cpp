@@ -45,6 +45,11 @@ DeviceScratch::DeviceScratch(Carver& carver, const Config& c, const pi_session_p
     carver.take(q, {c.q_dim()});
     for (float** to : {&k, &v}) carver.take(*to, {c.kv_dim()});
     for (float** to : {&up, &score}) carver.take(*to, {c.n_ff});
+    if (c.sketches) {
+        carver.take(sketch.planes, {4, ggml::device_sketch_words(int(c.n_embd))});
+        carver.take(sketch.unit, {1});
+        carver.take(sketch.total, {1});
+    }
     carver.take(cos_sin, {c.n_rot});
     carver.take(frequency, {c.n_rot / 2});
     carver.take(logits, {c.n_vocab});
@@ -54,6 +59,7 @@ DeviceScratch::DeviceScratch(Carver& carver, const Config& c, const pi_session_p
     carver.take(ffn.h, {c.n_ff});
     carver.take(ffn.sums, {ggml::kDeviceParts, c.n_embd});
     carver.take(arrived, {n_layers});
+    carver.take(counts, {n_layers, 3});
 }
 
 uint64_t device_kv_bytes(const Config& c, const pi_session_params& p, int64_t n_layers) {

@@ -39,13 +39,15 @@ struct DeviceScratch {
     float *out = nullptr, *ffn_out = nullptr;  // [n_embd]
     float *q = nullptr, *k = nullptr, *v = nullptr;
     float *up = nullptr, *score = nullptr;  // [n_ff]
+    ggml::DeviceSketchScratch sketch;       // for one input of n_embd
     float* cos_sin = nullptr;               // [n_rot]
     double* frequency = nullptr;            // [n_rot / 2]
     float* logits = nullptr;                // [n_vocab]
     ggml::DeviceAttentionScratch attention;
     ggml::DeviceLists lists;
     ggml::DeviceFfnScratch ffn;
-    uint32_t* arrived = nullptr;  // [n_layers]
+    uint32_t* arrived = nullptr;           // [n_layers]
+    unsigned long long* counts = nullptr;  // [n_layers][3], see DeviceFfnScratch
 };
 
 // Keys and values: [pages][n_layers][keys, values][n_head_kv][64][head_dim].

@@ -51,24 +51,27 @@ uint64_t WeightSpec::bytes(int64_t n) const {
     return ggml::size_product(full, ggml::info(tensor->type).size(cols));
 }
 
+int64_t DeviceMatrix::stride() const {
+    return as_stored ? ggml::info(type).size(cols) : ggml::device_row_bytes(type, cols);
+}
+
 uint64_t DeviceMatrix::bytes(int64_t n) const {
-    return ggml::size_rounded_up(ggml::size_product(n, ggml::device_row_bytes(type, cols)),
-                                 kDeviceLine);
+    return ggml::size_rounded_up(ggml::size_product(n, stride()), kDeviceLine);
 }
 
 std::vector<DeviceMatrix> WeightSpec::device_matrices() const {
     const ggml::DType type = tensor->type;
-    if (const auto* v = std::get_if<Vector>(&target)) return {{v->to, type, cols}};
-    if (const auto* p = std::get_if<Product>(&target)) return {{p->to, type, cols}};
-    if (const auto* t = std::get_if<Table>(&target)) return {{t->to, type, cols}};
-    if (const auto* s = std::get_if<Signs>(&target)) return {{s->to, type, cols}};
+    if (const auto* v = std::get_if<Vector>(&target)) return {{v->to, type, cols, true}};
+    if (const auto* p = std::get_if<Product>(&target)) return {{p->to, type, cols, false}};
+    if (const auto* t = std::get_if<Table>(&target)) return {{t->to, type, cols, false}};
+    if (const auto* s = std::get_if<Signs>(&target)) return {{s->to, type, cols, true}};
     if (const auto* n = std::get_if<NeuronPart>(&target)) {
-        return {{n->to->rows[n->part], type, cols}};
+        return {{n->to->rows[n->part], type, cols, false}};
     }
     const Bundle& bundle = *std::get<WholeBundle>(target).to;
     std::vector<DeviceMatrix> parts;
     for (size_t i = 0; i < bundle.rows.size(); i++) {
-        parts.push_back({bundle.rows[i], bundle.layout.parts[i], bundle.layout.cols});
+        parts.push_back({bundle.rows[i], bundle.layout.parts[i], bundle.layout.cols, false});
     }
     return parts;
 }
@@ -80,11 +83,10 @@ uint64_t WeightSpec::device_bytes(int64_t n) const {
 }
 
 bool WeightSpec::suits_device() const {
-    if (is<Vector>()) return true;
-    if (is<Signs>()) return false;
     const std::vector<DeviceMatrix> all = device_matrices();
-    return std::all_of(all.begin(), all.end(),
-                       [](const DeviceMatrix& m) { return ggml::has_device_rows(m.type, m.cols); });
+    return std::all_of(all.begin(), all.end(), [](const DeviceMatrix& m) {
+        return m.as_stored || ggml::has_device_rows(m.type, m.cols);
+    });
 }
 
 uint64_t WeightSpec::file_offset() const {

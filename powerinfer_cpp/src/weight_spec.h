@@ -56,7 +56,9 @@ struct DeviceMatrix {
     const void* key;
     ggml::DType type;
     int64_t cols;
+    bool as_stored;  // vectors and signs; matrices are packed (ggml::pack_device_row)
 
+    int64_t stride() const;  // bytes of a row
     // Bytes of n rows, a multiple of kDeviceLine.
     uint64_t bytes(int64_t n) const;
 };

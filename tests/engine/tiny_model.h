@@ -48,6 +48,7 @@ struct Shape {
     bool tied = false, biases = false, down_t = false;
     int64_t n_layer = 2, n_expert = 0;
     int64_t predictor_rank = 0;  // of random (mostly wrong) predictors; 0: none
+    bool sketch = false;         // random sketches as predictors
     bool decided = false;        // their scores are far from 0, so that rounding changes no mask
     uint32_t window = 0;         // of attention; 0: all positions
 };
@@ -124,6 +125,10 @@ inline Description describe(const Shape& s, uint32_t seed = 1) {
         d.keys[a + ".expert_count"] = uint32_t(s.n_expert);
         d.keys[a + ".expert_used_count"] = uint32_t(2);
     }
+    if (s.sketch) {
+        d.keys["powerinfer.predictor.kind"] = "sketch";
+        d.keys["powerinfer.predictor.input"] = "normed";
+    }
     if (!s.activation.empty()) d.keys["powerinfer.ffn.activation"] = s.activation;
 
     add("token_embd.weight", s.type, {s.n_embd, kVocab}, 0, 0.5f);
@@ -160,6 +165,13 @@ inline Description describe(const Shape& s, uint32_t seed = 1) {
         if (s.predictor_rank) {
             matrix(blk + "fc1.weight", s.predictor_rank, s.n_embd);
             matrix(blk + "fc2.weight", s.n_ff, s.predictor_rank);
+        }
+        if (s.sketch) {
+            std::vector<uint8_t> signs(size_t(s.n_ff * s.n_embd / 8));
+            for (uint8_t& byte : signs) byte = uint8_t(rng());
+            d.tensors.push_back(
+                {blk + "sketch.weight", DType::I8, {s.n_embd / 8, s.n_ff}, std::move(signs)});
+            add(blk + "sketch.bias", DType::F32, {s.n_ff}, 0, 1);
         }
         matrix(blk + "ffn_gate.weight", s.n_ff, s.n_embd);
         matrix(blk + "ffn_up.weight", s.n_ff, s.n_embd);

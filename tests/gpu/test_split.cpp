@@ -105,6 +105,14 @@ void test_shape(const Shape& shape, int32_t sparse, double tolerance) {
             CHECK(device.allocated_bytes() == total(plan.parts, Tier::gpu));
             CHECK(device.allocated_bytes() <= budget);
             got = logits(session, tokens, 96, n_prompt);
+            // No neuron is added or left out.
+            for (size_t l = 0; l < cpu.counts.neurons.size(); l++) {
+                const ggml::NeuronCounts &a = session.counts.neurons[l], &b = cpu.counts.neurons[l];
+                CHECK(a.rows == b.rows && a.proposed == b.proposed);
+                CHECK(std::abs(a.computed - b.computed) * 50 <= b.computed);
+                CHECK(std::abs(a.fired - b.fired) * 50 <= b.fired);
+                CHECK(session.counts.predicted[l] == cpu.counts.predicted[l]);
+            }
             CHECK(device.allocated_bytes() <= budget);
         }
         const double apart = distance(got, expected);
@@ -140,6 +148,9 @@ void test_shapes() {
     s.biases = s.decided = true;
     test_shape(s, PI_SPARSE_PREDICTOR, kQuantised);
     test_shape(by_neuron(DType::Q4_0), PI_SPARSE_EXACT, kQuantised);
+    s = by_neuron(DType::F32);
+    s.sketch = true, s.predictor_rank = 0;
+    test_shape(s, PI_SPARSE_AUTO, 1e-5);
 }
 
 // A session over a model that is split in the middle.
