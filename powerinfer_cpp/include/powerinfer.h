@@ -273,6 +273,12 @@ int32_t pi_plan_n_ctx(const pi_plan* plan);        /* positions per sequence in 
  * PI_ERROR_UNSUPPORTED (messages name file and tensor or key), PI_ERROR_CANCELLED. */
 pi_status pi_model_open(const char* path, const pi_model_params* params, pi_model** out);
 void pi_model_free(pi_model* model);
+/* The plan of an open model and a session with these parameters. */
+pi_status pi_model_plan(const pi_model* model, const pi_session_params* session, pi_plan** out);
+/* Neurons, over all layers and experts, whose rows a device has; and bytes that the model and its
+ * sessions have allocated there. */
+int64_t pi_model_device_neurons(const pi_model* model);
+uint64_t pi_model_device_bytes(const pi_model* model);
 /* The memory budget of a model: ram_budget of pi_model_params, or what was free when the model was
  * opened. The model, its sessions, and reservations of callers for their own buffers take from it
  * and give back when freed. PI_ERROR_MEMORY if too little is left; the message begins with `what`.
@@ -403,6 +409,7 @@ typedef struct pi_work {
     uint64_t ffn; /* of the neurons that were computed; including routers */
     uint64_t head;
     uint64_t kv;
+    uint64_t transferred; /* to and from a device while computing */
 } pi_work;
 pi_status pi_session_work(const pi_session* session, pi_work* out);
 /* Counts of the layers [first, first + n) into out [n]. struct_size of out[0] is the size of every

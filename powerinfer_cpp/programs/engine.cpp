@@ -10,8 +10,29 @@ constexpr int32_t default_most_positions = 4096;  // of the context
 
 }  // namespace
 
-pi_model_params model_params(Options& options) {
+bool wants_gpu(const Options& options) {
+    return options.use_gpu && options.device != "cpu" &&
+           (pi_n_devices() > 0 || !options.device.empty());
+}
+
+int32_t trained_positions(Options& options) {
+    Options on_cpu = options;
+    on_cpu.device = "cpu";
+    pi_session_params session = pi_session_default_params();
+    session.n_ctx = 0;
+    const pi_model_params model = model_params(on_cpu, session);
+    pi_plan* plan = nullptr;
+    require(pi_plan_new(options.model.c_str(), &model, &session, &plan));
+    return pi_plan_n_ctx(Plan(plan).get());
+}
+
+pi_model_params model_params(Options& options, const pi_session_params& session) {
     pi_model_params params = pi_model_default_params();
+    params.session = &session;
+    if (wants_gpu(options))
+        params.device = options.device.empty() ? "cuda0" : options.device.c_str();
+    params.n_gpu_layers = options.n_gpu_layers;
+    params.vram_budget = options.vram_budget;
     params.use_mmap = options.mmap;
     params.use_mlock = options.mlock;
     params.use_gpu_index = options.gpu_index;

@@ -22,7 +22,12 @@ using Session = std::unique_ptr<pi_session, Release<pi_session_free>>;
 using Sampler = std::unique_ptr<pi_sampler, Release<pi_sampler_free>>;
 using Plan = std::unique_ptr<pi_plan, Release<pi_plan_free>>;
 
-pi_model_params model_params(Options& options);
+// session: which the model's device keeps room for; used by the call that gets these parameters.
+pi_model_params model_params(Options& options, const pi_session_params& session);
+// Does the model get a GPU?
+bool wants_gpu(const Options& options);
+// Positions that a model was trained with, from its header.
+int32_t trained_positions(Options& options);
 pi_session_params session_params(const Options& options, int32_t trained_for);
 std::string isa();  // throws if GGML_ISA cannot run here
 // Ids of a text. special: texts of control tokens become those tokens.

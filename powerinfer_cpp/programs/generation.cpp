@@ -26,11 +26,16 @@ std::string visible(const pi_model* model, const std::vector<int32_t>& ids, std:
 }  // namespace
 
 Generation::Generation(Options& options) : options_(options), stops_(options.stops) {
-    const pi_model_params params = model_params(options);
+    // A device keeps room for the session: then its size is needed before.
+    const pi_session_params planned =
+        session_params(options, wants_gpu(options) ? trained_positions(options) : 0);
+    const pi_model_params params = model_params(options, planned);
     pi_model* model = nullptr;
     require(pi_model_open(options.model.c_str(), &params, &model));
     model_.reset(model);
     timing_.n_ff = pi_model_n_ff(model);
+    timing_.on_gpu =
+        double(pi_model_device_neurons(model)) / (double(timing_.n_ff) * pi_model_n_layer(model));
     if (!options.conversation) set_prompt();
 
     const pi_session_params wanted = session_params(options, pi_model_n_ctx(model));

@@ -65,17 +65,11 @@ std::string default_model() {
 }
 
 void print_plan(Options& options) {
-    const pi_model_params model = model_params(options);
-    pi_session_params session = session_params(options, 0);
-    const auto make = [&] {
-        pi_plan* plan = nullptr;
-        require(pi_plan_new(options.model.c_str(), &model, &session, &plan));
-        return Plan(plan);
-    };
-    Plan plan = make();
-    // The model's number of positions is known only now.
-    session = session_params(options, pi_plan_n_ctx(plan.get()));
-    plan = make();
+    const pi_session_params session = session_params(options, trained_positions(options));
+    const pi_model_params model = model_params(options, session);
+    pi_plan* made = nullptr;
+    require(pi_plan_new(options.model.c_str(), &model, &session, &made));
+    const Plan plan(made);
 
     const auto line = [](const char* tier, const char* part, uint64_t bytes) {
         char text[128];
@@ -88,7 +82,7 @@ void print_plan(Options& options) {
     };
     using Name = std::pair<std::string, std::string>;  // tier, part
     std::vector<std::pair<Name, uint64_t>> sums;       // over layers
-    uint64_t total = 0;
+    uint64_t ram = 0, vram = 0;
     for (int32_t i = 0; i < pi_plan_n_parts(plan.get()); i++) {
         auto part = sized<pi_plan_part>();
         require(pi_plan_part_at(plan.get(), i, &part));
@@ -100,16 +94,17 @@ void print_plan(Options& options) {
         } else {
             sums.emplace_back(name, part.n_bytes);
         }
-        add(total, part.n_bytes);
+        add(name.first == "gpu" ? vram : ram, part.n_bytes);
     }
     std::string text = "tier    part                   MiB\n";
     for (const auto& [name, bytes] : sums) {
         text += line(name.first.c_str(), name.second.c_str(), bytes);
     }
-    const uint64_t budget = pi_plan_budget(plan.get());
-    text += line("", "total", total) + line("", "budget", budget);
+    const uint64_t budget = pi_plan_budget(plan.get()), on_gpu = pi_plan_vram_budget(plan.get());
+    text += line(on_gpu ? "ram" : "", "total", ram) + line(on_gpu ? "ram" : "", "budget", budget);
+    if (on_gpu) text += line("gpu", "total", vram) + line("gpu", "budget", on_gpu);
     text += std::to_string(pi_plan_n_ctx(plan.get())) + " positions; the model " +
-            (total <= budget ? "fits" : "does not fit") + "\n";
+            (ram <= budget ? "fits" : "does not fit") + "\n";
     put(text);
 }
 
@@ -184,11 +179,10 @@ int run(Options& options) {
         print_plan(options);
         return 0;
     }
-    if (!options.for_gpu.empty()) {
+    if (!options.for_gpu.empty() && !wants_gpu(options)) {
         const std::string note = pi_device_note() ? pi_device_note() : "";
         const std::string why = note.empty() ? "" : ": " + note;
-        print_log(2, (options.for_gpu + ": without effect in this version" + why).c_str(),
-                  &options.verbosity);
+        print_log(2, (options.for_gpu + ": without effect here" + why).c_str(), &options.verbosity);
     }
     if (!options.prompt_file.empty()) {
         options.prompt = read_file(options.prompt_file);

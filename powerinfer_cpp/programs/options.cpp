@@ -142,16 +142,27 @@ void set_ram_budget(Options& o, Text option, Text value) {
     if (o.ram_budget == 0) bad_value(option, value, "a number of GiB above 0");
 }
 
-// Remembers an option that asks for a GPU, which this build does not use.
+// Remembers an option that asks for a GPU, to say so if there is none.
 void ask_for_gpu(Options& o, Text option) {
     if (o.for_gpu.find(option) != o.for_gpu.npos) return;
     o.for_gpu += (o.for_gpu.empty() ? "" : " and ") + option;
 }
 
-void check_gpu_layers(Options& o, Text option, Text value) {
-    // Without a GPU the value has no effect, but a typing error is still reported.
-    if (value == "auto" || (value != "all" && integer(option, value, -1, INT32_MAX) <= 0)) return;
-    ask_for_gpu(o, option);
+void set_gpu_layers(Options& o, Text option, Text value) {
+    o.n_gpu_layers = -1;
+    if (value == "auto") return;
+    if (value != "all") o.n_gpu_layers = int32_t(integer(option, value, -1, INT32_MAX));
+    if (o.n_gpu_layers == 0) o.use_gpu = false;
+    if (value == "all" || o.n_gpu_layers > 0) ask_for_gpu(o, option);
+}
+
+void set_vram_budget(Options& o, Text option, Text value) {
+    o.vram_budget = gibibytes(option, value);
+    if (o.vram_budget == 0) {
+        o.use_gpu = false;
+    } else {
+        ask_for_gpu(o, option);
+    }
 }
 
 void set_sparse(Options& o, Text option, Text value) {
@@ -171,12 +182,11 @@ void set_sparse_threshold(Options& o, Text option, Text value) {
     o.sparse_threshold = real(option, value);
 }
 
-void check_device(Options&, Text option, Text value) {
-    if (value == "cpu") return;
+void set_device(Options& o, Text option, Text value) {
+    o.device = value;
+    if (value == "cpu" || value == "simt") return;  // simt: of test builds
     for (int32_t i = 0; i < pi_n_devices(); i++)
-        if (value == "cuda" + std::to_string(i))
-            throw UsageError("option " + option + ": running on " + value +
-                             " is not supported by this version");
+        if (value == "cuda" + std::to_string(i)) return;
     const std::string note = pi_device_note() ? pi_device_note() : "";
     throw UsageError("option " + option + ": there is no device '" + value + "'" +
                      (note.empty() ? "" : " (" + note + ")") + "; cpu is available");
@@ -259,13 +269,15 @@ const Option table[] = {
      [](Options& o, Text option, Text value) { o.type_v = cache_type(option, value); }},
     {"--ram-budget", "GiB", "memory that may be used, a hard ceiling (default: what is free)",
      set_ram_budget},
-    {"--vram-budget", "GiB", "GPU memory that may be used; this version uses none",
-     [](Options& o, Text option, Text value) {
-         if (gibibytes(option, value) > 0) ask_for_gpu(o, option);
-     }},
+    {"--vram-budget", "GiB",
+     "GPU memory that may be used, a hard ceiling; 0: none (default: what is free)",
+     set_vram_budget},
     {"-ngl, --gpu-layers, --n-gpu-layers", "N|all|auto",
-     "layers on the GPU; this version uses none", check_gpu_layers},
-    {"--device", "NAME", "where to compute: cpu", check_device},
+     "layers on the GPU, the last ones, the head counting as one more; 0: none (default: what "
+     "fits)",
+     set_gpu_layers},
+    {"--device", "NAME", "cpu, or the GPU to use beside it: cuda0 (default: cuda0 if there is one)",
+     set_device},
     {"--sparse", "MODE",
      "which neurons are computed: auto (default; generated tokens by predictor, prompts as exact), "
      "off (all), exact (all that are not zero), predictor",

@@ -30,8 +30,12 @@ struct Options {
     float sparse_threshold;  // NaN: the file's
     bool random_seed = true;
     bool ignore_eos = false;
-    std::string for_gpu;     // given options that ask for a GPU; "": none
-    std::string json_stats;  // file for statistics of the run; "": none
+    std::string device;         // "": a GPU if there is one
+    int32_t n_gpu_layers = -1;  // of the last layers; -1: what fits
+    uint64_t vram_budget = 0;   // bytes; 0: what is free
+    bool use_gpu = true;        // false for -ngl 0, --vram-budget 0
+    std::string for_gpu;        // given options that ask for a GPU; "": none
+    std::string json_stats;     // file for statistics of the run; "": none
     pi_sampler_params sampler;
     int32_t verbosity = 2;  // messages up to this pi_log_callback level are shown
 

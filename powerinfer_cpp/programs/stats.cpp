@@ -58,19 +58,18 @@ std::string percentiles(std::vector<double> values) {
 class Parts {
  public:
     Parts(Options& options, const pi_model* model) {
-        const pi_model_params opened = model_params(options);
         const pi_session_params session = session_params(options, pi_model_n_ctx(model));
         pi_plan* plan = nullptr;
-        require(pi_plan_new(options.model.c_str(), &opened, &session, &plan));
+        require(pi_model_plan(model, &session, &plan));
         plan_.reset(plan);
     }
 
-    uint64_t operator[](std::string_view name) const {
+    uint64_t bytes(std::string_view tier, std::string_view name) const {
         uint64_t n = 0;
         for (int32_t i = 0; i < pi_plan_n_parts(plan_.get()); i++) {
             auto part = sized<pi_plan_part>();
             require(pi_plan_part_at(plan_.get(), i, &part));
-            if (part.name == name) n += part.n_bytes;
+            if (part.name == name && part.tier == tier) n += part.n_bytes;
         }
         return n;
     }
@@ -120,6 +119,7 @@ void write_stats(Options& options, const pi_model* model, const Timing& timing) 
     const Parts parts(options, model);
     const uint64_t layers = uint64_t(pi_model_n_layer(model));
     const uint64_t neurons = layers * uint64_t(pi_model_n_ff(model)) * n_experts(model);
+    const uint64_t on_gpu = uint64_t(pi_model_device_neurons(model));
     const Work& work = timing.decoding();
     const uint64_t rows = uint64_t(std::max<int64_t>(work.sum.rows, 1));
     const auto shares = [&](int64_t pi_neuron_counts::*count) {
@@ -148,12 +148,12 @@ void write_stats(Options& options, const pi_model* model, const Timing& timing) 
                                          {"ffn", number(work.sum.ffn / rows)},
                                          {"head", number(work.sum.head / rows)},
                                          {"kv", number(work.sum.kv / rows)}})},
-             {"tiers", object({{"gpu", tier(0, 0)},
-                               {"ram", tier(neurons, parts["ffn"])},
+             {"tiers", object({{"gpu", tier(on_gpu, parts.bytes("gpu", "ffn"))},
+                               {"ram", tier(neurons - on_gpu, parts.bytes("ram", "ffn"))},
                                {"storage", tier(0, 0)}})},
-             {"pcie_bytes", "0"},
+             {"pcie_bytes", number(work.sum.transferred / rows)},
              {"rss_peak", number(rss_peak())},
-             {"vram_peak", "0"}}) +
+             {"vram_peak", number(pi_model_device_bytes(model))}}) +
         "\n";
 
     const std::string& path = options.json_stats;

@@ -50,6 +50,6 @@ void Timing::print_work() const {
     if (const int64_t audited = work.total(&pi_neuron_counts::audited))
         std::fprintf(stderr, "predictors found = %10.2f %% of %" PRId64 " audited firings\n",
                      100 * double(work.total(&pi_neuron_counts::found)) / double(audited), audited);
-    std::fprintf(stderr, "           tiers = gpu %.2f %%, ram %.2f %%, storage %.2f %%\n", 0.0,
-                 100.0, 0.0);
+    std::fprintf(stderr, "           tiers = gpu %.2f %%, ram %.2f %%, storage %.2f %%\n",
+                 100 * on_gpu, 100 * (1 - on_gpu), 0.0);
 }

@@ -19,6 +19,7 @@ struct Timing {
     std::vector<double> token_ms;  // of each evaluated token
     Work read, generated;          // work for prompts and for generated tokens
     int64_t n_ff = 0;              // neurons of a layer, or of one expert
+    double on_gpu = 0;             // share of the neurons
 
     void print() const;
     void print_work() const;

@@ -30,6 +30,7 @@ WorkSpan::~WorkSpan() {
     sum.ffn += end.sum.ffn - begin_.sum.ffn;
     sum.head += end.sum.head - begin_.sum.head;
     sum.kv += end.sum.kv - begin_.sum.kv;
+    sum.transferred += end.sum.transferred - begin_.sum.transferred;
     for (size_t i = 0; i < n_layer_; i++) {
         pi_neuron_counts& to = total_.by_layer[i];
         const pi_neuron_counts &a = begin_.by_layer[i], &b = end.by_layer[i];

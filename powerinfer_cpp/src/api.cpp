@@ -157,6 +157,22 @@ void pi_model_free(pi_model* model) {
     delete model;
 }
 
+pi_status pi_model_plan(const pi_model* model, const pi_session_params* session, pi_plan** out) {
+    return guarded([&] {
+        require(model && out, "model and out must not be NULL");
+        const pi_session_params s = params_or(session, pi_session_default_params());
+        *out = new pi_plan{powerinfer::make_plan(*model->model, s)};
+    });
+}
+
+int64_t pi_model_device_neurons(const pi_model* m) {
+    return m->model->device ? m->model->device_neurons() : 0;
+}
+
+uint64_t pi_model_device_bytes(const pi_model* m) {
+    return m->model->device ? m->model->device->device->allocated_bytes() : 0;
+}
+
 uint64_t pi_model_budget(const pi_model* m) {
     return m->model->budget->limit();
 }

@@ -154,7 +154,8 @@ pi_status pi_session_work(const pi_session* s, pi_work* out) {
         const powerinfer::Session& session = s->session;
         const powerinfer::Traffic t =
             powerinfer::traffic(*session.model, session.counts, session.params.embedding);
-        give(out, {0, session.counts.rows, t.attention, t.predictor, t.ffn, t.head, t.kv});
+        give(out, {0, session.counts.rows, t.attention, t.predictor, t.ffn, t.head, t.kv,
+                   session.counts.transferred});
     });
 }
 

@@ -49,6 +49,7 @@ DeviceForward::DeviceForward(const Model& model, const pi_session_params& params
       head_(on_.share.head && !params.embedding) {
     const Config& c = model.config;
     const std::lock_guard<std::mutex> lock(on_.mutex);
+    device_.enter();
     const int64_t n = model.device_layers();
     kv_ = {device_, device_kv_bytes(c, params, n), "the KV cache"};
     memory_ = {device_, ggml::carved_bytes<DeviceScratch>(c, params, n), "scratch"};
@@ -79,6 +80,7 @@ DeviceForward::DeviceForward(const Model& model, const pi_session_params& params
 
 void DeviceForward::run(const Pass& p) {
     const std::lock_guard<std::mutex> lock(on_.mutex);
+    device_.enter();
     for (int64_t t = 0; t < p.work.batch.n; t++) {
         p.check_stop();
         row(p, t);
@@ -137,6 +139,8 @@ void DeviceForward::row(const Pass& p, int64_t t) {
         release();
         throw;
     }
+    p.counts.transferred += step_bytes_;
+    if (kind.kept) p.counts.transferred += uint64_t(head_ ? c.n_vocab : c.n_embd) * sizeof(float);
     for (int64_t i = first_; i < c.n_layer; i++) {
         const Layer& l = model_.layers[size_t(i)];
         if (kind.masked && is_predicted(l, l.ffn, params_.sparse)) p.counts.predicted[size_t(i)]++;
@@ -408,6 +412,8 @@ void DeviceForward::answer(const Pass& p, int64_t i) {
                       &p.counts.neurons[size_t(i)], nullptr);
     ggml::merge(p.context, neurons, b.sums, e.sums);
     __atomic_store_n(e.answered, epoch_, __ATOMIC_RELEASE);
+    p.counts.transferred +=
+        uint64_t(2 * c.n_embd) * sizeof(float) + uint64_t(*e.count) * sizeof(int32_t);
 }
 
 void DeviceForward::release() {
@@ -449,6 +455,7 @@ void DeviceForward::write_page(int32_t page, int64_t n, const uint8_t* from) {
 template <typename F>
 void DeviceForward::each_run(int32_t page, int64_t n, const F& f) {
     const std::lock_guard<std::mutex> lock(on_.mutex);
+    device_.enter();
     const int64_t run = kv_layer(first_).head_bytes();
     uint8_t* const begin = kv_.get() + page * page_bytes();
     for (int64_t at = 0; at < page_bytes(); at += run) f(begin + at, n * run / kKvPage);

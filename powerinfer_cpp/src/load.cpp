@@ -106,6 +106,23 @@ std::unique_ptr<Model> Model::inspect(const std::string& path, const pi_model_pa
     return model;
 }
 
+int64_t Model::device_neurons() const {
+    int64_t n = 0;
+    for (const WeightSpec& w : weights) {
+        if (layer_of(w.name) < 0 || !device->share.has(layer_of(w.name))) continue;
+        const Layer& l = layers[size_t(layer_of(w.name))];
+        // Each layer's up rows, once.
+        const auto* part = std::get_if<NeuronPart>(&w.target);
+        const auto* whole = std::get_if<WholeBundle>(&w.target);
+        const auto* matrix = std::get_if<Product>(&w.target);
+        const bool up = part    ? part->to->rows[part->part] == &l.ffn.neurons.up
+                        : whole ? whole->to->rows[0] == &l.ffn.neurons.up
+                                : matrix && matrix->to == &l.ffn.up;
+        if (up) n += w.place.device_rows;
+    }
+    return n;
+}
+
 int64_t Model::device_layers() const {
     return device ? config.n_layer - device->share.first_layer : 0;
 }

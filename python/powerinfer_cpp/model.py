@@ -201,7 +201,8 @@ class OpTime:
     n_bytes: int
 
 
-# Attention, predictor, ffn, head, kv; and rows, predicted, computed, fired, audited, found.
+# Attention, predictor, ffn, head, kv, transferred; and
+# rows, predicted, computed, fired, audited, found.
 PARTS = tuple(name for name, _ in ffi.typeof("pi_work").fields[2:])  # after size and rows
 NEURON_COUNTS = tuple(name for name, _ in ffi.typeof("pi_neuron_counts").fields[1:])
 
@@ -210,7 +211,8 @@ NEURON_COUNTS = tuple(name for name, _ in ffi.typeof("pi_neuron_counts").fields[
 class Work:
     """Work for rows of a session; powerinfer.h defines the counts (pi_work).
 
-    n_bytes: int64 [PARTS], read weights and cache. neurons: int64 [n_layer, NEURON_COUNTS].
+    n_bytes: int64 [PARTS], read weights and cache, and what went to and from a device.
+    neurons: int64 [n_layer, NEURON_COUNTS].
     """
 
     rows: int
@@ -229,6 +231,15 @@ class Work:
 
     def bytes_per_token(self) -> dict[str, int]:
         """Mean bytes per row, by part; 0 if no row was computed."""
+        mean = self._mean_bytes()
+        del mean["transferred"]
+        return mean
+
+    def transferred_per_token(self) -> int:
+        """Mean bytes per row to and from a device."""
+        return self._mean_bytes()["transferred"]
+
+    def _mean_bytes(self) -> dict[str, int]:
         mean = self.n_bytes // max(1, self.rows)
         return dict(zip(PARTS, mean.tolist(), strict=True))
 

@@ -87,7 +87,7 @@ def report(model: Model, plan: dict[str, Any], meter: Meter) -> dict[str, Any]:
         "ttft_s": meter.ttft_s,
         "token_ms": {"p50": float(p50), "p95": float(p95), "p99": float(p99)},
         **neuron_figures(model, plan, meter.work),
-        "pcie_bytes": 0,
+        "pcie_bytes": meter.work.transferred_per_token() if meter.work else 0,
         "rss_peak": rss_peak(),
         "vram_peak": 0,
     }

@@ -125,7 +125,7 @@ def test_options_for_a_gpu_are_said_to_be_in_vain(main):
     ):
         said = main(*args.split(), "-n", "1").stderr.decode()
         assert said.count("without effect") == 1
-        assert said.startswith(f"main: warning: {names}: without effect in this version: ")
+        assert said.startswith(f"main: warning: {names}: without effect here: ")
     for args in ("-ngl 0", "-ngl auto", "--vram-budget 0", "-ngl 99 -lv 1"):
         assert b"without effect" not in main(*args.split(), "-n", "1").stderr
 

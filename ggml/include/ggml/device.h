@@ -35,6 +35,8 @@ class Device {
  public:
     virtual ~Device() = default;
 
+    // Makes it the device of the calling thread, which may then make other calls.
+    virtual void enter() = 0;
     virtual const DeviceInfo& info() const = 0;
     virtual const DeviceOps& ops() const = 0;
     // Device memory that is free now, and bytes that allocations have taken through this object.

@@ -17,10 +17,9 @@ std::string describe(cudaError_t error) {
 
 class GpuDevice : public Device {
  public:
-    GpuDevice(int index, DeviceInfo info) : info_(std::move(info)) {
-        check(cudaSetDevice(index), "opening the device");
-    }
+    GpuDevice(int index, DeviceInfo info) : index_(index), info_(std::move(info)) { enter(); }
 
+    void enter() override { check(cudaSetDevice(index_), "selecting the device"); }
     const DeviceInfo& info() const override { return info_; }
     const DeviceOps& ops() const override { return GGML_GPU::ops(); }
     uint64_t free_bytes() const override {
@@ -151,6 +150,7 @@ class GpuDevice : public Device {
     static cudaEvent_t handle(DeviceEvent* event) { return reinterpret_cast<cudaEvent_t>(event); }
     static cudaStream_t handle(DeviceStream* stream) { return GGML_GPU::handle(stream); }
 
+    const int index_;
     DeviceInfo info_;
     uint64_t allocated_ = 0;
     std::map<void*, uint64_t> sizes_;
