@@ -20,16 +20,6 @@ using ggml::Error;
 
 namespace {
 
-// What the device and the CPU share: the staged step, then an exchange per layer.
-struct SharedMemory {
-    SharedMemory(Carver& carver, const Config& c, const pi_session_params& p, int64_t n_layers)
-        : step(carver, c, p, n_layers) {
-        for (int64_t i = 0; i < n_layers; i++) exchange.emplace_back(carver, c);
-    }
-    DeviceStep step;
-    std::vector<ExchangeMemory> exchange;
-};
-
 int power_of_two(int64_t n) {
     int power = 1;
     while (power < n) power *= 2;
@@ -55,14 +45,14 @@ DeviceForward::DeviceForward(const Model& model, const pi_session_params& params
     memory_ = {device_, ggml::carved_bytes<DeviceScratch>(c, params, n), "scratch"};
     Carver carver(memory_.get(), memory_.size());
     scratch_ = DeviceScratch(carver, c, params, n);
-    const uint64_t shared = ggml::carved_bytes<SharedMemory>(c, params, n);
+    const uint64_t shared = ggml::carved_bytes<DeviceShared>(c, params, n);
     shared_ = {device_, shared, "flags and halves"};
     Carver shared_carver(shared_.get(), shared);
-    const SharedMemory both(shared_carver, c, params, n);
+    const DeviceShared both(shared_carver, c, params, n);
     host_ = both.step;
     step_bytes_ = ggml::carved_bytes<DeviceStep>(c, params, n);
     for (int64_t i = 0; i < n; i++) {
-        exchange_.push_back(both.exchange[size_t(i)].at);
+        exchange_.push_back(both.exchange[size_t(i)]);
         exchange_.back().arrived = scratch_.arrived + i;
         exchange_.back().epoch = scratch_.step.epoch;
     }
@@ -183,8 +173,10 @@ void DeviceForward::put(const Kind& kind, const Pass* now) {
     const Config& c = model_.config;
     DeviceScratch& s = scratch_;
     added_[0] = added_[1] = nullptr;
-    ops_.rope_table(stream_.get(), s.frequency, int(c.n_rot / 2), rope_magnitude_, s.step.position,
-                    1, s.cos_sin);
+    if (c.n_rot) {
+        ops_.rope_table(stream_.get(), s.frequency, int(c.n_rot / 2), rope_magnitude_,
+                        s.step.position, 1, s.cos_sin);
+    }
     for (int64_t i = first_; i < c.n_layer; i++) put_layer(i, kind, now);
     if (!kind.kept) return;
     if (head_) {

@@ -67,13 +67,17 @@ uint64_t device_kv_bytes(const Config& c, const pi_session_params& p, int64_t n_
     return ggml::size_product(kv_pages(p) * n_layers * 2 * c.n_head_kv, run);
 }
 
-ExchangeMemory::ExchangeMemory(Carver& carver, const Config& c) {
-    carver.take(at.x, {c.n_embd});
-    carver.take(at.ids, {c.n_ff});
-    carver.take(at.count, {1});
-    carver.take(at.published, {1});
-    carver.take(at.sums, {c.n_embd});
-    carver.take(at.answered, {1});
+DeviceShared::DeviceShared(Carver& carver, const Config& c, const pi_session_params& p,
+                           int64_t n_layers)
+    : step(carver, c, p, n_layers), exchange(size_t(n_layers)) {
+    for (ggml::DeviceExchange& e : exchange) {
+        carver.take(e.x, {c.n_embd});
+        carver.take(e.ids, {c.n_ff});
+        carver.take(e.count, {1});
+        carver.take(e.published, {1});
+        carver.take(e.sums, {c.n_embd});
+        carver.take(e.answered, {1});
+    }
 }
 
 }  // namespace powerinfer

@@ -53,12 +53,14 @@ struct DeviceScratch {
 // Keys and values: [pages][n_layers][keys, values][n_head_kv][64][head_dim].
 uint64_t device_kv_bytes(const Config& config, const pi_session_params& params, int64_t n_layers);
 
-// Where the halves of one layer meet, in memory that both see.
-struct ExchangeMemory {
-    ExchangeMemory() = default;
-    ExchangeMemory(ggml::Carver& carver, const Config& config);
+// What the device and the CPU share, in memory that both see: a step to be copied, and where the
+// halves of each layer meet.
+struct DeviceShared {
+    DeviceShared(ggml::Carver& carver, const Config& config, const pi_session_params& params,
+                 int64_t n_layers);
 
-    ggml::DeviceExchange at;  // without the members in device memory
+    DeviceStep step;
+    std::vector<ggml::DeviceExchange> exchange;  // without the members in device memory
 };
 
 }  // namespace powerinfer

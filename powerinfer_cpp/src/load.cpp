@@ -16,7 +16,11 @@ using ggml::format;
 
 namespace {
 
-// Logs what a placement asks for and this build does not do.
+bool wants_device(const pi_model_params& params) {
+    return params.device && std::strcmp(params.device, "cpu") != 0 && params.n_gpu_layers != 0;
+}
+
+// Logs what a placement asks for and is not done.
 void log_placement(const Placement& p, const pi_model_params& params) {
     if (!params.log) return;
     if (!p.stale.empty()) {
@@ -25,7 +29,7 @@ void log_placement(const Placement& p, const pi_model_params& params) {
         return;
     }
     const int64_t gpu = p.count(Tier::gpu), storage = p.count(Tier::storage);
-    if (!(gpu || storage)) return;
+    if (!(gpu || storage) || wants_device(params)) return;
     const double all = double(gpu + storage + p.count(Tier::ram));
     const auto share = [&](int64_t n, const char* where) {
         return format("%.0f%% of the neurons for %s", 100 * double(n) / all, where);
@@ -51,10 +55,6 @@ void log_unused(const Model& model, const pi_model_params& params) {
     if (!unused) return;
     params.log(3, format("%zu of the file's tensors are not used", unused).c_str(),
                params.log_data);
-}
-
-bool wants_device(const pi_model_params& params) {
-    return params.device && std::strcmp(params.device, "cpu") != 0 && params.n_gpu_layers != 0;
 }
 
 // Opens the device and decides what it holds. Without a layer for it the model has no device.

@@ -24,7 +24,8 @@ constexpr Named<Part> kParts[] = {{Part::attention, "attention"},
                                   {Part::kv, "kv"},
                                   {Part::scratch, "scratch"},
                                   {Part::results, "results"},
-                                  {Part::record, "record"}};
+                                  {Part::record, "record"},
+                                  {Part::exchange, "exchange"}};
 
 constexpr Named<Activation> kActivations[] = {{Activation::relu, "relu"},
                                               {Activation::drelu, "drelu"},

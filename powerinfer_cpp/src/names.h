@@ -23,6 +23,7 @@ enum class Part : uint8_t {
     scratch,
     results,  // logits or embeddings that are kept
     record,
+    exchange,  // with a device
 };
 
 const char* name(Tier tier);

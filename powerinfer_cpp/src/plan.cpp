@@ -83,6 +83,8 @@ std::vector<PlanPart> session_parts(const Config& c, const pi_session_params& p,
     if (p.record)
         parts.push_back({Tier::ram, Part::record, -1, ggml::carved_bytes<Recorder>(c, p)});
     if (n_device) {
+        parts.push_back(
+            {Tier::ram, Part::exchange, -1, ggml::carved_bytes<DeviceShared>(c, p, n_device)});
         parts.push_back({Tier::gpu, Part::kv, -1, device_kv_bytes(c, p, n_device)});
         parts.push_back(
             {Tier::gpu, Part::scratch, -1, ggml::carved_bytes<DeviceScratch>(c, p, n_device)});

@@ -65,7 +65,7 @@ Session::Session(std::shared_ptr<const Model> m, const pi_session_params& asked)
         device_reserved_ = model->device->budget->reserve(what, total(parts, Tier::gpu));
     }
     for (const PlanPart& part : parts) {
-        if (part.tier != Tier::ram) continue;
+        if (part.tier != Tier::ram || part.part == Part::exchange) continue;  // see DeviceForward
         memory_.emplace_back(part.bytes, name(part.part));
         ggml::Carver carver(memory_.back());
         switch (part.part) {
