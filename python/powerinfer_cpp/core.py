@@ -1,6 +1,5 @@
 """The base class of `Llama`: a model, one sequence of tokens, and their locking."""
 
-import copy
 import random
 import threading
 import time
@@ -156,12 +155,9 @@ class LlamaCore:
             **record_field,
         }
         room: dict[str, Any] | None = None
-        self._device_plan: Plan | None = None
         if "device" in self._model_fields:
             n_ctx = _positions_in(self.model_path) if n_ctx is None else n_ctx
             room = {**self._session_fields, "n_ctx": n_ctx, "embedding": embedding}
-            # Made now: what is free on the device is less once the model is there.
-            self._device_plan = memory_plan(self.model_path, self._model_fields, room)
             if embedding:  # and completions, in a session of their own
                 room = options.room_for_two(room)
         self._model = Model(self.model_path, progress_callback, verbose, room, **self._model_fields)
@@ -251,10 +247,11 @@ class LlamaCore:
         """Memory plan: {tier: {part: bytes}, "total": bytes, "budget": bytes of RAM,
         "vram_budget": bytes}. Tiers are "ram" and "gpu"; the latter is empty without a device."""
         with self._lock:
-            if self._device_plan is not None:
-                return copy.deepcopy(self._device_plan)
+            self._require_open()
             fields = {**self._session_fields, "embedding": self._embedder is not None}
-            return memory_plan(self.model_path, self._model_fields, fields)
+            if self._model_fields["vocab_only"]:  # has no weights to plan with
+                return memory_plan(self.model_path, self._model_fields, fields)
+            return self._model.plan(**fields)
 
     def stats(self) -> Stats:
         """Figures of the last generation, with the keys that `./main --json-stats` writes.

@@ -111,13 +111,16 @@ def memory_plan(path: str, model: dict[str, Any], session: dict[str, Any]) -> di
 
     Returns {tier: {part: bytes}, "total": bytes, "budget": bytes of RAM that may be used,
     "vram_budget": bytes on the device that may be used, 0 without one}. Tiers are "ram" and "gpu".
-    On a device whose free memory is the budget, what is open there takes from it.
     """
     out = ffi.new("pi_plan **")
     model_params, kept = _model_params(model)
     check(lib.pi_plan_new(encoded(path), model_params, _session_params(**session), out), path)
     del kept  # C uses it until here
-    plan = ffi.gc(out[0], lib.pi_plan_free)
+    return _plan(ffi.gc(out[0], lib.pi_plan_free))
+
+
+def _plan(plan: Any) -> dict[str, Any]:
+    """A pi_plan as a dict."""
     tiers: dict[str, Any] = {"ram": {}, "gpu": {}}
     part, total = sized("pi_plan_part"), 0
     for i in range(lib.pi_plan_n_parts(plan)):
@@ -177,6 +180,16 @@ class Model:
             self.gguf.close()
             ffi.release(self.handle)
             self.handle = None
+
+    def plan(self, **session: Any) -> dict[str, Any]:
+        """What `memory_plan` returns, for this model and a session with these fields."""
+        out = ffi.new("pi_plan **")
+        check(lib.pi_model_plan(self.handle, _session_params(**session), out))
+        return _plan(ffi.gc(out[0], lib.pi_plan_free))
+
+    def on_device(self) -> tuple[int, int]:
+        """Neurons that a device has, and bytes that model and sessions have allocated there."""
+        return lib.pi_model_device_neurons(self.handle), lib.pi_model_device_bytes(self.handle)
 
     def reserve(self, what: str, n_bytes: int) -> Any:
         """Reserves bytes of the model's budget for the caller's memory, until `release` or garbage

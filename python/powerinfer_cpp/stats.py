@@ -58,7 +58,8 @@ def neuron_figures(model: Model, plan: dict[str, Any], work: Work | None) -> dic
     n_expert = int(model.gguf.value(f"{model.architecture}.expert_count", 0) or 1)
     empty = {"neurons": 0, "bytes": 0, "hits": 0, "reads": 0, "stall_s": 0.0}
     gpu, ram = ({"bytes": plan[tiers.NAMES[tier]].get("ffn", 0)} for tier in (tiers.GPU, tiers.RAM))
-    ram["neurons"] = model.n_layer * model.n_ff * n_expert
+    gpu["neurons"], _ = model.on_device()
+    ram["neurons"] = model.n_layer * model.n_ff * n_expert - gpu["neurons"]
     return {
         **{f"share_{name}": share for name, share in work.shares(model.n_ff).items()},
         "audit": work.audit(),
@@ -87,5 +88,5 @@ def report(model: Model, plan: dict[str, Any], meter: Meter) -> dict[str, Any]:
         **neuron_figures(model, plan, meter.work),
         "pcie_bytes": meter.work.transferred_per_token() if meter.work else 0,
         "rss_peak": rss_peak(),
-        "vram_peak": sum(plan["gpu"].values()),  # taken at once, and to the byte
+        "vram_peak": model.on_device()[1],
     }

@@ -60,7 +60,13 @@ def test_text_and_logits_are_those_of_the_cpu(model_path: Path, budget: float) -
         assert text == written(cpu, 16)
         stats = device.stats()
         assert stats["vram_peak"] == gpu
-        assert stats["tiers"]["gpu"]["bytes"] == plan["gpu"]["ffn"]
+        tiers, neurons = stats["tiers"], cpu.stats()["tiers"]["ram"]["neurons"]
+        assert tiers["gpu"]["bytes"] == plan["gpu"]["ffn"]
+        assert tiers["gpu"]["neurons"] + tiers["ram"]["neurons"] == neurons
+        assert (tiers["gpu"]["neurons"] == neurons) == (budget == ALL)
+        assert stats["pcie_bytes"] > 0 == cpu.stats()["pcie_bytes"]
+        for share in ("share_predicted", "share_computed", "share_fired"):
+            assert stats[share] == pytest.approx(cpu.stats()[share], abs=1e-3)
 
 
 @pytest.mark.parametrize("budget", [LITTLE, PART])

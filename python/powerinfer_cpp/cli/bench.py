@@ -13,7 +13,7 @@ import numpy as np
 
 from .. import __version__, bench
 from .._native import ffi, lib
-from ..model import Model, memory_plan
+from ..model import Model
 from ..stats import neuron_figures
 from .common import (
     add_model_arguments,
@@ -185,12 +185,12 @@ def run(args: argparse.Namespace) -> None:
     fields = session_fields(args)
     room, loading = bench.session_fields(tests, fields), model_fields(args)
     loading |= device_fields(args)
-    plan = memory_plan(args.model, loading, room)  # now: the model takes from what is free
     start = time.perf_counter()
     model = Model(args.model, session=room, **loading)
     given = _given(args.tokens_file, model.n_vocab)
-    fixed = _fixed(args, model, loading if plan["gpu"] else {})
     load_s = time.perf_counter() - start
+    plan = model.plan(**room)
+    fixed = _fixed(args, model, loading if plan["gpu"] else {})
     rows, tables = [], []
     if args.output == "md":
         print(f"| {' | '.join(COLUMNS)} |")
