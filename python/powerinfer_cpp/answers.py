@@ -145,11 +145,14 @@ class Embeddings(TypedDict):
 
 
 class Plan(TypedDict):
-    """What `Llama.plan` returns: bytes by part, in all, and how many may be used."""
+    """What `Llama.plan` returns: bytes by part, in all, and how many of RAM and of a device's
+    memory may be used."""
 
     ram: dict[str, int]
+    gpu: dict[str, int]
     total: int
     budget: int
+    vram_budget: int
 
 
 class Percentiles(TypedDict):

@@ -3,6 +3,7 @@
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -65,6 +66,12 @@ def tests(prompts: Sequence[int], gens: Sequence[int], depths: Sequence[int]) ->
     return [Test(p, n, d) for p, n in pairs for d in depths]
 
 
+def session_fields(tests: Sequence[Test], fields: dict[str, Any]) -> dict[str, Any]:
+    """pi_session_params with room for each of the tests. fields: those that the caller chose."""
+    need = max(test.n_depth + test.n_tokens for test in tests)
+    return {**fields, "n_ctx": need, "n_logits": 1}
+
+
 def make_ids(n: int, n_vocab: int, seed: int, given: np.ndarray | None) -> np.ndarray:
     """int32 [n] ids: the given ones, repeated if needed, or random ones."""
     if given is not None:
@@ -88,7 +95,7 @@ def measure(
     slows the test down. fields: fields of pi_session_params.
     """
     need = test.n_depth + test.n_tokens
-    session = Session(model, interruptible=False, verbose=True, n_ctx=need, n_logits=1, **fields)
+    session = Session(model, interruptible=False, verbose=True, **session_fields([test], fields))
     try:
         ids = make_ids(need, model.n_vocab, seed, given)
         before, timed = ids[: test.n_depth], ids[test.n_depth :]

@@ -16,6 +16,7 @@ from .answers import Plan, Stats
 from .chat import named_format
 from .context import ROWS_KEPT, Context
 from .embedding import Embedder, check_pooling
+from .gguf import Gguf
 from .logits import (
     AnyStoppingCriteria,
     Ids,
@@ -49,10 +50,13 @@ class LlamaCore:
     embedding: allow embeddings (pooling_type: -1 or 0 none, 1 mean, 2 first, 3 last); the first
     completion then opens a second session. chat_format: one of chat.FORMATS; default: the file's
     own template.
-    ram_budget, vram_budget: limits in GiB. vocab_only: tokenizer and metadata, no weights.
+    device: "cuda0" or "cpu". n_gpu_layers: at most this many of the last layers on the device, -1:
+    what fits. vram_budget: limit in GiB of what the device may take, 0: no device. A device or a
+    vram_budget alone means what fits; without these three options only the CPU computes.
+    ram_budget: limit in GiB. vocab_only: tokenizer and metadata, no weights.
     progress_callback: called with 0..1 while loading; returning False cancels (Cancelled).
-    record: "fired" or "fired+input", with sparse "off" or "exact", for `activations` and
-    `ffn_inputs`.
+    record: "fired" or "fired+input", with sparse "off" or "exact" and without a device, for
+    `activations` and `ffn_inputs`.
     verbose: print a few lines to stderr. seed: seed of the random numbers of all calls; default:
     different each time.
 
@@ -115,12 +119,14 @@ class LlamaCore:
             for name in ["n_batch", "n_ubatch", "pooling_type", "last_n_tokens_size"]
         )
         sparse_fields = options.sparse_fields(sparse, sparse_threshold)
-        options.check_device(device, vram_budget)
         record_field = options.record_field(record)
+        device_fields = options.device_fields(device, n_gpu_layers, vram_budget)
+        if device_fields and record_field["record"]:
+            raise ValueError('record needs device="cpu": a device does not record')
         self._pooling = check_pooling(pooling_type)
         self._named_format = named_format(chat_format) if chat_format else None
         self.chat_format = chat_format
-        if verbose:
+        if verbose and not device_fields:
             options.note_without_gpu({"n_gpu_layers": n_gpu_layers, "vram_budget": vram_budget})
         self.model_path = str(model_path)
         self.verbose = verbose
@@ -134,6 +140,7 @@ class LlamaCore:
             "use_mlock": use_mlock,
             "n_threads": n_threads or 0,
             "ram_budget": options.budget_bytes("ram_budget", ram_budget),
+            **({} if vocab_only else device_fields),
         }
         self._session_fields = {
             "n_batch": n_batch,
@@ -147,8 +154,16 @@ class LlamaCore:
             **sparse_fields,
             **record_field,
         }
-        self._model = Model(self.model_path, progress_callback, verbose, **self._model_fields)
-        self._session_fields["n_ctx"] = self._positions() if n_ctx is None else n_ctx
+        room: dict[str, Any] | None = None
+        if "device" in self._model_fields:
+            n_ctx = _positions_in(self.model_path) if n_ctx is None else n_ctx
+            room = {**self._session_fields, "n_ctx": n_ctx, "embedding": embedding}
+            if embedding:  # and completions, in a session of their own
+                room = options.room_for_two(room)
+        self._model = Model(self.model_path, progress_callback, verbose, room, **self._model_fields)
+        if n_ctx is None:
+            n_ctx = _default_positions(self._model.n_ctx_train)
+        self._session_fields["n_ctx"] = n_ctx
         self._logits_all = logits_all
         self._context: Context | None = None
         self._embedder: Embedder | None = None
@@ -229,10 +244,14 @@ class LlamaCore:
         return SimpleNamespace(**{**self._session_fields, "n_ctx": self.n_ctx()})
 
     def plan(self) -> Plan:
-        """Memory plan: {tier: {part: bytes}, "total": bytes, "budget": bytes}."""
+        """Memory plan: {tier: {part: bytes}, "total": bytes, "budget": bytes of RAM,
+        "vram_budget": bytes}. Tiers are "ram" and "gpu"; the latter is empty without a device."""
         with self._lock:
+            self._require_open()
             fields = {**self._session_fields, "embedding": self._embedder is not None}
-            return memory_plan(self.model_path, self._model_fields, fields)
+            if self._model_fields["vocab_only"]:  # has no weights to plan with
+                return memory_plan(self.model_path, self._model_fields, fields)
+            return self._model.plan(**fields)
 
     def stats(self) -> Stats:
         """Figures of the last generation, with the keys that `./main --json-stats` writes.
@@ -493,11 +512,6 @@ class LlamaCore:
             self._context = self._new_context()
         return self._context
 
-    def _positions(self) -> int:
-        """Positions of a context if the caller gives no n_ctx."""
-        trained = self._model.n_ctx_train
-        return min(DEFAULT_POSITIONS, trained) if trained > 0 else DEFAULT_POSITIONS
-
     def _new_context(self) -> Context:
         return Context(self._model, self._logits_all, verbose=self.verbose, **self._session_fields)
 
@@ -531,6 +545,17 @@ class LlamaCore:
     def __del__(self) -> None:
         if hasattr(self, "_sampler"):  # set last: the constructor has finished
             self.close()
+
+
+def _default_positions(trained: int) -> int:
+    """Positions of a context if the caller gives no n_ctx; trained: the model's, 0 if unknown."""
+    return min(DEFAULT_POSITIONS, trained) if trained > 0 else DEFAULT_POSITIONS
+
+
+def _positions_in(path: str) -> int:
+    """The same for a file that is not open yet."""
+    with Gguf(path) as gguf:
+        return _default_positions(gguf.n_ctx_train)
 
 
 def new_random(seed: int | None) -> random.Random:

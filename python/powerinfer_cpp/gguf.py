@@ -114,6 +114,12 @@ class Gguf:
         """Value type of every key and, for arrays, the element type (pi_value_type)."""
         return {key: self._describe(i)[1:3] for key, i in self._index.items()}
 
+    @property
+    def n_ctx_train(self) -> int:
+        """Positions of the training context; 0 if the file does not say."""
+        found = self.value(f"{self.value('general.architecture')}.context_length")
+        return found if isinstance(found, int) and found > 0 else 0
+
     def value(self, key: str, default: Value | None = None) -> Value | None:
         """One value, or `default`; does not read the others."""
         i = self._index.get(key)

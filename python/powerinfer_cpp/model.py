@@ -80,14 +80,26 @@ def _filled(params: Any, fields: dict[str, Any]) -> Any:
     return params
 
 
-def _model_params(callbacks: _Callbacks | None = None, **fields: Any) -> Any:
+def _model_params(
+    fields: dict[str, Any],
+    session: dict[str, Any] | None = None,
+    callbacks: _Callbacks | None = None,
+) -> tuple[Any, Any]:
+    """pi_model_params, and what they point to, which must live as long. session: fields of
+    pi_session_params."""
+    fields = dict(fields)
+    device, room = fields.pop("device", None), None
     params = _filled(ffi.new("pi_model_params *", lib.pi_model_default_params()), fields)
+    if device is not None:
+        params.device = device = ffi.new("char[]", device.encode("utf-8", "surrogateescape"))
+    if session is not None:
+        params.session = room = _session_params(**session)
     if callbacks is not None:
         if callbacks.progress is not None:
             params.progress, params.progress_data = lib.pi_python_progress, callbacks.handle
         if callbacks.verbose:
             params.log, params.log_data = lib.pi_python_log, callbacks.handle
-    return params
+    return params, (device, room)
 
 
 def _session_params(**fields: Any) -> Any:
@@ -97,38 +109,52 @@ def _session_params(**fields: Any) -> Any:
 def memory_plan(path: str, model: dict[str, Any], session: dict[str, Any]) -> dict[str, Any]:
     """Bytes that a model and a session with these parameters need; reads only the header.
 
-    Returns {tier: {part: bytes}, "total": bytes, "budget": bytes that may be used}.
+    Returns {tier: {part: bytes}, "total": bytes, "budget": bytes of RAM that may be used,
+    "vram_budget": bytes on the device that may be used, 0 without one}. Tiers are "ram" and "gpu".
     """
     out = ffi.new("pi_plan **")
-    model_params, session_params = _model_params(**model), _session_params(**session)
-    check(lib.pi_plan_new(encoded(path), model_params, session_params, out), path)
-    plan = ffi.gc(out[0], lib.pi_plan_free)
-    tiers: dict[str, Any] = {}
+    model_params, kept = _model_params(model)
+    check(lib.pi_plan_new(encoded(path), model_params, _session_params(**session), out), path)
+    del kept  # C uses it until here
+    return _plan(ffi.gc(out[0], lib.pi_plan_free))
+
+
+def _plan(plan: Any) -> dict[str, Any]:
+    """A pi_plan as a dict."""
+    tiers: dict[str, Any] = {"ram": {}, "gpu": {}}
     part, total = sized("pi_plan_part"), 0
     for i in range(lib.pi_plan_n_parts(plan)):
         check(lib.pi_plan_part_at(plan, i, part))
-        parts = tiers.setdefault(ffi.string(part.tier).decode(), {})
+        parts = tiers[ffi.string(part.tier).decode()]
         name = ffi.string(part.name).decode()
         parts[name] = parts.get(name, 0) + part.n_bytes
         total += part.n_bytes
-    return {**tiers, "total": total, "budget": lib.pi_plan_budget(plan)}
+    budgets = {"budget": lib.pi_plan_budget(plan), "vram_budget": lib.pi_plan_vram_budget(plan)}
+    return {**tiers, "total": total, **budgets}
 
 
 class Model:
     """A loaded model; threads and sessions may share it.
 
     Keyword arguments are the fields of pi_model_params. progress: called with 0..1 while loading;
-    returning False cancels. verbose: log lines go to stderr.
+    returning False cancels. verbose: log lines go to stderr. session: pi_session_params of the
+    session that a device shall have room for.
     """
 
     def __init__(
-        self, path: str, progress: Progress | None = None, verbose: bool = False, **fields: Any
+        self,
+        path: str,
+        progress: Progress | None = None,
+        verbose: bool = False,
+        session: dict[str, Any] | None = None,
+        **fields: Any,
     ):
         self.path = path
         self._callbacks = _Callbacks(progress, verbose)
         out = ffi.new("pi_model **")
-        params = _model_params(self._callbacks, **fields)
+        params, kept = _model_params(fields, session, self._callbacks)
         self._callbacks.check(lib.pi_model_open(encoded(path), params, out), path)
+        del kept  # C uses it until here
         self.handle = ffi.gc(out[0], lib.pi_model_free)
         self.architecture = ffi.string(lib.pi_model_architecture(self.handle)).decode()
         self.activation = ffi.string(lib.pi_model_activation(self.handle)).decode()
@@ -154,6 +180,16 @@ class Model:
             self.gguf.close()
             ffi.release(self.handle)
             self.handle = None
+
+    def plan(self, **session: Any) -> dict[str, Any]:
+        """What `memory_plan` returns, for this model and a session with these fields."""
+        out = ffi.new("pi_plan **")
+        check(lib.pi_model_plan(self.handle, _session_params(**session), out))
+        return _plan(ffi.gc(out[0], lib.pi_plan_free))
+
+    def on_device(self) -> tuple[int, int]:
+        """Neurons that a device has, and bytes that model and sessions have allocated there."""
+        return lib.pi_model_device_neurons(self.handle), lib.pi_model_device_bytes(self.handle)
 
     def reserve(self, what: str, n_bytes: int) -> Any:
         """Reserves bytes of the model's budget for the caller's memory, until `release` or garbage

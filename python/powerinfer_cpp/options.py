@@ -46,6 +46,8 @@ _INSTEAD = {
     "tokenizer": "the file's own is used",
 }
 MOST_GIB = 1 << 33  # of a budget: its bytes are counted in 63 bits
+FIRST_GPU = "cuda0"
+WHAT_FITS = -1  # n_gpu_layers
 
 
 def check_unknown(keywords: dict[str, object]) -> None:
@@ -118,18 +120,41 @@ def device_note() -> str:
     return ffi.string(lib.pi_device_note()).decode("utf-8", "replace")
 
 
-def check_device(device: str | None, vram_budget: float | None) -> None:
-    """Raises DeviceError for a device that is not there, ValueError for a bad budget."""
-    if device not in (None, "cpu"):
-        raise DeviceError(f"no device {device!r}: {device_note()}")
-    if vram_budget is not None and not vram_budget >= 0:
-        raise ValueError("vram_budget must be a number of GiB, 0 or more")
+def device_fields(
+    device: str | None, n_gpu_layers: int | None, vram_budget: float | None
+) -> dict[str, Any]:
+    """pi_model_params of the device that computes beside the CPU; empty if there is none.
+
+    n_gpu_layers: 0 or None: what fits, if a device or a vram_budget (GiB) is given, else no device.
+    Without a name the device is the first GPU, if there is one. Raises ValueError for a bad budget.
+    """
+    if vram_budget is not None and not 0 <= vram_budget < MOST_GIB:
+        raise ValueError(f"vram_budget must be a number of GiB from 0 to below {MOST_GIB}")
+    if device is not None and not isinstance(device, str):
+        raise DeviceError(f"a device is given by its name, not as {device!r}")
+    if device == "cpu" or vram_budget == 0:
+        return {}
+    if device is None:
+        if not (n_gpu_layers or vram_budget) or lib.pi_n_devices() == 0:
+            return {}
+        device = FIRST_GPU
+    return {
+        "device": device,
+        "n_gpu_layers": n_gpu_layers or WHAT_FITS,
+        "vram_budget": budget_bytes("vram_budget", vram_budget),
+    }
+
+
+def room_for_two(fields: dict[str, Any]) -> dict[str, Any]:
+    """pi_session_params that take as much of a device as two sessions with these fields: the keys
+    and values of three are more than those of two and the second session's scratch."""
+    return {**fields, "n_seq": 3}
 
 
 def note_without_gpu(asked: dict[str, Any]) -> None:
-    """Says on stderr which of the options (by name) ask for a GPU in vain."""
+    """Says on stderr which of the options (by name) ask in vain for a GPU, where there is none."""
     names = [name for name, value in asked.items() if value]
-    if names:
+    if names and lib.pi_n_devices() == 0:
         line = f"{' and '.join(names)}: without effect in this version: {device_note()}"
         print(line, file=sys.stderr, flush=True)
 
@@ -152,10 +177,11 @@ def description(model: Model) -> str:
 
 
 def report(model: Model, plan: dict[str, Any]) -> None:
-    """What was opened and what it takes, in two lines on stderr."""
-    mib = ", ".join(f"{name} {size / (1 << 20):.1f}" for name, size in plan["ram"].items())
-    for line in (
-        f"{model.path}: {description(model)}",
-        f"RAM: {mib} MiB, of {plan['budget'] / (1 << 20):.0f} that may be used",
-    ):
+    """What was opened, and what it takes of each memory, in lines on stderr."""
+    lines = [f"{model.path}: {description(model)}"]
+    for title, tier, budget in (("RAM", "ram", "budget"), ("VRAM", "gpu", "vram_budget")):
+        if plan[tier]:
+            mib = ", ".join(f"{name} {size / (1 << 20):.1f}" for name, size in plan[tier].items())
+            lines.append(f"{title}: {mib} MiB, of {plan[budget] / (1 << 20):.0f} that may be used")
+    for line in lines:
         print(printable(line), file=sys.stderr, flush=True)

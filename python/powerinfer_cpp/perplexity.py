@@ -150,10 +150,10 @@ class _Scorer:
         self.work = spent if self.work is None else self.work + spent
 
 
-def scoring_session(model: Model, n_ctx: int, **fields: Any) -> Session:
-    """A session for `perplexity` and `compare`. fields: fields of pi_session_params."""
-    fields["n_batch"] = min(fields["n_batch"], n_ctx)
-    return Session(model, verbose=True, n_ctx=n_ctx, **fields)
+def scoring_fields(n_ctx: int, fields: dict[str, Any]) -> dict[str, Any]:
+    """pi_session_params of a session for `perplexity` and `compare`. fields: those that the caller
+    chose."""
+    return {**fields, "n_ctx": n_ctx, "n_batch": min(fields["n_batch"], n_ctx)}
 
 
 def _cut(

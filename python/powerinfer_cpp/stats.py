@@ -57,15 +57,14 @@ def neuron_figures(model: Model, plan: dict[str, Any], work: Work | None) -> dic
         work = Work(0, np.zeros(len(PARTS), dtype=np.int64), nothing)
     n_expert = int(model.gguf.value(f"{model.architecture}.expert_count", 0) or 1)
     empty = {"neurons": 0, "bytes": 0, "hits": 0, "reads": 0, "stall_s": 0.0}
-    ram = {
-        "neurons": model.n_layer * model.n_ff * n_expert,
-        "bytes": plan.get(tiers.NAMES[tiers.RAM], {}).get("ffn", 0),
-    }
+    gpu, ram = ({"bytes": plan[tiers.NAMES[tier]].get("ffn", 0)} for tier in (tiers.GPU, tiers.RAM))
+    gpu["neurons"], _ = model.on_device()
+    ram["neurons"] = model.n_layer * model.n_ff * n_expert - gpu["neurons"]
     return {
         **{f"share_{name}": share for name, share in work.shares(model.n_ff).items()},
         "audit": work.audit(),
         "bytes_per_token": work.bytes_per_token(),
-        "tiers": tiers.by_name((dict(empty), {**empty, **ram}, dict(empty))),
+        "tiers": tiers.by_name((dict(empty), {**empty, **ram}, {**empty, **gpu})),
     }
 
 
@@ -89,5 +88,5 @@ def report(model: Model, plan: dict[str, Any], meter: Meter) -> dict[str, Any]:
         **neuron_figures(model, plan, meter.work),
         "pcie_bytes": meter.work.transferred_per_token() if meter.work else 0,
         "rss_peak": rss_peak(),
-        "vram_peak": 0,
+        "vram_peak": model.on_device()[1],
     }

@@ -6,6 +6,8 @@ import importlib.util
 import os
 import shutil
 import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -141,6 +143,24 @@ def main_path() -> Path:
     import powerinfer_cpp
 
     return Path(powerinfer_cpp.main_path())
+
+
+@pytest.fixture(scope="session")
+def simt_python(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """The environment in which a python imports the package with the device "simt": the GPU's
+    kernels on the CPU, which only test builds have."""
+    build, folder = ROOT / "build" / "simt", tmp_path_factory.mktemp("simt")
+    python = f"-DPython_EXECUTABLE={sys.executable}"
+    for command in (
+        ["cmake", "--preset", "simt", python],
+        ["cmake", "--build", "--preset", "simt"],
+        ["cmake", "--install", build, "--prefix", folder],
+    ):
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+        assert done.returncode == 0, done.stdout[-4000:] + done.stderr
+    package = "powerinfer_cpp"
+    shutil.copytree(ROOT / "python" / package, folder / package, dirs_exist_ok=True)
+    return {**os.environ, "PYTHONPATH": str(folder)}
 
 
 @pytest.fixture(scope="session")

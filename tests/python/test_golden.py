@@ -10,6 +10,7 @@ import sys
 from functools import cache
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import numpy as np
 import pytest
@@ -51,9 +52,14 @@ def error(got: np.ndarray, expected: np.ndarray) -> float:
 
 
 def logits(
-    path: Path, tokens: np.ndarray, threads: int = 1, at_once: int = 512, kv: int = F16
+    path: Path,
+    tokens: np.ndarray,
+    threads: int = 1,
+    at_once: int = 512,
+    kv: int = F16,
+    **device: Any,
 ) -> np.ndarray:
-    """Logits of every token, `at_once` tokens per call."""
+    """Logits of every token, `at_once` tokens per call. device: where to compute."""
     ids = [int(t) for t in tokens]
     with Llama(
         str(path),
@@ -64,6 +70,7 @@ def logits(
         type_v=kv,
         sparse="exact",  # the default masks tokens that come one by one
         verbose=False,
+        **device,
     ) as llm:
         for start in range(0, len(ids), at_once):
             llm.eval(ids[start : start + at_once])

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -11,7 +13,7 @@ import tiny
 from gguf_files import changed
 from tiny import PROMPT
 
-from powerinfer_cpp import Cancelled, DeviceError, Llama, OutOfMemoryError
+from powerinfer_cpp import Cancelled, DeviceError, Llama, OutOfMemoryError, options
 
 
 @pytest.fixture(scope="module")
@@ -110,6 +112,32 @@ def test_options_for_a_gpu_are_said_to_be_in_vain(path: Path, capfd: pytest.Capt
     Llama(path, n_gpu_layers=-1, vram_budget=8, verbose=False).close()
     Llama(path, vram_budget=0).close()
     assert "without effect" not in capfd.readouterr().err
+
+
+def test_which_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A GPU computes only if there is one and something asks for it."""
+
+    def fields(device=None, n_gpu_layers=0, vram_budget=None) -> tuple | None:
+        found = options.device_fields(device, n_gpu_layers, vram_budget)
+        names = ("device", "n_gpu_layers", "vram_budget")
+        return tuple(found[name] for name in names) if found else None
+
+    for n_devices in (0, 1):
+        monkeypatch.setattr(options, "lib", SimpleNamespace(pi_n_devices=lambda n=n_devices: n))
+        assert fields() is None and fields(n_gpu_layers=None) is None
+        for device in (None, "cpu", "cuda0"):
+            assert fields(device, n_gpu_layers=-1, vram_budget=0) is None
+        assert fields("cpu", n_gpu_layers=9, vram_budget=2) is None
+        assert fields("cuda1") == fields("cuda1", -1) == ("cuda1", -1, 0)
+        assert fields("cuda0", 3, 0.5) == ("cuda0", 3, 1 << 29)
+        asked = [fields(n_gpu_layers=3), fields(n_gpu_layers=-1), fields(vram_budget=1e-12)]
+        first = [("cuda0", 3, 0), ("cuda0", -1, 0), ("cuda0", -1, 1)]
+        assert asked == (first if n_devices else [None] * 3)
+    for budget in (-1, math.nan, math.inf):
+        with pytest.raises(ValueError, match="vram_budget must be a number of GiB"):
+            fields(vram_budget=budget)
+    with pytest.raises(DeviceError, match="by its name"):
+        fields(device=0)
 
 
 def test_repr(path: Path) -> None:

@@ -12,13 +12,14 @@ from typing import Any
 import numpy as np
 
 from .. import __version__, bench
-from .._native import lib
-from ..model import Model, memory_plan
+from .._native import ffi, lib
+from ..model import Model
 from ..stats import neuron_figures
 from .common import (
     add_model_arguments,
     count_text,
-    open_model,
+    device_fields,
+    model_fields,
     session_fields,
     size_text,
     whole,
@@ -77,15 +78,18 @@ def _format_name(model: Model) -> str:
     return max(n_bytes, key=n_bytes.__getitem__, default="")
 
 
-def _fixed(args: argparse.Namespace, model: Model) -> dict[str, Any]:
-    """JSON keys that are the same for every test."""
+def _fixed(args: argparse.Namespace, model: Model, loading: dict[str, Any]) -> dict[str, Any]:
+    """JSON keys that are the same for every test. loading: pi_model_params, empty if no
+    layer is on a device."""
+    device = loading.get("device", "")
+    gpu = lib.pi_device_name(int(device[4:] or 0)) if device.startswith("cuda") else ffi.NULL
     return {
         "engine": "powerinfer_cpp",
         "build_commit": __version__,
         "build_number": 0,
         "cpu_info": cpu_name(),
-        "gpu_info": "",
-        "backends": f"CPU {isa()}",
+        "gpu_info": ffi.string(gpu).decode("utf-8", "replace") if gpu else "",
+        "backends": f"CPU {isa()}" + (f", {device}" if device else ""),
         "model_filename": args.model,
         "model_type": f"{model.architecture} {count_text(model.n_params)} {_format_name(model)}",
         "model_size": model.n_bytes,
@@ -95,7 +99,7 @@ def _fixed(args: argparse.Namespace, model: Model) -> dict[str, Any]:
         "n_threads": args.threads or lib.pi_default_threads(),
         "type_k": args.cache_type_k,
         "type_v": args.cache_type_v,
-        "n_gpu_layers": 0,
+        "n_gpu_layers": loading.get("n_gpu_layers", 0),
         "sparse": args.sparse,
     }
 
@@ -178,13 +182,15 @@ def run(args: argparse.Namespace) -> None:
     tests = bench.tests(args.n_prompt, args.n_gen, args.n_depth)
     if not tests:
         raise ValueError("-p 0 and -n 0 together leave nothing to measure")
-    start = time.perf_counter()
-    model = open_model(args)
-    given = _given(args.tokens_file, model.n_vocab)
-    fixed = _fixed(args, model)
-    load_s = time.perf_counter() - start
     fields = session_fields(args)
-    plan = memory_plan(args.model, {}, {})
+    room, loading = bench.session_fields(tests, fields), model_fields(args)
+    loading |= device_fields(args)
+    start = time.perf_counter()
+    model = Model(args.model, session=room, **loading)
+    given = _given(args.tokens_file, model.n_vocab)
+    load_s = time.perf_counter() - start
+    plan = model.plan(**room)
+    fixed = _fixed(args, model, loading if plan["gpu"] else {})
     rows, tables = [], []
     if args.output == "md":
         print(f"| {' | '.join(COLUMNS)} |")

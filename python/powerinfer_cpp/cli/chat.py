@@ -8,7 +8,7 @@ from ..errors import ContextOverflowError
 from ..gguf import Gguf
 from ..llama import Llama
 from ..sampling import Sampling
-from .common import CACHE_TYPES, add_model_arguments, check_device, whole
+from .common import CACHE_TYPES, add_model_arguments, device_options, note_device, whole
 
 MOST_POSITIONS = 4096  # default limit of the context, as in ./main
 _FLAGS = {"temperature": "temp", "typical_p": "typical"}  # llama.cpp's names, if they differ
@@ -17,8 +17,7 @@ _FLAGS = {"temperature": "temp", "typical_p": "typical"}  # llama.cpp's names, i
 def _positions(path: str) -> int:
     """The model's training context, at most MOST_POSITIONS."""
     with Gguf(path) as gguf:
-        found = gguf.value(f"{gguf.value('general.architecture')}.context_length")
-    return min(found, MOST_POSITIONS) if isinstance(found, int) and found > 0 else 0
+        return min(gguf.n_ctx_train, MOST_POSITIONS)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -53,22 +52,20 @@ def _question() -> str | None:
 
 
 def run(args: argparse.Namespace) -> None:
-    check_device(args)
+    note_device(args)
     llm = Llama(
         args.model,
         n_ctx=_positions(args.model) if args.ctx_size is None else args.ctx_size,
         n_batch=args.batch_size,
         n_ubatch=args.ubatch_size,
         n_threads=args.threads,
-        n_gpu_layers=args.gpu_layers,
         type_k=CACHE_TYPES[args.cache_type_k],
         type_v=CACHE_TYPES[args.cache_type_v],
         seed=args.seed,
         sparse=args.sparse,
         sparse_threshold=args.sparse_threshold,
-        vram_budget=args.vram_budget,
         ram_budget=args.ram_budget,
-        device=args.device,
+        **device_options(args),
         chat_format=args.chat_format,
         verbose=False,
     )

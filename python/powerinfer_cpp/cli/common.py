@@ -5,7 +5,6 @@ import math
 from typing import Any
 
 from .. import options
-from ..model import Model
 
 CACHE_TYPES = {"f16": 1, "q8_0": 8, "f32": 0}  # GGUF type ids
 
@@ -55,9 +54,9 @@ def share(text: str) -> float:
     return value
 
 
-def layers(text: str) -> int:
-    """Parser of -ngl: a number, `all` or `auto`."""
-    return {"all": -1, "auto": 0}[text] if text in ("all", "auto") else int(text)
+def layers(text: str) -> int | None:
+    """Parser of -ngl: a number, `all` (-1) or `auto` (None)."""
+    return {"all": options.WHAT_FITS, "auto": None}[text] if text in ("all", "auto") else int(text)
 
 
 layers.__name__ = "number"
@@ -78,16 +77,22 @@ def add_model_arguments(
         "-ub", "--ubatch-size", type=whole(1), default=512, metavar="N", help="tokens at once"
     )
     parser.add_argument(
-        "-ngl", "--gpu-layers", type=layers, default=0, metavar="N", help="layers on the GPU"
+        "-ngl",
+        "--gpu-layers",
+        type=layers,
+        metavar="N",
+        help="at most this many layers on the GPU, or all, or auto (default): what fits",
     )
     for flag, name in (("-ctk", "--cache-type-k"), ("-ctv", "--cache-type-v")):
         parser.add_argument(flag, name, choices=list(CACHE_TYPES), default="f16")
     parser.add_argument("-s", "--seed", type=whole(0), default=seed, metavar="N")
     parser.add_argument("--sparse", default="auto", metavar="MODE", choices=options.SPARSE_MODES)
     parser.add_argument("--sparse-threshold", type=float, metavar="X")
-    parser.add_argument("--vram-budget", type=gibibytes, metavar="GiB", help="limit of GPU memory")
+    parser.add_argument(
+        "--vram-budget", type=gibibytes, metavar="GiB", help="limit of GPU memory; 0: no GPU"
+    )
     parser.add_argument("--ram-budget", type=gibibytes, metavar="GiB", help="limit of RAM")
-    parser.add_argument("--device", metavar="NAME", help="cpu")
+    parser.add_argument("--device", metavar="NAME", help="cpu, or a GPU: cuda0")
 
 
 def _separator(text: str) -> bytes | None:
@@ -111,22 +116,43 @@ def add_text_arguments(
     )
 
 
-def check_device(args: argparse.Namespace) -> None:
-    """Refuses an unknown device, and notes which GPU options have no effect."""
-    options.check_device(args.device, args.vram_budget)
-    options.note_without_gpu({"-ngl": args.gpu_layers, "--vram-budget": args.vram_budget})
+def device_options(args: argparse.Namespace) -> dict[str, Any]:
+    """Keyword arguments of Llama and of options.device_fields. A GPU computes unless told not to,
+    by -ngl 0, too."""
+    layers = options.WHAT_FITS if args.gpu_layers is None else args.gpu_layers
+    return {
+        "device": args.device if layers else "cpu",
+        "n_gpu_layers": layers,
+        "vram_budget": args.vram_budget,
+    }
 
 
-def open_model(args: argparse.Namespace, path: str | None = None) -> Model:
-    """The model of the command line, or another model with the same options. Raises the errors of
-    Llama's constructor."""
-    if path is None:
-        check_device(args)
-    return Model(
-        args.model if path is None else path,
-        n_threads=args.threads or 0,
-        ram_budget=options.budget_bytes("--ram-budget", args.ram_budget),
-    )
+def note_device(args: argparse.Namespace) -> None:
+    """Notes which options ask for a GPU in vain."""
+    if args.device in (None, "cpu"):
+        options.note_without_gpu({"-ngl": args.gpu_layers, "--vram-budget": args.vram_budget})
+
+
+def need_cpu(args: argparse.Namespace) -> None:
+    """Refuses a device where neurons are recorded, and notes which options ask for a GPU in vain.
+    Raises ValueError."""
+    if args.device not in (None, "cpu"):
+        raise ValueError(f"--device {args.device}: only the CPU records neurons")
+    note_device(args)
+
+
+def model_fields(args: argparse.Namespace) -> dict[str, Any]:
+    """The pi_model_params that the shared options set, without a device."""
+    return {
+        "n_threads": args.threads or 0,
+        "ram_budget": options.budget_bytes("--ram-budget", args.ram_budget),
+    }
+
+
+def device_fields(args: argparse.Namespace) -> dict[str, Any]:
+    """Those of the device; also notes which options ask for a GPU in vain."""
+    note_device(args)
+    return options.device_fields(**device_options(args))
 
 
 def session_fields(args: argparse.Namespace) -> dict[str, Any]:

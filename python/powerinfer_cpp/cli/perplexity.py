@@ -6,17 +6,23 @@ import math
 import numpy as np
 
 from .. import options
-from ..model import Model
+from ..model import Model, Session
 from ..perplexity import (
     Comparison,
     Estimate,
     compare,
     perplexity,
-    scoring_session,
+    scoring_fields,
     standard_error,
 )
 from ..profile.text import read
-from .common import add_model_arguments, add_text_arguments, open_model, session_fields
+from .common import (
+    add_model_arguments,
+    add_text_arguments,
+    device_fields,
+    model_fields,
+    session_fields,
+)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -32,15 +38,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> None:
     text = read(args.text)
-    model = open_model(args)
-    fields, n_ctx = session_fields(args), args.ctx_size
-    session = scoring_session(model, n_ctx, **fields)
+    n_ctx, loading = args.ctx_size, model_fields(args)
+    fields = scoring_fields(n_ctx, session_fields(args))
+    room = options.room_for_two(fields) if args.compare == "off" else fields
+    model = Model(args.model, session=room, **loading, **device_fields(args))
+    session = Session(model, verbose=True, **fields)
     if args.compare is None:
         _show(perplexity(model, session, text, n_ctx, args.separator), n_ctx, model)
         return
-    other = model if args.compare == "off" else open_model(args, args.compare)
-    fields |= options.sparse_fields("off", None)
-    base = scoring_session(other, n_ctx, **fields)
+    # Another file computes on the CPU: the budget of VRAM is for the model.
+    other = model if args.compare == "off" else Model(args.compare, **loading)
+    base = Session(other, verbose=True, **{**fields, **options.sparse_fields("off", None)})
     found = compare((model, session), (other, base), text, n_ctx, args.separator)
     _show(found.chosen, n_ctx, model)
     _show_comparison(found)

@@ -5,12 +5,14 @@ import argparse
 import numpy as np
 
 from ..convert import to_stderr
+from ..model import Model
 from ..printable import printable
 from ..profile import Statistics, profile
 from .common import (
     add_model_arguments,
     add_text_arguments,
-    open_model,
+    model_fields,
+    need_cpu,
     session_fields,
     share,
     whole,
@@ -57,10 +59,11 @@ def run(args: argparse.Namespace) -> None:
         raise ValueError("profile needs --out F or --export DIR")
     if (args.backend == "transformers") != (args.checkpoint is not None):
         raise ValueError("--backend transformers and --checkpoint DIR need each other")
+    need_cpu(args)
     fields = session_fields(args)
     try:
         found = profile(
-            open_model(args),
+            Model(args.model, **model_fields(args)),
             args.out,
             args.text,
             separator=args.separator,

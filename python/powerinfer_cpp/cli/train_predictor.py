@@ -2,14 +2,15 @@
 
 import argparse
 
-from .. import options, predictor
+from .. import predictor
 from ..convert import to_stderr
 from ..predictor import Report, train_predictors
 from .common import (
     add_model_arguments,
     add_text_arguments,
-    check_device,
     gibibytes,
+    model_fields,
+    need_cpu,
     session_fields,
     share,
     whole,
@@ -54,7 +55,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
-    check_device(args)
+    need_cpu(args)
     report = train_predictors(
         args.model,
         args.out,
@@ -70,10 +71,7 @@ def run(args: argparse.Namespace) -> None:
         store_gib=args.store,
         seed=args.seed,
         torch_device=args.torch_device,
-        model_fields={
-            "n_threads": args.threads or 0,
-            "ram_budget": options.budget_bytes("--ram-budget", args.ram_budget),
-        },
+        model_fields=model_fields(args),
         log=to_stderr,
         **session_fields(args),
     )

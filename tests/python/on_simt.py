@@ -1,0 +1,222 @@
+"""`Llama` on the device "simt": the GPU's kernels, run by the CPU.
+
+test_device.py runs these tests, because only a test build has this device. A row takes 0.1 to 0.2 s
+on it, so prompts are short.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from families import golden, quiet
+from powerinfer_cpp.convert import convert
+from test_golden import F32, GOLDEN, ROUNDING, error, logits
+
+from powerinfer_cpp import DeviceError, Llama, OutOfMemoryError
+
+MIB = 1 / 1024  # in GiB
+PROMPT = "Once upon a time"
+# MiB: neurons of the last layer; all layers and the head, with few neurons; everything.
+LITTLE, PART, ALL = 0.5, 2, 64
+
+
+def opened(path: Path, budget: float | None = None, **options: Any) -> Llama:
+    """On the CPU, or with a budget (MiB) on the device."""
+    device = {} if budget is None else {"device": "simt", "vram_budget": budget * MIB}
+    options = {"n_ctx": 64, "n_threads": 2, "seed": 1, "verbose": False, **options}
+    return Llama(path, **options, **device)
+
+
+def last_logits(llm: Llama, ids: list[int], generated: int = 2) -> np.ndarray:
+    """Logits after ids, of which the last ones were generated."""
+    llm.reset()
+    llm.eval(ids[:-generated])
+    llm.eval(ids[-generated:], generated=True)
+    return llm.scores[llm.n_tokens - 1].copy()
+
+
+def written(llm: Llama, n: int, prompt: str = PROMPT) -> str:
+    return llm(prompt, max_tokens=n, temperature=0)["choices"][0]["text"]
+
+
+@pytest.mark.parametrize("budget", [LITTLE, PART, ALL])
+def test_text_and_logits_are_those_of_the_cpu(model_path: Path, budget: float) -> None:
+    with opened(model_path) as cpu, opened(model_path, budget) as device:
+        plan = device.plan()
+        gpu = sum(plan["gpu"].values())
+        assert 0 < gpu <= plan["vram_budget"] == budget * (1 << 20)
+        assert plan["total"] == gpu + sum(plan["ram"].values())
+        assert cpu.plan()["gpu"] == {} and cpu.plan()["vram_budget"] == 0
+        assert ("head" in plan["gpu"]) == (budget != LITTLE)
+        assert plan["ram"].get("ffn", 0) + plan["gpu"]["ffn"] >= cpu.plan()["ram"]["ffn"]
+        assert ("ffn" in plan["ram"]) == (budget != ALL)
+        ids = device.tokenize(PROMPT.encode())
+        got, want = last_logits(device, ids), last_logits(cpu, ids)
+        assert error(got, want) <= 2e-2 and got.argmax() == want.argmax()
+        text = written(device, 16)
+        assert text == written(cpu, 16)
+        stats = device.stats()
+        assert stats["vram_peak"] == gpu
+        tiers, neurons = stats["tiers"], cpu.stats()["tiers"]["ram"]["neurons"]
+        assert tiers["gpu"]["bytes"] == plan["gpu"]["ffn"]
+        assert tiers["gpu"]["neurons"] + tiers["ram"]["neurons"] == neurons
+        assert (tiers["gpu"]["neurons"] == neurons) == (budget == ALL)
+        assert stats["pcie_bytes"] > 0 == cpu.stats()["pcie_bytes"]
+        for share in ("share_predicted", "share_computed", "share_fired"):
+            assert stats[share] == pytest.approx(cpu.stats()[share], abs=1e-3)
+
+
+@pytest.mark.parametrize("budget", [LITTLE, PART])
+def test_bits_depend_on_nothing_else(model_path: Path, budget: float) -> None:
+    """Neither on threads, nor on calls, nor on what was computed before."""
+    with opened(model_path, budget, n_threads=1) as one:
+        ids = one.tokenize(PROMPT.encode())
+        first = last_logits(one, ids)
+        assert np.array_equal(last_logits(one, ids), first)
+        one.reset()
+        for i, token in enumerate(ids):
+            one.eval([token], generated=i >= len(ids) - 2)
+        assert np.array_equal(one.scores[len(ids) - 1], first)
+    with opened(model_path, budget) as two:
+        two.eval(ids[::-1])
+        assert np.array_equal(last_logits(two, ids), first)
+
+
+def test_a_sequence_goes_on(model_path: Path) -> None:
+    """After a saved state, of a CPU too, and after a prefix that is there already."""
+    with opened(model_path, PART) as device, opened(model_path) as cpu:
+        ids = device.tokenize(PROMPT.encode())
+        texts = [written(device, 4), written(device, 4)]
+        assert texts == [written(cpu, 4)] * 2
+        fresh = last_logits(device, ids, 1)
+        device.reset()
+        device.eval(ids[:-1])
+        state = device.save_state()
+        cpu.reset()
+        cpu.eval(ids[:-1])
+        for saved in (state, cpu.save_state()):
+            device.reset()
+            device.eval(ids[::-1][:3])
+            device.load_state(saved)
+            assert device.n_tokens == len(ids) - 1
+            device.eval(ids[-1:], generated=True)
+            got = device.scores[len(ids) - 1]
+            assert error(got, fresh) <= (0 if saved is state else 2e-2)
+        # generate keeps what is computed: only the last token is new.
+        device.reset()
+        device.eval(ids)
+        next(device.generate(ids, temp=0))
+        assert device.stats()["n_prompt"] == 1
+        next(device.generate([*ids, ids[-1]], temp=0))
+        assert device.stats()["n_prompt"] == 1
+        again = device.scores[len(ids)].copy()
+        device.reset()
+        device.eval([*ids, ids[-1]])
+        assert np.array_equal(device.scores[len(ids)], again)
+
+
+@pytest.mark.parametrize("type_kv", [0, 8])
+def test_layers_and_types_of_the_cache(model_path: Path, type_kv: int) -> None:
+    types = {"type_k": type_kv, "type_v": type_kv}
+    with opened(model_path, **types) as cpu:
+        ids = cpu.tokenize(PROMPT.encode())
+        want, kv = last_logits(cpu, ids), cpu.plan()["ram"]["kv"]
+    for n in (1, 3):
+        with opened(model_path, ALL, n_gpu_layers=n, **types) as device:
+            plan = device.plan()
+            assert plan["gpu"]["kv"] == pytest.approx(n * kv / 4, rel=0.05)
+            assert "head" not in plan["gpu"]
+            got = last_logits(device, ids)
+            assert error(got, want) <= 2e-2 and got.argmax() == want.argmax()
+
+
+def test_embeddings_leave_room_for_completions(model_path: Path) -> None:
+    with opened(model_path, PART, embedding=True) as device, opened(model_path) as cpu:
+        assert len(device.embed("One day")[0]) == device.n_embd()
+        assert written(device, 2) == written(cpu, 2)
+
+
+def test_refusals(model_path: Path, capfd: pytest.CaptureFixture) -> None:
+    with pytest.raises(OutOfMemoryError, match=r"1 of 4 layers .* would take \d.* MiB of VRAM"):
+        opened(model_path, 0.1)
+    with pytest.raises(OutOfMemoryError, match="VRAM"):
+        opened(model_path, PART, n_ctx=100000)
+    with pytest.raises(OutOfMemoryError, match="2 of 4 layers"):
+        opened(model_path, LITTLE, n_gpu_layers=99)
+    for name in ("tpu", "cuda0", "simtx"):
+        with pytest.raises(DeviceError, match=f'there is no device "{name}"'):
+            opened(model_path, device=name)
+    for record in ("fired", "fired+input"):
+        with pytest.raises(ValueError, match='record needs device="cpu"'):
+            opened(model_path, PART, record=record, sparse="exact")
+    with opened(model_path, 0, record="fired", sparse="exact") as llm:
+        assert llm.plan()["gpu"] == {}
+    opened(model_path, PART, vocab_only=True).close()
+    assert capfd.readouterr().err == ""
+    opened(model_path, PART, verbose=True).close()
+    said = capfd.readouterr().err
+    assert "\nVRAM: head 0.5, " in said and " MiB, of 2 that may be used\n" in said
+    assert "without effect" not in said
+
+
+def converted(name: str, folder: Path, layout: str = "matrices") -> Path:
+    """A GGUF of a golden model, in F32, with its FFNs as matrices, neuron rows or bundles."""
+    options: dict[str, Any] = {"outtype": "f32", "log": quiet}
+    out = folder / f"{layout}.gguf"
+    if layout != "rows":
+        model = golden(name, folder / name)
+        return convert(model, outfile=out, bundle=layout == "bundles", **options)
+    return convert(converted(name, folder), outfile=out, **options)
+
+
+GOLDEN_ON_DEVICE = [
+    *[(name, "rows") for name in ("llama-relu-gqa", "llama-bias", "llama-llama3", "bamboo", "opt")],
+    *[(name, "rows") for name in ("falcon-7b", "falcon-40b", "qwen2-yarn", "llama-silu-tied")],
+    *[(name, "rows") for name in ("llama-linear", "mistral-window")],
+    *[(name, "bundles") for name in ("llama-relu-gqa", "opt", "llama-silu-tied")],
+    *[(name, "matrices") for name in ("opt", "falcon-7b", "falcon-40b")],
+]
+
+
+@pytest.mark.parametrize(("name", "layout"), GOLDEN_ON_DEVICE)
+def test_golden_models(name: str, layout: str, tmp_path: Path) -> None:
+    """Logits of transformers, with everything on the device and with a part of it."""
+    path = converted(name, tmp_path, layout)
+    stored = np.load(GOLDEN / name / "expected.npz")
+    tokens, want = stored["tokens"][:16], stored["logits"][:16]
+
+    def plan(budget: float) -> dict[str, Any]:
+        with opened(path, budget, n_ctx=128, type_k=F32, type_v=F32) as llm:
+            return llm.plan()
+
+    everything = plan(ALL)["gpu"]
+    # Matrices are on the device or not: half of the bytes is one of two layers.
+    less = sum(everything.values()) if layout == "matrices" else everything["ffn"]
+    middle = (sum(everything.values()) - less // 2) / (1 << 20)
+    part = plan(middle)
+    assert everything["ffn"] / 3 < part["gpu"]["ffn"] < everything["ffn"] * 2 / 3
+    assert part["ram"]["ffn"] and ("attention" in part["ram"]) == (layout == "matrices")
+    for budget in (ALL, middle):
+        got = logits(path, tokens, kv=F32, device="simt", vram_budget=budget * MIB)
+        assert error(got, want) <= ROUNDING
+        assert max(error(a, b) for a, b in zip(got, want, strict=True)) <= ROUNDING
+
+
+@pytest.mark.parametrize(
+    ("name", "why"),
+    [("mixtral", "mixtures of experts keep to the CPU"), ("qwen3", '"blk.1.attn_output.weight"')],
+)
+def test_what_keeps_to_the_cpu(
+    name: str, why: str, tmp_path: Path, capfd: pytest.CaptureFixture
+) -> None:
+    path = converted(name, tmp_path)
+    with opened(path, ALL, verbose=True) as llm:
+        assert llm.plan()["gpu"] == {}
+    said = [line for line in capfd.readouterr().err.splitlines() if "no layer is on simt" in line]
+    assert len(said) == 1 and why in said[0]
+    stored = np.load(GOLDEN / name / "expected.npz")
+    got = logits(path, stored["tokens"], kv=F32, device="simt", vram_budget=ALL * MIB)
+    assert error(got, stored["logits"]) <= ROUNDING
