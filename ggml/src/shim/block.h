@@ -51,9 +51,10 @@ void run(Extent grid, Extent block, const std::function<void()>& kernel);
 
 // What follows is called by kernels.
 
-// The thread that runs.
-extern thread_local Index threadIdx, blockIdx;
-extern thread_local Extent blockDim, gridDim;
+// The thread that runs. constinit: without it GCC 12 reads them through a function that may be
+// null, and its undefined behaviour sanitizer objects.
+extern constinit thread_local Index threadIdx, blockIdx;
+extern constinit thread_local Extent blockDim, gridDim;
 
 enum class Collective { sync, shuffle, shuffle_xor, shuffle_down, shuffle_up, ballot };
 // Lanes of `mask` meet; the value of the lane that `lane` chooses, or the ballot.
