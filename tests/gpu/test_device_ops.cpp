@@ -147,6 +147,35 @@ void test_products() {
     }
 }
 
+// 67 rows of activations, in tiles: those at edges have the same bits as by themselves.
+void test_tile(DType type, int64_t rows, int64_t cols) {
+    const int64_t n = 67, edges[] = {0, 63, 64, 66};
+    const Weights w(type, rows, cols);
+    const Array<float> bias(normal(rows));
+    const Activations x(normal(n * cols), n);
+    ops.quantise(stream(), x.device);
+    const Array<float> y(size_t(n * rows)), z(size_t(n * rows));
+    const DeviceProduct all{w.device, y.get(), bias.get()};
+    ops.matmul(stream(), x.device, &all, 1);
+    for (int64_t t : edges) {
+        const DeviceInput one{x.x.get() + t * cols, x.q.get() + t * cols,
+                              x.s.get() + t * cols / kQ, 1, int(cols)};
+        const DeviceProduct alone{w.device, z.get() + t * rows, bias.get()};
+        ops.matmul(stream(), one, &alone, 1);
+    }
+    const Floats got = noted(y.read()), expected = z.read();
+    for (int64_t t : edges) {
+        const int64_t begin = t * rows;
+        CHECK(std::equal(got.begin() + begin, got.begin() + begin + rows,
+                         expected.begin() + begin));
+    }
+}
+
+void test_tiles() {
+    for (DType type : kTypes) test_tile(type, 10, info(type).block == kQK ? 256 : 288);
+    for (DType type : {DType::F16, DType::Q4_0, DType::Q6_K}) test_tile(type, 70, 1536);
+}
+
 void test_positions() {
     const int n = 3, pairs = 24, head_dim = 64, heads = 5;
     std::vector<double> frequency;
@@ -547,6 +576,7 @@ const Group kGroups[] = {{"elementwise", test_embedding},
                          {"elementwise", test_elementwise},
                          {"norm", test_norms},
                          {"matmul", test_products},
+                         {"tiles", test_tiles},
                          {"positions", test_positions},
                          {"attention", test_attention},
                          {"sketch", test_sketches},

@@ -106,8 +106,8 @@ template <DType type>
 __device__ inline float product(const uint8_t* row, const float* bias, const DeviceInput& x,
                                 int neuron, int lane) {
     float sum[1];
-    row_dot<type, 1>(row, x, 0, 1, lane, kWarp, sum);
-    return warp_sum(sum[0]) + (bias ? bias[neuron] : 0.0f);
+    row_dot<type, 1>(row, x, 0, 1, lane, sum);
+    return lanes_sum(sum[0]) + (bias ? bias[neuron] : 0.0f);
 }
 
 // What the gate's value becomes with the neuron's up row.
