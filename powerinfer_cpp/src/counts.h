@@ -14,6 +14,7 @@ struct Counts {
     int64_t rows = 0, kept = 0;               // kept: with logits or an embedding
     uint64_t kv_bytes = 0;                    // keys and values that attention read
     uint64_t transferred = 0;                 // bytes to and from a device
+    int64_t answers = 0;                      // halves of layers that the CPU gave to a device
     std::vector<ggml::NeuronCounts> neurons;  // [n_layer]
     // [n_layer]: rows given to a predictor; in mixtures once per chosen expert.
     std::vector<int64_t> predicted;

@@ -326,13 +326,10 @@ void DeviceForward::put_neurons(int64_t i) {
         ggml::DeviceFfnScratch scratch = s.ffn;
         scratch.counts = s.counts + 3 * (i - first_);
         ops_.partial_ffn(stream_.get(), w, s.ffn_normed, s.lists.hot, s.lists.count, scratch);
-    } else {
-        device_.zero(stream_.get(), s.ffn.sums,
-                     uint64_t(ggml::kDeviceParts * c.n_embd) * sizeof(float));
     }
     if (on_.share.splits(i)) {
-        ops_.merge_answer(stream_.get(), s.ffn.sums, exchange_[size_t(i - first_)], bias,
-                          int(c.n_embd), s.ffn_out);
+        ops_.merge_answer(stream_.get(), s.ffn.sums, s.lists.count, exchange_[size_t(i - first_)],
+                          bias, int(c.n_embd), s.ffn_out);
     } else {
         ops_.merge(stream_.get(), s.ffn.sums, nullptr, bias, int(c.n_embd), s.ffn_out);
     }
@@ -393,15 +390,20 @@ void DeviceForward::answer(const Pass& p, int64_t i) {
     const Config& c = model_.config;
     Workspace& b = p.work;
     DeviceExchange& e = exchange_[size_t(i - first_)];
+    ggml::NeuronCounts& counts = p.counts.neurons[size_t(i)];
     p.check_stop();
     await(p, e);
+    if (*e.count == 0) {  // the device does not wait
+        counts.rows++;
+        return;
+    }
+    p.counts.answers++;
     ggml::Neurons neurons = on_.cold[size_t(i)];
     neurons.threshold = activation_threshold(neurons, params_.sparse);
     const bool q8 = neurons.gate.wants_q8() || neurons.up.wants_q8();
     const ggml::Input input = b.input.prepare(p.context, e.x, 1, c.n_embd, q8);
     ggml::select_listed(e.ids, *e.count, neurons.n, b.candidates);
-    ggml::partial_ffn(p.context, neurons, input, b.candidates, b.neurons, b.sums,
-                      &p.counts.neurons[size_t(i)], nullptr);
+    ggml::partial_ffn(p.context, neurons, input, b.candidates, b.neurons, b.sums, &counts, nullptr);
     ggml::merge(p.context, neurons, b.sums, e.sums);
     __atomic_store_n(e.answered, epoch_, __ATOMIC_RELEASE);
     p.counts.transferred +=

@@ -176,6 +176,42 @@ struct Split {
     std::shared_ptr<const Model> model;
 };
 
+// Almost all neurons on the device: it does not wait for rows that need none of the others, and a
+// stop or a late answer finds the flags as they should be.
+void test_empty_halves() {
+    Split split;
+    const Range range = budgets(split.path, split.params);
+    split.params.sparse = PI_SPARSE_PREDICTOR;
+    split.params.sparse_threshold = 1;
+    const Tokens tokens = random_tokens(kThreadSanitizer ? 6 : 24, 5);
+    const Floats expected = logits(load(split.path), tokens, split.params);
+    split.model = load_on(split.path, range.most - 2000, split.params);
+    const int64_t elsewhere =
+        split.model->config.n_layer * split.model->config.n_ff - neurons_on_device(*split.model);
+    CHECK(elsewhere > 0 && elsewhere < 20);
+    static int left;
+    left = -1;
+    split.params.should_stop = [](void*) { return left-- == 0; };
+    Floats got;
+    for (bool stepwise : {false, true}) {
+        split.params.stepwise = stepwise;
+        Session session(split.model, split.params);
+        got = logits(session, tokens);
+        CHECK(distance(got, expected) < 1e-5);
+        int64_t rows = 0;  // of layers that are shared
+        for (int64_t i = 0; i < split.model->config.n_layer; i++) {
+            CHECK(session.counts.neurons[size_t(i)].rows == int64_t(tokens.size()));
+            if (split.model->device->share.splits(i)) rows += int64_t(tokens.size());
+        }
+        CHECK(session.counts.answers > 0 && session.counts.answers < rows);
+        session.truncate(0, 0);
+        left = 5;
+        CHECK_THROWS(cancelled, logits(session, tokens));
+        left = -1;
+        CHECK(same(logits(session, tokens), got));
+    }
+}
+
 // More than a page of positions: shared, copied, saved on the device and loaded on the CPU.
 void test_pages() {
     Split split;
@@ -339,7 +375,9 @@ void test_threads() {
 int main() {
     if (kThreadSanitizer) {
         test_threads();
+        test_empty_halves();
     } else {
+        test_empty_halves();
         test_shapes();
         test_pages();
         test_stops();

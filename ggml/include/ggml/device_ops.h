@@ -127,8 +127,8 @@ struct DeviceFfnScratch {
 // How the halves of a layer that is split between a device and the CPU meet, in memory that both
 // see (SharedArray). An epoch is a number that grows with every token, and is never 0 or kReleased.
 // Flags lie on cache lines of their own. The device publishes its input and the neurons that the
-// CPU computes; the CPU answers with what they send down. After kReleased the host lets the stream
-// come to rest, then sets `answered` to 0.
+// CPU computes; if there are any, the CPU answers with what they send down. After kReleased the
+// host lets the stream come to rest, then sets `answered` to 0.
 struct DeviceExchange {
     float* x = nullptr;               // [cols]
     int32_t* ids = nullptr;           // [n]
@@ -179,12 +179,13 @@ struct DeviceOps {
     // y = the parts' sums in order + what another tier sent down + bias; the last two may be null.
     void (*merge)(DeviceStream*, const float* sums, const float* other, const float* bias, int cols,
                   float* y);
-    // Gives the CPU its half: x [cols] and the cold list.
+    // Gives the CPU its half: x [cols] and the cold list. If that is empty, only its length.
     void (*publish)(DeviceStream*, const float* x, int cols, const DeviceLists&, int n,
                     const DeviceExchange&);
-    // merge() with the sums of the CPU, for which the device waits.
-    void (*merge_answer)(DeviceStream*, const float* sums, const DeviceExchange&, const float* bias,
-                         int cols, float* y);
+    // merge() with the sums of the CPU. count: of the lists. If the cold list is empty, the device
+    // does not wait for the CPU, which does not answer; if the hot one is, sums are not read.
+    void (*merge_answer)(DeviceStream*, const float* sums, const int32_t* count,
+                         const DeviceExchange&, const float* bias, int cols, float* y);
     // The first largest of n values.
     void (*argmax)(DeviceStream*, const float* x, int n, int32_t* at);
 };

@@ -19,7 +19,7 @@ __global__ void publish_kernel(const float* x, int cols, const int32_t* cold, co
     const int begin = int(blockIdx.x) * kThreads * kPublished + int(threadIdx.x);
     for (int k = 0; k < kPublished; k++) {
         const int i = begin + k * kThreads;
-        if (i < cols) to.x[i] = x[i];
+        if (n > 0 && i < cols) to.x[i] = x[i];
         if (i < n) to.ids[i] = cold[i];
     }
     if (begin == 0) *to.count = n;
@@ -36,7 +36,9 @@ __global__ void publish_kernel(const float* x, int cols, const int32_t* cold, co
 __device__ inline float merged(const float* sums, const float* other, const float* bias, int cols,
                                int c) {
     float total = 0;
-    for (int part = 0; part < kDeviceParts; part++) total += sums[int64_t(part) * cols + c];
+    if (sums) {
+        for (int part = 0; part < kDeviceParts; part++) total += sums[int64_t(part) * cols + c];
+    }
     if (other) total = other[c] + total;
     return bias ? total + bias[c] : total;
 }
@@ -50,9 +52,11 @@ __global__ void merge_kernel(const float* sums, const float* other, const float*
 // Few blocks, since each polls host memory by itself: none waits for another block to run.
 constexpr int kMerged = 4;  // columns a thread
 
-__global__ void merge_answer_kernel(const float* sums, DeviceExchange from, const float* bias,
-                                    int cols, float* y) {
-    if (threadIdx.x == 0) {
+__global__ void merge_answer_kernel(const float* sums, const int32_t* count, DeviceExchange from,
+                                    const float* bias, int cols, float* y) {
+    const float* here = count[0] > 0 ? sums : nullptr;
+    const float* there = count[1] > 0 ? from.sums : nullptr;
+    if (threadIdx.x == 0 && there) {
         const uint32_t epoch = *from.epoch;
         for (;;) {
             const uint32_t answered = load_acquire_system(from.answered);
@@ -63,7 +67,7 @@ __global__ void merge_answer_kernel(const float* sums, DeviceExchange from, cons
     __syncthreads();  // the answer is there
     for (int k = 0; k < kMerged; k++) {
         const int c = (int(blockIdx.x) * kMerged + k) * kThreads + int(threadIdx.x);
-        if (c < cols) y[c] = merged(sums, from.sums, bias, cols, c);
+        if (c < cols) y[c] = merged(here, there, bias, cols, c);
     }
 }
 
@@ -81,10 +85,10 @@ void merge(DeviceStream* stream, const float* sums, const float* other, const fl
     launch(stream, merge_kernel, blocks_for(cols, kThreads), kThreads, sums, other, bias, cols, y);
 }
 
-void merge_answer(DeviceStream* stream, const float* sums, const DeviceExchange& from,
-                  const float* bias, int cols, float* y) {
-    launch(stream, merge_answer_kernel, blocks_for(cols, kThreads * kMerged), kThreads, sums, from,
-           bias, cols, y);
+void merge_answer(DeviceStream* stream, const float* sums, const int32_t* count,
+                  const DeviceExchange& from, const float* bias, int cols, float* y) {
+    launch(stream, merge_answer_kernel, blocks_for(cols, kThreads * kMerged), kThreads, sums, count,
+           from, bias, cols, y);
 }
 
 }  // namespace ggml::GGML_GPU

@@ -32,8 +32,8 @@ void merge(DeviceStream* stream, const float* sums, const float* other, const fl
            float* y);
 void publish(DeviceStream* stream, const float* x, int cols, const DeviceLists&, int n,
              const DeviceExchange&);
-void merge_answer(DeviceStream* stream, const float* sums, const DeviceExchange&, const float* bias,
-                  int cols, float* y);
+void merge_answer(DeviceStream* stream, const float* sums, const int32_t* count,
+                  const DeviceExchange&, const float* bias, int cols, float* y);
 void argmax(DeviceStream* stream, const float* x, int n, int32_t* at);
 
 // All of them.
