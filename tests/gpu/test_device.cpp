@@ -141,11 +141,12 @@ class Layers {
     void put(const int32_t* slot) {
         const DeviceOps& ops = device_.ops();
         for (int i = 0; i < kLayers; i++) {
-            const DeviceLists lists{hot_.get(), cold_.get(), count_.get()};
-            ops.select(stream_.get(), nullptr, 0, nullptr, slot, kNeurons, lists);
-            ops.publish(stream_.get(), x_.get(), kCols, lists, kNeurons, exchange(i));
-            ops.merge_answer(stream_.get(), sums_.get(), count_.get(), exchange(i), nullptr, kCols,
-                             x_.get());
+            const DeviceLists lists{hot_.get(), cold_.get(), count_.get(), 1, kNeurons};
+            ops.select(stream_.get(), nullptr, 0, nullptr, slot, lists);
+            const DeviceInput x{x_.get(), nullptr, nullptr, 1, kCols};
+            ops.publish(stream_.get(), x, lists, exchange(i));
+            ops.merge_answer(stream_.get(), {sums_.get(), kDeviceParts, 1, kCols}, lists,
+                             exchange(i), nullptr, x_.get());
         }
     }
 

@@ -109,8 +109,8 @@ __device__ inline float warp_sum(float value) {
 
 // On the tensor cores: c += a . b, 16 rows of a with 8 columns of b, 16 signed bytes deep. Lane l
 // holds four neighbouring bytes of rows l / 4 and l / 4 + 8 of a, and of column l / 4 of b, from
-// byte l % 4 * 4 on; and of c rows l / 4 (c[0], c[1]) and l / 4 + 8, columns l % 4 * 2 and the next.
-// (PTX ISA, fragments of mma.m16n8k16 with .s8.)
+// byte l % 4 * 4 on; and of c rows l / 4 (c[0], c[1]) and l / 4 + 8, columns l % 4 * 2 and the
+// next. (PTX ISA, fragments of mma.m16n8k16 with .s8.)
 __device__ inline void multiply_bytes(int (&c)[4], unsigned a0, unsigned a1, unsigned b) {
 #ifndef __CUDACC__
     shim::multiply_bytes(c, a0, a1, b);

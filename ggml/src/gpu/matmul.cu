@@ -38,7 +38,7 @@ void launch_product(DeviceStream* stream, const DeviceInput& x, const DeviceProd
 
 void matmul(DeviceStream* stream, const DeviceInput& x, const DeviceProduct* products, int n) {
     for (int i = 0; i < n; i++) {
-        if (x.rows >= kTileRows) {
+        if (x.rows >= kDeviceTileRows) {
             matmul_tiles(stream, x, products[i]);
             continue;
         }

@@ -19,8 +19,7 @@ constexpr int kApart = kWarp / kTogether;
 // Where a thread stands when a chunk is loaded: one group of one row of each side.
 struct Loader {
     int row, group;
-    __device__ Loader()
-        : row(int(threadIdx.x) / kTogether), group(int(threadIdx.x) % kTogether) {}
+    __device__ Loader() : row(int(threadIdx.x) / kTogether), group(int(threadIdx.x) % kTogether) {}
 };
 
 // A chunk of quants: 4 groups of 32.
