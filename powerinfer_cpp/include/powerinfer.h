@@ -249,7 +249,8 @@ pi_model_params pi_model_default_params(void);
 pi_session_params pi_session_default_params(void);
 
 /* The memory that a model and a session with these parameters would take, computed from the header
- * alone. A plan above the budget is no error. */
+ * alone. A plan above the budget of RAM is no error. If the model's parameters name no session that
+ * a device keeps room for, it is this one. */
 typedef struct pi_plan pi_plan;
 typedef struct pi_plan_part {
     size_t struct_size; /* sizeof(pi_plan_part) */

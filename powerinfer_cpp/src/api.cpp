@@ -104,7 +104,8 @@ pi_status pi_plan_new(const char* path, const pi_model_params* model_params,
         pi_model_params m = params_or(model_params, pi_model_default_params());
         const pi_session_params s = params_or(session, pi_session_default_params());
         m.vocab_only = false;  // a plan is about weights
-        m.session = &s;
+        const pi_session_params room = params_or(m.session, s);
+        m.session = &room;
         const auto model = powerinfer::Model::inspect(path, m);
         *out = new pi_plan{powerinfer::make_plan(*model, s)};
     });

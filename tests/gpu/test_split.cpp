@@ -31,15 +31,6 @@ std::shared_ptr<const Model> load_on(const std::string& path, uint64_t vram_budg
     return Model::load(path, params);
 }
 
-double distance(const Floats& a, const Floats& b) {
-    double difference = 0, size = 0;
-    for (size_t i = 0; i < a.size(); i++) {
-        difference += std::pow(double(a[i]) - b[i], 2);
-        size += double(b[i]) * b[i];
-    }
-    return std::sqrt(difference / size);
-}
-
 int64_t neurons_on_device(const Model& m) {
     int64_t n = 0;
     for (int64_t i = m.device->share.first_layer; i < m.config.n_layer; i++) {

@@ -162,6 +162,8 @@ cudaError_t launch(const cudaLaunchConfig_t& config, std::function<void()> kerne
     if (!config.stream) return result(cudaErrorInvalidValue);  // the default stream is not used
     const Extent grid{config.gridDim.x, config.gridDim.y, config.gridDim.z};
     const Extent block{config.blockDim.x, config.blockDim.y, config.blockDim.z};
+    const bool empty = !grid.count() || !block.count();
+    if (empty || block.count() > kMaxThreads) return result(cudaErrorInvalidConfiguration);
     config.stream->put([=] { run(grid, block, kernel); });
     return cudaSuccess;
 }
@@ -212,6 +214,8 @@ const char* cudaGetErrorString(cudaError_t error) {
             return "invalid argument";
         case cudaErrorMemoryAllocation:
             return "out of memory";
+        case cudaErrorInvalidConfiguration:
+            return "invalid configuration argument";
         case cudaErrorNoDevice:
             return "no CUDA-capable device is detected";
         case cudaErrorInvalidDevice:
