@@ -2,7 +2,8 @@
 // weights is read once for all of its activations. Quants are multiplied by the tensor cores,
 // floats as floats, so that nothing is rounded. The sums have the order of lanes_sum() in rows.h,
 // hence the bits of matmul.cu's kernel.
-#include "gpu/ops.h"
+#include <type_traits>
+
 #include "gpu/rows.h"
 #include "gpu/tiles.h"
 
@@ -195,8 +196,9 @@ class FloatTile {
 };
 
 // Block (x, y): 64 rows of weights from 64 x on, 64 of activations from 64 y on.
-template <typename Tile>
+template <DType type>
 __global__ void __launch_bounds__(kThreads) tile_kernel(DeviceInput x, DeviceProduct p) {
+    using Tile = std::conditional_t<is_float_type(type), FloatTile<type>, ByteTile<type>>;
     GGML_SHARED(typename Tile::Shared, shared, 1);
     Tile tile(x, p.w, shared[0]);
     constexpr int chunk = kTogether * Tile::kGroup;
@@ -231,12 +233,7 @@ __global__ void __launch_bounds__(kThreads) tile_kernel(DeviceInput x, DevicePro
 void matmul_tiles(DeviceStream* stream, const DeviceInput& x, const DeviceProduct& p) {
     const dim3 grid(blocks_for(p.w.rows, kTile), blocks_for(x.rows, kTile));
     with_type(p.w.type, [&](auto tag) {
-        constexpr DType type = decltype(tag)::type;
-        if constexpr (is_float_type(type)) {
-            launch(stream, tile_kernel<FloatTile<type>>, grid, kThreads, x, p);
-        } else {
-            launch(stream, tile_kernel<ByteTile<type>>, grid, kThreads, x, p);
-        }
+        launch(stream, tile_kernel<decltype(tag)::type>, grid, kThreads, x, p);
     });
 }
 
