@@ -236,6 +236,51 @@ void test_pages() {
     CHECK(distance(logits(session, rest, 96, SIZE_MAX, 1), end) < 1e-5);
 }
 
+// Prompts of two sequences in one call, then generated tokens of both: every row has the bits that
+// it has by itself.
+void test_batches() {
+    for (bool head : {true, false}) {
+        Split split;
+        split.params.sparse = PI_SPARSE_AUTO;
+        const Range range = budgets(split.path, split.params);
+        const uint64_t budget = head ? (range.least + range.most) / 2 : range.least;
+        split.model = load_on(split.path, budget, split.params);
+        CHECK(split.model->device->share.head == head);
+        const size_t n_prompt = 60, n = n_prompt + 9;  // more than a tile, and than kDeviceResults
+        const Tokens tokens = random_tokens(n, 8);
+        std::vector<int32_t> seq(n);
+        std::vector<char> keep(n), generated(n);
+        for (size_t t = 0; t < n; t++) {
+            seq[t] = t % 3 == 0;
+            keep[t] = t % 5 != 2;
+            generated[t] = t >= n_prompt;
+        }
+        const auto result = [&](std::initializer_list<size_t> calls) {
+            Session session(split.model, split.params);
+            Floats out;
+            size_t begin = 0;
+            for (size_t end : calls) {
+                const auto flags = [&](const std::vector<char>& v) {
+                    return reinterpret_cast<const bool*>(v.data() + begin);
+                };
+                eval(session,
+                     Tokens(tokens.begin() + ptrdiff_t(begin), tokens.begin() + ptrdiff_t(end)),
+                     {seq.data() + begin, flags(keep), flags(generated)});
+                for (size_t t = begin; t < end; t++) {
+                    if (keep[t]) append_logits(session, int32_t(t - begin), out);
+                }
+                begin = end;
+            }
+            return out;
+        };
+        const Floats together = result({n});
+        CHECK(same(result({n_prompt, n}), together));
+        CHECK(same(result({3, 4, 21, 58, 63, 64, n}), together));
+        split.params.stepwise = true;
+        CHECK(same(result({17, n}), together));
+    }
+}
+
 // Stopped by the caller at every check, in both modes: an error, the sequence as before, and then
 // the same bits.
 void test_stops() {
@@ -376,6 +421,7 @@ int main() {
     } else {
         test_empty_halves();
         test_shapes();
+        test_batches();
         test_pages();
         test_stops();
         test_failing_device();
