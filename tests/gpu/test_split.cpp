@@ -314,6 +314,29 @@ void test_refusals() {
     CHECK_THROWS(device, Model::load(split.path, params));
 }
 
+// What the driver takes on the device counts against the budget.
+void test_context() {
+    Split split;
+    constexpr uint64_t kContext = 3 << 20;
+    shim::set_context(kContext);
+    const uint64_t others = shim::allocated();
+    const auto model = load_on(split.path, split.budget + kContext, split.params);
+    const Plan plan = make_plan(*model, split.params);
+    CHECK(std::any_of(plan.parts.begin(), plan.parts.end(), [](const PlanPart& p) {
+        return p.tier == Tier::gpu && p.part == Part::context && p.bytes == kContext;
+    }));
+    CHECK(total(plan.parts, Tier::gpu) <= split.budget + kContext);
+    CHECK(neurons_on_device(*model) == neurons_on_device(*split.model));
+    CHECK_THROWS(memory, load_on(split.path, split.budget, split.params));
+    {
+        Session session(model, split.params);
+        logits(session, random_tokens(2, 1));
+        // Allocations are rounded up.
+        CHECK(*shim::used() - others <= split.budget + kContext + (1 << 16));
+    }
+    shim::set_context(0);
+}
+
 // Rows of both kinds, a stop and a failing device, for the thread sanitizer.
 void test_threads() {
     Split split;
@@ -345,6 +368,8 @@ int main() {
         test_stops();
         test_failing_device();
         test_refusals();
+        CHECK(shim::unloaded_launches() == 0);
+        test_context();  // last: the largest context of a process is remembered
     }
     return check::summary("test_split");
 }

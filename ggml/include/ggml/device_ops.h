@@ -187,6 +187,8 @@ struct DeviceOps {
                          int cols, float* y);
     // The first largest of n values.
     void (*argmax)(DeviceStream*, const float* x, int n, int32_t* at);
+    // To measure them: the flags published and answered, round after round from 1 on.
+    void (*flag_rounds)(DeviceStream*, const DeviceExchange&, uint32_t rounds);
 };
 
 }  // namespace ggml

@@ -221,7 +221,7 @@ __global__ void down_kernel(DeviceNeurons w, const int32_t* list, const int32_t*
 void select(DeviceStream* stream, const float* score, float threshold, const uint8_t* unpredicted,
             const int32_t* slot, int n, const DeviceLists& lists) {
     const Choice choice{score, threshold, unpredicted, slot, n};
-    launch(stream, select_kernel, blocks_for(n, kSelect), kSelect, choice, lists);
+    launch<select_kernel>(stream, blocks_for(n, kSelect), kSelect, choice, lists);
 }
 
 void partial_ffn(DeviceStream* stream, const DeviceNeurons& w, const DeviceInput& x,
@@ -231,8 +231,8 @@ void partial_ffn(DeviceStream* stream, const DeviceNeurons& w, const DeviceInput
     if (scratch.counts) counts = {scratch.counts, scratch.counts + 1, scratch.counts + 2};
     if (!w.gate || w.gate.type == w.up.type) {
         with_type(w.up.type, [&](auto both) {
-            launch(stream, fire_kernel<decltype(both)::type>, grid, kNeurons * kWarp, w, x, list,
-                   count, scratch.h, counts);
+            launch<fire_kernel<decltype(both)::type>>(stream, grid, kNeurons * kWarp, w, x, list,
+                                                      count, scratch.h, counts);
         });
     } else {
         // A kernel for every pair of types would be 225 of them.
@@ -241,18 +241,19 @@ void partial_ffn(DeviceStream* stream, const DeviceNeurons& w, const DeviceInput
         gate.up_bias = w.gate_bias;
         gate.gate = {};
         with_type(w.gate.type, [&](auto first) {
-            launch(stream, fire_kernel<decltype(first)::type>, grid, kNeurons * kWarp, gate, x,
-                   list, count, scratch.h, Counts{counts.proposed, counts.computed, nullptr});
+            launch<fire_kernel<decltype(first)::type>>(
+                stream, grid, kNeurons * kWarp, gate, x, list, count, scratch.h,
+                Counts{counts.proposed, counts.computed, nullptr});
         });
         with_type(w.up.type, [&](auto second) {
-            launch(stream, up_kernel<decltype(second)::type>, grid, kNeurons * kWarp, w, x, list,
-                   count, scratch.h, counts);
+            launch<up_kernel<decltype(second)::type>>(stream, grid, kNeurons * kWarp, w, x, list,
+                                                      count, scratch.h, counts);
         });
     }
     with_type(w.down.type, [&](auto down) {
         const dim3 parts(blocks_for(w.down.cols, kColumns), kDeviceParts);
-        launch(stream, down_kernel<decltype(down)::type>, parts, kDownWarps * kWarp, w, list, count,
-               scratch.h, scratch.sums);
+        launch<down_kernel<decltype(down)::type>>(stream, parts, kDownWarps * kWarp, w, list, count,
+                                                  scratch.h, scratch.sums);
     });
 }
 

@@ -72,19 +72,19 @@ __global__ void merge_answer_kernel(const float* sums, DeviceExchange from, cons
 void publish(DeviceStream* stream, const float* x, int cols, const DeviceLists& lists, int n,
              const DeviceExchange& to) {
     const int most = n > cols ? n : cols;
-    launch(stream, publish_kernel, blocks_for(most, kThreads * kPublished), kThreads, x, cols,
-           lists.cold, lists.count + 1, to);
+    launch<publish_kernel>(stream, blocks_for(most, kThreads * kPublished), kThreads, x, cols,
+                           lists.cold, lists.count + 1, to);
 }
 
 void merge(DeviceStream* stream, const float* sums, const float* other, const float* bias, int cols,
            float* y) {
-    launch(stream, merge_kernel, blocks_for(cols, kThreads), kThreads, sums, other, bias, cols, y);
+    launch<merge_kernel>(stream, blocks_for(cols, kThreads), kThreads, sums, other, bias, cols, y);
 }
 
 void merge_answer(DeviceStream* stream, const float* sums, const DeviceExchange& from,
                   const float* bias, int cols, float* y) {
-    launch(stream, merge_answer_kernel, blocks_for(cols, kThreads * kMerged), kThreads, sums, from,
-           bias, cols, y);
+    launch<merge_answer_kernel>(stream, blocks_for(cols, kThreads * kMerged), kThreads, sums, from,
+                                bias, cols, y);
 }
 
 }  // namespace ggml::GGML_GPU

@@ -35,6 +35,7 @@ void publish(DeviceStream* stream, const float* x, int cols, const DeviceLists&,
 void merge_answer(DeviceStream* stream, const float* sums, const DeviceExchange&, const float* bias,
                   int cols, float* y);
 void argmax(DeviceStream* stream, const float* x, int n, int32_t* at);
+void flag_rounds(DeviceStream* stream, const DeviceExchange&, uint32_t rounds);
 
 // All of them.
 const DeviceOps& ops();
