@@ -141,7 +141,7 @@ class Rounds {
 
 }  // namespace
 
-int main(int argc, char** argv) {
+int main(int argc, char** argv) try {
     const long rounds = argc > 1 ? std::strtol(argv[1], nullptr, 10) : 600;
     const auto device = open_device(gpu_test::kDevice);
     Rounds test(*device);
@@ -156,4 +156,7 @@ int main(int argc, char** argv) {
     CHECK(done >= rounds && test.ends_as_expected());
     std::printf("%ld rounds, %.2f us each\n", done, 1e6 * gone.count() / double(done));
     return check::summary("test_flags");
+} catch (const Error& e) {
+    std::fprintf(stderr, "test_flags: %s\n", e.what());
+    return 1;
 }
