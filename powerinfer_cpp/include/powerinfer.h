@@ -78,6 +78,30 @@ const char* pi_device_note(void);
 pi_status pi_measure_read(int32_t n_threads, uint64_t n_bytes, double* bytes_per_s);
 pi_status pi_measure_product(uint32_t type, int32_t n_threads, int32_t n_tokens, double* per_s);
 
+/* A device and how fast it is. CUDA versions are times 1000 (13000), compute capability times 10.
+ */
+typedef struct pi_device_report {
+    size_t struct_size; /* sizeof(pi_device_report) */
+    char name[256];
+    char driver[64];        /* its version; "": not known */
+    int32_t compute;        /* 86 */
+    int32_t driver_cuda;    /* the newest CUDA that the driver can run */
+    int32_t cuda;           /* that of this build */
+    uint64_t total_bytes;   /* of its memory */
+    uint64_t free_bytes;    /* after this process has opened it */
+    uint64_t context_bytes; /* that opening it takes */
+    double copy_per_s;      /* bytes that a copy inside reads and writes, a second */
+    double in_per_s;        /* bytes a second from pinned host memory to the device */
+    double out_per_s;       /* and back */
+    double flag_s;          /* seconds of a flag to the host and its answer */
+    double launch_s;        /* of a graph with one small kernel, from launch to end */
+    double node_s;          /* of each further kernel of a graph */
+} pi_device_report;
+/* Measures the device of this id ("cuda0") in about a second: copies n_bytes (at least 4096), of
+ * which it takes two times n_bytes on the device and n_bytes of RAM. PI_ERROR_DEVICE if there is no
+ * such device, or it fails; PI_ERROR_MEMORY. */
+pi_status pi_measure_device(const char* id, uint64_t n_bytes, pi_device_report* out);
+
 /* ---- GGUF files: header only, no weights are read ---------------------------------------- */
 
 typedef struct pi_gguf pi_gguf;
@@ -256,7 +280,7 @@ typedef struct pi_plan_part {
     size_t struct_size; /* sizeof(pi_plan_part) */
     const char* tier;   /* "ram", "gpu" */
     const char* name;   /* "attention", "ffn", "embedding", "head", "norms", "predictor", "kv",
-                         * "scratch", "results", "record", "exchange" */
+                         * "scratch", "results", "record", "exchange", "context" */
     int32_t layer;      /* -1: not of one layer */
     uint64_t n_bytes;
 } pi_plan_part;
@@ -277,7 +301,7 @@ void pi_model_free(pi_model* model);
 /* The plan of an open model and a session with these parameters. */
 pi_status pi_model_plan(const pi_model* model, const pi_session_params* session, pi_plan** out);
 /* Neurons, over all layers and experts, whose rows a device has; and bytes that the model and its
- * sessions have allocated there. */
+ * sessions take there, with the context of this process. */
 int64_t pi_model_device_neurons(const pi_model* model);
 uint64_t pi_model_device_bytes(const pi_model* model);
 /* The memory budget of a model: ram_budget of pi_model_params, or what was free when the model was

@@ -86,6 +86,30 @@ pi_status pi_measure_product(uint32_t type, int32_t n_threads, int32_t n_tokens,
     });
 }
 
+pi_status pi_measure_device(const char* id, uint64_t n_bytes, pi_device_report* out) {
+    return guarded([&] {
+        require(id && out, "id and out must not be NULL");
+        require(n_bytes >= 4096, "n_bytes must be at least 4096");
+        const powerinfer::DeviceReport found = powerinfer::measure_device(id, n_bytes);
+        pi_device_report r{};
+        std::snprintf(r.name, sizeof r.name, "%s", found.info.name.c_str());
+        std::snprintf(r.driver, sizeof r.driver, "%s", found.info.driver.c_str());
+        r.compute = found.info.compute;
+        r.driver_cuda = found.info.driver_cuda;
+        r.cuda = found.info.cuda;
+        r.total_bytes = found.info.total_bytes;
+        r.free_bytes = found.free_bytes;
+        r.context_bytes = found.context_bytes;
+        r.copy_per_s = found.copy_per_s;
+        r.in_per_s = found.in_per_s;
+        r.out_per_s = found.out_per_s;
+        r.flag_s = found.flag_s;
+        r.launch_s = found.launch_s;
+        r.node_s = found.node_s;
+        give(out, r);
+    });
+}
+
 // ---- Plans and models ---------------------------------------------------------------------------
 
 pi_model_params pi_model_default_params(void) {
@@ -171,7 +195,9 @@ int64_t pi_model_device_neurons(const pi_model* m) {
 }
 
 uint64_t pi_model_device_bytes(const pi_model* m) {
-    return m->model->device ? m->model->device->device->allocated_bytes() : 0;
+    if (!m->model->device) return 0;
+    const ggml::Device& device = *m->model->device->device;
+    return device.allocated_bytes() + device.context_bytes();
 }
 
 uint64_t pi_model_budget(const pi_model* m) {

@@ -8,19 +8,20 @@ using ggml::DeviceRows;
 
 namespace {
 
-// Of what is free: for graphs, and for what others take meanwhile.
-constexpr uint64_t kMargin = 256 << 20;
-
-uint64_t less_margin(uint64_t bytes) {
-    return bytes > kMargin ? bytes - kMargin : 0;
+// What a model may take where no budget is given: what is free, less a margin for graphs and for
+// what others take meanwhile, and the context, which is there already.
+uint64_t what_is_free(const ggml::Device& device) {
+    constexpr uint64_t kMargin = 256 << 20;
+    const uint64_t bytes = device.free_bytes();
+    return (bytes > kMargin ? bytes - kMargin : 0) + device.context_bytes();
 }
 
 }  // namespace
 
 DeviceModel::DeviceModel(const std::string& id, uint64_t vram_budget)
     : device(ggml::open_device(id)),
-      budget(std::make_shared<Budget>(
-          "VRAM", vram_budget ? vram_budget : less_margin(device->free_bytes()), vram_budget != 0)),
+      budget(std::make_shared<Budget>("VRAM", vram_budget ? vram_budget : what_is_free(*device),
+                                      vram_budget != 0)),
       stream_(*device, device->new_stream()) {}
 
 DeviceRows DeviceModel::matrix(const void* key) const {

@@ -118,6 +118,8 @@ std::unique_ptr<Model> Model::inspect(const std::string& path, const pi_model_pa
         model->plan.parts.push_back(
             {Tier::gpu, Part::ffn, -1,
              device_table_bytes(model->device_layers(), model->config.n_ff)});
+        const uint64_t context = model->device->device->context_bytes();
+        if (context) model->plan.parts.push_back({Tier::gpu, Part::context, -1, context});
     }
     return model;
 }

@@ -2,7 +2,9 @@
 #pragma once
 
 #include <cstdint>
+#include <string>
 
+#include "ggml/device.h"
 #include "ggml/dtype.h"
 
 namespace powerinfer {
@@ -12,5 +14,18 @@ double measure_read(int n_threads, uint64_t n_bytes);
 
 // Multiply-adds per second of a 2048 x 4096 matrix times n_tokens tokens.
 double measure_product(const ggml::DTypeInfo& type, int n_threads, int64_t n_tokens);
+
+// A device, and how fast it is.
+struct DeviceReport {
+    ggml::DeviceInfo info;
+    uint64_t free_bytes = 0, context_bytes = 0;
+    double copy_per_s = 0;               // bytes that a copy inside reads and writes
+    double in_per_s = 0, out_per_s = 0;  // bytes from and to pinned host memory
+    double flag_s = 0;                   // a flag to the host and the answer back
+    double launch_s = 0;                 // a graph of one small kernel, until it is done
+    double node_s = 0;                   // each further kernel of a graph
+};
+// Copies n_bytes, of which it takes two on the device and one in RAM. Throws Error(device, memory).
+DeviceReport measure_device(const std::string& id, uint64_t n_bytes);
 
 }  // namespace powerinfer

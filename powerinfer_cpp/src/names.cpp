@@ -25,7 +25,8 @@ constexpr Named<Part> kParts[] = {{Part::attention, "attention"},
                                   {Part::scratch, "scratch"},
                                   {Part::results, "results"},
                                   {Part::record, "record"},
-                                  {Part::exchange, "exchange"}};
+                                  {Part::exchange, "exchange"},
+                                  {Part::context, "context"}};
 
 constexpr Named<Activation> kActivations[] = {{Activation::relu, "relu"},
                                               {Activation::drelu, "drelu"},

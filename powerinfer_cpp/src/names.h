@@ -24,6 +24,7 @@ enum class Part : uint8_t {
     results,  // logits or embeddings that are kept
     record,
     exchange,  // with a device
+    context,   // of a device: what its driver takes there
 };
 
 const char* name(Tier tier);

@@ -44,6 +44,7 @@ class Chooser {
         const int64_t n = model_.config.n_layer - first;
         uint64_t sum = size_sum(total(session_parts(model_.config, session_, n), Tier::gpu),
                                 device_table_bytes(n, model_.config.n_ff));
+        sum = size_sum(sum, model_.device->device->context_bytes());
         for (size_t i = size_t(first); i < fixed_.size(); i++) sum = size_sum(sum, fixed_[i]);
         return sum;
     }

@@ -11,6 +11,13 @@
 
 namespace gpu_test {
 
+// The device whose run time this is.
+#ifdef GGML_SHIM
+constexpr const char* kDevice = "simt0";
+#else
+constexpr const char* kDevice = "cuda0";
+#endif
+
 inline void must(cudaError_t error) {
     if (error == cudaSuccess) return;
     std::fprintf(stderr, "%s\n", cudaGetErrorString(error));

@@ -29,6 +29,52 @@ void test_opening() {
     for (const DeviceInfo& info : devices()) CHECK(info.id.compare(0, 4, "simt") != 0);
 }
 
+std::string refused() {
+    try {
+        open_device("simt0");
+    } catch (const Error& error) {
+        CHECK(error.code() == Code::device);
+        return error.what();
+    }
+    return "";
+}
+
+// A card or a driver that cannot be used: a sentence with what to do.
+void test_cards() {
+    shim::set_memory(1 << 20);
+    shim::set_card(61, 13000);
+    CHECK(refused() == "simt0 (CPU as a GPU) has compute capability 6.1; 7.5 is the least");
+    shim::set_card(86, 13000, 90);
+    CHECK(refused() ==
+          "simt0 (CPU as a GPU) has compute capability 8.6, for which this build has no kernels: "
+          "build with -DCMAKE_CUDA_ARCHITECTURES=86");
+    shim::set_card(75, 12040);
+    CHECK(refused() ==
+          "simt0: the NVIDIA driver is for CUDA 12.4, and this build needs 13.0: update the "
+          "driver, or build with an older nvcc");
+    shim::set_card(75, 0);
+    CHECK(refused() == "simt0: no NVIDIA driver is installed");
+    shim::set_card(75, 13000);
+    shim::set_memory(0);
+    CHECK(refused() == "simt0: no CUDA-capable device is detected");
+    shim::set_memory(1 << 20);
+    CHECK(refused() == "" && shim::allocated() == 0);
+}
+
+// What the context takes is measured when the device is first opened, or else guessed.
+void test_context() {
+    shim::set_memory(size_t(1) << 30);
+    CHECK(open_device("simt0")->context_bytes() == 0);
+    shim::set_context(300 << 20);
+    const auto device = open_device("simt0");
+    CHECK(device->context_bytes() == 300 << 20);
+    CHECK(device->free_bytes() == size_t(724) << 20);
+    CHECK(open_device("simt0")->context_bytes() == 300 << 20);
+    shim::set_context(300 << 20, false);
+    CHECK(open_device("simt0")->context_bytes() == 512 << 20);
+    shim::set_context(0);
+}
+
 void test_memory() {
     shim::set_memory(1 << 20);
     const auto device = open_device("simt0");
@@ -331,6 +377,7 @@ void test_interruptions() {
 
 int main() {
     test_opening();
+    test_cards();
     test_memory();
     test_failures();
     shim::set_memory(1 << 24);
@@ -342,5 +389,7 @@ int main() {
     }
     shim::set_order(shim::Order::ascending);
     test_exchange(300);
+    CHECK(shim::unloaded_launches() == 0);
+    test_context();  // last: the largest context of a process is remembered
     return check::summary("test_device");
 }

@@ -374,23 +374,31 @@ const Group kGroups[] = {{"elementwise", test_embedding},
                          {"merge", test_merge},
                          {"argmax", test_argmax}};
 
-// The tests of one file, or all.
-void test_all(const char* file) {
+// The tests of one file, or all. print: a line "FILE DIGEST" for every result.
+void test_all(const char* file, bool print = false) {
     rng.seed(7);
-    digest = 0xcbf29ce484222325;
+    digest = kNoDigest;
     bool found = false;
     for (const Group& group : kGroups) {
         if (file && std::strcmp(file, group.file) != 0) continue;
+        digests.clear();
         group.test();
         found = true;
+        if (!print) continue;
+        for (uint64_t d : digests) std::printf("%s %016llx\n", group.file, (unsigned long long)d);
     }
     CHECK(found);
 }
 
 }  // namespace
 
-// With the arguments "only FILE": the tests of that .cu file.
+// With the arguments "only FILE": the tests of that .cu file. With "digests": prints what every
+// result is, so that two devices can be compared.
 int main(int argc, char** argv) {
+    if (argc > 1 && std::strcmp(argv[1], "digests") == 0) {
+        test_all(nullptr, true);
+        return check::summary("test_device_ops");
+    }
     const char* file = argc > 2 && std::strcmp(argv[1], "only") == 0 ? argv[2] : nullptr;
 #ifdef GGML_SHIM
     uint64_t first = 0;

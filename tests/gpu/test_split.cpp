@@ -3,10 +3,11 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
+#include <cstring>
 
-#include "cuda_runtime.h"
 #include "device_model.h"
 #include "engine/sessions.h"
+#include "gpu/device_arrays.h"
 #include "state.h"
 
 using namespace sessions;
@@ -24,7 +25,7 @@ std::shared_ptr<const Model> load_on(const std::string& path, uint64_t vram_budg
                                      const pi_session_params& session, int32_t n_gpu_layers = -1) {
     pi_model_params params = pi_model_default_params();
     params.n_threads = 1;
-    params.device = "simt";
+    params.device = gpu_test::kDevice;
     params.vram_budget = vram_budget;
     params.n_gpu_layers = n_gpu_layers;
     params.session = &session;
@@ -322,6 +323,36 @@ void test_stops() {
     }
 }
 
+// A budget that is too small for what was asked names what it would take.
+void test_refusals() {
+    Split split;
+    const auto refused = [&](uint64_t budget, int32_t n_gpu_layers, const char* words) {
+        std::string said;
+        try {
+            load_on(split.path, budget, split.params, n_gpu_layers);
+        } catch (const Error& e) {
+            CHECK(e.code() == Code::memory);
+            said = e.what();
+        }
+        CHECK(said.find(words) != said.npos);
+    };
+    refused(1000, -1, "1 of 3 layers and a context of 96 positions would take");
+    refused(split.budget / 4, 3, " of 3 layers");
+    CHECK(load_on(split.path, split.budget, split.params, 0)->device == nullptr);
+    CHECK(load_on(split.path, split.budget, split.params, 1)->device_layers() == 1);
+    // A second session beside the one that was planned.
+    Session session(split.model, split.params);
+    CHECK_THROWS(memory, Session(split.model, split.params));
+    split.params.record = PI_RECORD_COUNTS;
+    split.params.sparse = PI_SPARSE_OFF;
+    CHECK_THROWS(unsupported, Session(split.model, split.params));
+    pi_model_params params = pi_model_default_params();
+    params.device = "cuda77";
+    CHECK_THROWS(device, Model::load(split.path, params));
+}
+
+#ifdef GGML_SHIM  // which can fail when it is told to
+
 // Call n of the run time fails, for every n: an error, no hang, nothing lost.
 void test_failing_device() {
     Split split;
@@ -364,32 +395,27 @@ void test_failing_device() {
     CHECK(failures > 10);
 }
 
-// A budget that is too small for what was asked names what it would take.
-void test_refusals() {
+// What the driver takes on the device counts against the budget.
+void test_context() {
     Split split;
-    const auto refused = [&](uint64_t budget, int32_t n_gpu_layers, const char* words) {
-        std::string said;
-        try {
-            load_on(split.path, budget, split.params, n_gpu_layers);
-        } catch (const Error& e) {
-            CHECK(e.code() == Code::memory);
-            said = e.what();
-        }
-        CHECK(said.find(words) != said.npos);
-    };
-    refused(1000, -1, "1 of 3 layers and a context of 96 positions would take");
-    refused(split.budget / 4, 3, " of 3 layers");
-    CHECK(load_on(split.path, split.budget, split.params, 0)->device == nullptr);
-    CHECK(load_on(split.path, split.budget, split.params, 1)->device_layers() == 1);
-    // A second session beside the one that was planned.
-    Session session(split.model, split.params);
-    CHECK_THROWS(memory, Session(split.model, split.params));
-    split.params.record = PI_RECORD_COUNTS;
-    split.params.sparse = PI_SPARSE_OFF;
-    CHECK_THROWS(unsupported, Session(split.model, split.params));
-    pi_model_params params = pi_model_default_params();
-    params.device = "cuda77";
-    CHECK_THROWS(device, Model::load(split.path, params));
+    constexpr uint64_t kContext = 3 << 20;
+    shim::set_context(kContext);
+    const uint64_t others = shim::allocated();
+    const auto model = load_on(split.path, split.budget + kContext, split.params);
+    const Plan plan = make_plan(*model, split.params);
+    CHECK(std::any_of(plan.parts.begin(), plan.parts.end(), [](const PlanPart& p) {
+        return p.tier == Tier::gpu && p.part == Part::context && p.bytes == kContext;
+    }));
+    CHECK(total(plan.parts, Tier::gpu) <= split.budget + kContext);
+    CHECK(neurons_on_device(*model) == neurons_on_device(*split.model));
+    CHECK_THROWS(memory, load_on(split.path, split.budget, split.params));
+    {
+        Session session(model, split.params);
+        logits(session, random_tokens(2, 1));
+        // Allocations are rounded up.
+        CHECK(*shim::used() - others <= split.budget + kContext + (1 << 16));
+    }
+    shim::set_context(0);
 }
 
 // Rows of both kinds, a stop and a failing device, for the thread sanitizer.
@@ -412,20 +438,45 @@ void test_threads() {
     CHECK(same(logits(session, tokens, 96, 2), expected));
 }
 
+#endif
+
+// By name, for scripts/gpu.sh.
+struct Group {
+    const char* name;
+    void (*test)();
+};
+const Group kGroups[] = {{"shapes", test_shapes},
+                         {"empty halves", test_empty_halves},
+                         {"batches", test_batches},
+                         {"pages", test_pages},
+                         {"stops", test_stops},
+                         {"refusals", test_refusals},
+#ifdef GGML_SHIM
+                         {"failing", test_failing_device},
+                         {"loaded", [] { CHECK(shim::unloaded_launches() == 0); }},
+                         // Last: the largest context of a process is remembered.
+                         {"context", test_context}
+#endif
+};
+
 }  // namespace
 
-int main() {
+// With the arguments "only NAME": that group.
+int main(int argc, char** argv) {
+#ifdef GGML_SHIM
     if (kThreadSanitizer) {
         test_threads();
         test_empty_halves();
-    } else {
-        test_empty_halves();
-        test_shapes();
-        test_batches();
-        test_pages();
-        test_stops();
-        test_failing_device();
-        test_refusals();
+        return check::summary("test_split");
     }
+#endif
+    const char* only = argc > 2 && std::strcmp(argv[1], "only") == 0 ? argv[2] : nullptr;
+    bool found = false;
+    for (const Group& group : kGroups) {
+        if (only && std::strcmp(only, group.name) != 0) continue;
+        group.test();
+        found = true;
+    }
+    CHECK(found);
     return check::summary("test_split");
 }

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 from families import golden, quiet
+from powerinfer_cpp.cli.doctor import device_report, print_devices
 from powerinfer_cpp.convert import convert
 from test_golden import F32, GOLDEN, ROUNDING, error, logits
 
@@ -220,3 +221,25 @@ def test_what_keeps_to_the_cpu(
     stored = np.load(GOLDEN / name / "expected.npz")
     got = logits(path, stored["tokens"], kv=F32, device="simt", vram_budget=ALL * MIB)
     assert error(got, stored["logits"]) <= ROUNDING
+
+
+def test_doctor_measures_a_device(capsys: pytest.CaptureFixture) -> None:
+    report = device_report("simt", 1 << 22)
+    assert (report.compute, report.cuda, report.driver_cuda) == ("7.5", "13.0", "13.0")
+    assert report.free_bytes + report.context_bytes == report.total_bytes > 1 << 30
+    for rate in (report.copy_per_s, report.in_per_s, report.out_per_s):
+        assert 1e8 < rate < 1e12
+    assert 1e-8 < report.flag_s < 0.1
+    assert 1e-7 < report.launch_s < 1 and 1e-8 < report.node_s < 0.1
+    with pytest.raises(OutOfMemoryError, match="for the copy test"):
+        device_report("simt", 1 << 40)
+    with pytest.raises(ValueError, match="at least 4096"):
+        device_report("simt", 1)
+    print_devices("simt", measured=True)
+    shown = capsys.readouterr().out
+    for word in ("driver", "memory", "copies inside", "PCIe", "flag and back", "graph"):
+        assert f"\n  {word}" in shown
+    print_devices(None, measured=True)
+    assert capsys.readouterr().out == "GPU             none: built without CUDA\n"
+    with pytest.raises(DeviceError, match='there is no device "cuda7"'):
+        print_devices("cuda7", measured=True)

@@ -71,6 +71,24 @@ def test_flags_are_ordered_for_the_whole_system(nvcc: str, tmp_path: Path) -> No
     assert "ld.global.nc" not in text and ".volatile" not in publish
 
 
+def test_every_kernel_is_loaded_before_it_is_needed() -> None:
+    """Only launch<kernel>() starts kernels, and it lists them for loading: a kernel's first use
+    may wait for ever behind a graph that waits for the host."""
+    found = 0
+    for source in [*KERNELS, *ROOT.glob("ggml/src/gpu/*.h")]:
+        text = re.sub(r"//.*", "", source.read_text())
+        names = re.findall(r"__global__\s+void\s+(?:__launch_bounds__\([^)]*\)\s*)?(\w+)\(", text)
+        assert len(names) == text.count("__global__"), source.name
+        for name in names:
+            assert re.search(rf"(?:launch|Kernel)<{name}\b", text), f"{source.name}: {name}"
+        found += len(names)
+        assert "<<<" not in text
+        assert "cudaLaunch" not in re.sub(r"cudaLaunchConfig_t", "", text) or (
+            source.name == "launch.h" and text.count("cudaLaunchKernelEx") == 1
+        )
+    assert found > 15
+
+
 @pytest.mark.slow
 def test_every_barrier_and_guard_is_needed(tmp_path: Path) -> None:
     """Kernels without one of their barriers or guards fail a test (tests/gpu/mutants.py)."""

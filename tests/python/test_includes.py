@@ -48,7 +48,7 @@ LAYERS = (
     ("ffn", "device_forward", "forward"),
     ("session",),
     # the API
-    ("state", "measure", "api*"),
+    ("state", "measure*", "api*"),
 )
 
 INCLUDE = re.compile(r'^\s*#\s*include\s*([<"])([^>"]+)[>"]')

@@ -12,6 +12,7 @@ import pytest
 
 # What stands for this project: a package that installs in a second, without a compiler.
 BACKEND = '''
+import os
 import zipfile
 
 INFO = "powerinfer_cpp-1.dist-info"
@@ -33,6 +34,11 @@ def main():
 }
 
 def build_wheel(folder, config_settings=None, metadata_directory=None):
+    options = os.environ.get("CMAKE_ARGS", "").strip()
+    with open("options", "a") as file:
+        print(options, file=file)
+    if "GGML_CUDA=ON" in options and os.path.exists("cuda_fails"):
+        raise SystemExit("nvcc: no")
     name = "powerinfer_cpp-1-py3-none-any.whl"
     with zipfile.ZipFile(f"{folder}/{name}", "w") as wheel:
         for path, text in FILES.items():
@@ -65,6 +71,8 @@ def clone(root: Path, tmp_path: Path) -> Path:
     (folder / "pyproject.toml").write_text(PROJECT)
     (folder / "backend.py").write_text(BACKEND)
     shutil.copy(root / "run", folder)
+    (folder / "scripts").mkdir()
+    shutil.copy(root / "scripts" / "find_cuda.py", folder / "scripts")
     cache = folder / "build" / "cpu" / "CMakeCache.txt"
     cache.write_text(f"CMAKE_CACHEFILE_DIR:INTERNAL={cache.parent}\n")
     return folder
@@ -147,6 +155,76 @@ def test_without_a_compiler(clone: Path, tmp_path: Path) -> None:
     environment["CXX"] = "icpx -O2"
     assert "(icpx)" in outcome(bash, clone / "run", env=environment)[2]
     assert state(clone) == before
+
+
+def fake(folder: Path, name: str, script: str) -> None:
+    folder.mkdir(exist_ok=True)
+    (folder / name).write_text(f"#!/bin/sh\n{script}\n")
+    (folder / name).chmod(0o755)
+
+
+SMI = """case "$*" in
+-L) echo 'GPU 0: NVIDIA Test 40 (UUID: GPU-1)' ;;
+*compute_cap*) echo 'name, compute_cap, driver_version'; echo 'NVIDIA Test 40, 8.9, 580.65.06' ;;
+*) exit 9 ;;
+esac"""
+NVCC = """case "$1" in
+--version) echo 'Cuda compilation tools, release 13.0, V13.0.88' ;;
+--list-gpu-arch) echo compute_75; echo compute_89 ;;
+*) exit 1 ;;
+esac"""
+
+
+@pytest.mark.slow
+def test_a_machine_with_a_gpu(clone: Path, tmp_path: Path) -> None:
+    bin_folder = tmp_path / "bin"
+    fake(bin_folder, "nvidia-smi", SMI)
+    fake(bin_folder, "nvcc", NVCC)
+    plain = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    for name in ("CUDACXX", "CUDA_HOME", "CUDA_PATH", "CMAKE_ARGS", "PI_CUDA"):
+        plain.pop(name, None)
+    gpu = {**plain, "PATH": f"{bin_folder}:{plain['PATH']}"}
+    options = f"-DGGML_CUDA=ON -DCMAKE_CUDA_COMPILER={bin_folder}/nvcc "
+    options += "-DCMAKE_CUDA_ARCHITECTURES=89-real"
+    found = "run: found NVIDIA Test 40 (compute capability 8.9): building with CUDA by nvcc 13.0"
+
+    def run(**variables: str) -> tuple[int, list[str], str]:
+        """Exit status, CMake's options of each build, and what was said."""
+        (clone / "options").unlink(missing_ok=True)
+        status, out, err = outcome(clone / "run", "-n", "1", env={**gpu, **variables})
+        assert out == ("" if status else "main -n 1\n"), err
+        built = clone / "options"
+        return status, built.read_text().splitlines() if built.exists() else [], err
+
+    status, built, said = run()
+    assert (status, built) == (0, [options]) and f"{found} in {bin_folder}\n" in said
+    assert run() == (0, [], "")  # a second call installs nothing
+
+    assert run(PI_CUDA="0")[:2] == (0, [""])
+    status, built, said = run(PI_CUDA="0", CMAKE_ARGS="-DX=1")
+    assert (status, built, said) == (0, [], "")
+    assert run(PI_CUDA="2")[0] == 1 and "PI_CUDA must be 0 or 1, not 2" in run(PI_CUDA="2")[2]
+
+    (clone / "cuda_fails").touch()
+    status, built, said = run()
+    assert (status, built) == (0, [options, ""]) and found in said
+    assert "run: the build with CUDA failed: building for the CPU alone\n" in said
+    assert run() == (0, [], "")  # it is not tried again
+    status, built, said = run(PI_CUDA="1", CMAKE_ARGS="-DX=1")
+    assert (status, built) == (1, [f"{options} -DX=1"])
+    assert said.endswith("run: error: the build with CUDA failed\n")
+
+    (clone / "cuda_fails").unlink()
+    fake(bin_folder, "nvidia-smi", SMI.replace("8.9", "6.1"))
+    (clone / "CMakeLists.txt").touch()
+    status, built, said = run()
+    assert (status, built) == (0, [""])
+    assert "6.1), but 7.5 is the least compute capability\nrun: building for the CPU alone" in said
+    assert run(PI_CUDA="1")[0] == 1
+    if not Path("/proc/driver/nvidia/version").exists():
+        (bin_folder / "nvidia-smi").unlink()
+        status, built, said = run()
+        assert (status, built) == (0, [""]) and "CUDA" not in said and "CPU" not in said
 
 
 def test_convert_py_finds_the_environment(root: Path, tmp_path: Path) -> None:

@@ -16,7 +16,8 @@ struct DeviceInfo {
     std::string name;  // "NVIDIA ..."
     int compute;       // compute capability times 10: 86
     uint64_t total_bytes;
-    uint64_t free_bytes;
+    std::string driver;     // its version; "" if that is not known
+    int driver_cuda, cuda;  // CUDA versions times 1000 (13000): most that the driver can; ours
 };
 
 // The GPUs of this machine. Never throws; empty where there is none.
@@ -42,6 +43,9 @@ class Device {
     // Device memory that is free now, and bytes that allocations have taken through this object.
     virtual uint64_t free_bytes() const = 0;
     virtual uint64_t allocated_bytes() const = 0;
+    // What the device's context takes there, with the kernels, which are all loaded: measured when
+    // this process first opened the device. Where that is impossible, a guess on the high side.
+    virtual uint64_t context_bytes() const { return 0; }
 
     // Memory is uninitialised. Throws Error(memory) naming `what` and the size.
     virtual void* allocate(uint64_t bytes, const char* what) = 0;
@@ -57,6 +61,7 @@ class Device {
     virtual void release(DeviceStream*) noexcept = 0;
     virtual void copy_in(DeviceStream*, void* to, const void* from, uint64_t bytes) = 0;
     virtual void copy_out(DeviceStream*, void* to, const void* from, uint64_t bytes) = 0;
+    virtual void copy(DeviceStream*, void* to, const void* from, uint64_t bytes) = 0;  // inside
     virtual void zero(DeviceStream*, void* to, uint64_t bytes) = 0;
     virtual void wait(DeviceStream*) = 0;  // for everything in the stream
     virtual bool idle(DeviceStream*) = 0;  // is everything in the stream done?

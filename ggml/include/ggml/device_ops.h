@@ -202,6 +202,8 @@ struct DeviceOps {
                          const DeviceExchange&, const float* bias, float* y);
     // The first largest of n values.
     void (*argmax)(DeviceStream*, const float* x, int n, int32_t* at);
+    // To measure them: the flags published and answered, round after round from 1 on.
+    void (*flag_rounds)(DeviceStream*, const DeviceExchange&, uint32_t rounds);
 };
 
 }  // namespace ggml

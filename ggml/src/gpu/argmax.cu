@@ -49,7 +49,7 @@ __global__ void argmax_kernel(const float* x, int n, int32_t* at) {
 }  // namespace
 
 void argmax(DeviceStream* stream, const float* x, int n, int32_t* at) {
-    launch(stream, argmax_kernel, 1, kThreads, x, n, at);
+    launch<argmax_kernel>(stream, 1, kThreads, x, n, at);
 }
 
 }  // namespace ggml::GGML_GPU

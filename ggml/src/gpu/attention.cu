@@ -169,14 +169,17 @@ void launch_attention(DeviceStream* stream, const KvLayer& layer, int n_head, fl
                       const DeviceAttentionRow* rows, int n, const float* q,
                       const DeviceAttentionScratch& scratch) {
     const int64_t dim = layer.head_dim;
-    auto* kernel = dim <= 64    ? attention_kernel<type, 8, 1>
-                   : dim <= 128 ? attention_kernel<type, 8, 2>
-                                : attention_kernel<type, 8, 4>;
+    const auto run = [&](auto chosen) {
+        const dim3 grid(unsigned(scratch.blocks), unsigned(n_head), unsigned(n));
+        launch<decltype(chosen)::value>(stream, grid, kThreads, layer, layer.position_bytes(),
+                                        n_head, scale, rows, q, scratch.sums);
+    };
     if constexpr (type != DType::Q8_0) {
-        if (dim % 8) kernel = attention_kernel<type, 1, 0>;
+        if (dim % 8) return run(Kernel<attention_kernel<type, 1, 0>>());
     }
-    launch(stream, kernel, dim3(unsigned(scratch.blocks), unsigned(n_head), unsigned(n)), kThreads,
-           layer, layer.position_bytes(), n_head, scale, rows, q, scratch.sums);
+    if (dim <= 64) return run(Kernel<attention_kernel<type, 8, 1>>());
+    if (dim <= 128) return run(Kernel<attention_kernel<type, 8, 2>>());
+    run(Kernel<attention_kernel<type, 8, 4>>());
 }
 
 }  // namespace
@@ -191,8 +194,8 @@ void attention(DeviceStream* stream, const KvLayer& layer, int n_head, float sca
     } else {
         launch_attention<DType::Q8_0>(stream, layer, n_head, scale, rows, n, q, scratch);
     }
-    launch(stream, attention_sum_kernel, dim3(unsigned(n_head), unsigned(n)), kThreads,
-           int(layer.head_dim), rows, scratch.blocks, scratch.sums, out);
+    launch<attention_sum_kernel>(stream, dim3(unsigned(n_head), unsigned(n)), kThreads,
+                                 int(layer.head_dim), rows, scratch.blocks, scratch.sums, out);
 }
 
 }  // namespace ggml::GGML_GPU

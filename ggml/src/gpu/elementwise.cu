@@ -76,21 +76,21 @@ void embed_rows(DeviceStream* stream, const DeviceRows& w, const int32_t* ids, i
                 float* y) {
     const dim3 grid(blocks_for(w.cols / 8, kThreads), unsigned(n));
     with_type(w.type, [&](auto tag) {
-        launch(stream, embed_rows_kernel<decltype(tag)::type>, grid, kThreads, w, ids, offset, y);
+        launch<embed_rows_kernel<decltype(tag)::type>>(stream, grid, kThreads, w, ids, offset, y);
     });
 }
 
 void add(DeviceStream* stream, float* x, const float* y, int64_t n) {
-    launch(stream, add_kernel, blocks_for(n, kThreads), kThreads, x, y, n);
+    launch<add_kernel>(stream, blocks_for(n, kThreads), kThreads, x, y, n);
 }
 
 void quantise(DeviceStream* stream, const DeviceInput& x) {
-    launch(stream, quantise_kernel, blocks_for(int64_t(x.rows) * x.cols, kThreads), kThreads, x);
+    launch<quantise_kernel>(stream, blocks_for(int64_t(x.rows) * x.cols, kThreads), kThreads, x);
 }
 
 void activation(DeviceStream* stream, Activation act, const DeviceInput& x, const float* up) {
-    launch(stream, activation_kernel, blocks_for(int64_t(x.rows) * x.cols, kThreads), kThreads, act,
-           x, up);
+    launch<activation_kernel>(stream, blocks_for(int64_t(x.rows) * x.cols, kThreads), kThreads, act,
+                              x, up);
 }
 
 }  // namespace ggml::GGML_GPU

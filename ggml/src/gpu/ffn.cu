@@ -219,8 +219,8 @@ __global__ void down_kernel(DeviceNeurons w, DeviceLists lists, const float* h, 
 void select(DeviceStream* stream, const float* score, float threshold, const uint8_t* unpredicted,
             const int32_t* slot, const DeviceLists& lists) {
     const Choice choice{score, threshold, unpredicted, slot, lists.n};
-    launch(stream, select_kernel, dim3(blocks_for(lists.n, kSelect), unsigned(lists.rows)), kSelect,
-           choice, lists);
+    launch<select_kernel>(stream, dim3(blocks_for(lists.n, kSelect), unsigned(lists.rows)), kSelect,
+                          choice, lists);
 }
 
 void partial_ffn(DeviceStream* stream, const DeviceNeurons& w, const DeviceInput& x,
@@ -230,8 +230,8 @@ void partial_ffn(DeviceStream* stream, const DeviceNeurons& w, const DeviceInput
     const FfnCounts counts(scratch.counts);
     if (!w.gate || w.gate.type == w.up.type) {
         with_type(w.up.type, [&](auto both) {
-            launch(stream, fire_kernel<decltype(both)::type>, grid, kNeurons * kWarp, w, x, lists,
-                   scratch.h, counts);
+            launch<fire_kernel<decltype(both)::type>>(stream, grid, kNeurons * kWarp, w, x, lists,
+                                                      scratch.h, counts);
         });
     } else {
         // A kernel for every pair of types would be 225 of them.
@@ -242,18 +242,18 @@ void partial_ffn(DeviceStream* stream, const DeviceNeurons& w, const DeviceInput
         FfnCounts not_fired = counts;
         not_fired.fired = nullptr;
         with_type(w.gate.type, [&](auto first) {
-            launch(stream, fire_kernel<decltype(first)::type>, grid, kNeurons * kWarp, gate, x,
-                   lists, scratch.h, not_fired);
+            launch<fire_kernel<decltype(first)::type>>(stream, grid, kNeurons * kWarp, gate, x,
+                                                       lists, scratch.h, not_fired);
         });
         with_type(w.up.type, [&](auto second) {
-            launch(stream, up_kernel<decltype(second)::type>, grid, kNeurons * kWarp, w, x, lists,
-                   scratch.h, counts);
+            launch<up_kernel<decltype(second)::type>>(stream, grid, kNeurons * kWarp, w, x, lists,
+                                                      scratch.h, counts);
         });
     }
     with_type(w.down.type, [&](auto down) {
         const dim3 parts(unsigned(x.rows), blocks_for(w.down.cols, kColumns), kDeviceParts);
-        launch(stream, down_kernel<decltype(down)::type>, parts, kDownWarps * kWarp, w, lists,
-               scratch.h, scratch.sums);
+        launch<down_kernel<decltype(down)::type>>(stream, parts, kDownWarps * kWarp, w, lists,
+                                                  scratch.h, scratch.sums);
     });
 }
 

@@ -116,14 +116,15 @@ void every_neuron(DeviceStream* stream, const DeviceNeurons& w, const DeviceInpu
                   const DeviceLists& lists, const DeviceFfnScratch& scratch) {
     if (w.gate) matmul_tiles(stream, x, {w.gate, scratch.h, nullptr});
     matmul_tiles(stream, x, {w.up, w.gate ? scratch.up : scratch.h, nullptr});
-    launch(stream, value_kernel, dim3(blocks_for(w.up.rows, kThreads), unsigned(x.rows)), kThreads,
-           w, lists, scratch.h, w.gate ? scratch.up : nullptr, FfnCounts(scratch.counts));
+    launch<value_kernel>(stream, dim3(blocks_for(w.up.rows, kThreads), unsigned(x.rows)), kThreads,
+                         w, lists, scratch.h, w.gate ? scratch.up : nullptr,
+                         FfnCounts(scratch.counts));
     with_type(w.down.type, [&](auto tag) {
         constexpr DType type = decltype(tag)::type;
         const dim3 grid(blocks_for(x.rows, rows_of(type)),
                         blocks_for(w.down.cols, kWarp * columns_of(type)));
-        launch(stream, down_rows_kernel<type>, grid, kDownWarps * kWarp, w, lists, x.rows,
-               scratch.h, scratch.sums);
+        launch<down_rows_kernel<type>>(stream, grid, kDownWarps * kWarp, w, lists, x.rows,
+                                       scratch.h, scratch.sums);
     });
 }
 

@@ -10,6 +10,10 @@
 #include <cuda_runtime.h>
 
 #include <cstdint>
+#include <optional>
+#include <string>
+#include <type_traits>
+#include <vector>
 
 #include "ggml/blocks.h"
 #include "ggml/device_ops.h"
@@ -20,6 +24,8 @@
 #include <cuda_fp16.h>
 
 #include <cuda/atomic>
+
+#include "gpu/nvml.h"
 // An array in the memory that the threads of a block share.
 #define GGML_SHARED(type, name, n) __shared__ type name[n]
 #else
@@ -48,15 +54,58 @@ inline cudaStream_t handle(DeviceStream* stream) {
     return reinterpret_cast<cudaStream_t>(stream);
 }
 
-// Puts a kernel into a stream. Throws Error(device).
+// The kernels of this device, for load_kernels(). Filled before main() by launch() itself, which is
+// the only way to start a kernel: none can be forgotten.
+inline std::vector<const void*>& kernels() {
+    static std::vector<const void*> all;
+    return all;
+}
+template <auto kernel>
+struct Listed {
+    static const bool done;
+};
+template <auto kernel>
+const bool Listed<kernel>::done = [] {
+    kernels().push_back(reinterpret_cast<const void*>(kernel));
+    return true;
+}();
+
 template <typename... Wanted, typename... Given>
-void launch(DeviceStream* stream, void (*kernel)(Wanted...), dim3 grid, dim3 block,
-            const Given&... given) {
+void launch_with(const cudaLaunchConfig_t& config, void (*kernel)(Wanted...),
+                 const Given&... given) {
+    check(cudaLaunchKernelEx(&config, kernel, static_cast<Wanted>(given)...), "kernel launch");
+}
+
+// Puts a kernel into a stream. Throws Error(device).
+template <auto kernel, typename... Given>
+void launch(DeviceStream* stream, dim3 grid, dim3 block, const Given&... given) {
+    (void)Listed<kernel>::done;
     cudaLaunchConfig_t config = {};
     config.gridDim = grid;
     config.blockDim = block;
     config.stream = handle(stream);
-    check(cudaLaunchKernelEx(&config, kernel, static_cast<Wanted>(given)...), "kernel launch");
+    launch_with(config, kernel, given...);
+}
+
+// A kernel that is chosen at run time, for a generic lambda: launch<decltype(it)::value>(...).
+template <auto kernel>
+using Kernel = std::integral_constant<decltype(kernel), kernel>;
+
+// Bytes that all processes use on a GPU, without a context there; nothing if that cannot be said.
+inline std::optional<uint64_t> used_bytes(const cudaDeviceProp& properties) {
+#ifdef __CUDACC__
+    return nvml::used_bytes(properties.uuid.bytes);
+#else
+    (void)properties;
+    return shim::used();
+#endif
+}
+inline std::string driver_version() {
+#ifdef __CUDACC__
+    return nvml::driver_version();
+#else
+    return "simulated";
+#endif
 }
 
 inline unsigned blocks_for(int64_t n, int64_t per_block) {

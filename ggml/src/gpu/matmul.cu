@@ -31,7 +31,7 @@ __global__ void matmul_kernel(DeviceInput x, DeviceProduct p) {
 template <DType type, int most>
 void launch_product(DeviceStream* stream, const DeviceInput& x, const DeviceProduct& p) {
     const dim3 grid(blocks_for(p.w.rows, kRows), blocks_for(x.rows, most));
-    launch(stream, matmul_kernel<type, most>, grid, kRows * kWarp, x, p);
+    launch<matmul_kernel<type, most>>(stream, grid, kRows * kWarp, x, p);
 }
 
 }  // namespace

@@ -90,19 +90,19 @@ void publish(DeviceStream* stream, const DeviceInput& x, const DeviceLists& list
              const DeviceExchange& to) {
     const int most = to.ids && lists.n > x.cols ? lists.n : x.cols;
     const dim3 grid(blocks_for(most, kThreads * kPublished), unsigned(x.rows));
-    launch(stream, publish_kernel, grid, kThreads, x, lists, to);
+    launch<publish_kernel>(stream, grid, kThreads, x, lists, to);
 }
 
 void merge(DeviceStream* stream, const DeviceSums& here, const float* bias, float* y) {
     const dim3 grid(blocks_for(here.cols, kThreads), unsigned(here.rows));
-    launch(stream, merge_kernel, grid, kThreads, here, bias, y);
+    launch<merge_kernel>(stream, grid, kThreads, here, bias, y);
 }
 
 void merge_answer(DeviceStream* stream, const DeviceSums& here, const DeviceLists& lists,
                   const DeviceExchange& from, const float* bias, float* y) {
     const dim3 grid(blocks_for(here.cols, kThreads * kMerged),
                     unsigned(here.rows < kMergedRows ? here.rows : kMergedRows));
-    launch(stream, merge_answer_kernel, grid, kThreads, here, lists, from, bias, y);
+    launch<merge_answer_kernel>(stream, grid, kThreads, here, lists, from, bias, y);
 }
 
 }  // namespace ggml::GGML_GPU

@@ -56,7 +56,7 @@ __global__ void norm_kernel(DeviceNorm p) {
 }  // namespace
 
 void norm(DeviceStream* stream, const DeviceNorm& p) {
-    launch(stream, norm_kernel, unsigned(p.y.rows), kThreads, p);
+    launch<norm_kernel>(stream, unsigned(p.y.rows), kThreads, p);
 }
 
 }  // namespace ggml::GGML_GPU

@@ -33,6 +33,7 @@ void publish(DeviceStream* stream, const DeviceInput& x, const DeviceLists&, con
 void merge_answer(DeviceStream* stream, const DeviceSums&, const DeviceLists&,
                   const DeviceExchange&, const float* bias, float* y);
 void argmax(DeviceStream* stream, const float* x, int n, int32_t* at);
+void flag_rounds(DeviceStream* stream, const DeviceExchange&, uint32_t rounds);
 
 // All of them.
 const DeviceOps& ops();

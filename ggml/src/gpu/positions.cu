@@ -79,21 +79,21 @@ __global__ void store_kv_kernel(KvLayer layer, const KvSlot* slots, const float*
 void rope_table(DeviceStream* stream, const double* frequency, int n_pairs, double magnitude,
                 const int32_t* position, int n, float* cos_sin) {
     const dim3 grid(blocks_for(n_pairs, kThreads), unsigned(n));
-    launch(stream, rope_table_kernel, grid, kThreads, frequency, n_pairs, magnitude, position,
-           cos_sin);
+    launch<rope_table_kernel>(stream, grid, kThreads, frequency, n_pairs, magnitude, position,
+                              cos_sin);
 }
 
 void place_heads(DeviceStream* stream, float* x, int rows, int n_head, int head_dim,
                  const float* head_norm, float eps, const float* cos_sin, int n_pairs,
                  RopePairs pairs) {
-    launch(stream, place_heads_kernel, dim3(unsigned(n_head), unsigned(rows)), kWarp, x, n_head,
-           head_dim, head_norm, eps, cos_sin, n_pairs, pairs);
+    launch<place_heads_kernel>(stream, dim3(unsigned(n_head), unsigned(rows)), kWarp, x, n_head,
+                               head_dim, head_norm, eps, cos_sin, n_pairs, pairs);
 }
 
 void store_kv(DeviceStream* stream, const KvLayer& layer, const KvSlot* slots, int n,
               const float* k, const float* v) {
-    launch(stream, store_kv_kernel, dim3(unsigned(layer.n_head_kv), unsigned(n), 2), kWarp, layer,
-           slots, k, v, layer.position_bytes());
+    launch<store_kv_kernel>(stream, dim3(unsigned(layer.n_head_kv), unsigned(n), 2), kWarp, layer,
+                            slots, k, v, layer.position_bytes());
 }
 
 }  // namespace ggml::GGML_GPU

@@ -116,14 +116,14 @@ __global__ void score_kernel(DeviceSketch w, DeviceSketchScratch s, float* score
 
 void sketch_scores(DeviceStream* stream, const DeviceSketch& w, const float* x, int n,
                    const DeviceSketchScratch& s, float* score) {
-    launch(stream, split_kernel, unsigned(n), kThreads, x, w.cols, s);
+    launch<split_kernel>(stream, unsigned(n), kThreads, x, w.cols, s);
     const dim3 grid(blocks_for(w.rows, kRowWarps * kRows), unsigned(n));
     if (w.cols % 128 == 0) {
-        launch(stream, score_kernel<uint4>, grid, kRowWarps * kWarp, w, s, score);
+        launch<score_kernel<uint4>>(stream, grid, kRowWarps * kWarp, w, s, score);
     } else if (w.cols % 32 == 0) {
-        launch(stream, score_kernel<unsigned>, grid, kRowWarps * kWarp, w, s, score);
+        launch<score_kernel<unsigned>>(stream, grid, kRowWarps * kWarp, w, s, score);
     } else {
-        launch(stream, score_kernel<uint8_t>, grid, kRowWarps * kWarp, w, s, score);
+        launch<score_kernel<uint8_t>>(stream, grid, kRowWarps * kWarp, w, s, score);
     }
 }
 

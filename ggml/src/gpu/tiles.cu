@@ -233,7 +233,7 @@ __global__ void __launch_bounds__(kThreads) tile_kernel(DeviceInput x, DevicePro
 void matmul_tiles(DeviceStream* stream, const DeviceInput& x, const DeviceProduct& p) {
     const dim3 grid(blocks_for(p.w.rows, kTile), blocks_for(x.rows, kTile));
     with_type(p.w.type, [&](auto tag) {
-        launch(stream, tile_kernel<decltype(tag)::type>, grid, kThreads, x, p);
+        launch<tile_kernel<decltype(tag)::type>>(stream, grid, kThreads, x, p);
     });
 }
 

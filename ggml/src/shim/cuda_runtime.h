@@ -14,6 +14,7 @@
 #include <cstdint>
 #include <cstring>
 #include <functional>
+#include <optional>
 #include <string>
 #include <tuple>
 
@@ -153,8 +154,10 @@ enum cudaError_t {
     cudaErrorInvalidValue = 1,
     cudaErrorMemoryAllocation = 2,
     cudaErrorInvalidConfiguration = 9,
+    cudaErrorInsufficientDriver = 35,
     cudaErrorNoDevice = 100,
     cudaErrorInvalidDevice = 101,
+    cudaErrorNoKernelImageForDevice = 209,
     cudaErrorNotReady = 600,
     cudaErrorLaunchFailure = 719,
 };
@@ -166,6 +169,8 @@ struct cudaDeviceProp {
     size_t totalGlobalMem;
     int major, minor, multiProcessorCount, integrated;
 };
+cudaError_t cudaDriverGetVersion(int* version);
+cudaError_t cudaRuntimeGetVersion(int* version);
 cudaError_t cudaGetDeviceCount(int* n);
 cudaError_t cudaSetDevice(int device);
 cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int device);
@@ -225,12 +230,8 @@ cudaError_t cudaGraphLaunch(cudaGraphExec_t exec, cudaStream_t stream);
 struct cudaFuncAttributes {
     size_t sharedSizeBytes;
 };
-// Loads a kernel: nothing to do here.
-template <typename F>
-cudaError_t cudaFuncGetAttributes(cudaFuncAttributes* attributes, F*) {
-    attributes->sharedSizeBytes = 0;
-    return cudaSuccess;
-}
+// Loads a kernel.
+cudaError_t cudaFuncGetAttributes(cudaFuncAttributes* attributes, const void* kernel);
 
 struct cudaLaunchConfig_t {
     dim3 gridDim, blockDim;
@@ -242,11 +243,22 @@ struct cudaLaunchConfig_t {
 
 namespace shim {
 
-// Puts a kernel with its arguments into a stream.
-cudaError_t launch(const cudaLaunchConfig_t& config, std::function<void()> kernel);
+// Puts a kernel, which is the function at `address`, with its arguments into a stream.
+cudaError_t launch(const cudaLaunchConfig_t& config, const void* address,
+                   std::function<void()> kernel);
 
 // A device of so many bytes; 0: no device. Affects allocations from now on.
 void set_memory(size_t bytes);
+// The context, which the first cudaSetDevice() makes, takes so many bytes of the device; make it
+// anew. known: used() tells.
+void set_context(size_t bytes, bool known = true);
+// Bytes in use on the device, with its context.
+std::optional<uint64_t> used();
+// Another card: compute capability times 10 (75), and what CUDA the driver is for, times 1000
+// (13000; 0: there is no driver). The kernels are for `built` (75) and above.
+void set_card(int compute, int driver, int built = 75);
+// Launches of kernels that nothing had loaded: on hardware each may wait for ever.
+int unloaded_launches();
 // Bytes of device memory that are allocated, and the most that ever were since set_memory().
 size_t allocated();
 size_t most_allocated();
@@ -263,5 +275,6 @@ template <typename... Wanted, typename... Given>
 cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t* config, void (*kernel)(Wanted...),
                                Given&&... given) {
     std::tuple<Wanted...> arguments(static_cast<Wanted>(given)...);
-    return shim::launch(*config, [=] { std::apply(kernel, arguments); });
+    return shim::launch(*config, reinterpret_cast<const void*>(kernel),
+                        [=] { std::apply(kernel, arguments); });
 }

@@ -5,6 +5,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <set>
 #include <thread>
 #include <vector>
 
@@ -15,6 +16,7 @@ namespace {
 using Work = std::function<void()>;
 
 constexpr size_t kMemory = size_t(64) << 30;
+constexpr int kRuntime = 13000;
 constexpr size_t kGranule = 512;  // of allocations, as on hardware
 
 // The one device.
@@ -22,10 +24,18 @@ struct Device {
     std::mutex mutex;
     size_t total = kMemory, used = 0, most = 0;
     std::map<void*, size_t> allocations;
+    size_t context = 0;
+    bool has_context = false, context_known = true;
+    int compute = 75, driver = kRuntime, built = 75;
+    std::set<const void*> loaded;
+    int unloaded_launches = 0;
     int fail_after = -1;
     std::string failure;
     cudaError_t last = cudaSuccess;
 
+    // With the context; the caller has the mutex.
+    size_t in_use() const { return used + (has_context ? context : 0); }
+    size_t left() const { return total - std::min(in_use(), total); }
     bool failed() {
         const std::lock_guard<std::mutex> lock(mutex);
         return !failure.empty();
@@ -156,9 +166,14 @@ struct CUevent_st {
 
 namespace shim {
 
-cudaError_t launch(const cudaLaunchConfig_t& config, std::function<void()> kernel) {
+cudaError_t launch(const cudaLaunchConfig_t& config, const void* address,
+                   std::function<void()> kernel) {
     const cudaError_t error = begin();
     if (error != cudaSuccess) return error;
+    {
+        const std::lock_guard<std::mutex> lock(device().mutex);
+        device().unloaded_launches += device().loaded.count(address) == 0;
+    }
     if (!config.stream) return result(cudaErrorInvalidValue);  // the default stream is not used
     const Extent grid{config.gridDim.x, config.gridDim.y, config.gridDim.z};
     const Extent block{config.blockDim.x, config.blockDim.y, config.blockDim.z};
@@ -172,6 +187,31 @@ void set_memory(size_t bytes) {
     const std::lock_guard<std::mutex> lock(device().mutex);
     device().total = bytes;
     device().most = device().used;
+}
+
+void set_context(size_t bytes, bool known) {
+    const std::lock_guard<std::mutex> lock(device().mutex);
+    device().context = bytes;
+    device().context_known = known;
+    device().has_context = false;
+}
+
+std::optional<uint64_t> used() {
+    const std::lock_guard<std::mutex> lock(device().mutex);
+    if (!device().context_known) return std::nullopt;
+    return device().in_use();
+}
+
+void set_card(int compute, int driver, int built) {
+    const std::lock_guard<std::mutex> lock(device().mutex);
+    device().compute = compute;
+    device().driver = driver;
+    device().built = built;
+}
+
+int unloaded_launches() {
+    const std::lock_guard<std::mutex> lock(device().mutex);
+    return device().unloaded_launches;
 }
 
 size_t allocated() {
@@ -216,6 +256,10 @@ const char* cudaGetErrorString(cudaError_t error) {
             return "out of memory";
         case cudaErrorInvalidConfiguration:
             return "invalid configuration argument";
+        case cudaErrorInsufficientDriver:
+            return "CUDA driver version is insufficient for CUDA runtime version";
+        case cudaErrorNoKernelImageForDevice:
+            return "no kernel image is available for execution on the device";
         case cudaErrorNoDevice:
             return "no CUDA-capable device is detected";
         case cudaErrorInvalidDevice:
@@ -238,14 +282,38 @@ cudaError_t cudaGetLastError() {
     return last;
 }
 
+cudaError_t cudaDriverGetVersion(int* version) {
+    const std::lock_guard<std::mutex> lock(device().mutex);
+    *version = device().driver;
+    return cudaSuccess;
+}
+
+cudaError_t cudaRuntimeGetVersion(int* version) {
+    *version = kRuntime;
+    return cudaSuccess;
+}
+
 cudaError_t cudaGetDeviceCount(int* n) {
     const std::lock_guard<std::mutex> lock(device().mutex);
+    *n = 0;
+    if (device().driver < kRuntime) return device().last = cudaErrorInsufficientDriver;
     *n = device().total > 0;
     return *n ? cudaSuccess : cudaErrorNoDevice;
 }
 
 cudaError_t cudaSetDevice(int index) {
-    return result(index == 0 ? cudaSuccess : cudaErrorInvalidDevice);
+    if (index != 0) return result(cudaErrorInvalidDevice);
+    const std::lock_guard<std::mutex> lock(device().mutex);
+    device().has_context = true;
+    return cudaSuccess;
+}
+
+cudaError_t cudaFuncGetAttributes(cudaFuncAttributes* attributes, const void* kernel) {
+    attributes->sharedSizeBytes = 0;
+    const std::lock_guard<std::mutex> lock(device().mutex);
+    if (device().compute < device().built) return device().last = cudaErrorNoKernelImageForDevice;
+    device().loaded.insert(kernel);
+    return cudaSuccess;
 }
 
 cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int index) {
@@ -253,8 +321,8 @@ cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int index) {
     *properties = {};
     std::strcpy(properties->name, "CPU as a GPU");
     properties->totalGlobalMem = device().total;
-    properties->major = 7;
-    properties->minor = 5;
+    properties->major = device().compute / 10;
+    properties->minor = device().compute % 10;
     properties->multiProcessorCount = 1;
     return cudaSuccess;
 }
@@ -262,7 +330,7 @@ cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int index) {
 cudaError_t cudaMemGetInfo(size_t* free_bytes, size_t* total_bytes) {
     const std::lock_guard<std::mutex> lock(device().mutex);
     *total_bytes = device().total;
-    *free_bytes = device().total - std::min(device().used, device().total);
+    *free_bytes = device().left();
     return cudaSuccess;
 }
 
@@ -272,7 +340,7 @@ cudaError_t cudaMalloc(void** memory, size_t bytes) {
     const std::lock_guard<std::mutex> lock(d.mutex);
     if (!d.failure.empty()) return d.last = cudaErrorLaunchFailure;
     const size_t size = (bytes + kGranule - 1) / kGranule * kGranule;
-    if (d.turn() || size > d.total - std::min(d.used, d.total)) {
+    if (d.turn() || size > d.left()) {
         return d.last = cudaErrorMemoryAllocation;
     }
     // Exactly `bytes` for the address sanitizer; aligned as CUDA promises.

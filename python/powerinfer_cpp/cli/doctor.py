@@ -2,11 +2,13 @@
 
 import argparse
 import platform
+from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
+from typing import Any
 
 from .. import __version__
 from .._native import ffi, lib
-from ..errors import check
+from ..errors import DeviceError, check
 from ..options import device_note
 from .common import size_text
 
@@ -25,6 +27,7 @@ PACKAGES = (
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--no-bandwidth", action="store_true", help="skip the measurements")
+    parser.add_argument("--device", metavar="NAME", help="measure this GPU only (default: all)")
 
 
 def isa() -> str:
@@ -62,6 +65,102 @@ def product_rate(type_name: str, threads: int, n_tokens: int) -> float:
     return out[0]
 
 
+@dataclass(frozen=True)
+class DeviceReport:
+    """A device: versions, bytes of its memory, rates in bytes per second, times in seconds."""
+
+    id: str
+    name: str
+    compute: str  # "8.6"
+    driver: str  # "" if it is not known
+    driver_cuda: str  # the newest CUDA that the driver can run: "13.0"
+    cuda: str  # that of this build
+    total_bytes: int
+    free_bytes: int
+    context_bytes: int
+    copy_per_s: float  # inside: bytes read and written
+    in_per_s: float  # from pinned host memory
+    out_per_s: float
+    flag_s: float  # a flag to the host and its answer
+    launch_s: float  # a graph of one kernel, until it is done
+    node_s: float  # each further kernel of a graph
+
+    def lines(self) -> list[tuple[str, str]]:
+        """What doctor prints: names and values."""
+        memory = f"{size_text(self.total_bytes)}, {size_text(self.free_bytes)} free"
+        driver = self.driver or "version not known"
+        pcie = f"{self.in_per_s / 1e9:.1f} GB/s to it, {self.out_per_s / 1e9:.1f} GB/s back"
+        graph = f"{self.launch_s * 1e6:.1f} us to launch, {self.node_s * 1e6:.2f} us per kernel"
+        return [
+            ("GPU", f"{self.id}: {self.name}, compute capability {self.compute}"),
+            ("  driver", f"{driver}, for CUDA {self.driver_cuda}; this build: CUDA {self.cuda}"),
+            ("  memory", f"{memory}; {size_text(self.context_bytes)} taken by the context"),
+            ("  copies inside", f"{self.copy_per_s / 1e9:.1f} GB/s read and written"),
+            ("  PCIe, pinned", pcie),
+            ("  flag and back", f"{self.flag_s * 1e6:.2f} us"),
+            ("  graph", graph),
+        ]
+
+
+def device_report(device: str, n_bytes: int = 1 << 28) -> DeviceReport:
+    """Measures a device with copies of n_bytes, in about a second.
+
+    Raises DeviceError if there is no such device, OutOfMemoryError if n_bytes are too many.
+    """
+    out = ffi.new("pi_device_report *")
+    out.struct_size = ffi.sizeof("pi_device_report")
+    check(lib.pi_measure_device(device.encode(), n_bytes, out))
+
+    def text(field: Any) -> str:
+        return str(ffi.string(field).decode("utf-8", "replace"))
+
+    def cuda(version: int) -> str:
+        return f"{version // 1000}.{version % 1000 // 10}"
+
+    return DeviceReport(
+        device,
+        text(out.name),
+        f"{out.compute // 10}.{out.compute % 10}",
+        text(out.driver),
+        cuda(out.driver_cuda),
+        cuda(out.cuda),
+        out.total_bytes,
+        out.free_bytes,
+        out.context_bytes,
+        out.copy_per_s,
+        out.in_per_s,
+        out.out_per_s,
+        out.flag_s,
+        out.launch_s,
+        out.node_s,
+    )
+
+
+def print_devices(only: str | None, measured: bool) -> None:
+    """What is known of the GPUs. Raises DeviceError where `only` is not there."""
+    names = {
+        f"cuda{i}": ffi.string(lib.pi_device_name(i)).decode("utf-8", "replace")
+        for i in range(lib.pi_n_devices())
+    }
+    if only is not None:
+        names = {only: names.get(only, "")}
+    if not names:
+        print(f"GPU             none: {device_note()}")
+    for device, name in names.items():
+        if not measured:
+            print(f"GPU             {device}: {name}".rstrip(": "))
+            continue
+        try:
+            report = device_report(device)
+        except (DeviceError, MemoryError) as error:
+            if only is not None:
+                raise
+            print(f"GPU             {device}: {name}: cannot be used: {error}")
+            continue
+        for title, value in report.lines():
+            print(f"{title:15} {value}")
+
+
 def run(args: argparse.Namespace) -> None:
     threads = lib.pi_default_threads()
     free = lib.pi_available_memory()
@@ -69,11 +168,7 @@ def run(args: argparse.Namespace) -> None:
     print(f"CPU             {cpu_name()}")
     print(f"threads         {threads} (affinity mask and CPU quota)")
     print(f"kernels         {isa()}")
-    devices = [
-        f"cuda{i}: " + ffi.string(lib.pi_device_name(i)).decode("utf-8", "replace")
-        for i in range(lib.pi_n_devices())
-    ]
-    print(f"GPU             {', '.join(devices) or f'none: {device_note()}'}")
+    print_devices(args.device, not args.no_bandwidth)
     print(f"memory          {size_text(free)} free to this process")
     if not args.no_bandwidth:
         n_bytes = max(1 << 24, min(1 << 30, free // 2))
