@@ -59,7 +59,8 @@ DeviceScratch::DeviceScratch(Carver& carver, const Config& c, const pi_session_p
     carver.take(ffn.h, {c.n_ff});
     carver.take(ffn.sums, {ggml::kDeviceParts, c.n_embd});
     carver.take(arrived, {n_layers});
-    carver.take(counts, {n_layers, 3});
+    carver.take(counts, {n_layers * 3 + 1});
+    waited = counts + n_layers * 3;
 }
 
 uint64_t device_kv_bytes(const Config& c, const pi_session_params& p, int64_t n_layers) {

@@ -47,7 +47,8 @@ struct DeviceScratch {
     ggml::DeviceLists lists;
     ggml::DeviceFfnScratch ffn;
     uint32_t* arrived = nullptr;           // [n_layers]
-    unsigned long long* counts = nullptr;  // [n_layers][3], see DeviceFfnScratch
+    unsigned long long* counts = nullptr;  // [n_layers][3], see DeviceFfnScratch; then `waited`
+    unsigned long long* waited = nullptr;  // [1], see DeviceExchange
 };
 
 // Keys and values: [pages][n_layers][keys, values][n_head_kv][64][head_dim].

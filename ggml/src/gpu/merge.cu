@@ -58,11 +58,13 @@ __global__ void merge_answer_kernel(const float* sums, const int32_t* count, Dev
     const float* there = count[1] > 0 ? from.sums : nullptr;
     if (threadIdx.x == 0 && there) {
         const uint32_t epoch = *from.epoch;
+        const unsigned long long begin = clock_ns();
         for (;;) {
             const uint32_t answered = load_acquire_system(from.answered);
             if (answered == epoch || answered == kReleased) break;
             __nanosleep(100);
         }
+        if (blockIdx.x == 0) *from.waited += clock_ns() - begin;
     }
     __syncthreads();  // the answer is there
     for (int k = 0; k < kMerged; k++) {
