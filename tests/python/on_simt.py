@@ -68,7 +68,8 @@ def test_text_and_logits_are_those_of_the_cpu(model_path: Path, budget: float) -
         assert tiers["gpu"]["reads"] + tiers["ram"]["reads"] == read[0]
         assert read[0] == pytest.approx(read[1], rel=0.01)
         assert (tiers["ram"]["reads"] == 0) == (tiers["ram"]["hits"] == 0) == (budget == ALL)
-        assert 0 < tiers["gpu"]["hits"] and tiers["gpu"]["stall_s"] >= 0 <= tiers["ram"]["stall_s"]
+        assert tiers["gpu"]["hits"] > 0
+        assert min(tiers["gpu"]["stall_s"], tiers["ram"]["stall_s"]) >= 0
         of_cpu = cpu.stats()["tiers"]
         assert of_cpu["ram"]["hits"] > 0 == of_cpu["gpu"]["hits"] == of_cpu["gpu"]["reads"]
         assert stats["pcie_bytes"] > 0 == cpu.stats()["pcie_bytes"]
