@@ -191,7 +191,13 @@ pi_status pi_model_plan(const pi_model* model, const pi_session_params* session,
 }
 
 int64_t pi_model_device_neurons(const pi_model* m) {
-    return m->model->device ? m->model->device_neurons() : 0;
+    int64_t n = 0;
+    for (int64_t i = 0; i < m->model->config.n_layer; i++) n += m->model->device_neurons(i);
+    return n;
+}
+
+int64_t pi_model_layer_device_neurons(const pi_model* m, int32_t layer) {
+    return layer >= 0 && layer < m->model->config.n_layer ? m->model->device_neurons(layer) : 0;
 }
 
 uint64_t pi_model_device_bytes(const pi_model* m) {

@@ -55,11 +55,12 @@ DeviceForward::DeviceForward(const Model& model, const pi_session_params& params
     for (int64_t i = 0; i < n; i++) {
         exchange_[size_t(i)].arrived = scratch_.arrived + i;
         exchange_[size_t(i)].epoch = scratch_.step.epoch;
+        exchange_[size_t(i)].waited = scratch_.waited;
     }
     list_cold_rows();
     stream_ = {device_, device_.new_stream()};
     device_.zero(stream_.get(), scratch_.arrived, uint64_t(n) * sizeof(uint32_t));
-    counted_.resize(size_t(n) * 3);
+    counted_.resize(size_t(n) * 3 + 1);
     device_.zero(stream_.get(), scratch_.counts, counted_.size() * sizeof(counted_[0]));
     if (c.n_rot) {
         device_.copy_in(stream_.get(), scratch_.frequency, rope.frequency.data(),
@@ -109,24 +110,27 @@ void DeviceForward::run(const Pass& p) {
     count(p);
 }
 
-// Adds the neurons that the device has computed since it was last asked.
+// Adds the neurons that the device has computed, and how long it has waited for the CPU, since it
+// was last asked.
 void DeviceForward::count(const Pass& p) {
     const Config& c = model_.config;
     std::vector<unsigned long long> now(counted_.size());
     device_.copy_out(stream_.get(), now.data(), scratch_.counts, now.size() * sizeof(now[0]));
     device_.wait(stream_.get());
     for (int64_t i = first_; i < c.n_layer; i++) {
-        ggml::NeuronCounts& to = p.counts.neurons[size_t(i)];
-        if (!model_.layers[size_t(i)].ffn.neurons.n) {
-            const int64_t all = p.work.batch.n * c.n_ff;
-            to.proposed += all, to.computed += all, to.fired += all;
-            continue;
-        }
         const size_t at = size_t(i - first_) * 3;
-        to.proposed += int64_t(now[at] - counted_[at]);
-        to.computed += int64_t(now[at + 1] - counted_[at + 1]);
-        to.fired += int64_t(now[at + 2] - counted_[at + 2]);
+        const auto did = [&](size_t k) { return int64_t(now[at + k] - counted_[at + k]); };
+        const int64_t all = p.work.batch.n * c.n_ff;
+        const bool dense = !model_.layers[size_t(i)].ffn.neurons.n;
+        for (ggml::NeuronCounts* to :
+             {&p.counts.neurons[size_t(i)], &p.counts.on_device[size_t(i)]}) {
+            to->proposed += dense ? all : did(0);
+            to->computed += dense ? all : did(1);
+            to->fired += dense ? all : did(2);
+        }
+        p.counts.on_device[size_t(i)].rows += p.work.batch.n;
     }
+    p.counts.waited_for_cpu += now.back() - counted_.back();
     counted_ = std::move(now);
 }
 
@@ -483,6 +487,7 @@ void DeviceForward::await(const Pass& p, const DeviceExchange& e) {
     const auto published = [&] { return __atomic_load_n(e.published, __ATOMIC_ACQUIRE) == epoch_; };
     const Clock::time_point start = Clock::now();
     Clock::time_point asked = start;
+    if (published()) return;
     while (!published()) {
         const Clock::time_point now = Clock::now();
         if (now - start > kSpin) std::this_thread::yield();
@@ -493,6 +498,8 @@ void DeviceForward::await(const Pass& p, const DeviceExchange& e) {
             throw Error(Code::device, "the device came to rest in the middle of a token");
         }
     }
+    const auto waited = std::chrono::duration_cast<std::chrono::nanoseconds>(Clock::now() - start);
+    p.counts.waited_for_device += uint64_t(waited.count());
 }
 
 void DeviceForward::answer(const Pass& p, int64_t i, const Kind& kind) {

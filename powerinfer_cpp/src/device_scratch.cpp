@@ -40,7 +40,8 @@ DeviceStep::DeviceStep(Carver& carver, const Config& c, const pi_session_params&
 DeviceScratch::DeviceScratch(Carver& carver, const Config& c, const pi_session_params& p,
                              int64_t n_layers, int64_t n) {
     carver.take(arrived, {n_layers});
-    carver.take(counts, {n_layers, 3});
+    carver.take(counts, {n_layers * 3 + 1});
+    waited = counts ? counts + n_layers * 3 : nullptr;
     carver.take(frequency, {c.n_rot / 2});
 
     step = DeviceStep(carver, c, p, n_layers, n);

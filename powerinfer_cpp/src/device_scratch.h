@@ -40,7 +40,8 @@ struct DeviceScratch {
 
     // What stays from call to call, at the same place for every number of rows.
     uint32_t* arrived = nullptr;           // [n_layers]
-    unsigned long long* counts = nullptr;  // [n_layers, 3], see DeviceFfnScratch
+    unsigned long long* counts = nullptr;  // [n_layers, 3], see DeviceFfnScratch; then `waited`
+    unsigned long long* waited = nullptr;  // [1], see DeviceExchange
     double* frequency = nullptr;           // [n_rot / 2]
 
     DeviceStep step;

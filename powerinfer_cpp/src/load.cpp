@@ -1,6 +1,7 @@
 // Loads a Model from a path, step by step.
 #include "load.h"
 
+#include <algorithm>
 #include <cstring>
 #include <set>
 
@@ -124,21 +125,11 @@ std::unique_ptr<Model> Model::inspect(const std::string& path, const pi_model_pa
     return model;
 }
 
-int64_t Model::device_neurons() const {
-    int64_t n = 0;
-    for (const WeightSpec& w : weights) {
-        if (layer_of(w.name) < 0 || !device->share.has(layer_of(w.name))) continue;
-        const Layer& l = layers[size_t(layer_of(w.name))];
-        // Each layer's up rows, once.
-        const auto* part = std::get_if<NeuronPart>(&w.target);
-        const auto* whole = std::get_if<WholeBundle>(&w.target);
-        const auto* matrix = std::get_if<Product>(&w.target);
-        const bool up = part    ? part->to->rows[part->part] == &l.ffn.neurons.up
-                        : whole ? whole->to->rows[0] == &l.ffn.neurons.up
-                                : matrix && matrix->to == &l.ffn.up;
-        if (up) n += w.place.device_rows;
-    }
-    return n;
+int64_t Model::device_neurons(int64_t layer) const {
+    if (!device || !device->share.has(layer)) return 0;
+    const std::vector<int32_t>& slot = device->share.slot[size_t(layer)];
+    if (slot.empty()) return config.n_ff;
+    return std::count_if(slot.begin(), slot.end(), [](int32_t at) { return at >= 0; });
 }
 
 int64_t Model::device_layers() const {

@@ -293,8 +293,7 @@ void test_gpu_index() {
         CHECK(homes.ids(Tier::gpu) == ids[size_t(l)]);
         CHECK(homes.count(Tier::ram) == kNeurons - int64_t(ids[size_t(l)].size()));
     }
-    CHECK(lines[0] ==
-          index + " marks 3% of the neurons for a GPU; all of them are kept in RAM");
+    CHECK(lines[0] == index + " marks 3% of the neurons for a GPU; all of them are kept in RAM");
     CHECK(!load(path, false)->placement);
     write(1);
     refused([&] { load(path); }, {index, "blk.0.gpu_idx", "holds 2"});

@@ -158,6 +158,7 @@ class Layers {
           count_(device, 2, "count"),
           epoch_(device, 1, "epoch"),
           arrived_(device, kLayers, "arrived"),
+          waited_(device, 1, "waited"),
           shared_x_(device, kLayers * kCols, "x"),
           shared_sums_(device, kLayers * kCols, "sums"),
           ids_(device, kLayers * kNeurons, "ids"),
@@ -165,6 +166,7 @@ class Layers {
           stream_(device, device.new_stream()) {
         DeviceStream* s = stream_.get();
         device.zero(s, arrived_.get(), kLayers * 4);
+        device.zero(s, waited_.get(), 8);
         device.zero(s, sums_.get(), kDeviceParts * kCols * 4);
         device.wait(s);
     }
@@ -180,6 +182,7 @@ class Layers {
         e.count = reinterpret_cast<int32_t*>(line + 2 * kLine);
         e.arrived = arrived_.get() + layer;
         e.epoch = epoch_.get();
+        e.waited = waited_.get();
         return e;
     }
 
@@ -233,6 +236,7 @@ class Layers {
     DeviceStream* stream() { return stream_.get(); }
     float* x() { return x_.get(); }
     float* sums() { return sums_.get(); }
+    unsigned long long* waited() { return waited_.get(); }
 
  private:
     static constexpr int kLine = 16;  // words
@@ -241,6 +245,7 @@ class Layers {
     DeviceArray<float> x_, sums_;
     DeviceArray<int32_t> cold_, hot_, count_;
     DeviceArray<uint32_t> epoch_, arrived_;
+    DeviceArray<unsigned long long> waited_;
     SharedArray<float> shared_x_, shared_sums_;
     SharedArray<int32_t> ids_;
     SharedArray<uint32_t> flags_;
@@ -359,6 +364,10 @@ void test_interruptions() {
     device->wait(layers.stream());
     // The ids add up to 0: 1, then x / 2 + layer three times.
     CHECK(got[0] == ((0.5f + 0) * 0.5f + 1) * 0.5f + 2);
+    unsigned long long waited = 0;
+    device->copy_out(layers.stream(), &waited, layers.waited(), sizeof waited);
+    device->wait(layers.stream());
+    CHECK(waited > 20000000 && waited < 100000000000);
 
     // A device that fails while the CPU waits for it.
     epoch = 3;

@@ -6,6 +6,7 @@
 #include <cstring>
 
 #include "device_model.h"
+#include "device_scratch.h"
 #include "engine/sessions.h"
 #include "gpu/device_arrays.h"
 #include "state.h"
@@ -34,12 +35,7 @@ std::shared_ptr<const Model> load_on(const std::string& path, uint64_t vram_budg
 
 int64_t neurons_on_device(const Model& m) {
     int64_t n = 0;
-    for (int64_t i = m.device->share.first_layer; i < m.config.n_layer; i++) {
-        const std::vector<int32_t>& slot = m.device->share.slot[size_t(i)];
-        n += slot.empty()
-                 ? m.config.n_ff
-                 : std::count_if(slot.begin(), slot.end(), [](int32_t s) { return s >= 0; });
-    }
+    for (int64_t i = 0; i < m.config.n_layer; i++) n += m.device_neurons(i);
     return n;
 }
 
@@ -203,6 +199,57 @@ void test_empty_halves() {
         session.truncate(0, 0);
         CHECK(same(logits(session, tokens), got));
     }
+}
+
+// What went over the bus, and what each tier read and computed, to the byte.
+void test_figures() {
+    Split split;
+    const Model& m = *split.model;
+    const Config& c = m.config;
+    split.params.sparse = PI_SPARSE_PREDICTOR;
+    const Tokens tokens = random_tokens(8, 6);
+    const uint64_t step = ggml::carved_bytes<DeviceStep>(c, split.params, m.device_layers(), 1);
+    for (bool stepwise : {false, true}) {
+        split.params.stepwise = stepwise;
+        Session session(split.model, split.params);
+        logits(session, tokens, 1);
+        const Counts& did = session.counts;
+        uint64_t listed = 0, fired = 0;  // by the CPU for the device, on the device
+        for (size_t i = 0; i < m.layers.size(); i++) {
+            const ggml::NeuronCounts &all = did.neurons[i], &there = did.on_device[i];
+            CHECK(there.rows == (m.device->share.has(int64_t(i)) ? all.rows : 0));
+            CHECK(there.computed <= all.computed && there.fired <= all.fired);
+            if (!m.device->share.has(int64_t(i))) continue;
+            listed += uint64_t(all.proposed - there.proposed);
+            fired += uint64_t(there.fired);
+        }
+        CHECK(listed > 0 && fired > 0);
+        const uint64_t rows = tokens.size();
+        CHECK(did.transferred == rows * (step + uint64_t(c.n_vocab) * 4) +
+                                     uint64_t(did.answers) * uint64_t(c.n_embd) * 8 + listed * 4);
+        const Traffic sum = traffic(m, did, false), there = device_traffic(m, did, false);
+        // Layers are alike; the rest of attention's bytes is the last norm's.
+        CHECK(there.attention <= sum.attention && there.attention > 0);
+        CHECK(there.kv * uint64_t(c.n_layer) == sum.kv * uint64_t(m.device_layers()));
+        CHECK(there.predictor * uint64_t(c.n_layer) == sum.predictor * uint64_t(m.device_layers()));
+        CHECK(sum.kv > 0 && sum.predictor > 0);
+        CHECK(there.head == (m.device->share.head ? sum.head : 0));
+        CHECK(there.ffn > 0 && there.ffn < sum.ffn);
+        // Step by step the answer is there before the device asks for it.
+        CHECK(did.waited_for_device > 0 || stepwise);
+        CHECK(did.waited_for_cpu < 60000000000);
+    }
+
+    // 7B with all layers split, a tenth of the neurons active and all of these in RAM: at most 48
+    // KB per layer and token, with a context of 4096.
+    Config large;
+    large.n_embd = 4096, large.n_vocab = 32000, large.n_layer = 32;
+    pi_session_params params = pi_session_default_params();
+    params.n_ctx = 4096;
+    const uint64_t per_row = ggml::carved_bytes<DeviceStep>(large, params, large.n_layer, 1) +
+                             uint64_t(large.n_vocab) * 4;
+    const uint64_t per_layer = uint64_t(large.n_embd) * 8 + 11008 / 10 * 4;
+    CHECK(per_layer + per_row / uint64_t(large.n_layer) <= 48 << 10);
 }
 
 // More than a page of positions: shared, copied, saved on the device and loaded on the CPU.
@@ -448,6 +495,7 @@ struct Group {
 const Group kGroups[] = {{"shapes", test_shapes},
                          {"empty halves", test_empty_halves},
                          {"batches", test_batches},
+                         {"figures", test_figures},
                          {"pages", test_pages},
                          {"stops", test_stops},
                          {"refusals", test_refusals},

@@ -151,6 +151,8 @@ struct DeviceExchange {
     uint32_t* answered = nullptr;     // the epoch whose sums are there; kReleased ends waits
     uint32_t* arrived = nullptr;      // device memory, 0 between calls
     const uint32_t* epoch = nullptr;  // device memory: the current one
+    // Device memory: nanoseconds that the device has waited for answers are added to it.
+    unsigned long long* waited = nullptr;
 };
 constexpr uint32_t kReleased = 0xffffffff;
 

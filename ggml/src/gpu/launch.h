@@ -148,6 +148,17 @@ __device__ inline void store_release_system(uint32_t* flag, uint32_t value) {
 #endif
 }
 
+// Nanoseconds of a clock of the device. Its steps may be a microsecond.
+__device__ inline unsigned long long clock_ns() {
+#ifdef __CUDACC__
+    unsigned long long now;
+    asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(now));
+    return now;
+#else
+    return shim::clock_ns();
+#endif
+}
+
 // The sum of a value over a warp, the same in every lane: a tree of fixed shape.
 __device__ inline float warp_sum(float value) {
     for (int apart = kWarp / 2; apart > 0; apart /= 2) {

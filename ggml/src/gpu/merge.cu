@@ -65,11 +65,13 @@ __global__ void merge_answer_kernel(DeviceSums here, DeviceLists lists, DeviceEx
                                     const float* bias, float* y) {
     if (threadIdx.x == 0 && any_cold(lists)) {
         const uint32_t epoch = *from.epoch;
+        const unsigned long long begin = clock_ns();
         for (;;) {
             const uint32_t answered = load_acquire_system(from.answered);
             if (answered == epoch || answered == kReleased) break;
             __nanosleep(100);
         }
+        if (blockIdx.x == 0 && blockIdx.y == 0) *from.waited += clock_ns() - begin;
     }
     __syncthreads();  // the answer is there
     for (int64_t row = blockIdx.y; row < here.rows; row += gridDim.y) {

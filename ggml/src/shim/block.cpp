@@ -437,6 +437,12 @@ void linger() {
     }
 }
 
+uint64_t clock_ns() {
+    using std::chrono::nanoseconds, std::chrono::steady_clock;
+    const steady_clock::duration now = steady_clock::now().time_since_epoch();
+    return uint64_t(std::chrono::duration_cast<nanoseconds>(now).count());
+}
+
 void fail(const std::string& what, Place place) {
     running->failed(text(place) + ": " + what);
     throw Unwind();

@@ -73,6 +73,9 @@ void* shared_memory(size_t bytes, Place place);
 // missed then.
 void linger();
 
+// Nanoseconds of a steady clock.
+uint64_t clock_ns();
+
 // Ends the kernel with a Failure.
 [[noreturn]] void fail(const std::string& what, Place place);
 
