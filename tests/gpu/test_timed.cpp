@@ -46,38 +46,43 @@ void test_time() {
     const auto work = [&] {
         for (int i = 0; i < 20; i++) device->ops().matmul(stream, {}, &product, 1);
     };
-    const auto close_to = [](double seconds, double expected) {
-        if (!(seconds >= expected && seconds < expected + 0.1)) {
-            std::fprintf(stderr, "%g instead of %g s\n", seconds, expected);
+    // Never less; on a busy machine not much more in one of a few tries.
+    const auto takes = [](double expected, const std::function<void()>& some) {
+        double least = 1e9;
+        for (int i = 0; i < 10 && least > expected + 0.1; i++) {
+            least = std::min(least, seconds_of(some));
         }
-        return seconds >= expected && seconds < expected + 0.1;
+        if (least < expected || least > expected + 0.1) {
+            std::fprintf(stderr, "%g instead of %g s\n", least, expected);
+        }
+        return least >= expected && least <= expected + 0.1;
     };
-    CHECK(close_to(seconds_of([&] {
-                       work();
-                       device->wait(stream);
-                   }),
-                   0.22));
+    CHECK(takes(0.22, [&] {
+        work();
+        device->wait(stream);
+    }));
+    const double before = ggml::timed::of(stream).bytes();
     device->begin_capture(stream);
     work();
     ggml::DeviceGraph* graph = device->end_capture(stream);
     CHECK(device->nodes(graph) == 20);
-    const double bytes = ggml::timed::of(stream).bytes();
-    CHECK(bytes == 20e6);
-    CHECK(close_to(seconds_of([&] {
-                       device->launch(graph, stream);
-                       CHECK(!device->idle(stream));
-                       device->wait(stream);
-                       CHECK(device->idle(stream));
-                   }),
-                   0.225));
-    CHECK(ggml::timed::of(stream).bytes() == 2 * bytes);
+    const double bytes = ggml::timed::of(stream).bytes() - before;
+    CHECK(bytes == 0);
+    device->launch(graph, stream);
+    device->wait(stream);
+    CHECK(ggml::timed::of(stream).bytes() - before == 20e6);
+    CHECK(takes(0.225, [&] {
+        device->launch(graph, stream);
+        CHECK(!device->idle(stream));
+        device->wait(stream);
+        CHECK(device->idle(stream));
+    }));
     std::vector<uint8_t> host(10000000);
-    CHECK(close_to(seconds_of([&] {
-                       device->copy_in(stream, memory, host.data(), host.size());
-                       device->copy_out(stream, host.data(), w.data, host.size());
-                       device->wait(stream);
-                   }),
-                   0.022));
+    CHECK(takes(0.022, [&] {
+        device->copy_in(stream, memory, host.data(), host.size());
+        device->copy_out(stream, host.data(), w.data, host.size());
+        device->wait(stream);
+    }));
     device->release(graph);
     device->release(memory);
     CHECK(device->allocated_bytes() == 0);
@@ -111,13 +116,13 @@ void test_split() {
         {
             Session s(model, session);
             logits(s, tokens, 1, 0);
-            double seconds = 1;
-            for (int i = 0; i < 3; i++) {
+            // At least 15 kernels a layer. Several tries, for a busy machine.
+            double kernels = 1e9;
+            for (int i = 0; i < 3 || (i < 10 && kernels > 100); i++) {
                 s.truncate(0, 0);
-                seconds = std::min(seconds, seconds_of([&] { logits(s, tokens, 1, 0); }));
+                const double seconds = seconds_of([&] { logits(s, tokens, 1, 0); });
+                kernels = std::min(kernels, seconds / double(tokens.size()) / 1e-3);
             }
-            // At least 15 kernels a layer; in time for a busy machine.
-            const double kernels = seconds / double(tokens.size()) / 1e-3;
             if (!(kernels > 45 && kernels < 200)) std::fprintf(stderr, "%g kernels\n", kernels);
             CHECK(kernels > 45 && kernels < 200);
             for (const ggml::NeuronCounts& n : s.counts.neurons) {

@@ -12,8 +12,8 @@ namespace ggml::timed {
 namespace {
 
 // Larger allocations (weights, the cache) get addresses where there is no memory: nobody reads
-// them.
-constexpr uint64_t kReal = 64 << 20;
+// them. Scratch memory is smaller.
+constexpr uint64_t kReal = 512 << 20;
 constexpr uint64_t kNowhere = uint64_t(1) << 60;  // not an address on any machine
 
 struct Event {
@@ -24,8 +24,8 @@ struct Event {
 class TimedDevice : public Device {
  public:
     explicit TimedDevice(const std::string& id) : config_(Config::parse(id)) {
-        info_ = {id, "no device: takes time, computes nothing", 0, uint64_t(config_.memory),
-                 uint64_t(config_.memory)};
+        info_ = {id, "no device: takes time, computes nothing", 0, uint64_t(config_.memory), "", 0,
+                 0};
     }
 
     void enter() override {}
@@ -85,6 +85,12 @@ class TimedDevice : public Device {
             } else {
                 std::memset(to, 0, bytes);
             }
+        });
+    }
+    void copy(DeviceStream* stream, void* to, const void* from, uint64_t bytes) override {
+        of(stream).put(1, [=](Timeline& t) {
+            t.spend(1, 2 * double(bytes));
+            if (is_real(to) && is_real(from)) std::memcpy(to, from, bytes);
         });
     }
     void zero(DeviceStream* stream, void* to, uint64_t bytes) override {

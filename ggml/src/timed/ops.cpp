@@ -98,9 +98,12 @@ Lists draw(const float* rate, double proposed, const int32_t* slot, int n, uint6
 }
 
 void select(DeviceStream* stream, const float* score, float, const uint8_t*, const int32_t* slot,
-            int n, const DeviceLists& to) {
+            const DeviceLists& to) {
     Graph* graph = of(stream).recorded();
-    if (!graph) throw Error(Code::device, "a device that only takes time needs whole graphs");
+    if (!graph || to.rows != 1) {
+        throw Error(Code::device, "a device that only takes time needs whole graphs of one row");
+    }
+    const int n = to.n;
     const int index = (*graph->selections)++;
     const std::shared_ptr<int> selections = graph->selections;
     const auto rounds = std::make_shared<std::vector<Lists>>();
@@ -125,8 +128,9 @@ void select(DeviceStream* stream, const float* score, float, const uint8_t*, con
 
 // ---- Both halves --------------------------------------------------------------------------------
 
-void partial_ffn(DeviceStream* stream, const DeviceNeurons& w, const DeviceInput&, const int32_t*,
-                 const int32_t* count, const DeviceFfnScratch& scratch) {
+void partial_ffn(DeviceStream* stream, const DeviceNeurons& w, const DeviceInput&,
+                 const DeviceLists& lists, const DeviceFfnScratch& scratch) {
+    const int32_t* const count = lists.count;
     const double gate = double(w.gate ? w.gate.stride : w.up.stride);
     const double rest = double((w.gate ? w.up.stride : 0) + w.down.stride);
     of(stream).put(kFfn, [=](Timeline& t) {
@@ -138,12 +142,13 @@ void partial_ffn(DeviceStream* stream, const DeviceNeurons& w, const DeviceInput
     });
 }
 
-void merge(DeviceStream* stream, const float*, const float*, const float*, int, float*) {
+void merge(DeviceStream* stream, const DeviceSums&, const float*, float*) {
     put(stream, 1, 0);
 }
 
-void publish(DeviceStream* stream, const float*, int cols, const DeviceLists& lists, int,
+void publish(DeviceStream* stream, const DeviceInput& input, const DeviceLists& lists,
              const DeviceExchange& to) {
+    const int cols = input.cols;
     // +1 and -1, by a fixed pattern.
     const auto x = std::make_shared<std::vector<float>>(size_t(cols));
     for (int i = 0; i < cols; i++) (*x)[size_t(i)] = mixed(uint64_t(i)) & 1 ? 1.0f : -1.0f;
@@ -156,11 +161,18 @@ void publish(DeviceStream* stream, const float*, int cols, const DeviceLists& li
             }
         }
         const int32_t n = lists.count[1];
-        std::memcpy(to.x, x->data(), size_t(cols) * sizeof(float));
-        std::memcpy(to.ids, lists.cold, size_t(n) * sizeof(int32_t));
+        double bytes = 0;
+        if (n > 0) {
+            bytes += double(cols) * sizeof(float);
+            std::memcpy(to.x, x->data(), size_t(cols) * sizeof(float));
+        }
+        if (to.ids) {
+            bytes += double(n) * sizeof(int32_t);
+            std::memcpy(to.ids, lists.cold, size_t(n) * sizeof(int32_t));
+        }
         *to.count = n;
         t.spend(1, 0);
-        t.transfer(double(cols) * sizeof(float) + double(n) * sizeof(int32_t));
+        t.transfer(bytes);
         // The stream goes on while the flag is on its way.
         Timeline seen = t;
         seen.wait_for(t.config().flag);
@@ -169,9 +181,11 @@ void publish(DeviceStream* stream, const float*, int cols, const DeviceLists& li
     });
 }
 
-void merge_answer(DeviceStream* stream, const float*, const DeviceExchange& from, const float*,
-                  int cols, float*) {
+void merge_answer(DeviceStream* stream, const DeviceSums& here, const DeviceLists& lists,
+                  const DeviceExchange& from, const float*, float*) {
+    const int cols = here.cols;
     of(stream).put(1, [=](Timeline& t) {
+        if (lists.count[1] == 0) return t.spend(1, 0);
         const uint32_t epoch = *from.epoch;
         for (;;) {
             const uint32_t answered = __atomic_load_n(from.answered, __ATOMIC_ACQUIRE);
@@ -190,6 +204,9 @@ void merge_answer(DeviceStream* stream, const float*, const DeviceExchange& from
 void argmax(DeviceStream* stream, const float*, int, int32_t*) {
     put(stream, 1, 0);
 }
+void flag_rounds(DeviceStream*, const DeviceExchange&, uint32_t) {
+    throw Error(Code::unsupported, "a device that only takes time has no flags to measure");
+}
 
 }  // namespace
 
@@ -197,7 +214,7 @@ const DeviceOps& ops() {
     static const DeviceOps table = {embed_rows,    norm,       quantise,    add,      activation,
                                     matmul,        rope_table, place_heads, store_kv, attention,
                                     sketch_scores, select,     partial_ffn, merge,    publish,
-                                    merge_answer,  argmax};
+                                    merge_answer,  argmax,     flag_rounds};
     return table;
 }
 
