@@ -27,7 +27,8 @@ LITTLE, PART, ALL = 0.5, 2, 64
 def opened(path: Path, budget: float | None = None, **options: Any) -> Llama:
     """On the CPU, or with a budget (MiB) on the device."""
     device = {} if budget is None else {"device": "simt", "vram_budget": budget * MIB}
-    options = {"n_ctx": 64, "n_threads": 2, "seed": 1, "verbose": False, **options}
+    # Few rows at a time: the scratch memory of more would take most of these budgets.
+    options = {"n_ctx": 64, "n_ubatch": 8, "n_threads": 2, "seed": 1, "verbose": False, **options}
     return Llama(path, **options, **device)
 
 
