@@ -64,14 +64,15 @@ class Chooser {
             int32_t layer, id;
         };
         std::vector<Neuron> all;
+        const Placement* placement = model_.placement ? &*model_.placement : nullptr;
+        if (placement && !placement->applies(model_.device->budget->limit())) placement = nullptr;
         const int64_t n_ff = model_.config.n_ff;
         for (int64_t i = share.first_layer; i < model_.config.n_layer; i++) {
             if (rows_[size_t(i)].empty()) continue;
             const std::vector<float> rate = rates(i);
             for (int32_t n = 0; n < n_ff; n++) {
                 const bool placed =
-                    model_.placement &&
-                    model_.placement->layers[size_t(i)][0].tier[size_t(n)] == Tier::gpu;
+                    placement && placement->layers[size_t(i)][0].tier[size_t(n)] == Tier::gpu;
                 all.push_back({placed, rate.empty() ? 0 : rate[size_t(n)], int32_t(i), n});
             }
             share.slot[size_t(i)].assign(size_t(n_ff), -1);
@@ -142,7 +143,9 @@ std::string keeps_to_cpu(const Model& m, int64_t layer) {
     return "";
 }
 
-DeviceShare choose_share(const Model& m, int32_t n_gpu_layers, const pi_session_params& session) {
+DeviceShare choose_share(const Model& m, const pi_model_params& params,
+                         const pi_session_params& session) {
+    const int32_t n_gpu_layers = params.n_gpu_layers;
     constexpr double kMiB = 1 << 20;
     const int64_t n_layer = m.config.n_layer;
     const Budget& budget = *m.device->budget;
@@ -172,7 +175,7 @@ DeviceShare choose_share(const Model& m, int32_t n_gpu_layers, const pi_session_
         share.head = true;
         left -= chooser.head();
     }
-    chooser.fill(share, left);
+    chooser.fill(share, params.placement == PI_PLACEMENT_NONE ? 0 : left);
     return share;
 }
 
