@@ -124,7 +124,8 @@ std::unique_ptr<Model> Model::inspect(const std::string& path, const pi_model_pa
     if (share) {
         model->plan.parts.push_back(
             {Tier::gpu, Part::ffn, -1,
-             device_table_bytes(model->device_layers(), model->config.n_ff)});
+             device_table_bytes(model->device_layers(), model->config.n_ff) +
+                 device_array_bytes(model->plan.device) - model->plan.device});
     }
     return model;
 }

@@ -149,6 +149,8 @@ DeviceShare choose_share(const Model& m, const pi_model_params& params,
     constexpr double kMiB = 1 << 20;
     const int64_t n_layer = m.config.n_layer;
     const Budget& budget = *m.device->budget;
+    // All else that is planned is a multiple of this: so the weights are, too.
+    const uint64_t limit = budget.limit() / ggml::kDeviceGranule * ggml::kDeviceGranule;
     const Chooser chooser(m, session);
     const int64_t most = n_gpu_layers < 0 ? n_layer : std::min<int64_t>(n_gpu_layers, n_layer);
     DeviceShare share;
@@ -157,7 +159,7 @@ DeviceShare choose_share(const Model& m, const pi_model_params& params,
     while (share.first_layer > n_layer - most) {
         const int64_t next = share.first_layer - 1;
         if (!keeps_to_cpu(m, next).empty()) break;
-        if (const uint64_t bytes = chooser.least(next); bytes > budget.limit()) {
+        if (const uint64_t bytes = chooser.least(next); bytes > limit) {
             const bool needed = n_gpu_layers > 0 || (budget.given() && next == n_layer - 1);
             if (!needed) break;
             throw Error(
@@ -170,7 +172,7 @@ DeviceShare choose_share(const Model& m, const pi_model_params& params,
         share.first_layer = next;
     }
     if (share.first_layer == n_layer) return share;
-    uint64_t left = budget.limit() - chooser.least(share.first_layer);
+    uint64_t left = limit - chooser.least(share.first_layer);
     if ((n_gpu_layers < 0 || n_gpu_layers > n_layer) && chooser.head() <= left) {
         share.head = true;
         left -= chooser.head();

@@ -3,8 +3,11 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
+#include <functional>
+#include <thread>
 
 #include "cuda_runtime.h"
+#include "device_forward.h"
 #include "device_model.h"
 #include "device_scratch.h"
 #include "engine/sessions.h"
@@ -69,6 +72,11 @@ Shape by_neuron(DType type) {
 // For 8-bit inputs: one that is rounded otherwise is off by a step.
 constexpr double kQuantised = 2e-2;
 
+// Kernels of a row besides those of its layers: RoPE's table, the last norm, the head.
+constexpr int kNodesOfRow = 3;
+// Of a layer: 16 without a predictor, 21 at most. Each takes a microsecond or two on a GPU.
+constexpr int kNodesOfLayer = 21;
+
 // Tolerance: the device quantises the inputs of rows that the CPU decodes, and adds in another
 // order.
 void test_shape(const Shape& shape, int32_t sparse, double tolerance) {
@@ -85,6 +93,7 @@ void test_shape(const Shape& shape, int32_t sparse, double tolerance) {
     const Range range = budgets(path, params);
     for (int i = 0; i <= 5; i++) {
         const uint64_t budget = range.least + (range.most - range.least) * uint64_t(i) / 5;
+        shim::set_memory(1 << 28);
         const auto model = load_on(path, budget, params);
         const ggml::Device& device = *model->device->device;
         Floats got;
@@ -99,6 +108,8 @@ void test_shape(const Shape& shape, int32_t sparse, double tolerance) {
             CHECK(device.allocated_bytes() == total(plan.parts, Tier::gpu));
             CHECK(device.allocated_bytes() <= budget);
             got = logits(session, tokens, 96, n_prompt);
+            const int nodes = session.device()->most_nodes();
+            CHECK(nodes > 8 && nodes <= kNodesOfRow + kNodesOfLayer * model->device_layers());
             // No neuron is added or left out.
             for (size_t l = 0; l < cpu.counts.neurons.size(); l++) {
                 const ggml::NeuronCounts &a = session.counts.neurons[l], &b = cpu.counts.neurons[l];
@@ -123,6 +134,7 @@ void test_shape(const Shape& shape, int32_t sparse, double tolerance) {
         other.stepwise = true;
         Session session(model, other);
         CHECK(same(logits(session, tokens, 7, n_prompt), got));
+        CHECK(shim::most_allocated() <= budget);
     }
 }
 
@@ -318,6 +330,69 @@ void test_stops() {
     }
 }
 
+// The CPU comes seconds late: the same bits late. The device fails while the CPU computes its half
+// of layer n, or the caller stops in the middle of a generated text: an error, no hang, and the
+// text so far is kept.
+void test_mishaps() {
+    static std::function<void()> mishap;
+    static int left, late;
+    left = -1;
+    Split split;
+    split.params.should_stop = [](void*) {
+        if (left-- == 0) mishap();
+        return false;
+    };
+    const Tokens tokens = random_tokens(6, 4);
+    for (bool stepwise : {false, true}) {
+        split.params.stepwise = stepwise;
+        Session session(split.model, split.params);
+        const Floats expected = logits(session, tokens);
+        session.truncate(0, 0);
+        mishap = [] {
+            std::this_thread::sleep_for(std::chrono::milliseconds(250));
+            left = late-- > 0 ? 0 : -1;
+        };
+        late = 6;  // calls in turn
+        left = 0;
+        CHECK(same(logits(session, tokens), expected));
+        CHECK(late < 0);
+        CHECK(stepwise || session.counts.waited_for_cpu > 200000000);
+
+        mishap = [] {
+            cudaStream_t stream = nullptr;
+            CHECK(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking) == cudaSuccess);
+            cudaLaunchConfig_t config = {};
+            config.stream = stream;
+            config.blockDim = 32;
+            CHECK(cudaLaunchKernelEx(
+                      &config, +[](int) { shim::fail("broken", {}); }, 0) == cudaSuccess);
+            CHECK(cudaStreamSynchronize(stream) == cudaErrorLaunchFailure);
+            CHECK(cudaStreamDestroy(stream) == cudaSuccess);
+        };
+        int failures = 0;
+        for (int n = 0;; n++) {
+            session.truncate(0, 3);
+            left = n;
+            try {
+                eval(session, {tokens[3], tokens[4], tokens[5]});
+                break;
+            } catch (const Error& e) {
+                CHECK(e.code() == Code::device);
+                CHECK(session.length(0) == 3 && left < 0);
+            }
+            failures++;
+            shim::clear_failure();
+        }
+        CHECK(failures >= 3 * 3 && left >= 0);
+        left = -1;
+        Floats got;
+        session.truncate(0, 3);
+        eval(session, {tokens[3], tokens[4], tokens[5]});
+        append_logits(session, 2, got);
+        CHECK(same(got, Floats(expected.end() - split.model->config.n_vocab, expected.end())));
+    }
+}
+
 // Call n of the run time fails, for every n: an error, no hang, nothing lost.
 void test_failing_device() {
     Split split;
@@ -420,6 +495,7 @@ int main() {
         test_shapes();
         test_pages();
         test_stops();
+        test_mishaps();
         test_failing_device();
         test_refusals();
     }

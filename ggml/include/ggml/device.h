@@ -24,6 +24,8 @@ const std::vector<DeviceInfo>& devices();
 // Why the list is as it is: "built without CUDA", "no CUDA device: <reason>", "1 CUDA device(s)".
 const char* device_note();
 
+constexpr uint64_t kDeviceGranule = 512;  // bytes
+
 struct DeviceStream;  // work that a device does in order
 struct DeviceEvent;
 struct DeviceGraph;
@@ -43,7 +45,8 @@ class Device {
     virtual uint64_t free_bytes() const = 0;
     virtual uint64_t allocated_bytes() const = 0;
 
-    // Memory is uninitialised. Throws Error(memory) naming `what` and the size.
+    // Memory is uninitialised, and a multiple of kDeviceGranule is taken. Throws Error(memory)
+    // naming `what` and the size.
     virtual void* allocate(uint64_t bytes, const char* what) = 0;
     virtual void release(void* memory) noexcept = 0;
     // Host memory that kernels read and write in place (pinned and mapped): for flags, and for what
