@@ -200,6 +200,14 @@ typedef void (*pi_log_callback)(int32_t level, const char* message, void* data);
 
 typedef struct pi_session_params pi_session_params;
 
+/* How a device gets its neurons. */
+typedef enum pi_placement {
+    PI_PLACEMENT_FILE = 0,  /* those that the model's placement marks (if it was solved for this
+                             * budget, or does not say for which), then by firing rate */
+    PI_PLACEMENT_RATES = 1, /* by firing rate: no placement is read */
+    PI_PLACEMENT_NONE = 2   /* none, so the CPU computes all of them; no placement is read */
+} pi_placement;
+
 typedef struct pi_model_params {
     size_t struct_size;  /* sizeof(pi_model_params) */
     bool vocab_only;     /* load the tokenizer and the header only */
@@ -218,6 +226,7 @@ typedef struct pi_model_params {
                            * as one more; negative: what fits */
     uint64_t vram_budget; /* bytes there for model and session together; 0: what is free */
     const pi_session_params* session; /* which session the device keeps room for; NULL: defaults */
+    int32_t placement;                /* a pi_placement */
 } pi_model_params;
 
 /* Which neurons are computed. Files without neuron rows (ffn_down_t) always compute all of them. */

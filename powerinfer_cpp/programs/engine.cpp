@@ -35,7 +35,7 @@ pi_model_params model_params(Options& options, const pi_session_params& session)
     params.vram_budget = options.vram_budget;
     params.use_mmap = options.mmap;
     params.use_mlock = options.mlock;
-    params.use_gpu_index = options.gpu_index;
+    params.placement = options.placement;
     params.check_tensors = options.check_tensors;
     params.n_threads = options.n_threads;
     params.ram_budget = options.ram_budget;

@@ -170,6 +170,8 @@ pi_status pi_model_open(const char* path, const pi_model_params* params, pi_mode
         const pi_session_params session = params_or(p.session, pi_session_default_params());
         p.session = &session;
         require(p.n_threads >= 0 && p.n_threads <= 512, "n_threads must be between 0 and 512");
+        require(p.placement >= PI_PLACEMENT_FILE && p.placement <= PI_PLACEMENT_NONE,
+                "placement must be a pi_placement");
         auto handle = std::make_unique<pi_model>();
         handle->model = powerinfer::Model::load(path, p);
         handle->header.gguf = &handle->model->file.gguf;

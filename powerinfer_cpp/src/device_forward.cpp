@@ -215,6 +215,12 @@ ggml::Owned<ggml::DeviceGraph> DeviceForward::record(const Pass& p, const Kind& 
     return {device_, device_.end_capture(stream_.get())};
 }
 
+int DeviceForward::most_nodes() const {
+    int most = 0;
+    for (const auto& [kind, graph] : graphs_) most = std::max(most, device_.nodes(graph.get()));
+    return most;
+}
+
 void DeviceForward::fill_step(const Pass& p, int64_t begin, int64_t end) {
     const Batch& batch = p.work.batch;
     const Config& c = model_.config;

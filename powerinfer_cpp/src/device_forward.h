@@ -23,6 +23,8 @@ class DeviceForward : public DeviceKv {
     // depend on its neighbours. Throws Error(device | cancelled).
     void run(const Pass& p);
     bool computes_head() const { return head_; }
+    // Kernels and copies of the largest graph so far.
+    int most_nodes() const;
 
     void copy_page(int32_t from, int32_t to) override;
     void read_page(int32_t page, int64_t n, uint8_t* out) override;

@@ -33,8 +33,14 @@ const float* DeviceModel::vector(const void* key) const {
     return reinterpret_cast<const float*>(matrix(key).data);
 }
 
+uint64_t device_array_bytes(uint64_t bytes) {
+    return ggml::size_rounded_up(bytes, ggml::kDeviceGranule);
+}
+
 uint64_t device_table_bytes(int64_t n_layers, int64_t n_ff) {
-    return ggml::size_product(n_layers * n_ff, sizeof(int32_t) + 1);
+    const int64_t n = n_layers * n_ff;
+    return ggml::size_sum(device_array_bytes(ggml::size_product(n, sizeof(int32_t))),
+                          device_array_bytes(uint64_t(n)));
 }
 
 void DeviceModel::put(const WeightSpec& w, size_t part, int64_t first, int64_t n,

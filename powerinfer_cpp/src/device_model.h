@@ -50,6 +50,9 @@ struct DeviceModel {
     std::vector<uint8_t> packed_;
 };
 
+// What an allocation of so many bytes takes on a device.
+uint64_t device_array_bytes(uint64_t bytes);
+
 // Bytes of the tables of slots and unpredicted neurons.
 uint64_t device_table_bytes(int64_t n_layers, int64_t n_ff);
 

@@ -36,6 +36,7 @@ void log_placement(const Model& m, const pi_model_params& params) {
     const auto share = [&](int64_t n, const char* where) {
         return format("%.0f%% of the neurons for %s", 100 * double(n) / all, where);
     };
+    const bool counts = m.device && m.placement->applies(m.device->budget->limit());
     std::string marked = gpu ? share(gpu, "a GPU") : share(storage, "storage");
     if (gpu && storage) marked += format(" and %.0f%% for storage", 100 * double(storage) / all);
     int64_t there = 0;
@@ -49,8 +50,13 @@ void log_placement(const Model& m, const pi_model_params& params) {
     }
     const std::string done =
         !m.device ? "all of them are kept in RAM"
-                  : format("%.0f%% of those for a GPU are on %s",
-                           gpu ? 100 * double(there) / double(gpu) : 0.0, params.device);
+        : !counts
+            ? format(
+                  "that was solved for %.1f MiB of VRAM, and %.1f may be used: neurons are "
+                  "chosen by firing rate",
+                  double(p.vram_budget) / (1 << 20), double(m.device->budget->limit()) / (1 << 20))
+            : format("%.0f%% of those for a GPU are on %s",
+                     gpu ? 100 * double(there) / double(gpu) : 0.0, params.device);
     params.log(3, (p.path + " marks " + marked + "; " + done).c_str(), params.log_data);
 }
 
@@ -76,7 +82,7 @@ void share_with_device(Model& model, const pi_model_params& params) {
     const pi_session_params session = resolve_session_params(
         model.config, params.session ? *params.session : pi_session_default_params());
     model.device = std::make_unique<DeviceModel>(params.device, params.vram_budget);
-    model.device->share = choose_share(model, params.n_gpu_layers, session);
+    model.device->share = choose_share(model, params, session);
     if (model.device_layers() > 0) return;
     const std::string why = keeps_to_cpu(model, model.config.n_layer - 1);
     const std::string said = model.file.gguf.path() + ": no layer is on " + params.device + ": " +
@@ -106,7 +112,7 @@ std::unique_ptr<Model> Model::inspect(const std::string& path, const pi_model_pa
     refuse_further_layers(*model);
     model->weights = weight_specs(*model);
     resolve_weights(*model);
-    model->placement = read_placement(*model, params);
+    if (params.placement == PI_PLACEMENT_FILE) model->placement = read_placement(*model, params);
     if (model->placement && !model->placement->stale.empty()) {
         log_stale(*model->placement, params);
         model->placement.reset();
@@ -118,7 +124,8 @@ std::unique_ptr<Model> Model::inspect(const std::string& path, const pi_model_pa
     if (share) {
         model->plan.parts.push_back(
             {Tier::gpu, Part::ffn, -1,
-             device_table_bytes(model->device_layers(), model->config.n_ff)});
+             device_table_bytes(model->device_layers(), model->config.n_ff) +
+                 device_array_bytes(model->plan.device) - model->plan.device});
         const uint64_t context = model->device->device->context_bytes();
         if (context) model->plan.parts.push_back({Tier::gpu, Part::context, -1, context});
     }

@@ -40,6 +40,9 @@ struct Placement {
     std::vector<std::vector<NeuronHomes>> layers;  // [n_layer][max(1, n_expert)]
 
     int64_t count(Tier home) const;  // over all layers
+    // Does it say what a device with so many bytes gets? If it was solved for another budget, the
+    // statistics that it was solved from are a better answer.
+    bool applies(uint64_t vram) const { return !vram_budget || uint64_t(vram_budget) == vram; }
 };
 
 }  // namespace powerinfer

@@ -42,6 +42,7 @@ class Session {
     uint64_t way(bool generated) const;
     Sequences& sequences() { return sequences_; }
     const Sequences& sequences() const { return sequences_; }
+    const DeviceForward* device() const { return device_.get(); }  // null without one
 
     // Calls the caller's log; level as in pi_log_callback.
     void log(int32_t level, const std::string& message) const;

@@ -65,14 +65,15 @@ class Chooser {
             int32_t layer, id;
         };
         std::vector<Neuron> all;
+        const Placement* placement = model_.placement ? &*model_.placement : nullptr;
+        if (placement && !placement->applies(model_.device->budget->limit())) placement = nullptr;
         const int64_t n_ff = model_.config.n_ff;
         for (int64_t i = share.first_layer; i < model_.config.n_layer; i++) {
             if (rows_[size_t(i)].empty()) continue;
             const std::vector<float> rate = rates(i);
             for (int32_t n = 0; n < n_ff; n++) {
                 const bool placed =
-                    model_.placement &&
-                    model_.placement->layers[size_t(i)][0].tier[size_t(n)] == Tier::gpu;
+                    placement && placement->layers[size_t(i)][0].tier[size_t(n)] == Tier::gpu;
                 all.push_back({placed, rate.empty() ? 0 : rate[size_t(n)], int32_t(i), n});
             }
             share.slot[size_t(i)].assign(size_t(n_ff), -1);
@@ -143,10 +144,14 @@ std::string keeps_to_cpu(const Model& m, int64_t layer) {
     return "";
 }
 
-DeviceShare choose_share(const Model& m, int32_t n_gpu_layers, const pi_session_params& session) {
+DeviceShare choose_share(const Model& m, const pi_model_params& params,
+                         const pi_session_params& session) {
+    const int32_t n_gpu_layers = params.n_gpu_layers;
     constexpr double kMiB = 1 << 20;
     const int64_t n_layer = m.config.n_layer;
     const Budget& budget = *m.device->budget;
+    // All else that is planned is a multiple of this: so the weights are, too.
+    const uint64_t limit = budget.limit() / ggml::kDeviceGranule * ggml::kDeviceGranule;
     const Chooser chooser(m, session);
     const int64_t most = n_gpu_layers < 0 ? n_layer : std::min<int64_t>(n_gpu_layers, n_layer);
     DeviceShare share;
@@ -155,7 +160,7 @@ DeviceShare choose_share(const Model& m, int32_t n_gpu_layers, const pi_session_
     while (share.first_layer > n_layer - most) {
         const int64_t next = share.first_layer - 1;
         if (!keeps_to_cpu(m, next).empty()) break;
-        if (const uint64_t bytes = chooser.least(next); bytes > budget.limit()) {
+        if (const uint64_t bytes = chooser.least(next); bytes > limit) {
             const bool needed = n_gpu_layers > 0 || (budget.given() && next == n_layer - 1);
             if (!needed) break;
             throw Error(
@@ -168,12 +173,12 @@ DeviceShare choose_share(const Model& m, int32_t n_gpu_layers, const pi_session_
         share.first_layer = next;
     }
     if (share.first_layer == n_layer) return share;
-    uint64_t left = budget.limit() - chooser.least(share.first_layer);
+    uint64_t left = limit - chooser.least(share.first_layer);
     if ((n_gpu_layers < 0 || n_gpu_layers > n_layer) && chooser.head() <= left) {
         share.head = true;
         left -= chooser.head();
     }
-    chooser.fill(share, left);
+    chooser.fill(share, params.placement == PI_PLACEMENT_NONE ? 0 : left);
     return share;
 }
 

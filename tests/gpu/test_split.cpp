@@ -4,14 +4,18 @@
 #include <cmath>
 #include <cstdio>
 #include <cstring>
+#include <functional>
+#include <thread>
 
+#include "device_forward.h"
 #include "device_model.h"
 #include "device_scratch.h"
 #include "engine/sessions.h"
 #include "gpu/device_arrays.h"
+#include "gpu/splits.h"
 #include "state.h"
 
-using namespace sessions;
+using namespace splits;
 
 namespace {
 
@@ -22,53 +26,13 @@ constexpr bool kThreadSanitizer = true;
 constexpr bool kThreadSanitizer = false;
 #endif
 
-std::shared_ptr<const Model> load_on(const std::string& path, uint64_t vram_budget,
-                                     const pi_session_params& session, int32_t n_gpu_layers = -1) {
-    pi_model_params params = pi_model_default_params();
-    params.n_threads = 1;
-    params.device = gpu_test::kDevice;
-    params.vram_budget = vram_budget;
-    params.n_gpu_layers = n_gpu_layers;
-    params.session = &session;
-    return Model::load(path, params);
-}
-
-int64_t neurons_on_device(const Model& m) {
-    int64_t n = 0;
-    for (int64_t i = 0; i < m.config.n_layer; i++) n += m.device_neurons(i);
-    return n;
-}
-
-// Bytes on the device with everything there, and with one layer without neurons.
-struct Range {
-    uint64_t least, most;
-};
-Range budgets(const std::string& path, const pi_session_params& session) {
-    const auto all = load_on(path, 1 << 30, session);
-    const Plan plan = make_plan(*all, session);
-    const uint64_t most = total(plan.parts, Tier::gpu);
-    uint64_t low = 0, high = most;  // refused, and loaded
-    while (high - low > 256) {
-        const uint64_t middle = (low + high) / 2;
-        try {
-            load_on(path, middle, session);
-            high = middle;
-        } catch (const Error& e) {
-            CHECK(e.code() == Code::memory);
-            low = middle;
-        }
-    }
-    return {high, most};
-}
-
-Shape by_neuron(DType type) {
-    Shape s;
-    s.activation = "relu", s.down_t = true, s.type = type, s.predictor_rank = 32, s.n_layer = 3;
-    return s;
-}
-
 // For 8-bit inputs: one that is rounded otherwise is off by a step.
 constexpr double kQuantised = 2e-2;
+
+// Kernels of a row besides those of its layers: RoPE's table, the last norm, the head.
+constexpr int kNodesOfRow = 3;
+// Of a layer: 16 without a predictor, 21 at most. Each takes a microsecond or two on a GPU.
+constexpr int kNodesOfLayer = 21;
 
 // Tolerance: the device quantises the inputs of rows that the CPU decodes, and adds in another
 // order.
@@ -86,6 +50,9 @@ void test_shape(const Shape& shape, int32_t sparse, double tolerance) {
     const Range range = budgets(path, params);
     for (int i = 0; i <= 5; i++) {
         const uint64_t budget = range.least + (range.most - range.least) * uint64_t(i) / 5;
+#ifdef GGML_SHIM
+        shim::set_memory(1 << 28);
+#endif
         const auto model = load_on(path, budget, params);
         const ggml::Device& device = *model->device->device;
         Floats got;
@@ -108,6 +75,11 @@ void test_shape(const Shape& shape, int32_t sparse, double tolerance) {
                 CHECK(std::abs(a.fired - b.fired) * 50 <= b.fired);
                 CHECK(session.counts.predicted[l] == cpu.counts.predicted[l]);
             }
+            // A row by itself is a graph.
+            session.truncate(0, 11);
+            logits(session, {tokens[11]}, 1, 0);
+            const int nodes = session.device()->most_nodes();
+            CHECK(nodes > 8 && nodes <= kNodesOfRow + kNodesOfLayer * model->device_layers());
             CHECK(device.allocated_bytes() <= budget);
         }
         const double apart = distance(got, expected);
@@ -124,6 +96,9 @@ void test_shape(const Shape& shape, int32_t sparse, double tolerance) {
         other.stepwise = true;
         Session session(model, other);
         CHECK(same(logits(session, tokens, 7, n_prompt), got));
+#ifdef GGML_SHIM
+        CHECK(shim::most_allocated() <= budget);
+#endif
     }
 }
 
@@ -147,22 +122,6 @@ void test_shapes() {
     s.sketch = true, s.predictor_rank = 0;
     test_shape(s, PI_SPARSE_AUTO, 1e-5);
 }
-
-// A session over a model that is split in the middle.
-struct Split {
-    explicit Split(uint64_t room = 0) {
-        tiny::write(tiny::describe(by_neuron(DType::F32)), path);
-        params.type_k = params.type_v = uint32_t(DType::F32);
-        params.n_seq = 2;
-        const Range range = budgets(path, params);
-        budget = (range.least + range.most) / 2 + room;
-        model = load_on(path, budget, params);
-    }
-    const std::string path = folder / "split.gguf";
-    pi_session_params params = session_params();
-    uint64_t budget = 0;
-    std::shared_ptr<const Model> model;
-};
 
 // Almost all neurons on the device: it does not wait for rows that need none of the others, and a
 // stop or a late answer finds the flags as they should be.
@@ -400,6 +359,69 @@ void test_refusals() {
 
 #ifdef GGML_SHIM  // which can fail when it is told to
 
+// The CPU comes seconds late: the same bits late. The device fails while the CPU computes its half
+// of layer n, or the caller stops in the middle of a generated text: an error, no hang, and the
+// text so far is kept.
+void test_mishaps() {
+    static std::function<void()> mishap;
+    static int left, late;
+    left = -1;
+    Split split;
+    split.params.should_stop = [](void*) {
+        if (left-- == 0) mishap();
+        return false;
+    };
+    const Tokens tokens = random_tokens(6, 4);
+    for (bool stepwise : {false, true}) {
+        split.params.stepwise = stepwise;
+        Session session(split.model, split.params);
+        const Floats expected = logits(session, tokens);
+        session.truncate(0, 0);
+        mishap = [] {
+            std::this_thread::sleep_for(std::chrono::milliseconds(250));
+            left = late-- > 0 ? 0 : -1;
+        };
+        late = 6;  // calls in turn
+        left = 0;
+        CHECK(same(logits(session, tokens, 1), expected));
+        CHECK(late < 0);
+        CHECK(stepwise || session.counts.waited_for_cpu > 200000000);
+
+        mishap = [] {
+            cudaStream_t stream = nullptr;
+            CHECK(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking) == cudaSuccess);
+            cudaLaunchConfig_t config = {};
+            config.stream = stream;
+            config.blockDim = 32;
+            CHECK(cudaLaunchKernelEx(
+                      &config, +[](int) { shim::fail("broken", {}); }, 0) == cudaSuccess);
+            CHECK(cudaStreamSynchronize(stream) == cudaErrorLaunchFailure);
+            CHECK(cudaStreamDestroy(stream) == cudaSuccess);
+        };
+        int failures = 0;
+        for (int n = 0;; n++) {
+            session.truncate(0, 3);
+            left = n;
+            try {
+                eval(session, {tokens[3], tokens[4], tokens[5]});
+                break;
+            } catch (const Error& e) {
+                CHECK(e.code() == Code::device);
+                CHECK(session.length(0) == 3 && left < 0);
+            }
+            failures++;
+            shim::clear_failure();
+        }
+        CHECK(failures >= 3 && left >= 0);
+        left = -1;
+        Floats got;
+        session.truncate(0, 3);
+        eval(session, {tokens[3], tokens[4], tokens[5]});
+        append_logits(session, 2, got);
+        CHECK(same(got, Floats(expected.end() - split.model->config.n_vocab, expected.end())));
+    }
+}
+
 // Call n of the run time fails, for every n: an error, no hang, nothing lost.
 void test_failing_device() {
     Split split;
@@ -502,6 +524,7 @@ const Group kGroups[] = {{"shapes", test_shapes},
 #ifdef GGML_SHIM
                          {"failing", test_failing_device},
                          {"loaded", [] { CHECK(shim::unloaded_launches() == 0); }},
+                         {"mishaps", test_mishaps},  // they launch a kernel of their own
                          // Last: the largest context of a process is remembered.
                          {"context", test_context}
 #endif

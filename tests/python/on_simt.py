@@ -14,6 +14,9 @@ import pytest
 from families import golden, quiet
 from powerinfer_cpp.cli.doctor import device_report, print_devices
 from powerinfer_cpp.convert import convert
+from powerinfer_cpp.gguf import Gguf
+from powerinfer_cpp.placement.solve import Layer, solve
+from powerinfer_cpp.placement.statistics import read_statistics
 from test_golden import F32, GOLDEN, ROUNDING, error, logits
 
 from powerinfer_cpp import DeviceError, Llama, OutOfMemoryError
@@ -93,6 +96,21 @@ def test_bits_depend_on_nothing_else(model_path: Path, budget: float) -> None:
     with opened(model_path, budget) as two:
         two.eval(ids[::-1])
         assert np.array_equal(last_logits(two, ids), first)
+
+
+def test_no_placement_serves_more_firings(model_path: Path) -> None:
+    """The neurons with the highest rates, chosen when a model is opened, serve at least the firings
+    that the solver of `powerinfer place` finds for the same bytes: nothing needs to be solved
+    first, or cached."""
+    rates = [np.sort(s.rates)[::-1].astype(float) for s in read_statistics(Gguf(model_path))]
+    for budget in (1.75, PART, 3):
+        with opened(model_path, budget) as llm:
+            on_gpu = [llm._model.layer_on_device(i) for i in range(len(rates))]
+        assert 0 < sum(on_gpu) < sum(map(len, rates))
+        layers = [Layer(rate, np.ones(len(rate), np.int64)) for rate in rates]
+        best = solve(layers, sum(on_gpu)).value
+        served = sum(rate[:n].sum() for rate, n in zip(rates, on_gpu, strict=True))
+        assert served >= 0.999 * best > 0
 
 
 def test_a_sequence_goes_on(model_path: Path) -> None:

@@ -25,6 +25,8 @@ const std::vector<DeviceInfo>& devices();
 // Why the list is as it is: "built without CUDA", "no CUDA device: <reason>", "1 CUDA device(s)".
 const char* device_note();
 
+constexpr uint64_t kDeviceGranule = 512;  // bytes
+
 struct DeviceStream;  // work that a device does in order
 struct DeviceEvent;
 struct DeviceGraph;
@@ -47,7 +49,8 @@ class Device {
     // this process first opened the device. Where that is impossible, a guess on the high side.
     virtual uint64_t context_bytes() const { return 0; }
 
-    // Memory is uninitialised. Throws Error(memory) naming `what` and the size.
+    // Memory is uninitialised, and a multiple of kDeviceGranule is taken. Throws Error(memory)
+    // naming `what` and the size.
     virtual void* allocate(uint64_t bytes, const char* what) = 0;
     virtual void release(void* memory) noexcept = 0;
     // Host memory that kernels read and write in place (pinned and mapped): for flags, and for what

@@ -2,6 +2,7 @@
 #include <map>
 #include <mutex>
 
+#include "ggml/sizes.h"
 #include "gpu/device.h"
 #include "gpu/launch.h"
 #include "gpu/ops.h"
@@ -57,8 +58,9 @@ class GpuDevice : public Device {
                 format("%s: %llu bytes for %s: %s", info_.id.c_str(),
                        static_cast<unsigned long long>(bytes), what, describe(error).c_str()));
         }
-        sizes_[memory] = bytes;
-        allocated_ += bytes;
+        const uint64_t taken = size_rounded_up(bytes, kDeviceGranule);
+        sizes_[memory] = taken;
+        allocated_ += taken;
         return memory;
     }
     void release(void* memory) noexcept override {
