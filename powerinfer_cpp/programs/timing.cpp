@@ -53,7 +53,7 @@ void Timing::print_work() const {
                      100 * double(work.total(&pi_neuron_counts::found)) / double(audited), audited);
     std::fprintf(stderr, "           tiers = gpu %.2f %%, ram %.2f %%, storage %.2f %%\n",
                  100 * on_gpu, 100 * (1 - on_gpu), 0.0);
-    if (!on_gpu) return;
+    if (!work.sum.device) return;
     const auto ms = [&](uint64_t ns) { return double(ns) * 1e-6 / rows; };
     std::fprintf(
         stderr,

@@ -47,7 +47,7 @@ def written(llm: Llama, n: int, prompt: str = PROMPT) -> str:
     return llm(prompt, max_tokens=n, temperature=0)["choices"][0]["text"]
 
 
-@pytest.mark.parametrize("budget", [LITTLE, PART, ALL])
+@pytest.mark.parametrize("budget", [LITTLE, 1, 1.5, PART, 3, ALL])
 def test_text_and_logits_are_those_of_the_cpu(model_path: Path, budget: float) -> None:
     with opened(model_path) as cpu, opened(model_path, budget) as device:
         plan = device.plan()
@@ -55,7 +55,9 @@ def test_text_and_logits_are_those_of_the_cpu(model_path: Path, budget: float) -
         assert 0 < gpu <= plan["vram_budget"] == budget * (1 << 20)
         assert plan["total"] == gpu + sum(plan["ram"].values())
         assert cpu.plan()["gpu"] == {} and cpu.plan()["vram_budget"] == 0
-        assert ("head" in plan["gpu"]) == (budget != LITTLE)
+        assert gpu >= 0.95 * budget * (1 << 20) or budget == ALL
+        if budget in (LITTLE, PART, ALL):
+            assert ("head" in plan["gpu"]) == (budget != LITTLE)
         assert plan["ram"].get("ffn", 0) + plan["gpu"]["ffn"] >= cpu.plan()["ram"]["ffn"]
         assert ("ffn" in plan["ram"]) == (budget != ALL)
         ids = device.tokenize(PROMPT.encode())

@@ -557,7 +557,7 @@ def test_the_engine_reads_them_all(
     beside.unlink()
     if not experts:
         write_gpuidx(tmp_path / "model.gguf.generated.gpuidx", found)
-        assert " of the neurons for a GPU; this build" in opened(path, capfd)
+        assert " of the neurons for a GPU; all of them are kept" in opened(path, capfd)
 
 
 def test_the_engine_refuses_other_tiers(
