@@ -155,6 +155,13 @@ def hybrid(
     llama_cpp(run, to, part, of, budget)
 
 
+def card(run: Runner, to: Results) -> None:
+    """What the device and the RAM can do."""
+    n_bytes = 1 << (22 if run.toy else 28)
+    said = run.run("gpu_speed", "--device", run.device, "--report", 1, "--bytes", n_bytes)
+    to.add("card", "measured", None, **json.loads(said))
+
+
 def speed_7b(run: Runner, to: Results) -> None:
     of = shape(run, "7b", 0.10)
     hybrid(run, to, "speed-7b", of, [60, 100] if run.toy else [30, 45, 60, 75, 90, 100], 60, True)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-PARTS = ["flags", "operators", "split", "stop", "speed-7b", "vram", "batches", "prompts"]
+PARTS = ["flags", "card", "operators", "split", "stop", "speed-7b", "vram", "batches", "prompts"]
 PARTS += ["speed-13b"]
 
 
@@ -29,6 +29,9 @@ def test_every_part(root: Path, tmp_path: Path) -> None:
     assert not any(row["ok"] is False for row in rows)
     (flags,) = [row for row in rows if row["part"] == "flags"]
     assert flags["rounds"] >= 400 and flags["us"] > 0
+    (card,) = [row for row in rows if row["part"] == "card"]
+    rates = ("copy_gb_s", "in_gb_s", "out_gb_s", "ram_gb_s", "flag_us", "launch_us", "node_us")
+    assert all(0 < card[name] < 1e6 for name in rates) and card["name"] == "CPU as a GPU"
     bits = [row for row in rows if "bits of the shim" in row["what"]]
     assert len(bits) > 8 and all(row["same"] == row["of"] > 0 for row in bits)
     speeds = {row["what"]: row for row in rows if row["part"] == "speed-7b"}

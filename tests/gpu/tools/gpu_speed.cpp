@@ -4,8 +4,9 @@
 //   gpu_speed --model F [--device cuda0 --vram MiB --layers N --index 0] [--sparse auto]
 //             [--ctx 512] [--prompt 0] [--gen 64] [--batch 1] [--repeat 3] [--threads 0]
 //
-// --plan 1: the memory plan alone. --layers: n_gpu_layers; -1: what fits. --batch: sequences that
-// are computed together. Rates are of all sequences: tokens per second.
+// --plan 1: the memory plan alone. --report 1: the device and the RAM, without a model. --layers:
+// n_gpu_layers; -1: what fits. --batch: sequences that are computed together. Rates are of all
+// sequences: tokens per second.
 #include <algorithm>
 #include <chrono>
 #include <cmath>
@@ -50,6 +51,22 @@ void print_plan(const pi_plan* plan) {
     }
     std::printf("\"gpu_bytes\": %llu, \"ram_bytes\": %llu", (unsigned long long)sums[1],
                 (unsigned long long)sums[0]);
+}
+
+void print_report(const std::string& device, uint64_t n_bytes, int32_t threads) {
+    pi_device_report r{};
+    r.struct_size = sizeof r;
+    must(pi_measure_device(device.c_str(), n_bytes, &r));
+    double read = 0;
+    must(pi_measure_read(threads ? threads : pi_default_threads(), n_bytes, &read));
+    std::printf(
+        "{\"name\": \"%s\", \"driver\": \"%s\", \"compute\": %d, \"cuda\": %d, \"total_mib\": "
+        "%.0f, "
+        "\"context_mib\": %.0f, \"copy_gb_s\": %.1f, \"in_gb_s\": %.1f, \"out_gb_s\": %.1f, "
+        "\"flag_us\": %.3f, \"launch_us\": %.2f, \"node_us\": %.3f, \"ram_gb_s\": %.1f}\n",
+        r.name, r.driver, r.compute, r.cuda, double(r.total_bytes) / (1 << 20),
+        double(r.context_bytes) / (1 << 20), r.copy_per_s / 1e9, r.in_per_s / 1e9,
+        r.out_per_s / 1e9, r.flag_s * 1e6, r.launch_s * 1e6, r.node_s * 1e6, read / 1e9);
 }
 
 class Run {
@@ -118,6 +135,8 @@ void run(int argc, char** argv) {
     const auto batch = int32_t(given.whole("batch", 1)), gen = int32_t(given.whole("gen", 64));
     const auto prompt = int32_t(given.whole("prompt", 0));
     const auto repeat = int32_t(given.whole("repeat", 3));
+    const bool report = given.whole("report", 0) != 0;
+    const auto report_bytes = uint64_t(given.whole("bytes", 1 << 28));
     const bool plan_only = given.whole("plan", 0) != 0;
     pi_session_params s = pi_session_default_params();
     s.n_ctx = int32_t(given.whole("ctx", 512));
@@ -133,6 +152,7 @@ void run(int argc, char** argv) {
     m.use_gpu_index = given.whole("index", 1) != 0;
     m.session = &s;
     given.no_more();
+    if (report) return print_report(device, report_bytes, s.n_threads);
     if (plan_only) {
         pi_plan* plan = nullptr;
         must(pi_plan_new(path.c_str(), &m, &s, &plan));
