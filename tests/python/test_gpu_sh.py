@@ -36,6 +36,7 @@ def test_every_part(root: Path, tmp_path: Path) -> None:
     assert len(bits) > 8 and all(row["same"] == row["of"] > 0 for row in bits)
     speeds = {row["what"]: row for row in rows if row["part"] == "speed-7b"}
     assert all(row["planned_mib"] <= row["budget_mib"] for row in speeds.values() if "ms" in row)
+    assert all(row["of_bound"] > 0 for row in speeds.values() if "ms" in row)
     part, drawn = (speeds[next(w for w in speeds if word in w)] for word in ("60% of", "random"))
     assert 0 < part["neurons_on_device"] < 1
     assert drawn["neurons_on_device"] == pytest.approx(part["neurons_on_device"], abs=0.02)

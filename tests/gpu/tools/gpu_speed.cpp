@@ -12,6 +12,7 @@
 #include <cmath>
 #include <cstdio>
 #include <cstring>
+#include <map>
 #include <random>
 #include <vector>
 
@@ -40,17 +41,25 @@ int32_t sparse_mode(const std::string& name) {
     throw std::invalid_argument("--sparse is auto, off, exact or predictor");
 }
 
+// Bytes by tier, in all and by part.
 void print_plan(const pi_plan* plan) {
-    uint64_t sums[2] = {};
-    std::string parts;
+    std::map<std::string, std::map<std::string, uint64_t>> tiers{{"gpu", {}}, {"ram", {}}};
     for (int32_t i = 0; i < pi_plan_n_parts(plan); i++) {
         pi_plan_part part{};
         part.struct_size = sizeof part;
         must(pi_plan_part_at(plan, i, &part));
-        sums[std::strcmp(part.tier, "gpu") == 0] += part.n_bytes;
+        tiers[part.tier][part.name] += part.n_bytes;
     }
-    std::printf("\"gpu_bytes\": %llu, \"ram_bytes\": %llu", (unsigned long long)sums[1],
-                (unsigned long long)sums[0]);
+    for (const auto& [tier, parts] : tiers) {
+        uint64_t sum = 0;
+        std::string text;
+        for (const auto& [name, n] : parts) {
+            sum += n;
+            text += (text.empty() ? "\"" : ", \"") + name + "\": " + std::to_string(n);
+        }
+        std::printf("%s\"%s_bytes\": %llu, \"%s\": {%s}", tier == "gpu" ? "" : ", ", tier.c_str(),
+                    (unsigned long long)sum, tier.c_str(), text.c_str());
+    }
 }
 
 void print_report(const std::string& device, uint64_t n_bytes, int32_t threads) {
