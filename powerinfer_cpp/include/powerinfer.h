@@ -273,7 +273,8 @@ pi_model_params pi_model_default_params(void);
 pi_session_params pi_session_default_params(void);
 
 /* The memory that a model and a session with these parameters would take, computed from the header
- * alone. A plan above the budget is no error. */
+ * alone. A plan above the budget of RAM is no error. If the model's parameters name no session that
+ * a device keeps room for, it is this one. */
 typedef struct pi_plan pi_plan;
 typedef struct pi_plan_part {
     size_t struct_size; /* sizeof(pi_plan_part) */
@@ -302,6 +303,7 @@ pi_status pi_model_plan(const pi_model* model, const pi_session_params* session,
 /* Neurons, over all layers and experts, whose rows a device has; and bytes that the model and its
  * sessions take there, with the context of this process. */
 int64_t pi_model_device_neurons(const pi_model* model);
+int64_t pi_model_layer_device_neurons(const pi_model* model, int32_t layer); /* of one layer */
 uint64_t pi_model_device_bytes(const pi_model* model);
 /* The memory budget of a model: ram_budget of pi_model_params, or what was free when the model was
  * opened. The model, its sessions, and reservations of callers for their own buffers take from it
@@ -420,6 +422,8 @@ typedef struct pi_neuron_counts {
     /* An audit computes 1/32 of one layer's neurons without the predictor, for each generated token
      * that a predictor masked. audited: neurons that fired; found: those that were proposed. */
     int64_t audited, found;
+    /* Of predicted, computed and fired: those that a device computed. */
+    int64_t device_predicted, device_computed, device_fired;
 } pi_neuron_counts;
 
 /* Work of a session since it began. The difference between two moments is the cost of the rows
@@ -433,7 +437,11 @@ typedef struct pi_work {
     uint64_t ffn; /* of the neurons that were computed; including routers */
     uint64_t head;
     uint64_t kv;
-    uint64_t transferred; /* to and from a device while computing */
+    uint64_t transferred;          /* to and from a device while computing */
+    uint64_t device;               /* of the five sums of reads above: what a device read */
+    uint64_t answers;              /* halves of layers that the CPU computed for a device */
+    uint64_t waited_for_device_ns; /* the CPU, for a device to give it its half of a layer */
+    uint64_t waited_for_cpu_ns;    /* a device, for the CPU's half */
 } pi_work;
 pi_status pi_session_work(const pi_session* session, pi_work* out);
 /* Counts of the layers [first, first + n) into out [n]. struct_size of out[0] is the size of every

@@ -95,12 +95,14 @@ uint64_t n_experts(const pi_model* model) {
     return 1;
 }
 
-std::string tier(uint64_t neurons, uint64_t bytes) {
+// read: bytes per token. stall_ns: how long another tier waited for this one.
+std::string tier(uint64_t neurons, uint64_t bytes, int64_t computed, uint64_t read,
+                 uint64_t stall_ns) {
     return object({{"neurons", number(neurons)},
                    {"bytes", number(bytes)},
-                   {"hits", "0"},
-                   {"reads", "0"},
-                   {"stall_s", "0.0"}});
+                   {"hits", number(uint64_t(computed))},
+                   {"reads", number(read)},
+                   {"stall_s", number(double(stall_ns) * 1e-9)}});
 }
 
 uint64_t rss_peak() {
@@ -122,6 +124,8 @@ void write_stats(Options& options, const pi_model* model, const Timing& timing) 
     const uint64_t on_gpu = uint64_t(pi_model_device_neurons(model));
     const Work& work = timing.decoding();
     const uint64_t rows = uint64_t(std::max<int64_t>(work.sum.rows, 1));
+    const int64_t computed = work.total(&pi_neuron_counts::computed);
+    const int64_t on_device = work.total(&pi_neuron_counts::device_computed);
     const auto shares = [&](int64_t pi_neuron_counts::*count) {
         std::string text = "[";
         for (uint64_t i = 0; i < layers; i++)
@@ -148,9 +152,14 @@ void write_stats(Options& options, const pi_model* model, const Timing& timing) 
                                          {"ffn", number(work.sum.ffn / rows)},
                                          {"head", number(work.sum.head / rows)},
                                          {"kv", number(work.sum.kv / rows)}})},
-             {"tiers", object({{"gpu", tier(on_gpu, parts.bytes("gpu", "ffn"))},
-                               {"ram", tier(neurons - on_gpu, parts.bytes("ram", "ffn"))},
-                               {"storage", tier(0, 0)}})},
+             {"tiers",
+              object({{"gpu", tier(on_gpu, parts.bytes("gpu", "ffn"), on_device / int64_t(rows),
+                                   work.sum.device / rows, work.sum.waited_for_device_ns)},
+                      {"ram",
+                       tier(neurons - on_gpu, parts.bytes("ram", "ffn"),
+                            (computed - on_device) / int64_t(rows),
+                            (work.bytes() - work.sum.device) / rows, work.sum.waited_for_cpu_ns)},
+                      {"storage", tier(0, 0, 0, 0, 0)}})},
              {"pcie_bytes", number(work.sum.transferred / rows)},
              {"rss_peak", number(rss_peak())},
              {"vram_peak", number(pi_model_device_bytes(model))}}) +

@@ -1,5 +1,6 @@
 #include "timing.h"
 
+#include <algorithm>
 #include <cinttypes>
 #include <cstdio>
 
@@ -52,4 +53,13 @@ void Timing::print_work() const {
                      100 * double(work.total(&pi_neuron_counts::found)) / double(audited), audited);
     std::fprintf(stderr, "           tiers = gpu %.2f %%, ram %.2f %%, storage %.2f %%\n",
                  100 * on_gpu, 100 * (1 - on_gpu), 0.0);
+    if (!on_gpu) return;
+    const auto ms = [&](uint64_t ns) { return double(ns) * 1e-6 / rows; };
+    std::fprintf(
+        stderr,
+        "             gpu = %10.2f %% of the data read; per token %.2f MB over PCIe, the CPU "
+        "waited %.2f ms, the GPU %.2f ms\n",
+        100 * double(work.sum.device) / double(std::max<uint64_t>(work.bytes(), 1)),
+        mb(work.sum.transferred), ms(work.sum.waited_for_device_ns),
+        ms(work.sum.waited_for_cpu_ns));
 }

@@ -31,6 +31,10 @@ WorkSpan::~WorkSpan() {
     sum.head += end.sum.head - begin_.sum.head;
     sum.kv += end.sum.kv - begin_.sum.kv;
     sum.transferred += end.sum.transferred - begin_.sum.transferred;
+    sum.device += end.sum.device - begin_.sum.device;
+    sum.answers += end.sum.answers - begin_.sum.answers;
+    sum.waited_for_device_ns += end.sum.waited_for_device_ns - begin_.sum.waited_for_device_ns;
+    sum.waited_for_cpu_ns += end.sum.waited_for_cpu_ns - begin_.sum.waited_for_cpu_ns;
     for (size_t i = 0; i < n_layer_; i++) {
         pi_neuron_counts& to = total_.by_layer[i];
         const pi_neuron_counts &a = begin_.by_layer[i], &b = end.by_layer[i];
@@ -40,6 +44,9 @@ WorkSpan::~WorkSpan() {
         to.fired += b.fired - a.fired;
         to.audited += b.audited - a.audited;
         to.found += b.found - a.found;
+        to.device_predicted += b.device_predicted - a.device_predicted;
+        to.device_computed += b.device_computed - a.device_computed;
+        to.device_fired += b.device_fired - a.device_fired;
     }
 }
 

@@ -128,7 +128,8 @@ pi_status pi_plan_new(const char* path, const pi_model_params* model_params,
         pi_model_params m = params_or(model_params, pi_model_default_params());
         const pi_session_params s = params_or(session, pi_session_default_params());
         m.vocab_only = false;  // a plan is about weights
-        m.session = &s;
+        const pi_session_params room = params_or(m.session, s);
+        m.session = &room;
         const auto model = powerinfer::Model::inspect(path, m);
         *out = new pi_plan{powerinfer::make_plan(*model, s)};
     });
@@ -190,7 +191,13 @@ pi_status pi_model_plan(const pi_model* model, const pi_session_params* session,
 }
 
 int64_t pi_model_device_neurons(const pi_model* m) {
-    return m->model->device ? m->model->device_neurons() : 0;
+    int64_t n = 0;
+    for (int64_t i = 0; i < m->model->config.n_layer; i++) n += m->model->device_neurons(i);
+    return n;
+}
+
+int64_t pi_model_layer_device_neurons(const pi_model* m, int32_t layer) {
+    return layer >= 0 && layer < m->model->config.n_layer ? m->model->device_neurons(layer) : 0;
 }
 
 uint64_t pi_model_device_bytes(const pi_model* m) {

@@ -154,8 +154,12 @@ pi_status pi_session_work(const pi_session* s, pi_work* out) {
         const powerinfer::Session& session = s->session;
         const powerinfer::Traffic t =
             powerinfer::traffic(*session.model, session.counts, session.params.embedding);
-        give(out, {0, session.counts.rows, t.attention, t.predictor, t.ffn, t.head, t.kv,
-                   session.counts.transferred});
+        const powerinfer::Traffic d =
+            powerinfer::device_traffic(*session.model, session.counts, session.params.embedding);
+        const powerinfer::Counts& c = session.counts;
+        give(out, {0, c.rows, t.attention, t.predictor, t.ffn, t.head, t.kv, c.transferred,
+                   d.attention + d.predictor + d.ffn + d.head + d.kv, uint64_t(c.answers),
+                   c.waited_for_device, c.waited_for_cpu});
     });
 }
 
@@ -170,8 +174,9 @@ pi_status pi_session_neurons(const pi_session* s, int32_t first, int32_t n, pi_n
         for (int32_t i = first; i < first + n; i++, to += size) {
             const ggml::NeuronCounts& c = s->session.counts.neurons[size_t(i)];
             const ggml::AuditCounts& a = s->session.audit.layer(i);
-            const pi_neuron_counts counts{size,    c.rows,  c.proposed, c.computed,
-                                          c.fired, a.fired, a.found};
+            const ggml::NeuronCounts& d = s->session.counts.on_device[size_t(i)];
+            const pi_neuron_counts counts{size,    c.rows,  c.proposed, c.computed, c.fired,
+                                          a.fired, a.found, d.proposed, d.computed, d.fired};
             std::memcpy(to, &counts, size);
         }
     });

@@ -34,6 +34,33 @@ uint64_t dense_bytes(const Ffn& f, const Config& c) {
            uint64_t(biases) * sizeof(float);
 }
 
+// Traffic of the layers that `here` says (-1: what is outside of them), and perhaps of the head.
+template <typename F>
+Traffic traffic_of(const Model& m, const Counts& did, const F& here, bool head,
+                   const std::vector<ggml::NeuronCounts>& neurons) {
+    const Config& c = m.config;
+    Traffic sum;
+    for (const WeightSpec& w : m.weights) {
+        const bool of_attention = w.part == Part::attention || w.part == Part::norms;
+        if (of_attention && here(layer_of(w.name))) {
+            sum.attention += uint64_t(did.rows) * w.bytes();
+        }
+        if (head && w.part == Part::head) sum.head += uint64_t(did.kept) * w.bytes();
+    }
+    for (size_t i = 0; i < m.layers.size(); i++) {
+        if (!here(int64_t(i))) continue;
+        const Layer& l = m.layers[i];
+        // All experts of a layer have the same shapes and types.
+        const Ffn& f = l.experts.empty() ? l.ffn : l.experts[0];
+        const ggml::NeuronCounts& counts = neurons[i];
+        sum.ffn += uint64_t(did.rows) * uint64_t(l.router.bytes());
+        sum.ffn +=
+            f.neurons.n ? neuron_bytes(f, counts) : uint64_t(counts.rows) * dense_bytes(f, c);
+        sum.predictor += uint64_t(did.predicted[i]) * predictor_bytes(f);
+    }
+    return sum;
+}
+
 }  // namespace
 
 void Counts::add(const Model& m, const Batch& batch, int64_t position_bytes) {
@@ -43,33 +70,27 @@ void Counts::add(const Model& m, const Batch& batch, int64_t position_bytes) {
         kept += batch.result[t] != nullptr;
         for (const Layer& l : m.layers) {
             const int64_t seen = batch.position[t] + 1;
-            kv_bytes += per_layer * uint64_t(l.window ? std::min(seen, l.window) : seen);
+            const uint64_t bytes = per_layer * uint64_t(l.window ? std::min(seen, l.window) : seen);
+            kv_bytes += bytes;
+            if (m.device && m.device->share.has(&l - m.layers.data())) device_kv_bytes += bytes;
         }
     }
 }
 
 Traffic traffic(const Model& m, const Counts& did, bool embedding) {
-    const Config& c = m.config;
-    Traffic sum;
-    for (const WeightSpec& w : m.weights) {
-        if (w.part == Part::attention || w.part == Part::norms) {
-            sum.attention += uint64_t(did.rows) * w.bytes();
-        }
-        if (w.part == Part::head && !embedding) {
-            sum.head += uint64_t(did.kept) * w.bytes();
-        }
-    }
-    for (size_t i = 0; i < m.layers.size(); i++) {
-        const Layer& l = m.layers[i];
-        // All experts of a layer have the same shapes and types.
-        const Ffn& f = l.experts.empty() ? l.ffn : l.experts[0];
-        const ggml::NeuronCounts& counts = did.neurons[i];
-        sum.ffn += uint64_t(did.rows) * uint64_t(l.router.bytes());
-        sum.ffn +=
-            f.neurons.n ? neuron_bytes(f, counts) : uint64_t(counts.rows) * dense_bytes(f, c);
-        sum.predictor += uint64_t(did.predicted[i]) * predictor_bytes(f);
-    }
+    const auto all = [](int64_t) { return true; };
+    Traffic sum = traffic_of(m, did, all, !embedding, did.neurons);
     sum.kv = did.kv_bytes;
+    return sum;
+}
+
+Traffic device_traffic(const Model& m, const Counts& did, bool embedding) {
+    if (!m.device) return {};
+    const DeviceShare& share = m.device->share;
+    const bool head = share.head && !embedding;
+    const auto here = [&](int64_t layer) { return layer < 0 ? head : share.has(layer); };
+    Traffic sum = traffic_of(m, did, here, head, did.on_device);
+    sum.kv = did.device_kv_bytes;
     return sum;
 }
 

@@ -1,8 +1,10 @@
 #include "device_forward.h"
 
+#include <algorithm>
 #include <chrono>
 #include <cmath>
 #include <cstring>
+#include <numeric>
 #include <thread>
 
 #include "ffn.h"
@@ -42,23 +44,23 @@ DeviceForward::DeviceForward(const Model& model, const pi_session_params& params
     device_.enter();
     const int64_t n = model.device_layers();
     kv_ = {device_, device_kv_bytes(c, params, n), "the KV cache"};
-    memory_ = {device_, ggml::carved_bytes<DeviceScratch>(c, params, n), "scratch"};
-    Carver carver(memory_.get(), memory_.size());
-    scratch_ = DeviceScratch(carver, c, params, n);
+    memory_ = {device_, device_scratch_bytes(c, params, n), "scratch"};
+    carve(1);
     const uint64_t shared = ggml::carved_bytes<DeviceShared>(c, params, n);
     shared_ = {device_, shared, "flags and halves"};
     Carver shared_carver(shared_.get(), shared);
     const DeviceShared both(shared_carver, c, params, n);
-    host_ = both.step;
-    step_bytes_ = ggml::carved_bytes<DeviceStep>(c, params, n);
+    host_step_ = both.step;
+    exchange_ = both.exchange;
     for (int64_t i = 0; i < n; i++) {
-        exchange_.push_back(both.exchange[size_t(i)]);
-        exchange_.back().arrived = scratch_.arrived + i;
-        exchange_.back().epoch = scratch_.step.epoch;
+        exchange_[size_t(i)].arrived = scratch_.arrived + i;
+        exchange_[size_t(i)].epoch = scratch_.step.epoch;
+        exchange_[size_t(i)].waited = scratch_.waited;
     }
+    list_cold_rows();
     stream_ = {device_, device_.new_stream()};
     device_.zero(stream_.get(), scratch_.arrived, uint64_t(n) * sizeof(uint32_t));
-    counted_.resize(size_t(n) * 3);
+    counted_.resize(size_t(n) * 3 + 1);
     device_.zero(stream_.get(), scratch_.counts, counted_.size() * sizeof(counted_[0]));
     if (c.n_rot) {
         device_.copy_in(stream_.get(), scratch_.frequency, rope.frequency.data(),
@@ -68,80 +70,143 @@ DeviceForward::DeviceForward(const Model& model, const pi_session_params& params
     rope_magnitude_ = rope.magnitude;
 }
 
+// Places the arrays for n rows in the session's memory.
+void DeviceForward::carve(int64_t n) {
+    Carver carver(memory_.get(), memory_.size());
+    scratch_ = DeviceScratch(carver, model_.config, params_, model_.device_layers(), n);
+}
+
+void DeviceForward::list_cold_rows() {
+    const Config& c = model_.config;
+    cold_rows_.resize(exchange_.size());
+    every_row_ = std::make_unique<bool[]>(size_t(device_rows(params_)));
+    std::fill_n(every_row_.get(), device_rows(params_), true);
+    for (int64_t i = first_; i < c.n_layer; i++) {
+        const std::vector<int32_t>& slot = on_.share.slot[size_t(i)];
+        const auto n_cold =
+            std::count_if(slot.begin(), slot.end(), [](int32_t s) { return s < 0; });
+        if (on_.cold[size_t(i)].n == n_cold) continue;
+        std::vector<uint8_t>& rows = cold_rows_[size_t(i - first_)];
+        rows.resize(size_t(on_.cold[size_t(i)].n));
+        for (int32_t s : slot) {
+            if (s < 0) rows[size_t(-1 - s)] = 1;
+        }
+    }
+}
+
 void DeviceForward::run(const Pass& p) {
     const std::lock_guard<std::mutex> lock(on_.mutex);
     device_.enter();
-    for (int64_t t = 0; t < p.work.batch.n; t++) {
+    const Batch& batch = p.work.batch;
+    for (int64_t begin = 0, end = 0; begin < batch.n; begin = end) {
+        // Rows that go the same way. Masked ones have a list of neurons each.
+        const bool masked = batch.masked[begin];
+        const int64_t most =
+            masked ? std::min(device_rows(params_), kDeviceLists) : device_rows(params_);
+        while (end < batch.n && end - begin < most && batch.masked[end] == masked) end++;
         p.check_stop();
-        row(p, t);
+        rows(p, begin, end);
     }
     count(p);
 }
 
-// Adds the neurons that the device has computed since it was last asked.
+// Adds the neurons that the device has computed, and how long it has waited for the CPU, since it
+// was last asked.
 void DeviceForward::count(const Pass& p) {
     const Config& c = model_.config;
     std::vector<unsigned long long> now(counted_.size());
     device_.copy_out(stream_.get(), now.data(), scratch_.counts, now.size() * sizeof(now[0]));
     device_.wait(stream_.get());
     for (int64_t i = first_; i < c.n_layer; i++) {
-        ggml::NeuronCounts& to = p.counts.neurons[size_t(i)];
-        if (!model_.layers[size_t(i)].ffn.neurons.n) {
-            const int64_t all = p.work.batch.n * c.n_ff;
-            to.proposed += all, to.computed += all, to.fired += all;
-            continue;
-        }
         const size_t at = size_t(i - first_) * 3;
-        to.proposed += int64_t(now[at] - counted_[at]);
-        to.computed += int64_t(now[at + 1] - counted_[at + 1]);
-        to.fired += int64_t(now[at + 2] - counted_[at + 2]);
+        const auto did = [&](size_t k) { return int64_t(now[at + k] - counted_[at + k]); };
+        const int64_t all = p.work.batch.n * c.n_ff;
+        const bool dense = !model_.layers[size_t(i)].ffn.neurons.n;
+        for (ggml::NeuronCounts* to :
+             {&p.counts.neurons[size_t(i)], &p.counts.on_device[size_t(i)]}) {
+            to->proposed += dense ? all : did(0);
+            to->computed += dense ? all : did(1);
+            to->fired += dense ? all : did(2);
+        }
+        p.counts.on_device[size_t(i)].rows += p.work.batch.n;
     }
+    p.counts.waited_for_cpu += now.back() - counted_.back();
     counted_ = std::move(now);
 }
 
-void DeviceForward::row(const Pass& p, int64_t t) {
+void DeviceForward::rows(const Pass& p, int64_t begin, int64_t end) {
     const Batch& batch = p.work.batch;
     const Config& c = model_.config;
-    fill_step(p, t);
-    const int64_t blocks = ggml::device_attention_blocks(batch.position[t] + 1);
-    const Kind kind{batch.masked[t], batch.result[t] != nullptr, power_of_two(blocks)};
+    const int64_t n = end - begin;
+    if (scratch_.residual.rows != n) carve(n);
+    Kind kind{batch.masked[begin], int(n), 0, 1};
+    for (int64_t t = begin; t < end; t++) {
+        kind.kept += batch.result[t] != nullptr;
+        const int64_t blocks = ggml::device_attention_blocks(batch.position[t] + 1);
+        kind.blocks = std::max(kind.blocks, power_of_two(blocks));
+    }
+    fill_step(p, begin, end);
+    const uint64_t step_bytes =
+        ggml::carved_bytes<DeviceStep>(c, params_, model_.device_layers(), n);
     try {
-        device_.copy_in(stream_.get(), scratch_.step.x, host_.x, step_bytes_);
-        if (params_.stepwise) {
-            put(kind, &p);
+        device_.copy_in(stream_.get(), scratch_.step.epoch, host_step_, step_bytes);
+        // Numbers of generated rows come again and again, those of prompts do not.
+        const bool again = n == 1 || (batch.generated[begin] && n <= kDeviceLists);
+        if (params_.stepwise || !again) {
+            put(p, kind, params_.stepwise ? Way::stepwise : Way::by_layer);
         } else {
             ggml::Owned<ggml::DeviceGraph>& graph = graphs_[kind];
-            if (!graph) graph = record(kind);
+            if (!graph) graph = record(p, kind);
             device_.launch(graph.get(), stream_.get());
             for (int64_t i = first_; i < c.n_layer; i++) {
-                if (on_.share.splits(i)) answer(p, i);
+                if (on_.share.splits(i)) answer(p, i, kind);
             }
         }
-        if (kind.kept && head_) {
-            device_.copy_out(stream_.get(), batch.result[t], scratch_.logits,
-                             uint64_t(c.n_vocab) * sizeof(float));
-        } else if (kind.kept) {
-            device_.copy_out(stream_.get(), p.work.x + t * c.n_embd, scratch_.step.x,
-                             uint64_t(c.n_embd) * sizeof(float));
-        }
+        copy_results(p, begin, kind);
         device_.wait(stream_.get());
     } catch (...) {
         release();
         throw;
     }
-    p.counts.transferred += step_bytes_;
-    if (kind.kept) p.counts.transferred += uint64_t(head_ ? c.n_vocab : c.n_embd) * sizeof(float);
+    p.counts.transferred += step_bytes;
     for (int64_t i = first_; i < c.n_layer; i++) {
         const Layer& l = model_.layers[size_t(i)];
-        if (kind.masked && is_predicted(l, l.ffn, params_.sparse)) p.counts.predicted[size_t(i)]++;
-        if (!on_.share.splits(i)) p.counts.neurons[size_t(i)].rows++;
+        if (kind.masked && is_predicted(l, l.ffn, params_.sparse)) {
+            p.counts.predicted[size_t(i)] += n;
+        }
+        if (!on_.share.splits(i)) p.counts.neurons[size_t(i)].rows += n;
     }
 }
 
-ggml::Owned<ggml::DeviceGraph> DeviceForward::record(const Kind& kind) {
+// Logits of the kept rows, part by part; or the residual stream, for a head on the CPU.
+void DeviceForward::copy_results(const Pass& p, int64_t begin, const Kind& kind) {
+    const Config& c = model_.config;
+    if (!kind.kept) return;
+    if (!head_) {
+        const uint64_t bytes = uint64_t(kind.rows * c.n_embd) * sizeof(float);
+        device_.copy_out(stream_.get(), p.work.x + begin * c.n_embd, scratch_.step.x, bytes);
+        p.counts.transferred += bytes;
+        return;
+    }
+    const uint64_t bytes = uint64_t(c.n_vocab) * sizeof(float);
+    int64_t k = 0;
+    for (int64_t t = begin; t < begin + kind.rows; t++) {
+        float* const result = p.work.batch.result[t];
+        if (!result) continue;
+        if (k > 0 && k % kDeviceResults == 0) {
+            put_head(kind, k, std::min(kDeviceResults, kind.kept - k));
+        }
+        device_.copy_out(stream_.get(), result,
+                         scratch_.result_logits + k % kDeviceResults * c.n_vocab, bytes);
+        k++;
+    }
+    p.counts.transferred += uint64_t(kind.kept) * bytes;
+}
+
+ggml::Owned<ggml::DeviceGraph> DeviceForward::record(const Pass& p, const Kind& kind) {
     device_.begin_capture(stream_.get());
     try {
-        put(kind, nullptr);
+        put(p, kind, Way::recorded);
     } catch (...) {
         // The stream must not stay in this state.
         const ggml::Owned<ggml::DeviceGraph> partial(device_, device_.end_capture(stream_.get()));
@@ -150,82 +215,116 @@ ggml::Owned<ggml::DeviceGraph> DeviceForward::record(const Kind& kind) {
     return {device_, device_.end_capture(stream_.get())};
 }
 
-void DeviceForward::fill_step(const Pass& p, int64_t t) {
+void DeviceForward::fill_step(const Pass& p, int64_t begin, int64_t end) {
     const Batch& batch = p.work.batch;
     const Config& c = model_.config;
-    std::memcpy(host_.x, p.work.x + t * c.n_embd, size_t(c.n_embd) * sizeof(float));
+    const int64_t n = end - begin;
+    Carver carver(host_step_,
+                  ggml::carved_bytes<DeviceStep>(c, params_, model_.device_layers(), n));
+    const DeviceStep step(carver, c, params_, model_.device_layers(), n);
+    std::memcpy(step.x, p.work.x + begin * c.n_embd, size_t(n * c.n_embd) * sizeof(float));
     do {
         epoch_++;
     } while (epoch_ == 0 || epoch_ == ggml::kReleased);
-    *host_.epoch = epoch_;
-    *host_.position = batch.position[t];
-    *host_.slot = batch.slot[t];
-    const int32_t end = batch.position[t] + 1;
-    std::memcpy(host_.pages, batch.pages[t], size_t(pages_of(end)) * sizeof(int32_t));
-    for (int64_t i = first_; i < c.n_layer; i++) {
-        const int64_t window = model_.layers[size_t(i)].window;
-        const int64_t first = window ? std::max<int64_t>(0, end - window) : 0;
-        host_.rows[i - first_] = {scratch_.step.pages, int32_t(first), end};
+    *step.epoch = epoch_;
+    std::vector<const int32_t*> tables;  // of pages, of the sequences so far
+    int32_t* kept = step.kept;
+    for (int64_t k = 0; k < n; k++) {
+        const int64_t t = begin + k;
+        step.position[k] = batch.position[t];
+        step.slot[k] = batch.slot[t];
+        if (batch.result[t]) *kept++ = int32_t(k);
+        const auto known = std::find(tables.begin(), tables.end(), batch.pages[t]);
+        const int64_t table = known - tables.begin(), at = table * pages_of(params_.n_ctx);
+        if (known == tables.end()) tables.push_back(batch.pages[t]);
+        // The last row of a sequence has the most pages.
+        const int32_t last = batch.position[t] + 1;
+        std::memcpy(step.pages + at, batch.pages[t], size_t(pages_of(last)) * sizeof(int32_t));
+        for (int64_t i = first_; i < c.n_layer; i++) {
+            const int64_t window = model_.layers[size_t(i)].window;
+            const int64_t first = window ? std::max<int64_t>(0, last - window) : 0;
+            step.rows[(i - first_) * n + k] = {scratch_.step.pages + at, int32_t(first), last};
+        }
     }
 }
 
-void DeviceForward::put(const Kind& kind, const Pass* now) {
+void DeviceForward::put(const Pass& p, const Kind& kind, Way way) {
     const Config& c = model_.config;
     DeviceScratch& s = scratch_;
     added_[0] = added_[1] = nullptr;
     if (c.n_rot) {
         ops_.rope_table(stream_.get(), s.frequency, int(c.n_rot / 2), rope_magnitude_,
-                        s.step.position, 1, s.cos_sin);
+                        s.step.position, kind.rows, s.cos_sin);
     }
-    for (int64_t i = first_; i < c.n_layer; i++) put_layer(i, kind, now);
+    for (int64_t i = first_; i < c.n_layer; i++) put_layer(p, i, kind, way);
     if (!kind.kept) return;
-    if (head_) {
-        const bool tied = !on_.matrix(&model_.output);
-        const DeviceRows w = on_.matrix(tied ? &model_.token_embd : &model_.output);
-        put_norm(model_.output_norm, s.normed);
-        put_products(s.normed, {{w, s.logits, nullptr}});
+    if (head_ && kind.kept == kind.rows && kind.rows <= kDeviceResults) {
+        put_norm(model_.output_norm, s.step.x, s.normed);
+        put_logits(s.normed);
         return;
     }
     for (const float* y : added_) {
-        if (y) ops_.add(stream_.get(), s.step.x, y, c.n_embd);
+        if (y) ops_.add(stream_.get(), s.step.x, y, kind.rows * c.n_embd);
     }
+    added_[0] = added_[1] = nullptr;
+    if (head_) put_head(kind, 0, std::min<int64_t>(kDeviceResults, kind.kept));
+}
+
+// The logits of n of the kept rows, from the first-th of them on.
+void DeviceForward::put_head(const Kind& kind, int64_t first, int64_t n) {
+    const int64_t cols = model_.config.n_embd;
+    DeviceScratch& s = scratch_;
+    const DeviceRows x{ggml::DType::F32, reinterpret_cast<uint8_t*>(s.step.x),
+                       cols * int64_t(sizeof(float)), kind.rows, int(cols)};
+    ops_.embed_rows(stream_.get(), x, s.step.kept + first, 0, int(n), s.results);
+    ggml::DeviceInput normed = s.normed;
+    normed.rows = int(n);
+    put_norm(model_.output_norm, s.results, normed);
+    put_logits(normed);
+}
+
+void DeviceForward::put_logits(const DeviceInput& normed) {
+    const bool tied = !on_.matrix(&model_.output);
+    const DeviceRows w = on_.matrix(tied ? &model_.token_embd : &model_.output);
+    put_products(normed, {{w, scratch_.result_logits, nullptr}});
 }
 
 // x += attention(norm(x)); x += ffn(norm(x)), see forward.cpp. The neurons of the CPU are asked for
 // as early as the input of the FFN is known.
-void DeviceForward::put_layer(int64_t i, const Kind& kind, const Pass* now) {
+void DeviceForward::put_layer(const Pass& p, int64_t i, const Kind& kind, Way way) {
     const Config& c = model_.config;
     const Layer& l = model_.layers[size_t(i)];
     DeviceScratch& s = scratch_;
-    put_norm(l.attn_norm, s.normed);
+    put_norm(l.attn_norm, s.step.x, s.normed);
     if (!c.parallel_ffn) {
         put_attention(i, kind);
         added_[0] = s.out;
     }
-    put_norm(l.ffn_norm, s.ffn_normed);
+    put_norm(l.ffn_norm, s.step.x, s.ffn_normed);
     const bool by_neuron = l.ffn.neurons.n > 0, split = on_.share.splits(i);
     if (by_neuron) put_selection(i, kind);
-    if (split && now) {
+    if (split && way == Way::stepwise) {
         device_.wait(stream_.get());
-        answer(*now, i);
+        answer(p, i, kind);
     }
     if (c.parallel_ffn) put_attention(i, kind);
     if (by_neuron) {
-        put_neurons(i);
+        put_neurons(i, kind);
     } else {
         put_matrices(i);
     }
     added_[0] = s.ffn_out;
     added_[1] = c.parallel_ffn ? s.out : nullptr;
+    if (split && way == Way::by_layer) answer(p, i, kind);
 }
 
 // y = norm(x), after what is still to be added to x.
-void DeviceForward::put_norm(const NormWeights& w, const DeviceInput& y) {
+void DeviceForward::put_norm(const NormWeights& w, float* x, const DeviceInput& y) {
     DeviceNorm norm;
     norm.weight = on_.vector(&w.weight);
     norm.bias = on_.vector(&w.bias);
     norm.eps = model_.config.norm_eps;
-    norm.x = scratch_.step.x;
+    norm.x = x;
     for (int i = 0; i < 2; i++) norm.added[i] = std::exchange(added_[i], nullptr);
     norm.y = y;
     ops_.norm(stream_.get(), norm);
@@ -251,17 +350,22 @@ void DeviceForward::put_attention(int64_t i, const Kind& kind) {
     const int n_pairs = l.rotates ? int(c.n_rot / 2) : 0;
     const auto place = [&](float* x, int64_t n_head, const float* const& norm) {
         if (!n_pairs && !norm) return;
-        ops_.place_heads(stream_.get(), x, 1, int(n_head), int(c.head_dim), on_.vector(&norm),
-                         c.norm_eps, s.cos_sin, n_pairs, c.rope_pairs);
+        ops_.place_heads(stream_.get(), x, kind.rows, int(n_head), int(c.head_dim),
+                         on_.vector(&norm), c.norm_eps, s.cos_sin, n_pairs, c.rope_pairs);
     };
     place(s.q, c.n_head, l.q_norm);
     place(s.k, c.n_head_kv, l.k_norm);
     const ggml::KvLayer kv = kv_layer(i);
-    ops_.store_kv(stream_.get(), kv, s.step.slot, 1, s.k, s.v);
+    ops_.store_kv(stream_.get(), kv, s.step.slot, kind.rows, s.k, s.v);
     ggml::DeviceAttentionScratch sums = s.attention;
     sums.blocks = kind.blocks;
-    ops_.attention(stream_.get(), kv, int(c.n_head), float(1.0 / std::sqrt(double(c.head_dim))),
-                   s.step.rows + (i - first_), 1, s.q, sums, s.attended.x);
+    const float scale = float(1.0 / std::sqrt(double(c.head_dim)));
+    for (int64_t t = 0; t < kind.rows; t += s.attention_rows) {
+        ops_.attention(stream_.get(), kv, int(c.n_head), scale,
+                       s.step.rows + (i - first_) * kind.rows + t,
+                       int(std::min(s.attention_rows, kind.rows - t)), s.q + t * c.q_dim(), sums,
+                       s.attended.x + t * c.q_dim());
+    }
     ops_.quantise(stream_.get(), s.attended);
     put_products(s.attended, {product(l.o, s.out, l.o_bias)});
 }
@@ -275,7 +379,7 @@ void DeviceForward::put_predictor(const Ffn& f) {
         const DeviceRows signs = on_.matrix(&f.signs);
         const ggml::DeviceSketch sketch{signs.rows, int(c.n_embd), signs.data,
                                         on_.vector(&f.sketch_offset)};
-        ops_.sketch_scores(stream_.get(), sketch, x.x, 1, s.sketch, s.score);
+        ops_.sketch_scores(stream_.get(), sketch, x.x, x.rows, s.sketch, s.score);
         return;
     }
     if (!c.predict_from_normed) ops_.quantise(stream_.get(), x);
@@ -286,20 +390,27 @@ void DeviceForward::put_predictor(const Ffn& f) {
     put_products(hidden, {{on_.matrix(&f.fc2), s.score, nullptr}});
 }
 
-// Lists the neurons of the row, and gives the CPU its share of them.
+// Lists the neurons of the rows, and gives the CPU its share of them: unless rows are masked, that
+// is all which it has, and not listed.
 void DeviceForward::put_selection(int64_t i, const Kind& kind) {
     const Config& c = model_.config;
     const Layer& l = model_.layers[size_t(i)];
     DeviceScratch& s = scratch_;
-    const bool masked = kind.masked && is_predicted(l, l.ffn, params_.sparse);
+    const bool masked = masks(i, kind);
     if (masked) put_predictor(l.ffn);
     const bool all = !masked || params_.sparse != PI_SPARSE_AUTO || l.ffn.unpredicted.empty();
+    s.lists.rows = masked ? kind.rows : 1;
     ops_.select(stream_.get(), masked ? s.score : nullptr, score_threshold(l, params_),
-                all ? nullptr : on_.unpredicted.get() + (i - first_) * c.n_ff, slots(i),
-                int(c.n_ff), s.lists);
+                all ? nullptr : on_.unpredicted.get() + (i - first_) * c.n_ff, slots(i), s.lists);
     if (!on_.share.splits(i)) return;
-    ops_.publish(stream_.get(), s.ffn_normed.x, int(c.n_embd), s.lists, int(c.n_ff),
-                 exchange_[size_t(i - first_)]);
+    DeviceExchange exchange = exchange_[size_t(i - first_)];
+    if (!masked) exchange.ids = nullptr;
+    ops_.publish(stream_.get(), s.ffn_normed, s.lists, exchange);
+}
+
+bool DeviceForward::masks(int64_t i, const Kind& kind) const {
+    const Layer& l = model_.layers[size_t(i)];
+    return kind.masked && is_predicted(l, l.ffn, params_.sparse);
 }
 
 const int32_t* DeviceForward::slots(int64_t i) const {
@@ -307,7 +418,7 @@ const int32_t* DeviceForward::slots(int64_t i) const {
 }
 
 // ffn_out = what the listed neurons of both halves send down, and the bias.
-void DeviceForward::put_neurons(int64_t i) {
+void DeviceForward::put_neurons(int64_t i, const Kind& kind) {
     const Config& c = model_.config;
     const Ffn& f = model_.layers[size_t(i)].ffn;
     DeviceScratch& s = scratch_;
@@ -325,16 +436,15 @@ void DeviceForward::put_neurons(int64_t i) {
     if (w.up.rows > 0) {
         ggml::DeviceFfnScratch scratch = s.ffn;
         scratch.counts = s.counts + 3 * (i - first_);
-        ops_.partial_ffn(stream_.get(), w, s.ffn_normed, s.lists.hot, s.lists.count, scratch);
-    } else {
-        device_.zero(stream_.get(), s.ffn.sums,
-                     uint64_t(ggml::kDeviceParts * c.n_embd) * sizeof(float));
+        ops_.partial_ffn(stream_.get(), w, s.ffn_normed, s.lists, scratch);
     }
+    const ggml::DeviceSums sums{s.ffn.sums, ggml::device_parts(kind.rows, s.lists.rows), kind.rows,
+                                int(c.n_embd)};
     if (on_.share.splits(i)) {
-        ops_.merge_answer(stream_.get(), s.ffn.sums, exchange_[size_t(i - first_)], bias,
-                          int(c.n_embd), s.ffn_out);
+        ops_.merge_answer(stream_.get(), sums, s.lists, exchange_[size_t(i - first_)], bias,
+                          s.ffn_out);
     } else {
-        ops_.merge(stream_.get(), s.ffn.sums, nullptr, bias, int(c.n_embd), s.ffn_out);
+        ops_.merge(stream_.get(), sums, bias, s.ffn_out);
     }
 }
 
@@ -377,6 +487,7 @@ void DeviceForward::await(const Pass& p, const DeviceExchange& e) {
     const auto published = [&] { return __atomic_load_n(e.published, __ATOMIC_ACQUIRE) == epoch_; };
     const Clock::time_point start = Clock::now();
     Clock::time_point asked = start;
+    if (published()) return;
     while (!published()) {
         const Clock::time_point now = Clock::now();
         if (now - start > kSpin) std::this_thread::yield();
@@ -387,25 +498,64 @@ void DeviceForward::await(const Pass& p, const DeviceExchange& e) {
             throw Error(Code::device, "the device came to rest in the middle of a token");
         }
     }
+    const auto waited = std::chrono::duration_cast<std::chrono::nanoseconds>(Clock::now() - start);
+    p.counts.waited_for_device += uint64_t(waited.count());
 }
 
-void DeviceForward::answer(const Pass& p, int64_t i) {
+void DeviceForward::answer(const Pass& p, int64_t i, const Kind& kind) {
     const Config& c = model_.config;
-    Workspace& b = p.work;
-    DeviceExchange& e = exchange_[size_t(i - first_)];
+    const DeviceExchange& e = exchange_[size_t(i - first_)];
     p.check_stop();
     await(p, e);
+    const bool masked = masks(i, kind);
+    const int64_t listed = std::accumulate(e.count, e.count + (masked ? kind.rows : 1), int64_t(0));
+    if (listed == 0) {  // the device does not wait
+        p.counts.neurons[size_t(i)].rows += kind.rows;
+        return;
+    }
+    p.counts.answers++;
+    compute_cold(p, i, kind);
+    __atomic_store_n(e.answered, epoch_, __ATOMIC_RELEASE);
+    p.counts.transferred += uint64_t(2 * kind.rows * c.n_embd) * sizeof(float) +
+                            uint64_t(masked ? listed : 0) * sizeof(int32_t);
+}
+
+// The sums of the neurons in RAM that the device has listed.
+void DeviceForward::compute_cold(const Pass& p, int64_t i, const Kind& kind) {
+    const Config& c = model_.config;
+    Workspace& b = p.work;
+    const DeviceExchange& e = exchange_[size_t(i - first_)];
     ggml::Neurons neurons = on_.cold[size_t(i)];
     neurons.threshold = activation_threshold(neurons, params_.sparse);
     const bool q8 = neurons.gate.wants_q8() || neurons.up.wants_q8();
-    const ggml::Input input = b.input.prepare(p.context, e.x, 1, c.n_embd, q8);
-    ggml::select_listed(e.ids, *e.count, neurons.n, b.candidates);
-    ggml::partial_ffn(p.context, neurons, input, b.candidates, b.neurons, b.sums,
-                      &p.counts.neurons[size_t(i)], nullptr);
+    const ggml::Input input = b.input.prepare(p.context, e.x, kind.rows, c.n_embd, q8);
+    const bool masked = masks(i, kind);
+    ggml::NeuronMask mask;
+    if (const std::vector<uint8_t>& some = cold_rows_[size_t(i - first_)];
+        masked || !some.empty()) {
+        mask.masked = every_row_.get();
+        if (!masked) mask.unpredicted = some.data();
+    }
+    ggml::NeuronCounts* const counts = &p.counts.neurons[size_t(i)];
+    if (kind.rows > 1) {
+        if (masked) {
+            std::fill_n(b.score, kind.rows * neurons.n, -1.0f);
+            for (int64_t t = 0; t < kind.rows; t++) {
+                const int32_t* const ids = e.ids + t * c.n_ff;
+                for (int32_t k = 0; k < e.count[t]; k++) b.score[t * neurons.n + ids[k]] = 1;
+            }
+            mask.score = b.score;
+        }
+        ggml::rows_ffn(p.context, neurons, input, mask, b.neurons, e.sums, counts, nullptr);
+        return;
+    }
+    if (masked) {
+        ggml::select_listed(e.ids, *e.count, neurons.n, b.candidates);
+    } else {
+        ggml::select(p.context, mask, neurons.n, b.candidates);
+    }
+    ggml::partial_ffn(p.context, neurons, input, b.candidates, b.neurons, b.sums, counts, nullptr);
     ggml::merge(p.context, neurons, b.sums, e.sums);
-    __atomic_store_n(e.answered, epoch_, __ATOMIC_RELEASE);
-    p.counts.transferred +=
-        uint64_t(2 * c.n_embd) * sizeof(float) + uint64_t(*e.count) * sizeof(int32_t);
 }
 
 void DeviceForward::release() {

@@ -19,9 +19,8 @@ class DeviceForward : public DeviceKv {
     DeviceForward(const Model& model, const pi_session_params& params, const RopeTable& rope);
 
     // Computes the device's layers for the rows of p.work.batch, from the residual stream p.work.x,
-    // and the head if it computes that; else kept rows go back to p.work.x. One row after the
-    // other, so that a row's bits do not depend on its neighbours. Throws Error(device |
-    // cancelled).
+    // and the head if it computes that; else the rows go back to p.work.x. A row's bits do not
+    // depend on its neighbours. Throws Error(device | cancelled).
     void run(const Pass& p);
     bool computes_head() const { return head_; }
 
@@ -30,43 +29,52 @@ class DeviceForward : public DeviceKv {
     void write_page(int32_t page, int64_t n, const uint8_t* from) override;
 
  private:
-    // What makes the operators of one row different from those of another.
+    // What makes the operators of some rows different from those of others.
     struct Kind {
-        bool masked, kept;
+        bool masked;
+        int rows, kept;
         int blocks;  // of attention, a power of two
-        bool operator<(const Kind& other) const {
-            return std::tie(masked, kept, blocks) <
-                   std::tie(other.masked, other.kept, other.blocks);
-        }
+        auto tied() const { return std::tie(masked, rows, kept, blocks); }
+        bool operator<(const Kind& other) const { return tied() < other.tied(); }
     };
+    // How operators reach the device: recorded as a graph, without the CPU's halves; layer after
+    // layer, each with its answer; or one by one, waiting for each published half.
+    enum class Way { recorded, by_layer, stepwise };
 
-    void row(const Pass& p, int64_t t);
+    void carve(int64_t n);
+    void list_cold_rows();
+    void rows(const Pass& p, int64_t begin, int64_t end);
     void count(const Pass& p);
-    void fill_step(const Pass& p, int64_t t);
-    ggml::Owned<ggml::DeviceGraph> record(const Kind& kind);
+    void fill_step(const Pass& p, int64_t begin, int64_t end);
+    ggml::Owned<ggml::DeviceGraph> record(const Pass& p, const Kind& kind);
+    void copy_results(const Pass& p, int64_t begin, const Kind& kind);
 
-    // The operators of a row. now: computes the CPU's halves between them; null: they are being
-    // recorded.
-    void put(const Kind& kind, const Pass* now);
-    void put_layer(int64_t i, const Kind& kind, const Pass* now);
+    // The operators of some rows.
+    void put(const Pass& p, const Kind& kind, Way way);
+    void put_layer(const Pass& p, int64_t i, const Kind& kind, Way way);
+    void put_head(const Kind& kind, int64_t first, int64_t n);
+    void put_logits(const ggml::DeviceInput& normed);
     void put_attention(int64_t i, const Kind& kind);
     void put_predictor(const Ffn& f);
     void put_selection(int64_t i, const Kind& kind);
-    void put_neurons(int64_t i);
+    void put_neurons(int64_t i, const Kind& kind);
     void put_matrices(int64_t i);
-    void put_norm(const NormWeights& w, const ggml::DeviceInput& y);
+    void put_norm(const NormWeights& w, float* x, const ggml::DeviceInput& y);
     void put_products(const ggml::DeviceInput& x,
                       std::initializer_list<ggml::DeviceProduct> products);
     // Of weights by their members in Model.
     ggml::DeviceProduct product(const ggml::Matrix& w, float* y, const float* const& bias) const;
     const int32_t* slots(int64_t i) const;
+    // Do predictors mask the rows in this layer?
+    bool masks(int64_t i, const Kind& kind) const;
     ggml::KvLayer kv_layer(int64_t i) const;
     int64_t page_bytes() const;
     template <typename F>
     void each_run(int32_t page, int64_t n, const F& f);
 
     // The CPU's half of a layer: waits for its input, computes, answers.
-    void answer(const Pass& p, int64_t i);
+    void answer(const Pass& p, int64_t i, const Kind& kind);
+    void compute_cold(const Pass& p, int64_t i, const Kind& kind);
     void await(const Pass& p, const ggml::DeviceExchange& e);
     // Ends all waits, and waits for the device to come to rest.
     void release();
@@ -81,12 +89,14 @@ class DeviceForward : public DeviceKv {
 
     ggml::DeviceArray<uint8_t> kv_, memory_;
     ggml::SharedArray<uint8_t> shared_;
-    DeviceScratch scratch_;
-    DeviceStep host_;
-    uint64_t step_bytes_ = 0;
+    DeviceScratch scratch_;  // for the rows that are computed
+    uint8_t* host_step_ = nullptr;
     double rope_magnitude_ = 1;
     std::vector<ggml::DeviceExchange> exchange_;  // [layers on the device]
-    std::vector<unsigned long long> counted_;     // of scratch_.counts, in p.counts already
+    // [layers on the device][n_ff]: which rows of a bundled layer the CPU computes; empty: all.
+    std::vector<std::vector<uint8_t>> cold_rows_;
+    std::unique_ptr<bool[]> every_row_;        // true
+    std::vector<unsigned long long> counted_;  // of scratch_.counts, in p.counts already
     uint32_t epoch_ = 0;
     const float* added_[2] = {nullptr, nullptr};  // to x, by the next norm
     ggml::Owned<ggml::DeviceStream> stream_;      // after the memory that its work uses

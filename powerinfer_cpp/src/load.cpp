@@ -1,6 +1,7 @@
 // Loads a Model from a path, step by step.
 #include "load.h"
 
+#include <algorithm>
 #include <cstring>
 #include <set>
 
@@ -20,24 +21,37 @@ bool wants_device(const pi_model_params& params) {
     return params.device && std::strcmp(params.device, "cpu") != 0 && params.n_gpu_layers != 0;
 }
 
-// Logs what a placement asks for and is not done.
-void log_placement(const Placement& p, const pi_model_params& params) {
-    if (!params.log) return;
-    if (!p.stale.empty()) {
-        const std::string why = p.path + " " + p.stale + " and is ignored; `powerinfer place`";
-        params.log(2, (why + " makes a new one").c_str(), params.log_data);
-        return;
-    }
+void log_stale(const Placement& p, const pi_model_params& params) {
+    const std::string why = p.path + " " + p.stale + " and is ignored; `powerinfer place`";
+    if (params.log) params.log(2, (why + " makes a new one").c_str(), params.log_data);
+}
+
+// Logs what a placement asks for, and what becomes of it.
+void log_placement(const Model& m, const pi_model_params& params) {
+    if (!params.log || !m.placement) return;
+    const Placement& p = *m.placement;
     const int64_t gpu = p.count(Tier::gpu), storage = p.count(Tier::storage);
-    if (!(gpu || storage) || wants_device(params)) return;
+    if (!(gpu || storage)) return;
     const double all = double(gpu + storage + p.count(Tier::ram));
     const auto share = [&](int64_t n, const char* where) {
         return format("%.0f%% of the neurons for %s", 100 * double(n) / all, where);
     };
     std::string marked = gpu ? share(gpu, "a GPU") : share(storage, "storage");
     if (gpu && storage) marked += format(" and %.0f%% for storage", 100 * double(storage) / all);
-    params.log(3, (p.path + " marks " + marked + "; this build keeps all of them in RAM").c_str(),
-               params.log_data);
+    int64_t there = 0;
+    for (int64_t i = 0; m.device && i < m.config.n_layer; i++) {
+        if (!m.device->share.has(i)) continue;
+        const std::vector<Tier>& wanted = p.layers[size_t(i)][0].tier;
+        const std::vector<int32_t>& slot = m.device->share.slot[size_t(i)];
+        for (size_t n = 0; n < wanted.size(); n++) {
+            there += wanted[n] == Tier::gpu && (slot.empty() || slot[n] >= 0);
+        }
+    }
+    const std::string done =
+        !m.device ? "all of them are kept in RAM"
+                  : format("%.0f%% of those for a GPU are on %s",
+                           gpu ? 100 * double(there) / double(gpu) : 0.0, params.device);
+    params.log(3, (p.path + " marks " + marked + "; " + done).c_str(), params.log_data);
 }
 
 // Logs how many tensors of the file are not used.
@@ -93,9 +107,12 @@ std::unique_ptr<Model> Model::inspect(const std::string& path, const pi_model_pa
     model->weights = weight_specs(*model);
     resolve_weights(*model);
     model->placement = read_placement(*model, params);
-    if (model->placement) log_placement(*model->placement, params);
-    if (model->placement && !model->placement->stale.empty()) model->placement.reset();
+    if (model->placement && !model->placement->stale.empty()) {
+        log_stale(*model->placement, params);
+        model->placement.reset();
+    }
     if (wants_device(params)) share_with_device(*model, params);
+    log_placement(*model, params);
     const DeviceShare* share = model->device ? &model->device->share : nullptr;
     model->plan = plan_weights(model->weights, params.use_mmap, share);
     if (share) {
@@ -108,21 +125,11 @@ std::unique_ptr<Model> Model::inspect(const std::string& path, const pi_model_pa
     return model;
 }
 
-int64_t Model::device_neurons() const {
-    int64_t n = 0;
-    for (const WeightSpec& w : weights) {
-        if (layer_of(w.name) < 0 || !device->share.has(layer_of(w.name))) continue;
-        const Layer& l = layers[size_t(layer_of(w.name))];
-        // Each layer's up rows, once.
-        const auto* part = std::get_if<NeuronPart>(&w.target);
-        const auto* whole = std::get_if<WholeBundle>(&w.target);
-        const auto* matrix = std::get_if<Product>(&w.target);
-        const bool up = part    ? part->to->rows[part->part] == &l.ffn.neurons.up
-                        : whole ? whole->to->rows[0] == &l.ffn.neurons.up
-                                : matrix && matrix->to == &l.ffn.up;
-        if (up) n += w.place.device_rows;
-    }
-    return n;
+int64_t Model::device_neurons(int64_t layer) const {
+    if (!device || !device->share.has(layer)) return 0;
+    const std::vector<int32_t>& slot = device->share.slot[size_t(layer)];
+    if (slot.empty()) return config.n_ff;
+    return std::count_if(slot.begin(), slot.end(), [](int32_t at) { return at >= 0; });
 }
 
 int64_t Model::device_layers() const {

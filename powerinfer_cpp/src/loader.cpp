@@ -42,8 +42,8 @@ class Loader {
     // The rows of the neurons of a layer that are on a device, or null: all that the device has.
     const std::vector<int32_t>* slots(const WeightSpec& w) const {
         const int64_t layer = layer_of(w.name);
-        const bool neurons = w.is<NeuronPart>() || w.is<WholeBundle>();
-        if (!neurons || !model_.device || !model_.device->share.splits(layer)) return nullptr;
+        const bool shared = w.by_neuron() && model_.device && model_.device->share.splits(layer);
+        if (!shared) return nullptr;
         return &model_.device->share.slot[size_t(layer)];
     }
 
@@ -61,45 +61,48 @@ class Loader {
         return const_cast<uint8_t*>(model_.file.mappings[w.tensor->file]->data()) + w.file_offset();
     }
 
-    // Copies a weight's rows to the device, a slab of the file at a time.
+    // Copies a weight's rows to the device, a slab of the file at a time. A bundled file's rows are
+    // those of several matrices side by side.
     void upload(const WeightSpec& w) {
         const std::vector<int32_t>* slot = slots(w);
         const auto* whole = std::get_if<WholeBundle>(&w.target);
-        const size_t n_parts = whole ? whole->to->rows.size() : 1;
-        const int64_t row =
-            whole ? whole->to->layout.stride() : ggml::info(w.tensor->type).size(w.cols);
+        const BundleLayout* layout = whole ? &whole->to->layout : nullptr;
+        const int64_t row = layout ? layout->stride() : ggml::info(w.tensor->type).size(w.cols);
         const int64_t slab = std::max<int64_t>(1, (8 << 20) / row);
-        std::vector<int64_t> put(n_parts, 0);
         std::vector<uint8_t> stored, chosen;
+        int64_t done = 0;  // rows on the device
         for (int64_t r0 = 0; r0 < w.rows; r0 += slab) {
             const int64_t n = std::min(slab, w.rows - r0);
+            const int32_t* here = slot ? slot->data() + r0 : nullptr;
+            const int64_t n_here =
+                here ? std::count_if(here, here + n, [](int32_t at) { return at >= 0; }) : n;
             with_file_bytes(w, r0 * row, n * row, [&](const uint8_t* from) {
-                for (size_t part = 0; part < n_parts; part++) {
-                    int64_t part_row = row;
-                    const uint8_t* rows = from;
-                    if (whole) {
-                        part_row =
-                            ggml::info(whole->to->layout.parts[part]).size(whole->to->layout.cols);
-                        stored.resize(size_t(n * part_row));
-                        whole->to->layout.take(part, from, n, stored.data());
-                        rows = stored.data();
-                    }
-                    int64_t n_chosen = n;
-                    if (slot) {
-                        chosen.clear();
-                        for (int64_t i = 0; i < n; i++) {
-                            if ((*slot)[size_t(r0 + i)] < 0) continue;
-                            chosen.insert(chosen.end(), rows + i * part_row,
-                                          rows + (i + 1) * part_row);
-                        }
-                        rows = chosen.data();
-                        n_chosen = int64_t(chosen.size()) / part_row;
-                    }
-                    model_.device->put(w, part, put[part], n_chosen, rows);
-                    put[part] += n_chosen;
+                if (!layout) {
+                    const uint8_t* rows = here ? hot_rows(here, from, n, row, chosen) : from;
+                    model_.device->put(w, 0, done, n_here, rows);
+                    return;
+                }
+                for (size_t part = 0; part < layout->parts.size(); part++) {
+                    const int64_t bytes = ggml::info(layout->parts[part]).size(layout->cols);
+                    stored.resize(size_t(n * bytes));
+                    layout->take(part, from, n, stored.data());
+                    const uint8_t* rows = stored.data();
+                    if (here) rows = hot_rows(here, rows, n, bytes, chosen);
+                    model_.device->put(w, part, done, n_here, rows);
                 }
             });
+            done += n_here;
         }
+    }
+
+    // Of n rows, those that the device has; slot is that of the first row.
+    static const uint8_t* hot_rows(const int32_t* slot, const uint8_t* rows, int64_t n,
+                                   int64_t bytes, std::vector<uint8_t>& out) {
+        out.clear();
+        for (int64_t i = 0; i < n; i++) {
+            if (slot[i] >= 0) out.insert(out.end(), rows + i * bytes, rows + (i + 1) * bytes);
+        }
+        return out.data();
     }
 
     void fill(const WeightSpec& w) {

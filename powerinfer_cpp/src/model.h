@@ -140,8 +140,8 @@ struct Model {
     std::unique_ptr<DeviceModel> device;  // what a device has; or null
     // Layers that the device has, the last ones.
     int64_t device_layers() const;
-    // Neurons whose rows it has, over all layers.
-    int64_t device_neurons() const;
+    // Neurons of a layer whose rows it has.
+    int64_t device_neurons(int64_t layer) const;
     ggml::Memory packed;  // strips and bundles
     ggml::Memory plain;   // stored weights that were read, not mapped
 

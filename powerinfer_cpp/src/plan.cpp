@@ -87,7 +87,7 @@ std::vector<PlanPart> session_parts(const Config& c, const pi_session_params& p,
             {Tier::ram, Part::exchange, -1, ggml::carved_bytes<DeviceShared>(c, p, n_device)});
         parts.push_back({Tier::gpu, Part::kv, -1, device_kv_bytes(c, p, n_device)});
         parts.push_back(
-            {Tier::gpu, Part::scratch, -1, ggml::carved_bytes<DeviceScratch>(c, p, n_device)});
+            {Tier::gpu, Part::scratch, -1, device_scratch_bytes(c, p, n_device)});
     }
     return parts;
 }

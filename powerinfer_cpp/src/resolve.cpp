@@ -89,6 +89,15 @@ bool WeightSpec::suits_device() const {
     });
 }
 
+bool WeightSpec::of_head() const {
+    return part == Part::head || name.rfind("output_norm", 0) == 0;
+}
+
+bool WeightSpec::stays_in_ram() const {
+    return layer_of(name) < 0 ? name != "output.weight"
+                              : name.find(".ffn_rate") != std::string::npos;
+}
+
 uint64_t WeightSpec::file_offset() const {
     return tensor->offset + uint64_t(row0) * uint64_t(ggml::info(tensor->type).size(cols));
 }

@@ -91,6 +91,7 @@ Session::Session(std::shared_ptr<const Model> m, const pi_session_params& asked)
         sequences_.attach(device_.get());
     }
     counts.neurons.resize(size_t(c.n_layer));
+    counts.on_device.resize(size_t(c.n_layer));
     counts.predicted.resize(size_t(c.n_layer));
     audit = Audit(c);
     if (params.n_ctx > c.n_ctx && c.n_ctx > 0) {

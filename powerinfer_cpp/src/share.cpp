@@ -20,16 +20,20 @@ namespace {
 class Chooser {
  public:
     Chooser(const Model& m, const pi_session_params& session)
-        : model_(m), session_(session), fixed_(m.layers.size()), rows_(m.layers.size()) {
+        : model_(m),
+          session_(session),
+          fixed_(m.layers.size()),
+          rows_(m.layers.size()),
+          bundled_(m.layers.size()) {
         for (const WeightSpec& w : m.weights) {
             const int64_t layer = layer_of(w.name);
             if (layer < 0) continue;
-            if (w.is<NeuronPart>() || w.is<WholeBundle>()) {
+            if (w.by_neuron()) {
                 for (const DeviceMatrix& matrix : w.device_matrices()) {
                     rows_[size_t(layer)].push_back(matrix);
                 }
-                bundled_ |= w.is<WholeBundle>();
-            } else {
+                bundled_[size_t(layer)] = w.is<WholeBundle>();
+            } else if (!w.stays_in_ram()) {
                 fixed_[size_t(layer)] = size_sum(fixed_[size_t(layer)], w.device_bytes(w.rows));
             }
         }
@@ -48,8 +52,7 @@ class Chooser {
     uint64_t head() const {
         uint64_t sum = 0;
         for (const WeightSpec& w : model_.weights) {
-            const bool wanted = w.part == Part::head || w.name.rfind("output_norm", 0) == 0;
-            if (wanted) sum = size_sum(sum, w.device_bytes(w.rows));
+            if (w.of_head()) sum = size_sum(sum, w.device_bytes(w.rows));
         }
         return sum;
     }
@@ -86,7 +89,7 @@ class Chooser {
             count++;
             share.slot[size_t(n.layer)][size_t(n.id)] = 0;
         }
-        for (std::vector<int32_t>& slot : share.slot) number(slot);
+        for (size_t i = 0; i < share.slot.size(); i++) number(share.slot[i], bundled_[i]);
     }
 
  private:
@@ -97,11 +100,12 @@ class Chooser {
         return sum;
     }
 
-    // Rows in the order of the neurons; nothing where all are on the device.
-    void number(std::vector<int32_t>& slot) const {
+    // Rows in the order of the neurons; nothing where all are on the device. bundled: RAM has all
+    // rows.
+    static void number(std::vector<int32_t>& slot, bool bundled) {
         int32_t here = 0, in_ram = 0;
         for (size_t i = 0; i < slot.size(); i++) {
-            slot[i] = slot[i] == 0 ? here++ : -1 - (bundled_ ? int32_t(i) : in_ram++);
+            slot[i] = slot[i] == 0 ? here++ : -1 - (bundled ? int32_t(i) : in_ram++);
         }
         if (size_t(here) == slot.size()) slot.clear();
     }
@@ -124,7 +128,7 @@ class Chooser {
     const pi_session_params& session_;
     std::vector<uint64_t> fixed_;                  // [n_layer]
     std::vector<std::vector<DeviceMatrix>> rows_;  // [n_layer]: of neurons; or FFNs are matrices
-    bool bundled_ = false;
+    std::vector<bool> bundled_;                    // [n_layer]: in the file
 };
 
 }  // namespace

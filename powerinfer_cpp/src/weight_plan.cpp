@@ -22,22 +22,10 @@ void add(std::vector<PlanPart>& parts, Tier tier, Part part, int32_t layer, uint
     parts.push_back({tier, part, layer, bytes});
 }
 
-bool by_neuron(const WeightSpec& w) {
-    return w.is<NeuronPart>() || w.is<WholeBundle>();
-}
-
-// Does RAM need a weight even where a device has it? Rates and the embedding are read there, and
-// the last norm for embeddings.
-bool stays_in_ram(const WeightSpec& w) {
-    return layer_of(w.name) < 0 ? w.name != "output.weight"
-                                : w.name.find(".ffn_rate") != std::string::npos;
-}
-
 bool wanted_on_device(const WeightSpec& w, const DeviceShare& share) {
     const int64_t layer = layer_of(w.name);
-    if (layer >= 0) return share.has(layer) && !stays_in_ram(w);
-    const bool of_head = w.part == Part::head || w.name.rfind("output_norm", 0) == 0;
-    return share.head && of_head;
+    if (layer >= 0) return share.has(layer) && !w.stays_in_ram();
+    return share.head && w.of_head();
 }
 
 // Shares the rows of a weight out between RAM and device.
@@ -46,7 +34,7 @@ void share_out(WeightSpec& w, const DeviceShare* share) {
     w.place.device_rows = 0;
     if (!share || !wanted_on_device(w, *share)) return;
     const int64_t layer = layer_of(w.name);
-    if (layer >= 0 && share->splits(layer) && by_neuron(w)) {
+    if (layer >= 0 && share->splits(layer) && w.by_neuron()) {
         const std::vector<int32_t>& slot = share->slot[size_t(layer)];
         w.place.device_rows =
             std::count_if(slot.begin(), slot.end(), [](int32_t s) { return s >= 0; });
@@ -57,7 +45,7 @@ void share_out(WeightSpec& w, const DeviceShare* share) {
     w.place.device_rows = w.rows;
     // Neurons in RAM need their biases there.
     const bool of_split = layer >= 0 && share->splits(layer) && w.part == Part::ffn;
-    if (!stays_in_ram(w) && !of_split) w.place.rows = 0;
+    if (!w.stays_in_ram() && !of_split) w.place.rows = 0;
 }
 
 }  // namespace

@@ -92,6 +92,13 @@ struct WeightSpec {
     uint64_t device_bytes(int64_t n) const;
     // Does a device have operators for it?
     bool suits_device() const;
+    // Is it rows of neurons, which RAM and a device may share out?
+    bool by_neuron() const { return is<NeuronPart>() || is<WholeBundle>(); }
+    // Does whoever computes the logits need it: the last norm and the matrix?
+    bool of_head() const;
+    // Does RAM need it even if a device has it? Rates and the embedding are read there, and the
+    // last norm for embeddings.
+    bool stays_in_ram() const;
     // The offset of the range in the file.
     uint64_t file_offset() const;
 };

@@ -191,6 +191,10 @@ class Model:
         """Neurons that a device has, and bytes that model and sessions have allocated there."""
         return lib.pi_model_device_neurons(self.handle), lib.pi_model_device_bytes(self.handle)
 
+    def layer_on_device(self, layer: int) -> int:
+        """Neurons of a layer that a device has."""
+        return lib.pi_model_layer_device_neurons(self.handle, layer)
+
     def reserve(self, what: str, n_bytes: int) -> Any:
         """Reserves bytes of the model's budget for the caller's memory, until `release` or garbage
         collection. Raises OutOfMemoryError, whose message contains `what`."""
@@ -237,9 +241,10 @@ class OpTime:
     n_bytes: int
 
 
-# Attention, predictor, ffn, head, kv, transferred; and
-# rows, predicted, computed, fired, audited, found.
+# Attention, predictor, ffn, head, kv, and what concerns a device; and
+# rows, predicted, computed, fired, audited, found, and those of a device.
 PARTS = tuple(name for name, _ in ffi.typeof("pi_work").fields[2:])  # after size and rows
+READS = PARTS[:5]  # of weights and cache
 NEURON_COUNTS = tuple(name for name, _ in ffi.typeof("pi_neuron_counts").fields[1:])
 
 
@@ -247,37 +252,44 @@ NEURON_COUNTS = tuple(name for name, _ in ffi.typeof("pi_neuron_counts").fields[
 class Work:
     """Work for rows of a session; powerinfer.h defines the counts (pi_work).
 
-    n_bytes: int64 [PARTS], read weights and cache, and what went to and from a device.
+    sums: int64 [PARTS], bytes of weights and cache that were read, and a device's figures.
     neurons: int64 [n_layer, NEURON_COUNTS].
     """
 
     rows: int
-    n_bytes: np.ndarray
+    sums: np.ndarray
     neurons: np.ndarray
 
     def __add__(self, other: "Work") -> "Work":
-        return Work(
-            self.rows + other.rows, self.n_bytes + other.n_bytes, self.neurons + other.neurons
-        )
+        return Work(self.rows + other.rows, self.sums + other.sums, self.neurons + other.neurons)
 
     def __sub__(self, other: "Work") -> "Work":
-        return Work(
-            self.rows - other.rows, self.n_bytes - other.n_bytes, self.neurons - other.neurons
-        )
+        return Work(self.rows - other.rows, self.sums - other.sums, self.neurons - other.neurons)
 
     def bytes_per_token(self) -> dict[str, int]:
         """Mean bytes per row, by part; 0 if no row was computed."""
-        mean = self._mean_bytes()
-        del mean["transferred"]
-        return mean
+        return {name: self.per_token(name) for name in READS}
 
-    def transferred_per_token(self) -> int:
-        """Mean bytes per row to and from a device."""
-        return self._mean_bytes()["transferred"]
+    def per_token(self, name: str) -> int:
+        """One of the sums (PARTS), as the mean per row."""
+        return int(self.sums[PARTS.index(name)]) // max(1, self.rows)
 
-    def _mean_bytes(self) -> dict[str, int]:
-        mean = self.n_bytes // max(1, self.rows)
-        return dict(zip(PARTS, mean.tolist(), strict=True))
+    def read_by_tier(self) -> tuple[int, int]:
+        """Mean bytes per row that a device read, and that the CPU read."""
+        device = self.per_token("device")
+        return device, sum(self.bytes_per_token().values()) - device
+
+    def computed_by_tier(self) -> tuple[int, int]:
+        """Neurons that a device computed, and that the CPU computed, as means per row."""
+        total = dict(zip(NEURON_COUNTS, self.neurons.sum(axis=0).tolist(), strict=True))
+        device, rows = total["device_computed"], max(1, self.rows)
+        return device // rows, (total["computed"] - device) // rows
+
+    def waits(self) -> tuple[float, float]:
+        """Seconds that the CPU waited for a device, and a device for the CPU."""
+        names = ("waited_for_device_ns", "waited_for_cpu_ns")
+        device, cpu = (float(self.sums[PARTS.index(name)]) * 1e-9 for name in names)
+        return device, cpu
 
     def shares(self, n_ff: int) -> dict[str, list[float]]:
         """Shares of n_ff of predicted, computed and fired neurons, per layer; 0 if no row was
@@ -295,7 +307,7 @@ class Work:
 
     def mean_shares(self, n_ff: int) -> dict[str, float]:
         """The same over all layers."""
-        total = Work(self.rows, self.n_bytes, self.neurons.sum(axis=0, keepdims=True))
+        total = Work(self.rows, self.sums, self.neurons.sum(axis=0, keepdims=True))
         return {name: share[0] for name, share in total.shares(n_ff).items()}
 
 

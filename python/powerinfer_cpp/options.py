@@ -155,7 +155,7 @@ def note_without_gpu(asked: dict[str, Any]) -> None:
     """Says on stderr which of the options (by name) ask in vain for a GPU, where there is none."""
     names = [name for name, value in asked.items() if value]
     if names and lib.pi_n_devices() == 0:
-        line = f"{' and '.join(names)}: without effect in this version: {device_note()}"
+        line = f"{' and '.join(names)}: without effect here: {device_note()}"
         print(line, file=sys.stderr, flush=True)
 
 

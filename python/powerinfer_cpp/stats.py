@@ -56,15 +56,31 @@ def neuron_figures(model: Model, plan: dict[str, Any], work: Work | None) -> dic
         nothing = np.zeros((model.n_layer, len(NEURON_COUNTS)), dtype=np.int64)
         work = Work(0, np.zeros(len(PARTS), dtype=np.int64), nothing)
     n_expert = int(model.gguf.value(f"{model.architecture}.expert_count", 0) or 1)
-    empty = {"neurons": 0, "bytes": 0, "hits": 0, "reads": 0, "stall_s": 0.0}
-    gpu, ram = ({"bytes": plan[tiers.NAMES[tier]].get("ffn", 0)} for tier in (tiers.GPU, tiers.RAM))
-    gpu["neurons"], _ = model.on_device()
-    ram["neurons"] = model.n_layer * model.n_ff * n_expert - gpu["neurons"]
+    on_gpu, _ = model.on_device()
+    held = (on_gpu, model.n_layer * model.n_ff * n_expert - on_gpu)
+    gpu, ram = (
+        {
+            "neurons": neurons,
+            "bytes": plan[tiers.NAMES[tier]].get("ffn", 0),
+            "hits": computed,
+            "reads": read,
+            "stall_s": stall,
+        }
+        for tier, neurons, computed, read, stall in zip(
+            (tiers.GPU, tiers.RAM),
+            held,
+            work.computed_by_tier(),
+            work.read_by_tier(),
+            work.waits(),
+            strict=True,
+        )
+    )
+    storage = {"neurons": 0, "bytes": 0, "hits": 0, "reads": 0, "stall_s": 0.0}
     return {
         **{f"share_{name}": share for name, share in work.shares(model.n_ff).items()},
         "audit": work.audit(),
         "bytes_per_token": work.bytes_per_token(),
-        "tiers": tiers.by_name((dict(empty), {**empty, **ram}, {**empty, **gpu})),
+        "tiers": tiers.by_name((storage, ram, gpu)),
     }
 
 
@@ -86,7 +102,7 @@ def report(model: Model, plan: dict[str, Any], meter: Meter) -> dict[str, Any]:
         "ttft_s": meter.ttft_s,
         "token_ms": {"p50": float(p50), "p95": float(p95), "p99": float(p99)},
         **neuron_figures(model, plan, meter.work),
-        "pcie_bytes": meter.work.transferred_per_token() if meter.work else 0,
+        "pcie_bytes": meter.work.per_token("transferred") if meter.work else 0,
         "rss_peak": rss_peak(),
         "vram_peak": model.on_device()[1],
     }

@@ -1,6 +1,7 @@
 // Shared by the session tests: random models and tokens, and logits of all tokens.
 #pragma once
 
+#include <cmath>
 #include <cstring>
 #include <memory>
 #include <random>
@@ -55,6 +56,16 @@ inline Tokens random_tokens(size_t n, uint32_t seed) {
 
 inline bool same(const Floats& a, const Floats& b) {
     return a.size() == b.size() && !std::memcmp(a.data(), b.data(), a.size() * sizeof(float));
+}
+
+// The norm of the difference, as a share of the norm of b.
+inline double distance(const Floats& a, const Floats& b) {
+    double difference = 0, size = 0;
+    for (size_t i = 0; i < a.size(); i++) {
+        difference += std::pow(double(a[i]) - b[i], 2);
+        size += double(b[i]) * b[i];
+    }
+    return std::sqrt(difference / size);
 }
 
 // Optional arrays of a batch, one element per row, or null.

@@ -162,7 +162,7 @@ void test_embedded(bool experts) {
     // Tensors of a placement do not count as unused.
     CHECK(lines.size() == 1 && lines[0].find(folder / "embedded.gguf marks 3") == 0);
     CHECK(lines.size() == 1 &&
-          lines[0].find("% for storage; this build keeps all") != lines[0].npos);
+          lines[0].find("% for storage; all of them are kept") != lines[0].npos);
 
     const auto bad = [&](const std::function<void(Description&)>& spoil, const std::string& word) {
         Description d = good;
@@ -293,8 +293,7 @@ void test_gpu_index() {
         CHECK(homes.ids(Tier::gpu) == ids[size_t(l)]);
         CHECK(homes.count(Tier::ram) == kNeurons - int64_t(ids[size_t(l)].size()));
     }
-    CHECK(lines[0] ==
-          index + " marks 3% of the neurons for a GPU; this build keeps all of them in RAM");
+    CHECK(lines[0] == index + " marks 3% of the neurons for a GPU; all of them are kept in RAM");
     CHECK(!load(path, false)->placement);
     write(1);
     refused([&] { load(path); }, {index, "blk.0.gpu_idx", "holds 2"});

@@ -11,15 +11,6 @@ using namespace sessions;
 
 namespace {
 
-double distance(const Floats& a, const Floats& b) {
-    double difference = 0, size = 0;
-    for (size_t i = 0; i < a.size(); i++) {
-        difference += std::pow(double(a[i]) - b[i], 2);
-        size += double(b[i]) * b[i];
-    }
-    return std::sqrt(difference / size);
-}
-
 // The same tokens in one of three sequences, in calls of random size with random neighbours.
 Floats logits_beside_others(std::shared_ptr<const Model> model, const Tokens& tokens,
                             pi_session_params params) {

@@ -1,7 +1,9 @@
 // An open device: memory, streams, events, graphs and what happens when it fails; and the exchange
 // between the halves of a split layer, with a host thread as the CPU.
+#include <algorithm>
 #include <atomic>
 #include <chrono>
+#include <cmath>
 #include <thread>
 
 #include "cuda_runtime.h"
@@ -156,6 +158,7 @@ class Layers {
           count_(device, 2, "count"),
           epoch_(device, 1, "epoch"),
           arrived_(device, kLayers, "arrived"),
+          waited_(device, 1, "waited"),
           shared_x_(device, kLayers * kCols, "x"),
           shared_sums_(device, kLayers * kCols, "sums"),
           ids_(device, kLayers * kNeurons, "ids"),
@@ -163,6 +166,7 @@ class Layers {
           stream_(device, device.new_stream()) {
         DeviceStream* s = stream_.get();
         device.zero(s, arrived_.get(), kLayers * 4);
+        device.zero(s, waited_.get(), 8);
         device.zero(s, sums_.get(), kDeviceParts * kCols * 4);
         device.wait(s);
     }
@@ -178,6 +182,7 @@ class Layers {
         e.count = reinterpret_cast<int32_t*>(line + 2 * kLine);
         e.arrived = arrived_.get() + layer;
         e.epoch = epoch_.get();
+        e.waited = waited_.get();
         return e;
     }
 
@@ -185,10 +190,12 @@ class Layers {
     void put(const int32_t* slot) {
         const DeviceOps& ops = device_.ops();
         for (int i = 0; i < kLayers; i++) {
-            const DeviceLists lists{hot_.get(), cold_.get(), count_.get()};
-            ops.select(stream_.get(), nullptr, 0, nullptr, slot, kNeurons, lists);
-            ops.publish(stream_.get(), x_.get(), kCols, lists, kNeurons, exchange(i));
-            ops.merge_answer(stream_.get(), sums_.get(), exchange(i), nullptr, kCols, x_.get());
+            const DeviceLists lists{hot_.get(), cold_.get(), count_.get(), 1, kNeurons};
+            ops.select(stream_.get(), nullptr, 0, nullptr, slot, lists);
+            const DeviceInput x{x_.get(), nullptr, nullptr, 1, kCols};
+            ops.publish(stream_.get(), x, lists, exchange(i));
+            ops.merge_answer(stream_.get(), {sums_.get(), kDeviceParts, 1, kCols}, lists,
+                             exchange(i), nullptr, x_.get());
         }
     }
 
@@ -199,7 +206,7 @@ class Layers {
         return x[(c * 7 + 3) % kCols] * 0.5f + float(sum % 1001) * 0.01f + float(layer);
     }
 
-    // The CPU's part of one token; false when it was told to stop.
+    // The CPU's part of one token, if it has one; false when it was told to stop.
     bool serve(uint32_t epoch, const std::atomic<bool>& stop) {
         for (int i = 0; i < kLayers; i++) {
             const DeviceExchange e = exchange(i);
@@ -207,6 +214,7 @@ class Layers {
                 if (stop) return false;
                 std::this_thread::yield();
             }
+            if (*e.count == 0) continue;
             for (int c = 0; c < kCols; c++) e.sums[c] = answer(e.x, e.ids, *e.count, i, c);
             __atomic_store_n(e.answered, epoch, __ATOMIC_RELEASE);
         }
@@ -227,6 +235,8 @@ class Layers {
     }
     DeviceStream* stream() { return stream_.get(); }
     float* x() { return x_.get(); }
+    float* sums() { return sums_.get(); }
+    unsigned long long* waited() { return waited_.get(); }
 
  private:
     static constexpr int kLine = 16;  // words
@@ -235,6 +245,7 @@ class Layers {
     DeviceArray<float> x_, sums_;
     DeviceArray<int32_t> cold_, hot_, count_;
     DeviceArray<uint32_t> epoch_, arrived_;
+    DeviceArray<unsigned long long> waited_;
     SharedArray<float> shared_x_, shared_sums_;
     SharedArray<int32_t> ids_;
     SharedArray<uint32_t> flags_;
@@ -281,27 +292,82 @@ void test_exchange(int tokens) {
     CHECK(got == expected);
 }
 
+// Nobody waits for a half without neurons, and what it would have sent down is not read.
+void test_empty_halves() {
+    const auto device = open_device("simt0");
+    Layers layers(*device);
+    std::vector<float> x(Layers::kCols, 1.0f), sums(kDeviceParts * x.size(), 0.25f), got(x.size());
+    const DeviceArray<int32_t> all_cold(*device, Layers::kNeurons, "slot");
+    std::vector<int32_t> slot(Layers::kNeurons);
+    for (int i = 0; i < Layers::kNeurons; i++) slot[size_t(i)] = -1 - i;
+    device->copy_in(layers.stream(), all_cold.get(), slot.data(), slot.size() * 4);
+    device->copy_in(layers.stream(), layers.x(), x.data(), x.size() * 4);
+    device->copy_in(layers.stream(), layers.sums(), sums.data(), sums.size() * 4);
+    for (int i = 0; i < Layers::kLayers; i++) {
+        std::fill_n(layers.exchange(i).x, x.size(), NAN);
+        std::fill_n(layers.exchange(i).sums, x.size(), NAN);
+    }
+    uint32_t epoch = 1;
+    layers.set_epoch(&epoch);
+    layers.put(nullptr);
+    device->copy_out(layers.stream(), got.data(), layers.x(), got.size() * 4);
+    device->wait(layers.stream());
+    CHECK(got == std::vector<float>(x.size(), kDeviceParts * 0.25f));
+    for (int i = 0; i < Layers::kLayers; i++) {
+        const DeviceExchange e = layers.exchange(i);
+        CHECK(*e.published == epoch && *e.count == 0 && *e.answered == 0);
+        CHECK(std::isnan(e.x[0]));
+    }
+
+    std::fill(sums.begin(), sums.end(), NAN);
+    device->copy_in(layers.stream(), layers.x(), x.data(), x.size() * 4);
+    device->copy_in(layers.stream(), layers.sums(), sums.data(), sums.size() * 4);
+    epoch = 2;
+    layers.set_epoch(&epoch);
+    layers.put(all_cold.get());
+    CHECK(layers.serve(epoch, std::atomic<bool>{false}));
+    device->copy_out(layers.stream(), got.data(), layers.x(), got.size() * 4);
+    device->wait(layers.stream());
+    std::vector<int32_t> ids(Layers::kNeurons);
+    for (int i = 0; i < Layers::kNeurons; i++) ids[size_t(i)] = i;
+    for (int i = 0; i < Layers::kLayers; i++) {
+        const std::vector<float> before = x;
+        for (int c = 0; c < Layers::kCols; c++) {
+            x[size_t(c)] = Layers::answer(before.data(), ids.data(), Layers::kNeurons, i, c);
+        }
+    }
+    CHECK(got == x);
+}
+
 // The CPU gives up in the middle of a token, or comes late: no hang, and the next token is right.
 void test_interruptions() {
     const auto device = open_device("simt0");
     Layers layers(*device);
     std::vector<float> x(Layers::kCols, 1.0f), got(x.size());
     const std::atomic<bool> never{false};
+    const DeviceArray<int32_t> one_cold(*device, Layers::kNeurons, "slot");
+    std::vector<int32_t> slot(Layers::kNeurons, 0);
+    slot[5] = -1;  // row 0
+    device->copy_in(layers.stream(), one_cold.get(), slot.data(), slot.size() * 4);
     uint32_t epoch = 1;
     layers.set_epoch(&epoch);
-    layers.put(nullptr);
+    layers.put(one_cold.get());
     layers.release();  // returns, although nobody answered
 
     device->copy_in(layers.stream(), layers.x(), x.data(), x.size() * 4);
     epoch = 2;
     layers.set_epoch(&epoch);
-    layers.put(nullptr);
+    layers.put(one_cold.get());
     std::this_thread::sleep_for(std::chrono::milliseconds(50));
     CHECK(layers.serve(epoch, never));
     device->copy_out(layers.stream(), got.data(), layers.x(), got.size() * 4);
     device->wait(layers.stream());
-    // No cold neurons: 1, then x / 2 + layer three times.
+    // The ids add up to 0: 1, then x / 2 + layer three times.
     CHECK(got[0] == ((0.5f + 0) * 0.5f + 1) * 0.5f + 2);
+    unsigned long long waited = 0;
+    device->copy_out(layers.stream(), &waited, layers.waited(), sizeof waited);
+    device->wait(layers.stream());
+    CHECK(waited > 20000000 && waited < 100000000000);
 
     // A device that fails while the CPU waits for it.
     epoch = 3;
@@ -309,7 +375,7 @@ void test_interruptions() {
     shim::fail_after(2);
     std::atomic<bool> stop{false};
     std::thread cpu([&] { CHECK(!layers.serve(epoch, stop)); });
-    CHECK_THROWS(device, layers.put(nullptr));
+    CHECK_THROWS(device, layers.put(one_cold.get()));
     stop = true;
     cpu.join();
     shim::fail_after(-1);
@@ -327,6 +393,7 @@ int main() {
     for (shim::Order order : shim::kOrders) {
         shim::set_order(order);
         test_exchange(20);
+        test_empty_halves();
         test_interruptions();
     }
     shim::set_order(shim::Order::ascending);

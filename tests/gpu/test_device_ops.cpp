@@ -1,6 +1,7 @@
 // Every operator of a device against its twin on the CPU: the same bits where both do the same
 // operations in the same order, otherwise within rounding. And the same bits in every order of
 // threads.
+#include "gpu/ffn_tests.h"
 #include "gpu/twins.h"
 
 using namespace gpu_test;
@@ -147,6 +148,35 @@ void test_products() {
     }
 }
 
+// 67 rows of activations, in tiles: those at edges have the same bits as by themselves.
+void test_tile(DType type, int64_t rows, int64_t cols) {
+    const int64_t n = 67, edges[] = {0, 63, 64, 66};
+    const Weights w(type, rows, cols);
+    const Array<float> bias(normal(rows));
+    const Activations x(normal(n * cols), n);
+    ops.quantise(stream(), x.device);
+    const Array<float> y(size_t(n * rows)), z(size_t(n * rows));
+    const DeviceProduct all{w.device, y.get(), bias.get()};
+    ops.matmul(stream(), x.device, &all, 1);
+    for (int64_t t : edges) {
+        const DeviceInput one{x.x.get() + t * cols, x.q.get() + t * cols, x.s.get() + t * cols / kQ,
+                              1, int(cols)};
+        const DeviceProduct alone{w.device, z.get() + t * rows, bias.get()};
+        ops.matmul(stream(), one, &alone, 1);
+    }
+    const Floats got = noted(y.read()), expected = z.read();
+    for (int64_t t : edges) {
+        const int64_t begin = t * rows;
+        CHECK(
+            std::equal(got.begin() + begin, got.begin() + begin + rows, expected.begin() + begin));
+    }
+}
+
+void test_tiles() {
+    for (DType type : kTypes) test_tile(type, 10, info(type).block == kQK ? 256 : 288);
+    for (DType type : {DType::F16, DType::Q4_0, DType::Q6_K}) test_tile(type, 70, 1536);
+}
+
 void test_positions() {
     const int n = 3, pairs = 24, head_dim = 64, heads = 5;
     std::vector<double> frequency;
@@ -280,224 +310,26 @@ void test_sketches() {
     test_sketch(16, 4096, 2, true);
 }
 
-struct Lists {
-    explicit Lists(size_t n) : hot(n), cold(n), count(2) {}
-    Array<int32_t> hot, cold, count;
-    DeviceLists view() const { return {hot.get(), cold.get(), count.get()}; }
-};
-
-void test_select() {
-    for (int n : {1, 255, 256, 257, 1000}) {
-        for (int kind = 0; kind < 8; kind++) {
-            const bool predicted = kind & 1, some_unpredicted = kind & 2, tiered = kind & 4;
-            const Floats score = normal(n);
-            std::vector<uint8_t> unpredicted(static_cast<size_t>(n));
-            std::vector<int32_t> slot(static_cast<size_t>(n));
-            int32_t here = 0, elsewhere = 0;
-            for (int i = 0; i < n; i++) {
-                unpredicted[size_t(i)] = rng() % 5 == 0;
-                slot[size_t(i)] = rng() % 3 == 0 ? here++ : -1 - elsewhere++;
-            }
-            const Array<float> device_score(score);
-            const Array<uint8_t> device_unpredicted(unpredicted);
-            const Array<int32_t> device_slot(slot);
-            const Lists lists(static_cast<size_t>(n));
-            ops.select(stream(), predicted ? device_score.get() : nullptr, 0.3f,
-                       some_unpredicted ? device_unpredicted.get() : nullptr,
-                       tiered ? device_slot.get() : nullptr, n, lists.view());
-            const bool masked = true;
-            NeuronMask mask;
-            mask.masked = predicted ? &masked : nullptr;
-            mask.score = score.data();
-            mask.threshold = 0.3f;
-            mask.unpredicted = some_unpredicted ? unpredicted.data() : nullptr;
-            std::vector<int32_t> hot, cold;
-            for (int i = 0; i < n; i++) {
-                if (mask.masks(0) && !mask.finds(0, n, i)) continue;
-                const bool is_cold = tiered && slot[size_t(i)] < 0;
-                (is_cold ? cold : hot).push_back(is_cold ? -1 - slot[size_t(i)] : i);
-            }
-            const std::vector<int32_t> count = lists.count.read();
-            CHECK(count[0] == int(hot.size()) && count[1] == int(cold.size()));
-            const std::vector<int32_t> got_hot = lists.hot.read(), got_cold = lists.cold.read();
-            CHECK(std::equal(hot.begin(), hot.end(), got_hot.begin()));
-            CHECK(std::equal(cold.begin(), cold.end(), got_cold.begin()));
-        }
-    }
-}
-
-// One row of activations that 8 bits hold exactly: products with floats and with quantised weights
-// are those of the same numbers.
-Floats exact_in_8_bits(int cols) {
-    Floats x = normal(cols, 40);
-    for (size_t i = 0; i < x.size(); i++) {
-        const float rounded = i % kQ == 7 ? 127 : std::nearbyint(x[i]);
-        x[i] = std::clamp(rounded, -127.0f, 127.0f) * (i / kQ % 2 ? 0x1p-10f : 0x1p-11f);
-    }
-    return x;
-}
-
-std::vector<unsigned long long> numbers(const NeuronCounts& counts) {
-    return {uint64_t(counts.proposed), uint64_t(counts.computed), uint64_t(counts.fired)};
-}
-
-// The neurons of a layer, shared out between a device and the CPU as `slot` says, against all of
-// them on the CPU.
-void test_ffn(DType gate_type, DType type, Activation act, bool gated, bool biased,
-              float threshold) {
-    const int n = 150, cols = 1280;
-    const Weights gate(gate_type, n, cols), up(type, n, cols), down(type, n, cols);
-    const Floats gate_bias = normal(n), up_bias = normal(n), down_bias = normal(cols);
-    const Activations x(exact_in_8_bits(cols), 1);
-    ops.quantise(stream(), x.device);
-    const Floats score = normal(n);
-    const Array<float> device_score(score), gb(gate_bias), ub(up_bias), db(down_bias);
-
-    std::vector<int32_t> slot(size_t(n), -1);
-    int32_t rows = 0;
-    std::vector<std::vector<uint8_t>> packed(3);
-    const Weights* all[3] = {&gate, &up, &down};
-    for (int i = 0; i < n; i++) {
-        if (rng() % 3 == 0) continue;
-        slot[size_t(i)] = rows++;
-        for (int m = 0; m < 3; m++) {
-            const DType stored = all[m]->host.type;
-            std::vector<uint8_t> row(size_t(device_row_bytes(stored, cols)));
-            pack_device_row(stored, all[m]->stored.data() + i * all[m]->bytes, cols, row.data());
-            packed[size_t(m)].insert(packed[size_t(m)].end(), row.begin(), row.end());
-        }
-    }
-    const Array<uint8_t> gates(packed[0]), ups(packed[1]), downs(packed[2]);
-    const Array<int32_t> device_slot(slot);
-    const auto device_rows = [&](const Weights& m, const Array<uint8_t>& data) {
-        return DeviceRows{m.host.type, data.get(), m.device.stride, rows, cols};
-    };
-    DeviceNeurons w;
-    w.n = n;
-    if (gated) w.gate = device_rows(gate, gates);
-    w.up = device_rows(up, ups);
-    w.down = device_rows(down, downs);
-    w.slot = device_slot.get();
-    if (biased) {
-        w.gate_bias = gb.get();
-        w.up_bias = ub.get();
-    }
-    w.act = act;
-    w.threshold = threshold;
-
-    const Lists lists(static_cast<size_t>(n));
-    const Array<float> h{size_t(n)}, sums{size_t(kDeviceParts) * cols}, y{size_t(cols)};
-    ops.select(stream(), device_score.get(), -0.5f, nullptr, w.slot, n, lists.view());
-    ops.partial_ffn(stream(), w, x.device, lists.hot.get(), lists.count.get(),
-                    {h.get(), sums.get()});
-    const Floats uncounted = sums.read();
-    const std::vector<unsigned long long> before = {100, 20, 3};
-    const Array<unsigned long long> counts(before);
-    ops.partial_ffn(stream(), w, x.device, lists.hot.get(), lists.count.get(),
-                    {h.get(), sums.get(), counts.get()});
-    CHECK(same_bits(sums.read(), uncounted));
-
-    // The CPU's twin, with neurons in the order of the file.
-    Neurons twin;
-    twin.n = n;
-    twin.cols = cols;
-    const auto host_rows = [&](const Weights& m) {
-        return NeuronRows{m.host.type, false, m.stored.data(), m.bytes};
-    };
-    if (gated) twin.gate = host_rows(gate);
-    twin.up = host_rows(up);
-    twin.down = host_rows(down);
-    if (biased) {
-        twin.gate_bias = gate_bias.data();
-        twin.up_bias = up_bias.data();
-        twin.down_bias = down_bias.data();
-    }
-    twin.act = act;
-    twin.threshold = threshold;
-    Carved<NeuronScratch> scratch("scratch", 1, n, cols, 2);
-    Carved<Candidates> candidates("candidates", n);
-    Floats host_sums(size_t(kSegments * cols));
-    const bool masked = true;
-    NeuronMask mask;
-    mask.masked = &masked;
-    const auto cpu_part = [&](const Floats& scores, Floats& out) {
-        NeuronCounts found;
-        mask.score = scores.data();
-        mask.threshold = -0.5f;
-        select(context, mask, n, *candidates);
-        partial_ffn(context, twin, x.host, *candidates, *scratch, host_sums.data(), &found,
-                    nullptr);
-        merge(context, twin, host_sums.data(), out.data());
-        return numbers(found);
-    };
-    Floats expected(static_cast<size_t>(cols)), cold(static_cast<size_t>(cols));
-    const auto of_all = cpu_part(score, expected);
-    // What the CPU sends down for the cold neurons alone, without the bias.
-    Floats cold_score = score;
-    for (int i = 0; i < n; i++) {
-        if (slot[size_t(i)] >= 0) cold_score[size_t(i)] = -10;
-    }
-    twin.down_bias = nullptr;
-    const auto of_cold = cpu_part(cold_score, cold);
-    const std::vector<unsigned long long> after = noted(counts.read());
-    for (size_t i = 0; i < 3; i++) CHECK(after[i] == before[i] + of_all[i] - of_cold[i]);
-    const Array<float> other(cold);
-    ops.merge(stream(), sums.get(), other.get(), biased ? db.get() : nullptr, cols, y.get());
-    const double apart = difference(noted(y.read()), expected);
-    if (!(apart < kRounding)) std::fprintf(stderr, "%s: %g\n", info(type).name, apart);
-    CHECK(apart < kRounding);
-}
-
-// Gate and up in one kernel, and in two because their types differ, give the same bits: an up of
-// F32 that holds the values of the gate's type.
-void test_gate_and_up_apart(Activation act) {
-    const int n = 45, cols = 320;
-    const Weights gate(DType::BF16, n, cols), up(DType::BF16, n, cols), down(DType::Q4_0, n, cols);
-    Floats values(size_t(n * cols));
-    for (int i = 0; i < n; i++) decode_row(up.host, i, values.data() + i * cols);
-    const Weights wide(DType::F32, n, cols, values);
-    const Floats gate_bias = normal(n), up_bias = normal(n);
-    const Array<float> gb(gate_bias), ub(up_bias);
-    const Activations x(normal(cols, 1 / std::sqrt(float(cols))), 1);
-    std::vector<int32_t> every(n);
-    std::iota(every.begin(), every.end(), 0);
-    const Array<int32_t> list(every), count(std::vector<int32_t>{n});
-    DeviceNeurons w{n, gate.device, up.device, down.device, nullptr, gb.get(), ub.get(), act, 0.1f};
-    const auto run = [&](Floats& h_out, Floats& sums_out) {
-        const Array<float> h{size_t(n)}, sums{size_t(kDeviceParts) * cols};
-        const Array<unsigned long long> counts(std::vector<unsigned long long>(3));
-        ops.partial_ffn(stream(), w, x.device, list.get(), count.get(),
-                        {h.get(), sums.get(), counts.get()});
-        h_out = noted(h.read());
-        sums_out = noted(sums.read());
-        return counts.read();
-    };
-    Floats h[2], sums[2];
-    const auto together = run(h[0], sums[0]);
-    w.up = wide.device;
-    CHECK(run(h[1], sums[1]) == together);
-    CHECK(same_bits(h[0], h[1]) && same_bits(sums[0], sums[1]));
-    CHECK(together[0] == n && together[1] < n && together[2] > 0);
-}
-
 void test_merge() {
+    const int rows = 3;
     for (int cols : {1, 255, 256, 1312}) {
-        const Floats sums = normal(kDeviceParts * cols), other = normal(cols), bias = normal(cols);
-        const Array<float> device_sums(sums), device_other(other), device_bias(bias);
-        for (int kind = 0; kind < 4; kind++) {
-            const bool with_other = kind & 1, with_bias = kind & 2;
-            Floats expected(static_cast<size_t>(cols));
-            for (size_t c = 0; c < expected.size(); c++) {
-                for (size_t part = 0; part < kDeviceParts; part++) {
-                    expected[c] += sums[part * size_t(cols) + c];
+        for (int parts : {1, kDeviceParts}) {
+            const Floats sums = normal(rows * parts * cols), bias = normal(cols);
+            const Array<float> device_sums(sums), device_bias(bias);
+            for (bool with_bias : {false, true}) {
+                Floats expected(static_cast<size_t>(rows * cols));
+                for (size_t i = 0; i < expected.size(); i++) {
+                    const size_t row = i / size_t(cols), c = i % size_t(cols);
+                    for (size_t part = 0; part < size_t(parts); part++) {
+                        expected[i] += sums[(row * size_t(parts) + part) * size_t(cols) + c];
+                    }
+                    if (with_bias) expected[i] += bias[c];
                 }
-                if (with_other) expected[c] = other[c] + expected[c];
-                if (with_bias) expected[c] += bias[c];
+                const Array<float> y{expected.size()};
+                ops.merge(stream(), {device_sums.get(), parts, rows, cols},
+                          with_bias ? device_bias.get() : nullptr, y.get());
+                CHECK(same_bits(noted(y.read()), expected));
             }
-            const Array<float> y{size_t(cols)};
-            ops.merge(stream(), device_sums.get(), with_other ? device_other.get() : nullptr,
-                      with_bias ? device_bias.get() : nullptr, cols, y.get());
-            CHECK(same_bits(noted(y.read()), expected));
         }
     }
 }
@@ -522,22 +354,6 @@ void test_argmax() {
     CHECK(at.read()[0] == 0);
 }
 
-void test_ffns() {
-    using enum Activation;
-    for (DType type : kTypes) test_ffn(type, type, relu, true, false, 0);
-    test_ffn(DType::F16, DType::F16, drelu, true, true, 0);
-    test_ffn(DType::Q4_0, DType::Q4_0, drelu, true, false, 0.1f);
-    test_ffn(DType::F32, DType::F32, relu2, false, true, 0);
-    test_ffn(DType::Q8_0, DType::Q8_0, relu, false, true, 0);
-    test_ffn(DType::F32, DType::F32, silu, true, true, 0.05f);
-    test_ffn(DType::F32, DType::F32, gelu, false, false, 0.05f);
-    test_ffn(DType::Q4_0, DType::Q8_0, relu, true, true, 0);
-    test_ffn(DType::Q4_K, DType::Q6_K, drelu, true, true, 0);
-    test_ffn(DType::F16, DType::Q5_0, relu2, true, false, 0.1f);
-    test_ffn(DType::IQ4_XS, DType::F32, silu, true, true, 0.05f);
-    for (Activation act : {relu, drelu, silu}) test_gate_and_up_apart(act);
-}
-
 // By the .cu file that they test.
 struct Group {
     const char* file;
@@ -547,11 +363,14 @@ const Group kGroups[] = {{"elementwise", test_embedding},
                          {"elementwise", test_elementwise},
                          {"norm", test_norms},
                          {"matmul", test_products},
+                         {"tiles", test_tiles},
                          {"positions", test_positions},
                          {"attention", test_attention},
                          {"sketch", test_sketches},
                          {"ffn", test_select},
                          {"ffn", test_ffns},
+                         {"ffn", test_few_rows},
+                         {"ffn_rows", test_many_rows},
                          {"merge", test_merge},
                          {"argmax", test_argmax}};
 

@@ -229,6 +229,14 @@ void test_runtime() {
     __atomic_store_n(&flag, 1u, __ATOMIC_RELEASE);
     CHECK(cudaEventSynchronize(event) == cudaSuccess);
 
+    // A grid or block that cannot be: an error of that launch only.
+    CHECK(launch(stream, increment, 0, 32, x, 1) == cudaErrorInvalidConfiguration);
+    CHECK(launch(stream, increment, 1, 0, x, 1) == cudaErrorInvalidConfiguration);
+    CHECK(launch(stream, increment, 1, 1025, x, 1) == cudaErrorInvalidConfiguration);
+    CHECK(cudaGetLastError() == cudaErrorInvalidConfiguration);
+    CHECK(launch(stream, increment, 1, 32, x, 1) == cudaSuccess);
+    CHECK(cudaStreamSynchronize(stream) == cudaSuccess);
+
     // A kernel that does wrong: every later call fails, none hangs.
     CHECK(launch(stream, diverge, 1, 32, 0) == cudaSuccess);
     CHECK(cudaStreamSynchronize(stream) == cudaErrorLaunchFailure);
@@ -239,7 +247,7 @@ void test_runtime() {
     CHECK(cudaMalloc(&b, 512) == cudaErrorLaunchFailure);
     shim::clear_failure();
     CHECK(launch(stream, increment, 1, 32, x, 1) == cudaSuccess);
-    CHECK(cudaStreamSynchronize(stream) == cudaSuccess && x[0] == 14);
+    CHECK(cudaStreamSynchronize(stream) == cudaSuccess && x[0] == 15);
 
     CHECK(cudaEventDestroy(event) == cudaSuccess);
     CHECK(cudaStreamDestroy(stream) == cudaSuccess && cudaStreamDestroy(other) == cudaSuccess);

@@ -6,6 +6,7 @@
 #include <cstring>
 
 #include "device_model.h"
+#include "device_scratch.h"
 #include "engine/sessions.h"
 #include "gpu/device_arrays.h"
 #include "state.h"
@@ -32,23 +33,9 @@ std::shared_ptr<const Model> load_on(const std::string& path, uint64_t vram_budg
     return Model::load(path, params);
 }
 
-double distance(const Floats& a, const Floats& b) {
-    double difference = 0, size = 0;
-    for (size_t i = 0; i < a.size(); i++) {
-        difference += std::pow(double(a[i]) - b[i], 2);
-        size += double(b[i]) * b[i];
-    }
-    return std::sqrt(difference / size);
-}
-
 int64_t neurons_on_device(const Model& m) {
     int64_t n = 0;
-    for (int64_t i = m.device->share.first_layer; i < m.config.n_layer; i++) {
-        const std::vector<int32_t>& slot = m.device->share.slot[size_t(i)];
-        n += slot.empty()
-                 ? m.config.n_ff
-                 : std::count_if(slot.begin(), slot.end(), [](int32_t s) { return s >= 0; });
-    }
+    for (int64_t i = 0; i < m.config.n_layer; i++) n += m.device_neurons(i);
     return n;
 }
 
@@ -177,6 +164,94 @@ struct Split {
     std::shared_ptr<const Model> model;
 };
 
+// Almost all neurons on the device: it does not wait for rows that need none of the others, and a
+// stop or a late answer finds the flags as they should be.
+void test_empty_halves() {
+    Split split;
+    const Range range = budgets(split.path, split.params);
+    split.params.sparse = PI_SPARSE_PREDICTOR;
+    split.params.sparse_threshold = 1;
+    const Tokens tokens = random_tokens(kThreadSanitizer ? 6 : 24, 5);
+    const Floats expected = logits(load(split.path), tokens, split.params);
+    split.model = load_on(split.path, range.most - 2000, split.params);
+    const int64_t elsewhere =
+        split.model->config.n_layer * split.model->config.n_ff - neurons_on_device(*split.model);
+    CHECK(elsewhere > 0 && elsewhere < 20);
+    static int left;
+    left = -1;
+    split.params.should_stop = [](void*) { return left-- == 0; };
+    Floats got;
+    for (bool stepwise : {false, true}) {
+        split.params.stepwise = stepwise;
+        Session session(split.model, split.params);
+        got = logits(session, tokens, 1);
+        CHECK(distance(got, expected) < 1e-5);
+        int64_t rows = 0;  // of layers that are shared
+        for (int64_t i = 0; i < split.model->config.n_layer; i++) {
+            CHECK(session.counts.neurons[size_t(i)].rows == int64_t(tokens.size()));
+            if (split.model->device->share.splits(i)) rows += int64_t(tokens.size());
+        }
+        CHECK(session.counts.answers > 0 && session.counts.answers < rows);
+        session.truncate(0, 0);
+        left = 5;
+        CHECK_THROWS(cancelled, logits(session, tokens, 1));
+        left = -1;
+        session.truncate(0, 0);
+        CHECK(same(logits(session, tokens), got));
+    }
+}
+
+// What went over the bus, and what each tier read and computed, to the byte.
+void test_figures() {
+    Split split;
+    const Model& m = *split.model;
+    const Config& c = m.config;
+    split.params.sparse = PI_SPARSE_PREDICTOR;
+    const Tokens tokens = random_tokens(8, 6);
+    const uint64_t step = ggml::carved_bytes<DeviceStep>(c, split.params, m.device_layers(), 1);
+    for (bool stepwise : {false, true}) {
+        split.params.stepwise = stepwise;
+        Session session(split.model, split.params);
+        logits(session, tokens, 1);
+        const Counts& did = session.counts;
+        uint64_t listed = 0, fired = 0;  // by the CPU for the device, on the device
+        for (size_t i = 0; i < m.layers.size(); i++) {
+            const ggml::NeuronCounts &all = did.neurons[i], &there = did.on_device[i];
+            CHECK(there.rows == (m.device->share.has(int64_t(i)) ? all.rows : 0));
+            CHECK(there.computed <= all.computed && there.fired <= all.fired);
+            if (!m.device->share.has(int64_t(i))) continue;
+            listed += uint64_t(all.proposed - there.proposed);
+            fired += uint64_t(there.fired);
+        }
+        CHECK(listed > 0 && fired > 0);
+        const uint64_t rows = tokens.size();
+        CHECK(did.transferred == rows * (step + uint64_t(c.n_vocab) * 4) +
+                                     uint64_t(did.answers) * uint64_t(c.n_embd) * 8 + listed * 4);
+        const Traffic sum = traffic(m, did, false), there = device_traffic(m, did, false);
+        // Layers are alike; the rest of attention's bytes is the last norm's.
+        CHECK(there.attention <= sum.attention && there.attention > 0);
+        CHECK(there.kv * uint64_t(c.n_layer) == sum.kv * uint64_t(m.device_layers()));
+        CHECK(there.predictor * uint64_t(c.n_layer) == sum.predictor * uint64_t(m.device_layers()));
+        CHECK(sum.kv > 0 && sum.predictor > 0);
+        CHECK(there.head == (m.device->share.head ? sum.head : 0));
+        CHECK(there.ffn > 0 && there.ffn < sum.ffn);
+        // Step by step the answer is there before the device asks for it.
+        CHECK(did.waited_for_device > 0 || stepwise);
+        CHECK(did.waited_for_cpu < 60000000000);
+    }
+
+    // 7B with all layers split, a tenth of the neurons active and all of these in RAM: at most 48
+    // KB per layer and token, with a context of 4096.
+    Config large;
+    large.n_embd = 4096, large.n_vocab = 32000, large.n_layer = 32;
+    pi_session_params params = pi_session_default_params();
+    params.n_ctx = 4096;
+    const uint64_t per_row = ggml::carved_bytes<DeviceStep>(large, params, large.n_layer, 1) +
+                             uint64_t(large.n_vocab) * 4;
+    const uint64_t per_layer = uint64_t(large.n_embd) * 8 + 11008 / 10 * 4;
+    CHECK(per_layer + per_row / uint64_t(large.n_layer) <= 48 << 10);
+}
+
 // More than a page of positions: shared, copied, saved on the device and loaded on the CPU.
 void test_pages() {
     Split split;
@@ -209,10 +284,60 @@ void test_pages() {
     CHECK(distance(logits(session, rest, 96, SIZE_MAX, 1), end) < 1e-5);
 }
 
+// Prompts of two sequences in one call, then generated tokens of both: every row has the bits that
+// it has by itself.
+void test_batches() {
+    for (bool head : {true, false}) {
+        Split split;
+        split.params.sparse = PI_SPARSE_AUTO;
+        const Range range = budgets(split.path, split.params);
+        const uint64_t budget = head ? (range.least + range.most) / 2 : range.least;
+        split.model = load_on(split.path, budget, split.params);
+        CHECK(split.model->device->share.head == head);
+        const size_t n_prompt = 60, n = n_prompt + 9;  // more than a tile, and than kDeviceResults
+        const Tokens tokens = random_tokens(n, 8);
+        std::vector<int32_t> seq(n);
+        std::vector<char> keep(n), generated(n);
+        for (size_t t = 0; t < n; t++) {
+            seq[t] = t % 3 == 0;
+            keep[t] = t % 5 != 2;
+            generated[t] = t >= n_prompt;
+        }
+        const auto result = [&](std::initializer_list<size_t> calls) {
+            Session session(split.model, split.params);
+            Floats out;
+            size_t begin = 0;
+            for (size_t end : calls) {
+                const auto flags = [&](const std::vector<char>& v) {
+                    return reinterpret_cast<const bool*>(v.data() + begin);
+                };
+                eval(session,
+                     Tokens(tokens.begin() + ptrdiff_t(begin), tokens.begin() + ptrdiff_t(end)),
+                     {seq.data() + begin, flags(keep), flags(generated)});
+                for (size_t t = begin; t < end; t++) {
+                    if (keep[t]) append_logits(session, int32_t(t - begin), out);
+                }
+                begin = end;
+            }
+            return out;
+        };
+        const Floats together = result({n});
+        CHECK(same(result({n_prompt, n}), together));
+        CHECK(same(result({3, 4, 21, 58, 63, 64, n}), together));
+        split.params.stepwise = true;
+        CHECK(same(result({17, n}), together));
+    }
+}
+
 // Stopped by the caller at every check, in both modes: an error, the sequence as before, and then
 // the same bits.
 void test_stops() {
     Split split;
+    int n_split = 0;
+    for (int64_t i = 0; i < split.model->config.n_layer; i++) {
+        n_split += split.model->device->share.splits(i);
+    }
+    CHECK(n_split > 1);
     const Tokens tokens = random_tokens(6, 4);
     static int left;
     split.params.should_stop = [](void*) { return left-- == 0; };
@@ -235,7 +360,7 @@ void test_stops() {
             }
             break;
         }
-        CHECK(stopped >= 3 * 3);
+        CHECK(stopped >= 1 + n_split);
         left = -1;
         session.truncate(0, 3);
         Floats got;
@@ -368,6 +493,9 @@ struct Group {
     void (*test)();
 };
 const Group kGroups[] = {{"shapes", test_shapes},
+                         {"empty halves", test_empty_halves},
+                         {"batches", test_batches},
+                         {"figures", test_figures},
                          {"pages", test_pages},
                          {"stops", test_stops},
                          {"refusals", test_refusals},
@@ -386,6 +514,7 @@ int main(int argc, char** argv) {
 #ifdef GGML_SHIM
     if (kThreadSanitizer) {
         test_threads();
+        test_empty_halves();
         return check::summary("test_split");
     }
 #endif

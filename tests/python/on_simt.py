@@ -65,6 +65,14 @@ def test_text_and_logits_are_those_of_the_cpu(model_path: Path, budget: float) -
         assert tiers["gpu"]["bytes"] == plan["gpu"]["ffn"]
         assert tiers["gpu"]["neurons"] + tiers["ram"]["neurons"] == neurons
         assert (tiers["gpu"]["neurons"] == neurons) == (budget == ALL)
+        read = [sum(llm.stats()["bytes_per_token"].values()) for llm in (device, cpu)]
+        assert tiers["gpu"]["reads"] + tiers["ram"]["reads"] == read[0]
+        assert read[0] == pytest.approx(read[1], rel=0.01)
+        assert (tiers["ram"]["reads"] == 0) == (tiers["ram"]["hits"] == 0) == (budget == ALL)
+        assert tiers["gpu"]["hits"] > 0
+        assert min(tiers["gpu"]["stall_s"], tiers["ram"]["stall_s"]) >= 0
+        of_cpu = cpu.stats()["tiers"]
+        assert of_cpu["ram"]["hits"] > 0 == of_cpu["gpu"]["hits"] == of_cpu["gpu"]["reads"]
         assert stats["pcie_bytes"] > 0 == cpu.stats()["pcie_bytes"]
         for share in ("share_predicted", "share_computed", "share_fired"):
             assert stats[share] == pytest.approx(cpu.stats()[share], abs=1e-3)

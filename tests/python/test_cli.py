@@ -330,7 +330,7 @@ def test_options_for_a_gpu_are_said_to_be_in_vain(
     line = ["perplexity", str(model), "--text", str(tmp_path / "text"), "-c", "16"]
     assert main([*line, "--compare", str(model), "-ngl", "all", "--vram-budget", "2"]) == 0
     err = capsys.readouterr().err
-    assert err.startswith("-ngl and --vram-budget: without effect in this version: ")
+    assert err.startswith("-ngl and --vram-budget: without effect here: ")
     assert err.count("without effect") == 1
     assert main([*line, "-ngl", "0"]) == 0
     assert "without effect" not in capsys.readouterr().err

@@ -523,7 +523,7 @@ def said_of(where: Path, tiers: list[np.ndarray]) -> str:
     n = sum(t.size for t in tiers)
     return (
         f"{where} marks {100 * gpu / n:.0f}% of the neurons for a GPU and {100 * storage / n:.0f}% "
-        "for storage; this build keeps all of them in RAM\n"
+        "for storage; all of them are kept in RAM\n"
     )
 
 

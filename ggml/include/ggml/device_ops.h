@@ -98,11 +98,14 @@ struct DeviceSketchScratch {
     int32_t* total = nullptr;    // [n]
 };
 
-// Which neurons may fire, as lists: those whose rows are on this device, and the others.
+// Which neurons may fire, as lists: those whose rows are on this device, and the others. A list per
+// row of activations, or one for all of them.
 struct DeviceLists {
-    int32_t* hot = nullptr;    // [n]: neurons, ascending
-    int32_t* cold = nullptr;   // [n]: rows where they are, ascending
-    int32_t* count = nullptr;  // [2]: of hot, of cold
+    int32_t* hot = nullptr;    // [rows, n]: neurons, ascending
+    int32_t* cold = nullptr;   // [rows, n]: rows where they are, ascending
+    int32_t* count = nullptr;  // [rows, 2]: of hot, of cold
+    int rows = 1;              // 1: for all
+    int n = 0;                 // neurons of the layer
 };
 
 // A layer's neurons on a device. slot[n] is the row of neuron n in the matrices here; if it is
@@ -117,27 +120,39 @@ struct DeviceNeurons {
     float threshold = 0;
 };
 constexpr int kDeviceParts = 32;  // parts of a list, whose sums are added last
+// So many rows pay for tiles of 64. Those with one list add the sums of parts at once.
+constexpr int kDeviceTileRows = 16;
+constexpr int device_parts(int rows, int lists) {
+    return lists == 1 && rows >= kDeviceTileRows ? 1 : kDeviceParts;
+}
 struct DeviceFfnScratch {
-    float* h = nullptr;     // [n]: by place in the list
-    float* sums = nullptr;  // [kDeviceParts, cols]
+    float *h = nullptr, *up = nullptr;  // [rows, n]: by place in the list; up: for tiles
+    float* sums = nullptr;              // [rows, device_parts(), cols]
     // [3]: proposed, computed, fired (NeuronCounts) are added to these; null: not counted.
     unsigned long long* counts = nullptr;
+};
+// What partial_ffn() leaves in `sums`.
+struct DeviceSums {
+    const float* sums = nullptr;  // [rows, parts, cols]
+    int parts = kDeviceParts, rows = 1, cols = 0;
 };
 
 // How the halves of a layer that is split between a device and the CPU meet, in memory that both
 // see (SharedArray). An epoch is a number that grows with every token, and is never 0 or kReleased.
 // Flags lie on cache lines of their own. The device publishes its input and the neurons that the
-// CPU computes; the CPU answers with what they send down. After kReleased the host lets the stream
-// come to rest, then sets `answered` to 0.
+// CPU computes; if there are any, the CPU answers with what they send down. After kReleased the
+// host lets the stream come to rest, then sets `answered` to 0.
 struct DeviceExchange {
-    float* x = nullptr;               // [cols]
-    int32_t* ids = nullptr;           // [n]
-    int32_t* count = nullptr;         // [1]
+    float* x = nullptr;               // [rows, cols]
+    int32_t* ids = nullptr;           // [lists, n]; null: not published
+    int32_t* count = nullptr;         // [lists]
     uint32_t* published = nullptr;    // the epoch whose x, ids and count are there
-    float* sums = nullptr;            // [cols]
+    float* sums = nullptr;            // [rows, cols]
     uint32_t* answered = nullptr;     // the epoch whose sums are there; kReleased ends waits
     uint32_t* arrived = nullptr;      // device memory, 0 between calls
     const uint32_t* epoch = nullptr;  // device memory: the current one
+    // Device memory: nanoseconds that the device has waited for answers are added to it.
+    unsigned long long* waited = nullptr;
 };
 constexpr uint32_t kReleased = 0xffffffff;
 
@@ -170,21 +185,23 @@ struct DeviceOps {
     // [n, w.rows].
     void (*sketch_scores)(DeviceStream*, const DeviceSketch& w, const float* x, int n,
                           const DeviceSketchScratch&, float* score);
-    // score null: every neuron. unpredicted: [n] or null.
+    // Lists lists.n neurons of every list. score [lists.rows, n], null: every neuron. unpredicted
+    // and slot: [n] or null.
     void (*select)(DeviceStream*, const float* score, float threshold, const uint8_t* unpredicted,
-                   const int32_t* slot, int n, const DeviceLists&);
-    // scratch.sums = what the neurons of the list send down for x, one row.
+                   const int32_t* slot, const DeviceLists&);
+    // scratch.sums = what the neurons of the hot lists send down for x. A row's bits do not depend
+    // on the rows beside it. Rows with one list for all have every neuron of the device in it if
+    // they are kDeviceTileRows or more.
     void (*partial_ffn)(DeviceStream*, const DeviceNeurons&, const DeviceInput& x,
-                        const int32_t* list, const int32_t* count, const DeviceFfnScratch&);
-    // y = the parts' sums in order + what another tier sent down + bias; the last two may be null.
-    void (*merge)(DeviceStream*, const float* sums, const float* other, const float* bias, int cols,
-                  float* y);
-    // Gives the CPU its half: x [cols] and the cold list.
-    void (*publish)(DeviceStream*, const float* x, int cols, const DeviceLists&, int n,
-                    const DeviceExchange&);
-    // merge() with the sums of the CPU, for which the device waits.
-    void (*merge_answer)(DeviceStream*, const float* sums, const DeviceExchange&, const float* bias,
-                         int cols, float* y);
+                        const DeviceLists&, const DeviceFfnScratch&);
+    // y = the parts' sums in order + bias, which may be null.
+    void (*merge)(DeviceStream*, const DeviceSums&, const float* bias, float* y);
+    // Gives the CPU its half: x and the cold lists. If these are empty, only their lengths.
+    void (*publish)(DeviceStream*, const DeviceInput& x, const DeviceLists&, const DeviceExchange&);
+    // merge() with the sums of the CPU. If all cold lists are empty, the device does not wait for
+    // the CPU, which does not answer; where a row's hot list is, its sums are not read.
+    void (*merge_answer)(DeviceStream*, const DeviceSums&, const DeviceLists&,
+                         const DeviceExchange&, const float* bias, float* y);
     // The first largest of n values.
     void (*argmax)(DeviceStream*, const float* x, int n, int32_t* at);
     // To measure them: the flags published and answered, round after round from 1 on.

@@ -68,14 +68,15 @@ inline Segment segment_of(int64_t n, int64_t s) {
 // Masked rows may compute neurons whose score is at least `threshold`, and those in `unpredicted`.
 struct NeuronMask {
     const bool* masked = nullptr;  // [rows]; null: no row is masked
-    const float* score = nullptr;  // [rows, n], from a predictor
+    const float* score = nullptr;  // [rows, n], from a predictor; or null
     float threshold = 0;
     // [n], 1 for neurons that fire so often that predicting them saves nothing; or null.
     const uint8_t* unpredicted = nullptr;
 
     bool masks(int64_t row) const { return masked && masked[row]; }
     bool finds(int64_t row, int64_t n, int64_t neuron) const {
-        return score[row * n + neuron] >= threshold || (unpredicted && unpredicted[neuron]);
+        return (score && score[row * n + neuron] >= threshold) ||
+               (unpredicted && unpredicted[neuron]);
     }
 };
 

@@ -1,8 +1,11 @@
-// The neuron-aware feed-forward block of one token: who may fire, as lists; what the neurons of a
+// The neuron-aware feed-forward block of a few rows: who may fire, as lists; what the neurons of a
 // list send down, in parts; and the sum of the parts. Float additions have a fixed order: neurons
 // of a part ascending by warp, warps in order, parts in order.
+//
+// Rows are the first dimension of a grid, whose blocks begin first: those that read the same
+// neurons run at the same time, and read them from the cache.
+#include "gpu/ffn.h"
 #include "gpu/ops.h"
-#include "gpu/rows.h"
 
 namespace ggml::GGML_GPU {
 
@@ -29,10 +32,15 @@ struct Choice {
     }
 };
 
-// Each block counts by itself what the blocks before it choose: the scores are in the cache, and it
-// saves a kernel.
+// Block (x, y): neurons [256 x, 256 x + 256) for list y. Each block counts by itself what the
+// blocks before it choose: the scores are in the cache, and it saves a kernel.
 __global__ void select_kernel(Choice choice, DeviceLists lists) {
     GGML_SHARED(int, before, 2 * kSelectWarps);
+    const int64_t row = int64_t(blockIdx.y) * choice.n;
+    if (choice.score) choice.score += row;
+    lists.hot += row;
+    lists.cold += row;
+    lists.count += 2 * blockIdx.y;
     const int thread = int(threadIdx.x), lane = thread % kWarp, warp = thread / kWarp;
     const int first = int(blockIdx.x) * kSelect;
     int hot = 0, cold = 0;  // chosen by this warp's lanes in the blocks before
@@ -79,35 +87,13 @@ __global__ void select_kernel(Choice choice, DeviceLists lists) {
 
 constexpr int kNeurons = 4;  // of a block, one a warp
 
-__device__ inline float activate(const DeviceNeurons& w, float v) {
-    float a;
-    switch (w.act) {
-        case Activation::relu:
-        case Activation::drelu:
-            return v > w.threshold ? v : 0.0f;
-        case Activation::relu2:
-            return v > w.threshold ? v * v : 0.0f;
-        case Activation::silu:
-            a = silu(v);
-            break;
-        default:
-            a = gelu(v);
-            break;
-    }
-    return fabsf(a) < w.threshold ? 0.0f : a;
-}
-
-__device__ inline int row_of(const DeviceNeurons& w, int neuron) {
-    return w.slot ? w.slot[neuron] : neuron;
-}
-
 // The product of a warp's neuron with its row of one matrix, the same in every lane.
 template <DType type>
 __device__ inline float product(const uint8_t* row, const float* bias, const DeviceInput& x,
                                 int neuron, int lane) {
     float sum[1];
-    row_dot<type, 1>(row, x, 0, 1, lane, kWarp, sum);
-    return warp_sum(sum[0]) + (bias ? bias[neuron] : 0.0f);
+    row_dot<type, 1>(row, x, int(blockIdx.x), 1, lane, sum);
+    return lanes_sum(sum[0]) + (bias ? bias[neuron] : 0.0f);
 }
 
 // What the gate's value becomes with the neuron's up row.
@@ -118,9 +104,15 @@ __device__ inline float times_up(const DeviceNeurons& w, float value, const Devi
     return value * (w.act == Activation::drelu ? activate(w, up) : up);
 }
 
-// Where a kernel adds numbers of neurons (NeuronCounts); null: this one is not counted.
-struct Counts {
-    unsigned long long *proposed, *computed, *fired;
+// The list of a block's row.
+struct OwnList {
+    const int32_t* ids;
+    int n;
+    __device__ explicit OwnList(const DeviceLists& lists) {
+        const int64_t list = lists.rows == 1 ? 0 : blockIdx.x;
+        ids = lists.hot + list * lists.n;
+        n = lists.count[2 * list];
+    }
 };
 
 // Adds the number of a block's warps that say yes, with one atomic. Warps beyond the end of the
@@ -131,15 +123,17 @@ __device__ inline void tally(unsigned long long* total, bool yes) {
     if (threadIdx.x == 0 && n > 0) atomicAdd(total, (unsigned long long)n);
 }
 
-// h[i] = what neuron list[i] multiplies its down row with; up is read only where the gate fires.
-// Gate and up have one type. Without a gate: the activated product with up.
+// Block (x, y): neurons [4 y, 4 y + 4) of the list of row x. h[i] = what neuron i of the list
+// multiplies its down row with; up is read only where the gate fires. Gate and up have one type.
+// Without a gate: the activated product with up.
 template <DType type>
-__global__ void fire_kernel(DeviceNeurons w, DeviceInput x, const int32_t* list,
-                            const int32_t* count, float* h, Counts counts) {
+__global__ void fire_kernel(DeviceNeurons w, DeviceInput x, DeviceLists lists, float* h,
+                            FfnCounts counts) {
+    const OwnList list(lists);
     const int lane = int(threadIdx.x) % kWarp;
-    const int i = int(blockIdx.x) * kNeurons + int(threadIdx.x) / kWarp;
-    if (i >= *count) return;  // a whole warp
-    const int neuron = list[i], row = row_of(w, neuron);
+    const int i = int(blockIdx.y) * kNeurons + int(threadIdx.x) / kWarp;
+    if (i >= list.n) return;  // a whole warp
+    const int neuron = list.ids[i], row = row_of(w, neuron);
     const bool gated = w.gate.data != nullptr;
     const uint8_t* first =
         gated ? w.gate.data + row * w.gate.stride : w.up.data + row * w.up.stride;
@@ -147,9 +141,9 @@ __global__ void fire_kernel(DeviceNeurons w, DeviceInput x, const int32_t* list,
         activate(w, product<type>(first, gated ? w.gate_bias : w.up_bias, x, neuron, lane));
     const bool computed = value != 0;
     if (gated && computed) value = times_up<type>(w, value, x, neuron, row, lane);
-    if (lane == 0) h[i] = value;
+    if (lane == 0) h[int64_t(blockIdx.x) * w.n + i] = value;
     if (counts.proposed && i == 0 && lane == 0) {
-        atomicAdd(counts.proposed, (unsigned long long)*count);
+        atomicAdd(counts.proposed, (unsigned long long)list.n);
     }
     tally(counts.computed, computed);
     tally(counts.fired, value != 0);
@@ -158,14 +152,16 @@ __global__ void fire_kernel(DeviceNeurons w, DeviceInput x, const int32_t* list,
 // The second half of fire_kernel, for an up of another type than the gate's, whose activated values
 // are in h.
 template <DType type>
-__global__ void up_kernel(DeviceNeurons w, DeviceInput x, const int32_t* list, const int32_t* count,
-                          float* h, Counts counts) {
+__global__ void up_kernel(DeviceNeurons w, DeviceInput x, DeviceLists lists, float* h,
+                          FfnCounts counts) {
+    const OwnList list(lists);
     const int lane = int(threadIdx.x) % kWarp;
-    const int i = int(blockIdx.x) * kNeurons + int(threadIdx.x) / kWarp;
-    if (i >= *count) return;  // a whole warp
+    const int i = int(blockIdx.y) * kNeurons + int(threadIdx.x) / kWarp;
+    if (i >= list.n) return;  // a whole warp
+    h += int64_t(blockIdx.x) * w.n;
     float value = h[i];
     if (value != 0) {
-        const int neuron = list[i];
+        const int neuron = list.ids[i];
         value = times_up<type>(w, value, x, neuron, row_of(w, neuron), lane);
         if (lane == 0) h[i] = value;
     }
@@ -174,17 +170,19 @@ __global__ void up_kernel(DeviceNeurons w, DeviceInput x, const int32_t* list, c
 
 // ---- down ---------------------------------------------------------------------------------------
 
-constexpr int kDownWarps = 4;
 constexpr int kColumns = kWarp * kQ;  // of a block: a group of 32 a lane
 
-// Block (x, y): columns [1024 x, 1024 x + 1024) of part y of the list, which its warps share out.
+// Block (x, y, z): columns [1024 y, 1024 y + 1024) of part z of the list of row x, which its warps
+// share out.
 template <DType type>
-__global__ void down_kernel(DeviceNeurons w, const int32_t* list, const int32_t* count,
-                            const float* h, float* sums) {
+__global__ void down_kernel(DeviceNeurons w, DeviceLists lists, const float* h, float* sums) {
     GGML_SHARED(float, shared, kDownWarps* kColumns);
+    const OwnList list(lists);
     const int thread = int(threadIdx.x), lane = thread % kWarp, warp = thread / kWarp;
-    const int cols = w.down.cols, first = int(blockIdx.x) * kColumns, part = int(blockIdx.y);
-    const int64_t n = *count;
+    const int cols = w.down.cols, first = int(blockIdx.y) * kColumns, part = int(blockIdx.z);
+    const int64_t n = list.n;
+    h += int64_t(blockIdx.x) * w.n;
+    sums += (int64_t(blockIdx.x) * kDeviceParts + part) * cols;
     const int begin = int(n * part / kDeviceParts), end = int(n * (part + 1) / kDeviceParts);
     const bool inside = first + kQ * lane < cols;
     float sum[kQ];
@@ -192,7 +190,7 @@ __global__ void down_kernel(DeviceNeurons w, const int32_t* list, const int32_t*
     for (int i = begin + warp; i < end; i += kDownWarps) {
         const float value = h[i];
         if (value == 0 || !inside) continue;
-        const uint8_t* row = w.down.data + row_of(w, list[i]) * w.down.stride;
+        const uint8_t* row = w.down.data + row_of(w, list.ids[i]) * w.down.stride;
         if constexpr (is_float_type(type)) {
             for (int c = 0; c < kQ / 8; c++) {
                 float eight[8];
@@ -212,27 +210,28 @@ __global__ void down_kernel(DeviceNeurons w, const int32_t* list, const int32_t*
         const int at = c % kQ * kWarp + c / kQ;
         float total = shared[at];
         for (int other = 1; other < kDownWarps; other++) total += shared[other * kColumns + at];
-        if (first + c < cols) sums[int64_t(part) * cols + first + c] = total;
+        if (first + c < cols) sums[first + c] = total;
     }
 }
 
 }  // namespace
 
 void select(DeviceStream* stream, const float* score, float threshold, const uint8_t* unpredicted,
-            const int32_t* slot, int n, const DeviceLists& lists) {
-    const Choice choice{score, threshold, unpredicted, slot, n};
-    launch<select_kernel>(stream, blocks_for(n, kSelect), kSelect, choice, lists);
+            const int32_t* slot, const DeviceLists& lists) {
+    const Choice choice{score, threshold, unpredicted, slot, lists.n};
+    launch<select_kernel>(stream, dim3(blocks_for(lists.n, kSelect), unsigned(lists.rows)), kSelect,
+                          choice, lists);
 }
 
 void partial_ffn(DeviceStream* stream, const DeviceNeurons& w, const DeviceInput& x,
-                 const int32_t* list, const int32_t* count, const DeviceFfnScratch& scratch) {
-    const dim3 grid(blocks_for(w.up.rows, kNeurons));
-    Counts counts = {};
-    if (scratch.counts) counts = {scratch.counts, scratch.counts + 1, scratch.counts + 2};
+                 const DeviceLists& lists, const DeviceFfnScratch& scratch) {
+    if (device_parts(x.rows, lists.rows) == 1) return every_neuron(stream, w, x, lists, scratch);
+    const dim3 grid(unsigned(x.rows), blocks_for(w.up.rows, kNeurons));
+    const FfnCounts counts(scratch.counts);
     if (!w.gate || w.gate.type == w.up.type) {
         with_type(w.up.type, [&](auto both) {
-            launch<fire_kernel<decltype(both)::type>>(stream, grid, kNeurons * kWarp, w, x, list,
-                                                      count, scratch.h, counts);
+            launch<fire_kernel<decltype(both)::type>>(stream, grid, kNeurons * kWarp, w, x, lists,
+                                                      scratch.h, counts);
         });
     } else {
         // A kernel for every pair of types would be 225 of them.
@@ -240,19 +239,20 @@ void partial_ffn(DeviceStream* stream, const DeviceNeurons& w, const DeviceInput
         gate.up = w.gate;
         gate.up_bias = w.gate_bias;
         gate.gate = {};
+        FfnCounts not_fired = counts;
+        not_fired.fired = nullptr;
         with_type(w.gate.type, [&](auto first) {
-            launch<fire_kernel<decltype(first)::type>>(
-                stream, grid, kNeurons * kWarp, gate, x, list, count, scratch.h,
-                Counts{counts.proposed, counts.computed, nullptr});
+            launch<fire_kernel<decltype(first)::type>>(stream, grid, kNeurons * kWarp, gate, x,
+                                                       lists, scratch.h, not_fired);
         });
         with_type(w.up.type, [&](auto second) {
-            launch<up_kernel<decltype(second)::type>>(stream, grid, kNeurons * kWarp, w, x, list,
-                                                      count, scratch.h, counts);
+            launch<up_kernel<decltype(second)::type>>(stream, grid, kNeurons * kWarp, w, x, lists,
+                                                      scratch.h, counts);
         });
     }
     with_type(w.down.type, [&](auto down) {
-        const dim3 parts(blocks_for(w.down.cols, kColumns), kDeviceParts);
-        launch<down_kernel<decltype(down)::type>>(stream, parts, kDownWarps * kWarp, w, list, count,
+        const dim3 parts(unsigned(x.rows), blocks_for(w.down.cols, kColumns), kDeviceParts);
+        launch<down_kernel<decltype(down)::type>>(stream, parts, kDownWarps * kWarp, w, lists,
                                                   scratch.h, scratch.sums);
     });
 }

@@ -148,12 +148,57 @@ __device__ inline void store_release_system(uint32_t* flag, uint32_t value) {
 #endif
 }
 
+// Nanoseconds of a clock of the device. Its steps may be a microsecond.
+__device__ inline unsigned long long clock_ns() {
+#ifdef __CUDACC__
+    unsigned long long now;
+    asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(now));
+    return now;
+#else
+    return shim::clock_ns();
+#endif
+}
+
 // The sum of a value over a warp, the same in every lane: a tree of fixed shape.
 __device__ inline float warp_sum(float value) {
     for (int apart = kWarp / 2; apart > 0; apart /= 2) {
         value += __shfl_xor_sync(kAll, value, apart);
     }
     return value;
+}
+
+// On the tensor cores: c += a . b, 16 rows of a with 8 columns of b, 16 signed bytes deep. Lane l
+// holds four neighbouring bytes of rows l / 4 and l / 4 + 8 of a, and of column l / 4 of b, from
+// byte l % 4 * 4 on; and of c rows l / 4 (c[0], c[1]) and l / 4 + 8, columns l % 4 * 2 and the
+// next. (PTX ISA, fragments of mma.m16n8k16 with .s8.)
+__device__ inline void multiply_bytes(int (&c)[4], unsigned a0, unsigned a1, unsigned b) {
+#ifndef __CUDACC__
+    shim::multiply_bytes(c, a0, a1, b);
+#elif __CUDA_ARCH__ >= 800
+    asm("mma.sync.aligned.m16n8k16.row.col.s32.s8.s8.s32 {%0, %1, %2, %3}, {%4, %5}, {%6}, "
+        "{%0, %1, %2, %3};"
+        : "+r"(c[0]), "+r"(c[1]), "+r"(c[2]), "+r"(c[3])
+        : "r"(a0), "r"(a1), "r"(b));
+#else
+    asm("mma.sync.aligned.m8n8k16.row.col.s32.s8.s8.s32 {%0, %1}, {%2}, {%3}, {%0, %1};"
+        : "+r"(c[0]), "+r"(c[1])
+        : "r"(a0), "r"(b));
+    asm("mma.sync.aligned.m8n8k16.row.col.s32.s8.s8.s32 {%0, %1}, {%2}, {%3}, {%0, %1};"
+        : "+r"(c[2]), "+r"(c[3])
+        : "r"(a1), "r"(b));
+#endif
+}
+// The same, 32 bytes deep: a[2], a[3] and b[1] are the second half.
+__device__ inline void multiply_bytes(int (&c)[4], const unsigned (&a)[4], const unsigned (&b)[2]) {
+#if defined(__CUDACC__) && __CUDA_ARCH__ >= 800
+    asm("mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, "
+        "{%8, %9}, {%0, %1, %2, %3};"
+        : "+r"(c[0]), "+r"(c[1]), "+r"(c[2]), "+r"(c[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+#else
+    multiply_bytes(c, a[0], a[1], b[0]);
+    multiply_bytes(c, a[2], a[3], b[1]);
+#endif
 }
 
 __device__ inline float warp_max(float value) {

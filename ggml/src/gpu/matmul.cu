@@ -1,6 +1,7 @@
 // Products of weights with a few rows of activations: a warp per row of weights.
 #include "gpu/ops.h"
 #include "gpu/rows.h"
+#include "gpu/tiles.h"
 
 namespace ggml::GGML_GPU {
 
@@ -18,11 +19,11 @@ __global__ void matmul_kernel(DeviceInput x, DeviceProduct p) {
     const int first = int(blockIdx.y) * most;
     const int n = x.rows - first < most ? x.rows - first : most;
     float sum[most];
-    row_dot<type, most>(p.w.data + row * p.w.stride, x, first, n, lane, kWarp, sum);
+    row_dot<type, most>(p.w.data + row * p.w.stride, x, first, n, lane, sum);
     const float bias = p.bias ? p.bias[row] : 0.0f;
     for (int t = 0; t < most; t++) {
         if (t >= n) break;
-        const float total = warp_sum(sum[t]);
+        const float total = lanes_sum(sum[t]);
         if (lane == 0) p.y[int64_t(first + t) * p.w.rows + row] = total + bias;
     }
 }
@@ -37,6 +38,10 @@ void launch_product(DeviceStream* stream, const DeviceInput& x, const DeviceProd
 
 void matmul(DeviceStream* stream, const DeviceInput& x, const DeviceProduct* products, int n) {
     for (int i = 0; i < n; i++) {
+        if (x.rows >= kDeviceTileRows) {
+            matmul_tiles(stream, x, products[i]);
+            continue;
+        }
         with_type(products[i].w.type, [&](auto tag) {
             constexpr DType type = decltype(tag)::type;
             if (x.rows == 1) {

@@ -25,15 +25,13 @@ void attention(DeviceStream* stream, const KvLayer&, int n_head, float scale,
 void sketch_scores(DeviceStream* stream, const DeviceSketch& w, const float* x, int n,
                    const DeviceSketchScratch&, float* score);
 void select(DeviceStream* stream, const float* score, float threshold, const uint8_t* unpredicted,
-            const int32_t* slot, int n, const DeviceLists&);
+            const int32_t* slot, const DeviceLists&);
 void partial_ffn(DeviceStream* stream, const DeviceNeurons&, const DeviceInput& x,
-                 const int32_t* list, const int32_t* count, const DeviceFfnScratch&);
-void merge(DeviceStream* stream, const float* sums, const float* other, const float* bias, int cols,
-           float* y);
-void publish(DeviceStream* stream, const float* x, int cols, const DeviceLists&, int n,
-             const DeviceExchange&);
-void merge_answer(DeviceStream* stream, const float* sums, const DeviceExchange&, const float* bias,
-                  int cols, float* y);
+                 const DeviceLists&, const DeviceFfnScratch&);
+void merge(DeviceStream* stream, const DeviceSums&, const float* bias, float* y);
+void publish(DeviceStream* stream, const DeviceInput& x, const DeviceLists&, const DeviceExchange&);
+void merge_answer(DeviceStream* stream, const DeviceSums&, const DeviceLists&,
+                  const DeviceExchange&, const float* bias, float* y);
 void argmax(DeviceStream* stream, const float* x, int n, int32_t* at);
 void flag_rounds(DeviceStream* stream, const DeviceExchange&, uint32_t rounds);
 

@@ -124,6 +124,11 @@ __device__ inline Group load_group(const uint8_t* row, const PlaneOffsets& at, i
     return g;
 }
 
+// Does one scale (and offset) serve all 32 weights of a group?
+constexpr bool has_one_scale(DType type) {
+    return type != DType::Q2_K && type != DType::Q3_K && type != DType::Q6_K;
+}
+
 // Quants of these types are signed bytes, without an offset; those of the others are not.
 constexpr bool has_signed_quants(DType type) {
     return type == DType::Q8_0 || type == DType::IQ4_NL || type == DType::IQ4_XS;
@@ -167,14 +172,46 @@ constexpr bool is_float_type(DType type) {
     return type == DType::F32 || type == DType::F16 || type == DType::BF16;
 }
 
-// Of the product of a row with n rows of activations from `first` on, the part of one of `lanes`
-// lanes: sum[t], to be added over the lanes. n is at most `most`.
+// What a group of quants adds to a product: `low` and `high` are the dot products of its halves
+// with a group of activations, or `low` is that of the whole group where it has one scale.
+template <DType type>
+__device__ inline float scaled_dot(const float (&d)[2], const float (&m)[2], int low, int high,
+                                   int s0, int s1) {
+    float part = d[0] * float(low);
+    if constexpr (has_one_scale(type)) {
+        if constexpr (!has_signed_quants(type)) part = fmaf(m[0], float(s0 + s1), part);
+    } else {
+        part = fmaf(d[1], float(high), part);
+        part = fmaf(m[0], float(s0), part);
+        part = fmaf(m[1], float(s1), part);
+    }
+    return part;
+}
+
+// The order in which products are summed, in every kernel: groups of 32 quants or 8 floats that are
+// 32 groups apart, one after the other; of the 32 sums four neighbours, in a tree; and these eight
+// one after the other. A warp does it with a group a lane, a tile (tiles.cu) with five sums a
+// value.
+constexpr int kTogether = 4;
+__device__ inline float lanes_sum(float value) {
+    for (int apart = 1; apart < kTogether; apart *= 2) {
+        value += __shfl_xor_sync(kAll, value, apart);
+    }
+    float sum = __shfl_sync(kAll, value, 0);
+    for (int lane = kTogether; lane < kWarp; lane += kTogether) {
+        sum += __shfl_sync(kAll, value, lane);
+    }
+    return sum;
+}
+
+// Of the product of a row with n rows of activations from `first` on, the part of a lane: sum[t],
+// to be added by lanes_sum(). n is at most `most`.
 template <DType type, int most>
 __device__ inline void row_dot(const uint8_t* row, const DeviceInput& x, int first, int n, int lane,
-                               int lanes, float (&sum)[most]) {
+                               float (&sum)[most]) {
     for (int t = 0; t < most; t++) sum[t] = 0;
     if constexpr (is_float_type(type)) {
-        for (int i = lane; i < x.cols / 8; i += lanes) {
+        for (int i = lane; i < x.cols / 8; i += kWarp) {
             float w[8];
             load8<type>(row, i, w);
             for (int t = 0; t < most; t++) {
@@ -196,7 +233,7 @@ __device__ inline void row_dot(const uint8_t* row, const DeviceInput& x, int fir
     } else {
         const PlaneOffsets at(plane_bytes(type), x.cols);
         const int groups = x.cols / kQ;
-        for (int i = lane; i < groups; i += lanes) {
+        for (int i = lane; i < groups; i += kWarp) {
             const Group g = load_group<type>(row, at, i);
             for (int t = 0; t < most; t++) {
                 if (most > 1 && t >= n) break;
@@ -207,20 +244,17 @@ __device__ inline void row_dot(const uint8_t* row, const DeviceInput& x, int fir
                 const uint2 s =
                     *reinterpret_cast<const uint2*>(x.s + int64_t(first + t) * groups + i);
                 int low = 0, high = 0;
+                int& second = has_one_scale(type) ? low : high;
                 low = __dp4a(int(g.words[0]), int(a.x), low);
                 low = __dp4a(int(g.words[1]), int(a.y), low);
                 low = __dp4a(int(g.words[2]), int(a.z), low);
                 low = __dp4a(int(g.words[3]), int(a.w), low);
-                high = __dp4a(int(g.words[4]), int(b.x), high);
-                high = __dp4a(int(g.words[5]), int(b.y), high);
-                high = __dp4a(int(g.words[6]), int(b.z), high);
-                high = __dp4a(int(g.words[7]), int(b.w), high);
-                float part = g.d[0] * float(low);
-                part = fmaf(g.d[1], float(high), part);
-                if constexpr (!has_signed_quants(type)) {
-                    part = fmaf(g.m[0], float(int16_t(s.y)), part);
-                    part = fmaf(g.m[1], float(int(s.y) >> 16), part);
-                }
+                second = __dp4a(int(g.words[4]), int(b.x), second);
+                second = __dp4a(int(g.words[5]), int(b.y), second);
+                second = __dp4a(int(g.words[6]), int(b.z), second);
+                second = __dp4a(int(g.words[7]), int(b.w), second);
+                const float part =
+                    scaled_dot<type>(g.d, g.m, low, high, int16_t(s.y), int(s.y) >> 16);
                 sum[t] = fmaf(math::bits_as<float>(s.x), part, sum[t]);
             }
         }

@@ -53,6 +53,18 @@ struct Thread {
     bool yes = false;
 };
 
+// What a lane brings to a product of fragments, and takes from it.
+struct Fragments {
+    unsigned a[2], b;
+    int* c;
+};
+
+int dot_bytes(unsigned a, unsigned b) {
+    int sum = 0;
+    for (int i = 0; i < 32; i += 8) sum += int(int8_t(a >> i)) * int(int8_t(b >> i));
+    return sum;
+}
+
 // Ends a fiber's function from inside.
 struct Unwind {};
 
@@ -75,6 +87,7 @@ class Block {
     bool finish_warp(unsigned warp);
     bool finish_barrier();
     void exchange(unsigned first, unsigned mask);
+    void multiply(unsigned first, unsigned group);
     [[noreturn]] void deadlock();
     std::vector<unsigned> order_of_threads();
     void clear_shared();
@@ -272,8 +285,29 @@ bool Block::finish_warp(unsigned warp) {
     return moved;
 }
 
+// Adds the products of the fragments that a warp's values point to.
+void Block::multiply(unsigned first, unsigned group) {
+    if (group != ~0u) {
+        throw Failure(text(threads_[first]->place) + ": a product of fragments takes a whole warp");
+    }
+    const auto lane = [&](unsigned i) {
+        return reinterpret_cast<const Fragments*>(threads_[first + i]->value);
+    };
+    for (unsigned i = 0; i < kWarp; i++) {
+        for (unsigned k = 0; k < 4; k++) {
+            const unsigned row = i / 4 * 4, column = (i % 4 * 2 + k % 2) * 4;  // their first lanes
+            for (unsigned q = 0; q < 4; q++) {
+                lane(i)->c[k] += dot_bytes(lane(row + q)->a[k / 2], lane(column + q)->b);
+            }
+        }
+    }
+}
+
 // The results of a collective whose lanes are `group`.
 void Block::exchange(unsigned first, unsigned group) {
+    if (threads_[first + unsigned(__builtin_ctz(group))]->what == Collective::multiply) {
+        multiply(first, group);
+    }
     unsigned votes = 0;
     for (unsigned lane = 0; lane < kWarp; lane++) {
         if (group >> lane & 1 && threads_[first + lane]->value) votes |= 1u << lane;
@@ -286,6 +320,7 @@ void Block::exchange(unsigned first, unsigned group) {
         int from = at;
         switch (t.what) {
             case Collective::sync:
+            case Collective::multiply:
                 continue;
             case Collective::ballot:
                 t.result = votes;
@@ -377,6 +412,11 @@ uint64_t warp(Collective what, unsigned mask, uint64_t value, int lane, int widt
     return t.result;
 }
 
+void multiply_bytes(int (&c)[4], unsigned a0, unsigned a1, unsigned b, Place place) {
+    const Fragments fragments = {{a0, a1}, b, c};
+    warp(Collective::multiply, ~0u, reinterpret_cast<uint64_t>(&fragments), 0, int(kWarp), place);
+}
+
 unsigned barrier(bool yes, Place place) {
     Thread& t = running->current();
     t.state = Thread::State::at_barrier;
@@ -395,6 +435,12 @@ void linger() {
     if (order == Order::ascending || order == Order::warps_first) {
         std::this_thread::sleep_for(std::chrono::microseconds(200));
     }
+}
+
+uint64_t clock_ns() {
+    using std::chrono::nanoseconds, std::chrono::steady_clock;
+    const steady_clock::duration now = steady_clock::now().time_since_epoch();
+    return uint64_t(std::chrono::duration_cast<nanoseconds>(now).count());
 }
 
 void fail(const std::string& what, Place place) {

@@ -56,9 +56,12 @@ void run(Extent grid, Extent block, const std::function<void()>& kernel);
 extern constinit thread_local Index threadIdx, blockIdx;
 extern constinit thread_local Extent blockDim, gridDim;
 
-enum class Collective { sync, shuffle, shuffle_xor, shuffle_down, shuffle_up, ballot };
+enum class Collective { sync, shuffle, shuffle_xor, shuffle_down, shuffle_up, ballot, multiply };
 // Lanes of `mask` meet; the value of the lane that `lane` chooses, or the ballot.
 uint64_t warp(Collective what, unsigned mask, uint64_t value, int lane, int width, Place place);
+// c += a . b of signed bytes by a whole warp, whose lanes hold fragments (launch.h).
+void multiply_bytes(int (&c)[4], unsigned a0, unsigned a1, unsigned b,
+                    Place place = Place::current());
 // All threads of the block that have not ended meet; how many of them said `yes`.
 unsigned barrier(bool yes, Place place);
 
@@ -69,6 +72,9 @@ void* shared_memory(size_t bytes, Place place);
 // of the kernel runs, in two of the four orders. What should have been written before the store is
 // missed then.
 void linger();
+
+// Nanoseconds of a steady clock.
+uint64_t clock_ns();
 
 // Ends the kernel with a Failure.
 [[noreturn]] void fail(const std::string& what, Place place);

@@ -177,6 +177,8 @@ cudaError_t launch(const cudaLaunchConfig_t& config, const void* address,
     if (!config.stream) return result(cudaErrorInvalidValue);  // the default stream is not used
     const Extent grid{config.gridDim.x, config.gridDim.y, config.gridDim.z};
     const Extent block{config.blockDim.x, config.blockDim.y, config.blockDim.z};
+    const bool empty = !grid.count() || !block.count();
+    if (empty || block.count() > kMaxThreads) return result(cudaErrorInvalidConfiguration);
     config.stream->put([=] { run(grid, block, kernel); });
     return cudaSuccess;
 }
@@ -252,6 +254,8 @@ const char* cudaGetErrorString(cudaError_t error) {
             return "invalid argument";
         case cudaErrorMemoryAllocation:
             return "out of memory";
+        case cudaErrorInvalidConfiguration:
+            return "invalid configuration argument";
         case cudaErrorInsufficientDriver:
             return "CUDA driver version is insufficient for CUDA runtime version";
         case cudaErrorNoKernelImageForDevice:
