@@ -144,7 +144,7 @@ def measured(
     if chosen.get("batch", 1) == 1:
         every = chosen.get("sparse") == "off"
         least = bound(run, of, found, hot, every, apart="layers" in chosen)
-        row["of_bound"] = round(1e3 * least / found["step_ms"], 3)
+        row["of_bound"] = float(f"{1e3 * least / found['step_ms']:.3g}")
     ok = found["device_bytes"] <= budget
     if "vram_peak" in found:
         row["driver_mib"] = round(found["vram_peak"] / MIB, 1)
@@ -254,7 +254,8 @@ def prompts(run: Runner, to: Results) -> None:
     model = written(run, of)
     prompt, gen = (8, 2) if run.toy else (1500, 256)
     options = {"ctx": prompt + gen, "prompt": prompt, "gen": gen, "repeat": 1}
-    full = int(run.speed(model, vram=1 << 20, plan=1, ctx=prompt + gen)["gpu_bytes"])
+    sizes = {"ctx": prompt + gen, "prompt": prompt}
+    full = int(run.speed(model, vram=1 << 20, plan=1, **sizes)["gpu_bytes"])
     for percent in (60, 100):
         budget = full * percent // 100
         found = measured(run, to, "prompts", f"{percent}%, text", of, model, budget, **options)

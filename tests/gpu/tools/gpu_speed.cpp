@@ -152,7 +152,8 @@ void run(int argc, char** argv) {
     s.n_seq = batch;
     s.n_threads = int32_t(given.whole("threads", 0));
     s.sparse = sparse_mode(given.text("sparse", "auto"));
-    s.n_batch = s.n_ubatch = std::max(batch, std::min(512, s.n_ctx));
+    // Rows take memory on the device: no more than are needed.
+    s.n_batch = s.n_ubatch = std::max(batch, std::min(prompt, 512));
     s.n_logits = batch;
     pi_model_params m = pi_model_default_params();
     m.device = device.c_str();
