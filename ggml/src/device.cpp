@@ -1,9 +1,12 @@
 // The devices that this build knows: CUDA's where it was built for them, and in test builds the CPU
-// as a GPU, which is opened by its name and never listed.
+// as a GPU, and a device that only takes time; these are opened by name and never listed.
 #include "ggml/device.h"
 
 #include "ggml/status.h"
 #include "gpu/device.h"
+#ifdef GGML_SIMT
+#include "timed/device.h"
+#endif
 
 namespace ggml {
 
@@ -49,6 +52,7 @@ const char* device_note() {
 std::unique_ptr<Device> open_device(const std::string& id) {
 #ifdef GGML_SIMT
     if (const int index = index_of(id, "simt"); index >= 0) return simt::open_device(index);
+    if (id.rfind("timed:", 0) == 0) return timed::open_device(id);
 #endif
 #ifdef GGML_CUDA
     if (const int index = index_of(id, "cuda"); index >= 0) return cuda::open_device(index);

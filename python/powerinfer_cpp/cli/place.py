@@ -11,6 +11,7 @@ from .._native import lib
 from ..gguf import Gguf
 from ..gpu_index import path_beside
 from ..placement import (
+    CARDS,
     Machine,
     Placement,
     embed_placement,
@@ -79,11 +80,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--group", type=whole(1), metavar="N", help=f"neurons placed together (default: {GROUP})"
     )
     parser.add_argument(
-        "--vram-bandwidth",
-        type=positive,
-        metavar="GB/s",
-        default=own.vram / GB,
-        help=f"default: {own.vram / GB:.0f}",
+        "--card", choices=CARDS, default="4090", help="whose memory's bandwidth (default: 4090)"
+    )
+    parser.add_argument(
+        "--vram-bandwidth", type=positive, metavar="GB/s", help="default: the card's"
     )
     parser.add_argument(
         "--ram-bandwidth", type=positive, metavar="GB/s", help="default: measured here"
@@ -135,7 +135,7 @@ def _placement(args: argparse.Namespace) -> Placement:
     with Gguf(args.model) as gguf:
         model = read_model(gguf, args.ctx_size, args.ubatch_size, args.overshoot)
     machine = Machine(
-        vram=args.vram_bandwidth * GB,
+        vram=args.vram_bandwidth * GB if args.vram_bandwidth else CARDS[args.card].bandwidth,
         ram=args.ram_bandwidth * GB if args.ram_bandwidth else _measured(),
         storage=args.storage_bandwidth * GB,
         sync=args.sync * 1e-6,
@@ -255,6 +255,6 @@ def text(placement: Placement) -> str:
         f"bandwidth (GB/s): GPU {speeds['gpu'] / GB:.0f}, RAM {speeds['ram'] / GB:.1f} "
         f"({speeds['ram_neurons'] / GB:.1f} neuron by neuron), storage "
         f"{speeds['storage'] / GB:g}",
-        f"predicted: {found['tokens_per_second']:.2f} tokens/s at most (ms: {spent})",
+        f"predicted: {found['tokens_per_second']:.2f} tokens/s (ms: {spent})",
     ]
     return "\n".join(lines)

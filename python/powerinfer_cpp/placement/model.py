@@ -41,15 +41,17 @@ def neurons(layer: LayerStatistics, overshoot: float | None = None, chosen: floa
     """The neurons of a layer.
 
     overshoot: neurons that a predictor proposes per firing; None: no predictor, so every gate is
-    read. chosen: share of the tokens that choose an expert.
+    read. Of a proposed neuron the gate is read first, and the rest if it fires. chosen: share of
+    the tokens that choose an expert.
     """
     order = np.argsort(-layer.rates.reshape(-1), kind="stable")
     rates = layer.rates.reshape(-1)[order].astype(np.float64)
+    first = layer.first_bytes / layer.n_bytes
     if overshoot is not None:
-        reads = np.minimum(1.0, overshoot * rates)
+        proposed = np.minimum(1.0, overshoot * rates)
     else:
-        first = layer.first_bytes / layer.n_bytes
-        reads = first * np.maximum(chosen, rates) + (1 - first) * rates
+        proposed = np.maximum(chosen, rates)
+    reads = first * proposed + (1 - first) * np.minimum(rates, proposed)
     return Neurons(layer, order, rates, reads)
 
 

@@ -8,7 +8,13 @@ import numpy as np
 
 from ..errors import OutOfMemoryError
 from ..tiers import GPU, RAM, STORAGE
-from .machine import Machine
+from .machine import (
+    ATTENTION_KERNELS,
+    FFN_KERNELS,
+    HEAD_KERNELS,
+    PREDICTOR_KERNELS,
+    Machine,
+)
 from .model import Neurons, PlacementModel
 from .parts import GPU_ORDER, Parts, assign
 from .solve import Layer, Solution, solve
@@ -16,14 +22,20 @@ from .solve import Layer, Solution, solve
 GROUP = 64  # neurons that are placed together, as in the paper
 _GAP = 1e-5  # relative to the value of the firings; rates are less exact than five digits
 COMMUNICATION = ("expected", "paper", "off")
+# On the GPU, of each part besides neurons.
+KERNELS = {
+    "attention": ATTENTION_KERNELS,
+    "predictor": PREDICTOR_KERNELS,
+    "head": HEAD_KERNELS,
+}
 
 
 @dataclass(frozen=True)
 class Prediction:
-    """Seconds per token by kind of work; all reads at the machine's bandwidths.
+    """Seconds per token by kind of work.
 
-    ffn: per layer the slowest tier, since all three work at the same time; sync: waiting in layers
-    that CPU and GPU share.
+    ffn: per layer the slowest tier, since all three work at the same time; kernels: their cost on
+    the GPU besides the bytes; sync: waiting in layers that CPU and GPU share.
     """
 
     seconds: dict[str, float]
@@ -176,21 +188,21 @@ def predict(
 
     gpu, memory: [L], neurons of each layer on the GPU, and on the GPU or in RAM.
     """
-    seconds = dict.fromkeys(GPU_ORDER, 0.0)
-    for tier, speed in ((parts.gpu, machine.vram), (parts.ram, machine.ram)):
+    seconds = dict.fromkeys((*GPU_ORDER, "ffn", "kernels", "sync"), 0.0)
+    for tier, speed in ((parts.gpu, machine.gpu), (parts.ram, machine.ram)):
         for part in tier:
-            if part.kind in seconds:
+            if part.kind in GPU_ORDER:
                 seconds[part.kind] += part.n_bytes / speed * (0.5 if part.kind == "kv" else 1.0)
-    seconds |= {"ffn": 0.0, "sync": 0.0}
+    on_gpu = [part.kind for part in parts.gpu]
+    kernels = sum(KERNELS.get(kind, 0) for kind in on_gpu)
     for layer, n_gpu, n_memory in zip(model.layers, gpu, memory, strict=True):
         read = np.concatenate(([0.0], np.cumsum(layer.reads))) * layer.neuron_bytes
-        seconds["ffn"] += max(
-            read[n_gpu] / machine.vram,
-            (read[n_memory] - read[n_gpu]) / machine.neurons_in_ram,
-            (read[-1] - read[n_memory]) / machine.storage,
-        )
-        if 0 < n_gpu < layer.n:
-            seconds["sync"] += machine.sync
+        ends = (0, n_gpu, n_memory, layer.n)
+        ffn, sync = machine.ffn_seconds(*np.diff(read[list(ends)]))
+        seconds["ffn"] += ffn
+        seconds["sync"] += sync
+        kernels += FFN_KERNELS + (n_gpu < layer.n) if n_gpu else 0
+    seconds["kernels"] = kernels * machine.node + (machine.launch if kernels else 0.0)
     return Prediction(seconds)
 
 

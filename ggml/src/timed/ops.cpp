@@ -1,0 +1,221 @@
+// The operators: each puts its kernels and the bytes of weights and cache that they read into the
+// stream. What the CPU's half depends on is done: selection, publishing, waiting, counting.
+#include <cstring>
+
+#include "ggml/device_ops.h"
+#include "ggml/status.h"
+#include "timed/device.h"
+
+namespace ggml::timed {
+
+namespace {
+
+// Kernels of the operators of gpu/*.cu, where there is more than one.
+constexpr int kAttention = 2, kSketch = 2, kFfn = 2;
+constexpr int kRounds = 16;                      // selections are drawn once and used in turn
+constexpr int kLevelBegin = 32, kLevelEnd = 64;  // columns of Config::level
+
+double bytes_of(const DeviceRows& w) {
+    return double(w.rows) * double(w.stride);
+}
+
+void put(DeviceStream* stream, int kernels, double bytes) {
+    of(stream).put(kernels, [=](Timeline& t) { t.spend(kernels, bytes); });
+}
+
+void embed_rows(DeviceStream* stream, const DeviceRows& w, const int32_t*, int, int n, float*) {
+    put(stream, 1, double(n) * double(w.stride));
+}
+void norm(DeviceStream* stream, const DeviceNorm&) {
+    put(stream, 1, 0);
+}
+void quantise(DeviceStream* stream, const DeviceInput&) {
+    put(stream, 1, 0);
+}
+void add(DeviceStream* stream, float*, const float*, int64_t) {
+    put(stream, 1, 0);
+}
+void activation(DeviceStream* stream, Activation, const DeviceInput&, const float*) {
+    put(stream, 1, 0);
+}
+void matmul(DeviceStream* stream, const DeviceInput&, const DeviceProduct* products, int n) {
+    double bytes = 0;
+    for (int i = 0; i < n; i++) bytes += bytes_of(products[i].w);
+    put(stream, 1, bytes);
+}
+void rope_table(DeviceStream* stream, const double*, int, double, const int32_t*, int, float*) {
+    put(stream, 1, 0);
+}
+void place_heads(DeviceStream* stream, float*, int, int, int, const float*, float, const float*,
+                 int, RopePairs) {
+    put(stream, 1, 0);
+}
+void store_kv(DeviceStream* stream, const KvLayer&, const KvSlot*, int, const float*,
+              const float*) {
+    put(stream, 1, 0);
+}
+void attention(DeviceStream* stream, const KvLayer& kv, int, float, const DeviceAttentionRow* rows,
+               int n, const float*, const DeviceAttentionScratch&, float*) {
+    const double position = double(2 * kv.n_head_kv * kv.position_bytes());
+    of(stream).put(kAttention, [=](Timeline& t) {
+        int64_t positions = 0;
+        for (int i = 0; i < n; i++) positions += rows[i].end - rows[i].first;
+        t.spend(kAttention, double(positions) * position);
+    });
+}
+void sketch_scores(DeviceStream* stream, const DeviceSketch& w, const float*, int,
+                   const DeviceSketchScratch&, float*) {
+    put(stream, kSketch, double(w.rows) * w.cols / 8);
+}
+
+// ---- Selection ----------------------------------------------------------------------------------
+
+// SplitMix64: the same draws in every run.
+uint64_t mixed(uint64_t x) {
+    x += 0x9e3779b97f4a7c15;
+    x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9;
+    x = (x ^ (x >> 27)) * 0x94d049bb133111eb;
+    return x ^ (x >> 31);
+}
+
+struct Lists {
+    std::vector<int32_t> hot, cold;
+};
+
+// The neurons of a layer that a token asks for. rate: of the layer, null for all neurons.
+Lists draw(const float* rate, double proposed, const int32_t* slot, int n, uint64_t seed) {
+    Lists lists;
+    for (int i = 0; i < n; i++) {
+        const double u = double(mixed(seed ^ uint64_t(i)) >> 11) / double(uint64_t(1) << 53);
+        if (rate && u >= proposed * rate[i]) continue;
+        if (!slot || slot[i] >= 0) {
+            lists.hot.push_back(i);
+        } else {
+            lists.cold.push_back(-1 - slot[i]);
+        }
+    }
+    return lists;
+}
+
+void select(DeviceStream* stream, const float* score, float, const uint8_t*, const int32_t* slot,
+            const DeviceLists& to) {
+    Graph* graph = of(stream).recorded();
+    if (!graph || to.rows != 1) {
+        throw Error(Code::device, "a device that only takes time needs whole graphs of one row");
+    }
+    const int n = to.n;
+    const int index = (*graph->selections)++;
+    const std::shared_ptr<int> selections = graph->selections;
+    const auto rounds = std::make_shared<std::vector<Lists>>();
+    of(stream).put(1, [=](Timeline& t) {
+        const Config& c = t.config();
+        if (rounds->empty()) {
+            const int64_t at = int64_t(c.rate.size()) - int64_t(*selections - index) * n;
+            const float* rate = score && at >= 0 ? c.rate.data() + at : nullptr;
+            for (uint64_t r = 0; r < kRounds; r++) {
+                const uint64_t seed = mixed(r * 1024 + uint64_t(*selections - index)) << 20;
+                rounds->push_back(draw(rate, c.proposed, slot, n, seed));
+            }
+        }
+        const Lists& lists = (*rounds)[t.launches % kRounds];
+        std::memcpy(to.hot, lists.hot.data(), lists.hot.size() * sizeof(int32_t));
+        std::memcpy(to.cold, lists.cold.data(), lists.cold.size() * sizeof(int32_t));
+        to.count[0] = int32_t(lists.hot.size());
+        to.count[1] = int32_t(lists.cold.size());
+        t.spend(1, 0);
+    });
+}
+
+// ---- Both halves --------------------------------------------------------------------------------
+
+void partial_ffn(DeviceStream* stream, const DeviceNeurons& w, const DeviceInput&,
+                 const DeviceLists& lists, const DeviceFfnScratch& scratch) {
+    const int32_t* const count = lists.count;
+    const double gate = double(w.gate ? w.gate.stride : w.up.stride);
+    const double rest = double((w.gate ? w.up.stride : 0) + w.down.stride);
+    of(stream).put(kFfn, [=](Timeline& t) {
+        const double n = *count, fired = double(int64_t(n * t.config().fired + 0.5));
+        t.spend(kFfn, n * gate + fired * rest);
+        if (!scratch.counts) return;
+        scratch.counts[0] += uint64_t(n);
+        for (int i : {1, 2}) scratch.counts[i] += uint64_t(fired);
+    });
+}
+
+void merge(DeviceStream* stream, const DeviceSums&, const float*, float*) {
+    put(stream, 1, 0);
+}
+
+void publish(DeviceStream* stream, const DeviceInput& input, const DeviceLists& lists,
+             const DeviceExchange& to) {
+    const int cols = input.cols;
+    // +1 and -1, by a fixed pattern.
+    const auto x = std::make_shared<std::vector<float>>(size_t(cols));
+    for (int i = 0; i < cols; i++) (*x)[size_t(i)] = mixed(uint64_t(i)) & 1 ? 1.0f : -1.0f;
+    const auto started = std::make_shared<bool>(false);
+    of(stream).put(1, [=](Timeline& t) {
+        if (!*started) {
+            *started = true;
+            for (int i = 0; i < kLevelEnd && i < cols; i++) {
+                (*x)[size_t(i)] = i < kLevelBegin ? 0 : float(t.config().level);
+            }
+        }
+        const int32_t n = lists.count[1];
+        double bytes = 0;
+        if (n > 0) {
+            bytes += double(cols) * sizeof(float);
+            std::memcpy(to.x, x->data(), size_t(cols) * sizeof(float));
+        }
+        if (to.ids) {
+            bytes += double(n) * sizeof(int32_t);
+            std::memcpy(to.ids, lists.cold, size_t(n) * sizeof(int32_t));
+        }
+        *to.count = n;
+        t.spend(1, 0);
+        t.transfer(bytes);
+        // The stream goes on while the flag is on its way.
+        Timeline seen = t;
+        seen.wait_for(t.config().flag);
+        seen.reach();
+        __atomic_store_n(to.published, *to.epoch, __ATOMIC_RELEASE);
+    });
+}
+
+void merge_answer(DeviceStream* stream, const DeviceSums& here, const DeviceLists& lists,
+                  const DeviceExchange& from, const float*, float*) {
+    const int cols = here.cols;
+    of(stream).put(1, [=](Timeline& t) {
+        if (lists.count[1] == 0) return t.spend(1, 0);
+        const uint32_t epoch = *from.epoch;
+        for (;;) {
+            const uint32_t answered = __atomic_load_n(from.answered, __ATOMIC_ACQUIRE);
+            if (answered == epoch || answered == kReleased) break;
+#ifdef GGML_X86
+            __builtin_ia32_pause();
+#endif
+        }
+        t.rest();
+        t.wait_for(t.config().flag);
+        t.transfer(double(cols) * sizeof(float));
+        t.spend(1, 0);
+    });
+}
+
+void argmax(DeviceStream* stream, const float*, int, int32_t*) {
+    put(stream, 1, 0);
+}
+void flag_rounds(DeviceStream*, const DeviceExchange&, uint32_t) {
+    throw Error(Code::unsupported, "a device that only takes time has no flags to measure");
+}
+
+}  // namespace
+
+const DeviceOps& ops() {
+    static const DeviceOps table = {embed_rows,    norm,       quantise,    add,      activation,
+                                    matmul,        rope_table, place_heads, store_kv, attention,
+                                    sketch_scores, select,     partial_ffn, merge,    publish,
+                                    merge_answer,  argmax,     flag_rounds};
+    return table;
+}
+
+}  // namespace ggml::timed

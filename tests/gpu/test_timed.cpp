@@ -1,0 +1,151 @@
+// The device that takes a card's time: the time of its operators, what it counts, and models that
+// it shares with the CPU.
+#include <chrono>
+#include <cstdio>
+#include <fstream>
+
+#include "device_model.h"
+#include "engine/sessions.h"
+#include "ggml/device.h"
+#include "ggml/device_ops.h"
+#include "timed/device.h"
+
+using namespace sessions;
+using ggml::DeviceStream;
+
+namespace {
+
+double seconds_of(const std::function<void()>& work) {
+    using Clock = std::chrono::steady_clock;
+    const Clock::time_point start = Clock::now();
+    work();
+    return std::chrono::duration<double>(Clock::now() - start).count();
+}
+
+void test_ids() {
+    for (const char* id : {"timed:bandwith=1", "timed:node", "timed:node=", "timed:node=1x",
+                           "timed:node=-1", "timed:node=nan", "timed:fired=2"}) {
+        CHECK_THROWS(device, ggml::open_device(id));
+    }
+    CHECK_THROWS(io, ggml::open_device("timed:rates=/nowhere"));
+    const auto device = ggml::open_device("timed:memory=1e9,level=-0.5");
+    CHECK(device->info().total_bytes == 1000000000);
+    CHECK_THROWS(memory, device->allocate(2000000000, "weights"));
+    for (const ggml::DeviceInfo& d : ggml::devices()) CHECK(d.id.rfind("timed", 0) != 0);
+}
+
+// 20 products of 1 MB at 100 MB/s and 1 ms each take 0.22 s, as a graph and one by one.
+void test_time() {
+    const auto device = ggml::open_device("timed:bandwidth=1e8,node=1e-3,launch=5e-3,link=1e9");
+    DeviceStream* stream = device->new_stream();
+    ggml::DeviceRows w;
+    const auto memory = static_cast<uint8_t*>(device->allocate(1 << 30, "weights"));
+    w.data = memory;  // an address without memory
+    w.rows = 1000, w.cols = 1000, w.stride = 1000;
+    const ggml::DeviceProduct product{w, nullptr, nullptr};
+    const auto work = [&] {
+        for (int i = 0; i < 20; i++) device->ops().matmul(stream, {}, &product, 1);
+    };
+    // Never less; on a busy machine not much more in one of a few tries.
+    const auto takes = [](double expected, const std::function<void()>& some) {
+        double least = 1e9;
+        for (int i = 0; i < 10 && least > expected + 0.1; i++) {
+            least = std::min(least, seconds_of(some));
+        }
+        if (least < expected || least > expected + 0.1) {
+            std::fprintf(stderr, "%g instead of %g s\n", least, expected);
+        }
+        return least >= expected && least <= expected + 0.1;
+    };
+    CHECK(takes(0.22, [&] {
+        work();
+        device->wait(stream);
+    }));
+    const double before = ggml::timed::of(stream).bytes();
+    device->begin_capture(stream);
+    work();
+    ggml::DeviceGraph* graph = device->end_capture(stream);
+    CHECK(device->nodes(graph) == 20);
+    const double bytes = ggml::timed::of(stream).bytes() - before;
+    CHECK(bytes == 0);
+    device->launch(graph, stream);
+    device->wait(stream);
+    CHECK(ggml::timed::of(stream).bytes() - before == 20e6);
+    CHECK(takes(0.225, [&] {
+        device->launch(graph, stream);
+        CHECK(!device->idle(stream));
+        device->wait(stream);
+        CHECK(device->idle(stream));
+    }));
+    std::vector<uint8_t> host(10000000);
+    CHECK(takes(0.022, [&] {
+        device->copy_in(stream, memory, host.data(), host.size());
+        device->copy_out(stream, host.data(), w.data, host.size());
+        device->wait(stream);
+    }));
+    device->release(graph);
+    device->release(memory);
+    CHECK(device->allocated_bytes() == 0);
+    device->release(stream);
+}
+
+// The neurons of a model that fire half as often as they are asked for: both halves get their
+// share, and the waits are as long as the model says.
+void test_split() {
+    const std::string path = folder / "timed.gguf", rates = folder / "rates";
+    Shape shape;
+    shape.activation = "relu", shape.down_t = true, shape.predictor_rank = 32, shape.n_layer = 3;
+    shape.n_ff = 960;
+    tiny::write(tiny::describe(shape), path);
+    const std::vector<float> rate(size_t(shape.n_layer * shape.n_ff), 0.25f);
+    std::ofstream(rates, std::ios::binary)
+        .write(reinterpret_cast<const char*>(rate.data()), ptrdiff_t(rate.size() * sizeof(float)));
+    pi_session_params session = session_params();
+    session.sparse = PI_SPARSE_PREDICTOR;
+    pi_model_params params = pi_model_default_params();
+    const std::string id = "timed:node=1e-3,proposed=2,fired=0.5,rates=" + rates;
+    params.device = id.c_str();
+    params.session = &session;
+    const uint64_t most = total(make_plan(*Model::load(path, params), session).parts, Tier::gpu);
+    const Tokens tokens = random_tokens(4, 3);
+    for (const uint64_t budget : {most, most - 1000000}) {
+        params.vram_budget = budget;
+        const auto model = Model::load(path, params);
+        const DeviceShare& share = model->device->share;
+        CHECK(share.first_layer == 0 && share.splits(1) == (budget < most));
+        {
+            Session s(model, session);
+            logits(s, tokens, 1, 0);
+            // At least 15 kernels a layer. Several tries, for a busy machine.
+            double kernels = 1e9;
+            for (int i = 0; i < 3 || (i < 10 && kernels > 100); i++) {
+                s.truncate(0, 0);
+                const double seconds = seconds_of([&] { logits(s, tokens, 1, 0); });
+                kernels = std::min(kernels, seconds / double(tokens.size()) / 1e-3);
+            }
+            if (!(kernels > 45 && kernels < 200)) std::fprintf(stderr, "%g kernels\n", kernels);
+            CHECK(kernels > 45 && kernels < 200);
+            for (const ggml::NeuronCounts& n : s.counts.neurons) {
+                const double asked = double(n.proposed) / double(n.rows) / double(shape.n_ff);
+                CHECK(asked > 0.45 && asked < 0.55);
+                if (budget == most) CHECK(n.fired * 2 <= n.proposed + n.rows);
+            }
+        }
+        // A stop in the middle leaves nobody waiting.
+        static int left;
+        left = 3;
+        pi_session_params stopped = session;
+        stopped.should_stop = [](void*) { return --left == 0; };
+        Session other(model, stopped);
+        CHECK_THROWS(cancelled, logits(other, tokens, 1, 0));
+    }
+}
+
+}  // namespace
+
+int main() {
+    test_ids();
+    test_time();
+    test_split();
+    return check::summary("test_timed");
+}
