@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 from dataclasses import dataclass
@@ -167,9 +168,11 @@ def llama_cpp(run: Runner, to: Results, part: str, of: Shape, budget: int) -> No
 
 
 def forget_models(run: Runner) -> None:
-    """Removes what the parts wrote."""
+    """Removes what the parts wrote, and its folder."""
     for path in run.folder.glob("gpu-*.gguf*"):
         path.unlink()
+    with contextlib.suppress(OSError):  # there is none, or something else in it
+        run.folder.rmdir()
 
 
 def hybrid(

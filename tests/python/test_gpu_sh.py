@@ -44,7 +44,7 @@ def test_every_part(root: Path, tmp_path: Path) -> None:
     assert 0.08 < part["fired"] < 0.12 and part["fired"] < part["proposed"] < 0.2
     table = (tmp_path / "out" / "results.md").read_text()
     assert all(f"## {part} (" in table for part in PARTS) and "NO" not in table
-    assert not list((tmp_path / "powerinfer-gpu").glob("*"))
+    assert not (tmp_path / "powerinfer-gpu").exists()
 
     # A part that takes too long fails, is named, and replaces what it found before.
     done = gpu_sh(root, tmp_path, "--seconds", 0.05, "flags", "vram")
