@@ -18,6 +18,7 @@ from results import Results
 
 PARTS: dict[str, Callable[[Runner, Results], None]] = {
     "flags": correct.flags,
+    "card": speed.card,
     "operators": correct.operators,
     "split": correct.split,
     "stop": correct.stop,

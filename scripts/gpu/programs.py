@@ -103,6 +103,7 @@ class Runner:
     folder: Path  # of models
     llama_bench: Path | None = None
     deadline: float = field(default=float("inf"))
+    machine: dict[str, Any] = field(default_factory=dict)  # speed.report()
 
     @property
     def simt(self) -> bool:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from programs import MIB, Runner
 from results import Results
+
+BYTES = {"F16": 2, "Q8_0": 34 / 32, "Q4_0": 18 / 32}  # of a weight
 
 
 @dataclass(frozen=True)
@@ -32,7 +36,7 @@ class Shape:
         """About the size of its file."""
         weights = self.layers * (4 * self.embd**2 + 3 * self.embd * self.ff)
         weights += 2 * self.vocab * self.embd
-        each = {"F16": 2, "Q8_0": 34 / 32, "Q4_0": 18 / 32}[self.type]
+        each = BYTES[self.type]
         signs = self.layers * self.embd * self.ff // 8
         return int(weights * each + signs) + 16 * MIB
 
@@ -72,8 +76,58 @@ def whole_layers(run: Runner, model: Path, layers: int, budget: int) -> int:
     return low
 
 
+def report(run: Runner) -> dict[str, Any]:
+    """What the device and the RAM can do, measured once."""
+    if not run.machine:
+        n_bytes = 1 << (22 if run.toy else 28)
+        said = run.run("gpu_speed", "--device", run.device, "--report", 1, "--bytes", n_bytes)
+        run.machine = json.loads(said)
+    return run.machine
+
+
+def card(run: Runner, to: Results) -> None:
+    """The figures that bounds are made of."""
+    to.add("card", "measured", None, **report(run))
+
+
+def activations(share: float) -> float:
+    """The share of activations that the hottest neurons make, of this share of all: gpu_model's
+    law."""
+    falling = 6.2
+    return float(-math.expm1(-falling * share) / -math.expm1(-falling))
+
+
+def bound(
+    run: Runner, of: Shape, found: dict[str, Any], hot: bool, every: bool, apart: bool
+) -> float:
+    """Seconds that a token takes at least: what each side reads at its measured bandwidth, the
+    FFN's halves at the same time, and a flag and its answer per shared layer. hot: the device has
+    the hottest neurons; every: all neurons are computed; apart: layers are not shared."""
+    machine = report(run)
+    gpu, ram = machine["copy_gb_s"] * 1e9, machine["ram_gb_s"] * 1e9
+    row = of.embd * BYTES[of.type] * of.layers * of.ff
+    ffn = row * (3 if every else found["proposed"] + 2 * found["fired"])
+    share = found["device_neurons"] / found["neurons"]
+    on_device = ffn * (activations(share) if hot and not every else share)
+    halves = (on_device / gpu, (ffn - on_device) / ram)
+    always = ("attention", "predictor", "norms", "head")
+    seconds = sum(found["gpu"].get(part, 0) for part in always) / gpu
+    seconds += sum(found["ram"].get(part, 0) for part in always) / ram
+    if apart or share == 1:
+        return float(seconds + sum(halves))
+    return float(seconds + max(halves) + machine["flag_us"] * 1e-6 * of.layers)
+
+
 def measured(
-    run: Runner, to: Results, part: str, what: str, model: Path, budget: int, **options: object
+    run: Runner,
+    to: Results,
+    part: str,
+    what: str,
+    of: Shape,
+    model: Path,
+    budget: int,
+    hot: bool = True,
+    **options: object,
 ) -> dict[str, Any]:
     """A row of a table. The driver's figure of what the process takes must be within the budget."""
     chosen = {"ctx": CONTEXT, **lengths(run), **options}
@@ -88,6 +142,10 @@ def measured(
         "budget_mib": round(budget / MIB, 1),
         "planned_mib": round(found["gpu_bytes"] / MIB, 1),
     }
+    if chosen.get("batch", 1) == 1:
+        every = chosen.get("sparse") == "off"
+        least = bound(run, of, found, hot, every, apart="layers" in chosen)
+        row["of_bound"] = float(f"{1e3 * least / found['step_ms']:.3g}")
     ok = found["device_bytes"] <= budget
     if "vram_peak" in found:
         row["driver_mib"] = round(found["vram_peak"] / MIB, 1)
@@ -110,9 +168,11 @@ def llama_cpp(run: Runner, to: Results, part: str, of: Shape, budget: int) -> No
 
 
 def forget_models(run: Runner) -> None:
-    """Removes what the parts wrote."""
+    """Removes what the parts wrote, and its folder."""
     for path in run.folder.glob("gpu-*.gguf*"):
         path.unlink()
+    with contextlib.suppress(OSError):  # there is none, or something else in it
+        run.folder.rmdir()
 
 
 def hybrid(
@@ -125,14 +185,14 @@ def hybrid(
     rates: dict[int, dict[str, Any]] = {}
     for percent in shares:
         what = f"{percent}% of {full / MIB:.0f} MiB"
-        rates[percent] = measured(run, to, part, what, model, full * percent // 100)
+        rates[percent] = measured(run, to, part, what, of, model, full * percent // 100)
     budget = full * at // 100
     layers = whole_layers(run, model, of.layers, budget)
     whole = {"layers": layers}
     name = f"at {at}%: {layers} whole layers"
-    dense = measured(run, to, part, f"{name}, dense", model, budget, sparse="off", **whole)
-    sparse = measured(run, to, part, f"{name}, sparse", model, budget, **whole)
-    unplaced = measured(run, to, part, f"at {at}%: --disable-gpu-index", model, budget, index=0)
+    dense = measured(run, to, part, f"{name}, dense", of, model, budget, sparse="off", **whole)
+    sparse = measured(run, to, part, f"{name}, sparse", of, model, budget, False, **whole)
+    unplaced = measured(run, to, part, f"at {at}%: --disable-gpu-index", of, model, budget, index=0)
     best = rates[at]
     # A placement that knows nothing.
     index = model.with_name(model.name + ".generated.gpuidx")
@@ -140,13 +200,13 @@ def hybrid(
     sizes = ("--layers", of.layers, "--ff", of.ff)
     run.run("gpu_model", "--index", model, "--share", f"{share:.6f}", *sizes)
     try:
-        drawn = measured(run, to, part, f"at {at}%: random neurons", model, budget)
+        drawn = measured(run, to, part, f"at {at}%: random neurons", of, model, budget, False)
     finally:
         index.unlink()
     if not keep:
         model.unlink()  # two do not fit everywhere
     plain = written(run, of, "plain")
-    measured(run, to, part, f"at {at}%: predictors as good as trained ones", plain, budget)
+    measured(run, to, part, f"at {at}%: predictors as good as trained ones", of, plain, budget)
     plain.unlink()
     others = {"dense layers": dense, "sparse layers": sparse, "--disable-gpu-index": unplaced}
     for rival, figures in {**others, "random neurons": drawn}.items():
@@ -172,8 +232,8 @@ def vram(run: Runner, to: Results) -> None:
         of = shape(run, "7b", 0.10, type=kind)
         model = written(run, of)
         budget = everything(run, model)
-        dense = measured(run, to, "vram", f"{kind}, dense", model, budget, sparse="off")
-        sparse = measured(run, to, "vram", f"{kind}, sparse", model, budget)
+        dense = measured(run, to, "vram", f"{kind}, dense", of, model, budget, sparse="off")
+        sparse = measured(run, to, "vram", f"{kind}, sparse", of, model, budget)
         ratio = sparse["gen_per_s"] / dense["gen_per_s"]
         to.add("vram", f"{kind}: sparse of dense", None, ratio=round(ratio, 2))
         llama_cpp(run, to, "vram", of, 1 << 60)
@@ -188,7 +248,7 @@ def batches(run: Runner, to: Results) -> None:
     sizes = (1, 2) if run.toy else (1, 4, 8, 16, 32)
     for n in sizes:
         budget = everything(run, model, batch=n) * 60 // 100
-        measured(run, to, "batches", f"{n} sequences", model, budget, batch=n)
+        measured(run, to, "batches", f"{n} sequences", of, model, budget, batch=n)
 
 
 def prompts(run: Runner, to: Results) -> None:
@@ -197,9 +257,10 @@ def prompts(run: Runner, to: Results) -> None:
     model = written(run, of)
     prompt, gen = (8, 2) if run.toy else (1500, 256)
     options = {"ctx": prompt + gen, "prompt": prompt, "gen": gen, "repeat": 1}
-    full = int(run.speed(model, vram=1 << 20, plan=1, ctx=prompt + gen)["gpu_bytes"])
+    sizes = {"ctx": prompt + gen, "prompt": prompt}
+    full = int(run.speed(model, vram=1 << 20, plan=1, **sizes)["gpu_bytes"])
     for percent in (60, 100):
         budget = full * percent // 100
-        found = measured(run, to, "prompts", f"{percent}%, text", model, budget, **options)
+        found = measured(run, to, "prompts", f"{percent}%, text", of, model, budget, **options)
         rate = round(found["prompt_per_s"], 1)
         to.add("prompts", f"{percent}%, prompt of {prompt}", None, tokens_per_s=rate)

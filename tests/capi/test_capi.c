@@ -50,6 +50,30 @@ static void test_process(void) {
     CHECK(says("no-such-isa"));
 }
 
+static void test_devices(void) {
+    pi_device_report r;
+    memset(&r, 77, sizeof(r));
+    SIZED(r);
+    FAILS(PI_ERROR_DEVICE, pi_measure_device("opencl0", 4096, &r));
+    CHECK(says("there is no device \"opencl0\""));
+    FAILS(PI_ERROR_ARGUMENT, pi_measure_device(NULL, 4096, &r));
+    FAILS(PI_ERROR_ARGUMENT, pi_measure_device("simt", 4096, NULL));
+    FAILS(PI_ERROR_ARGUMENT, pi_measure_device("simt", 4095, &r));
+    CHECK(r.name[0] == 77 && r.compute == 0x4d4d4d4d);
+    if (pi_measure_device("simt", 4096, &r) == PI_ERROR_DEVICE) return; /* not in every build */
+    CHECK(!strcmp(r.name, "CPU as a GPU") && r.compute == 75 && r.cuda == r.driver_cuda);
+    CHECK(r.total_bytes >= r.free_bytes && r.free_bytes > 0);
+    CHECK(r.copy_per_s > 0 && r.in_per_s > 0 && r.out_per_s > 0);
+    CHECK(r.flag_s > 0 && r.launch_s > 0 && r.node_s >= 0);
+    /* An older caller, who knows the name only. */
+    memset(&r, 77, sizeof(r));
+    r.struct_size = offsetof(pi_device_report, driver);
+    OK(pi_measure_device("simt", 4096, &r));
+    CHECK(!strcmp(r.name, "CPU as a GPU") && r.driver[0] == 77);
+    r.struct_size = sizeof(r) + 8;
+    FAILS(PI_ERROR_ARGUMENT, pi_measure_device("simt", 4096, &r));
+}
+
 static void test_defaults(void) {
     const pi_model_params m = pi_model_default_params();
     CHECK(m.struct_size == sizeof(m) && !m.vocab_only && m.use_mmap && !m.use_mlock);
@@ -507,6 +531,7 @@ int main(int argc, char** argv) {
     program_path = argv[0];
     model_path = argv[1];
     test_process();
+    test_devices();
     test_defaults();
     test_gguf();
     test_formats();

@@ -31,6 +31,7 @@ class Rounds {
           count_(device, 2, "count"),
           epoch_(device, 1, "epoch"),
           arrived_(device, kLayers, "arrived"),
+          waited_(device, 1, "waited"),
           shared_x_(device, kLayers * kCols, "x"),
           shared_sums_(device, kLayers * kCols, "sums"),
           ids_(device, kLayers * kCols, "ids"),
@@ -42,16 +43,19 @@ class Rounds {
         for (int c = 0; c < kCols; c++) elsewhere[size_t(c)] = -1 - c;
         DeviceStream* const s = stream_.get();
         device.zero(s, arrived_.get(), kLayers * sizeof(uint32_t));
+        device.zero(s, waited_.get(), sizeof(unsigned long long));
         device.zero(s, sums_.get(), kDeviceParts * kCols * sizeof(float));
         device.copy_in(s, x_.get(), expected_.data(), kCols * sizeof(float));
         device.copy_in(s, slot_.get(), elsewhere.data(), kCols * sizeof(int32_t));
         device.wait(s);
         device.begin_capture(s);
-        const DeviceLists lists{hot_.get(), cold_.get(), count_.get()};
+        const DeviceLists lists{hot_.get(), cold_.get(), count_.get(), 1, kCols};
+        const DeviceInput x{x_.get(), nullptr, nullptr, 1, kCols};
+        const DeviceSums sums{sums_.get(), kDeviceParts, 1, kCols};
         for (int i = 0; i < kLayers; i++) {
-            device.ops().select(s, x_.get(), kThreshold, nullptr, slot_.get(), kCols, lists);
-            device.ops().publish(s, x_.get(), kCols, lists, kCols, exchange(i));
-            device.ops().merge_answer(s, sums_.get(), exchange(i), nullptr, kCols, x_.get());
+            device.ops().select(s, x_.get(), kThreshold, nullptr, slot_.get(), lists);
+            device.ops().publish(s, x, lists, exchange(i));
+            device.ops().merge_answer(s, sums, lists, exchange(i), nullptr, x_.get());
         }
         graph_ = Owned<DeviceGraph>(device, device.end_capture(s));
     }
@@ -91,6 +95,7 @@ class Rounds {
         e.count = reinterpret_cast<int32_t*>(line + 2 * kLine);
         e.arrived = arrived_.get() + layer;
         e.epoch = epoch_.get();
+        e.waited = waited_.get();
         return e;
     }
 
@@ -131,6 +136,7 @@ class Rounds {
     DeviceArray<float> x_, sums_;
     DeviceArray<int32_t> slot_, cold_, hot_, count_;
     DeviceArray<uint32_t> epoch_, arrived_;
+    DeviceArray<unsigned long long> waited_;
     SharedArray<float> shared_x_, shared_sums_;
     SharedArray<int32_t> ids_;
     SharedArray<uint32_t> flags_;

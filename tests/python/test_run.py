@@ -214,6 +214,8 @@ def test_a_machine_with_a_gpu(clone: Path, tmp_path: Path) -> None:
     assert (status, built) == (1, [f"{options} -DX=1"])
     assert said.endswith("run: error: the build with CUDA failed\n")
 
+    (clone / "CMakeLists.txt").touch()
+    assert run(CMAKE_ARGS="-DGGML_CUDA=OFF")[:2] == (0, ["-DGGML_CUDA=OFF"])
     (clone / "cuda_fails").unlink()
     fake(bin_folder, "nvidia-smi", SMI.replace("8.9", "6.1"))
     (clone / "CMakeLists.txt").touch()

@@ -4,13 +4,15 @@
 //   gpu_speed --model F [--device cuda0 --vram MiB --layers N --index 0] [--sparse auto]
 //             [--ctx 512] [--prompt 0] [--gen 64] [--batch 1] [--repeat 3] [--threads 0]
 //
-// --plan 1: the memory plan alone. --layers: n_gpu_layers; -1: what fits. --batch: sequences that
-// are computed together. Rates are of all sequences: tokens per second.
+// --plan 1: the memory plan alone. --report 1: the device and the RAM, without a model. --layers:
+// n_gpu_layers; -1: what fits. --batch: sequences that are computed together. Rates are of all
+// sequences: tokens per second.
 #include <algorithm>
 #include <chrono>
 #include <cmath>
 #include <cstdio>
 #include <cstring>
+#include <map>
 #include <random>
 #include <vector>
 
@@ -39,17 +41,41 @@ int32_t sparse_mode(const std::string& name) {
     throw std::invalid_argument("--sparse is auto, off, exact or predictor");
 }
 
+// Bytes by tier, in all and by part.
 void print_plan(const pi_plan* plan) {
-    uint64_t sums[2] = {};
-    std::string parts;
+    std::map<std::string, std::map<std::string, uint64_t>> tiers{{"gpu", {}}, {"ram", {}}};
     for (int32_t i = 0; i < pi_plan_n_parts(plan); i++) {
         pi_plan_part part{};
         part.struct_size = sizeof part;
         must(pi_plan_part_at(plan, i, &part));
-        sums[std::strcmp(part.tier, "gpu") == 0] += part.n_bytes;
+        tiers[part.tier][part.name] += part.n_bytes;
     }
-    std::printf("\"gpu_bytes\": %llu, \"ram_bytes\": %llu", (unsigned long long)sums[1],
-                (unsigned long long)sums[0]);
+    for (const auto& [tier, parts] : tiers) {
+        uint64_t sum = 0;
+        std::string text;
+        for (const auto& [name, n] : parts) {
+            sum += n;
+            text += (text.empty() ? "\"" : ", \"") + name + "\": " + std::to_string(n);
+        }
+        std::printf("%s\"%s_bytes\": %llu, \"%s\": {%s}", tier == "gpu" ? "" : ", ", tier.c_str(),
+                    (unsigned long long)sum, tier.c_str(), text.c_str());
+    }
+}
+
+void print_report(const std::string& device, uint64_t n_bytes, int32_t threads) {
+    pi_device_report r{};
+    r.struct_size = sizeof r;
+    must(pi_measure_device(device.c_str(), n_bytes, &r));
+    double read = 0;
+    must(pi_measure_read(threads ? threads : pi_default_threads(), n_bytes, &read));
+    std::printf(
+        "{\"name\": \"%s\", \"driver\": \"%s\", \"compute\": %d, \"cuda\": %d, \"total_mib\": "
+        "%.0f, "
+        "\"context_mib\": %.0f, \"copy_gb_s\": %.1f, \"in_gb_s\": %.1f, \"out_gb_s\": %.1f, "
+        "\"flag_us\": %.3f, \"launch_us\": %.2f, \"node_us\": %.3f, \"ram_gb_s\": %.1f}\n",
+        r.name, r.driver, r.compute, r.cuda, double(r.total_bytes) / (1 << 20),
+        double(r.context_bytes) / (1 << 20), r.copy_per_s / 1e9, r.in_per_s / 1e9,
+        r.out_per_s / 1e9, r.flag_s * 1e6, r.launch_s * 1e6, r.node_s * 1e6, read / 1e9);
 }
 
 class Run {
@@ -118,13 +144,16 @@ void run(int argc, char** argv) {
     const auto batch = int32_t(given.whole("batch", 1)), gen = int32_t(given.whole("gen", 64));
     const auto prompt = int32_t(given.whole("prompt", 0));
     const auto repeat = int32_t(given.whole("repeat", 3));
+    const bool report = given.whole("report", 0) != 0;
+    const auto report_bytes = uint64_t(given.whole("bytes", 1 << 28));
     const bool plan_only = given.whole("plan", 0) != 0;
     pi_session_params s = pi_session_default_params();
     s.n_ctx = int32_t(given.whole("ctx", 512));
     s.n_seq = batch;
     s.n_threads = int32_t(given.whole("threads", 0));
     s.sparse = sparse_mode(given.text("sparse", "auto"));
-    s.n_batch = s.n_ubatch = std::max(batch, std::min(512, s.n_ctx));
+    // Rows take memory on the device: no more than are needed.
+    s.n_batch = s.n_ubatch = std::max(batch, std::min(prompt, 512));
     s.n_logits = batch;
     pi_model_params m = pi_model_default_params();
     m.device = device.c_str();
@@ -133,6 +162,7 @@ void run(int argc, char** argv) {
     m.use_gpu_index = given.whole("index", 1) != 0;
     m.session = &s;
     given.no_more();
+    if (report) return print_report(device, report_bytes, s.n_threads);
     if (plan_only) {
         pi_plan* plan = nullptr;
         must(pi_plan_new(path.c_str(), &m, &s, &plan));
