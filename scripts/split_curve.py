@@ -350,7 +350,7 @@ def plot(args: argparse.Namespace) -> None:
         rows = [row for row in csv.DictReader(file) if row["mode"] == "ideal"]
     models = sorted({row["model"] for row in rows}, key=lambda name: (len(name), name))
     cpus = sorted({row["cpu"] for row in rows}, reverse=True)
-    figure = style.figure(5 * len(cpus), 3 * len(models))
+    figure = style.figure(4.2 * len(cpus), 2.3 * len(models))
     grid = figure.subplots(len(models), len(cpus), squeeze=False)
     for model, line in zip(models, grid, strict=True):
         for cpu, axes in zip(cpus, line, strict=True):
