@@ -45,8 +45,10 @@ from powerinfer_cpp.placement.machine import (
     PREDICTOR_KERNELS,
     Machine,
 )
+from powerinfer_cpp.plot import style
 from powerinfer_cpp.rates import read_rates
 
+LOOKS = {"predicted": "-", "measured": "x", "bound": "--", "dense split": ":"}
 BUDGETS = (30, 45, 60, 75, 90, 100)  # % of what the whole model takes on the GPU
 CONTEXT = 512
 LINK = 25 * GB  # PCIe 4.0 x16, one way
@@ -154,6 +156,8 @@ def split_seconds(
             seconds += fixed / m.ram
             continue
         seconds += fixed / m.gpu
+        if ram > 0 and not gpu:  # the halves still meet
+            seconds += m.dispatch + m.sync
         kernels += ATTENTION_KERNELS + PREDICTOR_KERNELS + FFN_KERNELS + (ram > 0)
     head = bool(plan["gpu"].get("head"))
     seconds += shape.head / (m.gpu if head else m.ram)
@@ -282,11 +286,14 @@ def decode(
 
 
 def predict(args: argparse.Namespace) -> None:
-    cpus = json.loads(args.cpu.read_text())
+    measured = json.loads(args.cpu.read_text())
     for name, path, shape, card, mode, share, budget, rates in points(args):
         fields = {"device": device(card, MODES[mode], rates), "vram_budget": budget}
         plan = memory_plan(path, fields, {"n_ctx": CONTEXT, "n_logits": 1})
-        for label, cpu in ((f"here, {cpus[name]['threads']} thread(s)", cpus[name]),
+        # What a format costs with one model it costs with another.
+        same = [key for key in measured if key.split("-")[1] == name.split("-")[1]]
+        here = measured.get(name) or measured[same[0]]
+        for label, cpu in ((f"here, {here['threads']} thread(s)", here),
                            ("desktop, 60 GB/s", DESKTOP)):  # fmt: skip
             m = machine(card, cpu)
             bound = Machine.bound(vram=m.vram, ram=cpu.get("read", 60 * GB))
@@ -334,8 +341,37 @@ def main() -> None:
     {"calibrate": calibrate, "measure": measure, "predict": predict, "plot": plot}[args.what](args)
 
 
+COLOURS = {"2080ti": style.GREY, "3090": style.RAM, "4090": style.GPU, "5090": style.BLUE}
+
+
 def plot(args: argparse.Namespace) -> None:
-    raise NotImplementedError
+    """A row of plots for each model: with the CPU that was measured, and with a desktop's."""
+    with args.out.open(newline="") as file:
+        rows = [row for row in csv.DictReader(file) if row["mode"] == "ideal"]
+    models = sorted({row["model"] for row in rows}, key=lambda name: (len(name), name))
+    cpus = sorted({row["cpu"] for row in rows}, reverse=True)
+    figure = style.figure(4.2 * len(cpus), 2.3 * len(models))
+    grid = figure.subplots(len(models), len(cpus), squeeze=False)
+    for model, line in zip(models, grid, strict=True):
+        for cpu, axes in zip(cpus, line, strict=True):
+            own = [row for row in rows if row["model"] == model and row["cpu"] == cpu]
+            for card, colour in COLOURS.items():
+                for kind, look in LOOKS.items():
+                    points = [
+                        (float(row["vram_gib"]), float(row["tokens_per_s"]))
+                        for row in own
+                        if row["card"] == card and row["kind"] == kind
+                    ]
+                    if points and (card == "4090" or kind in ("predicted", "measured")):
+                        x, y = zip(*sorted(points), strict=True)
+                        label = kind if card == "4090" else None
+                        axes.plot(x, y, look, color=colour, linewidth=1, markersize=6, label=label)
+                    if points and kind == "predicted":
+                        axes.annotate(card, (x[-1], y[-1]), fontsize=7, color=colour)
+            axes.set_yscale("log")
+            style.plain(axes, "VRAM, GiB", "tokens/s", f"{model}, CPU: {cpu}")
+    grid[0][0].legend(fontsize=7, frameon=False)
+    style.save(figure, args.png, [args.out])
 
 
 if __name__ == "__main__":
