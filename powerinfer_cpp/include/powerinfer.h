@@ -227,6 +227,7 @@ typedef struct pi_model_params {
     uint64_t vram_budget; /* bytes there for model and session together; 0: what is free */
     const pi_session_params* session; /* which session the device keeps room for; NULL: defaults */
     int32_t placement;                /* a pi_placement */
+    int32_t n_sessions;               /* how many of them at the same time; 0: one */
 } pi_model_params;
 
 /* Which neurons are computed. Files without neuron rows (ffn_down_t) always compute all of them. */

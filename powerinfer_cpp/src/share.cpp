@@ -19,9 +19,10 @@ namespace {
 
 class Chooser {
  public:
-    Chooser(const Model& m, const pi_session_params& session)
+    Chooser(const Model& m, const pi_session_params& session, int32_t n_sessions)
         : model_(m),
           session_(session),
+          n_sessions_(uint64_t(std::max(n_sessions, 1))),
           fixed_(m.layers.size()),
           rows_(m.layers.size()),
           bundled_(m.layers.size()) {
@@ -39,10 +40,11 @@ class Chooser {
         }
     }
 
-    // What layers from `first` on take without neuron rows, with all that a session needs.
+    // What layers from `first` on take without neuron rows, with all that the sessions need.
     uint64_t least(int64_t first) const {
         const int64_t n = model_.config.n_layer - first;
-        uint64_t sum = size_sum(total(session_parts(model_.config, session_, n), Tier::gpu),
+        const uint64_t session = total(session_parts(model_.config, session_, n), Tier::gpu);
+        uint64_t sum = size_sum(ggml::size_product(n_sessions_, session),
                                 device_table_bytes(n, model_.config.n_ff));
         sum = size_sum(sum, model_.device->device->context_bytes());
         for (size_t i = size_t(first); i < fixed_.size(); i++) sum = size_sum(sum, fixed_[i]);
@@ -127,6 +129,7 @@ class Chooser {
 
     const Model& model_;
     const pi_session_params& session_;
+    const uint64_t n_sessions_;
     std::vector<uint64_t> fixed_;                  // [n_layer]
     std::vector<std::vector<DeviceMatrix>> rows_;  // [n_layer]: of neurons; or FFNs are matrices
     std::vector<bool> bundled_;                    // [n_layer]: in the file
@@ -152,7 +155,7 @@ DeviceShare choose_share(const Model& m, const pi_model_params& params,
     const Budget& budget = *m.device->budget;
     // All else that is planned is a multiple of this: so the weights are, too.
     const uint64_t limit = budget.limit() / ggml::kDeviceGranule * ggml::kDeviceGranule;
-    const Chooser chooser(m, session);
+    const Chooser chooser(m, session, params.n_sessions);
     const int64_t most = n_gpu_layers < 0 ? n_layer : std::min<int64_t>(n_gpu_layers, n_layer);
     DeviceShare share;
     share.first_layer = n_layer;

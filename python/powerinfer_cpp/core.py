@@ -159,7 +159,7 @@ class LlamaCore:
             n_ctx = _positions_in(self.model_path) if n_ctx is None else n_ctx
             room = {**self._session_fields, "n_ctx": n_ctx, "embedding": embedding}
             if embedding:  # and completions, in a session of their own
-                room = options.room_for_two(room)
+                self._model_fields["n_sessions"] = 2
         self._model = Model(self.model_path, progress_callback, verbose, room, **self._model_fields)
         if n_ctx is None:
             n_ctx = _default_positions(self._model.n_ctx_train)

@@ -145,12 +145,6 @@ def device_fields(
     }
 
 
-def room_for_two(fields: dict[str, Any]) -> dict[str, Any]:
-    """pi_session_params that take as much of a device as two sessions with these fields: the keys
-    and values of three are more than those of two and the second session's scratch."""
-    return {**fields, "n_seq": 3}
-
-
 def note_without_gpu(asked: dict[str, Any]) -> None:
     """Says on stderr which of the options (by name) ask in vain for a GPU, where there is none."""
     names = [name for name, value in asked.items() if value]

@@ -24,7 +24,7 @@ from powerinfer_cpp import DeviceError, Llama, OutOfMemoryError
 MIB = 1 / 1024  # in GiB
 PROMPT = "Once upon a time"
 # MiB: neurons of the last layer; all layers and the head, with few neurons; everything.
-LITTLE, PART, ALL = 0.5, 2, 64
+LITTLE, PART, ALL = 1, 2.5, 64
 
 
 def opened(path: Path, budget: float | None = None, **options: Any) -> Llama:
@@ -47,7 +47,7 @@ def written(llm: Llama, n: int, prompt: str = PROMPT) -> str:
     return llm(prompt, max_tokens=n, temperature=0)["choices"][0]["text"]
 
 
-@pytest.mark.parametrize("budget", [LITTLE, 1, 1.5, PART, 3, ALL])
+@pytest.mark.parametrize("budget", [LITTLE, 1.5, 2, PART, 3, ALL])
 def test_text_and_logits_are_those_of_the_cpu(model_path: Path, budget: float) -> None:
     with opened(model_path) as cpu, opened(model_path, budget) as device:
         plan = device.plan()
@@ -105,7 +105,7 @@ def test_no_placement_serves_more_firings(model_path: Path) -> None:
     that the solver of `powerinfer place` finds for the same bytes: nothing needs to be solved
     first, or cached."""
     rates = [np.sort(s.rates)[::-1].astype(float) for s in read_statistics(Gguf(model_path))]
-    for budget in (1.75, PART, 3):
+    for budget in (2, PART, 3):
         with opened(model_path, budget) as llm:
             on_gpu = [llm._model.layer_on_device(i) for i in range(len(rates))]
         assert 0 < sum(on_gpu) < sum(map(len, rates))
@@ -218,19 +218,23 @@ def test_golden_models(name: str, layout: str, tmp_path: Path) -> None:
     stored = np.load(GOLDEN / name / "expected.npz")
     tokens, want = stored["tokens"][:16], stored["logits"][:16]
 
-    def plan(budget: float) -> dict[str, Any]:
-        with opened(path, budget, n_ctx=128, type_k=F32, type_v=F32) as llm:
+    def plan(budget: float, n_gpu_layers: int = -1) -> dict[str, Any]:
+        options = {"n_ctx": 128, "n_gpu_layers": n_gpu_layers, "type_k": F32, "type_v": F32}
+        with opened(path, budget, **options) as llm:
             return llm.plan()
 
     everything = plan(ALL)["gpu"]
-    # Matrices are on the device or not: half of the bytes is one of two layers.
-    less = sum(everything.values()) if layout == "matrices" else everything["ffn"]
-    middle = (sum(everything.values()) - less // 2) / (1 << 20)
-    part = plan(middle)
+    # Matrices are on the device or not: one of two layers.
+    if layout == "matrices":
+        middle, layers = ALL, 1
+    else:
+        middle, layers = (sum(everything.values()) - everything["ffn"] // 2) / (1 << 20), -1
+    part = plan(middle, layers)
     assert everything["ffn"] / 3 < part["gpu"]["ffn"] < everything["ffn"] * 2 / 3
     assert part["ram"]["ffn"] and ("attention" in part["ram"]) == (layout == "matrices")
-    for budget in (ALL, middle):
-        got = logits(path, tokens, kv=F32, device="simt", vram_budget=budget * MIB)
+    for budget, n in ((ALL, -1), (middle, layers)):
+        options = {"n_ubatch": 8, "vram_budget": budget * MIB, "n_gpu_layers": n}
+        got = logits(path, tokens, kv=F32, device="simt", **options)
         assert error(got, want) <= ROUNDING
         assert max(error(a, b) for a, b in zip(got, want, strict=True)) <= ROUNDING
 

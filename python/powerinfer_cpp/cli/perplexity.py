@@ -40,8 +40,10 @@ def run(args: argparse.Namespace) -> None:
     text = read(args.text)
     n_ctx, loading = args.ctx_size, model_fields(args)
     fields = scoring_fields(n_ctx, session_fields(args))
-    room = options.room_for_two(fields) if args.compare == "off" else fields
-    model = Model(args.model, session=room, **loading, **device_fields(args))
+    n_sessions = 2 if args.compare == "off" else 1
+    model = Model(
+        args.model, session=fields, n_sessions=n_sessions, **loading, **device_fields(args)
+    )
     session = Session(model, verbose=True, **fields)
     if args.compare is None:
         _show(perplexity(model, session, text, n_ctx, args.separator), n_ctx, model)
