@@ -113,7 +113,7 @@ def passes(test: str, mutant: Mutant, objects: dict[str, Path], library: Path) -
     only = ["only", mutant.file.stem] if test == "test_device_ops.cpp" else []
     command = [str(program), *only]
     try:
-        return subprocess.run(command, capture_output=True, timeout=300).returncode == 0
+        return subprocess.run(command, capture_output=True, timeout=100).returncode == 0
     except subprocess.TimeoutExpired:
         return False
     finally:

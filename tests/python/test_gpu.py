@@ -40,12 +40,17 @@ def test_kernels_neither_spill_nor_use_a_stack(nvcc: str, tmp_path: Path) -> Non
         return compiled(nvcc, source, out, "-cubin", "-Xptxas", "-v")
 
     with ThreadPoolExecutor(2) as pool:
-        said = "".join(pool.map(report, KERNELS))
-    frames = re.findall(r"(\d+) bytes stack frame, (\d+) bytes spill stores", said)
-    assert len(frames) > 80, said[-2000:]
+        said = dict(zip((k.name for k in KERNELS), pool.map(report, KERNELS), strict=True))
+    frames = re.findall(
+        r"(\d+) bytes stack frame, (\d+) bytes spill stores", "".join(said.values())
+    )
+    assert len(frames) > 110
     assert set(frames) == {("0", "0")}
-    registers = [int(n) for n in re.findall(r"Used (\d+) registers", said)]
-    assert max(registers) <= 128  # at least 512 threads of a multiprocessor
+    for name, text in said.items():
+        # At least 512 threads of a multiprocessor; 256 where a thread has sums for many rows.
+        most = 255 if name in ("tiles.cu", "ffn_rows.cu") else 128
+        registers = [int(n) for n in re.findall(r"Used (\d+) registers", text)]
+        assert not registers or max(registers) <= most, name
 
 
 @pytest.mark.slow
