@@ -14,6 +14,11 @@ using namespace sessions;
 
 namespace {
 
+// Scratch memory for more rows at a time would be most of these budgets.
+pi_session_params few_rows() {
+    return session_params(1, 4);
+}
+
 constexpr int64_t kNeurons = 96;
 
 pi_model_params on_device(uint64_t vram_budget, const pi_session_params& session,
@@ -89,7 +94,7 @@ uint64_t used(const Model& m, const pi_session_params& session) {
 void test_budgets(const Shape& shape) {
     const std::string path = folder / "budgets.gguf";
     tiny::write(tiny::describe(shape), path);
-    const pi_session_params session = session_params();
+    const pi_session_params session = few_rows();
     const auto all = Model::inspect(path, on_device(1 << 30, session));
     const uint64_t most = used(*all, session);
     CHECK(all->device_layers() == shape.n_layer && all->device->share.head);
@@ -124,7 +129,7 @@ void test_budgets(const Shape& shape) {
 void test_homes() {
     const std::string path = folder / "homes.gguf";
     const Shape shape = neurons();
-    const pi_session_params session = session_params();
+    const pi_session_params session = few_rows();
     const Description plain = with_rates(shape);
     tiny::write(plain, path);
     const uint64_t most = used(*Model::inspect(path, on_device(1 << 30, session)), session);
@@ -213,7 +218,7 @@ void test_homes() {
 void test_placements_agree() {
     const std::string path = folder / "agree.gguf";
     const Shape shape = neurons();
-    pi_session_params session = session_params();
+    pi_session_params session = few_rows();
     session.sparse = PI_SPARSE_EXACT;
     session.type_k = session.type_v = uint32_t(DType::F32);
     Description d = with_rates(shape);
