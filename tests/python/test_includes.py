@@ -45,7 +45,7 @@ LAYERS = (
     ("model_file.cpp", "resolve.cpp", "loader.cpp", "device_load.cpp", "load"),
     # computing
     ("pass",),
-    ("ffn", "device_forward", "forward"),
+    ("ffn", "device_forward", "device_layers.cpp", "forward"),
     ("session",),
     # the API
     ("state", "measure*", "api*"),
