@@ -176,7 +176,7 @@ constexpr int kColumns = kWarp * kQ;  // of a block: a group of 32 a lane
 // share out.
 template <DType type>
 __global__ void down_kernel(DeviceNeurons w, DeviceLists lists, const float* h, float* sums) {
-    GGML_SHARED(float, shared, kDownWarps* kColumns);
+    GGML_SHARED(float, shared, kDownWarps* of_warp(kQ));
     const OwnList list(lists);
     const int thread = int(threadIdx.x), lane = thread % kWarp, warp = thread / kWarp;
     const int cols = w.down.cols, first = int(blockIdx.y) * kColumns, part = int(blockIdx.z);
@@ -203,13 +203,12 @@ __global__ void down_kernel(DeviceNeurons w, DeviceLists lists, const float* h, 
             for (int c = 0; c < kQ; c++) sum[c] = fmaf(value, group_value<type>(g, c), sum[c]);
         }
     }
-    // Column c of lane l stands at 32 c + l: lanes beside one another in different banks.
-    for (int c = 0; c < kQ; c++) shared[warp * kColumns + c * kWarp + lane] = sum[c];
+    for (int c = 0; c < kQ; c++) shared[warp * of_warp(kQ) + at_bank(kQ, lane, c)] = sum[c];
     __syncthreads();
     for (int c = thread; c < kColumns; c += kDownWarps * kWarp) {
-        const int at = c % kQ * kWarp + c / kQ;
+        const int at = at_bank(kQ, c / kQ, c % kQ);
         float total = shared[at];
-        for (int other = 1; other < kDownWarps; other++) total += shared[other * kColumns + at];
+        for (int other = 1; other < kDownWarps; other++) total += shared[other * of_warp(kQ) + at];
         if (first + c < cols) sums[first + c] = total;
     }
 }

@@ -9,6 +9,15 @@ namespace ggml::GGML_GPU {
 
 constexpr int kDownWarps = 4;  // of a block, which share out the neurons of a part
 
+// Where column c of lane l of a warp stands in shared memory, with `wide` columns a lane: in
+// another bank than the same column of other lanes, and than other columns of the same lane.
+__device__ constexpr int at_bank(int wide, int l, int c) {
+    return c * (kWarp + kWarp / wide) + l;
+}
+__device__ constexpr int of_warp(int wide) {
+    return at_bank(wide, 0, wide);
+}
+
 __device__ inline float activate(const DeviceNeurons& w, float v) {
     float a;
     switch (w.act) {

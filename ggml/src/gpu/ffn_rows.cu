@@ -52,7 +52,7 @@ __global__ void down_rows_kernel(DeviceNeurons w, DeviceLists lists, int n_rows,
                                  float* sums) {
     constexpr int wide = columns_of(type), most = rows_of(type), columns = kWarp * wide;
     constexpr int kOwn = columns / (kDownWarps * kWarp);  // columns a thread adds up
-    GGML_SHARED(float, shared, kDownWarps* columns);
+    GGML_SHARED(float, shared, kDownWarps* of_warp(wide));
     const int thread = int(threadIdx.x), lane = thread % kWarp, warp = thread / kWarp;
     const int cols = w.down.cols, first = int(blockIdx.y) * columns;
     const int n = w.up.rows, t0 = int(blockIdx.x) * most;
@@ -88,15 +88,16 @@ __global__ void down_rows_kernel(DeviceNeurons w, DeviceLists lists, int n_rows,
         }
         for (int t = 0; t < most; t++) {
             __syncthreads();  // the row before has been added
-            // Column c of lane l stands at 32 c + l: lanes beside one another in different banks.
-            for (int c = 0; c < wide; c++) shared[warp * columns + c * kWarp + lane] = sum[t][c];
+            for (int c = 0; c < wide; c++) {
+                shared[warp * of_warp(wide) + at_bank(wide, lane, c)] = sum[t][c];
+            }
             __syncthreads();
             for (int k = 0; k < kOwn; k++) {
                 const int c = thread + k * kDownWarps * kWarp;
-                const int at = c % wide * kWarp + c / wide;
+                const int at = at_bank(wide, c / wide, c % wide);
                 float of_part = shared[at];
                 for (int other = 1; other < kDownWarps; other++) {
-                    of_part += shared[other * columns + at];
+                    of_part += shared[other * of_warp(wide) + at];
                 }
                 total[t][k] += of_part;
             }
