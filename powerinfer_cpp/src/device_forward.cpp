@@ -137,10 +137,13 @@ void DeviceForward::rows(const Pass& p, int64_t begin, int64_t end) {
     const int64_t n = end - begin;
     if (scratch_.residual.rows != n) carve(n);
     Kind kind{batch.masked[begin], int(n), 0, 1};
+    // A power of two, for few graphs; no more than there is room for.
+    const int64_t most_blocks = ggml::device_attention_blocks(params_.n_ctx);
     for (int64_t t = begin; t < end; t++) {
         kind.kept += batch.result[t] != nullptr;
         const int64_t blocks = ggml::device_attention_blocks(batch.position[t] + 1);
-        kind.blocks = std::max(kind.blocks, power_of_two(blocks));
+        const int64_t rounded = std::min<int64_t>(power_of_two(blocks), most_blocks);
+        kind.blocks = std::max(kind.blocks, int(rounded));
     }
     fill_step(p, begin, end);
     const uint64_t step_bytes =

@@ -35,7 +35,7 @@ class DeviceForward : public DeviceKv {
     struct Kind {
         bool masked;
         int rows, kept;
-        int blocks;  // of attention, a power of two
+        int blocks;  // of attention
         auto tied() const { return std::tie(masked, rows, kept, blocks); }
         bool operator<(const Kind& other) const { return tied() < other.tied(); }
     };

@@ -288,6 +288,30 @@ void test_batches() {
     }
 }
 
+// A context of three blocks of positions, whose scratch memory is the last that the device has:
+// exactly as much as is used.
+void test_long_context() {
+    Shape shape;
+    shape.n_layer = 1, shape.n_head = 1, shape.n_head_kv = 1, shape.head_dim = 32;
+    const std::string path = folder / "long.gguf";
+    tiny::write(tiny::describe(shape), path);
+    pi_session_params params = session_params();
+    params.n_ctx = params.n_batch = 600;
+    const Tokens tokens = random_tokens(530, 9);
+    std::vector<char> keep(530);
+    keep[529] = 1;
+    const auto last = [&](std::shared_ptr<const Model> model) {
+        Session session(std::move(model), params);
+        eval(session, tokens, {nullptr, reinterpret_cast<const bool*>(keep.data()), nullptr});
+        Floats out;
+        append_logits(session, int32_t(tokens.size()) - 1, out);
+        return out;
+    };
+    const auto model = load_on(path, 1 << 30, params);
+    CHECK(model->device_layers() == 1);
+    CHECK(distance(last(model), last(load(path))) < 2e-3);
+}
+
 // Stopped by the caller at every check, in both modes: an error, the sequence as before, and then
 // the same bits.
 void test_stops() {
@@ -519,6 +543,7 @@ const Group kGroups[] = {{"shapes", test_shapes},
                          {"batches", test_batches},
                          {"figures", test_figures},
                          {"pages", test_pages},
+                         {"long context", test_long_context},
                          {"stops", test_stops},
                          {"refusals", test_refusals},
 #ifdef GGML_SHIM
