@@ -223,34 +223,33 @@ inline void test_ffns() {
     for (Activation act : {relu, drelu, silu}) test_gate_and_up_apart(act);
 }
 
-// Neurons of three kinds of rows on a device, a third of the layer's in RAM.
+// A layer of which the device has two thirds of the neurons, and no memory beyond their rows.
 struct SplitLayer {
     SplitLayer(DType type, Activation act, bool gated, int n, int cols)
         : n(n),
           cols(cols),
-          gate(type, n, cols),
-          up(type, n, cols),
-          down(type, n, cols),
+          slots(some_elsewhere(n)),
+          rows(int(std::count_if(slots.begin(), slots.end(), [](int32_t s) { return s >= 0; }))),
+          gate(type, rows, cols),
+          up(type, rows, cols),
+          down(type, rows, cols),
           gate_bias(normal(n)),
-          up_bias(normal(n)) {
+          up_bias(normal(n)),
+          slot(slots),
+          neurons{n,
+                  gated ? gate.device : DeviceRows{},
+                  up.device,
+                  down.device,
+                  slot.get(),
+                  gate_bias.get(),
+                  up_bias.get(),
+                  act,
+                  0} {}
+    static std::vector<int32_t> some_elsewhere(int n) {
         std::vector<int32_t> slots(static_cast<size_t>(n));
-        int32_t in_ram = 0;
-        for (int32_t& s : slots) s = rng() % 3 == 0 ? -1 - in_ram++ : rows++;
-        slot = std::make_unique<Array<int32_t>>(slots);
-        const auto first = [&](const Weights& m) {
-            DeviceRows some = m.device;
-            some.rows = rows;
-            return some;
-        };
-        neurons = {n,
-                   gated ? first(gate) : DeviceRows{},
-                   first(up),
-                   first(down),
-                   slot->get(),
-                   gate_bias.get(),
-                   up_bias.get(),
-                   act,
-                   0};
+        int32_t here = 0, elsewhere = 0;
+        for (int32_t& s : slots) s = rng() % 3 == 0 ? -1 - elsewhere++ : here++;
+        return slots;
     }
     // What the neurons of `lists` send down for rows [first, first + count) of x, after it.
     Floats sent(const Activations& x, int first, int count, const DeviceLists& lists,
@@ -272,10 +271,12 @@ struct SplitLayer {
         return y.read();
     }
 
-    int n, cols, rows = 0;
+    int n, cols;
+    std::vector<int32_t> slots;
+    int rows;
     Weights gate, up, down;
     Array<float> gate_bias, up_bias;
-    std::unique_ptr<Array<int32_t>> slot;
+    Array<int32_t> slot;
     DeviceNeurons neurons;
 };
 
@@ -288,12 +289,12 @@ inline void test_few_rows() {
         ops.quantise(stream(), x.device);
         const Array<float> score(normal(n * layer.n));
         const Lists lists(size_t(layer.n), n);
-        ops.select(stream(), score.get(), 0.2f, nullptr, layer.slot->get(), lists.view());
+        ops.select(stream(), score.get(), 0.2f, nullptr, layer.slot.get(), lists.view());
         std::vector<unsigned long long> together(3), apart(3);
         const Floats got = noted(layer.sent(x, 0, n, lists.view(), together));
         for (int t = 0; t < n; t++) {
             const Lists own(static_cast<size_t>(layer.n));
-            ops.select(stream(), score.get() + t * layer.n, 0.2f, nullptr, layer.slot->get(),
+            ops.select(stream(), score.get() + t * layer.n, 0.2f, nullptr, layer.slot.get(),
                        own.view());
             const std::vector<int32_t> all = lists.count.read(), alone = own.count.read();
             CHECK(all[size_t(2 * t)] == alone[0] && all[size_t(2 * t + 1)] == alone[1]);
@@ -311,7 +312,7 @@ inline void test_all_neurons(DType type, Activation act, bool gated) {
     const Activations x(normal(n * layer.cols), n);
     ops.quantise(stream(), x.device);
     const Lists lists(static_cast<size_t>(layer.n));
-    ops.select(stream(), nullptr, 0, nullptr, layer.slot->get(), lists.view());
+    ops.select(stream(), nullptr, 0, nullptr, layer.slot.get(), lists.view());
     std::vector<unsigned long long> together(3), apart(3), few(3);
     const Floats got = noted(layer.sent(x, 0, n, lists.view(), together));
     for (int t = 0; t < n; t++) {

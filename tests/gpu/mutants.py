@@ -31,6 +31,8 @@ GUARD = re.compile(r">=|<|!=|!inside")  # in the condition of an if
 EQUIVALENT = {
     "attention.cu": ["if (from >= to) return;"],
     "ffn.cu": ["if (value != 0) {"],
+    "ffn_rows.cu": ["if (!any) continue;"],
+    "tiles.cu": ["if (next < chunks) tile.fetch(next);"],  # past the end are zeros
 }
 
 

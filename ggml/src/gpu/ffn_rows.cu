@@ -71,7 +71,8 @@ __global__ void down_rows_kernel(DeviceNeurons w, DeviceLists lists, int n_rows,
                 value[t] = t < rows ? h[int64_t(t) * n + i] : 0.0f;
                 any = any || value[t] != 0;
             }
-            if (!any || !inside) continue;
+            if (!any) continue;
+            if (!inside) continue;
             const uint8_t* row = w.down.data + row_of(w, lists.hot[i]) * w.down.stride;
             float weight[wide];
             if constexpr (is_float_type(type)) {
