@@ -1,5 +1,6 @@
 // The operators: each puts its kernels and the bytes of weights and cache that they read into the
 // stream. What the CPU's half depends on is done: selection, publishing, waiting, counting.
+#include <algorithm>
 #include <cstring>
 
 #include "ggml/device_ops.h"
@@ -118,8 +119,8 @@ void select(DeviceStream* stream, const float* score, float, const uint8_t*, con
             }
         }
         const Lists& lists = (*rounds)[t.launches % kRounds];
-        std::memcpy(to.hot, lists.hot.data(), lists.hot.size() * sizeof(int32_t));
-        std::memcpy(to.cold, lists.cold.data(), lists.cold.size() * sizeof(int32_t));
+        std::copy(lists.hot.begin(), lists.hot.end(), to.hot);
+        std::copy(lists.cold.begin(), lists.cold.end(), to.cold);
         to.count[0] = int32_t(lists.hot.size());
         to.count[1] = int32_t(lists.cold.size());
         t.spend(1, 0);
