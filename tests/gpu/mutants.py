@@ -61,11 +61,13 @@ def guard(code: str) -> tuple[int, str] | None:
 def mutants(file: Path) -> Iterator[Mutant]:
     """The versions of a file in which one barrier or guard is missing."""
     lines = file.read_text().splitlines()
+    if not any("__global__" in line for line in lines):
+        return  # all of it runs on the CPU
     in_kernel = False
     for i, line in enumerate(lines):
-        if line.startswith(("__global__", "__device__", "struct ", "template")):
+        if line.startswith(("__global__", "__device__", "struct ", "class ")):
             in_kernel = True
-        elif line.startswith("}  // namespace"):
+        elif line.startswith(("}  // namespace", "template", "void ")):  # what follows says more
             in_kernel = False
         code = line.split("//")[0].rstrip()
         if not in_kernel or any(code.strip() == same for same in EQUIVALENT.get(file.name, [])):

@@ -247,7 +247,7 @@ def test_bytes_are_those_that_the_engine_reads(
             for token in window:  # alone, so that rows are not shared
                 session.eval(np.array([token]))
         work = session.work()
-        read = sum(work.n_bytes[PARTS.index(part)] for part in ("ffn", "predictor"))
+        read = sum(work.sums[PARTS.index(part)] for part in ("ffn", "predictor"))
         per_token = read / sum(map(len, judged))
         assert per_token == pytest.approx(sum(getattr(x, name) for x in report.layers), rel=0.05)
 

@@ -117,7 +117,7 @@ def test_proposes_what_the_signs_say(family: str, files: Callable[[str], Path]) 
     assert shares["fired"][0] == pytest.approx(found, abs=1e-9)
     tensors = {name: len(data) for name, (_, _, data) in raw(path).items() if ".sketch" in name}
     per_expert = sum(tensors.values()) / score.shape[0]
-    read = work.n_bytes[PARTS.index("predictor")]
+    read = work.sums[PARTS.index("predictor")]
     assert read == pytest.approx(chosen.sum() * per_expert)
     assert (".sketch.bias" in str(tensors)) == (family == "opt")
 
