@@ -6,6 +6,8 @@ on it, so prompts are short.
 
 from __future__ import annotations
 
+import json
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +19,11 @@ from powerinfer_cpp.convert import convert
 from powerinfer_cpp.gguf import Gguf
 from powerinfer_cpp.placement.solve import Layer, solve
 from powerinfer_cpp.placement.statistics import read_statistics
+from powerinfer_cpp.plot import plot
 from test_golden import F32, GOLDEN, ROUNDING, error, logits
 from test_gpu_index import placement
 
-from powerinfer_cpp import DeviceError, Llama, OutOfMemoryError
+from powerinfer_cpp import DeviceError, Llama, OutOfMemoryError, main_path
 
 MIB = 1 / 1024  # in GiB
 PROMPT = "Once upon a time"
@@ -136,6 +139,29 @@ def test_where_the_neurons_of_the_device_come_from(model_path: Path, tmp_path: P
         ids = none.tokenize(PROMPT.encode())
         assert error(last_logits(none, ids), last_logits(some, ids)) <= 2e-2
         assert none.stats()["tiers"]["gpu"]["hits"] == 0
+
+
+def test_plot_of_a_run(model_path: Path, tmp_path: Path) -> None:
+    """Where the neurons were, from the statistics of ./main and of `Llama`."""
+    file, n = tmp_path / "stats.json", 4
+    options = ["-c", 64, "-ub", 8, "-t", 2, "-n", n, "--temp", 0, "--ignore-eos"]
+    options += ["--device", "simt", "--vram-budget", PART * MIB, "--json-stats", file]
+    line = [main_path(), "-m", model_path, "-p", PROMPT, *options]
+    subprocess.run([*map(str, line)], check=True, capture_output=True)
+    of_main = json.loads(file.read_text())["tiers"]
+    with opened(model_path, PART) as llm:
+        llm(PROMPT, max_tokens=n, temperature=0, logit_bias={llm.token_eos(): -1000})
+        tiers, layers = llm.stats()["tiers"], range(4)
+        assert tiers["gpu"]["layer_neurons"] == [llm._model.layer_on_device(i) for i in layers]
+    for name, tier in tiers.items():
+        assert of_main[name]["layer_neurons"] == tier["layer_neurons"]
+        assert of_main[name]["layer_hits"] == pytest.approx(tier["layer_hits"])
+        assert sum(tier["layer_neurons"]) == tier["neurons"]
+        assert 0 <= sum(tier["layer_hits"]) - tier["hits"] < 1
+    assert sum(tiers["gpu"]["layer_hits"]) > 0 < sum(tiers["ram"]["layer_hits"])
+    shown = plot([file], "placement", tmp_path / "x.png")
+    share = 100 * tiers["gpu"]["neurons"] / (tiers["gpu"]["neurons"] + tiers["ram"]["neurons"])
+    assert shown.startswith(f"GPU: {share:.1f} % of the neurons, ") and "; RAM: " in shown
 
 
 def test_a_sequence_goes_on(model_path: Path) -> None:
