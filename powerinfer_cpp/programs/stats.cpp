@@ -9,6 +9,7 @@
 #include <cstdio>
 #include <cstring>
 #include <filesystem>
+#include <numeric>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -78,31 +79,35 @@ class Parts {
     Plan plan_;
 };
 
-// Experts of a layer; 1 without experts.
-uint64_t n_experts(const pi_model* model) {
-    const pi_gguf* gguf = pi_model_gguf(model);
-    const std::string wanted = std::string(pi_model_architecture(model)) + ".expert_count";
-    for (int64_t i = 0; i < pi_gguf_n_values(gguf); i++) {
-        const char* key;
-        size_t length;
-        pi_value_type type, element_type;
-        uint64_t count;
-        int64_t value;
-        require(pi_gguf_value(gguf, i, &key, &length, &type, &element_type, &count));
-        if (std::string_view(key, length) != wanted) continue;
-        if (pi_gguf_integers(gguf, i, 0, 1, &value) == PI_OK && value > 0) return uint64_t(value);
-    }
-    return 1;
+// of: a layer's value as JSON.
+template <typename Of>
+std::string list(size_t layers, const Of& of) {
+    std::string text = "[";
+    for (size_t i = 0; i < layers; i++) text += (i ? ", " : "") + of(i);
+    return text + "]";
 }
 
+// What a tier has of each layer, and computed of it over all rows.
+struct TierLayers {
+    std::vector<uint64_t> neurons, computed;
+};
+
 // read: bytes per token. stall_ns: how long another tier waited for this one.
-std::string tier(uint64_t neurons, uint64_t bytes, int64_t computed, uint64_t read,
+std::string tier(const TierLayers& layers, uint64_t rows, uint64_t bytes, uint64_t read,
                  uint64_t stall_ns) {
-    return object({{"neurons", number(neurons)},
+    const auto sum = [](const std::vector<uint64_t>& of) {
+        return std::accumulate(of.begin(), of.end(), uint64_t(0));
+    };
+    const size_t n = layers.neurons.size();
+    return object({{"neurons", number(sum(layers.neurons))},
                    {"bytes", number(bytes)},
-                   {"hits", number(uint64_t(computed))},
+                   {"hits", number(sum(layers.computed) / rows)},
                    {"reads", number(read)},
-                   {"stall_s", number(double(stall_ns) * 1e-9)}});
+                   {"stall_s", number(double(stall_ns) * 1e-9)},
+                   {"layer_neurons", list(n, [&](size_t i) { return number(layers.neurons[i]); })},
+                   {"layer_hits", list(n, [&](size_t i) {
+                        return number(double(layers.computed[i]) / double(rows));
+                    })}});
 }
 
 uint64_t rss_peak() {
@@ -119,19 +124,24 @@ uint64_t rss_peak() {
 
 void write_stats(Options& options, const pi_model* model, const Timing& timing) {
     const Parts parts(options, model);
-    const uint64_t layers = uint64_t(pi_model_n_layer(model));
-    const uint64_t neurons = layers * uint64_t(pi_model_n_ff(model)) * n_experts(model);
-    const uint64_t on_gpu = uint64_t(pi_model_device_neurons(model));
+    const size_t layers = size_t(pi_model_n_layer(model));
     const Work& work = timing.decoding();
     const uint64_t rows = uint64_t(std::max<int64_t>(work.sum.rows, 1));
-    const int64_t computed = work.total(&pi_neuron_counts::computed);
-    const int64_t on_device = work.total(&pi_neuron_counts::device_computed);
     const auto shares = [&](int64_t pi_neuron_counts::*count) {
-        std::string text = "[";
-        for (uint64_t i = 0; i < layers; i++)
-            text += (i ? ", " : "") + number(work.share(count, timing.n_ff, int(i)));
-        return text + "]";
+        return list(layers,
+                    [&](size_t i) { return number(work.share(count, timing.n_ff, int(i))); });
     };
+    const int64_t neurons =
+        int64_t(pi_model_n_ff(model)) * std::max(1, pi_model_n_expert(model));  // of a layer
+    const std::vector<uint64_t> none(layers);
+    TierLayers gpu{none, none}, ram{none, none}, storage{none, none};
+    for (size_t i = 0; i < layers; i++) {
+        gpu.neurons[i] = uint64_t(pi_model_layer_device_neurons(model, int32_t(i)));
+        ram.neurons[i] = uint64_t(neurons) - gpu.neurons[i];
+        if (work.by_layer.empty()) continue;
+        gpu.computed[i] = uint64_t(work.by_layer[i].device_computed);
+        ram.computed[i] = uint64_t(work.by_layer[i].computed) - gpu.computed[i];
+    }
 
     const std::string text =
         object(
@@ -152,14 +162,12 @@ void write_stats(Options& options, const pi_model* model, const Timing& timing) 
                                          {"ffn", number(work.sum.ffn / rows)},
                                          {"head", number(work.sum.head / rows)},
                                          {"kv", number(work.sum.kv / rows)}})},
-             {"tiers",
-              object({{"gpu", tier(on_gpu, parts.bytes("gpu", "ffn"), on_device / int64_t(rows),
-                                   work.sum.device / rows, work.sum.waited_for_device_ns)},
-                      {"ram",
-                       tier(neurons - on_gpu, parts.bytes("ram", "ffn"),
-                            (computed - on_device) / int64_t(rows),
-                            (work.bytes() - work.sum.device) / rows, work.sum.waited_for_cpu_ns)},
-                      {"storage", tier(0, 0, 0, 0, 0)}})},
+             {"tiers", object({{"gpu", tier(gpu, rows, parts.bytes("gpu", "ffn"),
+                                            work.sum.device / rows, work.sum.waited_for_device_ns)},
+                               {"ram", tier(ram, rows, parts.bytes("ram", "ffn"),
+                                            (work.bytes() - work.sum.device) / rows,
+                                            work.sum.waited_for_cpu_ns)},
+                               {"storage", tier(storage, rows, 0, 0, 0)}})},
              {"pcie_bytes", number(work.sum.transferred / rows)},
              {"rss_peak", number(rss_peak())},
              {"vram_peak", number(pi_model_device_bytes(model))}}) +

@@ -172,6 +172,8 @@ class Tier(TypedDict):
     hits: int
     reads: int
     stall_s: float
+    layer_neurons: list[int]
+    layer_hits: list[float]
 
 
 class Stats(TypedDict):

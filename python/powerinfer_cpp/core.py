@@ -53,6 +53,9 @@ class LlamaCore:
     device: "cuda0" or "cpu". n_gpu_layers: at most this many of the last layers on the device, -1:
     what fits. vram_budget: limit in GiB of what the device may take, 0: no device. A device or a
     vram_budget alone means what fits; without these three options only the CPU computes.
+    reset_gpu_index: the device gets the neurons that fire most often, whatever a placement in or
+    beside the file says. disable_gpu_index: it gets none. Both: no placement is read.
+    op_offload: the device computes all neurons of prompts, those in RAM as well.
     ram_budget: limit in GiB. vocab_only: tokenizer and metadata, no weights.
     progress_callback: called with 0..1 while loading; returning False cancels (Cancelled).
     record: "fired" or "fired+input", with sparse "off" or "exact" and without a device, for
@@ -90,6 +93,9 @@ class LlamaCore:
         vram_budget: float | None = None,
         ram_budget: float | None = None,
         device: str | None = None,
+        reset_gpu_index: bool = False,
+        disable_gpu_index: bool = False,
+        op_offload: bool | None = None,
         sparse: str = "auto",
         sparse_threshold: float | None = None,
         record: str = "off",
@@ -121,6 +127,7 @@ class LlamaCore:
         sparse_fields = options.sparse_fields(sparse, sparse_threshold)
         record_field = options.record_field(record)
         device_fields = options.device_fields(device, n_gpu_layers, vram_budget)
+        placement_field = options.placement_field(reset_gpu_index, disable_gpu_index)
         if device_fields and record_field["record"]:
             raise ValueError('record needs device="cpu": a device does not record')
         self._pooling = check_pooling(pooling_type)
@@ -140,6 +147,8 @@ class LlamaCore:
             "use_mlock": use_mlock,
             "n_threads": n_threads or 0,
             "ram_budget": options.budget_bytes("ram_budget", ram_budget),
+            **placement_field,
+            "op_offload": op_offload is None or bool(op_offload),
             **({} if vocab_only else device_fields),
         }
         self._session_fields = {

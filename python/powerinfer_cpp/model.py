@@ -279,11 +279,11 @@ class Work:
         device = self.per_token("device")
         return device, sum(self.bytes_per_token().values()) - device
 
-    def computed_by_tier(self) -> tuple[int, int]:
-        """Neurons that a device computed, and that the CPU computed, as means per row."""
-        total = dict(zip(NEURON_COUNTS, self.neurons.sum(axis=0).tolist(), strict=True))
-        device, rows = total["device_computed"], max(1, self.rows)
-        return device // rows, (total["computed"] - device) // rows
+    def computed_by_tier(self) -> tuple[np.ndarray, np.ndarray]:
+        """Neurons that a device computed, and that the CPU computed: int64 [n_layer] each, summed
+        over the rows."""
+        total = dict(zip(NEURON_COUNTS, self.neurons.T, strict=True))
+        return total["device_computed"], total["computed"] - total["device_computed"]
 
     def waits(self) -> tuple[float, float]:
         """Seconds that the CPU waited for a device, and a device for the CPU."""

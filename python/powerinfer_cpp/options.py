@@ -145,6 +145,15 @@ def device_fields(
     }
 
 
+def placement_field(reset_gpu_index: bool, disable_gpu_index: bool) -> dict[str, int]:
+    """pi_model_params of how a device gets its neurons. Raises ValueError if both are given."""
+    if reset_gpu_index and disable_gpu_index:
+        raise ValueError("reset_gpu_index and disable_gpu_index exclude each other")
+    if disable_gpu_index:
+        return {"placement": lib.PI_PLACEMENT_NONE}
+    return {"placement": lib.PI_PLACEMENT_RATES if reset_gpu_index else lib.PI_PLACEMENT_FILE}
+
+
 def note_without_gpu(asked: dict[str, Any]) -> None:
     """Says on stderr which of the options (by name) ask in vain for a GPU, where there is none."""
     names = [name for name, value in asked.items() if value]

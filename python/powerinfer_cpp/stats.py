@@ -55,27 +55,28 @@ def neuron_figures(model: Model, plan: dict[str, Any], work: Work | None) -> dic
     if work is None:
         nothing = np.zeros((model.n_layer, len(NEURON_COUNTS)), dtype=np.int64)
         work = Work(0, np.zeros(len(PARTS), dtype=np.int64), nothing)
-    n_expert = int(model.gguf.value(f"{model.architecture}.expert_count", 0) or 1)
-    on_gpu, _ = model.on_device()
-    held = (on_gpu, model.n_layer * model.n_ff * n_expert - on_gpu)
+    on_gpu = np.array([model.layer_on_device(layer) for layer in range(model.n_layer)])
     gpu, ram = (
         {
-            "neurons": neurons,
+            "neurons": int(neurons.sum()),
             "bytes": plan[tiers.NAMES[tier]].get("ffn", 0),
-            "hits": computed,
+            "hits": int(computed.sum()) // max(1, work.rows),
             "reads": read,
             "stall_s": stall,
+            "layer_neurons": neurons.tolist(),
+            "layer_hits": (computed / max(1, work.rows)).tolist(),
         }
         for tier, neurons, computed, read, stall in zip(
             (tiers.GPU, tiers.RAM),
-            held,
+            (on_gpu, max(1, model.n_expert) * model.n_ff - on_gpu),
             work.computed_by_tier(),
             work.read_by_tier(),
             work.waits(),
             strict=True,
         )
     )
-    storage = {"neurons": 0, "bytes": 0, "hits": 0, "reads": 0, "stall_s": 0.0}
+    storage = dict.fromkeys(ram, 0) | {"stall_s": 0.0}
+    storage |= {"layer_neurons": [0] * model.n_layer, "layer_hits": [0.0] * model.n_layer}
     return {
         **{f"share_{name}": share for name, share in work.shares(model.n_ff).items()},
         "audit": work.audit(),

@@ -42,12 +42,15 @@ def operators(run: Runner, to: Results) -> None:
 
 
 def split(run: Runner, to: Results) -> None:
-    """Tiny models at six budgets, as one graph per row and step by step, three times."""
+    """Tiny models at six budgets, as one graph per row and step by step, three times; and with
+    three placements, in exact mode."""
     groups = ("pages",) if run.toy else ("shapes", "pages", "refusals")
     for i in range(1 if run.toy else 3):
         for group in groups:
             run.run(run.test("split"), "only", group)
             to.add("split", f"{group}, time {i + 1}", True)
+    run.run(run.test("homes"))
+    to.add("split", "no, random and the hottest neurons: the same logits", True)
 
 
 def stop(run: Runner, to: Results) -> None:

@@ -98,18 +98,22 @@ def activations(share: float) -> float:
 
 
 def bound(
-    run: Runner, of: Shape, found: dict[str, Any], hot: bool, every: bool, apart: bool
+    run: Runner, of: Shape, found: dict[str, Any], hot: bool, sparse: str, apart: bool
 ) -> float:
     """Seconds that a token takes at least: what each side reads at its measured bandwidth, the
     FFN's halves at the same time, and a flag and its answer per shared layer. hot: the device has
-    the hottest neurons; every: all neurons are computed; apart: layers are not shared."""
+    the hottest neurons; apart: layers are not shared."""
     machine = report(run)
     gpu, ram = machine["copy_gb_s"] * 1e9, machine["ram_gb_s"] * 1e9
     row = of.embd * BYTES[of.type] * of.layers * of.ff
-    ffn = row * (3 if every else found["proposed"] + 2 * found["fired"])
     share = found["device_neurons"] / found["neurons"]
-    on_device = ffn * (activations(share) if hot and not every else share)
-    halves = (on_device / gpu, (ffn - on_device) / ram)
+    served = activations(share) if hot else share  # of what fires
+    # Gates, then up and down: how much of them is read, and the device's part of that.
+    gates = {"auto": (found["proposed"], served)}.get(sparse, (1, share))
+    others = (1, share) if sparse == "off" else (found["fired"], served)
+    parts = [(row * gates[0], gates[1]), (2 * row * others[0], others[1])]
+    here = sum(n * part for n, part in parts)
+    halves = (here / gpu, (sum(n for n, _ in parts) - here) / ram)
     always = ("attention", "predictor", "norms", "head")
     seconds = sum(found["gpu"].get(part, 0) for part in always) / gpu
     seconds += sum(found["ram"].get(part, 0) for part in always) / ram
@@ -143,8 +147,8 @@ def measured(
         "planned_mib": round(found["gpu_bytes"] / MIB, 1),
     }
     if chosen.get("batch", 1) == 1:
-        every = chosen.get("sparse") == "off"
-        least = bound(run, of, found, hot, every, apart="layers" in chosen)
+        sparse = str(chosen.get("sparse", "auto"))
+        least = bound(run, of, found, hot, sparse, apart="layers" in chosen)
         row["of_bound"] = float(f"{1e3 * least / found['step_ms']:.3g}")
     ok = found["device_bytes"] <= budget
     if "vram_peak" in found:
@@ -192,7 +196,10 @@ def hybrid(
     name = f"at {at}%: {layers} whole layers"
     dense = measured(run, to, part, f"{name}, dense", of, model, budget, sparse="off", **whole)
     sparse = measured(run, to, part, f"{name}, sparse", of, model, budget, False, **whole)
-    unplaced = measured(run, to, part, f"at {at}%: --disable-gpu-index", of, model, budget, index=0)
+    none = {"placement": "none"}
+    unplaced = measured(run, to, part, f"at {at}%: --disable-gpu-index", of, model, budget, **none)
+    # All gates are computed: what predictors save, and what it costs that they ask for too many.
+    exact = measured(run, to, part, f"at {at}%: exact mode", of, model, budget, sparse="exact")
     best = rates[at]
     # A placement that knows nothing.
     index = model.with_name(model.name + ".generated.gpuidx")
@@ -206,10 +213,12 @@ def hybrid(
     if not keep:
         model.unlink()  # two do not fit everywhere
     plain = written(run, of, "plain")
-    measured(run, to, part, f"at {at}%: predictors as good as trained ones", of, plain, budget)
+    name = "predictors as good as trained ones"
+    trained = measured(run, to, part, f"at {at}%: {name}", of, plain, budget)
     plain.unlink()
     others = {"dense layers": dense, "sparse layers": sparse, "--disable-gpu-index": unplaced}
-    for rival, figures in {**others, "random neurons": drawn}.items():
+    others |= {"exact mode": exact, "random neurons": drawn, name: trained}
+    for rival, figures in others.items():
         ratio = best["gen_per_s"] / figures["gen_per_s"]
         to.add(part, f"at {at}%: times {rival}", None, ratio=round(ratio, 2))
     llama_cpp(run, to, part, of, budget)

@@ -14,8 +14,10 @@ namespace gpu_test {
 // The device whose run time this is.
 #ifdef GGML_SHIM
 constexpr const char* kDevice = "simt0";
+constexpr bool kShim = true;
 #else
 constexpr const char* kDevice = "cuda0";
+constexpr bool kShim = false;
 #endif
 
 inline void must(cudaError_t error) {

@@ -6,6 +6,8 @@ on it, so prompts are short.
 
 from __future__ import annotations
 
+import json
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +19,11 @@ from powerinfer_cpp.convert import convert
 from powerinfer_cpp.gguf import Gguf
 from powerinfer_cpp.placement.solve import Layer, solve
 from powerinfer_cpp.placement.statistics import read_statistics
+from powerinfer_cpp.plot import plot
 from test_golden import F32, GOLDEN, ROUNDING, error, logits
+from test_gpu_index import placement
 
-from powerinfer_cpp import DeviceError, Llama, OutOfMemoryError
+from powerinfer_cpp import DeviceError, Llama, OutOfMemoryError, main_path
 
 MIB = 1 / 1024  # in GiB
 PROMPT = "Once upon a time"
@@ -113,6 +117,51 @@ def test_no_placement_serves_more_firings(model_path: Path) -> None:
         best = solve(layers, sum(on_gpu)).value
         served = sum(rate[:n].sum() for rate, n in zip(rates, on_gpu, strict=True))
         assert served >= 0.999 * best > 0
+
+
+def test_where_the_neurons_of_the_device_come_from(model_path: Path, tmp_path: Path) -> None:
+    """A placement, or the rates alone, or no neurons at all."""
+    path = tmp_path / "m.gguf"
+    path.symlink_to(model_path)
+    n_ff = 1024
+    placement(tmp_path / "m.gguf.generated.gpuidx", [list(range(n_ff)), [], [], []], n_ff)
+
+    def on_gpu(**options: bool) -> list[int]:
+        with opened(path, PART, **options) as llm:
+            return [llm._model.layer_on_device(i) for i in range(4)]
+
+    placed, fastest = on_gpu(), on_gpu(reset_gpu_index=True)
+    with opened(model_path, PART) as llm:
+        assert fastest == [llm._model.layer_on_device(i) for i in range(4)] != placed
+    assert placed[0] > fastest[0] and sum(placed) == pytest.approx(sum(fastest), rel=0.01)
+    assert on_gpu(disable_gpu_index=True) == [0] * 4
+    with opened(path, PART, disable_gpu_index=True) as none, opened(path, PART) as some:
+        ids = none.tokenize(PROMPT.encode())
+        assert error(last_logits(none, ids), last_logits(some, ids)) <= 2e-2
+        assert none.stats()["tiers"]["gpu"]["hits"] == 0
+
+
+def test_plot_of_a_run(model_path: Path, tmp_path: Path) -> None:
+    """Where the neurons were, from the statistics of ./main and of `Llama`."""
+    file, n = tmp_path / "stats.json", 4
+    options = ["-c", 64, "-ub", 8, "-t", 2, "-n", n, "--temp", 0, "--ignore-eos"]
+    options += ["--device", "simt", "--vram-budget", PART * MIB, "--json-stats", file]
+    line = [main_path(), "-m", model_path, "-p", PROMPT, *options]
+    subprocess.run([*map(str, line)], check=True, capture_output=True)
+    of_main = json.loads(file.read_text())["tiers"]
+    with opened(model_path, PART) as llm:
+        llm(PROMPT, max_tokens=n, temperature=0, logit_bias={llm.token_eos(): -1000})
+        tiers, layers = llm.stats()["tiers"], range(4)
+        assert tiers["gpu"]["layer_neurons"] == [llm._model.layer_on_device(i) for i in layers]
+    for name, tier in tiers.items():
+        assert of_main[name]["layer_neurons"] == tier["layer_neurons"]
+        assert of_main[name]["layer_hits"] == pytest.approx(tier["layer_hits"])
+        assert sum(tier["layer_neurons"]) == tier["neurons"]
+        assert 0 <= sum(tier["layer_hits"]) - tier["hits"] < 1
+    assert sum(tiers["gpu"]["layer_hits"]) > 0 < sum(tiers["ram"]["layer_hits"])
+    shown = plot([file], "placement", tmp_path / "x.png")
+    share = 100 * tiers["gpu"]["neurons"] / (tiers["gpu"]["neurons"] + tiers["ram"]["neurons"])
+    assert shown.startswith(f"GPU: {share:.1f} % of the neurons, ") and "; RAM: " in shown
 
 
 def test_a_sequence_goes_on(model_path: Path) -> None:
@@ -213,30 +262,32 @@ GOLDEN_ON_DEVICE = [
 
 @pytest.mark.parametrize(("name", "layout"), GOLDEN_ON_DEVICE)
 def test_golden_models(name: str, layout: str, tmp_path: Path) -> None:
-    """Logits of transformers, with everything on the device and with a part of it."""
+    """Logits of transformers at six budgets, from the least that is taken to everything."""
     path = converted(name, tmp_path, layout)
     stored = np.load(GOLDEN / name / "expected.npz")
-    tokens, want = stored["tokens"][:16], stored["logits"][:16]
+    tokens, want = [int(t) for t in stored["tokens"][:16]], stored["logits"][:16]
+    options = {"n_ctx": 128, "logits_all": True, "type_k": F32, "type_v": F32, "sparse": "exact"}
 
-    def plan(budget: float, n_gpu_layers: int = -1) -> dict[str, Any]:
-        options = {"n_ctx": 128, "n_gpu_layers": n_gpu_layers, "type_k": F32, "type_v": F32}
-        with opened(path, budget, **options) as llm:
-            return llm.plan()
+    def most(n_gpu_layers: int, **placed: bool) -> int:
+        with opened(path, ALL, n_gpu_layers=n_gpu_layers, **placed, **options) as llm:
+            return sum(llm.plan()["gpu"].values())
 
-    everything = plan(ALL)["gpu"]
-    # Matrices are on the device or not: one of two layers.
-    if layout == "matrices":
-        middle, layers = ALL, 1
-    else:
-        middle, layers = (sum(everything.values()) - everything["ffn"] // 2) / (1 << 20), -1
-    part = plan(middle, layers)
-    assert everything["ffn"] / 3 < part["gpu"]["ffn"] < everything["ffn"] * 2 / 3
-    assert part["ram"]["ffn"] and ("attention" in part["ram"]) == (layout == "matrices")
-    for budget, n in ((ALL, -1), (middle, layers)):
-        options = {"n_ubatch": 8, "vram_budget": budget * MIB, "n_gpu_layers": n}
-        got = logits(path, tokens, kv=F32, device="simt", **options)
+    # The last layer without neurons; matrices are there in any case.
+    least, everything = most(1, disable_gpu_index=True), most(-1)
+    seen = []
+    for budget in np.linspace(least, everything, 6):
+        with opened(path, budget / (1 << 20), **options) as llm:
+            llm.eval(tokens[:8])
+            for token in tokens[8:]:
+                llm.eval([token])
+            got, on_gpu, plan = llm.scores[:16].copy(), llm._model.on_device()[0], llm.plan()
         assert error(got, want) <= ROUNDING
         assert max(error(a, b) for a, b in zip(got, want, strict=True)) <= ROUNDING
+        seen.append((on_gpu, "attention" in plan["ram"], "head" in plan["gpu"]))
+    # From one layer to everything; falcon-7b's head takes the room of two of the shares.
+    assert seen[0][1:] == (True, False) and seen[-1][1:] == (False, True)
+    shares = len({on_gpu for on_gpu, *_ in seen})
+    assert shares == 2 if layout == "matrices" else shares >= 4
 
 
 @pytest.mark.parametrize(

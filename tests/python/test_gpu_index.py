@@ -148,6 +148,7 @@ def test_a_placement_of_another_model(name: str, main_path: Path, beside: Path) 
     assert inspected.stderr.count("\n") == 1
     for option in ("--reset-gpu-index", "--disable-gpu-index"):
         assert generate(main_path, beside, option).returncode == 0
+        Llama(beside, verbose=False, **{option[2:].replace("-", "_"): True}).close()
 
 
 def test_gguf_magic_is_a_placement_too(main_path: Path, beside: Path) -> None:

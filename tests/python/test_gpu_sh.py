@@ -37,7 +37,14 @@ def test_every_part(root: Path, tmp_path: Path) -> None:
     speeds = {row["what"]: row for row in rows if row["part"] == "speed-7b"}
     assert all(row["planned_mib"] <= row["budget_mib"] for row in speeds.values() if "ms" in row)
     assert all(row["of_bound"] > 0 for row in speeds.values() if "ms" in row)
-    part, drawn = (speeds[next(w for w in speeds if word in w)] for word in ("60% of", "random"))
+    words = ("60% of", ": random", ": --disable", ": exact mode", ": predictors as")
+    part, drawn, unplaced, exact, trained = (
+        speeds[next(what for what in speeds if word in what)] for word in words
+    )
+    assert unplaced["neurons_on_device"] == 0 < unplaced["bytes_over_pcie"]
+    assert exact["proposed"] == 1 and exact["neurons_on_device"] == part["neurons_on_device"]
+    assert exact["fired"] >= part["fired"] and trained["proposed"] > part["proposed"]
+    assert len([row for row in speeds.values() if "ratio" in row]) == 6
     assert 0 < part["neurons_on_device"] < 1
     assert drawn["neurons_on_device"] == pytest.approx(part["neurons_on_device"], abs=0.02)
     assert drawn["bytes_over_pcie"] > part["bytes_over_pcie"]  # more fire in RAM

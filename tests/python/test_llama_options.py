@@ -74,6 +74,7 @@ def test_keywords(path: Path) -> None:
         ({"pooling_type": 4}, "pooling_type"),
         ({"chat_format": "klingon"}, "chat_format 'klingon' is unknown; known are llama-2"),
         ({"record": "fired"}, "record"),
+        ({"reset_gpu_index": True, "disable_gpu_index": True}, "gpu_index exclude each other"),
         ({"n_ctx": -1}, "n_ctx"),
         ({"n_ctx": 1 << 40}, "n_ctx"),
         ({"n_batch": 0}, "n_batch"),

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import re
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import profiled
@@ -23,6 +25,7 @@ from powerinfer_cpp.placement import (
 from powerinfer_cpp.plot import activation, overlap, placement, predictor
 
 N_LAYER, N_FF = 4, 1000
+TIERS, EMPTY = ("gpu", "ram", "storage"), {"bytes": 0, "layer_neurons": [0], "layer_hits": [0]}
 
 
 def write(path: Path, noise: float = 0.0, seed: int = 0, **options: object) -> Path:
@@ -106,6 +109,67 @@ def test_placement(path: Path, tmp_path: Path, capsys: pytest.CaptureFixture) ->
     assert main(["plot", str(path), "--what", "placement", "--out", str(beside)]) == 0
     assert capsys.readouterr().out.splitlines()[0] == shown.splitlines()[0]
     sidecar_path(path).unlink()
+
+
+def statistics(**changed: Any) -> dict[str, Any]:
+    """Those of a run, as far as a plot reads them: two layers, on the GPU and in RAM."""
+    tiers = {
+        "gpu": {"bytes": 3 << 20, "layer_neurons": [75, 25], "layer_hits": [6.5, 1]},
+        "ram": {"bytes": 9 << 20, "layer_neurons": [25, 75], "layer_hits": [0.5, 2.0]},
+        "storage": {"bytes": 0, "layer_neurons": [0, 0], "layer_hits": [0, 0.0]},
+    }
+    tiers["gpu"] |= changed
+    return {"n_gen": 9, "tiers": tiers}
+
+
+def test_placement_of_a_run(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    file, out = tmp_path / "stats.json", tmp_path / "r.png"
+    file.write_text(json.dumps(statistics()))
+    assert main(["plot", str(file), "--what", "placement", "--out", str(out)]) == 0
+    shown = capsys.readouterr().out.splitlines()[0]
+    assert shown == (
+        "GPU: 50.0 % of the neurons, 3.0 MiB, 75.0 % of those computed; "
+        "RAM: 50.0 % of the neurons, 9.0 MiB, 25.0 % of those computed"
+    )
+    pixels = drawn(out)
+    for colour in ("b30000", "fc8d59"):
+        rgb = np.array([int(colour[k : k + 2], 16) for k in (0, 2, 4)]) / 255
+        assert (np.abs(pixels[..., :3] - rgb).max(axis=2) < 0.01).mean() > 0.1
+    # Nothing was computed: only where the neurons were.
+    idle = statistics(layer_hits=[0, 0])
+    idle["tiers"]["ram"]["layer_hits"] = [0, 0]
+    file.write_text(json.dumps(idle))
+    assert main(["plot", str(file), "--what", "placement", "--out", str(out)]) == 0
+    assert "3.0 MiB, 0.0 % of those computed; RAM" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("{", "has no statistics of a run (--json-stats)"),
+        ("{" + '"a":[' * 100_000, "has no statistics of a run"),
+        ("{}", "has no statistics of a run"),
+        ('{"tiers": 3}', "tiers needs layer_neurons, layer_hits, bytes of gpu, ram, storage"),
+        ('{"tiers": {"gpu": {}}}', "tiers needs"),
+        (json.dumps(statistics(layer_hits=[1])), "tiers needs"),
+        (json.dumps(statistics(layer_hits="ab")), "tiers needs"),
+        (json.dumps(statistics(bytes=[1])), "tiers needs"),
+        (json.dumps(statistics(bytes=10**400)), "tiers needs"),
+        (json.dumps(statistics(layer_hits=[float("nan"), 1])), "not finite, or below 0"),
+        (json.dumps(statistics(layer_neurons=[-25, 25])), "not finite, or below 0"),
+        (json.dumps({"tiers": dict.fromkeys(TIERS, EMPTY)}), "a layer without neurons"),
+    ],
+)
+def test_statistics_that_are_none(
+    text: str, message: str, tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    file = tmp_path / "stats.json"
+    file.write_text(text)
+    line = ["plot", str(file), "--what", "placement", "--out", str(tmp_path / "x.png")]
+    assert main(line) == 1
+    error = capsys.readouterr().err
+    assert str(file) in error and message in error and len(error.splitlines()) == 1
+    assert list(tmp_path.iterdir()) == [file]
 
 
 # ---- overlap ----

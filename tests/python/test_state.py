@@ -345,10 +345,12 @@ def test_stats(llm: Llama) -> None:
     seen = llm.n_tokens - (found["n_gen"] - 1) / 2
     assert parts["kv"] == layers * 2 * seen * 2 * 16 * 2
     assert set(found["tiers"]) == {"gpu", "ram", "storage"}
-    assert all(
-        set(t) == {"neurons", "bytes", "hits", "reads", "stall_s"} for t in found["tiers"].values()
-    )
-    assert found["tiers"]["ram"]["neurons"] == layers * n_ff and found["rss_peak"] > 1 << 20
+    keys = {"neurons", "bytes", "hits", "reads", "stall_s", "layer_neurons", "layer_hits"}
+    assert all(set(tier) == keys for tier in found["tiers"].values())
+    ram, gpu = found["tiers"]["ram"], found["tiers"]["gpu"]
+    assert ram["neurons"] == layers * n_ff and found["rss_peak"] > 1 << 20
+    assert ram["layer_neurons"] == ram["layer_hits"] == [n_ff] * layers
+    assert gpu["layer_neurons"] == gpu["layer_hits"] == [0] * layers
     llm(tiny.PROMPT + " jumps", max_tokens=1)
     assert 0 < llm.stats()["n_prompt"] < 8  # what was there already is not counted
 

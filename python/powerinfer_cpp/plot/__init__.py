@@ -1,11 +1,11 @@
-"""Plots of statistics, placements and predictors, as PNG files."""
+"""Plots of statistics, placements, runs and predictors, as PNG files."""
 
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from ..gguf import Gguf
-from . import activation, overlap, placement, predictor
+from . import activation, overlap, placement, predictor, running
 from .style import save
 
 WHAT = ("activation", "placement", "overlap", "predictor")
@@ -13,11 +13,16 @@ _OF_ONE = {"activation": activation.draw, "placement": placement.draw, "predicto
 
 
 def plot(files: Sequence[str | Path], what: str, out: str | Path) -> str:
-    """Draws one of WHAT from a model file (overlap: from two or more) into a PNG.
+    """Draws one of WHAT from a model file (overlap: from two or more) into a PNG. placement: also
+    from the statistics of a run (a file of `./main --json-stats`).
 
     Returns a one-line summary. Raises OSError, ModelFormatError if the file lacks the data,
-    ValueError without matplotlib or for a wrong number of files.
+    ValueError without matplotlib, for a wrong number of files, or for bad statistics.
     """
+    if what == "placement" and len(files) == 1 and running.is_json(files[0]):
+        figure, sentence = running.draw(running.read(files[0]))
+        save(figure, out, files)
+        return sentence
     opened: list[Gguf] = []
     try:
         for file in files:

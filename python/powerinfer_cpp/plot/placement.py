@@ -41,16 +41,14 @@ def draw(gguf: Gguf) -> tuple[Any, str]:
     figure = style.figure(11, style.height_for(len(layers)))
     left, right = figure.subplots(1, 2, width_ratios=(3, 1), sharey=True)
     from matplotlib.colors import ListedColormap
-    from matplotlib.patches import Patch
 
-    colours = (style.STORAGE, style.RAM, style.GPU)
     image = np.array([tier_map(t, r) for t, r in zip(tiers, rates, strict=True)])
     edges = (min(numbers) - 0.5, max(numbers) + 0.5)
     left.imshow(
         image,
         aspect="auto",
         interpolation="nearest",
-        cmap=ListedColormap(colours),
+        cmap=ListedColormap(style.OF_TIERS),
         vmin=0,
         vmax=len(TITLES) - 1,
         extent=(0, 100, edges[1], edges[0]),
@@ -61,17 +59,12 @@ def draw(gguf: Gguf) -> tuple[Any, str]:
     served = np.array([shares(t, r) for t, r in zip(tiers, rates, strict=True)])
     start = np.zeros(len(layers))
     for tier in reversed(range(len(TITLES))):
-        right.barh(numbers, 100 * served[:, tier], 1.0, 100 * start, color=colours[tier])
+        right.barh(numbers, 100 * served[:, tier], 1.0, 100 * start, color=style.OF_TIERS[tier])
         start += served[:, tier]
     style.plain(right, "% of the layer's firings", "", "Who serves the firings")
     right.set_xlim(0, 100)
     used = [t for t in reversed(range(len(TITLES))) if any((own == t).any() for own in tiers)]
-    figure.legend(
-        handles=[Patch(color=colours[t], label=TITLES[t]) for t in used],
-        loc="outside upper right",
-        ncols=len(used),
-        frameon=False,
-    )
+    style.legend(figure, {TITLES[t]: style.OF_TIERS[t] for t in used})
     total = shares(
         np.concatenate([t.reshape(-1) for t in tiers]),
         np.concatenate([r.reshape(-1) for r in rates]),

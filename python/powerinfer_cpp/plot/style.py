@@ -9,6 +9,7 @@ from ..convert.writer import replacing
 _DPI = 150
 # Colours that also differ in lightness, for print and for colour-blind readers.
 GPU, RAM, STORAGE = "#b30000", "#fc8d59", "#e3e3ee"
+OF_TIERS = (STORAGE, RAM, GPU)  # in the order of tiers.NAMES
 BLUE, GREY = "#225ea8", "#6b6b6b"
 
 
@@ -36,6 +37,18 @@ def plain(axes: Any, x: str, y: str, title: str) -> None:
     axes.grid(True, color="#e6e6e6", linewidth=0.8)
     axes.set_axisbelow(True)
     axes.spines[["top", "right"]].set_visible(False)
+
+
+def legend(figure_: Any, colours: dict[str, str]) -> None:
+    """Names colours, above the figure."""
+    from matplotlib.patches import Patch
+
+    figure_.legend(
+        handles=[Patch(color=colour, label=name) for name, colour in colours.items()],
+        loc="outside upper right",
+        ncols=len(colours),
+        frameon=False,
+    )
 
 
 def whole_layers(axis: Any) -> None:

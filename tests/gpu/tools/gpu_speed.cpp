@@ -1,12 +1,12 @@
 // Speed of a model through the C API, as a line of JSON. It decodes drawn ids, not its own output,
 // which would repeat itself.
 //
-//   gpu_speed --model F [--device cuda0 --vram MiB --layers N --index 0] [--sparse auto]
+//   gpu_speed --model F [--device cuda0 --vram MiB --layers N --placement file] [--sparse auto]
 //             [--ctx 512] [--prompt 0] [--gen 64] [--batch 1] [--repeat 3] [--threads 0]
 //
 // --plan 1: the memory plan alone. --report 1: the device and the RAM, without a model. --layers:
-// n_gpu_layers; -1: what fits. --batch: sequences that are computed together. Rates are of all
-// sequences: tokens per second.
+// n_gpu_layers; -1: what fits. --placement: file, rates or none, as in pi_placement. --batch:
+// sequences that are computed together. Rates are of all sequences: tokens per second.
 #include <algorithm>
 #include <chrono>
 #include <cmath>
@@ -33,12 +33,14 @@ double median(std::vector<double> values) {
     return n % 2 ? values[n / 2] : (values[n / 2 - 1] + values[n / 2]) / 2;
 }
 
-int32_t sparse_mode(const std::string& name) {
-    const char* const names[] = {"auto", "off", "exact", "predictor"};
-    for (int32_t i = 0; i < 4; i++) {
-        if (name == names[i]) return i;
-    }
-    throw std::invalid_argument("--sparse is auto, off, exact or predictor");
+// The place of an option's value in the list of its values.
+int32_t place_in(const std::vector<std::string>& names, const char* option,
+                 const std::string& name) {
+    const auto found = std::find(names.begin(), names.end(), name);
+    if (found != names.end()) return int32_t(found - names.begin());
+    std::string all;
+    for (const std::string& n : names) all += " " + n;
+    throw std::invalid_argument("--" + std::string(option) + " is one of" + all);
 }
 
 // Bytes by tier, in all and by part.
@@ -151,7 +153,8 @@ void run(int argc, char** argv) {
     s.n_ctx = int32_t(given.whole("ctx", 512));
     s.n_seq = batch;
     s.n_threads = int32_t(given.whole("threads", 0));
-    s.sparse = sparse_mode(given.text("sparse", "auto"));
+    s.sparse =
+        place_in({"auto", "off", "exact", "predictor"}, "sparse", given.text("sparse", "auto"));
     // Rows take memory on the device: no more than are needed.
     s.n_batch = s.n_ubatch = std::max(batch, std::min(prompt, 512));
     s.n_logits = batch;
@@ -159,7 +162,7 @@ void run(int argc, char** argv) {
     m.device = device.c_str();
     m.vram_budget = uint64_t(given.number("vram", 0) * (1 << 20));
     m.n_gpu_layers = int32_t(given.whole("layers", -1));
-    m.use_gpu_index = given.whole("index", 1) != 0;
+    m.placement = place_in({"file", "rates", "none"}, "placement", given.text("placement", "file"));
     m.session = &s;
     given.no_more();
     if (report) return print_report(device, report_bytes, s.n_threads);
