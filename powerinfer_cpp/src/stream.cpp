@@ -58,12 +58,12 @@ NeuronStream::NeuronStream(ggml::Device& device, uint64_t piece)
     : device_(device),
       piece_(piece),
       there_(device, 2 * piece, "neurons on their way"),
-      here_(device, 2 * piece, "neurons on their way"),
-      copies_(device, device.new_stream()) {
+      here_(device, 2 * piece, "neurons on their way") {
     for (int i = 0; i < 2; i++) {
         copied_[i] = {device, device.new_event()};
         used_[i] = {device, device.new_event()};
     }
+    copies_ = {device, device.new_stream()};
 }
 
 uint64_t NeuronStream::bytes(const std::vector<DType>& formats, int64_t cols, int64_t n) {

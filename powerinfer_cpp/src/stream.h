@@ -36,9 +36,9 @@ class NeuronStream {
     const uint64_t piece_;
     ggml::DeviceArray<uint8_t> there_;  // [2][piece]
     ggml::SharedArray<uint8_t> here_;   // [2][piece]
-    ggml::Owned<ggml::DeviceStream> copies_;
     // Of each half: it has been copied; the device is done with it.
     ggml::Owned<ggml::DeviceEvent> copied_[2], used_[2];
+    ggml::Owned<ggml::DeviceStream> copies_;  // after what its work uses
     int next_ = 0;
 };
 
