@@ -49,6 +49,9 @@ def split(run: Runner, to: Results) -> None:
         for group in groups:
             run.run(run.test("split"), "only", group)
             to.add("split", f"{group}, time {i + 1}", True)
+    if not run.toy:
+        run.run(run.test("stream"))
+        to.add("split", "prompts that stream the neurons of RAM", True)
     run.run(run.test("homes"))
     to.add("split", "no, random and the hottest neurons: the same logits", True)
 
