@@ -228,6 +228,10 @@ typedef struct pi_model_params {
     const pi_session_params* session; /* which session the device keeps room for; NULL: defaults */
     int32_t placement;                /* a pi_placement */
     int32_t n_sessions;               /* how many of them at the same time; 0: one */
+    /* The device computes all neurons of prompts: those that RAM holds are sent to it piece by
+     * piece. For this at most 32 MiB there and in RAM are part of the plan, or 1/8 of what is left
+     * for neurons. False: the CPU computes them, as it does for generated tokens. */
+    bool op_offload;
 } pi_model_params;
 
 /* Which neurons are computed. Files without neuron rows (ffn_down_t) always compute all of them. */
@@ -277,8 +281,8 @@ struct pi_session_params {
                     * graph per row. The same results, for debuggers and profilers */
 };
 
-/* Defaults: use_mmap and use_gpu_index true; n_ctx, n_batch and n_ubatch 512, n_seq 1, type_k and
- * type_v F16, sparse_threshold NaN, n_gpu_layers -1; everything else 0. */
+/* Defaults: use_mmap, use_gpu_index and op_offload true; n_ctx, n_batch and n_ubatch 512, n_seq 1,
+ * type_k and type_v F16, sparse_threshold NaN, n_gpu_layers -1; everything else 0. */
 pi_model_params pi_model_default_params(void);
 pi_session_params pi_session_default_params(void);
 

@@ -36,6 +36,7 @@ pi_model_params model_params(Options& options, const pi_session_params& session)
     params.use_mmap = options.mmap;
     params.use_mlock = options.mlock;
     params.placement = options.placement;
+    params.op_offload = options.op_offload;
     params.check_tensors = options.check_tensors;
     params.n_threads = options.n_threads;
     params.ram_budget = options.ram_budget;

@@ -54,7 +54,7 @@ DeviceForward::DeviceForward(const Model& model, const pi_session_params& params
         exchange_[size_t(i)].epoch = scratch_.step.epoch;
         exchange_[size_t(i)].waited = scratch_.waited;
     }
-    list_cold_rows();
+    mark_cold_rows();
     stream_ = {device_, device_.new_stream()};
     device_.zero(stream_.get(), scratch_.arrived, uint64_t(n) * sizeof(uint32_t));
     counted_.resize(size_t(n) * 3 + 1);
@@ -73,21 +73,16 @@ void DeviceForward::carve(int64_t n) {
     scratch_ = DeviceScratch(carver, model_.config, params_, model_.device_layers(), n);
 }
 
-void DeviceForward::list_cold_rows() {
-    const Config& c = model_.config;
+void DeviceForward::mark_cold_rows() {
     cold_rows_.resize(exchange_.size());
     every_row_ = std::make_unique<bool[]>(size_t(device_rows(params_)));
     std::fill_n(every_row_.get(), device_rows(params_), true);
-    for (int64_t i = first_; i < c.n_layer; i++) {
-        const std::vector<int32_t>& slot = on_.share.slot[size_t(i)];
-        const auto n_cold =
-            std::count_if(slot.begin(), slot.end(), [](int32_t s) { return s < 0; });
-        if (on_.cold[size_t(i)].n == n_cold) continue;
+    for (int64_t i = first_; i < model_.config.n_layer; i++) {
+        const std::vector<int32_t>& cold = on_.cold_rows[size_t(i)];
+        if (on_.cold[size_t(i)].n == int64_t(cold.size())) continue;
         std::vector<uint8_t>& rows = cold_rows_[size_t(i - first_)];
         rows.resize(size_t(on_.cold[size_t(i)].n));
-        for (int32_t s : slot) {
-            if (s < 0) rows[size_t(-1 - s)] = 1;
-        }
+        for (int32_t row : cold) rows[size_t(row)] = 1;
     }
 }
 
@@ -97,10 +92,13 @@ void DeviceForward::run(const Pass& p) {
     const Batch& batch = p.work.batch;
     for (int64_t begin = 0, end = 0; begin < batch.n; begin = end) {
         // Rows that go the same way. Masked ones have a list of neurons each.
-        const bool masked = batch.masked[begin];
+        const bool masked = batch.masked[begin], streamed = batch.streamed[begin];
         const int64_t most =
             masked ? std::min(device_rows(params_), kDeviceLists) : device_rows(params_);
-        while (end < batch.n && end - begin < most && batch.masked[end] == masked) end++;
+        while (end < batch.n && end - begin < most && batch.masked[end] == masked &&
+               batch.streamed[end] == streamed) {
+            end++;
+        }
         p.check_stop();
         rows(p, begin, end);
     }
@@ -136,7 +134,7 @@ void DeviceForward::rows(const Pass& p, int64_t begin, int64_t end) {
     const Config& c = model_.config;
     const int64_t n = end - begin;
     if (scratch_.residual.rows != n) carve(n);
-    Kind kind{batch.masked[begin], int(n), 0, 1};
+    Kind kind{batch.masked[begin], batch.streamed[begin], int(n), 0, 1};
     // A power of two, for few graphs; no more than there is room for.
     const int64_t most_blocks = ggml::device_attention_blocks(params_.n_ctx);
     for (int64_t t = begin; t < end; t++) {
@@ -151,7 +149,8 @@ void DeviceForward::rows(const Pass& p, int64_t begin, int64_t end) {
     try {
         device_.copy_in(stream_.get(), scratch_.step.epoch, host_step_, step_bytes);
         // Numbers of generated rows come again and again, those of prompts do not.
-        const bool again = n == 1 || (batch.generated[begin] && n <= kDeviceLists);
+        const bool again =
+            !kind.streamed && (n == 1 || (batch.generated[begin] && n <= kDeviceLists));
         if (params_.stepwise || !again) {
             put(p, kind, params_.stepwise ? Way::stepwise : Way::by_layer);
         } else {
@@ -159,7 +158,7 @@ void DeviceForward::rows(const Pass& p, int64_t begin, int64_t end) {
             if (!graph) graph = record(p, kind);
             device_.launch(graph.get(), stream_.get());
             for (int64_t i = first_; i < c.n_layer; i++) {
-                if (on_.share.splits(i)) answer(p, i, kind);
+                if (meets(i, kind)) answer(p, i, kind);
             }
         }
         copy_results(p, begin, kind);
@@ -174,7 +173,7 @@ void DeviceForward::rows(const Pass& p, int64_t begin, int64_t end) {
         if (kind.masked && is_predicted(l, l.ffn, params_.sparse)) {
             p.counts.predicted[size_t(i)] += n;
         }
-        if (!on_.share.splits(i)) p.counts.neurons[size_t(i)].rows += n;
+        if (!meets(i, kind)) p.counts.neurons[size_t(i)].rows += n;
     }
 }
 

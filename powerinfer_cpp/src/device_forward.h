@@ -33,10 +33,10 @@ class DeviceForward : public DeviceKv {
  private:
     // What makes the operators of some rows different from those of others.
     struct Kind {
-        bool masked;
+        bool masked, streamed;  // as in Batch
         int rows, kept;
         int blocks;  // of attention
-        auto tied() const { return std::tie(masked, rows, kept, blocks); }
+        auto tied() const { return std::tie(masked, streamed, rows, kept, blocks); }
         bool operator<(const Kind& other) const { return tied() < other.tied(); }
     };
     // How operators reach the device: recorded as a graph, without the CPU's halves; layer after
@@ -44,7 +44,7 @@ class DeviceForward : public DeviceKv {
     enum class Way { recorded, by_layer, stepwise };
 
     void carve(int64_t n);
-    void list_cold_rows();
+    void mark_cold_rows();
     void rows(const Pass& p, int64_t begin, int64_t end);
     void count(const Pass& p);
     void fill_step(const Pass& p, int64_t begin, int64_t end);
@@ -59,7 +59,7 @@ class DeviceForward : public DeviceKv {
     void put_attention(int64_t i, const Kind& kind);
     void put_predictor(const Ffn& f);
     void put_selection(int64_t i, const Kind& kind);
-    void put_neurons(int64_t i, const Kind& kind);
+    void put_neurons(const Pass& p, int64_t i, const Kind& kind);
     void put_matrices(int64_t i);
     void put_norm(const NormWeights& w, float* x, const ggml::DeviceInput& y);
     void put_products(const ggml::DeviceInput& x,
@@ -69,6 +69,8 @@ class DeviceForward : public DeviceKv {
     const int32_t* slots(int64_t i) const;
     // Do predictors mask the rows in this layer?
     bool masks(int64_t i, const Kind& kind) const;
+    // Does the CPU compute a half of this layer?
+    bool meets(int64_t i, const Kind& kind) const;
     ggml::KvLayer kv_layer(int64_t i) const;
     int64_t page_bytes() const;
     template <typename F>

@@ -67,21 +67,21 @@ void DeviceForward::put_layer(const Pass& p, int64_t i, const Kind& kind, Way wa
         added_[0] = s.out;
     }
     put_norm(l.ffn_norm, s.step.x, s.ffn_normed);
-    const bool by_neuron = l.ffn.neurons.n > 0, split = on_.share.splits(i);
+    const bool by_neuron = l.ffn.neurons.n > 0, meets_cpu = meets(i, kind);
     if (by_neuron) put_selection(i, kind);
-    if (split && way == Way::stepwise) {
+    if (meets_cpu && way == Way::stepwise) {
         device_.wait(stream_.get());
         answer(p, i, kind);
     }
     if (c.parallel_ffn) put_attention(i, kind);
     if (by_neuron) {
-        put_neurons(i, kind);
+        put_neurons(p, i, kind);
     } else {
         put_matrices(i);
     }
     added_[0] = s.ffn_out;
     added_[1] = c.parallel_ffn ? s.out : nullptr;
-    if (split && way == Way::by_layer) answer(p, i, kind);
+    if (meets_cpu && way == Way::by_layer) answer(p, i, kind);
 }
 
 // y = norm(x), after what is still to be added to x.
@@ -168,7 +168,7 @@ void DeviceForward::put_selection(int64_t i, const Kind& kind) {
     s.lists.rows = masked ? kind.rows : 1;
     ops_.select(stream_.get(), masked ? s.score : nullptr, score_threshold(l, params_),
                 all ? nullptr : on_.unpredicted.get() + (i - first_) * c.n_ff, slots(i), s.lists);
-    if (!on_.share.splits(i)) return;
+    if (!meets(i, kind)) return;
     DeviceExchange exchange = exchange_[size_t(i - first_)];
     if (!masked) exchange.ids = nullptr;
     ops_.publish(stream_.get(), s.ffn_normed, s.lists, exchange);
@@ -179,12 +179,16 @@ bool DeviceForward::masks(int64_t i, const Kind& kind) const {
     return kind.masked && is_predicted(l, l.ffn, params_.sparse);
 }
 
+bool DeviceForward::meets(int64_t i, const Kind& kind) const {
+    return on_.share.splits(i) && !kind.streamed;
+}
+
 const int32_t* DeviceForward::slots(int64_t i) const {
     return on_.share.splits(i) ? on_.slots.get() + (i - first_) * model_.config.n_ff : nullptr;
 }
 
 // ffn_out = what the listed neurons of both halves send down, and the bias.
-void DeviceForward::put_neurons(int64_t i, const Kind& kind) {
+void DeviceForward::put_neurons(const Pass& p, int64_t i, const Kind& kind) {
     const Config& c = model_.config;
     const Ffn& f = model_.layers[size_t(i)].ffn;
     DeviceScratch& s = scratch_;
@@ -199,19 +203,37 @@ void DeviceForward::put_neurons(int64_t i, const Kind& kind) {
     w.act = f.neurons.act;
     w.threshold = activation_threshold(f.neurons, params_.sparse);
     const float* bias = on_.vector(&f.neurons.down_bias);
-    if (w.up.rows > 0) {
-        ggml::DeviceFfnScratch scratch = s.ffn;
-        scratch.counts = s.counts + 3 * (i - first_);
-        ops_.partial_ffn(stream_.get(), w, s.ffn_normed, s.lists, scratch);
-    }
+    ggml::DeviceFfnScratch scratch = s.ffn;
+    scratch.counts = s.counts + 3 * (i - first_);
+    if (w.up.rows > 0) ops_.partial_ffn(stream_.get(), w, s.ffn_normed, s.lists, scratch);
     const ggml::DeviceSums sums{s.ffn.sums, ggml::device_parts(kind.rows, s.lists.rows), kind.rows,
                                 int(c.n_embd)};
-    if (on_.share.splits(i)) {
+    if (meets(i, kind)) {
         ops_.merge_answer(stream_.get(), sums, s.lists, exchange_[size_t(i - first_)], bias,
                           s.ffn_out);
-    } else {
-        ops_.merge(stream_.get(), sums, bias, s.ffn_out);
+        return;
     }
+    if (!on_.share.splits(i)) {
+        ops_.merge(stream_.get(), sums, nullptr, bias, s.ffn_out);
+        return;
+    }
+    const float* so_far = nullptr;
+    if (w.up.rows > 0) {
+        ops_.merge(stream_.get(), sums, nullptr, nullptr, s.ffn_out);
+        so_far = s.ffn_out;
+    }
+    const auto add_piece = [&](ggml::DeviceNeurons piece, bool last) {
+        p.check_stop();
+        piece.threshold = w.threshold;
+        ggml::DeviceLists lists = s.lists;
+        lists.n = piece.n;
+        ops_.select(stream_.get(), nullptr, 0, nullptr, nullptr, lists);  // all of them
+        ops_.partial_ffn(stream_.get(), piece, s.ffn_normed, lists, scratch);
+        ops_.merge(stream_.get(), sums, so_far, last ? bias : nullptr, s.ffn_out);
+        so_far = s.ffn_out;
+    };
+    p.counts.transferred += on_.stream->run(p.context, on_.cold[size_t(i)],
+                                            on_.cold_rows[size_t(i)], stream_.get(), add_piece);
 }
 
 // The same for FFNs that are matrices.

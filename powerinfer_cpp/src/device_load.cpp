@@ -36,12 +36,14 @@ void allocate_device(Model& m) {
     on.weights = {*on.device, m.plan.device, "weights"};
     on.slots = {*on.device, n, "slots"};
     on.unpredicted = {*on.device, n, "unpredicted"};
+    if (on.share.piece) on.stream = std::make_unique<NeuronStream>(*on.device, on.share.piece);
 }
 
 void load_device_tables(Model& m) {
     DeviceModel& on = *m.device;
     const int64_t first = on.share.first_layer, n_ff = m.config.n_ff;
     on.cold.resize(m.layers.size());
+    on.cold_rows.resize(m.layers.size());
     for (size_t i = size_t(first); i < m.layers.size(); i++) {
         const Ffn& f = m.layers[i].ffn;
         const int64_t at = (int64_t(i) - first) * n_ff;
@@ -54,8 +56,12 @@ void load_device_tables(Model& m) {
         ggml::Neurons& w = on.cold[i];
         w = f.neurons;
         w.down_bias = nullptr;  // the device adds it
+        std::vector<int32_t>& rows = on.cold_rows[i];
+        for (int32_t s : slot) {
+            if (s < 0) rows.push_back(-1 - s);
+        }
         if (stays_whole(slot)) continue;
-        w.n = std::count_if(slot.begin(), slot.end(), [](int32_t s) { return s < 0; });
+        w.n = int64_t(rows.size());
         for (const float** bias : {&w.gate_bias, &w.up_bias}) {
             if (!*bias) continue;
             on.cold_biases.push_back(gathered(*bias, slot));

@@ -12,6 +12,7 @@
 #include "ggml/device_ops.h"
 #include "ggml/neurons.h"
 #include "placement.h"
+#include "stream.h"
 #include "weight_spec.h"
 
 namespace powerinfer {
@@ -31,6 +32,10 @@ struct DeviceModel {
     // The neurons of each layer that RAM has: [n_layer], n = 0 where there are none.
     std::vector<ggml::Neurons> cold;
     std::vector<std::vector<float>> cold_biases;
+    // [n_layer]: rows of `cold` that the device does not have, ascending. They are all of them,
+    // unless a bundled file's rows stay where they are.
+    std::vector<std::vector<int32_t>> cold_rows;
+    std::unique_ptr<NeuronStream> stream;  // brings them to the device; null: nobody does
 
     // A stream computes for one session at a time.
     mutable std::mutex mutex;

@@ -126,6 +126,11 @@ std::unique_ptr<Model> Model::inspect(const std::string& path, const pi_model_pa
             {Tier::gpu, Part::ffn, -1,
              device_table_bytes(model->device_layers(), model->config.n_ff) +
                  device_array_bytes(model->plan.device) - model->plan.device});
+        if (share->piece) {
+            for (Tier tier : {Tier::gpu, Tier::ram}) {
+                model->plan.parts.push_back({tier, Part::exchange, -1, 2 * share->piece});
+            }
+        }
         const uint64_t context = model->device->device->context_bytes();
         if (context) model->plan.parts.push_back({Tier::gpu, Part::context, -1, context});
     }

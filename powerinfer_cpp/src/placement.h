@@ -26,6 +26,9 @@ struct DeviceShare {
     // in the order of the neurons. Empty for layers whose neurons are not split: RAM holds those
     // before first_layer, the device the others.
     std::vector<std::vector<int32_t>> slot;
+    // Bytes of a piece in which rows of prompts get the neurons of RAM (NeuronStream); 0: the CPU
+    // computes these.
+    uint64_t piece = 0;
 
     bool has(int64_t layer) const { return layer >= first_layer; }
     bool splits(int64_t layer) const { return has(layer) && !slot[size_t(layer)].empty(); }

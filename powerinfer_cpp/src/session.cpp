@@ -142,6 +142,7 @@ void Session::fill(const pi_batch& b, int32_t begin, int32_t end) {
         batch.token[t] = b.token[i];
         batch.generated[t] = is_generated(b, i);
         batch.masked[t] = masks(batch.generated[t]);
+        batch.streamed[t] = streams(batch.generated[t]);
         batch.position[t] = int32_t(sequences_.length(seq));
         batch.slot[t] = sequences_.append(seq, b.token[i], batch.generated[t]);
         batch.pages[t] = sequences_.pages(seq);
@@ -181,6 +182,11 @@ void Session::eval(const pi_batch& b) {
 
 bool Session::masks(bool generated) const {
     return predicted_ && (generated || params.sparse == PI_SPARSE_PREDICTOR);
+}
+
+// By the kind of a row, not by how many come together: then a row has the same bits in every call.
+bool Session::streams(bool generated) const {
+    return device_ && model->device->stream && !generated && !masks(generated);
 }
 
 const float* Session::result(int32_t row) const {
@@ -224,8 +230,9 @@ int64_t Session::match(int32_t seq, const int32_t* token, const bool* generated,
     require_sequence(seq);
     n = std::min(n, sequences_.length(seq));
     for (int64_t i = 0; i < n; i++) {
-        const bool same = sequences_.token(seq, i) == token[i] &&
-                          masks(sequences_.generated(seq, i)) == masks(generated && generated[i]);
+        const bool was = sequences_.generated(seq, i), now = generated && generated[i];
+        const bool same = sequences_.token(seq, i) == token[i] && masks(was) == masks(now) &&
+                          streams(was) == streams(now);
         if (!same) return i;
     }
     return n;

@@ -59,6 +59,26 @@ class Chooser {
         return sum;
     }
 
+    // Bytes of a piece of neurons on their way to the device (NeuronStream), which has two of them:
+    // at most kPiece, 1/16 of what is left for neurons, and a whole layer; 0 if that is not enough
+    // for a few neurons of every layer.
+    uint64_t piece(int64_t first, uint64_t left) const {
+        constexpr uint64_t kPiece = 16 << 20;
+        const Config& c = model_.config;
+        uint64_t least = 0, most = 0;
+        for (size_t i = size_t(first); i < rows_.size(); i++) {
+            std::vector<ggml::DType> formats;
+            for (const DeviceMatrix& m : rows_[i]) formats.push_back(m.type);
+            if (formats.empty()) continue;
+            const auto bytes = [&](int64_t n) { return NeuronStream::bytes(formats, c.n_embd, n); };
+            least = std::max(least, bytes(NeuronStream::kNeurons));
+            most = std::max(most, bytes(c.n_ff));
+        }
+        uint64_t piece = std::min({kPiece, left / 16, most});
+        piece = piece / ggml::kDeviceGranule * ggml::kDeviceGranule;
+        return piece < least ? 0 : piece;
+    }
+
     // Gives the device neurons of `share`'s layers, in `left` bytes.
     void fill(DeviceShare& share, uint64_t left) const {
         struct Neuron {
@@ -181,7 +201,16 @@ DeviceShare choose_share(const Model& m, const pi_model_params& params,
         share.head = true;
         left -= chooser.head();
     }
-    chooser.fill(share, params.placement == PI_PLACEMENT_NONE ? 0 : left);
+    const auto fill = [&](uint64_t bytes) {
+        chooser.fill(share, params.placement == PI_PLACEMENT_NONE ? 0 : bytes);
+        for (int64_t i = share.first_layer; i < n_layer; i++) {
+            if (share.splits(i)) return false;
+        }
+        return true;
+    };
+    if (fill(left) || !params.op_offload) return share;
+    share.piece = chooser.piece(share.first_layer, left);
+    fill(left - 2 * share.piece);
     return share;
 }
 

@@ -55,6 +55,7 @@ class LlamaCore:
     vram_budget alone means what fits; without these three options only the CPU computes.
     reset_gpu_index: the device gets the neurons that fire most often, whatever a placement in or
     beside the file says. disable_gpu_index: it gets none. Both: no placement is read.
+    op_offload: the device computes all neurons of prompts, those in RAM as well.
     ram_budget: limit in GiB. vocab_only: tokenizer and metadata, no weights.
     progress_callback: called with 0..1 while loading; returning False cancels (Cancelled).
     record: "fired" or "fired+input", with sparse "off" or "exact" and without a device, for
@@ -94,6 +95,7 @@ class LlamaCore:
         device: str | None = None,
         reset_gpu_index: bool = False,
         disable_gpu_index: bool = False,
+        op_offload: bool | None = None,
         sparse: str = "auto",
         sparse_threshold: float | None = None,
         record: str = "off",
@@ -146,6 +148,7 @@ class LlamaCore:
             "n_threads": n_threads or 0,
             "ram_budget": options.budget_bytes("ram_budget", ram_budget),
             **placement_field,
+            "op_offload": op_offload is None or bool(op_offload),
             **({} if vocab_only else device_fields),
         }
         self._session_fields = {

@@ -168,7 +168,8 @@ inline void test_ffn(DType gate_type, DType type, Activation act, bool gated, bo
     const auto of_cold = cpu_part(cold_score, cold);
     const std::vector<unsigned long long> after = noted(counts.read());
     for (size_t i = 0; i < 3; i++) CHECK(after[i] == before[i] + of_all[i] - of_cold[i]);
-    ops.merge(stream(), {sums.get(), kDeviceParts, 1, cols}, biased ? db.get() : nullptr, y.get());
+    ops.merge(stream(), {sums.get(), kDeviceParts, 1, cols}, nullptr, biased ? db.get() : nullptr,
+              y.get());
     Floats got = noted(y.read());
     add(context, got.data(), cold.data(), cols);
     const double apart = difference(got, expected);
@@ -266,7 +267,7 @@ struct SplitLayer {
         const Array<unsigned long long> counts(counted);
         ops.partial_ffn(stream(), neurons, part, lists,
                         {h.get(), up_values.get(), sums.get(), counts.get()});
-        ops.merge(stream(), {sums.get(), parts, count, cols}, nullptr, y.get());
+        ops.merge(stream(), {sums.get(), parts, count, cols}, nullptr, nullptr, y.get());
         counted = counts.read();
         return y.read();
     }

@@ -11,15 +11,22 @@ namespace splits {
 
 using namespace sessions;
 
-inline std::shared_ptr<const Model> load_on(const std::string& path, uint64_t vram_budget,
-                                            const pi_session_params& session,
-                                            int32_t n_gpu_layers = -1) {
+inline pi_model_params on_device(uint64_t vram_budget, const pi_session_params& session) {
     pi_model_params params = pi_model_default_params();
     params.n_threads = 1;
     params.device = gpu_test::kDevice;
     params.vram_budget = vram_budget;
-    params.n_gpu_layers = n_gpu_layers;
     params.session = &session;
+    params.op_offload = false;
+    return params;
+}
+
+inline std::shared_ptr<const Model> load_on(const std::string& path, uint64_t vram_budget,
+                                            const pi_session_params& session,
+                                            int32_t n_gpu_layers = -1, bool op_offload = false) {
+    pi_model_params params = on_device(vram_budget, session);
+    params.n_gpu_layers = n_gpu_layers;
+    params.op_offload = op_offload;
     return Model::load(path, params);
 }
 
@@ -34,14 +41,14 @@ struct Range {
     uint64_t least, most;
 };
 inline Range budgets(const std::string& path, const pi_session_params& session) {
-    const auto all = load_on(path, 1 << 30, session);
+    const auto all = Model::inspect(path, on_device(1 << 30, session));
     const Plan plan = make_plan(*all, session);
     const uint64_t most = total(plan.parts, Tier::gpu);
     uint64_t low = 0, high = most;  // refused, and loaded
     while (high - low > 256) {
         const uint64_t middle = (low + high) / 2;
         try {
-            load_on(path, middle, session);
+            Model::inspect(path, on_device(middle, session));
             high = middle;
         } catch (const Error& e) {
             CHECK(e.code() == Code::memory);

@@ -316,18 +316,20 @@ void test_merge() {
         for (int parts : {1, kDeviceParts}) {
             const Floats sums = normal(rows * parts * cols), bias = normal(cols);
             const Array<float> device_sums(sums), device_bias(bias);
-            for (bool with_bias : {false, true}) {
-                Floats expected(static_cast<size_t>(rows * cols));
+            const Floats other = normal(rows * cols);
+            // The bias of the last of several calls, each with the result of the one before.
+            for (bool last : {false, true}) {
+                Floats expected(other.size());
                 for (size_t i = 0; i < expected.size(); i++) {
                     const size_t row = i / size_t(cols), c = i % size_t(cols);
                     for (size_t part = 0; part < size_t(parts); part++) {
                         expected[i] += sums[(row * size_t(parts) + part) * size_t(cols) + c];
                     }
-                    if (with_bias) expected[i] += bias[c];
+                    if (last) expected[i] = other[i] + expected[i] + bias[c];
                 }
-                const Array<float> y{expected.size()};
+                const Array<float> y(other);
                 ops.merge(stream(), {device_sums.get(), parts, rows, cols},
-                          with_bias ? device_bias.get() : nullptr, y.get());
+                          last ? y.get() : nullptr, last ? device_bias.get() : nullptr, y.get());
                 CHECK(same_bits(noted(y.read()), expected));
             }
         }

@@ -8,6 +8,7 @@ import shutil
 import signal
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -169,3 +170,22 @@ def nvcc() -> str:
     if not found:
         pytest.skip("no nvcc: the CUDA sources are compiled where a GPU toolkit is installed")
     return found
+
+
+@pytest.fixture(scope="session")
+def ptx(nvcc: str, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """The GPU kernels in PTX, by .cu file without its ending; with the lines of the sources."""
+    folder = tmp_path_factory.mktemp("ptx")
+    command = [nvcc, "-ptx", "-lineinfo", "-std=c++17", "-arch=sm_86", "-fmad=false"]
+    command += ["--expt-relaxed-constexpr", "-DGGML_GPU=cuda"]
+    command += [f"-I{ROOT / include}" for include in ("ggml/include", "ggml/src")]
+
+    def make(source: Path) -> Path:
+        out = folder / f"{source.stem}.ptx"
+        done = subprocess.run([*command, source, "-o", out], capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr[-4000:]
+        return out
+
+    sources = sorted((ROOT / "ggml/src/gpu").glob("*.cu"))
+    with ThreadPoolExecutor(2) as pool:
+        return dict(zip((s.stem for s in sources), pool.map(make, sources), strict=True))

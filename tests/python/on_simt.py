@@ -104,6 +104,24 @@ def test_bits_depend_on_nothing_else(model_path: Path, budget: float) -> None:
         assert np.array_equal(last_logits(two, ids), first)
 
 
+def test_prompts_stream(model_path: Path) -> None:
+    """The neurons of RAM go to the device for prompts alone, and only if they may. Then what was
+    generated is no part of a later prompt."""
+    with (
+        opened(model_path, PART, sparse="exact") as llm,
+        opened(model_path, PART, sparse="exact", op_offload=False) as plain,
+    ):
+        assert "exchange" in llm.plan()["gpu"] and "exchange" not in plain.plan()["gpu"]
+        text = {}
+        for name, which in (("streams", llm), ("plain", plain)):
+            text[name] = written(which, 6)
+            again = which(PROMPT + text[name] + ".", max_tokens=1, temperature=0)
+            reused = again["usage"]["prompt_tokens"] - which.stats()["n_prompt"]
+            of_prompt = len(which.tokenize(PROMPT.encode()))
+            assert (reused == of_prompt) if name == "streams" else (reused > of_prompt)
+        assert text["streams"] == text["plain"]
+
+
 def test_no_placement_serves_more_firings(model_path: Path) -> None:
     """The neurons with the highest rates, chosen when a model is opened, serve at least the firings
     that the solver of `powerinfer place` finds for the same bytes: nothing needs to be solved

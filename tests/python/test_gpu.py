@@ -13,17 +13,6 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 KERNELS = sorted((ROOT / "ggml/src/gpu").glob("*.cu"))
-FLAGS = ["-std=c++17", "-arch=sm_86", "-fmad=false", "--expt-relaxed-constexpr", "-DGGML_GPU=cuda"]
-FLAGS += [f"-I{ROOT / folder}" for folder in ("ggml/include", "ggml/src")]
-
-
-def compiled(nvcc: str, source: Path, out: Path, *options: str) -> str:
-    """Compiles the kernels of a file; returns what the compiler printed."""
-    done = subprocess.run(
-        [nvcc, *FLAGS, *options, str(source), "-o", str(out)], capture_output=True, text=True
-    )
-    assert done.returncode == 0, done.stderr[-4000:]
-    return done.stdout + done.stderr
 
 
 def kernel(ptx: str, name: str) -> str:
@@ -34,13 +23,19 @@ def kernel(ptx: str, name: str) -> str:
 
 
 @pytest.mark.slow
-def test_kernels_neither_spill_nor_use_a_stack(nvcc: str, tmp_path: Path) -> None:
-    def report(source: Path) -> str:
-        out = tmp_path / f"{source.stem}.cubin"
-        return compiled(nvcc, source, out, "-cubin", "-Xptxas", "-v")
+def test_kernels_neither_spill_nor_use_a_stack(
+    nvcc: str, ptx: dict[str, Path], tmp_path: Path
+) -> None:
+    def report(file: Path) -> str:
+        command = [nvcc, "-cubin", "-arch=sm_86", "-Xptxas", "-v", file]
+        done = subprocess.run(
+            [*command, "-o", tmp_path / f"{file.stem}.cubin"], capture_output=True, text=True
+        )
+        assert done.returncode == 0, done.stderr[-4000:]
+        return done.stdout + done.stderr
 
     with ThreadPoolExecutor(2) as pool:
-        said = dict(zip((k.name for k in KERNELS), pool.map(report, KERNELS), strict=True))
+        said = dict(zip(ptx, pool.map(report, ptx.values()), strict=True))
     frames = re.findall(
         r"(\d+) bytes stack frame, (\d+) bytes spill stores", "".join(said.values())
     )
@@ -48,17 +43,15 @@ def test_kernels_neither_spill_nor_use_a_stack(nvcc: str, tmp_path: Path) -> Non
     assert set(frames) == {("0", "0")}
     for name, text in said.items():
         # At least 512 threads of a multiprocessor; 256 where a thread has sums for many rows.
-        most = 255 if name in ("tiles.cu", "ffn_rows.cu") else 128
+        most = 255 if name in ("tiles", "ffn_rows") else 128
         registers = [int(n) for n in re.findall(r"Used (\d+) registers", text)]
         assert not registers or max(registers) <= most, name
 
 
 @pytest.mark.slow
-def test_flags_are_ordered_for_the_whole_system(nvcc: str, tmp_path: Path) -> None:
+def test_flags_are_ordered_for_the_whole_system(ptx: dict[str, Path]) -> None:
     """In the PTX: fence before the release, acquire before the payload, and no stale reads."""
-    out = tmp_path / "merge.ptx"
-    compiled(nvcc, ROOT / "ggml/src/gpu/merge.cu", out, "-ptx")
-    text = out.read_text()
+    text = ptx["merge"].read_text()
     publish = kernel(text, "publish_kernel")
     fences = [m.start() for m in re.finditer(r"membar\.sys|fence\.(?:sc|acq_rel)\.sys", publish)]
     (arrival,) = [m.start() for m in re.finditer(r"atom\.\S*add", publish)]

@@ -34,7 +34,7 @@ LAYERS = (
     ("utf8", "unicode_tables.inc", "pretokenizer", "vocab_hash", "special_tokens"),
     ("vocab", "tokenizer*", "sampler", "names"),
     # weights in memory
-    ("budget", "bundle", "placement", "weight_spec", "weight_plan", "sha256"),
+    ("budget", "bundle", "placement", "stream", "weight_spec", "weight_plan", "sha256"),
     ("device_model", "model", "families/*"),
     # memory of a session
     ("batch", "kv_pages", "rope", "counts", "record", "audit"),

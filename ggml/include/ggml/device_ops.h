@@ -194,8 +194,10 @@ struct DeviceOps {
     // they are kDeviceTileRows or more.
     void (*partial_ffn)(DeviceStream*, const DeviceNeurons&, const DeviceInput& x,
                         const DeviceLists&, const DeviceFfnScratch&);
-    // y = the parts' sums in order + bias, which may be null.
-    void (*merge)(DeviceStream*, const DeviceSums&, const float* bias, float* y);
+    // y = other + the parts' sums in order + bias. other [rows, cols] may be y; it and bias may be
+    // null.
+    void (*merge)(DeviceStream*, const DeviceSums&, const float* other, const float* bias,
+                  float* y);
     // Gives the CPU its half: x and the cold lists. If these are empty, only their lengths.
     void (*publish)(DeviceStream*, const DeviceInput& x, const DeviceLists&, const DeviceExchange&);
     // merge() with the sums of the CPU. If all cold lists are empty, the device does not wait for

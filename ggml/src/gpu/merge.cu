@@ -33,7 +33,7 @@ __global__ void publish_kernel(DeviceInput x, DeviceLists lists, DeviceExchange 
     store_release_system(to.published, *to.epoch);
 }
 
-// The parts of a row in order, then what another tier sent down, then the bias.
+// The parts of a row in order, then what other neurons sent down, then the bias.
 __device__ inline float merged(const DeviceSums& here, int64_t row, const float* other,
                                const float* bias, int c) {
     float total = 0;
@@ -43,10 +43,10 @@ __device__ inline float merged(const DeviceSums& here, int64_t row, const float*
     return bias ? total + bias[c] : total;
 }
 
-__global__ void merge_kernel(DeviceSums here, const float* bias, float* y) {
+__global__ void merge_kernel(DeviceSums here, const float* other, const float* bias, float* y) {
     const int c = int(blockIdx.x) * kThreads + int(threadIdx.x);
     const int64_t row = blockIdx.y;
-    if (c < here.cols) y[row * here.cols + c] = merged(here, row, nullptr, bias, c);
+    if (c < here.cols) y[row * here.cols + c] = merged(here, row, other, bias, c);
 }
 
 // Few blocks, since each polls host memory by itself: none waits for another block to run.
@@ -95,9 +95,10 @@ void publish(DeviceStream* stream, const DeviceInput& x, const DeviceLists& list
     launch<publish_kernel>(stream, grid, kThreads, x, lists, to);
 }
 
-void merge(DeviceStream* stream, const DeviceSums& here, const float* bias, float* y) {
+void merge(DeviceStream* stream, const DeviceSums& here, const float* other, const float* bias,
+           float* y) {
     const dim3 grid(blocks_for(here.cols, kThreads), unsigned(here.rows));
-    launch<merge_kernel>(stream, grid, kThreads, here, bias, y);
+    launch<merge_kernel>(stream, grid, kThreads, here, other, bias, y);
 }
 
 void merge_answer(DeviceStream* stream, const DeviceSums& here, const DeviceLists& lists,

@@ -28,7 +28,8 @@ void select(DeviceStream* stream, const float* score, float threshold, const uin
             const int32_t* slot, const DeviceLists&);
 void partial_ffn(DeviceStream* stream, const DeviceNeurons&, const DeviceInput& x,
                  const DeviceLists&, const DeviceFfnScratch&);
-void merge(DeviceStream* stream, const DeviceSums&, const float* bias, float* y);
+void merge(DeviceStream* stream, const DeviceSums&, const float* other, const float* bias,
+           float* y);
 void publish(DeviceStream* stream, const DeviceInput& x, const DeviceLists&, const DeviceExchange&);
 void merge_answer(DeviceStream* stream, const DeviceSums&, const DeviceLists&,
                   const DeviceExchange&, const float* bias, float* y);

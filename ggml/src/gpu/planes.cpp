@@ -26,6 +26,24 @@ void halves_dm(const Block& b, Group& g) {
     std::memcpy(g.scale + 2, &b.m, 2);
 }
 
+// Eight bytes at a time, the first one lowest.
+uint64_t eight(const uint8_t* bytes) {
+    uint64_t word;
+    std::memcpy(&word, bytes, 8);
+    return word;
+}
+constexpr uint64_t kOnes = 0x0101010101010101;  // 1 in every byte
+
+// Bit i of `bits` in byte i.
+uint64_t spread(uint8_t bits) {
+    const uint64_t apart = bits * kOnes & 0x8040201008040201;  // bit i of byte i
+    return (apart + 0x7f * kOnes) >> 7 & kOnes;
+}
+// Bit i: the lowest bit of byte i. The other bits must be 0.
+uint8_t gathered(uint64_t bytes) {
+    return uint8_t(bytes * 0x0102040810204080 >> 56);
+}
+
 void nibbles(const uint8_t* qs, uint8_t* q) {
     for (int i = 0; i < 16; i++) {
         q[i] = qs[i] & 15;
@@ -56,7 +74,10 @@ template <typename Block>
 Group five_bits(const Block& b) {
     Group g;
     nibbles(b.qs, g.q);
-    for (int i = 0; i < 32; i++) g.q[i] |= uint8_t((b.qh[i / 8] >> i % 8 & 1) << 4);
+    for (int i = 0; i < 4; i++) {
+        const uint64_t q = eight(g.q + 8 * i) | spread(b.qh[i]) << 4;
+        std::memcpy(g.q + 8 * i, &q, 8);
+    }
     return g;
 }
 Group read(const BlockQ5_0& b, int) {
@@ -141,10 +162,9 @@ Group read(const BlockIQ4_XS& b, int at) {
 }
 
 void pack_two_bits(const uint8_t* q, int shift, uint8_t* out) {
-    for (int i = 0; i < 8; i++) {
-        out[i] = 0;
-        for (int s = 0; s < 4; s++) out[i] |= uint8_t((q[8 * s + i] >> shift & 3) << 2 * s);
-    }
+    uint64_t bits = 0;
+    for (int s = 0; s < 4; s++) bits |= (eight(q + 8 * s) >> shift & 3 * kOnes) << 2 * s;
+    std::memcpy(out, &bits, 8);
 }
 
 template <typename Block>
@@ -173,7 +193,9 @@ void pack(const uint8_t* row, int64_t cols, PlaneBytes bytes, uint8_t* out) {
         uint8_t* high = out + at.high + i * bytes.high;
         if (bytes.high == 4) {
             const int bit = bytes.low == 8 ? 2 : 4;
-            for (int j = 0; j < kQ; j++) high[j / 8] |= uint8_t((group.q[j] >> bit & 1) << j % 8);
+            for (int i = 0; i < 4; i++) {
+                high[i] = gathered(eight(group.q + 8 * i) >> bit & kOnes);
+            }
         } else if (bytes.high == 8) {
             pack_two_bits(group.q, 4, high);
         }

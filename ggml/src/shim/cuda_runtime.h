@@ -17,6 +17,7 @@
 #include <optional>
 #include <string>
 #include <tuple>
+#include <vector>
 
 #include "shim/block.h"
 
@@ -243,9 +244,11 @@ struct cudaLaunchConfig_t {
 
 namespace shim {
 
-// Puts a kernel, which is the function at `address`, with its arguments into a stream.
+// Puts a kernel, which is the function at `address`, with its arguments into a stream. The bytes of
+// the parameters are for a recording (record.h) and may be missing where there is none.
 cudaError_t launch(const cudaLaunchConfig_t& config, const void* address,
-                   std::function<void()> kernel);
+                   std::vector<std::string> parameters, std::function<void()> kernel);
+bool recording();
 
 // A device of so many bytes; 0: no device. Affects allocations from now on.
 void set_memory(size_t bytes);
@@ -275,6 +278,14 @@ template <typename... Wanted, typename... Given>
 cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t* config, void (*kernel)(Wanted...),
                                Given&&... given) {
     std::tuple<Wanted...> arguments(static_cast<Wanted>(given)...);
-    return shim::launch(*config, reinterpret_cast<const void*>(kernel),
+    std::vector<std::string> parameters;
+    if (shim::recording()) {
+        const auto bytes = [](const auto& value) {
+            return std::string(reinterpret_cast<const char*>(&value), sizeof value);
+        };
+        std::apply([&](const auto&... value) { (parameters.push_back(bytes(value)), ...); },
+                   arguments);
+    }
+    return shim::launch(*config, reinterpret_cast<const void*>(kernel), std::move(parameters),
                         [=] { std::apply(kernel, arguments); });
 }

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "shim/cuda_runtime.h"
+#include "shim/record.h"
 
 namespace {
 
@@ -167,7 +168,7 @@ struct CUevent_st {
 namespace shim {
 
 cudaError_t launch(const cudaLaunchConfig_t& config, const void* address,
-                   std::function<void()> kernel) {
+                   std::vector<std::string> parameters, std::function<void()> kernel) {
     const cudaError_t error = begin();
     if (error != cudaSuccess) return error;
     {
@@ -179,7 +180,12 @@ cudaError_t launch(const cudaLaunchConfig_t& config, const void* address,
     const Extent block{config.blockDim.x, config.blockDim.y, config.blockDim.z};
     const bool empty = !grid.count() || !block.count();
     if (empty || block.count() > kMaxThreads) return result(cudaErrorInvalidConfiguration);
-    config.stream->put([=] { run(grid, block, kernel); });
+    const Launch launch{address, grid, block, config.dynamicSmemBytes, std::move(parameters)};
+    config.stream->put([=] {
+        const bool recorded = recording() && record_before(launch);
+        run(grid, block, kernel);
+        if (recorded) record_after();
+    });
     return cudaSuccess;
 }
 
@@ -349,6 +355,7 @@ cudaError_t cudaMalloc(void** memory, size_t bytes) {
     d.allocations[*memory] = size;
     d.used += size;
     d.most = std::max(d.most, d.used);
+    shim::note_allocation(*memory, bytes, false);
     return cudaSuccess;
 }
 
@@ -360,6 +367,7 @@ cudaError_t cudaFree(void* memory) {
     if (found == d.allocations.end()) return d.last = cudaErrorInvalidValue;
     d.used -= found->second;
     d.allocations.erase(found);
+    shim::note_free(memory);
     free(memory);
     return cudaSuccess;
 }
@@ -370,10 +378,12 @@ cudaError_t cudaHostAlloc(void** memory, size_t bytes, unsigned) {
     if (error != cudaSuccess) return error;
     if (posix_memalign(memory, 4096, bytes) != 0) return result(cudaErrorMemoryAllocation);
     std::memset(*memory, 0xa5, bytes);
+    shim::note_allocation(*memory, bytes, true);
     return cudaSuccess;
 }
 
 cudaError_t cudaFreeHost(void* memory) {
+    shim::note_free(memory);
     free(memory);
     return cudaSuccess;
 }
@@ -387,14 +397,20 @@ cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, cudaMemcpy
                             cudaStream_t stream) {
     const cudaError_t error = begin();
     if (error != cudaSuccess) return error;
-    stream->put([=] { std::memcpy(to, from, bytes); });
+    stream->put([=] {
+        std::memcpy(to, from, bytes);
+        shim::note_write(to, bytes);
+    });
     return cudaSuccess;
 }
 
 cudaError_t cudaMemsetAsync(void* to, int byte, size_t bytes, cudaStream_t stream) {
     const cudaError_t error = begin();
     if (error != cudaSuccess) return error;
-    stream->put([=] { std::memset(to, byte, bytes); });
+    stream->put([=] {
+        std::memset(to, byte, bytes);
+        shim::note_write(to, bytes);
+    });
     return cudaSuccess;
 }
 

@@ -143,7 +143,7 @@ void partial_ffn(DeviceStream* stream, const DeviceNeurons& w, const DeviceInput
     });
 }
 
-void merge(DeviceStream* stream, const DeviceSums&, const float*, float*) {
+void merge(DeviceStream* stream, const DeviceSums&, const float*, const float*, float*) {
     put(stream, 1, 0);
 }
 
