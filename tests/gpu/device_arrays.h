@@ -20,6 +20,13 @@ constexpr const char* kDevice = "cuda0";
 constexpr bool kShim = false;
 #endif
 
+// It is ten times slower, and what threads share is the same in every shape and order.
+#ifdef __SANITIZE_THREAD__
+constexpr bool kThreadSanitizer = true;
+#else
+constexpr bool kThreadSanitizer = false;
+#endif
+
 inline void must(cudaError_t error) {
     if (error == cudaSuccess) return;
     std::fprintf(stderr, "%s\n", cudaGetErrorString(error));

@@ -10,8 +10,10 @@
 #include "ggml/check.h"
 #include "ggml/device.h"
 #include "ggml/device_ops.h"
+#include "gpu/device_arrays.h"
 
 using namespace ggml;
+using gpu_test::kThreadSanitizer;
 
 namespace {
 
@@ -354,23 +356,25 @@ void test_interruptions() {
     layers.put(one_cold.get());
     layers.release();  // returns, although nobody answered
 
-    device->copy_in(layers.stream(), layers.x(), x.data(), x.size() * 4);
-    epoch = 2;
-    layers.set_epoch(&epoch);
-    layers.put(one_cold.get());
-    std::this_thread::sleep_for(std::chrono::milliseconds(50));
-    CHECK(layers.serve(epoch, never));
-    device->copy_out(layers.stream(), got.data(), layers.x(), got.size() * 4);
-    device->wait(layers.stream());
-    // The ids add up to 0: 1, then x / 2 + layer three times.
-    CHECK(got[0] == ((0.5f + 0) * 0.5f + 1) * 0.5f + 2);
+    // On a busy machine the device may be late, too: then the CPU comes later still.
     unsigned long long waited = 0;
-    device->copy_out(layers.stream(), &waited, layers.waited(), sizeof waited);
-    device->wait(layers.stream());
+    for (int late = 50; waited <= 20000000 && late <= 3200; late *= 4) {
+        device->copy_in(layers.stream(), layers.x(), x.data(), x.size() * 4);
+        epoch++;
+        layers.set_epoch(&epoch);
+        layers.put(one_cold.get());
+        std::this_thread::sleep_for(std::chrono::milliseconds(late));
+        CHECK(layers.serve(epoch, never));
+        device->copy_out(layers.stream(), got.data(), layers.x(), got.size() * 4);
+        device->copy_out(layers.stream(), &waited, layers.waited(), sizeof waited);
+        device->wait(layers.stream());
+        // The ids add up to 0: 1, then x / 2 + layer three times.
+        CHECK(got[0] == ((0.5f + 0) * 0.5f + 1) * 0.5f + 2);
+    }
     CHECK(waited > 20000000 && waited < 100000000000);
 
     // A device that fails while the CPU waits for it.
-    epoch = 3;
+    epoch++;
     layers.set_epoch(&epoch);
     shim::fail_after(2);
     std::atomic<bool> stop{false};
@@ -395,9 +399,10 @@ int main() {
         test_exchange(20);
         test_empty_halves();
         test_interruptions();
+        if (kThreadSanitizer) break;
     }
     shim::set_order(shim::Order::ascending);
-    test_exchange(300);
+    test_exchange(kThreadSanitizer ? 20 : 300);
     CHECK(shim::unloaded_launches() == 0);
     test_context();  // last: the largest context of a process is remembered
     return check::summary("test_device");

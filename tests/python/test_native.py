@@ -82,8 +82,13 @@ def test_program_address_and_undefined(asan: Path, name: str, model_path: Path) 
     run(asan / "tests" / name, str(model_path))
 
 
+# Those in which threads share something; of the last two, which are slow, a part of what they test.
+THREADS = [n for n in NAMES if n.startswith(("test_threads", "test_capi"))]
+THREADS += ["test_device", "test_split"]
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("name", [n for n in NAMES if n.startswith(("test_threads", "test_capi"))])
+@pytest.mark.parametrize("name", THREADS)
 def test_program_threads(tsan: Path, name: str, model_path: Path) -> None:
     run(tsan / "tests" / name, str(model_path))
 
