@@ -8,14 +8,9 @@
 #include "state.h"
 
 using namespace splits;
+using gpu_test::kThreadSanitizer;
 
 namespace {
-
-#ifdef __SANITIZE_THREAD__
-constexpr bool kThreadSanitizer = true;
-#else
-constexpr bool kThreadSanitizer = false;
-#endif
 
 // For 8-bit inputs, as in test_split.
 constexpr double kQuantised = 2e-2;
