@@ -290,8 +290,9 @@ def test_golden_models(name: str, layout: str, tmp_path: Path) -> None:
         with opened(path, ALL, n_gpu_layers=n_gpu_layers, **placed, **options) as llm:
             return sum(llm.plan()["gpu"].values())
 
-    # The last layer without neurons; matrices are there in any case.
-    least, everything = most(1, disable_gpu_index=True), most(-1)
+    # The last layer without neurons, nor memory for those of prompts; matrices are there in any
+    # case.
+    least, everything = most(1, disable_gpu_index=True, op_offload=False), most(-1)
     seen = []
     for budget in np.linspace(least, everything, 6):
         with opened(path, budget / (1 << 20), **options) as llm:

@@ -82,7 +82,7 @@ def test_program_address_and_undefined(asan: Path, name: str, model_path: Path) 
     run(asan / "tests" / name, str(model_path))
 
 
-# Those in which threads share something; of the last three, which are slow, a part of what they test.
+# Those in which threads share something; of the last ones, which are slow, only a part.
 THREADS = [n for n in NAMES if n.startswith(("test_threads", "test_capi"))]
 THREADS += ["test_device", "test_split", "test_stream"]
 
