@@ -12,6 +12,9 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 SOURCES = sorted([*ROOT.glob("tests/*/test_*.cpp"), *ROOT.glob("tests/*/test_*.c")])
 NAMES = [source.stem for source in SOURCES]
+# Those in which threads share something; of the last ones, which are slow, only a part.
+THREADS = [n for n in NAMES if n.startswith(("test_threads", "test_capi"))]
+THREADS += ["test_device", "test_split", "test_stream"]
 STRICT = {
     "ASAN_OPTIONS": "detect_leaks=1",
     "UBSAN_OPTIONS": "print_stacktrace=1",
@@ -24,9 +27,13 @@ CORPUS = {
 }
 
 
-def build(preset: str) -> Path:
-    """Configures and builds a preset; returns its folder."""
-    for command in (["cmake", "--preset", preset], ["cmake", "--build", "--preset", preset]):
+def build(preset: str, *targets: str) -> Path:
+    """Configures a preset and builds the targets, or all; returns its folder."""
+    chosen = ["--target", *targets] if targets else []
+    for command in (
+        ["cmake", "--preset", preset],
+        ["cmake", "--build", "--preset", preset, *chosen],
+    ):
         done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
         assert done.returncode == 0, (" ".join(command) + done.stdout + done.stderr)[-6000:]
     return ROOT / "build" / preset
@@ -56,7 +63,7 @@ def asan() -> Path:
 
 @pytest.fixture(scope="module")
 def tsan() -> Path:
-    return build("cpu-tsan")
+    return build("cpu-tsan", "main", *THREADS)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -80,11 +87,6 @@ def test_corpus_address_and_undefined(asan: Path, name: str) -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_program_address_and_undefined(asan: Path, name: str, model_path: Path) -> None:
     run(asan / "tests" / name, str(model_path))
-
-
-# Those in which threads share something; of the last ones, which are slow, only a part.
-THREADS = [n for n in NAMES if n.startswith(("test_threads", "test_capi"))]
-THREADS += ["test_device", "test_split", "test_stream"]
 
 
 @pytest.mark.slow
