@@ -20,8 +20,8 @@ class NeuronStream {
     NeuronStream(ggml::Device& device, uint64_t piece);
 
     // Puts into `stream` what use() puts there for each piece of the neurons: those of `rows`,
-    // which are rows of w, ascending. A piece has as many neurons as fit, in multiples of kNeurons;
-    // which depends on the weights alone. use(piece, last) is given weights and biases; what it
+    // which are rows of w, ascending. A piece has as many neurons as fit, in multiples of kNeurons:
+    // the pieces do not depend on the prompt. use(piece, last) is given weights and biases; what it
     // puts in runs once they have arrived. Returns the bytes that went to the device.
     using Use = std::function<void(const ggml::DeviceNeurons& piece, bool last)>;
     uint64_t run(ggml::Context& context, const ggml::Neurons& w, const std::vector<int32_t>& rows,

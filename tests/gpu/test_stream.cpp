@@ -28,8 +28,8 @@ struct Streamed {
         tiny::write(tiny::describe(shape), path);
         params.type_k = params.type_v = uint32_t(DType::F32);
         params.sparse = PI_SPARSE_EXACT;
-        params.n_ubatch =
-            17;  // a tile; little scratch memory, so that neurons are most of the budget
+        // More than a tile, and little scratch memory, so that neurons are most of the budget.
+        params.n_ubatch = 17;
         range = budgets(path, params);
         const int64_t row = ggml::device_row_bytes(shape.type, shape.n_embd);
         budget = range.most - uint64_t((1 - hot) * double(3 * row * shape.n_ff * shape.n_layer));
