@@ -105,6 +105,83 @@ void test_audit(const Neurons& w, const Floats& x, const NeuronMask& mask) {
     }
 }
 
+// Rows in a shuffled order.
+struct Scattered {
+    Scattered(const NeuronRows& rows, const Neurons& w) : view(rows) {
+        const auto row = size_t(info(rows.type).size(w.cols));
+        for (int64_t i = 0; i < w.n; i++) places.push_back(int32_t(i));
+        for (size_t i = places.size(); i > 1; i--) std::swap(places[i - 1], places[i * 7 / 11]);
+        data.resize(size_t(w.n) * row);
+        for (int64_t i = 0; i < w.n; i++) {
+            std::memcpy(&data[size_t(places[size_t(i)]) * row], rows.data + i * rows.stride, row);
+        }
+        view.data = data.data();
+        view.stride = int64_t(row);
+        view.place = places.data();
+    }
+    NeuronRows view;
+    std::vector<uint8_t> data;
+    std::vector<int32_t> places;
+};
+
+// The operators in steps, with rows in a shuffled order, against `expected` [rows, cols].
+void test_steps(Neurons w, const Floats& x, const NeuronMask& mask, const Floats& expected,
+                const NeuronCounts& counts, const bool* fired) {
+    const int64_t rows = int64_t(x.size()) / w.cols;
+    std::optional<Scattered> gate;
+    if (w.gate) gate.emplace(w.gate, w);
+    const Scattered up(w.up, w), down(w.down, w);
+    if (gate) w.gate = gate->view;
+    w.up = up.view;
+    w.down = down.view;
+    Context context(2);
+    Carved<InputBuffer> buffer("input", rows, w.cols);
+    const bool q8 = info(w.up.type).is_quantised() && w.cols % kQ == 0;
+    Carved<NeuronScratch> scratch("scratch", rows, w.n, w.cols, 2, true);
+    {
+        const Input input = buffer->prepare(context, x.data(), rows, w.cols, q8);
+        Floats partial(size_t(kPartials * rows * w.cols), NAN), y(x.size());
+        std::vector<int32_t> fires(size_t(w.n), -1);
+        const std::unique_ptr<bool[]> flags(new bool[size_t(rows * w.n)]);
+        NeuronCounts same;
+        for (int64_t s = 0; s < kSegments; s++) {
+            rows_ffn_segment(context, w, input, mask, *scratch, s, partial.data(), y.data(), &same,
+                             flags.get(), fires.data());
+        }
+        CHECK(y == expected && !std::memcmp(&same, &counts, sizeof(counts)));
+        CHECK(!std::memcmp(flags.get(), fired, size_t(rows * w.n)));
+        for (int64_t i = 0; i < w.n; i++) {
+            int32_t n = 0;
+            for (int64_t t = 0; t < rows; t++) n += fired[t * w.n + i];
+            CHECK(fires[size_t(i)] == n);
+        }
+    }
+    Carved<Candidates> candidates("candidates", w.n);
+    for (int64_t t = 0; t < rows; t++) {
+        const Input input = buffer->prepare(context, x.data() + t * w.cols, 1, w.cols, q8);
+        NeuronMask own = mask;
+        own.masked += t;
+        own.score += t * w.n;
+        select(context, own, w.n, *candidates);
+        std::vector<int32_t> ids;
+        for (int64_t s = 0; s < kSegments; s++) {
+            const int32_t* const first = candidates->ids + segment_of(w.n, s).begin;
+            ids.insert(ids.end(), first, first + candidates->count[s]);
+        }
+        std::reverse(ids.begin(), ids.end());
+        Floats h(size_t(w.n), NAN), sums(size_t(kSegments * w.cols), NAN), y(size_t(w.cols));
+        prepare_steps(context, w, input, *scratch);
+        for (size_t done = 0; done < ids.size(); done += 37) {  // as they arrive
+            const auto n = int64_t(std::min<size_t>(37, ids.size() - done));
+            first_values(context, w, input, *scratch, &ids[done], n, h.data());
+            if (w.gate) gated_values(context, w, input, *scratch, &ids[done], n, h.data());
+        }
+        sum_values(context, w, input, *scratch, *candidates, h.data(), sums.data());
+        merge(context, w, sums.data(), y.data());
+        CHECK(std::equal(y.begin(), y.end(), expected.begin() + t * w.cols));
+    }
+}
+
 void test(const Case& c) {
     const int64_t rows = 5;
     Rows gate(c.gate.value_or(c.type), c.n, c.cols, 1), up(c.type, c.n, c.cols, 1),
@@ -175,6 +252,7 @@ void test(const Case& c) {
     }
     CHECK(!std::memcmp(&counts, &one_by_one, sizeof(counts)));
     test_audit(w, x, mask);
+    test_steps(w, x, mask, y, counts, fired.get());
 
     int64_t proposed = 0, different = 0;
     double difference = 0, size = 0;

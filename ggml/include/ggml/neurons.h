@@ -20,12 +20,15 @@
 namespace ggml {
 
 // One matrix of neuron rows. Row n starts at data + n * stride bytes. The stride allows several
-// matrices to be interleaved in a bundle: gate, up and down rows of a neuron side by side.
+// matrices to be interleaved in a bundle: gate, up and down rows of a neuron side by side. With
+// `place`, row n starts at data + place[n] * stride: rows that come from storage lie where there
+// was room.
 struct NeuronRows {
     DType type = DType::F32;
     bool folded = false;  // each row is packed as a strip made of its eight eighths (fold_row)
     const uint8_t* data = nullptr;
     int64_t stride = 0;
+    const int32_t* place = nullptr;  // [n], or null
 
     explicit operator bool() const { return data != nullptr; }
     // Do products with these rows need 8-bit inputs? True for folded rows and for formats with
@@ -100,11 +103,14 @@ struct Candidates {
 // Scratch memory for up to max_rows rows.
 struct NeuronScratch {
     NeuronScratch() = default;
-    NeuronScratch(Carver& carver, int64_t max_rows, int64_t n, int64_t cols, int max_threads);
+    // by_segment: several rows go through rows_ffn_segment, which needs less.
+    NeuronScratch(Carver& carver, int64_t max_rows, int64_t n, int64_t cols, int max_threads,
+                  bool by_segment = false);
 
     Q8Rows folded;              // the input, in the order of folded rows
     int8_t* grouped = nullptr;  // the input, in the order of blocks of 256
-    // For several rows: the neurons that fired, per tile of neurons.
+    // For several rows: the neurons that fired, per tile of neurons (by_segment: of one segment).
+    bool by_segment = false;
     int32_t* fired = nullptr;   // indices within the tile
     float* h = nullptr;         // their values h
     int32_t* first = nullptr;   // [tiles, rows + 1]: where the entries of a row begin
@@ -137,6 +143,32 @@ void merge(Context& context, const Neurons& neurons, const float* sums, float* y
 // all rows.
 void rows_ffn(Context& context, const Neurons& neurons, const Input& x, const NeuronMask& mask,
               NeuronScratch& scratch, float* y, NeuronCounts* counts, bool* fired);
+
+// The same in steps, for rows of neurons that arrive one after the other. Each function needs only
+// the rows that it names; the bits are those of the functions above.
+
+// Brings the input into the orders that the steps for one row need.
+void prepare_steps(Context& context, const Neurons& neurons, const Input& x,
+                   NeuronScratch& scratch);
+// h[id] = act(gate . x) of n neurons. Without a gate: their values h.
+void first_values(Context& context, const Neurons& neurons, const Input& x,
+                  const NeuronScratch& scratch, const int32_t* ids, int64_t n, float* h);
+// h[id] = their values, from h[id] and up . x. Only with a gate.
+void gated_values(Context& context, const Neurons& neurons, const Input& x,
+                  const NeuronScratch& scratch, const int32_t* ids, int64_t n, float* h);
+// As partial_ffn, if the values h [n] of all candidates are known.
+void sum_values(Context& context, const Neurons& neurons, const Input& x,
+                const NeuronScratch& scratch, const Candidates& candidates, const float* h,
+                float* sums);
+
+// rows_ffn in kSegments calls, for s = 0, 1, ...: each needs only the rows of segment s. partial
+// [kPartials, rows, cols] holds sums between the calls; the last one writes y. fires [n] or null:
+// for how many rows a neuron of the segment fired. counts gets `rows` with the last segment.
+constexpr int64_t kPartials = 5;
+static_assert(int64_t(1) << kPartials == kSegments);
+void rows_ffn_segment(Context& context, const Neurons& neurons, const Input& x,
+                      const NeuronMask& mask, NeuronScratch& scratch, int64_t s, float* partial,
+                      float* y, NeuronCounts* counts, bool* fired, int32_t* fires);
 
 // Computes one segment of a row without the mask. Counts the neurons that fire, and those of them
 // that the mask finds, whether or not it masks this row. No result depends on it.

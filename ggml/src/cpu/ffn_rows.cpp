@@ -55,11 +55,12 @@ struct Lists {
 
 class ManyTokens {
  public:
+    // prepared: the scratch has the input already in the orders that products need.
     ManyTokens(Context& context, const Neurons& w, const Input& x, const NeuronMask& mask,
-               NeuronScratch& scratch, bool* fired)
+               NeuronScratch& scratch, bool* fired, bool prepared = false)
         : profiled_(context.profile.on),
           w_(w),
-          rows_(context, w, x, scratch, 0, x.rows),
+          rows_(context, w, x, scratch, 0, prepared ? 0 : x.rows),
           n_rows_(x.rows),
           mask_(mask),
           s_(scratch),
@@ -67,50 +68,70 @@ class ManyTokens {
 
     // Computes and stores the values of the neurons of segment s.
     void fire(int64_t s, NeuronScratch::PerThread& own) {
+        for (int64_t tile = 0; tile < tiles_of(s); tile++) fire_tile(s, tile, own);
+    }
+
+    void fire_tile(int64_t s, int64_t tile, NeuronScratch::PerThread& own) {
         Done done;
         const Segment segment = segment_of(w_.n, s);
-        int64_t tile = s * tiles_per_segment(w_.n);
-        for (int64_t i = segment.begin; i < segment.end; i += kShared, tile++) {
-            const int64_t n = std::min(kShared, segment.end - i);
-            fire_tile(i, n, own, done);
-            keep_tile(i, n, tile, own, done);
-        }
+        const int64_t i = segment.begin + tile * kShared, n = std::min(kShared, segment.end - i);
+        values_of(i, n, own, done);
+        keep_tile(i, n, stored_at(s) + tile, own, done);
         proposed_ += done.proposed;
         computed_ += done.computed;
         n_fired_ += done.fired;
         bytes_ += done.bytes;
     }
 
+    int64_t tiles_of(int64_t s) const {
+        const Segment segment = segment_of(w_.n, s);
+        return (segment.end - segment.begin + kShared - 1) / kShared;
+    }
+
     // Adds the down rows: tokens [t0, t0 + nt) and n columns from c0 on.
     void add(int64_t c0, int64_t n, int64_t t0, int64_t nt, float* sums, float* y) {
-        const int64_t tiles = tiles_per_segment(w_.n);
-        int64_t n_read = 0;  // rows; counted only in the first range of columns
-        cpu::add_segments(sums, nt * n, [&](int64_t s, float* sum) {
-            std::fill_n(sum, nt * n, 0.0f);
-            const Segment segment = segment_of(w_.n, s);
-            int64_t tile = s * tiles;
-            for (int64_t i = segment.begin; i < segment.end; i += kShared, tile++) {
-                int32_t ids[kShared];
-                const int64_t m = std::min(kShared, segment.end - i);
-                std::iota(ids, ids + m, int32_t(i));
-                cpu::Shares shares = shares_of(tile);
-                shares.first += t0;
-                if (shares.first[nt] == shares.first[0]) continue;
-                rows_.add(ids, m, c0, n, shares, nt, sum, n);
-                if (profiled_ && c0 == 0) n_read += rows_of(shares, nt);
+        cpu::add_segments(sums, nt * n,
+                          [&](int64_t s, float* sum) { sum_segment(s, c0, n, t0, nt, sum); });
+        put(c0, n, t0, nt, sums, y);
+    }
+
+    // Adds those of segment s alone, and then as many sums of earlier segments as add_segments
+    // would.
+    void add_segment(int64_t s, int64_t c0, int64_t n, int64_t t0, int64_t nt, float* sum,
+                     float* partial, float* y) {
+        sum_segment(s, c0, n, t0, nt, sum);
+        const int64_t level_size = n_rows_ * w_.cols;
+        for (int64_t ones = s; ones % 2; ones /= 2, partial += level_size) {
+            for (int64_t t = 0; t < nt; t++) {
+                const float* const left = partial + (t0 + t) * w_.cols + c0;
+                for (int64_t i = 0; i < n; i++) sum[t * n + i] = left[i] + sum[t * n + i];
             }
-        });
-        bytes_ += uint64_t(n_read) * cpu::row_bytes(w_, w_.down);
+        }
+        if (s + 1 == kSegments) {
+            put(c0, n, t0, nt, sum, y);
+            return;
+        }
         for (int64_t t = 0; t < nt; t++) {
-            cpu::place(w_, sums + t * n, c0, n, y + (t0 + t) * w_.cols);
+            std::copy_n(sum + t * n, n, partial + (t0 + t) * w_.cols + c0);
+        }
+    }
+
+    // For how many tokens each neuron of segment s fired.
+    void count_fires(int64_t s, int32_t* fires) const {
+        const Segment segment = segment_of(w_.n, s);
+        std::fill(fires + segment.begin, fires + segment.end, 0);
+        for (int64_t tile = 0; tile < tiles_of(s); tile++) {
+            const cpu::Shares shares = shares_of(stored_at(s) + tile);
+            int32_t* const of = fires + segment.begin + tile * kShared;
+            for (int32_t k = 0; k < shares.first[n_rows_]; k++) of[shares.row[k]]++;
         }
     }
 
     // Bytes of rows that were read. Gate and up rows count once for all tokens, down rows once per
     // piece of tokens that one thread adds.
     uint64_t bytes() const { return bytes_; }
-    void count(NeuronCounts& counts) const {
-        counts.rows += n_rows_;
+    void count(NeuronCounts& counts, int64_t n_rows) const {
+        counts.rows += n_rows;
         counts.proposed += proposed_;
         counts.computed += computed_;
         counts.fired += n_fired_;
@@ -122,9 +143,37 @@ class ManyTokens {
         uint64_t bytes = 0;
     };
 
+    // The first tile of a segment among those that are stored.
+    int64_t stored_at(int64_t s) const { return s_.by_segment ? 0 : s * tiles_per_segment(w_.n); }
+
+    // The sum of the down rows of segment s.
+    void sum_segment(int64_t s, int64_t c0, int64_t n, int64_t t0, int64_t nt, float* sum) {
+        int64_t n_read = 0;  // rows; counted only in the first range of columns
+        std::fill_n(sum, nt * n, 0.0f);
+        const Segment segment = segment_of(w_.n, s);
+        int64_t tile = stored_at(s);
+        for (int64_t i = segment.begin; i < segment.end; i += kShared, tile++) {
+            int32_t ids[kShared];
+            const int64_t m = std::min(kShared, segment.end - i);
+            std::iota(ids, ids + m, int32_t(i));
+            cpu::Shares shares = shares_of(tile);
+            shares.first += t0;
+            if (shares.first[nt] == shares.first[0]) continue;
+            rows_.add(ids, m, c0, n, shares, nt, sum, n);
+            if (profiled_ && c0 == 0) n_read += rows_of(shares, nt);
+        }
+        if (n_read) bytes_ += uint64_t(n_read) * cpu::row_bytes(w_, w_.down);
+    }
+
+    void put(int64_t c0, int64_t n, int64_t t0, int64_t nt, const float* sums, float* y) const {
+        for (int64_t t = 0; t < nt; t++) {
+            cpu::place(w_, sums + t * n, c0, n, y + (t0 + t) * w_.cols);
+        }
+    }
+
     // own.h[j * rows + t] = the value of neuron begin + j for token t; 0 if it was not proposed or
     // does not fire.
-    void fire_tile(int64_t begin, int64_t n, NeuronScratch::PerThread& own, Done& done) {
+    void values_of(int64_t begin, int64_t n, NeuronScratch::PerThread& own, Done& done) {
         float* h = own.h;
         const auto put = [&](const Lists& lists, const auto& result) {
             for (int64_t j = 0; j < n; j++) {
@@ -225,9 +274,11 @@ class ManyTokens {
 }  // namespace
 
 NeuronScratch::NeuronScratch(Carver& carver, int64_t max_rows, int64_t n, int64_t cols,
-                             int max_threads)
-    : folded(Q8Rows::carve(carver, max_rows, cols)), threads(size_t(max_threads)) {
-    const int64_t tiles = kSegments * tiles_per_segment(n);
+                             int max_threads, bool by_segment_)
+    : folded(Q8Rows::carve(carver, max_rows, cols)),
+      by_segment(by_segment_),
+      threads(size_t(max_threads)) {
+    const int64_t tiles = (by_segment ? 1 : kSegments) * tiles_per_segment(n);
     carver.take(grouped, {max_rows, cols});
     carver.take(fired, {tiles, kShared, max_rows});
     carver.take(h, {tiles, kShared, max_rows});
@@ -243,6 +294,22 @@ NeuronScratch::NeuronScratch(Carver& carver, int64_t max_rows, int64_t n, int64_
     }
 }
 
+namespace {
+
+// Calls work(c0, columns, t0, tokens, thread) for pieces of the result, in parallel.
+template <typename F>
+void for_pieces(Context& context, const Neurons& w, int64_t n_rows, const F& work) {
+    const int64_t columns = cpu::column_piece(w), n_tokens = token_piece(columns);
+    const int64_t across = (w.cols + columns - 1) / columns;
+    const int64_t down = (n_rows + n_tokens - 1) / n_tokens;
+    context.threads.run(across * down, 1, [&](int64_t piece, int64_t, int thread) {
+        const int64_t c0 = piece % across * columns, t0 = piece / across * n_tokens;
+        work(c0, std::min(columns, w.cols - c0), t0, std::min(n_tokens, n_rows - t0), thread);
+    });
+}
+
+}  // namespace
+
 void rows_ffn(Context& context, const Neurons& w, const Input& x, const NeuronMask& mask,
               NeuronScratch& scratch, float* y, NeuronCounts* counts, bool* fired) {
     OpTimer timer(context.profile, "rows_ffn");
@@ -251,16 +318,29 @@ void rows_ffn(Context& context, const Neurons& w, const Input& x, const NeuronMa
     context.threads.run(kSegments, 1, [&](int64_t begin, int64_t, int thread) {
         tokens.fire(begin, scratch.threads[size_t(thread)]);
     });
-    const int64_t columns = cpu::column_piece(w), n_tokens = token_piece(columns);
-    const int64_t across = (w.cols + columns - 1) / columns;
-    const int64_t down = (x.rows + n_tokens - 1) / n_tokens;
-    context.threads.run(across * down, 1, [&](int64_t piece, int64_t, int thread) {
-        const int64_t c0 = piece % across * columns, t0 = piece / across * n_tokens;
-        tokens.add(c0, std::min(columns, w.cols - c0), t0, std::min(n_tokens, x.rows - t0),
-                   scratch.threads[size_t(thread)].sums, y);
+    for_pieces(context, w, x.rows, [&](int64_t c0, int64_t n, int64_t t0, int64_t nt, int thread) {
+        tokens.add(c0, n, t0, nt, scratch.threads[size_t(thread)].sums, y);
     });
     timer.read(tokens.bytes());
-    if (counts) tokens.count(*counts);
+    if (counts) tokens.count(*counts, x.rows);
+}
+
+void rows_ffn_segment(Context& context, const Neurons& w, const Input& x, const NeuronMask& mask,
+                      NeuronScratch& scratch, int64_t s, float* partial, float* y,
+                      NeuronCounts* counts, bool* fired, int32_t* fires) {
+    OpTimer timer(context.profile, "rows_ffn_segment");
+    if (fired && s == 0) std::fill_n(fired, x.rows * w.n, false);
+    ManyTokens tokens(context, w, x, mask, scratch, fired, s > 0);
+    context.threads.run(tokens.tiles_of(s), 1, [&](int64_t tile, int64_t, int thread) {
+        tokens.fire_tile(s, tile, scratch.threads[size_t(thread)]);
+    });
+    for_pieces(context, w, x.rows, [&](int64_t c0, int64_t n, int64_t t0, int64_t nt, int thread) {
+        float* const sum = scratch.threads[size_t(thread)].sums;
+        tokens.add_segment(s, c0, n, t0, nt, sum, partial, y);
+    });
+    if (fires) tokens.count_fires(s, fires);
+    timer.read(tokens.bytes());
+    if (counts) tokens.count(*counts, s + 1 == kSegments ? x.rows : 0);
 }
 
 }  // namespace ggml

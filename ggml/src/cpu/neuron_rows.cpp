@@ -64,12 +64,14 @@ void RowProducts::fold_span(int64_t b0, int64_t eighth, const Q8Rows& out) const
 
 void RowProducts::dot(const NeuronRows& rows, const float* bias, const int32_t* ids, int64_t n,
                       const int32_t* tokens, int64_t nt, float* out, const Ahead& ahead) const {
+    int32_t room[kShared];
+    const int32_t* const at = places(rows, ids, n, room);
     if (const dot_fn kernel = kernel_for(rows, kernels_.dot, kernels_.stored_dot)) {
         NeuronInput in = in_;
         in.ahead = ahead;
-        kernel(rows.data, rows.stride, ids, n, w_.cols, in, tokens, nt, out);
+        kernel(rows.data, rows.stride, at, n, w_.cols, in, tokens, nt, out);
     } else {
-        dot_decoded(rows, ids, n, tokens, nt, out);
+        dot_decoded(rows, at, n, tokens, nt, out);
     }
     if (!bias) return;
     for (int64_t i = 0; i < n; i++) {
@@ -100,6 +102,8 @@ void RowProducts::dot_decoded(const NeuronRows& rows, const int32_t* ids, int64_
 void RowProducts::add(const int32_t* ids, int64_t n, int64_t c0, int64_t cols, const Shares& shares,
                       int64_t nt, float* y, int64_t ldy) const {
     const uint8_t* data = w_.down.data + info(w_.down.type).size(c0);
+    int32_t room[kShared];
+    ids = places(w_.down, ids, n, room);
     if (const add_fn kernel = kernel_for(w_.down, kernels_.add, kernels_.stored_add)) {
         kernel(data, w_.down.stride, ids, n, cols, shares, nt, y, ldy);
         return;

@@ -7,6 +7,13 @@
 
 namespace ggml::cpu {
 
+// The places of n <= kShared rows: their ids, or what rows.place says of these, written to `room`.
+inline const int32_t* places(const NeuronRows& rows, const int32_t* ids, int64_t n, int32_t* room) {
+    if (!rows.place) return ids;
+    for (int64_t i = 0; i < n; i++) room[i] = rows.place[ids[i]];
+    return room;
+}
+
 class RowProducts {
  public:
     // Brings rows [begin, end) of x into the orders that gate and up need: `folded` and `grouped`
@@ -14,7 +21,7 @@ class RowProducts {
     RowProducts(Context& context, const Neurons& w, const Input& x, const NeuronScratch& scratch,
                 int64_t begin, int64_t end);
 
-    // out[i * nt + j] = row ids[i] . token tokens[j] + bias.
+    // out[i * nt + j] = row ids[i] . token tokens[j] + bias, for n <= kShared rows.
     void dot(const NeuronRows& rows, const float* bias, const int32_t* ids, int64_t n,
              const int32_t* tokens, int64_t nt, float* out, const Ahead& ahead = {}) const;
 
