@@ -1,5 +1,5 @@
-// Files, mappings and memory from the operating system. Within ggml, only file_io.cpp and
-// threads.cpp make system calls.
+// Files, mappings and memory from the operating system. Within ggml, only file_io.cpp, threads.cpp
+// and reader/ make system calls.
 #pragma once
 
 #include <cstddef>
