@@ -102,6 +102,34 @@ typedef struct pi_device_report {
  * such device, or it fails; PI_ERROR_MEMORY. */
 pi_status pi_measure_device(const char* id, uint64_t n_bytes, pi_device_report* out);
 
+/* A way of reading a file, to measure its disk. */
+typedef struct pi_disk_params {
+    size_t struct_size; /* sizeof(pi_disk_params) */
+    uint32_t n_bytes;   /* of a read, a multiple of 512, at most 16 MiB; default 8192 */
+    int32_t depth;      /* reads in flight, 1..1024; default 128 */
+    bool in_order;      /* one after the other; default: at random places */
+    uint64_t size;      /* only in so many bytes at the file's beginning; 0: in all of it */
+    double seconds;     /* that it takes; default 0.5 */
+    uint64_t seed;      /* of the places; default 1 */
+} pi_disk_params;
+/* How fast that is. */
+typedef struct pi_disk_report {
+    size_t struct_size;  /* sizeof(pi_disk_report) */
+    char io[16];         /* "uring" or "threads"; the environment variable POWERINFER_IO selects */
+    char note[240];      /* why not uring, or not direct; "" */
+    bool direct;         /* past the system's cache of the file */
+    uint32_t align;      /* bytes that direct reads are multiples of: 512 or 4096 */
+    uint64_t file_bytes; /* of the whole file */
+    uint64_t reads;
+    double reads_per_s;
+    double bytes_per_s;
+    double cpu_s; /* seconds of the processor, for a read */
+} pi_disk_report;
+pi_disk_params pi_disk_default_params(void);
+/* Reads the file, of which it takes depth * n_bytes of RAM. PI_ERROR_IO; PI_ERROR_ARGUMENT if the
+ * file (or size) has less than 64 MiB, or POWERINFER_IO is unknown. */
+pi_status pi_measure_disk(const char* path, const pi_disk_params* params, pi_disk_report* out);
+
 /* ---- GGUF files: header only, no weights are read ---------------------------------------- */
 
 typedef struct pi_gguf pi_gguf;

@@ -65,7 +65,8 @@ struct Team {
 
     void run(uint8_t* scratch) {
         std::unique_lock<std::mutex> lock(mutex);
-        for (;;) {
+        for (bool wake = false;;) {
+            if (wake && taken == queued) finish.notify_one();
             while (taken == queued && !stop) {
                 idle++;
                 work.wait(lock);
@@ -75,13 +76,15 @@ struct Team {
             Transfer t;
             t.begin(arrays.queue[taken++ % uint64_t(depth)], scratch);
             lock.unlock();
+            // Without the lock, for which the caller would wait at once.
+            if (wake) finish.notify_one();
             ssize_t got;
             do {
                 got = preadv(fd, t.parts + t.first, t.end - t.first, off_t(t.offset));
             } while (!t.over(got < 0 ? -errno : got, unit));
             lock.lock();
             arrays.finished[done++ % uint64_t(depth)] = {t.tag, t.error};
-            if (waiting) finish.notify_one();
+            wake = std::exchange(waiting, false);
         }
     }
 
@@ -177,7 +180,10 @@ class ThreadsReader final : public Reader {
                                std::chrono::duration_cast<std::chrono::steady_clock::duration>(
                                    std::chrono::duration<double>(std::min(wait_s, 1e6)));
             t.waiting = true;
-            t.finish.wait_until(lock, until, [&] { return t.done != t.returned; });
+            while (t.done == t.returned) {
+                t.waiting = true;
+                if (t.finish.wait_until(lock, until) == std::cv_status::timeout) break;
+            }
             t.waiting = false;
         }
         const int n = int(std::min<uint64_t>(uint64_t(most), t.done - t.returned));
