@@ -177,9 +177,10 @@ pi_status pi_encode(uint32_t type, const float* src, int64_t n, void* dst, size_
 pi_status pi_decode(uint32_t type, const void* src, size_t src_size, float* dst, int64_t n);
 
 /* Bundles: for each neuron, its rows of n_parts matrices side by side, as in memory and in bundled
- * files (docs/formats.md). types [n_parts] are the formats of the rows, which have cols weights
- * each. put moves the n stored rows of one part to their places in the bundles; take moves them
- * back. Bundles of n neurons have the size of all their rows. The version is that of the layout. */
+ * files of version 1 (docs/formats.md). types [n_parts] are the formats of the rows, which have
+ * cols weights each. put moves the n stored rows of one part to their places in the bundles; take
+ * moves them back. Bundles of n neurons have the size of all their rows. The version is that of the
+ * layout. */
 int32_t pi_bundle_version(void);
 pi_status pi_bundle_put(const uint32_t* types, int32_t n_parts, int64_t cols, int64_t n,
                         int32_t part, const void* rows, size_t rows_size, void* bundles,
@@ -187,6 +188,29 @@ pi_status pi_bundle_put(const uint32_t* types, int32_t n_parts, int64_t cols, in
 pi_status pi_bundle_take(const uint32_t* types, int32_t n_parts, int64_t cols, int64_t n,
                          int32_t part, const void* bundles, size_t bundles_size, void* rows,
                          size_t rows_size);
+
+/* The neurons of bundled files of version 2 (docs/formats.md). types [n_rows]: the formats of their
+ * rows, gate (n_rows 3), up and down, of cols weights each; align: 512, 1024, 2048 or 4096. */
+typedef struct pi_store_layout {
+    size_t struct_size; /* sizeof(pi_store_layout) */
+    int64_t stride;     /* bytes of a neuron */
+    int64_t first;      /* those of its first range; the rest has stride - first */
+    int64_t offset[3];  /* of each row */
+} pi_store_layout;
+pi_status pi_store_layout_of(const uint32_t* types, int32_t n_rows, int64_t cols, int64_t align,
+                             pi_store_layout* out);
+/* As pi_bundle_put and _take: n stored rows of one kind to their places, and back. put leaves the
+ * bytes between the rows as they are; files have zeros there. */
+pi_status pi_store_put(const uint32_t* types, int32_t n_rows, int64_t cols, int64_t align,
+                       int64_t n, int32_t row, const void* rows, size_t rows_size, void* neurons,
+                       size_t neurons_size);
+pi_status pi_store_take(const uint32_t* types, int32_t n_rows, int64_t cols, int64_t align,
+                        int64_t n, int32_t row, const void* neurons, size_t neurons_size,
+                        void* rows, size_t rows_size);
+/* The CRC-32C of both ranges of n neurons into sums [n, 2], of which sums_size bytes are there. */
+pi_status pi_store_checksums(const uint32_t* types, int32_t n_rows, int64_t cols, int64_t align,
+                             int64_t n, const void* neurons, size_t neurons_size, uint32_t* sums,
+                             size_t sums_size);
 
 /* ---- Models ------------------------------------------------------------------------------- */
 
@@ -342,6 +366,32 @@ uint64_t pi_model_n_bytes(const pi_model* model);    /* their bytes */
 bool pi_model_has_predictors(const pi_model* model); /* in at least one layer */
 /* The file's header; owned by the model. */
 const pi_gguf* pi_model_gguf(const pi_model* model);
+
+/* ---- Bundled files ------------------------------------------------------------------------ */
+
+typedef struct pi_bundle_params {
+    size_t struct_size;            /* sizeof(pi_bundle_params) */
+    int32_t align;                 /* of a neuron's ranges: 512 (default), 1024, 2048 or 4096 */
+    pi_progress_callback progress; /* or NULL */
+    void* progress_data;
+    pi_log_callback log; /* or NULL; gets the size before anything is written */
+    void* log_data;
+} pi_bundle_params;
+pi_bundle_params pi_bundle_default_params(void);
+/* Writes the model in `source` (any neuron-aware file) to `target` as a bundled file of version 2,
+ * from which single neurons can be read. The file appears when it is complete, and is the same for
+ * the same source. PI_ERROR_UNSUPPORTED for a file that is not neuron-aware; PI_ERROR_IO, also if
+ * the disk has too little room; PI_ERROR_CANCELLED. */
+pi_status pi_bundle_file(const char* source, const char* target, const pi_bundle_params* params);
+/* Reads a bundled file of version 2 and compares its checksums. PI_ERROR_FORMAT names a neuron that
+ * is damaged; PI_ERROR_UNSUPPORTED for a file without checksums. params: only for its progress. */
+pi_status pi_bundle_check(const char* path, const pi_bundle_params* params);
+/* The bundled file that was written from the model at `model`, and the place of a new one: beside
+ * the model as MODEL.bundle.gguf, or in the user's cache. *length gets the length of the path, 0 if
+ * there is none. path [capacity] gets it with a NUL; if it is too small, the call returns
+ * PI_ERROR_ARGUMENT and still sets *length. */
+pi_status pi_find_bundle(const char* model, char* path, size_t capacity, size_t* length);
+pi_status pi_bundle_target(const char* model, char* path, size_t capacity, size_t* length);
 
 /* ---- Tokenizer ---------------------------------------------------------------------------- */
 
