@@ -1,9 +1,11 @@
 #include "ggml/file_io.h"
 
 #include <fcntl.h>
+#include <sys/file.h>
 #include <sys/mman.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
+#include <sys/statvfs.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -114,6 +116,158 @@ void File::read(uint64_t offset, void* dst, size_t n) const {
         offset += uint64_t(got);
         n -= size_t(got);
     }
+}
+
+// ---- files that are written ------------------------------------------------------------------
+
+namespace {
+
+constexpr size_t kBuffered = 1 << 20;  // smaller pieces are collected
+constexpr uint64_t kWindow = 32 << 20;
+
+// Opens `part` and locks it. -1 with errno; EBUSY: another process is writing it.
+int open_part(const std::string& part) {
+    for (;;) {
+        const int fd = open(part.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOCTTY, 0666);
+        if (fd < 0) return -1;
+        int error = 0;
+        // Some file systems have no locks; then two writers at once are not noticed.
+        if (flock(fd, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK) error = EBUSY;
+        struct stat mine {
+        }, named{};
+        if (error == 0 && fstat(fd, &mine) != 0) error = errno;
+        if (error == 0 && !S_ISREG(mine.st_mode)) error = EINVAL;
+        // Between opening and locking, another process may have given the file its final name.
+        const bool same = error == 0 && stat(part.c_str(), &named) == 0 &&
+                          named.st_ino == mine.st_ino && named.st_dev == mine.st_dev;
+        if (same && ftruncate(fd, 0) == 0) return fd;
+        if (same) error = errno;
+        close(fd);
+        if (error != 0) {
+            errno = error;
+            return -1;
+        }
+    }
+}
+
+}  // namespace
+
+OutputFile::OutputFile(const std::string& path) : path_(path), part_(path + ".part") {
+    struct stat st {};
+    // rename() would replace a device by a file. That a folder has the name, it finds itself.
+    if (stat(path.c_str(), &st) == 0 && !S_ISREG(st.st_mode) && !S_ISDIR(st.st_mode)) {
+        throw Error(Code::io, path + ": exists and is not a regular file");
+    }
+    fd_ = open_part(part_);
+    if (fd_ < 0) fail(errno);
+}
+
+OutputFile::~OutputFile() {
+    abandon();
+}
+
+void OutputFile::abandon() {
+    if (fd_ < 0) return;
+    unlink(part_.c_str());  // before its lock is given back
+    close(fd_);
+    fd_ = -1;
+}
+
+void OutputFile::fail(int error) {
+    abandon();
+    const std::string why =
+        error == EBUSY ? "another process is writing it" : "cannot be written: " + reason(error);
+    throw Error(Code::io, path_ + ": " + why);
+}
+
+void OutputFile::write(const void* data, size_t n) {
+    if (buffer_.size() + n <= kBuffered) {
+        buffer_.append(static_cast<const char*>(data), n);
+        size_ += n;
+        return;
+    }
+    flush();
+    size_ += n;
+    put(static_cast<const char*>(data), n);
+    if (size_ - begun_ >= kWindow) release();
+}
+
+void OutputFile::flush() {
+    put(buffer_.data(), buffer_.size());
+    buffer_.clear();
+}
+
+void OutputFile::put(const char* data, size_t n) {
+    while (n > 0) {
+        const ssize_t done = ::write(fd_, data, std::min(n, size_t(kWindow)));
+        if (done < 0 && errno == EINTR) continue;
+        if (done <= 0) fail(done < 0 ? errno : EIO);
+        data += done;
+        n -= size_t(done);
+    }
+}
+
+void OutputFile::release() {
+#ifdef __linux__
+    constexpr unsigned all =
+        SYNC_FILE_RANGE_WAIT_BEFORE | SYNC_FILE_RANGE_WRITE | SYNC_FILE_RANGE_WAIT_AFTER;
+    sync_file_range(fd_, off_t(begun_), off_t(size_ - begun_), SYNC_FILE_RANGE_WRITE);
+    if (begun_ > settled_) {
+        sync_file_range(fd_, off_t(settled_), off_t(begun_ - settled_), all);
+        posix_fadvise(fd_, off_t(settled_), off_t(begun_ - settled_), POSIX_FADV_DONTNEED);
+    }
+#endif
+    settled_ = begun_;
+    begun_ = size_;
+}
+
+void OutputFile::finish() {
+    flush();
+    // fsync before the rename, so that the name never refers to an incomplete file after a power
+    // failure. Some file systems report a full disk only here.
+    if (fsync(fd_) != 0) fail(errno);
+#ifdef __linux__
+    posix_fadvise(fd_, 0, 0, POSIX_FADV_DONTNEED);
+#endif
+    if (std::rename(part_.c_str(), path_.c_str()) != 0) fail(errno);
+    close(fd_);
+    fd_ = -1;
+    // And of the folder, so that the name is there. Not every file system can do this.
+    const int folder = open(folder_of(path_).c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    if (folder < 0) return;
+    fsync(folder);
+    close(folder);
+}
+
+std::string folder_of(const std::string& path) {
+    const size_t end = path.rfind('/');
+    return end == std::string::npos ? "." : end == 0 ? "/" : path.substr(0, end);
+}
+
+bool may_write_in(const std::string& folder) {
+    return access(folder.c_str(), W_OK | X_OK) == 0;
+}
+
+uint64_t free_disk(const std::string& folder) {
+    struct statvfs disk {};
+    if (statvfs(folder.c_str(), &disk) != 0) return kUnknownBytes;
+    return uint64_t(disk.f_bavail) * uint64_t(disk.f_frsize);
+}
+
+void make_folders(const std::string& folder) {
+    struct stat st {};
+    if (stat(folder.c_str(), &st) == 0 && S_ISDIR(st.st_mode)) return;
+    const std::string above = folder_of(folder);
+    if (above != folder && above != ".") make_folders(above);
+    if (mkdir(folder.c_str(), 0777) == 0 || errno == EEXIST) return;
+    throw Error(Code::io, folder + ": the folder cannot be made: " + reason(errno));
+}
+
+bool same_file(const std::string& one, const std::string& other) {
+    struct stat a {
+    }, b{};
+    return stat(one.c_str(), &a) == 0 && stat(other.c_str(), &b) == 0 && a.st_dev == b.st_dev &&
+           a.st_ino == b.st_ino;
 }
 
 // ---- mappings --------------------------------------------------------------------------------
@@ -286,10 +440,6 @@ uint64_t left_in_cgroups(const std::string& root) {
 }
 
 }  // namespace
-
-bool flush_to_disk(std::FILE* file) {
-    return fsync(fileno(file)) == 0;
-}
 
 uint64_t available_memory(const std::string& root) {
     uint64_t left = kUnlimited, kib = 0;

@@ -160,6 +160,17 @@ std::string_view Value::string(uint64_t i) const {
                 format("no string %llu in a value of type %s", ull(i), type_text(*this).c_str()));
 }
 
+std::string_view Value::bytes() const {
+    const uint8_t* end = data_ + count_ * size_of(element_);
+    if (is_string()) {
+        end = data_;
+        const uint64_t last = starts_.empty() ? 0 : (count_ - 1) / kStep * kStep;
+        if (count_ > 0) end += starts_[last / kStep];
+        for (uint64_t i = last; i < count_; i++) end += 8 + load<uint64_t>(end);
+    }
+    return {reinterpret_cast<const char*>(data_), size_t(end - data_)};
+}
+
 // ---- the reader ------------------------------------------------------------------------------
 
 class GgufReader {

@@ -1,9 +1,6 @@
-#include <cerrno>
 #include <cstring>
 #include <limits>
-#include <system_error>
 
-#include "ggml/file_io.h"
 #include "ggml/gguf.h"
 #include "ggml/status.h"
 
@@ -11,11 +8,7 @@ namespace ggml {
 
 namespace {
 
-constexpr uint64_t kAlignment = 32;  // the default of the format, so no key is needed
-
-std::string reason(int error) {
-    return std::generic_category().message(error);
-}
+constexpr uint32_t kAlignment = 32;  // the default of the format, so no key is needed
 
 template <typename T>
 void append(std::string& bytes, T value) {
@@ -27,36 +20,21 @@ void append_string(std::string& bytes, std::string_view s) {
     bytes.append(s);
 }
 
-uint64_t padding(uint64_t n) {
-    return (kAlignment - n % kAlignment) % kAlignment;
-}
-
 }  // namespace
 
-GgufWriter::GgufWriter(const std::string& path, const char magic[4])
-    : path_(path), part_(path + ".part") {
+GgufWriter::GgufWriter(const std::string& path, const char magic[4], uint32_t alignment)
+    : file_(path), alignment_(alignment) {
     std::memcpy(magic_, magic, 4);
     magic_[4] = 0;
-    file_ = std::fopen(part_.c_str(), "wbe");
-    if (!file_) {
-        const int error = errno;
-        throw Error(Code::io, path_ + ": cannot be written: " + reason(error));
-    }
+    if (alignment == 0 || (alignment & (alignment - 1)) != 0) fail("an alignment is a power of 2");
 }
 
-GgufWriter::~GgufWriter() {
-    abandon();
-}
-
-void GgufWriter::abandon() {
-    if (!file_) return;
-    std::fclose(file_);
-    std::remove(part_.c_str());
-    file_ = nullptr;
+uint64_t GgufWriter::padding(uint64_t n) const {
+    return (alignment_ - n % alignment_) % alignment_;
 }
 
 void GgufWriter::fail(const std::string& what) const {
-    throw Error(Code::argument, path_ + ": " + what);
+    throw Error(Code::argument, file_.path() + ": " + what);
 }
 
 // ---- values and tensor infos, kept until the counts are known ---------------------------------
@@ -64,7 +42,7 @@ void GgufWriter::fail(const std::string& what) const {
 void GgufWriter::add(std::string_view key, ValueType type, const void* data, size_t n) {
     if (header_written_) fail("a key after the first tensor data");
     if (key.empty() || key.size() > 65535) fail("a key must have 1 to 65535 bytes");
-    if (key == "general.alignment") fail("general.alignment is fixed here");
+    if (key == "general.alignment") fail("general.alignment is given to the constructor");
     if (!keys_.emplace(key).second) fail("key " + std::string(key) + " twice");
     append_string(kv_, key);
     append(kv_, uint32_t(type));
@@ -111,6 +89,15 @@ void GgufWriter::add_i32s(std::string_view key, const std::vector<int32_t>& valu
     for (int32_t x : values) append(kv_, x);
 }
 
+void GgufWriter::add_value(std::string_view key, const Value& value) {
+    if (value.is_array()) {
+        begin_array(key, value.element_type(), value.count());
+    } else {
+        add(key, value.type(), nullptr, 0);
+    }
+    kv_.append(value.bytes());
+}
+
 void GgufWriter::add_tensor(std::string_view name, DType type, const std::vector<int64_t>& ne) {
     const std::string label = "tensor " + std::string(name) + ": ";
     const DTypeInfo& dtype = info(type);
@@ -125,7 +112,7 @@ void GgufWriter::add_tensor(std::string_view name, DType type, const std::vector
     if (ne[0] % dtype.block != 0)
         fail(label + "first size is not a multiple of the block of " + dtype.name);
     if (__builtin_mul_overflow(elements / dtype.block, dtype.bytes, &bytes) ||
-        uint64_t(bytes) > uint64_t(std::numeric_limits<int64_t>::max()) - kAlignment - data_bytes_)
+        uint64_t(bytes) > uint64_t(std::numeric_limits<int64_t>::max()) - alignment_ - data_bytes_)
         fail(label + "too large");
     if (!names_.emplace(name).second) fail(label + "added twice");
     append_string(infos_, name);
@@ -139,60 +126,55 @@ void GgufWriter::add_tensor(std::string_view name, DType type, const std::vector
 
 // ---- bytes to the file -----------------------------------------------------------------------
 
-void GgufWriter::put(const void* data, size_t n) {
-    if (n > 0 && std::fwrite(data, 1, n, file_) != n) {
-        const int error = errno;
-        abandon();  // the file is in an unknown state, so later calls must fail
-        throw Error(Code::io, path_ + ": cannot be written: " + reason(error));
-    }
-}
-
 void GgufWriter::pad(uint64_t written) {
-    const char zeros[kAlignment] = {};
-    put(zeros, padding(written));
+    const std::string zeros(size_t(padding(written)), '\0');
+    file_.write(zeros.data(), zeros.size());
 }
 
 void GgufWriter::write_header() {
+    if (alignment_ != kAlignment) {
+        append_string(kv_, "general.alignment");
+        append(kv_, uint32_t(ValueType::u32));
+        append(kv_, uint32_t(alignment_));
+        n_kv_++;
+    }
     std::string head(magic_, 4);
     append(head, uint32_t(3));
     append(head, uint64_t(sizes_.size()));
     append(head, n_kv_);
-    put(head.data(), head.size());
-    put(kv_.data(), kv_.size());
-    put(infos_.data(), infos_.size());
-    pad(head.size() + kv_.size() + infos_.size());
+    file_.write(head.data(), head.size());
+    file_.write(kv_.data(), kv_.size());
+    file_.write(infos_.data(), infos_.size());
+    pad(file_.size());
     header_written_ = true;
 }
 
 void GgufWriter::write(const void* data, uint64_t bytes) {
-    if (!file_) fail("the file is finished, or was given up");
-    if (next_ >= sizes_.size()) fail("more tensor data than tensors");
-    if (bytes != sizes_[next_])
-        fail(format("tensor number %llu has %llu bytes, not %llu",
-                    static_cast<unsigned long long>(next_),
-                    static_cast<unsigned long long>(sizes_[next_]),
+    if (part_ > 0 || (next_ < sizes_.size() && bytes != sizes_[next_]))
+        fail(format("tensor number %zu has %llu bytes, not %llu", next_,
+                    static_cast<unsigned long long>(next_ < sizes_.size() ? sizes_[next_] : 0),
                     static_cast<unsigned long long>(bytes)));
+    write_part(data, bytes);
+}
+
+void GgufWriter::write_part(const void* data, uint64_t bytes) {
+    if (!file_.is_open()) fail("the file is finished, or was given up");
+    if (next_ >= sizes_.size()) fail("more tensor data than tensors");
+    if (bytes > sizes_[next_] - part_) fail(format("tensor number %zu has less data", next_));
     if (!header_written_) write_header();
-    put(data, bytes);
-    pad(bytes);  // the last one too: some readers read the data section in whole units
+    file_.write(data, bytes);
+    part_ += bytes;
+    if (part_ < sizes_[next_]) return;
+    pad(part_);  // the last one too: some readers read the data section in whole units
+    part_ = 0;
     next_++;
 }
 
 void GgufWriter::finish() {
-    if (!file_) fail("the file is finished, or was given up");
+    if (!file_.is_open()) fail("the file is finished, or was given up");
     if (next_ != sizes_.size()) fail("finish() before all tensors were written");
     if (!header_written_) write_header();
-    // fsync before the rename, so that the name never refers to an incomplete file after a power
-    // failure. Some file systems report a full disk only here.
-    const bool good = std::fflush(file_) == 0 && flush_to_disk(file_);
-    int error = good ? 0 : errno;
-    if (std::fclose(file_) != 0 && error == 0) error = errno;
-    file_ = nullptr;
-    if (error == 0 && std::rename(part_.c_str(), path_.c_str()) != 0) error = errno;
-    if (error != 0) {
-        std::remove(part_.c_str());
-        throw Error(Code::io, path_ + ": cannot be written: " + reason(error));
-    }
+    file_.finish();
 }
 
 }  // namespace ggml

@@ -40,16 +40,9 @@ inline void pause_cpu() {
 // workers do not sleep inside a token. An idle server does not keep a core busy.
 constexpr int kSpins = 4000;
 
-// The number of forks between this process and the first one. It is counted because getpid() is a
-// system call, and a child in a new PID namespace may have the same pid as its parent.
+// Counted because getpid() is a system call, and a child in a new PID namespace may have the same
+// pid as its parent.
 std::atomic<unsigned> forks{0};
-
-unsigned generation() {
-    static const int registered =
-        pthread_atfork(nullptr, nullptr, [] { forks.fetch_add(1, std::memory_order_relaxed); });
-    (void)registered;
-    return forks.load(std::memory_order_relaxed);
-}
 
 int affinity_cores() {
     cpu_set_t set;
@@ -86,6 +79,13 @@ double quota_cores() {
 }
 
 }  // namespace
+
+unsigned process_generation() {
+    static const int registered =
+        pthread_atfork(nullptr, nullptr, [] { forks.fetch_add(1, std::memory_order_relaxed); });
+    (void)registered;
+    return forks.load(std::memory_order_relaxed);
+}
 
 int default_threads() {
     return std::max(
@@ -126,7 +126,7 @@ struct Threads::Pool {
     std::atomic<bool> failed{false};
     std::exception_ptr error;
 
-    const unsigned made_in = generation();
+    const unsigned made_in = process_generation();
     Pool* abandoned_before = nullptr;
 
     void take(int thread) {
@@ -234,7 +234,7 @@ struct Threads::Pool {
         return pool;
     }
 
-    bool without_workers() const { return made_in != generation() && !workers.empty(); }
+    bool without_workers() const { return made_in != process_generation() && !workers.empty(); }
 
     // Keeps a pool whose workers belong to the parent process: destroying or freeing it would wait
     // for them. The list lets leak checkers find it.

@@ -102,6 +102,34 @@ typedef struct pi_device_report {
  * such device, or it fails; PI_ERROR_MEMORY. */
 pi_status pi_measure_device(const char* id, uint64_t n_bytes, pi_device_report* out);
 
+/* A way of reading a file, to measure its disk. */
+typedef struct pi_disk_params {
+    size_t struct_size; /* sizeof(pi_disk_params) */
+    uint32_t n_bytes;   /* of a read, a multiple of 512, at most 16 MiB; default 8192 */
+    int32_t depth;      /* reads in flight, 1..1024; default 128 */
+    bool in_order;      /* one after the other; default: at random places */
+    uint64_t size;      /* only in so many bytes at the file's beginning; 0: in all of it */
+    double seconds;     /* that it takes; default 0.5 */
+    uint64_t seed;      /* of the places; default 1 */
+} pi_disk_params;
+/* How fast that is. */
+typedef struct pi_disk_report {
+    size_t struct_size;  /* sizeof(pi_disk_report) */
+    char io[16];         /* "uring" or "threads"; the environment variable POWERINFER_IO selects */
+    char note[240];      /* why not uring, or not direct; "" */
+    bool direct;         /* past the system's cache of the file */
+    uint32_t align;      /* bytes that direct reads are multiples of: 512 or 4096 */
+    uint64_t file_bytes; /* of the whole file */
+    uint64_t reads;
+    double reads_per_s;
+    double bytes_per_s;
+    double cpu_s; /* seconds of the processor, for a read */
+} pi_disk_report;
+pi_disk_params pi_disk_default_params(void);
+/* Reads the file, of which it takes depth * n_bytes of RAM. PI_ERROR_IO; PI_ERROR_ARGUMENT if the
+ * file (or size) has less than 64 MiB, or POWERINFER_IO is unknown. */
+pi_status pi_measure_disk(const char* path, const pi_disk_params* params, pi_disk_report* out);
+
 /* ---- GGUF files: header only, no weights are read ---------------------------------------- */
 
 typedef struct pi_gguf pi_gguf;
@@ -177,9 +205,10 @@ pi_status pi_encode(uint32_t type, const float* src, int64_t n, void* dst, size_
 pi_status pi_decode(uint32_t type, const void* src, size_t src_size, float* dst, int64_t n);
 
 /* Bundles: for each neuron, its rows of n_parts matrices side by side, as in memory and in bundled
- * files (docs/formats.md). types [n_parts] are the formats of the rows, which have cols weights
- * each. put moves the n stored rows of one part to their places in the bundles; take moves them
- * back. Bundles of n neurons have the size of all their rows. The version is that of the layout. */
+ * files of version 1 (docs/formats.md). types [n_parts] are the formats of the rows, which have
+ * cols weights each. put moves the n stored rows of one part to their places in the bundles; take
+ * moves them back. Bundles of n neurons have the size of all their rows. The version is that of the
+ * layout. */
 int32_t pi_bundle_version(void);
 pi_status pi_bundle_put(const uint32_t* types, int32_t n_parts, int64_t cols, int64_t n,
                         int32_t part, const void* rows, size_t rows_size, void* bundles,
@@ -187,6 +216,29 @@ pi_status pi_bundle_put(const uint32_t* types, int32_t n_parts, int64_t cols, in
 pi_status pi_bundle_take(const uint32_t* types, int32_t n_parts, int64_t cols, int64_t n,
                          int32_t part, const void* bundles, size_t bundles_size, void* rows,
                          size_t rows_size);
+
+/* The neurons of bundled files of version 2 (docs/formats.md). types [n_rows]: the formats of their
+ * rows, gate (n_rows 3), up and down, of cols weights each; align: 512, 1024, 2048 or 4096. */
+typedef struct pi_store_layout {
+    size_t struct_size; /* sizeof(pi_store_layout) */
+    int64_t stride;     /* bytes of a neuron */
+    int64_t first;      /* those of its first range; the rest has stride - first */
+    int64_t offset[3];  /* of each row */
+} pi_store_layout;
+pi_status pi_store_layout_of(const uint32_t* types, int32_t n_rows, int64_t cols, int64_t align,
+                             pi_store_layout* out);
+/* As pi_bundle_put and _take: n stored rows of one kind to their places, and back. put leaves the
+ * bytes between the rows as they are; files have zeros there. */
+pi_status pi_store_put(const uint32_t* types, int32_t n_rows, int64_t cols, int64_t align,
+                       int64_t n, int32_t row, const void* rows, size_t rows_size, void* neurons,
+                       size_t neurons_size);
+pi_status pi_store_take(const uint32_t* types, int32_t n_rows, int64_t cols, int64_t align,
+                        int64_t n, int32_t row, const void* neurons, size_t neurons_size,
+                        void* rows, size_t rows_size);
+/* The CRC-32C of both ranges of n neurons into sums [n, 2], of which sums_size bytes are there. */
+pi_status pi_store_checksums(const uint32_t* types, int32_t n_rows, int64_t cols, int64_t align,
+                             int64_t n, const void* neurons, size_t neurons_size, uint32_t* sums,
+                             size_t sums_size);
 
 /* ---- Models ------------------------------------------------------------------------------- */
 
@@ -342,6 +394,32 @@ uint64_t pi_model_n_bytes(const pi_model* model);    /* their bytes */
 bool pi_model_has_predictors(const pi_model* model); /* in at least one layer */
 /* The file's header; owned by the model. */
 const pi_gguf* pi_model_gguf(const pi_model* model);
+
+/* ---- Bundled files ------------------------------------------------------------------------ */
+
+typedef struct pi_bundle_params {
+    size_t struct_size;            /* sizeof(pi_bundle_params) */
+    int32_t align;                 /* of a neuron's ranges: 512 (default), 1024, 2048 or 4096 */
+    pi_progress_callback progress; /* or NULL */
+    void* progress_data;
+    pi_log_callback log; /* or NULL; gets the size before anything is written */
+    void* log_data;
+} pi_bundle_params;
+pi_bundle_params pi_bundle_default_params(void);
+/* Writes the model in `source` (any neuron-aware file) to `target` as a bundled file of version 2,
+ * from which single neurons can be read. The file appears when it is complete, and is the same for
+ * the same source. PI_ERROR_UNSUPPORTED for a file that is not neuron-aware; PI_ERROR_IO, also if
+ * the disk has too little room; PI_ERROR_CANCELLED. */
+pi_status pi_bundle_file(const char* source, const char* target, const pi_bundle_params* params);
+/* Reads a bundled file of version 2 and compares its checksums. PI_ERROR_FORMAT names a neuron that
+ * is damaged; PI_ERROR_UNSUPPORTED for a file without checksums. params: only for its progress. */
+pi_status pi_bundle_check(const char* path, const pi_bundle_params* params);
+/* The bundled file that was written from the model at `model`, and the place of a new one: beside
+ * the model as MODEL.bundle.gguf, or in the user's cache. *length gets the length of the path, 0 if
+ * there is none. path [capacity] gets it with a NUL; if it is too small, the call returns
+ * PI_ERROR_ARGUMENT and still sets *length. */
+pi_status pi_find_bundle(const char* model, char* path, size_t capacity, size_t* length);
+pi_status pi_bundle_target(const char* model, char* path, size_t capacity, size_t* length);
 
 /* ---- Tokenizer ---------------------------------------------------------------------------- */
 

@@ -267,11 +267,12 @@ uint64_t pi_model_n_params(const pi_model* m) {
     for (const ggml::TensorInfo& t : m->model->file.gguf.tensors()) {
         n += uint64_t(t.ne[0]) * uint64_t(t.ne[1]) * uint64_t(t.ne[2]) * uint64_t(t.ne[3]);
     }
-    for (const powerinfer::WeightSpec& w : m->model->weights) {  // bundles are tensors of bytes
-        const auto* bundle = std::get_if<powerinfer::WholeBundle>(&w.target);
-        if (!bundle) continue;
-        const powerinfer::BundleLayout& layout = bundle->to->layout;
-        n += uint64_t(w.rows) * uint64_t(layout.cols * int64_t(layout.parts.size()) - w.cols);
+    // Bundles are tensors of bytes, and those of version 2 have two checksums a neuron.
+    for (const powerinfer::WeightSpec& w : m->model->weights) {
+        if (!w.is<powerinfer::WholeBundle>() && !w.is<powerinfer::StoredBundle>()) continue;
+        int64_t weights = w.is<powerinfer::StoredBundle>() ? -2 : 0;
+        for (const powerinfer::DeviceMatrix& part : w.device_matrices()) weights += part.cols;
+        n += uint64_t(w.rows) * uint64_t(weights - w.cols);
     }
     return n;
 }

@@ -1,4 +1,4 @@
-// C API (powerinfer.h): GGUF files, formats of tensors, and bundles of neuron rows.
+// C API (powerinfer.h): GGUF files and formats of tensors.
 #include <algorithm>
 
 #include "api.h"
@@ -22,22 +22,6 @@ const ggml::DTypeInfo& codec(uint32_t type, int64_t n, size_t size, bool buffers
     require(uint64_t(n / t->block) <= size / uint64_t(t->bytes), "the buffer is too small");
     require(buffers || !n, "NULL where a buffer is expected");
     return *t;
-}
-
-powerinfer::BundleLayout bundle_layout(const uint32_t* types, int32_t n_parts, int64_t cols,
-                                       int64_t n, int32_t part, size_t stored, size_t bundles) {
-    require(types && n_parts >= 1 && part >= 0 && part < n_parts, "no such part of a bundle");
-    require(n >= 0 && cols >= 1 && cols <= 1 << 20, "the sizes of the rows are out of range");
-    powerinfer::BundleLayout layout;
-    layout.cols = cols;
-    for (int32_t i = 0; i < n_parts; i++) {
-        layout.parts.push_back(codec(types[i], cols, SIZE_MAX, true).type);
-    }
-    const int64_t row = ggml::info(layout.parts[size_t(part)]).size(cols);
-    require(
-        uint64_t(n) <= stored / uint64_t(row) && uint64_t(n) <= bundles / uint64_t(layout.stride()),
-        "the buffer is too small");
-    return layout;
 }
 
 }  // namespace
@@ -172,32 +156,6 @@ pi_status pi_encode(uint32_t type, const float* src, int64_t n, void* dst, size_
 
 pi_status pi_decode(uint32_t type, const void* src, size_t src_size, float* dst, int64_t n) {
     return guarded([&] { codec(type, n, src_size, src && dst).decode(src, dst, n); });
-}
-
-int32_t pi_bundle_version(void) {
-    return int32_t(powerinfer::kBundleVersion);
-}
-
-pi_status pi_bundle_put(const uint32_t* types, int32_t n_parts, int64_t cols, int64_t n,
-                        int32_t part, const void* rows, size_t rows_size, void* bundles,
-                        size_t bundles_size) {
-    return guarded([&] {
-        require((rows && bundles) || !n, "NULL where a buffer is expected");
-        bundle_layout(types, n_parts, cols, n, part, rows_size, bundles_size)
-            .put(size_t(part), static_cast<const uint8_t*>(rows), n,
-                 static_cast<uint8_t*>(bundles));
-    });
-}
-
-pi_status pi_bundle_take(const uint32_t* types, int32_t n_parts, int64_t cols, int64_t n,
-                         int32_t part, const void* bundles, size_t bundles_size, void* rows,
-                         size_t rows_size) {
-    return guarded([&] {
-        require((rows && bundles) || !n, "NULL where a buffer is expected");
-        bundle_layout(types, n_parts, cols, n, part, rows_size, bundles_size)
-            .take(size_t(part), static_cast<const uint8_t*>(bundles), n,
-                  static_cast<uint8_t*>(rows));
-    });
 }
 
 }  // extern "C"

@@ -66,6 +66,9 @@ void log_unused(const Model& model, const pi_model_params& params) {
     std::set<const ggml::TensorInfo*> used;
     for (const WeightSpec& w : model.weights) used.insert(w.tensor);
     const ggml::Gguf& gguf = model.file.gguf;
+    for (const WeightSpec& w : model.weights) {
+        if (w.is<StoredBundle>()) used.insert(gguf.find_tensor(checksums_of(w.name)));
+    }
     if (model.placement && model.placement->path == gguf.path()) {
         for (int64_t i = 0; i < model.config.n_layer; i++) {
             used.insert(gguf.find_tensor(tier_tensor(i, model.config.n_expert)));

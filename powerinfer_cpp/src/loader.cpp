@@ -2,6 +2,8 @@
 #include <algorithm>
 #include <atomic>
 #include <cmath>
+#include <cstring>
+#include <functional>
 
 #include "ggml/status.h"
 #include "load.h"
@@ -29,6 +31,8 @@ class Loader {
         for (const WeightSpec& w : model_.weights) {
             if (const auto* neurons = std::get_if<NeuronPart>(&w.target)) {
                 bundle(w, *neurons);
+            } else if (const auto* stored = std::get_if<StoredBundle>(&w.target)) {
+                unpack(w, *stored);
             } else {
                 fill(w);
             }
@@ -65,9 +69,8 @@ class Loader {
     // those of several matrices side by side.
     void upload(const WeightSpec& w) {
         const std::vector<int32_t>* slot = slots(w);
-        const auto* whole = std::get_if<WholeBundle>(&w.target);
-        const BundleLayout* layout = whole ? &whole->to->layout : nullptr;
-        const int64_t row = layout ? layout->stride() : ggml::info(w.tensor->type).size(w.cols);
+        const std::vector<Rows> parts = rows_of(w);
+        const int64_t row = ggml::info(w.tensor->type).size(w.cols);
         const int64_t slab = std::max<int64_t>(1, (8 << 20) / row);
         std::vector<uint8_t> stored, chosen;
         int64_t done = 0;  // rows on the device
@@ -77,15 +80,15 @@ class Loader {
             const int64_t n_here =
                 here ? std::count_if(here, here + n, [](int32_t at) { return at >= 0; }) : n;
             with_file_bytes(w, r0 * row, n * row, [&](const uint8_t* from) {
-                if (!layout) {
+                if (parts.empty()) {
                     const uint8_t* rows = here ? hot_rows(here, from, n, row, chosen) : from;
                     model_.device->put(w, 0, done, n_here, rows);
                     return;
                 }
-                for (size_t part = 0; part < layout->parts.size(); part++) {
-                    const int64_t bytes = ggml::info(layout->parts[part]).size(layout->cols);
+                for (size_t part = 0; part < parts.size(); part++) {
+                    const int64_t bytes = ggml::info(parts[part].type).size(parts[part].cols);
                     stored.resize(size_t(n * bytes));
-                    layout->take(part, from, n, stored.data());
+                    parts[part].take(from, n, stored.data());
                     const uint8_t* rows = stored.data();
                     if (here) rows = hot_rows(here, rows, n, bytes, chosen);
                     model_.device->put(w, part, done, n_here, rows);
@@ -127,7 +130,7 @@ class Loader {
             return;  // any bits are valid signs
         } else if (const auto* b = std::get_if<WholeBundle>(&w.target)) {
             b->to->place(m.data);
-            if (params_.check_tensors && here) check_bundle(w, b->to->layout, m.data);
+            if (params_.check_tensors && here) check_bundle(w, m.data, 0, w.rows);
             return;
         }
         if (params_.check_tensors && here) check_finite(w.name, m);
@@ -189,6 +192,42 @@ class Loader {
         }
     }
 
+    // Moves the rows of a bundled file of version 2 to the two bundles in memory.
+    void unpack(const WeightSpec& w, const StoredBundle& target) {
+        const StoreLayout& layout = target.neurons->layout;
+        const bool here = w.place.rows > 0;
+        uint8_t* const gates = here ? at(w) : nullptr;
+        uint8_t* const bundles = here ? gates + target.gate_bytes(w.place.rows) : nullptr;
+        if (target.gates) target.gates->place(here ? gates : kElsewhere);
+        target.bundle->place(here ? bundles : kElsewhere);
+        if (!here && !params_.check_tensors) return;
+        const std::vector<int32_t>* slot = slots(w);
+        const int64_t pair = target.bundle->layout.stride();
+        const auto copy = [&](const uint8_t* from, int64_t to) {
+            if (layout.gated()) {
+                const int64_t bytes = layout.gate().bytes;
+                std::memcpy(gates + to * bytes, from + layout.gate().offset, size_t(bytes));
+            }
+            const StoreLayout::Row &up = layout.up(), &down = layout.down();
+            std::memcpy(bundles + to * pair, from + up.offset, size_t(up.bytes));
+            std::memcpy(bundles + to * pair + up.bytes, from + down.offset, size_t(down.bytes));
+        };
+        const int64_t slab = std::max<int64_t>(1, (8 << 20) / layout.stride);
+        for (int64_t r0 = 0; r0 < w.rows; r0 += slab) {
+            const int64_t n = std::min(slab, w.rows - r0);
+            with_file_bytes(w, r0 * layout.stride, n * layout.stride, [&](const uint8_t* from) {
+                if (params_.check_tensors) check_bundle(w, from, r0, n);
+                if (!here) return;
+                context_.threads.run(n, 8, [&](int64_t begin, int64_t end, int) {
+                    for (int64_t i = begin; i < end; i++) {
+                        const int64_t on = slot ? (*slot)[size_t(r0 + i)] : -1 - (r0 + i);
+                        if (on < 0) copy(from + i * layout.stride, -1 - on);
+                    }
+                });
+            });
+        }
+    }
+
     // Calls use(bytes) with a range of a weight as stored in the file, mapped or read.
     template <typename F>
     void with_file_bytes(const WeightSpec& w, int64_t begin, int64_t n, const F& use) {
@@ -205,19 +244,43 @@ class Loader {
         mapping.drop(offset, uint64_t(n));
     }
 
-    // Checks each part of a bundled file's rows, a slab at a time.
-    void check_bundle(const WeightSpec& w, const BundleLayout& layout, const uint8_t* data) {
-        for (size_t i = 0; i < layout.parts.size(); i++) {
-            ggml::Matrix m{layout.parts[i], ggml::Layout::rows, 0, layout.cols, nullptr};
+    // Checks each part of rows [first, first + n) of a bundled file; data: of the first one.
+    void check_bundle(const WeightSpec& w, const uint8_t* data, int64_t first, int64_t n) {
+        for (const Rows& part : rows_of(w)) {
+            ggml::Matrix m{part.type, ggml::Layout::rows, 0, part.cols, nullptr};
             const int64_t slab = std::max<int64_t>(1, (1 << 20) / m.row_bytes());
             std::vector<uint8_t> stored(size_t(slab * m.row_bytes()));
             m.data = stored.data();
-            for (int64_t r = 0; r < w.rows; r += slab) {
-                m.rows = std::min(slab, w.rows - r);
-                layout.take(i, data + r * layout.stride(), m.rows, stored.data());
-                check_finite(w.name, m, r);
+            for (int64_t r = 0; r < n; r += slab) {
+                m.rows = std::min(slab, n - r);
+                part.take(data + r * w.cols, m.rows, stored.data());
+                check_finite(w.name, m, first + r);
             }
         }
+    }
+
+    // The parts of a bundled file's rows: take() gives them as other files store them. Nothing for
+    // other weights.
+    struct Rows {
+        ggml::DType type;
+        int64_t cols;
+        std::function<void(const uint8_t*, int64_t, uint8_t*)> take;
+    };
+    static std::vector<Rows> rows_of(const WeightSpec& w) {
+        std::vector<Rows> parts;
+        const auto add = [&](const auto& layout, size_t i, ggml::DType type) {
+            parts.push_back({type, layout.cols, [&layout, i](auto from, auto n, auto to) {
+                                 layout.take(i, from, n, to);
+                             }});
+        };
+        if (const auto* whole = std::get_if<WholeBundle>(&w.target)) {
+            const BundleLayout& layout = whole->to->layout;
+            for (size_t i = 0; i < layout.parts.size(); i++) add(layout, i, layout.parts[i]);
+        } else if (const auto* stored = std::get_if<StoredBundle>(&w.target)) {
+            const StoreLayout& layout = stored->neurons->layout;
+            for (size_t i = 0; i < layout.rows.size(); i++) add(layout, i, layout.rows[i].type);
+        }
+        return parts;
     }
 
     // Checks rows of a tensor, of which m has those from `first` on.

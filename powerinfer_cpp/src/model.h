@@ -83,6 +83,7 @@ struct Ffn {
     // predictor 14.9, and at least as much with gates apart.
     Bundle gates, bundle;
     ggml::Neurons neurons;
+    StoredNeurons stored;   // where the file has them one by one; empty for most files
     ggml::Matrix fc1, fc2;  // [rank, n_embd], [n_ff, rank]; empty: no MLP predictor
     ggml::Matrix signs;     // I8 [n_ff, n_embd / 8], 1 bit per weight; empty: no sketch
     const float* sketch_offset = nullptr;  // [n_ff]

@@ -180,8 +180,13 @@ std::string tier_tensor(int64_t layer, bool experts) {
 }
 
 std::optional<Placement> read_placement(const Model& model, const pi_model_params& params) {
-    const std::string& path = model.file.gguf.path();
     if (has_tiers(model.file.gguf)) return read_embedded(model);
+    std::string path = model.file.gguf.path();
+    // MODEL.bundle.gguf has the placements of MODEL.
+    const std::string end = ".bundle.gguf";
+    if (path.size() > end.size() && !path.compare(path.size() - end.size(), end.size(), end)) {
+        path.resize(path.size() - end.size());
+    }
     const std::string sidecar = path + ".placement.gguf";
     if (ggml::file_exists(sidecar)) return read_sidecar(model, sidecar);
     const std::string index = gpu_index_path(path);
@@ -191,6 +196,9 @@ std::optional<Placement> read_placement(const Model& model, const pi_model_param
 
 std::string model_hash(const ModelFile& file) {
     constexpr uint64_t kFirst = 4096;  // bytes of each tensor
+    // A bundled file says which model it was written from, whose placements are its own.
+    const std::string_view source = file.gguf.string("powerinfer.bundle.model_hash", "");
+    if (!source.empty()) return std::string(source);
     Sha256 hash;
     for (const ggml::TensorInfo& t : file.gguf.tensors()) {
         if (of_tables(t.name)) continue;

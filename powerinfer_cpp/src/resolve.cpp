@@ -26,7 +26,7 @@ std::string shape_text(const int64_t* sizes, size_t n) {
 
 bool fits(const WeightSpec& w, DType type) {
     if (w.is<Vector>()) return type == DType::F32;
-    if (w.is<WholeBundle>() || w.is<Signs>()) return type == DType::I8;
+    if (w.is<WholeBundle>() || w.is<StoredBundle>() || w.is<Signs>()) return type == DType::I8;
     return ggml::info(type).is_float();
 }
 
@@ -38,6 +38,15 @@ int64_t layer_of(const std::string& tensor) {
     return std::strtoll(tensor.c_str() + 4, nullptr, 10);
 }
 
+std::string checksums_of(const std::string& bundle) {
+    const std::string experts = "_exps";
+    const size_t end = bundle.size() - experts.size();
+    if (bundle.size() < experts.size() || bundle.compare(end, experts.size(), experts)) {
+        return bundle + "_crc";
+    }
+    return bundle.substr(0, end) + "_crc" + experts;
+}
+
 void check_shape(const ggml::Gguf& gguf, const ggml::TensorInfo& t,
                  const std::vector<int64_t>& shape) {
     if (size_t(t.n_dims) == shape.size() && std::equal(shape.begin(), shape.end(), t.ne)) return;
@@ -46,7 +55,17 @@ void check_shape(const ggml::Gguf& gguf, const ggml::TensorInfo& t,
                                   shape_text(shape.data(), shape.size()));
 }
 
+uint64_t StoredBundle::gate_bytes(int64_t n) const {
+    if (!gates) return 0;
+    return ggml::size_rounded_up(ggml::size_product(n, gates->layout.stride()), kWeightLine);
+}
+
+uint64_t StoredBundle::bytes(int64_t n) const {
+    return ggml::size_sum(gate_bytes(n), ggml::size_product(n, bundle->layout.stride()));
+}
+
 uint64_t WeightSpec::bytes(int64_t n) const {
+    if (const auto* s = std::get_if<StoredBundle>(&target)) return s->bytes(n);
     const int64_t full = strips() ? (n + ggml::kStrip - 1) / ggml::kStrip * ggml::kStrip : n;
     return ggml::size_product(full, ggml::info(tensor->type).size(cols));
 }
@@ -68,10 +87,18 @@ std::vector<DeviceMatrix> WeightSpec::device_matrices() const {
     if (const auto* n = std::get_if<NeuronPart>(&target)) {
         return {{n->to->rows[n->part], type, cols, false}};
     }
-    const Bundle& bundle = *std::get<WholeBundle>(target).to;
     std::vector<DeviceMatrix> parts;
-    for (size_t i = 0; i < bundle.rows.size(); i++) {
-        parts.push_back({bundle.rows[i], bundle.layout.parts[i], bundle.layout.cols, false});
+    const auto add = [&](const Bundle& bundle) {
+        for (size_t i = 0; i < bundle.rows.size(); i++) {
+            parts.push_back({bundle.rows[i], bundle.layout.parts[i], bundle.layout.cols, false});
+        }
+    };
+    if (const auto* b = std::get_if<WholeBundle>(&target)) {
+        add(*b->to);
+    } else {
+        const StoredBundle& stored = std::get<StoredBundle>(target);
+        if (stored.gates) add(*stored.gates);
+        add(*stored.bundle);
     }
     return parts;
 }
@@ -112,6 +139,31 @@ void refuse_further_layers(const Model& model) {
     }
 }
 
+// Finds the checksums of a bundle, and notes where both are.
+static void resolve_stored(const ggml::Gguf& gguf, const WeightSpec& w, StoredNeurons& neurons) {
+    const auto refuse = [&](const std::string& name, const std::string& why) {
+        throw Error(Code::format, gguf.path() + ": tensor \"" + name + "\" " + why);
+    };
+    if (w.tensor->offset % uint64_t(neurons.layout.align)) {
+        refuse(w.name,
+               format("begins at byte %llu of the file, which is not a multiple of its "
+                      "alignment, %lld",
+                      (unsigned long long)w.tensor->offset, (long long)neurons.layout.align));
+    }
+    const std::string name = checksums_of(w.name);
+    const ggml::TensorInfo* crc = gguf.find_tensor(name);
+    if (!crc) refuse(name, "is missing");
+    std::vector<int64_t> shape = w.shape;
+    shape[0] = 2;
+    check_shape(gguf, *crc, shape);
+    if (crc->type != DType::I32)
+        refuse(name, std::string("has type ") + ggml::info(crc->type).name);
+    neurons.file = w.tensor->file;
+    neurons.offset = w.file_offset();
+    neurons.crc_file = crc->file;
+    neurons.crc_offset = crc->offset + uint64_t(w.row0) * 2 * sizeof(uint32_t);
+}
+
 void resolve_weights(Model& model) {
     const ggml::Gguf& gguf = model.file.gguf;
     for (WeightSpec& w : model.weights) {
@@ -126,6 +178,9 @@ void resolve_weights(Model& model) {
         if (const auto* neurons = std::get_if<NeuronPart>(&w.target)) {
             neurons->to->layout.parts.push_back(t.type);
             neurons->to->layout.cols = w.cols;
+        }
+        if (const auto* stored = std::get_if<StoredBundle>(&w.target)) {
+            resolve_stored(gguf, w, *stored->neurons);
         }
     }
 }

@@ -9,8 +9,6 @@ namespace powerinfer {
 
 namespace {
 
-constexpr uint64_t kLine = 64;  // packed and plain weights start at a cache line
-
 void add(std::vector<PlanPart>& parts, Tier tier, Part part, int32_t layer, uint64_t bytes) {
     if (bytes == 0) return;
     // From the end: the weights of a layer are adjacent.
@@ -38,8 +36,8 @@ void share_out(WeightSpec& w, const DeviceShare* share) {
         const std::vector<int32_t>& slot = share->slot[size_t(layer)];
         w.place.device_rows =
             std::count_if(slot.begin(), slot.end(), [](int32_t s) { return s >= 0; });
-        // A bundled file's rows stay where they are.
-        if (w.is<NeuronPart>()) w.place.rows -= w.place.device_rows;
+        // Rows that lie in the file as in memory stay there.
+        if (!w.is<WholeBundle>()) w.place.rows -= w.place.device_rows;
         return;
     }
     w.place.device_rows = w.rows;
@@ -72,9 +70,8 @@ WeightPlan plan_weights(std::vector<WeightSpec>& weights, bool use_mmap, const D
             add(plan.parts, Tier::gpu, w.part, layer, bytes);
         }
         const auto* neurons = std::get_if<NeuronPart>(&w.target);
-        w.place.memory = neurons || w.strips() ? Memory::packed
-                         : use_mmap            ? Memory::mapped
-                                               : Memory::plain;
+        const bool packed = neurons || w.is<StoredBundle>() || w.strips();
+        w.place.memory = packed ? Memory::packed : use_mmap ? Memory::mapped : Memory::plain;
         const uint64_t bytes = w.bytes(w.place.rows);
         if (w.place.memory == Memory::mapped) {
             add(plan.parts, Tier::ram, w.part, layer, bytes);
@@ -87,7 +84,7 @@ WeightPlan plan_weights(std::vector<WeightSpec>& weights, bool use_mmap, const D
         w.place.offset = neurons ? bundle : begin;
         // Only the last part of a bundle is followed by a gap.
         if (!neurons || neurons->part + 1 == neurons->to->rows.size()) {
-            end = ggml::size_rounded_up(end, kLine);
+            end = ggml::size_rounded_up(end, kWeightLine);
         }
         add(plan.parts, Tier::ram, w.part, layer, end - begin);
     }

@@ -13,6 +13,7 @@
 namespace powerinfer {
 
 struct Bundle;
+struct StoredNeurons;
 
 // The target of a weight, and how it is stored.
 struct Vector {  // F32, one row
@@ -31,10 +32,21 @@ struct NeuronPart {  // rows of one part, to be packed into a bundle
     Bundle* to;
     size_t part;
 };
-struct WholeBundle {  // bytes of a bundled file, used as they are
+struct WholeBundle {  // bytes of a bundled file, used as they are (version 1)
     Bundle* to;
 };
-using Target = std::variant<Vector, Product, Table, Signs, NeuronPart, WholeBundle>;
+// Bytes of a bundled file of version 2: all rows of neurons, to be packed into two bundles, which
+// lie one after the other, and a tensor with their checksums.
+struct StoredBundle {
+    Bundle* gates;  // null: no gate
+    Bundle* bundle;
+    StoredNeurons* neurons;
+
+    // Bytes of n neurons in memory: of the first bundle, with the gap after it, and of both.
+    uint64_t gate_bytes(int64_t n) const;
+    uint64_t bytes(int64_t n) const;
+};
+using Target = std::variant<Vector, Product, Table, Signs, NeuronPart, WholeBundle, StoredBundle>;
 
 // The place of a weight once it is loaded.
 struct Place {
@@ -63,6 +75,7 @@ struct DeviceMatrix {
     uint64_t bytes(int64_t n) const;
 };
 constexpr uint64_t kDeviceLine = 256;
+constexpr uint64_t kWeightLine = 64;  // packed and plain weights start at a cache line
 
 // Stands for the address of a weight that RAM does not hold: says that the model has it, and faults
 // when it is read.
@@ -86,14 +99,14 @@ struct WeightSpec {
     // Bytes of n rows in RAM, including the padding of the last strip.
     uint64_t bytes(int64_t n) const;
     uint64_t bytes() const { return bytes(rows); }
-    // The matrices that it is on a device: one, or those of a whole bundle, one after the other.
+    // The matrices that it is on a device: one, or those of a bundled file, one after the other.
     std::vector<DeviceMatrix> device_matrices() const;
     // Bytes of n rows of them.
     uint64_t device_bytes(int64_t n) const;
     // Does a device have operators for it?
     bool suits_device() const;
     // Is it rows of neurons, which RAM and a device may share out?
-    bool by_neuron() const { return is<NeuronPart>() || is<WholeBundle>(); }
+    bool by_neuron() const { return is<NeuronPart>() || is<WholeBundle>() || is<StoredBundle>(); }
     // Does whoever computes the logits need it: the last norm and the matrix?
     bool of_head() const;
     // Does RAM need it even if a device has it? Rates and the embedding are read there, and the
@@ -106,6 +119,9 @@ struct WeightSpec {
 // Throws Error(format) naming file, tensor and both shapes if the shape (fastest first) differs.
 void check_shape(const ggml::Gguf& gguf, const ggml::TensorInfo& t,
                  const std::vector<int64_t>& shape);
+
+// The name of the checksums of a stored bundle: "blk.0.ffn_bundle_crc", "..._crc_exps".
+std::string checksums_of(const std::string& bundle);
 
 // The layer of a tensor "blk.N. ..."; -1 for other names.
 int64_t layer_of(const std::string& tensor);

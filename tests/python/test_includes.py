@@ -41,7 +41,7 @@ LAYERS = (
     ("sequence", "workspace", "device_scratch"),
     ("plan",),
     # reading a model
-    ("gpu_index", "read_placement", "share"),
+    ("gpu_index", "read_placement", "share", "find_bundle", "bundle_file"),
     ("model_file.cpp", "resolve.cpp", "loader.cpp", "device_load.cpp", "load"),
     # computing
     ("pass",),

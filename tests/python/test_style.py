@@ -50,8 +50,10 @@ def test_the_library_never_prints_or_exits() -> None:
             assert not FORBIDDEN.search(code), f"{name}:{number}: {line.strip()}"
 
 
-def test_system_calls_stay_in_two_files() -> None:
+def test_system_calls_stay_in_their_files() -> None:
     for name in library_sources():
+        if name.startswith("ggml/src/reader/"):
+            continue
         if Path(name).name in ("file_io.cpp", "threads.cpp") or name == "ggml/src/shim/fiber.cpp":
             continue
         assert not SYSTEM.search((ROOT / name).read_text()), name

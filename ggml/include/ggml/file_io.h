@@ -1,10 +1,9 @@
-// Files, mappings and memory from the operating system. Within ggml, only file_io.cpp and
-// threads.cpp make system calls.
+// Files, mappings and memory from the operating system. Within ggml, only file_io.cpp, threads.cpp
+// and reader/ make system calls.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
-#include <cstdio>
 #include <string>
 
 namespace ggml {
@@ -80,8 +79,49 @@ class Memory {
     uint64_t size_ = 0;
 };
 
-// Flushes the file's written data to the device. Returns false with errno set on failure.
-bool flush_to_disk(std::FILE* file);
+// A file that appears under its name when it is complete, and on the disk. Until finish() it is
+// PATH.part, which the destructor removes; what a killed process leaves there the next one writes
+// over. Written pages do not stay in the page cache: a model would push out everything else.
+// Everything throws Error(io) naming the path, also for a full disk, and if another process is
+// writing PATH. After an error only the destructor may be called.
+class OutputFile {
+ public:
+    explicit OutputFile(const std::string& path);
+    ~OutputFile();
+    OutputFile(const OutputFile&) = delete;
+    OutputFile& operator=(const OutputFile&) = delete;
+
+    const std::string& path() const { return path_; }
+    bool is_open() const { return fd_ >= 0; }
+    uint64_t size() const { return size_; }  // bytes written so far
+    void write(const void* data, size_t n);
+    void finish();
+    void abandon();  // removes it; nothing if it is finished
+
+ private:
+    [[noreturn]] void fail(int error);
+    void flush();
+    void put(const char* data, size_t n);
+    // Lets the disk write the last window while the next one is filled, and drops the pages of the
+    // one before.
+    void release();
+    std::string path_, part_, buffer_;
+    int fd_ = -1;
+    uint64_t size_ = 0;     // with what is in the buffer
+    uint64_t begun_ = 0;    // up to here the system has begun to write to the disk
+    uint64_t settled_ = 0;  // up to here it has written, and has no pages left
+};
+
+// The folder of a path, "." for a name alone; whether this process may make files in a folder; and
+// the bytes that are free for it on the folder's disk, kUnknownBytes if the system does not say.
+std::string folder_of(const std::string& path);
+bool may_write_in(const std::string& folder);
+constexpr uint64_t kUnknownBytes = UINT64_MAX;
+uint64_t free_disk(const std::string& folder);
+// Makes a folder and those above it that are missing. Throws Error(io).
+void make_folders(const std::string& folder);
+// Are these names of one file?
+bool same_file(const std::string& one, const std::string& other);
 
 // Bytes of memory that this process can still take. It is the smallest of three values:
 // MemAvailable; the limit of each cgroup (v1 and v2) less its use, where reclaimable file cache

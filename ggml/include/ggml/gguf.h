@@ -19,7 +19,6 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <cstdio>
 #include <functional>
 #include <map>
 #include <memory>
@@ -70,6 +69,8 @@ class Value {
     int64_t integer(uint64_t i = 0) const;  // any integer type or bool; a u64 beyond i64 saturates
     double number(uint64_t i = 0) const;    // any integer or float type; may be NaN or infinite
     std::string_view string(uint64_t i = 0) const;  // any bytes, not necessarily UTF-8
+    // The elements as they lie in the file, to be copied.
+    std::string_view bytes() const;
 
  private:
     friend class GgufReader;
@@ -147,17 +148,15 @@ class Gguf {
 // if `first` is a later part (the message names the first one), or if name and keys disagree.
 std::vector<std::string> split_paths(const Gguf& first);
 
-// Writes GGUF v3 with an alignment of 32. Add all values and tensors first, then write the tensor
-// data in the same order. The data goes to `path`.part; finish() renames it to `path`, and the
-// destructor removes it if finish() did not succeed. Throws Error(io) on write errors, including a
-// full disk. Throws Error(argument) for calls in the wrong order and for anything that the reader
-// would refuse (names, sizes, duplicates).
+// Writes GGUF v3. Add all values and tensors first, then write the tensor data in the same order.
+// The file appears under its name with finish() (OutputFile). Throws Error(io) on write errors,
+// including a full disk. Throws Error(argument) for calls in the wrong order and for anything that
+// the reader would refuse (names, sizes, duplicates).
 class GgufWriter {
  public:
-    explicit GgufWriter(const std::string& path, const char magic[4] = "GGUF");
-    ~GgufWriter();
-    GgufWriter(const GgufWriter&) = delete;
-    GgufWriter& operator=(const GgufWriter&) = delete;
+    // alignment: of tensors in the file, a power of two; the key is written if it is not 32.
+    explicit GgufWriter(const std::string& path, const char magic[4] = "GGUF",
+                        uint32_t alignment = 32);
 
     void add_u32(std::string_view key, uint32_t value);
     void add_f32(std::string_view key, float value);
@@ -166,26 +165,31 @@ class GgufWriter {
     void add_strings(std::string_view key, const std::vector<std::string>& values);
     void add_f32s(std::string_view key, const std::vector<float>& values);
     void add_i32s(std::string_view key, const std::vector<int32_t>& values);
+    void add_value(std::string_view key, const Value& value);  // of another file
     void add_tensor(std::string_view name, DType type, const std::vector<int64_t>& ne);
-    // Writes all bytes of the next tensor, in the order of add_tensor.
+    // Writes all bytes of the next tensor, in the order of add_tensor; or some of them, and then
+    // the others.
     void write(const void* data, uint64_t bytes);
+    void write_part(const void* data, uint64_t bytes);
     void finish();
 
  private:
     [[noreturn]] void fail(const std::string& what) const;  // Error(argument)
-    void abandon();
-    void put(const void* data, size_t n);
+    uint64_t padding(uint64_t n) const;
     void pad(uint64_t written);
     void add(std::string_view key, ValueType type, const void* data, size_t n);
     void begin_array(std::string_view key, ValueType element, uint64_t count);
     void write_header();
-    std::string path_, part_, kv_, infos_;
+    OutputFile file_;
+    std::string kv_, infos_;
     char magic_[5];
-    uint64_t n_kv_ = 0, data_bytes_ = 0, next_ = 0;
+    uint64_t alignment_;
+    uint64_t n_kv_ = 0, data_bytes_ = 0;
     std::vector<uint64_t> sizes_;
+    size_t next_ = 0;    // the tensor that is being written,
+    uint64_t part_ = 0;  // and how much of it is
     std::set<std::string, std::less<>> keys_, names_;
     bool header_written_ = false;
-    std::FILE* file_ = nullptr;
 };
 
 }  // namespace ggml

@@ -10,6 +10,10 @@ namespace ggml {
 // 1..512.
 int default_threads();
 
+// The number of forks between this process and the first one. What has threads remembers it, to
+// notice that it is a copy in a child, where they do not exist.
+unsigned process_generation();
+
 class Threads {
  public:
     // Starts n - 1 workers; the caller is the n-th thread. Throws Error(argument) unless 1 <= n <=

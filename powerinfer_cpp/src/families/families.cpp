@@ -169,10 +169,10 @@ Config read_config(const ggml::Gguf& gguf, int64_t n_vocab) {
     }
     if (gguf.find("powerinfer.bundle.version")) {
         const int64_t version = gguf.integer("powerinfer.bundle.version", 0, INT32_MAX);
-        if (version != kBundleVersion) {
+        if (version != kMemoryVersion && version != kStoreVersion) {
             refuse(gguf, Code::unsupported,
-                   format("bundles of version %lld are not supported (%lld is)", (long long)version,
-                          (long long)kBundleVersion));
+                   format("bundles of version %lld are not supported (%lld and %lld are)",
+                          (long long)version, (long long)kMemoryVersion, (long long)kStoreVersion));
         }
     }
     family.configure(gguf, c);

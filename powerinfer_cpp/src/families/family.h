@@ -79,6 +79,10 @@ class Weights {
     };
     void bundle(int64_t i, const std::string& bundled, bool stacked, int64_t e,
                 const std::vector<Stored>& parts, Bundle& to);
+    // Both of them, from a tensor of version 2.
+    void stored(int64_t i, const std::string& bundled, int64_t e, bool gated, Ffn& ffn);
+    // Does the file have bundles of layer i, in either version?
+    bool has_bundles(int64_t i, const char* suffix) const;
     // The format of a part in a bundled file, from powerinfer.bundle.{gate,up,down}_type.
     ggml::DType bundled_type(int64_t i, const char* part) const;
     // fc1 and fc2 or a sketch, and rates, if the file has them. Suffix "", or "_exps" for expert e.

@@ -8,8 +8,10 @@ namespace powerinfer {
 
 namespace {
 
-// Tensors of a bundled file: I8 [stride, n_ff], or with "_exps" [stride, n_ff, n_expert].
+// Tensors of a bundled file: I8 [stride, n_ff], or with "_exps" [stride, n_ff, n_expert]. Two in
+// version 1, one in version 2.
 constexpr char kGateRows[] = "ffn_gate_rows", kUpDownRows[] = "ffn_up_down_rows";
+constexpr char kBundle[] = "ffn_bundle";
 
 // Each row of a batch keeps this many values. Public predictors have ranks up to a few thousand.
 constexpr int64_t kHighestRank = 1 << 16;
@@ -83,6 +85,11 @@ void Weights::neurons(int64_t i, const char* suffix, int64_t e, bool gated, cons
     f.neurons.cols = c.n_embd;
     f.neurons.act = c.activation;
     const bool stacked = *suffix;
+    if (const std::string name = blk(i, kBundle) + suffix; has(name)) {
+        stored(i, name, e, gated, f);
+        predictor(i, suffix, e, f);
+        return;
+    }
     const bool bundled = has(blk(i, kUpDownRows) + suffix);
     const auto tensor = [&](const char* name) { return blk(i, name) + suffix + ".weight"; };
     const auto bundle_of = [&](const char* name) { return bundled ? blk(i, name) + suffix : ""; };
@@ -105,7 +112,7 @@ void Weights::bundle(int64_t i, const std::string& bundled, bool stacked, int64_
     };
     for (const Stored& p : parts) to.rows.push_back(p.rows);
     if (!bundled.empty()) {
-        m.file.gguf.integer("powerinfer.bundle.version", kBundleVersion, kBundleVersion);
+        m.file.gguf.integer("powerinfer.bundle.version", kMemoryVersion, kMemoryVersion);
         for (const Stored& p : parts) to.layout.parts.push_back(bundled_type(i, p.name));
         to.layout.cols = c.n_embd;
         rows(Part::ffn, bundled, shaped(to.layout.stride()), e * c.n_ff, c.n_ff, WholeBundle{&to});
@@ -114,6 +121,38 @@ void Weights::bundle(int64_t i, const std::string& bundled, bool stacked, int64_
     for (size_t k = 0; k < parts.size(); k++) {
         rows(Part::ffn, parts[k].tensor, shaped(c.n_embd), e * c.n_ff, c.n_ff, NeuronPart{&to, k});
     }
+}
+
+void Weights::stored(int64_t i, const std::string& bundled, int64_t e, bool gated, Ffn& f) {
+    const Config& c = m.config;
+    const ggml::Gguf& gguf = m.file.gguf;
+    gguf.integer("powerinfer.bundle.version", kStoreVersion, kStoreVersion);
+    const int64_t align = gguf.integer("powerinfer.bundle.align", 0, INT32_MAX);
+    if (!StoreLayout::valid_align(align)) {
+        throw ggml::Error(ggml::Code::format,
+                          ggml::format("%s: key \"powerinfer.bundle.align\" is %lld, and not 512, "
+                                       "1024, 2048 or 4096",
+                                       gguf.path().c_str(), (long long)align));
+    }
+    const auto part = [&](const char* name, ggml::NeuronRows* rows, Bundle& to) {
+        to.rows.push_back(rows);
+        to.layout.parts.push_back(bundled_type(i, name));
+        to.layout.cols = c.n_embd;
+    };
+    if (gated) part("gate", &f.neurons.gate, f.gates);
+    part("up", &f.neurons.up, f.bundle);
+    part("down", &f.neurons.down, f.bundle);
+    std::vector<ggml::DType> types = f.gates.layout.parts;
+    types.insert(types.end(), f.bundle.layout.parts.begin(), f.bundle.layout.parts.end());
+    f.stored.layout = StoreLayout::of(types, c.n_embd, align);
+    std::vector<int64_t> shape{f.stored.layout.stride, c.n_ff};
+    if (bundled != blk(i, kBundle)) shape.push_back(c.n_expert);
+    rows(Part::ffn, bundled, shape, e * c.n_ff, c.n_ff,
+         StoredBundle{gated ? &f.gates : nullptr, &f.bundle, &f.stored});
+}
+
+bool Weights::has_bundles(int64_t i, const char* suffix) const {
+    return has(blk(i, kUpDownRows) + suffix) || has(blk(i, kBundle) + suffix);
 }
 
 ggml::DType Weights::bundled_type(int64_t i, const char* part) const {
@@ -184,7 +223,7 @@ void Weights::ffn(int64_t i, bool gated) {
     const Config& c = m.config;
     Ffn& f = m.layers[size_t(i)].ffn;
     const std::string down = blk(i, "ffn_down_t.weight");
-    bool by_rows = has(down) || has(blk(i, kUpDownRows));
+    bool by_rows = has(down) || has_bundles(i, "");
     // If a PowerInfer file has no down tensor at all, ffn_down_t is reported as missing.
     if (m.file.gguf.pwri_magic() && !has(blk(i, "ffn_down.weight"))) by_rows = true;
     if (by_rows) {
@@ -208,7 +247,7 @@ void Weights::experts(int64_t i) {
     const std::vector<int64_t> by_neuron{c.n_embd, c.n_ff, c.n_expert},
         by_output{c.n_ff, c.n_embd, c.n_expert};
     std::string down = blk(i, "ffn_down_exps.weight");
-    bool by_rows = has(blk(i, kUpDownRows) + "_exps");
+    bool by_rows = has_bundles(i, "_exps");
     if (has(blk(i, "ffn_down_t_exps.weight"))) {
         by_rows = true;
         down = blk(i, "ffn_down_t_exps.weight");
@@ -218,8 +257,10 @@ void Weights::experts(int64_t i) {
     }
     // Without its tensor the number of experts is unchecked; then one expert is enough to report
     // the tensor as missing.
-    const std::string all = has(blk(i, kUpDownRows) + "_exps") ? blk(i, kUpDownRows) + "_exps"
-                                                               : blk(i, "ffn_up_exps.weight");
+    std::string all = blk(i, "ffn_up_exps.weight");
+    for (const char* name : {kUpDownRows, kBundle}) {
+        if (has(blk(i, name) + "_exps")) all = blk(i, name) + "_exps";
+    }
     const ggml::TensorInfo* up = m.file.gguf.find_tensor(all);
     const int64_t n_expert = up && up->ne[2] == c.n_expert ? c.n_expert : 1;
     l.experts.resize(size_t(n_expert));

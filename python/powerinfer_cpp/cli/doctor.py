@@ -1,16 +1,17 @@
 """powerinfer doctor: shows the capabilities of this machine."""
 
 import argparse
+import json
 import platform
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
-from .. import __version__
+from .. import __version__, disk
 from .._native import ffi, lib
 from ..errors import DeviceError, check
 from ..options import device_note
-from .common import size_text
+from .common import gibibytes, number_of, size_text
 
 PACKAGES = (
     "numpy",
@@ -28,6 +29,24 @@ PACKAGES = (
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--no-bandwidth", action="store_true", help="skip the measurements")
     parser.add_argument("--device", metavar="NAME", help="measure this GPU only (default: all)")
+    parser.add_argument(
+        "--disk", metavar="FILE", help="measure only the disk of this file (64 MiB or more)"
+    )
+    parser.add_argument(
+        "--disk-size",
+        type=gibibytes,
+        default=0.0,
+        metavar="GiB",
+        help="read only this much at the file's beginning (default: all of it)",
+    )
+    parser.add_argument(
+        "--disk-seconds",
+        type=number_of("seconds"),
+        default=0.5,
+        metavar="S",
+        help="for each way of reading (default: 0.5)",
+    )
+    parser.add_argument("--json", action="store_true", help="--disk's figures as JSON")
 
 
 def isa() -> str:
@@ -161,7 +180,55 @@ def print_devices(only: str | None, measured: bool) -> None:
             print(f"{title:15} {value}")
 
 
+def disk_line(rate: disk.Rate) -> str:
+    """A row of the table that --disk prints."""
+    how = "in order" if rate.in_order else "again" if rate.again else "random"
+    return (
+        f"{rate.n_bytes // disk.KB:4} KB {how:8} {rate.depth:6} {rate.reads_per_s:11.0f} "
+        f"{rate.bytes_per_s / 1e6:9.1f} {rate.cpu_s * 1e6:12.2f}"
+    )
+
+
+def disk_report(args: argparse.Namespace) -> None:
+    """Measures the disk of a file and prints it. Raises OSError, ValueError."""
+    rates = []
+    for rate in disk.sweep(args.disk, int(args.disk_size * (1 << 30)), args.disk_seconds):
+        if not (rates or args.json):
+            direct = f"direct, multiples of {rate.align} bytes" if rate.direct else "buffered"
+            print(f"disk            {args.disk}, {size_text(rate.file_bytes)}")
+            print(f"reads           {rate.io}, {direct}")
+            if rate.note:
+                print(f"note            {rate.note}")
+            print("a read           depth     reads/s      MB/s  CPU us/read")
+        rates.append(rate)
+        if not args.json:
+            print(disk_line(rate), flush=True)
+    read_us, kb_us = disk.cost(rates)
+    if not args.json:
+        print(f"cost            {read_us:.1f} + {kb_us:.2f} KB us for a random read, many at once")
+        return
+    once = ("io", "note", "direct", "align", "file_bytes")
+    rows = [asdict(rate) for rate in rates]
+    print(
+        json.dumps(
+            {
+                "path": args.disk,
+                **{key: rows[0][key] for key in once},
+                "read_us": read_us,
+                "kb_us": kb_us,
+                "rates": [{k: v for k, v in row.items() if k not in once} for row in rows],
+            },
+            indent=2,
+        )
+    )
+
+
 def run(args: argparse.Namespace) -> None:
+    if args.disk is not None:
+        disk_report(args)
+        return
+    if args.json:
+        raise ValueError("--json is for --disk")
     threads = lib.pi_default_threads()
     free = lib.pi_available_memory()
     print(f"powerinfer_cpp  {__version__}")

@@ -1,0 +1,206 @@
+// Opens readers: chooses the path, and direct or buffered reads.
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstdlib>
+#include <cstring>
+#include <system_error>
+
+#include "ggml/file_io.h"
+#include "ggml/status.h"
+#include "parts.h"
+
+namespace ggml {
+
+namespace {
+
+std::string reason(int error) {
+    return std::generic_category().message(error);
+}
+
+// O_NONBLOCK: opening a named pipe must not wait for a writer. Regular files ignore it.
+Descriptor open_file(const std::string& path, int more_flags) {
+    int fd;
+    do {
+        fd = open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NOCTTY | O_NONBLOCK | more_flags);
+    } while (fd < 0 && errno == EINTR);
+    return Descriptor(fd);
+}
+
+uint64_t size_of(const Descriptor& file, const std::string& path) {
+    struct stat st {};
+    if (fstat(file.get(), &st) != 0)
+        throw Error(Code::io, path + ": cannot be examined: " + reason(errno));
+    if (!S_ISREG(st.st_mode)) throw Error(Code::io, path + ": is not a regular file");
+    if (st.st_size <= 0) throw Error(Code::io, path + ": is empty");
+    return uint64_t(st.st_size);
+}
+
+// Whether direct reads work. File systems say which alignment they need, but not all say it, and
+// not all that say it are right: the proof is a read with the least alignment of all three.
+bool reads_direct(const Descriptor& file, uint64_t size, uint32_t align, int& error) {
+    const Memory memory(2 * align, "a probing read");
+    const uint64_t offset = size > align ? align : 0;
+    ssize_t got;
+    do {
+        got = pread(file.get(), memory.data() + align, align, off_t(offset));
+    } while (got < 0 && errno == EINTR);
+    error = errno;
+    return got >= 0;
+}
+
+// "threads", "uring", or "" for the best.
+std::string wanted_path(const ReaderOptions& o) {
+    const bool given = !o.path.empty();
+    const char* variable = given ? nullptr : std::getenv("POWERINFER_IO");
+    const std::string wanted = variable ? variable : o.path;
+    if (!wanted.empty() && wanted != "threads" && wanted != "uring")
+        throw Error(Code::argument,
+                    format("%s must be threads or uring, not '%s'",
+                           given ? "the io path" : "POWERINFER_IO", wanted.c_str()));
+    return wanted;
+}
+
+void check_options(const ReaderOptions& o) {
+    if (o.align < 512 || o.align > 4096 || (o.align & (o.align - 1)) != 0)
+        throw Error(Code::argument, "a reader's align must be 512, 1024, 2048 or 4096");
+    if (o.depth < 1 || o.depth > 4096)
+        throw Error(Code::argument, "a reader's depth must be from 1 to 4096");
+    if (o.threads < 1 || o.threads > 256)
+        throw Error(Code::argument, "a reader's threads must be from 1 to 256");
+}
+
+void add(std::string& note, const std::string& more) {
+    note += (note.empty() ? "" : "; ") + more;
+}
+
+}  // namespace
+
+std::unique_ptr<Reader> open_reader(const std::string& path, const ReaderOptions& options) {
+    const std::string wanted = wanted_path(options);
+    check_options(options);
+    ReaderFacts facts;
+    facts.path = path;
+    facts.align = options.align;
+    // Buffered first: a file that cannot be opened at all is not a matter of direct reads.
+    Descriptor file = open_file(path, 0);
+    if (file.get() < 0) {
+        const int error = errno;
+        throw Error(Code::io, path + (error == ENOENT ? ": there is no such file"
+                                                      : ": cannot be opened: " + reason(error)));
+    }
+    facts.size = size_of(file, path);
+    if (options.direct) {
+        Descriptor direct = open_file(path, O_DIRECT);
+        int error = errno;
+        facts.direct = direct.get() >= 0 && reads_direct(direct, facts.size, options.align, error);
+        if (facts.direct) {
+            // The name may lead to another file by now.
+            if (size_of(direct, path) < facts.size)
+                throw Error(Code::io, path + ": was replaced while it was opened");
+            file = std::move(direct);
+        } else {
+            add(facts.note, format("buffered: the file system refuses direct reads of %u bytes: %s",
+                                   options.align, reason(error).c_str()));
+        }
+    }
+    // Without this the system would read ahead what nobody wants.
+    if (!facts.direct) posix_fadvise(file.get(), 0, 0, POSIX_FADV_RANDOM);
+
+    if (wanted != "threads") {
+        std::string why;
+        std::unique_ptr<Reader> reader = make_uring(file, facts, options, why);
+        if (reader) return reader;
+        if (wanted == "uring")
+            throw Error(Code::io, path + ": cannot be read through io_uring: " + why);
+        add(facts.note, "no io_uring: " + why);
+    }
+    return make_threads(std::move(file), std::move(facts), options);
+}
+
+uint64_t Reader::memory(const ReaderOptions& options) {
+    check_options(options);
+    const std::string wanted = wanted_path(options);
+    // Whether uring works is known when the file is open.
+    if (wanted == "uring") return uring_memory(options);
+    if (wanted == "threads") return threads_memory(options);
+    return std::max(uring_memory(options), threads_memory(options));
+}
+
+void Reader::check(const Read& read) const {
+    const uint64_t mask = facts_.align - 1;
+    bool sound = read.n_pieces >= 1 && read.n_pieces <= kReadPieces && (read.offset & mask) == 0;
+    for (int32_t i = 0; sound && i < read.n_pieces; i++) {
+        const ReadPiece& piece = read.pieces[i];
+        sound = piece.bytes > 0 && (piece.bytes & mask) == 0 &&
+                (reinterpret_cast<uintptr_t>(piece.to) & mask) == 0 &&
+                (piece.to || piece.bytes <= kReadGap);
+    }
+    // One call of the system reads less than 2 GiB.
+    if (sound) sound = read.bytes() <= 1u << 30 && read.offset <= uint64_t(INT64_MAX) - (1u << 30);
+    if (!sound)
+        throw Error(Code::argument,
+                    format("%s: a read at offset %llu has pieces that are not multiples of %u "
+                           "bytes, or too many of them, or too long ones",
+                           facts_.path.c_str(), static_cast<unsigned long long>(read.offset),
+                           facts_.align));
+}
+
+// ---- parts --------------------------------------------------------------------------------------
+
+Descriptor::~Descriptor() {
+    if (fd_ >= 0) close(fd_);
+}
+
+void Transfer::begin(const Read& read, uint8_t* scratch) {
+    offset = read.offset;
+    tag = read.tag;
+    left = 0;
+    first = end = 0;
+    retries = error = 0;
+    const uint8_t* expected = nullptr;
+    for (int32_t i = 0; i < read.n_pieces; i++) {
+        const ReadPiece& piece = read.pieces[i];
+        left += piece.bytes;
+        if (piece.to && piece.to == expected) {
+            parts[end - 1].iov_len += piece.bytes;
+        } else {
+            parts[end++] = {piece.to ? piece.to : scratch, piece.bytes};
+        }
+        expected = piece.to ? piece.to + piece.bytes : nullptr;
+    }
+}
+
+bool Transfer::over(int64_t result, uint32_t unit) {
+    constexpr int32_t kRetries = 1000;
+    if (result == -EINTR || result == -EAGAIN) {
+        if (++retries < kRetries) return false;
+        error = int32_t(-result);
+        return true;
+    }
+    if (result < 0) {
+        error = int32_t(-result);
+        return true;
+    }
+    if (uint64_t(result) >= left) return true;
+    if (result == 0 || result % unit != 0) {
+        error = kShortRead;
+        return true;
+    }
+    offset += uint64_t(result);
+    left -= uint64_t(result);
+    for (size_t n = size_t(result); n > 0;) {
+        iovec& part = parts[first];
+        const size_t full = std::min(n, part.iov_len);
+        part.iov_base = static_cast<uint8_t*>(part.iov_base) + full;
+        part.iov_len -= full;
+        n -= full;
+        if (part.iov_len == 0) first++;
+    }
+    return false;
+}
+
+}  // namespace ggml
