@@ -8,7 +8,9 @@ namespace powerinfer {
 
 namespace {
 
-constexpr int kSampled = 8;
+// Of the slots for a victim. On the default model's firings with half of the neurons resident, 8
+// find 79.7% in memory, 16 80.0%, 64 80.3%.
+constexpr int kSampled = 16;
 // The unit grows up to this power of two; then all counts are divided by it, which is exact.
 constexpr double kMostUnit = 1ull << 60;
 // Tokens behind the average: beyond them it becomes a slow decay, and floats count on.

@@ -3,10 +3,10 @@
 //
 // A neuron has two parts, each with a pool of slots: the first (its gate row; without a gate, its
 // up row), which every proposed neuron needs, and the rest, which the neurons that fire need. A
-// part is worth its expected uses per token: half a count that decays (so the set follows the
-// text), half the average over the profile and all tokens so far (so it does not forget what is
-// often needed). A part that was read replaces the least worthy of 8 random slots, or gets no slot
-// if it is worth less (bypass). LRU would keep nothing: a token proposes more than the cache holds.
+// part is worth its expected uses per token: a count that decays, so that the set follows the text,
+// and the average over the profile and all tokens so far, so that it keeps what is often needed. A
+// part that was read replaces the least worthy of 16 random slots, or gets no slot if it is worth
+// less (bypass). LRU would keep nothing: a token proposes more than the cache holds.
 #pragma once
 
 #include <cstdint>
@@ -30,8 +30,8 @@ struct ResidencyShape {
 
 struct ResidencyOptions {
     uint64_t seed = 1;
-    float half_life = 20;  // tokens
-    float long_run = 0.5;  // share of the average in the worth; the rest is the decayed count's
+    float half_life = 12;  // tokens
+    float long_run = 0.4;  // share of the average in the worth; the rest is the decayed count's
     // As many tokens as the profile weighs in the average: few enough that another text is learnt.
     float profile_tokens = 1000;
 };
