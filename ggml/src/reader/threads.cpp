@@ -66,7 +66,10 @@ struct Team {
     void run(uint8_t* scratch) {
         std::unique_lock<std::mutex> lock(mutex);
         for (bool wake = false;;) {
-            if (wake && taken == queued) finish.notify_one();
+            if (wake && taken == queued) {
+                finish.notify_one();
+                wake = false;
+            }
             while (taken == queued && !stop) {
                 idle++;
                 work.wait(lock);
