@@ -50,6 +50,28 @@ static void test_process(void) {
     CHECK(says("no-such-isa"));
 }
 
+static void test_disk(void) {
+    pi_disk_params p = pi_disk_default_params();
+    pi_disk_report r;
+    CHECK(p.struct_size == sizeof(p) && p.n_bytes == 8192 && p.depth == 128 && !p.in_order);
+    memset(&r, 77, sizeof(r));
+    SIZED(r);
+    FAILS(PI_ERROR_ARGUMENT, pi_measure_disk(NULL, &p, &r));
+    FAILS(PI_ERROR_ARGUMENT, pi_measure_disk(model_path, &p, NULL));
+    FAILS(PI_ERROR_IO, pi_measure_disk("no such file", &p, &r));
+    FAILS(PI_ERROR_ARGUMENT, pi_measure_disk(model_path, NULL, &r)); /* it is too small */
+    CHECK(says(model_path) && says("64 MiB"));
+    p.n_bytes = 1000;
+    FAILS(PI_ERROR_ARGUMENT, pi_measure_disk(model_path, &p, &r));
+    p = pi_disk_default_params();
+    p.depth = 0;
+    FAILS(PI_ERROR_ARGUMENT, pi_measure_disk(model_path, &p, &r));
+    p = pi_disk_default_params();
+    p.seconds = 0;
+    FAILS(PI_ERROR_ARGUMENT, pi_measure_disk(model_path, &p, &r));
+    CHECK(r.io[0] == 77 && r.reads == 0x4d4d4d4d4d4d4d4d);
+}
+
 static void test_devices(void) {
     pi_device_report r;
     memset(&r, 77, sizeof(r));
@@ -531,6 +553,7 @@ int main(int argc, char** argv) {
     program_path = argv[0];
     model_path = argv[1];
     test_process();
+    test_disk();
     test_devices();
     test_defaults();
     test_gguf();

@@ -5,10 +5,12 @@
 #include <sys/mman.h>
 #include <sys/prctl.h>
 #include <sys/syscall.h>
+#include <sys/time.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <chrono>
+#include <csignal>
 #include <cstdlib>
 #include <cstring>
 #include <filesystem>
@@ -253,6 +255,23 @@ void errors() {
     }
 }
 
+// Signals that interrupt system calls, every 100 microseconds.
+void signals() {
+    struct sigaction handler {
+    }, old{};
+    handler.sa_handler = [](int) {};  // without SA_RESTART
+    sigaction(SIGALRM, &handler, &old);
+    const itimerval often{{0, 100}, {0, 100}}, never{};
+    for (const std::string& io : paths()) {
+        setitimer(ITIMER_REAL, &often, nullptr);
+        for (bool direct : {true, false})
+            CHECK(same_bytes(*open_reader(path, options(io, direct)), 9, 300, 128));
+        setitimer(ITIMER_REAL, &never, nullptr);
+    }
+    sigaction(SIGALRM, &old, nullptr);
+}
+
+#if !defined(__SANITIZE_THREAD__)  // it ends a child of fork() that starts threads
 // Is `body` true in a child of fork()? A child that hangs is killed after a while.
 template <typename F>
 bool in_child(const F& body) {
@@ -318,6 +337,8 @@ void forks() {
         CHECK(std::memcmp(memory.data(), content.data(), memory.size()) == 0);
     }
 }
+
+#endif
 
 // ---- the reader with faults ---------------------------------------------------------------------
 
@@ -401,7 +422,8 @@ int main() {
     refused();
     variable();
     errors();
-#if !defined(__SANITIZE_THREAD__)  // it ends a child of fork() that starts threads
+    signals();
+#if !defined(__SANITIZE_THREAD__)
     without_uring();
     forks();
 #endif

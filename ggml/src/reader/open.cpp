@@ -22,12 +22,15 @@ std::string reason(int error) {
 }
 
 // O_NONBLOCK: opening a named pipe must not wait for a writer. Regular files ignore it.
-Descriptor open_file(const std::string& path, int more_flags) {
+Descriptor open_file(const std::string& path) {
     int fd;
     do {
-        fd = open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NOCTTY | O_NONBLOCK | more_flags);
+        fd = open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NOCTTY | O_NONBLOCK);
     } while (fd < 0 && errno == EINTR);
-    return Descriptor(fd);
+    if (fd >= 0) return Descriptor(fd);
+    const int error = errno;
+    throw Error(Code::io, path + (error == ENOENT ? ": there is no such file"
+                                                  : ": cannot be opened: " + reason(error)));
 }
 
 uint64_t size_of(const Descriptor& file, const std::string& path) {
@@ -39,17 +42,21 @@ uint64_t size_of(const Descriptor& file, const std::string& path) {
     return uint64_t(st.st_size);
 }
 
-// Whether direct reads work. File systems say which alignment they need, but not all say it, and
-// not all that say it are right: the proof is a read with the least alignment of all three.
-bool reads_direct(const Descriptor& file, uint64_t size, uint32_t align, int& error) {
+// Makes reads direct, or returns the errno of the refusal. File systems say which alignment they
+// need, but not all say it, and not all that say it are right: the proof is a read with the least
+// alignment of offset, size and address.
+int make_direct(const Descriptor& file, uint64_t size, uint32_t align) {
+    const int flags = fcntl(file.get(), F_GETFL);
+    if (fcntl(file.get(), F_SETFL, flags | O_DIRECT) != 0) return errno;
     const Memory memory(2 * align, "a probing read");
-    const uint64_t offset = size > align ? align : 0;
     ssize_t got;
     do {
-        got = pread(file.get(), memory.data() + align, align, off_t(offset));
+        got = pread(file.get(), memory.data() + align, align, size > align ? off_t(align) : 0);
     } while (got < 0 && errno == EINTR);
-    error = errno;
-    return got >= 0;
+    if (got >= 0) return 0;
+    const int error = errno;
+    fcntl(file.get(), F_SETFL, flags);
+    return error;
 }
 
 // "threads", "uring", or "" for the best.
@@ -85,27 +92,14 @@ std::unique_ptr<Reader> open_reader(const std::string& path, const ReaderOptions
     ReaderFacts facts;
     facts.path = path;
     facts.align = options.align;
-    // Buffered first: a file that cannot be opened at all is not a matter of direct reads.
-    Descriptor file = open_file(path, 0);
-    if (file.get() < 0) {
-        const int error = errno;
-        throw Error(Code::io, path + (error == ENOENT ? ": there is no such file"
-                                                      : ": cannot be opened: " + reason(error)));
-    }
+    Descriptor file = open_file(path);
     facts.size = size_of(file, path);
     if (options.direct) {
-        Descriptor direct = open_file(path, O_DIRECT);
-        int error = errno;
-        facts.direct = direct.get() >= 0 && reads_direct(direct, facts.size, options.align, error);
-        if (facts.direct) {
-            // The name may lead to another file by now.
-            if (size_of(direct, path) < facts.size)
-                throw Error(Code::io, path + ": was replaced while it was opened");
-            file = std::move(direct);
-        } else {
+        const int error = make_direct(file, facts.size, options.align);
+        facts.direct = error == 0;
+        if (!facts.direct)
             add(facts.note, format("buffered: the file system refuses direct reads of %u bytes: %s",
                                    options.align, reason(error).c_str()));
-        }
     }
     // Without this the system would read ahead what nobody wants.
     if (!facts.direct) posix_fadvise(file.get(), 0, 0, POSIX_FADV_RANDOM);
