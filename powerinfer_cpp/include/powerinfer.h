@@ -284,6 +284,9 @@ typedef struct pi_model_params {
      * piece. For this at most 32 MiB there and in RAM are part of the plan, or 1/8 of what is left
      * for neurons. False: the CPU computes them, as it does for generated tokens. */
     bool op_offload;
+    /* A model that does not fit the RAM that may be used runs from a bundled file (pi_bundle_file).
+     * True: that is written if there is none yet, which takes as much of the disk as the model. */
+    bool bundle;
 } pi_model_params;
 
 /* Which neurons are computed. Files without neuron rows (ffn_down_t) always compute all of them. */
@@ -336,7 +339,7 @@ struct pi_session_params {
                     * graph per row. The same results, for debuggers and profilers */
 };
 
-/* Defaults: use_mmap, use_gpu_index and op_offload true; n_ctx, n_batch and n_ubatch 512, n_seq 1,
+/* Defaults: use_mmap, use_gpu_index, op_offload and bundle true; n_ctx, n_batch and n_ubatch 512, n_seq 1,
  * type_k and type_v F16, sparse_threshold NaN, n_gpu_layers -1; everything else 0. */
 pi_model_params pi_model_default_params(void);
 pi_session_params pi_session_default_params(void);
@@ -349,7 +352,8 @@ typedef struct pi_plan_part {
     size_t struct_size; /* sizeof(pi_plan_part) */
     const char* tier;   /* "ram", "gpu" */
     const char* name;   /* "attention", "ffn", "embedding", "head", "norms", "predictor", "kv",
-                         * "scratch", "results", "record", "exchange", "context" */
+                         * "scratch", "results", "record", "exchange", "context", "cache", "staging",
+                         * "tables", "process" */
     int32_t layer;      /* -1: not of one layer */
     uint64_t n_bytes;
 } pi_plan_part;

@@ -119,6 +119,7 @@ pi_model_params pi_model_default_params(void) {
     p.use_gpu_index = true;
     p.n_gpu_layers = -1;
     p.op_offload = true;
+    p.bundle = true;
     return p;
 }
 

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "ffn_stored.h"
 #include "ggml/math.h"
 
 namespace powerinfer {
@@ -109,9 +110,18 @@ void neuron_ffn(const Pass& p, const Block& in, float* y) {
     ggml::Neurons neurons = in.w.neurons;
     neurons.threshold = activation_threshold(neurons, p.params.sparse);
     const ggml::NeuronMask mask = mask_of(p, in);
+    ggml::NeuronCounts& counts = p.counts.neurons[size_t(in.layer)];
+    if (p.store) {
+        const int64_t experts = std::max<int64_t>(1, c.n_expert);
+        // Which experts come next is not known.
+        const bool more = experts == 1 && in.layer + 1 < c.n_layer;
+        const auto block = int32_t(in.layer * experts + in.expert);
+        stored_ffn(p, {block, more ? block + 1 : -1, neurons, in.x, in.n, mask}, y, counts,
+                   b.flags);
+        return;
+    }
     const bool q8 = neurons.gate.wants_q8() || neurons.up.wants_q8();
     const Input input = b.input.prepare(p.context, in.x, in.n, c.n_embd, q8);
-    ggml::NeuronCounts& counts = p.counts.neurons[size_t(in.layer)];
     if (in.n == 1) {
         ggml::select(p.context, mask, c.n_ff, b.candidates);
         b.neurons.computed = p.record.needs(in.layer, in.expert, b.candidates);

@@ -12,13 +12,34 @@ namespace {
 
 using ggml::Input;
 
+// The rows of an embedding table that stays on the disk.
+void embed_stored(const Pass& p) {
+    const Model& m = p.model;
+    Workspace& b = p.work;
+    // Stored rows are shorter than the floats that they become.
+    auto* const row = reinterpret_cast<uint8_t*>(b.normed);
+    ggml::Matrix one = m.token_embd;
+    one.rows = 1;
+    one.data = row;
+    const int32_t first = 0;
+    for (int64_t t = 0; t < b.batch.n; t++) {
+        const uint64_t at = uint64_t(b.batch.token[t]) * uint64_t(one.row_bytes());
+        m.embedding_file->read(m.embedding_offset + at, row, size_t(one.row_bytes()));
+        ggml::embed_rows(p.context, one, &first, 0, 1, b.x + t * m.config.n_embd);
+    }
+}
+
 // x[t] = row of the embedding table, plus the position's row for learned positions.
 void embed(const Pass& p) {
     const Model& m = p.model;
     Workspace& b = p.work;
     const int64_t n = b.batch.n;
     p.context.profile.part = name(Part::embedding);
-    ggml::embed_rows(p.context, m.token_embd, b.batch.token, 0, n, b.x);
+    if (m.embedding_file) {
+        embed_stored(p);
+    } else {
+        ggml::embed_rows(p.context, m.token_embd, b.batch.token, 0, n, b.x);
+    }
     if (m.position_embd) {
         ggml::embed_rows(p.context, m.position_embd, b.batch.position, m.config.position_offset, n,
                          b.normed);

@@ -9,6 +9,7 @@
 #include "ggml/status.h"
 #include "read_placement.h"
 #include "share.h"
+#include "storage.h"
 #include "tokenizer.h"
 
 namespace powerinfer {
@@ -123,7 +124,15 @@ std::unique_ptr<Model> Model::inspect(const std::string& path, const pi_model_pa
     if (wants_device(params)) share_with_device(*model, params);
     log_placement(*model, params);
     const DeviceShare* share = model->device ? &model->device->share : nullptr;
-    model->plan = plan_weights(model->weights, params.use_mmap, share);
+    model->plan = plan_weights(model->weights, params.use_mmap, share, false);
+    if (exceeds_ram(*model, params) && keeps_to_ram(*model).empty()) {
+        // What a budget limits is read, not mapped.
+        model->plan = plan_weights(model->weights, false, share, true);
+        model->storage = plan_storage(*model, params);
+        for (const PlanPart& part : storage_parts(*model->storage)) {
+            model->plan.parts.push_back(part);
+        }
+    }
     if (share) {
         model->plan.parts.push_back(
             {Tier::gpu, Part::ffn, -1,
@@ -140,6 +149,9 @@ std::unique_ptr<Model> Model::inspect(const std::string& path, const pi_model_pa
     return model;
 }
 
+Model::Model() = default;
+Model::~Model() = default;
+
 int64_t Model::device_neurons(int64_t layer) const {
     if (!device || !device->share.has(layer)) return 0;
     const std::vector<int32_t>& slot = device->share.slot[size_t(layer)];
@@ -154,12 +166,20 @@ int64_t Model::device_layers() const {
 std::shared_ptr<const Model> Model::load(const std::string& path, const pi_model_params& params) {
     std::unique_ptr<Model> model = inspect(path, params);
     if (params.vocab_only) return model;
+    if (model->storage && !is_bundled(*model)) {
+        const std::string bundle = bundle_of(path, params);
+        model.reset();
+        return load(bundle, params);
+    }
     model->reserved = model->budget->reserve(model->file.gguf.path() + ": the weights",
                                              total(model->plan.parts, Tier::ram));
     if (model->device) allocate_device(*model);
     log_unused(*model, params);
-    if (params.use_mmap) model->file.map();
-    load_weights(*model, params);
+    pi_model_params how = params;
+    how.use_mmap = params.use_mmap && !model->storage;
+    if (how.use_mmap) model->file.map();
+    load_weights(*model, how);
+    if (model->storage) model->store = open_store(*model, params);
     return model;
 }
 

@@ -60,6 +60,7 @@ class Loader {
             case Place::Memory::plain:
                 return model_.plain.data() + w.place.offset;
             case Place::Memory::mapped:
+            case Place::Memory::disk:  // at() is not for these
                 break;
         }
         return const_cast<uint8_t*>(model_.file.mappings[w.tensor->file]->data()) + w.file_offset();
@@ -125,6 +126,10 @@ class Loader {
             *p->to = m;
         } else if (const auto* t = std::get_if<Table>(&w.target)) {
             *t->to = m;
+            if (w.place.memory == Place::Memory::disk) {
+                model_.embedding_file = model_.file.files[size_t(w.tensor->file)].get();
+                model_.embedding_offset = w.file_offset();
+            }
         } else if (const auto* s = std::get_if<Signs>(&w.target)) {
             *s->to = m;
             return;  // any bits are valid signs

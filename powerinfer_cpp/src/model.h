@@ -18,6 +18,7 @@
 #include "ggml/tensor.h"
 #include "placement.h"
 #include "powerinfer.h"
+#include "store_shape.h"
 #include "vocab.h"
 #include "weight_plan.h"
 
@@ -121,7 +122,19 @@ struct ModelFile {
     std::vector<uint8_t> read(const ggml::TensorInfo& t, uint64_t n) const;
 };
 
+class NeuronStore;
+
+// How a budget of RAM is divided if neurons stay on the disk (storage.h).
+struct StoragePlan {
+    StoreShape shape;
+    uint64_t tables = 0, reader = 0, process = 0;  // bytes
+    int32_t n_ubatch = 0;    // rows that sessions compute at once, at most
+    bool predicted = false;  // sessions compute what predictors propose
+};
+
 struct Model {
+    Model();
+    ~Model();
     Config config;
     Vocab vocab;
     ModelFile file;
@@ -143,6 +156,11 @@ struct Model {
     int64_t device_layers() const;
     // Neurons of a layer whose rows it has.
     int64_t device_neurons(int64_t layer) const;
+    const ggml::File* embedding_file = nullptr;  // has token_embd, if that stays on the disk
+    uint64_t embedding_offset = 0;               // there
+    std::optional<StoragePlan> storage;  // neurons stay on the disk; or RAM has all
+    // Of these neurons. It belongs to whichever session computes: see its mutex.
+    std::unique_ptr<NeuronStore> store;
     ggml::Memory packed;  // strips and bundles
     ggml::Memory plain;   // stored weights that were read, not mapped
 

@@ -26,7 +26,11 @@ constexpr Named<Part> kParts[] = {{Part::attention, "attention"},
                                   {Part::results, "results"},
                                   {Part::record, "record"},
                                   {Part::exchange, "exchange"},
-                                  {Part::context, "context"}};
+                                  {Part::context, "context"},
+                                  {Part::cache, "cache"},
+                                  {Part::staging, "staging"},
+                                  {Part::tables, "tables"},
+                                  {Part::process, "process"}};
 
 constexpr Named<Activation> kActivations[] = {{Activation::relu, "relu"},
                                               {Activation::drelu, "drelu"},

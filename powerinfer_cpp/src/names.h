@@ -25,6 +25,10 @@ enum class Part : uint8_t {
     record,
     exchange,  // with a device
     context,   // of a device: what its driver takes there
+    cache,     // neurons of a model that stays on the disk
+    staging,   // where reads of others arrive
+    tables,    // which of them are where
+    process,   // code, stacks and vocabulary, where neurons stay on the disk
 };
 
 const char* name(Tier tier);

@@ -9,6 +9,7 @@
 #include "model.h"
 #include "record.h"
 #include "rope.h"
+#include "store.h"
 #include "workspace.h"
 
 namespace powerinfer {
@@ -26,6 +27,7 @@ struct Pass {
     Audit& audit;
     Counts& counts;
     DeviceForward* device;  // has the last layers; or null
+    NeuronStore* store;     // has the neurons; or null: RAM (and the device) has them
 
     // Throws Error(cancelled) if the caller asks to stop.
     void check_stop() const {

@@ -72,18 +72,25 @@ pi_session_params resolve_session_params(const Config& config, pi_session_params
     return p;
 }
 
+pi_session_params session_params_for(const Model& model, const pi_session_params& asked) {
+    pi_session_params params = resolve_session_params(model.config, asked);
+    if (model.storage) params.n_ubatch = std::min(params.n_ubatch, model.storage->n_ubatch);
+    return params;
+}
+
 int64_t kept_width(const Config& config, const pi_session_params& params) {
     return params.embedding ? config.n_embd : config.n_vocab;
 }
 
-std::vector<PlanPart> session_parts(const Config& c, const pi_session_params& p, int64_t n_device) {
+std::vector<PlanPart> session_parts(const Config& c, const pi_session_params& p, int64_t n_device,
+                                    bool stored) {
     const int threads = std::max(p.n_threads, p.n_threads_batch);
     ggml::Carver results;
     float* room;
     results.take(room, {p.n_logits, kept_width(c, p)});
     std::vector<PlanPart> parts{
         {Tier::ram, Part::kv, -1, ggml::carved_bytes<Sequences>(c, p, c.n_layer - n_device)},
-        {Tier::ram, Part::scratch, -1, ggml::carved_bytes<Workspace>(c, p, threads)},
+        {Tier::ram, Part::scratch, -1, ggml::carved_bytes<Workspace>(c, p, threads, stored)},
         {Tier::ram, Part::results, -1, results.bytes()}};
     if (p.record)
         parts.push_back({Tier::ram, Part::record, -1, ggml::carved_bytes<Recorder>(c, p)});
@@ -99,11 +106,11 @@ std::vector<PlanPart> session_parts(const Config& c, const pi_session_params& p,
 }
 
 Plan make_plan(const Model& model, const pi_session_params& asked) {
-    const pi_session_params params = resolve_session_params(model.config, asked);
+    const pi_session_params params = session_params_for(model, asked);
     Plan plan{model.plan.parts, model.budget->limit(), 0, params.n_ctx};
     if (model.device) plan.vram_budget = model.device->budget->limit();
     const std::vector<PlanPart> session =
-        session_parts(model.config, params, model.device_layers());
+        session_parts(model.config, params, model.device_layers(), model.storage.has_value());
     plan.parts.insert(plan.parts.end(), session.begin(), session.end());
     return plan;
 }

@@ -14,12 +14,16 @@ namespace powerinfer {
 // naming the parameter that is out of range.
 pi_session_params resolve_session_params(const Config& config, pi_session_params params);
 
+// The same for a model, whose plan may allow fewer rows at once.
+pi_session_params session_params_for(const Model& model, const pi_session_params& params);
+
 // Floats kept per row: logits or an embedding.
 int64_t kept_width(const Config& config, const pi_session_params& params);
 
-// What a session with these resolved parameters takes, if a device has the last n_device layers.
+// What a session with these resolved parameters takes, if a device has the last n_device layers;
+// stored: the neurons stay on the disk.
 std::vector<PlanPart> session_parts(const Config& config, const pi_session_params& params,
-                                    int64_t n_device);
+                                    int64_t n_device, bool stored);
 
 // A model and a session together.
 struct Plan {

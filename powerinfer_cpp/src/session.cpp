@@ -48,7 +48,7 @@ int32_t sequence_of(const pi_batch& b, int32_t i) {
 
 Session::Session(std::shared_ptr<const Model> m, const pi_session_params& asked)
     : model(std::move(m)),
-      params(resolve_session_params(model->config, asked)),
+      params(session_params_for(*model, asked)),
       context(std::max(params.n_threads, params.n_threads_batch)),
       cores_(ggml::default_threads()),
       predicted_(is_predicted(*model, params.sparse)) {
@@ -57,7 +57,7 @@ Session::Session(std::shared_ptr<const Model> m, const pi_session_params& asked)
         throw Error(Code::argument, model->file.gguf.path() + ": the file has no predictors");
     }
     const int64_t n_device = model->device_layers();
-    const std::vector<PlanPart> parts = session_parts(c, params, n_device);
+    const std::vector<PlanPart> parts = session_parts(c, params, n_device, model->storage.has_value());
     const std::string what = format("a context of %d positions", params.n_ctx);
     reserved_ = model->budget->reserve(what, total(parts, Tier::ram));
     if (n_device) {
@@ -73,7 +73,8 @@ Session::Session(std::shared_ptr<const Model> m, const pi_session_params& asked)
                 sequences_ = Sequences(carver, c, params, c.n_layer - n_device);
                 break;
             case Part::scratch:
-                work_ = Workspace(carver, c, params, context.threads.size());
+                work_ = Workspace(carver, c, params, context.threads.size(),
+                                  model->storage.has_value());
                 break;
             case Part::results:
                 carver.take(results_, {params.n_logits, kept_width(c, params)});
@@ -163,15 +164,20 @@ void Session::eval(const pi_batch& b) {
     // do not depend on the number.
     context.threads.limit(std::min(b.n == 1 ? params.n_threads : params.n_threads_batch, cores_));
     record.begin(b.n);
+    NeuronStore* const store = model->store.get();
+    std::unique_lock<std::mutex> alone;
+    if (store) alone = std::unique_lock<std::mutex>(store->mutex);
     try {
         for (int32_t begin = 0; begin < b.n; begin += params.n_ubatch) {
             fill(b, begin, std::min(begin + params.n_ubatch, b.n));
+            if (store) store->residency().begin(work_.batch.n);
             forward({*model, params, context, sequences_.kv(), rope_, work_, record, audit, counts,
-                     device_.get()});
+                     device_.get(), store});
             record.advance(work_.batch.n);
             counts.add(*model, work_.batch, sequences_.kv().position_bytes());
         }
     } catch (...) {
+        if (store) store->reset();
         record.fail();
         for (int32_t i = 0; i < params.n_seq; i++) sequences_.truncate(i, before[size_t(i)]);
         result_at_.clear();

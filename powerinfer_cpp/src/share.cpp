@@ -43,7 +43,7 @@ class Chooser {
     // What layers from `first` on take without neuron rows, with all that the sessions need.
     uint64_t least(int64_t first) const {
         const int64_t n = model_.config.n_layer - first;
-        const uint64_t session = total(session_parts(model_.config, session_, n), Tier::gpu);
+        const uint64_t session = total(session_parts(model_.config, session_, n, false), Tier::gpu);
         uint64_t sum = size_sum(ggml::size_product(n_sessions_, session),
                                 device_table_bytes(n, model_.config.n_ff));
         sum = size_sum(sum, model_.device->device->context_bytes());

@@ -56,12 +56,18 @@ uint64_t total(const std::vector<PlanPart>& parts, Tier tier) {
     return sum;
 }
 
-WeightPlan plan_weights(std::vector<WeightSpec>& weights, bool use_mmap, const DeviceShare* share) {
+WeightPlan plan_weights(std::vector<WeightSpec>& weights, bool use_mmap, const DeviceShare* share,
+                        bool stored) {
     using Memory = Place::Memory;
     WeightPlan plan;
     uint64_t bundle = 0;  // where the current bundle begins
     for (WeightSpec& w : weights) {
         share_out(w, share);
+        if (stored && w.stays_on_disk()) {
+            w.place.memory = Memory::disk;
+            w.place.rows = 0;
+            continue;
+        }
         const int32_t layer = int32_t(layer_of(w.name));
         if (w.place.device_rows) {
             const uint64_t bytes = w.device_bytes(w.place.device_rows);

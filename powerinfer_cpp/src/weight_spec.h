@@ -54,6 +54,7 @@ struct Place {
         mapped,  // in the mapped file
         packed,  // Model::packed: strips and bundles
         plain,   // Model::plain: as stored, but read, not mapped
+        disk,    // stays there (store.h)
     };
     Memory memory = Memory::mapped;
     uint64_t offset = 0;  // in packed or plain memory; for a part of a bundle, that of the bundle
@@ -107,6 +108,11 @@ struct WeightSpec {
     bool suits_device() const;
     // Is it rows of neurons, which RAM and a device may share out?
     bool by_neuron() const { return is<NeuronPart>() || is<WholeBundle>() || is<StoredBundle>(); }
+    // If a model runs from storage, does it stay there? Rows of neurons, and the embedding where
+    // only single rows of it are needed.
+    bool stays_on_disk() const {
+        return by_neuron() || (is<Table>() && name == "token_embd.weight");
+    }
     // Does whoever computes the logits need it: the last norm and the matrix?
     bool of_head() const;
     // Does RAM need it even if a device has it? Rates and the embedding are read there, and the

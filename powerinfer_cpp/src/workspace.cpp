@@ -14,14 +14,17 @@ int64_t widest(const Config& c) {
 
 }  // namespace
 
-Workspace::Workspace(ggml::Carver& carver, const Config& c, const pi_session_params& p, int threads)
+Workspace::Workspace(ggml::Carver& carver, const Config& c, const pi_session_params& p, int threads,
+                     bool in_store)
     : batch(carver, p.n_ubatch), input(carver, p.n_ubatch, widest(c)) {
     const int64_t rows = p.n_ubatch;
     carver.take(attention_rows, {rows});
     for (float** to : {&x, &normed, &out, &ffn_out}) carver.take(*to, {rows, c.n_embd});
     for (float** to : {&q, &attended}) carver.take(*to, {rows, c.q_dim()});
     for (float** to : {&k, &v}) carver.take(*to, {rows, c.kv_dim()});
-    for (float** to : {&gate, &up}) carver.take(*to, {rows, c.n_ff});
+    if (!in_store) {
+        for (float** to : {&gate, &up}) carver.take(*to, {rows, c.n_ff});
+    }
     carver.take(cos_sin, {rows, c.n_rot});
     if (c.n_expert) {
         for (float** to : {&router, &share}) carver.take(*to, {rows, c.n_expert});
@@ -33,7 +36,8 @@ Workspace::Workspace(ggml::Carver& carver, const Config& c, const pi_session_par
         }
     }
     if (c.neuron_aware) {
-        neurons = ggml::NeuronScratch(carver, rows, c.n_ff, c.n_embd, threads);
+        neurons = ggml::NeuronScratch(carver, rows, c.n_ff, c.n_embd, threads, in_store);
+        if (in_store) stored = StoredScratch(carver, rows, c.n_ff, c.n_embd);
         candidates = ggml::Candidates(carver, c.n_ff);
         carver.take(sums, {ggml::kSegments, c.n_embd});
     }

@@ -8,14 +8,15 @@
 #include "ggml/ops.h"
 #include "ggml/sketch.h"
 #include "model.h"
+#include "stored_scratch.h"
 
 namespace powerinfer {
 
 struct Workspace {
     Workspace() = default;
-    // params must be resolved. For a context of `threads` threads.
+    // params must be resolved. For a context of `threads` threads. stored: neurons stay on the disk.
     Workspace(ggml::Carver& carver, const Config& config, const pi_session_params& params,
-              int threads);
+              int threads, bool stored);
 
     Batch batch;
     ggml::InputBuffer input;
@@ -37,6 +38,7 @@ struct Workspace {
     ggml::NeuronScratch neurons;
     ggml::Candidates candidates;
     float* sums = nullptr;  // [segments, n_embd], for one row
+    StoredScratch stored;
     ggml::SketchScratch sketch;
     float *hidden = nullptr, *score = nullptr;  // [rows, rank], [rows, n_ff]
     bool* masked = nullptr;                     // [rows], for the rows of a block

@@ -176,7 +176,10 @@ void test_steps(Neurons w, const Floats& x, const NeuronMask& mask, const Floats
             first_values(context, w, input, *scratch, &ids[done], n, h.data());
             if (w.gate) gated_values(context, w, input, *scratch, &ids[done], n, h.data());
         }
-        sum_values(context, w, input, *scratch, *candidates, h.data(), sums.data());
+        for (int64_t s : {0, 20}) {
+            sum_values(context, w, input, *scratch, *candidates, h.data(), s, s ? kSegments : 20,
+                       sums.data());
+        }
         merge(context, w, sums.data(), y.data());
         CHECK(std::equal(y.begin(), y.end(), expected.begin() + t * w.cols));
     }

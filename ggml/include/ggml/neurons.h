@@ -158,10 +158,10 @@ void first_values(Context& context, const Neurons& neurons, const Input& x,
 // h[id] = their values, from h[id] and up . x. Only with a gate.
 void gated_values(Context& context, const Neurons& neurons, const Input& x,
                   const NeuronScratch& scratch, const int32_t* ids, int64_t n, float* h);
-// As partial_ffn, if the values h [n] of all candidates are known.
+// As partial_ffn, for segments [begin, end) whose candidates' values h [n] are known.
 void sum_values(Context& context, const Neurons& neurons, const Input& x,
                 const NeuronScratch& scratch, const Candidates& candidates, const float* h,
-                float* sums);
+                int64_t begin, int64_t end, float* sums);
 
 // rows_ffn in kSegments calls, for s = 0, 1, ...: each needs only the rows of segment s. partial
 // [kPartials, rows, cols] holds sums between the calls; the last one writes y. fires [n] or null:

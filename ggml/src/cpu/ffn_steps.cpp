@@ -64,22 +64,23 @@ void gated_values(Context& context, const Neurons& w, const Input& x, const Neur
 }
 
 void sum_values(Context& context, const Neurons& w, const Input& x, const NeuronScratch& scratch,
-                const Candidates& candidates, const float* h, float* sums) {
+                const Candidates& candidates, const float* h, int64_t begin, int64_t end,
+                float* sums) {
     OpTimer timer(context.profile, "sum_values");
     const cpu::RowProducts rows(context, w, x, scratch, 0, 0);
     const int64_t grain = std::max<int64_t>(1, kSegments / (6 * context.threads.active()));
-    context.threads.run(kSegments, grain, [&](int64_t begin, int64_t end, int) {
+    context.threads.run(end - begin, grain, [&](int64_t first, int64_t last, int) {
         int32_t in_order[kTile], fired[kTile];
         float values[kTile];
         for (int64_t i = 0; i < kTile; i++) in_order[i] = int32_t(i);
-        for (int64_t s = begin; s < end; s++) {
+        for (int64_t s = begin + first; s < begin + last; s++) {
             float* const sum = sums + s * w.cols;
             std::fill_n(sum, w.cols, 0.0f);
             const int32_t* const ids = candidates.ids + segment_of(w.n, s).begin;
             int64_t n = 0;
             const auto add = [&] {
-                const int32_t first[] = {0, int32_t(n)};
-                rows.add(fired, n, 0, w.cols, {first, in_order, values}, 1, sum, 0);
+                const int32_t entries[] = {0, int32_t(n)};
+                rows.add(fired, n, 0, w.cols, {entries, in_order, values}, 1, sum, 0);
                 n = 0;
             };
             for (int32_t i = 0; i < candidates.count[s]; i++) {

@@ -1,0 +1,337 @@
+#include "ffn_stored.h"
+
+#include <algorithm>
+
+namespace powerinfer {
+
+using ggml::Input;
+using ggml::kSegments;
+using ggml::NeuronMask;
+using ggml::Neurons;
+using ggml::Segment;
+using ggml::segment_of;
+
+namespace {
+
+// Fewer rows are computed one after the other: they read the neurons that fire, while many rows
+// together need nearly all.
+constexpr int64_t kFewRows = 8;
+// Neurons between two looks at the disk: some 0.1 ms of products with 4,096 columns in Q4_0.
+constexpr int64_t kChunk = 512;
+
+Input prepare(const Pass& p, const Neurons& w, const float* x, int64_t n) {
+    const bool q8 = w.gate.wants_q8() || w.up.wants_q8();
+    return p.work.input.prepare(p.context, x, n, w.cols, q8);
+}
+
+// One row: the gates that are in memory first, while the disk brings others; then the other rows of
+// neurons that fire, as they arrive; at last the sums, in order. If the staging area is too small
+// for all neurons that are missing, a window of segments after the other.
+class OneRow {
+ public:
+    OneRow(const Pass& p, const StoredBlock& in, int64_t row)
+        : p_(p),
+          store_(*p.store),
+          in_(in),
+          w_(store_.rows(in.neurons)),
+          input_(prepare(p, w_, in.x + row * in.neurons.cols, 1)),
+          scratch_(p.work.neurons),
+          s_(p.work.stored),
+          candidates_(p.work.candidates) {
+        NeuronMask mask = in.mask;
+        if (mask.masked) mask.masked += row;
+        if (mask.score) mask.score += row * w_.n;
+        ggml::select(p.context, mask, w_.n, candidates_);
+    }
+
+    void run(float* y) {
+        ggml::prepare_steps(p_.context, w_, input_, scratch_);
+        request_firsts(window(0, false));
+        resident_firsts();
+        for (int64_t begin = 0, end = 0; begin < kSegments; begin = end) {
+            end = std::max(asked_, window(begin, true));
+            request_firsts(end);
+            request_rests(begin, end);
+            for (int64_t i = 0; i < n_ready_; i += kChunk) {
+                gated_values(s_.ready + i, std::min(kChunk, n_ready_ - i));
+                compute_arrived(false);
+            }
+            while (!store_.complete(0)) compute_arrived(true);
+            ggml::sum_values(p_.context, w_, input_, scratch_, candidates_, s_.values, begin, end,
+                             p_.work.sums);
+            learn(begin, end);
+            store_.keep(0);
+        }
+        ggml::merge(p_.context, w_, p_.work.sums, y);
+    }
+
+    void count(ggml::NeuronCounts& counts, bool* fired) const {
+        counts.rows++;
+        counts.proposed += n_first_;
+        counts.computed += n_fired_first_;
+        counts.fired += n_fired_;
+        if (!fired) return;
+        std::fill_n(fired, w_.n, false);
+        for_candidates(0, kSegments, [&](int32_t id) { fired[id] = s_.values[id] != 0; });
+    }
+
+ private:
+    template <typename F>
+    void for_candidates(int64_t begin, int64_t end, const F& use) const {
+        for (int64_t s = begin; s < end; s++) {
+            const int32_t* const ids = candidates_.ids + segment_of(w_.n, s).begin;
+            for (int32_t i = 0; i < candidates_.count[s]; i++) use(ids[i]);
+        }
+    }
+
+    // What a candidate needs from the disk and has not been asked for. Before its first part is
+    // computed (known: false) it is assumed to fire.
+    NeuronParts missing(int32_t id, bool known) const {
+        const bool first = !store_.has(Half::first, id);
+        if (first && id < segment_of(w_.n, asked_).begin) return {id, false, false};
+        const bool fires = first || !known || s_.values[id] != 0;
+        return {id, first, fires && !store_.has(Half::rest, id)};
+    }
+
+    // The end of the segments from `begin` on whose missing parts fit the staging area, which takes
+    // any one segment.
+    int64_t window(int64_t begin, bool known) const {
+        int64_t left = store_.room(0);
+        for (int64_t end = begin; end < kSegments; end++) {
+            for_candidates(end, end + 1,
+                           [&](int32_t id) { left -= store_.bytes(missing(id, known)); });
+            if (left < 0) return end;
+        }
+        return kSegments;
+    }
+
+    // Asks for the candidates up to segment `end` without first part, and for the rests of these.
+    void request_firsts(int64_t end) {
+        if (end <= asked_) return;
+        int64_t n = 0;
+        for_candidates(asked_, end, [&](int32_t id) {
+            s_.parts[n] = missing(id, false);
+            n += s_.parts[n].first;
+        });
+        asked_ = end;
+        n_missed_[0] += n;
+        n_missed_[1] += std::count_if(s_.parts, s_.parts + n, [](auto& m) { return m.rest; });
+        store_.request(0, in_.block, s_.parts, n);
+    }
+
+    // Computes the first parts that are in memory, for all segments.
+    void resident_firsts() {
+        for_candidates(0, kSegments, [&](int32_t id) {
+            s_.here[n_here_] = id;
+            n_here_ += store_.has(Half::first, id);
+            n_first_++;
+        });
+        for (int64_t i = 0; i < n_here_; i += kChunk) {
+            first_values(s_.here + i, std::min(kChunk, n_here_ - i));
+            compute_arrived(false);
+        }
+    }
+
+    // Of the neurons with a resident first part that fire: lists those whose rest is here, too, and
+    // asks for the other rests.
+    void request_rests(int64_t begin, int64_t end) {
+        const auto at = [&](int64_t s) {
+            return std::lower_bound(s_.here, s_.here + n_here_, segment_of(w_.n, s).begin);
+        };
+        int64_t n = 0;
+        n_ready_ = 0;
+        for (const int32_t* id = at(begin); id < at(end); id++) {
+            if (s_.values[*id] == 0) continue;
+            if (store_.has(Half::rest, *id)) {
+                s_.ready[n_ready_++] = *id;
+            } else {
+                s_.parts[n++] = {*id, false, true};
+            }
+        }
+        n_missed_[1] += n;
+        store_.request(0, in_.block, s_.parts, n);
+    }
+
+    // Computes what has arrived, as far as it can be.
+    void compute_arrived(bool wait) {
+        const int64_t n = store_.arrived(0, wait, s_.parts, w_.n);
+        int32_t* const came = s_.came;
+        int64_t n_firsts = 0, n_fire = 0;
+        for (int64_t i = 0; i < n; i++) {
+            if (s_.parts[i].first) came[n_firsts++] = s_.parts[i].id;
+        }
+        first_values(came, n_firsts);
+        for (int64_t i = 0; i < n_firsts; i++) {
+            came[n_fire] = came[i];
+            n_fire += s_.values[came[i]] != 0;
+        }
+        for (int64_t i = 0; i < n; i++) {
+            if (!s_.parts[i].first) came[n_fire++] = s_.parts[i].id;
+        }
+        gated_values(came, n_fire);
+    }
+
+    void first_values(const int32_t* ids, int64_t n) {
+        if (n) ggml::first_values(p_.context, w_, input_, scratch_, ids, n, s_.values);
+    }
+
+    // Of neurons whose first part fires.
+    void gated_values(const int32_t* ids, int64_t n) {
+        n_fired_first_ += n;
+        if (w_.gate && n) ggml::gated_values(p_.context, w_, input_, scratch_, ids, n, s_.values);
+    }
+
+    // Tells what the row needed.
+    void learn(int64_t begin, int64_t end) {
+        for (int64_t s = begin; s < end; s++) {
+            const int32_t* const ids = candidates_.ids + segment_of(w_.n, s).begin;
+            const int64_t n = candidates_.count[s];
+            store_.residency().count(Half::first, in_.block, ids, n);
+            int64_t n_fired = 0;
+            for (int64_t i = 0; i < n; i++) {
+                s_.came[n_fired] = ids[i];
+                n_fired += s_.values[ids[i]] != 0;
+            }
+            store_.residency().count(Half::rest, in_.block, s_.came, n_fired);
+            n_fired_ += n_fired;
+        }
+        if (end < kSegments) return;
+        StoreCounts& counts = store_.counts;
+        counts.needed[0] += uint64_t(n_first_);
+        counts.needed[1] += uint64_t(n_fired_first_);
+        for (int half = 0; half < 2; half++) counts.missed[half] += uint64_t(n_missed_[half]);
+    }
+
+    const Pass& p_;
+    NeuronStore& store_;
+    const StoredBlock& in_;
+    const Neurons w_;
+    const Input input_;
+    ggml::NeuronScratch& scratch_;
+    StoredScratch& s_;
+    ggml::Candidates& candidates_;
+    int64_t asked_ = 0;  // the candidates of segments up to here have been asked for, if missing
+    int64_t n_here_ = 0, n_ready_ = 0;
+    int64_t n_first_ = 0, n_fired_first_ = 0, n_fired_ = 0, n_missed_[2] = {0, 0};
+};
+
+// Many rows: all segments one after the other, while the disk brings the next two.
+class ManyRows {
+ public:
+    ManyRows(const Pass& p, const StoredBlock& in)
+        : p_(p),
+          store_(*p.store),
+          in_(in),
+          w_(store_.rows(in.neurons)),
+          input_(prepare(p, w_, in.x, in.n)),
+          s_(p.work.stored) {}
+
+    void run(float* y, ggml::NeuronCounts& counts, bool* fired) {
+        for (int64_t s = 0; s < kSegments; s++) {
+            const int lane = await(s);
+            ggml::rows_ffn_segment(p_.context, w_, input_, in_.mask, p_.work.neurons, s, s_.partial,
+                                   y, &counts, fired, s_.fires);
+            learn(s);
+            store_.keep(lane);
+        }
+    }
+
+ private:
+    // May any row compute the neuron?
+    bool needed(int32_t id) const {
+        for (int64_t t = 0; t < in_.n; t++) {
+            if (!in_.mask.masks(t) || in_.mask.finds(t, w_.n, id)) return true;
+        }
+        return false;
+    }
+
+    // Asks for what a segment of the open block lacks. Returns whether that is anything.
+    bool request(int lane, int64_t s) {
+        const Segment segment = segment_of(w_.n, s);
+        int64_t n = 0;
+        for (auto id = int32_t(segment.begin); id < segment.end; id++) {
+            NeuronParts& m = s_.parts[n];
+            m = {id, !store_.has(Half::first, id), !store_.has(Half::rest, id)};
+            n += (m.first || m.rest) && needed(id);
+        }
+        store_.label(lane, tag(in_.block, s));
+        store_.request(lane, in_.block, s_.parts, n);
+        return n > 0;
+    }
+
+    // Asks for what a segment of the next block lacks. Which neurons its rows need is not known.
+    void request_next(int lane, int64_t s) {
+        const Segment segment = segment_of(w_.n, s);
+        const int32_t* const slot[2] = {store_.residency().slots(Half::first, in_.next),
+                                        store_.residency().slots(Half::rest, in_.next)};
+        int64_t n = 0;
+        for (auto id = int32_t(segment.begin); id < segment.end; id++) {
+            NeuronParts& m = s_.parts[n];
+            m = {id, slot[0][id] < 0, slot[1][id] < 0};
+            n += m.first || m.rest;
+        }
+        store_.label(lane, tag(in_.next, s));
+        store_.request(lane, in_.next, s_.parts, n);
+    }
+
+    // Keeps the disk busy with the segments that come next, and waits for segment s. Returns its
+    // lane.
+    int await(int64_t s) {
+        int lane = store_.lane_of(tag(in_.block, s));
+        if (lane < 0) request(lane = store_.free_lane(), s);
+        for (int64_t ahead = s + 1; ahead < s + StoreShape::kLanes; ahead++) {
+            const bool here = ahead < kSegments;
+            if (!here && (in_.next < 0 || in_.mask.masked)) break;
+            const int32_t block = here ? in_.block : in_.next;
+            const int free = store_.free_lane();
+            if (store_.lane_of(tag(block, ahead % kSegments)) >= 0 || free < 0) continue;
+            if (here) {
+                request(free, ahead);
+            } else {
+                request_next(free, ahead % kSegments);
+            }
+        }
+        store_.finish(lane);
+        // What was in memory when the segment was requested for the block before may be gone.
+        if (request(lane, s)) store_.finish(lane);
+        return lane;
+    }
+
+    void learn(int64_t s) {
+        const Segment segment = segment_of(w_.n, s);
+        for (auto id = int32_t(segment.begin); id < segment.end; id++) {
+            if (s_.fires[id] == 0) continue;
+            for (Half half : {Half::first, Half::rest}) {
+                store_.residency().count(half, in_.block, &id, 1, float(s_.fires[id]));
+            }
+        }
+    }
+
+    static int64_t tag(int32_t block, int64_t s) { return int64_t(block) * kSegments + s; }
+
+    const Pass& p_;
+    NeuronStore& store_;
+    const StoredBlock& in_;
+    const Neurons w_;
+    const Input input_;
+    StoredScratch& s_;
+};
+
+}  // namespace
+
+void stored_ffn(const Pass& p, const StoredBlock& in, float* y, ggml::NeuronCounts& counts,
+                bool* fired) {
+    p.store->open(in.block);
+    if (in.n > kFewRows) {
+        ManyRows(p, in).run(y, counts, fired);
+    } else {
+        for (int64_t t = 0; t < in.n; t++) {
+            OneRow row(p, in, t);
+            row.run(y + t * in.neurons.cols);
+            row.count(counts, fired ? fired + t * in.neurons.n : nullptr);
+        }
+    }
+    p.store->close();
+}
+
+}  // namespace powerinfer

@@ -1,0 +1,23 @@
+// Feed-forward blocks whose neurons are partly on the disk.
+#pragma once
+
+#include "ggml/neurons.h"
+#include "pass.h"
+
+namespace powerinfer {
+
+// One block and its input. A block is a layer, or an expert of one: layer * n_expert + expert.
+struct StoredBlock {
+    int32_t block;
+    int32_t next;  // the block that the same rows go through next, if that is known; or -1
+    const ggml::Neurons& neurons;
+    const float* x;  // [n, n_embd]
+    int64_t n;       // rows
+    const ggml::NeuronMask& mask;
+};
+
+// y [n, n_embd], with the bits that ggml::rows_ffn gives. fired: [n, n_ff] or null.
+void stored_ffn(const Pass& p, const StoredBlock& in, float* y, ggml::NeuronCounts& counts,
+                bool* fired);
+
+}  // namespace powerinfer

@@ -1,0 +1,35 @@
+// Whether the neurons of a model stay on the disk, and how the budget of RAM is divided then.
+#pragma once
+
+#include <memory>
+
+#include "model.h"
+#include "plan.h"
+#include "store.h"
+
+namespace powerinfer {
+
+// Do the model and the sessions that it keeps room for exceed the budget of RAM?
+bool exceeds_ram(const Model& model, const pi_model_params& params);
+
+// Why its neurons cannot stay on the disk; "" if they can.
+std::string keeps_to_ram(const Model& model);
+
+// Divides the budget: what must be in RAM, the sessions (with smaller micro-batches, which changes
+// no result), the staging area, and all that is left for the cache of neurons. model.plan must be
+// without the neurons. Throws Error(memory) naming the least budget.
+StoragePlan plan_storage(const Model& model, const pi_model_params& params);
+
+// The parts of a memory plan that it stands for.
+std::vector<PlanPart> storage_parts(const StoragePlan& plan);
+
+// Does the model's file have its neurons so that they can be read one by one?
+bool is_bundled(const Model& model);
+// The bundled file of the model at `path`, which is written if there is none (bundle_file.h). Throws
+// Error(memory) if params.bundle forbids that.
+std::string bundle_of(const std::string& path, const pi_model_params& params);
+
+// Opens the store of a model whose weights are loaded, and fills it.
+std::unique_ptr<NeuronStore> open_store(const Model& model, const pi_model_params& params);
+
+}  // namespace powerinfer

@@ -1,0 +1,377 @@
+#include "store.h"
+
+#include <algorithm>
+#include <chrono>
+#include <cstring>
+
+#include "ggml/crc32c.h"
+#include "ggml/status.h"
+
+namespace powerinfer {
+
+using ggml::Code;
+using ggml::Error;
+using ggml::format;
+
+// A neuron of a lane: what was asked for, and the sectors where it arrives.
+struct Entry {
+    int32_t id;
+    int32_t place[2];  // -1: not asked for
+};
+
+// Entries that one read brings.
+struct Run {
+    int32_t begin, end;
+};
+
+namespace {
+
+constexpr int64_t kSector = StoreShape::kSector;
+// Longer gaps cost more than a read of their own: a read takes about as long as 12 KB.
+constexpr int64_t kGap = 12 << 10;
+constexpr int64_t kLongestRead = 256 << 10;
+// A disk that answers nothing for so long has failed. Throttled ones were seen to pause for 60 ms.
+constexpr double kPatience = 10;
+
+double seconds() {
+    const auto now = std::chrono::steady_clock::now().time_since_epoch();
+    return std::chrono::duration<double>(now).count();
+}
+
+const StoreLayout::Range& range_of(const StoreLayout& layout, int half) {
+    return half == 0 ? layout.first : layout.rest;
+}
+
+}  // namespace
+
+int64_t StoreShape::least_lane() const {
+    const int64_t neurons = ggml::segment_of(n, 0).end;
+    return neurons * (first_sectors + rest_sectors) * kSector;
+}
+
+uint64_t StoreShape::arena_bytes() const {
+    const uint64_t sectors = uint64_t(first_slots * first_sectors + rest_slots * rest_sectors);
+    return sectors * kSector + uint64_t(kLanes * lanes);
+}
+
+NeuronStore::Tables::Tables(ggml::Carver& carver, const StoreShape& shape)
+    : residency(carver, shape.residency()) {
+    carver.take(crc, {shape.n_blocks, shape.n, 2});
+    for (int32_t*& p : place) carver.take(p, {shape.n});
+    for (int i = 0; i < StoreShape::kLanes; i++) {
+        carver.take(entries[i], {shape.n});
+        carver.take(runs[i], {shape.n});
+        carver.take(arrived[i], {shape.n});
+    }
+}
+
+NeuronStore::NeuronStore(std::unique_ptr<ggml::Reader> reader, const StoreShape& shape,
+                         std::vector<StoredNeurons> blocks)
+    : shape_(shape),
+      blocks_(std::move(blocks)),
+      arena_(shape.arena_bytes(), "neurons"),
+      memory_(ggml::carved_bytes<Tables>(shape), "tables of neurons"),
+      reader_(std::move(reader)) {
+    ggml::Carver carver(memory_);
+    tables_ = Tables(carver, shape);
+}
+
+NeuronStore::~NeuronStore() = default;
+
+void NeuronStore::open(int32_t block) {
+    block_ = block;
+    const int64_t base[2] = {0, shape_.first_slots * shape_.first_sectors};
+    const int64_t size[2] = {shape_.first_sectors, shape_.rest_sectors};
+    for (int half = 0; half < 2; half++) {
+        const int32_t* const slot = tables_.residency.slots(Half(half), block);
+        int32_t* const place = tables_.place[half];
+        const auto first = int32_t(base[half]), step = int32_t(size[half]);
+        for (int32_t i = 0; i < shape_.n; i++) place[i] = slot[i] < 0 ? -1 : first + slot[i] * step;
+        tables_.residency.pin(Half(half), block);
+    }
+}
+
+void NeuronStore::close() {
+    block_ = -1;
+    for (Half half : {Half::first, Half::rest}) tables_.residency.unpin(half);
+}
+
+ggml::Neurons NeuronStore::rows(ggml::Neurons w) const {
+    const StoreLayout& layout = blocks_[size_t(block_)].layout;
+    const auto view = [&](const StoreLayout::Row& row, int half) {
+        return ggml::NeuronRows{row.type, ggml::can_fold(row.type, layout.cols),
+                                arena_.data() + row.offset - range_of(layout, half).offset, kSector,
+                                tables_.place[half]};
+    };
+    if (layout.gated()) w.gate = view(layout.gate(), 0);
+    w.up = view(layout.up(), layout.gated() ? 1 : 0);
+    w.down = view(layout.down(), 1);
+    return w;
+}
+
+int64_t NeuronStore::bytes(const NeuronParts& parts) const {
+    return (parts.first * shape_.first_sectors + parts.rest * shape_.rest_sectors) * kSector;
+}
+
+int64_t NeuronStore::lane_begin(int lane) const {
+    return (int64_t(shape_.arena_bytes()) - (StoreShape::kLanes - lane) * shape_.lanes) / kSector;
+}
+
+int64_t NeuronStore::room(int lane) const {
+    bool alone = lane == 0;
+    for (int i = 1; i < StoreShape::kLanes; i++) alone = alone && lanes_[i].tag < 0;
+    const int64_t all = alone ? StoreShape::kLanes * shape_.lanes : shape_.lanes;
+    return all - lanes_[lane].used * kSector;
+}
+
+int NeuronStore::lane_of(int64_t tag) const {
+    for (int i = 0; i < StoreShape::kLanes; i++) {
+        if (lanes_[i].tag == tag) return i;
+    }
+    return -1;
+}
+
+void NeuronStore::request(int lane, int32_t block, const NeuronParts* parts, int64_t n) {
+    Lane& l = lanes_[lane];
+    l.block = block;
+    const StoreLayout& layout = blocks_[size_t(block)].layout;
+    Entry* const entries = tables_.entries[lane];
+    Run* const runs = tables_.runs[lane];
+    int64_t end = -1, length = 0;  // of the last run, in the file and in bytes
+    int pieces = 0;
+    for (int64_t i = 0; i < n; i++) {
+        const NeuronParts& want = parts[i];
+        if (!want.first && !want.rest) continue;
+        if (bytes(want) > room(lane) || l.n == shape_.n) {
+            throw Error(Code::internal, "a lane was asked for more than it takes");
+        }
+        const int64_t neuron = want.id * layout.stride;
+        const int64_t from = neuron + (want.first ? layout.first.offset : layout.rest.offset);
+        const int64_t to = neuron + (want.rest ? layout.rest.end() : layout.first.end());
+        const int64_t gap = from - end;
+        // A gap within the neuron cannot be: its two ranges follow each other.
+        const bool joins = end >= 0 && gap >= 0 && gap <= kGap &&
+                           length + gap + (to - from) <= kLongestRead &&
+                           pieces + 2 <= ggml::kReadPieces;
+        if (joins) {
+            pieces += gap ? 2 : 0;
+            length += gap + (to - from);
+        } else {
+            runs[l.n_runs++] = {l.n, l.n};
+            pieces = 1;
+            length = to - from;
+        }
+        end = to;
+        runs[l.n_runs - 1].end = l.n + 1;
+        Entry& entry = entries[l.n++];
+        entry = {want.id, {-1, -1}};
+        for (int half = 0; half < 2; half++) {
+            if (!(half == 0 ? want.first : want.rest)) continue;
+            entry.place[half] = int32_t(lane_begin(lane) + l.used);
+            l.used += range_of(layout, half).bytes / kSector;
+        }
+    }
+    pump();
+}
+
+ggml::Read NeuronStore::read_of(int lane, int32_t run) const {
+    const Lane& l = lanes_[lane];
+    const StoredNeurons& block = blocks_[size_t(l.block)];
+    const Run& of = tables_.runs[lane][run];
+    ggml::Read read;
+    read.tag = uint64_t(lane) << 32 | uint32_t(run);
+    uint64_t end = 0;  // in the file
+    for (int32_t i = of.begin; i < of.end; i++) {
+        const Entry& e = tables_.entries[lane][i];
+        for (int half = 0; half < 2; half++) {
+            if (e.place[half] < 0) continue;
+            const StoreLayout::Range& range = range_of(block.layout, half);
+            const uint64_t from = block.offset_of(e.id) + uint64_t(range.offset);
+            uint8_t* const to = at(e.place[half]);
+            if (read.n_pieces == 0) {
+                read.offset = from;
+            } else if (from > end) {
+                read.pieces[read.n_pieces++] = {nullptr, uint32_t(from - end)};
+            }
+            ggml::ReadPiece* const last = read.n_pieces ? &read.pieces[read.n_pieces - 1] : nullptr;
+            if (last && last->to && last->to + last->bytes == to) {
+                last->bytes += uint32_t(range.bytes);
+            } else {
+                read.pieces[read.n_pieces++] = {to, uint32_t(range.bytes)};
+            }
+            end = from + uint64_t(range.bytes);
+        }
+    }
+    return read;
+}
+
+void NeuronStore::pump() {
+    constexpr int kAtOnce = 32;
+    ggml::Read reads[kAtOnce];
+    for (int lane = 0; lane < StoreShape::kLanes; lane++) {
+        Lane& l = lanes_[lane];
+        while (l.sent < l.n_runs && failure_.empty()) {
+            const int n = std::min(kAtOnce, l.n_runs - l.sent);
+            for (int i = 0; i < n; i++) reads[i] = read_of(lane, l.sent + i);
+            const int taken = reader_->submit(reads, n);
+            for (int i = 0; i < taken; i++) counts.bytes += reads[i].bytes();
+            counts.reads += uint64_t(taken);
+            l.sent += taken;
+            if (taken < n) return;
+        }
+    }
+}
+
+bool NeuronStore::intact(int lane, const Entry& e) const {
+    const int32_t block = lanes_[lane].block;
+    const StoreLayout& layout = blocks_[size_t(block)].layout;
+    for (int half = 0; half < 2; half++) {
+        if (e.place[half] < 0) continue;
+        const uint32_t expected =
+            tables_.crc[(int64_t(block) * shape_.n + e.id) * 2 + half];
+        const auto size = size_t(range_of(layout, half).bytes);
+        if (ggml::crc32c(at(e.place[half]), size) != expected) return false;
+    }
+    return true;
+}
+
+void NeuronStore::fail(Code code, const std::string& what) {
+    if (!failure_.empty()) return;
+    failure_code_ = code;
+    failure_ = reader_->path() + ": " + what;
+}
+
+void NeuronStore::take(double wait_s) {
+    constexpr int kAtOnce = 64;
+    ggml::ReadDone done[kAtOnce];
+    const int n = reader_->done(done, kAtOnce, wait_s);
+    for (int i = 0; i < n; i++) {
+        const auto lane = int(done[i].tag >> 32);
+        Lane& l = lanes_[lane];
+        const Run& run = tables_.runs[lane][uint32_t(done[i].tag)];
+        l.came++;
+        if (done[i].error) {
+            fail(Code::io, done[i].error == ggml::kShortRead
+                               ? "the file ends before the neurons that it had when it was opened"
+                               : format("reading neurons of block %d failed: %s", l.block,
+                                        std::strerror(done[i].error)));
+            continue;
+        }
+        for (int32_t k = run.begin; k < run.end; k++) {
+            const Entry& e = tables_.entries[lane][k];
+            if (!intact(lane, e)) {
+                fail(Code::format, format("neuron %d of block %d does not match its checksum: the "
+                                          "file is damaged or was changed while it was open",
+                                          e.id, l.block));
+                break;
+            }
+            tables_.arrived[lane][l.n_arrived++] = k;
+        }
+    }
+}
+
+bool NeuronStore::complete(int lane) const {
+    return lanes_[lane].given == lanes_[lane].n;
+}
+
+int64_t NeuronStore::arrived(int lane, bool wait, NeuronParts* out, int64_t n) {
+    Lane& l = lanes_[lane];
+    take(0);
+    pump();
+    if (wait && l.given == l.n_arrived && l.given < l.n && failure_.empty()) {
+        const double begin = seconds();
+        while (l.given == l.n_arrived && failure_.empty()) {
+            const int before = reader_->in_flight();
+            take(kPatience);
+            if (reader_->in_flight() == before) {
+                fail(Code::io, format("the disk has not answered for %.0f s", kPatience));
+            }
+            pump();
+        }
+        counts.waited_s += seconds() - begin;
+    }
+    if (!failure_.empty()) throw Error(failure_code_, failure_);
+    int64_t given = 0;
+    while (given < n && l.given < l.n_arrived) {
+        const Entry& e = tables_.entries[lane][tables_.arrived[lane][l.given++]];
+        for (int half = 0; half < 2 && l.block == block_; half++) {
+            if (e.place[half] >= 0) tables_.place[half][e.id] = e.place[half];
+        }
+        out[given++] = {e.id, e.place[0] >= 0, e.place[1] >= 0};
+    }
+    return given;
+}
+
+void NeuronStore::finish(int lane) {
+    constexpr int64_t kAtOnce = 64;
+    NeuronParts out[kAtOnce];
+    while (!complete(lane)) arrived(lane, true, out, kAtOnce);
+}
+
+void NeuronStore::keep(int lane) {
+    Lane& l = lanes_[lane];
+    const StoreLayout& layout = blocks_[size_t(l.block)].layout;
+    for (int32_t i = 0; i < l.n; i++) {
+        const Entry& e = tables_.entries[lane][i];
+        for (int half = 0; half < 2; half++) {
+            if (e.place[half] < 0) continue;
+            // Its room is about to be used for others.
+            if (l.block == block_) tables_.place[half][e.id] = -1;
+            const int32_t slot = tables_.residency.admit(Half(half), l.block, e.id);
+            if (slot < 0) continue;
+            const int64_t to = half == 0 ? slot * shape_.first_sectors
+                                         : shape_.first_slots * shape_.first_sectors +
+                                               slot * shape_.rest_sectors;
+            std::memcpy(at(to), at(e.place[half]), size_t(range_of(layout, half).bytes));
+            if (l.block == block_) tables_.place[half][e.id] = int32_t(to);
+            counts.admitted++;
+        }
+    }
+    l = {};
+}
+
+void NeuronStore::reset() {
+    failure_.clear();
+    const double begin = seconds();
+    for (Lane& l : lanes_) l.n_runs = l.sent;  // sends no more
+    while (reader_->in_flight() > 0) {
+        take(kPatience);
+        if (seconds() - begin > 2 * kPatience) {
+            failure_.clear();
+            fail(Code::io, "the disk does not answer");
+            close();
+            return;  // the lanes keep the memory that the disk may still write to
+        }
+    }
+    failure_.clear();
+    for (Lane& l : lanes_) l = {};
+    close();
+}
+
+void NeuronStore::fill_blocks(void (*progress)(void*, float), void* data) {
+    // Slots first, in order of worth; then the blocks one after the other, as the disk likes it.
+    Residency& residency = tables_.residency;
+    for (const RankedPart& part : residency.wanted()) residency.admit(part.half, part.block, part.id);
+    std::vector<NeuronParts> wanted;
+    for (int32_t b = 0; b < shape_.n_blocks; b++) {
+        const int32_t* const slot[2] = {residency.slots(Half::first, b),
+                                        residency.slots(Half::rest, b)};
+        int32_t id = 0;
+        while (id < shape_.n) {
+            wanted.clear();
+            int64_t left = room(0);
+            for (; id < shape_.n; id++) {
+                const NeuronParts parts{id, slot[0][id] >= 0, slot[1][id] >= 0};
+                if (bytes(parts) > left) break;
+                left -= bytes(parts);
+                if (parts.first || parts.rest) wanted.push_back(parts);
+            }
+            request(0, b, wanted.data(), int64_t(wanted.size()));
+            finish(0);
+            keep(0);
+        }
+        progress(data, float(b + 1) / float(shape_.n_blocks));
+    }
+}
+
+}  // namespace powerinfer

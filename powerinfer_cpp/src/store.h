@@ -1,0 +1,138 @@
+// Neurons that stay on the disk: which of their parts are in memory, and where; and reading the
+// others. It knows bytes, slots and reads, and nothing of what is computed (ffn_stored.cpp).
+//
+// One arena holds everything: the slots of first parts, then those of rests (bundle.h), then the
+// staging area, where reads arrive. Places in it count sectors of 512 bytes, because the kernels
+// find a row at data + place * stride. A part that is worth keeping (residency.h) is copied from
+// staging to a slot when the block that read it has been computed: so a read that fails never
+// damages what is kept, and nothing that is being computed is replaced.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "bundle.h"
+#include "ggml/carver.h"
+#include "ggml/file_io.h"
+#include "ggml/neurons.h"
+#include "ggml/reader.h"
+#include "residency.h"
+#include "store_shape.h"
+
+namespace powerinfer {
+
+// Parts of a neuron.
+struct NeuronParts {
+    int32_t id;
+    bool first, rest;
+};
+
+// What a store has done since it was opened.
+struct StoreCounts {
+    uint64_t needed[2] = {0, 0}, missed[2] = {0, 0};  // parts that single rows needed, by half
+    uint64_t reads = 0, bytes = 0;                    // from the disk; gaps included
+    uint64_t admitted = 0;                            // parts that got a slot after a read
+    double waited_s = 0;                              // with nothing left to compute
+};
+
+class NeuronStore {
+ public:
+    // What the plan counts besides the arena and the reader.
+    struct Tables {
+        Tables() = default;
+        Tables(ggml::Carver& carver, const StoreShape& shape);
+
+        Residency residency;
+        uint32_t* crc = nullptr;                     // [n_blocks, n, 2]
+        int32_t* place[2] = {nullptr, nullptr};      // [n], by half; -1: not in memory
+        struct Entry* entries[StoreShape::kLanes] = {};  // [n]
+        struct Run* runs[StoreShape::kLanes] = {};       // [n]
+        int32_t* arrived[StoreShape::kLanes] = {};       // [n]
+    };
+
+    // blocks: where the reader's file has each block. Checksums are still to be filled in.
+    NeuronStore(std::unique_ptr<ggml::Reader> reader, const StoreShape& shape,
+                std::vector<StoredNeurons> blocks);
+    ~NeuronStore();
+
+    // [n, 2], of first parts and rests.
+    uint32_t* checksums(int32_t block) { return tables_.crc + int64_t(block) * shape_.n * 2; }
+
+    // Reads the parts that residency wants to have. progress(fraction) may throw.
+    template <typename F>
+    void fill(const F& progress) {
+        fill_blocks([](void* f, float fraction) { (*static_cast<const F*>(f))(fraction); },
+                    const_cast<F*>(&progress));
+    }
+
+    // Begins and ends the work on a block. Until close() no slot of its neurons is given away.
+    void open(int32_t block);
+    void close();
+    // The rows of the open block, for the operators; only those with a place exist.
+    ggml::Neurons rows(ggml::Neurons w) const;
+    bool has(Half half, int32_t id) const { return tables_.place[int(half)][id] >= 0; }
+
+    // Bytes that a part takes in the staging area.
+    int64_t bytes(const NeuronParts& parts) const;
+    // What a lane can still take. If only lane 0 is in use, it has the whole area.
+    int64_t room(int lane) const;
+    // The lane that holds what `tag` names, or -1; one that holds nothing, or -1. Tags are the
+    // caller's, and not negative.
+    int lane_of(int64_t tag) const;
+    int free_lane() const { return lane_of(-1); }
+    void label(int lane, int64_t tag) { lanes_[lane].tag = tag; }
+    // Asks for parts of a block, ascending, which must fit the lane. Neighbours are read together.
+    void request(int lane, int32_t block, const NeuronParts* parts, int64_t n);
+    // Starts reads, takes those that are done, and writes parts of the lane that arrived since the
+    // last call to `out`, at most n; they have places from now on. wait: for at least one, unless
+    // none is missing. Throws Error(io | format) if a read failed or brought damaged bytes.
+    int64_t arrived(int lane, bool wait, NeuronParts* out, int64_t n);
+    // Waits for all of them.
+    void finish(int lane);
+    bool complete(int lane) const;
+    // Empties a lane whose parts are all there, after the last use of these: those that are worth
+    // it get slots, the others are gone.
+    void keep(int lane);
+    // After an error: waits for reads in flight and empties all lanes.
+    void reset();
+
+    Residency& residency() { return tables_.residency; }
+    const ggml::Reader& reader() const { return *reader_; }
+    const StoreShape& shape() const { return shape_; }
+    StoreCounts counts;
+    std::mutex mutex;  // held by a session while it computes
+
+ private:
+    struct Lane {
+        int64_t tag = -1;
+        int32_t block = 0;
+        int64_t used = 0;                  // sectors
+        int32_t n = 0, n_runs = 0;         // entries; reads
+        int32_t sent = 0, came = 0;        // reads
+        int32_t n_arrived = 0, given = 0;  // entries that came; of these, given to the caller
+    };
+
+    uint8_t* at(int64_t sector) const { return arena_.data() + sector * StoreShape::kSector; }
+    int64_t lane_begin(int lane) const;  // sector
+    ggml::Read read_of(int lane, int32_t run) const;
+    void pump();
+    void take(double wait_s);
+    bool intact(int lane, const struct Entry& entry) const;
+    void fail(ggml::Code code, const std::string& what);
+    void fill_blocks(void (*progress)(void*, float), void* data);
+
+    const StoreShape shape_;
+    const std::vector<StoredNeurons> blocks_;
+    ggml::Memory arena_, memory_;
+    Tables tables_;
+    Lane lanes_[StoreShape::kLanes];
+    int32_t block_ = -1;  // the open one
+    std::string failure_;
+    ggml::Code failure_code_ = ggml::Code::io;
+    std::unique_ptr<ggml::Reader> reader_;  // last: its reads end before the arena goes
+};
+
+}  // namespace powerinfer
