@@ -18,6 +18,7 @@ bool wants_gpu(const Options& options) {
 int32_t trained_positions(Options& options) {
     Options on_cpu = options;
     on_cpu.device = "cpu";
+    on_cpu.ram_budget = INT64_MAX;
     pi_session_params session = pi_session_default_params();
     session.n_ctx = 0;
     const pi_model_params model = model_params(on_cpu, session);

@@ -26,9 +26,8 @@ std::string visible(const pi_model* model, const std::vector<int32_t>& ids, std:
 }  // namespace
 
 Generation::Generation(Options& options) : options_(options), stops_(options.stops) {
-    // A device keeps room for the session: then its size is needed before.
-    const pi_session_params planned =
-        session_params(options, wants_gpu(options) ? trained_positions(options) : 0);
+    // What of the model fits a device, or RAM, depends on the session.
+    const pi_session_params planned = session_params(options, trained_positions(options));
     const pi_model_params params = model_params(options, planned);
     pi_model* model = nullptr;
     require(pi_model_open(options.model.c_str(), &params, &model));

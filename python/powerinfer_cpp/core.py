@@ -164,7 +164,7 @@ class LlamaCore:
             **record_field,
         }
         room: dict[str, Any] | None = None
-        if "device" in self._model_fields:
+        if not vocab_only:  # what of the model fits a device, or RAM, depends on the session
             n_ctx = _positions_in(self.model_path) if n_ctx is None else n_ctx
             room = {**self._session_fields, "n_ctx": n_ctx, "embedding": embedding}
             if embedding:  # and completions, in a session of their own
