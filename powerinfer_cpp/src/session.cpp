@@ -57,7 +57,8 @@ Session::Session(std::shared_ptr<const Model> m, const pi_session_params& asked)
         throw Error(Code::argument, model->file.gguf.path() + ": the file has no predictors");
     }
     const int64_t n_device = model->device_layers();
-    const std::vector<PlanPart> parts = session_parts(c, params, n_device, model->storage.has_value());
+    const std::vector<PlanPart> parts =
+        session_parts(c, params, n_device, model->storage.has_value());
     const std::string what = format("a context of %d positions", params.n_ctx);
     reserved_ = model->budget->reserve(what, total(parts, Tier::ram));
     if (n_device) {
@@ -168,6 +169,7 @@ void Session::eval(const pi_batch& b) {
     std::unique_lock<std::mutex> alone;
     if (store) alone = std::unique_lock<std::mutex>(store->mutex);
     try {
+        if (store) store->begin();
         for (int32_t begin = 0; begin < b.n; begin += params.n_ubatch) {
             fill(b, begin, std::min(begin + params.n_ubatch, b.n));
             if (store) store->residency().begin(work_.batch.n);

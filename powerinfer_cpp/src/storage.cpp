@@ -28,8 +28,8 @@ constexpr uint64_t kSessionShare = 24;
 constexpr int kDepth = 256;  // reads in flight
 
 pi_session_params session_of(const Model& m, const pi_model_params& params) {
-    return resolve_session_params(
-        m.config, params.session ? *params.session : pi_session_default_params());
+    return resolve_session_params(m.config,
+                                  params.session ? *params.session : pi_session_default_params());
 }
 
 uint64_t session_bytes(const Model& m, const pi_model_params& params,
@@ -143,17 +143,19 @@ StoragePlan plan_storage(const Model& m, const pi_model_params& params) {
     for (uint64_t bytes : {plan.reader, plan.process, uint64_t(StoreShape::kLanes * shape.lanes)}) {
         fixed = ggml::size_sum(fixed, bytes);
     }
+    fixed = ggml::size_sum(fixed, tables(0, 0));
     // Sessions with as many rows at a time as take a small share of the budget.
     pi_session_params session = session_of(m, params);
     uint64_t sessions = session_bytes(m, params, session, true);
-    while (session.n_ubatch > kLeastRows && sessions > limit / kSessionShare) {
+    const auto too_many = [&] {
+        return sessions > limit / kSessionShare || ggml::size_sum(fixed, sessions) > limit;
+    };
+    while (session.n_ubatch > kLeastRows && too_many()) {
         session.n_ubatch = std::max(kLeastRows, session.n_ubatch / 2);
         sessions = session_bytes(m, params, session, true);
     }
     plan.n_ubatch = session.n_ubatch;
-    fixed = ggml::size_sum(fixed, sessions);
-
-    const uint64_t least = ggml::size_sum(fixed, tables(0, 0));
+    const uint64_t least = ggml::size_sum(fixed, sessions);
     if (least > limit) {
         throw Error(Code::memory,
                     format("%s: with the neurons on the disk it needs at least %llu bytes (%.1f "
@@ -161,13 +163,18 @@ StoragePlan plan_storage(const Model& m, const pi_model_params& params) {
                            m.file.gguf.path().c_str(), (unsigned long long)least,
                            double(least) / kMiB, double(limit) / kMiB));
     }
-    const uint64_t most_tables = tables(all, std::max<int64_t>(all - 1, 0));
     plan.predicted = is_predicted(m, session.sparse);
-    if (limit - fixed > most_tables) {
-        const PoolSlots slots = slots_in(shape, plan.predicted, limit - fixed - most_tables);
+    // The tables depend on the slots that fit beside them.
+    const uint64_t left = limit - least + tables(0, 0);
+    const auto try_with = [&](uint64_t table_bytes) {
+        if (left <= table_bytes) return;
+        const PoolSlots slots = slots_in(shape, plan.predicted, left - table_bytes);
+        if (tables(slots.first, slots.rest) > table_bytes) return;
         shape.first_slots = slots.first;
         shape.rest_slots = slots.rest;
-    }
+    };
+    try_with(tables(all - 1, all - 1));
+    try_with(tables(shape.first_slots, shape.rest_slots));
     plan.tables = tables(shape.first_slots, shape.rest_slots);
     return plan;
 }
@@ -183,8 +190,9 @@ std::string bundle_of(const std::string& path, const pi_model_params& params) {
     if (!found.empty()) return found;
     if (!params.bundle) {
         throw Error(Code::memory,
-                    path + ": the model does not fit the RAM that may be used, and its bundled file, "
-                           "from which it would run, may not be written");
+                    path +
+                        ": the model does not fit the RAM that may be used, and its bundled file, "
+                        "from which it would run, may not be written");
     }
     const std::string target = bundle_target(path);
     pi_bundle_params how = pi_bundle_default_params();
@@ -196,12 +204,13 @@ std::string bundle_of(const std::string& path, const pi_model_params& params) {
     return target;
 }
 
-std::unique_ptr<NeuronStore> open_store(const Model& m, const pi_model_params& params) {
+std::unique_ptr<NeuronStore> open_store(const Model& m, const pi_model_params& params,
+                                        std::unique_ptr<ggml::Reader> reader) {
     std::vector<StoredNeurons> blocks;
     for_blocks(m, [&](const Ffn& f) { blocks.push_back(f.stored); });
     const ggml::File& file = *m.file.files[size_t(blocks[0].file)];
-    auto store = std::make_unique<NeuronStore>(
-        ggml::open_reader(file.path(), reader_options(blocks[0].layout)), m.storage->shape, blocks);
+    if (!reader) reader = ggml::open_reader(file.path(), reader_options(blocks[0].layout));
+    auto store = std::make_unique<NeuronStore>(std::move(reader), m.storage->shape, blocks);
     const int64_t n = m.storage->shape.n;
     std::vector<float> first(static_cast<size_t>(n));
     int32_t block = 0;

@@ -25,11 +25,13 @@ std::vector<PlanPart> storage_parts(const StoragePlan& plan);
 
 // Does the model's file have its neurons so that they can be read one by one?
 bool is_bundled(const Model& model);
-// The bundled file of the model at `path`, which is written if there is none (bundle_file.h). Throws
-// Error(memory) if params.bundle forbids that.
+// The bundled file of the model at `path`, which is written if there is none (bundle_file.h).
+// Throws Error(memory) if params.bundle forbids that.
 std::string bundle_of(const std::string& path, const pi_model_params& params);
 
-// Opens the store of a model whose weights are loaded, and fills it.
-std::unique_ptr<NeuronStore> open_store(const Model& model, const pi_model_params& params);
+// Opens the store of a model whose weights are loaded, and fills it. reader: of its bundled file;
+// null: the best one here.
+std::unique_ptr<NeuronStore> open_store(const Model& model, const pi_model_params& params,
+                                        std::unique_ptr<ggml::Reader> reader = nullptr);
 
 }  // namespace powerinfer

@@ -30,8 +30,6 @@ constexpr int64_t kSector = StoreShape::kSector;
 // Longer gaps cost more than a read of their own: a read takes about as long as 12 KB.
 constexpr int64_t kGap = 12 << 10;
 constexpr int64_t kLongestRead = 256 << 10;
-// A disk that answers nothing for so long has failed. Throttled ones were seen to pause for 60 ms.
-constexpr double kPatience = 10;
 
 double seconds() {
     const auto now = std::chrono::steady_clock::now().time_since_epoch();
@@ -227,8 +225,7 @@ bool NeuronStore::intact(int lane, const Entry& e) const {
     const StoreLayout& layout = blocks_[size_t(block)].layout;
     for (int half = 0; half < 2; half++) {
         if (e.place[half] < 0) continue;
-        const uint32_t expected =
-            tables_.crc[(int64_t(block) * shape_.n + e.id) * 2 + half];
+        const uint32_t expected = tables_.crc[(int64_t(block) * shape_.n + e.id) * 2 + half];
         const auto size = size_t(range_of(layout, half).bytes);
         if (ggml::crc32c(at(e.place[half]), size) != expected) return false;
     }
@@ -282,9 +279,9 @@ int64_t NeuronStore::arrived(int lane, bool wait, NeuronParts* out, int64_t n) {
         const double begin = seconds();
         while (l.given == l.n_arrived && failure_.empty()) {
             const int before = reader_->in_flight();
-            take(kPatience);
+            take(patience);
             if (reader_->in_flight() == before) {
-                fail(Code::io, format("the disk has not answered for %.0f s", kPatience));
+                fail(Code::io, format("the disk has not answered for %.0f s", patience));
             }
             pump();
         }
@@ -319,9 +316,9 @@ void NeuronStore::keep(int lane) {
             if (l.block == block_) tables_.place[half][e.id] = -1;
             const int32_t slot = tables_.residency.admit(Half(half), l.block, e.id);
             if (slot < 0) continue;
-            const int64_t to = half == 0 ? slot * shape_.first_sectors
-                                         : shape_.first_slots * shape_.first_sectors +
-                                               slot * shape_.rest_sectors;
+            const int64_t to =
+                half == 0 ? slot * shape_.first_sectors
+                          : shape_.first_slots * shape_.first_sectors + slot * shape_.rest_sectors;
             std::memcpy(at(to), at(e.place[half]), size_t(range_of(layout, half).bytes));
             if (l.block == block_) tables_.place[half][e.id] = int32_t(to);
             counts.admitted++;
@@ -330,28 +327,33 @@ void NeuronStore::keep(int lane) {
     l = {};
 }
 
+void NeuronStore::begin() {
+    if (!failure_.empty()) reset();
+    if (!failure_.empty()) throw Error(failure_code_, failure_);
+}
+
 void NeuronStore::reset() {
     failure_.clear();
-    const double begin = seconds();
     for (Lane& l : lanes_) l.n_runs = l.sent;  // sends no more
+    close();
     while (reader_->in_flight() > 0) {
-        take(kPatience);
-        if (seconds() - begin > 2 * kPatience) {
-            failure_.clear();
-            fail(Code::io, "the disk does not answer");
-            close();
-            return;  // the lanes keep the memory that the disk may still write to
-        }
+        const int before = reader_->in_flight();
+        take(patience);
+        if (reader_->in_flight() < before) continue;
+        // The disk may still write to the lanes: the next call fails, too, or finds them done.
+        failure_.clear();
+        fail(Code::io, "the disk does not answer");
+        return;
     }
     failure_.clear();
     for (Lane& l : lanes_) l = {};
-    close();
 }
 
 void NeuronStore::fill_blocks(void (*progress)(void*, float), void* data) {
     // Slots first, in order of worth; then the blocks one after the other, as the disk likes it.
     Residency& residency = tables_.residency;
-    for (const RankedPart& part : residency.wanted()) residency.admit(part.half, part.block, part.id);
+    for (const RankedPart& part : residency.wanted())
+        residency.admit(part.half, part.block, part.id);
     std::vector<NeuronParts> wanted;
     for (int32_t b = 0; b < shape_.n_blocks; b++) {
         const int32_t* const slot[2] = {residency.slots(Half::first, b),

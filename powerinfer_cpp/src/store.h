@@ -46,8 +46,8 @@ class NeuronStore {
         Tables(ggml::Carver& carver, const StoreShape& shape);
 
         Residency residency;
-        uint32_t* crc = nullptr;                     // [n_blocks, n, 2]
-        int32_t* place[2] = {nullptr, nullptr};      // [n], by half; -1: not in memory
+        uint32_t* crc = nullptr;                         // [n_blocks, n, 2]
+        int32_t* place[2] = {nullptr, nullptr};          // [n], by half; -1: not in memory
         struct Entry* entries[StoreShape::kLanes] = {};  // [n]
         struct Run* runs[StoreShape::kLanes] = {};       // [n]
         int32_t* arrived[StoreShape::kLanes] = {};       // [n]
@@ -96,12 +96,17 @@ class NeuronStore {
     // Empties a lane whose parts are all there, after the last use of these: those that are worth
     // it get slots, the others are gone.
     void keep(int lane);
-    // After an error: waits for reads in flight and empties all lanes.
+    // Before and after a call: throws Error(io) if reads of an earlier one are still in flight; and
+    // after an error, waits for reads in flight and empties all lanes.
+    void begin();
     void reset();
 
     Residency& residency() { return tables_.residency; }
     const ggml::Reader& reader() const { return *reader_; }
     const StoreShape& shape() const { return shape_; }
+    // A disk that answers nothing for so many seconds has failed. Throttled ones were seen to pause
+    // for 60 ms.
+    double patience = 10;
     StoreCounts counts;
     std::mutex mutex;  // held by a session while it computes
 

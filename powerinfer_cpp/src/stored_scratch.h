@@ -18,9 +18,9 @@ struct StoredScratch {
         carver.take(parts, {n_ff + 1});
     }
 
-    float* values = nullptr;   // [n_ff]
-    float* partial = nullptr;  // [kPartials, rows, n_embd]
-    int32_t* fires = nullptr;  // [n_ff]
+    float* values = nullptr;                                     // [n_ff]
+    float* partial = nullptr;                                    // [kPartials, rows, n_embd]
+    int32_t* fires = nullptr;                                    // [n_ff]
     int32_t *here = nullptr, *ready = nullptr, *came = nullptr;  // [n_ff]: lists of neurons
     NeuronParts* parts = nullptr;                                // [n_ff]
 };

@@ -1,0 +1,283 @@
+// Models whose neurons stay on the disk: the same bits as in memory, for any budget, order of
+// arrival and number of threads; and disks that fail.
+#include <cstdlib>
+
+#include "bundle_file.h"
+#include "faulty_reader.h"
+#include "sessions.h"
+#include "storage.h"
+
+namespace {
+
+using namespace sessions;
+using faulty::Fault;
+
+constexpr uint64_t kNoLimit = uint64_t(1) << 40;
+
+pi_model_params model_params(uint64_t budget, const pi_session_params& session) {
+    pi_model_params params = pi_model_default_params();
+    params.ram_budget = budget;
+    params.session = &session;
+    return params;
+}
+
+// Bytes that the plan of a model and a session takes, if all neurons are in RAM; and the least
+// budget with which it runs.
+struct Bounds {
+    uint64_t all, least;
+};
+
+Bounds bounds_of(const std::string& path, const pi_session_params& session) {
+    const auto fits = [&](uint64_t budget) {
+        try {
+            Model::inspect(path, model_params(budget, session));
+            return true;
+        } catch (const Error& e) {
+            CHECK(e.code() == Code::memory);
+            return false;
+        }
+    };
+    Bounds bounds{0, 0};
+    for (const PlanPart& p :
+         make_plan(*Model::inspect(path, model_params(kNoLimit, session)), session).parts)
+        bounds.all += p.bytes;
+    uint64_t no = 0, yes = bounds.all;
+    while (yes - no > 1) {
+        const uint64_t middle = (no + yes) / 2;
+        (fits(middle) ? yes : no) = middle;
+    }
+    bounds.least = yes;
+    return bounds;
+}
+
+std::string bundled(const Shape& shape) {
+    tiny::write(tiny::describe(shape), folder / "model.gguf");
+    std::remove((folder / "bundled.gguf").c_str());
+    write_bundled(folder / "model.gguf", folder / "bundled.gguf", pi_bundle_default_params());
+    return folder / "bundled.gguf";
+}
+
+// A prompt of 60 tokens in one call, and 20 generated ones, one by one and in threes.
+Floats answer(std::shared_ptr<const Model> model, const pi_session_params& params) {
+    Session session(std::move(model), params);
+    const Tokens tokens = random_tokens(80, 3);
+    Floats out;
+    const auto rows = [&](size_t begin, size_t end, bool is_generated) {
+        const size_t n = end - begin;
+        const std::vector<char> keep(n, 1), generated(n, is_generated);
+        eval(session, Tokens(tokens.begin() + ptrdiff_t(begin), tokens.begin() + ptrdiff_t(end)),
+             {nullptr, reinterpret_cast<const bool*>(keep.data()),
+              reinterpret_cast<const bool*>(generated.data())});
+        for (size_t row = 0; row < n; row++) append_logits(session, int32_t(row), out);
+    };
+    rows(0, 60, false);
+    for (size_t i = 60; i < 72; i++) rows(i, i + 1, true);
+    for (size_t i = 72; i < 78; i += 3) rows(i, i + 3, true);
+    rows(78, 80, false);
+    return out;
+}
+
+void test_shape(const Shape& shape, int32_t sparse) {
+    const std::string path = bundled(shape);
+    pi_session_params session = session_params(1, 48);
+    session.sparse = sparse;
+    const Floats expected = answer(load(path), session);
+    CHECK(same(expected, answer(load(folder / "model.gguf"), session)));
+    pi_session_params planned = session;
+    planned.n_threads = planned.n_threads_batch = 4;
+    const Bounds bounds = bounds_of(path, planned);
+    CHECK(bounds.least < bounds.all);
+    int n_threads = 1;
+    for (const uint64_t budget :
+         {bounds.least, bounds.least + (bounds.all - bounds.least) / 4,
+          bounds.least + (bounds.all - bounds.least) * 3 / 4, bounds.all - 1}) {
+        session.n_threads = session.n_threads_batch = n_threads;
+        n_threads = n_threads % 4 + 1;
+        const auto model = Model::load(path, model_params(budget, planned));
+        CHECK(model->storage && model->store);
+        if (!model->store) continue;
+        CHECK(same(expected, answer(model, session)));
+        CHECK(model->store->counts.reads > 0);
+        CHECK(model->budget->limit() == budget && model->budget->reserved() <= budget);
+    }
+    const auto model = Model::load(path, model_params(bounds.all, planned));
+    CHECK(!model->storage && !model->store);
+}
+
+// A loaded model whose store reads through `reader`.
+std::shared_ptr<const Model> with_reader(const std::string& path, const pi_model_params& params,
+                                         std::unique_ptr<ggml::Reader> reader) {
+    const std::shared_ptr<const Model> model = Model::load(path, params);
+    const_cast<Model&>(*model).store = open_store(*model, params, std::move(reader));
+    return model;
+}
+
+Shape wide() {
+    Shape shape;
+    shape.activation = "relu", shape.down_t = true, shape.type = DType::Q8_0;
+    shape.n_ff = 2500, shape.n_embd = 128, shape.n_layer = 3;
+    return shape;
+}
+
+// Any order of arrival gives the same bits.
+void test_orders() {
+    const std::string path = bundled(wide());
+    pi_session_params session = session_params(3, 48);
+    const Floats expected = answer(load(path), session);
+    const Bounds bounds = bounds_of(path, session);
+    for (uint64_t seed = 0; seed < 200; seed++) {
+        faulty::Order order;
+        order.seed = seed;
+        order.most = int(seed % 9) + 1;
+        order.depth = int(seed % 7) * 20 + 1;
+        const uint64_t budget = bounds.least + (bounds.all - bounds.least) * (seed % 10) / 10;
+        const pi_model_params params = model_params(budget, session);
+        const auto late = faulty::at_random(seed, 0.1, {Fault::late});
+        session.n_threads = int32_t(seed % 3) + 1;
+        const auto model =
+            with_reader(path, params, std::make_unique<faulty::Reader>(path, order, late));
+        CHECK(same(expected, answer(model, session)));
+    }
+}
+
+// After a read that failed the call fails, and the next one works.
+void test_faults() {
+    const std::string path = bundled(wide());
+    pi_session_params session = session_params(2, 48);
+    const Floats expected = answer(load(path), session);
+    const Bounds bounds = bounds_of(path, session);
+    int n_failed = 0;
+    for (Fault fault : {Fault::eio, Fault::cut, Fault::flipped}) {
+        for (uint64_t seed = 0; seed < 20; seed++) {
+            bool on = false;
+            auto random = faulty::at_random(seed, 0.02, {fault});
+            faulty::Order order;
+            order.seed = seed;
+            const pi_model_params params = model_params(bounds.least + seed * 1000, session);
+            const auto model = with_reader(
+                path, params,
+                std::make_unique<faulty::Reader>(path, order, [&](uint64_t n, const ggml::Read& r) {
+                    return on ? random(n, r) : Fault::none;
+                }));
+            on = true;
+            try {
+                CHECK(same(expected, answer(model, session)));
+            } catch (const Error& e) {
+                n_failed++;
+                CHECK(e.code() == (fault == Fault::flipped ? Code::format : Code::io));
+                CHECK(std::strstr(e.what(), path.c_str()));
+            }
+            on = false;
+            CHECK(same(expected, answer(model, session)));
+        }
+    }
+    CHECK(n_failed > 30);
+}
+
+// A read that never comes back ends the call, not the process.
+void test_silence() {
+    const std::string path = bundled(wide());
+    const pi_session_params session = session_params(1, 48);
+    const Bounds bounds = bounds_of(path, session);
+    bool on = false;
+    const auto model = with_reader(
+        path, model_params(bounds.least, session),
+        std::make_unique<faulty::Reader>(path, faulty::Order{}, [&](uint64_t, const ggml::Read&) {
+            return std::exchange(on, false) ? Fault::never : Fault::none;
+        }));
+    model->store->patience = 0.05;
+    on = true;
+    for (int i = 0; i < 2; i++) {
+        std::string said;
+        try {
+            answer(model, session);
+        } catch (const Error& e) {
+            said = e.what();
+            CHECK(e.code() == Code::io);
+        }
+        CHECK(std::strstr(said.c_str(), "answer"));
+    }
+}
+
+// Both ways of reading, and a file that is cut short while it is open.
+void test_disk() {
+    const std::string path = bundled(wide());
+    const pi_session_params session = session_params(2, 48);
+    const Floats expected = answer(load(path), session);
+    const Bounds bounds = bounds_of(path, session);
+    for (const char* io : {"threads", "uring"}) {
+        setenv("POWERINFER_IO", io, 1);
+        try {
+            const auto model = Model::load(path, model_params(bounds.least, session));
+            CHECK(same(expected, answer(model, session)));
+            CHECK(std::string(model->store->reader().name()) == io);
+        } catch (const Error& e) {  // the system refuses io_uring
+            CHECK(std::string(io) == "uring" && e.code() == Code::io);
+        }
+    }
+    unsetenv("POWERINFER_IO");
+    const auto model = Model::load(path, model_params(bounds.least, session));
+    std::filesystem::resize_file(path, model->layers[0].ffn.stored.offset);
+    std::string said;
+    try {
+        answer(model, session);
+    } catch (const Error& e) {
+        said = e.what();
+    }
+    CHECK(std::strstr(said.c_str(), "ends before"));
+}
+
+// The least budget is named, and one byte less is refused; without a bundled file one is written,
+// unless that is forbidden.
+void test_budgets() {
+    tiny::write(tiny::describe(wide()), folder / "model.gguf");
+    const std::string path = folder / "model.gguf", bundle = path + ".bundle.gguf";
+    const pi_session_params session = session_params(1, 48);
+    const Bounds bounds = bounds_of(path, session);
+    CHECK(!std::filesystem::exists(bundle));
+    const auto error_of = [&](pi_model_params params) -> std::string {
+        try {
+            Model::load(path, params);
+        } catch (const Error& e) {
+            return e.what();
+        }
+        return "";
+    };
+    const std::string said = error_of(model_params(bounds.least - 1, session));
+    CHECK(std::strstr(said.c_str(), std::to_string(bounds.least).c_str()));
+    pi_model_params without = model_params(bounds.least, session);
+    without.bundle = false;
+    CHECK(std::strstr(error_of(without).c_str(), "may not be written"));
+    CHECK(!std::filesystem::exists(bundle));
+    CHECK(error_of(model_params(bounds.least, session)).empty());
+    CHECK(std::filesystem::exists(bundle));
+    CHECK(error_of(without).empty());
+}
+
+}  // namespace
+
+int main() {
+    std::vector<Shape> all;
+    for (DType type : {DType::F32, DType::F16, DType::Q8_0, DType::Q4_0}) {
+        Shape shape = wide();
+        shape.type = type;
+        shape.biases = type == DType::Q8_0;
+        all.push_back(shape);
+    }
+    all[1].activation = "silu";  // every neuron contributes
+    all.push_back(wide());
+    all.back().n_expert = 5, all.back().n_ff = 700;
+    all.push_back(wide());
+    all.back().predictor_rank = 32;
+    for (const Shape& shape : all) {
+        test_shape(shape, PI_SPARSE_AUTO);
+        if (shape.predictor_rank) test_shape(shape, PI_SPARSE_PREDICTOR);
+        test_shape(shape, PI_SPARSE_EXACT);
+    }
+    test_orders();
+    test_faults();
+    test_silence();
+    test_disk();
+    test_budgets();
+    return check::summary("test_storage");
+}
