@@ -253,7 +253,10 @@ typedef enum pi_record {
     PI_RECORD_OFF = 0,
     PI_RECORD_COUNTS = 1, /* how often each neuron fired in the session */
     PI_RECORD_FIRED = 2,  /* which neurons fired, for every row of the last call */
-    PI_RECORD_INPUTS = 3  /* the input of each layer's predictor, for the same rows */
+    PI_RECORD_INPUTS = 3, /* the input of each layer's predictor, for the same rows */
+    PI_RECORD_NEEDS = 4   /* of the others only counts and fired; and which neurons were proposed
+                           * and computed, for the last row. For any `sparse`, with n_ubatch 1 and
+                           * a file with neuron rows */
 } pi_record;
 
 struct pi_session_params {
@@ -472,6 +475,10 @@ pi_status pi_session_neurons(const pi_session* session, int32_t first, int32_t n
 pi_status pi_firing_counts(const pi_session* session, int32_t layer, const uint64_t** out);
 pi_status pi_activations(const pi_session* session, int32_t layer, const bool** out);
 pi_status pi_ffn_inputs(const pi_session* session, int32_t layer, const float** out);
+/* For the last row of the last call, with PI_RECORD_NEEDS: which neurons' first rows were needed
+ * (gate, or up without a gate) and which neurons' other rows, [max(1, n_expert), n_ff] each. */
+pi_status pi_ffn_needs(const pi_session* session, int32_t layer, const bool** proposed,
+                       const bool** computed);
 
 /* Time per operator between profile(true) and profile(false). profile(true) resets the times. */
 typedef struct pi_op_time {
@@ -518,6 +525,54 @@ void pi_sampler_accept(pi_sampler* sampler, int32_t token);
 void pi_sampler_reset(pi_sampler* sampler);
 /* Restarts the random numbers from a seed, as in a new sampler. Accepted tokens stay. */
 void pi_sampler_seed(pi_sampler* sampler, uint64_t seed);
+
+/* ---- The cache of neurons, simulated --------------------------------------------------------- */
+
+/* Which neurons stay in memory when a model is larger than that: by the engine's own counts, or by
+ * other policies to compare with. */
+typedef enum pi_cache_policy {
+    PI_CACHE_OWN = 0,
+    PI_CACHE_LRU = 1,
+    PI_CACHE_STATIC = 2, /* those with the highest rates, for ever */
+    PI_CACHE_BELADY = 3  /* the optimum, which knows the future */
+} pi_cache_policy;
+
+/* A disk and what a token needs of it: a read of b bytes takes max(least_s, fixed_s + b * byte_s)
+ * seconds. */
+typedef struct pi_disk_cost {
+    size_t struct_size; /* sizeof(pi_disk_cost) */
+    double least_s, fixed_s, byte_s;
+} pi_disk_cost;
+
+/* Slots for first rows (gate, or up without a gate) and for the rest of neurons, such that they fit
+ * n_bytes and reading the others takes the least time per token. first_rate and rest_rate [n]: how
+ * often a token needs each neuron's. */
+pi_status pi_split_cache(uint64_t n_bytes, uint64_t first_bytes, uint64_t rest_bytes, int64_t n,
+                         const float* first_rate, const float* rest_rate, const pi_disk_cost* disk,
+                         int64_t* first_slots, int64_t* rest_slots);
+
+/* A trace: which neurons each token needs in each block (layer, or layer and expert), as bits
+ * [n_tokens, n_blocks, (n_ff + 7) / 8]; bit i % 8 of byte i / 8 is neuron i. */
+typedef struct pi_cache_trace {
+    size_t struct_size; /* sizeof(pi_cache_trace) */
+    int32_t n_tokens, n_blocks, n_ff;
+    int32_t warm_up;         /* first tokens, which are not counted */
+    const uint8_t* proposed; /* first rows; NULL: all neurons */
+    const uint8_t* computed; /* the rest */
+    /* Rates [n_blocks, n_ff] of a profile; or NULL. The cache begins with the highest ones. */
+    const float *first_rate, *rest_rate;
+} pi_cache_trace;
+
+typedef struct pi_cache_counts {
+    size_t struct_size; /* sizeof(pi_cache_counts) */
+    int64_t first_needed, first_missed, rest_needed, rest_missed;
+    int64_t reads; /* neurons of which something was missed: one read brings all of it */
+} pi_cache_counts;
+
+/* Replays a trace with this many slots. No more slots than neurons. */
+pi_status pi_simulate_cache(const pi_cache_trace* trace, pi_cache_policy policy,
+                            int64_t first_slots, int64_t rest_slots, uint64_t seed,
+                            pi_cache_counts* out);
 
 /* cdef: end */
 

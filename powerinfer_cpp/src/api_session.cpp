@@ -194,6 +194,14 @@ pi_status pi_ffn_inputs(const pi_session* s, int32_t layer, const float** out) {
     return recorded(s, layer, out, [&] { return s->session.record.input(layer); });
 }
 
+pi_status pi_ffn_needs(const pi_session* s, int32_t layer, const bool** proposed,
+                       const bool** computed) {
+    const pi_status status =
+        recorded(s, layer, proposed, [&] { return s->session.record.proposed(layer); });
+    if (status != PI_OK) return status;
+    return recorded(s, layer, computed, [&] { return s->session.record.computed(layer); });
+}
+
 void pi_session_profile(pi_session* s, bool on) {
     if (on) s->session.context.profile.entries.clear();
     s->session.context.profile.on = on;

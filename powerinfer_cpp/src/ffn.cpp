@@ -114,6 +114,7 @@ void neuron_ffn(const Pass& p, const Block& in, float* y) {
     ggml::NeuronCounts& counts = p.counts.neurons[size_t(in.layer)];
     if (in.n == 1) {
         ggml::select(p.context, mask, c.n_ff, b.candidates);
+        b.neurons.computed = p.record.needs(in.layer, in.expert, b.candidates);
         ggml::partial_ffn(p.context, neurons, input, b.candidates, b.neurons, b.sums, &counts,
                           b.flags);
         ggml::merge(p.context, neurons, b.sums, y);

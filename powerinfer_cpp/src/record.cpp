@@ -14,16 +14,33 @@ Recorder::Recorder(ggml::Carver& carver, const Config& c, const pi_session_param
       n_batch_(p.n_batch) {
     if (p.record >= PI_RECORD_COUNTS) carver.take(counts_, {n_layer_, n_blocks_, n_ff_});
     if (p.record >= PI_RECORD_FIRED) carver.take(fired_, {n_layer_, n_batch_, n_blocks_, n_ff_});
-    if (p.record >= PI_RECORD_INPUTS) carver.take(inputs_, {n_layer_, n_batch_, n_embd_});
+    if (p.record == PI_RECORD_INPUTS) carver.take(inputs_, {n_layer_, n_batch_, n_embd_});
+    if (p.record == PI_RECORD_NEEDS) {
+        carver.take(proposed_, {n_layer_, n_blocks_, n_ff_});
+        carver.take(computed_, {n_layer_, n_blocks_, n_ff_});
+    }
 }
 
 void Recorder::begin(int64_t n) {
     n_rows_ = n;
     done_ = 0;
+    clear_needs();
     if (!fired_ || n_blocks_ == 1) return;
     for (int64_t i = 0; i < n_layer_; i++) {
         std::fill_n(fired_ + i * n_batch_ * n_blocks_ * n_ff_, n * n_blocks_ * n_ff_, false);
     }
+}
+
+// A row sets the flags of the experts that it chose.
+void Recorder::clear_needs() {
+    if (!proposed_) return;
+    std::fill_n(proposed_, n_layer_ * n_blocks_ * n_ff_, false);
+    std::fill_n(computed_, n_layer_ * n_blocks_ * n_ff_, false);
+}
+
+void Recorder::advance(int64_t n) {
+    done_ += n;
+    if (done_ < n_rows_) clear_needs();
 }
 
 void Recorder::fired(ggml::Context& context, int64_t layer, int64_t expert, const int32_t* rows,
@@ -41,6 +58,16 @@ void Recorder::inputs(int64_t layer, const float* x, int64_t n) {
     std::copy_n(x, n * n_embd_, inputs_ + (layer * n_batch_ + done_) * n_embd_);
 }
 
+bool* Recorder::needs(int64_t layer, int64_t expert, const ggml::Candidates& proposed) {
+    if (!proposed_) return nullptr;
+    bool* flags = proposed_ + (layer * n_blocks_ + expert) * n_ff_;
+    for (int64_t s = 0; s < ggml::kSegments; s++) {
+        const int32_t* ids = proposed.ids + ggml::segment_of(n_ff_, s).begin;
+        for (int32_t i = 0; i < proposed.count[s]; i++) flags[ids[i]] = true;
+    }
+    return computed_ + (layer * n_blocks_ + expert) * n_ff_;
+}
+
 uint64_t* Recorder::counts(int64_t layer) const {
     return counts_ ? counts_ + layer * n_blocks_ * n_ff_ : nullptr;
 }
@@ -51,6 +78,14 @@ const bool* Recorder::fired(int64_t layer) const {
 
 const float* Recorder::input(int64_t layer) const {
     return inputs_ && n_rows_ ? inputs_ + layer * n_batch_ * n_embd_ : nullptr;
+}
+
+const bool* Recorder::proposed(int64_t layer) const {
+    return proposed_ && n_rows_ ? proposed_ + layer * n_blocks_ * n_ff_ : nullptr;
+}
+
+const bool* Recorder::computed(int64_t layer) const {
+    return computed_ && n_rows_ ? computed_ + layer * n_blocks_ * n_ff_ : nullptr;
 }
 
 }  // namespace powerinfer

@@ -3,6 +3,7 @@
 
 #include "ggml/carver.h"
 #include "ggml/context.h"
+#include "ggml/neurons.h"
 #include "model.h"
 
 namespace powerinfer {
@@ -18,7 +19,7 @@ class Recorder {
 
     // begin: a call of n rows begins. advance: n more rows of it are done. fail: the call failed.
     void begin(int64_t n);
-    void advance(int64_t n) { done_ += n; }
+    void advance(int64_t n);
     void fail() { n_rows_ = 0; }
     // For n rows of the current batch (rows: their indices; null: all, in order): which neurons of
     // a block fired, [n, n_ff] (expert 0 if there is one block); and the input of the layer's
@@ -26,19 +27,28 @@ class Recorder {
     void fired(ggml::Context& context, int64_t layer, int64_t expert, const int32_t* rows,
                int64_t n, const bool* flags);
     void inputs(int64_t layer, const float* x, int64_t n);
+    // The neurons that a row alone in its batch proposed. Returns where the kernel notes the ones
+    // that it computes, [n_ff]; null if this is not recorded.
+    bool* needs(int64_t layer, int64_t expert, const ggml::Candidates& proposed);
 
     // For one layer, null if not recorded: counts [n_blocks, n_ff] since the session began; for the
     // rows of the last call, fired [rows, n_blocks, n_ff] and input [rows, n_embd].
     uint64_t* counts(int64_t layer) const;
     const bool* fired(int64_t layer) const;
     const float* input(int64_t layer) const;
+    // For the last row: [n_blocks, n_ff].
+    const bool* proposed(int64_t layer) const;
+    const bool* computed(int64_t layer) const;
 
  private:
+    void clear_needs();
+
     int64_t n_embd_ = 0, n_ff_ = 0, n_blocks_ = 0, n_layer_ = 0, n_batch_ = 0;
     int64_t n_rows_ = 0, done_ = 0;  // rows of the call, and those of them that are done
     uint64_t* counts_ = nullptr;     // [n_layer, n_blocks, n_ff]
     float* inputs_ = nullptr;        // [n_layer, n_batch, n_embd]
     bool* fired_ = nullptr;          // [n_layer, n_batch, n_blocks, n_ff]
+    bool *proposed_ = nullptr, *computed_ = nullptr;  // [n_layer, n_blocks, n_ff]
 };
 
 }  // namespace powerinfer

@@ -38,6 +38,9 @@ LAYERS = (
     ("device_model", "model", "families/*"),
     # memory of a session
     ("batch", "kv_pages", "rope", "counts", "record", "audit"),
+    # which neurons stay in memory
+    ("residency",),
+    ("split_pools", "simulate_cache"),
     ("sequence", "workspace", "device_scratch"),
     ("plan",),
     # reading a model

@@ -115,6 +115,8 @@ struct NeuronScratch {
         int32_t* tokens;
     };
     std::vector<PerThread> threads;
+    // [n] or null: where partial_ffn sets those that it computes (their act(g) is not 0).
+    bool* computed = nullptr;
 };
 
 // Lists the neurons (of n) that the mask allows for its row 0.

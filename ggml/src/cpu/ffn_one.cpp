@@ -38,8 +38,8 @@ struct Batch {
 class OneToken {
  public:
     OneToken(const Neurons& w, const cpu::RowProducts& rows, const Candidates& candidates,
-             bool* fired)
-        : w_(w), rows_(rows), candidates_(candidates), fired_(fired) {}
+             bool* computed, bool* fired)
+        : w_(w), rows_(rows), candidates_(candidates), computed_(computed), fired_(fired) {}
 
     // Computes segments [s0, s1): tiles of candidates, then batches of neurons whose gates fired.
     // The rows of a tile or batch are prefetched while the one before is computed, also across
@@ -94,6 +94,7 @@ class OneToken {
     void finish(Batch& batch, const Batch& next) {
         if (!batch.n) return;
         computed += batch.n;
+        for (int64_t i = 0; computed_ && i < batch.n; i++) computed_[batch.ids[i]] = true;
         int64_t m = batch.n;
         if (w_.gate) {
             float u[kTile];
@@ -116,7 +117,7 @@ class OneToken {
     const Neurons& w_;
     const cpu::RowProducts& rows_;
     const Candidates& candidates_;
-    bool* const fired_;  // [n] or null
+    bool *const computed_, *const fired_;  // [n] or null
 };
 
 }  // namespace
@@ -130,7 +131,7 @@ void partial_ffn(Context& context, const Neurons& w, const Input& x, const Candi
     // Several segments at a time, because prefetching does not cross the pieces of a thread.
     const int64_t grain = std::max<int64_t>(1, kSegments / (6 * context.threads.active()));
     context.threads.run(kSegments, grain, [&](int64_t begin, int64_t end, int) {
-        OneToken token(w, rows, candidates, fired);
+        OneToken token(w, rows, candidates, scratch.computed, fired);
         token.run(begin, end, sums);
         n_computed += token.computed;
         n_fired += token.fired;

@@ -1,0 +1,144 @@
+// Which parts of neurons stay in memory when the model is larger than that. It does no I/O, starts
+// no threads and reads no clock: it counts what was needed and decides what has a slot.
+//
+// A neuron has two parts, each with a pool of slots: the first (its gate row; without a gate, its
+// up row), which every proposed neuron needs, and the rest, which the neurons that fire need. A
+// part is worth its expected uses per token: a count that decays, so that the set follows the text,
+// and the average over the profile and all tokens so far, so that it keeps what is often needed;
+// less while the other part is missing, since then a read remains. A part that was read replaces
+// the least worthy of 16 random slots, or gets no slot if it is worth less (bypass). LRU would keep
+// nothing: a token proposes more than the cache holds.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "ggml/carver.h"
+
+namespace powerinfer {
+
+enum class Half { first = 0, rest = 1 };
+
+struct ResidencyShape {
+    int32_t n_blocks = 0, n = 0;  // layers (or layers times experts); neurons in each
+    // From 0 to n_blocks * n. With all of them each part has the slot of its number, block * n +
+    // id, and there is nothing to decide.
+    int64_t first_slots = 0, rest_slots = 0;
+
+    int64_t parts() const { return int64_t(n_blocks) * n; }  // of each half
+    int64_t slots(Half half) const { return half == Half::first ? first_slots : rest_slots; }
+};
+
+struct ResidencyOptions {
+    uint64_t seed = 1;
+    float half_life = 12;  // tokens
+    // Share of the average in the worth; the rest is the decayed count's. With `fit` only at first:
+    // then it is fitted to what tokens need, so that the cache follows a text that changes and is
+    // at rest where nothing does.
+    float long_run = 0.4;
+    bool fit = true;
+    // As many tokens as the profile weighs in the average: few enough that another text is learnt.
+    float profile_tokens = 1000;
+};
+
+// A part, and how often it is expected to be needed per token.
+struct RankedPart {
+    Half half;
+    int32_t block, id;
+    float worth;
+};
+
+class Residency {
+ public:
+    Residency() = default;
+    Residency(ggml::Carver& carver, const ResidencyShape& shape,
+              const ResidencyOptions& options = {});
+
+    // Expected uses per token of a block's parts, [n] each, before any token. Null: not known.
+    void profile(int32_t block, const float* first, const float* rest);
+    // The same from a list that an earlier session saved (`resident`).
+    void profile(const std::vector<RankedPart>& parts);
+
+    // [n]: the slot of each part of a block, or -1. Valid as long as this; changed by admit and
+    // forget.
+    const int32_t* slots(Half half, int32_t block) const { return pool(half).slots(block); }
+    int64_t used(Half half) const { return pool(half).used; }
+
+    // n tokens begin: one, the rows of several sequences, or a prompt.
+    void begin(int32_t n);
+    // These parts were needed, each by `tokens` of the tokens that begin() announced. Constant time
+    // per id: counts are not decayed; the unit that is added grows.
+    void count(Half half, int32_t block, const int32_t* ids, int64_t n, float tokens = 1);
+    // The slot for a part that is being read: a free one, or that of a victim, which is lost. -1 if
+    // it is not worth a slot. A part that has a slot keeps it.
+    int32_t admit(Half half, int32_t block, int32_t id);
+    // Slots of this block are no victims until unpin.
+    void pin(Half half, int32_t block) { pool(half).pinned = block; }
+    void unpin(Half half) { pool(half).pinned = -1; }
+    // Frees the slot of a part: reading it failed.
+    void forget(Half half, int32_t block, int32_t id);
+
+    // The most valuable parts that have slots, or that the slots have room for; by falling worth,
+    // then ascending. Not for pools that hold all parts. For saving, and to fill memory.
+    std::vector<RankedPart> resident() const { return ranked(true); }
+    std::vector<RankedPart> wanted() const { return ranked(false); }
+
+    const ResidencyShape& shape() const { return shape_; }
+
+ private:
+    // Both counts of a part lie together, since its worth needs both.
+    struct Uses {
+        float recent;  // in units: see unit_
+        float all;     // including the profile's
+    };
+    // A part by which the share of the average is fitted: both rates before the last token.
+    struct Probe {
+        float recent, average;
+        float all;  // of Uses
+    };
+    struct Pool {
+        int32_t n = 0;              // neurons in a block
+        int64_t capacity = 0;       // slots
+        int64_t used = 0, top = 0;  // slots with an owner; slots that ever had one
+        int32_t free = -1;          // first of the slots below top without an owner
+        int32_t pinned = -1;        // block
+        int32_t n_probes = 0;
+        Probe* probes = nullptr;        // [n_probes], of parts at even distances
+        double agree = 0, differ = 0;   // sums of the fit: see fit()
+        float recent = 0, average = 0;  // factors that make a worth of Uses
+        bool decides = false;           // neither empty nor complete
+        Uses* uses = nullptr;           // [parts]; null unless it decides
+        int32_t* slot = nullptr;   // [parts], or [n] with -1 for all blocks of a pool without slots
+        int32_t* owner = nullptr;  // [capacity]: part; in a free slot ~next free one
+
+        const int32_t* slots(int32_t block) const {
+            return capacity ? slot + int64_t(block) * n : slot;
+        }
+    };
+
+    const Pool& pool(Half half) const { return pools_[int(half)]; }
+    Pool& pool(Half half) { return pools_[int(half)]; }
+    void carve(ggml::Carver& carver, Pool& pool, int64_t capacity);
+    static float worth(const Pool& pool, const Uses& uses) {
+        return pool.recent * uses.recent + pool.average * uses.all;
+    }
+    float saves(const Pool& pool, int64_t part) const;
+    void fit(Pool& pool);
+    void probe(Pool& pool);
+    void weigh();
+    void rescale(int32_t n);
+    uint64_t random();
+    int32_t victim(const Pool& pool);
+    std::vector<RankedPart> ranked(bool resident) const;
+
+    ResidencyShape shape_;
+    ResidencyOptions options_;
+    Pool pools_[2];
+    uint64_t state_ = 0;
+    double growth_ = 1;            // of the unit per token
+    double unit_ = 1, added_ = 1;  // one use now, in units; what count() adds for one token
+    double tokens_ = 0;            // behind Uses::all, with the profile's
+    int32_t begun_ = 0;            // tokens of the last begin()
+};
+
+}  // namespace powerinfer

@@ -1,0 +1,49 @@
+// How the bytes of the cache are divided between its two pools (residency.h), once, when a model is
+// planned.
+#pragma once
+
+#include <cstdint>
+
+#include "residency.h"
+
+namespace powerinfer {
+
+// Seconds that reading takes: max(least, fixed + bytes * per_byte). A disk that is limited in reads
+// and in bandwidth has {1 / reads a second, 0, 1 / bandwidth}; time of the processor adds to both.
+struct DiskCost {
+    double least = 0, fixed = 0, per_byte = 0;
+    double seconds(double bytes) const {
+        const double all = fixed + bytes * per_byte;
+        return all > least ? all : least;
+    }
+};
+
+struct PartBytes {
+    uint64_t first = 0, rest = 0;
+};
+
+// Is it cheaper to read a proposed neuron's first part, and its rest only if it fires, than to read
+// both at once? fires: how often a proposed neuron fires.
+bool reads_first_alone(const DiskCost& disk, const PartBytes& bytes, double fires);
+
+struct PoolSlots {
+    int64_t first = 0, rest = 0;
+    double seconds = 0;  // of reading, per token, if the best parts are resident
+};
+
+// The slots that fit `bytes` and leave the least time of reading per token. first_rate, rest_rate
+// [n]: how often a token needs each neuron's first part (it is proposed) and its rest (it fires).
+// each: how many neurons an entry stands for.
+PoolSlots split_pools(uint64_t bytes, const PartBytes& part, const float* first_rate,
+                      const float* rest_rate, int64_t n, const DiskCost& disk, double each = 1);
+
+// The same without a profile: n neurons whose mean rates are given, distributed as in ReLU models
+// (26% of the neurons make 80% of the firings).
+PoolSlots split_pools(uint64_t bytes, const PartBytes& part, double first_mean, double rest_mean,
+                      int64_t n, const DiskCost& disk);
+
+// Exact mode: every first part is needed for every token, so all of them are resident.
+// Returns no first slots if they do not fit.
+PoolSlots exact_pools(uint64_t bytes, const PartBytes& part, int64_t n);
+
+}  // namespace powerinfer
