@@ -24,6 +24,7 @@ COMMANDS = {
     "profile": "count how often each neuron fires on a text",
     "train-predictor": "train predictors of firing neurons",
     "place": "decide which neurons live on the GPU, in RAM and in storage",
+    "simulate": "replay a trace of neurons through the cache for models larger than memory",
     "plot": "draw statistics, placements and predictors",
     "perplexity": "measure how well a model predicts a text",
     "bench": "measure speed",

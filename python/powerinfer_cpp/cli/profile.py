@@ -8,6 +8,8 @@ from ..convert import to_stderr
 from ..model import Model
 from ..printable import printable
 from ..profile import Statistics, profile
+from ..profile.text import read, windows
+from ..trace import record
 from .common import (
     add_model_arguments,
     add_text_arguments,
@@ -42,6 +44,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--export", metavar="DIR", help="write activation_N.pt for PowerInfer")
     parser.add_argument(
+        "--trace",
+        metavar="F",
+        help="write which neurons each token needs, computed with --sparse as if generated, for "
+        "`powerinfer simulate`",
+    )
+    parser.add_argument(
         "--cats",
         type=share,
         metavar="P",
@@ -55,8 +63,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
-    if args.out is None and args.export is None:
-        raise ValueError("profile needs --out F or --export DIR")
+    if args.out is None and args.export is None and args.trace is None:
+        raise ValueError("profile needs --out F, --export DIR or --trace F")
+    if args.trace is not None:
+        _trace(args)
+        return
     if (args.backend == "transformers") != (args.checkpoint is not None):
         raise ValueError("--backend transformers and --checkpoint DIR need each other")
     need_cpu(args)
@@ -83,6 +94,23 @@ def run(args: argparse.Namespace) -> None:
     show(found)
     if args.out is not None:
         print(args.out)
+
+
+def _trace(args: argparse.Namespace) -> None:
+    """Writes a trace and nothing else."""
+    others = (args.out, args.export, args.imported, args.cats, args.checkpoint)
+    if args.text is None or args.merge or any(value is not None for value in others):
+        raise ValueError("--trace needs --text, and is an output of its own")
+    need_cpu(args)
+    model = Model(args.model, **model_fields(args))
+    n_ctx = min(args.ctx_size, model.n_ctx_train)
+    try:
+        pieces = windows(model, read(args.text), args.separator, n_ctx, args.tokens)
+    except ValueError as error:
+        raise ValueError(f"{args.text}: {error}") from None
+    tokens, proposed, computed = record(model, args.trace, pieces, **session_fields(args))
+    print(f"{tokens} tokens; each proposed {proposed:.0f} neurons and computed {computed:.0f}")
+    print(args.trace)
 
 
 def show(found: Statistics) -> None:
