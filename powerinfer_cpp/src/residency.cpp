@@ -29,7 +29,7 @@ constexpr double kLeastShare = 0.1, kMostShare = 0.95;
 
 Residency::Residency(ggml::Carver& carver, const ResidencyShape& shape,
                      const ResidencyOptions& options)
-    : shape_(shape), options_(options), state_(options.seed), tokens_(options.profile_tokens) {
+    : shape_(shape), options_(options), state_(options.seed) {
     if (shape.n_blocks < 0 || shape.n < 0 || shape.parts() > INT32_MAX) {
         throw ggml::Error(ggml::Code::unsupported, "more neurons than a cache can number");
     }
@@ -75,6 +75,8 @@ void Residency::profile(int32_t block, const float* first, const float* rest) {
         Uses* uses = p.uses + int64_t(block) * p.n;
         for (int32_t i = 0; i < p.n; i++) uses[i].all = rate[i] * options_.profile_tokens;
     }
+    tokens_ = options_.profile_tokens;
+    weigh();
 }
 
 void Residency::profile(const std::vector<RankedPart>& parts) {
@@ -85,6 +87,8 @@ void Residency::profile(const std::vector<RankedPart>& parts) {
         if (!p.decides || !known) continue;
         p.uses[int64_t(part.block) * p.n + part.id].all = part.worth * options_.profile_tokens;
     }
+    tokens_ = options_.profile_tokens;
+    weigh();
 }
 
 void Residency::begin(int32_t n) {

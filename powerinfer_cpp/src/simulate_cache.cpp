@@ -52,7 +52,7 @@ class Ours : public Policy {
  public:
     Ours(const ResidencyShape& shape, const ResidencyOptions& options, const CacheStart& start)
         : cache_("the cache", shape, options) {
-        for (int32_t b = 0; b < shape.n_blocks; b++) {
+        for (int32_t b = 0; b < shape.n_blocks && start.rest_rate; b++) {
             const int64_t at = int64_t(b) * shape.n;
             cache_->profile(b, start.first_rate ? start.first_rate + at : nullptr,
                             start.rest_rate ? start.rest_rate + at : nullptr);
