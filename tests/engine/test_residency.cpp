@@ -440,15 +440,19 @@ void test_speed() {
         }
         const auto counted = now();
         for (int32_t b = 0; b < 32; b++) {
-            for (size_t i = 0; i < ids[b].size() / 4; i++, admitted++) {
-                cache->admit(Half::first, b, ids[b][(i * 97 + size_t(t)) % ids[b].size()]);
+            for (size_t i = 0; i < ids[b].size() / 4; i++) {
+                const int32_t id = ids[b][(i * 97 + size_t(t)) % ids[b].size()];
+                admitted += cache->slots(Half::first, b)[id] < 0;
+                cache->admit(Half::first, b, id);
             }
         }
         best = std::min(best, ms(counted - begun));
         worst_admit = std::max(worst_admit, ms(now() - counted));
         if (t == 9) {
-            std::printf("%lld ids counted in %.3f ms, %lld admissions in at most %.2f ms\n",
-                        (long long)total, best, (long long)admitted, worst_admit);
+            std::printf(
+                "%lld ids counted in %.3f ms, the last token's %lld misses decided, any token's in "
+                "at most %.2f ms\n",
+                (long long)total, best, (long long)admitted, worst_admit);
         }
     }
     if (!check::kSanitized) CHECK(best < 5);  // 0.1 ms here
