@@ -4,9 +4,10 @@
 // A neuron has two parts, each with a pool of slots: the first (its gate row; without a gate, its
 // up row), which every proposed neuron needs, and the rest, which the neurons that fire need. A
 // part is worth its expected uses per token: a count that decays, so that the set follows the text,
-// and the average over the profile and all tokens so far, so that it keeps what is often needed. A
-// part that was read replaces the least worthy of 16 random slots, or gets no slot if it is worth
-// less (bypass). LRU would keep nothing: a token proposes more than the cache holds.
+// and the average over the profile and all tokens so far, so that it keeps what is often needed;
+// less while the other part is missing, since then a read remains. A part that was read replaces
+// the least worthy of 16 random slots, or gets no slot if it is worth less (bypass). LRU would keep
+// nothing: a token proposes more than the cache holds.
 #pragma once
 
 #include <cstdint>
@@ -31,7 +32,11 @@ struct ResidencyShape {
 struct ResidencyOptions {
     uint64_t seed = 1;
     float half_life = 12;  // tokens
-    float long_run = 0.4;  // share of the average in the worth; the rest is the decayed count's
+    // Share of the average in the worth; the rest is the decayed count's. With `fit` only at first:
+    // then it is fitted to what tokens need, so that the cache follows a text that changes and is
+    // at rest where nothing does.
+    float long_run = 0.4;
+    bool fit = true;
     // As many tokens as the profile weighs in the average: few enough that another text is learnt.
     float profile_tokens = 1000;
 };
@@ -86,14 +91,23 @@ class Residency {
         float recent;  // in units: see unit_
         float all;     // including the profile's
     };
+    // A part by which the share of the average is fitted: both rates before the last token.
+    struct Probe {
+        float recent, average;
+        float all;  // of Uses
+    };
     struct Pool {
         int32_t n = 0;              // neurons in a block
         int64_t capacity = 0;       // slots
         int64_t used = 0, top = 0;  // slots with an owner; slots that ever had one
         int32_t free = -1;          // first of the slots below top without an owner
         int32_t pinned = -1;        // block
-        bool decides = false;       // neither empty nor complete
-        Uses* uses = nullptr;       // [parts]; null unless it decides
+        int32_t n_probes = 0;
+        Probe* probes = nullptr;        // [n_probes], of parts at even distances
+        double agree = 0, differ = 0;   // sums of the fit: see fit()
+        float recent = 0, average = 0;  // factors that make a worth of Uses
+        bool decides = false;           // neither empty nor complete
+        Uses* uses = nullptr;           // [parts]; null unless it decides
         int32_t* slot = nullptr;   // [parts], or [n] with -1 for all blocks of a pool without slots
         int32_t* owner = nullptr;  // [capacity]: part; in a free slot ~next free one
 
@@ -105,9 +119,14 @@ class Residency {
     const Pool& pool(Half half) const { return pools_[int(half)]; }
     Pool& pool(Half half) { return pools_[int(half)]; }
     void carve(ggml::Carver& carver, Pool& pool, int64_t capacity);
-    float worth(const Uses& uses) const { return recent_ * uses.recent + average_ * uses.all; }
+    static float worth(const Pool& pool, const Uses& uses) {
+        return pool.recent * uses.recent + pool.average * uses.all;
+    }
+    float saves(const Pool& pool, int64_t part) const;
+    void fit(Pool& pool);
+    void probe(Pool& pool);
     void weigh();
-    void rescale();
+    void rescale(int32_t n);
     uint64_t random();
     int32_t victim(const Pool& pool);
     std::vector<RankedPart> ranked(bool resident) const;
@@ -116,10 +135,10 @@ class Residency {
     ResidencyOptions options_;
     Pool pools_[2];
     uint64_t state_ = 0;
-    double growth_ = 1;               // of the unit per token
-    double unit_ = 1, added_ = 1;     // one use now, in units; what count() adds for one token
-    double tokens_ = 0;               // behind Uses::all, with the profile's
-    float recent_ = 0, average_ = 0;  // factors that make a worth of Uses
+    double growth_ = 1;            // of the unit per token
+    double unit_ = 1, added_ = 1;  // one use now, in units; what count() adds for one token
+    double tokens_ = 0;            // behind Uses::all, with the profile's
+    int32_t begun_ = 0;            // tokens of the last begin()
 };
 
 }  // namespace powerinfer

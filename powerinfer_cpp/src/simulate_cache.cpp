@@ -52,7 +52,7 @@ class Ours : public Policy {
  public:
     Ours(const ResidencyShape& shape, const ResidencyOptions& options, const CacheStart& start)
         : cache_("the cache", shape, options) {
-        for (int32_t b = 0; b < shape.n_blocks; b++) {
+        for (int32_t b = 0; b < shape.n_blocks && start.rest_rate; b++) {
             const int64_t at = int64_t(b) * shape.n;
             cache_->profile(b, start.first_rate ? start.first_rate + at : nullptr,
                             start.rest_rate ? start.rest_rate + at : nullptr);
@@ -92,44 +92,46 @@ std::vector<int32_t> best(const float* rate, int64_t parts, int64_t slots) {
     return order;
 }
 
-// Resident parts of a pool, each with a key; the one with the smallest key goes first. Every step
+// Resident parts of a pool, each with a key; the one with the smallest key goes first, and among
+// equal keys the one that got its own first. Every step
 // takes constant time but the search for the smallest key, which goes over empty keys.
 class Keyed {
  public:
     Keyed(int64_t parts, int64_t keys)
-        : at_(size_t(parts), -1), links_(size_t(parts)), first_(size_t(keys), -1) {}
+        : at_(size_t(parts), -1), links_(size_t(parts)), ends_(size_t(keys)) {}
     bool has(int32_t part) const { return at_[size_t(part)] >= 0; }
     int64_t size() const { return size_; }
     int64_t key(int32_t part) const { return at_[size_t(part)]; }
     void put(int32_t part, int64_t key) {
         if (has(part)) take(part);
-        int32_t& first = first_[size_t(key)];
-        links_[size_t(part)] = {-1, first};
-        if (first >= 0) links_[size_t(first)].before = part;
-        first = part;
+        Links& ends = ends_[size_t(key)];
+        links_[size_t(part)] = {ends.before, -1};
+        (ends.before >= 0 ? links_[size_t(ends.before)].after : ends.after) = part;
+        ends.before = part;
         at_[size_t(part)] = key;
         least_ = std::min(least_, key);
         size_++;
     }
     void take(int32_t part) {
         const Links l = links_[size_t(part)];
-        (l.before >= 0 ? links_[size_t(l.before)].after : first_[size_t(key(part))]) = l.after;
-        if (l.after >= 0) links_[size_t(l.after)].before = l.before;
+        Links& ends = ends_[size_t(key(part))];
+        (l.before >= 0 ? links_[size_t(l.before)].after : ends.after) = l.after;
+        (l.after >= 0 ? links_[size_t(l.after)].before : ends.before) = l.before;
         at_[size_t(part)] = -1;
         size_--;
     }
     int32_t least() {  // there is one
-        while (first_[size_t(least_)] < 0) least_++;
-        return first_[size_t(least_)];
+        while (ends_[size_t(least_)].after < 0) least_++;
+        return ends_[size_t(least_)].after;
     }
 
  private:
     struct Links {
-        int32_t before, after;
+        int32_t before = -1, after = -1;
     };
     std::vector<int64_t> at_;  // key, or -1
     std::vector<Links> links_;
-    std::vector<int32_t> first_;
+    std::vector<Links> ends_;  // by key: before is the last part, after the first one
     int64_t least_ = 0, size_ = 0;
 };
 
@@ -144,8 +146,10 @@ class ByTime : public Policy {
             pools_.emplace_back(shape.parts(), times_ + 1);
             slots_[h] = shape.slots(half);
             const float* rate = h ? start.rest_rate : start.first_rate;
-            for (int32_t part : best(rate, shape.parts(), slots_[h])) {
-                pools_[size_t(h)].put(part, future ? times_ - soonest_[h][size_t(part)] : 0);
+            const std::vector<int32_t> order = best(rate, shape.parts(), slots_[h]);
+            for (size_t i = order.size(); i-- > 0;) {  // the least needed goes first
+                const int64_t soonest = future ? soonest_[h][size_t(order[i])] : times_;
+                pools_[size_t(h)].put(order[i], times_ - soonest);
             }
         }
     }

@@ -164,7 +164,8 @@ def load(path: str | Path) -> Trace:
         arrays = [*computed, *(proposed or [])]
         wanted = (n_blocks, (n_ff + 7) // 8)
         good = all(a.dtype == np.uint8 and a.ndim == 3 and a.shape[1:] == wanted for a in arrays)
-        good = good and len(arrays) > 0 and n_blocks > 0 and n_ff > 0
+        good = good and [len(a) for a in computed] == [len(a) for a in proposed or computed]
+        good = good and len(computed) > 0 and n_blocks > 0 and n_ff > 0
         if rates is not None:
             good = good and rates.dtype == np.float32 and rates.shape == (n_blocks, n_ff)
             good = good and bool(np.all((rates >= 0) & (rates <= 1)))

@@ -102,15 +102,17 @@ void test_empty_and_complete_pools() {
     CHECK(cache->resident().empty() && cache->wanted().empty());
     CHECK_THROWS(internal, make({3, 10, 31, 0}));
     CHECK_THROWS(unsupported, make({1 << 20, 1 << 20, 1, 1}));
-    // 8 bytes of counts and 4 of a slot for a part, 4 for a slot's owner.
+    // 8 bytes of counts and 4 of a slot for a part, 4 for a slot's owner; 512 probes.
     const ResidencyShape large{64, 1024, 16 * 1024, 0};
-    CHECK(ggml::carved_bytes<Residency>(large) == 64 * 1024 * 12 + 16 * 1024 * 4 + 1024 * 4);
+    CHECK(ggml::carved_bytes<Residency>(large) ==
+          64 * 1024 * 12 + 16 * 1024 * 4 + 512 * 12 + 1024 * 4);
 }
 
 // A count decays by half in a half-life; what is needed now is admitted in its place.
 void test_decay() {
     ResidencyOptions options;
     options.long_run = 0;
+    options.fit = false;
     options.half_life = 10;
     Cache cache = make({1, 4, 0, 1}, options);
     const int32_t old = 0, fresh = 1;
@@ -134,13 +136,13 @@ void test_decay() {
 void test_long_runs() {
     ResidencyOptions options;
     options.half_life = 2;
+    options.fit = false;
     Cache cache = make({1, 4, 2, 2}, options);
     const int32_t id = 2;
     for (int t = 0; t < 2000; t++) {
         cache->begin(1);
         cache->count(Half::rest, 0, &id, 1);
-        CHECK(t < 1000 ||
-              std::abs(cache->wanted()[0].worth - (0.6 + 0.4 * t / (t + 1000.0))) < 1e-2);
+        CHECK(std::abs(cache->wanted()[0].worth - 1) < (t < 30 ? 1 : 1e-2));
     }
     for (int32_t n : {512, 1 << 20, INT32_MAX}) {
         cache->begin(n);
@@ -181,7 +183,7 @@ Trace synthetic(uint32_t seed, int n_tokens, int topic, double density, double s
     trace.rate = now;
     trace.bits.resize(size_t(n_tokens) * size_t(s.n_blocks) * size_t(s.n) / 8);
     for (int t = 0; t < n_tokens; t++) {
-        if (t % topic == 0) {
+        if (t % topic == topic - 1) {
             now = trace.rate;
             for (int i = 0; i < 150; i++) {
                 const auto block = int(random()) % s.n_blocks & 3;
@@ -218,8 +220,8 @@ int64_t plain_fixed(const Trace& trace) {
     return misses;
 }
 
-// LRU (future false) or Belady's optimum with bypass. Orders within one block of one token, which
-// can be chosen freely, may differ from the engine's by little.
+// LRU, or Belady's optimum with bypass. Uses in one block of one token have one time, so the
+// engine's may differ by little.
 int64_t plain_by_time(const Trace& trace, bool future) {
     const std::set<int32_t> start = best(trace);
     const auto n_tokens = int64_t(trace.tokens.size());
@@ -281,8 +283,8 @@ void test_policies() {
         CHECK(fixed.missed[1] == plain_fixed(trace));
         const int64_t plain_lru = plain_by_time(trace, false);
         const int64_t optimum = plain_by_time(trace, true);
-        CHECK(belady.missed[1] == optimum);
-        CHECK(std::abs(lru.missed[1] - plain_lru) <= plain_lru / 100);
+        CHECK(std::abs(belady.missed[1] - optimum) <= optimum / 200);
+        CHECK(std::abs(lru.missed[1] - plain_lru) <= plain_lru / 200);
         const auto percent = [&](int64_t missed) {
             return 100 - 100 * double(missed) / double(needed);
         };
@@ -292,8 +294,8 @@ void test_policies() {
             c.topic, c.density, 100 * c.share, percent(own.missed[1]), percent(fixed.missed[1]),
             percent(lru.missed[1]), percent(belady.missed[1]));
         CHECK(own.missed[1] >= belady.missed[1] && own.missed[1] < lru.missed[1]);
-        // Where nothing changes the profile cannot be beaten, only nearly reached.
-        CHECK(percent(own.missed[1]) > percent(fixed.missed[1]) - (c.topic > 1000 ? 1.5 : 0));
+        // Where nothing changes the profile cannot be beaten.
+        CHECK(double(own.missed[1]) < (c.topic > 1000 ? 1.01 : 0.9) * double(fixed.missed[1]));
     }
 }
 
@@ -438,15 +440,19 @@ void test_speed() {
         }
         const auto counted = now();
         for (int32_t b = 0; b < 32; b++) {
-            for (size_t i = 0; i < ids[b].size() / 4; i++, admitted++) {
-                cache->admit(Half::first, b, ids[b][(i * 97 + size_t(t)) % ids[b].size()]);
+            for (size_t i = 0; i < ids[b].size() / 4; i++) {
+                const int32_t id = ids[b][(i * 97 + size_t(t)) % ids[b].size()];
+                admitted += cache->slots(Half::first, b)[id] < 0;
+                cache->admit(Half::first, b, id);
             }
         }
         best = std::min(best, ms(counted - begun));
         worst_admit = std::max(worst_admit, ms(now() - counted));
         if (t == 9) {
-            std::printf("%lld ids counted in %.3f ms, %lld admissions in at most %.2f ms\n",
-                        (long long)total, best, (long long)admitted, worst_admit);
+            std::printf(
+                "%lld ids counted in %.3f ms, the last token's %lld misses decided, any token's in "
+                "at most %.2f ms\n",
+                (long long)total, best, (long long)admitted, worst_admit);
         }
     }
     if (!check::kSanitized) CHECK(best < 5);  // 0.1 ms here
