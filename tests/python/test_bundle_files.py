@@ -279,3 +279,5 @@ def test_a_placement_of_the_model_applies(
     assert again.model.model_hash == found.model.model_hash
     for one, other in zip(again.tiers(), found.tiers(), strict=True):
         assert np.array_equal(one, other)
+    write_sidecar(sidecar_path(target), again)
+    assert opened(target, capfd) == said_of(sidecar_path(target), found.tiers())
