@@ -175,8 +175,10 @@ void OutputFile::abandon() {
 
 void OutputFile::fail(int error) {
     abandon();
-    const std::string why =
-        error == EBUSY ? "another process is writing it" : "cannot be written: " + reason(error);
+    const bool full = error == ENOSPC || error == EDQUOT || error == EFBIG;
+    const std::string why = error == EBUSY ? "another process is writing it"
+                            : full         ? "no space left to write it"
+                                           : "cannot be written: " + reason(error);
     throw Error(Code::io, path_ + ": " + why);
 }
 

@@ -181,16 +181,20 @@ std::string tier_tensor(int64_t layer, bool experts) {
 
 std::optional<Placement> read_placement(const Model& model, const pi_model_params& params) {
     if (has_tiers(model.file.gguf)) return read_embedded(model);
-    std::string path = model.file.gguf.path();
-    // MODEL.bundle.gguf has the placements of MODEL.
-    const std::string end = ".bundle.gguf";
+    std::vector<std::string> models{model.file.gguf.path()};
+    // A placement of MODEL is one of MODEL.bundle.gguf, too.
+    const std::string path = models[0], end = ".bundle.gguf";
     if (path.size() > end.size() && !path.compare(path.size() - end.size(), end.size(), end)) {
-        path.resize(path.size() - end.size());
+        models.push_back(path.substr(0, path.size() - end.size()));
     }
-    const std::string sidecar = path + ".placement.gguf";
-    if (ggml::file_exists(sidecar)) return read_sidecar(model, sidecar);
-    const std::string index = gpu_index_path(path);
-    if (params.use_gpu_index && ggml::file_exists(index)) return from_gpu_index(model, index);
+    for (const std::string& name : models) {
+        const std::string sidecar = name + ".placement.gguf";
+        if (ggml::file_exists(sidecar)) return read_sidecar(model, sidecar);
+    }
+    for (const std::string& name : models) {
+        const std::string index = gpu_index_path(name);
+        if (params.use_gpu_index && ggml::file_exists(index)) return from_gpu_index(model, index);
+    }
     return std::nullopt;
 }
 

@@ -9,8 +9,8 @@
 //
 // The first two name the statistics that they were solved for (stats_hash, over all rates). A
 // sidecar also names its model (model_hash, over names, shapes, types and first bytes of all
-// tensors). Both are checked; MODEL.bundle.gguf uses those of MODEL. PowerInfer's files have
-// neither, so only shapes can be checked.
+// tensors). Both are checked. PowerInfer's files have neither, so only shapes can be checked.
+// MODEL.bundle.gguf uses the files beside MODEL if it has none of its own; its model_hash is a key.
 #pragma once
 
 #include <optional>

@@ -23,7 +23,7 @@ LOG_LEVEL_INFO = 3  # pi_log_callback: 1 error, 2 warning, 3 information, 4 deta
 Progress = Callable[[float], bool | None]
 
 
-class _Callbacks:
+class Callbacks:
     """The user's callbacks, and the exceptions that they raised.
 
     Exceptions cannot pass through C: they are kept here, the call is cancelled, and `check` raises
@@ -44,7 +44,7 @@ class _Callbacks:
 
 
 def _keep_error(_kind: type, error: BaseException, traceback: Any) -> None:
-    """Stores a callback's exception in its _Callbacks, found through `traceback`'s frame."""
+    """Stores a callback's exception in its Callbacks, found through `traceback`'s frame."""
     data = traceback.tb_frame.f_locals.get("data") if traceback else None
     if data:
         ffi.from_handle(data).error = error
@@ -83,7 +83,7 @@ def _filled(params: Any, fields: dict[str, Any]) -> Any:
 def _model_params(
     fields: dict[str, Any],
     session: dict[str, Any] | None = None,
-    callbacks: _Callbacks | None = None,
+    callbacks: Callbacks | None = None,
 ) -> tuple[Any, Any]:
     """pi_model_params, and what they point to, which must live as long. session: fields of
     pi_session_params."""
@@ -150,7 +150,7 @@ class Model:
         **fields: Any,
     ):
         self.path = path
-        self._callbacks = _Callbacks(progress, verbose)
+        self._callbacks = Callbacks(progress, verbose)
         out = ffi.new("pi_model **")
         params, kept = _model_params(fields, session, self._callbacks)
         self._callbacks.check(lib.pi_model_open(encoded(path), params, out), path)
@@ -326,7 +326,7 @@ class Session:
         self._n_layer = model.n_layer
         self._neurons = max(1, model.n_expert), model.n_ff
         self._n_rows = 0  # rows of the last eval
-        self._callbacks = _Callbacks(None, verbose)
+        self._callbacks = Callbacks(None, verbose)
         params = _session_params(**fields)
         if verbose:
             params.log, params.log_data = lib.pi_python_log, self._callbacks.handle

@@ -54,7 +54,7 @@ def quantize(
     type_name: one of TYPES, any case; predictor_type: format of fc1 and fc2. Vectors, routers and
     position tables keep their format; if the block size does not divide a row, the matrix gets a
     replacement or F16. A PWRI file becomes a neuron-aware GGUF, a split file a single file. bundle:
-    store neuron rows in their memory layout. allow_requantize: also accept quantised matrices.
+    store the rows of each neuron together. allow_requantize: also accept quantised matrices.
 
     Raises OSError, ModelFormatError, UnsupportedModelError (requantising), ValueError; an error
     leaves no partial file.

@@ -291,6 +291,51 @@ static void test_formats(void) {
     CHECK(type == 77 && block == 77 && bytes == 77);
 }
 
+/* The same in the layout of version 2, with an F32 down row. */
+static void test_neurons(void) {
+    const uint32_t types[] = {1, 8, 0};
+    unsigned char f16[2][64], neurons[2][1024], back[2][64];
+    uint32_t sums[4] = {0};
+    for (int i = 0; i < 128; i++) f16[i / 64][i % 64] = (unsigned char)i;
+    memset(neurons, 0, sizeof(neurons));
+    pi_store_layout layout = {.struct_size = sizeof(layout)};
+    OK(pi_store_layout_of(types, 3, 32, 512, &layout));
+    CHECK(layout.stride == 1024 && layout.first == 512);
+    CHECK(layout.offset[0] == 0 && layout.offset[1] == 512 && layout.offset[2] == 576);
+    const size_t size = sizeof(neurons);
+    OK(pi_store_put(types, 3, 32, 512, 2, 0, f16, sizeof(f16), neurons, size));
+    CHECK(!memcmp(neurons[1], f16[1], 64) && neurons[1][64] == 0);
+    OK(pi_store_take(types, 3, 32, 512, 2, 0, neurons, size, back, sizeof(back)));
+    CHECK(!memcmp(back, f16, sizeof(f16)));
+    OK(pi_store_checksums(types, 3, 32, 512, 2, neurons, size, sums, sizeof(sums)));
+    CHECK(sums[0] != sums[2] && sums[1] == sums[3]);
+    FAILS(PI_ERROR_ARGUMENT, pi_store_layout_of(types, 1, 32, 512, &layout));
+    FAILS(PI_ERROR_ARGUMENT, pi_store_layout_of(types, 3, 33, 512, &layout));
+    FAILS(PI_ERROR_ARGUMENT, pi_store_layout_of(types, 3, 32, 500, &layout));
+    FAILS(PI_ERROR_ARGUMENT, pi_store_layout_of(NULL, 3, 32, 512, &layout));
+    FAILS(PI_ERROR_ARGUMENT, pi_store_layout_of(types, 3, 32, 512, NULL));
+    FAILS(PI_ERROR_ARGUMENT, pi_store_put(types, 3, 32, 512, 2, 3, f16, 128, neurons, size));
+    FAILS(PI_ERROR_ARGUMENT, pi_store_put(types, 3, 32, 512, 2, -1, f16, 128, neurons, size));
+    FAILS(PI_ERROR_ARGUMENT, pi_store_put(types, 3, 32, 512, 2, 0, f16, 127, neurons, size));
+    FAILS(PI_ERROR_ARGUMENT, pi_store_put(types, 3, 32, 512, 2, 0, f16, 128, neurons, size - 1));
+    FAILS(PI_ERROR_ARGUMENT, pi_store_take(types, 3, 32, 512, 2, 0, neurons, size, NULL, 128));
+    FAILS(PI_ERROR_ARGUMENT, pi_store_checksums(types, 3, 32, 512, 2, neurons, size, sums, 15));
+    FAILS(PI_ERROR_ARGUMENT, pi_store_checksums(types, 3, 32, 512, -1, neurons, size, sums, 16));
+    size_t length = 77;
+    char path[8];
+    FAILS(PI_ERROR_IO, pi_bundle_file("no/such/file", "no/such/target", NULL));
+    FAILS(PI_ERROR_ARGUMENT, pi_bundle_file(model_path, NULL, NULL));
+    FAILS(PI_ERROR_UNSUPPORTED, pi_bundle_check(model_path, NULL));
+    FAILS(PI_ERROR_ARGUMENT, pi_find_bundle(model_path, path, sizeof(path), NULL));
+    FAILS(PI_ERROR_ARGUMENT, pi_find_bundle(NULL, path, sizeof(path), &length));
+    FAILS(PI_ERROR_ARGUMENT, pi_bundle_target(model_path, path, sizeof(path), &length));
+    CHECK(length > sizeof(path));
+    pi_bundle_params params = pi_bundle_default_params();
+    CHECK(params.struct_size == sizeof(params) && params.align == 512 && !params.progress);
+    params.struct_size++;
+    FAILS(PI_ERROR_ARGUMENT, pi_bundle_file(model_path, "no/such/target", &params));
+}
+
 /* Two neurons with an F16 and a Q8_0 row each: the parts of a bundle are where the header says. */
 static void test_bundles(void) {
     const uint32_t types[] = {1, 8};
@@ -322,6 +367,7 @@ static void test_bundles(void) {
     FAILS(PI_ERROR_ARGUMENT, pi_bundle_take(types, 2, 32, 2, 0, bundles, size, NULL, 128));
     const uint32_t integers[] = {24, 8};
     FAILS(PI_ERROR_ARGUMENT, pi_bundle_put(integers, 2, 32, 2, 1, q8, 68, bundles, size));
+    test_neurons();
     int64_t n_gpu[1];
     FAILS(PI_ERROR_IO, pi_gpu_index_read("no/such/file", 1, 32, n_gpu));
     FAILS(PI_ERROR_FORMAT, pi_gpu_index_read(model_path, 1, 32, n_gpu));

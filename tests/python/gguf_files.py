@@ -51,6 +51,9 @@ def changed(
         if field.name.startswith("GGUF.") or field.name == "general.architecture":
             continue
         value = field.contents()
+        if field.name == "general.alignment":
+            writer.add_custom_alignment(int(value))
+            continue
         new = keys.get(field.name, value)
         if _kind(new) != _kind(value):
             continue

@@ -20,6 +20,7 @@ from ..printable import printable
 COMMANDS = {
     "convert": "make a GGUF from a Hugging Face folder or another GGUF",
     "quantize": "rewrite a GGUF in another format",
+    "bundle": "write a model's neurons so that single ones can be read from disk",
     "inspect": "show the contents of a GGUF",
     "profile": "count how often each neuron fires on a text",
     "train-predictor": "train predictors of firing neurons",

@@ -28,7 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--dense", action="store_true", help="plain matrices, readable by other engines"
     )
     parser.add_argument(
-        "--bundle", action="store_true", help="store neuron rows in their memory layout"
+        "--bundle", action="store_true", help="store the rows of each neuron together"
     )
     parser.add_argument(
         "--profile", metavar="STATS_DIR", help="PowerInfer's folder of activation_N.pt"

@@ -24,7 +24,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--predictor-type", metavar="T", type=_type, default="Q8_0", help="default: Q8_0"
     )
     parser.add_argument(
-        "--bundle", action="store_true", help="store neuron rows in their memory layout"
+        "--bundle", action="store_true", help="store the rows of each neuron together"
     )
     parser.add_argument(
         "--allow-requantize", action="store_true", help="also accept quantised matrices"

@@ -52,7 +52,7 @@ def convert(
     PWRI file always becomes neuron-aware. A folder becomes neuron-aware if it needs to: with
     predictors, in the checkpoint or in `predictor` (PowerInfer's folder of model_N.pt), with a
     FATReLU threshold, with statistics in `profile` (PowerInfer's folder of activation_N.pt), or
-    with `bundle`, which stores neuron rows in their memory layout. dense: write plain matrices
+    with `bundle`, which stores the rows of each neuron together. dense: write plain matrices
     instead, for other engines; `log` gets a note if these would use another activation.
     outtype: format of the matrices; vectors are F32, predictors F16, or F32 with f32. Default: f16
     for a folder, unchanged for a GGUF; then a quantised ffn_down that must be transposed becomes

@@ -1,9 +1,10 @@
-"""Bundles: the neuron rows of a layer in one tensor, in their memory layout.
+"""Bundles: the neuron rows of a layer in one tensor.
 
-The engine implements the layout (`pi_bundle_put`, `pi_bundle_take`); this module has the names. A
-layer has `ffn_gate_rows`, the gates, and `ffn_up_down_rows`, each neuron's up and down row, both I8
-[n_ff, bytes of a neuron]; for experts `..._exps` [n_expert, n_ff, bytes]. Keys hold the formats of
-the rows, one name per layer.
+The engine implements the layouts; this module has the names (docs/formats.md). Version 2 is
+written: a layer has `ffn_bundle`, I8 [n_ff, bytes of a neuron], and `ffn_bundle_crc`, the checksums
+of its neurons, I32 [n_ff, 2]. Version 1 is read: `ffn_gate_rows` and `ffn_up_down_rows`, both I8
+[n_ff, bytes of a neuron]. For experts all of them end in `_exps` and have n_expert in front. Keys
+hold the formats of the rows, one name per layer.
 """
 
 import re
@@ -14,13 +15,19 @@ import numpy as np
 from .._native import ffi, lib
 from ..errors import ModelFormatError, check
 from ..formats import Format, format_by_name
+from ..structs import sized
 from .stored import Stored
 from .writer import Entry, array, uint32
 
 VERSION = "powerinfer.bundle.version"
 KEYS = re.compile(r"powerinfer\.bundle\..+")
-_NAME = re.compile(r"blk\.(\d+)\.ffn_(gate|up_down)_rows(_exps)?")
-_PARTS = {"gate": ("gate",), "up_down": ("up", "down")}
+# Of a file that was written from another one: which that was, and what its placements call it.
+OF_SOURCE = ("powerinfer.bundle.source_hash", "powerinfer.bundle.model_hash")
+ALIGN = 512  # of a neuron's two ranges
+FILE_ALIGNMENT = 4096
+_ALIGN_KEY = "powerinfer.bundle.align"
+_NAME = re.compile(r"blk\.(\d+)\.ffn_(gate_rows|up_down_rows|bundle|bundle_crc)(_exps)?")
+_PARTS = {"gate_rows": ("gate",), "up_down_rows": ("up", "down")}  # of version 1
 _TENSORS = {"gate": "ffn_gate", "up": "ffn_up", "down": "ffn_down_t"}  # names without bundles
 
 
@@ -28,48 +35,64 @@ def _key(part: str) -> str:
     return f"powerinfer.bundle.{part}_type"
 
 
-def bundled(tensors: Sequence[Stored], n_layer: int) -> tuple[list[Stored], list[Entry]]:
-    """The tensors with neuron rows in bundles, and the keys of the bundles.
+def bundled(
+    tensors: Sequence[Stored], n_layer: int, align: int = ALIGN
+) -> tuple[list[Stored], list[Entry]]:
+    """The tensors with neuron rows in bundles of version 2, and the keys of the bundles.
 
     Raises ValueError for a file without neuron rows.
     """
     found = {t.name: t for t in tensors}
     formats: dict[str, list[str]] = {part: [] for part in _TENSORS}
-    instead: dict[str, Stored | None] = {}  # tensor name -> its bundle, or None
+    instead: dict[str, tuple[Stored, ...]] = {}  # tensor name -> what takes its place
     for layer in range(n_layer):
         block = f"blk.{layer}."
         end = "_exps" if f"{block}ffn_down_t_exps.weight" in found else ""
         if f"{block}ffn_down_t{end}.weight" not in found:
             raise ValueError(f"bundles need neuron rows, but layer {layer} has none (ffn_down_t)")
-        for bundle, names in _PARTS.items():
-            wanted = [f"{block}{_TENSORS[part]}{end}.weight" for part in names]
-            if bundle == "gate" and wanted[0] not in found:
-                continue
-            for name in wanted:
-                if name not in found:
-                    raise ModelFormatError(f"tensor {name} is missing")
-            parts = [found[name] for name in wanted]
-            instead.update(dict.fromkeys(wanted))
-            instead[wanted[0]] = _bundle(f"{block}ffn_{bundle}_rows{end}", parts)
-            for part, stored in zip(names, parts, strict=True):
-                formats[part].append(stored.format.name)
-    outputs = [instead.get(t.name, t) for t in tensors]
-    entries = [uint32(VERSION, lib.pi_bundle_version())]
+        wanted = {part: f"{block}{name}{end}.weight" for part, name in _TENSORS.items()}
+        if wanted["gate"] not in found:
+            del wanted["gate"]
+        for name in wanted.values():
+            if name not in found:
+                raise ModelFormatError(f"tensor {name} is missing")
+        parts = [found[name] for name in wanted.values()]
+        instead.update(dict.fromkeys(wanted.values(), ()))
+        instead[next(iter(wanted.values()))] = _bundle(block, end, parts, align)
+        for part, stored in zip(wanted, parts, strict=True):
+            formats[part].append(stored.format.name)
+    outputs = [new for t in tensors for new in instead.get(t.name, (t,))]
+    entries = [uint32(VERSION, 2), uint32(_ALIGN_KEY, align)]
+    entries.append(uint32("general.alignment", FILE_ALIGNMENT))
     entries += [array(_key(part), "STRING", names) for part, names in formats.items() if names]
-    return [t for t in outputs if t is not None], entries
+    return outputs, entries
 
 
-def _bundle(name: str, parts: Sequence[Stored]) -> Stored:
-    shape, formats = parts[0].shape, [p.format for p in parts]
+def _bundle(block: str, end: str, parts: Sequence[Stored], align: int) -> tuple[Stored, Stored]:
+    """The neurons of a layer, and their checksums."""
+    layout = _Layout([p.format for p in parts], parts[0].row, align)
+    lead = parts[0].shape[:-1]
+    n = parts[0].n_rows
+    sums, known = np.zeros((n, 2), "<u4"), np.zeros(n, bool)
 
     def rows(a: int, b: int) -> np.ndarray:
-        out = np.empty((b - a) * _stride(formats, shape[-1]), np.uint8)
+        out = np.zeros((b - a) * layout.stride, np.uint8)
         for i, part in enumerate(parts):
-            _move(lib.pi_bundle_put, formats, shape[-1], b - a, i, part.rows(a, b), out)
+            layout.put(i, b - a, part.rows(a, b), out)
+        sums[a:b], known[a:b] = layout.checksums(b - a, out), True
         return out
 
-    stride = _stride(formats, shape[-1])
-    return Stored(name, (*shape[:-1], stride), format_by_name("I8"), rows)
+    def checksums(a: int, b: int) -> np.ndarray:
+        # The neurons are written before their checksums, which are then known.
+        for i in np.flatnonzero(~known[a:b]) + a:
+            rows(i, i + 1)
+        return sums[a:b].reshape(-1).view(np.uint8)
+
+    name = f"{block}ffn_bundle"
+    return (
+        Stored(f"{name}{end}", (*lead, layout.stride), format_by_name("I8"), rows),
+        Stored(f"{name}_crc{end}", (*lead, 2), format_by_name("I32"), checksums),
+    )
 
 
 def unbundled(
@@ -80,35 +103,46 @@ def unbundled(
     value: returns the value of a key. Raises ModelFormatError for bundles that contradict their
     keys.
     """
+    gated = value(_key("gate")) is not None
     for stored in tensors:
         match = _NAME.fullmatch(stored.name)
         if not match:
             yield stored
             continue
-        layer, end = int(match[1]), match[3] or ""
-        parts = _PARTS[match[2]]
+        layer, kind, end = int(match[1]), match[2], match[3] or ""
+        version = 1 if kind in _PARTS else 2
+        if value(VERSION) != version:
+            raise ModelFormatError(
+                f"bundles of version {value(VERSION)} are not supported in tensor {stored.name}"
+            )
+        if kind == "bundle_crc":
+            continue
+        parts = _PARTS.get(kind, tuple(_TENSORS)[0 if gated else 1 :])
         formats = [_format(value(_key(part)), _key(part), layer) for part in parts]
-        if value(VERSION) != lib.pi_bundle_version():
-            raise ModelFormatError(f"bundles of version {value(VERSION)} are not supported")
         fits = all(f.fits(n_embd) for f in formats) and stored.format.name == "I8"
-        if not fits or stored.row != _stride(formats, n_embd):
+        layout = _layout(version, formats, n_embd, value(_ALIGN_KEY)) if fits else None
+        if layout is None or stored.row != layout.stride:
             names = ", ".join(f.name for f in formats)
             raise ModelFormatError(
                 f"tensor {stored.name} has rows of {stored.row} bytes, which are not {names} "
                 f"of {n_embd} weights"
             )
         for i, part in enumerate(parts):
-            name = f"blk.{layer}.{_TENSORS[part]}{end}.weight"
-            yield _part(name, stored, formats, i, n_embd)
+            yield _part(f"blk.{layer}.{_TENSORS[part]}{end}.weight", stored, layout, i)
 
 
-def _part(name: str, bundle: Stored, formats: Sequence[Format], part: int, cols: int) -> Stored:
+def _part(name: str, bundle: Stored, layout: "_Memory | _Layout", part: int) -> Stored:
     def rows(a: int, b: int) -> np.ndarray:
-        out = np.empty((b - a) * formats[part].n_bytes(cols), np.uint8)
-        _move(lib.pi_bundle_take, formats, cols, b - a, part, bundle.rows(a, b), out)
-        return out
+        # Neurons are much longer than their parts: not all of a slab at once.
+        step = max(1, (1 << 24) // layout.stride)
+        found = [
+            layout.take(part, n - m, bundle.rows(m, n))
+            for m in range(a, b, step)
+            for n in (min(m + step, b),)
+        ]
+        return found[0] if len(found) == 1 else np.concatenate(found)
 
-    return Stored(name, (*bundle.shape[:-1], cols), formats[part], rows)
+    return Stored(name, (*bundle.shape[:-1], layout.cols), layout.formats[part], rows)
 
 
 def _format(value: object, key: str, layer: int) -> Format:
@@ -119,31 +153,60 @@ def _format(value: object, key: str, layer: int) -> Format:
         raise ModelFormatError(f"key {key} has no valid format for layer {layer}") from None
 
 
-def _stride(formats: Sequence[Format], cols: int) -> int:
-    return sum(f.n_bytes(cols) for f in formats)
+def _layout(
+    version: int, formats: Sequence[Format], cols: int, align: object
+) -> "_Memory | _Layout":
+    if version == 1:
+        return _Memory(formats, cols)
+    if isinstance(align, bool) or align not in (512, 1024, 2048, 4096):
+        raise ModelFormatError(f"key {_ALIGN_KEY} is {align}, and not 512, 1024, 2048 or 4096")
+    return _Layout(formats, cols, int(align))
 
 
-def _move(
-    move: Callable[..., int],
-    formats: Sequence[Format],
-    cols: int,
-    n: int,
-    part: int,
-    source: np.ndarray,
-    target: np.ndarray,
-) -> None:
-    types = ffi.new("uint32_t[]", [f.type for f in formats])
-    source = np.ascontiguousarray(source)
-    check(
-        move(
-            types,
-            len(formats),
-            cols,
-            n,
-            part,
-            ffi.from_buffer(source),
-            source.nbytes,
-            ffi.from_buffer(target, require_writable=True),
-            target.nbytes,
-        )
-    )
+class _Memory:
+    """Version 1: a neuron's rows one after the other."""
+
+    def __init__(self, formats: Sequence[Format], cols: int):
+        self.formats, self.cols = formats, cols
+        self.stride = sum(f.n_bytes(cols) for f in formats)
+        self._head = (ffi.new("uint32_t[]", [f.type for f in formats]), len(formats), cols)
+
+    def take(self, part: int, n: int, bundles: np.ndarray) -> np.ndarray:
+        """The rows of one part, as other files store them."""
+        out = np.empty(n * self.formats[part].n_bytes(self.cols), np.uint8)
+        check(lib.pi_bundle_take(*self._head, n, part, *_source(bundles), *_target(out)))
+        return out
+
+
+class _Layout:
+    """Version 2: two aligned ranges a neuron."""
+
+    def __init__(self, formats: Sequence[Format], cols: int, align: int):
+        self.formats, self.cols = formats, cols
+        self._head = (ffi.new("uint32_t[]", [f.type for f in formats]), len(formats), cols, align)
+        layout = sized("pi_store_layout")
+        check(lib.pi_store_layout_of(*self._head, layout))
+        self.stride = layout.stride
+
+    def put(self, row: int, n: int, rows: np.ndarray, out: np.ndarray) -> None:
+        check(lib.pi_store_put(*self._head, n, row, *_source(rows), *_target(out)))
+
+    def take(self, row: int, n: int, bundles: np.ndarray) -> np.ndarray:
+        out = np.empty(n * self.formats[row].n_bytes(self.cols), np.uint8)
+        check(lib.pi_store_take(*self._head, n, row, *_source(bundles), *_target(out)))
+        return out
+
+    def checksums(self, n: int, bundles: np.ndarray) -> np.ndarray:
+        out = np.empty((n, 2), "<u4")
+        into = ffi.from_buffer("uint32_t[]", out, require_writable=True)
+        check(lib.pi_store_checksums(*self._head, n, *_source(bundles), into, out.nbytes))
+        return out
+
+
+def _source(data: np.ndarray) -> tuple[object, int]:
+    data = np.ascontiguousarray(data)
+    return ffi.from_buffer(data), data.nbytes
+
+
+def _target(data: np.ndarray) -> tuple[object, int]:
+    return ffi.from_buffer(data, require_writable=True), data.nbytes

@@ -7,13 +7,14 @@ import numpy as np
 
 from ..formats import format_by_name
 from ..gguf import Gguf
-from . import source
+from . import bundles, source
 from .stored import Stored
 from .writer import Entry, uint32, write_gguf
 
 MARK = "powerinfer.version"
-# The writer sets its own, and a split file becomes a single file.
-_WRITER = ("general.architecture", "general.alignment")
+# The writer sets its own, a split file becomes a single file, and a bundled one is no longer that
+# of the model it was written from. It keeps the alignment of its neurons.
+_WRITER = ("general.architecture", *bundles.OF_SOURCE)
 
 
 def embed(

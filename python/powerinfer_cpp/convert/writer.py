@@ -24,7 +24,8 @@ from gguf import GGMLQuantizationType, GGUFValueType, GGUFWriter
 from ..progress import Progress
 from .stored import Stored
 
-_ALIGNMENT = 32  # the format's default, which the gguf package uses
+_ALIGNMENT = 32  # the format's default
+_ALIGNMENT_KEY = "general.alignment"
 _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
 # general.file_type, by the format of the matrices
@@ -85,11 +86,13 @@ def write_gguf(
 ) -> None:
     """Writes a GGUF v3 file, or nothing.
 
-    entries: without general.architecture. inputs: as in `replacing`. magic: the file's first four
-    bytes. Raises OSError (with one sentence for a full disk), ValueError if `path` is an input, and
-    the errors of the tensors' rows.
+    entries: without general.architecture; general.alignment is that of the tensors. inputs: as in
+    `replacing`. magic: the file's first four bytes. Raises OSError (with one sentence for a full
+    disk), ValueError if `path` is an input, and the errors of the tensors' rows.
     """
-    with replacing(path, sum(t.n_bytes + _ALIGNMENT for t in tensors), inputs) as part:
+    entries = list(entries)
+    alignment = next((e.value for e in entries if e.key == _ALIGNMENT_KEY), _ALIGNMENT)
+    with replacing(path, sum(t.n_bytes + alignment for t in tensors), inputs) as part:
         writer = GGUFWriter(part, architecture)
         try:
             _write(writer, entries, tensors, magic)
@@ -106,7 +109,9 @@ def _write(
     writer: GGUFWriter, entries: Iterable[Entry], tensors: Sequence[Stored], magic: bytes
 ) -> None:
     for entry in entries:
-        if entry.type != GGUFValueType.ARRAY or len(
+        if entry.key == _ALIGNMENT_KEY:
+            writer.add_custom_alignment(entry.value)
+        elif entry.type != GGUFValueType.ARRAY or len(
             entry.value
         ):  # the package cannot write empty ones
             writer.add_key_value(entry.key, entry.value, entry.type, entry.element)
@@ -122,21 +127,21 @@ def _write(
     header.seek(0, os.SEEK_END)
     writer.write_kv_data_to_file()
     writer.write_ti_data_to_file()
-    _write_data(writer.fout[0], tensors)
+    _write_data(writer.fout[0], tensors, writer.data_alignment)
 
 
-def _write_data(file: Any, tensors: Sequence[Stored]) -> None:
+def _write_data(file: Any, tensors: Sequence[Stored], alignment: int) -> None:
     total = sum(tensor.n_bytes for tensor in tensors)
     with Progress("writing", total, "B") as progress:
         for tensor in tensors:
-            file.write(bytes(-file.tell() % _ALIGNMENT))
+            file.write(bytes(-file.tell() % alignment))
             start = file.tell()
             for piece in tensor.slabs():
                 file.write(piece.data)
                 progress.update(piece.nbytes)
             if file.tell() - start != tensor.n_bytes:
                 raise RuntimeError(f"tensor {tensor.name}: {file.tell() - start} bytes written")
-        file.write(bytes(-file.tell() % _ALIGNMENT))
+        file.write(bytes(-file.tell() % alignment))
         file.flush()
 
 

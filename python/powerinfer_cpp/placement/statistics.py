@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ..convert import source
+from ..convert import bundles, source
 from ..convert.stored import Stored
 from ..errors import ModelFormatError
 from ..fingerprint import fingerprint
@@ -89,5 +89,11 @@ def statistics_hash(layers: list[LayerStatistics]) -> str:
 
 
 def model_hash(gguf: Gguf) -> str:
-    """Hash of the model's weights, without statistics, to check that a placement is for it."""
+    """Hash of the model's weights, without statistics, to check that a placement is for it.
+
+    A bundled file has the hash of the model that it was written from.
+    """
+    of_source = gguf.value(bundles.OF_SOURCE[1])
+    if isinstance(of_source, str) and of_source:
+        return of_source
     return fingerprint(gguf, without=lambda name: _TABLE.fullmatch(name) is not None)
