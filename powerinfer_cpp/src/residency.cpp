@@ -37,21 +37,22 @@ Residency::Residency(ggml::Carver& carver, const ResidencyShape& shape,
         if (shape.slots(half) < 0 || shape.slots(half) > shape.parts()) {
             throw ggml::Error(ggml::Code::internal, "a cache has more slots than neurons");
         }
-        carve(carver, pool(half), shape.slots(half));
+        carve(carver, pool(half), shape.slots(half), shape.most(half));
     }
     growth_ = ggml::exp_f64(0.693147180559945309 / options.half_life);
     weigh();
 }
 
-void Residency::carve(ggml::Carver& carver, Pool& pool, int64_t capacity) {
+void Residency::carve(ggml::Carver& carver, Pool& pool, int64_t capacity, int64_t most) {
     const int64_t parts = shape_.parts();
     pool.n = shape_.n;
     pool.capacity = capacity;
-    pool.decides = capacity > 0 && capacity < parts;
-    carver.take(pool.slot, {capacity ? parts : shape_.n});
+    pool.decides = most > 0 || (capacity > 0 && capacity < parts);
+    pool.all = pool.decides || capacity > 0;
+    carver.take(pool.slot, {pool.all ? parts : shape_.n});
     if (pool.decides) {
         carver.take(pool.uses, {parts});
-        carver.take(pool.owner, {capacity});
+        carver.take(pool.owner, {std::max(capacity, most)});
         pool.n_probes = int32_t(std::min(parts, kProbes));
         carver.take(pool.probes, {pool.n_probes});
         pool.differ = kPrior;
@@ -59,7 +60,7 @@ void Residency::carve(ggml::Carver& carver, Pool& pool, int64_t capacity) {
     }
     if (!pool.slot) return;  // only counted
     if (pool.decides || capacity == 0) {
-        std::fill_n(pool.slot, capacity ? parts : shape_.n, -1);
+        std::fill_n(pool.slot, pool.all ? parts : shape_.n, -1);
         std::fill_n(pool.uses, pool.decides ? parts : 0, Uses{0, 0});
     } else {
         for (int64_t i = 0; i < parts; i++) pool.slot[i] = int32_t(i);
@@ -233,6 +234,7 @@ int32_t Residency::admit(Half half, int32_t block, int32_t id) {
         slot = int32_t(p.top++);
         p.used++;
     } else {
+        if (p.capacity == 0) return -1;
         slot = victim(p);
         if (slot < 0 || saves(p, p.owner[slot]) >= saves(p, part)) return -1;
         p.slot[p.owner[slot]] = -1;
@@ -249,6 +251,44 @@ void Residency::forget(Half half, int32_t block, int32_t id) {
     p.free = p.slot[part];
     p.slot[part] = -1;
     p.used--;
+}
+
+void Residency::resize(Half half, int64_t slots, std::vector<Move>& moves) {
+    Pool& p = pool(half);
+    moves.clear();
+    if (shape_.most(half) == 0 || slots > shape_.most(half)) {
+        throw ggml::Error(ggml::Code::internal, "a cache is resized beyond its tables");
+    }
+    std::vector<Move> lost;  // `to`: the part
+    for (int64_t slot = slots; slot < p.top; slot++) {
+        const int32_t part = p.owner[slot];
+        if (part < 0) continue;
+        p.slot[part] = -1;
+        p.used--;
+        lost.push_back({int32_t(slot), part});
+    }
+    p.capacity = slots;
+    p.top = std::min(p.top, slots);
+    p.free = -1;
+    for (int64_t slot = p.top - 1; slot >= 0; slot--) {
+        if (p.owner[slot] >= 0) continue;
+        p.owner[slot] = ~p.free;
+        p.free = int32_t(slot);
+    }
+    for (const Move& m : lost) {
+        const int32_t to = admit(half, m.to / p.n, m.to % p.n);
+        if (to >= 0) moves.push_back({m.from, to});
+    }
+    (half == Half::first ? shape_.first_slots : shape_.rest_slots) = slots;
+}
+
+std::vector<float> Residency::rates(Half half, int64_t step) const {
+    const Pool& p = pool(half);
+    std::vector<float> rates;
+    for (int64_t i = 0; i + step <= shape_.parts(); i += step) {
+        rates.push_back(p.decides ? worth(p, p.uses[i]) : 1.0f);
+    }
+    return rates;
 }
 
 std::vector<RankedPart> Residency::ranked(bool resident) const {

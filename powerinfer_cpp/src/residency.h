@@ -24,9 +24,12 @@ struct ResidencyShape {
     // From 0 to n_blocks * n. With all of them each part has the slot of its number, block * n +
     // id, and there is nothing to decide.
     int64_t first_slots = 0, rest_slots = 0;
+    // The most slots that resize() may be asked for; 0: the numbers of slots never change.
+    int64_t most_first = 0, most_rest = 0;
 
     int64_t parts() const { return int64_t(n_blocks) * n; }  // of each half
     int64_t slots(Half half) const { return half == Half::first ? first_slots : rest_slots; }
+    int64_t most(Half half) const { return half == Half::first ? most_first : most_rest; }
 };
 
 struct ResidencyOptions {
@@ -78,6 +81,16 @@ class Residency {
     // Frees the slot of a part: reading it failed.
     void forget(Half half, int32_t block, int32_t id);
 
+    // Changes the number of slots of a pool that has `most` of them. Parts in slots beyond the new
+    // end lose these, except for those that are worth more than others, whose slots they get:
+    // `moves` says from which to which slot.
+    struct Move {
+        int32_t from, to;
+    };
+    void resize(Half half, int64_t slots, std::vector<Move>& moves);
+    // Expected uses per token of every step-th part, [parts / step].
+    std::vector<float> rates(Half half, int64_t step) const;
+
     // The most valuable parts that have slots, or that the slots have room for; by falling worth,
     // then ascending. Not for pools that hold all parts. For saving, and to fill memory.
     std::vector<RankedPart> resident() const { return ranked(true); }
@@ -99,6 +112,7 @@ class Residency {
     struct Pool {
         int32_t n = 0;              // neurons in a block
         int64_t capacity = 0;       // slots
+        bool all = false;           // `slot` has all parts
         int64_t used = 0, top = 0;  // slots with an owner; slots that ever had one
         int32_t free = -1;          // first of the slots below top without an owner
         int32_t pinned = -1;        // block
@@ -106,19 +120,17 @@ class Residency {
         Probe* probes = nullptr;        // [n_probes], of parts at even distances
         double agree = 0, differ = 0;   // sums of the fit: see fit()
         float recent = 0, average = 0;  // factors that make a worth of Uses
-        bool decides = false;           // neither empty nor complete
+        bool decides = false;           // neither empty nor complete, or it may be resized
         Uses* uses = nullptr;           // [parts]; null unless it decides
         int32_t* slot = nullptr;   // [parts], or [n] with -1 for all blocks of a pool without slots
         int32_t* owner = nullptr;  // [capacity]: part; in a free slot ~next free one
 
-        const int32_t* slots(int32_t block) const {
-            return capacity ? slot + int64_t(block) * n : slot;
-        }
+        const int32_t* slots(int32_t block) const { return all ? slot + int64_t(block) * n : slot; }
     };
 
     const Pool& pool(Half half) const { return pools_[int(half)]; }
     Pool& pool(Half half) { return pools_[int(half)]; }
-    void carve(ggml::Carver& carver, Pool& pool, int64_t capacity);
+    void carve(ggml::Carver& carver, Pool& pool, int64_t capacity, int64_t most);
     static float worth(const Pool& pool, const Uses& uses) {
         return pool.recent * uses.recent + pool.average * uses.all;
     }

@@ -169,10 +169,9 @@ void Session::eval(const pi_batch& b) {
     std::unique_lock<std::mutex> alone;
     if (store) alone = std::unique_lock<std::mutex>(store->mutex);
     try {
-        if (store) store->begin();
         for (int32_t begin = 0; begin < b.n; begin += params.n_ubatch) {
             fill(b, begin, std::min(begin + params.n_ubatch, b.n));
-            if (store) store->residency().begin(work_.batch.n);
+            if (store) store->begin(work_.batch.n);
             forward({*model, params, context, sequences_.kv(), rope_, work_, record, audit, counts,
                      device_.get(), store});
             record.advance(work_.batch.n);

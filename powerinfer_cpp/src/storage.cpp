@@ -18,13 +18,12 @@ using ggml::format;
 namespace {
 
 constexpr double kMiB = 1 << 20;
-// A disk until it is measured: the random reads of an NVMe disk behind virtio.
-constexpr DiskCost kDisk{0, 12.5e-6, 0.98e-9};
 // Of as many proposed neurons one fires, where nothing is known about a predictor.
 constexpr float kProposed = 2;
-// Rows of a micro-batch that sessions get at least, and the share of the budget that more may take.
+// Rows of a micro-batch that sessions get at least, and the share of the budget that more rows may
+// take.
 constexpr int32_t kLeastRows = 16;
-constexpr uint64_t kSessionShare = 24;
+constexpr uint64_t kSessionShare = 48;
 constexpr int kDepth = 256;  // reads in flight
 
 pi_session_params session_of(const Model& m, const pi_model_params& params) {
@@ -72,17 +71,25 @@ float first_rate(const Ffn& f, bool predicted, int64_t i) {
     return f.rate ? std::min(1.0f, kProposed * f.rate[i]) : 0;
 }
 
-// The slots that fit these bytes.
-PoolSlots slots_in(const StoreShape& shape, bool predicted, uint64_t bytes) {
+// The slots that fit these bytes: all first parts where there is no predictor, and rests; else both
+// parts of neurons, until it is known how often each is needed.
+void share_out(StoreShape& shape, bool predicted, uint64_t bytes) {
     const int64_t n = int64_t(shape.n_blocks) * shape.n;
+    const int64_t sectors = int64_t(bytes / StoreShape::kSector);
     const PartBytes part{uint64_t(shape.first_sectors * StoreShape::kSector),
                          uint64_t(shape.rest_sectors * StoreShape::kSector)};
-    if (!predicted) {
-        const PoolSlots exact = exact_pools(bytes, part, n);
-        if (exact.first) return exact;
+    PoolSlots slots;
+    if (!predicted) slots = exact_pools(bytes, part, n);
+    shape.adapts = !slots.first;
+    if (shape.adapts) {
+        slots.first = std::min(n, sectors / (shape.first_sectors + shape.rest_sectors));
+        slots.rest = slots.first;
     }
-    // The profile's rates are weights, which are not read yet.
-    return split_pools(bytes, part, predicted ? 0.2 : 1.0, 0.1, n, kDisk);
+    shape.first_slots = slots.first;
+    shape.rest_slots = slots.rest;
+    shape.cache_sectors = shape.adapts
+                              ? sectors
+                              : slots.first * shape.first_sectors + slots.rest * shape.rest_sectors;
 }
 
 }  // namespace
@@ -132,23 +139,21 @@ StoragePlan plan_storage(const Model& m, const pi_model_params& params) {
     plan.process = process_bytes(m);
 
     const uint64_t limit = m.budget->limit();
-    const int64_t all = int64_t(shape.n_blocks) * shape.n;
-    const auto tables = [&](int64_t first, int64_t rest) {
-        StoreShape of = shape;
-        of.first_slots = first;
-        of.rest_slots = rest;
-        return ggml::carved_bytes<NeuronStore::Tables>(of);
-    };
+    const auto table_bytes = [&] { return ggml::carved_bytes<NeuronStore::Tables>(shape); };
     uint64_t fixed = total(m.plan.parts, Tier::ram);
     for (uint64_t bytes : {plan.reader, plan.process, uint64_t(StoreShape::kLanes * shape.lanes)}) {
         fixed = ggml::size_sum(fixed, bytes);
     }
-    fixed = ggml::size_sum(fixed, tables(0, 0));
+    const uint64_t least_tables = table_bytes();
+    fixed = ggml::size_sum(fixed, least_tables);
     // Sessions with as many rows at a time as take a small share of the budget.
     pi_session_params session = session_of(m, params);
     uint64_t sessions = session_bytes(m, params, session, true);
+    pi_session_params smallest = session;
+    smallest.n_ubatch = std::min(session.n_ubatch, kLeastRows);
+    const uint64_t more = session_bytes(m, params, smallest, true) + limit / kSessionShare;
     const auto too_many = [&] {
-        return sessions > limit / kSessionShare || ggml::size_sum(fixed, sessions) > limit;
+        return sessions > more || ggml::size_sum(fixed, sessions) > limit;
     };
     while (session.n_ubatch > kLeastRows && too_many()) {
         session.n_ubatch = std::max(kLeastRows, session.n_ubatch / 2);
@@ -164,18 +169,20 @@ StoragePlan plan_storage(const Model& m, const pi_model_params& params) {
                            double(least) / kMiB, double(limit) / kMiB));
     }
     plan.predicted = is_predicted(m, session.sparse);
-    // The tables depend on the slots that fit beside them.
-    const uint64_t left = limit - least + tables(0, 0);
-    const auto try_with = [&](uint64_t table_bytes) {
-        if (left <= table_bytes) return;
-        const PoolSlots slots = slots_in(shape, plan.predicted, left - table_bytes);
-        if (tables(slots.first, slots.rest) > table_bytes) return;
-        shape.first_slots = slots.first;
-        shape.rest_slots = slots.rest;
-    };
-    try_with(tables(all - 1, all - 1));
-    try_with(tables(shape.first_slots, shape.rest_slots));
-    plan.tables = tables(shape.first_slots, shape.rest_slots);
+    // The tables depend on the slots that fit beside them; and fewer slots never need more.
+    const uint64_t left = limit - least + least_tables;
+    StoreShape best = shape;
+    for (uint64_t tables : {left / 4, left / 16, left / 64, uint64_t(0)}) {
+        if (!tables) {
+            shape = best;
+            tables = table_bytes();
+        }
+        if (left <= tables) continue;
+        share_out(shape, plan.predicted, left - tables);
+        if (table_bytes() <= tables) best = shape;
+    }
+    shape = best;
+    plan.tables = table_bytes();
     return plan;
 }
 

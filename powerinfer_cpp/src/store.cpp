@@ -6,6 +6,7 @@
 
 #include "ggml/crc32c.h"
 #include "ggml/status.h"
+#include "split_pools.h"
 
 namespace powerinfer {
 
@@ -48,8 +49,15 @@ int64_t StoreShape::least_lane() const {
 }
 
 uint64_t StoreShape::arena_bytes() const {
-    const uint64_t sectors = uint64_t(first_slots * first_sectors + rest_slots * rest_sectors);
-    return sectors * kSector + uint64_t(kLanes * lanes);
+    return uint64_t(cache_sectors * kSector + kLanes * lanes);
+}
+
+ResidencyShape StoreShape::residency() const {
+    ResidencyShape shape{n_blocks, n, first_slots, rest_slots};
+    if (!adapts) return shape;
+    shape.most_first = std::min(shape.parts(), cache_sectors / first_sectors);
+    shape.most_rest = std::min(shape.parts(), cache_sectors / rest_sectors);
+    return shape;
 }
 
 NeuronStore::Tables::Tables(ggml::Carver& carver, const StoreShape& shape)
@@ -78,13 +86,13 @@ NeuronStore::~NeuronStore() = default;
 
 void NeuronStore::open(int32_t block) {
     block_ = block;
-    const int64_t base[2] = {0, shape_.first_slots * shape_.first_sectors};
-    const int64_t size[2] = {shape_.first_sectors, shape_.rest_sectors};
     for (int half = 0; half < 2; half++) {
         const int32_t* const slot = tables_.residency.slots(Half(half), block);
         int32_t* const place = tables_.place[half];
-        const auto first = int32_t(base[half]), step = int32_t(size[half]);
-        for (int32_t i = 0; i < shape_.n; i++) place[i] = slot[i] < 0 ? -1 : first + slot[i] * step;
+        const int64_t first = slot_at(half, 0), step = slot_at(half, 1) - first;
+        for (int32_t i = 0; i < shape_.n; i++) {
+            place[i] = slot[i] < 0 ? -1 : int32_t(first + slot[i] * step);
+        }
         tables_.residency.pin(Half(half), block);
     }
 }
@@ -105,6 +113,11 @@ ggml::Neurons NeuronStore::rows(ggml::Neurons w) const {
     w.up = view(layout.up(), layout.gated() ? 1 : 0);
     w.down = view(layout.down(), 1);
     return w;
+}
+
+int64_t NeuronStore::slot_at(int half, int64_t slot) const {
+    return half == 0 ? slot * shape_.first_sectors
+                     : shape_.cache_sectors - (slot + 1) * shape_.rest_sectors;
 }
 
 int64_t NeuronStore::bytes(const NeuronParts& parts) const {
@@ -316,9 +329,7 @@ void NeuronStore::keep(int lane) {
             if (l.block == block_) tables_.place[half][e.id] = -1;
             const int32_t slot = tables_.residency.admit(Half(half), l.block, e.id);
             if (slot < 0) continue;
-            const int64_t to =
-                half == 0 ? slot * shape_.first_sectors
-                          : shape_.first_slots * shape_.first_sectors + slot * shape_.rest_sectors;
+            const int64_t to = slot_at(half, slot);
             std::memcpy(at(to), at(e.place[half]), size_t(range_of(layout, half).bytes));
             if (l.block == block_) tables_.place[half][e.id] = int32_t(to);
             counts.admitted++;
@@ -327,9 +338,53 @@ void NeuronStore::keep(int lane) {
     l = {};
 }
 
-void NeuronStore::begin() {
+void NeuronStore::begin(int64_t n_tokens) {
     if (!failure_.empty()) reset();
     if (!failure_.empty()) throw Error(failure_code_, failure_);
+    tables_.residency.begin(int32_t(n_tokens));
+    tokens_ += n_tokens;
+    if (!shape_.adapts || tokens_ < adapt_at_) return;
+    adapt();
+    adapt_at_ = 2 * tokens_;
+}
+
+void NeuronStore::adapt() {
+    constexpr int64_t kEntries = 1 << 16;  // neurons that stand for all
+    constexpr double kWorthIt = 0.03;      // of the cache
+    Residency& residency = tables_.residency;
+    const int64_t parts = residency.shape().parts();
+    const int64_t step = std::max<int64_t>(1, parts / kEntries);
+    const std::vector<float> first = residency.rates(Half::first, step),
+                             rest = residency.rates(Half::rest, step);
+    const PartBytes bytes{uint64_t(shape_.first_sectors * kSector),
+                          uint64_t(shape_.rest_sectors * kSector)};
+    const PoolSlots best =
+        split_pools(uint64_t(shape_.cache_sectors * kSector), bytes, first.data(), rest.data(),
+                    int64_t(first.size()), kDisk, double(parts) / double(first.size()));
+    const int64_t moved = std::abs(best.rest - residency.shape().rest_slots);
+    if (double(moved * shape_.rest_sectors) < kWorthIt * double(shape_.cache_sectors)) return;
+    counts.resized++;
+    // The pool that shrinks comes first: it lies where the other one will grow.
+    const bool first_shrinks = best.first < residency.shape().first_slots;
+    resize(first_shrinks ? Half::first : Half::rest, best);
+    resize(first_shrinks ? Half::rest : Half::first, best);
+}
+
+void NeuronStore::resize(Half half, const PoolSlots& wanted) {
+    Residency& residency = tables_.residency;
+    const ResidencyShape& now = residency.shape();
+    const bool first = half == Half::first;
+    const int64_t size = first ? shape_.first_sectors : shape_.rest_sectors;
+    const int64_t other =
+        first ? now.rest_slots * shape_.rest_sectors : now.first_slots * shape_.first_sectors;
+    const int64_t fits = (shape_.cache_sectors - other) / size;
+    std::vector<Residency::Move> moves;
+    residency.resize(half, std::min({first ? wanted.first : wanted.rest, fits, now.most(half)}),
+                     moves);
+    for (const Residency::Move& m : moves) {
+        std::memcpy(at(slot_at(int(half), m.to)), at(slot_at(int(half), m.from)),
+                    size_t(size * kSector));
+    }
 }
 
 void NeuronStore::reset() {

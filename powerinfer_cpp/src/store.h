@@ -1,10 +1,10 @@
 // Neurons that stay on the disk: which of their parts are in memory, and where; and reading the
 // others. It knows bytes, slots and reads, and nothing of what is computed (ffn_stored.cpp).
 //
-// One arena holds everything: the slots of first parts, then those of rests (bundle.h), then the
-// staging area, where reads arrive. Places in it count sectors of 512 bytes, because the kernels
-// find a row at data + place * stride. A part that is worth keeping (residency.h) is copied from
-// staging to a slot when the block that read it has been computed: so a read that fails never
+// One arena holds everything: the cache, with slots of first parts and of rests (bundle.h), then
+// the staging area, where reads arrive. Places in it count sectors of 512 bytes, because the
+// kernels find a row at data + place * stride. A part that is worth keeping (residency.h) is copied
+// from staging to a slot when the block that read it has been computed: so a read that fails never
 // damages what is kept, and nothing that is being computed is replaced.
 #pragma once
 
@@ -34,6 +34,7 @@ struct NeuronParts {
 struct StoreCounts {
     uint64_t needed[2] = {0, 0}, missed[2] = {0, 0};  // parts that single rows needed, by half
     uint64_t reads = 0, bytes = 0;                    // from the disk; gaps included
+    uint64_t resized = 0;                             // how often the pools changed
     uint64_t admitted = 0;                            // parts that got a slot after a read
     double waited_s = 0;                              // with nothing left to compute
 };
@@ -96,9 +97,9 @@ class NeuronStore {
     // Empties a lane whose parts are all there, after the last use of these: those that are worth
     // it get slots, the others are gone.
     void keep(int lane);
-    // Before and after a call: throws Error(io) if reads of an earlier one are still in flight; and
+    // Before n tokens: throws Error(io) if reads of an earlier call are still in flight. reset:
     // after an error, waits for reads in flight and empties all lanes.
-    void begin();
+    void begin(int64_t n_tokens);
     void reset();
 
     Residency& residency() { return tables_.residency; }
@@ -123,6 +124,12 @@ class NeuronStore {
     uint8_t* at(int64_t sector) const { return arena_.data() + sector * StoreShape::kSector; }
     int64_t lane_begin(int lane) const;  // sector
     ggml::Read read_of(int lane, int32_t run) const;
+    // Where a slot begins. Slots of first parts count from the beginning of the cache, those of
+    // rests from its end, so that the border between them can move.
+    int64_t slot_at(int half, int64_t slot) const;
+    // Divides the cache between both kinds of parts according to what has been needed.
+    void adapt();
+    void resize(Half half, const struct PoolSlots& wanted);
     void pump();
     void take(double wait_s);
     bool intact(int lane, const struct Entry& entry) const;
@@ -135,6 +142,7 @@ class NeuronStore {
     Tables tables_;
     Lane lanes_[StoreShape::kLanes];
     int32_t block_ = -1;  // the open one
+    int64_t tokens_ = 0, adapt_at_ = 8;
     std::string failure_;
     ggml::Code failure_code_ = ggml::Code::io;
     std::unique_ptr<ggml::Reader> reader_;  // last: its reads end before the arena goes

@@ -10,7 +10,9 @@ namespace powerinfer {
 struct StoreShape {
     int32_t n_blocks = 0, n = 0;                  // layers (times experts); neurons in each
     int64_t first_sectors = 0, rest_sectors = 0;  // of a part, in the block where it is largest
-    int64_t first_slots = 0, rest_slots = 0;
+    int64_t cache_sectors = 0;                    // of all slots
+    int64_t first_slots = 0, rest_slots = 0;      // at first, if `adapts`
+    bool adapts = false;                          // what is needed decides how many of each
     int64_t lanes = 0;  // bytes of each of kLanes parts of the staging area
 
     static constexpr int64_t kSector = 512;
@@ -18,7 +20,7 @@ struct StoreShape {
     // A lane that takes all neurons of a segment, the least.
     int64_t least_lane() const;
     uint64_t arena_bytes() const;
-    ResidencyShape residency() const { return {n_blocks, n, first_slots, rest_slots}; }
+    ResidencyShape residency() const;
 };
 
 }  // namespace powerinfer
