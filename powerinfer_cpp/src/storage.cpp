@@ -2,7 +2,6 @@
 
 #include <algorithm>
 
-#include "audit.h"
 #include "bundle_file.h"
 #include "find_bundle.h"
 #include "ggml/sizes.h"
@@ -168,7 +167,9 @@ StoragePlan plan_storage(const Model& m, const pi_model_params& params) {
                            m.file.gguf.path().c_str(), (unsigned long long)least,
                            double(least) / kMiB, double(limit) / kMiB));
     }
-    plan.predicted = is_predicted(m, session.sparse);
+    // Their weights are not read yet.
+    plan.predicted = m.config.has_predictors && (session.sparse == PI_SPARSE_AUTO ||
+                                                 session.sparse == PI_SPARSE_PREDICTOR);
     // The tables depend on the slots that fit beside them; and fewer slots never need more.
     const uint64_t left = limit - least + least_tables;
     StoreShape best = shape;
