@@ -168,8 +168,8 @@ StoragePlan plan_storage(const Model& m, const pi_model_params& params) {
                            double(least) / kMiB, double(limit) / kMiB));
     }
     // Their weights are not read yet.
-    plan.predicted = m.config.has_predictors && (session.sparse == PI_SPARSE_AUTO ||
-                                                 session.sparse == PI_SPARSE_PREDICTOR);
+    plan.predicted = m.config.has_predictors &&
+                     (session.sparse == PI_SPARSE_AUTO || session.sparse == PI_SPARSE_PREDICTOR);
     // The tables depend on the slots that fit beside them; and fewer slots never need more.
     const uint64_t left = limit - least + least_tables;
     StoreShape best = shape;
