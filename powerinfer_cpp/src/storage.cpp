@@ -37,9 +37,10 @@ uint64_t session_bytes(const Model& m, const pi_model_params& params,
     return ggml::size_product(uint64_t(std::max(params.n_sessions, 1)), one);
 }
 
-// What the process takes besides all that is planned: code, stacks, vocabulary.
-uint64_t process_bytes(const Model& m) {
-    return m.budget->given() ? std::min<uint64_t>(32 << 20, m.budget->limit() / 32) : 0;
+// What the process takes besides all that is planned: code, stacks, vocabulary. Little beside a
+// large model, and less beside a small one.
+uint64_t process_bytes(const Model& m, uint64_t planned) {
+    return m.budget->given() ? std::min<uint64_t>(32 << 20, planned / 32) : 0;
 }
 
 ggml::ReaderOptions reader_options(const StoreLayout& layout) {
@@ -135,22 +136,23 @@ StoragePlan plan_storage(const Model& m, const pi_model_params& params) {
     });
     shape.lanes = shape.least_lane();
     plan.reader = ggml::Reader::memory(reader_options(layout));
-    plan.process = process_bytes(m);
 
     const uint64_t limit = m.budget->limit();
     const auto table_bytes = [&] { return ggml::carved_bytes<NeuronStore::Tables>(shape); };
     uint64_t fixed = total(m.plan.parts, Tier::ram);
-    for (uint64_t bytes : {plan.reader, plan.process, uint64_t(StoreShape::kLanes * shape.lanes)}) {
+    const uint64_t least_tables = table_bytes();
+    for (uint64_t bytes : {plan.reader, uint64_t(StoreShape::kLanes * shape.lanes), least_tables}) {
         fixed = ggml::size_sum(fixed, bytes);
     }
-    const uint64_t least_tables = table_bytes();
-    fixed = ggml::size_sum(fixed, least_tables);
     // Sessions with as many rows at a time as take a small share of the budget.
     pi_session_params session = session_of(m, params);
     uint64_t sessions = session_bytes(m, params, session, true);
     pi_session_params smallest = session;
     smallest.n_ubatch = std::min(session.n_ubatch, kLeastRows);
-    const uint64_t more = session_bytes(m, params, smallest, true) + limit / kSessionShare;
+    const uint64_t least_sessions = session_bytes(m, params, smallest, true);
+    const uint64_t more = ggml::size_sum(least_sessions, limit / kSessionShare);
+    plan.process = process_bytes(m, ggml::size_sum(fixed, least_sessions));
+    fixed = ggml::size_sum(fixed, plan.process);
     const auto too_many = [&] {
         return sessions > more || ggml::size_sum(fixed, sessions) > limit;
     };
