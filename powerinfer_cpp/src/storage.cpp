@@ -204,6 +204,11 @@ std::string bundle_of(const std::string& path, const pi_model_params& params) {
     return target;
 }
 
+uint64_t bundle_to_write(const Model& model) {
+    const std::string& path = model.file.gguf.path();
+    return is_bundled(model) || !find_bundle(path).empty() ? 0 : bundled_size(path);
+}
+
 std::unique_ptr<NeuronStore> open_store(const Model& m, const pi_model_params& params,
                                         std::unique_ptr<ggml::Reader> reader) {
     std::vector<StoredNeurons> blocks;

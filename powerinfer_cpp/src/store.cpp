@@ -48,8 +48,18 @@ int64_t StoreShape::least_lane() const {
 }
 
 uint64_t StoreShape::arena_bytes() const {
-    const uint64_t sectors = uint64_t(first_slots * first_sectors + rest_slots * rest_sectors);
-    return sectors * kSector + uint64_t(kLanes * lanes);
+    return slot_bytes(first_slots, rest_slots) + uint64_t(kLanes * lanes);
+}
+
+void StoreCounts::add(const StoreCounts& begin, const StoreCounts& end) {
+    for (int half = 0; half < 2; half++) {
+        needed[half] += end.needed[half] - begin.needed[half];
+        missed[half] += end.missed[half] - begin.missed[half];
+    }
+    reads += end.reads - begin.reads;
+    bytes += end.bytes - begin.bytes;
+    admitted += end.admitted - begin.admitted;
+    waited_s += end.waited_s - begin.waited_s;
 }
 
 NeuronStore::Tables::Tables(ggml::Carver& carver, const StoreShape& shape)
@@ -92,6 +102,14 @@ void NeuronStore::open(int32_t block) {
 void NeuronStore::close() {
     block_ = -1;
     for (Half half : {Half::first, Half::rest}) tables_.residency.unpin(half);
+}
+
+int64_t NeuronStore::resident(int32_t block) const {
+    const int32_t* const first = tables_.residency.slots(Half::first, block);
+    const int32_t* const rest = tables_.residency.slots(Half::rest, block);
+    int64_t n = 0;
+    for (int32_t i = 0; i < shape_.n; i++) n += first[i] >= 0 && rest[i] >= 0;
+    return n;
 }
 
 ggml::Neurons NeuronStore::rows(ggml::Neurons w) const {
