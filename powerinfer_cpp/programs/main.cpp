@@ -120,9 +120,9 @@ void print_plan(Options& options) {
     auto storage = sized<pi_storage_plan>();
     require(pi_plan_storage(plan.get(), &storage));
     text += std::to_string(pi_plan_n_ctx(plan.get())) + " positions; the model " +
-            (storage.stored  ? from_storage(storage, options.bundle)
-             : ram <= budget ? "fits"
-                             : "does not fit") +
+            (ram > budget                      ? "does not fit"
+             : storage.cached + storage.stored ? from_storage(storage, options.bundle)
+                                               : "fits") +
             "\n";
     put(text);
 }
