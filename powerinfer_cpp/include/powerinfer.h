@@ -287,6 +287,9 @@ typedef struct pi_model_params {
     /* A model that does not fit the RAM that may be used runs from a bundled file (pi_bundle_file).
      * True: that is written if there is none yet, which takes as much of the disk as the model. */
     bool bundle;
+    /* Rows of logits that the caller will keep in memory of its own (pi_reserve): the cache of such
+     * a model leaves room for them, as far as it can. */
+    int32_t n_rows_kept;
 } pi_model_params;
 
 /* Which neurons are computed. Files without neuron rows (ffn_down_t) always compute all of them. */

@@ -116,7 +116,6 @@ class OneRow {
         });
         asked_ = end;
         n_missed_[0] += n;
-        n_missed_[1] += std::count_if(s_.parts, s_.parts + n, [](auto& m) { return m.rest; });
         store_.request(0, in_.block, s_.parts, n);
     }
 
@@ -149,7 +148,6 @@ class OneRow {
                 s_.parts[n++] = {*id, false, true};
             }
         }
-        n_missed_[1] += n;
         store_.request(0, in_.block, s_.parts, n);
     }
 
@@ -162,6 +160,9 @@ class OneRow {
             if (s_.parts[i].first) came[n_firsts++] = s_.parts[i].id;
         }
         first_values(came, n_firsts);
+        for (int64_t i = 0; i < n; i++) {
+            n_missed_[1] += s_.parts[i].rest && s_.values[s_.parts[i].id] != 0;
+        }
         for (int64_t i = 0; i < n_firsts; i++) {
             came[n_fire] = came[i];
             n_fire += s_.values[came[i]] != 0;

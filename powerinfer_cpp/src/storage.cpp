@@ -39,6 +39,11 @@ uint64_t session_bytes(const Model& m, const pi_model_params& params,
     return ggml::size_product(uint64_t(std::max(params.n_sessions, 1)), one);
 }
 
+// What callers want to keep of results.
+uint64_t rows_kept_bytes(const Model& m, const pi_model_params& params) {
+    return uint64_t(std::max(params.n_rows_kept, 0)) * uint64_t(m.config.n_vocab) * sizeof(float);
+}
+
 // What the process takes besides all that is planned: code, stacks, vocabulary.
 uint64_t process_bytes(const Model& m) {
     return m.budget->given() ? std::min<uint64_t>(32 << 20, m.budget->limit() / 32) : 0;
@@ -166,9 +171,11 @@ StoragePlan plan_storage(const Model& m, const pi_model_params& params) {
     plan.predicted = is_predicted(m, session.sparse);
     // The tables depend on the slots that fit beside them.
     const uint64_t left = limit - least + tables(0, 0);
+    const uint64_t kept = rows_kept_bytes(m, params);
     const auto try_with = [&](uint64_t table_bytes) {
-        if (left <= table_bytes) return;
-        const PoolSlots slots = slots_in(shape, plan.predicted, left - table_bytes);
+        const uint64_t beside = ggml::size_sum(table_bytes, kept);
+        if (left <= beside) return;
+        const PoolSlots slots = slots_in(shape, plan.predicted, left - beside);
         if (tables(slots.first, slots.rest) > table_bytes) return;
         shape.first_slots = slots.first;
         shape.rest_slots = slots.rest;

@@ -31,6 +31,7 @@ from .state import LlamaState
 from .stats import Meter, report
 
 DEFAULT_POSITIONS = 512  # llama-cpp-python's
+SCORES = 64  # rows of `scores` that a model run from storage leaves room for, without logits_all
 Self = TypeVar("Self", bound="LlamaCore")
 RANDOM_SEEDS = (None, -1, 0xFFFFFFFF)  # values that mean "a different seed each time"
 
@@ -171,6 +172,8 @@ class LlamaCore:
         if not vocab_only:  # what of the model fits a device, or RAM, depends on the session
             n_ctx = _positions_in(self.model_path) if n_ctx is None else n_ctx
             room = {**self._session_fields, "n_ctx": n_ctx, "embedding": embedding}
+            # `scores`: all rows, or those of some calls.
+            self._model_fields["n_rows_kept"] = n_ctx if logits_all else min(n_ctx, SCORES)
             if embedding:  # and completions, in a session of their own
                 self._model_fields["n_sessions"] = 2
         self._model = Model(self.model_path, progress_callback, verbose, room, **self._model_fields)
