@@ -287,6 +287,9 @@ typedef struct pi_model_params {
     /* A model that does not fit the RAM that may be used runs from a bundled file (pi_bundle_file).
      * True: that is written if there is none yet, which takes as much of the disk as the model. */
     bool bundle;
+    /* Rows of logits that the caller will keep in memory of its own (pi_reserve): the cache of such
+     * a model leaves room for them, as far as it can. */
+    int32_t n_rows_kept;
 } pi_model_params;
 
 /* Which neurons are computed. Files without neuron rows (ffn_down_t) always compute all of them. */
@@ -339,8 +342,8 @@ struct pi_session_params {
                     * graph per row. The same results, for debuggers and profilers */
 };
 
-/* Defaults: use_mmap, use_gpu_index, op_offload and bundle true; n_ctx, n_batch and n_ubatch 512, n_seq 1,
- * type_k and type_v F16, sparse_threshold NaN, n_gpu_layers -1; everything else 0. */
+/* Defaults: use_mmap, use_gpu_index, op_offload and bundle true; n_ctx, n_batch and n_ubatch 512,
+ * n_seq 1, type_k and type_v F16, sparse_threshold NaN, n_gpu_layers -1; everything else 0. */
 pi_model_params pi_model_default_params(void);
 pi_session_params pi_session_default_params(void);
 
@@ -365,6 +368,14 @@ pi_status pi_plan_part_at(const pi_plan* plan, int32_t i, pi_plan_part* out);
 uint64_t pi_plan_budget(const pi_plan* plan); /* bytes of RAM that model and session may take */
 uint64_t pi_plan_vram_budget(const pi_plan* plan); /* the same on the device; 0: none */
 int32_t pi_plan_n_ctx(const pi_plan* plan);        /* positions per sequence in the plan */
+/* Neurons that stay on the disk, because the model does not fit the RAM. */
+typedef struct pi_storage_plan {
+    size_t struct_size; /* sizeof(pi_storage_plan) */
+    uint64_t cached;    /* bytes of neurons that memory has room for: the plan's part "cache" */
+    uint64_t stored;    /* bytes of the others; 0 with cached 0: RAM (and a device) has all */
+    uint64_t to_write;  /* of the bundled file that opening would write first; 0: there is one */
+} pi_storage_plan;
+pi_status pi_plan_storage(const pi_plan* plan, pi_storage_plan* out);
 
 /* Loads a model from a GGUF or PWRI file, or from the first part of a split one. PI_ERROR_MEMORY
  * before loading if the weights alone exceed the budget. Otherwise PI_ERROR_IO, PI_ERROR_FORMAT,
@@ -378,6 +389,23 @@ pi_status pi_model_plan(const pi_model* model, const pi_session_params* session,
 int64_t pi_model_device_neurons(const pi_model* model);
 int64_t pi_model_layer_device_neurons(const pi_model* model, int32_t layer); /* of one layer */
 uint64_t pi_model_device_bytes(const pi_model* model);
+/* How a model runs whose neurons stay on the disk. The first part of a neuron is its gate row (up
+ * without a gate), the rest its other rows. */
+typedef struct pi_storage_report {
+    size_t struct_size;              /* sizeof(pi_storage_report) */
+    bool stored;                     /* does it? Otherwise all of this is 0 or "" */
+    bool direct;                     /* reads go past the system's cache of files */
+    char io[16];                     /* "uring" or "threads" */
+    char note[240];                  /* why not uring, or not direct; "" */
+    const char* path;                /* the file that is read; owned by the model */
+    int64_t first_slots, rest_slots; /* room for parts in memory */
+    int64_t first_used, rest_used;   /* of that, by now */
+    uint64_t arena_bytes;            /* all slots, and the area where reads arrive */
+} pi_storage_report;
+/* These wait for sessions that compute: no callback of theirs may call them. */
+pi_status pi_model_storage(const pi_model* model, pi_storage_report* out);
+/* Neurons of a layer of which memory lacks a part, at this moment; 0 if RAM or a device has all. */
+int64_t pi_model_layer_stored_neurons(const pi_model* model, int32_t layer);
 /* The memory budget of a model: ram_budget of pi_model_params, or what was free when the model was
  * opened. The model, its sessions, and reservations of callers for their own buffers take from it
  * and give back when freed. PI_ERROR_MEMORY if too little is left; the message begins with `what`.
@@ -523,6 +551,7 @@ typedef struct pi_neuron_counts {
     int64_t audited, found;
     /* Of predicted, computed and fired: those that a device computed. */
     int64_t device_predicted, device_computed, device_fired;
+    int64_t storage_computed; /* of computed: those of which the disk had to bring a part */
 } pi_neuron_counts;
 
 /* Work of a session since it began. The difference between two moments is the cost of the rows
@@ -541,6 +570,13 @@ typedef struct pi_work {
     uint64_t answers;              /* halves of layers that the CPU computed for a device */
     uint64_t waited_for_device_ns; /* the CPU, for a device to give it its half of a layer */
     uint64_t waited_for_cpu_ns;    /* a device, for the CPU's half */
+    /* If neurons stay on the disk: parts of neurons (see pi_storage_report) that rows needed, and
+     * those of them that were not in memory. Of many rows together only parts of neurons that
+     * fired count. */
+    uint64_t first_needed, first_missed, rest_needed, rest_missed;
+    uint64_t storage_reads;         /* from the disk */
+    uint64_t storage_bytes;         /* that they brought */
+    uint64_t waited_for_storage_ns; /* with nothing left to compute */
 } pi_work;
 pi_status pi_session_work(const pi_session* session, pi_work* out);
 /* Counts of the layers [first, first + n) into out [n]. struct_size of out[0] is the size of every

@@ -41,6 +41,7 @@ pi_model_params model_params(Options& options, const pi_session_params& session)
     params.check_tensors = options.check_tensors;
     params.n_threads = options.n_threads;
     params.ram_budget = options.ram_budget;
+    params.bundle = options.bundle;
     params.progress = print_progress;
     params.log = print_log;
     params.log_data = &options.verbosity;

@@ -33,8 +33,6 @@ Generation::Generation(Options& options) : options_(options), stops_(options.sto
     require(pi_model_open(options.model.c_str(), &params, &model));
     model_.reset(model);
     timing_.n_ff = pi_model_n_ff(model);
-    timing_.on_gpu =
-        double(pi_model_device_neurons(model)) / (double(timing_.n_ff) * pi_model_n_layer(model));
     if (!options.conversation) set_prompt();
 
     const pi_session_params wanted = session_params(options, pi_model_n_ctx(model));

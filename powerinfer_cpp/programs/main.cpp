@@ -64,6 +64,20 @@ std::string default_model() {
     throw Failure("there is no " + name.string() + " here; name a model with -m FILE");
 }
 
+// How a model runs that does not fit RAM.
+std::string from_storage(const pi_storage_plan& plan, bool may_write) {
+    char text[256];
+    const auto mib = [](uint64_t bytes) { return double(bytes) / (1 << 20); };
+    std::snprintf(text, sizeof text,
+                  "runs from storage: %.2f MiB of neurons in memory, %.2f on the disk",
+                  mib(plan.cached), mib(plan.stored));
+    std::string said = text;
+    if (!plan.to_write) return said;
+    std::snprintf(text, sizeof text, "; its bundled file of %.2f MiB %s", mib(plan.to_write),
+                  may_write ? "would be written first" : "is needed, and --no-bundle forbids it");
+    return said + text;
+}
+
 void print_plan(Options& options) {
     const pi_session_params session = session_params(options, trained_positions(options));
     const pi_model_params model = model_params(options, session);
@@ -103,8 +117,13 @@ void print_plan(Options& options) {
     const uint64_t budget = pi_plan_budget(plan.get()), on_gpu = pi_plan_vram_budget(plan.get());
     text += line(on_gpu ? "ram" : "", "total", ram) + line(on_gpu ? "ram" : "", "budget", budget);
     if (on_gpu) text += line("gpu", "total", vram) + line("gpu", "budget", on_gpu);
+    auto storage = sized<pi_storage_plan>();
+    require(pi_plan_storage(plan.get(), &storage));
     text += std::to_string(pi_plan_n_ctx(plan.get())) + " positions; the model " +
-            (ram <= budget ? "fits" : "does not fit") + "\n";
+            (ram > budget                      ? "does not fit"
+             : storage.cached + storage.stored ? from_storage(storage, options.bundle)
+                                               : "fits") +
+            "\n";
     put(text);
 }
 
@@ -151,7 +170,7 @@ int generate(Options& options) {
     if (generation.full())
         std::fprintf(stderr, "main: the context is full (%d positions, -c)\n",
                      int(pi_session_n_ctx(generation.session())));
-    generation.timing().print();
+    generation.timing().print(generation.model());
     if (!options.json_stats.empty()) write_stats(options, generation.model(), generation.timing());
     return status;
 }

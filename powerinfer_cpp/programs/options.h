@@ -22,7 +22,7 @@ struct Options {
     int32_t n_ctx = -1;              // -1: the model's, at most 4096; 0: the model's
     int32_t n_batch = 2048, n_ubatch = 512;
     int32_t n_threads = 0, n_threads_batch = 0;  // 0: pi_default_threads(), n_threads
-    bool mmap = true, mlock = false, check_tensors = false, op_offload = true;
+    bool mmap = true, mlock = false, check_tensors = false, op_offload = true, bundle = true;
     pi_placement placement = PI_PLACEMENT_FILE;
     uint32_t type_k, type_v;  // GGUF type ids
     uint64_t ram_budget = 0;  // bytes; 0: what is free

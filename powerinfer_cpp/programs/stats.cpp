@@ -75,6 +75,13 @@ class Parts {
         return n;
     }
 
+    // Of neurons that only the disk has.
+    uint64_t stored() const {
+        auto storage = sized<pi_storage_plan>();
+        require(pi_plan_storage(plan_.get(), &storage));
+        return storage.stored;
+    }
+
  private:
     Plan plan_;
 };
@@ -110,6 +117,26 @@ std::string tier(const TierLayers& layers, uint64_t rows, uint64_t bytes, uint64
                     })}});
 }
 
+// How the model runs from storage; null if RAM and GPU have all of it.
+std::string storage_of(const pi_model* model, const pi_work& sum) {
+    auto report = sized<pi_storage_report>();
+    require(pi_model_storage(model, &report));
+    if (!report.stored) return "null";
+    const auto part = [](int64_t slots, int64_t used, uint64_t needed, uint64_t missed) {
+        return object({{"slots", number(uint64_t(slots))},
+                       {"used", number(uint64_t(used))},
+                       {"needed", number(needed)},
+                       {"missed", number(missed)}});
+    };
+    return object(
+        {{"io", std::string("\"") + report.io + "\""},
+         {"direct", report.direct ? "true" : "false"},
+         {"arena_bytes", number(report.arena_bytes)},
+         {"first", part(report.first_slots, report.first_used, sum.first_needed, sum.first_missed)},
+         {"rest", part(report.rest_slots, report.rest_used, sum.rest_needed, sum.rest_missed)},
+         {"reads", number(sum.storage_reads)}});
+}
+
 uint64_t rss_peak() {
     rusage usage = {};
     getrusage(RUSAGE_SELF, &usage);
@@ -137,10 +164,13 @@ void write_stats(Options& options, const pi_model* model, const Timing& timing) 
     TierLayers gpu{none, none}, ram{none, none}, storage{none, none};
     for (size_t i = 0; i < layers; i++) {
         gpu.neurons[i] = uint64_t(pi_model_layer_device_neurons(model, int32_t(i)));
-        ram.neurons[i] = uint64_t(neurons) - gpu.neurons[i];
+        storage.neurons[i] = uint64_t(pi_model_layer_stored_neurons(model, int32_t(i)));
+        ram.neurons[i] = uint64_t(neurons) - gpu.neurons[i] - storage.neurons[i];
         if (work.by_layer.empty()) continue;
         gpu.computed[i] = uint64_t(work.by_layer[i].device_computed);
-        ram.computed[i] = uint64_t(work.by_layer[i].computed) - gpu.computed[i];
+        storage.computed[i] = uint64_t(work.by_layer[i].storage_computed);
+        ram.computed[i] =
+            uint64_t(work.by_layer[i].computed) - gpu.computed[i] - storage.computed[i];
     }
 
     const std::string text =
@@ -162,12 +192,15 @@ void write_stats(Options& options, const pi_model* model, const Timing& timing) 
                                          {"ffn", number(work.sum.ffn / rows)},
                                          {"head", number(work.sum.head / rows)},
                                          {"kv", number(work.sum.kv / rows)}})},
-             {"tiers", object({{"gpu", tier(gpu, rows, parts.bytes("gpu", "ffn"),
-                                            work.sum.device / rows, work.sum.waited_for_device_ns)},
-                               {"ram", tier(ram, rows, parts.bytes("ram", "ffn"),
-                                            (work.bytes() - work.sum.device) / rows,
-                                            work.sum.waited_for_cpu_ns)},
-                               {"storage", tier(storage, rows, 0, 0, 0)}})},
+             {"tiers",
+              object({{"gpu", tier(gpu, rows, parts.bytes("gpu", "ffn"), work.sum.device / rows,
+                                   work.sum.waited_for_device_ns)},
+                      {"ram",
+                       tier(ram, rows, parts.bytes("ram", "ffn") + parts.bytes("ram", "cache"),
+                            (work.bytes() - work.sum.device) / rows, work.sum.waited_for_cpu_ns)},
+                      {"storage", tier(storage, rows, parts.stored(), work.sum.storage_bytes / rows,
+                                       work.sum.waited_for_storage_ns)}})},
+             {"storage", storage_of(model, work.sum)},
              {"pcie_bytes", number(work.sum.transferred / rows)},
              {"rss_peak", number(rss_peak())},
              {"vram_peak", number(pi_model_device_bytes(model))}}) +

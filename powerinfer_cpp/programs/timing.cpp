@@ -4,12 +4,14 @@
 #include <cinttypes>
 #include <cstdio>
 
+#include "console.h"
+
 double ms_since(Clock::time_point start) {
     return std::chrono::duration<double, std::milli>(Clock::now() - start).count();
 }
 
 // The wording is llama.cpp's, because scripts parse it.
-void Timing::print() const {
+void Timing::print(const pi_model* model) const {
     const auto per = [](double a, double b) { return b > 0 ? a / b : 0; };
     std::fprintf(stderr, "       load time = %10.2f ms\n", load);
     std::fprintf(stderr,
@@ -26,11 +28,11 @@ void Timing::print() const {
                  sampling, n_sampled, per(sampling, double(n_sampled)));
     std::fprintf(stderr, "      total time = %10.2f ms / %5" PRId64 " tokens\n", ms_since(start),
                  n_prompt + n_eval);
-    print_work();
+    print_work(model);
 }
 
 // This part is our own.
-void Timing::print_work() const {
+void Timing::print_work(const pi_model* model) const {
     const Work& work = decoding();
     if (work.sum.rows == 0) return;
     const double rows = double(work.sum.rows);
@@ -51,8 +53,17 @@ void Timing::print_work() const {
     if (const int64_t audited = work.total(&pi_neuron_counts::audited))
         std::fprintf(stderr, "predictors found = %10.2f %% of %" PRId64 " audited firings\n",
                      100 * double(work.total(&pi_neuron_counts::found)) / double(audited), audited);
-    std::fprintf(stderr, "           tiers = gpu %.2f %%, ram %.2f %%, storage %.2f %%\n",
-                 100 * on_gpu, 100 * (1 - on_gpu), 0.0);
+    const int32_t n_layer = pi_model_n_layer(model);
+    const double all = double(n_ff) * n_layer * std::max(1, pi_model_n_expert(model));
+    int64_t stored = 0;  // now, at the end
+    for (int32_t i = 0; i < n_layer; i++) stored += pi_model_layer_stored_neurons(model, i);
+    const double on_gpu = 100 * double(pi_model_device_neurons(model)) / all;
+    const double on_disk = 100 * double(stored) / all;
+    std::fprintf(stderr, "           tiers = gpu %.2f %%, ram %.2f %%, storage %.2f %%\n", on_gpu,
+                 100 - on_gpu - on_disk, on_disk);
+    auto storage = sized<pi_storage_report>();
+    require(pi_model_storage(model, &storage));
+    if (storage.stored) print_storage(storage);
     if (!work.sum.device) return;
     const auto ms = [&](uint64_t ns) { return double(ns) * 1e-6 / rows; };
     std::fprintf(
@@ -62,4 +73,17 @@ void Timing::print_work() const {
         100 * double(work.sum.device) / double(std::max<uint64_t>(work.bytes(), 1)),
         mb(work.sum.transferred), ms(work.sum.waited_for_device_ns),
         ms(work.sum.waited_for_cpu_ns));
+}
+
+void Timing::print_storage(const pi_storage_report& storage) const {
+    const pi_work& sum = decoding().sum;
+    const double rows = double(sum.rows);
+    const double needed = double(sum.first_needed + sum.rest_needed);
+    const double missed = double(sum.first_missed + sum.rest_missed);
+    std::fprintf(stderr,
+                 "         storage = %10.2f %% hits; per token %.1f reads, %.2f MB by %s, waited "
+                 "%.2f ms\n",
+                 needed > 0 ? 100 * (1 - missed / needed) : 0, double(sum.storage_reads) / rows,
+                 double(sum.storage_bytes) * 1e-6 / rows, storage.io,
+                 double(sum.waited_for_storage_ns) * 1e-6 / rows);
 }

@@ -19,10 +19,12 @@ struct Timing {
     std::vector<double> token_ms;  // of each evaluated token
     Work read, generated;          // work for prompts and for generated tokens
     int64_t n_ff = 0;              // neurons of a layer, or of one expert
-    double on_gpu = 0;             // share of the neurons
 
-    void print() const;
-    void print_work() const;
+    void print(const pi_model* model) const;
     // The work for figures per token: of the generated tokens or, if there are none, of the prompt.
     const Work& decoding() const { return generated.sum.rows ? generated : read; }
+
+ private:
+    void print_work(const pi_model* model) const;
+    void print_storage(const pi_storage_report& storage) const;
 };

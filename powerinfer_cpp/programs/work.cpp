@@ -35,6 +35,13 @@ WorkSpan::~WorkSpan() {
     sum.answers += end.sum.answers - begin_.sum.answers;
     sum.waited_for_device_ns += end.sum.waited_for_device_ns - begin_.sum.waited_for_device_ns;
     sum.waited_for_cpu_ns += end.sum.waited_for_cpu_ns - begin_.sum.waited_for_cpu_ns;
+    sum.first_needed += end.sum.first_needed - begin_.sum.first_needed;
+    sum.first_missed += end.sum.first_missed - begin_.sum.first_missed;
+    sum.rest_needed += end.sum.rest_needed - begin_.sum.rest_needed;
+    sum.rest_missed += end.sum.rest_missed - begin_.sum.rest_missed;
+    sum.storage_reads += end.sum.storage_reads - begin_.sum.storage_reads;
+    sum.storage_bytes += end.sum.storage_bytes - begin_.sum.storage_bytes;
+    sum.waited_for_storage_ns += end.sum.waited_for_storage_ns - begin_.sum.waited_for_storage_ns;
     for (size_t i = 0; i < n_layer_; i++) {
         pi_neuron_counts& to = total_.by_layer[i];
         const pi_neuron_counts &a = begin_.by_layer[i], &b = end.by_layer[i];
@@ -47,6 +54,7 @@ WorkSpan::~WorkSpan() {
         to.device_predicted += b.device_predicted - a.device_predicted;
         to.device_computed += b.device_computed - a.device_computed;
         to.device_fired += b.device_fired - a.device_fired;
+        to.storage_computed += b.storage_computed - a.storage_computed;
     }
 }
 

@@ -9,6 +9,7 @@
 #include "ggml/threads.h"
 #include "measure.h"
 #include "plan.h"
+#include "storage.h"
 
 using namespace powerinfer::api;
 
@@ -133,7 +134,9 @@ pi_status pi_plan_new(const char* path, const pi_model_params* model_params,
         const pi_session_params room = params_or(m.session, s);
         m.session = &room;
         const auto model = powerinfer::Model::inspect(path, m);
-        *out = new pi_plan{powerinfer::make_plan(*model, s)};
+        auto plan = std::make_unique<pi_plan>(pi_plan{powerinfer::make_plan(*model, s)});
+        if (model->storage) plan->plan.to_write = powerinfer::bundle_to_write(*model);
+        *out = plan.release();
     });
 }
 
@@ -163,6 +166,13 @@ uint64_t pi_plan_vram_budget(const pi_plan* plan) {
 
 int32_t pi_plan_n_ctx(const pi_plan* plan) {
     return int32_t(plan->plan.n_ctx);
+}
+
+pi_status pi_plan_storage(const pi_plan* plan, pi_storage_plan* out) {
+    return guarded([&] {
+        require(plan, "plan must not be NULL");
+        give(out, {0, plan->plan.cached, plan->plan.stored, plan->plan.to_write});
+    });
 }
 
 pi_status pi_model_open(const char* path, const pi_model_params* params, pi_model** out) {

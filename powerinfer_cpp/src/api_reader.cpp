@@ -1,10 +1,13 @@
 // The C API: reading from the disk.
+#include <algorithm>
 #include <cmath>
 #include <cstdio>
+#include <mutex>
 
 #include "api.h"
 #include "measure.h"
 #include "powerinfer.h"
+#include "store.h"
 
 using namespace powerinfer::api;
 
@@ -38,6 +41,40 @@ pi_status pi_measure_disk(const char* path, const pi_disk_params* params, pi_dis
         r.cpu_s = found.cpu_s;
         give(out, r);
     });
+}
+
+pi_status pi_model_storage(const pi_model* m, pi_storage_report* out) {
+    return guarded([&] {
+        require(m && out, "model and out must not be NULL");
+        pi_storage_report r{};
+        r.path = "";
+        if (powerinfer::NeuronStore* const store = m->model->store.get()) {
+            const ggml::Reader& reader = store->reader();
+            const powerinfer::StoreShape& shape = store->shape();
+            r.stored = true;
+            r.direct = reader.direct();
+            std::snprintf(r.io, sizeof r.io, "%s", reader.name());
+            std::snprintf(r.note, sizeof r.note, "%s", reader.note().c_str());
+            r.path = reader.path().c_str();
+            r.arena_bytes = shape.arena_bytes();
+            const std::lock_guard<std::mutex> alone(store->mutex);
+            r.first_slots = store->residency().shape().first_slots;
+            r.rest_slots = store->residency().shape().rest_slots;
+            r.first_used = store->residency().used(powerinfer::Half::first);
+            r.rest_used = store->residency().used(powerinfer::Half::rest);
+        }
+        give(out, r);
+    });
+}
+
+int64_t pi_model_layer_stored_neurons(const pi_model* m, int32_t layer) {
+    powerinfer::NeuronStore* const store = m->model->store.get();
+    if (!store || layer < 0 || layer >= m->model->config.n_layer) return 0;
+    const std::lock_guard<std::mutex> alone(store->mutex);
+    const auto experts = int32_t(std::max<int64_t>(1, m->model->config.n_expert));
+    int64_t n = int64_t(experts) * store->shape().n;
+    for (int32_t i = 0; i < experts; i++) n -= store->resident(layer * experts + i);
+    return n;
 }
 
 }  // extern "C"

@@ -159,7 +159,9 @@ pi_status pi_session_work(const pi_session* s, pi_work* out) {
         const powerinfer::Counts& c = session.counts;
         give(out, {0, c.rows, t.attention, t.predictor, t.ffn, t.head, t.kv, c.transferred,
                    d.attention + d.predictor + d.ffn + d.head + d.kv, uint64_t(c.answers),
-                   c.waited_for_device, c.waited_for_cpu});
+                   c.waited_for_device, c.waited_for_cpu, c.stored.needed[0], c.stored.missed[0],
+                   c.stored.needed[1], c.stored.missed[1], c.stored.reads, c.stored.bytes,
+                   uint64_t(c.stored.waited_s * 1e9)});
     });
 }
 
@@ -175,8 +177,17 @@ pi_status pi_session_neurons(const pi_session* s, int32_t first, int32_t n, pi_n
             const ggml::NeuronCounts& c = s->session.counts.neurons[size_t(i)];
             const ggml::AuditCounts& a = s->session.audit.layer(i);
             const ggml::NeuronCounts& d = s->session.counts.on_device[size_t(i)];
-            const pi_neuron_counts counts{size,    c.rows,  c.proposed, c.computed, c.fired,
-                                          a.fired, a.found, d.proposed, d.computed, d.fired};
+            const pi_neuron_counts counts{size,
+                                          c.rows,
+                                          c.proposed,
+                                          c.computed,
+                                          c.fired,
+                                          a.fired,
+                                          a.found,
+                                          d.proposed,
+                                          d.computed,
+                                          d.fired,
+                                          s->session.counts.from_disk[size_t(i)]};
             std::memcpy(to, &counts, size);
         }
     });

@@ -101,6 +101,20 @@ class Bundler {
         out.finish();
     }
 
+    // Bytes of the tensors.
+    uint64_t size() const {
+        uint64_t total = 0;
+        const auto add = [&](uint64_t bytes) {
+            total = ggml::size_sum(total, ggml::size_rounded_up(bytes, kStoreFileAlign));
+        };
+        each_tensor([&](const TensorInfo& t) { add(t.bytes); },
+                    [&](const Block& b) {
+                        add(ggml::size_product(b.n, b.layout.stride));
+                        add(ggml::size_product(b.n, 2 * sizeof(uint32_t)));
+                    });
+        return total;
+    }
+
  private:
     static std::vector<int64_t> sizes(const TensorInfo& t) { return {t.ne, t.ne + t.n_dims}; }
 
@@ -171,15 +185,7 @@ class Bundler {
 
     // Says how large the file will be; throws if there is no room for it.
     uint64_t say_size() const {
-        uint64_t total = 0;
-        const auto add = [&](uint64_t bytes) {
-            total = ggml::size_sum(total, ggml::size_rounded_up(bytes, kStoreFileAlign));
-        };
-        each_tensor([&](const TensorInfo& t) { add(t.bytes); },
-                    [&](const Block& b) {
-                        add(ggml::size_product(b.n, b.layout.stride));
-                        add(ggml::size_product(b.n, 2 * sizeof(uint32_t)));
-                    });
+        const uint64_t total = size();
         const uint64_t free = ggml::free_disk(ggml::folder_of(target_));
         const std::string room = free == ggml::kUnknownBytes ? "" : gibibytes(free) + " free";
         if (free < total) {
@@ -338,6 +344,10 @@ void write_bundled(const std::string& source, const std::string& target,
         throw Error(Code::argument, "align must be 512, 1024, 2048 or 4096");
     }
     Bundler(source, target, params).run();
+}
+
+uint64_t bundled_size(const std::string& source) {
+    return Bundler(source, "", pi_bundle_default_params()).size();
 }
 
 void check_bundled(const std::string& path, const pi_bundle_params& params) {

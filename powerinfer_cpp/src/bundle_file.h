@@ -17,6 +17,9 @@ namespace powerinfer {
 void write_bundled(const std::string& source, const std::string& target,
                    const pi_bundle_params& params);
 
+// The size of that file's tensors. Reads only headers.
+uint64_t bundled_size(const std::string& source);
+
 // Reads all bundles of a file and compares their checksums. Throws Error(format) naming the first
 // neuron that is damaged; Error(unsupported) for a file without checksums.
 void check_bundled(const std::string& path, const pi_bundle_params& params);

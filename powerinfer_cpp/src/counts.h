@@ -6,6 +6,7 @@
 
 #include "batch.h"
 #include "model.h"
+#include "store.h"
 
 namespace powerinfer {
 
@@ -20,6 +21,9 @@ struct Counts {
     uint64_t waited_for_device = 0, waited_for_cpu = 0;
     std::vector<ggml::NeuronCounts> neurons;    // [n_layer]
     std::vector<ggml::NeuronCounts> on_device;  // [n_layer]: of these, those that a device computed
+    // [n_layer]: of these, computed ones of which the disk had to bring a part.
+    std::vector<int64_t> from_disk;
+    StoreCounts stored;  // what the disk brought, in this session's calls
     // [n_layer]: rows given to a predictor; in mixtures once per chosen expert.
     std::vector<int64_t> predicted;
     void add(const Model& model, const Batch& batch, int64_t position_bytes);

@@ -65,8 +65,9 @@ class OneRow {
         ggml::merge(p_.context, w_, p_.work.sums, y);
     }
 
-    void count(ggml::NeuronCounts& counts, bool* fired) const {
+    void count(ggml::NeuronCounts& counts, int64_t& from_disk, bool* fired) const {
         counts.rows++;
+        from_disk += n_arrived_;
         counts.proposed += n_first_;
         counts.computed += n_fired_first_;
         counts.fired += n_fired_;
@@ -115,7 +116,6 @@ class OneRow {
         });
         asked_ = end;
         n_missed_[0] += n;
-        n_missed_[1] += std::count_if(s_.parts, s_.parts + n, [](auto& m) { return m.rest; });
         store_.request(0, in_.block, s_.parts, n);
     }
 
@@ -148,7 +148,6 @@ class OneRow {
                 s_.parts[n++] = {*id, false, true};
             }
         }
-        n_missed_[1] += n;
         store_.request(0, in_.block, s_.parts, n);
     }
 
@@ -161,6 +160,9 @@ class OneRow {
             if (s_.parts[i].first) came[n_firsts++] = s_.parts[i].id;
         }
         first_values(came, n_firsts);
+        for (int64_t i = 0; i < n; i++) {
+            n_missed_[1] += s_.parts[i].rest && s_.values[s_.parts[i].id] != 0;
+        }
         for (int64_t i = 0; i < n_firsts; i++) {
             came[n_fire] = came[i];
             n_fire += s_.values[came[i]] != 0;
@@ -168,6 +170,7 @@ class OneRow {
         for (int64_t i = 0; i < n; i++) {
             if (!s_.parts[i].first) came[n_fire++] = s_.parts[i].id;
         }
+        n_arrived_ += n_fire;
         gated_values(came, n_fire);
     }
 
@@ -213,6 +216,7 @@ class OneRow {
     int64_t asked_ = 0;  // the candidates of segments up to here have been asked for, if missing
     int64_t n_here_ = 0, n_ready_ = 0;
     int64_t n_first_ = 0, n_fired_first_ = 0, n_fired_ = 0, n_missed_[2] = {0, 0};
+    int64_t n_arrived_ = 0;  // computed neurons of which the disk brought a part
 };
 
 // Many rows: all segments one after the other, while the disk brings the next two.
@@ -226,12 +230,12 @@ class ManyRows {
           input_(prepare(p, w_, in.x, in.n)),
           s_(p.work.stored) {}
 
-    void run(float* y, ggml::NeuronCounts& counts, bool* fired) {
+    void run(float* y, ggml::NeuronCounts& counts, int64_t& from_disk, bool* fired) {
         for (int64_t s = 0; s < kSegments; s++) {
             const int lane = await(s);
             ggml::rows_ffn_segment(p_.context, w_, input_, in_.mask, p_.work.neurons, s, s_.partial,
                                    y, &counts, fired, s_.fires);
-            learn(s);
+            from_disk += learn(s);
             store_.keep(lane);
         }
     }
@@ -297,14 +301,25 @@ class ManyRows {
         return lane;
     }
 
-    void learn(int64_t s) {
+    // Tells what the rows needed. Returns for how many of them the disk brought a neuron that
+    // fired, summed over the neurons.
+    int64_t learn(int64_t s) {
         const Segment segment = segment_of(w_.n, s);
+        int64_t from_disk = 0;
         for (auto id = int32_t(segment.begin); id < segment.end; id++) {
-            if (s_.fires[id] == 0) continue;
+            const int64_t fires = s_.fires[id];
+            if (fires == 0) continue;
+            bool staged = false;
             for (Half half : {Half::first, Half::rest}) {
-                store_.residency().count(half, in_.block, &id, 1, float(s_.fires[id]));
+                store_.residency().count(half, in_.block, &id, 1, float(fires));
+                store_.counts.needed[int(half)] += uint64_t(fires);
+                if (!store_.staged(half, id)) continue;
+                store_.counts.missed[int(half)] += uint64_t(fires);
+                staged = true;
             }
+            from_disk += staged ? fires : 0;
         }
+        return from_disk;
     }
 
     static int64_t tag(int32_t block, int64_t s) { return int64_t(block) * kSegments + s; }
@@ -321,14 +336,16 @@ class ManyRows {
 
 void stored_ffn(const Pass& p, const StoredBlock& in, float* y, ggml::NeuronCounts& counts,
                 bool* fired) {
+    const int64_t experts = std::max<int64_t>(1, p.model.config.n_expert);
+    int64_t& from_disk = p.counts.from_disk[size_t(in.block / experts)];
     p.store->open(in.block);
     if (in.n > kFewRows) {
-        ManyRows(p, in).run(y, counts, fired);
+        ManyRows(p, in).run(y, counts, from_disk, fired);
     } else {
         for (int64_t t = 0; t < in.n; t++) {
             OneRow row(p, in, t);
             row.run(y + t * in.neurons.cols);
-            row.count(counts, fired ? fired + t * in.neurons.n : nullptr);
+            row.count(counts, from_disk, fired ? fired + t * in.neurons.n : nullptr);
         }
     }
     p.store->close();

@@ -50,7 +50,8 @@ void log_placement(const Model& m, const pi_model_params& params) {
         }
     }
     const std::string done =
-        !m.device ? "all of them are kept in RAM"
+        m.storage   ? "which of them stay in RAM follows from what tokens need"
+        : !m.device ? "all of them are kept in RAM"
         : !counts
             ? format(
                   "that was solved for %.1f MiB of VRAM, and %.1f may be used: neurons are "
@@ -79,6 +80,22 @@ void log_unused(const Model& model, const pi_model_params& params) {
     if (!unused) return;
     params.log(3, format("%zu of the file's tensors are not used", unused).c_str(),
                params.log_data);
+}
+
+// Logs where neurons are read from, and how many are in memory at the beginning.
+void log_storage(const Model& m, const pi_model_params& params) {
+    if (!params.log) return;
+    const NeuronStore& store = *m.store;
+    const ggml::Reader& reader = store.reader();
+    int64_t n = 0;
+    for (int32_t i = 0; i < store.shape().n_blocks; i++) n += store.resident(i);
+    const std::string note = reader.note().empty() ? "" : " (" + reader.note() + ")";
+    const std::string said = format(
+        "%s: the model runs from storage: %lld of %lld neurons are in memory, the others "
+        "are read by %s%s%s",
+        reader.path().c_str(), (long long)n, (long long)store.shape().n_blocks * store.shape().n,
+        reader.name(), reader.direct() ? ", directly" : "", note.c_str());
+    params.log(3, said.c_str(), params.log_data);
 }
 
 // Opens the device and decides what it holds. Without a layer for it the model has no device.
@@ -122,7 +139,6 @@ std::unique_ptr<Model> Model::inspect(const std::string& path, const pi_model_pa
         model->placement.reset();
     }
     if (wants_device(params)) share_with_device(*model, params);
-    log_placement(*model, params);
     const DeviceShare* share = model->device ? &model->device->share : nullptr;
     model->plan = plan_weights(model->weights, params.use_mmap, share, false);
     if (exceeds_ram(*model, params) && keeps_to_ram(*model).empty()) {
@@ -133,6 +149,8 @@ std::unique_ptr<Model> Model::inspect(const std::string& path, const pi_model_pa
             model->plan.parts.push_back(part);
         }
     }
+    // A model without a bundled file is opened again when it has one.
+    if (!model->storage || is_bundled(*model)) log_placement(*model, params);
     if (share) {
         model->plan.parts.push_back(
             {Tier::gpu, Part::ffn, -1,
@@ -179,7 +197,10 @@ std::shared_ptr<const Model> Model::load(const std::string& path, const pi_model
     how.use_mmap = params.use_mmap && !model->storage;
     if (how.use_mmap) model->file.map();
     load_weights(*model, how);
-    if (model->storage) model->store = open_store(*model, params);
+    if (model->storage) {
+        model->store = open_store(*model, params);
+        log_storage(*model, params);
+    }
     return model;
 }
 

@@ -112,6 +112,12 @@ Plan make_plan(const Model& model, const pi_session_params& asked) {
     const std::vector<PlanPart> session =
         session_parts(model.config, params, model.device_layers(), model.storage.has_value());
     plan.parts.insert(plan.parts.end(), session.begin(), session.end());
+    if (model.storage) {
+        const StoreShape& shape = model.storage->shape;
+        plan.cached = shape.slot_bytes(shape.first_slots, shape.rest_slots);
+        const int64_t all = int64_t(shape.n_blocks) * shape.n;
+        plan.stored = shape.slot_bytes(all, all) - plan.cached;
+    }
     return plan;
 }
 

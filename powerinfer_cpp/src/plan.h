@@ -31,6 +31,9 @@ struct Plan {
     uint64_t budget = 0;       // of RAM
     uint64_t vram_budget = 0;  // 0: no device
     int64_t n_ctx = 0;
+    // If the neurons stay on the disk: bytes of those that memory has room for, and of the others;
+    // and of the bundled file that has to be written first.
+    uint64_t cached = 0, stored = 0, to_write = 0;
 };
 
 Plan make_plan(const Model& model, const pi_session_params& params);

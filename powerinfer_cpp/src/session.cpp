@@ -94,6 +94,7 @@ Session::Session(std::shared_ptr<const Model> m, const pi_session_params& asked)
     }
     counts.neurons.resize(size_t(c.n_layer));
     counts.on_device.resize(size_t(c.n_layer));
+    counts.from_disk.resize(size_t(c.n_layer));
     counts.predicted.resize(size_t(c.n_layer));
     audit = Audit(c);
     if (params.n_ctx > c.n_ctx && c.n_ctx > 0) {
@@ -168,6 +169,7 @@ void Session::eval(const pi_batch& b) {
     NeuronStore* const store = model->store.get();
     std::unique_lock<std::mutex> alone;
     if (store) alone = std::unique_lock<std::mutex>(store->mutex);
+    const StoreCounts begun = store ? store->counts : StoreCounts();
     try {
         for (int32_t begin = 0; begin < b.n; begin += params.n_ubatch) {
             fill(b, begin, std::min(begin + params.n_ubatch, b.n));
@@ -177,8 +179,12 @@ void Session::eval(const pi_batch& b) {
             record.advance(work_.batch.n);
             counts.add(*model, work_.batch, sequences_.kv().position_bytes());
         }
+        if (store) counts.stored.add(begun, store->counts);
     } catch (...) {
-        if (store) store->reset();
+        if (store) {
+            store->reset();
+            counts.stored.add(begun, store->counts);
+        }
         record.fail();
         for (int32_t i = 0; i < params.n_seq; i++) sequences_.truncate(i, before[size_t(i)]);
         result_at_.clear();

@@ -37,6 +37,11 @@ uint64_t session_bytes(const Model& m, const pi_model_params& params,
     return ggml::size_product(uint64_t(std::max(params.n_sessions, 1)), one);
 }
 
+// What callers want to keep of results.
+uint64_t rows_kept_bytes(const Model& m, const pi_model_params& params) {
+    return uint64_t(std::max(params.n_rows_kept, 0)) * uint64_t(m.config.n_vocab) * sizeof(float);
+}
+
 // What the process takes besides all that is planned: code, stacks, vocabulary. Little beside a
 // large model, and less beside a small one.
 uint64_t process_bytes(const Model& m, uint64_t planned) {
@@ -173,7 +178,8 @@ StoragePlan plan_storage(const Model& m, const pi_model_params& params) {
     plan.predicted = m.config.has_predictors &&
                      (session.sparse == PI_SPARSE_AUTO || session.sparse == PI_SPARSE_PREDICTOR);
     // The tables depend on the slots that fit beside them; and fewer slots never need more.
-    const uint64_t left = limit - least + least_tables;
+    const uint64_t kept = rows_kept_bytes(m, params), room = limit - least + least_tables;
+    const uint64_t left = room - std::min(room, kept);
     StoreShape best = shape;
     for (uint64_t tables : {left / 4, left / 16, left / 64, uint64_t(0)}) {
         if (!tables) {
@@ -212,6 +218,11 @@ std::string bundle_of(const std::string& path, const pi_model_params& params) {
     how.log_data = params.log_data;
     write_bundled(path, target, how);
     return target;
+}
+
+uint64_t bundle_to_write(const Model& model) {
+    const std::string& path = model.file.gguf.path();
+    return is_bundled(model) || !find_bundle(path).empty() ? 0 : bundled_size(path);
 }
 
 std::unique_ptr<NeuronStore> open_store(const Model& m, const pi_model_params& params,

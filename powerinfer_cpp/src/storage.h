@@ -29,6 +29,9 @@ bool is_bundled(const Model& model);
 // Throws Error(memory) if params.bundle forbids that.
 std::string bundle_of(const std::string& path, const pi_model_params& params);
 
+// Bytes of the bundled file that has to be written before the model runs from it; 0: there is one.
+uint64_t bundle_to_write(const Model& model);
+
 // Opens the store of a model whose weights are loaded, and fills it. reader: of its bundled file;
 // null: the best one here.
 std::unique_ptr<NeuronStore> open_store(const Model& model, const pi_model_params& params,

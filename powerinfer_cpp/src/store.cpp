@@ -60,6 +60,17 @@ ResidencyShape StoreShape::residency() const {
     return shape;
 }
 
+void StoreCounts::add(const StoreCounts& begin, const StoreCounts& end) {
+    for (int half = 0; half < 2; half++) {
+        needed[half] += end.needed[half] - begin.needed[half];
+        missed[half] += end.missed[half] - begin.missed[half];
+    }
+    reads += end.reads - begin.reads;
+    bytes += end.bytes - begin.bytes;
+    admitted += end.admitted - begin.admitted;
+    waited_s += end.waited_s - begin.waited_s;
+}
+
 NeuronStore::Tables::Tables(ggml::Carver& carver, const StoreShape& shape)
     : residency(carver, shape.residency()) {
     carver.take(crc, {shape.n_blocks, shape.n, 2});
@@ -100,6 +111,14 @@ void NeuronStore::open(int32_t block) {
 void NeuronStore::close() {
     block_ = -1;
     for (Half half : {Half::first, Half::rest}) tables_.residency.unpin(half);
+}
+
+int64_t NeuronStore::resident(int32_t block) const {
+    const int32_t* const first = tables_.residency.slots(Half::first, block);
+    const int32_t* const rest = tables_.residency.slots(Half::rest, block);
+    int64_t n = 0;
+    for (int32_t i = 0; i < shape_.n; i++) n += first[i] >= 0 && rest[i] >= 0;
+    return n;
 }
 
 ggml::Neurons NeuronStore::rows(ggml::Neurons w) const {

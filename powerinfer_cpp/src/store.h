@@ -32,11 +32,16 @@ struct NeuronParts {
 
 // What a store has done since it was opened.
 struct StoreCounts {
-    uint64_t needed[2] = {0, 0}, missed[2] = {0, 0};  // parts that single rows needed, by half
-    uint64_t reads = 0, bytes = 0;                    // from the disk; gaps included
-    uint64_t resized = 0;                             // how often the pools changed
-    uint64_t admitted = 0;                            // parts that got a slot after a read
-    double waited_s = 0;                              // with nothing left to compute
+    // Parts that rows needed, by half; of these, those that were not in memory. Where many rows are
+    // computed together, only the parts of neurons that fired.
+    uint64_t needed[2] = {0, 0}, missed[2] = {0, 0};
+    uint64_t reads = 0, bytes = 0;  // from the disk; gaps included
+    uint64_t admitted = 0;          // parts that got a slot after a read
+    uint64_t resized = 0;           // how often the cache was divided anew
+    double waited_s = 0;            // with nothing left to compute
+
+    // Adds what was done between two moments.
+    void add(const StoreCounts& begin, const StoreCounts& end);
 };
 
 class NeuronStore {
@@ -75,6 +80,10 @@ class NeuronStore {
     // The rows of the open block, for the operators; only those with a place exist.
     ggml::Neurons rows(ggml::Neurons w) const;
     bool has(Half half, int32_t id) const { return tables_.place[int(half)][id] >= 0; }
+    // Did the disk bring the part, which has no slot yet?
+    bool staged(Half half, int32_t id) const {
+        return tables_.place[int(half)][id] >= lane_begin(0);
+    }
 
     // Bytes that a part takes in the staging area.
     int64_t bytes(const NeuronParts& parts) const;
@@ -102,6 +111,8 @@ class NeuronStore {
     void begin(int64_t n_tokens);
     void reset();
 
+    // Neurons of a block of which both parts have slots.
+    int64_t resident(int32_t block) const;
     Residency& residency() { return tables_.residency; }
     const ggml::Reader& reader() const { return *reader_; }
     const StoreShape& shape() const { return shape_; }

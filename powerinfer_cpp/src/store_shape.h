@@ -19,6 +19,10 @@ struct StoreShape {
     static constexpr int kLanes = 3;
     // A lane that takes all neurons of a segment, the least.
     int64_t least_lane() const;
+    // Bytes of slots.
+    uint64_t slot_bytes(int64_t first, int64_t rest) const {
+        return uint64_t(first * first_sectors + rest * rest_sectors) * kSector;
+    }
     uint64_t arena_bytes() const;
     ResidencyShape residency() const;
 };

@@ -146,10 +146,11 @@ class Embeddings(TypedDict):
 
 class Plan(TypedDict):
     """What `Llama.plan` returns: bytes by part, in all, and how many of RAM and of a device's
-    memory may be used."""
+    memory may be used. storage: what only the disk has, which `total` leaves out."""
 
     ram: dict[str, int]
     gpu: dict[str, int]
+    storage: dict[str, int]
     total: int
     budget: int
     vram_budget: int
@@ -176,6 +177,22 @@ class Tier(TypedDict):
     layer_hits: list[float]
 
 
+class Parts(TypedDict):
+    slots: int
+    used: int
+    needed: int
+    missed: int
+
+
+class Storage(TypedDict):
+    io: str
+    direct: bool
+    arena_bytes: int
+    first: Parts
+    rest: Parts
+    reads: int
+
+
 class Stats(TypedDict):
     """What `Llama.stats` returns, which says what they are."""
 
@@ -192,6 +209,7 @@ class Stats(TypedDict):
     audit: Audit
     bytes_per_token: dict[str, int]
     tiers: dict[str, Tier]
+    storage: Storage | None
     pcie_bytes: int
     rss_peak: int
     vram_peak: int

@@ -31,6 +31,7 @@ from .state import LlamaState
 from .stats import Meter, report
 
 DEFAULT_POSITIONS = 512  # llama-cpp-python's
+SCORES = 64  # rows of `scores` that a model run from storage leaves room for, without logits_all
 Self = TypeVar("Self", bound="LlamaCore")
 RANDOM_SEEDS = (None, -1, 0xFFFFFFFF)  # values that mean "a different seed each time"
 
@@ -56,7 +57,9 @@ class LlamaCore:
     reset_gpu_index: the device gets the neurons that fire most often, whatever a placement in or
     beside the file says. disable_gpu_index: it gets none. Both: no placement is read.
     op_offload: the device computes all neurons of prompts, those in RAM as well.
-    ram_budget: limit in GiB. vocab_only: tokenizer and metadata, no weights.
+    ram_budget: limit in GiB; a model that does not fit it, or what is free, runs from storage, if
+    its file has neuron rows. bundle: write the bundled file for that, if there is none yet.
+    vocab_only: tokenizer and metadata, no weights.
     progress_callback: called with 0..1 while loading; returning False cancels (Cancelled).
     record: "fired" or "fired+input", with sparse "off" or "exact" and without a device, for
     `activations` and `ffn_inputs`.
@@ -96,6 +99,7 @@ class LlamaCore:
         reset_gpu_index: bool = False,
         disable_gpu_index: bool = False,
         op_offload: bool | None = None,
+        bundle: bool = True,
         sparse: str = "auto",
         sparse_threshold: float | None = None,
         record: str = "off",
@@ -149,6 +153,7 @@ class LlamaCore:
             "ram_budget": options.budget_bytes("ram_budget", ram_budget),
             **placement_field,
             "op_offload": op_offload is None or bool(op_offload),
+            "bundle": bool(bundle),
             **({} if vocab_only else device_fields),
         }
         self._session_fields = {
@@ -167,6 +172,8 @@ class LlamaCore:
         if not vocab_only:  # what of the model fits a device, or RAM, depends on the session
             n_ctx = _positions_in(self.model_path) if n_ctx is None else n_ctx
             room = {**self._session_fields, "n_ctx": n_ctx, "embedding": embedding}
+            # `scores`: all rows, or those of some calls.
+            self._model_fields["n_rows_kept"] = n_ctx if logits_all else min(n_ctx, SCORES)
             if embedding:  # and completions, in a session of their own
                 self._model_fields["n_sessions"] = 2
         self._model = Model(self.model_path, progress_callback, verbose, room, **self._model_fields)
@@ -254,7 +261,8 @@ class LlamaCore:
 
     def plan(self) -> Plan:
         """Memory plan: {tier: {part: bytes}, "total": bytes, "budget": bytes of RAM,
-        "vram_budget": bytes}. Tiers are "ram" and "gpu"; the latter is empty without a device."""
+        "vram_budget": bytes}. Tiers are "ram", "gpu", which is empty without a device, and
+        "storage": neurons that only the disk has, which the total leaves out."""
         with self._lock:
             self._require_open()
             fields = {**self._session_fields, "embedding": self._embedder is not None}
@@ -272,7 +280,8 @@ class LlamaCore:
         shares of n_ff, share_predicted: neurons that a predictor proposed (without one all);
         share_computed: neurons whose up and down rows were computed; share_fired: neurons with a
         contribution other than zero. audit: neurons that fired in audited segments, and how many of
-        them the predictors found.
+        them the predictors found. tiers: where neurons are now, and where those were that tokens
+        needed. storage: None, or how the model runs from storage.
         """
         with self._lock:
             self._require_open()

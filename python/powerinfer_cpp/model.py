@@ -110,7 +110,8 @@ def memory_plan(path: str, model: dict[str, Any], session: dict[str, Any]) -> di
     """Bytes that a model and a session with these parameters need; reads only the header.
 
     Returns {tier: {part: bytes}, "total": bytes, "budget": bytes of RAM that may be used,
-    "vram_budget": bytes on the device that may be used, 0 without one}. Tiers are "ram" and "gpu".
+    "vram_budget": bytes on the device that may be used, 0 without one}. Tiers are "ram", "gpu" and
+    "storage"; the total leaves out the last one, the neurons that only the disk has.
     """
     out = ffi.new("pi_plan **")
     model_params, kept = _model_params(model)
@@ -121,7 +122,7 @@ def memory_plan(path: str, model: dict[str, Any], session: dict[str, Any]) -> di
 
 def _plan(plan: Any) -> dict[str, Any]:
     """A pi_plan as a dict."""
-    tiers: dict[str, Any] = {"ram": {}, "gpu": {}}
+    tiers: dict[str, Any] = {"ram": {}, "gpu": {}, "storage": {}}
     part, total = sized("pi_plan_part"), 0
     for i in range(lib.pi_plan_n_parts(plan)):
         check(lib.pi_plan_part_at(plan, i, part))
@@ -129,8 +130,30 @@ def _plan(plan: Any) -> dict[str, Any]:
         name = ffi.string(part.name).decode()
         parts[name] = parts.get(name, 0) + part.n_bytes
         total += part.n_bytes
+    storage = sized("pi_storage_plan")
+    check(lib.pi_plan_storage(plan, storage))
+    if storage.stored:
+        tiers["storage"]["ffn"] = storage.stored
     budgets = {"budget": lib.pi_plan_budget(plan), "vram_budget": lib.pi_plan_vram_budget(plan)}
     return {**tiers, "total": total, **budgets}
+
+
+@dataclass(frozen=True)
+class Storage:
+    """How a model runs whose neurons stay on the disk; powerinfer.h has the details
+    (pi_storage_report).
+
+    io: "uring" or "threads". note: why not uring, or not direct. path: the file that is read.
+    slots, used: for first parts of neurons and for the rest.
+    """
+
+    io: str
+    note: str
+    direct: bool
+    path: str
+    slots: tuple[int, int]
+    used: tuple[int, int]
+    arena_bytes: int
 
 
 class Model:
@@ -195,6 +218,23 @@ class Model:
         """Neurons of a layer that a device has."""
         return lib.pi_model_layer_device_neurons(self.handle, layer)
 
+    def layer_stored(self, layer: int) -> int:
+        """Neurons of a layer of which memory lacks a part, at this moment."""
+        return lib.pi_model_layer_stored_neurons(self.handle, layer)
+
+    def storage(self) -> Storage | None:
+        """How the model runs from storage; None if RAM and a device have all of it."""
+        out = sized("pi_storage_report")
+        check(lib.pi_model_storage(self.handle, out))
+        if not out.stored:
+            return None
+        io, note, path = (
+            ffi.string(text).decode("utf-8", "surrogateescape")
+            for text in (out.io, out.note, out.path)
+        )
+        slots, used = (out.first_slots, out.rest_slots), (out.first_used, out.rest_used)
+        return Storage(io, note, out.direct, path, slots, used, out.arena_bytes)
+
     def reserve(self, what: str, n_bytes: int) -> Any:
         """Reserves bytes of the model's budget for the caller's memory, until `release` or garbage
         collection. Raises OutOfMemoryError, whose message contains `what`."""
@@ -241,8 +281,8 @@ class OpTime:
     n_bytes: int
 
 
-# Attention, predictor, ffn, head, kv, and what concerns a device; and
-# rows, predicted, computed, fired, audited, found, and those of a device.
+# Attention, predictor, ffn, head, kv, and what concerns a device and storage; and
+# rows, predicted, computed, fired, audited, found, and those of a device and of storage.
 PARTS = tuple(name for name, _ in ffi.typeof("pi_work").fields[2:])  # after size and rows
 READS = PARTS[:5]  # of weights and cache
 NEURON_COUNTS = tuple(name for name, _ in ffi.typeof("pi_neuron_counts").fields[1:])
@@ -252,7 +292,8 @@ NEURON_COUNTS = tuple(name for name, _ in ffi.typeof("pi_neuron_counts").fields[
 class Work:
     """Work for rows of a session; powerinfer.h defines the counts (pi_work).
 
-    sums: int64 [PARTS], bytes of weights and cache that were read, and a device's figures.
+    sums: int64 [PARTS], bytes of weights and cache that were read, and figures of a device and of
+    storage.
     neurons: int64 [n_layer, NEURON_COUNTS].
     """
 
@@ -270,26 +311,34 @@ class Work:
         """Mean bytes per row, by part; 0 if no row was computed."""
         return {name: self.per_token(name) for name in READS}
 
+    def sum(self, name: str) -> int:
+        """One of the sums (PARTS)."""
+        return int(self.sums[PARTS.index(name)])
+
     def per_token(self, name: str) -> int:
-        """One of the sums (PARTS), as the mean per row."""
-        return int(self.sums[PARTS.index(name)]) // max(1, self.rows)
+        """The same as the mean per row."""
+        return self.sum(name) // max(1, self.rows)
 
-    def read_by_tier(self) -> tuple[int, int]:
-        """Mean bytes per row that a device read, and that the CPU read."""
+    def read_by_tier(self) -> tuple[int, int, int]:
+        """Mean bytes per row that the disk brought, that the CPU read, and that a device read: by
+        the numbers of tiers."""
         device = self.per_token("device")
-        return device, sum(self.bytes_per_token().values()) - device
+        cpu = sum(self.bytes_per_token().values()) - device
+        return self.per_token("storage_bytes"), cpu, device
 
-    def computed_by_tier(self) -> tuple[np.ndarray, np.ndarray]:
-        """Neurons that a device computed, and that the CPU computed: int64 [n_layer] each, summed
-        over the rows."""
+    def computed_by_tier(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Neurons that were computed after the disk had brought a part of them, those that RAM had,
+        and those that a device computed: int64 [n_layer] each, summed over the rows."""
         total = dict(zip(NEURON_COUNTS, self.neurons.T, strict=True))
-        return total["device_computed"], total["computed"] - total["device_computed"]
+        device, storage = total["device_computed"], total["storage_computed"]
+        return storage, total["computed"] - device - storage, device
 
-    def waits(self) -> tuple[float, float]:
-        """Seconds that the CPU waited for a device, and a device for the CPU."""
-        names = ("waited_for_device_ns", "waited_for_cpu_ns")
-        device, cpu = (float(self.sums[PARTS.index(name)]) * 1e-9 for name in names)
-        return device, cpu
+    def waits(self) -> tuple[float, float, float]:
+        """Seconds that the CPU waited for the disk, a device for the CPU, and the CPU for a
+        device."""
+        names = ("waited_for_storage_ns", "waited_for_cpu_ns", "waited_for_device_ns")
+        storage, cpu, device = (self.sum(name) * 1e-9 for name in names)
+        return storage, cpu, device
 
     def shares(self, n_ff: int) -> dict[str, list[float]]:
         """Shares of n_ff of predicted, computed and fired neurons, per layer; 0 if no row was

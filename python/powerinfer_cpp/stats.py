@@ -55,33 +55,59 @@ def neuron_figures(model: Model, plan: dict[str, Any], work: Work | None) -> dic
     if work is None:
         nothing = np.zeros((model.n_layer, len(NEURON_COUNTS)), dtype=np.int64)
         work = Work(0, np.zeros(len(PARTS), dtype=np.int64), nothing)
-    on_gpu = np.array([model.layer_on_device(layer) for layer in range(model.n_layer)])
-    gpu, ram = (
+    layers = range(model.n_layer)
+    on_gpu = np.array([model.layer_on_device(layer) for layer in layers])
+    on_disk = np.array([model.layer_stored(layer) for layer in layers])
+    in_ram = max(1, model.n_expert) * model.n_ff - on_gpu - on_disk
+    by_tier = [
         {
             "neurons": int(neurons.sum()),
-            "bytes": plan[tiers.NAMES[tier]].get("ffn", 0),
+            "bytes": sum(plan[name].get(part, 0) for part in ("ffn", "cache")),
             "hits": int(computed.sum()) // max(1, work.rows),
             "reads": read,
             "stall_s": stall,
             "layer_neurons": neurons.tolist(),
             "layer_hits": (computed / max(1, work.rows)).tolist(),
         }
-        for tier, neurons, computed, read, stall in zip(
-            (tiers.GPU, tiers.RAM),
-            (on_gpu, max(1, model.n_expert) * model.n_ff - on_gpu),
+        for name, neurons, computed, read, stall in zip(
+            tiers.NAMES,
+            (on_disk, in_ram, on_gpu),
             work.computed_by_tier(),
             work.read_by_tier(),
             work.waits(),
             strict=True,
         )
-    )
-    storage = dict.fromkeys(ram, 0) | {"stall_s": 0.0}
-    storage |= {"layer_neurons": [0] * model.n_layer, "layer_hits": [0.0] * model.n_layer}
+    ]
     return {
         **{f"share_{name}": share for name, share in work.shares(model.n_ff).items()},
         "audit": work.audit(),
         "bytes_per_token": work.bytes_per_token(),
-        "tiers": tiers.by_name((storage, ram, gpu)),
+        "tiers": tiers.by_name(by_tier),
+        "storage": storage_figures(model, work),
+    }
+
+
+def storage_figures(model: Model, work: Work) -> dict[str, Any] | None:
+    """How the model runs from storage, and sums over the rows; None if it does not."""
+    found = model.storage()
+    if found is None:
+        return None
+    parts = {
+        name: {
+            "slots": slots,
+            "used": used,
+            "needed": work.sum(f"{name}_needed"),
+            "missed": work.sum(f"{name}_missed"),
+        }
+        for name, slots, used in zip(("first", "rest"), found.slots, found.used, strict=True)
+    }
+    reads = work.sum("storage_reads")
+    return {
+        "io": found.io,
+        "direct": found.direct,
+        "arena_bytes": found.arena_bytes,
+        **parts,
+        "reads": reads,
     }
 
 

@@ -87,7 +87,7 @@ static void test_older_and_newer_headers(const pi_model* m) {
     OK(pi_eval(s, (const int32_t[]){1}, NULL, NULL, 1));
     union {
         size_t size;
-        unsigned char bytes[256];
+        unsigned char bytes[512];
     } full, cut;
 #define GROWS(type, call)                                                                        \
     for (size_t size = 0; size <= sizeof(type) + 8; size += 8) {                                 \
@@ -109,6 +109,8 @@ static void test_older_and_newer_headers(const pi_model* m) {
     GROWS(pi_tensor_info, pi_gguf_tensor(pi_model_gguf(m), 1, out))
     GROWS(pi_plan_part, pi_plan_part_at(plan, 1, out))
     GROWS(pi_work, pi_session_work(s, out))
+    GROWS(pi_storage_plan, pi_plan_storage(plan, out))
+    GROWS(pi_storage_report, pi_model_storage(m, out))
     GROWS(pi_neuron_counts, pi_session_neurons(s, 1, 1, out))
     pi_session_profile(s, true);
     OK(pi_eval(s, (const int32_t[]){1}, NULL, NULL, 1));

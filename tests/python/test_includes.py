@@ -33,18 +33,17 @@ LAYERS = (
     # contents of files
     ("utf8", "unicode_tables.inc", "pretokenizer", "vocab_hash", "special_tokens"),
     ("vocab", "tokenizer*", "sampler", "names"),
-    # which neurons stay in memory
-    ("residency",),
-    ("split_pools", "store_shape"),
     # weights in memory
     ("budget", "bundle", "placement", "stream", "weight_spec", "weight_plan", "sha256"),
+    # which neurons stay in memory
+    ("residency",),
+    ("split_pools", "simulate_cache", "store_shape"),
+    ("store",),
+    # a model
     ("device_model", "model", "families/*"),
     # memory of a session
     ("batch", "kv_pages", "rope", "counts", "record", "audit"),
-    # neurons on the disk
-    ("simulate_cache", "store"),
-    ("stored_scratch",),
-    ("sequence", "workspace", "device_scratch"),
+    ("sequence", "stored_scratch", "workspace", "device_scratch"),
     ("plan",),
     # reading a model
     ("gpu_index", "read_placement", "share", "find_bundle", "bundle_file"),
@@ -52,8 +51,7 @@ LAYERS = (
     ("model_file.cpp", "resolve.cpp", "loader.cpp", "device_load.cpp", "load"),
     # computing
     ("pass",),
-    ("ffn_stored",),
-    ("ffn", "device_forward", "device_layers.cpp", "forward"),
+    ("ffn", "ffn_stored", "device_forward", "device_layers.cpp", "forward"),
     ("session",),
     # the API
     ("state", "measure*", "api*"),

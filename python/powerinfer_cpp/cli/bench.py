@@ -27,7 +27,9 @@ from .common import (
 from .doctor import cpu_name, isa
 
 COLUMNS = ("model", "size", "params", "backend", "threads", "test", "t/s", "GB/s", "neurons")
-NUMBERS = ("t/s", "GB/s", "neurons")
+# Of models that run from storage: parts of neurons that were in memory, and what a token read.
+DISK_COLUMNS = ("hits", "disk MB/token")
+NUMBERS = ("t/s", "GB/s", "neurons", *DISK_COLUMNS)
 OP_COLUMNS = ("part", "op", "calls", "ms", "share", "GB/s")
 
 
@@ -73,8 +75,10 @@ def _given(path: str | None, n_vocab: int) -> np.ndarray | None:
 def _format_name(model: Model) -> str:
     """The format with the most bytes."""
     n_bytes: dict[str, int] = defaultdict(int)
+    in_bundles = model.gguf.metadata.get("powerinfer.bundle.up_type", [""])[0]
     for tensor in model.gguf.tensors:
-        n_bytes[tensor.type_name] += tensor.n_bytes
+        name = in_bundles if ".ffn_bundle" in tensor.name else tensor.type_name
+        n_bytes[name] += tensor.n_bytes
     return max(n_bytes, key=n_bytes.__getitem__, default="")
 
 
@@ -82,6 +86,7 @@ def _fixed(args: argparse.Namespace, model: Model, loading: dict[str, Any]) -> d
     """JSON keys that are the same for every test. loading: pi_model_params, empty if no
     layer is on a device."""
     device = loading.get("device", "")
+    storage = model.storage()
     gpu = lib.pi_device_name(int(device[4:] or 0)) if device.startswith("cuda") else ffi.NULL
     return {
         "engine": "powerinfer_cpp",
@@ -89,7 +94,9 @@ def _fixed(args: argparse.Namespace, model: Model, loading: dict[str, Any]) -> d
         "build_number": 0,
         "cpu_info": cpu_name(),
         "gpu_info": ffi.string(gpu).decode("utf-8", "replace") if gpu else "",
-        "backends": f"CPU {isa()}" + (f", {device}" if device else ""),
+        "backends": f"CPU {isa()}"
+        + (f", {device}" if device else "")
+        + (f", disk ({storage.io})" if storage else ""),
         "model_filename": args.model,
         "model_type": f"{model.architecture} {count_text(model.n_params)} {_format_name(model)}",
         "model_size": model.n_bytes,
@@ -161,6 +168,14 @@ def _deviation(values: list[Any]) -> float:
     return statistics.stdev(values) if len(values) > 1 else 0.0
 
 
+def _disk_cells(row: dict[str, Any]) -> tuple[str, ...]:
+    if row["storage"] is None:
+        return ()
+    parts = [row["storage"][part] for part in ("first", "rest")]
+    needed, missed = (sum(part[count] for part in parts) for count in ("needed", "missed"))
+    return f"{1 - missed / max(1, needed):.1%}", f"{row['tiers']['storage']['reads'] / 1e6:.2f}"
+
+
 def _row(row: dict[str, Any], test: bench.Test) -> str:
     speed = f"{row['avg_ts']:.2f} ± {row['stddev_ts']:.2f}"
     rate = f"{row['gb_per_s']:.2f}" if "gb_per_s" in row else ""
@@ -174,6 +189,7 @@ def _row(row: dict[str, Any], test: bench.Test) -> str:
         speed,
         rate,
         f"{row['neurons_computed']:.1%}",
+        *_disk_cells(row),
     )
     return f"| {' | '.join(map(str, cells))} |"
 
@@ -193,8 +209,9 @@ def run(args: argparse.Namespace) -> None:
     fixed = _fixed(args, model, loading if plan["gpu"] else {})
     rows, tables = [], []
     if args.output == "md":
-        print(f"| {' | '.join(COLUMNS)} |")
-        print(f"| {' | '.join('---:' if c in NUMBERS else '---' for c in COLUMNS)} |")
+        columns = COLUMNS + (DISK_COLUMNS if model.storage() else ())
+        print(f"| {' | '.join(columns)} |")
+        print(f"| {' | '.join('---:' if c in NUMBERS else '---' for c in columns)} |")
     for test in tests:
         result = bench.measure(
             model, test, args.repetitions, args.seed, given, ops=args.ops, **fields

@@ -65,6 +65,7 @@ def run(args: argparse.Namespace) -> None:
         sparse=args.sparse,
         sparse_threshold=args.sparse_threshold,
         ram_budget=args.ram_budget,
+        bundle=not args.no_bundle,
         **device_options(args),
         chat_format=args.chat_format,
         verbose=False,

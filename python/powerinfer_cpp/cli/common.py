@@ -92,6 +92,11 @@ def add_model_arguments(
         "--vram-budget", type=gibibytes, metavar="GiB", help="limit of GPU memory; 0: no GPU"
     )
     parser.add_argument("--ram-budget", type=gibibytes, metavar="GiB", help="limit of RAM")
+    parser.add_argument(
+        "--no-bundle",
+        action="store_true",
+        help="never write the bundled file from which a model runs that is larger than RAM",
+    )
     parser.add_argument("--device", metavar="NAME", help="cpu, or a GPU: cuda0")
 
 
@@ -146,6 +151,7 @@ def model_fields(args: argparse.Namespace) -> dict[str, Any]:
     return {
         "n_threads": args.threads or 0,
         "ram_budget": options.budget_bytes("--ram-budget", args.ram_budget),
+        "bundle": not args.no_bundle,
     }
 
 
