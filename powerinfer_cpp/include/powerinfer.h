@@ -339,8 +339,8 @@ struct pi_session_params {
                     * graph per row. The same results, for debuggers and profilers */
 };
 
-/* Defaults: use_mmap, use_gpu_index, op_offload and bundle true; n_ctx, n_batch and n_ubatch 512, n_seq 1,
- * type_k and type_v F16, sparse_threshold NaN, n_gpu_layers -1; everything else 0. */
+/* Defaults: use_mmap, use_gpu_index, op_offload and bundle true; n_ctx, n_batch and n_ubatch 512,
+ * n_seq 1, type_k and type_v F16, sparse_threshold NaN, n_gpu_layers -1; everything else 0. */
 pi_model_params pi_model_default_params(void);
 pi_session_params pi_session_default_params(void);
 

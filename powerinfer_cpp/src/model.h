@@ -128,8 +128,9 @@ class NeuronStore;
 struct StoragePlan {
     StoreShape shape;
     uint64_t tables = 0, reader = 0, process = 0;  // bytes
-    int32_t n_ubatch = 0;    // rows that sessions compute at once, at most
-    bool predicted = false;  // sessions compute what predictors propose
+    uint64_t least = 0;                            // the least budget with which the model runs so
+    int32_t n_ubatch = 0;                          // rows that sessions compute at once, at most
+    bool predicted = false;                        // sessions compute what predictors propose
 };
 
 struct Model {
@@ -158,7 +159,7 @@ struct Model {
     int64_t device_neurons(int64_t layer) const;
     const ggml::File* embedding_file = nullptr;  // has token_embd, if that stays on the disk
     uint64_t embedding_offset = 0;               // there
-    std::optional<StoragePlan> storage;  // neurons stay on the disk; or RAM has all
+    std::optional<StoragePlan> storage;          // neurons stay on the disk; or RAM has all
     // Of these neurons. It belongs to whichever session computes: see its mutex.
     std::unique_ptr<NeuronStore> store;
     ggml::Memory packed;  // strips and bundles

@@ -28,8 +28,12 @@ constexpr uint64_t kSessionShare = 24;
 constexpr int kDepth = 256;  // reads in flight
 
 pi_session_params session_of(const Model& m, const pi_model_params& params) {
-    return resolve_session_params(m.config,
-                                  params.session ? *params.session : pi_session_default_params());
+    if (params.session) return resolve_session_params(m.config, *params.session);
+    pi_session_params session = pi_session_default_params();
+    // Learned positions may be fewer.
+    if (m.config.n_rot == 0)
+        session.n_ctx = int32_t(std::min<int64_t>(session.n_ctx, m.config.n_ctx));
+    return resolve_session_params(m.config, session);
 }
 
 uint64_t session_bytes(const Model& m, const pi_model_params& params,
@@ -40,8 +44,16 @@ uint64_t session_bytes(const Model& m, const pi_model_params& params,
 }
 
 // What the process takes besides all that is planned: code, stacks, vocabulary.
-uint64_t process_bytes(const Model& m) {
-    return m.budget->given() ? std::min<uint64_t>(32 << 20, m.budget->limit() / 32) : 0;
+constexpr uint64_t kProcess = 32 << 20, kProcessShare = 32;
+
+uint64_t process_bytes(const Model& m, uint64_t budget) {
+    return m.budget->given() ? std::min(kProcess, budget / kProcessShare) : 0;
+}
+
+// The least budget that has so many bytes beside what the process takes of it.
+uint64_t with_process(const Model& m, uint64_t bytes) {
+    if (!m.budget->given()) return bytes;
+    return ggml::size_sum(bytes, std::min(kProcess, (bytes - 1) / (kProcessShare - 1)));
 }
 
 ggml::ReaderOptions reader_options(const StoreLayout& layout) {
@@ -87,9 +99,9 @@ PoolSlots slots_in(const StoreShape& shape, bool predicted, uint64_t bytes) {
 
 }  // namespace
 
-bool exceeds_ram(const Model& m, const pi_model_params& params) {
+uint64_t all_in_ram(const Model& m, const pi_model_params& params) {
     const uint64_t sessions = session_bytes(m, params, session_of(m, params), false);
-    return ggml::size_sum(total(m.plan.parts, Tier::ram), sessions) > m.budget->limit();
+    return ggml::size_sum(total(m.plan.parts, Tier::ram), sessions);
 }
 
 std::string keeps_to_ram(const Model& m) {
@@ -129,9 +141,7 @@ StoragePlan plan_storage(const Model& m, const pi_model_params& params) {
     });
     shape.lanes = shape.least_lane();
     plan.reader = ggml::Reader::memory(reader_options(layout));
-    plan.process = process_bytes(m);
 
-    const uint64_t limit = m.budget->limit();
     const int64_t all = int64_t(shape.n_blocks) * shape.n;
     const auto tables = [&](int64_t first, int64_t rest) {
         StoreShape of = shape;
@@ -140,32 +150,27 @@ StoragePlan plan_storage(const Model& m, const pi_model_params& params) {
         return ggml::carved_bytes<NeuronStore::Tables>(of);
     };
     uint64_t fixed = total(m.plan.parts, Tier::ram);
-    for (uint64_t bytes : {plan.reader, plan.process, uint64_t(StoreShape::kLanes * shape.lanes)}) {
+    for (uint64_t bytes : {plan.reader, uint64_t(StoreShape::kLanes * shape.lanes), tables(0, 0)}) {
         fixed = ggml::size_sum(fixed, bytes);
     }
-    fixed = ggml::size_sum(fixed, tables(0, 0));
-    // Sessions with as many rows at a time as take a small share of the budget.
     pi_session_params session = session_of(m, params);
-    uint64_t sessions = session_bytes(m, params, session, true);
-    const auto too_many = [&] {
-        return sessions > limit / kSessionShare || ggml::size_sum(fixed, sessions) > limit;
-    };
-    while (session.n_ubatch > kLeastRows && too_many()) {
+    const auto sessions = [&] { return session_bytes(m, params, session, true); };
+    const int32_t asked = session.n_ubatch;
+    session.n_ubatch = std::min(kLeastRows, asked);
+    plan.least = with_process(m, ggml::size_sum(fixed, sessions()));
+    const uint64_t limit = std::max(plan.least, m.budget->limit());
+    plan.process = process_bytes(m, limit);
+    fixed = ggml::size_sum(fixed, plan.process);
+    // Sessions with as many rows at a time as take a small share of the budget.
+    session.n_ubatch = asked;
+    while (session.n_ubatch > kLeastRows &&
+           (sessions() > limit / kSessionShare || ggml::size_sum(fixed, sessions()) > limit)) {
         session.n_ubatch = std::max(kLeastRows, session.n_ubatch / 2);
-        sessions = session_bytes(m, params, session, true);
     }
     plan.n_ubatch = session.n_ubatch;
-    const uint64_t least = ggml::size_sum(fixed, sessions);
-    if (least > limit) {
-        throw Error(Code::memory,
-                    format("%s: with the neurons on the disk it needs at least %llu bytes (%.1f "
-                           "MiB) of RAM, and %.1f MiB may be used",
-                           m.file.gguf.path().c_str(), (unsigned long long)least,
-                           double(least) / kMiB, double(limit) / kMiB));
-    }
     plan.predicted = is_predicted(m, session.sparse);
     // The tables depend on the slots that fit beside them.
-    const uint64_t left = limit - least + tables(0, 0);
+    const uint64_t left = limit - ggml::size_sum(fixed, sessions()) + tables(0, 0);
     const auto try_with = [&](uint64_t table_bytes) {
         if (left <= table_bytes) return;
         const PoolSlots slots = slots_in(shape, plan.predicted, left - table_bytes);
@@ -177,6 +182,16 @@ StoragePlan plan_storage(const Model& m, const pi_model_params& params) {
     try_with(tables(shape.first_slots, shape.rest_slots));
     plan.tables = tables(shape.first_slots, shape.rest_slots);
     return plan;
+}
+
+void require_least(const Model& m) {
+    const uint64_t least = m.storage->least, limit = m.budget->limit();
+    if (least <= limit) return;
+    throw Error(Code::memory,
+                format("%s: with the neurons on the disk it needs at least %llu bytes (%.1f MiB) "
+                       "of RAM, and %.1f MiB may be used",
+                       m.file.gguf.path().c_str(), (unsigned long long)least, double(least) / kMiB,
+                       double(limit) / kMiB));
 }
 
 bool is_bundled(const Model& m) {

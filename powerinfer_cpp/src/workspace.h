@@ -14,7 +14,8 @@ namespace powerinfer {
 
 struct Workspace {
     Workspace() = default;
-    // params must be resolved. For a context of `threads` threads. stored: neurons stay on the disk.
+    // params must be resolved. For a context of `threads` threads. stored: neurons stay on the
+    // disk.
     Workspace(ggml::Carver& carver, const Config& config, const pi_session_params& params,
               int threads, bool stored);
 

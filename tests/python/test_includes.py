@@ -35,19 +35,22 @@ LAYERS = (
     ("vocab", "tokenizer*", "sampler", "names"),
     # weights in memory
     ("budget", "bundle", "placement", "stream", "weight_spec", "weight_plan", "sha256"),
+    # which neurons stay in memory, and which on the disk
+    ("residency",),
+    ("split_pools", "simulate_cache", "store_shape"),
+    ("store",),
     ("device_model", "model", "families/*"),
     # memory of a session
-    ("batch", "kv_pages", "rope", "counts", "record", "audit"),
-    # which neurons stay in memory
-    ("residency",),
-    ("split_pools", "simulate_cache"),
+    ("batch", "kv_pages", "rope", "counts", "record", "audit", "stored_scratch"),
     ("sequence", "workspace", "device_scratch"),
     ("plan",),
     # reading a model
     ("gpu_index", "read_placement", "share", "find_bundle", "bundle_file"),
+    ("storage",),
     ("model_file.cpp", "resolve.cpp", "loader.cpp", "device_load.cpp", "load"),
     # computing
     ("pass",),
+    ("ffn_stored",),
     ("ffn", "device_forward", "device_layers.cpp", "forward"),
     ("session",),
     # the API
