@@ -112,6 +112,26 @@ void share_with_device(Model& model, const pi_model_params& params) {
     model.device.reset();
 }
 
+// Leaves the neurons on the disk if RAM cannot take all of the model and its sessions and this
+// helps. It does not where it needs even more; and too much, where the weights alone fit and nobody
+// has said which sessions will be opened: those that do not fit are refused.
+void leave_on_disk(Model& model, const pi_model_params& params) {
+    const uint64_t limit = model.budget->limit(), all = all_in_ram(model, params);
+    if (all <= limit || !keeps_to_ram(model).empty()) return;
+    const bool opens = !params.session && total(model.plan.parts, Tier::ram) <= limit;
+    // What a budget limits is read, not mapped.
+    model.plan = plan_weights(model.weights, false, nullptr, true);
+    const StoragePlan storage = plan_storage(model, params);
+    if (storage.least >= all || (storage.least > limit && opens)) {
+        model.plan = plan_weights(model.weights, params.use_mmap, nullptr, false);
+        return;
+    }
+    for (const PlanPart& part : storage_parts(storage)) {
+        if (part.bytes) model.plan.parts.push_back(part);
+    }
+    model.storage = storage;
+}
+
 }  // namespace
 
 std::unique_ptr<Model> Model::inspect(const std::string& path, const pi_model_params& params) {
@@ -141,14 +161,7 @@ std::unique_ptr<Model> Model::inspect(const std::string& path, const pi_model_pa
     if (wants_device(params)) share_with_device(*model, params);
     const DeviceShare* share = model->device ? &model->device->share : nullptr;
     model->plan = plan_weights(model->weights, params.use_mmap, share, false);
-    if (exceeds_ram(*model, params) && keeps_to_ram(*model).empty()) {
-        // What a budget limits is read, not mapped.
-        model->plan = plan_weights(model->weights, false, share, true);
-        model->storage = plan_storage(*model, params);
-        for (const PlanPart& part : storage_parts(*model->storage)) {
-            model->plan.parts.push_back(part);
-        }
-    }
+    leave_on_disk(*model, params);
     // A model without a bundled file is opened again when it has one.
     if (!model->storage || is_bundled(*model)) log_placement(*model, params);
     if (share) {
@@ -184,6 +197,7 @@ int64_t Model::device_layers() const {
 std::shared_ptr<const Model> Model::load(const std::string& path, const pi_model_params& params) {
     std::unique_ptr<Model> model = inspect(path, params);
     if (params.vocab_only) return model;
+    if (model->storage) require_least(*model);
     if (model->storage && !is_bundled(*model)) {
         const std::string bundle = bundle_of(path, params);
         model.reset();

@@ -128,6 +128,7 @@ class NeuronStore;
 struct StoragePlan {
     StoreShape shape;
     uint64_t tables = 0, reader = 0, process = 0;  // bytes
+    uint64_t least = 0;                            // the least budget with which the model runs so
     int32_t n_ubatch = 0;                          // rows that sessions compute at once, at most
     bool predicted = false;                        // sessions compute what predictors propose
 };

@@ -26,8 +26,12 @@ constexpr uint64_t kSessionShare = 48;
 constexpr int kDepth = 256;  // reads in flight
 
 pi_session_params session_of(const Model& m, const pi_model_params& params) {
-    return resolve_session_params(m.config,
-                                  params.session ? *params.session : pi_session_default_params());
+    if (params.session) return resolve_session_params(m.config, *params.session);
+    pi_session_params session = pi_session_default_params();
+    // Learned positions may be fewer.
+    if (m.config.n_rot == 0)
+        session.n_ctx = int32_t(std::min<int64_t>(session.n_ctx, m.config.n_ctx));
+    return resolve_session_params(m.config, session);
 }
 
 uint64_t session_bytes(const Model& m, const pi_model_params& params,
@@ -99,9 +103,9 @@ void share_out(StoreShape& shape, bool predicted, uint64_t bytes) {
 
 }  // namespace
 
-bool exceeds_ram(const Model& m, const pi_model_params& params) {
+uint64_t all_in_ram(const Model& m, const pi_model_params& params) {
     const uint64_t sessions = session_bytes(m, params, session_of(m, params), false);
-    return ggml::size_sum(total(m.plan.parts, Tier::ram), sessions) > m.budget->limit();
+    return ggml::size_sum(total(m.plan.parts, Tier::ram), sessions);
 }
 
 std::string keeps_to_ram(const Model& m) {
@@ -142,43 +146,35 @@ StoragePlan plan_storage(const Model& m, const pi_model_params& params) {
     shape.lanes = shape.least_lane();
     plan.reader = ggml::Reader::memory(reader_options(layout));
 
-    const uint64_t limit = m.budget->limit();
     const auto table_bytes = [&] { return ggml::carved_bytes<NeuronStore::Tables>(shape); };
     uint64_t fixed = total(m.plan.parts, Tier::ram);
     const uint64_t least_tables = table_bytes();
     for (uint64_t bytes : {plan.reader, uint64_t(StoreShape::kLanes * shape.lanes), least_tables}) {
         fixed = ggml::size_sum(fixed, bytes);
     }
-    // Sessions with as many rows at a time as take a small share of the budget.
     pi_session_params session = session_of(m, params);
-    uint64_t sessions = session_bytes(m, params, session, true);
-    pi_session_params smallest = session;
-    smallest.n_ubatch = std::min(session.n_ubatch, kLeastRows);
-    const uint64_t least_sessions = session_bytes(m, params, smallest, true);
-    const uint64_t more = ggml::size_sum(least_sessions, limit / kSessionShare);
+    const auto sessions = [&] { return session_bytes(m, params, session, true); };
+    const int32_t asked = session.n_ubatch;
+    session.n_ubatch = std::min(kLeastRows, asked);
+    const uint64_t least_sessions = sessions();
     plan.process = process_bytes(m, ggml::size_sum(fixed, least_sessions));
     fixed = ggml::size_sum(fixed, plan.process);
-    const auto too_many = [&] {
-        return sessions > more || ggml::size_sum(fixed, sessions) > limit;
-    };
-    while (session.n_ubatch > kLeastRows && too_many()) {
+    plan.least = ggml::size_sum(fixed, least_sessions);
+    const uint64_t limit = std::max(plan.least, m.budget->limit());
+    // Sessions with as many rows at a time as take a small share of the budget.
+    const uint64_t more = ggml::size_sum(least_sessions, limit / kSessionShare);
+    session.n_ubatch = asked;
+    while (session.n_ubatch > kLeastRows &&
+           (sessions() > more || ggml::size_sum(fixed, sessions()) > limit)) {
         session.n_ubatch = std::max(kLeastRows, session.n_ubatch / 2);
-        sessions = session_bytes(m, params, session, true);
     }
     plan.n_ubatch = session.n_ubatch;
-    const uint64_t least = ggml::size_sum(fixed, sessions);
-    if (least > limit) {
-        throw Error(Code::memory,
-                    format("%s: with the neurons on the disk it needs at least %llu bytes (%.1f "
-                           "MiB) of RAM, and %.1f MiB may be used",
-                           m.file.gguf.path().c_str(), (unsigned long long)least,
-                           double(least) / kMiB, double(limit) / kMiB));
-    }
     // Their weights are not read yet.
     plan.predicted = m.config.has_predictors &&
                      (session.sparse == PI_SPARSE_AUTO || session.sparse == PI_SPARSE_PREDICTOR);
     // The tables depend on the slots that fit beside them; and fewer slots never need more.
-    const uint64_t kept = rows_kept_bytes(m, params), room = limit - least + least_tables;
+    const uint64_t kept = rows_kept_bytes(m, params);
+    const uint64_t room = limit - ggml::size_sum(fixed, sessions()) + least_tables;
     const uint64_t left = room - std::min(room, kept);
     StoreShape best = shape;
     for (uint64_t tables : {left / 4, left / 16, left / 64, uint64_t(0)}) {
@@ -193,6 +189,16 @@ StoragePlan plan_storage(const Model& m, const pi_model_params& params) {
     shape = best;
     plan.tables = table_bytes();
     return plan;
+}
+
+void require_least(const Model& m) {
+    const uint64_t least = m.storage->least, limit = m.budget->limit();
+    if (least <= limit) return;
+    throw Error(Code::memory,
+                format("%s: with the neurons on the disk it needs at least %llu bytes (%.1f MiB) "
+                       "of RAM, and %.1f MiB may be used",
+                       m.file.gguf.path().c_str(), (unsigned long long)least, double(least) / kMiB,
+                       double(limit) / kMiB));
 }
 
 bool is_bundled(const Model& m) {

@@ -9,16 +9,18 @@
 
 namespace powerinfer {
 
-// Do the model and the sessions that it keeps room for exceed the budget of RAM?
-bool exceeds_ram(const Model& model, const pi_model_params& params);
+// Bytes of RAM that the model and the sessions that it keeps room for take, if all is there.
+uint64_t all_in_ram(const Model& model, const pi_model_params& params);
 
 // Why its neurons cannot stay on the disk; "" if they can.
 std::string keeps_to_ram(const Model& model);
 
 // Divides the budget: what must be in RAM, the sessions (with smaller micro-batches, which changes
-// no result), the staging area, and all that is left for the cache of neurons. model.plan must be
-// without the neurons. Throws Error(memory) naming the least budget.
+// no result), the staging area, and all that is left for the cache of neurons. A budget that is too
+// small is divided as the least one is. model.plan must be without the neurons.
 StoragePlan plan_storage(const Model& model, const pi_model_params& params);
+// Throws Error(memory) naming the least budget, if the model's is smaller.
+void require_least(const Model& model);
 
 // The parts of a memory plan that it stands for.
 std::vector<PlanPart> storage_parts(const StoragePlan& plan);

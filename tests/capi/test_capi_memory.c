@@ -16,9 +16,9 @@ static void test_plan(const pi_model* m) {
     CHECK(plan == UNTOUCHED);
 
     model = pi_model_default_params();
-    uint64_t half = 0;
+    uint64_t half = 0, all = 0;
     for (int32_t n_ctx = 0; n_ctx <= 512; n_ctx += 256) {
-        uint64_t weights = 0, kv = 0;
+        uint64_t weights = 0, kv = 0, planned = 0;
         session.n_ctx = n_ctx;
         model.ram_budget = n_ctx ? 1000000 : 0; /* a plan reports, it does not refuse */
         OK(pi_plan_new(model_path, &model, &session, &plan));
@@ -35,12 +35,24 @@ static void test_plan(const pi_model* m) {
                 is_kv || !strcmp(part.name, "scratch") || !strcmp(part.name, "results");
             if (is_kv) kv += part.n_bytes;
             if (!of_session) weights += part.n_bytes;
+            planned += part.n_bytes;
         }
         /* Twice the pages; tables are aligned to cache lines. */
         CHECK(kv > 0 && (n_ctx < 512 || (kv <= 2 * half && kv + 1024 > 2 * half)));
         half = kv;
-        /* All tensors, with the last strip of 8 rows filled up. */
-        CHECK(weights >= pi_model_n_bytes(m) && weights < pi_model_n_bytes(m) * 9 / 8);
+        if (n_ctx == 0) { /* all tensors, with the last strip of 8 rows filled up */
+            CHECK(weights >= pi_model_n_bytes(m) && weights < pi_model_n_bytes(m) * 9 / 8);
+            all = weights;
+        } else { /* the least that it needs, with neurons on the disk */
+            CHECK(weights < all && planned > 1000000);
+            pi_model* none = UNTOUCHED;
+            model.session = &session;
+            FAILS(PI_ERROR_MEMORY, pi_model_open(model_path, &model, &none));
+            char least[32];
+            snprintf(least, sizeof(least), "at least %llu bytes", (unsigned long long)planned);
+            CHECK(says(least) && none == UNTOUCHED);
+            model.session = NULL;
+        }
         part.name = UNTOUCHED;
         FAILS(PI_ERROR_ARGUMENT, pi_plan_part_at(plan, -1, &part));
         FAILS(PI_ERROR_ARGUMENT, pi_plan_part_at(plan, pi_plan_n_parts(plan), &part));
