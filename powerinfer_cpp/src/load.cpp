@@ -181,7 +181,9 @@ std::unique_ptr<Model> Model::inspect(const std::string& path, const pi_model_pa
 }
 
 Model::Model() = default;
-Model::~Model() = default;
+Model::~Model() {
+    if (store && keeps_resident) save_store(*this);
+}
 
 int64_t Model::device_neurons(int64_t layer) const {
     if (!device || !device->share.has(layer)) return 0;
@@ -213,6 +215,7 @@ std::shared_ptr<const Model> Model::load(const std::string& path, const pi_model
     load_weights(*model, how);
     if (model->storage) {
         model->store = open_store(*model, params);
+        model->keeps_resident = params.bundle;
         log_storage(*model, params);
     }
     return model;

@@ -162,8 +162,9 @@ struct Model {
     std::optional<StoragePlan> storage;          // neurons stay on the disk; or RAM has all
     // Of these neurons. It belongs to whichever session computes: see its mutex.
     std::unique_ptr<NeuronStore> store;
-    ggml::Memory packed;  // strips and bundles
-    ggml::Memory plain;   // stored weights that were read, not mapped
+    bool keeps_resident = false;  // its file may be written when the model is closed
+    ggml::Memory packed;          // strips and bundles
+    ggml::Memory plain;           // stored weights that were read, not mapped
 
     // Reads the header only: config, vocabulary, budget, and weights with tensors found and shapes
     // and types checked. Throws Error naming file, key or tensor.

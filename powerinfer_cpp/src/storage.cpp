@@ -6,6 +6,7 @@
 #include "find_bundle.h"
 #include "ggml/sizes.h"
 #include "ggml/status.h"
+#include "resident_file.h"
 #include "split_pools.h"
 
 namespace powerinfer {
@@ -99,6 +100,15 @@ void share_out(StoreShape& shape, bool predicted, uint64_t bytes) {
     shape.cache_sectors = shape.adapts
                               ? sectors
                               : slots.first * shape.first_sectors + slots.rest * shape.rest_sectors;
+}
+
+std::string resident_path(const Model& m) {
+    return m.file.gguf.path() + ".resident";
+}
+
+ResidentOwner owner_of(const Model& m) {
+    return {std::string(m.file.gguf.string("powerinfer.bundle.source_hash", "")),
+            m.storage->shape.n_blocks, m.storage->shape.n};
 }
 
 }  // namespace
@@ -241,6 +251,7 @@ std::unique_ptr<NeuronStore> open_store(const Model& m, const pi_model_params& p
     const int64_t n = m.storage->shape.n;
     std::vector<float> first(static_cast<size_t>(n));
     int32_t block = 0;
+    bool profiled = false;
     for_blocks(m, [&](const Ffn& f) {
         m.file.files[size_t(f.stored.crc_file)]->read(f.stored.crc_offset, store->checksums(block),
                                                       size_t(n) * 2 * sizeof(uint32_t));
@@ -248,14 +259,29 @@ std::unique_ptr<NeuronStore> open_store(const Model& m, const pi_model_params& p
             first[size_t(i)] = first_rate(f, m.storage->predicted, i);
         }
         if (f.rate) store->residency().profile(block, first.data(), f.rate);
+        profiled = profiled || f.rate;
         block++;
     });
+    if (!profiled) store->residency().profile(load_resident(resident_path(m), owner_of(m)));
+    store->adapt();
     store->fill([&](float fraction) {
         if (params.progress && !params.progress(fraction, params.progress_data)) {
             throw Error(Code::cancelled, "loading was cancelled");
         }
     });
     return store;
+}
+
+void save_store(const Model& m) {
+    constexpr int64_t kEnough = 64;  // tokens that say what is needed
+    bool profiled = false;
+    for_blocks(m, [&](const Ffn& f) { profiled = profiled || f.rate; });
+    if (profiled || m.store->tokens() < kEnough) return;
+    try {
+        save_resident(resident_path(m), owner_of(m), m.store->residency().resident());
+    } catch (const std::exception&) {
+        // Without it the next run begins with an empty cache.
+    }
 }
 
 }  // namespace powerinfer

@@ -39,4 +39,8 @@ uint64_t bundle_to_write(const Model& model);
 std::unique_ptr<NeuronStore> open_store(const Model& model, const pi_model_params& params,
                                         std::unique_ptr<ggml::Reader> reader = nullptr);
 
+// Writes what the store holds to a file beside the bundled one, from which open_store() fills the
+// next one, if the model has no profile. Failing to do so is no error.
+void save_store(const Model& model);
+
 }  // namespace powerinfer

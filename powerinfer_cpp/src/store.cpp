@@ -362,7 +362,7 @@ void NeuronStore::begin(int64_t n_tokens) {
     if (!failure_.empty()) throw Error(failure_code_, failure_);
     tables_.residency.begin(int32_t(n_tokens));
     tokens_ += n_tokens;
-    if (!shape_.adapts || tokens_ < adapt_at_) return;
+    if (tokens_ < adapt_at_) return;
     adapt();
     adapt_at_ = 2 * tokens_;
 }
@@ -370,6 +370,7 @@ void NeuronStore::begin(int64_t n_tokens) {
 void NeuronStore::adapt() {
     constexpr int64_t kEntries = 1 << 16;  // neurons that stand for all
     constexpr double kWorthIt = 0.03;      // of the cache
+    if (!shape_.adapts) return;
     Residency& residency = tables_.residency;
     const int64_t parts = residency.shape().parts();
     const int64_t step = std::max<int64_t>(1, parts / kEntries);

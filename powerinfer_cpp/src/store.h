@@ -74,6 +74,10 @@ class NeuronStore {
                     const_cast<F*>(&progress));
     }
 
+    // Divides the cache between both kinds of parts according to what has been needed.
+    void adapt();
+    int64_t tokens() const { return tokens_; }  // that have been computed
+
     // Begins and ends the work on a block. Until close() no slot of its neurons is given away.
     void open(int32_t block);
     void close();
@@ -138,8 +142,6 @@ class NeuronStore {
     // Where a slot begins. Slots of first parts count from the beginning of the cache, those of
     // rests from its end, so that the border between them can move.
     int64_t slot_at(int half, int64_t slot) const;
-    // Divides the cache between both kinds of parts according to what has been needed.
-    void adapt();
     void resize(Half half, const struct PoolSlots& wanted);
     void pump();
     void take(double wait_s);

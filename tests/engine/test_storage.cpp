@@ -40,7 +40,8 @@ Bounds bounds_of(const std::string& path, const pi_session_params& session) {
 
 std::string bundled(const Shape& shape) {
     tiny::write(tiny::describe(shape), folder / "model.gguf");
-    std::remove((folder / "bundled.gguf").c_str());
+    for (const char* end : {"", ".resident"})
+        std::remove((folder / "bundled.gguf" + end).c_str());
     write_bundled(folder / "model.gguf", folder / "bundled.gguf", pi_bundle_default_params());
     return folder / "bundled.gguf";
 }
@@ -110,6 +111,45 @@ Shape wide() {
 
 // A prompt that is more than a few rows for ffn_stored.cpp.
 constexpr size_t kFew = 20;
+
+// Without a profile the next run begins with what was needed, unless its file is damaged.
+void test_resident() {
+    Shape shape = wide();
+    shape.predictor_rank = 32;
+    const std::string path = bundled(shape), saved = path + ".resident";
+    const pi_session_params session = session_params(2, 48);
+    const Bounds bounds = bounds_of(path, session);
+    const pi_model_params params =
+        model_params(bounds.least + (bounds.all - bounds.least) / 2, session);
+    const auto missed = [&] {
+        const auto model = Model::load(path, params);
+        Session computing(model, session);
+        const Tokens tokens = random_tokens(90, 3);
+        const bool generated = true;
+        for (size_t i = 0; i < 10; i++)
+            eval(computing, {tokens[i]}, {nullptr, nullptr, &generated});
+        const StoreCounts& c = model->store->counts;
+        const double share = double(c.missed[0] + c.missed[1]) / double(c.needed[0] + c.needed[1]);
+        for (size_t i = 10; i < 90; i++) {
+            eval(computing, {tokens[i]}, {nullptr, nullptr, &generated});
+        }
+        return share;
+    };
+    const double at_first = missed();
+    CHECK(std::filesystem::exists(saved));
+    CHECK(missed() < 0.9 * at_first);
+    const auto size = std::filesystem::file_size(saved);
+    std::filesystem::resize_file(saved, size - 9);
+    CHECK(missed() == at_first);
+    std::remove(saved.c_str());
+    {
+        pi_model_params silent = params;
+        silent.bundle = false;
+        const auto model = Model::load(path, silent);
+        answer(model, session);
+    }
+    CHECK(!std::filesystem::exists(saved));
+}
 
 // Any order of arrival gives the same bits.
 void test_orders() {
@@ -267,6 +307,7 @@ int main() {
         if (shape.predictor_rank) test_shape(shape, PI_SPARSE_PREDICTOR);
         test_shape(shape, PI_SPARSE_EXACT);
     }
+    test_resident();
     test_orders();
     test_faults();
     test_silence();

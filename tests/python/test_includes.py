@@ -37,7 +37,7 @@ LAYERS = (
     ("budget", "bundle", "placement", "stream", "weight_spec", "weight_plan", "sha256"),
     # which neurons stay in memory
     ("residency",),
-    ("split_pools", "simulate_cache", "store_shape"),
+    ("split_pools", "simulate_cache", "store_shape", "resident_file"),
     ("store",),
     # a model
     ("device_model", "model", "families/*"),
