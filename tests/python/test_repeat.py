@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import pickle
 import re
+import shutil
 import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -21,7 +22,7 @@ import tiny
 from families import quiet, turbo_mixtral
 from powerinfer_cpp.convert import convert
 
-from powerinfer_cpp import Llama, LlamaRAMCache
+from powerinfer_cpp import Llama, LlamaRAMCache, OutOfMemoryError
 
 MODES = ("auto", "exact", "predictor", "off")
 SAMPLINGS = {"greedy": {"temp": 0.0}, "drawn": {"temp": 0.9, "top_k": 0, "top_p": 0.95}}
@@ -236,6 +237,59 @@ CASES: dict[str, Callable[[Subject, str], list[Step]]] = {
 def test_as_a_fresh_one(subject: Subject, case: str) -> None:
     for how in SAMPLINGS:
         assert CASES[case](subject, how) == subject.fresh(how), how
+
+
+# ---- from storage ----
+
+
+class Stored(Subject):
+    """Opened with the least budget of RAM and a little more for neurons that stay there."""
+
+    def __init__(self, subject: Subject, more: int):
+        self.__dict__.update(subject.__dict__)
+        self._more = more
+
+    def open(self, **options: Any) -> Llama:
+        with pytest.raises(OutOfMemoryError) as refused:
+            super().open(ram_budget=1e-6, **options)
+        least = int(re.search(r"needs at least (\d+) bytes", str(refused.value))[1])
+        llm = super().open(ram_budget=(least + self._more) / 2**30, **options)
+        assert llm.plan()["storage"]["ffn"] > 0
+        return llm
+
+
+def copied(model: Path, folder: Path) -> Path:
+    """Bundled files are written beside models."""
+    return Path(shutil.copy(model, folder))
+
+
+LARGER = {"intermediate_size": 2048}
+LARGE_MODELS: dict[str, Callable[[Path, Path], Path]] = {
+    "default": lambda folder, default: copied(default, folder),
+    "noise": lambda folder, _: tiny.noisy(folder, **LARGER),
+    "window": lambda folder, _: tiny.noisy(folder, **WINDOW, **LARGER),
+}
+FROM_STORAGE = ("default-auto", "default-exact", "noise-predictor", "window-off")
+# With the least budget there is no room for `scores`, which eval needs.
+IN_THE_LEAST = ("again", "after others", "1 thread")
+IN_MORE = [case for case in CASES if case != "logits_all"]
+
+
+@pytest.fixture(scope="module", params=FROM_STORAGE)
+def large(
+    request: pytest.FixtureRequest, model_path: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Subject:
+    name, mode = request.param.rsplit("-", 1)
+    return Subject(LARGE_MODELS[name](tmp_path_factory.mktemp("large"), model_path), mode)
+
+
+@pytest.mark.parametrize(
+    ("case", "more"), [*((c, 0) for c in IN_THE_LEAST), *((c, 500_000) for c in IN_MORE)]
+)
+def test_from_storage_as_in_memory(large: Subject, case: str, more: int) -> None:
+    for how in SAMPLINGS:
+        want = large.fresh(how)
+        assert CASES[case](Stored(large, more), how) == want, how
 
 
 def test_the_cases_can_fail(path: Callable[[str], Path]) -> None:
