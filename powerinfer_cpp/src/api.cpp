@@ -179,8 +179,11 @@ pi_status pi_model_open(const char* path, const pi_model_params* params, pi_mode
     return guarded([&] {
         require(path && out, "path and out must not be NULL");
         pi_model_params p = params_or(params, pi_model_default_params());
-        const pi_session_params session = params_or(p.session, pi_session_default_params());
-        p.session = &session;
+        pi_session_params session = pi_session_default_params();
+        if (p.session) {
+            session = params_or(p.session, session);
+            p.session = &session;
+        }
         require(p.n_threads >= 0 && p.n_threads <= 512, "n_threads must be between 0 and 512");
         require(p.placement >= PI_PLACEMENT_FILE && p.placement <= PI_PLACEMENT_NONE,
                 "placement must be a pi_placement");

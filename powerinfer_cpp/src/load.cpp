@@ -100,8 +100,7 @@ void log_storage(const Model& m, const pi_model_params& params) {
 
 // Opens the device and decides what it holds. Without a layer for it the model has no device.
 void share_with_device(Model& model, const pi_model_params& params) {
-    const pi_session_params session = resolve_session_params(
-        model.config, params.session ? *params.session : pi_session_default_params());
+    const pi_session_params session = kept_session(model.config, params);
     model.device = std::make_unique<DeviceModel>(params.device, params.vram_budget);
     model.device->share = choose_share(model, params, session);
     if (model.device_layers() > 0) return;

@@ -72,6 +72,14 @@ pi_session_params resolve_session_params(const Config& config, pi_session_params
     return p;
 }
 
+pi_session_params kept_session(const Config& config, const pi_model_params& params) {
+    if (params.session) return resolve_session_params(config, *params.session);
+    pi_session_params session = pi_session_default_params();
+    // Learned positions may be fewer.
+    if (!config.n_rot) session.n_ctx = int32_t(std::min<int64_t>(session.n_ctx, config.n_ctx));
+    return resolve_session_params(config, session);
+}
+
 pi_session_params session_params_for(const Model& model, const pi_session_params& asked) {
     pi_session_params params = resolve_session_params(model.config, asked);
     if (model.storage) params.n_ubatch = std::min(params.n_ubatch, model.storage->n_ubatch);

@@ -14,7 +14,10 @@ namespace powerinfer {
 // naming the parameter that is out of range.
 pi_session_params resolve_session_params(const Config& config, pi_session_params params);
 
-// The same for a model, whose plan may allow fewer rows at once.
+// The session that a model keeps room for, resolved.
+pi_session_params kept_session(const Config& config, const pi_model_params& params);
+
+// Resolved for a model, whose plan may allow fewer rows at once.
 pi_session_params session_params_for(const Model& model, const pi_session_params& params);
 
 // Floats kept per row: logits or an embedding.

@@ -26,15 +26,6 @@ constexpr int32_t kLeastRows = 16;
 constexpr uint64_t kSessionShare = 48;
 constexpr int kDepth = 256;  // reads in flight
 
-pi_session_params session_of(const Model& m, const pi_model_params& params) {
-    if (params.session) return resolve_session_params(m.config, *params.session);
-    pi_session_params session = pi_session_default_params();
-    // Learned positions may be fewer.
-    if (m.config.n_rot == 0)
-        session.n_ctx = int32_t(std::min<int64_t>(session.n_ctx, m.config.n_ctx));
-    return resolve_session_params(m.config, session);
-}
-
 uint64_t session_bytes(const Model& m, const pi_model_params& params,
                        const pi_session_params& session, bool stored) {
     const uint64_t one =
@@ -114,7 +105,7 @@ ResidentOwner owner_of(const Model& m) {
 }  // namespace
 
 uint64_t all_in_ram(const Model& m, const pi_model_params& params) {
-    const uint64_t sessions = session_bytes(m, params, session_of(m, params), false);
+    const uint64_t sessions = session_bytes(m, params, kept_session(m.config, params), false);
     return ggml::size_sum(total(m.plan.parts, Tier::ram), sessions);
 }
 
@@ -162,7 +153,7 @@ StoragePlan plan_storage(const Model& m, const pi_model_params& params) {
     for (uint64_t bytes : {plan.reader, uint64_t(StoreShape::kLanes * shape.lanes), least_tables}) {
         fixed = ggml::size_sum(fixed, bytes);
     }
-    pi_session_params session = session_of(m, params);
+    pi_session_params session = kept_session(m.config, params);
     const auto sessions = [&] { return session_bytes(m, params, session, true); };
     const int32_t asked = session.n_ubatch;
     session.n_ubatch = std::min(kLeastRows, asked);

@@ -1,7 +1,7 @@
 """The RAM budget: use stays below it, requests that do not fit are refused, nothing leaks.
 
 Run as a program with the path of a model it fills sessions under twenty budgets and prints, as
-JSON, what that took.
+JSON, what that took. With --stored it does so under budgets that leave neurons on the disk.
 """
 
 from __future__ import annotations
@@ -9,15 +9,19 @@ from __future__ import annotations
 import gc
 import itertools
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
+import checkpoints
 import numpy as np
 import pytest
+from families import quiet
 from powerinfer_cpp._native import lib
 from powerinfer_cpp.context import Context
+from powerinfer_cpp.convert import convert
 from powerinfer_cpp.model import Model, Session, memory_plan
 
 from powerinfer_cpp import Llama, LlamaRAMCache, ModelFormatError, OutOfMemoryError
@@ -87,21 +91,59 @@ def child(path: str) -> list[dict[str, Any]]:
     return found
 
 
+def stored_child(path: str) -> list[dict[str, Any]]:
+    """Rows for budgets from the least one to what all of the model takes."""
+    least, all_of_it = bounds(path)
+    Model(path, ram_budget=least, session=FIELDS).close()  # writes the bundled file
+    before, found = anonymous(), []
+    for i in range(11):
+        budget = least + (all_of_it - least) * i // 10
+        model = Model(path, ram_budget=budget, session=FIELDS)
+        session = Session(model, **FIELDS)
+        fill(session)
+        taken, reserved = anonymous() - before, lib.pi_model_reserved(model.handle)
+        stored = bool(model.plan(**FIELDS)["storage"])
+        found.append({"budget": budget, "taken": taken, "reserved": reserved, "stored": stored})
+        session.close()
+        model.close()
+    return found
+
+
+def bounds(path: str) -> tuple[int, int]:
+    """The least budget of a model and a session, and the least that takes all neurons into RAM."""
+    return tuple(memory_plan(path, {"ram_budget": n}, FIELDS)["total"] for n in (1, 1 << 40))
+
+
+SHAPE = {"intermediate_size": 1024, "head_dim": 256, "num_key_value_heads": 4}
+
+
 @pytest.fixture(scope="module")
 def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model that can run from storage."""
     import tiny
 
-    shape = {"intermediate_size": 1024, "head_dim": 256, "num_key_value_heads": 4}
-    return tiny.noisy(tmp_path_factory.mktemp("budget"), **shape)
+    return tiny.noisy(tmp_path_factory.mktemp("budget"), **SHAPE)
 
 
-def test_sessions_under_budgets(path: Path) -> None:
-    weights, session = sizes(str(path))
-    assert session > 6 * UNCOUNTED  # or nothing is shown
-    line = [sys.executable, __file__, str(path)]
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model without neuron rows, which cannot."""
+    folder, cfg = tmp_path_factory.mktemp("plain"), checkpoints.config(**SHAPE)
+    checkpoints.save(folder / "model", cfg, checkpoints.weights(cfg))
+    return convert(folder / "model", outfile=folder / "plain.gguf", outtype="f32", log=quiet)
+
+
+def rows_of_child(path: Path, *options: str) -> list[dict[str, Any]]:
+    line = [sys.executable, __file__, str(path), *options]
     done = subprocess.run(line, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
-    rows, opened = json.loads(done.stdout), set()
+    return json.loads(done.stdout)
+
+
+def test_sessions_under_budgets(plain: Path) -> None:
+    weights, session = sizes(str(plain))
+    assert session > 5 * UNCOUNTED  # or nothing is shown
+    rows, opened = rows_of_child(plain), set()
     assert len(rows) == 80
     for row in rows:
         room = (row["budget"] - weights) // session
@@ -123,6 +165,18 @@ def test_sessions_under_budgets(path: Path) -> None:
     assert opened == {0, 1, 2, 3, 4}
 
 
+def test_neurons_on_the_disk_under_budgets(path: Path) -> None:
+    rows = rows_of_child(path, "--stored")
+    stored = [row["stored"] for row in rows]  # until the cache has room for all
+    assert stored == sorted(stored, reverse=True) and stored[4] and not stored[-1]
+    for row in rows:
+        assert row["reserved"] <= row["budget"], row
+        assert row["taken"] <= row["reserved"] + UNCOUNTED, row
+    # More of the budget is more of the cache.
+    assert rows[9]["taken"] > rows[0]["taken"]
+    assert rows[9]["reserved"] > 0.9 * rows[9]["budget"]
+
+
 # ---- to the byte ----
 
 
@@ -134,22 +188,49 @@ def reserved(model: Model) -> int:
     return lib.pi_model_reserved(model.handle)
 
 
-def test_a_byte_too_few(path: Path) -> None:
-    weights, session = sizes(str(path))
+def test_a_byte_too_few(plain: Path) -> None:
+    weights, session = sizes(str(plain))
     with pytest.raises(OutOfMemoryError, match="MiB"):
-        opened(path, weights - 1)
-    model = opened(path, weights)
+        opened(plain, weights - 1)
+    model = opened(plain, weights)
     assert reserved(model) == weights == lib.pi_model_budget(model.handle)
     with pytest.raises(OutOfMemoryError, match="MiB"):
         Session(model, **FIELDS)
-    model = opened(path, weights + session - 1)
+    model = opened(plain, weights + session - 1)
     with pytest.raises(OutOfMemoryError, match="MiB"):
         Session(model, **FIELDS)
     assert reserved(model) == weights
-    model = opened(path, weights + session)
+    model = opened(plain, weights + session)
     kept = Session(model, **FIELDS)
-    assert reserved(model) == weights + session == memory_plan(str(path), {}, FIELDS)["total"]
+    assert reserved(model) == weights + session == memory_plan(str(plain), {}, FIELDS)["total"]
     kept.close()
+
+
+def test_a_byte_less_than_the_least(path: Path, tmp_path: Path) -> None:
+    """For a model that can run from storage."""
+    model = str(shutil.copy(path, tmp_path / "model.gguf"))
+    least, _ = bounds(model)
+    with pytest.raises(OutOfMemoryError, match=f"needs at least {least} bytes"):
+        Model(model, ram_budget=least - 1, session=FIELDS)
+    with pytest.raises(OutOfMemoryError, match="may not be written"):
+        Model(model, ram_budget=least, session=FIELDS, bundle=False)
+    assert list(tmp_path.iterdir()) == [tmp_path / "model.gguf"]
+    opened = Model(model, ram_budget=least, session=FIELDS)
+    kept = Session(opened, **FIELDS)
+    assert reserved(opened) == least == lib.pi_model_budget(opened.handle)
+    with pytest.raises(OutOfMemoryError, match="MiB"):
+        Session(opened, **FIELDS)
+    fill(kept)
+    kept.close()
+
+
+def test_weights_that_fit_without_a_session(path: Path) -> None:
+    """Nobody said which session will be opened, and there is no room for the default one."""
+    weights, session = sizes(str(path))
+    model = opened(path, weights)
+    assert reserved(model) == weights
+    with pytest.raises(OutOfMemoryError, match="MiB"):
+        Session(model, **FIELDS)
 
 
 @pytest.mark.parametrize(
@@ -165,9 +246,9 @@ def test_the_plan_is_what_is_taken(path: Path, model_path: Path, fields: dict[st
         assert reserved(model) < memory_plan(str(file), {}, fields)["total"]
 
 
-def test_four_do_not_fit_where_one_does(path: Path) -> None:
-    weights, session = sizes(str(path))
-    model = opened(path, weights + 2 * session - 1)
+def test_four_do_not_fit_where_one_does(plain: Path) -> None:
+    weights, session = sizes(str(plain))
+    model = opened(plain, weights + 2 * session - 1)
     first = Session(model, **FIELDS)
     for _ in range(3):
         with pytest.raises(OutOfMemoryError, match="MiB"):
@@ -178,9 +259,9 @@ def test_four_do_not_fit_where_one_does(path: Path) -> None:
     Session(model, **FIELDS).close()
 
 
-def test_the_ledger_ends_where_it_began(path: Path) -> None:
-    weights, session = sizes(str(path))
-    model = opened(path, weights + 2 * session)
+def test_the_ledger_ends_where_it_began(plain: Path) -> None:
+    weights, session = sizes(str(plain))
+    model = opened(plain, weights + 2 * session)
     for _ in range(3):
         sessions = [Session(model, **FIELDS) for _ in range(2)]
         with pytest.raises(OutOfMemoryError):
@@ -201,14 +282,14 @@ def test_the_ledger_ends_where_it_began(path: Path) -> None:
         assert reserved(model) == weights
 
 
-def test_a_llama_takes_its_plan(path: Path) -> None:
+def test_a_llama_takes_its_plan(plain: Path) -> None:
     """The budget is usable to the last byte, also after requests, states and refusals."""
-    with Llama(path, n_ctx=64, n_batch=16, verbose=False) as llm:
+    with Llama(plain, n_ctx=64, n_batch=16, verbose=False) as llm:
         total = llm.plan()["total"]
     exactly, less = ({"ram_budget": n / 2**30, "verbose": False} for n in (total, total - 1))
     with pytest.raises(OutOfMemoryError, match="MiB"):
-        Llama(path, n_ctx=64, n_batch=16, **less)
-    with Llama(path, n_ctx=64, n_batch=16, **exactly) as llm:
+        Llama(plain, n_ctx=64, n_batch=16, **less)
+    with Llama(plain, n_ctx=64, n_batch=16, **exactly) as llm:
         assert llm.plan()["budget"] == total == reserved(llm._model)
         llm("the quick brown fox", max_tokens=8)
         state = llm.save_state()
@@ -217,7 +298,7 @@ def test_a_llama_takes_its_plan(path: Path) -> None:
             llm.load_state(state)
         llm("the quick brown fox", max_tokens=8)
         assert reserved(llm._model) == total
-    with Llama(path, n_ctx=64, n_batch=16, embedding=True, **exactly) as llm:
+    with Llama(plain, n_ctx=64, n_batch=16, embedding=True, **exactly) as llm:
         llm.embed("the quick")
         with pytest.raises(OutOfMemoryError, match="MiB"):  # a second session
             llm("the quick brown fox", max_tokens=8)
@@ -379,4 +460,4 @@ def test_a_state_that_never_fits_leaves_the_others(path: Path, cached: tuple) ->
 
 
 if __name__ == "__main__":
-    print(json.dumps(child(sys.argv[1])))
+    print(json.dumps((stored_child if "--stored" in sys.argv else child)(sys.argv[1])))
