@@ -105,15 +105,27 @@ void test_audit(const Neurons& w, const Floats& x, const NeuronMask& mask) {
     }
 }
 
-// Rows in a shuffled order.
+// Rows in a shuffled order; those of neurons that no token needs are nowhere.
 struct Scattered {
-    Scattered(const NeuronRows& rows, const Neurons& w) : view(rows) {
+    Scattered(const NeuronRows& rows, const Neurons& w, const NeuronMask& mask, int64_t n_tokens)
+        : view(rows) {
         const auto row = size_t(info(rows.type).size(w.cols));
         for (int64_t i = 0; i < w.n; i++) places.push_back(int32_t(i));
         for (size_t i = places.size(); i > 1; i--) std::swap(places[i - 1], places[i * 7 / 11]);
         data.resize(size_t(w.n) * row);
         for (int64_t i = 0; i < w.n; i++) {
-            std::memcpy(&data[size_t(places[size_t(i)]) * row], rows.data + i * rows.stride, row);
+            bool needed = false;
+            for (int64_t t = 0; t < n_tokens; t++) {
+                needed = needed || !mask.masks(t) || mask.finds(t, w.n, i);
+            }
+            int32_t& place = places[size_t(i)];
+            uint8_t* const to = &data[size_t(place) * row];
+            if (!needed) {
+                std::memset(to, 0xff, row);  // NaN
+                place = -1;
+            } else {
+                std::memcpy(to, rows.data + i * rows.stride, row);
+            }
         }
         view.data = data.data();
         view.stride = int64_t(row);
@@ -129,8 +141,8 @@ void test_steps(Neurons w, const Floats& x, const NeuronMask& mask, const Floats
                 const NeuronCounts& counts, const bool* fired) {
     const int64_t rows = int64_t(x.size()) / w.cols;
     std::optional<Scattered> gate;
-    if (w.gate) gate.emplace(w.gate, w);
-    const Scattered up(w.up, w), down(w.down, w);
+    if (w.gate) gate.emplace(w.gate, w, mask, rows);
+    const Scattered up(w.up, w, mask, rows), down(w.down, w, mask, rows);
     if (gate) w.gate = gate->view;
     w.up = up.view;
     w.down = down.view;
@@ -304,6 +316,16 @@ void test(const Case& c) {
         std::printf("%s n %d cols %d act %d gated %d: %g\n", info(c.type).name, int(c.n),
                     int(c.cols), int(c.act), c.gated, std::sqrt(difference / size));
     }
+
+    // Tokens that need the same neurons: kernels for many of these, with others in between.
+    const bool all_masked[5] = {true, true, true, true, true};
+    mask.masked = all_masked;
+    Floats same = score;
+    for (int64_t t = 1; t < rows; t++) std::copy_n(same.begin(), c.n, same.begin() + t * c.n);
+    mask.score = same.data();
+    NeuronCounts of_masked;
+    const Floats z = run(2, 0, rows, &of_masked, fired.get(), false);
+    test_steps(w, x, mask, z, of_masked, fired.get());
 }
 
 // Counts of bytes. In masked rows all neurons are proposed in segments of even number, and every

@@ -28,7 +28,7 @@ struct NeuronRows {
     bool folded = false;  // each row is packed as a strip made of its eight eighths (fold_row)
     const uint8_t* data = nullptr;
     int64_t stride = 0;
-    const int32_t* place = nullptr;  // [n], or null
+    const int32_t* place = nullptr;  // [n], or null; -1: nobody needs it, and place 0 can be read
 
     explicit operator bool() const { return data != nullptr; }
     // Do products with these rows need 8-bit inputs? True for folded rows and for formats with

@@ -2,15 +2,19 @@
 // and order.
 #pragma once
 
+#include <algorithm>
+
 #include "cpu/kernels.h"
 #include "ggml/neurons.h"
 
 namespace ggml::cpu {
 
 // The places of n <= kShared rows: their ids, or what rows.place says of these, written to `room`.
+// Kernels may read all rows that they are given, also those without use for any token: what is
+// nowhere is read at 0.
 inline const int32_t* places(const NeuronRows& rows, const int32_t* ids, int64_t n, int32_t* room) {
     if (!rows.place) return ids;
-    for (int64_t i = 0; i < n; i++) room[i] = rows.place[ids[i]];
+    for (int64_t i = 0; i < n; i++) room[i] = std::max(rows.place[ids[i]], 0);
     return room;
 }
 
