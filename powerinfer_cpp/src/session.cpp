@@ -65,6 +65,10 @@ Session::Session(std::shared_ptr<const Model> m, const pi_session_params& asked)
         if (params.record) throw Error(Code::unsupported, "recording needs device cpu");
         device_reserved_ = model->device->budget->reserve(what, total(parts, Tier::gpu));
     }
+    if (params.record == PI_RECORD_NEEDS && model->storage) {
+        throw Error(Code::unsupported,
+                    "recording needs takes a model whose neurons are all in RAM");
+    }
     for (const PlanPart& part : parts) {
         if (part.tier != Tier::ram || part.part == Part::exchange) continue;  // see DeviceForward
         memory_.emplace_back(part.bytes, name(part.part));

@@ -40,8 +40,7 @@ Bounds bounds_of(const std::string& path, const pi_session_params& session) {
 
 std::string bundled(const Shape& shape) {
     tiny::write(tiny::describe(shape), folder / "model.gguf");
-    for (const char* end : {"", ".resident"})
-        std::remove((folder / "bundled.gguf" + end).c_str());
+    for (const char* end : {"", ".resident"}) std::remove((folder / "bundled.gguf" + end).c_str());
     write_bundled(folder / "model.gguf", folder / "bundled.gguf", pi_bundle_default_params());
     return folder / "bundled.gguf";
 }
