@@ -85,6 +85,7 @@ void share_out(StoreShape& shape, bool predicted, uint64_t bytes) {
     if (shape.adapts) {
         slots.first = std::min(n, sectors / (shape.first_sectors + shape.rest_sectors));
         slots.rest = slots.first;
+        shape.adapts = slots.first > 0;  // less than a neuron is no cache
     }
     shape.first_slots = slots.first;
     shape.rest_slots = slots.rest;
@@ -173,19 +174,18 @@ StoragePlan plan_storage(const Model& m, const pi_model_params& params) {
     // Their weights are not read yet.
     plan.predicted = m.config.has_predictors &&
                      (session.sparse == PI_SPARSE_AUTO || session.sparse == PI_SPARSE_PREDICTOR);
-    // The tables depend on the slots that fit beside them; and fewer slots never need more.
     const uint64_t kept = rows_kept_bytes(m, params);
     const uint64_t room = limit - ggml::size_sum(fixed, sessions()) + least_tables;
     const uint64_t left = room - std::min(room, kept);
+    // The most slots that fit beside their tables.
     StoreShape best = shape;
-    for (uint64_t tables : {left / 4, left / 16, left / 64, uint64_t(0)}) {
-        if (!tables) {
-            shape = best;
-            tables = table_bytes();
-        }
-        if (left <= tables) continue;
-        share_out(shape, plan.predicted, left - tables);
-        if (table_bytes() <= tables) best = shape;
+    uint64_t fits = 0, too_much = left + 1;
+    while (too_much - fits > StoreShape::kSector) {
+        const uint64_t middle = fits + (too_much - fits) / 2;
+        share_out(shape, plan.predicted, middle);
+        const bool good = ggml::size_sum(middle, table_bytes()) <= left;
+        (good ? fits : too_much) = middle;
+        if (good) best = shape;
     }
     shape = best;
     plan.tables = table_bytes();
