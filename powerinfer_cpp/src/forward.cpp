@@ -16,7 +16,7 @@ using ggml::Input;
 void embed_stored(const Pass& p) {
     const Model& m = p.model;
     Workspace& b = p.work;
-    // Stored rows are shorter than the floats that they become.
+    // A stored row is no longer than the floats that it becomes.
     auto* const row = reinterpret_cast<uint8_t*>(b.normed);
     ggml::Matrix one = m.token_embd;
     one.rows = 1;

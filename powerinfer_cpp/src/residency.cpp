@@ -226,13 +226,8 @@ int32_t Residency::admit(Half half, int32_t block, int32_t id) {
     if (!p.decides) return p.capacity ? p.slot[part] : -1;
     if (p.slot[part] >= 0) return p.slot[part];
     int32_t slot;
-    if (p.free >= 0) {
-        slot = p.free;
-        p.free = ~p.owner[slot];
-        p.used++;
-    } else if (p.top < p.capacity) {
-        slot = int32_t(p.top++);
-        p.used++;
+    if (p.used < p.capacity) {
+        slot = int32_t(p.used++);
     } else {
         if (p.capacity == 0) return -1;
         slot = victim(p);
@@ -243,16 +238,6 @@ int32_t Residency::admit(Half half, int32_t block, int32_t id) {
     return p.slot[part] = slot;
 }
 
-void Residency::forget(Half half, int32_t block, int32_t id) {
-    Pool& p = pool(half);
-    const int64_t part = int64_t(block) * p.n + id;
-    if (!p.decides || p.slot[part] < 0) return;
-    p.owner[p.slot[part]] = ~p.free;
-    p.free = p.slot[part];
-    p.slot[part] = -1;
-    p.used--;
-}
-
 void Residency::resize(Half half, int64_t slots, std::vector<Move>& moves) {
     Pool& p = pool(half);
     moves.clear();
@@ -260,21 +245,13 @@ void Residency::resize(Half half, int64_t slots, std::vector<Move>& moves) {
         throw ggml::Error(ggml::Code::internal, "a cache is resized beyond its tables");
     }
     std::vector<Move> lost;  // `to`: the part
-    for (int64_t slot = slots; slot < p.top; slot++) {
+    for (int64_t slot = slots; slot < p.used; slot++) {
         const int32_t part = p.owner[slot];
-        if (part < 0) continue;
         p.slot[part] = -1;
-        p.used--;
         lost.push_back({int32_t(slot), part});
     }
     p.capacity = slots;
-    p.top = std::min(p.top, slots);
-    p.free = -1;
-    for (int64_t slot = p.top - 1; slot >= 0; slot--) {
-        if (p.owner[slot] >= 0) continue;
-        p.owner[slot] = ~p.free;
-        p.free = int32_t(slot);
-    }
+    p.used = std::min(p.used, slots);
     for (const Move& m : lost) {
         const int32_t to = admit(half, m.to / p.n, m.to % p.n);
         if (to >= 0) moves.push_back({m.from, to});

@@ -63,7 +63,7 @@ class Residency {
     void profile(const std::vector<RankedPart>& parts);
 
     // [n]: the slot of each part of a block, or -1. Valid as long as this; changed by admit and
-    // forget.
+    // resize.
     const int32_t* slots(Half half, int32_t block) const { return pool(half).slots(block); }
     int64_t used(Half half) const { return pool(half).used; }
 
@@ -78,8 +78,6 @@ class Residency {
     // Slots of this block are no victims until unpin.
     void pin(Half half, int32_t block) { pool(half).pinned = block; }
     void unpin(Half half) { pool(half).pinned = -1; }
-    // Frees the slot of a part: reading it failed.
-    void forget(Half half, int32_t block, int32_t id);
 
     // Changes the number of slots of a pool that has `most` of them. Parts in slots beyond the new
     // end lose these, except for those that are worth more than others, whose slots they get:
@@ -110,12 +108,11 @@ class Residency {
         float all;  // of Uses
     };
     struct Pool {
-        int32_t n = 0;              // neurons in a block
-        int64_t capacity = 0;       // slots
-        bool all = false;           // `slot` has all parts
-        int64_t used = 0, top = 0;  // slots with an owner; slots that ever had one
-        int32_t free = -1;          // first of the slots below top without an owner
-        int32_t pinned = -1;        // block
+        int32_t n = 0;         // neurons in a block
+        int64_t capacity = 0;  // slots
+        bool all = false;      // `slot` has all parts
+        int64_t used = 0;      // slots with an owner, the first ones
+        int32_t pinned = -1;   // block
         int32_t n_probes = 0;
         Probe* probes = nullptr;        // [n_probes], of parts at even distances
         double agree = 0, differ = 0;   // sums of the fit: see fit()
@@ -123,7 +120,7 @@ class Residency {
         bool decides = false;           // neither empty nor complete, or it may be resized
         Uses* uses = nullptr;           // [parts]; null unless it decides
         int32_t* slot = nullptr;   // [parts], or [n] with -1 for all blocks of a pool without slots
-        int32_t* owner = nullptr;  // [capacity]: part; in a free slot ~next free one
+        int32_t* owner = nullptr;  // [capacity]: part
 
         const int32_t* slots(int32_t block) const { return all ? slot + int64_t(block) * n : slot; }
     };

@@ -3,15 +3,9 @@
 #include <algorithm>
 #include <vector>
 
-#include "ggml/math.h"
-
 namespace powerinfer {
 
 namespace {
-
-// With exp(-6.2 u) the first 26% of the neurons make 80% of the firings.
-constexpr double kSkew = 6.2;
-constexpr int64_t kEntries = 4096;  // neurons that stand for all
 
 // Seconds per token that a neuron's reads take, by what of it is resident.
 struct Times {
@@ -58,11 +52,6 @@ void add_steps(std::vector<Step>& steps, const PartBytes& b, const Times& t) {
 
 }  // namespace
 
-bool reads_first_alone(const DiskCost& disk, const PartBytes& bytes, double fires) {
-    return disk.seconds(double(bytes.first)) + fires * disk.seconds(double(bytes.rest)) <
-           disk.seconds(double(bytes.first + bytes.rest));
-}
-
 PoolSlots split_pools(uint64_t bytes, const PartBytes& part, const float* first_rate,
                       const float* rest_rate, int64_t n, const DiskCost& disk, double each) {
     std::vector<Step> steps;
@@ -92,24 +81,6 @@ PoolSlots split_pools(uint64_t bytes, const PartBytes& part, const float* first_
     slots.rest = int64_t(rest + 1e-6);
     slots.seconds = std::max(0.0, slots.seconds);
     return slots;
-}
-
-PoolSlots split_pools(uint64_t bytes, const PartBytes& part, double first_mean, double rest_mean,
-                      int64_t n, const DiskCost& disk) {
-    const int64_t entries = std::max<int64_t>(1, std::min(n, kEntries));
-    std::vector<float> first, rest;
-    double sum = 0;
-    for (int64_t i = 0; i < entries; i++) {
-        rest.push_back(float(ggml::exp_f64(-kSkew * (double(i) + 0.5) / double(entries))));
-        sum += rest.back();
-    }
-    for (float& rate : rest) {
-        const double share = double(rate) * double(entries) / sum;
-        first.push_back(float(std::min(1.0, share * first_mean)));
-        rate = float(std::min(1.0, share * rest_mean));
-    }
-    return split_pools(bytes, part, first.data(), rest.data(), entries, disk,
-                       double(n) / double(entries));
 }
 
 PoolSlots exact_pools(uint64_t bytes, const PartBytes& part, int64_t n) {

@@ -18,16 +18,13 @@ struct DiskCost {
     }
 };
 
-// A disk until it is measured: random reads of an NVMe disk behind virtio.
+// The disk that caches are divided for: cold random reads of an NVMe disk behind virtio
+// (docs/storage.md).
 constexpr DiskCost kDisk{0, 12.5e-6, 0.98e-9};
 
 struct PartBytes {
     uint64_t first = 0, rest = 0;
 };
-
-// Is it cheaper to read a proposed neuron's first part, and its rest only if it fires, than to read
-// both at once? fires: how often a proposed neuron fires.
-bool reads_first_alone(const DiskCost& disk, const PartBytes& bytes, double fires);
 
 struct PoolSlots {
     int64_t first = 0, rest = 0;
@@ -39,11 +36,6 @@ struct PoolSlots {
 // each: how many neurons an entry stands for.
 PoolSlots split_pools(uint64_t bytes, const PartBytes& part, const float* first_rate,
                       const float* rest_rate, int64_t n, const DiskCost& disk, double each = 1);
-
-// The same without a profile: n neurons whose mean rates are given, distributed as in ReLU models
-// (26% of the neurons make 80% of the firings).
-PoolSlots split_pools(uint64_t bytes, const PartBytes& part, double first_mean, double rest_mean,
-                      int64_t n, const DiskCost& disk);
 
 // Exact mode: every first part is needed for every token, so all of them are resident.
 // Returns no first slots if they do not fit.

@@ -278,7 +278,6 @@ void NeuronStore::take(double wait_s) {
         const auto lane = int(done[i].tag >> 32);
         Lane& l = lanes_[lane];
         const Run& run = tables_.runs[lane][uint32_t(done[i].tag)];
-        l.came++;
         if (done[i].error) {
             fail(Code::io, done[i].error == ggml::kShortRead
                                ? "the file ends before the neurons that it had when it was opened"
@@ -383,7 +382,6 @@ void NeuronStore::adapt() {
                     int64_t(first.size()), kDisk, double(parts) / double(first.size()));
     const int64_t moved = std::abs(best.rest - residency.shape().rest_slots);
     if (double(moved * shape_.rest_sectors) < kWorthIt * double(shape_.cache_sectors)) return;
-    counts.resized++;
     // The pool that shrinks comes first: it lies where the other one will grow.
     const bool first_shrinks = best.first < residency.shape().first_slots;
     resize(first_shrinks ? Half::first : Half::rest, best);

@@ -37,7 +37,6 @@ struct StoreCounts {
     uint64_t needed[2] = {0, 0}, missed[2] = {0, 0};
     uint64_t reads = 0, bytes = 0;  // from the disk; gaps included
     uint64_t admitted = 0;          // parts that got a slot after a read
-    uint64_t resized = 0;           // how often the cache was divided anew
     double waited_s = 0;            // with nothing left to compute
 
     // Adds what was done between two moments.
@@ -132,7 +131,7 @@ class NeuronStore {
         int32_t block = 0;
         int64_t used = 0;                  // sectors
         int32_t n = 0, n_runs = 0;         // entries; reads
-        int32_t sent = 0, came = 0;        // reads
+        int32_t sent = 0;                  // reads
         int32_t n_arrived = 0, given = 0;  // entries that came; of these, given to the caller
     };
 
