@@ -5,12 +5,14 @@
 //                 [--ctx 256] [--sparse 0] [--threads 0]
 //
 // --budget 0: what is free. --prompt: so many of the ids first, in one call, which is measured
-// alone. "token": for each token [ms, reads, MB, ms of waiting for the disk].
+// alone. "logits": a hash of the logits of all tokens, which no budget changes. "token": for each
+// token [ms, reads, MB, ms of waiting for the disk].
 #include <sys/resource.h>
 
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
+#include <cstring>
 #include <fstream>
 
 #include "ggml/status.h"
@@ -98,6 +100,7 @@ void run(tools::Arguments args) {
     }
     std::vector<Took> tokens;
     double processor = 0;
+    uint64_t bits = 0xcbf29ce484222325;  // FNV-1a of all logits
     for (size_t i = 0; i < warm + n; i++) {
         if (session.length(0) >= how.n_ctx) session.truncate(0, 0);
         if (i == warm) {
@@ -106,6 +109,11 @@ void run(tools::Arguments args) {
         }
         const Took took = eval(session, {ids[(n_prompt + i) % ids.size()]}, true);
         if (i >= warm) tokens.push_back(took);
+        for (int64_t k = 0; k < model->config.n_vocab; k++) {
+            uint32_t word;
+            std::memcpy(&word, session.result(0) + k, sizeof(word));
+            bits = (bits ^ word) * 0x100000001b3;
+        }
     }
     const double all = seconds() - begin;
     StoreCounts sum;
@@ -121,6 +129,7 @@ void run(tools::Arguments args) {
                 per(processor_seconds() - processor) * 1e3);
     std::printf(", \"reads\": %.1f, \"mb\": %.3f, \"waited_ms\": %.2f", per(double(sum.reads)),
                 per(double(sum.bytes)) * 1e-6, per(sum.waited_s) * 1e3);
+    std::printf(", \"logits\": \"%016llx\"", (unsigned long long)bits);
     for (int half = 0; half < 2; half++) {
         const char* name = half ? "rest" : "first";
         std::printf(", \"%s_needed\": %.1f, \"%s_missed\": %.1f", name,
