@@ -62,9 +62,19 @@ uint64_t StoreShape::arena_bytes() const {
     return uint64_t(cache_sectors * kSector + kLanes * lanes);
 }
 
+uint64_t StoreShape::lendable() const {
+    // Where all first parts are in memory, each has a slot of its own.
+    const int64_t sectors = adapts ? cache_sectors : rest_slots * rest_sectors;
+    const bool all = rest_slots == int64_t(n_blocks) * n;
+    return !adapts && all ? 0 : uint64_t(sectors / 2 * kSector);
+}
+
 ResidencyShape StoreShape::residency() const {
     ResidencyShape shape{n_blocks, n, first_slots, rest_slots};
-    if (!adapts) return shape;
+    if (!adapts) {
+        if (rest_slots < shape.parts()) shape.most_rest = rest_slots;  // they are lent
+        return shape;
+    }
     shape.most_first = std::min(shape.parts(), cache_sectors / first_sectors);
     shape.most_rest = std::min(shape.parts(), cache_sectors / rest_sectors);
     return shape;
@@ -431,7 +441,7 @@ void NeuronStore::begin(int64_t n_tokens) {
     if (!failure_.empty()) throw Error(failure_code_, failure_);
     tables_.residency.begin(int32_t(n_tokens));
     tokens_ += n_tokens;
-    if (tokens_ < adapt_at_) return;
+    if (tokens_ < adapt_at_ || lent_) return;
     adapt();
     adapt_at_ = 2 * tokens_;
 }
@@ -473,6 +483,33 @@ void NeuronStore::resize(Half half, const PoolSlots& wanted) {
         std::memcpy(at(slot_at(int(half), m.to)), at(slot_at(int(half), m.from)),
                     size_t(size * kSector));
     }
+}
+
+ggml::Carver NeuronStore::lend(uint64_t bytes) {
+    const ResidencyShape now = tables_.residency.shape();
+    const auto sectors = int64_t((bytes + kSector - 1) / kSector);
+    slots_[0] = now.first_slots, slots_[1] = now.rest_slots;
+    lent_ = true;
+    PoolSlots left{now.first_slots, now.rest_slots};
+    if (shape_.adapts) {
+        const double share = 1 - double(sectors) / double(shape_.cache_sectors);
+        left.first = int64_t(double(left.first) * share);
+        left.rest = int64_t(double(left.rest) * share);
+        resize(Half::first, left);
+    } else {
+        left.rest -= (sectors + shape_.rest_sectors - 1) / shape_.rest_sectors;
+    }
+    resize(Half::rest, left);
+    const int64_t begin = slot_at(0, left.first), end = slot_at(1, left.rest - 1);
+    if (end - begin < sectors) throw Error(Code::internal, "the cache lends more than it has");
+    return ggml::Carver(at(begin), bytes);
+}
+
+void NeuronStore::take_back() {
+    const PoolSlots before{slots_[0], slots_[1]};
+    if (shape_.adapts) resize(Half::first, before);
+    resize(Half::rest, before);
+    lent_ = false;
 }
 
 void NeuronStore::reset() {

@@ -79,6 +79,11 @@ class NeuronStore {
     void adapt();
     int64_t tokens() const { return tokens_; }  // that have been computed
 
+    // Memory of the cache for something else, until take_back(): at most shape().lendable() bytes.
+    // The parts that are worth least lose their slots.
+    ggml::Carver lend(uint64_t bytes);
+    void take_back();
+
     // Begins and ends the work on a block. Until close() no slot of its neurons is given away.
     void open(int32_t block);
     void close();
@@ -164,6 +169,8 @@ class NeuronStore {
     Lane lanes_[StoreShape::kLanes];
     int32_t block_ = -1;  // the open one
     int64_t tokens_ = 0, adapt_at_ = 8;
+    int64_t slots_[2] = {0, 0};  // of each half, before memory was lent
+    bool lent_ = false;
     std::string failure_;
     ggml::Code failure_code_ = ggml::Code::io;
     std::unique_ptr<ggml::Reader> reader_;  // last: its reads end before the arena goes
