@@ -2,11 +2,12 @@
 // and prints one line of JSON.
 //
 //   storage_speed --model F --tokens IDS [--budget MiB] [--warm 200] [--n 100] [--prompt 0]
-//                 [--ctx 256] [--sparse 0] [--threads 0]
+//                 [--ctx 256] [--sparse 0] [--threads 0] [--without bundles,cache,overlap]
 //
 // --budget 0: what is free. --prompt: so many of the ids first, in one call, which is measured
-// alone. "logits": a hash of the logits of all tokens, which no budget changes. "token": for each
-// token [ms, reads, MB, ms of waiting for the disk].
+// alone. --without: see ablation.h; cache: nothing stays in memory. "logits": a hash of the logits
+// of all tokens, which no budget changes. "token": for each token [ms, reads, MB, ms of waiting for
+// the disk].
 #include <sys/resource.h>
 
 #include <algorithm>
@@ -15,9 +16,11 @@
 #include <cstring>
 #include <fstream>
 
+#include "ablation.h"
 #include "ggml/status.h"
 #include "gpu/tools/arguments.h"
 #include "session.h"
+#include "storage.h"
 #include "store.h"
 
 namespace {
@@ -34,6 +37,28 @@ double processor_seconds() {
     getrusage(RUSAGE_SELF, &usage);
     return double(usage.ru_utime.tv_sec + usage.ru_stime.tv_sec) +
            1e-6 * double(usage.ru_utime.tv_usec + usage.ru_stime.tv_usec);
+}
+
+// Opens the store of a model anew, without some of what it does.
+void ablate(const Model& model, const pi_model_params& params, const std::string& without) {
+    const auto has = [&](const char* part) { return without.find(part) != std::string::npos; };
+    Model& m = const_cast<Model&>(model);
+    m.store.reset();
+    StoreShape& shape = m.storage->shape;
+    if (has("cache")) {
+        shape.adapts = false;
+        shape.first_slots = shape.rest_slots = shape.cache_sectors = 0;
+    }
+    const Ffn& f = m.layers[0].experts.empty() ? m.layers[0].ffn : m.layers[0].experts[0];
+    ggml::ReaderOptions options;
+    options.align = uint32_t(f.stored.layout.align);
+    options.depth = 256;
+    const std::string& path = m.file.files[size_t(f.stored.file)]->path();
+    m.store = open_store(
+        m, params,
+        std::make_unique<ablation::Reader>(ggml::open_reader(path, options),
+                                           ablation::Without{has("bundles"), has("overlap")},
+                                           uint32_t(shape.first_sectors * StoreShape::kSector)));
 }
 
 // What a call took.
@@ -63,6 +88,7 @@ void run(tools::Arguments args) {
     const double budget = args.number("budget", 0);
     const auto n_ctx = int32_t(args.whole("ctx", 256)), sparse = int32_t(args.whole("sparse", 0)),
                n_threads = int32_t(args.whole("threads", 0));
+    const std::string without = args.text("without", "");
     args.no_more();
     std::vector<int32_t> ids;
     std::ifstream file(list);
@@ -80,6 +106,7 @@ void run(tools::Arguments args) {
     params.session = &how;
     double begin = seconds();
     const auto model = Model::load(path, params);
+    if (!without.empty() && model->store) ablate(*model, params, without);
     const double loaded = seconds() - begin;
     Session session(model, how);
     std::printf("{\"load_s\": %.2f", loaded);
