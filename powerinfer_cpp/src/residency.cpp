@@ -81,6 +81,7 @@ void Residency::profile(int32_t block, const float* first, const float* rest) {
 }
 
 void Residency::profile(const std::vector<RankedPart>& parts) {
+    if (parts.empty()) return;
     for (const RankedPart& part : parts) {
         const Pool& p = pool(part.half);
         const bool known = part.block >= 0 && part.block < shape_.n_blocks && part.id >= 0 &&
@@ -274,8 +275,10 @@ std::vector<RankedPart> Residency::ranked(bool resident) const {
         const Pool& p = pool(half);
         const auto begun = std::ptrdiff_t(found.size());
         for (int64_t i = 0; p.decides && i < shape_.parts(); i++) {
-            if (resident && p.slot[i] < 0) continue;
-            found.push_back({half, int32_t(i / p.n), int32_t(i % p.n), worth(p, p.uses[i])});
+            const float value = worth(p, p.uses[i]);
+            // A free slot takes whatever is read first, which is worth more than nothing.
+            if (resident ? p.slot[i] < 0 : value == 0) continue;
+            found.push_back({half, int32_t(i / p.n), int32_t(i % p.n), value});
         }
         std::stable_sort(
             found.begin() + begun, found.end(),
