@@ -161,7 +161,10 @@ int open_part(const std::string& part) {
         const bool same = error == 0 && stat(part.c_str(), &named) == 0 &&
                           named.st_ino == mine.st_ino && named.st_dev == mine.st_dev;
         if (same && ftruncate(fd, 0) == 0) return fd;
-        if (same) error = errno;
+        if (same) {
+            error = errno;
+            unlink(part.c_str());
+        }
         close(fd);
         if (error != 0) {
             errno = error;
