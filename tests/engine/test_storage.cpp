@@ -354,6 +354,75 @@ void test_changes() {
     }
 }
 
+// Damaged files: an error, or the same bits where the damage is not read. In the header anything
+// may be another model; then nothing is asked but an end without a crash.
+void test_damage() {
+    const std::string good = bundled(wide()), path = folder / "damaged.gguf";
+    std::ifstream in(good, std::ios::binary);
+    const std::string bytes(std::istreambuf_iterator<char>(in), {});
+    const pi_session_params session = session_params(1, 48);
+    const Floats expected = answer(load(good), session, kFew);
+    const Bounds bounds = bounds_of(good, session);
+    const auto probe = Model::inspect(good, model_params(bounds.least, session));
+    std::vector<std::pair<uint64_t, uint64_t>> regions = {{0, bytes.size()}};  // first: the header
+    for (const ggml::TensorInfo& t : probe->file.gguf.tensors()) {
+        regions[0].second = std::min(regions[0].second, t.offset);
+        if (t.name.find("ffn_bundle") == t.name.npos) continue;
+        regions.push_back({t.offset, t.offset + t.bytes});
+    }
+    CHECK(regions.size() == 7);
+    std::mt19937_64 random(1);
+    int n_refused = 0;
+    const int n = 300;
+    for (int i = 0; i < n; i++) {
+        const auto [begin, end] = regions[size_t(i) % regions.size()];
+        std::string bad = bytes;
+        for (int k = 0; k < 1 + i % 5; k++) {
+            bad[size_t(begin + random() % (end - begin))] ^= char(1 << random() % 8);
+        }
+        std::ofstream(path, std::ios::binary) << bad;
+        pi_model_params params = model_params(bounds.least, session);
+        params.bundle = false;
+        try {
+            const Floats found = answer(Model::load(path, params), session, kFew);
+            CHECK(begin == 0 || same(expected, found));
+        } catch (const Error& e) {
+            n_refused++;
+            CHECK(begin == 0 || e.code() == Code::format);
+        }
+    }
+    CHECK(n_refused > n / 3);
+}
+
+// Sessions of several threads share the store.
+void test_together() {
+    Shape shape = wide();
+    shape.predictor_rank = 32;
+    const std::string path = bundled(shape);
+    const pi_session_params session = session_params(2, 48);
+    pi_model_params params = model_params(0, session);
+    params.n_sessions = 3;
+    const Floats expected = answer(load(path), session, kFew);
+    const auto least = Model::inspect(path, [&] {
+        params.ram_budget = 1;
+        return params;
+    }());
+    for (const std::string& io : ways()) {
+        setenv("POWERINFER_IO", io.c_str(), 1);
+        params.ram_budget = least->storage->least + (64 << 10);
+        const auto model = Model::load(path, params);
+        CHECK(model->store);
+        std::vector<std::thread> callers;
+        std::vector<Floats> found(3);
+        for (Floats& out : found) {
+            callers.emplace_back([&] { out = answer(model, session, kFew); });
+        }
+        for (std::thread& caller : callers) caller.join();
+        for (const Floats& out : found) CHECK(same(expected, out));
+    }
+    unsetenv("POWERINFER_IO");
+}
+
 // Sessions that are opened later share what is left: one that does not fit is refused with a
 // sentence, and does the others no harm.
 void test_later_sessions() {
@@ -411,6 +480,11 @@ void test_budgets() {
 }  // namespace
 
 int main() {
+    test_disk();
+    test_together();
+#if defined(__SANITIZE_THREAD__)  // twenty times as slow; others share no more
+    return check::summary("test_storage");
+#endif
     std::vector<Shape> all;
     for (DType type : {DType::F32, DType::F16, DType::Q8_0, DType::Q4_0}) {
         Shape shape = wide();
@@ -432,8 +506,8 @@ int main() {
     test_orders();
     test_faults();
     test_silence();
-    test_disk();
     test_changes();
+    test_damage();
     test_later_sessions();
     test_budgets();
     return check::summary("test_storage");
