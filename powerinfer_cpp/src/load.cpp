@@ -93,8 +93,8 @@ void log_storage(const Model& m, const pi_model_params& params) {
     const std::string said = format(
         "%s: the model runs from storage: %lld of %lld neurons are in memory, the others "
         "are read by %s%s%s",
-        reader.path().c_str(), (long long)n, (long long)store.shape().n_blocks * store.shape().n,
-        reader.name(), reader.direct() ? ", directly" : "", note.c_str());
+        reader.path().c_str(), (long long)n, (long long)store.blocks().parts(), reader.name(),
+        reader.direct() ? ", directly" : "", note.c_str());
     params.log(3, said.c_str(), params.log_data);
 }
 

@@ -51,20 +51,27 @@ class NeuronStore {
         Tables(ggml::Carver& carver, const StoreShape& shape);
 
         Residency residency;
-        uint32_t* crc = nullptr;                         // [n_blocks, n, 2]
+        uint32_t* crc = nullptr;                         // [parts, 2]
+        int32_t* row = nullptr;                          // [parts]: see rows_in_file
         int32_t* place[2] = {nullptr, nullptr};          // [n], by half; -1: not in memory
         struct Entry* entries[StoreShape::kLanes] = {};  // [n]
         struct Run* runs[StoreShape::kLanes] = {};       // [n]
         int32_t* arrived[StoreShape::kLanes] = {};       // [n]
     };
 
-    // blocks: where the reader's file has each block. Checksums are still to be filled in.
+    // blocks: where the reader's file has each block. Checksums are still to be filled in, and
+    // which neurons of the file a block has.
     NeuronStore(std::unique_ptr<ggml::Reader> reader, const StoreShape& shape,
                 std::vector<StoredNeurons> blocks);
     ~NeuronStore();
 
-    // [n, 2], of first parts and rests.
-    uint32_t* checksums(int32_t block) { return tables_.crc + int64_t(block) * shape_.n * 2; }
+    // [size, 2], of first parts and rests.
+    uint32_t* checksums(int32_t block) { return tables_.crc + blocks().first(block) * 2; }
+    // [size], to be filled in, too: which of the file's neurons a block has, ascending. Null if
+    // every block has all of its neurons.
+    int32_t* rows_in_file(int32_t block) {
+        return tables_.row ? tables_.row + blocks().first(block) : nullptr;
+    }
 
     // Reads the parts that residency wants to have. progress(fraction) may throw.
     template <typename F>
@@ -117,6 +124,7 @@ class NeuronStore {
     // Neurons of a block of which both parts have slots.
     int64_t resident(int32_t block) const;
     Residency& residency() { return tables_.residency; }
+    const ResidencyShape& blocks() const { return tables_.residency.shape(); }  // their neurons
     const ggml::Reader& reader() const { return *reader_; }
     const StoreShape& shape() const { return shape_; }
     // A disk that answers nothing for so many seconds has failed. Throttled ones were seen to pause
@@ -137,6 +145,13 @@ class NeuronStore {
 
     uint8_t* at(int64_t sector) const { return arena_.data() + sector * StoreShape::kSector; }
     int64_t lane_begin(int lane) const;  // sector
+    // Which of the file's neurons a block's neuron is, and where it begins.
+    int32_t row_of(int32_t block, int32_t id) const {
+        return tables_.row ? tables_.row[blocks().first(block) + id] : id;
+    }
+    uint64_t offset_of(int32_t block, int32_t id) const {
+        return blocks_[size_t(block)].offset_of(row_of(block, id));
+    }
     ggml::Read read_of(int lane, int32_t run) const;
     // Where a slot begins. Slots of first parts count from the beginning of the cache, those of
     // rests from its end, so that the border between them can move.
