@@ -97,6 +97,14 @@ NeuronStore::NeuronStore(std::unique_ptr<ggml::Reader> reader, const StoreShape&
 
 NeuronStore::~NeuronStore() = default;
 
+int32_t NeuronStore::find_row(int32_t block, int32_t row) const {
+    if (!tables_.row) return row;
+    const int32_t* const begin = tables_.row + blocks().first(block);
+    const int32_t* const end = tables_.row + blocks().first(block + 1);
+    const int32_t* const found = std::lower_bound(begin, end, row);
+    return found < end && *found == row ? int32_t(found - begin) : -1;
+}
+
 void NeuronStore::open(int32_t block) {
     block_ = block;
     for (int half = 0; half < 2; half++) {

@@ -72,6 +72,12 @@ class NeuronStore {
     int32_t* rows_in_file(int32_t block) {
         return tables_.row ? tables_.row + blocks().first(block) : nullptr;
     }
+    // Which of the file's neurons a block's neuron is; and the block's neuron that is this one of
+    // the file, or -1.
+    int32_t row_of(int32_t block, int32_t id) const {
+        return tables_.row ? tables_.row[blocks().first(block) + id] : id;
+    }
+    int32_t find_row(int32_t block, int32_t row) const;
 
     // Reads the parts that residency wants to have. progress(fraction) may throw.
     template <typename F>
@@ -145,10 +151,7 @@ class NeuronStore {
 
     uint8_t* at(int64_t sector) const { return arena_.data() + sector * StoreShape::kSector; }
     int64_t lane_begin(int lane) const;  // sector
-    // Which of the file's neurons a block's neuron is, and where it begins.
-    int32_t row_of(int32_t block, int32_t id) const {
-        return tables_.row ? tables_.row[blocks().first(block) + id] : id;
-    }
+    // Where a neuron begins in the file.
     uint64_t offset_of(int32_t block, int32_t id) const {
         return blocks_[size_t(block)].offset_of(row_of(block, id));
     }
