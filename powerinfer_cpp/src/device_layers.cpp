@@ -263,9 +263,11 @@ uint64_t DeviceForward::stream_cold(const Pass& p, int64_t i, const NeuronStream
         const auto all = [](const int32_t*, int64_t n) { return n; };
         return on_.stream->run(p.context, cold, rows, all, stream_.get(), use);
     }
+    p.store->keep_rest(p.context.threads);
     p.store->open(int32_t(i));
     StoredSegments segments(
-        *p.store, int32_t(i), next_split(i), [](int32_t) { return true; }, p.work.stored.parts);
+        p.context.threads, *p.store, int32_t(i), next_split(i), [](int32_t) { return true; },
+        p.work.stored.parts);
     const auto bring = [&](const int32_t* first, int64_t n) {
         const int64_t s = *first / ggml::segment_of(cold.n, 0).end;
         segments.bring(s);

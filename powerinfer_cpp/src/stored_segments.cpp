@@ -6,13 +6,19 @@ using ggml::kSegments;
 using ggml::Segment;
 using ggml::segment_of;
 
-StoredSegments::StoredSegments(NeuronStore& store, int32_t block, int32_t next,
-                               std::function<bool(int32_t)> needed, NeuronParts* parts)
-    : store_(store), block_(block), next_(next), needed_(std::move(needed)), parts_(parts) {}
+StoredSegments::StoredSegments(ggml::Threads& threads, NeuronStore& store, int32_t block,
+                               int32_t next, std::function<bool(int32_t)> needed,
+                               NeuronParts* parts)
+    : threads_(threads),
+      store_(store),
+      block_(block),
+      next_(next),
+      needed_(std::move(needed)),
+      parts_(parts) {}
 
 void StoredSegments::bring(int64_t s) {
     while (at_ < s) {
-        if (lane_ >= 0) store_.keep(lane_);
+        if (lane_ >= 0) store_.keep(threads_, lane_);
         lane_ = -1;
         if (++at_ < kSegments) lane_ = await(at_);
     }
@@ -63,9 +69,9 @@ int StoredSegments::await(int64_t s) {
             request_next(free, ahead % kSegments);
         }
     }
-    store_.finish(lane);
+    store_.finish(threads_, lane);
     // What was in memory when the segment was requested for the block before may be gone.
-    if (request(lane, s)) store_.finish(lane);
+    if (request(lane, s)) store_.finish(threads_, lane);
     return lane;
 }
 

@@ -13,7 +13,7 @@ class StoredSegments {
     // Of the open block. needed(id): may any row need the neuron? next: the block whose segments
     // follow, which is then brought in the same way, all of it; or -1. parts: scratch for as many
     // as a segment has neurons, and one.
-    StoredSegments(NeuronStore& store, int32_t block, int32_t next,
+    StoredSegments(ggml::Threads& threads, NeuronStore& store, int32_t block, int32_t next,
                    std::function<bool(int32_t)> needed, NeuronParts* parts);
 
     // Waits for the needed neurons of segment s, and for those of the segments before it. Ends the
@@ -28,6 +28,7 @@ class StoredSegments {
     int await(int64_t s);
     static int64_t tag(int32_t block, int64_t s) { return int64_t(block) * ggml::kSegments + s; }
 
+    ggml::Threads& threads_;
     NeuronStore& store_;
     const int32_t block_, next_;
     const std::function<bool(int32_t)> needed_;
