@@ -72,8 +72,10 @@ int64_t pi_model_layer_stored_neurons(const pi_model* m, int32_t layer) {
     if (!store || layer < 0 || layer >= m->model->config.n_layer) return 0;
     const std::lock_guard<std::mutex> alone(store->mutex);
     const auto experts = int32_t(std::max<int64_t>(1, m->model->config.n_expert));
-    int64_t n = int64_t(experts) * store->shape().n;
-    for (int32_t i = 0; i < experts; i++) n -= store->resident(layer * experts + i);
+    int64_t n = 0;
+    for (int32_t b = layer * experts; b < (layer + 1) * experts; b++) {
+        n += store->blocks().size(b) - store->resident(b);
+    }
     return n;
 }
 

@@ -9,6 +9,7 @@
 #include <thread>
 
 #include "ffn.h"
+#include "ffn_stored.h"
 
 namespace powerinfer {
 
@@ -154,11 +155,13 @@ void DeviceForward::rows(const Pass& p, int64_t begin, int64_t end) {
         if (params_.stepwise || !again) {
             put(p, kind, params_.stepwise ? Way::stepwise : Way::by_layer);
         } else {
-            ggml::Owned<ggml::DeviceGraph>& graph = graphs_[kind];
-            if (!graph) graph = record(p, kind);
-            device_.launch(graph.get(), stream_.get());
+            const Graphs& graphs = recorded(p, kind);
+            auto next = graphs.begin();
+            device_.launch(next++->get(), stream_.get());
             for (int64_t i = first_; i < c.n_layer; i++) {
-                if (meets(i, kind)) answer(p, i, kind);
+                if (!meets(i, kind)) continue;
+                answer(p, i, kind);
+                if (next < graphs.end()) device_.launch(next++->get(), stream_.get());
             }
         }
         copy_results(p, begin, kind);
@@ -202,21 +205,33 @@ void DeviceForward::copy_results(const Pass& p, int64_t begin, const Kind& kind)
     p.counts.transferred += uint64_t(kind.kept) * bytes;
 }
 
-ggml::Owned<ggml::DeviceGraph> DeviceForward::record(const Pass& p, const Kind& kind) {
+const DeviceForward::Graphs& DeviceForward::recorded(const Pass& p, const Kind& kind) {
+    if (const auto known = graphs_.find(kind); known != graphs_.end()) return known->second;
+    Graphs graphs;
+    recording_ = &graphs;
     device_.begin_capture(stream_.get());
     try {
         put(p, kind, Way::recorded);
     } catch (...) {
         // The stream must not stay in this state.
-        const ggml::Owned<ggml::DeviceGraph> partial(device_, device_.end_capture(stream_.get()));
+        end_graph(graphs);
         throw;
     }
-    return {device_, device_.end_capture(stream_.get())};
+    end_graph(graphs);
+    return graphs_[kind] = std::move(graphs);
+}
+
+void DeviceForward::end_graph(Graphs& graphs) {
+    graphs.emplace_back(device_, device_.end_capture(stream_.get()));
 }
 
 int DeviceForward::most_nodes() const {
     int most = 0;
-    for (const auto& [kind, graph] : graphs_) most = std::max(most, device_.nodes(graph.get()));
+    for (const auto& [kind, graphs] : graphs_) {
+        int nodes = 0;
+        for (const auto& graph : graphs) nodes += device_.nodes(graph.get());
+        most = std::max(most, nodes);
+    }
     return most;
 }
 
@@ -278,6 +293,18 @@ void DeviceForward::await(const Pass& p, const DeviceExchange& e) {
     p.counts.waited_for_device += uint64_t(waited.count());
 }
 
+// The merge waits in the device for the CPU's half, on a processor that spins. That is short,
+// unless the CPU waits for the disk: then it comes first.
+void DeviceForward::before_merge(const Pass& p, int64_t i, const Kind& kind, Way way) {
+    if (way == Way::recorded && p.store) {
+        end_graph(*recording_);
+        device_.begin_capture(stream_.get());
+    }
+    if (way == Way::recorded || (way == Way::by_layer && !p.store)) return;
+    if (way == Way::stepwise) device_.wait(stream_.get());
+    answer(p, i, kind);
+}
+
 void DeviceForward::answer(const Pass& p, int64_t i, const Kind& kind) {
     const Config& c = model_.config;
     const DeviceExchange& e = exchange_[size_t(i - first_)];
@@ -303,8 +330,6 @@ void DeviceForward::compute_cold(const Pass& p, int64_t i, const Kind& kind) {
     const DeviceExchange& e = exchange_[size_t(i - first_)];
     ggml::Neurons neurons = on_.cold[size_t(i)];
     neurons.threshold = activation_threshold(neurons, params_.sparse);
-    const bool q8 = neurons.gate.wants_q8() || neurons.up.wants_q8();
-    const ggml::Input input = b.input.prepare(p.context, e.x, kind.rows, c.n_embd, q8);
     const bool masked = masks(i, kind);
     ggml::NeuronMask mask;
     if (const std::vector<uint8_t>& some = cold_rows_[size_t(i - first_)];
@@ -313,15 +338,24 @@ void DeviceForward::compute_cold(const Pass& p, int64_t i, const Kind& kind) {
         if (!masked) mask.unpredicted = some.data();
     }
     ggml::NeuronCounts* const counts = &p.counts.neurons[size_t(i)];
-    if (kind.rows > 1) {
-        if (masked) {
-            std::fill_n(b.score, kind.rows * neurons.n, -1.0f);
-            for (int64_t t = 0; t < kind.rows; t++) {
-                const int32_t* const ids = e.ids + t * c.n_ff;
-                for (int32_t k = 0; k < e.count[t]; k++) b.score[t * neurons.n + ids[k]] = 1;
-            }
-            mask.score = b.score;
+    if (masked && (kind.rows > 1 || p.store)) {
+        std::fill_n(b.score, kind.rows * neurons.n, -1.0f);
+        for (int64_t t = 0; t < kind.rows; t++) {
+            const int32_t* const ids = e.ids + t * c.n_ff;
+            for (int32_t k = 0; k < e.count[t]; k++) b.score[t * neurons.n + ids[k]] = 1;
         }
+        mask.score = b.score;
+    }
+    if (p.store) {
+        const int32_t next = next_split(i);
+        const bool all_of_next = next >= 0 && !masks(next, kind);
+        stored_ffn(p, {int32_t(i), all_of_next ? next : -1, neurons, e.x, kind.rows, mask}, e.sums,
+                   *counts, nullptr);
+        return;
+    }
+    const bool q8 = neurons.gate.wants_q8() || neurons.up.wants_q8();
+    const ggml::Input input = b.input.prepare(p.context, e.x, kind.rows, c.n_embd, q8);
+    if (kind.rows > 1) {
         ggml::rows_ffn(p.context, neurons, input, mask, b.neurons, e.sums, counts, nullptr);
         return;
     }

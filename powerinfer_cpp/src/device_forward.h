@@ -39,16 +39,20 @@ class DeviceForward : public DeviceKv {
         auto tied() const { return std::tie(masked, streamed, rows, kept, blocks); }
         bool operator<(const Kind& other) const { return tied() < other.tied(); }
     };
-    // How operators reach the device: recorded as a graph, without the CPU's halves; layer after
+    // How operators reach the device: recorded as graphs, without the CPU's halves; layer after
     // layer, each with its answer; or one by one, waiting for each published half.
     enum class Way { recorded, by_layer, stepwise };
+    // One, or if the CPU's halves may wait for the disk, as many as there are halves, and one: each
+    // ends before a half is merged, and the next one begins when that is there.
+    using Graphs = std::vector<ggml::Owned<ggml::DeviceGraph>>;
 
     void carve(int64_t n);
     void mark_cold_rows();
     void rows(const Pass& p, int64_t begin, int64_t end);
     void count(const Pass& p);
     void fill_step(const Pass& p, int64_t begin, int64_t end);
-    ggml::Owned<ggml::DeviceGraph> record(const Pass& p, const Kind& kind);
+    const Graphs& recorded(const Pass& p, const Kind& kind);
+    void end_graph(Graphs& graphs);
     void copy_results(const Pass& p, int64_t begin, const Kind& kind);
 
     // The operators of some rows.
@@ -59,7 +63,11 @@ class DeviceForward : public DeviceKv {
     void put_attention(int64_t i, const Kind& kind);
     void put_predictor(const Ffn& f);
     void put_selection(int64_t i, const Kind& kind);
-    void put_neurons(const Pass& p, int64_t i, const Kind& kind);
+    ggml::DeviceNeurons hot_neurons(int64_t i) const;
+    ggml::DeviceFfnScratch ffn_scratch(int64_t i) const;
+    void put_hot(int64_t i);
+    void put_merge(const Pass& p, int64_t i, const Kind& kind);
+    uint64_t stream_cold(const Pass& p, int64_t i, const NeuronStream::Use& use);
     void put_matrices(int64_t i);
     void put_norm(const NormWeights& w, float* x, const ggml::DeviceInput& y);
     void put_products(const ggml::DeviceInput& x,
@@ -71,11 +79,15 @@ class DeviceForward : public DeviceKv {
     bool masks(int64_t i, const Kind& kind) const;
     // Does the CPU compute a half of this layer?
     bool meets(int64_t i, const Kind& kind) const;
+    // The next layer that is shared with the CPU, or -1.
+    int32_t next_split(int64_t i) const;
     ggml::KvLayer kv_layer(int64_t i) const;
     int64_t page_bytes() const;
     template <typename F>
     void each_run(int32_t page, int64_t n, const F& f);
 
+    // What the CPU does before the device is given the merge of a layer.
+    void before_merge(const Pass& p, int64_t i, const Kind& kind, Way way);
     // The CPU's half of a layer: waits for its input, computes, answers.
     void answer(const Pass& p, int64_t i, const Kind& kind);
     void compute_cold(const Pass& p, int64_t i, const Kind& kind);
@@ -104,7 +116,8 @@ class DeviceForward : public DeviceKv {
     uint32_t epoch_ = 0;
     const float* added_[2] = {nullptr, nullptr};  // to x, by the next norm
     ggml::Owned<ggml::DeviceStream> stream_;      // after the memory that its work uses
-    std::map<Kind, ggml::Owned<ggml::DeviceGraph>> graphs_;
+    std::map<Kind, Graphs> graphs_;
+    Graphs* recording_ = nullptr;
 };
 
 }  // namespace powerinfer

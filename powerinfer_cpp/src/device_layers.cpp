@@ -5,6 +5,7 @@
 
 #include "device_forward.h"
 #include "ffn.h"
+#include "stored_segments.h"
 
 namespace powerinfer {
 
@@ -69,19 +70,17 @@ void DeviceForward::put_layer(const Pass& p, int64_t i, const Kind& kind, Way wa
     put_norm(l.ffn_norm, s.step.x, s.ffn_normed);
     const bool by_neuron = l.ffn.neurons.n > 0, meets_cpu = meets(i, kind);
     if (by_neuron) put_selection(i, kind);
-    if (meets_cpu && way == Way::stepwise) {
-        device_.wait(stream_.get());
-        answer(p, i, kind);
-    }
     if (c.parallel_ffn) put_attention(i, kind);
     if (by_neuron) {
-        put_neurons(p, i, kind);
+        put_hot(i);
+        if (meets_cpu) before_merge(p, i, kind, way);
+        put_merge(p, i, kind);
     } else {
         put_matrices(i);
     }
     added_[0] = s.ffn_out;
     added_[1] = c.parallel_ffn ? s.out : nullptr;
-    if (meets_cpu && way == Way::by_layer) answer(p, i, kind);
+    if (meets_cpu && way == Way::by_layer && !p.store) answer(p, i, kind);
 }
 
 // y = norm(x), after what is still to be added to x.
@@ -187,13 +186,17 @@ const int32_t* DeviceForward::slots(int64_t i) const {
     return on_.share.splits(i) ? on_.slots.get() + (i - first_) * model_.config.n_ff : nullptr;
 }
 
-// ffn_out = what the listed neurons of both halves send down, and the bias.
-void DeviceForward::put_neurons(const Pass& p, int64_t i, const Kind& kind) {
-    const Config& c = model_.config;
+int32_t DeviceForward::next_split(int64_t i) const {
+    while (++i < model_.config.n_layer) {
+        if (on_.share.splits(i)) return int32_t(i);
+    }
+    return -1;
+}
+
+ggml::DeviceNeurons DeviceForward::hot_neurons(int64_t i) const {
     const Ffn& f = model_.layers[size_t(i)].ffn;
-    DeviceScratch& s = scratch_;
     ggml::DeviceNeurons w;
-    w.n = int(c.n_ff);
+    w.n = int(model_.config.n_ff);
     w.gate = on_.matrix(&f.neurons.gate);
     w.up = on_.matrix(&f.neurons.up);
     w.down = on_.matrix(&f.neurons.down);
@@ -202,12 +205,29 @@ void DeviceForward::put_neurons(const Pass& p, int64_t i, const Kind& kind) {
     w.up_bias = on_.vector(&f.neurons.up_bias);
     w.act = f.neurons.act;
     w.threshold = activation_threshold(f.neurons, params_.sparse);
+    return w;
+}
+
+ggml::DeviceFfnScratch DeviceForward::ffn_scratch(int64_t i) const {
+    ggml::DeviceFfnScratch scratch = scratch_.ffn;
+    scratch.counts = scratch_.counts + 3 * (i - first_);
+    return scratch;
+}
+
+// The sums of the listed neurons that the device has.
+void DeviceForward::put_hot(int64_t i) {
+    const ggml::DeviceNeurons w = hot_neurons(i);
+    if (w.up.rows == 0) return;
+    ops_.partial_ffn(stream_.get(), w, scratch_.ffn_normed, scratch_.lists, ffn_scratch(i));
+}
+
+// ffn_out = what the listed neurons of both halves send down, and the bias.
+void DeviceForward::put_merge(const Pass& p, int64_t i, const Kind& kind) {
+    const Ffn& f = model_.layers[size_t(i)].ffn;
+    DeviceScratch& s = scratch_;
     const float* bias = on_.vector(&f.neurons.down_bias);
-    ggml::DeviceFfnScratch scratch = s.ffn;
-    scratch.counts = s.counts + 3 * (i - first_);
-    if (w.up.rows > 0) ops_.partial_ffn(stream_.get(), w, s.ffn_normed, s.lists, scratch);
     const ggml::DeviceSums sums{s.ffn.sums, ggml::device_parts(kind.rows, s.lists.rows), kind.rows,
-                                int(c.n_embd)};
+                                int(model_.config.n_embd)};
     if (meets(i, kind)) {
         ops_.merge_answer(stream_.get(), sums, s.lists, exchange_[size_t(i - first_)], bias,
                           s.ffn_out);
@@ -218,22 +238,46 @@ void DeviceForward::put_neurons(const Pass& p, int64_t i, const Kind& kind) {
         return;
     }
     const float* so_far = nullptr;
-    if (w.up.rows > 0) {
+    if (on_.matrix(&f.neurons.up).rows > 0) {
         ops_.merge(stream_.get(), sums, nullptr, nullptr, s.ffn_out);
         so_far = s.ffn_out;
     }
     const auto add_piece = [&](ggml::DeviceNeurons piece, bool last) {
         p.check_stop();
-        piece.threshold = w.threshold;
+        piece.threshold = activation_threshold(f.neurons, params_.sparse);
         ggml::DeviceLists lists = s.lists;
         lists.n = piece.n;
         ops_.select(stream_.get(), nullptr, 0, nullptr, nullptr, lists);  // all of them
-        ops_.partial_ffn(stream_.get(), piece, s.ffn_normed, lists, scratch);
+        ops_.partial_ffn(stream_.get(), piece, s.ffn_normed, lists, ffn_scratch(i));
         ops_.merge(stream_.get(), sums, so_far, last ? bias : nullptr, s.ffn_out);
         so_far = s.ffn_out;
     };
-    p.counts.transferred += on_.stream->run(p.context, on_.cold[size_t(i)],
-                                            on_.cold_rows[size_t(i)], stream_.get(), add_piece);
+    p.counts.transferred += stream_cold(p, i, add_piece);
+}
+
+// Sends the CPU's neurons of a layer to the device, from RAM, or as the disk brings them.
+uint64_t DeviceForward::stream_cold(const Pass& p, int64_t i, const NeuronStream::Use& use) {
+    const ggml::Neurons& cold = on_.cold[size_t(i)];
+    const std::vector<int32_t>& rows = on_.cold_rows[size_t(i)];
+    if (!p.store) {
+        const auto all = [](const int32_t*, int64_t n) { return n; };
+        return on_.stream->run(p.context, cold, rows, all, stream_.get(), use);
+    }
+    p.store->keep_rest(p.context.threads);
+    p.store->open(int32_t(i));
+    StoredSegments segments(
+        p.context.threads, *p.store, int32_t(i), next_split(i), [](int32_t) { return true; },
+        p.work.stored.parts);
+    const auto bring = [&](const int32_t* first, int64_t n) {
+        const int64_t s = *first / ggml::segment_of(cold.n, 0).end;
+        segments.bring(s);
+        return std::min(n, ggml::segment_of(cold.n, s).end - *first);  // rows are 0, 1, ...
+    };
+    const uint64_t moved =
+        on_.stream->run(p.context, p.store->rows(cold), rows, bring, stream_.get(), use);
+    segments.end();
+    p.store->close();
+    return moved;
 }
 
 // The same for FFNs that are matrices.

@@ -113,8 +113,8 @@ void neuron_ffn(const Pass& p, const Block& in, float* y) {
     ggml::NeuronCounts& counts = p.counts.neurons[size_t(in.layer)];
     if (p.store) {
         const int64_t experts = std::max<int64_t>(1, c.n_expert);
-        // Which experts come next is not known.
-        const bool more = experts == 1 && in.layer + 1 < c.n_layer;
+        // Which experts come next is not known, nor in what portions a device takes the rows.
+        const bool more = experts == 1 && in.layer + 1 < c.n_layer - p.model.device_layers();
         const auto block = int32_t(in.layer * experts + in.expert);
         stored_ffn(p, {block, more ? block + 1 : -1, neurons, in.x, in.n, mask}, y, counts,
                    b.flags);

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "stored_segments.h"
+
 namespace powerinfer {
 
 using ggml::Input;
@@ -263,7 +265,7 @@ class OneRow {
     int64_t n_arrived_ = 0;  // computed neurons of which the disk brought a part
 };
 
-// Many rows: all segments one after the other, while the disk brings the next two.
+// Many rows: all segments one after the other.
 class ManyRows {
  public:
     ManyRows(const Pass& p, const StoredBlock& in)
@@ -275,13 +277,16 @@ class ManyRows {
           s_(p.work.stored) {}
 
     void run(float* y, ggml::NeuronCounts& counts, int64_t& from_disk, bool* fired) {
+        StoredSegments segments(
+            p_.context.threads, store_, in_.block, in_.mask.masked ? -1 : in_.next,
+            [&](int32_t id) { return needed(id); }, s_.parts);
         for (int64_t s = 0; s < kSegments; s++) {
-            const int lane = await(s);
+            segments.bring(s);
             ggml::rows_ffn_segment(p_.context, w_, input_, in_.mask, p_.work.neurons, s, s_.partial,
                                    y, &counts, fired, s_.fires);
             from_disk += learn(s);
-            store_.keep(p_.context.threads, lane);
         }
+        segments.end();
     }
 
  private:
@@ -291,58 +296,6 @@ class ManyRows {
             if (!in_.mask.masks(t) || in_.mask.finds(t, w_.n, id)) return true;
         }
         return false;
-    }
-
-    // Asks for what a segment of the open block lacks. Returns whether that is anything.
-    bool request(int lane, int64_t s) {
-        const Segment segment = segment_of(w_.n, s);
-        int64_t n = 0;
-        for (auto id = int32_t(segment.begin); id < segment.end; id++) {
-            NeuronParts& m = s_.parts[n];
-            m = {id, !store_.has(Half::first, id), !store_.has(Half::rest, id)};
-            n += (m.first || m.rest) && needed(id);
-        }
-        store_.label(lane, tag(in_.block, s));
-        store_.request(lane, in_.block, s_.parts, n);
-        return n > 0;
-    }
-
-    // Asks for what a segment of the next block lacks. Which neurons its rows need is not known.
-    void request_next(int lane, int64_t s) {
-        const Segment segment = segment_of(w_.n, s);
-        const int32_t* const slot[2] = {store_.residency().slots(Half::first, in_.next),
-                                        store_.residency().slots(Half::rest, in_.next)};
-        int64_t n = 0;
-        for (auto id = int32_t(segment.begin); id < segment.end; id++) {
-            NeuronParts& m = s_.parts[n];
-            m = {id, slot[0][id] < 0, slot[1][id] < 0};
-            n += m.first || m.rest;
-        }
-        store_.label(lane, tag(in_.next, s));
-        store_.request(lane, in_.next, s_.parts, n);
-    }
-
-    // Keeps the disk busy with the segments that come next, and waits for segment s. Returns its
-    // lane.
-    int await(int64_t s) {
-        int lane = store_.lane_of(tag(in_.block, s));
-        if (lane < 0) request(lane = store_.free_lane(), s);
-        for (int64_t ahead = s + 1; ahead < s + StoreShape::kLanes; ahead++) {
-            const bool here = ahead < kSegments;
-            if (!here && (in_.next < 0 || in_.mask.masked)) break;
-            const int32_t block = here ? in_.block : in_.next;
-            const int free = store_.free_lane();
-            if (store_.lane_of(tag(block, ahead % kSegments)) >= 0 || free < 0) continue;
-            if (here) {
-                request(free, ahead);
-            } else {
-                request_next(free, ahead % kSegments);
-            }
-        }
-        store_.finish(p_.context.threads, lane);
-        // What was in memory when the segment was requested for the block before may be gone.
-        if (request(lane, s)) store_.finish(p_.context.threads, lane);
-        return lane;
     }
 
     // Tells what the rows needed. Returns for how many of them the disk brought a neuron that
@@ -366,8 +319,6 @@ class ManyRows {
         return from_disk;
     }
 
-    static int64_t tag(int32_t block, int64_t s) { return int64_t(block) * kSegments + s; }
-
     const Pass& p_;
     NeuronStore& store_;
     const StoredBlock& in_;
@@ -384,17 +335,14 @@ void stored_ffn(const Pass& p, const StoredBlock& in, float* y, ggml::NeuronCoun
     int64_t& from_disk = p.counts.from_disk[size_t(in.block / experts)];
     NeuronStore& store = *p.store;
     // Several rows of a block, and blocks that come again, find what was read for the row before.
-    const auto keep = [&] {
-        const int lane = store.unkept();
-        if (lane >= 0) store.keep(p.context.threads, lane);
-    };
-    if (in.n > 1 || store.unkept_block() == in.block) keep();
+    ggml::Threads& threads = p.context.threads;
+    if (in.n > 1 || store.unkept_block() == in.block) store.keep_rest(threads);
     store.open(in.block);
     if (in.n > kFewRows) {
         ManyRows(p, in).run(y, counts, from_disk, fired);
     } else {
         for (int64_t t = 0; t < in.n; t++) {
-            if (t > 0) keep();
+            if (t > 0) store.keep_rest(threads);
             OneRow row(p, in, t);
             row.run(y + t * in.neurons.cols);
             row.count(counts, from_disk, fired ? fired + t * in.neurons.n : nullptr);

@@ -49,9 +49,8 @@ void log_placement(const Model& m, const pi_model_params& params) {
             there += wanted[n] == Tier::gpu && (slot.empty() || slot[n] >= 0);
         }
     }
-    const std::string done =
-        m.storage   ? "which of them stay in RAM follows from what tokens need"
-        : !m.device ? "all of them are kept in RAM"
+    std::string done =
+        !m.device ? "all of them are kept in RAM"
         : !counts
             ? format(
                   "that was solved for %.1f MiB of VRAM, and %.1f may be used: neurons are "
@@ -59,6 +58,10 @@ void log_placement(const Model& m, const pi_model_params& params) {
                   double(p.vram_budget) / (1 << 20), double(m.device->budget->limit()) / (1 << 20))
             : format("%.0f%% of those for a GPU are on %s",
                      gpu ? 100 * double(there) / double(gpu) : 0.0, params.device);
+    const std::string stay = " stay in RAM follows from what tokens need";
+    if (m.storage) {
+        done = m.device ? done + "; which of the others" + stay : "which of them" + stay;
+    }
     params.log(3, (p.path + " marks " + marked + "; " + done).c_str(), params.log_data);
 }
 
@@ -93,8 +96,8 @@ void log_storage(const Model& m, const pi_model_params& params) {
     const std::string said = format(
         "%s: the model runs from storage: %lld of %lld neurons are in memory, the others "
         "are read by %s%s%s",
-        reader.path().c_str(), (long long)n, (long long)store.shape().n_blocks * store.shape().n,
-        reader.name(), reader.direct() ? ", directly" : "", note.c_str());
+        reader.path().c_str(), (long long)n, (long long)store.blocks().parts(), reader.name(),
+        reader.direct() ? ", directly" : "", note.c_str());
     params.log(3, said.c_str(), params.log_data);
 }
 
@@ -111,6 +114,25 @@ void share_with_device(Model& model, const pi_model_params& params) {
     model.device.reset();
 }
 
+// Plans the places of all weights, and what else the model takes on its device. stored: as in
+// plan_weights.
+void plan_memory(Model& m, bool use_mmap, bool stored) {
+    const DeviceShare* share = m.device ? &m.device->share : nullptr;
+    m.plan = plan_weights(m.weights, use_mmap, share, stored);
+    if (!share) return;
+    std::vector<PlanPart>& parts = m.plan.parts;
+    parts.push_back({Tier::gpu, Part::ffn, -1,
+                     device_table_bytes(m.device_layers(), m.config.n_ff) +
+                         device_array_bytes(m.plan.device) - m.plan.device});
+    if (share->piece) {
+        for (Tier tier : {Tier::gpu, Tier::ram}) {
+            parts.push_back({tier, Part::exchange, -1, 2 * share->piece});
+        }
+    }
+    const uint64_t context = m.device->device->context_bytes();
+    if (context) parts.push_back({Tier::gpu, Part::context, -1, context});
+}
+
 // Leaves the neurons on the disk if RAM cannot take all of the model and its sessions and this
 // helps. It does not where it needs even more; and too much, where the weights alone fit and nobody
 // has said which sessions will be opened: those that do not fit are refused.
@@ -119,10 +141,10 @@ void leave_on_disk(Model& model, const pi_model_params& params) {
     if (all <= limit || !keeps_to_ram(model).empty()) return;
     const bool opens = !params.session && total(model.plan.parts, Tier::ram) <= limit;
     // What a budget limits is read, not mapped.
-    model.plan = plan_weights(model.weights, false, nullptr, true);
+    plan_memory(model, false, true);
     const StoragePlan storage = plan_storage(model, params);
     if (storage.least >= all || (storage.least > limit && opens)) {
-        model.plan = plan_weights(model.weights, params.use_mmap, nullptr, false);
+        plan_memory(model, params.use_mmap, false);
         return;
     }
     for (const PlanPart& part : storage_parts(storage)) {
@@ -158,24 +180,10 @@ std::unique_ptr<Model> Model::inspect(const std::string& path, const pi_model_pa
         model->placement.reset();
     }
     if (wants_device(params)) share_with_device(*model, params);
-    const DeviceShare* share = model->device ? &model->device->share : nullptr;
-    model->plan = plan_weights(model->weights, params.use_mmap, share, false);
+    plan_memory(*model, params.use_mmap, false);
     leave_on_disk(*model, params);
     // A model without a bundled file is opened again when it has one.
     if (!model->storage || is_bundled(*model)) log_placement(*model, params);
-    if (share) {
-        model->plan.parts.push_back(
-            {Tier::gpu, Part::ffn, -1,
-             device_table_bytes(model->device_layers(), model->config.n_ff) +
-                 device_array_bytes(model->plan.device) - model->plan.device});
-        if (share->piece) {
-            for (Tier tier : {Tier::gpu, Tier::ram}) {
-                model->plan.parts.push_back({tier, Part::exchange, -1, 2 * share->piece});
-            }
-        }
-        const uint64_t context = model->device->device->context_bytes();
-        if (context) model->plan.parts.push_back({Tier::gpu, Part::context, -1, context});
-    }
     return model;
 }
 

@@ -126,7 +126,7 @@ Plan make_plan(const Model& model, const pi_session_params& asked) {
     if (model.storage) {
         const StoreShape& shape = model.storage->shape;
         plan.cached = shape.slot_bytes(shape.first_slots, shape.rest_slots);
-        const int64_t all = int64_t(shape.n_blocks) * shape.n;
+        const int64_t all = shape.residency().parts();
         plan.stored = shape.slot_bytes(all, all) - plan.cached;
     }
     return plan;

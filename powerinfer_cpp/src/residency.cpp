@@ -27,6 +27,11 @@ constexpr double kLeastShare = 0.1, kMostShare = 0.95;
 
 }  // namespace
 
+int32_t ResidencyShape::block_of(int64_t part) const {
+    if (before.empty()) return int32_t(part / n);
+    return int32_t(std::upper_bound(before.begin(), before.end(), part) - before.begin()) - 1;
+}
+
 Residency::Residency(ggml::Carver& carver, const ResidencyShape& shape,
                      const ResidencyOptions& options)
     : shape_(shape), options_(options), state_(options.seed) {
@@ -45,7 +50,6 @@ Residency::Residency(ggml::Carver& carver, const ResidencyShape& shape,
 
 void Residency::carve(ggml::Carver& carver, Pool& pool, int64_t capacity, int64_t most) {
     const int64_t parts = shape_.parts();
-    pool.n = shape_.n;
     pool.capacity = capacity;
     pool.decides = most > 0 || (capacity > 0 && capacity < parts);
     pool.all = pool.decides || capacity > 0;
@@ -73,8 +77,9 @@ void Residency::profile(int32_t block, const float* first, const float* rest) {
         const float* rate = half == Half::first ? first : rest;
         const Pool& p = pool(half);
         if (!p.decides || !rate) continue;
-        Uses* uses = p.uses + int64_t(block) * p.n;
-        for (int32_t i = 0; i < p.n; i++) uses[i].all = rate[i] * options_.profile_tokens;
+        Uses* uses = p.uses + shape_.first(block);
+        for (int32_t i = 0; i < shape_.size(block); i++)
+            uses[i].all = rate[i] * options_.profile_tokens;
     }
     tokens_ = options_.profile_tokens;
     weigh();
@@ -85,9 +90,9 @@ void Residency::profile(const std::vector<RankedPart>& parts) {
     for (const RankedPart& part : parts) {
         const Pool& p = pool(part.half);
         const bool known = part.block >= 0 && part.block < shape_.n_blocks && part.id >= 0 &&
-                           part.id < shape_.n && part.worth >= 0;
+                           part.id < shape_.size(part.block) && part.worth >= 0;
         if (!p.decides || !known) continue;
-        p.uses[int64_t(part.block) * p.n + part.id].all = part.worth * options_.profile_tokens;
+        p.uses[shape_.first(part.block) + part.id].all = part.worth * options_.profile_tokens;
     }
     tokens_ = options_.profile_tokens;
     weigh();
@@ -174,7 +179,7 @@ void Residency::rescale(int32_t n) {
 void Residency::count(Half half, int32_t block, const int32_t* ids, int64_t n, float tokens) {
     const Pool& p = pool(half);
     if (!p.decides) return;
-    Uses* uses = p.uses + int64_t(block) * p.n;
+    Uses* uses = p.uses + shape_.first(block);
     const float added = float(added_ * tokens);
     for (int64_t i = 0; i < n; i++) {
         uses[ids[i]].recent += added;
@@ -208,7 +213,8 @@ int32_t Residency::victim(const Pool& p) {
         slots[i] = int32_t(((random() >> 32) * uint64_t(p.capacity)) >> 32);
         owners[i] = p.owner[slots[i]];
     }
-    const int64_t begin = int64_t(p.pinned) * p.n, end = p.pinned < 0 ? begin : begin + p.n;
+    const int64_t begin = p.pinned < 0 ? 0 : shape_.first(p.pinned);
+    const int64_t end = p.pinned < 0 ? 0 : shape_.first(p.pinned + 1);
     int32_t found = -1;
     float least = 0;
     for (int i = 0; i < kSampled; i++) {
@@ -223,7 +229,7 @@ int32_t Residency::victim(const Pool& p) {
 
 int32_t Residency::admit(Half half, int32_t block, int32_t id) {
     Pool& p = pool(half);
-    const int64_t part = int64_t(block) * p.n + id;
+    const int64_t part = shape_.first(block) + id;
     if (!p.decides) return p.capacity ? p.slot[part] : -1;
     if (p.slot[part] >= 0) return p.slot[part];
     int32_t slot;
@@ -254,7 +260,8 @@ void Residency::resize(Half half, int64_t slots, std::vector<Move>& moves) {
     p.capacity = slots;
     p.used = std::min(p.used, slots);
     for (const Move& m : lost) {
-        const int32_t to = admit(half, m.to / p.n, m.to % p.n);
+        const int32_t block = shape_.block_of(m.to);
+        const int32_t to = admit(half, block, int32_t(m.to - shape_.first(block)));
         if (to >= 0) moves.push_back({m.from, to});
     }
     (half == Half::first ? shape_.first_slots : shape_.rest_slots) = slots;
@@ -278,7 +285,8 @@ std::vector<RankedPart> Residency::ranked(bool resident) const {
             const float value = worth(p, p.uses[i]);
             // A free slot takes whatever is read first, which is worth more than nothing.
             if (resident ? p.slot[i] < 0 : value == 0) continue;
-            found.push_back({half, int32_t(i / p.n), int32_t(i % p.n), value});
+            const int32_t block = shape_.block_of(i);
+            found.push_back({half, block, int32_t(i - shape_.first(block)), value});
         }
         std::stable_sort(
             found.begin() + begun, found.end(),

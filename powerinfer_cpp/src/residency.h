@@ -20,14 +20,23 @@ namespace powerinfer {
 enum class Half { first = 0, rest = 1 };
 
 struct ResidencyShape {
-    int32_t n_blocks = 0, n = 0;  // layers (or layers times experts); neurons in each
-    // From 0 to n_blocks * n. With all of them each part has the slot of its number, block * n +
-    // id, and there is nothing to decide.
+    // Layers (or layers times experts); neurons in each, or in the largest one.
+    int32_t n_blocks = 0, n = 0;
+    // From 0 to parts(). With all of them each part has the slot of its number, and there is
+    // nothing to decide.
     int64_t first_slots = 0, rest_slots = 0;
     // The most slots that resize() may be asked for; 0: the numbers of slots never change.
     int64_t most_first = 0, most_rest = 0;
+    // [n_blocks + 1]: neurons in the blocks before each; empty: all blocks have n.
+    std::vector<int64_t> before = {};
 
-    int64_t parts() const { return int64_t(n_blocks) * n; }  // of each half
+    // Parts of a half are numbered through: this is the number of a block's neuron 0.
+    int64_t first(int32_t block) const {
+        return before.empty() ? int64_t(block) * n : before[size_t(block)];
+    }
+    int32_t size(int32_t block) const { return int32_t(first(block + 1) - first(block)); }
+    int64_t parts() const { return first(n_blocks); }  // of each half
+    int32_t block_of(int64_t part) const;
     int64_t slots(Half half) const { return half == Half::first ? first_slots : rest_slots; }
     int64_t most(Half half) const { return half == Half::first ? most_first : most_rest; }
 };
@@ -57,14 +66,17 @@ class Residency {
     Residency(ggml::Carver& carver, const ResidencyShape& shape,
               const ResidencyOptions& options = {});
 
-    // Expected uses per token of a block's parts, [n] each, before any token. Null: not known.
+    // Expected uses per token of a block's parts, [size] each, before any token. Null: not known.
     void profile(int32_t block, const float* first, const float* rest);
     // The same from a list that an earlier session saved (`resident`).
     void profile(const std::vector<RankedPart>& parts);
 
-    // [n]: the slot of each part of a block, or -1. Valid as long as this; changed by admit and
+    // [size]: the slot of each part of a block, or -1. Valid as long as this; changed by admit and
     // resize.
-    const int32_t* slots(Half half, int32_t block) const { return pool(half).slots(block); }
+    const int32_t* slots(Half half, int32_t block) const {
+        const Pool& p = pool(half);
+        return p.all ? p.slot + shape_.first(block) : p.slot;
+    }
     int64_t used(Half half) const { return pool(half).used; }
 
     // n tokens begin: one, the rows of several sequences, or a prompt.
@@ -109,7 +121,6 @@ class Residency {
         float all;  // of Uses
     };
     struct Pool {
-        int32_t n = 0;         // neurons in a block
         int64_t capacity = 0;  // slots
         bool all = false;      // `slot` has all parts
         int64_t used = 0;      // slots with an owner, the first ones
@@ -122,8 +133,6 @@ class Residency {
         Uses* uses = nullptr;           // [parts]; null unless it decides
         int32_t* slot = nullptr;   // [parts], or [n] with -1 for all blocks of a pool without slots
         int32_t* owner = nullptr;  // [capacity]: part
-
-        const int32_t* slots(int32_t block) const { return all ? slot + int64_t(block) * n : slot; }
     };
 
     const Pool& pool(Half half) const { return pools_[int(half)]; }

@@ -1,6 +1,7 @@
 #include "storage.h"
 
 #include <algorithm>
+#include <array>
 
 #include "bundle_file.h"
 #include "find_bundle.h"
@@ -51,12 +52,25 @@ ggml::ReaderOptions reader_options(const StoreLayout& layout) {
     return options;
 }
 
+// use(block, layer).
 template <typename F>
 void for_blocks(const Model& m, const F& use) {
-    for (const Layer& l : m.layers) {
-        if (l.experts.empty()) use(l.ffn);
-        for (const Ffn& e : l.experts) use(e);
+    for (size_t i = 0; i < m.layers.size(); i++) {
+        const Layer& l = m.layers[i];
+        if (l.experts.empty()) use(l.ffn, int64_t(i));
+        for (const Ffn& e : l.experts) use(e, int64_t(i));
     }
+}
+
+// The neurons of a block that the device does not have, ascending: those that the store has.
+std::vector<int32_t> stored_rows(const Model& m, const Ffn& f, int64_t layer) {
+    std::vector<int32_t> rows;
+    const bool shared = m.device && m.device->share.has(layer);
+    if (shared && !m.device->share.splits(layer)) return rows;
+    for (int32_t i = 0; i < int32_t(f.neurons.n); i++) {
+        if (!shared || m.device->share.slot[size_t(layer)][size_t(i)] < 0) rows.push_back(i);
+    }
+    return rows;
 }
 
 // A block's layout in its bundled file, or in the one that is to be written.
@@ -75,7 +89,7 @@ float first_rate(const Ffn& f, bool predicted, int64_t i) {
 // The slots that fit these bytes: all first parts where there is no predictor, and rests; else both
 // parts of neurons, until it is known how often each is needed.
 void share_out(StoreShape& shape, bool predicted, uint64_t bytes) {
-    const int64_t n = int64_t(shape.n_blocks) * shape.n;
+    const int64_t n = shape.residency().parts();
     const int64_t sectors = int64_t(bytes / StoreShape::kSector);
     const PartBytes part{uint64_t(shape.first_sectors * StoreShape::kSector),
                          uint64_t(shape.rest_sectors * StoreShape::kSector)};
@@ -100,7 +114,22 @@ std::string resident_path(const Model& m) {
 
 ResidentOwner owner_of(const Model& m) {
     return {std::string(m.file.gguf.string("powerinfer.bundle.source_hash", "")),
-            m.storage->shape.n_blocks, m.storage->shape.n};
+            m.storage->shape.n_blocks, int32_t(m.config.n_ff)};
+}
+
+// A list of parts with the numbers of their neurons in the file, for save_resident(), and back.
+std::vector<RankedPart> numbered_in_file(const NeuronStore& store, std::vector<RankedPart> parts) {
+    for (RankedPart& p : parts) p.id = store.row_of(p.block, p.id);
+    return parts;
+}
+std::vector<RankedPart> numbered_in_store(const NeuronStore& store,
+                                          const std::vector<RankedPart>& parts) {
+    std::vector<RankedPart> found;
+    for (RankedPart p : parts) {
+        p.id = store.find_row(p.block, p.id);
+        if (p.id >= 0) found.push_back(p);
+    }
+    return found;
 }
 
 }  // namespace
@@ -112,10 +141,12 @@ uint64_t all_in_ram(const Model& m, const pi_model_params& params) {
 
 std::string keeps_to_ram(const Model& m) {
     if (!m.config.neuron_aware) return "the file has no neuron rows (ffn_down_t)";
-    if (m.device) return "this version does not combine a device with storage";
-    std::string why;
+    std::string why = "the device has all neurons";
+    for_blocks(m, [&](const Ffn& f, int64_t layer) {
+        if (m.device_neurons(layer) < f.neurons.n) why.clear();
+    });
     int32_t file = -1;
-    for_blocks(m, [&](const Ffn& f) {
+    for_blocks(m, [&](const Ffn& f, int64_t) {
         if (!f.neurons.n) why = "some layers have no neuron rows";
         if (!f.stored) return;
         if (file >= 0 && f.stored.file != file) why = "its bundles are in several files";
@@ -137,14 +168,18 @@ StoragePlan plan_storage(const Model& m, const pi_model_params& params) {
     StoragePlan plan;
     StoreShape& shape = plan.shape;
     StoreLayout layout;
-    for_blocks(m, [&](const Ffn& f) {
+    std::vector<int64_t> before{0};
+    for_blocks(m, [&](const Ffn& f, int64_t layer) {
         layout = layout_of(f);
+        const int64_t n = f.neurons.n - m.device_neurons(layer);
         shape.n_blocks++;
-        shape.n = int32_t(f.neurons.n);
+        shape.n = std::max(shape.n, int32_t(n));
+        before.push_back(before.back() + n);
         shape.first_sectors =
             std::max(shape.first_sectors, layout.first.bytes / StoreShape::kSector);
         shape.rest_sectors = std::max(shape.rest_sectors, layout.rest.bytes / StoreShape::kSector);
     });
+    if (m.device) shape.before = before;
     shape.lanes = shape.least_lane();
     plan.reader = ggml::Reader::memory(reader_options(layout));
 
@@ -215,7 +250,7 @@ void require_least(const Model& m) {
 
 bool is_bundled(const Model& m) {
     bool all = true;
-    for_blocks(m, [&](const Ffn& f) { all = all && f.stored; });
+    for_blocks(m, [&](const Ffn& f, int64_t) { all = all && f.stored; });
     return all;
 }
 
@@ -246,25 +281,33 @@ uint64_t bundle_to_write(const Model& model) {
 std::unique_ptr<NeuronStore> open_store(const Model& m, const pi_model_params& params,
                                         std::unique_ptr<ggml::Reader> reader) {
     std::vector<StoredNeurons> blocks;
-    for_blocks(m, [&](const Ffn& f) { blocks.push_back(f.stored); });
+    for_blocks(m, [&](const Ffn& f, int64_t) { blocks.push_back(f.stored); });
     const ggml::File& file = *m.file.files[size_t(blocks[0].file)];
     if (!reader) reader = ggml::open_reader(file.path(), reader_options(blocks[0].layout));
     auto store = std::make_unique<NeuronStore>(std::move(reader), m.storage->shape, blocks);
-    const int64_t n = m.storage->shape.n;
-    std::vector<float> first(static_cast<size_t>(n));
+    std::vector<std::array<uint32_t, 2>> checksums(size_t(m.config.n_ff));
+    std::vector<float> first(checksums.size()), rest(checksums.size());
     int32_t block = 0;
     bool profiled = false;
-    for_blocks(m, [&](const Ffn& f) {
-        m.file.files[size_t(f.stored.crc_file)]->read(f.stored.crc_offset, store->checksums(block),
-                                                      size_t(n) * 2 * sizeof(uint32_t));
-        for (int64_t i = 0; i < n; i++) {
-            first[size_t(i)] = first_rate(f, m.storage->predicted, i);
+    for_blocks(m, [&](const Ffn& f, int64_t layer) {
+        m.file.files[size_t(f.stored.crc_file)]->read(f.stored.crc_offset, checksums.data(),
+                                                      checksums.size() * sizeof(checksums[0]));
+        const std::vector<int32_t> rows = stored_rows(m, f, layer);
+        for (size_t i = 0; i < rows.size(); i++) {
+            const auto row = size_t(rows[i]);
+            std::copy_n(checksums[row].data(), 2, store->checksums(block) + 2 * i);
+            first[i] = first_rate(f, m.storage->predicted, rows[i]);
+            rest[i] = f.rate ? f.rate[row] : 0;
         }
-        if (f.rate) store->residency().profile(block, first.data(), f.rate);
+        if (int32_t* to = store->rows_in_file(block)) std::copy(rows.begin(), rows.end(), to);
+        if (f.rate) store->residency().profile(block, first.data(), rest.data());
         profiled = profiled || f.rate;
         block++;
     });
-    if (!profiled) store->residency().profile(load_resident(resident_path(m), owner_of(m)));
+    if (!profiled) {
+        const std::vector<RankedPart> saved = load_resident(resident_path(m), owner_of(m));
+        store->residency().profile(numbered_in_store(*store, saved));
+    }
     store->adapt();
     store->fill([&](float fraction) {
         if (params.progress && !params.progress(fraction, params.progress_data)) {
@@ -277,10 +320,11 @@ std::unique_ptr<NeuronStore> open_store(const Model& m, const pi_model_params& p
 void save_store(const Model& m) {
     constexpr int64_t kEnough = 64;  // tokens that say what is needed
     bool profiled = false;
-    for_blocks(m, [&](const Ffn& f) { profiled = profiled || f.rate; });
+    for_blocks(m, [&](const Ffn& f, int64_t) { profiled = profiled || f.rate; });
     if (profiled || m.store->tokens() < kEnough) return;
     try {
-        save_resident(resident_path(m), owner_of(m), m.store->residency().resident());
+        save_resident(resident_path(m), owner_of(m),
+                      numbered_in_file(*m.store, m.store->residency().resident()));
     } catch (const std::exception&) {
         // Without it the next run begins with an empty cache.
     }

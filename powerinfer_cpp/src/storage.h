@@ -12,7 +12,7 @@ namespace powerinfer {
 // Bytes of RAM that the model and the sessions that it keeps room for take, if all is there.
 uint64_t all_in_ram(const Model& model, const pi_model_params& params);
 
-// Why its neurons cannot stay on the disk; "" if they can.
+// Why its neurons (that are not on a device) cannot stay on the disk; "" if they can.
 std::string keeps_to_ram(const Model& model);
 
 // Divides the budget: what must be in RAM, the sessions (with smaller micro-batches, which changes

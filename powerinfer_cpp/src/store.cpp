@@ -65,12 +65,12 @@ uint64_t StoreShape::arena_bytes() const {
 uint64_t StoreShape::lendable() const {
     // Where all first parts are in memory, each has a slot of its own.
     const int64_t sectors = adapts ? cache_sectors : rest_slots * rest_sectors;
-    const bool all = rest_slots == int64_t(n_blocks) * n;
+    const bool all = rest_slots == residency().parts();
     return !adapts && all ? 0 : uint64_t(sectors / 2 * kSector);
 }
 
 ResidencyShape StoreShape::residency() const {
-    ResidencyShape shape{n_blocks, n, first_slots, rest_slots};
+    ResidencyShape shape{n_blocks, n, first_slots, rest_slots, 0, 0, before};
     if (!adapts) {
         if (rest_slots < shape.parts()) shape.most_rest = rest_slots;  // they are lent
         return shape;
@@ -93,7 +93,9 @@ void StoreCounts::add(const StoreCounts& begin, const StoreCounts& end) {
 
 NeuronStore::Tables::Tables(ggml::Carver& carver, const StoreShape& shape)
     : residency(carver, shape.residency()) {
-    carver.take(crc, {shape.n_blocks, shape.n, 2});
+    const int64_t parts = residency.shape().parts();
+    carver.take(crc, {parts, 2});
+    if (!shape.before.empty()) carver.take(row, {parts});
     for (int32_t*& p : place) carver.take(p, {shape.n});
     for (int i = 0; i < StoreShape::kLanes; i++) {
         carver.take(entries[i], {shape.n});
@@ -116,13 +118,21 @@ NeuronStore::NeuronStore(std::unique_ptr<ggml::Reader> reader, const StoreShape&
 
 NeuronStore::~NeuronStore() = default;
 
+int32_t NeuronStore::find_row(int32_t block, int32_t row) const {
+    if (!tables_.row) return row;
+    const int32_t* const begin = tables_.row + blocks().first(block);
+    const int32_t* const end = tables_.row + blocks().first(block + 1);
+    const int32_t* const found = std::lower_bound(begin, end, row);
+    return found < end && *found == row ? int32_t(found - begin) : -1;
+}
+
 void NeuronStore::open(int32_t block) {
     block_ = block;
     for (int half = 0; half < 2; half++) {
         const int32_t* const slot = tables_.residency.slots(Half(half), block);
         int32_t* const place = tables_.place[half];
         const auto first = int32_t(slot_at(half, 0)), step = int32_t(slot_at(half, 1)) - first;
-        for (int32_t i = 0; i < shape_.n; i++) {
+        for (int32_t i = 0; i < blocks().size(block); i++) {
             const int32_t at = first + slot[i] * step;
             place[i] = slot[i] < 0 ? -1 : at;
         }
@@ -139,7 +149,7 @@ int64_t NeuronStore::resident(int32_t block) const {
     const int32_t* const first = tables_.residency.slots(Half::first, block);
     const int32_t* const rest = tables_.residency.slots(Half::rest, block);
     int64_t n = 0;
-    for (int32_t i = 0; i < shape_.n; i++) n += first[i] >= 0 && rest[i] >= 0;
+    for (int32_t i = 0; i < blocks().size(block); i++) n += first[i] >= 0 && rest[i] >= 0;
     return n;
 }
 
@@ -209,6 +219,11 @@ int NeuronStore::unkept(int except) const {
     return -1;
 }
 
+void NeuronStore::keep_rest(ggml::Threads& threads) {
+    const int lane = unkept();
+    if (lane >= 0) keep(threads, lane);
+}
+
 int32_t NeuronStore::unkept_block() const {
     const int lane = unkept();
     return lane < 0 ? -1 : lanes_[lane].block;
@@ -228,7 +243,7 @@ void NeuronStore::request(int lane, int32_t block, const NeuronParts* parts, int
         if (bytes(want) > room(lane) || l.n == shape_.n) {
             throw Error(Code::internal, "a lane was asked for more than it takes");
         }
-        const int64_t neuron = want.id * layout.stride;
+        const auto neuron = int64_t(offset_of(block, want.id));
         const int64_t from = neuron + (want.first ? layout.first.offset : layout.rest.offset);
         const int64_t to = neuron + (want.rest ? layout.rest.end() : layout.first.end());
         const int64_t gap = from - end;
@@ -269,7 +284,7 @@ ggml::Read NeuronStore::read_of(int lane, int32_t run) const {
         for (int half = 0; half < 2; half++) {
             if (e.place[half] < 0) continue;
             const StoreLayout::Range& range = range_of(block.layout, half);
-            const uint64_t from = block.offset_of(e.id) + uint64_t(range.offset);
+            const uint64_t from = offset_of(l.block, e.id) + uint64_t(range.offset);
             uint8_t* const to = at(e.place[half]);
             if (read.n_pieces == 0) {
                 read.offset = from;
@@ -310,7 +325,7 @@ bool NeuronStore::intact(int lane, const Entry& e) const {
     const StoreLayout& layout = blocks_[size_t(block)].layout;
     for (int half = 0; half < 2; half++) {
         if (e.place[half] < 0) continue;
-        const uint32_t expected = tables_.crc[(int64_t(block) * shape_.n + e.id) * 2 + half];
+        const uint32_t expected = tables_.crc[(blocks().first(block) + e.id) * 2 + half];
         const auto size = size_t(range_of(layout, half).bytes);
         if (ggml::crc32c(at(e.place[half]), size) != expected) return false;
     }
@@ -356,7 +371,7 @@ void NeuronStore::check(ggml::Threads& threads, int lane, int32_t end) {
     if (damaged < 0) return;
     fail(Code::format, format("neuron %d of block %d does not match its checksum: the file is "
                               "damaged or was changed while it was open",
-                              damaged.load(), l.block));
+                              row_of(l.block, damaged.load()), l.block));
 }
 
 bool NeuronStore::complete(int lane) const {
@@ -451,15 +466,15 @@ void NeuronStore::adapt() {
     constexpr double kWorthIt = 0.03;      // of the cache
     if (!shape_.adapts) return;
     Residency& residency = tables_.residency;
-    const int64_t parts = residency.shape().parts();
-    const int64_t step = std::max<int64_t>(1, parts / kEntries);
+    const int64_t n_parts = blocks().parts();
+    const int64_t step = std::max<int64_t>(1, n_parts / kEntries);
     const std::vector<float> first = residency.rates(Half::first, step),
                              rest = residency.rates(Half::rest, step);
     const PartBytes bytes{uint64_t(shape_.first_sectors * kSector),
                           uint64_t(shape_.rest_sectors * kSector)};
     const PoolSlots best =
         split_pools(uint64_t(shape_.cache_sectors * kSector), bytes, first.data(), rest.data(),
-                    int64_t(first.size()), kDisk, double(parts) / double(first.size()));
+                    int64_t(first.size()), kDisk, double(n_parts) / double(first.size()));
     const int64_t moved = std::abs(best.rest - residency.shape().rest_slots);
     if (double(moved * shape_.rest_sectors) < kWorthIt * double(shape_.cache_sectors)) return;
     // The pool that shrinks comes first: it lies where the other one will grow.
@@ -539,11 +554,12 @@ void NeuronStore::fill_blocks(void (*progress)(void*, float), void* data) {
     for (int32_t b = 0; b < shape_.n_blocks; b++) {
         const int32_t* const slot[2] = {residency.slots(Half::first, b),
                                         residency.slots(Half::rest, b)};
+        const int32_t n = blocks().size(b);
         int32_t id = 0;
-        while (id < shape_.n) {
+        while (id < n) {
             wanted.clear();
             int64_t left = room(0);
-            for (; id < shape_.n; id++) {
+            for (; id < n; id++) {
                 const NeuronParts parts{id, slot[0][id] >= 0, slot[1][id] >= 0};
                 if (bytes(parts) > left) break;
                 left -= bytes(parts);

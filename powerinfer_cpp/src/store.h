@@ -52,7 +52,8 @@ class NeuronStore {
         Tables(ggml::Carver& carver, const StoreShape& shape);
 
         Residency residency;
-        uint32_t* crc = nullptr;                         // [n_blocks, n, 2]
+        uint32_t* crc = nullptr;                         // [parts, 2]
+        int32_t* row = nullptr;                          // [parts]: see rows_in_file
         int32_t* place[2] = {nullptr, nullptr};          // [n], by half; -1: not in memory
         struct Entry* entries[StoreShape::kLanes] = {};  // [n]
         struct Run* runs[StoreShape::kLanes] = {};       // [n]
@@ -60,13 +61,25 @@ class NeuronStore {
         struct Copy* copies = nullptr;                   // [2 n], from a lane to slots
     };
 
-    // blocks: where the reader's file has each block. Checksums are still to be filled in.
+    // blocks: where the reader's file has each block. Checksums are still to be filled in, and
+    // which neurons of the file a block has.
     NeuronStore(std::unique_ptr<ggml::Reader> reader, const StoreShape& shape,
                 std::vector<StoredNeurons> blocks);
     ~NeuronStore();
 
-    // [n, 2], of first parts and rests.
-    uint32_t* checksums(int32_t block) { return tables_.crc + int64_t(block) * shape_.n * 2; }
+    // [size, 2], of first parts and rests.
+    uint32_t* checksums(int32_t block) { return tables_.crc + blocks().first(block) * 2; }
+    // [size], to be filled in, too: which of the file's neurons a block has, ascending. Null if
+    // every block has all of its neurons.
+    int32_t* rows_in_file(int32_t block) {
+        return tables_.row ? tables_.row + blocks().first(block) : nullptr;
+    }
+    // Which of the file's neurons a block's neuron is; and the block's neuron that is this one of
+    // the file, or -1.
+    int32_t row_of(int32_t block, int32_t id) const {
+        return tables_.row ? tables_.row[blocks().first(block) + id] : id;
+    }
+    int32_t find_row(int32_t block, int32_t row) const;
 
     // Reads the parts that residency wants to have. progress(fraction) may throw.
     template <typename F>
@@ -121,6 +134,8 @@ class NeuronStore {
     // Empties a lane whose parts are all there, after the last use of these: those that are worth
     // it get slots, the others are gone.
     void keep(ggml::Threads& threads, int lane);
+    // The same for the lane that is not kept yet, if there is one.
+    void keep_rest(ggml::Threads& threads);
     // Before n tokens: throws Error(io) if reads of an earlier call are still in flight. reset:
     // after an error, waits for reads in flight and empties all lanes.
     void begin(int64_t n_tokens);
@@ -129,6 +144,7 @@ class NeuronStore {
     // Neurons of a block of which both parts have slots.
     int64_t resident(int32_t block) const;
     Residency& residency() { return tables_.residency; }
+    const ResidencyShape& blocks() const { return tables_.residency.shape(); }  // their neurons
     const ggml::Reader& reader() const { return *reader_; }
     const StoreShape& shape() const { return shape_; }
     // A disk that answers nothing for so many seconds has failed. Throttled ones were seen to pause
@@ -149,6 +165,10 @@ class NeuronStore {
 
     uint8_t* at(int64_t sector) const { return arena_.data() + sector * StoreShape::kSector; }
     int64_t lane_begin(int lane) const;  // sector
+    // Where a neuron begins in the file.
+    uint64_t offset_of(int32_t block, int32_t id) const {
+        return blocks_[size_t(block)].offset_of(row_of(block, id));
+    }
     ggml::Read read_of(int lane, int32_t run) const;
     // Where a slot begins. Slots of first parts count from the beginning of the cache, those of
     // rests from its end, so that the border between them can move.

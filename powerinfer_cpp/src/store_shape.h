@@ -2,13 +2,17 @@
 #pragma once
 
 #include <cstdint>
+#include <vector>
 
 #include "residency.h"
 
 namespace powerinfer {
 
 struct StoreShape {
-    int32_t n_blocks = 0, n = 0;                  // layers (times experts); neurons in each
+    // Layers (times experts); neurons in each, or in the largest one.
+    int32_t n_blocks = 0, n = 0;
+    // [n_blocks + 1]: neurons in the blocks before each, if a device has some of them; or empty.
+    std::vector<int64_t> before = {};
     int64_t first_sectors = 0, rest_sectors = 0;  // of a part, in the block where it is largest
     int64_t cache_sectors = 0;                    // of all slots
     int64_t first_slots = 0, rest_slots = 0;      // at first, if `adapts`

@@ -42,7 +42,8 @@ void pack(ggml::Context& context, const NeuronRows& w, int64_t cols, const int32
     context.threads.run(n, NeuronStream::kNeurons, [&](int64_t begin, int64_t end, int) {
         std::vector<uint8_t> unfolded(w.folded ? size_t(stored) : 0);
         for (int64_t i = begin; i < end; i++) {
-            const uint8_t* row = w.data + rows[i] * w.stride;
+            const int64_t place = w.place ? w.place[rows[i]] : rows[i];
+            const uint8_t* row = w.data + place * w.stride;
             if (w.folded) {
                 ggml::unfold_row(w.type, row, cols, unfolded.data());
                 row = unfolded.data();
@@ -71,8 +72,8 @@ uint64_t NeuronStream::bytes(const std::vector<DType>& formats, int64_t cols, in
 }
 
 uint64_t NeuronStream::run(ggml::Context& context, const ggml::Neurons& w,
-                           const std::vector<int32_t>& rows, ggml::DeviceStream* stream,
-                           const Use& use) {
+                           const std::vector<int32_t>& rows, const Bring& bring,
+                           ggml::DeviceStream* stream, const Use& use) {
     const std::vector<const NeuronRows*> parts = matrices(w);
     std::vector<DType> formats;
     for (const NeuronRows* part : parts) formats.push_back(part->type);
@@ -89,8 +90,12 @@ uint64_t NeuronStream::run(ggml::Context& context, const ggml::Neurons& w,
         const Piece here(here_carver, formats, w.cols, n), there(there_carver, formats, w.cols, n);
 
         device_.wait(copied_[half].get());
-        for (size_t i = 0; i < parts.size(); i++) {
-            pack(context, *parts[i], w.cols, chosen, n, here.rows[i]);
+        for (int64_t done = 0, more = 0; done < n; done += more) {
+            more = bring(chosen + done, n - done);
+            for (size_t i = 0; i < parts.size(); i++) {
+                const int64_t bytes = ggml::device_row_bytes(formats[i], w.cols);
+                pack(context, *parts[i], w.cols, chosen + done, more, here.rows[i] + done * bytes);
+            }
         }
         const float* const biases[2] = {w.gate_bias, w.up_bias};
         for (int i = 0; i < 2; i++) {

@@ -21,11 +21,14 @@ class NeuronStream {
 
     // Puts into `stream` what use() puts there for each piece of the neurons: those of `rows`,
     // which are rows of w, ascending. A piece has as many neurons as fit, in multiples of kNeurons:
-    // the pieces do not depend on the prompt. use(piece, last) is given weights and biases; what it
-    // puts in runs once they have arrived. Returns the bytes that went to the device.
+    // the pieces do not depend on the prompt, nor on where rows come from. bring(rows, n) says how
+    // many of these, at least one, are in memory until its next call. use(piece, last) is given
+    // weights and biases; what it puts in runs once they have arrived. Returns the bytes that went
+    // to the device.
+    using Bring = std::function<int64_t(const int32_t* rows, int64_t n)>;
     using Use = std::function<void(const ggml::DeviceNeurons& piece, bool last)>;
     uint64_t run(ggml::Context& context, const ggml::Neurons& w, const std::vector<int32_t>& rows,
-                 ggml::DeviceStream* stream, const Use& use);
+                 const Bring& bring, ggml::DeviceStream* stream, const Use& use);
 
     static constexpr int64_t kNeurons = 8;
     // What n neurons take in a piece, if `formats` has the types of their rows.

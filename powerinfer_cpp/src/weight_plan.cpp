@@ -63,17 +63,17 @@ WeightPlan plan_weights(std::vector<WeightSpec>& weights, bool use_mmap, const D
     uint64_t bundle = 0;  // where the current bundle begins
     for (WeightSpec& w : weights) {
         share_out(w, share);
-        if (stored && w.stays_on_disk()) {
-            w.place.memory = Memory::disk;
-            w.place.rows = 0;
-            continue;
-        }
         const int32_t layer = int32_t(layer_of(w.name));
         if (w.place.device_rows) {
             const uint64_t bytes = w.device_bytes(w.place.device_rows);
             w.place.device_offset = plan.device;
             plan.device = ggml::size_sum(plan.device, bytes);
             add(plan.parts, Tier::gpu, w.part, layer, bytes);
+        }
+        if (stored && w.stays_on_disk()) {
+            w.place.memory = Memory::disk;
+            w.place.rows = 0;
+            continue;
         }
         const auto* neurons = std::get_if<NeuronPart>(&w.target);
         const bool packed = neurons || w.is<StoredBundle>() || w.strips();
