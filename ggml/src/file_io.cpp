@@ -62,6 +62,19 @@ bool file_exists(const std::string& path) {
     return stat(path.c_str(), &st) == 0;
 }
 
+namespace {
+
+int64_t modified(const struct stat& st) {
+#ifdef __APPLE__
+    const timespec& t = st.st_mtimespec;
+#else
+    const timespec& t = st.st_mtim;
+#endif
+    return int64_t(t.tv_sec) * 1000000000 + t.tv_nsec;
+}
+
+}  // namespace
+
 File::File(const std::string& path) : path_(path) {
     // O_NONBLOCK: opening a named pipe must not wait for a writer. Regular files ignore it.
     fd_ = open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NOCTTY | O_NONBLOCK);
@@ -87,6 +100,7 @@ File::File(const std::string& path) : path_(path) {
         throw Error(Code::io, path + ": " + problem);
     }
     size_ = uint64_t(st.st_size);
+    modified_ = modified(st);
 }
 
 File::~File() {
@@ -118,6 +132,12 @@ void File::read(uint64_t offset, void* dst, size_t n) const {
     }
 }
 
+void File::require_unchanged() const {
+    struct stat st {};
+    if (fstat(fd_, &st) == 0 && uint64_t(st.st_size) == size_ && modified(st) == modified_) return;
+    throw Error(Code::format, path_ + ": was changed while it was open");
+}
+
 // ---- files that are written ------------------------------------------------------------------
 
 namespace {
@@ -141,7 +161,10 @@ int open_part(const std::string& part) {
         const bool same = error == 0 && stat(part.c_str(), &named) == 0 &&
                           named.st_ino == mine.st_ino && named.st_dev == mine.st_dev;
         if (same && ftruncate(fd, 0) == 0) return fd;
-        if (same) error = errno;
+        if (same) {
+            error = errno;
+            unlink(part.c_str());
+        }
         close(fd);
         if (error != 0) {
             errno = error;
@@ -176,9 +199,9 @@ void OutputFile::abandon() {
 void OutputFile::fail(int error) {
     abandon();
     const bool full = error == ENOSPC || error == EDQUOT || error == EFBIG;
-    const std::string why = error == EBUSY ? "another process is writing it"
-                            : full         ? "no space left to write it"
-                                           : "cannot be written: " + reason(error);
+    if (error == EBUSY) throw Busy(Code::io, path_ + ": another process is writing it");
+    const std::string why =
+        full ? "no space left to write it" : "cannot be written: " + reason(error);
     throw Error(Code::io, path_ + ": " + why);
 }
 

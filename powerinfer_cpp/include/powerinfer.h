@@ -443,8 +443,9 @@ typedef struct pi_bundle_params {
 pi_bundle_params pi_bundle_default_params(void);
 /* Writes the model in `source` (any neuron-aware file) to `target` as a bundled file of version 2,
  * from which single neurons can be read. The file appears when it is complete, and is the same for
- * the same source. PI_ERROR_UNSUPPORTED for a file that is not neuron-aware; PI_ERROR_IO, also if
- * the disk has too little room; PI_ERROR_CANCELLED. */
+ * the same source. While another process writes it, this call waits, and is content if that is a
+ * bundled file of the same model. PI_ERROR_UNSUPPORTED for a file that is not neuron-aware;
+ * PI_ERROR_IO, also if the disk has too little room; PI_ERROR_CANCELLED. */
 pi_status pi_bundle_file(const char* source, const char* target, const pi_bundle_params* params);
 /* Reads a bundled file of version 2 and compares its checksums. PI_ERROR_FORMAT names a neuron that
  * is damaged; PI_ERROR_UNSUPPORTED for a file without checksums. params: only for its progress. */

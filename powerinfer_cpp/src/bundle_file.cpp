@@ -1,7 +1,9 @@
 #include "bundle_file.h"
 
 #include <algorithm>
+#include <chrono>
 #include <cstring>
+#include <thread>
 
 #include "find_bundle.h"
 #include "ggml/context.h"
@@ -87,8 +89,10 @@ class Bundler {
     }
 
     void run() {
+        const std::unique_ptr<ggml::GgufWriter> file = opened();
+        if (!file) return;
+        ggml::GgufWriter& out = *file;
         const uint64_t total = say_size();
-        ggml::GgufWriter out(target_, "GGUF", kStoreFileAlign);
         add_keys(out);
         each_tensor([&](const TensorInfo& t) { out.add_tensor(t.name, t.type, sizes(t)); },
                     [&](const Block& b) {
@@ -180,6 +184,24 @@ class Bundler {
                               std::none_of(b->rows.begin(), b->rows.end(), is_of))) {
                 copied(t);
             }
+        }
+    }
+
+    // The file to write, or null if another process has just written a bundled file of this model.
+    std::unique_ptr<ggml::GgufWriter> opened() const {
+        for (bool waited = false;; waited = true) {
+            try {
+                auto out = std::make_unique<ggml::GgufWriter>(target_, "GGUF", kStoreFileAlign);
+                return waited && is_bundle_of(target_, source_hash(model_->file)) ? nullptr
+                                                                                  : std::move(out);
+            } catch (const ggml::Busy& e) {
+                if (!waited && params_.log) {
+                    const std::string said = std::string(e.what()) + "; waiting for it";
+                    params_.log(3, said.c_str(), params_.log_data);
+                }
+            }
+            Progress(params_, 0);  // the caller may not want to wait
+            std::this_thread::sleep_for(std::chrono::milliseconds(100));
         }
     }
 

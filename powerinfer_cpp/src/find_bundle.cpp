@@ -26,19 +26,6 @@ std::string cache_folder() {
     return home && *home == '/' ? std::string(home) + "/.cache/powerinfer_cpp" : "";
 }
 
-// Is there a bundled file that was written from the file with this hash?
-bool is_of(const std::string& bundle, const std::string& hash) {
-    if (!ggml::file_exists(bundle)) return false;
-    try {
-        const ggml::File file(bundle);
-        const ggml::Gguf gguf = ggml::Gguf::read(file);
-        return gguf.integer("powerinfer.bundle.version", 0, INT32_MAX, 0) == kStoreVersion &&
-               gguf.string("powerinfer.bundle.source_hash", "") == hash;
-    } catch (const Error&) {
-        return false;
-    }
-}
-
 }  // namespace
 
 std::string source_hash(const ModelFile& model) {
@@ -66,12 +53,24 @@ std::string source_hash(const ModelFile& model) {
     return hash.hex();
 }
 
+bool is_bundle_of(const std::string& bundle, const std::string& hash) {
+    if (!ggml::file_exists(bundle)) return false;
+    try {
+        const ggml::File file(bundle);
+        const ggml::Gguf gguf = ggml::Gguf::read(file);
+        return gguf.integer("powerinfer.bundle.version", 0, INT32_MAX, 0) == kStoreVersion &&
+               gguf.string("powerinfer.bundle.source_hash", "") == hash;
+    } catch (const Error&) {
+        return false;
+    }
+}
+
 std::string find_bundle(const std::string& path) {
     const std::string folder = cache_folder();
     const std::string hash = source_hash(ModelFile::open(path));
-    if (is_of(beside(path), hash)) return beside(path);
+    if (is_bundle_of(beside(path), hash)) return beside(path);
     const std::string cached = folder + "/" + hash + ".bundle.gguf";
-    return !folder.empty() && is_of(cached, hash) ? cached : "";
+    return !folder.empty() && is_bundle_of(cached, hash) ? cached : "";
 }
 
 std::string bundle_target(const std::string& path) {

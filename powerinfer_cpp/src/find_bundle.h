@@ -12,6 +12,9 @@ namespace powerinfer {
 // all bytes up to 64 KiB, else 4 KiB from its middle. Reads a few MB of a large file.
 std::string source_hash(const ModelFile& file);
 
+// Is there a bundled file at `bundle` that was written from the file with this hash?
+bool is_bundle_of(const std::string& bundle, const std::string& hash);
+
 // The path of the bundled file that was written from the model at `path`, or "": PATH.bundle.gguf,
 // else HASH.bundle.gguf in the cache folder. One of another hash does not count, nor a damaged one.
 // Throws Error for a model that cannot be read.

@@ -27,6 +27,7 @@ void embed_stored(const Pass& p) {
         m.embedding_file->read(m.embedding_offset + at, row, size_t(one.row_bytes()));
         ggml::embed_rows(p.context, one, &first, 0, 1, b.x + t * m.config.n_embd);
     }
+    m.embedding_file->require_unchanged();  // neurons have checksums, these rows have none
 }
 
 // x[t] = row of the embedding table, plus the position's row for learned positions.

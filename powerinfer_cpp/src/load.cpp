@@ -222,6 +222,7 @@ std::shared_ptr<const Model> Model::load(const std::string& path, const pi_model
     load_weights(*model, how);
     if (model->storage) {
         model->store = open_store(*model, params);
+        for (const auto& file : model->file.files) file->require_unchanged();
         model->keeps_resident = params.bundle;
         log_storage(*model, params);
     }

@@ -86,6 +86,7 @@ void Residency::profile(int32_t block, const float* first, const float* rest) {
 }
 
 void Residency::profile(const std::vector<RankedPart>& parts) {
+    if (parts.empty()) return;
     for (const RankedPart& part : parts) {
         const Pool& p = pool(part.half);
         const bool known = part.block >= 0 && part.block < shape_.n_blocks && part.id >= 0 &&
@@ -281,9 +282,11 @@ std::vector<RankedPart> Residency::ranked(bool resident) const {
         const Pool& p = pool(half);
         const auto begun = std::ptrdiff_t(found.size());
         for (int64_t i = 0; p.decides && i < shape_.parts(); i++) {
-            if (resident && p.slot[i] < 0) continue;
+            const float value = worth(p, p.uses[i]);
+            // A free slot takes whatever is read first, which is worth more than nothing.
+            if (resident ? p.slot[i] < 0 : value == 0) continue;
             const int32_t block = shape_.block_of(i);
-            found.push_back({half, block, int32_t(i - shape_.first(block)), worth(p, p.uses[i])});
+            found.push_back({half, block, int32_t(i - shape_.first(block)), value});
         }
         std::stable_sort(
             found.begin() + begun, found.end(),

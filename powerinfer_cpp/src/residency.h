@@ -101,8 +101,9 @@ class Residency {
     // Expected uses per token of every step-th part, [parts / step].
     std::vector<float> rates(Half half, int64_t step) const;
 
-    // The most valuable parts that have slots, or that the slots have room for; by falling worth,
-    // then ascending. Not for pools that hold all parts. For saving, and to fill memory.
+    // The most valuable parts that have slots; or that the slots have room for, of those that are
+    // worth anything. By falling worth, then ascending. Not for pools that hold all parts. For
+    // saving, and to fill memory.
     std::vector<RankedPart> resident() const { return ranked(true); }
     std::vector<RankedPart> wanted() const { return ranked(false); }
 

@@ -422,8 +422,8 @@ void NeuronStore::keep(ggml::Threads& threads, int lane) {
     const Entry* const entries = tables_.entries[lane];
     Copy* const copies = tables_.copies;
     int64_t n = 0;
-    for (int32_t i = 0; i < l.n; i++) {
-        for (Half half : {Half::first, Half::rest}) {
+    for (Half half : {Half::first, Half::rest}) {
+        for (int32_t i = 0; i < l.n; i++) {
             if (entries[i].place[int(half)] < 0) continue;
             const int32_t slot = residency.admit(half, l.block, entries[i].id);
             if (slot >= 0) copies[n++] = {i, half, slot};

@@ -225,6 +225,53 @@ void hostile() {
     CHECK_THROWS(format, opened("Q8_0", "Q9_9"));
 }
 
+// Tensors whose sizes, types or places are not those of the bundles.
+void hostile_tensors() {
+    const std::string good = bundled(write(shape_of(DType::Q8_0), "plain.gguf"), "good.gguf");
+    std::ifstream in(good, std::ios::binary);
+    const std::string bytes(std::istreambuf_iterator<char>(in), {});
+    // Of a tensor with two dimensions, bytes behind its name; after u32 n_dims.
+    enum Field { kSize0 = 4, kSize1 = 12, kType = 20, kOffset = 24 };
+    const auto with = [&](const std::string& name, Field field, uint64_t value) {
+        std::string bad = bytes, key(8, 0);
+        key[0] = char(name.size());
+        const size_t at = bad.find(key + name);
+        CHECK(at != bad.npos);
+        std::memcpy(&bad[at + 8 + name.size() + field], &value, field == kType ? 4 : 8);
+        std::ofstream(folder / "bad.gguf", std::ios::binary) << bad;
+        return Model::inspect(folder / "bad.gguf", pi_model_default_params());
+    };
+    const auto model = Model::inspect(good, pi_model_default_params());
+    const ggml::TensorInfo& rows = *model->file.gguf.find_tensor("blk.1.ffn_bundle");
+    const ggml::TensorInfo& sums = *model->file.gguf.find_tensor("blk.1.ffn_bundle_crc");
+    const std::string rows_name(rows.name), sums_name(sums.name);
+    const auto stride = uint64_t(rows.ne[0]), n = uint64_t(rows.ne[1]);
+    CHECK(with(rows_name, kSize0, stride) && with(sums_name, kSize0, 2));
+    for (uint64_t bad : {uint64_t(0), uint64_t(1), uint64_t(512), stride - 512, stride - 1,
+                         stride + 1, stride + 512, uint64_t(1) << 62, UINT64_MAX}) {
+        CHECK_THROWS(format, with(rows_name, kSize0, bad));
+    }
+    for (uint64_t bad : {uint64_t(0), uint64_t(1), uint64_t(3), uint64_t(1) << 62, UINT64_MAX}) {
+        CHECK_THROWS(format, with(sums_name, kSize0, bad));
+    }
+    for (const std::string& name : {rows_name, sums_name}) {
+        for (uint64_t bad : {uint64_t(0), n - 1, n + 1, uint64_t(1) << 40, UINT64_MAX}) {
+            CHECK_THROWS(format, with(name, kSize1, bad));
+        }
+        const auto own = uint64_t(name == rows_name ? DType::I8 : DType::I32);
+        const auto other = uint64_t(name == rows_name ? DType::I32 : DType::I8);
+        CHECK(with(name, kType, own));
+        for (uint64_t bad : {other, uint64_t(DType::F32), uint64_t(UINT32_MAX)}) {
+            CHECK_THROWS(format, with(name, kType, bad));
+        }
+        for (uint64_t bad :
+             {uint64_t(1), uint64_t(512), uint64_t(bytes.size() + 4095) / 4096 * 4096,
+              uint64_t(1) << 62, UINT64_MAX - 4095}) {
+            CHECK_THROWS(format, with(name, kOffset, bad));
+        }
+    }
+}
+
 void found() {
     const std::string cache = folder / "cache";
     setenv("XDG_CACHE_HOME", cache.c_str(), 1);
@@ -253,6 +300,7 @@ int main() {
     other_files();
     refused();
     hostile();
+    hostile_tensors();
     found();
     return check::summary("bundle");
 }

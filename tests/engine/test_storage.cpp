@@ -1,6 +1,11 @@
 // Models whose neurons stay on the disk: the same bits as in memory, for any budget, order of
 // arrival and number of threads; and disks that fail.
+#include <chrono>
 #include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <functional>
+#include <thread>
 
 #include "bundle_file.h"
 #include "faulty_reader.h"
@@ -110,6 +115,19 @@ Shape wide() {
 
 // A prompt that is more than a few rows for ffn_stored.cpp.
 constexpr size_t kFew = 12;
+
+// The ways of reading that this system allows.
+std::vector<std::string> ways() {
+    std::vector<std::string> all = {"threads"};
+    try {
+        ggml::ReaderOptions options;
+        options.path = "uring";
+        ggml::open_reader("/proc/self/exe", options);
+        all.push_back("uring");
+    } catch (const Error&) {
+    }
+    return all;
+}
 
 // A prompt that has far more rows than a micro-batch reads a neuron once, since the cache lends it
 // memory; and its answer is the same.
@@ -271,32 +289,203 @@ void test_silence() {
     }
 }
 
-// Both ways of reading, and a file that is cut short while it is open.
+// Both ways of reading.
 void test_disk() {
     const std::string path = bundled(wide());
     const pi_session_params session = session_params(2, 48);
     const Floats expected = answer(load(path), session);
     const Bounds bounds = bounds_of(path, session);
-    for (const char* io : {"threads", "uring"}) {
-        setenv("POWERINFER_IO", io, 1);
-        try {
-            const auto model = Model::load(path, model_params(bounds.least, session));
-            CHECK(same(expected, answer(model, session)));
-            CHECK(std::string(model->store->reader().name()) == io);
-        } catch (const Error& e) {  // the system refuses io_uring
-            CHECK(std::string(io) == "uring" && e.code() == Code::io);
-        }
+    for (const std::string& io : ways()) {
+        setenv("POWERINFER_IO", io.c_str(), 1);
+        const auto model = Model::load(path, model_params(bounds.least, session));
+        CHECK(same(expected, answer(model, session)));
+        CHECK(model->store->reader().name() == io);
     }
     unsetenv("POWERINFER_IO");
-    const auto model = Model::load(path, model_params(bounds.least, session));
-    std::filesystem::resize_file(path, model->layers[0].ffn.stored.offset);
-    std::string said;
-    try {
-        answer(model, session);
-    } catch (const Error& e) {
-        said = e.what();
+}
+
+// File systems count time in ticks: what is written within one is not seen to be later.
+void wait_for_a_tick() {
+    std::this_thread::sleep_for(std::chrono::milliseconds(20));
+}
+
+void overwrite(const std::string& path, uint64_t from, uint64_t bytes) {
+    std::fstream file(path, std::ios::in | std::ios::out | std::ios::binary);
+    file.seekp(std::streamoff(from));
+    const std::string other(size_t(bytes), 'x');
+    file.write(other.data(), std::streamsize(bytes));
+    CHECK(bool(file.flush()));
+}
+
+// What happens to a file while a model runs from it: where its bytes go, every call fails at once;
+// where only its name goes, nothing does. Rows of a tied embedding are in memory, others are read.
+void test_changes() {
+    namespace fs = std::filesystem;
+    Shape shape = wide();
+    for (bool tied : {false, true}) {
+        shape.tied = tied;
+        const std::string good = bundled(shape), path = folder / "changing.gguf";
+        const pi_session_params session = session_params(2, 48);
+        const Floats expected = answer(load(good), session, kFew);
+        const Bounds bounds = bounds_of(good, session);
+        const auto probe = Model::inspect(good, model_params(bounds.least, session));
+        const StoredNeurons& neurons = probe->layers[1].ffn.stored;
+        const uint64_t size = fs::file_size(good);
+        const ggml::TensorInfo* const rows = probe->file.gguf.find_tensor("token_embd.weight");
+        CHECK(rows);
+        struct Change {
+            std::function<void()> make;
+            const char* said;  // null: no harm
+        };
+        const char* const damaged = "does not match its checksum";
+        const char* const changed = tied ? damaged : "was changed while it was open";
+        const char* const shorter = tied ? "the file ends before" : changed;
+        const std::vector<Change> changes = {
+            {[&] { fs::remove(path); }, nullptr},
+            {[&] {
+                 std::ofstream(folder / "other.gguf") << "another file";
+                 fs::rename(folder / "other.gguf", path);
+             },
+             nullptr},
+            {[&] { fs::resize_file(path, neurons.offset); }, shorter},
+            {[&] { fs::resize_file(path, 0); }, tied ? shorter : "ends at offset"},
+            {[&] { overwrite(path, 0, size); }, changed},
+            {[&] {
+                 overwrite(path, neurons.offset,
+                           uint64_t(shape.n_ff) * uint64_t(neurons.layout.stride));
+             },
+             changed},
+            {[&] { overwrite(path, rows->offset, rows->bytes); }, tied ? nullptr : changed},
+        };
+        for (const std::string& io : ways()) {
+            setenv("POWERINFER_IO", io.c_str(), 1);
+            for (const Change& change : changes) {
+                fs::remove(path);
+                fs::copy_file(good, path);
+                const auto model = Model::load(path, model_params(bounds.least, session));
+                wait_for_a_tick();
+                change.make();
+                for (int call = 0; call < 2; call++) {
+                    std::string said;
+                    try {
+                        CHECK(same(expected, answer(model, session, kFew)));
+                    } catch (const Error& e) {
+                        said = e.what();
+                    }
+                    CHECK(said.empty() == !change.said);
+                    if (!change.said) continue;
+                    CHECK(said.find(change.said) != said.npos && said.find(path) == 0);
+                }
+            }
+        }
+        unsetenv("POWERINFER_IO");
+        // While it is loaded.
+        fs::copy_file(good, path, fs::copy_options::overwrite_existing);
+        wait_for_a_tick();
+        pi_model_params loading = model_params(bounds.least, session);
+        loading.progress_data = const_cast<char*>(path.c_str());
+        loading.progress = [](float, void* data) {
+            overwrite(static_cast<const char*>(data), 0, 1);
+            return true;
+        };
+        CHECK_THROWS(format, Model::load(path, loading));
     }
-    CHECK(std::strstr(said.c_str(), "ends before"));
+}
+
+// Damaged files: an error, or the same bits where the damage is not read. In the header anything
+// may be another model; then nothing is asked but an end without a crash.
+void test_damage() {
+    const std::string good = bundled(wide()), path = folder / "damaged.gguf";
+    std::ifstream in(good, std::ios::binary);
+    const std::string bytes(std::istreambuf_iterator<char>(in), {});
+    const pi_session_params session = session_params(1, 48);
+    const Floats expected = answer(load(good), session, kFew);
+    const Bounds bounds = bounds_of(good, session);
+    const auto probe = Model::inspect(good, model_params(bounds.least, session));
+    std::vector<std::pair<uint64_t, uint64_t>> regions = {{0, bytes.size()}};  // first: the header
+    for (const ggml::TensorInfo& t : probe->file.gguf.tensors()) {
+        regions[0].second = std::min(regions[0].second, t.offset);
+        if (t.name.find("ffn_bundle") == t.name.npos) continue;
+        regions.push_back({t.offset, t.offset + t.bytes});
+    }
+    CHECK(regions.size() == 7);
+    std::mt19937_64 random(1);
+    int n_refused = 0;
+    const int n = 300;
+    for (int i = 0; i < n; i++) {
+        const auto [begin, end] = regions[size_t(i) % regions.size()];
+        std::string bad = bytes;
+        for (int k = 0; k < 1 + i % 5; k++) {
+            bad[size_t(begin + random() % (end - begin))] ^= char(1 << random() % 8);
+        }
+        std::ofstream(path, std::ios::binary) << bad;
+        pi_model_params params = model_params(bounds.least, session);
+        params.bundle = false;
+        try {
+            const Floats found = answer(Model::load(path, params), session, kFew);
+            CHECK(begin == 0 || same(expected, found));
+        } catch (const Error& e) {
+            n_refused++;
+            CHECK(begin == 0 || e.code() == Code::format);
+        }
+    }
+    CHECK(n_refused > n / 3);
+}
+
+// Sessions of several threads share the store.
+void test_together() {
+    Shape shape = wide();
+    shape.predictor_rank = 32;
+    const std::string path = bundled(shape);
+    const pi_session_params session = session_params(2, 48);
+    pi_model_params params = model_params(0, session);
+    params.n_sessions = 3;
+    const Floats expected = answer(load(path), session, kFew);
+    const auto least = Model::inspect(path, [&] {
+        params.ram_budget = 1;
+        return params;
+    }());
+    for (const std::string& io : ways()) {
+        setenv("POWERINFER_IO", io.c_str(), 1);
+        params.ram_budget = least->storage->least + (64 << 10);
+        const auto model = Model::load(path, params);
+        CHECK(model->store);
+        std::vector<std::thread> callers;
+        std::vector<Floats> found(3);
+        for (Floats& out : found) {
+            callers.emplace_back([&] { out = answer(model, session, kFew); });
+        }
+        for (std::thread& caller : callers) caller.join();
+        for (const Floats& out : found) CHECK(same(expected, out));
+    }
+    unsetenv("POWERINFER_IO");
+}
+
+// Sessions that are opened later share what is left: one that does not fit is refused with a
+// sentence, and does the others no harm.
+void test_later_sessions() {
+    const std::string path = bundled(wide());
+    const pi_session_params session = session_params(2, 48);
+    const Floats expected = answer(load(path), session, kFew);
+    const Bounds bounds = bounds_of(path, session);
+    const auto model =
+        Model::load(path, model_params(bounds.least + (bounds.all - bounds.least) / 2, session));
+    Session first(model, session);
+    const uint64_t reserved = model->budget->reserved();
+    for (int i = 0; i < 3; i++) {
+        pi_session_params larger = session;
+        larger.n_ctx += i;
+        std::string said;
+        try {
+            Session(model, larger);
+        } catch (const Error& e) {
+            CHECK(e.code() == Code::memory);
+            said = e.what();
+        }
+        CHECK(said.find("a context of") == 0 && said.find("would take") != said.npos);
+        CHECK(model->budget->reserved() == reserved);
+    }
+    eval(first, random_tokens(8, 3));
 }
 
 // The least budget is named, and one byte less is refused; without a bundled file one is written,
@@ -329,6 +518,11 @@ void test_budgets() {
 }  // namespace
 
 int main() {
+    test_disk();
+    test_together();
+#if defined(__SANITIZE_THREAD__)  // twenty times as slow; others share no more
+    return check::summary("test_storage");
+#endif
     std::vector<Shape> all;
     for (DType type : {DType::F32, DType::F16, DType::Q8_0, DType::Q4_0}) {
         Shape shape = wide();
@@ -351,7 +545,9 @@ int main() {
     test_orders();
     test_faults();
     test_silence();
-    test_disk();
+    test_changes();
+    test_damage();
+    test_later_sessions();
     test_budgets();
     return check::summary("test_storage");
 }

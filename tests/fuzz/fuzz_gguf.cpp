@@ -5,6 +5,7 @@
 #include "families/family.h"
 #include "ggml/gguf.h"
 #include "ggml/status.h"
+#include "load.h"
 #include "tokenizer.h"
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
@@ -15,7 +16,8 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
         model.vocab = powerinfer::read_vocab(model.file.gguf);
         model.config = powerinfer::read_config(model.file.gguf, model.vocab.size());
         model.layers.resize(size_t(model.config.n_layer));
-        powerinfer::weight_specs(model);
+        model.weights = powerinfer::weight_specs(model);
+        powerinfer::resolve_weights(model);
     } catch (const ggml::Error&) {
     }
     return 0;

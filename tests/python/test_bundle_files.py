@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import resource
 import shutil
@@ -199,23 +200,31 @@ def test_a_file_that_cannot_grow(model: Path) -> None:
     assert [p.name for p in model.parent.iterdir()] == ["model.gguf"]
 
 
-def test_two_at_once(model: Path, tmp_path: Path) -> None:
-    import fcntl
-
-    part = tmp_path / "out.gguf.part"
+def test_waits_for_another(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that writes the same file; whoever does not want to wait may go."""
+    target, part = tmp_path / "out.gguf", tmp_path / "out.gguf.part"
+    line = [sys.executable, "-m", "powerinfer_cpp.cli", "bundle", str(model), "--out", str(target)]
     with part.open("wb") as other:
         fcntl.flock(other, fcntl.LOCK_EX)
-        with pytest.raises(OSError, match=r"out.gguf: another process is writing it"):
-            bundle(model, tmp_path / "out.gguf", verbose=False)
-    bundle(model, tmp_path / "out.gguf", verbose=False)
+        with subprocess.Popen(line, stderr=subprocess.PIPE, text=True) as process:
+            said = iter(process.stderr.readline, "")
+            assert any(f"{target}: another process is writing it; waiting" in text for text in said)
+            with monkeypatch.context() as stopping, pytest.raises((KeyboardInterrupt, Cancelled)):
+                stopping.setattr(bundles, "Progress", Stopped)
+                bundle(model, target, verbose=False)
+            assert part.exists() and not target.exists() and process.poll() is None
+            other.close()  # it died
+            assert process.wait(60) == 0
     assert not part.exists()
+    check_bundle(target)
+
+
+class Stopped(bundles.Progress):
+    def update(self, n: int, note: str = "") -> None:
+        raise KeyboardInterrupt
 
 
 def test_cancelled(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    class Stopped(bundles.Progress):
-        def update(self, n: int, note: str = "") -> None:
-            raise KeyboardInterrupt
-
     monkeypatch.setattr(bundles, "Progress", Stopped)
     with pytest.raises((KeyboardInterrupt, Cancelled)):
         bundle(model, verbose=False)

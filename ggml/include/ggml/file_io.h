@@ -6,6 +6,8 @@
 #include <cstdint>
 #include <string>
 
+#include "ggml/status.h"
+
 namespace ggml {
 
 // Does the path exist? Also false if that cannot be determined.
@@ -24,12 +26,16 @@ class File {
     uint64_t size() const { return size_; }
     // Reads exactly n bytes at offset. Throws Error(io) if there are fewer.
     void read(uint64_t offset, void* dst, size_t n) const;
+    // Throws Error(format) if the file was written to since it was opened: what was read before
+    // this call may be of two files. That its name went to another one changes nothing.
+    void require_unchanged() const;
 
  private:
     friend class Mapping;
     std::string path_;
     int fd_ = -1;
     uint64_t size_ = 0;
+    int64_t modified_ = 0;  // nanoseconds
 };
 
 // A read-only mapping of a whole file. It shares the page cache with other processes. The
@@ -79,13 +85,20 @@ class Memory {
     uint64_t size_ = 0;
 };
 
+// Another process is writing a file; it has Code::io.
+class Busy : public Error {
+ public:
+    using Error::Error;
+};
+
 // A file that appears under its name when it is complete, and on the disk. Until finish() it is
 // PATH.part, which the destructor removes; what a killed process leaves there the next one writes
 // over. Written pages do not stay in the page cache: a model would push out everything else.
-// Everything throws Error(io) naming the path, also for a full disk, and if another process is
-// writing PATH. After an error only the destructor may be called.
+// Everything throws Error(io) naming the path, also for a full disk. After an error only the
+// destructor may be called.
 class OutputFile {
  public:
+    // Throws Busy if another process is writing PATH.
     explicit OutputFile(const std::string& path);
     ~OutputFile();
     OutputFile(const OutputFile&) = delete;
