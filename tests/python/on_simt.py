@@ -7,6 +7,7 @@ on it, so prompts are short.
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -120,6 +121,35 @@ def test_prompts_stream(model_path: Path) -> None:
             of_prompt = len(which.tokenize(PROMPT.encode()))
             assert (reused == of_prompt) if name == "streams" else (reused > of_prompt)
         assert text["streams"] == text["plain"]
+
+
+@pytest.mark.parametrize("budget", [LITTLE, PART])
+def test_three_tiers(model_path: Path, tmp_path: Path, budget: float) -> None:
+    """What fits neither the device nor a budget of RAM stays on the disk: the same neurons are on
+    the device, and every bit is the same."""
+    path = Path(shutil.copy(model_path, tmp_path / "m.gguf"))
+    with opened(path, budget) as whole:
+        ids = whole.tokenize(PROMPT.encode())
+        want, text = last_logits(whole, ids), written(whole, 6)
+        of_whole, in_ram = whole.stats()["tiers"], sum(whole.plan()["ram"].values())
+    with opened(path, budget, ram_budget=0.97 * in_ram / (1 << 30)) as llm:
+        assert np.array_equal(last_logits(llm, ids), want)
+        assert written(llm, 6) == text
+        plan, stats = llm.plan(), llm.stats()
+        assert sum(plan["ram"].values()) <= plan["budget"] < in_ram
+        assert sum(plan["gpu"].values()) <= plan["vram_budget"]
+        assert "cache" in plan["ram"] and "ffn" not in plan["ram"] and plan["storage"]["ffn"] > 0
+        tiers = stats["tiers"]
+        assert tiers["gpu"]["layer_neurons"] == of_whole["gpu"]["layer_neurons"]
+        others = [tiers[name]["layer_neurons"] for name in ("ram", "storage")]
+        assert [sum(n) for n in zip(*others, strict=True)] == of_whole["ram"]["layer_neurons"]
+        # Of so small a model the cache takes little.
+        assert min(tiers[name]["neurons"] for name in ("gpu", "storage")) > 0
+        assert min(tiers[name]["hits"] for name in ("gpu", "storage")) > 0
+        assert of_whole["storage"]["neurons"] == of_whole["storage"]["hits"] == 0
+        hits = [sum(tier["hits"] for tier in of.values()) for of in (tiers, of_whole)]
+        assert hits[0] == pytest.approx(hits[1])
+        assert stats["storage"]["reads"] > 0
 
 
 def test_no_placement_serves_more_firings(model_path: Path) -> None:
