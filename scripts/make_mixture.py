@@ -22,7 +22,7 @@ experts more popular than others (--skew).
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
 from statistics import NormalDist
@@ -42,6 +42,9 @@ MARGIN = 0.66  # how much lower the threshold of predictors that err is, in the 
 TOPICS = 64
 TOPIC_TOKENS = 200  # of the token file
 SLAB = 2048  # rows that are made at a time
+
+# Encoded rows a to b of an expert's matrix, from layer, expert, a and b.
+Rows = Callable[[int, int, int, int], np.ndarray]
 
 
 def arguments() -> argparse.Namespace:
@@ -64,7 +67,7 @@ def arguments() -> argparse.Namespace:
     add("--rank", type=int, default=1024, help="of predictors, a multiple of 32; 0: none")
     add("--corr", type=float, default=1.0, help="correlation of predictors with the gates")
     add("--rho", type=float, default=0.0, help="share of a token's embedding that its topic has")
-    add("--skew", type=float, default=1.0, help="of the router: 0: all experts are equally popular")
+    add("--skew", type=float, default=0.5, help="of the router: 0: all experts are equally popular")
     add("--tokens", type=Path, help="writes 4096 ids here, with a new topic every 200")
     add("--seed", type=int, default=1)
     args = parser.parse_args()
@@ -168,8 +171,8 @@ class Mixture:
         order = self.rng("columns", layer, expert).permutation(self.width // CONST - 1) + 1
         return np.concatenate([[0], order])
 
-    def experts(self, name: str, rows: int, cols: int, layer: int, make: object) -> Stored:
-        """A stack of matrices. make(layer, expert, a, b): bytes of rows a to b of one of them."""
+    def experts(self, name: str, rows: int, cols: int, layer: int, make: Rows) -> Stored:
+        """A stack of matrices."""
 
         def read(a: int, b: int) -> np.ndarray:
             found = []
@@ -220,10 +223,12 @@ class Mixture:
 
         return self.kept(name, (n, cols), whole)
 
-    def kept(self, name: str, shape: tuple[int, int], whole: object) -> Stored:
+    def kept(self, name: str, shape: tuple[int, int], whole: Callable[[], np.ndarray]) -> Stored:
         return Stored(name, shape, self.fmt, lambda a, b: whole()[a:b].reshape(-1))
 
-    def vocabulary(self, name: str, make: object) -> Stored:
+    def vocabulary(
+        self, name: str, make: Callable[[np.random.Generator, np.ndarray], np.ndarray]
+    ) -> Stored:
         """A matrix with a row for each token. make(rng, tokens): some of its rows."""
 
         def read(a: int, b: int) -> np.ndarray:

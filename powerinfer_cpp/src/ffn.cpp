@@ -46,23 +46,33 @@ void dense_ffn(const Pass& p, const Block& in, float* y) {
     counts = {counts.rows + in.n, counts.proposed + all, counts.computed + all, counts.fired + all};
 }
 
+// The block's number in stores and traces.
+int32_t block_number(const Pass& p, int64_t layer, int64_t expert) {
+    return int32_t(layer * std::max<int64_t>(1, p.model.config.n_expert) + expert);
+}
+
 // score = fc2 . relu(fc1 . x), raw logits without bias, as in PowerInfer. With a sketch: the score
 // of ggml/sketch.h.
-void predict(const Pass& p, const Ffn& w, const float* x, int64_t n) {
+void predict(const Pass& p, const Block& in, const float* x) {
     const Config& c = p.model.config;
     Workspace& b = p.work;
     p.context.profile.part = name(Part::predictor);
-    if (w.signs) {
-        const ggml::Sketch sketch{c.n_ff, c.n_embd, w.signs.data, w.sketch_offset};
-        ggml::sketch_scores(p.context, sketch, x, n, b.sketch, b.score);
-        p.context.profile.part = name(Part::ffn);
-        return;
+    const bool paged = p.store && p.store->pages_predictors();
+    const int32_t block = block_number(p, in.layer, in.expert);
+    const ggml::Matrix* const there = paged ? p.store->predictor(p.context, block).data() : nullptr;
+    if (in.w.signs) {
+        const ggml::Matrix& signs = paged ? there[0] : in.w.signs;
+        const ggml::Sketch sketch{c.n_ff, c.n_embd, signs.data, in.w.sketch_offset};
+        ggml::sketch_scores(p.context, sketch, x, in.n, b.sketch, b.score);
+    } else {
+        const ggml::Matrix &fc1 = paged ? there[0] : in.w.fc1, &fc2 = paged ? there[1] : in.w.fc2;
+        const Input input = b.input.prepare(p.context, x, in.n, c.n_embd, fc1.quantised());
+        ggml::matmul(p.context, input, {{fc1, b.hidden}});
+        ggml::activation(p.context, ggml::Activation::relu, b.hidden, in.n * fc1.rows);
+        const Input hidden = b.input.prepare(p.context, b.hidden, in.n, fc1.rows, fc2.quantised());
+        ggml::matmul(p.context, hidden, {{fc2, b.score}});
     }
-    const Input input = b.input.prepare(p.context, x, n, c.n_embd, w.fc1.quantised());
-    ggml::matmul(p.context, input, {{w.fc1, b.hidden}});
-    ggml::activation(p.context, ggml::Activation::relu, b.hidden, n * w.fc1.rows);
-    const Input hidden = b.input.prepare(p.context, b.hidden, n, w.fc1.rows, w.fc2.quantised());
-    ggml::matmul(p.context, hidden, {{w.fc2, b.score}});
+    if (paged) p.store->keep_predictor(block, in.n);
     p.context.profile.part = name(Part::ffn);
 }
 
@@ -79,7 +89,7 @@ ggml::NeuronMask mask_of(const Pass& p, const Block& in) {
     }
     if (n_masked == 0) return mask;
     p.counts.predicted[size_t(in.layer)] += n_masked;
-    predict(p, in.w, c.predict_from_normed ? in.x : in.residual, in.n);
+    predict(p, in, c.predict_from_normed ? in.x : in.residual);
     mask.masked = b.masked;
     mask.score = b.score;
     mask.threshold = score_threshold(p.model.layers[size_t(in.layer)], p.params);
@@ -112,10 +122,9 @@ void neuron_ffn(const Pass& p, const Block& in, float* y) {
     const ggml::NeuronMask mask = mask_of(p, in);
     ggml::NeuronCounts& counts = p.counts.neurons[size_t(in.layer)];
     if (p.store) {
-        const int64_t experts = std::max<int64_t>(1, c.n_expert);
         // Which experts come next is not known.
-        const bool more = experts == 1 && in.layer + 1 < c.n_layer;
-        const auto block = int32_t(in.layer * experts + in.expert);
+        const bool more = !c.n_expert && in.layer + 1 < c.n_layer;
+        const int32_t block = block_number(p, in.layer, in.expert);
         stored_ffn(p, {block, more ? block + 1 : -1, neurons, in.x, in.n, mask}, y, counts,
                    b.flags);
         return;

@@ -37,6 +37,9 @@ double seconds() {
     return std::chrono::duration<double>(now).count();
 }
 
+// Marks the tags of reads for predictors.
+constexpr uint64_t kPredictors = uint64_t(1) << 63;
+
 const StoreLayout::Range& range_of(const StoreLayout& layout, int half) {
     return half == 0 ? layout.first : layout.rest;
 }
@@ -83,11 +86,13 @@ NeuronStore::Tables::Tables(ggml::Carver& carver, const StoreShape& shape)
 }
 
 NeuronStore::NeuronStore(std::unique_ptr<ggml::Reader> reader, const StoreShape& shape,
-                         std::vector<StoredNeurons> blocks)
+                         std::vector<StoredNeurons> blocks,
+                         std::unique_ptr<PredictorPages> predictors)
     : shape_(shape),
       blocks_(std::move(blocks)),
       arena_(shape.arena_bytes(), "neurons"),
       memory_(ggml::carved_bytes<Tables>(shape), "tables of neurons"),
+      predictors_(std::move(predictors)),
       reader_(std::move(reader)) {
     ggml::Carver carver(memory_);
     tables_ = Tables(carver, shape);
@@ -238,6 +243,15 @@ ggml::Read NeuronStore::read_of(int lane, int32_t run) const {
 void NeuronStore::pump() {
     constexpr int kAtOnce = 32;
     ggml::Read reads[kAtOnce];
+    // Which neurons are needed is known when the predictor has come.
+    while (predictors_ && failure_.empty() && predictors_->next(reads[0])) {
+        const ggml::Read of_page = reads[0];
+        reads[0].tag |= kPredictors;
+        if (reader_->submit(reads, 1) == 0) return;
+        predictors_->sent(of_page);
+        counts.bytes += of_page.bytes();
+        counts.reads++;
+    }
     for (int lane = 0; lane < StoreShape::kLanes; lane++) {
         Lane& l = lanes_[lane];
         while (l.sent < l.n_runs && failure_.empty()) {
@@ -274,17 +288,23 @@ void NeuronStore::take(double wait_s) {
     constexpr int kAtOnce = 64;
     ggml::ReadDone done[kAtOnce];
     const int n = reader_->done(done, kAtOnce, wait_s);
+    const auto failed = [&](int32_t error, const char* what, int32_t block) {
+        if (!error) return false;
+        fail(Code::io,
+             error == ggml::kShortRead
+                 ? format("the file ends before the %s that it had when it was opened", what)
+                 : format("reading %s of block %d failed: %s", what, block, std::strerror(error)));
+        return true;
+    };
     for (int i = 0; i < n; i++) {
+        if (done[i].tag & kPredictors) {
+            failed(done[i].error, "predictor", predictors_->done(done[i].tag & ~kPredictors));
+            continue;
+        }
         const auto lane = int(done[i].tag >> 32);
         Lane& l = lanes_[lane];
         const Run& run = tables_.runs[lane][uint32_t(done[i].tag)];
-        if (done[i].error) {
-            fail(Code::io, done[i].error == ggml::kShortRead
-                               ? "the file ends before the neurons that it had when it was opened"
-                               : format("reading neurons of block %d failed: %s", l.block,
-                                        std::strerror(done[i].error)));
-            continue;
-        }
+        if (failed(done[i].error, "neurons", l.block)) continue;
         for (int32_t k = run.begin; k < run.end; k++) {
             const Entry& e = tables_.entries[lane][k];
             if (!intact(lane, e)) {
@@ -302,13 +322,13 @@ bool NeuronStore::complete(int lane) const {
     return lanes_[lane].given == lanes_[lane].n;
 }
 
-int64_t NeuronStore::arrived(int lane, bool wait, NeuronParts* out, int64_t n) {
-    Lane& l = lanes_[lane];
+template <typename F>
+void NeuronStore::wait_until(const F& done) {
     take(0);
     pump();
-    if (wait && l.given == l.n_arrived && l.given < l.n && failure_.empty()) {
+    if (!done() && failure_.empty()) {
         const double begin = seconds();
-        while (l.given == l.n_arrived && failure_.empty()) {
+        while (!done() && failure_.empty()) {
             const int before = reader_->in_flight();
             take(patience);
             if (reader_->in_flight() == before) {
@@ -319,6 +339,11 @@ int64_t NeuronStore::arrived(int lane, bool wait, NeuronParts* out, int64_t n) {
         counts.waited_s += seconds() - begin;
     }
     if (!failure_.empty()) throw Error(failure_code_, failure_);
+}
+
+int64_t NeuronStore::arrived(int lane, bool wait, NeuronParts* out, int64_t n) {
+    Lane& l = lanes_[lane];
+    wait_until([&] { return !wait || l.given < l.n_arrived || l.given == l.n; });
     int64_t given = 0;
     while (given < n && l.given < l.n_arrived) {
         const Entry& e = tables_.entries[lane][tables_.arrived[lane][l.given++]];
@@ -356,10 +381,28 @@ void NeuronStore::keep(int lane) {
     l = {};
 }
 
+void NeuronStore::request_predictor(int32_t block) {
+    if (predictors_->request(block)) pump();
+}
+
+const std::vector<ggml::Matrix>& NeuronStore::predictor(ggml::Context& context, int32_t block) {
+    if (!predictors_->request(block)) {
+        throw Error(Code::internal, "all places for predictors are in use");
+    }
+    wait_until([&] { return predictors_->complete(block); });
+    try {
+        return predictors_->matrices(context, block);
+    } catch (const Error& e) {
+        fail(e.code(), e.what());
+        throw Error(failure_code_, failure_);
+    }
+}
+
 void NeuronStore::begin(int64_t n_tokens) {
     if (!failure_.empty()) reset();
     if (!failure_.empty()) throw Error(failure_code_, failure_);
     tables_.residency.begin(int32_t(n_tokens));
+    if (predictors_) predictors_->begin(int32_t(n_tokens));
     tokens_ += n_tokens;
     if (tokens_ < adapt_at_) return;
     adapt();
@@ -408,6 +451,7 @@ void NeuronStore::resize(Half half, const PoolSlots& wanted) {
 void NeuronStore::reset() {
     failure_.clear();
     for (Lane& l : lanes_) l.n_runs = l.sent;  // sends no more
+    if (predictors_) predictors_->stop();
     close();
     while (reader_->in_flight() > 0) {
         const int before = reader_->in_flight();
@@ -420,6 +464,7 @@ void NeuronStore::reset() {
     }
     failure_.clear();
     for (Lane& l : lanes_) l = {};
+    if (predictors_) predictors_->forget();
 }
 
 void NeuronStore::fill_blocks(void (*progress)(void*, float), void* data) {

@@ -19,6 +19,7 @@
 #include "ggml/file_io.h"
 #include "ggml/neurons.h"
 #include "ggml/reader.h"
+#include "predictor_pages.h"
 #include "residency.h"
 #include "store_shape.h"
 
@@ -59,8 +60,10 @@ class NeuronStore {
     };
 
     // blocks: where the reader's file has each block. Checksums are still to be filled in.
+    // predictors: those that the same file has; or null: all are in memory.
     NeuronStore(std::unique_ptr<ggml::Reader> reader, const StoreShape& shape,
-                std::vector<StoredNeurons> blocks);
+                std::vector<StoredNeurons> blocks,
+                std::unique_ptr<PredictorPages> predictors = nullptr);
     ~NeuronStore();
 
     // [n, 2], of first parts and rests.
@@ -109,6 +112,12 @@ class NeuronStore {
     // Empties a lane whose parts are all there, after the last use of these: those that are worth
     // it get slots, the others are gone.
     void keep(int lane);
+    // Do predictors stay on the disk? Then: asks for that of a block, if there is room for it;
+    // waits for it, and returns its matrices; and ends its use by so many rows.
+    bool pages_predictors() const { return predictors_ != nullptr; }
+    void request_predictor(int32_t block);
+    const std::vector<ggml::Matrix>& predictor(ggml::Context& context, int32_t block);
+    void keep_predictor(int32_t block, int64_t rows) { predictors_->keep(block, rows); }
     // Before n tokens: throws Error(io) if reads of an earlier call are still in flight. reset:
     // after an error, waits for reads in flight and empties all lanes.
     void begin(int64_t n_tokens);
@@ -144,6 +153,8 @@ class NeuronStore {
     void resize(Half half, const struct PoolSlots& wanted);
     void pump();
     void take(double wait_s);
+    template <typename F>
+    void wait_until(const F& done);
     bool intact(int lane, const struct Entry& entry) const;
     void fail(ggml::Code code, const std::string& what);
     void fill_blocks(void (*progress)(void*, float), void* data);
@@ -157,7 +168,8 @@ class NeuronStore {
     int64_t tokens_ = 0, adapt_at_ = 8;
     std::string failure_;
     ggml::Code failure_code_ = ggml::Code::io;
-    std::unique_ptr<ggml::Reader> reader_;  // last: its reads end before the arena goes
+    std::unique_ptr<PredictorPages> predictors_;
+    std::unique_ptr<ggml::Reader> reader_;  // last: its reads end before their memory goes
 };
 
 }  // namespace powerinfer

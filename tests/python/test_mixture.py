@@ -24,7 +24,7 @@ def make(folder: Path, *options: object) -> tuple[Path, list[int]]:
     """A mixture, and 160 tokens for it."""
     path, ids = folder / "mixture.gguf", folder / "mixture.ids"
     line = [ROOT / "scripts" / "make_mixture.py", path, *SHAPE, "--vocab", 2000, "--rank", 128]
-    line += ["--tokens", ids, "--density", 0.08, *options]
+    line += ["--tokens", ids, "--density", 0.08, "--skew", 1, *options]
     subprocess.run([sys.executable, *map(str, line)], check=True, capture_output=True)
     return path, np.loadtxt(ids, dtype=int)[:160].tolist()
 
