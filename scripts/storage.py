@@ -4,6 +4,7 @@
   scripts/storage.py --model 7b.powerinfer.gguf --tokens 7b.ids --gb 3.1 2.147
   scripts/storage.py ... --peer llama-bench --peer-model 7b.gguf      # alternating, medians of 3
   scripts/storage.py ... --sweep 8                                    # budgets from least to all
+  scripts/storage.py ... --ablation                                   # what each part is worth
 
 Needs root and cgroups of version 1. Each run gets a cgroup of its own, with so much memory (--gb,
 of 10^9 bytes) and a disk of --reads a second and --mb a second; 0 leaves the disk as it is. Tokens
@@ -24,7 +25,7 @@ ROOT = Path(__file__).resolve().parents[1]
 TOOL = ROOT / "build" / "cpu" / "tests" / "storage_speed"
 CGROUPS = Path("/sys/fs/cgroup")
 # What a process takes that no plan counts: libraries, stacks, pages of the kernel.
-BESIDE = 24 << 20
+BESIDE = 8 << 20
 
 
 def disk_of(path: str) -> str:
@@ -74,10 +75,22 @@ class Group:
             folder.rmdir()
 
 
-def ours(args: argparse.Namespace, budget: int, n_bytes: int) -> dict:
+# From nothing to everything: what is left out, and how the disk is read.
+ABLATION = {
+    "three reads a neuron": ("bundles,cache,overlap", "threads"),
+    "bundles": ("cache,overlap", "threads"),
+    "cache": ("overlap", "threads"),
+    "overlap": ("", "threads"),
+    "io_uring": ("", "uring"),
+}
+
+
+def ours(args: argparse.Namespace, budget: int, n_bytes: int, without: str = "") -> dict:
     command = [str(TOOL), "--model", args.model, "--tokens", args.tokens]
     command += ["--budget", str(budget / (1 << 20)), "--warm", str(args.warm), "--n", str(args.n)]
     command += ["--prompt", str(args.prompt), "--ctx", str(args.ctx), "--sparse", str(args.sparse)]
+    if without:
+        command += ["--without", without]
     group = Group(n_bytes, disk_of(args.model), args.reads, args.mb)
     try:
         result = json.loads(group.run(command))
@@ -89,7 +102,7 @@ def ours(args: argparse.Namespace, budget: int, n_bytes: int) -> dict:
 
 def peer(args: argparse.Namespace, n_bytes: int) -> dict:
     command = [args.peer, "-m", args.peer_model, "-p", "0", "-n", str(args.peer_n), "-r", "1"]
-    command += ["-t", "2", "-o", "json"]
+    command += ["-t", "2", "-o", "json", *args.peer_args.split()]
     group = Group(n_bytes, disk_of(args.peer_model), args.reads, args.mb)
     try:
         result = json.loads(group.run(command))[0]
@@ -127,6 +140,7 @@ def main() -> None:
     parser.add_argument("--tokens", required=True, help="file of token ids")
     parser.add_argument("--gb", type=float, nargs="*", default=[3.1, 2.147])
     parser.add_argument("--sweep", type=int, default=0, help="so many budgets in even steps")
+    parser.add_argument("--ablation", action="store_true")
     parser.add_argument("--reads", type=int, default=50000, help="a second; 0: no limit")
     parser.add_argument("--mb", type=int, default=1000, help="a second; 0: no limit")
     parser.add_argument("--warm", type=int, default=200)
@@ -138,6 +152,7 @@ def main() -> None:
     parser.add_argument("--peer", help="llama.cpp's llama-bench")
     parser.add_argument("--peer-model", help="the same model as it reads it")
     parser.add_argument("--peer-n", type=int, default=8)
+    parser.add_argument("--peer-args", default="", help="more of its options, as one text")
     parser.add_argument("--out", default="storage.jsonl")
     args = parser.parse_args()
 
@@ -157,7 +172,13 @@ def main() -> None:
         if args.sweep:
             low, high = min(sizes), os.path.getsize(args.model)
             sizes = [low + (high - low) * i // (args.sweep - 1) for i in range(args.sweep)]
-        for n_bytes in sizes:
+        for n_bytes in sizes if args.ablation else []:
+            for name, (without, path) in ABLATION.items():
+                os.environ["POWERINFER_IO"] = path
+                print(name, end=": ")
+                result = ours(args, n_bytes - BESIDE, n_bytes, without)
+                note({"with": name, **result}, whole_ms)
+        for n_bytes in [] if args.ablation else sizes:
             rates: dict[str, list[float]] = {}
             for _ in range(args.repeat):
                 results = [ours(args, n_bytes - BESIDE, n_bytes)]

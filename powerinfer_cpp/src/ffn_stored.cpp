@@ -18,6 +18,8 @@ namespace {
 constexpr int64_t kFewRows = 8;
 // Neurons between two looks at the disk: some 0.1 ms of products with 4,096 columns in Q4_0.
 constexpr int64_t kChunk = 512;
+// Segments that are added together while others wait for the disk: enough for several threads.
+constexpr int64_t kAddedTogether = 8;
 
 Input prepare(const Pass& p, const Neurons& w, const float* x, int64_t n) {
     const bool q8 = w.gate.wants_q8() || w.up.wants_q8();
@@ -25,8 +27,10 @@ Input prepare(const Pass& p, const Neurons& w, const float* x, int64_t n) {
 }
 
 // One row: the gates that are in memory first, while the disk brings others; then the other rows of
-// neurons that fire, as they arrive; at last the sums, in order. If the staging area is too small
-// for all neurons that are missing, a window of segments after the other.
+// neurons that fire, as they arrive; and the sums, segment by segment in order, as soon as all
+// values of a segment are there. What the row before read gets its slots while the disk works. If
+// the staging area is too small for all neurons that are missing, a window of segments after the
+// other.
 class OneRow {
  public:
     OneRow(const Pass& p, const StoredBlock& in, int64_t row)
@@ -46,7 +50,9 @@ class OneRow {
 
     void run(float* y) {
         ggml::prepare_steps(p_.context, w_, input_, scratch_);
+        choose_lane();
         request_firsts(window(0, false));
+        keep_earlier();
         resident_firsts();
         for (int64_t begin = 0, end = 0; begin < kSegments; begin = end) {
             end = std::max(asked_, window(begin, true));
@@ -56,11 +62,9 @@ class OneRow {
                 gated_values(s_.ready + i, std::min(kChunk, n_ready_ - i));
                 compute_arrived(false);
             }
-            while (!store_.complete(0)) compute_arrived(true);
-            ggml::sum_values(p_.context, w_, input_, scratch_, candidates_, s_.values, begin, end,
-                             p_.work.sums);
+            add(begin, end);
             learn(begin, end);
-            store_.keep(0);
+            if (end < kSegments) store_.keep(p_.context.threads, lane_);
         }
         ggml::merge(p_.context, w_, p_.work.sums, y);
     }
@@ -85,6 +89,20 @@ class OneRow {
         }
     }
 
+    // Takes a lane beside the one with what the row before read, if it has room for all that is
+    // missing.
+    void choose_lane() {
+        lane_ = store_.roomiest_lane();
+        if (window(0, false) == kSegments) return;
+        keep_earlier();
+        lane_ = store_.roomiest_lane();
+    }
+
+    void keep_earlier() {
+        const int earlier = store_.unkept(lane_);
+        if (earlier >= 0) store_.keep(p_.context.threads, earlier);
+    }
+
     // What a candidate needs from the disk and has not been asked for. Before its first part is
     // computed (known: false) it is assumed to fire.
     NeuronParts missing(int32_t id, bool known) const {
@@ -97,7 +115,7 @@ class OneRow {
     // The end of the segments from `begin` on whose missing parts fit the staging area, which takes
     // any one segment.
     int64_t window(int64_t begin, bool known) const {
-        int64_t left = store_.room(0);
+        int64_t left = store_.room(lane_);
         for (int64_t end = begin; end < kSegments; end++) {
             for_candidates(end, end + 1,
                            [&](int32_t id) { left -= store_.bytes(missing(id, known)); });
@@ -116,8 +134,16 @@ class OneRow {
         });
         asked_ = end;
         n_missed_[0] += n;
-        store_.request(0, in_.block, s_.parts, n);
+        request(n);
     }
+
+    // Asks for the n neurons in s_.parts.
+    void request(int64_t n) {
+        for (int64_t i = 0; i < n; i++) awaited_[segment_with(s_.parts[i].id)]++;
+        store_.request(lane_, in_.block, s_.parts, n);
+    }
+
+    int64_t segment_with(int32_t id) const { return id / segment_of(w_.n, 0).end; }
 
     // Computes the first parts that are in memory, for all segments.
     void resident_firsts() {
@@ -148,16 +174,32 @@ class OneRow {
                 s_.parts[n++] = {*id, false, true};
             }
         }
-        store_.request(0, in_.block, s_.parts, n);
+        request(n);
+    }
+
+    // Adds up segments, each when nothing of it is awaited any more.
+    void add(int64_t begin, int64_t end) {
+        while (begin < end) {
+            int64_t known = begin;
+            while (known < end && awaited_[known] == 0) known++;
+            if (known < std::min(end, begin + kAddedTogether)) {
+                compute_arrived(true);
+                continue;
+            }
+            ggml::sum_values(p_.context, w_, input_, scratch_, candidates_, s_.values, begin, known,
+                             p_.work.sums);
+            begin = known;
+        }
     }
 
     // Computes what has arrived, as far as it can be.
     void compute_arrived(bool wait) {
-        const int64_t n = store_.arrived(0, wait, s_.parts, w_.n);
+        const int64_t n = store_.arrived(p_.context.threads, lane_, wait, s_.parts, w_.n);
         int32_t* const came = s_.came;
         int64_t n_firsts = 0, n_fire = 0;
         for (int64_t i = 0; i < n; i++) {
             if (s_.parts[i].first) came[n_firsts++] = s_.parts[i].id;
+            awaited_[segment_with(s_.parts[i].id)]--;
         }
         first_values(came, n_firsts);
         for (int64_t i = 0; i < n; i++) {
@@ -213,6 +255,8 @@ class OneRow {
     ggml::NeuronScratch& scratch_;
     StoredScratch& s_;
     ggml::Candidates& candidates_;
+    int lane_ = -1;
+    int32_t awaited_[kSegments] = {};  // neurons whose parts were asked for, and have not come
     int64_t asked_ = 0;  // the candidates of segments up to here have been asked for, if missing
     int64_t n_here_ = 0, n_ready_ = 0;
     int64_t n_first_ = 0, n_fired_first_ = 0, n_fired_ = 0, n_missed_[2] = {0, 0};
@@ -236,7 +280,7 @@ class ManyRows {
             ggml::rows_ffn_segment(p_.context, w_, input_, in_.mask, p_.work.neurons, s, s_.partial,
                                    y, &counts, fired, s_.fires);
             from_disk += learn(s);
-            store_.keep(lane);
+            store_.keep(p_.context.threads, lane);
         }
     }
 
@@ -295,9 +339,9 @@ class ManyRows {
                 request_next(free, ahead % kSegments);
             }
         }
-        store_.finish(lane);
+        store_.finish(p_.context.threads, lane);
         // What was in memory when the segment was requested for the block before may be gone.
-        if (request(lane, s)) store_.finish(lane);
+        if (request(lane, s)) store_.finish(p_.context.threads, lane);
         return lane;
     }
 
@@ -338,17 +382,25 @@ void stored_ffn(const Pass& p, const StoredBlock& in, float* y, ggml::NeuronCoun
                 bool* fired) {
     const int64_t experts = std::max<int64_t>(1, p.model.config.n_expert);
     int64_t& from_disk = p.counts.from_disk[size_t(in.block / experts)];
-    p.store->open(in.block);
+    NeuronStore& store = *p.store;
+    // Several rows of a block, and blocks that come again, find what was read for the row before.
+    const auto keep = [&] {
+        const int lane = store.unkept();
+        if (lane >= 0) store.keep(p.context.threads, lane);
+    };
+    if (in.n > 1 || store.unkept_block() == in.block) keep();
+    store.open(in.block);
     if (in.n > kFewRows) {
         ManyRows(p, in).run(y, counts, from_disk, fired);
     } else {
         for (int64_t t = 0; t < in.n; t++) {
+            if (t > 0) keep();
             OneRow row(p, in, t);
             row.run(y + t * in.neurons.cols);
             row.count(counts, from_disk, fired ? fired + t * in.neurons.n : nullptr);
         }
     }
-    p.store->close();
+    store.close();
 }
 
 }  // namespace powerinfer

@@ -90,15 +90,18 @@ int64_t kept_width(const Config& config, const pi_session_params& params) {
     return params.embedding ? config.n_embd : config.n_vocab;
 }
 
+uint64_t scratch_bytes(const Config& c, const pi_session_params& p, bool stored) {
+    return ggml::carved_bytes<Workspace>(c, p, std::max(p.n_threads, p.n_threads_batch), stored);
+}
+
 std::vector<PlanPart> session_parts(const Config& c, const pi_session_params& p, int64_t n_device,
                                     bool stored) {
-    const int threads = std::max(p.n_threads, p.n_threads_batch);
     ggml::Carver results;
     float* room;
     results.take(room, {p.n_logits, kept_width(c, p)});
     std::vector<PlanPart> parts{
         {Tier::ram, Part::kv, -1, ggml::carved_bytes<Sequences>(c, p, c.n_layer - n_device)},
-        {Tier::ram, Part::scratch, -1, ggml::carved_bytes<Workspace>(c, p, threads, stored)},
+        {Tier::ram, Part::scratch, -1, scratch_bytes(c, p, stored)},
         {Tier::ram, Part::results, -1, results.bytes()}};
     if (p.record)
         parts.push_back({Tier::ram, Part::record, -1, ggml::carved_bytes<Recorder>(c, p)});

@@ -23,6 +23,9 @@ pi_session_params session_params_for(const Model& model, const pi_session_params
 // Floats kept per row: logits or an embedding.
 int64_t kept_width(const Config& config, const pi_session_params& params);
 
+// Bytes of a session's Workspace.
+uint64_t scratch_bytes(const Config& config, const pi_session_params& params, bool stored);
+
 // What a session with these resolved parameters takes, if a device has the last n_device layers;
 // stored: the neurons stay on the disk.
 std::vector<PlanPart> session_parts(const Config& config, const pi_session_params& params,

@@ -44,6 +44,17 @@ int32_t sequence_of(const pi_batch& b, int32_t i) {
     return b.seq ? b.seq[i] : 0;
 }
 
+// Gives the cache what it lent.
+struct Loan {
+    explicit Loan(NeuronStore* from) : store(from) {}
+    ~Loan() {
+        if (store) store->take_back();
+    }
+    Loan(const Loan&) = delete;
+    Loan& operator=(const Loan&) = delete;
+    NeuronStore* const store;
+};
+
 }  // namespace
 
 Session::Session(std::shared_ptr<const Model> m, const pi_session_params& asked)
@@ -140,8 +151,20 @@ void Session::check(const pi_batch& b) const {
     }
 }
 
-void Session::fill(const pi_batch& b, int32_t begin, int32_t end) {
-    Batch& batch = work_.batch;
+int32_t Session::rows_at_once(int32_t n, uint64_t& bytes) const {
+    bytes = 0;
+    if (!model->store || device_) return params.n_ubatch;
+    for (int32_t parts = 1; n / parts > params.n_ubatch; parts++) {
+        pi_session_params wide = params;
+        wide.n_ubatch = (n + parts - 1) / parts;
+        bytes = scratch_bytes(model->config, wide, true);
+        if (bytes <= model->store->shape().lendable()) return wide.n_ubatch;
+    }
+    bytes = 0;
+    return params.n_ubatch;
+}
+
+void Session::fill(Batch& batch, const pi_batch& b, int32_t begin, int32_t end) {
     const int64_t width = kept_width(model->config, params);
     batch.n = end - begin;
     for (int32_t i = begin; i < end; i++) {
@@ -174,14 +197,25 @@ void Session::eval(const pi_batch& b) {
     std::unique_lock<std::mutex> alone;
     if (store) alone = std::unique_lock<std::mutex>(store->mutex);
     const StoreCounts begun = store ? store->counts : StoreCounts();
+    uint64_t lent = 0;
+    const int32_t rows = rows_at_once(b.n, lent);
+    const Loan loan(lent ? store : nullptr);
+    Workspace wide;
+    if (lent) {
+        pi_session_params how = params;
+        how.n_ubatch = rows;
+        ggml::Carver carver = store->lend(lent);
+        wide = Workspace(carver, model->config, how, context.threads.size(), true);
+    }
+    Workspace& work = lent ? wide : work_;
     try {
-        for (int32_t begin = 0; begin < b.n; begin += params.n_ubatch) {
-            fill(b, begin, std::min(begin + params.n_ubatch, b.n));
-            if (store) store->begin(work_.batch.n);
-            forward({*model, params, context, sequences_.kv(), rope_, work_, record, audit, counts,
+        for (int32_t begin = 0; begin < b.n; begin += rows) {
+            fill(work.batch, b, begin, std::min(begin + rows, b.n));
+            if (store) store->begin(work.batch.n);
+            forward({*model, params, context, sequences_.kv(), rope_, work, record, audit, counts,
                      device_.get(), store});
-            record.advance(work_.batch.n);
-            counts.add(*model, work_.batch, sequences_.kv().position_bytes());
+            record.advance(work.batch.n);
+            counts.add(*model, work.batch, sequences_.kv().position_bytes());
         }
         if (store) counts.stored.add(begun, store->counts);
     } catch (...) {

@@ -62,7 +62,10 @@ class Session {
     void check(const pi_batch& batch) const;
     void require_sequence(int32_t seq) const;
     // Fills the micro-batch of the workspace with rows [begin, end) of a call.
-    void fill(const pi_batch& batch, int32_t begin, int32_t end);
+    void fill(Batch& batch, const pi_batch& given, int32_t begin, int32_t end);
+    // Rows that a call of n rows computes at once. More than n_ubatch if the cache of neurons on
+    // the disk has memory for them, since each neuron is read once for all: `bytes` of it.
+    int32_t rows_at_once(int32_t n, uint64_t& bytes) const;
 
     const int cores_;       // the most threads to use: more would compete for cores
     const bool predicted_;  // some layer uses its predictor

@@ -21,7 +21,7 @@ constexpr double kMiB = 1 << 20;
 // Of as many proposed neurons one fires, where nothing is known about a predictor.
 constexpr float kProposed = 2;
 // Rows of a micro-batch that sessions get at least, and the share of the budget that more rows may
-// take.
+// take if the cache has no memory to lend.
 constexpr int32_t kLeastRows = 16;
 constexpr uint64_t kSessionShare = 48;
 constexpr int kDepth = 256;  // reads in flight
@@ -219,36 +219,48 @@ StoragePlan plan_storage(const Model& m, const pi_model_params& params) {
     fixed = ggml::size_sum(fixed, plan.process);
     plan.least = ggml::size_sum(fixed, least_sessions);
     const uint64_t limit = std::max(plan.least, m.budget->limit());
-    // Sessions with as many rows at a time as take a small share of the budget.
-    const uint64_t more = ggml::size_sum(least_sessions, limit / kSessionShare);
-    session.n_ubatch = asked;
-    while (session.n_ubatch > kLeastRows &&
-           (sessions() > more || ggml::size_sum(fixed, sessions()) > limit)) {
-        session.n_ubatch = std::max(kLeastRows, session.n_ubatch / 2);
-    }
-    plan.n_ubatch = session.n_ubatch;
     // Their weights are not read yet.
     plan.predicted = m.config.has_predictors &&
                      (session.sparse == PI_SPARSE_AUTO || session.sparse == PI_SPARSE_PREDICTOR);
     const uint64_t kept = rows_kept_bytes(m, params);
-    const uint64_t room = limit - ggml::size_sum(fixed, sessions()) + least_tables;
-    uint64_t left = room - std::min(room, kept);
-    if (plan.predicted && predictors) {
-        const uint64_t least_pages = predictors.bytes();
-        predictors.slots = pages_to_keep(predictors, left, all_neurons(shape));
-        left -= predictors.bytes() - least_pages;
+    // The most pages and slots that fit, with their tables, beside the sessions.
+    const StoreShape none = shape;
+    const auto divide = [&] {
+        const uint64_t room = limit - ggml::size_sum(fixed, sessions()) + least_tables;
+        uint64_t left = room - std::min(room, kept);
+        predictors.slots = 0;
+        if (plan.predicted && predictors) {
+            const uint64_t least_pages = predictors.bytes();
+            predictors.slots = pages_to_keep(predictors, left, all_neurons(none));
+            left -= predictors.bytes() - least_pages;
+        }
+        StoreShape best = none;
+        uint64_t fits = 0, too_much = left + 1;
+        while (too_much - fits > StoreShape::kSector) {
+            const uint64_t middle = fits + (too_much - fits) / 2;
+            share_out(shape, plan.predicted, middle);
+            const bool good = ggml::size_sum(middle, table_bytes()) <= left;
+            (good ? fits : too_much) = middle;
+            if (good) best = shape;
+        }
+        return best;
+    };
+    shape = divide();
+    // Prompts borrow memory of the cache for more rows at a time. Where it is too small to lend
+    // any, sessions get as many rows as take a small share of the budget.
+    const uint64_t least_scratch = scratch_bytes(m.config, session, true);
+    const uint64_t share = limit / kSessionShare;
+    const uint64_t lendable = m.device ? 0 : shape.lendable();
+    if (asked > session.n_ubatch && lendable < least_scratch + share) {
+        session.n_ubatch = asked;
+        const uint64_t more = ggml::size_sum(least_sessions, share);
+        while (session.n_ubatch > kLeastRows &&
+               (sessions() > more || ggml::size_sum(fixed, sessions()) > limit)) {
+            session.n_ubatch = std::max(kLeastRows, session.n_ubatch / 2);
+        }
+        shape = divide();
     }
-    // The most slots that fit beside their tables.
-    StoreShape best = shape;
-    uint64_t fits = 0, too_much = left + 1;
-    while (too_much - fits > StoreShape::kSector) {
-        const uint64_t middle = fits + (too_much - fits) / 2;
-        share_out(shape, plan.predicted, middle);
-        const bool good = ggml::size_sum(middle, table_bytes()) <= left;
-        (good ? fits : too_much) = middle;
-        if (good) best = shape;
-    }
-    shape = best;
+    plan.n_ubatch = session.n_ubatch;
     plan.tables = table_bytes();
     return plan;
 }

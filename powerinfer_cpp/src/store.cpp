@@ -1,6 +1,7 @@
 #include "store.h"
 
 #include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <cstring>
 
@@ -25,8 +26,17 @@ struct Run {
     int32_t begin, end;
 };
 
+// A part that gets a slot.
+struct Copy {
+    int32_t entry;
+    Half half;
+    int32_t slot;
+};
+
 namespace {
 
+// Parts of a thread's piece, to be checked or copied: about 10 microseconds of work.
+constexpr int64_t kPiece = 8;
 constexpr int64_t kSector = StoreShape::kSector;
 // Longer gaps cost more than a read of their own: a read takes about as long as 12 KB.
 constexpr int64_t kGap = 12 << 10;
@@ -55,9 +65,19 @@ uint64_t StoreShape::arena_bytes() const {
     return uint64_t(cache_sectors * kSector + kLanes * lanes);
 }
 
+uint64_t StoreShape::lendable() const {
+    // Where all first parts are in memory, each has a slot of its own.
+    const int64_t sectors = adapts ? cache_sectors : rest_slots * rest_sectors;
+    const bool all = rest_slots == int64_t(n_blocks) * n;
+    return !adapts && all ? 0 : uint64_t(sectors / 2 * kSector);
+}
+
 ResidencyShape StoreShape::residency() const {
     ResidencyShape shape{n_blocks, n, first_slots, rest_slots};
-    if (!adapts) return shape;
+    if (!adapts) {
+        if (rest_slots < shape.parts()) shape.most_rest = rest_slots;  // they are lent
+        return shape;
+    }
     shape.most_first = std::min(shape.parts(), cache_sectors / first_sectors);
     shape.most_rest = std::min(shape.parts(), cache_sectors / rest_sectors);
     return shape;
@@ -83,6 +103,7 @@ NeuronStore::Tables::Tables(ggml::Carver& carver, const StoreShape& shape)
         carver.take(runs[i], {shape.n});
         carver.take(arrived[i], {shape.n});
     }
+    carver.take(copies, {2, shape.n});
 }
 
 NeuronStore::NeuronStore(std::unique_ptr<ggml::Reader> reader, const StoreShape& shape,
@@ -105,9 +126,10 @@ void NeuronStore::open(int32_t block) {
     for (int half = 0; half < 2; half++) {
         const int32_t* const slot = tables_.residency.slots(Half(half), block);
         int32_t* const place = tables_.place[half];
-        const int64_t first = slot_at(half, 0), step = slot_at(half, 1) - first;
+        const auto first = int32_t(slot_at(half, 0)), step = int32_t(slot_at(half, 1)) - first;
         for (int32_t i = 0; i < shape_.n; i++) {
-            place[i] = slot[i] < 0 ? -1 : int32_t(first + slot[i] * step);
+            const int32_t at = first + slot[i] * step;
+            place[i] = slot[i] < 0 ? -1 : at;
         }
         tables_.residency.pin(Half(half), block);
     }
@@ -153,10 +175,22 @@ int64_t NeuronStore::lane_begin(int lane) const {
 }
 
 int64_t NeuronStore::room(int lane) const {
-    bool alone = lane == 0;
-    for (int i = 1; i < StoreShape::kLanes; i++) alone = alone && lanes_[i].tag < 0;
-    const int64_t all = alone ? StoreShape::kLanes * shape_.lanes : shape_.lanes;
-    return all - lanes_[lane].used * kSector;
+    int next = lane + 1;
+    while (next < StoreShape::kLanes && holds_nothing(next)) next++;
+    return (next - lane) * shape_.lanes - lanes_[lane].used * kSector;
+}
+
+int NeuronStore::roomiest_lane() const {
+    int best = -1;
+    int64_t free = 0;  // sector where the lanes before end
+    for (int i = 0; i < StoreShape::kLanes; i++) {
+        if (!holds_nothing(i)) {
+            free = lane_begin(i) + lanes_[i].used;
+        } else if (lane_begin(i) >= free && (best < 0 || room(i) > room(best))) {
+            best = i;
+        }
+    }
+    return best;
 }
 
 int NeuronStore::lane_of(int64_t tag) const {
@@ -164,6 +198,25 @@ int NeuronStore::lane_of(int64_t tag) const {
         if (lanes_[i].tag == tag) return i;
     }
     return -1;
+}
+
+int NeuronStore::free_lane() const {
+    for (int i = 0; i < StoreShape::kLanes; i++) {
+        if (holds_nothing(i)) return i;
+    }
+    return -1;
+}
+
+int NeuronStore::unkept(int except) const {
+    for (int i = 0; i < StoreShape::kLanes; i++) {
+        if (i != except && lanes_[i].tag < 0 && lanes_[i].n > 0) return i;
+    }
+    return -1;
+}
+
+int32_t NeuronStore::unkept_block() const {
+    const int lane = unkept();
+    return lane < 0 ? -1 : lanes_[lane].block;
 }
 
 void NeuronStore::request(int lane, int32_t block, const NeuronParts* parts, int64_t n) {
@@ -305,17 +358,25 @@ void NeuronStore::take(double wait_s) {
         Lane& l = lanes_[lane];
         const Run& run = tables_.runs[lane][uint32_t(done[i].tag)];
         if (failed(done[i].error, "neurons", l.block)) continue;
-        for (int32_t k = run.begin; k < run.end; k++) {
-            const Entry& e = tables_.entries[lane][k];
-            if (!intact(lane, e)) {
-                fail(Code::format, format("neuron %d of block %d does not match its checksum: the "
-                                          "file is damaged or was changed while it was open",
-                                          e.id, l.block));
-                break;
-            }
-            tables_.arrived[lane][l.n_arrived++] = k;
-        }
+        for (int32_t k = run.begin; k < run.end; k++) tables_.arrived[lane][l.n_arrived++] = k;
     }
+}
+
+// Compares the checksums of what arrived and has not been given to the caller, up to `end`.
+void NeuronStore::check(ggml::Threads& threads, int lane, int32_t end) {
+    const Lane& l = lanes_[lane];
+    const int32_t* const arrived = tables_.arrived[lane];
+    std::atomic<int32_t> damaged{-1};
+    threads.run(end - l.given, kPiece, [&](int64_t first, int64_t last, int) {
+        for (int64_t i = l.given + first; i < l.given + last; i++) {
+            const Entry& e = tables_.entries[lane][arrived[i]];
+            if (!intact(lane, e)) damaged.store(e.id, std::memory_order_relaxed);
+        }
+    });
+    if (damaged < 0) return;
+    fail(Code::format, format("neuron %d of block %d does not match its checksum: the file is "
+                              "damaged or was changed while it was open",
+                              damaged.load(), l.block));
 }
 
 bool NeuronStore::complete(int lane) const {
@@ -341,11 +402,15 @@ void NeuronStore::wait_until(const F& done) {
     if (!failure_.empty()) throw Error(failure_code_, failure_);
 }
 
-int64_t NeuronStore::arrived(int lane, bool wait, NeuronParts* out, int64_t n) {
+int64_t NeuronStore::arrived(ggml::Threads& threads, int lane, bool wait, NeuronParts* out,
+                             int64_t n) {
     Lane& l = lanes_[lane];
     wait_until([&] { return !wait || l.given < l.n_arrived || l.given == l.n; });
+    const auto end = int32_t(std::min<int64_t>(l.n_arrived, l.given + n));
+    check(threads, lane, end);
+    if (!failure_.empty()) throw Error(failure_code_, failure_);
     int64_t given = 0;
-    while (given < n && l.given < l.n_arrived) {
+    while (l.given < end) {
         const Entry& e = tables_.entries[lane][tables_.arrived[lane][l.given++]];
         for (int half = 0; half < 2 && l.block == block_; half++) {
             if (e.place[half] >= 0) tables_.place[half][e.id] = e.place[half];
@@ -355,27 +420,43 @@ int64_t NeuronStore::arrived(int lane, bool wait, NeuronParts* out, int64_t n) {
     return given;
 }
 
-void NeuronStore::finish(int lane) {
+void NeuronStore::finish(ggml::Threads& threads, int lane) {
     constexpr int64_t kAtOnce = 64;
     NeuronParts out[kAtOnce];
-    while (!complete(lane)) arrived(lane, true, out, kAtOnce);
+    while (!complete(lane)) arrived(threads, lane, true, out, kAtOnce);
 }
 
-void NeuronStore::keep(int lane) {
+void NeuronStore::keep(ggml::Threads& threads, int lane) {
     Lane& l = lanes_[lane];
     const StoreLayout& layout = blocks_[size_t(l.block)].layout;
+    Residency& residency = tables_.residency;
+    const Entry* const entries = tables_.entries[lane];
+    Copy* const copies = tables_.copies;
+    int64_t n = 0;
     for (int32_t i = 0; i < l.n; i++) {
-        const Entry& e = tables_.entries[lane][i];
+        for (Half half : {Half::first, Half::rest}) {
+            if (entries[i].place[int(half)] < 0) continue;
+            const int32_t slot = residency.admit(half, l.block, entries[i].id);
+            if (slot >= 0) copies[n++] = {i, half, slot};
+        }
+    }
+    threads.run(n, kPiece, [&](int64_t begin, int64_t end, int) {
+        for (int64_t i = begin; i < end; i++) {
+            const Copy& copy = copies[i];
+            const Entry& e = entries[copy.entry];
+            // A later part may have got the slot.
+            if (residency.slots(copy.half, l.block)[e.id] != copy.slot) continue;
+            std::memcpy(at(slot_at(int(copy.half), copy.slot)), at(e.place[int(copy.half)]),
+                        size_t(range_of(layout, int(copy.half)).bytes));
+        }
+    });
+    counts.admitted += uint64_t(n);
+    for (int32_t i = 0; i < l.n && l.block == block_; i++) {
         for (int half = 0; half < 2; half++) {
-            if (e.place[half] < 0) continue;
-            // Its room is about to be used for others.
-            if (l.block == block_) tables_.place[half][e.id] = -1;
-            const int32_t slot = tables_.residency.admit(Half(half), l.block, e.id);
-            if (slot < 0) continue;
-            const int64_t to = slot_at(half, slot);
-            std::memcpy(at(to), at(e.place[half]), size_t(range_of(layout, half).bytes));
-            if (l.block == block_) tables_.place[half][e.id] = int32_t(to);
-            counts.admitted++;
+            if (entries[i].place[half] < 0) continue;
+            // Its room in the lane is about to be used for others.
+            const int32_t slot = residency.slots(Half(half), l.block)[entries[i].id];
+            tables_.place[half][entries[i].id] = slot < 0 ? -1 : int32_t(slot_at(half, slot));
         }
     }
     l = {};
@@ -404,7 +485,7 @@ void NeuronStore::begin(int64_t n_tokens) {
     tables_.residency.begin(int32_t(n_tokens));
     if (predictors_) predictors_->begin(int32_t(n_tokens));
     tokens_ += n_tokens;
-    if (tokens_ < adapt_at_) return;
+    if (tokens_ < adapt_at_ || lent_) return;
     adapt();
     adapt_at_ = 2 * tokens_;
 }
@@ -448,6 +529,33 @@ void NeuronStore::resize(Half half, const PoolSlots& wanted) {
     }
 }
 
+ggml::Carver NeuronStore::lend(uint64_t bytes) {
+    const ResidencyShape now = tables_.residency.shape();
+    const auto sectors = int64_t((bytes + kSector - 1) / kSector);
+    slots_[0] = now.first_slots, slots_[1] = now.rest_slots;
+    lent_ = true;
+    PoolSlots left{now.first_slots, now.rest_slots};
+    if (shape_.adapts) {
+        const double share = 1 - double(sectors) / double(shape_.cache_sectors);
+        left.first = int64_t(double(left.first) * share);
+        left.rest = int64_t(double(left.rest) * share);
+        resize(Half::first, left);
+    } else {
+        left.rest -= (sectors + shape_.rest_sectors - 1) / shape_.rest_sectors;
+    }
+    resize(Half::rest, left);
+    const int64_t begin = slot_at(0, left.first), end = slot_at(1, left.rest - 1);
+    if (end - begin < sectors) throw Error(Code::internal, "the cache lends more than it has");
+    return ggml::Carver(at(begin), bytes);
+}
+
+void NeuronStore::take_back() {
+    const PoolSlots before{slots_[0], slots_[1]};
+    if (shape_.adapts) resize(Half::first, before);
+    resize(Half::rest, before);
+    lent_ = false;
+}
+
 void NeuronStore::reset() {
     failure_.clear();
     for (Lane& l : lanes_) l.n_runs = l.sent;  // sends no more
@@ -472,6 +580,7 @@ void NeuronStore::fill_blocks(void (*progress)(void*, float), void* data) {
     Residency& residency = tables_.residency;
     for (const RankedPart& part : residency.wanted())
         residency.admit(part.half, part.block, part.id);
+    ggml::Threads threads(1);  // the disk is slower
     std::vector<NeuronParts> wanted;
     for (int32_t b = 0; b < shape_.n_blocks; b++) {
         const int32_t* const slot[2] = {residency.slots(Half::first, b),
@@ -487,8 +596,8 @@ void NeuronStore::fill_blocks(void (*progress)(void*, float), void* data) {
                 if (parts.first || parts.rest) wanted.push_back(parts);
             }
             request(0, b, wanted.data(), int64_t(wanted.size()));
-            finish(0);
-            keep(0);
+            finish(threads, 0);
+            keep(threads, 0);
         }
         progress(data, float(b + 1) / float(shape_.n_blocks));
     }

@@ -19,6 +19,7 @@
 #include "ggml/file_io.h"
 #include "ggml/neurons.h"
 #include "ggml/reader.h"
+#include "ggml/threads.h"
 #include "predictor_pages.h"
 #include "residency.h"
 #include "store_shape.h"
@@ -57,6 +58,7 @@ class NeuronStore {
         struct Entry* entries[StoreShape::kLanes] = {};  // [n]
         struct Run* runs[StoreShape::kLanes] = {};       // [n]
         int32_t* arrived[StoreShape::kLanes] = {};       // [n]
+        struct Copy* copies = nullptr;                   // [2 n], from a lane to slots
     };
 
     // blocks: where the reader's file has each block. Checksums are still to be filled in.
@@ -80,6 +82,11 @@ class NeuronStore {
     void adapt();
     int64_t tokens() const { return tokens_; }  // that have been computed
 
+    // Memory of the cache for something else, until take_back(): at most shape().lendable() bytes.
+    // The parts that are worth least lose their slots.
+    ggml::Carver lend(uint64_t bytes);
+    void take_back();
+
     // Begins and ends the work on a block. Until close() no slot of its neurons is given away.
     void open(int32_t block);
     void close();
@@ -93,25 +100,30 @@ class NeuronStore {
 
     // Bytes that a part takes in the staging area.
     int64_t bytes(const NeuronParts& parts) const;
-    // What a lane can still take. If only lane 0 is in use, it has the whole area.
+    // What a lane can still take: the area up to the next lane that is in use.
     int64_t room(int lane) const;
+    // Of the lanes that hold nothing, and that no other one has grown into, the one with most room.
+    int roomiest_lane() const;
     // The lane that holds what `tag` names, or -1; one that holds nothing, or -1. Tags are the
     // caller's, and not negative.
     int lane_of(int64_t tag) const;
-    int free_lane() const { return lane_of(-1); }
+    int free_lane() const;
     void label(int lane, int64_t tag) { lanes_[lane].tag = tag; }
+    // A lane without a label, other than `except`, with parts that are not kept yet; or -1.
+    int unkept(int except = -1) const;
+    int32_t unkept_block() const;  // -1 if there is none
     // Asks for parts of a block, ascending, which must fit the lane. Neighbours are read together.
     void request(int lane, int32_t block, const NeuronParts* parts, int64_t n);
     // Starts reads, takes those that are done, and writes parts of the lane that arrived since the
     // last call to `out`, at most n; they have places from now on. wait: for at least one, unless
     // none is missing. Throws Error(io | format) if a read failed or brought damaged bytes.
-    int64_t arrived(int lane, bool wait, NeuronParts* out, int64_t n);
+    int64_t arrived(ggml::Threads& threads, int lane, bool wait, NeuronParts* out, int64_t n);
     // Waits for all of them.
-    void finish(int lane);
+    void finish(ggml::Threads& threads, int lane);
     bool complete(int lane) const;
     // Empties a lane whose parts are all there, after the last use of these: those that are worth
     // it get slots, the others are gone.
-    void keep(int lane);
+    void keep(ggml::Threads& threads, int lane);
     // Do predictors stay on the disk? Then: asks for that of a block, if there is room for it;
     // waits for it, and returns its matrices; and ends its use by so many rows.
     bool pages_predictors() const { return predictors_ != nullptr; }
@@ -155,7 +167,9 @@ class NeuronStore {
     void take(double wait_s);
     template <typename F>
     void wait_until(const F& done);
+    bool holds_nothing(int lane) const { return lanes_[lane].tag < 0 && lanes_[lane].n == 0; }
     bool intact(int lane, const struct Entry& entry) const;
+    void check(ggml::Threads& threads, int lane, int32_t end);
     void fail(ggml::Code code, const std::string& what);
     void fill_blocks(void (*progress)(void*, float), void* data);
 
@@ -166,6 +180,8 @@ class NeuronStore {
     Lane lanes_[StoreShape::kLanes];
     int32_t block_ = -1;  // the open one
     int64_t tokens_ = 0, adapt_at_ = 8;
+    int64_t slots_[2] = {0, 0};  // of each half, before memory was lent
+    bool lent_ = false;
     std::string failure_;
     ggml::Code failure_code_ = ggml::Code::io;
     std::unique_ptr<PredictorPages> predictors_;

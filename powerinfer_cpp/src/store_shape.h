@@ -24,6 +24,8 @@ struct StoreShape {
         return uint64_t(first * first_sectors + rest * rest_sectors) * kSector;
     }
     uint64_t arena_bytes() const;
+    // What the cache lends to prompts, at most (NeuronStore::lend).
+    uint64_t lendable() const;
     ResidencyShape residency() const;
 };
 

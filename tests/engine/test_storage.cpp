@@ -111,6 +111,44 @@ Shape wide() {
 // A prompt that is more than a few rows for ffn_stored.cpp.
 constexpr size_t kFew = 12;
 
+// A prompt that has far more rows than a micro-batch reads a neuron once, since the cache lends it
+// memory; and its answer is the same.
+void test_lending() {
+    Shape shape = wide();
+    shape.n_layer = 24;
+    const std::string path = bundled(shape);
+    for (const int32_t sparse : {PI_SPARSE_EXACT, PI_SPARSE_OFF}) {
+        pi_session_params session = session_params(2, 8);
+        session.sparse = sparse;
+        session.n_batch = 120, session.n_ctx = 128;
+        const Bounds bounds = bounds_of(path, session);
+        const Tokens tokens = random_tokens(120, 5);
+        const auto last = [&](Session& computing) {
+            Floats out;
+            eval(computing, tokens, {});
+            append_logits(computing, 119, out);
+            eval(computing, {tokens[0]}, {});
+            append_logits(computing, 0, out);
+            return out;
+        };
+        Session whole(load(path), session);
+        const auto model = Model::load(
+            path, model_params(bounds.least + (bounds.all - bounds.least) * 3 / 4, session));
+        Session computing(model, session);
+        const NeuronStore& store = *model->store;
+        const StoreShape& shape_of = store.shape();
+        const int64_t all = int64_t(shape_of.n_blocks) * shape_of.n;
+        const uint64_t filled = store.counts.bytes;
+        eval(computing, tokens, {});
+        CHECK(store.counts.bytes - filled < shape_of.slot_bytes(all, all));
+        computing.truncate(0, 0);
+        CHECK(same(last(whole), last(computing)));
+        const ResidencyShape& now = model->store->residency().shape();
+        CHECK(shape_of.slot_bytes(now.first_slots, now.rest_slots) >
+              uint64_t(0.95 * double(shape_of.cache_sectors * StoreShape::kSector)));
+    }
+}
+
 // Without a profile the next run begins with what was needed, unless its file is damaged.
 void test_resident() {
     Shape shape = wide();
@@ -315,6 +353,7 @@ int main() {
         if (shape.predictor_rank) test_shape(shape, PI_SPARSE_PREDICTOR);
         test_shape(shape, PI_SPARSE_EXACT);
     }
+    test_lending();
     test_resident();
     test_orders();
     test_faults(wide());

@@ -12,8 +12,9 @@ namespace {
 
 constexpr int32_t kFirst[1] = {0};  // the only token
 constexpr int64_t kTile = 8;        // neurons whose rows are prefetched together
-// Neurons of a thread's piece: about 10 microseconds of work with 4,096 columns in Q4_0.
-constexpr int64_t kPiece = 4 * kTile;
+// Neurons of a thread's piece, at most: about 10 microseconds of work with 4,096 columns in Q4_0.
+// What just came from a disk are few rows, which several threads share nevertheless.
+constexpr int64_t kPiece = 4 * kTile, kLeastPiece = 4;
 static_assert(kPiece <= cpu::kShared);
 
 // Calls put(id, product) for each of n rows, in parallel.
@@ -22,7 +23,9 @@ void products(Context& context, const cpu::RowProducts& products, const NeuronRo
               const float* bias, const int32_t* ids, int64_t n, const F& put) {
     NeuronRows placed = rows;  // rows that are named by their places
     placed.place = nullptr;
-    context.threads.run(n, kPiece, [&](int64_t begin, int64_t end, int) {
+    const int64_t threads = context.threads.active();
+    const int64_t piece = std::clamp((n + threads - 1) / threads, kLeastPiece, kPiece);
+    context.threads.run(n, piece, [&](int64_t begin, int64_t end, int) {
         int32_t room[kPiece];
         float out[kTile];
         const int32_t* const at = cpu::places(rows, ids + begin, end - begin, room);

@@ -2,20 +2,25 @@
 // and prints one line of JSON.
 //
 //   storage_speed --model F --tokens IDS [--budget MiB] [--warm 200] [--n 100] [--prompt 0]
-//                 [--ctx 256] [--sparse 0] [--threads 0]
+//                 [--ctx 256] [--sparse 0] [--threads 0] [--without bundles,cache,overlap]
 //
 // --budget 0: what is free. --prompt: so many of the ids first, in one call, which is measured
-// alone. "token": for each token [ms, reads, MB, ms of waiting for the disk].
+// alone. --without: see ablation.h; cache: nothing stays in memory. "logits": a hash of the logits
+// of all tokens, which no budget changes. "token": for each token [ms, reads, MB, ms of waiting for
+// the disk].
 #include <sys/resource.h>
 
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
+#include <cstring>
 #include <fstream>
 
+#include "ablation.h"
 #include "ggml/status.h"
 #include "gpu/tools/arguments.h"
 #include "session.h"
+#include "storage.h"
 #include "store.h"
 
 namespace {
@@ -32,6 +37,28 @@ double processor_seconds() {
     getrusage(RUSAGE_SELF, &usage);
     return double(usage.ru_utime.tv_sec + usage.ru_stime.tv_sec) +
            1e-6 * double(usage.ru_utime.tv_usec + usage.ru_stime.tv_usec);
+}
+
+// Opens the store of a model anew, without some of what it does.
+void ablate(const Model& model, const pi_model_params& params, const std::string& without) {
+    const auto has = [&](const char* part) { return without.find(part) != std::string::npos; };
+    Model& m = const_cast<Model&>(model);
+    m.store.reset();
+    StoreShape& shape = m.storage->shape;
+    if (has("cache")) {
+        shape.adapts = false;
+        shape.first_slots = shape.rest_slots = shape.cache_sectors = 0;
+    }
+    const Ffn& f = m.layers[0].experts.empty() ? m.layers[0].ffn : m.layers[0].experts[0];
+    ggml::ReaderOptions options;
+    options.align = uint32_t(f.stored.layout.align);
+    options.depth = 256;
+    const std::string& path = m.file.files[size_t(f.stored.file)]->path();
+    m.store = open_store(
+        m, params,
+        std::make_unique<ablation::Reader>(ggml::open_reader(path, options),
+                                           ablation::Without{has("bundles"), has("overlap")},
+                                           uint32_t(shape.first_sectors * StoreShape::kSector)));
 }
 
 // What a call took.
@@ -61,6 +88,7 @@ void run(tools::Arguments args) {
     const double budget = args.number("budget", 0);
     const auto n_ctx = int32_t(args.whole("ctx", 256)), sparse = int32_t(args.whole("sparse", 0)),
                n_threads = int32_t(args.whole("threads", 0));
+    const std::string without = args.text("without", "");
     args.no_more();
     std::vector<int32_t> ids;
     std::ifstream file(list);
@@ -78,6 +106,7 @@ void run(tools::Arguments args) {
     params.session = &how;
     double begin = seconds();
     const auto model = Model::load(path, params);
+    if (!without.empty() && model->store) ablate(*model, params, without);
     const double loaded = seconds() - begin;
     Session session(model, how);
     std::printf("{\"load_s\": %.2f", loaded);
@@ -98,6 +127,7 @@ void run(tools::Arguments args) {
     }
     std::vector<Took> tokens;
     double processor = 0;
+    uint64_t bits = 0xcbf29ce484222325;  // FNV-1a of all logits
     for (size_t i = 0; i < warm + n; i++) {
         if (session.length(0) >= how.n_ctx) session.truncate(0, 0);
         if (i == warm) {
@@ -106,6 +136,11 @@ void run(tools::Arguments args) {
         }
         const Took took = eval(session, {ids[(n_prompt + i) % ids.size()]}, true);
         if (i >= warm) tokens.push_back(took);
+        for (int64_t k = 0; k < model->config.n_vocab; k++) {
+            uint32_t word;
+            std::memcpy(&word, session.result(0) + k, sizeof(word));
+            bits = (bits ^ word) * 0x100000001b3;
+        }
     }
     const double all = seconds() - begin;
     StoreCounts sum;
@@ -121,6 +156,7 @@ void run(tools::Arguments args) {
                 per(processor_seconds() - processor) * 1e3);
     std::printf(", \"reads\": %.1f, \"mb\": %.3f, \"waited_ms\": %.2f", per(double(sum.reads)),
                 per(double(sum.bytes)) * 1e-6, per(sum.waited_s) * 1e3);
+    std::printf(", \"logits\": \"%016llx\"", (unsigned long long)bits);
     for (int half = 0; half < 2; half++) {
         const char* name = half ? "rest" : "first";
         std::printf(", \"%s_needed\": %.1f, \"%s_missed\": %.1f", name,
