@@ -90,6 +90,7 @@ void StoreCounts::add(const StoreCounts& begin, const StoreCounts& end) {
     }
     reads += end.reads - begin.reads;
     bytes += end.bytes - begin.bytes;
+    predictors += end.predictors - begin.predictors;
     admitted += end.admitted - begin.admitted;
     waited_s += end.waited_s - begin.waited_s;
 }
@@ -129,9 +130,21 @@ void NeuronStore::open(int32_t block) {
         const auto first = int32_t(slot_at(half, 0)), step = int32_t(slot_at(half, 1)) - first;
         for (int32_t i = 0; i < shape_.n; i++) {
             const int32_t at = first + slot[i] * step;
-            place[i] = slot[i] < 0 ? -1 : at;
+            place[i] = slot[i] < 0 ? kAbsent : at;
         }
         tables_.residency.pin(Half(half), block);
+    }
+    for (int lane = 0; lane < StoreShape::kLanes; lane++) {
+        for (int32_t i = 0; lanes_[lane].block == block && i < lanes_[lane].n; i++) {
+            expect(tables_.entries[lane][i]);
+        }
+    }
+}
+
+void NeuronStore::expect(const Entry& entry) {
+    for (int half = 0; half < 2; half++) {
+        int32_t& place = tables_.place[half][entry.id];
+        if (entry.place[half] >= 0 && place == kAbsent) place = kComing;
     }
 }
 
@@ -258,6 +271,7 @@ void NeuronStore::request(int lane, int32_t block, const NeuronParts* parts, int
             entry.place[half] = int32_t(lane_begin(lane) + l.used);
             l.used += range_of(layout, half).bytes / kSector;
         }
+        if (block == block_) expect(entry);
     }
     pump();
 }
@@ -379,6 +393,11 @@ void NeuronStore::check(ggml::Threads& threads, int lane, int32_t end) {
                               damaged.load(), l.block));
 }
 
+int64_t NeuronStore::asked(int lane, int32_t* ids) const {
+    for (int32_t i = 0; i < lanes_[lane].n; i++) ids[i] = tables_.entries[lane][i].id;
+    return lanes_[lane].n;
+}
+
 bool NeuronStore::complete(int lane) const {
     return lanes_[lane].given == lanes_[lane].n;
 }
@@ -426,7 +445,7 @@ void NeuronStore::finish(ggml::Threads& threads, int lane) {
     while (!complete(lane)) arrived(threads, lane, true, out, kAtOnce);
 }
 
-void NeuronStore::keep(ggml::Threads& threads, int lane) {
+void NeuronStore::keep(ggml::Threads& threads, int lane, int64_t end) {
     Lane& l = lanes_[lane];
     const StoreLayout& layout = blocks_[size_t(l.block)].layout;
     Residency& residency = tables_.residency;
@@ -435,13 +454,13 @@ void NeuronStore::keep(ggml::Threads& threads, int lane) {
     int64_t n = 0;
     for (int32_t i = 0; i < l.n; i++) {
         for (Half half : {Half::first, Half::rest}) {
-            if (entries[i].place[int(half)] < 0) continue;
+            if (entries[i].place[int(half)] < 0 || entries[i].id >= end) continue;
             const int32_t slot = residency.admit(half, l.block, entries[i].id);
             if (slot >= 0) copies[n++] = {i, half, slot};
         }
     }
-    threads.run(n, kPiece, [&](int64_t begin, int64_t end, int) {
-        for (int64_t i = begin; i < end; i++) {
+    threads.run(n, kPiece, [&](int64_t first, int64_t last, int) {
+        for (int64_t i = first; i < last; i++) {
             const Copy& copy = copies[i];
             const Entry& e = entries[copy.entry];
             // A later part may have got the slot.
@@ -456,18 +475,22 @@ void NeuronStore::keep(ggml::Threads& threads, int lane) {
             if (entries[i].place[half] < 0) continue;
             // Its room in the lane is about to be used for others.
             const int32_t slot = residency.slots(Half(half), l.block)[entries[i].id];
-            tables_.place[half][entries[i].id] = slot < 0 ? -1 : int32_t(slot_at(half, slot));
+            tables_.place[half][entries[i].id] = slot < 0 ? kAbsent : int32_t(slot_at(half, slot));
         }
     }
     l = {};
 }
 
 void NeuronStore::request_predictor(int32_t block) {
-    if (predictors_->request(block)) pump();
+    const bool before = predictors_->asked(block);
+    if (!predictors_->request(block) || before) return;
+    counts.predictors++;
+    pump();
 }
 
 const std::vector<ggml::Matrix>& NeuronStore::predictor(ggml::Context& context, int32_t block) {
-    if (!predictors_->request(block)) {
+    request_predictor(block);
+    if (!predictors_->asked(block)) {
         throw Error(Code::internal, "all places for predictors are in use");
     }
     wait_until([&] { return predictors_->complete(block); });

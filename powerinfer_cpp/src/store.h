@@ -38,6 +38,7 @@ struct StoreCounts {
     // computed together, only the parts of neurons that fired.
     uint64_t needed[2] = {0, 0}, missed[2] = {0, 0};
     uint64_t reads = 0, bytes = 0;  // from the disk; gaps included
+    uint64_t predictors = 0;        // of experts, that were read
     uint64_t admitted = 0;          // parts that got a slot after a read
     double waited_s = 0;            // with nothing left to compute
 
@@ -54,7 +55,7 @@ class NeuronStore {
 
         Residency residency;
         uint32_t* crc = nullptr;                         // [n_blocks, n, 2]
-        int32_t* place[2] = {nullptr, nullptr};          // [n], by half; -1: not in memory
+        int32_t* place[2] = {nullptr, nullptr};          // [n], by half; or kAbsent, kComing
         struct Entry* entries[StoreShape::kLanes] = {};  // [n]
         struct Run* runs[StoreShape::kLanes] = {};       // [n]
         int32_t* arrived[StoreShape::kLanes] = {};       // [n]
@@ -93,6 +94,8 @@ class NeuronStore {
     // The rows of the open block, for the operators; only those with a place exist.
     ggml::Neurons rows(ggml::Neurons w) const;
     bool has(Half half, int32_t id) const { return tables_.place[int(half)][id] >= 0; }
+    // Is the part neither in memory nor asked for?
+    bool absent(Half half, int32_t id) const { return tables_.place[int(half)][id] == kAbsent; }
     // Did the disk bring the part, which has no slot yet?
     bool staged(Half half, int32_t id) const {
         return tables_.place[int(half)][id] >= lane_begin(0);
@@ -114,6 +117,8 @@ class NeuronStore {
     int32_t unkept_block() const;  // -1 if there is none
     // Asks for parts of a block, ascending, which must fit the lane. Neighbours are read together.
     void request(int lane, int32_t block, const NeuronParts* parts, int64_t n);
+    // Writes the neurons that a lane was asked for, [n] at most; returns their number.
+    int64_t asked(int lane, int32_t* ids) const;
     // Starts reads, takes those that are done, and writes parts of the lane that arrived since the
     // last call to `out`, at most n; they have places from now on. wait: for at least one, unless
     // none is missing. Throws Error(io | format) if a read failed or brought damaged bytes.
@@ -122,8 +127,8 @@ class NeuronStore {
     void finish(ggml::Threads& threads, int lane);
     bool complete(int lane) const;
     // Empties a lane whose parts are all there, after the last use of these: those that are worth
-    // it get slots, the others are gone.
-    void keep(ggml::Threads& threads, int lane);
+    // it get slots, the others are gone, and so are neurons from `end` on.
+    void keep(ggml::Threads& threads, int lane, int64_t end = INT32_MAX);
     // Do predictors stay on the disk? Then: asks for that of a block, if there is room for it;
     // waits for it, and returns its matrices; and ends its use by so many rows.
     bool pages_predictors() const { return predictors_ != nullptr; }
@@ -147,6 +152,8 @@ class NeuronStore {
     std::mutex mutex;  // held by a session while it computes
 
  private:
+    // Of a part that is not in memory, and of one that a lane of the open block will have.
+    static constexpr int32_t kAbsent = -1, kComing = -2;
     struct Lane {
         int64_t tag = -1;
         int32_t block = 0;
@@ -163,6 +170,7 @@ class NeuronStore {
     // rests from its end, so that the border between them can move.
     int64_t slot_at(int half, int64_t slot) const;
     void resize(Half half, const struct PoolSlots& wanted);
+    void expect(const struct Entry& entry);
     void pump();
     void take(double wait_s);
     template <typename F>
