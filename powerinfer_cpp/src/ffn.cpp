@@ -20,6 +20,8 @@ struct Block {
     const float* residual;  // [n, n_embd], before the norm: input of PowerInfer's predictors
     const int32_t* rows;    // [n], their indices in the batch; null: all, in order
     int64_t n;
+    int64_t scored = 0;      // where the workspace has their scores
+    bool predicted = false;  // these have been computed
 
     int64_t row(int64_t t) const { return rows ? rows[t] : t; }
 };
@@ -46,42 +48,60 @@ void dense_ffn(const Pass& p, const Block& in, float* y) {
     counts = {counts.rows + in.n, counts.proposed + all, counts.computed + all, counts.fired + all};
 }
 
+// The block's number in stores and traces.
+int32_t block_number(const Pass& p, int64_t layer, int64_t expert) {
+    return int32_t(layer * std::max<int64_t>(1, p.model.config.n_expert) + expert);
+}
+
 // score = fc2 . relu(fc1 . x), raw logits without bias, as in PowerInfer. With a sketch: the score
 // of ggml/sketch.h.
-void predict(const Pass& p, const Ffn& w, const float* x, int64_t n) {
+void predict(const Pass& p, const Block& in, float* score) {
     const Config& c = p.model.config;
     Workspace& b = p.work;
     p.context.profile.part = name(Part::predictor);
-    if (w.signs) {
-        const ggml::Sketch sketch{c.n_ff, c.n_embd, w.signs.data, w.sketch_offset};
-        ggml::sketch_scores(p.context, sketch, x, n, b.sketch, b.score);
-        p.context.profile.part = name(Part::ffn);
-        return;
+    const float* const x = c.predict_from_normed ? in.x : in.residual;
+    const bool paged = p.store && p.store->pages_predictors();
+    const int32_t block = block_number(p, in.layer, in.expert);
+    const ggml::Matrix* const there = paged ? p.store->predictor(p.context, block).data() : nullptr;
+    if (in.w.signs) {
+        const ggml::Matrix& signs = paged ? there[0] : in.w.signs;
+        const ggml::Sketch sketch{c.n_ff, c.n_embd, signs.data, in.w.sketch_offset};
+        ggml::sketch_scores(p.context, sketch, x, in.n, b.sketch, score);
+    } else {
+        const ggml::Matrix &fc1 = paged ? there[0] : in.w.fc1, &fc2 = paged ? there[1] : in.w.fc2;
+        const Input input = b.input.prepare(p.context, x, in.n, c.n_embd, fc1.quantised());
+        ggml::matmul(p.context, input, {{fc1, b.hidden}});
+        ggml::activation(p.context, ggml::Activation::relu, b.hidden, in.n * fc1.rows);
+        const Input hidden = b.input.prepare(p.context, b.hidden, in.n, fc1.rows, fc2.quantised());
+        ggml::matmul(p.context, hidden, {{fc2, score}});
     }
-    const Input input = b.input.prepare(p.context, x, n, c.n_embd, w.fc1.quantised());
-    ggml::matmul(p.context, input, {{w.fc1, b.hidden}});
-    ggml::activation(p.context, ggml::Activation::relu, b.hidden, n * w.fc1.rows);
-    const Input hidden = b.input.prepare(p.context, b.hidden, n, w.fc1.rows, w.fc2.quantised());
-    ggml::matmul(p.context, hidden, {{w.fc2, b.score}});
+    if (paged) p.store->keep_predictor(block, in.n);
     p.context.profile.part = name(Part::ffn);
+}
+
+// Of these rows, how many are masked by a predictor.
+int64_t n_masked(const Pass& p, const Block& in) {
+    if (!is_predicted(p.model.layers[size_t(in.layer)], in.w, p.params.sparse)) return 0;
+    int64_t n = 0;
+    for (int64_t t = 0; t < in.n; t++) n += p.work.batch.masked[in.row(t)];
+    return n;
 }
 
 // The neurons that may be computed for each row: all, unless a predictor masks the row.
 ggml::NeuronMask mask_of(const Pass& p, const Block& in) {
-    const Config& c = p.model.config;
     Workspace& b = p.work;
     ggml::NeuronMask mask;
-    if (!is_predicted(p.model.layers[size_t(in.layer)], in.w, p.params.sparse)) return mask;
-    int64_t n_masked = 0;
-    for (int64_t t = 0; t < in.n; t++) {
-        b.masked[t] = b.batch.masked[in.row(t)];
-        n_masked += b.masked[t];
+    const int64_t masked = n_masked(p, in);
+    if (masked == 0) return mask;
+    bool* const flags = b.masked + in.scored;
+    float* const score = b.score + in.scored * p.model.config.n_ff;
+    if (!in.predicted) {
+        for (int64_t t = 0; t < in.n; t++) flags[t] = b.batch.masked[in.row(t)];
+        p.counts.predicted[size_t(in.layer)] += masked;
+        predict(p, in, score);
     }
-    if (n_masked == 0) return mask;
-    p.counts.predicted[size_t(in.layer)] += n_masked;
-    predict(p, in.w, c.predict_from_normed ? in.x : in.residual, in.n);
-    mask.masked = b.masked;
-    mask.score = b.score;
+    mask.masked = flags;
+    mask.score = score;
     mask.threshold = score_threshold(p.model.layers[size_t(in.layer)], p.params);
     if (p.params.sparse == PI_SPARSE_AUTO && !in.w.unpredicted.empty()) {
         mask.unpredicted = in.w.unpredicted.data();
@@ -112,10 +132,9 @@ void neuron_ffn(const Pass& p, const Block& in, float* y) {
     const ggml::NeuronMask mask = mask_of(p, in);
     ggml::NeuronCounts& counts = p.counts.neurons[size_t(in.layer)];
     if (p.store) {
-        const int64_t experts = std::max<int64_t>(1, c.n_expert);
         // Which experts come next is not known, nor in what portions a device takes the rows.
-        const bool more = experts == 1 && in.layer + 1 < c.n_layer - p.model.device_layers();
-        const auto block = int32_t(in.layer * experts + in.expert);
+        const bool more = !c.n_expert && in.layer + 1 < c.n_layer - p.model.device_layers();
+        const int32_t block = block_number(p, in.layer, in.expert);
         stored_ffn(p, {block, more ? block + 1 : -1, neurons, in.x, in.n, mask}, y, counts,
                    b.flags);
         return;
@@ -144,23 +163,86 @@ void ffn(const Pass& p, const Block& in, float* y) {
     p.record.fired(p.context, in.layer, in.expert, in.rows, in.n, p.work.flags);
 }
 
+// The rows of the batch that chose an expert. The experts of a single row keep their scores apart.
+Block chosen_block(const Pass& p, int64_t layer, int64_t expert) {
+    const ggml::ExpertRows& chosen = p.work.expert_rows;
+    const int32_t first = chosen.first[expert];
+    return {layer,
+            expert,
+            p.model.layers[size_t(layer)].experts[size_t(expert)],
+            p.work.gathered,
+            p.work.gathered_residual,
+            chosen.rows + first,
+            chosen.first[expert + 1] - first,
+            p.work.batch.n == 1 ? first : 0};
+}
+
+// Gathers them, so that the expert's weights are read once.
+void gather(const Pass& p, const Block& in, const float* x) {
+    Workspace& b = p.work;
+    const int64_t width = p.model.config.n_embd;
+    ggml::gather_rows(p.context, x, in.rows, in.n, width, b.gathered);
+    ggml::gather_rows(p.context, b.x, in.rows, in.n, width, b.gathered_residual);
+}
+
+// Calls use(block) for all experts from `first` on that a row chose.
+template <typename F>
+void for_chosen(const Pass& p, int64_t layer, int64_t first, const F& use) {
+    for (int64_t e = first; e < p.model.config.n_expert; e++) {
+        const Block in = chosen_block(p, layer, e);
+        if (in.n) use(in);
+    }
+}
+
+// Asks for the predictors of chosen experts, as far as there is room.
+void request_predictors(const Pass& p, int64_t layer, int64_t first) {
+    if (!p.store || !p.store->pages_predictors()) return;
+    for_chosen(p, layer, first, [&](const Block& in) {
+        if (n_masked(p, in)) p.store->request_predictor(block_number(p, layer, in.expert));
+    });
+}
+
+// Asks for the neurons that the only row of an expert may need, if its scores are known.
+void request_block(const Pass& p, const Block& in) {
+    const int32_t block = block_number(p, in.layer, in.expert);
+    request_neurons(p, {block, -1, in.w.neurons, nullptr, 1, mask_of(p, in)});
+}
+
+// For a single row: predicts for all of its experts, and asks for their neurons, before the first
+// one is computed.
+void begin_experts(const Pass& p, int64_t layer, const float* x) {
+    for_chosen(p, layer, 0, [&](Block in) {
+        request_predictors(p, layer, in.expert);
+        gather(p, in, x);
+        mask_of(p, in);
+        in.predicted = true;
+        request_block(p, in);
+    });
+}
+
 // y[t] = sum of share * ffn(expert, x[t]) over the chosen experts, in ascending order.
 void mixture(const Pass& p, int64_t layer, const float* x, float* y) {
     const Config& c = p.model.config;
     Workspace& b = p.work;
-    const ggml::ExpertRows& chosen = b.expert_rows;
+    const bool begun = p.store && b.batch.n == 1;
+    if (begun) begin_experts(p, layer, x);
     ggml::zero(p.context, y, b.batch.n * c.n_embd);
-    for (int64_t e = 0; e < c.n_expert; e++) {
-        // Gathers the rows that chose this expert, so that its weights are read once.
-        const int32_t first = chosen.first[e], n = chosen.first[e + 1] - first;
-        if (n == 0) continue;
-        const int32_t* rows = chosen.rows + first;
-        ggml::gather_rows(p.context, x, rows, n, c.n_embd, b.gathered);
-        ggml::gather_rows(p.context, b.x, rows, n, c.n_embd, b.gathered_residual);
-        const Ffn& w = p.model.layers[size_t(layer)].experts[size_t(e)];
-        ffn(p, {layer, e, w, b.gathered, b.gathered_residual, rows, n}, b.expert_out);
-        ggml::scatter_add(p.context, b.expert_out, rows, chosen.share + first, n, c.n_embd, y);
-    }
+    for_chosen(p, layer, 0, [&](Block in) {
+        in.predicted = begun;
+        if (begun) {
+            // Those that found no room until now.
+            for_chosen(p, layer, in.expert, [&](Block later) {
+                later.predicted = true;
+                request_block(p, later);
+            });
+        } else {
+            request_predictors(p, layer, in.expert);
+        }
+        gather(p, in, x);
+        ffn(p, in, b.expert_out);
+        ggml::scatter_add(p.context, b.expert_out, in.rows,
+                          b.expert_rows.share + b.expert_rows.first[in.expert], in.n, c.n_embd, y);
+    });
 }
 
 }  // namespace
@@ -187,6 +269,15 @@ void route(const Pass& p, const Layer& l, const float* x) {
     ggml::matmul(p.context, input, {{l.router, b.router, nullptr}});
     ggml::route(p.context, c.gating, b.router, n, c.n_expert, c.n_expert_used, b.share,
                 b.expert_rows);
+}
+
+void request_experts(const Pass& p, int64_t layer) {
+    if (!p.store) return;
+    request_predictors(p, layer, 0);
+    if (p.work.batch.n > 1) return;
+    for_chosen(p, layer, 0, [&](const Block& in) {
+        if (!n_masked(p, in)) request_block(p, in);
+    });
 }
 
 void feed_forward(const Pass& p, int64_t layer, const float* x, float* y) {

@@ -28,6 +28,20 @@ Input prepare(const Pass& p, const Neurons& w, const float* x, int64_t n) {
     return p.work.input.prepare(p.context, x, n, w.cols, q8);
 }
 
+// Names a segment of a block for a lane; of blocks with one row, which have whole lanes, the first.
+int64_t tag(int32_t block, int64_t segment) {
+    return int64_t(block) * kSegments + segment;
+}
+
+template <typename F>
+void for_candidates(const ggml::Candidates& candidates, int64_t n_ff, int64_t begin, int64_t end,
+                    const F& use) {
+    for (int64_t s = begin; s < end; s++) {
+        const int32_t* const ids = candidates.ids + segment_of(n_ff, s).begin;
+        for (int32_t i = 0; i < candidates.count[s]; i++) use(ids[i]);
+    }
+}
+
 // One row: the gates that are in memory first, while the disk brings others; then the other rows of
 // neurons that fire, as they arrive; and the sums, segment by segment in order, as soon as all
 // values of a segment are there. What the row before read gets its slots while the disk works. If
@@ -66,7 +80,11 @@ class OneRow {
             }
             add(begin, end);
             learn(begin, end);
-            if (end < kSegments) store_.keep(p_.context.threads, lane_);
+            if (end < kSegments) {
+                // Neurons that were asked for beforehand, and found no room now, are read again.
+                while (!store_.complete(lane_)) compute_arrived(true);
+                store_.keep(p_.context.threads, lane_, segment_of(w_.n, end).begin);
+            }
         }
         ggml::merge(p_.context, w_, p_.work.sums, y);
     }
@@ -85,15 +103,19 @@ class OneRow {
  private:
     template <typename F>
     void for_candidates(int64_t begin, int64_t end, const F& use) const {
-        for (int64_t s = begin; s < end; s++) {
-            const int32_t* const ids = candidates_.ids + segment_of(w_.n, s).begin;
-            for (int32_t i = 0; i < candidates_.count[s]; i++) use(ids[i]);
-        }
+        powerinfer::for_candidates(candidates_, w_.n, begin, end, use);
     }
 
-    // Takes a lane beside the one with what the row before read, if it has room for all that is
-    // missing.
+    // Takes the lane that request_neurons() has filled; or one beside that with what the row before
+    // read, if it has room for all that is missing.
     void choose_lane() {
+        lane_ = store_.lane_of(tag(in_.block, 0));
+        if (lane_ >= 0) {
+            store_.label(lane_, -1);
+            const int64_t n = store_.asked(lane_, s_.came);
+            for (int64_t i = 0; i < n; i++) awaited_[segment_with(s_.came[i])]++;
+            return;
+        }
         lane_ = store_.roomiest_lane();
         if (window(0, false) == kSegments) return;
         keep_earlier();
@@ -108,10 +130,9 @@ class OneRow {
     // What a candidate needs from the disk and has not been asked for. Before its first part is
     // computed (known: false) it is assumed to fire.
     NeuronParts missing(int32_t id, bool known) const {
-        const bool first = !store_.has(Half::first, id);
-        if (first && id < segment_of(w_.n, asked_).begin) return {id, false, false};
+        const bool first = store_.absent(Half::first, id);
         const bool fires = first || !known || s_.values[id] != 0;
-        return {id, first, fires && !store_.has(Half::rest, id)};
+        return {id, first, fires && store_.absent(Half::rest, id)};
     }
 
     // The end of the segments from `begin` on whose missing parts fit the staging area, which takes
@@ -135,7 +156,6 @@ class OneRow {
             n += s_.parts[n].first;
         });
         asked_ = end;
-        n_missed_[0] += n;
         request(n);
     }
 
@@ -203,6 +223,7 @@ class OneRow {
             if (s_.parts[i].first) came[n_firsts++] = s_.parts[i].id;
             awaited_[segment_with(s_.parts[i].id)]--;
         }
+        n_missed_[0] += n_firsts;
         first_values(came, n_firsts);
         for (int64_t i = 0; i < n; i++) {
             n_missed_[1] += s_.parts[i].rest && s_.values[s_.parts[i].id] != 0;
@@ -328,6 +349,30 @@ class ManyRows {
 };
 
 }  // namespace
+
+void request_neurons(const Pass& p, const StoredBlock& in) {
+    NeuronStore& store = *p.store;
+    if (store.lane_of(tag(in.block, 0)) >= 0) return;
+    int lane = store.roomiest_lane();
+    if (lane < 0 && store.unkept() >= 0) {
+        store.keep(p.context.threads, store.unkept());
+        lane = store.roomiest_lane();
+    }
+    if (lane < 0) return;
+    const int64_t n_ff = in.neurons.n;
+    ggml::select(p.context, in.mask, n_ff, p.work.candidates);
+    const int32_t* const slot = store.residency().slots(Half::first, in.block);
+    store.label(lane, tag(in.block, 0));
+    int64_t n = 0, left = std::min(store.room(lane), store.shape().lanes);
+    for_candidates(p.work.candidates, n_ff, 0, kSegments, [&](int32_t id) {
+        // With the rest even if that is in memory: it may be gone when the block is computed.
+        const NeuronParts whole{id, true, true};
+        if (slot[id] >= 0 || store.bytes(whole) > left) return;
+        left -= store.bytes(whole);
+        p.work.stored.parts[n++] = whole;
+    });
+    store.request(lane, in.block, p.work.stored.parts, n);
+}
 
 void stored_ffn(const Pass& p, const StoredBlock& in, float* y, ggml::NeuronCounts& counts,
                 bool* fired) {

@@ -12,10 +12,14 @@ struct StoredBlock {
     int32_t block;
     int32_t next;  // the block that the same rows go through next, if that is known; or -1
     const ggml::Neurons& neurons;
-    const float* x;  // [n, n_embd]
+    const float* x;  // [n, n_embd]; not for request_neurons()
     int64_t n;       // rows
     const ggml::NeuronMask& mask;
 };
+
+// Asks for the neurons of a block that its only row may need, and of which memory lacks the first
+// part, as far as there is room: before stored_ffn() of that block, in the same layer.
+void request_neurons(const Pass& p, const StoredBlock& in);
 
 // y [n, n_embd], with the bits that ggml::rows_ffn gives. fired: [n, n_ff] or null.
 void stored_ffn(const Pass& p, const StoredBlock& in, float* y, ggml::NeuronCounts& counts,

@@ -108,7 +108,10 @@ void layer(const Pass& p, int64_t i) {
     const int64_t n = b.batch.n;
 
     p.context.profile.part = name(Part::ffn);
-    if (c.route_layer_input) route(p, l, b.x);
+    if (c.route_layer_input) {
+        route(p, l, b.x);
+        request_experts(p, i);
+    }
     p.context.profile.part = name(Part::attention);
     norm(p, b.x, l.attn_norm, n, b.normed);
     attention(p, i, b.normed, b.out);

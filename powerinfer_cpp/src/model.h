@@ -127,6 +127,7 @@ class NeuronStore;
 // How a budget of RAM is divided if neurons stay on the disk (storage.h).
 struct StoragePlan {
     StoreShape shape;
+    PredictorShape predictors;                     // of experts
     uint64_t tables = 0, reader = 0, process = 0;  // bytes
     uint64_t least = 0;                            // the least budget with which the model runs so
     int32_t n_ubatch = 0;                          // rows that sessions compute at once, at most

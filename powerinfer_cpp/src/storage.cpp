@@ -108,6 +108,54 @@ void share_out(StoreShape& shape, bool predicted, uint64_t bytes) {
                               : slots.first * shape.first_sectors + slots.rest * shape.rest_sectors;
 }
 
+// Where the file has the predictors of experts.
+std::vector<StoredPredictor> stored_predictors(const Model& m) {
+    const Config& c = m.config;
+    std::vector<StoredPredictor> blocks(size_t(c.n_layer * c.n_expert));
+    for (const WeightSpec& w : m.weights) {
+        if (!w.by_expert()) continue;
+        const int64_t block = layer_of(w.name) * c.n_expert + w.row0 / w.rows;
+        const auto layout = w.strips() ? ggml::Layout::strips : ggml::Layout::rows;
+        blocks[size_t(block)].push_back(
+            {w.file_offset(), {w.tensor->type, layout, w.rows, w.cols, nullptr}});
+    }
+    return blocks;
+}
+
+// Pages for predictors, with room for those of a row's experts and none in the cache.
+PredictorShape predictor_pages(const Model& m) {
+    PredictorShape shape;
+    for (const StoredPredictor& block : stored_predictors(m)) {
+        uint64_t page = 0;
+        for (const StoredMatrix& matrix : block) page = ggml::size_sum(page, matrix.room());
+        shape.page = std::max(shape.page, page);
+    }
+    if (!shape) return shape;
+    shape.n_layer = int32_t(m.config.n_layer);
+    shape.n_expert = int32_t(m.config.n_expert);
+    shape.in_use = m.config.n_expert_used;
+    return shape;
+}
+
+// Bytes of a cache of all neurons, with its tables.
+uint64_t all_neurons(StoreShape shape) {
+    shape.first_slots = shape.rest_slots = int64_t(shape.n_blocks) * shape.n;
+    return ggml::size_sum(shape.slot_bytes(shape.first_slots, shape.rest_slots),
+                          ggml::carved_bytes<NeuronStore::Tables>(shape));
+}
+
+// How many pages are kept if so much is left for them and for neurons. A page is read for each
+// token that chooses its expert, but in long reads; of neurons only those that fire are read, but
+// one by one. On a disk of 50,000 reads and 1 GB a second a third is within a tenth of the best
+// share for most budgets, densities and popularities (docs/storage.md).
+int64_t pages_to_keep(const PredictorShape& shape, uint64_t left, uint64_t neurons) {
+    constexpr uint64_t kShare = 3;
+    const uint64_t spare = left - std::min(left, neurons);
+    // A slot's entries in the tables are far below a hundredth of it.
+    const uint64_t each = shape.page + shape.page / 100 + 64;
+    return std::min<int64_t>(shape.n_blocks(), int64_t(std::max(left / kShare, spare) / each));
+}
+
 std::string resident_path(const Model& m) {
     return m.file.gguf.path() + ".resident";
 }
@@ -152,13 +200,19 @@ std::string keeps_to_ram(const Model& m) {
         if (file >= 0 && f.stored.file != file) why = "its bundles are in several files";
         file = f.stored.file;
     });
+    for (const WeightSpec& w : m.weights) {
+        if (file >= 0 && w.by_expert() && w.tensor->file != file) {
+            why = "its bundles and predictors are in several files";
+        }
+    }
     return why;
 }
 
 std::vector<PlanPart> storage_parts(const StoragePlan& plan) {
     const StoreShape& s = plan.shape;
     const uint64_t staging = uint64_t(StoreShape::kLanes * s.lanes);
-    return {{Tier::ram, Part::cache, -1, s.arena_bytes() - staging},
+    return {{Tier::ram, Part::predictor, -1, plan.predictors.bytes()},
+            {Tier::ram, Part::cache, -1, s.arena_bytes() - staging},
             {Tier::ram, Part::staging, -1, staging + plan.reader},
             {Tier::ram, Part::tables, -1, plan.tables},
             {Tier::ram, Part::process, -1, plan.process}};
@@ -182,11 +236,13 @@ StoragePlan plan_storage(const Model& m, const pi_model_params& params) {
     if (m.device) shape.before = before;
     shape.lanes = shape.least_lane();
     plan.reader = ggml::Reader::memory(reader_options(layout));
+    PredictorShape& predictors = plan.predictors = predictor_pages(m);
 
     const auto table_bytes = [&] { return ggml::carved_bytes<NeuronStore::Tables>(shape); };
     uint64_t fixed = total(m.plan.parts, Tier::ram);
     const uint64_t least_tables = table_bytes();
-    for (uint64_t bytes : {plan.reader, uint64_t(StoreShape::kLanes * shape.lanes), least_tables}) {
+    for (uint64_t bytes : {plan.reader, uint64_t(StoreShape::kLanes * shape.lanes), least_tables,
+                           predictors.bytes()}) {
         fixed = ggml::size_sum(fixed, bytes);
     }
     pi_session_params session = kept_session(m.config, params);
@@ -202,11 +258,17 @@ StoragePlan plan_storage(const Model& m, const pi_model_params& params) {
     plan.predicted = m.config.has_predictors &&
                      (session.sparse == PI_SPARSE_AUTO || session.sparse == PI_SPARSE_PREDICTOR);
     const uint64_t kept = rows_kept_bytes(m, params);
-    // The most slots that fit, with their tables, beside the sessions.
+    // The most pages and slots that fit, with their tables, beside the sessions.
     const StoreShape none = shape;
     const auto divide = [&] {
         const uint64_t room = limit - ggml::size_sum(fixed, sessions()) + least_tables;
-        const uint64_t left = room - std::min(room, kept);
+        uint64_t left = room - std::min(room, kept);
+        predictors.slots = 0;
+        if (plan.predicted && predictors) {
+            const uint64_t least_pages = predictors.bytes();
+            predictors.slots = pages_to_keep(predictors, left, all_neurons(none));
+            left -= predictors.bytes() - least_pages;
+        }
         StoreShape best = none;
         uint64_t fits = 0, too_much = left + 1;
         while (too_much - fits > StoreShape::kSector) {
@@ -284,7 +346,13 @@ std::unique_ptr<NeuronStore> open_store(const Model& m, const pi_model_params& p
     for_blocks(m, [&](const Ffn& f, int64_t) { blocks.push_back(f.stored); });
     const ggml::File& file = *m.file.files[size_t(blocks[0].file)];
     if (!reader) reader = ggml::open_reader(file.path(), reader_options(blocks[0].layout));
-    auto store = std::make_unique<NeuronStore>(std::move(reader), m.storage->shape, blocks);
+    std::unique_ptr<PredictorPages> predictors;
+    if (m.storage->predictors) {
+        predictors = std::make_unique<PredictorPages>(m.storage->predictors, stored_predictors(m),
+                                                      reader->align());
+    }
+    auto store = std::make_unique<NeuronStore>(std::move(reader), m.storage->shape, blocks,
+                                               std::move(predictors));
     std::vector<std::array<uint32_t, 2>> checksums(size_t(m.config.n_ff));
     std::vector<float> first(checksums.size()), rest(checksums.size());
     int32_t block = 0;

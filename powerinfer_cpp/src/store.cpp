@@ -47,6 +47,9 @@ double seconds() {
     return std::chrono::duration<double>(now).count();
 }
 
+// Marks the tags of reads for predictors.
+constexpr uint64_t kPredictors = uint64_t(1) << 63;
+
 const StoreLayout::Range& range_of(const StoreLayout& layout, int half) {
     return half == 0 ? layout.first : layout.rest;
 }
@@ -87,6 +90,7 @@ void StoreCounts::add(const StoreCounts& begin, const StoreCounts& end) {
     }
     reads += end.reads - begin.reads;
     bytes += end.bytes - begin.bytes;
+    predictors += end.predictors - begin.predictors;
     admitted += end.admitted - begin.admitted;
     waited_s += end.waited_s - begin.waited_s;
 }
@@ -106,11 +110,13 @@ NeuronStore::Tables::Tables(ggml::Carver& carver, const StoreShape& shape)
 }
 
 NeuronStore::NeuronStore(std::unique_ptr<ggml::Reader> reader, const StoreShape& shape,
-                         std::vector<StoredNeurons> blocks)
+                         std::vector<StoredNeurons> blocks,
+                         std::unique_ptr<PredictorPages> predictors)
     : shape_(shape),
       blocks_(std::move(blocks)),
       arena_(shape.arena_bytes(), "neurons"),
       memory_(ggml::carved_bytes<Tables>(shape), "tables of neurons"),
+      predictors_(std::move(predictors)),
       reader_(std::move(reader)) {
     ggml::Carver carver(memory_);
     tables_ = Tables(carver, shape);
@@ -134,9 +140,21 @@ void NeuronStore::open(int32_t block) {
         const auto first = int32_t(slot_at(half, 0)), step = int32_t(slot_at(half, 1)) - first;
         for (int32_t i = 0; i < blocks().size(block); i++) {
             const int32_t at = first + slot[i] * step;
-            place[i] = slot[i] < 0 ? -1 : at;
+            place[i] = slot[i] < 0 ? kAbsent : at;
         }
         tables_.residency.pin(Half(half), block);
+    }
+    for (int lane = 0; lane < StoreShape::kLanes; lane++) {
+        for (int32_t i = 0; lanes_[lane].block == block && i < lanes_[lane].n; i++) {
+            expect(tables_.entries[lane][i]);
+        }
+    }
+}
+
+void NeuronStore::expect(const Entry& entry) {
+    for (int half = 0; half < 2; half++) {
+        int32_t& place = tables_.place[half][entry.id];
+        if (entry.place[half] >= 0 && place == kAbsent) place = kComing;
     }
 }
 
@@ -268,6 +286,7 @@ void NeuronStore::request(int lane, int32_t block, const NeuronParts* parts, int
             entry.place[half] = int32_t(lane_begin(lane) + l.used);
             l.used += range_of(layout, half).bytes / kSector;
         }
+        if (block == block_) expect(entry);
     }
     pump();
 }
@@ -306,6 +325,15 @@ ggml::Read NeuronStore::read_of(int lane, int32_t run) const {
 void NeuronStore::pump() {
     constexpr int kAtOnce = 32;
     ggml::Read reads[kAtOnce];
+    // Which neurons are needed is known when the predictor has come.
+    while (predictors_ && failure_.empty() && predictors_->next(reads[0])) {
+        const ggml::Read of_page = reads[0];
+        reads[0].tag |= kPredictors;
+        if (reader_->submit(reads, 1) == 0) return;
+        predictors_->sent(of_page);
+        counts.bytes += of_page.bytes();
+        counts.reads++;
+    }
     for (int lane = 0; lane < StoreShape::kLanes; lane++) {
         Lane& l = lanes_[lane];
         while (l.sent < l.n_runs && failure_.empty()) {
@@ -342,17 +370,23 @@ void NeuronStore::take(double wait_s) {
     constexpr int kAtOnce = 64;
     ggml::ReadDone done[kAtOnce];
     const int n = reader_->done(done, kAtOnce, wait_s);
+    const auto failed = [&](int32_t error, const char* what, int32_t block) {
+        if (!error) return false;
+        fail(Code::io,
+             error == ggml::kShortRead
+                 ? format("the file ends before the %s that it had when it was opened", what)
+                 : format("reading %s of block %d failed: %s", what, block, std::strerror(error)));
+        return true;
+    };
     for (int i = 0; i < n; i++) {
+        if (done[i].tag & kPredictors) {
+            failed(done[i].error, "predictor", predictors_->done(done[i].tag & ~kPredictors));
+            continue;
+        }
         const auto lane = int(done[i].tag >> 32);
         Lane& l = lanes_[lane];
         const Run& run = tables_.runs[lane][uint32_t(done[i].tag)];
-        if (done[i].error) {
-            fail(Code::io, done[i].error == ggml::kShortRead
-                               ? "the file ends before the neurons that it had when it was opened"
-                               : format("reading neurons of block %d failed: %s", l.block,
-                                        std::strerror(done[i].error)));
-            continue;
-        }
+        if (failed(done[i].error, "neurons", l.block)) continue;
         for (int32_t k = run.begin; k < run.end; k++) tables_.arrived[lane][l.n_arrived++] = k;
     }
 }
@@ -374,18 +408,22 @@ void NeuronStore::check(ggml::Threads& threads, int lane, int32_t end) {
                               row_of(l.block, damaged.load()), l.block));
 }
 
+int64_t NeuronStore::asked(int lane, int32_t* ids) const {
+    for (int32_t i = 0; i < lanes_[lane].n; i++) ids[i] = tables_.entries[lane][i].id;
+    return lanes_[lane].n;
+}
+
 bool NeuronStore::complete(int lane) const {
     return lanes_[lane].given == lanes_[lane].n;
 }
 
-int64_t NeuronStore::arrived(ggml::Threads& threads, int lane, bool wait, NeuronParts* out,
-                             int64_t n) {
-    Lane& l = lanes_[lane];
+template <typename F>
+void NeuronStore::wait_until(const F& done) {
     take(0);
     pump();
-    if (wait && l.given == l.n_arrived && l.given < l.n && failure_.empty()) {
+    if (!done() && failure_.empty()) {
         const double begin = seconds();
-        while (l.given == l.n_arrived && failure_.empty()) {
+        while (!done() && failure_.empty()) {
             const int before = reader_->in_flight();
             take(patience);
             if (reader_->in_flight() == before) {
@@ -395,8 +433,15 @@ int64_t NeuronStore::arrived(ggml::Threads& threads, int lane, bool wait, Neuron
         }
         counts.waited_s += seconds() - begin;
     }
+    if (!failure_.empty()) throw Error(failure_code_, failure_);
+}
+
+int64_t NeuronStore::arrived(ggml::Threads& threads, int lane, bool wait, NeuronParts* out,
+                             int64_t n) {
+    Lane& l = lanes_[lane];
+    wait_until([&] { return !wait || l.given < l.n_arrived || l.given == l.n; });
     const auto end = int32_t(std::min<int64_t>(l.n_arrived, l.given + n));
-    if (failure_.empty()) check(threads, lane, end);
+    check(threads, lane, end);
     if (!failure_.empty()) throw Error(failure_code_, failure_);
     int64_t given = 0;
     while (l.given < end) {
@@ -415,7 +460,7 @@ void NeuronStore::finish(ggml::Threads& threads, int lane) {
     while (!complete(lane)) arrived(threads, lane, true, out, kAtOnce);
 }
 
-void NeuronStore::keep(ggml::Threads& threads, int lane) {
+void NeuronStore::keep(ggml::Threads& threads, int lane, int64_t end) {
     Lane& l = lanes_[lane];
     const StoreLayout& layout = blocks_[size_t(l.block)].layout;
     Residency& residency = tables_.residency;
@@ -424,13 +469,13 @@ void NeuronStore::keep(ggml::Threads& threads, int lane) {
     int64_t n = 0;
     for (Half half : {Half::first, Half::rest}) {
         for (int32_t i = 0; i < l.n; i++) {
-            if (entries[i].place[int(half)] < 0) continue;
+            if (entries[i].place[int(half)] < 0 || entries[i].id >= end) continue;
             const int32_t slot = residency.admit(half, l.block, entries[i].id);
             if (slot >= 0) copies[n++] = {i, half, slot};
         }
     }
-    threads.run(n, kPiece, [&](int64_t begin, int64_t end, int) {
-        for (int64_t i = begin; i < end; i++) {
+    threads.run(n, kPiece, [&](int64_t first, int64_t last, int) {
+        for (int64_t i = first; i < last; i++) {
             const Copy& copy = copies[i];
             const Entry& e = entries[copy.entry];
             // A later part may have got the slot.
@@ -445,16 +490,38 @@ void NeuronStore::keep(ggml::Threads& threads, int lane) {
             if (entries[i].place[half] < 0) continue;
             // Its room in the lane is about to be used for others.
             const int32_t slot = residency.slots(Half(half), l.block)[entries[i].id];
-            tables_.place[half][entries[i].id] = slot < 0 ? -1 : int32_t(slot_at(half, slot));
+            tables_.place[half][entries[i].id] = slot < 0 ? kAbsent : int32_t(slot_at(half, slot));
         }
     }
     l = {};
+}
+
+void NeuronStore::request_predictor(int32_t block) {
+    const bool before = predictors_->asked(block);
+    if (!predictors_->request(block) || before) return;
+    counts.predictors++;
+    pump();
+}
+
+const std::vector<ggml::Matrix>& NeuronStore::predictor(ggml::Context& context, int32_t block) {
+    request_predictor(block);
+    if (!predictors_->asked(block)) {
+        throw Error(Code::internal, "all places for predictors are in use");
+    }
+    wait_until([&] { return predictors_->complete(block); });
+    try {
+        return predictors_->matrices(context, block);
+    } catch (const Error& e) {
+        fail(e.code(), e.what());
+        throw Error(failure_code_, failure_);
+    }
 }
 
 void NeuronStore::begin(int64_t n_tokens) {
     if (!failure_.empty()) reset();
     if (!failure_.empty()) throw Error(failure_code_, failure_);
     tables_.residency.begin(int32_t(n_tokens));
+    if (predictors_) predictors_->begin(int32_t(n_tokens));
     tokens_ += n_tokens;
     if (tokens_ < adapt_at_ || lent_) return;
     adapt();
@@ -530,6 +597,7 @@ void NeuronStore::take_back() {
 void NeuronStore::reset() {
     failure_.clear();
     for (Lane& l : lanes_) l.n_runs = l.sent;  // sends no more
+    if (predictors_) predictors_->stop();
     close();
     while (reader_->in_flight() > 0) {
         const int before = reader_->in_flight();
@@ -542,6 +610,7 @@ void NeuronStore::reset() {
     }
     failure_.clear();
     for (Lane& l : lanes_) l = {};
+    if (predictors_) predictors_->forget();
 }
 
 void NeuronStore::fill_blocks(void (*progress)(void*, float), void* data) {

@@ -20,6 +20,7 @@
 #include "ggml/neurons.h"
 #include "ggml/reader.h"
 #include "ggml/threads.h"
+#include "predictor_pages.h"
 #include "residency.h"
 #include "store_shape.h"
 
@@ -37,6 +38,7 @@ struct StoreCounts {
     // computed together, only the parts of neurons that fired.
     uint64_t needed[2] = {0, 0}, missed[2] = {0, 0};
     uint64_t reads = 0, bytes = 0;  // from the disk; gaps included
+    uint64_t predictors = 0;        // of experts, that were read
     uint64_t admitted = 0;          // parts that got a slot after a read
     double waited_s = 0;            // with nothing left to compute
 
@@ -54,7 +56,7 @@ class NeuronStore {
         Residency residency;
         uint32_t* crc = nullptr;                         // [parts, 2]
         int32_t* row = nullptr;                          // [parts]: see rows_in_file
-        int32_t* place[2] = {nullptr, nullptr};          // [n], by half; -1: not in memory
+        int32_t* place[2] = {nullptr, nullptr};          // [n], by half; or kAbsent, kComing
         struct Entry* entries[StoreShape::kLanes] = {};  // [n]
         struct Run* runs[StoreShape::kLanes] = {};       // [n]
         int32_t* arrived[StoreShape::kLanes] = {};       // [n]
@@ -62,9 +64,11 @@ class NeuronStore {
     };
 
     // blocks: where the reader's file has each block. Checksums are still to be filled in, and
-    // which neurons of the file a block has.
+    // which neurons of the file a block has. predictors: those that the same file has; or null: all
+    // are in memory.
     NeuronStore(std::unique_ptr<ggml::Reader> reader, const StoreShape& shape,
-                std::vector<StoredNeurons> blocks);
+                std::vector<StoredNeurons> blocks,
+                std::unique_ptr<PredictorPages> predictors = nullptr);
     ~NeuronStore();
 
     // [size, 2], of first parts and rests.
@@ -103,6 +107,8 @@ class NeuronStore {
     // The rows of the open block, for the operators; only those with a place exist.
     ggml::Neurons rows(ggml::Neurons w) const;
     bool has(Half half, int32_t id) const { return tables_.place[int(half)][id] >= 0; }
+    // Is the part neither in memory nor asked for?
+    bool absent(Half half, int32_t id) const { return tables_.place[int(half)][id] == kAbsent; }
     // Did the disk bring the part, which has no slot yet?
     bool staged(Half half, int32_t id) const {
         return tables_.place[int(half)][id] >= lane_begin(0);
@@ -124,6 +130,8 @@ class NeuronStore {
     int32_t unkept_block() const;  // -1 if there is none
     // Asks for parts of a block, ascending, which must fit the lane. Neighbours are read together.
     void request(int lane, int32_t block, const NeuronParts* parts, int64_t n);
+    // Writes the neurons that a lane was asked for, [n] at most; returns their number.
+    int64_t asked(int lane, int32_t* ids) const;
     // Starts reads, takes those that are done, and writes parts of the lane that arrived since the
     // last call to `out`, at most n; they have places from now on. wait: for at least one, unless
     // none is missing. Throws Error(io | format) if a read failed or brought damaged bytes.
@@ -132,10 +140,16 @@ class NeuronStore {
     void finish(ggml::Threads& threads, int lane);
     bool complete(int lane) const;
     // Empties a lane whose parts are all there, after the last use of these: those that are worth
-    // it get slots, the others are gone.
-    void keep(ggml::Threads& threads, int lane);
+    // it get slots, the others are gone, and so are neurons from `end` on.
+    void keep(ggml::Threads& threads, int lane, int64_t end = INT32_MAX);
     // The same for the lane that is not kept yet, if there is one.
     void keep_rest(ggml::Threads& threads);
+    // Do predictors stay on the disk? Then: asks for that of a block, if there is room for it;
+    // waits for it, and returns its matrices; and ends its use by so many rows.
+    bool pages_predictors() const { return predictors_ != nullptr; }
+    void request_predictor(int32_t block);
+    const std::vector<ggml::Matrix>& predictor(ggml::Context& context, int32_t block);
+    void keep_predictor(int32_t block, int64_t rows) { predictors_->keep(block, rows); }
     // Before n tokens: throws Error(io) if reads of an earlier call are still in flight. reset:
     // after an error, waits for reads in flight and empties all lanes.
     void begin(int64_t n_tokens);
@@ -154,6 +168,8 @@ class NeuronStore {
     std::mutex mutex;  // held by a session while it computes
 
  private:
+    // Of a part that is not in memory, and of one that a lane of the open block will have.
+    static constexpr int32_t kAbsent = -1, kComing = -2;
     struct Lane {
         int64_t tag = -1;
         int32_t block = 0;
@@ -174,8 +190,11 @@ class NeuronStore {
     // rests from its end, so that the border between them can move.
     int64_t slot_at(int half, int64_t slot) const;
     void resize(Half half, const struct PoolSlots& wanted);
+    void expect(const struct Entry& entry);
     void pump();
     void take(double wait_s);
+    template <typename F>
+    void wait_until(const F& done);
     bool holds_nothing(int lane) const { return lanes_[lane].tag < 0 && lanes_[lane].n == 0; }
     bool intact(int lane, const struct Entry& entry) const;
     void check(ggml::Threads& threads, int lane, int32_t end);
@@ -193,7 +212,8 @@ class NeuronStore {
     bool lent_ = false;
     std::string failure_;
     ggml::Code failure_code_ = ggml::Code::io;
-    std::unique_ptr<ggml::Reader> reader_;  // last: its reads end before the arena goes
+    std::unique_ptr<PredictorPages> predictors_;
+    std::unique_ptr<ggml::Reader> reader_;  // last: its reads end before their memory goes
 };
 
 }  // namespace powerinfer

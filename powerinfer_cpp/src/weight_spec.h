@@ -108,10 +108,14 @@ struct WeightSpec {
     bool suits_device() const;
     // Is it rows of neurons, which RAM and a device may share out?
     bool by_neuron() const { return is<NeuronPart>() || is<WholeBundle>() || is<StoredBundle>(); }
-    // If a model runs from storage, does it stay there? Rows of neurons, and the embedding where
-    // only single rows of it are needed.
+    // Is it a part of an expert's predictor, which is needed when a row chooses the expert?
+    bool by_expert() const {
+        return part == Part::predictor && shape.size() == 3 && (is<Product>() || is<Signs>());
+    }
+    // If a model runs from storage, does it stay there? Rows of neurons, predictors of experts, and
+    // the embedding where only single rows of it are needed.
     bool stays_on_disk() const {
-        return by_neuron() || (is<Table>() && name == "token_embd.weight");
+        return by_neuron() || by_expert() || (is<Table>() && name == "token_embd.weight");
     }
     // Does whoever computes the logits need it: the last norm and the matrix?
     bool of_head() const;

@@ -44,8 +44,9 @@ Workspace::Workspace(ggml::Carver& carver, const Config& c, const pi_session_par
     if (c.has_predictors) {
         if (c.sketches) sketch = ggml::SketchScratch(carver, rows, c.n_embd);
         carver.take(hidden, {rows, c.predictor_rank});
-        carver.take(score, {rows, c.n_ff});
-        carver.take(masked, {rows});
+        const int64_t scored = std::max(rows, c.n_expert_used);
+        carver.take(score, {scored, c.n_ff});
+        carver.take(masked, {scored});
     }
     if (p.record) carver.take(flags, {rows, c.n_ff});
 }

@@ -41,9 +41,12 @@ struct Workspace {
     float* sums = nullptr;  // [segments, n_embd], for one row
     StoredScratch stored;
     ggml::SketchScratch sketch;
-    float *hidden = nullptr, *score = nullptr;  // [rows, rank], [rows, n_ff]
-    bool* masked = nullptr;                     // [rows], for the rows of a block
-    bool* flags = nullptr;                      // [rows, n_ff]: which neurons fired, if recorded
+    float* hidden = nullptr;  // [rows, rank]
+    // For the rows of a block, or for those of all experts that a single row has chosen: [n, n_ff],
+    // [n].
+    float* score = nullptr;
+    bool* masked = nullptr;
+    bool* flags = nullptr;  // [rows, n_ff]: which neurons fired, if recorded
 };
 
 }  // namespace powerinfer

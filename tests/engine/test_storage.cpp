@@ -206,16 +206,35 @@ void test_resident() {
     CHECK(!std::filesystem::exists(saved));
 }
 
+// Predictors of experts are read when a row chooses these, and stay as far as there is room.
+void test_predictors(const Shape& shape) {
+    const std::string path = bundled(shape);
+    pi_session_params session = session_params(2, 32);
+    session.sparse = PI_SPARSE_PREDICTOR;
+    const Bounds bounds = bounds_of(path, session);
+    const auto blocks = uint64_t(shape.n_layer * shape.n_expert);
+    uint64_t before = UINT64_MAX;
+    for (const uint64_t budget :
+         {bounds.least, bounds.least + (bounds.all - bounds.least) / 4, bounds.all - 1}) {
+        const auto model = Model::load(path, model_params(budget, session));
+        const auto slots = uint64_t(model->storage->predictors.slots);
+        CHECK((slots == 0) == (budget == bounds.least));
+        answer(model, session);
+        const uint64_t n = model->store->counts.predictors;
+        CHECK(n >= blocks && n < before);
+        CHECK(slots < blocks || n == blocks);
+        before = n;
+    }
+}
+
 // Any order of arrival gives the same bits.
-void test_orders() {
-    Shape shape = wide();
-    shape.n_ff = 1000, shape.n_layer = 2;
+void test_orders(const Shape& shape, uint64_t n) {
     const std::string path = bundled(shape);
     const pi_session_params planned = session_params(3, 48);
     pi_session_params session = planned;
     const Floats expected = answer(load(path), session, kFew);
     const Bounds bounds = bounds_of(path, planned);
-    for (uint64_t seed = 0; seed < 200; seed++) {
+    for (uint64_t seed = 0; seed < n; seed++) {
         faulty::Order order;
         order.seed = seed;
         order.most = int(seed % 9) + 1;
@@ -231,8 +250,8 @@ void test_orders() {
 }
 
 // After a read that failed the call fails, and the next one works.
-void test_faults() {
-    const std::string path = bundled(wide());
+void test_faults(const Shape& shape) {
+    const std::string path = bundled(shape);
     pi_session_params session = session_params(2, 48);
     const Floats expected = answer(load(path), session, kFew);
     const Bounds bounds = bounds_of(path, session);
@@ -249,6 +268,8 @@ void test_faults() {
                 std::make_unique<faulty::Reader>(path, order, [&](uint64_t n, const ggml::Read& r) {
                     return on ? random(n, r) : Fault::none;
                 }));
+            // Predictors have no checksums before they have been read.
+            if (shape.predictor_rank) answer(model, session, kFew);
             on = true;
             try {
                 CHECK(same(expected, answer(model, session, kFew)));
@@ -535,15 +556,33 @@ int main() {
     all.back().n_expert = 5, all.back().n_ff = 700;
     all.push_back(wide());
     all.back().predictor_rank = 32;
+    Shape mixture = wide();
+    mixture.predictor_rank = 96, mixture.n_expert = 5, mixture.n_ff = 700;
+    for (DType type : {DType::Q4_0, DType::F16}) {  // packed, and not
+        all.push_back(mixture);
+        all.back().type = type;
+    }
+    for (const bool sketch :
+         {false, true}) {  // routed before attention, without predictors or with
+        all.push_back(mixture);
+        all.back().architecture = "smallthinker";
+        all.back().predictor_rank = 0, all.back().sketch = sketch;
+    }
     for (const Shape& shape : all) {
         test_shape(shape, PI_SPARSE_AUTO);
-        if (shape.predictor_rank) test_shape(shape, PI_SPARSE_PREDICTOR);
+        if (shape.predictor_rank || shape.sketch) test_shape(shape, PI_SPARSE_PREDICTOR);
         test_shape(shape, PI_SPARSE_EXACT);
     }
     test_lending();
     test_resident();
-    test_orders();
-    test_faults();
+    Shape narrow = wide();
+    narrow.n_ff = 1000, narrow.n_layer = 2;
+    test_orders(narrow, 200);
+    mixture.n_layer = 2, mixture.n_ff = 400;
+    test_orders(mixture, 60);
+    test_faults(wide());
+    test_faults(mixture);
+    test_predictors(mixture);
     test_silence();
     test_changes();
     test_damage();

@@ -131,6 +131,14 @@ inline Description describe(const Shape& s, uint32_t seed = 1) {
     }
     if (!s.activation.empty()) d.keys["powerinfer.ffn.activation"] = s.activation;
 
+    const auto signs = [&](const std::string& name, const std::vector<int64_t>& ne) {
+        int64_t n = 1;
+        for (int64_t size : ne) n *= size;
+        std::vector<uint8_t> bytes(static_cast<size_t>(n));
+        for (uint8_t& byte : bytes) byte = uint8_t(rng());
+        d.tensors.push_back({name, DType::I8, ne, std::move(bytes)});
+    };
+
     add("token_embd.weight", s.type, {s.n_embd, kVocab}, 0, 0.5f);
     for (int64_t i = 0; i < s.n_layer; i++) {
         const std::string blk = "blk." + std::to_string(i) + ".";
@@ -160,6 +168,9 @@ inline Description describe(const Shape& s, uint32_t seed = 1) {
                 experts("fc1_exps.weight", s.predictor_rank, s.n_embd);
                 experts("fc2_exps.weight", s.n_ff, s.predictor_rank);
             }
+            if (s.sketch) {
+                signs(blk + "sketch_exps.weight", {s.n_embd / 8, s.n_ff, s.n_expert});
+            }
             continue;
         }
         if (s.predictor_rank) {
@@ -167,10 +178,7 @@ inline Description describe(const Shape& s, uint32_t seed = 1) {
             matrix(blk + "fc2.weight", s.n_ff, s.predictor_rank);
         }
         if (s.sketch) {
-            std::vector<uint8_t> signs(size_t(s.n_ff * s.n_embd / 8));
-            for (uint8_t& byte : signs) byte = uint8_t(rng());
-            d.tensors.push_back(
-                {blk + "sketch.weight", DType::I8, {s.n_embd / 8, s.n_ff}, std::move(signs)});
+            signs(blk + "sketch.weight", {s.n_embd / 8, s.n_ff});
             add(blk + "sketch.bias", DType::F32, {s.n_ff}, 0, 1);
         }
         matrix(blk + "ffn_gate.weight", s.n_ff, s.n_embd);

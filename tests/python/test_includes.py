@@ -38,6 +38,7 @@ LAYERS = (
     # which neurons stay in memory
     ("residency",),
     ("split_pools", "simulate_cache", "store_shape", "resident_file"),
+    ("predictor_pages",),
     ("store", "stored_segments"),
     # a model
     ("device_model", "model", "families/*"),
