@@ -21,17 +21,20 @@ bool is_predicted(const Layer& layer, const Ffn& block, int32_t sparse);
 bool is_predicted(const Model& model, int32_t sparse);
 
 // For every masked generated token, one segment of one layer (1/32 of its neurons) is also computed
-// in full and compared with the mask. This costs about 1/32 of reading one layer's gate rows.
+// in full and compared with the mask. This costs about 1/32 of reading one layer's gate rows. Where
+// neurons stay on the disk, one token of four is audited: its segment may have to be read.
 class Audit {
  public:
     Audit() = default;
     explicit Audit(const Config& config) : layers_(size_t(config.n_layer)) {}
 
     // The segment of a layer that a generated token at this position audits; -1 if it audits
-    // another layer. Positions go through the layers first, then through the segments.
-    int segment(int64_t layer, int64_t position) const {
-        const int64_t n = int64_t(layers_.size());
-        return position % n == layer ? int(position / n % ggml::kSegments) : -1;
+    // another layer, or none. Positions go through the layers first, then through the segments;
+    // one of `every` rounds audits a layer.
+    int segment(int64_t layer, int64_t position, int64_t every = 1) const {
+        const int64_t n = int64_t(layers_.size()), round = position / n;
+        if (position % n != layer || round % every != layer % every) return -1;
+        return int(round / every % ggml::kSegments);
     }
     void add(int64_t layer, const ggml::AuditCounts& counts);
     // Counts since the session began.

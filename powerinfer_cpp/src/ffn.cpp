@@ -109,18 +109,20 @@ ggml::NeuronMask mask_of(const Pass& p, const Block& in) {
     return mask;
 }
 
-// Audits the rows whose turn it is: counts the firing neurons that the mask hides. Changes no
-// result.
-void audit(const Pass& p, const Block& in, const ggml::Neurons& neurons, const Input& input,
-           const ggml::NeuronMask& mask) {
+// Chooses the rows whose turn it is to be audited: the firing neurons that the mask hides are
+// counted in one segment. Changes no result. Returns the segments, or null if it is nobody's turn.
+const int32_t* choose_audits(const Pass& p, const Block& in, const ggml::NeuronMask& mask) {
+    constexpr int64_t kStored = 4;  // one of so many, where a segment may have to be read
     const Batch& batch = p.work.batch;
+    bool any = false;
     for (int64_t t = 0; mask.masked && t < in.n; t++) {
-        if (!mask.masked[t] || !batch.generated[in.row(t)]) continue;
-        const int segment = p.audit.segment(in.layer, batch.position[in.row(t)]);
-        if (segment < 0) continue;
-        p.audit.add(in.layer, ggml::audit_segment(p.context, neurons, input, t, mask, segment,
-                                                  p.work.neurons));
+        const int64_t row = in.row(t);
+        const bool can = mask.masked[t] && batch.generated[row];
+        int32_t& segment = p.work.audited[t];
+        segment = can ? p.audit.segment(in.layer, batch.position[row], p.store ? kStored : 1) : -1;
+        any = any || segment >= 0;
     }
+    return any ? p.work.audited : nullptr;
 }
 
 // Computes the neurons that fire, for files that store neuron rows.
@@ -130,13 +132,16 @@ void neuron_ffn(const Pass& p, const Block& in, float* y) {
     ggml::Neurons neurons = in.w.neurons;
     neurons.threshold = activation_threshold(neurons, p.params.sparse);
     const ggml::NeuronMask mask = mask_of(p, in);
+    const int32_t* const audited = choose_audits(p, in, mask);
     ggml::NeuronCounts& counts = p.counts.neurons[size_t(in.layer)];
     if (p.store) {
         // Which experts come next is not known, nor in what portions a device takes the rows.
         const bool more = !c.n_expert && in.layer + 1 < c.n_layer - p.model.device_layers();
         const int32_t block = block_number(p, in.layer, in.expert);
-        stored_ffn(p, {block, more ? block + 1 : -1, neurons, in.x, in.n, mask}, y, counts,
-                   b.flags);
+        const ggml::AuditCounts found =
+            stored_ffn(p, {block, more ? block + 1 : -1, neurons, in.x, in.n, mask, audited}, y,
+                       counts, b.flags);
+        if (audited) p.audit.add(in.layer, found);
         return;
     }
     const bool q8 = neurons.gate.wants_q8() || neurons.up.wants_q8();
@@ -150,7 +155,11 @@ void neuron_ffn(const Pass& p, const Block& in, float* y) {
     } else {
         ggml::rows_ffn(p.context, neurons, input, mask, b.neurons, y, &counts, b.flags);
     }
-    audit(p, in, neurons, input, mask);
+    for (int64_t t = 0; audited && t < in.n; t++) {
+        if (audited[t] < 0) continue;
+        p.audit.add(in.layer,
+                    ggml::audit_segment(p.context, neurons, input, t, mask, audited[t], b.neurons));
+    }
 }
 
 // y[t] = down . (act(gate . x[t]) * up . x[t]); without a gate, y[t] = down . act(up . x[t]).

@@ -53,15 +53,15 @@ class OneRow {
         : p_(p),
           store_(*p.store),
           in_(in),
+          mask_(in.mask),
           w_(store_.rows(in.neurons)),
           input_(prepare(p, w_, in.x + row * in.neurons.cols, 1)),
           scratch_(p.work.neurons),
           s_(p.work.stored),
           candidates_(p.work.candidates) {
-        NeuronMask mask = in.mask;
-        if (mask.masked) mask.masked += row;
-        if (mask.score) mask.score += row * w_.n;
-        ggml::select(p.context, mask, w_.n, candidates_);
+        if (mask_.masked) mask_.masked += row;
+        if (mask_.score) mask_.score += row * w_.n;
+        ggml::select(p.context, mask_, w_.n, candidates_);
     }
 
     void run(float* y) {
@@ -87,6 +87,24 @@ class OneRow {
             }
         }
         ggml::merge(p_.context, w_, p_.work.sums, y);
+    }
+
+    // After run(). Reads what memory lacks of the segment; without room for that, finds nothing.
+    ggml::AuditCounts audit(int64_t segment) {
+        store_.keep(p_.context.threads, lane_);
+        lane_ = store_.roomiest_lane();
+        const Segment all = segment_of(w_.n, segment);
+        int64_t n = 0, bytes = 0;
+        for (auto id = int32_t(all.begin); id < all.end; id++) {
+            NeuronParts& m = s_.parts[n];
+            m = {id, store_.absent(Half::first, id), store_.absent(Half::rest, id)};
+            bytes += store_.bytes(m);
+            n += m.first || m.rest;
+        }
+        if (lane_ < 0 || bytes > store_.room(lane_)) return {0, 0};
+        store_.request(lane_, in_.block, s_.parts, n);
+        store_.finish(p_.context.threads, lane_);
+        return ggml::audit_segment(p_.context, w_, input_, 0, mask_, segment, scratch_);
     }
 
     void count(ggml::NeuronCounts& counts, int64_t& from_disk, bool* fired) const {
@@ -273,6 +291,7 @@ class OneRow {
     const Pass& p_;
     NeuronStore& store_;
     const StoredBlock& in_;
+    NeuronMask mask_;
     const Neurons w_;
     const Input input_;
     ggml::NeuronScratch& scratch_;
@@ -306,15 +325,25 @@ class ManyRows {
             ggml::rows_ffn_segment(p_.context, w_, input_, in_.mask, p_.work.neurons, s, s_.partial,
                                    y, &counts, fired, s_.fires);
             from_disk += learn(s);
+            for (int64_t t = 0; in_.audited && t < in_.n; t++) {
+                if (in_.audited[t] != s) continue;
+                const ggml::AuditCounts one =
+                    ggml::audit_segment(p_.context, w_, input_, t, in_.mask, s, p_.work.neurons);
+                audit.fired += one.fired, audit.found += one.found;
+            }
         }
         segments.end();
     }
 
+    ggml::AuditCounts audit = {0, 0};
+
  private:
     // May any row compute the neuron?
     bool needed(int32_t id) const {
+        const int64_t segment = id / segment_of(w_.n, 0).end;
         for (int64_t t = 0; t < in_.n; t++) {
             if (!in_.mask.masks(t) || in_.mask.finds(t, w_.n, id)) return true;
+            if (in_.audited && in_.audited[t] == segment) return true;
         }
         return false;
     }
@@ -374,8 +403,8 @@ void request_neurons(const Pass& p, const StoredBlock& in) {
     store.request(lane, in.block, p.work.stored.parts, n);
 }
 
-void stored_ffn(const Pass& p, const StoredBlock& in, float* y, ggml::NeuronCounts& counts,
-                bool* fired) {
+ggml::AuditCounts stored_ffn(const Pass& p, const StoredBlock& in, float* y,
+                             ggml::NeuronCounts& counts, bool* fired) {
     const int64_t experts = std::max<int64_t>(1, p.model.config.n_expert);
     int64_t& from_disk = p.counts.from_disk[size_t(in.block / experts)];
     NeuronStore& store = *p.store;
@@ -383,17 +412,24 @@ void stored_ffn(const Pass& p, const StoredBlock& in, float* y, ggml::NeuronCoun
     ggml::Threads& threads = p.context.threads;
     if (in.n > 1 || store.unkept_block() == in.block) store.keep_rest(threads);
     store.open(in.block);
+    ggml::AuditCounts audit{0, 0};
     if (in.n > kFewRows) {
-        ManyRows(p, in).run(y, counts, from_disk, fired);
+        ManyRows rows(p, in);
+        rows.run(y, counts, from_disk, fired);
+        audit = rows.audit;
     } else {
         for (int64_t t = 0; t < in.n; t++) {
             if (t > 0) store.keep_rest(threads);
             OneRow row(p, in, t);
             row.run(y + t * in.neurons.cols);
             row.count(counts, from_disk, fired ? fired + t * in.neurons.n : nullptr);
+            if (!in.audited || in.audited[t] < 0) continue;
+            const ggml::AuditCounts one = row.audit(in.audited[t]);
+            audit.fired += one.fired, audit.found += one.found;
         }
     }
     store.close();
+    return audit;
 }
 
 }  // namespace powerinfer

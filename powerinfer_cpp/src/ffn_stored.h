@@ -15,14 +15,18 @@ struct StoredBlock {
     const float* x;  // [n, n_embd]; not for request_neurons()
     int64_t n;       // rows
     const ggml::NeuronMask& mask;
+    // [n] or null: the segment of each row that is computed without the mask, too, for an audit; or
+    // -1.
+    const int32_t* audited = nullptr;
 };
 
 // Asks for the neurons of a block that its only row may need, and of which memory lacks the first
 // part, as far as there is room: before stored_ffn() of that block, in the same layer.
 void request_neurons(const Pass& p, const StoredBlock& in);
 
-// y [n, n_embd], with the bits that ggml::rows_ffn gives. fired: [n, n_ff] or null.
-void stored_ffn(const Pass& p, const StoredBlock& in, float* y, ggml::NeuronCounts& counts,
-                bool* fired);
+// y [n, n_embd], with the bits that ggml::rows_ffn gives. fired: [n, n_ff] or null. Returns what
+// the audits found.
+ggml::AuditCounts stored_ffn(const Pass& p, const StoredBlock& in, float* y,
+                             ggml::NeuronCounts& counts, bool* fired);
 
 }  // namespace powerinfer

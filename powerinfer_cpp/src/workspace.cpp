@@ -47,6 +47,7 @@ Workspace::Workspace(ggml::Carver& carver, const Config& c, const pi_session_par
         const int64_t scored = std::max(rows, c.n_expert_used);
         carver.take(score, {scored, c.n_ff});
         carver.take(masked, {scored});
+        carver.take(audited, {rows});
     }
     if (p.record) carver.take(flags, {rows, c.n_ff});
 }

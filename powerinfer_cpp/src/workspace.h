@@ -45,6 +45,7 @@ struct Workspace {
     // For the rows of a block, or for those of all experts that a single row has chosen: [n, n_ff],
     // [n].
     float* score = nullptr;
+    int32_t* audited = nullptr;  // [rows]: segments to be audited, or -1
     bool* masked = nullptr;
     bool* flags = nullptr;  // [rows, n_ff]: which neurons fired, if recorded
 };

@@ -167,6 +167,40 @@ void test_lending() {
     }
 }
 
+// Audits find the same whatever is in memory, and however many rows come together.
+void test_audits() {
+    Shape shape = wide();
+    shape.predictor_rank = 32;
+    const std::string path = bundled(shape);
+    pi_session_params session = session_params(2, 16);
+    session.sparse = PI_SPARSE_PREDICTOR;
+    const Bounds bounds = bounds_of(path, session);
+    const auto audited = [&](uint64_t budget, size_t at_once) {
+        Session computing(Model::load(path, model_params(budget, session)), session);
+        const Tokens tokens = random_tokens(48, 3);
+        const std::vector<char> generated(at_once, 1);
+        for (auto i = tokens.begin(); i < tokens.end(); i += ptrdiff_t(at_once)) {
+            eval(computing, Tokens(i, i + ptrdiff_t(at_once)),
+                 {nullptr, nullptr, reinterpret_cast<const bool*>(generated.data())});
+        }
+        std::vector<int64_t> found;
+        for (int64_t layer = 0; layer < shape.n_layer; layer++) {
+            found.push_back(computing.audit.layer(layer).fired);
+            found.push_back(computing.audit.layer(layer).found);
+        }
+        return found;
+    };
+    const std::vector<int64_t> expected = audited(bounds.least, 1);
+    for (int64_t layer = 0; layer < shape.n_layer; layer++) {
+        CHECK(expected[size_t(2 * layer)] > expected[size_t(2 * layer + 1)]);
+        CHECK(expected[size_t(2 * layer + 1)] > 0);
+    }
+    const uint64_t more = bounds.least + (bounds.all - bounds.least) * 3 / 4;
+    CHECK(audited(more, 1) == expected);
+    CHECK(audited(more, 4) == expected);
+    CHECK(audited(bounds.least, 12) == expected);
+}
+
 // Without a profile the next run begins with what was needed, unless its file is damaged.
 void test_resident() {
     Shape shape = wide();
@@ -575,6 +609,7 @@ int main() {
         if (!check::kSanitized) test_shape(shape, PI_SPARSE_EXACT);
     }
     test_lending();
+    test_audits();
     test_resident();
     Shape narrow = wide();
     narrow.n_ff = 1000, narrow.n_layer = 2;
