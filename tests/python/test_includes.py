@@ -39,7 +39,7 @@ LAYERS = (
     ("residency",),
     ("split_pools", "simulate_cache", "store_shape", "resident_file"),
     ("predictor_pages",),
-    ("store", "stored_segments"),
+    ("store", "store_slots.cpp", "stored_segments"),
     # a model
     ("device_model", "model", "families/*"),
     # memory of a session
