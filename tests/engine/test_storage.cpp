@@ -1,74 +1,13 @@
 // Models whose neurons stay on the disk: the same bits as in memory, for any budget, order of
-// arrival and number of threads; and disks that fail.
-#include <chrono>
+// arrival and number of threads.
 #include <cstdlib>
-#include <filesystem>
-#include <fstream>
-#include <functional>
-#include <thread>
 
-#include "bundle_file.h"
 #include "faulty_reader.h"
-#include "sessions.h"
-#include "storage.h"
+#include "stored_models.h"
 
 namespace {
 
-using namespace sessions;
-using faulty::Fault;
-
-constexpr uint64_t kNoLimit = uint64_t(1) << 40;
-
-pi_model_params model_params(uint64_t budget, const pi_session_params& session) {
-    pi_model_params params = pi_model_default_params();
-    params.ram_budget = budget;
-    params.session = &session;
-    return params;
-}
-
-// Bytes that the plan of a model and a session takes, if all neurons are in RAM; and the least
-// budget with which it runs.
-struct Bounds {
-    uint64_t all, least;
-};
-
-Bounds bounds_of(const std::string& path, const pi_session_params& session) {
-    Bounds bounds{0, 0};
-    for (const PlanPart& p :
-         make_plan(*Model::inspect(path, model_params(kNoLimit, session)), session).parts)
-        bounds.all += p.bytes;
-    const auto least = Model::inspect(path, model_params(1, session));
-    CHECK(least->storage);
-    if (least->storage) bounds.least = least->storage->least;
-    return bounds;
-}
-
-std::string bundled(const Shape& shape) {
-    tiny::write(tiny::describe(shape), folder / "model.gguf");
-    for (const char* end : {"", ".resident"}) std::remove((folder / "bundled.gguf" + end).c_str());
-    write_bundled(folder / "model.gguf", folder / "bundled.gguf", pi_bundle_default_params());
-    return folder / "bundled.gguf";
-}
-
-// A prompt of n tokens in one call, and 20 more: generated ones, one by one and in threes, and two.
-Floats answer(std::shared_ptr<const Model> model, const pi_session_params& params, size_t n = 40) {
-    Session session(std::move(model), params);
-    const Tokens tokens = random_tokens(n + 20, 3);
-    Floats out;
-    const auto rows = [&](size_t begin, size_t end, bool is_generated) {
-        const size_t n_rows = end - begin;
-        const std::vector<char> keep(n_rows, 1), generated(n_rows, is_generated);
-        eval(session, Tokens(tokens.begin() + ptrdiff_t(begin), tokens.begin() + ptrdiff_t(end)),
-             {nullptr, reinterpret_cast<const bool*>(keep.data()),
-              reinterpret_cast<const bool*>(generated.data())});
-        for (size_t row = 0; row < n_rows; row++) append_logits(session, int32_t(row), out);
-    };
-    rows(0, n, false);
-    for (size_t i = n; i < n + 12; i++) rows(i, i + 1, true);
-    for (size_t i = n + 12; i < n + 18; i += 3) rows(i, i + 3, true);
-    rows(n + 18, n + 20, false);
-    return out;
-}
+using namespace stored;
 
 void test_shape(const Shape& shape, int32_t sparse) {
     const std::string path = bundled(shape);
@@ -95,38 +34,6 @@ void test_shape(const Shape& shape, int32_t sparse) {
     }
     const auto model = Model::load(path, model_params(bounds.all, planned));
     CHECK(!model->storage && !model->store);
-}
-
-// A loaded model whose store reads through `reader`.
-std::shared_ptr<const Model> with_reader(const std::string& path, const pi_model_params& params,
-                                         std::unique_ptr<ggml::Reader> reader) {
-    const std::shared_ptr<const Model> model = Model::load(path, params);
-    CHECK(model->store);
-    const_cast<Model&>(*model).store = open_store(*model, params, std::move(reader));
-    return model;
-}
-
-Shape wide() {
-    Shape shape;
-    shape.activation = "relu", shape.down_t = true, shape.type = DType::Q8_0;
-    shape.n_ff = 1500, shape.n_embd = 128, shape.n_layer = 3;
-    return shape;
-}
-
-// A prompt that is more than a few rows for ffn_stored.cpp.
-constexpr size_t kFew = 12;
-
-// The ways of reading that this system allows.
-std::vector<std::string> ways() {
-    std::vector<std::string> all = {"threads"};
-    try {
-        ggml::ReaderOptions options;
-        options.path = "uring";
-        ggml::open_reader("/proc/self/exe", options);
-        all.push_back("uring");
-    } catch (const Error&) {
-    }
-    return all;
 }
 
 // A prompt that has far more rows than a micro-batch reads a neuron once, since the cache lends it
@@ -275,245 +182,12 @@ void test_orders(const Shape& shape, uint64_t n) {
         order.depth = int(seed % 7) * 20 + 1;
         const uint64_t budget = bounds.least + (bounds.all - bounds.least) * (seed % 10) / 10;
         const pi_model_params params = model_params(budget, planned);
-        const auto late = faulty::at_random(seed, 0.1, {Fault::late});
+        const auto late = faulty::at_random(seed, 0.1, {faulty::Fault::late});
         session.n_threads = int32_t(seed % 3) + 1;
         const auto model =
             with_reader(path, params, std::make_unique<faulty::Reader>(path, order, late));
         CHECK(same(expected, answer(model, session, kFew)));
     }
-}
-
-// After a read that failed the call fails, and the next one works.
-void test_faults(const Shape& shape) {
-    const std::string path = bundled(shape);
-    pi_session_params session = session_params(2, 48);
-    const Floats expected = answer(load(path), session, kFew);
-    const Bounds bounds = bounds_of(path, session);
-    int n_failed = 0;
-    for (Fault fault : {Fault::eio, Fault::cut, Fault::flipped}) {
-        for (uint64_t seed = 0; seed < 20; seed++) {
-            bool on = false;
-            auto random = faulty::at_random(seed, 0.02, {fault});
-            faulty::Order order;
-            order.seed = seed;
-            const pi_model_params params = model_params(bounds.least + seed * 1000, session);
-            const auto model = with_reader(
-                path, params,
-                std::make_unique<faulty::Reader>(path, order, [&](uint64_t n, const ggml::Read& r) {
-                    return on ? random(n, r) : Fault::none;
-                }));
-            // Predictors have no checksums before they have been read.
-            if (shape.predictor_rank) answer(model, session, kFew);
-            on = true;
-            try {
-                CHECK(same(expected, answer(model, session, kFew)));
-            } catch (const Error& e) {
-                n_failed++;
-                CHECK(e.code() == (fault == Fault::flipped ? Code::format : Code::io));
-                CHECK(std::strstr(e.what(), path.c_str()));
-            }
-            on = false;
-            CHECK(same(expected, answer(model, session, kFew)));
-        }
-    }
-    CHECK(n_failed > 30);
-}
-
-// A read that never comes back ends the call, not the process.
-void test_silence() {
-    const std::string path = bundled(wide());
-    const pi_session_params session = session_params(1, 48);
-    const Bounds bounds = bounds_of(path, session);
-    bool on = false;
-    const auto model = with_reader(
-        path, model_params(bounds.least, session),
-        std::make_unique<faulty::Reader>(path, faulty::Order{}, [&](uint64_t, const ggml::Read&) {
-            return std::exchange(on, false) ? Fault::never : Fault::none;
-        }));
-    model->store->patience = 0.05;
-    on = true;
-    for (int i = 0; i < 2; i++) {
-        std::string said;
-        try {
-            answer(model, session);
-        } catch (const Error& e) {
-            said = e.what();
-            CHECK(e.code() == Code::io);
-        }
-        CHECK(std::strstr(said.c_str(), "answer"));
-    }
-}
-
-// Both ways of reading.
-void test_disk() {
-    const std::string path = bundled(wide());
-    const pi_session_params session = session_params(2, 48);
-    const Floats expected = answer(load(path), session);
-    const Bounds bounds = bounds_of(path, session);
-    for (const std::string& io : ways()) {
-        setenv("POWERINFER_IO", io.c_str(), 1);
-        const auto model = Model::load(path, model_params(bounds.least, session));
-        CHECK(same(expected, answer(model, session)));
-        CHECK(model->store->reader().name() == io);
-    }
-    unsetenv("POWERINFER_IO");
-}
-
-// File systems count time in ticks: what is written within one is not seen to be later.
-void wait_for_a_tick() {
-    std::this_thread::sleep_for(std::chrono::milliseconds(20));
-}
-
-void overwrite(const std::string& path, uint64_t from, uint64_t bytes) {
-    std::fstream file(path, std::ios::in | std::ios::out | std::ios::binary);
-    file.seekp(std::streamoff(from));
-    const std::string other(size_t(bytes), 'x');
-    file.write(other.data(), std::streamsize(bytes));
-    CHECK(bool(file.flush()));
-}
-
-// What happens to a file while a model runs from it: where its bytes go, every call fails at once;
-// where only its name goes, nothing does. Rows of a tied embedding are in memory, others are read.
-void test_changes() {
-    namespace fs = std::filesystem;
-    Shape shape = wide();
-    for (bool tied : {false, true}) {
-        shape.tied = tied;
-        const std::string good = bundled(shape), path = folder / "changing.gguf";
-        const pi_session_params session = session_params(2, 48);
-        const Floats expected = answer(load(good), session, kFew);
-        const Bounds bounds = bounds_of(good, session);
-        const auto probe = Model::inspect(good, model_params(bounds.least, session));
-        const StoredNeurons& neurons = probe->layers[1].ffn.stored;
-        const uint64_t size = fs::file_size(good);
-        const ggml::TensorInfo* const rows = probe->file.gguf.find_tensor("token_embd.weight");
-        CHECK(rows);
-        struct Change {
-            std::function<void()> make;
-            const char* said;  // null: no harm
-        };
-        const char* const damaged = "does not match its checksum";
-        const char* const changed = tied ? damaged : "was changed while it was open";
-        const char* const shorter = tied ? "the file ends before" : changed;
-        const std::vector<Change> changes = {
-            {[&] { fs::remove(path); }, nullptr},
-            {[&] {
-                 std::ofstream(folder / "other.gguf") << "another file";
-                 fs::rename(folder / "other.gguf", path);
-             },
-             nullptr},
-            {[&] { fs::resize_file(path, neurons.offset); }, shorter},
-            {[&] { fs::resize_file(path, 0); }, tied ? shorter : "ends at offset"},
-            {[&] { overwrite(path, 0, size); }, changed},
-            {[&] {
-                 overwrite(path, neurons.offset,
-                           uint64_t(shape.n_ff) * uint64_t(neurons.layout.stride));
-             },
-             changed},
-            {[&] { overwrite(path, rows->offset, rows->bytes); }, tied ? nullptr : changed},
-        };
-        for (const std::string& io : ways()) {
-            setenv("POWERINFER_IO", io.c_str(), 1);
-            for (const Change& change : changes) {
-                fs::remove(path);
-                fs::copy_file(good, path);
-                const auto model = Model::load(path, model_params(bounds.least, session));
-                wait_for_a_tick();
-                change.make();
-                for (int call = 0; call < 2; call++) {
-                    std::string said;
-                    try {
-                        CHECK(same(expected, answer(model, session, kFew)));
-                    } catch (const Error& e) {
-                        said = e.what();
-                    }
-                    CHECK(said.empty() == !change.said);
-                    if (!change.said) continue;
-                    CHECK(said.find(change.said) != said.npos && said.find(path) == 0);
-                }
-            }
-        }
-        unsetenv("POWERINFER_IO");
-        // While it is loaded.
-        fs::copy_file(good, path, fs::copy_options::overwrite_existing);
-        wait_for_a_tick();
-        pi_model_params loading = model_params(bounds.least, session);
-        loading.progress_data = const_cast<char*>(path.c_str());
-        loading.progress = [](float, void* data) {
-            overwrite(static_cast<const char*>(data), 0, 1);
-            return true;
-        };
-        CHECK_THROWS(format, Model::load(path, loading));
-    }
-}
-
-// Damaged files: an error, or the same bits where the damage is not read. In the header anything
-// may be another model; then nothing is asked but an end without a crash.
-void test_damage() {
-    const std::string good = bundled(wide()), path = folder / "damaged.gguf";
-    std::ifstream in(good, std::ios::binary);
-    const std::string bytes(std::istreambuf_iterator<char>(in), {});
-    const pi_session_params session = session_params(1, 48);
-    const Floats expected = answer(load(good), session, kFew);
-    const Bounds bounds = bounds_of(good, session);
-    const auto probe = Model::inspect(good, model_params(bounds.least, session));
-    std::vector<std::pair<uint64_t, uint64_t>> regions = {{0, bytes.size()}};  // first: the header
-    for (const ggml::TensorInfo& t : probe->file.gguf.tensors()) {
-        regions[0].second = std::min(regions[0].second, t.offset);
-        if (t.name.find("ffn_bundle") == t.name.npos) continue;
-        regions.push_back({t.offset, t.offset + t.bytes});
-    }
-    CHECK(regions.size() == 7);
-    std::mt19937_64 random(1);
-    int n_refused = 0;
-    const int n = 300;
-    for (int i = 0; i < n; i++) {
-        const auto [begin, end] = regions[size_t(i) % regions.size()];
-        std::string bad = bytes;
-        for (int k = 0; k < 1 + i % 5; k++) {
-            bad[size_t(begin + random() % (end - begin))] ^= char(1 << random() % 8);
-        }
-        std::ofstream(path, std::ios::binary) << bad;
-        pi_model_params params = model_params(bounds.least, session);
-        params.bundle = false;
-        try {
-            const Floats found = answer(Model::load(path, params), session, kFew);
-            CHECK(begin == 0 || same(expected, found));
-        } catch (const Error& e) {
-            n_refused++;
-            CHECK(begin == 0 || e.code() == Code::format);
-        }
-    }
-    CHECK(n_refused > n / 3);
-}
-
-// Sessions of several threads share the store.
-void test_together() {
-    Shape shape = wide();
-    shape.predictor_rank = 32;
-    const std::string path = bundled(shape);
-    const pi_session_params session = session_params(2, 48);
-    pi_model_params params = model_params(0, session);
-    params.n_sessions = 3;
-    const Floats expected = answer(load(path), session, kFew);
-    const auto least = Model::inspect(path, [&] {
-        params.ram_budget = 1;
-        return params;
-    }());
-    for (const std::string& io : ways()) {
-        setenv("POWERINFER_IO", io.c_str(), 1);
-        params.ram_budget = least->storage->least + (64 << 10);
-        const auto model = Model::load(path, params);
-        CHECK(model->store);
-        std::vector<std::thread> callers;
-        std::vector<Floats> found(3);
-        for (Floats& out : found) {
-            callers.emplace_back([&] { out = answer(model, session, kFew); });
-        }
-        for (std::thread& caller : callers) caller.join();
-        for (const Floats& out : found) CHECK(same(expected, out));
-    }
-    unsetenv("POWERINFER_IO");
 }
 
 // Sessions that are opened later share what is left: one that does not fit is refused with a
@@ -573,11 +247,6 @@ void test_budgets() {
 }  // namespace
 
 int main() {
-    test_disk();
-    test_together();
-#if defined(__SANITIZE_THREAD__)  // twenty times as slow; others share no more
-    return check::summary("test_storage");
-#endif
     std::vector<Shape> all;
     for (DType type : {DType::F32, DType::F16, DType::Q8_0, DType::Q4_0}) {
         Shape shape = wide();
@@ -616,12 +285,7 @@ int main() {
     test_orders(narrow, check::kSanitized ? 40 : 200);
     mixture.n_layer = 2, mixture.n_ff = 400;
     test_orders(mixture, check::kSanitized ? 20 : 60);
-    test_faults(wide());
-    test_faults(mixture);
     test_predictors(mixture);
-    test_silence();
-    test_changes();
-    test_damage();
     test_later_sessions();
     test_budgets();
     return check::summary("test_storage");

@@ -14,7 +14,7 @@ SOURCES = sorted([*ROOT.glob("tests/*/test_*.cpp"), *ROOT.glob("tests/*/test_*.c
 NAMES = [source.stem for source in SOURCES]
 # Those in which threads share something; of the last ones, which are slow, only a part.
 THREADS = [n for n in NAMES if n.startswith(("test_threads", "test_reader", "test_capi"))]
-THREADS += ["test_device", "test_split", "test_storage", "test_stream"]
+THREADS += ["test_device", "test_split", "test_storage_faults", "test_stream"]
 STRICT = {
     "ASAN_OPTIONS": "detect_leaks=1",
     "UBSAN_OPTIONS": "print_stacktrace=1",
