@@ -187,6 +187,37 @@ std::unique_ptr<Model> Model::inspect(const std::string& path, const pi_model_pa
     return model;
 }
 
+namespace {
+
+// A step of loading, whose progress is a part of the caller's: from `begin` to `end`.
+struct Step {
+    const pi_model_params& whole;
+    float begin, end;
+
+    // The caller's parameters, for this step. They refer to it.
+    pi_model_params params() const {
+        pi_model_params p = whole;
+        if (p.progress) p.progress = report;
+        p.progress_data = const_cast<Step*>(this);
+        return p;
+    }
+
+ private:
+    static bool report(float fraction, void* data) {
+        const auto& s = *static_cast<const Step*>(data);
+        return s.whole.progress(s.begin + fraction * (s.end - s.begin), s.whole.progress_data);
+    }
+};
+
+// The share of a load that are weights, and not what the cache begins with.
+float weights_share(const Model& m) {
+    if (!m.storage) return 1;
+    const double cache = double(m.storage->shape.cache_sectors) * StoreShape::kSector;
+    return float(1 - cache / double(total(m.plan.parts, Tier::ram)));
+}
+
+}  // namespace
+
 Model::Model() = default;
 Model::~Model() {
     if (store && keeps_resident) save_store(*this);
@@ -208,20 +239,23 @@ std::shared_ptr<const Model> Model::load(const std::string& path, const pi_model
     if (params.vocab_only) return model;
     if (model->storage) require_least(*model);
     if (model->storage && !is_bundled(*model)) {
-        const std::string bundle = bundle_of(path, params);
+        const float written = bundle_to_write(*model) ? 0.5f : 0;
+        const Step writing{params, 0, written}, loading{params, written, 1};
+        const std::string bundle = bundle_of(path, writing.params());
         model.reset();
-        return load(bundle, params);
+        return load(bundle, loading.params());
     }
     model->reserved = model->budget->reserve(model->file.gguf.path() + ": the weights",
                                              total(model->plan.parts, Tier::ram));
     if (model->device) allocate_device(*model);
     log_unused(*model, params);
-    pi_model_params how = params;
+    const Step weights{params, 0, weights_share(*model)}, cache{params, weights.end, 1};
+    pi_model_params how = weights.params();
     how.use_mmap = params.use_mmap && !model->storage;
     if (how.use_mmap) model->file.map();
     load_weights(*model, how);
     if (model->storage) {
-        model->store = open_store(*model, params);
+        model->store = open_store(*model, cache.params());
         for (const auto& file : model->file.files) file->require_unchanged();
         model->keeps_resident = params.bundle;
         log_storage(*model, params);

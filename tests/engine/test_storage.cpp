@@ -239,8 +239,19 @@ void test_budgets() {
     without.bundle = false;
     CHECK(std::strstr(error_of(without).c_str(), "may not be written"));
     CHECK(!std::filesystem::exists(bundle));
-    CHECK(error_of(model_params(bounds.least, session)).empty());
+    // Writing, weights and cache have one progress.
+    std::vector<float> fractions;
+    pi_model_params first = model_params(bounds.least + (bounds.all - bounds.least) / 2, session);
+    first.progress_data = &fractions;
+    first.progress = [](float fraction, void* data) {
+        static_cast<std::vector<float>*>(data)->push_back(fraction);
+        return true;
+    };
+    CHECK(error_of(first).empty());
     CHECK(std::filesystem::exists(bundle));
+    CHECK(std::is_sorted(fractions.begin(), fractions.end()));
+    CHECK(fractions.size() > 6 && fractions.back() == 1);
+    CHECK(error_of(model_params(bounds.least, session)).empty());
     CHECK(error_of(without).empty());
 }
 
