@@ -106,11 +106,12 @@ int32_t NeuronStore::find_row(int32_t block, int32_t row) const {
 
 void NeuronStore::open(int32_t block) {
     block_ = block;
+    const int32_t n = blocks().size(block);  // so that the compiler knows that it stays the same
     for (int half = 0; half < 2; half++) {
         const int32_t* const slot = tables_.residency.slots(Half(half), block);
         int32_t* const place = tables_.place[half];
         const auto first = int32_t(slot_at(half, 0)), step = int32_t(slot_at(half, 1)) - first;
-        for (int32_t i = 0; i < blocks().size(block); i++) {
+        for (int32_t i = 0; i < n; i++) {
             const int32_t at = first + slot[i] * step;
             place[i] = slot[i] < 0 ? kAbsent : at;
         }
