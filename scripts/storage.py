@@ -8,7 +8,8 @@
 
 Needs root and cgroups of version 1. Each run gets a cgroup of its own, with so much memory (--gb,
 of 10^9 bytes) and a disk of --reads a second and --mb a second; 0 leaves the disk as it is. Tokens
-are generated ones from the file, after --warm others. The bound of a token is what the slower of
+are generated ones from the file, after --warm others, before which nothing is known about the
+neurons (but what the file says). The bound of a token is what the slower of
 processor and disk needs at least: the time of a token with everything in memory, and that of its
 reads. One line of JSON for each run goes to --out.
 """
@@ -91,6 +92,9 @@ def ours(args: argparse.Namespace, budget: int, n_bytes: int, without: str = "")
     command += ["--prompt", str(args.prompt), "--ctx", str(args.ctx), "--sparse", str(args.sparse)]
     if without:
         command += ["--without", without]
+    # What an earlier run kept in memory would be known beforehand.
+    for bundle in (args.model, args.model + ".bundle.gguf"):
+        Path(bundle + ".resident").unlink(missing_ok=True)
     group = Group(n_bytes, disk_of(args.model), args.reads, args.mb)
     try:
         result = json.loads(group.run(command))
