@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "ggml/status.h"
 #include "stored_segments.h"
 
 namespace powerinfer {
@@ -135,9 +136,10 @@ class OneRow {
             return;
         }
         lane_ = store_.roomiest_lane();
-        if (window(0, false) == kSegments) return;
+        if (lane_ >= 0 && window(0, false) == kSegments) return;
         keep_earlier();
         lane_ = store_.roomiest_lane();
+        if (lane_ < 0) throw ggml::Error(ggml::Code::internal, "all lanes are in use");
     }
 
     void keep_earlier() {
