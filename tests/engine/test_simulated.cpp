@@ -100,9 +100,7 @@ int main() {
     tiny::write(tiny::describe(shape), folder / "model.gguf");
     const std::string path = folder / "bundled.gguf";
     write_bundled(folder / "model.gguf", path, pi_bundle_default_params());
-    for (const double share : {0.2, 0.5, 0.8}) {
-        test_misses(path, PI_SPARSE_PREDICTOR, share, share / 2);
-        test_misses(path, PI_SPARSE_EXACT, 1, share);
-    }
+    test_misses(path, PI_SPARSE_PREDICTOR, 0.4, 0.25);
+    if (!check::kSanitized) test_misses(path, PI_SPARSE_EXACT, 1, 0.6);
     return check::summary("test_simulated");
 }

@@ -283,7 +283,8 @@ int main() {
         all.back().predictor_rank = 0, all.back().sketch = sketch;
     }
     for (const Shape& shape : all) {
-        test_shape(shape, PI_SPARSE_AUTO);  // exact without predictors
+        if (check::kSanitized && shape.type == DType::F16) continue;  // as F32, and slow
+        test_shape(shape, PI_SPARSE_AUTO);                            // exact without predictors
         if (!shape.predictor_rank && !shape.sketch) continue;
         test_shape(shape, PI_SPARSE_PREDICTOR);
         if (!check::kSanitized) test_shape(shape, PI_SPARSE_EXACT);

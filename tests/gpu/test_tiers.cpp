@@ -320,23 +320,19 @@ void test_stops(bool streams) {
 }  // namespace
 
 int main() {
-    // Under sanitizers, which are slow, each way once.
-    const std::vector<double> shares =
-        check::kSanitized ? std::vector<double>{0.25} : std::vector<double>{0, 0.25, 0.5};
-    for (bool streams : {false, true}) {
-        test_bits(shape_of(DType::Q8_0, 0), PI_SPARSE_EXACT, streams, {0.3});
-        if (!check::kSanitized || !streams)
-            test_bits(shape_of(DType::F32, 32), PI_SPARSE_AUTO, streams, shares);
-        test_faults(streams);
+    test_faults(true);
+    if (check::kSanitized) {  // which is slow
+        test_bits(shape_of(DType::F32, 32), PI_SPARSE_AUTO, false, {0.25});
+        return check::summary("test_tiers");
     }
+    test_bits(shape_of(DType::F32, 32), PI_SPARSE_AUTO, false, {0, 0.5});
+    test_bits(shape_of(DType::Q8_0, 0), PI_SPARSE_EXACT, true, {0.3});
+    test_bits(shape_of(DType::Q4_0, 32), PI_SPARSE_PREDICTOR, true, {0.3});
+    test_faults(false);
     test_layers();
     test_first_use();
     test_slow_disk();
-    if (!check::kSanitized) {
-        test_bits(shape_of(DType::Q4_0, 32), PI_SPARSE_PREDICTOR, true, {0.3});
-        test_resident();
-        test_stops(false);
-    }
+    test_resident();
     test_stops(true);
     return check::summary("test_tiers");
 }
