@@ -88,7 +88,9 @@ ABLATION = {
 
 def ours(args: argparse.Namespace, budget: int, n_bytes: int, without: str = "") -> dict:
     command = [str(TOOL), "--model", args.model, "--tokens", args.tokens]
-    command += ["--budget", str(budget / (1 << 20)), "--warm", str(args.warm), "--n", str(args.n)]
+    # Without a cache every token is alike, and slow.
+    warm, n = (1, min(args.n, 5)) if "cache" in without else (args.warm, args.n)
+    command += ["--budget", str(budget / (1 << 20)), "--warm", str(warm), "--n", str(n)]
     command += ["--prompt", str(args.prompt), "--ctx", str(args.ctx), "--sparse", str(args.sparse)]
     if without:
         command += ["--without", without]

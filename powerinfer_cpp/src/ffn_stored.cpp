@@ -43,6 +43,11 @@ void for_candidates(const ggml::Candidates& candidates, int64_t n_ff, int64_t be
     }
 }
 
+// May the only row compute the neuron?
+bool may_compute(const StoredBlock& in, int32_t id) {
+    return !in.mask.masks(0) || in.mask.finds(0, in.neurons.n, id);
+}
+
 // One row: the gates that are in memory first, while the disk brings others; then the other rows of
 // neurons that fire, as they arrive; and the sums, segment by segment in order, as soon as all
 // values of a segment are there. What the row before read gets its slots while the disk works. If
@@ -125,7 +130,7 @@ class OneRow {
         powerinfer::for_candidates(candidates_, w_.n, begin, end, use);
     }
 
-    // Takes the lane that request_neurons() has filled; or one beside that with what the row before
+    // Takes the lane that was filled beforehand; or one beside that with what the row before
     // read, if it has room for all that is missing.
     void choose_lane() {
         lane_ = store_.lane_of(tag(in_.block, 0));
@@ -249,8 +254,11 @@ class OneRow {
             n_missed_[1] += s_.parts[i].rest && s_.values[s_.parts[i].id] != 0;
         }
         for (int64_t i = 0; i < n_firsts; i++) {
-            came[n_fire] = came[i];
-            n_fire += s_.values[came[i]] != 0;
+            if (s_.values[came[i]] == 0) continue;
+            if (store_.absent(Half::rest, came[i])) {
+                throw ggml::Error(ggml::Code::internal, "a neuron's rest was not asked for");
+            }
+            came[n_fire++] = came[i];
         }
         for (int64_t i = 0; i < n; i++) {
             if (!s_.parts[i].first) came[n_fire++] = s_.parts[i].id;
@@ -390,19 +398,54 @@ void request_neurons(const Pass& p, const StoredBlock& in) {
         lane = store.roomiest_lane();
     }
     if (lane < 0) return;
-    const int64_t n_ff = in.neurons.n;
-    ggml::select(p.context, in.mask, n_ff, p.work.candidates);
     const int32_t* const slot = store.residency().slots(Half::first, in.block);
     store.label(lane, tag(in.block, 0));
     int64_t n = 0, left = std::min(store.room(lane), store.shape().lanes);
-    for_candidates(p.work.candidates, n_ff, 0, kSegments, [&](int32_t id) {
+    for (auto id = int32_t(0); id < int32_t(in.neurons.n); id++) {
         // With the rest even if that is in memory: it may be gone when the block is computed.
         const NeuronParts whole{id, true, true};
-        if (slot[id] >= 0 || store.bytes(whole) > left) return;
+        if (slot[id] >= 0 || !may_compute(in, id) || store.bytes(whole) > left) continue;
         left -= store.bytes(whole);
         p.work.stored.parts[n++] = whole;
-    });
+    }
     store.request(lane, in.block, p.work.stored.parts, n);
+}
+
+void request_scored(const Pass& p, const StoredBlock& in, ggml::Segment scored) {
+    NeuronStore& store = *p.store;
+    // What the row before read of this block may still get slots, and take those of others.
+    if (store.unkept_block() == in.block) return;
+    const int32_t* const slot[2] = {store.residency().slots(Half::first, in.block),
+                                    store.residency().slots(Half::rest, in.block)};
+    NeuronParts* const parts = p.work.stored.parts;
+    int64_t n = 0, bytes = 0;
+    const auto list = [&] {
+        n = bytes = 0;
+        for (auto id = int32_t(scored.begin); id < int32_t(scored.end); id++) {
+            if (slot[0][id] >= 0 || !may_compute(in, id)) continue;
+            parts[n] = {id, true, slot[1][id] < 0};
+            bytes += store.bytes(parts[n++]);
+        }
+    };
+    list();
+    int lane = store.lane_of(tag(in.block, 0));
+    if (lane < 0) {
+        if (scored.begin > 0) return;
+        lane = store.roomiest_lane();
+        const auto has_room = [&] {
+            // The others will need as much for each, and somewhat more.
+            const int64_t all = bytes * in.neurons.n / scored.end;
+            return lane >= 0 && store.room(lane) >= all + all / 8;
+        };
+        if (!has_room()) {
+            store.keep_rest(p.context.threads);
+            lane = store.roomiest_lane();
+            list();  // parts of this block may have lost their slots
+        }
+        if (!has_room()) return;
+        store.label(lane, tag(in.block, 0));
+    }
+    if (bytes <= store.room(lane)) store.request(lane, in.block, parts, n);
 }
 
 ggml::AuditCounts stored_ffn(const Pass& p, const StoredBlock& in, float* y,

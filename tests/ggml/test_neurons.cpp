@@ -228,7 +228,8 @@ void test(const Case& c) {
     mask.score = score.data();
     mask.threshold = 0.5f;
     mask.unpredicted = unpredicted.data();
-    // `alone`: with the operators for one row.
+    // `alone`: with the operators for one row. turns: with that for a few.
+    bool turns = false;
     const auto run = [&](int threads, int64_t first, int64_t count, NeuronCounts* counts,
                          bool* fired, bool alone) {
         Context context(threads);
@@ -246,6 +247,8 @@ void test(const Case& c) {
             select(context, own, c.n, *candidates);
             partial_ffn(context, w, input, *candidates, *scratch, sums.data(), counts, fired);
             merge(context, w, sums.data(), y.data());
+        } else if (turns) {
+            few_rows_ffn(context, w, input, own, *scratch, y.data(), counts, fired);
         } else {
             rows_ffn(context, w, input, own, *scratch, y.data(), counts, fired);
         }
@@ -255,6 +258,16 @@ void test(const Case& c) {
     const Flags fired(new bool[size_t(rows * c.n)]), fired_alone(new bool[size_t(c.n)]);
     const Floats y = run(1, 0, rows, &counts, fired.get(), false);
     for (int threads : {2, 3}) CHECK(y == run(threads, 0, rows, nullptr, nullptr, false));
+    turns = true;
+    NeuronCounts by_turns;
+    const Flags fired_by_turns(new bool[size_t(rows * c.n)]);
+    for (int threads : {1, 2, 3}) {
+        by_turns = {};
+        CHECK(y == run(threads, 0, rows, &by_turns, fired_by_turns.get(), false));
+        CHECK(std::equal(fired.get(), fired.get() + rows * c.n, fired_by_turns.get()));
+        CHECK(std::memcmp(&by_turns, &counts, sizeof(counts)) == 0);
+    }
+    turns = false;
     NeuronCounts one_by_one;
     for (int64_t t = 0; t < rows; t++) {
         for (bool alone : {true, false}) {
@@ -381,6 +394,7 @@ void test_bytes(int64_t n, int64_t rows, int64_t cols, bool gated) {
     partial_ffn(context, w, {x.data(), 1, cols, {}}, *candidates, *scratch, sums.data(), nullptr,
                 nullptr);
     CHECK(read("partial_ffn") == n_first + n_up + n_down);
+    scratch->few_sums = nullptr;  // rows are read once for all
     rows_ffn(context, w, {x.data(), rows, cols, {}}, mask, *scratch, y.data(), nullptr, nullptr);
     const int64_t pieces = cols < 256 ? 1 : (rows + 127) / 128;  // a thread adds 128 tokens
     CHECK(read("rows_ffn") == n_first + n_up + pieces * n_down);

@@ -100,6 +100,9 @@ struct Candidates {
     int32_t *all = nullptr, *chosen = nullptr;  // [n]: 0, 1, ...; those that the mask allows
 };
 
+// So many rows may take turns (few_rows_ffn) instead of being computed together.
+constexpr int64_t kFewRows = 16;
+
 // Scratch memory for up to max_rows rows.
 struct NeuronScratch {
     NeuronScratch() = default;
@@ -119,8 +122,10 @@ struct NeuronScratch {
     struct PerThread {
         float *h, *out, *line, *sums;
         int32_t* tokens;
+        int32_t* candidates;  // [kFewRows, neurons of a block]
     };
     std::vector<PerThread> threads;
+    float* few_sums = nullptr;  // [kFewRows, kSegments, cols]: sums of a few rows
     // [n] or null: where partial_ffn sets those that it computes (their act(g) is not 0).
     bool* computed = nullptr;
 };
@@ -145,6 +150,11 @@ void merge(Context& context, const Neurons& neurons, const float* sums, float* y
 // all rows.
 void rows_ffn(Context& context, const Neurons& neurons, const Input& x, const NeuronMask& mask,
               NeuronScratch& scratch, float* y, NeuronCounts* counts, bool* fired);
+
+// The same for 2 to kFewRows rows, which take turns at a block of neurons: each computes its own as
+// a single row does, and what they share is in the processor's cache.
+void few_rows_ffn(Context& context, const Neurons& neurons, const Input& x, const NeuronMask& mask,
+                  NeuronScratch& scratch, float* y, NeuronCounts* counts, bool* fired);
 
 // The same in steps, for rows of neurons that arrive one after the other. Each function needs only
 // the rows that it names; the bits are those of the functions above.

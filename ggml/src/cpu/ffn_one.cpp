@@ -1,9 +1,8 @@
-// One token. Each thread takes segments and computes gate, up and down in one pass over the
-// candidates.
+// One token, or a few. Each thread takes segments and computes gate, up and down in one pass over
+// the candidates, of a few tokens one after the other.
 #include <algorithm>
 #include <atomic>
 #include <cmath>
-#include <numeric>
 
 #include "cpu/ffn_parts.h"
 #include "cpu/neuron_rows.h"
@@ -23,28 +22,35 @@ constexpr int64_t kTile = 8;
 // Columns whose sums stay in the L1 cache while segments are added.
 constexpr int64_t kColumns = 256;
 
-constexpr int32_t kFirst[1] = {0};  // the only token
 constexpr int32_t kInOrder[kTile] = {0, 1, 2, 3, 4, 5, 6, 7};
 
-// Neurons of one segment whose gates fired, and the destination of their sum.
+// Candidates of one token in one segment, ascending, and the destination of their sum.
+struct Span {
+    const int32_t* ids;
+    int64_t n;
+    int32_t token;
+    float* sum;
+};
+
+// Neurons of a span whose gates fired.
 struct Batch {
     int32_t ids[kTile];
     float h[kTile];
     int64_t n = 0;
+    int32_t token;
     float* sum;
 };
 
-// Adjacent segments of one token, computed by one thread.
-class OneToken {
+// Spans that one thread computes.
+class Spans {
  public:
-    OneToken(const Neurons& w, const cpu::RowProducts& rows, const Candidates& candidates,
-             bool* computed, bool* fired)
-        : w_(w), rows_(rows), candidates_(candidates), computed_(computed), fired_(fired) {}
+    Spans(const Neurons& w, const cpu::RowProducts& rows, bool* computed, bool* fired)
+        : w_(w), rows_(rows), computed_(computed), fired_(fired) {}
 
-    // Computes segments [s0, s1): tiles of candidates, then batches of neurons whose gates fired.
+    // Computes spans [span, end): tiles of candidates, then batches of neurons whose gates fired.
     // The rows of a tile or batch are prefetched while the one before is computed, also across
-    // segments.
-    void run(int64_t s0, int64_t s1, float* sums) {
+    // spans.
+    void run(const Span* span, const Span* const last) {
         const NeuronRows& first = cpu::first_rows(w_);
         Batch ready, waiting;
         // Computes `ready` while the rows of `waiting` are prefetched; then `waiting` becomes
@@ -54,20 +60,20 @@ class OneToken {
             ready = waiting;
             waiting.n = 0;
         };
-        for (int64_t s = s0; s < s1; s++) {
-            waiting.sum = sums + s * w_.cols;
-            std::fill_n(waiting.sum, w_.cols, 0.0f);
-            const int32_t *ids = ids_of(s), *end = ids + candidates_.count[s];
+        for (; span < last; span++) {
+            waiting.sum = span->sum;
+            waiting.token = span->token;
+            const int32_t *ids = span->ids, *end = ids + span->n;
+            proposed += span->n;
             while (ids < end) {
                 const int64_t n = std::min<int64_t>(kTile, end - ids);
                 cpu::Ahead ahead =
                     ahead_of(first, ids + n, std::min<int64_t>(kTile, end - ids - n));
-                if (ids + n == end && s + 1 < s1) {
-                    ahead = ahead_of(first, ids_of(s + 1),
-                                     std::min<int64_t>(kTile, candidates_.count[s + 1]));
+                if (ids + n == end && span + 1 < last) {
+                    ahead = ahead_of(first, span[1].ids, std::min<int64_t>(kTile, span[1].n));
                 }
                 float g[kTile];
-                rows_.dot(first, cpu::first_bias(w_), ids, n, kFirst, 1, g, ahead);
+                rows_.dot(first, cpu::first_bias(w_), ids, n, &span->token, 1, g, ahead);
                 for (int64_t j = 0; j < n; j++) {
                     const float v = cpu::activate(w_, g[j]);
                     if (v == 0) continue;
@@ -82,11 +88,9 @@ class OneToken {
         finish(ready, waiting);
     }
 
-    int64_t computed = 0, fired = 0;
+    int64_t proposed = 0, computed = 0, fired = 0;
 
  private:
-    const int32_t* ids_of(int64_t s) const { return candidates_.ids + segment_of(w_.n, s).begin; }
-
     static cpu::Ahead ahead_of(const NeuronRows& rows, const int32_t* ids, int64_t n) {
         return {rows.data, rows.stride, ids, n};
     }
@@ -98,7 +102,7 @@ class OneToken {
         int64_t m = batch.n;
         if (w_.gate) {
             float u[kTile];
-            rows_.dot(w_.up, w_.up_bias, batch.ids, m, kFirst, 1, u,
+            rows_.dot(w_.up, w_.up_bias, batch.ids, m, &batch.token, 1, u,
                       ahead_of(w_.up, next.ids, next.n));
             m = 0;
             for (int64_t i = 0; i < batch.n; i++) {
@@ -108,7 +112,7 @@ class OneToken {
             }
         }
         fired += m;
-        for (int64_t i = 0; fired_ && i < m; i++) fired_[batch.ids[i]] = true;
+        for (int64_t i = 0; fired_ && i < m; i++) fired_[batch.token * w_.n + batch.ids[i]] = true;
         const int32_t first[] = {0, int32_t(m)};
         rows_.add(batch.ids, m, 0, w_.cols,
                   {first, kInOrder, batch.h, ahead_of(w_.down, next.ids, next.n)}, 1, batch.sum, 0);
@@ -116,9 +120,37 @@ class OneToken {
 
     const Neurons& w_;
     const cpu::RowProducts& rows_;
-    const Candidates& candidates_;
-    bool *const computed_, *const fired_;  // [n] or null
+    bool *const computed_, *const fired_;  // [n] of one token, [tokens, n]; or null
 };
+
+// Adds up what several threads have done.
+struct Totals {
+    std::atomic<int64_t> proposed{0}, computed{0}, fired{0};
+
+    void add(const Spans& done) {
+        proposed += done.proposed;
+        computed += done.computed;
+        fired += done.fired;
+    }
+    void report(OpTimer& timer, const Neurons& w, int64_t rows, NeuronCounts* counts) const {
+        timer.read(uint64_t(proposed) * cpu::row_bytes(w, cpu::first_rows(w)));
+        if (w.gate) timer.read(uint64_t(computed) * cpu::row_bytes(w, w.up));
+        timer.read(uint64_t(fired) * cpu::row_bytes(w, w.down));
+        if (!counts) return;
+        counts->rows += rows;
+        counts->proposed += proposed;
+        counts->computed += computed;
+        counts->fired += fired;
+    }
+};
+
+// Adds the segments' sums [kSegments, cols] for n <= kColumns columns from c0 on.
+void add_up(const Neurons& w, const float* sums, int64_t c0, int64_t n, float* y) {
+    float part[cpu::kSums * kColumns];
+    cpu::add_segments(part, n,
+                      [&](int64_t s, float* sum) { std::copy_n(sums + s * w.cols + c0, n, sum); });
+    cpu::place(w, part, c0, n, y);
+}
 
 }  // namespace
 
@@ -127,35 +159,68 @@ void partial_ffn(Context& context, const Neurons& w, const Input& x, const Candi
     OpTimer timer(context.profile, "partial_ffn");
     const cpu::RowProducts rows(context, w, x, scratch, 0, 1);
     if (fired) std::fill_n(fired, w.n, false);
-    std::atomic<int64_t> n_computed{0}, n_fired{0};
+    Totals totals;
     // Several segments at a time, because prefetching does not cross the pieces of a thread.
     const int64_t grain = std::max<int64_t>(1, kSegments / (6 * context.threads.active()));
     context.threads.run(kSegments, grain, [&](int64_t begin, int64_t end, int) {
-        OneToken token(w, rows, candidates, scratch.computed, fired);
-        token.run(begin, end, sums);
-        n_computed += token.computed;
-        n_fired += token.fired;
+        Span spans[kSegments];
+        int64_t n = 0;
+        for (int64_t s = begin; s < end; s++) {
+            float* const sum = sums + s * w.cols;
+            std::fill_n(sum, w.cols, 0.0f);
+            spans[n++] = {candidates.ids + segment_of(w.n, s).begin, candidates.count[s], 0, sum};
+        }
+        Spans all(w, rows, scratch.computed, fired);
+        all.run(spans, spans + n);
+        totals.add(all);
     });
-    const int64_t n_proposed =
-        std::accumulate(std::begin(candidates.count), std::end(candidates.count), int64_t(0));
-    timer.read(uint64_t(n_proposed) * cpu::row_bytes(w, cpu::first_rows(w)));
-    if (w.gate) timer.read(uint64_t(n_computed) * cpu::row_bytes(w, w.up));
-    timer.read(uint64_t(n_fired) * cpu::row_bytes(w, w.down));
-    if (!counts) return;
-    counts->rows++;
-    counts->proposed += n_proposed;
-    counts->computed += n_computed;
-    counts->fired += n_fired;
+    totals.report(timer, w, 1, counts);
+}
+
+void few_rows_ffn(Context& context, const Neurons& w, const Input& x, const NeuronMask& mask,
+                  NeuronScratch& scratch, float* y, NeuronCounts* counts, bool* fired) {
+    OpTimer timer(context.profile, "few_rows_ffn");
+    const cpu::RowProducts products(context, w, x, scratch, 0, x.rows);
+    if (fired) std::fill_n(fired, x.rows * w.n, false);
+    Totals totals;
+    context.threads.run(kSegments, 1, [&](int64_t s, int64_t, int thread) {
+        const Segment segment = segment_of(w.n, s);
+        int32_t* ids = scratch.threads[size_t(thread)].candidates;
+        for (int64_t t = 0; t < x.rows; t++) {
+            std::fill_n(scratch.few_sums + (t * kSegments + s) * w.cols, w.cols, 0.0f);
+        }
+        Spans all(w, products, nullptr, fired);
+        Span spans[kFewRows];
+        for (int64_t begin = segment.begin; begin < segment.end; begin += cpu::kTurn) {
+            const int64_t end = std::min(begin + cpu::kTurn, segment.end);
+            int64_t n = 0;
+            for (int64_t t = 0; t < x.rows; t++) {
+                int32_t *const of = ids + t * cpu::kTurn, count = 0;
+                for (int64_t i = begin; i < end; i++) {
+                    of[count] = int32_t(i);  // kept if count advances
+                    count += !mask.masks(t) || mask.finds(t, w.n, i);
+                }
+                if (!count) continue;
+                spans[n++] = {of, count, int32_t(t),
+                              scratch.few_sums + (t * kSegments + s) * w.cols};
+            }
+            all.run(spans, spans + n);
+        }
+        totals.add(all);
+    });
+    const int64_t across = (w.cols + kColumns - 1) / kColumns;
+    context.threads.run(x.rows * across, 1, [&](int64_t piece, int64_t, int) {
+        const int64_t t = piece / across, c0 = piece % across * kColumns;
+        add_up(w, scratch.few_sums + t * kSegments * w.cols, c0, std::min(kColumns, w.cols - c0),
+               y + t * w.cols);
+    });
+    totals.report(timer, w, x.rows, counts);
 }
 
 void merge(Context& context, const Neurons& w, const float* sums, float* y) {
     const OpTimer timer(context.profile, "merge");
     context.threads.run(w.cols, kColumns, [&](int64_t begin, int64_t end, int) {
-        float part[cpu::kSums * kColumns];
-        cpu::add_segments(part, end - begin, [&](int64_t s, float* sum) {
-            std::copy_n(sums + s * w.cols + begin, end - begin, sum);
-        });
-        cpu::place(w, part, begin, end - begin, y);
+        add_up(w, sums, begin, end - begin, y);
     });
 }
 

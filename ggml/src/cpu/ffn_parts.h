@@ -39,6 +39,9 @@ inline const float* first_bias(const Neurons& w) {
     return w.gate ? w.gate_bias : w.up_bias;
 }
 
+// Neurons for which a few rows take turns: what they share stays in a core's cache.
+constexpr int64_t kTurn = 128;
+
 // The number of sums that exist at the same time while segments are added.
 constexpr int64_t kSums = 6;
 static_assert(int64_t(1) << (kSums - 1) == kSegments);

@@ -121,9 +121,11 @@ void run(tools::Arguments args) {
     if (n_prompt) {
         const Took took =
             eval(session, {ids.begin(), ids.begin() + std::ptrdiff_t(n_prompt)}, false);
-        std::printf(", \"prompt_s\": %.4f, \"prompt_reads\": %llu, \"prompt_mb\": %.1f",
-                    took.seconds, (unsigned long long)took.counts.reads,
-                    double(took.counts.bytes) * 1e-6);
+        std::printf(
+            ", \"prompt_s\": %.4f, \"prompt_reads\": %llu, \"prompt_mb\": %.1f"
+            ", \"prompt_waited_s\": %.3f",
+            took.seconds, (unsigned long long)took.counts.reads, double(took.counts.bytes) * 1e-6,
+            took.counts.waited_s);
     }
     std::vector<Took> tokens;
     double processor = 0;
