@@ -78,6 +78,7 @@ class OneRow {
         resident_firsts();
         for (int64_t begin = 0, end = 0; begin < kSegments; begin = end) {
             end = std::max(asked_, window(begin, true));
+            used_ = segment_of(w_.n, end - 1).end;
             request_firsts(end);
             request_rests(begin, end);
             for (int64_t i = 0; i < n_ready_; i += kChunk) {
@@ -201,7 +202,7 @@ class OneRow {
         });
         for (int64_t i = 0; i < n_here_; i += kChunk) {
             first_values(s_.here + i, std::min(kChunk, n_here_ - i));
-            compute_arrived(false);
+            if (asked_ == kSegments) compute_arrived(false);
         }
     }
 
@@ -239,14 +240,18 @@ class OneRow {
         }
     }
 
-    // Computes what has arrived, as far as it can be.
+    // Computes what has arrived of the segments that are added next. The others were asked for
+    // beforehand, and are read again.
     void compute_arrived(bool wait) {
-        const int64_t n = store_.arrived(p_.context.threads, lane_, wait, s_.parts, w_.n);
+        const int64_t n_arrived = store_.arrived(p_.context.threads, lane_, wait, s_.parts, w_.n);
         int32_t* const came = s_.came;
-        int64_t n_firsts = 0, n_fire = 0;
-        for (int64_t i = 0; i < n; i++) {
-            if (s_.parts[i].first) came[n_firsts++] = s_.parts[i].id;
-            awaited_[segment_with(s_.parts[i].id)]--;
+        int64_t n = 0, n_firsts = 0, n_fire = 0;
+        for (int64_t i = 0; i < n_arrived; i++) {
+            const NeuronParts part = s_.parts[i];
+            awaited_[segment_with(part.id)]--;
+            if (part.id >= used_) continue;
+            if (part.first) came[n_firsts++] = part.id;
+            s_.parts[n++] = part;
         }
         n_missed_[0] += n_firsts;
         first_values(came, n_firsts);
@@ -310,6 +315,7 @@ class OneRow {
     int lane_ = -1;
     int32_t awaited_[kSegments] = {};  // neurons whose parts were asked for, and have not come
     int64_t asked_ = 0;  // the candidates of segments up to here have been asked for, if missing
+    int64_t used_ = INT64_MAX;  // the first neuron of the segments that are not added next
     int64_t n_here_ = 0, n_ready_ = 0;
     int64_t n_first_ = 0, n_fired_first_ = 0, n_fired_ = 0, n_missed_[2] = {0, 0};
     int64_t n_arrived_ = 0;  // computed neurons of which the disk brought a part
