@@ -270,7 +270,7 @@ uint64_t DeviceForward::stream_cold(const Pass& p, int64_t i, const NeuronStream
         p.work.stored.parts);
     const auto bring = [&](const int32_t* first, int64_t n) {
         const int64_t s = *first / ggml::segment_of(cold.n, 0).end;
-        segments.bring(s);
+        segments.bring(s, s + 1);
         return std::min(n, ggml::segment_of(cold.n, s).end - *first);  // rows are 0, 1, ...
     };
     const uint64_t moved =

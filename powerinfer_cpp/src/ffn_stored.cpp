@@ -9,6 +9,7 @@ namespace powerinfer {
 
 using ggml::Input;
 using ggml::kSegments;
+using ggml::kTogether;
 using ggml::NeuronMask;
 using ggml::Neurons;
 using ggml::Segment;
@@ -336,15 +337,17 @@ class ManyRows {
         StoredSegments segments(
             p_.context.threads, store_, in_.block, in_.mask.masked ? -1 : in_.next,
             [&](int32_t id) { return needed(id); }, s_.parts);
-        for (int64_t s = 0; s < kSegments; s++) {
-            segments.bring(s);
-            ggml::rows_ffn_segment(p_.context, w_, input_, in_.mask, p_.work.neurons, s, s_.partial,
-                                   y, &counts, fired, s_.fires);
-            from_disk += learn(s);
+        for (int64_t s = 0; s < kSegments; s += kTogether) {
+            segments.bring(s, s + kTogether);
+            ggml::rows_ffn_segments(p_.context, w_, input_, in_.mask, p_.work.neurons, s,
+                                    s_.partial, y, &counts, fired, s_.fires);
+            from_disk +=
+                learn({segment_of(w_.n, s).begin, segment_of(w_.n, s + kTogether - 1).end});
             for (int64_t t = 0; in_.audited && t < in_.n; t++) {
-                if (in_.audited[t] != s) continue;
-                const ggml::AuditCounts one =
-                    ggml::audit_segment(p_.context, w_, input_, t, in_.mask, s, p_.work.neurons);
+                const int64_t segment = in_.audited[t];
+                if (segment < s || segment >= s + kTogether) continue;
+                const ggml::AuditCounts one = ggml::audit_segment(
+                    p_.context, w_, input_, t, in_.mask, segment, p_.work.neurons);
                 audit.fired += one.fired, audit.found += one.found;
             }
         }
@@ -366,10 +369,9 @@ class ManyRows {
 
     // Tells what the rows needed. Returns for how many of them the disk brought a neuron that
     // fired, summed over the neurons.
-    int64_t learn(int64_t s) {
-        const Segment segment = segment_of(w_.n, s);
+    int64_t learn(Segment ids) {
         int64_t from_disk = 0;
-        for (auto id = int32_t(segment.begin); id < segment.end; id++) {
+        for (auto id = int32_t(ids.begin); id < ids.end; id++) {
             const int64_t fires = s_.fires[id];
             if (fires == 0) continue;
             bool staged = false;

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "ggml/neurons.h"
 #include "residency.h"
 
 namespace powerinfer {
@@ -20,7 +21,8 @@ struct StoreShape {
     int64_t lanes = 0;  // bytes of each of kLanes parts of the staging area
 
     static constexpr int64_t kSector = 512;
-    static constexpr int kLanes = 3;
+    // Segments that are computed together, and as many that are read.
+    static constexpr int kLanes = 2 * ggml::kTogether;
     // A lane that takes all neurons of a segment, the least.
     int64_t least_lane() const;
     // Bytes of slots.

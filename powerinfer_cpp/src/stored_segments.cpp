@@ -16,12 +16,9 @@ StoredSegments::StoredSegments(ggml::Threads& threads, NeuronStore& store, int32
       needed_(std::move(needed)),
       parts_(parts) {}
 
-void StoredSegments::bring(int64_t s) {
-    while (at_ < s) {
-        if (lane_ >= 0) store_.keep(threads_, lane_);
-        lane_ = -1;
-        if (++at_ < kSegments) lane_ = await(at_);
-    }
+void StoredSegments::bring(int64_t begin, int64_t end) {
+    for (; begin_ < begin; begin_++) store_.keep(threads_, lanes_[begin_ % StoreShape::kLanes]);
+    for (; end_ < end; end_++) lanes_[end_ % StoreShape::kLanes] = await(end_);
 }
 
 // Asks for what a segment of the open block lacks. Returns whether that is anything.

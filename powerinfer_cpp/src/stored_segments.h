@@ -1,5 +1,5 @@
 // The neurons of a block of which many are needed, for many rows: segment after segment (see
-// ggml/neurons.h), while the disk brings the next two.
+// ggml/neurons.h), while the disk brings those that follow.
 #pragma once
 
 #include <functional>
@@ -16,11 +16,11 @@ class StoredSegments {
     StoredSegments(ggml::Threads& threads, NeuronStore& store, int32_t block, int32_t next,
                    std::function<bool(int32_t)> needed, NeuronParts* parts);
 
-    // Waits for the needed neurons of segment s, and for those of the segments before it. Ends the
-    // use of these: the cache may keep some of them.
-    void bring(int64_t s);
+    // Waits for the needed neurons of segments [begin, end), which follow those of the last call.
+    // Ends the use of segments before these: the cache may keep some of them.
+    void bring(int64_t begin, int64_t end);
     // Ends the use of all.
-    void end() { bring(ggml::kSegments); }
+    void end() { bring(ggml::kSegments, ggml::kSegments); }
 
  private:
     bool request(int lane, int64_t s);
@@ -33,8 +33,8 @@ class StoredSegments {
     const int32_t block_, next_;
     const std::function<bool(int32_t)> needed_;
     NeuronParts* const parts_;
-    int64_t at_ = -1;  // segment
-    int lane_ = -1;    // that has what was missing of it
+    int64_t begin_ = 0, end_ = 0;         // segments in use
+    int lanes_[StoreShape::kLanes] = {};  // of these: the lane that has what was missing
 };
 
 }  // namespace powerinfer

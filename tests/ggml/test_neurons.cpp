@@ -156,9 +156,9 @@ void test_steps(Neurons w, const Floats& x, const NeuronMask& mask, const Floats
         std::vector<int32_t> fires(size_t(w.n), -1);
         const std::unique_ptr<bool[]> flags(new bool[size_t(rows * w.n)]);
         NeuronCounts same;
-        for (int64_t s = 0; s < kSegments; s++) {
-            rows_ffn_segment(context, w, input, mask, *scratch, s, partial.data(), y.data(), &same,
-                             flags.get(), fires.data());
+        for (int64_t s = 0; s < kSegments; s += kTogether) {
+            rows_ffn_segments(context, w, input, mask, *scratch, s, partial.data(), y.data(), &same,
+                              flags.get(), fires.data());
         }
         CHECK(y == expected && !std::memcmp(&same, &counts, sizeof(counts)));
         CHECK(!std::memcmp(flags.get(), fired, size_t(rows * w.n)));

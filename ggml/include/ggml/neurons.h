@@ -100,19 +100,25 @@ struct Candidates {
     int32_t *all = nullptr, *chosen = nullptr;  // [n]: 0, 1, ...; those that the mask allows
 };
 
+// Segments that arrive and are computed together, for several rows (rows_ffn_segments). One alone
+// has few tiles for several threads (11 in a 7B), and its sums are as much to write as those of
+// two.
+constexpr int64_t kTogether = 2;
+
 // So many rows may take turns (few_rows_ffn) instead of being computed together.
 constexpr int64_t kFewRows = 16;
 
 // Scratch memory for up to max_rows rows.
 struct NeuronScratch {
     NeuronScratch() = default;
-    // by_segment: several rows go through rows_ffn_segment, which needs less.
+    // by_segment: several rows go through rows_ffn_segments, which needs less.
     NeuronScratch(Carver& carver, int64_t max_rows, int64_t n, int64_t cols, int max_threads,
                   bool by_segment = false);
 
     Q8Rows folded;              // the input, in the order of folded rows
     int8_t* grouped = nullptr;  // the input, in the order of blocks of 256
-    // For several rows: the neurons that fired, per tile of neurons (by_segment: of one segment).
+    // For several rows: the neurons that fired, per tile of neurons (by_segment: of kTogether
+    // segments).
     bool by_segment = false;
     int32_t* fired = nullptr;   // indices within the tile
     float* h = nullptr;         // their values h
@@ -173,14 +179,15 @@ void sum_values(Context& context, const Neurons& neurons, const Input& x,
                 const NeuronScratch& scratch, const Candidates& candidates, const float* h,
                 int64_t begin, int64_t end, float* sums);
 
-// rows_ffn in kSegments calls, for s = 0, 1, ...: each needs only the rows of segment s. partial
-// [kPartials, rows, cols] holds sums between the calls; the last one writes y. fires [n] or null:
-// for how many rows a neuron of the segment fired. counts gets `rows` with the last segment.
-constexpr int64_t kPartials = 5;
-static_assert(int64_t(1) << kPartials == kSegments);
-void rows_ffn_segment(Context& context, const Neurons& neurons, const Input& x,
-                      const NeuronMask& mask, NeuronScratch& scratch, int64_t s, float* partial,
-                      float* y, NeuronCounts* counts, bool* fired, int32_t* fires);
+// rows_ffn in several calls, for s = 0, kTogether, 2 kTogether, ...: each needs only the rows of
+// segments [s, s + kTogether). partial [kPartials, rows, cols] holds sums between the calls; the
+// last one writes y. fires [n] or null: for how many rows a neuron of these segments fired. counts
+// gets `rows` with the last call.
+constexpr int64_t kPartials = 4;
+static_assert(kTogether << kPartials == kSegments);
+void rows_ffn_segments(Context& context, const Neurons& neurons, const Input& x,
+                       const NeuronMask& mask, NeuronScratch& scratch, int64_t s, float* partial,
+                       float* y, NeuronCounts* counts, bool* fired, int32_t* fires);
 
 // Computes one segment of a row without the mask. Counts the neurons that fire, and those of them
 // that the mask finds, whether or not it masks this row. No result depends on it.

@@ -95,19 +95,23 @@ class ManyTokens {
         put(c0, n, t0, nt, sums, y);
     }
 
-    // Adds those of segment s alone, and then as many sums of earlier segments as add_segments
-    // would.
-    void add_segment(int64_t s, int64_t c0, int64_t n, int64_t t0, int64_t nt, float* sum,
-                     float* partial, float* y) {
+    // Adds those of segments [s, s + kTogether) alone, and then as many sums of earlier segments as
+    // add_segments would.
+    void add_together(int64_t s, int64_t c0, int64_t n, int64_t t0, int64_t nt, float* sum,
+                      float* partial, float* y) {
+        static_assert(kTogether == 2);
+        float* const second = sum + nt * n;
         sum_segment(s, c0, n, t0, nt, sum);
+        sum_segment(s + 1, c0, n, t0, nt, second);
+        for (int64_t i = 0; i < nt * n; i++) sum[i] += second[i];
         const int64_t level_size = n_rows_ * w_.cols;
-        for (int64_t ones = s; ones % 2; ones /= 2, partial += level_size) {
+        for (int64_t ones = s / kTogether; ones % 2; ones /= 2, partial += level_size) {
             for (int64_t t = 0; t < nt; t++) {
                 const float* const left = partial + (t0 + t) * w_.cols + c0;
                 for (int64_t i = 0; i < n; i++) sum[t * n + i] = left[i] + sum[t * n + i];
             }
         }
-        if (s + 1 == kSegments) {
+        if (s + kTogether == kSegments) {
             put(c0, n, t0, nt, sum, y);
             return;
         }
@@ -144,7 +148,9 @@ class ManyTokens {
     };
 
     // The first tile of a segment among those that are stored.
-    int64_t stored_at(int64_t s) const { return s_.by_segment ? 0 : s * tiles_per_segment(w_.n); }
+    int64_t stored_at(int64_t s) const {
+        return (s_.by_segment ? s % kTogether : s) * tiles_per_segment(w_.n);
+    }
 
     // The sum of the down rows of segment s.
     void sum_segment(int64_t s, int64_t c0, int64_t n, int64_t t0, int64_t nt, float* sum) {
@@ -278,7 +284,7 @@ NeuronScratch::NeuronScratch(Carver& carver, int64_t max_rows, int64_t n, int64_
     : folded(Q8Rows::carve(carver, max_rows, cols)),
       by_segment(by_segment_),
       threads(size_t(max_threads)) {
-    const int64_t tiles = (by_segment ? 1 : kSegments) * tiles_per_segment(n);
+    const int64_t tiles = (by_segment ? kTogether : kSegments) * tiles_per_segment(n);
     carver.take(grouped, {max_rows, cols});
     carver.take(fired, {tiles, kShared, max_rows});
     carver.take(h, {tiles, kShared, max_rows});
@@ -340,22 +346,26 @@ void rows_ffn(Context& context, const Neurons& w, const Input& x, const NeuronMa
     if (counts) tokens.count(*counts, x.rows);
 }
 
-void rows_ffn_segment(Context& context, const Neurons& w, const Input& x, const NeuronMask& mask,
-                      NeuronScratch& scratch, int64_t s, float* partial, float* y,
-                      NeuronCounts* counts, bool* fired, int32_t* fires) {
-    OpTimer timer(context.profile, "rows_ffn_segment");
+void rows_ffn_segments(Context& context, const Neurons& w, const Input& x, const NeuronMask& mask,
+                       NeuronScratch& scratch, int64_t s, float* partial, float* y,
+                       NeuronCounts* counts, bool* fired, int32_t* fires) {
+    OpTimer timer(context.profile, "rows_ffn_segments");
     if (fired && s == 0) std::fill_n(fired, x.rows * w.n, false);
     ManyTokens tokens(context, w, x, mask, scratch, fired, s > 0);
-    context.threads.run(tokens.tiles_of(s), 1, [&](int64_t tile, int64_t, int thread) {
-        tokens.fire_tile(s, tile, scratch.threads[size_t(thread)]);
-    });
+    const int64_t n_first = tokens.tiles_of(s);
+    context.threads.run(n_first + tokens.tiles_of(s + 1), 1,
+                        [&](int64_t tile, int64_t, int thread) {
+                            const bool second = tile >= n_first;
+                            tokens.fire_tile(s + second, tile - (second ? n_first : 0),
+                                             scratch.threads[size_t(thread)]);
+                        });
     for_pieces(context, w, x.rows, [&](int64_t c0, int64_t n, int64_t t0, int64_t nt, int thread) {
         float* const sum = scratch.threads[size_t(thread)].sums;
-        tokens.add_segment(s, c0, n, t0, nt, sum, partial, y);
+        tokens.add_together(s, c0, n, t0, nt, sum, partial, y);
     });
-    if (fires) tokens.count_fires(s, fires);
+    for (int64_t i = s; fires && i < s + kTogether; i++) tokens.count_fires(i, fires);
     timer.read(tokens.bytes());
-    if (counts) tokens.count(*counts, s + 1 == kSegments ? x.rows : 0);
+    if (counts) tokens.count(*counts, s + kTogether == kSegments ? x.rows : 0);
 }
 
 }  // namespace ggml

@@ -5,9 +5,9 @@
 //                 [--ctx 256] [--sparse 0] [--threads 0] [--without bundles,cache,overlap]
 //
 // --budget 0: what is free. --prompt: so many of the ids first, in one call, which is measured
-// alone. --without: see ablation.h; cache: nothing stays in memory. "logits": a hash of the logits
-// of all tokens, which no budget changes. "token": for each token [ms, reads, MB, ms of waiting for
-// the disk].
+// alone, and measured again, when all memory has been touched ("again_"). --without: see
+// ablation.h; cache: nothing stays in memory. "logits": a hash of the logits of all tokens, which
+// no budget changes. "token": for each token [ms, reads, MB, ms of waiting for the disk].
 #include <sys/resource.h>
 
 #include <algorithm>
@@ -118,14 +118,14 @@ void run(tools::Arguments args) {
                     model->storage->n_ubatch);
         std::printf(", \"neurons\": %lld", (long long)shape.parts());
     }
-    if (n_prompt) {
+    for (const char* name : {"prompt", "again"}) {
+        if (!n_prompt) break;
+        session.truncate(0, 0);
         const Took took =
             eval(session, {ids.begin(), ids.begin() + std::ptrdiff_t(n_prompt)}, false);
-        std::printf(
-            ", \"prompt_s\": %.4f, \"prompt_reads\": %llu, \"prompt_mb\": %.1f"
-            ", \"prompt_waited_s\": %.3f",
-            took.seconds, (unsigned long long)took.counts.reads, double(took.counts.bytes) * 1e-6,
-            took.counts.waited_s);
+        std::printf(", \"%s_s\": %.4f, \"%s_reads\": %llu, \"%s_mb\": %.1f, \"%s_waited_s\": %.3f",
+                    name, took.seconds, name, (unsigned long long)took.counts.reads, name,
+                    double(took.counts.bytes) * 1e-6, name, took.counts.waited_s);
     }
     std::vector<Took> tokens;
     double processor = 0;
