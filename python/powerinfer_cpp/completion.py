@@ -97,44 +97,63 @@ class _Waiting:
         return [placed for placed, _ in self._choices if end is None or placed.offset < end]
 
 
+class Writer:
+    """Turns tokens into pieces of text as they become certain; the last piece has a reason.
+
+    limit: tokens at most; the reason is then "length", and "stop" after an end token or a stop
+    string. offset: characters of the prompt. with_end: the last piece includes the choice of an end
+    token.
+    """
+
+    def __init__(
+        self, limit: int, stops: Sequence[bytes], offset: int = 0, with_end: bool = False
+    ) -> None:
+        self._text, self._limit, self._with_end = TextStream(stops), limit, with_end
+        self._waiting = _Waiting(offset)
+        self._n_chars = 0
+        self.n_tokens = 0  # without an end token
+
+    def push(self, data: bytes | None, chosen: Choice | None = None) -> Piece | None:
+        """The piece that a token makes certain, or None. data: its bytes, None for an end token."""
+        if chosen is not None and (data is not None or self._with_end):
+            self._waiting.push(chosen, data or b"")
+        if data is None:
+            return self.finish()
+        self.n_tokens += 1
+        piece = self._text.push(data)
+        self._n_chars += len(piece)
+        if self._text.stopped:
+            return Piece(piece, "stop", self.n_tokens, self._waiting.rest(self._n_chars))
+        if self.n_tokens == self._limit:
+            piece += self._text.finish()
+            return Piece(piece, "length", self.n_tokens, self._waiting.rest(None))
+        if not piece:
+            return None
+        return Piece(piece, None, self.n_tokens, self._waiting.certain(self._n_chars))
+
+    def finish(self) -> Piece:
+        """The last piece, where no more tokens come."""
+        return Piece(self._text.finish(), "stop", self.n_tokens, self._waiting.rest(None))
+
+
 def pieces(
     tokens: Iterable[int],
     data: Callable[[int], bytes | None],
-    limit: int,
-    stops: Sequence[bytes],
+    writer: Writer,
     choices: deque[Choice] | None = None,
-    offset: int = 0,
-    with_end: bool = False,
 ) -> Iterator[Piece]:
-    """The text of tokens as it becomes certain; the last piece has a reason.
+    """The pieces of tokens, up to the one with a reason.
 
-    data: bytes of a token, None for an end token. The reason is "length" after `limit` tokens;
-    otherwise (an end token, a stop string, no more tokens) "stop". choices: must hold the choice of
-    a token when that token arrives. offset: characters of the prompt. with_end: the last piece
-    includes the choice of an end token.
+    data: bytes of a token, None for an end token. choices: must hold the choice of a token when
+    that token arrives.
     """
-    text, n, n_chars = TextStream(stops), 0, 0
-    waiting = _Waiting(offset)
     for token in tokens:
-        added = data(token)
-        if choices is not None:
-            chosen = choices.popleft()
-            if added is not None or with_end:
-                waiting.push(chosen, added or b"")
-        if added is None:
-            break
-        n += 1
-        piece = text.push(added)
-        n_chars += len(piece)
-        if text.stopped:
-            yield Piece(piece, "stop", n, waiting.rest(n_chars))
-            return
-        if n == limit:
-            yield Piece(piece + text.finish(), "length", n, waiting.rest(None))
-            return
-        if piece:
-            yield Piece(piece, None, n, waiting.certain(n_chars))
-    yield Piece(text.finish(), "stop", n, waiting.rest(None))
+        piece = writer.push(data(token), None if choices is None else choices.popleft())
+        if piece is not None:
+            yield piece
+            if piece.reason:
+                return
+    yield writer.finish()
 
 
 class CompletionDicts:

@@ -18,7 +18,7 @@ from .answers import (
     Embedding,
     Embeddings,
 )
-from .completion import ChatDicts, CompletionDicts, Piece, pieces, stop_bytes
+from .completion import ChatDicts, CompletionDicts, Piece, Writer, pieces, stop_bytes
 from .core import RANDOM_SEEDS, LlamaCore, combined
 from .errors import ContextOverflowError, ModelFormatError, OutOfMemoryError
 from .grammar import GrammarProcessor, LlamaGrammar, Vocabulary, response_grammar
@@ -401,7 +401,7 @@ class Llama(LlamaCore):
         steps = self._generate(
             ids, params, seed, True, processors, criteria, None if choices is None else observe
         )
-        parts = pieces(steps, self._token_bytes, limit, stops, choices, offset, with_end)
+        parts = pieces(steps, self._token_bytes, Writer(limit, stops, offset, with_end), choices)
         return parts if self._cache is None else self._cached(ids, parts)
 
     def _cached(self, ids: list[int], parts: Iterator[Piece]) -> Iterator[Piece]:
