@@ -17,8 +17,12 @@ StoredSegments::StoredSegments(ggml::Threads& threads, NeuronStore& store, int32
       parts_(parts) {}
 
 void StoredSegments::bring(int64_t begin, int64_t end) {
-    for (; begin_ < begin; begin_++) store_.keep(threads_, lanes_[begin_ % StoreShape::kLanes]);
-    for (; end_ < end; end_++) lanes_[end_ % StoreShape::kLanes] = await(end_);
+    const auto lane = [&](int64_t s) -> int& { return lanes_[s % StoreShape::kLanes]; };
+    for (; begin_ < begin; begin_++) {
+        if (end_ == begin_) lane(end_++) = await(begin_);  // left out by the caller
+        store_.keep(threads_, lane(begin_));
+    }
+    for (; end_ < end; end_++) lane(end_) = await(end_);
 }
 
 // Asks for what a segment of the open block lacks. Returns whether that is anything.

@@ -16,8 +16,8 @@ class StoredSegments {
     StoredSegments(ggml::Threads& threads, NeuronStore& store, int32_t block, int32_t next,
                    std::function<bool(int32_t)> needed, NeuronParts* parts);
 
-    // Waits for the needed neurons of segments [begin, end), which follow those of the last call.
-    // Ends the use of segments before these: the cache may keep some of them.
+    // Waits for the needed neurons of segments [begin, end), and those before these. Ends the use
+    // of segments before `begin`: the cache may keep some of them.
     void bring(int64_t begin, int64_t end);
     // Ends the use of all.
     void end() { bring(ggml::kSegments, ggml::kSegments); }
