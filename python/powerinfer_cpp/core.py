@@ -169,9 +169,11 @@ class LlamaCore:
             **record_field,
         }
         room: dict[str, Any] | None = None
+        self._shared: dict[str, Any] = {}
         if not vocab_only:  # what of the model fits a device, or RAM, depends on the session
             n_ctx = _positions_in(self.model_path) if n_ctx is None else n_ctx
-            room = {**self._session_fields, "n_ctx": n_ctx, "embedding": embedding}
+            self._shared = self._shared_fields(n_ctx)
+            room = {**self._session_fields, **self._shared, "n_ctx": n_ctx, "embedding": embedding}
             # `scores`: all rows, or those of some calls.
             self._model_fields["n_rows_kept"] = n_ctx if logits_all else min(n_ctx, SCORES)
             if embedding:  # and completions, in a session of their own
@@ -187,7 +189,7 @@ class LlamaCore:
         if embedding and not vocab_only:
             self._embedder = Embedder(self._model, verbose=verbose, **self._session_fields)
         elif not vocab_only:
-            self._context = self._new_context()
+            self._open_context()
         self._sampler: tuple[Sampling, Sampler] | None = None  # used by sample()
         if verbose:
             options.report(self._model, self.plan())
@@ -265,7 +267,8 @@ class LlamaCore:
         "storage": neurons that only the disk has, which the total leaves out."""
         with self._lock:
             self._require_open()
-            fields = {**self._session_fields, "embedding": self._embedder is not None}
+            embedding = self._embedder is not None and not self._shared
+            fields = {**self._session_fields, **self._shared, "embedding": embedding}
             if self._model_fields["vocab_only"]:  # has no weights to plan with
                 return memory_plan(self.model_path, self._model_fields, fields)
             return self._model.plan(**fields)
@@ -529,6 +532,14 @@ class LlamaCore:
                 raise ValueError("this Llama was opened with vocab_only=True: it cannot compute")
             self._context = self._new_context()
         return self._context
+
+    def _shared_fields(self, n_ctx: int) -> dict[str, Any]:
+        """Fields of the session that depend on how many texts share it; here one."""
+        return {}
+
+    def _open_context(self) -> None:
+        """Opens what computes texts."""
+        self._context = self._new_context()
 
     def _new_context(self) -> Context:
         return Context(self._model, self._logits_all, verbose=self.verbose, **self._session_fields)

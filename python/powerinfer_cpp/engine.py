@@ -1,0 +1,101 @@
+"""A thread that runs a scheduler: requests come from other threads, updates leave step by step."""
+
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+from .scheduler import Request, Scheduler, Ticket, Update
+
+Result = TypeVar("Result")
+
+
+class EngineDead(Exception):
+    """The engine's thread has ended after an error."""
+
+
+class Engine:
+    """Runs a scheduler in a thread of its own.
+
+    deliver: called in that thread with the updates of each step, without lock; must not block.
+    """
+
+    def __init__(self, scheduler: Scheduler, deliver: Callable[[Sequence[Update]], None]):
+        self._scheduler, self._deliver = scheduler, deliver
+        self._changed = threading.Condition()
+        self._calls: list[Callable[[], None]] = []
+        self._closing = False
+        self.error: BaseException | None = None  # why the thread has ended
+        self._thread = threading.Thread(target=self._run, name="powerinfer engine", daemon=True)
+        self._thread.start()
+
+    def submit(self, request: Request) -> Ticket:
+        """Queues a request; waits for no step. Raises the errors of Scheduler.ticket, and
+        EngineDead."""
+        ticket = self._scheduler.ticket(request)
+        self._tell(lambda: self._scheduler.add(ticket))
+        return ticket
+
+    def cancel(self, ticket: Ticket) -> None:
+        """Ends a request; waits for no step. Updates of the step that runs may still come."""
+        self._tell(lambda: self._scheduler.cancel(ticket))
+
+    def call(self, function: Callable[[], Result]) -> Result:
+        """The result of a function that runs in the engine's thread, between two steps."""
+        done = threading.Event()
+        found: list[Any] = []
+
+        def run() -> None:
+            try:
+                found.extend((function(), None))
+            except BaseException as error:
+                found.extend((None, error))
+            done.set()
+
+        self._tell(run)
+        while not done.wait(1):
+            if self.error is not None and not done.is_set():
+                raise EngineDead(f"the engine has stopped: {self.error}")
+        value, error = found
+        if error is not None:
+            raise error
+        return value
+
+    def close(self) -> None:
+        """Ends the thread after its step; requests that are left get no more updates."""
+        with self._changed:
+            self._closing = True
+            self._changed.notify()
+        self._thread.join()
+
+    def _tell(self, function: Callable[[], None]) -> None:
+        with self._changed:
+            if self.error is not None or self._closing:
+                raise EngineDead(f"the engine has stopped: {self.error or 'it was closed'}")
+            self._calls.append(function)
+            self._changed.notify()
+
+    def _run(self) -> None:
+        try:
+            while self._take_calls():
+                updates = self._scheduler.step()
+                if updates:
+                    self._deliver(updates)
+        except BaseException as error:
+            with self._changed:
+                self.error = error
+            lost = EngineDead(f"the engine has stopped: {error}")
+            self._deliver(self._scheduler.fail_all(lost))
+
+    def _take_calls(self) -> bool:
+        """Runs what other threads asked for; waits while there is nothing to do. False: it ends."""
+        while True:
+            with self._changed:
+                while not self._calls and self._scheduler.idle and not self._closing:
+                    self._changed.wait()
+                calls, self._calls = self._calls, []
+                if self._closing:
+                    return False
+            for call in calls:
+                call()
+            if not self._scheduler.idle:
+                return True

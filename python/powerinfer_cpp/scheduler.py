@@ -1,0 +1,434 @@
+"""Continuous batching: several texts share each pass of the engine.
+
+A step computes one token of every text that is being written, and a chunk of the prompts that wait,
+then chooses tokens. What a text becomes depends on its own prompt, parameters and seed alone:
+`pi_eval_batch` gives the same bits whatever else is in the batch.
+"""
+
+import itertools
+import time
+from collections import OrderedDict, deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from .completion import Piece, Writer
+from .errors import ContextOverflowError
+from .logprobs import Choice, choice
+from .model import Sampler, Session, Work, as_tokens
+from .sampling import Sampling
+from .sequences import Sequences, room_for
+
+# Changes the logits of the next token: called with ids and logits, returns logits.
+Processor = Callable[[np.ndarray, np.ndarray], np.ndarray]
+
+# How long a step may take while texts are written and a prompt waits, and the least rows of a
+# prompt in such a step: with fewer, the weights are read for too few tokens.
+STEP_SECONDS = 0.25
+LEAST_CHUNK = 16
+
+
+class QueueFull(Exception):
+    """There are too many requests."""
+
+
+@dataclass(frozen=True)
+class Request:
+    """A prompt, and what to write after it.
+
+    ids: the prompt, at least one id. limit: tokens of each text at most; 0: only the prompt. n: so
+    many texts, text i with the seed + i. processors: makes what changes the logits of one text; or
+    None. n_top: number of likely tokens whose log-probabilities are recorded; None: none. echo:
+    records those of the prompt, too. offset: characters of the prompt, for the offsets of recorded
+    tokens. owner: whose prefixes may be used, and who waits in one queue.
+    """
+
+    ids: Sequence[int]
+    limit: int
+    params: Sampling = field(default_factory=Sampling)
+    seed: int = 0
+    stops: Sequence[bytes] = ()
+    n: int = 1
+    processors: Callable[[], Processor | None] | None = None
+    n_top: int | None = None
+    echo: bool = False
+    offset: int = 0
+    with_end: bool = False
+    owner: str = ""
+
+
+@dataclass
+class Ticket:
+    """A request on its way. Times are those of time.perf_counter()."""
+
+    request: Request
+    number: int
+    asked: float
+    began: float | None = None  # when its prompt was taken up
+    first: float | None = None  # its first token
+    ended: float | None = None
+    n_reused: int = 0  # positions of the prompt that were known
+    n_tokens: int = 0  # of all texts
+    echoed: list[Choice] = field(default_factory=list)  # of the prompt, before the first piece
+
+
+@dataclass(frozen=True)
+class Update:
+    """What a step brought for one text of a request: a piece, or why it failed.
+
+    ticket.ended is set with the last one of a request. tokens: ids that were chosen since the last
+    update of the text.
+    """
+
+    ticket: Ticket
+    index: int
+    piece: Piece | None
+    tokens: Sequence[int] = ()
+    error: Exception | None = None
+
+
+class _Text:
+    """One text: what is computed of it, and how its next token is chosen."""
+
+    def __init__(
+        self,
+        ticket: Ticket,
+        index: int,
+        limit: int,
+        make_sampler: Callable[[int, Sampling], Sampler],
+    ):
+        of = ticket.request
+        self.ticket, self.index = ticket, index
+        self.ids = list(of.ids)
+        self.n_prompt = len(of.ids)
+        self.seq = -1
+        self.n_done = 0  # positions that are computed
+        self.sampler = make_sampler(of.seed + index, of.params)
+        self.processor = of.processors() if of.processors else None
+        self.writer = Writer(limit, of.stops, of.offset, of.with_end)
+        self.sampler.accept(of.ids)
+        self.fresh: list[int] = []  # tokens since the last update
+
+    @property
+    def n_left(self) -> int:
+        """Positions to compute before the next token can be chosen."""
+        return len(self.ids) - self.n_done
+
+    @property
+    def writes(self) -> bool:
+        """Has it chosen a token that is computed next?"""
+        return len(self.ids) > self.n_prompt and self.n_left == 1
+
+    def flags(self) -> np.ndarray:
+        """bool [n]: which of its ids were generated."""
+        return np.arange(len(self.ids)) >= self.n_prompt
+
+
+class Scheduler:
+    """Texts that are written together in one session. Use it from one thread at a time.
+
+    n_parallel: texts that are computed at the same time; n_queue: that may wait. The session must
+    have the fields that `sequences.fields` gives. make_sampler: a sampler of a seed and parameters.
+    text: bytes of a token, None for an end token.
+    """
+
+    def __init__(
+        self,
+        session: Session,
+        n_seq: int,
+        n_logits: int,
+        n_parallel: int,
+        n_queue: int,
+        make_sampler: Callable[[int, Sampling], Sampler],
+        text: Callable[[int], bytes | None],
+    ):
+        self._session, self._sequences = session, Sequences(session, n_seq)
+        self._n_logits, self._n_parallel, self._n_queue = n_logits, n_parallel, n_queue
+        self._make_sampler, self._text = make_sampler, text
+        self._active: list[_Text] = []
+        self._waiting: OrderedDict[str, deque[_Text]] = OrderedDict()  # by owner: they take turns
+        self._cancelled: set[int] = set()  # tickets
+        self._left: dict[int, int] = {}  # texts of a ticket that have not ended
+        self._numbers = itertools.count(1)
+        self.n_waiting = 0  # texts that have no place yet
+        self._row_seconds = 0.0  # of a prompt's rows, on average
+        self._crowded = False  # positions ran out, and no text has ended since
+        self.n_steps = 0
+
+    # ---- Requests ------------------------------------------------------------------------
+
+    def ticket(self, request: Request) -> Ticket:
+        """A checked request, to be added; any thread may call this.
+
+        Raises QueueFull, ValueError for bad parameters, and ContextOverflowError for a prompt that
+        leaves no room.
+        """
+        n_ctx = self._session.n_ctx
+        if not request.ids:
+            raise ValueError("the prompt is empty")
+        if len(request.ids) + (request.limit > 0) > n_ctx:
+            raise ContextOverflowError(
+                f"the prompt has {len(request.ids)} tokens, which leaves no room in a context of "
+                f"{n_ctx}"
+            )
+        if self.n_waiting + request.n > self._n_queue + max(0, self._n_parallel - self.n_active):
+            raise QueueFull(f"{self.n_waiting} texts are waiting already")
+        return Ticket(request, next(self._numbers), time.perf_counter())
+
+    def add(self, ticket: Ticket) -> None:
+        """Puts the texts of a request into the queue."""
+        request = ticket.request
+        limit = min(request.limit, self._session.n_ctx - len(request.ids))
+        texts = [_Text(ticket, i, limit, self._make_sampler) for i in range(request.n)]
+        self._waiting.setdefault(request.owner, deque()).extend(texts)
+        self._left[ticket.number] = len(texts)
+        self.n_waiting += len(texts)
+
+    def cancel(self, ticket: Ticket) -> None:
+        """Ends a request without further updates, before the next step computes anything."""
+        if ticket.number in self._left:
+            self._cancelled.add(ticket.number)
+
+    @property
+    def n_active(self) -> int:
+        """Texts that are being computed."""
+        return len(self._active)
+
+    @property
+    def n_kept(self) -> int:
+        """Prefixes that are kept."""
+        return self._sequences.n_kept
+
+    @property
+    def idle(self) -> bool:
+        """Is there nothing to do?"""
+        return not self._active and not self._waiting
+
+    def texts(self) -> list[tuple[Ticket, int, int, int]]:
+        """Of each active text: its ticket and index, its positions, and those it has computed."""
+        return [(t.ticket, t.index, len(t.ids), t.n_done) for t in self._active]
+
+    def work(self) -> Work:
+        """The work of the session so far."""
+        return self._session.work()
+
+    # ---- Steps ---------------------------------------------------------------------------
+
+    def step(self) -> list[Update]:
+        """One pass of the engine. An error of the engine ends the texts that took part in it."""
+        self._drop_cancelled()
+        self._admit()
+        rows = self._choose_rows()
+        if not rows:
+            return []
+        self.n_steps += 1
+        try:
+            self._compute(rows)
+        except Exception as error:
+            return [self._fail(text, error) for text in rows]
+        return self._choose_tokens(rows)
+
+    def fail_all(self, error: Exception) -> list[Update]:
+        """Ends every request with an error."""
+        texts = self._active + [text for queue in self._waiting.values() for text in queue]
+        self._waiting.clear()
+        self.n_waiting = 0
+        return [self._fail(text, error) for text in texts]
+
+    def _drop_cancelled(self) -> None:
+        gone, self._cancelled = self._cancelled, set()
+        if not gone:
+            return
+        self._crowded = False
+        for text in [t for t in self._active if t.ticket.number in gone]:
+            self._active.remove(text)
+            self._sequences.keep(text.seq)
+        for owner, queue in list(self._waiting.items()):
+            left = deque(t for t in queue if t.ticket.number not in gone)
+            if left:
+                self._waiting[owner] = left
+            else:
+                del self._waiting[owner]
+        self.n_waiting = sum(map(len, self._waiting.values()))
+        for number in gone:
+            self._left.pop(number, None)
+
+    def _admit(self) -> None:
+        """Gives places to texts that wait; owners take turns."""
+        passed: set[str] = set()
+        while len(self._active) < self._n_parallel and len(passed) < len(self._waiting):
+            if self._crowded and self._active:
+                return
+            owner = next(o for o in self._waiting if o not in passed)
+            queue = self._waiting[owner]
+            if self._waits_for_sibling(queue[0]):
+                passed.add(owner)
+                continue
+            text = queue.popleft()
+            self.n_waiting -= 1
+            del self._waiting[owner]
+            if queue:  # behind the others
+                self._waiting[owner] = queue
+            self._begin(text)
+
+    def _waits_for_sibling(self, text: _Text) -> bool:
+        """Will another text of the request have computed the prompt soon?"""
+        return any(t.ticket is text.ticket and t.n_done < t.n_prompt - 1 for t in self._active)
+
+    def _begin(self, text: _Text) -> None:
+        ticket, of = text.ticket, text.ticket.request
+        text.seq, text.n_done = self._sequences.take(of.owner, as_tokens(text.ids), text.flags())
+        if of.echo and text.index == 0 and len(text.ids) == text.n_prompt:
+            self._session.truncate(0, text.seq)  # all of its logits are needed
+            text.n_done, ticket.echoed = 0, [choice(text.ids[0], None, of.n_top or 0)]
+        if ticket.began is None:
+            ticket.began, ticket.n_reused = time.perf_counter(), text.n_done
+        self._active.append(text)
+
+    def _choose_rows(self) -> dict[_Text, int]:
+        """How many rows of each text are computed: one of those that write, and a chunk of prompts,
+        the first come first. Those that came last give up their places if positions run out."""
+        while True:
+            rows = {text: 1 for text in self._active if text.writes}
+            left = self._session.n_batch - len(rows)
+            if rows and self._row_seconds:
+                left = min(left, max(LEAST_CHUNK, int(STEP_SECONDS / self._row_seconds)))
+            for text in self._active:
+                if text.writes or left <= 0:
+                    continue
+                rows[text] = n = min(text.n_left, left, self._most_rows(text, rows))
+                left -= n
+                if n == 0:
+                    del rows[text]
+            needed = room_for({text.seq: n for text, n in rows.items()})
+            if self._sequences.make_room(needed) or len(self._active) <= 1:
+                return rows
+            self._put_back(self._active.pop())
+            self._crowded = True
+
+    def _most_rows(self, text: _Text, rows: dict[_Text, int]) -> int:
+        """Rows whose logits can be kept, if an echo needs them all."""
+        if not self._echoes(text):
+            return self._session.n_batch
+        echoed = sum(n for t, n in rows.items() if self._echoes(t))
+        return self._n_logits - len(self._active) - echoed
+
+    @staticmethod
+    def _echoes(text: _Text) -> bool:
+        return text.ticket.request.echo and text.index == 0 and text.n_done < text.n_prompt
+
+    def _put_back(self, text: _Text) -> None:
+        """Takes a text's place away; it is computed again later, with the same result."""
+        self._sequences.forget(text.seq)
+        text.seq, text.n_done = -1, 0
+        owner = text.ticket.request.owner
+        self._waiting.setdefault(owner, deque()).appendleft(text)
+        self.n_waiting += 1
+
+    def _compute(self, rows: dict[_Text, int]) -> None:
+        total = sum(rows.values())
+        ids, seqs = np.empty(total, np.int32), np.empty(total, np.int32)
+        keep, generated = np.zeros(total, bool), np.empty(total, bool)
+        at = 0
+        for text, n in rows.items():
+            part, done = slice(at, at + n), text.n_done
+            ids[part] = text.ids[done : done + n]
+            seqs[part] = text.seq
+            generated[part] = np.arange(done, done + n) >= text.n_prompt
+            keep[part] = self._echoes(text)
+            keep[at + n - 1] |= n == text.n_left
+            at += n
+        begin = time.perf_counter()
+        self._session.eval(ids, keep, seqs, generated)
+        n_prompt = sum(n for text, n in rows.items() if n > 1)
+        if n_prompt >= LEAST_CHUNK:
+            seconds = (time.perf_counter() - begin) / n_prompt
+            self._row_seconds += (seconds - self._row_seconds) * (0.3 if self._row_seconds else 1)
+
+    def _choose_tokens(self, rows: dict[_Text, int]) -> list[Update]:
+        """Chooses a token for each text whose last position was computed."""
+        ready: list[tuple[_Text, int]] = []
+        at = 0
+        for text, n in rows.items():
+            if self._echoes(text):
+                self._echo(text, at, n)
+            at += n
+            text.n_done += n
+            if text.n_left == 0:
+                ready.append((text, at - 1))
+        plain = [(text, row) for text, row in ready if text.processor is None]
+        updates = []
+        chosen: dict[_Text, int] = {}
+        try:
+            samplers = [text.sampler for text, _ in plain]
+            tokens = self._session.sample_rows(samplers, [row for _, row in plain])
+            chosen = {text: token for (text, _), token in zip(plain, tokens, strict=True)}
+        except ValueError:  # one of them has no token to choose; which one is found below
+            pass
+        for text, row in ready:
+            try:
+                token = chosen[text] if text in chosen else self._choose(text, row)
+                update = self._add(text, token, row)
+            except Exception as error:  # of a grammar, or logits that are no numbers
+                update = self._fail(text, error)
+            if update is not None:
+                updates.append(update)
+        return updates
+
+    def _choose(self, text: _Text, row: int) -> int:
+        logits = self._session.logits(row)
+        if text.processor is not None:
+            logits = text.processor(np.array(text.ids, dtype=np.intc), logits.copy())
+            logits = np.ascontiguousarray(logits, dtype=np.float32)
+        return text.sampler.sample(logits, self._session.n_vocab)
+
+    def _echo(self, text: _Text, at: int, n: int) -> None:
+        """Records the choices of a prompt's tokens after these rows."""
+        n_top = text.ticket.request.n_top or 0
+        for i in range(min(n, text.n_prompt - 1 - text.n_done)):
+            following = text.ids[text.n_done + i + 1]
+            logits = self._session.logits(at + i)
+            text.ticket.echoed.append(choice(following, logits, n_top))
+
+    def _add(self, text: _Text, token: int, row: int) -> Update | None:
+        """Adds a chosen token to a text."""
+        ticket, of = text.ticket, text.ticket.request
+        if ticket.first is None:
+            ticket.first = time.perf_counter()
+        record = None
+        if of.n_top is not None:
+            record = choice(token, self._session.logits(row), of.n_top)
+        if of.limit == 0:  # only the prompt was asked for
+            return self._end(text, Piece("", "length", 0))
+        text.fresh.append(token)
+        piece = text.writer.push(self._text(token), record)
+        ticket.n_tokens += 1
+        if piece is not None and piece.reason:
+            return self._end(text, piece)
+        text.ids.append(token)
+        text.sampler.accept([token])
+        if piece is None:
+            return None
+        fresh, text.fresh = text.fresh, []
+        return Update(ticket, text.index, piece, fresh)
+
+    def _end(self, text: _Text, piece: Piece) -> Update:
+        self._active.remove(text)
+        self._sequences.keep(text.seq)
+        self._count_end(text.ticket)
+        return Update(text.ticket, text.index, piece, text.fresh)
+
+    def _fail(self, text: _Text, error: Exception) -> Update:
+        if text in self._active:
+            self._active.remove(text)
+            self._sequences.forget(text.seq)
+        self._count_end(text.ticket)
+        return Update(text.ticket, text.index, None, text.fresh, error)
+
+    def _count_end(self, ticket: Ticket) -> None:
+        self._crowded = False
+        self._left[ticket.number] -= 1
+        if self._left[ticket.number] == 0:
+            del self._left[ticket.number]
+            ticket.ended = time.perf_counter()

@@ -1,0 +1,130 @@
+"""A model that many requests share: a `Llama` whose texts a scheduler writes."""
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from . import sequences
+from .completion import stop_bytes
+from .engine import Engine
+from .gguf import Gguf
+from .grammar import LlamaGrammar
+from .llama import Llama, Text
+from .model import Session
+from .sampling import Sampling
+from .scheduler import Request, Scheduler, Update
+
+
+class ServedModel(Llama):
+    """Runs requests of many clients.
+
+    n_parallel: texts that are written at the same time. n_kv: positions of all of them together and
+    of prefixes that are kept; None: n_parallel * n_ctx. n_queue: texts that may wait. deliver: see
+    `Engine`. options: those of `Llama`, which says what it raises; n_ctx is the context of each
+    text. The methods of `Llama` that compute work too, in a context of their own that the first
+    call opens.
+    """
+
+    def __init__(
+        self,
+        model_path: str | Path,
+        deliver: Callable[[Sequence[Update]], None],
+        *,
+        n_parallel: int = 4,
+        n_kv: int | None = None,
+        n_queue: int = 256,
+        **options: Any,
+    ):
+        self.n_parallel, self._n_kv, self._n_queue = n_parallel, n_kv, n_queue
+        self._engine: Engine | None = None
+        self._deliver = deliver
+        super().__init__(model_path, **options)
+        if self._engine is None:  # with embeddings, nothing else was opened
+            self._open_context()
+
+    def n_ctx(self) -> int:
+        """Positions of each text's context."""
+        return self._session.n_ctx
+
+    @property
+    def engine(self) -> Engine:
+        """What runs the requests."""
+        self._require_open()
+        assert self._engine is not None
+        return self._engine
+
+    @property
+    def scheduler(self) -> Scheduler:
+        """The engine's scheduler, for its counts; only the engine's thread may change it."""
+        return self._scheduler
+
+    def request(
+        self,
+        prompt: Text,
+        *,
+        max_tokens: int | None = None,
+        params: Sampling | None = None,
+        stop: str | Sequence[str] | None = None,
+        seed: int | None = None,
+        n: int = 1,
+        logprobs: int | None = None,
+        echo: bool = False,
+        grammar: LlamaGrammar | None = None,
+        logit_bias: Mapping[int | str, float] | None = None,
+        owner: str = "",
+    ) -> Request:
+        """A request for the engine; arguments as for `create_completion`, but max_tokens=0 asks for
+        the prompt alone. Raises what that raises for bad values."""
+        ids = self._prompt_ids(prompt)
+        limit = 0 if max_tokens == 0 and echo else self._limit(ids, max_tokens)
+        makes = None
+        if grammar is not None or logit_bias:
+            self._processors(None, logit_bias, grammar)  # refuses what it cannot use, now
+
+            def makes() -> Any:
+                return self._processors(None, logit_bias, grammar)
+
+        return Request(
+            ids=ids,
+            limit=limit,
+            params=params or Sampling(),
+            seed=self._rng.getrandbits(32) if seed is None or seed < 0 else seed,
+            stops=stop_bytes(stop),
+            n=n,
+            processors=makes,
+            n_top=logprobs,
+            echo=echo and logprobs is not None,
+            offset=len(self._prompt_text(prompt)) if logprobs is not None else 0,
+            with_end=echo,
+            owner=owner,
+        )
+
+    def close(self) -> None:
+        """Ends the engine, and frees the model and its memory."""
+        engine, self._engine = self._engine, None
+        if engine is not None:
+            engine.close()
+            self._session.close()
+        super().close()
+
+    def _shared_fields(self, n_ctx: int) -> dict[str, Any]:
+        if n_ctx == 0:
+            with Gguf(self.model_path) as gguf:
+                n_ctx = gguf.n_ctx_train
+        n_batch = self._session_fields["n_batch"]
+        return sequences.fields(self.n_parallel, n_ctx, self._n_kv, n_batch)
+
+    def _open_context(self) -> None:
+        fields = {**self._session_fields, **self._shared}
+        # Ctrl-C is the server's: the engine's thread is not the one that gets it.
+        self._session = Session(self._model, interruptible=False, **fields)
+        self._scheduler = Scheduler(
+            self._session,
+            fields["n_seq"],
+            fields["n_logits"],
+            self.n_parallel,
+            self._n_queue,
+            lambda seed, params: self._new_sampler(params, seed),
+            self._token_bytes,
+        )
+        self._engine = Engine(self._scheduler, self._deliver)
