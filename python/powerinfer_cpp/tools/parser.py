@@ -1,0 +1,325 @@
+"""Finds tool calls in an answer while it is being written: text in, events out.
+
+A call begins when its name and the beginning of its arguments are certain; until then the text is
+held back, and afterwards arguments are passed on as they come. What turns out to be no call is
+content, unchanged. All cuts of a text into pieces give the same events, but for the lengths of
+adjacent texts.
+"""
+
+import re
+from collections.abc import Callable, Iterable, Iterator, Set
+from dataclasses import dataclass
+from typing import Any
+
+from .definitions import NAME
+from .reader import SPACE, CallReader, Step
+from .styles import Style
+
+
+@dataclass(frozen=True)
+class Content:
+    """Text outside of calls."""
+
+    text: str
+
+
+@dataclass(frozen=True)
+class CallBegin:
+    """The beginning of a call. index: calls of an answer are counted from 0."""
+
+    index: int
+    id: str
+    name: str
+
+
+@dataclass(frozen=True)
+class CallArguments:
+    """The next piece of a call's arguments, a JSON text."""
+
+    index: int
+    text: str
+
+
+@dataclass(frozen=True)
+class CallEnd:
+    """The end of a call. complete: its arguments are a JSON object. raw: all of its text."""
+
+    index: int
+    complete: bool
+    raw: str
+
+
+_MARKS = ("[ARGS]", "[CALL_ID]")
+
+Event = Content | CallBegin | CallArguments | CallEnd
+
+
+class ToolParser:
+    """Turns the text of one answer into events.
+
+    names: functions that may be called; a call of another one is content. White space before,
+    between and after calls is dropped.
+    """
+
+    def __init__(self, style: Style, names: Set[str], new_id: Callable[[], str] | None = None):
+        self.n_complete = 0  # calls with complete arguments
+        self._style, self._names, self._new_id = style, names, new_id or style.new_id
+        self._events: list[Event] = []
+        self._content: list[str] = []  # certain content that no event has yet
+        self._pieces: list[str] = []  # arguments, likewise
+        self._space = self._match = ""  # space, and the beginning of a marker, held back
+        self._raw: list[str] = []  # the text of a possible call
+        self._name = ""  # in front of [ARGS]
+        self._listed = False  # calls stand between [ and ]
+        self._bare = style.bare  # a call may begin without a marker here
+        self._index = 0
+        self._reader: CallReader | None = None
+        self._at: Callable[[str], None] = self._in_text
+        first = re.escape(style.opening[0])
+        self._plain = re.compile(rf"[^\s{first}{{;]+")  # text that begins nothing
+
+    def push(self, text: str) -> list[Event]:
+        """What is certain after this text."""
+        at = 0
+        while at < len(text):
+            # Most of an answer is text: do not look at each of its characters.
+            plain = self._at == self._in_text and not self._match and self._plain.match(text, at)
+            if plain:
+                self._add(self._taken_space() + plain[0])
+                at = plain.end()
+            else:
+                self._at(text[at])
+                at += 1
+        return self._taken()
+
+    def finish(self) -> list[Event]:
+        """The rest, at the end of the answer."""
+        if self._reader is not None and self._reader.begun:
+            self._end_call(self._reader.complete)
+        elif self._at != self._after_call:
+            if self._raw:
+                self._add("".join(self._raw))
+            elif self._match or not self._index:
+                self._add(self._space + self._match)
+        self._reader, self._raw, self._space, self._match = None, [], "", ""
+        self._at = self._in_text
+        return self._taken()
+
+    def reason(self, reason: str) -> str:
+        """The finish_reason of an answer that ended for this reason."""
+        return "tool_calls" if reason == "stop" and self.n_complete else reason
+
+    # ---- What was found ----
+
+    def _add(self, text: str) -> None:
+        if text:
+            self._content.append(text)
+            self._bare = False
+
+    def _taken_space(self) -> str:
+        space, self._space = self._space, ""
+        return space
+
+    def _settle(self) -> None:
+        """Makes events of texts, before another kind of event."""
+        if self._content:
+            self._events.append(Content("".join(self._content)))
+        if self._pieces:
+            self._events.append(CallArguments(self._index, "".join(self._pieces)))
+        self._content, self._pieces = [], []
+
+    def _taken(self) -> list[Event]:
+        self._settle()
+        events, self._events = self._events, []
+        return events
+
+    def _end_call(self, complete: bool) -> None:
+        self._settle()
+        self._events.append(CallEnd(self._index, complete, "".join(self._raw)))
+        self._raw, self._reader = [], None
+        self._index += 1
+        self.n_complete += complete
+
+    # ---- States: each takes a character ----
+
+    def _in_text(self, char: str) -> None:
+        candidate = self._match + char
+        if self._style.opening.startswith(candidate):
+            self._match = candidate
+            if candidate == self._style.opening:
+                self._raw, self._match = [self._taken_space(), candidate], ""
+                self._at = self._after_opening
+            return
+        if self._match:  # no marker begins inside another
+            self._add(self._taken_space() + self._match)
+            self._match = ""
+            self._in_text(char)
+        elif char.isspace():
+            self._space += char
+        elif self._bare and char == "{":
+            self._raw = [self._taken_space()]
+            self._read(CallReader(self._names, strict=True), char)
+        elif self._bare and self._index and char == ";":
+            self._space += char
+        else:
+            self._add(self._taken_space() + char)
+
+    def _after_opening(self, char: str) -> None:
+        if char == "{":
+            self._read(CallReader(self._names), char)
+        elif char in SPACE:
+            self._raw.append(char)
+        elif self._style.closing or self._style.bare:
+            self._no_call(char)
+        elif char == "[":
+            self._raw.append(char)
+            self._listed, self._at = True, self._before_item
+        else:
+            self._name, self._at = "", self._in_name
+            self._in_name(char)
+
+    def _before_item(self, char: str) -> None:
+        """In a list of calls, where the next one begins."""
+        if char == "{":
+            self._read(CallReader(self._names), char)
+        elif char in SPACE:
+            self._raw.append(char)
+        else:
+            self._no_call(char)
+
+    def _in_name(self, char: str) -> None:
+        """A name; after it [ARGS], or [CALL_ID]...[ARGS], or the arguments at once."""
+        if char == "{" and self._name in self._names:
+            self._read(CallReader(self._names, name=self._name), char)
+        elif NAME.fullmatch(self._name + char):
+            self._name += char
+            self._raw.append(char)
+        elif char == "[" and self._name in self._names:
+            self._at = self._in_mark
+            self._in_mark(char)
+        else:
+            self._no_call(char)
+
+    def _in_mark(self, char: str) -> None:
+        self._match += char
+        if not any(mark.startswith(self._match) for mark in _MARKS):
+            self._no_call(char)
+            return
+        self._raw.append(char)
+        if self._match in _MARKS:
+            self._at = self._before_object if self._match == "[ARGS]" else self._in_id
+            self._match = ""
+
+    def _in_id(self, char: str) -> None:
+        if char == "[":
+            self._at = self._in_mark
+            self._in_mark(char)
+        elif char.isalnum():
+            self._raw.append(char)  # the model's own id; the answer has ours
+        else:
+            self._no_call(char)
+
+    def _before_object(self, char: str) -> None:
+        if char == "{":
+            self._read(CallReader(self._names, name=self._name), char)
+        elif char in SPACE:
+            self._raw.append(char)
+        else:
+            self._no_call(char)
+
+    def _in_call(self, char: str) -> None:
+        reader = self._reader
+        begun, step = reader.begun, reader.push(char)
+        if step is not Step.REFUSED:
+            self._raw.append(char)
+        if reader.begun and not begun:
+            self._settle()
+            self._events.append(CallBegin(self._index, self._new_id(), reader.name))
+        self._pieces += reader.pieces
+        reader.pieces.clear()
+        if step is Step.MORE:
+            return
+        if not reader.begun:
+            self._reader = None
+            self._no_call("" if step is Step.WRONG else char)
+            return
+        self._end_call(reader.complete)
+        self._bare = self._style.bare
+        if reader.complete and (self._listed or self._style.closing):
+            self._at = self._after_call
+        else:
+            self._listed, self._at = False, self._in_text
+        if step is Step.REFUSED:
+            self._at(char)
+
+    def _after_call(self, char: str) -> None:
+        closing = "]" if self._listed else self._style.closing
+        candidate = self._match + char
+        if closing.startswith(candidate):
+            self._match = candidate
+            if candidate == closing:
+                self._match = self._space = ""
+                self._listed, self._at = False, self._in_text
+        elif not self._match and char.isspace():
+            self._space += char
+        elif self._listed and char == ",":
+            self._raw, self._at = [self._taken_space(), char], self._before_item
+        else:  # not closed: what was taken for its beginning may begin another call
+            self._match, self._listed, self._at = "", False, self._in_text
+            for taken in candidate:
+                self._at(taken)
+
+    # ---- Changes of state ----
+
+    def _read(self, reader: CallReader, char: str) -> None:
+        self._reader, self._at = reader, self._in_call
+        self._in_call(char)
+
+    def _no_call(self, char: str) -> None:
+        """What was held back is content; text goes on with char."""
+        self._add("".join(self._raw))
+        self._raw, self._match, self._listed, self._at = [], "", False, self._in_text
+        if char:
+            self._in_text(char)
+
+
+def deltas(events: Iterable[Event]) -> Iterator[dict[str, Any]]:
+    """The events as deltas of OpenAI's chunks."""
+    for event in events:
+        if isinstance(event, Content):
+            yield {"content": event.text}
+        elif isinstance(event, CallBegin):
+            call = {"index": event.index, **_call(event, "")}
+            yield {"tool_calls": [call]}
+        elif isinstance(event, CallArguments):
+            function = {"arguments": event.text}
+            yield {"tool_calls": [{"index": event.index, "function": function}]}
+
+
+def message(events: Iterable[Event]) -> dict[str, Any]:
+    """The assistant's message in OpenAI's shape, from all events of an answer.
+
+    The arguments of each call are a JSON object: a call that is not complete is content. Without
+    calls there is no key tool_calls; with calls and without text, content is None.
+    """
+    content, calls, pieces = [], [], []
+    for event in events:
+        if isinstance(event, Content):
+            content.append(event.text)
+        elif isinstance(event, CallBegin):
+            begun, pieces = event, []
+        elif isinstance(event, CallArguments):
+            pieces.append(event.text)
+        elif event.complete:
+            calls.append(_call(begun, "".join(pieces)))
+        else:
+            content.append(event.raw)
+    text = "".join(content)
+    if not calls:
+        return {"role": "assistant", "content": text}
+    return {"role": "assistant", "content": text or None, "tool_calls": calls}
+
+
+def _call(begun: CallBegin, arguments: str) -> dict[str, Any]:
+    function = {"name": begun.name, "arguments": arguments}
+    return {"id": begun.id, "type": "function", "function": function}
