@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
 Reason = Literal["stop", "length"]
+ChatReason = Literal["stop", "length", "tool_calls"]
 # A vector per token, or with a pooling_type one vector.
 Embedding = list[list[float]] | list[float]
 
@@ -77,16 +78,35 @@ class ChatLogprobs(TypedDict):
     refusal: None
 
 
-class ChatMessage(TypedDict):
+class CalledFunction(TypedDict):
+    """arguments: the text of a JSON object."""
+
+    name: str
+    arguments: str
+
+
+class ToolCall(TypedDict):
+    id: str
+    type: Literal["function"]
+    function: CalledFunction
+
+
+class _Message(TypedDict):
     role: Literal["assistant"]
-    content: str
+    content: str | None
+
+
+class ChatMessage(_Message, total=False):
+    """content: None if there are only calls."""
+
+    tool_calls: list[ToolCall]
 
 
 class ChatChoice(TypedDict):
     index: int
     message: ChatMessage
     logprobs: ChatLogprobs | None
-    finish_reason: Reason
+    finish_reason: ChatReason
 
 
 class ChatCompletion(TypedDict):
@@ -100,16 +120,36 @@ class ChatCompletion(TypedDict):
     usage: Usage
 
 
+class FunctionDelta(TypedDict, total=False):
+    """name: in the first delta of a call. arguments: their next piece."""
+
+    name: str
+    arguments: str
+
+
+class _ToolCallDelta(TypedDict):
+    index: int
+    function: FunctionDelta
+
+
+class ToolCallDelta(_ToolCallDelta, total=False):
+    """id and type are in the first delta of a call."""
+
+    id: str
+    type: Literal["function"]
+
+
 class ChatDelta(TypedDict, total=False):
     role: Literal["assistant"]
     content: str
+    tool_calls: list[ToolCallDelta]
 
 
 class ChatChunkChoice(TypedDict):
     index: int
     delta: ChatDelta
     logprobs: ChatLogprobs | None
-    finish_reason: Reason | None
+    finish_reason: ChatReason | None
 
 
 class ChatChunk(TypedDict):
@@ -247,8 +287,8 @@ class ChatOptions(_Options, total=False):
 
     functions: object
     function_call: object
-    tools: object
-    tool_choice: object
+    tools: "Sequence[Mapping[str, object]] | None"
+    tool_choice: "str | Mapping[str, object] | None"
     top_k: int
     max_tokens: int | None
     response_format: "Mapping[str, object] | None"

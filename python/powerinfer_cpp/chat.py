@@ -4,6 +4,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from .template import ChatTemplate
+from .tools import ToolRequest, style_of
+from .tools.history import checked_calls
+
 Message = Mapping[str, Any]
 
 
@@ -38,7 +42,10 @@ def content_text(message: Message) -> str:
 
 
 def check_messages(messages: Sequence[Message]) -> list[dict[str, Any]]:
-    """Messages with their contents as text. Raises ValueError for malformed messages."""
+    """Messages with their contents as text, and arguments of tool calls as dicts.
+
+    Raises ValueError for malformed messages.
+    """
     if isinstance(messages, str | bytes | Mapping) or not isinstance(messages, Sequence):
         raise ValueError("messages must be a list of dicts with role and content")
     if not messages:
@@ -46,7 +53,15 @@ def check_messages(messages: Sequence[Message]) -> list[dict[str, Any]]:
     for message in messages:
         if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
             raise ValueError("messages must be dicts with a role")
-    return [{**message, "content": content_text(message)} for message in messages]
+    return [_checked(f"messages[{i}]", message) for i, message in enumerate(messages)]
+
+
+def _checked(where: str, message: Message) -> dict[str, Any]:
+    found = {**message, "content": content_text(message)}
+    calls = found.pop("tool_calls", None)
+    if calls:  # templates ask whether the key is there; clients also send null
+        found["tool_calls"] = checked_calls(where, calls)
+    return found
 
 
 @dataclass(frozen=True)
@@ -267,14 +282,19 @@ def named_format(name: str) -> ChatFormat:
     return FORMATS[name]
 
 
-def template_format(source: str, bos: str, eos: str) -> ChatFormat:
-    """The format of a model file's template. Raises TemplateError (a ValueError)."""
-    from .template import ChatTemplate
+class TemplateFormat:
+    """The format of a model file's template. Raises TemplateError (a ValueError).
 
-    template = ChatTemplate(source, bos, eos)
+    style: how the template writes calls of tools; None if it knows none, or in a way that is not
+    known here.
+    """
 
-    def to_prompt(messages: Sequence[Message]) -> Prompt:
-        text = template.render(check_messages(messages), add_generation_prompt=True)
-        return Prompt(text, [eos] if eos else [])
+    def __init__(self, source: str, bos: str, eos: str):
+        self.style = style_of(source)
+        self._template, self._eos = ChatTemplate(source, bos, eos), eos
 
-    return to_prompt
+    def __call__(self, messages: Sequence[Message], request: ToolRequest | None = None) -> Prompt:
+        # Some templates take a name that is not defined for a list of tools.
+        tools = None if request is None else [tool.as_dict() for tool in request.tools]
+        text = self._template.render(check_messages(messages), tools=tools)
+        return Prompt(text, [self._eos] if self._eos else [])

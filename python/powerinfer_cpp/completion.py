@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from . import tools
 from .logprobs import Choice, Placed, TokenBytes, chat_logprobs, completion_logprobs
 
 
@@ -194,31 +195,37 @@ class CompletionDicts:
 
 
 class ChatDicts:
-    """Makes the dicts of one answer in a chat; data: as for CompletionDicts."""
+    """Makes the dicts of one answer in a chat; data: as for CompletionDicts.
 
-    def __init__(self, model: str, data: TokenBytes | None):
+    parser: finds calls of tools in the text; None: the text is the answer.
+    """
+
+    def __init__(self, model: str, data: TokenBytes | None, parser: tools.ToolParser | None = None):
         self._head = {"id": f"chatcmpl-{uuid.uuid4()}", "created": int(time.time())}
         self._head["model"] = model
-        self._data = data
+        self._data, self._parser = data, parser
 
     def stream(self, parts: Iterable[Piece]) -> Iterator[Any]:
         """The role, then the pieces of the answer, then the reason of the end."""
         yield self._chunk({"role": "assistant"}, [], None)
         for part in parts:
-            if part.text or part.placed:
-                yield self._chunk({"content": part.text}, part.placed, None)
+            placed = part.placed
+            for delta in tools.deltas(self._events(part)):
+                yield self._chunk(delta, placed, None)
+                placed = []
+            if placed:  # the text of these tokens is held back, or is no content
+                yield self._chunk({"content": ""}, placed, None)
             if part.reason:
-                yield self._chunk({}, [], part.reason)
+                yield self._chunk({}, [], self._reason(part.reason))
 
     def whole(self, parts: Iterable[Piece], n_prompt: int) -> Any:
         """One dict for the answer, with token counts."""
         every = list(parts)
-        message = {"role": "assistant", "content": "".join(part.text for part in every)}
         choice = {
             "index": 0,
-            "message": message,
+            "message": tools.message(event for part in every for event in self._events(part)),
             "logprobs": self._logprobs([placed for part in every for placed in part.placed]),
-            "finish_reason": every[-1].reason,
+            "finish_reason": self._reason(every[-1].reason),
         }
         return {
             **self._head,
@@ -227,11 +234,19 @@ class ChatDicts:
             "usage": usage(n_prompt, every[-1].n_tokens),
         }
 
+    def _events(self, part: Piece) -> list[tools.Event]:
+        if self._parser is None:
+            return [tools.Content(part.text)] if part.text else []
+        return self._parser.push(part.text) + (self._parser.finish() if part.reason else [])
+
+    def _reason(self, reason: str) -> str:
+        return reason if self._parser is None else self._parser.reason(reason)
+
     def _logprobs(self, placed: list[Placed]) -> dict[str, Any] | None:
         return chat_logprobs(placed, self._data) if self._data else None
 
     def _chunk(
-        self, delta: dict[str, str], placed: list[Placed], reason: str | None
+        self, delta: dict[str, Any], placed: list[Placed], reason: str | None
     ) -> dict[str, Any]:
         logprobs = self._logprobs(placed) if placed else None
         choice = {"index": 0, "delta": delta, "logprobs": logprobs, "finish_reason": reason}

@@ -136,6 +136,7 @@ class LlamaCore:
             raise ValueError('record needs device="cpu": a device does not record')
         self._pooling = check_pooling(pooling_type)
         self._named_format = named_format(chat_format) if chat_format else None
+        self._tool_format = None
         self.chat_format = chat_format
         if verbose and not device_fields:
             options.note_without_gpu({"n_gpu_layers": n_gpu_layers, "vram_budget": vram_budget})

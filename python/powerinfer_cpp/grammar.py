@@ -84,6 +84,18 @@ class LlamaGrammar:
         return cls(_compiled("json_schema", text))
 
     @classmethod
+    def from_tool_calls(
+        cls, calls: Mapping[str, Any], control: Mapping[str, int] | None = None
+    ) -> "LlamaGrammar":
+        """Calls of tools, with arguments that follow the tools' schemas.
+
+        calls: what Style.forced returns. control: ids of the control tokens of one model, by their
+        texts; the grammar has these tokens in place of the texts. Raises ValueError as
+        from_json_schema does.
+        """
+        return cls(_compiled("tool_calls", json.dumps({**calls, "control": dict(control or {})})))
+
+    @classmethod
     def json_object(cls) -> "LlamaGrammar":
         """Any JSON object."""
         return cls(_compiled("json_object", ""))

@@ -34,6 +34,8 @@ from .model import as_tokens
 from .sampling import Sampling
 from .state import LlamaRAMCache, LlamaState, common_prefix
 from .tokenizer import LlamaTokenizer
+from .tool_chat import control_tokens, prepare
+from .tools import Style, ToolRequest
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -201,8 +203,8 @@ class Llama(LlamaCore):
         messages: Sequence[Mapping[str, object]],
         functions: object = None,
         function_call: object = None,
-        tools: object = None,
-        tool_choice: object = None,
+        tools: Sequence[Mapping[str, object]] | None = None,
+        tool_choice: str | Mapping[str, object] | None = None,
         temperature: float = 0.2,
         top_p: float = 0.95,
         top_k: int = 40,
@@ -227,35 +229,40 @@ class Llama(LlamaCore):
         logprobs: bool | None = None,
         top_logprobs: int | None = None,
     ) -> ChatCompletion | Iterator[ChatChunk]:
-        """Answers messages, each {"role": "system"/"user"/"assistant", "content": text}. Returns a
-        dict in OpenAI's shape or, with stream, an iterator of chunks.
+        """Answers messages, each {"role": "system"/"user"/"assistant"/"tool", "content": text}.
+        Returns a dict in OpenAI's shape or, with stream, an iterator of chunks.
 
         chat_format makes the prompt, else the file's own template (in jinja2's sandbox), else the
         format llama-2. response_format: {"type": "text"} or {"type": "json_object"}, optionally
-        with a "schema". logprobs: return log-probabilities of the answer's tokens, and of
-        top_logprobs most likely tokens at each position.
+        with a "schema". tools, tool_choice: as in OpenAI's interface; finish_reason is "tool_calls"
+        if the answer calls one. "required" and a named function constrain the text, which needs
+        the package llguidance; with "auto", what is no valid call is content. logprobs: return
+        log-probabilities of the answer's tokens, and of top_logprobs most likely tokens at each
+        position.
 
         Raises the errors of create_completion, and ValueError for unusable messages or templates.
         """
         options.refuse(
             functions=functions,
             function_call=function_call and function_call != "none",
-            tools=tools,
-            tool_choice=tool_choice and tool_choice not in ("none", "auto"),
             mirostat_mode=mirostat_mode,
             tfs_z=tfs_z != 1.0,
         )
         if grammar is None:
             grammar = response_grammar(response_format)
-        prompt = self._format()(messages)
-        ids = self._prompt_ids(prompt.text)
+        request = ToolRequest.of(tools, tool_choice)
+        turn = prepare(self._format(request), messages, request, self._control_tokens, grammar)
+        ids = self._prompt_ids(turn.text)
         params = Sampling.of(locals())
         limit = self._limit(ids, max_tokens)
-        processors = self._processors(logits_processor, logit_bias, grammar)
-        stops = stop_bytes(stop) + stop_bytes(prompt.stop)
+        processors = self._processors(logits_processor, logit_bias, turn.grammar)
+        stops = stop_bytes(stop) + stop_bytes(turn.stop)
         n_top = _count("top_logprobs", top_logprobs or 0) if logprobs else None
-        parts = self._pieces(ids, params, limit, stops, seed, processors, None, n_top)
-        dicts = ChatDicts(model or self.model_path, None if n_top is None else self._name_bytes)
+        parts = self._pieces(
+            ids, params, limit, stops, seed, processors, None, n_top, shown=turn.shown
+        )
+        named = None if n_top is None else self._name_bytes
+        dicts = ChatDicts(model or self.model_path, named, turn.parser)
         if stream:
             return dicts.stream(parts)
         with self._lock:
@@ -387,8 +394,15 @@ class Llama(LlamaCore):
         n_top: int | None,
         offset: int = 0,
         with_end: bool = False,
+        shown: Mapping[str, int] | None = None,
     ) -> Iterator[Piece]:
-        """The text after ids. n_top: number of likely tokens to record, or None."""
+        """The text after ids. n_top: number of likely tokens to record, or None. shown: control
+        tokens that are part of the text."""
+        texts = {token: text.encode("utf-8") for text, token in (shown or {}).items()}
+
+        def data(token: int) -> bytes | None:
+            return texts[token] if token in texts else self._token_bytes(token)
+
         choices: deque[Choice] | None = None if n_top is None else deque()
 
         def observe(token: int, logits: np.ndarray) -> None:
@@ -401,7 +415,7 @@ class Llama(LlamaCore):
         steps = self._generate(
             ids, params, seed, True, processors, criteria, None if choices is None else observe
         )
-        parts = pieces(steps, self._token_bytes, Writer(limit, stops, offset, with_end), choices)
+        parts = pieces(steps, data, Writer(limit, stops, offset, with_end), choices)
         return parts if self._cache is None else self._cached(ids, parts)
 
     def _cached(self, ids: list[int], parts: Iterator[Piece]) -> Iterator[Piece]:
@@ -493,21 +507,36 @@ class Llama(LlamaCore):
             done += data[1:] if strip else data
         return found
 
-    def _format(self) -> chat.ChatFormat:
+    def _format(self, request: ToolRequest | None) -> chat.ChatFormat:
+        """The chat's format; some files have a template of their own for requests with tools."""
         if self._named_format is None:
-            with self._lock:
-                self._require_open()
-                source = self._model.gguf.value("tokenizer.chat_template")
-                bos, eos = (
-                    self._model.text(token, True).decode("utf-8", "replace") if token >= 0 else ""
-                    for token in (self._model.bos, self._model.eos)
-                )
-            if isinstance(source, str) and source.strip():
-                self._named_format = chat.template_format(source, bos, eos)
-            else:
-                self.chat_format = "llama-2"
-                self._named_format = chat.named_format(self.chat_format)
-        return self._named_format
+            self._named_format = self._template_format("tokenizer.chat_template")
+        if self._named_format is None:
+            self.chat_format = "llama-2"
+            self._named_format = chat.named_format(self.chat_format)
+        if request is None or not isinstance(self._named_format, chat.TemplateFormat):
+            return self._named_format
+        if self._tool_format is None:
+            special = self._template_format("tokenizer.chat_template.tool_use")
+            self._tool_format = special or self._named_format
+        return self._tool_format
+
+    def _template_format(self, key: str) -> chat.TemplateFormat | None:
+        with self._lock:
+            self._require_open()
+            source = self._model.gguf.value(key)
+            bos, eos = (
+                self._model.text(token, True).decode("utf-8", "replace") if token >= 0 else ""
+                for token in (self._model.bos, self._model.eos)
+            )
+        if not isinstance(source, str) or not source.strip():
+            return None
+        return chat.TemplateFormat(source, bos, eos)
+
+    def _control_tokens(self, style: Style) -> dict[str, int]:
+        with self._lock:
+            self._require_open()
+            return control_tokens(self._model, style)
 
     def _token_bytes(self, token: int) -> bytes | None:
         """Bytes that a token adds to a text; None for an end token."""

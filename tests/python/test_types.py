@@ -50,7 +50,16 @@ def chat(llm: Llama, stream: bool) -> str:
     messages = [{"role": "user", "content": "x"}]
     form = {"type": "json_object", "schema": {"type": "object"}}
     whole = llm.create_chat_completion(messages, response_format=form, logprobs=True)
-    text = whole["choices"][0]["message"]["content"]
+    text = whole["choices"][0]["message"]["content"] or ""
+    for call in whole["choices"][0]["message"].get("tool_calls", []):
+        text += call["function"]["name"] + call["function"]["arguments"]
+    function = {"name": "add", "parameters": {"type": "object"}}
+    tools = [{"type": "function", "function": function}]
+    for chunk in llm.create_chat_completion(
+        messages, tools=tools, tool_choice="required", stream=True
+    ):
+        for part in chunk["choices"][0]["delta"].get("tool_calls", []):
+            text += part.get("id", "") + part["function"].get("arguments", "")
     for chunk in llm.create_chat_completion(messages, stream=True):
         text += chunk["choices"][0]["delta"].get("content", "")
         if chunk["choices"][0]["finish_reason"] == "length":
@@ -170,7 +179,7 @@ def test_dicts_are_those_of_the_types(llm: Llama) -> None:
     whole = llm.create_chat_completion(messages, max_tokens=3, logprobs=True)
     assert set(whole) == keys(answers.ChatCompletion)
     assert set(whole["choices"][0]) == keys(answers.ChatChoice)
-    assert set(whole["choices"][0]["message"]) == keys(answers.ChatMessage)
+    assert set(whole["choices"][0]["message"]) == keys(answers.ChatMessage) - {"tool_calls"}
     logprobs = whole["choices"][0]["logprobs"]
     assert set(logprobs) == keys(answers.ChatLogprobs)
     assert set(logprobs["content"][0]) == keys(answers.ChosenLogprob)

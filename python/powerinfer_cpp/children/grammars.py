@@ -78,6 +78,35 @@ def _json_object(_text: str) -> str:
     return LLMatcher.grammar_from_lark(JSON_OBJECT)
 
 
+def _tool_calls(text: str, control: bool = False) -> str:
+    """Calls of tools, as LlamaGrammar.from_tool_calls describes them.
+
+    control: with the model's control tokens, which the tokenizer of the trial does not have; else
+    with their texts.
+    """
+    asked = json.loads(text)
+    tokens = asked["control"] if control else {}
+
+    def quoted(literal: str) -> str:
+        parts = re.split(f"({'|'.join(map(re.escape, tokens))})", literal) if tokens else [literal]
+        return " ".join(f"<[{tokens[p]}]>" if p in tokens else json.dumps(p) for p in parts)
+
+    names = [f"call{i}" for i in range(len(asked["calls"]))]
+    rules = [f"call: {' | '.join(names)}"]
+    for name, call in zip(names, asked["calls"], strict=True):
+        schema = as_llama_cpp(call["schema"])
+        if not isinstance(schema, dict):
+            raise Refused("a tool's parameters are no JSON schema")
+        # Last, so that a schema cannot ask for something else.
+        schema["x-guidance"] = {"whitespace_pattern": WHITESPACE, "lenient": False}
+        rules.append(f"{name}: {quoted(call['begin'])} {name}_json {quoted(call['end'])}")
+        rules.append(f"{name}_json: %json {json.dumps(schema)}")
+    between = f"{quoted(asked['between'])} call"
+    more = f"({between}){{0,{asked['most'] - 1}}}" if asked["most"] > 1 else ""
+    start = f"start: {quoted(asked['before'])} call {more} {quoted(asked['after'])}"
+    return LLMatcher.grammar_from_lark("\n".join([start, *rules]) + "\n")
+
+
 def _try(compiled: str) -> str | None:
     """An error message for a grammar; None if it is usable."""
     wrong, problems = LLMatcher.validate_grammar_with_warnings(compiled)
@@ -93,9 +122,17 @@ def _try(compiled: str) -> str | None:
     return matcher.get_error() if matcher.is_error() else None
 
 
+_KINDS = {
+    "gbnf": _gbnf,
+    "json_schema": _json_schema,
+    "json_object": _json_object,
+    "tool_calls": _tool_calls,
+}
+
+
 def answer(kind: str, text: str) -> str:
-    """The grammar in llguidance's notation; kind: gbnf, json_schema or json_object."""
-    compiled = {"gbnf": _gbnf, "json_schema": _json_schema, "json_object": _json_object}[kind](text)
+    """The grammar in llguidance's notation; kind: a key of _KINDS."""
+    compiled = _KINDS[kind](text)
     found: list[str | None] = []
 
     def work() -> None:
@@ -114,7 +151,7 @@ def answer(kind: str, text: str) -> str:
         raise MemoryError
     if found[0] is not None:
         raise Refused(f"the grammar cannot be used: {_one_line(found[0])}")
-    return compiled
+    return _tool_calls(text, control=True) if kind == "tool_calls" else compiled
 
 
 def _one_line(error: object) -> str:

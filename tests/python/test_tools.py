@@ -1,0 +1,397 @@
+"""Chats with tools: prompts, answers, streams and forced calls."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from pathlib import Path
+
+import gguf
+import pytest
+import tiny
+from gguf_files import changed
+from powerinfer_cpp.chat import ChatFormat, TemplateFormat, named_format
+from powerinfer_cpp.tool_chat import Turn, prepare
+from powerinfer_cpp.tools import STYLES, ToolParser, ToolRequest, message
+from powerinfer_cpp.tools.definitions import MAX_TOOLS
+from tiny import text
+
+from powerinfer_cpp import Llama, LlamaGrammar
+
+ADD = {
+    "type": "object",
+    "properties": {
+        "a": {"type": "integer", "minimum": 0, "maximum": 99},
+        "unit": {"enum": ["cm", "m"]},
+    },
+    "required": ["a", "unit"],
+}
+TOOLS = [
+    {"type": "function", "function": {"name": "add", "description": "Adds.", "parameters": ADD}},
+    {"type": "function", "function": {"name": "now"}},
+]
+ASK = [{"role": "user", "content": "Go"}]
+CALLS = [
+    {
+        "id": "call00001",
+        "type": "function",
+        "function": {"name": "add", "arguments": '{"a": 7, "unit": "\u20ac<"}'},
+    },
+    {"id": "call00002", "type": "function", "function": {"name": "now", "arguments": "{}"}},
+]
+USED = [
+    *ASK,
+    {"role": "assistant", "content": None, "tool_calls": CALLS},
+    {"role": "tool", "tool_call_id": "call00001", "name": "add", "content": "seven"},
+    {"role": "tool", "tool_call_id": "call00002", "name": "now", "content": "noon"},
+    {"role": "user", "content": "And now?"},
+]
+
+# Each ends an assistant's turn with ~, so that the tests find it.
+HERMES = """{% if tools %}system: These are the tools:
+{% for tool in tools %}{{ tool | tojson }}
+{% endfor %}{% endif %}{% for m in messages %}{% if m.role == 'tool' %}result: {{ m.content }}
+{% else %}{{ m.role }}: {{ m.content }}{% if m.tool_calls %}{% for call in m.tool_calls %}
+
+<tool_call>
+{"name": "{{ call.function.name }}", "arguments": {{ call.function.arguments | tojson }}}
+</tool_call>{% endfor %}{% endif %}~
+{% endif %}{% endfor %}{% if add_generation_prompt %}assistant: {% endif %}"""
+LLAMA_3 = """{% if tools is not none %}{% for tool in tools %}{{ tool | tojson }}
+{% endfor %}{% endif %}{% for m in messages %}<|start_header_id|>{{ m.role }}<|end_header_id|>
+{% if 'tool_calls' in m %}{% for call in m.tool_calls %}{"name": "{{ call.function.name }}", \
+"parameters": {{ call.function.arguments | tojson }}}{{ '' if loop.last else '; ' }}{% endfor %}\
+{% else %}{{ m.content }}{% endif %}~
+{% endfor %}{% if add_generation_prompt %}<|start_header_id|>assistant<|end_header_id|>
+{% endif %}"""
+MISTRAL = """{% if tools is not none %}[AVAILABLE_TOOLS]{{ tools | tojson }}[/AVAILABLE_TOOLS]\
+{% endif %}{% for m in messages %}{% if m.role == 'user' %}[INST] {{ m.content }}[/INST]\
+{% elif m.role == 'tool' %}{% if m.tool_call_id | length != 9 %}{{ raise_exception('bad id') }}\
+{% endif %}[TOOL_RESULTS]{{ m.content }}[/TOOL_RESULTS]{% elif m.tool_calls is defined %}\
+assistant:[TOOL_CALLS][{% for call in m.tool_calls %}{{ {'name': call.function.name, \
+'arguments': call.function.arguments, 'id': call.id} | tojson }}{{ '' if loop.last else ', ' }}\
+{% endfor %}]~{% else %}{{ m.content }}~{% endif %}{% endfor %}"""
+MISTRAL_ARGS = """{% if tools %}{{ tools | tojson }}{% endif %}{% for m in messages %}\
+{% if m.tool_calls %}assistant:{% for call in m.tool_calls %}[TOOL_CALLS]{{ call.function.name }}\
+[ARGS]{{ call.function.arguments | tojson }}{% endfor %}~{% else %}{{ m.content }}~{% endif %}\
+{% endfor %}"""
+TEMPLATES = {
+    "hermes": HERMES,
+    "llama-3": LLAMA_3,
+    "mistral": MISTRAL,
+    "mistral-args": MISTRAL_ARGS,
+}
+CHATML = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}<assistant>"
+NO_SYSTEM = (
+    "{% for m in messages %}{% if m.role == 'system' %}{{ raise_exception('no system') }}"
+    "{% endif %}<{{ m.role }}>{{ m.content }}{% endfor %}"
+)
+CONTROL = ["[TOOL_CALLS]", "[ARGS]", "<|python_tag|>", "<tool_call>", "</tool_call>"]
+
+
+def turn(
+    chat_format: ChatFormat, messages: list[dict], tools: object = None, choice: object = None
+) -> Turn:
+    return prepare(chat_format, messages, ToolRequest.of(tools, choice), lambda _style: {})
+
+
+def template(source: str) -> TemplateFormat:
+    return TemplateFormat(source, "<s>", "</s>")
+
+
+# ---- Prompts ----
+
+
+@pytest.mark.parametrize("style", TEMPLATES)
+def test_templates_and_parsers_agree(style: str) -> None:
+    """What a template writes for the calls of an earlier answer is read as these calls."""
+    made = turn(template(TEMPLATES[style]), USED, TOOLS)
+    assert '"description": "Adds."' in made.text and made.parser is not None
+    begin = {"llama-3": "assistant<|end_header_id|>\n", "hermes": "assistant: "}
+    begin = begin.get(style, "assistant:")
+    written = made.text.split(begin)[1].split("~")[0]
+    parser = ToolParser(STYLES[style], {"add", "now"})
+    found = message(parser.push(written) + parser.finish())
+    assert found["content"] is None
+    for call, want in zip(found["tool_calls"], CALLS, strict=True):
+        assert call["function"]["name"] == want["function"]["name"]
+        arguments = json.loads(call["function"]["arguments"])
+        assert arguments == json.loads(want["function"]["arguments"])
+    # The answer of such a parser can be sent back.
+    again = [*ASK, {**found, "content": ""}]
+    assert "now" in turn(template(TEMPLATES[style]), again, TOOLS).text
+    assert "Adds." not in turn(template(TEMPLATES[style]), USED).text
+
+
+@pytest.mark.parametrize(
+    "chat_format",
+    [named_format("chatml"), named_format("llama-2"), template(CHATML), template(NO_SYSTEM)],
+)
+def test_formats_without_tools(chat_format: ChatFormat) -> None:
+    for messages in (USED, [{"role": "system", "content": "Be kind."}, *USED]):
+        if len(messages) > len(USED) and chat_format is not named_format("chatml"):
+            continue
+        made = turn(chat_format, messages, TOOLS).text
+        at = [made.index(word) for word in ("Adds.", "Go", "\u20ac", "seven", "noon", "And now?")]
+        assert at == sorted(at)
+        assert made.count("<tool_response>\n") == 2  # the introduction names it, too
+        written = made[made.rindex("<tool_call>", 0, made.index("seven")) :]
+        assert written.startswith('<tool_call>\n{"name": "now", "arguments": {}}\n</tool_call>')
+    plain = turn(chat_format, USED).text
+    assert "Adds." not in plain and "seven" in plain
+    assert turn(chat_format, ASK).text == chat_format(ASK).text
+
+
+def test_the_introduction_joins_the_system_message() -> None:
+    system = [{"role": "system", "content": "Be kind."}, *ASK]
+    made = turn(template(CHATML), system, TOOLS).text
+    assert made.startswith("<system>Be kind.\n\nYou can call functions.")
+    assert turn(template(NO_SYSTEM), ASK, TOOLS).text.startswith("<user>You can call functions.")
+    with pytest.raises(ValueError, match="no system"):
+        turn(template(NO_SYSTEM), system, TOOLS)
+
+
+def test_a_template_sees_what_transformers_shows_it() -> None:
+    """Arguments are dicts; keys without calls are not there; without tools there is None."""
+    source = (
+        "{{ tools is none }} {% for m in messages %}{{ 'tool_calls' in m }}"
+        "{% for c in m.tool_calls or [] %}{{ c.function.arguments.items() | list }}{% endfor %}"
+        " {% endfor %}"
+    )
+    messages = [USED[1], {"role": "assistant", "content": "x", "tool_calls": None}]
+    assert template(source)(messages).text == ("True True[('a', 7), ('unit', '\u20ac<')][] False ")
+
+
+@pytest.mark.parametrize(
+    ("calls", "words"),
+    [
+        (3, r"messages\[1\].tool_calls must be a list"),
+        ([3], r"tool_calls\[0\] must be an object with function.name"),
+        ([{"function": {}}], "function.name"),
+        ([{"function": {"name": "add", "arguments": "{"}}], r"\[0\].function.arguments must be"),
+        ([{"function": {"name": "add", "arguments": "[1]"}}], "the text of a JSON object"),
+        ([{"function": {"name": "add", "arguments": "[" * 100_000}}], "a JSON object"),
+        ([{"function": {"name": "add", "arguments": 3}}], "a JSON object"),
+    ],
+)
+def test_earlier_calls_that_cannot_be(calls: object, words: str) -> None:
+    messages = [*ASK, {"role": "assistant", "content": None, "tool_calls": calls}]
+    with pytest.raises(ValueError, match=words):
+        turn(template(HERMES), messages)
+
+
+# ---- Answers ----
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model with the control tokens of tool calls, and a template without tools."""
+    folder = tmp_path_factory.mktemp("tools")
+    source = tiny.make(folder / "plain", CHATML)
+    fields = gguf.GGUFReader(source).fields
+    tokens, kinds = (fields[f"tokenizer.ggml.{k}"].contents() for k in ("tokens", "token_type"))
+    tokens[-len(CONTROL) :] = CONTROL
+    kinds[-len(CONTROL) :] = [int(gguf.TokenType.CONTROL)] * len(CONTROL)
+    keys = {"tokenizer.ggml.tokens": tokens, "tokenizer.ggml.token_type": kinds}
+    return changed(source, folder / "control.gguf", keys)
+
+
+@pytest.fixture(scope="module")
+def models(path: Path, tmp_path_factory: pytest.TempPathFactory):
+    """models(style, control): a model with the style's template; control: with control tokens."""
+    opened: dict[tuple[str, bool], Llama] = {}
+    folder = tmp_path_factory.mktemp("styles")
+
+    def make(style: str, control: bool = False) -> Llama:
+        if (style, control) not in opened:
+            source = path if control else path.parent / "plain" / "tiny.gguf"
+            file = folder / f"{style}-{control}.gguf"
+            changed(source, file, {"tokenizer.chat_template": TEMPLATES[style]})
+            opened[style, control] = Llama(file, n_ctx=2048, verbose=False)
+        return opened[style, control]
+
+    yield make
+    for llm in opened.values():
+        llm.close()
+
+
+WRITTEN = {
+    "hermes": '<tool_call>\n{"name": "add", "arguments": {"a": 1, "unit": "m"}}\n</tool_call>',
+    "llama-3": '{"name": "add", "parameters": {"a": 1, "unit": "m"}}',
+    "mistral": '[TOOL_CALLS][{"name": "add", "arguments": {"a": 1, "unit": "m"}}]',
+    "mistral-args": '[TOOL_CALLS]add[ARGS]{"a": 1, "unit": "m"}',
+}
+
+
+def joined(chunks: list[dict]) -> tuple[str, list[dict], str]:
+    """Content, calls and reason of a stream, put together as OpenAI's clients do."""
+    content, calls, reason = "", [], None
+    for chunk in chunks:
+        (choice,) = chunk["choices"]
+        delta, reason = choice["delta"], choice["finish_reason"]
+        content += delta.get("content", "")
+        for part in delta.get("tool_calls", []):
+            if part["index"] == len(calls):
+                assert part["type"] == "function" and part["function"]["arguments"] == ""
+                calls.append({"id": part["id"], **part["function"]})
+            else:
+                calls[part["index"]]["arguments"] += part["function"]["arguments"]
+    return content, calls, reason
+
+
+@pytest.mark.parametrize("style", TEMPLATES)
+def test_answers(style: str, models) -> None:
+    llm, said = models(style), WRITTEN[style]
+    said = said if style == "llama-3" else f"Hm \n{said}"
+    done = llm.create_chat_completion(ASK, tools=TOOLS, logits_processor=tiny.Say(llm, said))
+    (choice,) = done["choices"]
+    assert choice["finish_reason"] == "tool_calls"
+    assert choice["message"]["content"] == (None if style == "llama-3" else "Hm")
+    (call,) = choice["message"]["tool_calls"]
+    assert call["type"] == "function" and len(call["id"]) in (9, 29)
+    assert call["function"] == {"name": "add", "arguments": '{"a": 1, "unit": "m"}'}
+    stream = list(
+        llm.create_chat_completion(
+            ASK, tools=TOOLS, stream=True, logits_processor=tiny.Say(llm, said), logprobs=True
+        )
+    )
+    content, calls, reason = joined(stream)
+    assert (content or None, reason) == (choice["message"]["content"], "tool_calls")
+    assert {key: calls[0][key] for key in ("name", "arguments")} == call["function"]
+    arguments = [c for c in stream if "tool_calls" in c["choices"][0]["delta"]]
+    assert len(arguments) > 10, "arguments come as they are written"
+    logprobs = [c["choices"][0]["logprobs"] for c in stream]
+    tokens = [token["token"] for found in logprobs if found for token in found["content"]]
+    assert "".join(tokens) == said
+
+
+def test_text_beside_tools(models) -> None:
+    """Without a call, an answer is what it is without tools."""
+    llm = models("hermes")
+    for plain in ("Just \n<b> text \n", WRITTEN["hermes"].replace("add", "odd")):
+        done = llm.create_chat_completion(ASK, tools=TOOLS, logits_processor=tiny.Say(llm, plain))
+        (choice,) = done["choices"]
+        assert choice["message"] == {"role": "assistant", "content": plain}
+        assert choice["finish_reason"] == "stop"
+        for options in ({"tools": TOOLS, "tool_choice": "none"}, {}):
+            said = tiny.Say(llm, WRITTEN["hermes"])
+            done = llm.create_chat_completion(ASK, logits_processor=said, **options)
+            assert done["choices"][0]["message"]["content"] == WRITTEN["hermes"]
+    said = tiny.Say(llm, WRITTEN["hermes"])
+    done = llm.create_chat_completion(ASK, tools=TOOLS, max_tokens=50, logits_processor=said)
+    assert done["choices"][0]["message"]["content"] == WRITTEN["hermes"][:50]
+    assert done["choices"][0]["finish_reason"] == "length"
+
+
+def test_control_tokens_are_read(models) -> None:
+    """Markers that are control tokens have no text of their own, but begin a call."""
+    llm = models("mistral-args", True)
+    said = tiny.Say(llm, "add{}")
+    marks = [llm.tokenize(mark, special=True)[-1] for mark in (b"[TOOL_CALLS]", b"[ARGS]")]
+    assert all(not llm.detokenize([mark]) for mark in marks)
+    said._ids[0:0] = marks[:1]
+    said._ids[4:4] = marks[1:]
+    done = llm.create_chat_completion(ASK, tools=TOOLS, logits_processor=said)
+    (call,) = done["choices"][0]["message"]["tool_calls"]
+    assert call["function"] == {"name": "add", "arguments": "{}"}
+
+
+def test_a_template_for_tools(path: Path, tmp_path: Path) -> None:
+    """Some files have two templates; the second is for requests with tools."""
+    file = changed(path, tmp_path / "two.gguf", {"tokenizer.chat_template.tool_use": HERMES})
+    with Llama(file, n_ctx=1024, verbose=False) as llm:
+        request = ToolRequest.of(TOOLS)
+        assert llm._format(request).style is STYLES["hermes"]
+        assert llm._format(None).style is None
+    with Llama(file, n_ctx=1024, chat_format="chatml", verbose=False) as llm:
+        assert llm._format(request) is named_format("chatml")
+
+
+# ---- Forced calls ----
+
+
+def fits(call: dict) -> bool:
+    arguments = json.loads(call["function"]["arguments"])
+    if call["function"]["name"] == "now":
+        return arguments == {}
+    return set(arguments) == {"a", "unit"} and 0 <= arguments["a"] <= 99
+
+
+@pytest.mark.parametrize("control", [False, True])
+@pytest.mark.parametrize("style", TEMPLATES)
+def test_forced_calls(style: str, control: bool, models) -> None:
+    """Random weights call a tool, with arguments that follow its schema."""
+    llm, called, counts = models(style, control), set(), set()
+    for seed in range(6):
+        options = {"tools": TOOLS, "seed": seed, "temperature": 2.0}
+        done = llm.create_chat_completion(ASK, tool_choice="required", **options)
+        (choice,) = done["choices"]
+        assert choice["finish_reason"] == "tool_calls", choice
+        assert choice["message"]["content"] is None
+        calls = choice["message"]["tool_calls"]
+        assert all(map(fits, calls)), calls
+        called |= {call["function"]["name"] for call in calls}
+        counts.add(len(calls))
+        stream = llm.create_chat_completion(ASK, tool_choice="required", stream=True, **options)
+        content, streamed, reason = joined(list(stream))
+        assert (content, reason) == ("", "tool_calls")
+        assert [c["arguments"] for c in streamed] == [c["function"]["arguments"] for c in calls]
+    assert called <= {"add", "now"} and max(counts) <= 8
+    assert style == "llama-3" or control or max(counts) > 1
+    named = {"type": "function", "function": {"name": "add"}}
+    done = llm.create_chat_completion(ASK, tools=TOOLS, tool_choice=named, seed=1, temperature=2.0)
+    (call,) = done["choices"][0]["message"]["tool_calls"]
+    assert call["function"]["name"] == "add" and fits(call)
+
+
+def test_a_trained_model_is_forced(model_path: Path) -> None:
+    """It has no template: the tools are described in a system message."""
+    with Llama(model_path, n_ctx=1024, verbose=False) as llm:
+        done = llm.create_chat_completion(ASK, tools=TOOLS, tool_choice="required", seed=1)
+        (choice,) = done["choices"]
+        assert choice["finish_reason"] == "tool_calls"
+        assert all(map(fits, choice["message"]["tool_calls"]))
+
+
+def test_what_cannot_be_forced(models, monkeypatch: pytest.MonkeyPatch) -> None:
+    llm = models("hermes")
+
+    def forced(parameters: dict | None = None, **options) -> None:
+        function = {"name": "f", **({"parameters": parameters} if parameters else {})}
+        tools = [{"type": "function", "function": function}]
+        llm.create_chat_completion(
+            ASK, tools=tools, tool_choice="required", max_tokens=1, **options
+        )
+
+    for parameters in (
+        {"not": {"required": ["a"]}},
+        {"properties": {"a": {"type": "klingon"}}},
+        {"properties": {"a": {"$ref": "#/nowhere"}}},
+        {"x-guidance": {"lenient": True}, "not": {"type": "string"}},
+    ):
+        with pytest.raises(ValueError, match="cannot be used"):
+            forced(parameters)
+    for options in (
+        {"response_format": {"type": "json_object"}},
+        {"grammar": LlamaGrammar.from_string('root ::= "a"')},
+    ):
+        with pytest.raises(ValueError, match="tool_choice forces"):
+            forced(**options)
+    with pytest.raises(ValueError, match="tool_choice"):
+        llm.create_chat_completion(ASK, tools=TOOLS, tool_choice="always")
+    with pytest.raises(ValueError, match=r"tools\[0\].type"):
+        llm.create_chat_completion(ASK, tools=[{}])
+    monkeypatch.setitem(sys.modules, "llguidance", None)
+    with pytest.raises(ValueError, match=r"pip install 'powerinfer_cpp\[grammar\]'"):
+        forced()
+    assert llm.create_chat_completion(ASK, tools=TOOLS, max_tokens=1)  # auto needs no grammar
+
+
+def test_many_tools_can_be_forced(models) -> None:
+    """As many as a request may have."""
+    functions = [{"name": f"f{i}", "parameters": ADD} for i in range(MAX_TOOLS)]
+    request = ToolRequest.of([{"type": "function", "function": f} for f in functions], "required")
+    grammar = LlamaGrammar.from_tool_calls(STYLES["llama-3"].forced(request))
+    said = text(models("hermes")("x", grammar=grammar, max_tokens=200, temperature=2.0, seed=1))
+    assert re.fullmatch(r'\{"name": "f\d+", "parameters": \{.*\}\}', said, re.DOTALL)
