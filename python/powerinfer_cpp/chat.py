@@ -296,5 +296,8 @@ class TemplateFormat:
     def __call__(self, messages: Sequence[Message], request: ToolRequest | None = None) -> Prompt:
         # Some templates take a name that is not defined for a list of tools.
         tools = None if request is None else [tool.as_dict() for tool in request.tools]
-        text = self._template.render(check_messages(messages), tools=tools)
+        checked = check_messages(messages)
+        if self.style is not None:
+            checked = self.style.history(checked)
+        text = self._template.render(checked, tools=tools)
         return Prompt(text, [self._eos] if self._eos else [])

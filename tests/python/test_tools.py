@@ -5,16 +5,20 @@ from __future__ import annotations
 import json
 import re
 import sys
+import time
 from pathlib import Path
 
 import gguf
+import numpy as np
 import pytest
 import tiny
 from gguf_files import changed
-from powerinfer_cpp.chat import ChatFormat, TemplateFormat, named_format
+from powerinfer_cpp.chat import ChatFormat, TemplateFormat, check_messages, named_format
+from powerinfer_cpp.grammar import Vocabulary
 from powerinfer_cpp.tool_chat import Turn, prepare
 from powerinfer_cpp.tools import STYLES, ToolParser, ToolRequest, message
 from powerinfer_cpp.tools.definitions import MAX_TOOLS
+from powerinfer_cpp.tools.history import one_by_one, with_short_ids, without_tools
 from tiny import text
 
 from powerinfer_cpp import Llama, LlamaGrammar
@@ -60,9 +64,9 @@ HERMES = """{% if tools %}system: These are the tools:
 {% endif %}{% endfor %}{% if add_generation_prompt %}assistant: {% endif %}"""
 LLAMA_3 = """{% if tools is not none %}{% for tool in tools %}{{ tool | tojson }}
 {% endfor %}{% endif %}{% for m in messages %}<|start_header_id|>{{ m.role }}<|end_header_id|>
-{% if 'tool_calls' in m %}{% for call in m.tool_calls %}{"name": "{{ call.function.name }}", \
-"parameters": {{ call.function.arguments | tojson }}}{{ '' if loop.last else '; ' }}{% endfor %}\
-{% else %}{{ m.content }}{% endif %}~
+{% if 'tool_calls' in m %}{% if m.tool_calls | length != 1 %}{{ raise_exception('one') }}\
+{% endif %}{% set call = m.tool_calls[0].function %}{"name": "{{ call.name }}", "parameters": \
+{{ call.arguments | tojson }}}{% else %}{{ m.content }}{% endif %}~
 {% endfor %}{% if add_generation_prompt %}<|start_header_id|>assistant<|end_header_id|>
 {% endif %}"""
 MISTRAL = """{% if tools is not none %}[AVAILABLE_TOOLS]{{ tools | tojson }}[/AVAILABLE_TOOLS]\
@@ -111,6 +115,8 @@ def test_templates_and_parsers_agree(style: str) -> None:
     begin = {"llama-3": "assistant<|end_header_id|>\n", "hermes": "assistant: "}
     begin = begin.get(style, "assistant:")
     written = made.text.split(begin)[1].split("~")[0]
+    if style == "llama-3":
+        written += "; " + made.text.split(begin)[2].split("~")[0]
     parser = ToolParser(STYLES[style], {"add", "now"})
     found = message(parser.push(written) + parser.finish())
     assert found["content"] is None
@@ -152,6 +158,40 @@ def test_the_introduction_joins_the_system_message() -> None:
         turn(template(NO_SYSTEM), system, TOOLS)
 
 
+def test_one_call_in_each_message() -> None:
+    """Results follow their calls, whatever their order was; others keep their places."""
+    ids = ["a", "b", "c"]
+    calls = [{"id": i, "function": {"name": i}} for i in ids]
+    late = {"role": "tool", "content": "", "tool_call_id": "a"}
+    messages = [
+        {"role": "assistant", "content": "x", "tool_calls": calls},
+        *({"role": "tool", "content": "", "tool_call_id": i} for i in ("c", "z", "a")),
+        {"role": "user", "content": "y"},
+        late,
+    ]
+    found = one_by_one(messages)
+    shown = [m.get("tool_call_id") or m.get("tool_calls", [m["role"]])[0] for m in found]
+    assert shown == [calls[0], "a", calls[1], calls[2], "c", "z", "user", "a"]
+    assert [m["content"] for m in found if "tool_calls" in m] == ["x", "", ""]
+
+
+def test_ids_of_other_servers() -> None:
+    """Mistral's templates want ids of 9 characters; a call and its result get the same."""
+    calls = [{"id": "call_0123456789", **{k: CALLS[0][k] for k in ("type", "function")}}, CALLS[1]]
+    result = {"role": "tool", "content": "seven"}
+    messages = [
+        *ASK,
+        {"role": "assistant", "content": None, "tool_calls": calls},
+        {**result, "tool_call_id": "call_0123456789"},
+        {**result, "tool_call_id": "call00002"},
+    ]
+    found = with_short_ids(check_messages(messages))
+    ids = [call["id"] for call in found[1]["tool_calls"]]
+    assert ids == [m["tool_call_id"] for m in found[2:]] and ids[1] == "call00002"
+    assert len(ids[0]) == 9 and "seven" in turn(template(MISTRAL), messages, TOOLS).text
+    assert turn(template(MISTRAL), [*messages[:2], result]).text  # without an id
+
+
 def test_a_template_sees_what_transformers_shows_it() -> None:
     """Arguments are dicts; keys without calls are not there; without tools there is None."""
     source = (
@@ -169,16 +209,28 @@ def test_a_template_sees_what_transformers_shows_it() -> None:
         (3, r"messages\[1\].tool_calls must be a list"),
         ([3], r"tool_calls\[0\] must be an object with function.name"),
         ([{"function": {}}], "function.name"),
+        ([{"id": [], "function": {"name": "add"}}], r"tool_calls\[0\].id must be"),
         ([{"function": {"name": "add", "arguments": "{"}}], r"\[0\].function.arguments must be"),
         ([{"function": {"name": "add", "arguments": "[1]"}}], "the text of a JSON object"),
         ([{"function": {"name": "add", "arguments": "[" * 100_000}}], "a JSON object"),
         ([{"function": {"name": "add", "arguments": 3}}], "a JSON object"),
+        ([{"function": {"name": "add", "arguments": {"a": b""}}}], "a JSON object"),
     ],
 )
 def test_earlier_calls_that_cannot_be(calls: object, words: str) -> None:
     messages = [*ASK, {"role": "assistant", "content": None, "tool_calls": calls}]
     with pytest.raises(ValueError, match=words):
         turn(template(HERMES), messages)
+
+
+def test_long_histories_take_linear_time() -> None:
+    calls = [{"id": str(i), "function": {"name": "add"}} for i in range(20_000)]
+    results = [{"role": "tool", "tool_call_id": c["id"], "content": "x" * 9} for c in calls[::-1]]
+    messages = check_messages([{"role": "assistant", "tool_calls": calls}, *results])
+    start = time.monotonic()
+    for change in (one_by_one, with_short_ids, lambda given: without_tools(given, None)):
+        assert len(change(messages)) in (40_000, 20_001, 2)
+    assert time.monotonic() - start < 10  # it takes a tenth of a second
 
 
 # ---- Answers ----
@@ -316,6 +368,24 @@ def fits(call: dict) -> bool:
     if call["function"]["name"] == "now":
         return arguments == {}
     return set(arguments) == {"a", "unit"} and 0 <= arguments["a"] <= 99
+
+
+def test_forced_calls_have_the_models_control_tokens(models) -> None:
+    """Not their texts, which the model never saw."""
+    llm, request = models("mistral-args", True), ToolRequest.of(TOOLS, "required")
+    made = prepare(llm._format(request), ASK, request, llm._control_tokens)
+    begin, args = made.shown["[TOOL_CALLS]"], made.shown["[ARGS]"]
+    assert llm._prompt_ids(made.text)[-1] == begin
+    vocabulary, ids = Vocabulary(llm._model), []
+    processor = made.grammar.processor(vocabulary)
+    scores = np.zeros(llm.n_vocab(), dtype=np.float32)
+
+    def allowed() -> list[int]:
+        return np.flatnonzero(processor(np.array(ids, dtype=np.intc), scores) == 0).tolist()
+
+    for byte in (b"n", b"o", b"w"):
+        ids.append([token for token in allowed() if llm._model.text(token) == byte][-1])
+    assert allowed() == [args]
 
 
 @pytest.mark.parametrize("control", [False, True])

@@ -1,6 +1,8 @@
 """Earlier tool calls and their results among a chat's messages."""
 
+import hashlib
 import json
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -33,15 +35,68 @@ def checked_calls(where: str, calls: object) -> list[dict[str, Any]]:
         function = call.get("function") if isinstance(call, Mapping) else None
         if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
             raise ValueError(f"{where}[{i}] must be an object with function.name")
+        if not isinstance(call.get("id", ""), str):
+            raise ValueError(f"{where}[{i}].id must be a string")
         arguments = function.get("arguments")
         try:
-            if arguments is None or isinstance(arguments, str):
-                arguments = json.loads(arguments or "{}")
-        except (ValueError, RecursionError):
+            text = arguments if isinstance(arguments, str) else json.dumps(arguments or {})
+            arguments = json.loads(text or "{}")
+        except (TypeError, ValueError, RecursionError):
             arguments = None
-        if not isinstance(arguments, Mapping):
+        if not isinstance(arguments, dict):
             raise ValueError(f"{where}[{i}].function.arguments must be the text of a JSON object")
-        found.append({**call, "type": "function", "function": {**function, "arguments": arguments}})
+        # Some templates write the function as it is: the name comes first.
+        function = {"name": function["name"], "arguments": arguments}
+        found.append({**call, "type": "function", "function": function})
+    return found
+
+
+def one_by_one(messages: Sequence[Message]) -> list[Message]:
+    """(Checked) messages with at most one call in each, followed by its result.
+
+    Templates of Llama 3 refuse several calls in a message, though its models write them.
+    """
+    found: list[Message] = []
+    at = 0
+    while at < len(messages):
+        message, at = messages[at], at + 1
+        if "tool_calls" not in message:
+            found.append(message)
+            continue
+        results: dict[str | None, list[Message]] = {}
+        while at < len(messages) and messages[at]["role"] == "tool":
+            results.setdefault(_id(messages[at]), []).append(messages[at])
+            at += 1
+        for i, call in enumerate(message["tool_calls"]):
+            content = "" if i else message["content"]
+            found.append({**message, "content": content, "tool_calls": [call]})
+            found += results.pop(call.get("id"), [])
+        found += [result for rest in results.values() for result in rest]
+    return found
+
+
+def _id(message: Message) -> str | None:
+    found = message.get("tool_call_id")
+    return found if isinstance(found, str) else None
+
+
+def with_short_ids(messages: Sequence[Message]) -> list[Message]:
+    """(Checked) messages whose calls have ids of 9 letters and digits: templates of Mistral refuse
+    others, which chats that another server began have."""
+
+    def short(given: object) -> str:
+        if isinstance(given, str) and re.fullmatch("[A-Za-z0-9]{9}", given):
+            return given
+        return hashlib.sha256(str(given).encode("utf-8", "surrogatepass")).hexdigest()[:9]
+
+    found = []
+    for message in messages:
+        if calls := message.get("tool_calls"):
+            calls = [{**call, "id": short(call.get("id"))} for call in calls]
+            message = {**message, "tool_calls": calls}
+        elif message["role"] == "tool":
+            message = {**message, "tool_call_id": short(message.get("tool_call_id"))}
+        found.append(message)
     return found
 
 
@@ -60,25 +115,27 @@ def without_tools(
     the assistant, and results a message of the user.
     """
     found: list[dict[str, Any]] = []
-    after_result = False
+    results: list[str] = []  # of the last messages
     for message in messages:
         role, text = message["role"], message["content"]
         if role == "tool":
-            text = f"<tool_response>\n{text}\n</tool_response>"
-            if after_result:
-                found[-1]["content"] += f"\n{text}"
-            else:
-                found.append({"role": "user", "content": text})
-        else:
-            calls = [_written(call["function"]) for call in message.get("tool_calls", ())]
-            text = "\n".join([text, *calls] if text else calls) if calls else text
-            kept = {key: value for key, value in message.items() if key != "tool_calls"}
-            found.append({**kept, "content": text})
-        after_result = role == "tool"
+            results.append(f"<tool_response>\n{text}\n</tool_response>")
+            continue
+        found += _of_user(results)
+        results = []
+        calls = [_written(call["function"]) for call in message.get("tool_calls", ())]
+        kept = {key: value for key, value in message.items() if key != "tool_calls"}
+        text = "\n".join([text, *calls] if text else calls) if calls else text
+        found.append({**kept, "content": text})
+    found += _of_user(results)
     if request is not None:
         tools = "\n".join(json.dumps(tool.as_dict(), ensure_ascii=False) for tool in request.tools)
         _introduce(found, _INTRODUCTION.format(tools=tools), system)
     return found
+
+
+def _of_user(results: list[str]) -> list[dict[str, Any]]:
+    return [{"role": "user", "content": "\n".join(results)}] if results else []
 
 
 def _introduce(messages: list[dict[str, Any]], text: str, system: bool) -> None:

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from .definitions import Tool, ToolRequest
+from .history import one_by_one, with_short_ids
 
 MAX_FORCED = 8  # calls in an answer that must call: a weak model would never stop by itself
 
@@ -52,6 +53,8 @@ class Style:
     before: str = ""
     between: str | None = None  # None: a forced answer has one call
     after: str = ""
+    # What templates want of earlier messages (see chat.check_messages).
+    history: Callable[[list[dict[str, Any]]], list[dict[str, Any]]] = list
     new_id: Callable[[], str] = _long_id
 
     def forced(self, request: ToolRequest) -> dict[str, Any]:
@@ -93,6 +96,7 @@ LLAMA_3 = Style(
     control=("<|python_tag|>",),
     call=_with_key("parameters"),
     bare=True,
+    history=one_by_one,
 )
 MISTRAL = Style(
     name="mistral",
@@ -103,6 +107,7 @@ MISTRAL = Style(
     before="[",
     between=", ",
     after="]",
+    history=with_short_ids,
     new_id=_short_id,
 )
 MISTRAL_ARGS = Style(
@@ -112,6 +117,7 @@ MISTRAL_ARGS = Style(
     call=lambda tool: (f"{tool.name}[ARGS]", ""),
     begin="[TOOL_CALLS]",
     between="[TOOL_CALLS]",
+    history=with_short_ids,
     new_id=_short_id,
 )
 STYLES = {style.name: style for style in (HERMES, LLAMA_3, MISTRAL, MISTRAL_ARGS)}
@@ -122,8 +128,9 @@ def style_of(template: str) -> Style | None:
     if not re.search(r"\btools\b", template):
         return None
     if "<tool_call>" in template:
-        # Some templates write XML inside the marker, which is not read here.
-        return None if "<function=" in template else HERMES
+        # Others have XML inside the marker, which is not read here.
+        json_inside = re.search(r'"name\\?"', template) and "<function=" not in template
+        return HERMES if json_inside else None
     if "[TOOL_CALLS]" in template:
         return MISTRAL_ARGS if "[ARGS]" in template else MISTRAL
     if "<|python_tag|>" in template:
