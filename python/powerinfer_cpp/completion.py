@@ -161,77 +161,92 @@ class CompletionDicts:
     """Makes the dicts of one completion, all with the same id, time and model name.
 
     data: bytes of tokens, for the logprobs; None: no logprobs. echo: the prompt, which comes first,
-    and its choices.
+    and its choices. head: that of the first text, if a prompt has several. index: which one it is.
     """
 
-    def __init__(self, model: str, data: TokenBytes | None, echo: tuple[str, list[Placed]]):
-        self._head = {
+    def __init__(
+        self,
+        model: str,
+        data: TokenBytes | None,
+        echo: tuple[str, list[Placed]] = ("", []),
+        head: dict[str, Any] | None = None,
+        index: int = 0,
+    ):
+        self.head = head or {
             "id": f"cmpl-{uuid.uuid4()}",
             "object": "text_completion",
             "created": int(time.time()),
             "model": model,
         }
-        self._data, self._echo = data, echo
+        self._data, self._echo, self._index = data, echo, index
 
-    def stream(self, parts: Iterable[Piece]) -> Iterator[Any]:
-        """A dict per piece; with echo, a dict for the prompt before them."""
-        if self._echo[0]:
-            yield self._dict(*self._echo, None)
-        for part in parts:
-            yield self._dict(part.text, part.placed, part.reason)
+    def begin(self) -> list[Any]:
+        """What a stream sends before the first piece: with echo, a dict for the prompt."""
+        return [self._dict(*self._echo, None)] if self._echo[0] else []
 
-    def whole(self, parts: Iterable[Piece], n_prompt: int) -> Any:
-        """One dict for all pieces, with token counts."""
-        every = list(parts)
+    def push(self, part: Piece) -> list[Any]:
+        """What a stream sends for a piece."""
+        return [self._dict(part.text, part.placed, part.reason)]
+
+    def choice(self, every: Sequence[Piece]) -> dict[str, Any]:
+        """The choice that all pieces make."""
         text = self._echo[0] + "".join(part.text for part in every)
         placed = self._echo[1] + [placed for part in every for placed in part.placed]
-        found = self._dict(text, placed, every[-1].reason)
-        return {**found, "usage": usage(n_prompt, every[-1].n_tokens)}
+        return self._choice(text, placed, every[-1].reason)
+
+    def _choice(self, text: str, placed: list[Placed], reason: str | None) -> dict[str, Any]:
+        logprobs = completion_logprobs(placed, self._data) if self._data else None
+        return {"text": text, "index": self._index, "logprobs": logprobs, "finish_reason": reason}
 
     def _dict(self, text: str, placed: list[Placed], reason: str | None) -> dict[str, Any]:
-        logprobs = completion_logprobs(placed, self._data) if self._data else None
-        choice = {"text": text, "index": 0, "logprobs": logprobs, "finish_reason": reason}
-        return {**self._head, "choices": [choice]}
+        return {**self.head, "choices": [self._choice(text, placed, reason)]}
 
 
 class ChatDicts:
-    """Makes the dicts of one answer in a chat; data: as for CompletionDicts.
+    """Makes the dicts of one answer in a chat; arguments as for CompletionDicts.
 
     parser: finds calls of tools in the text; None: the text is the answer.
     """
 
-    def __init__(self, model: str, data: TokenBytes | None, parser: tools.ToolParser | None = None):
-        self._head = {"id": f"chatcmpl-{uuid.uuid4()}", "created": int(time.time())}
-        self._head["model"] = model
-        self._data, self._parser = data, parser
+    def __init__(
+        self,
+        model: str,
+        data: TokenBytes | None,
+        parser: tools.ToolParser | None = None,
+        head: dict[str, Any] | None = None,
+        index: int = 0,
+    ):
+        self.head = head or {
+            "id": f"chatcmpl-{uuid.uuid4()}",
+            "object": "chat.completion",
+            "created": int(time.time()),
+            "model": model,
+        }
+        self._data, self._parser, self._index = data, parser, index
 
-    def stream(self, parts: Iterable[Piece]) -> Iterator[Any]:
-        """The role, then the pieces of the answer, then the reason of the end."""
-        yield self._chunk({"role": "assistant"}, [], None)
-        for part in parts:
-            placed = part.placed
-            for delta in tools.deltas(self._events(part)):
-                yield self._chunk(delta, placed, None)
-                placed = []
-            if placed:  # the text of these tokens is held back, or is no content
-                yield self._chunk({"content": ""}, placed, None)
-            if part.reason:
-                yield self._chunk({}, [], self._reason(part.reason))
+    def begin(self) -> list[Any]:
+        """What a stream sends before the first piece: the role."""
+        return [self._chunk({"role": "assistant"}, [], None)]
 
-    def whole(self, parts: Iterable[Piece], n_prompt: int) -> Any:
-        """One dict for the answer, with token counts."""
-        every = list(parts)
-        choice = {
-            "index": 0,
+    def push(self, part: Piece) -> list[Any]:
+        """What a stream sends for a piece: its text, and at last the reason of the end."""
+        found, placed = [], part.placed
+        for delta in tools.deltas(self._events(part)):
+            found.append(self._chunk(delta, placed, None))
+            placed = []
+        if placed:  # the text of these tokens is held back, or is no content
+            found.append(self._chunk({"content": ""}, placed, None))
+        if part.reason:
+            found.append(self._chunk({}, [], self._reason(part.reason)))
+        return found
+
+    def choice(self, every: Sequence[Piece]) -> dict[str, Any]:
+        """The choice that all pieces make."""
+        return {
+            "index": self._index,
             "message": tools.message(event for part in every for event in self._events(part)),
             "logprobs": self._logprobs([placed for part in every for placed in part.placed]),
             "finish_reason": self._reason(every[-1].reason),
-        }
-        return {
-            **self._head,
-            "object": "chat.completion",
-            "choices": [choice],
-            "usage": usage(n_prompt, every[-1].n_tokens),
         }
 
     def _events(self, part: Piece) -> list[tools.Event]:
@@ -239,8 +254,8 @@ class ChatDicts:
             return [tools.Content(part.text)] if part.text else []
         return self._parser.push(part.text) + (self._parser.finish() if part.reason else [])
 
-    def _reason(self, reason: str) -> str:
-        return reason if self._parser is None else self._parser.reason(reason)
+    def _reason(self, reason: str | None) -> str | None:
+        return reason if self._parser is None or reason is None else self._parser.reason(reason)
 
     def _logprobs(self, placed: list[Placed]) -> dict[str, Any] | None:
         return chat_logprobs(placed, self._data) if self._data else None
@@ -249,8 +264,31 @@ class ChatDicts:
         self, delta: dict[str, Any], placed: list[Placed], reason: str | None
     ) -> dict[str, Any]:
         logprobs = self._logprobs(placed) if placed else None
-        choice = {"index": 0, "delta": delta, "logprobs": logprobs, "finish_reason": reason}
-        return {**self._head, "object": "chat.completion.chunk", "choices": [choice]}
+        choice = {
+            "index": self._index,
+            "delta": delta,
+            "logprobs": logprobs,
+            "finish_reason": reason,
+        }
+        return {**self.head, "object": "chat.completion.chunk", "choices": [choice]}
+
+
+# Makes the dicts of one text.
+Dicts = CompletionDicts | ChatDicts
+
+
+def stream(dicts: Dicts, parts: Iterable[Piece]) -> Iterator[Any]:
+    """The dicts of a text as it is written."""
+    yield from dicts.begin()
+    for part in parts:
+        yield from dicts.push(part)
+
+
+def whole(dicts: Dicts, parts: Iterable[Piece], n_prompt: int) -> Any:
+    """One dict for all pieces of a text, with token counts."""
+    every = list(parts)
+    counts = usage(n_prompt, every[-1].n_tokens)
+    return {**dicts.head, "choices": [dicts.choice(every)], "usage": counts}
 
 
 def usage(n_prompt: int, n_completion: int) -> dict[str, int]:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal, overload
 
 import numpy as np
 
-from . import chat, hub, options
+from . import chat, completion, hub, options
 from .answers import (
     ChatChunk,
     ChatCompletion,
@@ -165,9 +165,9 @@ class Llama(LlamaCore):
         named = None if logprobs is None else self._name_bytes
         dicts = CompletionDicts(model or self.model_path, named, (text if echo else "", read))
         if stream:
-            return dicts.stream(parts)
+            return completion.stream(dicts, parts)
         with self._lock:
-            return dicts.whole(parts, len(ids))
+            return completion.whole(dicts, parts, len(ids))
 
     __call__ = create_completion
 
@@ -264,9 +264,9 @@ class Llama(LlamaCore):
         named = None if n_top is None else self._name_bytes
         dicts = ChatDicts(model or self.model_path, named, turn.parser)
         if stream:
-            return dicts.stream(parts)
+            return completion.stream(dicts, parts)
         with self._lock:
-            return dicts.whole(parts, len(ids))
+            return completion.whole(dicts, parts, len(ids))
 
     def create_chat_completion_openai_v1(self, *args: Any, **kwargs: Any) -> Any:
         """create_chat_completion with the classes of the package openai.

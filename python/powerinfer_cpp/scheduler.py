@@ -8,7 +8,7 @@ then chooses tokens. What a text becomes depends on its own prompt, parameters a
 import itertools
 import time
 from collections import OrderedDict, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -41,7 +41,8 @@ class Request:
     many texts, text i with the seed + i. processors: makes what changes the logits of one text; or
     None. n_top: number of likely tokens whose log-probabilities are recorded; None: none. echo:
     records those of the prompt, too. offset: characters of the prompt, for the offsets of recorded
-    tokens. owner: whose prefixes may be used, and who waits in one queue.
+    tokens. shown: bytes of control tokens that are part of the text. owner: whose prefixes may be
+    used, and who waits in one queue.
     """
 
     ids: Sequence[int]
@@ -55,6 +56,7 @@ class Request:
     echo: bool = False
     offset: int = 0
     with_end: bool = False
+    shown: Mapping[int, bytes] = field(default_factory=dict)
     owner: str = ""
 
 
@@ -402,7 +404,8 @@ class Scheduler:
         if of.limit == 0:  # only the prompt was asked for
             return self._end(text, Piece("", "length", 0))
         text.fresh.append(token)
-        piece = text.writer.push(self._text(token), record)
+        data = of.shown[token] if token in of.shown else self._text(token)
+        piece = text.writer.push(data, record)
         ticket.n_tokens += 1
         if piece is not None and piece.reason:
             return self._end(text, piece)

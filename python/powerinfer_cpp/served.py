@@ -71,10 +71,12 @@ class ServedModel(Llama):
         echo: bool = False,
         grammar: LlamaGrammar | None = None,
         logit_bias: Mapping[int | str, float] | None = None,
+        shown: Mapping[str, int] | None = None,
         owner: str = "",
     ) -> Request:
-        """A request for the engine; arguments as for `create_completion`, but max_tokens=0 asks for
-        the prompt alone. Raises what that raises for bad values."""
+        """A request for the engine; arguments as for `create_completion`, but max_tokens=0 with
+        echo asks for the prompt alone. shown: control tokens that are part of the text. Raises what
+        that raises for bad values."""
         ids = self._prompt_ids(prompt)
         limit = 0 if max_tokens == 0 and echo else self._limit(ids, max_tokens)
         makes = None
@@ -96,6 +98,7 @@ class ServedModel(Llama):
             echo=echo and logprobs is not None,
             offset=len(self._prompt_text(prompt)) if logprobs is not None else 0,
             with_end=echo,
+            shown={token: text.encode("utf-8") for text, token in (shown or {}).items()},
             owner=owner,
         )
 

@@ -1,0 +1,61 @@
+"""Errors as clients get them: a status, and OpenAI's or Anthropic's body."""
+
+from typing import Any
+
+from ..engine import EngineDead
+from ..errors import ContextOverflowError, ModelFormatError, OutOfMemoryError
+from ..scheduler import QueueFull
+
+_OPENAI = {
+    400: "invalid_request_error",
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    405: "invalid_request_error",
+    408: "invalid_request_error",
+    413: "invalid_request_error",
+    429: "rate_limit_error",
+    501: "not_supported_error",
+    503: "unavailable_error",
+}
+_ANTHROPIC = _OPENAI | {413: "request_too_large", 503: "overloaded_error"}
+
+
+class Refusal(Exception):
+    """A request that is not served. param: the field that is wrong."""
+
+    def __init__(
+        self, status: int, message: str, param: str | None = None, code: str | None = None
+    ):
+        super().__init__(message)
+        self.status, self.message, self.param, self.code = status, message, param, code
+
+    def openai(self) -> dict[str, Any]:
+        """The body in OpenAI's shape."""
+        kind = _OPENAI.get(self.status, "server_error")
+        of = {"message": self.message, "type": kind, "param": self.param, "code": self.code}
+        return {"error": of}
+
+    def anthropic(self) -> dict[str, Any]:
+        """The body in Anthropic's shape."""
+        kind = _ANTHROPIC.get(self.status, "api_error")
+        return {"type": "error", "error": {"type": kind, "message": self.message}}
+
+
+def refusal_of(error: BaseException) -> Refusal:
+    """What a client is told about an error: of faults of the server only their kind."""
+    if isinstance(error, Refusal):
+        return error
+    if isinstance(error, ContextOverflowError):
+        return Refusal(400, str(error), code="context_length_exceeded")
+    if isinstance(error, QueueFull):
+        return Refusal(429, f"the server is busy: {error}")
+    if isinstance(error, EngineDead):
+        return Refusal(500, "the engine has stopped: the server must be restarted")
+    if isinstance(error, RecursionError):
+        return Refusal(400, "the body is nested too deeply")
+    if isinstance(error, ValueError) and not isinstance(error, ModelFormatError | UnicodeError):
+        return Refusal(400, str(error))
+    if isinstance(error, OutOfMemoryError):
+        return Refusal(503, "the server has no memory left for this request")
+    return Refusal(500, f"the server failed ({type(error).__name__})")

@@ -1,0 +1,158 @@
+"""Guards before any request is served: who asks, from which page, and how much."""
+
+import hmac
+import ipaddress
+import re
+from typing import Any
+from urllib.parse import urlsplit
+
+import anyio
+import msgspec
+from starlette.datastructures import Headers
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from .errors import Refusal
+from .settings import Settings
+
+OPEN_PATHS = ("/", "/health", "/v1/health")  # and those of the page: no key is needed
+_STRING = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"?', re.DOTALL)
+_BRACKETS = re.compile(rb"[\[\]{}]")
+
+
+class Guard:
+    """Refuses requests with a foreign Host or Origin, or without a key; adds security headers.
+
+    A page of another site can make a browser send requests here. Its Origin tells; and if its name
+    was bound to this machine's address (DNS rebinding), the Host does.
+    """
+
+    def __init__(self, app: ASGIApp, settings: Settings, is_page: Any):
+        self._app, self._settings, self._is_page = app, settings, is_page
+        self._keys = [key.encode("utf-8", "surrogateescape") for key in settings.api_keys]
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        headers = Headers(scope=scope)
+        origin = headers.get("origin")
+        try:
+            self._check_host(headers.get("host", ""))
+            self._check_origin(origin, headers.get("host", ""))
+            if scope["method"] == "OPTIONS":
+                await Response(status_code=204, headers=_preflight(origin))(scope, receive, send)
+                return
+            if scope["path"] not in OPEN_PATHS and not self._is_page(scope["path"]):
+                scope["owner"] = self._owner(headers)
+        except Refusal as refusal:
+            await refused(refusal, scope["path"])(scope, receive, send)
+            return
+
+        async def send_with_headers(message: Any) -> None:
+            if message["type"] == "http.response.start":
+                message["headers"] += _ALWAYS
+                if origin is not None:
+                    allowed = (b"access-control-allow-origin", origin.encode("latin-1"))
+                    message["headers"] += [allowed, (b"vary", b"Origin")]
+            await send(message)
+
+        await self._app(scope, receive, send_with_headers)
+
+    def _check_host(self, host: str) -> None:
+        name = _name_of(host)
+        if name in self._settings.hosts or "*" in self._settings.hosts:
+            return
+        if name == "localhost" or name.endswith(".localhost") or _is_address(name):
+            return
+        raise Refusal(
+            403, f"this server is not {name!r}: start it with --allowed-host to serve that"
+        )
+
+    def _check_origin(self, origin: str | None, host: str) -> None:
+        if origin is None or origin in self._settings.origins or "*" in self._settings.origins:
+            return
+        parts = urlsplit(origin)
+        if parts.netloc and parts.netloc.lower() == host.lower():
+            return
+        raise Refusal(403, "pages of another origin may not use this server (--allowed-origin)")
+
+    def _owner(self, headers: Headers) -> str:
+        """Whose request this is: the number of its key. Raises Refusal without one."""
+        if not self._keys:
+            return ""
+        given = headers.get("x-api-key") or ""
+        scheme, _, token = headers.get("authorization", "").partition(" ")
+        if scheme.lower() == "bearer":
+            given = token.strip()
+        # Headers come as latin-1; and all keys are compared, in constant time.
+        data = given.encode("latin-1", "replace")
+        equal = [hmac.compare_digest(data, key) for key in self._keys]
+        if not any(equal):
+            raise Refusal(401, "the API key is missing or wrong", code="invalid_api_key")
+        return f"key {equal.index(True)}"
+
+
+_ALWAYS = [(b"x-content-type-options", b"nosniff"), (b"referrer-policy", b"no-referrer")]
+
+
+def _preflight(origin: str | None) -> dict[str, str]:
+    return {
+        "access-control-allow-origin": origin or "",
+        "access-control-allow-methods": "GET, POST, OPTIONS",
+        "access-control-allow-headers": "authorization, content-type, x-api-key, anthropic-version",
+        "access-control-max-age": "600",
+        "vary": "Origin",
+    }
+
+
+def _name_of(host: str) -> str:
+    """The name in a header Host, without its port."""
+    if host.startswith("["):
+        return host[1:].partition("]")[0].lower()
+    return host.partition(":")[0].lower()
+
+
+def _is_address(name: str) -> bool:
+    try:
+        ipaddress.ip_address(name)
+    except ValueError:
+        return False
+    return True
+
+
+def refused(refusal: Refusal, path: str) -> Response:
+    """The response for a refusal, in the dialect of the path."""
+    anthropic = path.startswith("/v1/messages")
+    body = refusal.anthropic() if anthropic else refusal.openai()
+    headers = {"retry-after": "1"} if refusal.status in (429, 503) else {}
+    return Response(
+        msgspec.json.encode(body), refusal.status, headers, media_type="application/json"
+    )
+
+
+async def read_body(request: Request, settings: Settings) -> bytes:
+    """The body. Raises Refusal if it is too large, too slow or nested too deeply."""
+    body = bytearray()
+    try:
+        with anyio.fail_after(settings.body_seconds):
+            async for part in request.stream():
+                body += part
+                if len(body) > settings.max_body:
+                    raise Refusal(413, f"the body has more than {settings.max_body} bytes")
+    except TimeoutError:
+        raise Refusal(408, f"the body did not arrive in {settings.body_seconds:g} s") from None
+    except ClientDisconnect:
+        raise Refusal(400, "the client has gone") from None
+    _check_depth(bytes(body), settings.max_depth)
+    return bytes(body)
+
+
+def _check_depth(body: bytes, most: int) -> None:
+    """Raises Refusal for JSON that is nested too deeply for those who work on it later."""
+    depth = 0
+    for found in _BRACKETS.finditer(_STRING.sub(b"", body)):
+        depth += 1 if found[0] in b"[{" else -1
+        if depth > most:
+            raise Refusal(400, f"the body is nested more than {most} deep")

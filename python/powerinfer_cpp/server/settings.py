@@ -1,0 +1,28 @@
+"""What a server allows."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Limits of a server.
+
+    api_keys: whoever has none of them is refused; empty: anybody is served. hosts: names in the
+    header Host that are this server; empty: only loopback names and addresses. origins: of pages
+    that may use it, beside its own. Sizes are bytes, times seconds.
+    """
+
+    api_keys: tuple[str, ...] = ()
+    hosts: tuple[str, ...] = ()
+    origins: tuple[str, ...] = ()
+    max_body: int = 8 << 20
+    max_depth: int = 64  # of JSON
+    body_seconds: float = 30.0  # for a body to arrive
+    send_seconds: float = 30.0  # for a client to take what it was sent
+    header_seconds: float = 10.0
+    max_n: int = 64
+    max_stops: int = 32
+    max_stop_length: int = 1024
+    max_bias: int = 2048
+    max_top: int = 100  # likely tokens with log-probabilities
+    max_inputs: int = 2048  # of embeddings, or prompts of one request
