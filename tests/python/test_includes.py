@@ -17,7 +17,7 @@ SEARCHED = ("ggml/include", "ggml/src", "powerinfer_cpp/include", "powerinfer_cp
 SEES = {
     "ggml/include": ("ggml/include/",),
     "ggml/src": ("ggml/include/", "ggml/src/"),
-    "powerinfer_cpp/include": (),
+    "powerinfer_cpp/include": ("powerinfer_cpp/include/",),
     "powerinfer_cpp/src": ("powerinfer_cpp/src/", "powerinfer_cpp/include/", "ggml/include/ggml/"),
     "powerinfer_cpp/programs": ("powerinfer_cpp/programs/", "powerinfer_cpp/include/"),
     "tests/capi": ("tests/capi/", "powerinfer_cpp/include/"),
