@@ -229,7 +229,7 @@ struct pi_session_params {
     int32_t n_batch;         /* rows that one pi_eval_batch may take, 1..2^20 */
     int32_t n_ubatch;        /* rows computed at once, 1..n_batch (larger: n_batch) */
     int32_t n_logits;        /* rows per call whose results can be kept; 0: n_batch */
-    int32_t n_seq;           /* sequences, each with n_ctx positions, 1..256 */
+    int32_t n_seq;           /* sequences, each with up to n_ctx positions, 1..256 */
     int32_t n_threads;       /* for calls with one row, 0..512; 0: pi_default_threads() */
     int32_t n_threads_batch; /* for calls with several rows; 0: n_threads */
     uint32_t type_k;         /* GGUF type id of the KV cache: F32 (0), F16 (1) or Q8_0 (8) */
@@ -246,6 +246,10 @@ struct pi_session_params {
     void* log_data;
     bool stepwise; /* on a device: waits at each layer that CPU and device share, instead of one
                     * graph per row. The same results, for debuggers and profilers */
+    /* Positions of all sequences together, in pages of 64; 0, or more than n_seq * n_ctx: that.
+     * Sequences share a pool of pages, so that many of them need no room for n_ctx positions each.
+     */
+    int64_t n_kv;
 };
 
 /* Defaults: use_mmap, use_gpu_index, op_offload and bundle true; n_ctx, n_batch and n_ubatch 512,
@@ -367,6 +371,10 @@ pi_status pi_session_new(const pi_model* model, const pi_session_params* params,
 void pi_session_free(pi_session* session);
 int32_t pi_session_n_ctx(const pi_session* session);
 int32_t pi_session_n_batch(const pi_session* session);
+/* Positions in free pages of 64 of the pool (n_kv of pi_session_params). A sequence takes a page
+ * when it gets longer than a multiple of 64 positions, or continues in a page that it shares with
+ * others. */
+int64_t pi_session_free_positions(const pi_session* session);
 
 /* Rows to compute. Row i is token[i] at the next free position of sequence seq[i]. Rows of one
  * sequence are in the order of their positions. */

@@ -70,6 +70,10 @@ int32_t pi_session_n_batch(const pi_session* s) {
     return s->session.params.n_batch;
 }
 
+int64_t pi_session_free_positions(const pi_session* s) {
+    return s->session.free_positions();
+}
+
 pi_status pi_eval_batch(pi_session* s, const pi_batch* batch) {
     return guarded([&] {
         require(s && batch, "session and batch must not be NULL");

@@ -10,12 +10,12 @@ KvPages::KvPages(ggml::Carver& carver, const Config& c, const pi_session_params&
       head_dim_(c.head_dim),
       all_runs_(c.n_layer * 2 * c.n_head_kv),
       runs_(n_ram * 2 * c.n_head_kv),
-      run_bytes_(kKvPage * ggml::info(type_).size(c.head_dim)) {
-    const int64_t pages = kv_pages(p);
-    carver.take(memory_, {pages, runs_, run_bytes_});
-    carver.take(labels_, {pages});
-    carver.take(owners_, {pages});
-    carver.take(free_, {pages});
+      run_bytes_(kKvPage * ggml::info(type_).size(c.head_dim)),
+      n_pages_(kv_pages(p)) {
+    carver.take(memory_, {n_pages_, runs_, run_bytes_});
+    carver.take(labels_, {n_pages_});
+    carver.take(owners_, {n_pages_});
+    carver.take(free_, {n_pages_});
 }
 
 int32_t KvPages::take() {

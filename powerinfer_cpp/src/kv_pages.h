@@ -26,9 +26,9 @@ class DeviceKv {
     virtual void write_page(int32_t page, int64_t n, const uint8_t* from) = 0;
 };
 
-// Pages that n_seq sequences of n_ctx positions need that share none.
+// Pages of the pool that all sequences of a session share. params must be resolved.
 inline int64_t kv_pages(const pi_session_params& params) {
-    return params.n_seq * pages_of(params.n_ctx);
+    return pages_of(params.n_kv);
 }
 
 class KvPages {
@@ -46,12 +46,14 @@ class KvPages {
         int32_t token[kKvPage];
     };
 
-    // Returns a page with one owner. There are always enough pages for sequences of up to n_ctx
-    // positions.
+    // Returns a page with one owner. There must be a free one.
     int32_t take();
+    int64_t n_pages() const { return n_pages_; }
+    int64_t n_free() const { return n_pages_ - n_touched_ + n_free_; }
     void share(int32_t page) { owners_[page]++; }
     void give_back(int32_t page);
-    bool is_shared(int32_t page) const { return owners_[page] > 1; }
+    int32_t owners(int32_t page) const { return owners_[page]; }
+    bool is_shared(int32_t page) const { return owners(page) > 1; }
     // Copies the first n positions of a page and their labels.
     void copy(int32_t from, int32_t to, int64_t n) const;
 
@@ -69,13 +71,14 @@ class KvPages {
  private:
     ggml::DType type_ = ggml::DType::F16;
     int64_t n_head_kv_ = 0, head_dim_ = 0;
-    int64_t all_runs_ = 0;                // n_layer * 2 * n_head_kv
-    int64_t runs_ = 0, run_bytes_ = 0;    // n_ram * 2 * n_head_kv; bytes per head and page
-    uint8_t* memory_ = nullptr;           // [pages][n_ram][keys, values][n_head_kv][64][head_dim]
-    DeviceKv* device_ = nullptr;          // null: every layer is in RAM
-    Label* labels_ = nullptr;             // [pages]
-    int32_t* owners_ = nullptr;           // [pages]
-    int32_t* free_ = nullptr;             // [pages]: pages given back
+    int64_t all_runs_ = 0;              // n_layer * 2 * n_head_kv
+    int64_t runs_ = 0, run_bytes_ = 0;  // n_ram * 2 * n_head_kv; bytes per head and page
+    uint8_t* memory_ = nullptr;         // [pages][n_ram][keys, values][n_head_kv][64][head_dim]
+    DeviceKv* device_ = nullptr;        // null: every layer is in RAM
+    Label* labels_ = nullptr;           // [pages]
+    int32_t* owners_ = nullptr;         // [pages]
+    int32_t* free_ = nullptr;           // [pages]: pages given back
+    int64_t n_pages_ = 0;
     int64_t n_free_ = 0, n_touched_ = 0;  // pages >= n_touched_ were never used
 };
 

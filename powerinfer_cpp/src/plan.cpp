@@ -35,6 +35,9 @@ pi_session_params resolve_session_params(const Config& config, pi_session_params
     bound("n_threads_batch", p.n_threads_batch, 1, 512);
     if (p.n_logits == 0) p.n_logits = p.n_batch;
     bound("n_logits", p.n_logits, 1, 1 << 20);
+    bound("n_kv", p.n_kv, 0, INT64_MAX);
+    const int64_t all = p.n_seq * pages_of(p.n_ctx) * kKvPage;  // no sequence has to share
+    p.n_kv = p.n_kv ? std::min(p.n_kv, all) : all;
     p.n_ubatch = std::min(p.n_ubatch, p.n_batch);
     p.n_logits = std::min(p.n_logits, p.n_batch);
     bound("sparse", p.sparse, PI_SPARSE_AUTO, PI_SPARSE_PREDICTOR);

@@ -1,5 +1,7 @@
 #include "sequence.h"
 
+#include "ggml/status.h"
+
 namespace powerinfer {
 
 Sequences::Sequences(ggml::Carver& carver, const Config& config, const pi_session_params& p,
@@ -7,6 +9,42 @@ Sequences::Sequences(ggml::Carver& carver, const Config& config, const pi_sessio
     : kv_(carver, config, p, n_ram), n_seq_(p.n_seq), n_ctx_(p.n_ctx) {
     carver.take(length_, {p.n_seq});
     carver.take(pages_, {p.n_seq, pages_of(p.n_ctx)});
+}
+
+int64_t Sequences::pages_for(const int64_t* added) const {
+    const auto continues_in = [&](int32_t seq, int32_t page) {  // a page that it has begun
+        return added[seq] && length_[seq] % kKvPage && pages(seq)[length_[seq] / kKvPage] == page;
+    };
+    int64_t n = 0;
+    for (int32_t i = 0; i < n_seq_; i++) {
+        if (!added[i]) continue;
+        n += pages_of(length_[i] + added[i]) - pages_of(length_[i]);
+        if (length_[i] % kKvPage == 0) continue;
+        const int32_t page = pages(i)[length_[i] / kKvPage];
+        if (!kv_.is_shared(page)) continue;
+        // The last owner keeps the page, the others copy it.
+        int32_t copies = 1;
+        for (int32_t j = 0; j < i; j++) copies += continues_in(j, page);
+        n += copies < kv_.owners(page);
+    }
+    return n;
+}
+
+int64_t Sequences::own_pages(int32_t seq) const {
+    int64_t n = 0;
+    for (int64_t i = 0; i < pages_of(length_[seq]); i++) n += !kv_.is_shared(pages(seq)[i]);
+    return n;
+}
+
+void Sequences::require_pages(const char* what, int64_t n, int64_t returned) const {
+    const int64_t free = free_pages() + returned;
+    if (n <= free) return;
+    throw ggml::Error(
+        ggml::Code::context,
+        ggml::format("%s would take %lld positions of the pool that all sequences share, in whole "
+                     "pages; %lld of its %lld are free (n_kv)",
+                     what, (long long)(n * kKvPage), (long long)(free * kKvPage),
+                     (long long)(kv_.n_pages() * kKvPage)));
 }
 
 ggml::KvSlot Sequences::append(int32_t seq, int32_t token, bool generated) {

@@ -8,8 +8,8 @@ namespace powerinfer {
 class Sequences {
  public:
     Sequences() = default;
-    // params must be resolved. Makes n_seq empty sequences of up to n_ctx positions. RAM has the
-    // keys and values of the first n_ram layers.
+    // params must be resolved. Makes n_seq empty sequences of up to n_ctx positions, of which the
+    // pages of all may be fewer. RAM has the keys and values of the first n_ram layers.
     Sequences(ggml::Carver& carver, const Config& config, const pi_session_params& params,
               int64_t n_ram);
     void attach(DeviceKv* device) { kv_.attach(device); }
@@ -21,8 +21,17 @@ class Sequences {
     // Pages of a sequence: page i holds the 64 positions from 64 i on.
     const int32_t* pages(int32_t seq) const { return pages_ + seq * pages_of(n_ctx_); }
 
+    int64_t free_pages() const { return kv_.n_free(); }
+    // Pages that it takes to append added[i] positions to each sequence i: new ones, and copies of
+    // pages that sequences share.
+    int64_t pages_for(const int64_t* added) const;
+    // Pages that emptying a sequence would give back: those that no other one shares.
+    int64_t own_pages(int32_t seq) const;
+    // Throws Error(context) if `what` takes more than the free pages and `returned` ones.
+    void require_pages(const char* what, int64_t n, int64_t returned) const;
+
     // Appends a position and returns the place of its keys and values. A page shared with other
-    // sequences is copied first. Requires length(seq) < n_ctx().
+    // sequences is copied first. Requires length(seq) < n_ctx(), and free pages (pages_for).
     ggml::KvSlot append(int32_t seq, int32_t token, bool generated);
     // Drops the positions from n on, 0 <= n <= length(seq).
     void truncate(int32_t seq, int64_t n);

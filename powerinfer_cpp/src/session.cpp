@@ -149,6 +149,7 @@ void Session::check(const pi_batch& b) const {
                                               (long long)n, params.n_ctx));
         }
     }
+    sequences_.require_pages("these rows", sequences_.pages_for(added.data()), 0);
 }
 
 int32_t Session::rows_at_once(int32_t n, uint64_t& bytes) const {

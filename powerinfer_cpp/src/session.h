@@ -24,7 +24,8 @@ class Session {
     Session(std::shared_ptr<const Model> model, const pi_session_params& params);
 
     // Computes rows, see pi_eval_batch in powerinfer.h. Throws Error(argument | context |
-    // cancelled); then the sequences are as before.
+    // cancelled); then the sequences are as before. Whether the pages suffice is known before
+    // anything is computed.
     void eval(const pi_batch& batch);
     // Logits or embedding of a row of the last eval. Throws Error(argument) if it was not kept.
     const float* result(int32_t row) const;
@@ -32,6 +33,8 @@ class Session {
     // Operations on sequences. Each throws Error(argument) if the sequence or the positions do not
     // exist.
     int64_t length(int32_t seq) const;
+    // Positions that fit the pages which no sequence has.
+    int64_t free_positions() const { return sequences_.free_pages() * kKvPage; }
     void truncate(int32_t seq, int64_t n);
     void copy(int32_t from, int32_t to, int64_t n);
     // The number of leading positions that equal what these n rows would give in an empty sequence.

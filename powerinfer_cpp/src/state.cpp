@@ -146,6 +146,7 @@ void load_state(Session& s, int32_t seq, const uint8_t* data, uint64_t size) {
     const uint8_t* tokens = data + sizeof(header);
     const uint8_t* flags = tokens + header.length * int64_t(sizeof(int32_t));
     Sequences& sequences = s.sequences();
+    sequences.require_pages("the state", pages_of(header.length), sequences.own_pages(seq));
     sequences.truncate(seq, 0);
     for (int64_t i = 0; i < header.length; i++) {
         sequences.append(seq, token_at(tokens, i), flags[i / 8] >> i % 8 & 1);

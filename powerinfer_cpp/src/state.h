@@ -11,7 +11,7 @@ uint64_t state_size(const Session& session, int32_t seq);
 void save_state(const Session& session, int32_t seq, uint8_t* out);
 // Replaces a sequence by a saved one. Throws Error(format) if the bytes are not a state of this
 // model and KV type or this session would compute its positions differently, Error(context) if it
-// has more positions than the context. After these errors the sequence is
+// has more positions than the context or than are free. After these errors the sequence is
 // unchanged. Throws Error(device) and leaves it empty if the device fails.
 void load_state(Session& session, int32_t seq, const uint8_t* data, uint64_t size);
 

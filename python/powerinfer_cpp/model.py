@@ -506,20 +506,31 @@ class Session:
             found.append(OpTime(part, op, times.calls, times.seconds, times.n_bytes))
         return found
 
-    def length(self) -> int:
-        """Number of positions of sequence 0."""
-        return lib.pi_sequence_length(self.handle, 0)
+    def length(self, sequence: int = 0) -> int:
+        """Number of positions of a sequence."""
+        return lib.pi_sequence_length(self.handle, sequence)
+
+    def free_positions(self) -> int:
+        """Positions in free pages of 64, of the pool that all sequences share."""
+        return lib.pi_session_free_positions(self.handle)
 
     def truncate(self, n: int, sequence: int = 0) -> None:
         """Drops every position of a sequence from n on."""
         check(lib.pi_sequence_truncate(self.handle, sequence, n))
 
-    def match(self, tokens: np.ndarray, generated: np.ndarray | None = None) -> int:
-        """Number of leading positions of sequence 0 that equal the result of computing int32
+    def copy(self, source: int, target: int, n: int) -> None:
+        """Replaces a sequence by the first n positions of another one. They share memory until one
+        of them continues."""
+        check(lib.pi_sequence_copy(self.handle, source, target, n))
+
+    def match(
+        self, tokens: np.ndarray, generated: np.ndarray | None = None, sequence: int = 0
+    ) -> int:
+        """Number of leading positions of a sequence that equal the result of computing int32
         tokens [n]. generated: bool [n]; None: all are prompt."""
         same = ffi.new("int32_t *")
         ids, flags = _array("int32_t[]", tokens), _array("bool[]", generated)
-        check(lib.pi_sequence_match(self.handle, 0, ids, flags, len(tokens), same))
+        check(lib.pi_sequence_match(self.handle, sequence, ids, flags, len(tokens), same))
         return same[0]
 
 

@@ -545,8 +545,8 @@ static void test_tokenizer(const pi_model* m) {
 
 /* Each parameter out of its range: plans and sessions refuse it and name it. */
 static void test_session_params(const pi_model* m) {
-    pi_session_params p[22];
-    const char* names[22];
+    pi_session_params p[24];
+    const char* names[24];
     int n = 0;
 #define BAD(field, value) \
     (p[n] = pi_session_default_params(), p[n].field = (value), names[n++] = #field)
@@ -563,6 +563,8 @@ static void test_session_params(const pi_model* m) {
     BAD(n_seq, 0);
     BAD(n_seq, -1);
     BAD(n_seq, 257);
+    BAD(n_kv, -1);
+    BAD(n_kv, INT64_MIN);
     BAD(n_threads, -1);
     BAD(n_threads, 513);
     BAD(n_threads_batch, -1);

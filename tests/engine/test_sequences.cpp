@@ -3,6 +3,7 @@
 // models are mostly wrong, so a row masked or unmasked by mistake changes the result.
 #include <algorithm>
 #include <functional>
+#include <map>
 
 #include "engine/sessions.h"
 #include "state.h"
@@ -139,25 +140,72 @@ void test_copy(const Shape& shape) {
     CHECK_THROWS(argument, session.copy(0, 1, -1));
 }
 
-// Random copies and texts; pages never run out.
-void test_pages_come_back() {
+// The pages that n sequences have, each with the number of those that have it.
+std::map<int32_t, int64_t> owned(const Session& session) {
+    std::map<int32_t, int64_t> owners;
+    const Sequences& all = session.sequences();
+    for (int32_t s = 0; s < all.count(); s++) {
+        for (int64_t i = 0; i < pages_of(all.length(s)); i++) owners[all.pages(s)[i]]++;
+    }
+    return owners;
+}
+
+// Pages that appending rows to these sequences takes, counted by their pages.
+int64_t needed(const Session& session, const std::vector<int32_t>& seqs) {
+    std::map<int32_t, int64_t> rows, continued;
+    for (int32_t s : seqs) rows[s]++;
+    int64_t n = 0;
+    for (const auto& [s, added] : rows) {
+        const int64_t length = session.length(s);
+        n += pages_of(length + added) - pages_of(length);
+        if (length % kKvPage) continued[session.sequences().pages(s)[length / kKvPage]]++;
+    }
+    const auto owners = owned(session);
+    for (const auto& [page, by] : continued) n += std::min(by, owners.at(page) - 1);
+    return n;
+}
+
+// Random copies and texts, in a pool of some pages. It runs out when it must: never if it has three
+// pages per sequence (0: as many).
+void test_pages_come_back(int64_t n_pages) {
     const auto model = load(tiny::describe(predicted_shapes()[0]));
     pi_session_params params = with_mode(PI_SPARSE_AUTO);
-    params.n_seq = 4, params.n_ctx = 130;  // three pages each
+    params.n_seq = 4, params.n_ctx = 130;
+    params.n_kv = n_pages * kKvPage;
     Session session(model, params);
+    if (n_pages == 0) n_pages = 12;
+    CHECK(session.free_positions() == n_pages * kKvPage);
     std::vector<Tokens> held(4);
     std::mt19937 rng(1);
+    int refused = 0;
     for (int step = 0; step < 400; step++) {
         const int32_t from = int32_t(rng() % 4), to = int32_t(rng() % 4);
         Tokens& seq = held[size_t(from)];
         const size_t cut = rng() % (seq.size() + 1);
         switch (rng() % 3) {
-            case 0: {
-                const Tokens more = random_tokens(rng() % 40, uint32_t(step));
-                if (more.empty() || seq.size() + more.size() > 130) break;
-                const std::vector<int32_t> seqs(more.size(), from);
+            case 0: {  // all sequences continue, or one does
+                Tokens more;
+                std::vector<int32_t> seqs;
+                for (int32_t s = 0; s < 4; s++) {
+                    const size_t n = s == from || step % 2 ? rng() % 24 : 0;
+                    if (held[size_t(s)].size() + n > 130) continue;
+                    const Tokens here = random_tokens(n, uint32_t(step + s));
+                    more.insert(more.end(), here.begin(), here.end());
+                    seqs.insert(seqs.end(), n, s);
+                }
+                if (more.empty()) break;
+                const int64_t free = session.free_positions(), takes = needed(session, seqs);
+                if (takes * kKvPage > free) {
+                    refused++;
+                    CHECK_THROWS(context, eval(session, more, {seqs.data()}));
+                    CHECK(session.free_positions() == free);
+                    break;
+                }
                 eval(session, more, {seqs.data()});
-                seq.insert(seq.end(), more.begin(), more.end());
+                CHECK(session.free_positions() == free - takes * kKvPage);
+                for (size_t i = 0; i < more.size(); i++) {
+                    held[size_t(seqs[i])].push_back(more[i]);
+                }
                 break;
             }
             case 1:
@@ -168,16 +216,20 @@ void test_pages_come_back() {
                 session.truncate(from, int64_t(cut));
                 seq.resize(cut);
         }
+        const auto owners = owned(session);
+        CHECK(session.free_positions() == (n_pages - int64_t(owners.size())) * kKvPage);
+        CHECK(owners.empty() || (owners.begin()->first >= 0 && owners.rbegin()->first < n_pages));
     }
+    CHECK((refused > 0) == (n_pages < 12));
     for (int32_t s = 0; s < 4; s++) {
         const Tokens& seq = held[size_t(s)];
         CHECK(session.length(s) == int64_t(seq.size()));
         CHECK(session.match(s, seq.data(), nullptr, int64_t(seq.size())) == int64_t(seq.size()));
         Session fresh(model, params);
-        if (seq.empty() || seq.size() == 130) continue;
+        const std::vector<int32_t> where = {s};
+        if (seq.empty() || seq.size() == 130 || n_pages < 12) continue;
         eval(fresh, seq);
         Floats a, b;
-        const std::vector<int32_t> where = {s};
         eval(session, {7}, {where.data()});
         eval(fresh, {7});
         append_logits(session, 0, a);
@@ -352,7 +404,7 @@ int main() {
         test_state(shape);
     }
     test_match();
-    test_pages_come_back();
+    for (const int64_t n_pages : {0, 12, 5, 2}) test_pages_come_back(n_pages);
     test_failed_call();
     test_long_context();
     test_audit();

@@ -205,13 +205,16 @@ void test_figures() {
     CHECK(per_layer + per_row / uint64_t(large.n_layer) <= 48 << 10);
 }
 
-// More than a page of positions: shared, copied, saved on the device and loaded on the CPU.
+// More than a page of positions: shared, copied, saved on the device and loaded on the CPU. The
+// pool has just enough pages.
 void test_pages() {
     Split split;
     const Tokens tokens = random_tokens(75, 2);
     const auto whole = load(split.path);
     const Floats expected = logits(whole, tokens, split.params);
-    Session session(split.model, split.params);
+    pi_session_params pool = split.params;
+    pool.n_kv = 192;
+    Session session(split.model, pool);
     const Floats got = logits(session, tokens);
     CHECK(distance(got, expected) < 1e-5);
     const int64_t vocab = whole->config.n_vocab;
@@ -219,6 +222,7 @@ void test_pages() {
     const Floats end(got.end() - 5 * vocab, got.end());
 
     // The copy writes into a page that both have.
+    CHECK(session.free_positions() == 64);
     session.copy(0, 1, 70);
     CHECK(same(logits(session, rest, 96, SIZE_MAX, 1), end));
     session.truncate(0, 70);
@@ -232,6 +236,9 @@ void test_pages() {
     CHECK(distance(logits(cpu, rest), end) < 1e-5);
     // And back.
     save_state(cpu, 0, state.data());
+    CHECK_THROWS(context, load_state(session, 1, state.data(), state.size()));
+    CHECK(session.length(1) == 75);
+    session.truncate(0, 0);
     load_state(session, 1, state.data(), state.size());
     session.truncate(1, 70);
     CHECK(distance(logits(session, rest, 96, SIZE_MAX, 1), end) < 1e-5);

@@ -1,0 +1,52 @@
+"""Sequences of a session in Python: shared pages, and the pool that they come from."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from powerinfer_cpp.errors import ContextOverflowError
+from powerinfer_cpp.model import Model, Session
+
+MODEL = Path(__file__).resolve().parents[2] / "models" / "stories-relu.Q8_0.gguf"
+
+
+@pytest.fixture(scope="module")
+def model() -> Model:
+    return Model(str(MODEL))
+
+
+def append(session: Session, tokens: np.ndarray, sequence: int) -> None:
+    session.eval(tokens, sequences=np.full(len(tokens), sequence, np.int32))
+
+
+def test_a_pool_of_pages(model: Model) -> None:
+    tokens = np.arange(3, 153, dtype=np.int32)
+    session = Session(model, n_ctx=256, n_seq=256, n_kv=256)
+    assert session.free_positions() == 256
+    append(session, tokens[:100], 7)
+    assert session.length(7) == 100 and session.length() == 0 and session.free_positions() == 128
+    assert session.match(tokens, sequence=7) == 100 and session.match(tokens) == 0
+    session.copy(7, 255, 70)
+    assert session.match(tokens, sequence=255) == 70 and session.free_positions() == 128
+    append(session, tokens[70:128], 255)  # in a copy of the second page
+    assert session.match(tokens, sequence=255) == 128 and session.free_positions() == 64
+    append(session, tokens[128:], 255)
+    with pytest.raises(ContextOverflowError, match="n_kv"):
+        append(session, tokens[100:130], 7)
+    assert session.length(7) == 100 and session.free_positions() == 0
+    session.truncate(0, 255)
+    append(session, tokens[100:], 7)
+    assert session.match(tokens, sequence=7) == 150 and session.free_positions() == 64
+    with pytest.raises(ValueError, match="there is no sequence 256"):
+        session.match(tokens, sequence=256)
+    session.close()
+
+
+def test_the_plan_counts_the_pool(model: Model) -> None:
+    all_pages = model.plan(n_ctx=256, n_seq=64)["ram"]["kv"]
+    assert model.plan(n_ctx=256, n_seq=64, n_kv=64 * 256)["ram"]["kv"] == all_pages
+    assert model.plan(n_ctx=256, n_seq=64, n_kv=16 * 256)["ram"]["kv"] < all_pages / 3.9
+    with pytest.raises(ValueError, match="n_kv"):
+        model.plan(n_kv=-1)
