@@ -5,14 +5,18 @@ from pathlib import Path
 from typing import Any
 
 from . import sequences
+from .chat import Message
 from .completion import stop_bytes
 from .engine import Engine
 from .gguf import Gguf
 from .grammar import LlamaGrammar
 from .llama import Llama, Text
+from .logprobs import Placed
 from .model import Session
 from .sampling import Sampling
-from .scheduler import Request, Scheduler, Update
+from .scheduler import Request, Scheduler, Ticket, Update
+from .tool_chat import Turn, prepare
+from .tools import ToolRequest
 
 
 class ServedModel(Llama):
@@ -101,6 +105,30 @@ class ServedModel(Llama):
             shown={token: text.encode("utf-8") for text, token in (shown or {}).items()},
             owner=owner,
         )
+
+    def turn(
+        self,
+        messages: Sequence[Message],
+        tools: Any = None,
+        tool_choice: Any = None,
+        grammar: LlamaGrammar | None = None,
+    ) -> Turn:
+        """The prompt of a chat, and how its answer is constrained and read; arguments and errors as
+        for `create_chat_completion`."""
+        asked = ToolRequest.of(tools, tool_choice)
+        return prepare(self._format(asked), messages, asked, self._control_tokens, grammar)
+
+    def prompt_text(self, prompt: Text) -> str:
+        """The text of a prompt, which may be ids."""
+        return self._prompt_text(prompt)
+
+    def placed(self, ticket: Ticket, text: str) -> list[Placed]:
+        """The recorded choices of a prompt's tokens; text: the prompt."""
+        return self._placed(list(ticket.request.ids), text, ticket.echoed)
+
+    def name_bytes(self, token: int, first: bool) -> bytes:
+        """Bytes of a token for logprobs; first: without the added space before a text."""
+        return self._name_bytes(token, first)
 
     def close(self) -> None:
         """Ends the engine, and frees the model and its memory."""

@@ -32,12 +32,20 @@ class Desk:
             if queue is not None:
                 queue.put_nowait(update)
 
-    def begin(self, model: ServedModel, request: Request) -> "Writing":
-        """Hands a request to a model's engine. Raises what `Engine.submit` raises."""
-        ticket = model.engine.submit(request)
-        # The engine's updates come through this loop, so none of them has been handed out yet.
-        queue = self._waiting[id(ticket)] = asyncio.Queue()
-        return Writing(self, model, ticket, queue)
+    def begin(self, model: ServedModel, requests: Sequence[Request]) -> "Writing":
+        """Hands requests to a model's engine, all or none. Raises what `Engine.submit` raises."""
+        tickets: list[Ticket] = []
+        queue: asyncio.Queue[Update] = asyncio.Queue()
+        writing = Writing(self, model, tickets, queue)
+        try:
+            for request in requests:
+                tickets.append(model.engine.submit(request))
+        except BaseException:
+            writing.close()
+            raise
+        # Updates come through this loop, so none of them has been handed out yet.
+        self._waiting.update((id(ticket), queue) for ticket in tickets)
+        return writing
 
     def forget(self, ticket: Ticket) -> None:
         """Ends the delivery to a ticket."""
@@ -45,32 +53,46 @@ class Desk:
 
 
 class Writing:
-    """A request that is being written. Use it with `with`: leaving it early cancels the request."""
+    """Requests that are being written. Use it with `with`: leaving it early cancels them."""
 
     def __init__(
-        self, desk: Desk, model: ServedModel, ticket: Ticket, queue: "asyncio.Queue[Update]"
+        self,
+        desk: Desk,
+        model: ServedModel,
+        tickets: list[Ticket],
+        queue: "asyncio.Queue[Update]",
     ):
-        self._desk, self._model, self.ticket, self._queue = desk, model, ticket, queue
-        self._left = ticket.request.n  # texts that have not ended
+        self._desk, self._model, self.tickets, self._queue = desk, model, tickets, queue
 
     def __enter__(self) -> "Writing":
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._desk.forget(self.ticket)
-        if self._left:
-            with suppress(EngineDead):
-                self._model.engine.cancel(self.ticket)
+        self.close()
+
+    def close(self) -> None:
+        """Cancels what has not ended."""
+        for ticket in self.tickets:
+            self._desk.forget(ticket)
+            if ticket.ended is None:
+                with suppress(EngineDead):
+                    self._model.engine.cancel(ticket)
+
+    def place(self, update: Update) -> int:
+        """The number of an update's text among all texts."""
+        at = next(i for i, ticket in enumerate(self.tickets) if ticket is update.ticket)
+        return sum(ticket.request.n for ticket in self.tickets[:at]) + update.index
 
     async def updates(self) -> AsyncIterator[list[Update]]:
-        """Updates as they come, until all texts have ended: those of a moment together. Raises the
-        error of the first text that fails."""
-        while self._left:
+        """Updates as they come, until all texts have ended. Raises the error of the first text that
+        fails."""
+        left = sum(ticket.request.n for ticket in self.tickets)
+        while left:
             found = [await self._queue.get()]
             while not self._queue.empty():
                 found.append(self._queue.get_nowait())
             for update in found:
                 if update.error is not None:
                     raise update.error
-                self._left -= update.piece is not None and update.piece.reason is not None
+                left -= update.piece is not None and update.piece.reason is not None
             yield found

@@ -1,0 +1,154 @@
+"""Responses that are written while the engine works, and end when the client goes away."""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
+
+import anyio
+import msgspec
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from .errors import Refusal, refusal_of
+from .limits import refused
+
+# Tokens are joined for this long, after the first: a client spends some 0.1 ms on each chunk.
+JOIN_SECONDS = 0.008
+
+encode = msgspec.json.encode
+
+
+class Gone(Exception):
+    """The client has closed the connection."""
+
+
+async def while_connected(receive: Receive, work: Awaitable[Any]) -> Any:
+    """The result of work; cancelled, and Gone, when the client goes away first."""
+
+    async def gone() -> None:
+        while (await receive())["type"] != "http.disconnect":
+            pass
+
+    watch, task = asyncio.ensure_future(gone()), asyncio.ensure_future(work)
+    try:
+        await asyncio.wait((watch, task), return_when=asyncio.FIRST_COMPLETED)
+        if not task.done():
+            raise Gone
+        return task.result()
+    finally:
+        for each in (watch, task):
+            each.cancel()
+        await asyncio.gather(watch, task, return_exceptions=True)
+
+
+class Whole(Response):
+    """A JSON body that work gives."""
+
+    def __init__(self, work: Callable[[], Awaitable[Any]], path: str):
+        super().__init__(media_type="application/json")
+        self._work, self._path = work, path
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            found = await while_connected(receive, self._work())
+        except Gone:
+            return
+        except Exception as error:
+            await refused(refusal_of(error), self._path)(scope, receive, send)
+            return
+        body = encode(found)
+        await Response(body, media_type="application/json")(scope, receive, send)
+
+
+class Stream(Response):
+    """Server-sent events.
+
+    events: gives bytes that are sent as they are; what it raises before the first is a response of
+    its own, and afterwards an event. error: that event. seconds: for a client to take them.
+    """
+
+    def __init__(
+        self,
+        events: Callable[[], AsyncIterator[bytes]],
+        error: Callable[[Refusal], bytes],
+        path: str,
+        seconds: float,
+    ):
+        super().__init__(media_type="text/event-stream")
+        self._events, self._error, self._path, self._seconds = events, error, path, seconds
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await while_connected(receive, self._run(scope, receive, send))
+        except (Gone, TimeoutError, OSError):
+            return
+
+    async def _run(self, scope: Scope, receive: Receive, send: Send) -> None:
+        begun = False
+        events = self._events()
+        try:
+            async for data in events:
+                if not begun:
+                    await self._begin(send)
+                    begun = True
+                await self._send(send, data)
+        except Exception as error:
+            if isinstance(error, TimeoutError | OSError):
+                raise
+            refusal = refusal_of(error)
+            if not begun:
+                await refused(refusal, self._path)(scope, receive, send)
+                return
+            await self._send(send, self._error(refusal))
+        finally:
+            await events.aclose()  # type: ignore[attr-defined]
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    async def _begin(self, send: Send) -> None:
+        headers = [
+            (b"content-type", b"text/event-stream; charset=utf-8"),
+            (b"cache-control", b"no-cache"),
+            (b"x-accel-buffering", b"no"),  # a proxy must not hold events back
+        ]
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+
+    async def _send(self, send: Send, data: bytes) -> None:
+        """Raises TimeoutError if the client takes nothing."""
+        with anyio.fail_after(self._seconds):
+            await send({"type": "http.response.body", "body": data, "more_body": True})
+
+
+async def joined(parts: AsyncIterator[list[Any]]) -> AsyncIterator[list[Any]]:
+    """The parts; the first at once, and then those that come within some milliseconds together."""
+    waiting: list[Any] = []
+    changed, done = asyncio.Event(), False
+    failure: list[BaseException] = []
+
+    async def collect() -> None:
+        nonlocal done
+        try:
+            async for part in parts:
+                waiting.extend(part)
+                changed.set()
+        except Exception as error:
+            failure.append(error)
+        done = True
+        changed.set()
+
+    task = asyncio.ensure_future(collect())
+    try:
+        while True:
+            await changed.wait()
+            changed.clear()
+            if waiting:
+                found = list(waiting)
+                waiting.clear()
+                yield found
+            if done and not waiting:
+                break
+            await asyncio.sleep(JOIN_SECONDS)
+        if failure:
+            raise failure[0]
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)

@@ -1,0 +1,161 @@
+"""The bodies of requests in OpenAI's shape, checked. Fields that nobody here knows are ignored."""
+
+from collections.abc import Sequence
+from typing import Any, TypeVar
+
+import msgspec
+
+from ..sampling import Sampling
+from .errors import Refusal
+from .settings import Settings
+
+# Fields that would let a client change what a template does.
+FORBIDDEN = ("chat_template", "chat_template_kwargs")
+
+Texts = str | list[str]
+
+
+class _Sampled(msgspec.Struct, kw_only=True):
+    """What completions and chats have in common. None: the default."""
+
+    model: str | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    typical_p: float | None = None
+    repeat_penalty: float | None = None
+    frequency_penalty: float | None = None
+    presence_penalty: float | None = None
+    seed: int | None = None
+    n: int | None = None
+    max_tokens: int | None = None
+    stop: Texts | None = None
+    stream: bool | None = None
+    stream_options: dict[str, Any] | None = None
+    logit_bias: dict[str, float] | None = None
+    grammar: str | None = None
+    chat_template: Any = None
+    chat_template_kwargs: Any = None
+
+    def sampling(self, **defaults: float) -> Sampling:
+        """The parameters of the sampler."""
+        names = Sampling().keywords()
+        given = {name: getattr(self, name) for name in names if getattr(self, name) is not None}
+        return Sampling(**{**defaults, **given})
+
+    @property
+    def wants_usage(self) -> bool:
+        """Does a stream end with token counts?"""
+        return bool((self.stream_options or {}).get("include_usage"))
+
+
+class CompletionBody(_Sampled, kw_only=True):
+    """POST /v1/completions."""
+
+    prompt: str | list[str] | list[int] | list[list[int]] = ""
+    suffix: str | None = None
+    echo: bool | None = None
+    logprobs: int | bool | None = None
+    best_of: int | None = None
+
+
+class ChatBody(_Sampled, kw_only=True):
+    """POST /v1/chat/completions."""
+
+    messages: list[dict[str, Any]]
+    max_completion_tokens: int | None = None
+    response_format: dict[str, Any] | None = None
+    tools: list[dict[str, Any]] | None = None
+    tool_choice: str | dict[str, Any] | None = None
+    functions: Any = None
+    function_call: Any = None
+    logprobs: bool | None = None
+    top_logprobs: int | None = None
+
+
+class EmbeddingBody(msgspec.Struct, kw_only=True):
+    """POST /v1/embeddings."""
+
+    input: str | list[str] | list[int] | list[list[int]]
+    model: str | None = None
+    encoding_format: str | None = None
+    dimensions: int | None = None
+
+
+class TokenizeBody(msgspec.Struct, kw_only=True):
+    """POST /tokenize: llama.cpp's `content`, or `prompt` as lm-evaluation-harness sends it."""
+
+    content: str | None = None
+    prompt: str | None = None
+    model: str | None = None
+    add_special: bool | None = None
+    add_special_tokens: bool | None = None
+    parse_special: bool = True
+
+
+class DetokenizeBody(msgspec.Struct, kw_only=True):
+    """POST /detokenize."""
+
+    tokens: list[int]
+    model: str | None = None
+
+
+class TemplateBody(msgspec.Struct, kw_only=True):
+    """POST /apply-template."""
+
+    messages: list[dict[str, Any]]
+    model: str | None = None
+    tools: list[dict[str, Any]] | None = None
+    tool_choice: str | dict[str, Any] | None = None
+    chat_template: Any = None
+    chat_template_kwargs: Any = None
+
+
+Body = TypeVar("Body")
+
+
+def decode(data: bytes, kind: type[Body]) -> Body:
+    """A body of this kind. Raises Refusal naming what is wrong."""
+    try:
+        body = msgspec.json.decode(data, type=kind)
+    except msgspec.ValidationError as error:
+        raise Refusal(400, str(error), _path(str(error))) from None
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise Refusal(400, f"the body is no JSON: {error}") from None
+    except RecursionError:
+        raise Refusal(400, "the body is nested too deeply") from None
+    for name in FORBIDDEN:
+        if getattr(body, name, None) is not None:
+            raise Refusal(400, f"{name} is not taken from requests: the model has its own", name)
+    return body
+
+
+def check_limits(body: _Sampled, settings: Settings) -> None:
+    """Refuses what would take too much work or memory."""
+    n = 1 if body.n is None else body.n
+    if not 1 <= n <= settings.max_n:
+        raise Refusal(400, f"n must be 1 to {settings.max_n}", "n")
+    stops: Sequence[str] = [body.stop] if isinstance(body.stop, str) else body.stop or []
+    if len(stops) > settings.max_stops:
+        raise Refusal(400, f"stop may have at most {settings.max_stops} texts", "stop")
+    if any(len(stop) > settings.max_stop_length for stop in stops):
+        length = settings.max_stop_length
+        raise Refusal(400, f"a text of stop may have at most {length} characters", "stop")
+    if body.logit_bias and len(body.logit_bias) > settings.max_bias:
+        raise Refusal(400, f"logit_bias may have at most {settings.max_bias} tokens", "logit_bias")
+    if body.max_tokens is not None and body.max_tokens < -1:
+        raise Refusal(400, "max_tokens must be at least 0", "max_tokens")
+
+
+def check_top(n: int | None, name: str, settings: Settings) -> int | None:
+    """A number of likely tokens. Raises Refusal."""
+    if n is not None and not 0 <= n <= settings.max_top:
+        raise Refusal(400, f"{name} must be 0 to {settings.max_top}", name)
+    return n
+
+
+def _path(message: str) -> str | None:
+    """The field that msgspec's message names: "... - at `$.n`"."""
+    _, found, path = message.rpartition("at `$")
+    return path.rstrip("`").lstrip(".") or None if found else None

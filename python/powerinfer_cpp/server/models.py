@@ -1,0 +1,90 @@
+"""The models of a server, which load one after the other while it answers already."""
+
+import threading
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from ..served import ServedModel
+from .desk import Desk
+from .errors import Refusal
+
+
+class Models:
+    """Opens the models of files, by their names.
+
+    options: of `ServedModel`.
+    """
+
+    def __init__(self, paths: Mapping[str, Path], desk: Desk, options: Mapping[str, Any]):
+        self._paths, self._desk, self._options = dict(paths), desk, dict(options)
+        self._open: dict[str, ServedModel] = {}
+        self._closing = False
+        self.failure: Exception | None = None  # why a model could not be loaded
+        self.progress = 0.0
+        self._thread = threading.Thread(target=self._load, name="loading models", daemon=True)
+
+    @property
+    def names(self) -> Sequence[str]:
+        """All names, of models that load as well."""
+        return list(self._paths)
+
+    @property
+    def ready(self) -> bool:
+        """Are all models open, and do their engines run?"""
+        return len(self._open) == len(self._paths) and self.fault is None
+
+    @property
+    def fault(self) -> BaseException | None:
+        """Why a model does not serve, and never will."""
+        dead = [model.engine.error for model in self._open.values() if model.engine.error]
+        return self.failure or (dead[0] if dead else None)
+
+    def load(self) -> None:
+        """Begins to load."""
+        self._thread.start()
+
+    def get(self, name: str | None) -> ServedModel:
+        """The model with this name; a single one has every name. Raises Refusal."""
+        if len(self._paths) > 1 and name is not None and name not in self._paths:
+            known = ", ".join(self._paths)
+            raise Refusal(404, f"there is no model {name!r}: known are {known}", "model")
+        found = name if name in self._paths else next(iter(self._paths))
+        if self.failure is not None:
+            raise Refusal(500, "the model could not be loaded")
+        if found not in self._open:
+            raise Refusal(503, "the model is loading")
+        return self._open[found]
+
+    def name_of(self, name: str | None) -> str:
+        """What a model is called in answers."""
+        return name if name in self._paths else next(iter(self._paths))
+
+    def all(self) -> Mapping[str, ServedModel]:
+        """The open models, by name."""
+        return dict(self._open)
+
+    def close(self) -> None:
+        """Ends loading and frees all models."""
+        self._closing = True
+        if self._thread.is_alive():
+            self._thread.join()
+        for model in self._open.values():
+            model.close()
+        self._open = {}
+
+    def _load(self) -> None:
+        for i, (name, path) in enumerate(self._paths.items()):
+
+            def progress(fraction: float, done: int = i) -> bool:
+                self.progress = (done + fraction) / len(self._paths)
+                return not self._closing
+
+            try:
+                model = ServedModel(
+                    path, self._desk.deliver, progress_callback=progress, **self._options
+                )
+            except Exception as error:
+                self.failure = error
+                return
+            self._open[name] = model

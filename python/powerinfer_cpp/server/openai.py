@@ -1,0 +1,143 @@
+"""OpenAI's completions, chats and embeddings."""
+
+import base64
+import copy
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from ..completion import ChatDicts, CompletionDicts, Dicts
+from ..embedding import MEAN
+from ..grammar import LlamaGrammar, response_grammar
+from ..scheduler import Ticket
+from ..served import ServedModel
+from .bodies import ChatBody, CompletionBody, EmbeddingBody, check_limits, check_top
+from .errors import Refusal
+from .settings import Settings
+from .texts import Job
+
+Prompt = str | list[int]
+
+
+def prompts_of(given: Any, settings: Settings, name: str) -> list[Prompt]:
+    """A body's prompts: one or several, texts or ids."""
+    if isinstance(given, str) or (given and isinstance(given[0], int)):
+        return [given]
+    if not given:
+        raise Refusal(400, f"{name} is empty", name)
+    if len(given) > settings.max_inputs:
+        raise Refusal(400, f"{name} may have at most {settings.max_inputs} entries", name)
+    return list(given)
+
+
+def completion_job(
+    model: ServedModel, name: str, body: CompletionBody, settings: Settings, owner: str
+) -> Job:
+    """The job of a completion. Raises Refusal and ValueError."""
+    check_limits(body, settings)
+    if body.suffix:
+        raise Refusal(400, "suffix is not supported", "suffix")
+    if body.best_of not in (None, 1, body.n):
+        raise Refusal(400, "best_of is not supported", "best_of")
+    # llama.cpp's clients send true for one.
+    logprobs = {True: 1, False: None}.get(body.logprobs, body.logprobs)  # type: ignore[call-overload]
+    n_top = check_top(None if logprobs is None else int(logprobs), "logprobs", settings)
+    prompts = prompts_of(body.prompt, settings, "prompt")
+    n = body.n or 1
+    if n * len(prompts) > settings.max_inputs:
+        raise Refusal(400, f"prompt and n ask for more than {settings.max_inputs} texts", "n")
+    requests = [
+        model.request(
+            prompt,
+            max_tokens=16 if body.max_tokens is None else body.max_tokens,
+            params=body.sampling(),
+            stop=body.stop,
+            seed=body.seed,
+            n=n,
+            logprobs=n_top,
+            echo=bool(body.echo),
+            grammar=_grammar(body.grammar, None),
+            logit_bias=body.logit_bias,
+            owner=owner,
+        )
+        for prompt in prompts
+    ]
+    named = None if n_top is None else model.name_bytes
+    head = CompletionDicts(name, named).head
+
+    def dicts(i: int, ticket: Ticket) -> Dicts:
+        text = model.prompt_text(prompts[i // n]) if body.echo else ""
+        placed = model.placed(ticket, text) if ticket.echoed else []
+        return CompletionDicts(name, named, (text, placed), head, i)
+
+    return Job(model, requests, dicts, head, body.wants_usage)
+
+
+def chat_job(
+    model: ServedModel, name: str, body: ChatBody, settings: Settings, owner: str
+) -> Job:
+    """The job of a chat. Raises Refusal and ValueError."""
+    check_limits(body, settings)
+    for field in ("functions", "function_call"):
+        if getattr(body, field):
+            raise Refusal(400, f"{field} is not supported: use tools", field)
+    n_top = check_top(body.top_logprobs, "top_logprobs", settings)
+    messages = [
+        {**m, "role": "system"} if m.get("role") == "developer" else m for m in body.messages
+    ]
+    grammar = _grammar(body.grammar, body.response_format)
+    turn = model.turn(messages, body.tools, body.tool_choice, grammar)
+    limit = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
+    stops = [body.stop] if isinstance(body.stop, str) else body.stop or []
+    recorded = (n_top or 0) if body.logprobs else None
+    request = model.request(
+        turn.text,
+        max_tokens=limit,
+        params=body.sampling(),
+        stop=[*stops, *turn.stop],
+        seed=body.seed,
+        n=body.n or 1,
+        logprobs=recorded,
+        grammar=turn.grammar,
+        logit_bias=body.logit_bias,
+        shown=turn.shown,
+        owner=owner,
+    )
+    named = None if recorded is None else model.name_bytes
+    head = ChatDicts(name, named).head
+
+    def dicts(i: int, ticket: Ticket) -> Dicts:
+        return ChatDicts(name, named, copy.deepcopy(turn.parser), head, i)
+
+    return Job(model, [request], dicts, head, body.wants_usage)
+
+
+def _grammar(text: str | None, response_format: dict[str, Any] | None) -> LlamaGrammar | None:
+    if text is not None:
+        if response_format is not None and response_format.get("type") != "text":
+            raise Refusal(400, "grammar and response_format exclude each other", "grammar")
+        return LlamaGrammar.from_string(text)
+    return response_grammar(response_format)
+
+
+def embeddings(
+    model: ServedModel, name: str, body: EmbeddingBody, settings: Settings
+) -> dict[str, Any]:
+    """The answer with embeddings: one vector of length 1 per input."""
+    if body.encoding_format not in (None, "float", "base64"):
+        raise Refusal(400, "encoding_format must be float or base64", "encoding_format")
+    if body.dimensions not in (None, model.n_embd()):
+        raise Refusal(400, f"this model has {model.n_embd()} dimensions", "dimensions")
+    inputs = prompts_of(body.input, settings, "input")
+    data, n = [], 0
+    for i, given in enumerate(inputs):
+        vector, length = model.embedding(given)
+        n += length
+        shown: Sequence[float] | str = vector.tolist()
+        if body.encoding_format == "base64":
+            shown = base64.b64encode(vector.astype("<f4").tobytes()).decode()
+        data.append({"object": "embedding", "index": i, "embedding": shown})
+    usage = {"prompt_tokens": n, "total_tokens": n}
+    return {"object": "list", "data": data, "model": name, "usage": usage}
