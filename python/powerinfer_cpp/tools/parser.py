@@ -99,7 +99,7 @@ class ToolParser:
         elif self._at != self._after_call:
             if self._raw:
                 self._add("".join(self._raw))
-            elif self._match or not self._index:
+            elif self._match or not self.n_complete:
                 self._add(self._space + self._match)
         self._reader, self._raw, self._space, self._match = None, [], "", ""
         self._at = self._in_text
