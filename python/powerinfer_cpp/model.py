@@ -333,6 +333,12 @@ class Work:
         device, storage = total["device_computed"], total["storage_computed"]
         return storage, total["computed"] - device - storage, device
 
+    def computed_of_all(self, n_ff: int) -> tuple[int, int]:
+        """Neurons that were computed, and those that would have been without sparsity: n_ff per
+        row, in mixtures per chosen expert."""
+        total = dict(zip(NEURON_COUNTS, self.neurons.sum(axis=0).tolist(), strict=True))
+        return total["computed"], total["rows"] * n_ff
+
     def waits(self) -> tuple[float, float, float]:
         """Seconds that the CPU waited for the disk, a device for the CPU, and the CPU for a
         device."""

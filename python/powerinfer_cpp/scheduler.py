@@ -18,7 +18,7 @@ from .errors import ContextOverflowError
 from .logprobs import Choice, choice
 from .model import Sampler, Session, Work, as_tokens
 from .sampling import Sampling
-from .sequences import Sequences, room_for
+from .sequences import Sequences
 
 # Changes the logits of the next token: called with ids and logits, returns logits.
 Processor = Callable[[np.ndarray, np.ndarray], np.ndarray]
@@ -90,6 +90,30 @@ class Update:
     error: Exception | None = None
 
 
+@dataclass
+class Done:
+    """What ended requests took: tokens of prompts that were computed and that were known, tokens
+    that were written, and seconds, summed over the texts."""
+
+    n_requests: int = 0
+    n_prompt: int = 0
+    n_reused: int = 0
+    n_written: int = 0
+    prompt_s: float = 0.0
+    written_s: float = 0.0
+
+    def add(self, ticket: Ticket) -> None:
+        """Counts a request that has ended."""
+        self.n_requests += 1
+        if ticket.began is None or ticket.first is None or ticket.ended is None:
+            return
+        self.n_prompt += len(ticket.request.ids) - ticket.n_reused
+        self.n_reused += ticket.n_reused
+        self.n_written += ticket.n_tokens
+        self.prompt_s += ticket.first - ticket.began
+        self.written_s += ticket.ended - ticket.first
+
+
 class _Text:
     """One text: what is computed of it, and how its next token is chosen."""
 
@@ -157,6 +181,7 @@ class Scheduler:
         self._row_seconds = 0.0  # of a prompt's rows, on average
         self._crowded = False  # positions ran out, and no text has ended since
         self.n_steps = 0
+        self.done = Done()
 
     # ---- Requests ------------------------------------------------------------------------
 
@@ -226,7 +251,8 @@ class Scheduler:
             return []
         self.n_steps += 1
         try:
-            self._compute(rows)
+            while not self._compute(rows):
+                rows = self._choose_rows()
         except Exception as error:
             return [self._fail(text, error) for text in rows]
         return self._choose_tokens(rows)
@@ -290,24 +316,17 @@ class Scheduler:
 
     def _choose_rows(self) -> dict[_Text, int]:
         """How many rows of each text are computed: one of those that write, and a chunk of prompts,
-        the first come first. Those that came last give up their places if positions run out."""
-        while True:
-            rows = {text: 1 for text in self._active if text.writes}
-            left = self._session.n_batch - len(rows)
-            if rows and self._row_seconds:
-                left = min(left, max(LEAST_CHUNK, int(STEP_SECONDS / self._row_seconds)))
-            for text in self._active:
-                if text.writes or left <= 0:
-                    continue
-                rows[text] = n = min(text.n_left, left, self._most_rows(text, rows))
+        the first come first."""
+        rows = {text: 1 for text in self._active if text.writes}
+        left = self._session.n_batch - len(rows)
+        if rows and self._row_seconds:
+            left = min(left, max(LEAST_CHUNK, int(STEP_SECONDS / self._row_seconds)))
+        for text in self._active:
+            n = 0 if text.writes else min(text.n_left, left, self._most_rows(text, rows))
+            if n > 0:
+                rows[text] = n
                 left -= n
-                if n == 0:
-                    del rows[text]
-            needed = room_for({text.seq: n for text, n in rows.items()})
-            if self._sequences.make_room(needed) or len(self._active) <= 1:
-                return rows
-            self._put_back(self._active.pop())
-            self._crowded = True
+        return rows
 
     def _most_rows(self, text: _Text, rows: dict[_Text, int]) -> int:
         """Rows whose logits can be kept, if an echo needs them all."""
@@ -328,7 +347,8 @@ class Scheduler:
         self._waiting.setdefault(owner, deque()).appendleft(text)
         self.n_waiting += 1
 
-    def _compute(self, rows: dict[_Text, int]) -> None:
+    def _compute(self, rows: dict[_Text, int]) -> bool:
+        """Computes these rows. If positions run out, makes room instead and returns False."""
         total = sum(rows.values())
         ids, seqs = np.empty(total, np.int32), np.empty(total, np.int32)
         keep, generated = np.zeros(total, bool), np.empty(total, bool)
@@ -342,11 +362,27 @@ class Scheduler:
             keep[at + n - 1] |= n == text.n_left
             at += n
         begin = time.perf_counter()
-        self._session.eval(ids, keep, seqs, generated)
+        try:
+            self._session.eval(ids, keep, seqs, generated)
+        except ContextOverflowError:  # nothing was computed
+            if not self._make_room():
+                raise
+            return False
         n_prompt = sum(n for text, n in rows.items() if n > 1)
         if n_prompt >= LEAST_CHUNK:
             seconds = (time.perf_counter() - begin) / n_prompt
             self._row_seconds += (seconds - self._row_seconds) * (0.3 if self._row_seconds else 1)
+        return True
+
+    def _make_room(self) -> bool:
+        """Frees positions of what is kept, else those of the text that came last."""
+        if self._sequences.forget_oldest():
+            return True
+        if len(self._active) < 2:
+            return False
+        self._put_back(self._active.pop())
+        self._crowded = True
+        return True
 
     def _choose_tokens(self, rows: dict[_Text, int]) -> list[Update]:
         """Chooses a token for each text whose last position was computed."""
@@ -435,3 +471,4 @@ class Scheduler:
         if self._left[ticket.number] == 0:
             del self._left[ticket.number]
             ticket.ended = time.perf_counter()
+            self.done.add(ticket)

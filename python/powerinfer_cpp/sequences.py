@@ -8,8 +8,6 @@ import numpy as np
 
 from .model import Session
 
-PAGE = 64  # positions that sequences share or not as a whole
-
 
 class Sequences:
     """Hands out the sequences of a session.
@@ -65,16 +63,12 @@ class Sequences:
         """Ends the use of a sequence and frees its positions."""
         self._drop(seq)
 
-    def forget_all(self) -> None:
-        """Frees all that is kept."""
-        for seq in list(self._kept):
-            self._drop(seq)
-
-    def make_room(self, n: int) -> bool:
-        """Drops what was kept, the oldest first, until n positions are free. Are they?"""
-        while self._session.free_positions() < n and self._kept:
+    def forget_oldest(self) -> bool:
+        """Frees the oldest sequence that is kept. Is there one?"""
+        if self._kept:
             self._drop(next(iter(self._kept)))
-        return self._session.free_positions() >= n
+            return True
+        return False
 
     def _unused(self, source: int | None) -> int:
         """A free sequence; not the one that is to be copied."""
@@ -87,12 +81,6 @@ class Sequences:
         self._kept.pop(seq, None)
         del self._owner[seq]
         self._free.append(seq)
-
-
-def room_for(rows: dict[int, int]) -> int:
-    """Positions that must be free for so many rows of each sequence: whole pages, and one page
-    instead of a shared one."""
-    return sum((-(-n // PAGE) + 1) * PAGE for n in rows.values())
 
 
 def fields(n_parallel: int, n_ctx: int, n_kv: int | None, n_batch: int) -> dict[str, Any]:

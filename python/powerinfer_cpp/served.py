@@ -1,18 +1,22 @@
 """A model that many requests share: a `Llama` whose texts a scheduler writes."""
 
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from . import sequences
 from .chat import Message
 from .completion import stop_bytes
+from .embedding import MEAN, Embedder
 from .engine import Engine
 from .gguf import Gguf
 from .grammar import LlamaGrammar
 from .llama import Llama, Text
 from .logprobs import Placed
-from .model import Session
+from .model import Session, Work
 from .sampling import Sampling
 from .scheduler import Request, Scheduler, Ticket, Update
 from .tool_chat import Turn, prepare
@@ -42,6 +46,7 @@ class ServedModel(Llama):
         self.n_parallel, self._n_kv, self._n_queue = n_parallel, n_kv, n_queue
         self._engine: Engine | None = None
         self._deliver = deliver
+        self._embedding = threading.Lock()  # not the model's: the engine needs that for each token
         super().__init__(model_path, **options)
         if self._engine is None:  # with embeddings, nothing else was opened
             self._open_context()
@@ -112,10 +117,11 @@ class ServedModel(Llama):
         tools: Any = None,
         tool_choice: Any = None,
         grammar: LlamaGrammar | None = None,
+        parallel_tool_calls: bool | None = None,
     ) -> Turn:
         """The prompt of a chat, and how its answer is constrained and read; arguments and errors as
         for `create_chat_completion`."""
-        asked = ToolRequest.of(tools, tool_choice)
+        asked = ToolRequest.of(tools, tool_choice, parallel_tool_calls)
         return prepare(self._format(asked), messages, asked, self._control_tokens, grammar)
 
     def prompt_text(self, prompt: Text) -> str:
@@ -129,6 +135,40 @@ class ServedModel(Llama):
     def name_bytes(self, token: int, first: bool) -> bytes:
         """Bytes of a token for logprobs; first: without the added space before a text."""
         return self._name_bytes(token, first)
+
+    def embedding(self, prompt: Text) -> tuple[np.ndarray, int]:
+        """The mean of a text's hidden states, scaled to length 1: float32 [n_embd]; and its tokens.
+
+        The first call opens a session for this. Raises ContextOverflowError for a text that is too
+        long, and OutOfMemoryError.
+        """
+        ids = self._prompt_ids(prompt)
+        with self._embedding:
+            self._require_open()
+            if self._embedder is None:
+                self._embedder = Embedder(self._model, **self._session_fields)
+            vector = self._embedder.embed(ids, MEAN, normalize=True, truncate=False)
+        return np.array(vector, dtype=np.float32), len(ids)
+
+    def facts(self) -> dict[str, int]:
+        """Sizes of the model, with llama.cpp's names."""
+        of = self._model
+        return {
+            "n_ctx": self.n_ctx(),
+            "n_ctx_train": of.n_ctx_train,
+            "n_vocab": of.n_vocab,
+            "n_embd": of.n_embd,
+            "n_params": of.n_params,
+            "size": of.n_bytes,
+        }
+
+    def work(self) -> Work:
+        """The work of all requests so far. Waits for the step that runs."""
+        return self.engine.call(self._scheduler.work)
+
+    def n_ff(self) -> int:
+        """Neurons of a layer, or of an expert."""
+        return self._model.n_ff
 
     def close(self) -> None:
         """Ends the engine, and frees the model and its memory."""

@@ -30,6 +30,7 @@ COMMANDS = {
     "perplexity": "measure how well a model predicts a text",
     "bench": "measure speed",
     "chat": "chat with a model",
+    "serve": "serve models to OpenAI clients and browsers",
     "doctor": "show the capabilities of this machine",
     "completion": "print a shell completion script for this command",
 }

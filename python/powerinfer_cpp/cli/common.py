@@ -63,10 +63,21 @@ layers.__name__ = "number"
 
 
 def add_model_arguments(
-    parser: argparse.ArgumentParser, n_batch: int = 2048, seed: int | None = 0
+    parser: argparse.ArgumentParser,
+    n_batch: int = 2048,
+    seed: int | None = 0,
+    several: bool = False,
 ) -> None:
-    """Adds MODEL and the options of loading and computing. seed: default; None: random."""
-    parser.add_argument("model", metavar="MODEL", help="GGUF file")
+    """Adds MODEL and the options of loading and computing.
+
+    seed: default; None: random. several: `-m MODEL`, which may be given several times.
+    """
+    if several:
+        parser.add_argument(
+            "-m", "--model", action="append", metavar="MODEL", help="GGUF file, or NAME=FILE"
+        )
+    else:
+        parser.add_argument("model", metavar="MODEL", help="GGUF file")
     parser.add_argument(
         "-t", "--threads", type=whole(1), metavar="N", help="threads (default: the usable CPUs)"
     )

@@ -13,6 +13,7 @@ from .settings import Settings
 FORBIDDEN = ("chat_template", "chat_template_kwargs")
 
 Texts = str | list[str]
+Inputs = str | list[str | int | list[int]]
 
 
 class _Sampled(msgspec.Struct, kw_only=True):
@@ -53,7 +54,7 @@ class _Sampled(msgspec.Struct, kw_only=True):
 class CompletionBody(_Sampled, kw_only=True):
     """POST /v1/completions."""
 
-    prompt: str | list[str] | list[int] | list[list[int]] = ""
+    prompt: Inputs = ""
     suffix: str | None = None
     echo: bool | None = None
     logprobs: int | bool | None = None
@@ -68,6 +69,7 @@ class ChatBody(_Sampled, kw_only=True):
     response_format: dict[str, Any] | None = None
     tools: list[dict[str, Any]] | None = None
     tool_choice: str | dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = None
     functions: Any = None
     function_call: Any = None
     logprobs: bool | None = None
@@ -77,7 +79,7 @@ class ChatBody(_Sampled, kw_only=True):
 class EmbeddingBody(msgspec.Struct, kw_only=True):
     """POST /v1/embeddings."""
 
-    input: str | list[str] | list[int] | list[list[int]]
+    input: Inputs
     model: str | None = None
     encoding_format: str | None = None
     dimensions: int | None = None

@@ -5,11 +5,7 @@ import copy
 from collections.abc import Sequence
 from typing import Any
 
-import msgspec
-import numpy as np
-
 from ..completion import ChatDicts, CompletionDicts, Dicts
-from ..embedding import MEAN
 from ..grammar import LlamaGrammar, response_grammar
 from ..scheduler import Ticket
 from ..served import ServedModel
@@ -23,10 +19,14 @@ Prompt = str | list[int]
 
 def prompts_of(given: Any, settings: Settings, name: str) -> list[Prompt]:
     """A body's prompts: one or several, texts or ids."""
-    if isinstance(given, str) or (given and isinstance(given[0], int)):
+    if isinstance(given, str):
         return [given]
     if not given:
         raise Refusal(400, f"{name} is empty", name)
+    if len({type(entry) for entry in given}) > 1:
+        raise Refusal(400, f"{name} mixes texts and ids", name)
+    if isinstance(given[0], int):
+        return [given]
     if len(given) > settings.max_inputs:
         raise Refusal(400, f"{name} may have at most {settings.max_inputs} entries", name)
     return list(given)
@@ -41,9 +41,7 @@ def completion_job(
         raise Refusal(400, "suffix is not supported", "suffix")
     if body.best_of not in (None, 1, body.n):
         raise Refusal(400, "best_of is not supported", "best_of")
-    # llama.cpp's clients send true for one.
-    logprobs = {True: 1, False: None}.get(body.logprobs, body.logprobs)  # type: ignore[call-overload]
-    n_top = check_top(None if logprobs is None else int(logprobs), "logprobs", settings)
+    n_top = check_top(None if body.logprobs is False else body.logprobs, "logprobs", settings)
     prompts = prompts_of(body.prompt, settings, "prompt")
     n = body.n or 1
     if n * len(prompts) > settings.max_inputs:
@@ -56,7 +54,7 @@ def completion_job(
             stop=body.stop,
             seed=body.seed,
             n=n,
-            logprobs=n_top,
+            logprobs=None if n_top is None else int(n_top),
             echo=bool(body.echo),
             grammar=_grammar(body.grammar, None),
             logit_bias=body.logit_bias,
@@ -75,9 +73,7 @@ def completion_job(
     return Job(model, requests, dicts, head, body.wants_usage)
 
 
-def chat_job(
-    model: ServedModel, name: str, body: ChatBody, settings: Settings, owner: str
-) -> Job:
+def chat_job(model: ServedModel, name: str, body: ChatBody, settings: Settings, owner: str) -> Job:
     """The job of a chat. Raises Refusal and ValueError."""
     check_limits(body, settings)
     for field in ("functions", "function_call"):
@@ -88,7 +84,7 @@ def chat_job(
         {**m, "role": "system"} if m.get("role") == "developer" else m for m in body.messages
     ]
     grammar = _grammar(body.grammar, body.response_format)
-    turn = model.turn(messages, body.tools, body.tool_choice, grammar)
+    turn = model.turn(messages, body.tools, body.tool_choice, grammar, body.parallel_tool_calls)
     limit = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
     stops = [body.stop] if isinstance(body.stop, str) else body.stop or []
     recorded = (n_top or 0) if body.logprobs else None

@@ -26,9 +26,7 @@ class Job:
     with_usage: bool = False  # a stream ends with token counts
 
 
-def answer(
-    desk: Desk, job: Job, stream: bool, settings: Settings, path: str
-) -> Response:
+def answer(desk: Desk, job: Job, stream: bool, settings: Settings, path: str) -> Response:
     """The response for a job, in OpenAI's shape."""
     if not stream:
         return Whole(lambda: whole(desk, job), path)
@@ -37,9 +35,7 @@ def answer(
 
 async def collect(writing: Writing) -> list[list[Piece]]:
     """All pieces of each text."""
-    pieces: list[list[Piece]] = [
-        [] for ticket in writing.tickets for _ in range(ticket.request.n)
-    ]
+    pieces: list[list[Piece]] = [[] for ticket in writing.tickets for _ in range(ticket.request.n)]
     async for updates in writing.updates():
         for update in updates:
             if update.piece is not None:

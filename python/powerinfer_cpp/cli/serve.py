@@ -1,0 +1,145 @@
+"""powerinfer serve: an OpenAI-compatible server with a page."""
+
+import argparse
+import os
+from pathlib import Path
+
+from ..chat import FORMATS
+from ..gguf import Gguf
+from .chat import MOST_POSITIONS
+from .common import CACHE_TYPES, add_model_arguments, device_options, note_device, whole
+
+DEFAULT_MODEL = Path("models/stories-relu.Q8_0.gguf")
+KEY_VARIABLE = "POWERINFER_API_KEY"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add_model_arguments(parser, n_batch=512, seed=None, several=True)
+    parser.add_argument("--host", default="127.0.0.1", metavar="H", help="address to listen at")
+    parser.add_argument("--port", type=whole(0), default=8080, metavar="N")
+    parser.add_argument(
+        "-c",
+        "--ctx-size",
+        type=whole(0),
+        metavar="N",
+        help=f"tokens of a request; 0: the model's; default: the model's, at most {MOST_POSITIONS}",
+    )
+    parser.add_argument(
+        "-np",
+        "--parallel",
+        type=whole(1),
+        default=4,
+        metavar="N",
+        help="texts that are written at the same time (default: 4)",
+    )
+    parser.add_argument(
+        "--kv-size",
+        type=whole(1),
+        metavar="N",
+        help="tokens in memory, of all texts and of known prompts (default: -c times -np)",
+    )
+    parser.add_argument(
+        "--queue", type=whole(0), default=256, metavar="N", help="texts that may wait"
+    )
+    parser.add_argument(
+        "--api-key",
+        action="append",
+        metavar="K",
+        help=f"requests need one of these keys (also {KEY_VARIABLE}, or --api-key-file)",
+    )
+    parser.add_argument("--api-key-file", metavar="F", help="file with a key in each line")
+    parser.add_argument(
+        "--allowed-host",
+        action="append",
+        metavar="H",
+        help="name by which clients reach this server, * for any; addresses always work",
+    )
+    parser.add_argument(
+        "--allowed-origin",
+        action="append",
+        metavar="O",
+        help="origin of other pages that may use it, * for any",
+    )
+    parser.add_argument(
+        "--chat-format", metavar="NAME", help=f"instead of the file's: {', '.join(FORMATS)}"
+    )
+    parser.add_argument("-v", "--verbose", action="store_true", help="log requests")
+
+
+def run(args: argparse.Namespace) -> None:
+    try:
+        from ..server.run import run as serve
+        from ..server.settings import Settings
+    except ImportError as error:
+        if (error.name or "").startswith("powerinfer_cpp"):
+            raise
+        raise ValueError(
+            f"the server needs the package {error.name}: pip install 'powerinfer_cpp[serve]'"
+        ) from None
+    note_device(args)
+    paths = _models(args.model)
+    options = {
+        "n_ctx": _positions(paths) if args.ctx_size is None else args.ctx_size,
+        "n_batch": args.batch_size,
+        "n_ubatch": args.ubatch_size,
+        "n_threads": args.threads,
+        "type_k": CACHE_TYPES[args.cache_type_k],
+        "type_v": CACHE_TYPES[args.cache_type_v],
+        "seed": args.seed,
+        "sparse": args.sparse,
+        "sparse_threshold": args.sparse_threshold,
+        "ram_budget": args.ram_budget,
+        "bundle": not args.no_bundle,
+        **device_options(args),
+        "chat_format": args.chat_format,
+        "n_parallel": args.parallel,
+        "n_kv": args.kv_size,
+        "n_queue": args.queue,
+        "verbose": False,
+    }
+    settings = Settings(
+        api_keys=tuple(_keys(args)),
+        hosts=tuple(name.lower() for name in args.allowed_host or ()),
+        origins=tuple(args.allowed_origin or ()),
+    )
+    serve(paths, options, settings, args.host, args.port, args.verbose)
+
+
+def _models(given: list[str] | None) -> dict[str, Path]:
+    """Files by name: of NAME=FILE, or the file's own."""
+    if not given and not DEFAULT_MODEL.is_file():
+        raise ValueError(f"-m MODEL is needed: there is no {DEFAULT_MODEL} here")
+    found: dict[str, Path] = {}
+    for text in given or [str(DEFAULT_MODEL)]:
+        name, _, file = text.partition("=")
+        path = Path(text) if not file or Path(text).is_file() else Path(file)
+        name = path.name.removesuffix(".gguf") if str(path) == text else name
+        if name in found:
+            raise ValueError(f"two models have the name {name}: use -m NAME=FILE")
+        with Gguf(path):  # refuses what is no model before the server begins
+            found[name] = path
+    return found
+
+
+def _positions(paths: dict[str, Path]) -> int:
+    """The least training context of the models, at most MOST_POSITIONS."""
+    least = MOST_POSITIONS
+    for path in paths.values():
+        with Gguf(path) as gguf:
+            least = min(least, gguf.n_ctx_train or MOST_POSITIONS)
+    return least
+
+
+def _keys(args: argparse.Namespace) -> list[str]:
+    """All keys. Raises ValueError for an empty one, and OSError for the file."""
+    keys = list(args.api_key or ())
+    if os.environ.get(KEY_VARIABLE):
+        keys.append(os.environ[KEY_VARIABLE])
+    if args.api_key_file:
+        lines = Path(args.api_key_file).read_text(encoding="utf-8").splitlines()
+        keys += [line.strip() for line in lines if line.strip()]
+        if not lines:
+            raise ValueError(f"{args.api_key_file} has no key")
+    if not all(keys):
+        raise ValueError("an API key is empty")
+    return keys

@@ -1,0 +1,9 @@
+"""An OpenAI-compatible server (`powerinfer serve`), on starlette and uvicorn.
+
+One direction of dependencies: app -> dialects (openai) -> texts -> desk -> the engine.
+"""
+
+from .app import build_app
+from .settings import Settings
+
+__all__ = ["Settings", "build_app"]

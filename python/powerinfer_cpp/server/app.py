@@ -1,0 +1,227 @@
+"""The server as an ASGI application: routes, and who may use them."""
+
+import contextlib
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+from anyio import to_thread
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import FileResponse, Response
+from starlette.routing import Route
+
+from . import openai, status
+from .answering import encode
+from .bodies import (
+    ChatBody,
+    CompletionBody,
+    DetokenizeBody,
+    EmbeddingBody,
+    TemplateBody,
+    TokenizeBody,
+    decode,
+)
+from .desk import Desk
+from .errors import Refusal, refusal_of
+from .limits import Guard, read_body, refused
+from .models import Models
+from .settings import Settings
+from .texts import Job, answer
+
+PAGE = Path(__file__).parent / "page"
+_TYPES = {
+    ".html": "text/html",
+    ".css": "text/css",
+    ".js": "text/javascript",
+    ".svg": "image/svg+xml",
+}
+_POLICY = "default-src 'self'; img-src 'self' data: blob:; media-src 'self' blob:; \
+frame-ancestors 'none'; base-uri 'none'; form-action 'none'"
+
+Body = TypeVar("Body")
+
+
+def build_app(
+    paths: Mapping[str, Path], options: Mapping[str, Any], settings: Settings | None = None
+) -> Starlette:
+    """An application that serves the models of files, by name.
+
+    options: of `ServedModel`. The models load while it answers 503.
+    """
+    return Server(paths, options, settings or Settings()).app
+
+
+class Server:
+    """What the routes share."""
+
+    def __init__(self, paths: Mapping[str, Path], options: Mapping[str, Any], settings: Settings):
+        self.desk = Desk()
+        self.models = Models(paths, self.desk, options)
+        self.settings = settings
+        self._began = int(time.time())
+        self._files = {f"/{file.name}": file for file in PAGE.glob("*.*") if file.suffix in _TYPES}
+        if "/index.html" in self._files:
+            self._files["/"] = self._files["/index.html"]
+        self.app = Starlette(
+            routes=[
+                *self._both("/health", self._health, ["GET"]),
+                *self._both("/models", self._models, ["GET"]),
+                *self._both("/chat/completions", self._chat, ["POST"]),
+                *self._both("/completions", self._completions, ["POST"]),
+                *self._both("/embeddings", self._embeddings, ["POST"]),
+                Route("/props", _guarded(self._props), methods=["GET"]),
+                Route("/slots", _guarded(self._slots), methods=["GET"]),
+                Route("/metrics", _guarded(self._metrics), methods=["GET"]),
+                Route("/tokenize", _guarded(self._tokenize), methods=["POST"]),
+                Route("/detokenize", _guarded(self._detokenize), methods=["POST"]),
+                Route("/tokenizer_info", _guarded(self._tokenizer_info), methods=["GET"]),
+                Route("/apply-template", _guarded(self._apply_template), methods=["POST"]),
+                *[Route(path, self._page, methods=["GET"]) for path in self._files],
+            ],
+            exception_handlers={HTTPException: _http_error, Exception: _any_error},
+            lifespan=self._lifespan,
+        )
+        self.app.add_middleware(Guard, settings=settings, is_page=self._files.__contains__)
+        self.app.state.server = self
+
+    @staticmethod
+    def _both(path: str, serve: Any, methods: list[str]) -> list[Route]:
+        """A route with and without /v1, as llama.cpp has them."""
+        guarded = _guarded(serve)
+        return [Route(p, guarded, methods=methods) for p in (f"/v1{path}", path)]
+
+    @contextlib.asynccontextmanager
+    async def _lifespan(self, app: Starlette) -> AsyncIterator[None]:
+        self.desk.open()
+        self.models.load()
+        yield
+        await to_thread.run_sync(self.models.close)
+
+    # ---- Texts ---------------------------------------------------------------------------
+
+    async def _completions(self, request: Request) -> Response:
+        body = decode(await read_body(request, self.settings), CompletionBody)
+        return await self._answer(request, body, openai.completion_job)
+
+    async def _chat(self, request: Request) -> Response:
+        body = decode(await read_body(request, self.settings), ChatBody)
+        return await self._answer(request, body, openai.chat_job)
+
+    async def _answer(self, request: Request, body: Any, make: Callable[..., Job]) -> Response:
+        model, name = self.models.get(body.model), self.models.name_of(body.model)
+        owner = request.scope.get("owner", "")
+        job = await to_thread.run_sync(make, model, name, body, self.settings, owner)
+        return answer(self.desk, job, bool(body.stream), self.settings, request.scope["path"])
+
+    async def _embeddings(self, request: Request) -> Response:
+        body = decode(await read_body(request, self.settings), EmbeddingBody)
+        model, name = self.models.get(body.model), self.models.name_of(body.model)
+        return _json(await to_thread.run_sync(openai.embeddings, model, name, body, self.settings))
+
+    # ---- Tokens --------------------------------------------------------------------------
+
+    async def _tokenize(self, request: Request) -> Response:
+        body = decode(await read_body(request, self.settings), TokenizeBody)
+        text = body.content if body.prompt is None else body.prompt
+        if text is None:
+            raise Refusal(400, "there is no content", "content")
+        special = body.add_special_tokens if body.add_special is None else body.add_special
+        model = self.models.get(body.model)
+        data = text.encode("utf-8", "surrogatepass")
+        ids = await to_thread.run_sync(model.tokenize, data, bool(special), body.parse_special)
+        return _json({"tokens": ids})
+
+    async def _detokenize(self, request: Request) -> Response:
+        body = decode(await read_body(request, self.settings), DetokenizeBody)
+        data = self.models.get(body.model).detokenize(body.tokens, special=True)
+        text = data.decode("utf-8", "replace")
+        return _json({"content": text, "prompt": text})
+
+    async def _tokenizer_info(self, request: Request) -> Response:
+        model = self.models.get(request.query_params.get("model"))
+        ends = {"eos_token": model.token_eos(), "bos_token": model.token_bos()}
+        named = {
+            name: model.detokenize([id_], special=True).decode("utf-8", "replace")
+            if id_ >= 0
+            else None
+            for name, id_ in ends.items()
+        }
+        template = model.metadata.get("tokenizer.chat_template")
+        return _json(
+            {
+                **named,
+                "eos_token_id": model.token_eos(),
+                "bos_token_id": model.token_bos(),
+                "pad_token": named["eos_token"],
+                "vocab_size": model.n_vocab(),
+                "chat_template": template,
+            }
+        )
+
+    async def _apply_template(self, request: Request) -> Response:
+        body = decode(await read_body(request, self.settings), TemplateBody)
+        model = self.models.get(body.model)
+        turn = await to_thread.run_sync(model.turn, body.messages, body.tools, body.tool_choice)
+        return _json({"prompt": turn.text})
+
+    # ---- Status --------------------------------------------------------------------------
+
+    async def _health(self, request: Request) -> Response:
+        if self.models.fault is not None:
+            raise Refusal(500, "the engine has stopped: the server must be restarted")
+        if not self.models.ready:
+            raise Refusal(503, "Loading model")
+        return _json({"status": "ok"})
+
+    async def _models(self, request: Request) -> Response:
+        return _json(status.models(self.models, self._began))
+
+    async def _props(self, request: Request) -> Response:
+        name = request.query_params.get("model")
+        return _json(status.props(self.models.get(name), self.models.name_of(name)))
+
+    async def _slots(self, request: Request) -> Response:
+        model = self.models.get(request.query_params.get("model"))
+        return _json(await to_thread.run_sync(status.slots, model))
+
+    async def _metrics(self, request: Request) -> Response:
+        text = await to_thread.run_sync(status.metrics, self.models)
+        return Response(text, media_type="text/plain; version=0.0.4; charset=utf-8")
+
+    async def _page(self, request: Request) -> Response:
+        file = self._files[request.scope["path"]]
+        headers = {"content-security-policy": _POLICY, "cache-control": "no-cache"}
+        return FileResponse(file, headers=headers, media_type=_TYPES[file.suffix])
+
+
+Serve = Callable[[Request], Awaitable[Response]]
+
+
+def _guarded(serve: Serve) -> Serve:
+    """The same; errors become responses in the dialect of the path."""
+
+    async def guarded(request: Request) -> Response:
+        try:
+            return await serve(request)
+        except Exception as error:
+            return refused(refusal_of(error), request.scope["path"])
+
+    return guarded
+
+
+def _json(value: Any) -> Response:
+    return Response(encode(value), media_type="application/json")
+
+
+def _http_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    words = {404: "there is no such path", 405: "this path does not take this method"}
+    message = words.get(error.status_code, str(error.detail))
+    return refused(Refusal(error.status_code, message), request.scope["path"])
+
+
+def _any_error(request: Request, error: Exception) -> Response:
+    return refused(refusal_of(error), request.scope["path"])

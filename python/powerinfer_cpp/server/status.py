@@ -1,0 +1,147 @@
+"""What a server tells about itself: health, models, slots and metrics."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+
+from ..model import Work
+from ..served import ServedModel
+from .models import Models
+from .texts import timings
+
+
+def models(of: Models, began: int) -> dict[str, Any]:
+    """GET /v1/models."""
+    found = []
+    for name in of.names:
+        entry: dict[str, Any] = {
+            "id": name,
+            "object": "model",
+            "created": began,
+            "owned_by": "powerinfer_cpp",
+        }
+        model = of.all().get(name)
+        if model is not None:
+            entry["meta"] = model.facts()
+        found.append(entry)
+    return {"object": "list", "data": found}
+
+
+def props(model: ServedModel, name: str) -> dict[str, Any]:
+    """GET /props, with llama.cpp's names."""
+    return {
+        "model_alias": name,
+        "model_path": Path(model.model_path).name,  # not where it lies
+        "total_slots": model.n_parallel,
+        "chat_template": model.metadata.get("tokenizer.chat_template", ""),
+        "default_generation_settings": {"n_ctx": model.n_ctx()},
+        "plan": model.plan(),
+    }
+
+
+def slots(model: ServedModel) -> list[dict[str, Any]]:
+    """GET /slots: texts that are being computed. Nothing of what they say."""
+    texts = model.engine.call(model.scheduler.texts)
+    found = [
+        {
+            "id": i,
+            "id_task": ticket.number,
+            "is_processing": True,
+            "n_ctx": model.n_ctx(),
+            "n_tokens": n,
+            "n_computed": done,
+            "timings": timings([ticket]),
+        }
+        for i, (ticket, _, n, done) in enumerate(texts)
+    ]
+    free = range(len(found), model.n_parallel)
+    return found + [{"id": i, "is_processing": False, "n_ctx": model.n_ctx()} for i in free]
+
+
+class Collector:
+    """Figures of all models for Prometheus; llama.cpp's names where these exist."""
+
+    def __init__(self, of: Models):
+        self._models = of
+
+    def collect(self) -> Iterator[Metric]:
+        """All metrics. Waits for the steps that run."""
+        found: dict[str, Metric] = {}
+
+        def add(kind: Any, name: str, text: str, value: float, **labels: str) -> None:
+            if name not in found:
+                found[name] = kind(name, text, labels=list(labels))
+            found[name].add_metric(list(labels.values()), value)
+
+        for name, model in self._models.all().items():
+            if model.engine.error is not None:
+                continue
+            work = model.work()
+            for metric, text, value in _counts(model, work):
+                add(CounterMetricFamily, metric, text, value, model=name)
+            for metric, text, value in _states(model, work):
+                add(GaugeMetricFamily, metric, text, value, model=name)
+            read = zip(("storage", "ram", "gpu"), work.read_by_tier(), strict=True)
+            for tier, n in read:
+                text = "Bytes of weights and cache that were read, each row counted alone."
+                n_bytes = n * work.rows
+                add(CounterMetricFamily, "powerinfer:bytes", text, n_bytes, model=name, tier=tier)
+        yield from found.values()
+
+
+def _counts(model: ServedModel, work: Work) -> list[tuple[str, str, float]]:
+    """Counters: name, description and value."""
+    done = model.scheduler.done
+    computed, possible = work.computed_of_all(model.n_ff())
+    found = [
+        ("llamacpp:prompt_tokens", "Prompt tokens that were computed.", done.n_prompt),
+        ("llamacpp:prompt_seconds", "Seconds for prompts.", done.prompt_s),
+        ("llamacpp:tokens_predicted", "Tokens that were written.", done.n_written),
+        ("llamacpp:tokens_predicted_seconds", "Seconds for writing.", done.written_s),
+        ("llamacpp:n_decode", "Passes of the engine.", model.scheduler.n_steps),
+        ("powerinfer:prompt_tokens_reused", "Prompt tokens that were known.", done.n_reused),
+        ("powerinfer:requests", "Requests that ended.", done.n_requests),
+        ("powerinfer:neurons_computed", "Neurons that tokens computed.", computed),
+        ("powerinfer:neurons_possible", "The same without sparsity.", possible),
+    ]
+    for part in ("first", "rest"):
+        for what in ("needed", "missed"):
+            name = f"{part}_{what}"
+            text = f"Parts of neurons ({part}) that tokens {what} in RAM."
+            found.append((f"powerinfer:storage_{name}", text, work.sum(name)))
+    return found
+
+
+def _states(model: ServedModel, work: Work) -> list[tuple[str, str, float]]:
+    """Gauges: name, description and value."""
+    scheduler, done = model.scheduler, model.scheduler.done
+    computed, possible = work.computed_of_all(model.n_ff())
+    needed = work.sum("first_needed") + work.sum("rest_needed")
+    missed = work.sum("first_missed") + work.sum("rest_missed")
+
+    def ratio(a: float, b: float) -> float:
+        return a / b if b else 0.0
+
+    prompt, written = ratio(done.n_prompt, done.prompt_s), ratio(done.n_written, done.written_s)
+    found = [
+        ("llamacpp:prompt_tokens_seconds", "Prompt tokens a second.", prompt),
+        ("llamacpp:predicted_tokens_seconds", "Written tokens a second, of a text.", written),
+        ("llamacpp:requests_processing", "Texts that are computed.", scheduler.n_active),
+        ("llamacpp:requests_deferred", "Texts that wait.", scheduler.n_waiting),
+        ("powerinfer:active_share", "Computed share of the neurons.", ratio(computed, possible)),
+        ("powerinfer:prefixes_kept", "Prefixes that are kept.", scheduler.n_kept),
+    ]
+    if needed:
+        text = "Share of the needed parts of neurons that RAM had."
+        found.append(("powerinfer:hit_rate", text, 1 - missed / needed))
+    return found
+
+
+def metrics(of: Models) -> bytes:
+    """GET /metrics."""
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(Collector(of))  # type: ignore[arg-type]
+    return generate_latest(registry)
