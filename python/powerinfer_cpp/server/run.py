@@ -2,7 +2,8 @@
 
 import contextlib
 import resource
-from collections.abc import Mapping
+import socket
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,32 +25,58 @@ def run(
     """Serves until the process is told to end. Raises what kept a model from loading, and OSError
     if the port is taken."""
     _allow_many_connections()
+    sockets = listen(host, port)
     server = Server(paths, options, settings)
-    config = uvicorn.Config(
-        server.app,
-        host=host,
-        port=port,
-        http=timed_protocol(settings.header_seconds),
-        loop="uvloop",
-        ws="none",
-        access_log=verbose,
-        log_level="info" if verbose else "warning",
-        timeout_keep_alive=30,
-        timeout_graceful_shutdown=5,
-        server_header=False,
-    )
-    Uvicorn(config, server).run()
+    Uvicorn(server, sockets, verbose).run()
     if server.models.failure is not None:
         raise server.models.failure
+
+
+def listen(host: str, port: int) -> list[socket.socket]:
+    """Sockets bound to every address of a name; port 0: any that is free. Raises OSError."""
+    found: list[socket.socket] = []
+    try:
+        for family, kind, _, _, address in socket.getaddrinfo(
+            host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        ):
+            made = socket.socket(family, kind)
+            found.append(made)
+            made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            if family == socket.AF_INET6:
+                made.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+            made.bind((address[0], port, *address[2:]))
+            port = made.getsockname()[1]
+    except OSError as error:
+        for each in found:
+            each.close()
+        raise OSError(error.errno, f"cannot listen at {host}:{port}: {error.strerror}") from None
+    return found
 
 
 class Uvicorn(uvicorn.Server):
     """Ends when a model cannot be loaded, and says when all can be used."""
 
-    def __init__(self, config: uvicorn.Config, server: Server):
+    def __init__(self, server: Server, sockets: Sequence[socket.socket], verbose: bool = False):
+        config = uvicorn.Config(
+            server.app,
+            http=timed_protocol(server.settings.header_seconds),
+            loop="uvloop",
+            ws="none",
+            access_log=verbose,
+            log_level="info" if verbose else "warning",
+            timeout_keep_alive=30,
+            timeout_graceful_shutdown=5,
+            server_header=False,
+        )
         super().__init__(config)
-        self._of = server
+        self._of, self._sockets = server, list(sockets)
         self._told = False
+        host, port = self._sockets[0].getsockname()[:2]
+        self.url = f"http://{f'[{host}]' if ':' in host else host}:{port}/"
+
+    def run(self, sockets: list[socket.socket] | None = None) -> None:
+        """Serves until it is told to end."""
+        super().run(sockets or self._sockets)
 
     async def on_tick(self, counter: int) -> bool:
         """Called ten times a second; True ends the server."""
@@ -57,14 +84,8 @@ class Uvicorn(uvicorn.Server):
             return True
         if not self._told and self._of.models.ready:
             self._told = True
-            names = ", ".join(self._of.models.names)
-            print(f"serving {names} at http://{_shown(self.config)}", flush=True)
+            print(f"serving {', '.join(self._of.models.names)} at {self.url}", flush=True)
         return await super().on_tick(counter)
-
-
-def _shown(config: uvicorn.Config) -> str:
-    host = f"[{config.host}]" if ":" in config.host else config.host
-    return f"{host}:{config.port}/"
 
 
 def _allow_many_connections() -> None:

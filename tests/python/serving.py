@@ -1,0 +1,170 @@
+"""Servers for tests: one in a thread of this process, and `powerinfer serve` as a program."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+if TYPE_CHECKING:
+    from powerinfer_cpp.served import ServedModel
+    from powerinfer_cpp.server.app import Server
+    from powerinfer_cpp.server.settings import Settings
+
+# A module that imports this one is skipped without the packages of the extra `serve`, and these.
+httpx = pytest.importorskip("httpx")
+openai = pytest.importorskip("openai")
+for _name in ("starlette", "uvicorn", "httptools", "uvloop", "msgspec", "prometheus_client"):
+    pytest.importorskip(_name)
+
+SECONDS = 60.0  # for anything to happen
+
+
+@dataclass
+class Running:
+    """A server that listens at url, which ends with a slash."""
+
+    url: str
+
+    @property
+    def port(self) -> int:
+        """Where it listens."""
+        return int(self.url.rstrip("/").rpartition(":")[2])
+
+    def openai(self, key: str = "none") -> openai.OpenAI:
+        """OpenAI's client, which asks once."""
+        return openai.OpenAI(base_url=self.url + "v1", api_key=key, max_retries=0, timeout=SECONDS)
+
+    def get(self, path: str, **options: Any) -> httpx.Response:
+        """The answer to GET path, which has no slash in front."""
+        return httpx.get(self.url + path, timeout=SECONDS, **options)
+
+    def post(self, path: str, body: Any = None, **options: Any) -> httpx.Response:
+        """The answer to POST path; body: bytes, or what is sent as JSON."""
+        data = body if isinstance(body, bytes) else json.dumps(body).encode()
+        headers = {"content-type": "application/json", **options.pop("headers", {})}
+        return httpx.post(
+            self.url + path, content=data, headers=headers, timeout=SECONDS, **options
+        )
+
+    def connect(self, data: bytes = b"") -> socket.socket:
+        """A connection on which these bytes were sent."""
+        made = socket.create_connection(("127.0.0.1", self.port), timeout=SECONDS)
+        made.sendall(data)
+        return made
+
+    def ask(self, path: str, body: Any) -> socket.socket:
+        """A connection on which a request was sent, and nothing was read."""
+        return self.connect(request(path, json.dumps(body).encode()))
+
+
+@dataclass
+class InThread(Running):
+    """A server in this process."""
+
+    server: Server
+
+    @property
+    def model(self) -> ServedModel:
+        """Its first model."""
+        return self.server.models.get(None)
+
+    @property
+    def idle(self) -> bool:
+        """Has the engine nothing to do?"""
+        return self.model.engine.call(lambda: self.model.scheduler.idle)
+
+
+@dataclass
+class Program(Running):
+    """`powerinfer serve` in a process of its own."""
+
+    process: subprocess.Popen[str]
+
+
+def request(path: str, body: bytes, method: str = "POST", **headers: str) -> bytes:
+    """A request as it is sent."""
+    all_ = {"Host": "127.0.0.1", "Content-Length": str(len(body)), **headers}
+    lines = [f"{method} /{path} HTTP/1.1", *(f"{name}: {value}" for name, value in all_.items())]
+    return "\r\n".join([*lines, "", ""]).encode() + body
+
+
+def wait_for(what: Callable[[], Any], seconds: float = SECONDS) -> Any:
+    """The first value of what() that is true. Raises AssertionError."""
+    end = time.monotonic() + seconds
+    while not (found := what()):
+        assert time.monotonic() < end, f"did not happen in {seconds:g} s"
+        time.sleep(0.01)
+    return found
+
+
+@contextlib.contextmanager
+def in_thread(
+    models: Path | Mapping[str, Path],
+    settings: Settings | None = None,
+    ready: bool = True,
+    **options: Any,
+) -> Iterator[InThread]:
+    """A server in a thread; the same address space, so that tests can look at the scheduler.
+
+    models: a file, or files by name. ready: wait until they are loaded. options: of `ServedModel`;
+    n_ctx is 256, if none is given.
+    """
+    from powerinfer_cpp.server.app import Server
+    from powerinfer_cpp.server.run import Uvicorn, listen
+    from powerinfer_cpp.server.settings import Settings
+
+    paths = {"model": models} if isinstance(models, Path) else models
+    server = Server(paths, {"n_ctx": 256, "verbose": False, **options}, settings or Settings())
+    uvicorn = Uvicorn(server, listen("127.0.0.1", 0))
+    thread = threading.Thread(target=uvicorn.run, name="server", daemon=True)
+    thread.start()
+    running = InThread(uvicorn.url, server)
+    try:
+        wait_for(lambda: uvicorn.started or not thread.is_alive())
+        if ready:
+            wait_for(lambda: server.models.ready or server.models.failure)
+        if server.models.failure is not None:
+            raise server.models.failure
+        yield running
+    finally:
+        uvicorn.should_exit = True
+        thread.join(SECONDS)
+    assert not thread.is_alive()
+
+
+@contextlib.contextmanager
+def program(*arguments: str | Path, **environment: str) -> Iterator[Program]:
+    """`powerinfer serve` with these arguments, at a free port, when its models are loaded."""
+    command = [sys.executable, "-m", "powerinfer_cpp.cli", "serve", "--port", "0"]
+    process = subprocess.Popen(
+        [*command, *map(str, arguments)],
+        env={**os.environ, **environment},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        assert process.stdout is not None and process.stderr is not None
+        line = process.stdout.readline()
+        found = re.search(r"at (http://\S+/)$", line)
+        assert found, line + process.stderr.read()
+        yield Program(found[1], process)
+    finally:
+        process.terminate()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.communicate(timeout=SECONDS)
+        process.kill()
+        process.wait()
