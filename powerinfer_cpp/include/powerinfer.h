@@ -529,6 +529,11 @@ void pi_sampler_free(pi_sampler* sampler);
  * not change logits [n_vocab]. NaN and -inf are never chosen; PI_ERROR_ARGUMENT if there is nothing
  * else. */
 pi_status pi_sample(pi_sampler* sampler, const float* logits, int32_t n_vocab, int32_t* token);
+/* The same for n rows of the last call, whose logits must have been kept, by all threads of the
+ * session: tokens[i] is what samplers[i] chooses for rows[i]. No sampler may be given twice.
+ * PI_ERROR_ARGUMENT names the row; then no sampler has drawn. */
+pi_status pi_sample_rows(pi_session* session, pi_sampler* const* samplers, const int32_t* rows,
+                         int32_t n, int32_t* tokens);
 /* Adds a token, of the prompt or a chosen one, to those that penalties look at. */
 void pi_sampler_accept(pi_sampler* sampler, int32_t token);
 /* Forgets accepted tokens. The random state continues. */

@@ -268,6 +268,21 @@ pi_status pi_sample(pi_sampler* sampler, const float* logits, int32_t n_vocab, i
     });
 }
 
+pi_status pi_sample_rows(pi_session* s, pi_sampler* const* samplers, const int32_t* rows, int32_t n,
+                         int32_t* tokens) {
+    return guarded([&] {
+        require(s && n >= 0 && (n == 0 || (samplers && rows && tokens)),
+                "session, samplers, rows and tokens must not be NULL, n not negative");
+        require(!s->session.params.embedding, "the session keeps embeddings, not logits");
+        std::vector<powerinfer::Sampler*> use(static_cast<size_t>(n));
+        for (int32_t i = 0; i < n; i++) {
+            require(samplers[i], "a sampler must not be NULL");
+            use[size_t(i)] = &samplers[i]->sampler;
+        }
+        s->session.sample(use.data(), rows, n, tokens);
+    });
+}
+
 void pi_sampler_accept(pi_sampler* sampler, int32_t token) {
     sampler->sampler.accept(token);
 }

@@ -22,6 +22,8 @@ class Sampler {
     explicit Sampler(const pi_sampler_params& params);
     // Throws Error(argument) if every logit is NaN or minus infinity. Such tokens are never chosen.
     int32_t sample(const float* logits, int32_t n_vocab);
+    // Throws as sample() would.
+    static void require_choice(const float* logits, int32_t n_vocab);
     void accept(int32_t token);
     void reset();
     void seed(uint64_t seed) { random_.seed(seed); }
@@ -39,6 +41,11 @@ class Sampler {
     static bool before(const Candidate& a, const Candidate& b) {
         return a.logit != b.logit ? a.logit > b.logit : a.id < b.id;
     }
+    bool penalises() const;
+    float penalised(float logit, int32_t count) const;
+    // Finds the candidates that top-k leaves without making all tokens candidates. Returns false,
+    // and has changed nothing that counts, if that is not possible or not faster.
+    bool find_best(const float* logits, int32_t n_vocab, size_t n);
     void penalise();
     int32_t best() const;
     void keep_top_k();

@@ -248,6 +248,30 @@ const float* Session::result(int32_t row) const {
     return results_ + int64_t(result_at_[size_t(row)]) * kept_width(model->config, params);
 }
 
+void Session::sample(Sampler* const* samplers, const int32_t* rows, int32_t n, int32_t* tokens) {
+    const int32_t n_vocab = int32_t(model->config.n_vocab);
+    std::vector<Sampler*> once(samplers, samplers + n);
+    std::sort(once.begin(), once.end());
+    if (std::adjacent_find(once.begin(), once.end()) != once.end()) {
+        throw Error(Code::argument, "a sampler is given for two rows");
+    }
+    for (int32_t i = 0; i < n; i++) {
+        try {
+            Sampler::require_choice(result(rows[i]), n_vocab);
+        } catch (const Error& e) {
+            throw Error(e.code(), format("row %d: %s", rows[i], e.what()));
+        }
+    }
+    context.threads.limit(std::min(n == 1 ? params.n_threads : params.n_threads_batch, cores_));
+    std::vector<int32_t> chosen(size_t(n), 0);  // the caller's tokens change only on success
+    context.threads.run(n, 1, [&](int64_t begin, int64_t end, int) {
+        for (int64_t i = begin; i < end; i++) {
+            chosen[size_t(i)] = samplers[i]->sample(result(rows[i]), n_vocab);
+        }
+    });
+    std::copy(chosen.begin(), chosen.end(), tokens);
+}
+
 void Session::require_sequence(int32_t seq) const {
     if (seq >= 0 && seq < params.n_seq) return;
     throw Error(Code::argument,

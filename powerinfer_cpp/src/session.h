@@ -12,6 +12,7 @@
 #include "plan.h"
 #include "record.h"
 #include "rope.h"
+#include "sampler.h"
 #include "sequence.h"
 #include "workspace.h"
 
@@ -29,6 +30,9 @@ class Session {
     void eval(const pi_batch& batch);
     // Logits or embedding of a row of the last eval. Throws Error(argument) if it was not kept.
     const float* result(int32_t row) const;
+    // tokens[i] = samplers[i]->sample(the logits of rows[i]), by all threads. Throws
+    // Error(argument) before it uses a sampler, or Error(memory). No sampler may be given twice.
+    void sample(Sampler* const* samplers, const int32_t* rows, int32_t n, int32_t* tokens);
 
     // Operations on sequences. Each throws Error(argument) if the sequence or the positions do not
     // exist.

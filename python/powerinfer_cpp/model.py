@@ -473,6 +473,20 @@ class Session:
             ffi.buffer(self.logits_pointer(row), 4 * self.n_vocab), dtype=np.float32
         )
 
+    def sample_rows(self, samplers: Sequence["Sampler"], rows: Sequence[int]) -> list[int]:
+        """The token that each sampler chooses for its row of the last eval, whose logits must have
+        been kept. The same as Sampler.sample for each, by all threads of the session.
+
+        Raises ValueError, which names the row, before a sampler has drawn; also if one of them is
+        given twice.
+        """
+        if len(samplers) != len(rows):
+            raise ValueError(f"{len(samplers)} samplers for {len(rows)} rows")
+        tokens = ffi.new("int32_t[]", len(rows))
+        handles = [sampler.handle for sampler in samplers]
+        check(lib.pi_sample_rows(self.handle, handles, list(rows), len(rows), tokens))
+        return ffi.unpack(tokens, len(rows)) if handles else []
+
     def embedding(self, row: int) -> np.ndarray:
         """Embedding of a kept row: float32 [n_embd], a view that the next eval invalidates.
 

@@ -1,4 +1,4 @@
-/* powerinfer.h from C99: sampling. */
+/* powerinfer.h from C99: sampling. argv[1]: the default model. */
 #define _POSIX_C_SOURCE 200809L
 #include <math.h>
 
@@ -143,8 +143,90 @@ static void test_sampler(void) {
     CHECK(!memcmp(logits, start, sizeof(logits)));
 }
 
-int main(void) {
+enum { N_ROWS = 40, N_KEPT = 30 };
+
+/* Rows of a session: the tokens that pi_sample chooses for each. */
+static void test_rows(void) {
+    pi_model* m = open_model();
+    const int32_t n_vocab = pi_model_n_vocab(m);
+    for (int32_t n_threads = 1; n_threads <= 3; n_threads += 2) {
+        pi_session_params params = session_params(64, n_threads);
+        pi_session* s = new_session(m, &params);
+        int32_t prompt[N_ROWS], rows[N_KEPT], tokens[N_KEPT];
+        bool keep[N_ROWS];
+        for (int32_t i = 0; i < N_ROWS; i++) prompt[i] = 3 + i * 37 % 1000, keep[i] = i % 4 != 0;
+        OK(pi_eval(s, prompt, NULL, keep, N_ROWS));
+        pi_sampler *together[N_KEPT], *alone[N_KEPT];
+        for (int32_t i = 0; i < N_KEPT; i++) {
+            rows[i] = (N_KEPT - 1 - i) / 3 * 4 + (N_KEPT - 1 - i) % 3 + 1;
+            pi_sampler_params p = pi_sampler_default_params();
+            p.seed = (uint64_t)i;
+            if (i % 3 == 0) p.top_k = 0;
+            if (i % 5 == 0) p.temperature = 0;
+            if (i % 7 == 0) p.presence_penalty = 2;
+            together[i] = new_sampler(&p), alone[i] = new_sampler(&p);
+        }
+        for (int round = 0; round < 5; round++) {
+            OK(pi_sample_rows(s, together, rows, N_KEPT, tokens));
+            for (int32_t i = 0; i < N_KEPT; i++) {
+                const float* logits = NULL;
+                OK(pi_logits(s, rows[i], &logits));
+                CHECK(tokens[i] == sample(alone[i], logits, n_vocab));
+                pi_sampler_accept(together[i], tokens[i]);
+                pi_sampler_accept(alone[i], tokens[i]);
+            }
+            /* What is refused leaves samplers and tokens as they are. */
+            int32_t bad[] = {rows[0], 4}, untouched[] = {77, 78};
+            FAILS(PI_ERROR_ARGUMENT, pi_sample_rows(s, together, bad, 2, untouched));
+            CHECK(says("row 4 was not kept"));
+            float* logits = NULL;
+            OK(pi_logits(s, rows[1], (const float**)&logits));
+            float* copy = malloc(sizeof(float) * (size_t)n_vocab);
+            memcpy(copy, logits, sizeof(float) * (size_t)n_vocab);
+            for (int32_t i = 0; i < n_vocab; i++) logits[i] = NAN;
+            FAILS(PI_ERROR_ARGUMENT, pi_sample_rows(s, together, rows, N_KEPT, untouched));
+            char row[32];
+            snprintf(row, sizeof(row), "row %d: no token can", (int)rows[1]);
+            CHECK(says(row));
+            memcpy(logits, copy, sizeof(float) * (size_t)n_vocab);
+            free(copy);
+            pi_sampler* twice[] = {together[2], together[2]};
+            FAILS(PI_ERROR_ARGUMENT, pi_sample_rows(s, twice, rows, 2, untouched));
+            CHECK(says("two rows"));
+            twice[1] = NULL;
+            FAILS(PI_ERROR_ARGUMENT, pi_sample_rows(s, twice, rows, 2, untouched));
+            FAILS(PI_ERROR_ARGUMENT, pi_sample_rows(NULL, together, rows, 2, untouched));
+            FAILS(PI_ERROR_ARGUMENT, pi_sample_rows(s, NULL, rows, 2, untouched));
+            FAILS(PI_ERROR_ARGUMENT, pi_sample_rows(s, together, NULL, 2, untouched));
+            FAILS(PI_ERROR_ARGUMENT, pi_sample_rows(s, together, rows, 2, NULL));
+            FAILS(PI_ERROR_ARGUMENT, pi_sample_rows(s, together, rows, -1, untouched));
+            OK(pi_sample_rows(s, NULL, NULL, 0, NULL));
+            CHECK(untouched[0] == 77 && untouched[1] == 78);
+        }
+        for (int32_t i = 0; i < N_KEPT; i++) {
+            pi_sampler_free(together[i]);
+            pi_sampler_free(alone[i]);
+        }
+        pi_session_free(s);
+    }
+    pi_session_params params = session_params(64, 1);
+    params.embedding = true;
+    pi_session* s = new_session(m, &params);
+    OK(pi_eval(s, (const int32_t[]){1}, NULL, NULL, 1));
+    int32_t token = 77, row = 0;
+    pi_sampler* sampler = new_sampler(NULL);
+    FAILS(PI_ERROR_ARGUMENT, pi_sample_rows(s, &sampler, &row, 1, &token));
+    CHECK(says("embeddings") && token == 77);
+    pi_sampler_free(sampler);
+    pi_session_free(s);
+    pi_model_free(m);
+}
+
+int main(int argc, char** argv) {
+    if (argc != 2) return 2;
+    model_path = argv[1];
     test_bad_sampler_params();
     test_sampler();
+    test_rows();
     return summary("test_capi_sampler");
 }

@@ -4,6 +4,7 @@
 #include <cmath>
 #include <limits>
 #include <map>
+#include <random>
 #include <set>
 
 #include "ggml/check.h"
@@ -333,6 +334,42 @@ void rejects() {
     CHECK_THROWS(argument, Sampler(params));
 }
 
+// Top-k finds its candidates without a list of all tokens, unless penalties concern very many. Both
+// ways draw the same: with ties, tokens that cannot be chosen, and penalties in both directions.
+void both_ways() {
+    constexpr int kTokens = 3000;
+    std::mt19937_64 random(3);
+    for (int round = 0; round < 60; round++) {
+        std::vector<float> logits = random_logits(uint64_t(round), kTokens);
+        if (round % 3 == 1)
+            for (float& x : logits) x = std::floor(x);
+        if (round % 4 == 2)
+            for (int i = 0; i < kTokens; i++) logits[size_t(i)] = float(i % 1500) / 100;
+        if (round % 5 == 3)
+            for (int i = 0; i < 40; i++) logits[random() % kTokens] = i % 2 ? nan_value : -inf;
+        if (round % 7 == 4) logits[random() % kTokens] = inf, logits[random() % kTokens] = inf;
+        if (round % 6 == 5)  // few remain
+            for (int i = 20 + round; i < kTokens; i++) logits[size_t(i)] = -inf;
+        pi_sampler_params p = plain();
+        p.seed = uint64_t(round), p.repeat_last_n = -1;
+        p.top_k = (const int[]){1, 2, 20 + round, 40, 900, 2999}[round % 6];
+        p.temperature = round % 8 == 7 ? 0 : 1.5f;
+        p.typical_p = round % 9 == 8 ? 0.5f : 1;
+        p.top_p = round % 2 ? 0.9f : 1, p.min_p = round % 10 == 9 ? 0.1f : 0;
+        p.frequency_penalty = (const float[]){1e-9f, 3, -2, 1}[round % 4];
+        if (round % 11 == 5) p.repeat_penalty = 1e-30f;
+        Sampler few(p), many(p);
+        for (int i = 0; i < 60; i++) {
+            const int32_t best =
+                int32_t(std::max_element(logits.begin(), logits.end()) - logits.begin());
+            const int32_t id = i % 3 ? int32_t(random() % kTokens) : i % 2 ? best : -i;
+            few.accept(id), many.accept(id);
+        }
+        for (int32_t i = 0; i < 2000; i++) many.accept(kTokens + i);  // are not tokens
+        for (int i = 0; i < 30; i++) CHECK(sample(few, logits) == sample(many, logits));
+    }
+}
+
 }  // namespace
 
 int main() {
@@ -342,5 +379,6 @@ int main() {
     seeds();
     odd_logits();
     rejects();
+    both_ways();
     return check::summary("sampler");
 }

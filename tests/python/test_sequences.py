@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from powerinfer_cpp.errors import ContextOverflowError
-from powerinfer_cpp.model import Model, Session
+from powerinfer_cpp.model import Model, Sampler, Session
 
 MODEL = Path(__file__).resolve().parents[2] / "models" / "stories-relu.Q8_0.gguf"
 
@@ -50,3 +50,27 @@ def test_the_plan_counts_the_pool(model: Model) -> None:
     assert model.plan(n_ctx=256, n_seq=64, n_kv=16 * 256)["ram"]["kv"] < all_pages / 3.9
     with pytest.raises(ValueError, match="n_kv"):
         model.plan(n_kv=-1)
+
+
+def test_rows_are_sampled_together(model: Model) -> None:
+    session = Session(model, n_ctx=64)
+    keep = np.arange(20) % 2 == 0
+    session.eval(np.arange(3, 23, dtype=np.int32), keep=keep)
+    rows = [0, 18, 4, 10]
+    many, one = ([Sampler(seed=i, temperature=i) for i in range(4)] for _ in range(2))
+    for _ in range(5):
+        expected = [
+            s.sample(session.logits_pointer(r), model.n_vocab)
+            for s, r in zip(one, rows, strict=True)
+        ]
+        assert session.sample_rows(many, rows) == expected
+    assert session.sample_rows([], []) == []
+    for samplers, chosen, why in (
+        (many, [0, 18, 4, 9], "row 9 was not kept"),
+        (many, rows[:3], "4 samplers for 3 rows"),
+        ([many[0], many[0]], rows[:2], "two rows"),
+    ):
+        with pytest.raises(ValueError, match=why):
+            session.sample_rows(samplers, chosen)
+    assert session.sample_rows(one, rows) == session.sample_rows(many, rows)
+    session.close()
