@@ -44,6 +44,10 @@ class Models:
         """Begins to load."""
         self._thread.start()
 
+    def wait(self) -> None:
+        """Waits until all are open, or one could not be."""
+        self._thread.join()
+
     def get(self, name: str | None) -> ServedModel:
         """The model with this name; a single one has every name. Raises Refusal."""
         if len(self._paths) > 1 and name is not None and name not in self._paths:

@@ -1,0 +1,234 @@
+"""Work over `ray.data.Dataset`s: every actor has the model open once, and takes batches of rows."""
+
+import math
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from ray.data import ActorPoolStrategy, Dataset
+
+from ..model import Model
+from ..perplexity import Estimate
+from ..profile.counters import EngineCounter, check_sparse
+from ..profile.statistics import Statistics
+from ..profile.text import windows
+from ..sampling import Sampling
+from ..scheduler import Request, Ticket, Update
+from ..served import ServedModel
+
+BATCH = 16  # rows that an actor computes together
+
+Batch = dict[str, np.ndarray]
+
+
+def complete(
+    dataset: Dataset,
+    model: str | Path,
+    *,
+    column: str = "prompt",
+    output: str = "completion",
+    max_tokens: int = 128,
+    stop: Sequence[str] | None = None,
+    seed: int = 0,
+    actors: int = 1,
+    threads: int | None = None,
+    options: Mapping[str, Any] | None = None,
+    **sampling: float,
+) -> Dataset:
+    """The dataset with completions of a column of prompts.
+
+    Each is the text that `Llama(model, **options)(prompt, max_tokens, stop=stop, seed=seed,
+    **sampling)` gives. actors: processes that have the model open, each with `threads` CPUs
+    (default: 1). Ray needs a CPU beside those of the actors to read the dataset, or nothing moves.
+    """
+    given = {
+        "model": str(model),
+        "column": column,
+        "output": output,
+        "request": {"max_tokens": max_tokens, "stop": stop, "seed": seed},
+        "sampling": sampling,
+        "options": dict(options or {}),
+    }
+    return _mapped(dataset, _Completer, given, actors, threads)
+
+
+def perplexity(
+    dataset: Dataset,
+    model: str | Path,
+    *,
+    column: str = "text",
+    actors: int = 1,
+    threads: int | None = None,
+    options: Mapping[str, Any] | None = None,
+) -> Estimate:
+    """The perplexity of a column of texts: exp of the mean negative log-likelihood of every token
+    after the first of its window.
+
+    A text that is longer than the context is cut into windows of `options["n_ctx"]` tokens. Raises
+    ValueError if no token is scored.
+    """
+    given = {"model": str(model), "column": column, "options": dict(options or {})}
+    scored = _mapped(dataset, _Scorer, given, actors, threads)
+    sums = np.zeros(4)
+    for row in scored.iter_rows():
+        sums += [row["nll"], row["squares"], row["tokens"], row["windows"]]
+    total, squares, n, n_windows = sums
+    if n == 0:
+        raise ValueError("the dataset has no text of two tokens")
+    mean = total / n
+    value = math.exp(mean)
+    error = value * math.sqrt(max(0.0, squares / n - mean**2) / max(1, n - 1))
+    return Estimate(value, error, int(n_windows), int(n))
+
+
+def profile(
+    dataset: Dataset,
+    model: str | Path,
+    *,
+    column: str = "text",
+    corpus: str = "dataset",
+    separator: bytes | None = None,
+    n_ctx: int = 512,
+    actors: int = 1,
+    threads: int | None = None,
+) -> Statistics:
+    """Firing counts of a column of texts, summed over all rows.
+
+    The same numbers as one process counts that profiles each row as a text of its own
+    (`powerinfer profile`, with the same separator and windows). Raises ValueError for a dataset
+    without text.
+    """
+    given = {"model": str(model), "column": column, "separator": separator, "n_ctx": n_ctx}
+    counted = _mapped(dataset, _Counter, given, actors, threads)
+    total: Statistics | None = None
+    for row in counted.iter_rows():
+        shape = tuple(int(n) for n in row["shape"])
+        counts = np.frombuffer(row["counts"], np.uint64).reshape(shape)
+        part = Statistics(counts, int(row["tokens"]), corpus)
+        total = part if total is None else total + part
+    if total is None or total.tokens == 0:
+        raise ValueError("the dataset has no text")
+    return total
+
+
+def _mapped(
+    dataset: Dataset, kind: type, given: dict[str, Any], actors: int, threads: int | None
+) -> Dataset:
+    n = threads or 1
+    return dataset.map_batches(
+        kind,
+        batch_size=BATCH,
+        compute=ActorPoolStrategy(size=actors),
+        num_cpus=n,
+        fn_constructor_kwargs={**given, "threads": n},
+    )
+
+
+class _Writer:
+    """A model whose scheduler writes a batch of requests together."""
+
+    def __init__(self, model: str, threads: int, options: Mapping[str, Any]):
+        self._changed = threading.Condition()
+        self._updates: dict[int, list[Update]] = {}
+        defaults = {"n_threads": threads, "n_parallel": BATCH, "verbose": False}
+        self.model = ServedModel(model, self._deliver, **{**defaults, **options})
+
+    def _deliver(self, updates: Sequence[Update]) -> None:
+        with self._changed:
+            for update in updates:
+                self._updates.setdefault(id(update.ticket), []).append(update)
+            self._changed.notify()
+
+    def run(self, requests: Sequence[Request]) -> list[tuple[Ticket, list[Update]]]:
+        """All updates of each request. Raises the first error."""
+        tickets = [self.model.engine.submit(request) for request in requests]
+        with self._changed:
+            self._changed.wait_for(lambda: all(ticket.ended for ticket in tickets))
+            found = [(ticket, self._updates.pop(id(ticket))) for ticket in tickets]
+        for _, updates in found:
+            for update in updates:
+                if update.error is not None:
+                    raise update.error
+        return found
+
+
+class _Completer(_Writer):
+    def __init__(
+        self,
+        model: str,
+        column: str,
+        output: str,
+        request: dict[str, Any],
+        sampling: dict[str, float],
+        options: Mapping[str, Any],
+        threads: int,
+    ):
+        super().__init__(model, threads, options)
+        self._column, self._output, self._request = column, output, request
+        self._params = Sampling.of(sampling)
+
+    def __call__(self, batch: Batch) -> Batch:
+        requests = [
+            self.model.request(str(prompt), params=self._params, **self._request)
+            for prompt in batch[self._column]
+        ]
+        texts = [
+            "".join(update.piece.text for update in updates if update.piece is not None)
+            for _, updates in self.run(requests)
+        ]
+        return {**batch, self._output: np.array(texts, dtype=object)}
+
+
+class _Scorer(_Writer):
+    def __init__(self, model: str, column: str, options: Mapping[str, Any], threads: int):
+        super().__init__(model, threads, options)
+        self._column = column
+
+    def __call__(self, batch: Batch) -> Batch:
+        requests, owners = [], []
+        n_ctx = self.model.n_ctx()
+        for row, text in enumerate(batch[self._column]):
+            ids = self.model.tokenize(str(text).encode("utf-8", "surrogatepass"))
+            for first in range(0, len(ids), n_ctx):
+                window = ids[first : first + n_ctx]
+                if len(window) > 1:
+                    requests.append(self.model.request(window, max_tokens=0, logprobs=0, echo=True))
+                    owners.append(row)
+        n = len(batch[self._column])
+        sums = {name: np.zeros(n) for name in ("nll", "squares", "tokens", "windows")}
+        for row, (ticket, _) in zip(owners, self.run(requests), strict=True):
+            nll = -np.array([c.logprob for c in ticket.echoed[1:]])
+            sums["nll"][row] += nll.sum()
+            sums["squares"][row] += (nll**2).sum()
+            sums["tokens"][row] += len(nll)
+            sums["windows"][row] += 1
+        return sums
+
+
+class _Counter:
+    def __init__(self, model: str, column: str, separator: bytes | None, n_ctx: int, threads: int):
+        self._model = Model(model, n_threads=threads)
+        check_sparse(self._model)
+        self._column, self._separator = column, separator
+        self._n_ctx = min(n_ctx, self._model.n_ctx_train)
+        self._new: Callable[[], EngineCounter] = lambda: EngineCounter(
+            self._model, self._n_ctx, n_threads=threads
+        )
+
+    def __call__(self, batch: Batch) -> Batch:
+        counter, n = self._new(), 0
+        for text in batch[self._column]:
+            data = text if isinstance(text, bytes) else str(text).encode()
+            if not data.strip():
+                continue
+            for window in windows(self._model, data, self._separator, self._n_ctx):
+                counter.add(window)
+                n += len(window)
+        counts = counter.counts()
+        return {
+            "counts": np.array([counts.tobytes()], dtype=object),
+            "shape": np.array([counts.shape]),
+            "tokens": np.array([n]),
+        }

@@ -1,0 +1,242 @@
+"""The server on Ray Serve: `serve run powerinfer_cpp.ray:app models=model.gguf`.
+
+A front takes requests, and passes each to a replica of its model, which runs the application of
+`powerinfer serve`. Replicas of a model keep prefixes of their own, so the front sends what begins
+alike to the same one.
+"""
+
+import asyncio
+import hashlib
+from collections.abc import AsyncIterator, Mapping
+from contextlib import suppress
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from ray import serve
+from ray.serve import Application
+from ray.serve.config import RequestRouterConfig
+from ray.serve.handle import DeploymentHandle
+from starlette.requests import Request
+from starlette.responses import Response, StreamingResponse
+from starlette.types import Message
+
+from ..server.app import Server
+from ..server.errors import Refusal, refusal_of
+from ..server.limits import read_body, refused
+from ..server.settings import Settings
+
+ROUTER = "ray.serve.experimental.consistent_hash_router:ConsistentHashRouter"
+AFFINITIES = ("session", "prefix")
+SESSION = "x-session-id"
+PREFIX = 256  # characters of a prompt that tell where it goes
+_SCOPE = ("type", "http_version", "method", "path", "raw_path", "query_string", "headers", "scheme")
+
+
+def build_app(
+    models: str | Path | list[str] | Mapping[str, str | Path],
+    replicas: int | tuple[int, int] = 1,
+    affinity: str = "session",
+    cpus: float = 1,
+    options: Mapping[str, Any] | None = None,
+    settings: Settings | None = None,
+) -> Application:
+    """An application of Ray Serve with a deployment for each model.
+
+    models: a file, several (comma-separated in a text), or files by name. replicas: of each model,
+    or the least and the most; the number then follows the requests. affinity: "session": requests
+    with the same header x-session-id go to the same replica; "prefix": those whose prompts begin
+    alike. cpus: of a replica, which computes with as many threads. options: of
+    `ServedModel`. settings: default: any name of the host is served. Raises ValueError for bad
+    arguments and OSError for a missing file.
+    """
+    if affinity not in AFFINITIES:
+        raise ValueError(f"affinity must be one of {', '.join(AFFINITIES)}")
+    paths = _paths(models)
+    given = {"n_threads": max(1, int(cpus)), "verbose": False, **dict(options or {})}
+    handles = {
+        name: _deployment(name, replicas, cpus, int(given.get("n_parallel", 4))).bind(
+            name, str(path), given, asdict(settings or Settings(hosts=("*",)))
+        )
+        for name, path in paths.items()
+    }
+    return _Front.bind(handles, affinity)
+
+
+def app(arguments: dict[str, Any]) -> Application:
+    """`build_app` for `serve run`, which gives arguments as texts: replicas "2" or "1-4"."""
+    found = dict(arguments)
+    replicas = found.get("replicas", 1)
+    if isinstance(replicas, str):
+        least, _, most = replicas.partition("-")
+        found["replicas"] = (int(least), int(most)) if most else int(least)
+    if "cpus" in found:
+        found["cpus"] = float(found["cpus"])
+    return build_app(**found)
+
+
+def _deployment(name: str, replicas: int | tuple[int, int], cpus: float, n_parallel: int) -> Any:
+    scaling: dict[str, Any] = {"num_replicas": replicas}
+    if isinstance(replicas, tuple):
+        least, most = replicas
+        scaling = {
+            "autoscaling_config": {
+                "min_replicas": least,
+                "max_replicas": most,
+                "target_ongoing_requests": n_parallel,
+            }
+        }
+    return serve.deployment(
+        _Replica,
+        name=name,
+        ray_actor_options={"num_cpus": cpus},
+        # A replica queues by itself, and says when it is full.
+        max_ongoing_requests=100_000,
+        request_router_config=RequestRouterConfig(request_router_class=ROUTER),
+        **scaling,
+    )
+
+
+def _paths(models: str | Path | list[str] | Mapping[str, str | Path]) -> dict[str, Path]:
+    if isinstance(models, str | Path):
+        models = str(models).split(",")
+    if not isinstance(models, Mapping):
+        models = {Path(path).name.removesuffix(".gguf"): path for path in models}
+    found = {name: Path(path).resolve() for name, path in models.items()}
+    for path in found.values():
+        if not path.is_file():
+            raise FileNotFoundError(f"{path}: there is no such file")
+    return found
+
+
+class _Replica:
+    """A server without sockets: an ASGI application whose messages are streamed to the front."""
+
+    def __init__(self, name: str, path: str, options: dict[str, Any], settings: dict[str, Any]):
+        self._server = Server({name: Path(path)}, options, Settings(**settings))
+        self._server.models.load()
+        self._server.models.wait()
+        if self._server.models.failure is not None:
+            raise self._server.models.failure
+
+    def check_health(self) -> None:
+        """Ray replaces the replica if this raises."""
+        if (fault := self._server.models.fault) is not None:
+            raise RuntimeError(str(fault))
+
+    async def asgi(self, scope: dict[str, Any], body: bytes) -> AsyncIterator[Message]:
+        """The messages that answer a request. Closing the iterator ends the work."""
+        self._server.desk.open()
+        messages: asyncio.Queue[Message | None] = asyncio.Queue()
+        gone = asyncio.Event()
+        parts: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
+
+        async def receive() -> Message:
+            if parts:
+                return parts.pop()
+            await gone.wait()
+            return {"type": "http.disconnect"}
+
+        async def run() -> None:
+            try:
+                await self._server.app(scope, receive, messages.put)
+            finally:
+                messages.put_nowait(None)
+
+        task = asyncio.ensure_future(run())
+        try:
+            while (message := await messages.get()) is not None:
+                yield message
+        finally:
+            gone.set()
+            with suppress(Exception):
+                await asyncio.wait_for(task, 10)
+
+
+@serve.deployment(name="front", num_replicas=1, max_ongoing_requests=100_000)
+class _Front:
+    """Takes requests, and chooses the model and the session of each."""
+
+    def __init__(self, handles: dict[str, DeploymentHandle], affinity: str):
+        self._handles, self._affinity = handles, affinity
+        self._settings = Settings()
+
+    async def __call__(self, request: Request) -> Response:
+        path = request.scope["path"]
+        try:
+            body = await read_body(request, self._settings)
+            if path in ("/v1/models", "/models"):
+                return await self._models(request)
+            return await self._pass(request, body)
+        except Exception as error:
+            return refused(refusal_of(error), path)
+
+    async def _pass(self, request: Request, body: bytes) -> Response:
+        named = _named(body) if body else _Named()
+        handle = self._handle(named.model or request.query_params.get("model"))
+        session = request.headers.get(SESSION, "")
+        if self._affinity == "prefix":
+            session = _prefix(named)
+        begun, rest = await _begin(handle, session, request, body)
+        response = StreamingResponse(rest, begun["status"])
+        response.raw_headers = [tuple(header) for header in begun["headers"]]
+        return response
+
+    def _handle(self, name: str | None) -> DeploymentHandle:
+        if len(self._handles) > 1 and name is not None and name not in self._handles:
+            raise Refusal(404, f"there is no model {name!r}", "model")
+        return self._handles.get(name or "") or next(iter(self._handles.values()))
+
+    async def _models(self, request: Request) -> Response:
+        """The lists of all models together."""
+        data: list[Any] = []
+        for handle in self._handles.values():
+            _, rest = await _begin(handle, "", request, b"")
+            text = b"".join([part async for part in rest])
+            data += msgspec.json.decode(text)["data"]
+        body = msgspec.json.encode({"object": "list", "data": data})
+        return Response(body, media_type="application/json")
+
+
+async def _begin(
+    handle: DeploymentHandle, session: str, request: Request, body: bytes
+) -> tuple[Message, AsyncIterator[bytes]]:
+    """The beginning of a replica's answer, and the parts of its body."""
+    scope = {name: request.scope[name] for name in _SCOPE if name in request.scope}
+    options = {"stream": True, **({"session_id": session} if session else {})}
+    messages = handle.options(**options).asgi.remote({**scope, "root_path": ""}, body)
+    begun = await anext(messages)
+
+    async def rest() -> AsyncIterator[bytes]:
+        async for message in messages:
+            if part := message.get("body", b""):
+                yield part
+
+    return begun, rest()
+
+
+class _Named(msgspec.Struct):
+    """What of a body tells where it goes."""
+
+    model: str | None = None
+    messages: Any = None
+    prompt: Any = None
+    system: Any = None
+    input: Any = None
+
+
+def _named(body: bytes) -> _Named:
+    try:
+        return msgspec.json.decode(body, type=_Named)
+    except (msgspec.DecodeError, RecursionError):
+        return _Named()  # the replica says what is wrong
+
+
+def _prefix(named: _Named) -> str:
+    """A name for what a prompt begins with."""
+    for begin in (named.messages, named.prompt, named.input):
+        if begin:
+            text = msgspec.json.encode([named.system, begin])[:PREFIX]
+            return hashlib.blake2b(text, digest_size=16).hexdigest()
+    return ""
