@@ -211,16 +211,19 @@ typedef enum pi_sparse {
     PI_SPARSE_PREDICTOR = 3 /* all rows by predictor; refused for files without one */
 } pi_sparse;
 
-/* What a session records of its feed-forward blocks. Each kind includes the ones before it. Needs
- * sparse off or exact: neurons that a predictor masks are not computed. */
+/* What a session records of its feed-forward blocks. Each kind up to inputs includes the ones
+ * before it, and takes sparse off or exact: of neurons that a predictor masks nobody knows whether
+ * they fire. */
 typedef enum pi_record {
     PI_RECORD_OFF = 0,
     PI_RECORD_COUNTS = 1, /* how often each neuron fired in the session */
     PI_RECORD_FIRED = 2,  /* which neurons fired, for every row of the last call */
     PI_RECORD_INPUTS = 3, /* the input of each layer's predictor, for the same rows */
-    PI_RECORD_NEEDS = 4   /* of the others only counts and fired; and which neurons were proposed
+    PI_RECORD_NEEDS = 4,  /* of the others only counts and fired; and which neurons were proposed
                            * and computed, for the last row. For any `sparse`, with n_ubatch 1 and
                            * a file with neuron rows */
+    PI_RECORD_BITS = 5    /* of the others none; which of the neurons that were computed fired, for
+                           * every row of the last call. For any `sparse` */
 } pi_record;
 
 struct pi_session_params {
@@ -316,6 +319,9 @@ typedef struct pi_storage_report {
 pi_status pi_model_storage(const pi_model* model, pi_storage_report* out);
 /* Neurons of a layer of which memory lacks a part, at this moment; 0 if RAM or a device has all. */
 int64_t pi_model_layer_stored_neurons(const pi_model* model, int32_t layer);
+/* The tier of each neuron of a layer, at this moment: 0 if memory lacks a part of it, 1 for RAM, 2
+ * for a device. out [max(1, n_expert), n_ff], of which capacity bytes are there. */
+pi_status pi_model_tiers(const pi_model* model, int32_t layer, uint8_t* out, size_t capacity);
 /* The memory budget of a model: ram_budget of pi_model_params, or what was free when the model was
  * opened. The model, its sessions, and reservations of callers for their own buffers take from it
  * and give back when freed. PI_ERROR_MEMORY if too little is left; the message begins with `what`.
@@ -485,6 +491,13 @@ pi_status pi_session_neurons(const pi_session* session, int32_t first, int32_t n
 pi_status pi_firing_counts(const pi_session* session, int32_t layer, const uint64_t** out);
 pi_status pi_activations(const pi_session* session, int32_t layer, const bool** out);
 pi_status pi_ffn_inputs(const pi_session* session, int32_t layer, const float** out);
+/* Ends and resumes recording. It begins with the session. While it is off, it takes no time, and
+ * there is nothing of the last call. PI_ERROR_ARGUMENT if `record` is off. */
+pi_status pi_session_record(pi_session* session, bool on);
+/* With PI_RECORD_BITS: the neurons that the model computed for a row of the last call, less those
+ * whose product with up was 0: bits [n_layer, max(1, n_expert), (n_ff + 7) / 8], where bit i % 8 of
+ * byte i / 8 is neuron i. PI_ERROR_ARGUMENT if capacity is less than these bytes. */
+pi_status pi_fired_bits(const pi_session* session, int32_t row, uint8_t* out, size_t capacity);
 /* For the last row of the last call, with PI_RECORD_NEEDS: which neurons' first rows were needed
  * (gate, or up without a gate) and which neurons' other rows, [max(1, n_expert), n_ff] each. */
 pi_status pi_ffn_needs(const pi_session* session, int32_t layer, const bool** proposed,

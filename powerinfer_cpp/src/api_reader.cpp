@@ -5,6 +5,7 @@
 #include <mutex>
 
 #include "api.h"
+#include "device_model.h"
 #include "measure.h"
 #include "powerinfer.h"
 #include "store.h"
@@ -77,6 +78,34 @@ int64_t pi_model_layer_stored_neurons(const pi_model* m, int32_t layer) {
         n += store->blocks().size(b) - store->resident(b);
     }
     return n;
+}
+
+pi_status pi_model_tiers(const pi_model* m, int32_t layer, uint8_t* out, size_t capacity) {
+    enum : uint8_t { storage, ram, on_device };
+    return guarded([&] {
+        require(m && out, "model and out must not be NULL");
+        const powerinfer::Model& model = *m->model;
+        const int64_t n_layer = int64_t(model.layers.size()), n_ff = model.config.n_ff;
+        require(layer >= 0 && layer < n_layer, "no such layer");
+        const int64_t experts = std::max<int64_t>(1, model.config.n_expert);
+        require(capacity >= size_t(experts * n_ff), "the buffer for the tiers is too small");
+        std::fill_n(out, experts * n_ff, ram);
+        if (model.device_neurons(layer)) {
+            const std::vector<int32_t>& slot = model.device->share.slot[size_t(layer)];
+            for (int64_t i = 0; i < n_ff; i++) {
+                if (slot.empty() || slot[size_t(i)] >= 0) out[i] = on_device;
+            }
+        }
+        powerinfer::NeuronStore* const store = model.store.get();
+        if (!store) return;
+        const std::lock_guard<std::mutex> alone(store->mutex);
+        for (int32_t b = layer * int32_t(experts); b < (layer + 1) * int32_t(experts); b++) {
+            uint8_t* const block = out + (b % experts) * n_ff;
+            for (int32_t i = 0; i < store->blocks().size(b); i++) {
+                if (!store->is_resident(b, i)) block[store->row_of(b, i)] = storage;
+            }
+        }
+    });
 }
 
 }  // extern "C"

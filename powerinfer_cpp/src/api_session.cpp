@@ -209,6 +209,26 @@ pi_status pi_ffn_inputs(const pi_session* s, int32_t layer, const float** out) {
     return recorded(s, layer, out, [&] { return s->session.record.input(layer); });
 }
 
+pi_status pi_session_record(pi_session* s, bool on) {
+    return guarded([&] {
+        require(s, kNoSession);
+        require(s->session.params.record != PI_RECORD_OFF,
+                "the session records nothing (see its parameter `record`)");
+        s->session.record.turn(on);
+    });
+}
+
+pi_status pi_fired_bits(const pi_session* s, int32_t row, uint8_t* out, size_t capacity) {
+    return guarded([&] {
+        require(s && out, "session and out must not be NULL");
+        const powerinfer::Recorder& record = s->session.record;
+        const uint8_t* const bits = record.bits(row);
+        require(bits, "the session does not record bits, or not of such a row in the last call");
+        require(capacity >= size_t(record.bits_size()), "the buffer for the bits is too small");
+        std::memcpy(out, bits, size_t(record.bits_size()));
+    });
+}
+
 pi_status pi_ffn_needs(const pi_session* s, int32_t layer, const bool** proposed,
                        const bool** computed) {
     const pi_status status =

@@ -26,6 +26,11 @@ struct Block {
     int64_t row(int64_t t) const { return rows ? rows[t] : t; }
 };
 
+// Where operators note which neurons fire, [n, n_ff]; null if nobody wants to know.
+bool* flags_of(const Pass& p) {
+    return p.record.on() ? p.work.flags : nullptr;
+}
+
 // Computes every neuron, for files that store matrices.
 void dense_ffn(const Pass& p, const Block& in, float* y) {
     const Config& c = p.model.config;
@@ -41,7 +46,7 @@ void dense_ffn(const Pass& p, const Block& in, float* y) {
         ggml::matmul(p.context, input, {{w.up, b.gate, w.up_bias}});
         ggml::activation(p.context, c.activation, b.gate, all);
     }
-    if (b.flags) ggml::nonzero(p.context, b.gate, all, b.flags);
+    if (bool* flags = flags_of(p)) ggml::nonzero(p.context, b.gate, all, flags);
     const Input fired = b.input.prepare(p.context, b.gate, in.n, c.n_ff, w.down.quantised());
     ggml::matmul(p.context, fired, {{w.down, y, w.down_bias}});
     ggml::NeuronCounts& counts = p.counts.neurons[size_t(in.layer)];
@@ -162,7 +167,7 @@ void neuron_ffn(const Pass& p, const Block& in, float* y) {
         const int32_t block = block_number(p, in.layer, in.expert);
         const ggml::AuditCounts found =
             stored_ffn(p, {block, more ? block + 1 : -1, neurons, in.x, in.n, mask, audited}, y,
-                       counts, b.flags);
+                       counts, flags_of(p));
         if (audited) p.audit.add(in.layer, found);
         return;
     }
@@ -172,10 +177,10 @@ void neuron_ffn(const Pass& p, const Block& in, float* y) {
         ggml::select(p.context, mask, c.n_ff, b.candidates);
         b.neurons.computed = p.record.needs(in.layer, in.expert, b.candidates);
         ggml::partial_ffn(p.context, neurons, input, b.candidates, b.neurons, b.sums, &counts,
-                          b.flags);
+                          flags_of(p));
         ggml::merge(p.context, neurons, b.sums, y);
     } else {
-        ggml::rows_ffn(p.context, neurons, input, mask, b.neurons, y, &counts, b.flags);
+        ggml::rows_ffn(p.context, neurons, input, mask, b.neurons, y, &counts, flags_of(p));
     }
     for (int64_t t = 0; audited && t < in.n; t++) {
         if (audited[t] < 0) continue;
@@ -191,7 +196,7 @@ void ffn(const Pass& p, const Block& in, float* y) {
     } else {
         dense_ffn(p, in, y);
     }
-    p.record.fired(p.context, in.layer, in.expert, in.rows, in.n, p.work.flags);
+    p.record.fired(p.context, in.layer, in.expert, in.rows, in.n, flags_of(p));
 }
 
 // The rows of the batch that chose an expert. The experts of a single row keep their scores apart.

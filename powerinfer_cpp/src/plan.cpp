@@ -41,13 +41,14 @@ pi_session_params resolve_session_params(const Config& config, pi_session_params
     p.n_ubatch = std::min(p.n_ubatch, p.n_batch);
     p.n_logits = std::min(p.n_logits, p.n_batch);
     bound("sparse", p.sparse, PI_SPARSE_AUTO, PI_SPARSE_PREDICTOR);
-    bound("record", p.record, PI_RECORD_OFF, PI_RECORD_NEEDS);
+    bound("record", p.record, PI_RECORD_OFF, PI_RECORD_BITS);
     if (p.record == PI_RECORD_NEEDS) {
         if (!config.neuron_aware || p.n_ubatch != 1) {
             throw Error(Code::argument,
                         "recording needs is for files with neuron rows, with n_ubatch 1");
         }
-    } else if (p.record && p.sparse != PI_SPARSE_OFF && p.sparse != PI_SPARSE_EXACT) {
+    } else if (p.record && p.record != PI_RECORD_BITS && p.sparse != PI_SPARSE_OFF &&
+               p.sparse != PI_SPARSE_EXACT) {
         throw Error(Code::argument,
                     "record needs sparse off or exact: masked neurons are not computed");
     }

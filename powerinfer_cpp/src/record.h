@@ -10,13 +10,17 @@ namespace powerinfer {
 
 // Records how often each neuron fired in the session and, depending on `record`, which neurons
 // fired in the last call and the inputs of the predictors. A neuron fires if the value that
-// multiplies its down row is not zero. Neurons of experts that a row did not choose do not fire.
+// multiplies its down row is not zero. Neurons of experts that a row did not choose do not fire,
+// and those that a predictor masks are not known to.
 class Recorder {
  public:
     Recorder() = default;  // records nothing
     // params must be resolved.
     Recorder(ggml::Carver& carver, const Config& config, const pi_session_params& params);
 
+    // Off: nothing is recorded, and nothing is known of the last call.
+    void turn(bool on);
+    bool on() const { return on_; }
     // begin: a call of n rows begins. advance: n more rows of it are done. fail: the call failed.
     void begin(int64_t n);
     void advance(int64_t n);
@@ -36,18 +40,24 @@ class Recorder {
     uint64_t* counts(int64_t layer) const;
     const bool* fired(int64_t layer) const;
     const float* input(int64_t layer) const;
+    // Which neurons of a row of the last call fired, as bits: bits_size() bytes, see pi_fired_bits.
+    const uint8_t* bits(int64_t row) const;
+    int64_t bits_size() const { return n_layer_ * n_blocks_ * ((n_ff_ + 7) / 8); }
     // For the last row: [n_blocks, n_ff].
     const bool* proposed(int64_t layer) const;
     const bool* computed(int64_t layer) const;
 
  private:
     void clear_needs();
+    uint8_t* bits_of(int64_t row, int64_t layer, int64_t expert) const;
 
+    bool on_ = false;
     int64_t n_embd_ = 0, n_ff_ = 0, n_blocks_ = 0, n_layer_ = 0, n_batch_ = 0;
     int64_t n_rows_ = 0, done_ = 0;  // rows of the call, and those of them that are done
     uint64_t* counts_ = nullptr;     // [n_layer, n_blocks, n_ff]
     float* inputs_ = nullptr;        // [n_layer, n_batch, n_embd]
     bool* fired_ = nullptr;          // [n_layer, n_batch, n_blocks, n_ff]
+    uint8_t* bits_ = nullptr;        // [n_batch, n_layer, n_blocks, (n_ff + 7) / 8]
     bool *proposed_ = nullptr, *computed_ = nullptr;  // [n_layer, n_blocks, n_ff]
 };
 

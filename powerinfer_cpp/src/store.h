@@ -155,7 +155,8 @@ class NeuronStore {
     void begin(int64_t n_tokens);
     void reset();
 
-    // Neurons of a block of which both parts have slots.
+    // Do both parts of a neuron have slots? Neurons of a block that have both.
+    bool is_resident(int32_t block, int32_t id) const;
     int64_t resident(int32_t block) const;
     Residency& residency() { return tables_.residency; }
     const ResidencyShape& blocks() const { return tables_.residency.shape(); }  // their neurons

@@ -50,11 +50,14 @@ int64_t NeuronStore::slot_at(int half, int64_t slot) const {
                      : shape_.cache_sectors - (slot + 1) * shape_.rest_sectors;
 }
 
+bool NeuronStore::is_resident(int32_t block, int32_t id) const {
+    return tables_.residency.slots(Half::first, block)[id] >= 0 &&
+           tables_.residency.slots(Half::rest, block)[id] >= 0;
+}
+
 int64_t NeuronStore::resident(int32_t block) const {
-    const int32_t* const first = tables_.residency.slots(Half::first, block);
-    const int32_t* const rest = tables_.residency.slots(Half::rest, block);
     int64_t n = 0;
-    for (int32_t i = 0; i < blocks().size(block); i++) n += first[i] >= 0 && rest[i] >= 0;
+    for (int32_t i = 0; i < blocks().size(block); i++) n += is_resident(block, i);
     return n;
 }
 

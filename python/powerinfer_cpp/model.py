@@ -222,6 +222,14 @@ class Model:
         """Neurons of a layer of which memory lacks a part, at this moment."""
         return lib.pi_model_layer_stored_neurons(self.handle, layer)
 
+    def tiers(self, layer: int) -> np.ndarray:
+        """Where each neuron of a layer is at this moment: uint8 [experts, n_ff], 0 if memory lacks
+        a part of it, 1 for RAM, 2 for a device."""
+        out = np.empty((max(1, self.n_expert), self.n_ff), np.uint8)
+        data = ffi.from_buffer("uint8_t[]", out)
+        check(lib.pi_model_tiers(self.handle, layer, data, out.nbytes))
+        return out
+
     def storage(self) -> Storage | None:
         """How the model runs from storage; None if RAM and a device have all of it."""
         out = sized("pi_storage_report")
@@ -443,6 +451,26 @@ class Session:
         Raises ValueError unless `record` is PI_RECORD_INPUTS.
         """
         return self._recorded(lib.pi_ffn_inputs, "float", np.float32, (self._n_rows, self.n_embd))
+
+    def record(self, on: bool) -> None:
+        """Ends or resumes recording, which begins with the session.
+
+        Raises ValueError if the session's `record` is PI_RECORD_OFF.
+        """
+        check(lib.pi_session_record(self.handle, on))
+
+    def fired_bits(self, row: int) -> np.ndarray:
+        """uint8 [n_layer, experts, (n_ff + 7) // 8]: which neurons of those that were computed
+        fired for a row of the last eval. Bit i % 8 of byte i // 8 is neuron i, as in
+        `numpy.unpackbits(..., bitorder="little")`.
+
+        Raises ValueError unless `record` is PI_RECORD_BITS, and on.
+        """
+        experts, n_ff = self._neurons
+        out = np.empty((self._n_layer, experts, (n_ff + 7) // 8), np.uint8)
+        data = ffi.from_buffer("uint8_t[]", out)
+        check(lib.pi_fired_bits(self.handle, row, data, out.nbytes))
+        return out
 
     def _recorded(self, find: Any, kind: str, dtype: Any, shape: tuple[int, ...]) -> np.ndarray:
         out, pointer = np.empty((self._n_layer, *shape), dtype), ffi.new(f"{kind} const **")

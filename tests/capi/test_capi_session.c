@@ -432,9 +432,74 @@ static void test_recording(const pi_model* m, const float* expected) {
     FAILS(PI_ERROR_ARGUMENT, pi_activations(s, 0, &fired));
     FAILS(PI_ERROR_ARGUMENT, pi_ffn_inputs(s, 0, &inputs));
     pi_session_free(s);
-    params.record = 4;
+    params.record = PI_RECORD_NEEDS; /* takes n_ubatch 1 */
     s = UNTOUCHED;
     FAILS(PI_ERROR_ARGUMENT, pi_session_new(m, &params, &s));
+    params.record = 6;
+    FAILS(PI_ERROR_ARGUMENT, pi_session_new(m, &params, &s));
+}
+
+/* Bits under predictors, which a server switches off while nobody watches; and tiers. */
+static void test_bits_of_rows(const pi_model* m) {
+    const int32_t n_layer = pi_model_n_layer(m), n_ff = pi_model_n_ff(m);
+    const size_t per_layer = (size_t)(n_ff + 7) / 8, size = (size_t)n_layer * per_layer;
+    pi_session_params params = session_params(64, 2);
+    pi_session* silent = new_session(m, &params);
+    params.record = PI_RECORD_BITS;
+    pi_session* s = new_session(m, &params);
+    bool generated[8];
+    for (int i = 0; i < 8; i++) generated[i] = i >= 5;
+    const pi_batch batch = {sizeof(batch), 8, tokens, NULL, NULL, generated};
+    uint8_t* bits = malloc(size + 1);
+    bits[0] = bits[size] = 77;
+    FAILS(PI_ERROR_ARGUMENT, pi_fired_bits(s, 0, bits, size)); /* nothing computed yet */
+    OK(pi_eval_batch(s, &batch));
+    OK(pi_eval_batch(silent, &batch));
+    FAILS(PI_ERROR_ARGUMENT, pi_fired_bits(silent, 0, bits, size));
+    FAILS(PI_ERROR_ARGUMENT, pi_fired_bits(s, -1, bits, size));
+    FAILS(PI_ERROR_ARGUMENT, pi_fired_bits(s, 8, bits, size));
+    FAILS(PI_ERROR_ARGUMENT, pi_fired_bits(s, 0, bits, size - 1));
+    FAILS(PI_ERROR_ARGUMENT, pi_fired_bits(s, 0, NULL, size));
+    FAILS(PI_ERROR_ARGUMENT, pi_fired_bits(NULL, 0, bits, size));
+    CHECK(bits[0] == 77);
+    int64_t seen = 0, fired = 0;
+    for (int32_t row = 0; row < 8; row++) {
+        OK(pi_fired_bits(s, row, bits, size + 1));
+        for (size_t i = 0; i < size * 8; i++) seen += bits[i / 8] >> i % 8 & 1;
+    }
+    CHECK(bits[size] == 77);
+    for (int32_t i = 0; i < n_layer; i++) {
+        pi_neuron_counts counts;
+        SIZED(counts);
+        OK(pi_session_neurons(s, i, 1, &counts));
+        fired += counts.fired;
+    }
+    CHECK(seen == fired && seen > 0);
+    const bool* flags = UNTOUCHED;
+    FAILS(PI_ERROR_ARGUMENT, pi_activations(s, 0, &flags)); /* another kind */
+    OK(pi_session_record(s, false));
+    FAILS(PI_ERROR_ARGUMENT, pi_fired_bits(s, 0, bits, size));
+    OK(pi_eval_batch(s, &batch));
+    FAILS(PI_ERROR_ARGUMENT, pi_fired_bits(s, 0, bits, size));
+    OK(pi_session_record(s, true));
+    OK(pi_eval_batch(s, &batch));
+    OK(pi_fired_bits(s, 7, bits, size));
+    FAILS(PI_ERROR_ARGUMENT, pi_session_record(silent, true));
+    FAILS(PI_ERROR_ARGUMENT, pi_session_record(NULL, true));
+    pi_session_free(s);
+    pi_session_free(silent);
+    free(bits);
+
+    uint8_t* tiers = calloc((size_t)n_ff, 1);
+    FAILS(PI_ERROR_ARGUMENT, pi_model_tiers(m, 0, tiers, (size_t)n_ff - 1));
+    FAILS(PI_ERROR_ARGUMENT, pi_model_tiers(m, -1, tiers, (size_t)n_ff));
+    FAILS(PI_ERROR_ARGUMENT, pi_model_tiers(m, n_layer, tiers, (size_t)n_ff));
+    FAILS(PI_ERROR_ARGUMENT, pi_model_tiers(m, 0, NULL, (size_t)n_ff));
+    FAILS(PI_ERROR_ARGUMENT, pi_model_tiers(NULL, 0, tiers, (size_t)n_ff));
+    CHECK(tiers[0] == 0);
+    OK(pi_model_tiers(m, 0, tiers, (size_t)n_ff));
+    for (int32_t i = 0; i < n_ff; i++) CHECK(tiers[i] == 1);
+    free(tiers);
 }
 
 /* ---- Threads ------------------------------------------------------------------------------ */
@@ -520,6 +585,7 @@ int main(int argc, char** argv) {
     test_embedding(m);
     test_profile(m, expected);
     test_recording(m, expected);
+    test_bits_of_rows(m);
     test_threads(m, expected);
     pi_model_free(m);
     test_session_outlives_model(expected);

@@ -1,8 +1,10 @@
 // Models on three tiers at once: a device, RAM, and a disk that has what does not fit them. The
 // same bits as those of the same placement with the rest in RAM, for any budgets, and disks that
 // are slow or fail.
+#include <algorithm>
 #include <set>
 
+#include "api.h"
 #include "bundle_file.h"
 #include "device_forward.h"
 #include "faulty_reader.h"
@@ -103,9 +105,12 @@ Floats answer(std::shared_ptr<const Model> model, const pi_session_params& param
 }
 
 // What is where: the store has the neurons that the device does not have, all that is planned fits.
-void check_places(const Model& m, const Tiers& t) {
+void check_places(const std::shared_ptr<const Model>& model, const Tiers& t) {
+    const Model& m = *model;
     const NeuronStore& store = *m.store;
     const int64_t n_ff = m.config.n_ff;
+    const pi_model handle{model, {}};
+    std::vector<uint8_t> tiers(static_cast<size_t>(n_ff));
     for (int32_t i = 0; i < int32_t(m.config.n_layer); i++) {
         const int64_t n = store.blocks().size(i);
         CHECK(n == n_ff - m.device_neurons(i));
@@ -116,6 +121,11 @@ void check_places(const Model& m, const Tiers& t) {
             CHECK(!m.device->share.splits(i) || m.device->share.slot[size_t(i)][size_t(row)] < 0);
         }
         CHECK(store.resident(i) <= n);
+        CHECK(pi_model_tiers(&handle, i, tiers.data(), tiers.size()) == PI_OK);
+        CHECK(std::count(tiers.begin(), tiers.end(), 0) == n - store.resident(i));
+        for (size_t row = 0; row < tiers.size(); row++) {
+            CHECK((tiers[row] == 2) == (rows.count(int32_t(row)) == 0));
+        }
     }
     const Plan plan = make_plan(m, t.session);
     CHECK(total(plan.parts, Tier::ram) <= t.params.ram_budget);
@@ -147,7 +157,7 @@ void test_bits(const Shape& shape, int32_t sparse, bool streams,
             if (!model->store) continue;
             CHECK(model->device->share.slot == whole->device->share.slot);
             CHECK(model->device->share.piece == whole->device->share.piece);
-            check_places(*model, t);
+            check_places(model, t);
             Session computing(model, session);
             CHECK(same(answer(computing), expected));
             const Counts& did = computing.counts;
@@ -174,7 +184,7 @@ void test_layers() {
     const Floats expected = answer(t.load(kNoLimit), t.session);
     const auto model = t.load(t.ram(0.5));
     CHECK(model->device_layers() == 2 && model->store);
-    check_places(*model, t);
+    check_places(model, t);
     Session session(model, t.session);
     CHECK(same(answer(session), expected));
     CHECK(session.counts.from_disk[0] > 0);
@@ -189,7 +199,7 @@ void test_first_use() {
     const Floats expected = answer(t.load(kNoLimit), t.session);
     const auto model = t.load(t.ram(0.3));
     CHECK(model->store && model->file.gguf.path() == path + ".bundle.gguf");
-    check_places(*model, t);
+    check_places(model, t);
     CHECK(same(answer(model, t.session), expected));
 }
 

@@ -6,8 +6,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from powerinfer_cpp._native import lib
 from powerinfer_cpp.errors import ContextOverflowError
-from powerinfer_cpp.model import Model, Sampler, Session
+from powerinfer_cpp.model import NEURON_COUNTS, Model, Sampler, Session
 
 MODEL = Path(__file__).resolve().parents[2] / "models" / "stories-relu.Q8_0.gguf"
 
@@ -50,6 +51,34 @@ def test_the_plan_counts_the_pool(model: Model) -> None:
     assert model.plan(n_ctx=256, n_seq=64, n_kv=16 * 256)["ram"]["kv"] < all_pages / 3.9
     with pytest.raises(ValueError, match="n_kv"):
         model.plan(n_kv=-1)
+
+
+def test_bits_of_fired_neurons(model: Model) -> None:
+    tokens = np.arange(3, 43, dtype=np.int32)
+    generated = np.arange(40) >= 30
+    session = Session(model, n_ctx=64, record=lib.PI_RECORD_BITS)
+    session.eval(tokens, generated=generated)
+    rows = [session.fired_bits(row) for row in range(40)]
+    flags = np.unpackbits(np.array(rows), axis=-1, bitorder="little", count=model.n_ff)
+    assert flags.shape == (40, model.n_layer, 1, model.n_ff)
+    fired = session.work().neurons[:, NEURON_COUNTS.index("fired")]
+    assert (flags.sum(axis=(0, 2, 3)) == fired).all()
+    # A prompt is computed as in exact mode.
+    exact = Session(model, n_ctx=64, sparse=lib.PI_SPARSE_EXACT, record=lib.PI_RECORD_FIRED)
+    exact.eval(tokens[:30])
+    assert (flags[:30] == exact.activations().swapaxes(0, 1)).all()
+    session.record(False)
+    session.eval(tokens[:3])
+    with pytest.raises(ValueError, match="does not record bits"):
+        session.fired_bits(0)
+    session.record(True)
+    session.eval(tokens[:3])
+    assert session.fired_bits(2).any()
+    with pytest.raises(ValueError, match="records nothing"):
+        Session(model, n_ctx=64).record(True)
+    assert (model.tiers(0) == 1).all() and model.tiers(1).shape == (1, model.n_ff)
+    with pytest.raises(ValueError, match="no such layer"):
+        model.tiers(model.n_layer)
 
 
 def test_rows_are_sampled_together(model: Model) -> None:
