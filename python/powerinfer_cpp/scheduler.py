@@ -6,6 +6,7 @@ then chooses tokens. What a text becomes depends on its own prompt, parameters a
 """
 
 import itertools
+import threading
 import time
 from collections import OrderedDict, deque
 from collections.abc import Callable, Mapping, Sequence
@@ -178,10 +179,15 @@ class Scheduler:
         self._left: dict[int, int] = {}  # texts of a ticket that have not ended
         self._numbers = itertools.count(1)
         self.n_waiting = 0  # texts that have no place yet
+        self._n_promised = 0  # texts of tickets that are not added yet
+        self._lock = threading.Lock()  # of these two numbers
         self._row_seconds = 0.0  # of a prompt's rows, on average
         self._crowded = False  # positions ran out, and no text has ended since
         self.n_steps = 0
         self.done = Done()
+        # Called with a ticket, the number of a token of its first text, and the row of the last
+        # eval from which that token is chosen.
+        self.watch: Callable[[Ticket, int, int], None] | None = None
 
     # ---- Requests ------------------------------------------------------------------------
 
@@ -199,8 +205,11 @@ class Scheduler:
                 f"the prompt has {len(request.ids)} tokens, which leaves no room in a context of "
                 f"{n_ctx}"
             )
-        if self.n_waiting + request.n > self._n_queue + max(0, self._n_parallel - self.n_active):
-            raise QueueFull(f"{self.n_waiting} texts are waiting already")
+        with self._lock:
+            n = self.n_waiting + self._n_promised
+            if n + request.n > self._n_queue + max(0, self._n_parallel - self.n_active):
+                raise QueueFull(f"{n} texts are waiting already")
+            self._n_promised += request.n
         return Ticket(request, next(self._numbers), time.perf_counter())
 
     def add(self, ticket: Ticket) -> None:
@@ -210,7 +219,9 @@ class Scheduler:
         texts = [_Text(ticket, i, limit, self._make_sampler) for i in range(request.n)]
         self._waiting.setdefault(request.owner, deque()).extend(texts)
         self._left[ticket.number] = len(texts)
-        self.n_waiting += len(texts)
+        with self._lock:
+            self.n_waiting += len(texts)
+            self._n_promised -= len(texts)
 
     def cancel(self, ticket: Ticket) -> None:
         """Ends a request without further updates, before the next step computes anything."""
@@ -395,6 +406,9 @@ class Scheduler:
             text.n_done += n
             if text.n_left == 0:
                 ready.append((text, at - 1))
+        for text, row in ready:
+            if self.watch is not None and text.index == 0:
+                self.watch(text.ticket, text.writer.n_tokens, row)
         plain = [(text, row) for text, row in ready if text.processor is None]
         updates = []
         chosen: dict[_Text, int] = {}
