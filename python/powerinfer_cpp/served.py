@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from . import sequences
+from ._native import lib
 from .chat import Message
 from .completion import stop_bytes
 from .embedding import MEAN, Embedder
@@ -170,6 +171,38 @@ class ServedModel(Llama):
         """Neurons of a layer, or of an expert."""
         return self._model.n_ff
 
+    @property
+    def records(self) -> bool:
+        """Can `watch` see which neurons run? A device does not tell."""
+        return "device" not in self._model_fields
+
+    def watch(self, see: Callable[[Ticket, int, np.ndarray], None] | None) -> None:
+        """Calls see(ticket, number of a token, neurons that ran for it) in the engine's thread, for
+        the first text of each request; None: no more. Neurons: bits as `Session.fired_bits`."""
+        if not self.records:
+            return
+
+        def seen(ticket: Ticket, token: int, row: int) -> None:
+            assert see is not None
+            see(ticket, token, self._session.fired_bits(row))
+
+        def change() -> None:
+            self._session.record(see is not None)
+            self._scheduler.watch = seen if see is not None else None
+
+        self.engine.call(change)
+
+    def tiers(self) -> np.ndarray:
+        """Where each neuron is now: uint8 [n_layer, experts, n_ff], by the numbers of tiers."""
+        return np.stack([self._model.tiers(i) for i in range(self._model.n_layer)])
+
+    def bytes_per_neuron(self) -> float:
+        """Bytes of a neuron's rows, on average."""
+        of = self._model
+        n = of.n_layer * max(1, of.n_expert) * of.n_ff
+        ffn = [t.n_bytes for t in of.gguf.tensors if ".ffn_" in t.name and "norm" not in t.name]
+        return sum(ffn) / n
+
     def close(self) -> None:
         """Ends the engine, and frees the model and its memory."""
         engine, self._engine = self._engine, None
@@ -187,8 +220,12 @@ class ServedModel(Llama):
 
     def _open_context(self) -> None:
         fields = {**self._session_fields, **self._shared}
+        if self.records:
+            fields["record"] = lib.PI_RECORD_BITS
         # Ctrl-C is the server's: the engine's thread is not the one that gets it.
         self._session = Session(self._model, interruptible=False, **fields)
+        if self.records:
+            self._session.record(False)
         self._scheduler = Scheduler(
             self._session,
             fields["n_seq"],

@@ -65,6 +65,7 @@ class Stream(Response):
 
     events: gives bytes that are sent as they are; what it raises before the first is a response of
     its own, and afterwards an event. error: that event. seconds: for a client to take them.
+    kind: the type of the content.
     """
 
     def __init__(
@@ -73,8 +74,10 @@ class Stream(Response):
         error: Callable[[Refusal], bytes],
         path: str,
         seconds: float,
+        kind: bytes = b"text/event-stream; charset=utf-8",
     ):
-        super().__init__(media_type="text/event-stream")
+        super().__init__()
+        self._kind = kind
         self._events, self._error, self._path, self._seconds = events, error, path, seconds
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -106,7 +109,7 @@ class Stream(Response):
 
     async def _begin(self, send: Send) -> None:
         headers = [
-            (b"content-type", b"text/event-stream; charset=utf-8"),
+            (b"content-type", self._kind),
             (b"cache-control", b"no-cache"),
             (b"x-accel-buffering", b"no"),  # a proxy must not hold events back
         ]

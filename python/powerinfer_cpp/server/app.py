@@ -14,7 +14,7 @@ from starlette.responses import FileResponse, Response
 from starlette.routing import Route
 
 from . import openai, status
-from .answering import encode
+from .answering import Stream, encode
 from .bodies import (
     ChatBody,
     CompletionBody,
@@ -30,6 +30,7 @@ from .limits import Guard, read_body, refused
 from .models import Models
 from .settings import Settings
 from .texts import Job, answer
+from .view import View
 
 PAGE = Path(__file__).parent / "page"
 _TYPES = {
@@ -62,6 +63,7 @@ class Server:
         self.models = Models(paths, self.desk, options)
         self.settings = settings
         self._began = int(time.time())
+        self._views: dict[str, View] = {}
         self._files = {f"/{file.name}": file for file in PAGE.glob("*.*") if file.suffix in _TYPES}
         if "/index.html" in self._files:
             self._files["/"] = self._files["/index.html"]
@@ -72,6 +74,8 @@ class Server:
                 *self._both("/chat/completions", self._chat, ["POST"]),
                 *self._both("/completions", self._completions, ["POST"]),
                 *self._both("/embeddings", self._embeddings, ["POST"]),
+                Route("/view", _guarded(self._view), methods=["GET"]),
+                Route("/view/stream", _guarded(self._view_stream), methods=["GET"]),
                 Route("/props", _guarded(self._props), methods=["GET"]),
                 Route("/slots", _guarded(self._slots), methods=["GET"]),
                 Route("/metrics", _guarded(self._metrics), methods=["GET"]),
@@ -190,6 +194,31 @@ class Server:
     async def _metrics(self, request: Request) -> Response:
         text = await to_thread.run_sync(status.metrics, self.models)
         return Response(text, media_type="text/plain; version=0.0.4; charset=utf-8")
+
+    # ---- The page ------------------------------------------------------------------------
+
+    def _view_of(self, request: Request) -> View:
+        given = request.query_params.get("model")
+        model, name = self.models.get(given), self.models.name_of(given)
+        if name not in self._views:
+            self._views[name] = View(model)
+        return self._views[name]
+
+    async def _view(self, request: Request) -> Response:
+        view = self._view_of(request)
+        return _json(await to_thread.run_sync(view.describe))
+
+    async def _view_stream(self, request: Request) -> Response:
+        view, owner = self._view_of(request), request.scope.get("owner", "")
+        if not view.live:
+            raise Refusal(501, "neurons cannot be watched while a device computes some of them")
+        return Stream(
+            lambda: view.frames(owner),
+            lambda refusal: b"",
+            request.scope["path"],
+            self.settings.send_seconds,
+            b"application/octet-stream",
+        )
 
     async def _page(self, request: Request) -> Response:
         file = self._files[request.scope["path"]]

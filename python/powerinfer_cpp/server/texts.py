@@ -75,7 +75,11 @@ async def events(desk: Desk, job: Job) -> AsyncIterator[bytes]:
                     chunks += made[i].begin()
                 piece = update.piece
                 assert piece is not None
-                chunks += made[i].push(piece)
+                fresh = made[i].push(piece)
+                if fresh and i == 0:  # which token of which request the view shows for this text
+                    last = {"request": update.ticket.number, "token": piece.n_tokens - 1}
+                    fresh[0]["view"] = last
+                chunks += fresh
                 n_written[i] = piece.n_tokens
                 left -= piece.reason is not None
             if not left and chunks and not job.with_usage:

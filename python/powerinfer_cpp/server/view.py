@@ -1,0 +1,132 @@
+"""The live view of a model: which neurons ran for which token, and where they are.
+
+Frames, each 4 bytes of length (little-endian), then 1 byte of kind:
+- 1, a token: uint32 number of the request, uint32 number of the token, float32 share of the model's
+  neurons that ran, 3 float32 bytes of neurons read from disk, RAM and GPU; then bits
+  [n_layer, experts, n_ff] without gaps, bit i % 8 of byte i / 8, which include those of tokens
+  that came too fast for a frame of their own.
+- 2, tiers: uint8 [n_layer, experts, n_ff], 0 disk, 1 RAM, 2 GPU.
+"""
+
+import asyncio
+import base64
+import struct
+import threading
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ..scheduler import Ticket
+from ..served import ServedModel
+
+FRAME_SECONDS = 1 / 15
+TIERS_SECONDS = 2.0
+NAMES = ("disk", "RAM", "GPU")
+MOST_FRAMES = 8  # that wait for a watcher; it misses those that come beyond
+
+
+class View:
+    """What watchers of a model see. Neurons are recorded only while there are any."""
+
+    def __init__(self, model: ServedModel):
+        self._model = model
+        self._lock = threading.Lock()  # the engine's thread writes, the event loop reads
+        self._ran: dict[int, _Ran] = {}  # since the last frame, by request
+        self._watchers: dict[asyncio.Queue[bytes], str] = {}  # with their owners
+        self._tiers = model.tiers()
+        self._sending: asyncio.Task[None] | None = None
+
+    @property
+    def live(self) -> bool:
+        """Can tokens be watched?"""
+        return self._model.records
+
+    def describe(self) -> dict[str, Any]:
+        """GET /view."""
+        self._tiers = self._model.tiers()
+        n_layer, experts, n_ff = self._tiers.shape
+        return {
+            "layers": n_layer,
+            "experts": experts,
+            "neurons": n_ff,
+            "tiers": base64.b64encode(self._tiers.tobytes()).decode(),
+            "bytes_per_neuron": self._model.bytes_per_neuron(),
+            "names": NAMES,
+            "live": self.live,
+        }
+
+    async def frames(self, owner: str) -> AsyncIterator[bytes]:
+        """Frames of the owner's requests, as they come."""
+        queue: asyncio.Queue[bytes] = asyncio.Queue(MOST_FRAMES)
+        self._watchers[queue] = owner
+        if self._sending is None:
+            self._sending = asyncio.ensure_future(self._send())
+            await asyncio.to_thread(self._model.watch, self._note)
+        try:
+            yield _frame(2, self._tiers.tobytes())
+            while True:
+                yield await queue.get()
+        finally:
+            del self._watchers[queue]
+            if not self._watchers and self._sending is not None:
+                self._sending.cancel()
+                self._sending = None
+                asyncio.get_running_loop().run_in_executor(None, self._model.watch, None)
+
+    def _note(self, ticket: Ticket, token: int, bits: np.ndarray) -> None:
+        """Called in the engine's thread for each token."""
+        with self._lock:
+            before = self._ran.get(ticket.number)
+            together = bits if before is None else before.together | bits
+            self._ran[ticket.number] = _Ran(ticket.request.owner, token, bits, together)
+
+    async def _send(self) -> None:
+        passed = 0.0
+        while True:
+            await asyncio.sleep(FRAME_SECONDS)
+            passed += FRAME_SECONDS
+            with self._lock:
+                ran, self._ran = self._ran, {}
+            for number, each in ran.items():
+                self._put(self._token_frame(number, each), each.owner)
+            if passed >= TIERS_SECONDS:
+                passed = 0.0
+                tiers = await asyncio.to_thread(self._model.tiers)
+                if not np.array_equal(tiers, self._tiers):
+                    self._tiers = tiers
+                    self._put(_frame(2, tiers.tobytes()), None)
+
+    def _token_frame(self, number: int, ran: "_Ran") -> bytes:
+        by_tier = np.bincount(self._tiers[self._flags(ran.bits)], minlength=3)
+        read = by_tier * self._model.bytes_per_neuron()
+        share = by_tier.sum() / self._tiers.size
+        head = struct.pack("<IIf3f", number, ran.token, share, *read)
+        shown = self._flags(ran.together).reshape(-1)
+        return _frame(1, head + np.packbits(shown, bitorder="little").tobytes())
+
+    def _flags(self, bits: np.ndarray) -> np.ndarray:
+        """bool [n_layer, experts, n_ff] of bits whose rows end at whole bytes."""
+        n_ff = self._tiers.shape[-1]
+        return np.unpackbits(bits, axis=-1, bitorder="little")[..., :n_ff].astype(bool)
+
+    def _put(self, frame: bytes, owner: str | None) -> None:
+        for queue, of in self._watchers.items():
+            if (owner is None or of == owner) and not queue.full():
+                queue.put_nowait(frame)
+
+
+@dataclass(frozen=True)
+class _Ran:
+    """Neurons that ran for a token of a request; and together with tokens before it that had no
+    frame of their own."""
+
+    owner: str
+    token: int
+    bits: np.ndarray
+    together: np.ndarray
+
+
+def _frame(kind: int, data: bytes) -> bytes:
+    return struct.pack("<IB", len(data) + 1, kind) + data
