@@ -465,7 +465,7 @@ class Llama(LlamaCore):
     ) -> Callable[[np.ndarray, np.ndarray], np.ndarray] | None:
         """The function that changes logits: the caller's functions, then biases, then grammar."""
         found = LogitsProcessorList()
-        if given := combined(given, LogitsProcessorList):
+        if (given := combined(given, LogitsProcessorList)) is not None:
             found.append(given)
         if bias:
             found.append(LogitBias(bias, self.n_vocab()))

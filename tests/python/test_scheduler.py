@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import threading
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -195,3 +197,55 @@ def test_an_error_ends_one_text(served: ServedModel, desk: Desk, model_path: Pat
     with pytest.raises(ValueError, match="a broken processor"):
         desk.text(worse)
     assert desk.text(better) == alone(model_path, PROMPTS[0], max_tokens=20, seed=1)
+
+
+class Bits(list):
+    """A processor that changes nothing and keeps a digest of the logits that it saw."""
+
+    def __call__(self, ids: np.ndarray, logits: np.ndarray) -> np.ndarray:
+        self.append(hashlib.blake2b(logits.tobytes(), digest_size=8).hexdigest())
+        return logits
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("sparse", ["auto", "exact", "predictor", "off"])
+def test_logits_repeat(model_path: Path, desk: Desk, sparse: str) -> None:
+    """The bits of all logits are those of a fresh `Llama`: beside others, with a prefix that is
+    known, as the second turn of a conversation, in other chunks, and with little room."""
+    options: dict[str, Any] = {"n_ctx": 512, "sparse": sparse, "verbose": False}
+    settings = [Sampling(temperature=0), Sampling(temperature=0.8, top_k=40)]
+    prompts = [*PROMPTS, "Once upon a time there was " * 12]
+
+    def fresh(prompt: Sequence[int], params: Sampling) -> tuple[str, list[str]]:
+        bits = Bits()
+        with Llama(model_path, **options) as llm:
+            answer = llm(prompt, max_tokens=24, seed=9, logits_processor=bits, **params.keywords())
+        return answer["choices"][0]["text"], bits
+
+    def together(served: ServedModel, cases: list[tuple[list[int], Sampling]]) -> list[Any]:
+        seen = [Bits() for _ in cases]
+        requests = [
+            replace(
+                served.request(ids, max_tokens=24, params=params, seed=9), processors=lambda b=b: b
+            )
+            for (ids, params), b in zip(cases, seen, strict=True)
+        ]
+        tickets = run(served, desk, requests)
+        return [(desk.text(t), list(b)) for t, b in zip(tickets, seen, strict=True)]
+
+    for more in ({"n_parallel": 5}, {"n_parallel": 3, "n_batch": 20, "n_kv": 512}):
+        with ServedModel(model_path, desk.deliver, **options, **more) as served:
+            cases = [
+                (served.tokenize(prompt.encode()), params)
+                for prompt in prompts
+                for params in settings
+            ]
+            first = together(served, cases)
+            assert first == [(text, list(bits)) for text, bits in (fresh(*c) for c in cases)]
+            assert together(served, cases) == first  # their prompts are known now
+            second = [
+                (ids + served.tokenize((text + " Then").encode(), add_bos=False), params)
+                for (ids, params), (text, _) in zip(cases, first, strict=True)
+            ]
+            found = together(served, second)
+            assert found == [(text, list(bits)) for text, bits in (fresh(*c) for c in second)]
