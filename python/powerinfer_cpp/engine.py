@@ -32,7 +32,14 @@ class Engine:
         """Queues a request; waits for no step. Raises the errors of Scheduler.ticket, and
         EngineDead."""
         ticket = self._scheduler.ticket(request)
-        self._tell(lambda: self._scheduler.add(ticket))
+
+        def add() -> None:
+            try:
+                self._scheduler.add(ticket)
+            except Exception as error:  # of this request: the others go on
+                self._deliver([Update(ticket, 0, None, error=error)])
+
+        self._tell(add)
         return ticket
 
     def cancel(self, ticket: Ticket) -> None:

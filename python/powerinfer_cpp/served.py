@@ -84,11 +84,12 @@ class ServedModel(Llama):
         shown: Mapping[str, int] | None = None,
         owner: str = "",
     ) -> Request:
-        """A request for the engine; arguments as for `create_completion`, but max_tokens=0 with
-        echo asks for the prompt alone. shown: control tokens that are part of the text. Raises what
-        that raises for bad values."""
+        """A request for the engine; arguments as for `create_completion`, but max_tokens=0 asks
+        for the prompt alone. shown: control tokens that are part of the text. Raises what that
+        raises for bad values."""
         ids = self._prompt_ids(prompt)
-        limit = 0 if max_tokens == 0 and echo else self._limit(ids, max_tokens)
+        limit = 0 if max_tokens == 0 else self._limit(ids, max_tokens)
+        self._new_sampler(params or Sampling(), 0)  # refuses what it cannot use, now
         makes = None
         if grammar is not None or logit_bias:
             self._processors(None, logit_bias, grammar)  # refuses what it cannot use, now

@@ -193,7 +193,11 @@ def test_an_error_ends_one_text(served: ServedModel, desk: Desk, model_path: Pat
 
     bad = Request(served.tokenize(b"The dog"), 20, processors=lambda: broken)
     good = served.request(PROMPTS[0], max_tokens=20, seed=1)
+    never = Request(served.tokenize(b"The dog"), 20, params=Sampling(temperature=1e39))
+    unknown = served.engine.submit(never)  # it cannot begin
     worse, better = run(served, desk, [bad, good])
+    with pytest.raises(ValueError, match="temperature must be a finite number"):
+        desk.text(unknown)
     with pytest.raises(ValueError, match="a broken processor"):
         desk.text(worse)
     assert desk.text(better) == alone(model_path, PROMPTS[0], max_tokens=20, seed=1)

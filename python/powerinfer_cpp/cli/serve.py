@@ -137,9 +137,10 @@ def _keys(args: argparse.Namespace) -> list[str]:
         keys.append(os.environ[KEY_VARIABLE])
     if args.api_key_file:
         lines = Path(args.api_key_file).read_text(encoding="utf-8").splitlines()
-        keys += [line.strip() for line in lines if line.strip()]
-        if not lines:
+        in_file = [line.strip() for line in lines if line.strip()]
+        if not in_file:  # it would be open to anybody
             raise ValueError(f"{args.api_key_file} has no key")
+        keys += in_file
     if not all(keys):
         raise ValueError("an API key is empty")
     return keys

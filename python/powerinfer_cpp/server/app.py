@@ -249,7 +249,9 @@ def _http_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     words = {404: "there is no such path", 405: "this path does not take this method"}
     message = words.get(error.status_code, str(error.detail))
-    return refused(Refusal(error.status_code, message), request.scope["path"])
+    response = refused(Refusal(error.status_code, message), request.scope["path"])
+    response.headers.update(error.headers or {})  # Allow
+    return response
 
 
 def _any_error(request: Request, error: Exception) -> Response:

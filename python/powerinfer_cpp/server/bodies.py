@@ -1,7 +1,7 @@
 """The bodies of requests in OpenAI's shape, checked. Fields that nobody here knows are ignored."""
 
 from collections.abc import Sequence
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import msgspec
 
@@ -12,6 +12,7 @@ from .settings import Settings
 # Fields that would let a client change what a template does.
 FORBIDDEN = ("chat_template", "chat_template_kwargs")
 
+Id = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
 Texts = str | list[str]
 Inputs = str | list[str | int | list[int]]
 
@@ -99,7 +100,7 @@ class TokenizeBody(msgspec.Struct, kw_only=True):
 class DetokenizeBody(msgspec.Struct, kw_only=True):
     """POST /detokenize."""
 
-    tokens: list[int]
+    tokens: list[Id]
     model: str | None = None
 
 

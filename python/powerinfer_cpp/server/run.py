@@ -33,7 +33,10 @@ def run(
 
 
 def listen(host: str, port: int) -> list[socket.socket]:
-    """Sockets bound to every address of a name; port 0: any that is free. Raises OSError."""
+    """Sockets bound to every address of a name; port 0: any that is free. Raises OSError, and
+    ValueError for what is no port."""
+    if not 0 <= port <= 65535:
+        raise ValueError(f"the port must be 0 to 65535, not {port}")
     found: list[socket.socket] = []
     try:
         for family, kind, _, _, address in socket.getaddrinfo(
