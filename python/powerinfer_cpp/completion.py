@@ -33,15 +33,16 @@ class TextStream:
         self._longest = max(map(len, stops), default=0)
         self._held = b""
         self._decoder = codecs.getincrementaldecoder("utf-8")("ignore")
-        self.stopped = False  # a stop string was found; nothing follows
+        self.stop: bytes | None = None  # the stop string that was found; nothing follows
 
     def push(self, data: bytes) -> str:
         """The text that is certain after these bytes."""
         text = self._held + data
-        found = [at for at in (text.find(stop) for stop in self._stops) if at >= 0]
+        found = [(at, stop) for stop in self._stops if (at := text.find(stop)) >= 0]
         if found:
-            self.stopped, self._held = True, b""
-            return self._decoder.decode(text[: min(found)], final=True)
+            at, self.stop = min(found, key=lambda each: each[0])
+            self._held = b""
+            return self._decoder.decode(text[:at], final=True)
         certain = len(text) - self._tail(text)
         self._held = text[certain:]
         return self._decoder.decode(text[:certain])
@@ -63,12 +64,14 @@ class TextStream:
 @dataclass(frozen=True)
 class Piece:
     """A piece of text, the reason why the text ends there (None: it continues), the number of
-    tokens so far, and the choices of this piece's tokens, if they are recorded."""
+    tokens so far, and the choices of this piece's tokens, if they are recorded. stop: the stop
+    string that ended it; of several at the same place the first of the list."""
 
     text: str
     reason: str | None
     n_tokens: int
     placed: list[Placed] = field(default_factory=list)
+    stop: str | None = None
 
 
 class _Waiting:
@@ -123,8 +126,9 @@ class Writer:
         self.n_tokens += 1
         piece = self._text.push(data)
         self._n_chars += len(piece)
-        if self._text.stopped:
-            return Piece(piece, "stop", self.n_tokens, self._waiting.rest(self._n_chars))
+        if self._text.stop is not None:
+            placed = self._waiting.rest(self._n_chars)
+            return Piece(piece, "stop", self.n_tokens, placed, self._text.stop.decode("utf-8"))
         if self.n_tokens == self._limit:
             piece += self._text.finish()
             return Piece(piece, "length", self.n_tokens, self._waiting.rest(None))
@@ -155,6 +159,13 @@ def pieces(
             if piece.reason:
                 return
     yield writer.finish()
+
+
+def events(parser: tools.ToolParser | None, part: Piece) -> list[tools.Event]:
+    """What a piece of an answer brings; parser: finds calls in it, None: all of it is content."""
+    if parser is None:
+        return [tools.Content(part.text)] if part.text else []
+    return parser.push(part.text) + (parser.finish() if part.reason else [])
 
 
 class CompletionDicts:
@@ -231,7 +242,7 @@ class ChatDicts:
     def push(self, part: Piece) -> list[Any]:
         """What a stream sends for a piece: its text, and at last the reason of the end."""
         found, placed = [], part.placed
-        for delta in tools.deltas(self._events(part)):
+        for delta in tools.deltas(events(self._parser, part)):
             found.append(self._chunk(delta, placed, None))
             placed = []
         if placed:  # the text of these tokens is held back, or is no content
@@ -244,15 +255,12 @@ class ChatDicts:
         """The choice that all pieces make."""
         return {
             "index": self._index,
-            "message": tools.message(event for part in every for event in self._events(part)),
+            "message": tools.message(
+                event for part in every for event in events(self._parser, part)
+            ),
             "logprobs": self._logprobs([placed for part in every for placed in part.placed]),
             "finish_reason": self._reason(every[-1].reason),
         }
-
-    def _events(self, part: Piece) -> list[tools.Event]:
-        if self._parser is None:
-            return [tools.Content(part.text)] if part.text else []
-        return self._parser.push(part.text) + (self._parser.finish() if part.reason else [])
 
     def _reason(self, reason: str | None) -> str | None:
         return reason if self._parser is None or reason is None else self._parser.reason(reason)

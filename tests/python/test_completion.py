@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import tiny
-from powerinfer_cpp.completion import TextStream
+from powerinfer_cpp.completion import TextStream, Writer
 from tiny import BYTE, PROMPT, greedy, text
 
 from powerinfer_cpp import ContextOverflowError, Llama
@@ -172,4 +172,16 @@ def test_text_stream_holds_back_as_little_as_it_can() -> None:
         "\nb",
         "\u20ac",
     ]
-    assert stream.push(b" EN") == " " and stream.finish() == "EN" and not stream.stopped
+    assert stream.push(b" EN") == " " and stream.finish() == "EN" and stream.stop is None
+
+
+def test_which_stop_text_was_found() -> None:
+    for order in ([b"ab", b"abc"], [b"abc", b"ab"]):
+        stream = TextStream(order)
+        assert stream.push(b"xabc") == "x" and stream.stop == order[0]
+    writer = Writer(9, [b"c", b"ab"])
+    first, held, last = (writer.push(data) for data in (b"x", b"a", b"bc"))
+    assert held is None and first is not None and first.stop is None
+    assert last is not None and (last.text, last.reason, last.stop) == ("", "stop", "ab")
+    last = Writer(1, [b"ab"]).push(b"a")
+    assert last is not None and (last.text, last.reason, last.stop) == ("a", "length", None)

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from powerinfer_cpp.tools import (
     STYLES,
+    Call,
     CallArguments,
     CallBegin,
     CallEnd,
@@ -21,6 +22,7 @@ from powerinfer_cpp.tools import (
     check_tools,
     deltas,
     message,
+    parts,
     style_of,
 )
 from powerinfer_cpp.tools.definitions import MAX_DEPTH, MAX_TOOLS
@@ -368,3 +370,20 @@ def test_choices() -> None:
         ToolRequest.of([TOOL], None, "yes")
     with pytest.raises(ValueError, match=r"tools\[0\]"):
         ToolRequest.of([{}], "none")
+
+
+def test_parts_of_an_answer() -> None:
+    events = [
+        Content("a"),
+        Content("b"),
+        CallBegin(0, "i", "add"),
+        CallArguments(0, '{"a": '),
+        CallArguments(0, "1}"),
+        CallEnd(0, True, "raw"),
+        Content("c"),
+        CallBegin(1, "j", "add"),
+        CallArguments(1, "{"),
+        CallEnd(1, False, "<raw>"),
+    ]
+    assert parts(events) == ["ab", Call("i", "add", '{"a": 1}'), "c<raw>"]
+    assert parts([]) == []

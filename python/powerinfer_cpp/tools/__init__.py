@@ -5,6 +5,7 @@ Nothing here knows of models or servers; both build on it.
 
 from .definitions import Tool, ToolRequest, check_tools
 from .parser import (
+    Call,
     CallArguments,
     CallBegin,
     CallEnd,
@@ -13,12 +14,14 @@ from .parser import (
     ToolParser,
     deltas,
     message,
+    parts,
 )
 from .styles import HERMES, STYLES, Style, style_of
 
 __all__ = [
     "HERMES",
     "STYLES",
+    "Call",
     "CallArguments",
     "CallBegin",
     "CallEnd",
@@ -31,5 +34,6 @@ __all__ = [
     "check_tools",
     "deltas",
     "message",
+    "parts",
     "style_of",
 ]

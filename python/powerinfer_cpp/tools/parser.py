@@ -296,30 +296,58 @@ def deltas(events: Iterable[Event]) -> Iterator[dict[str, Any]]:
             yield {"tool_calls": [{"index": event.index, "function": function}]}
 
 
-def message(events: Iterable[Event]) -> dict[str, Any]:
-    """The assistant's message in OpenAI's shape, from all events of an answer.
+@dataclass(frozen=True)
+class Call:
+    """A complete call. arguments: the text of a JSON object."""
 
-    The arguments of each call are a JSON object: a call that is not complete is content. Without
-    calls there is no key tool_calls; with calls and without text, content is None.
+    id: str
+    name: str
+    arguments: str
+
+
+def parts(events: Iterable[Event]) -> list[str | Call]:
+    """The texts and the calls of an answer in their order, from all of its events.
+
+    A call that is not complete is text. No text is empty, and none follows another.
     """
-    content, calls, pieces = [], [], []
+    found: list[str | Call] = []
+    text: list[str] = []
+    pieces: list[str] = []
+
+    def end_text() -> None:
+        if any(text):
+            found.append("".join(text))
+        text.clear()
+
     for event in events:
         if isinstance(event, Content):
-            content.append(event.text)
+            text.append(event.text)
         elif isinstance(event, CallBegin):
             begun, pieces = event, []
         elif isinstance(event, CallArguments):
             pieces.append(event.text)
         elif event.complete:
-            calls.append(_call(begun, "".join(pieces)))
+            end_text()
+            found.append(Call(begun.id, begun.name, "".join(pieces)))
         else:
-            content.append(event.raw)
-    text = "".join(content)
+            text.append(event.raw)
+    end_text()
+    return found
+
+
+def message(events: Iterable[Event]) -> dict[str, Any]:
+    """The assistant's message in OpenAI's shape, from all events of an answer.
+
+    Without calls there is no key tool_calls; with calls and without text, content is None.
+    """
+    found = parts(events)
+    text = "".join(part for part in found if isinstance(part, str))
+    calls = [_call(part, part.arguments) for part in found if isinstance(part, Call)]
     if not calls:
         return {"role": "assistant", "content": text}
     return {"role": "assistant", "content": text or None, "tool_calls": calls}
 
 
-def _call(begun: CallBegin, arguments: str) -> dict[str, Any]:
-    function = {"name": begun.name, "arguments": arguments}
-    return {"id": begun.id, "type": "function", "function": function}
+def _call(of: CallBegin | Call, arguments: str) -> dict[str, Any]:
+    function = {"name": of.name, "arguments": arguments}
+    return {"id": of.id, "type": "function", "function": function}
