@@ -24,6 +24,7 @@ from .bodies import (
     TokenizeBody,
     decode,
 )
+from .chats import chat_turn
 from .desk import Desk
 from .errors import Refusal, refusal_of
 from .limits import Guard, read_body, refused
@@ -168,7 +169,8 @@ class Server:
     async def _apply_template(self, request: Request) -> Response:
         body = decode(await read_body(request, self.settings), TemplateBody)
         model = self.models.get(body.model)
-        turn = await to_thread.run_sync(model.turn, body.messages, body.tools, body.tool_choice)
+        of = (model, body.messages, body.tools, body.tool_choice)
+        turn = await to_thread.run_sync(chat_turn, *of)
         return _json({"prompt": turn.text})
 
     # ---- Status --------------------------------------------------------------------------

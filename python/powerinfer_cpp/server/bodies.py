@@ -1,6 +1,9 @@
-"""The bodies of requests in OpenAI's shape, checked. Fields that nobody here knows are ignored."""
+"""The bodies of requests, checked; OpenAI's, and what others share with them.
 
-from collections.abc import Sequence
+Fields that nobody here knows are ignored.
+"""
+
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, TypeVar
 
 import msgspec
@@ -17,8 +20,8 @@ Texts = str | list[str]
 Inputs = str | list[str | int | list[int]]
 
 
-class _Sampled(msgspec.Struct, kw_only=True):
-    """What completions and chats have in common. None: the default."""
+class Sampled(msgspec.Struct, kw_only=True):
+    """What all dialects have in common, beside their own names for it. None: the default."""
 
     model: str | None = None
     temperature: float | None = None
@@ -30,13 +33,7 @@ class _Sampled(msgspec.Struct, kw_only=True):
     frequency_penalty: float | None = None
     presence_penalty: float | None = None
     seed: int | None = None
-    n: int | None = None
-    max_tokens: int | None = None
-    stop: Texts | None = None
     stream: bool | None = None
-    stream_options: dict[str, Any] | None = None
-    logit_bias: dict[str, float] | None = None
-    grammar: str | None = None
     chat_template: Any = None
     chat_template_kwargs: Any = None
 
@@ -46,13 +43,24 @@ class _Sampled(msgspec.Struct, kw_only=True):
         given = {name: getattr(self, name) for name in names if getattr(self, name) is not None}
         return Sampling(**{**defaults, **given})
 
+
+class _Texts(Sampled, kw_only=True):
+    """What completions and chats have in common."""
+
+    n: int | None = None
+    max_tokens: int | None = None
+    stop: Texts | None = None
+    stream_options: dict[str, Any] | None = None
+    logit_bias: dict[str, float] | None = None
+    grammar: str | None = None
+
     @property
     def wants_usage(self) -> bool:
         """Does a stream end with token counts?"""
         return bool((self.stream_options or {}).get("include_usage"))
 
 
-class CompletionBody(_Sampled, kw_only=True):
+class CompletionBody(_Texts, kw_only=True):
     """POST /v1/completions."""
 
     prompt: Inputs = ""
@@ -62,7 +70,7 @@ class CompletionBody(_Sampled, kw_only=True):
     best_of: int | None = None
 
 
-class ChatBody(_Sampled, kw_only=True):
+class ChatBody(_Texts, kw_only=True):
     """POST /v1/chat/completions."""
 
     messages: list[dict[str, Any]]
@@ -115,6 +123,12 @@ class TemplateBody(msgspec.Struct, kw_only=True):
     chat_template_kwargs: Any = None
 
 
+class TextPart(msgspec.Struct, kw_only=True):
+    """A part of a message."""
+
+    text: str
+
+
 Body = TypeVar("Body")
 
 
@@ -134,21 +148,31 @@ def decode(data: bytes, kind: type[Body]) -> Body:
     return body
 
 
-def check_limits(body: _Sampled, settings: Settings) -> None:
+def check_limits(body: _Texts, settings: Settings) -> None:
     """Refuses what would take too much work or memory."""
     n = 1 if body.n is None else body.n
     if not 1 <= n <= settings.max_n:
         raise Refusal(400, f"n must be 1 to {settings.max_n}", "n")
-    stops: Sequence[str] = [body.stop] if isinstance(body.stop, str) else body.stop or []
-    if len(stops) > settings.max_stops:
-        raise Refusal(400, f"stop may have at most {settings.max_stops} texts", "stop")
-    if any(len(stop) > settings.max_stop_length for stop in stops):
-        length = settings.max_stop_length
-        raise Refusal(400, f"a text of stop may have at most {length} characters", "stop")
+    check_stops([body.stop] if isinstance(body.stop, str) else body.stop or [], "stop", settings)
     if body.logit_bias and len(body.logit_bias) > settings.max_bias:
         raise Refusal(400, f"logit_bias may have at most {settings.max_bias} tokens", "logit_bias")
     if body.max_tokens is not None and body.max_tokens < -1:
         raise Refusal(400, "max_tokens must be at least 0", "max_tokens")
+
+
+def check_stops(stops: Sequence[str], name: str, settings: Settings) -> None:
+    """Refuses stop texts that are too many or too long. name: of the field."""
+    if len(stops) > settings.max_stops:
+        raise Refusal(400, f"{name} may have at most {settings.max_stops} texts", name)
+    length = settings.max_stop_length
+    if any(len(stop) > length for stop in stops):
+        raise Refusal(400, f"a text of {name} may have at most {length} characters", name)
+
+
+def check_count(n: int | None, name: str) -> None:
+    """Refuses a number of tokens below 1. name: of the field."""
+    if n is not None and n < 1:
+        raise Refusal(400, f"{name} must be at least 1", name)
 
 
 def check_top(n: int | None, name: str, settings: Settings) -> int | None:
@@ -156,6 +180,30 @@ def check_top(n: int | None, name: str, settings: Settings) -> int | None:
     if n is not None and not 0 <= n <= settings.max_top:
         raise Refusal(400, f"{name} must be 0 to {settings.max_top}", name)
     return n
+
+
+def typed(where: str, value: Mapping[str, Any], kinds: Mapping[str, type[Body]]) -> Body:
+    """The value as the struct of its `type`. where: names it in errors. Raises Refusal."""
+    kind = value.get("type")
+    if not isinstance(kind, str) or kind not in kinds:
+        known = ", ".join(kinds)
+        raise Refusal(
+            400, f"{where} is of type {kind!r}, which is not supported: known are {known}", where
+        )
+    try:
+        return msgspec.convert(value, kinds[kind])
+    except msgspec.ValidationError as error:
+        raise Refusal(400, f"{where}: {error}", where) from None
+
+
+def joined_texts(
+    where: str, content: str | Sequence[Mapping[str, Any]], kinds: Mapping[str, type[TextPart]]
+) -> str:
+    """Content that may be text alone: the texts of its parts. Raises Refusal for others."""
+    if isinstance(content, str):
+        return content
+    parts = (typed(f"{where}[{i}]", part, kinds) for i, part in enumerate(content))
+    return "".join(part.text for part in parts)
 
 
 def _path(message: str) -> str | None:

@@ -2,19 +2,84 @@
 
 import base64
 import copy
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
-from ..completion import ChatDicts, CompletionDicts, Dicts
+from ..completion import ChatDicts, CompletionDicts, Dicts, Piece, usage
 from ..grammar import LlamaGrammar, response_grammar
 from ..scheduler import Ticket
 from ..served import ServedModel
 from .bodies import ChatBody, CompletionBody, EmbeddingBody, check_limits, check_top
+from .chats import chat_request, chat_turn
 from .errors import Refusal
 from .settings import Settings
-from .texts import Job
+from .texts import Job, event, owners, timings
 
 Prompt = str | list[int]
+
+
+class OpenAIForm:
+    """Dicts of OpenAI's choices. dicts: makes those of a text, by its number and its ticket."""
+
+    def __init__(
+        self, head: dict[str, Any], dicts: Callable[[int, Ticket], Dicts], with_usage: bool
+    ):
+        self._head, self._dicts, self._with_usage = head, dicts, with_usage
+        self._tickets: Sequence[Ticket] = ()
+        self._begun: dict[int, Dicts] = {}
+        self._n_written: dict[int, int] = {}
+        self._n_ended = 0
+
+    def whole(self, tickets: Sequence[Ticket], pieces: Sequence[Sequence[Piece]]) -> Any:
+        """The answer as one dict."""
+        texts = enumerate(zip(owners(tickets), pieces, strict=True))
+        choices = [self._dicts(i, ticket).choice(every) for i, (ticket, every) in texts]
+        n_written = sum(every[-1].n_tokens for every in pieces)
+        counted = {"usage": counts(tickets, n_written), "timings": timings(tickets)}
+        return {**self._head, "choices": choices, **counted}
+
+    def begin(self, tickets: Sequence[Ticket]) -> bytes:
+        """Nothing: each text has a beginning of its own."""
+        self._tickets = tickets
+        return b""
+
+    def push(self, i: int, part: Piece) -> bytes:
+        """Chunks for a piece."""
+        chunks, ticket = [], owners(self._tickets)[i]
+        if i not in self._begun:
+            self._begun[i] = self._dicts(i, ticket)
+            chunks += self._begun[i].begin()
+        fresh = self._begun[i].push(part)
+        if fresh and i == 0:  # which token of which request the view shows for this text
+            fresh[0]["view"] = {"request": ticket.number, "token": part.n_tokens - 1}
+        chunks += fresh
+        self._n_written[i] = part.n_tokens
+        self._n_ended += part.reason is not None
+        if self._n_ended == len(owners(self._tickets)) and chunks and not self._with_usage:
+            chunks[-1]["timings"] = timings(self._tickets)
+        return b"".join(map(event, chunks))
+
+    def end(self) -> bytes:
+        """Token counts, if they were asked for, and the mark of the end."""
+        done = b"data: [DONE]\n\n"
+        if not self._with_usage:
+            return done
+        last = {**self._head, "choices": [], "timings": timings(self._tickets)}
+        if last.get("object") == "chat.completion":
+            last["object"] = "chat.completion.chunk"
+        counted = counts(self._tickets, sum(self._n_written.values()))
+        return event({**last, "usage": counted}) + done
+
+    def error(self, refusal: Refusal) -> bytes:
+        """The event for an error."""
+        return event(refusal.openai())
+
+
+def counts(tickets: Sequence[Ticket], n_written: int) -> dict[str, Any]:
+    """`usage`: tokens of all prompts and texts."""
+    n_prompt = sum(len(ticket.request.ids) for ticket in tickets)
+    cached = sum(ticket.n_reused for ticket in tickets)
+    return {**usage(n_prompt, n_written), "prompt_tokens_details": {"cached_tokens": cached}}
 
 
 def prompts_of(given: Any, settings: Settings, name: str) -> list[Prompt]:
@@ -70,7 +135,7 @@ def completion_job(
         placed = model.placed(ticket, text) if ticket.echoed else []
         return CompletionDicts(name, named, (text, placed), head, i)
 
-    return Job(model, requests, dicts, head, body.wants_usage)
+    return Job(model, requests, OpenAIForm(head, dicts, body.wants_usage))
 
 
 def chat_job(model: ServedModel, name: str, body: ChatBody, settings: Settings, owner: str) -> Job:
@@ -80,25 +145,22 @@ def chat_job(model: ServedModel, name: str, body: ChatBody, settings: Settings, 
         if getattr(body, field):
             raise Refusal(400, f"{field} is not supported: use tools", field)
     n_top = check_top(body.top_logprobs, "top_logprobs", settings)
-    messages = [
-        {**m, "role": "system"} if m.get("role") == "developer" else m for m in body.messages
-    ]
-    grammar = _grammar(body.grammar, body.response_format)
-    turn = model.turn(messages, body.tools, body.tool_choice, grammar, body.parallel_tool_calls)
-    limit = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
-    stops = [body.stop] if isinstance(body.stop, str) else body.stop or []
     recorded = (n_top or 0) if body.logprobs else None
-    request = model.request(
-        turn.text,
+    grammar = _grammar(body.grammar, body.response_format)
+    turn = chat_turn(
+        model, body.messages, body.tools, body.tool_choice, body.parallel_tool_calls, grammar
+    )
+    limit = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
+    request = chat_request(
+        model,
+        turn,
+        [body.stop] if isinstance(body.stop, str) else body.stop or [],
         max_tokens=limit,
         params=body.sampling(),
-        stop=[*stops, *turn.stop],
         seed=body.seed,
         n=body.n or 1,
         logprobs=recorded,
-        grammar=turn.grammar,
         logit_bias=body.logit_bias,
-        shown=turn.shown,
         owner=owner,
     )
     named = None if recorded is None else model.name_bytes
@@ -107,7 +169,7 @@ def chat_job(model: ServedModel, name: str, body: ChatBody, settings: Settings, 
     def dicts(i: int, ticket: Ticket) -> Dicts:
         return ChatDicts(name, named, copy.deepcopy(turn.parser), head, i)
 
-    return Job(model, [request], dicts, head, body.wants_usage)
+    return Job(model, [request], OpenAIForm(head, dicts, body.wants_usage))
 
 
 def _grammar(text: str | None, response_format: dict[str, Any] | None) -> LlamaGrammar | None:

@@ -1,12 +1,12 @@
 """What all dialects share: requests are written, and their pieces collected or streamed."""
 
-from collections.abc import AsyncIterator, Callable, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
 
 from starlette.responses import Response
 
-from ..completion import Dicts, Piece, usage
+from ..completion import Piece
 from ..scheduler import Request, Ticket, Update
 from ..served import ServedModel
 from .answering import Stream, Whole, encode, joined
@@ -15,116 +15,82 @@ from .errors import Refusal
 from .settings import Settings
 
 
+class Form(Protocol):
+    """How a dialect writes the answer of one job: at once, or as server-sent events.
+
+    begin: what comes first, before any push. push: for the next piece of a text, by the number of
+    the text. end: after all pieces. error: instead of what would follow.
+    """
+
+    def whole(self, tickets: Sequence[Ticket], pieces: Sequence[Sequence[Piece]]) -> Any: ...
+    def begin(self, tickets: Sequence[Ticket]) -> bytes: ...
+    def push(self, i: int, part: Piece) -> bytes: ...
+    def end(self) -> bytes: ...
+    def error(self, refusal: Refusal) -> bytes: ...
+
+
 @dataclass(frozen=True)
 class Job:
-    """Requests of one body. dicts: makes those of a text, by its number and its ticket."""
+    """Requests of one body, and the form of their answer."""
 
     model: ServedModel
     requests: Sequence[Request]
-    dicts: Callable[[int, Ticket], Dicts]
-    head: dict[str, Any]
-    with_usage: bool = False  # a stream ends with token counts
+    form: Form
 
 
 def answer(desk: Desk, job: Job, stream: bool, settings: Settings, path: str) -> Response:
-    """The response for a job, in OpenAI's shape."""
+    """The response for a job."""
     if not stream:
         return Whole(lambda: whole(desk, job), path)
-    return Stream(lambda: events(desk, job), _event_of, path, settings.send_seconds)
+    return Stream(lambda: events(desk, job), job.form.error, path, settings.send_seconds)
 
 
-async def collect(writing: Writing) -> list[list[Piece]]:
-    """All pieces of each text."""
-    pieces: list[list[Piece]] = [[] for ticket in writing.tickets for _ in range(ticket.request.n)]
-    async for updates in writing.updates():
-        for update in updates:
-            if update.piece is not None:
-                pieces[writing.place(update)].append(update.piece)
-    return pieces
-
-
-async def whole(desk: Desk, job: Job) -> dict[str, Any]:
-    """The answer as one dict."""
+async def whole(desk: Desk, job: Job) -> Any:
+    """The answer as one value."""
     with desk.begin(job.model, job.requests) as writing:
-        pieces = await collect(writing)
-    owners = [ticket for ticket in writing.tickets for _ in range(ticket.request.n)]
-    choices = [
-        job.dicts(i, ticket).choice(every)
-        for i, (ticket, every) in enumerate(zip(owners, pieces, strict=True))
-    ]
-    n_written = sum(every[-1].n_tokens for every in pieces)
-    return {
-        **job.head,
-        "choices": choices,
-        "usage": counts(writing.tickets, n_written),
-        "timings": timings(writing.tickets),
-    }
+        pieces: list[list[Piece]] = [[] for _ in owners(writing.tickets)]
+        async for updates in writing.updates():
+            for update in updates:
+                if update.piece is not None:
+                    pieces[writing.place(update)].append(update.piece)
+    return job.form.whole(writing.tickets, pieces)
 
 
 async def events(desk: Desk, job: Job) -> AsyncIterator[bytes]:
     """The answer as server-sent events."""
     with desk.begin(job.model, job.requests) as writing:
-        made: dict[int, Dicts] = {}
-        n_written: dict[int, int] = {}
-        left = sum(ticket.request.n for ticket in writing.tickets)
+        begun = False
         async for updates in joined(writing.updates()):
-            chunks = []
-            for i, update in merged(writing, updates):
-                if i not in made:
-                    made[i] = job.dicts(i, update.ticket)
-                    chunks += made[i].begin()
-                piece = update.piece
-                assert piece is not None
-                fresh = made[i].push(piece)
-                if fresh and i == 0:  # which token of which request the view shows for this text
-                    last = {"request": update.ticket.number, "token": piece.n_tokens - 1}
-                    fresh[0]["view"] = last
-                chunks += fresh
-                n_written[i] = piece.n_tokens
-                left -= piece.reason is not None
-            if not left and chunks and not job.with_usage:
-                chunks[-1]["timings"] = timings(writing.tickets)
-            yield b"".join(map(event, chunks))
-    if job.with_usage:
-        last = {**job.head, "choices": [], "timings": timings(writing.tickets)}
-        if last.get("object") == "chat.completion":
-            last["object"] = "chat.completion.chunk"
-        yield event({**last, "usage": counts(writing.tickets, sum(n_written.values()))})
-    yield b"data: [DONE]\n\n"
+            data = [] if begun else [job.form.begin(writing.tickets)]
+            data += [job.form.push(i, part) for i, part in merged(writing, updates)]
+            begun = True
+            yield b"".join(data)
+    yield job.form.end()
 
 
-def merged(writing: Writing, updates: Sequence[Update]) -> list[tuple[int, Update]]:
-    """The updates with the numbers of their texts; those of a text as one."""
-    found: dict[int, Update] = {}
+def merged(writing: Writing, updates: Sequence[Update]) -> list[tuple[int, Piece]]:
+    """The pieces of updates with the numbers of their texts; those of a text as one."""
+    found: dict[int, Piece] = {}
     for update in updates:
         if update.piece is None:
             continue
         i, piece = writing.place(update), update.piece
-        if i in found and (before := found[i].piece) is not None:
-            joint = Piece(
-                before.text + piece.text, piece.reason, piece.n_tokens, before.placed + piece.placed
-            )
-            tokens = [*found[i].tokens, *update.tokens]
-            found[i] = Update(update.ticket, update.index, joint, tokens)
-        else:
-            found[i] = update
+        if before := found.get(i):
+            text, placed = before.text + piece.text, before.placed + piece.placed
+            piece = replace(piece, text=text, placed=placed)
+        found[i] = piece
     return list(found.items())
 
 
-def event(data: Any) -> bytes:
-    """A server-sent event."""
-    return b"data: " + encode(data) + b"\n\n"
+def owners(tickets: Sequence[Ticket]) -> list[Ticket]:
+    """The ticket of each text."""
+    return [ticket for ticket in tickets for _ in range(ticket.request.n)]
 
 
-def _event_of(refusal: Refusal) -> bytes:
-    return event(refusal.openai())
-
-
-def counts(tickets: Sequence[Ticket], n_written: int) -> dict[str, Any]:
-    """`usage`: tokens of all prompts and texts."""
-    n_prompt = sum(len(ticket.request.ids) for ticket in tickets)
-    cached = sum(ticket.n_reused for ticket in tickets)
-    return {**usage(n_prompt, n_written), "prompt_tokens_details": {"cached_tokens": cached}}
+def event(data: Any, name: str | None = None) -> bytes:
+    """A server-sent event, with a name in the dialects that name them."""
+    named = b"" if name is None else b"event: %s\n" % name.encode()
+    return named + b"data: " + encode(data) + b"\n\n"
 
 
 def timings(tickets: Sequence[Ticket]) -> dict[str, float]:
