@@ -130,6 +130,10 @@ class ServedModel(Llama):
         """The text of a prompt, which may be ids."""
         return self._prompt_text(prompt)
 
+    def count(self, prompt: Text) -> int:
+        """Tokens of a prompt."""
+        return len(self._prompt_ids(prompt))
+
     def placed(self, ticket: Ticket, text: str) -> list[Placed]:
         """The recorded choices of a prompt's tokens; text: the prompt."""
         return self._placed(list(ticket.request.ids), text, ticket.echoed)

@@ -1,6 +1,7 @@
-"""An OpenAI-compatible server (`powerinfer serve`), on starlette and uvicorn.
+"""A server with OpenAI's and Anthropic's dialects (`powerinfer serve`), on starlette and uvicorn.
 
-One direction of dependencies: app -> dialects (openai) -> texts -> desk -> the engine.
+One direction of dependencies: app -> dialects (openai, responses, messages) -> chats -> texts ->
+desk -> the engine.
 """
 
 from .app import build_app

@@ -28,7 +28,9 @@ from .chats import chat_turn
 from .desk import Desk
 from .errors import Refusal, refusal_of
 from .limits import Guard, read_body, refused
+from .messages import CountBody, MessagesBody, count_tokens, messages_job
 from .models import Models
+from .responses import ResponsesBody, responses_job
 from .settings import Settings
 from .texts import Job, answer
 from .view import View
@@ -73,6 +75,9 @@ class Server:
                 *self._both("/health", self._health, ["GET"]),
                 *self._both("/models", self._models, ["GET"]),
                 *self._both("/chat/completions", self._chat, ["POST"]),
+                *self._both("/responses", self._responses, ["POST"]),
+                Route("/v1/messages", _guarded(self._messages), methods=["POST"]),
+                Route("/v1/messages/count_tokens", _guarded(self._count_tokens), methods=["POST"]),
                 *self._both("/completions", self._completions, ["POST"]),
                 *self._both("/embeddings", self._embeddings, ["POST"]),
                 Route("/view", _guarded(self._view), methods=["GET"]),
@@ -114,6 +119,19 @@ class Server:
     async def _chat(self, request: Request) -> Response:
         body = decode(await read_body(request, self.settings), ChatBody)
         return await self._answer(request, body, openai.chat_job)
+
+    async def _responses(self, request: Request) -> Response:
+        body = decode(await read_body(request, self.settings), ResponsesBody)
+        return await self._answer(request, body, responses_job)
+
+    async def _messages(self, request: Request) -> Response:
+        body = decode(await read_body(request, self.settings), MessagesBody)
+        return await self._answer(request, body, messages_job)
+
+    async def _count_tokens(self, request: Request) -> Response:
+        body = decode(await read_body(request, self.settings), CountBody)
+        model = self.models.get(body.model)
+        return _json(await to_thread.run_sync(count_tokens, model, body))
 
     async def _answer(self, request: Request, body: Any, make: Callable[..., Job]) -> Response:
         model, name = self.models.get(body.model), self.models.name_of(body.model)

@@ -129,6 +129,10 @@ class TextPart(msgspec.Struct, kw_only=True):
     text: str
 
 
+class Thought(msgspec.Struct):
+    """What an earlier answer thought. It is skipped: chat templates have no place for it."""
+
+
 Body = TypeVar("Body")
 
 

@@ -1,0 +1,282 @@
+"""Anthropic's Messages API: bodies to chats, and answers as content blocks."""
+
+import uuid
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+import msgspec
+
+from ..grammar import LlamaGrammar
+from ..served import ServedModel
+from ..tool_chat import Turn
+from ..tools import Call
+from .bodies import Sampled, TextPart, Thought, check_count, check_stops, joined_texts, typed
+from .chats import Block, BlockForm, chat_request, chat_turn
+from .errors import Refusal
+from .settings import Settings
+from .texts import Job, event
+
+Content = str | list[dict[str, Any]]
+
+
+class Message(msgspec.Struct, kw_only=True):
+    """One of a body's messages."""
+
+    role: Literal["user", "assistant", "system"]
+    content: Content
+
+
+class _Tool(msgspec.Struct, kw_only=True):
+    name: str
+    type: str | None = None
+    description: str | None = None
+    input_schema: dict[str, Any] | None = None
+
+
+class CountBody(Sampled, kw_only=True):
+    """POST /v1/messages/count_tokens."""
+
+    messages: list[Message]
+    system: Content | None = None
+    tools: list[_Tool] | None = None
+    tool_choice: dict[str, Any] | None = None
+
+
+class MessagesBody(CountBody, kw_only=True):
+    """POST /v1/messages."""
+
+    max_tokens: int
+    stop_sequences: list[str] | None = None
+    output_config: dict[str, Any] | None = None
+
+
+class _ToolUse(msgspec.Struct, kw_only=True):
+    id: str
+    name: str
+    input: dict[str, Any]
+
+
+class _ToolResult(msgspec.Struct, kw_only=True):
+    tool_use_id: str
+    content: Content | None = None
+
+
+class _Choice(msgspec.Struct, kw_only=True):
+    disable_parallel_tool_use: bool | None = None
+
+
+class _ChosenTool(_Choice, kw_only=True):
+    name: str
+
+
+class _Format(msgspec.Struct, kw_only=True):
+    schema: dict[str, Any]
+
+
+_TEXT = {"text": TextPart}
+_OF_USER = {**_TEXT, "tool_result": _ToolResult}
+_OF_ASSISTANT = {
+    **_TEXT,
+    "tool_use": _ToolUse,
+    "thinking": Thought,
+    "redacted_thinking": Thought,
+}
+_CHOICES: Mapping[str, type[_Choice]] = {
+    "auto": _Choice,
+    "any": _Choice,
+    "none": _Choice,
+    "tool": _ChosenTool,
+}
+_OPENAI_CHOICES = {"auto": "auto", "any": "required", "none": "none"}
+
+
+def messages_job(
+    model: ServedModel, name: str, body: MessagesBody, settings: Settings, owner: str
+) -> Job:
+    """The job of a message. Raises Refusal and ValueError."""
+    check_count(body.max_tokens, "max_tokens")
+    stops = body.stop_sequences or []
+    check_stops(stops, "stop_sequences", settings)
+    turn = _turn(model, body, _grammar(body.output_config))
+    request = chat_request(
+        model,
+        turn,
+        stops,
+        max_tokens=body.max_tokens,
+        params=body.sampling(),
+        seed=body.seed,
+        owner=owner,
+    )
+    return Job(model, [request], MessagesForm(turn, name, stops))
+
+
+def count_tokens(model: ServedModel, body: CountBody) -> dict[str, int]:
+    """The answer to count_tokens. Raises Refusal and ValueError."""
+    return {"input_tokens": model.count(_turn(model, body, None).text)}
+
+
+def _turn(model: ServedModel, body: CountBody, grammar: LlamaGrammar | None) -> Turn:
+    messages = []
+    if body.system:
+        messages.append({"role": "system", "content": joined_texts("system", body.system, _TEXT)})
+    for i, message in enumerate(body.messages):
+        messages += _messages(f"messages[{i}]", message)
+    if body.messages and body.messages[-1].role == "assistant":
+        raise Refusal(400, "the last message must not be the assistant's: it cannot be continued")
+    choice, parallel = _choice(body.tool_choice)
+    return chat_turn(model, messages, _tools(body.tools), choice, parallel, grammar)
+
+
+def _messages(where: str, message: Message) -> list[dict[str, Any]]:
+    """A message in OpenAI's shape; results of tools are messages of their own there."""
+    where += ".content"
+    if message.role == "system":
+        return [{"role": "system", "content": joined_texts(where, message.content, _TEXT)}]
+    if isinstance(message.content, str):
+        return [{"role": message.role, "content": message.content}]
+    kinds: Mapping[str, Any] = _OF_USER if message.role == "user" else _OF_ASSISTANT
+    found: list[dict[str, Any]] = []
+    texts: list[str] = []
+    calls: list[dict[str, Any]] = []
+    for i, given in enumerate(message.content):
+        block = typed(f"{where}[{i}]", given, kinds)
+        if isinstance(block, TextPart):
+            texts.append(block.text)
+        elif isinstance(block, _ToolUse):
+            function = {"name": block.name, "arguments": block.input}
+            calls.append({"id": block.id, "type": "function", "function": function})
+        elif isinstance(block, _ToolResult):
+            if texts:
+                found.append({"role": "user", "content": "".join(texts)})
+                texts = []
+            content = joined_texts(f"{where}[{i}].content", block.content or "", _TEXT)
+            found.append({"role": "tool", "tool_call_id": block.tool_use_id, "content": content})
+    if texts or calls or not found:
+        said = {"role": message.role, "content": "".join(texts)}
+        found.append({**said, "tool_calls": calls} if calls else said)
+    return found
+
+
+def _tools(tools: Sequence[_Tool] | None) -> list[dict[str, Any]] | None:
+    """Tools in OpenAI's shape."""
+    if tools is None:
+        return None
+    found = []
+    for i, tool in enumerate(tools):
+        if tool.type not in (None, "custom") or tool.input_schema is None:
+            raise Refusal(
+                400, f"tools[{i}] must be a tool of the client, with an input_schema", f"tools[{i}]"
+            )
+        function = {"name": tool.name, "description": tool.description}
+        found.append(
+            {"type": "function", "function": {**function, "parameters": tool.input_schema}}
+        )
+    return found
+
+
+def _choice(given: Mapping[str, Any] | None) -> tuple[Any, bool | None]:
+    """OpenAI's tool_choice and parallel_tool_calls."""
+    if given is None:
+        return None, None
+    choice = typed("tool_choice", given, _CHOICES)
+    parallel = not choice.disable_parallel_tool_use
+    if isinstance(choice, _ChosenTool):
+        return {"type": "function", "function": {"name": choice.name}}, parallel
+    return _OPENAI_CHOICES[given["type"]], parallel
+
+
+def _grammar(config: Mapping[str, Any] | None) -> LlamaGrammar | None:
+    wanted = (config or {}).get("format")
+    if wanted is None:
+        return None
+    where = "output_config.format"
+    if not isinstance(wanted, dict):
+        raise Refusal(400, f"{where} must be an object", where)
+    return LlamaGrammar.from_json_schema(typed(where, wanted, {"json_schema": _Format}).schema)
+
+
+class MessagesForm(BlockForm):
+    """Content blocks. stops: the client's stop sequences."""
+
+    def __init__(self, turn: Turn, model: str, stops: Sequence[str]):
+        super().__init__(turn)
+        self._model, self._stops = model, stops
+
+    def answer(self, found: Sequence[str | Call]) -> Any:
+        """The message."""
+        content = [
+            {"type": "text", "text": part}
+            if isinstance(part, str)
+            else _tool_use(part.id, part.name, msgspec.Raw(part.arguments.encode("utf-8")))
+            for part in found
+        ]
+        return {**self._message(content, self._usage()), **self._stop()}
+
+    def opening(self) -> bytes:
+        """message_start, with the counts of the prompt."""
+        return _event("message_start", message=self._message([], self._usage()))
+
+    def block_begins(self, block: Block) -> bytes:
+        """content_block_start."""
+        begun: dict[str, Any] = {"type": "text", "text": ""}
+        if block.call is not None:
+            begun = _tool_use(block.call.id, block.call.name, {})
+        return _event("content_block_start", index=block.index, content_block=begun)
+
+    def block_grows(self, block: Block, text: str) -> bytes:
+        """content_block_delta."""
+        delta = {"type": "text_delta", "text": text}
+        if block.call is not None:
+            delta = {"type": "input_json_delta", "partial_json": text}
+        return _event("content_block_delta", index=block.index, delta=delta)
+
+    def block_ends(self, block: Block) -> bytes:
+        """content_block_stop."""
+        return _event("content_block_stop", index=block.index)
+
+    def end(self) -> bytes:
+        """message_delta with the reason and all counts, and message_stop."""
+        delta = _event("message_delta", delta=self._stop(), usage=self._usage())
+        return delta + _event("message_stop")
+
+    def error(self, refusal: Refusal) -> bytes:
+        """The event for an error."""
+        return event(refusal.anthropic(), "error")
+
+    def _message(self, content: list[Any], usage: dict[str, int]) -> dict[str, Any]:
+        return {
+            "id": f"msg_{uuid.uuid4().hex}",
+            "type": "message",
+            "role": "assistant",
+            "model": self._model,
+            "content": content,
+            "stop_reason": None,
+            "stop_sequence": None,
+            "usage": usage,
+        }
+
+    def _usage(self) -> dict[str, int]:
+        """Token counts: input_tokens are those that were computed."""
+        reused = self.ticket.n_reused
+        return {
+            "input_tokens": len(self.ticket.request.ids) - reused,
+            "cache_creation_input_tokens": 0,
+            "cache_read_input_tokens": reused,
+            "output_tokens": self.last.n_tokens,
+        }
+
+    def _stop(self) -> dict[str, str | None]:
+        """Why the answer ended. Stop texts of the chat format are no stop sequences."""
+        reason, stop = self.reason, self.last.stop
+        if reason == "stop" and stop in self._stops:
+            return {"stop_reason": "stop_sequence", "stop_sequence": stop}
+        named = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
+        return {"stop_reason": named[reason], "stop_sequence": None}
+
+
+def _tool_use(id_: str, name: str, given: Any) -> dict[str, Any]:
+    return {"type": "tool_use", "id": id_, "name": name, "input": given}
+
+
+def _event(kind: str, **fields: Any) -> bytes:
+    return event({"type": kind, **fields}, kind)
