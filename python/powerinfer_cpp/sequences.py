@@ -89,5 +89,7 @@ def fields(n_parallel: int, n_ctx: int, n_kv: int | None, n_batch: int) -> dict[
     n_kv: positions of all together; None: n_parallel * n_ctx.
     """
     n_kv = n_parallel * n_ctx if n_kv is None else n_kv
+    n_batch = max(n_batch, 2 * n_parallel + 1)  # a prompt goes on beside texts that are written
     n_seq = min(256, max(2 * n_parallel, n_parallel + 32))
-    return {"n_seq": n_seq, "n_kv": max(n_kv, n_ctx), "n_logits": min(n_batch, n_parallel + 32)}
+    n_logits = min(n_batch, n_parallel + 32)
+    return {"n_seq": n_seq, "n_kv": max(n_kv, n_ctx), "n_batch": n_batch, "n_logits": n_logits}

@@ -237,7 +237,7 @@ def test_logits_repeat(model_path: Path, desk: Desk, sparse: str) -> None:
         tickets = run(served, desk, requests)
         return [(desk.text(t), list(b)) for t, b in zip(tickets, seen, strict=True)]
 
-    for more in ({"n_parallel": 5}, {"n_parallel": 3, "n_batch": 20, "n_kv": 512}):
+    for more in ({"n_parallel": 5}, {"n_parallel": 3, "n_batch": 2, "n_kv": 512}):
         with ServedModel(model_path, desk.deliver, **options, **more) as served:
             cases = [
                 (served.tokenize(prompt.encode()), params)
