@@ -223,6 +223,7 @@ class _Named(msgspec.Struct):
     messages: Any = None
     prompt: Any = None
     system: Any = None
+    instructions: Any = None
     input: Any = None
 
 
@@ -237,6 +238,7 @@ def _prefix(named: _Named) -> str:
     """A name for what a prompt begins with."""
     for begin in (named.messages, named.prompt, named.input):
         if begin:
-            text = msgspec.json.encode([named.system, begin])[:PREFIX]
+            told = named.system or named.instructions
+            text = msgspec.json.encode([told, begin])[:PREFIX]
             return hashlib.blake2b(text, digest_size=16).hexdigest()
     return ""
