@@ -76,33 +76,34 @@ void scores_by_part(const Pass& p, const Block& in, const ggml::NeuronMask& mask
     }
 }
 
-// score = fc2 . relu(fc1 . x), raw logits without bias, as in PowerInfer. With a sketch: the score
-// of ggml/sketch.h.
-void predict(const Pass& p, const Block& in, const ggml::NeuronMask& mask, float* score) {
+// For n rows from `first` on, score = fc2 . relu(fc1 . x), raw logits without bias, as in
+// PowerInfer. With a sketch: the score of ggml/sketch.h.
+void predict(const Pass& p, const Block& in, const ggml::NeuronMask& mask, int64_t first, int64_t n,
+             float* score) {
     const Config& c = p.model.config;
     Workspace& b = p.work;
     p.context.profile.part = name(Part::predictor);
-    const float* const x = c.predict_from_normed ? in.x : in.residual;
+    const float* const x = (c.predict_from_normed ? in.x : in.residual) + first * c.n_embd;
     const bool paged = p.store && p.store->pages_predictors();
     const int32_t block = block_number(p, in.layer, in.expert);
     const ggml::Matrix* const there = paged ? p.store->predictor(p.context, block).data() : nullptr;
     if (in.w.signs) {
         const ggml::Matrix& signs = paged ? there[0] : in.w.signs;
         const ggml::Sketch sketch{c.n_ff, c.n_embd, signs.data, in.w.sketch_offset};
-        ggml::sketch_scores(p.context, sketch, x, in.n, b.sketch, score);
+        ggml::sketch_scores(p.context, sketch, x, n, b.sketch, score);
     } else {
         const ggml::Matrix &fc1 = paged ? there[0] : in.w.fc1, &fc2 = paged ? there[1] : in.w.fc2;
-        const Input input = b.input.prepare(p.context, x, in.n, c.n_embd, fc1.quantised());
+        const Input input = b.input.prepare(p.context, x, n, c.n_embd, fc1.quantised());
         ggml::matmul(p.context, input, {{fc1, b.hidden}});
-        ggml::activation(p.context, ggml::Activation::relu, b.hidden, in.n * fc1.rows);
-        const Input hidden = b.input.prepare(p.context, b.hidden, in.n, fc1.rows, fc2.quantised());
+        ggml::activation(p.context, ggml::Activation::relu, b.hidden, n * fc1.rows);
+        const Input hidden = b.input.prepare(p.context, b.hidden, n, fc1.rows, fc2.quantised());
         if (p.store && in.n == 1 && !c.n_expert) {
             scores_by_part(p, in, mask, fc2, hidden, score);
         } else {
             ggml::matmul(p.context, hidden, {{fc2, score}});
         }
     }
-    if (paged) p.store->keep_predictor(block, in.n);
+    if (paged) p.store->keep_predictor(block, n);
     p.context.profile.part = name(Part::ffn);
 }
 
@@ -131,7 +132,11 @@ ggml::NeuronMask mask_of(const Pass& p, const Block& in) {
     if (!in.predicted) {
         for (int64_t t = 0; t < in.n; t++) flags[t] = b.batch.masked[in.row(t)];
         p.counts.predicted[size_t(in.layer)] += masked;
-        predict(p, in, mask, score);
+        // From the first to the last of these rows: a prompt before or after them needs no scores.
+        const int64_t first = std::find(flags, flags + in.n, true) - flags;
+        int64_t end = in.n;
+        while (!flags[end - 1]) end--;
+        predict(p, in, mask, first, end - first, score + first * p.model.config.n_ff);
     }
     return mask;
 }

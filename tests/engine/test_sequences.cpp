@@ -71,6 +71,42 @@ void test_generated_rows(const Shape& shape, DType kv) {
     }
 }
 
+// Generated rows of one sequence between rows of prompts: many, and few enough to take turns.
+void test_mixed_rows(const Shape& shape) {
+    const auto model = load(tiny::describe(shape));
+    const pi_session_params params = with_mode(PI_SPARSE_AUTO);
+    const Tokens tokens = random_tokens(48, 12);
+    for (const size_t n : {2, 12}) {
+        Session mixed(model, params), alone(model, params);
+        Tokens rows;
+        std::vector<int32_t> seqs;
+        std::vector<char> generated;
+        const auto append = [&](int32_t seq, size_t begin, size_t end) {
+            rows.insert(rows.end(), tokens.begin() + ptrdiff_t(begin),
+                        tokens.begin() + ptrdiff_t(end));
+            seqs.insert(seqs.end(), end - begin, seq);
+            generated.insert(generated.end(), end - begin, seq == 0);
+        };
+        append(1, 0, n);
+        append(0, 0, 2);
+        append(2, 0, n);
+        append(0, 2, 4);
+        append(1, n, n + 1);
+        const std::vector<char> keep(rows.size(), 1);
+        eval(mixed, rows,
+             {seqs.data(), reinterpret_cast<const bool*>(keep.data()),
+              reinterpret_cast<const bool*>(generated.data())});
+        Floats of[3];
+        for (size_t i = 0; i < rows.size(); i++) append_logits(mixed, int32_t(i), of[seqs[i]]);
+        const auto expected = [&](int32_t seq, size_t count) {
+            return logits(alone, Tokens(tokens.begin(), tokens.begin() + ptrdiff_t(count)), 96,
+                          seq == 0 ? 0 : SIZE_MAX, seq);
+        };
+        CHECK(same(of[0], expected(0, 4)));
+        CHECK(same(of[1], expected(1, n + 1)) && same(of[2], expected(2, n)));
+    }
+}
+
 // The number of positions of `tokens` (generated from n_prompt on) that a sequence already holds.
 int64_t matching(const Session& session, const Tokens& tokens, int64_t n_prompt, int32_t seq = 0) {
     std::vector<char> generated(tokens.size());
@@ -400,6 +436,7 @@ int main() {
     unsetenv("GGML_ISA");
     for (const Shape& shape : predicted_shapes()) {
         for (DType kv : {DType::F16, DType::F32, DType::Q8_0}) test_generated_rows(shape, kv);
+        test_mixed_rows(shape);
         test_copy(shape);
         test_state(shape);
     }

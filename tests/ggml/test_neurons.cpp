@@ -237,6 +237,7 @@ void test(const Case& c) {
         const bool q8 = quantised && c.cols % kQ == 0;
         const Input input = buffer->prepare(context, x.data() + first * c.cols, count, c.cols, q8);
         Carved<NeuronScratch> scratch("scratch", count, c.n, c.cols, threads);
+        if (!turns) scratch->few_sums = nullptr;  // rows_ffn would take turns, too
         NeuronMask own = mask;
         own.masked += first;
         own.score += first * c.n;

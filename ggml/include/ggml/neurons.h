@@ -158,7 +158,8 @@ void rows_ffn(Context& context, const Neurons& neurons, const Input& x, const Ne
               NeuronScratch& scratch, float* y, NeuronCounts* counts, bool* fired);
 
 // The same for 2 to kFewRows rows, which take turns at a block of neurons: each computes its own as
-// a single row does, and what they share is in the processor's cache.
+// a single row does, and what they share is in the processor's cache. Gates of rows that are not
+// masked are computed together.
 void few_rows_ffn(Context& context, const Neurons& neurons, const Input& x, const NeuronMask& mask,
                   NeuronScratch& scratch, float* y, NeuronCounts* counts, bool* fired);
 

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <atomic>
 #include <cmath>
+#include <numeric>
 
 #include "cpu/ffn_parts.h"
 #include "cpu/neuron_rows.h"
@@ -24,12 +25,14 @@ constexpr int64_t kColumns = 256;
 
 constexpr int32_t kInOrder[kTile] = {0, 1, 2, 3, 4, 5, 6, 7};
 
-// Candidates of one token in one segment, ascending, and the destination of their sum.
+// Candidates of one token in one segment, ascending, and the destination of their sum. values: of
+// their activated gates, not 0; null if these have to be computed.
 struct Span {
     const int32_t* ids;
     int64_t n;
     int32_t token;
     float* sum;
+    const float* values = nullptr;
 };
 
 // Neurons of a span whose gates fired.
@@ -64,12 +67,18 @@ class Spans {
             waiting.sum = span->sum;
             waiting.token = span->token;
             const int32_t *ids = span->ids, *end = ids + span->n;
-            proposed += span->n;
+            for (int64_t i = 0; span->values && i < span->n; i++) {
+                waiting.ids[waiting.n] = ids[i];
+                waiting.h[waiting.n++] = span->values[i];
+                if (waiting.n == kTile) move_on();
+            }
+            if (span->values) ids = end;
+            proposed += end - ids;
             while (ids < end) {
                 const int64_t n = std::min<int64_t>(kTile, end - ids);
                 cpu::Ahead ahead =
                     ahead_of(first, ids + n, std::min<int64_t>(kTile, end - ids - n));
-                if (ids + n == end && span + 1 < last) {
+                if (ids + n == end && span + 1 < last && !span[1].values) {
                     ahead = ahead_of(first, span[1].ids, std::min<int64_t>(kTile, span[1].n));
                 }
                 float g[kTile];
@@ -152,6 +161,30 @@ void add_up(const Neurons& w, const float* sums, int64_t c0, int64_t n, float* y
     cpu::place(w, part, c0, n, y);
 }
 
+// Neurons [begin, end), at most kTurn, whose gates are not 0: for rows that need all gates, which
+// are read once for these. Their ids and values of row t begin at t * kTurn; count is by the place
+// in `rows`.
+void shared_gates(const Neurons& w, const cpu::RowProducts& products, const int32_t* rows,
+                  int64_t n_rows, int64_t begin, int64_t end, int32_t* ids, float* values,
+                  int32_t* count) {
+    float gates[cpu::kShared * kFewRows];
+    for (; begin < end; begin += cpu::kShared) {
+        const int64_t n = std::min(cpu::kShared, end - begin);
+        int32_t tile[cpu::kShared];
+        std::iota(tile, tile + n, int32_t(begin));
+        products.dot(cpu::first_rows(w), cpu::first_bias(w), tile, n, rows, n_rows, gates);
+        for (int64_t t = 0; t < n_rows; t++) {
+            for (int64_t i = 0; i < n; i++) {
+                const float v = cpu::activate(w, gates[i * n_rows + t]);
+                if (v == 0) continue;
+                const int64_t at = rows[t] * cpu::kTurn + count[t]++;
+                ids[at] = tile[i];
+                values[at] = v;
+            }
+        }
+    }
+}
+
 }  // namespace
 
 void partial_ffn(Context& context, const Neurons& w, const Input& x, const Candidates& candidates,
@@ -182,6 +215,10 @@ void few_rows_ffn(Context& context, const Neurons& w, const Input& x, const Neur
     OpTimer timer(context.profile, "few_rows_ffn");
     const cpu::RowProducts products(context, w, x, scratch, 0, x.rows);
     if (fired) std::fill_n(fired, x.rows * w.n, false);
+    int32_t whole[kFewRows], n_whole = 0;  // rows that no mask concerns
+    for (int32_t t = 0; t < int32_t(x.rows); t++) {
+        if (!mask.masks(t)) whole[n_whole++] = t;
+    }
     Totals totals;
     context.threads.run(kSegments, 1, [&](int64_t s, int64_t, int thread) {
         const Segment segment = segment_of(w.n, s);
@@ -191,18 +228,31 @@ void few_rows_ffn(Context& context, const Neurons& w, const Input& x, const Neur
         }
         Spans all(w, products, nullptr, fired);
         Span spans[kFewRows];
+        float values[kFewRows * cpu::kTurn];
         for (int64_t begin = segment.begin; begin < segment.end; begin += cpu::kTurn) {
             const int64_t end = std::min(begin + cpu::kTurn, segment.end);
             int64_t n = 0;
-            for (int64_t t = 0; t < x.rows; t++) {
+            const auto add_span = [&](int32_t token, int32_t count, const float* known) {
+                if (!count) return;
+                spans[n++] = {ids + token * cpu::kTurn, count, token,
+                              scratch.few_sums + (token * kSegments + s) * w.cols, known};
+            };
+            for (int32_t t = 0; t < int32_t(x.rows); t++) {
+                if (!mask.masks(t)) continue;
                 int32_t *const of = ids + t * cpu::kTurn, count = 0;
                 for (int64_t i = begin; i < end; i++) {
                     of[count] = int32_t(i);  // kept if count advances
-                    count += !mask.masks(t) || mask.finds(t, w.n, i);
+                    count += mask.finds(t, w.n, i);
                 }
-                if (!count) continue;
-                spans[n++] = {of, count, int32_t(t),
-                              scratch.few_sums + (t * kSegments + s) * w.cols};
+                add_span(t, count, nullptr);
+            }
+            if (n_whole) {
+                int32_t count[kFewRows] = {};
+                shared_gates(w, products, whole, n_whole, begin, end, ids, values, count);
+                all.proposed += n_whole * (end - begin);
+                for (int64_t i = 0; i < n_whole; i++) {
+                    add_span(whole[i], count[i], values + whole[i] * cpu::kTurn);
+                }
             }
             all.run(spans, spans + n);
         }
