@@ -21,6 +21,7 @@ import pytest
 if TYPE_CHECKING:
     from powerinfer_cpp.served import ServedModel
     from powerinfer_cpp.server.app import Server
+    from powerinfer_cpp.server.run import Uvicorn
     from powerinfer_cpp.server.settings import Settings
 
 # A module that imports this one is skipped without the packages of the extra `serve`, and these.
@@ -75,6 +76,12 @@ class InThread(Running):
     """A server in this process."""
 
     server: Server
+    uvicorn: Uvicorn
+
+    @property
+    def n_connections(self) -> int:
+        """Connections that are open at its end."""
+        return len(self.uvicorn.server_state.connections)
 
     @property
     def model(self) -> ServedModel:
@@ -115,12 +122,13 @@ def in_thread(
     models: Path | Mapping[str, Path],
     settings: Settings | None = None,
     ready: bool = True,
+    send_buffer: int | None = None,
     **options: Any,
 ) -> Iterator[InThread]:
     """A server in a thread; the same address space, so that tests can look at the scheduler.
 
-    models: a file, or files by name. ready: wait until they are loaded. options: of `ServedModel`;
-    n_ctx is 256, if none is given.
+    models: a file, or files by name. ready: wait until they are loaded. send_buffer: bytes that the
+    kernel takes for a client. options: of `ServedModel`; n_ctx is 256, if none is given.
     """
     from powerinfer_cpp.server.app import Server
     from powerinfer_cpp.server.run import Uvicorn, listen
@@ -128,10 +136,13 @@ def in_thread(
 
     paths = {"model": models} if isinstance(models, Path) else models
     server = Server(paths, {"n_ctx": 256, "verbose": False, **options}, settings or Settings())
-    uvicorn = Uvicorn(server, listen("127.0.0.1", 0))
+    sockets = listen("127.0.0.1", 0)
+    if send_buffer is not None:
+        sockets[0].setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, send_buffer)
+    uvicorn = Uvicorn(server, sockets)
     thread = threading.Thread(target=uvicorn.run, name="server", daemon=True)
     thread.start()
-    running = InThread(uvicorn.url, server)
+    running = InThread(uvicorn.url, server, uvicorn)
     try:
         wait_for(lambda: uvicorn.started or not thread.is_alive())
         if ready:

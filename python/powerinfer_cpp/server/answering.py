@@ -11,6 +11,7 @@ from starlette.types import Receive, Scope, Send
 
 from .errors import Refusal, refusal_of
 from .limits import refused
+from .protocol import ABORT
 
 # Tokens are joined for this long, after the first: a client spends some 0.1 ms on each chunk.
 JOIN_SECONDS = 0.008
@@ -39,6 +40,14 @@ async def while_connected(receive: Receive, work: Awaitable[Any]) -> Any:
         for each in (watch, task):
             each.cancel()
         await asyncio.gather(watch, task, return_exceptions=True)
+
+
+async def _abort(scope: Scope, receive: Receive) -> None:
+    """Closes a connection whose client takes nothing; an orderly end would wait for it."""
+    if ABORT in scope:
+        scope[ABORT]()
+        while (await receive())["type"] != "http.disconnect":
+            pass
 
 
 class Whole(Response):
@@ -83,7 +92,9 @@ class Stream(Response):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
             await while_connected(receive, self._run(scope, receive, send))
-        except (Gone, TimeoutError, OSError):
+        except TimeoutError:
+            await _abort(scope, receive)
+        except (Gone, OSError):
             return
 
     async def _run(self, scope: Scope, receive: Receive, send: Send) -> None:

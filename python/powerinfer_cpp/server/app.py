@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
-from anyio import to_thread
+from anyio import CapacityLimiter, to_thread
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
@@ -14,7 +14,7 @@ from starlette.responses import FileResponse, Response
 from starlette.routing import Route
 
 from . import openai, status
-from .answering import Stream, encode
+from .answering import Stream, Whole, encode, while_connected
 from .bodies import (
     ChatBody,
     CompletionBody,
@@ -45,7 +45,7 @@ _TYPES = {
 _POLICY = "default-src 'self'; img-src 'self' data: blob:; media-src 'self' blob:; \
 frame-ancestors 'none'; base-uri 'none'; form-action 'none'"
 
-Body = TypeVar("Body")
+Body, Made = TypeVar("Body"), TypeVar("Made")
 
 
 def build_app(
@@ -66,6 +66,7 @@ class Server:
         self.models = Models(paths, self.desk, options)
         self.settings = settings
         self._began = int(time.time())
+        self._slow, self._one_embedding = CapacityLimiter(8), CapacityLimiter(1)
         self._views: dict[str, View] = {}
         self._files = {f"/{file.name}": file for file in PAGE.glob("*.*") if file.suffix in _TYPES}
         if "/index.html" in self._files:
@@ -131,18 +132,34 @@ class Server:
     async def _count_tokens(self, request: Request) -> Response:
         body = decode(await read_body(request, self.settings), CountBody)
         model = self.models.get(body.model)
-        return _json(await to_thread.run_sync(count_tokens, model, body))
+        return _json(await self._prepared(request, body, count_tokens, model, body))
 
     async def _answer(self, request: Request, body: Any, make: Callable[..., Job]) -> Response:
         model, name = self.models.get(body.model), self.models.name_of(body.model)
         owner = request.scope.get("owner", "")
-        job = await to_thread.run_sync(make, model, name, body, self.settings, owner)
+        of = (model, name, body, self.settings, owner)
+        job = await self._prepared(request, body, make, *of)
         return answer(self.desk, job, bool(body.stream), self.settings, request.scope["path"])
+
+    async def _prepared(
+        self, request: Request, body: Any, make: Callable[..., Made], *of: Any
+    ) -> Made:
+        """What make gives, in a thread. Templates and grammars may take seconds, in processes of
+        which there is one each: they do not get all threads. Raises Gone."""
+        quick = isinstance(body, CompletionBody) and body.grammar is None
+        limiter = None if quick else self._slow
+        return await while_connected(
+            request.receive, to_thread.run_sync(make, *of, limiter=limiter)
+        )
 
     async def _embeddings(self, request: Request) -> Response:
         body = decode(await read_body(request, self.settings), EmbeddingBody)
         model, name = self.models.get(body.model), self.models.name_of(body.model)
-        return _json(await to_thread.run_sync(openai.embeddings, model, name, body, self.settings))
+
+        def work() -> Awaitable[Any]:
+            return openai.embeddings(model, name, body, self.settings, self._one_embedding)
+
+        return Whole(work, request.scope["path"])
 
     # ---- Tokens --------------------------------------------------------------------------
 
@@ -188,7 +205,7 @@ class Server:
         body = decode(await read_body(request, self.settings), TemplateBody)
         model = self.models.get(body.model)
         of = (model, body.messages, body.tools, body.tool_choice)
-        turn = await to_thread.run_sync(chat_turn, *of)
+        turn = await self._prepared(request, body, chat_turn, *of)
         return _json({"prompt": turn.text})
 
     # ---- Status --------------------------------------------------------------------------

@@ -2,12 +2,12 @@
 
 import hmac
 import ipaddress
-import re
 from typing import Any
 from urllib.parse import urlsplit
 
 import anyio
 import msgspec
+import numpy as np
 from starlette.datastructures import Headers
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
@@ -17,8 +17,9 @@ from .errors import Refusal
 from .settings import Settings
 
 OPEN_PATHS = ("/", "/health", "/v1/health")  # and those of the page: no key is needed
-_STRING = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"?', re.DOTALL)
-_BRACKETS = re.compile(rb"[\[\]{}]")
+_OTHERS = bytes(set(range(256)) - set(b'"[]{}'))  # bytes that say nothing of the depth
+_STEPS = np.zeros(256, np.int8)
+_STEPS[list(b"[{")], _STEPS[list(b"]}")] = 1, -1
 
 
 class Guard:
@@ -135,12 +136,15 @@ def refused(refusal: Refusal, path: str) -> Response:
 async def read_body(request: Request, settings: Settings) -> bytes:
     """The body. Raises Refusal if it is too large, too slow or nested too deeply."""
     body = bytearray()
+    too_large = Refusal(413, f"the body has more than {settings.max_body} bytes")
+    if int(request.headers.get("content-length", "0")) > settings.max_body:
+        raise too_large
     try:
         with anyio.fail_after(settings.body_seconds):
             async for part in request.stream():
                 body += part
                 if len(body) > settings.max_body:
-                    raise Refusal(413, f"the body has more than {settings.max_body} bytes")
+                    raise too_large
     except TimeoutError:
         raise Refusal(408, f"the body did not arrive in {settings.body_seconds:g} s") from None
     except ClientDisconnect:
@@ -151,8 +155,11 @@ async def read_body(request: Request, settings: Settings) -> bytes:
 
 def _check_depth(body: bytes, most: int) -> None:
     """Raises Refusal for JSON that is nested too deeply for those who work on it later."""
-    depth = 0
-    for found in _BRACKETS.finditer(_STRING.sub(b"", body)):
-        depth += 1 if found[0] in b"[{" else -1
-        if depth > most:
-            raise Refusal(400, f"the body is nested more than {most} deep")
+    # Whole arrays at once: a loop over the brackets of 8 MB would hold up all clients for a second.
+    plain = body.replace(b"\\\\", b"").replace(b'\\"', b"").translate(None, _OTHERS)
+    signs = np.frombuffer(plain, np.uint8)
+    in_text = np.logical_xor.accumulate(signs == ord('"'))
+    steps = _STEPS[signs]
+    steps[in_text] = 0
+    if len(steps) and np.cumsum(steps, dtype=np.int32).max() > most:
+        raise Refusal(400, f"the body is nested more than {most} deep")

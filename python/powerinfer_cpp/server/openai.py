@@ -5,6 +5,8 @@ import copy
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from anyio import CapacityLimiter, to_thread
+
 from ..completion import ChatDicts, CompletionDicts, Dicts, Piece, usage
 from ..grammar import LlamaGrammar, response_grammar
 from ..scheduler import Ticket
@@ -180,10 +182,17 @@ def _grammar(text: str | None, response_format: dict[str, Any] | None) -> LlamaG
     return response_grammar(response_format)
 
 
-def embeddings(
-    model: ServedModel, name: str, body: EmbeddingBody, settings: Settings
+async def embeddings(
+    model: ServedModel,
+    name: str,
+    body: EmbeddingBody,
+    settings: Settings,
+    limiter: CapacityLimiter,
 ) -> dict[str, Any]:
-    """The answer with embeddings: one vector of length 1 per input."""
+    """The answer with embeddings: one vector of length 1 per input. Can be cancelled between two.
+
+    limiter: lets one of them be computed; threads that only wait would be missed elsewhere.
+    """
     if body.encoding_format not in (None, "float", "base64"):
         raise Refusal(400, "encoding_format must be float or base64", "encoding_format")
     if body.dimensions not in (None, model.n_embd()):
@@ -191,7 +200,7 @@ def embeddings(
     inputs = prompts_of(body.input, settings, "input")
     data, n = [], 0
     for i, given in enumerate(inputs):
-        vector, length = model.embedding(given)
+        vector, length = await to_thread.run_sync(model.embedding, given, limiter=limiter)
         n += length
         shown: Sequence[float] | str = vector.tolist()
         if body.encoding_format == "base64":

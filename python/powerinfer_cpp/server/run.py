@@ -62,7 +62,7 @@ class Uvicorn(uvicorn.Server):
     def __init__(self, server: Server, sockets: Sequence[socket.socket], verbose: bool = False):
         config = uvicorn.Config(
             server.app,
-            http=timed_protocol(server.settings.header_seconds),
+            http=timed_protocol(server.settings),
             loop="uvloop",
             ws="none",
             access_log=verbose,

@@ -20,6 +20,7 @@ class Settings:
     body_seconds: float = 30.0  # for a body to arrive
     send_seconds: float = 30.0  # for a client to take what it was sent
     header_seconds: float = 10.0
+    max_headers: int = 64 << 10
     max_n: int = 64
     max_stops: int = 32
     max_stop_length: int = 1024

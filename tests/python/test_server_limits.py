@@ -1,0 +1,500 @@
+"""What must not hurt a server: clients that go away, take nothing, send too much or too slowly.
+
+Each gets a clear answer or loses its connection; the others get what they would get alone, and
+nothing grows.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import socket
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import serving
+from powerinfer_cpp.server import openai as openai_module
+from powerinfer_cpp.server.settings import Settings
+from serving import request, wait_for
+
+from powerinfer_cpp import Llama
+
+PROMPT = "Once upon a time, there was a"
+LONG = {"prompt": PROMPT, "max_tokens": 240, "temperature": 0, "logit_bias": {"2": -100}}
+STEP = 0.02  # seconds of a step here, so that a test can act within a few
+FAST = Settings(header_seconds=1, body_seconds=1, send_seconds=1)
+
+
+@pytest.fixture(scope="module")
+def running(model_path: Path) -> Iterator[serving.InThread]:
+    with serving.in_thread(model_path, n_parallel=2, n_batch=32, n_queue=64) as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def fast(model_path: Path) -> Iterator[serving.InThread]:
+    """A server without patience."""
+    with serving.in_thread(model_path, FAST, send_buffer=4096, n_parallel=2) as found:
+        yield found
+
+
+@pytest.fixture
+def slow_steps(running: serving.InThread, monkeypatch: pytest.MonkeyPatch) -> None:
+    step = running.model.scheduler.step
+
+    def slow() -> Any:
+        time.sleep(STEP)
+        return step()
+
+    monkeypatch.setattr(running.model.scheduler, "step", slow)
+
+
+@pytest.fixture(autouse=True)
+def _the_others(model_path: Path, request: pytest.FixtureRequest) -> Iterator[None]:
+    """After each test nothing is left, and a text is what it is alone."""
+    yield
+    for name in {"running", "fast"} & set(request.fixturenames):
+        server = request.getfixturevalue(name)
+        wait_for(lambda server=server: server.idle)
+        assert server.server.desk._waiting == {} and server.model.scheduler.n_waiting == 0
+        assert server.model.scheduler._left == {}
+        body = {"prompt": PROMPT, "max_tokens": 12, "seed": 7}
+        assert server.post("v1/completions", body).json()["choices"][0]["text"] == solo(model_path)
+
+
+_solo: list[str] = []
+
+
+def solo(path: Path) -> str:
+    if not _solo:
+        with Llama(path, n_ctx=256, verbose=False) as llm:
+            _solo.append(llm(PROMPT, max_tokens=12, seed=7)["choices"][0]["text"])
+    return _solo[0]
+
+
+def refused(response: Any, status: int = 400) -> dict[str, Any]:
+    """The error of an answer, which tells nothing of the inside."""
+    assert response.status_code == status, response.text[:500]
+    assert "Traceback" not in response.text and ".py" not in response.text
+    error = response.json()["error"]
+    assert error["message"] and len(error["message"]) < 2000
+    return error
+
+
+# ---- Clients that go away ----
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("stage", ["first", "middle", "queued"])
+@pytest.mark.usefixtures("slow_steps")
+def test_work_stops_when_a_client_goes(running: serving.InThread, stage: str, stream: bool) -> None:
+    scheduler = running.model.scheduler
+    began = scheduler.n_steps
+    body = {**LONG, "stream": stream}
+    with contextlib.ExitStack() as stack:
+        if stage == "queued":
+            short = {**LONG, "max_tokens": 30}
+            others = [running.ask("v1/completions", short) for _ in range(2)]
+            for other in others:
+                stack.enter_context(other)
+            wait_for(lambda: scheduler.n_active == 2)
+        if stage == "first":  # its prompt takes seven steps
+            body["prompt"] = [300 + i for i in range(220)]
+        client = stack.enter_context(running.ask("v1/completions", body))
+        if stage == "first":
+            wait_for(lambda: scheduler.n_steps > began + 1)
+        elif stage == "middle":
+            wait_for(lambda: scheduler.n_steps > began + 10)
+        else:
+            wait_for(lambda: scheduler.n_waiting == 1)
+        client.close()
+        left = scheduler.n_steps
+        if stage == "queued":
+            wait_for(lambda: scheduler.n_waiting == 0)
+            assert scheduler.n_active == 2 and scheduler.n_steps <= left + 10
+            for other in others:
+                assert other.recv(15) == b"HTTP/1.1 200 OK"
+        wait_for(lambda: running.idle)
+        assert stage == "queued" or scheduler.n_steps <= left + 10
+
+
+def test_requests_in_one_go(running: serving.InThread) -> None:
+    """A client that sends the next requests before the first answer, and goes."""
+    scheduler = running.model.scheduler
+    began = scheduler.n_steps
+    with running.connect(3 * request("v1/completions", json.dumps(LONG).encode())):
+        wait_for(lambda: scheduler.n_steps > began + 2)
+    left = scheduler.n_steps
+    wait_for(lambda: running.idle)
+    assert scheduler.n_steps <= left + 20
+
+
+def test_clients_that_vanish(running: serving.InThread) -> None:
+    for i in range(1000):
+        body = {**LONG, "stream": i % 2 == 0, "max_tokens": 60}
+        running.ask("v1/completions", body).close()
+    wait_for(lambda: running.idle)
+    wait_for(lambda: running.n_connections == 0)
+
+
+def test_a_client_of_embeddings_goes(running: serving.InThread) -> None:
+    """Between two inputs; and those that wait for their turn keep no thread from the others."""
+    body = {"input": [PROMPT * 20] * 600}
+    clients = [running.ask("v1/embeddings", body) for _ in range(45)]
+    time.sleep(0.2)
+    found = running.post("v1/completions", {"prompt": PROMPT, "max_tokens": 2})
+    assert found.status_code == 200
+    limiter = running.server._one_embedding
+    assert limiter.statistics().tasks_waiting > 0
+    for client in clients:
+        client.close()
+    wait_for(lambda: limiter.statistics().borrowed_tokens == 0, 20)
+
+
+# ---- Clients that take nothing, or send slowly ----
+
+
+def lost(connection: socket.socket) -> bytes:
+    """What came before the connection was closed."""
+    found = b""
+    with contextlib.suppress(ConnectionError):
+        while data := connection.recv(1 << 16):
+            found += data
+    return found
+
+
+def stalled(server: serving.InThread, stream: bool) -> socket.socket:
+    """A client that asks for half a megabyte, and takes nothing."""
+    client = socket.socket()
+    client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    client.connect(("127.0.0.1", server.port))
+    body = {**LONG, "logprobs": 100, "stream": stream}
+    client.sendall(request("v1/completions", json.dumps(body).encode()))
+    return client
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_stalled_reader_is_dropped(fast: serving.InThread, stream: bool) -> None:
+    with stalled(fast, stream) as client:
+        wait_for(lambda: fast.n_connections == 1)
+        wait_for(lambda: fast.n_connections == 0, 10)
+        assert fast.idle and 0 < len(lost(client)) < 400_000
+
+
+def test_a_slow_body(fast: serving.InThread) -> None:
+    data = request("v1/completions", json.dumps(LONG).encode())
+    with fast.connect(data[:-5]) as client:
+        begin = time.monotonic()
+        assert b" 408 " in client.recv(100) and time.monotonic() - begin < 3
+    with fast.connect(data[:-5]) as client, contextlib.suppress(OSError):
+        for byte in range(5):
+            time.sleep(0.4)
+            client.sendall(data[-5 + byte :][:1])
+        assert b" 408 " in client.recv(100)
+
+
+@pytest.mark.parametrize(
+    "begin", [b"", b"P", b"POST /v1/completions HTTP/1.1\r\nHost: 127.0.0.1\r\n"]
+)
+def test_unfinished_headers(fast: serving.InThread, begin: bytes) -> None:
+    with fast.connect(begin) as client:
+        start = time.monotonic()
+        with contextlib.suppress(OSError):
+            for _ in range(10):  # bytes that come keep nothing open
+                time.sleep(0.2)
+                client.sendall(b"X" if len(begin) > 1 else b"")
+        assert lost(client) == b"" and time.monotonic() - start < 4
+    whole = request("health", b"", "GET")
+    with fast.connect(whole) as client:  # the second request of a connection
+        assert client.recv(15) == b"HTTP/1.1 200 OK"
+        client.sendall(whole[:-3])
+        start = time.monotonic()
+        lost(client)
+        assert time.monotonic() - start < 4
+
+
+def test_headers_that_never_end(fast: serving.InThread) -> None:
+    for head in (b"GET /", b"GET / HTTP/1.1\r\nA: ", b"GET / HTTP/1.1\r\n"):
+        with fast.connect(head) as client, contextlib.suppress(ConnectionError):
+            sent, start = 0, time.monotonic()
+            while time.monotonic() - start < 0.9:
+                client.sendall(b"a: b\r\n" * 1000)
+                sent += 6000
+            assert sent < 64 << 20
+            pytest.fail("a client may send headers for as long as it likes")
+
+
+def test_what_is_no_http(running: serving.InThread) -> None:
+    for data in (
+        b"\x16\x03\x01\x02\x00\x01",
+        b"GET\r\n\r\n",
+        b"\x00" * 64,
+        b"GET /\xff HTTP/1.1\r\n\r\n",
+    ):
+        with running.connect(data) as client:
+            assert b" 400 " in lost(client)[:20]
+    smuggled = request("v1/completions", b"", **{"Transfer-Encoding": "chunked"})
+    with running.connect(smuggled) as client:
+        assert b" 400 " in lost(client)[:20]
+    answer = running.post(
+        "v1/completions", LONG, headers={"upgrade": "websocket", "connection": "upgrade"}
+    )
+    assert answer.status_code in (200, 400)
+
+
+# ---- Bodies ----
+
+
+def resident(pid: int) -> int:
+    """Bytes of memory of a process."""
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    return int(next(line for line in lines if line.startswith("VmRSS")).split()[1]) << 10
+
+
+def test_large_bodies(model_path: Path) -> None:
+    with serving.program("-m", model_path, "-c", "64") as program:
+        program.post("v1/completions", {"prompt": "x", "max_tokens": 2})
+        before = resident(program.process.pid)
+        for length in (100 << 20, 10**15):
+            head = request("v1/completions", b"", **{"Content-Length": str(length)})
+            with program.connect(head) as client:
+                assert b" 413 " in client.recv(64)
+        chunked = request("v1/completions", b"", **{"Transfer-Encoding": "chunked"})
+        chunked = chunked.replace(b"Content-Length: 0\r\n", b"")
+        for _ in range(2):
+            with program.connect(chunked) as client, contextlib.suppress(ConnectionError):
+                client.settimeout(20)
+                for _ in range(100):
+                    client.sendall(b"100000\r\n" + bytes(1 << 20) + b"\r\n")
+                assert b" 413 " in client.recv(64)
+        assert resident(program.process.pid) - before < 48 << 20
+        assert program.post("v1/completions", {"prompt": "x", "max_tokens": 2}).status_code == 200
+
+
+@pytest.mark.parametrize("path", ["v1/completions", "v1/chat/completions", "tokenize"])
+@pytest.mark.parametrize("depth", [65, 1000, 100_000, 3_000_000])
+def test_deep_bodies(running: serving.InThread, path: str, depth: int) -> None:
+    for begin, end in ((b"[", b"]"), (b'{"a":', b"}")):
+        deep = begin * (depth - 1) + b"1" + end * (depth - 1)
+        for body in (b'{"prompt":"x","messages":[],"x":' + deep + b"}", begin * depth):
+            if len(body) < 8 << 20:
+                refused(running.post(path, body))
+    brackets = json.dumps("[" * 100_000).encode()  # in a text they are no depth
+    found = running.post("tokenize", b'{"content":' + brackets + b"}")
+    assert found.status_code == 200
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{"prompt":"x","temperature":NaN}',
+        '{"prompt":"x","temperature":Infinity}',
+        '{"prompt":"x","temperature":1e400}',
+        '{"prompt":"x","top_p":-1e400}',
+        '{"prompt":"x","logit_bias":{"5":1e400}}',
+        '{"prompt":"x","max_tokens":1e2000}',
+        '{"prompt":"x","seed":%s}' % ("7" * 5000),
+        '{"prompt":"x","n":%s}' % ("7" * 5000),
+        '{"prompt":[%s]}' % ("7" * 5000),
+        '{"prompt":"x","logit_bias":{"%s":1}}' % ("7" * 5000),
+        '{"prompt":"x","n":true}',
+        '{"prompt":"x","max_tokens":1.5}',
+        '{"prompt":"\\ud800"}',
+        '{"prompt":"x","stop":"\\udfff"}',
+        '{"prompt":"x","max_tokens":-2}',
+        '{"prompt":"x"',
+        '{"prompt":"x"} {}',
+        "",
+        "\x00",
+        "%s" % ("{" * 50),
+    ],
+)
+def test_bad_values(running: serving.InThread, text: str) -> None:
+    refused(running.post("v1/completions", text.encode("utf-8", "surrogatepass")))
+
+
+def test_bytes_that_are_no_text(running: serving.InThread) -> None:
+    for data in (
+        b'{"prompt":"\xff"}',
+        b"\xff\xfe{\x00}\x00",
+        b"\x1f\x8b\x08",
+        b'{"prompt":"\xed\xa0\x80"}',
+    ):
+        refused(running.post("v1/completions", data))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"n": 1000},
+        {"n": 64, "prompt": ["x"] * 2000},
+        {"prompt": ["x"] * 5000},
+        {"stop": ["a"] * 1000},
+        {"stop": "a" * (1 << 20)},
+        {"stop": ["b", "a" * (1 << 20)]},
+        {"logit_bias": {str(i): 1 for i in range(500_000)}},
+        {"logprobs": 10**6},
+        {"grammar": "root ::= " + "(" * 60_000 + '"a"' + ")" * 60_000},
+        {"grammar": 'root ::= root "a" | root'},
+        {"grammar": "x" * (2 << 20)},
+        {"grammar": ""},
+        {"prompt": "x" * (4 << 20)},
+        {"prompt": [5] * 300},
+    ],
+    ids=lambda changes: "-".join(changes),
+)
+def test_too_much(running: serving.InThread, changes: dict[str, Any]) -> None:
+    begin = time.monotonic()
+    refused(running.post("v1/completions", {"prompt": "x", "max_tokens": 2, **changes}))
+    assert time.monotonic() - begin < 10
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"$ref": "#"},
+        {"$ref": "#/$defs/a", "$defs": {"a": {"$ref": "#/$defs/b"}, "b": {"$ref": "#/$defs/a"}}},
+        {"allOf": [{"$ref": "#"}]},
+        {"type": "string", "maxLength": 10**9},
+        {"type": "string", "pattern": "(a{1000}){1000}"},
+        {"type": "array", "items": {"type": "string"}, "minItems": 10**9},
+        {"$ref": "http://127.0.0.1/schema"},
+        {"enum": ["x" * 300_000]},
+    ],
+    ids=lambda schema: "-".join(schema),
+)
+def test_hostile_schemas(running: serving.InThread, schema: dict[str, Any]) -> None:
+    """Refused, or used within the limits of the text."""
+    body = {"messages": [{"role": "user", "content": "x"}], "max_tokens": 4, "response_format": {}}
+    body["response_format"] = {
+        "type": "json_schema",
+        "json_schema": {"name": "x", "schema": schema},
+    }
+    begin = time.monotonic()
+    found = running.post("v1/chat/completions", body)
+    assert time.monotonic() - begin < 10
+    if found.status_code != 200:
+        refused(found)
+
+
+@pytest.mark.parametrize("n", [10**9, 10**30])
+def test_long_repetitions(running: serving.InThread, n: int) -> None:
+    """Refused, or used within the limits of the text."""
+    for rule in ('"a"{0,%d}', '"a"{%d}', '("a"{0,%d}){0,%d}', '[^"]{%d,}'):
+        body = {"prompt": "x", "max_tokens": 4, "grammar": f"root ::= {rule.replace('%d', str(n))}"}
+        found = running.post("v1/completions", body)
+        if found.status_code != 200:
+            refused(found)
+
+
+def test_slow_grammars_hold_up_nobody_else(running: serving.InThread) -> None:
+    slow = {"prompt": "x", "grammar": 'root ::= ("a"{0,9000}){0,9000}', "max_tokens": 2}
+    clients = [running.ask("v1/completions", {**slow, "seed": i}) for i in range(45)]
+    time.sleep(0.2)
+    begin = time.monotonic()
+    for _ in range(3):
+        found = running.post("v1/completions", {"prompt": PROMPT, "max_tokens": 2})
+        assert found.status_code == 200
+    assert time.monotonic() - begin < 5
+    for client in clients:
+        client.close()
+
+
+def test_templates_are_not_taken_from_bodies(running: serving.InThread) -> None:
+    """In no dialect."""
+    paths = {route.path for route in running.server.app.routes if "POST" in route.methods}
+    takes = {path for path in paths if "messages" in path or "chat" in path or "complet" in path}
+    takes |= {path for path in paths if "responses" in path or "template" in path}
+    assert len(takes) >= 5
+    of_responses = {"input": "x", "max_output_tokens": 16}
+    of_others = {"messages": [{"role": "user", "content": "x"}], "max_tokens": 2}
+    for path in takes:
+        body = of_responses if "responses" in path else of_others
+        assert running.post(path[1:], body).status_code == 200, path
+        for field in ("chat_template", "chat_template_kwargs"):
+            found = running.post(path[1:], {**body, field: "{{ 1 }}"})
+            assert found.status_code == 400 and field in found.text, path
+
+
+def test_messages_that_are_strange(running: serving.InThread) -> None:
+    messages: list[Any] = [
+        [],
+        [{}],
+        [{"role": "user", "content": 3}],
+        [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "file:///x"}}]}],
+        [{"role": "__class__", "content": "x"}],
+        [{"role": "user", "content": "x" * (1 << 20)}],
+        [{"role": "user", "content": "x"}] * 20_000,
+    ]
+    for each in messages:
+        refused(running.post("v1/chat/completions", {"messages": each, "max_tokens": 2}))
+
+
+# ---- Full ----
+
+
+@pytest.mark.usefixtures("slow_steps")
+def test_the_queue_is_full(running: serving.InThread) -> None:
+    bodies = {**LONG, "max_tokens": 30, "n": 33}
+    with running.ask("v1/completions", bodies), running.ask("v1/completions", bodies):
+        wait_for(lambda: running.model.scheduler.n_waiting > 60)
+        found = running.post("v1/completions", {"prompt": "x", "max_tokens": 2, "n": 30})
+        assert refused(found, 429)["type"] == "rate_limit_error"
+        assert found.headers["retry-after"] == "1"
+        streamed = running.post("v1/completions", {"prompt": "x", "n": 30, "stream": True})
+        refused(streamed, 429)
+
+
+def test_the_context_is_full(running: serving.InThread) -> None:
+    found = running.post("v1/completions", {"prompt": [5] * 256, "max_tokens": 2})
+    assert refused(found)["code"] == "context_length_exceeded"
+    most = running.post("v1/completions", {"prompt": [5] * 255, "max_tokens": 50}).json()
+    assert (
+        most["usage"]["completion_tokens"] == 1 and most["choices"][0]["finish_reason"] == "length"
+    )
+
+
+# ---- Faults of the server ----
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_faults_are_not_described(
+    running: serving.InThread, monkeypatch: pytest.MonkeyPatch, stream: bool
+) -> None:
+    def broken(*_: Any) -> None:
+        raise KeyError("/a/secret/path")
+
+    body = {**LONG, "max_tokens": 20, "stream": stream}
+    with monkeypatch.context() as patch:
+        patch.setattr(openai_module, "prompts_of", broken)
+        found = running.post("v1/completions", body)
+        assert refused(found, 500)["type"] == "server_error" and "secret" not in found.text
+    with monkeypatch.context() as patch:
+        patch.setattr(openai_module.CompletionDicts, "push" if stream else "choice", broken)
+        found = running.post("v1/completions", body)
+        assert "secret" not in found.text and "KeyError" in found.text
+        assert found.status_code == 500
+
+
+def test_an_error_within_a_stream(
+    running: serving.InThread, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is an event of its own, which OpenAI's client raises; nothing is repeated."""
+    scheduler = running.model.scheduler
+    real = scheduler._add
+
+    def broken(text: Any, *of: Any) -> Any:
+        if text.ticket.n_tokens >= 5:
+            raise ValueError("no token is left")
+        return real(text, *of)
+
+    from openai import APIError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(scheduler, "_add", broken)
+        asked = {"model": "m", "prompt": PROMPT, "max_tokens": 20, "temperature": 0}
+        with pytest.raises(APIError, match="no token is left"):
+            list(running.openai().completions.create(**asked, stream=True))
