@@ -1,0 +1,99 @@
+// Puts the page together.
+
+import {Api} from './api.js';
+import {Chat} from './chat.js';
+import {byId, download, fileName, make, notice} from './dom.js';
+import {chatRow} from './messages.js';
+import {bindSaving} from './save.js';
+import {Settings} from './settings.js';
+import {asJson, asMarkdown, chats, newChat, title} from './store.js';
+import {View} from './view.js';
+
+const settings = new Settings();
+const api = new Api(settings);
+const view = new View(api, settings);
+const chat = new Chat(api, settings, view);
+
+// --- Models ----------------------------------------------------------------------------------
+
+async function loadModels() {
+    const select = byId('model');
+    try {
+        const names = await api.models();
+        select.replaceChildren(...names.map((name) => make('option', {value: name}, name)));
+        if (!names.includes(settings.model)) settings.model = names[0];
+        select.value = settings.model || '';
+        select.disabled = names.length < 2;
+        notice(names.length ? '' : 'The server has no model.');
+        if (names.length) view.open(settings.model);
+    } catch (error) {
+        notice(error.message);
+        const again = () => loadModels();
+        // With a key the server may tell more; without an answer it may still be starting.
+        if (error.status === 401)
+            byId('settings').addEventListener('close', again, {once: true});
+        else
+            setTimeout(again, 5000);
+    }
+}
+
+byId('model').addEventListener('change', (event) => {
+    chat.stop();
+    settings.model = event.target.value;
+    view.open(settings.model);
+});
+
+// --- Conversations ---------------------------------------------------------------------------
+
+function fillChats() {
+    const dialog = byId('chats');
+    const when = new Intl.DateTimeFormat(undefined, {dateStyle: 'medium', timeStyle: 'short'});
+    const rows = chats().map((kept) => {
+        const name = title(kept);
+        return chatRow(name, when.format(kept.changed), kept.id === chat.chat.id, {
+            open: () => {
+                if (kept.id !== chat.chat.id) chat.open(kept);
+                dialog.close();
+            },
+            json: () => download(
+                new Blob([asJson(kept)], {type: 'application/json'}), fileName(name, 'json')),
+            markdown: () => download(
+                new Blob([asMarkdown(kept)], {type: 'text/markdown'}), fileName(name, 'md')),
+            remove: () => {
+                chat.remove(kept.id);
+                fillChats();
+                dialog.querySelector('[data-close]').focus();
+            },
+        });
+    });
+    if (!rows.length) rows.push(make('li', {className: 'none'}, 'There are none yet.'));
+    byId('chat-list').replaceChildren(...rows);
+}
+
+byId('open-chats').addEventListener('click', () => {
+    fillChats();
+    byId('chats').showModal();
+});
+
+byId('new-chat').addEventListener('click', () => {
+    chat.open(newChat());
+    byId('text').focus();
+});
+
+// --- Dialogs and the view --------------------------------------------------------------------
+
+for (const dialog of document.querySelectorAll('dialog')) {
+    dialog.querySelector('[data-close]')?.addEventListener('click', () => dialog.close());
+    // A click beside a dialog closes it.
+    dialog.addEventListener('click', (event) => {
+        if (event.target === dialog) dialog.close();
+    });
+}
+
+bindSaving(view, (step) => chat.mark(step));
+byId('replay').addEventListener('click', () => {
+    view.replay(Math.max(1500, 67 * view.memory.all(view.own).length), (step) => chat.mark(step));
+});
+
+loadModels();
+if (matchMedia('(pointer: fine)').matches) byId('text').focus();
