@@ -15,8 +15,9 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 SHARED = ROOT.parent / "shared"
-# The only skip reasons that --all accepts: missing hardware or missing permissions.
-HARDWARE = ("GPU", "ISA", "no right to mount")
+# The only skip reasons that --all accepts: missing hardware, missing permissions, and a browser,
+# which pip cannot install.
+HARDWARE = ("GPU", "ISA", "no right to mount", "no Chromium")
 # Optional peers: ./run does not install packages that take ten minutes to compile.
 OPTIONAL = ("llama_cpp",)
 

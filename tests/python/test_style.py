@@ -17,6 +17,7 @@ TRACKED = subprocess.run(
 ).stdout.split()
 ENDINGS = (".cpp", ".h", ".c", ".cu", ".cuh")
 CPP = [f for f in TRACKED if f.endswith(ENDINGS) and (ROOT / f).exists()]
+JS = [f for f in TRACKED if f.endswith(".js") and (ROOT / f).exists()]
 # Calls by which a library would print or end the process; programs and tests may.
 FORBIDDEN = re.compile(
     r"\b(?:printf|fprintf|puts|abort|exit|_exit|std::cout|std::cerr|assert)\s*[(<]"
@@ -36,7 +37,7 @@ def test_ruff() -> None:
 
 def test_clang_format() -> None:
     program = Path(sys.executable).with_name("clang-format")
-    run(str(program) if program.exists() else "clang-format", "--dry-run", "-Werror", *CPP)
+    run(str(program) if program.exists() else "clang-format", "--dry-run", "-Werror", *CPP, *JS)
 
 
 def library_sources() -> list[str]:

@@ -1,0 +1,203 @@
+// Checks of the page that test_page.py runs inside it.
+
+import {layOut, Model} from '/layout.js';
+import {Rendered} from '/markdown.js';
+import {Picture} from '/picture.js';
+import {Cutter, Memory, parseFrame, together} from '/stream.js';
+
+const CONTROLS =
+    'button, a[href], input, select, textarea, canvas, [tabindex="0"], dialog, fieldset';
+
+// Controls without a name that a screen reader could say.
+export function nameless() {
+    return [...document.querySelectorAll(CONTROLS)]
+        .filter((e) => {
+            if (!e.checkVisibility() && !e.closest('dialog')) return false;
+            const by = (e.getAttribute('aria-labelledby') || '').split(' ').filter(Boolean);
+            const name = e.getAttribute('aria-label') ||
+                by.map((id) => document.getElementById(id)?.textContent).join(' ') ||
+                [...(e.labels || [])].map((label) => label.textContent).join(' ') ||
+                e.querySelector('legend')?.textContent ||
+                (['BUTTON', 'A'].includes(e.tagName) && e.textContent);
+            return !name || !name.trim();
+        })
+        .map((e) => e.outerHTML.slice(0, 120));
+}
+
+// Text that is too pale for its ground (WCAG AA).
+export function pale() {
+    const probe = new OffscreenCanvas(1, 1).getContext('2d', {willReadFrequently: true});
+    const parse = (colour) => {
+        probe.clearRect(0, 0, 1, 1);
+        probe.fillStyle = colour;
+        probe.fillRect(0, 0, 1, 1);
+        return [...probe.getImageData(0, 0, 1, 1).data];
+    };
+    const linear = (v) => (v <= 0.03928 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4);
+    const light = ([r, g, b]) =>
+        0.2126 * linear(r / 255) + 0.7152 * linear(g / 255) + 0.0722 * linear(b / 255);
+    const found = [];
+    for (const e of document.querySelectorAll('body *')) {
+        const own = [...e.childNodes].some((n) => n.nodeType === 3 && n.textContent.trim());
+        if (!own || !e.checkVisibility() || e.disabled || e.closest('.unseen, .skip, noscript'))
+            continue;
+        let ground = e;
+        while (ground.parentElement && parse(getComputedStyle(ground).backgroundColor)[3] < 255) {
+            ground = ground.parentElement;
+        }
+        const [a, b] = [getComputedStyle(e).color, getComputedStyle(ground).backgroundColor].map(
+            (c) => light(parse(c)));
+        const contrast = (Math.max(a, b) + 0.05) / (Math.min(a, b) + 0.05);
+        if (contrast < 4.5) found.push(`${contrast.toFixed(2)} ${e.outerHTML.slice(0, 100)}`);
+    }
+    return found;
+}
+
+// A text at once and letter by letter, and its words whose place in the source is wrong.
+export function render(source) {
+    const show = (text, words) => {
+        const parent = document.createElement('div');
+        new Rendered(parent, words).show(text);
+        return parent;
+    };
+    const grown = document.createElement('div');
+    const rendered = new Rendered(grown, false);
+    for (let n = 0; n <= source.length; n++) rendered.show(source.slice(0, n));
+    const spans = [...show(source, true).querySelectorAll('.w')];
+    const astray = spans.filter((s) => source.slice(s.dataset.at, s.dataset.end) !== s.textContent);
+    return [show(source, false).innerHTML, grown.innerHTML, astray.map((s) => s.textContent)];
+}
+
+export function renderTime(source) {
+    const start = performance.now();
+    new Rendered(document.createElement('div'), false).show(source);
+    return performance.now() - start;
+}
+
+let seed = 1;
+
+// Numbers that look random and are the same in every run.
+function draw() {
+    seed = (Math.imul(seed, 1664525) + 1013904223) >>> 0;
+    return seed / 2 ** 32;
+}
+
+const someTiers = (n) =>
+    Uint8Array.from({length: n}, () => Math.min(2, Math.floor(draw() ** 2 * 4)));
+
+// What is wrong with the places of neurons, at first and after tiers moved.
+export function layoutFaults() {
+    const shapes = [
+        [32, 1, 14336, 1100, 280],
+        [8, 1, 1376, 1100, 280],
+        [16, 8, 1792, 1100, 280],
+        [2, 1, 9, 1100, 280],
+        [3, 2, 5, 340, 90],
+        [1, 1, 1, 300, 80],
+        [130, 1, 300, 320, 100],
+    ];
+    const wrong = [];
+    for (const [layers, experts, neurons, width, height] of shapes) {
+        const n = layers * experts * neurons;
+        const what = `${layers} x ${experts} x ${neurons}`;
+        const model =
+            new Model({layers, experts, neurons, tiers: someTiers(n), bytes_per_neuron: 1});
+        wrong.push(...slotFaults(model, what), ...cellFaults(model, width, height, what));
+        for (let round = 1; round < 5; round++) {
+            const next = someTiers(n);
+            model.move(model.tiers.map((tier, i) => (draw() < 0.9 ? tier : next[i])));
+            const when = `${what}, moved ${round} times`;
+            wrong.push(...slotFaults(model, when), ...cellFaults(model, width, height, when));
+        }
+    }
+    return wrong;
+}
+
+// Each neuron has a slot of its own, and slots have no holes.
+function slotFaults(model, what) {
+    const taken = new Set();
+    for (let i = 0; i < model.total; i++) {
+        const at = Math.floor(i / model.perLayer) * 3 + model.tiers[i];
+        const key = `${at} ${model.slots[i]}`;
+        if (taken.has(key) || model.slots[i] >= model.counts[at]) return [`${what}: slot ${key}`];
+        taken.add(key);
+    }
+    return [];
+}
+
+// Each neuron's cell lies in its continent and layer, and cells hold all neurons.
+function cellFaults(model, width, height, what) {
+    const {columns, rows, cell, at, tier, neurons, continents} = layOut(model, width, height);
+    for (let i = 0; i < model.total; i++) {
+        const row = Math.floor(at[cell[i]] / columns);
+        const layer = Math.floor(row / (rows / model.layers));
+        if (tier[cell[i]] !== model.tiers[i] || layer !== Math.floor(i / model.perLayer))
+            return [`${what}: neuron ${i}`];
+    }
+    const sum = neurons.reduce((a, b) => a + b, 0);
+    const inside = continents.every(({from, to}) => from >= 0 && to <= 1);
+    return sum === model.total && inside ? [] : [`${what}: ${sum} neurons in cells`];
+}
+
+function frame(request, token, bits) {
+    const data = new DataView(new ArrayBuffer(29 + bits.length));
+    data.setUint32(0, 25 + bits.length, true);
+    data.setUint8(4, 1);
+    data.setUint32(5, request, true);
+    data.setUint32(9, token, true);
+    [0.25, 1, 2, 3].forEach((v, i) => data.setFloat32(13 + 4 * i, v, true));
+    bits.forEach((b, i) => data.setUint8(29 + i, b));
+    return new Uint8Array(data.buffer);
+}
+
+// Frames cut at every place, and a memory that is too small for them.
+export function frames() {
+    const parts = [frame(7, 0, [1, 2]), frame(7, 2, [4, 2]), frame(8, 0, [9, 9])];
+    const all = Uint8Array.from(parts.flatMap((part) => [...part]));
+    const text = (f) => [f.request, f.token, f.share, ...f.read, ...f.bits].join();
+    const seen = [1, 2, 3, 5, 31, 32, 1000].map((size) => {
+        const cutter = new Cutter();
+        const found = [];
+        for (let i = 0; i < all.length; i += size) {
+            cutter.push(all.slice(i, i + size), (bytes) => found.push(parseFrame(bytes)));
+        }
+        return found.map(text).join(' ');
+    });
+    const memory = new Memory(7);
+    new Cutter().push(all, (bytes) => memory.add(parseFrame(bytes)));
+    const found = memory.find(7, 1, 1).map((f) => f.token);
+    const both = [...together(memory.all(7)).bits];
+    memory.add({request: 9, token: 0, bits: new Uint8Array(4)});
+    return {seen, found, both, bytes: memory.bytes, left: memory.all(7).length};
+}
+
+// Medians of milliseconds for a picture of 32 x 14,336 neurons.
+export function frameTimes() {
+    const [layers, neurons, width, height] = [32, 14336, 1120, 284];
+    const tiers = someTiers(layers * neurons);
+    const model = new Model({layers, experts: 1, neurons, tiers, bytes_per_neuron: 6912});
+    const canvas = Object.assign(document.createElement('canvas'), {width, height});
+    // As on a machine without a graphics card, so that the time contains the drawing itself.
+    const context = canvas.getContext('2d', {alpha: false, willReadFrequently: true});
+    const bits =
+        Uint8Array.from({length: (layers * neurons) / 8}, () => (draw() < 0.3 ? draw() * 256 : 0));
+    const once = (work) => {
+        const before = performance.now();
+        work();
+        return performance.now() - before;
+    };
+    const median = (work) => Array.from({length: 61}, () => once(work)).sort((a, b) => a - b)[30];
+    let picture;
+    return {
+        'all places': once(() => {
+            picture = new Picture(model, width, height);
+        }),
+        'a step': median(() => picture.light(bits, true)),
+        'pixels of a frame': median(() => picture.frame(16)),
+        'a frame on the screen': median(() => {
+            picture.frame(16);
+            picture.paint(context, 0, 0, width, height);
+            context.getImageData(0, 0, 1, 1);  // waits until it is drawn
+        }),
+    };
+}

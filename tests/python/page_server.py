@@ -1,0 +1,316 @@
+"""A stand-in for the server: it serves the page and answers its requests with made-up data.
+
+python tests/python/page_server.py [--port N] [--delay SECONDS]
+
+For work on the page without a model, and for test_page.py. The same requests give the same bytes.
+The last message chooses what happens: `/error`, `/key`, `/break`, `/long` or `/markdown`; all
+others get a story.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import base64
+import json
+import socket
+import struct
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import uvicorn
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import FileResponse, JSONResponse, Response, StreamingResponse
+from starlette.routing import Route
+
+PAGE = Path(__file__).resolve().parents[2] / "python" / "powerinfer_cpp" / "server" / "page"
+TYPES = {
+    ".html": "text/html",
+    ".css": "text/css",
+    ".js": "text/javascript",
+    ".svg": "image/svg+xml",
+}
+HEADERS = {
+    "Content-Security-Policy": "default-src 'self'; base-uri 'none'; frame-ancestors 'none'; "
+    "form-action 'none'",
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cache-Control": "no-cache",
+}
+STORY = """\
+Once upon a time there was a little dragon who could not make fire. He lived on a hill above a
+quiet village, and every evening he watched the lamps go on, one after another, like small
+suns.
+
+"If I had a fire of my own," he said, "I would never be cold again." So he walked down to the
+blacksmith, who was old and kind, and asked how a fire begins. "With very little," said the
+blacksmith. "Most of the coal stays dark. Only the few pieces that are needed glow." The dragon
+thought about this for a long time. Then he breathed out, slowly, and one small spark lit the
+evening. It was enough."""
+MARKDOWN = """# Rust in a page
+
+A **list** of *things* with `code` and a [link](https://example.org/):
+
+1. One
+   - inner item
+2. Two
+
+```python
+def fire(neurons):
+    return [n for n in neurons if n > 0]
+```
+
+> A quote, and a table:
+
+| tier | read |
+| --- | --- |
+| GPU | 812 MB |
+| RAM | 96 MB |
+
+<b>not bold</b> <img src=x onerror="window.hacked=1"> [bad](javascript:alert(1)) max_tokens_here"""
+
+
+@dataclass
+class Shape:
+    """A made-up model: where its neurons are and how often each fires."""
+
+    layers: int
+    experts: int
+    neurons: int
+    bytes_per_neuron: int
+    gpu: float
+    disk: float
+    tiers: np.ndarray = field(init=False)
+    often: np.ndarray = field(init=False)
+
+    def __post_init__(self) -> None:
+        draw = np.random.default_rng(7)
+        per_layer = self.experts * self.neurons
+        # A few neurons fire nearly always, most seldom; some layers are busier than others.
+        hot = draw.pareto(1.3, (self.layers, per_layer)) * 0.03
+        depth = np.linspace(0, 1, self.layers)[:, None]
+        depth = 0.8 + 0.5 * depth + 0.3 * np.sin(7 * depth)
+        self.often = np.minimum(hot * depth, 0.97)
+        self.often *= 0.098 / self.often.mean()
+        # The GPU holds what fires most, the disk what fires least, over all layers. The noise
+        # stands for a placement that was learnt from other text.
+        rank = np.argsort(np.argsort((self.often * draw.lognormal(0, 0.35, hot.shape)).ravel()))
+        share = rank.reshape(hot.shape) / rank.size
+        self.tiers = np.where(share >= 1 - self.gpu, 2, np.where(share < self.disk, 0, 1))
+        self.tiers = self.tiers.astype(np.uint8)
+
+    def fired(self, token: int) -> np.ndarray:
+        draw = np.random.default_rng(1000 + token)
+        topic = 0.6 + 0.8 * draw.random((self.layers, 1))
+        return draw.random(self.often.shape) < self.often * topic
+
+
+MODELS = {
+    "bamboo-7b.Q4_0": Shape(32, 1, 14336, 6912, gpu=0.22, disk=0.3),
+    "stories-relu.Q8_0": Shape(8, 1, 1376, 1088, gpu=0, disk=0),
+    "mixture-8x.Q4_0": Shape(16, 8, 1792, 6912, gpu=0.15, disk=0.35),
+}
+
+
+class Hub:
+    """Those who watch a model; gets steps, sends at most 15 a second, ORs the ones between."""
+
+    def __init__(self, model: str) -> None:
+        self.shape = MODELS[model]
+        self.watchers: set[asyncio.Queue[bytes]] = set()
+        self.waiting: list[tuple[int, int, np.ndarray]] = []
+        self.sent = 0.0
+
+    def step(self, request: int, token: int) -> None:
+        if not self.watchers:
+            return
+        self.waiting.append((request, token, self.shape.fired(token)))
+        now = asyncio.get_running_loop().time()
+        if now - self.sent >= 1 / 15:
+            self.flush()
+
+    def flush(self) -> None:
+        if not self.waiting:
+            return
+        self.sent = asyncio.get_running_loop().time()
+        request, token, _ = self.waiting[-1]
+        fired = [bits for _, _, bits in self.waiting]
+        self.waiting = []
+        tiers = self.shape.tiers
+        share = float(np.mean([bits.mean() for bits in fired]))
+        read = [float(np.mean([(bits & (tiers == t)).sum() for bits in fired])) for t in range(3)]
+        read = [n * self.shape.bytes_per_neuron for n in read]
+        packed = np.packbits(np.any(fired, axis=0).ravel(), bitorder="little").tobytes()
+        self.send(struct.pack("<BIIf3f", 1, request, token, share, *read) + packed)
+
+    def send(self, frame: bytes) -> None:
+        for queue in self.watchers:
+            queue.put_nowait(struct.pack("<I", len(frame)) + frame)
+
+    async def frames(self) -> AsyncIterator[bytes]:
+        queue: asyncio.Queue[bytes] = asyncio.Queue()
+        self.watchers.add(queue)
+        try:
+            yield struct.pack("<IB", 1 + self.shape.tiers.size, 2) + self.shape.tiers.tobytes()
+            while True:
+                yield await queue.get()
+        finally:
+            self.watchers.discard(queue)
+
+
+def problem(status: int, message: str) -> JSONResponse:
+    return JSONResponse({"error": {"code": status, "message": message}}, status)
+
+
+def pieces(text: str) -> list[str]:
+    """Something like tokens: words with the space before them, long ones in two."""
+    found: list[str] = []
+    for k, word in enumerate(text.split(" ")):
+        word = f" {word}" if k else word
+        found += [word[:5], word[5:]] if len(word) > 8 else [word]
+    return found
+
+
+class Server:
+    def __init__(self, delay: float) -> None:
+        self.delay = delay
+        self.requests = 0
+        self.failed: set[str] = set()
+        self.bodies: list[dict] = []
+        self.cancelled = 0
+        self.hubs = {name: Hub(name) for name in MODELS}
+
+    def app(self) -> Starlette:
+        routes = [
+            Route("/", self.file),
+            Route("/v1/models", self.models),
+            Route("/v1/chat/completions", self.chat, methods=["POST"]),
+            Route("/view", self.view),
+            Route("/view/stream", self.stream),
+            Route("/test/checks.js", self.checks),
+            Route("/test/state", self.state),
+            Route("/test/move", self.move, methods=["POST"]),
+            Route("/{name}", self.file),
+        ]
+        return Starlette(routes=routes)
+
+    async def file(self, request: Request) -> Response:
+        name = request.path_params.get("name", "index.html")
+        path = PAGE / name
+        if path.suffix not in TYPES or path.parent != PAGE or not path.is_file():
+            return problem(404, "There is no such page.")
+        return FileResponse(path, media_type=TYPES[path.suffix], headers=HEADERS)
+
+    async def models(self, request: Request) -> Response:
+        return JSONResponse({"object": "list", "data": [{"id": name} for name in MODELS]})
+
+    async def view(self, request: Request) -> Response:
+        shape = MODELS.get(request.query_params.get("model", ""))
+        if shape is None:
+            return problem(404, "There is no such model.")
+        return JSONResponse(
+            {
+                "layers": shape.layers,
+                "experts": shape.experts,
+                "neurons": shape.neurons,
+                "tiers": base64.b64encode(shape.tiers.tobytes()).decode(),
+                "bytes_per_neuron": shape.bytes_per_neuron,
+                "names": ["disk", "RAM", "GPU"],
+            }
+        )
+
+    async def stream(self, request: Request) -> Response:
+        hub = self.hubs.get(request.query_params.get("model", ""))
+        if hub is None:
+            return problem(404, "There is no such model.")
+        return StreamingResponse(hub.frames(), media_type="application/octet-stream")
+
+    async def checks(self, request: Request) -> Response:
+        path = Path(__file__).with_name("page_checks.js")
+        return FileResponse(path, media_type="text/javascript", headers=HEADERS)
+
+    async def state(self, request: Request) -> Response:
+        """What tests ask: requests as they came, and who watches."""
+        watchers = {name: len(hub.watchers) for name, hub in self.hubs.items()}
+        return JSONResponse(
+            {"bodies": self.bodies, "watchers": watchers, "cancelled": self.cancelled}
+        )
+
+    async def move(self, request: Request) -> Response:
+        """Moves neurons between the disk and RAM, as a cache does, and some of RAM for good."""
+        for hub in self.hubs.values():
+            flat = hub.shape.tiers.reshape(-1)
+            ram, disk = (np.flatnonzero(flat == tier) for tier in (1, 0))
+            flat[ram[::12]], flat[disk[::100]] = 0, 1
+            hub.send(b"\x02" + flat.tobytes())
+        return JSONResponse({})
+
+    async def chat(self, request: Request) -> Response:
+        body = await request.json()
+        self.bodies.append(body)
+        text = body["messages"][-1]["content"]
+        if text == "/key" and request.headers.get("authorization") != "Bearer secret":
+            return problem(401, "Invalid API key")
+        if text == "/error" and len(body["messages"]) not in self.failed:
+            # Once only, so that "Try again" can be seen to work.
+            self.failed.add(len(body["messages"]))
+            return problem(400, "The prompt has 5,000 tokens, but the context has room for 4,096.")
+        self.requests += 1
+        answer = {"/markdown": MARKDOWN, "/long": "\n\n".join([STORY] * 40)}.get(text, STORY)
+        events = self.events(self.requests, body["model"], answer, text)
+        return StreamingResponse(events, media_type="text/event-stream")
+
+    async def events(self, request: int, model: str, answer: str, text: str) -> AsyncIterator[str]:
+        hub = self.hubs[model]
+        words = pieces(answer)
+        head = {"id": f"chatcmpl-{request}", "object": "chat.completion.chunk", "model": model}
+
+        def event(delta: dict, finish: str | None = None, **more: object) -> str:
+            choices = [{"index": 0, "delta": delta, "finish_reason": finish}]
+            return f"data: {json.dumps({**head, 'choices': choices, **more})}\n\n"
+
+        try:
+            yield event({"role": "assistant", "content": None})
+            joined = ""
+            for token, piece in enumerate(words):
+                await asyncio.sleep(self.delay)
+                hub.step(request, token)
+                joined += piece
+                # Every third chunk holds two tokens, as a server joins what is ready.
+                if token % 4 == 2 and token + 1 < len(words):
+                    continue
+                yield event({"content": joined}, view={"request": request, "token": token})
+                joined = ""
+                if text == "/break" and token > 8:
+                    yield 'data: {"error": {"code": 500, "message": "The disk stopped."}}\n\n'
+                    return
+            hub.flush()
+            timings = {"prompt_n": 31, "prompt_per_second": 96.4}
+            timings |= {"predicted_n": len(words), "predicted_per_second": 18.27}
+            yield event({}, "stop", timings=timings)
+            yield f"data: {json.dumps({**head, 'choices': [], 'usage': {}})}\n\n"
+            yield "data: [DONE]\n\n"
+        except (asyncio.CancelledError, GeneratorExit):
+            self.cancelled += 1
+            raise
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--port", type=int, default=0)
+    parser.add_argument("--delay", type=float, default=0.04, help="seconds for a token")
+    options = parser.parse_args()
+    listener = socket.socket()
+    listener.bind(("127.0.0.1", options.port))
+    print(f"http://127.0.0.1:{listener.getsockname()[1]}/", flush=True)
+    app = Server(options.delay).app()
+    # Without a limit a page that watches would keep the server from ending.
+    config = uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=1)
+    uvicorn.Server(config).run(sockets=[listener])
+
+
+if __name__ == "__main__":
+    main()
