@@ -30,6 +30,7 @@ from .errors import Refusal, refusal_of
 from .limits import Guard, read_body, refused
 from .messages import CountBody, MessagesBody, count_tokens, messages_job
 from .models import Models
+from .openapi import description
 from .responses import ResponsesBody, responses_job
 from .settings import Settings
 from .texts import Job, answer
@@ -90,6 +91,7 @@ class Server:
                 Route("/detokenize", _guarded(self._detokenize), methods=["POST"]),
                 Route("/tokenizer_info", _guarded(self._tokenizer_info), methods=["GET"]),
                 Route("/apply-template", _guarded(self._apply_template), methods=["POST"]),
+                Route("/openapi.json", _guarded(self._openapi), methods=["GET"]),
                 *[Route(path, self._page, methods=["GET"]) for path in self._files],
             ],
             exception_handlers={HTTPException: _http_error, Exception: _any_error},
@@ -256,6 +258,9 @@ class Server:
             self.settings.send_seconds,
             b"application/octet-stream",
         )
+
+    async def _openapi(self, request: Request) -> Response:
+        return Response(description(), media_type="application/json")
 
     async def _page(self, request: Request) -> Response:
         file = self._files[request.scope["path"]]

@@ -1,0 +1,97 @@
+"""GET /openapi.json: what the routes take and give, from the classes of their bodies."""
+
+from functools import cache
+from typing import Any
+
+import msgspec
+
+from .bodies import (
+    ChatBody,
+    CompletionBody,
+    DetokenizeBody,
+    EmbeddingBody,
+    TemplateBody,
+    TokenizeBody,
+)
+from .messages import CountBody, MessagesBody
+from .responses import ResponsesBody
+
+_JSON, _EVENTS, _TEXT = "application/json", "text/event-stream", "text/plain"
+# By path: what it is for, and the body that it takes. Those with /v1 exist without it as well,
+# except Anthropic's.
+POSTS: dict[str, tuple[str, type[msgspec.Struct]]] = {
+    "/v1/chat/completions": ("Answers a chat (OpenAI).", ChatBody),
+    "/v1/completions": ("Continues texts (OpenAI).", CompletionBody),
+    "/v1/embeddings": ("Vectors of texts (OpenAI).", EmbeddingBody),
+    "/v1/responses": ("Answers a chat, without state (OpenAI).", ResponsesBody),
+    "/v1/messages": ("Answers a chat (Anthropic).", MessagesBody),
+    "/v1/messages/count_tokens": ("Counts the tokens of a chat (Anthropic).", CountBody),
+    "/tokenize": ("The ids of a text.", TokenizeBody),
+    "/detokenize": ("The text of ids.", DetokenizeBody),
+    "/apply-template": ("The prompt of a chat.", TemplateBody),
+}
+# By path: what it tells, and in which form.
+GETS: dict[str, tuple[str, str]] = {
+    "/v1/health": ("200 when requests can be served, 503 while models load.", _JSON),
+    "/v1/models": ("The models.", _JSON),
+    "/props": ("The model's context, template and plan.", _JSON),
+    "/slots": ("Texts that are being written.", _JSON),
+    "/metrics": ("Counts for Prometheus.", _TEXT),
+    "/tokenizer_info": ("The model's special tokens and template.", _JSON),
+    "/view": ("The layers of the model, and where they lie.", _JSON),
+    "/view/stream": ("The neurons that fire, some times a second.", _EVENTS),
+    "/openapi.json": ("This description.", _JSON),
+}
+_STREAMED = (ChatBody, CompletionBody, ResponsesBody, MessagesBody)
+_OF_MODEL = ("/props", "/slots", "/tokenizer_info", "/view", "/view/stream")
+ANTHROPICS = "/v1/messages"
+
+
+def all_paths(path: str) -> list[str]:
+    """The paths of a route: with and without /v1."""
+    short = path.startswith("/v1/") and not path.startswith(ANTHROPICS)
+    return [path, path.removeprefix("/v1")] if short else [path]
+
+
+@cache
+def description() -> bytes:
+    """The OpenAPI 3.1 document."""
+    kinds = sorted({kind for _, kind in POSTS.values()}, key=lambda kind: kind.__name__)
+    refs, schemas = msgspec.json.schema_components(
+        kinds, ref_template="#/components/schemas/{name}"
+    )
+    of_kind = dict(zip(kinds, refs, strict=True))
+    paths: dict[str, Any] = {}
+    for path, (text, kind) in POSTS.items():
+        content = {_JSON: {"schema": of_kind[kind]}}
+        given = [_JSON, _EVENTS] if kind in _STREAMED else [_JSON]
+        post = {**_operation(text, given), "requestBody": {"required": True, "content": content}}
+        paths.update((each, {"post": post}) for each in all_paths(path))
+    for path, (text, kind_of_answer) in GETS.items():
+        get = _operation(text, [kind_of_answer])
+        if path in _OF_MODEL:
+            schema = {"type": "string"}
+            get["parameters"] = [{"name": "model", "in": "query", "schema": schema}]
+        paths.update((each, {"get": get}) for each in all_paths(path))
+    document = {
+        "openapi": "3.1.0",
+        "info": {"title": "powerinfer_cpp", "version": "1"},
+        "paths": paths,
+        "components": {
+            "schemas": {**schemas, "Error": {"type": "object", "required": ["error"]}},
+            "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}},
+        },
+        "security": [{}, {"key": []}],
+    }
+    return msgspec.json.encode(document)
+
+
+def _operation(text: str, kinds: list[str]) -> dict[str, Any]:
+    error = {_JSON: {"schema": {"$ref": "#/components/schemas/Error"}}}
+    return {
+        "summary": text,
+        "responses": {
+            "200": {"description": "The answer.", "content": {kind: {} for kind in kinds}},
+            "default": {"description": "What is wrong.", "content": error},
+        },
+    }

@@ -1,0 +1,82 @@
+"""The description of the server: complete, and no request that follows it ends in a 5xx."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import serving
+
+ROUNDS = 25  # requests drawn for each route
+
+
+@pytest.fixture(scope="module")
+def running(model_path: Path) -> Iterator[serving.InThread]:
+    with serving.in_thread(model_path, n_ctx=64) as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def document(running: serving.InThread) -> dict[str, Any]:
+    return running.get("openapi.json").json()
+
+
+def test_every_route_is_described(running: serving.InThread, document: dict[str, Any]) -> None:
+    described = {(path, method.upper()) for path, of in document["paths"].items() for method in of}
+    server = running.server
+    served = {
+        (route.path, method)
+        for route in server.app.routes
+        for method in route.methods - {"HEAD"}
+        if route.path not in server._files
+    }
+    assert described == served
+
+
+def test_bodies_are_described(document: dict[str, Any]) -> None:
+    chat = document["paths"]["/chat/completions"]["post"]
+    name = chat["requestBody"]["content"]["application/json"]["schema"]["$ref"].split("/")[-1]
+    schema = document["components"]["schemas"][name]
+    assert schema["required"] == ["messages"]
+    assert {"temperature", "tools", "response_format", "stream"} <= set(schema["properties"])
+    assert "text/event-stream" in chat["responses"]["200"]["content"]
+
+
+@pytest.mark.slow
+@pytest.mark.peer("schemathesis")
+def test_what_follows_the_description(running: serving.InThread, document: dict[str, Any]) -> None:
+    """Also bodies that do not follow it, and strange values of those that do."""
+    import schemathesis
+    from hypothesis import HealthCheck, Phase, given, settings
+    from schemathesis import GenerationMode
+
+    schema = schemathesis.openapi.from_dict(document)
+    seen: dict[int, int] = {}
+    for result in schema.get_all_operations():
+        operation = result.ok()
+        again = f"/v1{operation.path}" in document["paths"]  # the same with another path
+        if again or operation.path == "/view/stream":  # which has no end
+            continue
+        # Nothing can be wrong with a request that has no body.
+        modes = list(GenerationMode) if operation.method == "post" else [GenerationMode.POSITIVE]
+        for mode in modes:
+
+            @settings(
+                max_examples=ROUNDS,
+                deadline=None,
+                database=None,
+                derandomize=True,
+                phases=[Phase.generate],
+                suppress_health_check=list(HealthCheck),
+            )
+            @given(case=operation.as_strategy(generation_mode=mode))
+            def check(case: Any) -> None:
+                answer = case.call(base_url=running.url.rstrip("/"), timeout=serving.SECONDS)
+                assert answer.status_code < 500, (case.as_curl_command(), answer.text)
+                seen[answer.status_code] = seen.get(answer.status_code, 0) + 1
+
+            check()
+    assert seen[200] > ROUNDS and seen[400] > ROUNDS, seen
+    assert running.get("health").status_code == 200
