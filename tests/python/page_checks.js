@@ -164,6 +164,7 @@ export function frames() {
         return found.map(text).join(' ');
     });
     const memory = new Memory(7);
+    memory.whole = true;
     new Cutter().push(all, (bytes) => memory.add(parseFrame(bytes)));
     const found = memory.find(7, 1, 1).map((f) => f.token);
     const both = [...together(memory.all(7)).bits];
@@ -192,7 +193,7 @@ export function frameTimes() {
         'all places': once(() => {
             picture = new Picture(model, width, height);
         }),
-        'a step': median(() => picture.light(bits, true)),
+        'a step': median(() => picture.light({bits, first: 0, token: 0}, true)),
         'pixels of a frame': median(() => picture.frame(16)),
         'a frame on the screen': median(() => {
             picture.frame(16);

@@ -51,7 +51,7 @@ export function savePicture(view) {
     const context = canvas.getContext('2d', {alpha: false});
     const {map} = frame(width, height);
     const [w, h] = [Math.round(map.w), Math.round(map.h)];
-    const picture = view.picture.copy(w, h, view.held || view.running ? view.bits : null);
+    const picture = view.picture.copy(w, h, view.held || view.running ? view.lit : null);
     compose(context, width, height, view, ({x, y}) => picture.paint(context, x, y, w, h));
     canvas.toBlob((blob) => {
         if (blob)

@@ -22,17 +22,21 @@ export class Memory {
     }
 
     // The stream was closed for a while: what comes next does not stand for what was missed.
-    gap() { this.connected.clear(); }
+    gap() {
+        this.connected.clear();
+        this.whole = false;
+    }
 
     add(step) {
         let steps = this.requests.get(step.request);
         if (!steps) this.requests.set(step.request, steps = []);
-        // From where on the step stands for tokens. The first that comes may be a few joined.
+        // From where on the step stands for tokens: of an answer that began while the stream stood
+        // none was missed, even if a fast model's first step is its hundredth token.
         const follows = this.connected.has(step.request) && steps.length;
         if (follows)
             step.first = steps.at(-1).token + 1;
         else
-            step.first = step.token < 8 && !steps.length ? 0 : step.token;
+            step.first = this.whole && !steps.length ? 0 : step.token;
         this.connected.add(step.request);
         steps.push(step);
         this.bytes += step.bits.length;
@@ -128,6 +132,7 @@ export class Stream {
         this.api = api;
         this.take = take;
         this.opened = opened;
+        this.stands = false;
         this.wanted = null;
         this.control = null;
     }
@@ -144,6 +149,7 @@ export class Stream {
         this.wanted = null;
         this.control?.abort();
         this.control = null;
+        this.stands = false;
     }
 
     async run(model, signal) {
@@ -153,6 +159,7 @@ export class Stream {
                 const path = `view/stream?model=${encodeURIComponent(model)}`;
                 const response = await this.api.request(path, {signal});
                 this.opened?.();
+                this.stands = true;
                 await this.read(response.body.getReader(), signal, () => {
                     wait = 500;
                 });
@@ -162,6 +169,7 @@ export class Stream {
                 const {status} = error;
                 if (status === 501 || (status >= 400 && status < 500 && status !== 429)) return;
             }
+            this.stands = false;
             // Many pages must not come back in the same moment.
             await new Promise((resume) => {
                 setTimeout(resume, wait * (0.75 + Math.random() / 2));

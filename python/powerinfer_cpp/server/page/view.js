@@ -150,6 +150,7 @@ export class View {
     // An answer begins; its request number is told by its first chunk.
     begin() {
         this.running = true;
+        this.memory.whole = this.stream.stands;
         this.own = undefined;
         this.held = null;
         this.playing = null;
@@ -198,11 +199,11 @@ export class View {
 
     live(step) {
         if (!this.picture) return;
-        this.picture.light(step.bits, true);
+        this.picture.light(step, true);
         if (this.reduced.matches)
             this.picture.cool();
         else
-            this.bits = step.bits;
+            this.lit = step;
         if (this.held) return;
         this.figure(percent(step.share), 'of the model ran for this word', step);
         this.wake();
@@ -216,10 +217,10 @@ export class View {
         this.held = step;
         this.lift = HELD;
         this.picture.cool();
-        this.picture.light(step.bits, false);
-        this.bits = step.bits;
-        // Of a fast model several tokens come as one step: then the map shows more than the word.
-        const around = step.token - step.first > 2 * (last - first + 1) ? 'each word around ' : '';
+        this.picture.light(step, false);
+        this.lit = step;
+        // Of a fast model many tokens come as one step: then the map shows more than the word.
+        const around = step.token - step.first >= 4 ? 'each word around ' : '';
         this.figure(percent(step.share), `of the model ran for ${around}${quoted(word)}`, step);
         this.wake();
         return true;
@@ -228,7 +229,7 @@ export class View {
     release() {
         if (!this.held) return;
         this.held = null;
-        this.bits = null;
+        this.lit = null;
         if (this.running)
             this.lift = this.reduced.matches ? REST : LIVE;
         else
@@ -253,8 +254,8 @@ export class View {
                     setTimeout(resume, rest);
                 });
             if (this.playing !== playing || this.running) break;
-            this.picture.light(steps[k].bits, false);
-            this.bits = steps[k].bits;
+            this.picture.light(steps[k], false);
+            this.lit = steps[k];
             this.figure(percent(steps[k].share), 'of the model ran for this word', steps[k]);
             tell?.(steps[k]);
             this.wake();
