@@ -3,8 +3,8 @@
 Frames, each 4 bytes of length (little-endian), then 1 byte of kind:
 - 1, a token: uint32 number of the request, uint32 number of the token, float32 share of the model's
   neurons that ran, 3 float32 bytes of neurons read from disk, RAM and GPU; then bits
-  [n_layer, experts, n_ff] without gaps, bit i % 8 of byte i / 8, which include those of tokens
-  that came too fast for a frame of their own.
+  [n_layer, experts, n_ff] without gaps, bit i % 8 of byte i / 8. Of tokens that come faster
+  than frames, one has a frame: together they would light up nearly every neuron.
 - 2, tiers: uint8 [n_layer, experts, n_ff], 0 disk, 1 RAM, 2 GPU.
 """
 
@@ -78,9 +78,7 @@ class View:
     def _note(self, ticket: Ticket, token: int, bits: np.ndarray) -> None:
         """Called in the engine's thread for each token."""
         with self._lock:
-            before = self._ran.get(ticket.number)
-            together = bits if before is None else before.together | bits
-            self._ran[ticket.number] = _Ran(ticket.request.owner, token, bits, together)
+            self._ran[ticket.number] = _Ran(ticket.request.owner, token, bits)
 
     async def _send(self) -> None:
         passed = 0.0
@@ -99,17 +97,13 @@ class View:
                     self._put(_frame(2, tiers.tobytes()), None)
 
     def _token_frame(self, number: int, ran: "_Ran") -> bytes:
-        by_tier = np.bincount(self._tiers[self._flags(ran.bits)], minlength=3)
+        n_ff = self._tiers.shape[-1]
+        flags = np.unpackbits(ran.bits, axis=-1, bitorder="little")[..., :n_ff].astype(bool)
+        by_tier = np.bincount(self._tiers[flags], minlength=3)
         read = by_tier * self._model.bytes_per_neuron()
         share = by_tier.sum() / self._tiers.size
         head = struct.pack("<IIf3f", number, ran.token, share, *read)
-        shown = self._flags(ran.together).reshape(-1)
-        return _frame(1, head + np.packbits(shown, bitorder="little").tobytes())
-
-    def _flags(self, bits: np.ndarray) -> np.ndarray:
-        """bool [n_layer, experts, n_ff] of bits whose rows end at whole bytes."""
-        n_ff = self._tiers.shape[-1]
-        return np.unpackbits(bits, axis=-1, bitorder="little")[..., :n_ff].astype(bool)
+        return _frame(1, head + np.packbits(flags.reshape(-1), bitorder="little").tobytes())
 
     def _put(self, frame: bytes, owner: str | None) -> None:
         for queue, of in self._watchers.items():
@@ -119,13 +113,11 @@ class View:
 
 @dataclass(frozen=True)
 class _Ran:
-    """Neurons that ran for a token of a request; and together with tokens before it that had no
-    frame of their own."""
+    """Neurons that ran for a token of a request."""
 
     owner: str
     token: int
     bits: np.ndarray
-    together: np.ndarray
 
 
 def _frame(kind: int, data: bytes) -> bytes:
