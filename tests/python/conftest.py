@@ -18,8 +18,9 @@ SHARED = ROOT.parent / "shared"
 # The only skip reasons that --all accepts: missing hardware, missing permissions, and a browser,
 # which pip cannot install.
 HARDWARE = ("GPU", "ISA", "no right to mount", "no Chromium")
-# Optional peers: ./run does not install packages that take ten minutes to compile.
-OPTIONAL = ("llama_cpp",)
+# Optional peers: ./run does not install packages that take ten minutes to compile, or bring
+# dozens of others.
+OPTIONAL = ("llama_cpp", "lm_eval")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -25,7 +25,9 @@ OPTION = re.compile(r"(?<![\w-])--[a-z][a-z-]*")
 COMMAND = re.compile(r"(?:\./)?powerinfer ([a-z][a-z-]*)(.*)|(?:\./)?(convert\.py|main)\b(.*)")
 # Options of programs that are not ours, and of ./run and pytest.
 OTHERS = {"--seconds", "--seed", "--preset", "--build", "--all"}
-OTHERS |= set(OPTION.findall((ROOT / "scripts" / "gpu" / "__main__.py").read_text()))
+OTHERS |= {"--tasks", "--include", "--from", "--no-install-recommends"}  # lm_eval, containers
+for _script in ("gpu/__main__.py", "serve_load.py"):
+    OTHERS |= set(OPTION.findall((ROOT / "scripts" / _script).read_text()))
 FOLDERS = ("ggml/", "powerinfer_cpp/", "python/", "tests/", "docs/", "scripts/", "models/", ".ci/")
 NUMBERS = dict(enumerate(("ten", "eleven", "twelve", "thirteen", "fourteen", "fifteen"), 10))
 

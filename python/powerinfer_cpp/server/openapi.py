@@ -17,6 +17,7 @@ from .messages import CountBody, MessagesBody
 from .responses import ResponsesBody
 
 _JSON, _EVENTS, _TEXT = "application/json", "text/event-stream", "text/plain"
+_BYTES = "application/octet-stream"
 # By path: what it is for, and the body that it takes. Those with /v1 exist without it as well,
 # except Anthropic's.
 POSTS: dict[str, tuple[str, type[msgspec.Struct]]] = {
@@ -39,7 +40,7 @@ GETS: dict[str, tuple[str, str]] = {
     "/metrics": ("Counts for Prometheus.", _TEXT),
     "/tokenizer_info": ("The model's special tokens and template.", _JSON),
     "/view": ("The layers of the model, and where they lie.", _JSON),
-    "/view/stream": ("The neurons that fire, some times a second.", _EVENTS),
+    "/view/stream": ("The neurons that fire, some times a second.", _BYTES),
     "/openapi.json": ("This description.", _JSON),
 }
 _STREAMED = (ChatBody, CompletionBody, ResponsesBody, MessagesBody)

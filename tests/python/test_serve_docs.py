@@ -1,0 +1,103 @@
+"""The commands of docs/serve.md, as they are written there."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import serving
+
+BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+TEXT = (Path(__file__).resolve().parents[2] / "docs" / "serve.md").read_text()
+BLOCKS = BLOCK.findall(TEXT)
+ADDRESS = "http://127.0.0.1:8080/"
+
+
+@pytest.fixture(scope="module")
+def running(model_path: Path) -> Iterator[serving.Program]:
+    with serving.program("-m", model_path) as found:
+        yield found
+
+
+def clients(language: str, word: str) -> list[str]:
+    """Blocks that ask a server."""
+    return [text for name, text in BLOCKS if name == language and word in text]
+
+
+@pytest.mark.parametrize("command", clients("sh", "curl"))
+def test_curl(running: serving.Program, command: str) -> None:
+    if shutil.which("curl") is None:
+        path, body = re.search(rf"{ADDRESS}(\S+).*-d '(.*)'", command, re.DOTALL).groups()
+        assert running.post(path, body.encode()).status_code == 200
+        return
+    command = command.replace(ADDRESS, running.url)
+    done = subprocess.run(["bash", "-ec", command], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0 and '"choices"' in done.stdout and '"error"' not in done.stdout
+
+
+@pytest.mark.parametrize("package", ["openai", "anthropic", "langchain_openai"])
+def test_python(running: serving.Program, package: str) -> None:
+    (program,) = clients("python", f"from {package} ")
+    if package == "langchain_openai":  # a peer that nothing else needs
+        compile(program, package, "exec")
+        return
+    pytest.importorskip(package)
+    program = program.replace("http://127.0.0.1:8080", running.url.rstrip("/"))
+    command = [sys.executable, "-c", program]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0 and len(done.stdout) > 10, done.stderr
+
+
+def test_routes_are_listed(running: serving.Program) -> None:
+    paths = running.get("openapi.json").json()["paths"]
+    table = TEXT.split("| route | does |")[1].split("\n\n")[0]
+    listed = set(re.findall(r"`(/[\w/.-]+)`", table))
+    assert {path for path in paths if f"/v1{path}" not in paths} - {"/v1/health"} | {
+        "/health"
+    } == listed
+
+
+def test_limits_are_those_of_the_code() -> None:
+    from powerinfer_cpp.grammar import MAX_TEXT
+    from powerinfer_cpp.server.settings import Settings
+    from powerinfer_cpp.worker import MAX_MEMORY, MAX_SECONDS
+
+    of = Settings()
+    for text in (
+        f"| {of.max_body >> 20} MB, nested {of.max_depth} deep, {of.body_seconds:g} s to arrive |",
+        f"| {of.max_headers >> 10} kB, {of.header_seconds:g} s to arrive |",
+        f"| {of.send_seconds:g} s |",
+        f"| {of.max_n}, {of.max_inputs} |",
+        f"| {of.max_stops} texts of {of.max_stop_length} characters, {of.max_bias} tokens, "
+        f"{of.max_top} tokens |",
+        f"| {MAX_TEXT >> 10} Ki characters; {MAX_SECONDS:g} s and {MAX_MEMORY >> 20} MiB,",
+    ):
+        assert text in TEXT, text
+
+
+def test_the_unit(tmp_path: Path) -> None:
+    (unit,) = [text for name, text in BLOCKS if name == "ini"]
+    assert unit.count("ExecStart=") == 1
+    if shutil.which("systemd-analyze") is None:
+        return
+    unit = unit.replace("/opt/powerinfer/bin/powerinfer", sys.executable)
+    (tmp_path / "powerinfer.service").write_text(unit)
+    command = ["systemd-analyze", "verify", str(tmp_path / "powerinfer.service")]
+    done = subprocess.run(command, capture_output=True, text=True)
+    said = [line for line in done.stderr.splitlines() if "powerinfer" in line]
+    assert said == []
+
+
+@pytest.mark.slow
+def test_the_load(root: Path) -> None:
+    """The script of the measurements, for some seconds."""
+    command = [sys.executable, "scripts/serve_load.py", "--clients", "8", "--seconds", "4"]
+    line = [*command, "--texts", "12", "--connections", "300"]
+    done = subprocess.run(line, cwd=root, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "300 connections opened" in done.stdout and " 0 texts differ, 0 errors" in done.stdout
