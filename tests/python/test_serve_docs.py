@@ -70,6 +70,7 @@ def test_limits_are_those_of_the_code() -> None:
     of = Settings()
     for text in (
         f"| {of.max_body >> 20} MB, nested {of.max_depth} deep, {of.body_seconds:g} s to arrive |",
+        f"| {of.max_bodies >> 20} MB; above that, 503 |",
         f"| {of.max_headers >> 10} kB, {of.header_seconds:g} s to arrive |",
         f"| {of.send_seconds:g} s |",
         f"| {of.max_n}, {of.max_inputs} |",

@@ -274,6 +274,20 @@ def test_large_bodies(model_path: Path) -> None:
         assert program.post("v1/completions", {"prompt": "x", "max_tokens": 2}).status_code == 200
 
 
+def test_many_bodies_that_arrive(model_path: Path) -> None:
+    """Together they are limited, too."""
+    part = request("v1/completions", b"", **{"Content-Length": "700000"}) + b" " * 600_000
+    with serving.in_thread(model_path, Settings(max_bodies=1_000_000)) as server:
+        arriving = server.server.arriving
+        with server.connect(part):
+            wait_for(lambda: arriving.n_bytes == 600_000)
+            with server.connect(part) as second:
+                assert b" 503 " in second.recv(64)
+            assert server.post("v1/completions", {"prompt": "x"}).status_code == 200
+        wait_for(lambda: arriving.n_bytes == 0)
+        assert server.post("tokenize", {"content": "x" * 800_000}).status_code == 200
+
+
 @pytest.mark.parametrize("path", ["v1/completions", "v1/chat/completions", "tokenize"])
 @pytest.mark.parametrize("depth", [65, 1000, 100_000, 3_000_000])
 def test_deep_bodies(running: serving.InThread, path: str, depth: int) -> None:

@@ -27,7 +27,7 @@ from .bodies import (
 from .chats import chat_turn
 from .desk import Desk
 from .errors import Refusal, refusal_of
-from .limits import Guard, read_body, refused
+from .limits import Arriving, Guard, read_body, refused
 from .messages import CountBody, MessagesBody, count_tokens, messages_job
 from .models import Models
 from .openapi import description
@@ -66,6 +66,7 @@ class Server:
         self.desk = Desk()
         self.models = Models(paths, self.desk, options)
         self.settings = settings
+        self.arriving = Arriving()
         self._began = int(time.time())
         self._slow, self._one_embedding = CapacityLimiter(8), CapacityLimiter(1)
         self._views: dict[str, View] = {}
@@ -113,26 +114,29 @@ class Server:
         yield
         await to_thread.run_sync(self.models.close)
 
+    async def _body(self, request: Request, kind: type[Body]) -> Body:
+        return decode(await read_body(request, self.settings, self.arriving), kind)
+
     # ---- Texts ---------------------------------------------------------------------------
 
     async def _completions(self, request: Request) -> Response:
-        body = decode(await read_body(request, self.settings), CompletionBody)
+        body = await self._body(request, CompletionBody)
         return await self._answer(request, body, openai.completion_job)
 
     async def _chat(self, request: Request) -> Response:
-        body = decode(await read_body(request, self.settings), ChatBody)
+        body = await self._body(request, ChatBody)
         return await self._answer(request, body, openai.chat_job)
 
     async def _responses(self, request: Request) -> Response:
-        body = decode(await read_body(request, self.settings), ResponsesBody)
+        body = await self._body(request, ResponsesBody)
         return await self._answer(request, body, responses_job)
 
     async def _messages(self, request: Request) -> Response:
-        body = decode(await read_body(request, self.settings), MessagesBody)
+        body = await self._body(request, MessagesBody)
         return await self._answer(request, body, messages_job)
 
     async def _count_tokens(self, request: Request) -> Response:
-        body = decode(await read_body(request, self.settings), CountBody)
+        body = await self._body(request, CountBody)
         model = self.models.get(body.model)
         return _json(await self._prepared(request, body, count_tokens, model, body))
 
@@ -155,7 +159,7 @@ class Server:
         )
 
     async def _embeddings(self, request: Request) -> Response:
-        body = decode(await read_body(request, self.settings), EmbeddingBody)
+        body = await self._body(request, EmbeddingBody)
         model, name = self.models.get(body.model), self.models.name_of(body.model)
 
         def work() -> Awaitable[Any]:
@@ -166,7 +170,7 @@ class Server:
     # ---- Tokens --------------------------------------------------------------------------
 
     async def _tokenize(self, request: Request) -> Response:
-        body = decode(await read_body(request, self.settings), TokenizeBody)
+        body = await self._body(request, TokenizeBody)
         text = body.content if body.prompt is None else body.prompt
         if text is None:
             raise Refusal(400, "there is no content", "content")
@@ -177,7 +181,7 @@ class Server:
         return _json({"tokens": ids})
 
     async def _detokenize(self, request: Request) -> Response:
-        body = decode(await read_body(request, self.settings), DetokenizeBody)
+        body = await self._body(request, DetokenizeBody)
         data = self.models.get(body.model).detokenize(body.tokens, special=True)
         text = data.decode("utf-8", "replace")
         return _json({"content": text, "prompt": text})
@@ -204,7 +208,7 @@ class Server:
         )
 
     async def _apply_template(self, request: Request) -> Response:
-        body = decode(await read_body(request, self.settings), TemplateBody)
+        body = await self._body(request, TemplateBody)
         model = self.models.get(body.model)
         of = (model, body.messages, body.tools, body.tool_choice)
         turn = await self._prepared(request, body, chat_turn, *of)

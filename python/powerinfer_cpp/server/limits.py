@@ -133,9 +133,21 @@ def refused(refusal: Refusal, path: str) -> Response:
     )
 
 
-async def read_body(request: Request, settings: Settings) -> bytes:
-    """The body. Raises Refusal if it is too large, too slow or nested too deeply."""
-    body = bytearray()
+class Arriving:
+    """Bytes of all bodies that are arriving: many clients may send slowly what each may send."""
+
+    def __init__(self) -> None:
+        self.n_bytes = 0
+
+
+async def read_body(
+    request: Request, settings: Settings, arriving: Arriving | None = None
+) -> bytes:
+    """The body. Raises Refusal if it is too large, too slow or nested too deeply.
+
+    arriving: with others, which this one is counted with.
+    """
+    body, arriving = bytearray(), arriving or Arriving()
     too_large = Refusal(413, f"the body has more than {settings.max_body} bytes")
     if int(request.headers.get("content-length", "0")) > settings.max_body:
         raise too_large
@@ -143,12 +155,17 @@ async def read_body(request: Request, settings: Settings) -> bytes:
         with anyio.fail_after(settings.body_seconds):
             async for part in request.stream():
                 body += part
+                arriving.n_bytes += len(part)
                 if len(body) > settings.max_body:
                     raise too_large
+                if arriving.n_bytes > settings.max_bodies:
+                    raise Refusal(503, "the server has no room for this body now")
     except TimeoutError:
         raise Refusal(408, f"the body did not arrive in {settings.body_seconds:g} s") from None
     except ClientDisconnect:
         raise Refusal(400, "the client has gone") from None
+    finally:
+        arriving.n_bytes -= len(body)
     _check_depth(bytes(body), settings.max_depth)
     return bytes(body)
 

@@ -16,6 +16,7 @@ class Settings:
     hosts: tuple[str, ...] = ()
     origins: tuple[str, ...] = ()
     max_body: int = 8 << 20
+    max_bodies: int = 256 << 20  # of all bodies that are arriving
     max_depth: int = 64  # of JSON
     body_seconds: float = 30.0  # for a body to arrive
     send_seconds: float = 30.0  # for a client to take what it was sent
