@@ -7,8 +7,9 @@ import numpy as np
 
 from ._native import lib
 from .errors import ContextOverflowError, OutOfMemoryError
-from .model import Model, Sampler, Session, Work, release
+from .model import Model, Sampler, Session, release
 from .state import STATE_VERSION, LlamaState
+from .work import Work
 
 # Rows per engine call whose logits can be kept, if only some calls need all of them.
 ROWS_KEPT = 32

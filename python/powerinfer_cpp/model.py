@@ -16,6 +16,7 @@ from .errors import check, encoded
 from .gguf import Gguf
 from .printable import printable
 from .structs import sized
+from .work import NEURON_COUNTS, PARTS, Work
 
 SPARSE_MODES = ("auto", "off", "exact", "predictor")  # in the order of pi_sparse
 LOG_LEVEL_INFO = 3  # pi_log_callback: 1 error, 2 warning, 3 information, 4 detail
@@ -287,91 +288,6 @@ class OpTime:
     calls: int
     seconds: float
     n_bytes: int
-
-
-# Attention, predictor, ffn, head, kv, and what concerns a device and storage; and
-# rows, predicted, computed, fired, audited, found, and those of a device and of storage.
-PARTS = tuple(name for name, _ in ffi.typeof("pi_work").fields[2:])  # after size and rows
-READS = PARTS[:5]  # of weights and cache
-NEURON_COUNTS = tuple(name for name, _ in ffi.typeof("pi_neuron_counts").fields[1:])
-
-
-@dataclass(frozen=True)
-class Work:
-    """Work for rows of a session; powerinfer.h defines the counts (pi_work).
-
-    sums: int64 [PARTS], bytes of weights and cache that were read, and figures of a device and of
-    storage.
-    neurons: int64 [n_layer, NEURON_COUNTS].
-    """
-
-    rows: int
-    sums: np.ndarray
-    neurons: np.ndarray
-
-    def __add__(self, other: "Work") -> "Work":
-        return Work(self.rows + other.rows, self.sums + other.sums, self.neurons + other.neurons)
-
-    def __sub__(self, other: "Work") -> "Work":
-        return Work(self.rows - other.rows, self.sums - other.sums, self.neurons - other.neurons)
-
-    def bytes_per_token(self) -> dict[str, int]:
-        """Mean bytes per row, by part; 0 if no row was computed."""
-        return {name: self.per_token(name) for name in READS}
-
-    def sum(self, name: str) -> int:
-        """One of the sums (PARTS)."""
-        return int(self.sums[PARTS.index(name)])
-
-    def per_token(self, name: str) -> int:
-        """The same as the mean per row."""
-        return self.sum(name) // max(1, self.rows)
-
-    def read_by_tier(self) -> tuple[int, int, int]:
-        """Mean bytes per row that the disk brought, that the CPU read, and that a device read: by
-        the numbers of tiers."""
-        device = self.per_token("device")
-        cpu = sum(self.bytes_per_token().values()) - device
-        return self.per_token("storage_bytes"), cpu, device
-
-    def computed_by_tier(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Neurons that were computed after the disk had brought a part of them, those that RAM had,
-        and those that a device computed: int64 [n_layer] each, summed over the rows."""
-        total = dict(zip(NEURON_COUNTS, self.neurons.T, strict=True))
-        device, storage = total["device_computed"], total["storage_computed"]
-        return storage, total["computed"] - device - storage, device
-
-    def computed_of_all(self, n_ff: int) -> tuple[int, int]:
-        """Neurons that were computed, and those that would have been without sparsity: n_ff per
-        row, in mixtures per chosen expert."""
-        total = dict(zip(NEURON_COUNTS, self.neurons.sum(axis=0).tolist(), strict=True))
-        return total["computed"], total["rows"] * n_ff
-
-    def waits(self) -> tuple[float, float, float]:
-        """Seconds that the CPU waited for the disk, a device for the CPU, and the CPU for a
-        device."""
-        names = ("waited_for_storage_ns", "waited_for_cpu_ns", "waited_for_device_ns")
-        storage, cpu, device = (self.sum(name) * 1e-9 for name in names)
-        return storage, cpu, device
-
-    def shares(self, n_ff: int) -> dict[str, list[float]]:
-        """Shares of n_ff of predicted, computed and fired neurons, per layer; 0 if no row was
-        computed."""
-        all_neurons = np.maximum(1, self.neurons[:, 0] * n_ff)
-        return {
-            name: (self.neurons[:, NEURON_COUNTS.index(name)] / all_neurons).tolist()
-            for name in ("predicted", "computed", "fired")
-        }
-
-    def audit(self) -> dict[str, int]:
-        """In audited segments: neurons that fired, and how many of them the predictors found."""
-        total = dict(zip(NEURON_COUNTS, self.neurons.sum(axis=0).tolist(), strict=True))
-        return {"fired": total["audited"], "found": total["found"]}
-
-    def mean_shares(self, n_ff: int) -> dict[str, float]:
-        """The same over all layers."""
-        total = Work(self.rows, self.sums, self.neurons.sum(axis=0, keepdims=True))
-        return {name: share[0] for name, share in total.shares(n_ff).items()}
 
 
 class Session:

@@ -7,8 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from .model import Model, Session, Work
+from .model import Model, Session
 from .progress import Progress
+from .work import Work
 
 
 @dataclass(frozen=True)

@@ -17,9 +17,10 @@ import numpy as np
 from .completion import Piece, Writer
 from .errors import ContextOverflowError
 from .logprobs import Choice, choice
-from .model import Sampler, Session, Work, as_tokens
+from .model import Sampler, Session, as_tokens
 from .sampling import Sampling
 from .sequences import Sequences
+from .work import Work
 
 # Changes the logits of the next token: called with ids and logits, returns logits.
 Processor = Callable[[np.ndarray, np.ndarray], np.ndarray]

@@ -17,11 +17,12 @@ from .gguf import Gguf
 from .grammar import LlamaGrammar
 from .llama import Llama, Text
 from .logprobs import Placed
-from .model import Session, Work
+from .model import Session
 from .sampling import Sampling
 from .scheduler import Request, Scheduler, Ticket, Update
 from .tool_chat import Turn, prepare
 from .tools import ToolRequest
+from .work import Work
 
 
 class ServedModel(Llama):

@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 
 from . import tiers
-from .model import NEURON_COUNTS, PARTS, Model, Work
+from .model import Model
+from .work import NEURON_COUNTS, PARTS, Work
 
 
 @dataclass

@@ -7,8 +7,8 @@ from typing import Any
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
-from ..model import Work
 from ..served import ServedModel
+from ..work import Work
 from .models import Models
 from .texts import timings
 
