@@ -19,7 +19,7 @@ namespace {
 
 // Fewer rows are computed one after the other: they read the neurons that fire, while many rows
 // together need nearly all.
-constexpr int64_t kFewRows = 8;
+constexpr int64_t kOneByOne = 8;
 // Neurons between two looks at the disk: some 0.1 ms of products with 4,096 columns in Q4_0.
 constexpr int64_t kChunk = 512;
 // Segments that are added together while others wait for the disk: enough for several threads.
@@ -466,7 +466,7 @@ ggml::AuditCounts stored_ffn(const Pass& p, const StoredBlock& in, float* y,
     if (in.n > 1 || store.unkept_block() == in.block) store.keep_rest(threads);
     store.open(in.block);
     ggml::AuditCounts audit{0, 0};
-    if (in.n > kFewRows) {
+    if (in.n > kOneByOne) {
         ManyRows rows(p, in);
         rows.run(y, counts, from_disk, fired);
         audit = rows.audit;

@@ -12,7 +12,7 @@ namespace {
 // find 79.7% in memory, 16 80.0%, 64 80.3%.
 constexpr int kSampled = 16;
 // The same for prompts, which need most neurons: of a 7B's prompt of 512 tokens that misses 700,000
-// parts, 16 take 0.5 s.
+// parts, 16 took some 0.5 s in a profile.
 constexpr int kSampledForMany = 4, kMany = 64;
 // How much of the uses of both parts a part does not save while the other one is missing. With all
 // of it, no part would be the first to come. On a model with an exact predictor and half of the

@@ -1,6 +1,7 @@
 """A thread that runs a scheduler: requests come from other threads, updates leave step by step."""
 
 import threading
+import time
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
@@ -37,6 +38,7 @@ class Engine:
             try:
                 self._scheduler.add(ticket)
             except Exception as error:  # of this request: the others go on
+                ticket.ended = time.perf_counter()
                 self._deliver([Update(ticket, 0, None, error=error)])
 
         self._tell(add)
@@ -90,6 +92,9 @@ class Engine:
         except BaseException as error:
             with self._changed:
                 self.error = error
+                calls, self._calls = self._calls, []
+            for call in calls:  # requests among them fail with the others
+                call()
             lost = EngineDead(f"the engine has stopped: {error}")
             self._deliver(self._scheduler.fail_all(lost))
 

@@ -34,7 +34,7 @@ from .model import as_tokens
 from .sampling import Sampling
 from .state import LlamaRAMCache, LlamaState, common_prefix
 from .tokenizer import LlamaTokenizer
-from .tool_chat import control_tokens, prepare
+from .tool_chat import Turn, control_tokens, prepare
 from .tools import Style, ToolRequest
 
 if TYPE_CHECKING:
@@ -250,8 +250,7 @@ class Llama(LlamaCore):
         )
         if grammar is None:
             grammar = response_grammar(response_format)
-        request = ToolRequest.of(tools, tool_choice)
-        turn = prepare(self._format(request), messages, request, self._control_tokens, grammar)
+        turn = self._turn(messages, tools, tool_choice, grammar)
         ids = self._prompt_ids(turn.text)
         params = Sampling.of(locals())
         limit = self._limit(ids, max_tokens)
@@ -511,6 +510,18 @@ class Llama(LlamaCore):
             found.append(Placed(row, len(done.decode("utf-8", "ignore")), strip))
             done += data[1:] if strip else data
         return found
+
+    def _turn(
+        self,
+        messages: Sequence[Mapping[str, object]],
+        tools: object,
+        tool_choice: object,
+        grammar: LlamaGrammar | None,
+        parallel_tool_calls: bool | None = None,
+    ) -> Turn:
+        """The prompt of a chat, and how its answer is constrained and read."""
+        request = ToolRequest.of(tools, tool_choice, parallel_tool_calls)
+        return prepare(self._format(request), messages, request, self._control_tokens, grammar)
 
     def _format(self, request: ToolRequest | None) -> chat.ChatFormat:
         """The chat's format; some files have a template of their own for requests with tools."""

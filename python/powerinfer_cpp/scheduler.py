@@ -181,7 +181,7 @@ class Scheduler:
         self._numbers = itertools.count(1)
         self.n_waiting = 0  # texts that have no place yet
         self._n_promised = 0  # texts of tickets that are not added yet
-        self._lock = threading.Lock()  # of these two numbers
+        self._lock = threading.Lock()  # of this number
         self._row_seconds = 0.0  # of a prompt's rows, on average
         self._crowded = False  # positions ran out, and no text has ended since
         self.n_steps = 0
@@ -216,13 +216,13 @@ class Scheduler:
     def add(self, ticket: Ticket) -> None:
         """Puts the texts of a request into the queue."""
         request = ticket.request
+        with self._lock:
+            self._n_promised -= request.n
         limit = min(request.limit, self._session.n_ctx - len(request.ids))
         texts = [_Text(ticket, i, limit, self._make_sampler) for i in range(request.n)]
         self._waiting.setdefault(request.owner, deque()).extend(texts)
         self._left[ticket.number] = len(texts)
-        with self._lock:
-            self.n_waiting += len(texts)
-            self._n_promised -= len(texts)
+        self.n_waiting += len(texts)
 
     def cancel(self, ticket: Ticket) -> None:
         """Ends a request without further updates, before the next step computes anything."""

@@ -20,8 +20,7 @@ from .logprobs import Placed
 from .model import Session
 from .sampling import Sampling
 from .scheduler import Request, Scheduler, Ticket, Update
-from .tool_chat import Turn, prepare
-from .tools import ToolRequest
+from .tool_chat import Turn
 from .work import Work
 
 
@@ -124,8 +123,7 @@ class ServedModel(Llama):
     ) -> Turn:
         """The prompt of a chat, and how its answer is constrained and read; arguments and errors as
         for `create_chat_completion`."""
-        asked = ToolRequest.of(tools, tool_choice, parallel_tool_calls)
-        return prepare(self._format(asked), messages, asked, self._control_tokens, grammar)
+        return self._turn(messages, tools, tool_choice, grammar, parallel_tool_calls)
 
     def prompt_text(self, prompt: Text) -> str:
         """The text of a prompt, which may be ids."""

@@ -310,6 +310,6 @@ def test_chat_refusals(path: Path, monkeypatch: pytest.MonkeyPatch, capsys) -> N
 
 
 def test_chat_takes_the_models_context(path: Path) -> None:
-    from powerinfer_cpp.cli.chat import _positions
+    from powerinfer_cpp.cli.common import positions
 
-    assert _positions(str(path)) == tiny.CONFIG["max_position_embeddings"]
+    assert positions(str(path)) == tiny.CONFIG["max_position_embeddings"]

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from powerinfer_cpp.engine import EngineDead
 from powerinfer_cpp.sampling import Sampling
 from powerinfer_cpp.scheduler import QueueFull, Request, Ticket, Update
 from powerinfer_cpp.served import ServedModel
@@ -201,6 +202,41 @@ def test_an_error_ends_one_text(served: ServedModel, desk: Desk, model_path: Pat
     with pytest.raises(ValueError, match="a broken processor"):
         desk.text(worse)
     assert desk.text(better) == alone(model_path, PROMPTS[0], max_tokens=20, seed=1)
+
+
+def test_a_dead_engine_leaves_nobody_waiting(served: ServedModel, desk: Desk) -> None:
+    """Also not those whose requests came during its last step."""
+    entered, go_on = threading.Event(), threading.Event()
+
+    def step() -> list[Update]:
+        entered.set()
+        go_on.wait(60)
+        raise RuntimeError("the last step")
+
+    served.scheduler.step = step  # type: ignore[method-assign]
+    first = served.engine.submit(served.request("The dog", max_tokens=4))
+    assert entered.wait(60)
+    second = served.engine.submit(served.request("The cat", max_tokens=4))
+    go_on.set()
+    desk.wait([first, second])
+    for ticket in (first, second):
+        with pytest.raises(EngineDead, match="the last step"):
+            desk.text(ticket)
+    with pytest.raises(EngineDead):
+        served.engine.submit(served.request("The dog", max_tokens=4))
+
+
+def test_a_request_that_cannot_be_queued(served: ServedModel, desk: Desk) -> None:
+    def refuses() -> None:
+        raise ValueError("no processor")
+
+    bad = Request(served.tokenize(b"The dog"), 4, processors=refuses)
+    for _ in range(300):  # more than the queue takes
+        (ticket,) = run(served, desk, [bad])
+    with pytest.raises(ValueError, match="no processor"):
+        desk.text(ticket)
+    (good,) = run(served, desk, [served.request("The dog", max_tokens=4)])
+    assert desk.text(good)
 
 
 class Bits(list):

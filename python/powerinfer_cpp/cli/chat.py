@@ -5,19 +5,18 @@ import sys
 
 from ..chat import FORMATS, Message
 from ..errors import ContextOverflowError
-from ..gguf import Gguf
 from ..llama import Llama
 from ..sampling import Sampling
-from .common import CACHE_TYPES, add_model_arguments, device_options, note_device, whole
+from .common import (
+    MOST_POSITIONS,
+    add_model_arguments,
+    llama_options,
+    note_device,
+    positions,
+    whole,
+)
 
-MOST_POSITIONS = 4096  # default limit of the context, as in ./main
 _FLAGS = {"temperature": "temp", "typical_p": "typical"}  # llama.cpp's names, if they differ
-
-
-def _positions(path: str) -> int:
-    """The model's training context, at most MOST_POSITIONS."""
-    with Gguf(path) as gguf:
-        return min(gguf.n_ctx_train, MOST_POSITIONS)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -53,23 +52,8 @@ def _question() -> str | None:
 
 def run(args: argparse.Namespace) -> None:
     note_device(args)
-    llm = Llama(
-        args.model,
-        n_ctx=_positions(args.model) if args.ctx_size is None else args.ctx_size,
-        n_batch=args.batch_size,
-        n_ubatch=args.ubatch_size,
-        n_threads=args.threads,
-        type_k=CACHE_TYPES[args.cache_type_k],
-        type_v=CACHE_TYPES[args.cache_type_v],
-        seed=args.seed,
-        sparse=args.sparse,
-        sparse_threshold=args.sparse_threshold,
-        ram_budget=args.ram_budget,
-        bundle=not args.no_bundle,
-        **device_options(args),
-        chat_format=args.chat_format,
-        verbose=False,
-    )
+    n_ctx = positions(args.model) if args.ctx_size is None else args.ctx_size
+    llm = Llama(args.model, n_ctx=n_ctx, **llama_options(args))
     with llm:
         _talk(llm, args)
 

@@ -2,10 +2,13 @@
 
 import argparse
 import math
+from pathlib import Path
 from typing import Any
 
 from .. import options
+from ..gguf import Gguf
 
+MOST_POSITIONS = 4096  # default limit of the context, as in ./main
 CACHE_TYPES = {"f16": 1, "q8_0": 8, "f32": 0}  # GGUF type ids
 
 
@@ -140,6 +143,31 @@ def device_options(args: argparse.Namespace) -> dict[str, Any]:
         "device": args.device if layers else "cpu",
         "n_gpu_layers": layers,
         "vram_budget": args.vram_budget,
+    }
+
+
+def positions(path: str | Path) -> int:
+    """The model's training context, at most MOST_POSITIONS."""
+    with Gguf(path) as gguf:
+        return min(gguf.n_ctx_train or MOST_POSITIONS, MOST_POSITIONS)
+
+
+def llama_options(args: argparse.Namespace) -> dict[str, Any]:
+    """Keyword arguments of Llama that the shared options and --chat-format set, without n_ctx."""
+    return {
+        "n_batch": args.batch_size,
+        "n_ubatch": args.ubatch_size,
+        "n_threads": args.threads,
+        "type_k": CACHE_TYPES[args.cache_type_k],
+        "type_v": CACHE_TYPES[args.cache_type_v],
+        "seed": args.seed,
+        "sparse": args.sparse,
+        "sparse_threshold": args.sparse_threshold,
+        "ram_budget": args.ram_budget,
+        "bundle": not args.no_bundle,
+        **device_options(args),
+        "chat_format": args.chat_format,
+        "verbose": False,
     }
 
 

@@ -6,8 +6,14 @@ from pathlib import Path
 
 from ..chat import FORMATS
 from ..gguf import Gguf
-from .chat import MOST_POSITIONS
-from .common import CACHE_TYPES, add_model_arguments, device_options, note_device, whole
+from .common import (
+    MOST_POSITIONS,
+    add_model_arguments,
+    llama_options,
+    note_device,
+    positions,
+    whole,
+)
 
 DEFAULT_MODEL = Path("models/stories-relu.Q8_0.gguf")
 KEY_VARIABLE = "POWERINFER_API_KEY"
@@ -78,24 +84,13 @@ def run(args: argparse.Namespace) -> None:
         ) from None
     note_device(args)
     paths = _models(args.model)
+    n_ctx = min(map(positions, paths.values())) if args.ctx_size is None else args.ctx_size
     options = {
-        "n_ctx": _positions(paths) if args.ctx_size is None else args.ctx_size,
-        "n_batch": args.batch_size,
-        "n_ubatch": args.ubatch_size,
-        "n_threads": args.threads,
-        "type_k": CACHE_TYPES[args.cache_type_k],
-        "type_v": CACHE_TYPES[args.cache_type_v],
-        "seed": args.seed,
-        "sparse": args.sparse,
-        "sparse_threshold": args.sparse_threshold,
-        "ram_budget": args.ram_budget,
-        "bundle": not args.no_bundle,
-        **device_options(args),
-        "chat_format": args.chat_format,
+        **llama_options(args),
+        "n_ctx": n_ctx,
         "n_parallel": args.parallel,
         "n_kv": args.kv_size,
         "n_queue": args.queue,
-        "verbose": False,
     }
     settings = Settings(
         api_keys=tuple(_keys(args)),
@@ -119,15 +114,6 @@ def _models(given: list[str] | None) -> dict[str, Path]:
         with Gguf(path):  # refuses what is no model before the server begins
             found[name] = path
     return found
-
-
-def _positions(paths: dict[str, Path]) -> int:
-    """The least training context of the models, at most MOST_POSITIONS."""
-    least = MOST_POSITIONS
-    for path in paths.values():
-        with Gguf(path) as gguf:
-            least = min(least, gguf.n_ctx_train or MOST_POSITIONS)
-    return least
 
 
 def _keys(args: argparse.Namespace) -> list[str]:

@@ -10,6 +10,7 @@ Frames, each 4 bytes of length (little-endian), then 1 byte of kind:
 
 import asyncio
 import base64
+import contextlib
 import struct
 import threading
 from collections.abc import AsyncIterator
@@ -18,6 +19,7 @@ from typing import Any
 
 import numpy as np
 
+from ..engine import EngineDead
 from ..scheduler import Ticket
 from ..served import ServedModel
 
@@ -73,7 +75,13 @@ class View:
             if not self._watchers and self._sending is not None:
                 self._sending.cancel()
                 self._sending = None
-                asyncio.get_running_loop().run_in_executor(None, self._model.watch, None)
+                asyncio.get_running_loop().run_in_executor(None, self._end)
+
+    def _end(self) -> None:
+        """Ends recording, unless somebody watches again."""
+        with contextlib.suppress(EngineDead):
+            if self._sending is None:
+                self._model.watch(None)
 
     def _note(self, ticket: Ticket, token: int, bits: np.ndarray) -> None:
         """Called in the engine's thread for each token."""
