@@ -75,7 +75,8 @@ uint32_t shifted(const Shift& s, uint32_t r) {
     return s[0][r & 255] ^ s[1][r >> 8 & 255] ^ s[2][r >> 16 & 255] ^ s[3][r >> 24];
 }
 
-__attribute__((target("sse4.2"))) uint32_t by_instruction(const uint8_t* p, size_t n, uint32_t r) {
+__attribute__((target("sse4.2,crc32"))) uint32_t by_instruction(const uint8_t* p, size_t n,
+                                                                uint32_t r) {
     static const Shift shift = make_shift();
     const auto word = [](const uint8_t* at) {
         uint64_t w;

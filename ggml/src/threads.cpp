@@ -1,16 +1,11 @@
 #include "ggml/threads.h"
 
-#include <pthread.h>
-#include <sched.h>
-#include <unistd.h>
-
 #include <algorithm>
 #include <atomic>
 #include <cmath>
 #include <condition_variable>
 #include <cstdio>
 #include <exception>
-#include <fstream>
 #include <mutex>
 #include <string>
 #include <system_error>
@@ -19,6 +14,7 @@
 #include <vector>
 
 #include "ggml/status.h"
+#include "os/os.h"
 
 #if defined(__x86_64__)
 #include <immintrin.h>
@@ -44,52 +40,24 @@ constexpr int kSpins = 4000;
 // pid as its parent.
 std::atomic<unsigned> forks{0};
 
-int affinity_cores() {
-    cpu_set_t set;
-    CPU_ZERO(&set);
-    if (sched_getaffinity(0, sizeof(set), &set) == 0) return std::max(1, CPU_COUNT(&set));
-    return std::max(1u, std::thread::hardware_concurrency());
-}
-
-// CPU quota of this process's cgroups (v1 and v2), in cores; a large number if there is none.
-double quota_cores() {
-    double cores = 1e9;
-    std::ifstream self("/proc/self/cgroup");
-    for (std::string line; std::getline(self, line);) {
-        const size_t a = line.find(':'), b = line.find(':', a + 1);
-        if (a == std::string::npos || b == std::string::npos) continue;
-        const std::string controllers = line.substr(a + 1, b - a - 1);
-        const bool v2 = controllers.empty();
-        if (!v2 && controllers.find("cpu") == std::string::npos) continue;
-        for (std::string path = line.substr(b + 1);; path.resize(path.rfind('/'))) {
-            double quota = -1, period = 100000;
-            if (v2) {
-                std::ifstream max("/sys/fs/cgroup" + path + "/cpu.max");
-                if (!(max >> quota >> period)) quota = -1;  // "max" is not a number
-            } else {
-                std::ifstream q("/sys/fs/cgroup/cpu" + path + "/cpu.cfs_quota_us");
-                std::ifstream p("/sys/fs/cgroup/cpu" + path + "/cpu.cfs_period_us");
-                if (!(q >> quota) || !(p >> period)) quota = -1;
-            }
-            if (quota > 0 && period > 0) cores = std::min(cores, quota / period);
-            if (path.find('/') == std::string::npos) break;
-        }
-    }
-    return cores;
-}
-
 }  // namespace
 
 unsigned process_generation() {
-    static const int registered =
-        pthread_atfork(nullptr, nullptr, [] { forks.fetch_add(1, std::memory_order_relaxed); });
+    static const bool registered = [] {
+        os::at_fork([] { forks.fetch_add(1, std::memory_order_relaxed); });
+        return true;
+    }();
     (void)registered;
     return forks.load(std::memory_order_relaxed);
 }
 
-int default_threads() {
-    return std::max(
-        1, std::min<int>(affinity_cores(), int(std::ceil(std::min(quota_cores(), 512.0)))));
+int default_threads(const std::string& root) {
+    const int quota = int(std::ceil(std::min(os::cpu_quota(), 512.0)));
+    return std::max(1, std::min(os::fast_cores(root), quota));
+}
+
+double cpu_seconds() {
+    return os::cpu_seconds();
 }
 
 // A region is one call of run(); there is one at a time. The caller sets fn, arg, n and grain and
@@ -219,7 +187,7 @@ struct Threads::Pool {
     static std::unique_ptr<Pool> start(int n) {
         auto pool = std::make_unique<Pool>();
         // With more threads than cores, a spinning thread would delay the one that it waits for.
-        if (n > affinity_cores()) pool->spins = 0;
+        if (n > os::usable_cores()) pool->spins = 0;
         pool->active = n;
         try {
             for (int i = 1; i < n; i++) {

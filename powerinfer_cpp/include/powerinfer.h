@@ -58,14 +58,16 @@ const char* pi_last_error(void);
 
 /* Version of the library: "0.1.0". */
 const char* pi_version(void);
-/* Instruction set of the kernels: "avx512", "avx2" or "generic". The environment variable GGML_ISA
- * selects one; PI_ERROR_UNSUPPORTED if that cannot run here. */
+/* Instruction set of the kernels: "avx512", "avx2" or "avx" on x86, "neon" on ARM, or "generic".
+ * The environment variable GGML_ISA selects one; PI_ERROR_UNSUPPORTED if that cannot run here. */
 pi_status pi_isa(const char** isa);
 /* Default number of threads: cores in the affinity mask, limited by the CPU quota, at most 512. */
 int32_t pi_default_threads(void);
 /* Bytes of RAM available to this process: the minimum over the system, its cgroups and RLIMIT_AS.
  */
 uint64_t pi_available_memory(void);
+/* The most RAM that this process has had, in bytes; 0 if unknown. */
+uint64_t pi_peak_memory(void);
 /* Compute devices other than the CPU. The note says how many there are, or why there is none
  * ("built without CUDA"). */
 int32_t pi_n_devices(void);

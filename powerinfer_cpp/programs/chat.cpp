@@ -57,8 +57,7 @@ std::string today() {
     static const char* const months[] = {"Jan", "Feb", "Mar", "Apr", "May", "Jun",
                                          "Jul", "Aug", "Sep", "Oct", "Nov", "Dec"};
     const std::time_t now = std::time(nullptr);
-    std::tm date = {};
-    localtime_r(&now, &date);
+    const std::tm date = *std::localtime(&now);  // main has one thread
     const std::string day = std::to_string(date.tm_mday);
     return (day.size() < 2 ? "0" : "") + day + " " + months[date.tm_mon] + " " +
            std::to_string(date.tm_year + 1900);

@@ -1,9 +1,5 @@
 #include "console.h"
 
-#include <poll.h>
-#include <sys/stat.h>
-#include <unistd.h>
-
 #include <cerrno>
 #include <cstdio>
 #include <cstring>
@@ -13,44 +9,22 @@ namespace {
 
 constexpr size_t longest_text = size_t(256) << 20;  // of a prompt or line; so -f /dev/zero ends
 
-bool progress_shown = false;
+bool shown = false;
 void erase_progress() {
-    if (progress_shown) std::fputs("\r            \r", stderr);
-    progress_shown = false;
-}
-
-extern "C" void on_interrupt(int) {
-    interrupted = 1;
-}
-
-extern "C" void on_lost_page(int) {
-    static const char text[] =
-        "main: error: a page of a mapped file is gone: the model's file became shorter, or its "
-        "disk failed; with --no-mmap the model is read into memory\n";
-    if (progress_shown && write(STDERR_FILENO, "\n", 1) < 0) _exit(exit_failure);
-    if (write(STDERR_FILENO, text, sizeof text - 1) < 0) _exit(exit_failure);
-    _exit(exit_failure);
+    if (shown) std::fputs("\r            \r", stderr);
+    shown = false;
 }
 
 }  // namespace
 
 volatile sig_atomic_t interrupted = 0;
 
-void catch_interrupts() {
-    interrupted = 0;
-    signal(SIGPIPE, SIG_IGN);
-    struct sigaction action = {};
-    action.sa_handler = on_interrupt;
-    // No SA_RESTART: Ctrl-C must end a blocking write. A second Ctrl-C kills the process
-    // (SA_RESETHAND).
-    action.sa_flags = SA_RESETHAND;
-    sigaction(SIGINT, &action, nullptr);
-}
+const std::string_view lost_page =
+    "main: error: a page of a mapped file is gone: the model's file became shorter, or its disk "
+    "failed; with --no-mmap the model is read into memory\n";
 
-void catch_lost_pages() {
-    struct sigaction action = {};
-    action.sa_handler = on_lost_page;
-    sigaction(SIGBUS, &action, nullptr);
+bool progress_shown() {
+    return shown;
 }
 
 bool should_stop(void*) {
@@ -72,18 +46,13 @@ void put(std::string_view bytes) {
     while (!bytes.empty()) {
         // A signal can end a write early; the call then succeeds with some of the bytes written.
         if (interrupted) throw Interrupted{};
-        const ssize_t n = write(STDOUT_FILENO, bytes.data(), bytes.size());
+        const int64_t n = write_out(bytes.data(), bytes.size());
         if (n >= 0) {
             bytes.remove_prefix(size_t(n));
-        } else if (errno == EINTR) {
-            continue;
-        } else if (errno == EAGAIN) {
-            pollfd ready = {STDOUT_FILENO, POLLOUT, 0};
-            poll(&ready, 1, -1);
-        } else if (errno == EPIPE) {
+        } else if (n == -EPIPE) {
             throw ReaderGone{};
-        } else {
-            throw Failure(std::string("cannot write to stdout: ") + std::strerror(errno));
+        } else if (n != -EINTR) {
+            throw Failure(std::string("cannot write to stdout: ") + std::strerror(int(-n)));
         }
     }
 }
@@ -102,11 +71,11 @@ void print_log(int32_t level, const char* message, void* data) {
 }
 
 bool print_progress(float fraction, void*) {
-    if (isatty(STDERR_FILENO)) {
+    if (is_terminal(Stream::error)) {
         erase_progress();
         if (fraction < 1) std::fprintf(stderr, "loading %3.0f%%", 100 * double(fraction));
         std::fflush(stderr);
-        progress_shown = fraction < 1;
+        shown = fraction < 1;
     }
     return interrupted == 0;
 }
@@ -131,24 +100,20 @@ std::string read_all(FILE* opened, const std::string& name) {
     if (std::ferror(file.get())) fail();
     // Editors end the last line with a newline. Like llama.cpp, do not count it as part of the
     // prompt.
-    if (!text.empty() && text.back() == '\n') text.pop_back();
+    drop_newline(text);
     return text;
 }
 
 }  // namespace
 
 std::string read_file(const std::string& path) {
-    return read_all(std::fopen(path.c_str(), "rb"), path);
+    return read_all(open_file(path, "rb"), path);
 }
 
 std::string read_stdin() {
-    // Reads files and pipes only: a terminal would wait for input, a socket or device may never
-    // end.
-    struct stat about;
-    if (fstat(STDIN_FILENO, &about) != 0) return "";
-    if (!S_ISREG(about.st_mode) && !S_ISFIFO(about.st_mode)) return "";
-    const int fd = dup(STDIN_FILENO);
-    return read_all(fd < 0 ? nullptr : fdopen(fd, "rb"), "stdin");
+    // A terminal would wait for input, a socket or device may never end.
+    std::FILE* file = copy_of_stdin();
+    return !file && errno == 0 ? "" : read_all(file, "stdin");
 }
 
 bool read_line(std::string& line) {
@@ -157,7 +122,8 @@ bool read_line(std::string& line) {
     for (;;) {
         const size_t newline = unread.find('\n', seen);
         if (newline != unread.npos) {
-            line = unread.substr(0, newline);
+            line = unread.substr(0, newline + 1);
+            drop_newline(line);
             unread.erase(0, newline + 1);
             return true;
         }
@@ -165,18 +131,15 @@ bool read_line(std::string& line) {
         if (seen > longest_text) throw Failure("a line of stdin is too long for a message");
         if (interrupted) throw Interrupted{};
         char buffer[1 << 12];
-        const ssize_t n = read(STDIN_FILENO, buffer, sizeof buffer);
+        const int64_t n = read_in(buffer, sizeof buffer);
         if (n > 0) {
             unread.append(buffer, size_t(n));
         } else if (n == 0) {
             line.swap(unread);
             unread.clear();
             return !line.empty();
-        } else if (errno == EAGAIN) {
-            pollfd ready = {STDIN_FILENO, POLLIN, 0};
-            poll(&ready, 1, -1);
-        } else if (errno != EINTR) {
-            throw Failure(std::string("cannot read stdin: ") + std::strerror(errno));
+        } else if (n != -EINTR) {
+            throw Failure(std::string("cannot read stdin: ") + std::strerror(int(-n)));
         }
     }
 }

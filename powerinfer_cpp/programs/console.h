@@ -3,9 +3,12 @@
 
 #include <csignal>
 #include <cstdint>
+#include <cstdio>
+#include <filesystem>
 #include <stdexcept>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "powerinfer.h"
 
@@ -18,10 +21,6 @@ struct Interrupted {};  // by Ctrl-C
 struct ReaderGone {};   // the reader of stdout has closed it, as in `main | head`
 
 extern volatile sig_atomic_t interrupted;
-// Ctrl-C sets `interrupted`; the one after that kills. Calling it again resets both.
-void catch_interrupts();
-// If a mapped file shrinks, the process ends (SIGBUS); this prints a message first.
-void catch_lost_pages();
 bool should_stop(void*);  // for pi_session_params
 
 // Replaces control characters: names from a model file must not control the terminal or break the
@@ -40,6 +39,10 @@ S sized() {
 // Throws Interrupted if Ctrl-C was the reason, else Failure with the engine's message.
 void require(pi_status status);
 
+// What to say when a mapped file has shrunk, and whether a line on stderr is not finished then.
+extern const std::string_view lost_page;
+bool progress_shown();
+
 // Callbacks for pi_model_params. data points to the highest level (int32_t) to show.
 void print_log(int32_t level, const char* message, void* data);
 bool print_progress(float fraction, void*);
@@ -50,3 +53,24 @@ std::string read_file(const std::string& path);
 std::string read_stdin();
 // The next line of stdin without its newline; false at the end.
 bool read_line(std::string& line);
+
+// ---- what differs between systems: console_posix.cpp, console_windows.cpp -----------------------
+
+// To be called first: standard streams, and what happens if a mapped file shrinks: the process ends
+// with a message. Returns the arguments in UTF-8.
+std::vector<std::string> start_console(int argc, char** argv);
+// Ctrl-C sets `interrupted`; the one after that kills. Calling it again resets both.
+void catch_interrupts();
+
+enum class Stream { in, out, error };
+bool is_terminal(Stream stream);
+// One call of the system: a number of bytes, 0 at the end of stdin, or -errno; -EINTR: try again.
+int64_t write_out(const char* data, size_t n);
+int64_t read_in(char* data, size_t n);
+// A copy of stdin, if that is a file or a pipe. Null, with errno 0, if it is neither.
+std::FILE* copy_of_stdin();
+std::FILE* open_file(const std::string& path, const char* mode);
+// Removes one newline from the end of a text.
+void drop_newline(std::string& text);
+// This program's file; "" if the system does not tell.
+std::filesystem::path own_path();

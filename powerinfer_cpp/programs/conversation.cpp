@@ -1,7 +1,5 @@
 #include "conversation.h"
 
-#include <unistd.h>
-
 #include <memory>
 #include <optional>
 #include <string_view>
@@ -43,7 +41,7 @@ void Conversation::run() {
     bool given = !message.empty();
     while (!generation_.full()) {
         if (!given) {
-            if (isatty(STDIN_FILENO)) std::fputs("> ", stderr);
+            if (is_terminal(Stream::in)) std::fputs("> ", stderr);
             if (!read_line(message)) return;
         }
         given = false;
@@ -74,7 +72,7 @@ bool Conversation::take_turn(const std::string& message) {
         const std::string why = "the message takes " + std::to_string(ids.size()) +
                                 " positions, the context has " + std::to_string(left) +
                                 " left (-c)";
-        if (options_.single_turn || !isatty(STDIN_FILENO)) throw Failure(why);
+        if (options_.single_turn || !is_terminal(Stream::in)) throw Failure(why);
         complain(why);
         return true;
     }

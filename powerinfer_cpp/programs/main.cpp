@@ -1,10 +1,6 @@
 // main: continues a text or holds a conversation. It uses the engine through powerinfer.h only.
-#include <fcntl.h>
-#include <unistd.h>
-
 #include <algorithm>
 #include <cctype>
-#include <cerrno>
 #include <cstdio>
 #include <exception>
 #include <filesystem>
@@ -53,15 +49,15 @@ std::string default_model() {
     std::vector<fs::path> places = {name};
     std::error_code error;
     // The repository is a few levels above a build folder.
-    fs::path folder = fs::read_symlink("/proc/self/exe", error).parent_path();
+    fs::path folder = own_path().parent_path();
     for (int level = 0; level < 4 && !folder.empty(); level++, folder = folder.parent_path())
         places.push_back(folder / name);
 #ifdef PI_DEFAULT_MODEL
     places.push_back(PI_DEFAULT_MODEL);
 #endif
     for (const fs::path& place : places)
-        if (fs::exists(place, error)) return place.string();
-    throw Failure("there is no " + name.string() + " here; name a model with -m FILE");
+        if (fs::exists(place, error)) return place.u8string();
+    throw Failure("there is no " + name.u8string() + " here; name a model with -m FILE");
 }
 
 // How a model runs that does not fit RAM.
@@ -142,7 +138,8 @@ void print_devices() {
 // The statistics must not overwrite a file that is read, not even through a link.
 void require_other_file(const std::string& figures, const std::string& read) {
     std::error_code error;
-    if (!figures.empty() && std::filesystem::equivalent(figures, read, error))
+    const auto path = [](const std::string& name) { return std::filesystem::u8path(name); };
+    if (!figures.empty() && std::filesystem::equivalent(path(figures), path(read), error))
         throw Failure(figures + ": --json-stats would overwrite what is read");
 }
 
@@ -166,7 +163,7 @@ int generate(Options& options) {
     } catch (const Interrupted&) {
         status = exit_interrupted;
     }
-    if (!chat && isatty(STDOUT_FILENO) && write(STDOUT_FILENO, "\n", 1) < 0) return exit_failure;
+    if (!chat && is_terminal(Stream::out) && write_out("\n", 1) < 0) return exit_failure;
     if (generation.full())
         std::fprintf(stderr, "main: the context is full (%d positions, -c)\n",
                      int(pi_session_n_ctx(generation.session())));
@@ -218,23 +215,12 @@ int run(Options& options) {
     return generate(options);
 }
 
-// If a standard stream is closed, a file opened later would get its number and receive our text.
-void occupy_standard_streams() {
-    for (int fd = STDIN_FILENO; fd <= STDERR_FILENO; fd++) {
-        if (fcntl(fd, F_GETFD) != -1 || errno != EBADF) continue;
-        // Opened in the wrong direction, so that using the stream is still an error.
-        if (open("/dev/null", fd == STDIN_FILENO ? O_WRONLY : O_RDONLY) < 0) return;
-    }
-}
-
 }  // namespace
 
 int main(int argc, char** argv) {
-    occupy_standard_streams();
-    catch_interrupts();
-    catch_lost_pages();
+    const std::vector<std::string> arguments = start_console(argc, argv);
     try {
-        Options options = parse_options(argc, argv);
+        Options options = parse_options(arguments);
         return run(options);
     } catch (const UsageError& error) {
         complain(error.what());

@@ -413,10 +413,10 @@ Options::Options() : sampler(pi_sampler_default_params()) {
     sparse_threshold = session.sparse_threshold;
 }
 
-Options parse_options(int argc, const char* const* argv) {
+Options parse_options(const std::vector<std::string>& arguments) {
     Options options;
-    for (int i = 1; i < argc; i++) {
-        const std::string given = argv[i];
+    for (size_t i = 1; i < arguments.size(); i++) {
+        const std::string& given = arguments[i];
         // --top_k is read as --top-k, as in llama.cpp. --top-k=40 is accepted too.
         std::string name =
             given.substr(0, given.compare(0, 2, "--") == 0 ? given.find('=') : given.npos);
@@ -429,11 +429,12 @@ Options parse_options(int argc, const char* const* argv) {
         if (!option->argument) {
             if (has_value) throw UsageError("option " + name + " takes no value");
         } else if (!has_value && option->argument[0] == '[') {
-            if (i + 1 < argc && is_word(option->argument, argv[i + 1])) value = argv[++i];
+            if (i + 1 < arguments.size() && is_word(option->argument, arguments[i + 1]))
+                value = arguments[++i];
         } else if (!has_value) {
-            if (i + 1 == argc)
+            if (i + 1 == arguments.size())
                 throw UsageError("option " + name + " needs a value: " + option->argument);
-            value = argv[++i];
+            value = arguments[++i];
         } else if (option->argument[0] == '[' && !is_word(option->argument, value)) {
             bad_value(name, value, std::string("one of ") + option->argument);
         }

@@ -58,7 +58,7 @@ class UsageError : public std::runtime_error {
 };
 
 // Throws UsageError.
-Options parse_options(int argc, const char* const* argv);
+Options parse_options(const std::vector<std::string>& arguments);
 std::string help_text();
 // A script for bash that completes the options.
 std::string completion_text();

@@ -1,7 +1,5 @@
 #include "stats.h"
 
-#include <sys/resource.h>
-
 #include <algorithm>
 #include <cerrno>
 #include <cinttypes>
@@ -137,16 +135,6 @@ std::string storage_of(const pi_model* model, const pi_work& sum) {
          {"reads", number(sum.storage_reads)}});
 }
 
-uint64_t rss_peak() {
-    rusage usage = {};
-    getrusage(RUSAGE_SELF, &usage);
-#ifdef __APPLE__
-    return uint64_t(usage.ru_maxrss);
-#else
-    return uint64_t(usage.ru_maxrss) * 1024;
-#endif
-}
-
 }  // namespace
 
 void write_stats(Options& options, const pi_model* model, const Timing& timing) {
@@ -202,12 +190,12 @@ void write_stats(Options& options, const pi_model* model, const Timing& timing) 
                                        work.sum.waited_for_storage_ns)}})},
              {"storage", storage_of(model, work.sum)},
              {"pcie_bytes", number(work.sum.transferred / rows)},
-             {"rss_peak", number(rss_peak())},
+             {"rss_peak", number(pi_peak_memory())},
              {"vram_peak", number(pi_model_device_bytes(model))}}) +
         "\n";
 
     const std::string& path = options.json_stats;
-    FILE* file = std::fopen(path.c_str(), "wb");
+    std::FILE* file = open_file(path, "wb");
     if (!file) throw Failure(path + ": " + std::strerror(errno));
     bool written = std::fwrite(text.data(), 1, text.size(), file) == text.size();
     int error = errno;
@@ -217,6 +205,7 @@ void write_stats(Options& options, const pi_model* model, const Timing& timing) 
     }
     if (written) return;
     std::error_code ignored;  // remove an incomplete file, but not a device
-    if (std::filesystem::is_regular_file(path, ignored)) std::filesystem::remove(path, ignored);
+    const std::filesystem::path left = std::filesystem::u8path(path);
+    if (std::filesystem::is_regular_file(left, ignored)) std::filesystem::remove(left, ignored);
     throw Failure(path + ": " + std::strerror(error));
 }

@@ -58,6 +58,10 @@ uint64_t pi_available_memory(void) {
     return ggml::available_memory();
 }
 
+uint64_t pi_peak_memory(void) {
+    return ggml::peak_memory();
+}
+
 int32_t pi_n_devices(void) {
     return int32_t(ggml::devices().size());
 }

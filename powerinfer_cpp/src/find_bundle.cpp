@@ -1,7 +1,6 @@
 #include "find_bundle.h"
 
 #include <algorithm>
-#include <cstdlib>
 
 #include "ggml/status.h"
 #include "sha256.h"
@@ -17,13 +16,10 @@ std::string beside(const std::string& path) {
     return path + ".bundle.gguf";
 }
 
-// "" if the user has no home.
-std::string cache_folder() {
-    // The specification of XDG says that a path that is not absolute is ignored.
-    const char* cache = std::getenv("XDG_CACHE_HOME");
-    if (cache && *cache == '/') return std::string(cache) + "/powerinfer_cpp";
-    const char* home = std::getenv("HOME");
-    return home && *home == '/' ? std::string(home) + "/.cache/powerinfer_cpp" : "";
+// "" if the user has none.
+std::string our_cache() {
+    const std::string folder = ggml::cache_folder();
+    return folder.empty() ? "" : folder + "/powerinfer_cpp";
 }
 
 }  // namespace
@@ -66,7 +62,7 @@ bool is_bundle_of(const std::string& bundle, const std::string& hash) {
 }
 
 std::string find_bundle(const std::string& path) {
-    const std::string folder = cache_folder();
+    const std::string folder = our_cache();
     const std::string hash = source_hash(ModelFile::open(path));
     if (is_bundle_of(beside(path), hash)) return beside(path);
     const std::string cached = folder + "/" + hash + ".bundle.gguf";
@@ -76,7 +72,7 @@ std::string find_bundle(const std::string& path) {
 std::string bundle_target(const std::string& path) {
     const std::string folder = ggml::folder_of(path);
     if (ggml::may_write_in(folder)) return beside(path);
-    const std::string cache = cache_folder();
+    const std::string cache = our_cache();
     if (cache.empty()) {
         throw Error(Code::io, folder +
                                   ": cannot be written to, and there is no cache folder "

@@ -1,6 +1,5 @@
 #include <algorithm>
 #include <chrono>
-#include <ctime>
 #include <random>
 #include <system_error>
 #include <vector>
@@ -8,6 +7,7 @@
 #include "ggml/file_io.h"
 #include "ggml/reader.h"
 #include "ggml/status.h"
+#include "ggml/threads.h"
 #include "measure.h"
 
 namespace powerinfer {
@@ -83,7 +83,7 @@ DiskReport measure_disk(const std::string& path, const DiskLoad& load) {
     };
     DiskReport report;
     using Clock = std::chrono::steady_clock;
-    const std::clock_t cpu = std::clock();
+    const double cpu = ggml::cpu_seconds();
     const Clock::time_point begin = Clock::now();
     double seconds = 0;
     while (seconds < load.seconds || report.reads == 0) {
@@ -100,7 +100,7 @@ DiskReport measure_disk(const std::string& path, const DiskLoad& load) {
         report.reads += wait();
         seconds = std::chrono::duration<double>(Clock::now() - begin).count();
     }
-    report.cpu_s = double(std::clock() - cpu) / CLOCKS_PER_SEC / double(report.reads);
+    report.cpu_s = (ggml::cpu_seconds() - cpu) / double(report.reads);
     while (reader->in_flight() > 0) wait();  // not counted: the queue is no longer full
     report.io = reader->name();
     report.note = reader->note();

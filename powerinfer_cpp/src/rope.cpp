@@ -9,6 +9,8 @@ namespace powerinfer {
 
 namespace {
 
+constexpr double kPi = 3.14159265358979323846;  // not every system's cmath has M_PI
+
 // YaRN (arXiv 2309.00071): frequencies that turn often within the trained context are kept, slow
 // ones are divided by the factor, those between are interpolated.
 void stretch_yarn(const Config& c, RopeTable& table) {
@@ -16,7 +18,7 @@ void stretch_yarn(const Config& c, RopeTable& table) {
     const double dims = double(c.n_rot);
     // The dimension whose frequency makes `rotations` turns within the trained context.
     const auto dimension = [&](double rotations) {
-        return dims * ggml::log_f64(s.original_ctx / (rotations * 2 * M_PI)) /
+        return dims * ggml::log_f64(s.original_ctx / (rotations * 2 * kPi)) /
                (2 * ggml::log_f64(c.rope_base));
     };
     const double low = std::max(std::floor(dimension(s.beta_fast)), 0.0);

@@ -22,9 +22,10 @@ from .tokenizer import LlamaTokenizer
 def main_path() -> str:
     """Path of the installed program `main`. Raises FileNotFoundError if it is missing."""
     path = _Path(__file__).parent / "bin" / "main"
-    if not path.is_file():
-        raise FileNotFoundError(f"{path}: this installation has no program `main`")
-    return str(path)
+    for found in (path, path.with_suffix(".exe")):
+        if found.is_file():
+            return str(found)
+    raise FileNotFoundError(f"{path}: this installation has no program `main`")
 
 
 __version__ = _ffi.string(_lib.pi_version()).decode()

@@ -1,7 +1,5 @@
 """Figures of a run: the keys of `llm.stats()` and of `./main --json-stats`."""
 
-import resource
-import sys
 import time
 from dataclasses import dataclass, field
 from typing import Any
@@ -9,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from . import tiers
+from ._native import lib
 from .model import Model
 from .work import NEURON_COUNTS, PARTS, Work
 
@@ -44,8 +43,7 @@ class Meter:
 
 def rss_peak() -> int:
     """Peak RAM of the process in bytes."""
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak if sys.platform == "darwin" else peak * 1024
+    return lib.pi_peak_memory()
 
 
 def neuron_figures(model: Model, plan: dict[str, Any], work: Work | None) -> dict[str, Any]:

@@ -37,7 +37,7 @@ static void test_process(void) {
 
     CHECK(pi_version()[0] >= '0' && pi_version()[0] <= '9' && strchr(pi_version(), '.'));
     CHECK(pi_default_threads() >= 1 && pi_default_threads() <= 512);
-    CHECK(pi_available_memory() > 0);
+    CHECK(pi_available_memory() > 0 && pi_peak_memory() > 1 << 20);
     const int32_t n = pi_n_devices();
     CHECK(n >= 0 && pi_device_note() && (n > 0 || pi_device_note()[0]));
     for (int32_t i = 0; i < n; i++) CHECK(pi_device_name(i) && pi_device_name(i)[0]);

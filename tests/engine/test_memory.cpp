@@ -1,5 +1,7 @@
 // Memory plans: allocations equal the plan; a model and its sessions share one budget; sizes too
 // large for any memory.
+#include <unistd.h>
+
 #include <cstring>
 #include <filesystem>
 #include <fstream>

@@ -2,8 +2,6 @@
 // written to a file that is removed at the end of the program.
 #pragma once
 
-#include <unistd.h>
-
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
@@ -17,27 +15,17 @@
 
 #include "ggml/dtype.h"
 #include "ggml/gguf.h"
+#include "temporary.h"
 
 namespace tiny {
 
 using ggml::DType;
 
-// A new folder in the system's temporary folder.
-class Folder {
+// Of the files of one test.
+class Folder : public TemporaryFolder {
  public:
-    Folder() {
-        std::string name = (std::filesystem::temp_directory_path() / "tiny-XXXXXX").string();
-        if (!mkdtemp(name.data())) throw std::runtime_error("no temporary folder");
-        path_ = name;
-    }
-    ~Folder() {
-        std::error_code ignored;
-        std::filesystem::remove_all(path_, ignored);
-    }
-    std::string operator/(const std::string& name) const { return path_ + "/" + name; }
-
- private:
-    std::string path_;
+    Folder() : TemporaryFolder("tiny") {}
+    std::string operator/(const std::string& name) const { return (path() / name).string(); }
 };
 
 struct Shape {

@@ -1,9 +1,11 @@
 // Missing files and non-files, memory that cannot be allocated, and available_memory() on imitated
 // systems.
+#ifndef _WIN32
 #include <fcntl.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
 #include <unistd.h>
+#endif
 
 #include <cstring>
 #include <filesystem>
@@ -13,6 +15,8 @@
 #include "check.h"
 #include "ggml/file_io.h"
 #include "ggml/sizes.h"
+#include "ggml/threads.h"
+#include "temporary.h"
 
 using namespace ggml;
 namespace fs = std::filesystem;
@@ -45,10 +49,14 @@ void files() {
     CHECK(message(folder.string()) == folder.string() + ": is a directory, not a file");
     CHECK_THROWS(io, File(empty));
     CHECK(message(empty) == empty + ": is empty");
+#ifdef _WIN32
+    CHECK(message("NUL") == "NUL: is not a regular file");
+#else
     CHECK_THROWS(io, File("/dev/null"));
     const std::string pipe = (folder / "pipe").string();
     CHECK(mkfifo(pipe.c_str(), 0600) == 0);
     CHECK(message(pipe) == pipe + ": is not a regular file");  // without waiting for a writer
+#endif
     CHECK_THROWS(io, File(missing + "/below"));
     CHECK_THROWS(io, File(""));
 
@@ -65,9 +73,66 @@ void files() {
     CHECK_THROWS(io, file.read(11, text, 0));
     CHECK_THROWS(io, file.read(UINT64_MAX, text, 2));
     CHECK_THROWS(io, file.read(2, text, SIZE_MAX));
-    CHECK(truncate(path.c_str(), 4) == 0);  // truncated while open: a short read must throw
+    fs::resize_file(path, 4);  // truncated while open: a short read must throw
     file.read(0, text, 4);
     CHECK_THROWS(io, file.read(2, text, 4));
+}
+
+std::string content(const fs::path& path) {
+    std::ifstream file(path, std::ios::binary);
+    return std::string(std::istreambuf_iterator<char>(file), {});
+}
+
+// Names in UTF-8, whatever the system's own encoding is.
+void written() {
+    const fs::path place = folder / fs::u8path(
+                                        "gr\xc3\xb6\xc3\x9f"
+                                        "e \xe6\x97\xa5\xe6\x9c\xac");
+    const std::string path = place.u8string();
+    CHECK(!file_exists(path));
+    CHECK(message(path) == path + ": there is no such file");
+    {
+        OutputFile file(path);
+        file.write("first\n", 6);
+        CHECK_THROWS(io, OutputFile(path));  // somebody is writing it
+        CHECK(!file_exists(path) && file_exists(path + ".part"));
+        file.finish();
+    }
+    CHECK(content(place) == "first\n" && File(path).size() == 6 && !file_exists(path + ".part"));
+    { OutputFile(path).write("abandoned", 9); }
+    CHECK(content(place) == "first\n" && !file_exists(path + ".part"));
+    const std::string large(size_t(70) << 20, 'x');
+    OutputFile second(path);
+    second.write(large.data(), large.size());
+    second.write("end", 3);
+    second.finish();
+    CHECK(content(place) == large + "end");
+    CHECK(same_file(path, path) && !same_file(path, make("another", "x")));
+    const File file(path);
+    file.require_unchanged();
+    fs::resize_file(place, 5);
+    CHECK_THROWS(format, file.require_unchanged());
+    fs::remove(place);  // while it is open
+    char text[5];
+    file.read(0, text, 5);
+    CHECK(!std::memcmp(text, "xxxxx", 5));
+    CHECK_THROWS(io, OutputFile((folder / "no" / "folder").string()));
+}
+
+void folders() {
+    CHECK(folder_of("a/b/c") == "a/b" && folder_of("/a") == "/" && folder_of("a") == ".");
+#ifdef _WIN32
+    CHECK(folder_of("a\\b") == "a" && folder_of("C:\\a\\b") == "C:\\a");
+    CHECK(folder_of("C:\\a") == "C:\\" && folder_of("C:a") == "C:" && folder_of("\\a") == "\\");
+#endif
+    const fs::path inner = folder / fs::u8path("\xc3\xa4") / "b" / "c";
+    make_folders(inner.u8string());
+    make_folders(inner.u8string());
+    CHECK(fs::is_directory(inner) && may_write_in(inner.u8string()));
+    CHECK(!may_write_in((folder / "missing").string()));
+    const uint64_t left = free_disk(inner.u8string());
+    CHECK(left > 0 && left != kUnknownBytes);
+    CHECK_THROWS(io, make_folders((make("a_file", "x") + "/below")));
 }
 
 void mappings() {
@@ -112,6 +177,15 @@ void memory() {
     }
 }
 
+void process() {
+    CHECK(available_memory() > 0 && peak_memory() > 1 << 20);
+    const double before = cpu_seconds();
+    volatile double x = 1;
+    for (int i = 0; i < 100000000 && cpu_seconds() - before < 0.02; i++) x = x * 0.5 + 1;
+    CHECK(before >= 0 && cpu_seconds() > before);
+}
+
+#ifndef _WIN32
 // Locking beyond the limit. Root may lock anyway; then nothing is tested.
 void locking() {
     rlimit old{}, none{};
@@ -127,7 +201,9 @@ void locking() {
     }
     setrlimit(RLIMIT_MEMLOCK, &old);
 }
+#endif
 
+#ifdef __linux__
 // Locking a range locks its own pages only.
 void locking_a_range() {
     if (check::kSanitized) return;  // sanitizers make mlock() do nothing
@@ -150,6 +226,7 @@ void locking_a_range() {
     locks(20 * page, 1, 4);
     locks(0, 0, 4);
 }
+#endif
 
 void sizes() {
     constexpr uint64_t half = uint64_t(1) << 63;
@@ -162,10 +239,10 @@ void sizes() {
     static_assert(size_rounded_up(kMostBytes - 5, 64) == kMostBytes);
 }
 
+#ifdef __linux__
 // An imitated system: /proc files, mounts of both cgroup versions, and files of the cgroups.
 void available() {
     const uint64_t MiB = 1 << 20;
-    CHECK(available_memory() > 0);
     const auto at = [](const std::string& name) { return (folder / name).string(); };
     const auto group = [](const std::string& dir, bool v2, const std::string& limit, uint64_t use,
                           uint64_t cache) {
@@ -235,20 +312,26 @@ void available() {
     }
 #endif
 }
+#endif
 
 }  // namespace
 
 int main() {
-    std::string name = (fs::temp_directory_path() / "test_file_io.XXXXXX").string();
-    if (!mkdtemp(&name[0])) return 1;
-    folder = name;
+    const TemporaryFolder temporary("test_file_io");
+    folder = temporary.path();
     files();
+    written();
+    folders();
     mappings();
     memory();
-    locking();
-    locking_a_range();
+    process();
     sizes();
+#ifndef _WIN32
+    locking();
+#endif
+#ifdef __linux__
+    locking_a_range();
     available();
-    fs::remove_all(folder);
+#endif
     return check::summary("test_file_io");
 }

@@ -21,6 +21,7 @@
 #include "check.h"
 #include "faulty_reader.h"
 #include "ggml/reader.h"
+#include "temporary.h"
 
 using namespace ggml;
 namespace fs = std::filesystem;
@@ -403,9 +404,8 @@ void faults() {
 }  // namespace
 
 int main() {
-    std::string name = (fs::temp_directory_path() / "test_reader.XXXXXX").string();
-    if (!mkdtemp(&name[0])) return 1;
-    folder = name;
+    const TemporaryFolder temporary("test_reader");
+    folder = temporary.path();
     path = (folder / "file").string();
     std::mt19937_64 random(1);
     content.resize(kSize);
@@ -428,6 +428,5 @@ int main() {
     forks();
 #endif
     faults();
-    fs::remove_all(folder);
     return check::summary("test_reader");
 }

@@ -1,12 +1,16 @@
 // The thread pool: every piece runs once, for all sizes; regions in quick succession; pools created
 // and destroyed. Also for -fsanitize=thread: results are written without atomics wherever the pool
 // guarantees that this is safe.
+#ifndef _WIN32
 #include <sys/wait.h>
 #include <unistd.h>
+#endif
 
 #include <atomic>
 #include <chrono>
 #include <cstdint>
+#include <filesystem>
+#include <fstream>
 #include <memory>
 #include <new>
 #include <stdexcept>
@@ -16,6 +20,7 @@
 
 #include "check.h"
 #include "ggml/threads.h"
+#include "temporary.h"
 
 using namespace ggml;
 
@@ -56,6 +61,32 @@ void test_bad_sizes() {
     CHECK(n >= 1 && n <= 512);
     CHECK(complete(*std::make_unique<Threads>(n), 1000, 7));
 }
+
+#ifdef __linux__
+// Cores of a phone, as the kernel describes them: the first is large, the others small.
+void test_small_cores() {
+    const TemporaryFolder root("test_threads");
+    const int all = default_threads(root.path().string());
+    CHECK(all >= default_threads());
+    const auto describe = [&](int cpu, long capacity) {
+        const auto folder = root.path() / ("sys/devices/system/cpu/cpu" + std::to_string(cpu));
+        std::filesystem::create_directories(folder);
+        std::ofstream(folder / "cpu_capacity") << capacity << "\n";
+    };
+    cpu_set_t set;
+    CPU_ZERO(&set);
+    CHECK(sched_getaffinity(0, sizeof(set), &set) == 0);
+    int large = 0;
+    for (int cpu = 0; cpu < CPU_SETSIZE; cpu++) {
+        if (CPU_ISSET(cpu, &set)) describe(cpu, large++ ? 400 : 1024);
+    }
+    CHECK(default_threads(root.path().string()) == 1);
+    for (int cpu = 0; cpu < CPU_SETSIZE; cpu++) {
+        if (CPU_ISSET(cpu, &set)) describe(cpu, cpu % 2 ? 760 : 1024);
+    }
+    CHECK(default_threads(root.path().string()) == all);
+}
+#endif
 
 void test_limit() {
     Threads threads(5);
@@ -199,8 +230,8 @@ void test_exceptions() {
     }
 }
 
-// The thread sanitizer ends a child of fork() that starts threads.
-#if !defined(__SANITIZE_THREAD__)
+// The thread sanitizer ends a child of fork() that starts threads, and Windows has no fork().
+#if !defined(__SANITIZE_THREAD__) && !defined(_WIN32)
 // Is `body` true in a child of fork()? A child that hangs is killed after a while.
 template <typename F>
 bool in_child(const F& body) {
@@ -259,6 +290,9 @@ void test_fork() {
 int main() {
     test_sizes();
     test_bad_sizes();
+#ifdef __linux__
+    test_small_cores();
+#endif
     test_limit();
     for (int size : {1, 2, 3, 4, 9}) test_back_to_back(size, size > 4 ? 1000 : 5000);
     test_back_to_back_with_limits();
@@ -268,7 +302,7 @@ int main() {
     test_wake_up();
     test_wake_up_after_limit();
     test_exceptions();
-#if !defined(__SANITIZE_THREAD__)
+#if !defined(__SANITIZE_THREAD__) && !defined(_WIN32)
     test_fork();
 #endif
     return check::summary("test_threads");

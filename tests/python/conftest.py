@@ -15,9 +15,9 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 SHARED = ROOT.parent / "shared"
-# The only skip reasons that --all accepts: missing hardware, missing permissions, and a browser,
-# which pip cannot install.
-HARDWARE = ("GPU", "ISA", "no right to mount", "no Chromium")
+# The only skip reasons that --all accepts: missing hardware, missing permissions, and programs
+# that pip cannot install.
+HARDWARE = ("GPU", "ISA", "no right to", "no Linux tools", "no Chromium", "no tool to")
 # Optional peers: ./run does not install packages that take ten minutes to compile, or bring
 # dozens of others.
 OPTIONAL = ("llama_cpp", "lm_eval")

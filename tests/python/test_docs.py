@@ -26,6 +26,7 @@ COMMAND = re.compile(r"(?:\./)?powerinfer ([a-z][a-z-]*)(.*)|(?:\./)?(convert\.p
 # Options of programs that are not ours, and of ./run and pytest.
 OTHERS = {"--seconds", "--seed", "--preset", "--build", "--all"}
 OTHERS |= {"--tasks", "--include", "--from", "--no-install-recommends"}  # lm_eval, containers
+OTHERS |= {"--toolchain", "--target"}  # cmake
 for _script in ("gpu/__main__.py", "serve_load.py"):
     OTHERS |= set(OPTION.findall((ROOT / "scripts" / _script).read_text()))
 FOLDERS = ("ggml/", "powerinfer_cpp/", "python/", "tests/", "docs/", "scripts/", "models/", ".ci/")

@@ -1,5 +1,4 @@
-// Files, mappings and memory from the operating system. Within ggml, only file_io.cpp, threads.cpp
-// and reader/ make system calls.
+// Files, mappings and memory from the operating system. Paths are UTF-8.
 #pragma once
 
 #include <cstddef>
@@ -33,7 +32,7 @@ class File {
  private:
     friend class Mapping;
     std::string path_;
-    int fd_ = -1;
+    intptr_t handle_ = -1;
     uint64_t size_ = 0;
     int64_t modified_ = 0;  // nanoseconds
 };
@@ -105,7 +104,7 @@ class OutputFile {
     OutputFile& operator=(const OutputFile&) = delete;
 
     const std::string& path() const { return path_; }
-    bool is_open() const { return fd_ >= 0; }
+    bool is_open() const { return handle_ != -1; }
     uint64_t size() const { return size_; }  // bytes written so far
     void write(const void* data, size_t n);
     void finish();
@@ -119,7 +118,7 @@ class OutputFile {
     // one before.
     void release();
     std::string path_, part_, buffer_;
-    int fd_ = -1;
+    intptr_t handle_ = -1;
     uint64_t size_ = 0;     // with what is in the buffer
     uint64_t begun_ = 0;    // up to here the system has begun to write to the disk
     uint64_t settled_ = 0;  // up to here it has written, and has no pages left
@@ -135,11 +134,15 @@ uint64_t free_disk(const std::string& folder);
 void make_folders(const std::string& folder);
 // Are these names of one file?
 bool same_file(const std::string& one, const std::string& other);
+// Where a user's programs keep what they can make again. "" if the user has no such folder.
+std::string cache_folder();
 
-// Bytes of memory that this process can still take. It is the smallest of three values:
+// Bytes of memory that this process can still take. On Linux it is the smallest of three values:
 // MemAvailable; the limit of each cgroup (v1 and v2) less its use, where reclaimable file cache
 // does not count as use; and RLIMIT_AS less the address space in use. `root` is prepended to all
 // paths under /proc and the cgroup mounts, so that tests can imitate other systems.
 uint64_t available_memory(const std::string& root = "");
+// The most RAM that this process has had, in bytes; 0 if unknown.
+uint64_t peak_memory();
 
 }  // namespace ggml

@@ -36,7 +36,10 @@ class Error : public std::exception {
 };
 
 // printf into a std::string.
-#if defined(__GNUC__)
+// Plain "printf" means Microsoft's to mingw, which does not know %zu.
+#if defined(__MINGW_PRINTF_FORMAT)
+__attribute__((format(__MINGW_PRINTF_FORMAT, 1, 2)))
+#elif defined(__GNUC__)
 __attribute__((format(printf, 1, 2)))
 #endif
 std::string

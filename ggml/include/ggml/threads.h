@@ -3,12 +3,15 @@
 
 #include <cstdint>
 #include <memory>
+#include <string>
 
 namespace ggml {
 
-// Default number of threads: cores in the affinity mask, limited by the CPU quota of the cgroup,
-// 1..512.
-int default_threads();
+// Default number of threads: cores in the affinity mask, without a phone's small ones, limited by
+// the CPU quota of the cgroup, 1..512. root: of the file system, for tests.
+int default_threads(const std::string& root = "");
+// Seconds that the threads of this process have computed, together.
+double cpu_seconds();
 
 // The number of forks between this process and the first one. What has threads remembers it, to
 // notice that it is a copy in a child, where they do not exist.

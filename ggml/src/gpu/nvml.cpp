@@ -1,8 +1,8 @@
 #include "gpu/nvml.h"
 
-#include <dlfcn.h>
-
 #include <cstdio>
+
+#include "os/os.h"
 
 namespace ggml::nvml {
 
@@ -17,7 +17,8 @@ using Handle = struct Opaque*;
 // The driver brings the library; the toolkit has no part in it.
 class Library {
  public:
-    Library() : handle_(dlopen("libnvidia-ml.so.1", RTLD_NOW | RTLD_LOCAL)) {
+    Library() : handle_(os::open_library("libnvidia-ml.so.1")) {
+        if (!handle_) handle_ = os::open_library("nvml.dll");
         if (!handle_) return;
         int (*init)() = nullptr;
         find(init, "nvmlInit_v2");
@@ -35,10 +36,10 @@ class Library {
  private:
     template <typename F>
     void find(F& function, const char* name) {
-        function = reinterpret_cast<F>(dlsym(handle_, name));
+        function = reinterpret_cast<F>(os::find_in(handle_, name));
     }
 
-    void* const handle_;  // until the process ends
+    void* handle_;  // until the process ends
     bool usable_ = false;
 };
 

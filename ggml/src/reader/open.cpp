@@ -1,13 +1,8 @@
 // Opens readers: chooses the path, and direct or buffered reads.
-#include <fcntl.h>
-#include <sys/stat.h>
-#include <unistd.h>
-
 #include <algorithm>
 #include <cerrno>
 #include <cstdlib>
 #include <cstring>
-#include <system_error>
 
 #include "ggml/file_io.h"
 #include "ggml/status.h"
@@ -17,46 +12,39 @@ namespace ggml {
 
 namespace {
 
-std::string reason(int error) {
-    return std::generic_category().message(error);
-}
+using os::reason;
 
-// O_NONBLOCK: opening a named pipe must not wait for a writer. Regular files ignore it.
-Descriptor open_file(const std::string& path) {
-    int fd;
-    do {
-        fd = open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NOCTTY | O_NONBLOCK);
-    } while (fd < 0 && errno == EINTR);
-    if (fd >= 0) return Descriptor(fd);
-    const int error = errno;
+os::Owned open_file(const std::string& path) {
+    os::Handle file;
+    const int error = os::open_to_read(path, file);
+    if (error == 0) return os::Owned(file);
     throw Error(Code::io, path + (error == ENOENT ? ": there is no such file"
                                                   : ": cannot be opened: " + reason(error)));
 }
 
-uint64_t size_of(const Descriptor& file, const std::string& path) {
-    struct stat st {};
-    if (fstat(file.get(), &st) != 0)
-        throw Error(Code::io, path + ": cannot be examined: " + reason(errno));
-    if (!S_ISREG(st.st_mode)) throw Error(Code::io, path + ": is not a regular file");
-    if (st.st_size <= 0) throw Error(Code::io, path + ": is empty");
-    return uint64_t(st.st_size);
+uint64_t size_of(const os::Owned& file, const std::string& path) {
+    os::About found;
+    if (const int error = os::about(file.get(), found))
+        throw Error(Code::io, path + ": cannot be examined: " + reason(error));
+    if (found.kind != os::Kind::file) throw Error(Code::io, path + ": is not a regular file");
+    if (found.size == 0) throw Error(Code::io, path + ": is empty");
+    return found.size;
 }
 
 // Makes reads direct, or returns the errno of the refusal. File systems say which alignment they
 // need, but not all say it, and not all that say it are right: the proof is a read with the least
 // alignment of offset, size and address.
-int make_direct(const Descriptor& file, uint64_t size, uint32_t align) {
-    const int flags = fcntl(file.get(), F_GETFL);
-    if (fcntl(file.get(), F_SETFL, flags | O_DIRECT) != 0) return errno;
+int make_direct(os::Owned& file, uint64_t size, uint32_t align) {
+    if (const int error = os::set_direct(file.get(), true)) return error;
     const Memory memory(2 * align, "a probing read");
-    ssize_t got;
+    const os::Part part{memory.data() + align, align};
+    int64_t got;
     do {
-        got = pread(file.get(), memory.data() + align, align, size > align ? off_t(align) : 0);
-    } while (got < 0 && errno == EINTR);
+        got = os::read_at(file.get(), size > align ? align : 0, &part, 1);
+    } while (got == -EINTR);
     if (got >= 0) return 0;
-    const int error = errno;
-    fcntl(file.get(), F_SETFL, flags);
-    return error;
+    os::set_direct(file.get(), false);
+    return int(-got);
 }
 
 // "threads", "uring", or "" for the best.
@@ -92,7 +80,7 @@ std::unique_ptr<Reader> open_reader(const std::string& path, const ReaderOptions
     ReaderFacts facts;
     facts.path = path;
     facts.align = options.align;
-    Descriptor file = open_file(path);
+    os::Owned file = open_file(path);
     facts.size = size_of(file, path);
     if (options.direct) {
         const int error = make_direct(file, facts.size, options.align);
@@ -102,7 +90,7 @@ std::unique_ptr<Reader> open_reader(const std::string& path, const ReaderOptions
                                    options.align, reason(error).c_str()));
     }
     // Without this the system would read ahead what nobody wants.
-    if (!facts.direct) posix_fadvise(file.get(), 0, 0, POSIX_FADV_RANDOM);
+    if (!facts.direct) os::read_anywhere(file.get());
 
     if (wanted != "threads") {
         std::string why;
@@ -145,10 +133,6 @@ void Reader::check(const Read& read) const {
 
 // ---- parts --------------------------------------------------------------------------------------
 
-Descriptor::~Descriptor() {
-    if (fd_ >= 0) close(fd_);
-}
-
 void Transfer::begin(const Read& read, uint8_t* scratch) {
     offset = read.offset;
     tag = read.tag;
@@ -160,7 +144,7 @@ void Transfer::begin(const Read& read, uint8_t* scratch) {
         const ReadPiece& piece = read.pieces[i];
         left += piece.bytes;
         if (piece.to && piece.to == expected) {
-            parts[end - 1].iov_len += piece.bytes;
+            parts[end - 1].bytes += piece.bytes;
         } else {
             parts[end++] = {piece.to ? piece.to : scratch, piece.bytes};
         }
@@ -187,12 +171,12 @@ bool Transfer::over(int64_t result, uint32_t unit) {
     offset += uint64_t(result);
     left -= uint64_t(result);
     for (size_t n = size_t(result); n > 0;) {
-        iovec& part = parts[first];
-        const size_t full = std::min(n, part.iov_len);
-        part.iov_base = static_cast<uint8_t*>(part.iov_base) + full;
-        part.iov_len -= full;
+        os::Part& part = parts[first];
+        const size_t full = std::min(n, part.bytes);
+        part.to = static_cast<uint8_t*>(part.to) + full;
+        part.bytes -= full;
         n -= full;
-        if (part.iov_len == 0) first++;
+        if (part.bytes == 0) first++;
     }
     return false;
 }

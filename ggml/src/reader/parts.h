@@ -1,35 +1,17 @@
 // What both paths of the reader share: the open file, and a read on its way.
 #pragma once
 
-#include <sys/uio.h>
-
 #include <memory>
 #include <string>
 
 #include "ggml/reader.h"
+#include "os/os.h"
 
 namespace ggml {
 
-// A file descriptor that is closed with its owner.
-class Descriptor {
- public:
-    Descriptor() = default;
-    explicit Descriptor(int fd) : fd_(fd) {}
-    ~Descriptor();
-    Descriptor(Descriptor&& other) noexcept : fd_(std::exchange(other.fd_, -1)) {}
-    Descriptor& operator=(Descriptor&& other) noexcept {
-        std::swap(fd_, other.fd_);
-        return *this;
-    }
-    int get() const { return fd_; }
-
- private:
-    int fd_ = -1;
-};
-
 // A read on its way to memory. The system may need several calls for it.
 struct Transfer {
-    iovec parts[kReadPieces];
+    os::Part parts[kReadPieces];
     int32_t first, end;  // those of `parts` that are not full yet
     int32_t retries;
     int32_t error;
@@ -49,11 +31,11 @@ inline uint32_t unit_of(const ReaderFacts& facts) {
     return facts.direct ? facts.align : 1;
 }
 
-std::unique_ptr<Reader> make_threads(Descriptor file, ReaderFacts facts, const ReaderOptions& o);
+std::unique_ptr<Reader> make_threads(os::Owned file, ReaderFacts facts, const ReaderOptions& o);
 uint64_t threads_memory(const ReaderOptions& o);
 
 // Null if the system refuses; then `why` says so, and the caller keeps the file.
-std::unique_ptr<Reader> make_uring(Descriptor& file, const ReaderFacts& facts,
+std::unique_ptr<Reader> make_uring(os::Owned& file, const ReaderFacts& facts,
                                    const ReaderOptions& o, std::string& why);
 uint64_t uring_memory(const ReaderOptions& o);  // 0 where it is not built in
 

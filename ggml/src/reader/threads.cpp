@@ -1,12 +1,8 @@
-// Reads by threads that wait for the disk in preadv: works everywhere.
+// Reads by threads that wait for the disk: works everywhere.
 #include "ggml/threads.h"
-
-#include <pthread.h>
-#include <sys/uio.h>
 
 #include <algorithm>
 #include <atomic>
-#include <cerrno>
 #include <chrono>
 #include <condition_variable>
 #include <cstddef>
@@ -45,7 +41,8 @@ int threads_of(const ReaderOptions& o) {
 // copy: destroying it would wait for threads that are not there.
 struct Team {
     Arrays arrays;
-    int fd, depth;
+    os::Handle file;
+    int depth;
     uint32_t unit;
 
     std::mutex mutex;
@@ -56,12 +53,12 @@ struct Team {
 
     const unsigned made_in = process_generation();
     int n_threads = 0;
-    pthread_t threads[256];
+    os::Thread* threads[256];
     std::atomic<int> numbers{0};
     Team* abandoned_before = nullptr;
 
-    Team(const Arrays& arrays, int fd, int depth, uint32_t unit)
-        : arrays(arrays), fd(fd), depth(depth), unit(unit) {}
+    Team(const Arrays& arrays, os::Handle file, int depth, uint32_t unit)
+        : arrays(arrays), file(file), depth(depth), unit(unit) {}
 
     void run(uint8_t* scratch) {
         std::unique_lock<std::mutex> lock(mutex);
@@ -81,10 +78,8 @@ struct Team {
             lock.unlock();
             // Without the lock, for which the caller would wait at once.
             if (wake) finish.notify_one();
-            ssize_t got;
-            do {
-                got = preadv(fd, t.parts + t.first, t.end - t.first, off_t(t.offset));
-            } while (!t.over(got < 0 ? -errno : got, unit));
+            while (!t.over(os::read_at(file, t.offset, t.parts + t.first, t.end - t.first), unit)) {
+            }
             lock.lock();
             arrays.finished[done++ % uint64_t(depth)] = {t.tag, t.error};
             wake = std::exchange(waiting, false);
@@ -92,21 +87,16 @@ struct Team {
     }
 
     void start(int n) {
-        pthread_attr_t attributes;
-        pthread_attr_init(&attributes);
-        int error = pthread_attr_setstacksize(&attributes, kStack);
+        int error = 0;
         while (error == 0 && n_threads < n) {
-            error = pthread_create(
-                &threads[n_threads], &attributes,
-                [](void* self) -> void* {
+            error = os::start(
+                [](void* self) {
                     Team& team = *static_cast<Team*>(self);
                     team.run(team.arrays.scratch + ptrdiff_t(kReadGap) * team.numbers++);
-                    return nullptr;
                 },
-                this);
+                this, kStack, threads[n_threads]);
             if (error == 0) n_threads++;
         }
-        pthread_attr_destroy(&attributes);
         if (error != 0 && n_threads == 0)  // fewer than wanted will do
             throw Error(Code::memory, "the system refused a thread to read with");
     }
@@ -117,12 +107,12 @@ struct Team {
             stop = true;  // threads first finish what is queued
         }
         work.notify_all();
-        for (int i = 0; i < n_threads; i++) pthread_join(threads[i], nullptr);
+        for (int i = 0; i < n_threads; i++) os::join(threads[i]);
     }
 
-    static std::unique_ptr<Team> made(const Arrays& arrays, int fd, int depth, uint32_t unit,
-                                      int n) {
-        auto team = std::make_unique<Team>(arrays, fd, depth, unit);
+    static std::unique_ptr<Team> made(const Arrays& arrays, os::Handle file, int depth,
+                                      uint32_t unit, int n) {
+        auto team = std::make_unique<Team>(arrays, file, depth, unit);
         team->start(n);
         return team;
     }
@@ -139,7 +129,7 @@ struct Team {
 
 class ThreadsReader final : public Reader {
  public:
-    ThreadsReader(Descriptor file, ReaderFacts facts, const ReaderOptions& o)
+    ThreadsReader(os::Owned file, ReaderFacts facts, const ReaderOptions& o)
         : Reader(std::move(facts)),
           file_(std::move(file)),
           depth_(o.depth),
@@ -201,7 +191,7 @@ class ThreadsReader final : public Reader {
         return Team::made(*arrays_, file_.get(), depth_, unit_of(facts_), n_threads_);
     }
 
-    Descriptor file_;
+    os::Owned file_;
     const int depth_, n_threads_;
     Carved<Arrays> arrays_;
     std::unique_ptr<Team> team_;  // destroyed before what it uses
@@ -209,7 +199,7 @@ class ThreadsReader final : public Reader {
 
 }  // namespace
 
-std::unique_ptr<Reader> make_threads(Descriptor file, ReaderFacts facts, const ReaderOptions& o) {
+std::unique_ptr<Reader> make_threads(os::Owned file, ReaderFacts facts, const ReaderOptions& o) {
     facts.name = "threads";
     return std::make_unique<ThreadsReader>(std::move(file), std::move(facts), o);
 }

@@ -16,7 +16,6 @@
 #include <cerrno>
 #include <chrono>
 #include <cstring>
-#include <system_error>
 #include <thread>
 
 #include "ggml/carver.h"
@@ -68,7 +67,7 @@ struct Map {
 
 // The two queues that this process shares with the kernel.
 struct Ring {
-    Descriptor fd;
+    os::Owned fd;
     Map queues, entries;
     uint32_t *tail = nullptr, *done_head = nullptr, *done_tail = nullptr;
     uint32_t mask = 0, done_mask = 0;
@@ -81,13 +80,14 @@ struct Ring {
     int open(int depth) {
         io_uring_params p{};
         p.flags = IORING_SETUP_CLAMP;
-        fd = Descriptor(int(syscall(__NR_io_uring_setup, unsigned(depth), &p)));
-        if (fd.get() < 0) return errno;
+        fd = os::Owned(int(syscall(__NR_io_uring_setup, unsigned(depth), &p)));
+        if (fd.get() == os::kNoHandle) return errno;
         if ((p.features & kFeatures) != kFeatures || p.sq_entries < unsigned(depth)) return ENOSYS;
         const size_t a = p.sq_off.array + p.sq_entries * sizeof(uint32_t);
         const size_t b = p.cq_off.cqes + p.cq_entries * sizeof(io_uring_cqe);
-        if (!queues.map(fd.get(), std::max(a, b), off_t(IORING_OFF_SQ_RING)) ||
-            !entries.map(fd.get(), p.sq_entries * sizeof(io_uring_sqe), off_t(IORING_OFF_SQES)))
+        if (!queues.map(int(fd.get()), std::max(a, b), off_t(IORING_OFF_SQ_RING)) ||
+            !entries.map(int(fd.get()), p.sq_entries * sizeof(io_uring_sqe),
+                         off_t(IORING_OFF_SQES)))
             return errno;
         tail = queues.at<uint32_t>(p.sq_off.tail);
         mask = *queues.at<uint32_t>(p.sq_off.ring_mask);
@@ -105,14 +105,13 @@ struct Ring {
     void queue(int file, const Transfer& t, uint64_t slot) {
         io_uring_sqe& e = sqes[*tail & mask];
         std::memset(&e, 0, sizeof e);
-        const iovec* parts = t.parts + t.first;
+        const os::Part* parts = t.parts + t.first;  // laid out like iovec
         const bool one = t.end - t.first == 1;
         e.opcode = one ? IORING_OP_READ : IORING_OP_READV;
         e.fd = file;
         e.off = t.offset;
-        e.addr =
-            one ? reinterpret_cast<uint64_t>(parts->iov_base) : reinterpret_cast<uint64_t>(parts);
-        e.len = one ? uint32_t(parts->iov_len) : uint32_t(t.end - t.first);
+        e.addr = one ? reinterpret_cast<uint64_t>(parts->to) : reinterpret_cast<uint64_t>(parts);
+        e.len = one ? uint32_t(parts->bytes) : uint32_t(t.end - t.first);
         e.user_data = slot;
         store(tail, *tail + 1);
         unsent++;
@@ -132,7 +131,7 @@ struct Ring {
             limit.tv_sec = int64_t(wait_s);
             limit.tv_nsec = int64_t((wait_s - double(limit.tv_sec)) * 1e9);
         }
-        const long sent = syscall(__NR_io_uring_enter, fd.get(), unsent, wait_s > 0 ? 1u : 0u,
+        const long sent = syscall(__NR_io_uring_enter, int(fd.get()), unsent, wait_s > 0 ? 1u : 0u,
                                   flags, wait_s > 0 ? &arg : nullptr, sizeof arg);
         if (sent < 0) return errno;
         unsent -= uint32_t(sent);
@@ -189,7 +188,7 @@ class UringReader final : public Reader {
         return std::max(0, result.error);  // a file of fewer bytes is short, and readable
     }
 
-    void keep(Descriptor file) { owned_ = std::move(file); }
+    void keep(os::Owned file) { owned_ = std::move(file); }
 
     int submit(const Read* reads, int n) override {
         if (is_copy()) restart();
@@ -225,8 +224,8 @@ class UringReader final : public Reader {
 
     void restart() {
         if (const int error = start())
-            throw Error(Code::io, facts_.path + ": cannot be read through io_uring: " +
-                                      std::generic_category().message(error));
+            throw Error(Code::io,
+                        facts_.path + ": cannot be read through io_uring: " + os::reason(error));
     }
 
     void send(double wait_s) {
@@ -262,14 +261,14 @@ class UringReader final : public Reader {
 
     const int depth_;
     int file_ = -1, error_ = 0;
-    Descriptor owned_;
+    os::Owned owned_;
     Carved<Arrays> arrays_;
     std::unique_ptr<Ring> ring_;
 };
 
 }  // namespace
 
-std::unique_ptr<Reader> make_uring(Descriptor& file, const ReaderFacts& facts,
+std::unique_ptr<Reader> make_uring(os::Owned& file, const ReaderFacts& facts,
                                    const ReaderOptions& o, std::string& why) {
     ReaderFacts own = facts;
     own.name = "uring";
@@ -279,9 +278,9 @@ std::unique_ptr<Reader> make_uring(Descriptor& file, const ReaderFacts& facts,
         why = "the kernel is too old or has none";
         return nullptr;
     }
-    if (error == 0) error = reader->prove(file.get());
+    if (error == 0) error = reader->prove(int(file.get()));
     if (error != 0) {
-        why = std::generic_category().message(error);
+        why = os::reason(error);
         return nullptr;
     }
     reader->keep(std::move(file));
@@ -301,7 +300,7 @@ uint64_t uring_memory(const ReaderOptions& o) {
 
 namespace ggml {
 
-std::unique_ptr<Reader> make_uring(Descriptor&, const ReaderFacts&, const ReaderOptions&,
+std::unique_ptr<Reader> make_uring(os::Owned&, const ReaderFacts&, const ReaderOptions&,
                                    std::string& why) {
     why = "this build has none";
     return nullptr;

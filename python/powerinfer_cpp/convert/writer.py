@@ -6,7 +6,6 @@ Memory: one slab of rows, whatever the size of a tensor.
 """
 
 import errno
-import fcntl
 import os
 import re
 import secrets
@@ -22,6 +21,7 @@ import numpy as np
 from gguf import GGMLQuantizationType, GGUFValueType, GGUFWriter
 
 from ..progress import Progress
+from ..system import lock, open_for_lock, open_left
 from .stored import Stored
 
 _ALIGNMENT = 32  # the format's default
@@ -169,7 +169,7 @@ def replacing(path: Path, n_bytes: int, inputs: Iterable[str | Path] = ()) -> It
     check_target(path, n_bytes, inputs)
     clear(path, inputs)
     with named(path, n_bytes):
-        part, lock = _new_part(path)
+        part, held = _new_part(path)
     try:
         with named(path, n_bytes):
             yield part
@@ -179,7 +179,7 @@ def replacing(path: Path, n_bytes: int, inputs: Iterable[str | Path] = ()) -> It
             part.unlink()
         raise
     finally:
-        os.close(lock)
+        os.close(held)
 
 
 def _new_part(path: Path) -> tuple[Path, int]:
@@ -187,23 +187,12 @@ def _new_part(path: Path) -> tuple[Path, int]:
     while True:
         part = path.with_name(f"{path.name}.{secrets.token_hex(4)}.part")
         try:
-            lock = os.open(part, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+            held = open_for_lock(part, new=True)
         except FileExistsError:
             continue
-        if locked(lock) is not False and part.exists():  # else another process has removed it
-            return part, lock
-        os.close(lock)
-
-
-def locked(file: int) -> bool | None:
-    """Takes a file's lock. False: another process has it; None: the disk does not support locks."""
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    except OSError:
-        return None
-    return True
+        if lock(held) is not False and part.exists():  # else another process has removed it
+            return part, held
+        os.close(held)
 
 
 @contextmanager
@@ -211,9 +200,9 @@ def alone(mark: Path) -> Iterator[None]:
     """Holds the lock of a file that marks a work folder. Raises ValueError if another process is
     using that folder."""
     with named(mark):
-        file = os.open(mark, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        file = open_for_lock(mark)
     try:
-        if locked(file) is False or not mark.exists():  # gone: its work has just ended
+        if lock(file) is False or not mark.exists():  # gone: its work has just ended
             raise ValueError(f"{mark.parent}: another process is using it")
         yield
     finally:
@@ -228,9 +217,9 @@ def clear(path: Path, inputs: Iterable[str | Path] = ()) -> None:
         if not name.fullmatch(left.name) or _is_input(left, inputs):
             continue
         with suppress(OSError):
-            file = os.open(left, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+            file = open_left(left)
             try:
-                if stat.S_ISREG(os.fstat(file).st_mode) and locked(file):
+                if stat.S_ISREG(os.fstat(file).st_mode) and lock(file):
                     left.unlink()
             finally:
                 os.close(file)

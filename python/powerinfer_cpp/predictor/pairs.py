@@ -6,7 +6,6 @@ value, one bit per neuron.
 
 import json
 import math
-import os
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
@@ -21,6 +20,7 @@ from ..errors import ModelFormatError
 from ..model import Model
 from ..profile.counters import recording
 from ..progress import Progress
+from ..system import reserve
 
 _FLUSHED = 16  # windows between two saves of the progress
 
@@ -140,5 +140,5 @@ def _mapped(path: Path, dtype: Any, shape: tuple[int, ...]) -> np.memmap:
     if not path.exists() or path.stat().st_size != n_bytes:
         # writing a mapping on a full disk would kill the process
         with named(path, n_bytes), path.open("wb") as file:
-            os.posix_fallocate(file.fileno(), 0, n_bytes)
+            reserve(file.fileno(), n_bytes)
     return np.memmap(path, dtype, "r+", shape=shape)

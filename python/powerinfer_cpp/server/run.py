@@ -1,7 +1,5 @@
 """Runs the application with uvicorn."""
 
-import contextlib
-import resource
 import socket
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -9,6 +7,7 @@ from typing import Any
 
 import uvicorn
 
+from ..system import allow_many_files
 from .app import Server
 from .protocol import timed_protocol
 from .settings import Settings
@@ -24,17 +23,20 @@ def run(
 ) -> None:
     """Serves until the process is told to end. Raises what kept a model from loading, and OSError
     if the port is taken."""
-    _allow_many_connections()
-    sockets = listen(host, port)
+    allow_many_files()  # each connection is one
+    sockets = listen(host, port, settings.send_seconds)
     server = Server(paths, options, settings)
     Uvicorn(server, sockets, verbose).run()
     if server.models.failure is not None:
         raise server.models.failure
 
 
-def listen(host: str, port: int) -> list[socket.socket]:
+def listen(host: str, port: int, silence: float = 30.0) -> list[socket.socket]:
     """Sockets bound to every address of a name; port 0: any that is free. Raises OSError, and
-    ValueError for what is no port."""
+    ValueError for what is no port.
+
+    silence: seconds without a word from a client's machine before its connections are closed.
+    """
     if not 0 <= port <= 65535:
         raise ValueError(f"the port must be 0 to 65535, not {port}")
     found: list[socket.socket] = []
@@ -44,9 +46,12 @@ def listen(host: str, port: int) -> list[socket.socket]:
         ):
             made = socket.socket(family, kind)
             found.append(made)
-            made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            # On Windows SO_REUSEADDR would let two servers share a port.
+            option = getattr(socket, "SO_EXCLUSIVEADDRUSE", socket.SO_REUSEADDR)
+            made.setsockopt(socket.SOL_SOCKET, option, 1)
             if family == socket.AF_INET6:
                 made.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+            _notice_lost_machines(made, silence)
             made.bind((address[0], port, *address[2:]))
             port = made.getsockname()[1]
     except OSError as error:
@@ -56,6 +61,22 @@ def listen(host: str, port: int) -> list[socket.socket]:
     return found
 
 
+def _notice_lost_machines(listening: socket.socket, seconds: float) -> None:
+    """Connections inherit these options. A machine that loses its power or its network says no
+    goodbye: only probes find out that nobody waits for an answer."""
+    listening.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    probe = max(1, round(seconds / 3))
+    values = {
+        "TCP_KEEPIDLE": probe,
+        "TCP_KEEPINTVL": probe,
+        "TCP_KEEPCNT": 2,
+        "TCP_USER_TIMEOUT": round(seconds * 1000),  # Linux: what was sent and not acknowledged
+    }
+    for name, value in values.items():
+        if option := getattr(socket, name, None):
+            listening.setsockopt(socket.IPPROTO_TCP, option, value)
+
+
 class Uvicorn(uvicorn.Server):
     """Ends when a model cannot be loaded, and says when all can be used."""
 
@@ -63,7 +84,7 @@ class Uvicorn(uvicorn.Server):
         config = uvicorn.Config(
             server.app,
             http=timed_protocol(server.settings),
-            loop="uvloop",
+            loop="auto",  # uvloop where there is one
             ws="none",
             access_log=verbose,
             log_level="info" if verbose else "warning",
@@ -89,10 +110,3 @@ class Uvicorn(uvicorn.Server):
             self._told = True
             print(f"serving {', '.join(self._of.models.names)} at {self.url}", flush=True)
         return await super().on_tick(counter)
-
-
-def _allow_many_connections() -> None:
-    """Raises the limit of open files to what this process may have."""
-    with contextlib.suppress(OSError, ValueError):
-        _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))

@@ -1,0 +1,35 @@
+# Other systems by zig, a C++ compiler with the headers and libraries of many; PyPI's package ziglang
+# has it. -DZIG_TARGET=x86_64-linux-musl, aarch64-linux-musl, aarch64-macos, ...
+list(APPEND CMAKE_TRY_COMPILE_PLATFORM_VARIABLES ZIG_TARGET ZIG)
+if(NOT ZIG_TARGET MATCHES "^([^-]+)-([^-]+)")
+    message(FATAL_ERROR "name a target with -DZIG_TARGET=, for example x86_64-linux-musl")
+endif()
+set(CMAKE_SYSTEM_PROCESSOR ${CMAKE_MATCH_1})
+if(CMAKE_MATCH_2 STREQUAL "macos")
+    set(CMAKE_SYSTEM_NAME Darwin)
+    set(CMAKE_INSTALL_NAME_TOOL "true")  # CMake asks for it, and nothing here uses it
+elseif(CMAKE_MATCH_2 STREQUAL "windows")
+    set(CMAKE_SYSTEM_NAME Windows)
+else()
+    set(CMAKE_SYSTEM_NAME Linux)
+endif()
+if(NOT ZIG)
+    find_program(ZIG zig)
+endif()
+if(NOT ZIG)
+    execute_process(
+        COMMAND python3 -c "import os, ziglang; print(os.path.dirname(ziglang.__file__))"
+        OUTPUT_VARIABLE folder OUTPUT_STRIP_TRAILING_WHITESPACE ERROR_QUIET)
+    set(ZIG ${folder}/zig)
+endif()
+set(CMAKE_C_COMPILER ${ZIG} cc -target ${ZIG_TARGET})
+set(CMAKE_CXX_COMPILER ${ZIG} c++ -target ${ZIG_TARGET})
+# CMake takes one word as the archiver.
+foreach(language C CXX)
+    set(CMAKE_${language}_ARCHIVE_CREATE "\"${ZIG}\" ar qc <TARGET> <OBJECTS>")
+    set(CMAKE_${language}_ARCHIVE_APPEND "\"${ZIG}\" ar q <TARGET> <OBJECTS>")
+    set(CMAKE_${language}_ARCHIVE_FINISH "\"${ZIG}\" ranlib <TARGET>")
+endforeach()
+set(CMAKE_FIND_ROOT_PATH_MODE_PROGRAM NEVER)
+set(CMAKE_FIND_ROOT_PATH_MODE_LIBRARY ONLY)
+set(CMAKE_FIND_ROOT_PATH_MODE_INCLUDE ONLY)

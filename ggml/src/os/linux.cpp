@@ -1,0 +1,210 @@
+// What Linux alone has.
+#include <fcntl.h>
+#include <sched.h>
+#include <sys/mman.h>
+#include <sys/resource.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <fstream>
+#include <sstream>
+#include <thread>
+#include <vector>
+
+#include "os/posix.h"
+
+namespace ggml::os {
+
+timespec modified(const struct stat& st) {
+    return st.st_mtim;
+}
+
+void use_huge_pages(void* memory, uint64_t bytes) {
+    madvise(memory, bytes, MADV_HUGEPAGE);
+}
+
+uint64_t peak_bytes(long ru_maxrss) {
+    return uint64_t(ru_maxrss) * 1024;
+}
+
+// ---- files -----------------------------------------------------------------------------------
+
+int set_direct(Handle& file, bool direct) {
+    const int flags = fcntl(int(file), F_GETFL);
+    const int wanted = direct ? flags | O_DIRECT : flags & ~O_DIRECT;
+    return fcntl(int(file), F_SETFL, wanted) == 0 ? 0 : errno;
+}
+
+void read_anywhere(Handle file) {
+    posix_fadvise(int(file), 0, 0, POSIX_FADV_RANDOM);
+}
+
+void begin_to_store(Handle file, uint64_t begin, uint64_t end) {
+    sync_file_range(int(file), off_t(begin), off_t(end - begin), SYNC_FILE_RANGE_WRITE);
+}
+
+void end_to_store(Handle file, uint64_t begin, uint64_t end) {
+    constexpr unsigned all =
+        SYNC_FILE_RANGE_WAIT_BEFORE | SYNC_FILE_RANGE_WRITE | SYNC_FILE_RANGE_WAIT_AFTER;
+    sync_file_range(int(file), off_t(begin), off_t(end - begin), all);
+    posix_fadvise(int(file), off_t(begin), off_t(end - begin), POSIX_FADV_DONTNEED);
+}
+
+int store(Handle file) {
+    if (fsync(int(file)) != 0) return errno;
+    posix_fadvise(int(file), 0, 0, POSIX_FADV_DONTNEED);
+    return 0;
+}
+
+// ---- processors ------------------------------------------------------------------------------
+
+int usable_cores() {
+    cpu_set_t set;
+    CPU_ZERO(&set);
+    if (sched_getaffinity(0, sizeof(set), &set) == 0) return std::max(1, CPU_COUNT(&set));
+    return int(std::max(1u, std::thread::hardware_concurrency()));
+}
+
+int fast_cores(const std::string& root) {
+    cpu_set_t set;
+    CPU_ZERO(&set);
+    if (sched_getaffinity(0, sizeof(set), &set) != 0) return usable_cores();
+    std::vector<long> speeds;  // as the kernel rates them: 1024 for the fastest
+    for (int cpu = 0; cpu < CPU_SETSIZE; cpu++) {
+        if (!CPU_ISSET(cpu, &set)) continue;
+        std::ifstream file(root + "/sys/devices/system/cpu/cpu" + std::to_string(cpu) +
+                           "/cpu_capacity");
+        long speed = 0;
+        if (!(file >> speed)) return usable_cores();  // all are the same
+        speeds.push_back(speed);
+    }
+    const long most = *std::max_element(speeds.begin(), speeds.end());
+    return int(std::count_if(speeds.begin(), speeds.end(), [&](long v) { return 2 * v >= most; }));
+}
+
+// The quota of this process's cgroups (v1 and v2).
+double cpu_quota() {
+    double cores = 1e9;
+    std::ifstream self("/proc/self/cgroup");
+    for (std::string line; std::getline(self, line);) {
+        const size_t a = line.find(':'), b = line.find(':', a + 1);
+        if (a == std::string::npos || b == std::string::npos) continue;
+        const std::string controllers = line.substr(a + 1, b - a - 1);
+        const bool v2 = controllers.empty();
+        if (!v2 && controllers.find("cpu") == std::string::npos) continue;
+        for (std::string path = line.substr(b + 1);; path.resize(path.rfind('/'))) {
+            double quota = -1, period = 100000;
+            if (v2) {
+                std::ifstream max("/sys/fs/cgroup" + path + "/cpu.max");
+                if (!(max >> quota >> period)) quota = -1;  // "max" is not a number
+            } else {
+                std::ifstream q("/sys/fs/cgroup/cpu" + path + "/cpu.cfs_quota_us");
+                std::ifstream p("/sys/fs/cgroup/cpu" + path + "/cpu.cfs_period_us");
+                if (!(q >> quota) || !(p >> period)) quota = -1;
+            }
+            if (quota > 0 && period > 0) cores = std::min(cores, quota / period);
+            if (path.find('/') == std::string::npos) break;
+        }
+    }
+    return cores;
+}
+
+// ---- free memory -----------------------------------------------------------------------------
+
+namespace {
+
+// Finds the number after `key` in lines like "MemAvailable:  123 kB" or "inactive_file 123".
+bool find_number(const std::string& path, const std::string& key, uint64_t& value) {
+    std::ifstream file(path);
+    for (std::string line; std::getline(file, line);) {
+        std::istringstream words(line);
+        std::string word;
+        if (words >> word && word == key && words >> value) return true;
+    }
+    return false;
+}
+
+// False if the file is missing or contains "max".
+bool read_number(const std::string& path, uint64_t& value) {
+    std::ifstream file(path);
+    return bool(file >> value);
+}
+
+bool has_item(const std::string& list, const std::string& item) {
+    return ("," + list + ",").find("," + item + ",") != std::string::npos;
+}
+
+// Bytes that one cgroup has left. Its use includes the page cache; the inactive part of that is
+// reclaimed first and not counted.
+uint64_t left_in_cgroup(const std::string& dir, bool v2) {
+    uint64_t limit = 0, use = 0, cache = 0;
+    if (!read_number(dir + (v2 ? "/memory.max" : "/memory.limit_in_bytes"), limit)) return kUnknown;
+    if (!read_number(dir + (v2 ? "/memory.current" : "/memory.usage_in_bytes"), use)) return limit;
+    find_number(dir + "/memory.stat", v2 ? "inactive_file" : "total_inactive_file", cache);
+    use -= std::min(use, cache);
+    return limit - std::min(limit, use);
+}
+
+// The smallest value for the cgroup `path` and its parents up to the mount point. In a container
+// the mount may begin at an inner cgroup (`mount_root`), or the path may not be visible at all.
+uint64_t left_in_hierarchy(std::string path, const std::string& mount_root,
+                           const std::string& mount_point, bool v2) {
+    if (mount_root != "/") {
+        const bool inside = path.compare(0, mount_root.size(), mount_root) == 0 &&
+                            (path.size() == mount_root.size() || path[mount_root.size()] == '/');
+        path = inside ? path.substr(mount_root.size()) : "";
+    }
+    if (path == "/" || path.find("/..") != std::string::npos) path.clear();
+    uint64_t left = kUnknown;
+    for (;; path.resize(path.rfind('/'))) {
+        left = std::min(left, left_in_cgroup(mount_point + path, v2));
+        if (path.empty() || path[0] != '/') return left;
+    }
+}
+
+uint64_t left_in_cgroups(const std::string& root) {
+    std::string v1_path, v2_path;
+    std::ifstream self(root + "/proc/self/cgroup");
+    for (std::string line; std::getline(self, line);) {  // "4:memory:/a/b", v2: "0::/a/b"
+        const size_t a = line.find(':');
+        const size_t b = a == std::string::npos ? a : line.find(':', a + 1);
+        if (b == std::string::npos) continue;
+        const std::string controllers = line.substr(a + 1, b - a - 1);
+        if (controllers.empty()) v2_path = line.substr(b + 1);
+        if (has_item(controllers, "memory")) v1_path = line.substr(b + 1);
+    }
+    uint64_t left = kUnknown;
+    std::ifstream mounts(root + "/proc/self/mountinfo");
+    for (std::string line; std::getline(mounts, line);) {
+        // id parent device root point options [tags] - type source super_options
+        std::istringstream words(line);
+        std::string word, mount_root, point, type, options;
+        words >> word >> word >> word >> mount_root >> point;
+        while (words >> word && word != "-") {
+        }
+        words >> type >> word >> options;
+        if (type == "cgroup2" && !v2_path.empty())
+            left = std::min(left, left_in_hierarchy(v2_path, mount_root, root + point, true));
+        if (type == "cgroup" && has_item(options, "memory") && !v1_path.empty())
+            left = std::min(left, left_in_hierarchy(v1_path, mount_root, root + point, false));
+    }
+    return left;
+}
+
+}  // namespace
+
+uint64_t free_memory(const std::string& root) {
+    uint64_t left = kUnknown, kib = 0;
+    if (find_number(root + "/proc/meminfo", "MemAvailable:", kib)) left = kib << 10;
+    left = std::min(left, left_in_cgroups(root));
+    rlimit limit{};
+    if (getrlimit(RLIMIT_AS, &limit) == 0 && limit.rlim_cur != RLIM_INFINITY &&
+        find_number(root + "/proc/self/status", "VmSize:", kib)) {
+        const uint64_t space = limit.rlim_cur;
+        left = std::min(left, space - std::min(space, kib << 10));
+    }
+    return left;
+}
+
+}  // namespace ggml::os

@@ -1,0 +1,108 @@
+"""Other systems: the library built for Windows by mingw and run by wine; what the Python package
+needs of a system."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+MODEL = ROOT / "models" / "stories-relu.Q8_0.gguf"
+# Of the C++ tests, those of what differs on Windows.
+WINDOWS_TESTS = ("kernels", "neurons", "threads", "file_io", "gguf", "gguf_files")
+STORY = ["-n", "48", "--temp", "0", "-t", "2", "-p", "Once upon a time"]
+# Nothing is measured here: compile quickly. No warning of another compiler is let through.
+QUICK = ["-DCMAKE_BUILD_TYPE=Release", "-DCMAKE_CXX_FLAGS_RELEASE=-O1", "-DCMAKE_CXX_FLAGS=-Werror"]
+
+
+def run(command: list[str], **more: object) -> subprocess.CompletedProcess[bytes]:
+    done = subprocess.run([str(c) for c in command], cwd=ROOT, capture_output=True, **more)
+    assert done.returncode == 0, (done.stdout[-4000:] + done.stderr[-4000:]).decode(
+        errors="replace"
+    )
+    return done
+
+
+def build(name: str, targets: list[str], *options: str) -> Path:
+    """The folder build/NAME with these targets."""
+    folder = ROOT / "build" / name
+    run(["cmake", "-S", ".", "-B", folder, "-G", "Ninja", "-DGGML_SIMT=OFF", *QUICK, *options])
+    run(["cmake", "--build", folder, "--target", *targets])
+    return folder
+
+
+@pytest.fixture(scope="module")
+def story(main_path: Path) -> bytes:
+    """What this machine's own program writes."""
+    text = run([main_path, "-m", MODEL, *STORY]).stdout
+    assert text.startswith(b"Once upon a time") and len(text) > 100
+    return text
+
+
+# ---- the Python package ----------------------------------------------------------------------
+
+
+def test_the_package_does_without_what_only_unix_has() -> None:
+    script = ROOT / "tests" / "python" / "other_systems.py"
+    said = run([sys.executable, script]).stdout.decode()
+    assert int(said.split()[1].rstrip(";")) > 90, said
+
+
+# ---- Windows ---------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def windows() -> Path:
+    for tool in ("x86_64-w64-mingw32-g++-posix", "wine64"):
+        if not shutil.which(tool) and not Path("/usr/lib/wine", tool).exists():
+            pytest.skip(f"no tool to build or run for Windows: {tool} (Debian: mingw-w64, wine64)")
+    targets = ["main", *(f"test_{name}" for name in WINDOWS_TESTS)]
+    return build("windows", targets, "--toolchain", "cmake/mingw.cmake", "-DPI_TESTS=ON")
+
+
+@pytest.fixture(scope="module")
+def wine(windows: Path):
+    """Runs a program for Windows."""
+    program = shutil.which("wine64") or "/usr/lib/wine/wine64"
+    prefix = ROOT / "build" / "wine"
+    environment = {
+        **os.environ,
+        "WINEPREFIX": str(prefix),
+        "WINEDEBUG": "-all",
+        "WINEDLLOVERRIDES": "mscoree,mshtml=",  # it would ask whether to install them
+        "LC_ALL": "C.UTF-8",
+    }
+
+    def go(name: str, *arguments: object, **more: object) -> subprocess.CompletedProcess[bytes]:
+        return run([program, windows / f"{name}.exe", *arguments], env=environment, **more)
+
+    yield go
+    subprocess.run(
+        [shutil.which("wineserver") or "/usr/lib/wine/wineserver64", "-k"], env=environment
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", WINDOWS_TESTS)
+def test_windows(wine, name: str) -> None:
+    assert b" 0 failed" in wine(f"tests/test_{name}").stdout
+
+
+@pytest.mark.slow
+def test_windows_text(wine, story: bytes, tmp_path: Path) -> None:
+    """The same bytes, without carriage returns; also from and to names that are not ASCII."""
+    assert wine("main", "-m", MODEL, *STORY).stdout == story
+    assert wine("main", "-m", MODEL, *STORY, "--no-mmap").stdout == story
+    model, figures = tmp_path / "größe 日本.gguf", tmp_path / "späße.json"
+    shutil.copy(MODEL, model)
+    prompt = tmp_path / "frage_é.txt"
+    prompt.write_bytes(b"Once upon a time\r\n")
+    line = [*STORY[:-2], "-f", prompt, "--json-stats", figures]
+    assert wine("main", "-m", model, *line).stdout == story
+    assert '"rss_peak": ' in figures.read_text() and b"\r" not in figures.read_bytes()
+    assert wine("main", "-m", MODEL, *STORY[:-2], input=b"Once upon a time\r\n").stdout == story
