@@ -123,12 +123,14 @@ def in_thread(
     settings: Settings | None = None,
     ready: bool = True,
     send_buffer: int | None = None,
+    host: str = "127.0.0.1",
     **options: Any,
 ) -> Iterator[InThread]:
     """A server in a thread; the same address space, so that tests can look at the scheduler.
 
     models: a file, or files by name. ready: wait until they are loaded. send_buffer: bytes that the
-    kernel takes for a client. options: of `ServedModel`; n_ctx is 256, if none is given.
+    kernel takes for a client. host: where it listens. options: of `ServedModel`; n_ctx is 256, if
+    none is given.
     """
     from powerinfer_cpp.server.app import Server
     from powerinfer_cpp.server.run import Uvicorn, listen
@@ -136,7 +138,7 @@ def in_thread(
 
     paths = {"model": models} if isinstance(models, Path) else models
     server = Server(paths, {"n_ctx": 256, "verbose": False, **options}, settings or Settings())
-    sockets = listen("127.0.0.1", 0)
+    sockets = listen(host, 0, server.settings.send_seconds)
     if send_buffer is not None:
         sockets[0].setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, send_buffer)
     uvicorn = Uvicorn(server, sockets)

@@ -8,7 +8,10 @@ from __future__ import annotations
 
 import contextlib
 import json
+import shutil
 import socket
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -152,6 +155,22 @@ def test_a_client_of_embeddings_goes(running: serving.InThread) -> None:
     for client in clients:
         client.close()
     wait_for(lambda: limiter.statistics().borrowed_tokens == 0, 20)
+
+
+def test_a_host_that_vanishes(model_path: Path) -> None:
+    """Its network is gone, so no connection is closed: only probes find that nobody is there."""
+    inside = ["unshare", "--user", "--map-root-user", "--net"]
+    if not (shutil.which("ip") and shutil.which("unshare")):
+        pytest.skip("no Linux tools (ip, unshare) to make a network")
+    if subprocess.run([*inside, "true"], capture_output=True).returncode:
+        pytest.skip("no right to make a network")
+    script = Path(__file__).parent / "vanishing.py"
+    found = subprocess.run(
+        [*inside, sys.executable, script, model_path], capture_output=True, text=True
+    )
+    assert found.returncode == 0, found.stderr
+    # Of 240 steps; at 0.05 s each, 3 s are 60.
+    assert json.loads(found.stdout.splitlines()[-1])["steps"] < 120
 
 
 # ---- Clients that take nothing, or send slowly ----
