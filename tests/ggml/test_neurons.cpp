@@ -572,7 +572,7 @@ int main() {
             if (info(type).block == kQK) test_kernels(type, isas[i], true);
         }
         if (!cpu::kernels_for(isas[i])) continue;
-        setenv("GGML_ISA", isas[i], 1);
+        check::set_variable("GGML_ISA", isas[i]);
         for (DType type : types) {
             const int64_t block = info(type).block;
             test({type, 200, block > 32 ? 2048 : 256, Activation::relu, true, false, 0});

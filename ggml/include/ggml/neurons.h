@@ -120,10 +120,11 @@ struct NeuronScratch {
     // For several rows: the neurons that fired, per tile of neurons (by_segment: of kTogether
     // segments).
     bool by_segment = false;
-    int32_t* fired = nullptr;   // indices within the tile
-    float* h = nullptr;         // their values h
-    int32_t* first = nullptr;   // [tiles, rows + 1]: where the entries of a row begin
-    int32_t* tokens = nullptr;  // [rows]: 0, 1, ...
+    int32_t* neurons = nullptr;  // [tiles, 1 + 64]: how many of a tile fired for any row, and which
+    int32_t* fired = nullptr;    // [tiles, 64 * rows]: indices in this list, row by row
+    float* h = nullptr;          // their values h
+    int32_t* first = nullptr;    // [tiles, rows + 1]: where the entries of a row begin
+    int32_t* tokens = nullptr;   // [rows]: 0, 1, ...
     // For one tile: values, products and lists of tokens; and partial sums of the result.
     struct PerThread {
         float *h, *out, *line, *sums;

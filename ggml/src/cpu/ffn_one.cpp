@@ -156,8 +156,10 @@ struct Totals {
 // Adds the segments' sums [kSegments, cols] for n <= kColumns columns from c0 on.
 void add_up(const Neurons& w, const float* sums, int64_t c0, int64_t n, float* y) {
     float part[cpu::kSums * kColumns];
-    cpu::add_segments(part, n,
-                      [&](int64_t s, float* sum) { std::copy_n(sums + s * w.cols + c0, n, sum); });
+    cpu::add_tree(kSegments / 2, part, n, [&](int64_t pair, float* sum) {
+        const float* const left = sums + 2 * pair * w.cols + c0;
+        for (int64_t i = 0; i < n; i++) sum[i] = left[i] + left[w.cols + i];
+    });
     cpu::place(w, part, c0, n, y);
 }
 

@@ -46,18 +46,18 @@ constexpr int64_t kTurn = 128;
 constexpr int64_t kSums = 6;
 static_assert(int64_t(1) << (kSums - 1) == kSegments);
 
-// Adds the sums of all segments, `size` values each, in a binary tree: neighbours, then pairs, and
-// so on. The result is in the first `size` values of `sums`. Each addition is done as soon as both
-// operands exist; after segment s these are as many as s has trailing one bits. put(s, sum) writes
-// the sum of segment s.
+// Adds n = 2^k sums of `size` values each in a binary tree: neighbours, then pairs, and so on. The
+// result is in the first `size` values of `sums`, which has room for k + 1. Each addition is done
+// as soon as both operands exist; after sum i these are as many as i has trailing one bits. put(i,
+// sum) writes sum i.
 template <typename F>
-void add_segments(float* sums, int64_t size, const F& put) {
+void add_tree(int64_t n, float* sums, int64_t size, const F& put) {
     float* sum = sums;
-    for (int64_t s = 0; s < kSegments; s++, sum += size) {
-        put(s, sum);
-        for (int64_t ones = s; ones % 2; ones /= 2) {
+    for (int64_t i = 0; i < n; i++, sum += size) {
+        put(i, sum);
+        for (int64_t ones = i; ones % 2; ones /= 2) {
             sum -= size;
-            for (int64_t i = 0; i < size; i++) sum[i] += sum[size + i];
+            for (int64_t v = 0; v < size; v++) sum[v] += sum[size + v];
         }
     }
 }

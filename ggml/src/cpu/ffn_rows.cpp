@@ -33,24 +33,28 @@ int64_t token_piece(int64_t columns) {
     return std::max<int64_t>(16, kResident / columns);
 }
 
-// For each of a tile's n neurons, the tokens that need it.
+// For each neuron of a tile, tokens in ascending order.
 struct Lists {
+    Lists(int32_t* room, int64_t rows) : tokens(room), rows(rows) {}
+
+    int32_t* of(int64_t j) const { return tokens + j * rows; }
+    void add(int64_t j, int64_t t) { of(j)[length[j]++] = int32_t(t); }
+    // Keeps the pairs for which wanted(j, t) is true.
     template <typename Wanted>
-    Lists(int32_t* room, int64_t n, int64_t rows, const Wanted& wanted) : tokens(room), rows(rows) {
+    void filter(int64_t n, const Wanted& wanted) {
         for (int64_t j = 0; j < n; j++) {
-            int64_t count = 0;
-            for (int64_t t = 0; t < rows; t++) {
-                of(j)[count] = int32_t(t);
-                count += wanted(j, t);
+            int32_t *const of_j = of(j), count = 0;
+            for (int64_t i = 0; i < length[j]; i++) {
+                of_j[count] = of_j[i];  // kept if count advances
+                count += wanted(j, of_j[i]);
             }
             length[j] = count;
-            pairs += count;
         }
     }
-    int32_t* of(int64_t j) const { return tokens + j * rows; }
+    int64_t pairs() const { return std::accumulate(length, length + kShared, int64_t(0)); }
 
     int32_t* tokens;  // [kShared, rows]
-    int64_t rows, length[kShared], pairs = 0;
+    int64_t rows, length[kShared] = {};
 };
 
 class ManyTokens {
@@ -75,8 +79,10 @@ class ManyTokens {
         Done done;
         const Segment segment = segment_of(w_.n, s);
         const int64_t i = segment.begin + tile * kShared, n = std::min(kShared, segment.end - i);
-        values_of(i, n, own, done);
-        keep_tile(i, n, stored_at(s) + tile, own, done);
+        Lists lists(own.tokens, n_rows_);
+        list_candidates(i, n, lists);
+        compute(i, n, lists, own, done);
+        keep_tile(i, n, lists, stored_at(s) + tile, own, done);
         proposed_ += done.proposed;
         computed_ += done.computed;
         n_fired_ += done.fired;
@@ -90,13 +96,13 @@ class ManyTokens {
 
     // Adds the down rows: tokens [t0, t0 + nt) and n columns from c0 on.
     void add(int64_t c0, int64_t n, int64_t t0, int64_t nt, float* sums, float* y) {
-        cpu::add_segments(sums, nt * n,
-                          [&](int64_t s, float* sum) { sum_segment(s, c0, n, t0, nt, sum); });
+        cpu::add_tree(kSegments, sums, nt * n,
+                      [&](int64_t s, float* sum) { sum_segment(s, c0, n, t0, nt, sum); });
         put(c0, n, t0, nt, sums, y);
     }
 
     // Adds those of segments [s, s + kTogether) alone, and then as many sums of earlier segments as
-    // add_segments would.
+    // add() would.
     void add_together(int64_t s, int64_t c0, int64_t n, int64_t t0, int64_t nt, float* sum,
                       float* partial, float* y) {
         static_assert(kTogether == 2);
@@ -125,9 +131,10 @@ class ManyTokens {
         const Segment segment = segment_of(w_.n, s);
         std::fill(fires + segment.begin, fires + segment.end, 0);
         for (int64_t tile = 0; tile < tiles_of(s); tile++) {
-            const cpu::Shares shares = shares_of(stored_at(s) + tile);
-            int32_t* const of = fires + segment.begin + tile * kShared;
-            for (int32_t k = 0; k < shares.first[n_rows_]; k++) of[shares.row[k]]++;
+            const int64_t at = stored_at(s) + tile;
+            const cpu::Shares shares = shares_of(at);
+            const int32_t* const ids = neurons_of(at) + 1;
+            for (int32_t k = 0; k < shares.first[n_rows_]; k++) fires[ids[shares.row[k]]]++;
         }
     }
 
@@ -156,16 +163,12 @@ class ManyTokens {
     void sum_segment(int64_t s, int64_t c0, int64_t n, int64_t t0, int64_t nt, float* sum) {
         int64_t n_read = 0;  // rows; counted only in the first range of columns
         std::fill_n(sum, nt * n, 0.0f);
-        const Segment segment = segment_of(w_.n, s);
-        int64_t tile = stored_at(s);
-        for (int64_t i = segment.begin; i < segment.end; i += kShared, tile++) {
-            int32_t ids[kShared];
-            const int64_t m = std::min(kShared, segment.end - i);
-            std::iota(ids, ids + m, int32_t(i));
-            cpu::Shares shares = shares_of(tile);
+        for (int64_t tile = 0; tile < tiles_of(s); tile++) {
+            const int32_t* const neurons = neurons_of(stored_at(s) + tile);
+            cpu::Shares shares = shares_of(stored_at(s) + tile);
             shares.first += t0;
             if (shares.first[nt] == shares.first[0]) continue;
-            rows_.add(ids, m, c0, n, shares, nt, sum, n);
+            rows_.add(neurons + 1, neurons[0], c0, n, shares, nt, sum, n);
             if (profiled_ && c0 == 0) n_read += rows_of(shares, nt);
         }
         if (n_read) bytes_ += uint64_t(n_read) * cpu::row_bytes(w_, w_.down);
@@ -177,31 +180,44 @@ class ManyTokens {
         }
     }
 
-    // own.h[j * rows + t] = the value of neuron begin + j for token t; 0 if it was not proposed or
-    // does not fire.
-    void values_of(int64_t begin, int64_t n, NeuronScratch::PerThread& own, Done& done) {
-        float* h = own.h;
-        const auto put = [&](const Lists& lists, const auto& result) {
-            for (int64_t j = 0; j < n; j++) {
-                for (int64_t i = 0; i < lists.length[j]; i++) {
-                    const int64_t at = j * n_rows_ + lists.of(j)[i];
-                    h[at] = result(h[at], own.out[at]);
-                }
+    // The tokens for which neurons [begin, begin + n) may fire.
+    void list_candidates(int64_t begin, int64_t n, Lists& lists) const {
+        const NeuronMask mask = mask_;
+        for (int64_t t = 0; t < n_rows_; t++) {
+            if (!mask.masks(t)) {
+                for (int64_t j = 0; j < n; j++) lists.add(j, t);
+                continue;
             }
-        };
-        std::fill_n(h, n * n_rows_, 0.0f);
-        const Lists candidates(own.tokens, n, n_rows_, [&](int64_t j, int64_t t) {
-            return !mask_.masks(t) || mask_.finds(t, w_.n, begin + j);
+            int32_t found[kShared], count = 0;
+            for (int64_t j = 0; j < n; j++) {
+                found[count] = int32_t(j);  // kept if count advances: no branch to mispredict
+                count += mask.finds(t, w_.n, begin + j);
+            }
+            for (int32_t i = 0; i < count; i++) lists.add(found[i], t);
+        }
+    }
+
+    // own.h[j * rows + t] = the value of neuron begin + j for token t, for the listed pairs. Those
+    // that do not fire leave the lists.
+    void compute(int64_t begin, int64_t n, Lists& lists, NeuronScratch::PerThread& own,
+                 Done& done) const {
+        float *const h = own.h, *const out = own.out;
+        const int64_t rows = n_rows_;
+        dot_listed(cpu::first_rows(w_), cpu::first_bias(w_), begin, n, lists, own, done);
+        done.proposed += lists.pairs();
+        lists.filter(n, [&](int64_t j, int64_t t) {
+            const float v = cpu::activate(w_, out[j * rows + t]);
+            h[j * rows + t] = v;
+            return v != 0;
         });
-        dot_listed(cpu::first_rows(w_), cpu::first_bias(w_), begin, n, candidates, own, done);
-        put(candidates, [&](float, float v) { return cpu::activate(w_, v); });
-        done.proposed += candidates.pairs;
-        const Lists fired(own.tokens, n, n_rows_,
-                          [&](int64_t j, int64_t t) { return h[j * n_rows_ + t] != 0; });
-        done.computed += fired.pairs;
+        done.computed += lists.pairs();
         if (!w_.gate) return;
-        dot_listed(w_.up, w_.up_bias, begin, n, fired, own, done);
-        put(fired, [&](float gate, float up) { return cpu::value(w_, gate, up); });
+        dot_listed(w_.up, w_.up_bias, begin, n, lists, own, done);
+        lists.filter(n, [&](int64_t j, int64_t t) {
+            float& v = h[j * rows + t];
+            v = cpu::value(w_, v, out[j * rows + t]);
+            return v != 0;
+        });
     }
 
     // own.out[j * rows + t] = row begin + j . token t for the listed pairs; undefined for the
@@ -210,7 +226,7 @@ class ManyTokens {
                     const Lists& lists, NeuronScratch::PerThread& own, Done& done) const {
         int32_t ids[kShared];
         std::iota(ids, ids + n, int32_t(begin));
-        if (double(lists.pairs) >= kDense * double(n * n_rows_)) {
+        if (double(lists.pairs()) >= kDense * double(n * n_rows_)) {
             rows_.dot(rows, bias, ids, n, s_.tokens, n_rows_, own.out);
             done.bytes += uint64_t(n) * cpu::row_bytes(w_, rows);
             return;
@@ -224,34 +240,41 @@ class ManyTokens {
         }
     }
 
-    // Stores the neurons of a tile that fired, listed by token for the second pass.
-    void keep_tile(int64_t begin, int64_t n, int64_t tile, const NeuronScratch::PerThread& own,
-                   Done& done) {
+    // Stores the neurons of a tile that fired, by token for the second pass.
+    void keep_tile(int64_t begin, int64_t n, const Lists& lists, int64_t tile,
+                   const NeuronScratch::PerThread& own, Done& done) {
         const int64_t at = tile * kShared * n_rows_;
-        int32_t *first = s_.first + tile * (n_rows_ + 1), *row = s_.fired + at;
-        float* kept = s_.h + at;
-        const float* h = own.h;
-        const int64_t rows = n_rows_;
-        int32_t k = 0;
-        for (int64_t t = 0; t < rows; t++) {
-            first[t] = k;
+        int32_t *const first = s_.first + tile * (n_rows_ + 1), *const row = s_.fired + at;
+        float* const kept = s_.h + at;
+        int32_t place[kShared];  // in the list of neurons that fired
+        std::fill_n(first, n_rows_ + 1, 0);
+        int32_t *const neurons = neurons_of(tile), n_fired = 0;
+        const auto each = [&](const auto& visit) {
             for (int64_t j = 0; j < n; j++) {
-                const float v = h[j * rows + t];
-                row[k] = int32_t(j);  // kept if k advances
-                kept[k] = v;
-                k += v != 0;
+                for (int64_t i = 0; i < lists.length[j]; i++) visit(j, lists.of(j)[i]);
             }
+        };
+        for (int64_t j = 0; j < n; j++) {
+            neurons[1 + n_fired] = int32_t(begin + j);  // kept if n_fired advances
+            place[j] = n_fired;
+            n_fired += lists.length[j] > 0;
         }
-        first[rows] = k;
-        for (int64_t t = 0; fired_ && t < rows; t++) {
-            for (int32_t i = first[t]; i < first[t + 1]; i++) {
-                fired_[t * w_.n + begin + row[i]] = true;
-            }
-        }
-        done.fired += k;
+        neurons[0] = n_fired;
+        each([&](int64_t, int64_t t) { first[t + 1]++; });
+        std::partial_sum(first, first + n_rows_ + 1, first);
+        each([&](int64_t j, int64_t t) {
+            const int32_t k = first[t]++;
+            row[k] = place[j];
+            kept[k] = own.h[j * n_rows_ + t];
+            if (fired_) fired_[t * w_.n + begin + j] = true;
+        });
+        std::copy_backward(first, first + n_rows_, first + n_rows_ + 1);
+        first[0] = 0;
+        done.fired += first[n_rows_];
     }
 
-    // The entries that keep_tile() stored.
+    // What keep_tile() stored.
+    int32_t* neurons_of(int64_t tile) const { return s_.neurons + tile * (1 + kShared); }
     cpu::Shares shares_of(int64_t tile) const {
         const int64_t at = tile * kShared * n_rows_;
         return {s_.first + tile * (n_rows_ + 1), s_.fired + at, s_.h + at};
@@ -286,6 +309,7 @@ NeuronScratch::NeuronScratch(Carver& carver, int64_t max_rows, int64_t n, int64_
       threads(size_t(max_threads)) {
     const int64_t tiles = (by_segment ? kTogether : kSegments) * tiles_per_segment(n);
     carver.take(grouped, {max_rows, cols});
+    carver.take(neurons, {tiles, 1 + kShared});
     carver.take(fired, {tiles, kShared, max_rows});
     carver.take(h, {tiles, kShared, max_rows});
     carver.take(first, {tiles, max_rows + 1});
@@ -322,9 +346,10 @@ void for_pieces(Context& context, const Neurons& w, int64_t n_rows, const F& wor
 // Do a few rows share little of what they read besides gates? Under a mask, or if many gates are 0.
 // Decoding a 7B Q4_0 with a predictor at a density of 0.10 on 2 cores of Zen 5, tokens a second by
 // turns and together: 2 rows 23 and 14, 4 rows 36 and 21, 8 rows 57 and 32, 16 rows 64 and 45, 32
-// rows 76 and 63. Sums of so many rows would take 16 MB. Without a predictor, 16 layers of a 1B,
-// one core, ms of this operator: 2 rows 14 and 18, 4 rows 26 and 33, 8 rows 41 and 54, 16 rows 75
-// and 88; at a density of 0.6, 4 of these layers, about the same from 8 rows on.
+// rows 76 and 63 (since then computing together became faster; on Sapphire Rapids, 24 and 32 rows
+// take as long either way). Sums of so many rows would take 16 MB. Without a predictor, 16 layers
+// of a 1B, one core, ms of this operator: 2 rows 14 and 18, 4 rows 26 and 33, 8 rows 41 and 54, 16
+// rows 75 and 88; at a density of 0.6, 4 of these layers, about the same from 8 rows on.
 //
 // In a larger batch of masked rows and of a prompt, masked rows by themselves save nothing: the
 // operator took 142 and 144 ms for 2 of them and 32 of a prompt, 174 and 167 for 8; with 128 of a

@@ -123,9 +123,13 @@ int64_t column_piece(const Neurons& w) {
 
 void place(const Neurons& w, const float* sum, int64_t c0, int64_t n, float* y) {
     const int64_t span = span_of(w.down, w.cols);
-    for (int64_t i = 0; i < n; i++) {
-        const int64_t c = span ? column_at(c0 + i, span) : c0 + i;
-        y[c] = sum[i] + (w.down_bias ? w.down_bias[c] : 0.0f);
+    const auto put = [&](int64_t c, float v) { y[c] = v + (w.down_bias ? w.down_bias[c] : 0.0f); };
+    for (int64_t i = 0; !span && i < n; i++) put(c0 + i, sum[i]);
+    for (int64_t i = 0; span && i < n; i += kQ) {  // whole groups
+        const int64_t c = column_at(c0 + i, span);
+        for (int64_t j = 0; j < 4; j++) {
+            for (int64_t r = 0; r < 8; r++) put(c + r * (span / 8) + j, sum[i + 8 * j + r]);
+        }
     }
 }
 
