@@ -75,6 +75,19 @@ bool same_alone(const F& all_tokens, const std::vector<float>& together, int64_t
     return true;
 }
 
+// The same bytes where only the type of their values is aligned.
+struct Moved {
+    Moved(const std::vector<uint8_t>& bytes, DType type)
+        : room(bytes.size() + 64), by(type == DType::F32 ? 4 : 2) {
+        std::copy(bytes.begin(), bytes.end(), room.begin() + by);
+    }
+    const uint8_t* data() const { return room.data() + by; }
+
+ private:
+    std::vector<uint8_t> room;
+    int64_t by;
+};
+
 void test_matmul(matmul_fn fn, matmul_fn generic, DType type) {
     for (int64_t k : {1, 7, 8, 16, 33, 64, 128, 300}) {
         if (k % info(type).block) continue;
@@ -87,6 +100,8 @@ void test_matmul(matmul_fn fn, matmul_fn generic, DType type) {
                 fn(w.data(), bytes, rows, k, x.data(), k, nt, y.data(), rows);
                 generic(w.data(), bytes, rows, k, x.data(), k, nt, expected.data(), rows);
                 CHECK(distance(y, expected) < kRounding);
+                fn(Moved(w, type).data(), bytes, rows, k, x.data(), k, nt, expected.data(), rows);
+                CHECK(y == expected);
                 CHECK(same_alone(
                     [&](int64_t t, int64_t n, float* out) {
                         fn(w.data(), bytes, rows, k, x.data() + t * k, k, n, out, rows);
@@ -129,6 +144,8 @@ void test_strip(strip_fn fn, strip_fn generic, DType type) {
                 fn(strips.data(), n, x.view, 0, nt, y.data(), ldy);
                 generic(strips.data(), n, x.view, 0, nt, expected.data(), ldy);
                 CHECK(distance(y, expected) < kRounding);
+                fn(Moved(strips, type).data(), n, x.view, 0, nt, expected.data(), ldy);
+                CHECK(y == expected);
                 CHECK(same_alone(
                     [&](int64_t t, int64_t count, float* out) {
                         fn(strips.data(), n, x.view, t, count, out, ldy);

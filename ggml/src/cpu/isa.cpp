@@ -10,6 +10,9 @@
 #ifdef GGML_X86
 #include <cpuid.h>
 #endif
+#if defined(GGML_ARM) && defined(__linux__)
+#include <sys/auxv.h>
+#endif
 
 namespace ggml {
 
@@ -33,13 +36,19 @@ bool saves(unsigned registers) {
     return (xcr0 & registers) == registers;
 }
 
+// AVX, and what its processors have as well: SSSE3 and SSE4.1. Sandy Bridge or later.
+bool has_avx() {
+    unsigned a, b, c, d;
+    constexpr unsigned ssse3 = 1u << 9, sse41 = 1u << 19, avx = 1u << 28;
+    constexpr unsigned all = ssse3 | sse41 | avx, xmm_ymm = 6;
+    return __get_cpuid(1, &a, &b, &c, &d) && (c & all) == all && saves(xmm_ymm);
+}
+
 bool has_avx2() {
     unsigned a, b, c, d;
-    if (!__get_cpuid(1, &a, &b, &c, &d)) return false;
-    constexpr unsigned fma = 1u << 12, avx = 1u << 28, f16c = 1u << 29, all = fma | avx | f16c;
-    constexpr unsigned xmm_ymm = 6, avx2 = 1u << 5;
-    return (c & all) == all && saves(xmm_ymm) && __get_cpuid_count(7, 0, &a, &b, &c, &d) &&
-           (b & avx2);
+    if (!has_avx() || !__get_cpuid(1, &a, &b, &c, &d)) return false;
+    constexpr unsigned fma = 1u << 12, f16c = 1u << 29, both = fma | f16c, avx2 = 1u << 5;
+    return (c & both) == both && __get_cpuid_count(7, 0, &a, &b, &c, &d) && (b & avx2);
 }
 
 // AVX-512 F, DQ, BW, VL and VNNI: Ice Lake and Zen 4 or later.
@@ -52,6 +61,20 @@ bool has_avx512() {
 }
 #endif
 
+#ifdef GGML_ARM
+// NEON with sdot: Cortex-A55 and A75 or later, and every Apple M.
+bool has_neon() {
+#ifdef __linux__
+    constexpr unsigned long dotprod = 1ul << 20;  // HWCAP_ASIMDDP
+    return getauxval(AT_HWCAP) & dotprod;
+#elif defined(__APPLE__)
+    return true;
+#else
+    return false;
+#endif
+}
+#endif
+
 struct Isa {
     const char* name;
     bool (*supported)();
@@ -60,8 +83,10 @@ struct Isa {
 // Best first.
 constexpr Isa kIsas[] = {
 #ifdef GGML_X86
-    {"avx512", has_avx512},
-    {"avx2", has_avx2},
+    {"avx512", has_avx512},   {"avx2", has_avx2}, {"avx", has_avx},
+#endif
+#ifdef GGML_ARM
+    {"neon", has_neon},
 #endif
     {"generic", has_generic},
 };

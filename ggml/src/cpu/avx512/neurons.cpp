@@ -1,7 +1,7 @@
 // Neuron rows with VNNI. Many rows with several tokens are computed in pairs (pairs.h). For a
 // single row, a register holds two groups of bytes: eight lanes sum the even groups, eight lanes
 // the odd ones. The exact integers and the float operations are those of avx2, so the bits are the
-// same. See avx2/strip.h for layout and terms.
+// same. See lanes/strip.h for layout and terms.
 #include "cpu/add_rows.h"
 #include "cpu/avx512/pairs.h"
 #include "quants/parts.h"

@@ -2,7 +2,7 @@
 // same group of one of them, and one instruction adds the byte products of four columns. Several
 // pairs share a load of activations; several tokens share a load of weights. The exact integers of
 // a block of 32 columns and the float operations are those of avx2, so the bits are the same. See
-// avx2/strip.h for the layout.
+// lanes/strip.h for the layout.
 #pragma once
 
 #include <immintrin.h>

@@ -1,10 +1,10 @@
 // Products of rows with floats: F32, F16 and BF16 weights, and Q8_0 (used for KV caches). Tiles of
 // R rows by T tokens share loads. Every output has one accumulator of eight lanes that runs over k
 // in ascending order, so its bits do not depend on the tile.
-#include "cpu/avx2/simd.h"
 #include "cpu/kernels.h"
+#include "cpu/lanes/values.h"
 
-namespace ggml::cpu::avx2 {
+namespace ggml::cpu::GGML_ISA {
 
 namespace {
 
@@ -16,21 +16,21 @@ inline int64_t ahead(int64_t row_bytes, int rows) {
 template <typename W, int R, int T>
 void tile(const uint8_t* w, int64_t row_bytes, int64_t k, const float* x, int64_t ldx, float* y,
           int64_t ldy) {
-    __m256 sum[R][T];
+    f32x8 sum[R][T];
     for (int r = 0; r < R; r++) {
-        for (int t = 0; t < T; t++) sum[r][t] = _mm256_setzero_ps();
+        for (int t = 0; t < T; t++) sum[r][t] = splat(0);
     }
     int64_t i = 0;
     for (; i + 8 <= k; i += 8) {
         if (T == 1 && i * W::size % 64 == 0) {  // with one token memory is the bottleneck
             const uint8_t* next = w + i * W::size + ahead(row_bytes, R);
-            for (int r = 0; r < R; r++) _mm_prefetch(next + r * row_bytes, _MM_HINT_T0);
+            for (int r = 0; r < R; r++) __builtin_prefetch(next + r * row_bytes, 0, 3);
         }
-        __m256 xs[T];
-        for (int t = 0; t < T; t++) xs[t] = _mm256_loadu_ps(x + t * ldx + i);
+        f32x8 xs[T];
+        for (int t = 0; t < T; t++) xs[t] = load_f32(x + t * ldx + i);
         for (int r = 0; r < R; r++) {
-            const __m256 ws = W::load8(w + r * row_bytes, i);
-            for (int t = 0; t < T; t++) sum[r][t] = _mm256_fmadd_ps(ws, xs[t], sum[r][t]);
+            const f32x8 ws = W::load8(w + r * row_bytes, i);
+            for (int t = 0; t < T; t++) sum[r][t] = add_product(sum[r][t], ws, xs[t]);
         }
     }
     for (int r = 0; r < R; r++) {
@@ -78,4 +78,4 @@ MATMUL(matmul__f16_f32, F16)
 MATMUL(matmul__bf16_f32, BF16)
 MATMUL(matmul__q8_0_f32, Q8_0)
 
-}  // namespace ggml::cpu::avx2
+}  // namespace ggml::cpu::GGML_ISA

@@ -3,10 +3,10 @@
 #pragma once
 
 #include "cpu/add_rows.h"
-#include "cpu/avx2/strip.h"
+#include "cpu/lanes/strip.h"
 #include "quants/parts.h"
 
-namespace ggml::cpu::avx2 {
+namespace ggml::cpu::GGML_ISA {
 
 // Prefetch distance in bytes. Measured with Q4_0, one token and 2 threads on a Sapphire Rapids
 // machine with 29 to 32 GB/s of memory bandwidth: no prefetch 20 to 22 GB/s, 384 bytes 24, 1024
@@ -20,15 +20,15 @@ constexpr int64_t kUnit = kStrip * kQ * F::blocks / BlockTraits<typename F::Bloc
 
 // Prefetches `size` bytes.
 inline void fetch(const uint8_t* bytes, int64_t size) {
-    for (int64_t i = 0; i < size; i += 64) _mm_prefetch(bytes + i, _MM_HINT_T1);
+    for (int64_t i = 0; i < size; i += 64) __builtin_prefetch(bytes + i, 0, 2);
 }
 
 // Multiplies a strip or a neuron row with T tokens, block by block. With one token memory is the
 // bottleneck, so the same number of bytes is prefetched from `ahead` on.
 template <typename F, int T, typename X>
-inline void multiply(const uint8_t* w, const uint8_t* ahead, const X& x, __m256 (&sum)[T]) {
+inline void multiply(const uint8_t* w, const uint8_t* ahead, const X& x, f32x8 (&sum)[T]) {
     constexpr int64_t size = kUnit<F>;
-    for (int t = 0; t < T; t++) sum[t] = _mm256_setzero_ps();
+    for (int t = 0; t < T; t++) sum[t] = splat(0);
     for (int64_t b = 0; b < x.n_blocks; b += F::blocks) {
         if (T == 1) fetch(ahead, size);
         F::template multiply<T>(w, x, b, sum);
@@ -55,9 +55,9 @@ template <typename F, int T>
 [[gnu::noinline]] void strip_tile(const uint8_t* w, const Q8Rows& q8, int64_t t0, float* y,
                                   int64_t ldy) {
     const Tokens x(q8, t0);
-    __m256 sum[T];
+    f32x8 sum[T];
     multiply<F, T>(w, w + kAhead, x, sum);
-    for (int t = 0; t < T; t++) _mm256_storeu_ps(y + t * ldy, sum[t]);
+    for (int t = 0; t < T; t++) store(y + t * ldy, sum[t]);
 }
 
 template <typename F>
@@ -65,8 +65,10 @@ void strips(const uint8_t* w, int64_t n, const Q8Rows& x, int64_t t0, int64_t nt
             int64_t ldy) {
     const int64_t size = x.cols / (kQ * F::blocks) * kUnit<F>;
     for (int64_t i = 0; i < n; i++, w += size, y += kStrip) {
-        for_tiles<F::tokens>(
-            nt, [&](auto tile, int64_t t) { strip_tile<F, tile>(w, x, t0 + t, y + t * ldy, ldy); });
+        for_tiles <
+            F::tokens<kMostTokens ? F::tokens : kMostTokens>(
+                nt,
+                [&](auto tile, int64_t t) { strip_tile<F, tile>(w, x, t0 + t, y + t * ldy, ldy); });
     }
 }
 
@@ -77,7 +79,7 @@ template <typename F, int T>
     const Eighths<T> x(q8, tokens);
     for (int64_t i = 0; i < n; i++) {
         const uint8_t* row = w + ids[i] * stride;
-        __m256 sum[T];
+        f32x8 sum[T];
         multiply<F, T>(row, next.beside(i, row), x, sum);
         for (int t = 0; t < T; t++) y[i * ldy + t] = horizontal_sum(sum[t]);
     }
@@ -92,30 +94,19 @@ void dot(const uint8_t* w, int64_t stride, const int32_t* ids, int64_t n, const 
     });
 }
 
-// Moves byte i of every four bytes to the top of 32 bits, which multiplies it by 2^24; kByteUnit
-// undoes that. This takes one operation; sign extension to the bottom would take two.
-inline __m256i pick_byte(int i) {
-    const __m256i pick = _mm256_setr_epi32(0x00808080, 0x04808080, 0x08808080, 0x0c808080,
-                                           0x00808080, 0x04808080, 0x08808080, 0x0c808080);
-    return _mm256_add_epi32(pick, _mm256_set1_epi32(i << 24));
-}
-constexpr float kByteUnit = 1.0f / (1 << 24);
-
 // Decoding of bytes that share a scale: factor(h) * value(bytes) is h times the weights.
 template <typename F>
 struct Weighed {
     static Weighed of(const uint8_t* w, int j, int half) {
         const Numbers n = F::numbers(w, j, half);
-        return {_mm256_mul_ps(n.scale, _mm256_set1_ps(kByteUnit)), n.min};
+        return {mul(n.scale, splat(kByteUnit)), n.min};
     }
-    __m256 factor(float h) const {
-        return F::has_min ? _mm256_set1_ps(h) : _mm256_mul_ps(_mm256_set1_ps(h), scale);
+    f32x8 factor(float h) const { return F::has_min ? splat(h) : mul(splat(h), scale); }
+    f32x8 value(i256 bytes, Pick pick) const {
+        const f32x8 v = picked(bytes, pick);
+        return F::has_min ? add_product(min, scale, v) : v;
     }
-    __m256 value(__m256i bytes, __m256i pick) const {
-        const __m256 v = _mm256_cvtepi32_ps(_mm256_shuffle_epi8(bytes, pick));
-        return F::has_min ? _mm256_fmadd_ps(scale, v, min) : v;
-    }
-    __m256 scale, min;
+    f32x8 scale, min;
 };
 
 // The number of groups that share a scale.
@@ -134,8 +125,8 @@ void add_tile(const uint8_t* const* rows, const uint8_t* const* aheads, const fl
         row[r] = rows[r];
         ahead[r] = aheads[r];
     }
-    const __m256i bias = _mm256_set1_epi8(F::bias);
-    __m256i pick[4];
+    const i256 bias = splat8(F::bias);
+    Pick pick[4];
     for (int i = 0; i < 4; i++) pick[i] = pick_byte(i);
     for (int64_t c = 0; c < cols; c += kStrip * kQ * F::blocks) {
         for (int r = 0; r < R; r++) fetch(ahead[r], size);
@@ -143,23 +134,23 @@ void add_tile(const uint8_t* const* rows, const uint8_t* const* aheads, const fl
         for (int k = 0; k < F::blocks * F::halves; k++) {
             const int j = k / F::halves, first = k % F::halves * kGroups<F>;
             Weighed<F> weighed[R];
-            __m256 factor[R];
+            f32x8 factor[R];
             for (int r = 0; r < R; r++) {
                 weighed[r] = Weighed<F>::of(row[r], j, k % F::halves);
                 factor[r] = weighed[r].factor(h[r]);
             }
             for (int v = first; v < first + kGroups<F>; v++) {
                 float* to = y + c + kStrip * kQ * j + 32 * v;
-                __m256 sum[4];
-                for (int i = 0; i < 4; i++) sum[i] = _mm256_loadu_ps(to + 8 * i);
+                f32x8 sum[4];
+                for (int i = 0; i < 4; i++) sum[i] = load_f32(to + 8 * i);
                 for (int r = 0; r < R; r++) {
-                    const __m256i bytes = _mm256_sub_epi8(F::weights(row[r], j, v), bias);
+                    const i256 bytes = sub8(F::weights(row[r], j, v), bias);
                     for (int i = 0; i < 4; i++) {
-                        const __m256 value = weighed[r].value(bytes, pick[i]);
-                        sum[i] = _mm256_fmadd_ps(factor[r], value, sum[i]);
+                        const f32x8 value = weighed[r].value(bytes, pick[i]);
+                        sum[i] = add_product(sum[i], factor[r], value);
                     }
                 }
-                for (int i = 0; i < 4; i++) _mm256_storeu_ps(to + 8 * i, sum[i]);
+                for (int i = 0; i < 4; i++) store(to + 8 * i, sum[i]);
             }
         }
         for (int r = 0; r < R; r++) {
@@ -178,7 +169,7 @@ void add_unpacked(const uint8_t* const* rows, int64_t n, int64_t cols, const Sha
     constexpr int64_t size = kUnit<F>;
     alignas(32) float values[kShared][64];
     Weighed<F> weighed[kShared];
-    const __m256i bias = _mm256_set1_epi8(F::bias);
+    const i256 bias = splat8(F::bias);
     int64_t at = 0;
     for (int64_t c = 0; c < cols; c += kStrip * kQ * F::blocks, at += size) {
 #pragma GCC unroll 16
@@ -190,26 +181,24 @@ void add_unpacked(const uint8_t* const* rows, int64_t n, int64_t cols, const Sha
             for (int v = first; v < first + kGroups<F>; v += 2) {
                 for (int64_t r = 0; r < n; r++) {
                     for (int i = 0; i < 8; i++) {
-                        const __m256i bytes =
-                            _mm256_sub_epi8(F::weights(rows[r] + at, j, v + i / 4), bias);
-                        _mm256_store_ps(values[r] + 8 * i,
-                                        weighed[r].value(bytes, pick_byte(i % 4)));
+                        const i256 bytes = sub8(F::weights(rows[r] + at, j, v + i / 4), bias);
+                        store(values[r] + 8 * i, weighed[r].value(bytes, pick_byte(i % 4)));
                     }
                 }
                 for (int64_t t = 0; t < nt; t++) {
                     const int32_t begin = shares.first[t], end = shares.first[t + 1];
                     if (begin == end) continue;
                     float* to = y + t * ldy + c + kStrip * kQ * j + 32 * v;
-                    __m256 sum[8];
-                    for (int i = 0; i < 8; i++) sum[i] = _mm256_loadu_ps(to + 8 * i);
+                    f32x8 sum[8];
+                    for (int i = 0; i < 8; i++) sum[i] = load_f32(to + 8 * i);
                     for (int32_t e = begin; e < end; e++) {
                         const float* row = values[shares.row[e]];
-                        const __m256 factor = weighed[shares.row[e]].factor(shares.h[e]);
+                        const f32x8 factor = weighed[shares.row[e]].factor(shares.h[e]);
                         for (int i = 0; i < 8; i++) {
-                            sum[i] = _mm256_fmadd_ps(factor, _mm256_load_ps(row + 8 * i), sum[i]);
+                            sum[i] = add_product(sum[i], factor, load_f32(row + 8 * i));
                         }
                     }
-                    for (int i = 0; i < 8; i++) _mm256_storeu_ps(to + 8 * i, sum[i]);
+                    for (int i = 0; i < 8; i++) store(to + 8 * i, sum[i]);
                 }
             }
         }
@@ -226,7 +215,7 @@ void add(const uint8_t* w, int64_t stride, const int32_t* ids, int64_t n, int64_
     add_blocks(w, stride, ids, n, shares, nt, y, ldy, tile, unpacked);
 }
 
-}  // namespace ggml::cpu::avx2
+}  // namespace ggml::cpu::GGML_ISA
 
 // dot and add of neuron rows: folded rows, or rows as stored (stored_dot and stored_add).
 #define NEURON_KERNELS(prefix, suffix, Format, order)                                            \

@@ -1,11 +1,11 @@
-// Products and weighted sums of neuron rows in F32, F16 and BF16. strip_kernels.h makes those of
-// block formats.
+// Products and weighted sums of neuron rows in F32, F16 and BF16. Those of block formats are in
+// formats/.
 #include <algorithm>
 
 #include "cpu/add_rows.h"
-#include "cpu/avx2/simd.h"
+#include "cpu/lanes/values.h"
 
-namespace ggml::cpu::avx2 {
+namespace ggml::cpu::GGML_ISA {
 
 namespace {
 
@@ -13,7 +13,7 @@ namespace {
 template <typename W, int R>
 inline void fetch(const uint8_t* const* ahead, int64_t c) {
     if (c * W::size % 64) return;
-    for (int r = 0; r < R; r++) _mm_prefetch(ahead[r] + c * W::size, _MM_HINT_T0);
+    for (int r = 0; r < R; r++) __builtin_prefetch(ahead[r] + c * W::size, 0, 3);
 }
 
 template <typename W, int R, int T>
@@ -21,21 +21,21 @@ void dot_tile(const uint8_t* w, int64_t stride, const int32_t* ids, int64_t i, i
               const NeuronInput& x, const int32_t* tokens, float* y, int64_t ldy) {
     const uint8_t *row[R], *ahead[R];
     const float* in[T];
-    __m256 sum[R][T];
+    f32x8 sum[R][T];
     for (int r = 0; r < R; r++) {
         row[r] = w + ids[i + r] * stride;
         ahead[r] = x.ahead.beside(i + r, row[r]);
-        for (int t = 0; t < T; t++) sum[r][t] = _mm256_setzero_ps();
+        for (int t = 0; t < T; t++) sum[r][t] = splat(0);
     }
     for (int t = 0; t < T; t++) in[t] = x.x + tokens[t] * cols;
     int64_t c = 0;
     for (; c + 8 <= cols; c += 8) {
         if (T == 1) fetch<W, R>(ahead, c);
-        __m256 xs[T];
-        for (int t = 0; t < T; t++) xs[t] = _mm256_loadu_ps(in[t] + c);
+        f32x8 xs[T];
+        for (int t = 0; t < T; t++) xs[t] = load_f32(in[t] + c);
         for (int r = 0; r < R; r++) {
-            const __m256 ws = W::load8(row[r], c);
-            for (int t = 0; t < T; t++) sum[r][t] = _mm256_fmadd_ps(ws, xs[t], sum[r][t]);
+            const f32x8 ws = W::load8(row[r], c);
+            for (int t = 0; t < T; t++) sum[r][t] = add_product(sum[r][t], ws, xs[t]);
         }
     }
     for (int r = 0; r < R; r++) {
@@ -73,14 +73,14 @@ void dot_values(const uint8_t* w, int64_t stride, const int32_t* ids, int64_t n,
 template <typename W, int R>
 void add_tile(const uint8_t* const* row, const uint8_t* const* ahead, const float* h, float* y,
               int64_t cols) {
-    __m256 factor[R];
-    for (int r = 0; r < R; r++) factor[r] = _mm256_set1_ps(h[r]);
+    f32x8 factor[R];
+    for (int r = 0; r < R; r++) factor[r] = splat(h[r]);
     int64_t c = 0;
     for (; c + 8 <= cols; c += 8) {
         fetch<W, R>(ahead, c);
-        __m256 sum = _mm256_loadu_ps(y + c);
-        for (int r = 0; r < R; r++) sum = _mm256_fmadd_ps(factor[r], W::load8(row[r], c), sum);
-        _mm256_storeu_ps(y + c, sum);
+        f32x8 sum = load_f32(y + c);
+        for (int r = 0; r < R; r++) sum = add_product(sum, factor[r], W::load8(row[r], c));
+        store(y + c, sum);
     }
     for (; c < cols; c++) {
         for (int r = 0; r < R; r++) y[c] += h[r] * W::load1(row[r], c);
@@ -110,4 +110,4 @@ NEURON(f32, dot_values<F32>, add_values<F32>)
 NEURON(f16, dot_values<F16>, add_values<F16>)
 NEURON(bf16, dot_values<BF16>, add_values<BF16>)
 
-}  // namespace ggml::cpu::avx2
+}  // namespace ggml::cpu::GGML_ISA

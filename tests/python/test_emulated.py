@@ -1,0 +1,95 @@
+"""Processors that this machine does not have, emulated by qemu: their kernels, and main's text."""
+
+from __future__ import annotations
+
+import os
+import platform
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+GCC = "aarch64-linux-gnu-g++"
+pytestmark = pytest.mark.slow
+
+
+def tool(name: str) -> str:
+    found = shutil.which(name)
+    if not found:
+        pytest.skip(f"no tool to build or run other processors' programs: {name}")
+    return found
+
+
+def run(*command: str | Path, timeout: int = 600, **environment: str) -> str:
+    """The command's output; it must succeed."""
+    done = subprocess.run(
+        [str(part) for part in command],
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+        env={**os.environ, **environment},
+    )
+    assert done.returncode == 0, (done.stdout + done.stderr)[-4000:]
+    return done.stdout
+
+
+# Instruction sets round sums differently, so longer texts part at the first near tie: soon after
+# these, "a big" goes on with "pool" or "scary".
+STORY = ("-p", "Once upon a time", "-n", "24", "--temp", "0", "-t", "1")
+
+
+@pytest.fixture(scope="module")
+def story(main_path: Path, model_path: Path) -> str:
+    """What main writes on this machine."""
+    return run(main_path, "-m", model_path, *STORY)
+
+
+@pytest.fixture(scope="module")
+def arm() -> Path:
+    """A folder with main and the tests of kernels for 64-bit ARM."""
+    tool("qemu-aarch64")
+    compiler, build = tool(GCC), ROOT / "build" / "arm"
+    run(
+        *("cmake", "-S", ROOT, "-B", build, "-G", "Ninja"),
+        *("-DCMAKE_SYSTEM_NAME=Linux", "-DCMAKE_SYSTEM_PROCESSOR=aarch64"),
+        *(f"-DCMAKE_CXX_COMPILER={compiler}", f"-DCMAKE_C_COMPILER={tool(GCC[:-3] + 'gcc')}"),
+        *("-DCMAKE_EXE_LINKER_FLAGS=-static", "-DPI_TESTS=ON", "-DGGML_SIMT=OFF"),
+    )
+    run("cmake", "--build", build, "--target", "main", "test_kernels", "test_neurons")
+    return build
+
+
+# A53: without sdot.
+@pytest.mark.parametrize(
+    ("processor", "isa"), [("max", "neon"), ("cortex-a76", "neon"), ("cortex-a53", "generic")]
+)
+def test_arm_writes_the_same(
+    arm: Path, model_path: Path, story: str, processor: str, isa: str
+) -> None:
+    emulator = ("qemu-aarch64", "-cpu", processor)
+    assert run(*emulator, arm / "main", "-m", model_path, *STORY) == story
+    if isa == "generic":
+        refused = subprocess.run(
+            [*emulator, arm / "main", "-m", model_path, *STORY],
+            capture_output=True,
+            text=True,
+            env={**os.environ, "GGML_ISA": "neon"},
+        )
+        assert refused.returncode and "this machine cannot run it" in refused.stderr
+
+
+@pytest.mark.parametrize("program", ["test_kernels", "test_neurons"])
+def test_arm_kernels(arm: Path, program: str) -> None:
+    printed = run("qemu-aarch64", "-cpu", "cortex-a76", arm / "tests" / program)
+    assert "this machine has no neon" not in printed
+
+
+# Without AVX; with AVX alone, and without F16C, too; with AVX2 and FMA.
+@pytest.mark.parametrize("processor", ["Nehalem", "SandyBridge", "IvyBridge", "Haswell"])
+def test_x86_writes_the_same(main_path: Path, model_path: Path, story: str, processor: str) -> None:
+    if platform.machine() not in ("x86_64", "AMD64"):
+        pytest.skip("no tool to build for x86")
+    emulator = (tool("qemu-x86_64"), "-cpu", processor)
+    assert run(*emulator, main_path, "-m", model_path, *STORY) == story
