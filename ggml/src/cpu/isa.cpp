@@ -6,6 +6,7 @@
 #include "cpu/kernels.h"
 #include "ggml/context.h"
 #include "ggml/status.h"
+#include "os/os.h"
 
 #ifdef GGML_X86
 #include <cpuid.h>
@@ -59,6 +60,15 @@ bool has_avx512() {
     return has_avx2() && saves(xmm_ymm_zmm_masks) && __get_cpuid_count(7, 0, &a, &b, &c, &d) &&
            (b & all) == all && (c & vnni);
 }
+
+// AMX's tiles of 8-bit integers: Sapphire Rapids or later. Linux gives their registers to a process
+// that asks for them.
+bool has_amx() {
+    unsigned a, b, c, d;
+    constexpr unsigned tile = 1u << 24, int8 = 1u << 25, both = tile | int8, registers = 3u << 17;
+    return has_avx512() && saves(registers) && __get_cpuid_count(7, 0, &a, &b, &c, &d) &&
+           (d & both) == both && os::may_use_tiles();
+}
 #endif
 
 #ifdef GGML_ARM
@@ -83,7 +93,7 @@ struct Isa {
 // Best first.
 constexpr Isa kIsas[] = {
 #ifdef GGML_X86
-    {"avx512", has_avx512},   {"avx2", has_avx2}, {"avx", has_avx},
+    {"amx", has_amx},         {"avx512", has_avx512}, {"avx2", has_avx2}, {"avx", has_avx},
 #endif
 #ifdef GGML_ARM
     {"neon", has_neon},

@@ -3,6 +3,7 @@
 #include <sched.h>
 #include <sys/mman.h>
 #include <sys/resource.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -81,6 +82,15 @@ int fast_cores(const std::string& root) {
     }
     const long most = *std::max_element(speeds.begin(), speeds.end());
     return int(std::count_if(speeds.begin(), speeds.end(), [&](long v) { return 2 * v >= most; }));
+}
+
+bool may_use_tiles() {
+#ifdef __x86_64__
+    constexpr int request = 0x1023, tile_data = 18;  // ARCH_REQ_XCOMP_PERM of asm/prctl.h
+    return syscall(SYS_arch_prctl, request, tile_data) == 0;
+#else
+    return false;
+#endif
 }
 
 // The quota of this process's cgroups (v1 and v2).

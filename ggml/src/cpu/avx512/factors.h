@@ -3,7 +3,9 @@
 
 #include <immintrin.h>
 
-namespace ggml::cpu::avx512 {
+#include "cpu/avx512/isa.h"
+
+namespace ggml::cpu::GGML_ISA {
 
 // Unpacks the 6-bit scales and mins of eight groups from three registers of packed bytes. Each
 // 32-bit lane then holds four of them.
@@ -25,4 +27,4 @@ struct Factors {
     __m512i scales[2], mins[2];
 };
 
-}  // namespace ggml::cpu::avx512
+}  // namespace ggml::cpu::GGML_ISA

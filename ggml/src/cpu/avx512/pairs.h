@@ -16,7 +16,7 @@
 #include "ggml/blocks.h"
 #include "ggml/tensor.h"
 
-namespace ggml::cpu::avx512 {
+namespace ggml::cpu::GGML_ISA {
 
 constexpr int kGroup = 32;  // bytes of a group: four columns of eight lanes
 
@@ -140,6 +140,7 @@ struct OffsetPairs {
 
 struct PairsQ4_0 : OffsetPairs<PairsQ4_0> {
     using Block = BlockQ4_0;
+    static constexpr int bias = 8;
     static __m512i weights(Pair w, int, int v) {
         return nibbles(w + kStrip * offsetof(Block, qs), v);
     }
@@ -149,6 +150,7 @@ struct PairsQ4_0 : OffsetPairs<PairsQ4_0> {
 // Adds 128 to signed codes to make them unsigned.
 struct PairsQ8_0 : OffsetPairs<PairsQ8_0> {
     using Block = BlockQ8_0;
+    static constexpr int bias = 128;
     static __m512i weights(Pair w, int, int v) {
         return _mm512_xor_si512(load(w + kStrip * offsetof(Block, qs) + kGroup * v),
                                 _mm512_set1_epi8(char(0x80)));
@@ -158,7 +160,7 @@ struct PairsQ8_0 : OffsetPairs<PairsQ8_0> {
 
 struct PairsQ4_K {
     using Block = BlockQ4_K;
-    static constexpr int blocks = 8;
+    static constexpr int blocks = 8, bias = 0;
 
     static __m512i weights(Pair w, int j, int v) {
         __m512i two = load(w + kStrip * offsetof(Block, qs) + kGroup * (8 * (j / 2) + v));
@@ -238,4 +240,4 @@ inline void for_tiles(int64_t nt, const Kernel& kernel) {
     }
 }
 
-}  // namespace ggml::cpu::avx512
+}  // namespace ggml::cpu::GGML_ISA
