@@ -1,6 +1,5 @@
-// The neuron-aware operators. Kernels are compared with generic, operators with a naive FFN in
-// double precision. Bits must not depend on the number of threads or on other tokens, and masks
-// must really mask.
+// The neuron-aware operators, compared with a naive FFN in double precision. Bits must not depend
+// on the number of threads or on other tokens, and masks must really mask.
 #include <algorithm>
 #include <cmath>
 #include <cstdlib>
@@ -11,48 +10,12 @@
 
 #include "cpu/kernels.h"
 #include "ggml/check.h"
+#include "ggml/neuron_rows.h"
 #include "ggml/neurons.h"
 
 using namespace ggml;
 
 namespace {
-
-using Floats = std::vector<float>;
-std::mt19937 rng(7);
-
-Floats normal(int64_t n, float scale = 1, float mean = 0) {
-    std::normal_distribution<float> d(mean, scale);
-    Floats v(static_cast<size_t>(n));
-    for (float& x : v) x = d(rng);
-    return v;
-}
-
-// Neuron rows of one format, and their decoded values.
-struct Rows {
-    Rows(DType type, int64_t n, int64_t cols, float scale, bool fold = true)
-        : values(size_t(n * cols)) {
-        const DTypeInfo& format = info(type);
-        const int64_t bytes = format.size(cols);
-        const Floats source = normal(n * cols, scale);
-        std::vector<uint8_t> stored(size_t(n * bytes));
-        format.encode(source.data(), stored.data(), n * cols);
-        format.decode(stored.data(), values.data(), n * cols);
-        packed = stored;
-        view = {type, fold && can_fold(type, cols), nullptr, bytes};
-        if (view.folded) {
-            std::vector<uint8_t> back(static_cast<size_t>(bytes));
-            for (int64_t i = 0; i < n; i++) {
-                fold_row(type, stored.data() + i * bytes, cols, packed.data() + i * bytes);
-                unfold_row(type, packed.data() + i * bytes, cols, back.data());
-                CHECK(!std::memcmp(back.data(), stored.data() + i * bytes, size_t(bytes)));
-            }
-        }
-        view.data = packed.data();
-    }
-    std::vector<uint8_t> packed;
-    Floats values;
-    NeuronRows view;
-};
 
 struct Case {
     DType type;
@@ -461,97 +424,6 @@ void test_merge(int64_t cols) {
     }
 }
 
-// `stored`: the kernels for rows with blocks of 256 as stored.
-void test_kernels(DType type, const char* isa, bool stored) {
-    const cpu::Kernels *k = cpu::kernels_for(isa), *generic = cpu::kernels_for("generic");
-    if (!k) {
-        std::printf("skipped: this machine has no ISA %s\n", isa);
-        return;
-    }
-    const auto dot_of = [&](const cpu::Kernels& kernels) {
-        return (stored ? kernels.stored_dot : kernels.dot)[int(type)];
-    };
-    const auto add_of = [&](const cpu::Kernels& kernels) {
-        return (stored ? kernels.stored_add : kernels.add)[int(type)];
-    };
-    for (int64_t cols : {8, 33, 256, 512, 1280, 2048, 4096}) {
-        const bool block = info(type).is_quantised();
-        if (block && (stored ? cols % kQK != 0 : !can_fold(type, cols))) continue;
-        const int64_t n = 23;
-        Rows rows(type, n, cols, 1, !stored);
-        const int64_t nt = 5;
-        const Floats x = normal(nt * cols);
-        Context context(1);
-        Carved<InputBuffer> buffer("input", nt, cols);
-        const Input input = buffer->prepare(context, x.data(), nt, cols, block);
-        // The folded order, written independently, of the row or of each of its blocks.
-        std::vector<int8_t> q(size_t(nt * cols));
-        Floats d(q.size()), ds(q.size());
-        std::vector<int32_t> s8(q.size());
-        std::vector<int16_t> s16(q.size());
-        if (block) {
-            const int64_t span = stored ? kQK : cols, eighth = span / 8;
-            for (int64_t c = 0; c < nt * cols; c++) {
-                const int64_t at = c % span, r = at / eighth, b = at % eighth / 32, v = c % 32 / 4,
-                              j = c % 4, half = c % 32 / 16;
-                const int64_t to = c / span * (span / 32) + b * 8 + r, from = c / 32;
-                q[size_t(c / span * span + ((b * 8 + v) * 8 + r) * 4 + j)] = input.q8.q[c];
-                d[size_t(to)] = input.q8.d[from];
-                ds[size_t(to)] = input.q8.ds[from];
-                s8[size_t(to)] = input.q8.s8[from];
-                s16[size_t(2 * to + half)] = input.q8.s16[2 * from + half];
-            }
-        }
-        const Q8Rows ordered{cols, q.data(), d.data(), s8.data(), ds.data(), s16.data()};
-        const cpu::NeuronInput in{x.data(), input.q8, ordered, ordered};
-        const int32_t ids[] = {0, 3, 4, 5, 9, 11, 12, 17, 20, 21, 22}, tokens[] = {4, 0, 1, 2, 3};
-        const int64_t m = 11;
-        Floats y(m * nt), expected(m * nt);
-        dot_of (*k)(rows.view.data, rows.view.stride, ids, m, cols, in, tokens, nt, y.data());
-        dot_of (*generic)(rows.view.data, rows.view.stride, ids, m, cols, in, tokens, nt,
-                          expected.data());
-        for (int64_t i = 0; i < m * nt; i++) {
-            CHECK(std::fabs(y[size_t(i)] - expected[size_t(i)]) <
-                  2e-5 * std::sqrt(double(cols)) + 1e-5);
-            float alone;
-            dot_of (*k)(rows.view.data, rows.view.stride, ids + i / nt, 1, cols, in,
-                        tokens + i % nt, 1, &alone);
-            CHECK(alone == y[size_t(i)]);
-        }
-        // Token 0 uses all rows, the others every second, third and so on; token 4 none.
-        std::vector<int32_t> first{0}, row;
-        for (int64_t t = 0; t < nt; t++) {
-            for (int32_t r = 0; r < m && t < 4; r++) {
-                if (r % (t + 1) == 0) row.push_back(r);
-            }
-            first.push_back(int32_t(row.size()));
-        }
-        const Floats h = normal(int64_t(row.size()));
-        const cpu::Shares shares{first.data(), row.data(), h.data()};
-        Floats sum = normal(nt * cols), sum_generic = sum, one_by_one = sum;
-        Floats sum_avx2 = sum;
-        add_of (*k)(rows.view.data, rows.view.stride, ids, m, cols, shares, nt, sum.data(), cols);
-        add_of (*generic)(rows.view.data, rows.view.stride, ids, m, cols, shares, nt,
-                          sum_generic.data(), cols);
-        for (int64_t t = 0; t < nt; t++) {
-            for (int32_t i = first[size_t(t)]; i < first[size_t(t) + 1]; i++) {
-                const int32_t range[] = {i, i + 1};
-                add_of (*k)(rows.view.data, rows.view.stride, ids, m, cols,
-                            {range, row.data(), h.data()}, 1, one_by_one.data() + t * cols, 0);
-            }
-        }
-        CHECK(sum == one_by_one);
-        for (size_t i = 0; i < sum.size(); i++) CHECK(std::fabs(sum[i] - sum_generic[i]) < 1e-4);
-        if (std::strcmp(isa, "avx512") != 0) continue;  // same bits as avx2
-        const cpu::Kernels& avx2 = *cpu::kernels_for("avx2");
-        dot_of(avx2)(rows.view.data, rows.view.stride, ids, m, cols, in, tokens, nt,
-                     expected.data());
-        add_of(avx2)(rows.view.data, rows.view.stride, ids, m, cols, shares, nt, sum_avx2.data(),
-                     cols);
-        CHECK(y == expected && sum == sum_avx2);
-    }
-}
-
 }  // namespace
 
 int main() {
@@ -567,10 +439,6 @@ int main() {
                            DType::Q5_0, DType::Q5_1, DType::Q8_0, DType::Q2_K,   DType::Q3_K,
                            DType::Q4_K, DType::Q5_K, DType::Q6_K, DType::IQ4_NL, DType::IQ4_XS};
     for (int i = 0; i < n_isas; i++) {
-        for (DType type : types) {
-            test_kernels(type, isas[i], false);
-            if (info(type).block == kQK) test_kernels(type, isas[i], true);
-        }
         if (!cpu::kernels_for(isas[i])) continue;
         check::set_variable("GGML_ISA", isas[i]);
         for (DType type : types) {

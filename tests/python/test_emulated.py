@@ -57,7 +57,7 @@ def arm() -> Path:
         *(f"-DCMAKE_CXX_COMPILER={compiler}", f"-DCMAKE_C_COMPILER={tool(GCC[:-3] + 'gcc')}"),
         *("-DCMAKE_EXE_LINKER_FLAGS=-static", "-DPI_TESTS=ON", "-DGGML_SIMT=OFF"),
     )
-    run("cmake", "--build", build, "--target", "main", "test_kernels", "test_neurons")
+    run("cmake", "--build", build, "--target", "main", "test_kernels", "test_neuron_kernels")
     return build
 
 
@@ -80,7 +80,7 @@ def test_arm_writes_the_same(
         assert refused.returncode and "this machine cannot run it" in refused.stderr
 
 
-@pytest.mark.parametrize("program", ["test_kernels", "test_neurons"])
+@pytest.mark.parametrize("program", ["test_kernels", "test_neuron_kernels"])
 def test_arm_kernels(arm: Path, program: str) -> None:
     printed = run("qemu-aarch64", "-cpu", "cortex-a76", arm / "tests" / program)
     assert "this machine has no neon" not in printed

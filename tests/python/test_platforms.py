@@ -14,7 +14,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 MODEL = ROOT / "models" / "stories-relu.Q8_0.gguf"
 # Of the C++ tests, those of what differs on Windows.
-WINDOWS_TESTS = ("kernels", "neurons", "threads", "file_io", "gguf", "gguf_files")
+WINDOWS_TESTS = ("kernels", "neuron_kernels", "neurons", "threads", "file_io", "gguf", "gguf_files")
 STORY = ["-n", "48", "--temp", "0", "-t", "2", "-p", "Once upon a time"]
 # Nothing is measured here: compile quickly. No warning of another compiler is let through.
 QUICK = ["-DCMAKE_BUILD_TYPE=Release", "-DCMAKE_CXX_FLAGS_RELEASE=-O1", "-DCMAKE_CXX_FLAGS=-Werror"]

@@ -7,48 +7,26 @@
 // On a core of Sapphire Rapids, 10^9 multiply-adds per second of avx512 and amx with 2,048 columns
 // and 16, 32 and 128 tokens: Q4_0 240, 241, 245 and 333, 362, 356; Q8_0 236, 236, 240 and 304, 338,
 // 348.
-#include "cpu/avx512/pairs.h"
+#include "cpu/amx/tiles.h"
 
 namespace ggml::cpu::amx {
 
 namespace {
 
-constexpr int kTokens = 16;           // of a tile
-constexpr int kRows = 2 * kStrip;     // of weights in a tile
-constexpr int kLine = 4 * kRows;      // bytes of a tile's line: four columns of all rows
+static_assert(kRows == 2 * kStrip);
 constexpr int kUnpacked = 32;         // blocks of 32 columns that are unpacked at a time
 constexpr int64_t kMostTokens = 128;  // whose sums are kept meanwhile
 
-// A template of this namespace, unlike std::min: see tests/python/test_isa.py.
-template <typename T>
-T lesser(T a, T b) {
-    return b < a ? b : a;
-}
-
 // What a thread needs: 37 KiB on its stack.
 struct alignas(64) Scratch {
-    int8_t weights[kUnpacked][8][kLine];
+    Weights weights[kUnpacked];
     __m512 scale[kUnpacked];            // of 32 columns of each row
     __m512 unit[kUnpacked / 8];         // Q4_K: of 256 columns
     __m512 min[kUnpacked];              // Q4_K: of 32 columns
     float x_scale[kUnpacked][kTokens];  // of 32 columns of each token
     float x_sum[kUnpacked][kTokens];    // Q4_K: their scaled sums
-    int32_t product[4][kTokens][kRows];
+    Product product[4];
     float sums[kMostTokens][kRows];
-};
-
-// The shapes of the tiles, as LDTILECFG reads them. Tiles 0 and 1 are products, 2 and 3
-// activations, 4 and 5 weights.
-struct alignas(64) Shapes {
-    Shapes() {
-        for (int i = 0; i < 6; i++) {
-            bytes[i] = i / 2 == 1 ? kQ : kLine;
-            lines[i] = i / 2 == 2 ? 8 : kTokens;
-        }
-    }
-    uint8_t palette = 1, start_row = 0, reserved[14] = {};
-    uint16_t bytes[16] = {};  // of a line
-    uint8_t lines[16] = {};
 };
 
 // Unpacks n blocks of 32 columns of a pair of strips to signed bytes.
@@ -80,55 +58,6 @@ void unpack(Pair w, int n, Scratch& s) {
     }
 }
 
-// to[b][t] = from[t * apart + b] for 16 tokens and n <= 16 blocks: values of a block side by side
-// are read faster than from 16 lines of the cache.
-void turn(const float* from, int64_t apart, int n, float (*to)[kTokens]) {
-    __m512i a[16], b[16];
-    const __mmask16 some = __mmask16((1u << n) - 1);
-#pragma GCC unroll 16
-    for (int t = 0; t < 16; t++) a[t] = _mm512_maskz_loadu_epi32(some, from + t * apart);
-        // Squares of 4 x 4 values are turned, then the 4 x 4 squares.
-#pragma GCC unroll 8
-    for (int i = 0; i < 16; i += 2) {
-        b[i] = _mm512_unpacklo_epi32(a[i], a[i + 1]);
-        b[i + 1] = _mm512_unpackhi_epi32(a[i], a[i + 1]);
-    }
-#pragma GCC unroll 4
-    for (int i = 0; i < 16; i += 4) {
-        a[i] = _mm512_unpacklo_epi64(b[i], b[i + 2]);
-        a[i + 1] = _mm512_unpackhi_epi64(b[i], b[i + 2]);
-        a[i + 2] = _mm512_unpacklo_epi64(b[i + 1], b[i + 3]);
-        a[i + 3] = _mm512_unpackhi_epi64(b[i + 1], b[i + 3]);
-    }
-#pragma GCC unroll 4
-    for (int j = 0; j < 4; j++) {
-        constexpr int low = 0x44, high = 0xee, even = 0x88, odd = 0xdd;
-        const __m512i left = _mm512_shuffle_i32x4(a[j], a[4 + j], low),
-                      right = _mm512_shuffle_i32x4(a[8 + j], a[12 + j], low),
-                      left_high = _mm512_shuffle_i32x4(a[j], a[4 + j], high),
-                      right_high = _mm512_shuffle_i32x4(a[8 + j], a[12 + j], high);
-        _mm512_store_si512(to[j], _mm512_shuffle_i32x4(left, right, even));
-        _mm512_store_si512(to[4 + j], _mm512_shuffle_i32x4(left, right, odd));
-        _mm512_store_si512(to[8 + j], _mm512_shuffle_i32x4(left_high, right_high, even));
-        _mm512_store_si512(to[12 + j], _mm512_shuffle_i32x4(left_high, right_high, odd));
-    }
-}
-
-// The products of unpacked blocks b and b + 1 with tokens whose activations of block 0 are at q,
-// each in a tile of its own.
-[[gnu::always_inline]] inline void multiply(Scratch& s, int b, const int8_t* q, int64_t cols) {
-    _tile_zero(0);
-    _tile_loadd(2, q + b * kQ, cols);
-    _tile_loadd(4, s.weights[b], kLine);
-    _tile_dpbssd(0, 2, 4);
-    _tile_zero(1);
-    _tile_loadd(3, q + b * kQ + kQ, cols);
-    _tile_loadd(5, s.weights[b + 1], kLine);
-    _tile_dpbssd(1, 3, 5);
-    _tile_stored(0, s.product[b % 4], kLine);
-    _tile_stored(1, s.product[b % 4 + 1], kLine);
-}
-
 // Adds the products of n unpacked blocks with a tile of tokens, from x's block `first` on, to
 // `sums`. n is even.
 template <typename F>
@@ -146,10 +75,14 @@ template <typename F>
     for (int t = 0; t < kTokens; t++) {
         sum[t] = F::blocks == 1 ? _mm512_load_ps(sums[t]) : _mm512_setzero_ps();
     }
-    multiply(s, 0, q, x.cols);
+    const auto multiply_two = [&](int b) {
+        multiply(s.weights[b], s.weights[b + 1], q + b * kQ, q + b * kQ + kQ, x.cols,
+                 s.product[b % 4], s.product[b % 4 + 1]);
+    };
+    multiply_two(0);
     for (int b = 0; b < n; b += 2) {
         // Two blocks ahead: a load waits until the store of a tile is complete.
-        if (b + 2 < n) multiply(s, b + 2, q, x.cols);
+        if (b + 2 < n) multiply_two(b + 2);
 #pragma GCC unroll 2
         for (int i = b; i < b + 2; i++) {
             const __m512 scale = s.scale[i];
@@ -191,8 +124,7 @@ void two_strips(Pair w, const Q8Rows& x, int64_t t0, int64_t nt, Scratch& s, flo
     for (int64_t b = 0; b < n_blocks; b += kUnpacked) {
         const int n = int(lesser<int64_t>(kUnpacked, n_blocks - b));
         unpack<F>(w + b / F::blocks * kStrip * int64_t(sizeof(typename F::Block)), n, s);
-        // The intrinsics of g++ 12 do not tell that tiles are loaded from memory.
-        __asm__ volatile("" ::: "memory");
+        written();
         for (int64_t t = 0; t < nt; t += kTokens) {
             add_tile<F>(s, n, Tokens(x, t0 + t), b, s.sums + t);
         }

@@ -1,0 +1,50 @@
+// Random neuron rows, for tests of their kernels and operators.
+#pragma once
+
+#include <cstring>
+#include <random>
+#include <vector>
+
+#include "ggml/check.h"
+#include "ggml/neurons.h"
+
+namespace ggml {
+
+using Floats = std::vector<float>;
+inline std::mt19937 rng(7);
+
+inline Floats normal(int64_t n, float scale = 1, float mean = 0) {
+    std::normal_distribution<float> d(mean, scale);
+    Floats v(static_cast<size_t>(n));
+    for (float& x : v) x = d(rng);
+    return v;
+}
+
+// Neuron rows of one format, and their decoded values.
+struct Rows {
+    Rows(DType type, int64_t n, int64_t cols, float scale, bool fold = true)
+        : values(size_t(n * cols)) {
+        const DTypeInfo& format = info(type);
+        const int64_t bytes = format.size(cols);
+        const Floats source = normal(n * cols, scale);
+        std::vector<uint8_t> stored(size_t(n * bytes));
+        format.encode(source.data(), stored.data(), n * cols);
+        format.decode(stored.data(), values.data(), n * cols);
+        packed = stored;
+        view = {type, fold && can_fold(type, cols), nullptr, bytes};
+        if (view.folded) {
+            std::vector<uint8_t> back(static_cast<size_t>(bytes));
+            for (int64_t i = 0; i < n; i++) {
+                fold_row(type, stored.data() + i * bytes, cols, packed.data() + i * bytes);
+                unfold_row(type, packed.data() + i * bytes, cols, back.data());
+                CHECK(!std::memcmp(back.data(), stored.data() + i * bytes, size_t(bytes)));
+            }
+        }
+        view.data = packed.data();
+    }
+    std::vector<uint8_t> packed;
+    Floats values;
+    NeuronRows view;
+};
+
+}  // namespace ggml
