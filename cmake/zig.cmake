@@ -1,7 +1,7 @@
 # Other systems by zig, a C++ compiler with the headers and libraries of many; PyPI's package ziglang
 # has it. -DZIG_TARGET=x86_64-linux-musl, aarch64-linux-musl, aarch64-macos, ...
 list(APPEND CMAKE_TRY_COMPILE_PLATFORM_VARIABLES ZIG_TARGET ZIG)
-if(NOT ZIG_TARGET MATCHES "^([^-]+)-([^-]+)")
+if(NOT ZIG_TARGET MATCHES "^([^-]+)-([a-z]+)")
     message(FATAL_ERROR "name a target with -DZIG_TARGET=, for example x86_64-linux-musl")
 endif()
 set(CMAKE_SYSTEM_PROCESSOR ${CMAKE_MATCH_1})
