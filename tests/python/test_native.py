@@ -6,6 +6,8 @@ import os
 import random
 import re
 import subprocess
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -63,6 +65,24 @@ def asan() -> Path:
 
 
 @pytest.fixture(scope="module")
+def asan_runs(
+    asan: Path, model_path: Path, request: pytest.FixtureRequest
+) -> Iterator[dict[str, Future]]:
+    """The selected programs, which run two at a time: they are slow, and most have one thread."""
+    wanted = [
+        item.callspec.params["name"]
+        for item in request.session.items
+        if "asan_runs" in getattr(item, "fixturenames", ()) and item.module is request.module
+    ]
+    with ThreadPoolExecutor(2) as pool:
+        yield {
+            name: pool.submit(run, asan / "tests" / name, str(CORPUS.get(name, model_path)))
+            for name in wanted
+        }
+        pool.shutdown(cancel_futures=True)
+
+
+@pytest.fixture(scope="module")
 def tsan() -> Path:
     return build("cpu-tsan", "main", *THREADS)
 
@@ -79,15 +99,9 @@ def test_corpus(cpu: Path, name: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", CORPUS)
-def test_corpus_address_and_undefined(asan: Path, name: str) -> None:
-    run(asan / "tests" / name, str(CORPUS[name]))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", NAMES)
-def test_program_address_and_undefined(asan: Path, name: str, model_path: Path) -> None:
-    run(asan / "tests" / name, str(model_path))
+@pytest.mark.parametrize("name", [*CORPUS, *NAMES])
+def test_program_address_and_undefined(asan_runs: dict[str, Future], name: str) -> None:
+    asan_runs[name].result()
 
 
 @pytest.mark.slow
