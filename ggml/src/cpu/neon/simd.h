@@ -269,16 +269,18 @@ inline void to_floats(b32 bytes, f32x8 (&out)[4]) {
     out[3] = widen(vmovl_high_s8(as_s8(bytes.b)));
 }
 
-// Moves byte i of every four bytes to the top of 32 bits, which multiplies it by 2^24.
+// Moves byte i of every four bytes to the top of 32 bits, which multiplies it by 2^24. Not by a
+// shift: the lower bytes would stay below it.
 constexpr float kByteUnit = 1.0f / (1 << 24);
 struct Pick {
-    int left;
+    uint8x16_t places;
 };
 inline Pick pick_byte(int i) {
-    return {24 - 8 * i};
+    constexpr uint32x4_t first = {0x00ffffff, 0x04ffffff, 0x08ffffff, 0x0cffffff};  // 255 gives 0
+    return {vreinterpretq_u8_u32(first + (uint32_t(i) << 24))};
 }
 inline f32x8 picked(i256 bytes, Pick pick) {
-    return to_float(shift_left32(bytes, pick.left));
+    return to_float({vqtbl1q_u8(bytes.a, pick.places), vqtbl1q_u8(bytes.b, pick.places)});
 }
 
 inline int32x4_t clamp32(int32x4_t v, int limit) {
