@@ -19,7 +19,7 @@ inline HalfFactors half_factors(i256 scales, i256 offsets, int j) {
 template <typename F, bool min, typename Place = Interleaved>
 struct Format16 {
     static constexpr int blocks = Place::blocks, halves = 2, tokens = 8;
-    static constexpr bool has_min = min;
+    static constexpr bool has_min = min, integers = true;
 
     template <int T, typename X>
     static void multiply(const uint8_t* w, const X& x, int64_t first, f32x8 (&sum)[T]) {

@@ -34,7 +34,7 @@ struct GroupBytes {
 template <typename F, typename Place = Interleaved>
 struct KFormat {
     static constexpr int blocks = Place::blocks, bias = 0, halves = 1;
-    static constexpr bool has_min = true;
+    static constexpr bool has_min = true, integers = true;
 
     template <int T, typename X>
     static void multiply(const uint8_t* w, const X& x, int64_t first, f32x8 (&sum)[T]) {

@@ -10,7 +10,7 @@ namespace ggml::cpu::GGML_ISA {
 template <typename F>
 struct MinFormat {
     static constexpr int blocks = 1, bias = 0, halves = 1;
-    static constexpr bool has_min = true;
+    static constexpr bool has_min = true, integers = false;
 
     template <int T, typename X>
     static void multiply(const uint8_t* w, const X& x, int64_t b, f32x8 (&sum)[T]) {

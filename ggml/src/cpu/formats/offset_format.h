@@ -10,7 +10,7 @@ namespace ggml::cpu::GGML_ISA {
 template <typename F>
 struct OffsetFormat {
     static constexpr int blocks = 1, halves = 1;
-    static constexpr bool has_min = false;
+    static constexpr bool has_min = false, integers = false;
 
     template <int T, typename X>
     static void multiply(const uint8_t* w, const X& x, int64_t b, f32x8 (&sum)[T]) {

@@ -9,7 +9,7 @@ namespace ggml::cpu::GGML_ISA {
 template <typename F>
 struct SignedFormat {
     static constexpr int bias = 0, halves = 1, tokens = 8;
-    static constexpr bool has_min = false;
+    static constexpr bool has_min = false, integers = false;
 
     template <int T, typename X>
     static void multiply(const uint8_t* w, const X& x, int64_t first, f32x8 (&sum)[T]) {

@@ -4,6 +4,9 @@
 
 #include "cpu/add_rows.h"
 #include "cpu/lanes/strip.h"
+#if defined(__ARM_FEATURE_DOTPROD)
+#include "cpu/neon/tiles.h"
+#endif
 #include "quants/parts.h"
 
 namespace ggml::cpu::GGML_ISA {
@@ -65,6 +68,16 @@ void strips(const uint8_t* w, int64_t n, const Q8Rows& x, int64_t t0, int64_t nt
             int64_t ldy) {
     const int64_t size = x.cols / (kQ * F::blocks) * kUnit<F>;
     for (int64_t i = 0; i < n; i++, w += size, y += kStrip) {
+#if defined(__ARM_FEATURE_DOTPROD)
+        if constexpr (kHasTile<F>) {
+            const int64_t whole = nt >= kWorthUnpacking ? nt / kTile * kTile : 0;
+            if (whole) tiles<F>(w, kUnit<F>, x, t0, whole, y, ldy);
+            for_tiles<kTile>(nt - whole, [&](auto tile, int64_t t) {
+                strip_tile<F, tile>(w, x, t0 + whole + t, y + (whole + t) * ldy, ldy);
+            });
+            continue;
+        }
+#endif
         for_tiles <
             F::tokens<kMostTokens ? F::tokens : kMostTokens>(
                 nt,

@@ -16,6 +16,7 @@
 // The family provides:
 //   multiply<T>(w, x, b, sum)     adds to T sums the product of a block with x from block b on
 //   has_min, numbers(w, j, half)  decoding of the bytes less the bias: scale * byte + min
+//   integers                      are scales integers, times a unit of 256 columns?
 #pragma once
 
 #include <cstddef>
