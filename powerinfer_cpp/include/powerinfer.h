@@ -58,8 +58,9 @@ const char* pi_last_error(void);
 
 /* Version of the library: "0.1.0". */
 const char* pi_version(void);
-/* Instruction set of the kernels: "amx", "avx512", "avx2" or "avx" on x86, "neon" on ARM, "generic".
- * The environment variable GGML_ISA selects one; PI_ERROR_UNSUPPORTED if that cannot run here. */
+/* Instruction set of the kernels: "amx", "avx512", "avx2" or "avx" on x86, "neon" on ARM,
+ * or "generic". The environment variable GGML_ISA selects one; PI_ERROR_UNSUPPORTED if that cannot
+ * run here. */
 pi_status pi_isa(const char** isa);
 /* Default number of threads: cores in the affinity mask, limited by the CPU quota, at most 512. */
 int32_t pi_default_threads(void);

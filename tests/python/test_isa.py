@@ -50,7 +50,7 @@ def test_no_shared_code_is_compiled_for_an_isa(
     if not compiler:
         pytest.skip(f"no tool to compile for {machine}")
     common = ["-std=c++17", "-fPIC", "-fvisibility=hidden", "-ffp-contract=off", "-w"]
-    common += ["-DGGML_X86" if machine == "x86_64" else "-DGGML_ARM"]
+    common += ["-DGGML_X86", "-DGGML_AMX"] if machine == "x86_64" else ["-DGGML_ARM"]
     folders = [f"-I{ROOT / 'ggml/include'}", f"-I{ROOT / 'ggml/src'}"]
     own = rf"_Z+NK?4ggml3cpu{len(isa)}{isa}"  # mangled: in this namespace
 

@@ -61,6 +61,7 @@ bool has_avx512() {
            (b & all) == all && (c & vnni);
 }
 
+#ifdef GGML_AMX
 // AMX's tiles of 8-bit integers: Sapphire Rapids or later. Linux gives their registers to a process
 // that asks for them.
 bool has_amx() {
@@ -69,6 +70,7 @@ bool has_amx() {
     return has_avx512() && saves(registers) && __get_cpuid_count(7, 0, &a, &b, &c, &d) &&
            (d & both) == both && os::may_use_tiles();
 }
+#endif
 #endif
 
 #ifdef GGML_ARM

@@ -84,14 +84,12 @@ int fast_cores(const std::string& root) {
     return int(std::count_if(speeds.begin(), speeds.end(), [&](long v) { return 2 * v >= most; }));
 }
 
+#ifdef GGML_AMX
 bool may_use_tiles() {
-#ifdef __x86_64__
     constexpr int request = 0x1023, tile_data = 18;  // ARCH_REQ_XCOMP_PERM of asm/prctl.h
     return syscall(SYS_arch_prctl, request, tile_data) == 0;
-#else
-    return false;
-#endif
 }
+#endif
 
 // The quota of this process's cgroups (v1 and v2).
 double cpu_quota() {

@@ -55,10 +55,6 @@ int fast_cores(const std::string&) {
     return known && n > 0 ? n : usable_cores();
 }
 
-bool may_use_tiles() {
-    return false;
-}
-
 double cpu_quota() {
     return 1e9;
 }

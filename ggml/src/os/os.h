@@ -119,7 +119,7 @@ int usable_cores();  // that this process may run on, at least 1
 // Of these, the ones that are at least half as fast as the fastest: in a phone, without the small
 // cores, for which the others would wait. root: of the file system, for tests.
 int fast_cores(const std::string& root);
-bool may_use_tiles();  // of AMX, if the processor has them
+bool may_use_tiles();  // of AMX; on Linux alone
 double cpu_quota();    // how many of them it may use at a time; a large number if all
 double cpu_seconds();  // of this process's threads together
 // Calls this in every child of fork().

@@ -403,10 +403,6 @@ int fast_cores(const std::string&) {
     return usable_cores();
 }
 
-bool may_use_tiles() {
-    return false;
-}
-
 double cpu_quota() {
     return 1e9;
 }
