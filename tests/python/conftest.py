@@ -152,11 +152,11 @@ def main_path() -> Path:
 def simt_python(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """The environment in which a python imports the package with the device "simt": the GPU's
     kernels on the CPU, which only test builds have."""
-    build, folder = ROOT / "build" / "simt", tmp_path_factory.mktemp("simt")
-    python = f"-DPython_EXECUTABLE={sys.executable}"
+    build, folder = ROOT / "build" / "cpu", tmp_path_factory.mktemp("simt")
+    python = ["-DPI_PYTHON=ON", f"-DPython_EXECUTABLE={sys.executable}"]
     for command in (
-        ["cmake", "--preset", "simt", python],
-        ["cmake", "--build", "--preset", "simt"],
+        ["cmake", "--preset", "cpu", *python],
+        ["cmake", "--build", "--preset", "cpu", "--target", "_native", "main"],
         ["cmake", "--install", build, "--prefix", folder],
     ):
         done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
