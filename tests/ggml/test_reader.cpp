@@ -221,6 +221,9 @@ void variable() {
     setenv("POWERINFER_IO", "", 1);
     CHECK(open_reader(path)->name() == std::string(has_uring ? "uring" : "threads"));
     unsetenv("POWERINFER_IO");
+    setenv("ANDROID_ROOT", "/system", 1);
+    CHECK(open_reader(path)->name() == std::string("threads"));
+    unsetenv("ANDROID_ROOT");
 }
 
 // Files that are cut short while they are open, and memory that is not there.

@@ -92,7 +92,11 @@ std::unique_ptr<Reader> open_reader(const std::string& path, const ReaderOptions
     // Without this the system would read ahead what nobody wants.
     if (!facts.direct) os::read_anywhere(file.get());
 
-    if (wanted != "threads") {
+    // A program for musl may run there, too, where uring.cpp cannot know.
+    const bool android = std::getenv("ANDROID_ROOT");
+    if (wanted.empty() && android) {
+        add(facts.note, "no io_uring: Android kills a process that asks for it");
+    } else if (wanted != "threads") {
         std::string why;
         std::unique_ptr<Reader> reader = make_uring(file, facts, options, why);
         if (reader) return reader;
