@@ -1,9 +1,11 @@
-"""Other systems: the library built for Windows by mingw and run by wine; what the Python package
-needs of a system."""
+"""Other systems: the library built for Windows by mingw and run by wine, and built by zig for musl
+and macOS; what the Python package needs of a system."""
 
 from __future__ import annotations
 
+import importlib.util
 import os
+import platform
 import shutil
 import subprocess
 import sys
@@ -106,3 +108,41 @@ def test_windows_text(wine, story: bytes, tmp_path: Path) -> None:
     assert wine("main", "-m", model, *line).stdout == story
     assert '"rss_peak": ' in figures.read_text() and b"\r" not in figures.read_bytes()
     assert wine("main", "-m", MODEL, *STORY[:-2], input=b"Once upon a time\r\n").stdout == story
+
+
+# ---- by zig ----------------------------------------------------------------------------------
+
+
+def built_by_zig(target: str) -> Path:
+    """The program main."""
+    package, zig = importlib.util.find_spec("ziglang"), shutil.which("zig")
+    if package and package.origin:
+        zig = str(Path(package.origin).parent / "zig")
+    if not zig:
+        pytest.skip("no tool to build for other systems: ziglang")
+    # zig optimizes with -O1 as with -O3; with -O0 it adds debug information and checks.
+    quick = "-DCMAKE_CXX_FLAGS_RELEASE=-O0 -g0 -fno-sanitize=undefined"
+    options = ("--toolchain", "cmake/zig.cmake", f"-DZIG={zig}", f"-DZIG_TARGET={target}", quick)
+    return build(f"zig-{target}", ["main"], *options) / "main"
+
+
+# 24 tokens: see test_emulated.py.
+@pytest.mark.slow
+@pytest.mark.parametrize("machine", ["x86_64", "aarch64"])
+def test_static_program(main_path: Path, machine: str) -> None:
+    """With musl; as on Android, without a library of the system."""
+    emulator: list[str] = []
+    if platform.machine() != machine:
+        found = shutil.which(f"qemu-{machine}")
+        if not found:
+            pytest.skip(f"no tool to run other processors' programs: qemu-{machine}")
+        emulator = [found]
+    program = built_by_zig(f"{machine}-linux-musl")
+    assert b"ld-" not in program.read_bytes()[:4096]  # no dynamic loader
+    line = ["-m", MODEL, *STORY, "-n", "24"]
+    assert run([*emulator, program, *line]).stdout == run([main_path, *line]).stdout
+
+
+@pytest.mark.slow
+def test_macos_links() -> None:
+    assert built_by_zig("aarch64-macos").read_bytes().startswith(b"\xcf\xfa\xed\xfe")  # Mach-O
