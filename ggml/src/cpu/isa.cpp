@@ -94,8 +94,11 @@ struct Isa {
 
 // Best first.
 constexpr Isa kIsas[] = {
+#ifdef GGML_AMX
+    {"amx", has_amx},
+#endif
 #ifdef GGML_X86
-    {"amx", has_amx},         {"avx512", has_avx512}, {"avx2", has_avx2}, {"avx", has_avx},
+    {"avx512", has_avx512},   {"avx2", has_avx2}, {"avx", has_avx},
 #endif
 #ifdef GGML_ARM
     {"neon", has_neon},
