@@ -20,20 +20,6 @@ struct alignas(64) Scratch {
     float sums[kMostTokens / kTokens][kStrip][kTokens][kRows];
 };
 
-// The bytes of a group of two rows, as signed weights.
-struct TileQ4_0 {
-    using Block = BlockQ4_0;
-    static __m512i weights(Pair w, int v) {
-        return _mm512_sub_epi8(PairsQ4_0::weights(w, 0, v), _mm512_set1_epi8(8));
-    }
-};
-struct TileQ8_0 {
-    using Block = BlockQ8_0;
-    static __m512i weights(Pair w, int v) {
-        return load(w + kStrip * offsetof(Block, qs) + kGroup * v);
-    }
-};
-
 // in[i]: eight lanes of row i and of row i + 8. to(lane): the address of this lane of all rows.
 template <typename To>
 inline void turn_lanes(const __m512i (&in)[8], const To& to) {
@@ -71,7 +57,7 @@ void unpack(const uint8_t* const (&rows)[kRows], int64_t first, int n, Scratch& 
 #pragma GCC unroll 8
         for (int v = 0; v < 8; v++) {
 #pragma GCC unroll 8
-            for (int i = 0; i < 8; i++) turned[i] = F::weights(pairs[i], v);
+            for (int i = 0; i < 8; i++) turned[i] = signed_weights<F>(pairs[i], 0, v);
             turn_lanes(turned, [&](int lane) { return s.weights[b][lane][v]; });
         }
 #pragma GCC unroll 8
@@ -85,7 +71,7 @@ void unpack(const uint8_t* const (&rows)[kRows], int64_t first, int n, Scratch& 
 void add_tile(Scratch& s, int n, const int8_t* q, int64_t cols, const float* d,
               float (&sums)[kStrip][kTokens][kRows]) {
     for (int k = 0; k < n * int(kStrip); k += 16) {
-        turn(d + k, cols / kQ, lesser(n * int(kStrip) - k, 16), s.x_scale + k);
+        turn(d + k, cols / kQ, 16, s.x_scale + k);
     }
     int next = 0;  // the products of the next two blocks are s.product[next] and [next + 1]
     const auto multiply_two = [&](int lane, int b) {
@@ -148,7 +134,8 @@ template <typename F>
 void dot(dot_fn narrow, const uint8_t* w, int64_t stride, const int32_t* ids, int64_t n,
          int64_t cols, const NeuronInput& x, const int32_t* tokens, int64_t nt, float* y) {
     const int64_t n_blocks = cols / kQ / kStrip, tiles = (nt + kTokens - 1) / kTokens;
-    // The last tile begins early enough to be full. Not if a third or more would be computed twice.
+    // The last tile begins early enough to be full, so some tokens may be computed twice: at most a
+    // third of them.
     const bool full = nt >= kTokens && 3 * kTokens * tiles <= 4 * nt;
     if (full && n >= kRows && n_blocks % 2 == 0 && are_neighbours(tokens, nt)) {
         const Shapes shapes;
@@ -188,12 +175,12 @@ void dot(dot_fn narrow, const uint8_t* w, int64_t stride, const int32_t* ids, in
 
 }  // namespace
 
-#define DOT(name, Tile)                                                                      \
+#define DOT(name, Format)                                                                    \
     void name(const uint8_t* w, int64_t stride, const int32_t* ids, int64_t n, int64_t cols, \
               const NeuronInput& x, const int32_t* tokens, int64_t nt, float* y) {           \
-        dot<Tile>(avx512::name, w, stride, ids, n, cols, x, tokens, nt, y);                  \
+        dot<Format>(avx512::name, w, stride, ids, n, cols, x, tokens, nt, y);                \
     }
-DOT(dot__q4_0, TileQ4_0)
-DOT(dot__q8_0, TileQ8_0)
+DOT(dot__q4_0, PairsQ4_0)
+DOT(dot__q8_0, PairsQ8_0)
 
 }  // namespace ggml::cpu::amx

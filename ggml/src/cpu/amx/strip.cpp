@@ -32,13 +32,12 @@ struct alignas(64) Scratch {
 // Unpacks n blocks of 32 columns of a pair of strips to signed bytes.
 template <typename F>
 void unpack(Pair w, int n, Scratch& s) {
-    const __m512i bias = _mm512_set1_epi8(char(F::bias));
     for (int b = 0; b < n; b += F::blocks) {
 #pragma GCC unroll 8
         for (int j = 0; j < F::blocks; j++) {
 #pragma GCC unroll 8
             for (int v = 0; v < 8; v++) {
-                _mm512_store_si512(s.weights[b + j][v], _mm512_sub_epi8(F::weights(w, j, v), bias));
+                _mm512_store_si512(s.weights[b + j][v], signed_weights<F>(w, j, v));
             }
         }
         if constexpr (F::blocks == 1) {

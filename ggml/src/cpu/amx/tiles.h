@@ -20,6 +20,12 @@ T lesser(T a, T b) {
     return b < a ? b : a;
 }
 
+// Group v of the 32 columns j of a pair, less the format's bias: signed.
+template <typename F>
+__m512i signed_weights(Pair w, int j, int v) {
+    return _mm512_sub_epi8(F::weights(w, j, v), _mm512_set1_epi8(char(F::bias)));
+}
+
 // The shapes of the tiles, as LDTILECFG reads them. Tiles 0 and 1 are products, 2 and 3
 // activations, 4 and 5 weights.
 struct alignas(64) Shapes {
@@ -56,13 +62,13 @@ struct alignas(64) Shapes {
 }
 
 // to[b][t] = from[t * apart + b] for 16 tokens and n <= 16 blocks: values of a block side by side
-// are read faster than from 16 lines of the cache.
+// are read faster than from 16 lines of the cache. Squares of 4 x 4 values are turned, then the 4 x
+// 4 squares.
 inline void turn(const float* from, int64_t apart, int n, float (*to)[16]) {
     __m512i a[16], b[16];
     const __mmask16 some = __mmask16((1u << n) - 1);
 #pragma GCC unroll 16
     for (int t = 0; t < 16; t++) a[t] = _mm512_maskz_loadu_epi32(some, from + t * apart);
-        // Squares of 4 x 4 values are turned, then the 4 x 4 squares.
 #pragma GCC unroll 8
     for (int i = 0; i < 16; i += 2) {
         b[i] = _mm512_unpacklo_epi32(a[i], a[i + 1]);

@@ -4,9 +4,7 @@
 
 #include "cpu/add_rows.h"
 #include "cpu/lanes/strip.h"
-#if defined(__ARM_FEATURE_DOTPROD)
-#include "cpu/neon/tiles.h"
-#endif
+#include "cpu/lanes/tiles.h"
 #include "quants/parts.h"
 
 namespace ggml::cpu::GGML_ISA {
@@ -67,21 +65,15 @@ template <typename F>
 void strips(const uint8_t* w, int64_t n, const Q8Rows& x, int64_t t0, int64_t nt, float* y,
             int64_t ldy) {
     const int64_t size = x.cols / (kQ * F::blocks) * kUnit<F>;
+    const int64_t whole = in_tiles<F>(nt);
     for (int64_t i = 0; i < n; i++, w += size, y += kStrip) {
-#if defined(__ARM_FEATURE_DOTPROD)
         if constexpr (kHasTile<F>) {
-            const int64_t whole = nt >= kWorthUnpacking ? nt / kTile * kTile : 0;
             if (whole) tiles<F>(w, kUnit<F>, x, t0, whole, y, ldy);
-            for_tiles<kTile>(nt - whole, [&](auto tile, int64_t t) {
-                strip_tile<F, tile>(w, x, t0 + whole + t, y + (whole + t) * ldy, ldy);
-            });
-            continue;
         }
-#endif
-        for_tiles <
-            F::tokens<kMostTokens ? F::tokens : kMostTokens>(
-                nt,
-                [&](auto tile, int64_t t) { strip_tile<F, tile>(w, x, t0 + t, y + t * ldy, ldy); });
+        constexpr int most = F::tokens < kMostTokens ? F::tokens : kMostTokens;
+        for_tiles<most>(nt - whole, [&](auto tile, int64_t t) {
+            strip_tile<F, tile>(w, x, t0 + whole + t, y + (whole + t) * ldy, ldy);
+        });
     }
 }
 

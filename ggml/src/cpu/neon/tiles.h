@@ -29,9 +29,13 @@ inline void store(void* to, i256 v) {
     vst1q_u8(static_cast<uint8_t*>(to) + 16, v.b);
 }
 
-// Is there a tile for this family of formats? Not for mins per 16 columns (Q2_K).
+// There is no tile for mins per 16 columns (Q2_K).
 template <typename F>
 constexpr bool kHasTile = !(F::halves == 2 && F::has_min);
+template <typename F>
+constexpr int64_t in_tiles(int64_t nt) {
+    return kHasTile<F> && nt >= kWorthUnpacking ? nt / kTile * kTile : 0;
+}
 
 // Block j of unit w as block i of the piece.
 template <typename F>
