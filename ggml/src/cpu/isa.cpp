@@ -13,6 +13,8 @@
 #endif
 #if defined(GGML_ARM) && defined(__linux__)
 #include <sys/auxv.h>
+#elif defined(GGML_ARM) && defined(__APPLE__)
+#include <sys/sysctl.h>
 #endif
 
 namespace ggml {
@@ -85,6 +87,20 @@ bool has_neon() {
     return false;
 #endif
 }
+
+// NEON with smmla: Cortex-A510 and A710, Neoverse V1, Apple M2 or later.
+bool has_neon_i8mm() {
+#ifdef __linux__
+    constexpr unsigned long i8mm = 1ul << 13;  // HWCAP2_I8MM
+    return has_neon() && (getauxval(AT_HWCAP2) & i8mm);
+#elif defined(__APPLE__)
+    int has = 0;
+    size_t size = sizeof(has);
+    return !sysctlbyname("hw.optional.arm.FEAT_I8MM", &has, &size, nullptr, 0) && has;
+#else
+    return false;
+#endif
+}
 #endif
 
 struct Isa {
@@ -98,9 +114,12 @@ constexpr Isa kIsas[] = {
     {"amx", has_amx},
 #endif
 #ifdef GGML_X86
-    {"avx512", has_avx512},   {"avx2", has_avx2}, {"avx", has_avx},
+    {"avx512", has_avx512},
+    {"avx2", has_avx2},
+    {"avx", has_avx},
 #endif
 #ifdef GGML_ARM
+    {"neon_i8mm", has_neon_i8mm},
     {"neon", has_neon},
 #endif
     {"generic", has_generic},

@@ -63,9 +63,13 @@ inline void scaled(b32 q, f32x8 scale, f32x8 min, f32x8 (&out)[4]) {
 
 }  // namespace ggml::cpu::GGML_ISA
 
+#ifdef GGML_STRIPS_ALONE
+#define ACCUMULATE_KERNEL(suffix, Format)
+#else
 #define ACCUMULATE_KERNEL(suffix, Format)                                                   \
     void accumulate__##suffix##_f32(const uint8_t* w, int64_t row_bytes, int64_t n_rows,    \
                                     int64_t cols, const float* a, int64_t lda, int64_t nt,  \
                                     float* y, int64_t ldy) {                                \
         accumulate_32<BlockValues<Format>>(w, row_bytes, n_rows, cols, a, lda, nt, y, ldy); \
     }
+#endif

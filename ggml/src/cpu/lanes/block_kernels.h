@@ -66,10 +66,11 @@ void strips(const uint8_t* w, int64_t n, const Q8Rows& x, int64_t t0, int64_t nt
             int64_t ldy) {
     const int64_t size = x.cols / (kQ * F::blocks) * kUnit<F>;
     const int64_t whole = in_tiles<F>(nt);
+    if constexpr (kHasTile<F>) {
+        if (whole) tiles<F>(w, kUnit<F>, n, x, t0, whole, y, ldy);
+        if (whole == nt) return;
+    }
     for (int64_t i = 0; i < n; i++, w += size, y += kStrip) {
-        if constexpr (kHasTile<F>) {
-            if (whole) tiles<F>(w, kUnit<F>, x, t0, whole, y, ldy);
-        }
         constexpr int most = F::tokens < kMostTokens ? F::tokens : kMostTokens;
         for_tiles<most>(nt - whole, [&](auto tile, int64_t t) {
             strip_tile<F, tile>(w, x, t0 + whole + t, y + (whole + t) * ldy, ldy);
@@ -222,6 +223,15 @@ void add(const uint8_t* w, int64_t stride, const int32_t* ids, int64_t n, int64_
 
 }  // namespace ggml::cpu::GGML_ISA
 
+#define STRIP_KERNEL(suffix, Format)                                                    \
+    void strip__##suffix##_q8(const uint8_t* w, int64_t n, const Q8Rows& x, int64_t t0, \
+                              int64_t nt, float* y, int64_t ldy) {                      \
+        strips<Format>(w, n, x, t0, nt, y, ldy);                                        \
+    }
+#ifdef GGML_STRIPS_ALONE
+#define BLOCK_KERNELS STRIP_KERNEL
+#define STORED_KERNELS(suffix, Format)
+#else
 // dot and add of neuron rows: folded rows, or rows as stored (stored_dot and stored_add).
 #define NEURON_KERNELS(prefix, suffix, Format, order)                                            \
     void prefix##dot__##suffix(const uint8_t* w, int64_t stride, const int32_t* ids, int64_t n,  \
@@ -235,9 +245,7 @@ void add(const uint8_t* w, int64_t stride, const int32_t* ids, int64_t n, int64_
         add<Format>(w, stride, ids, n, cols, shares, nt, y, ldy);                                \
     }
 #define STORED_KERNELS(suffix, Format) NEURON_KERNELS(stored_, suffix, Format, grouped)
-#define BLOCK_KERNELS(suffix, Format)                                                   \
-    void strip__##suffix##_q8(const uint8_t* w, int64_t n, const Q8Rows& x, int64_t t0, \
-                              int64_t nt, float* y, int64_t ldy) {                      \
-        strips<Format>(w, n, x, t0, nt, y, ldy);                                        \
-    }                                                                                   \
+#define BLOCK_KERNELS(suffix, Format) \
+    STRIP_KERNEL(suffix, Format)      \
     NEURON_KERNELS(, suffix, Format, folded)
+#endif

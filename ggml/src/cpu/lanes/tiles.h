@@ -18,7 +18,7 @@ constexpr int64_t in_tiles(int64_t) {
     return 0;
 }
 template <typename F>
-void tiles(const uint8_t*, int64_t, const Q8Rows&, int64_t, int64_t, float*, int64_t) {}
+void tiles(const uint8_t*, int64_t, int64_t, const Q8Rows&, int64_t, int64_t, float*, int64_t) {}
 
 }  // namespace ggml::cpu::GGML_ISA
 

@@ -1,4 +1,5 @@
-// The vocabulary of cpu/simd.h for ARM's NEON with sdot (ARMv8.2 and +dotprod).
+// The vocabulary of cpu/simd.h for ARM's NEON with sdot (ARMv8.2 and +dotprod), also for
+// neon_i8mm, whose only difference is in tiles.h.
 #pragma once
 
 #include <arm_neon.h>
@@ -8,9 +9,14 @@
 
 #include "ggml/blocks.h"
 
+#ifdef __ARM_FEATURE_MATMUL_INT8
+#define GGML_ISA neon_i8mm
+#define GGML_STRIPS_ALONE  // the other kernels are neon's
+#else
 #define GGML_ISA neon
+#endif
 
-namespace ggml::cpu::neon {
+namespace ggml::cpu::GGML_ISA {
 
 // The lower and the upper four lanes.
 struct f32x8 {
@@ -418,4 +424,4 @@ inline void signed_products32(const W& weights, const X& x, i256 (&sum)[T]) {
     signed_products32(weights, x, sum, std::make_integer_sequence<int, T>());
 }
 
-}  // namespace ggml::cpu::neon
+}  // namespace ggml::cpu::GGML_ISA
