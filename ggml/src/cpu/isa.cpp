@@ -103,6 +103,17 @@ bool has_neon_i8mm() {
 }
 #endif
 
+// CPUID's name of the maker, in three registers.
+bool is_amd() {
+#ifdef GGML_X86
+    unsigned a, name[3];
+    return __get_cpuid(0, &a, &name[0], &name[2], &name[1]) &&
+           !std::memcmp(name, "AuthenticAMD", sizeof(name));
+#else
+    return false;
+#endif
+}
+
 struct Isa {
     const char* name;
     bool (*supported)();
@@ -140,6 +151,8 @@ Kernels build(int isa) {
 }
 
 }  // namespace
+
+const bool fetches_ahead = !is_amd();
 
 const Kernels* kernels_for(const char* isa) {
     static const auto* tables = [] {

@@ -20,9 +20,10 @@ void tile(const uint8_t* w, int64_t row_bytes, int64_t k, const float* x, int64_
     for (int r = 0; r < R; r++) {
         for (int t = 0; t < T; t++) sum[r][t] = splat(0);
     }
+    const bool fetches = T == 1 && fetches_ahead;
     int64_t i = 0;
     for (; i + 8 <= k; i += 8) {
-        if (T == 1 && i * W::size % 64 == 0) {  // with one token memory is the bottleneck
+        if (fetches && i * W::size % 64 == 0) {
             const uint8_t* next = w + i * W::size + ahead(row_bytes, R);
             for (int r = 0; r < R; r++) __builtin_prefetch(next + r * row_bytes, 0, 3);
         }
