@@ -12,6 +12,7 @@
 #include <type_traits>
 
 #include "cpu/avx512/factors.h"
+#include "cpu/avx512/token_tiles.h"
 #include "cpu/kernels.h"
 #include "ggml/blocks.h"
 #include "ggml/tensor.h"
@@ -221,22 +222,6 @@ inline void multiply(Pair (&w)[S], const X& x, __m512 (&sum)[S][T]) {
     for (int64_t b = 0; b < x.n_blocks; b += F::blocks) {
         F::multiply(w, x, b, sum);
         for (Pair& pair : w) pair = pair + kStrip * int64_t(sizeof(typename F::Block));
-    }
-}
-
-// The smallest tile that keeps VNNI busy, and the largest one for which two pairs have registers.
-constexpr int kFewest = 3, kMost = 6;
-
-// Calls kernel(Count<T>, first token) for tiles of roughly equal size; nt > kFewest.
-template <typename Kernel>
-inline void for_tiles(int64_t nt, const Kernel& kernel) {
-    for (int64_t t = 0, tiles = (nt + kMost - 1) / kMost; tiles; tiles--) {
-        const int64_t n = (nt - t + tiles - 1) / tiles;
-        if (n == 6) kernel(Count<6>(), t);
-        if (n == 5) kernel(Count<5>(), t);
-        if (n == 4) kernel(Count<4>(), t);
-        if (n == 3) kernel(Count<3>(), t);
-        t += n;
     }
 }
 

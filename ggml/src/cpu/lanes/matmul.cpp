@@ -47,9 +47,13 @@ void tile(const uint8_t* w, int64_t row_bytes, int64_t k, const float* x, int64_
 template <typename W, int R>
 void row_tile(const uint8_t* w, int64_t row_bytes, int64_t k, const float* x, int64_t ldx,
               int64_t nt, float* y, int64_t ldy) {
+    const auto tiles = [&](auto T, int64_t t) {
+        tile<W, R, T>(w, row_bytes, k, x + t * ldx, ldx, y + t * ldy, ldy);
+    };
     int64_t t = 0;
-    for (; t + 3 <= nt; t += 3) tile<W, R, 3>(w, row_bytes, k, x + t * ldx, ldx, y + t * ldy, ldy);
-    for (; t < nt; t++) tile<W, R, 1>(w, row_bytes, k, x + t * ldx, ldx, y + t * ldy, ldy);
+    for (; nt - t == 3 || nt - t > 4; t += 3) tiles(Count<3>(), t);
+    for (; t + 2 <= nt; t += 2) tiles(Count<2>(), t);
+    if (t < nt) tiles(Count<1>(), t);
 }
 
 template <typename W>
