@@ -365,7 +365,7 @@ void DeviceForward::compute_cold(const Pass& p, int64_t i, const Kind& kind) {
         ggml::select(p.context, mask, neurons.n, b.candidates);
     }
     ggml::partial_ffn(p.context, neurons, input, b.candidates, b.neurons, b.sums, counts, nullptr);
-    ggml::merge(p.context, neurons, b.sums, e.sums);
+    ggml::merge(p.context, neurons, b.sums, ggml::kSegmentPairs, e.sums);
 }
 
 void DeviceForward::release() {

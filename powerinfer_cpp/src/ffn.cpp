@@ -183,7 +183,7 @@ void neuron_ffn(const Pass& p, const Block& in, float* y) {
         b.neurons.computed = p.record.needs(in.layer, in.expert, b.candidates);
         ggml::partial_ffn(p.context, neurons, input, b.candidates, b.neurons, b.sums, &counts,
                           flags_of(p));
-        ggml::merge(p.context, neurons, b.sums, y);
+        ggml::merge(p.context, neurons, b.sums, ggml::kSegmentPairs, y);
     } else {
         ggml::rows_ffn(p.context, neurons, input, mask, b.neurons, y, &counts, flags_of(p));
     }

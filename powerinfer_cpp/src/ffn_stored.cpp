@@ -94,7 +94,7 @@ class OneRow {
                 store_.keep(p_.context.threads, lane_, segment_of(w_.n, end).begin);
             }
         }
-        ggml::merge(p_.context, w_, p_.work.sums, y);
+        ggml::merge(p_.context, w_, p_.work.sums, ggml::kSegments, y);
     }
 
     // After run(). Reads what memory lacks of the segment; without room for that, finds nothing.

@@ -155,7 +155,7 @@ void test_steps(Neurons w, const Floats& x, const NeuronMask& mask, const Floats
             sum_values(context, w, input, *scratch, *candidates, h.data(), s, s ? kSegments : 20,
                        sums.data());
         }
-        merge(context, w, sums.data(), y.data());
+        merge(context, w, sums.data(), kSegments, y.data());
         CHECK(std::equal(y.begin(), y.end(), expected.begin() + t * w.cols));
     }
 }
@@ -207,10 +207,10 @@ void test(const Case& c) {
         Floats y(size_t(count * c.cols));
         if (alone) {
             Carved<Candidates> candidates("candidates", c.n);
-            Floats sums(size_t(kSegments * c.cols), NAN);
+            Floats sums(size_t(kSegmentPairs * c.cols), NAN);
             select(context, own, c.n, *candidates);
             partial_ffn(context, w, input, *candidates, *scratch, sums.data(), counts, fired);
-            merge(context, w, sums.data(), y.data());
+            merge(context, w, sums.data(), kSegmentPairs, y.data());
         } else if (turns) {
             few_rows_ffn(context, w, input, own, *scratch, y.data(), counts, fired);
         } else {
@@ -415,7 +415,7 @@ void test_merge(int64_t cols) {
     for (int threads : {1, 3}) {
         Context context(threads);
         Floats y(size_t(cols), NAN);
-        merge(context, w, sums.data(), y.data());
+        merge(context, w, sums.data(), kSegments, y.data());
         bool good = true;
         for (int64_t c = 0; c < cols; c++) {
             good &= y[size_t(c)] == tree(sums, cols, c, 0, kSegments) + bias[size_t(c)];

@@ -154,7 +154,7 @@ inline void test_ffn(DType gate_type, DType type, Activation act, bool gated, bo
         select(context, mask, n, *candidates);
         partial_ffn(context, twin, x.host, *candidates, *scratch, host_sums.data(), &found,
                     nullptr);
-        merge(context, twin, host_sums.data(), out.data());
+        merge(context, twin, host_sums.data(), kSegmentPairs, out.data());
         return numbers(found);
     };
     Floats expected(static_cast<size_t>(cols)), cold(static_cast<size_t>(cols));

@@ -57,6 +57,9 @@ struct Neurons {
 
 // Fixed ranges of neurons: the unit of work and of summation.
 constexpr int64_t kSegments = 32;
+constexpr int64_t kSegmentPairs = kSegments / 2;
+// Pairs that a thread computes at a time, at most.
+constexpr int64_t kPairsTogether = 2;
 struct Segment {
     int64_t begin, end;
 };
@@ -130,6 +133,7 @@ struct NeuronScratch {
         float *h, *out, *line, *sums;
         int32_t* tokens;
         int32_t* candidates;  // [kFewRows, neurons of a block]
+        float* segments;      // [2 * kPairsTogether, cols]: sums of segments, for one row
     };
     std::vector<PerThread> threads;
     float* few_sums = nullptr;  // [kFewRows, kSegments, cols]: sums of a few rows
@@ -143,15 +147,16 @@ void select(Context& context, const NeuronMask& mask, int64_t n, Candidates& can
 // The same for a list that was made elsewhere: `count` of n neurons, ascending.
 void select_listed(const int32_t* ids, int64_t count, int64_t n, Candidates& candidates);
 
-// For one row x: the sum of h * down_n over the candidates of each segment, [kSegments, cols], in
-// the order of the down rows. x.q8 must be filled if gate or up want it. counts may be null. fired,
+// For one row x: the sum of h * down_n over the candidates of two segments each, [kSegmentPairs,
+// cols], in the order of the down rows. x.q8 must be filled if gate or up want it. counts may be null. fired,
 // [n] or null, gets which neurons fired (h is not zero).
 void partial_ffn(Context& context, const Neurons& neurons, const Input& x,
                  const Candidates& candidates, NeuronScratch& scratch, float* sums,
                  NeuronCounts* counts, bool* fired);
 
-// y = the segments' sums, added by the tree, plus the bias: [cols], in column order.
-void merge(Context& context, const Neurons& neurons, const float* sums, float* y);
+// y = the sums [n_sums, cols] of all segments or of their pairs, added by the tree, plus the bias:
+// [cols], in column order.
+void merge(Context& context, const Neurons& neurons, const float* sums, int64_t n_sums, float* y);
 
 // The same for several rows: y [rows, cols], fired [rows, n] or null. Each neuron is read once for
 // all rows.
@@ -176,7 +181,7 @@ void first_values(Context& context, const Neurons& neurons, const Input& x,
 // h[id] = their values, from h[id] and up . x. Only with a gate.
 void gated_values(Context& context, const Neurons& neurons, const Input& x,
                   const NeuronScratch& scratch, const int32_t* ids, int64_t n, float* h);
-// As partial_ffn, for segments [begin, end) whose candidates' values h [n] are known.
+// The sums of single segments [begin, end), [kSegments, cols], whose candidates' values h [n] are known.
 void sum_values(Context& context, const Neurons& neurons, const Input& x,
                 const NeuronScratch& scratch, const Candidates& candidates, const float* h,
                 int64_t begin, int64_t end, float* sums);

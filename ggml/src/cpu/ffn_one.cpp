@@ -35,13 +35,20 @@ struct Span {
     const float* values = nullptr;
 };
 
-// Neurons of a span whose gates fired.
+// Some neurons of one token: candidates, or those whose gates fired. Segments are small, so a batch
+// may hold neurons of several: full batches keep prefetching at its pace.
 struct Batch {
     int32_t ids[kTile];
     float h[kTile];
+    float* sums[kTile];  // of the neurons' segments
     int64_t n = 0;
-    int32_t token;
-    float* sum;
+    int32_t token = 0;
+
+    void push(int32_t id, float value, float* sum) {
+        ids[n] = id;
+        h[n] = value;
+        sums[n++] = sum;
+    }
 };
 
 // Spans that one thread computes.
@@ -51,50 +58,30 @@ class Spans {
         : w_(w), rows_(rows), computed_(computed), fired_(fired) {}
 
     // Computes spans [span, end): tiles of candidates, then batches of neurons whose gates fired.
-    // The rows of a tile or batch are prefetched while the one before is computed, also across
-    // spans.
+    // The rows of a tile or batch are prefetched while the one before is computed.
     void run(const Span* span, const Span* const last) {
-        const NeuronRows& first = cpu::first_rows(w_);
-        Batch ready, waiting;
-        // Computes `ready` while the rows of `waiting` are prefetched; then `waiting` becomes
-        // `ready`.
-        const auto move_on = [&] {
-            finish(ready, waiting);
-            ready = waiting;
-            waiting.n = 0;
-        };
-        for (; span < last; span++) {
-            waiting.sum = span->sum;
-            waiting.token = span->token;
-            const int32_t *ids = span->ids, *end = ids + span->n;
-            for (int64_t i = 0; span->values && i < span->n; i++) {
-                waiting.ids[waiting.n] = ids[i];
-                waiting.h[waiting.n++] = span->values[i];
-                if (waiting.n == kTile) move_on();
+        for (const Span* known = span; known < last; known++) {
+            for (int64_t i = 0; known->values && i < known->n; i++) {
+                fires(known->token, known->ids[i], known->values[i], known->sum);
             }
-            if (span->values) ids = end;
-            proposed += end - ids;
-            while (ids < end) {
-                const int64_t n = std::min<int64_t>(kTile, end - ids);
-                cpu::Ahead ahead =
-                    ahead_of(first, ids + n, std::min<int64_t>(kTile, end - ids - n));
-                if (ids + n == end && span + 1 < last && !span[1].values) {
-                    ahead = ahead_of(first, span[1].ids, std::min<int64_t>(kTile, span[1].n));
-                }
-                float g[kTile];
-                rows_.dot(first, cpu::first_bias(w_), ids, n, &span->token, 1, g, ahead);
-                for (int64_t j = 0; j < n; j++) {
-                    const float v = cpu::activate(w_, g[j]);
-                    if (v == 0) continue;
-                    waiting.ids[waiting.n] = ids[j];
-                    waiting.h[waiting.n++] = v;
-                    if (waiting.n == kTile) move_on();
-                }
-                ids += n;
-            }
-            if (waiting.n) move_on();
         }
-        finish(ready, waiting);
+        const NeuronRows& first = cpu::first_rows(w_);
+        int64_t at = 0;
+        Batch tile = next_tile(span, last, at);
+        while (tile.n) {
+            const Batch next = next_tile(span, last, at);
+            float g[kTile];
+            rows_.dot(first, cpu::first_bias(w_), tile.ids, tile.n, &tile.token, 1, g,
+                      ahead_of(first, next.ids, next.n));
+            proposed += tile.n;
+            for (int64_t j = 0; j < tile.n; j++) {
+                const float v = cpu::activate(w_, g[j]);
+                if (v != 0) fires(tile.token, tile.ids[j], v, tile.sums[j]);
+            }
+            tile = next;
+        }
+        move_on();
+        move_on();
     }
 
     int64_t proposed = 0, computed = 0, fired = 0;
@@ -102,6 +89,37 @@ class Spans {
  private:
     static cpu::Ahead ahead_of(const NeuronRows& rows, const int32_t* ids, int64_t n) {
         return {rows.data, rows.stride, ids, n};
+    }
+
+    // The next candidates of one token, from place `at` of `span` on, without the spans whose gates
+    // are known.
+    static Batch next_tile(const Span*& span, const Span* last, int64_t& at) {
+        Batch tile;
+        while (span < last && tile.n < kTile) {
+            if (span->values || at == span->n) {
+                span++;
+                at = 0;
+                continue;
+            }
+            if (tile.n && tile.token != span->token) break;
+            tile.token = span->token;
+            tile.push(span->ids[at++], 0, span->sum);
+        }
+        return tile;
+    }
+
+    // A gate is not 0: its neuron waits until the batch is full.
+    void fires(int32_t token, int32_t id, float value, float* sum) {
+        if (waiting_.n == kTile || (waiting_.n && waiting_.token != token)) move_on();
+        waiting_.token = token;
+        waiting_.push(id, value, sum);
+    }
+    // Computes one batch while the rows of the one that waits are prefetched; then this one is
+    // next.
+    void move_on() {
+        finish(ready_, waiting_);
+        ready_ = waiting_;
+        waiting_.n = 0;
     }
 
     void finish(Batch& batch, const Batch& next) {
@@ -116,20 +134,28 @@ class Spans {
             m = 0;
             for (int64_t i = 0; i < batch.n; i++) {
                 batch.ids[m] = batch.ids[i];
+                batch.sums[m] = batch.sums[i];
                 batch.h[m] = cpu::value(w_, batch.h[i], u[i]);
                 m += batch.h[m] != 0;
             }
         }
         fired += m;
         for (int64_t i = 0; fired_ && i < m; i++) fired_[batch.token * w_.n + batch.ids[i]] = true;
-        const int32_t first[] = {0, int32_t(m)};
-        rows_.add(batch.ids, m, 0, w_.cols,
-                  {first, kInOrder, batch.h, ahead_of(w_.down, next.ids, next.n)}, 1, batch.sum, 0);
+        for (int64_t i = 0, end = 0; i < m; i = end) {  // a segment's neurons at a time
+            while (end < m && batch.sums[end] == batch.sums[i]) end++;
+            const int32_t first[] = {0, int32_t(end - i)};
+            const int64_t from = std::min(i, next.n);
+            rows_.add(
+                batch.ids + i, end - i, 0, w_.cols,
+                {first, kInOrder, batch.h + i, ahead_of(w_.down, next.ids + from, next.n - from)},
+                1, batch.sums[i], 0);
+        }
     }
 
     const Neurons& w_;
     const cpu::RowProducts& rows_;
     bool *const computed_, *const fired_;  // [n] of one token, [tokens, n]; or null
+    Batch ready_, waiting_;
 };
 
 // Adds up what several threads have done.
@@ -153,10 +179,10 @@ struct Totals {
     }
 };
 
-// Adds the segments' sums [kSegments, cols] for n <= kColumns columns from c0 on.
-void add_up(const Neurons& w, const float* sums, int64_t c0, int64_t n, float* y) {
+// Adds n_sums sums [n_sums, cols] for n <= kColumns columns from c0 on.
+void add_up(const Neurons& w, const float* sums, int64_t n_sums, int64_t c0, int64_t n, float* y) {
     float part[cpu::kSums * kColumns];
-    cpu::add_tree(kSegments / 2, part, n, [&](int64_t pair, float* sum) {
+    cpu::add_tree(n_sums / 2, part, n, [&](int64_t pair, float* sum) {
         const float* const left = sums + 2 * pair * w.cols + c0;
         for (int64_t i = 0; i < n; i++) sum[i] = left[i] + left[w.cols + i];
     });
@@ -195,18 +221,29 @@ void partial_ffn(Context& context, const Neurons& w, const Input& x, const Candi
     const cpu::RowProducts rows(context, w, x, scratch, 0, 1);
     if (fired) std::fill_n(fired, w.n, false);
     Totals totals;
-    // Several segments at a time, because prefetching does not cross the pieces of a thread.
-    const int64_t grain = std::max<int64_t>(1, kSegments / (6 * context.threads.active()));
-    context.threads.run(kSegments, grain, [&](int64_t begin, int64_t end, int) {
-        Span spans[kSegments];
-        int64_t n = 0;
-        for (int64_t s = begin; s < end; s++) {
-            float* const sum = sums + s * w.cols;
-            std::fill_n(sum, w.cols, 0.0f);
-            spans[n++] = {candidates.ids + segment_of(w.n, s).begin, candidates.count[s], 0, sum};
-        }
+    // The sums of segments stay in a core's cache; what another core will read are those of pairs.
+    // Several pairs at a time, because prefetching does not cross the pieces of a thread.
+    const int64_t grain =
+        std::clamp<int64_t>(kSegmentPairs / (6 * context.threads.active()), 1, kPairsTogether);
+    context.threads.run(kSegmentPairs, grain, [&](int64_t begin, int64_t end, int thread) {
+        float* const own = scratch.threads[size_t(thread)].segments;
         Spans all(w, rows, scratch.computed, fired);
-        all.run(spans, spans + n);
+        for (int64_t n; begin < end; begin += n) {
+            n = std::min(kPairsTogether, end - begin);
+            Span spans[2 * kPairsTogether];
+            std::fill_n(own, 2 * n * w.cols, 0.0f);
+            for (int64_t i = 0; i < 2 * n; i++) {
+                const int64_t s = 2 * begin + i;
+                spans[i] = {candidates.ids + segment_of(w.n, s).begin, candidates.count[s], 0,
+                            own + i * w.cols};
+            }
+            all.run(spans, spans + 2 * n);
+            for (int64_t i = 0; i < n; i++) {
+                const float *const left = own + 2 * i * w.cols, *const right = left + w.cols;
+                float* const sum = sums + (begin + i) * w.cols;
+                for (int64_t c = 0; c < w.cols; c++) sum[c] = left[c] + right[c];
+            }
+        }
         totals.add(all);
     });
     totals.report(timer, w, 1, counts);
@@ -263,16 +300,16 @@ void few_rows_ffn(Context& context, const Neurons& w, const Input& x, const Neur
     const int64_t across = (w.cols + kColumns - 1) / kColumns;
     context.threads.run(x.rows * across, 1, [&](int64_t piece, int64_t, int) {
         const int64_t t = piece / across, c0 = piece % across * kColumns;
-        add_up(w, scratch.few_sums + t * kSegments * w.cols, c0, std::min(kColumns, w.cols - c0),
-               y + t * w.cols);
+        add_up(w, scratch.few_sums + t * kSegments * w.cols, kSegments, c0,
+               std::min(kColumns, w.cols - c0), y + t * w.cols);
     });
     totals.report(timer, w, x.rows, counts);
 }
 
-void merge(Context& context, const Neurons& w, const float* sums, float* y) {
+void merge(Context& context, const Neurons& w, const float* sums, int64_t n_sums, float* y) {
     const OpTimer timer(context.profile, "merge");
     context.threads.run(w.cols, kColumns, [&](int64_t begin, int64_t end, int) {
-        add_up(w, sums, begin, end - begin, y);
+        add_up(w, sums, n_sums, begin, end - begin, y);
     });
 }
 

@@ -320,6 +320,7 @@ NeuronScratch::NeuronScratch(Carver& carver, int64_t max_rows, int64_t n, int64_
     for (PerThread& t : threads) {
         if (few > 1) carver.take(t.candidates, {few, cpu::kTurn});
         carver.take(t.sums, {cpu::kSums, std::min(kResident, max_rows * cols)});
+        carver.take(t.segments, {2 * kPairsTogether, cols});
         carver.take(t.h, {kShared, max_rows});
         carver.take(t.tokens, {kShared, max_rows});
         carver.take(t.out, {kShared, max_rows});
