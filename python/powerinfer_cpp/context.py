@@ -38,6 +38,7 @@ class Context:
         self.version = 0
         # The last token's logits: a row of the engine's last call, or a copy.
         self._last_row: int | np.ndarray | None = None
+        self._n_ahead = 0  # positions after n_tokens that are computed, in the engine's last call
         self._scores: np.ndarray | None = None
         self._filled = np.zeros(self.n_ctx, dtype=bool)  # rows of scores that have memory
         self._kept = np.zeros(self.n_ctx, dtype=bool)  # rows of scores with a token's logits
@@ -96,6 +97,7 @@ class Context:
         ContextOverflowError, before anything is computed, if they do not fit.
         """
         self._check_fits(len(ids), self.n_tokens)
+        self._drop_ahead()
         self.version += 1
         self._fired, self._inputs = [], []
         n_batch = self._session.n_batch
@@ -104,6 +106,47 @@ class Context:
             keep = np.full(part.stop - first, self._logits_all)
             keep[-1] |= part.stop == len(ids)
             self._eval_chunk(ids[part], keep, None if generated is None else generated[part])
+
+    def eval_ahead(self, token: np.ndarray, ahead: np.ndarray) -> None:
+        """Appends one generated token, int32 [1], and computes what may follow, int32 [n], in the
+        same pass: n < n_batch, and their logits must be kept.
+
+        The latter are no part of the sequence until `advance` takes them, one by one; every other
+        call drops them. Raises ContextOverflowError if all do not fit.
+        """
+        ids = np.concatenate([token, ahead])
+        self._drop_ahead()
+        n, start = len(ids), self.n_tokens
+        self._check_fits(n, start)
+        self.version += 1
+        self._last_row = None
+        flags = np.ones(n, dtype=bool)
+        self._session.eval(ids, flags, generated=flags)
+        self.input_ids[start : start + n], self._generated[start : start + n] = ids, True
+        self.n_computed += n
+        self._n_ahead, self._last_row = n, -1
+        self._take_ahead()
+
+    def advance(self, token: int) -> bool:
+        """Appends a generated token, if `eval_ahead` has computed it here."""
+        if not self._n_ahead or self.input_ids[self.n_tokens] != token:
+            return False
+        self.version += 1
+        self._take_ahead()
+        return True
+
+    def _take_ahead(self) -> None:
+        at, row = self.n_tokens, self._last_row + 1
+        self._kept[at] = False
+        self.n_tokens, self._n_ahead, self._last_row = at + 1, self._n_ahead - 1, row
+        if self._logits_all or self._scores is not None:
+            self._fill_scores(np.array([at]))[at] = self._session.logits(row)
+            self._kept[at] = True
+
+    def _drop_ahead(self) -> None:
+        if self._n_ahead:
+            self._session.truncate(self.n_tokens)
+            self._n_ahead = 0
 
     def visit(self, ids: np.ndarray, visit: Callable[[int, np.ndarray], None]) -> None:
         """Clears the sequence, computes int32 ids [n], and calls visit(i, logits after token i).
@@ -132,6 +175,7 @@ class Context:
 
     def save(self) -> LlamaState:
         """The state of the sequence, with the logits that were kept."""
+        self._drop_ahead()
         if self._scores is not None and self._logits_all:
             scores = self._scores[: self.n_tokens].copy()
         elif self._last_row is not None:
@@ -165,7 +209,7 @@ class Context:
             raise ValueError(f"this state is of a model with {scores.shape[1]} vocabulary tokens")
         self._check_fits(n, 0)
         self.version += 1
-        self.n_tokens, self._last_row = 0, None
+        self.n_tokens, self._last_row, self._n_ahead = 0, None, 0
         try:
             self._session.load(state.llama_state)
             if self._session.length() != n:
@@ -185,7 +229,7 @@ class Context:
         """Drops every position from n on."""
         self._session.truncate(n)
         self.version += 1
-        self.n_tokens, self._last_row = n, None
+        self.n_tokens, self._last_row, self._n_ahead = n, None, 0
 
     def need_scores(self) -> np.ndarray:
         """The array float32 [n_ctx, n_vocab]; later calls fill it, the last token's row is filled.

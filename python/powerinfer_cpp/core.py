@@ -27,6 +27,8 @@ from .logits import (
 )
 from .model import SPARSE_MODES, Model, Sampler, as_tokens, memory_plan
 from .sampling import Sampling
+from .speculative import Drafts, eval_with_draft
+from .speculative import draft_model as draft_model_of
 from .state import LlamaState
 from .stats import Meter, report
 
@@ -63,6 +65,9 @@ class LlamaCore:
     progress_callback: called with 0..1 while loading; returning False cancels (Cancelled).
     record: "fired" or "fired+input", with sparse "off" or "exact" and without a device, for
     `activations` and `ffn_inputs`.
+    draft_model: guesses the next tokens, which are then checked together: the same text, sooner
+    where it repeats itself. LlamaPromptLookupDecoding(), or the path of a smaller model with the
+    same vocabulary (speculative.py). Recording does without.
     verbose: print a few lines to stderr. seed: seed of the random numbers of all calls; default:
     different each time.
 
@@ -103,6 +108,7 @@ class LlamaCore:
         sparse: str = "auto",
         sparse_threshold: float | None = None,
         record: str = "off",
+        draft_model: Any = None,
         progress_callback: Callable[[float], object] | None = None,
         **unknown: object,
     ):
@@ -191,6 +197,11 @@ class LlamaCore:
             self._embedder = Embedder(self._model, verbose=verbose, **self._session_fields)
         elif not vocab_only:
             self._open_context()
+        self._draft = self._own_draft = None
+        if not vocab_only:
+            self._draft = draft_model_of(draft_model, self._model, n_ctx, n_threads=n_threads)
+        if isinstance(draft_model, str | Path):
+            self._own_draft = self._draft
         self._sampler: tuple[Sampling, Sampler] | None = None  # used by sample()
         if verbose:
             options.report(self._model, self.plan())
@@ -454,7 +465,7 @@ class LlamaCore:
         if not pending:
             raise ValueError("generate needs at least one token")
         with self._lock:
-            sampler = self._new_sampler(params, seed)
+            sampler, drafts = self._new_sampler(params, seed), self._new_drafts()
             history = [] if reset else self._computing.tokens()
             generated = [] if reset else self._computing.generated()
             version = None if reset else self._computing.version
@@ -465,7 +476,12 @@ class LlamaCore:
             with self._lock:
                 context = self._computing
                 before, work, start = context.n_computed, context.work(), time.perf_counter()
-                if version == context.version:
+                if version == context.version and flags == [True] and drafts:
+                    if context.advance(pending[0]):
+                        drafts.advanced()
+                    else:
+                        eval_with_draft(context, drafts, history, pending[0])
+                elif version == context.version:
                     context.eval(as_tokens(pending), np.array(flags))
                 else:  # at the beginning, or after another call has used the instance
                     context.become(as_tokens(history + pending), np.array(generated + flags))
@@ -549,6 +565,11 @@ class LlamaCore:
         fields = {"seed": seed & (1 << 64) - 1, "repeat_last_n": self.last_n_tokens_size}
         return Sampler(**fields, **params.keywords())
 
+    def _new_drafts(self) -> Drafts | None:
+        if self._draft is None or self._session_fields["record"]:
+            return None
+        return Drafts(self._draft, self._session_fields["n_batch"], self._model.n_vocab)
+
     def _recent(self, ids: list[int]) -> list[int]:
         """The last ids, which get penalties."""
         n = self.last_n_tokens_size
@@ -561,7 +582,7 @@ class LlamaCore:
         with self._lock:
             if not self._closed:
                 self._closed = True
-                for part in (self._context, self._embedder):
+                for part in (self._context, self._embedder, self._own_draft):
                     if part is not None:
                         part.close()
                 self._model.close()

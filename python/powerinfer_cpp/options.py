@@ -20,7 +20,6 @@ _LEGACY: dict[str, tuple[Any, ...]] = {
     "numa": (False, 0),
     "offload_kqv": (True,),
     "no_perf": (False,),
-    "draft_model": (None,),
     "spm_infill": (False,),
 }
 # What changes no result here: old ones, there is one attention, a scale needs a lora_path.

@@ -1,0 +1,212 @@
+"""Drafts: tokens that may come next, which a model checks in one pass (speculative decoding, arXiv
+2211.17192, with the text of the model alone).
+
+A pass over a few rows reads the weights once, so where memory is the limit it takes little longer
+than a pass over one. The model still chooses every token itself, from the same logits and random
+numbers. So drafts change the time of a text and nothing else.
+"""
+
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from .context import ROWS_KEPT, Context
+from .logits import Ids
+from .model import Model
+
+if TYPE_CHECKING:
+    from .llama import Llama
+
+NO_IDS = np.empty(0, dtype=np.intc)
+
+
+class LlamaDraftModel(ABC):
+    """Guesses how a sequence continues. The interface is llama-cpp-python's."""
+
+    @abstractmethod
+    def __call__(self, input_ids: Ids, /, **kwargs: Any) -> Ids:
+        """Ids that may follow input_ids, the best first; none if there is no good guess.
+
+        input_ids: intc [n], prompt and text so far.
+        """
+
+
+class LlamaPromptLookupDecoding(LlamaDraftModel):
+    """Continues as the prompt or the text did when its last tokens occurred before.
+
+    max_ngram_size: most last tokens that are looked for; the longest match counts, and of several
+    the latest. num_pred_tokens: most tokens of a draft.
+    """
+
+    def __init__(self, max_ngram_size: int = 2, num_pred_tokens: int = 10):
+        if max_ngram_size < 1 or num_pred_tokens < 1:
+            raise ValueError("max_ngram_size and num_pred_tokens must be at least 1")
+        self.max_ngram_size = max_ngram_size
+        self.num_pred_tokens = num_pred_tokens
+
+    def __call__(self, input_ids: Ids, /, **kwargs: Any) -> Ids:
+        ids = np.asarray(input_ids, dtype=np.intc)
+        ends = np.flatnonzero(ids[:-1] == ids[-1])  # where the last token occurred before
+        for i in range(1, self.max_ngram_size):
+            longer = ends[(ends >= i) & (ids[ends - i] == ids[max(-1 - i, -len(ids))])]
+            if not longer.size:
+                break
+            ends = longer
+        if not ends.size:
+            return NO_IDS
+        return ids[ends[-1] + 1 : ends[-1] + 1 + self.num_pred_tokens]
+
+
+class LlamaModelDecoding(LlamaDraftModel):
+    """A smaller model with the same vocabulary, opened from a file or given as a Llama.
+
+    num_pred_tokens: most tokens of a draft. p_min: a draft ends where the model gives its best
+    token less than this probability. keywords: of Llama, for a file. The Llama computes nothing
+    else meanwhile.
+    """
+
+    def __init__(
+        self,
+        model: "Llama | str | Path",
+        num_pred_tokens: int = 10,
+        p_min: float = 0.5,
+        **keywords: Any,
+    ):
+        from .llama import Llama
+
+        self._own = not isinstance(model, Llama)
+        self.llama = Llama(model, **{"verbose": False, **keywords}) if self._own else model
+        self.num_pred_tokens, self.p_min = num_pred_tokens, p_min
+
+    def __call__(self, input_ids: Ids, /, **kwargs: Any) -> Ids:
+        llama = self.llama
+        with llama._lock:
+            context = llama._computing
+            ids = np.ascontiguousarray(input_ids, dtype=np.int32)
+            n = min(int(kwargs.get("most", self.num_pred_tokens)), context.n_ctx - len(ids))
+            if n <= 0:
+                return NO_IDS
+            context.become(ids, np.ones(len(ids), dtype=bool))
+            found: list[int] = []
+            while True:
+                logits = context.logits()
+                best = int(logits.argmax())
+                if not 1 / np.exp(logits - logits[best]).sum() >= self.p_min:
+                    break
+                found.append(best)
+                if len(found) == n:
+                    break
+                context.eval(np.array([best], dtype=np.int32), np.ones(1, dtype=bool))
+            return np.array(found, dtype=np.intc)
+
+    def close(self) -> None:
+        """Closes the model, if it was opened here."""
+        if self._own:
+            self.llama.close()
+
+
+def draft_model(given: Any, model: Model, n_ctx: int, **keywords: Any) -> LlamaDraftModel | None:
+    """What `draft_model=` names: None, a LlamaDraftModel, or the path of a smaller model.
+
+    Raises ValueError for anything else, and for a model with another vocabulary.
+    """
+    if given is None:
+        return None
+    if isinstance(given, str | Path):
+        given = LlamaModelDecoding(given, n_ctx=n_ctx, **keywords)
+    if isinstance(given, LlamaModelDecoding):
+        other = given.llama._model
+        if _vocabulary(other) != _vocabulary(model):
+            given.close()
+            raise ValueError(
+                f"draft_model: {other.path} has another vocabulary than {model.path}: their tokens "
+                "must be the same"
+            )
+    if not callable(given):
+        raise ValueError("draft_model must be a LlamaDraftModel or the path of a GGUF file")
+    return given
+
+
+def _vocabulary(model: Model) -> Any:
+    return model.n_vocab, model.gguf.metadata.get("tokenizer.ggml.tokens")
+
+
+class Drafts:
+    """Drafts for one text: how many tokens are worth checking, by what was accepted and measured.
+
+    A draft grows while all of it is accepted. If passes with drafts take longer than the tokens
+    that they brought would have taken alone, there are none for a while.
+    """
+
+    FIRST, REST, LONGEST_REST = 3, 16, 256  # tokens
+    TRIAL = 3  # passes with a draft before they are judged
+    MEMORY = 0.9  # weight of a pass relative to the next one
+
+    def __init__(self, draft: LlamaDraftModel, most: int, n_vocab: int):
+        self._draft, self._n_vocab = draft, n_vocab
+        self._most = min(most, ROWS_KEPT) - 1
+        self._length = self.FIRST
+        self._alone: float | None = None  # seconds of a pass with one token
+        self._rest, self._resting = self.REST, 0
+        self._passes, self._seconds, self._tokens = 0, 0.0, 0.0  # of passes with drafts
+        self._drafted = self._accepted = 0  # of the pass that is being used up
+        self.proposed = self.accepted = 0  # tokens, of the whole text
+
+    def propose(self, ids: Sequence[int], room: int) -> Ids:
+        """Ids that may follow `ids`, at most `room`."""
+        self._judge()
+        most = min(self._length, self._most, room)
+        if self._resting or self._alone is None or most <= 0:
+            self._resting = max(0, self._resting - 1)
+            return NO_IDS
+        found = np.asarray(self._draft(np.array(ids, dtype=np.intc), most=most), dtype=np.intc)
+        found = found.reshape(-1)[:most]
+        bad = np.flatnonzero((found < 0) | (found >= self._n_vocab))
+        return found[: bad[0]] if bad.size else found
+
+    def computed(self, n: int, seconds: float) -> None:
+        """A pass with n drafted tokens took so long, with making the draft."""
+        if n == 0:
+            least = seconds if self._alone is None else min(self._alone * 1.02, seconds)
+            self._alone = least
+            return
+        self._drafted, self._accepted = n, 0
+        self._passes += 1
+        self._seconds = self._seconds * self.MEMORY + seconds
+        self._tokens = self._tokens * self.MEMORY + 1
+        self.proposed += n
+
+    def advanced(self) -> None:
+        """The model chose the next drafted token."""
+        self._accepted += 1
+        self._tokens += 1
+        self.accepted += 1
+
+    def _judge(self) -> None:
+        """After the last pass with a draft: its length, and whether to rest."""
+        if not self._drafted:
+            return
+        if self._accepted == self._drafted:
+            self._length = max(self._length, min(self._most, 2 * self._drafted))
+        else:
+            self._length = max(1, self._accepted + 1)
+        self._drafted = 0
+        if self._passes < self.TRIAL:
+            return
+        if self._tokens * self._alone >= self._seconds:
+            self._rest = self.REST
+            return
+        self._resting, self._rest = self._rest, min(2 * self._rest, self.LONGEST_REST)
+        self._passes, self._seconds, self._tokens, self._length = 0, 0.0, 0.0, 1
+
+
+def eval_with_draft(context: Context, drafts: Drafts, history: list[int], token: int) -> None:
+    """Computes a generated token, and with it the tokens that may follow."""
+    start = time.perf_counter()
+    ahead = drafts.propose([*history, token], context.n_ctx - context.n_tokens - 1)
+    context.eval_ahead(np.array([token], dtype=np.int32), ahead.astype(np.int32))
+    drafts.computed(len(ahead), time.perf_counter() - start)

@@ -1,0 +1,205 @@
+"""Drafts change the time of a text, and nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from powerinfer_cpp.context import Context
+from powerinfer_cpp.llama_speculative import (
+    LlamaDraftModel,
+    LlamaModelDecoding,
+    LlamaPromptLookupDecoding,
+)
+from powerinfer_cpp.speculative import Drafts
+
+from powerinfer_cpp import Llama
+
+PROMPTS = [
+    "Once upon a time",
+    "One day, a cat and a dog",
+    "red blue red blue red blue red",
+    "Tom had a ball. Tom had a ball. Tom had",
+]
+SAMPLINGS = [
+    {"temperature": 0.0},
+    {"temperature": 0.0, "repeat_penalty": 1.3},
+    {"temperature": 0.9, "seed": 1},
+    {"temperature": 1.5, "seed": 2, "top_k": 0, "frequency_penalty": 0.5},
+]
+
+
+class Fixed(LlamaDraftModel):
+    """Guesses what a text has at this place."""
+
+    def __init__(self, ids: list[int], right: int = 99) -> None:
+        self.ids, self.right, self.calls = ids, right, 0
+
+    def __call__(self, input_ids: np.ndarray, /, **_: object) -> np.ndarray:
+        self.calls += 1
+        found = np.array(self.ids[len(input_ids) : len(input_ids) + 12], dtype=np.intc)
+        found[self.right :] += 1
+        return found
+
+
+class Noise(LlamaDraftModel):
+    def __init__(self) -> None:
+        self.rng = np.random.default_rng(0)
+
+    def __call__(self, input_ids: np.ndarray, /, **_: object) -> np.ndarray:
+        return self.rng.integers(-2, 40000, 7).astype(np.intc)  # some are no tokens
+
+
+def eager(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No draft is left out because it does not pay."""
+    monkeypatch.setattr(Drafts, "TRIAL", 1 << 30)
+
+
+@pytest.fixture(scope="module")
+def drafts(model_path: Path) -> dict[str, Callable[[], object]]:
+    return {
+        "lookup": LlamaPromptLookupDecoding,
+        "long lookup": lambda: LlamaPromptLookupDecoding(3, 40),
+        "model": lambda: str(model_path),
+        "noise": Noise,
+    }
+
+
+@pytest.mark.parametrize("sparse", ["auto", "off", "exact"])
+@pytest.mark.parametrize("kind", ["lookup", "long lookup", "model", "noise"])
+def test_texts_are_the_same(
+    kind: str,
+    sparse: str,
+    drafts: dict[str, Callable[[], object]],
+    model_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    eager(monkeypatch)
+    fields = {"n_ctx": 256, "verbose": False, "sparse": sparse}
+    with (
+        Llama(model_path, **fields) as plain,
+        Llama(model_path, draft_model=drafts[kind](), **fields) as drafting,
+    ):
+        for prompt in PROMPTS:
+            for sampling in SAMPLINGS:
+                more = {"max_tokens": 40, "logprobs": 2, **sampling}
+                expected, found = plain(prompt, **more), drafting(prompt, **more)
+                assert found["choices"] == expected["choices"], (prompt, sampling)
+                assert drafting.n_tokens == plain.n_tokens
+
+
+def test_the_context_is_the_one_without_drafts(model_path: Path) -> None:
+    """Between tokens, too: what was guessed is no part of the sequence."""
+    fields = {"n_ctx": 128, "verbose": False, "seed": 3}
+    with Llama(model_path, **fields) as plain:
+        prompt = plain.tokenize(PROMPTS[0].encode())
+        steps = plain.generate(prompt, temp=0)
+        text = [next(steps) for _ in range(30)]
+        after = plain.scores[plain.n_tokens - 1].copy()
+    for right in (99, 3, 0):
+        guess = Fixed(prompt + text, right)
+        with Llama(model_path, draft_model=guess, **fields) as llm:
+            _ = llm.scores
+            steps = llm.generate(prompt, temp=0)
+            for i, token in enumerate(text):
+                assert next(steps) == token
+                assert llm.n_tokens == len(prompt) + i
+                assert llm.input_ids[: llm.n_tokens].tolist() == (prompt + text)[: llm.n_tokens]
+                if i == 12:  # other calls in between
+                    state = llm.save_state()
+                    assert state.n_tokens == len(prompt) + i
+                if i == 17:
+                    llm.reset()
+                if i == 22:
+                    llm.eval(prompt)
+            assert np.array_equal(llm.scores[llm.n_tokens - 1], after)
+            assert guess.calls < 20 if right == 99 else guess.calls
+            llm.load_state(state)
+            again = llm.generate([text[12]], temp=0, reset=False)
+            assert [next(again) for _ in range(5)] == text[13:18]
+
+
+def test_fewer_passes(model_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A right guess saves passes."""
+    eager(monkeypatch)
+    passes = []
+    ahead = Context.eval_ahead
+    monkeypatch.setattr(
+        Context, "eval_ahead", lambda self, *ids: (passes.append(len(ids[1])), ahead(self, *ids))
+    )
+    with Llama(model_path, n_ctx=128, verbose=False) as plain:
+        prompt = plain.tokenize(b"Once upon a time")
+        steps = plain.generate(prompt, temp=0)
+        text = [next(steps) for _ in range(60)]
+    guess = Fixed(prompt + text)
+    with Llama(model_path, n_ctx=128, verbose=False, draft_model=guess) as llm:
+        steps = llm.generate(prompt, temp=0)
+        assert [next(steps) for _ in range(60)] == text
+        assert llm.stats()["n_gen"] == 59
+    assert len(passes) < 12
+    assert passes[:3] == [0, 3, 6]
+
+
+def test_what_does_not_pay_is_left_out() -> None:
+    class Always(LlamaDraftModel):
+        calls = 0
+
+        def __call__(self, input_ids: np.ndarray, /, **_: object) -> np.ndarray:
+            self.calls += 1
+            return np.zeros(10, dtype=np.intc)
+
+    wrong = Always()
+    drafts = Drafts(wrong, 512, 100)
+    seconds = 0.0
+    for _ in range(1000):  # nothing is accepted, and two rows take twice as long
+        n = len(drafts.propose([1], 99))
+        seconds += 1 + n
+        drafts.computed(n, 1 + n)
+    assert wrong.calls < 40
+    assert seconds < 1050
+
+    right = Always()
+    drafts = Drafts(right, 512, 100)
+    passes = 0
+    for _ in range(100):
+        n = len(drafts.propose([1], 99))
+        drafts.computed(n, 1 + n / 10)
+        passes += 1 + n
+        for _ in range(n):
+            drafts.advanced()
+    assert passes > 900
+
+
+def test_lookup() -> None:
+    lookup = LlamaPromptLookupDecoding(max_ngram_size=3, num_pred_tokens=4)
+
+    def guess(*ids: int) -> list[int]:
+        return lookup(np.array(ids, dtype=np.intc)).tolist()
+
+    assert guess(1) == []
+    assert guess(1, 2, 3) == []
+    assert guess(1, 2, 3, 1) == [2, 3, 1]
+    assert guess(5, 6, 7, 8, 9, 5, 6) == [7, 8, 9, 5]
+    assert guess(5, 6, 7, 1, 6, 8, 2, 5, 6) == [7, 1, 6, 8]  # two tokens rather than one
+    assert guess(5, 6, 7, 1, 5, 6, 8, 2, 5, 6) == [8, 2, 5, 6]  # the latest place
+    assert guess(4, 4, 4, 4) == [4]
+    for bad in ({"max_ngram_size": 0}, {"num_pred_tokens": 0}):
+        with pytest.raises(ValueError, match="at least 1"):
+            LlamaPromptLookupDecoding(**bad)
+
+
+def test_refused(model_path: Path, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="draft_model must be"):
+        Llama(model_path, draft_model=7, verbose=False)
+    with pytest.raises(OSError, match="no.gguf"):
+        Llama(model_path, draft_model=tmp_path / "no.gguf", verbose=False)
+
+
+def test_a_llama_of_ones_own(model_path: Path) -> None:
+    with Llama(model_path, n_ctx=64, verbose=False) as small:
+        draft = LlamaModelDecoding(small, num_pred_tokens=5)
+        with Llama(model_path, n_ctx=64, verbose=False, draft_model=draft) as llm:
+            text = llm(PROMPTS[0], max_tokens=20, temperature=0)
+        assert small(PROMPTS[0], max_tokens=20, temperature=0)["choices"] == text["choices"]
