@@ -29,7 +29,7 @@ def main() -> None:
     parser.add_argument("--types", nargs="+", default=["Q4_0", "Q8_0", "Q4_K", "Q6_K"])
     parser.add_argument("--tokens", nargs="+", type=int, default=[1, 4, 8, 64])
     parser.add_argument("--columns", type=int, default=2048)
-    parser.add_argument("--rows", type=int, default=8)
+    parser.add_argument("--rows", type=int, default=64)
     parser.add_argument("--cpu", default="max")
     options = parser.parse_args()
     for kind in options.types:

@@ -536,14 +536,25 @@ typedef struct pi_sampler_params {
     float frequency_penalty; /* default 0: off */
     float presence_penalty;  /* default 0: off */
     int32_t repeat_last_n;   /* tokens that penalties look at, default 64; 0: none; -1: all */
+    float top_n_sigma;       /* keep logits within so many standard deviations of the best; default
+                              * -1, <= 0: off */
+    float xtc_probability; /* 0..1, default 0: off; how often to exclude top choices: of the tokens
+                            * that have at least the threshold, all but the least likely */
+    float xtc_threshold;   /* 0..1, default 0.1; above 0.5: off */
+    float dynatemp_range;  /* default 0: off; temperature +- range, by the entropy */
+    float dynatemp_exponent; /* 0 or more, default 1 */
+    int32_t mirostat_mode;   /* default 0: off; 1 or 2: versions of mirostat, with penalties and
+                              * temperature, in place of the other filters (arXiv 2007.14966) */
+    float mirostat_tau;      /* target surprise in bits, 0 or more, default 5 */
+    float mirostat_eta;      /* learning rate, 0 or more, default 0.1 */
 } pi_sampler_params;
 
 pi_sampler_params pi_sampler_default_params(void);
 pi_status pi_sampler_new(const pi_sampler_params* params, pi_sampler** out);
 void pi_sampler_free(pi_sampler* sampler);
-/* Chooses a token: penalties, top-k, typical, top-p, min-p, temperature, draw, in this order. Does
- * not change logits [n_vocab]. NaN and -inf are never chosen; PI_ERROR_ARGUMENT if there is nothing
- * else. */
+/* Chooses a token: penalties, top-n-sigma, top-k, typical, top-p, min-p, XTC, temperature, draw, in
+ * this order. Does not change logits [n_vocab]. NaN and -inf are never chosen; PI_ERROR_ARGUMENT if
+ * there is nothing else. */
 pi_status pi_sample(pi_sampler* sampler, const float* logits, int32_t n_vocab, int32_t* token);
 /* The same for n rows of the last call, whose logits must have been kept, by all threads of the
  * session: tokens[i] is what samplers[i] chooses for rows[i]. No sampler may be given twice.
@@ -552,7 +563,7 @@ pi_status pi_sample_rows(pi_session* session, pi_sampler* const* samplers, const
                          int32_t n, int32_t* tokens);
 /* Adds a token, of the prompt or a chosen one, to those that penalties look at. */
 void pi_sampler_accept(pi_sampler* sampler, int32_t token);
-/* Forgets accepted tokens. The random state continues. */
+/* Forgets accepted tokens, and what mirostat learned. The random state continues. */
 void pi_sampler_reset(pi_sampler* sampler);
 /* Restarts the random numbers from a seed, as in a new sampler. Accepted tokens stay. */
 void pi_sampler_seed(pi_sampler* sampler, uint64_t seed);

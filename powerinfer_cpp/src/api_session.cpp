@@ -266,6 +266,11 @@ pi_sampler_params pi_sampler_default_params(void) {
     p.typical_p = 1.0f;
     p.repeat_penalty = 1.0f;
     p.repeat_last_n = 64;
+    p.top_n_sigma = -1.0f;
+    p.xtc_threshold = 0.1f;
+    p.dynatemp_exponent = 1.0f;
+    p.mirostat_tau = 5.0f;
+    p.mirostat_eta = 0.1f;
     return p;
 }
 

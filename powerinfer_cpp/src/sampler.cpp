@@ -26,7 +26,8 @@ bool can_be_chosen(float logit) {
 
 }  // namespace
 
-Sampler::Sampler(const pi_sampler_params& params) : params_(params), random_(params.seed) {
+Sampler::Sampler(const pi_sampler_params& params)
+    : params_(params), random_(params.seed), mirostat_mu_(2 * double(params.mirostat_tau)) {
     check("temperature", params.temperature, -FLT_MAX, FLT_MAX);
     check("top_p", params.top_p, 0, 1);
     check("min_p", params.min_p, 0, 1);
@@ -34,6 +35,17 @@ Sampler::Sampler(const pi_sampler_params& params) : params_(params), random_(par
     check("repeat_penalty", params.repeat_penalty, -FLT_MAX, FLT_MAX);
     check("frequency_penalty", params.frequency_penalty, -FLT_MAX, FLT_MAX);
     check("presence_penalty", params.presence_penalty, -FLT_MAX, FLT_MAX);
+    check("top_n_sigma", params.top_n_sigma, -FLT_MAX, FLT_MAX);
+    check("xtc_probability", params.xtc_probability, 0, 1);
+    check("xtc_threshold", params.xtc_threshold, 0, 1);
+    check("dynatemp_range", params.dynatemp_range, 0, FLT_MAX);
+    check("dynatemp_exponent", params.dynatemp_exponent, 0, FLT_MAX);
+    check("mirostat_tau", params.mirostat_tau, 0, FLT_MAX);
+    check("mirostat_eta", params.mirostat_eta, 0, FLT_MAX);
+    if (params.mirostat_mode < 0 || params.mirostat_mode > 2)
+        throw ggml::Error(
+            ggml::Code::argument,
+            ggml::format("mirostat_mode must be 0, 1 or 2, not %d", int(params.mirostat_mode)));
     if (params.repeat_penalty <= 0)  // positive logits are divided by it
         throw ggml::Error(
             ggml::Code::argument,
@@ -57,8 +69,9 @@ void Sampler::require_choice(const float* logits, int32_t n_vocab) {
 int32_t Sampler::sample(const float* logits, int32_t n_vocab) {
     require_choice(logits, n_vocab);
     const bool greedy = params_.temperature <= 0;
+    const bool needs_all = !greedy && (params_.mirostat_mode || params_.top_n_sigma > 0);
     const size_t most = greedy ? 1 : size_t(std::max(params_.top_k, 0));
-    if (!find_best(logits, n_vocab, most)) {
+    if (needs_all || !find_best(logits, n_vocab, most)) {
         candidates_.clear();
         candidates_.reserve(size_t(n_vocab));
         sorted_ = 0;
@@ -67,13 +80,18 @@ int32_t Sampler::sample(const float* logits, int32_t n_vocab) {
                 candidates_.push_back({id, std::min(logits[id], FLT_MAX), 0});
         }
         penalise();
-        if (!greedy) keep_top_k();
+        if (!greedy && params_.mirostat_mode) return mirostat(n_vocab);
+        if (!greedy) {
+            keep_top_n_sigma();
+            keep_top_k();
+        }
     }
     if (greedy) return best();
     keep_typical();
     keep_top_p();
     keep_min_p();
-    return draw();
+    exclude_top_choices();
+    return draw(weigh(temperature())).id;
 }
 
 // Most vocabularies have far more tokens than top-k leaves. A block in which no logit is above the
@@ -238,10 +256,104 @@ void Sampler::keep_min_p() {
     sorted_ = std::min(sorted_, candidates_.size());
 }
 
-int32_t Sampler::draw() {
-    const double sum = weigh(params_.temperature);
-    // 53 random bits: a double in [0, 1).
-    const double target = double(random_() >> 11) * 0x1p-53 * sum;
+// Keeps logits that are at most n standard deviations below the best one (arXiv 2411.07641).
+void Sampler::keep_top_n_sigma() {
+    if (params_.top_n_sigma <= 0 || candidates_.size() < 2) return;
+    double top = candidates_[0].logit, mean = 0, square = 0;
+    for (const Candidate& c : candidates_) {
+        top = std::max(top, double(c.logit));
+        mean += c.logit;
+    }
+    const double n = double(candidates_.size());
+    mean /= n;
+    for (const Candidate& c : candidates_) square += (c.logit - mean) * (c.logit - mean);
+    const double least = top - double(params_.top_n_sigma) * std::sqrt(square / n);
+    const auto end = std::remove_if(candidates_.begin(), candidates_.end(),
+                                    [=](const Candidate& c) { return double(c.logit) < least; });
+    candidates_.erase(end, candidates_.end());
+}
+
+// Excludes top choices (XTC), for less predictable texts: sometimes, of the tokens that reach the
+// threshold, only the least likely remains.
+void Sampler::exclude_top_choices() {
+    if (params_.xtc_probability <= 0 || params_.xtc_threshold > 0.5f || candidates_.size() < 2)
+        return;
+    if (random() >= params_.xtc_probability) return;
+    const double least = double(params_.xtc_threshold) * weigh(1);
+    const auto reaches = [=](const Candidate& c) { return c.weight >= least; };
+    const auto n = std::count_if(candidates_.begin(), candidates_.end(), reaches);
+    if (n < 2) return;
+    sort_first(size_t(n));
+    candidates_.erase(candidates_.begin(), candidates_.begin() + (n - 1));
+    sorted_ -= size_t(n - 1);
+}
+
+// Between temperature - range and temperature + range: the lower, the surer the model is, by the
+// entropy relative to the largest possible one (dynamic temperature).
+double Sampler::temperature() {
+    const double given = params_.temperature, range = params_.dynatemp_range;
+    if (range <= 0 || candidates_.size() < 2) return given;
+    const double sum = weigh(1);
+    double entropy = 0;
+    for (const Candidate& c : candidates_)
+        if (c.weight > 0) entropy -= c.weight / sum * ggml::log_f64(c.weight / sum);
+    const double unsure = entropy / ggml::log_f64(double(candidates_.size()));
+    const double share =
+        unsure > 0 ? ggml::exp_f64(params_.dynatemp_exponent * ggml::log_f64(unsure)) : 0;
+    const double low = std::max(given - range, 0.0), high = given + range;
+    return std::max(low + (high - low) * share, 1e-6);  // not 0, by which logits are divided
+}
+
+// How many tokens mirostat 1 keeps, by an estimate of the exponent of Zipf's law from the most
+// likely 100, which are sorted.
+double Sampler::mirostat_width(int32_t n_vocab) const {
+    double products = 0, squares = 0;
+    const size_t n = std::min<size_t>(100, candidates_.size());
+    for (size_t i = 0; i + 1 < n && candidates_[i + 1].weight > 0; i++) {
+        const double step = ggml::log_f64(double(i + 2) / double(i + 1));
+        products += step * ggml::log_f64(candidates_[i].weight / candidates_[i + 1].weight);
+        squares += step * step;
+    }
+    if (products <= 0) return double(n);  // all weights are equal, or there is one
+    const double exponent = products / squares, excess = exponent - 1;
+    const double log_n = ggml::log_f64(double(n_vocab)), two = ggml::log_f64(2);
+    // excess / (1 - n_vocab^-excess), which approaches 1 / log_n
+    const double scale =
+        std::abs(excess) < 1e-9 ? 1 / log_n : excess / (1 - ggml::exp_f64(-excess * log_n));
+    return ggml::exp_f64((ggml::log_f64(scale) + mirostat_mu_ * two) / exponent);
+}
+
+// Leaves out tokens that would surprise more than mu, and moves mu so that the surprise of a text
+// stays near tau.
+int32_t Sampler::mirostat(int32_t n_vocab) {
+    double sum = weigh(params_.temperature);
+    if (params_.mirostat_mode == 1) {
+        sort_first(100);
+        const double width = std::clamp(mirostat_width(n_vocab), 1.0, double(candidates_.size()));
+        sort_first(size_t(width));
+        candidates_.resize(size_t(width));
+    } else {
+        sort_first(1);
+        const double least = sum * ggml::exp_f64(-mirostat_mu_ * ggml::log_f64(2));
+        const auto end = std::remove_if(candidates_.begin() + 1, candidates_.end(),
+                                        [=](const Candidate& c) { return c.weight < least; });
+        candidates_.erase(end, candidates_.end());
+    }
+    sum = 0;
+    for (const Candidate& c : candidates_) sum += c.weight;
+    const Candidate& chosen = draw(sum);
+    const double surprise = -ggml::log_f64(chosen.weight / sum) / ggml::log_f64(2);
+    mirostat_mu_ -= double(params_.mirostat_eta) * (surprise - double(params_.mirostat_tau));
+    return chosen.id;
+}
+
+// 53 random bits.
+double Sampler::random() {
+    return double(random_() >> 11) * 0x1p-53;
+}
+
+const Sampler::Candidate& Sampler::draw(double sum) {
+    const double target = random() * sum;
     double covered = 0;
     const Candidate* chosen = nullptr;
     for (const Candidate& c : candidates_) {
@@ -250,7 +362,7 @@ int32_t Sampler::draw() {
         covered += c.weight;
         if (target < covered) break;
     }
-    return chosen->id;
+    return *chosen;
 }
 
 void Sampler::accept(int32_t token) {
@@ -268,6 +380,7 @@ void Sampler::accept(int32_t token) {
 void Sampler::reset() {
     last_.clear();
     counts_.clear();
+    mirostat_mu_ = 2 * double(params_.mirostat_tau);
 }
 
 }  // namespace powerinfer

@@ -1,5 +1,5 @@
-// Chooses a token from logits, in llama.cpp's order: penalties, top-k, typical, top-p, min-p,
-// temperature, draw.
+// Chooses a token from logits, in llama.cpp's order: penalties, top-n-sigma, top-k, typical, top-p,
+// min-p, XTC, temperature, draw. Mirostat takes the place of the filters.
 //
 // Sums and probabilities are doubles, ties go to the lower id, and the draw inverts the cumulative
 // sum itself. So the draws of a seed depend neither on the sort or the distributions of a standard
@@ -52,14 +52,22 @@ class Sampler {
     void keep_typical();
     void keep_top_p();
     void keep_min_p();
-    int32_t draw();
+    void keep_top_n_sigma();
+    void exclude_top_choices();
+    double temperature();
+    int32_t mirostat(int32_t n_vocab);
+    double mirostat_width(int32_t n_vocab) const;
+    double random();  // [0, 1)
+    // Draws by weights, whose sum is given.
+    const Candidate& draw(double sum);
     // Fills weights, relative to 1 for the best candidate, and returns their sum.
     double weigh(double temperature);
     void sort_first(size_t n);
 
     pi_sampler_params params_;
     std::mt19937_64 random_;
-    std::deque<int32_t> last_;                     // the tokens that penalties look at
+    double mirostat_mu_;        // the surprise above which tokens are left out, in bits
+    std::deque<int32_t> last_;  // the tokens that penalties look at
     std::unordered_map<int32_t, int32_t> counts_;  // how often each occurs in last_
     std::vector<Candidate> candidates_;            // by id; the first sorted_ by descending logit
     size_t sorted_ = 0;

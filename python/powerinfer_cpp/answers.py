@@ -255,7 +255,17 @@ class Stats(TypedDict):
     vram_peak: int
 
 
-class _Options(TypedDict, total=False):
+class Samplers(TypedDict, total=False):
+    """Further fields of Sampling, which every method that chooses tokens takes."""
+
+    top_n_sigma: float
+    xtc_probability: float
+    xtc_threshold: float
+    dynatemp_range: float
+    dynatemp_exponent: float
+
+
+class _Options(Samplers, total=False):
     min_p: float
     typical_p: float
     stop: "str | Sequence[str] | None"

@@ -27,7 +27,7 @@ from .logits import (
 )
 from .model import SPARSE_MODES, Model, Sampler, as_tokens, memory_plan
 from .sampling import Sampling
-from .speculative import Drafts, eval_with_draft
+from .speculative import Drafts, LlamaDraftModel, eval_with_draft
 from .speculative import draft_model as draft_model_of
 from .state import LlamaState
 from .stats import Meter, report
@@ -108,7 +108,7 @@ class LlamaCore:
         sparse: str = "auto",
         sparse_threshold: float | None = None,
         record: str = "off",
-        draft_model: Any = None,
+        draft_model: LlamaDraftModel | str | Path | None = None,
         progress_callback: Callable[[float], object] | None = None,
         **unknown: object,
     ):
@@ -402,9 +402,13 @@ class LlamaCore:
         presence_penalty: float = 0.0,
         logits_processor: LogitsProcessors = None,
         idx: int | None = None,
+        **samplers: float,
     ) -> int:
         """Chooses a token from the logits after the last token, or after token `idx`.
 
+        samplers: further fields of Sampling: top_n_sigma, xtc_probability, xtc_threshold,
+        dynatemp_range, dynatemp_exponent, mirostat_mode, mirostat_tau, mirostat_eta. Mirostat
+        learns over a text, so here it begins anew with each token.
         Raises ValueError if nothing has been computed, or if the logits of `idx` were not kept.
         """
         params = Sampling.of(locals())
@@ -435,9 +439,11 @@ class LlamaCore:
         reset: bool = True,
         logits_processor: LogitsProcessors = None,
         stopping_criteria: AnyStoppingCriteria = None,
+        **samplers: float,
     ) -> Generator[int, Sequence[int] | None, None]:
         """Generates ids after `tokens`, one by one and without end; the caller stops, e.g. at EOS.
 
+        samplers: as for `sample`.
         reset: start a new sequence, reusing the longest prefix that is already computed as a
         prompt; otherwise continue after the existing tokens. Ids sent into the generator are
         appended as a prompt.

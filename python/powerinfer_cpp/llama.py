@@ -17,6 +17,7 @@ from .answers import (
     CompletionOptions,
     Embedding,
     Embeddings,
+    Samplers,
 )
 from .completion import ChatDicts, CompletionDicts, Piece, Writer, pieces, stop_bytes
 from .core import RANDOM_SEEDS, LlamaCore, combined
@@ -135,6 +136,7 @@ class Llama(LlamaCore):
         logits_processor: LogitsProcessors = None,
         grammar: LlamaGrammar | None = None,
         logit_bias: Mapping[int | str, float] | None = None,
+        **samplers: "Unpack[Samplers]",
     ) -> Completion | Iterator[CompletionChunk]:
         """Continues a prompt. Returns a dict in OpenAI's shape or, with stream, an iterator of
         such dicts.
@@ -146,11 +148,12 @@ class Llama(LlamaCore):
         logprobs: number of most likely tokens to return for each position, with log-probabilities
         from the model's own logits. With echo, the prompt's tokens come first (the first one has
         None), and an end token has an entry. text_offset counts characters from the beginning of
-        the prompt. grammar: constrains the text.
+        the prompt. grammar: constrains the text. samplers: top_n_sigma, xtc_probability,
+        xtc_threshold, dynatemp_range, dynatemp_exponent (sampling.py).
 
         Raises ContextOverflowError if the prompt leaves no room, ValueError for bad options.
         """
-        options.refuse(suffix=suffix, mirostat_mode=mirostat_mode, tfs_z=tfs_z != 1.0)
+        options.refuse(suffix=suffix, tfs_z=tfs_z != 1.0)
         ids = self._prompt_ids(prompt)
         params = Sampling.of(locals())
         limit = self._limit(ids, max_tokens)
@@ -228,6 +231,7 @@ class Llama(LlamaCore):
         logit_bias: Mapping[int | str, float] | None = None,
         logprobs: bool | None = None,
         top_logprobs: int | None = None,
+        **samplers: "Unpack[Samplers]",
     ) -> ChatCompletion | Iterator[ChatChunk]:
         """Answers messages, each {"role": "system"/"user"/"assistant"/"tool", "content": text}.
         Returns a dict in OpenAI's shape or, with stream, an iterator of chunks.
@@ -245,7 +249,6 @@ class Llama(LlamaCore):
         options.refuse(
             functions=functions,
             function_call=function_call and function_call != "none",
-            mirostat_mode=mirostat_mode,
             tfs_z=tfs_z != 1.0,
         )
         if grammar is None:

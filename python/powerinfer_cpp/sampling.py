@@ -31,15 +31,33 @@ class Sampling:
     repeat_penalty: float = _default("repeat_penalty")
     frequency_penalty: float = _default("frequency_penalty")
     presence_penalty: float = _default("presence_penalty")
+    top_n_sigma: float = _default("top_n_sigma")
+    xtc_probability: float = _default("xtc_probability")
+    xtc_threshold: float = _default("xtc_threshold")
+    dynatemp_range: float = _default("dynatemp_range")
+    dynatemp_exponent: float = _default("dynatemp_exponent")
+    mirostat_mode: int = _default("mirostat_mode")
+    mirostat_tau: float = _default("mirostat_tau")
+    mirostat_eta: float = _default("mirostat_eta")
 
     @classmethod
     def of(cls, given: Mapping[str, Any]) -> "Sampling":
-        """The fields in a function's arguments, e.g. `locals()`; `temp` is temperature."""
+        """The fields in a function's arguments, e.g. `locals()`; `temp` is temperature.
+
+        `samplers` holds further arguments: raises TypeError for those that are no fields.
+        """
+        more = given.get("samplers", {})
         if "temp" in given:
             given = {**given, "temperature": given["temp"]}
-        found = {f.name: given[f.name] for f in fields(cls) if f.name in given}
-        if "top_k" in found:
-            found["top_k"] = whole("top_k", found["top_k"])
+        names = [f.name for f in fields(cls)]
+        for name in more:
+            if name not in names or name in given:
+                raise TypeError(f"unexpected keyword argument {name!r}")
+        given = {**given, **more}
+        found = {name: given[name] for name in names if name in given}
+        for name in ("top_k", "mirostat_mode"):
+            if name in found:
+                found[name] = whole(name, found[name])
         return cls(**found)
 
     def keywords(self) -> dict[str, Any]:

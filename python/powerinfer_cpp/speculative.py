@@ -109,7 +109,9 @@ class LlamaModelDecoding(LlamaDraftModel):
             self.llama.close()
 
 
-def draft_model(given: Any, model: Model, n_ctx: int, **keywords: Any) -> LlamaDraftModel | None:
+def draft_model(
+    given: LlamaDraftModel | str | Path | None, model: Model, n_ctx: int, **keywords: Any
+) -> LlamaDraftModel | None:
     """What `draft_model=` names: None, a LlamaDraftModel, or the path of a smaller model.
 
     Raises ValueError for anything else, and for a model with another vocabulary.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import inspect
 from dataclasses import fields
+from pathlib import Path
 
 import pytest
 from powerinfer_cpp._native import lib
@@ -49,6 +50,7 @@ def parameters(method: str) -> dict[str, inspect.Parameter]:
 @pytest.mark.parametrize("method", PROMISED)
 def test_signatures_are_as_promised(method: str) -> None:
     found = parameters(method)
+    assert found.pop("samplers").kind is inspect.Parameter.VAR_KEYWORD
     assert all(p.kind is p.POSITIONAL_OR_KEYWORD for p in found.values())
     shown = (n if p.default is p.empty else f"{n}={p.default!r}" for n, p in found.items())
     assert ", ".join(shown) == PROMISED[method]
@@ -58,6 +60,8 @@ def test_signatures_are_as_promised(method: str) -> None:
 def test_every_parameter_has_the_engines_default(method: str) -> None:
     found = {name: p.default for name, p in parameters(method).items()}
     for name, default in Sampling().keywords().items():
+        if name not in found and name != "temperature":
+            continue  # one of `samplers`, without a default of its own
         given = found[name] if name in found else found["temp"]
         # Chats are colder, which llama-cpp-python decided.
         cold = method == "create_chat_completion" and name == "temperature"
@@ -84,5 +88,32 @@ def test_the_command_has_an_option_for_each() -> None:
     assert Sampling.of(vars(parser.parse_args(["m.gguf"]))) == Sampling()
     flags = "--temp 1 --top-k 2 --top-p 0.3 --min-p 0.4 --typical 0.5 --repeat-penalty 6"
     flags += " --frequency-penalty 7 --presence-penalty 8"
+    flags += " --top-n-sigma 9 --xtc-probability 0.1 --xtc-threshold 0.2 --dynatemp-range 0.3"
+    flags += " --dynatemp-exp 1.1 --mirostat 2 --mirostat-ent 6.5 --mirostat-lr 0.4"
     given = Sampling.of(vars(parser.parse_args(["m.gguf", *flags.split()])))
-    assert given == Sampling(1.0, 2, 0.3, 0.4, 0.5, 6.0, 7.0, 8.0)
+    expected = (1.0, 2, 0.3, 0.4, 0.5, 6.0, 7.0, 8.0, 9.0, 0.1, 0.2, 0.3, 1.1, 2, 6.5, 0.4)
+    assert given == Sampling(*expected)
+
+
+def test_further_samplers(model_path: Path) -> None:
+    with Llama(model_path, n_ctx=64, verbose=False) as llm:
+        for method in (llm.create_completion, llm.generate):
+            with pytest.raises(TypeError, match="unexpected keyword argument 'top_q'"):
+                method("x" if method == llm.create_completion else [1], top_q=1)
+        with pytest.raises(ValueError, match="mirostat_mode must be 0, 1 or 2"):
+            llm("Once", max_tokens=2, mirostat_mode=3)
+        with pytest.raises(ValueError, match="xtc_probability"):
+            llm("Once", max_tokens=2, xtc_probability=2)
+        plain = llm("Once upon a time", max_tokens=20, seed=1, temperature=2)["choices"]
+        for changed in (
+            {"mirostat_mode": 1, "mirostat_tau": 2.0},
+            {"mirostat_mode": 2, "mirostat_tau": 2.0},
+            {"xtc_probability": 1.0},
+            {"dynatemp_range": 0.9},
+            {"top_n_sigma": 0.1},
+        ):
+            found = [
+                llm("Once upon a time", max_tokens=20, seed=1, temperature=2, **changed)["choices"]
+                for _ in range(2)
+            ]
+            assert found[0] == found[1] != plain, changed

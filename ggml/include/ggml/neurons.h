@@ -148,8 +148,8 @@ void select(Context& context, const NeuronMask& mask, int64_t n, Candidates& can
 void select_listed(const int32_t* ids, int64_t count, int64_t n, Candidates& candidates);
 
 // For one row x: the sum of h * down_n over the candidates of two segments each, [kSegmentPairs,
-// cols], in the order of the down rows. x.q8 must be filled if gate or up want it. counts may be null. fired,
-// [n] or null, gets which neurons fired (h is not zero).
+// cols], in the order of the down rows. x.q8 must be filled if gate or up want it. counts may be
+// null. fired, [n] or null, gets which neurons fired (h is not zero).
 void partial_ffn(Context& context, const Neurons& neurons, const Input& x,
                  const Candidates& candidates, NeuronScratch& scratch, float* sums,
                  NeuronCounts* counts, bool* fired);
@@ -181,7 +181,8 @@ void first_values(Context& context, const Neurons& neurons, const Input& x,
 // h[id] = their values, from h[id] and up . x. Only with a gate.
 void gated_values(Context& context, const Neurons& neurons, const Input& x,
                   const NeuronScratch& scratch, const int32_t* ids, int64_t n, float* h);
-// The sums of single segments [begin, end), [kSegments, cols], whose candidates' values h [n] are known.
+// The sums of single segments [begin, end), [kSegments, cols], whose candidates' values h [n] are
+// known.
 void sum_values(Context& context, const Neurons& neurons, const Input& x,
                 const NeuronScratch& scratch, const Candidates& candidates, const float* h,
                 int64_t begin, int64_t end, float* sums);

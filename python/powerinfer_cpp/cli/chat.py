@@ -16,7 +16,15 @@ from .common import (
     whole,
 )
 
-_FLAGS = {"temperature": "temp", "typical_p": "typical"}  # llama.cpp's names, if they differ
+# llama.cpp's names, if they differ.
+_FLAGS = {
+    "temperature": "temp",
+    "typical_p": "typical",
+    "dynatemp_exponent": "dynatemp-exp",
+    "mirostat_mode": "mirostat",
+    "mirostat_tau": "mirostat-ent",
+    "mirostat_eta": "mirostat-lr",
+}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
