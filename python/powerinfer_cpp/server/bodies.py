@@ -16,6 +16,7 @@ from .settings import Settings
 FORBIDDEN = ("chat_template", "chat_template_kwargs")
 
 Id = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
+Mirostat = Annotated[int, msgspec.Meta(ge=0, le=2)]
 Texts = str | list[str]
 Inputs = str | list[str | int | list[int]]
 
@@ -32,6 +33,15 @@ class Sampled(msgspec.Struct, kw_only=True):
     repeat_penalty: float | None = None
     frequency_penalty: float | None = None
     presence_penalty: float | None = None
+    top_n_sigma: float | None = None
+    xtc_probability: float | None = None
+    xtc_threshold: float | None = None
+    dynatemp_range: float | None = None
+    dynatemp_exponent: float | None = None
+    # As llama.cpp's server names it.
+    mirostat_mode: Mirostat | None = msgspec.field(name="mirostat", default=None)
+    mirostat_tau: float | None = None
+    mirostat_eta: float | None = None
     seed: int | None = None
     stream: bool | None = None
     chat_template: Any = None
