@@ -15,7 +15,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 CPU = ROOT / "ggml/src/cpu"
 # Those of a kind of processor, and the compiler for it where another one builds.
-ISAS = {"x86_64": ("avx", "avx2", "avx512", "amx"), "aarch64": ("neon", "neon_i8mm")}
+ISAS = {"x86_64": ("avx", "avx2", "vnni", "avx512", "amx"), "aarch64": ("neon", "neon_i8mm")}
 CROSS = "{}-linux-gnu-g++"
 NAMES = {"AMD64": "x86_64", "arm64": "aarch64"}
 

@@ -126,6 +126,7 @@ constexpr Isa kIsas[] = {
 #endif
 #ifdef GGML_X86
     {"avx512", has_avx512},
+    {"vnni", has_avx512},
     {"avx2", has_avx2},
     {"avx", has_avx},
 #endif

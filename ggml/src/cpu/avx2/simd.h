@@ -1,4 +1,5 @@
-// The vocabulary of cpu/simd.h for AVX2, FMA and F16C.
+// The vocabulary of cpu/simd.h for AVX2, FMA and F16C; and for vnni, which has AVX-512's products
+// of bytes besides, in registers of 256 bits.
 #pragma once
 
 #include <immintrin.h>
@@ -8,11 +9,16 @@
 
 #include "ggml/blocks.h"
 
+#ifdef __AVX512VNNI__
+#define GGML_ISA vnni
+#define GGML_STRIPS_ALONE  // the other kernels are avx2's or avx512's
+#else
 #define GGML_ISA avx2
+#endif
 
 #include "cpu/avx/floats.h"
 
-namespace ggml::cpu::avx2 {
+namespace ggml::cpu::GGML_ISA {
 
 using i256 = __m256i;
 
@@ -243,22 +249,65 @@ inline int32_t total(i256 sum) {
 }
 
 // ---- sums of products ------------------------------------------------------------------------
-// A factor is in both 16-bit halves of its lane, because the instruction that widens 16-bit sums
-// also multiplies them.
-inline i256 factor(i256 bytes, int i) {
-    return shuffle_lanes(bytes, int(0x80008000u) | i << 16 | i);
-}
 inline i256 pair(i256 bytes, int i, int j) {
     return _mm256_srai_epi16(shuffle_lanes(bytes, 0x00800080 | i << 8 | j << 24), 8);
-}
-inline i256 signed_factor(i256 bytes, int i) {
-    return pair(bytes, i, i);
 }
 inline f32x8 short_to_float(i256 pairs, int half) {
     return to_float(_mm256_srai_epi32(_mm256_slli_epi32(pairs, 16 - 16 * half), 16));
 }
 inline i256 add_pairs(i256 a, i256 b) {
     return _mm256_madd_epi16(a, b);
+}
+
+#ifdef __AVX512VNNI__
+// A factor is the 32-bit integer of its lane.
+inline i256 factor(i256 bytes, int i) {
+    return shuffle_lanes(bytes, int(0x80808000u) | i);
+}
+inline i256 signed_factor(i256 bytes, int i) {
+    return _mm256_srai_epi32(_mm256_slli_epi32(bytes, 24 - 8 * i), 24);
+}
+
+// Two chains of sums hide their latency.
+template <int bits, typename X>
+inline i256 products32(const i256 (&w)[8], const X& x) {
+    i256 even = _mm256_setzero_si256(), odd = even;
+    for (int v = 0; v < 8; v += 2) {
+        even = _mm256_dpbusd_epi32(even, w[v], x[v]);
+        odd = _mm256_dpbusd_epi32(odd, w[v + 1], x[v + 1]);
+    }
+    return _mm256_add_epi32(even, odd);
+}
+template <int bits, typename X>
+inline i256 products32(const i256 (&w)[8], const X& x, i256 factor) {
+    return _mm256_mullo_epi32(products32<bits>(w, x), factor);
+}
+template <int sums, int v, typename X>
+inline i256 products16(const i256 (&w)[8], const X& x, i256 factor) {
+    i256 sum = _mm256_setzero_si256();
+    for (int i = v; i < v + 4; i++) sum = _mm256_dpbusd_epi32(sum, w[i], x[i]);
+    return _mm256_mullo_epi32(sum, factor);
+}
+
+// Multiplies |w| by x with the sign of w.
+template <int T, typename W, typename X>
+inline void signed_products32(const W& weights, const X& x, i256 (&sum)[T]) {
+    for (int t = 0; t < T; t++) sum[t] = _mm256_setzero_si256();
+    for (int v = 0; v < 8; v++) {
+        const i256 w = weights(v), magnitude = _mm256_abs_epi8(w);
+        for (int t = 0; t < T; t++) {
+            sum[t] = _mm256_dpbusd_epi32(sum[t], magnitude, _mm256_sign_epi8(x(t)[v], w));
+        }
+    }
+}
+#else
+// A factor is in both 16-bit halves of its lane, because the instruction that widens 16-bit sums
+// also multiplies them.
+inline i256 factor(i256 bytes, int i) {
+    return shuffle_lanes(bytes, int(0x80008000u) | i << 16 | i);
+}
+inline i256 signed_factor(i256 bytes, int i) {
+    return pair(bytes, i, i);
 }
 
 // With 4-bit weights, eight byte products of at most 2 * 15 * 127 fit 16 bits, so the block needs
@@ -299,5 +348,6 @@ inline void signed_products32(const W& weights, const X& x, i256 (&sum)[T]) {
         }
     }
 }
+#endif
 
-}  // namespace ggml::cpu::avx2
+}  // namespace ggml::cpu::GGML_ISA

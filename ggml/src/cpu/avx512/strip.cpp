@@ -1,4 +1,4 @@
-// Products of strips with several tokens. avx2 computes what does not fill a tile, above all a
+// Products of strips with several tokens. vnni computes what does not fill a tile, above all a
 // single token, where memory is the bottleneck anyway.
 #include "cpu/avx512/pairs.h"
 
@@ -45,7 +45,7 @@ void strips(strip_fn narrow, const uint8_t* w, int64_t n, const Q8Rows& x, int64
 #define STRIP(name, Format)                                                                   \
     void name(const uint8_t* w, int64_t n, const Q8Rows& x, int64_t t0, int64_t nt, float* y, \
               int64_t ldy) {                                                                  \
-        strips<Format>(avx2::name, w, n, x, t0, nt, y, ldy);                                  \
+        strips<Format>(vnni::name, w, n, x, t0, nt, y, ldy);                                  \
     }
 STRIP(strip__q4_0_q8, PairsQ4_0)
 STRIP(strip__q8_0_q8, PairsQ8_0)
