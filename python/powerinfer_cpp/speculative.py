@@ -29,9 +29,9 @@ class LlamaDraftModel(ABC):
 
     @abstractmethod
     def __call__(self, input_ids: Ids, /, **kwargs: Any) -> Ids:
-        """Ids that may follow input_ids, the best first; none if there is no good guess.
+        """Ids that may follow input_ids, in order; none if there is no good guess.
 
-        input_ids: intc [n], prompt and text so far.
+        input_ids: intc [n], prompt and text so far. most: a keyword, how many ids can be used.
         """
 
 
@@ -52,7 +52,7 @@ class LlamaPromptLookupDecoding(LlamaDraftModel):
         ids = np.asarray(input_ids, dtype=np.intc)
         ends = np.flatnonzero(ids[:-1] == ids[-1])  # where the last token occurred before
         for i in range(1, self.max_ngram_size):
-            longer = ends[(ends >= i) & (ids[ends - i] == ids[max(-1 - i, -len(ids))])]
+            longer = ends[(ends >= i) & (ids[ends - i] == ids[max(len(ids) - 1 - i, 0)])]
             if not longer.size:
                 break
             ends = longer
@@ -65,8 +65,8 @@ class LlamaModelDecoding(LlamaDraftModel):
     """A smaller model with the same vocabulary, opened from a file or given as a Llama.
 
     num_pred_tokens: most tokens of a draft. p_min: a draft ends where the model gives its best
-    token less than this probability. keywords: of Llama, for a file. The Llama computes nothing
-    else meanwhile.
+    token less than this probability. keywords: of Llama, for a file. Drafts replace what a given
+    Llama has computed.
     """
 
     def __init__(
@@ -87,7 +87,8 @@ class LlamaModelDecoding(LlamaDraftModel):
         with llama._lock:
             context = llama._computing
             ids = np.ascontiguousarray(input_ids, dtype=np.int32)
-            n = min(int(kwargs.get("most", self.num_pred_tokens)), context.n_ctx - len(ids))
+            most = min(self.num_pred_tokens, kwargs.get("most", self.num_pred_tokens))
+            n = min(most, context.n_ctx - len(ids))
             if n <= 0:
                 return NO_IDS
             context.become(ids, np.ones(len(ids), dtype=bool))
@@ -156,7 +157,6 @@ class Drafts:
         self._rest, self._resting = self.REST, 0
         self._passes, self._seconds, self._tokens = 0, 0.0, 0.0  # of passes with drafts
         self._drafted = self._accepted = 0  # of the pass that is being used up
-        self.proposed = self.accepted = 0  # tokens, of the whole text
 
     def propose(self, ids: Sequence[int], room: int) -> Ids:
         """Ids that may follow `ids`, at most `room`."""
@@ -180,13 +180,11 @@ class Drafts:
         self._passes += 1
         self._seconds = self._seconds * self.MEMORY + seconds
         self._tokens = self._tokens * self.MEMORY + 1
-        self.proposed += n
 
     def advanced(self) -> None:
         """The model chose the next drafted token."""
         self._accepted += 1
         self._tokens += 1
-        self.accepted += 1
 
     def _judge(self) -> None:
         """After the last pass with a draft: its length, and whether to rest."""

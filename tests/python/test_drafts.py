@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import tiny
 from powerinfer_cpp.context import Context
 from powerinfer_cpp.llama_speculative import (
     LlamaDraftModel,
@@ -191,6 +192,8 @@ def test_lookup() -> None:
 
 
 def test_refused(model_path: Path, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="another vocabulary"):
+        Llama(model_path, draft_model=tiny.make(tmp_path), verbose=False)
     with pytest.raises(ValueError, match="draft_model must be"):
         Llama(model_path, draft_model=7, verbose=False)
     with pytest.raises(OSError, match="no.gguf"):
@@ -199,7 +202,8 @@ def test_refused(model_path: Path, tmp_path: Path) -> None:
 
 def test_a_llama_of_ones_own(model_path: Path) -> None:
     with Llama(model_path, n_ctx=64, verbose=False) as small:
-        draft = LlamaModelDecoding(small, num_pred_tokens=5)
+        draft = LlamaModelDecoding(small, num_pred_tokens=5, p_min=0)
+        assert len(draft(np.array(small.tokenize(b"Once")), most=30)) == 5
         with Llama(model_path, n_ctx=64, verbose=False, draft_model=draft) as llm:
             text = llm(PROMPTS[0], max_tokens=20, temperature=0)
         assert small(PROMPTS[0], max_tokens=20, temperature=0)["choices"] == text["choices"]
