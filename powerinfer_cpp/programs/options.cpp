@@ -1,86 +1,15 @@
 #include "options.h"
 
 #include <algorithm>
-#include <cctype>
 #include <cerrno>
 #include <cfloat>
 #include <climits>
-#include <cmath>
 #include <cstdlib>
-#include <cstring>
-#include <vector>
+#include <iterator>
+
+#include "option_table.h"
 
 namespace {
-
-// ---- values -------------------------------------------------------------------------------------
-
-using Text = const std::string&;
-
-[[noreturn]] void bad_value(Text option, Text value, Text expected) {
-    throw UsageError("option " + option + ": '" + value + "' is not " + expected);
-}
-
-int64_t integer(Text option, Text value, int64_t lo, int64_t hi) {
-    char* end = nullptr;
-    errno = 0;
-    const long long n = std::strtoll(value.c_str(), &end, 10);
-    // strtoll skips leading spaces; reject them.
-    const bool whole =
-        !value.empty() && !std::isspace(uint8_t(value[0])) && end == value.c_str() + value.size();
-    if (!whole || errno == ERANGE || n < lo || n > hi)
-        bad_value(option, value,
-                  "a whole number from " + std::to_string(lo) + " to " + std::to_string(hi));
-    return n;
-}
-
-double number(Text option, Text value, double lo, double hi, Text expected) {
-    // strtod also reads hexadecimal numbers, "inf" and "nan"; reject them.
-    const bool decimal =
-        !value.empty() && value.find_first_not_of("0123456789+-.eE") == std::string::npos;
-    char* end = nullptr;
-    const double x = std::strtod(value.c_str(), &end);
-    if (!decimal || end != value.c_str() + value.size() || !std::isfinite(x) || x < lo || x > hi)
-        bad_value(option, value, expected);
-    return x;
-}
-
-float real(Text option, Text value) {
-    return float(number(option, value, -FLT_MAX, FLT_MAX, "a finite number"));
-}
-
-float share(Text option, Text value) {
-    return float(number(option, value, 0, 1, "a number from 0 to 1"));
-}
-
-uint64_t gibibytes(Text option, Text value) {
-    const double most = 1 << 24;  // 16 PiB: more than any machine, and safe to convert
-    return uint64_t(number(option, value, 0, most, "a number of GiB") * double(1 << 30));
-}
-
-uint32_t cache_type(Text option, Text value) {
-    std::string name = value;
-    for (char& c : name) c = char(std::toupper(uint8_t(c)));
-    uint32_t type;
-    int64_t block, block_bytes;
-    if ((name != "F16" && name != "Q8_0" && name != "F32") ||
-        !pi_type_by_name(name.c_str(), &type, &block, &block_bytes))
-        bad_value(option, value, "a type of the KV cache (f16, q8_0 or f32)");
-    return type;
-}
-
-int32_t threads(Text option, Text value) {
-    // -1 (as in llama.cpp) and 0 leave the choice to the engine.
-    return std::max(int32_t(integer(option, value, -1, 1024)), 0);
-}
-
-// ---- the table ----------------------------------------------------------------------------------
-
-struct Option {
-    const char* names;     // separated by ", "
-    const char* argument;  // for --help; nullptr: none. "[a|b]": optional
-    const char* help;      // nullptr: accepted, but not listed
-    void (*set)(Options& options, Text option, Text value);
-};
 
 template <int32_t pi_sampler_params::*field>
 void set_integer(Options& o, Text option, Text value) {
@@ -349,82 +278,6 @@ const Option table[] = {
     {"--no-warmup", nullptr, nullptr, [](Options&, Text, Text) {}},
 };
 
-// ---- names --------------------------------------------------------------------------------------
-
-std::vector<std::string> split(const std::string& text, const std::string& separator) {
-    std::vector<std::string> parts;
-    size_t begin = 0, end;
-    while ((end = text.find(separator, begin)) != std::string::npos) {
-        parts.push_back(text.substr(begin, end - begin));
-        begin = end + separator.size();
-    }
-    parts.push_back(text.substr(begin));
-    return parts;
-}
-
-const Option* find(Text name) {
-    for (const Option& option : table)
-        for (const std::string& candidate : split(option.names, ", "))
-            if (candidate == name) return &option;
-    return nullptr;
-}
-
-// The number of insertions, deletions, replacements and swaps of neighbours between two texts
-// (Damerau-Levenshtein).
-size_t distance(Text a, Text b) {
-    std::vector<std::vector<size_t>> d(a.size() + 1, std::vector<size_t>(b.size() + 1));
-    for (size_t i = 0; i <= a.size(); i++)
-        for (size_t j = 0; j <= b.size(); j++) {
-            if (i == 0 || j == 0) {
-                d[i][j] = i + j;
-                continue;
-            }
-            d[i][j] = std::min(
-                {d[i - 1][j] + 1, d[i][j - 1] + 1, d[i - 1][j - 1] + (a[i - 1] != b[j - 1])});
-            if (i > 1 && j > 1 && a[i - 1] == b[j - 2] && a[i - 2] == b[j - 1])
-                d[i][j] = std::min(d[i][j], d[i - 2][j - 2] + 1);
-        }
-    return d[a.size()][b.size()];
-}
-
-// The listed option closest to an unknown name, or "" if none is close.
-std::string suggestion(std::string name) {
-    if (name.size() > 40) return "";  // no option is that long
-    for (char& c : name) c = char(std::tolower(uint8_t(c)));
-    std::string best;
-    size_t least = name.size() / 4 + 2;
-    for (const Option& option : table) {
-        if (!option.help) continue;
-        for (const std::string& candidate : split(option.names, ", ")) {
-            if (candidate.compare(0, 2, "--") != 0) continue;
-            // A shortened name, or one with a single dash, counts as close.
-            const bool one_dash = "-" + name == candidate;
-            const bool begun = name.size() > 4 && candidate.compare(0, name.size(), name) == 0;
-            const size_t d = one_dash ? 0 : begun ? 1 : distance(name, candidate);
-            if (d < least && d < candidate.size() - 2) {
-                least = d;
-                best = candidate;
-            }
-        }
-    }
-    return best;
-}
-
-[[noreturn]] void unknown(Text name) {
-    if (name.empty() || name[0] != '-')
-        throw UsageError("'" + name + "' is not an option; the prompt is given with -p");
-    const std::string close = suggestion(name);
-    throw UsageError("option " + name + " is unknown" +
-                     (close.empty() ? "; --help lists them all" : "; did you mean " + close + "?"));
-}
-
-// Is value one of the words of an argument like "[on|off]"?
-bool is_word(const std::string& argument, Text value) {
-    for (const std::string& word : split(argument.substr(1, argument.size() - 2), "|"))
-        if (word == value) return true;
-    return false;
-}
-
 }  // namespace
 
 Options::Options() : sampler(pi_sampler_default_params()) {
@@ -434,79 +287,6 @@ Options::Options() : sampler(pi_sampler_default_params()) {
     sparse_threshold = session.sparse_threshold;
 }
 
-Options parse_options(const std::vector<std::string>& arguments) {
-    Options options;
-    for (size_t i = 1; i < arguments.size(); i++) {
-        const std::string& given = arguments[i];
-        // --top_k is read as --top-k, as in llama.cpp. --top-k=40 is accepted too.
-        std::string name =
-            given.substr(0, given.compare(0, 2, "--") == 0 ? given.find('=') : given.npos);
-        const bool has_value = name.size() < given.size();
-        if (name.compare(0, 2, "--") == 0) std::replace(name.begin(), name.end(), '_', '-');
-        const Option* option = find(name);
-        if (!option) unknown(name);
-
-        std::string value = has_value ? given.substr(name.size() + 1) : "";
-        if (!option->argument) {
-            if (has_value) throw UsageError("option " + name + " takes no value");
-        } else if (!has_value && option->argument[0] == '[') {
-            if (i + 1 < arguments.size() && is_word(option->argument, arguments[i + 1]))
-                value = arguments[++i];
-        } else if (!has_value) {
-            if (i + 1 == arguments.size())
-                throw UsageError("option " + name + " needs a value: " + option->argument);
-            value = arguments[++i];
-        } else if (option->argument[0] == '[' && !is_word(option->argument, value)) {
-            bad_value(name, value, std::string("one of ") + option->argument);
-        }
-        option->set(options, name, value);
-    }
-    if (!options.conversation && (options.single_turn || !options.system.empty()))
-        throw UsageError(std::string("option ") + (options.single_turn ? "-st" : "-sys") +
-                         " needs -cnv, which starts a conversation");
-    return options;
-}
-
-std::string help_text() {
-    std::string text =
-        "Continues a text with a language model, or holds a conversation with it. The text goes to "
-        "stdout, everything else to stderr.\n\n"
-        "usage: main [options]\n\n";
-    constexpr size_t column = 36;
-    for (const Option& option : table) {
-        if (!option.help) continue;
-        std::string left = "  " + std::string(option.names);
-        if (option.argument) left += " " + std::string(option.argument);
-        if (left.size() + 2 > column) {
-            left += "\n" + std::string(column, ' ');
-        } else {
-            left.resize(column, ' ');
-        }
-        text += left + option.help + "\n";
-    }
-    return text;
-}
-
-std::string completion_text() {
-    std::string names, files;
-    for (const Option& option : table) {
-        if (!option.help) continue;
-        for (const std::string& name : split(option.names, ", ")) {
-            names += (names.empty() ? "" : " ") + name;
-            if (option.argument && !std::strcmp(option.argument, "FILE"))
-                files += (files.empty() ? "" : "|") + name;
-        }
-    }
-    return "_powerinfer_main() {\n"
-           "    local word=\"${COMP_WORDS[COMP_CWORD]}\" before=\"${COMP_WORDS[COMP_CWORD-1]}\"\n"
-           "    case \"$before\" in\n"
-           "        " +
-           files +
-           ") COMPREPLY=($(compgen -f -- \"$word\")) ;;\n"
-           "        *) COMPREPLY=($(compgen -W \"" +
-           names +
-           "\" -- \"$word\")) ;;\n"
-           "    esac\n"
-           "}\n"
-           "complete -o filenames -F _powerinfer_main main ./main\n";
+OptionTable option_table() {
+    return {std::begin(table), std::end(table)};
 }

@@ -1,4 +1,4 @@
-// The command line of main. Parsing and --help use one table, in options.cpp.
+// The command line of main. Parsing and --help use one table, in options.cpp (option_table.h).
 #pragma once
 
 #include <cstdint>

@@ -1,0 +1,17 @@
+// Values of options of main. All throw UsageError, which names the option and its value.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+using Text = const std::string&;
+
+[[noreturn]] void bad_value(Text option, Text value, Text expected);
+int64_t integer(Text option, Text value, int64_t lo, int64_t hi);
+// A decimal number; expected: what it should be, for the message.
+double number(Text option, Text value, double lo, double hi, Text expected);
+float real(Text option, Text value);
+float share(Text option, Text value);          // from 0 to 1
+uint64_t gibibytes(Text option, Text value);   // in bytes
+uint32_t cache_type(Text option, Text value);  // id of a GGUF type
+int32_t threads(Text option, Text value);      // 0: the engine's choice
