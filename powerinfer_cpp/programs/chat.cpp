@@ -194,6 +194,37 @@ std::vector<ChatPart> ChatFormat::next(const std::string& user_text) const {
     return parts;
 }
 
+std::optional<ChatFormat> named_chat(const std::string& name) {
+    ChatFormat format;
+    if (name == "chatml") {
+        format = chatml("");
+    } else if (name == "llama3") {
+        format = llama3("");
+        format.trim = true;
+    } else if (name == "llama2" || name == "llama2-sys" || name == "llama2-sys-bos" ||
+               name == "llama2-sys-strip") {
+        format = llama2("");
+        format.after = name == "llama2-sys-bos" ? "{eos}{bos}" : "{eos}";
+        if (name == "llama2") format.system_in_user = "{system}\n{user}";
+        format.trim = name == "llama2-sys-strip";
+        format.trim_joined = false;
+    } else if (name == "mistral-v1") {
+        format = mistral("' [INST] '' [/INST]'");
+    } else if (name == "mistral-v3") {
+        format = mistral("'[INST] '");
+    } else if (name == "mistral-v3-tekken") {
+        format = mistral("");
+    } else if (name == "gemma") {
+        format = gemma();
+        format.trim = true;
+    } else if (name == "zephyr") {
+        format = zephyr();
+    } else {
+        return std::nullopt;
+    }
+    return format;
+}
+
 std::optional<ChatFormat> recognise_chat(std::string_view source) {
     const std::string squeezed = squeeze(source);
     std::optional<ChatFormat> format;

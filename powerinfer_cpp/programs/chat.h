@@ -35,5 +35,7 @@ struct ChatFormat {
 
 // The format of a template (tokenizer.chat_template); nothing if it is unknown.
 std::optional<ChatFormat> recognise_chat(std::string_view source);
+// The format that has this name in llama.cpp; nothing if it is unknown.
+std::optional<ChatFormat> named_chat(const std::string& name);
 // Their names, for messages.
 extern const char* const known_chats;

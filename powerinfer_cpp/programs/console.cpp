@@ -1,6 +1,7 @@
 #include "console.h"
 
 #include <cerrno>
+#include <cstdarg>
 #include <cstdio>
 #include <cstring>
 #include <memory>
@@ -8,6 +9,15 @@
 namespace {
 
 constexpr size_t longest_text = size_t(256) << 20;  // of a prompt or line; so -f /dev/zero ends
+
+std::FILE* log_file = nullptr;
+bool quiet = false, log_failed = false, coloured = false;
+
+void write_log(const std::string& text) {
+    if (!log_file) return;
+    const bool written = std::fputs(text.c_str(), log_file) >= 0 && std::fflush(log_file) == 0;
+    log_failed = log_failed || !written;
+}
 
 bool shown = false;
 void erase_progress() {
@@ -37,9 +47,57 @@ std::string one_line(std::string text) {
     return text;
 }
 
-void complain(const std::string& message) {
+void start_log(const std::string& path, bool be_quiet) {
+    quiet = be_quiet;
+    if (path.empty()) return;
+    log_file = open_file(path, "wb");
+    if (!log_file) throw Failure(path + ": " + std::strerror(errno));
+}
+
+void say(const char* format, ...) {
+    va_list values, again;
+    va_start(values, format);
+    va_copy(again, values);
+    const int size = std::vsnprintf(nullptr, 0, format, values);
+    std::string text(size_t(size < 0 ? 0 : size) + 1, '\0');
+    std::vsnprintf(text.data(), text.size(), format, again);
+    va_end(again);
+    va_end(values);
+    text.pop_back();
     erase_progress();
-    std::fprintf(stderr, "main: error: %s\n", one_line(message).c_str());
+    if (!quiet) std::fputs(text.c_str(), stderr);
+    write_log(text);
+}
+
+void complain(const std::string& message) {
+    const std::string text = "main: error: " + one_line(message) + "\n";
+    erase_progress();
+    std::fputs(text.c_str(), stderr);
+    write_log(text);
+}
+
+bool end_log() {
+    if (!log_file) return true;
+    const bool closed = std::fclose(log_file) == 0;
+    log_file = nullptr;
+    return closed && !log_failed;
+}
+
+void use_colours(bool on) {
+    coloured = on;
+}
+
+void paint(Colour colour) {
+    if (!coloured) return;
+    // Those of llama.cpp: yellow, and bold green.
+    std::string_view code = colour == Colour::prompt ? "\x1b[33m"
+                            : colour == Colour::user ? "\x1b[1m\x1b[32m"
+                                                     : "\x1b[0m";
+    while (!code.empty()) {
+        const int64_t n = write_out(code.data(), code.size());
+        if (n < 0 && n != -EINTR) return;  // what follows will tell
+        if (n > 0) code.remove_prefix(size_t(n));
+    }
 }
 
 void put(std::string_view bytes) {
@@ -66,12 +124,11 @@ void require(pi_status status) {
 void print_log(int32_t level, const char* message, void* data) {
     if (level > *static_cast<const int32_t*>(data)) return;
     const char* kind = level == 1 ? "error: " : level == 2 ? "warning: " : "";
-    erase_progress();
-    std::fprintf(stderr, "main: %s%s\n", kind, one_line(message).c_str());
+    say("main: %s%s\n", kind, one_line(message).c_str());
 }
 
 bool print_progress(float fraction, void*) {
-    if (is_terminal(Stream::error)) {
+    if (is_terminal(Stream::error) && !quiet) {
         erase_progress();
         if (fraction < 1) std::fprintf(stderr, "loading %3.0f%%", 100 * double(fraction));
         std::fflush(stderr);
@@ -98,21 +155,19 @@ std::string read_all(FILE* opened, const std::string& name) {
         if (interrupted) throw Interrupted{};
     }
     if (std::ferror(file.get())) fail();
-    // Editors end the last line with a newline. Like llama.cpp, do not count it as part of the
-    // prompt.
-    drop_newline(text);
     return text;
 }
 
 }  // namespace
 
 std::string read_file(const std::string& path) {
+    if (path == "-") return read_all(copy_of_stdin(true), "stdin");
     return read_all(open_file(path, "rb"), path);
 }
 
 std::string read_stdin() {
     // A terminal would wait for input, a socket or device may never end.
-    std::FILE* file = copy_of_stdin();
+    std::FILE* file = copy_of_stdin(false);
     return !file && errno == 0 ? "" : read_all(file, "stdin");
 }
 
@@ -142,4 +197,12 @@ bool read_line(std::string& line) {
             throw Failure(std::string("cannot read stdin: ") + std::strerror(int(-n)));
         }
     }
+}
+
+bool read_users_line(std::string& line) {
+    struct Painted {
+        Painted() { paint(Colour::user); }
+        ~Painted() { paint(Colour::plain); }
+    } const painted;
+    return read_line(line);
 }

@@ -12,6 +12,12 @@
 
 #include "powerinfer.h"
 
+#ifdef __GNUC__
+#define CHECKED_AS_PRINTF __attribute__((format(printf, 1, 2)))
+#else
+#define CHECKED_AS_PRINTF
+#endif
+
 constexpr int exit_failure = 1, exit_usage = 2, exit_interrupted = 130;
 
 struct Failure : std::runtime_error {
@@ -26,9 +32,19 @@ bool should_stop(void*);  // for pi_session_params
 // Replaces control characters: names from a model file must not control the terminal or break the
 // line.
 std::string one_line(std::string text);
+// What main says beside its text goes to stderr, unless that is to be quiet, and to the log file.
+// Errors always go to stderr. Throws Failure if the file cannot be opened.
+void start_log(const std::string& path, bool quiet);
+void say(const char* format, ...) CHECKED_AS_PRINTF;
 void complain(const std::string& message);
+// Ends the log; false if it could not be written.
+bool end_log();
 // Throws Interrupted, ReaderGone or Failure.
 void put(std::string_view bytes);
+// The colour of what follows on stdout, if colours are on.
+enum class Colour { plain, prompt, user };
+void use_colours(bool on);
+void paint(Colour colour);
 // A struct for the engine to fill, with struct_size set.
 template <typename S>
 S sized() {
@@ -47,12 +63,14 @@ bool progress_shown();
 void print_log(int32_t level, const char* message, void* data);
 bool print_progress(float fraction, void*);
 
-// The whole file, without one newline at its end.
+// The whole file, or stdin for "-".
 std::string read_file(const std::string& path);
-// The same for stdin; "" if it is neither a file nor a pipe.
+// All of stdin; "" if it is neither a file nor a pipe.
 std::string read_stdin();
 // The next line of stdin without its newline; false at the end.
 bool read_line(std::string& line);
+// The same in the user's colour.
+bool read_users_line(std::string& line);
 
 // ---- what differs between systems: console_posix.cpp, console_windows.cpp -----------------------
 
@@ -67,8 +85,10 @@ bool is_terminal(Stream stream);
 // One call of the system: a number of bytes, 0 at the end of stdin, or -errno; -EINTR: try again.
 int64_t write_out(const char* data, size_t n);
 int64_t read_in(char* data, size_t n);
-// A copy of stdin, if that is a file or a pipe. Null, with errno 0, if it is neither.
-std::FILE* copy_of_stdin();
+// A copy of stdin, if that is a file or a pipe, or anything. Null, with errno 0, if it is not.
+std::FILE* copy_of_stdin(bool anything);
+// Can stdout show colours?
+bool shows_colours();
 std::FILE* open_file(const std::string& path, const char* mode);
 // Removes one newline from the end of a text.
 void drop_newline(std::string& text);

@@ -6,6 +6,7 @@
 
 #include <cerrno>
 #include <csignal>
+#include <cstdlib>
 
 #include "console.h"
 
@@ -77,13 +78,18 @@ int64_t read_in(char* data, size_t n) {
     return done(STDIN_FILENO, POLLIN, read(STDIN_FILENO, data, n));
 }
 
-std::FILE* copy_of_stdin() {
+std::FILE* copy_of_stdin(bool anything) {
     struct stat about;
     const bool ends =
         fstat(STDIN_FILENO, &about) == 0 && (S_ISREG(about.st_mode) || S_ISFIFO(about.st_mode));
     errno = 0;
-    const int fd = ends ? dup(STDIN_FILENO) : -1;
+    const int fd = ends || anything ? dup(STDIN_FILENO) : -1;
     return fd < 0 ? nullptr : fdopen(fd, "rb");
+}
+
+bool shows_colours() {
+    const char* kind = std::getenv("TERM");
+    return is_terminal(Stream::out) && kind && std::string_view(kind) != "dumb";
 }
 
 std::FILE* open_file(const std::string& path, const char* mode) {

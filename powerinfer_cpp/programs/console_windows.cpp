@@ -164,13 +164,20 @@ int64_t read_in(char* data, size_t n) {
     return GetLastError() == ERROR_BROKEN_PIPE ? 0 : -EIO;  // the writer has gone
 }
 
-std::FILE* copy_of_stdin() {
+std::FILE* copy_of_stdin(bool anything) {
     const DWORD type = GetFileType(handle_of(Stream::in));
     errno = 0;
-    if (type != FILE_TYPE_DISK && type != FILE_TYPE_PIPE) return nullptr;
+    if (!anything && type != FILE_TYPE_DISK && type != FILE_TYPE_PIPE) return nullptr;
     const int fd = _dup(0);
     if (fd >= 0) _setmode(fd, _O_BINARY);
     return fd < 0 ? nullptr : _fdopen(fd, "rb");
+}
+
+bool shows_colours() {
+    constexpr DWORD sequences = 0x0004;  // ENABLE_VIRTUAL_TERMINAL_PROCESSING
+    const HANDLE handle = handle_of(Stream::out);
+    DWORD mode;
+    return GetConsoleMode(handle, &mode) && SetConsoleMode(handle, mode | sequences);
 }
 
 std::FILE* open_file(const std::string& path, const char* mode) {

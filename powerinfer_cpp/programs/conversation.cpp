@@ -42,7 +42,7 @@ void Conversation::run() {
     while (!generation_.full()) {
         if (!given) {
             if (is_terminal(Stream::in)) std::fputs("> ", stderr);
-            if (!read_line(message)) return;
+            if (!read_users_line(message)) return;
         }
         given = false;
         if (message.empty()) continue;
@@ -124,7 +124,18 @@ int32_t Conversation::control_token(const std::string& text) const {
 
 }  // namespace
 
-ChatFormat read_chat_format(const std::string& path) {
+ChatFormat read_chat_format(const Options& options) {
+    if (!options.chat_template.empty()) {
+        const std::string& given = options.chat_template;
+        std::optional<ChatFormat> format = named_chat(given);
+        if (!format) format = recognise_chat(given);
+        if (format) return *format;
+        const bool is_name = given.size() <= 40 && given.find('{') == given.npos;
+        throw Failure((is_name ? "the chat template '" + given + "'" : "this chat template") +
+                      " is unknown to main (it knows " + known_chats +
+                      "); `powerinfer chat` runs any template");
+    }
+    const std::string& path = options.model;
     pi_gguf* opened = nullptr;
     require(pi_gguf_open(path.c_str(), &opened));
     const std::unique_ptr<pi_gguf, Release<pi_gguf_free>> gguf(opened);

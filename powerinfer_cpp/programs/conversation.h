@@ -8,7 +8,8 @@
 
 class Generation;
 
-// The chat format of a model file. Throws Failure if it is not supported.
-ChatFormat read_chat_format(const std::string& path);
+// The chat format that the options name, or else the model's. Throws Failure if it is not
+// supported.
+ChatFormat read_chat_format(const Options& options);
 // Runs until the input or the context ends. Throws Interrupted.
 void converse(Generation& generation, const ChatFormat& format, const Options& options);

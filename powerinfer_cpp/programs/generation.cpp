@@ -63,10 +63,13 @@ void Generation::set_prompt() {
         tokens_.insert(tokens_.begin(), bos);
 }
 
-void Generation::continue_prompt() {
-    put(shown_);
+void Generation::read_prompt() {
+    if (options_.display_prompt) {
+        paint(Colour::prompt);
+        put(shown_);
+        paint(Colour::plain);
+    }
     read(tokens_, 0);
-    generate();
 }
 
 void Generation::print_settings(const pi_session_params& session) const {
@@ -74,20 +77,18 @@ void Generation::print_settings(const pi_session_params& session) const {
     const pi_sampler_params& s = options_.sampler;
     const int32_t threads = session.n_threads > 0 ? session.n_threads : pi_default_threads();
     const int32_t batch = session.n_threads_batch > 0 ? session.n_threads_batch : threads;
-    std::fprintf(stderr, "model: %s, %s, %.2f M parameters, %.1f MiB\n",
-                 one_line(pi_model_architecture(m)).c_str(),
-                 one_line(pi_model_activation(m)).c_str(), double(pi_model_n_params(m)) * 1e-6,
-                 double(pi_model_n_bytes(m)) / (1 << 20));
-    std::fprintf(stderr, "system: threads = %d, threads for the prompt = %d, %s, context = %d\n",
-                 int(threads), int(batch), isa().c_str(), int(pi_session_n_ctx(session_.get())));
-    std::fprintf(stderr,
-                 "sampler: seed = %" PRIu64
-                 ", repeat-last-n = %d, repeat-penalty = %g, frequency-penalty = "
-                 "%g, presence-penalty = %g, top-k = %d, typical = %g, top-p = %g, min-p = %g, "
-                 "temp = %g\n",
-                 s.seed, int(s.repeat_last_n), double(s.repeat_penalty),
-                 double(s.frequency_penalty), double(s.presence_penalty), int(s.top_k),
-                 double(s.typical_p), double(s.top_p), double(s.min_p), double(s.temperature));
+    say("model: %s, %s, %.2f M parameters, %.1f MiB\n", one_line(pi_model_architecture(m)).c_str(),
+        one_line(pi_model_activation(m)).c_str(), double(pi_model_n_params(m)) * 1e-6,
+        double(pi_model_n_bytes(m)) / (1 << 20));
+    say("system: threads = %d, threads for the prompt = %d, %s, context = %d\n", int(threads),
+        int(batch), isa().c_str(), int(pi_session_n_ctx(session_.get())));
+    say("sampler: seed = %" PRIu64
+        ", repeat-last-n = %d, repeat-penalty = %g, frequency-penalty = "
+        "%g, presence-penalty = %g, top-k = %d, typical = %g, top-p = %g, min-p = %g, "
+        "temp = %g\n",
+        s.seed, int(s.repeat_last_n), double(s.repeat_penalty), double(s.frequency_penalty),
+        double(s.presence_penalty), int(s.top_k), double(s.typical_p), double(s.top_p),
+        double(s.min_p), double(s.temperature));
 }
 
 // Evaluates tokens, the first n_generated of which were generated, in as few calls as possible.
@@ -161,7 +162,7 @@ bool Generation::show(std::string_view text) {
     return end != tail_.npos;
 }
 
-void Generation::generate() {
+bool Generation::generate() {
     const int64_t most =
         options_.n_predict < 0 ? std::numeric_limits<int64_t>::max() : int64_t(options_.n_predict);
     tail_.clear();
@@ -169,12 +170,12 @@ void Generation::generate() {
     for (int64_t i = 0; i < most; i++) {
         if (interrupted) throw Interrupted{};
         const int32_t token = choose();
-        if (pi_token_ends(model_.get(), token)) return;
+        if (pi_token_ends(model_.get(), token)) return true;
         pending_ = token;
-        if (show(token_text(model_.get(), token, false))) return;
-        if (i + 1 == most) return;  // the logits after the last token are not needed
+        if (show(token_text(model_.get(), token, false))) return false;
+        if (i + 1 == most) return false;  // the logits after the last token are not needed
         full_ = pi_sequence_length(session_.get(), 0) >= pi_session_n_ctx(session_.get());
-        if (full_) return;
+        if (full_) return false;
         const Clock::time_point start = Clock::now();
         evaluate({token}, 1);
         pending_ = -1;
@@ -182,4 +183,5 @@ void Generation::generate() {
         timing_.eval += timing_.token_ms.back();
         timing_.n_eval++;
     }
+    return false;
 }

@@ -14,14 +14,15 @@ class Generation {
  public:
     // Opens the model and, except for a conversation, tokenizes options.prompt.
     explicit Generation(Options& options);
-    // Prints the prompt and continues it.
-    void continue_prompt();
+    // Prints the prompt and evaluates it.
+    void read_prompt();
 
-    // For conversations. Evaluates tokens, the first n_generated of which were generated; the
+    // Evaluates tokens, the first n_generated of which were generated; the
     // sampler accepts the others.
     void read(const std::vector<int32_t>& tokens, size_t n_generated);
-    // Generates and prints until the text, the context or options.n_predict ends.
-    void generate();
+    // Generates and prints until the text, the context or options.n_predict ends, or a stop comes.
+    // True if the model ended the text.
+    bool generate();
     void stop_at(const std::string& text) { stops_.push_back(text); }
     // The token that was printed but not yet evaluated; -1: none.
     int32_t pending() const { return pending_; }

@@ -4,6 +4,7 @@
 #include <cstdio>
 #include <exception>
 #include <filesystem>
+#include <memory>
 #include <new>
 #include <optional>
 #include <random>
@@ -15,33 +16,13 @@
 #include "conversation.h"
 #include "engine.h"
 #include "generation.h"
+#include "interactive.h"
 #include "options.h"
 #include "powerinfer.h"
 #include "stats.h"
+#include "texts.h"
 
 namespace {
-
-// Replaces \n \r \t \' \" \\ and \x41. Any other backslash stays as it is.
-std::string unescape(const std::string& text) {
-    static const std::string letters = "nrt'\"\\", meanings = "\n\r\t'\"\\";
-    const auto hex = [&](size_t i) { return i < text.size() && std::isxdigit(uint8_t(text[i])); };
-    std::string out;
-    for (size_t i = 0; i < text.size(); i++) {
-        const size_t letter =
-            text[i] == '\\' && i + 1 < text.size() ? letters.find(text[i + 1]) : letters.npos;
-        if (letter != letters.npos) {
-            out += meanings[letter];
-            i += 1;
-        } else if (text[i] == '\\' && text.compare(i + 1, 1, "x") == 0 && hex(i + 2) &&
-                   hex(i + 3)) {
-            out += char(std::stoi(text.substr(i + 2, 2), nullptr, 16));
-            i += 3;
-        } else {
-            out += text[i];
-        }
-    }
-    return out;
-}
 
 std::string default_model() {
     namespace fs = std::filesystem;
@@ -135,39 +116,50 @@ void print_devices() {
     put(text);
 }
 
-// The statistics must not overwrite a file that is read, not even through a link.
-void require_other_file(const std::string& figures, const std::string& read) {
-    std::error_code error;
+// What is written must not overwrite a file that is read, not even through a link.
+void protect_files(const Options& options) {
+    const std::pair<const char*, std::string> written[] = {{"--json-stats", options.json_stats},
+                                                           {"--log-file", options.log_file}};
+    if (options.json_stats.empty() && options.log_file.empty()) return;
+    std::vector<std::string> read = {options.model, options.prompt_file, options.system_file,
+                                     options.chat_template_file};
+    pi_gguf* opened = nullptr;
+    require(pi_gguf_open(options.model.c_str(), &opened));
+    const std::unique_ptr<pi_gguf, Release<pi_gguf_free>> parts(opened);
+    for (int32_t i = 0; i < pi_gguf_n_files(opened); i++)
+        read.emplace_back(pi_gguf_file(opened, i));
     const auto path = [](const std::string& name) { return std::filesystem::u8path(name); };
-    if (!figures.empty() && std::filesystem::equivalent(path(figures), path(read), error))
-        throw Failure(figures + ": --json-stats would overwrite what is read");
+    for (const auto& [option, file] : written)
+        for (const std::string& name : read) {
+            std::error_code error;
+            if (!file.empty() && std::filesystem::equivalent(path(file), path(name), error))
+                throw Failure(file + ": " + option + " would overwrite what is read");
+        }
 }
 
 // Continues the prompt, or holds a conversation. 0 or an exit status.
 int generate(Options& options) {
-    require_other_file(options.json_stats, options.model);
-    require_other_file(options.json_stats, options.prompt_file);
     std::optional<ChatFormat> chat;  // before loading: models without one are refused
-    if (options.conversation) chat = read_chat_format(options.model);
+    if (options.conversation) chat = read_chat_format(options);
     Generation generation(options);
-    const pi_gguf* parts = pi_model_gguf(generation.model());
-    for (int32_t i = 0; i < pi_gguf_n_files(parts); i++)
-        require_other_file(options.json_stats, pi_gguf_file(parts, i));
     int status = 0;
     try {
         if (chat) {
             converse(generation, *chat, options);
+        } else if (options.interactive) {
+            interact(generation, options);
         } else {
-            generation.continue_prompt();
+            generation.read_prompt();
+            generation.generate();
         }
     } catch (const Interrupted&) {
         status = exit_interrupted;
     }
     if (!chat && is_terminal(Stream::out) && write_out("\n", 1) < 0) return exit_failure;
     if (generation.full())
-        std::fprintf(stderr, "main: the context is full (%d positions, -c)\n",
-                     int(pi_session_n_ctx(generation.session())));
-    generation.timing().print(generation.model());
+        say("main: the context is full (%d positions, -c)\n",
+            int(pi_session_n_ctx(generation.session())));
+    if (options.perf) generation.timing().print(generation.model());
     if (!options.json_stats.empty()) write_stats(options, generation.model(), generation.timing());
     return status;
 }
@@ -195,21 +187,21 @@ int run(Options& options) {
         print_plan(options);
         return 0;
     }
+    protect_files(options);
+    start_log(options.log_file, !options.log);
+    using Switch = Options::Switch;
+    const bool terminal = options.colour != Switch::off && shows_colours();
+    use_colours(terminal || options.colour == Switch::on);
     if (!options.for_gpu.empty() && !wants_gpu(options)) {
         const std::string note = pi_device_note() ? pi_device_note() : "";
         const std::string why = note.empty() ? "" : ": " + note;
         print_log(2, (options.for_gpu + ": without effect here" + why).c_str(), &options.verbosity);
     }
-    if (!options.prompt_file.empty()) {
-        options.prompt = read_file(options.prompt_file);
-    } else if (!options.prompt_given && !options.conversation) {
-        options.prompt = read_stdin();
+    if (!options.in_vain.empty()) {
+        const std::string& why = ": without effect here: a text ends where the context is full";
+        print_log(2, (options.in_vain + why).c_str(), &options.verbosity);
     }
-    if (options.escape) {
-        options.prompt = unescape(options.prompt);
-        options.system = unescape(options.system);
-        for (std::string& stop : options.stops) stop = unescape(stop);
-    }
+    read_texts(options);
     if (options.random_seed)
         options.sampler.seed = std::random_device{}();  // 32 bits: short to retype
     return generate(options);
@@ -221,7 +213,9 @@ int main(int argc, char** argv) {
     const std::vector<std::string> arguments = start_console(argc, argv);
     try {
         Options options = parse_options(arguments);
-        return run(options);
+        const int status = run(options);
+        if (!end_log()) throw Failure(options.log_file + ": the messages could not be written");
+        return status;
     } catch (const UsageError& error) {
         complain(error.what());
         return exit_usage;

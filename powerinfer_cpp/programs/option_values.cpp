@@ -7,7 +7,6 @@
 #include <cmath>
 #include <cstdlib>
 
-#include "options.h"
 #include "powerinfer.h"
 
 [[noreturn]] void bad_value(Text option, Text value, Text expected) {

@@ -1,8 +1,15 @@
-// Values of options of main. All throw UsageError, which names the option and its value.
+// Values of options of main. What is no such value throws UsageError.
 #pragma once
 
 #include <cstdint>
+#include <stdexcept>
 #include <string>
+
+// A wrong command line; the message is one sentence.
+class UsageError : public std::runtime_error {
+ public:
+    using std::runtime_error::runtime_error;
+};
 
 using Text = const std::string&;
 

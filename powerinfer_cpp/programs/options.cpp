@@ -7,8 +7,6 @@
 #include <cstdlib>
 #include <iterator>
 
-#include "option_table.h"
-
 namespace {
 
 template <int32_t pi_sampler_params::*field>
@@ -37,14 +35,57 @@ void set_prompt(Options& o, Text, Text value) {
     o.prompt_file.clear();
 }
 
-void set_prompt_file(Options& o, Text option, Text value) {
+template <std::string Options::*field>
+void set_file(Options& o, Text option, Text value) {
     if (value.empty()) bad_value(option, value, "the name of a file");
-    o.prompt_file = value;
+    o.*field = value;
 }
 
-void set_model(Options& o, Text option, Text value) {
-    if (value.empty()) bad_value(option, value, "the name of a file");
-    o.model = value;
+template <bool binary>
+void set_prompt_file(Options& o, Text option, Text value) {
+    set_file<&Options::prompt_file>(o, option, value);
+    o.prompt_binary = binary;
+}
+
+// Options with a text: for a conversation (needed = for_chat) or interactive mode, where the text
+// of a file (other) no longer counts.
+template <std::string Options::*field, std::string Options::*needed>
+void set_text(Options& o, Text option, Text value) {
+    o.*field = value;
+    o.*needed = option;
+    if (field == &Options::system) o.system_file.clear();
+    if (field == &Options::chat_template) o.chat_template_file.clear();
+}
+
+template <std::string Options::*field>
+void set_chat_file(Options& o, Text option, Text value) {
+    set_file<field>(o, option, value);
+    o.for_chat = option;
+}
+
+template <int64_t lo, int64_t hi>
+void ignore_integer(Options&, Text option, Text value) {
+    integer(option, value, lo, hi);
+}
+void ignore(Options&, Text, Text) {}
+
+void set_colour(Options& o, Text, Text value) {
+    if (value.empty() || value == "on") {
+        o.colour = Options::Switch::on;
+    } else if (value == "off") {
+        o.colour = Options::Switch::off;
+    } else {
+        o.colour = Options::Switch::automatic;
+    }
+}
+
+void set_load_mode(Options& o, Text option, Text value) {
+    static const char* const modes[] = {"auto", "none", "mmap", "mlock", "mmap+mlock"};
+    const bool known = std::any_of(std::begin(modes), std::end(modes),
+                                   [&](const char* mode) { return value == mode; });
+    if (!known) bad_value(option, value, "a mode (auto, none, mmap, mlock or mmap+mlock)");
+    o.mmap = value != "none" && value != "mlock";
+    o.mlock = value == "mlock" || value == "mmap+mlock";
 }
 
 void set_seed(Options& o, Text option, Text value) {
@@ -122,30 +163,63 @@ void set_device(Options& o, Text option, Text value) {
 }
 
 const Option table[] = {
-    {"-h, --help", nullptr, "print this text and stop", set_action<Options::Action::help>},
+    {"-h, --help, --usage", nullptr, "print this text and stop", set_action<Options::Action::help>},
     {"--version", nullptr, "print the version and stop", set_action<Options::Action::version>},
     {"--list-devices", nullptr, "print the devices that can compute and stop",
      set_action<Options::Action::list_devices>},
     {"-m, --model", "FILE", "the model, a GGUF file (default: models/stories-relu.Q8_0.gguf)",
-     set_model},
+     set_file<&Options::model>},
     {"-p, --prompt", "TEXT",
      "the text to continue (default: stdin where that is a file or a pipe, else none)", set_prompt},
-    {"-f, --file", "FILE", "read the prompt from a file", set_prompt_file},
+    {"-f, --file", "FILE", "read the prompt from a file, less one newline at its end; -: stdin",
+     set_prompt_file<false>},
+    {"-bf, --binary-file", "FILE", "read the prompt from a file, with a newline at its end",
+     set_prompt_file<true>},
+    {"--no-display-prompt", nullptr, "do not print the prompt",
+     set_flag<&Options::display_prompt, false>},
+    {"--display-prompt", nullptr, nullptr, set_flag<&Options::display_prompt, true>},
+    {"-co, --color", "[on|off|auto]",
+     "colours for the prompt and for what the user types (default: auto, on terminals)",
+     set_colour},
     {"-cnv, --conversation", nullptr, "converse: each line of stdin is a message, -p the first",
      set_flag<&Options::conversation, true>},
     {"-sys, --system-prompt", "TEXT", "system message of a conversation",
-     [](Options& o, Text, Text value) { o.system = value; }},
+     set_text<&Options::system, &Options::for_chat>},
+    {"-sysf, --system-prompt-file", "FILE", "read the system message from a file",
+     set_chat_file<&Options::system_file>},
     {"-st, --single-turn", nullptr, "end the conversation after one answer",
-     set_flag<&Options::single_turn, true>},
+     [](Options& o, Text option, Text) {
+         o.single_turn = true;
+         o.for_chat = option;
+     }},
+    {"--chat-template", "NAME",
+     "chat format instead of the model's: chatml, llama2, llama2-sys, llama2-sys-bos, "
+     "llama2-sys-strip, llama3, mistral-v1, mistral-v3, mistral-v3-tekken, gemma, zephyr, or a "
+     "template of one of these kinds",
+     set_text<&Options::chat_template, &Options::for_chat>},
+    {"--chat-template-file", "FILE", "read the template from a file",
+     set_chat_file<&Options::chat_template_file>},
+    {"-i, --interactive", nullptr,
+     "where the text ends (also by -r, -n or Ctrl-C), a line of stdin continues it",
+     set_flag<&Options::interactive, true>},
+    {"-if, --interactive-first", nullptr, "the same, and a line of stdin follows the prompt",
+     [](Options& o, Text, Text) { o.interactive = o.interactive_first = true; }},
+    {"--in-prefix", "TEXT", "text before each line of -i",
+     set_text<&Options::in_prefix, &Options::for_interactive>},
+    {"--in-suffix", "TEXT", "text after each line of -i",
+     set_text<&Options::in_suffix, &Options::for_interactive>},
     {"-r, --reverse-prompt", "TEXT",
      "stop after this text was generated; can be given several times",
      [](Options& o, Text option, Text value) {
          if (value.empty()) bad_value(option, value, "a text");
          o.stops.push_back(value);
      }},
-    {"-e, --escape", nullptr, "replace escapes such as \\n, \\t, \\\\ and \\x41 in these texts",
-     set_flag<&Options::escape, true>},
-    {"--no-escape", nullptr, nullptr, set_flag<&Options::escape, false>},
+    {"--no-escape", nullptr,
+     "leave escapes such as \\n, \\t, \\\\ and \\x41 in the prompt and in texts of -i, -r, "
+     "--in-prefix "
+     "and --in-suffix (default: they are replaced)",
+     set_flag<&Options::escape, false>},
+    {"-e, --escape", nullptr, nullptr, set_flag<&Options::escape, true>},
     {"-n, --predict, --n-predict", "N",
      "tokens to generate (default: -1, until the text or the context ends)",
      [](Options& o, Text option, Text value) {
@@ -239,11 +313,12 @@ const Option table[] = {
     {"--sparse-threshold", "X",
      "predictor score below which a neuron is skipped (default: the file's)", set_sparse_threshold},
     {"-fa, --flash-attn", "[on|off|auto]",
-     "accepted and ignored: attention never stores the full score matrix",
-     [](Options&, Text, Text) {}},
+     "accepted and ignored: attention never stores the full score matrix", ignore},
     {"--no-mmap", nullptr, "read the model into memory instead of mapping it",
      set_flag<&Options::mmap, false>},
     {"--mmap", nullptr, nullptr, set_flag<&Options::mmap, true>},
+    {"-lm, --load-mode", "MODE", "these two in one: auto, none, mmap, mlock or mmap+mlock",
+     set_load_mode},
     {"--mlock", nullptr, "keep the model in RAM", set_flag<&Options::mlock, true>},
     {"--check-tensors", nullptr, "refuse a model with weights that are not finite",
      set_flag<&Options::check_tensors, true>},
@@ -259,13 +334,15 @@ const Option table[] = {
     {"--plan", nullptr, "print the memory that the model would take and stop",
      set_action<Options::Action::plan>},
     {"--json-stats", "FILE", "write statistics of the run to a file, as JSON",
-     [](Options& o, Text option, Text value) {
-         if (value.empty()) bad_value(option, value, "the name of a file");
-         o.json_stats = value;
-     }},
+     set_file<&Options::json_stats>},
     {"--completion-bash", nullptr, "print a script that completes these options in bash, and stop",
      set_action<Options::Action::completion>},
-    {"-v, --verbose", nullptr, "print all messages",
+    {"--no-perf, --no-show-timings", nullptr, "do not print times at the end",
+     set_flag<&Options::perf, false>},
+    {"--perf, --show-timings", nullptr, nullptr, set_flag<&Options::perf, true>},
+    {"--log-disable", nullptr, "print errors only", set_flag<&Options::log, false>},
+    {"--log-file", "FILE", "write messages to a file as well", set_file<&Options::log_file>},
+    {"-v, --verbose, --log-verbose", nullptr, "print all messages",
      [](Options& o, Text, Text) { o.verbosity = INT32_MAX; }},
     {"-lv, --verbosity, --log-verbosity", "N",
      "print messages up to level N: 1 errors, 2 warnings (default), 3 information, 4 details",
@@ -273,9 +350,17 @@ const Option table[] = {
          o.verbosity = int32_t(integer(option, value, 0, 5));
      }},
 
-    // Options of PowerInfer and llama.cpp that are the default here.
     {"-no-cnv, --no-conversation", nullptr, nullptr, set_flag<&Options::conversation, false>},
-    {"--no-warmup", nullptr, nullptr, [](Options&, Text, Text) {}},
+
+    // Options of PowerInfer and llama.cpp without effect here: what they ask for is always so, or
+    // changes the time only.
+    {"--warmup, --no-warmup, --simple-io, --no-context-shift, --no-jinja, --offline", nullptr,
+     nullptr, ignore},
+    {"--prio, --prio-batch", "N", nullptr, ignore_integer<-1, 3>},
+    {"--poll, --poll-batch", "N", nullptr, ignore_integer<0, 100>},
+    {"--cpu-strict, --cpu-strict-batch", "N", nullptr, ignore_integer<0, 1>},
+    {"--context-shift", nullptr, nullptr,
+     [](Options& o, Text option, Text) { o.in_vain = option; }},
 };
 
 }  // namespace

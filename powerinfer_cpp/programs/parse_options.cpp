@@ -4,7 +4,7 @@
 #include <cstring>
 #include <vector>
 
-#include "option_table.h"
+#include "options.h"
 
 namespace {
 
@@ -67,7 +67,26 @@ std::string suggestion(std::string name) {
     return best;
 }
 
+// Options of llama.cpp that programs in Python have, with the names of these.
+const struct {
+    const char *names, *programs;
+} elsewhere[] = {
+    {"--grammar, --grammar-file, -j, --json-schema, -jf, --json-schema-file",
+     "`powerinfer complete` and `powerinfer chat` have it"},
+    {"-md, --model-draft, --spec-draft-model, --draft, --draft-n, --draft-max, --spec-draft-n-max, "
+     "--draft-p-min, --spec-draft-p-min, --lookup",
+     "`powerinfer complete` and `powerinfer chat` have it"},
+    {"-hf, -hfr, --hf-repo, -hff, --hf-file, -hft, --hf-token",
+     "`powerinfer complete`, `powerinfer chat` and `powerinfer serve` have it"},
+    {"--jinja", "`powerinfer chat` runs any chat template"},
+    {"--host, --port, --api-key, --api-key-file, -np, --parallel", "`powerinfer serve` has it"},
+};
+
 [[noreturn]] void unknown(Text name) {
+    for (const auto& [names, programs] : elsewhere)
+        for (const std::string& candidate : split(names, ", "))
+            if (candidate == name)
+                throw UsageError("option " + name + " is not one of main's: " + programs);
     if (name.empty() || name[0] != '-')
         throw UsageError("'" + name + "' is not an option; the prompt is given with -p");
     const std::string close = suggestion(name);
@@ -80,6 +99,18 @@ bool is_word(const std::string& argument, Text value) {
     for (const std::string& word : split(argument.substr(1, argument.size() - 2), "|"))
         if (word == value) return true;
     return false;
+}
+
+// Refuses options that need another one. Throws UsageError.
+void check_together(const Options& o) {
+    if (!o.for_chat.empty() && !o.conversation)
+        throw UsageError("option " + o.for_chat + " needs -cnv, which starts a conversation");
+    if (o.for_interactive.empty()) return;
+    if (o.conversation)
+        throw UsageError("option " + o.for_interactive +
+                         " does not go with -cnv: the chat template decides what is around a line");
+    if (!o.interactive)
+        throw UsageError("option " + o.for_interactive + " needs -i, which reads lines");
 }
 
 }  // namespace
@@ -97,23 +128,24 @@ Options parse_options(const std::vector<std::string>& arguments) {
         if (!option) unknown(name);
 
         std::string value = has_value ? given.substr(name.size() + 1) : "";
+        const bool follows = !has_value && i + 1 < arguments.size();
         if (!option->argument) {
             if (has_value) throw UsageError("option " + name + " takes no value");
-        } else if (!has_value && option->argument[0] == '[') {
-            if (i + 1 < arguments.size() && is_word(option->argument, arguments[i + 1]))
-                value = arguments[++i];
+        } else if (option->argument[0] == '[') {
+            const bool taken = follows && arguments[i + 1].compare(0, 1, "-") != 0;
+            if (taken) value = arguments[++i];
+            if ((has_value || taken) && !is_word(option->argument, value))
+                bad_value(name, value, std::string("one of ") + option->argument);
         } else if (!has_value) {
-            if (i + 1 == arguments.size())
+            if (!follows)
                 throw UsageError("option " + name + " needs a value: " + option->argument);
             value = arguments[++i];
-        } else if (option->argument[0] == '[' && !is_word(option->argument, value)) {
-            bad_value(name, value, std::string("one of ") + option->argument);
         }
         option->set(options, name, value);
     }
-    if (!options.conversation && (options.single_turn || !options.system.empty()))
-        throw UsageError(std::string("option ") + (options.single_turn ? "-st" : "-sys") +
-                         " needs -cnv, which starts a conversation");
+    const bool runs =
+        options.action == Options::Action::generate || options.action == Options::Action::plan;
+    if (runs) check_together(options);
     return options;
 }
 
@@ -122,9 +154,13 @@ std::string help_text() {
         "Continues a text with a language model, or holds a conversation with it. The text goes to "
         "stdout, everything else to stderr.\n\n"
         "usage: main [options]\n\n";
+    std::string others;
     constexpr size_t column = 36;
     for (const Option& option : option_table()) {
-        if (!option.help) continue;
+        if (!option.help) {
+            others += (others.empty() ? "" : ", ") + std::string(option.names);
+            continue;
+        }
         std::string left = "  " + std::string(option.names);
         if (option.argument) left += " " + std::string(option.argument);
         if (left.size() + 2 > column) {
@@ -134,7 +170,7 @@ std::string help_text() {
         }
         text += left + option.help + "\n";
     }
-    return text;
+    return text + "\nAccepted, as the default or without effect: " + others + "\n";
 }
 
 std::string completion_text() {

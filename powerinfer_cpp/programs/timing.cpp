@@ -13,21 +13,16 @@ double ms_since(Clock::time_point start) {
 // The wording is llama.cpp's, because scripts parse it.
 void Timing::print(const pi_model* model) const {
     const auto per = [](double a, double b) { return b > 0 ? a / b : 0; };
-    std::fprintf(stderr, "       load time = %10.2f ms\n", load);
-    std::fprintf(stderr,
-                 "prompt eval time = %10.2f ms / %5" PRId64
-                 " tokens (%8.2f ms per token, %9.2f tokens per second)\n",
-                 prompt, n_prompt, per(prompt, double(n_prompt)),
-                 per(1e3 * double(n_prompt), prompt));
-    std::fprintf(stderr,
-                 "       eval time = %10.2f ms / %5" PRId64
-                 " runs   (%8.2f ms per token, %9.2f tokens per second)\n",
-                 eval, n_eval, per(eval, double(n_eval)), per(1e3 * double(n_eval), eval));
-    std::fprintf(stderr,
-                 "   sampling time = %10.2f ms / %5" PRId64 " runs   (%8.2f ms per token)\n",
-                 sampling, n_sampled, per(sampling, double(n_sampled)));
-    std::fprintf(stderr, "      total time = %10.2f ms / %5" PRId64 " tokens\n", ms_since(start),
-                 n_prompt + n_eval);
+    say("       load time = %10.2f ms\n", load);
+    say("prompt eval time = %10.2f ms / %5" PRId64
+        " tokens (%8.2f ms per token, %9.2f tokens per second)\n",
+        prompt, n_prompt, per(prompt, double(n_prompt)), per(1e3 * double(n_prompt), prompt));
+    say("       eval time = %10.2f ms / %5" PRId64
+        " runs   (%8.2f ms per token, %9.2f tokens per second)\n",
+        eval, n_eval, per(eval, double(n_eval)), per(1e3 * double(n_eval), eval));
+    say("   sampling time = %10.2f ms / %5" PRId64 " runs   (%8.2f ms per token)\n", sampling,
+        n_sampled, per(sampling, double(n_sampled)));
+    say("      total time = %10.2f ms / %5" PRId64 " tokens\n", ms_since(start), n_prompt + n_eval);
     print_work(model);
 }
 
@@ -38,37 +33,34 @@ void Timing::print_work(const pi_model* model) const {
     const double rows = double(work.sum.rows);
     const auto mb = [&](uint64_t n) { return double(n) * 1e-6 / rows; };
     if (generated.sum.rows)
-        std::fprintf(stderr,
-                     "       data read = %10.2f GB/s (%.2f MB per token: attention %.2f, predictor "
-                     "%.2f, ffn %.2f, head %.2f, kv %.2f)\n",
-                     eval > 0 ? double(work.bytes()) / eval * 1e-6 : 0.0, mb(work.bytes()),
-                     mb(work.sum.attention), mb(work.sum.predictor), mb(work.sum.ffn),
-                     mb(work.sum.head), mb(work.sum.kv));
+        say("       data read = %10.2f GB/s (%.2f MB per token: attention %.2f, predictor "
+            "%.2f, ffn %.2f, head %.2f, kv %.2f)\n",
+            eval > 0 ? double(work.bytes()) / eval * 1e-6 : 0.0, mb(work.bytes()),
+            mb(work.sum.attention), mb(work.sum.predictor), mb(work.sum.ffn), mb(work.sum.head),
+            mb(work.sum.kv));
     const auto percent = [&](int64_t pi_neuron_counts::*count) {
         return 100 * work.share(count, n_ff);
     };
-    std::fprintf(stderr, "neurons computed = %10.2f %% (predicted %.2f %%, fired %.2f %%)\n",
-                 percent(&pi_neuron_counts::computed), percent(&pi_neuron_counts::predicted),
-                 percent(&pi_neuron_counts::fired));
+    say("neurons computed = %10.2f %% (predicted %.2f %%, fired %.2f %%)\n",
+        percent(&pi_neuron_counts::computed), percent(&pi_neuron_counts::predicted),
+        percent(&pi_neuron_counts::fired));
     if (const int64_t audited = work.total(&pi_neuron_counts::audited))
-        std::fprintf(stderr, "predictors found = %10.2f %% of %" PRId64 " audited firings\n",
-                     100 * double(work.total(&pi_neuron_counts::found)) / double(audited), audited);
+        say("predictors found = %10.2f %% of %" PRId64 " audited firings\n",
+            100 * double(work.total(&pi_neuron_counts::found)) / double(audited), audited);
     const int32_t n_layer = pi_model_n_layer(model);
     const double all = double(n_ff) * n_layer * std::max(1, pi_model_n_expert(model));
     int64_t stored = 0;  // now, at the end
     for (int32_t i = 0; i < n_layer; i++) stored += pi_model_layer_stored_neurons(model, i);
     const double on_gpu = 100 * double(pi_model_device_neurons(model)) / all;
     const double on_disk = 100 * double(stored) / all;
-    std::fprintf(stderr, "           tiers = gpu %.2f %%, ram %.2f %%, storage %.2f %%\n", on_gpu,
-                 100 - on_gpu - on_disk, on_disk);
+    say("           tiers = gpu %.2f %%, ram %.2f %%, storage %.2f %%\n", on_gpu,
+        100 - on_gpu - on_disk, on_disk);
     auto storage = sized<pi_storage_report>();
     require(pi_model_storage(model, &storage));
     if (storage.stored) print_storage(storage);
     if (!work.sum.device) return;
     const auto ms = [&](uint64_t ns) { return double(ns) * 1e-6 / rows; };
-    std::fprintf(
-        stderr,
-        "             gpu = %10.2f %% of the data read; per token %.2f MB over PCIe, the CPU "
+    say("             gpu = %10.2f %% of the data read; per token %.2f MB over PCIe, the CPU "
         "waited %.2f ms, the GPU %.2f ms\n",
         100 * double(work.sum.device) / double(std::max<uint64_t>(work.bytes(), 1)),
         mb(work.sum.transferred), ms(work.sum.waited_for_device_ns),
@@ -80,10 +72,9 @@ void Timing::print_storage(const pi_storage_report& storage) const {
     const double rows = double(sum.rows);
     const double needed = double(sum.first_needed + sum.rest_needed);
     const double missed = double(sum.first_missed + sum.rest_missed);
-    std::fprintf(stderr,
-                 "         storage = %10.2f %% hits; per token %.1f reads, %.2f MB by %s, waited "
-                 "%.2f ms\n",
-                 needed > 0 ? 100 * (1 - missed / needed) : 0, double(sum.storage_reads) / rows,
-                 double(sum.storage_bytes) * 1e-6 / rows, storage.io,
-                 double(sum.waited_for_storage_ns) * 1e-6 / rows);
+    say("         storage = %10.2f %% hits; per token %.1f reads, %.2f MB by %s, waited "
+        "%.2f ms\n",
+        needed > 0 ? 100 * (1 - missed / needed) : 0, double(sum.storage_reads) / rows,
+        double(sum.storage_bytes) * 1e-6 / rows, storage.io,
+        double(sum.waited_for_storage_ns) * 1e-6 / rows);
 }

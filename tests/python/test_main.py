@@ -93,6 +93,8 @@ def test_prompt_file(main, tmp_path):
     assert main("-f", file, "-n", "0").stdout == b"Once\0upon\n"  # less one newline
     assert "No such file" in refused(main("-f", tmp_path / "none"), 1)
     assert "directory" in refused(main("-f", tmp_path), 1)
+    assert main("-bf", file, "-n", "0").stdout == b"Once\0upon\n\n"
+    assert main("-bf", file, "-f", file, "-n", "0").stdout == b"Once\0upon\n"
 
 
 def test_prompt_on_stdin(main_path, model_path, tmp_path):
@@ -112,6 +114,8 @@ def test_prompt_on_stdin(main_path, model_path, tmp_path):
     with file.open("rb", buffering=0) as opened:
         opened.seek(6)
         assert run(stdin=opened) == b"second"
+    with file.open("rb", buffering=0) as opened:
+        assert run("-f", "-", stdin=opened) == b"first\nsecond"
     assert run(stdin=subprocess.DEVNULL) == b""
     ours, theirs = socket.socketpair()
     with ours, theirs:
@@ -138,8 +142,9 @@ def test_a_context_beyond_the_training_is_said(main):
 
 def test_escapes(main):
     text = r"a\n\t\"\'\\\x41\q\x4"
-    assert main("-p", text, "-n", "0").stdout == text.encode()
-    assert main("-p", text, "-n", "0", "-e").stdout == b"a\n\t\"'\\A\\q\\x4"
+    assert main("-p", text, "-n", "0", "--no-escape").stdout == text.encode()
+    for args in ((), ("-e",)):  # as in llama.cpp, without asking
+        assert main("-p", text, "-n", "0", *args).stdout == b"a\n\t\"'\\A\\q\\x4"
 
 
 def test_control_tokens_are_not_shown(main):
@@ -186,6 +191,101 @@ def test_default_model_beside_the_current_directory(main_path, model_path, tmp_p
     assert result.returncode == 0, result.stderr
 
 
+def test_what_is_shown(main, tmp_path):
+    plain = main("-p", "Once upon a time", "-n", "9", "-s", "1")
+
+    def shown(*args: str) -> subprocess.CompletedProcess:
+        return main("-p", "Once upon a time", "-n", "9", "-s", "1", *args)
+
+    answer = plain.stdout.removeprefix(b"Once upon a time")
+    assert shown("--no-display-prompt").stdout == answer
+    assert shown("--color", "off").stdout == shown("--color", "auto").stdout == plain.stdout
+    for args in (("--color",), ("--color", "on")):
+        assert shown(*args).stdout == b"\x1b[33mOnce upon a time\x1b[0m" + answer
+    said = shown("--no-perf").stderr
+    assert plain.stderr.startswith(said) and b"eval time" not in said and b"seed = 1" in said
+    file = tmp_path / "log"
+    silent = shown("--log-disable", "--log-file", str(file))
+    assert (silent.stdout, silent.stderr) == (plain.stdout, b"")
+    assert file.read_bytes().startswith(said) and b"eval time" in file.read_bytes()
+    assert shown("--log-file", str(file)).stderr == file.read_bytes()
+    said = shown("--context-shift").stderr.decode()
+    assert said.startswith("main: warning: --context-shift: without effect here: ")
+
+
+def test_the_log_spares_what_is_read(main, model_path, tmp_path):
+    prompt = tmp_path / "prompt"
+    prompt.write_text("Once")
+    for args in (["--log-file", model_path], ["-f", prompt, "--log-file", prompt]):
+        assert "--log-file would overwrite what is read" in refused(main(*args), 1)
+    assert prompt.read_text() == "Once"
+    assert "directory" in refused(main("--log-file", tmp_path), 1)
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="no /dev/full")
+def test_a_log_that_cannot_be_written(main):
+    done = main("-n", "3", "--log-file", "/dev/full")
+    assert done.returncode == 1 and b"/dev/full: the messages could not be written" in done.stderr
+
+
+def interact(main_path, model, text: bytes, *args: str) -> subprocess.CompletedProcess:
+    command = [main_path, "-m", model, "-p", "Once", "--temp", "0", "-lv", "4", *args]
+    return subprocess.run(command, input=text, capture_output=True, timeout=60)
+
+
+def test_interactive_turns(main_path, model_path):
+    """Each turn reads the last token of the model's text, then the prefix, the line, the suffix."""
+    lines = b"a\\tdog\n\nit\\\nwas\n"
+    around = "--in-prefix", r" The\x20", "--in-suffix", "!"
+    done = interact(main_path, model_path, lines, "-i", "-n", "4", *around)
+    assert done.returncode == 0, done.stderr
+    turns = [
+        [int(i) for i in ids.split()] for ids in re.findall(rb"tokens read:([ \d]*)", done.stderr)
+    ]
+    with Llama(str(model_path), n_ctx=256, verbose=False) as llm:
+
+        def ids(text: str) -> list[int]:
+            return llm.tokenize(text.encode(), add_bos=False, special=True)
+
+        steps = llm.generate([llm.token_bos(), *ids("Once")], temp=0.0)
+        said = [next(steps) for _ in range(4)]
+        want, text = [[llm.token_bos(), *ids("Once")]], b"Once" + llm.detokenize(said)
+        for line in ("a\tdog", "", "it\nwas"):
+            new = [*ids(" The "), *ids(line), *ids("!")] if line else []
+            want.append([said[-1], *new])
+            said = [steps.send(new), *(next(steps) for _ in range(3))]
+            text += b" The " + (b"!" if line else b"") + llm.detokenize(said)
+    assert turns == want
+    assert done.stdout == text + b" The "
+
+
+def test_interactive_first_and_reverse_prompts(main_path, model_path):
+    first = interact(main_path, model_path, b" upon a time\n", "-if", "-n", "5")
+    plain = interact(main_path, model_path, b"", "-n", "5", "-p", "Once")
+    assert first.returncode == 0 and first.stdout.startswith(b"Once")
+    assert not first.stdout.startswith(plain.stdout)
+    # A text that the model ends gets the first reverse prompt, which is shown.
+    ended = interact(main_path, model_path, b" yes\n", "-i", "-r", "\\nUser:", "-n", "400")
+    assert ended.returncode == 0 and b"\n\nUser:" in ended.stdout
+    asked = interact(main_path, model_path, b"x\n" * 3, "-i", "-r", " a", "-n", "40", "-c", "60")
+    assert asked.stdout.count(b" a") >= 3 and asked.returncode == 0
+    long = interact(main_path, model_path, b"dog " * 60, "-if", "-c", "40")
+    assert long.returncode == 1 and b"the context has" in long.stderr
+
+
+def test_options_of_python_commands(main):
+    """Whoever types one of llama.cpp's options is told which program has it."""
+    for option, program in (
+        ("--grammar", "complete"),
+        ("-jf", "complete"),
+        ("-md", "chat"),
+        ("-hf", "serve"),
+        ("--jinja", "chat"),
+        ("--port", "serve"),
+    ):
+        assert f"`powerinfer {program}`" in refused(main(option, "x"), 2)
+
+
 # ---- Refusals ------------------------------------------------------------------------------------
 
 
@@ -213,7 +313,9 @@ def test_suggestions(main, wrong, meant):
     --temp inf | --temp 1e99 | --temp 0x1 | --temp | --top-p 1.1 | --min-p -1 | --typical 2 |
     --repeat-penalty 0 | --repeat-last-n -2 | --ram-budget 0 | --ram-budget nan | --vram-budget
     -1 | --vram-budget x | -ngl x | -ctk q4_7 | --sparse maybe | --device tpu | --no-mmap=1 |
-    --top-k= | --sparse-threshold inf | -f
+    --top-k= | --sparse-threshold inf | -f | -fa maybe | -fa= | --color blue | --color=1 | -lm dio |
+    --prio 4 | --poll 101 | --log-file | --in-prefix x | -cnv -i --in-suffix x | -sysf x |
+    --chat-template chatml | --chat-template-file x | --in-prefix x -p y
 """),
 )
 def test_malformed_options(main, args):
@@ -221,15 +323,17 @@ def test_malformed_options(main, args):
 
 
 def test_empty_names(main):
-    for option in ("-m", "-f"):
+    for option in ("-m", "-f", "-bf", "-sysf", "--log-file", "--chat-template-file"):
         refused(main(option, ""), 2)
 
 
 @pytest.mark.parametrize(
     "args",
     cases("""
-    -ngl 99 | -ngl all | -ngl auto | -fa | -fa on | -fa auto | --vram-budget 0 | --vram-budget
-    2.5 | --disable-gpu-index | --device cpu | --reset-gpu-index | --sparse auto | --sparse off |
+    -ngl 99 | -ngl all | -ngl auto | -fa | -fa on | -fa auto | -fa off --top-k 3 | -lm mmap+mlock |
+    --warmup --no-warmup --simple-io --no-context-shift --offline --no-jinja --prio 2 --poll 50 |
+    --vram-budget 0 | --vram-budget 2.5 | --disable-gpu-index | --device cpu | --reset-gpu-index |
+    --sparse auto | --sparse off |
     --sparse exact | --sparse-threshold 0.5 | -ctk f16 -ctv f16 | -ctk f32 -ctv f32 | --top_k 3 |
     --top-k=3 | --mlock | --no-mmap |
     --check-tensors | -v | -lv 4 | -t 0 | -t -1 | -no-cnv | --typical 0.9 --repeat-penalty 1.1

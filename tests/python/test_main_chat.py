@@ -165,7 +165,7 @@ def chat(main_path):
     """chat(file, text of stdin, options) runs a conversation."""
 
     def run(file: Path, text: bytes | str, *args: str) -> subprocess.CompletedProcess:
-        command = [main_path, "-m", file, "-cnv", "--temp", "0", "-lv", "4", *args]
+        command = [main_path, "-m", file, "-cnv", "--temp", "0", "-lv", "4", "--no-escape", *args]
         text = text.encode() if isinstance(text, str) else text
         return subprocess.run(command, input=text, capture_output=True, timeout=60)
 
@@ -284,6 +284,68 @@ def test_models_without_a_known_template(chat, model_path, tmp_path):
     assert result.returncode == 1 and b"needs a chat template" in result.stderr
 
 
+# What llama.cpp's llama_chat_apply_template makes of NAMED_TALK, with </s> for zephyr's end.
+NAMED_TALK = [("system", "Be kind."), ("user", " Hi "), ("assistant", "Yes"), ("user", "Bye")]
+NAMED = {
+    "chatml": "<|im_start|>system\nBe kind.<|im_end|>\n<|im_start|>user\n Hi <|im_end|>\n"
+    "<|im_start|>assistant\nYes<|im_end|>\n<|im_start|>user\nBye<|im_end|>\n"
+    "<|im_start|>assistant\n",
+    "llama2": "[INST] Be kind.\n Hi  [/INST]Yes</s>[INST] Bye [/INST]",
+    "llama2-sys": "[INST] <<SYS>>\nBe kind.\n<</SYS>>\n\n Hi  [/INST]Yes</s>[INST] Bye [/INST]",
+    "llama2-sys-bos": "[INST] <<SYS>>\nBe kind.\n<</SYS>>\n\n Hi  [/INST]Yes</s><s>[INST] Bye "
+    "[/INST]",
+    "llama2-sys-strip": "[INST] <<SYS>>\nBe kind.\n<</SYS>>\n\nHi [/INST]Yes</s>[INST] Bye [/INST]",
+    "llama3": "<|start_header_id|>system<|end_header_id|>\n\nBe kind.<|eot_id|><|start_header_id|>"
+    "user<|end_header_id|>\n\nHi<|eot_id|><|start_header_id|>assistant<|end_header_id|>\n\nYes"
+    "<|eot_id|><|start_header_id|>user<|end_header_id|>\n\nBye<|eot_id|><|start_header_id|>"
+    "assistant<|end_header_id|>\n\n",
+    "mistral-v1": " [INST] Be kind.\n\n Hi  [/INST] Yes</s> [INST] Bye [/INST]",
+    "mistral-v3": "[INST] Be kind.\n\n Hi [/INST] Yes</s>[INST] Bye[/INST]",
+    "mistral-v3-tekken": "[INST]Be kind.\n\n Hi [/INST]Yes</s>[INST]Bye[/INST]",
+    "gemma": "<start_of_turn>user\nBe kind.\n\nHi<end_of_turn>\n<start_of_turn>model\nYes"
+    "<end_of_turn>\n<start_of_turn>user\nBye<end_of_turn>\n<start_of_turn>model\n",
+    "zephyr": "<|system|>\nBe kind.</s>\n<|user|>\n Hi </s>\n<|assistant|>\nYes</s>\n<|user|>\nBye"
+    "</s>\n<|assistant|>\n",
+}
+
+
+@pytest.mark.parametrize("name", NAMED)
+def test_named_templates(chat, model, name, tmp_path):
+    """--chat-template in a model with another template; both turns, but for the answer."""
+    file = model("gemma" if name == "chatml" else "chatml")
+    tokens = Tokens(file)
+    args = "-n", "1", "--chat-template", name, "-sys", "Be kind."
+    first, second = read(chat(file, " Hi \nBye\n", *args))
+    before, after = re.split(" ?Yes", NAMED[name])
+    assert first == tokens(before)
+    # The one token of the answer was not evaluated yet.
+    assert second[1:] == tokens.llm.tokenize(after.encode(), add_bos=False, special=True)
+    system = tmp_path / "system"
+    system.write_text("Be kind.\n")
+    assert read(chat(file, " Hi \n", *args[:4], "-sysf", str(system))) == [first]
+
+
+def test_templates_from_the_command_line(chat, model, model_path, tmp_path):
+    want = read(chat(model("zephyr"), "a\n", "-n", "1"))
+    file = tmp_path / "template"
+    file.write_text(TEMPLATES["zephyr"])
+    assert read(chat(model("chatml"), "a\n", "-n", "1", "--chat-template-file", str(file))) == want
+    given = chat(model("chatml"), "a\n", "-n", "1", "--chat-template", TEMPLATES["zephyr"])
+    assert read(given) == want
+    for unknown in ("phi3", UNKNOWN[0]):
+        result = chat(model_path, "a\n", "--chat-template", unknown)
+        assert result.returncode == 1 and result.stderr.count(b"\n") == 1
+        assert b"`powerinfer chat` runs any template" in result.stderr
+
+
+def test_escapes_of_the_first_message(chat, model):
+    """-p is escaped, lines of stdin are not, as in llama.cpp's llama-cli."""
+    typed = read(chat(model("chatml"), "a\\nb\n", "-n", "1", "-e"))
+    assert typed == read(chat(model("chatml"), "", "-st", "-n", "1", "-p", r"a\nb"))
+    escaped = read(chat(model("chatml"), "", "-st", "-n", "1", "-e", "-p", r"a\nb"))
+    assert escaped == [Tokens(model("chatml"))(rendered("chatml", [("user", "a\nb")]))] != typed
+
+
 def test_reverse_prompt(main_path, model_path, chat, model):
     command = [main_path, "-m", model_path, "-p", "Once upon a time", "--temp", "0", "-n", "60"]
 
@@ -297,7 +359,7 @@ def test_reverse_prompt(main_path, model_path, chat, model):
         expected = whole if at < 0 else whole[: at + len(stop)]
         assert text("-r", stop) == expected
         assert text("-r", "not in it", "-r", stop) == expected
-    assert text("-r", r"a\x2e", "-e") == text("-r", "a.")
+    assert text("-r", r" w\x61s") == text("-r", " was") != text("-r", r" w\x61s", "--no-escape")
     answer = chat(model("chatml"), "a\n", "-n", "40", "-r", "e").stdout.decode()
     assert "e\n" in answer and answer.find("e") == len(answer) - 2
 
