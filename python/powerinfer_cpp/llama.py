@@ -284,6 +284,10 @@ class Llama(LlamaCore):
             return ChatCompletion(**answer)
         return (ChatCompletionChunk(**chunk) for chunk in answer)
 
+    def set_chat_template(self, source: str) -> None:
+        """Chats use this Jinja template instead of the file's. Raises ValueError for a bad one."""
+        self._named_format = self._tool_format = self._template(source)
+
     def set_cache(self, cache: LlamaRAMCache | None) -> None:
         """Caches the states of completions, to reuse common beginnings of prompts; None: off."""
         with self._lock:
@@ -544,12 +548,15 @@ class Llama(LlamaCore):
         with self._lock:
             self._require_open()
             source = self._model.gguf.value(key)
+        return self._template(source) if isinstance(source, str) and source.strip() else None
+
+    def _template(self, source: str) -> chat.TemplateFormat:
+        with self._lock:
+            self._require_open()
             bos, eos = (
                 self._model.text(token, True).decode("utf-8", "replace") if token >= 0 else ""
                 for token in (self._model.bos, self._model.eos)
             )
-        if not isinstance(source, str) or not source.strip():
-            return None
         return chat.TemplateFormat(source, bos, eos)
 
     def _control_tokens(self, style: Style) -> dict[str, int]:

@@ -29,6 +29,7 @@ COMMANDS = {
     "plot": "draw statistics, placements and predictors",
     "perplexity": "measure how well a model predicts a text",
     "bench": "measure speed",
+    "complete": "continue a text",
     "chat": "chat with a model",
     "serve": "serve models to OpenAI clients and browsers",
     "doctor": "show the capabilities of this machine",
@@ -115,6 +116,8 @@ def _outcome(arguments: Sequence[str]) -> tuple[int, str | None]:
         return _run(arguments), None
     except SystemExit as exit_:
         return (exit_.code if isinstance(exit_.code, int) else 0), None
+    except argparse.ArgumentError as error:  # options that do not go together
+        return 2, _ERROR + str(error)
     except KeyboardInterrupt:
         return 130, "interrupted"
     except BrokenPipeError:

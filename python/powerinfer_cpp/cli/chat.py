@@ -1,53 +1,55 @@
-"""powerinfer chat: chat with a model, with its own template or a named format."""
+"""powerinfer chat: chat with a model, with its own template or another one."""
 
 import argparse
 import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 from ..chat import FORMATS, Message
 from ..errors import ContextOverflowError
 from ..llama import Llama
-from ..sampling import Sampling
-from .common import (
-    MOST_POSITIONS,
-    add_model_arguments,
-    llama_options,
-    note_device,
-    positions,
-    whole,
-)
+from . import generating
 
-# llama.cpp's names, if they differ.
-_FLAGS = {
-    "temperature": "temp",
-    "typical_p": "typical",
-    "dynatemp_exponent": "dynatemp-exp",
-    "mirostat_mode": "mirostat",
-    "mirostat_tau": "mirostat-ent",
-    "mirostat_eta": "mirostat-lr",
-}
+# Formats by llama.cpp's names, if they differ.
+_NAMES = {"llama2-sys-bos": "llama-2", "llama3": "llama-3"}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    add_model_arguments(parser, seed=None)
-    parser.add_argument(
-        "-c",
-        "--ctx-size",
-        type=whole(0),
-        metavar="N",
-        help=f"0: the model's; default: the model's, at most {MOST_POSITIONS}",
-    )
-    parser.add_argument(
-        "-n", "--predict", type=int, default=-1, metavar="N", help="maximum tokens of an answer"
-    )
-    parser.add_argument("-sys", "--system-prompt", metavar="TEXT", help="system message")
-    parser.add_argument(
+    generating.add_arguments(parser)
+    told = parser.add_mutually_exclusive_group()
+    told.add_argument("-sys", "--system-prompt", metavar="TEXT", help="system message")
+    told.add_argument("-sysf", "--system-prompt-file", metavar="FILE", help="the same, from a file")
+    parser.add_argument("-st", "--single-turn", action="store_true", help="end after one answer")
+    used = parser.add_mutually_exclusive_group()
+    used.add_argument(
         "--chat-format", metavar="NAME", help=f"instead of the file's: {', '.join(FORMATS)}"
     )
-    for name, default in Sampling().keywords().items():
-        flag = _FLAGS.get(name, name.replace("_", "-"))
-        parser.add_argument(
-            f"--{flag}", dest=name, type=type(default), default=default, metavar="X"
-        )
+    used.add_argument("--chat-template", metavar="TEXT", help="a Jinja template, or such a name")
+    used.add_argument("--chat-template-file", metavar="FILE", help="a template from a file")
+    # What they ask for is always so.
+    for flags in (("--jinja",), ("-cnv", "--conversation")):
+        parser.add_argument(*flags, action="store_true", help=argparse.SUPPRESS)
+
+
+def run(args: argparse.Namespace) -> None:
+    template = _template(args)
+    first = generating.prompt(args)
+    with generating.open_model(args) as llm:
+        if template is not None:
+            llm.set_chat_template(template)
+        _talk(llm, args, None if first is None else first.decode("utf-8", "surrogateescape"))
+
+
+def _template(args: argparse.Namespace) -> str | None:
+    """The source of another template, if one is given; a name becomes args.chat_format."""
+    if args.chat_template_file is not None:
+        return Path(args.chat_template_file).read_text(encoding="utf-8")
+    given = args.chat_template
+    if given is None or "{" in given:
+        return given
+    args.chat_format = _NAMES.get(given, given)
+    return None
 
 
 def _question() -> str | None:
@@ -58,42 +60,39 @@ def _question() -> str | None:
     return None if not line else line.rstrip("\r\n")
 
 
-def run(args: argparse.Namespace) -> None:
-    note_device(args)
-    n_ctx = positions(args.model) if args.ctx_size is None else args.ctx_size
-    llm = Llama(args.model, n_ctx=n_ctx, **llama_options(args))
-    with llm:
-        _talk(llm, args)
-
-
-def _talk(llm: Llama, args: argparse.Namespace) -> None:
+def _talk(llm: Llama, args: argparse.Namespace, question: str | None) -> None:
     told = args.system_prompt
-    system = [{"role": "system", "content": told}] if told else []
+    if args.system_prompt_file is not None:
+        told = Path(args.system_prompt_file).read_text(encoding="utf-8").removesuffix("\n")
+    system: list[Message] = [{"role": "system", "content": told}] if told else []
     talk: list[Message] = []
+    keywords = generating.writing(llm, args)
     if sys.stdin.isatty():
         print("/exit or Ctrl-D ends the chat, /reset starts a new one", file=sys.stderr)
-    while (question := _question()) is not None:
+    while question is not None or (question := _question()) is not None:
         if question.strip() == "/exit":
             return
         if question.strip() == "/reset":
             talk = []
         elif question.strip():
             talk.append({"role": "user", "content": question})
-            talk = _answer(llm, system, talk, args)
+            talk = _answer(llm, system, talk, args, keywords)
+            if args.single_turn:
+                return
+        question = None
 
 
 def _answer(
-    llm: Llama, system: list[Message], talk: list[Message], args: argparse.Namespace
+    llm: Llama,
+    system: list[Message],
+    talk: list[Message],
+    args: argparse.Namespace,
+    keywords: dict[str, Any],
 ) -> list[Message]:
     """Prints an answer; returns the chat with it, without the oldest part if that does not fit."""
     while True:
         try:
-            chunks = llm.create_chat_completion(
-                [*system, *talk],
-                stream=True,
-                max_tokens=args.predict,
-                **Sampling.of(vars(args)).keywords(),
-            )
+            chunks = llm.create_chat_completion([*system, *talk], **keywords)
             break
         except ContextOverflowError:
             if len(talk) < 3:
@@ -102,12 +101,16 @@ def _answer(
             talk = talk[2:]
     said = ""
     try:
-        for chunk in chunks:
-            piece = chunk["choices"][0]["delta"].get("content", "")
+        for piece in generating.until_stop(_contents(chunks), args):
             said += piece
-            print(piece, end="", flush=True)
+            generating.put(piece)
     except KeyboardInterrupt:  # ends the answer, not the chat
         if not sys.stdin.isatty():
             raise
-    print(flush=True)
+    generating.put("\n")
     return [*talk, {"role": "assistant", "content": said}]
+
+
+def _contents(chunks: Any) -> Iterator[str]:
+    for chunk in chunks:
+        yield chunk["choices"][0]["delta"].get("content", "")

@@ -70,17 +70,20 @@ def add_model_arguments(
     n_batch: int = 2048,
     seed: int | None = 0,
     several: bool = False,
+    optional: bool = False,
 ) -> None:
     """Adds MODEL and the options of loading and computing.
 
-    seed: default; None: random. several: `-m MODEL`, which may be given several times.
+    seed: default; None: random. several: `-m MODEL`, which may be given several times. optional:
+    MODEL may be missing.
     """
     if several:
         parser.add_argument(
             "-m", "--model", action="append", metavar="MODEL", help="GGUF file, or NAME=FILE"
         )
     else:
-        parser.add_argument("model", metavar="MODEL", help="GGUF file")
+        few = "?" if optional else None
+        parser.add_argument("model", nargs=few, metavar="MODEL", help="GGUF file")
     parser.add_argument(
         "-t", "--threads", type=whole(1), metavar="N", help="threads (default: the usable CPUs)"
     )
@@ -93,13 +96,15 @@ def add_model_arguments(
     parser.add_argument(
         "-ngl",
         "--gpu-layers",
+        "--n-gpu-layers",
         type=layers,
         metavar="N",
         help="at most this many layers on the GPU, or all, or auto (default): what fits",
     )
     for flag, name in (("-ctk", "--cache-type-k"), ("-ctv", "--cache-type-v")):
         parser.add_argument(flag, name, choices=list(CACHE_TYPES), default="f16")
-    parser.add_argument("-s", "--seed", type=whole(0), default=seed, metavar="N")
+    least = -1 if seed is None else 0  # -1: random
+    parser.add_argument("-s", "--seed", type=whole(least), default=seed, metavar="N")
     parser.add_argument("--sparse", default="auto", metavar="MODE", choices=options.SPARSE_MODES)
     parser.add_argument("--sparse-threshold", type=float, metavar="X")
     parser.add_argument(

@@ -14,6 +14,7 @@ from .common import (
     positions,
     whole,
 )
+from .generating import add_hub_arguments, from_hub
 
 DEFAULT_MODEL = Path("models/stories-relu.Q8_0.gguf")
 KEY_VARIABLE = "POWERINFER_API_KEY"
@@ -21,6 +22,7 @@ KEY_VARIABLE = "POWERINFER_API_KEY"
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_model_arguments(parser, n_batch=512, seed=None, several=True)
+    add_hub_arguments(parser)
     parser.add_argument("--host", default="127.0.0.1", metavar="H", help="address to listen at")
     parser.add_argument("--port", type=whole(0), default=8080, metavar="N")
     parser.add_argument(
@@ -83,7 +85,8 @@ def run(args: argparse.Namespace) -> None:
             f"the server needs the package {error.name}: pip install 'powerinfer_cpp[serve]'"
         ) from None
     note_device(args)
-    paths = _models(args.model)
+    downloaded = from_hub(args)
+    paths = _models([*(args.model or ()), *([downloaded] if downloaded else ())])
     n_ctx = min(map(positions, paths.values())) if args.ctx_size is None else args.ctx_size
     options = {
         **llama_options(args),
@@ -100,7 +103,7 @@ def run(args: argparse.Namespace) -> None:
     serve(paths, options, settings, args.host, args.port, args.verbose)
 
 
-def _models(given: list[str] | None) -> dict[str, Path]:
+def _models(given: list[str]) -> dict[str, Path]:
     """Files by name: of NAME=FILE, or the file's own."""
     if not given and not DEFAULT_MODEL.is_file():
         raise ValueError(f"-m MODEL is needed: there is no {DEFAULT_MODEL} here")
