@@ -153,8 +153,8 @@ void set_sparse_threshold(Options& o, Text option, Text value) {
 }
 
 void set_device(Options& o, Text option, Text value) {
-    o.device = value;
-    if (value == "cpu" || value == "simt") return;  // simt: of test builds
+    o.device = value == "none" ? "cpu" : value;
+    if (o.device == "cpu" || value == "simt") return;  // simt: of test builds
     for (int32_t i = 0; i < pi_n_devices(); i++)
         if (value == "cuda" + std::to_string(i)) return;
     const std::string note = pi_device_note() ? pi_device_note() : "";
@@ -304,7 +304,8 @@ const Option table[] = {
      "layers on the GPU, the last ones, the head counting as one more; 0: none (default: what "
      "fits)",
      set_gpu_layers},
-    {"--device", "NAME", "cpu, or the GPU to use beside it: cuda0 (default: cuda0 if there is one)",
+    {"-dev, --device", "NAME",
+     "cpu (or none), or the GPU to use beside it: cuda0 (default: cuda0 if there is one)",
      set_device},
     {"--sparse", "MODE",
      "which neurons are computed: auto (default; generated tokens by predictor, prompts as exact), "

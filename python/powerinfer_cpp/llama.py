@@ -285,7 +285,8 @@ class Llama(LlamaCore):
         return (ChatCompletionChunk(**chunk) for chunk in answer)
 
     def set_chat_template(self, source: str) -> None:
-        """Chats use this Jinja template instead of the file's. Raises ValueError for a bad one."""
+        """Chats use this Jinja template instead of the file's, until this instance is closed; a
+        pickle does not keep it. Raises ValueError for a bad template."""
         self._named_format = self._tool_format = self._template(source)
 
     def set_cache(self, cache: LlamaRAMCache | None) -> None:

@@ -273,6 +273,30 @@ def test_interactive_first_and_reverse_prompts(main_path, model_path):
     assert long.returncode == 1 and b"the context has" in long.stderr
 
 
+def test_a_terminal_shows_colours(main_path, model_path):
+    """By default the prompt is yellow there, and what the user types green."""
+    pty = pytest.importorskip("pty")
+    ours, theirs = pty.openpty()
+    command = [main_path, "-m", model_path, "-p", "Once", "-n", "3", "-i", "--in-prefix", "."]
+    process = subprocess.Popen(
+        command,
+        stdin=theirs,
+        stdout=theirs,
+        stderr=subprocess.DEVNULL,
+        env={**os.environ, "TERM": "xterm"},
+    )
+    os.close(theirs)
+    shown = b""
+    while b"\x1b[32m" not in shown:
+        shown += os.read(ours, 4096)
+    assert shown.startswith(b"\x1b[33mOnce\x1b[0m")
+    assert shown.endswith(b".\x1b[1m\x1b[32m")
+    os.write(ours, b"\x04")  # Ctrl-D
+    assert process.wait(timeout=60) == 0
+    assert os.read(ours, 4096).endswith(b"\x1b[0m\r\n")
+    os.close(ours)
+
+
 def test_options_of_python_commands(main):
     """Whoever types one of llama.cpp's options is told which program has it."""
     for option, program in (

@@ -1,0 +1,119 @@
+"""docs/options.md agrees with the programs, row by row; a failure lists the rows that are wrong."""
+
+from __future__ import annotations
+
+import argparse
+import re
+import subprocess
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from powerinfer_cpp.cli import add_arguments
+
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "options.md"
+COMMANDS = ("complete", "chat", "serve")
+# A valid value, for options that do not take 1.
+VALUES = {
+    "--cache-type-k": "f16",
+    "--cache-type-v": "f16",
+    "--device": "cpu",
+    "-dev": "none",
+    "--load-mode": "mmap",
+    "--logit-bias": "5+1",
+    "--override-kv": "a.b=int:1",
+    "--samplers": "top_k;temperature",
+    "--sampler-seq": "kt",
+    "--rope-scaling": "linear",
+    "--lora-scaled": "file:1",
+    "--sparse": "off",
+}
+NAME = re.compile(r"(?<![\w-])--?[a-z][\w.-]*", re.IGNORECASE)
+
+
+@dataclass(frozen=True)
+class Row:
+    names: list[str]
+    argument: str  # as the page writes it; "": none
+    main: str
+    commands: str
+
+    @property
+    def values(self) -> list[str]:
+        """The words after an option of ./main."""
+        if not self.argument or self.argument.startswith("[") and "|" in self.argument:
+            return []  # none, or one that may be missing
+        return [next((VALUES[name] for name in self.names if name in VALUES), "1")]
+
+
+def rows() -> list[Row]:
+    found = []
+    for line in PAGE.read_text().splitlines():
+        cells = [cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1]]
+        if len(cells) == 4 and cells[0].startswith("`-"):
+            option = cells[0].strip("`").replace("\\|", "|")
+            names = re.match(r"(?:-[\w.-]+(?:, )?)+", option)[0]
+            argument = option[len(names) :].strip()
+            found.append(Row(names.rstrip(", ").split(", "), argument, *cells[1:3]))
+    return found
+
+
+ROWS = rows()
+
+
+def answer(main_path: Path, words: list[str]) -> str:
+    """What ./main says to a command line that only gets read: "takes", "refuses", or its error."""
+    line = [main_path, *words, "--help"]
+    done = subprocess.run(line, capture_output=True, text=True, timeout=60)
+    if done.returncode == 0:
+        return "takes"
+    refused = " is unknown" in done.stderr or " is not one of main's" in done.stderr
+    return "refuses" if refused and done.returncode == 2 else done.stderr.strip()
+
+
+def test_the_page_is_read() -> None:
+    assert len(ROWS) > 300 and all(row.main in ("yes", "accepted", "no") for row in ROWS)
+    named = [name for row in ROWS for name in row.names]
+    assert len(named) == len(set(named)), sorted(n for n in named if named.count(n) > 1)
+
+
+def test_main_has_what_the_page_says(main_path: Path) -> None:
+    asked = [(name, row) for row in ROWS for name in row.names]
+    with ThreadPoolExecutor(4) as pool:
+        got = list(pool.map(lambda ask: answer(main_path, [ask[0], *ask[1].values]), asked))
+    wrong = [
+        f"{name}: the page says {row.main}; ./main: {said}"
+        for (name, row), said in zip(asked, got, strict=True)
+        if said != ("refuses" if row.main == "no" else "takes")
+    ]
+    assert not wrong, "\n" + "\n".join(wrong)
+
+
+def test_every_option_of_main_is_on_the_page(main_path: Path) -> None:
+    text = subprocess.run([main_path, "--help"], capture_output=True, text=True, check=True).stdout
+    listed, others = text.split("\nAccepted, as the default or without effect: ")
+    lines = re.findall(r"(?m)^  (-[\w-]+(?:, -[\w-]+)*)", listed)
+    ours = set(NAME.findall(", ".join([*lines, others])))
+    missing = ours - {name for row in ROWS for name in row.names if row.main != "no"}
+    assert len(ours) > 100 and not missing, f"not on the page as yes or accepted: {sorted(missing)}"
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_commands_have_what_the_page_says(command: str) -> None:
+    parser = argparse.ArgumentParser()
+    add_arguments(command, parser)
+    ours = {
+        flag: "accepted" if action.help == argparse.SUPPRESS else "yes"
+        for action in parser._actions
+        for flag in action.option_strings
+    }
+    wrong = []
+    for row in ROWS:
+        kind, _, names = row.commands.rpartition(": ")
+        said = (kind or "yes") if command in names.split(", ") else "no"
+        for name in row.names:
+            if (got := ours.pop(name, "no")) != said:
+                wrong.append(f"{name}: the page says {said} for {command}, it is {got}")
+    wrong += [f"{name} of {command} is not on the page" for name in ours]
+    assert not wrong, "\n" + "\n".join(wrong)
