@@ -69,8 +69,7 @@ def _params(what: str, verbose: bool) -> Iterator[tuple[Any, Callbacks]]:
 
         callbacks = Callbacks(progress, verbose)
         params.progress, params.progress_data = lib.pi_python_progress, callbacks.handle
-        if verbose:
-            params.log, params.log_data = lib.pi_python_log, callbacks.handle
+        params.log, params.log_data = lib.pi_python_log, callbacks.handle
         yield params, callbacks
 
 

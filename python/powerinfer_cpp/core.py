@@ -1,5 +1,6 @@
 """The base class of `Llama`: a model, one sequence of tokens, and their locking."""
 
+import logging
 import random
 import threading
 import time
@@ -17,6 +18,7 @@ from .chat import named_format
 from .context import ROWS_KEPT, Context
 from .embedding import Embedder, check_pooling
 from .gguf import Gguf
+from .log import logger
 from .logits import (
     AnyStoppingCriteria,
     Ids,
@@ -68,8 +70,8 @@ class LlamaCore:
     draft_model: guesses the next tokens, which are then checked together: the same text, sooner
     where it repeats itself. LlamaPromptLookupDecoding(), or the path of a smaller model with the
     same vocabulary (speculative.py). Recording does without.
-    verbose: print a few lines to stderr. seed: seed of the random numbers of all calls; default:
-    different each time.
+    verbose: print a few lines to stderr; they also go to the logger "powerinfer_cpp", whatever
+    verbose is. seed: seed of the random numbers of all calls; default: different each time.
 
     Raises OSError, ModelFormatError, UnsupportedModelError, OutOfMemoryError, DeviceError, and
     ValueError naming the option, also for options of llama-cpp-python that would change the file's
@@ -144,8 +146,9 @@ class LlamaCore:
         self._named_format = named_format(chat_format) if chat_format else None
         self._tool_format = None
         self.chat_format = chat_format
-        if verbose and not device_fields:
-            options.note_without_gpu({"n_gpu_layers": n_gpu_layers, "vram_budget": vram_budget})
+        if not device_fields:
+            asked = {"n_gpu_layers": n_gpu_layers, "vram_budget": vram_budget}
+            options.note_without_gpu(asked, verbose)
         self.model_path = str(model_path)
         self.verbose = verbose
         self.last_n_tokens_size = last_n_tokens_size
@@ -203,8 +206,8 @@ class LlamaCore:
         if isinstance(draft_model, str | Path):
             self._own_draft = self._draft
         self._sampler: tuple[Sampling, Sampler] | None = None  # used by sample()
-        if verbose:
-            options.report(self._model, self.plan())
+        if verbose or logger.isEnabledFor(logging.INFO):
+            options.report(self._model, self.plan(), verbose)
 
     def __repr__(self) -> str:
         head = f"<{type(self).__name__} {self.model_path!r}"

@@ -4,7 +4,6 @@ Each object owns one handle, freed by `close()` or by the garbage collector. pow
 the details. Calls release the GIL while the engine computes.
 """
 
-import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -14,12 +13,11 @@ import numpy as np
 from ._native import ffi, lib
 from .errors import check, encoded
 from .gguf import Gguf
-from .printable import printable
+from .log import engine_level, say
 from .structs import sized
 from .work import NEURON_COUNTS, PARTS, Work
 
 SPARSE_MODES = ("auto", "off", "exact", "predictor")  # in the order of pi_sparse
-LOG_LEVEL_INFO = 3  # pi_log_callback: 1 error, 2 warning, 3 information, 4 detail
 
 Progress = Callable[[float], bool | None]
 
@@ -58,9 +56,8 @@ def pi_python_progress(fraction: float, data: Any) -> bool:
 
 @ffi.def_extern(onerror=_keep_error)
 def pi_python_log(level: int, message: Any, data: Any) -> None:
-    if level <= LOG_LEVEL_INFO:
-        line = ffi.string(message).decode("utf-8", "replace")
-        print(printable(line), file=sys.stderr, flush=True)
+    text = ffi.string(message).decode("utf-8", "replace")
+    say(text, ffi.from_handle(data).verbose, engine_level(level))
 
 
 @ffi.def_extern(error=True, onerror=_keep_error)
@@ -98,8 +95,7 @@ def _model_params(
     if callbacks is not None:
         if callbacks.progress is not None:
             params.progress, params.progress_data = lib.pi_python_progress, callbacks.handle
-        if callbacks.verbose:
-            params.log, params.log_data = lib.pi_python_log, callbacks.handle
+        params.log, params.log_data = lib.pi_python_log, callbacks.handle
     return params, (device, room)
 
 
@@ -161,8 +157,8 @@ class Model:
     """A loaded model; threads and sessions may share it.
 
     Keyword arguments are the fields of pi_model_params. progress: called with 0..1 while loading;
-    returning False cancels. verbose: log lines go to stderr. session: pi_session_params of the
-    session that a device shall have room for.
+    returning False cancels. verbose: messages also go to stderr (log.py). session:
+    pi_session_params of the session that a device shall have room for.
     """
 
     def __init__(
@@ -294,7 +290,7 @@ class Session:
     """Computed positions of sequences of a model; handles one call at a time.
 
     Keyword arguments are the fields of pi_session_params. interruptible: Ctrl-C ends a running
-    eval with KeyboardInterrupt. verbose: log lines go to stderr.
+    eval with KeyboardInterrupt. verbose: messages also go to stderr (log.py).
     """
 
     def __init__(
@@ -307,8 +303,7 @@ class Session:
         self._n_rows = 0  # rows of the last eval
         self._callbacks = Callbacks(None, verbose)
         params = _session_params(**fields)
-        if verbose:
-            params.log, params.log_data = lib.pi_python_log, self._callbacks.handle
+        params.log, params.log_data = lib.pi_python_log, self._callbacks.handle
         if interruptible:
             params.should_stop = lib.pi_python_should_stop
             params.should_stop_data = self._callbacks.handle

@@ -2,14 +2,13 @@
 
 import math
 import operator
-import sys
 import warnings
 from typing import Any, SupportsIndex
 
 from ._native import ffi, lib
 from .errors import DeviceError
+from .log import say
 from .model import SPARSE_MODES, Model
-from .printable import printable
 
 # llama-cpp-python's other keywords, some only passed on by LangChain, with the values that ask for
 # nothing that is not done anyway.
@@ -153,12 +152,11 @@ def placement_field(reset_gpu_index: bool, disable_gpu_index: bool) -> dict[str,
     return {"placement": lib.PI_PLACEMENT_RATES if reset_gpu_index else lib.PI_PLACEMENT_FILE}
 
 
-def note_without_gpu(asked: dict[str, Any]) -> None:
-    """Says on stderr which of the options (by name) ask in vain for a GPU, where there is none."""
+def note_without_gpu(asked: dict[str, Any], verbose: bool) -> None:
+    """Says which of the options (by name) ask in vain for a GPU, where there is none."""
     names = [name for name, value in asked.items() if value]
     if names and lib.pi_n_devices() == 0:
-        line = f"{' and '.join(names)}: without effect here: {device_note()}"
-        print(line, file=sys.stderr, flush=True)
+        say(f"{' and '.join(names)}: without effect here: {device_note()}", verbose)
 
 
 def budget_bytes(name: str, gib: float | None) -> int:
@@ -178,12 +176,12 @@ def description(model: Model) -> str:
     )
 
 
-def report(model: Model, plan: dict[str, Any]) -> None:
-    """What was opened, and what it takes of each memory, in lines on stderr."""
+def report(model: Model, plan: dict[str, Any], verbose: bool) -> None:
+    """Says what was opened, and what it takes of each memory."""
     lines = [f"{model.path}: {description(model)}"]
     for title, tier, budget in (("RAM", "ram", "budget"), ("VRAM", "gpu", "vram_budget")):
         if plan[tier]:
             mib = ", ".join(f"{name} {size / (1 << 20):.1f}" for name, size in plan[tier].items())
             lines.append(f"{title}: {mib} MiB, of {plan[budget] / (1 << 20):.0f} that may be used")
     for line in lines:
-        print(printable(line), file=sys.stderr, flush=True)
+        say(line, verbose)

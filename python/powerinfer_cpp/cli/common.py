@@ -179,7 +179,8 @@ def llama_options(args: argparse.Namespace) -> dict[str, Any]:
 def note_device(args: argparse.Namespace) -> None:
     """Notes which options ask for a GPU in vain."""
     if args.device in (None, "cpu"):
-        options.note_without_gpu({"-ngl": args.gpu_layers, "--vram-budget": args.vram_budget})
+        asked = {"-ngl": args.gpu_layers, "--vram-budget": args.vram_budget}
+        options.note_without_gpu(asked, verbose=True)
 
 
 def need_cpu(args: argparse.Namespace) -> None:
