@@ -198,12 +198,22 @@ void read_ends(const Gguf& gguf, Vocab& vocab) {
         "<end_of_turn>",
         "<turn|>",
         "<end_of_utterance>",
+        "<|fim_pad|>",  // these and the next ones: what follows is no part of the middle
+        "<fim-pad>",
+        "<fim_pad>",
+        "<|fim_repo|>",
+        "<|repo_name|>",
+        "<|file_sep|>",
         "<\uFF5Cend\u2581of\u2581sentence\uFF5C>",
     };
     std::vector<int32_t>& ends = vocab.ends;
     ends.push_back(vocab.eos);
     ends.push_back(read_id(gguf, "tokenizer.ggml.eot_token_id", vocab, -1));
     ends.push_back(read_id(gguf, "tokenizer.ggml.eom_token_id", vocab, -1));
+    for (const char* const key :
+         {"tokenizer.ggml.fim_pad_token_id", "tokenizer.ggml.fim_rep_token_id",
+          "tokenizer.ggml.fim_sep_token_id"})
+        ends.push_back(read_id(gguf, key, vocab, -1));
     for (const std::string_view text : texts) {
         const auto found = vocab.specials.find(text);
         if (found == vocab.specials.end()) continue;

@@ -2,8 +2,10 @@
 
 from pathlib import Path as _Path
 
+from . import constants as _constants
 from ._native import ffi as _ffi
 from ._native import lib as _lib
+from .constants import *  # noqa: F403
 from .errors import (
     Cancelled,
     ContextOverflowError,
@@ -14,9 +16,16 @@ from .errors import (
 )
 from .grammar import LlamaGrammar
 from .llama import Llama
-from .logits import LogitsProcessorList, MinTokensLogitsProcessor, StoppingCriteriaList
-from .state import LlamaCache, LlamaRAMCache, LlamaState
-from .tokenizer import LlamaTokenizer
+from .logits import (
+    LogitsProcessor,
+    LogitsProcessorList,
+    MinTokensLogitsProcessor,
+    StoppingCriteria,
+    StoppingCriteriaList,
+)
+from .replacing import replace_llama_cpp
+from .state import BaseLlamaCache, LlamaCache, LlamaRAMCache, LlamaState
+from .tokenizer import BaseLlamaTokenizer, LlamaTokenizer
 
 
 def main_path() -> str:
@@ -31,6 +40,8 @@ def main_path() -> str:
 __version__ = _ffi.string(_lib.pi_version()).decode()
 
 __all__ = [
+    "BaseLlamaCache",
+    "BaseLlamaTokenizer",
     "Cancelled",
     "ContextOverflowError",
     "DeviceError",
@@ -40,12 +51,16 @@ __all__ = [
     "LlamaRAMCache",
     "LlamaState",
     "LlamaTokenizer",
+    "LogitsProcessor",
     "LogitsProcessorList",
     "MinTokensLogitsProcessor",
     "ModelFormatError",
     "OutOfMemoryError",
+    "StoppingCriteria",
     "StoppingCriteriaList",
     "UnsupportedModelError",
     "__version__",
     "main_path",
+    "replace_llama_cpp",
 ]
+__all__ += [name for name in vars(_constants) if name.isupper()]

@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from .logits import StoppingCriteriaList
 from .template import ChatTemplate
 from .tools import ToolRequest, style_of
 from .tools.history import checked_calls
@@ -13,10 +14,11 @@ Message = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Prompt:
-    """A prompt, and the stop strings of its format."""
+    """A prompt, and the stop strings of its format. criteria: functions that end the answer."""
 
     text: str
     stop: list[str] = field(default_factory=list)
+    criteria: StoppingCriteriaList | None = None
 
 
 # Turns messages into a prompt.
@@ -275,11 +277,31 @@ FORMATS: dict[str, Turns] = {
 }
 
 
+# Handlers of whole chats that a program has added, by their names: llama_chat_format.py.
+registered: dict[str, Any] = {}
+
+
 def named_format(name: str) -> ChatFormat:
     """The format with this name. Raises ValueError for an unknown name."""
     if name not in FORMATS:
-        raise ValueError(f"chat_format {name!r} is unknown; known are {', '.join(FORMATS)}")
+        known = ", ".join([*FORMATS, *registered])
+        raise ValueError(f"chat_format {name!r} is unknown; known are {known}")
     return FORMATS[name]
+
+
+def chosen(name: str | None, handler: Any) -> tuple[Any, ChatFormat | None]:
+    """The handler of whole chats, and the format that is used without or by it; each may be None.
+
+    name: of a format or a registered handler. Raises ValueError if there is none, and if the
+    handler cannot be called.
+    """
+    if handler is None and name in registered:
+        handler = registered[name]
+    if handler is None:
+        return None, named_format(name) if name else None
+    if not callable(handler):
+        raise ValueError("chat_handler must be a function that answers chats")
+    return handler, getattr(handler, "format", None)
 
 
 class TemplateFormat:

@@ -9,12 +9,13 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, TypeVar
 
-from . import options
+from . import chat, options
+from ._native import lib
 from .answers import Plan, Stats
-from .chat import named_format
 from .context import ROWS_KEPT, Context
 from .embedding import Embedder, check_pooling
 from .gguf import Gguf
+from .infill import FimTokens, fim_tokens
 from .log import logger
 from .model import SPARSE_MODES, Model, Sampler, memory_plan
 from .sampling import Sampling
@@ -41,8 +42,9 @@ class LlamaCore:
     last_n_tokens_size: number of last tokens that get penalties. type_k, type_v: GGUF type ids of
     the KV cache, F16 (1), Q8_0 (8) or F32 (0).
     embedding: allow embeddings (pooling_type: -1 or 0 none, 1 mean, 2 first, 3 last); the first
-    completion then opens a second session. chat_format: one of chat.FORMATS; default: the file's
-    own template.
+    completion then opens a second session. chat_format: one of chat.FORMATS, or a registered one;
+    default: the file's own template. chat_handler: answers chats instead (llama_chat_format.py).
+    spm_infill: completions with a suffix have the suffix before the prefix.
     device: "cuda0" or "cpu". n_gpu_layers: at most this many of the last layers on the device, -1:
     what fits. vram_budget: limit in GiB of what the device may take, 0: no device. A device or a
     vram_budget alone means what fits; without these three options only the CPU computes.
@@ -81,6 +83,8 @@ class LlamaCore:
         logits_all: bool = False,
         embedding: bool = False,
         chat_format: str | None = None,
+        chat_handler: object = None,
+        spm_infill: bool = False,
         pooling_type: int = -1,
         last_n_tokens_size: int = 64,
         use_mmap: bool = True,
@@ -131,9 +135,10 @@ class LlamaCore:
         if device_fields and record_field["record"]:
             raise ValueError('record needs device="cpu": a device does not record')
         self._pooling = check_pooling(pooling_type)
-        self._named_format = named_format(chat_format) if chat_format else None
+        self.chat_handler, self._named_format = chat.chosen(chat_format, chat_handler)
         self._tool_format = None
         self.chat_format = chat_format
+        self.spm_infill = spm_infill
         if not device_fields:
             asked = {"n_gpu_layers": n_gpu_layers, "vram_budget": vram_budget}
             options.note_without_gpu(asked, verbose)
@@ -260,9 +265,34 @@ class LlamaCore:
             return self._computing.handle
 
     @property
+    def model_params(self) -> SimpleNamespace:
+        """The model's parameters: use_mmap, use_mlock, vocab_only, ..."""
+        return SimpleNamespace(**self._model_fields)
+
+    @property
     def context_params(self) -> SimpleNamespace:
         """The session's parameters: n_ctx, n_batch, n_threads, ..."""
         return SimpleNamespace(**{**self._session_fields, "n_ctx": self.n_ctx()})
+
+    @property
+    def n_batch(self) -> int:
+        """Most tokens of a call of the engine."""
+        return min(self._session_fields["n_batch"], self.n_ctx())
+
+    @property
+    def n_threads(self) -> int:
+        """Threads that compute one token."""
+        return self._session_fields["n_threads"] or lib.pi_default_threads()
+
+    @property
+    def n_threads_batch(self) -> int:
+        """Threads that compute several tokens at once."""
+        return self._session_fields["n_threads_batch"] or self.n_threads
+
+    @property
+    def draft_model(self) -> LlamaDraftModel | None:
+        """What guesses the next tokens."""
+        return self._draft
 
     def plan(self) -> Plan:
         """Memory plan: {tier: {part: bytes}, "total": bytes, "budget": bytes of RAM,
@@ -323,6 +353,10 @@ class LlamaCore:
             text = b"".join(self._model.text(token, special) for token in ids)
         begins = not prev_tokens and len(tokens) > 0 and tokens[0] == self._model.bos
         return text[1:] if begins and text.startswith(b" ") else text
+
+    @cached_property
+    def _fim_tokens(self) -> FimTokens | None:
+        return fim_tokens(self._model.gguf, self._model.n_vocab)
 
     # ---- Internal; callers hold the lock ---------------------------------------------------
 

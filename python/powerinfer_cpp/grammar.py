@@ -17,7 +17,6 @@ from .model import Model
 from .worker import Refused, Worker, WorkerMissing
 
 MAX_TEXT = 256 << 10  # characters of a grammar or schema
-_BEFORE = b"\x02"  # stands before a text that is to be tokenized without a space of its own
 
 # What can be used is worked on once more in this process, so half of the time is left for that.
 _worker = Worker("grammars", ("llguidance",), seconds=1.25)
@@ -127,11 +126,9 @@ class Vocabulary:
 
         def tokens_of(text: bytes) -> list[int]:
             """Ids whose bytes are the text: as the model would write it behind other text."""
-            ids = model.tokenize(_BEFORE + text)
-            while ids and texts[ids[0]] in (b" ", b""):
-                ids = ids[1:]
-            if ids and texts[ids[0]] == _BEFORE and b"".join(texts[i] for i in ids[1:]) == text:
-                return ids[1:]
+            ids = model.tokenize_behind(text)
+            if b"".join(texts[i] for i in ids) == text:
+                return ids
             ids = []
             while text:
                 n = next((n for n in range(longest, 0, -1) if text[:n] in known), 0)

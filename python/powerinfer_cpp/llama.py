@@ -22,18 +22,23 @@ from .core import RANDOM_SEEDS, LlamaCore, combined
 from .embeddings import LlamaEmbeddings
 from .errors import ContextOverflowError, ModelFormatError, OutOfMemoryError
 from .grammar import GrammarProcessor, LlamaGrammar, Vocabulary, response_grammar
+from .infill import infill_ids
 from .logits import (
     AnyStoppingCriteria,
     LogitBias,
+    LogitsProcessor,
     LogitsProcessorList,
     LogitsProcessors,
+    MinTokensLogitsProcessor,
+    StoppingCriteria,
     StoppingCriteriaList,
 )
 from .logprobs import Choice, Placed, choice
 from .model import as_tokens
 from .sampling import Sampling
-from .state import LlamaRAMCache, LlamaState, common_prefix
-from .tokenizer import LlamaTokenizer
+from .speculative import LlamaDraftModel
+from .state import BaseLlamaCache, LlamaCache, LlamaRAMCache, LlamaState, common_prefix
+from .tokenizer import BaseLlamaTokenizer, LlamaTokenizer
 from .tool_chat import Turn, control_tokens, prepare
 from .tools import Style, ToolRequest
 
@@ -41,6 +46,24 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
 Text = str | bytes | Sequence[int]
+
+# Also what code imports from llama-cpp-python's module of this name.
+__all__ = [
+    "BaseLlamaCache",
+    "BaseLlamaTokenizer",
+    "Llama",
+    "LlamaCache",
+    "LlamaDraftModel",
+    "LlamaGrammar",
+    "LlamaRAMCache",
+    "LlamaState",
+    "LlamaTokenizer",
+    "LogitsProcessor",
+    "LogitsProcessorList",
+    "MinTokensLogitsProcessor",
+    "StoppingCriteria",
+    "StoppingCriteriaList",
+]
 
 
 class Llama(LlamaEmbeddings):
@@ -143,6 +166,8 @@ class Llama(LlamaEmbeddings):
         prompt: text, in which texts of control tokens become those tokens, with BOS before it if
         the file asks for it; or ids, used unchanged. max_tokens: None or <= 0 means until the
         context is full. finish_reason is "stop" after a stop string or an end token, else "length".
+        suffix: a text behind the completion, for models with FIM tokens; then texts of control
+        tokens are text. "" counts as None.
 
         logprobs: number of most likely tokens to return for each position, with log-probabilities
         from the model's own logits. With echo, the prompt's tokens come first (the first one has
@@ -152,14 +177,16 @@ class Llama(LlamaEmbeddings):
 
         Raises ContextOverflowError if the prompt leaves no room, ValueError for bad options.
         """
-        options.refuse(suffix=suffix, tfs_z=tfs_z != 1.0)
-        ids = self._prompt_ids(prompt)
+        options.refuse(tfs_z=tfs_z != 1.0)
+        ids = self._infill_ids(prompt, suffix) if suffix else self._prompt_ids(prompt)
         params = Sampling.of(locals())
         limit = self._limit(ids, max_tokens)
         processors = self._processors(logits_processor, logit_bias, grammar)
         criteria = combined(stopping_criteria, StoppingCriteriaList)
         text = self._prompt_text(prompt)
         n_top = None if logprobs is None else _count("logprobs", logprobs)
+        if suffix and echo and n_top is not None:
+            raise ValueError("a suffix with echo has no logprobs of the prompt")
         read = self._read(ids, text, n_top) if echo and n_top is not None else []
         parts = self._pieces(
             ids, params, limit, stop_bytes(stop), seed, processors, criteria, n_top, len(text), echo
@@ -235,39 +262,22 @@ class Llama(LlamaEmbeddings):
         """Answers messages, each {"role": "system"/"user"/"assistant"/"tool", "content": text}.
         Returns a dict in OpenAI's shape or, with stream, an iterator of chunks.
 
-        chat_format makes the prompt, else the file's own template (in jinja2's sandbox), else the
-        format llama-2. response_format: {"type": "text"} or {"type": "json_object"}, optionally
-        with a "schema". tools, tool_choice: as in OpenAI's interface; finish_reason is "tool_calls"
-        if the answer calls one. "required" and a named function constrain the text, which needs
-        the package llguidance; with "auto", what is no valid call is content. logprobs: return
-        log-probabilities of the answer's tokens, and of top_logprobs most likely tokens at each
-        position.
+        chat_handler answers, if there is one. Else chat_format makes the prompt, or the file's own
+        template (in jinja2's sandbox), or the format llama-2. response_format: {"type": "text"} or
+        {"type": "json_object"}, optionally with a "schema". tools, tool_choice: as in OpenAI's
+        interface; finish_reason is "tool_calls" if the answer calls one. "required" and a named
+        function constrain the text, which needs the package llguidance; with "auto", what is no
+        valid call is content. logprobs: return log-probabilities of the answer's tokens, and of
+        top_logprobs most likely tokens at each position.
 
         Raises the errors of create_completion, and ValueError for unusable messages or templates.
         """
-        options.refuse(
-            functions=functions,
-            function_call=function_call and function_call != "none",
-            tfs_z=tfs_z != 1.0,
-        )
-        if grammar is None:
-            grammar = response_grammar(response_format)
-        turn = self._turn(messages, tools, tool_choice, grammar)
-        ids = self._prompt_ids(turn.text)
-        params = Sampling.of(locals())
-        limit = self._limit(ids, max_tokens)
-        processors = self._processors(logits_processor, logit_bias, turn.grammar)
-        stops = stop_bytes(stop) + stop_bytes(turn.stop)
-        n_top = _count("top_logprobs", top_logprobs or 0) if logprobs else None
-        parts = self._pieces(
-            ids, params, limit, stops, seed, processors, None, n_top, shown=turn.shown
-        )
-        named = None if n_top is None else self._name_bytes
-        dicts = ChatDicts(model or self.model_path, named, turn.parser)
-        if stream:
-            return completion.stream(dicts, parts)
-        with self._lock:
-            return completion.whole(dicts, parts, len(ids))
+        given = dict(locals())
+        del given["self"]
+        if self.chat_handler is None:
+            return self._answer(given)
+        del given["samplers"]
+        return self.chat_handler(llama=self, **given, **samplers)
 
     def create_chat_completion_openai_v1(self, *args: Any, **kwargs: Any) -> Any:
         """create_chat_completion with the classes of the package openai.
@@ -288,16 +298,65 @@ class Llama(LlamaEmbeddings):
         pickle does not keep it. Raises ValueError for a bad template."""
         self._named_format = self._tool_format = self._template(source)
 
-    def set_cache(self, cache: LlamaRAMCache | None) -> None:
+    def set_cache(self, cache: BaseLlamaCache | None) -> None:
         """Caches the states of completions, to reuse common beginnings of prompts; None: off."""
         with self._lock:
             self._cache = cache
+
+    @property
+    def cache(self) -> BaseLlamaCache | None:
+        """What `set_cache` has set."""
+        return self._cache
+
+    @cache.setter
+    def cache(self, cache: BaseLlamaCache | None) -> None:
+        self.set_cache(cache)
 
     def tokenizer(self) -> LlamaTokenizer:
         """The tokenizer as a separate object."""
         return LlamaTokenizer(self)
 
+    @property
+    def tokenizer_(self) -> LlamaTokenizer:
+        """The same, under the name of llama-cpp-python's attribute."""
+        return self.tokenizer()
+
     # ---- Internal ------------------------------------------------------------------------
+
+    def _answer(self, given: Mapping[str, Any], chat_format: chat.ChatFormat | None = None) -> Any:
+        """What create_chat_completion gives for its arguments, with its own or another format."""
+        options.refuse(
+            functions=given["functions"],
+            function_call=given["function_call"] and given["function_call"] != "none",
+            tfs_z=given["tfs_z"] != 1.0,
+        )
+        grammar, tools = given["grammar"], (given["tools"], given["tool_choice"])
+        if grammar is None:
+            grammar = response_grammar(given["response_format"])
+        turn = self._turn(given["messages"], *tools, grammar, chat_format=chat_format)
+        ids = self._prompt_ids(turn.text)
+        params = Sampling.of(given)
+        limit = self._limit(ids, given["max_tokens"])
+        processors = self._processors(given["logits_processor"], given["logit_bias"], turn.grammar)
+        stops = stop_bytes(given["stop"]) + stop_bytes(turn.stop)
+        n_top = _count("top_logprobs", given["top_logprobs"] or 0) if given["logprobs"] else None
+        parts = self._pieces(
+            ids,
+            params,
+            limit,
+            stops,
+            given["seed"],
+            processors,
+            turn.criteria,
+            n_top,
+            shown=turn.shown,
+        )
+        named = None if n_top is None else self._name_bytes
+        dicts = ChatDicts(given["model"] or self.model_path, named, turn.parser)
+        if given["stream"]:
+            return completion.stream(dicts, parts)
+        with self._lock:
+            return completion.whole(dicts, parts, len(ids))
 
     def _pieces(
         self,
@@ -436,10 +495,12 @@ class Llama(LlamaEmbeddings):
         tool_choice: object,
         grammar: LlamaGrammar | None,
         parallel_tool_calls: bool | None = None,
+        chat_format: chat.ChatFormat | None = None,
     ) -> Turn:
         """The prompt of a chat, and how its answer is constrained and read."""
         request = ToolRequest.of(tools, tool_choice, parallel_tool_calls)
-        return prepare(self._format(request), messages, request, self._control_tokens, grammar)
+        used = chat_format or self._format(request)
+        return prepare(used, messages, request, self._control_tokens, grammar)
 
     def _format(self, request: ToolRequest | None) -> chat.ChatFormat:
         """The chat's format; some files have a template of their own for requests with tools."""
@@ -489,10 +550,9 @@ class Llama(LlamaEmbeddings):
         return data[1:] if first and data.startswith(b" ") else data
 
     def _prompt_ids(self, prompt: Text) -> list[int]:
-        if isinstance(prompt, str):
-            prompt = prompt.encode("utf-8", "surrogateescape")
-        if not isinstance(prompt, bytes):
+        if not isinstance(prompt, str | bytes):
             return as_tokens(prompt).tolist()
+        prompt = _encoded(prompt)
         with self._lock:
             self._require_open()
             ids = self._model.tokenize(prompt, special=True)
@@ -501,11 +561,25 @@ class Llama(LlamaEmbeddings):
             ids = [bos, *ids]
         return ids
 
+    def _infill_ids(self, prefix: Text, suffix: Text) -> list[int]:
+        """The ids after which the text between prefix and suffix follows (infill.py)."""
+        before, behind = (
+            _encoded(part) if isinstance(part, str | bytes) else as_tokens(part).tolist()
+            for part in (prefix, suffix)
+        )
+        with self._lock:
+            self._require_open()
+            return infill_ids(self._model, self._fim_tokens, before, behind, self.spm_infill)
+
     def _prompt_text(self, prompt: Text) -> str:
         if isinstance(prompt, str):
             return prompt
         data = prompt if isinstance(prompt, bytes) else self.detokenize(prompt)
         return data.decode("utf-8", "ignore")
+
+
+def _encoded(text: str | bytes) -> bytes:
+    return text.encode("utf-8", "surrogateescape") if isinstance(text, str) else text
 
 
 def _count(name: str, n: int) -> int:

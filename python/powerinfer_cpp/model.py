@@ -19,6 +19,7 @@ from .work import NEURON_COUNTS, PARTS, Work
 
 SPARSE_MODES = ("auto", "off", "exact", "predictor")  # in the order of pi_sparse
 
+_BEFORE = b"\x02"  # stands before a text that is tokenized without a space of its own
 Progress = Callable[[float], bool | None]
 
 
@@ -267,6 +268,18 @@ class Model:
             capacity = n[0]  # the added space may be several byte tokens
         check(status)
         return ffi.unpack(ids, n[0]) if n[0] else []
+
+    def tokenize_behind(self, text: bytes) -> list[int]:
+        """The same for a text that follows another one: without the space that some vocabularies
+        add to a text. It stays where a vocabulary joins it with what follows."""
+        ids = self.tokenize(text)
+        if b"".join(map(self.text, ids)) == text:
+            return ids
+        marked = self.tokenize(_BEFORE + text)
+        while marked and self.text(marked[0]) in (b" ", b""):
+            marked = marked[1:]
+        begins = marked and self.text(marked[0]) == _BEFORE
+        return marked[1:] if begins else ids
 
     def text(self, token: int, special: bool = False) -> bytes:
         """Bytes of a token; empty for control tokens unless special."""

@@ -19,7 +19,6 @@ _LEGACY: dict[str, tuple[Any, ...]] = {
     "numa": (False, 0),
     "offload_kqv": (True,),
     "no_perf": (False,),
-    "spm_infill": (False,),
 }
 # What changes no result here: old ones, there is one attention, a scale needs a lora_path.
 _LEGACY_ANY = {"n_parts", "f16_kv", "flash_attn", "lora_base", "lora_scale"}
@@ -35,12 +34,10 @@ _OVERRIDES: dict[str, tuple[Any, ...]] = {
     "yarn_beta_fast": (None, -1.0, 32.0),
     "yarn_beta_slow": (None, -1.0, 1.0),
     "yarn_orig_ctx": (None, 0),
-    "chat_handler": (None,),
     "tokenizer": (None,),
 }
 # What decides instead, where that is not the file alone.
 _INSTEAD = {
-    "chat_handler": "chat_format, or the file's template, makes the prompt",
     "tokenizer": "the file's own is used",
 }
 MOST_GIB = 1 << 33  # of a budget: its bytes are counted in 63 bits

@@ -49,6 +49,9 @@ class ServedModel(Llama):
         self._deliver = deliver
         self._embedding = threading.Lock()  # not the model's: the engine needs that for each token
         super().__init__(model_path, **options)
+        if self.chat_handler is not None and self._named_format is None:
+            self.close()
+            raise ValueError("chat_handler: a server takes one that a formatter makes, no other")
         if self._engine is None:  # with embeddings, nothing else was opened
             self._open_context()
 

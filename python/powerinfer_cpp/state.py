@@ -1,5 +1,6 @@
 """Saved states of sequences, and a cache of them in memory."""
 
+from abc import ABC, abstractmethod
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -47,14 +48,38 @@ class LlamaState:
         return {name: value for name, value in vars(self).items() if name != "_reserved"}
 
 
-class LlamaRAMCache:
+class BaseLlamaCache(ABC):
+    """What `Llama.set_cache` takes: states by their tokens, found by a common beginning."""
+
+    def __init__(self, capacity_bytes: int = 2 << 30):
+        self.capacity_bytes = capacity_bytes
+
+    @property
+    @abstractmethod
+    def cache_size(self) -> int:
+        """Bytes of all states."""
+
+    @abstractmethod
+    def __getitem__(self, key: Sequence[int]) -> LlamaState:
+        """The state with the longest common prefix. Raises KeyError if there is none."""
+
+    @abstractmethod
+    def __contains__(self, key: Sequence[int]) -> bool:
+        """Is there a state that begins with the first of these tokens?"""
+
+    @abstractmethod
+    def __setitem__(self, key: Sequence[int], state: LlamaState) -> None:
+        """Keeps a state, and removes others if capacity_bytes requires it."""
+
+
+class LlamaRAMCache(BaseLlamaCache):
     """States in memory, by their tokens; the least recently used are removed first.
 
     capacity_bytes: limit for all states together. A larger state is not kept.
     """
 
     def __init__(self, capacity_bytes: int = 2 << 30):
-        self.capacity_bytes = capacity_bytes
+        super().__init__(capacity_bytes)
         self._states: OrderedDict[tuple[int, ...], LlamaState] = OrderedDict()
 
     @property

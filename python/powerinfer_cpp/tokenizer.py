@@ -1,13 +1,29 @@
 """The tokenizer of a model as a separate object."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from .core import LlamaCore
 
 
-class LlamaTokenizer:
+class BaseLlamaTokenizer(ABC):
+    """Text to ids and back."""
+
+    @abstractmethod
+    def tokenize(self, text: bytes, add_bos: bool = True, special: bool = True) -> list[int]:
+        """Ids of bytes."""
+
+    @abstractmethod
+    def detokenize(
+        self, tokens: Sequence[int], prev_tokens: Sequence[int] | None = None, special: bool = False
+    ) -> bytes:
+        """Bytes of ids."""
+
+
+class LlamaTokenizer(BaseLlamaTokenizer):
     """Text to ids and back with a Llama. Raises the errors of its tokenize and detokenize."""
 
     def __init__(self, llama: "LlamaCore"):
@@ -30,3 +46,10 @@ class LlamaTokenizer:
     def decode(self, tokens: Sequence[int]) -> str:
         """Text of ids, without bytes that are not valid text."""
         return self.detokenize(tokens).decode("utf-8", "ignore")
+
+    @classmethod
+    def from_ggml_file(cls, path: str | Path) -> "LlamaTokenizer":
+        """The tokenizer of a GGUF file, without its weights. Raises what `Llama` raises."""
+        from .llama import Llama
+
+        return cls(Llama(path, vocab_only=True, verbose=False))

@@ -1,10 +1,12 @@
 """What `Llama` does with tokens: computes, samples, generates, and saves what it has computed."""
 
 import time
+from collections import deque
 from collections.abc import Callable, Generator, Sequence
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from .core import LlamaCore, combined, new_random
 from .logits import (
@@ -18,7 +20,7 @@ from .logits import (
 from .model import as_tokens
 from .sampling import Sampling
 from .speculative import Drafts, eval_with_draft
-from .state import LlamaState
+from .state import LlamaState, common_prefix
 from .stats import Meter
 
 
@@ -34,6 +36,30 @@ class LlamaTokens(LlamaCore):
     def input_ids(self) -> Ids:
         """intc [n_ctx]: ids of the positions; the first n_tokens are valid."""
         return self._computing.input_ids
+
+    @property
+    def eval_tokens(self) -> deque[int]:
+        """Ids of the computed positions."""
+        with self._lock:
+            return deque(self._computing.tokens(), maxlen=self.n_ctx())
+
+    @property
+    def eval_logits(self) -> deque[list[float]]:
+        """The rows of `scores` of the computed positions; without logits_all only the last one."""
+        with self._lock:
+            most = self.n_ctx() if self._logits_all else 1
+            rows = self._computing.need_scores()[max(0, self.n_tokens - most) : self.n_tokens]
+            return deque(rows.tolist(), maxlen=most)
+
+    @property
+    def _input_ids(self) -> Ids:
+        """intc [n_tokens], for code that knows llama-cpp-python's inside."""
+        return self.input_ids[: self.n_tokens]
+
+    @property
+    def _scores(self) -> Scores:
+        """float32 [n_tokens, n_vocab], likewise."""
+        return self.scores[: self.n_tokens]
 
     def reset(self) -> None:
         """Drops all tokens."""
@@ -202,6 +228,21 @@ class LlamaTokens(LlamaCore):
         """Seed of the random numbers of the following calls."""
         with self._lock:
             self._rng = new_random(seed)
+
+    @staticmethod
+    def logits_to_logprobs(logits: npt.ArrayLike, axis: int = -1) -> Scores:
+        """Log-probabilities of logits, float32 of their shape; they sum to 1 along the axis."""
+        values = np.asarray(logits, dtype=np.float32)
+        most = values.max(axis=axis, keepdims=True)
+        shifted = values - np.where(np.isfinite(most), most, np.float32(0))
+        with np.errstate(divide="ignore"):  # all of them may be -inf
+            total = np.log(np.exp(shifted).sum(axis=axis, keepdims=True))
+        return shifted - total
+
+    @staticmethod
+    def longest_token_prefix(a: Sequence[int], b: Sequence[int]) -> int:
+        """Number of ids with which both begin."""
+        return common_prefix(np.asarray(a), np.asarray(b))
 
     # ---- Saving --------------------------------------------------------------------------
 

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 
 from .chat import ChatFormat, Message, Prompt, check_messages
 from .grammar import LlamaGrammar
+from .logits import StoppingCriteriaList
 from .model import Model
 from .template import TemplateError
 from .tools import HERMES, Style, ToolParser, ToolRequest
@@ -15,7 +16,8 @@ from .tools.history import has_tools, without_tools
 class Turn:
     """What generates an answer. parser: turns its text into events; None: all of it is content.
 
-    shown: ids of control tokens that are part of the text, by their texts.
+    shown: ids of control tokens that are part of the text, by their texts. criteria: functions of
+    the format that end the answer.
     """
 
     text: str
@@ -23,6 +25,7 @@ class Turn:
     grammar: LlamaGrammar | None = None
     parser: ToolParser | None = None
     shown: dict[str, int] = field(default_factory=dict)
+    criteria: StoppingCriteriaList | None = None
 
 
 def prepare(
@@ -38,16 +41,17 @@ def prepare(
     the format, and ValueError if a forced call cannot be constrained.
     """
     prompt, style = _prompt(chat_format, messages, request)
+    ends = prompt.criteria
     if request is None:
-        return Turn(prompt.text, prompt.stop, grammar)
+        return Turn(prompt.text, prompt.stop, grammar, criteria=ends)
     shown, parser = control(style), ToolParser(style, request.names)
     if not request.forced:
-        return Turn(prompt.text, prompt.stop, grammar, parser, shown)
+        return Turn(prompt.text, prompt.stop, grammar, parser, shown, ends)
     if grammar is not None:
         raise ValueError("tool_choice forces a call, so there can be no other grammar")
     grammar = LlamaGrammar.from_tool_calls(style.forced(request), shown)
     parser.push(style.begin)  # the prompt ends with it, so it is not generated
-    return Turn(prompt.text + style.begin, prompt.stop, grammar, parser, shown)
+    return Turn(prompt.text + style.begin, prompt.stop, grammar, parser, shown, ends)
 
 
 def control_tokens(model: Model, style: Style) -> dict[str, int]:

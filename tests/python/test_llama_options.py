@@ -64,7 +64,7 @@ def test_keywords(path: Path) -> None:
         ({"rope_scaling_type": 2}, "rope_scaling_type is not supported"),
         ({"yarn_ext_factor": 1.0}, "yarn_ext_factor is not supported"),
         ({"yarn_orig_ctx": 4096}, "yarn_orig_ctx is not supported"),
-        ({"chat_handler": print}, "chat_handler is not supported by this version: chat_format, or"),
+        ({"chat_handler": 3}, "chat_handler must be a function"),
         ({"tokenizer": object()}, "tokenizer is not supported by this version: the file's own"),
         ({"n_ctx": 64.5}, "n_ctx must be a whole number, not 64.5"),
         ({"n_batch": "8"}, "n_batch must be a whole number, not '8'"),

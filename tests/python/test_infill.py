@@ -1,0 +1,165 @@
+"""Text in the middle: FIM tokens of files, the prompt around them, `suffix` of completions."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import checkpoints
+import pytest
+import tiny
+from gguf_files import changed
+from powerinfer_cpp.gguf import Gguf
+from powerinfer_cpp.infill import FimTokens, fim_tokens
+from sentencepiece import SentencePieceProcessor
+
+from powerinfer_cpp import Llama, ModelFormatError
+
+FIRST = 300  # these tokens of the tiny model have no text
+CODE_LLAMA = ["▁<PRE>", "▁<SUF>", "▁<MID>", "▁<EOT>"]
+QWEN = ["<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>"]
+ENDS = ["<|fim_pad|>", "<|repo_name|>", "<|file_sep|>"]
+CONTROL = 3  # pi_token types, as in GGUF
+PREFIX, SUFFIX = "the dog said", "and the cat  slept </s>"
+
+
+def with_tokens(source: Path, target: Path, texts: list[str], keys: dict[str, Any] | None = None):
+    """A copy of the tiny model with these control tokens, from FIRST on."""
+    with Gguf(source) as gguf:
+        tokens = list(gguf.metadata["tokenizer.ggml.tokens"])
+        types = list(gguf.metadata["tokenizer.ggml.token_type"])
+    tokens[FIRST : FIRST + len(texts)] = texts
+    types[FIRST : FIRST + len(texts)] = [CONTROL] * len(texts)
+    named = {"tokenizer.ggml.tokens": tokens, "tokenizer.ggml.token_type": types}
+    return changed(source, target, {**named, **(keys or {})})
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny.make(tmp_path_factory.mktemp("plain"))
+
+
+@pytest.fixture(scope="module")
+def path(plain: Path) -> Path:
+    return with_tokens(plain, plain.with_name("fim.gguf"), CODE_LLAMA)
+
+
+@pytest.fixture(scope="module")
+def llm(path: Path):
+    with Llama(path, n_ctx=128, verbose=False) as opened:
+        yield opened
+
+
+def keys(*ids: int, names: str = "fim_pre fim_suf fim_mid") -> dict[str, int]:
+    pairs = zip(names.split(), ids, strict=True)
+    return {f"tokenizer.ggml.{name}_token_id": id_ for name, id_ in pairs}
+
+
+@pytest.mark.parametrize(
+    ("texts", "given", "want"),
+    [
+        (CODE_LLAMA, {}, (0, 1, 2)),
+        ([QWEN[2], QWEN[0], QWEN[1]], {}, (1, 2, 0)),
+        (["<fim_prefix>", "<fim_suffix>", "<fim_middle>"], {}, (0, 1, 2)),
+        (["<｜fim▁begin｜>", "<｜fim▁hole｜>", "<｜fim▁end｜>"], {}, (0, 1, 2)),
+        (["a1", "b1", "c1"], keys(302, 300, 301), (2, 0, 1)),
+        (["a1", "b1", "c1"], keys(300, 301, 302, names="prefix suffix middle"), (0, 1, 2)),
+        # The key counts where there is a text as well, and the text where there is no key.
+        ([*QWEN, "a1"], keys(303, names="fim_pre"), (3, 1, 2)),
+        (QWEN[:2], {}, None),
+    ],
+)
+def test_fim_tokens(
+    texts: list[str], given: dict[str, int], want: Any, plain: Path, tmp_path: Path
+) -> None:
+    file = with_tokens(plain, tmp_path / "x.gguf", texts, given)
+    found = FimTokens(*(FIRST + i for i in want)) if want else None
+    with Gguf(file) as gguf:
+        assert fim_tokens(gguf, 320) == found
+
+
+@pytest.mark.peer("llama_cpp")
+@pytest.mark.parametrize("texts", [CODE_LLAMA, QWEN + ENDS, ["<fim-suffix>", "<PRE>", "<MID>"]])
+def test_they_are_those_of_llama_cpp(texts: list[str], plain: Path, tmp_path: Path) -> None:
+    import llama_cpp
+
+    file = with_tokens(plain, tmp_path / "x.gguf", texts)
+    theirs = llama_cpp.Llama(str(file), vocab_only=True, verbose=False)
+    vocab = theirs._model.vocab
+    named = (llama_cpp.llama_vocab_fim_pre, llama_cpp.llama_vocab_fim_suf)
+    ids = [find(vocab) for find in (*named, llama_cpp.llama_vocab_fim_mid)]
+    with Gguf(file) as gguf:
+        assert fim_tokens(gguf, 320) == FimTokens(*ids)
+    with Llama(file, vocab_only=True, verbose=False) as ours:
+        for i in range(FIRST, FIRST + len(texts)):
+            if texts[i - FIRST] != "▁<EOT>":  # which llama.cpp knows by its key alone
+                assert ours._model.ends(i) == llama_cpp.llama_vocab_is_eog(vocab, i)
+
+
+@pytest.mark.peer("transformers")
+def test_ids_are_those_of_code_llama(llm: Llama) -> None:
+    """Of transformers' tokenizer, where the suffix begins with a space: to others it adds one."""
+    from test_spm_json import extracted
+    from transformers import CodeLlamaTokenizer
+
+    vocab, merges = extracted(checkpoints.tokenizer())
+    vocab |= {text: FIRST + i for i, text in enumerate(CODE_LLAMA)}
+    theirs = CodeLlamaTokenizer(vocab=vocab, merges=[tuple(pair) for pair in merges])
+    for prefix, suffix in ((PREFIX, " and the cat"), ("a", " b"), ("the  ", " dog.")):
+        assert llm._infill_ids(prefix, suffix) == theirs(prefix, suffix=suffix)["input_ids"]
+
+
+@pytest.mark.parametrize("suffix", ["x", " x", "  x", "\nthe dog.", " ", "the cat  slept", ""])
+def test_a_suffix_gets_no_space(suffix: str, llm: Llama) -> None:
+    """As Code Llama was trained: ids of sentencepiece behind another character."""
+    model = SentencePieceProcessor(model_proto=checkpoints.tokenizer())
+    mark = model.encode("\u263a")
+    want = model.encode("\u263a" + suffix)
+    assert want[: len(mark)] == mark and len(mark) == 4  # a space and three bytes
+    ids = llm._infill_ids("a", suffix)
+    assert ids[ids.index(FIRST + 1) + 1 : -1] == want[len(mark) :]
+
+
+def test_the_prompt_of_a_suffix(llm: Llama, path: Path) -> None:
+    before, behind = llm.tokenize(PREFIX.encode(), add_bos=False), llm._infill_ids("", SUFFIX)[3:-1]
+    assert llm.detokenize(behind) == SUFFIX.encode()  # no added space, and </s> is text
+    want = [llm.token_bos(), FIRST, *before, FIRST + 1, *behind, FIRST + 2]
+    assert llm._infill_ids(PREFIX, SUFFIX) == want
+    assert llm._infill_ids(before, behind) == want
+    options = {"max_tokens": 6, "seed": 1}
+    found = llm(PREFIX, suffix=SUFFIX, **options)
+    assert found["choices"] == llm(want, **options)["choices"]
+    placed = llm(PREFIX, suffix=SUFFIX, logprobs=1, **options)["choices"][0]["logprobs"]
+    assert len(placed["tokens"]) == 6 and placed["text_offset"][0] == len(PREFIX)
+    assert found["usage"]["prompt_tokens"] == len(want)
+    parts = llm(PREFIX, SUFFIX, stream=True, **options)
+    text = found["choices"][0]["text"]
+    assert "".join(part["choices"][0]["text"] for part in parts) == text
+    assert llm(PREFIX, SUFFIX, echo=True, **options)["choices"][0]["text"] == PREFIX + text
+    assert llm(PREFIX, "", **options)["choices"] == llm(PREFIX, **options)["choices"]
+    with Llama(path, n_ctx=128, verbose=False, spm_infill=True) as other:
+        swapped = [llm.token_bos(), FIRST + 1, *behind, FIRST, *before, FIRST + 2]
+        assert other._infill_ids(PREFIX, SUFFIX) == swapped
+
+
+def test_what_comes_after_the_middle_ends_it(plain: Path, tmp_path: Path) -> None:
+    file = with_tokens(plain, tmp_path / "x.gguf", QWEN + ENDS)
+    with Llama(file, n_ctx=64, verbose=False) as llm:
+        assert [llm._model.ends(FIRST + i) for i in range(6)] == [False] * 3 + [True] * 3
+        done = llm(PREFIX, "x", logit_bias={FIRST + 3: 1000}, max_tokens=4)["choices"][0]
+        assert (done["text"], done["finish_reason"]) == ("", "stop")
+    named = keys(300, 301, 302, names="fim_pad fim_rep fim_sep")
+    with Llama(with_tokens(plain, file, ["a1", "b1", "c1"], named), verbose=False) as llm:
+        assert [llm._model.ends(FIRST + i) for i in range(3)] == [True] * 3
+
+
+def test_what_cannot_be(llm: Llama, plain: Path, tmp_path: Path) -> None:
+    other = Llama(plain, n_ctx=64, verbose=False)
+    with other, pytest.raises(ValueError, match=r"tiny\.gguf has no FIM tokens"):
+        other(PREFIX, suffix="x")
+    with pytest.raises(ValueError, match="echo has no logprobs"):
+        llm(PREFIX, suffix="x", echo=True, logprobs=0)
+    file = with_tokens(plain, tmp_path / "bad.gguf", QWEN, keys(320, names="fim_suf"))
+    other = Llama(file, n_ctx=64, verbose=False)
+    with other, pytest.raises(ModelFormatError, match="fim_suf_token_id is 320, but .* 320 tokens"):
+        other(PREFIX, suffix="x")
