@@ -552,7 +552,7 @@ class Llama(LlamaEmbeddings):
     def _prompt_ids(self, prompt: Text) -> list[int]:
         if not isinstance(prompt, str | bytes):
             return as_tokens(prompt).tolist()
-        prompt = _encoded(prompt)
+        prompt = encoded(prompt)
         with self._lock:
             self._require_open()
             ids = self._model.tokenize(prompt, special=True)
@@ -564,7 +564,7 @@ class Llama(LlamaEmbeddings):
     def _infill_ids(self, prefix: Text, suffix: Text) -> list[int]:
         """The ids after which the text between prefix and suffix follows (infill.py)."""
         before, behind = (
-            _encoded(part) if isinstance(part, str | bytes) else as_tokens(part).tolist()
+            encoded(part) if isinstance(part, str | bytes) else as_tokens(part).tolist()
             for part in (prefix, suffix)
         )
         with self._lock:
@@ -578,7 +578,8 @@ class Llama(LlamaEmbeddings):
         return data.decode("utf-8", "ignore")
 
 
-def _encoded(text: str | bytes) -> bytes:
+def encoded(text: str | bytes) -> bytes:
+    """A text as bytes, which surrogate escapes may stand for."""
     return text.encode("utf-8", "surrogateescape") if isinstance(text, str) else text
 
 

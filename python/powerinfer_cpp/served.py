@@ -15,7 +15,7 @@ from .embedding import MEAN, Embedder
 from .engine import Engine
 from .gguf import Gguf
 from .grammar import LlamaGrammar
-from .llama import Llama, Text
+from .llama import Llama, Text, encoded
 from .logprobs import Placed
 from .model import Session
 from .sampling import Sampling
@@ -85,12 +85,18 @@ class ServedModel(Llama):
         grammar: LlamaGrammar | None = None,
         logit_bias: Mapping[int | str, float] | None = None,
         shown: Mapping[str, int] | None = None,
+        suffix: Text | None = None,
+        begin: str = "",
         owner: str = "",
     ) -> Request:
         """A request for the engine; arguments as for `create_completion`, but max_tokens=0 asks
-        for the prompt alone. shown: control tokens that are part of the text. Raises what that
-        raises for bad values."""
-        ids = self._prompt_ids(prompt)
+        for the prompt alone, and a suffix may be empty. shown: control tokens that are part of the
+        text. begin: how the text before the suffix begins. Raises what that raises for bad
+        values."""
+        if suffix is None:
+            ids = self._prompt_ids(prompt)
+        else:
+            ids = self._infill_ids(prompt, suffix) + self._model.tokenize_behind(encoded(begin))
         limit = 0 if max_tokens == 0 else self._limit(ids, max_tokens)
         self._new_sampler(params or Sampling(), 0)  # refuses what it cannot use, now
         makes = None
@@ -131,6 +137,11 @@ class ServedModel(Llama):
     def prompt_text(self, prompt: Text) -> str:
         """The text of a prompt, which may be ids."""
         return self._prompt_text(prompt)
+
+    @property
+    def fills(self) -> bool:
+        """Can it write between a prompt and a suffix?"""
+        return self._fim_tokens is not None
 
     def count(self, prompt: Text) -> int:
         """Tokens of a prompt."""

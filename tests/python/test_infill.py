@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 import checkpoints
 import pytest
+import serving
 import tiny
 from gguf_files import changed
 from powerinfer_cpp.gguf import Gguf
@@ -163,3 +165,65 @@ def test_what_cannot_be(llm: Llama, plain: Path, tmp_path: Path) -> None:
     other = Llama(file, n_ctx=64, verbose=False)
     with other, pytest.raises(ModelFormatError, match="fim_suf_token_id is 320, but .* 320 tokens"):
         other(PREFIX, suffix="x")
+
+
+# ---- The server ----
+
+
+@pytest.fixture(scope="module")
+def running(path: Path):
+    with serving.in_thread(path, n_parallel=2, n_ctx=128) as found:
+        yield found
+
+
+def test_suffix_of_a_completion(running: serving.InThread, llm: Llama) -> None:
+    client = running.openai()
+    options = {"max_tokens": 6, "seed": 1, "temperature": 0.8}
+    want = llm(PREFIX, suffix=SUFFIX, **options)
+    made = client.completions.create(model="x", prompt=PREFIX, suffix=SUFFIX, **options)
+    assert made.choices[0].text == want["choices"][0]["text"]
+    assert made.usage.prompt_tokens == want["usage"]["prompt_tokens"]
+    again = client.completions.create(model="x", prompt=PREFIX, suffix=SUFFIX, echo=True, **options)
+    assert again.choices[0].text == PREFIX + want["choices"][0]["text"]
+    probs = client.completions.create(
+        model="x", prompt=PREFIX, suffix="x", logprobs=1, max_tokens=1
+    )
+    assert probs.choices[0].logprobs.text_offset == [len(PREFIX)]
+    body = {"prompt": PREFIX, "suffix": "x", "echo": True, "logprobs": 1}
+    assert "echo has no logprobs" in running.post("v1/completions", body).json()["error"]["message"]
+
+
+def test_infill(running: serving.InThread, llm: Llama) -> None:
+    ids = llm._infill_ids(PREFIX, SUFFIX) + llm._model.tokenize_behind(b"the c")
+    want = llm(ids, max_tokens=6, seed=1)["choices"][0]["text"]
+    body = {"input_prefix": PREFIX, "input_suffix": SUFFIX, "prompt": "the c", "n_predict": 6}
+    body |= {"seed": 1, "input_extra": [], "cache_prompt": True}
+    found = running.post("infill", body).json()
+    assert (found["content"], found["stop"], found["stop_type"]) == (want, True, "limit")
+    assert (found["tokens_evaluated"], found["tokens_predicted"]) == (len(ids), 6)
+    lines = running.post("infill", {**body, "stream": True}).text.strip().split("\n\n")
+    events = [json.loads(line.removeprefix("data: ")) for line in lines]
+    assert "".join(event["content"] for event in events) == want
+    assert [event["stop"] for event in events] == [False] * (len(events) - 1) + [True]
+    assert events[-1] == {
+        **found,
+        "content": events[-1]["content"],
+        "timings": events[-1]["timings"],
+    }
+    cut = running.post("infill", {**body, "stop": want[1:3]}).json()
+    assert (cut["content"], cut["stop_type"], cut["stopping_word"]) == (want[:1], "word", want[1:3])
+    # Nothing behind it is infill, too.
+    end = running.post("infill", {"input_prefix": "a", "n_predict": 2, "seed": 1}).json()
+    assert (
+        end["content"] == llm(llm._infill_ids("a", ""), max_tokens=2, seed=1)["choices"][0]["text"]
+    )
+    assert running.post("infill", {**body, "n_predict": -2}).status_code == 400
+    assert running.post("infill", {**body, "n_predict": 0}).json()["content"] == ""
+
+
+def test_a_server_without_fim_tokens(plain: Path) -> None:
+    with serving.in_thread(plain, n_parallel=1, n_ctx=64) as running:
+        found = running.post("infill", {"input_prefix": "a"})
+        assert found.status_code == 501 and "no FIM tokens" in found.json()["error"]["message"]
+        found = running.post("v1/completions", {"prompt": "a", "suffix": "b"})
+        assert found.status_code == 400 and found.json()["error"]["param"] == "suffix"

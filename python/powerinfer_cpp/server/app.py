@@ -27,6 +27,7 @@ from .bodies import (
 from .chats import chat_turn
 from .desk import Desk
 from .errors import Refusal, refusal_of
+from .infill import InfillBody, infill_job
 from .limits import Arriving, Guard, read_body, refused
 from .messages import CountBody, MessagesBody, count_tokens, messages_job
 from .models import Models
@@ -83,6 +84,7 @@ class Server:
                 Route("/v1/messages/count_tokens", _guarded(self._count_tokens), methods=["POST"]),
                 *self._both("/completions", self._completions, ["POST"]),
                 *self._both("/embeddings", self._embeddings, ["POST"]),
+                Route("/infill", _guarded(self._infill), methods=["POST"]),
                 Route("/view", _guarded(self._view), methods=["GET"]),
                 Route("/view/stream", _guarded(self._view_stream), methods=["GET"]),
                 Route("/props", _guarded(self._props), methods=["GET"]),
@@ -123,6 +125,10 @@ class Server:
         body = await self._body(request, CompletionBody)
         return await self._answer(request, body, openai.completion_job)
 
+    async def _infill(self, request: Request) -> Response:
+        body = await self._body(request, InfillBody)
+        return await self._answer(request, body, infill_job)
+
     async def _chat(self, request: Request) -> Response:
         body = await self._body(request, ChatBody)
         return await self._answer(request, body, openai.chat_job)
@@ -152,7 +158,8 @@ class Server:
     ) -> Made:
         """What make gives, in a thread. Templates and grammars may take seconds, in processes of
         which there is one each: they do not get all threads. Raises Gone."""
-        quick = isinstance(body, CompletionBody) and body.grammar is None
+        known = isinstance(body, CompletionBody | InfillBody)
+        quick = known and getattr(body, "grammar", None) is None
         limiter = None if quick else self._slow
         return await while_connected(
             request.receive, to_thread.run_sync(make, *of, limiter=limiter)

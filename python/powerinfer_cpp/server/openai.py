@@ -14,6 +14,7 @@ from ..served import ServedModel
 from .bodies import ChatBody, CompletionBody, EmbeddingBody, check_limits, check_top
 from .chats import chat_request, chat_turn
 from .errors import Refusal
+from .infill import check_suffix
 from .settings import Settings
 from .texts import Job, event, owners, timings
 
@@ -104,8 +105,7 @@ def completion_job(
 ) -> Job:
     """The job of a completion. Raises Refusal and ValueError."""
     check_limits(body, settings)
-    if body.suffix:
-        raise Refusal(400, "suffix is not supported", "suffix")
+    check_suffix(model, body)
     if body.best_of not in (None, 1, body.n):
         raise Refusal(400, "best_of is not supported", "best_of")
     n_top = check_top(None if body.logprobs is False else body.logprobs, "logprobs", settings)
@@ -125,6 +125,7 @@ def completion_job(
             echo=bool(body.echo),
             grammar=_grammar(body.grammar, None),
             logit_bias=body.logit_bias,
+            suffix=body.suffix or None,
             owner=owner,
         )
         for prompt in prompts

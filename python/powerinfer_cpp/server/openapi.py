@@ -13,6 +13,7 @@ from .bodies import (
     TemplateBody,
     TokenizeBody,
 )
+from .infill import InfillBody
 from .messages import CountBody, MessagesBody
 from .responses import ResponsesBody
 
@@ -23,6 +24,7 @@ _BYTES = "application/octet-stream"
 POSTS: dict[str, tuple[str, type[msgspec.Struct]]] = {
     "/v1/chat/completions": ("Answers a chat (OpenAI).", ChatBody),
     "/v1/completions": ("Continues texts (OpenAI).", CompletionBody),
+    "/infill": ("Writes between two texts (llama.cpp).", InfillBody),
     "/v1/embeddings": ("Vectors of texts (OpenAI).", EmbeddingBody),
     "/v1/responses": ("Answers a chat, without state (OpenAI).", ResponsesBody),
     "/v1/messages": ("Answers a chat (Anthropic).", MessagesBody),
@@ -43,7 +45,7 @@ GETS: dict[str, tuple[str, str]] = {
     "/view/stream": ("The neurons that fire, some times a second.", _BYTES),
     "/openapi.json": ("This description.", _JSON),
 }
-_STREAMED = (ChatBody, CompletionBody, ResponsesBody, MessagesBody)
+_STREAMED = (ChatBody, CompletionBody, InfillBody, ResponsesBody, MessagesBody)
 _OF_MODEL = ("/props", "/slots", "/tokenizer_info", "/view", "/view/stream")
 ANTHROPICS = "/v1/messages"
 
