@@ -74,6 +74,8 @@ class ChosenLogprob(TokenLogprob):
 
 
 class ChatLogprobs(TypedDict):
+    """Log-probabilities of the tokens of an answer."""
+
     content: list[ChosenLogprob]
     refusal: None
 
@@ -86,6 +88,8 @@ class CalledFunction(TypedDict):
 
 
 class ToolCall(TypedDict):
+    """A call of a tool."""
+
     id: str
     type: Literal["function"]
     function: CalledFunction
@@ -103,6 +107,8 @@ class ChatMessage(_Message, total=False):
 
 
 class ChatChoice(TypedDict):
+    """An answer."""
+
     index: int
     message: ChatMessage
     logprobs: ChatLogprobs | None
@@ -140,12 +146,16 @@ class ToolCallDelta(_ToolCallDelta, total=False):
 
 
 class ChatDelta(TypedDict, total=False):
+    """What a chunk adds to an answer."""
+
     role: Literal["assistant"]
     content: str
     tool_calls: list[ToolCallDelta]
 
 
 class ChatChunkChoice(TypedDict):
+    """A piece of an answer."""
+
     index: int
     delta: ChatDelta
     logprobs: ChatLogprobs | None
@@ -171,6 +181,8 @@ class EmbeddingData(TypedDict):
 
 
 class EmbeddingUsage(TypedDict):
+    """Numbers of tokens."""
+
     prompt_tokens: int
     total_tokens: int
 
@@ -197,17 +209,24 @@ class Plan(TypedDict):
 
 
 class Percentiles(TypedDict):
+    """Half, 95% and 99% of the values are not above these."""
+
     p50: float
     p95: float
     p99: float
 
 
 class Audit(TypedDict):
+    """Neurons that fired in audited segments, and those that predictors found."""
+
     fired: int
     found: int
 
 
 class Tier(TypedDict):
+    """A place of neurons: how many it has, their bytes, how often tokens needed them there; for
+    storage the reads, and the seconds in which a pass waited for them."""
+
     neurons: int
     bytes: int
     hits: int
@@ -218,6 +237,9 @@ class Tier(TypedDict):
 
 
 class Parts(TypedDict):
+    """Slots in memory for parts of neurons that are read from storage, and how often those were
+    needed and missed."""
+
     slots: int
     used: int
     needed: int
@@ -225,6 +247,8 @@ class Parts(TypedDict):
 
 
 class Storage(TypedDict):
+    """How a model runs from storage."""
+
     io: str
     direct: bool
     arena_bytes: int

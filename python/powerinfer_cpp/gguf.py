@@ -40,6 +40,7 @@ class Tensor:
 
     @property
     def n_elements(self) -> int:
+        """Number of elements."""
         n = 1
         for size in self.shape:
             n *= size
@@ -85,6 +86,7 @@ class Gguf:
 
     @cached_property
     def version(self) -> int:
+        """Version of the format: 1, 2 or 3."""
         return lib.pi_gguf_version(self._open)
 
     @cached_property

@@ -161,7 +161,7 @@ class Llama(LlamaEmbeddings):
         **samplers: "Unpack[Samplers]",
     ) -> Completion | Iterator[CompletionChunk]:
         """Continues a prompt. Returns a dict in OpenAI's shape or, with stream, an iterator of
-        such dicts.
+        such dicts. `llm(prompt, ...)` is the same.
 
         prompt: text, in which texts of control tokens become those tokens, with BOS before it if
         the file asks for it; or ids, used unchanged. max_tokens: None or <= 0 means until the

@@ -270,8 +270,8 @@ class Model:
         return ffi.unpack(ids, n[0]) if n[0] else []
 
     def tokenize_behind(self, text: bytes) -> list[int]:
-        """The same for a text that follows another one: without the space that some vocabularies
-        add to a text. It stays where a vocabulary joins it with what follows."""
+        """Ids of a text that follows another one: without the space that some vocabularies add to
+        a text. It stays where a vocabulary joins it with what follows."""
         ids = self.tokenize(text)
         if b"".join(map(self.text, ids)) == text:
             return ids

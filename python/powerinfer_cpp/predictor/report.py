@@ -21,9 +21,13 @@ class LayerReport:
 
 @dataclass(frozen=True)
 class Report:
+    """What training has made: its layers, and the perplexity with predictors beside that of exact
+    mode, both on the text that decides about sizes. n_tokens: recorded ones. notes: sentences.
+    """
+
     layers: list[LayerReport]
-    perplexity: float  # with predictors, on the windows that decide about sizes
-    reference: float  # of exact mode, on the same
+    perplexity: float
+    reference: float
     n_tokens: int
     notes: list[str]
     kind: str = "mlp"
