@@ -1,0 +1,17 @@
+"""How likely the tokens of several texts are, one after the other: python logprobs.py [MODEL]"""
+
+import sys
+from pathlib import Path
+
+from powerinfer_cpp import Llama
+
+DEFAULT = Path(__file__).parents[1] / "models" / "stories-relu.Q8_0.gguf"
+model = sys.argv[1] if len(sys.argv) > 1 else DEFAULT
+
+with Llama(model, n_ctx=256, verbose=False) as llm:
+    for text in ("The cat sat on the mat.", "The mat sat on the cat.", "Mat the on cat sat."):
+        done = llm(text, max_tokens=1, echo=True, logprobs=3, temperature=0)
+        found = done["choices"][0]["logprobs"]
+        known = found["token_logprobs"][1:-1]  # not of the first one, nor of the new one
+        print(f"{sum(known) / len(known):6.2f} per token: {text}")
+    print("most likely next:", found["top_logprobs"][-1])
