@@ -19,7 +19,14 @@ from collections.abc import Iterator
 import numpy as np
 import numpy.typing as npt
 
+from powerinfer_cpp import GGML_TYPE_Q8_0, LLAMA_DEFAULT_SEED
 from powerinfer_cpp import Llama, LlamaGrammar, LlamaRAMCache, LogitsProcessorList
+from powerinfer_cpp.llama_grammar import JSON_GBNF
+from powerinfer_cpp.llama_types import (
+    ChatCompletionRequestMessage,
+    CreateChatCompletionResponse,
+    CreateCompletionResponse,
+)
 from powerinfer_cpp.answers import ChatChunk, ChatCompletion, Completion, CompletionChunk
 
 
@@ -70,6 +77,21 @@ def chat(llm: Llama, stream: bool) -> str:
     return text + str(either)
 
 
+def names_of_llama_cpp(llm: Llama) -> str:
+    messages: list[ChatCompletionRequestMessage] = [
+        {"role": "system", "content": "x"},
+        {"role": "user", "content": [{"type": "text", "text": "x"}]},
+        {"role": "assistant", "content": "x"},
+    ]
+    answer: CreateChatCompletionResponse = llm.create_chat_completion(messages)
+    done: CreateCompletionResponse = llm("x", suffix="y", seed=LLAMA_DEFAULT_SEED)
+    sizes = [llm.n_batch, llm.n_threads, llm.eval_tokens[0], GGML_TYPE_Q8_0, llm.eval_logits[0][0]]
+    sizes.append(llm.logits_to_logprobs(llm._scores).nbytes)
+    grammar = LlamaGrammar.from_string(JSON_GBNF)
+    llm("x", grammar=grammar)
+    return str(sizes) + answer["model"] + done["choices"][0]["text"]
+
+
 def token_by_token(llm: Llama) -> list[int]:
     ids = llm.tokenize(b"Once") + llm.tokenizer().encode("upon")
     llm.reset()
@@ -102,6 +124,7 @@ def figures(llm: Llama) -> float:
 with Llama("model.gguf", n_ctx=64, seed=1, verbose=False, progress_callback=print) as llm:
     llm.set_cache(LlamaRAMCache())
     print(complete(llm, True), chat(llm, False), token_by_token(llm), embed(llm), figures(llm))
+    print(names_of_llama_cpp(llm))
     print(Llama.from_pretrained("somebody/model", "*.gguf", n_ctx=64).model_path)
 """
 WRONG = """
