@@ -32,7 +32,9 @@ Sizes in square brackets are numpy shapes. Names that are not here are not promi
 SECTIONS: dict[str, dict[str, str]] = {
     "Models": {"powerinfer_cpp": "Llama"},
     "Grammars": {"powerinfer_cpp": "LlamaGrammar"},
-    "States and caches": {"powerinfer_cpp": "LlamaState BaseLlamaCache LlamaRAMCache"},
+    "States and caches": {
+        "powerinfer_cpp": "LlamaState BaseLlamaCache LlamaRAMCache LlamaDiskCache"
+    },
     "Tokenizers": {"powerinfer_cpp": "BaseLlamaTokenizer LlamaTokenizer"},
     "Between logits and tokens": {
         "powerinfer_cpp": "LogitsProcessorList StoppingCriteriaList MinTokensLogitsProcessor"

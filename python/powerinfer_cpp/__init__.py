@@ -6,6 +6,7 @@ from . import constants as _constants
 from ._native import ffi as _ffi
 from ._native import lib as _lib
 from .constants import *  # noqa: F403
+from .disk_cache import LlamaDiskCache
 from .errors import (
     Cancelled,
     ContextOverflowError,
@@ -47,6 +48,7 @@ __all__ = [
     "DeviceError",
     "Llama",
     "LlamaCache",
+    "LlamaDiskCache",
     "LlamaGrammar",
     "LlamaRAMCache",
     "LlamaState",

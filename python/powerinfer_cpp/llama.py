@@ -19,8 +19,9 @@ from .answers import (
 )
 from .completion import ChatDicts, CompletionDicts, Piece, Writer, pieces, stop_bytes
 from .core import RANDOM_SEEDS, LlamaCore, combined
+from .disk_cache import LlamaDiskCache
 from .embeddings import LlamaEmbeddings
-from .errors import ContextOverflowError, ModelFormatError, OutOfMemoryError
+from .errors import ContextOverflowError, OutOfMemoryError
 from .grammar import GrammarProcessor, LlamaGrammar, Vocabulary, response_grammar
 from .infill import infill_ids
 from .logits import (
@@ -53,6 +54,7 @@ __all__ = [
     "BaseLlamaTokenizer",
     "Llama",
     "LlamaCache",
+    "LlamaDiskCache",
     "LlamaDraftModel",
     "LlamaGrammar",
     "LlamaRAMCache",
@@ -402,7 +404,7 @@ class Llama(LlamaEmbeddings):
                 state = cache[tuple(ids)]
                 usable = common_prefix(state.input_ids[: state.n_prompt], wanted)
                 if state.n_tokens <= context.n_ctx and usable > context.reusable(wanted):
-                    with suppress(ModelFormatError):  # state of a Llama in another mode
+                    with suppress(ValueError):  # of another model or mode, or damaged
                         context.load(state)
                 del state  # otherwise its bytes could not be freed to make room
         yield from parts

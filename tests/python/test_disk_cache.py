@@ -1,0 +1,164 @@
+"""LlamaDiskCache: states in files, for later processes; damaged files do no harm."""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tiny
+from powerinfer_cpp.llama_cache import BaseLlamaCache, LlamaDiskCache
+
+from powerinfer_cpp import Llama, disk_cache
+
+TEXT = "the quick brown fox and the lazy dog"
+CALL: dict[str, Any] = {"max_tokens": 4, "seed": 1, "logprobs": 1}
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny.make(tmp_path_factory.mktemp("disk"))
+
+
+def opened(path: Path, folder: Path) -> Llama:
+    llm = Llama(path, n_ctx=64, verbose=False)
+    llm.set_cache(LlamaDiskCache(folder))
+    return llm
+
+
+@pytest.fixture
+def kept(path: Path, tmp_path: Path) -> Path:
+    """A folder with the state of a completion of TEXT."""
+    with opened(path, tmp_path) as llm:
+        llm(TEXT, **CALL)
+    return tmp_path
+
+
+def files(folder: Path) -> list[Path]:
+    return sorted(folder.iterdir())
+
+
+def computed(path: Path, folder: Path) -> tuple[int, Any]:
+    """Tokens of TEXT that a new process would compute, and what it writes."""
+    with opened(path, folder) as llm:
+        done = llm(TEXT, **CALL)
+        return llm.stats()["n_prompt"], done["choices"]
+
+
+def test_a_later_process_continues(path: Path, kept: Path) -> None:
+    with Llama(path, n_ctx=64, verbose=False) as llm:
+        want, n = llm(TEXT, **CALL), len(llm.tokenize(TEXT.encode()))
+    assert want["choices"] == computed(path, kept)[1] and computed(path, kept)[0] == 1
+    code = "import sys; from powerinfer_cpp import *; llm = Llama(sys.argv[1], n_ctx=64, "
+    code += "verbose=False); llm.set_cache(LlamaDiskCache(sys.argv[2])); "
+    code += "print(llm(sys.argv[3], max_tokens=1)['usage']['prompt_tokens'], "
+    code += "llm.stats()['n_prompt'])"
+    line = [sys.executable, "-c", code, str(path), str(kept), f"{TEXT} and"]
+    done = subprocess.run(line, capture_output=True, text=True, check=True)
+    total, fresh = map(int, done.stdout.split())
+    assert total > n and fresh <= total - n + 1
+
+
+def test_the_state_is_that_of_memory(path: Path, tmp_path: Path) -> None:
+    cache = LlamaDiskCache(tmp_path / "new" / "folder")
+    assert isinstance(cache, BaseLlamaCache) and cache.cache_size == 0
+    with Llama(path, n_ctx=64, logits_all=True, verbose=False) as llm:
+        llm.eval([1, 5, 6, 7])
+        llm.eval([8], generated=True)
+        state = llm.save_state()
+        cache[[1, 5, 6, 7, 8]] = state
+        (file,) = files(tmp_path / "new" / "folder")
+        assert cache.cache_size == file.stat().st_size
+        assert [1, 5, 6, 9] in cache and [2] not in cache and [] not in cache
+        found = LlamaDiskCache(tmp_path / "new" / "folder")[[1, 5, 3]]
+        for name in ("input_ids", "scores", "generated"):
+            a, b = getattr(found, name), getattr(state, name)
+            assert a.dtype == b.dtype and np.array_equal(a, b), name
+        for name in ("n_tokens", "llama_state", "llama_state_size", "n_prompt", "version"):
+            assert getattr(found, name) == getattr(state, name), name
+        llm.reset()
+        llm.load_state(found)
+        assert llm.n_tokens == 5
+        with pytest.raises(KeyError):
+            cache[[2]]
+
+
+def test_the_oldest_are_removed(path: Path, tmp_path: Path) -> None:
+    with Llama(path, n_ctx=64, verbose=False) as llm:
+        states = []
+        for first in (3, 4, 5):
+            llm.reset()
+            llm.eval([first, 6, 7])
+            states.append(llm.save_state())
+    cache = LlamaDiskCache(tmp_path, capacity_bytes=1 << 30)
+    for i, state in enumerate(states[:2]):
+        cache[state.input_ids] = state
+        os.utime(max(files(tmp_path), key=os.path.getctime), (i, i))
+    size = cache.cache_size // 2
+    assert cache[[3, 6]].n_tokens == 3  # used last
+    cache.capacity_bytes = 2 * size
+    cache[states[2].input_ids] = states[2]
+    assert [3] in cache and [5] in cache and [4] not in cache
+    cache.capacity_bytes = 1
+    cache[states[0].input_ids] = states[0]
+    assert files(tmp_path) == [] and [3] not in cache
+
+
+@pytest.mark.parametrize(
+    "damage", ["empty", "short", "long", "magic", "version", "sizes", "inside"]
+)
+def test_damaged_files(damage: str, path: Path, kept: Path) -> None:
+    (file,) = files(kept)
+    data = bytearray(file.read_bytes())
+    if damage == "empty":
+        data = bytearray()
+    elif damage == "short":
+        data = data[:-1]
+    elif damage == "long":
+        data += b"\0"
+    elif damage == "magic":
+        data[0] ^= 1
+    elif damage == "version":
+        data[8] += 1
+    elif damage == "sizes":  # that fit the file, but not each other
+        data[16:24] = (int.from_bytes(data[16:24], "little") + 4).to_bytes(8, "little")
+        data[48:56] = (int.from_bytes(data[48:56], "little") - 20).to_bytes(8, "little")
+    else:
+        at = len(data) - int.from_bytes(data[48:56], "little")
+        data[at : at + 64] = bytes(64)
+    file.write_bytes(data)
+    fresh, text = computed(path, kept)
+    with Llama(path, n_ctx=64, verbose=False) as llm:
+        assert text == llm(TEXT, **CALL)["choices"]
+        assert fresh == len(llm.tokenize(TEXT.encode()))
+
+
+def test_a_state_of_another_model(path: Path, kept: Path, model_path: Path) -> None:
+    """With another vocabulary; it begins with the same token."""
+    with Llama(model_path, n_ctx=64, verbose=False) as llm:
+        want = llm(TEXT, **CALL)["choices"]
+        llm.reset()
+        llm.set_cache(LlamaDiskCache(kept))
+        assert llm(TEXT, **CALL)["choices"] == want
+
+
+def test_a_full_disk(
+    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def full(*_: Any) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(disk_cache.os, "replace", full)
+    with caplog.at_level(logging.WARNING), opened(path, tmp_path) as llm:
+        assert llm(TEXT, **CALL)["choices"][0]["finish_reason"] == "length"
+    assert files(tmp_path) == []
+    assert "a state was not kept: No space left" in caplog.text
+    (tmp_path / "file").touch()
+    with pytest.raises(OSError):
+        LlamaDiskCache(tmp_path / "file")
