@@ -20,10 +20,8 @@ from .answers import (
 from .completion import ChatDicts, CompletionDicts, Piece, Writer, pieces, stop_bytes
 from .core import RANDOM_SEEDS, LlamaCore, combined
 from .disk_cache import LlamaDiskCache
-from .embeddings import LlamaEmbeddings
 from .errors import ContextOverflowError, OutOfMemoryError
 from .grammar import GrammarProcessor, LlamaGrammar, Vocabulary, response_grammar
-from .infill import infill_ids
 from .logits import (
     AnyStoppingCriteria,
     LogitBias,
@@ -36,17 +34,14 @@ from .logits import (
 )
 from .logprobs import Choice, Placed, choice
 from .model import as_tokens
+from .prompts import LlamaPrompts, Text
 from .sampling import Sampling
 from .speculative import LlamaDraftModel
 from .state import BaseLlamaCache, LlamaCache, LlamaRAMCache, LlamaState, common_prefix
 from .tokenizer import BaseLlamaTokenizer, LlamaTokenizer
-from .tool_chat import Turn, control_tokens, prepare
-from .tools import Style, ToolRequest
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
-
-Text = str | bytes | Sequence[int]
 
 # Also what code imports from llama-cpp-python's module of this name.
 __all__ = [
@@ -68,7 +63,7 @@ __all__ = [
 ]
 
 
-class Llama(LlamaEmbeddings):
+class Llama(LlamaPrompts):
     __doc__ = LlamaCore.__doc__
 
     @classmethod
@@ -298,6 +293,7 @@ class Llama(LlamaEmbeddings):
     def set_chat_template(self, source: str) -> None:
         """Chats use this Jinja template instead of the file's, until this instance is closed; a
         pickle does not keep it. Raises ValueError for a bad template."""
+        self.chat_handler = None
         self._named_format = self._tool_format = self._template(source)
 
     def set_cache(self, cache: BaseLlamaCache | None) -> None:
@@ -489,100 +485,6 @@ class Llama(LlamaEmbeddings):
             found.append(Placed(row, len(done.decode("utf-8", "ignore")), strip))
             done += data[1:] if strip else data
         return found
-
-    def _turn(
-        self,
-        messages: Sequence[Mapping[str, object]],
-        tools: object,
-        tool_choice: object,
-        grammar: LlamaGrammar | None,
-        parallel_tool_calls: bool | None = None,
-        chat_format: chat.ChatFormat | None = None,
-    ) -> Turn:
-        """The prompt of a chat, and how its answer is constrained and read."""
-        request = ToolRequest.of(tools, tool_choice, parallel_tool_calls)
-        used = chat_format or self._format(request)
-        return prepare(used, messages, request, self._control_tokens, grammar)
-
-    def _format(self, request: ToolRequest | None) -> chat.ChatFormat:
-        """The chat's format; some files have a template of their own for requests with tools."""
-        if self._named_format is None:
-            self._named_format = self._template_format("tokenizer.chat_template")
-        if self._named_format is None:
-            self.chat_format = "llama-2"
-            self._named_format = chat.named_format(self.chat_format)
-        if request is None or not isinstance(self._named_format, chat.TemplateFormat):
-            return self._named_format
-        if self._tool_format is None:
-            special = self._template_format("tokenizer.chat_template.tool_use")
-            self._tool_format = special or self._named_format
-        return self._tool_format
-
-    def _template_format(self, key: str) -> chat.TemplateFormat | None:
-        with self._lock:
-            self._require_open()
-            source = self._model.gguf.value(key)
-        return self._template(source) if isinstance(source, str) and source.strip() else None
-
-    def _template(self, source: str) -> chat.TemplateFormat:
-        with self._lock:
-            self._require_open()
-            bos, eos = (
-                self._model.text(token, True).decode("utf-8", "replace") if token >= 0 else ""
-                for token in (self._model.bos, self._model.eos)
-            )
-        return chat.TemplateFormat(source, bos, eos)
-
-    def _control_tokens(self, style: Style) -> dict[str, int]:
-        with self._lock:
-            self._require_open()
-            return control_tokens(self._model, style)
-
-    def _token_bytes(self, token: int) -> bytes | None:
-        """Bytes that a token adds to a text; None for an end token."""
-        with self._lock:
-            self._require_open()
-            return None if self._model.ends(token) else self._model.text(token)
-
-    def _name_bytes(self, token: int, first: bool) -> bytes:
-        """Bytes of a token for logprobs; first: without the added space before a text."""
-        with self._lock:
-            self._require_open()
-            data = self._model.text(token, True)
-        return data[1:] if first and data.startswith(b" ") else data
-
-    def _prompt_ids(self, prompt: Text) -> list[int]:
-        if not isinstance(prompt, str | bytes):
-            return as_tokens(prompt).tolist()
-        prompt = encoded(prompt)
-        with self._lock:
-            self._require_open()
-            ids = self._model.tokenize(prompt, special=True)
-        bos = self._model.bos
-        if bos >= 0 and (not ids or self._model.add_bos and ids[0] != bos):
-            ids = [bos, *ids]
-        return ids
-
-    def _infill_ids(self, prefix: Text, suffix: Text) -> list[int]:
-        """The ids after which the text between prefix and suffix follows (infill.py)."""
-        before, behind = (
-            encoded(part) if isinstance(part, str | bytes) else as_tokens(part).tolist()
-            for part in (prefix, suffix)
-        )
-        with self._lock:
-            self._require_open()
-            return infill_ids(self._model, self._fim_tokens, before, behind, self.spm_infill)
-
-    def _prompt_text(self, prompt: Text) -> str:
-        if isinstance(prompt, str):
-            return prompt
-        data = prompt if isinstance(prompt, bytes) else self.detokenize(prompt)
-        return data.decode("utf-8", "ignore")
-
-
-def encoded(text: str | bytes) -> bytes:
-    """A text as bytes, which surrogate escapes may stand for."""
-    return text.encode("utf-8", "surrogateescape") if isinstance(text, str) else text
 
 
 def _count(name: str, n: int) -> int:

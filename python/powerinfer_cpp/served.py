@@ -15,9 +15,10 @@ from .embedding import MEAN, Embedder
 from .engine import Engine
 from .gguf import Gguf
 from .grammar import LlamaGrammar
-from .llama import Llama, Text, encoded
+from .llama import Llama
 from .logprobs import Placed
 from .model import Session
+from .prompts import Text, encoded
 from .sampling import Sampling
 from .scheduler import Request, Scheduler, Ticket, Update
 from .tool_chat import Turn
