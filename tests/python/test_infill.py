@@ -155,6 +155,13 @@ def test_what_comes_after_the_middle_ends_it(plain: Path, tmp_path: Path) -> Non
         assert [llm._model.ends(FIRST + i) for i in range(3)] == [True] * 3
 
 
+@pytest.mark.parametrize("name", ["fim_pad", "fim_rep", "fim_sep"])
+def test_a_token_that_is_none(name: str, plain: Path, tmp_path: Path) -> None:
+    file = with_tokens(plain, tmp_path / "bad.gguf", QWEN, keys(320, names=name))
+    with pytest.raises(ModelFormatError, match=rf'bad\.gguf: key "tokenizer.ggml.{name}_token_id"'):
+        Llama(file, verbose=False)
+
+
 def test_what_cannot_be(llm: Llama, plain: Path, tmp_path: Path) -> None:
     other = Llama(plain, n_ctx=64, verbose=False)
     with other, pytest.raises(ValueError, match=r"tiny\.gguf has no FIM tokens"):
@@ -224,6 +231,6 @@ def test_infill(running: serving.InThread, llm: Llama) -> None:
 def test_a_server_without_fim_tokens(plain: Path) -> None:
     with serving.in_thread(plain, n_parallel=1, n_ctx=64) as running:
         found = running.post("infill", {"input_prefix": "a"})
-        assert found.status_code == 501 and "no FIM tokens" in found.json()["error"]["message"]
+        assert found.status_code == 400 and "no FIM tokens" in found.json()["error"]["message"]
         found = running.post("v1/completions", {"prompt": "a", "suffix": "b"})
         assert found.status_code == 400 and found.json()["error"]["param"] == "suffix"

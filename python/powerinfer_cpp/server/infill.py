@@ -85,7 +85,7 @@ def infill_job(
     if body.n_predict < -1:
         raise Refusal(400, "n_predict must be at least -1", "n_predict")
     if not model.fills:
-        raise Refusal(501, NO_FIM)
+        raise Refusal(400, NO_FIM)
     request = model.request(
         body.input_prefix,
         suffix=body.input_suffix,
