@@ -11,6 +11,7 @@ _DEFAULTS = {
     "bamboo": ("drelu", "drelu"),
     "qwen2": ("silu", "relu"),
     "qwen3": ("silu", "relu"),
+    "qwen3moe": ("silu", "relu"),
     "falcon": ("gelu", "relu"),
     "opt": ("relu", "relu"),
     "smallthinker": ("relu", "relu"),

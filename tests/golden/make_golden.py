@@ -163,6 +163,16 @@ CASES: dict[str, dict[str, Any]] = {
         "num_ln_in_parallel_attn": 2,
     },
     "opt": OPT,
+    "qwen3-moe": {
+        **SMALL,
+        "model_type": "qwen3_moe",
+        "architectures": ["Qwen3MoeForCausalLM"],
+        "head_dim": 12,
+        "moe_intermediate_size": 16,
+        "num_experts": 4,
+        "num_experts_per_tok": 2,
+        "norm_topk_prob": True,
+    },
 }
 
 

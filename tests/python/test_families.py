@@ -86,6 +86,12 @@ KEYS: dict[str, dict[str, Any]] = {
         "qwen2.rope.scaling.yarn_attn_factor": None,
     },
     "qwen3": {"qwen3.attention.key_length": 12, "qwen3.rope.dimension_count": 12},
+    "qwen3-moe": {
+        "qwen3moe.expert_count": 4,
+        "qwen3moe.expert_used_count": 2,
+        "qwen3moe.expert_feed_forward_length": 16,
+        "powerinfer.ffn.activation": None,
+    },
     "llama-linear": {"llama.rope.scaling.type": "linear", "llama.rope.scaling.factor": 4.0},
     "llama-llama3": {"llama.rope.scaling.type": None, "llama.rope.freq_base": 50000.0},
     "falcon-7b": {
@@ -175,6 +181,10 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("qwen3", {"num_key_value_heads": 3}, "not a multiple"),
     ("mixtral", {"num_local_experts": 5}, "gate.weight has shape"),
     ("mixtral", {"num_experts_per_tok": 0}, "num_experts_per_tok"),
+    ("qwen3-moe", {"norm_topk_prob": None}, "norm_topk_prob off"),
+    ("qwen3-moe", {"mlp_only_layers": [1]}, "layers that have no experts"),
+    ("qwen3-moe", {"decoder_sparse_step": 2}, "layers that have no experts"),
+    ("qwen3-moe", {"num_experts": 5}, "gate.weight has shape"),
     ("falcon-7b", {"alibi": True}, "alibi"),
     ("falcon-7b", {"bias": True}, "biases"),
     ("falcon-7b", {"parallel_attn": False}, "parallel_attn"),
@@ -320,12 +330,12 @@ def test_divisors_of_llama3(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["falcon-7b", "falcon-40b", "opt", "qwen2-yarn", "qwen3", "mixtral"]
+    "name", ["falcon-7b", "falcon-40b", "opt", "qwen2-yarn", "qwen3", "mixtral", "qwen3-moe"]
 )
 def test_neuron_aware(name: str, tmp_path: Path) -> None:
     folder = golden(name, tmp_path / "model")
     dense = convert(folder, outtype="f32", outfile=tmp_path / "dense.gguf", log=quiet)
-    n_ff, experts = Gguf(dense).metadata, 4 if name == "mixtral" else 0
+    n_ff, experts = Gguf(dense).metadata, 4 if name in ("mixtral", "qwen3-moe") else 0
     n_ff = n_ff[f"{n_ff['general.architecture']}.feed_forward_length"]
     lead, rng, parts = (experts,) if experts else (), np.random.default_rng(0), {}
     (tmp_path / "p").mkdir()

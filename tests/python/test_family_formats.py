@@ -31,6 +31,7 @@ DENSE: dict[str, dict[str, Any]] = {
     "qwen2-yarn": {},
     "qwen3": {},
     "falcon-7b": {},
+    "qwen3-moe": {},
 }
 
 

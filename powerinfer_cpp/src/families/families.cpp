@@ -179,6 +179,12 @@ Config read_config(const ggml::Gguf& gguf, int64_t n_vocab) {
     return c;
 }
 
+void require_experts(const ggml::Gguf& gguf, const Config& c) {
+    if (!c.n_expert) {
+        refuse(gguf, Code::format, c.architecture + ".expert_count is missing or 0");
+    }
+}
+
 // Either all layers have statistics or none: placements and plans need them for the whole model.
 static void check_statistics(const ggml::Gguf& gguf, int64_t n_layer) {
     const auto name = [](int64_t i) { return format("blk.%lld.ffn_rate", (long long)i); };

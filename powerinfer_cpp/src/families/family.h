@@ -21,7 +21,7 @@ struct Family {
 };
 
 // The families in each file of this folder.
-extern const std::vector<Family> kLlamaFamilies;         // llama.cpp: llama, bamboo, qwen2, qwen3
+extern const std::vector<Family> kLlamaFamilies;         // llama.cpp: llama, bamboo, qwen
 extern const std::vector<Family> kFalconFamilies;        // falcon.cpp
 extern const std::vector<Family> kOptFamilies;           // opt.cpp
 extern const std::vector<Family> kSmallThinkerFamilies;  // smallthinker.cpp
@@ -89,6 +89,9 @@ class Weights {
     void predictor(int64_t i, const char* suffix, int64_t e, Ffn& ffn);
     std::vector<WeightSpec>& specs_;
 };
+
+// Throws Error(format) if the file of a family of mixtures names no experts.
+void require_experts(const ggml::Gguf& gguf, const Config& c);
 
 // "blk.3." + suffix
 std::string blk(int64_t layer, const char* suffix);

@@ -18,6 +18,11 @@ void configure_qwen(const ggml::Gguf& gguf, Config& c) {
     c.rope_pairs = ggml::RopePairs::halves;
 }
 
+void configure_qwen_mixture(const ggml::Gguf& gguf, Config& c) {
+    configure_qwen(gguf, c);
+    require_experts(gguf, c);
+}
+
 void weights(Model& m, std::vector<WeightSpec>& specs) {
     const Config& c = m.config;
     Weights w(m, specs);
@@ -57,6 +62,7 @@ const std::vector<Family> kLlamaFamilies = {
     {"bamboo", Activation::drelu, Activation::drelu, configure, weights},
     {"qwen2", Activation::silu, Activation::relu, configure_qwen, weights},
     {"qwen3", Activation::silu, Activation::relu, configure_qwen, weights_qwen3},
+    {"qwen3moe", Activation::silu, Activation::relu, configure_qwen_mixture, weights_qwen3},
 };
 
 }  // namespace powerinfer

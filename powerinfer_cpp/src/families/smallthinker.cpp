@@ -2,7 +2,6 @@
 // reads the layer's input before attention. In models with a sliding window, every fourth layer,
 // starting with the first, sees all positions and has no RoPE.
 #include "families/family.h"
-#include "ggml/status.h"
 
 namespace powerinfer {
 
@@ -16,10 +15,7 @@ void configure(const ggml::Gguf& gguf, Config& c) {
     c.route_layer_input = true;
     const int64_t gating = gguf.integer(c.architecture + ".expert_gating_func", 0, 255, 1);
     c.gating = gating == 2 ? ggml::Gating::sigmoid : ggml::Gating::softmax;
-    if (!c.n_expert) {
-        throw ggml::Error(ggml::Code::format,
-                          gguf.path() + ": smallthinker.expert_count is missing or 0");
-    }
+    require_experts(gguf, c);
 }
 
 void weights(Model& m, std::vector<WeightSpec>& specs) {

@@ -4,7 +4,7 @@ from ...errors import UnsupportedModelError
 from ..config import Config
 from .falcon import Falcon
 from .family import Family
-from .llama import Bamboo, Llama, Mistral, Mixtral, Qwen2, Qwen3, TurboSparseMixtral
+from .llama import Bamboo, Llama, Mistral, Mixtral, Qwen2, Qwen3, Qwen3Moe, TurboSparseMixtral
 from .opt import Opt
 from .smallthinker import SmallThinker
 
@@ -17,6 +17,7 @@ FAMILIES: dict[str, type[Family]] = {
     "turbosparsemixtral": TurboSparseMixtral,
     "qwen2": Qwen2,
     "qwen3": Qwen3,
+    "qwen3_moe": Qwen3Moe,
     "falcon": Falcon,
     "RefinedWeb": Falcon,  # Falcon 40B and 7B before transformers supported them
     "RefinedWebModel": Falcon,

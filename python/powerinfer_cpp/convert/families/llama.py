@@ -8,6 +8,7 @@ import numpy as np
 from ..config import Config
 from ..rope import read_rope
 from ..tensors import Output, Weights, from_values, from_weight, stacked, transposed
+from ..writer import Entry, uint32
 from .family import Family, read_window
 
 
@@ -200,3 +201,35 @@ class Qwen3(Qwen2):
         super().__init__(config)
         self.qkv_bias = self.o_bias  # attention_bias
         self.head_norms = True
+
+
+class Qwen3Moe(Qwen3):
+    architecture = "qwen3moe"
+    expert_parts = {"gate": "gate_proj", "up": "up_proj", "down": "down_proj"}
+
+    def __init__(self, config: Config):
+        super().__init__(config)
+        self.n_expert = config.integer("num_experts", "num_local_experts")
+        self.n_expert_used = config.integer("num_experts_per_tok")
+        # A GGUF has no place for either.
+        if not config.flag("norm_topk_prob"):
+            raise self.refuse("qwen3_moe whose shares do not sum to 1 (norm_topk_prob off)")
+        step = config.integer("decoder_sparse_step", default=1)
+        if step != 1 or config.values.get("mlp_only_layers"):
+            raise self.refuse(
+                "qwen3_moe with layers that have no experts (decoder_sparse_step, mlp_only_layers)"
+            )
+
+    def read_n_ff(self) -> int:
+        return self.config.integer("moe_intermediate_size")
+
+    def entries(self) -> Iterator[Entry]:
+        yield from super().entries()
+        yield uint32("qwen3moe.expert_feed_forward_length", self.n_ff)
+
+    def ffn(
+        self, weights: Weights, theirs: str, block: str, transpose_down: bool
+    ) -> Iterator[Output]:
+        moe = f"{theirs}.mlp"
+        expert = f"{moe}.experts.{{i}}.{{part}}.weight"
+        yield from self.experts(weights, f"{moe}.gate", expert, block, transpose_down)

@@ -11,7 +11,13 @@ from .spm_json import as_sentencepiece
 
 # Without tokenizer.json: the rule of a tokenizer's class, else of a family.
 _PRE_OF_CLASS = {"GPT2Tokenizer": "gpt-2", "Qwen2Tokenizer": "qwen2"}
-_PRE_OF_FAMILY = {"opt": "gpt-2", "qwen2": "qwen2", "qwen3": "qwen2", "smallthinker": "qwen2"}
+_PRE_OF_FAMILY = {
+    "opt": "gpt-2",
+    "qwen2": "qwen2",
+    "qwen3": "qwen2",
+    "qwen3_moe": "qwen2",
+    "smallthinker": "qwen2",
+}
 
 
 def read_bpe(folder: Path, settings: dict[str, Any], family: str, pre: str | None) -> Vocab:
