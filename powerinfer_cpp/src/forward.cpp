@@ -64,7 +64,10 @@ void norm(const Pass& p, const float* x, const NormWeights& w, int64_t n, float*
 void place_heads(const Pass& p, const Layer& l, const float* head_norm, int64_t n_head, float* x) {
     const Config& c = p.model.config;
     const int64_t n = p.work.batch.n;
-    if (head_norm) {
+    if (head_norm && c.norm == Config::Norm::layer) {
+        ggml::layer_norm(p.context, x, head_norm, nullptr, c.norm_eps, n * n_head, c.head_dim, x,
+                         n_head);
+    } else if (head_norm) {
         ggml::rms_norm(p.context, x, head_norm, c.norm_eps, n * n_head, c.head_dim, x);
     }
     if (c.n_rot && l.rotates) {

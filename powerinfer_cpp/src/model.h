@@ -26,10 +26,14 @@ namespace powerinfer {
 
 // How RoPE is scaled for contexts longer than in training.
 struct RopeScaling {
-    enum class Kind { none, linear, yarn };
+    // longrope: a factor for each frequency, one set for sessions of up to original_ctx positions,
+    // one for longer ones. dynamic: a base that grows with n_ctx of a session that is longer than
+    // the model's.
+    enum class Kind { none, linear, yarn, longrope, dynamic };
     Kind kind = Kind::none;
     double factor = 1;
-    double original_ctx = 0;               // yarn: positions in training
+    double magnitude = 1;                  // of cosine and sine
+    double original_ctx = 0;               // yarn, longrope: positions in training
     double beta_fast = 32, beta_slow = 1;  // yarn: turns between which it interpolates
     double attention_factor = 1;           // yarn: multiplies 0.1 ln(factor) + 1
 };
@@ -99,7 +103,9 @@ struct Layer {
     NormWeights attn_norm;    // [n_embd]
     ggml::Matrix q, k, v, o;  // [q_dim | kv_dim | kv_dim, n_embd], o: [n_embd, q_dim]
     const float *q_bias = nullptr, *k_bias = nullptr, *v_bias = nullptr, *o_bias = nullptr;
-    const float *q_norm = nullptr, *k_norm = nullptr;  // [head_dim], over each head
+    // Over each head: with RMSNorm [head_dim], with LayerNorm (which has no bias here)
+    // [n_head | n_head_kv, head_dim].
+    const float *q_norm = nullptr, *k_norm = nullptr;
     int64_t window = 0;    // positions that a row sees, including its own; 0: all
     bool rotates = true;   // false: no RoPE in this layer
     NormWeights ffn_norm;  // [n_embd]
@@ -146,8 +152,10 @@ struct Model {
     ggml::Matrix token_embd;              // [n_vocab, n_embd]
     ggml::Matrix position_embd;           // [positions, n_embd], where positions are learned
     const float* rope_factors = nullptr;  // [n_rot / 2]: each frequency is divided by its factor
-    NormWeights output_norm;              // [n_embd]
-    ggml::Matrix output;                  // [n_vocab, n_embd]; token_embd if the head is tied
+    // The same for longrope, for short and for long sessions.
+    const float *rope_short = nullptr, *rope_long = nullptr;
+    NormWeights output_norm;  // [n_embd]
+    ggml::Matrix output;      // [n_vocab, n_embd]; token_embd if the head is tied
     std::vector<Layer> layers;
 
     std::vector<WeightSpec> weights;      // what is loaded, in the order of the architecture

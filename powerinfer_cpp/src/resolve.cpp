@@ -110,6 +110,7 @@ uint64_t WeightSpec::device_bytes(int64_t n) const {
 }
 
 bool WeightSpec::suits_device() const {
+    if (is<Vector>() && rows > 1) return false;  // norms that differ from head to head
     const std::vector<DeviceMatrix> all = device_matrices();
     return std::all_of(all.begin(), all.end(), [](const DeviceMatrix& m) {
         return m.as_stored || ggml::has_device_rows(m.type, m.cols);

@@ -29,20 +29,51 @@ void stretch_yarn(const Config& c, RopeTable& table) {
         table.frequency[i] *= (1 - stretched) + stretched / s.factor;
     }
     const double longer = s.factor > 1 ? 0.1 * ggml::log_f64(s.factor) + 1 : 1;
-    table.magnitude = longer * s.attention_factor;
+    table.magnitude *= longer * s.attention_factor;
+}
+
+// The logarithm of the base.
+double log_base(const Config& c, int64_t n_ctx) {
+    const double trained = ggml::log_f64(c.rope_base);
+    if (c.rope_scaling.kind != RopeScaling::Kind::dynamic || n_ctx <= c.n_ctx) return trained;
+    // Neural tangent kernel ("NTK") scaling: fast frequencies hardly change, the slowest is divided
+    // by `longer`.
+    const double factor = c.rope_scaling.factor, dims = double(c.n_rot);
+    const double longer = factor * double(n_ctx) / double(c.n_ctx) - (factor - 1);
+    return trained + ggml::log_f64(longer) * dims / (dims - 2);
+}
+
+const float* factors(const Model& m, int64_t n_ctx) {
+    if (m.config.rope_scaling.kind != RopeScaling::Kind::longrope) return m.rope_factors;
+    return double(n_ctx) > m.config.rope_scaling.original_ctx ? m.rope_long : m.rope_short;
 }
 
 }  // namespace
 
-RopeTable::RopeTable(const Model& model) {
+uint32_t RopeTable::variant(const Config& c, int64_t n_ctx) {
+    switch (c.rope_scaling.kind) {
+        case RopeScaling::Kind::longrope:
+            return double(n_ctx) > c.rope_scaling.original_ctx;
+        case RopeScaling::Kind::dynamic:
+            return n_ctx > c.n_ctx ? uint32_t(n_ctx) : 0;
+        default:
+            return 0;
+    }
+}
+
+RopeTable::RopeTable(const Model& model, int64_t n_ctx)
+    : magnitude(model.config.rope_scaling.magnitude) {
     const Config& c = model.config;
-    const double log_base = ggml::log_f64(c.rope_base);
+    const double base = log_base(c, n_ctx);
+    const float* const divisors = factors(model, n_ctx);
     for (int64_t i = 0; i < c.n_rot / 2; i++) {
-        frequency.push_back(ggml::exp_f64(-2.0 * double(i) / double(c.n_rot) * log_base));
-        if (model.rope_factors) frequency.back() /= double(model.rope_factors[i]);
+        frequency.push_back(ggml::exp_f64(-2.0 * double(i) / double(c.n_rot) * base));
+        if (divisors) frequency.back() /= double(divisors[i]);
     }
     switch (c.rope_scaling.kind) {
         case RopeScaling::Kind::none:
+        case RopeScaling::Kind::longrope:
+        case RopeScaling::Kind::dynamic:
             break;
         case RopeScaling::Kind::linear:
             for (double& f : frequency) f /= c.rope_scaling.factor;

@@ -12,7 +12,11 @@ struct RopeTable {
     double magnitude = 1;           // factor of cosine and sine
 
     RopeTable() = default;
-    explicit RopeTable(const Model& model);
+    // For a session of n_ctx positions. All of its positions have these frequencies, also the first
+    // ones: what is computed does not depend on how long a text becomes.
+    RopeTable(const Model& model, int64_t n_ctx);
+    // A number that differs for sessions of a model whose tables differ.
+    static uint32_t variant(const Config& config, int64_t n_ctx);
 };
 
 }  // namespace powerinfer

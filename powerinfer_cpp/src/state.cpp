@@ -19,7 +19,8 @@ namespace {
 struct Header {
     char magic[8];
     uint64_t model;   // fingerprint of sizes and tensors
-    uint64_t type;    // type id of the KV cache
+    uint32_t type;    // type id of the KV cache
+    uint32_t rope;    // RopeTable::variant of the session
     uint64_t way[2];  // Session::way of prompt rows and of generated rows
     int64_t length;   // positions
 };
@@ -78,6 +79,10 @@ void ways(const Session& s, const uint8_t* flags, int64_t n, uint64_t way[2]) {
     }
 }
 
+uint32_t rope_variant(const Session& s) {
+    return RopeTable::variant(s.model->config, s.params.n_ctx);
+}
+
 Header check(const Session& s, const uint8_t* data, uint64_t size) {
     Header header;
     if (size < sizeof(header)) throw Error(Code::format, "the state is cut off");
@@ -88,8 +93,13 @@ Header check(const Session& s, const uint8_t* data, uint64_t size) {
         throw Error(Code::format, "the state was saved by another version of the engine");
     if (header.model != fingerprint(*s.model))
         throw Error(Code::format, "the state belongs to another model");
-    if (header.type != uint64_t(s.sequences().kv().type()))
+    if (header.type != uint32_t(s.sequences().kv().type()))
         throw Error(Code::format, "the state has another KV type");
+    if (header.rope != rope_variant(s)) {
+        throw Error(Code::format,
+                    "the state was computed with another n_ctx, for which the model rotates heads "
+                    "differently");
+    }
     if (header.length < 0) throw Error(Code::format, "the state has a negative length");
     if (header.length > s.sequences().n_ctx()) {
         throw Error(Code::context,
@@ -130,7 +140,8 @@ void save_state(const Session& s, int32_t seq, uint8_t* out) {
         std::memcpy(out + sizeof(Header) + i * int64_t(sizeof(token)), &token, sizeof(token));
         flags[i / 8] |= uint8_t(sequences.generated(seq, i) << i % 8);
     }
-    Header header{{}, fingerprint(*s.model), uint64_t(sequences.kv().type()), {}, length};
+    Header header{
+        {}, fingerprint(*s.model), uint32_t(sequences.kv().type()), rope_variant(s), {}, length};
     ways(s, flags, length, header.way);
     std::memcpy(header.magic, kMagic, sizeof(kMagic));
     std::memcpy(out, &header, sizeof(header));

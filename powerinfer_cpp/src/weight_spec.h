@@ -16,7 +16,7 @@ struct Bundle;
 struct StoredNeurons;
 
 // The target of a weight, and how it is stored.
-struct Vector {  // F32, one row
+struct Vector {  // F32
     const float** to;
 };
 struct Product {  // weight of matmul(): packed into strips if the type has them

@@ -14,6 +14,8 @@ _DEFAULTS = {
     "qwen3moe": ("silu", "relu"),
     "falcon": ("gelu", "relu"),
     "opt": ("relu", "relu"),
+    "phi3": ("silu", "relu"),
+    "stablelm": ("silu", "relu"),
     "smallthinker": ("relu", "relu"),
 }
 

@@ -84,8 +84,35 @@ OPT: dict[str, Any] = {
     "n_tokens": 24,
 }
 SMALL: dict[str, Any] = {"intermediate_size": 40, "num_key_value_heads": 2, "n_tokens": 24}
+STABLELM: dict[str, Any] = {
+    **SIZES,
+    "model_type": "stablelm",
+    "architectures": ["StableLmForCausalLM"],
+    "intermediate_size": 40,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 128,
+    "layer_norm_eps": 1e-5,
+    "rope_theta": 10000.0,
+    "n_tokens": 20,
+}
+PHI3: dict[str, Any] = {
+    **SMALL,
+    "model_type": "phi3",
+    "architectures": ["Phi3ForCausalLM"],
+    "pad_token_id": 0,
+}
+LONGROPE: dict[str, Any] = {
+    "rope_type": "longrope",
+    "original_max_position_embeddings": 8,
+    "factor": 2.0,
+    "short_factor": [1.0, 1.0, 1.5, 2.0],
+    "long_factor": [1.0, 3.0, 9.0, 20.0],
+}
 # What differs from BASE. "store": type of the weights; "shard": largest file; "bin": as torch
-# writes them; "n_tokens": instead of N_TOKENS.
+# writes them; "n_tokens": instead of N_TOKENS; "n_ctx": of the engine,
+# where results depend on it.
 CASES: dict[str, dict[str, Any]] = {
     "llama-silu-tied": {"rms_norm_eps": 1e-6},
     "llama-relu-gqa": {
@@ -163,6 +190,42 @@ CASES: dict[str, dict[str, Any]] = {
         "num_ln_in_parallel_attn": 2,
     },
     "opt": OPT,
+    "llama-longrope": {**SMALL, "rope_parameters": {**LONGROPE, "rope_theta": 10000.0}},
+    # Beyond max_position_embeddings, where its base grows.
+    "llama-dynamic": {
+        **SMALL,
+        "max_position_embeddings": 16,
+        "rope_scaling": {"type": "dynamic", "factor": 4.0},
+        "n_ctx": 24,
+    },
+    "phi3-window": {**PHI3, "sliding_window": 7, "tie_word_embeddings": False},
+    "phi3-short": {
+        **PHI3,
+        "partial_rotary_factor": 0.75,
+        "max_position_embeddings": 512,
+        "original_max_position_embeddings": 128,
+        "rope_scaling": {
+            "type": "longrope",
+            "short_factor": [1.0, 1.3, 2.5],
+            "long_factor": [1.5, 4.0, 9.0],
+        },
+    },
+    "phi3-long": {
+        **PHI3,
+        "original_max_position_embeddings": 8,
+        "rope_scaling": {
+            "type": "longrope",
+            "short_factor": [1.0, 1.1, 1.2, 2.5],
+            "long_factor": [1.0, 2.0, 4.0, 12.5],
+        },
+    },
+    "stablelm": {**STABLELM, "num_attention_heads": 2, "use_qkv_bias": True},
+    "stablelm-parallel": {
+        **STABLELM,
+        "partial_rotary_factor": 0.5,
+        "use_parallel_residual": True,
+        "qk_layernorm": True,
+    },
     "qwen3-moe": {
         **SMALL,
         "model_type": "qwen3_moe",
@@ -250,9 +313,10 @@ def make(name: str, changes: dict[str, Any], seed: int) -> None:
 
     changes = dict(changes)
     store, shard = changes.pop("store", "float16"), changes.pop("shard", "1GB")
+    changes.pop("n_ctx", None)
     as_bin, n_tokens = changes.pop("bin", False), changes.pop("n_tokens", N_TOKENS)
     base = {"model_type": "llama", "architectures": ["LlamaForCausalLM"], **BASE}
-    own = changes.get("model_type") in ("falcon", "opt")
+    own = changes.get("model_type") in ("falcon", "opt", "stablelm")
     config = changes if own else {**base, **changes}
     model = build(config)
     randomise(model, seed)

@@ -32,6 +32,13 @@ DENSE: dict[str, dict[str, Any]] = {
     "qwen3": {},
     "falcon-7b": {},
     "qwen3-moe": {},
+    "stablelm": {},
+    "phi3-short": {},
+    "stablelm-parallel": {},
+    "phi3-long": {},
+    "phi3-window": {"sliding_window": None},  # which llama.cpp ignores
+    "llama-longrope": {},
+    "llama-dynamic": {"max_position_embeddings": 128},  # llama.cpp computes plain RoPE
 }
 
 
@@ -103,8 +110,9 @@ def test_llama_cpp_reads_smallthinker(name: str, tmp_path: Path) -> None:
 
 # ---- Families in every format ----
 
-# The rows of llama-head-dim, 40, are divided by no block.
-ROWS_OF_32 = [name for name in (*DENSE, "falcon-40b", "opt") if name != "llama-head-dim"]
+LEFT_OUT = {"llama-head-dim"}  # no block divides its rows, 40
+LEFT_OUT |= {"stablelm-parallel", "phi3-long", "phi3-window", "llama-longrope", "llama-dynamic"}
+ROWS_OF_32 = [name for name in (*DENSE, "falcon-40b", "opt") if name not in LEFT_OUT]
 NARROW = ("F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1")
 WIDE = ("Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K")
 

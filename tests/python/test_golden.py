@@ -57,13 +57,14 @@ def logits(
     threads: int = 1,
     at_once: int = 512,
     kv: int = F16,
+    n_ctx: int = 128,
     **device: Any,
 ) -> np.ndarray:
     """Logits of every token, `at_once` tokens per call. device: where to compute."""
     ids = [int(t) for t in tokens]
     with Llama(
         str(path),
-        n_ctx=128,
+        n_ctx=n_ctx,
         n_threads=threads,
         logits_all=True,
         type_k=kv,
@@ -75,6 +76,11 @@ def logits(
         for start in range(0, len(ids), at_once):
             llm.eval(ids[start : start + at_once])
         return np.array(llm.scores[: len(ids)], dtype=np.float32)
+
+
+def context_of(name: str) -> int:
+    """n_ctx for a checkpoint."""
+    return make_golden().CASES[name].get("n_ctx", 128)
 
 
 @pytest.fixture(scope="module")
@@ -106,9 +112,10 @@ def test_logits_are_those_of_transformers(converted: dict[str, Path], name: str,
     if LIVE:
         references.append(make_golden().checkpoint_logits(GOLDEN / name, tokens))
         assert error(references[1], references[0]) <= ROUNDING
-    ours = logits(converted[name], tokens, kv=kv)
-    assert np.array_equal(ours, logits(converted[name], tokens, threads=2, kv=kv))
-    assert np.array_equal(ours, logits(converted[name], tokens, at_once=1, kv=kv))
+    options = {"kv": kv, "n_ctx": context_of(name)}
+    ours = logits(converted[name], tokens, **options)
+    assert np.array_equal(ours, logits(converted[name], tokens, threads=2, **options))
+    assert np.array_equal(ours, logits(converted[name], tokens, at_once=1, **options))
     for reference in references:
         assert ours.shape == reference.shape
         assert error(ours, reference) <= LIMIT[kv]
@@ -121,19 +128,19 @@ import sys
 import numpy as np
 from powerinfer_cpp import Llama
 tokens = [int(t) for t in np.load(sys.argv[2])["tokens"]]
-options = dict(n_ctx=128, n_threads=1, logits_all=True, type_k=0, type_v=0, verbose=False)
-options["sparse"] = "exact"
+options = dict(n_threads=1, logits_all=True, type_k=0, type_v=0, verbose=False)
+options |= {"n_ctx": int(sys.argv[4]), "sparse": "exact"}
 with Llama(sys.argv[1], **options) as llm:
     llm.eval(tokens)
     np.save(sys.argv[3], llm.scores[: len(tokens)])
 """
 
 
-def generic_logits(model: Path, stored: Path, tmp_path: Path) -> np.ndarray:
+def generic_logits(model: Path, stored: Path, tmp_path: Path, n_ctx: int = 128) -> np.ndarray:
     """Logits of every token with the generic kernels, which are chosen when a process starts."""
     out = tmp_path / "generic.npy"
     subprocess.run(
-        [sys.executable, "-c", GENERIC, str(model), str(stored), str(out)],
+        [sys.executable, "-c", GENERIC, str(model), str(stored), str(out), str(n_ctx)],
         check=True,
         env={**os.environ, "GGML_ISA": "generic"},
     )
@@ -143,7 +150,7 @@ def generic_logits(model: Path, stored: Path, tmp_path: Path) -> np.ndarray:
 @pytest.mark.parametrize("name", CASES)
 def test_generic_kernels(converted: dict[str, Path], name: str, tmp_path: Path) -> None:
     stored = GOLDEN / name / "expected.npz"
-    got = generic_logits(converted[name], stored, tmp_path)
+    got = generic_logits(converted[name], stored, tmp_path, context_of(name))
     assert error(got, np.load(stored)["logits"]) <= ROUNDING
 
 

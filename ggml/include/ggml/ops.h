@@ -66,9 +66,9 @@ void rms_norm(Context& context, const float* x, const float* weight, float eps, 
               int64_t n, float* y);
 
 // LayerNorm (arXiv 1607.06450): y = (x - mean) / sqrt(variance + eps) * weight + bias. x, y: [rows,
-// n].
+// n]. weight, bias: [n_weights, n], row t has those of t % n_weights. bias null: none.
 void layer_norm(Context& context, const float* x, const float* weight, const float* bias, float eps,
-                int64_t rows, int64_t n, float* y);
+                int64_t rows, int64_t n, float* y, int64_t n_weights = 1);
 
 // x += y, n floats.
 void add(Context& context, float* x, const float* y, int64_t n);

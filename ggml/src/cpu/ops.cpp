@@ -141,7 +141,7 @@ void rms_norm(Context& context, const float* x, const float* weight, float eps, 
 }
 
 void layer_norm(Context& context, const float* x, const float* weight, const float* bias, float eps,
-                int64_t rows, int64_t n, float* y) {
+                int64_t rows, int64_t n, float* y, int64_t n_weights) {
     const OpTimer timer(context.profile, "layer_norm");
     context.threads.run(rows, 1, [&](int64_t begin, int64_t end, int) {
         for (int64_t t = begin; t < end; t++) {
@@ -152,7 +152,8 @@ void layer_norm(Context& context, const float* x, const float* weight, const flo
             for (int64_t i = 0; i < n; i++) squares += (row[i] - mean) * (row[i] - mean);
             const double scale = 1.0 / std::sqrt(squares / double(n) + eps);
             for (int64_t i = 0; i < n; i++) {
-                y[t * n + i] = float((row[i] - mean) * scale) * weight[i] + bias[i];
+                const int64_t at = t % n_weights * n + i;
+                y[t * n + i] = float((row[i] - mean) * scale) * weight[at] + (bias ? bias[at] : 0);
             }
         }
     });

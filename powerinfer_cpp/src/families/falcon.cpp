@@ -22,12 +22,7 @@ void weights(Model& m, std::vector<WeightSpec>& specs) {
         const bool two_norms = w.has(blk(i, "attn_norm_2.weight"));
         w.norm(blk(i, two_norms ? "attn_norm_2" : "attn_norm"), &l.attn_norm, c.n_embd);
         w.norm(blk(i, "attn_norm"), &l.ffn_norm, c.n_embd);
-        const std::string qkv = blk(i, "attn_qkv.weight");
-        const std::vector<int64_t> shape{c.n_embd, c.q_dim() + 2 * c.kv_dim()};
-        w.rows(Part::attention, qkv, shape, 0, c.q_dim(), Product{&l.q});
-        w.rows(Part::attention, qkv, shape, c.q_dim(), c.kv_dim(), Product{&l.k});
-        w.rows(Part::attention, qkv, shape, c.q_dim() + c.kv_dim(), c.kv_dim(), Product{&l.v});
-        w.matrix(Part::attention, blk(i, "attn_output.weight"), c.n_embd, c.q_dim(), &l.o);
+        w.fused_attention(i);
         w.ffn(i, false);
     }
 }

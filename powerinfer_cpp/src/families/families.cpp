@@ -27,8 +27,8 @@ constexpr int64_t kMostExperts = 1 << 18;
 
 std::vector<Family> all_families() {
     std::vector<Family> all;
-    for (const auto* group :
-         {&kLlamaFamilies, &kFalconFamilies, &kOptFamilies, &kSmallThinkerFamilies}) {
+    for (const auto* group : {&kLlamaFamilies, &kFalconFamilies, &kOptFamilies,
+                              &kSmallThinkerFamilies, &kStableLmFamilies}) {
         all.insert(all.end(), group->begin(), group->end());
     }
     return all;
@@ -80,7 +80,18 @@ RopeScaling read_rope_scaling(const ggml::Gguf& gguf, const std::string& prefix,
     r.beta_fast = gguf.number(scaling + "yarn_beta_fast", 1e-3, 1e6, 32);
     r.beta_slow = gguf.number(scaling + "yarn_beta_slow", 1e-3, 1e6, 1);
     r.attention_factor = gguf.number(scaling + "yarn_attn_factor", 1e-3, 1e3, 1);
-    if (type == "yarn") {
+    r.magnitude = gguf.number(scaling + "attn_factor", 1e-3, 1e3, 1);
+    const double dynamic = gguf.number("powerinfer.rope.dynamic_factor", 1, 1e6, 1);
+    const bool longrope = type == "longrope" || gguf.find_tensor("rope_factors_long.weight");
+    if ((longrope || dynamic != 1) && (r.factor != 1 || (longrope && dynamic != 1))) {
+        refuse(gguf, Code::unsupported, "two kinds of RoPE scaling at once are not supported");
+    }
+    if (longrope) {  // llama.cpp's files of Phi-3 name no type
+        r.kind = RopeScaling::Kind::longrope;
+    } else if (dynamic != 1) {
+        r.kind = RopeScaling::Kind::dynamic;
+        r.factor = dynamic;
+    } else if (type == "yarn") {
         r.kind = RopeScaling::Kind::yarn;
     } else if (type == "linear") {
         r.kind = r.factor == 1 ? RopeScaling::Kind::none : RopeScaling::Kind::linear;
@@ -126,6 +137,9 @@ Config read_config(const ggml::Gguf& gguf, int64_t n_vocab) {
     if (c.n_rot % 2) refuse(gguf, Code::format, key(".rope.dimension_count") + " must be even");
     c.rope_base = gguf.number(key(".rope.freq_base"), 1e-3, 1e12, 10000);
     c.rope_scaling = read_rope_scaling(gguf, family.architecture, c.n_ctx);
+    if (c.rope_scaling.kind == RopeScaling::Kind::dynamic && c.n_rot == 2) {
+        refuse(gguf, Code::unsupported, "dynamic RoPE of a single frequency is not defined");
+    }
     c.n_expert = gguf.integer(key(".expert_count"), 0, 4096, 0);
     c.n_expert_used = gguf.integer(key(".expert_used_count"), 0, c.n_expert, 0);
     if (c.n_expert && !c.n_expert_used) {
@@ -205,6 +219,7 @@ std::vector<WeightSpec> weight_specs(Model& model) {
     const ggml::Gguf& gguf = model.file.gguf;
     const int64_t n_layer = model.config.n_layer;
     find_family(gguf).weights(model, specs);
+    if (model.config.n_rot) Weights(model, specs).rope_factors();
     const std::vector<float> fatrelu = per_layer(gguf, "powerinfer.ffn.threshold", n_layer);
     const std::vector<float> predictor = per_layer(gguf, "powerinfer.sparse_threshold", n_layer);
     const std::vector<float> recall = per_layer(gguf, "powerinfer.predictor.recall", n_layer);

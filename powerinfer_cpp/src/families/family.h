@@ -21,10 +21,11 @@ struct Family {
 };
 
 // The families in each file of this folder.
-extern const std::vector<Family> kLlamaFamilies;         // llama.cpp: llama, bamboo, qwen
+extern const std::vector<Family> kLlamaFamilies;         // llama.cpp: llama, bamboo, qwen, phi3
 extern const std::vector<Family> kFalconFamilies;        // falcon.cpp
 extern const std::vector<Family> kOptFamilies;           // opt.cpp
 extern const std::vector<Family> kSmallThinkerFamilies;  // smallthinker.cpp
+extern const std::vector<Family> kStableLmFamilies;      // stablelm.cpp
 
 // Reads the keys {arch}.* and powerinfer.*. Throws Error(format) for contradictions,
 // Error(unsupported) for an unknown family or feature.
@@ -55,9 +56,15 @@ class Weights {
 
     // token_embd.weight, output_norm, and output.weight or, without it, token_embd.weight again.
     void embedding_and_head();
+    // Divisors of the frequencies of RoPE: rope_freqs if the file has it, and for longrope
+    // rope_factors_short and rope_factors_long.
+    void rope_factors();
     // attn_q, attn_k, attn_v and attn_output of layer i: .weight, and .bias if the file has it.
     void attention(int64_t i);
+    // The same with attn_qkv, which holds the rows of all three.
+    void fused_attention(int64_t i);
     // ffn_gate (if gated), ffn_up and ffn_down of layer i: .weight, and .bias if the file has it.
+    // Without ffn_gate an ffn_up of twice the rows holds both, gates first.
     // In neuron-aware files ffn_down_t or bundles, predictors and ffn_rate.
     void ffn(int64_t i, bool gated);
     // ffn_gate_inp and the experts' ffn_{gate,up,down}_exps of layer i, in the same way.

@@ -1,5 +1,5 @@
 // Llama and similar families: RMSNorm before attention and FFN, RoPE, a gated FFN or experts.
-// Mistral and Mixtral files are of this family too.
+// Mistral and Mixtral files are of this family too. Phi-3 has fused matrices.
 #include "families/family.h"
 
 namespace powerinfer {
@@ -12,14 +12,14 @@ void configure(const ggml::Gguf& gguf, Config& c) {
     c.norm_eps = float(gguf.number(c.architecture + ".attention.layer_norm_rms_epsilon", 0, 1));
 }
 
-// Qwen rotates pairs (i, i + n_rot / 2).
-void configure_qwen(const ggml::Gguf& gguf, Config& c) {
+// Qwen and Phi-3 rotate pairs (i, i + n_rot / 2).
+void configure_halves(const ggml::Gguf& gguf, Config& c) {
     configure(gguf, c);
     c.rope_pairs = ggml::RopePairs::halves;
 }
 
 void configure_qwen_mixture(const ggml::Gguf& gguf, Config& c) {
-    configure_qwen(gguf, c);
+    configure_halves(gguf, c);
     require_experts(gguf, c);
 }
 
@@ -27,14 +27,17 @@ void weights(Model& m, std::vector<WeightSpec>& specs) {
     const Config& c = m.config;
     Weights w(m, specs);
     w.embedding_and_head();
-    w.optional(Part::norms, "rope_freqs.weight", c.n_rot / 2, &m.rope_factors);
     const int64_t window =
         m.file.gguf.integer(c.architecture + ".attention.sliding_window", 0, INT64_MAX, 0);
     for (int64_t i = 0; i < c.n_layer; i++) {
         Layer& l = m.layers[size_t(i)];
         l.window = window;
         w.norm(blk(i, "attn_norm"), &l.attn_norm, c.n_embd);
-        w.attention(i);
+        if (w.has(blk(i, "attn_qkv.weight"))) {
+            w.fused_attention(i);
+        } else {
+            w.attention(i);
+        }
         w.norm(blk(i, "ffn_norm"), &l.ffn_norm, c.n_embd);
         if (c.n_expert) {
             w.experts(i);
@@ -60,9 +63,10 @@ void weights_qwen3(Model& m, std::vector<WeightSpec>& specs) {
 const std::vector<Family> kLlamaFamilies = {
     {"llama", Activation::silu, Activation::relu, configure, weights},
     {"bamboo", Activation::drelu, Activation::drelu, configure, weights},
-    {"qwen2", Activation::silu, Activation::relu, configure_qwen, weights},
-    {"qwen3", Activation::silu, Activation::relu, configure_qwen, weights_qwen3},
+    {"qwen2", Activation::silu, Activation::relu, configure_halves, weights},
+    {"qwen3", Activation::silu, Activation::relu, configure_halves, weights_qwen3},
     {"qwen3moe", Activation::silu, Activation::relu, configure_qwen_mixture, weights_qwen3},
+    {"phi3", Activation::silu, Activation::relu, configure_halves, weights},
 };
 
 }  // namespace powerinfer

@@ -64,6 +64,14 @@ void Weights::embedding_and_head() {
     if (!tied) matrix(Part::head, "output.weight", c.n_vocab, c.n_embd, &m.output);
 }
 
+void Weights::rope_factors() {
+    const int64_t n = m.config.n_rot / 2;
+    optional(Part::norms, "rope_freqs.weight", n, &m.rope_factors);
+    if (m.config.rope_scaling.kind != RopeScaling::Kind::longrope) return;
+    vector(Part::norms, "rope_factors_long.weight", n, &m.rope_long);
+    vector(Part::norms, "rope_factors_short.weight", n, &m.rope_short);
+}
+
 void Weights::attention(int64_t i) {
     const Config& c = m.config;
     Layer& l = m.layers[size_t(i)];
@@ -75,6 +83,17 @@ void Weights::attention(int64_t i) {
     optional(Part::attention, blk(i, "attn_k.bias"), c.kv_dim(), &l.k_bias);
     optional(Part::attention, blk(i, "attn_v.bias"), c.kv_dim(), &l.v_bias);
     optional(Part::attention, blk(i, "attn_output.bias"), c.n_embd, &l.o_bias);
+}
+
+void Weights::fused_attention(int64_t i) {
+    const Config& c = m.config;
+    Layer& l = m.layers[size_t(i)];
+    const std::string qkv = blk(i, "attn_qkv.weight");
+    const std::vector<int64_t> shape{c.n_embd, c.q_dim() + 2 * c.kv_dim()};
+    rows(Part::attention, qkv, shape, 0, c.q_dim(), Product{&l.q});
+    rows(Part::attention, qkv, shape, c.q_dim(), c.kv_dim(), Product{&l.k});
+    rows(Part::attention, qkv, shape, c.q_dim() + c.kv_dim(), c.kv_dim(), Product{&l.v});
+    matrix(Part::attention, blk(i, "attn_output.weight"), c.n_embd, c.q_dim(), &l.o);
 }
 
 void Weights::neurons(int64_t i, const char* suffix, int64_t e, bool gated, const std::string& down,
@@ -229,8 +248,16 @@ void Weights::ffn(int64_t i, bool gated) {
     if (by_rows) {
         neurons(i, "", 0, gated, down, f);
     } else {
-        if (gated) matrix(Part::ffn, blk(i, "ffn_gate.weight"), c.n_ff, c.n_embd, &f.gate);
-        matrix(Part::ffn, blk(i, "ffn_up.weight"), c.n_ff, c.n_embd, &f.up);
+        const std::string gate = blk(i, "ffn_gate.weight"), up = blk(i, "ffn_up.weight");
+        const ggml::TensorInfo* both = gated && !has(gate) ? m.file.gguf.find_tensor(up) : nullptr;
+        if (both && both->ne[1] == 2 * c.n_ff) {
+            const std::vector<int64_t> shape{c.n_embd, 2 * c.n_ff};
+            rows(Part::ffn, up, shape, 0, c.n_ff, Product{&f.gate});
+            rows(Part::ffn, up, shape, c.n_ff, c.n_ff, Product{&f.up});
+        } else {
+            if (gated) matrix(Part::ffn, gate, c.n_ff, c.n_embd, &f.gate);
+            matrix(Part::ffn, up, c.n_ff, c.n_embd, &f.up);
+        }
         matrix(Part::ffn, blk(i, "ffn_down.weight"), c.n_embd, c.n_ff, &f.down);
     }
     optional(Part::ffn, blk(i, "ffn_gate.bias"), c.n_ff,

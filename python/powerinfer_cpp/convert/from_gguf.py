@@ -11,7 +11,7 @@ from ..activations import RELUS, dense_note
 from ..errors import ModelFormatError, UnsupportedModelError
 from ..formats import Format, decode, format_by_name
 from ..gguf import Gguf
-from . import bundles, source
+from . import bundles, fused, source
 from .predictor import predictors, sparse_threshold
 from .stored import Stored, encoded, fitting, turned
 from .tensors import Output
@@ -98,6 +98,8 @@ def convert_gguf(
         stored: list[Stored] = []
         if not vocab_only:
             stored = list(_tensors(gguf, predictor, dense, outtype, loss, log))
+            if dense and gguf.value("general.architecture") in fused.ARCHITECTURES:
+                stored = list(fused.fused(stored))
         entries = list(_entries(gguf, dense or vocab_only, predictor, activation or meant, pre))
         if outtype is None:
             kept = gguf.value("general.file_type")
@@ -152,7 +154,8 @@ def _tensors(
     """Every tensor of the new file; predictors of a folder come last."""
     asked = None if outtype is None else format_by_name(outtype)
     again = 0
-    for tensor in source.tensors(gguf):
+    tensors = source.tensors(gguf)
+    for tensor in tensors if dense else fused.parted(tensors, _n_ff(gguf)):
         if dense and _NEURON_TENSOR.fullmatch(tensor.name):
             continue
         if predictor and source.PREDICTOR.fullmatch(tensor.name):

@@ -8,19 +8,26 @@ import numpy as np
 
 from ..errors import ModelFormatError, UnsupportedModelError
 from .config import Config, section_number
+from .tensors import Output, from_values
 from .writer import Entry, float32, string, uint32
+
+# Names of kinds in older checkpoints of Phi-3.
+_OLD_NAMES = {"su": "longrope"}
 
 
 @dataclass(frozen=True)
 class Rope:
     """Parameters of rotary positions.
 
-    kind: "none", "linear" or "yarn". factor: extension of the context's length. original_ctx,
-    beta_fast, beta_slow: for yarn. attention_factor: multiplies yarn's own 0.1 ln(factor) + 1.
-    divisors: for llama3, one per frequency.
+    n_rot: values of a head that rotate, from the first on. kind: "none", "linear", "yarn",
+    "longrope" or "dynamic". factor: extension of the context's length. original_ctx: for yarn and
+    longrope. beta_fast, beta_slow: for yarn. attention_factor: for yarn it multiplies yarn's own
+    0.1 ln(factor) + 1, for longrope it is the factor of cosine and sine. divisors: for llama3, one
+    per frequency. short, long: the same for longrope, for contexts up to original_ctx and beyond.
     """
 
     theta: float
+    n_rot: int
     kind: str = "none"
     factor: float = 1.0
     original_ctx: int = 0
@@ -28,60 +35,112 @@ class Rope:
     beta_slow: float = 1.0
     attention_factor: float = 1.0
     divisors: np.ndarray | None = None
+    short: np.ndarray | None = None
+    long: np.ndarray | None = None
+
+    @property
+    def has_factors(self) -> bool:
+        """Whether it needs a tensor of factors."""
+        return self.divisors is not None or self.kind == "longrope"
 
     def entries(self, arch: str) -> Iterator[Entry]:
         yield float32(f"{arch}.rope.freq_base", self.theta)
-        if self.kind == "none":
-            return
-        yield string(f"{arch}.rope.scaling.type", self.kind)
-        yield float32(f"{arch}.rope.scaling.factor", self.factor)
+        scaling = f"{arch}.rope.scaling"
+        if self.kind == "dynamic":
+            # Our own key: other engines compute plain RoPE, which it is within the trained context.
+            yield float32("powerinfer.rope.dynamic_factor", self.factor)
+        elif self.kind != "none":
+            yield string(f"{scaling}.type", self.kind)
+        if self.kind in ("linear", "yarn"):
+            yield float32(f"{scaling}.factor", self.factor)
+        if self.kind in ("yarn", "longrope"):
+            yield uint32(f"{scaling}.original_context_length", self.original_ctx)
+        if self.kind == "longrope":
+            yield float32(f"{scaling}.attn_factor", self.attention_factor)
         if self.kind == "yarn":
-            yield uint32(f"{arch}.rope.scaling.original_context_length", self.original_ctx)
             for name, value, default in (
                 ("yarn_beta_fast", self.beta_fast, 32.0),
                 ("yarn_beta_slow", self.beta_slow, 1.0),
                 ("yarn_attn_factor", self.attention_factor, 1.0),
             ):
                 if value != default:
-                    yield float32(f"{arch}.rope.scaling.{name}", value)
+                    yield float32(f"{scaling}.{name}", value)
+
+    def outputs(self) -> Iterator[Output]:
+        """The tensors of factors."""
+        for name, values in (
+            ("rope_freqs", self.divisors),
+            ("rope_factors_long", self.long),
+            ("rope_factors_short", self.short),
+        ):
+            if values is not None:
+                yield from_values(f"{name}.weight", values)
 
 
-def read_rope(config: Config, head_dim: int, n_ctx: int, default_theta: float = 10000.0) -> Rope:
+def read_rope(
+    config: Config,
+    head_dim: int,
+    n_ctx: int,
+    default_theta: float = 10000.0,
+    default_part: float = 1.0,
+) -> Rope:
     """Reads rope_parameters (transformers 5) or rope_theta and rope_scaling (transformers 4).
 
-    Raises ModelFormatError for malformed descriptions, UnsupportedModelError for unknown kinds.
+    default_part: the share of a head that rotates if config.json does not say. Raises
+    ModelFormatError for malformed descriptions, UnsupportedModelError for unknown kinds.
     """
     new, old = (_section(config, key) for key in ("rope_parameters", "rope_scaling"))
     where = f"{config.path}: {'rope_parameters' if new else 'rope_scaling'}"
     values = new or old
-    theta = config.number("rope_theta", default=default_theta)
-    if "rope_theta" in new:
-        theta = section_number(where, new, "rope_theta")
-    kind = values.get("rope_type", values.get("type", "default"))
-    partial = values.get("partial_rotary_factor", config.values.get("partial_rotary_factor"))
-    if partial not in (None, 1, 1.0):
-        raise UnsupportedModelError(f"{config.path}: partial rotation is not supported")
-    if kind in ("default", "none"):
-        return Rope(theta)
-    if kind not in ("linear", "yarn", "llama3"):
-        raise UnsupportedModelError(f"{config.path}: rope scaling {kind!r} is not supported")
 
     def number(key: str, default: float | None = None) -> float:
         return section_number(where, values, key, default)
 
-    if kind == "linear":
-        return Rope(theta, "linear", number("factor"))
-    original = int(number("original_max_position_embeddings", n_ctx))
+    theta = config.number("rope_theta", default=default_theta)
+    if "rope_theta" in new:
+        theta = section_number(where, new, "rope_theta")
+    part = config.number("partial_rotary_factor", default=default_part)
+    n_rot = int(head_dim * number("partial_rotary_factor", part))
+    if n_rot % 2 or not 0 < n_rot <= head_dim:
+        raise UnsupportedModelError(
+            f"{config.path}: a rotation of {n_rot} of {head_dim} values of a head is not supported"
+        )
+    kind = values.get("rope_type", values.get("type", "default"))
+    kind = _OLD_NAMES.get(kind, kind) if isinstance(kind, str) else kind
+    if kind in ("default", "none"):
+        return Rope(theta, n_rot)
+    if kind not in ("linear", "yarn", "llama3", "longrope", "dynamic"):
+        raise UnsupportedModelError(f"{config.path}: rope scaling {kind!r} is not supported")
+    if kind in ("linear", "dynamic"):
+        return Rope(theta, n_rot, kind, number("factor"))
+    name = "original_max_position_embeddings"
+    own = config.values.get(name)  # wins, as in transformers
+    if own is None:
+        own = number(name, None if kind == "longrope" else n_ctx)
+    original = int(config.number(name, default=own))
+    if kind == "longrope":
+        factor = number("factor", n_ctx / original)
+        return Rope(
+            theta,
+            n_rot,
+            kind,
+            original_ctx=original,
+            attention_factor=number("attention_factor", _longrope_factor(factor, original)),
+            short=_factors(where, values, "short_factor", n_rot // 2),
+            long=_factors(where, values, "long_factor", n_rot // 2),
+        )
     factor = number("factor", n_ctx / original)
     if kind == "llama3":
         low, high = number("low_freq_factor"), number("high_freq_factor")
         if low >= high:
             raise ModelFormatError(f"{where}: low_freq_factor must be below high_freq_factor")
-        return Rope(theta, divisors=_llama3(theta, head_dim, factor, low, high, original))
+        divisors = _llama3(theta, n_rot, factor, low, high, original)
+        return Rope(theta, n_rot, divisors=divisors)
     if not values.get("truncate", True):
         raise UnsupportedModelError(f"{where}: yarn with truncate off is not supported")
     return Rope(
         theta,
+        n_rot,
         "yarn",
         factor,
         original,
@@ -111,11 +170,24 @@ def _attention_factor(values: dict[str, object], number, factor: float) -> float
     return 1.0
 
 
+def _longrope_factor(factor: float, original: int) -> float:
+    """LongRoPE's factor of cosine and sine for a context `factor` times the original one."""
+    return math.sqrt(1 + math.log(factor) / math.log(original)) if factor > 1 < original else 1.0
+
+
+def _factors(where: str, values: dict[str, object], key: str, n: int) -> np.ndarray:
+    """A list of n positive numbers, float32 as the tensor will have them."""
+    found = values.get(key)
+    if not isinstance(found, list) or len(found) != n:
+        raise ModelFormatError(f"{where}: {key} must be a list of {n} numbers")
+    return np.array([section_number(where, {key: value}, key) for value in found], dtype=np.float32)
+
+
 def _llama3(
-    theta: float, head_dim: int, factor: float, low: float, high: float, original: int
+    theta: float, n_rot: int, factor: float, low: float, high: float, original: int
 ) -> np.ndarray:
     """llama3's divisor of each frequency: 1 for fast ones, `factor` for slow ones."""
-    wavelength = 2 * np.pi * theta ** (np.arange(0, head_dim, 2) / head_dim)
+    wavelength = 2 * np.pi * theta ** (np.arange(0, n_rot, 2) / n_rot)
     # 1 if a wave fits `high` times into the training context, 0 if less than `low` times
     fast = np.clip((original / wavelength - low) / (high - low), 0, 1)
     return 1 / ((1 - fast) / factor + fast)

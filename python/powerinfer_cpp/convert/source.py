@@ -16,10 +16,12 @@ from .stored import Stored, decoded, encoded
 from .writer import Entry, refuse_inputs, string, uint32
 
 PREDICTOR = re.compile(r"blk\.(\d+)\.(?:fc[12]|sketch)(_exps)?\.(?:weight|bias)")
-# Kept unchanged: routers and position tables are small and sensitive, sketches are bits.
+# Kept unchanged: routers, position tables and norms are small and sensitive, sketches are bits.
 _EXACT = (
     ".ffn_gate_inp.weight",
     "position_embd.weight",
+    ".attn_q_norm.weight",  # a row per head
+    ".attn_k_norm.weight",
     ".sketch.weight",
     ".sketch_exps.weight",
 )

@@ -96,7 +96,7 @@ def from_values(name: str, values: np.ndarray) -> Output:
 
 
 def row_order(name: str, weight: Weight, order: np.ndarray | None) -> Output:
-    """A weight or bias whose row r is row order[r] of the checkpoint."""
+    """A weight or bias whose row r is row order[r] of the checkpoint; order may leave rows out."""
     if order is None:
         return from_weight(name, weight)
 
@@ -105,7 +105,7 @@ def row_order(name: str, weight: Weight, order: np.ndarray | None) -> Output:
         part = stored[order][None] if stored.ndim == 1 else stored[order[a:b]]
         return widen(part, weight.bf16)
 
-    return Output(name, weight.shape, rows)
+    return Output(name, (len(order), *weight.shape[1:]), rows)
 
 
 def transposed(name: str, weight: Weight) -> Output:

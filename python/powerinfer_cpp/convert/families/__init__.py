@@ -6,7 +6,9 @@ from .falcon import Falcon
 from .family import Family
 from .llama import Bamboo, Llama, Mistral, Mixtral, Qwen2, Qwen3, Qwen3Moe, TurboSparseMixtral
 from .opt import Opt
+from .phi3 import Phi3
 from .smallthinker import SmallThinker
+from .stablelm import StableLm
 
 FAMILIES: dict[str, type[Family]] = {
     "llama": Llama,
@@ -22,7 +24,9 @@ FAMILIES: dict[str, type[Family]] = {
     "RefinedWeb": Falcon,  # Falcon 40B and 7B before transformers supported them
     "RefinedWebModel": Falcon,
     "opt": Opt,
+    "phi3": Phi3,
     "smallthinker": SmallThinker,
+    "stablelm": StableLm,
 }
 
 

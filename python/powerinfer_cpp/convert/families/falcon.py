@@ -5,7 +5,6 @@ from collections.abc import Iterator
 import numpy as np
 
 from ..config import Config
-from ..rope import read_rope
 from ..tensors import Output, Weights
 from ..writer import Entry, string
 from .family import Family
@@ -37,9 +36,7 @@ class Falcon(Family):
         super().__init__(config)
         self.norm_eps = config.number("layer_norm_epsilon", default=1e-5)
         self.activation = config.activation("activation", "gelu")
-        self.rope = read_rope(config, self.head_dim, self.n_ctx)
-        if self.rope.divisors is not None:
-            raise self.refuse("falcon with llama3's rope scaling")
+        self.rope = self.read_rope()
         if config.flag("alibi"):
             raise self.refuse("falcon with alibi positions")
         if config.flag("bias"):

@@ -7,7 +7,7 @@ import numpy as np
 
 from ...errors import ModelFormatError, UnsupportedModelError
 from ..config import Config
-from ..rope import Rope
+from ..rope import Rope, read_rope
 from ..tensors import Output, Weights, from_weight, row_order, transposed
 from ..weight import Weight
 from ..writer import Entry, float32, uint32
@@ -37,6 +37,9 @@ class Family:
     default_ctx: int | None = None
     may_hold_predictors = False  # in the checkpoint
     tied = False  # default if config.json has no value: is the head the embedding
+    default_part = 1.0  # share of a head that rotates, likewise
+    rotates_partly = False  # it may be less than 1
+    has_rope_factors = False  # the GGUF has a place for factors of frequencies (llama3, longrope)
 
     def __init__(self, config: Config):
         self.config = config
@@ -76,6 +79,16 @@ class Family:
     def n_kv(self) -> int:
         return self.n_head_kv * self.head_dim
 
+    def read_rope(self, default_theta: float = 10000.0) -> Rope:
+        """Raises UnsupportedModelError also for what the family's model or GGUF does not have."""
+        rope = read_rope(self.config, self.head_dim, self.n_ctx, default_theta, self.default_part)
+        if rope.n_rot != self.head_dim and not self.rotates_partly:
+            raise self.refuse(f"{self.architecture} with partial rotation (partial_rotary_factor)")
+        if rope.has_factors and not self.has_rope_factors:
+            kind = rope.kind if rope.kind == "longrope" else "llama3"
+            raise self.refuse(f"{self.architecture} with {kind}'s rope scaling")
+        return rope
+
     def refuse(self, what: str) -> UnsupportedModelError:
         """An error for an unsupported feature in config.json, to raise."""
         return UnsupportedModelError(f"{self.config.path}: {what} is not supported")
@@ -91,7 +104,7 @@ class Family:
         yield uint32(f"{arch}.block_count", self.n_layer)
         yield uint32(f"{arch}.feed_forward_length", self.n_ff)
         if self.rope:
-            yield uint32(f"{arch}.rope.dimension_count", self.head_dim)
+            yield uint32(f"{arch}.rope.dimension_count", self.rope.n_rot)
         yield uint32(f"{arch}.attention.head_count", self.n_head)
         yield uint32(f"{arch}.attention.head_count_kv", self.n_head_kv)
         if self.head_dim * self.n_head != self.n_embd:

@@ -6,8 +6,7 @@ from dataclasses import replace
 import numpy as np
 
 from ..config import Config
-from ..rope import read_rope
-from ..tensors import Output, Weights, from_values, from_weight, stacked, transposed
+from ..tensors import Output, Weights, from_weight, stacked, transposed
 from ..writer import Entry, uint32
 from .family import Family, read_window
 
@@ -28,11 +27,14 @@ class Llama(Family):
     pairs = True  # GGUF rotates neighbours; False: halves, as the checkpoint does
     default_theta = 10000.0
     default_activation = "silu"
+    has_rope_factors = True
+    norm_bias = False
+    parallel = False  # attention and FFN read the same norm's output
     expert_parts = {"gate": "gate", "up": "up", "down": "down"}
 
     def __init__(self, config: Config):
         super().__init__(config)
-        self.norm_eps = config.number("rms_norm_eps", default=1e-6)
+        self.norm_eps = self.read_norm_eps()
         if config.values.get("hidden_act") == "fatrelu":  # ProSparse: ReLU with a threshold
             self.activation = "relu"
             self.threshold = config.number("hidden_act_param")
@@ -40,12 +42,15 @@ class Llama(Family):
             self.activation = config.activation("hidden_act", self.default_activation)
         if self.head_dim % 2:
             raise self.refuse(f"an odd head_dim, {self.head_dim},")
-        self.rope = read_rope(config, self.head_dim, self.n_ctx, self.default_theta)
+        self.rope = self.read_rope(self.default_theta)
         self.window = self.read_window()
         bias = config.flag("attention_bias")
         self.qkv_bias, self.o_bias = bias, bias
         self.mlp_bias = config.flag("mlp_bias")
         self.head_norms = False
+
+    def read_norm_eps(self) -> float:
+        return self.config.number("rms_norm_eps", default=1e-6)
 
     def read_window(self) -> int:
         """Always 0: transformers' Llama ignores sliding_window, and so does PowerInfer's Bamboo."""
@@ -55,15 +60,18 @@ class Llama(Family):
 
     def outputs(self, weights: Weights, transpose_down: bool) -> Iterator[Output]:
         yield self.embedding(weights, "model.embed_tokens")
-        if self.rope and self.rope.divisors is not None:
-            yield from_values("rope_freqs.weight", self.rope.divisors)
+        if self.rope:
+            yield from self.rope.outputs()
         for i in range(self.n_layer):
             theirs, block = f"model.layers.{i}", f"blk.{i}"
-            yield from self.norm(weights, f"{theirs}.input_layernorm", f"{block}.attn_norm")
+            name = f"{theirs}.input_layernorm"
+            yield from self.norm(weights, name, f"{block}.attn_norm", self.norm_bias)
             yield from self.attention(weights, f"{theirs}.self_attn", block)
-            yield from self.norm(weights, f"{theirs}.post_attention_layernorm", f"{block}.ffn_norm")
+            if not self.parallel:
+                name = f"{theirs}.post_attention_layernorm"
+                yield from self.norm(weights, name, f"{block}.ffn_norm", self.norm_bias)
             yield from self.ffn(weights, theirs, block, transpose_down)
-        yield from self.norm(weights, "model.norm", "output_norm")
+        yield from self.norm(weights, "model.norm", "output_norm", self.norm_bias)
         yield from self.head(weights)
 
     def attention(self, weights: Weights, theirs: str, block: str) -> Iterator[Output]:
@@ -79,12 +87,16 @@ class Llama(Family):
                 weights, name, f"{block}.attn_{part}", shape, self.qkv_bias, order
             )
             if turns and self.head_norms:
-                weight = weights.take(f"{theirs}.{part}_norm.weight", self.head_dim)
-                yield from_weight(f"{block}.attn_{part}_norm.weight", weight)
+                name = f"{block}.attn_{part}_norm.weight"
+                yield self.head_norm(weights, f"{theirs}.{part}", heads, name)
         shape = (self.n_embd, self.n_q)
         yield from self.linear(
             weights, f"{theirs}.o_proj", f"{block}.attn_output", shape, self.o_bias
         )
+
+    def head_norm(self, weights: Weights, theirs: str, _heads: int, ours: str) -> Output:
+        """The norm over each head of queries or keys."""
+        return from_weight(ours, weights.take(f"{theirs}_norm.weight", self.head_dim))
 
     def ffn(
         self, weights: Weights, theirs: str, block: str, transpose_down: bool

@@ -15,6 +15,7 @@ class SmallThinker(Llama):
     architecture = "smallthinker"
     pairs = False
     default_activation = "relu"
+    has_rope_factors = False
 
     def __init__(self, config: Config):
         super().__init__(config)
@@ -22,8 +23,6 @@ class SmallThinker(Llama):
         self.n_expert_used = config.integer("moe_num_active_primary_experts")
         softmax = config.flag("moe_primary_router_apply_softmax")
         self.gating = SOFTMAX if softmax else SIGMOID
-        if self.rope and self.rope.divisors is not None:
-            raise self.refuse("smallthinker with llama3's rope scaling")
         if config.flag("moe_enable_secondary_experts"):
             raise self.refuse("smallthinker with secondary experts")
         if not all(config.layer_switches("moe_layer_layout", self.n_layer) or [1]):
