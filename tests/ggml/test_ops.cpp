@@ -178,32 +178,37 @@ void test_rms_norm() {
     }
 }
 
+// Heads with weights of their own have no bias, as in StableLM 2 12B.
 void test_layer_norm() {
     const int64_t rows = 5;
-    for (int64_t n : {1, 7, 64, 333}) {
-        const Floats x = random_floats(rows * n, 2), weight = random_floats(n),
-                     bias = random_floats(n);
-        const auto op = [&](Context& context, int64_t first, int64_t count) {
-            Floats y(size_t(count * n));
-            layer_norm(context, x.data() + first * n, weight.data(), bias.data(), 1e-5f, count, n,
-                       y.data());
-            return y;
-        };
-        Doubles expected, size;
-        for (int64_t t = 0; t < rows; t++) {
-            double mean = 0, variance = 0;
-            for (int64_t i = 0; i < n; i++) mean += x[size_t(t * n + i)] / double(n);
-            for (int64_t i = 0; i < n; i++) {
-                variance += std::pow(x[size_t(t * n + i)] - mean, 2) / double(n);
+    for (int64_t heads : {1, 3}) {
+        for (int64_t n : {1, 7, 64, 333}) {
+            const bool biased = heads == 1;
+            const Floats x = random_floats(rows * heads * n, 2), weight = random_floats(heads * n),
+                         bias = random_floats(n);
+            const auto op = [&](Context& context, int64_t first, int64_t count) {
+                Floats y(size_t(count * heads * n));
+                layer_norm(context, x.data() + first * heads * n, weight.data(),
+                           biased ? bias.data() : nullptr, 1e-5f, count * heads, n, y.data(),
+                           heads);
+                return y;
+            };
+            Doubles expected, size;
+            for (int64_t t = 0; t < rows * heads; t++) {
+                const float* row = x.data() + t * n;
+                double mean = 0, variance = 0;
+                for (int64_t i = 0; i < n; i++) mean += row[i] / double(n);
+                for (int64_t i = 0; i < n; i++) variance += std::pow(row[i] - mean, 2) / double(n);
+                for (int64_t i = 0; i < n; i++) {
+                    const double scaled = (row[i] - mean) / std::sqrt(variance + double(1e-5f)) *
+                                          weight[size_t(t % heads * n + i)];
+                    const double offset = biased ? bias[size_t(i)] : 0;
+                    expected.push_back(scaled + offset);
+                    size.push_back(std::fabs(scaled) + std::fabs(offset));
+                }
             }
-            for (int64_t i = 0; i < n; i++) {
-                const double scaled = (x[size_t(t * n + i)] - mean) /
-                                      std::sqrt(variance + double(1e-5f)) * weight[size_t(i)];
-                expected.push_back(scaled + bias[size_t(i)]);
-                size.push_back(std::fabs(scaled) + std::fabs(bias[size_t(i)]));
-            }
+            CHECK(close(steady(op, rows), expected, size));
         }
-        CHECK(close(steady(op, rows), expected, size));
     }
 }
 

@@ -16,6 +16,7 @@ over some units; transformers' initialisation gives neither.
 
 from __future__ import annotations
 
+import copy
 import io
 import json
 import math
@@ -318,7 +319,7 @@ def make(name: str, changes: dict[str, Any], seed: int) -> None:
     base = {"model_type": "llama", "architectures": ["LlamaForCausalLM"], **BASE}
     own = changes.get("model_type") in ("falcon", "opt", "stablelm")
     config = changes if own else {**base, **changes}
-    model = build(config)
+    model = build(copy.deepcopy(config))  # transformers adds to its sections
     randomise(model, seed)
     folder = HERE / name
     shutil.rmtree(folder, ignore_errors=True)

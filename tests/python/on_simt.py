@@ -303,6 +303,7 @@ GOLDEN_ON_DEVICE = [
     *[(name, "rows") for name in ("llama-relu-gqa", "llama-bias", "llama-llama3", "bamboo", "opt")],
     *[(name, "rows") for name in ("falcon-7b", "falcon-40b", "qwen2-yarn", "llama-silu-tied")],
     *[(name, "rows") for name in ("llama-linear", "mistral-window")],
+    *[(name, "rows") for name in ("phi3-short", "stablelm")],
     *[(name, "bundles") for name in ("llama-relu-gqa", "opt", "llama-silu-tied")],
     *[(name, "matrices") for name in ("opt", "falcon-7b", "falcon-40b")],
 ]
@@ -341,7 +342,11 @@ def test_golden_models(name: str, layout: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("name", "why"),
-    [("mixtral", "mixtures of experts keep to the CPU"), ("qwen3", '"blk.1.attn_output.weight"')],
+    [
+        ("mixtral", "mixtures of experts keep to the CPU"),
+        ("qwen3", '"blk.1.attn_output.weight"'),
+        ("stablelm-parallel", '"blk.1.attn_q_norm.weight"'),
+    ],
 )
 def test_what_keeps_to_the_cpu(
     name: str, why: str, tmp_path: Path, capfd: pytest.CaptureFixture

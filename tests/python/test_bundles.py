@@ -111,12 +111,18 @@ def test_formats(name: str, wide: Path, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("name", "width"),
-    [("mixtral", "intermediate_size"), ("falcon-7b", "ffn_hidden_size"), ("opt", "ffn_dim")],
+    [
+        ("mixtral", "intermediate_size"),
+        ("falcon-7b", "ffn_hidden_size"),
+        ("opt", "ffn_dim"),
+        ("qwen3-moe", "moe_intermediate_size"),
+    ],
 )
 def test_families(name: str, width: str, tmp_path: Path) -> None:
     folder = golden(name, tmp_path / "model")
     n_ff = json.loads((folder / "config.json").read_text())[width]
-    plain = with_predictors(tmp_path, folder, n_ff, (4,) if name == "mixtral" else ())
+    experts = name in ("mixtral", "qwen3-moe")
+    plain = with_predictors(tmp_path, folder, n_ff, (4,) if experts else ())
     bundled = convert(
         folder,
         tmp_path / "p",
@@ -131,10 +137,10 @@ def test_families(name: str, width: str, tmp_path: Path) -> None:
     assert raw(again) == raw(bundled)
     bundle(plain, again, verbose=False)
     assert raw(again) == raw(bundled) and keys_of(again) == keys_of(bundled)
-    end = "_exps" if name == "mixtral" else ""
+    end = "_exps" if experts else ""
     bundles = [t.name for t in Gguf(bundled).tensors if "ffn_bundle" in t.name]
     assert bundles == [f"blk.{i}.ffn_bundle{crc}{end}" for i in range(2) for crc in ("", "_crc")]
-    assert ("powerinfer.bundle.gate_type" in keys_of(bundled)) == (name == "mixtral")
+    assert ("powerinfer.bundle.gate_type" in keys_of(bundled)) == experts
     # Neurons for disks with blocks of 4,096 bytes, from one that is bundled already.
     bundle(bundled, wide, align=4096, verbose=False)
     shapes = {t.name: t.shape for t in Gguf(wide).tensors}

@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 import reference
 from families import TOKENS, VARIANTS, golden, logits, quiet, smallthinker
+from gguf_files import changed
 from powerinfer_cpp.activations import default_activation
 from powerinfer_cpp.convert import convert
 from powerinfer_cpp.convert.config import Config
@@ -94,6 +95,33 @@ KEYS: dict[str, dict[str, Any]] = {
     },
     "llama-linear": {"llama.rope.scaling.type": "linear", "llama.rope.scaling.factor": 4.0},
     "llama-llama3": {"llama.rope.scaling.type": None, "llama.rope.freq_base": 50000.0},
+    "llama-longrope": {
+        "llama.rope.scaling.type": "longrope",
+        "llama.rope.scaling.factor": None,
+        "llama.rope.scaling.original_context_length": 8,
+        "llama.rope.scaling.attn_factor": np.float32(np.sqrt(1 + np.log(2) / np.log(8))),
+    },
+    "llama-dynamic": {
+        "llama.rope.scaling.type": None,
+        "powerinfer.rope.dynamic_factor": 4.0,
+        "llama.context_length": 16,
+    },
+    "phi3-window": {
+        "phi3.attention.sliding_window": 7,
+        "phi3.rope.scaling.type": None,
+        "powerinfer.ffn.activation": None,
+    },
+    "phi3-short": {
+        "phi3.rope.dimension_count": 6,
+        "phi3.feed_forward_length": 40,
+        "phi3.rope.scaling.original_context_length": 128,
+        "phi3.rope.scaling.attn_factor": np.float32(np.sqrt(1 + np.log(4) / np.log(128))),
+    },
+    "stablelm": {
+        "stablelm.rope.dimension_count": 4,
+        "stablelm.attention.layer_norm_epsilon": np.float32(1e-5),
+        "powerinfer.ffn.activation": None,
+    },
     "falcon-7b": {
         "falcon.tensor_data_layout": "jploski",
         "falcon.attention.head_count_kv": 1,
@@ -195,11 +223,32 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("opt", {"enable_bias": False}, "enable_bias"),
     ("opt", {"_remove_final_layer_norm": True}, "after its blocks"),
     ("opt", {"max_position_embeddings": 100}, "embed_positions.weight has shape"),
-    ("llama-linear", {"rope_scaling": {"type": "dynamic", "factor": 2}}, "'dynamic'"),
+    ("llama-linear", {"rope_scaling": {"type": "ntk", "factor": 2}}, "'ntk'"),
+    ("llama-dynamic", {"rope_scaling": {"type": "dynamic"}}, "factor must be a number"),
+    ("phi3-long", {"original_max_position_embeddings": None}, "must be a number"),
+    ("phi3-long", {"partial_rotary_factor": 0.5}, "short_factor must be a list of 2 numbers"),
+    ("phi3-long", {"partial_rotary_factor": 0.4}, "a rotation of 3 of 8 values"),
+    ("phi3-long", {"rope_scaling": {"type": "linear", "factor": 2}}, "other than longrope"),
+    ("phi3-long", {"rope_scaling": {"type": "yarn", "factor": 2}}, "other than longrope"),
+    ("stablelm", {"partial_rotary_factor": 2}, "a rotation of 32 of 16 values"),
+    (
+        "stablelm",
+        {
+            "rope_scaling": {
+                "type": "longrope",
+                "original_max_position_embeddings": 8,
+                "short_factor": [1, 1],
+                "long_factor": [1, 1],
+            }
+        },
+        "stablelm with longrope",
+    ),
+    ("stablelm", {"qk_layernorm": True}, "q_layernorm.norms.0.weight"),
+    ("stablelm", {"use_parallel_residual": True}, "post_attention_layernorm"),
     ("llama-linear", {"rope_scaling": {"type": "linear"}}, "factor must be a number"),
     ("llama-linear", {"rope_scaling": {"type": "linear", "factor": -1}}, "factor must be positive"),
     ("llama-linear", {"rope_scaling": "linear"}, "must be an object"),
-    ("llama-linear", {"partial_rotary_factor": 0.5}, "partial rotation"),
+    ("llama-linear", {"partial_rotary_factor": 0.5}, "llama with partial rotation"),
     (
         "qwen2-yarn",
         {"rope_parameters": {"rope_type": "yarn", "factor": 2, "truncate": False}},
@@ -326,11 +375,116 @@ def test_divisors_of_llama3(tmp_path: Path) -> None:
     assert wide[0] == 1 and wide[-1] == 32 and (np.diff(wide) >= 0).all()
 
 
+def test_factors_of_phi3(tmp_path: Path) -> None:
+    scaling = {"short_factor": [1.0] * 8, "long_factor": [2] * 8}
+    for kind in ("su", "longrope"):  # in older checkpoints and in newer ones
+        found = rope(
+            tmp_path,
+            original_max_position_embeddings=1024,
+            rope_scaling={"type": kind, **scaling},
+        )
+        assert (found.kind, found.n_rot, found.original_ctx) == ("longrope", 16, 1024)
+        assert found.attention_factor == pytest.approx(np.sqrt(1 + np.log(4) / np.log(1024)))
+        assert found.short.tolist() == [1] * 8 and found.long.tolist() == [2] * 8
+    # config.json's own value wins over the one inside; a context that is not longer needs nothing.
+    found = rope(
+        tmp_path,
+        original_max_position_embeddings=4096,
+        rope_scaling={"type": "longrope", "original_max_position_embeddings": 1024, **scaling},
+    )
+    assert (found.original_ctx, found.attention_factor) == (4096, 1.0)
+    scaling |= {"attention_factor": 1.25, "original_max_position_embeddings": 64}
+    found = rope(tmp_path, rope_scaling={"type": "longrope", **scaling})
+    assert (found.original_ctx, found.attention_factor) == (64, 1.25)
+
+
+@pytest.mark.parametrize(("name", "most"), [("phi3-short", 128), ("llama-dynamic", 16)])
+def test_rotation_depends_on_the_context(name: str, most: int, tmp_path: Path) -> None:
+    """On n_ctx, not on how long a text has become; a saved state of another rotation is refused."""
+    path = convert(golden(name, tmp_path / "m"), outtype="f32", outfile=tmp_path / "a", log=quiet)
+    options = {"logits_all": True, "verbose": False, "type_k": 0, "type_v": 0}
+
+    def found(n_ctx: int, path: Path = path) -> tuple[np.ndarray, Any]:
+        with Llama(path, n_ctx=n_ctx, **options) as llm:
+            llm.eval(TOKENS)
+            return llm.scores[: len(TOKENS)].copy(), llm.save_state()
+
+    short, state = found(most - 1)
+    assert np.array_equal(short, found(most)[0])
+    long, other = found(most + 1)
+    assert reference.relative_error(long, short) > 1e-2
+    longer = found(most + 2)[0]
+    if name == "phi3-short":
+        assert np.array_equal(long, longer)
+    else:  # its base grows with n_ctx, and is the plain one up to the trained context
+        assert reference.relative_error(longer, long) > 1e-3
+        plain = changed(path, tmp_path / "plain", {"powerinfer.rope.dynamic_factor": None})
+        assert np.array_equal(short, found(most, plain)[0])
+    with Llama(path, n_ctx=most, **options) as llm:
+        llm.load_state(state)
+        with pytest.raises(ModelFormatError, match="another n_ctx"):
+            llm.load_state(other)
+
+
+def test_gguf_that_contradicts_itself(tmp_path: Path) -> None:
+    def without(part: str):
+        return lambda name, data: None if part in name else data
+
+    def added(path: Path, name: str) -> dict[str, np.ndarray]:
+        return {name: tensors_of(path)["output_norm.weight"].copy()}
+
+    for name, keys, tensors, extra, words in (
+        ("phi3-short", {}, without("factors_short"), "", '"rope_factors_short.weight"'),
+        ("phi3-short", {}, without("factors_long"), "", '"rope_factors_long.weight"'),
+        ("phi3-short", {"phi3.rope.scaling.factor": 2.0}, None, "", "two kinds of RoPE"),
+        ("phi3-short", {"powerinfer.rope.dynamic_factor": 2.0}, None, "", "two kinds of RoPE"),
+        ("phi3-short", {"powerinfer.rope.dynamic_factor": 0.5}, None, "", "dynamic_factor"),
+        ("phi3-short", {"phi3.rope.dimension_count": 8}, None, "", "has shape .3., expected .4."),
+        ("phi3-short", {"phi3.feed_forward_length": 39}, None, "", "ffn_gate.weight"),
+        ("phi3-short", {}, without("attn_qkv"), "", "attn_q.weight"),
+        ("llama-dynamic", {"llama.rope.dimension_count": 2}, None, "", "single frequency"),
+        ("stablelm", {}, without("blk.1.ffn_norm"), "", "blk.1.ffn_norm.weight"),
+        ("stablelm", {}, without("blk.0.ffn_norm"), "", "not that of layer 0"),
+        ("stablelm-parallel", {}, without("blk.0.attn_k_norm"), "", "blk.0.attn_k_norm.weight"),
+        ("stablelm-parallel", {}, None, "blk.1.ffn_norm.weight", "not that of layer 0"),
+        (
+            "qwen3-moe",
+            {"qwen3moe.expert_count": 0, "qwen3moe.expert_used_count": 0},
+            None,
+            "",
+            "qwen3moe.expert_count is missing",
+        ),
+        ("qwen3-moe", {"qwen3moe.expert_used_count": 5}, None, "", "expert_used_count"),
+        ("qwen3-moe", {}, without("blk.1.ffn_gate_inp"), "", "blk.1.ffn_gate_inp.weight"),
+    ):
+        path = tmp_path / f"{name}.gguf"
+        if not path.exists():
+            convert(golden(name, tmp_path / name), outtype="f32", outfile=path, log=quiet)
+        more = added(path, extra) if extra else None
+        kept = tensors or (lambda _name, data: data)
+        changed(path, tmp_path / "bad.gguf", keys, kept, more)
+        with pytest.raises(ModelFormatError, match=words) as caught:
+            Llama(tmp_path / "bad.gguf", n_ctx=64, verbose=False)
+        assert "bad.gguf" in str(caught.value) and "\n" not in str(caught.value)
+
+
 # ---- Neuron-aware files ----
 
 
 @pytest.mark.parametrize(
-    "name", ["falcon-7b", "falcon-40b", "opt", "qwen2-yarn", "qwen3", "mixtral", "qwen3-moe"]
+    "name",
+    [
+        "falcon-7b",
+        "falcon-40b",
+        "opt",
+        "qwen2-yarn",
+        "qwen3",
+        "mixtral",
+        "qwen3-moe",
+        "phi3-short",
+        "stablelm",
+        "stablelm-parallel",
+    ],
 )
 def test_neuron_aware(name: str, tmp_path: Path) -> None:
     folder = golden(name, tmp_path / "model")

@@ -33,7 +33,8 @@ DENSE: dict[str, dict[str, Any]] = {
     "falcon-7b": {},
     "qwen3-moe": {},
     "stablelm": {},
-    "phi3-short": {},
+    # llama.cpp rounds n_ctx up to 256, and takes the long factors beyond the original length.
+    "phi3-short": {"original_max_position_embeddings": 256},
     "stablelm-parallel": {},
     "phi3-long": {},
     "phi3-window": {"sliding_window": None},  # which llama.cpp ignores

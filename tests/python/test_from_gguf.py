@@ -29,6 +29,8 @@ ACTIVATIONS = {
     "opt": "relu",
     "qwen3": "silu",
     "mixtral": "silu",
+    "qwen3-moe": "silu",
+    "stablelm-parallel": "silu",
 }
 
 
@@ -52,6 +54,38 @@ def test_every_family_there_and_back(name: str, tmp_path: Path) -> None:
     assert reference.relative_error(logits(aware, sparse="off"), logits(dense)) < 2e-5
     back = convert(aware, dense=True, outfile=tmp_path / "back.gguf", log=quiet)
     assert raw(back) == before and "powerinfer.version" not in Gguf(back).metadata
+
+
+def test_gates_and_ups_in_one_matrix(tmp_path: Path) -> None:
+    """Phi-3's dense files, as llama.cpp has them, and the two matrices of a neuron-aware file."""
+    folder = golden("phi3-short", tmp_path / "model")
+    dense = convert(folder, outtype="f32", outfile=tmp_path / "dense.gguf", log=quiet)
+    aware = convert(dense, outfile=tmp_path / "aware.gguf", log=quiet)
+    direct = convert(folder, bundle=True, outtype="f32", outfile=tmp_path / "b.gguf", log=quiet)
+    before, after = values(dense), values(aware)
+    for layer in ("blk.0", "blk.1"):
+        both = before.pop(f"{layer}.ffn_up.weight")
+        parts = [after.pop(f"{layer}.ffn_{part}.weight") for part in ("gate", "up")]
+        assert len(both) == 80 and np.array_equal(both, np.concatenate(parts))
+    assert {name.replace("down", "down_t") for name in before} == set(after)
+    want = logits(dense)
+    assert reference.relative_error(logits(aware, sparse="off"), want) < 2e-5
+    assert reference.relative_error(logits(direct, sparse="off"), want) < 2e-5
+    for path in (aware, direct):
+        back = convert(path, dense=True, outfile=tmp_path / "back.gguf", log=quiet)
+        assert raw(back) == raw(dense)
+    # The two may have been stored in different formats.
+    mixed = changed(
+        aware,
+        tmp_path / "mixed.gguf",
+        tensors=lambda name, data: data.astype(np.float16) if "ffn_gate" in name else data,
+    )
+    assert reference.relative_error(logits(mixed, sparse="off"), want) < 1e-2
+    with pytest.raises(UnsupportedModelError, match="is F16 and blk.0.ffn_up.weight is F32"):
+        convert(mixed, dense=True, outfile=tmp_path / "bad.gguf", log=quiet)
+    assert not (tmp_path / "bad.gguf").exists()
+    half = convert(mixed, dense=True, outtype="f16", outfile=tmp_path / "half.gguf", log=quiet)
+    assert raw(half)["blk.0.ffn_up.weight"][:2] == ("F16", (32, 80))
 
 
 @pytest.mark.parametrize(
