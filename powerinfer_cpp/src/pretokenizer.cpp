@@ -16,7 +16,8 @@ struct KindRange {
     CharKind kind;
 };
 
-constexpr CharKind L = CharKind::letter, N = CharKind::number, P = CharKind::punctuation,
+constexpr CharKind LU = CharKind::upper, LL = CharKind::lower, LO = CharKind::letter,
+                   M = CharKind::mark, N = CharKind::number, P = CharKind::punctuation,
                    S = CharKind::space;
 
 const KindRange kind_ranges[] = {
@@ -66,7 +67,15 @@ using Is = bool (*)(const Char&);
 using Match = const Char* (*)(const Char* at, const Char* end);
 
 bool letter(const Char& c) {
-    return c.kind == L;
+    return c.kind == LU || c.kind == LL || c.kind == LO;
+}
+// [\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]
+bool not_lower(const Char& c) {
+    return c.kind == LU || c.kind == LO || c.kind == M;
+}
+// [\p{Ll}\p{Lm}\p{Lo}\p{M}]
+bool not_upper(const Char& c) {
+    return c.kind == LL || c.kind == LO || c.kind == M;
 }
 bool number(const Char& c) {
     return c.kind == N;
@@ -79,7 +88,7 @@ bool space(const Char& c) {
 }
 // [^\s\p{L}\p{N}]
 bool symbol(const Char& c) {
-    return c.kind == CharKind::other || c.kind == P;
+    return c.kind == CharKind::other || c.kind == P || c.kind == M;
 }
 bool blank(const Char& c) {
     return c.point == ' ';
@@ -87,9 +96,13 @@ bool blank(const Char& c) {
 bool line_break(const Char& c) {
     return c.point == '\r' || c.point == '\n';
 }
+// [\r\n/]
+bool line_break_or_slash(const Char& c) {
+    return line_break(c) || c.point == '/';
+}
 // [^\r\n\p{L}\p{N}]
 bool word_lead(const Char& c) {
-    return !line_break(c) && c.kind != L && c.kind != N;
+    return !line_break(c) && !letter(c) && !number(c);
 }
 bool ascii_digit(const Char& c) {
     return c.point >= '0' && c.point <= '9';
@@ -197,20 +210,60 @@ const Char* gpt2_piece(const Char* at, const Char* end) {
     return last == at ? spaces(at, end) : last;
 }
 
-// (?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,digits}|
-//  ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+
-template <ptrdiff_t digits>
-const Char* llama3_piece(const Char* at, const Char* end) {
-    const Char* last = contraction<true>(at, end);
-    if (last == at) last = led_run<word_lead, letter>(at, end);
-    if (last == at) last = skip<number>(at, std::min(end, at + std::min(end - at, digits)));
+// \p{N}{1,digits}| ?[^\s\p{L}\p{N}]+[tail]*|\s*[\r\n]+|\s+(?!\S)|\s+
+template <ptrdiff_t digits, Is tail>
+const Char* not_a_word(const Char* at, const Char* end) {
+    const Char* last = skip<number>(at, std::min(end, at + std::min(end - at, digits)));
     if (last > at) return last;
     last = led_run<blank, symbol>(at, end);
-    if (last > at) return skip<line_break>(last, end);
+    if (last > at) return skip<tail>(last, end);
     // The last line break of the run of white space ends a piece.
     const Char* after = skip<space>(at, end);
     for (last = after; last > at && !line_break(last[-1]);) last--;
     return last > at ? last : spaces(at, end);
+}
+
+// (?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|
+// \p{N}{1,digits}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+
+template <ptrdiff_t digits>
+const Char* llama3_piece(const Char* at, const Char* end) {
+    const Char* last = contraction<true>(at, end);
+    if (last == at) last = led_run<word_lead, letter>(at, end);
+    return last > at ? last : not_a_word<digits, line_break>(at, end);
+}
+
+// U*D+ with U = not_lower and D = not_upper.
+const Char* word_to_lower(const Char* at, const Char* end) {
+    const Char* const upper = skip<not_lower>(at, end);
+    const Char* last = skip<not_upper>(upper, end);
+    if (last > upper) return last;
+    // The last D among the U's: after it none follows.
+    while (last > at && !not_upper(last[-1])) last--;
+    return last;
+}
+
+// U+D*, where U*D+ does not match: no D follows.
+const Char* word_of_upper(const Char* at, const Char* end) {
+    return skip<not_lower>(at, end);
+}
+
+// [^\r\n\p{L}\p{N}]?X
+template <Match match>
+const Char* led(const Char* at, const Char* end) {
+    const Char* const first = at < end && word_lead(*at) ? at + 1 : at;
+    const Char* const last = match(first, end);
+    if (last > first || first == at) return last;
+    return match(at, end);  // the lead may be a mark, which belongs to words
+}
+
+// [^\r\n\p{L}\p{N}]?U*D+(?i:'s|'t|'re|'ve|'m|'ll|'d)?|
+// [^\r\n\p{L}\p{N}]?U+D*(?i:'s|'t|'re|'ve|'m|'ll|'d)?|
+// \p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+
+const Char* gpt4o_piece(const Char* at, const Char* end) {
+    const Char* last = led<word_to_lower>(at, end);
+    if (last == at) last = led<word_of_upper>(at, end);
+    if (last > at) return contraction<true>(last, end);
+    return not_a_word<3, line_break_or_slash>(at, end);
 }
 
 // ---- Passes -------------------------------------------------------------------------------------
@@ -276,6 +329,7 @@ const PreTokenizer rules[] = {
      /*ignore_merges*/ true,
      /*add_bos*/ true},
     {" dbrx smaug-bpe ", {cut<llama3_piece<3>>}},
+    {" gpt-4o llama4 kanana2 ", {cut<gpt4o_piece>}},
     {" glm4 chatglm-bpe ",
      {cut<llama3_piece<3>>},
      /*ignore_merges*/ false,

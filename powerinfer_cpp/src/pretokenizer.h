@@ -10,7 +10,8 @@
 
 namespace powerinfer {
 
-enum class CharKind : uint8_t { other, letter, number, punctuation, space };
+// upper: also title case. letter: neither upper nor lower case.
+enum class CharKind : uint8_t { other, upper, lower, letter, mark, number, punctuation, space };
 
 // Unicode 16.0 (unicode_tables.inc); `other` beyond U+10FFFF.
 CharKind char_kind(uint32_t code_point);

@@ -25,6 +25,12 @@ LLAMA3 = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}|"
     r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
+UPPER, LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
+ENDING = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
+GPT4O = (
+    rf"[^\r\n\p{{L}}\p{{N}}]?{UPPER}*{LOWER}+{ENDING}|[^\r\n\p{{L}}\p{{N}}]?{UPPER}+{LOWER}*{ENDING}|"
+    r"\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
 IDEOGRAPHS = "[\u4e00-\u9fa5\u0800-\u4e00\uac00-\ud7ff]+"
 DEEPSEEK_MARKS = "\\s?[!-/:-~\uff01-\uff0f\uff1a-\uff5e\u2018-\u201f\u3000-\u3002]+"
 # Code points, because a tool that normalises this file would merge some of the letters.
@@ -52,6 +58,7 @@ RULES = {
     "starcoder": [r"\p{N}", GPT2],
     "llama-bpe": [LLAMA3],
     "qwen2": [LLAMA3.replace(r"\p{N}{1,3}", r"\p{N}")],
+    "gpt-4o": [GPT4O],
     "deepseek-llm": [
         "[\r\n]",
         r"\s?" + character_class(DEEPSEEK_LETTERS) + "+",
@@ -66,6 +73,7 @@ SAME = {  # further names and the rule that each shares
     "gpt-2": "phi-2 mpt olmo jais trillion granite-docling exaone4 gigachat roberta-bpe jina-v2-de",
     "starcoder": "refact command-r smollm codeshell exaone minerva-7b",
     "llama-bpe": "llama3 llama-v3 falcon3 falcon-h1 pixtral midm-2.0 lfm2",
+    "gpt-4o": "llama4 kanana2",
     "qwen2": "deepseek-r1-qwen megrez kormo stablelm2 hunyuan grok-2 solar-open",
 }
 
@@ -349,6 +357,9 @@ def test_long_texts_take_no_quadratic_time(large, pre):
         b"\xff" * 200_000,
         b"'" * 200_000,
         b"1" * 200_000,
+        b"A" * 200_000,
+        b"Aa" * 100_000,
+        "\u0301A".encode() * 70_000,
     ):
         ids = large(pre).tokenize(string, add_bos=False)
         assert large(pre).detokenize(ids) == string

@@ -65,6 +65,12 @@ WORDS = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}%s"
     r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
+UPPER, LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
+ENDING = "(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
+CASED = (
+    rf"[^\r\n\p{{L}}\p{{N}}]?{UPPER}*{LOWER}+{ENDING}|[^\r\n\p{{L}}\p{{N}}]?{UPPER}+{LOWER}*{ENDING}|"
+    r"\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
 IDEOGRAPHS = isolated("[一-龥ࠀ-一가-퟿]+")
 # As the published models describe them.
 KNOWN: dict[str, tuple[dict[str, Any], bool]] = {
@@ -82,6 +88,7 @@ KNOWN: dict[str, tuple[dict[str, Any], bool]] = {
     "llama-bpe": (sequence(isolated(WORDS % "{1,3}"), byte_level(False)), True),
     "smaug-bpe": (sequence(isolated(WORDS % "{1,3}"), byte_level(False)), False),
     "qwen2": (sequence(isolated(WORDS % ""), byte_level(False)), False),
+    "gpt-4o": (sequence(isolated(CASED), byte_level(False)), False),
     "deepseek-coder": (
         sequence(
             isolated(r"[\r\n]"),

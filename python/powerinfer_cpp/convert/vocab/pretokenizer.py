@@ -24,6 +24,7 @@ PRE_NAMES = (
     "chatglm-bpe",
     "qwen2",
     "stablelm2",
+    "gpt-4o",
     "deepseek-llm",
     "deepseek-coder",
 )
@@ -34,6 +35,14 @@ _WORDS = (
     r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 _LLAMA3, _QWEN2 = _WORDS % r"\p{N}{1,3}", _WORDS % r"\p{N}"
+# The rule of GPT-4o, of which words of one case are a part.
+_UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
+_CASED = r"[^\r\n\p{L}\p{N}]?%s(?i:'s|'t|'re|'ve|'m|'ll|'d)?|"
+_GPT4O = (
+    _CASED % f"{_UPPER}*{_LOWER}+"
+    + _CASED % f"{_UPPER}+{_LOWER}*"
+    + r"\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
 _GPT2 = "bytes by gpt-2's rule"
 _DIGITS, _NUMBERS = "each digit", "each number"
 _IDEOGRAPHS = "split [\u4e00-\u9fa5"
@@ -46,6 +55,7 @@ _RULES: tuple[tuple[tuple[str, ...], str], ...] = (
     (("runs of punctuation", _GPT2, _NUMBERS, "split [0-9][0-9][0-9]"), "falcon"),
     (("split " + _LLAMA3,), "smaug-bpe"),
     (("split " + _QWEN2,), "qwen2"),
+    (("split " + _GPT4O,), "gpt-4o"),
     (
         (
             r"split [\r\n]",
