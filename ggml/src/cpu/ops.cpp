@@ -151,9 +151,10 @@ void layer_norm(Context& context, const float* x, const float* weight, const flo
             const double mean = sum / double(n);
             for (int64_t i = 0; i < n; i++) squares += (row[i] - mean) * (row[i] - mean);
             const double scale = 1.0 / std::sqrt(squares / double(n) + eps);
+            const int64_t at = t % n_weights * n;
             for (int64_t i = 0; i < n; i++) {
-                const int64_t at = t % n_weights * n + i;
-                y[t * n + i] = float((row[i] - mean) * scale) * weight[at] + (bias ? bias[at] : 0);
+                const float scaled = float((row[i] - mean) * scale) * weight[at + i];
+                y[t * n + i] = bias ? scaled + bias[at + i] : scaled;
             }
         }
     });
