@@ -256,6 +256,10 @@ struct pi_session_params {
      * Sequences share a pool of pages, so that many of them need no room for n_ctx positions each.
      */
     int64_t n_kv;
+    /* Predictors are used even with adapters that change layers, for which they were not made.
+     * False: `auto` computes such tokens as `exact`, after a warning, and `predictor` refuses
+     * adapters. */
+    bool lora_allow_predictor;
 };
 
 /* Defaults: use_mmap, use_gpu_index, op_offload and bundle true; n_ctx, n_batch and n_ubatch 512,
@@ -425,6 +429,23 @@ pi_status pi_sequence_copy(pi_session* session, int32_t from, int32_t to, int32_
  * rest. */
 pi_status pi_sequence_match(const pi_session* session, int32_t seq, const int32_t* token,
                             const bool* generated, int32_t n, int32_t* same);
+
+/* Adapters: low-rank changes of a model's weights (LoRA), from a GGUF file in llama.cpp's format.
+ * An adapter keeps its model alive, and takes memory from its budget. PI_ERROR_IO; PI_ERROR_FORMAT:
+ * the file is damaged, is no adapter, or belongs to another model; PI_ERROR_UNSUPPORTED: it changes
+ * weights that adapters cannot change here; PI_ERROR_MEMORY. Messages name file and tensor or key.
+ */
+typedef struct pi_adapter pi_adapter;
+pi_status pi_adapter_open(const pi_model* model, const char* path, pi_adapter** out);
+void pi_adapter_free(pi_adapter* adapter); /* sessions that use it keep what they need */
+/* The n adapters, and their scales, with which a session computes from now on; n 0: none. A scale
+ * of 0 is as no adapter. If this changes something, all sequences become empty, since they were
+ * computed otherwise, and results are no longer kept. PI_ERROR_ARGUMENT: an adapter of another
+ * model, a scale that is not finite, or predictors are asked for (see lora_allow_predictor);
+ * PI_ERROR_UNSUPPORTED: the model uses a device or runs from storage; PI_ERROR_MEMORY. After an
+ * error nothing has changed. */
+pi_status pi_session_set_adapters(pi_session* session, const pi_adapter* const* adapters,
+                                  const float* scales, int32_t n);
 
 /* A sequence as bytes: its tokens, how each was computed, and its keys and values. It can be
  * continued later, in this or another session of the same model and KV type. pi_sequence_save

@@ -62,6 +62,7 @@ pi_session_params session_params(const Options& options, int32_t trained_for) {
     params.type_v = options.type_v;
     params.sparse = options.sparse;
     params.sparse_threshold = options.sparse_threshold;
+    params.lora_allow_predictor = options.lora_allow_predictor;
     params.should_stop = should_stop;
     params.log = print_log;
     params.log_data = const_cast<int32_t*>(&options.verbosity);  // print_log only reads it

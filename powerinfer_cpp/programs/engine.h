@@ -20,6 +20,7 @@ struct Release {
 using Model = std::unique_ptr<pi_model, Release<pi_model_free>>;
 using Session = std::unique_ptr<pi_session, Release<pi_session_free>>;
 using Sampler = std::unique_ptr<pi_sampler, Release<pi_sampler_free>>;
+using Adapter = std::unique_ptr<pi_adapter, Release<pi_adapter_free>>;
 using Plan = std::unique_ptr<pi_plan, Release<pi_plan_free>>;
 
 // session: which the model's device keeps room for; used by the call that gets these parameters.

@@ -42,6 +42,7 @@ Generation::Generation(Options& options) : options_(options), stops_(options.sto
     pi_session* session = nullptr;
     require(pi_session_new(model, &wanted, &session));
     session_.reset(session);
+    set_adapters();
     pi_sampler* sampler = nullptr;
     require(pi_sampler_new(&options.sampler, &sampler));
     sampler_.reset(sampler);
@@ -61,6 +62,21 @@ void Generation::set_prompt() {
         throw Failure("the model has no BOS token to begin with: give a prompt with -p");
     if (bos >= 0 && (tokens_.empty() || pi_token_add_bos(model)))
         tokens_.insert(tokens_.begin(), bos);
+}
+
+void Generation::set_adapters() {
+    std::vector<Adapter> adapters;
+    std::vector<const pi_adapter*> used;
+    std::vector<float> scales;
+    for (const auto& [file, scale] : options_.adapters) {
+        pi_adapter* adapter = nullptr;
+        require(pi_adapter_open(model_.get(), file.c_str(), &adapter));
+        adapters.emplace_back(adapter);
+        used.push_back(adapter);
+        scales.push_back(scale);
+    }
+    require(
+        pi_session_set_adapters(session_.get(), used.data(), scales.data(), int32_t(used.size())));
 }
 
 void Generation::read_prompt() {

@@ -34,6 +34,7 @@ class Generation {
  private:
     void print_settings(const pi_session_params& session) const;
     void set_prompt();
+    void set_adapters();
     void evaluate(const std::vector<int32_t>& tokens, size_t n_generated);
     int32_t choose();
     bool show(std::string_view text);

@@ -123,6 +123,7 @@ void protect_files(const Options& options) {
     if (options.json_stats.empty() && options.log_file.empty()) return;
     std::vector<std::string> read = {options.model, options.prompt_file, options.system_file,
                                      options.chat_template_file};
+    for (const auto& [file, scale] : options.adapters) read.push_back(file);
     pi_gguf* opened = nullptr;
     require(pi_gguf_open(options.model.c_str(), &opened));
     const std::unique_ptr<pi_gguf, Release<pi_gguf_free>> parts(opened);

@@ -9,6 +9,17 @@
 
 #include "powerinfer.h"
 
+std::vector<std::string> split(Text text, Text separator) {
+    std::vector<std::string> parts;
+    size_t begin = 0, end;
+    while ((end = text.find(separator, begin)) != std::string::npos) {
+        parts.push_back(text.substr(begin, end - begin));
+        begin = end + separator.size();
+    }
+    parts.push_back(text.substr(begin));
+    return parts;
+}
+
 [[noreturn]] void bad_value(Text option, Text value, Text expected) {
     throw UsageError("option " + option + ": '" + value + "' is not " + expected);
 }

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <stdexcept>
 #include <string>
+#include <vector>
 
 // A wrong command line; the message is one sentence.
 class UsageError : public std::runtime_error {
@@ -13,6 +14,7 @@ class UsageError : public std::runtime_error {
 
 using Text = const std::string&;
 
+std::vector<std::string> split(Text text, Text separator);
 [[noreturn]] void bad_value(Text option, Text value, Text expected);
 int64_t integer(Text option, Text value, int64_t lo, int64_t hi);
 // A decimal number; expected: what it should be, for the message.

@@ -152,6 +152,23 @@ void set_sparse_threshold(Options& o, Text option, Text value) {
     o.sparse_threshold = real(option, value);
 }
 
+// Several names are separated by commas, as in llama.cpp.
+void add_adapters(Options& o, Text option, Text value) {
+    for (const std::string& file : split(value, ",")) {
+        if (file.empty()) bad_value(option, value, "the name of a file");
+        o.adapters.emplace_back(file, 1.0f);
+    }
+}
+
+void add_scaled_adapters(Options& o, Text option, Text value) {
+    for (const std::string& part : split(value, ",")) {
+        const size_t colon = part.rfind(':');
+        if (colon == part.npos || colon == 0)
+            bad_value(option, value, "the name of a file and a scale, FILE:SCALE");
+        o.adapters.emplace_back(part.substr(0, colon), real(option, part.substr(colon + 1)));
+    }
+}
+
 void set_device(Options& o, Text option, Text value) {
     o.device = value == "none" ? "cpu" : value;
     if (o.device == "cpu" || value == "simt") return;  // simt: of test builds
@@ -313,6 +330,11 @@ const Option table[] = {
      set_sparse},
     {"--sparse-threshold", "X",
      "predictor score below which a neuron is skipped (default: the file's)", set_sparse_threshold},
+    {"--lora", "FILE", "a LoRA adapter, a GGUF file; can be given several times", add_adapters},
+    {"--lora-scaled", "FILE:SCALE", "the same with a scale", add_scaled_adapters},
+    {"--lora-allow-predictor", nullptr,
+     "use predictors with adapters, too, for which they were not made",
+     set_flag<&Options::lora_allow_predictor, true>},
     {"-fa, --flash-attn", "[on|off|auto]",
      "accepted and ignored: attention never stores the full score matrix", ignore},
     {"--no-mmap", nullptr, "read the model into memory instead of mapping it",

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "option_values.h"
@@ -37,7 +38,9 @@ struct Options {
     uint32_t type_k, type_v;  // GGUF type ids
     uint64_t ram_budget = 0;  // bytes; 0: what is free
     pi_sparse sparse = PI_SPARSE_AUTO;
-    float sparse_threshold;  // NaN: the file's
+    float sparse_threshold;                               // NaN: the file's
+    std::vector<std::pair<std::string, float>> adapters;  // files and scales
+    bool lora_allow_predictor = false;
     bool random_seed = true;
     bool ignore_eos = false;
     std::string device;         // "": a GPU if there is one

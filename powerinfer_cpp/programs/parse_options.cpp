@@ -8,17 +8,6 @@
 
 namespace {
 
-std::vector<std::string> split(const std::string& text, const std::string& separator) {
-    std::vector<std::string> parts;
-    size_t begin = 0, end;
-    while ((end = text.find(separator, begin)) != std::string::npos) {
-        parts.push_back(text.substr(begin, end - begin));
-        begin = end + separator.size();
-    }
-    parts.push_back(text.substr(begin));
-    return parts;
-}
-
 const Option* find(Text name) {
     for (const Option& option : option_table())
         for (const std::string& candidate : split(option.names, ", "))
@@ -140,6 +129,10 @@ Options parse_options(const std::vector<std::string>& arguments) {
             if (!follows)
                 throw UsageError("option " + name + " needs a value: " + option->argument);
             value = arguments[++i];
+            // As two words, as older versions of llama.cpp had it.
+            const bool scaled = !std::strcmp(option->argument, "FILE:SCALE");
+            if (scaled && value.find(':') == value.npos && i + 1 < arguments.size())
+                value += ":" + arguments[++i];
         }
         option->set(options, name, value);
     }

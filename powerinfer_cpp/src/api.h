@@ -10,6 +10,7 @@
 #include <type_traits>
 #include <vector>
 
+#include "adapter.h"
 #include "ggml/status.h"
 #include "model.h"
 
@@ -22,6 +23,10 @@ struct pi_gguf {
 struct pi_model {
     std::shared_ptr<const powerinfer::Model> model;
     pi_gguf header;
+};
+
+struct pi_adapter {
+    std::shared_ptr<const powerinfer::Adapter> adapter;
 };
 
 namespace powerinfer::api {

@@ -62,6 +62,32 @@ void pi_session_free(pi_session* session) {
     delete session;
 }
 
+pi_status pi_adapter_open(const pi_model* model, const char* path, pi_adapter** out) {
+    return guarded([&] {
+        require(model && path && out, "model, path and out must not be NULL");
+        require(!model->model->layers.empty(), "the model was opened for its vocabulary only");
+        *out = new pi_adapter{std::make_shared<const powerinfer::Adapter>(model->model, path)};
+    });
+}
+
+void pi_adapter_free(pi_adapter* adapter) {
+    delete adapter;
+}
+
+pi_status pi_session_set_adapters(pi_session* s, const pi_adapter* const* adapters,
+                                  const float* scales, int32_t n) {
+    return guarded([&] {
+        require(s && n >= 0 && (n == 0 || (adapters && scales)),
+                "session, adapters and scales must not be NULL, n not negative");
+        std::vector<powerinfer::ScaledAdapter> use;
+        for (int32_t i = 0; i < n; i++) {
+            require(adapters[i], "an adapter must not be NULL");
+            use.push_back({adapters[i]->adapter, scales[i]});
+        }
+        s->session.set_adapters(std::move(use));
+    });
+}
+
 int32_t pi_session_n_ctx(const pi_session* s) {
     return s->session.params.n_ctx;
 }

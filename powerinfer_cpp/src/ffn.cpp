@@ -40,15 +40,15 @@ void dense_ffn(const Pass& p, const Block& in, float* y) {
     const bool q8 = w.up.quantised() || w.gate.quantised();
     const Input input = b.input.prepare(p.context, in.x, in.n, c.n_embd, q8);
     if (w.gate) {
-        ggml::matmul(p.context, input, {{w.gate, b.gate, w.gate_bias}, {w.up, b.up, w.up_bias}});
+        p.multiply(input, {{w.gate, b.gate, w.gate_bias}, {w.up, b.up, w.up_bias}});
         ggml::gated_activation(p.context, c.activation, b.gate, b.up, all);
     } else {
-        ggml::matmul(p.context, input, {{w.up, b.gate, w.up_bias}});
+        p.multiply(input, {{w.up, b.gate, w.up_bias}});
         ggml::activation(p.context, c.activation, b.gate, all);
     }
     if (bool* flags = flags_of(p)) ggml::nonzero(p.context, b.gate, all, flags);
     const Input fired = b.input.prepare(p.context, b.gate, in.n, c.n_ff, w.down.quantised());
-    ggml::matmul(p.context, fired, {{w.down, y, w.down_bias}});
+    p.multiply(fired, {{w.down, y, w.down_bias}});
     ggml::NeuronCounts& counts = p.counts.neurons[size_t(in.layer)];
     counts = {counts.rows + in.n, counts.proposed + all, counts.computed + all, counts.fired + all};
 }
@@ -157,6 +157,32 @@ const int32_t* choose_audits(const Pass& p, const Block& in, const ggml::NeuronM
     return any ? p.work.audited : nullptr;
 }
 
+// bias [n, n_ff] = the neurons' own bias (if any), plus what adapters add to their products.
+void own_bias(const Pass& p, const Input& x, const ggml::NeuronRows& rows, const float*& bias,
+              float* room) {
+    const int64_t n_ff = p.model.config.n_ff;
+    ggml::zero(p.context, room, x.rows * n_ff);
+    for (int64_t t = 0; bias && t < x.rows; t++) {
+        ggml::add(p.context, room + t * n_ff, bias, n_ff);
+    }
+    p.adapters.add(p.context, x, &rows, room);
+    bias = room;
+}
+
+// What adapters add to gate and up becomes a bias that each row has for itself, so the operators
+// choose neurons by the changed gates. For down they keep the values of the neurons.
+void adapt(const Pass& p, const Block& in, ggml::Neurons& neurons) {
+    Workspace& b = p.work;
+    const ggml::Neurons& w = in.w.neurons;
+    if (p.adapters.change(&w.gate) || p.adapters.change(&w.up)) {
+        const Input x{in.x, in.n, p.model.config.n_embd, {}};
+        neurons.bias_stride = w.n;
+        if (w.gate) own_bias(p, x, w.gate, neurons.gate_bias, b.gate);
+        own_bias(p, x, w.up, neurons.up_bias, b.up);
+    }
+    b.neurons.values = p.adapters.change(&w.down) ? p.adapters.neuron_values() : nullptr;
+}
+
 // Computes the neurons that fire, for files that store neuron rows.
 void neuron_ffn(const Pass& p, const Block& in, float* y) {
     const Config& c = p.model.config;
@@ -176,6 +202,7 @@ void neuron_ffn(const Pass& p, const Block& in, float* y) {
         if (audited) p.audit.add(in.layer, found);
         return;
     }
+    adapt(p, in, neurons);
     const bool q8 = neurons.gate.wants_q8() || neurons.up.wants_q8();
     const Input input = b.input.prepare(p.context, in.x, in.n, c.n_embd, q8);
     if (in.n == 1) {
@@ -186,6 +213,10 @@ void neuron_ffn(const Pass& p, const Block& in, float* y) {
         ggml::merge(p.context, neurons, b.sums, ggml::kSegmentPairs, y);
     } else {
         ggml::rows_ffn(p.context, neurons, input, mask, b.neurons, y, &counts, flags_of(p));
+    }
+    if (b.neurons.values) {
+        const Input h{b.neurons.values, in.n, c.n_ff, {}};
+        p.adapters.add(p.context, h, &in.w.neurons.down, y);
     }
     for (int64_t t = 0; audited && t < in.n; t++) {
         if (audited[t] < 0) continue;
@@ -307,7 +338,7 @@ void route(const Pass& p, const Layer& l, const float* x) {
     Workspace& b = p.work;
     const int64_t n = b.batch.n;
     const Input input = b.input.prepare(p.context, x, n, c.n_embd, l.router.quantised());
-    ggml::matmul(p.context, input, {{l.router, b.router, nullptr}});
+    p.multiply(input, {{l.router, b.router, nullptr}});
     ggml::route(p.context, c.gating, b.router, n, c.n_expert, c.n_expert_used, b.share,
                 b.expert_rows);
 }

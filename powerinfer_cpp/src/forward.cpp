@@ -84,8 +84,7 @@ void attention(const Pass& p, int64_t layer, const float* x, float* y) {
 
     const bool q8 = l.q.quantised() || l.k.quantised() || l.v.quantised();
     const Input input = b.input.prepare(p.context, x, n, c.n_embd, q8);
-    ggml::matmul(p.context, input,
-                 {{l.q, b.q, l.q_bias}, {l.k, b.k, l.k_bias}, {l.v, b.v, l.v_bias}});
+    p.multiply(input, {{l.q, b.q, l.q_bias}, {l.k, b.k, l.k_bias}, {l.v, b.v, l.v_bias}});
     place_heads(p, l, l.q_norm, c.n_head, b.q);
     place_heads(p, l, l.k_norm, c.n_head_kv, b.k);
 
@@ -100,7 +99,7 @@ void attention(const Pass& p, int64_t layer, const float* x, float* y) {
                     b.attention_rows, n, b.q, b.attended);
 
     const Input attended = b.input.prepare(p.context, b.attended, n, c.q_dim(), l.o.quantised());
-    ggml::matmul(p.context, attended, {{l.o, y, l.o_bias}});
+    p.multiply(attended, {{l.o, y, l.o_bias}});
 }
 
 // x += attention(norm(x)); x += ffn(norm(x)). In families with parallel_ffn both read the same x.
@@ -146,7 +145,7 @@ void head(const Pass& p) {
             if (!p.params.embedding) {
                 const Input input =
                     b.input.prepare(p.context, normed, end - t, c.n_embd, m.output.quantised());
-                ggml::matmul(p.context, input, {{m.output, result[t]}});
+                p.multiply(input, {{m.output, result[t]}});
             }
         }
         t = std::max(end, t + 1);

@@ -1,6 +1,7 @@
 // The inputs of a forward pass: weights, rows, and the memory of a session.
 #pragma once
 
+#include "adapters.h"
 #include "audit.h"
 #include "counts.h"
 #include "ggml/context.h"
@@ -28,7 +29,15 @@ struct Pass {
     Counts& counts;
     DeviceForward* device;  // has the last layers; or null
     NeuronStore* store;     // has the neurons; or null: RAM (and the device) has them
+    const Adapters& adapters;
 
+    // The products of weights of the model, with what adapters add to them.
+    void multiply(const ggml::Input& x, std::initializer_list<ggml::Product> products) const {
+        ggml::matmul(context, x, products);
+        for (const ggml::Product& product : products) {
+            adapters.add(context, x, &product.w, product.y);
+        }
+    }
     // Throws Error(cancelled) if the caller asks to stop.
     void check_stop() const {
         if (params.should_stop && params.should_stop(params.should_stop_data)) {

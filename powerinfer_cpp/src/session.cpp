@@ -214,7 +214,7 @@ void Session::eval(const pi_batch& b) {
             fill(work.batch, b, begin, std::min(begin + rows, b.n));
             if (store) store->begin(work.batch.n);
             forward({*model, params, context, sequences_.kv(), rope_, work, record, audit, counts,
-                     device_.get(), store});
+                     device_.get(), store, adapters_});
             record.advance(work.batch.n);
             counts.add(*model, work.batch, sequences_.kv().position_bytes());
         }
@@ -232,8 +232,50 @@ void Session::eval(const pi_batch& b) {
     if (const std::string warning = audit.warning(*model); !warning.empty()) log(2, warning);
 }
 
+void Session::set_adapters(std::vector<ScaledAdapter> adapters) {
+    for (const ScaledAdapter& a : adapters) {
+        if (a.adapter->model != model) {
+            throw Error(Code::argument, a.adapter->path() +
+                                            ": the adapter was opened for another "
+                                            "model than the session's");
+        }
+        if (!std::isfinite(a.scale)) {
+            throw Error(Code::argument, a.adapter->path() + ": the adapter's scale is not finite");
+        }
+    }
+    adapters.erase(std::remove_if(adapters.begin(), adapters.end(),
+                                  [](const ScaledAdapter& a) { return a.scale == 0; }),
+                   adapters.end());
+    if (!adapters.empty() && model->device) {
+        throw Error(Code::unsupported, "adapters need device cpu: a device does not apply them");
+    }
+    if (!adapters.empty() && model->storage) {
+        throw Error(Code::unsupported,
+                    "adapters need a model whose neurons are all in RAM: this one runs from "
+                    "storage");
+    }
+    Adapters next(*model, std::move(adapters), params.n_ubatch);
+    if (next.id() == adapters_.id()) return;
+    const bool unpredicted = predicted_ && next.in_layers() && !params.lora_allow_predictor;
+    if (unpredicted && params.sparse == PI_SPARSE_PREDICTOR) {
+        throw Error(Code::argument,
+                    "sparse predictor: the predictors were made for the model without adapters; "
+                    "use sparse exact, or set lora_allow_predictor");
+    }
+    adapters_ = std::move(next);
+    for (int32_t i = 0; i < params.n_seq; i++) sequences_.truncate(i, 0);
+    result_at_.clear();
+    if (unpredicted && !told_of_exact_) {
+        told_of_exact_ = true;
+        log(2, model->file.gguf.path() +
+                   ": predictors are not used with adapters, because they were made for the model "
+                   "without them: generated tokens are computed as in exact mode");
+    }
+}
+
 bool Session::masks(bool generated) const {
-    return predicted_ && (generated || params.sparse == PI_SPARSE_PREDICTOR);
+    const bool misled = adapters_.in_layers() && !params.lora_allow_predictor;
+    return predicted_ && !misled && (generated || params.sparse == PI_SPARSE_PREDICTOR);
 }
 
 // By the kind of a row, not by how many come together: then a row has the same bits in every call.
@@ -318,12 +360,13 @@ uint64_t Session::way(bool generated) const {
     const bool smooth = !relu_family(model->config.activation) &&
                         std::any_of(model->layers.begin(), model->layers.end(), has_threshold);
     uint64_t way = smooth && params.sparse == PI_SPARSE_EXACT;  // CATS changes results
+    way ^= adapters_.id();
     if (!masks(generated)) return way;
-    way |= uint64_t(params.sparse) << 1 | 1 << 3;  // `auto` does not mask `unpredicted`
+    way ^= uint64_t(params.sparse) << 1 | 1 << 3;  // `auto` does not mask `unpredicted`
     if (std::isnan(params.sparse_threshold)) return way;
     uint32_t threshold;
     std::memcpy(&threshold, &params.sparse_threshold, sizeof(threshold));
-    return way | 1 << 4 | uint64_t(threshold) << 32;
+    return way ^ (1 << 4 | uint64_t(threshold) << 32);
 }
 
 void Session::log(int32_t level, const std::string& message) const {

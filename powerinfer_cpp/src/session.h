@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "adapters.h"
 #include "audit.h"
 #include "counts.h"
 #include "device_forward.h"
@@ -44,6 +45,10 @@ class Session {
     // The number of leading positions that equal what these n rows would give in an empty sequence.
     // generated: null for a prompt.
     int64_t match(int32_t seq, const int32_t* token, const bool* generated, int64_t n) const;
+    // Changes the weights that the next rows are computed with. Scales of 0 count as no adapter. If
+    // something changes, every sequence becomes empty, and results are not kept. Throws
+    // Error(argument | unsupported | memory), and changes nothing.
+    void set_adapters(std::vector<ScaledAdapter> adapters);
     // A number for the way in which rows of a prompt, or generated ones, are computed: it encodes
     // the parameters that change results. Saved states contain it.
     uint64_t way(bool generated) const;
@@ -80,6 +85,8 @@ class Session {
     std::vector<ggml::Memory> memory_;  // one per part of the plan
     Sequences sequences_;
     Workspace work_;
+    Adapters adapters_;
+    bool told_of_exact_ = false;  // that adapters keep predictors from being used
     RopeTable rope_;
     std::unique_ptr<DeviceForward> device_;  // after what it uses; null without a device
     float* results_ = nullptr;               // [n_logits, result width]

@@ -119,7 +119,7 @@ Header check(const Session& s, const uint8_t* data, uint64_t size) {
     ways(s, data + sizeof(header) + header.length * int64_t(sizeof(int32_t)), header.length, way);
     if (way[0] != header.way[0] || way[1] != header.way[1]) {
         throw Error(Code::format,
-                    "the state was computed in another mode (sparse, sparse_threshold)");
+                    "the state was computed in another mode (sparse, sparse_threshold, adapters)");
     }
     return header;
 }

@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 
 from ._native import lib
+from .adapters import Adapters
 from .errors import ContextOverflowError, OutOfMemoryError
 from .model import Model, Sampler, Session, release
 from .state import STATE_VERSION, LlamaState
@@ -147,6 +148,14 @@ class Context:
         if self._n_ahead:
             self._session.truncate(self.n_tokens)
             self._n_ahead = 0
+
+    def set_adapters(self, adapters: Adapters) -> None:
+        """Computes with these adapters from now on; the sequence becomes empty if that changes
+        something. Raises what Session.set_adapters raises."""
+        self._drop_ahead()
+        adapters.apply(self._session)
+        if self._session.length() != self.n_tokens:
+            self.truncate(0)
 
     def visit(self, ids: np.ndarray, visit: Callable[[int, np.ndarray], None]) -> None:
         """Clears the sequence, computes int32 ids [n], and calls visit(i, logits after token i).

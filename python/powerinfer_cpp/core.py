@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 
 from . import chat, options
 from ._native import lib
+from .adapters import Adapters, UsesAdapters
 from .answers import Plan, Stats
 from .context import ROWS_KEPT, Context
 from .embedding import Embedder, check_pooling
@@ -29,7 +30,7 @@ Self = TypeVar("Self", bound="LlamaCore")
 RANDOM_SEEDS = (None, -1, 0xFFFFFFFF)  # values that mean "a different seed each time"
 
 
-class LlamaCore:
+class LlamaCore(UsesAdapters):
     """Runs a GGUF model: text to tokens, tokens to logits, logits to tokens.
 
     Several threads may use one instance: calls wait for each other. A stream or a `generate` locks
@@ -60,12 +61,16 @@ class LlamaCore:
     draft_model: guesses the next tokens, which are then checked together: the same text, sooner
     where it repeats itself. LlamaPromptLookupDecoding(), or the path of a smaller model with the
     same vocabulary (speculative.py). Recording does without.
+    lora_path, lora_scale: a LoRA adapter (GGUF) and its scale, or a dict of several and their
+    scales; see set_adapters.
+    lora_allow_predictor: predictors are used with adapters, too, for which they were not made;
+    else sparse="auto" computes as "exact" while an adapter is used, and "predictor" refuses one.
     verbose: print a few lines to stderr; they also go to the logger "powerinfer_cpp", whatever
     verbose is. seed: seed of the random numbers of all calls; default: different each time.
 
     Raises OSError, ModelFormatError, UnsupportedModelError, OutOfMemoryError, DeviceError, and
     ValueError naming the option, also for options of llama-cpp-python that would change the file's
-    results (lora_path, rope_freq_base ...). Unknown keyword arguments are ignored with a warning.
+    results (rope_freq_base ...). Unknown keyword arguments are ignored with a warning.
     """
 
     def __init__(
@@ -103,6 +108,9 @@ class LlamaCore:
         sparse_threshold: float | None = None,
         record: str = "off",
         draft_model: LlamaDraftModel | str | Path | None = None,
+        lora_path: str | Path | dict[str | Path, float] | None = None,
+        lora_scale: float = 1.0,
+        lora_allow_predictor: bool = False,
         progress_callback: Callable[[float], object] | None = None,
         **unknown: object,
     ):
@@ -170,6 +178,7 @@ class LlamaCore:
             "type_v": 1 if type_v is None else type_v,
             **sparse_fields,
             **record_field,
+            "lora_allow_predictor": bool(lora_allow_predictor),
         }
         room: dict[str, Any] | None = None
         self._shared: dict[str, Any] = {}
@@ -182,6 +191,10 @@ class LlamaCore:
             if embedding:  # and completions, in a session of their own
                 self._model_fields["n_sessions"] = 2
         self._model = Model(self.model_path, progress_callback, verbose, room, **self._model_fields)
+        self._adapters = Adapters(self._model)
+        if lora_path and not vocab_only:
+            given = lora_path if isinstance(lora_path, dict) else {lora_path: lora_scale}
+            self._adapters.used = self._adapters.opened(given)
         if n_ctx is None:
             n_ctx = _default_positions(self._model.n_ctx_train)
         self._session_fields["n_ctx"] = n_ctx
@@ -190,7 +203,7 @@ class LlamaCore:
         self._embedder: Embedder | None = None
         self._meter, self._cache, self._vocabulary = Meter(), None, None
         if embedding and not vocab_only:
-            self._embedder = Embedder(self._model, verbose=verbose, **self._session_fields)
+            self._embedder = self._new_embedder()
         elif not vocab_only:
             self._open_context()
         self._draft = self._own_draft = None
@@ -382,7 +395,22 @@ class LlamaCore:
         self._context = self._new_context()
 
     def _new_context(self) -> Context:
-        return Context(self._model, self._logits_all, verbose=self.verbose, **self._session_fields)
+        context = Context(
+            self._model, self._logits_all, verbose=self.verbose, **self._session_fields
+        )
+        context.set_adapters(self._adapters)
+        return context
+
+    def _new_embedder(self) -> Embedder:
+        embedder = Embedder(self._model, verbose=self.verbose, **self._session_fields)
+        embedder.set_adapters(self._adapters)
+        return embedder
+
+    def _use_adapters(self) -> None:
+        """Makes everything that computes use the chosen adapters."""
+        for part in (self._context, self._embedder):
+            if part is not None:
+                part.set_adapters(self._adapters)
 
     def _new_sampler(self, params: Sampling, seed: int) -> Sampler:
         fields = {"seed": seed & (1 << 64) - 1, "repeat_last_n": self.last_n_tokens_size}

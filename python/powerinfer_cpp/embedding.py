@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 
+from .adapters import Adapters
 from .errors import ContextOverflowError
 from .model import Model, Session
 
@@ -31,6 +32,10 @@ class Embedder:
     def close(self) -> None:
         """Frees the session."""
         self._session.close()
+
+    def set_adapters(self, adapters: Adapters) -> None:
+        """Computes with these adapters from now on. Raises what Session.set_adapters raises."""
+        adapters.apply(self._session)
 
     def rows(self, ids: np.ndarray) -> np.ndarray:
         """float32 [n, n_embd]: the hidden state after each of int32 ids [n]."""

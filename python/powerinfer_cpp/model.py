@@ -465,6 +465,18 @@ class Session:
         """
         check(lib.pi_sequence_load(self.handle, 0, ffi.from_buffer(data), len(data)))
 
+    def set_adapters(self, adapters: Sequence[Any], scales: Sequence[float]) -> None:
+        """Computes with these pi_adapter handles from now on. If that changes something, all
+        sequences become empty.
+
+        Raises ValueError for adapters of another model, or where predictors would be wrong;
+        UnsupportedModelError with a device or a model that runs from storage.
+        """
+        count = len(adapters)
+        self._callbacks.check(
+            lib.pi_session_set_adapters(self.handle, list(adapters), list(scales), count)
+        )
+
     def profile(self, on: bool) -> None:
         """Starts a new measurement of operator times, or ends it."""
         lib.pi_session_profile(self.handle, on)

@@ -20,11 +20,10 @@ _LEGACY: dict[str, tuple[Any, ...]] = {
     "offload_kqv": (True,),
     "no_perf": (False,),
 }
-# What changes no result here: old ones, there is one attention, a scale needs a lora_path.
-_LEGACY_ANY = {"n_parts", "f16_kv", "flash_attn", "lora_base", "lora_scale"}
+# What changes no result here: old ones, there is one attention, adapters need no other base.
+_LEGACY_ANY = {"n_parts", "f16_kv", "flash_attn", "lora_base"}
 # Those that would change a model's results, with the values that do not ask for that.
 _OVERRIDES: dict[str, tuple[Any, ...]] = {
-    "lora_path": (None, ""),
     "kv_overrides": (None, {}),
     "rope_scaling_type": (None, -1),
     "rope_freq_base": (None, 0.0, 10000.0),

@@ -11,7 +11,7 @@ from . import sequences
 from ._native import lib
 from .chat import Message
 from .completion import stop_bytes
-from .embedding import MEAN, Embedder
+from .embedding import MEAN
 from .engine import Engine
 from .gguf import Gguf
 from .grammar import LlamaGrammar
@@ -166,7 +166,7 @@ class ServedModel(Llama):
         with self._embedding:
             self._require_open()
             if self._embedder is None:
-                self._embedder = Embedder(self._model, **self._session_fields)
+                self._embedder = self._new_embedder()
             vector = self._embedder.embed(ids, MEAN, normalize=True, truncate=False)
         return np.array(vector, dtype=np.float32), len(ids)
 
@@ -222,6 +222,9 @@ class ServedModel(Llama):
         ffn = [t.n_bytes for t in of.gguf.tensors if ".ffn_" in t.name and "norm" not in t.name]
         return sum(ffn) / n
 
+    def _use_adapters(self) -> None:
+        raise ValueError("a served model keeps the adapters with which it was opened (lora_path)")
+
     def close(self) -> None:
         """Ends the engine, and frees the model and its memory."""
         engine, self._engine = self._engine, None
@@ -243,6 +246,7 @@ class ServedModel(Llama):
             fields["record"] = lib.PI_RECORD_BITS
         # Ctrl-C is the server's: the engine's thread is not the one that gets it.
         self._session = Session(self._model, interruptible=False, **fields)
+        self._adapters.apply(self._session)
         if self.records:
             self._session.record(False)
         self._scheduler = Scheduler(

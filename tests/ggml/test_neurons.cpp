@@ -305,6 +305,56 @@ void test(const Case& c) {
     test_steps(w, x, mask, z, of_masked, fired.get());
 }
 
+// Rows that have a bias of their own: each gets the bits that it gets alone with that bias, and the
+// values h of its neurons, 0 for those that do not fire.
+void test_own_bias(DType type, int64_t n, int64_t cols, bool gated) {
+    const int64_t rows = 5;
+    Rows gate(type, n, cols, 1), up(type, n, cols, 1), down(type, n, cols, 1);
+    const Floats gate_bias = normal(rows * n), up_bias = normal(rows * n);
+    const Floats x = normal(rows * cols, 1 / std::sqrt(float(cols)));
+    Neurons w;
+    w.n = n;
+    w.cols = cols;
+    w.up = up.view;
+    w.down = down.view;
+    if (gated) w.gate = gate.view;
+    w.gate_bias = gate_bias.data();
+    w.up_bias = up_bias.data();
+    w.bias_stride = n;
+    Context context(2);
+    Carved<InputBuffer> buffer("input", rows, cols);
+    Carved<NeuronScratch> scratch("scratch", rows, n, cols, 2);
+    Carved<Candidates> candidates("candidates", n);
+    const bool q8 = w.up.wants_q8();
+    const std::unique_ptr<bool[]> fired(new bool[size_t(rows * n)]);
+    float* const few_sums = scratch->few_sums;
+    for (bool turns : {false, true}) {
+        scratch->few_sums = turns ? few_sums : nullptr;
+        Floats y(size_t(rows * cols)), h(size_t(rows * n), NAN);
+        scratch->values = h.data();
+        const Input all = buffer->prepare(context, x.data(), rows, cols, q8);
+        rows_ffn(context, w, all, {}, *scratch, y.data(), nullptr, fired.get());
+        for (int64_t t = 0; t < rows; t++) {
+            Neurons own = w;
+            own.bias_stride = 0;
+            own.gate_bias += t * n;
+            own.up_bias += t * n;
+            Floats sums(size_t(kSegmentPairs * cols)), one(size_t(cols), NAN),
+                values(size_t(n), NAN);
+            scratch->values = values.data();
+            const Input row = buffer->prepare(context, x.data() + t * cols, 1, cols, q8);
+            select(context, {}, n, *candidates);
+            partial_ffn(context, own, row, *candidates, *scratch, sums.data(), nullptr, nullptr);
+            merge(context, own, sums.data(), kSegmentPairs, one.data());
+            CHECK(std::equal(one.begin(), one.end(), y.begin() + t * cols));
+            CHECK(std::equal(values.begin(), values.end(), h.begin() + t * n));
+            for (int64_t i = 0; i < n; i++) {
+                CHECK((values[size_t(i)] != 0) == fired[size_t(t * n + i)]);
+            }
+        }
+    }
+}
+
 // Counts of bytes. In masked rows all neurons are proposed in segments of even number, and every
 // third one in the others. Every fourth gate fires, and every seventh value is 0 after up.
 void test_bytes(int64_t n, int64_t rows, int64_t cols, bool gated) {
@@ -432,6 +482,8 @@ int main() {
     for (int64_t n : {1, 5, 255, 256, 257, 9000, 70000}) test_select(n);
     for (int64_t cols : {1, 40, 256, 1000}) test_merge(cols);
     for (bool gated : {true, false}) {
+        test_own_bias(DType::F32, 300, 40, gated);
+        test_own_bias(DType::Q4_0, 300, 256, gated);
         test_bytes(5000, 5, 40, gated);
         test_bytes(300, 300, 256, gated);
     }

@@ -42,6 +42,8 @@ LAYERS = (
     ("store", "store_slots.cpp", "stored_segments"),
     # a model
     ("device_model", "model", "families/*"),
+    ("adapter",),
+    ("adapters",),
     # memory of a session
     ("batch", "kv_pages", "rope", "counts", "record", "audit"),
     ("sequence", "stored_scratch", "workspace", "device_scratch"),

@@ -12,11 +12,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import serving
 import tiny
+from lora_files import written
 from openai import InternalServerError, NotFoundError
 from powerinfer_cpp.cli import main
+from powerinfer_cpp.gguf import Gguf
 from powerinfer_cpp.served import ServedModel
 from powerinfer_cpp.server import models as models_module
 from prometheus_client.parser import text_string_to_metric_families
@@ -122,6 +125,34 @@ def test_props_and_slots(running: serving.InThread, model_path: Path) -> None:
         assert [slot["is_processing"] for slot in slots] == [True, False, False]
         assert slots[0]["n_tokens"] > 0 and "Once" not in str(slots)
     serving.wait_for(lambda: running.idle)
+
+
+def test_adapters(model_path: Path, tmp_path: Path) -> None:
+    """The model's adapters change its texts, and are listed; a request cannot choose others."""
+    with Gguf(model_path) as model:
+        width = model.value("llama.embedding_length")
+    factors = np.random.default_rng(0).standard_normal((2, 2, width))
+    names = [f"blk.0.attn_output.weight.lora_{x}" for x in "ab"]
+    tensors = dict(zip(names, (factors[0], factors[1].T), strict=True))
+    adapter = written(tmp_path / "adapter.gguf", tensors)
+    body = {"prompt": PROMPT, "max_tokens": 8, "temperature": 0}
+    with serving.in_thread(model_path, lora_path={adapter: 0.5}) as running:
+        listed = running.get("lora-adapters").json()
+        assert listed == [{"id": 0, "path": "adapter.gguf", "scale": 0.5}]
+        same = {**body, "lora": [{"id": 0, "scale": 0.5}]}
+        said = [
+            running.post("v1/completions", b).json()["choices"][0]["text"] for b in (body, same)
+        ]
+        for lora in ([], [{"id": 0, "scale": 1}], [{"id": 1, "scale": 0.5}]):
+            refused = running.post("v1/completions", {**body, "lora": lora})
+            assert refused.status_code == 400 and refused.json()["error"]["param"] == "lora"
+        with pytest.raises(ValueError, match="with which it was opened"):
+            running.model.set_adapters({})
+    with Llama(model_path, n_ctx=256, verbose=False) as llm:
+        plain = llm(PROMPT, max_tokens=8, temperature=0)["choices"][0]["text"]
+        llm.set_adapters({adapter: 0.5})
+        text = llm(PROMPT, max_tokens=8, temperature=0)["choices"][0]["text"]
+    assert said == [text, text] and text != plain
 
 
 def test_metrics(running: serving.InThread) -> None:

@@ -47,8 +47,11 @@ void unfold_row(DType type, const uint8_t* folded, int64_t cols, uint8_t* row);
 struct Neurons {
     int64_t n = 0, cols = 0;  // number of neurons; n_embd
     NeuronRows gate, up, down;
-    const float *gate_bias = nullptr, *up_bias = nullptr;  // [n]
+    const float *gate_bias = nullptr, *up_bias = nullptr;  // [n], or [rows, n]: see bias_stride
     const float* down_bias = nullptr;                      // [cols]
+    // From one row's gate_bias and up_bias to the next one's: 0 if all rows have the same, n if
+    // each has its own (what an adapter adds to the products of a row).
+    int64_t bias_stride = 0;
     Activation act = Activation::relu;
     // ReLU family: inputs up to it give 0 (FATReLU, arXiv 2402.13516). Otherwise: outputs with
     // |act| below it become 0 (CATS, arXiv 2404.08763).
@@ -139,6 +142,9 @@ struct NeuronScratch {
     float* few_sums = nullptr;  // [kFewRows, kSegments, cols]: sums of a few rows
     // [n] or null: where partial_ffn sets those that it computes (their act(g) is not 0).
     bool* computed = nullptr;
+    // [rows, n] or null: where partial_ffn and rows_ffn store the values h, 0 for neurons that they
+    // do not compute.
+    float* values = nullptr;
 };
 
 // Lists the neurons (of n) that the mask allows for its row 0.

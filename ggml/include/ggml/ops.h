@@ -72,6 +72,8 @@ void layer_norm(Context& context, const float* x, const float* weight, const flo
 
 // x += y, n floats.
 void add(Context& context, float* x, const float* y, int64_t n);
+// x += scale * y, n floats.
+void add_scaled(Context& context, float* x, float scale, const float* y, int64_t n);
 
 // The activation of the gate, and with drelu (arXiv 2406.05955) also of up. relu2 is relu(x)^2.
 enum class Activation : uint8_t { relu, drelu, relu2, silu, gelu };

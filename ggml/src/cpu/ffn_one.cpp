@@ -54,8 +54,9 @@ struct Batch {
 // Spans that one thread computes.
 class Spans {
  public:
-    Spans(const Neurons& w, const cpu::RowProducts& rows, bool* computed, bool* fired)
-        : w_(w), rows_(rows), computed_(computed), fired_(fired) {}
+    Spans(const Neurons& w, const cpu::RowProducts& rows, bool* computed, bool* fired,
+          float* values)
+        : w_(w), rows_(rows), computed_(computed), fired_(fired), values_(values) {}
 
     // Computes spans [span, end): tiles of candidates, then batches of neurons whose gates fired.
     // The rows of a tile or batch are prefetched while the one before is computed.
@@ -141,6 +142,9 @@ class Spans {
         }
         fired += m;
         for (int64_t i = 0; fired_ && i < m; i++) fired_[batch.token * w_.n + batch.ids[i]] = true;
+        for (int64_t i = 0; values_ && i < m; i++) {
+            values_[batch.token * w_.n + batch.ids[i]] = batch.h[i];
+        }
         for (int64_t i = 0, end = 0; i < m; i = end) {  // a segment's neurons at a time
             while (end < m && batch.sums[end] == batch.sums[i]) end++;
             const int32_t first[] = {0, int32_t(end - i)};
@@ -155,6 +159,7 @@ class Spans {
     const Neurons& w_;
     const cpu::RowProducts& rows_;
     bool *const computed_, *const fired_;  // [n] of one token, [tokens, n]; or null
+    float* const values_;                  // [tokens, n] or null
     Batch ready_, waiting_;
 };
 
@@ -220,6 +225,7 @@ void partial_ffn(Context& context, const Neurons& w, const Input& x, const Candi
     OpTimer timer(context.profile, "partial_ffn");
     const cpu::RowProducts rows(context, w, x, scratch, 0, 1);
     if (fired) std::fill_n(fired, w.n, false);
+    if (scratch.values) std::fill_n(scratch.values, w.n, 0.0f);
     Totals totals;
     // The sums of segments stay in a core's cache; what another core will read are those of pairs.
     // Several pairs at a time, because prefetching does not cross the pieces of a thread.
@@ -227,7 +233,7 @@ void partial_ffn(Context& context, const Neurons& w, const Input& x, const Candi
         std::clamp<int64_t>(kSegmentPairs / (6 * context.threads.active()), 1, kPairsTogether);
     context.threads.run(kSegmentPairs, grain, [&](int64_t begin, int64_t end, int thread) {
         float* const own = scratch.threads[size_t(thread)].segments;
-        Spans all(w, rows, scratch.computed, fired);
+        Spans all(w, rows, scratch.computed, fired, scratch.values);
         for (int64_t n; begin < end; begin += n) {
             n = std::min(kPairsTogether, end - begin);
             Span spans[2 * kPairsTogether];
@@ -254,6 +260,7 @@ void few_rows_ffn(Context& context, const Neurons& w, const Input& x, const Neur
     OpTimer timer(context.profile, "few_rows_ffn");
     const cpu::RowProducts products(context, w, x, scratch, 0, x.rows);
     if (fired) std::fill_n(fired, x.rows * w.n, false);
+    if (scratch.values) std::fill_n(scratch.values, x.rows * w.n, 0.0f);
     int32_t whole[kFewRows], n_whole = 0;  // rows that no mask concerns
     for (int32_t t = 0; t < int32_t(x.rows); t++) {
         if (!mask.masks(t)) whole[n_whole++] = t;
@@ -265,7 +272,7 @@ void few_rows_ffn(Context& context, const Neurons& w, const Input& x, const Neur
         for (int64_t t = 0; t < x.rows; t++) {
             std::fill_n(scratch.few_sums + (t * kSegments + s) * w.cols, w.cols, 0.0f);
         }
-        Spans all(w, products, nullptr, fired);
+        Spans all(w, products, nullptr, fired, scratch.values);
         Span spans[kFewRows];
         float values[kFewRows * cpu::kTurn];
         for (int64_t begin = segment.begin; begin < segment.end; begin += cpu::kTurn) {

@@ -267,6 +267,7 @@ class ManyTokens {
             row[k] = place[j];
             kept[k] = own.h[j * n_rows_ + t];
             if (fired_) fired_[t * w_.n + begin + j] = true;
+            if (s_.values) s_.values[t * w_.n + begin + j] = kept[k];
         });
         std::copy_backward(first, first + n_rows_, first + n_rows_ + 1);
         first[0] = 0;
@@ -370,6 +371,7 @@ void rows_ffn(Context& context, const Neurons& w, const Input& x, const NeuronMa
     }
     OpTimer timer(context.profile, "rows_ffn");
     if (fired) std::fill_n(fired, x.rows * w.n, false);
+    if (scratch.values) std::fill_n(scratch.values, x.rows * w.n, 0.0f);
     ManyTokens tokens(context, w, x, mask, scratch, fired);
     context.threads.run(kSegments, 1, [&](int64_t begin, int64_t, int thread) {
         tokens.fire(begin, scratch.threads[size_t(thread)]);

@@ -75,7 +75,9 @@ void RowProducts::dot(const NeuronRows& rows, const float* bias, const int32_t* 
     }
     if (!bias) return;
     for (int64_t i = 0; i < n; i++) {
-        for (int64_t j = 0; j < nt; j++) out[i * nt + j] += bias[ids[i]];
+        for (int64_t j = 0; j < nt; j++) {
+            out[i * nt + j] += bias[tokens[j] * w_.bias_stride + ids[i]];
+        }
     }
 }
 

@@ -167,6 +167,13 @@ void add(Context& context, float* x, const float* y, int64_t n) {
     });
 }
 
+void add_scaled(Context& context, float* x, float scale, const float* y, int64_t n) {
+    const OpTimer timer(context.profile, "add_scaled");
+    context.threads.run(n, 1 << 14, [&](int64_t begin, int64_t end, int) {
+        for (int64_t i = begin; i < end; i++) x[i] += scale * y[i];
+    });
+}
+
 namespace {
 
 float relu(float v) {

@@ -119,6 +119,47 @@ def add_model_arguments(
     parser.add_argument("--device", metavar="NAME", help="cpu, or a GPU: cuda0")
 
 
+def scaled(text: str) -> tuple[str, float]:
+    """Parser of FILE:SCALE."""
+    file, _, scale = text.rpartition(":")
+    if not file:
+        raise argparse.ArgumentTypeError(f"{text!r} is not FILE:SCALE")
+    return file, float(scale)
+
+
+scaled.__name__ = "FILE:SCALE"
+
+
+def add_adapter_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the options of LoRA adapters."""
+    parser.add_argument(
+        "--lora",
+        action="append",
+        type=lambda file: (file, 1.0),
+        default=[],
+        metavar="F",
+        help="a LoRA adapter (GGUF); can be given several times",
+    )
+    parser.add_argument(
+        "--lora-scaled",
+        action="append",
+        type=scaled,
+        dest="lora",
+        metavar="F:SCALE",
+        help="the same with a scale",
+    )
+    parser.add_argument(
+        "--lora-allow-predictor",
+        action="store_true",
+        help="use predictors with adapters, too, for which they were not made",
+    )
+
+
+def adapter_options(args: argparse.Namespace) -> dict[str, Any]:
+    """Keyword arguments of Llama that these options set."""
+    return {"lora_path": dict(args.lora), "lora_allow_predictor": args.lora_allow_predictor}
+
+
 def _separator(text: str) -> bytes | None:
     """The bytes of a command-line argument; None if it is empty."""
     return text.encode("utf-8", "surrogateescape") or None

@@ -1,4 +1,4 @@
-"""powerinfer convert: makes a GGUF from a Hugging Face folder or from another GGUF."""
+"""powerinfer convert: makes a GGUF from a Hugging Face folder, another GGUF, or an adapter."""
 
 import argparse
 
@@ -6,7 +6,9 @@ from .. import convert
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("model", metavar="MODEL", help="Hugging Face folder, GGUF or PWRI file")
+    parser.add_argument(
+        "model", metavar="MODEL", help="Hugging Face or PEFT folder, GGUF or PWRI file"
+    )
     parser.add_argument(
         "predictor", metavar="PREDICTOR_DIR", nargs="?", help="PowerInfer's folder of model_N.pt"
     )
@@ -33,6 +35,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--profile", metavar="STATS_DIR", help="PowerInfer's folder of activation_N.pt"
     )
+    parser.add_argument(
+        "--base", metavar="DIR", help="for a PEFT adapter: folder with its base model's config.json"
+    )
     parser.add_argument("--vocab-only", action="store_true", help="only tokenizer and sizes")
 
 
@@ -48,5 +53,6 @@ def run(args: argparse.Namespace) -> None:
         bundle=args.bundle,
         profile=args.profile,
         pre=args.pre,
+        base=args.base,
     )
     print(path)

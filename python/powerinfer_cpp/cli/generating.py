@@ -17,6 +17,8 @@ from ..sampling import Sampling
 from ..speculative import LlamaDraftModel, LlamaModelDecoding, LlamaPromptLookupDecoding
 from .common import (
     MOST_POSITIONS,
+    adapter_options,
+    add_adapter_arguments,
     add_model_arguments,
     llama_options,
     note_device,
@@ -44,6 +46,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the model, where it comes from, and what decides its text."""
     add_model_arguments(parser, seed=None, optional=True)
     add_hub_arguments(parser)
+    add_adapter_arguments(parser)
     parser.add_argument("-m", "--model", dest="model_file", metavar="FILE", help="MODEL, by option")
     parser.add_argument(
         "-c",
@@ -215,6 +218,7 @@ def open_model(args: argparse.Namespace) -> Iterator[Llama]:
     n_ctx = positions(path) if args.ctx_size is None else args.ctx_size
     options = {
         **llama_options(args),
+        **adapter_options(args),
         "n_threads_batch": args.threads_batch,
         "use_mmap": args.mmap,
         "use_mlock": args.mlock,

@@ -8,6 +8,8 @@ from ..chat import FORMATS
 from ..gguf import Gguf
 from .common import (
     MOST_POSITIONS,
+    adapter_options,
+    add_adapter_arguments,
     add_model_arguments,
     llama_options,
     note_device,
@@ -23,6 +25,7 @@ KEY_VARIABLE = "POWERINFER_API_KEY"
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_model_arguments(parser, n_batch=512, seed=None, several=True)
     add_hub_arguments(parser)
+    add_adapter_arguments(parser)
     parser.add_argument("--host", default="127.0.0.1", metavar="H", help="address to listen at")
     parser.add_argument("--port", type=whole(0), default=8080, metavar="N")
     parser.add_argument(
@@ -87,9 +90,12 @@ def run(args: argparse.Namespace) -> None:
     note_device(args)
     downloaded = from_hub(args)
     paths = _models([*(args.model or ()), *([downloaded] if downloaded else ())])
+    if len(paths) > 1 and args.lora:
+        raise ValueError("--lora: an adapter belongs to one model, and several are served")
     n_ctx = min(map(positions, paths.values())) if args.ctx_size is None else args.ctx_size
     options = {
         **llama_options(args),
+        **adapter_options(args),
         "n_ctx": n_ctx,
         "n_parallel": args.parallel,
         "n_kv": args.kv_size,

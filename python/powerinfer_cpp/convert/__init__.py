@@ -9,7 +9,7 @@ from ..activations import default_activation, dense_note
 from ..errors import ModelFormatError
 from ..formats import Format, format_by_name
 from ..printable import printable
-from . import bundles
+from . import adapter, bundles
 from .checkpoint import open_checkpoint
 from .config import Config
 from .families import read_family
@@ -44,6 +44,7 @@ def convert(
     bundle: bool = False,
     profile: str | Path | None = None,
     pre: str | None = None,
+    base: str | Path | None = None,
     log: Callable[[str], None] = to_stderr,
 ) -> Path:
     """Writes a GGUF from a model folder or another GGUF, and returns its path.
@@ -59,6 +60,8 @@ def convert(
     Q8_0, and `log` gets the error.
     activation: overrides the model's. vocab_only: tokenizer and sizes, no tensors. pre: name of the
     pre-tokeniser of a byte-level vocabulary, overrides the one that its files describe.
+    A folder of the package peft (adapter_config.json) becomes an adapter of the model whose
+    config.json is in the folder `base`; only outfile and outtype (default: f32) apply to it.
     outfile: default NAME-TYPE.gguf beside the model. log: called with notes, one line each.
 
     Raises OSError, ModelFormatError, UnsupportedModelError, ValueError; an error leaves no partial
@@ -76,10 +79,17 @@ def convert(
         raise ValueError("a dense or vocabulary-only file has no place for statistics")
     statistics = None if profile is None else Path(profile)
     model = Path(model)
-    inputs = [path for path in (model, predictor, profile) if path is not None]
+    inputs = [path for path in (model, predictor, profile, base) if path is not None]
     for given in inputs:
         if Path(given).is_dir():
             _refuse_devices(Path(given))
+    if (model / adapter.CONFIG).is_file():
+        if predictor or activation or dense or vocab_only or bundle or profile or pre:
+            raise ValueError(f"{model}: only base, outfile and outtype apply to an adapter")
+        known, target = base and Path(base), outfile and Path(outfile)
+        return adapter.convert_adapter(model.resolve(), known or None, target or None, outtype, log)
+    if base is not None:
+        raise ValueError(f"{model}: base is for adapters, and this is none ({adapter.CONFIG})")
     if _is_gguf(model):
         kind = "vocab" if vocab_only else "dense" if dense else "neurons"
         target = Path(outfile) if outfile else model.with_name(f"{model.stem}-{kind}.gguf")

@@ -39,6 +39,17 @@ def open_checkpoint(folder: Path) -> dict[str, Weight]:
     raise FileNotFoundError(f"{folder}: no weights (model.safetensors or pytorch_model.bin)")
 
 
+def open_adapter(folder: Path) -> dict[str, Weight]:
+    """Every tensor of a folder of the package peft by name; raises what open_checkpoint raises."""
+    for name, reader in (
+        ("adapter_model.safetensors", _safetensors),
+        ("adapter_model.bin", torch_weights),
+    ):
+        if (folder / name).is_file():
+            return reader(folder / name)
+    raise FileNotFoundError(f"{folder}: no weights (adapter_model.safetensors)")
+
+
 def _merged(files: list[Path], reader: Callable[[Path], dict[str, Weight]]) -> dict[str, Weight]:
     weights: dict[str, Weight] = {}
     for file in files:

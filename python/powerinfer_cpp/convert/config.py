@@ -1,4 +1,4 @@
-"""config.json, as transformers 4 and 5 write it."""
+"""config.json, as transformers 4 and 5 write it, and peft's adapter_config.json."""
 
 import math
 from pathlib import Path
@@ -15,8 +15,8 @@ _ACTIVATIONS = {**{name: name for name in NAMES}, "swish": "silu", "relu_squared
 class Config:
     """Typed access to config.json. Raises ModelFormatError naming file and key."""
 
-    def __init__(self, folder: Path):
-        self.path = folder / "config.json"
+    def __init__(self, folder: Path, name: str = "config.json"):
+        self.path = folder / name
         self.values = read_json(self.path)
 
     def integer(self, *keys: str, default: int | None = None, least: int = 1) -> int:

@@ -22,6 +22,7 @@ from .bodies import (
     EmbeddingBody,
     TemplateBody,
     TokenizeBody,
+    check_adapters,
     decode,
 )
 from .chats import chat_turn
@@ -88,6 +89,7 @@ class Server:
                 Route("/view", _guarded(self._view), methods=["GET"]),
                 Route("/view/stream", _guarded(self._view_stream), methods=["GET"]),
                 Route("/props", _guarded(self._props), methods=["GET"]),
+                Route("/lora-adapters", _guarded(self._lora_adapters), methods=["GET"]),
                 Route("/slots", _guarded(self._slots), methods=["GET"]),
                 Route("/metrics", _guarded(self._metrics), methods=["GET"]),
                 Route("/tokenize", _guarded(self._tokenize), methods=["POST"]),
@@ -148,6 +150,8 @@ class Server:
 
     async def _answer(self, request: Request, body: Any, make: Callable[..., Job]) -> Response:
         model, name = self.models.get(body.model), self.models.name_of(body.model)
+        if body.lora is not None:
+            check_adapters(body.lora, [scale for _, scale in model.adapters()])
         owner = request.scope.get("owner", "")
         of = (model, name, body, self.settings, owner)
         job = await self._prepared(request, body, make, *of)
@@ -236,6 +240,9 @@ class Server:
     async def _props(self, request: Request) -> Response:
         name = request.query_params.get("model")
         return _json(status.props(self.models.get(name), self.models.name_of(name)))
+
+    async def _lora_adapters(self, request: Request) -> Response:
+        return _json(status.adapters(self.models.get(request.query_params.get("model"))))
 
     async def _slots(self, request: Request) -> Response:
         model = self.models.get(request.query_params.get("model"))

@@ -21,6 +21,13 @@ Texts = str | list[str]
 Inputs = str | list[str | int | list[int]]
 
 
+class ScaledAdapter(msgspec.Struct, kw_only=True):
+    """An entry of llama.cpp's `lora`: an adapter of GET /lora-adapters, and its scale."""
+
+    id: Id
+    scale: float
+
+
 class Sampled(msgspec.Struct, kw_only=True):
     """What all dialects have in common, beside their own names for it. None: the default."""
 
@@ -44,6 +51,7 @@ class Sampled(msgspec.Struct, kw_only=True):
     mirostat_eta: float | None = None
     seed: int | None = None
     stream: bool | None = None
+    lora: list[ScaledAdapter] | None = None
     chat_template: Any = None
     chat_template_kwargs: Any = None
 
@@ -160,6 +168,21 @@ def decode(data: bytes, kind: type[Body]) -> Body:
         if getattr(body, name, None) is not None:
             raise Refusal(400, f"{name} is not taken from requests: the model has its own", name)
     return body
+
+
+def check_adapters(given: Sequence[ScaledAdapter], scales: Sequence[float]) -> None:
+    """Refuses a request for other adapters than those with which the model was opened. An adapter
+    that the request does not list has the scale 0, as in llama.cpp."""
+    asked = {adapter.id: adapter.scale for adapter in given}
+    if any(i >= len(scales) for i in asked):
+        raise Refusal(400, f"there is no adapter {max(asked)}: the model has {len(scales)}", "lora")
+    if [asked.get(i, 0.0) for i in range(len(scales))] != list(scales):
+        raise Refusal(
+            400,
+            "all requests share the adapters and scales with which the server was started "
+            "(GET /lora-adapters)",
+            "lora",
+        )
 
 
 def check_limits(body: _Texts, settings: Settings) -> None:

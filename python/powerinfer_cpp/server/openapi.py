@@ -38,6 +38,7 @@ GETS: dict[str, tuple[str, str]] = {
     "/v1/health": ("200 when requests can be served, 503 while models load.", _JSON),
     "/v1/models": ("The models.", _JSON),
     "/props": ("The model's context, template and plan.", _JSON),
+    "/lora-adapters": ("The model's LoRA adapters and their scales.", _JSON),
     "/slots": ("Texts that are being written.", _JSON),
     "/metrics": ("Counts for Prometheus.", _TEXT),
     "/tokenizer_info": ("The model's special tokens and template.", _JSON),
@@ -46,7 +47,7 @@ GETS: dict[str, tuple[str, str]] = {
     "/openapi.json": ("This description.", _JSON),
 }
 _STREAMED = (ChatBody, CompletionBody, InfillBody, ResponsesBody, MessagesBody)
-_OF_MODEL = ("/props", "/slots", "/tokenizer_info", "/view", "/view/stream")
+_OF_MODEL = ("/props", "/lora-adapters", "/slots", "/tokenizer_info", "/view", "/view/stream")
 ANTHROPICS = "/v1/messages"
 
 

@@ -42,6 +42,14 @@ def props(model: ServedModel, name: str) -> dict[str, Any]:
     }
 
 
+def adapters(model: ServedModel) -> list[dict[str, Any]]:
+    """GET /lora-adapters, with llama.cpp's names."""
+    return [
+        {"id": i, "path": Path(path).name, "scale": scale}  # not where it lies
+        for i, (path, scale) in enumerate(model.adapters())
+    ]
+
+
 def slots(model: ServedModel) -> list[dict[str, Any]]:
     """GET /slots: texts that are being computed. Nothing of what they say."""
     texts = model.engine.call(model.scheduler.texts)
