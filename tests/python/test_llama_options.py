@@ -57,7 +57,6 @@ def test_keywords(path: Path) -> None:
             vram_budget=0,
         ).close()
     for options, message in (
-        ({"lora_path": "x"}, "lora_path is not supported"),
         ({"kv_overrides": {"llama.rope.freq_base": 1.0}}, "kv_overrides is not supported"),
         ({"rope_freq_base": 20000.0}, "rope_freq_base is not supported"),
         ({"rope_freq_scale": 0.5}, "rope_freq_scale is not supported"),

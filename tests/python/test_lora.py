@@ -425,18 +425,17 @@ def test_tensors_that_do_not_fit(tmp_path: Path, change: Any, match: str) -> Non
 def test_main_uses_adapters(made: Path) -> None:
     from powerinfer_cpp import main_path
 
-    def said(*options: str) -> subprocess.CompletedProcess[str]:
+    def said(*options: str) -> subprocess.CompletedProcess[bytes]:
         command = [main_path(), "-m", str(made / "neurons.gguf"), "-p", "the cat", "-n", "8"]
-        return subprocess.run(
-            [*command, "--temp", "0", *options], capture_output=True, text=True, timeout=60
-        )
+        return subprocess.run([*command, "--temp", "0", *options], capture_output=True, timeout=60)
 
     with Llama(made / "neurons.gguf", verbose=False) as llm:
         wanted = []
         for scales in ((2.0, 0.0), (2.0, 1.0)):
             llm.set_adapters(mixed(made, scales))
-            out = llm("the cat", max_tokens=8, temperature=0, echo=True)
-            wanted.append(out["choices"][0]["text"])
+            ids = llm.tokenize(b"the cat")
+            found = tiny.take(llm.generate(ids, temp=0), 8)
+            wanted.append(b"the cat" + llm.detokenize(found, prev_tokens=ids))
     first, second = str(made / "first.gguf"), str(made / "second.gguf")
     assert said("--lora-scaled", f"{first}:2").stdout == wanted[0]
     assert said("--lora-scaled", first, "2").stdout == wanted[0]
@@ -445,10 +444,10 @@ def test_main_uses_adapters(made: Path) -> None:
     for options, match in (
         (("--lora", "none.gguf"), "none.gguf"),
         (("--lora-scaled", f"{first}:x"), "option --lora-scaled"),
-        (("--lora", str(made / "dense.gguf")), "this file is no adapter|general.type"),
+        (("--lora", str(made / "dense.gguf")), "general.type"),
     ):
         failed = said(*options)
-        assert failed.returncode and re.search(match, failed.stderr), failed.stderr
+        assert failed.returncode and re.search(match, failed.stderr.decode()), failed.stderr
 
 
 def test_commands_convert_and_chat(made: Path, tmp_path: Path) -> None:
