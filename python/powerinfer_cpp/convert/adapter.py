@@ -60,7 +60,9 @@ class _Base(Weights):
         self.taken: list[str] = []  # since it was last cleared
 
     def __contains__(self, name: str) -> bool:
-        return name in self._factors
+        # The model that peft changed is transformers', whose names families try first; a head of
+        # its own matters only if the adapter changes it.
+        return name != "lm_head.weight" or name in self._factors
 
     def rows(self, name: str) -> int:
         return 0
