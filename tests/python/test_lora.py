@@ -23,7 +23,7 @@ from powerinfer_cpp.convert import convert
 from reference import relative_error
 from safetensors.numpy import load_file, save_file
 
-from powerinfer_cpp import Llama, ModelFormatError, UnsupportedModelError
+from powerinfer_cpp import Llama, ModelFormatError, OutOfMemoryError, UnsupportedModelError
 
 LORA = GOLDEN / "lora"
 MIXES = {"first": (1.0, 0.0), "second": (0.0, 1.0), "both": (0.75, -0.5)}  # of make_lora.py
@@ -284,6 +284,24 @@ def test_without_alpha_terms_are_added_as_they_are(made: Path, tmp_path: Path) -
             results.append(computed(llm, tokens))
         assert np.array_equal(results[0], results[1])
         assert not np.array_equal(results[0], results[2])
+
+
+def test_the_budget_counts_adapters(made: Path) -> None:
+    tokens = np.load(LORA / "expected.npz")["tokens"]
+    with Llama(made / "neurons.gguf", **OPTIONS) as llm:
+        free = llm._model.unreserved()
+        adapter = llm.open_adapter(made / "first.gguf")
+        size = free - llm._model.unreserved()
+        assert size >= sum(t.n_bytes for t in gguf.GGUFReader(made / "first.gguf").tensors)
+        plain = computed(llm, tokens)
+        held = llm._model.reserve("the test's", llm._model.unreserved() - 1000)
+        with pytest.raises(OutOfMemoryError, match=r"first\.gguf: an adapter would take"):
+            llm.open_adapter(made / "first.gguf")
+        with pytest.raises(OutOfMemoryError, match="the session's adapters would take"):
+            llm.set_adapters({adapter: 1.0})
+        assert np.array_equal(computed(llm, tokens), plain)
+        del held, adapter
+        assert llm._model.unreserved() > free - (1 << 20)
 
 
 def test_damaged_files_are_refused(made: Path, tmp_path: Path) -> None:
