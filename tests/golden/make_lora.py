@@ -91,7 +91,7 @@ def main() -> None:
                 layer.set_scale(name, scale)
         found[mix] = logits(model.eval(), tokens)
     base_logits = np.load(BASE / "expected.npz")
-    np.savez_compressed(OUT / "expected.npz", tokens=tokens, **found)
+    np.savez_compressed(OUT / "logits.npz", tokens=tokens, **found)
     size = sum(f.stat().st_size for f in OUT.rglob("*") if f.is_file())
     print(f"{size / 1000:.0f} kB, logits spread over {found['both'].std():.2f}", end="")
     print(f" (the base's over {base_logits['logits'].std():.2f})")

@@ -65,7 +65,7 @@ def mixed(folder: Path, scales: tuple[float, float]) -> dict[Any, float]:
 @pytest.mark.parametrize("form", ["dense", "neurons"])
 def test_logits_are_those_of_peft(made: Path, form: str, sparse: str) -> None:
     """Also token by token and with two threads, with the same bits; changed between calls."""
-    expected = np.load(LORA / "expected.npz")
+    expected = np.load(LORA / "logits.npz")
     tokens = expected["tokens"]
     with Llama(made / f"{form}.gguf", sparse=sparse, n_threads=1, **OPTIONS) as llm:
         plain = computed(llm, tokens)
@@ -86,7 +86,7 @@ def test_logits_are_those_of_peft(made: Path, form: str, sparse: str) -> None:
 def test_adapters_of_a_quantised_model(made: Path) -> None:
     """Its products round their inputs to 8 bits, the adapter's do not: as far from the F32 model
     as without an adapter."""
-    expected = np.load(LORA / "expected.npz")
+    expected = np.load(LORA / "logits.npz")
     tokens, errors = expected["tokens"], []
     with Llama(made / "neurons.gguf", **OPTIONS) as llm:
         base = computed(llm, tokens)
@@ -103,7 +103,7 @@ def test_adapters_of_a_quantised_model(made: Path) -> None:
 
 
 def test_a_scale_of_0_is_no_adapter(made: Path) -> None:
-    tokens = np.load(LORA / "expected.npz")["tokens"]
+    tokens = np.load(LORA / "logits.npz")["tokens"]
     with Llama(made / "neurons.gguf", **OPTIONS) as llm:
         plain = computed(llm, tokens)
         llm.set_adapters(mixed(made, (0, 0)))
@@ -129,7 +129,7 @@ def test_positions_of_other_adapters_are_not_reused(made: Path) -> None:
 
 
 def test_an_adapter_is_opened_once_and_used_often(made: Path) -> None:
-    tokens = np.load(LORA / "expected.npz")["tokens"]
+    tokens = np.load(LORA / "logits.npz")["tokens"]
     with Llama(made / "dense.gguf", **OPTIONS) as llm, Llama(made / "dense.gguf") as other:
         adapter = llm.open_adapter(made / "first.gguf")
         assert isinstance(adapter, LoraAdapter)
@@ -276,7 +276,7 @@ def test_bad_files_are_refused(
 
 def test_without_alpha_terms_are_added_as_they_are(made: Path, tmp_path: Path) -> None:
     """As in llama.cpp."""
-    tokens = np.load(LORA / "expected.npz")["tokens"]
+    tokens = np.load(LORA / "logits.npz")["tokens"]
     with Llama(made / "neurons.gguf", **OPTIONS) as llm:
         results = []
         for alpha in (None, 4.0, 8.0):
@@ -287,7 +287,7 @@ def test_without_alpha_terms_are_added_as_they_are(made: Path, tmp_path: Path) -
 
 
 def test_the_budget_counts_adapters(made: Path) -> None:
-    tokens = np.load(LORA / "expected.npz")["tokens"]
+    tokens = np.load(LORA / "logits.npz")["tokens"]
     with Llama(made / "neurons.gguf", **OPTIONS) as llm:
         free = llm._model.unreserved()
         adapter = llm.open_adapter(made / "first.gguf")
@@ -328,7 +328,7 @@ def test_damaged_files_are_refused(made: Path, tmp_path: Path) -> None:
 
 def test_quantised_adapters(made: Path, tmp_path: Path) -> None:
     """Q8_0 stays as it is, Q4_0 becomes F32: the result of the values as gguf decodes them."""
-    tokens = np.load(LORA / "expected.npz")["tokens"]
+    tokens = np.load(LORA / "logits.npz")["tokens"]
     rng = np.random.default_rng(1)
     a, b = rng.standard_normal((32, 32)) / 4, rng.standard_normal((80, 32)) / 4
     with Llama(made / "neurons.gguf", **OPTIONS) as llm:
