@@ -148,6 +148,11 @@ bool pi_type_by_name(const char* name, uint32_t* type, int64_t* block, int64_t* 
  * dst_size are the sizes of the buffers in bytes; PI_ERROR_ARGUMENT if one is too small. */
 pi_status pi_encode(uint32_t type, const float* src, int64_t n, void* dst, size_t dst_size);
 pi_status pi_decode(uint32_t type, const void* src, size_t src_size, float* dst, int64_t n);
+/* pi_encode for rows of `row` elements (a multiple of the block that divides n), so that the sum of
+ * importance[column] times squared error gets small. importance: [row], finite and not negative,
+ * for example from an importance matrix. F32, F16, BF16 and Q8_0 are written as by pi_encode. */
+pi_status pi_encode_weighted(uint32_t type, const float* src, int64_t n, const float* importance,
+                             int64_t row, void* dst, size_t dst_size);
 
 /* ---- Models ------------------------------------------------------------------------------- */
 
@@ -225,9 +230,20 @@ typedef enum pi_record {
     PI_RECORD_NEEDS = 4,  /* of the others only counts and fired; and which neurons were proposed
                            * and computed, for the last row. For any `sparse`, with n_ubatch 1 and
                            * a file with neuron rows */
-    PI_RECORD_BITS = 5    /* of the others none; which of the neurons that were computed fired, for
+    PI_RECORD_BITS = 5,   /* of the others none; which of the neurons that were computed fired, for
                            * every row of the last call. For any `sparse` */
+    PI_RECORD_SQUARES = 6 /* of the others none; sums of the squared inputs of matrices over all
+                           * rows of the session, for sparse off or exact: an importance matrix */
 } pi_record;
+
+/* The products of a layer that share an input. */
+typedef enum pi_input {
+    PI_INPUT_ATTENTION = 0,        /* of queries, keys and values: [n_embd] */
+    PI_INPUT_ATTENTION_OUTPUT = 1, /* [n_head * head_dim] */
+    PI_INPUT_FFN = 2,              /* of gate and up: [n_embd] per expert */
+    PI_INPUT_FFN_DOWN = 3,         /* [n_ff] per expert; of matrices, not of neuron rows */
+    PI_INPUT_HEAD = 4              /* [n_embd], of the model; also of rows without logits */
+} pi_input;
 
 struct pi_session_params {
     size_t struct_size;      /* sizeof(pi_session_params) */
@@ -515,6 +531,12 @@ pi_status pi_session_neurons(const pi_session* session, int32_t first, int32_t n
 pi_status pi_firing_counts(const pi_session* session, int32_t layer, const uint64_t** out);
 pi_status pi_activations(const pi_session* session, int32_t layer, const bool** out);
 pi_status pi_ffn_inputs(const pi_session* session, int32_t layer, const float** out);
+/* With PI_RECORD_SQUARES: for each column of an input (a pi_input) the sum of its squares,
+ * [experts, width], and how many rows these are, [experts], over all rows of the session, possibly
+ * including rows of failed calls. experts: max(1, n_expert) in feed-forward blocks, else 1. The
+ * layer does not matter for PI_INPUT_HEAD. */
+pi_status pi_input_squares(const pi_session* session, int32_t layer, int32_t input,
+                           const double** sums, const uint64_t** rows);
 /* Ends and resumes recording. It begins with the session. While it is off, it takes no time, and
  * there is nothing of the last call. PI_ERROR_ARGUMENT if `record` is off. */
 pi_status pi_session_record(pi_session* session, bool on);

@@ -1,5 +1,6 @@
 // C API (powerinfer.h): GGUF files and formats of tensors.
 #include <algorithm>
+#include <cmath>
 
 #include "api.h"
 #include "gpu_index.h"
@@ -152,6 +153,23 @@ bool pi_type_by_name(const char* name, uint32_t* type, int64_t* block, int64_t* 
 
 pi_status pi_encode(uint32_t type, const float* src, int64_t n, void* dst, size_t dst_size) {
     return guarded([&] { codec(type, n, dst_size, src && dst).encode(src, dst, n); });
+}
+
+pi_status pi_encode_weighted(uint32_t type, const float* src, int64_t n, const float* importance,
+                             int64_t row, void* dst, size_t dst_size) {
+    return guarded([&] {
+        const ggml::DTypeInfo& t = codec(type, n, dst_size, src && dst && importance);
+        require(row > 0 && row % t.block == 0 && n % row == 0,
+                "row must be a multiple of the block that divides n");
+        for (int64_t i = 0; i < row && n; i++) {
+            require(std::isfinite(importance[i]) && importance[i] >= 0,
+                    "importance must be finite and not negative");
+        }
+        if (!t.encode_weighted) return t.encode(src, dst, n);
+        for (int64_t i = 0; i < n; i += row) {
+            t.encode_weighted(src + i, importance, static_cast<uint8_t*>(dst) + t.size(i), row);
+        }
+    });
 }
 
 pi_status pi_decode(uint32_t type, const void* src, size_t src_size, float* dst, int64_t n) {

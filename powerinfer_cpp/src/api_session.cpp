@@ -235,6 +235,18 @@ pi_status pi_ffn_inputs(const pi_session* s, int32_t layer, const float** out) {
     return recorded(s, layer, out, [&] { return s->session.record.input(layer); });
 }
 
+pi_status pi_input_squares(const pi_session* s, int32_t layer, int32_t input, const double** sums,
+                           const uint64_t** rows) {
+    const bool known = input >= PI_INPUT_ATTENTION && input <= PI_INPUT_HEAD;
+    const int32_t at = input == PI_INPUT_HEAD ? 0 : layer;
+    const pi_status status = recorded(s, at, sums, [&] {
+        require(known && rows, "no such input, or rows is NULL");
+        return s->session.record.sums(input, at);
+    });
+    if (status != PI_OK) return status;
+    return recorded(s, at, rows, [&] { return s->session.record.summed_rows(input, at); });
+}
+
 pi_status pi_session_record(pi_session* s, bool on) {
     return guarded([&] {
         require(s, kNoSession);

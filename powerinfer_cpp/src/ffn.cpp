@@ -28,7 +28,7 @@ struct Block {
 
 // Where operators note which neurons fire, [n, n_ff]; null if nobody wants to know.
 bool* flags_of(const Pass& p) {
-    return p.record.on() ? p.work.flags : nullptr;
+    return p.record.notes_neurons() ? p.work.flags : nullptr;
 }
 
 // Computes every neuron, for files that store matrices.
@@ -47,6 +47,7 @@ void dense_ffn(const Pass& p, const Block& in, float* y) {
         ggml::activation(p.context, c.activation, b.gate, all);
     }
     if (bool* flags = flags_of(p)) ggml::nonzero(p.context, b.gate, all, flags);
+    p.record.squares(p.context, PI_INPUT_FFN_DOWN, in.layer, in.expert, b.gate, in.n);
     const Input fired = b.input.prepare(p.context, b.gate, in.n, c.n_ff, w.down.quantised());
     p.multiply(fired, {{w.down, y, w.down_bias}});
     ggml::NeuronCounts& counts = p.counts.neurons[size_t(in.layer)];
@@ -227,6 +228,7 @@ void neuron_ffn(const Pass& p, const Block& in, float* y) {
 
 // y[t] = down . (act(gate . x[t]) * up . x[t]); without a gate, y[t] = down . act(up . x[t]).
 void ffn(const Pass& p, const Block& in, float* y) {
+    p.record.squares(p.context, PI_INPUT_FFN, in.layer, in.expert, in.x, in.n);
     if (in.w.neurons.n) {
         neuron_ffn(p, in, y);
     } else {

@@ -82,6 +82,7 @@ void attention(const Pass& p, int64_t layer, const float* x, float* y) {
     Workspace& b = p.work;
     const int64_t n = b.batch.n;
 
+    p.record.squares(p.context, PI_INPUT_ATTENTION, layer, 0, x, n);
     const bool q8 = l.q.quantised() || l.k.quantised() || l.v.quantised();
     const Input input = b.input.prepare(p.context, x, n, c.n_embd, q8);
     p.multiply(input, {{l.q, b.q, l.q_bias}, {l.k, b.k, l.k_bias}, {l.v, b.v, l.v_bias}});
@@ -98,6 +99,7 @@ void attention(const Pass& p, int64_t layer, const float* x, float* y) {
     ggml::attention(p.context, kv, c.n_head, float(1.0 / std::sqrt(double(c.head_dim))),
                     b.attention_rows, n, b.q, b.attended);
 
+    p.record.squares(p.context, PI_INPUT_ATTENTION_OUTPUT, layer, 0, b.attended, n);
     const Input attended = b.input.prepare(p.context, b.attended, n, c.q_dim(), l.o.quantised());
     p.multiply(attended, {{l.o, y, l.o_bias}});
 }
@@ -135,6 +137,10 @@ void head(const Pass& p) {
     float* const* result = b.batch.result;
     const int64_t n = b.batch.n, width = p.params.embedding ? c.n_embd : c.n_vocab;
     p.context.profile.part = name(Part::head);
+    if (p.record.sums_squares()) {
+        norm(p, b.x, m.output_norm, n, b.normed);
+        p.record.squares(p.context, PI_INPUT_HEAD, 0, 0, b.normed, n);
+    }
     for (int64_t t = 0; t < n;) {
         // Adjacent rows with adjacent results share one product.
         int64_t end = t;

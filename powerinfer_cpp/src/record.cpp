@@ -31,6 +31,18 @@ Recorder::Recorder(ggml::Carver& carver, const Config& c, const pi_session_param
         carver.take(bits_, {n_batch_, n_layer_, n_blocks_, (n_ff_ + 7) / 8});
         return;
     }
+    if (p.record == PI_RECORD_SQUARES) {
+        squares_[PI_INPUT_ATTENTION] = {c.n_embd};
+        squares_[PI_INPUT_ATTENTION_OUTPUT] = {c.q_dim()};
+        squares_[PI_INPUT_FFN] = {c.n_embd, n_blocks_};
+        squares_[PI_INPUT_FFN_DOWN] = {c.n_ff, n_blocks_};
+        squares_[PI_INPUT_HEAD] = {c.n_embd};
+        for (Squares& input : squares_) {
+            carver.take(input.sums, {n_layer_, input.blocks, input.width});
+            carver.take(input.rows, {n_layer_, input.blocks});
+        }
+        return;
+    }
     if (p.record >= PI_RECORD_COUNTS) carver.take(counts_, {n_layer_, n_blocks_, n_ff_});
     if (p.record >= PI_RECORD_FIRED) carver.take(fired_, {n_layer_, n_batch_, n_blocks_, n_ff_});
     if (p.record == PI_RECORD_INPUTS) carver.take(inputs_, {n_layer_, n_batch_, n_embd_});
@@ -72,7 +84,7 @@ void Recorder::advance(int64_t n) {
 
 void Recorder::fired(ggml::Context& context, int64_t layer, int64_t expert, const int32_t* rows,
                      int64_t n, const bool* flags) {
-    if (!on_) return;
+    if (!notes_neurons()) return;
     if (bits_) {
         context.threads.run(n, 16, [&](int64_t begin, int64_t end, int) {
             for (int64_t t = begin; t < end; t++) {
@@ -92,6 +104,24 @@ void Recorder::fired(ggml::Context& context, int64_t layer, int64_t expert, cons
 void Recorder::inputs(int64_t layer, const float* x, int64_t n) {
     if (!inputs_ || !on_) return;
     std::copy_n(x, n * n_embd_, inputs_ + (layer * n_batch_ + done_) * n_embd_);
+}
+
+void Recorder::add_squares(ggml::Context& context, int32_t input, int64_t layer, int64_t expert,
+                           const float* x, int64_t n) {
+    const Squares& to = squares_[input];
+    const int64_t block = layer * to.blocks + expert;
+    ggml::add_squares(context, x, n, to.width, to.sums + block * to.width);
+    to.rows[block] += uint64_t(n);
+}
+
+const double* Recorder::sums(int32_t input, int64_t layer) const {
+    const Squares& from = squares_[input];
+    return from.sums ? from.sums + layer * from.blocks * from.width : nullptr;
+}
+
+const uint64_t* Recorder::summed_rows(int32_t input, int64_t layer) const {
+    const Squares& from = squares_[input];
+    return from.rows ? from.rows + layer * from.blocks : nullptr;
 }
 
 bool* Recorder::needs(int64_t layer, int64_t expert, const ggml::Candidates& proposed) {

@@ -49,7 +49,7 @@ Workspace::Workspace(ggml::Carver& carver, const Config& c, const pi_session_par
         carver.take(masked, {scored});
         carver.take(audited, {rows});
     }
-    if (p.record) carver.take(flags, {rows, c.n_ff});
+    if (p.record && p.record != PI_RECORD_SQUARES) carver.take(flags, {rows, c.n_ff});
 }
 
 }  // namespace powerinfer

@@ -376,6 +376,21 @@ class Session:
         """
         return self._recorded(lib.pi_ffn_inputs, "float", np.float32, (self._n_rows, self.n_embd))
 
+    def input_squares(
+        self, layer: int, kind: int, experts: int, width: int
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Sums of the squares of an input, float64 [experts, width], and of how many rows they are,
+        uint64 [experts], over all rows of the session.
+
+        kind: a PI_INPUT value, whose sizes these must be. Raises ValueError unless `record` is
+        PI_RECORD_SQUARES.
+        """
+        sums, rows = ffi.new("double const **"), ffi.new("uint64_t const **")
+        check(lib.pi_input_squares(self.handle, layer, kind, sums, rows))
+        found = np.frombuffer(ffi.buffer(sums[0], 8 * experts * width), np.float64)
+        counts = np.frombuffer(ffi.buffer(rows[0], 8 * experts), np.uint64)
+        return found.reshape(experts, width).copy(), counts.copy()
+
     def record(self, on: bool) -> None:
         """Ends or resumes recording, which begins with the session.
 

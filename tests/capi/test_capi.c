@@ -278,6 +278,23 @@ static void test_formats(void) {
         if (block > 1) FAILS(PI_ERROR_ARGUMENT, pi_decode(type, data, sizeof(data), y, 33));
         CHECK(data[0] == 0xAA && y[0] == 77);
     }
+    float weight[32], better = 0, before = 0;
+    for (int i = 0; i < 32; i++) weight[i] = i % 4 ? 0.01f : 1;
+    OK(pi_encode_weighted(2, x, 64, weight, 32, data, 36));
+    OK(pi_decode(2, data, 36, y, 64));
+    for (int i = 0; i < 64; i++) better += weight[i % 32] * (x[i] - y[i]) * (x[i] - y[i]);
+    OK(pi_encode(2, x, 64, data, 36));
+    OK(pi_decode(2, data, 36, y, 64));
+    for (int i = 0; i < 64; i++) before += weight[i % 32] * (x[i] - y[i]) * (x[i] - y[i]);
+    CHECK(better < before);
+    OK(pi_encode_weighted(2, x, 0, weight, 32, data, 0));
+    FAILS(PI_ERROR_ARGUMENT, pi_encode_weighted(2, x, 64, NULL, 32, data, 36));
+    FAILS(PI_ERROR_ARGUMENT, pi_encode_weighted(2, x, 64, weight, 0, data, 36));
+    FAILS(PI_ERROR_ARGUMENT, pi_encode_weighted(2, x, 64, weight, 16, data, 36));
+    FAILS(PI_ERROR_ARGUMENT, pi_encode_weighted(2, x, 32, weight, 64, data, 36));
+    FAILS(PI_ERROR_ARGUMENT, pi_encode_weighted(2, x, 64, weight, 32, data, 35));
+    weight[31] = -1;
+    FAILS(PI_ERROR_ARGUMENT, pi_encode_weighted(2, x, 64, weight, 32, data, 36));
     const uint32_t bad[] = {999, UINT32_MAX, 26 /* I32 */};
     for (int k = 0; k < 3; k++) {
         FAILS(PI_ERROR_ARGUMENT, pi_encode(bad[k], x, 32, data, sizeof(data)));

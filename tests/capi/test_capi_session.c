@@ -435,7 +435,24 @@ static void test_recording(const pi_model* m, const float* expected) {
     params.record = PI_RECORD_NEEDS; /* takes n_ubatch 1 */
     s = UNTOUCHED;
     FAILS(PI_ERROR_ARGUMENT, pi_session_new(m, &params, &s));
-    params.record = 6;
+    params.record = PI_RECORD_SQUARES;
+    s = new_session(m, &params);
+    OK(pi_eval(s, tokens, NULL, NULL, 8));
+    const double* sums = NULL;
+    const uint64_t* rows = NULL;
+    for (int32_t input = PI_INPUT_ATTENTION; input <= PI_INPUT_HEAD; input++) {
+        if (input == PI_INPUT_FFN_DOWN) continue; /* neuron rows have none */
+        OK(pi_input_squares(s, 1, input, &sums, &rows));
+        CHECK(rows[0] == 8 && sums[0] > 0 && isfinite(sums[0]));
+    }
+    FAILS(PI_ERROR_ARGUMENT, pi_input_squares(s, -1, PI_INPUT_FFN, &sums, &rows));
+    FAILS(PI_ERROR_ARGUMENT, pi_input_squares(s, 0, PI_INPUT_HEAD + 1, &sums, &rows));
+    FAILS(PI_ERROR_ARGUMENT, pi_input_squares(s, 0, -1, &sums, &rows));
+    FAILS(PI_ERROR_ARGUMENT, pi_input_squares(s, 0, PI_INPUT_FFN, NULL, &rows));
+    FAILS(PI_ERROR_ARGUMENT, pi_input_squares(s, 0, PI_INPUT_FFN, &sums, NULL));
+    FAILS(PI_ERROR_ARGUMENT, pi_firing_counts(s, 0, &counts));
+    pi_session_free(s);
+    params.record = 7;
     FAILS(PI_ERROR_ARGUMENT, pi_session_new(m, &params, &s));
 }
 

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 from pathlib import Path
+from typing import Any
 
 import checkpoints
 import gguf
 import numpy as np
 import pytest
 from families import quiet
+from powerinfer_cpp.cli import main
 from powerinfer_cpp.convert import convert
 from powerinfer_cpp.formats import decode, encode, format_by_name
 from powerinfer_cpp.gguf import Gguf
-from powerinfer_cpp.quantize import TYPES, quantize
+from powerinfer_cpp.quantize import FORMATS, Choice, quantize
 
 from powerinfer_cpp import Llama, UnsupportedModelError
 
@@ -231,16 +234,10 @@ def wide(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return convert(folder / "model", outfile=folder / "wide.gguf", outtype="f32", log=quiet)
 
 
-def test_types_are_those_of_the_codecs() -> None:
-    assert ("F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1") + tuple(
-        f"Q{bits}_K" for bits in (2, 3, 4, 5, 6)
-    ) == TYPES
-
-
-@pytest.mark.parametrize("name", TYPES)
+@pytest.mark.parametrize("name", FORMATS)
 def test_every_type_is_read_by_the_gguf_package(name: str, wide: Path, tmp_path: Path) -> None:
     out, lines = tmp_path / "out.gguf", []
-    quantize(wide, out, name, log=lines.append)
+    quantize(wide, out, name, choice=Choice(pure=True), log=lines.append)
     assert not lines
     reader, kind = gguf.GGUFReader(out), gguf.GGMLQuantizationType[name]
     wanted = gguf.LlamaFileType[FILE_TYPES.get(name, f"MOSTLY_{name}")]
@@ -253,36 +250,100 @@ def test_every_type_is_read_by_the_gguf_package(name: str, wide: Path, tmp_path:
         assert tensor.tensor_type == kind, tensor.name
         back = gguf.quants.dequantize(tensor.data, kind)
         error = np.linalg.norm(back - exact[tensor.name]) / np.linalg.norm(exact[tensor.name])
-        assert error < 2.0 ** -(int(name[1]) - 0.5) if name[0] == "Q" else error < 4e-3
+        bits = re.match(r"I?Q(\d)", name)
+        assert error < 2.0 ** -(int(bits[1]) - 0.5) if bits else error < 4e-3
     tokens = [1, 20, 30, 40]
     with Llama(out, verbose=False) as llm:
         llm.eval(tokens)
         assert np.isfinite(llm.scores[3]).all()
 
 
-@pytest.mark.parametrize("bits", [2, 3, 4, 5])
-def test_names_of_llama_cpps_small_mixtures(bits: int, wide: Path, tmp_path: Path) -> None:
-    quantize(wide, tmp_path / "a.gguf", f"Q{bits}_K", log=quiet)
-    quantize(wide, tmp_path / "b.gguf", f"q{bits}_k_s", log=quiet)
-    assert (tmp_path / "a.gguf").read_bytes() == (tmp_path / "b.gguf").read_bytes()
-    with pytest.raises(ValueError, match="type must be one of"):
-        quantize(wide, tmp_path / "c.gguf", f"Q{bits}_K_M", log=quiet)
+def types_of(path: Path) -> dict[str, str]:
+    return {t.name.removesuffix(".weight"): t.type_name for t in Gguf(path).tensors}
+
+
+def test_a_mix_and_exceptions_to_it(wide: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out.gguf"
+
+    def made(name: str, **choice: Any) -> dict[str, str]:
+        quantize(wide, out, name, choice=Choice(**choice), log=quiet)
+        return types_of(out)
+
+    mixed = made("q4_k_m")
+    assert Gguf(out).metadata["general.file_type"] == gguf.LlamaFileType.MOSTLY_Q4_K_M
+    assert mixed["output"] == mixed["blk.0.attn_v"] == "Q6_K"
+    assert mixed["blk.0.ffn_down_t"] == "Q6_K" and mixed["blk.0.ffn_up"] == "Q4_K"
+    tokens = [1, 20, 30, 40]
+    with Llama(out, verbose=False) as llm:
+        llm.eval(tokens)
+        assert np.isfinite(llm.scores[3]).all()
+    pure = made("Q4_K_M", pure=True)
+    assert {k for n, k in pure.items() if "norm" not in n} == {"Q4_K"} and made("Q4_K") == pure
+    assert made("Q4_K_M", output="Q8_0") == mixed | {"output": "Q8_0"}
+    assert made("Q4_K_M", leave_output=True) == mixed | {"output": "F32"}
+    assert made("Q4_K_M", token_embedding="q5_1") == mixed | {"token_embd": "Q5_1"}
+    found = made("Q4_K_M", tensors=[(r"attn_[qk]\.", "Q8_0"), ("attn", "IQ4_NL")], output="F16")
+    parts = {"attn_q": "Q8_0", "attn_k": "Q8_0", "attn_v": "IQ4_NL", "attn_output": "IQ4_NL"}
+    assert found == mixed | {f"blk.0.{n}": kind for n, kind in parts.items()} | {"output": "F16"}
+
+
+def test_tied_embeddings_are_an_output(tmp_path: Path) -> None:
+    cfg = checkpoints.config(
+        hidden_size=256, num_hidden_layers=1, head_dim=64, tie_word_embeddings=True
+    )
+    checkpoints.save(tmp_path / "model", cfg, checkpoints.weights(cfg))
+    source = convert(tmp_path / "model", outfile=tmp_path / "a.gguf", outtype="f32", log=quiet)
+    out = tmp_path / "out.gguf"
+    for choice, kind in (
+        ({}, "Q6_K"),
+        ({"output": "Q8_0"}, "Q8_0"),
+        ({"output": "Q8_0", "token_embedding": "Q5_0"}, "Q5_0"),
+    ):
+        quantize(source, out, "IQ4_XS", choice=Choice(**choice), log=quiet)
+        assert types_of(out)["token_embd"] == kind and "output" not in types_of(out)
+
+
+def test_options_of_the_command(wide: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out.gguf"
+    options = ["--pure", "--output-tensor-type", "q8_0", "--token-embedding-type", "Q6_K"]
+    options += ["--tensor-type", "ffn_(gate|up)=q5_k", "--tensor-type", "ffn=q8_0"]
+    assert main(["quantize", str(wide), str(out), "IQ4_XS", *options]) == 0
+    found = types_of(out)
+    assert (found["output"], found["token_embd"], found["blk.0.attn_v"]) == (
+        "Q8_0",
+        "Q6_K",
+        "IQ4_XS",
+    )
+    assert found["blk.0.ffn_up"] == "Q5_K" and found["blk.0.ffn_down_t"] == "Q8_0"
+    assert main(["quantize", str(wide), str(out), "Q6_K", "--leave-output-tensor"]) == 0
+    assert types_of(out)["output"] == "F32"
+    for bad in ("ffn", "=Q8_0", "(=Q8_0", "ffn=Q4_K_M"):
+        with pytest.raises(SystemExit):
+            main(["quantize", str(wide), str(out), "Q6_K", "--tensor-type", bad])
 
 
 @pytest.mark.parametrize(
     ("name", "instead"),
-    [("Q2_K", "Q4_0"), ("Q3_K", "Q4_0"), ("Q4_K", "Q5_0"), ("Q5_K", "Q5_1"), ("Q6_K", "Q8_0")],
+    [
+        ("Q2_K", "Q4_0"),
+        ("Q3_K", "Q4_0"),
+        ("Q4_K", "Q5_0"),
+        ("Q5_K", "Q5_1"),
+        ("Q6_K", "Q8_0"),
+        ("IQ4_XS", "IQ4_NL"),
+    ],
 )
 def test_rows_that_blocks_of_256_do_not_divide(
     name: str, instead: str, files: dict[str, Path], tmp_path: Path
 ) -> None:
     lines: list[str] = []
-    quantize(files["dense"], tmp_path / "out.gguf", name, log=lines.append)
+    pure = Choice(pure=True)
+    quantize(files["dense"], tmp_path / "out.gguf", name, choice=pure, log=lines.append)
     types = {t.name: t.type_name for t in Gguf(tmp_path / "out.gguf").tensors}
     assert {types["blk.0.attn_q.weight"], types["blk.1.ffn_down.weight"]} == {instead}
     assert any(f"so {instead} instead of {name}" in line for line in lines)
     # What is in that format already is left as it is.
-    quantize(tmp_path / "out.gguf", tmp_path / "again.gguf", name, log=quiet)
+    quantize(tmp_path / "out.gguf", tmp_path / "again.gguf", name, choice=pure, log=quiet)
     assert (tmp_path / "out.gguf").read_bytes() == (tmp_path / "again.gguf").read_bytes()
 
 

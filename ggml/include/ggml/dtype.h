@@ -35,6 +35,10 @@ struct DTypeInfo {
     // Reference codecs for n elements; n must be a multiple of block. Null for integer types.
     void (*decode)(const void* src, float* dst, int64_t n);
     void (*encode)(const float* src, void* dst, int64_t n);
+    // The same, with weights of the squared errors: importance, [n], finite and not negative. Null
+    // if they would change nothing.
+    void (*encode_weighted)(const float* src, const float* importance, void* dst,
+                            int64_t n) = nullptr;
 
     bool is_float() const { return decode != nullptr; }
     bool is_quantised() const { return block > 1; }

@@ -158,5 +158,7 @@ void route(Context& context, Gating gating, float* score, int64_t n, int64_t n_e
 void nonzero(Context& context, const float* x, int64_t n, bool* flags);
 // counts[i] += the number of rows whose flag i is set. flags: [rows, n].
 void count_flags(Context& context, const bool* flags, int64_t rows, int64_t n, uint64_t* counts);
+// sums[i] += the squares of column i, row by row. x: [rows, n].
+void add_squares(Context& context, const float* x, int64_t rows, int64_t n, double* sums);
 
 }  // namespace ggml

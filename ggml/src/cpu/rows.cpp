@@ -162,4 +162,13 @@ void count_flags(Context& context, const bool* flags, int64_t rows, int64_t n, u
     });
 }
 
+void add_squares(Context& context, const float* x, int64_t rows, int64_t n, double* sums) {
+    const OpTimer timer(context.profile, "add_squares");
+    context.threads.run(n, 64, [&](int64_t begin, int64_t end, int) {
+        for (int64_t t = 0; t < rows; t++) {
+            for (int64_t i = begin; i < end; i++) sums[i] += double(x[t * n + i]) * x[t * n + i];
+        }
+    });
+}
+
 }  // namespace ggml

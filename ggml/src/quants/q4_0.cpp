@@ -6,6 +6,7 @@
 
 #include "ggml/blocks.h"
 #include "quants.h"
+#include "search.h"
 
 namespace ggml {
 
@@ -35,6 +36,19 @@ void encode_q4_0(const float* src, void* dst, int64_t n) {
         for (int i = 0; i < kQ / 2; i++) {
             const int low = nibble(x[i], inverse), high = nibble(x[i + kQ / 2], inverse);
             block.qs[i] = uint8_t(low | high << 4);
+        }
+        std::memcpy(p + b * int64_t(sizeof(block)), &block, sizeof(block));
+    }
+}
+
+void weigh_q4_0(const float* src, const float* importance, void* dst, int64_t n) {
+    uint8_t* p = static_cast<uint8_t*>(dst);
+    for (int64_t b = 0; b < n / kQ; b++) {
+        BlockQ4_0 block;
+        int8_t q[kQ];
+        block.d = search_codes(Uniform{8}, src + b * kQ, importance + b * kQ, 0.1f, q);
+        for (int i = 0; i < kQ / 2; i++) {
+            block.qs[i] = uint8_t((q[i] + 8) | (q[i + kQ / 2] + 8) << 4);
         }
         std::memcpy(p + b * int64_t(sizeof(block)), &block, sizeof(block));
     }

@@ -6,6 +6,7 @@
 
 #include "ggml/blocks.h"
 #include "quants.h"
+#include "search.h"
 
 namespace ggml {
 
@@ -41,6 +42,31 @@ void encode_range(const float* x, float steps, Block& block, uint8_t* q) {
     block.d = f32_to_f16(d);
     block.m = f32_to_f16(low);
     put_nibbles(q, block.qs);
+}
+
+// The same by a search. Halves of d and m are known before the codes are chosen.
+template <typename Block>
+void search_range(const float* x, const float* importance, float steps, Block& block, uint8_t* q) {
+    float w[kQ], d, min;
+    error_weights(x, importance, kQ, 1, w);
+    search_group(x, w, kQ, steps, false, &d, &min);
+    block.d = f32_to_f16(d);
+    block.m = f32_to_f16(-min);
+    d = f16_to_f32(block.d);
+    const float m = f16_to_f32(block.m), inverse = d > 0 ? 1 / d : 0;
+    for (int i = 0; i < kQ; i++) q[i] = uint8_t(nearest((x[i] - m) * inverse, 0, steps));
+    put_nibbles(q, block.qs);
+}
+
+// Calls encode(x, importance, block, codes) for each block.
+template <typename Block, typename F>
+void each_block(const float* src, const float* importance, void* dst, int64_t n, const F& encode) {
+    for (int64_t b = 0; b < n / kQ; b++) {
+        Block block;
+        uint8_t q[kQ];
+        encode(src + b * kQ, importance + b * kQ, block, q);
+        std::memcpy(static_cast<uint8_t*>(dst) + b * int64_t(sizeof(block)), &block, sizeof(block));
+    }
 }
 
 }  // namespace
@@ -83,6 +109,32 @@ void encode_q5_0(const float* src, void* dst, int64_t n) {
         put_fifth_bits(q, block.qh);
         std::memcpy(static_cast<uint8_t*>(dst) + b * int64_t(sizeof(block)), &block, sizeof(block));
     }
+}
+
+void weigh_q4_1(const float* src, const float* importance, void* dst, int64_t n) {
+    each_block<BlockQ4_1>(src, importance, dst, n,
+                          [](const float* x, const float* w, BlockQ4_1& block, uint8_t* q) {
+                              search_range(x, w, 15, block, q);
+                          });
+}
+
+void weigh_q5_1(const float* src, const float* importance, void* dst, int64_t n) {
+    each_block<BlockQ5_1>(src, importance, dst, n,
+                          [](const float* x, const float* w, BlockQ5_1& block, uint8_t* q) {
+                              search_range(x, w, 31, block, q);
+                              put_fifth_bits(q, block.qh);
+                          });
+}
+
+void weigh_q5_0(const float* src, const float* importance, void* dst, int64_t n) {
+    each_block<BlockQ5_0>(src, importance, dst, n,
+                          [](const float* x, const float* w, BlockQ5_0& block, uint8_t* q) {
+                              int8_t centred[kQ];
+                              block.d = search_codes(Uniform{16}, x, w, 0.1f, centred);
+                              for (int i = 0; i < kQ; i++) q[i] = uint8_t(centred[i] + 16);
+                              put_nibbles(q, block.qs);
+                              put_fifth_bits(q, block.qh);
+                          });
 }
 
 }  // namespace ggml

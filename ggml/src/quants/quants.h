@@ -23,12 +23,18 @@ void encode_q4_1(const float* src, void* dst, int64_t n);
 void encode_q5_0(const float* src, void* dst, int64_t n);
 void encode_q5_1(const float* src, void* dst, int64_t n);
 // The public Python package has no encoders for these formats; these are our own searches.
-void encode_q2_k(const float* src, void* dst, int64_t n);
-void encode_q3_k(const float* src, void* dst, int64_t n);
-void encode_q4_k(const float* src, void* dst, int64_t n);
-void encode_q5_k(const float* src, void* dst, int64_t n);
-void encode_q6_k(const float* src, void* dst, int64_t n);
-void encode_iq4_nl(const float* src, void* dst, int64_t n);
-void encode_iq4_xs(const float* src, void* dst, int64_t n);
+// importance, [n]: weights of the squared errors, or null.
+void encode_q2_k(const float* src, const float* importance, void* dst, int64_t n);
+void encode_q3_k(const float* src, const float* importance, void* dst, int64_t n);
+void encode_q4_k(const float* src, const float* importance, void* dst, int64_t n);
+void encode_q5_k(const float* src, const float* importance, void* dst, int64_t n);
+void encode_q6_k(const float* src, const float* importance, void* dst, int64_t n);
+void encode_iq4_nl(const float* src, const float* importance, void* dst, int64_t n);
+void encode_iq4_xs(const float* src, const float* importance, void* dst, int64_t n);
+// The same searches for these formats.
+void weigh_q4_0(const float* src, const float* importance, void* dst, int64_t n);
+void weigh_q4_1(const float* src, const float* importance, void* dst, int64_t n);
+void weigh_q5_0(const float* src, const float* importance, void* dst, int64_t n);
+void weigh_q5_1(const float* src, const float* importance, void* dst, int64_t n);
 
 }  // namespace ggml

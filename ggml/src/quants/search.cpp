@@ -12,14 +12,14 @@ struct MinFit {
     float w = 0, q = 0, qq = 0, x = 0, xq = 0, xx = 0;
     float scale = 0, min = 0;
 
-    void solve() {
+    void solve(bool positive) {
         const float det = w * qq - q * q;
         scale = min = 0;
         if (det > 0) {
             scale = (w * xq - x * q) / det;
             min = (q * xq - qq * x) / det;
         }
-        if (!(det > 0) || min < 0) {  // the offset -min cannot be positive
+        if (!(det > 0) || (positive && min < 0)) {
             min = 0;
             scale = qq > 0 ? xq / qq : 0;
         }
@@ -30,7 +30,8 @@ struct MinFit {
     }
 };
 
-MinFit fit_min(const float* x, const float* w, int n, float low, float inverse, float top) {
+MinFit fit_min(const float* x, const float* w, int n, float low, float inverse, float top,
+               bool positive) {
     float s[6][4] = {};
     for (int i = 0; i < n; i += 4) {
         for (int j = 0; j < 4; j++) {
@@ -47,25 +48,31 @@ MinFit fit_min(const float* x, const float* w, int n, float low, float inverse, 
     float t[6];
     for (int k = 0; k < 6; k++) t[k] = s[k][0] + s[k][1] + s[k][2] + s[k][3];
     MinFit fit{t[0], t[1], t[2], t[3], t[4], t[5]};
-    fit.solve();
+    fit.solve(positive);
     return fit;
 }
 
-void search_group(const float* x, const float* w, int n, float top, float* scale, float* min) {
-    const float low = std::min(0.0f, *std::min_element(x, x + n)),
-                high = *std::max_element(x, x + n);
+}  // namespace
+
+void search_group(const float* x, const float* w, int n, float top, bool positive, float* scale,
+                  float* min) {
+    float low = *std::min_element(x, x + n);
+    const float high = *std::max_element(x, x + n);
+    if (positive) low = std::min(0.0f, low);
     *scale = 0;
     *min = -low;
-    if (!(high > low)) return;  // all values are equal and not positive
+    if (!(high > low)) return;  // all values are equal (and not positive)
     double least = INFINITY;
     for (int trial = -10; trial <= 10; trial++) {
         const float inverse = (top + 0.1f * float(trial)) / (high - low);
         if (!(inverse > 0) || !std::isfinite(inverse)) continue;
-        const MinFit fit = fit_min(x, w, n, low, inverse, top);
+        const MinFit fit = fit_min(x, w, n, low, inverse, top, positive);
         const double error = fit.error();
         if (error < least) least = error, *scale = fit.scale, *min = fit.min;
     }
 }
+
+namespace {
 
 float error_at(const float* x, const float* w, int n, float scale, float min, float top) {
     const float inverse = scale > 0 ? 1 / scale : 0;
@@ -92,15 +99,16 @@ float units(float v, float unit, float levels) {
 
 }  // namespace
 
-void search_block_min(const float* x, int size, int levels, float top, Codes& out) {
+void search_block_min(const float* x, const float* importance, int size, int levels, float top,
+                      Codes& out) {
     const int groups = kQK / size;
     const float most = float(levels);
     float w[kQK], scale[kQK / 16], min[kQK / 16], d = 0, dmin = 0;
     out = Codes();
     if (extreme(x, kQK) == 0) return;
+    error_weights(x, importance, size, groups, w);
     for (int g = 0; g < groups; g++) {
-        importance(x + g * size, size, w + g * size);
-        search_group(x + g * size, w + g * size, size, top, &scale[g], &min[g]);
+        search_group(x + g * size, w + g * size, size, top, true, &scale[g], &min[g]);
         d = std::max(d, scale[g] / most);
         dmin = std::max(dmin, min[g] / most);
     }

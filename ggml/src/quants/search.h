@@ -3,8 +3,8 @@
 // Each group gets a scale (and a min) by weighted least squares over a set of trial roundings. Then
 // the block rounds the scales of its groups to a few bits: it tries neighbouring values, rounds the
 // weights again for each, and fits its own scale to the resulting codes. The weight of a squared
-// error is sigma + |x|, so large values count up to a few times as much as small ones. Other
-// encoders of these formats do the same.
+// error is sigma + |x|, so large values count up to a few times as much as small ones, times the
+// importance of its column, if that is known. Other encoders of these formats do the same.
 #pragma once
 
 #include <cmath>
@@ -39,11 +39,21 @@ inline float extreme(const float* x, int n) {
     return std::fabs(found) < kTiny || !std::isfinite(found) ? 0 : found;
 }
 
-inline void importance(const float* x, int n, float* weight) {
-    float squares = 0;
-    for (int i = 0; i < n; i++) squares += x[i] * x[i];
-    const float sigma = std::sqrt(squares / float(n));
-    for (int i = 0; i < n; i++) weight[i] = sigma + std::fabs(x[i]);
+// Weights of the squared errors in groups of n values. importance: of their columns, or null; if
+// all of it is 0, it says nothing. Where only some is 0, the small term chooses among equals.
+inline void error_weights(const float* x, const float* importance, int n, int groups,
+                          float* weight) {
+    float most = 0;
+    for (int i = 0; importance && i < n * groups; i++) most = std::fmax(most, importance[i]);
+    for (int g = 0; g < groups; g++) {
+        float squares = 0;
+        for (int i = g * n; i < (g + 1) * n; i++) squares += x[i] * x[i];
+        const float sigma = std::sqrt(squares / float(n));
+        for (int i = g * n; i < (g + 1) * n; i++) {
+            weight[i] = sigma + std::fabs(x[i]);
+            if (most > 0) weight[i] *= importance[i] / most + 1e-8f;
+        }
+    }
 }
 
 // Rounding to q in -levels..levels - 1.
@@ -97,6 +107,18 @@ float search_scale(const Round& round, const float* x, const float* w, int n, fl
     return best.scale();
 }
 
+// Encodes a block with one scale, which is returned.
+template <typename Round>
+f16_t search_codes(const Round& round, const float* x, const float* importance, float steps,
+                   int8_t q[kQ]) {
+    float w[kQ];
+    error_weights(x, importance, kQ, 1, w);
+    const f16_t half = f32_to_f16(search_scale(round, x, w, kQ, steps));
+    const float d = f16_to_f32(half), inverse = d != 0 && std::isfinite(d) ? 1 / d : 0;
+    for (int i = 0; i < kQ; i++) q[i] = int8_t(round(x[i] * inverse));
+    return half;
+}
+
 template <typename Round>
 float error_at(const Round& round, const float* x, const float* w, int n, float scale) {
     const float inverse = scale != 0 ? 1 / scale : 0;
@@ -111,15 +133,16 @@ float error_at(const Round& round, const float* x, const float* w, int n, float 
 }
 
 // Encodes a block of groups of `size`; the scale of a group is -levels..levels - 1 times d.
+// importance: of the columns, or null.
 template <typename Round>
-void search_block(const Round& round, const float* x, int size, int levels, float steps,
-                  Codes& out) {
+void search_block(const Round& round, const float* x, const float* importance, int size, int levels,
+                  float steps, Codes& out) {
     const int groups = kQK / size;
     float w[kQK], scale[kQK / 16], most = 0;
     out = Codes();
     if (extreme(x, kQK) == 0) return;
+    error_weights(x, importance, size, groups, w);
     for (int g = 0; g < groups; g++) {
-        importance(x + g * size, size, w + g * size);
         scale[g] = search_scale(round, x + g * size, w + g * size, size, steps);
         if (std::fabs(scale[g]) > std::fabs(most)) most = scale[g];
     }
@@ -161,6 +184,11 @@ void search_block(const Round& round, const float* x, int size, int levels, floa
 
 // The same with scales and mins: w = d * scale * q - dmin * min, scale and min in 0..levels, q in
 // 0..top.
-void search_block_min(const float* x, int size, int levels, float top, Codes& out);
+void search_block_min(const float* x, const float* importance, int size, int levels, float top,
+                      Codes& out);
+
+// The best w = scale * q - min of a group, q in 0..top. positive: min must not be below 0.
+void search_group(const float* x, const float* w, int n, float top, bool positive, float* scale,
+                  float* min);
 
 }  // namespace ggml

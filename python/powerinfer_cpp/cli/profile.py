@@ -1,13 +1,16 @@
 """powerinfer profile: counts how often each neuron fires, and stores it in the GGUF."""
 
 import argparse
+from pathlib import Path
 
 import numpy as np
 
+from .. import imatrix
 from ..convert import to_stderr
+from ..convert.writer import refuse_inputs
 from ..model import Model
 from ..printable import printable
-from ..profile import Statistics, profile
+from ..profile import Statistics, importance, profile
 from ..profile.text import read, windows
 from ..trace import record
 from .common import (
@@ -50,6 +53,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "`powerinfer simulate`",
     )
     parser.add_argument(
+        "--imatrix",
+        metavar="F",
+        help="write an importance matrix for `powerinfer quantize`: a GGUF as llama.cpp's",
+    )
+    parser.add_argument(
         "--cats",
         type=share,
         metavar="P",
@@ -63,10 +71,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
-    if args.out is None and args.export is None and args.trace is None:
-        raise ValueError("profile needs --out F, --export DIR or --trace F")
+    if all(value is None for value in (args.out, args.export, args.trace, args.imatrix)):
+        raise ValueError("profile needs --out F, --export DIR, --imatrix F or --trace F")
     if args.trace is not None:
         _trace(args)
+        return
+    if args.imatrix is not None:
+        _imatrix(args)
         return
     if (args.backend == "transformers") != (args.checkpoint is not None):
         raise ValueError("--backend transformers and --checkpoint DIR need each other")
@@ -96,21 +107,36 @@ def run(args: argparse.Namespace) -> None:
         print(args.out)
 
 
-def _trace(args: argparse.Namespace) -> None:
-    """Writes a trace and nothing else."""
+def _alone(args: argparse.Namespace, option: str) -> tuple[Model, list[np.ndarray]]:
+    """The model and the windows of the text, for an option that writes nothing else."""
     others = (args.out, args.export, args.imported, args.cats, args.checkpoint)
-    if args.text is None or args.merge or any(value is not None for value in others):
-        raise ValueError("--trace needs --text, and is an output of its own")
+    several = args.trace is not None and args.imatrix is not None
+    if args.text is None or args.merge or several or any(value is not None for value in others):
+        raise ValueError(f"{option} needs --text, and is an output of its own")
     need_cpu(args)
     model = Model(args.model, **model_fields(args))
     n_ctx = min(args.ctx_size, model.n_ctx_train)
     try:
-        pieces = windows(model, read(args.text), args.separator, n_ctx, args.tokens)
+        return model, windows(model, read(args.text), args.separator, n_ctx, args.tokens)
     except ValueError as error:
         raise ValueError(f"{args.text}: {error}") from None
+
+
+def _trace(args: argparse.Namespace) -> None:
+    model, pieces = _alone(args, "--trace")
     tokens, proposed, computed = record(model, args.trace, pieces, **session_fields(args))
     print(f"{tokens} tokens; each proposed {proposed:.0f} neurons and computed {computed:.0f}")
     print(args.trace)
+
+
+def _imatrix(args: argparse.Namespace) -> None:
+    model, pieces = _alone(args, "--imatrix")
+    refuse_inputs(Path(args.imatrix), [*model.gguf.files, args.text])
+    corpus = Path(args.text).name
+    found = importance.measure(model, pieces, corpus, **session_fields(args))
+    imatrix.write(args.imatrix, found)
+    print(f"{sum(map(len, pieces))} tokens, inputs of {len(found.inputs)} tensors")
+    print(args.imatrix)
 
 
 def show(found: Statistics) -> None:

@@ -95,9 +95,14 @@ def is_matrix(stored: Stored) -> bool:
     return is_weight and not stored.name.endswith(_EXACT)
 
 
-def in_format(stored: Stored, wanted: Format) -> Stored:
-    """The tensor in a format that fits its rows; unchanged if it already has that format."""
-    return stored if stored.format.type == wanted.type else encoded(decoded(stored), wanted)
+def in_format(stored: Stored, wanted: Format, importance: np.ndarray | None = None) -> Stored:
+    """The tensor in a format that fits its rows; unchanged if it already has that format.
+
+    importance: as in `encoded`.
+    """
+    if stored.format.type == wanted.type:
+        return stored
+    return encoded(decoded(stored), wanted, importance)
 
 
 def entries(gguf: Gguf, keep: Callable[[str], bool] = lambda _key: True) -> Iterator[Entry]:

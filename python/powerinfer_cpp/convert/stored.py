@@ -16,6 +16,7 @@ from .tensors import Output
 SLAB = 1 << 24  # elements of a slab: 64 MB as float32
 # Replacements for formats whose blocks of 256 do not divide a row, as in llama.cpp.
 _NARROWER = {"Q2_K": "Q4_0", "Q3_K": "Q4_0", "Q4_K": "Q5_0", "Q5_K": "Q5_1", "Q6_K": "Q8_0"}
+_NARROWER |= {"IQ4_XS": "IQ4_NL"}
 
 
 @dataclass(frozen=True)
@@ -55,17 +56,28 @@ class Stored:
             yield self.rows(a, min(a + step, self.n_rows))
 
 
-def encoded(output: Output, fmt: Format) -> Stored:
+def encoded(output: Output, fmt: Format, importance: np.ndarray | None = None) -> Stored:
     """An Output in a format whose block divides its rows.
 
-    Reading its rows raises ValueError for values that are not finite or do not fit the format.
+    importance: of the columns, [n_mat, row], for as many matrices of the same height. Reading its
+    rows raises ValueError for values that are not finite or do not fit the format.
     """
+
+    def by_matrix(values: np.ndarray, a: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        height = math.prod(output.shape[:-1]) // len(importance)
+        while len(values):
+            n = height - a % height
+            yield values[:n], importance[a // height]
+            values, a = values[n:], a + n
 
     def rows(a: int, b: int) -> np.ndarray:
         values = output.rows(a, b)
         if not np.isfinite(values).all():
             raise ValueError(f"tensor {output.name} holds values that are not finite")
-        data = encode(fmt, values)
+        if importance is None:
+            data = encode(fmt, values)
+        else:
+            data = np.concatenate([encode(fmt, v, w) for v, w in by_matrix(values, a)])
         if fmt.type == F16 and not np.isfinite(data.view(np.float16)).all():
             raise ValueError(
                 f"tensor {output.name} holds values beyond F16's range: use f32 or bf16"

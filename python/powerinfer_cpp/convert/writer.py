@@ -42,6 +42,8 @@ FILE_TYPES = {
     "Q4_K": 14,
     "Q5_K": 16,
     "Q6_K": 18,
+    "IQ4_NL": 25,
+    "IQ4_XS": 30,
     "BF16": 32,
 }
 
@@ -78,7 +80,7 @@ def array(key: str, element: str, value: Sequence[Any]) -> Entry:
 
 def write_gguf(
     path: Path,
-    architecture: str,
+    architecture: str | None,
     entries: Iterable[Entry],
     tensors: Sequence[Stored],
     inputs: Iterable[str | Path] = (),
@@ -86,14 +88,17 @@ def write_gguf(
 ) -> None:
     """Writes a GGUF v3 file, or nothing.
 
-    entries: without general.architecture; general.alignment is that of the tensors. inputs: as in
-    `replacing`. magic: the file's first four bytes. Raises OSError (with one sentence for a full
-    disk), ValueError if `path` is an input, and the errors of the tensors' rows.
+    architecture: None for a file of no model. entries: without general.architecture;
+    general.alignment is that of the tensors. inputs: as in `replacing`. magic: the file's first
+    four bytes. Raises OSError (with one sentence for a full disk), ValueError if `path` is an
+    input, and the errors of the tensors' rows.
     """
     entries = list(entries)
     alignment = next((e.value for e in entries if e.key == _ALIGNMENT_KEY), _ALIGNMENT)
     with replacing(path, sum(t.n_bytes + alignment for t in tensors), inputs) as part:
-        writer = GGUFWriter(part, architecture)
+        writer = GGUFWriter(part, architecture or "")
+        if architecture is None:
+            del writer.kv_data[0]["general.architecture"]
         try:
             _write(writer, entries, tensors, magic)
         except BaseException:
