@@ -71,7 +71,7 @@ def write(path: str | Path, imatrix: Imatrix) -> None:
             raise ValueError(f"the squared inputs of {name} are not finite numbers")
         tensors.append(_stored(name + _SUMS, sums))
         tensors.append(_stored(name + _COUNTS, found.counts.astype(np.float32)[:, None]))
-    write_gguf(Path(path), None, entries, tensors)
+    write_gguf(Path(path), "", entries, tensors)
 
 
 def _stored(name: str, values: np.ndarray) -> Stored:

@@ -41,6 +41,10 @@ def wanted(types: dict[str, str]) -> dict[str, str]:
 def test_equals_llama_cpps_choice(case: str, turned: bool) -> None:
     model = GOLDEN[case]["model"]
     assert set(GOLDEN[case]["types"]) == set(MIXES)
+    # In files with neuron rows, ffn_down_t takes ffn_down's place.
+    shapes = matrices(model)
+    renamed = {n.replace("ffn_down", "ffn_down_t") if turned else n: n for n in shapes}
+    rows = {n: shapes[old] for n, old in renamed.items()}
     for name, types in GOLDEN[case]["types"].items():
         shape = Shape(
             model.get("arch", "llama"),
@@ -50,9 +54,6 @@ def test_equals_llama_cpps_choice(case: str, turned: bool) -> None:
             model["n_head_kv"],
             model.get("imatrix", False),
         )
-        # In files with neuron rows, ffn_down_t takes ffn_down's place.
-        renamed = {n.replace("ffn_down", "ffn_down_t") if turned else n: n for n in matrices(model)}
-        rows = {n: matrices(model)[old] for n, old in renamed.items()}
         found = chosen(MIXES[name], shape, rows)
         fits = {
             renamed[n]: fitting(format_by_name(kind), rows[n], n, lambda _line: None).name

@@ -9,13 +9,17 @@ namespace ggml {
 
 namespace {
 
+struct Values {
+    const float *x, *importance;  // importance may be null
+};
+
 template <typename Block, typename F>
-void each_block(const float* src, const float* importance, void* dst, int64_t n, int size,
-                const F& encode) {
+void each_block(Values src, void* dst, int64_t n, int size, const F& encode) {
     for (int64_t b = 0; b < n / size; b++) {
         Block block;
         std::memset(&block, 0, sizeof(block));
-        encode(src + b * size, importance ? importance + b * size : nullptr, block);
+        encode(Values{src.x + b * size, src.importance ? src.importance + b * size : nullptr},
+               block);
         std::memcpy(static_cast<uint8_t*>(dst) + b * int64_t(sizeof(block)), &block, sizeof(block));
     }
 }
@@ -55,100 +59,91 @@ void put_table_nibbles(const int8_t* q, uint8_t* qs) {
 }  // namespace
 
 void encode_q2_k(const float* src, const float* importance, void* dst, int64_t n) {
-    each_block<BlockQ2_K>(src, importance, dst, n, kQK,
-                          [](const float* x, const float* w, BlockQ2_K& block) {
-                              Codes c;
-                              search_block_min(x, w, 16, 15, 3, c);
-                              block.d = c.d;
-                              block.dmin = c.dmin;
-                              for (int g = 0; g < kQK / 16; g++)
-                                  block.scales[g] = uint8_t(c.scale[g] | c.min[g] << 4);
-                              put_two_bits(c.q, block.qs);
-                          });
+    each_block<BlockQ2_K>({src, importance}, dst, n, kQK, [](Values in, BlockQ2_K& block) {
+        Codes c;
+        search_block_min(in.x, in.importance, 16, 15, 3, c);
+        block.d = c.d;
+        block.dmin = c.dmin;
+        for (int g = 0; g < kQK / 16; g++) block.scales[g] = uint8_t(c.scale[g] | c.min[g] << 4);
+        put_two_bits(c.q, block.qs);
+    });
 }
 
 void encode_q3_k(const float* src, const float* importance, void* dst, int64_t n) {
-    each_block<BlockQ3_K>(src, importance, dst, n, kQK,
-                          [](const float* x, const float* w, BlockQ3_K& block) {
-                              Codes c;
-                              search_block(Uniform{4}, x, w, 16, 32, 0.1f, c);
-                              block.d = c.d;
-                              for (int g = 0; g < kQK / 16; g++) {
-                                  const int scale = c.scale[g] + 32;
-                                  or_bits(block.scales[g % 8], scale & 15, g / 8 * 4);
-                                  or_bits(block.scales[8 + g % 4], scale >> 4, g / 4 * 2);
-                              }
-                              for (int i = 0; i < kQK; i++) {
-                                  c.q[i] = int8_t(c.q[i] + 4);
-                                  or_bits(block.hmask[i % 32], c.q[i] >> 2, i / 32);
-                              }
-                              put_two_bits(c.q, block.qs);
-                          });
+    each_block<BlockQ3_K>({src, importance}, dst, n, kQK, [](Values in, BlockQ3_K& block) {
+        Codes c;
+        search_block(Uniform{4}, in.x, in.importance, 16, 32, 0.1f, c);
+        block.d = c.d;
+        for (int g = 0; g < kQK / 16; g++) {
+            const int scale = c.scale[g] + 32;
+            or_bits(block.scales[g % 8], scale & 15, g / 8 * 4);
+            or_bits(block.scales[8 + g % 4], scale >> 4, g / 4 * 2);
+        }
+        for (int i = 0; i < kQK; i++) {
+            c.q[i] = int8_t(c.q[i] + 4);
+            or_bits(block.hmask[i % 32], c.q[i] >> 2, i / 32);
+        }
+        put_two_bits(c.q, block.qs);
+    });
 }
 
 void encode_q4_k(const float* src, const float* importance, void* dst, int64_t n) {
-    each_block<BlockQ4_K>(src, importance, dst, n, kQK,
-                          [](const float* x, const float* w, BlockQ4_K& block) {
-                              Codes c;
-                              search_block_min(x, w, 32, 63, 15, c);
-                              block.d = c.d;
-                              block.dmin = c.dmin;
-                              put_scales_k4(c, block.scales);
-                              put_nibbles(c.q, block.qs);
-                          });
+    each_block<BlockQ4_K>({src, importance}, dst, n, kQK, [](Values in, BlockQ4_K& block) {
+        Codes c;
+        search_block_min(in.x, in.importance, 32, 63, 15, c);
+        block.d = c.d;
+        block.dmin = c.dmin;
+        put_scales_k4(c, block.scales);
+        put_nibbles(c.q, block.qs);
+    });
 }
 
 void encode_q5_k(const float* src, const float* importance, void* dst, int64_t n) {
-    each_block<BlockQ5_K>(src, importance, dst, n, kQK,
-                          [](const float* x, const float* w, BlockQ5_K& block) {
-                              Codes c;
-                              search_block_min(x, w, 32, 63, 31, c);
-                              block.d = c.d;
-                              block.dmin = c.dmin;
-                              put_scales_k4(c, block.scales);
-                              put_nibbles(c.q, block.qs);
-                              for (int i = 0; i < kQK; i++)
-                                  or_bits(block.qh[i % 32], c.q[i] >> 4, i / 32);
-                          });
+    each_block<BlockQ5_K>({src, importance}, dst, n, kQK, [](Values in, BlockQ5_K& block) {
+        Codes c;
+        search_block_min(in.x, in.importance, 32, 63, 31, c);
+        block.d = c.d;
+        block.dmin = c.dmin;
+        put_scales_k4(c, block.scales);
+        put_nibbles(c.q, block.qs);
+        for (int i = 0; i < kQK; i++) or_bits(block.qh[i % 32], c.q[i] >> 4, i / 32);
+    });
 }
 
 void encode_q6_k(const float* src, const float* importance, void* dst, int64_t n) {
-    each_block<BlockQ6_K>(
-        src, importance, dst, n, kQK, [](const float* x, const float* w, BlockQ6_K& block) {
-            Codes c;
-            search_block(Uniform{32}, x, w, 16, 128, 0.1f, c);
-            block.d = c.d;
-            for (int g = 0; g < kQK / 16; g++) block.scales[g] = int8_t(c.scale[g]);
-            for (int i = 0; i < kQK; i++) {
-                const int h = i / 128, j = i / 32 % 4, l = i % 32, q = c.q[i] + 32;
-                or_bits(block.ql[64 * h + j % 2 * 32 + l], q & 15, j / 2 * 4);
-                or_bits(block.qh[32 * h + l], q >> 4, 2 * j);
-            }
-        });
+    each_block<BlockQ6_K>({src, importance}, dst, n, kQK, [](Values in, BlockQ6_K& block) {
+        Codes c;
+        search_block(Uniform{32}, in.x, in.importance, 16, 128, 0.1f, c);
+        block.d = c.d;
+        for (int g = 0; g < kQK / 16; g++) block.scales[g] = int8_t(c.scale[g]);
+        for (int i = 0; i < kQK; i++) {
+            const int h = i / 128, j = i / 32 % 4, l = i % 32, q = c.q[i] + 32;
+            or_bits(block.ql[64 * h + j % 2 * 32 + l], q & 15, j / 2 * 4);
+            or_bits(block.qh[32 * h + l], q >> 4, 2 * j);
+        }
+    });
 }
 
 void encode_iq4_nl(const float* src, const float* importance, void* dst, int64_t n) {
-    each_block<BlockIQ4_NL>(src, importance, dst, n, kQ,
-                            [](const float* x, const float* w, BlockIQ4_NL& block) {
-                                int8_t q[kQ];
-                                block.d = search_codes(Uneven{}, x, w, 1, q);
-                                put_table_nibbles(q, block.qs);
-                            });
+    each_block<BlockIQ4_NL>({src, importance}, dst, n, kQ, [](Values in, BlockIQ4_NL& block) {
+        int8_t q[kQ];
+        block.d = search_codes(Uneven{}, in.x, in.importance, 1, q);
+        put_table_nibbles(q, block.qs);
+    });
 }
 
 void encode_iq4_xs(const float* src, const float* importance, void* dst, int64_t n) {
-    each_block<BlockIQ4_XS>(
-        src, importance, dst, n, kQK, [](const float* x, const float* w, BlockIQ4_XS& block) {
-            Codes c;
-            search_block(Uneven{}, x, w, 32, 32, 1, c);
-            block.d = c.d;
-            for (int g = 0; g < kQK / kQ; g++) {
-                const int scale = c.scale[g] + 32;
-                or_bits(block.scales_l[g / 2], scale & 15, g % 2 * 4);
-                block.scales_h = uint16_t(block.scales_h | (scale >> 4) << 2 * g);
-                put_table_nibbles(c.q + kQ * g, block.qs + kQ / 2 * g);
-            }
-        });
+    each_block<BlockIQ4_XS>({src, importance}, dst, n, kQK, [](Values in, BlockIQ4_XS& block) {
+        Codes c;
+        search_block(Uneven{}, in.x, in.importance, 32, 32, 1, c);
+        block.d = c.d;
+        for (int g = 0; g < kQK / kQ; g++) {
+            const int scale = c.scale[g] + 32;
+            or_bits(block.scales_l[g / 2], scale & 15, g % 2 * 4);
+            block.scales_h = uint16_t(block.scales_h | (scale >> 4) << 2 * g);
+            put_table_nibbles(c.q + kQ * g, block.qs + kQ / 2 * g);
+        }
+    });
 }
 
 }  // namespace ggml

@@ -3,8 +3,8 @@
 // Each group gets a scale (and a min) by weighted least squares over a set of trial roundings. Then
 // the block rounds the scales of its groups to a few bits: it tries neighbouring values, rounds the
 // weights again for each, and fits its own scale to the resulting codes. The weight of a squared
-// error is sigma + |x|, so large values count up to a few times as much as small ones, times the
-// importance of its column, if that is known. Other encoders of these formats do the same.
+// error is the importance of its column. If that is not known, it is sigma + |x|, so large values
+// count up to a few times as much as small ones; other encoders of these formats do the same.
 #pragma once
 
 #include <cmath>
@@ -50,8 +50,7 @@ inline void error_weights(const float* x, const float* importance, int n, int gr
         for (int i = g * n; i < (g + 1) * n; i++) squares += x[i] * x[i];
         const float sigma = std::sqrt(squares / float(n));
         for (int i = g * n; i < (g + 1) * n; i++) {
-            weight[i] = sigma + std::fabs(x[i]);
-            if (most > 0) weight[i] *= importance[i] / most + 1e-8f;
+            weight[i] = most > 0 ? importance[i] / most + 1e-8f : sigma + std::fabs(x[i]);
         }
     }
 }
@@ -99,10 +98,19 @@ float search_scale(const Round& round, const float* x, const float* w, int n, fl
     const float most = extreme(x, n);
     if (most == 0) return 0;
     ScaleFit best;
-    for (int trial = -9; trial <= 9; trial++) {
-        const float inverse = -(round.reach() + steps * float(trial)) / most;
-        const ScaleFit fit = fit_scale(round, x, w, n, inverse);
-        if (fit.gain() > best.gain()) best = fit;
+    // The extreme value gets the first code, or the last one: the table of IQ4 is not symmetric,
+    // and an unimportant value may as well be clipped.
+    for (float side = -1; side <= 1; side += 2) {
+        for (int trial = -9; trial <= 9; trial += side < 0 ? 1 : 3) {
+            const float inverse = side * (round.reach() + steps * float(trial)) / most;
+            const ScaleFit fit = fit_scale(round, x, w, n, inverse);
+            if (fit.gain() > best.gain()) best = fit;
+        }
+    }
+    for (int again = 0; again < 4 && best.scale() != 0; again++) {
+        const ScaleFit fit = fit_scale(round, x, w, n, 1 / best.scale());
+        if (!(fit.gain() > best.gain())) break;
+        best = fit;
     }
     return best.scale();
 }

@@ -80,7 +80,7 @@ def array(key: str, element: str, value: Sequence[Any]) -> Entry:
 
 def write_gguf(
     path: Path,
-    architecture: str | None,
+    architecture: str,
     entries: Iterable[Entry],
     tensors: Sequence[Stored],
     inputs: Iterable[str | Path] = (),
@@ -88,7 +88,7 @@ def write_gguf(
 ) -> None:
     """Writes a GGUF v3 file, or nothing.
 
-    architecture: None for a file of no model. entries: without general.architecture;
+    architecture: "" for a file of no model. entries: without general.architecture;
     general.alignment is that of the tensors. inputs: as in `replacing`. magic: the file's first
     four bytes. Raises OSError (with one sentence for a full disk), ValueError if `path` is an
     input, and the errors of the tensors' rows.
@@ -96,9 +96,7 @@ def write_gguf(
     entries = list(entries)
     alignment = next((e.value for e in entries if e.key == _ALIGNMENT_KEY), _ALIGNMENT)
     with replacing(path, sum(t.n_bytes + alignment for t in tensors), inputs) as part:
-        writer = GGUFWriter(part, architecture or "")
-        if architecture is None:
-            del writer.kv_data[0]["general.architecture"]
+        writer = GGUFWriter(part, architecture)
         try:
             _write(writer, entries, tensors, magic)
         except BaseException:
