@@ -464,7 +464,9 @@ void Gguf::fail_key(std::string_view key, const std::string& what) const {
 
 const Value* Gguf::find(std::string_view key) const {
     const auto it = value_index_.find(key);
-    return it == value_index_.end() ? nullptr : &values_[it->second].second;
+    if (it == value_index_.end()) return nullptr;
+    note_asked(it->second);
+    return &values_[it->second].second;
 }
 
 const TensorInfo* Gguf::find_tensor(std::string_view name) const {

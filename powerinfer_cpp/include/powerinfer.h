@@ -174,6 +174,16 @@ typedef enum pi_placement {
     PI_PLACEMENT_NONE = 2   /* none, so the CPU computes all of them; no placement is read */
 } pi_placement;
 
+/* A value in place of the file's, or of one that it lacks. */
+typedef struct pi_override {
+    size_t struct_size; /* sizeof(pi_override) */
+    const char* key;    /* "llama.context_length" */
+    int32_t type;       /* the member that counts: PI_I64, PI_F64, PI_BOOL (integer) or PI_STRING */
+    int64_t integer;
+    double number;
+    const char* string;
+} pi_override;
+
 typedef struct pi_model_params {
     size_t struct_size;  /* sizeof(pi_model_params) */
     bool vocab_only;     /* load the tokenizer and the header only */
@@ -204,7 +214,20 @@ typedef struct pi_model_params {
     /* Rows of logits that the caller will keep in memory of its own (pi_reserve): the cache of such
      * a model leaves room for them, as far as it can. */
     int32_t n_rows_kept;
+    /* Values in place of those of the file's header, before it is read. An integer for any integer
+     * type, a number for a float. PI_ERROR_ARGUMENT for another type than the file's, for a key
+     * that neither the file has nor the model reads, and for keys of the file's layout. */
+    const pi_override* overrides; /* [n_overrides], or NULL; struct_size is that of the first */
+    int32_t n_overrides;
 } pi_model_params;
+
+/* How RoPE is scaled, with the ids of llama.cpp. */
+typedef enum pi_rope_scaling {
+    PI_ROPE_FILE = -1, /* as the file says */
+    PI_ROPE_NONE = 0,
+    PI_ROPE_LINEAR = 1,
+    PI_ROPE_YARN = 2
+} pi_rope_scaling;
 
 /* Which neurons are computed. Files without neuron rows (ffn_down_t) always compute all of them. */
 typedef enum pi_sparse {
@@ -276,10 +299,24 @@ struct pi_session_params {
      * False: `auto` computes such tokens as `exact`, after a warning, and `predictor` refuses
      * adapters. */
     bool lora_allow_predictor;
+    /* RoPE in place of what the file says, for longer contexts than in training; as in llama.cpp.
+     * PI_ERROR_ARGUMENT for models without RoPE. */
+    int32_t rope_scaling;   /* a pi_rope_scaling */
+    float rope_freq_base;   /* above 1, or 0: the file's */
+    float rope_freq_scale;  /* factor of frequencies, 1e-6..1e6: 0.5 for twice the context; 0: the
+                             * file's */
+    int32_t yarn_orig_ctx;  /* positions in training; 0: the file's */
+    float yarn_ext_factor;  /* 0..1: how far frequencies that turn often stay as they are; negative:
+                             * 1 with YaRN, otherwise 0 */
+    float yarn_attn_factor; /* of the attention's magnitude; negative: the file's */
+    float yarn_beta_fast;   /* turns in training from which a frequency stays; negative: the
+                             * file's */
+    float yarn_beta_slow;   /* turns up to which it is scaled; negative: the file's */
 };
 
 /* Defaults: use_mmap, use_gpu_index, op_offload and bundle true; n_ctx, n_batch and n_ubatch 512,
- * n_seq 1, type_k and type_v F16, sparse_threshold NaN, n_gpu_layers -1; everything else 0. */
+ * n_seq 1, type_k and type_v F16, sparse_threshold NaN, n_gpu_layers, rope_scaling and yarn_* (but
+ * not yarn_orig_ctx) -1; everything else 0. */
 pi_model_params pi_model_default_params(void);
 pi_session_params pi_session_default_params(void);
 
@@ -474,6 +511,10 @@ pi_status pi_session_set_adapters(pi_session* session, const pi_adapter* const* 
 pi_status pi_sequence_save(const pi_session* session, int32_t seq, void* buffer, size_t capacity,
                            size_t* n);
 pi_status pi_sequence_load(pi_session* session, int32_t seq, const void* buffer, size_t n);
+/* The same with a file, which has a checksum. It appears under its name when it is complete. Errors
+ * name it; also PI_ERROR_IO, and PI_ERROR_FORMAT if its bytes were changed. */
+pi_status pi_sequence_save_file(const pi_session* session, int32_t seq, const char* path);
+pi_status pi_sequence_load_file(pi_session* session, int32_t seq, const char* path);
 
 /* Numbers of neurons of a layer, summed over rows: n_ff per row, in mixtures n_ff per row and
  * chosen expert. */
@@ -566,6 +607,15 @@ pi_status pi_session_op_at(const pi_session* session, int32_t i, pi_op_time* out
 
 typedef struct pi_sampler pi_sampler;
 
+/* Texts at which the repetitions end that the sampler "dry" looks for, as tokens of a model. Each
+ * has at least one byte, of which 40 count; n is 0..256. A text counts where a token contains it,
+ * or where tokens make it up. Samplers keep what they need of it, so it can be freed before them.
+ */
+typedef struct pi_breakers pi_breakers;
+pi_status pi_breakers_new(const pi_model* model, const char* const* texts, const size_t* lengths,
+                          int32_t n, pi_breakers** out);
+void pi_breakers_free(pi_breakers* breakers);
+
 /* Names, defaults and order of llama.cpp. */
 typedef struct pi_sampler_params {
     size_t struct_size; /* sizeof(pi_sampler_params) */
@@ -590,14 +640,24 @@ typedef struct pi_sampler_params {
                               * temperature, in place of the other filters (arXiv 2007.14966) */
     float mirostat_tau;      /* target surprise in bits, 0 or more, default 5 */
     float mirostat_eta;      /* learning rate, 0 or more, default 0.1 */
+    /* DRY: tokens that would continue a repetition of the allowed length L or a longer one, of n
+     * tokens, lose multiplier * base^(n - L). */
+    float dry_multiplier;                     /* 0 or more, default 0: off */
+    float dry_base;                           /* default 1.75; below 1: off */
+    int32_t dry_allowed_length;               /* 0 or more, default 2 */
+    int32_t dry_penalty_last_n;               /* tokens that it looks at; default -1: all; 0: off */
+    const pi_breakers* dry_sequence_breakers; /* where repetitions end; NULL: nowhere */
+    /* Names of the samplers that are applied before the draw, in their order, with semicolons
+     * between. Default NULL: "penalties;dry;top_n_sigma;top_k;typ_p;top_p;min_p;xtc;temperature".
+     * Without "temperature" that is 1. With mirostat only "penalties" and "dry" count. */
+    const char* samplers;
 } pi_sampler_params;
 
 pi_sampler_params pi_sampler_default_params(void);
 pi_status pi_sampler_new(const pi_sampler_params* params, pi_sampler** out);
 void pi_sampler_free(pi_sampler* sampler);
-/* Chooses a token: penalties, top-n-sigma, top-k, typical, top-p, min-p, XTC, temperature, draw, in
- * this order. Does not change logits [n_vocab]. NaN and -inf are never chosen; PI_ERROR_ARGUMENT if
- * there is nothing else. */
+/* Chooses a token. Does not change logits [n_vocab]. NaN and -inf are never chosen;
+ * PI_ERROR_ARGUMENT if there is nothing else. */
 pi_status pi_sample(pi_sampler* sampler, const float* logits, int32_t n_vocab, int32_t* token);
 /* The same for n rows of the last call, whose logits must have been kept, by all threads of the
  * session: tokens[i] is what samplers[i] chooses for rows[i]. No sampler may be given twice.

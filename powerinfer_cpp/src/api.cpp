@@ -26,6 +26,25 @@ namespace {
 // Fixed size, so that running out of memory can be reported without allocating.
 thread_local char last_error[1024] = "";
 
+// The overrides, checked and with all members, where the parameters point to them.
+std::vector<pi_override> take_overrides(pi_model_params& p) {
+    require(p.n_overrides >= 0 && (p.overrides || !p.n_overrides), "there must be n_overrides");
+    std::vector<pi_override> all;
+    const size_t size = p.n_overrides ? known_size(*p.overrides) : 0;
+    const char* at = reinterpret_cast<const char*>(p.overrides);
+    for (int32_t i = 0; i < p.n_overrides; i++, at += size) {
+        pi_override o{};
+        std::memcpy(&o, at, size);
+        require(o.key, "an override has no key");
+        require(o.type == PI_I64 || o.type == PI_F64 || o.type == PI_BOOL || o.type == PI_STRING,
+                "an override must be of type PI_I64, PI_F64, PI_BOOL or PI_STRING");
+        require(o.type != PI_STRING || o.string, "an override of type PI_STRING has no string");
+        all.push_back(o);
+    }
+    p.overrides = all.data();
+    return all;
+}
+
 }  // namespace
 
 pi_status powerinfer::api::fail(ggml::Code code, const char* message) noexcept {
@@ -134,6 +153,7 @@ pi_status pi_plan_new(const char* path, const pi_model_params* model_params,
         require(path && out, "path and out must not be NULL");
         pi_model_params m = params_or(model_params, pi_model_default_params());
         const pi_session_params s = params_or(session, pi_session_default_params());
+        const std::vector<pi_override> overrides = take_overrides(m);
         m.vocab_only = false;  // a plan is about weights
         const pi_session_params room = params_or(m.session, s);
         m.session = &room;
@@ -188,6 +208,7 @@ pi_status pi_model_open(const char* path, const pi_model_params* params, pi_mode
             session = params_or(p.session, session);
             p.session = &session;
         }
+        const std::vector<pi_override> overrides = take_overrides(p);
         require(p.n_threads >= 0 && p.n_threads <= 512, "n_threads must be between 0 and 512");
         require(p.placement >= PI_PLACEMENT_FILE && p.placement <= PI_PLACEMENT_NONE,
                 "placement must be a pi_placement");

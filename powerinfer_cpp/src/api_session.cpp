@@ -16,6 +16,10 @@ struct pi_sampler {
     powerinfer::Sampler sampler;
 };
 
+struct pi_breakers {
+    std::shared_ptr<const powerinfer::Breakers> breakers;
+};
+
 namespace {
 
 constexpr const char* kNoSession = "session must not be NULL";
@@ -47,6 +51,8 @@ pi_session_params pi_session_default_params(void) {
     p.n_seq = 1;
     p.sparse_threshold = NAN;
     p.type_k = p.type_v = uint32_t(ggml::DType::F16);
+    p.rope_scaling = PI_ROPE_FILE;
+    p.yarn_ext_factor = p.yarn_attn_factor = p.yarn_beta_fast = p.yarn_beta_slow = -1;
     return p;
 }
 
@@ -175,6 +181,20 @@ pi_status pi_sequence_load(pi_session* s, int32_t seq, const void* buffer, size_
     return guarded([&] {
         require(s && buffer, "session and buffer must not be NULL");
         powerinfer::load_state(s->session, seq, static_cast<const uint8_t*>(buffer), n);
+    });
+}
+
+pi_status pi_sequence_save_file(const pi_session* s, int32_t seq, const char* path) {
+    return guarded([&] {
+        require(s && path, "session and path must not be NULL");
+        powerinfer::save_state_file(s->session, seq, path);
+    });
+}
+
+pi_status pi_sequence_load_file(pi_session* s, int32_t seq, const char* path) {
+    return guarded([&] {
+        require(s && path, "session and path must not be NULL");
+        powerinfer::load_state_file(s->session, seq, path);
     });
 }
 
@@ -309,13 +329,37 @@ pi_sampler_params pi_sampler_default_params(void) {
     p.dynatemp_exponent = 1.0f;
     p.mirostat_tau = 5.0f;
     p.mirostat_eta = 0.1f;
+    p.dry_base = 1.75f;
+    p.dry_allowed_length = 2;
+    p.dry_penalty_last_n = -1;
     return p;
+}
+
+pi_status pi_breakers_new(const pi_model* m, const char* const* texts, const size_t* lengths,
+                          int32_t n, pi_breakers** out) {
+    return guarded([&] {
+        require(m && n >= 0 && (n == 0 || (texts && lengths)) && out,
+                "model, texts, lengths and out must not be NULL, n not negative");
+        std::vector<std::string_view> found;
+        for (int32_t i = 0; i < n; i++) {
+            require(texts[i], "a text must not be NULL");
+            found.emplace_back(texts[i], lengths[i]);
+        }
+        *out =
+            new pi_breakers{std::make_shared<const powerinfer::Breakers>(m->model->vocab, found)};
+    });
+}
+
+void pi_breakers_free(pi_breakers* breakers) {
+    delete breakers;
 }
 
 pi_status pi_sampler_new(const pi_sampler_params* params, pi_sampler** out) {
     return guarded([&] {
         require(out, "out must not be NULL");
-        *out = new pi_sampler{powerinfer::Sampler(params_or(params, pi_sampler_default_params()))};
+        const pi_sampler_params p = params_or(params, pi_sampler_default_params());
+        const pi_breakers* breakers = p.dry_sequence_breakers;
+        *out = new pi_sampler{powerinfer::Sampler(p, breakers ? breakers->breakers : nullptr)};
     });
 }
 

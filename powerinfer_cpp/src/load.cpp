@@ -153,12 +153,36 @@ void leave_on_disk(Model& model, const pi_model_params& params) {
     model.storage = storage;
 }
 
+void override_values(ggml::Gguf& gguf, const pi_model_params& params) {
+    for (int32_t i = 0; i < params.n_overrides; i++) {
+        const pi_override& o = params.overrides[i];
+        ggml::Override given{o.key, o.integer};
+        if (o.type == PI_F64) given.value = o.number;
+        if (o.type == PI_BOOL) given.value = o.integer != 0;
+        if (o.type == PI_STRING) given.value = std::string(o.string);
+        gguf.override_value(given);
+    }
+}
+
+// A key of an override that nobody reads is misspelt, or of another architecture. Those that only
+// describe the model are for callers.
+void refuse_unread(const ggml::Gguf& gguf) {
+    const std::string key = gguf.unasked();
+    if (key.empty() || key.compare(0, 8, "general.") == 0 ||
+        key.compare(0, 23, "tokenizer.chat_template") == 0)
+        return;
+    throw ggml::Error(ggml::Code::argument,
+                      gguf.path() + ": override of " + key +
+                          ": the file has no such key, and the model reads none");
+}
+
 }  // namespace
 
 std::unique_ptr<Model> Model::inspect(const std::string& path, const pi_model_params& params) {
     auto model = std::make_unique<Model>();
     model->budget = Budget::make(params.ram_budget);
     model->file = ModelFile::open(path);
+    override_values(model->file.gguf, params);
     model->vocab = read_vocab(model->file.gguf);
     if (params.vocab_only) {
         const std::string arch(model->file.gguf.string("general.architecture"));
@@ -170,6 +194,7 @@ std::unique_ptr<Model> Model::inspect(const std::string& path, const pi_model_pa
         return model;
     }
     model->config = read_config(model->file.gguf, model->vocab.size());
+    refuse_unread(model->file.gguf);
     model->layers.resize(model->config.n_layer);
     refuse_further_layers(*model);
     model->weights = weight_specs(*model);

@@ -8,6 +8,7 @@
 #include "ggml/status.h"
 #include "ggml/threads.h"
 #include "record.h"
+#include "rope.h"
 #include "sequence.h"
 #include "workspace.h"
 
@@ -42,6 +43,7 @@ pi_session_params resolve_session_params(const Config& config, pi_session_params
     p.n_logits = std::min(p.n_logits, p.n_batch);
     bound("sparse", p.sparse, PI_SPARSE_AUTO, PI_SPARSE_PREDICTOR);
     bound("record", p.record, PI_RECORD_OFF, PI_RECORD_SQUARES);
+    check_rope(config, p);
     if (p.record == PI_RECORD_NEEDS) {
         if (!config.neuron_aware || p.n_ubatch != 1) {
             throw Error(Code::argument,

@@ -4,6 +4,9 @@
 #include <cfloat>
 #include <cmath>
 #include <limits>
+#include <string>
+#include <string_view>
+#include <utility>
 
 #include "ggml/math.h"
 #include "ggml/status.h"
@@ -24,10 +27,70 @@ bool can_be_chosen(float logit) {
     return logit > -std::numeric_limits<float>::infinity();  // false for NaN
 }
 
+float finite(double logit) {
+    return float(std::clamp(logit, -double(FLT_MAX), double(FLT_MAX)));
+}
+
+using Step = Sampler::Step;
+
+// llama.cpp's names, in the default order.
+constexpr std::pair<const char*, Step> kSteps[] = {
+    {"penalties", Step::penalties}, {"dry", Step::dry},       {"top_n_sigma", Step::top_n_sigma},
+    {"top_k", Step::top_k},         {"typ_p", Step::typical}, {"top_p", Step::top_p},
+    {"min_p", Step::min_p},         {"xtc", Step::xtc},       {"temperature", Step::temperature},
+};
+// Its other ones, with an underscore for a hyphen.
+constexpr std::pair<const char*, Step> kOtherNames[] = {
+    {"typical", Step::typical},
+    {"typical_p", Step::typical},
+    {"nucleus", Step::top_p},
+    {"temp", Step::temperature},
+};
+constexpr size_t kMostSteps = 64;
+
+Step step_of(std::string_view given) {
+    std::string name(given), known;
+    std::replace(name.begin(), name.end(), '-', '_');
+    for (const auto& [other, step] : kOtherNames)
+        if (name == other) return step;
+    for (const auto& [own, step] : kSteps) {
+        if (name == own) return step;
+        known += known.empty() ? own : std::string(", ") + own;
+    }
+    throw ggml::Error(ggml::Code::argument, "samplers: '" + std::string(given.substr(0, 40)) +
+                                                "' is unknown: known are " + known);
+}
+
+// The steps of names separated by semicolons; null: the default.
+std::vector<Step> steps_of(const char* names) {
+    std::vector<Step> steps;
+    if (!names) {
+        for (const auto& [name, step] : kSteps) steps.push_back(step);
+        return steps;
+    }
+    std::string_view rest = names;
+    while (!rest.empty()) {
+        const size_t end = std::min(rest.find(';'), rest.size());
+        steps.push_back(step_of(rest.substr(0, end)));
+        if (steps.size() > kMostSteps)
+            throw ggml::Error(ggml::Code::argument,
+                              ggml::format("samplers: more than %zu names", kMostSteps));
+        rest.remove_prefix(std::min(end + 1, rest.size()));
+    }
+    return steps;
+}
+
+bool is_penalty(Step step) {
+    return step == Step::penalties || step == Step::dry;
+}
+
 }  // namespace
 
-Sampler::Sampler(const pi_sampler_params& params)
-    : params_(params), random_(params.seed), mirostat_mu_(2 * double(params.mirostat_tau)) {
+Sampler::Sampler(const pi_sampler_params& params, std::shared_ptr<const Breakers> breakers)
+    : params_(params),
+      dry_(params, std::move(breakers)),
+      random_(params.seed),
+      mirostat_mu_(2 * double(params.mirostat_tau)) {
     check("temperature", params.temperature, -FLT_MAX, FLT_MAX);
     check("top_p", params.top_p, 0, 1);
     check("min_p", params.min_p, 0, 1);
@@ -42,6 +105,8 @@ Sampler::Sampler(const pi_sampler_params& params)
     check("dynatemp_exponent", params.dynatemp_exponent, 0, FLT_MAX);
     check("mirostat_tau", params.mirostat_tau, 0, FLT_MAX);
     check("mirostat_eta", params.mirostat_eta, 0, FLT_MAX);
+    check("dry_multiplier", params.dry_multiplier, 0, FLT_MAX);
+    check("dry_base", params.dry_base, 0, FLT_MAX);
     if (params.mirostat_mode < 0 || params.mirostat_mode > 2)
         throw ggml::Error(
             ggml::Code::argument,
@@ -54,6 +119,75 @@ Sampler::Sampler(const pi_sampler_params& params)
         throw ggml::Error(
             ggml::Code::argument,
             ggml::format("repeat_last_n must be -1 or more, not %d", int(params.repeat_last_n)));
+    if (params.dry_allowed_length < 0)
+        throw ggml::Error(ggml::Code::argument,
+                          ggml::format("dry_allowed_length must be 0 or more, not %d",
+                                       int(params.dry_allowed_length)));
+    if (params.dry_penalty_last_n < -1)
+        throw ggml::Error(ggml::Code::argument,
+                          ggml::format("dry_penalty_last_n must be -1 or more, not %d",
+                                       int(params.dry_penalty_last_n)));
+    choose_steps(steps_of(params.samplers));
+    params_.samplers = nullptr;  // the caller's
+    params_.dry_sequence_breakers = nullptr;
+}
+
+// Drops steps without an effect. Greedy choices need those before the temperature that can change
+// which token is best, and so does mirostat.
+void Sampler::choose_steps(const std::vector<Step>& asked) {
+    const auto cold = std::find(asked.begin(), asked.end(), Step::temperature);
+    greedy_ = params_.temperature <= 0 && (params_.mirostat_mode || cold != asked.end());
+    const bool only_penalties = greedy_ || params_.mirostat_mode;
+    for (auto step = asked.begin(); step != (greedy_ ? cold : asked.end()); step++)
+        if (has_effect(*step) && (is_penalty(*step) || !only_penalties)) steps_.push_back(*step);
+    n_first_ = size_t(std::find_if_not(steps_.begin(), steps_.end(), is_penalty) - steps_.begin());
+}
+
+bool Sampler::has_effect(Step step) const {
+    switch (step) {
+        case Step::penalties:
+            return penalises();
+        case Step::dry:
+            return dry_.on();
+        case Step::top_n_sigma:
+            return params_.top_n_sigma > 0;
+        case Step::top_k:
+            return params_.top_k > 0;
+        case Step::typical:
+            return params_.typical_p < 1;
+        case Step::top_p:
+            return params_.top_p < 1;
+        case Step::min_p:
+            return params_.min_p > 0;
+        case Step::xtc:
+            return params_.xtc_probability > 0 && params_.xtc_threshold <= 0.5f;
+        case Step::temperature:
+            return true;
+    }
+    return false;
+}
+
+void Sampler::apply(Step step) {
+    switch (step) {
+        case Step::penalties:
+        case Step::dry:
+            return penalise_kept(step);
+        case Step::top_n_sigma:
+            return keep_top_n_sigma();
+        case Step::top_k:
+            return keep_top_k();
+        case Step::typical:
+            return keep_typical();
+        case Step::top_p:
+            return keep_top_p();
+        case Step::min_p:
+            return keep_min_p();
+        case Step::xtc:
+            return exclude_top_choices();
+        case Step::temperature:
+            temperature_ *= temperature();
+            return;
+    }
 }
 
 void Sampler::require_choice(const float* logits, int32_t n_vocab) {
@@ -68,30 +202,33 @@ void Sampler::require_choice(const float* logits, int32_t n_vocab) {
 
 int32_t Sampler::sample(const float* logits, int32_t n_vocab) {
     require_choice(logits, n_vocab);
-    const bool greedy = params_.temperature <= 0;
-    const bool needs_all = !greedy && (params_.mirostat_mode || params_.top_n_sigma > 0);
-    const size_t most = greedy ? 1 : size_t(std::max(params_.top_k, 0));
-    if (needs_all || !find_best(logits, n_vocab, most)) {
-        candidates_.clear();
-        candidates_.reserve(size_t(n_vocab));
-        sorted_ = 0;
-        for (int32_t id = 0; id < n_vocab; id++) {
-            if (can_be_chosen(logits[id]))
-                candidates_.push_back({id, std::min(logits[id], FLT_MAX), 0});
-        }
-        penalise();
-        if (!greedy && params_.mirostat_mode) return mirostat(n_vocab);
-        if (!greedy) {
-            keep_top_n_sigma();
-            keep_top_k();
-        }
+    repetitions_ = dry_.on() ? &dry_.penalties() : nullptr;
+    find_changes(logits, n_vocab);
+    const bool top_k = n_first_ < steps_.size() && steps_[n_first_] == Step::top_k;
+    const size_t most = greedy_ ? 1 : top_k ? size_t(params_.top_k) : 0;
+    const bool found = find_best(logits, n_vocab, most);
+    if (!found) take_all(logits, n_vocab);
+    if (greedy_) return best();
+    temperature_ = 1;
+    if (params_.mirostat_mode) return mirostat(n_vocab);
+    for (size_t i = n_first_ + (found && top_k); i < steps_.size(); i++) apply(steps_[i]);
+    return draw(weigh()).id;
+}
+
+// All tokens that can be chosen, by id.
+void Sampler::take_all(const float* logits, int32_t n_vocab) {
+    candidates_.clear();
+    candidates_.reserve(size_t(n_vocab));
+    sorted_ = 0;
+    for (int32_t id = 0; id < n_vocab; id++) {
+        if (can_be_chosen(logits[id]))
+            candidates_.push_back({id, std::min(logits[id], FLT_MAX), 0});
     }
-    if (greedy) return best();
-    keep_typical();
-    keep_top_p();
-    keep_min_p();
-    exclude_top_choices();
-    return draw(weigh(temperature())).id;
+    for (const auto& [id, logit] : changes_) {
+        const auto found = std::lower_bound(candidates_.begin(), candidates_.end(), id,
+                                            [](const Candidate& c, int32_t i) { return c.id < i; });
+        found->logit = logit;
+    }
 }
 
 // Most vocabularies have far more tokens than top-k leaves. A block in which no logit is above the
@@ -104,7 +241,7 @@ bool Sampler::find_best(const float* logits, int32_t n_vocab, size_t n) {
     // A penalty may take a token out of the best n or bring it there, so tokens with one are looked
     // at apart. One more than needed shows that there is something to leave out: otherwise top-k
     // does nothing, and candidates stay in the order of their ids.
-    const size_t looked_at = n + (penalises() ? counts_.size() : 0) + 1;
+    const size_t looked_at = n + changes_.size() + 1;
     if (looked_at > kMost) return false;
     const auto cut = [&] {
         const auto last = candidates_.begin() + ptrdiff_t(looked_at - 1);
@@ -127,16 +264,10 @@ bool Sampler::find_best(const float* logits, int32_t n_vocab, size_t n) {
     }
     if (candidates_.size() < looked_at) return false;
     cut();
-    if (penalises()) {
-        const auto end =
-            std::remove_if(candidates_.begin(), candidates_.end(),
-                           [&](const Candidate& c) { return counts_.count(c.id) > 0; });
-        candidates_.erase(end, candidates_.end());
-        for (const auto& [id, count] : counts_) {
-            if (id < 0 || id >= n_vocab || !can_be_chosen(logits[id])) continue;
-            candidates_.push_back({id, penalised(std::min(logits[id], FLT_MAX), count), 0});
-        }
-    }
+    const auto end = std::remove_if(candidates_.begin(), candidates_.end(),
+                                    [&](const Candidate& c) { return changes_.count(c.id) > 0; });
+    candidates_.erase(end, candidates_.end());
+    for (const auto& [id, logit] : changes_) candidates_.push_back({id, logit, 0});
     sorted_ = 0;
     sort_first(n);
     candidates_.resize(n);
@@ -156,14 +287,40 @@ float Sampler::penalised(float logit, int32_t count) const {
     return std::isnan(logit) ? -FLT_MAX : std::clamp(logit, -FLT_MAX, FLT_MAX);
 }
 
-void Sampler::penalise() {
-    if (!penalises()) return;
-    for (const auto& [id, count] : counts_) {
-        const auto found = std::lower_bound(candidates_.begin(), candidates_.end(), id,
-                                            [](const Candidate& c, int32_t i) { return c.id < i; });
-        if (found == candidates_.end() || found->id != id) continue;
-        found->logit = penalised(found->logit, count);
+// A logit after a step of penalties.
+float Sampler::changed(Step step, int32_t id, float logit) const {
+    if (step == Step::penalties) {
+        const auto found = counts_.find(id);
+        return found == counts_.end() ? logit : penalised(logit, found->second);
     }
+    const auto found = repetitions_->find(id);
+    return found == repetitions_->end() ? logit : finite(double(logit) - double(found->second));
+}
+
+// The logits that the penalties before all other steps change. Few do, so the others need no look.
+void Sampler::find_changes(const float* logits, int32_t n_vocab) {
+    changes_.clear();
+    const auto change = [&](int32_t id) {
+        if (id < 0 || id >= n_vocab || !can_be_chosen(logits[id])) return;
+        const auto [at, is_new] = changes_.emplace(id, std::min(logits[id], FLT_MAX));
+        if (!is_new) return;
+        for (size_t i = 0; i < n_first_; i++) at->second = changed(steps_[i], id, at->second);
+    };
+    for (size_t i = 0; i < n_first_; i++) {
+        if (steps_[i] == Step::penalties)
+            for (const auto& [id, count] : counts_) change(id);
+        if (steps_[i] == Step::dry)
+            for (const auto& [id, penalty] : *repetitions_) change(id);
+    }
+}
+
+// The same after other steps, for the candidates that those have left.
+void Sampler::penalise_kept(Step step) {
+    for (Candidate& c : candidates_) {
+        c.logit = changed(step, c.id, finite(double(c.logit) / temperature_));
+    }
+    temperature_ = 1;
+    sorted_ = 0;
 }
 
 int32_t Sampler::best() const {
@@ -179,30 +336,31 @@ void Sampler::sort_first(size_t n) {
     sorted_ = n;
 }
 
-double Sampler::weigh(double temperature) {
+double Sampler::weigh() {
     float top = candidates_[0].logit;
     if (sorted_ == 0)
         for (const Candidate& c : candidates_) top = std::max(top, c.logit);
     double sum = 0;
     for (Candidate& c : candidates_) {
-        c.weight = ggml::exp_f64((double(c.logit) - double(top)) / temperature);
+        c.weight = ggml::exp_f64((double(c.logit) - double(top)) / temperature_);
         sum += c.weight;
     }
     return sum;
 }
 
 void Sampler::keep_top_k() {
-    if (params_.top_k <= 0 || size_t(params_.top_k) >= candidates_.size()) return;
-    sort_first(size_t(params_.top_k));
-    candidates_.resize(sorted_);
+    const auto n = size_t(params_.top_k);
+    if (n >= candidates_.size()) return;
+    sort_first(n);
+    candidates_.resize(n);
+    sorted_ = n;
 }
 
 // Keeps the tokens whose information is closest to the expected one, until their probabilities
 // exceed p (locally typical sampling, arXiv 2202.00666).
 void Sampler::keep_typical() {
     const double p = params_.typical_p;
-    if (p >= 1) return;
-    const double sum = weigh(1);
+    const double sum = weigh();
     double entropy = 0;
     for (const Candidate& c : candidates_)
         if (c.weight > 0) entropy -= c.weight / sum * ggml::log_f64(c.weight / sum);
@@ -231,8 +389,7 @@ void Sampler::keep_typical() {
 // 1904.09751).
 void Sampler::keep_top_p() {
     const double p = params_.top_p;
-    if (p >= 1) return;
-    const double enough = p * weigh(1);
+    const double enough = p * weigh();
     double covered = 0;
     size_t kept = 0;
     do {
@@ -247,8 +404,7 @@ void Sampler::keep_top_p() {
 
 // Keeps tokens that are at least min_p times as probable as the best one (arXiv 2407.01082).
 void Sampler::keep_min_p() {
-    if (params_.min_p <= 0) return;
-    weigh(1);
+    weigh();
     const double least = params_.min_p;
     const auto end = std::remove_if(candidates_.begin(), candidates_.end(),
                                     [=](const Candidate& c) { return c.weight < least; });
@@ -258,7 +414,7 @@ void Sampler::keep_min_p() {
 
 // Keeps logits that are at most n standard deviations below the best one (arXiv 2411.07641).
 void Sampler::keep_top_n_sigma() {
-    if (params_.top_n_sigma <= 0 || candidates_.size() < 2) return;
+    if (candidates_.size() < 2) return;
     double top = candidates_[0].logit, mean = 0, square = 0;
     for (const Candidate& c : candidates_) {
         top = std::max(top, double(c.logit));
@@ -271,15 +427,15 @@ void Sampler::keep_top_n_sigma() {
     const auto end = std::remove_if(candidates_.begin(), candidates_.end(),
                                     [=](const Candidate& c) { return double(c.logit) < least; });
     candidates_.erase(end, candidates_.end());
+    sorted_ = std::min(sorted_, candidates_.size());
 }
 
 // Excludes top choices (XTC), for less predictable texts: sometimes, of the tokens that reach the
 // threshold, only the least likely remains.
 void Sampler::exclude_top_choices() {
-    if (params_.xtc_probability <= 0 || params_.xtc_threshold > 0.5f || candidates_.size() < 2)
-        return;
+    if (candidates_.size() < 2) return;
     if (random() >= params_.xtc_probability) return;
-    const double least = double(params_.xtc_threshold) * weigh(1);
+    const double least = double(params_.xtc_threshold) * weigh();
     const auto reaches = [=](const Candidate& c) { return c.weight >= least; };
     const auto n = std::count_if(candidates_.begin(), candidates_.end(), reaches);
     if (n < 2) return;
@@ -293,7 +449,7 @@ void Sampler::exclude_top_choices() {
 double Sampler::temperature() {
     const double given = params_.temperature, range = params_.dynatemp_range;
     if (range <= 0 || candidates_.size() < 2) return given;
-    const double sum = weigh(1);
+    const double sum = weigh();
     double entropy = 0;
     for (const Candidate& c : candidates_)
         if (c.weight > 0) entropy -= c.weight / sum * ggml::log_f64(c.weight / sum);
@@ -326,7 +482,8 @@ double Sampler::mirostat_width(int32_t n_vocab) const {
 // Leaves out tokens that would surprise more than mu, and moves mu so that the surprise of a text
 // stays near tau.
 int32_t Sampler::mirostat(int32_t n_vocab) {
-    double sum = weigh(params_.temperature);
+    temperature_ = params_.temperature;
+    double sum = weigh();
     if (params_.mirostat_mode == 1) {
         sort_first(100);
         const double width = std::clamp(mirostat_width(n_vocab), 1.0, double(candidates_.size()));
@@ -366,6 +523,7 @@ const Sampler::Candidate& Sampler::draw(double sum) {
 }
 
 void Sampler::accept(int32_t token) {
+    dry_.accept(token);
     const int32_t window = params_.repeat_last_n;
     if (window == 0) return;
     counts_[token]++;
@@ -378,6 +536,7 @@ void Sampler::accept(int32_t token) {
 }
 
 void Sampler::reset() {
+    dry_.reset();
     last_.clear();
     counts_.clear();
     mirostat_mu_ = 2 * double(params_.mirostat_tau);

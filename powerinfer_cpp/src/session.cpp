@@ -102,7 +102,7 @@ Session::Session(std::shared_ptr<const Model> m, const pi_session_params& asked)
                 break;  // parts of the model
         }
     }
-    rope_ = RopeTable(*model, params.n_ctx);
+    rope_ = RopeTable(*model, params);
     if (n_device) {
         device_ = std::make_unique<DeviceForward>(*model, params, rope_);
         sequences_.attach(device_.get());

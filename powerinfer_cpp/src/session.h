@@ -65,6 +65,7 @@ class Session {
     Counts counts;
     Recorder record;
     Audit audit;
+    const RopeTable& rope() const { return rope_; }
 
  private:
     // Is a row masked by predictors?

@@ -6,6 +6,8 @@
 #include <cstring>
 #include <type_traits>
 
+#include "ggml/crc32c.h"
+#include "ggml/file_io.h"
 #include "ggml/status.h"
 
 namespace powerinfer {
@@ -28,8 +30,10 @@ static_assert(std::is_trivially_copyable_v<Header>);
 constexpr char kMagic[8] = {'P', 'I', 's', 'e', 'q', '0', '2', '\n'};
 constexpr int64_t kVersionAt = 6;  // version 01 did not store how positions were computed
 
-// FNV-1a hash over sizes, tensor names and types. It distinguishes models without reading weights.
-uint64_t fingerprint(const Model& m) {
+// FNV-1a hash over sizes, tensor names and types, and what the caller changed of the header and of
+// RoPE. It distinguishes models without reading weights.
+uint64_t fingerprint(const Session& s) {
+    const Model& m = *s.model;
     uint64_t hash = 14695981039346656037ull;
     const auto mix = [&](const void* data, size_t n) {
         for (size_t i = 0; i < n; i++)
@@ -41,6 +45,16 @@ uint64_t fingerprint(const Model& m) {
     for (const ggml::TensorInfo& t : m.file.gguf.tensors()) {
         mix(t.name.data(), t.name.size());
         mix(&t.type, sizeof(t.type));
+    }
+    const std::string overridden = m.file.gguf.overridden();
+    mix(overridden.data(), overridden.size());
+    pi_session_params unscaled = pi_session_default_params();
+    unscaled.n_ctx = s.params.n_ctx;
+    const RopeTable own(m, unscaled);
+    if (const RopeTable& rope = s.rope();
+        rope.frequency != own.frequency || rope.magnitude != own.magnitude) {
+        mix(rope.frequency.data(), rope.frequency.size() * sizeof(double));
+        mix(&rope.magnitude, sizeof(rope.magnitude));
     }
     return hash;
 }
@@ -80,7 +94,7 @@ void ways(const Session& s, const uint8_t* flags, int64_t n, uint64_t way[2]) {
 }
 
 uint32_t rope_variant(const Session& s) {
-    return RopeTable::variant(s.model->config, s.params.n_ctx);
+    return RopeTable::variant(s.model->config, s.params);
 }
 
 Header check(const Session& s, const uint8_t* data, uint64_t size) {
@@ -91,8 +105,10 @@ Header check(const Session& s, const uint8_t* data, uint64_t size) {
         throw Error(Code::format, "not a saved state");
     if (std::memcmp(header.magic, kMagic, sizeof(kMagic)))
         throw Error(Code::format, "the state was saved by another version of the engine");
-    if (header.model != fingerprint(*s.model))
-        throw Error(Code::format, "the state belongs to another model");
+    if (header.model != fingerprint(s))
+        throw Error(
+            Code::format,
+            "the state belongs to another model, or to other overrides of its keys or RoPE");
     if (header.type != uint32_t(s.sequences().kv().type()))
         throw Error(Code::format, "the state has another KV type");
     if (header.rope != rope_variant(s)) {
@@ -130,25 +146,61 @@ uint64_t state_size(const Session& s, int32_t seq) {
     return size_of(s, s.length(seq));
 }
 
-void save_state(const Session& s, int32_t seq, uint8_t* out) {
+namespace {
+
+// Writes a sequence piece by piece: room(n) says where the next n bytes go, until its next call.
+template <typename Room>
+void write_state(const Session& s, int32_t seq, const Room& room) {
     const int64_t length = s.length(seq);
     const Sequences& sequences = s.sequences();
-    uint8_t* flags = out + sizeof(Header) + length * int64_t(sizeof(int32_t));
+    const uint64_t tokens = uint64_t(length) * sizeof(int32_t);
+    uint8_t* const out = room(sizeof(Header) + tokens + uint64_t(flag_bytes(length)));
+    uint8_t* flags = out + sizeof(Header) + tokens;
     std::fill_n(flags, flag_bytes(length), uint8_t(0));
     for (int64_t i = 0; i < length; i++) {
         const int32_t token = sequences.token(seq, i);
         std::memcpy(out + sizeof(Header) + i * int64_t(sizeof(token)), &token, sizeof(token));
         flags[i / 8] |= uint8_t(sequences.generated(seq, i) << i % 8);
     }
-    Header header{
-        {}, fingerprint(*s.model), uint32_t(sequences.kv().type()), rope_variant(s), {}, length};
+    Header header{{}, fingerprint(s), uint32_t(sequences.kv().type()), rope_variant(s), {}, length};
     ways(s, flags, length, header.way);
     std::memcpy(header.magic, kMagic, sizeof(kMagic));
     std::memcpy(out, &header, sizeof(header));
-    uint8_t* const to = flags + flag_bytes(length);
-    each_page(sequences, seq, [&](int32_t page, int64_t n, int64_t offset) {
-        sequences.kv().read(page, n, to + offset);
+    each_page(sequences, seq, [&](int32_t page, int64_t n, int64_t) {
+        sequences.kv().read(page, n, room(uint64_t(n * sequences.kv().position_bytes())));
     });
+}
+
+}  // namespace
+
+void save_state(const Session& s, int32_t seq, uint8_t* out) {
+    write_state(s, seq, [&](uint64_t n) {
+        uint8_t* const here = out;
+        out += n;
+        return here;
+    });
+}
+
+void save_state_file(const Session& s, int32_t seq, const std::string& path) {
+    const uint64_t page = uint64_t(kKvPage * s.sequences().kv().position_bytes());
+    const uint64_t most =
+        std::max(page, size_of(s, s.length(seq)) -
+                           uint64_t(s.length(seq)) * uint64_t(s.sequences().kv().position_bytes()));
+    const Reservation reserved = s.model->budget->reserve(path + ": a piece of the state", most);
+    const ggml::Memory memory(most, "a piece of the state");
+    ggml::OutputFile file(path);
+    uint64_t filled = 0;
+    uint32_t checksum = 0;
+    const auto room = [&](uint64_t n) {
+        file.write(memory.data(), filled);
+        checksum = ggml::crc32c(memory.data(), filled, checksum);
+        filled = n;
+        return memory.data();
+    };
+    write_state(s, seq, room);
+    room(0);
+    file.write(&checksum, sizeof(checksum));
+    file.finish();
 }
 
 void load_state(Session& s, int32_t seq, const uint8_t* data, uint64_t size) {
@@ -170,6 +222,26 @@ void load_state(Session& s, int32_t seq, const uint8_t* data, uint64_t size) {
     } catch (...) {  // a device that failed
         sequences.truncate(seq, 0);
         throw;
+    }
+}
+
+void load_state_file(Session& s, int32_t seq, const std::string& path) {
+    const ggml::File file(path);
+    const ggml::Mapping bytes(file);
+    uint32_t checksum;
+    try {
+        // Another kind of file is called that, and not damaged.
+        if (bytes.size() < sizeof(Header) + sizeof(checksum) ||
+            std::memcmp(bytes.data(), kMagic, kVersionAt)) {
+            throw Error(Code::format, "not a saved state");
+        }
+        const uint64_t size = bytes.size() - sizeof(checksum);
+        std::memcpy(&checksum, bytes.data() + size, sizeof(checksum));
+        if (ggml::crc32c(bytes.data(), size) != checksum)
+            throw Error(Code::format, "the state is damaged: it does not fit its checksum");
+        load_state(s, seq, bytes.data(), size);
+    } catch (const Error& e) {
+        throw Error(e.code(), path + ": " + e.what());
     }
 }
 

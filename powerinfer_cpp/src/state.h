@@ -1,6 +1,8 @@
 // A sequence as bytes, to continue it later with the same model. Not a file format.
 #pragma once
 
+#include <string>
+
 #include "session.h"
 
 namespace powerinfer {
@@ -14,5 +16,9 @@ void save_state(const Session& session, int32_t seq, uint8_t* out);
 // has more positions than the context or than are free. After these errors the sequence is
 // unchanged. Throws Error(device) and leaves it empty if the device fails.
 void load_state(Session& session, int32_t seq, const uint8_t* data, uint64_t size);
+// The same with a file: the bytes and their CRC-32C. Errors begin with the path; also Error(io),
+// and Error(format) for another checksum.
+void save_state_file(const Session& session, int32_t seq, const std::string& path);
+void load_state_file(Session& session, int32_t seq, const std::string& path);
 
 }  // namespace powerinfer

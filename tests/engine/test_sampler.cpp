@@ -332,6 +332,56 @@ void rejects() {
     pi_sampler_params params = pi_sampler_default_params();
     params.repeat_last_n = -2;
     CHECK_THROWS(argument, Sampler(params));
+    rejects_float(&P::dry_multiplier, "dry_multiplier", {nan_value, inf, -1});
+    rejects_float(&P::dry_base, "dry_base", {nan_value, inf, -1});
+    for (int32_t P::*field : {&P::dry_allowed_length, &P::dry_penalty_last_n}) {
+        params = pi_sampler_default_params();
+        params.*field = -2;
+        CHECK_THROWS(argument, Sampler(params));
+    }
+    const std::string many(200, ';');
+    for (const char* names : {"top_q", "top_k,top_p", ";", " top_k", many.c_str()}) {
+        params = pi_sampler_default_params();
+        params.samplers = names;
+        CHECK_THROWS(argument, Sampler(params));
+    }
+}
+
+// The default order by its names, by others of llama.cpp, and without what has no effect.
+void orders() {
+    pi_sampler_params params = pi_sampler_default_params();
+    params.repeat_penalty = 1.2f;
+    Sampler usual(params);
+    params.samplers = "penalties;dry;top_n_sigma;top_k;typ_p;top_p;min_p;xtc;temperature";
+    Sampler named(params);
+    params.samplers = "penalties;top-k;nucleus;min-p;typical;temp";
+    Sampler others(params);
+    params.samplers = "";
+    Sampler none(params);
+    std::set<int32_t> drawn;
+    for (uint64_t i = 0; i < 300; i++) {
+        const std::vector<float> logits = random_logits(i, 400);
+        const int32_t token = sample(usual, logits);
+        CHECK(token == sample(named, logits) && token == sample(others, logits));
+        for (Sampler* sampler : {&usual, &named, &others}) sampler->accept(token);
+        drawn.insert(sample(none, random_logits(0, 400)));
+    }
+    CHECK(drawn.size() > 40);  // more than top-k leaves
+    // Without a temperature it is 1, however cold it would be; penalties after it do not matter.
+    params = pi_sampler_default_params();
+    params.temperature = 0;
+    params.samplers = "top_k";
+    Sampler warm(params);
+    drawn.clear();
+    for (int i = 0; i < 100; i++) drawn.insert(sample(warm, {1, 1, 1}));
+    CHECK(drawn.size() == 3);
+    params.presence_penalty = 9;
+    for (const bool before : {false, true}) {
+        params.samplers = before ? "penalties;temperature" : "temperature;penalties";
+        Sampler cold(params);
+        cold.accept(1);
+        CHECK(sample(cold, {1, 2, 0}) == (before ? 0 : 1));
+    }
 }
 
 // Top-k finds its candidates without a list of all tokens, unless penalties concern very many. Both
@@ -379,6 +429,7 @@ int main() {
     seeds();
     odd_logits();
     rejects();
+    orders();
     both_ways();
     return check::summary("sampler");
 }

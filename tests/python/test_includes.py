@@ -32,7 +32,7 @@ LIBRARIES = {
 LAYERS = (
     # contents of files
     ("utf8", "unicode_tables.inc", "pretokenizer", "vocab_hash", "special_tokens"),
-    ("vocab", "tokenizer*", "sampler", "names"),
+    ("vocab", "tokenizer*", "breakers", "dry", "sampler", "names"),
     # weights in memory
     ("budget", "bundle", "placement", "stream", "weight_spec", "weight_plan", "sha256"),
     # which neurons stay in memory

@@ -26,6 +26,7 @@
 #include <string>
 #include <string_view>
 #include <utility>
+#include <variant>
 #include <vector>
 
 #include "ggml/dtype.h"
@@ -74,6 +75,7 @@ class Value {
 
  private:
     friend class GgufReader;
+    friend class Gguf;
     ValueType type_ = ValueType::u8, element_ = ValueType::u8;
     uint64_t count_ = 1;
     const uint8_t* data_ = nullptr;
@@ -91,6 +93,13 @@ struct TensorInfo {
     uint64_t offset;  // from the start of the file
     uint64_t bytes;
     int file;  // index of the part of a split file
+};
+
+// A value in place of a file's.
+struct Override {
+    using Of = std::variant<bool, int64_t, double, std::string>;
+    std::string key;
+    Of value;
 };
 
 // The parsed header of one file.
@@ -122,6 +131,16 @@ class Gguf {
     std::string_view string(std::string_view key) const;
     std::string_view string(std::string_view key, std::string_view missing) const;
 
+    // Puts a value in place of the file's, which must be of the same kind and no array, or adds it.
+    // A number becomes a float, unless the file's value is a double. Throws Error(argument) naming
+    // file and key, also for keys that say how the file is laid out.
+    void override_value(const Override& given);
+    // A key that was added, and that find() was never asked for: it has no effect. "": there is
+    // none.
+    std::string unasked() const;
+    // Keys and values of all overrides as bytes, to tell models apart. "": there are none.
+    std::string overridden() const;
+
     // Appends the tensors of another part of a split file; `file` is the part's index (split.no),
     // stored in TensorInfo::file. Throws Error(format) if a tensor name occurs twice, if a tensor
     // is empty, if split.no or split.count do not match, or if the number of tensors after the last
@@ -130,6 +149,8 @@ class Gguf {
 
  private:
     friend class GgufReader;
+    struct Given;  // an override
+    void note_asked(size_t index) const;
     [[noreturn]] void fail_key(std::string_view key, const std::string& what) const;
     const Value& value(std::string_view key) const;
     std::string path_;
@@ -140,6 +161,8 @@ class Gguf {
     std::vector<TensorInfo> tensors_;
     // Trees, not hash tables: a file could choose names that all collide.
     std::map<std::string_view, size_t> value_index_;
+    // added_: those that the file lacks; the last ones of values_.
+    std::vector<std::shared_ptr<Given>> given_, added_;
     std::map<std::string, size_t, std::less<>> tensor_index_;
 };
 

@@ -94,7 +94,7 @@ RopeScaling read_rope_scaling(const ggml::Gguf& gguf, const std::string& prefix,
     } else if (type == "yarn") {
         r.kind = RopeScaling::Kind::yarn;
     } else if (type == "linear") {
-        r.kind = r.factor == 1 ? RopeScaling::Kind::none : RopeScaling::Kind::linear;
+        r.kind = RopeScaling::Kind::linear;
     } else if (type != "none") {
         refuse(gguf, Code::unsupported,
                "RoPE scaling \"" + std::string(type.substr(0, 40)) + "\" is not supported");
