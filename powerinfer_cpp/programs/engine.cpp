@@ -21,14 +21,26 @@ int32_t trained_positions(Options& options) {
     on_cpu.ram_budget = INT64_MAX;
     pi_session_params session = pi_session_default_params();
     session.n_ctx = 0;
-    const pi_model_params model = model_params(on_cpu, session);
+    const ModelParams model = model_params(on_cpu, session);
     pi_plan* plan = nullptr;
-    require(pi_plan_new(options.model.c_str(), &model, &session, &plan));
+    require(pi_plan_new(options.model.c_str(), &model.params, &session, &plan));
     return pi_plan_n_ctx(Plan(plan).get());
 }
 
-pi_model_params model_params(Options& options, const pi_session_params& session) {
-    pi_model_params params = pi_model_default_params();
+ModelParams model_params(Options& options, const pi_session_params& session) {
+    ModelParams made{pi_model_default_params(), {}};
+    for (const Override& given : options.overrides) {
+        auto o = sized<pi_override>();
+        o.key = given.key.c_str();
+        o.type = given.type;
+        o.integer = given.integer;
+        o.number = given.number;
+        o.string = given.text.c_str();
+        made.overrides.push_back(o);
+    }
+    pi_model_params& params = made.params;
+    params.overrides = made.overrides.data();
+    params.n_overrides = int32_t(made.overrides.size());
     params.session = &session;
     if (wants_gpu(options))
         params.device = options.device.empty() ? "cuda0" : options.device.c_str();
@@ -45,11 +57,11 @@ pi_model_params model_params(Options& options, const pi_session_params& session)
     params.progress = print_progress;
     params.log = print_log;
     params.log_data = &options.verbosity;
-    return params;
+    return made;
 }
 
 pi_session_params session_params(const Options& options, int32_t trained_for) {
-    pi_session_params params = pi_session_default_params();
+    pi_session_params params = options.session;
     params.n_ctx = options.n_ctx > 0   ? options.n_ctx
                    : options.n_ctx < 0 ? std::min(trained_for, default_most_positions)
                                        : trained_for;
@@ -67,6 +79,27 @@ pi_session_params session_params(const Options& options, int32_t trained_for) {
     params.log = print_log;
     params.log_data = const_cast<int32_t*>(&options.verbosity);  // print_log only reads it
     return params;
+}
+
+Sampler new_sampler(const Options& options, const pi_model* model) {
+    pi_sampler_params params = options.sampler;
+    if (options.samplers_given) params.samplers = options.samplers.c_str();
+    std::vector<const char*> texts;
+    std::vector<size_t> lengths;
+    for (const std::string& text : options.dry_breakers) {
+        texts.push_back(text.data());
+        lengths.push_back(text.size());
+    }
+    Breakers breakers;
+    if (params.dry_multiplier > 0) {
+        pi_breakers* made = nullptr;
+        require(pi_breakers_new(model, texts.data(), lengths.data(), int32_t(texts.size()), &made));
+        breakers.reset(made);
+        params.dry_sequence_breakers = made;
+    }
+    pi_sampler* sampler = nullptr;
+    require(pi_sampler_new(&params, &sampler));
+    return Sampler(sampler);
 }
 
 std::string isa() {

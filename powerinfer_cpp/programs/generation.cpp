@@ -3,7 +3,9 @@
 #include <algorithm>
 #include <cinttypes>
 #include <cstdio>
+#include <filesystem>
 #include <limits>
+#include <memory>
 
 #include "console.h"
 
@@ -28,9 +30,9 @@ std::string visible(const pi_model* model, const std::vector<int32_t>& ids, std:
 Generation::Generation(Options& options) : options_(options), stops_(options.stops) {
     // What of the model fits a device, or RAM, depends on the session.
     const pi_session_params planned = session_params(options, trained_positions(options));
-    const pi_model_params params = model_params(options, planned);
+    const ModelParams how = model_params(options, planned);
     pi_model* model = nullptr;
-    require(pi_model_open(options.model.c_str(), &params, &model));
+    require(pi_model_open(options.model.c_str(), &how.params, &model));
     model_.reset(model);
     timing_.n_ff = pi_model_n_ff(model);
     if (!options.conversation) set_prompt();
@@ -43,12 +45,17 @@ Generation::Generation(Options& options) : options_(options), stops_(options.sto
     require(pi_session_new(model, &wanted, &session));
     session_.reset(session);
     set_adapters();
-    pi_sampler* sampler = nullptr;
-    require(pi_sampler_new(&options.sampler, &sampler));
-    sampler_.reset(sampler);
+    sampler_ = new_sampler(options, model);
+    const int32_t n_vocab = pi_model_n_vocab(model);
+    bias_ = options.logit_bias;
+    for (const auto& [token, bias] : bias_)
+        if (token >= n_vocab)
+            throw Failure("--logit-bias: there is no token " + std::to_string(token) +
+                          ", the vocabulary has " + std::to_string(n_vocab));
     if (options.ignore_eos)
-        for (int32_t id = 0; id < pi_model_n_vocab(model); id++)
-            if (pi_token_ends(model, id)) forbidden_.push_back(id);
+        for (int32_t id = 0; id < n_vocab; id++)
+            if (pi_token_ends(model, id))
+                bias_.emplace_back(id, -std::numeric_limits<float>::infinity());
     timing_.load = ms_since(timing_.start);
     print_settings(wanted);
 }
@@ -107,30 +114,54 @@ void Generation::print_settings(const pi_session_params& session) const {
         double(s.min_p), double(s.temperature));
 }
 
-// Evaluates tokens, the first n_generated of which were generated, in as few calls as possible.
+// Evaluates tokens in as few calls as possible. generated: for each one; null: they are a prompt.
 // logits_ then points to the logits of the last one.
-void Generation::evaluate(const std::vector<int32_t>& tokens, size_t n_generated) {
+void Generation::evaluate(const int32_t* tokens, const bool* generated, size_t n) {
     const size_t most = size_t(pi_session_n_batch(session_.get()));
-    const std::unique_ptr<bool[]> generated(new bool[tokens.size()]());
-    std::fill_n(generated.get(), n_generated, true);
-    for (size_t begin = 0; begin < tokens.size(); begin += most) {
+    for (size_t begin = 0; begin < n; begin += most) {
         pi_batch batch = {};
         batch.struct_size = sizeof batch;
-        batch.n = int32_t(std::min(most, tokens.size() - begin));
-        batch.token = tokens.data() + begin;
-        batch.generated = generated.get() + begin;
+        batch.n = int32_t(std::min(most, n - begin));
+        batch.token = tokens + begin;
+        if (generated) batch.generated = generated + begin;
         require(pi_eval_batch(session_.get(), &batch));
         require(pi_logits(session_.get(), batch.n - 1, &logits_));
     }
 }
 
+// Loads the prompt cache, and keeps what it has in common with these tokens: how many.
+size_t Generation::take_cached(const std::vector<int32_t>& tokens, const bool* generated) {
+    const std::string& file = options_.prompt_cache;
+    std::error_code error;
+    if (!std::filesystem::exists(std::filesystem::u8path(file), error)) return 0;
+    require(pi_sequence_load_file(session_.get(), 0, file.c_str()));
+    int32_t same = 0;
+    require(pi_sequence_match(session_.get(), 0, tokens.data(), generated, int32_t(tokens.size()),
+                              &same));
+    require(pi_sequence_truncate(session_.get(), 0, same));
+    return size_t(same);
+}
+
+void Generation::save_cache() const {
+    require(pi_sequence_save_file(session_.get(), 0, options_.prompt_cache.c_str()));
+}
+
 void Generation::read(const std::vector<int32_t>& tokens, size_t n_generated) {
     const WorkSpan span(timing_.read, session_.get(), model_.get());
     const Clock::time_point start = Clock::now();
-    evaluate(tokens, n_generated);
+    const std::unique_ptr<bool[]> generated(new bool[tokens.size()]());
+    std::fill_n(generated.get(), n_generated, true);
+    const bool cached = !begun_ && !options_.prompt_cache.empty() && !tokens.empty();
+    const size_t found = cached ? take_cached(tokens, generated.get()) : 0;
+    // The last token is computed again: the cache has no logits.
+    const size_t done = found == 0 ? 0 : std::min(found, tokens.size() - 1);
+    if (done < found) require(pi_sequence_truncate(session_.get(), 0, int32_t(done)));
+    evaluate(tokens.data() + done, generated.get() + done, tokens.size() - done);
+    begun_ = true;
+    if (cached && found < tokens.size() && !options_.prompt_cache_read_only) save_cache();
     pending_ = -1;
     timing_.prompt += ms_since(start);
-    timing_.n_prompt += int64_t(tokens.size());
+    timing_.n_prompt += int64_t(tokens.size() - done);
     for (size_t i = n_generated; i < tokens.size(); i++)
         pi_sampler_accept(sampler_.get(), tokens[i]);
     if (options_.verbosity < 4) return;
@@ -139,14 +170,18 @@ void Generation::read(const std::vector<int32_t>& tokens, size_t n_generated) {
     print_log(4, ("tokens read:" + ids).c_str(), &options_.verbosity);
 }
 
+void Generation::end() {
+    const bool writes = !options_.prompt_cache.empty() && !options_.prompt_cache_read_only;
+    if (writes && options_.prompt_cache_all && begun_) save_cache();
+}
+
 int32_t Generation::choose() {
     const Clock::time_point start = Clock::now();
     const int32_t n_vocab = pi_model_n_vocab(model_.get());
     const float* logits = logits_;
-    if (!forbidden_.empty()) {
+    if (!bias_.empty()) {
         biased_.assign(logits, logits + n_vocab);
-        for (const int32_t id : forbidden_)
-            biased_[size_t(id)] = -std::numeric_limits<float>::infinity();
+        for (const auto& [id, bias] : bias_) biased_[size_t(id)] += bias;
         logits = biased_.data();
     }
     int32_t token;
@@ -193,7 +228,8 @@ bool Generation::generate() {
         full_ = pi_sequence_length(session_.get(), 0) >= pi_session_n_ctx(session_.get());
         if (full_) return false;
         const Clock::time_point start = Clock::now();
-        evaluate({token}, 1);
+        const bool generated = true;
+        evaluate(&token, &generated, 1);
         pending_ = -1;
         timing_.token_ms.push_back(ms_since(start));
         timing_.eval += timing_.token_ms.back();

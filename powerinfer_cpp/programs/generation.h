@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "engine.h"
@@ -23,6 +24,8 @@ class Generation {
     // Generates and prints until the text, the context or options.n_predict ends, or a stop comes.
     // True if the model ended the text.
     bool generate();
+    // Writes the prompt cache, if the generated text belongs there.
+    void end();
     void stop_at(const std::string& text) { stops_.push_back(text); }
     // The token that was printed but not yet evaluated; -1: none.
     int32_t pending() const { return pending_; }
@@ -35,7 +38,9 @@ class Generation {
     void print_settings(const pi_session_params& session) const;
     void set_prompt();
     void set_adapters();
-    void evaluate(const std::vector<int32_t>& tokens, size_t n_generated);
+    size_t take_cached(const std::vector<int32_t>& tokens, const bool* generated);
+    void save_cache() const;
+    void evaluate(const int32_t* tokens, const bool* generated, size_t n);
     int32_t choose();
     bool show(std::string_view text);
 
@@ -44,13 +49,14 @@ class Generation {
     Model model_;
     Session session_;
     Sampler sampler_;
-    std::vector<int32_t> tokens_;     // of the prompt
-    std::string shown_;               // the printed part of the prompt
-    std::vector<int32_t> forbidden_;  // tokens excluded by --ignore-eos
+    std::vector<int32_t> tokens_;                  // of the prompt
+    std::string shown_;                            // the printed part of the prompt
+    std::vector<std::pair<int32_t, float>> bias_;  // of --logit-bias and --ignore-eos
     std::vector<float> biased_;
     std::vector<std::string> stops_;  // texts that end a generation
     std::string tail_;                // end of the generated text, where a stop may begin
     int32_t pending_ = -1;
     const float* logits_ = nullptr;  // after the last token
     bool full_ = false;
+    bool begun_ = false;  // something was read
 };

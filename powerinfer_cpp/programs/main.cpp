@@ -4,6 +4,7 @@
 #include <cstdio>
 #include <exception>
 #include <filesystem>
+#include <iterator>
 #include <memory>
 #include <new>
 #include <optional>
@@ -57,9 +58,9 @@ std::string from_storage(const pi_storage_plan& plan, bool may_write) {
 
 void print_plan(Options& options) {
     const pi_session_params session = session_params(options, trained_positions(options));
-    const pi_model_params model = model_params(options, session);
+    const ModelParams model = model_params(options, session);
     pi_plan* made = nullptr;
-    require(pi_plan_new(options.model.c_str(), &model, &session, &made));
+    require(pi_plan_new(options.model.c_str(), &model.params, &session, &made));
     const Plan plan(made);
 
     const auto line = [](const char* tier, const char* part, uint64_t bytes) {
@@ -118,9 +119,13 @@ void print_devices() {
 
 // What is written must not overwrite a file that is read, not even through a link.
 void protect_files(const Options& options) {
-    const std::pair<const char*, std::string> written[] = {{"--json-stats", options.json_stats},
-                                                           {"--log-file", options.log_file}};
-    if (options.json_stats.empty() && options.log_file.empty()) return;
+    const std::pair<const char*, std::string> written[] = {
+        {"--json-stats", options.json_stats},
+        {"--log-file", options.log_file},
+        {"--prompt-cache", options.prompt_cache_read_only ? "" : options.prompt_cache}};
+    if (std::all_of(std::begin(written), std::end(written),
+                    [](const auto& file) { return file.second.empty(); }))
+        return;
     std::vector<std::string> read = {options.model, options.prompt_file, options.system_file,
                                      options.chat_template_file};
     for (const auto& [file, scale] : options.adapters) read.push_back(file);
@@ -160,6 +165,7 @@ int generate(Options& options) {
     if (generation.full())
         say("main: the context is full (%d positions, -c)\n",
             int(pi_session_n_ctx(generation.session())));
+    generation.end();
     if (options.perf) generation.timing().print(generation.model());
     if (!options.json_stats.empty()) write_stats(options, generation.model(), generation.timing());
     return status;

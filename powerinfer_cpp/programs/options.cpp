@@ -21,6 +21,10 @@ template <float pi_sampler_params::*field>
 void set_share(Options& o, Text option, Text value) {
     o.sampler.*field = share(option, value);
 }
+template <float pi_session_params::*field>
+void set_rope(Options& o, Text option, Text value) {
+    o.session.*field = real(option, value);
+}
 template <bool Options::*field, bool value>
 void set_flag(Options& o, Text, Text) {
     o.*field = value;
@@ -112,10 +116,10 @@ void set_ram_budget(Options& o, Text option, Text value) {
     if (o.ram_budget == 0) bad_value(option, value, "a number of GiB above 0");
 }
 
-// Remembers an option that asks for a GPU, to say so if there is none.
-void ask_for_gpu(Options& o, Text option) {
-    if (o.for_gpu.find(option) != o.for_gpu.npos) return;
-    o.for_gpu += (o.for_gpu.empty() ? "" : " and ") + option;
+// Remembers an option that has no effect, or none without a GPU, to say so.
+void remember(std::string& options, Text option) {
+    if (options.find(option) != options.npos) return;
+    options += (options.empty() ? "" : " and ") + option;
 }
 
 void set_gpu_layers(Options& o, Text option, Text value) {
@@ -123,7 +127,7 @@ void set_gpu_layers(Options& o, Text option, Text value) {
     if (value == "auto") return;
     if (value != "all") o.n_gpu_layers = int32_t(integer(option, value, -1, INT32_MAX));
     if (o.n_gpu_layers == 0) o.use_gpu = false;
-    if (value == "all" || o.n_gpu_layers > 0) ask_for_gpu(o, option);
+    if (value == "all" || o.n_gpu_layers > 0) remember(o.for_gpu, option);
 }
 
 void set_vram_budget(Options& o, Text option, Text value) {
@@ -131,7 +135,7 @@ void set_vram_budget(Options& o, Text option, Text value) {
     if (o.vram_budget == 0) {
         o.use_gpu = false;
     } else {
-        ask_for_gpu(o, option);
+        remember(o.for_gpu, option);
     }
 }
 
@@ -290,6 +294,60 @@ const Option table[] = {
      set_real<&pi_sampler_params::mirostat_tau>},
     {"--mirostat-lr", "X", "mirostat's eta, how fast it learns (default: 0.1)",
      set_real<&pi_sampler_params::mirostat_eta>},
+    {"--dry-multiplier", "X",
+     "penalty for tokens that would continue a repetition (DRY); 0: off (default: 0)",
+     set_real<&pi_sampler_params::dry_multiplier>},
+    {"--dry-base", "X", "factor of the penalty for each further token (default: 1.75)",
+     set_real<&pi_sampler_params::dry_base>},
+    {"--dry-allowed-length", "N", "tokens that may be repeated freely (default: 2)",
+     set_integer<&pi_sampler_params::dry_allowed_length>},
+    {"--dry-penalty-last-n", "N", "number of last tokens that DRY considers; -1: all (default)",
+     set_integer<&pi_sampler_params::dry_penalty_last_n>},
+    {"--dry-sequence-breaker", "TEXT",
+     "where repetitions end, in place of the default ones (newline, :, \" and *); can be given "
+     "several times; none: nowhere",
+     add_dry_breaker},
+    {"--samplers", "NAMES",
+     "samplers in their order, others are off (default: "
+     "penalties;dry;top_n_sigma;top_k;typ_p;top_p;min_p;xtc;temperature)",
+     set_samplers},
+    {"--sampler-seq, --sampling-seq", "LETTERS", "the same by letters (default: edskypmxt)",
+     set_sampler_letters},
+    {"-l, --logit-bias", "ID(+/-)X",
+     "add X to the logit of a token, e.g. 15043-1; can be given several times", add_logit_bias},
+    {"--override-kv", "KEY=TYPE:VALUE",
+     "a value in place of the model's, of type int, float, bool or str; can be given several times",
+     add_override},
+    {"--rope-scaling", "KIND", "scaling of positions: none, linear or yarn (default: the model's)",
+     set_rope_scaling},
+    {"--rope-scale", "X", "factor by which the context is longer than in training", set_rope_scale},
+    {"--rope-freq-base", "X", "base of RoPE's frequencies (default: the model's)",
+     set_rope<&pi_session_params::rope_freq_base>},
+    {"--rope-freq-scale", "X", "factor of RoPE's frequencies: 1 / --rope-scale",
+     set_rope<&pi_session_params::rope_freq_scale>},
+    {"--yarn-orig-ctx", "N", "YaRN: positions in training (default: the model's)",
+     [](Options& o, Text option, Text value) {
+         o.session.yarn_orig_ctx = int32_t(integer(option, value, 0, INT32_MAX));
+     }},
+    {"--yarn-ext-factor", "X",
+     "YaRN: how far fast frequencies stay as they are; 0: not at all (default: 1 with YaRN)",
+     set_rope<&pi_session_params::yarn_ext_factor>},
+    {"--yarn-attn-factor", "X", "YaRN: factor of the attention's magnitude (default: the model's)",
+     set_rope<&pi_session_params::yarn_attn_factor>},
+    {"--yarn-beta-fast", "X",
+     "YaRN: turns in training from which a frequency is fast (default: the model's, or 32)",
+     set_rope<&pi_session_params::yarn_beta_fast>},
+    {"--yarn-beta-slow", "X",
+     "YaRN: turns in training up to which it is slow (default: the model's, or 1)",
+     set_rope<&pi_session_params::yarn_beta_slow>},
+    {"--prompt-cache", "FILE",
+     "keep what is computed of the prompt in a file, from which the next run takes a common "
+     "beginning",
+     set_file<&Options::prompt_cache>},
+    {"--prompt-cache-all", nullptr, "keep the generated text there, too",
+     set_flag<&Options::prompt_cache_all, true>},
+    {"--prompt-cache-ro", nullptr, "never write that file",
+     set_flag<&Options::prompt_cache_read_only, true>},
     {"--ignore-eos", nullptr, "never choose a token that ends the text",
      set_flag<&Options::ignore_eos, true>},
     {"-t, --threads", "N", "threads (default: the cores that this process may use)",
@@ -383,13 +441,16 @@ const Option table[] = {
     {"--poll, --poll-batch", "N", nullptr, ignore_integer<0, 100>},
     {"--cpu-strict, --cpu-strict-batch", "N", nullptr, ignore_integer<0, 1>},
     {"--context-shift", nullptr, nullptr,
-     [](Options& o, Text option, Text) { o.in_vain = option; }},
+     [](Options& o, Text option, Text) { remember(o.in_vain, option); }},
+    {"--keep", "N", nullptr,
+     [](Options& o, Text option, Text value) {
+         if (integer(option, value, -1, INT32_MAX)) remember(o.in_vain, option);
+     }},
 };
 
 }  // namespace
 
-Options::Options() : sampler(pi_sampler_default_params()) {
-    const pi_session_params session = pi_session_default_params();
+Options::Options() : sampler(pi_sampler_default_params()), session(pi_session_default_params()) {
     type_k = session.type_k;
     type_v = session.type_v;
     sparse_threshold = session.sparse_threshold;

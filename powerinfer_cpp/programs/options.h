@@ -9,6 +9,15 @@
 #include "option_values.h"
 #include "powerinfer.h"
 
+// --override-kv.
+struct Override {
+    std::string key;
+    pi_value_type type;
+    int64_t integer = 0;
+    double number = 0;
+    std::string text;
+};
+
 struct Options {
     std::string model;   // "": the default model
     std::string prompt;  // any bytes
@@ -50,6 +59,15 @@ struct Options {
     std::string for_gpu;        // given options that ask for a GPU; "": none
     std::string json_stats;     // file for statistics of the run; "": none
     pi_sampler_params sampler;
+    std::string samplers;  // names in their order, if they are given
+    bool samplers_given = false;
+    std::vector<std::string> dry_breakers = {"\n", ":", "\"", "*"};
+    bool dry_breakers_given = false;
+    std::vector<std::pair<int32_t, float>> logit_bias;
+    std::vector<Override> overrides;
+    pi_session_params session;  // those that only options set: RoPE
+    std::string prompt_cache;   // file; "": none
+    bool prompt_cache_all = false, prompt_cache_read_only = false;
     bool log = true;        // messages on stderr
     std::string log_file;   // file for messages; "": none
     bool perf = true;       // print times
@@ -81,6 +99,19 @@ struct OptionTable {
     const Option* end() const { return last; }
 };
 OptionTable option_table();
+
+// What rows of the table call for values that take more than a line to read (option_setters.cpp).
+// Names with semicolons between, or letters, as in llama.cpp.
+void set_samplers(Options& options, Text option, Text value);
+void set_sampler_letters(Options& options, Text option, Text value);
+// Adds a sequence breaker of DRY; the first one replaces the default ones, "none" removes all.
+void add_dry_breaker(Options& options, Text option, Text value);
+// TOKEN+BIAS or TOKEN-BIAS.
+void add_logit_bias(Options& options, Text option, Text value);
+// KEY=TYPE:VALUE.
+void add_override(Options& options, Text option, Text value);
+void set_rope_scaling(Options& options, Text option, Text value);
+void set_rope_scale(Options& options, Text option, Text value);
 
 // Throws UsageError.
 Options parse_options(const std::vector<std::string>& arguments);

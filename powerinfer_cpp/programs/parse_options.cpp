@@ -94,6 +94,10 @@ bool is_word(const std::string& argument, Text value) {
 void check_together(const Options& o) {
     if (!o.for_chat.empty() && !o.conversation)
         throw UsageError("option " + o.for_chat + " needs -cnv, which starts a conversation");
+    if (o.prompt_cache.empty() && (o.prompt_cache_all || o.prompt_cache_read_only))
+        throw UsageError(std::string("option ") +
+                         (o.prompt_cache_all ? "--prompt-cache-all" : "--prompt-cache-ro") +
+                         " needs --prompt-cache, which names the file");
     if (o.for_interactive.empty()) return;
     if (o.conversation)
         throw UsageError("option " + o.for_interactive +

@@ -43,4 +43,5 @@ void read_texts(Options& o) {
     if (!o.escape) return;
     for (std::string* text : {&o.prompt, &o.in_prefix, &o.in_suffix}) *text = unescape(*text);
     for (std::string& stop : o.stops) stop = unescape(stop);
+    for (std::string& breaker : o.dry_breakers) breaker = unescape(breaker);
 }

@@ -21,7 +21,6 @@ RopeScaling scaling_of(const Config& c, const pi_session_params& p) {
     if (p.rope_scaling != PI_ROPE_FILE) {
         constexpr Kind kinds[] = {Kind::none, Kind::linear, Kind::yarn};
         s.kind = kinds[p.rope_scaling];
-        s.magnitude = 1;
     }
     if (p.rope_freq_scale > 0) s.factor = 1 / double(p.rope_freq_scale);
     if (s.kind == Kind::none) s.factor = 1;
