@@ -287,6 +287,12 @@ class Samplers(TypedDict, total=False):
     xtc_threshold: float
     dynatemp_range: float
     dynatemp_exponent: float
+    dry_multiplier: float
+    dry_base: float
+    dry_allowed_length: int
+    dry_penalty_last_n: int
+    dry_sequence_breakers: "Sequence[str]"
+    samplers: "Sequence[str] | None"
 
 
 class _Options(Samplers, total=False):

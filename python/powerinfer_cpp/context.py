@@ -8,7 +8,8 @@ import numpy as np
 from ._native import lib
 from .adapters import Adapters
 from .errors import ContextOverflowError, OutOfMemoryError
-from .model import Model, Sampler, Session, release
+from .model import Model, Session, release
+from .sampler import Sampler
 from .state import STATE_VERSION, LlamaState
 from .work import Work
 

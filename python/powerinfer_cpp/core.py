@@ -3,7 +3,7 @@
 import logging
 import random
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,7 +18,8 @@ from .embedding import Embedder, check_pooling
 from .gguf import Gguf
 from .infill import FimTokens, fim_tokens
 from .log import logger
-from .model import SPARSE_MODES, Model, Sampler, memory_plan
+from .model import SPARSE_MODES, Model, memory_plan
+from .sampler import Sampler, Samplers
 from .sampling import Sampling
 from .speculative import LlamaDraftModel
 from .speculative import draft_model as draft_model_of
@@ -65,6 +66,10 @@ class LlamaCore(UsesAdapters):
     scales; see set_adapters.
     lora_allow_predictor: predictors are used with adapters, too, for which they were not made;
     else sparse="auto" computes as "exact" while an adapter is used, and "predictor" refuses one.
+    kv_overrides: values in place of those of the file's header, by key. rope_*, yarn_*: scaling of
+    positions in place of the file's, for longer contexts (rope_scaling_type: 0 none, 1 linear, 2
+    yarn; rope_freq_scale: 0.25 for four times the context); None, 0, negative numbers, and
+    LangChain's rope_freq_base=10000 and rope_freq_scale=1 mean what the file says.
     verbose: print a few lines to stderr; they also go to the logger "powerinfer_cpp", whatever
     verbose is. seed: seed of the random numbers of all calls; default: different each time.
 
@@ -112,6 +117,15 @@ class LlamaCore(UsesAdapters):
         lora_scale: float = 1.0,
         lora_allow_predictor: bool = False,
         progress_callback: Callable[[float], object] | None = None,
+        kv_overrides: Mapping[str, bool | int | float | str] | None = None,
+        rope_scaling_type: int | None = None,
+        rope_freq_base: float | None = None,
+        rope_freq_scale: float | None = None,
+        yarn_ext_factor: float | None = None,
+        yarn_attn_factor: float | None = None,
+        yarn_beta_fast: float | None = None,
+        yarn_beta_slow: float | None = None,
+        yarn_orig_ctx: int | None = None,
         **unknown: object,
     ):
         given = locals()
@@ -138,6 +152,9 @@ class LlamaCore(UsesAdapters):
         )
         sparse_fields = options.sparse_fields(sparse, sparse_threshold)
         record_field = options.record_field(record)
+        rope_fields = options.rope_fields(
+            **{name: given[name] for name in given if name.startswith(("rope_", "yarn_"))}
+        )
         device_fields = options.device_fields(device, n_gpu_layers, vram_budget)
         placement_field = options.placement_field(reset_gpu_index, disable_gpu_index)
         if device_fields and record_field["record"]:
@@ -153,6 +170,7 @@ class LlamaCore(UsesAdapters):
         self.model_path = str(model_path)
         self.verbose = verbose
         self.last_n_tokens_size = last_n_tokens_size
+        self.kv_overrides = kv_overrides
         self._lock = threading.RLock()
         self._closed = False
         self._rng = new_random(seed)
@@ -165,6 +183,7 @@ class LlamaCore(UsesAdapters):
             **placement_field,
             "op_offload": op_offload is None or bool(op_offload),
             "bundle": bool(bundle),
+            **options.override_field(kv_overrides),
             **({} if vocab_only else device_fields),
         }
         self._session_fields = {
@@ -178,6 +197,7 @@ class LlamaCore(UsesAdapters):
             "type_v": 1 if type_v is None else type_v,
             **sparse_fields,
             **record_field,
+            **rope_fields,
             "lora_allow_predictor": bool(lora_allow_predictor),
         }
         room: dict[str, Any] | None = None
@@ -211,6 +231,7 @@ class LlamaCore(UsesAdapters):
             self._draft = draft_model_of(draft_model, self._model, n_ctx, n_threads=n_threads)
         if isinstance(draft_model, str | Path):
             self._own_draft = self._draft
+        self._samplers = Samplers(self._model, last_n_tokens_size)
         self._sampler: tuple[Sampling, Sampler] | None = None  # used by sample()
         if verbose or logger.isEnabledFor(logging.INFO):
             options.report(self._model, self.plan(), verbose)
@@ -411,10 +432,6 @@ class LlamaCore(UsesAdapters):
         for part in (self._context, self._embedder):
             if part is not None:
                 part.set_adapters(self._adapters)
-
-    def _new_sampler(self, params: Sampling, seed: int) -> Sampler:
-        fields = {"seed": seed & (1 << 64) - 1, "repeat_last_n": self.last_n_tokens_size}
-        return Sampler(**fields, **params.keywords())
 
     # ---- Lifetime ------------------------------------------------------------------------
 

@@ -155,7 +155,7 @@ class Llama(LlamaPrompts):
         logits_processor: LogitsProcessors = None,
         grammar: LlamaGrammar | None = None,
         logit_bias: Mapping[int | str, float] | None = None,
-        **samplers: "Unpack[Samplers]",
+        **sampling: "Unpack[Samplers]",
     ) -> Completion | Iterator[CompletionChunk]:
         """Continues a prompt. Returns a dict in OpenAI's shape or, with stream, an iterator of
         such dicts. `llm(prompt, ...)` is the same.
@@ -169,8 +169,9 @@ class Llama(LlamaPrompts):
         logprobs: number of most likely tokens to return for each position, with log-probabilities
         from the model's own logits. With echo, the prompt's tokens come first (the first one has
         None), and an end token has an entry. text_offset counts characters from the beginning of
-        the prompt. grammar: constrains the text. samplers: top_n_sigma, xtc_probability,
-        xtc_threshold, dynatemp_range, dynatemp_exponent (sampling.py).
+        the prompt. grammar: constrains the text. sampling: top_n_sigma, xtc_probability,
+        xtc_threshold, dynatemp_range, dynatemp_exponent, dry_multiplier and dry's others, samplers
+        (names in order; sampling.py).
 
         Raises ContextOverflowError if the prompt leaves no room, ValueError for bad options.
         """
@@ -254,7 +255,7 @@ class Llama(LlamaPrompts):
         logit_bias: Mapping[int | str, float] | None = None,
         logprobs: bool | None = None,
         top_logprobs: int | None = None,
-        **samplers: "Unpack[Samplers]",
+        **sampling: "Unpack[Samplers]",
     ) -> ChatCompletion | Iterator[ChatChunk]:
         """Answers messages, each {"role": "system"/"user"/"assistant"/"tool", "content": text}.
         Returns a dict in OpenAI's shape or, with stream, an iterator of chunks.
@@ -273,8 +274,8 @@ class Llama(LlamaPrompts):
         del given["self"]
         if self.chat_handler is None:
             return self._answer(given)
-        del given["samplers"]
-        return self.chat_handler(llama=self, **given, **samplers)
+        del given["sampling"]
+        return self.chat_handler(llama=self, **given, **sampling)
 
     def create_chat_completion_openai_v1(self, *args: Any, **kwargs: Any) -> Any:
         """create_chat_completion with the classes of the package openai.

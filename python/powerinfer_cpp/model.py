@@ -1,12 +1,12 @@
-"""Thin owners of the C API's handles: Model, Session, Sampler, and the memory plan.
+"""Thin owners of the C API's handles: Model and Session, and the memory plan.
 
 Each object owns one handle, freed by `close()` or by the garbage collector. powerinfer.h documents
 the details. Calls release the GIL while the engine computes.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -14,8 +14,11 @@ from ._native import ffi, lib
 from .errors import check, encoded
 from .gguf import Gguf
 from .log import engine_level, say
-from .structs import sized
+from .structs import filled, sized
 from .work import NEURON_COUNTS, PARTS, Work
+
+if TYPE_CHECKING:
+    from .sampler import Sampler
 
 SPARSE_MODES = ("auto", "off", "exact", "predictor")  # in the order of pi_sparse
 
@@ -67,18 +70,6 @@ def pi_python_should_stop(data: Any) -> bool:
     return False
 
 
-def _filled(params: Any, fields: dict[str, Any]) -> Any:
-    """params with fields set. Raises ValueError if a value does not fit its C type."""
-    for name, value in fields.items():
-        try:
-            setattr(params, name, value)
-        except OverflowError:
-            raise ValueError(f"{name}: {value} is out of range") from None
-        except TypeError:
-            raise ValueError(f"{name}: {value!r} is not a valid number") from None
-    return params
-
-
 def _model_params(
     fields: dict[str, Any],
     session: dict[str, Any] | None = None,
@@ -88,20 +79,45 @@ def _model_params(
     pi_session_params."""
     fields = dict(fields)
     device, room = fields.pop("device", None), None
-    params = _filled(ffi.new("pi_model_params *", lib.pi_model_default_params()), fields)
+    overrides = _overrides(fields.pop("overrides", None) or {})
+    params = filled(ffi.new("pi_model_params *", lib.pi_model_default_params()), fields)
     if device is not None:
         params.device = device = ffi.new("char[]", device.encode("utf-8", "surrogateescape"))
+    params.overrides, params.n_overrides = overrides[0], len(overrides[0])
     if session is not None:
         params.session = room = _session_params(**session)
     if callbacks is not None:
         if callbacks.progress is not None:
             params.progress, params.progress_data = lib.pi_python_progress, callbacks.handle
         params.log, params.log_data = lib.pi_python_log, callbacks.handle
-    return params, (device, room)
+    return params, (device, room, overrides)
+
+
+def _overrides(values: Mapping[str, bool | int | float | str]) -> tuple[Any, list[Any]]:
+    """pi_override [n], and what they point to. Raises ValueError for values of other types."""
+    out, kept = ffi.new("pi_override[]", len(values)), []
+    for given, (key, value) in zip(out, values.items(), strict=True):
+        given.struct_size = ffi.sizeof("pi_override")
+        kept.append(ffi.new("char[]", key.encode("utf-8", "surrogateescape")))
+        given.key = kept[-1]
+        if isinstance(value, bool):
+            given.type, given.integer = lib.PI_BOOL, value
+        elif isinstance(value, str):
+            kept.append(ffi.new("char[]", value.encode("utf-8", "surrogateescape")))
+            given.type, given.string = lib.PI_STRING, kept[-1]
+        elif isinstance(value, float):
+            given.type, given.number = lib.PI_F64, value
+        elif isinstance(value, int) and -(1 << 63) <= value < 1 << 63:
+            given.type, given.integer = lib.PI_I64, value
+        else:
+            raise ValueError(
+                f"override of {key}: {value!r} is no bool, int of 64 bits, float or str"
+            )
+    return out, kept
 
 
 def _session_params(**fields: Any) -> Any:
-    return _filled(ffi.new("pi_session_params *", lib.pi_session_default_params()), fields)
+    return filled(ffi.new("pi_session_params *", lib.pi_session_default_params()), fields)
 
 
 def memory_plan(path: str, model: dict[str, Any], session: dict[str, Any]) -> dict[str, Any]:
@@ -157,9 +173,9 @@ class Storage:
 class Model:
     """A loaded model; threads and sessions may share it.
 
-    Keyword arguments are the fields of pi_model_params. progress: called with 0..1 while loading;
-    returning False cancels. verbose: messages also go to stderr (log.py). session:
-    pi_session_params of the session that a device shall have room for.
+    Keyword arguments are the fields of pi_model_params, of which overrides is a dict. progress:
+    called with 0..1 while loading; returning False cancels. verbose: messages also go to stderr
+    (log.py). session: pi_session_params of the session that a device shall have room for.
     """
 
     def __init__(
@@ -531,37 +547,6 @@ class Session:
         ids, flags = _array("int32_t[]", tokens), _array("bool[]", generated)
         check(lib.pi_sequence_match(self.handle, sequence, ids, flags, len(tokens), same))
         return same[0]
-
-
-class Sampler:
-    """Chooses tokens; keyword arguments are the fields of pi_sampler_params."""
-
-    def __init__(self, **fields: Any):
-        params = _filled(ffi.new("pi_sampler_params *", lib.pi_sampler_default_params()), fields)
-        out = ffi.new("pi_sampler **")
-        check(lib.pi_sampler_new(params, out))
-        self.handle = ffi.gc(out[0], lib.pi_sampler_free)
-        self._token = ffi.new("int32_t *")
-
-    def accept(self, tokens: Iterable[int]) -> None:
-        """Adds tokens of the text so far, for the penalties."""
-        for token in tokens:
-            lib.pi_sampler_accept(self.handle, token)
-
-    def reset(self) -> None:
-        """Drops accepted tokens; keeps the random state."""
-        lib.pi_sampler_reset(self.handle)
-
-    def seed(self, seed: int) -> None:
-        """Restarts the random numbers from a seed; keeps accepted tokens."""
-        lib.pi_sampler_seed(self.handle, seed)
-
-    def sample(self, logits: Any, n_vocab: int) -> int:
-        """Chooses a token from logits: float const *, or a contiguous float32 array [n_vocab]."""
-        if isinstance(logits, np.ndarray):
-            logits = ffi.from_buffer("float[]", logits)
-        check(lib.pi_sample(self.handle, logits, n_vocab, self._token))
-        return self._token[0]
 
 
 def release(reservation: Any) -> None:

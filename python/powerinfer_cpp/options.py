@@ -3,6 +3,7 @@
 import math
 import operator
 import warnings
+from collections.abc import Mapping
 from typing import Any, SupportsIndex
 
 from ._native import ffi, lib
@@ -24,15 +25,6 @@ _LEGACY: dict[str, tuple[Any, ...]] = {
 _LEGACY_ANY = {"n_parts", "f16_kv", "flash_attn", "lora_base"}
 # Those that would change a model's results, with the values that do not ask for that.
 _OVERRIDES: dict[str, tuple[Any, ...]] = {
-    "kv_overrides": (None, {}),
-    "rope_scaling_type": (None, -1),
-    "rope_freq_base": (None, 0.0, 10000.0),
-    "rope_freq_scale": (None, 0.0, 1.0),
-    "yarn_ext_factor": (None, -1.0),
-    "yarn_attn_factor": (None, -1.0, 1.0),
-    "yarn_beta_fast": (None, -1.0, 32.0),
-    "yarn_beta_slow": (None, -1.0, 1.0),
-    "yarn_orig_ctx": (None, 0),
     "tokenizer": (None,),
 }
 # What decides instead, where that is not the file alone.
@@ -93,6 +85,33 @@ def sparse_fields(mode: str, threshold: float | None) -> dict[str, Any]:
         "sparse": SPARSE_MODES.index(mode),
         "sparse_threshold": math.nan if threshold is None else threshold,
     }
+
+
+# LangChain passes these with every model, even where they are wrong for it.
+_LANGCHAINS = {"rope_freq_base": 10000.0, "rope_freq_scale": 1.0}
+
+
+def rope_fields(**given: float | None) -> dict[str, float]:
+    """pi_session_params from llama-cpp-python's keywords, of which None is what the file says.
+
+    Raises ValueError for what is no number; the engine, for those out of range.
+    """
+    fields = {
+        "rope_scaling" if name == "rope_scaling_type" else name: value
+        for name, value in given.items()
+        if value is not None and value != _LANGCHAINS.get(name)
+    }
+    for name in ("rope_scaling", "yarn_orig_ctx"):
+        if name in fields:
+            fields[name] = whole(name, fields[name])
+    return fields
+
+
+def override_field(values: Mapping[str, bool | int | float | str] | None) -> dict[str, Any]:
+    """pi_model_params of values in place of a file's. Raises ValueError for what is no mapping."""
+    if values is not None and not isinstance(values, Mapping):
+        raise ValueError(f"kv_overrides must map keys to values, not be {values!r}")
+    return {"overrides": dict(values)} if values else {}
 
 
 RECORDINGS = {  # Llama's names, pi_record

@@ -1,6 +1,6 @@
 """Sampling parameters by name, with the engine's defaults."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
@@ -39,14 +39,30 @@ class Sampling:
     mirostat_mode: int = _default("mirostat_mode")
     mirostat_tau: float = _default("mirostat_tau")
     mirostat_eta: float = _default("mirostat_eta")
+    dry_multiplier: float = _default("dry_multiplier")
+    dry_base: float = _default("dry_base")
+    dry_allowed_length: int = _default("dry_allowed_length")
+    dry_penalty_last_n: int = _default("dry_penalty_last_n")
+    dry_sequence_breakers: Sequence[str] = ("\n", ":", '"', "*")  # llama.cpp's
+    samplers: Sequence[str] | None = None  # names in order; None: the engine's order
+
+    def __post_init__(self) -> None:
+        object.__setattr__(
+            self,
+            "dry_sequence_breakers",
+            _texts("dry_sequence_breakers", self.dry_sequence_breakers),
+        )
+        if self.samplers is not None:
+            object.__setattr__(self, "samplers", _texts("samplers", self.samplers))
 
     @classmethod
     def of(cls, given: Mapping[str, Any]) -> "Sampling":
         """The fields in a function's arguments, e.g. `locals()`; `temp` is temperature.
 
-        `samplers` holds further arguments: raises TypeError for those that are no fields.
+        `sampling` holds further arguments: raises TypeError for those that are no fields. Raises
+        ValueError for values of wrong types.
         """
-        more = given.get("samplers", {})
+        more = given.get("sampling", {})
         if "temp" in given:
             given = {**given, "temperature": given["temp"]}
         names = [f.name for f in fields(cls)]
@@ -55,11 +71,24 @@ class Sampling:
                 raise TypeError(f"unexpected keyword argument {name!r}")
         given = {**given, **more}
         found = {name: given[name] for name in names if name in given}
-        for name in ("top_k", "mirostat_mode"):
+        for name in ("top_k", "mirostat_mode", "dry_allowed_length", "dry_penalty_last_n"):
             if name in found:
                 found[name] = whole(name, found[name])
         return cls(**found)
 
+    @property
+    def looks_back(self) -> int:
+        """How many of the last tokens DRY needs; -1: all."""
+        return self.dry_penalty_last_n if self.dry_multiplier else 0
+
     def keywords(self) -> dict[str, Any]:
         """The fields as arguments of `Llama.create_completion` and fields of pi_sampler_params."""
         return asdict(self)
+
+
+def _texts(name: str, given: Any) -> tuple[str, ...]:
+    """Texts as a tuple, which can be compared. Raises ValueError for anything else."""
+    several = isinstance(given, Sequence) and not isinstance(given, str | bytes)
+    if several and all(isinstance(text, str) for text in given):
+        return tuple(given)
+    raise ValueError(f"{name} must be a list of texts, not {given!r}")

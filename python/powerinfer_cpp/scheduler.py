@@ -17,7 +17,8 @@ import numpy as np
 from .completion import Piece, Writer
 from .errors import ContextOverflowError
 from .logprobs import Choice, choice
-from .model import Sampler, Session, as_tokens
+from .model import Session, as_tokens
+from .sampler import Sampler
 from .sampling import Sampling
 from .sequences import Sequences
 from .work import Work

@@ -99,7 +99,7 @@ class ServedModel(Llama):
         else:
             ids = self._infill_ids(prompt, suffix) + self._model.tokenize_behind(encoded(begin))
         limit = 0 if max_tokens == 0 else self._limit(ids, max_tokens)
-        self._new_sampler(params or Sampling(), 0)  # refuses what it cannot use, now
+        self._samplers.make(params or Sampling(), 0)  # refuses what it cannot use, now
         makes = None
         if grammar is not None or logit_bias:
             self._processors(None, logit_bias, grammar)  # refuses what it cannot use, now
@@ -255,7 +255,7 @@ class ServedModel(Llama):
             fields["n_logits"],
             self.n_parallel,
             self._n_queue,
-            lambda seed, params: self._new_sampler(params, seed),
+            lambda seed, params: self._samplers.make(params, seed),
             self._token_bytes,
         )
         self._engine = Engine(self._scheduler, self._deliver)

@@ -118,27 +118,28 @@ class LlamaTokens(LlamaCore):
         presence_penalty: float = 0.0,
         logits_processor: LogitsProcessors = None,
         idx: int | None = None,
-        **samplers: float,
+        **sampling: Any,
     ) -> int:
         """Chooses a token from the logits after the last token, or after token `idx`.
 
-        samplers: further fields of Sampling: top_n_sigma, xtc_probability, xtc_threshold,
-        dynatemp_range, dynatemp_exponent, mirostat_mode, mirostat_tau, mirostat_eta. Mirostat
-        learns over a text, so here it begins anew with each token.
+        sampling: further fields of Sampling: top_n_sigma, xtc_probability, xtc_threshold,
+        dynatemp_range, dynatemp_exponent, mirostat_mode, mirostat_tau, mirostat_eta, dry_multiplier
+        and dry's others, samplers (names in order). Mirostat learns over a text, so here it begins
+        anew with each token.
         Raises ValueError if nothing has been computed, or if the logits of `idx` were not kept.
         """
         params = Sampling.of(locals())
         with self._lock:
             context = self._computing
             if self._sampler is None or self._sampler[0] != params:
-                self._sampler = params, self._new_sampler(params, 0)
+                self._sampler = params, self._samplers.make(params, 0)
             sampler = self._sampler[1]
             n = context.n_tokens if idx is None else idx + 1
             row = None if idx is None else context.score(idx)
             sampler.reset()
             # A new seed for each token: so save_state only has to save _rng.
             sampler.seed(self._rng.getrandbits(64))
-            sampler.accept(self._recent(context.input_ids[:n].tolist()))
+            sampler.accept(self._samplers.recent(context.input_ids[:n].tolist(), params))
             return context.choose(sampler, combined(logits_processor, LogitsProcessorList), n, row)
 
     def generate(
@@ -155,11 +156,11 @@ class LlamaTokens(LlamaCore):
         reset: bool = True,
         logits_processor: LogitsProcessors = None,
         stopping_criteria: AnyStoppingCriteria = None,
-        **samplers: float,
+        **sampling: Any,
     ) -> Generator[int, Sequence[int] | None, None]:
         """Generates ids after `tokens`, one by one and without end; the caller stops, e.g. at EOS.
 
-        samplers: as for `sample`.
+        sampling: as for `sample`.
         reset: start a new sequence, reusing the longest prefix that is already computed as a
         prompt; otherwise continue after the existing tokens. Ids sent into the generator are
         appended as a prompt.
@@ -187,13 +188,13 @@ class LlamaTokens(LlamaCore):
         if not pending:
             raise ValueError("generate needs at least one token")
         with self._lock:
-            sampler, drafts = self._new_sampler(params, seed), self._new_drafts()
+            sampler, drafts = self._samplers.make(params, seed), self._new_drafts()
             history = [] if reset else self._computing.tokens()
             generated = [] if reset else self._computing.generated()
             version = None if reset else self._computing.version
         flags = [False] * len(pending)  # which of the pending ids were generated
         meter, prompt = Meter(), True
-        sampler.accept(self._recent(history))
+        sampler.accept(self._samplers.recent(history, params))
         while True:
             with self._lock:
                 context = self._computing
@@ -212,7 +213,7 @@ class LlamaTokens(LlamaCore):
                 meter.add(n, seconds, prompt, context.work() - work)
                 self._meter, prompt = meter, False
                 history, generated = history + pending, generated + flags
-                sampler.accept(self._recent(pending))
+                sampler.accept(self._samplers.recent(pending, params))
                 token = context.choose(sampler, processors, context.n_tokens)
                 ids = context.input_ids[: context.n_tokens]
                 meter.chosen()
@@ -271,8 +272,3 @@ class LlamaTokens(LlamaCore):
         if self._draft is None or self._session_fields["record"]:
             return None
         return Drafts(self._draft, self._session_fields["n_batch"], self._model.n_vocab)
-
-    def _recent(self, ids: list[int]) -> list[int]:
-        """The last ids, which get penalties."""
-        n = self.last_n_tokens_size
-        return ids if n < 0 else ids[max(0, len(ids) - n) :]

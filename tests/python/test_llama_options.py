@@ -57,12 +57,6 @@ def test_keywords(path: Path) -> None:
             vram_budget=0,
         ).close()
     for options, message in (
-        ({"kv_overrides": {"llama.rope.freq_base": 1.0}}, "kv_overrides is not supported"),
-        ({"rope_freq_base": 20000.0}, "rope_freq_base is not supported"),
-        ({"rope_freq_scale": 0.5}, "rope_freq_scale is not supported"),
-        ({"rope_scaling_type": 2}, "rope_scaling_type is not supported"),
-        ({"yarn_ext_factor": 1.0}, "yarn_ext_factor is not supported"),
-        ({"yarn_orig_ctx": 4096}, "yarn_orig_ctx is not supported"),
         ({"chat_handler": 3}, "chat_handler must be a function"),
         ({"tokenizer": object()}, "tokenizer is not supported by this version: the file's own"),
         ({"n_ctx": 64.5}, "n_ctx must be a whole number, not 64.5"),

@@ -8,7 +8,7 @@ from dataclasses import fields
 from pathlib import Path
 
 import pytest
-from powerinfer_cpp._native import lib
+from powerinfer_cpp._native import ffi, lib
 from powerinfer_cpp.cli import chat
 from powerinfer_cpp.sampling import Sampling
 
@@ -50,7 +50,7 @@ def parameters(method: str) -> dict[str, inspect.Parameter]:
 @pytest.mark.parametrize("method", PROMISED)
 def test_signatures_are_as_promised(method: str) -> None:
     found = parameters(method)
-    assert found.pop("samplers").kind is inspect.Parameter.VAR_KEYWORD
+    assert found.pop("sampling").kind is inspect.Parameter.VAR_KEYWORD
     assert all(p.kind is p.POSITIONAL_OR_KEYWORD for p in found.values())
     shown = (n if p.default is p.empty else f"{n}={p.default!r}" for n, p in found.items())
     assert ", ".join(shown) == PROMISED[method]
@@ -61,7 +61,7 @@ def test_every_parameter_has_the_engines_default(method: str) -> None:
     found = {name: p.default for name, p in parameters(method).items()}
     for name, default in Sampling().keywords().items():
         if name not in found and name != "temperature":
-            continue  # one of `samplers`, without a default of its own
+            continue  # one of `sampling`, without a default of its own
         given = found[name] if name in found else found["temp"]
         # Chats are colder, which llama-cpp-python decided.
         cold = method == "create_chat_completion" and name == "temperature"
@@ -73,6 +73,9 @@ def test_the_table_is_the_engines() -> None:
     own = {"struct_size", "seed", "repeat_last_n"}  # of the call and of Llama
     assert {f.name for f in fields(Sampling)} == set(dir(engine)) - own
     for name, default in Sampling().keywords().items():
+        if name in ("dry_sequence_breakers", "samplers"):
+            assert getattr(engine, name) == ffi.NULL  # the engine has no vocabulary
+            continue
         assert getattr(engine, name) == pytest.approx(default, rel=1e-7), name
         assert len(repr(default)) < 5  # as somebody would write it
 
@@ -80,6 +83,13 @@ def test_the_table_is_the_engines() -> None:
 def test_of() -> None:
     assert Sampling.of({"temp": 0.5, "top_k": 3, "stream": True}) == Sampling(0.5, 3)
     assert Sampling.of({}) == Sampling()
+    given = {"samplers": ["top_k"], "dry_sequence_breakers": ["a"]}
+    assert Sampling.of({"sampling": given}) == Sampling(
+        samplers=("top_k",), dry_sequence_breakers=("a",)
+    )
+    for name in given:
+        with pytest.raises(ValueError, match=f"{name} must be a list of texts, not 'top_k'"):
+            Sampling.of({name: "top_k"})
 
 
 def test_the_command_has_an_option_for_each() -> None:
@@ -90,9 +100,13 @@ def test_the_command_has_an_option_for_each() -> None:
     flags += " --frequency-penalty 7 --presence-penalty 8"
     flags += " --top-n-sigma 9 --xtc-probability 0.1 --xtc-threshold 0.2 --dynatemp-range 0.3"
     flags += " --dynatemp-exp 1.1 --mirostat 2 --mirostat-ent 6.5 --mirostat-lr 0.4"
+    flags += " --dry-multiplier 0.8 --dry-base 1.5 --dry-allowed-length 3 --dry-penalty-last-n 9"
+    flags += " --dry-sequence-breaker a --dry-sequence-breaker b --samplers top_k;xtc"
     given = Sampling.of(vars(parser.parse_args(["m.gguf", *flags.split()])))
     expected = (1.0, 2, 0.3, 0.4, 0.5, 6.0, 7.0, 8.0, 9.0, 0.1, 0.2, 0.3, 1.1, 2, 6.5, 0.4)
-    assert given == Sampling(*expected)
+    assert given == Sampling(*expected, 0.8, 1.5, 3, 9, ("a", "b"), ("top_k", "xtc"))
+    none = parser.parse_args(["m.gguf", "--dry-sequence-breaker", "none"])
+    assert Sampling.of(vars(none)).dry_sequence_breakers == ()
 
 
 def test_further_samplers(model_path: Path) -> None:
@@ -102,6 +116,10 @@ def test_further_samplers(model_path: Path) -> None:
                 method("x" if method == llm.create_completion else [1], top_q=1)
         with pytest.raises(ValueError, match="mirostat_mode must be 0, 1 or 2"):
             llm("Once", max_tokens=2, mirostat_mode=3)
+        with pytest.raises(ValueError, match="samplers: 'top_q' is unknown: known are penalties,"):
+            llm("Once", max_tokens=2, samplers=["top_k", "top_q"])
+        with pytest.raises(ValueError, match="a sequence breaker of DRY is empty"):
+            llm("Once", max_tokens=2, dry_multiplier=1.0, dry_sequence_breakers=[""])
         with pytest.raises(ValueError, match="xtc_probability"):
             llm("Once", max_tokens=2, xtc_probability=2)
         plain = llm("Once upon a time", max_tokens=20, seed=1, temperature=2)["choices"]
@@ -111,6 +129,8 @@ def test_further_samplers(model_path: Path) -> None:
             {"xtc_probability": 1.0},
             {"dynatemp_range": 0.9},
             {"top_n_sigma": 0.1},
+            {"dry_multiplier": 5.0, "dry_allowed_length": 0},
+            {"samplers": ["top_p", "temperature"]},
         ):
             found = [
                 llm("Once upon a time", max_tokens=20, seed=1, temperature=2, **changed)["choices"]

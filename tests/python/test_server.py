@@ -19,7 +19,7 @@ from openai import (
     PermissionDeniedError,
 )
 
-from powerinfer_cpp import Llama
+from powerinfer_cpp import Llama, answers
 
 PROMPTS = ("Once upon a time, there was a", "The dog", "One day, a big bear went into the forest")
 MESSAGES = [
@@ -83,10 +83,19 @@ def test_completions_are_those_of_llama(client: OpenAI, llm: Llama) -> None:
         {"seed": 5, "max_tokens": 12, "presence_penalty": 1, "frequency_penalty": 0.5},
         {"seed": 5, "max_tokens": 6, "logit_bias": {"263": 100}},
         {"seed": 5, "max_tokens": 12, "top_k": 3, "min_p": 0.2, "repeat_penalty": 1.3},
+        {
+            "seed": 5,
+            "max_tokens": 12,
+            "samplers": ["dry", "top_p", "temperature"],
+            "dry_multiplier": 3.0,
+            "dry_allowed_length": 1,
+            "dry_sequence_breakers": ["."],
+        },
     ],
 )
 def test_stream_equals_whole(client: OpenAI, llm: Llama, options: dict[str, Any]) -> None:
-    extra = {k: options.pop(k) for k in ("top_k", "min_p", "repeat_penalty") if k in options}
+    ours = answers.Samplers.__annotations__.keys() | {"top_k", "min_p", "repeat_penalty"}
+    options, extra = ({k: v for k, v in options.items() if (k in ours) == own} for own in (0, 1))
     options = {"model": "m", "prompt": PROMPTS[0], "seed": 1, **options}
     done = client.completions.create(**options, extra_body=extra)
     texts: dict[int, str] = {}
@@ -310,6 +319,9 @@ def test_errors_are_openais(client: OpenAI, running: serving.InThread) -> None:
         {"prompt": "x", "max_tokens": "many"},
         {"prompt": "x", "temperature": 1e39},
         {"prompt": "x", "top_p": 7},
+        {"prompt": "x", "samplers": ["top_q"]},
+        {"prompt": "x", "dry_multiplier": 1, "dry_sequence_breakers": [""]},
+        {"prompt": "x", "dry_sequence_breakers": ["a"] * 33},
         {"prompt": "x", "top_k": 2**40},
         {"prompt": "x", "logprobs": 10**6},
         {"prompt": "x", "logit_bias": {"a": 1}},

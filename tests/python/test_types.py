@@ -172,7 +172,7 @@ def test_types_are_those_of_the_calls() -> None:
         (Llama.create_chat_completion, answers.ChatOptions, {"self", "messages", "stream"}),
     ):
         given = {*written, *options.__annotations__} - set(answers.Samplers.__annotations__)
-        assert given | {"samplers"} == set(inspect.signature(method).parameters)
+        assert given | {"sampling"} == set(inspect.signature(method).parameters)
     with_dicts = (
         answers.Completion,
         answers.CompletionChunk,

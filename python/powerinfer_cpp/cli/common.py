@@ -117,6 +117,80 @@ def add_model_arguments(
         help="never write the bundled file from which a model runs that is larger than RAM",
     )
     parser.add_argument("--device", metavar="NAME", help="cpu, or a GPU: cuda0")
+    add_override_arguments(parser)
+
+
+_ROPE = {  # by flag: the keyword of options.rope_fields, and help
+    "--rope-freq-base": ("rope_freq_base", "base of RoPE's frequencies"),
+    "--rope-freq-scale": ("rope_freq_scale", "factor of RoPE's frequencies"),
+    "--yarn-ext-factor": ("yarn_ext_factor", "YaRN: how far fast frequencies stay as they are"),
+    "--yarn-attn-factor": ("yarn_attn_factor", "YaRN: factor of the attention's magnitude"),
+    "--yarn-beta-fast": ("yarn_beta_fast", "YaRN: turns from which a frequency is fast"),
+    "--yarn-beta-slow": ("yarn_beta_slow", "YaRN: turns up to which it is slow"),
+}
+_SCALINGS = {"none": 0, "linear": 1, "yarn": 2}
+
+
+def add_override_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds what takes the place of a model's own keys."""
+    parser.add_argument(
+        "--override-kv",
+        action="append",
+        type=_override,
+        default=[],
+        metavar="KEY=TYPE:VALUE",
+        help="a value in place of the model's, of type int, float, bool or str; can be given "
+        "several times",
+    )
+    parser.add_argument(
+        "--rope-scaling",
+        dest="rope_scaling_type",
+        choices=_SCALINGS,
+        help="scaling of positions (default: the model's)",
+    )
+    parser.add_argument(
+        "--rope-scale",
+        dest="rope_freq_scale",
+        type=lambda text: 1 / float(text),
+        metavar="X",
+        help="factor by which the context is longer than in training",
+    )
+    for flag, (name, text) in _ROPE.items():
+        parser.add_argument(flag, dest=name, type=float, metavar="X", help=text)
+    parser.add_argument(
+        "--yarn-orig-ctx", type=whole(0), metavar="N", help="YaRN: positions in training"
+    )
+
+
+def _override(text: str) -> tuple[str, bool | int | float | str]:
+    """Parser of KEY=TYPE:VALUE."""
+    key, equals, rest = text.partition("=")
+    kind, colon, value = rest.partition(":")
+    kinds: dict[str, Any] = {"int": int, "float": float, "str": str, "bool": _truth}
+    try:
+        if key and equals and colon and kind in kinds:
+            return key, kinds[kind](value)
+    except ValueError:
+        pass
+    raise argparse.ArgumentTypeError(
+        f"{text} is not KEY=TYPE:VALUE, with a type int, float, bool or str"
+    )
+
+
+def _truth(text: str) -> bool:
+    if text not in ("true", "false"):
+        raise ValueError(text)
+    return text == "true"
+
+
+def _rope(args: argparse.Namespace) -> dict[str, Any]:
+    """Keyword arguments of Llama and of options.rope_fields."""
+    names = [name for name, _ in _ROPE.values()] + ["yarn_orig_ctx"]
+    kind = args.rope_scaling_type
+    return {
+        "rope_scaling_type": None if kind is None else _SCALINGS[kind],
+        **{name: getattr(args, name) for name in names},
+    }
 
 
 def scaled(text: str) -> tuple[str, float]:
@@ -212,6 +286,8 @@ def llama_options(args: argparse.Namespace) -> dict[str, Any]:
         "ram_budget": args.ram_budget,
         "bundle": not args.no_bundle,
         **device_options(args),
+        **_rope(args),
+        "kv_overrides": dict(args.override_kv),
         "chat_format": args.chat_format,
         "verbose": False,
     }
@@ -238,6 +314,7 @@ def model_fields(args: argparse.Namespace) -> dict[str, Any]:
         "n_threads": args.threads or 0,
         "ram_budget": options.budget_bytes("--ram-budget", args.ram_budget),
         "bundle": not args.no_bundle,
+        **options.override_field(dict(args.override_kv)),
     }
 
 
@@ -256,6 +333,7 @@ def session_fields(args: argparse.Namespace) -> dict[str, Any]:
         "type_k": CACHE_TYPES[args.cache_type_k],
         "type_v": CACHE_TYPES[args.cache_type_v],
         **options.sparse_fields(args.sparse, args.sparse_threshold),
+        **options.rope_fields(**_rope(args)),
     }
 
 

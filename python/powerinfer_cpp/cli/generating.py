@@ -65,7 +65,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--escape",
         action=argparse.BooleanOptionalAction,
         default=True,
-        help="replace escapes such as \\n in -p, -f and -r",
+        help="replace escapes such as \\n in -p, -f, -r and --dry-sequence-breaker",
     )
     parser.add_argument(
         "-r",
@@ -115,7 +115,23 @@ def add_hub_arguments(parser: argparse.ArgumentParser) -> None:
 def _add_samplers(parser: argparse.ArgumentParser) -> None:
     for name, default in Sampling().keywords().items():
         flags = _FLAGS.get(name, (f"--{name.replace('_', '-')}",))
-        parser.add_argument(*flags, dest=name, type=type(default), default=default, metavar="X")
+        if isinstance(default, int | float):
+            parser.add_argument(*flags, dest=name, type=type(default), default=default, metavar="X")
+    parser.add_argument(
+        "--dry-sequence-breaker",
+        dest="dry_sequence_breakers",
+        action=_Breaker,
+        default=Sampling().dry_sequence_breakers,
+        metavar="TEXT",
+        help="where DRY's repetitions end, in place of newline, :, \" and *; can be given several "
+        "times; none: nowhere",
+    )
+    parser.add_argument(
+        "--samplers",
+        type=lambda names: [name for name in names.split(";") if name],
+        metavar="NAMES",
+        help="samplers in their order, with semicolons between; others are off",
+    )
     parser.add_argument(
         "--repeat-last-n",
         type=whole(-1),
@@ -133,6 +149,15 @@ def _add_samplers(parser: argparse.ArgumentParser) -> None:
         metavar="ID(+|-)X",
         help="add to a token's logit: 15043+1; can be given several times",
     )
+
+
+class _Breaker(argparse.Action):
+    """Adds to the texts, of which the first one replaces the default ones."""
+
+    def __call__(self, parser: Any, args: Any, value: Any, _option: Any = None) -> None:
+        before = getattr(args, self.dest)
+        kept = [] if before is self.default or value == "none" else list(before)
+        setattr(args, self.dest, kept if value == "none" else [*kept, value])
 
 
 def _bias(text: str) -> tuple[int, float]:
@@ -247,12 +272,14 @@ def writing(llm: Llama, args: argparse.Namespace) -> dict[str, Any]:
     bias = dict(args.logit_bias)
     if args.ignore_eos:
         bias |= {i: -float("inf") for i in range(llm.n_vocab()) if llm._model.ends(i)}
+    breakers = [unescaped(os.fsencode(text), args) for text in args.dry_sequence_breakers]
     return {
         "stream": True,
         "max_tokens": args.predict,
         "logit_bias": bias or None,
         "grammar": _grammar(args),
         **Sampling.of(vars(args)).keywords(),
+        "dry_sequence_breakers": [os.fsdecode(text) for text in breakers],
     }
 
 

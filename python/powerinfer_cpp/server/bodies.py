@@ -17,6 +17,9 @@ FORBIDDEN = ("chat_template", "chat_template_kwargs")
 
 Id = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
 Mirostat = Annotated[int, msgspec.Meta(ge=0, le=2)]
+Count = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
+# Each is looked for in the whole vocabulary.
+FewTexts = Annotated[list[str], msgspec.Meta(max_length=32)]
 Texts = str | list[str]
 Inputs = str | list[str | int | list[int]]
 
@@ -49,6 +52,12 @@ class Sampled(msgspec.Struct, kw_only=True):
     mirostat_mode: Mirostat | None = msgspec.field(name="mirostat", default=None)
     mirostat_tau: float | None = None
     mirostat_eta: float | None = None
+    dry_multiplier: float | None = None
+    dry_base: float | None = None
+    dry_allowed_length: Count | None = None
+    dry_penalty_last_n: int | None = None
+    dry_sequence_breakers: FewTexts | None = None
+    samplers: FewTexts | None = None  # names in order
     seed: int | None = None
     stream: bool | None = None
     lora: list[ScaledAdapter] | None = None
