@@ -30,7 +30,7 @@ Sizes in square brackets are numpy shapes. Names that are not here are not promi
 """
 # By heading: names, by the modules that have them.
 SECTIONS: dict[str, dict[str, str]] = {
-    "Models": {"powerinfer_cpp": "Llama"},
+    "Models": {"powerinfer_cpp": "Llama", "powerinfer_cpp.adapters": "LoraAdapter"},
     "Grammars": {"powerinfer_cpp": "LlamaGrammar"},
     "States and caches": {
         "powerinfer_cpp": "LlamaState BaseLlamaCache LlamaRAMCache LlamaDiskCache"
@@ -80,6 +80,7 @@ PARTS = {
     "LlamaTokens": "Token by token",
     "LlamaEmbeddings": "Embeddings",
     "Llama": "Texts and chats",
+    "UsesAdapters": "LoRA adapters",
 }
 
 
