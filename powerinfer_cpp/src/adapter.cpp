@@ -61,6 +61,21 @@ std::map<std::string, Targets> all_targets(const Model& m) {
     return all;
 }
 
+// Phi-3's ffn_up has the rows of gate and up, gates first, and so have its adapters. In files of
+// neurons both are tensors by themselves.
+Targets for_rows(const std::map<std::string, Targets>& all, const std::string& weight,
+                 int64_t rows) {
+    const Targets& up = all.at(weight);
+    const std::string end = ".ffn_up.weight";
+    const int64_t n = up.shape[1];
+    const bool fused = weight.size() > end.size() && rows == 2 * n &&
+                       !weight.compare(weight.size() - end.size(), end.size(), end);
+    if (!fused) return up;
+    const auto gate = all.find(weight.substr(0, weight.size() - end.size()) + ".ffn_gate.weight");
+    if (gate == all.end()) return up;
+    return {{up.shape[0], rows}, {gate->second.parts[0], {up.parts[0].weight, n, n}}};
+}
+
 // The format in memory: that of the file if products read it row by row with inputs in floats.
 DType format_in_memory(DType type) {
     const bool by_rows = type == DType::F16 || type == DType::BF16 || type == DType::Q8_0;
@@ -137,7 +152,7 @@ std::vector<Adapter::Pair> Adapter::find_pairs() const {
         const TensorInfo &a = *pair.file_a, &b = *pair.file_b;
         const auto target = targets.find(weight);
         if (target == targets.end()) refuse_target(gguf, a.name);
-        pair.targets = target->second;
+        pair.targets = for_rows(targets, weight, b.ne[1]);
         const int64_t rank = a.ne[1], in = pair.targets.shape[0], out = pair.targets.shape[1];
         if (rank < 1 || rank > kHighestRank) {
             refuse(gguf, Code::format,
@@ -221,7 +236,9 @@ Adapter::Adapter(std::shared_ptr<const Model> m, const std::string& path)
             ggml::Matrix b = pair.b;
             b.rows = t.rows;
             b.data += t.row0 * b.row_bytes();
-            terms_[t.weight] = {pair.a, b, scale};
+            if (terms_.emplace(t.weight, LowRank{pair.a, b, scale}).second) continue;
+            refuse(file_.gguf, Code::format,
+                   "tensor \"" + pair.file_b->name + "\" changes rows that another one changes");
         }
     }
     hash_ = hash.hex();

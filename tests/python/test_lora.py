@@ -366,6 +366,8 @@ def test_quantised_adapters(made: Path, tmp_path: Path) -> None:
         ("mixtral", r".*(self_attn\.\w+|block_sparse_moe\.gate)", 10),
         ("opt", ".*", 12),
         ("llama-bias", ".*", 14),
+        ("phi3-short", ".*", 8),  # fused in the checkpoint
+        ("stablelm", ".*", 14),
     ],
 )
 def test_terms_equal_a_merged_checkpoint(tmp_path: Path, name: str, pattern: str, n: int) -> None:
