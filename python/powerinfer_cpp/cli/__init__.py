@@ -24,6 +24,7 @@ COMMANDS = {
     "inspect": "show the contents of a GGUF",
     "profile": "count how often each neuron fires on a text",
     "train-predictor": "train predictors of firing neurons",
+    "relufy": "train a checkpoint on until most of its neurons are zero",
     "place": "decide which neurons live on the GPU, in RAM and in storage",
     "simulate": "replay a trace of neurons through the cache for models larger than memory",
     "plot": "draw statistics, placements and predictors",
