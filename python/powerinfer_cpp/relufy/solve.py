@@ -110,7 +110,8 @@ def relufy(
             device=device,
             bf16=bf16,
         )
-        _train(training, State(folder), folder / "curve.csv", activation, becomes, every, device)
+        state = State(folder, training.state_bytes())
+        _train(training, state, folder / "curve.csv", activation, becomes, every, device)
         if chosen.threshold is not None:
             for value in sorted({*_THRESHOLDS, threshold} - {0.0}):
                 training.measure(becomes, value)

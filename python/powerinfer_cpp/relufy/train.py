@@ -67,6 +67,10 @@ class Training:
             fused=True,
         )
 
+    def state_bytes(self) -> int:
+        """About the size of a state: F32 weights and two moments of each."""
+        return 12 * sum(p.numel() for p in self.model.parameters())
+
     def state(self) -> dict[str, Any]:
         return {
             "model": self.model.state_dict(),

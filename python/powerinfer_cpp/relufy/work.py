@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from ..convert.checkpoint import open_checkpoint
-from ..convert.writer import alone, clear, replacing
+from ..convert.writer import alone, replacing
 
 _SECONDS = 20.0  # at least between two saves
 _SHARE = 20  # and so many times as long as a save takes
@@ -68,10 +68,11 @@ def _remove(folder: Path, mark: Path) -> None:
 
 
 class State:
-    """The state of a training in a folder, replaced as a whole now and then."""
+    """The state of a training in a folder, replaced as a whole now and then. n_bytes: about its
+    size."""
 
-    def __init__(self, folder: Path):
-        self._path = folder / "state.pt"
+    def __init__(self, folder: Path, n_bytes: int):
+        self._path, self._n_bytes = folder / "state.pt", n_bytes
         self._next = time.monotonic() + _SECONDS
 
     def load(self, device: str) -> dict[str, Any] | None:
@@ -93,8 +94,7 @@ class State:
         began = time.monotonic()
         if began < self._next:
             return
-        clear(self._path)
-        with replacing(self._path, 0) as part:
+        with replacing(self._path, self._n_bytes) as part:
             torch.save(values, part)
         ended = time.monotonic()
         self._next = ended + max(_SECONDS, _SHARE * (ended - began))
