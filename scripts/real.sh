@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Checks a published sparse model: quality and speed, sparse against dense, and against llama.cpp.
 #   scripts/real.sh MODEL [--text F] [--separator S] [--predictors FOLDER] [--original MODEL]
-#                         [--outtype T] [--work FOLDER] [-c N] [-n N]
+#                         [--outtype T] [--work FOLDER] [--rounds N] [-c N] [-n N]
 # MODEL, --original: a GGUF, a folder with one, or a Hugging Face checkpoint, which is converted into
 # the work folder (build/real). --original: the dense model that MODEL was made of. llama-bench and
 # llama-perplexity are used if they are on the PATH.
@@ -16,14 +16,15 @@ fail() {
 }
 say() { printf '\n== %s\n' "$*"; }
 
-model='' text='' separator='' predictors='' original='' outtype=f16 work=$here/build/real ctx=512 gen=64
+model='' text='' separator='' predictors='' original='' outtype=f16 work=$here/build/real
+rounds=3 ctx=512 gen=64
 while [ $# -gt 0 ]; do
     case $1 in
         -h | --help)
             sed -n '2,/^set/{/^set/d;s/^# \{0,1\}//;p}' "${BASH_SOURCE[0]}"
             exit 0
             ;;
-        --text | --separator | --predictors | --original | --outtype | --work | -c | -n)
+        --text | --separator | --predictors | --original | --outtype | --work | --rounds | -c | -n)
             [ $# -gt 1 ] || fail "$1 needs a value"
             case $1 in
                 -c) ctx=$2 ;;
@@ -94,7 +95,7 @@ if [ "$text" ]; then
     fi
 fi
 
-say "speed, in three rounds: tokens/s, GB/s, neurons computed"
+say "speed: tokens/s, GB/s, neurons computed"
 # The same weights as plain matrices. llama.cpp may take another activation for them, which costs the
 # same time. A FATReLU threshold has no such form.
 plain=$work/dense.gguf
@@ -102,7 +103,7 @@ plain=$work/dense.gguf
 speed() { # NAME MODEL MODE
     "$powerinfer" bench "$2" -p 64 -n "$gen" -r 1 --sparse "$3" | sed "1,2d;s/^/$1\t/"
 }
-for round in 1 2 3; do
+for round in $(seq "$rounds"); do
     printf '\nround %s\n' "$round"
     for mode in "${modes[@]}"; do speed "$mode" "$sparse" "$mode"; done
     [ -z "$plain" ] || speed dense "$plain" off
