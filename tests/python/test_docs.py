@@ -21,7 +21,7 @@ LINK = re.compile(r"\[([^\]]+)\]\(([^)#\s]+)\)")
 ANCHOR = re.compile(r"\]\(([^)#\s]*)#([^)\s]+)\)")
 BLOCK = re.compile(r"^```\w*\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 CODE = re.compile(r"`([^`\n]+)`")
-OPTION = re.compile(r"(?<![\w-])--[a-z][a-z-]*")
+OPTION = re.compile(r"(?<![\w-])--[a-z][a-z0-9-]*")
 COMMAND = re.compile(r"(?:\./)?powerinfer ([a-z][a-z-]*)(.*)|(?:\./)?(convert\.py|main)\b(.*)")
 # Options of programs that are not ours, and of ./run and pytest.
 OTHERS = {"--seconds", "--seed", "--preset", "--build", "--all"}
