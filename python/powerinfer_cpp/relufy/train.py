@@ -154,7 +154,7 @@ class Training:
         """Mean over the layers of mean |h| / rms(h), for h of the last call.
 
         The divisor is taken as a constant. With it the factor means the same for models of any
-        width and scale, and a model gains nothing by making its activations smaller.
+        width and scale, and the pressure does not fade as the activations become smaller.
         """
         total = torch.zeros((), device=self._device)
         for block in self.blocks:
