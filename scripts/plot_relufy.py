@@ -43,7 +43,7 @@ def main() -> None:
         x = [int(row["tokens"]) / 1e3 for row in rows]
         above.plot(x, [math.exp(float(row["held_out_loss"])) for row in rows], "o-", color=colour)
         below.plot(x, [100 * float(row["zero"]) for row in rows], "o-", color=colour, label=run)
-    below.legend(frameon=False, fontsize=8, loc="center right")
+    below.legend(frameon=False, fontsize=8, loc="lower right", bbox_to_anchor=(1, 0.1))
     style.save(figure, out)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import math
 import re
 import subprocess
 from functools import cache
@@ -165,3 +166,23 @@ def test_density_curve_is_the_table() -> None:
         dense = float(lines[-1][1])
         assert ratios == [f"{float(speed) / dense:.2f}" for speed in (predictor, exact)]
     assert {(row["run"], row["density"]): row["tokens_per_s"] for row in rows} == found
+
+
+def test_training_curve_is_the_table() -> None:
+    """The printed rows of relufy's example are those of the file that the plot is drawn from."""
+    text = (ROOT / "docs" / "relufy.md").read_text()
+    with (ROOT / "docs" / "relufy.csv").open(newline="") as file:
+        rows = [row for row in csv.DictReader(file) if row["run"] == "prosparse, --l1 0.3"]
+    found = {
+        (int(row["step"]), row["activation"], float(row["threshold"])): (
+            f"{math.exp(float(row['held_out_loss'])):.3f}",
+            f"{100 * float(row['zero']):.1f}",
+        )
+        for row in rows
+    }
+    shown = re.findall(r"^ +(\d+) +(silu|relu) +([\d.]+) +([\d.]+) +\S+ +([\d.]+)%", text, re.M)
+    assert len(shown) == 8
+    for step, activation, threshold, perplexity, zero in shown:
+        want = found[int(step), activation, float(threshold)]
+        # The file has six digits of the loss.
+        assert abs(float(perplexity) - float(want[0])) < 2e-3 and zero == want[1]
