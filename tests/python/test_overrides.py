@@ -140,6 +140,18 @@ def test_a_model_without_rope(tmp_path: Path) -> None:
     opened(path, rope_freq_scale=1.0, rope_freq_base=10000.0).close()  # LangChain's
 
 
+def test_a_model_with_a_scaling_of_its_own(tmp_path: Path) -> None:
+    path = made("llama-dynamic", tmp_path / "dynamic")
+    with pytest.raises(ValueError, match="in a way of its own; rope_scaling says what is in its"):
+        opened(path, rope_freq_scale=0.5).close()
+    # In place of it: what a file without it gives.
+    plain = made("llama-dynamic", tmp_path / "plain", rope_scaling=None, rope_parameters=None)
+    assert (last_logits(path) != last_logits(plain)).any()
+    linear = {"rope_scaling_type": 1, "rope_freq_scale": 0.5}
+    assert (last_logits(path, **linear) == last_logits(plain, **linear)).all()
+    assert (last_logits(path, rope_scaling_type=0) == last_logits(plain)).all()
+
+
 def test_states_know_their_overrides(plain: Path) -> None:
     with opened(plain) as llm:
         llm.eval(reference.TOKENS[:9])
