@@ -17,8 +17,8 @@ using ggml::segment_of;
 
 namespace {
 
-// Fewer rows are computed one after the other: they read the neurons that fire, while many rows
-// together need nearly all.
+// Fewer rows, unless predictors mask them, are computed one after the other: they read the neurons
+// that fire, while many rows together need nearly all.
 constexpr int64_t kOneByOne = 8;
 // Neurons between two looks at the disk: some 0.1 ms of products with 4,096 columns in Q4_0.
 constexpr int64_t kChunk = 512;
@@ -42,6 +42,17 @@ void for_candidates(const ggml::Candidates& candidates, int64_t n_ff, int64_t be
         const int32_t* const ids = candidates.ids + segment_of(n_ff, s).begin;
         for (int32_t i = 0; i < candidates.count[s]; i++) use(ids[i]);
     }
+}
+
+// Does a predictor mask every row? Then the rows need few neurons, tokens that follow each other
+// nearly the same ones, and what one row has read may get no slot before the next row needs it.
+// Together they read it once. A 1B with a cache for none of its neurons read 672,000 times for 96
+// tokens alone, 693,000 times with drafts row by row, and 147,000 times with drafts together.
+bool all_masked(const StoredBlock& in) {
+    for (int64_t t = 0; t < in.n; t++) {
+        if (!in.mask.masks(t)) return false;
+    }
+    return true;
 }
 
 // May the only row compute the neuron?
@@ -466,7 +477,7 @@ ggml::AuditCounts stored_ffn(const Pass& p, const StoredBlock& in, float* y,
     if (in.n > 1 || store.unkept_block() == in.block) store.keep_rest(threads);
     store.open(in.block);
     ggml::AuditCounts audit{0, 0};
-    if (in.n > kOneByOne) {
+    if (in.n > kOneByOne || (in.n > 1 && all_masked(in))) {
         ManyRows rows(p, in);
         rows.run(y, counts, from_disk, fired);
         audit = rows.audit;
