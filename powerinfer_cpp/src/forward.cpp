@@ -96,7 +96,7 @@ void attention(const Pass& p, int64_t layer, const float* x, float* y) {
         b.attention_rows[t] = {b.batch.pages[t],
                                l.window ? std::max<int64_t>(0, end - l.window) : 0, end};
     }
-    ggml::attention(p.context, kv, c.n_head, float(1.0 / std::sqrt(double(c.head_dim))),
+    ggml::attention(p.context, kv, c.n_head, {float(1.0 / std::sqrt(double(c.head_dim)))},
                     b.attention_rows, n, b.q, b.attended);
 
     p.record.squares(p.context, PI_INPUT_ATTENTION_OUTPUT, layer, 0, b.attended, n);

@@ -131,11 +131,15 @@ void test_ends() {
     CHECK(std::isnan(log_f64(-1)) && std::isnan(log_f64(-double(inf))));
     CHECK(erf_f32(0) == 0 && erf_f32(inf) == 1 && erf_f32(-inf) == -1 && erf_f32(4) == 1);
     CHECK(std::isnan(erf_f32(nan_value)) && std::signbit(erf_f32(-0.0f)));
+    CHECK(tanh_f32(0) == 0 && tanh_f32(inf) == 1 && tanh_f32(-inf) == -1 && tanh_f32(9.1f) == 1);
+    CHECK(std::isnan(tanh_f32(nan_value)) && std::signbit(tanh_f32(-0.0f)));
     CHECK(sincos_f64(0).sin == 0 && sincos_f64(0).cos == 1);
     CHECK(std::isnan(sincos_f64(double(inf)).sin) && std::isnan(sincos_f64(double(inf)).cos));
     CHECK(std::isnan(sincos_f64(double(nan_value)).sin));
     CHECK(silu(0) == 0 && silu(200) == 200 && silu(-200) == 0 && sigmoid(0) == 0.5f);
     CHECK(gelu(0) == 0 && gelu(200) == 200 && gelu(-200) == 0);
+    CHECK(gelu_tanh(0) == 0 && gelu_tanh(200) == 200 && gelu_tanh(-200) == 0);
+    CHECK(gelu_tanh(1e30f) == 1e30f && gelu_tanh(-1e30f) == 0 && std::isnan(gelu_tanh(nan_value)));
     CHECK(sigmoid(inf) == 1 && sigmoid(-inf) == 0 && std::isnan(silu(nan_value)));
 }
 
@@ -218,6 +222,8 @@ int main() {
         "exp_f32", [](long double x) { return std::exp(x); }, 105, 0.88, 0x60ae1d2b9c9563ff);
     test_f32<erf_f32>(
         "erf_f32", [](long double x) { return std::erf(x); }, 5, 0.98, 0xca920cd9c2fd06e3);
+    test_f32<tanh_f32>(
+        "tanh_f32", [](long double x) { return std::tanh(x); }, 10, 1.04, 0x3d393cae0aff8ef7);
     test_exp_f64();
     test_log_f64();
     test_sincos_f64();

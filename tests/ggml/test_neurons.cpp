@@ -40,6 +40,9 @@ double activated(const Case& c, double v) {
             // In float the tail of the activation ends: beyond this point the result is 0.
             v = 0.5 * v * (1 + double(std::erf(float(v / std::sqrt(2.0)))));
             break;
+        case Activation::gelu_tanh:
+            v *= 0.5 * (1 + std::tanh(std::sqrt(2 / std::acos(-1.0)) * (v + 0.044715 * v * v * v)));
+            break;
     }
     return std::fabs(v) < c.threshold ? 0 : v;
 }
@@ -501,7 +504,7 @@ int main() {
             if (block == kQK) test({type, 97, 1280, Activation::relu, true, false, 0, DType::Q4_0});
         }
         for (Activation act : {Activation::relu, Activation::drelu, Activation::relu2,
-                               Activation::silu, Activation::gelu}) {
+                               Activation::silu, Activation::gelu, Activation::gelu_tanh}) {
             for (bool gated : {true, false}) {
                 test({DType::F32, 333, 48, act, gated, true, act == Activation::relu ? 0.3f : 0});
                 test({DType::F32, 5, 33, act, gated, false, act == Activation::silu ? 0.2f : 0});

@@ -220,6 +220,14 @@ void test_add() {
             add(*c, sum.data(), y.data(), n);
             bool good = true;
             for (size_t i = 0; i < sum.size(); i++) good &= sum[i] == x[i] + y[i];
+            Floats scaled = x, capped = x;
+            scale(*c, scaled.data(), 5.5f, n);
+            softcap(*c, capped.data(), 0.75f, n);
+            for (size_t i = 0; i < scaled.size(); i++) good &= scaled[i] == x[i] * 5.5f;
+            for (size_t i = 0; i < capped.size(); i++) {
+                const double want = 0.75 * std::tanh(double(x[i]) / 0.75);
+                good &= std::fabs(capped[i] - want) <= 4e-7 * std::fabs(want);
+            }
             CHECK(good);
         }
     }
@@ -238,13 +246,18 @@ double activated(Activation act, double g, double u) {
             return g / (1 + std::exp(-g)) * u;
         case Activation::gelu:
             return 0.5 * g * (1 + std::erf(g / std::sqrt(2.0))) * u;
+        case Activation::gelu_tanh: {
+            const double inner = std::sqrt(2 / std::acos(-1.0)) * (g + 0.044715 * g * g * g);
+            return 0.5 * g * (1 + std::tanh(inner)) * u;
+        }
     }
     return NAN;
 }
 
 void test_gated_activation() {
     for (Activation act : {Activation::relu, Activation::drelu, Activation::relu2, Activation::silu,
-                           Activation::gelu}) {
+                           Activation::gelu, Activation::gelu_tanh}) {
+        const bool is_gelu = act == Activation::gelu || act == Activation::gelu_tanh;
         for (int64_t n : {1, 333, 9001}) {
             const int64_t rows = n == 333 ? 3 : 1;
             Floats gate = random_floats(rows * n, 3);
@@ -260,9 +273,9 @@ void test_gated_activation() {
             for (size_t i = 0; i < gate.size(); i++) {
                 expected.push_back(activated(act, gate[i], up[i]));
                 // In GELU 1 + erf cancels for negative gates, so the error is relative to |gate *
-                // up|.
-                size.push_back(act == Activation::gelu ? std::fabs(double(gate[i]) * up[i])
-                                                       : std::fabs(expected.back()));
+                // up|. So it does in the reference of its approximation.
+                size.push_back(is_gelu ? std::fabs(double(gate[i]) * up[i])
+                                       : std::fabs(expected.back()));
             }
             CHECK(close(steady(op, rows), expected, size));
 
@@ -274,8 +287,7 @@ void test_gated_activation() {
             };
             for (size_t i = 0; i < gate.size(); i++) {
                 expected[i] = activated(act, gate[i], 1);
-                size[i] =
-                    act == Activation::gelu ? std::fabs(double(gate[i])) : std::fabs(expected[i]);
+                size[i] = is_gelu ? std::fabs(double(gate[i])) : std::fabs(expected[i]);
             }
             CHECK(close(steady(alone, rows), expected, size));
         }
@@ -366,7 +378,7 @@ struct Pages {
 };
 
 void test_attention(DType type, int64_t n_head, int64_t n_head_kv, int64_t head_dim,
-                    int64_t window = 0) {
+                    int64_t window = 0, float softcap = 0) {
     const Pages kv(type, n_head_kv, head_dim);
     // The first position, positions around the ends of pages, several pages; both sequences in one
     // call.
@@ -381,8 +393,8 @@ void test_attention(DType type, int64_t n_head, int64_t n_head_kv, int64_t head_
     const float scale = float(1 / std::sqrt(double(head_dim)));
     const auto op = [&](Context& context, int64_t first, int64_t n) {
         Floats out(size_t(n * width), NAN);
-        attention(context, kv.k, n_head, scale, table.data() + first, n, q.data() + first * width,
-                  out.data());
+        attention(context, kv.k, n_head, {scale, softcap}, table.data() + first, n,
+                  q.data() + first * width, out.data());
         return out;
     };
     Doubles expected, size;
@@ -399,7 +411,8 @@ void test_attention(DType type, int64_t n_head, int64_t n_head_kv, int64_t head_
                     dot += double(q[size_t(t * width + h * head_dim + i)]) *
                            key[size_t(base + p * kv.width + i)];
                 }
-                weight.push_back(dot / std::sqrt(double(head_dim)));
+                dot /= std::sqrt(double(head_dim));
+                weight.push_back(softcap ? softcap * std::tanh(dot / softcap) : dot);
                 top = std::max(top, weight.back());
             }
             for (double& w : weight) sum += w = std::exp(w - top);
@@ -433,7 +446,7 @@ void test_attention_bytes() {
         Floats q(size_t(n * n_head * head_dim)), out(q.size());
         Context context(2);
         context.profile.on = true;
-        attention(context, kv.k, n_head, 1, rows.data(), n, q.data(), out.data());
+        attention(context, kv.k, n_head, {1}, rows.data(), n, q.data(), out.data());
         // Positions read per KV head.
         return int64_t(context.profile.entries[0].bytes) / (n_head_kv * 2 * head_dim * 2);
     };
@@ -462,7 +475,8 @@ void test_all() {
         test_attention(type, 3, 3, 8);
         test_attention(type, 8, 2, 20);
         test_attention(type, 8, 2, 20, 70);  // a window that begins inside a page
-        test_attention(type, 36, 2, 16);     // 18 query heads per key head: two passes
+        test_attention(type, 8, 2, 20, 0, 0.5f);
+        test_attention(type, 36, 2, 16);  // 18 query heads per key head: two passes
     }
     test_attention_bytes();
     contexts.clear();

@@ -40,7 +40,7 @@ void test_elementwise() {
     const Floats other = normal(rows * cols);
     const Array<float> up(other);
     for (Activation act : {Activation::relu, Activation::drelu, Activation::relu2, Activation::silu,
-                           Activation::gelu}) {
+                           Activation::gelu, Activation::gelu_tanh}) {
         for (bool gated : {true, false}) {
             Floats expected = normal(rows * cols, 3);
             const Activations b(expected, rows);
@@ -264,7 +264,7 @@ void test_attention() {
         ops.attention(stream(), device, n_head, 0.125f, device_ranges.get(), n, device_q.get(),
                       scratch, out.get());
         Floats expected(q.size());
-        attention(context, host, n_head, 0.125f, rows.data(), n, q.data(), expected.data());
+        attention(context, host, n_head, {0.125f}, rows.data(), n, q.data(), expected.data());
         CHECK(difference(noted(out.read()), expected) < kRounding);
     }
 }

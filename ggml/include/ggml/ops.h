@@ -70,13 +70,20 @@ void rms_norm(Context& context, const float* x, const float* weight, float eps, 
 void layer_norm(Context& context, const float* x, const float* weight, const float* bias, float eps,
                 int64_t rows, int64_t n, float* y, int64_t n_weights = 1);
 
+// x *= factor, n floats.
+void scale(Context& context, float* x, float factor, int64_t n);
+
+// x = cap * tanh(x / cap), n floats; cap > 0.
+void softcap(Context& context, float* x, float cap, int64_t n);
+
 // x += y, n floats.
 void add(Context& context, float* x, const float* y, int64_t n);
 // x += scale * y, n floats.
 void add_scaled(Context& context, float* x, float scale, const float* y, int64_t n);
 
 // The activation of the gate, and with drelu (arXiv 2406.05955) also of up. relu2 is relu(x)^2.
-enum class Activation : uint8_t { relu, drelu, relu2, silu, gelu };
+// gelu_tanh approximates gelu, see math.h.
+enum class Activation : uint8_t { relu, drelu, relu2, silu, gelu, gelu_tanh };
 // gate = act(gate) * up (drelu: relu(gate) * relu(up)), n floats.
 void gated_activation(Context& context, Activation act, float* gate, const float* up, int64_t n);
 
@@ -122,8 +129,14 @@ struct AttentionRow {
     const int32_t* pages;
     int64_t first, end;
 };
-// q, out: [n_rows, n_head * head_dim]. Scores are multiplied by `scale` before the softmax.
-void attention(Context& context, const KvLayer& layer, int64_t n_head, float scale,
+// What becomes of the product of a query and a key before the softmax: it is multiplied by `scale`,
+// and then, if softcap is not 0, becomes softcap * tanh(product / softcap).
+struct AttentionScores {
+    float scale;
+    float softcap = 0;
+};
+// q, out: [n_rows, n_head * head_dim].
+void attention(Context& context, const KvLayer& layer, int64_t n_head, AttentionScores scores,
                const AttentionRow* rows, int64_t n_rows, const float* q, float* out);
 
 // y[t] = row ids[t] + offset of w, as floats. y: [n, w.cols].

@@ -23,7 +23,13 @@ struct Softmax {
 
     // Turns n scores into weights relative to the new largest score. Returns the factor by which
     // earlier results must be multiplied.
-    float update(float* score, int64_t n, float scale) {
+    float update(float* score, int64_t n, AttentionScores how) {
+        float scale = how.scale;
+        if (how.softcap != 0) {
+            const float inner = scale / how.softcap;
+            for (int64_t i = 0; i < n; i++) score[i] = tanh_f32(score[i] * inner);
+            scale = how.softcap;
+        }
         // Eight lanes, so that each loop is vectorised. The order of additions depends only on n.
         float tops[8], sums[8] = {};
         std::fill_n(tops, 8, largest);
@@ -51,7 +57,7 @@ struct Softmax {
 
 // n_rows rows times n_heads query heads of one KV head. The rows begin at the same position of a
 // sequence, and each one sees at least as many positions as the row before it.
-void attend(const cpu::Kernels& kernels, const KvLayer& s, int64_t n_head, float scale,
+void attend(const cpu::Kernels& kernels, const KvLayer& s, int64_t n_head, AttentionScores how,
             const AttentionRow* rows, int64_t n_rows, int64_t kv_head, int64_t n_heads,
             const float* q, float* out) {
     const int64_t row_bytes = s.position_bytes(), ld = n_head * s.head_dim;
@@ -86,7 +92,7 @@ void attend(const cpu::Kernels& kernels, const KvLayer& s, int64_t n_head, float
         }
         for (int64_t i = first * n_heads; i < n_rows * n_heads; i++) {
             const int64_t t = i / n_heads;
-            const float shrink = softmax[i].update(weights + i * kBlock, seen(t), scale);
+            const float shrink = softmax[i].update(weights + i * kBlock, seen(t), how);
             if (shrink == 1.0f) continue;
             float* to = out + t * ld + i % n_heads * s.head_dim;
             for (int64_t c = 0; c < s.head_dim; c++) to[c] *= shrink;
@@ -117,7 +123,7 @@ int64_t sharing(const AttentionRow* rows, int64_t n) {
 
 }  // namespace
 
-void attention(Context& context, const KvLayer& layer, int64_t n_head, float scale,
+void attention(Context& context, const KvLayer& layer, int64_t n_head, AttentionScores scores,
                const AttentionRow* rows, int64_t n_rows, const float* q, float* out) {
     OpTimer timer(context.profile, "attention");
     const int64_t n_kv = layer.n_head_kv, group = n_head / n_kv, heads = std::min(group, kQueries);
@@ -135,7 +141,7 @@ void attention(Context& context, const KvLayer& layer, int64_t n_head, float sca
                 const int64_t n = sharing(rows + t, last - t);
                 for (int64_t h = 0; h < group; h += heads) {
                     const int64_t at = (t * n_head + kv_head * group + h) * layer.head_dim;
-                    attend(context.kernels, layer, n_head, scale, rows + t, n, kv_head,
+                    attend(context.kernels, layer, n_head, scores, rows + t, n, kv_head,
                            std::min(heads, group - h), q + at, out + at);
                 }
                 t += n;

@@ -12,7 +12,9 @@
 namespace ggml {
 
 float cpu::activate_smooth(const Neurons& w, float v) {
-    const float a = w.act == Activation::silu ? silu(v) : gelu(v);
+    const float a = w.act == Activation::silu   ? silu(v)
+                    : w.act == Activation::gelu ? gelu(v)
+                                                : gelu_tanh(v);
     return std::fabs(a) < w.threshold ? 0 : a;
 }
 

@@ -160,6 +160,20 @@ void layer_norm(Context& context, const float* x, const float* weight, const flo
     });
 }
 
+void scale(Context& context, float* x, float factor, int64_t n) {
+    const OpTimer timer(context.profile, "scale");
+    context.threads.run(n, 1 << 14, [&](int64_t begin, int64_t end, int) {
+        for (int64_t i = begin; i < end; i++) x[i] *= factor;
+    });
+}
+
+void softcap(Context& context, float* x, float cap, int64_t n) {
+    const OpTimer timer(context.profile, "softcap");
+    context.threads.run(n, 1 << 12, [&](int64_t begin, int64_t end, int) {
+        for (int64_t i = begin; i < end; i++) x[i] = cap * tanh_f32(x[i] / cap);
+    });
+}
+
 void add(Context& context, float* x, const float* y, int64_t n) {
     const OpTimer timer(context.profile, "add");
     context.threads.run(n, 1 << 14, [&](int64_t begin, int64_t end, int) {
@@ -193,6 +207,8 @@ void with_activation(Activation act, const F& use) {
             return use([](float v) { return silu(v); });
         case Activation::gelu:
             return use([](float v) { return gelu(v); });
+        case Activation::gelu_tanh:
+            return use([](float v) { return gelu_tanh(v); });
     }
 }
 

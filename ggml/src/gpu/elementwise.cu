@@ -56,8 +56,10 @@ __device__ inline float activated(Activation act, float v) {
             return relu(v) * relu(v);
         case Activation::silu:
             return silu(v);
-        default:
+        case Activation::gelu:
             return gelu(v);
+        default:
+            return gelu_tanh(v);
     }
 }
 

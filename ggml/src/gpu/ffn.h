@@ -29,8 +29,11 @@ __device__ inline float activate(const DeviceNeurons& w, float v) {
         case Activation::silu:
             a = silu(v);
             break;
-        default:
+        case Activation::gelu:
             a = gelu(v);
+            break;
+        default:
+            a = gelu_tanh(v);
             break;
     }
     return fabsf(a) < w.threshold ? 0.0f : a;
