@@ -1,7 +1,6 @@
 // The operators of a forward pass on a device, layer by layer: what forward.cpp and ffn.cpp are for
 // the CPU.
 #include <algorithm>
-#include <cmath>
 
 #include "device_forward.h"
 #include "ffn.h"
@@ -124,9 +123,8 @@ void DeviceForward::put_attention(int64_t i, const Kind& kind) {
     ops_.store_kv(stream_.get(), kv, s.step.slot, kind.rows, s.k, s.v);
     ggml::DeviceAttentionScratch sums = s.attention;
     sums.blocks = kind.blocks;
-    const float scale = float(1.0 / std::sqrt(double(c.head_dim)));
     for (int64_t t = 0; t < kind.rows; t += s.attention_rows) {
-        ops_.attention(stream_.get(), kv, int(c.n_head), scale,
+        ops_.attention(stream_.get(), kv, int(c.n_head), c.attention_scale,
                        s.step.rows + (i - first_) * kind.rows + t,
                        int(std::min(s.attention_rows, kind.rows - t)), s.q + t * c.q_dim(), sums,
                        s.attended.x + t * c.q_dim());

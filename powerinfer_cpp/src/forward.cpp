@@ -1,7 +1,6 @@
 #include "forward.h"
 
 #include <algorithm>
-#include <cmath>
 
 #include "device_forward.h"
 #include "ffn.h"
@@ -41,6 +40,9 @@ void embed(const Pass& p) {
     } else {
         ggml::embed_rows(p.context, m.token_embd, b.batch.token, 0, n, b.x);
     }
+    if (m.config.embedding_scale != 1) {
+        ggml::scale(p.context, b.x, m.config.embedding_scale, n * m.config.n_embd);
+    }
     if (m.position_embd) {
         ggml::embed_rows(p.context, m.position_embd, b.batch.position, m.config.position_offset, n,
                          b.normed);
@@ -48,6 +50,10 @@ void embed(const Pass& p) {
     }
     ggml::rope_table(p.context, p.rope.frequency.data(), m.config.n_rot / 2, p.rope.magnitude,
                      b.batch.position, n, b.cos_sin);
+    if (b.local_cos_sin) {
+        ggml::rope_table(p.context, p.local_rope.frequency.data(), m.config.n_rot / 2,
+                         p.local_rope.magnitude, b.batch.position, n, b.local_cos_sin);
+    }
 }
 
 // y = norm(x), n rows.
@@ -71,7 +77,9 @@ void place_heads(const Pass& p, const Layer& l, const float* head_norm, int64_t 
         ggml::rms_norm(p.context, x, head_norm, c.norm_eps, n * n_head, c.head_dim, x);
     }
     if (c.n_rot && l.rotates) {
-        ggml::rope(p.context, x, n, n_head, c.head_dim, p.work.cos_sin, c.n_rot / 2, c.rope_pairs);
+        const bool local = p.work.local_cos_sin && l.window;
+        ggml::rope(p.context, x, n, n_head, c.head_dim,
+                   local ? p.work.local_cos_sin : p.work.cos_sin, c.n_rot / 2, c.rope_pairs);
     }
 }
 
@@ -96,7 +104,7 @@ void attention(const Pass& p, int64_t layer, const float* x, float* y) {
         b.attention_rows[t] = {b.batch.pages[t],
                                l.window ? std::max<int64_t>(0, end - l.window) : 0, end};
     }
-    ggml::attention(p.context, kv, c.n_head, {float(1.0 / std::sqrt(double(c.head_dim)))},
+    ggml::attention(p.context, kv, c.n_head, {c.attention_scale, c.attention_softcap},
                     b.attention_rows, n, b.q, b.attended);
 
     p.record.squares(p.context, PI_INPUT_ATTENTION_OUTPUT, layer, 0, b.attended, n);
@@ -104,7 +112,8 @@ void attention(const Pass& p, int64_t layer, const float* x, float* y) {
     p.multiply(attended, {{l.o, y, l.o_bias}});
 }
 
-// x += attention(norm(x)); x += ffn(norm(x)). In families with parallel_ffn both read the same x.
+// x += attention(norm(x)); x += ffn(norm(x)). In families with parallel_ffn both read the same x;
+// in those with post_norms what is added is normalised, too.
 void layer(const Pass& p, int64_t i) {
     const Config& c = p.model.config;
     const Layer& l = p.model.layers[size_t(i)];
@@ -119,12 +128,14 @@ void layer(const Pass& p, int64_t i) {
     p.context.profile.part = name(Part::attention);
     norm(p, b.x, l.attn_norm, n, b.normed);
     attention(p, i, b.normed, b.out);
+    if (c.post_norms) norm(p, b.out, l.attn_post_norm, n, b.out);
     if (!c.parallel_ffn) ggml::add(p.context, b.x, b.out, n * c.n_embd);
 
     p.context.profile.part = name(Part::ffn);
     norm(p, b.x, l.ffn_norm, n, b.normed);
     if (!l.experts.empty() && !c.route_layer_input) route(p, l, b.normed);
     feed_forward(p, i, b.normed, b.ffn_out);
+    if (c.post_norms) norm(p, b.ffn_out, l.ffn_post_norm, n, b.ffn_out);
     if (c.parallel_ffn) ggml::add(p.context, b.x, b.out, n * c.n_embd);
     ggml::add(p.context, b.x, b.ffn_out, n * c.n_embd);
 }
@@ -152,6 +163,9 @@ void head(const Pass& p) {
                 const Input input =
                     b.input.prepare(p.context, normed, end - t, c.n_embd, m.output.quantised());
                 p.multiply(input, {{m.output, result[t]}});
+                if (c.logit_softcap > 0) {
+                    ggml::softcap(p.context, result[t], c.logit_softcap, (end - t) * width);
+                }
             }
         }
         t = std::max(end, t + 1);

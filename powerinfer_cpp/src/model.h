@@ -53,11 +53,17 @@ struct Config {
     int64_t n_rot = 0;  // values of a head that rotate, even; 0: learned positions
     ggml::RopePairs rope_pairs = ggml::RopePairs::adjacent;
     double rope_base = 10000;
+    double local_rope_base = 0;  // of layers with a window, without scaling; 0: as all others
     RopeScaling rope_scaling;
+    float embedding_scale = 1;    // multiplies the rows of the embedding table
+    float attention_scale = 0;    // of attention scores, usually 1 / sqrt(head_dim)
+    float attention_softcap = 0;  // of attention scores, see ggml::AttentionScores
+    float logit_softcap = 0;      // the same for logits
     int64_t position_offset = 0;  // learned positions: row of position 0
     enum class Norm { rms, layer } norm = Norm::rms;
     float norm_eps = 0;
     ggml::Activation activation = ggml::Activation::silu;
+    bool post_norms = false;                  // of what attention and FFN add to x
     bool parallel_ffn = false;                // attention and FFN both read the layer's input
     int64_t n_expert = 0, n_expert_used = 0;  // 0: one FFN
     bool neuron_aware = false;                // FFN weights are neuron rows
@@ -110,6 +116,7 @@ struct Layer {
     int64_t window = 0;    // positions that a row sees, including its own; 0: all
     bool rotates = true;   // false: no RoPE in this layer
     NormWeights ffn_norm;  // [n_embd]
+    NormWeights attn_post_norm, ffn_post_norm;  // [n_embd], of what is added to x
     Ffn ffn;
     ggml::Matrix router;         // [n_expert, n_embd]
     std::vector<Ffn> experts;    // instead of ffn

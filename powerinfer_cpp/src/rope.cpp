@@ -89,6 +89,13 @@ uint32_t RopeTable::variant(const Config& c, const pi_session_params& params) {
     }
 }
 
+RopeTable::RopeTable(double base, int64_t n_rot) {
+    const double log = ggml::log_f64(base);
+    for (int64_t i = 0; i < n_rot / 2; i++) {
+        frequency.push_back(ggml::exp_f64(-2.0 * double(i) / double(n_rot) * log));
+    }
+}
+
 RopeTable::RopeTable(const Model& model, const pi_session_params& params) {
     const Config& c = model.config;
     const RopeScaling s = scaling_of(c, params);

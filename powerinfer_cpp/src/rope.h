@@ -18,6 +18,8 @@ struct RopeTable {
     RopeTable(const Model& model, const pi_session_params& params);
     // A number that differs for sessions of a model whose tables differ because of their n_ctx.
     static uint32_t variant(const Config& config, const pi_session_params& params);
+    // Without scaling. n_rot: values of a head that rotate.
+    RopeTable(double base, int64_t n_rot);
 };
 
 // Throws Error(argument) naming the parameter of RoPE that is out of range, or for a model without

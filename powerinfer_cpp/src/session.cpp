@@ -103,6 +103,7 @@ Session::Session(std::shared_ptr<const Model> m, const pi_session_params& asked)
         }
     }
     rope_ = RopeTable(*model, params);
+    if (c.local_rope_base > 0) local_rope_ = RopeTable(c.local_rope_base, c.n_rot);
     if (n_device) {
         device_ = std::make_unique<DeviceForward>(*model, params, rope_);
         sequences_.attach(device_.get());
@@ -213,8 +214,8 @@ void Session::eval(const pi_batch& b) {
         for (int32_t begin = 0; begin < b.n; begin += rows) {
             fill(work.batch, b, begin, std::min(begin + rows, b.n));
             if (store) store->begin(work.batch.n);
-            forward({*model, params, context, sequences_.kv(), rope_, work, record, audit, counts,
-                     device_.get(), store, adapters_});
+            forward({*model, params, context, sequences_.kv(), rope_, local_rope_, work, record,
+                     audit, counts, device_.get(), store, adapters_});
             record.advance(work.batch.n);
             counts.add(*model, work.batch, sequences_.kv().position_bytes());
         }

@@ -159,6 +159,7 @@ class Chooser {
 
 std::string keeps_to_cpu(const Model& m, int64_t layer) {
     if (!m.layers[size_t(layer)].experts.empty()) return "mixtures of experts keep to the CPU";
+    if (m.config.post_norms) return "models with norms after attention and FFN keep to the CPU";
     for (const WeightSpec& w : m.weights) {
         if (layer_of(w.name) == layer && !w.suits_device()) {
             return "there is no operator on the device for tensor \"" + w.name + "\"";

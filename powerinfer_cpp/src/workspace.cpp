@@ -26,6 +26,7 @@ Workspace::Workspace(ggml::Carver& carver, const Config& c, const pi_session_par
         for (float** to : {&gate, &up}) carver.take(*to, {rows, c.n_ff});
     }
     carver.take(cos_sin, {rows, c.n_rot});
+    if (c.local_rope_base > 0) carver.take(local_cos_sin, {rows, c.n_rot});
     if (c.n_expert) {
         for (float** to : {&router, &share}) carver.take(*to, {rows, c.n_expert});
         carver.take(expert_rows.first, {c.n_expert + 1});

@@ -27,7 +27,7 @@ struct Workspace {
     float *q = nullptr, *attended = nullptr;       // [rows, q_dim]
     float *k = nullptr, *v = nullptr;              // [rows, kv_dim]
     float *gate = nullptr, *up = nullptr;          // [rows, n_ff]
-    float* cos_sin = nullptr;                      // [rows, n_rot]
+    float *cos_sin = nullptr, *local_cos_sin = nullptr;  // [rows, n_rot]; of Pass::local_rope
 
     // For mixtures: scores and shares, the rows of each expert, and the rows of one expert.
     float *router = nullptr, *share = nullptr;                // [rows, n_expert]

@@ -2,7 +2,7 @@
 (src/families)."""
 
 RELUS = ("relu", "drelu", "relu2")  # zero unless the gate is positive
-SMOOTH = ("silu", "gelu")  # never exactly zero
+SMOOTH = ("silu", "gelu", "gelu_tanh")  # never exactly zero
 NAMES = RELUS + SMOOTH
 
 # architecture -> activation of a GGUF, activation of a PWRI file
@@ -13,6 +13,10 @@ _DEFAULTS = {
     "qwen3": ("silu", "relu"),
     "qwen3moe": ("silu", "relu"),
     "falcon": ("gelu", "relu"),
+    "gemma": ("gelu_tanh", "relu"),
+    "gemma2": ("gelu_tanh", "relu"),
+    "gemma3": ("gelu_tanh", "relu"),
+    "gpt2": ("gelu_tanh", "relu"),
     "opt": ("relu", "relu"),
     "phi3": ("silu", "relu"),
     "stablelm": ("silu", "relu"),

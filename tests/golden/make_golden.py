@@ -84,6 +84,21 @@ OPT: dict[str, Any] = {
     "activation_function": "relu",
     "n_tokens": 24,
 }
+GPT2: dict[str, Any] = {
+    "model_type": "gpt2",
+    "architectures": ["GPT2LMHeadModel"],
+    "vocab_size": N_VOCAB,
+    "n_embd": 32,
+    "n_layer": 2,
+    "n_head": 4,
+    "n_inner": 64,
+    "n_positions": 128,
+    "activation_function": "gelu_new",
+    "layer_norm_epsilon": 1e-5,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "n_tokens": 24,
+}
 SMALL: dict[str, Any] = {"intermediate_size": 40, "num_key_value_heads": 2, "n_tokens": 24}
 STABLELM: dict[str, Any] = {
     **SIZES,
@@ -237,6 +252,50 @@ CASES: dict[str, dict[str, Any]] = {
         "num_experts_per_tok": 2,
         "norm_topk_prob": True,
     },
+    "gemma": {
+        **SMALL,
+        "model_type": "gemma",
+        "architectures": ["GemmaForCausalLM"],
+        "hidden_act": "gelu_pytorch_tanh",
+        "num_key_value_heads": 1,
+        "head_dim": 12,
+    },
+    # Caps that are smaller than usual, so that they show.
+    "gemma2": {
+        **SMALL,
+        "model_type": "gemma2",
+        "architectures": ["Gemma2ForCausalLM"],
+        "hidden_activation": "gelu_pytorch_tanh",
+        "head_dim": 12,
+        "query_pre_attn_scalar": 12,
+        "attn_logit_softcapping": 4.0,
+        "final_logit_softcapping": 6.0,
+        "sliding_window": 7,
+    },
+    "gemma3": {
+        **SMALL,
+        "model_type": "gemma3_text",
+        "architectures": ["Gemma3ForCausalLM"],
+        "hidden_activation": "gelu_pytorch_tanh",
+        "num_hidden_layers": 3,
+        "intermediate_size": 32,
+        "head_dim": 12,
+        "query_pre_attn_scalar": 20,
+        "rope_theta": 500000.0,
+        "rope_local_base_freq": 10000.0,
+        "rope_scaling": {"rope_type": "linear", "factor": 8.0},
+        "sliding_window": 7,
+        "sliding_window_pattern": 3,
+    },
+    "gpt2": GPT2,
+    "qwen2-window": {
+        **SMALL,
+        "model_type": "qwen2",
+        "architectures": ["Qwen2ForCausalLM"],
+        "use_sliding_window": True,
+        "sliding_window": 5,
+        "max_window_layers": 1,
+    },
 }
 
 
@@ -291,21 +350,25 @@ def checkpoint_logits(folder: Path, tokens: np.ndarray) -> np.ndarray:
 
 
 def randomise(model: Any, seed: int) -> None:
-    """Fills all weights: matrices by their inputs, norms around 1, biases of a visible size."""
+    """Fills all weights: matrices by their inputs, norms around 1, biases of a visible size.
+
+    Gemma's norms add 1 to their weights; GPT-2's matrices are [inputs, outputs].
+    """
     import torch
 
     generator = torch.Generator().manual_seed(seed)
     for name, p in sorted(model.named_parameters()):
         values = torch.randn(p.shape, generator=generator)
         if name.endswith(".weight") and p.dim() == 1:  # of a norm
-            p.data = 1 + 0.2 * values
+            p.data = (0 if model.config.model_type.startswith("gemma") else 1) + 0.2 * values
         elif name.endswith(".bias"):
             p.data = 0.3 * values
-        elif any(part in name for part in ("embed", "lm_head")):
+        elif any(part in name for part in ("embed", "lm_head", "wte", "wpe")):
             p.data = 0.5 * values
         else:
-            sharp = 1.7 if "q_proj" in name or "k_proj" in name else 1.2
-            p.data = sharp / math.sqrt(p.shape[-1]) * values
+            sharp = 1.7 if any(part in name for part in ("q_proj", "k_proj", "c_attn")) else 1.2
+            inputs = p.shape[0 if model.config.model_type == "gpt2" else -1]
+            p.data = sharp / math.sqrt(inputs) * values
 
 
 def make(name: str, changes: dict[str, Any], seed: int) -> None:
@@ -317,7 +380,7 @@ def make(name: str, changes: dict[str, Any], seed: int) -> None:
     changes.pop("n_ctx", None)
     as_bin, n_tokens = changes.pop("bin", False), changes.pop("n_tokens", N_TOKENS)
     base = {"model_type": "llama", "architectures": ["LlamaForCausalLM"], **BASE}
-    own = changes.get("model_type") in ("falcon", "opt", "stablelm")
+    own = changes.get("model_type") in ("falcon", "gpt2", "opt", "stablelm")
     config = changes if own else {**base, **changes}
     model = build(copy.deepcopy(config))  # transformers adds to its sections
     randomise(model, seed)

@@ -61,7 +61,7 @@ def changed(
         writer.add_key_value(field.name, new, field.types[0], element)
         keys.pop(field.name, None)
     for key, value in keys.items():
-        kinds = {int: "UINT32", float: "FLOAT32", str: "STRING"}
+        kinds = {bool: "BOOL", int: "UINT32", float: "FLOAT32", str: "STRING"}
         if isinstance(value, list):
             kind = gguf.GGUFValueType[kinds[type(value[0])]]
             writer.add_key_value(key, value, gguf.GGUFValueType.ARRAY, kind)

@@ -134,6 +134,39 @@ KEYS: dict[str, dict[str, Any]] = {
         "opt.attention.layer_norm_epsilon": np.float32(1e-5),
         "powerinfer.ffn.activation": None,
     },
+    "gemma": {
+        "gemma.attention.key_length": 12,
+        "gemma.attention.sliding_window": None,
+        "powerinfer.ffn.activation": None,
+    },
+    "gemma2": {
+        "gemma2.attn_logit_softcapping": 4.0,
+        "gemma2.final_logit_softcapping": 6.0,
+        "gemma2.attention.sliding_window": 7,
+        "gemma2.attention.sliding_window_pattern": None,  # as usual: every second layer
+        "gemma2.attention.scale": None,  # as usual: 1 / sqrt(head_dim)
+    },
+    "gemma3": {
+        "gemma3.attention.sliding_window": 7,
+        "gemma3.attention.sliding_window_pattern": 3,
+        "gemma3.attention.scale": np.float32(20**-0.5),
+        "gemma3.rope.freq_base": 500000.0,
+        "gemma3.rope.freq_base_swa": 10000.0,
+        "gemma3.rope.scaling.type": "linear",
+        "gemma3.rope.scaling.factor": 8.0,
+        "gemma3.attn_logit_softcapping": None,
+        "gemma3.final_logit_softcapping": None,
+    },
+    "gpt2": {
+        "gpt2.context_length": 128,
+        "gpt2.feed_forward_length": 64,
+        "gpt2.rope.freq_base": None,
+        "powerinfer.ffn.activation": None,
+    },
+    "qwen2-window": {
+        "qwen2.attention.sliding_window": 5,
+        "qwen2.attention.sliding_window_pattern": [False, True],
+    },
 }
 
 
@@ -172,7 +205,9 @@ def test_every_family_has_a_default_activation() -> None:
             },
             None,
         ),
+        ("qwen3", {"sliding_window": 9, "use_sliding_window": True, "max_window_layers": 1}, 9),
         ("llama-linear", {"sliding_window": 9}, None),
+        ("gemma3", {"sliding_window": 4096}, 4096),  # layers with a window have their own RoPE
     ],
 )
 def test_sliding_window(
@@ -183,6 +218,31 @@ def test_sliding_window(
     with Gguf(path) as file:
         arch = file.value("general.architecture")
         assert file.value(f"{arch}.attention.sliding_window") == window
+
+
+@pytest.mark.parametrize(
+    ("kinds", "pattern"),
+    [
+        ("ssf", 3),
+        ("sss", None),  # as usual, since the first layer that sees all is the sixth
+        ("fff", 1),
+        ("sfs", 2),
+        ("ffs", [False, False, True]),
+    ],
+)
+def test_patterns_of_windows(kinds: str, pattern: Any, tmp_path: Path) -> None:
+    """Keys for which layers have a window; the engine reads them as transformers reads the list."""
+    names = {"s": "sliding_attention", "f": "full_attention"}
+    folder = golden("gemma3", tmp_path / "m", layer_types=[names[kind] for kind in kinds])
+    path = convert(folder, outtype="f32", outfile=tmp_path / "a.gguf", log=quiet)
+    with Gguf(path) as file:
+        assert file.value("gemma3.attention.sliding_window_pattern") == pattern
+    flags = changed(
+        path,
+        tmp_path / "flags.gguf",
+        keys={"gemma3.attention.sliding_window_pattern": [kind == "s" for kind in kinds]},
+    )
+    assert np.array_equal(logits(path), logits(flags))
 
 
 def test_a_window_that_is_not_used_is_told(tmp_path: Path) -> None:
@@ -197,15 +257,10 @@ def test_a_window_that_is_not_used_is_told(tmp_path: Path) -> None:
 REFUSED: list[tuple[str, dict[str, Any], str]] = [
     (
         "qwen3",
-        {"sliding_window": 9, "use_sliding_window": True, "max_window_layers": 1},
-        "some layers",
-    ),
-    (
-        "qwen3",
         {"layer_types": ["full_attention"], "sliding_window": 9, "use_sliding_window": True},
         "layer_types",
     ),
-    ("qwen3", {"hidden_act": "gelu_pytorch_tanh"}, "'gelu_pytorch_tanh'"),
+    ("qwen3", {"hidden_act": "quick_gelu"}, "'quick_gelu'"),
     ("qwen3", {"num_key_value_heads": 3}, "not a multiple"),
     ("mixtral", {"num_local_experts": 5}, "gate.weight has shape"),
     ("mixtral", {"num_experts_per_tok": 0}, "num_experts_per_tok"),
@@ -216,7 +271,7 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("falcon-7b", {"alibi": True}, "alibi"),
     ("falcon-7b", {"bias": True}, "biases"),
     ("falcon-7b", {"parallel_attn": False}, "parallel_attn"),
-    ("falcon-7b", {"activation": "gelu_new"}, "activation 'gelu_new'"),
+    ("falcon-7b", {"activation": "gelu_10"}, "activation 'gelu_10'"),
     ("falcon-40b", {"num_kv_heads": 4}, "query_key_value.weight has shape"),
     ("opt", {"do_layer_norm_before": False}, "after its blocks"),
     ("opt", {"word_embed_proj_dim": 16}, "word_embed_proj_dim"),
@@ -245,6 +300,15 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ),
     ("stablelm", {"qk_layernorm": True}, "q_layernorm.norms.0.weight"),
     ("stablelm", {"use_parallel_residual": True}, "post_attention_layernorm"),
+    ("gemma2", {"use_bidirectional_attention": True}, "both directions"),
+    ("gemma2", {"sliding_window": "wide"}, "sliding_window must be an integer"),
+    ("gemma2", {"attn_logit_softcapping": -1}, "attn_logit_softcapping must be positive"),
+    ("gemma3", {"rope_parameters": {"sliding_attention": {"rope_type": "yarn"}}}, "scaled RoPE"),
+    ("gemma3", {"text_config": 1}, "text_config must be an object"),
+    ("gpt2", {"scale_attn_by_inverse_layer_idx": True}, "inverse_layer_idx"),
+    ("gpt2", {"scale_attn_weights": False}, "scale_attn_weights"),
+    ("gpt2", {"add_cross_attention": True}, "cross attention"),
+    ("gpt2", {"n_positions": 100}, "wpe.weight has shape"),
     ("llama-linear", {"rope_scaling": {"type": "linear"}}, "factor must be a number"),
     ("llama-linear", {"rope_scaling": {"type": "linear", "factor": -1}}, "factor must be positive"),
     ("llama-linear", {"rope_scaling": "linear"}, "must be an object"),
@@ -309,6 +373,54 @@ def test_a_head_beside_a_tied_embedding(tmp_path: Path) -> None:
     save_file(weights, tmp_path / "tied" / "model.safetensors")
     path = convert(tmp_path / "tied", outfile=tmp_path / "a.gguf", log=quiet)
     assert "output.weight" not in {t.name for t in Gguf(path).tensors}
+
+
+def test_gpt2_as_it_was_first_published(tmp_path: Path) -> None:
+    """Names without a prefix, and the mask of causal attention as a tensor."""
+    folder = golden("gpt2", tmp_path / "model")
+    new = convert(folder, outfile=tmp_path / "new.gguf", log=quiet)
+    weights = load_file(folder / "model.safetensors")
+    weights = {n.removeprefix("transformer."): w for n, w in weights.items()}
+    weights["h.0.attn.bias"] = np.tril(np.ones((1, 1, 128, 128), np.float32))
+    save_file(weights, folder / "model.safetensors")
+    old = convert(folder, outfile=tmp_path / "old.gguf", log=quiet)
+    assert new.read_bytes() == old.read_bytes()
+
+
+@pytest.mark.parametrize("prefix", ["language_model.model", "model.language_model"])
+def test_gemma3_that_sees_images(prefix: str, tmp_path: Path) -> None:
+    """Its text part, in a section of config.json, which leaves out what is as usual."""
+    folder = golden("gemma3", tmp_path / "model")
+    alone = convert(folder, outfile=tmp_path / "alone.gguf", log=quiet)
+    text = json.loads((folder / "config.json").read_text())
+    theta = {"rope_type": "linear", "factor": 8.0, "rope_theta": text.pop("rope_theta")}
+    del text["rope_scaling"]
+    del text["rope_local_base_freq"]
+    text["rope_parameters"] = {
+        "full_attention": theta,
+        "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0},
+    }
+    text["layer_types"] = ["sliding_attention"] * 2 + ["full_attention"]
+    del text["sliding_window_pattern"]
+    whole = {"model_type": "gemma3", "text_config": text, "bos_token_id": 1, "eos_token_id": 2}
+    (folder / "config.json").write_text(json.dumps(whole))
+    weights = load_file(folder / "model.safetensors")
+    weights = {n.replace("model", prefix, 1): w for n, w in weights.items()}
+    for name in ("vision_tower.a", "multi_modal_projector.b"):
+        weights[name] = np.zeros(3, np.float32)
+    save_file(weights, folder / "model.safetensors")
+    lines: list[str] = []
+    found = convert(folder, outfile=tmp_path / "part.gguf", log=lines.append)
+    assert found.read_bytes() == alone.read_bytes()
+    assert any("only the text part" in line for line in lines)
+
+
+def test_the_first_configurations_of_gemma(tmp_path: Path) -> None:
+    """Where they say gelu they mean its approximation."""
+    for name in ("gelu", "gelu_pytorch_tanh"):
+        folder = golden("gemma", tmp_path / name, hidden_act=name)
+        path = convert(folder, outfile=tmp_path / "a.gguf", log=quiet)
+        assert Gguf(path).value("powerinfer.ffn.activation") is None
 
 
 # ---- RoPE ----
@@ -474,16 +586,8 @@ def test_gguf_that_contradicts_itself(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "name",
     [
-        "falcon-7b",
-        "falcon-40b",
-        "opt",
-        "qwen2-yarn",
-        "qwen3",
-        "mixtral",
-        "qwen3-moe",
-        "phi3-short",
-        "stablelm",
-        "stablelm-parallel",
+        *("falcon-7b", "falcon-40b", "opt", "qwen2-yarn", "qwen3", "mixtral", "qwen3-moe"),
+        *("phi3-short", "stablelm", "stablelm-parallel", "gemma", "gemma2", "gemma3", "gpt2"),
     ],
 )
 def test_neuron_aware(name: str, tmp_path: Path) -> None:
@@ -512,7 +616,8 @@ def test_neuron_aware(name: str, tmp_path: Path) -> None:
             found = ours[f"blk.{layer}.{part}{suffix}.weight"]
             assert np.array_equal(found, parts[layer][f"{part}.weight"])
         bias = f"blk.{layer}.ffn_down.bias"
-        assert (bias in theirs) == (f"blk.{layer}.ffn_down_t.bias" in ours) == (name == "opt")
+        has_bias = name in ("opt", "gpt2")
+        assert (bias in theirs) == (f"blk.{layer}.ffn_down_t.bias" in ours) == has_bias
         assert bias not in ours
     assert Gguf(aware).value("powerinfer.version") == 1
     with Llama(

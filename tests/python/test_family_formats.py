@@ -40,6 +40,10 @@ DENSE: dict[str, dict[str, Any]] = {
     "phi3-window": {"sliding_window": None},  # which llama.cpp ignores
     "llama-longrope": {},
     "llama-dynamic": {"max_position_embeddings": 128},  # llama.cpp computes plain RoPE
+    "gemma": {},
+    "gemma2": {},
+    "gemma3": {"query_pre_attn_scalar": 12},  # llama.cpp's scores are scaled by head_dim
+    "gpt2": {},
 }
 
 

@@ -27,8 +27,8 @@ constexpr int64_t kMostExperts = 1 << 18;
 
 std::vector<Family> all_families() {
     std::vector<Family> all;
-    for (const auto* group : {&kLlamaFamilies, &kFalconFamilies, &kOptFamilies,
-                              &kSmallThinkerFamilies, &kStableLmFamilies}) {
+    for (const auto* group : {&kLlamaFamilies, &kFalconFamilies, &kGemmaFamilies, &kGpt2Families,
+                              &kOptFamilies, &kSmallThinkerFamilies, &kStableLmFamilies}) {
         all.insert(all.end(), group->begin(), group->end());
     }
     return all;
@@ -133,6 +133,7 @@ Config read_config(const ggml::Gguf& gguf, int64_t n_vocab) {
     if (gguf.integer(key(".attention.value_length"), 1, kMany, c.head_dim) != c.head_dim) {
         refuse(gguf, Code::format, "keys and values of different lengths are not supported");
     }
+    c.attention_scale = float(1 / std::sqrt(double(c.head_dim)));
     c.n_rot = gguf.integer(key(".rope.dimension_count"), 2, c.head_dim, c.head_dim / 2 * 2);
     if (c.n_rot % 2) refuse(gguf, Code::format, key(".rope.dimension_count") + " must be even");
     c.rope_base = gguf.number(key(".rope.freq_base"), 1e-3, 1e12, 10000);
@@ -196,6 +197,30 @@ Config read_config(const ggml::Gguf& gguf, int64_t n_vocab) {
 void require_experts(const ggml::Gguf& gguf, const Config& c) {
     if (!c.n_expert) {
         refuse(gguf, Code::format, c.architecture + ".expert_count is missing or 0");
+    }
+}
+
+void read_windows(Model& model, WindowPattern missing) {
+    const ggml::Gguf& gguf = model.file.gguf;
+    const std::string key = model.config.architecture + ".attention.sliding_window";
+    const std::string pattern = key + "_pattern";
+    const int64_t window = gguf.integer(key, 0, INT64_MAX, missing.window);
+    const int64_t n_layer = model.config.n_layer;
+    const ggml::Value* flags = gguf.find(pattern);
+    if (flags && flags->is_array()) {
+        if (!(flags->is_bool() || flags->is_integer()) || int64_t(flags->count()) != n_layer) {
+            refuse(gguf, Code::format, pattern + " is neither a number nor a flag for each layer");
+        }
+    } else {
+        flags = nullptr;
+    }
+    const int64_t period = flags ? 0 : gguf.integer(pattern, 0, INT32_MAX, missing.period);
+    for (int64_t i = 0; i < n_layer; i++) {
+        const int64_t global = missing.global_first ? 0 : period - 1;
+        const bool slides = flags         ? flags->integer(uint64_t(i)) != 0
+                            : period == 0 ? true
+                                          : i % period != global;
+        model.layers[size_t(i)].window = slides ? window : 0;
     }
 }
 

@@ -23,6 +23,8 @@ struct Family {
 // The families in each file of this folder.
 extern const std::vector<Family> kLlamaFamilies;         // llama.cpp: llama, bamboo, qwen, phi3
 extern const std::vector<Family> kFalconFamilies;        // falcon.cpp
+extern const std::vector<Family> kGemmaFamilies;         // gemma.cpp: gemma, gemma2, gemma3
+extern const std::vector<Family> kGpt2Families;          // gpt2.cpp
 extern const std::vector<Family> kOptFamilies;           // opt.cpp
 extern const std::vector<Family> kSmallThinkerFamilies;  // smallthinker.cpp
 extern const std::vector<Family> kStableLmFamilies;      // stablelm.cpp
@@ -34,6 +36,20 @@ Config read_config(const ggml::Gguf& gguf, int64_t n_vocab);
 // The tensors of the model, pointing to the members of `model` that they fill. model.layers must
 // have its final size.
 std::vector<WeightSpec> weight_specs(Model& model);
+
+// Which layers have a window, for files that do not say, as llama.cpp has it.
+struct WindowPattern {
+    int64_t window;  // positions; 0: no layer has one
+    // The last layer of each period (or the first) sees all positions; 0: every layer has a window.
+    int64_t period;
+    bool global_first = false;
+};
+// Sets the windows of all layers, from {arch}.attention.sliding_window and
+// sliding_window_pattern: a period, or an array with a flag per layer, 1 for a window.
+void read_windows(Model& model, WindowPattern missing);
+
+// For learned positions instead of RoPE: position 0 is at row `offset` of position_embd.weight.
+void learn_positions(const ggml::Gguf& gguf, Config& c, int64_t offset);
 
 // Collects WeightSpecs; used by the weights() of the families.
 class Weights {
@@ -63,6 +79,10 @@ class Weights {
     void attention(int64_t i);
     // The same with attn_qkv, which holds the rows of all three.
     void fused_attention(int64_t i);
+    // attn_q_norm and attn_k_norm of layer i.
+    void head_norms(int64_t i);
+    // position_embd.weight.
+    void positions();
     // ffn_gate (if gated), ffn_up and ffn_down of layer i: .weight, and .bias if the file has it.
     // Without ffn_gate an ffn_up of twice the rows holds both, gates first.
     // In neuron-aware files ffn_down_t or bundles, predictors and ffn_rate.

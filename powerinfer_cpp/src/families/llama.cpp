@@ -27,11 +27,9 @@ void weights(Model& m, std::vector<WeightSpec>& specs) {
     const Config& c = m.config;
     Weights w(m, specs);
     w.embedding_and_head();
-    const int64_t window =
-        m.file.gguf.integer(c.architecture + ".attention.sliding_window", 0, INT64_MAX, 0);
+    read_windows(m, {0, 0});
     for (int64_t i = 0; i < c.n_layer; i++) {
         Layer& l = m.layers[size_t(i)];
-        l.window = window;
         w.norm(blk(i, "attn_norm"), &l.attn_norm, c.n_embd);
         if (w.has(blk(i, "attn_qkv.weight"))) {
             w.fused_attention(i);
@@ -51,11 +49,7 @@ void weights(Model& m, std::vector<WeightSpec>& specs) {
 void weights_qwen3(Model& m, std::vector<WeightSpec>& specs) {
     weights(m, specs);
     Weights w(m, specs);
-    for (int64_t i = 0; i < m.config.n_layer; i++) {
-        Layer& l = m.layers[size_t(i)];
-        w.vector(Part::norms, blk(i, "attn_q_norm.weight"), m.config.head_dim, &l.q_norm);
-        w.vector(Part::norms, blk(i, "attn_k_norm.weight"), m.config.head_dim, &l.k_norm);
-    }
+    for (int64_t i = 0; i < m.config.n_layer; i++) w.head_norms(i);
 }
 
 }  // namespace

@@ -1,6 +1,8 @@
 // SmallThinker (PowerInfer's own models, arXiv 2507.20984): experts with ReLU gates. The router
 // reads the layer's input before attention. In models with a sliding window, every fourth layer,
 // starting with the first, sees all positions and has no RoPE.
+#include <algorithm>
+
 #include "families/family.h"
 
 namespace powerinfer {
@@ -22,14 +24,12 @@ void weights(Model& m, std::vector<WeightSpec>& specs) {
     const Config& c = m.config;
     Weights w(m, specs);
     w.embedding_and_head();
-    const int64_t window =
-        m.file.gguf.integer(c.architecture + ".attention.sliding_window", 0, INT64_MAX, 0);
+    read_windows(m, {0, kPeriod, true});
+    const bool slides =
+        std::any_of(m.layers.begin(), m.layers.end(), [](const Layer& l) { return l.window > 0; });
     for (int64_t i = 0; i < c.n_layer; i++) {
         Layer& l = m.layers[size_t(i)];
-        if (window) {
-            l.window = i % kPeriod ? window : 0;
-            l.rotates = i % kPeriod != 0;
-        }
+        l.rotates = !slides || l.window > 0;
         w.norm(blk(i, "attn_norm"), &l.attn_norm, c.n_embd);
         w.attention(i);
         w.norm(blk(i, "ffn_norm"), &l.ffn_norm, c.n_embd);

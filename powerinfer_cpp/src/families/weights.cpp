@@ -13,6 +13,8 @@ namespace {
 constexpr char kGateRows[] = "ffn_gate_rows", kUpDownRows[] = "ffn_up_down_rows";
 constexpr char kBundle[] = "ffn_bundle";
 
+constexpr char kPositions[] = "position_embd.weight";
+
 // Each row of a batch keeps this many values. Public predictors have ranks up to a few thousand.
 constexpr int64_t kHighestRank = 1 << 16;
 
@@ -20,6 +22,19 @@ constexpr int64_t kHighestRank = 1 << 16;
 
 std::string blk(int64_t layer, const char* suffix) {
     return "blk." + std::to_string(layer) + "." + suffix;
+}
+
+void learn_positions(const ggml::Gguf& gguf, Config& c, int64_t offset) {
+    c.n_rot = 0;
+    c.position_offset = offset;
+    const ggml::TensorInfo* table = gguf.find_tensor(kPositions);
+    if (!table) return;  // resolve_weights() reports it
+    const int64_t positions = table->ne[1] - offset;
+    if (positions < 1) {
+        throw ggml::Error(ggml::Code::format, ggml::format("%s: tensor \"%s\" has no positions",
+                                                           gguf.path().c_str(), kPositions));
+    }
+    c.n_ctx = std::min(c.n_ctx, positions);
 }
 
 void Weights::vector(Part part, const std::string& name, int64_t n, const float** to) {
@@ -88,12 +103,33 @@ void Weights::attention(int64_t i) {
 void Weights::fused_attention(int64_t i) {
     const Config& c = m.config;
     Layer& l = m.layers[size_t(i)];
-    const std::string qkv = blk(i, "attn_qkv.weight");
-    const std::vector<int64_t> shape{c.n_embd, c.q_dim() + 2 * c.kv_dim()};
-    rows(Part::attention, qkv, shape, 0, c.q_dim(), Product{&l.q});
-    rows(Part::attention, qkv, shape, c.q_dim(), c.kv_dim(), Product{&l.k});
-    rows(Part::attention, qkv, shape, c.q_dim() + c.kv_dim(), c.kv_dim(), Product{&l.v});
+    const std::string weight = blk(i, "attn_qkv.weight"), bias = blk(i, "attn_qkv.bias");
+    const int64_t n = c.q_dim() + 2 * c.kv_dim();
+    const auto part = [&](int64_t row0, int64_t n_rows, ggml::Matrix* to, const float** bias_to) {
+        rows(Part::attention, weight, {c.n_embd, n}, row0, n_rows, Product{to});
+        if (!has(bias)) return;
+        // One row that begins at a multiple of its length.
+        rows(Part::attention, bias, {n}, row0 / n_rows, 1, Vector{bias_to});
+        specs_.back().cols = n_rows;
+    };
+    part(0, c.q_dim(), &l.q, &l.q_bias);
+    part(c.q_dim(), c.kv_dim(), &l.k, &l.k_bias);
+    part(c.q_dim() + c.kv_dim(), c.kv_dim(), &l.v, &l.v_bias);
     matrix(Part::attention, blk(i, "attn_output.weight"), c.n_embd, c.q_dim(), &l.o);
+    optional(Part::attention, blk(i, "attn_output.bias"), c.n_embd, &l.o_bias);
+}
+
+void Weights::head_norms(int64_t i) {
+    Layer& l = m.layers[size_t(i)];
+    vector(Part::norms, blk(i, "attn_q_norm.weight"), m.config.head_dim, &l.q_norm);
+    vector(Part::norms, blk(i, "attn_k_norm.weight"), m.config.head_dim, &l.k_norm);
+}
+
+void Weights::positions() {
+    const Config& c = m.config;
+    const ggml::TensorInfo* there = m.file.gguf.find_tensor(kPositions);
+    const int64_t n_rows = there ? there->ne[1] : c.n_ctx + c.position_offset;
+    table(Part::embedding, kPositions, n_rows, c.n_embd, &m.position_embd);
 }
 
 void Weights::neurons(int64_t i, const char* suffix, int64_t e, bool gated, const std::string& down,

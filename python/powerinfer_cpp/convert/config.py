@@ -1,6 +1,7 @@
 """config.json, as transformers 4 and 5 write it, and peft's adapter_config.json."""
 
 import math
+from copy import copy
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,13 @@ from ..errors import ModelFormatError, UnsupportedModelError
 from .checkpoint import read_json
 
 # hidden_act of transformers -> powerinfer.ffn.activation
-_ACTIVATIONS = {**{name: name for name in NAMES}, "swish": "silu", "relu_squared": "relu2"}
+_ACTIVATIONS = {
+    **{name: name for name in NAMES},
+    "swish": "silu",
+    "relu_squared": "relu2",
+    # The same formula under several names; quick_gelu is another one.
+    **dict.fromkeys(("gelu_pytorch_tanh", "gelu_new", "gelu_fast", "gelu_accurate"), "gelu_tanh"),
+}
 
 
 class Config:
@@ -18,6 +25,24 @@ class Config:
     def __init__(self, folder: Path, name: str = "config.json"):
         self.path = folder / name
         self.values = read_json(self.path)
+
+    def section(self, key: str) -> "Config":
+        """The object in `key` as a configuration of its own; this one if there is none."""
+        value = self.values.get(key)
+        if value is None:
+            return self
+        if not isinstance(value, dict):
+            raise ModelFormatError(f"{self.path}: {key} must be an object")
+        return self._with(value)
+
+    def completed(self, **defaults: Any) -> "Config":
+        """The same with other values where a key is missing."""
+        return self._with({**defaults, **self.values})
+
+    def _with(self, values: dict[str, Any]) -> "Config":
+        other = copy(self)
+        other.values = values
+        return other
 
     def integer(self, *keys: str, default: int | None = None, least: int = 1) -> int:
         """The value of the first of `keys` that is present and not null, at least `least`."""
@@ -48,7 +73,7 @@ class Config:
     def activation(self, key: str, default: str) -> str:
         """Our name of the activation in config.json's `key`.
 
-        Raises UnsupportedModelError for unknown ones, including approximations of gelu.
+        Raises UnsupportedModelError for unknown ones.
         """
         value = self.values.get(key)
         if value is None:

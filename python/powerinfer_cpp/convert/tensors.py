@@ -90,6 +90,11 @@ def from_weight(name: str, weight: Weight, predictor: bool = False, exact: bool 
     return Output(name, weight.shape, rows, predictor, exact)
 
 
+def plus_one(name: str, weight: Weight) -> Output:
+    """A vector with 1 added, for norms that do so."""
+    return Output(name, weight.shape, lambda _a, _b: 1 + widen(weight.stored(), weight.bf16)[None])
+
+
 def from_values(name: str, values: np.ndarray) -> Output:
     """A vector that the converter computed."""
     return Output(name, values.shape, lambda _a, _b: values.astype(np.float32)[None])

@@ -30,9 +30,12 @@ _ERF = np.array([math.erf(x) for x in _ERF_AT])
 
 
 def activated(activation: str, gate: np.ndarray) -> np.ndarray:
-    """Magnitudes of silu or gelu."""
+    """Magnitudes of silu, gelu or gelu_tanh."""
     if activation == "silu":
         return np.abs(gate) / (1 + np.exp(-np.clip(gate, -60, 60)))
+    if activation == "gelu_tanh":
+        inner = np.sqrt(2 / np.pi) * (gate + 0.044715 * gate**3)
+        return np.abs(gate) * (1 + np.tanh(inner)) / 2
     return np.abs(gate) * (1 + np.interp(gate / 2**0.5, _ERF_AT, _ERF)) / 2
 
 
@@ -49,7 +52,7 @@ def with_thresholds(
     if model.activation not in SMOOTH:
         raise ValueError(
             f"{model.path}: {model.activation} can be exactly zero; these thresholds are only for "
-            f"{' and '.join(SMOOTH)}"
+            f"{', '.join(SMOOTH[:-1])} and {SMOOTH[-1]}"
         )
     tensors = {t.name: t for t in source.tensors(model.gguf)}
     if not any(".ffn_down_t" in name for name in tensors):

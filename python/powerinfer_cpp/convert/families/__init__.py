@@ -4,6 +4,8 @@ from ...errors import UnsupportedModelError
 from ..config import Config
 from .falcon import Falcon
 from .family import Family
+from .gemma import Gemma, Gemma2, Gemma3
+from .gpt2 import Gpt2
 from .llama import Bamboo, Llama, Mistral, Mixtral, Qwen2, Qwen3, Qwen3Moe, TurboSparseMixtral
 from .opt import Opt
 from .phi3 import Phi3
@@ -23,6 +25,11 @@ FAMILIES: dict[str, type[Family]] = {
     "falcon": Falcon,
     "RefinedWeb": Falcon,  # Falcon 40B and 7B before transformers supported them
     "RefinedWebModel": Falcon,
+    "gemma": Gemma,
+    "gemma2": Gemma2,
+    "gemma3": Gemma3,  # with images; the text part is converted
+    "gemma3_text": Gemma3,
+    "gpt2": Gpt2,
     "opt": Opt,
     "phi3": Phi3,
     "smallthinker": SmallThinker,

@@ -10,7 +10,7 @@ from ..config import Config
 from ..rope import Rope, read_rope
 from ..tensors import Output, Weights, from_weight, row_order, transposed
 from ..weight import Weight
-from ..writer import Entry, float32, uint32
+from ..writer import Entry, array, float32, uint32
 
 # Names of the predictors in Turbo Sparse checkpoints, one for each FFN or expert.
 PREDICTOR = re.compile(r".+\.predictor\.fc[12]\.weight")
@@ -36,6 +36,8 @@ class Family:
     }
     default_ctx: int | None = None
     may_hold_predictors = False  # in the checkpoint
+    window_period = 0  # of the architecture's windows, see _periodic()
+    left_out: re.Pattern[str] | None = None  # names of tensors that are not needed
     tied = False  # default if config.json has no value: is the head the embedding
     default_part = 1.0  # share of a head that rotates, likewise
     rotates_partly = False  # it may be less than 1
@@ -57,6 +59,7 @@ class Family:
         self.keep_predictors = False  # convert the checkpoint's own predictors
         self.rope: Rope | None = None
         self.window = 0  # positions that a row sees; 0: all
+        self.slides: list[bool] = []  # which layers have the window; empty: all
         self.n_expert = self.n_expert_used = 0
         self.notes: list[str] = []  # notes for the user
         if self.n_head % self.n_head_kv:
@@ -113,11 +116,23 @@ class Family:
         yield float32(f"{arch}.attention.{self.norm_epsilon}", self.norm_eps)
         if self.window:
             yield uint32(f"{arch}.attention.sliding_window", self.window)
+            yield from self.pattern_entries()
         if self.n_expert:
             yield uint32(f"{arch}.expert_count", self.n_expert)
             yield uint32(f"{arch}.expert_used_count", self.n_expert_used)
         if self.rope:
             yield from self.rope.entries(arch)
+
+    def pattern_entries(self) -> Iterator[Entry]:
+        """Which layers have the window: nothing if as usual, a period, or a flag for each layer."""
+        key, n = f"{self.architecture}.attention.sliding_window_pattern", len(self.slides)
+        if not self.slides or self.slides == _periodic(self.window_period, n):
+            return
+        for period in range(n + 1):
+            if self.slides == _periodic(period, n):
+                yield uint32(key, period)
+                return
+        yield array(key, "BOOL", self.slides)
 
     # ---- Tensors ----
 
@@ -200,6 +215,8 @@ def all_outputs(
     left_out = [IGNORED]
     if family.may_hold_predictors and not family.keep_predictors:
         left_out.append(PREDICTOR)
+    if family.left_out is not None:
+        left_out.append(family.left_out)
     kept = {n: w for n, w in checkpoint.items() if not any(p.fullmatch(n) for p in left_out)}
     weights = Weights(kept)
     found = list(family.outputs(weights, transpose_down))
@@ -207,14 +224,18 @@ def all_outputs(
     return found
 
 
-def read_window(config: Config, n_layer: int, n_ctx: int, first: int = 0) -> int:
-    """Size of the sliding window in positions, 0 for none.
+def _periodic(period: int, n_layer: int) -> list[bool]:
+    """Windows in all layers but the last of each period; 0: in all."""
+    return [period == 0 or i % period != period - 1 for i in range(n_layer)]
 
-    first: the first layer with a window, if layer_types is missing. Raises UnsupportedModelError if
-    only some layers have one.
+
+def read_window(config: Config, n_layer: int, n_ctx: int, first: int = 0) -> tuple[int, list[bool]]:
+    """Size of the sliding window in positions, 0 for none, and which layers have it.
+
+    first: the first layer with a window, if layer_types is missing.
     """
     if config.values.get("sliding_window") is None:
-        return 0
+        return 0, []
     width = config.integer("sliding_window")
     kinds = config.layer_switches("layer_types", n_layer)
     slides = (
@@ -223,9 +244,5 @@ def read_window(config: Config, n_layer: int, n_ctx: int, first: int = 0) -> int
         else [kind == "sliding_attention" for kind in kinds]
     )
     if width >= n_ctx or not any(slides):
-        return 0
-    if not all(slides):
-        raise UnsupportedModelError(
-            f"{config.path}: sliding_window in some layers only is not supported"
-        )
-    return width
+        return 0, []
+    return width, slides

@@ -30,6 +30,8 @@ class Llama(Family):
     has_rope_factors = True
     norm_bias = False
     parallel = False  # attention and FFN read the same norm's output
+    activation_key = "hidden_act"
+    prefix = "model"  # of the checkpoint's names
     expert_parts = {"gate": "gate", "up": "up", "down": "down"}
 
     def __init__(self, config: Config):
@@ -39,11 +41,11 @@ class Llama(Family):
             self.activation = "relu"
             self.threshold = config.number("hidden_act_param")
         else:
-            self.activation = config.activation("hidden_act", self.default_activation)
+            self.activation = config.activation(self.activation_key, self.default_activation)
         if self.head_dim % 2:
             raise self.refuse(f"an odd head_dim, {self.head_dim},")
         self.rope = self.read_rope(self.default_theta)
-        self.window = self.read_window()
+        self.window, self.slides = self.read_window()
         bias = config.flag("attention_bias")
         self.qkv_bias, self.o_bias = bias, bias
         self.mlp_bias = config.flag("mlp_bias")
@@ -52,27 +54,31 @@ class Llama(Family):
     def read_norm_eps(self) -> float:
         return self.config.number("rms_norm_eps", default=1e-6)
 
-    def read_window(self) -> int:
-        """Always 0: transformers' Llama ignores sliding_window, and so does PowerInfer's Bamboo."""
+    def read_window(self) -> tuple[int, list[bool]]:
+        """None: transformers' Llama ignores sliding_window, and so does PowerInfer's Bamboo."""
         if self.config.values.get("sliding_window") is not None:
             self.notes.append("this family's attention does not slide: sliding_window is not used")
-        return 0
+        return 0, []
 
     def outputs(self, weights: Weights, transpose_down: bool) -> Iterator[Output]:
-        yield self.embedding(weights, "model.embed_tokens")
+        yield self.embedding(weights, f"{self.prefix}.embed_tokens")
         if self.rope:
             yield from self.rope.outputs()
         for i in range(self.n_layer):
-            theirs, block = f"model.layers.{i}", f"blk.{i}"
-            name = f"{theirs}.input_layernorm"
-            yield from self.norm(weights, name, f"{block}.attn_norm", self.norm_bias)
-            yield from self.attention(weights, f"{theirs}.self_attn", block)
-            if not self.parallel:
-                name = f"{theirs}.post_attention_layernorm"
-                yield from self.norm(weights, name, f"{block}.ffn_norm", self.norm_bias)
-            yield from self.ffn(weights, theirs, block, transpose_down)
-        yield from self.norm(weights, "model.norm", "output_norm", self.norm_bias)
+            yield from self.layer(weights, f"{self.prefix}.layers.{i}", f"blk.{i}", transpose_down)
+        yield from self.norm(weights, f"{self.prefix}.norm", "output_norm", self.norm_bias)
         yield from self.head(weights)
+
+    def layer(
+        self, weights: Weights, theirs: str, block: str, transpose_down: bool
+    ) -> Iterator[Output]:
+        name = f"{theirs}.input_layernorm"
+        yield from self.norm(weights, name, f"{block}.attn_norm", self.norm_bias)
+        yield from self.attention(weights, f"{theirs}.self_attn", block)
+        if not self.parallel:
+            name = f"{theirs}.post_attention_layernorm"
+            yield from self.norm(weights, name, f"{block}.ffn_norm", self.norm_bias)
+        yield from self.ffn(weights, theirs, block, transpose_down)
 
     def attention(self, weights: Weights, theirs: str, block: str) -> Iterator[Output]:
         for part, heads, turns in (
@@ -144,7 +150,7 @@ class Bamboo(Llama):
 
 
 class Mistral(Llama):
-    def read_window(self) -> int:
+    def read_window(self) -> tuple[int, list[bool]]:
         return read_window(self.config, self.n_layer, self.n_ctx)
 
 
@@ -199,9 +205,9 @@ class Qwen2(Llama):
         super().__init__(config)
         self.qkv_bias = True
 
-    def read_window(self) -> int:
+    def read_window(self) -> tuple[int, list[bool]]:
         if not self.config.flag("use_sliding_window"):
-            return 0
+            return 0, []
         first = self.config.integer("max_window_layers", default=0, least=0)
         return read_window(self.config, self.n_layer, self.n_ctx, first)
 

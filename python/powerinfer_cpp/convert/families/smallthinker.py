@@ -31,7 +31,7 @@ class SmallThinker(Llama):
     def read_n_ff(self) -> int:
         return self.config.integer("moe_ffn_hidden_size")
 
-    def read_window(self) -> int:
+    def read_window(self) -> tuple[int, list[bool]]:
         """The window. GGUF supports two layouts: no window, or one in all but every fourth layer.
 
         In the second layout the layers without a window do not rotate. Raises UnsupportedModelError
@@ -41,10 +41,10 @@ class SmallThinker(Llama):
         slides = [bool(v) for v in config.layer_switches("sliding_window_layout", n) or [0] * n]
         turns = [bool(v) for v in config.layer_switches("rope_layout", n) or [1] * n]
         if not any(slides) and all(turns):
-            return 0
+            return 0, []
         if slides != turns or slides != [i % PERIOD != 0 for i in range(n)]:
             raise self.refuse("this combination of sliding_window_layout and rope_layout")
-        return config.integer("sliding_window_size")
+        return config.integer("sliding_window_size"), []
 
     def entries(self) -> Iterator[Entry]:
         yield from super().entries()
