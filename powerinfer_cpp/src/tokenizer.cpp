@@ -9,6 +9,7 @@
 #include "ggml/status.h"
 #include "tokenizer_bpe.h"
 #include "tokenizer_spm.h"
+#include "tokenizer_unigram.h"
 #include "utf8.h"
 
 namespace powerinfer {
@@ -232,11 +233,11 @@ void read_ends(const Gguf& gguf, Vocab& vocab) {
 Vocab read_vocab(const Gguf& gguf) {
     Vocab vocab;
     const std::string family(gguf.string("tokenizer.ggml.model"));
-    const bool bpe = family == "gpt2";
-    if (!bpe && family != "llama")
+    const bool bpe = family == "gpt2", unigram = family == "t5";
+    if (!bpe && !unigram && family != "llama")
         throw Error(Code::unsupported,
                     gguf.path() + ": the tokenizer '" + family +
-                        "' (tokenizer.ggml.model) is not supported; 'llama' and 'gpt2' are");
+                        "' (tokenizer.ggml.model) is not supported; 'llama', 'gpt2' and 't5' are");
 
     read_texts(gguf, vocab);
     // BPE needs no scores, but some files have them.
@@ -247,6 +248,12 @@ Vocab read_vocab(const Gguf& gguf) {
     // Default ids of the family.
     int32_t bos = 1, eos = 2, unk = 0;
     bool add_bos = true;
+    if (unigram) {
+        bos = -1;
+        eos = 1;
+        unk = 2;
+        add_bos = false;
+    }
     if (bpe) {
         const PreTokenizer& pre = read_pretokenizer(gguf);
         bos = pre.has_bos ? 11 : -1;
@@ -258,9 +265,10 @@ Vocab read_vocab(const Gguf& gguf) {
     vocab.eos = read_id(gguf, "tokenizer.ggml.eos_token_id", vocab, eos);
     vocab.unk = read_id(gguf, "tokenizer.ggml.unknown_token_id", vocab, unk);
     vocab.add_bos = gguf.boolean("tokenizer.ggml.add_bos_token", add_bos) && vocab.bos >= 0;
-    vocab.add_eos = gguf.boolean("tokenizer.ggml.add_eos_token", false) && vocab.eos >= 0;
-    vocab.add_space_prefix = gguf.boolean("tokenizer.ggml.add_space_prefix", !bpe);
-    vocab.encode = bpe ? encode_bpe : encode_spm;
+    vocab.add_eos = gguf.boolean("tokenizer.ggml.add_eos_token", unigram) && vocab.eos >= 0;
+    vocab.add_space_prefix = gguf.boolean("tokenizer.ggml.add_space_prefix", family == "llama");
+    vocab.encode = bpe ? encode_bpe : unigram ? encode_unigram : encode_spm;
+    if (unigram) vocab.unigram = read_unigram(gguf, vocab);
     if (bpe) {
         vocab.bpe = read_bpe(gguf, vocab);
         const std::vector<int32_t> newline = vocab.tokenize("\n", false);

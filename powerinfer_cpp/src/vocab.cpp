@@ -1,5 +1,5 @@
-// Splits texts at special tokens. tokenizer_spm.cpp and tokenizer_bpe.cpp encode the text between
-// them.
+// Splits texts at special tokens. tokenizer_spm.cpp, tokenizer_unigram.cpp and tokenizer_bpe.cpp
+// encode the text between them.
 #include "vocab.h"
 
 #include <algorithm>

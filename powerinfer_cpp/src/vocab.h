@@ -24,7 +24,8 @@ enum class TokenType : int32_t {
     byte = 6,
 };
 
-struct Bpe;  // tokenizer_bpe.h
+struct Bpe;      // tokenizer_bpe.h
+struct Unigram;  // tokenizer_unigram.h
 
 struct Vocab {
     struct Token {
@@ -50,7 +51,8 @@ struct Vocab {
     // family.
     using Encode = void (*)(const Vocab&, std::string_view text, std::vector<int32_t>& ids);
     Encode encode = nullptr;
-    std::shared_ptr<const Bpe> bpe;  // of encode_bpe()
+    std::shared_ptr<const Bpe> bpe;          // of encode_bpe()
+    std::shared_ptr<const Unigram> unigram;  // of encode_unigram()
 
     Vocab() = default;
     Vocab(Vocab&&) = default;

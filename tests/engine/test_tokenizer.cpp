@@ -7,6 +7,7 @@
 #include <functional>
 #include <iterator>
 #include <limits>
+#include <memory>
 
 #include "ggml/check.h"
 #include "tokenizer.h"
@@ -310,6 +311,103 @@ void rejects() {
     }
 }
 
+// A table of characters that replaces A by "bc" and, if it is not cut short, has a trie of 323
+// units.
+std::string charsmap() {
+    std::vector<uint32_t> trie(323);
+    trie[0] = 256 << 10;                                 // children at 256 ^ byte
+    trie[256 ^ 'A'] = 'A' | 1 << 8 | (321 ^ 322) << 10;  // ends a sequence; its text's place at 322
+    trie[322] = uint32_t(1) << 31 | 2;
+    std::string table;
+    const auto put = [&](uint32_t v) {
+        for (int shift = 0; shift < 32; shift += 8) table += char(v >> shift);
+    };
+    put(uint32_t(trie.size() * 4));
+    for (const uint32_t unit : trie) put(unit);
+    return table + std::string("x\0bc\0", 5);
+}
+
+// An array of bytes, of which a GgufWriter has none: copied from another file.
+ggml::Value bytes_value(const std::string& bytes) {
+    static std::vector<std::unique_ptr<std::string>> files;
+    std::string file = "GGUF";
+    const auto put = [&](uint64_t v, int n) {
+        for (int i = 0; i < n; i++) file += char(v >> 8 * i);
+    };
+    put(3, 4);  // version
+    put(0, 8);  // tensors
+    put(1, 8);  // keys
+    put(1, 8);
+    file += "x";
+    put(uint64_t(ggml::ValueType::array), 4);
+    put(uint64_t(ggml::ValueType::u8), 4);
+    put(bytes.size(), 8);
+    files.push_back(std::make_unique<std::string>(file + bytes));
+    const std::string& kept = *files.back();
+    const auto* data = reinterpret_cast<const uint8_t*>(kept.data());
+    return *Gguf::parse(data, kept.size(), "bytes.gguf").find("x");
+}
+
+void unigram() {
+    const char* const key = "tokenizer.ggml.precompiled_charsmap";
+    Parts parts;
+    parts.model = "t5";
+    parts.add("<unk>", 0, TokenType::unknown);
+    parts.add("</s>", 0, TokenType::control);
+    parts.add("<tag>", 0, TokenType::user_defined);
+    for (const char* text : {"a", "b", "c", space.c_str()}) parts.add(text, -3);
+    parts.add("ab", -4);
+    parts.add("bc", -3.5f);
+    parts.add("abc", -8);
+    const int32_t unused = parts.add("ca", 9, TokenType::unused);
+    parts.more = [&](GgufWriter& w) { w.add_u32("tokenizer.ggml.unknown_token_id", 0); };
+    Vocab v = load(parts).vocab;
+    CHECK(v.bos == -1 && v.eos == 1 && v.unk == 0 && !v.add_bos && v.add_eos);
+    CHECK(!v.add_space_prefix && v.nl == -1 && v.text(unused, false) == "ca");
+    CHECK(texts(v, "abc") == "a bc");  // -6.5; ab c has -7, abc -8
+    CHECK(texts(v, "abab") == "ab ab" && texts(v, "ca") == "c a");
+    // One unknown token for characters in a row; a control token is no text.
+    CHECK(texts(v, "a\xC3\xA9\xF0\x9F\x98\x80?b?") == "a <unk> b <unk>");
+    CHECK(texts(v, "</s>a") == "<unk> a" && texts(v, "</s>a", true) == "</s> a");
+    CHECK(texts(v, "a<tag>b") == "a <tag> b");
+    CHECK(texts(v, " a  b ") == space + " a " + space + " " + space + " b " + space);
+    CHECK(texts(v, "a\xFFz") == "a <unk>");
+    CHECK(v.tokenize("", false).empty());
+
+    parts.more = [&](GgufWriter& w) {
+        w.add_u32("tokenizer.ggml.unknown_token_id", 0);
+        w.add_bool("tokenizer.ggml.add_space_prefix", true);
+        w.add_bool("tokenizer.ggml.remove_extra_whitespaces", true);
+        w.add_value(key, bytes_value(charsmap()));
+    };
+    v = load(parts).vocab;
+    CHECK(texts(v, "  a   b ") == space + " a " + space + " b");
+    CHECK(texts(v, "   ").empty());
+    CHECK(texts(v, "aAA") == space + " a bc bc");  // A is replaced by bc
+
+    for (int byte = 0; byte < 256; byte++) parts.add(byte_text(byte), 0, TokenType::byte);
+    v = load(parts).vocab;
+    CHECK(texts(v, "\xC3\xA9?") == space + " <0xC3> <0xA9> <0x3F>");
+    CHECK(texts(v, "\xFF") == space + " <0xEF> <0xBF> <0xBD>");
+
+    const std::string whole = charsmap();
+    const auto refused = [&](const std::string& table) {
+        parts.more = [&](GgufWriter& w) { w.add_value(key, bytes_value(table)); };
+        CHECK_THROWS(format, load(parts));
+        CHECK(message(parts).find(key) != std::string::npos);
+    };
+    refused("abc");
+    refused(whole.substr(0, 100));               // the trie is cut short
+    refused(whole.substr(0, whole.size() - 1));  // the last text has no end
+    refused(whole.substr(0, 4 + 323 * 4));       // no texts
+    refused(whole + std::string("\xFF\0", 2));
+    refused("\x03" + whole.substr(1));
+    parts.more = [&](GgufWriter& w) { w.add_i32s(key, {1, 2}); };
+    CHECK_THROWS(format, load(parts));
+    parts.more = [&](GgufWriter& w) { w.add_value(key, bytes_value("")); };
+    CHECK(texts(load(parts).vocab, "a") == "a");
+}
+
 void odd_vocabularies() {
     // Empty, repeated and infinite entries are unusual, but not contradictory.
     Parts parts = small();
@@ -340,6 +438,7 @@ int main() {
     special_tokens();
     properties();
     rejects();
+    unigram();
     odd_vocabularies();
     characters();
     return check::summary("tokenizer");

@@ -1,11 +1,13 @@
-// Any bytes as text, through a SentencePiece-style and a byte-level vocabulary: the ids must be
-// valid and give the text back, whatever the text is.
+// Any bytes as text, through SentencePiece-style and byte-level vocabularies: the ids must be valid
+// and give the text back, whatever the text is. And as the trie of a table of characters.
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
 #include <string>
 
+#include "charsmap.h"
 #include "fuzz/vocabularies.h"
+#include "utf8.h"
 
 static std::string without_spaces(std::string_view text) {
     std::string out;
@@ -15,11 +17,26 @@ static std::string without_spaces(std::string_view text) {
     return out;
 }
 
+static void replace_by_trie(std::string_view data) {
+    const size_t n = data.size() / 4 * 4;
+    std::string table;
+    for (int shift = 0; shift < 32; shift += 8) table += char(n >> shift);
+    table += data.substr(0, n);
+    table += std::string("x\0yz\0", 5);
+    const powerinfer::Charsmap map(table);
+    for (std::string_view text = data; !text.empty();) {
+        const powerinfer::Charsmap::Found found = map.find(text);
+        if (found.size == 0 || found.size > text.size()) std::abort();
+        text.remove_prefix(found.size);
+    }
+}
+
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     if (size < 1) return 0;
     const std::vector<powerinfer::Vocab>& all = fuzz::vocabularies();
     const powerinfer::Vocab& vocab = all[data[0] % all.size()];
     const std::string_view text(reinterpret_cast<const char*>(data) + 1, size - 1);
+    replace_by_trie(text);
     for (bool special : {false, true}) {
         std::string back;
         for (int32_t id : vocab.tokenize(text, special)) {
@@ -29,6 +46,8 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
         // A control token takes the place of its own text; and a SentencePiece-style vocabulary
         // puts a space at the beginning and after every user-defined token, as llama.cpp does.
         if (special) continue;
+        // Invalid bytes become U+FFFD there.
+        if (vocab.unigram && !powerinfer::is_utf8(text)) continue;
         const bool restored =
             vocab.add_space_prefix ? without_spaces(back) == without_spaces(text) : back == text;
         if (!restored) {

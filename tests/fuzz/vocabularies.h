@@ -38,7 +38,8 @@ inline powerinfer::Vocab make(const char* model, const char* pre) {
     std::vector<std::string> texts{"<unk>", "<s>", "</s>", "<|user|>", "<tool>"};
     std::vector<int32_t> types{2, 3, 3, 3, 4};
     std::vector<std::string> merges;
-    if (std::string(model) == "llama") {
+    const bool unigram = std::string(model) == "t5";
+    if (unigram || std::string(model) == "llama") {
         for (int b = 0; b < 256; b++) {
             char name[8];
             std::snprintf(name, sizeof(name), "<0x%02X>", unsigned(b));
@@ -74,6 +75,10 @@ inline powerinfer::Vocab make(const char* model, const char* pre) {
         w.add_strings("tokenizer.ggml.tokens", texts);
         w.add_f32s("tokenizer.ggml.scores", scores);
         w.add_i32s("tokenizer.ggml.token_type", types);
+        if (unigram) {
+            w.add_u32("tokenizer.ggml.unknown_token_id", 0);
+            w.add_bool("tokenizer.ggml.add_space_prefix", true);
+        }
         if (!merges.empty()) w.add_strings("tokenizer.ggml.merges", merges);
         w.finish();
     }
@@ -95,6 +100,7 @@ inline const std::vector<powerinfer::Vocab>& vocabularies() {
                                 "deepseek-coder", "starcoder", "refact", "mpt", "phi-2"}) {
             v.push_back(make("gpt2", pre));
         }
+        v.push_back(make("t5", nullptr));
         return v;
     }();
     return all;

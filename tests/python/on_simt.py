@@ -302,7 +302,7 @@ def converted(name: str, folder: Path, layout: str = "matrices") -> Path:
 GOLDEN_ON_DEVICE = [
     *[(name, "rows") for name in ("llama-relu-gqa", "llama-bias", "llama-llama3", "bamboo", "opt")],
     *[(name, "rows") for name in ("falcon-7b", "falcon-40b", "qwen2-yarn", "llama-silu-tied")],
-    *[(name, "rows") for name in ("llama-linear", "mistral-window")],
+    *[(name, "rows") for name in ("llama-linear", "qwen2-window", "gpt2")],
     *[(name, "rows") for name in ("phi3-short", "stablelm")],
     *[(name, "bundles") for name in ("llama-relu-gqa", "opt", "llama-silu-tied")],
     *[(name, "matrices") for name in ("opt", "falcon-7b", "falcon-40b")],
@@ -344,6 +344,7 @@ def test_golden_models(name: str, layout: str, tmp_path: Path) -> None:
     ("name", "why"),
     [
         ("mixtral", "mixtures of experts keep to the CPU"),
+        ("gemma2", "norms after attention and FFN keep to the CPU"),
         ("qwen3", '"blk.1.attn_output.weight"'),
         ("stablelm-parallel", '"blk.1.attn_q_norm.weight"'),
     ],

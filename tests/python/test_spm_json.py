@@ -28,6 +28,12 @@ PREFIXED = {
     ],
 }
 REPLACED = PREFIXED["normalizers"][1]
+AT_SPACES = {
+    "type": "Split",
+    "pattern": {"String": " "},
+    "behavior": "MergedWithPrevious",
+    "invert": False,
+}
 TEMPLATE = {
     "type": "TemplateProcessing",
     "single": [
@@ -173,6 +179,7 @@ def test_the_same_file_as_from_tokenizer_model(tmp_path: Path) -> None:
     ("changes", "prefix"),
     [
         ({"normalizer": REPLACED}, False),
+        ({"normalizer": REPLACED, "pre_tokenizer": AT_SPACES}, False),  # Gemma
         ({"normalizer": None, "pre_tokenizer": metaspace("never", False)}, False),
         ({"normalizer": None, "pre_tokenizer": metaspace("first", False)}, True),
         ({"normalizer": None, "pre_tokenizer": metaspace("always", False)}, True),
@@ -206,7 +213,7 @@ def test_what_a_gguf_cannot_tell(tmp_path: Path) -> None:
     vocab, merges = extracted(checkpoints.tokenizer())
     n = len(vocab)
     for tokenizer, words in (
-        (changed(type="Unigram"), r"need their tokenizer\.model"),
+        (changed(type="WordPiece"), r"need their tokenizer\.model"),
         (changed(byte_fallback=False), r"need their tokenizer\.model"),
         (changed(dropout=0.1), "a BPE model with dropout"),
         (changed(vocab={**vocab, "qz": n}), "its merges do not form the token 'qz'"),

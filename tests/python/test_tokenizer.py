@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import io
+import json
 import random
+from pathlib import Path
 
+import checkpoints
 import pytest
 import sentencepiece
+from powerinfer_cpp.convert import convert
 
 from powerinfer_cpp import Llama
 
@@ -117,3 +122,41 @@ def test_vectors_of_llama_cpp(shared, name):
             ids = llm.tokenize(text, add_bos=False)
             assert ids == [int(i) for i in line.split()], text
             assert llm.detokenize(ids).strip(b" ") == text.strip(b" ")
+
+
+def test_a_vocabulary_like_gemmas(tmp_path: Path) -> None:
+    """No space before a text, and pieces of spaces and newlines that are found in the raw text."""
+    proto = io.BytesIO()
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter([checkpoints.TEXT] * 3),
+        model_writer=proto,
+        vocab_size=400,
+        model_type="bpe",
+        byte_fallback=True,
+        normalization_rule_name="identity",
+        add_dummy_prefix=False,
+        remove_extra_whitespaces=False,
+        user_defined_symbols=["\u2581" * n for n in range(2, 8)] + ["\n\n", "<start_of_turn>"],
+        hard_vocab_limit=False,
+        num_threads=1,
+        minloglevel=2,
+    )
+    theirs = sentencepiece.SentencePieceProcessor(model_proto=proto.getvalue())
+    folder = tmp_path / "model"
+    folder.mkdir()
+    (folder / "tokenizer.model").write_bytes(proto.getvalue())
+    cfg = checkpoints.config(vocab_size=theirs.get_piece_size())
+    (folder / "config.json").write_text(json.dumps(cfg))
+    notes: list[str] = []
+    path = convert(folder, vocab_only=True, outfile=tmp_path / "a.gguf", log=notes.append)
+    assert not notes
+    rng = random.Random(5)
+    parts = [" ", "  ", "the", " bear", "\n", "\n\n", "<start_of_turn>", "user", "\u00e9", "x"]
+    with Llama(path, vocab_only=True, verbose=False) as llm:
+        for _ in range(500):
+            text = "".join(rng.choices(parts, k=rng.randint(1, 12)))
+            if " " * 8 in text:
+                continue  # longer than any piece: may be divided in several ways
+            ids = llm.tokenize(text.encode(), add_bos=False)
+            assert ids == theirs.encode(text), repr(text)
+            assert llm.detokenize(ids) == text.encode()

@@ -10,6 +10,7 @@ from .bpe import read_bpe
 from .model import TokenType, Vocab
 from .pretokenizer import PRE_NAMES
 from .spm import read_sentencepiece
+from .spm_json import SPACE
 
 __all__ = ["PRE_NAMES", "Vocab", "read_vocab"]
 
@@ -35,6 +36,10 @@ def read_vocab(folder: Path, config: Config, n_vocab: int, pre: str | None = Non
         )
     for token, (text, kind) in sorted(added.items()):
         _add(vocab, token, text, kind, folder)
+    if vocab.kind != "gpt2":  # user-defined tokens are searched for in the raw text
+        for token, text in enumerate(vocab.texts):
+            if vocab.types[token] == TokenType.USER_DEFINED:
+                vocab.texts[token] = text.replace(SPACE, " ")
     _special_ids(vocab, config, settings, n_vocab)
     vocab.add_bos = _setting(settings, "add_bos_token", vocab.add_bos) and vocab.bos is not None
     vocab.add_eos = _setting(settings, "add_eos_token", vocab.add_eos) and vocab.eos is not None

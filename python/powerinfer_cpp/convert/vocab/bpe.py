@@ -8,10 +8,12 @@ from ..checkpoint import read_json
 from .model import TokenType, Vocab
 from .pretokenizer import PRE_NAMES, find_pre, is_byte_level, prefixes_space
 from .spm_json import as_sentencepiece
+from .unigram_json import read_unigram
 
 # Without tokenizer.json: the rule of a tokenizer's class, else of a family.
 _PRE_OF_CLASS = {"GPT2Tokenizer": "gpt-2", "Qwen2Tokenizer": "qwen2"}
 _PRE_OF_FAMILY = {
+    "gpt2": "gpt-2",
     "opt": "gpt-2",
     "qwen2": "qwen2",
     "qwen3": "qwen2",
@@ -53,6 +55,8 @@ def _from_json(path: Path, pre: str | None) -> Vocab:
     model = tokenizer.get("model")
     if not isinstance(model, dict):
         raise ModelFormatError(f"{path}: no model")
+    if model.get("type") == "Unigram":
+        return _finished(path, tokenizer, read_unigram(path, tokenizer))
     byte_level = is_byte_level(tokenizer)
     if model.get("type", "BPE") != "BPE" or not (byte_level or model.get("byte_fallback")):
         raise UnsupportedModelError(
@@ -68,7 +72,6 @@ def _from_json(path: Path, pre: str | None) -> Vocab:
         [_merge(path, merge) for merge in merges],
         "gpt2" if byte_level else "llama",
     )
-    vocab.added = dict(_added(path, entry) for entry in tokenizer.get("added_tokens") or [])
     if byte_level:
         vocab.pre = _named(
             pre or find_pre(tokenizer), f"{path}: the pre-tokeniser's rule is not known"
@@ -78,6 +81,12 @@ def _from_json(path: Path, pre: str | None) -> Vocab:
             vocab.notes.append("tokenizer.json normalises characters; GGUF tokenizers do not")
     else:
         as_sentencepiece(path, tokenizer, vocab)
+    return _finished(path, tokenizer, vocab)
+
+
+def _finished(path: Path, tokenizer: dict[str, Any], vocab: Vocab) -> Vocab:
+    """The vocabulary with added tokens, and with the one before every text."""
+    vocab.added = dict(_added(path, entry) for entry in tokenizer.get("added_tokens") or [])
     first = _first_piece(tokenizer.get("post_processor"))
     texts = {text: token for token, (text, _) in vocab.added.items()}
     vocab.add_bos = first is not None

@@ -27,7 +27,9 @@ class TokenType(IntEnum):
 class Vocab:
     """Tokens by id, and the tokens that begin and end a text (None: no such token).
 
-    kind: tokenizer.ggml.model, "llama" (SentencePiece, with scores) or "gpt2" (byte-level BPE, with
+    kind: tokenizer.ggml.model, "llama" (SentencePiece BPE, with scores), "t5" (SentencePiece
+    unigram, with scores; charsmap: what its normalizer replaces, as SentencePiece stores it;
+    join_spaces: it removes spaces at both ends and repeated ones) or "gpt2" (byte-level BPE, with
     merges and the name of its pre-tokeniser).
     """
 
@@ -44,6 +46,8 @@ class Vocab:
     add_bos: bool = True
     add_eos: bool = False
     add_space_prefix: bool = False
+    charsmap: bytes = b""
+    join_spaces: bool = False
     chat_template: str | None = None
     added: dict[int, tuple[str, TokenType]] = field(default_factory=dict)  # beyond the model's own
     notes: list[str] = field(default_factory=list)  # notes for the user
@@ -53,13 +57,13 @@ class Vocab:
         """Adds a token at the end."""
         self.texts.append(text)
         self.types.append(kind)
-        if self.kind == "llama":
+        if self.kind != "gpt2":
             self.scores.append(0.0)
 
     def replace(self, token: int, text: str, kind: TokenType) -> None:
         """Replaces a token."""
         self.texts[token], self.types[token] = text, kind
-        if self.kind == "llama":
+        if self.kind != "gpt2":
             self.scores[token] = 0.0
 
     def pad_to(self, n: int, where: Path) -> None:
@@ -80,7 +84,7 @@ class Vocab:
         if self.pre is not None:
             yield string("tokenizer.ggml.pre", self.pre)
         yield array("tokenizer.ggml.tokens", "STRING", self.texts)
-        if self.kind == "llama":
+        if self.kind != "gpt2":
             yield array("tokenizer.ggml.scores", "FLOAT32", self.scores)
         yield array("tokenizer.ggml.token_type", "INT32", self.types)
         if self.kind == "gpt2":
@@ -95,7 +99,11 @@ class Vocab:
                 yield uint32(f"tokenizer.ggml.{key}_token_id", value)
         yield boolean("tokenizer.ggml.add_bos_token", self.add_bos)
         yield boolean("tokenizer.ggml.add_eos_token", self.add_eos)
-        if self.kind == "llama" or self.add_space_prefix:
+        if self.kind != "gpt2" or self.add_space_prefix:
             yield boolean("tokenizer.ggml.add_space_prefix", self.add_space_prefix)
+        if self.kind == "t5":
+            yield boolean("tokenizer.ggml.remove_extra_whitespaces", self.join_spaces)
+            if self.charsmap:
+                yield array("tokenizer.ggml.precompiled_charsmap", "UINT8", list(self.charsmap))
         if self.chat_template is not None:
             yield string("tokenizer.chat_template", self.chat_template)

@@ -6,6 +6,8 @@ from typing import Any
 from ...errors import ModelFormatError, UnsupportedModelError
 from .model import Vocab
 
+_UNIGRAM, _BPE = 1, 2  # trainer_spec.model_type
+
 
 def read_sentencepiece(path: Path) -> Vocab:
     """Pieces, scores and types of tokenizer.model."""
@@ -17,8 +19,8 @@ def read_sentencepiece(path: Path) -> Vocab:
         raise ModelFormatError(f"{path}: not a SentencePiece model: {error}") from None
     proto = _message(processor.serialized_model_proto())
     trainer = dict(_message(_only(proto, 2, b"")))
-    if trainer.get(3, 1) != 2:
-        raise UnsupportedModelError(f"{path}: a unigram model; only BPE models are supported")
+    if (algorithm := trainer.get(3, 1)) not in (_UNIGRAM, _BPE):
+        raise UnsupportedModelError(f"{path}: neither a unigram nor a BPE model")
     normalizer = dict(_message(_only(proto, 3, b"")))
     pieces = [dict(_message(data)) for number, data in proto if number == 1]
     n = processor.get_piece_size()
@@ -29,13 +31,21 @@ def read_sentencepiece(path: Path) -> Vocab:
         "pad": processor.pad_id(),
     }
     vocab = Vocab(
-        kind="llama",
+        kind="t5" if algorithm == _UNIGRAM else "llama",
         texts=[processor.id_to_piece(i) for i in range(n)],
         scores=[processor.get_score(i) for i in range(n)],
         types=[piece.get(3, 1) for piece in pieces],
         **{name: token if token >= 0 else None for name, token in special.items()},
         add_space_prefix=bool(normalizer.get(3, 1)),
     )
+    if vocab.kind == "t5":
+        if not normalizer.get(5, 1):
+            raise UnsupportedModelError(f"{path}: escape_whitespaces is off")
+        if trainer.get(24, 0):
+            raise UnsupportedModelError(f"{path}: treat_whitespace_as_suffix is on")
+        vocab.charsmap = bytes(normalizer.get(2, b""))
+        vocab.join_spaces = bool(normalizer.get(4, 1))
+        return vocab
     if normalizer.get(2, b""):
         vocab.notes.append("tokenizer.model normalises characters; GGUF tokenizers do not")
     if normalizer.get(4, 1):

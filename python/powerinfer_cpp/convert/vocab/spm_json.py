@@ -15,7 +15,7 @@ from ...errors import ModelFormatError, UnsupportedModelError
 from .model import TokenType, Vocab
 
 SPACE = "\u2581"  # stands for a space
-_BYTES = [f"<0x{byte:02X}>" for byte in range(256)]
+BYTES = [f"<0x{byte:02X}>" for byte in range(256)]
 # Model settings that add merges to the list or remove some.
 _CHANGES = ("dropout", "continuing_subword_prefix", "end_of_word_suffix", "ignore_merges")
 
@@ -30,10 +30,10 @@ def as_sentencepiece(path: Path, tokenizer: dict[str, Any], vocab: Vocab) -> Non
         if model.get(name):
             raise UnsupportedModelError(f"{path}: a BPE model with {name}")
     ids = {text: token for token, text in enumerate(vocab.texts)}
-    missing = next((text for text in _BYTES if text not in ids), None)
+    missing = next((text for text in BYTES if text not in ids), None)
     if missing is not None:
         raise UnsupportedModelError(f"{path}: byte_fallback, but no token {missing}")
-    for text in _BYTES:
+    for text in BYTES:
         vocab.types[ids[text]] = TokenType.BYTE
     unk = model.get("unk_token")
     if isinstance(unk, str) and unk in ids:
@@ -50,7 +50,7 @@ def _spaces(path: Path, tokenizer: dict[str, Any], vocab: Vocab) -> bool:
         f"{path}: the normalizer or pre_tokenizer has a step that SentencePiece does not have"
     )
     replaced = vocab.add_space_prefix = splits = False
-    for node in _nodes(tokenizer.get("normalizer"), "normalizers"):
+    for node in nodes(tokenizer.get("normalizer"), "normalizers"):
         pattern = node.get("pattern")
         if node.get("type") == "Prepend" and node.get("prepend") == SPACE:
             vocab.add_space_prefix = True
@@ -63,7 +63,10 @@ def _spaces(path: Path, tokenizer: dict[str, Any], vocab: Vocab) -> bool:
             vocab.notes.append("tokenizer.json normalises characters; GGUF tokenizers do not")
         else:
             raise unknown
-    for node in _nodes(tokenizer.get("pre_tokenizer"), "pretokenizers"):
+    for node in nodes(tokenizer.get("pre_tokenizer"), "pretokenizers"):
+        split = (node.get("type"), node.get("pattern"), node.get("behavior"))
+        if replaced and split == ("Split", {"String": " "}, "MergedWithPrevious"):
+            continue  # there are no spaces any more (Gemma)
         if node.get("type") != "Metaspace" or node.get("replacement") != SPACE:
             raise unknown
         old = "always" if node.get("add_prefix_space", True) else "never"
@@ -78,14 +81,14 @@ def _spaces(path: Path, tokenizer: dict[str, Any], vocab: Vocab) -> bool:
     return splits
 
 
-def _nodes(node: Any, inner: str) -> list[dict[str, Any]]:
+def nodes(node: Any, inner: str) -> list[dict[str, Any]]:
     """A step, or the steps of a sequence."""
     if not isinstance(node, dict):
         return []
     if node.get("type") != "Sequence":
         return [node]
     parts = node.get(inner)
-    return [n for part in parts for n in _nodes(part, inner)] if isinstance(parts, list) else []
+    return [n for part in parts for n in nodes(part, inner)] if isinstance(parts, list) else []
 
 
 def _score(path: Path, vocab: Vocab, splits: bool) -> None:
