@@ -7,6 +7,7 @@ of tests/golden has, and SmallThinker, which transformers does not know.
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ from powerinfer_cpp.convert.rope import read_rope
 from powerinfer_cpp.gguf import Gguf
 from safetensors.numpy import load_file, save_file
 
-from powerinfer_cpp import Llama, ModelFormatError, UnsupportedModelError
+from powerinfer_cpp import Llama, ModelFormatError, OutOfMemoryError, UnsupportedModelError
 
 
 def tensors_of(path: Path) -> dict[str, np.ndarray]:
@@ -627,6 +628,23 @@ def test_neuron_aware(name: str, tmp_path: Path) -> None:
         same = llm.scores[: len(TOKENS)].astype(np.float64)
     # The same products in another order.
     assert reference.relative_error(same, logits(dense)) < 2e-5
+
+
+@pytest.mark.parametrize("name", ["gemma2", "gemma3", "gpt2"])
+def test_neurons_on_the_disk(name: str, tmp_path: Path) -> None:
+    """The same bits with the least memory, where a norm follows the sum of the neurons, too."""
+    folder = golden(name, tmp_path / "model")
+    path = convert(folder, outtype="f32", bundle=True, outfile=tmp_path / "a.gguf", log=quiet)
+    options = {"n_ctx": 64, "verbose": False, "type_k": 0, "type_v": 0}
+    with pytest.raises(OutOfMemoryError) as caught:
+        Llama(path, ram_budget=1e-3, **options)
+    least = re.search(r"at least (\d+) bytes", str(caught.value))
+    assert least
+    scores = 4096  # of the last token
+    with Llama(path, ram_budget=(int(least[1]) + scores) / (1 << 30), **options) as llm:
+        assert sum(llm.plan()["storage"].values()) > 0
+        llm.eval(TOKENS)
+        assert np.array_equal(llm.scores[len(TOKENS) - 1].astype(np.float64), logits(path)[-1])
 
 
 def test_experts_in_slabs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

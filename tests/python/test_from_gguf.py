@@ -31,6 +31,8 @@ ACTIVATIONS = {
     "mixtral": "silu",
     "qwen3-moe": "silu",
     "stablelm-parallel": "silu",
+    "gemma3": "gelu_tanh",
+    "gpt2": "gelu_tanh",
 }
 
 

@@ -22,7 +22,7 @@ void weights(Model& m, std::vector<WeightSpec>& specs) {
         const bool two_norms = w.has(blk(i, "attn_norm_2.weight"));
         w.norm(blk(i, two_norms ? "attn_norm_2" : "attn_norm"), &l.attn_norm, c.n_embd);
         w.norm(blk(i, "attn_norm"), &l.ffn_norm, c.n_embd);
-        w.fused_attention(i);
+        w.fused_attention(i, false);
         w.ffn(i, false);
     }
 }

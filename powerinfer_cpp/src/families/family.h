@@ -77,8 +77,8 @@ class Weights {
     void rope_factors();
     // attn_q, attn_k, attn_v and attn_output of layer i: .weight, and .bias if the file has it.
     void attention(int64_t i);
-    // The same with attn_qkv, which holds the rows of all three.
-    void fused_attention(int64_t i);
+    // attn_qkv, which holds the rows of all three, and attn_output, with their biases or without.
+    void fused_attention(int64_t i, bool biased);
     // attn_q_norm and attn_k_norm of layer i.
     void head_norms(int64_t i);
     // position_embd.weight.

@@ -20,7 +20,7 @@ void weights(Model& m, std::vector<WeightSpec>& specs) {
     for (int64_t i = 0; i < c.n_layer; i++) {
         Layer& l = m.layers[size_t(i)];
         w.norm(blk(i, "attn_norm"), &l.attn_norm, c.n_embd);
-        w.fused_attention(i);
+        w.fused_attention(i, true);
         w.norm(blk(i, "ffn_norm"), &l.ffn_norm, c.n_embd);
         w.ffn(i, false);
     }

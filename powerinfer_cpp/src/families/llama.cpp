@@ -32,7 +32,7 @@ void weights(Model& m, std::vector<WeightSpec>& specs) {
         Layer& l = m.layers[size_t(i)];
         w.norm(blk(i, "attn_norm"), &l.attn_norm, c.n_embd);
         if (w.has(blk(i, "attn_qkv.weight"))) {
-            w.fused_attention(i);
+            w.fused_attention(i, w.has(blk(i, "attn_qkv.bias")));
         } else {
             w.attention(i);
         }

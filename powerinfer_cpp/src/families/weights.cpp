@@ -100,14 +100,14 @@ void Weights::attention(int64_t i) {
     optional(Part::attention, blk(i, "attn_output.bias"), c.n_embd, &l.o_bias);
 }
 
-void Weights::fused_attention(int64_t i) {
+void Weights::fused_attention(int64_t i, bool biased) {
     const Config& c = m.config;
     Layer& l = m.layers[size_t(i)];
     const std::string weight = blk(i, "attn_qkv.weight"), bias = blk(i, "attn_qkv.bias");
     const int64_t n = c.q_dim() + 2 * c.kv_dim();
     const auto part = [&](int64_t row0, int64_t n_rows, ggml::Matrix* to, const float** bias_to) {
         rows(Part::attention, weight, {c.n_embd, n}, row0, n_rows, Product{to});
-        if (!has(bias)) return;
+        if (!biased) return;
         // One row that begins at a multiple of its length.
         rows(Part::attention, bias, {n}, row0 / n_rows, 1, Vector{bias_to});
         specs_.back().cols = n_rows;
@@ -116,7 +116,7 @@ void Weights::fused_attention(int64_t i) {
     part(c.q_dim(), c.kv_dim(), &l.k, &l.k_bias);
     part(c.q_dim() + c.kv_dim(), c.kv_dim(), &l.v, &l.v_bias);
     matrix(Part::attention, blk(i, "attn_output.weight"), c.n_embd, c.q_dim(), &l.o);
-    optional(Part::attention, blk(i, "attn_output.bias"), c.n_embd, &l.o_bias);
+    if (biased) vector(Part::attention, blk(i, "attn_output.bias"), c.n_embd, &l.o_bias);
 }
 
 void Weights::head_norms(int64_t i) {
