@@ -238,8 +238,8 @@ def truncate(folder: Path) -> None:
     path.write_bytes(path.read_bytes()[:-100])
 
 
-def unigram(folder: Path) -> None:
-    (folder / "tokenizer.model").write_bytes(checkpoints.tokenizer("unigram"))
+def of_characters(folder: Path) -> None:
+    (folder / "tokenizer.model").write_bytes(checkpoints.tokenizer("char"))
 
 
 REFUSED = {
@@ -277,7 +277,7 @@ REFUSED = {
         lambda d: (d / "tokenizer.model").write_bytes(b"no"),
         "not a SentencePiece model",
     ),
-    "unigram": (unigram, "unigram"),
+    "characters": (of_characters, "neither a unigram nor a BPE model"),
     "no tokenizer": (lambda d: (d / "tokenizer.model").unlink(), "tokenizer.model"),
 }
 

@@ -31,9 +31,7 @@ OTHERS |= {"--toolchain", "--target"}  # cmake
 for _script in ("gpu/__main__.py", "real.sh", "serve_load.py", "wheels.py"):
     OTHERS |= set(OPTION.findall((ROOT / "scripts" / _script).read_text()))
 FOLDERS = ("ggml/", "powerinfer_cpp/", "python/", "tests/", "docs/", "scripts/", "models/", ".ci/")
-NUMBERS = dict(
-    enumerate("ten eleven twelve thirteen fourteen fifteen sixteen seventeen".split(), 10)
-)
+NUMBERS = {10: "ten", 13: "thirteen", 15: "fifteen", 17: "seventeen"}
 
 
 def code(document: Path) -> list[str]:

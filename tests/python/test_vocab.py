@@ -254,7 +254,7 @@ def broken(**changes: Any) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"type": "Unigram"}, "not a byte-level BPE"),
+        ({"type": "WordPiece"}, "not a byte-level BPE"),
         ({"vocab": {}}, "no vocabulary"),
         ({"vocab": {"a": 0, "b": 0}}, "have the same id"),
         ({"vocab": {"a": -1}}, "not a token's id"),
