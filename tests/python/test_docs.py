@@ -31,7 +31,11 @@ OTHERS |= {"--toolchain", "--target"}  # cmake
 for _script in ("gpu/__main__.py", "real.sh", "serve_load.py", "wheels.py"):
     OTHERS |= set(OPTION.findall((ROOT / "scripts" / _script).read_text()))
 FOLDERS = ("ggml/", "powerinfer_cpp/", "python/", "tests/", "docs/", "scripts/", "models/", ".ci/")
-NUMBERS = {10: "ten", 13: "thirteen", 15: "fifteen", 17: "seventeen"}
+NUMBERS = dict(
+    enumerate(
+        ("ten", "eleven", "twelve", "thirteen", "fourteen", "fifteen", "sixteen", "seventeen"), 10
+    )
+)
 
 
 def code(document: Path) -> list[str]:
