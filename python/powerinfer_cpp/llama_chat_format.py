@@ -121,7 +121,7 @@ class FormatHandler:
         known = inspect.signature(llama.create_chat_completion).parameters.values()
         defaults = {p.name: p.default for p in known if p.default is not p.empty}
         given = {**defaults, **{name: kwargs.pop(name) for name in defaults if name in kwargs}}
-        return llama._answer({**given, "messages": messages, "samplers": kwargs}, self.format)
+        return llama._answer({**given, "messages": messages, "sampling": kwargs}, self.format)
 
 
 chat_formatter_to_chat_completion_handler = FormatHandler

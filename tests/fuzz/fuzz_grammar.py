@@ -154,6 +154,8 @@ class _Bytes:
     def tokenize(self, text: bytes) -> list[int]:
         return list(text)
 
+    tokenize_behind = tokenize
+
 
 _vocabulary = Vocabulary(_Bytes())
 _scores = np.zeros(_Bytes.n_vocab, dtype=np.float32)
