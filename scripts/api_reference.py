@@ -58,7 +58,7 @@ SECTIONS: dict[str, dict[str, str]] = {
     "GGUF files": {"powerinfer_cpp.gguf": "Gguf Tensor"},
     "Preparing and judging models": {
         "powerinfer_cpp.convert": "convert",
-        "powerinfer_cpp.quantize": "quantize",
+        "powerinfer_cpp.quantize": "quantize Choice",
         "powerinfer_cpp.profile": "profile Statistics",
         "powerinfer_cpp.predictor": "train_predictors Report LayerReport",
         "powerinfer_cpp.perplexity": "perplexity Estimate compare Comparison",

@@ -352,7 +352,7 @@ def test_command(files: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == "50 tokens of a.txt" and len(lines) == 5
     assert main(command) == 1
-    assert "--out F, --export DIR or --trace F" in capsys.readouterr().err
+    assert "--out F, --export DIR, --imatrix F or --trace F" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("command", ["perplexity", "profile", "train-predictor"])
