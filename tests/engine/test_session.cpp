@@ -258,7 +258,7 @@ void test_keys_refused() {
         bad.keys[key] = std::move(value);
         refused(bad, Code::unsupported, {word});
     };
-    unsupported("general.architecture", std::string("gpt2"), "gpt2");
+    unsupported("general.architecture", std::string("gptx"), "gptx");
     unsupported("powerinfer.ffn.activation", std::string("swish"), "swish");
     unsupported("powerinfer.ffn.threshold", 0.25f, "powerinfer.ffn.threshold");
     unsupported("llama.rope.scaling.type", std::string("stretched"), "stretched");
