@@ -44,6 +44,10 @@ struct Ahead {
     [[gnu::always_inline]] const uint8_t* beside(int64_t i, const uint8_t* now) const {
         return i < n ? w + ids[i] * stride : now;
     }
+    // Those that remain after the first `done` rows of a kernel.
+    Ahead from(int64_t done) const {
+        return done < n ? Ahead{w, stride, ids + done, n - done} : Ahead{};
+    }
 };
 
 // The eight lanes of a neuron-row kernel are the eighths of a span of columns. The span is the
@@ -124,9 +128,10 @@ struct Kernels {
 };
 
 // The complete table of one instruction set; kernels that it lacks come from lesser ones. Null if
-// the name is unknown or this processor or operating system cannot run it.
+// the name is unknown, this build is without it, or this processor or operating system cannot run
+// it.
 const Kernels* kernels_for(const char* isa);
-// Names of the instruction sets of this build, best first.
+// Names of the instruction sets of this kind of processor, best first.
 const char* const* isa_names(int* n);
 
 }  // namespace ggml::cpu

@@ -11,7 +11,8 @@
 
 #ifdef __AVX512VNNI__
 #define GGML_ISA vnni
-#define GGML_STRIPS_ALONE  // the other kernels are avx2's or avx512's
+#define GGML_STRIPS_ALONE  // the other kernels are avx2's or avx512's, but for
+#define GGML_FREQUENT_NEURONS
 #else
 #define GGML_ISA avx2
 #endif

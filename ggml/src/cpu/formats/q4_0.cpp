@@ -19,7 +19,7 @@ struct Q4_0 : OffsetFormat<Q4_0> {
 
 }  // namespace
 
-BLOCK_KERNELS(q4_0, Q4_0)
+FREQUENT_BLOCK_KERNELS(q4_0, Q4_0)
 ACCUMULATE_KERNEL(q4_0, Q4_0)
 
 }  // namespace ggml::cpu::GGML_ISA

@@ -21,7 +21,7 @@ struct StoredQ4_K : KFormat<StoredQ4_K, Stored> {
 
 }  // namespace
 
-BLOCK_KERNELS(q4_k, Q4_K)
-STORED_KERNELS(q4_k, StoredQ4_K)
+FREQUENT_BLOCK_KERNELS(q4_k, Q4_K)
+FREQUENT_STORED_KERNELS(q4_k, StoredQ4_K)
 
 }  // namespace ggml::cpu::GGML_ISA

@@ -242,10 +242,6 @@ void add(const uint8_t* w, int64_t stride, const int32_t* ids, int64_t n, int64_
                               int64_t nt, float* y, int64_t ldy) {                      \
         strips<Format>(w, n, x, t0, nt, y, ldy);                                        \
     }
-#ifdef GGML_STRIPS_ALONE
-#define BLOCK_KERNELS STRIP_KERNEL
-#define STORED_KERNELS(suffix, Format)
-#else
 // dot and add of neuron rows: folded rows, or rows as stored (stored_dot and stored_add).
 #define NEURON_KERNELS(prefix, suffix, Format, order)                                            \
     void prefix##dot__##suffix(const uint8_t* w, int64_t stride, const int32_t* ids, int64_t n,  \
@@ -258,8 +254,23 @@ void add(const uint8_t* w, int64_t stride, const int32_t* ids, int64_t n, int64_
                                int64_t ldy) {                                                    \
         add<Format>(w, stride, ids, n, cols, shares, nt, y, ldy);                                \
     }
-#define STORED_KERNELS(suffix, Format) NEURON_KERNELS(stored_, suffix, Format, grouped)
-#define BLOCK_KERNELS(suffix, Format) \
-    STRIP_KERNEL(suffix, Format)      \
+// Where an instruction set has strips alone, BLOCK_ makes only these, and FREQUENT_ what its rows of
+// kernels.inc name.
+#define ALL_BLOCK_KERNELS(suffix, Format) \
+    STRIP_KERNEL(suffix, Format)          \
     NEURON_KERNELS(, suffix, Format, folded)
+#define ALL_STORED_KERNELS(suffix, Format) NEURON_KERNELS(stored_, suffix, Format, grouped)
+#ifdef GGML_STRIPS_ALONE
+#define BLOCK_KERNELS STRIP_KERNEL
+#define STORED_KERNELS(suffix, Format)
+#else
+#define BLOCK_KERNELS ALL_BLOCK_KERNELS
+#define STORED_KERNELS ALL_STORED_KERNELS
+#endif
+#if defined(GGML_STRIPS_ALONE) && !defined(GGML_FREQUENT_NEURONS)
+#define FREQUENT_BLOCK_KERNELS BLOCK_KERNELS
+#define FREQUENT_STORED_KERNELS STORED_KERNELS
+#else
+#define FREQUENT_BLOCK_KERNELS ALL_BLOCK_KERNELS
+#define FREQUENT_STORED_KERNELS ALL_STORED_KERNELS
 #endif
