@@ -1,12 +1,9 @@
-// The devices that this build knows: CUDA's where it was built for them, and in test builds the CPU
-// as a GPU, and a device that only takes time; these are opened by name and never listed.
+// The devices that this program knows: CUDA's where it was built for them, and those of tests, which
+// are opened by name and never listed.
 #include "ggml/device.h"
 
 #include "ggml/status.h"
 #include "gpu/device.h"
-#ifdef GGML_SIMT
-#include "timed/device.h"
-#endif
 
 namespace ggml {
 
@@ -28,15 +25,15 @@ const List& list() {
     return found;
 }
 
-// The number behind `kind` in an id; 0 where there is none, -1 where the id is of another kind.
-[[maybe_unused]] int index_of(const std::string& id, const std::string& kind) {
-    if (id.compare(0, kind.size(), kind) != 0) return -1;
-    int index = 0;
-    for (size_t i = kind.size(); i < id.size(); i++) {
-        if (id[i] < '0' || id[i] > '9' || index > 1000) return -1;
-        index = 10 * index + (id[i] - '0');
-    }
-    return index;
+struct TestKind {
+    std::string name;
+    OpenTestDevice open;
+};
+
+// In a function, because devices register themselves before main.
+std::vector<TestKind>& test_kinds() {
+    static std::vector<TestKind> kinds;
+    return kinds;
 }
 
 }  // namespace
@@ -49,13 +46,31 @@ const char* device_note() {
     return list().note.c_str();
 }
 
+int device_index(const std::string& digits) {
+    int index = 0;
+    for (const char c : digits) {
+        if (c < '0' || c > '9' || index > 1000) return -1;
+        index = 10 * index + (c - '0');
+    }
+    return index;
+}
+
+bool register_test_device(const char* kind, OpenTestDevice open) {
+    test_kinds().push_back({kind, open});
+    return true;
+}
+
 std::unique_ptr<Device> open_device(const std::string& id) {
-#ifdef GGML_SIMT
-    if (const int index = index_of(id, "simt"); index >= 0) return simt::open_device(index);
-    if (id.rfind("timed:", 0) == 0) return timed::open_device(id);
-#endif
+    for (const TestKind& kind : test_kinds()) {
+        if (id.rfind(kind.name, 0) != 0) continue;
+        if (auto device = kind.open(id)) return device;
+    }
 #ifdef GGML_CUDA
-    if (const int index = index_of(id, "cuda"); index >= 0) return cuda::open_device(index);
+    if (id.rfind("cuda", 0) == 0) {
+        if (const int index = device_index(id.substr(4)); index >= 0) {
+            return cuda::open_device(index);
+        }
+    }
 #endif
     throw Error(Code::device, "there is no device \"" + id + "\": " + device_note());
 }

@@ -62,6 +62,9 @@ const char* pi_version(void);
  * or "generic". The environment variable GGML_ISA selects one; PI_ERROR_UNSUPPORTED if that cannot
  * run here. */
 pi_status pi_isa(const char** isa);
+/* Instruction sets that this build lacks, because it was made for the processor of one machine:
+ * "amx, avx", for example; "" if it has all. */
+const char* pi_isas_left_out(void);
 /* Default number of threads: cores in the affinity mask, limited by the CPU quota, at most 512. */
 int32_t pi_default_threads(void);
 /* Bytes of RAM available to this process: the minimum over the system, its cgroups and RLIMIT_AS.

@@ -69,6 +69,10 @@ pi_status pi_isa(const char** isa) {
     });
 }
 
+const char* pi_isas_left_out(void) {
+    return ggml::isas_left_out();
+}
+
 int32_t pi_default_threads(void) {
     return ggml::default_threads();
 }

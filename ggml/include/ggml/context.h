@@ -15,6 +15,9 @@ struct Kernels;
 // unknown or cannot run here.
 const cpu::Kernels& select_kernels();
 const char* isa_name(const cpu::Kernels& kernels);
+// Instruction sets of this kind of processor that the build is without, separated by ", "; "" if it
+// has all (CMake's PI_ISA).
+const char* isas_left_out();
 
 struct Context {
     explicit Context(int n_threads) : threads(n_threads), kernels(select_kernels()) {}

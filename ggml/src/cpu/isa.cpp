@@ -1,4 +1,5 @@
-// Selects the instruction set, from what the processor and the operating system support.
+// Selects the instruction set, from what was compiled, and what the processor and the operating
+// system support.
 #include <cstdlib>
 #include <cstring>
 #include <string>
@@ -116,27 +117,35 @@ bool is_amd() {
 
 struct Isa {
     const char* name;
+    bool built;
     bool (*supported)();
 };
+
+// CMakeLists.txt defines GGML_BUILT_avx2 and the like as 1 or 0, for this file alone.
+#define GGML_BUILT_generic 1
+#define ISA(name) {#name, GGML_BUILT_##name, has_##name}
+constexpr auto has_vnni = has_avx512;
 
 // Best first.
 constexpr Isa kIsas[] = {
 #ifdef GGML_AMX
-    {"amx", has_amx},
+    ISA(amx),
 #endif
 #ifdef GGML_X86
-    {"avx512", has_avx512},
-    {"vnni", has_avx512},
-    {"avx2", has_avx2},
-    {"avx", has_avx},
+    ISA(avx512),    ISA(vnni), ISA(avx2), ISA(avx),
 #endif
 #ifdef GGML_ARM
-    {"neon_i8mm", has_neon_i8mm},
-    {"neon", has_neon},
+    ISA(neon_i8mm), ISA(neon),
 #endif
-    {"generic", has_generic},
+    ISA(generic),
 };
 constexpr int kIsaCount = sizeof(kIsas) / sizeof(kIsas[0]);
+
+// A kernel that was not compiled is not named.
+#define IF_1(...) __VA_ARGS__
+#define IF_0(...)
+#define IF(built) IF_EXPANDED(built)
+#define IF_EXPANDED(built) IF_##built
 
 // Kernels of better instruction sets replace those of lesser ones.
 Kernels build(int isa) {
@@ -144,7 +153,8 @@ Kernels build(int isa) {
     k.isa = kIsas[isa].name;
     for (int i = kIsaCount - 1; i >= isa; i--) {
 #define KERNEL(op, dtype, isa_, fn) \
-    if (!std::strcmp(kIsas[i].name, #isa_)) k.op[int(DType::dtype)] = isa_::fn;
+    IF(GGML_BUILT_##isa_)           \
+    (if (!std::strcmp(kIsas[i].name, #isa_)) k.op[int(DType::dtype)] = isa_::fn;)
 #include "cpu/kernels.inc"
 #undef KERNEL
     }
@@ -162,7 +172,8 @@ const Kernels* kernels_for(const char* isa) {
         return all;
     }();
     for (int i = 0; i < kIsaCount; i++) {
-        if (!std::strcmp(kIsas[i].name, isa) && kIsas[i].supported()) return &tables[i];
+        const Isa& known = kIsas[i];
+        if (!std::strcmp(known.name, isa) && known.built && known.supported()) return &tables[i];
     }
     return nullptr;
 }
@@ -181,15 +192,17 @@ const cpu::Kernels& select_kernels() {
     if (const char* forced = std::getenv("GGML_ISA"); forced && *forced) {
         if (const Kernels* k = kernels_for(forced)) return *k;
         std::string known;
-        bool exists = false;
         for (const Isa& isa : kIsas) {
-            exists |= !std::strcmp(isa.name, forced);
-            known += (known.empty() ? "" : ", ") + std::string(isa.name);
+            if (!std::strcmp(isa.name, forced)) {
+                throw Error(Code::unsupported,
+                            format(isa.built ? "GGML_ISA=%s: this machine cannot run it"
+                                             : "GGML_ISA=%s: this build is without it (PI_ISA)",
+                                   forced));
+            }
+            if (isa.built) known += (known.empty() ? "" : ", ") + std::string(isa.name);
         }
         throw Error(Code::unsupported,
-                    exists
-                        ? format("GGML_ISA=%s: this machine cannot run it", forced)
-                        : format("GGML_ISA=%s: unknown; this build has %s", forced, known.c_str()));
+                    format("GGML_ISA=%s: unknown; this build has %s", forced, known.c_str()));
     }
     for (const Isa& isa : kIsas) {
         if (const Kernels* k = kernels_for(isa.name)) return *k;
@@ -199,6 +212,17 @@ const cpu::Kernels& select_kernels() {
 
 const char* isa_name(const cpu::Kernels& kernels) {
     return kernels.isa;
+}
+
+const char* isas_left_out() {
+    static const std::string names = [] {
+        std::string all;
+        for (const cpu::Isa& isa : cpu::kIsas) {
+            if (!isa.built) all += (all.empty() ? "" : ", ") + std::string(isa.name);
+        }
+        return all;
+    }();
+    return names.c_str();
 }
 
 }  // namespace ggml

@@ -1,0 +1,17 @@
+// Makes the shim's device known as "simt", or "simt0" and so on.
+#include "gpu/device.h"
+
+namespace ggml::simt {
+
+namespace {
+
+std::unique_ptr<Device> open(const std::string& id) {
+    const int index = device_index(id.substr(4));
+    return index < 0 ? nullptr : open_device(index);
+}
+
+[[maybe_unused]] const bool registered = register_test_device("simt", open);
+
+}  // namespace
+
+}  // namespace ggml::simt
