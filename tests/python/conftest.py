@@ -1,38 +1,87 @@
-"""Fixtures, reasons for skips, and the last line `N passed, N failed, N skipped`."""
+"""Circles of tests, fixtures, reasons for skips, and the last line `N passed, N failed, N skipped`.
+
+Tests run in several processes (pytest-xdist), a file in one of them; those of a file that says
+`ALONE = True` are independent, and go to whoever is free. The files that take longest come first.
+"""
 
 from __future__ import annotations
 
+import faulthandler
 import importlib.util
 import os
+import re
 import shutil
 import signal
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from functools import cache
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 SHARED = ROOT.parent / "shared"
+BUILD = ROOT / "build" / "cpu"
 # The only skip reasons that --all accepts: missing hardware, missing permissions, and programs
 # that pip cannot install.
 HARDWARE = ("GPU", "ISA", "no right to", "no Linux tools", "no Chromium", "no tool to")
-# Optional peers: ./run does not install packages that take ten minutes to compile, or bring
-# dozens of others.
-OPTIONAL = ("llama_cpp", "lm_eval")
+# Packages that --nightly installs and --all does not: some take minutes to compile, others bring
+# dozens more.
+NIGHTLY = ("llama_cpp", "lm_eval", "ray", "schemathesis", "ziglang")
+SECONDS = 300  # after which a test is stopped, unless its mark `timeout` says otherwise
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--all", action="store_true", help="run the slow tests too; a needless skip is a failure"
     )
+    parser.addoption("--nightly", action="store_true", help="run everything; it takes hours")
+    parser.addoption("--record", action="store_true", help="write CPU-seconds to limits.json")
+
+
+def circle_of(config: pytest.Config) -> str:
+    """test, all or nightly."""
+    if config.getoption("--nightly"):
+        return "nightly"
+    return "all" if config.getoption("--all") else "test"
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    # Before test modules are imported, and in every worker; programs and commands inherit it.
+    circle = os.environ["PI_CIRCLE"] = circle_of(config)
     # A shell starts what it runs in the background with Ctrl-C ignored, and children inherit that.
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    config.addinivalue_line("markers", "peer(module): compares with a package that may be missing")
+    for mark in (
+        "peer(module): compares with a package that may be missing",
+        "about(path, ...): --all runs it only if these changed since the last nightly run",
+    ):
+        config.addinivalue_line("markers", mark)
+    import effort
+
+    chosen = config.args_source is not pytest.Config.ArgsSource.TESTPATHS
+    whole = not (chosen or config.option.keyword or config.option.markexpr or config.option.lf)
+    config.pluginmanager.register(effort.Effort(circle, whole, config.getoption("--record")))
+    if not _is_worker(config):
+        config.stash[LEFT_OUT], config.stash[NEEDLESS] = {}, []
+        if config.pluginmanager.has_plugin("xdist"):
+            config.pluginmanager.register(_FromWorkers(config))
+
+
+def _is_worker(config: pytest.Config) -> bool:
+    return hasattr(config, "workerinput")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item):
+    """Where even the mark `timeout` does not end a test, because it hangs in native code, its
+    process ends, and pytest-xdist names the test."""
+    seconds = int(item.get_closest_marker("timeout").args[0]) + 30
+    faulthandler.dump_traceback_later(seconds, exit=True, file=sys.__stderr__)
+    try:
+        return (yield)
+    finally:
+        faulthandler.cancel_dump_traceback_later()
 
 
 @pytest.fixture(scope="session")
@@ -56,33 +105,87 @@ def _is_installed(module: str) -> bool:
     return importlib.util.find_spec(module) is not None
 
 
+@cache
+def _changed(*paths: str) -> bool:
+    """Whether these differ from the commit of the last nightly run, which docs/nightly.md names; also
+    where that is unknown."""
+    page = ROOT / "docs" / "nightly.md"
+    commit = re.search(r"^Commit: `(\w+)`", page.read_text(), re.M) if page.is_file() else None
+    if not commit or not shutil.which("git"):
+        return True
+    command = ["git", "diff", "--quiet", commit[1], "--", *paths]
+    return bool(subprocess.run(command, cwd=ROOT, capture_output=True).returncode)
+
+
+def _why_not(item: pytest.Item, circle: str) -> tuple[str, bool]:
+    """Why a test is left out, "" if it is not; and whether that is a fault of the circle."""
+    peer = item.get_closest_marker("peer")
+    module = peer.args[0] if peer else ""
+    if circle != "nightly" and (item.get_closest_marker("nightly") or module in NIGHTLY):
+        return "./run test --nightly runs it", False
+    if circle == "test" and item.get_closest_marker("slow"):
+        return "slow; ./run test --all runs it", False
+    about = item.get_closest_marker("about")
+    if about and circle == "all" and not _changed(*about.args):
+        return f"{', '.join(about.args)} are as in the last nightly run", False
+    if item.get_closest_marker("shared") and not SHARED.is_dir():
+        return "needs the reference data of ../shared", False
+    if peer and not _is_installed(module):
+        return f"compares with {module}, which is not installed", circle != "test"
+    return "", False
+
+
+@pytest.hookimpl(tryfirst=True)  # before pytest-xdist reads the groups
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Skips slow tests without --all, and tests whose reference data or peer is missing."""
-    keep, left_out = [], {}
-    config.stash[NEEDLESS] = []
+    """Leaves out what belongs to a wider circle, and tests whose reference data or peer is missing;
+    groups the others."""
+    import effort
+
+    circle = circle_of(config)
+    keep, left_out, needless = [], {}, []
     for item in items:
-        why = ""
-        if item.get_closest_marker("slow") and not config.getoption("--all"):
-            why = "slow; ./run test --all runs it"
-        elif item.get_closest_marker("shared") and not SHARED.is_dir():
-            why = "needs the reference data of ../shared"
-        elif (peer := item.get_closest_marker("peer")) and not _is_installed(peer.args[0]):
-            why = f"compares with {peer.args[0]}, which is not installed"
-            if peer.args[0] not in OPTIONAL:
-                config.stash[NEEDLESS].append(item.nodeid)
-        if why:
-            left_out.setdefault(why, []).append(item)
-        else:
+        why, needed = _why_not(item, circle)
+        if not why:
             keep.append(item)
+            continue
+        left_out.setdefault(why, []).append(item.nodeid)
+        if needed:
+            needless.append(item.nodeid)
+    # Two tests of a program or of a file with a long list would come last, each in a process alone.
+    cost = effort.recorded(circle)
+    keep.sort(key=lambda item: -cost.get(item.path.name, 1.0))
+    for item in keep:
+        if not item.get_closest_marker("timeout"):
+            item.add_marker(pytest.mark.timeout(SECONDS))
+        if not item.get_closest_marker("xdist_group") and not getattr(item.module, "ALONE", False):
+            item.add_marker(pytest.mark.xdist_group(item.path.stem))
+    gone = [item for item in items if item not in set(keep)]
     items[:] = keep
-    for tests in left_out.values():
-        config.hook.pytest_deselected(items=tests)
-    config.stash[LEFT_OUT] = left_out
+    if gone:
+        config.hook.pytest_deselected(items=gone)
+    if _is_worker(config):
+        config.workeroutput["left_out"], config.workeroutput["needless"] = left_out, needless
+    else:
+        config.stash[LEFT_OUT], config.stash[NEEDLESS] = left_out, needless
 
 
-LEFT_OUT = pytest.StashKey[dict]()
+LEFT_OUT = pytest.StashKey[dict[str, list[str]]]()
 NEEDLESS = pytest.StashKey[list[str]]()
 COUNTS = pytest.StashKey[str]()
+
+
+class _FromWorkers:
+    """What the controller, which collects nothing, has from its workers: they all collect alike."""
+
+    def __init__(self, config: pytest.Config) -> None:
+        self._config = config
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_testnodedown(self, node, error) -> None:
+        output = getattr(node, "workeroutput", {})
+        if "left_out" in output:
+            self._config.stash[LEFT_OUT] = output["left_out"]
+            self._config.stash[NEEDLESS] = output["needless"]
 
 
 def pytest_terminal_summary(terminalreporter, exitstatus: int, config: pytest.Config) -> None:
@@ -90,7 +193,7 @@ def pytest_terminal_summary(terminalreporter, exitstatus: int, config: pytest.Co
     count = {k: len(terminalreporter.stats.get(k, [])) for k in kinds}
     failed = count["failed"] + count["error"]
     for why, tests in config.stash.get(LEFT_OUT, {}).items():
-        names = sorted({t.nodeid.split("[")[0] for t in tests})
+        names = sorted({nodeid.split("[")[0] for nodeid in tests})
         terminalreporter.write_line(f"left out, {len(tests)} tests ({why}): {', '.join(names)}")
     config.stash[COUNTS] = f"{count['passed']} passed, {failed} failed, {count['skipped']} skipped"
 
@@ -98,7 +201,7 @@ def pytest_terminal_summary(terminalreporter, exitstatus: int, config: pytest.Co
 def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
     """With --all a skip for anything but missing hardware fails the run, as does a missing peer."""
     reporter = session.config.pluginmanager.get_plugin("terminalreporter")
-    if not session.config.getoption("--all") or reporter is None:
+    if circle_of(session.config) == "test" or _is_worker(session.config) or reporter is None:
         return
     for test in session.config.stash.get(NEEDLESS, []):
         reporter.write_line(f"left out without need, a peer is missing: {test}", red=True)
@@ -151,16 +254,9 @@ def main_path() -> Path:
 @pytest.fixture(scope="session")
 def simt_python(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """The environment in which a python imports the package with the device "simt": the GPU's
-    kernels on the CPU, which only test builds have."""
-    build, folder = ROOT / "build" / "cpu", tmp_path_factory.mktemp("simt")
-    python = ["-DPI_PYTHON=ON", f"-DPython_EXECUTABLE={sys.executable}"]
-    for command in (
-        ["cmake", "--preset", "cpu", *python],
-        ["cmake", "--build", "--preset", "cpu", "--target", "_native", "main"],
-        ["cmake", "--install", build, "--prefix", folder],
-    ):
-        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
-        assert done.returncode == 0, done.stdout[-4000:] + done.stderr
+    kernels on the CPU, which no product links."""
+    folder = tmp_path_factory.mktemp("simt")
+    shutil.copytree(BUILD / "with_test_devices", folder, dirs_exist_ok=True)
     package = "powerinfer_cpp"
     shutil.copytree(ROOT / "python" / package, folder / package, dirs_exist_ok=True)
     return {**os.environ, "PYTHONPATH": str(folder)}

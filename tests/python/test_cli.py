@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -15,6 +16,7 @@ import checkpoints
 import numpy as np
 import pytest
 import reference
+from builds import CPU
 from disturbing import buffered
 from families import quiet
 from powerinfer_cpp.cli import COMMANDS, main
@@ -351,6 +353,12 @@ def test_doctor(capsys: pytest.CaptureFixture) -> None:
         "numpy",
     ):
         assert word in shown
+    # CMake's choice; on x86-64 nothing that has AVX2 needs the kernels of AVX.
+    built = re.search(r"^PI_ISA:\w+=(.*)$", (CPU / "CMakeCache.txt").read_text(), re.M)[1]
+    left_out = re.search(r"built for one processor: without (.*)\)", shown)
+    assert not (left_out and built == "all")
+    if built == "native" and "avx2" in Path("/proc/cpuinfo").read_text():
+        assert "avx" in left_out[1].split(", ")
 
 
 def test_a_forced_isa_that_is_not_there() -> None:

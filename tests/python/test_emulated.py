@@ -8,11 +8,11 @@ import shutil
 import subprocess
 from pathlib import Path
 
+import builds
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
 GCC = "aarch64-linux-gnu-g++"
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.about("ggml/src/cpu", "ggml/src/os")]
 
 
 def tool(name: str) -> str:
@@ -50,15 +50,8 @@ def story(main_path: Path, model_path: Path) -> str:
 def arm() -> Path:
     """A folder with main and the tests of kernels for 64-bit ARM."""
     tool("qemu-aarch64")
-    compiler, build = tool(GCC), ROOT / "build" / "arm"
-    run(
-        *("cmake", "-S", ROOT, "-B", build, "-G", "Ninja"),
-        *("-DCMAKE_SYSTEM_NAME=Linux", "-DCMAKE_SYSTEM_PROCESSOR=aarch64"),
-        *(f"-DCMAKE_CXX_COMPILER={compiler}", f"-DCMAKE_C_COMPILER={tool(GCC[:-3] + 'gcc')}"),
-        *("-DCMAKE_EXE_LINKER_FLAGS=-static", "-DPI_TESTS=ON", "-DGGML_SIMT=OFF"),
-    )
-    run("cmake", "--build", build, "--target", "main", "test_kernels", "test_neuron_kernels")
-    return build
+    tool(GCC)
+    return builds.build("arm", "main", "test_kernels", "test_neuron_kernels")
 
 
 # max has every feature, the A76 sdot without smmla, the A53 neither.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import platform
 import re
 import shutil
 import subprocess
@@ -11,63 +10,70 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from builds import CPU, build
 
-ROOT = Path(__file__).resolve().parents[2]
-CPU = ROOT / "ggml/src/cpu"
-# Those of a kind of processor, and the compiler for it where another one builds.
-ISAS = {"x86_64": ("avx", "avx2", "vnni", "avx512", "amx"), "aarch64": ("neon", "neon_i8mm")}
-CROSS = "{}-linux-gnu-g++"
-NAMES = {"AMD64": "x86_64", "arm64": "aarch64"}
+ISAS = ("avx", "avx2", "vnni", "avx512", "amx", "neon", "neon_i8mm")
 
 
-def flags(isa: str) -> list[str]:
-    """The compile options of an instruction set in CMakeLists.txt."""
-    text = (ROOT / "CMakeLists.txt").read_text()
-    return re.search(rf'add_isa\({isa} "([^"]+)"', text)[1].split(";")
-
-
-def sources(isa: str) -> list[Path]:
-    """What CMakeLists.txt compiles for it: its folder's files, or the kernels of eight lanes."""
-    own = [*(CPU / isa).glob("*.cpp")]
-    return sorted(own or [p for name in ("lanes", "formats") for p in (CPU / name).glob("*.cpp")])
-
-
-# -O0 keeps a copy of every inline function, and is the quickest to compile.
-@pytest.mark.parametrize(
-    ("machine", "isa", "level"),
-    [
-        *((machine, isa, "-O0") for machine, isas in ISAS.items() for isa in isas),
-        pytest.param("x86_64", "avx2", "-Os", marks=pytest.mark.slow),
-    ],
-)
-def test_no_shared_code_is_compiled_for_an_isa(
-    machine: str, isa: str, level: str, tmp_path: Path
-) -> None:
-    """The linker might keep this copy of a weak symbol (std::min, an inline function) for all code;
+def shared(isa: str, made: Path) -> list[str]:
+    """Symbols of an object that the linker might take for all code (std::min, an inline function);
     on a machine without the instruction set the program would crash."""
-    here = platform.machine()
-    compiler = shutil.which("c++" if NAMES.get(here, here) == machine else CROSS.format(machine))
-    if not compiler:
-        pytest.skip(f"no tool to compile for {machine}")
-    common = ["-std=c++17", "-fPIC", "-fvisibility=hidden", "-ffp-contract=off", "-w"]
-    common += ["-DGGML_X86", "-DGGML_AMX"] if machine == "x86_64" else ["-DGGML_ARM"]
-    folders = [f"-I{ROOT / 'ggml/include'}", f"-I{ROOT / 'ggml/src'}"]
     own = rf"_Z+NK?4ggml3cpu{len(isa)}{isa}"  # mangled: in this namespace
+    names = subprocess.run(
+        ["nm", "--defined-only", made], check=True, capture_output=True, text=True
+    ).stdout
+    lines = [line.split(" ", 2) for line in names.splitlines()]
+    assert any(kind == "T" and re.match(own, name) for _, kind, name in lines), made
+    return [
+        f"{made.name}: {name}"
+        for _, kind, name in lines
+        if kind in "WVu" and not re.match(own, name)
+    ]
 
-    def shared(source: Path) -> list[str]:
-        made = tmp_path / f"{source.stem}.o"
-        command = [compiler, *common, *flags(isa), level, *folders, "-c", source, "-o", made]
-        subprocess.run(command, check=True, timeout=600)
-        names = subprocess.run(
-            ["nm", "--defined-only", made], check=True, capture_output=True, text=True
-        ).stdout
-        lines = [line.split(" ", 2) for line in names.splitlines()]
-        assert any(kind == "T" and re.match(own, name) for _, kind, name in lines), source
-        return [
-            f"{source.name}: {name}"
-            for _, kind, name in lines
-            if kind in "WVu" and not re.match(own, name)
-        ]
 
+def objects(folder: Path, isa: str) -> list[Path]:
+    return sorted((folder / "CMakeFiles" / f"ggml_{isa}.dir").rglob("*.o"))
+
+
+@pytest.mark.parametrize("isa", ISAS)
+def test_no_shared_code_in_what_was_built(isa: str) -> None:
+    """The product's own objects."""
+    made = objects(CPU, isa)
+    if not made:
+        pytest.skip(f"this build has no ISA {isa}")
+    assert not [name for path in made for name in shared(isa, path)]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("level", ["-O0", pytest.param("-Os", marks=pytest.mark.nightly)])
+def test_no_shared_code_at_any_level(level: str, tmp_path: Path) -> None:
+    """-O0 keeps a copy of every inline function. The commands are those of the build of all sets."""
+    commands = subprocess.run(
+        ["ninja", "-C", CPU, "-t", "commands", "ggml"], check=True, capture_output=True, text=True
+    ).stdout.splitlines()
+
+    def compiled(line: str) -> list[str]:
+        isa, name = re.search(r" -o CMakeFiles/ggml_(\w+)\.dir/(\S+)", line).groups()
+        made = tmp_path / isa / name.replace("/", "-")
+        made.parent.mkdir(exist_ok=True)
+        quick = re.sub(r" -M(D|T \S+|F \S+)", "", line.replace(" -O3 ", f" {level} "))
+        quick = re.sub(r" -o \S+", f" -w -o {made}", quick)
+        subprocess.run(quick, shell=True, check=True, timeout=600, cwd=CPU)
+        return [f"{isa}: {name}" for name in shared(isa, made)]
+
+    lines = [line for line in commands if re.search(r" -o CMakeFiles/ggml_\w+\.dir/", line)]
+    assert len({re.search(r"/ggml_(\w+)\.dir", line)[1] for line in lines}) >= 2
     with ThreadPoolExecutor(os.cpu_count()) as pool:
-        assert not [name for names in pool.map(shared, sources(isa)) for name in names]
+        assert not [name for names in pool.map(compiled, lines) for name in names]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_no_shared_code_for_arm() -> None:
+    if not shutil.which("aarch64-linux-gnu-g++"):
+        pytest.skip("no tool to compile for aarch64")
+    folder = build("arm", "ggml")
+    for isa in ("neon", "neon_i8mm"):
+        made = objects(folder, isa)
+        assert made and not [name for path in made for name in shared(isa, path)]

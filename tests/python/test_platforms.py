@@ -20,6 +20,7 @@ WINDOWS_TESTS = ("kernels", "neuron_kernels", "neurons", "threads", "file_io", "
 STORY = ["-n", "48", "--temp", "0", "-t", "2", "-p", "Once upon a time"]
 # Nothing is measured here: compile quickly. No warning of another compiler is let through.
 QUICK = ["-DCMAKE_BUILD_TYPE=Release", "-DCMAKE_CXX_FLAGS_RELEASE=-O1", "-DCMAKE_CXX_FLAGS=-Werror"]
+ON_WINDOWS = pytest.mark.about("ggml/src/cpu", "ggml/src/os", "powerinfer_cpp/programs")
 
 
 def run(command: list[str], **more: object) -> subprocess.CompletedProcess[bytes]:
@@ -90,12 +91,14 @@ def wine(windows: Path):
 
 
 @pytest.mark.slow
+@ON_WINDOWS
 @pytest.mark.parametrize("name", WINDOWS_TESTS)
 def test_windows(wine, name: str) -> None:
     assert b" 0 failed" in wine(f"tests/test_{name}").stdout
 
 
 @pytest.mark.slow
+@ON_WINDOWS
 def test_windows_text(wine, story: bytes, tmp_path: Path) -> None:
     """The same bytes, without carriage returns; also from and to names that are not ASCII."""
     assert wine("main", "-m", MODEL, *STORY).stdout == story
@@ -127,7 +130,8 @@ def built_by_zig(target: str) -> Path:
 
 
 # 24 tokens: see test_emulated.py.
-@pytest.mark.slow
+@pytest.mark.nightly
+@pytest.mark.timeout(1800)
 @pytest.mark.parametrize("machine", ["x86_64", "aarch64"])
 def test_static_program(main_path: Path, machine: str) -> None:
     """With musl; as on Android, without a library of the system."""
@@ -143,6 +147,7 @@ def test_static_program(main_path: Path, machine: str) -> None:
     assert run([*emulator, program, *line]).stdout == run([main_path, *line]).stdout
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
+@pytest.mark.timeout(1800)
 def test_macos_links() -> None:
     assert built_by_zig("aarch64-macos").read_bytes().startswith(b"\xcf\xfa\xed\xfe")  # Mach-O

@@ -30,11 +30,6 @@ NOT_NEEDED = {("norm_kernel", "norm.cu:16")}
 @pytest.fixture(scope="module")
 def recorded(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[str]]:
     """By test program: a recording of its launches, and the program."""
-    for command in (
-        ["cmake", "--preset", "cpu"],
-        ["cmake", "--build", "--preset", "cpu", "--target", "test_device_ops", "test_device"],
-    ):
-        subprocess.run(command, cwd=ROOT, check=True, capture_output=True)
     found = {}
     # "digests": in one order of threads.
     for name, *arguments in (("test_device_ops", "digests"), ("test_device",)):
@@ -71,6 +66,8 @@ def replayed(ptx: dict[str, Path], recorded: dict[str, list[str]]) -> dict[str, 
 
 
 @pytest.mark.slow
+@pytest.mark.about("ggml/src/gpu", "ggml/src/shim", "tests/gpu")
+@pytest.mark.timeout(1200)
 def test_kernels_leave_the_bits_of_the_shim(replayed: dict[str, Any]) -> None:
     """And accesses only what is there, aligned and written, without races."""
     assert replayed["failures"] == []
@@ -89,6 +86,8 @@ def test_kernels_leave_the_bits_of_the_shim(replayed: dict[str, Any]) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.about("ggml/src/gpu", "ggml/src/shim", "tests/gpu")
+@pytest.mark.timeout(1200)
 def test_weights_are_read_in_whole_sectors(replayed: dict[str, Any]) -> None:
     """Loads of 16 bytes a lane in the kernels that stream weights: what lanes want is at least 85%
     of the sectors of 32 bytes that their warp asks for (a row's end may cut one), or half."""
@@ -110,6 +109,8 @@ def test_weights_are_read_in_whole_sectors(replayed: dict[str, Any]) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.about("ggml/src/gpu", "ggml/src/shim", "tests/gpu")
+@pytest.mark.timeout(1200)
 def test_shared_memory_without_conflicts(replayed: dict[str, Any]) -> None:
     """Wavefronts of the down products and of compaction: no lane waits for another's bank."""
     families = ("down_kernel", "down_rows_kernel", "select_kernel")
@@ -122,6 +123,8 @@ def test_shared_memory_without_conflicts(replayed: dict[str, Any]) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.about("ggml/src/gpu", "ggml/src/shim", "tests/gpu")
+@pytest.mark.timeout(1200)
 def test_the_interpreter_objects_to_broken_kernels(
     ptx: dict[str, Path], recorded: dict[str, list[str]]
 ) -> None:
@@ -152,6 +155,8 @@ def test_the_interpreter_objects_to_broken_kernels(
 
 
 @pytest.mark.slow
+@pytest.mark.about("ggml/src/gpu", "ggml/src/shim", "tests/gpu")
+@pytest.mark.timeout(1200)
 def test_flags_between_device_and_cpu(ptx: dict[str, Path]) -> None:
     """No bad end of the protocol as nvcc compiled it; a bad end of every weakened one."""
     source = str(ROOT / "powerinfer_cpp/src/device_forward.cpp")

@@ -81,7 +81,7 @@ def kernels(all_kernels: Kernels) -> Kernels:
     return {name: k for name, k in all_kernels.items() if not name.startswith(TILES)}
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_every_hot_loop_is_found(kernels: Kernels) -> None:
     """Two a kernel of fire and attention, with whole groups of weights."""
     for name, kernel in kernels.items():
@@ -96,7 +96,7 @@ def test_every_hot_loop_is_found(kernels: Kernels) -> None:
     assert len(families["attention_kernel"]) == 11
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_hot_loops_leave_half_of_the_issue_slots(kernels: Kernels) -> None:
     shares = {
         name: max(loop["shares"][card] for loop in kernel["loops"] for card in CARDS)
@@ -108,7 +108,7 @@ def test_hot_loops_leave_half_of_the_issue_slots(kernels: Kernels) -> None:
         assert share == pytest.approx(SLOW[name][0], abs=0.03), name
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_hot_loops_load_128_bits_at_a_time(kernels: Kernels) -> None:
     used = set()
     for name, kernel in kernels.items():
@@ -119,7 +119,7 @@ def test_hot_loops_load_128_bits_at_a_time(kernels: Kernels) -> None:
     assert used == {"", *NARROW}
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_tiles_mostly_multiply(all_kernels: Kernels) -> None:
     """Instructions of a warp for a chunk: of floats, 16,384 products, which take 512 of them; of
     quants 65,536, which take 16 on tensor cores, or 32 where a scale is for 16 weights."""

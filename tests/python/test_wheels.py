@@ -19,7 +19,7 @@ sys.path.insert(0, str(ROOT / "scripts"))
 
 import check_wheel  # noqa: E402
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.nightly, pytest.mark.timeout(1800)]
 X86, ARM = "manylinux_2_28_x86_64", "manylinux_2_28_aarch64"
 MODULE, PROGRAM = "powerinfer_cpp/_native.abi3.so", "powerinfer_cpp/bin/main"
 STORY = ("-n", "24", "--temp", "0", "-t", "1", "-p", "Once upon a time")

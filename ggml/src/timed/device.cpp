@@ -6,6 +6,7 @@
 
 #include "ggml/device_ops.h"
 #include "ggml/status.h"
+#include "gpu/device.h"
 
 namespace ggml::timed {
 

@@ -56,6 +56,12 @@ def isa() -> str:
     return ffi.string(out[0]).decode()
 
 
+def kernels_line() -> str:
+    """The kernels' instruction set, and those that this build is without."""
+    missing = ffi.string(lib.pi_isas_left_out()).decode()
+    return isa() + (f" (built for one processor: without {missing})" if missing else "")
+
+
 def cpu_name() -> str:
     """The processor's name, if the system reports it."""
     try:
@@ -234,7 +240,7 @@ def run(args: argparse.Namespace) -> None:
     print(f"powerinfer_cpp  {__version__}")
     print(f"CPU             {cpu_name()}")
     print(f"threads         {threads} (affinity mask and CPU quota)")
-    print(f"kernels         {isa()}")
+    print(f"kernels         {kernels_line()}")
     print_devices(args.device, not args.no_bandwidth)
     print(f"memory          {size_text(free)} free to this process")
     if not args.no_bandwidth:

@@ -1,0 +1,105 @@
+"""What tests cost: CPU-seconds per file, a table of the dearest, and limits.
+
+CPU-seconds of a test are those of its process and of every child that it waited for; the fixtures
+that it was the first to use are in them. tests/python/limits.json holds for each circle and file
+what was recorded (`--record`); a file may take twice that, and so may the circle. It is only judged
+where the whole circle ran.
+"""
+
+from __future__ import annotations
+
+import json
+import resource
+from collections import defaultdict
+from pathlib import Path
+
+import pytest
+
+LIMITS = Path(__file__).with_name("limits.json")
+FACTOR = 2.0  # between processors; and for what runs beside
+LEAST = 10.0  # CPU-seconds that every file may take
+ROWS = 15  # of the table
+
+
+def recorded(circle: str) -> dict[str, float]:
+    """CPU-seconds by file of a circle, as they were recorded."""
+    if not LIMITS.is_file():
+        return {}
+    return json.loads(LIMITS.read_text()).get(circle, {})
+
+
+def limit(seconds: float) -> float:
+    """What a file may take that took so long when it was recorded."""
+    return max(LEAST, FACTOR * seconds)
+
+
+def cpu_seconds() -> float:
+    """CPU time of this process and its children so far."""
+    used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    return sum(u.ru_utime + u.ru_stime for u in used)
+
+
+class Effort:
+    """The plugin: measures in workers, adds up and judges in the controller."""
+
+    def __init__(self, circle: str, whole: bool, record: bool) -> None:
+        self.circle, self.whole, self.record = circle, whole, record
+        self.cpu: dict[str, float] = defaultdict(float)
+        self.wall: dict[str, float] = defaultdict(float)
+        self.count = 0
+        self._start = 0.0
+
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_runtest_protocol(self, item: pytest.Item):
+        self._start = cpu_seconds()
+        return (yield)
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_makereport(self, item: pytest.Item, call: pytest.CallInfo):
+        report = yield
+        if call.when == "teardown":
+            report.user_properties.append(("cpu", cpu_seconds() - self._start))
+        return report
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        file = Path(report.nodeid.split("::")[0]).name
+        self.wall[file] += report.duration
+        if report.when == "teardown":
+            self.count += 1
+            self.cpu[file] += dict(report.user_properties).get("cpu", 0.0)
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_terminal_summary(self, terminalreporter) -> None:
+        if not self.count:
+            return
+        known = recorded(self.circle)
+        total = sum(self.cpu.values())
+        write = terminalreporter.write_line
+        write(f"the dearest of {len(self.cpu)} files     CPU s  limit  wall s")
+        for file in sorted(self.cpu, key=self.cpu.__getitem__, reverse=True)[:ROWS]:
+            most = f"{limit(known.get(file, 0)):7.0f}"
+            write(f"{file:30} {self.cpu[file]:7.1f}{most}{self.wall[file]:8.1f}")
+        most = f"{FACTOR * sum(known.values()):7.0f}" if known else "      -"
+        write(f"{'all':30} {total:7.1f}{most}{sum(self.wall.values()):8.1f}")
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_sessionfinish(self, session: pytest.Session) -> None:
+        if not self.whole or not self.count:
+            return
+        if self.record:
+            kept = json.loads(LIMITS.read_text()) if LIMITS.is_file() else {}
+            kept[self.circle] = {file: round(self.cpu[file], 1) for file in sorted(self.cpu)}
+            LIMITS.write_text(json.dumps(kept, indent=1) + "\n")
+            return
+        known = recorded(self.circle)
+        reporter = session.config.pluginmanager.get_plugin("terminalreporter")
+        over = {file: limit(known.get(file, 0)) for file in self.cpu}
+        over = {file: most for file, most in over.items() if self.cpu[file] > most}
+        total, most = sum(self.cpu.values()), FACTOR * sum(known.values())
+        if known and total > most:
+            over["the circle"], self.cpu["the circle"] = most, total
+        for name, most in over.items():
+            session.exitstatus = pytest.ExitCode.TESTS_FAILED
+            spent = f"{self.cpu[name]:.0f} CPU-seconds of {most:.0f}"
+            reporter.write_line(f"too dear: {name}: {spent} (limits.json)", red=True)
+        self.cpu.pop("the circle", None)
