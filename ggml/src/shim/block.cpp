@@ -36,7 +36,7 @@ std::string text(Place place) {
 
 bool same(Place a, Place b) {
     return a.line() == b.line() && a.column() == b.column() &&
-           std::strcmp(a.file_name(), b.file_name()) == 0;
+           (a.file_name() == b.file_name() || std::strcmp(a.file_name(), b.file_name()) == 0);
 }
 
 // One thread of the block that runs.
@@ -73,7 +73,11 @@ class Block {
     void run(Extent grid, Extent block, const std::function<void()>& kernel);
 
     Thread& current() { return *current_; }
-    void wait(Thread& thread) { thread.fiber.suspend(); }
+    void wait(Thread& thread);
+    void wait_for_all(Thread& thread) {
+        at_barrier_++;
+        wait(thread);
+    }
     void* shared_memory(size_t bytes, Place place);
     void failed(const std::string& what) {
         if (failure_.empty()) failure_ = what;
@@ -83,7 +87,8 @@ class Block {
     static void enter(void* block);
     void one(Index index);
     void round(const std::vector<unsigned>& order);
-    void resume(unsigned i);
+    void pass(const unsigned* begin, const unsigned* end);
+    Thread* next_ready();
     bool finish_warp(unsigned warp);
     bool finish_barrier();
     void exchange(unsigned first, unsigned mask);
@@ -95,6 +100,7 @@ class Block {
     std::vector<std::unique_ptr<Thread>> threads_;
     unsigned n_ = 0, alive_ = 0, at_barrier_ = 0;
     Thread* current_ = nullptr;
+    const unsigned *next_ = nullptr, *end_ = nullptr;  // threads that this pass has not come to
     const std::function<void()>* kernel_ = nullptr;
     Extent extent_;
     Order order_ = Order::ascending;
@@ -116,7 +122,9 @@ class Block {
     size_t used_ = 0, taken_ = 0;
 };
 
-thread_local std::unique_ptr<Block> running;
+// Owned by `owned`. A plain pointer, since threads ask for it at every collective.
+constinit thread_local Block* running = nullptr;
+thread_local std::unique_ptr<Block> owned;
 
 void* Block::shared_memory(size_t bytes, Place place) {
     for (const Shared& s : shared_) {
@@ -153,6 +161,40 @@ void Block::enter(void* block) {
     } catch (const std::exception& error) {
         self_block->failed(error.what());
     }
+    Thread& ended = self_block->current();
+    ended.state = Thread::State::ended;
+    self_block->alive_--;
+    self_block->wait(ended);  // for good
+}
+
+// The first thread that can run of those that this pass has not come to; null: none, or the kernel
+// failed. It is the current one then.
+Thread* Block::next_ready() {
+    while (failure_.empty() && next_ < end_) {
+        Thread& t = *threads_[*next_++];
+        if (t.state != Thread::State::ready) continue;
+        current_ = &t;
+        threadIdx = t.index;
+        return &t;
+    }
+    return nullptr;
+}
+
+void Block::wait(Thread& thread) {
+    Thread* next = Fiber::kHandsOver ? next_ready() : nullptr;
+    if (next) {
+        thread.fiber.hand_over(next->fiber);
+    } else {
+        thread.fiber.suspend();
+    }
+}
+
+// Each of these threads, in turn, up to its next collective or its end.
+void Block::pass(const unsigned* begin, const unsigned* end) {
+    next_ = begin;
+    end_ = end;
+    while (Thread* t = next_ready()) t->fiber.resume();
+    if (!failure_.empty()) throw Failure(failure_);
 }
 
 void Block::run(Extent grid, Extent block, const std::function<void()>& kernel) {
@@ -224,9 +266,7 @@ void Block::one(Index index) {
 
 void Block::round(const std::vector<unsigned>& order) {
     if (order_ != Order::warps_first) {
-        for (unsigned i : order) {
-            if (threads_[i]->state == Thread::State::ready) resume(i);
-        }
+        pass(order.data(), order.data() + n_);
         return;
     }
     for (unsigned at = 0; at < n_;) {
@@ -234,25 +274,9 @@ void Block::round(const std::vector<unsigned>& order) {
         unsigned end = at;
         while (end < n_ && order[end] / kWarp == warp) end++;
         do {
-            for (unsigned k = at; k < end; k++) {
-                if (threads_[order[k]]->state == Thread::State::ready) resume(order[k]);
-            }
+            pass(&order[at], order.data() + end);
         } while (finish_warp(warp));
         at = end;
-    }
-}
-
-void Block::resume(unsigned i) {
-    Thread& t = *threads_[i];
-    current_ = &t;
-    threadIdx = t.index;
-    const bool ended = t.fiber.resume();
-    if (!failure_.empty()) throw Failure(failure_);
-    if (ended) {
-        t.state = Thread::State::ended;
-        alive_--;
-    } else if (t.state == Thread::State::at_barrier) {
-        at_barrier_++;
     }
 }
 
@@ -392,7 +416,10 @@ void set_order(Order order) {
 }
 
 void run(Extent grid, Extent block, const std::function<void()>& kernel) {
-    if (!running) running = std::make_unique<Block>();
+    if (!running) {
+        owned = std::make_unique<Block>();
+        running = owned.get();
+    }
     running->run(grid, block, kernel);
 }
 
@@ -422,7 +449,7 @@ unsigned barrier(bool yes, Place place) {
     t.state = Thread::State::at_barrier;
     t.yes = yes;
     t.place = place;
-    running->wait(t);
+    running->wait_for_all(t);
     return unsigned(t.result);
 }
 
