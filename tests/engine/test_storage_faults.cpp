@@ -6,6 +6,7 @@
 #include <functional>
 #include <thread>
 
+#include "circle.h"
 #include "faulty_reader.h"
 #include "stored_models.h"
 
@@ -20,9 +21,10 @@ void test_faults(const Shape& shape) {
     pi_session_params session = session_params(2, 48);
     const Floats expected = answer(load(path), session, kFew);
     const Bounds bounds = bounds_of(path, session);
-    int n_failed = 0;
+    const uint64_t n_seeds = full_circle() ? 20 : 7;
+    uint64_t n_failed = 0;
     for (Fault fault : {Fault::eio, Fault::cut, Fault::flipped}) {
-        for (uint64_t seed = 0; seed < 20; seed++) {
+        for (uint64_t seed = 0; seed < n_seeds; seed++) {
             bool on = false;
             auto random = faulty::at_random(seed, 0.02, {fault});
             faulty::Order order;
@@ -47,7 +49,7 @@ void test_faults(const Shape& shape) {
             CHECK(same(expected, answer(model, session, kFew)));
         }
     }
-    CHECK(n_failed > 30);
+    CHECK(2 * n_failed > 3 * n_seeds);  // of three faults for each
 }
 
 // A read that never comes back ends the call, not the process.
@@ -145,7 +147,10 @@ void test_changes() {
         };
         for (const std::string& io : ways()) {
             setenv("POWERINFER_IO", io.c_str(), 1);
-            for (const Change& change : changes) {
+            for (size_t i = 0; i < changes.size(); i++) {
+                // In the quick circle: each change in one way of reading.
+                if (!full_circle() && (i + tied + (io == "uring")) % 2) continue;
+                const Change& change = changes[i];
                 fs::remove(path);
                 fs::copy_file(good, path);
                 const auto model = Model::load(path, model_params(bounds.least, session));
@@ -197,7 +202,7 @@ void test_damage() {
     CHECK(regions.size() == 7);
     std::mt19937_64 random(1);
     int n_refused = 0;
-    const int n = check::kSanitized ? 60 : 300;
+    const int n = check::kSanitized ? 60 : full_circle() ? 300 : 100;
     for (int i = 0; i < n; i++) {
         const auto [begin, end] = regions[size_t(i) % regions.size()];
         std::string bad = bytes;

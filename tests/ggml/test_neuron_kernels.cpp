@@ -2,6 +2,7 @@
 #include <cmath>
 #include <cstring>
 
+#include "circle.h"
 #include "cpu/kernels.h"
 #include "ggml/check.h"
 #include "ggml/neuron_rows.h"
@@ -129,6 +130,8 @@ void test_many(DType type, const char* isa) {
         std::vector<int32_t> ids;
         for (int32_t i = 0; i < n; i++) ids.push_back(i * 7 % int32_t(n));
         for (int64_t nt : {16, 17, 31, 70}) {
+            // In the quick circle: the longest rows in two of the batches, others in the others.
+            if (!full_circle() && (cols == 2560) != (nt == 16 || nt == 31)) continue;
             const Tokens x(nt + 1, cols, cols, info(type).is_quantised());
             std::vector<int32_t> tokens;  // neighbours, or not
             for (int32_t t = 0; t < nt; t++) tokens.push_back(t + (nt == 31 && t > 20 ? 1 : 0));
