@@ -3,8 +3,9 @@
 
 The reference of tests/python/test_overrides.py, from a tiny model in F32 (needs llama-cpp-python):
 
-    ./convert.py --outtype f32 --outfile tiny.gguf tests/golden/llama-silu-tied
-    scripts/rope_logits.py tiny.gguf > tests/golden/rope_logits.json
+    cp -r tests/golden/llama-silu-tied build/tiny && cp tests/golden/tokenizer.model build/tiny
+    ./convert.py --outtype f32 --outfile build/tiny.gguf build/tiny
+    scripts/rope_logits.py build/tiny.gguf > tests/golden/rope_logits.json
 """
 
 from __future__ import annotations
