@@ -255,3 +255,14 @@ def test_processors_and_criteria(llm: Llama) -> None:
     assert 51 not in take(llm.generate([1, 10], top_k=1, logits_processor=never), 5)
     with pytest.raises(ValueError, match="must return"):
         next(llm.generate([1], logits_processor=lambda ids, scores: scores[:5]))
+
+
+def test_a_processor_may_be_an_empty_list(llm: Llama) -> None:
+    class Notes(list[int]):
+        def __call__(self, ids: np.ndarray, scores: np.ndarray) -> np.ndarray:
+            self.append(len(ids))
+            return scores
+
+    notes = Notes()
+    llm([1, 10], max_tokens=3, temperature=0, logits_processor=notes)
+    assert notes == [2, 3, 4]

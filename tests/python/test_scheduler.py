@@ -120,6 +120,19 @@ def test_little_room(model_path: Path, desk: Desk) -> None:
     assert [desk.text(t) for t in tickets] == want
 
 
+def test_a_prompt_goes_on_beside_as_many_texts_as_the_batch_has_rows(
+    model_path: Path, desk: Desk
+) -> None:
+    with ServedModel(
+        model_path, desk.deliver, n_ctx=256, n_batch=2, n_parallel=3, verbose=False
+    ) as served:
+        surest = Sampling(temperature=0)
+        long = served.request(PROMPTS[0], max_tokens=60, params=surest, n=2)
+        short = served.request("The dog", max_tokens=2, params=surest)
+        first, second = run(served, desk, [long, short])
+    assert first.ended and second.ended and second.ended < first.ended
+
+
 def test_cancelled(model_path: Path, served: ServedModel, desk: Desk) -> None:
     long = served.request(PROMPTS[0], max_tokens=200, params=Sampling(temperature=0), stop=[])
     tickets = [served.engine.submit(long) for _ in range(6)]  # two of them wait
@@ -173,6 +186,10 @@ def test_owners(served: ServedModel, desk: Desk) -> None:
     desk.wait(tickets)
     assert sum(t.began > late.began for t in tickets) >= 4
     assert max(t.n_reused for t in tickets) > 0
+    # Now all of the prompt is known, but not to a third one.
+    requests = [served.request(PROMPTS[1], max_tokens=4, owner=owner) for owner in ("a", "c")]
+    known, unknown = run(served, desk, requests)
+    assert known.n_reused > 0 and unknown.n_reused == 0
 
 
 def test_refused(served: ServedModel, desk: Desk) -> None:

@@ -315,9 +315,10 @@ def test_deep_bodies(running: serving.InThread, path: str, depth: int) -> None:
         for body in (b'{"prompt":"x","messages":[],"x":' + deep + b"}", begin * depth):
             if len(body) < 8 << 20:
                 refused(running.post(path, body))
-    brackets = json.dumps("[" * 100_000).encode()  # in a text they are no depth
-    found = running.post("tokenize", b'{"content":' + brackets + b"}")
-    assert found.status_code == 200
+    for begin in ("", '"', "\\", '\\"'):  # in a text, brackets are no depth
+        brackets = json.dumps(begin + "[" * 100_000).encode()
+        found = running.post("tokenize", b'{"content":' + brackets + b"}")
+        assert found.status_code == 200
 
 
 @pytest.mark.parametrize(

@@ -133,6 +133,7 @@ def test_no_attribute_is_set(tmp_path: Path) -> None:
         (lambda: tensor(size=(0, 1 << 70)), "impossible shape"),
         (lambda: tensor(size=(4.0, 8)), "impossible shape"),
         (lambda: tensor(size=(1 << 20, 1 << 20), stride=(0, 0)), "impossible shape"),
+        (lambda: tensor(size=(33, 1), stride=(0, 0)), "impossible shape"),
         (lambda: tensor(first=0.5), "impossible shape"),
         (lambda: tensor(first=1 << 64), "exceeds its storage"),
         (lambda: tensor(size=(1,) * 33, stride=(1,) * 33), "impossible shape"),
