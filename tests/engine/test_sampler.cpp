@@ -262,6 +262,23 @@ void seeds() {
     for (int i = 0; i < 20; i++) CHECK(sample(one, equal) == sample(anew, equal));
 }
 
+// reset() forgets what mirostat has learnt of a text.
+void mirostat_begins_anew() {
+    const std::vector<float> logits = random_logits(7, 300);
+    for (const int32_t mode : {1, 2}) {
+        pi_sampler_params params = plain();
+        params.mirostat_mode = mode;
+        params.mirostat_tau = 3;
+        params.mirostat_eta = 0.5f;
+        Sampler used(params), fresh(params);
+        for (int i = 0; i < 30; i++) sample(used, logits);
+        used.reset();
+        used.seed(9);
+        fresh.seed(9);
+        for (int i = 0; i < 30; i++) CHECK(sample(used, logits) == sample(fresh, logits));
+    }
+}
+
 std::string refusal(Sampler& sampler, const std::vector<float>& logits) {
     try {
         sample(sampler, logits);
@@ -427,6 +444,7 @@ int main() {
     filters();
     greedy();
     seeds();
+    mirostat_begins_anew();
     odd_logits();
     rejects();
     orders();

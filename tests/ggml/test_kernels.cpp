@@ -210,17 +210,18 @@ void test_accumulate(accumulate_fn fn, accumulate_fn generic, DType type) {
         for (int64_t rows : {1, 2, 17}) {
             for (int64_t nt : {1, 2, 3}) {
                 const auto w = random_rows(type, rows, cols);
-                const auto a = random_floats(nt * rows);
+                const int64_t lda = rows + 3;  // attention has room for a whole page of weights
+                const auto a = random_floats(nt * lda);
                 std::vector<float> y = random_floats(nt * cols), expected = y;
                 const std::vector<float> start = y;
                 const int64_t bytes = info(type).size(cols);
-                fn(w.data(), bytes, rows, cols, a.data(), rows, nt, y.data(), cols);
-                generic(w.data(), bytes, rows, cols, a.data(), rows, nt, expected.data(), cols);
+                fn(w.data(), bytes, rows, cols, a.data(), lda, nt, y.data(), cols);
+                generic(w.data(), bytes, rows, cols, a.data(), lda, nt, expected.data(), cols);
                 CHECK(distance(y, expected) < kRounding);
                 CHECK(same_alone(
                     [&](int64_t t, int64_t n, float* out) {
                         std::memcpy(out, start.data() + t * cols, size_t(cols) * sizeof(float));
-                        fn(w.data(), bytes, rows, cols, a.data() + t * rows, rows, n, out, cols);
+                        fn(w.data(), bytes, rows, cols, a.data() + t * lda, lda, n, out, cols);
                     },
                     y, nt, cols));
             }

@@ -380,15 +380,17 @@ struct Pages {
 void test_attention(DType type, int64_t n_head, int64_t n_head_kv, int64_t head_dim,
                     int64_t window = 0, float softcap = 0) {
     const Pages kv(type, n_head_kv, head_dim);
-    // The first position, positions around the ends of pages, several pages; both sequences in one
-    // call.
-    const std::vector<int64_t> positions = {1, 2, 63, 64, 65, 128, 129, 200};
+    // The first position, positions around the ends of pages, several pages, of both sequences in
+    // turn; then rows that follow each other, as in a prompt.
+    const std::vector<int64_t> positions = {1, 2, 63, 64, 65, 128, 129, 200, 126, 127, 128, 129};
+    const auto sequence = [](int64_t t) { return t < 8 ? t % 2 : 0; };
     const int64_t rows = int64_t(positions.size()), width = n_head * head_dim;
     const Floats q = random_floats(rows * width, 2);
     std::vector<AttentionRow> table;
     for (int64_t t = 0; t < rows; t++) {
         const int64_t end = positions[size_t(t)];
-        table.push_back({kv.pages[t % 2], window ? std::max<int64_t>(0, end - window) : 0, end});
+        table.push_back(
+            {kv.pages[sequence(t)], window ? std::max<int64_t>(0, end - window) : 0, end});
     }
     const float scale = float(1 / std::sqrt(double(head_dim)));
     const auto op = [&](Context& context, int64_t first, int64_t n) {
@@ -399,7 +401,7 @@ void test_attention(DType type, int64_t n_head, int64_t n_head_kv, int64_t head_
     };
     Doubles expected, size;
     for (int64_t t = 0; t < rows; t++) {
-        const Floats &key = kv.key[t % 2], &value = kv.value[t % 2];
+        const Floats &key = kv.key[sequence(t)], &value = kv.value[sequence(t)];
         const int64_t first = table[size_t(t)].first, n = table[size_t(t)].end;
         for (int64_t h = 0; h < n_head; h++) {
             const int64_t base = h / (n_head / n_head_kv) * head_dim;
