@@ -129,7 +129,10 @@ def test_a_prompt_goes_on_beside_as_many_texts_as_the_batch_has_rows(
         surest = Sampling(temperature=0)
         long = served.request(PROMPTS[0], max_tokens=60, params=surest, n=2)
         short = served.request("The dog", max_tokens=2, params=surest)
-        first, second = run(served, desk, [long, short])
+        # Both are there before the next step.
+        submit = served.engine.submit
+        first, second = served.engine.call(lambda: [submit(long), submit(short)])
+        desk.wait([first, second])
     assert first.ended and second.ended and second.ended < first.ended
 
 
