@@ -10,6 +10,7 @@ from pathlib import Path
 
 import gguf
 import pytest
+from circles import pick
 from tokenizers import Regex, Tokenizer, models, pre_tokenizers, trainers
 
 from powerinfer_cpp import Llama, UnsupportedModelError
@@ -233,7 +234,7 @@ def package(rules: list[str], ignore_merges: bool) -> Tokenizer:
 @pytest.mark.parametrize("pre", RULES)
 def test_same_ids_as_tokenizers(large, pre):
     llm, reference = large(pre), package(RULES[pre], pre == "llama-bpe")
-    strings = texts(3, 2000)
+    strings = texts(3, pick(500, 2000))
     for string, expected in zip(strings, reference.encode_batch(strings), strict=True):
         ids = llm.tokenize(string.encode(), add_bos=False)
         assert ids == expected.ids, string
@@ -346,7 +347,7 @@ def test_any_bytes_come_back(large):
             assert large(pre).detokenize(large(pre).tokenize(string, add_bos=False)) == string
 
 
-@pytest.mark.parametrize("pre", RULES)
+@pytest.mark.parametrize("pre", pick(("gpt-2", "gpt-4o", "deepseek-llm"), tuple(RULES)))
 def test_long_texts_take_no_quadratic_time(large, pre):
     for string in (
         b"a" * 200_000,
@@ -387,8 +388,7 @@ def test_unicode_tables(root, monkeypatch):
     table = script.OUTPUT.read_text()
     if unicodedata.unidata_version == "16.0.0":
         assert script.table(unicodedata) == table
-        return
-    # Another version: what both know is of the same kind.
+    # What both know is of the same kind, whatever this Python's version of Unicode is.
     kinds = {}
     for item in table.replace("\n", " ").split("{")[1:]:
         first, last, kind = item.split("}")[0].split(", ")

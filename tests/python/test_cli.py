@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -16,7 +15,6 @@ import checkpoints
 import numpy as np
 import pytest
 import reference
-from builds import CPU
 from disturbing import buffered
 from families import quiet
 from powerinfer_cpp.cli import COMMANDS, main
@@ -264,6 +262,7 @@ def test_perplexity(
     assert float(estimate.split()[4]) == pytest.approx(want, rel=1e-3)
 
 
+@pytest.mark.slow  # 33,024 tokens
 @pytest.mark.shared
 def test_perplexity_of_the_default_model_is_transformers(
     shared: Path, tmp_path: Path, capsys: pytest.CaptureFixture
@@ -336,29 +335,6 @@ def test_options_for_a_gpu_are_said_to_be_in_vain(
     assert err.count("without effect") == 1
     assert main([*line, "-ngl", "0"]) == 0
     assert "without effect" not in capsys.readouterr().err
-
-
-def test_doctor(capsys: pytest.CaptureFixture) -> None:
-    assert main(["doctor"]) == 0
-    shown = capsys.readouterr().out
-    for word in (
-        "CPU",
-        "threads",
-        "kernels",
-        "GPU",
-        "memory",
-        "read bandwidth",
-        "GB/s",
-        "products",
-        "numpy",
-    ):
-        assert word in shown
-    # CMake's choice; on x86-64 nothing that has AVX2 needs the kernels of AVX.
-    built = re.search(r"^PI_ISA:\w+=(.*)$", (CPU / "CMakeCache.txt").read_text(), re.M)[1]
-    left_out = re.search(r"built for one processor: without (.*)\)", shown)
-    assert not (left_out and built == "all")
-    if built == "native" and "avx2" in Path("/proc/cpuinfo").read_text():
-        assert "avx" in left_out[1].split(", ")
 
 
 def test_a_forced_isa_that_is_not_there() -> None:

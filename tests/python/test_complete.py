@@ -203,15 +203,16 @@ FILES = [
         (FILES, None, ["m-IQ4_K_M.gguf"]),  # the first one
         ([*FILES, "x.Q4_K_M.gguf"], None, ["x.Q4_K_M.gguf"]),
         (["UD-Q4_K_XL/x.gguf", "Q4_K_M/x.gguf"], None, ["Q4_K_M/x.gguf"]),
-        (FILES, "Q4_K_M", None),
-        (FILES, "Q8", None),
-        (["README.md"], None, None),
     ],
 )
-def test_files_of_a_repository(names: list[str], quant: str | None, want: list[str] | None) -> None:
-    if want is not None:
-        assert gguf_files(names, quant, "a/b") == want
-        return
+def test_files_of_a_repository(names: list[str], quant: str | None, want: list[str]) -> None:
+    assert gguf_files(names, quant, "a/b") == want
+
+
+@pytest.mark.parametrize(
+    ("names", "quant"), [(FILES, "Q4_K_M"), (FILES, "Q8"), (["README.md"], None)]
+)
+def test_no_such_file_in_a_repository(names: list[str], quant: str | None) -> None:
     with pytest.raises(ValueError, match="^a/b: there is no model"):
         gguf_files(names, quant, "a/b")
 
@@ -242,6 +243,13 @@ def test_models_from_the_hub(run, tiny_path: Path, monkeypatch: pytest.MonkeyPat
     run(*line, "-hf", "a/b", "-hff", "broken", status=1, said="a/b: no network")
     run(*line, "-hf", "a/b:Q2_K", status=1, said="candidates: m-IQ4_K_M.gguf, ")
     run(*line, "-hf", "b", status=1, said="needs OWNER/NAME")
+
+
+@pytest.mark.parametrize(
+    "command",
+    ["complete", "chat", pytest.param("serve", marks=pytest.mark.peer("starlette"))],
+)
+def test_without_the_hubs_package(run, command: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """serve first tells of the packages of its own: without them it would download in vain."""
     monkeypatch.setitem(sys.modules, "huggingface_hub", None)
-    for command in ("complete", "chat", "serve"):
-        run(command, "-hf", "a/b", status=1, said="-hf needs the package huggingface_hub")
+    run(command, "-hf", "a/b", status=1, said="-hf needs the package huggingface_hub")

@@ -59,7 +59,7 @@ def test_a_disk_that_is_cut_short(
         llm = opened(model, budget(model_path, 0.8), bundle=False)
     except OSError as error:
         assert "io_uring" in str(error)
-        return
+        pytest.skip("no right to use io_uring")
     with llm:
         assert answer(llm)[0] == want[0]
         os.truncate(image, MIB)
