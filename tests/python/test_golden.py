@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import os
 import shutil
 import subprocess
@@ -14,13 +15,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from powerinfer_cpp.convert import convert
 
 from powerinfer_cpp import Llama
 
 ROOT = Path(__file__).resolve().parents[2]
 GOLDEN = ROOT / "tests" / "golden"
 CASES = sorted(path.parent.name for path in GOLDEN.glob("*/expected.npz"))
-LIVE = all(importlib.util.find_spec(name) for name in ("torch", "transformers"))
 F32, F16 = 0, 1  # types of the KV cache
 # With an F32 cache the engine differs from transformers only in the order of its float32 sums:
 # 5e-7 to 1.2e-6 measured over all logits, 4e-6 at the worst position.
@@ -85,18 +86,14 @@ def context_of(name: str) -> int:
 
 @pytest.fixture(scope="module")
 def converted(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """GGUF files of all checkpoints, made by convert.py."""
+    """GGUF files of all checkpoints."""
     paths = {}
     for name in CASES:
         folder = tmp_path_factory.mktemp("golden") / name
         shutil.copytree(GOLDEN / name, folder)
         shutil.copy(GOLDEN / "tokenizer.model", folder)
         paths[name] = folder.parent / f"{name}.gguf"
-        command = [sys.executable, str(ROOT / "convert.py"), "--outtype", "f32"]
-        done = subprocess.run(
-            [*command, "--outfile", str(paths[name]), str(folder)], capture_output=True, text=True
-        )
-        assert done.returncode == 0, done.stderr
+        convert(folder, outfile=paths[name], outtype="f32", log=lambda _line: None)
     return paths
 
 
@@ -108,50 +105,77 @@ def test_every_checkpoint_is_here() -> None:
 @pytest.mark.parametrize("name", CASES)
 def test_logits_are_those_of_transformers(converted: dict[str, Path], name: str, kv: int) -> None:
     stored = np.load(GOLDEN / name / "expected.npz")
-    tokens, references = stored["tokens"], [stored["logits"]]
-    if LIVE:
-        references.append(make_golden().checkpoint_logits(GOLDEN / name, tokens))
-        assert error(references[1], references[0]) <= ROUNDING
-    options = {"kv": kv, "n_ctx": context_of(name)}
+    tokens, options = stored["tokens"], {"kv": kv, "n_ctx": context_of(name)}
     ours = logits(converted[name], tokens, **options)
     assert np.array_equal(ours, logits(converted[name], tokens, threads=2, **options))
     assert np.array_equal(ours, logits(converted[name], tokens, at_once=1, **options))
-    for reference in references:
-        assert ours.shape == reference.shape
-        assert error(ours, reference) <= LIMIT[kv]
-        if kv == F32:
-            assert max(error(a, b) for a, b in zip(ours, reference, strict=True)) <= ROUNDING
+    check_against(stored["logits"], ours, kv)
+
+
+def check_against(reference: np.ndarray, ours: np.ndarray, kv: int) -> None:
+    assert ours.shape == reference.shape
+    assert error(ours, reference) <= LIMIT[kv]
+    if kv == F32:
+        assert max(error(a, b) for a, b in zip(ours, reference, strict=True)) <= ROUNDING
+
+
+@pytest.mark.peer("transformers")
+@pytest.mark.parametrize("name", CASES)
+def test_what_transformers_computes_today(converted: dict[str, Path], name: str) -> None:
+    stored = np.load(GOLDEN / name / "expected.npz")
+    live = make_golden().checkpoint_logits(GOLDEN / name, stored["tokens"])
+    assert error(live, stored["logits"]) <= ROUNDING
+    for kv in (F32, F16):
+        ours = logits(converted[name], stored["tokens"], kv=kv, n_ctx=context_of(name))
+        check_against(live, ours, kv)
 
 
 GENERIC = """
-import sys
+import json, sys
 import numpy as np
 from powerinfer_cpp import Llama
-tokens = [int(t) for t in np.load(sys.argv[2])["tokens"]]
-options = dict(n_threads=1, logits_all=True, type_k=0, type_v=0, verbose=False)
-options |= {"n_ctx": int(sys.argv[4]), "sparse": "exact"}
-with Llama(sys.argv[1], **options) as llm:
-    llm.eval(tokens)
-    np.save(sys.argv[3], llm.scores[: len(tokens)])
+for model, stored, out, n_ctx in json.loads(sys.argv[1]):
+    tokens = [int(t) for t in np.load(stored)["tokens"]]
+    options = dict(n_threads=1, logits_all=True, type_k=0, type_v=0, verbose=False)
+    options |= {"n_ctx": n_ctx, "sparse": "exact"}
+    with Llama(model, **options) as llm:
+        llm.eval(tokens)
+        np.save(out, llm.scores[: len(tokens)])
 """
 
 
-def generic_logits(model: Path, stored: Path, tmp_path: Path, n_ctx: int = 128) -> np.ndarray:
-    """Logits of every token with the generic kernels, which are chosen when a process starts."""
-    out = tmp_path / "generic.npy"
+def generic_logits(models: dict[Path, tuple[Path, int]], folder: Path) -> dict[Path, np.ndarray]:
+    """Logits of every token with the generic kernels, which are chosen when a process starts.
+
+    models: files of stored tokens and n_ctx, by model.
+    """
+    out = {model: folder / f"{model.stem}.npy" for model in models}
+    cases = [[str(m), str(stored), str(out[m]), n] for m, (stored, n) in models.items()]
     subprocess.run(
-        [sys.executable, "-c", GENERIC, str(model), str(stored), str(out), str(n_ctx)],
+        [sys.executable, "-c", GENERIC, json.dumps(cases)],
         check=True,
         env={**os.environ, "GGML_ISA": "generic"},
     )
-    return np.load(out)
+    return {model: np.load(path) for model, path in out.items()}
+
+
+@pytest.fixture(scope="module")
+def generic(
+    converted: dict[str, Path], tmp_path_factory: pytest.TempPathFactory
+) -> dict[Path, np.ndarray]:
+    """Logits of all checkpoints; one process, since each takes long to start."""
+    stored = {
+        path: (GOLDEN / name / "expected.npz", context_of(name)) for name, path in converted.items()
+    }
+    return generic_logits(stored, tmp_path_factory.mktemp("generic"))
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_generic_kernels(converted: dict[str, Path], name: str, tmp_path: Path) -> None:
-    stored = GOLDEN / name / "expected.npz"
-    got = generic_logits(converted[name], stored, tmp_path, context_of(name))
-    assert error(got, np.load(stored)["logits"]) <= ROUNDING
+def test_generic_kernels(
+    converted: dict[str, Path], generic: dict[Path, np.ndarray], name: str
+) -> None:
+    stored = np.load(GOLDEN / name / "expected.npz")["logits"]
+    assert error(generic[converted[name]], stored) <= ROUNDING
 
 
 def test_shipped_model(model_path: Path, tmp_path: Path) -> None:
@@ -164,15 +188,23 @@ def test_shipped_model(model_path: Path, tmp_path: Path) -> None:
     assert np.array_equal(usual, logits(model_path, tokens, at_once=1))
     # What a user would see: the same most likely next token.
     assert np.array_equal(usual[last:].argmax(axis=1), exact.argmax(axis=1))
-    ours = [logits(model_path, tokens, kv=F32), generic_logits(model_path, path, tmp_path)]
+    ours = [
+        logits(model_path, tokens, kv=F32),
+        generic_logits({model_path: (path, 128)}, tmp_path)[model_path],
+    ]
     for got in (usual, *ours):
         assert error(got[last:], exact) <= SHIPPED_LIMIT
     for got in ours:
         assert error(got[: len(rounded)], rounded) <= ROUNDING
-    if LIVE:
-        live = make_golden().shipped_logits(model_path, tokens)
-        assert error(live[last:], exact) <= ROUNDING
-        assert error(usual, live) <= SHIPPED_LIMIT
+
+
+@pytest.mark.peer("transformers")
+def test_shipped_model_in_transformers(model_path: Path) -> None:
+    stored = np.load(GOLDEN / "stories-relu.npz")
+    tokens, exact = stored["tokens"], stored["logits"]
+    live = make_golden().shipped_logits(model_path, tokens)
+    assert error(live[-len(exact) :], exact) <= ROUNDING
+    assert error(logits(model_path, tokens), live) <= SHIPPED_LIMIT
 
 
 def test_story_is_tokenized_as_by_sentencepiece(model_path: Path) -> None:
