@@ -12,6 +12,7 @@ from pathlib import Path
 import checkpoints
 import numpy as np
 import pytest
+from circles import pick, third
 from families import quiet
 from powerinfer_cpp.convert import convert
 from powerinfer_cpp.model import Model
@@ -22,14 +23,15 @@ ROOT = Path(__file__).resolve().parents[2]
 CFG = checkpoints.config(hidden_act="relu", hidden_size=96, num_attention_heads=6)
 CFG = {**CFG, "num_key_value_heads": 6, "mlp_bias": True}
 WINDOW = ["-c", "32", "-t", "1", "-ctk", "f32", "-ctv", "f32"]
-COMMANDS = pytest.mark.parametrize(  # those of commands(); torch takes seconds to start
-    "command",
-    [
-        *("profile", "cats", "sketch", "place", "gpuidx", "checkpoint", "gguf", "quantize", "plot"),
-        pytest.param("mlp", marks=[pytest.mark.slow, pytest.mark.peer("torch")]),
-    ],
-    indirect=True,
+# Those of commands(); torch takes seconds to start.
+_WRITERS = ["profile", "cats", "sketch", "place", "gpuidx", "checkpoint", "gguf", "quantize"]
+_MLP = pytest.param("mlp", marks=[pytest.mark.slow, pytest.mark.peer("torch")])
+_ALL = [*_WRITERS, "plot", _MLP]
+# In the quick circle: with a folder of work that is saved, a model, and a file that is none.
+COMMANDS = pytest.mark.parametrize(
+    "command", pick(["profile", "quantize", "plot"], _ALL), indirect=True
 )
+SOME_COMMANDS = pytest.mark.parametrize("command", third(_ALL), indirect=True)
 # One thread: these matrices are small, and their sums come in one order.
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 

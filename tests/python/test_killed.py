@@ -9,7 +9,7 @@ from pathlib import Path
 
 import disturbing
 import pytest
-from disturbing import COMMANDS, Command, contents, distinct, growing
+from disturbing import COMMANDS, SOME_COMMANDS, Command, contents, distinct, growing
 
 OLD = b"what was there before"
 
@@ -59,7 +59,7 @@ def test_killed_again_and_again(command: Command) -> None:
 
 
 @pytest.mark.slow
-@COMMANDS
+@SOME_COMMANDS
 def test_killed_at_every_step(command: Command) -> None:
     """Before each kind of step, and in the middle of writing each kind of file."""
     steps = command.undisturbed[1]

@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 import pytest
 import tiny
+from circles import pick
 from families import quiet, turbo_mixtral
 from powerinfer_cpp.convert import convert
 
@@ -122,7 +123,14 @@ def path(model_path: Path, tmp_path_factory: pytest.TempPathFactory):
     return get
 
 
-@pytest.fixture(scope="module", params=[f"{m}-{mode}" for m in MODELS for mode in MODES])
+# Every model and every mode, in the quick circle.
+SUBJECTS = pick(
+    ["default-auto", "noise-predictor", "window-off", "mixture-auto", "Q8_0 cache-exact"],
+    [f"{model}-{mode}" for model in MODELS for mode in MODES],
+)
+
+
+@pytest.fixture(scope="module", params=SUBJECTS)
 def subject(request: pytest.FixtureRequest, path: Callable[[str], Path]) -> Subject:
     name, mode = request.param.rsplit("-", 1)
     return Subject(path(name), mode, **(Q8_0 if name.startswith("Q8_0") else {}))
@@ -269,7 +277,10 @@ LARGE_MODELS: dict[str, Callable[[Path, Path], Path]] = {
     "noise": lambda folder, _: tiny.noisy(folder, **LARGER),
     "window": lambda folder, _: tiny.noisy(folder, **WINDOW, **LARGER),
 }
-FROM_STORAGE = ("default-auto", "default-exact", "noise-predictor", "window-off")
+FROM_STORAGE = pick(
+    ("default-auto", "noise-predictor"),
+    ("default-auto", "default-exact", "noise-predictor", "window-off"),
+)
 # With the least budget there is no room for `scores`, which eval needs.
 IN_THE_LEAST = ("again", "after others", "1 thread")
 IN_MORE = [case for case in CASES if case != "logits_all"]

@@ -15,6 +15,7 @@ from types import MappingProxyType
 
 import hostile
 import pytest
+from circles import pick, third
 from powerinfer_cpp.chat import FORMATS, named_format
 from powerinfer_cpp.template import ChatTemplate, TemplateError
 
@@ -47,14 +48,14 @@ def check(names: list[str]) -> None:
 
 
 def test_hostile_templates() -> None:
-    check(ONE_EACH)
+    check(pick(ONE_EACH[::3], ONE_EACH))
 
 
 @pytest.mark.slow
 def test_every_hostile_template() -> None:
     names = list(hostile.templates())
     assert len(names) >= 61
-    check([name for name in names if name not in ONE_EACH])
+    check(third(name for name in names if name not in ONE_EACH))
 
 
 @pytest.mark.parametrize(
