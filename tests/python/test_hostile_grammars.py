@@ -10,6 +10,7 @@ from pathlib import Path
 import hostile
 import pytest
 import tiny
+from circles import pick
 
 from powerinfer_cpp import LlamaGrammar
 
@@ -17,8 +18,9 @@ HERE = Path(__file__).parent
 
 
 def test_hostile_grammars(tmp_path: Path) -> None:
-    names = list(hostile.GRAMMARS)
-    assert len(names) >= 20
+    every = list(hostile.GRAMMARS)
+    names = pick(every[::3], every)
+    assert len(every) >= 30
     done = subprocess.run(
         [sys.executable, str(HERE / "hostile.py"), "grammars", str(tiny.make(tmp_path)), *names],
         capture_output=True,
@@ -33,7 +35,7 @@ def test_hostile_grammars(tmp_path: Path) -> None:
         assert came_to.startswith(("ValueError: ", "a text of ")) and again, (name, came_to)
         assert seconds < 3, (name, seconds)
     refused = [name for name, _, came_to, _ in lines if came_to.startswith("ValueError: ")]
-    assert len(refused) >= 20
+    assert 3 * len(refused) >= 2 * len(names)
     assert {name for name in names if "chain" in name} <= set(refused)
     assert ours + theirs < 512 << 20
 

@@ -12,6 +12,7 @@ import gguf
 import numpy as np
 import profiled
 import pytest
+from circles import pick
 from powerinfer_cpp.cli import main
 from powerinfer_cpp.errors import ModelFormatError, OutOfMemoryError
 from powerinfer_cpp.gguf import Gguf
@@ -66,7 +67,7 @@ def allowed(layer: Layer) -> list[int]:
 
 def test_equal_to_brute_force() -> None:
     rng = np.random.default_rng(0)
-    for _ in range(500):
+    for _ in range(pick(120, 500)):
         layers = random_layers(rng, 3, 12)
         capacity = int(rng.random() * sum(layer.sizes.sum() for layer in layers))
         found = solve(layers, capacity, gap=1e-9)
@@ -87,7 +88,7 @@ def test_equal_to_brute_force() -> None:
 
 def test_three_tiers_equal_to_brute_force() -> None:
     rng = np.random.default_rng(1)
-    for _ in range(100):
+    for _ in range(pick(30, 100)):
         layers = random_layers(rng, 2, 12)
         total = sum(layer.sizes.sum() for layer in layers)
         vram, ram = (int(rng.random() * 0.7 * total) for _ in range(2))

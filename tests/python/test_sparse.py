@@ -170,6 +170,7 @@ def test_greedy_text_of_exact_mode(aware: Path) -> None:
     assert texts[0] == texts[1] and len(texts[0]) > 400
 
 
+@pytest.mark.slow  # 33,024 tokens, twice
 @pytest.mark.shared
 def test_exact_mode_on_the_checkpoint(
     shared: Path, tmp_path: Path, capsys: pytest.CaptureFixture
