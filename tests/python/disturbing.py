@@ -27,9 +27,9 @@ WINDOW = ["-c", "32", "-t", "1", "-ctk", "f32", "-ctv", "f32"]
 _WRITERS = ["profile", "cats", "sketch", "place", "gpuidx", "checkpoint", "gguf", "quantize"]
 _MLP = pytest.param("mlp", marks=[pytest.mark.slow, pytest.mark.peer("torch")])
 _ALL = [*_WRITERS, "plot", _MLP]
-# In the quick circle: with a folder of work that is saved, a model, and a file that is none.
+# In the quick circle: with a folder of work that is saved, and models made in two ways.
 COMMANDS = pytest.mark.parametrize(
-    "command", pick(["profile", "quantize", "plot"], _ALL), indirect=True
+    "command", pick(["profile", "quantize", "checkpoint"], _ALL), indirect=True
 )
 SOME_COMMANDS = pytest.mark.parametrize("command", third(_ALL), indirect=True)
 # One thread: these matrices are small, and their sums come in one order.

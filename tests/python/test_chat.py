@@ -218,6 +218,7 @@ def test_names_in_a_template() -> None:
 DOUBLING = "{% set n = namespace(x='a') %}{% for i in range(99) %}{% set n.x = OP %}{% endfor %}"
 
 
+@pytest.mark.xdist_group("timed")
 @pytest.mark.parametrize(
     "source",
     [

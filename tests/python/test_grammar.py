@@ -124,6 +124,7 @@ def test_response_format(llm: Llama) -> None:
             answer(wrong)
 
 
+@pytest.mark.xdist_group("timed")
 @pytest.mark.parametrize(
     "grammar",
     [
@@ -198,6 +199,7 @@ def test_without_the_package(llm: Llama, monkeypatch: pytest.MonkeyPatch) -> Non
             use()
 
 
+@pytest.mark.xdist_group("timed")
 def test_speed_of_the_mask(llm: Llama) -> None:
     """A mask takes well under a millisecond; the limit allows for a busy machine."""
     processor = llm._grammar_processor(LlamaGrammar.from_json_schema(SCHEMA))

@@ -17,6 +17,7 @@ from powerinfer_cpp import LlamaGrammar
 HERE = Path(__file__).parent
 
 
+@pytest.mark.xdist_group("timed")
 def test_hostile_grammars(tmp_path: Path) -> None:
     every = list(hostile.GRAMMARS)
     names = pick(every[::3], every)

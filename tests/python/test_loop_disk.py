@@ -47,6 +47,7 @@ def image(model_path: Path, tmp_path: Path) -> Iterator[Path]:
         command("losetup", "-d", device).check_returncode()
 
 
+@pytest.mark.xdist_group("timed")
 @pytest.mark.parametrize("io", ["threads", "uring"])
 def test_a_disk_that_is_cut_short(
     image: Path, model_path: Path, io: str, monkeypatch: pytest.MonkeyPatch

@@ -509,6 +509,7 @@ def interrupt(process: subprocess.Popen) -> float:
     return time.monotonic() - start
 
 
+@pytest.mark.xdist_group("timed")
 def test_interrupt_while_generating(main_path, model_path):
     # The pipe is not emptied: main gets stuck in a write, which Ctrl-C must end as well.
     command = [main_path, "-m", model_path, "-c", "200000", "-n", "-1", "--ignore-eos"]
@@ -521,6 +522,7 @@ def test_interrupt_while_generating(main_path, model_path):
     assert b" eval time = " in log and b"error" not in log
 
 
+@pytest.mark.xdist_group("timed")
 def test_interrupt_while_reading_the_prompt(main_path, model_path, tmp_path):
     prompt = tmp_path / "prompt"
     prompt.write_text("Lily saw a big dog. " * 15_000)
@@ -532,6 +534,7 @@ def test_interrupt_while_reading_the_prompt(main_path, model_path, tmp_path):
     assert process.returncode == 130
 
 
+@pytest.mark.xdist_group("timed")
 def test_interrupt_while_waiting_for_a_prompt_file(main_path, model_path, tmp_path):
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)

@@ -167,6 +167,7 @@ def uneven_model(n_layer: int, n_ff: int, neuron_bytes: int, seed: int = 0) -> P
     return PlacementModel("model.gguf", layers, [], "", "")
 
 
+@pytest.mark.xdist_group("timed")
 def test_opt_175b_in_ten_seconds_with_small_tables() -> None:
     model = uneven_model(96, 49152, 2 * 12288 * 18 // 32)
     vram = 20 << 30

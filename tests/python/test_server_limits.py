@@ -25,6 +25,9 @@ from serving import request, wait_for
 
 from powerinfer_cpp import Llama
 
+# Half of these tests assert times; the others use the same servers.
+pytestmark = pytest.mark.xdist_group("timed")
+
 PROMPT = "Once upon a time, there was a"
 LONG = {"prompt": PROMPT, "max_tokens": 240, "temperature": 0, "logit_bias": {"2": -100}}
 STEP = 0.02  # seconds of a step here, so that a test can act within a few

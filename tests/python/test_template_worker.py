@@ -47,10 +47,12 @@ def check(names: list[str]) -> None:
     assert ours + theirs < 512 << 20
 
 
+@pytest.mark.xdist_group("timed")
 def test_hostile_templates() -> None:
     check(pick(ONE_EACH[::3], ONE_EACH))
 
 
+@pytest.mark.xdist_group("timed")
 @pytest.mark.slow
 def test_every_hostile_template() -> None:
     names = list(hostile.templates())
@@ -121,6 +123,7 @@ if child:
     assert done.returncode == 0 and done.stderr == "", done.stderr
 
 
+@pytest.mark.xdist_group("timed")
 def test_ctrl_c() -> None:
     """It ends the rendering at once; the template's process prints nothing and ends."""
     text = f"""
@@ -173,6 +176,7 @@ def test_ctrl_c_leaves_no_reply_behind(at: int, monkeypatch: pytest.MonkeyPatch)
     tried.close()
 
 
+@pytest.mark.xdist_group("timed")
 @pytest.mark.parametrize("busy", [False, True])
 def test_the_worker_ends_with_its_caller(busy: bool) -> None:
     text = f"""

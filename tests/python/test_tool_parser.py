@@ -258,6 +258,7 @@ def test_ids() -> None:
     assert STYLES["hermes"].new_id().startswith("call_")
 
 
+@pytest.mark.xdist_group("timed")
 @pytest.mark.parametrize(
     ("style", "text"),
     [

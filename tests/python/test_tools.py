@@ -223,6 +223,7 @@ def test_earlier_calls_that_cannot_be(calls: object, words: str) -> None:
         turn(template(HERMES), messages)
 
 
+@pytest.mark.xdist_group("timed")
 def test_long_histories_take_linear_time() -> None:
     calls = [{"id": str(i), "function": {"name": "add"}} for i in range(20_000)]
     results = [{"role": "tool", "tool_call_id": c["id"], "content": "x" * 9} for c in calls[::-1]]

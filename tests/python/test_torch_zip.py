@@ -177,6 +177,7 @@ def test_where_a_pickle_ends(tmp_path: Path) -> None:
         refused(tmp_path / "m.pt", b"\x80\x02" + value + b".", "not a state dict")
 
 
+@pytest.mark.xdist_group("timed")
 def test_memory_and_time_follow_the_file(tmp_path: Path) -> None:
     many = b"\x80\x02}" + (b"}\x86") * (1 << 21) + b"."  # a tuple and a dict from two bytes
     deep = b"\x80\x02}" + b")" + b"q\x00h\x00\x86" * 60 + b"Ns."  # a hash of 2^60 steps
