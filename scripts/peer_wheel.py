@@ -25,6 +25,7 @@ import signal
 import subprocess
 import sys
 import sysconfig
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -75,8 +76,15 @@ def make(work: Path, given: list[str]) -> Path:
     # pip's own cache would give a wheel that was compiled with other options.
     command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--disable-pip-version-check"]
     command += ["--no-deps", "--no-cache-dir", "--no-binary", PACKAGE, "--wheel-dir", str(work)]
-    done = subprocess.run([*command, f"{PACKAGE}=={VERSION}"], env=env, stdout=sys.stderr)
-    if done.returncode:
+    command.append(f"{PACKAGE}=={VERSION}")
+    pip = subprocess.Popen(command, env=env, stdout=sys.stderr, start_new_session=True)
+    try:
+        status = pip.wait()
+    except BaseException:
+        os.killpg(pip.pid, signal.SIGTERM)  # and ninja, which ends the compilers
+        pip.wait()
+        raise
+    if status:
         raise SystemExit(f"peer_wheel: error: {PACKAGE} {VERSION} could not be compiled")
     (wheel,) = work.glob("*.whl")
     return wheel
@@ -90,12 +98,13 @@ def main() -> None:
     peers, given = cache / "powerinfer_cpp" / "peers", options()
     system = f"{sysconfig.get_platform()}-{''.join(platform.libc_ver())}"
     key = hashlib.sha256("\n".join([*given, INCLUDED]).encode()).hexdigest()[:8]
-    folder, work = peers / f"{PACKAGE}-{VERSION}-{system}-{key}", peers / "making"
+    folder = peers / f"{PACKAGE}-{VERSION}-{system}-{key}"
     with alone(peers):
         if not folder.exists():
             print(f"peer_wheel: compiling {PACKAGE} {VERSION} (minutes)", file=sys.stderr)
-            shutil.rmtree(work, ignore_errors=True)  # of a process that was killed
-            work.mkdir()
+            for left in peers.glob("making-*"):  # by a process that was killed
+                shutil.rmtree(left, ignore_errors=True)
+            work = Path(tempfile.mkdtemp(prefix="making-", dir=peers))
             try:
                 made = make(work, given)
                 (work / "whole").mkdir()
