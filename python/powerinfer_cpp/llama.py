@@ -1,7 +1,7 @@
 """`Llama`: completions, chats and embeddings of one model, with llama-cpp-python's interface."""
 
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Literal, overload
 
@@ -21,10 +21,9 @@ from .completion import ChatDicts, CompletionDicts, Piece, Writer, pieces, stop_
 from .core import RANDOM_SEEDS, LlamaCore, combined
 from .disk_cache import LlamaDiskCache
 from .errors import ContextOverflowError, OutOfMemoryError
-from .grammar import GrammarProcessor, LlamaGrammar, Vocabulary, response_grammar
+from .grammar import LlamaGrammar, response_grammar
 from .logits import (
     AnyStoppingCriteria,
-    LogitBias,
     LogitsProcessor,
     LogitsProcessorList,
     LogitsProcessors,
@@ -434,28 +433,6 @@ class Llama(LlamaPrompts):
                 f"{self.n_ctx()}"
             )
         return min(max_tokens, room) if max_tokens and max_tokens > 0 else room
-
-    def _processors(
-        self, given: Any, bias: Mapping[int | str, float] | None, grammar: LlamaGrammar | None
-    ) -> Callable[[np.ndarray, np.ndarray], np.ndarray] | None:
-        """The function that changes logits: the caller's functions, then biases, then grammar."""
-        found = LogitsProcessorList()
-        if (given := combined(given, LogitsProcessorList)) is not None:
-            found.append(given)
-        if bias:
-            found.append(LogitBias(bias, self.n_vocab()))
-        if grammar is not None:
-            found.append(self._grammar_processor(grammar))
-        return found or None
-
-    def _grammar_processor(self, grammar: LlamaGrammar) -> GrammarProcessor:
-        if not isinstance(grammar, LlamaGrammar):
-            raise ValueError("grammar must be a LlamaGrammar, LlamaGrammar.from_string for example")
-        with self._lock:
-            self._require_open()
-            if self._vocabulary is None:
-                self._vocabulary = Vocabulary(self._model)
-            return grammar.processor(self._vocabulary)
 
     def _read(self, ids: list[int], text: str, n_top: int) -> list[Placed]:
         """Choices of a prompt's tokens. text: the prompt, for their positions."""

@@ -18,6 +18,10 @@ def _default(name: str) -> Any:
     return float(str(np.float32(value))) if isinstance(value, float) else value
 
 
+# Arguments of llama-cpp-python that llama.cpp has forgotten the meaning of.
+_FORGOTTEN = ("tfs_z", "penalize_nl")
+
+
 @dataclass(frozen=True)
 class Sampling:
     """Fields of pi_sampler_params that callers choose for each text; powerinfer.h describes them.
@@ -59,10 +63,10 @@ class Sampling:
     def of(cls, given: Mapping[str, Any]) -> "Sampling":
         """The fields in a function's arguments, e.g. `locals()`; `temp` is temperature.
 
-        `sampling` holds further arguments: raises TypeError for those that are no fields. Raises
-        ValueError for values of wrong types.
+        `sampling` holds further arguments: raises TypeError for those that are no fields, and
+        ignores some old ones. Raises ValueError for values of wrong types.
         """
-        more = given.get("sampling", {})
+        more = {k: v for k, v in given.get("sampling", {}).items() if k not in _FORGOTTEN}
         if "temp" in given:
             given = {**given, "temperature": given["temp"]}
         names = [f.name for f in fields(cls)]

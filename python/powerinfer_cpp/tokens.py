@@ -2,16 +2,18 @@
 
 import time
 from collections import deque
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from .core import LlamaCore, combined, new_random
+from .grammar import GrammarProcessor, LlamaGrammar, Vocabulary
 from .logits import (
     AnyStoppingCriteria,
     Ids,
+    LogitBias,
     LogitsProcessorList,
     LogitsProcessors,
     Scores,
@@ -118,17 +120,19 @@ class LlamaTokens(LlamaCore):
         presence_penalty: float = 0.0,
         logits_processor: LogitsProcessors = None,
         idx: int | None = None,
+        grammar: LlamaGrammar | None = None,
         **sampling: Any,
     ) -> int:
         """Chooses a token from the logits after the last token, or after token `idx`.
 
-        sampling: further fields of Sampling: top_n_sigma, xtc_probability, xtc_threshold,
-        dynatemp_range, dynatemp_exponent, mirostat_mode, mirostat_tau, mirostat_eta, dry_multiplier
-        and dry's others, samplers (names in order). Mirostat learns over a text, so here it begins
-        anew with each token.
+        grammar: the token begins its text. sampling: further fields of Sampling: top_n_sigma,
+        xtc_probability, xtc_threshold, dynatemp_range, dynatemp_exponent, mirostat_mode,
+        mirostat_tau, mirostat_eta, dry_multiplier and dry's others, samplers (names in order).
+        Mirostat learns over a text, so here it begins anew with each token.
         Raises ValueError if nothing has been computed, or if the logits of `idx` were not kept.
         """
         params = Sampling.of(locals())
+        processors = self._processors(logits_processor, None, grammar)
         with self._lock:
             context = self._computing
             if self._sampler is None or self._sampler[0] != params:
@@ -140,7 +144,7 @@ class LlamaTokens(LlamaCore):
             # A new seed for each token: so save_state only has to save _rng.
             sampler.seed(self._rng.getrandbits(64))
             sampler.accept(self._samplers.recent(context.input_ids[:n].tolist(), params))
-            return context.choose(sampler, combined(logits_processor, LogitsProcessorList), n, row)
+            return context.choose(sampler, processors, n, row)
 
     def generate(
         self,
@@ -151,16 +155,17 @@ class LlamaTokens(LlamaCore):
         typical_p: float = 1.0,
         temp: float = 0.80,
         repeat_penalty: float = 1.0,
+        reset: bool = True,
         frequency_penalty: float = 0.0,
         presence_penalty: float = 0.0,
-        reset: bool = True,
         logits_processor: LogitsProcessors = None,
         stopping_criteria: AnyStoppingCriteria = None,
+        grammar: LlamaGrammar | None = None,
         **sampling: Any,
     ) -> Generator[int, Sequence[int] | None, None]:
         """Generates ids after `tokens`, one by one and without end; the caller stops, e.g. at EOS.
 
-        sampling: as for `sample`.
+        grammar: constrains the text. sampling: as for `sample`.
         reset: start a new sequence, reusing the longest prefix that is already computed as a
         prompt; otherwise continue after the existing tokens. Ids sent into the generator are
         appended as a prompt.
@@ -169,10 +174,32 @@ class LlamaTokens(LlamaCore):
         params = Sampling.of(locals())
         with self._lock:
             seed = self._rng.getrandbits(32)
-        processors = combined(logits_processor, LogitsProcessorList)
+        processors = self._processors(logits_processor, None, grammar)
         criteria = combined(stopping_criteria, StoppingCriteriaList)
         ids = as_tokens(tokens).tolist()
         return self._generate(ids, params, seed, reset, processors, criteria)
+
+    def _processors(
+        self, given: Any, bias: Mapping[int | str, float] | None, grammar: LlamaGrammar | None
+    ) -> Callable[[np.ndarray, np.ndarray], np.ndarray] | None:
+        """The function that changes logits: the caller's functions, then biases, then grammar."""
+        found = LogitsProcessorList()
+        if (given := combined(given, LogitsProcessorList)) is not None:
+            found.append(given)
+        if bias:
+            found.append(LogitBias(bias, self.n_vocab()))
+        if grammar is not None:
+            found.append(self._grammar_processor(grammar))
+        return found or None
+
+    def _grammar_processor(self, grammar: LlamaGrammar) -> GrammarProcessor:
+        if not isinstance(grammar, LlamaGrammar):
+            raise ValueError("grammar must be a LlamaGrammar, LlamaGrammar.from_string for example")
+        with self._lock:
+            self._require_open()
+            if self._vocabulary is None:
+                self._vocabulary = Vocabulary(self._model)
+            return grammar.processor(self._vocabulary)
 
     def _generate(
         self,

@@ -54,6 +54,22 @@ def test_a_grammar_may_be_cut_by_max_tokens(llm: Llama) -> None:
     assert done["choices"][0]["finish_reason"] == "length"
 
 
+def test_token_by_token(llm: Llama) -> None:
+    grammar, found = LlamaGrammar.from_string(DATES), b""
+    for token in llm.generate(llm.tokenize(b"when? "), temp=2.0, grammar=grammar):
+        if token == llm.token_eos():
+            break
+        found += llm.detokenize([token])
+    assert re.fullmatch(f"{ONE_DATE}(, ?{ONE_DATE}){{0,2}}", found.decode())
+    llm.reset()
+    llm.eval(llm.tokenize(b"when? "))
+    first = {llm.detokenize([llm.sample(temp=2.0, grammar=grammar)]) for _ in range(50)}
+    assert first <= {b"t", b"to", *(b"%d" % i for i in range(10))}
+    for call in (lambda: llm.sample(grammar="root"), lambda: next(llm.generate([1], grammar=1))):
+        with pytest.raises(ValueError, match="must be a LlamaGrammar"):
+            call()
+
+
 def test_characters_of_many_bytes(llm: Llama) -> None:
     grammar = LlamaGrammar.from_string(r'root ::= [\u20ac-\u20bf\u00e9]{3} "\U0001F600" "\x41"')
     assert text(llm("x", grammar=grammar, max_tokens=40)).endswith("\U0001f600A")

@@ -18,12 +18,13 @@ from powerinfer_cpp import Llama
 PROMISED = {
     "sample": (
         "top_k=40, top_p=0.95, min_p=0.05, typical_p=1.0, temp=0.8, repeat_penalty=1.0, "
-        "frequency_penalty=0.0, presence_penalty=0.0, logits_processor=None, idx=None"
+        "frequency_penalty=0.0, presence_penalty=0.0, logits_processor=None, idx=None, "
+        "grammar=None"
     ),
     "generate": (
         "tokens, top_k=40, top_p=0.95, min_p=0.05, typical_p=1.0, temp=0.8, repeat_penalty=1.0, "
-        "frequency_penalty=0.0, presence_penalty=0.0, reset=True, logits_processor=None, "
-        "stopping_criteria=None"
+        "reset=True, frequency_penalty=0.0, presence_penalty=0.0, logits_processor=None, "
+        "stopping_criteria=None, grammar=None"
     ),
     "create_completion": (
         "prompt, suffix=None, max_tokens=16, temperature=0.8, top_p=0.95, min_p=0.05, "
@@ -82,6 +83,7 @@ def test_the_table_is_the_engines() -> None:
 
 def test_of() -> None:
     assert Sampling.of({"temp": 0.5, "top_k": 3, "stream": True}) == Sampling(0.5, 3)
+    assert Sampling.of({}) == Sampling.of({"sampling": {"tfs_z": 0.5, "penalize_nl": False}})
     assert Sampling.of({}) == Sampling()
     given = {"samplers": ["top_k"], "dry_sequence_breakers": ["a"]}
     assert Sampling.of({"sampling": given}) == Sampling(
