@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterator
+from itertools import islice, takewhile
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +36,7 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return changed(plain, folder / "model.gguf", {"tokenizer.chat_template": TEMPLATE})
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture  # anew for each test: llama-cpp-python's `sample` goes on with an old sampler
 def both(path: Path) -> Iterator[tuple[Llama, Any]]:
     import llama_cpp
 
@@ -160,6 +162,53 @@ def test_tokens(both: tuple[Llama, Any]) -> None:
             assert ours.detokenize(**cut) == theirs.detokenize(**cut)
     for name in ("n_embd", "n_vocab", "n_ctx", "token_bos", "token_eos", "token_nl"):
         assert getattr(ours, name)() == getattr(theirs, name)(), name
+
+
+METHODS = (
+    *("__call__", "create_completion", "create_chat_completion", "generate", "sample", "eval"),
+    *("tokenize", "detokenize", "embed", "create_embedding", "load_state", "set_cache"),
+    *("set_seed", "logits_to_logprobs", "longest_token_prefix"),
+)
+
+
+def places(method: Any) -> list[str]:
+    found = inspect.signature(method).parameters.items()
+    return [name for name, p in found if p.kind == p.POSITIONAL_OR_KEYWORD]
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_arguments_have_their_places(method: str) -> None:
+    """Up to the first that is only a keyword here: tfs_z of `generate`, which has no effect."""
+    import llama_cpp
+
+    ours, theirs = (places(getattr(kind, method)) for kind in (Llama, llama_cpp.Llama))
+    shared = list(takewhile(ours.__contains__, theirs))
+    assert ours[: len(shared)] == shared
+    if len(shared) < len(theirs):
+        assert method in ("generate", "sample") and shared[-1] == "presence_penalty"
+
+
+def test_generate_with_all_keywords(both: tuple[Llama, Any]) -> None:
+    import llama_cpp
+
+    from powerinfer_cpp import LlamaGrammar
+
+    found, rules = [], 'root ::= ("cat" | "dog") (" " [a-d]+)'
+    for llm, kind in zip(both, (LlamaGrammar, llama_cpp.LlamaGrammar), strict=True):
+        old = {"tfs_z": 0.9, "mirostat_mode": 0, "mirostat_tau": 5.0, "mirostat_eta": 0.1}
+        grammar = kind.from_string(rules, verbose=False)
+        by_place = ([1, 5, 6], 40, 0.95, 0.05, 1.0, 0.0, 1.1, True, 0.1, 0.2)
+        ids = llm.generate(*by_place, penalize_nl=False, grammar=grammar, **old)
+        found.append(llm.detokenize(list(islice(ids, 12))))
+    assert found[0] == found[1] and found[0][:3] in (b"cat", b"dog")
+
+
+def test_metadata(both: tuple[Llama, Any]) -> None:
+    """llama.cpp writes six places of a number behind its point."""
+    ours, theirs = (llm.metadata for llm in both)
+    assert ours.keys() == theirs.keys()
+    for key, value in theirs.items():
+        assert ours[key] == value or abs(float(ours[key]) - float(value)) < 1e-6, key
 
 
 def test_eval_and_states(both: tuple[Llama, Any]) -> None:
