@@ -39,7 +39,7 @@ QUESTIONS = [
 ]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.peer("lm_eval")
 def test_log_likelihoods_are_those_of_llama(model_path: Path, tmp_path: Path) -> None:
     rows = [{"context": c, "choices": given, "answer": i} for c, given, i in QUESTIONS]

@@ -44,7 +44,7 @@ def test_bodies_are_described(document: dict[str, Any]) -> None:
     assert "text/event-stream" in chat["responses"]["200"]["content"]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.peer("schemathesis")
 def test_what_follows_the_description(running: serving.InThread, document: dict[str, Any]) -> None:
     """Also bodies that do not follow it, and strange values of those that do."""

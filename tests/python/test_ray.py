@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import socket
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,8 +16,7 @@ from powerinfer_cpp.profile import profile as profile_here
 
 from powerinfer_cpp import Llama
 
-pytestmark = pytest.mark.slow
-ray = pytest.importorskip("ray", reason="needs the package ray")
+pytestmark = [pytest.mark.nightly, pytest.mark.peer("ray")]  # 751 MB of packages
 
 PROMPTS = [
     f"{who} {did}" for who in ("The dog", "A cat", "Lily") for did in ("ran", "saw a", "said")
@@ -27,6 +27,8 @@ OPTIONS: dict[str, Any] = {"n_ctx": 128}
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[None]:
     """A Ray of one machine, which claims five CPUs: an actor for each of four shards, and one."""
+    import ray
+
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     ray.init(num_cpus=5, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
     yield
@@ -39,6 +41,8 @@ def model_file(model_path: Path) -> Path:
 
 
 def dataset(column: str, texts: list[str]) -> Any:
+    import ray.data
+
     return ray.data.from_items([{column: text, "row": i} for i, text in enumerate(texts)])
 
 
@@ -100,10 +104,13 @@ def test_profile_of_shards(cluster: None, model_file: Path, tmp_path: Path) -> N
 def running(app: Any) -> Iterator[str]:
     from ray import serve
 
-    serve.start(http_options={"port": 8191})
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    serve.start(http_options={"port": port})
     serve.run(app, route_prefix="/")
     try:
-        yield "http://127.0.0.1:8191"
+        yield f"http://127.0.0.1:{port}"
     finally:
         serve.shutdown()
 
