@@ -30,6 +30,7 @@ HARDWARE = ("GPU", "ISA", "no right to", "no Linux tools", "no Chromium", "no to
 # dozens more.
 NIGHTLY = ("llama_cpp", "lm_eval", "ray", "schemathesis", "ziglang")
 SECONDS = 300  # after which a test is stopped, unless its mark `timeout` says otherwise
+GRACE = 30  # and so many later its process
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -60,7 +61,7 @@ def pytest_configure(config: pytest.Config) -> None:
     import effort
 
     chosen = config.args_source is not pytest.Config.ArgsSource.TESTPATHS
-    whole = not (chosen or config.option.keyword or config.option.markexpr or config.option.lf)
+    whole = not (chosen or any(config.getoption(name, "") for name in ("-k", "-m", "lf")))
     config.pluginmanager.register(effort.Effort(circle, whole, config.getoption("--record")))
     if not _is_worker(config):
         config.stash[LEFT_OUT], config.stash[NEEDLESS] = {}, []
@@ -76,7 +77,7 @@ def _is_worker(config: pytest.Config) -> bool:
 def pytest_runtest_protocol(item: pytest.Item):
     """Where even the mark `timeout` does not end a test, because it hangs in native code, its
     process ends, and pytest-xdist names the test."""
-    seconds = int(item.get_closest_marker("timeout").args[0]) + 30
+    seconds = int(item.get_closest_marker("timeout").args[0]) + GRACE
     faulthandler.dump_traceback_later(seconds, exit=True, file=sys.__stderr__)
     try:
         return (yield)
@@ -107,7 +108,7 @@ def _is_installed(module: str) -> bool:
 
 @cache
 def _changed(*paths: str) -> bool:
-    """Whether these differ from the commit of the last nightly run, which docs/nightly.md names; also
+    """Whether these differ from the commit of the last nightly run (docs/nightly.md names it); also
     where that is unknown."""
     page = ROOT / "docs" / "nightly.md"
     commit = re.search(r"^Commit: `(\w+)`", page.read_text(), re.M) if page.is_file() else None

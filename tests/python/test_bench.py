@@ -11,8 +11,8 @@ from pathlib import Path
 import checkpoints
 import numpy as np
 import pytest
-from builds import CPU
 import tiny
+from builds import CPU
 from families import quiet
 from powerinfer_cpp.cli import COMMANDS, main
 from powerinfer_cpp.convert import convert

@@ -48,7 +48,7 @@ def test_no_shared_code_in_what_was_built(isa: str) -> None:
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("level", ["-O0", pytest.param("-Os", marks=pytest.mark.nightly)])
 def test_no_shared_code_at_any_level(level: str, tmp_path: Path) -> None:
-    """-O0 keeps a copy of every inline function. The commands are those of the build of all sets."""
+    """-O0 keeps a copy of every inline function."""
     commands = subprocess.run(
         ["ninja", "-C", CPU, "-t", "commands", "ggml"], check=True, capture_output=True, text=True
     ).stdout.splitlines()

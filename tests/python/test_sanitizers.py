@@ -1,4 +1,4 @@
-"""The test programs and `main` under the sanitizers of addresses, undefined behaviour and threads."""
+"""The test programs and main under sanitizers of addresses, undefined behaviour and threads."""
 
 from __future__ import annotations
 
