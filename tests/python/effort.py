@@ -91,12 +91,13 @@ class Effort:
             kept[self.circle] = {file: round(self.cpu[file], 1) for file in sorted(self.cpu)}
             LIMITS.write_text(json.dumps(kept, indent=1) + "\n")
             return
-        known = recorded(self.circle)
+        if not (known := recorded(self.circle)):
+            return
         reporter = session.config.pluginmanager.get_plugin("terminalreporter")
         over = {file: limit(known.get(file, 0)) for file in self.cpu}
         over = {file: most for file, most in over.items() if self.cpu[file] > most}
         total, most = sum(self.cpu.values()), FACTOR * sum(known.values())
-        if known and total > most:
+        if total > most:
             over["the circle"], self.cpu["the circle"] = most, total
         for name, most in over.items():
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
