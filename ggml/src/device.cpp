@@ -1,5 +1,5 @@
-// The devices that this program knows: CUDA's where it was built for them, and those of tests, which
-// are opened by name and never listed.
+// The devices that this program knows: CUDA's where it was built for them, and those of tests,
+// which are opened by name and never listed.
 #include "ggml/device.h"
 
 #include "ggml/status.h"

@@ -254,8 +254,8 @@ void add(const uint8_t* w, int64_t stride, const int32_t* ids, int64_t n, int64_
                                int64_t ldy) {                                                    \
         add<Format>(w, stride, ids, n, cols, shares, nt, y, ldy);                                \
     }
-// Where an instruction set has strips alone, BLOCK_ makes only these, and FREQUENT_ what its rows of
-// kernels.inc name.
+// Where an instruction set has strips alone, BLOCK_ makes only these, and FREQUENT_ what its rows
+// of kernels.inc name.
 #define ALL_BLOCK_KERNELS(suffix, Format) \
     STRIP_KERNEL(suffix, Format)          \
     NEURON_KERNELS(, suffix, Format, folded)
