@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -119,6 +120,11 @@ def test_a_clone_that_is_copied_and_moved(clone: Path) -> None:
     moved = clone.rename(clone.with_name("moved"))
     works(moved)
     assert not clone.exists()
+
+    stamp = moved / ".venv" / "installed-serve"  # as from another processor
+    stamp.write_text(re.sub("(?m)(flags|Features).*", r"\1 : fpu", stamp.read_text()))
+    assert "building" in works(moved)
+    assert works(moved) == ""
 
     (moved / "main").unlink()
     (moved / "powerinfer").unlink()
