@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -24,6 +25,15 @@ def test_program(name: str, model_path: Path) -> None:
 def test_corpus(name: str) -> None:
     """The fuzz targets over the stored corpus."""
     run(CPU / "tests" / name, str(CORPUS[name]))
+
+
+@pytest.mark.slow
+def test_tools_compile() -> None:
+    """Those that measure, which no build makes without being asked."""
+    tools = ("gpu_model", "gpu_speed", "one_strip", "storage_speed", "batch_speed")
+    command = ["cmake", "--build", CPU, "--target", *tools]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout[-4000:]
 
 
 @pytest.mark.slow
