@@ -69,6 +69,11 @@ def pytest_configure(config: pytest.Config) -> None:
             config.pluginmanager.register(_FromWorkers(config))
 
 
+def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
+    """One more than cores: some tests wait for a disk, a clock or another process."""
+    return len(os.sched_getaffinity(0)) + 1
+
+
 def _is_worker(config: pytest.Config) -> bool:
     return hasattr(config, "workerinput")
 
