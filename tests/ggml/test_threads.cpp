@@ -227,6 +227,18 @@ void test_exceptions() {
             thrown = true;
         }
         CHECK(thrown && complete(threads, 97, 5));
+        // The workers throw for certain, because each thread waits until all have a piece.
+        thrown = size == 1;
+        std::atomic<int> arrived{0};
+        try {
+            threads.run(size, 1, [&](int64_t, int64_t, int thread) {
+                for (arrived++; arrived < size;) std::this_thread::yield();
+                if (thread != 0) throw std::runtime_error("worker");
+            });
+        } catch (const std::runtime_error&) {
+            thrown = true;
+        }
+        CHECK(thrown && complete(threads, 97, 5));
     }
 }
 
