@@ -65,7 +65,8 @@ def windows() -> Path:
         if not shutil.which(tool) and not Path("/usr/lib/wine", tool).exists():
             pytest.skip(f"no tool to build or run for Windows: {tool} (Debian: mingw-w64, wine64)")
     targets = ["main", *(f"test_{name}" for name in WINDOWS_TESTS)]
-    return build("windows", targets, "--toolchain", "cmake/mingw.cmake", "-DPI_TESTS=ON")
+    options = ("--toolchain", "cmake/mingw.cmake", "-DPI_TESTS=ON", "-DPI_UNITY=ON")
+    return build("windows", targets, *options)
 
 
 @pytest.fixture(scope="module")
@@ -91,6 +92,7 @@ def wine(windows: Path):
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1200)
 @ON_WINDOWS
 @pytest.mark.parametrize("name", WINDOWS_TESTS)
 def test_windows(wine, name: str) -> None:
@@ -98,6 +100,7 @@ def test_windows(wine, name: str) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1200)
 @ON_WINDOWS
 def test_windows_text(wine, story: bytes, tmp_path: Path) -> None:
     """The same bytes, without carriage returns; also from and to names that are not ASCII."""

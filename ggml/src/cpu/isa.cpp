@@ -64,6 +64,10 @@ bool has_avx512() {
            (b & all) == all && (c & vnni);
 }
 
+bool has_vnni() {
+    return has_avx512();
+}
+
 #ifdef GGML_AMX
 // AMX's tiles of 8-bit integers: Sapphire Rapids or later. Linux gives their registers to a process
 // that asks for them.
@@ -124,7 +128,6 @@ struct Isa {
 // CMakeLists.txt defines GGML_BUILT_avx2 and the like as 1 or 0, for this file alone.
 #define GGML_BUILT_generic 1
 #define ISA(name) {#name, GGML_BUILT_##name, has_##name}
-constexpr auto has_vnni = has_avx512;
 
 // Best first.
 constexpr Isa kIsas[] = {

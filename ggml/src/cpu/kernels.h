@@ -45,7 +45,7 @@ struct Ahead {
         return i < n ? w + ids[i] * stride : now;
     }
     // Those that remain after the first `done` rows of a kernel.
-    Ahead from(int64_t done) const {
+    [[gnu::always_inline]] Ahead from(int64_t done) const {
         return done < n ? Ahead{w, stride, ids + done, n - done} : Ahead{};
     }
 };
