@@ -109,6 +109,33 @@ def test_native(): ctypes.PyDLL({str(source.with_suffix(".so"))!r}).spin()
     }
 
 
+def test_a_file_stays_in_one_process(checkout: Path) -> None:
+    """So its fixtures are made once; tests with a common mark xdist_group stay together, too."""
+    for i in range(4):
+        (checkout / f"test_file{i}.py").write_text(f"""
+import os, pathlib, time
+import pytest
+
+@pytest.mark.parametrize("i", range(10))
+def test_here(i):
+    time.sleep(0.01)
+    with pathlib.Path("seen.txt").open("a") as seen:
+        seen.write(f"file{i} {{os.getpid()}}\\n")
+
+@pytest.mark.xdist_group("timed")
+def test_together():
+    with pathlib.Path("seen.txt").open("a") as seen:
+        seen.write(f"timed {{os.getpid()}}\\n")
+""")
+    status, said = pytest_of(checkout, "-n", "3")
+    assert status == 0, said
+    lines = (checkout.parents[1] / "seen.txt").read_text().splitlines()
+    assert len(lines) == 44
+    pairs = {tuple(line.split()) for line in lines}
+    assert len(pairs) == len({name for name, _ in pairs}) == 5
+    assert len({pid for _, pid in pairs}) > 1
+
+
 def test_what_is_too_dear_fails(checkout: Path) -> None:
     """CPU-seconds of a test and of its children."""
     (checkout / "test_work.py").write_text("""
