@@ -22,7 +22,6 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 SHARED = ROOT.parent / "shared"
-BUILD = ROOT / "build" / "cpu"
 # The only skip reasons that --all accepts: missing hardware, missing permissions, and programs
 # that pip cannot install.
 HARDWARE = ("GPU", "ISA", "no right to", "no Linux tools", "no Chromium", "no tool to")
@@ -71,7 +70,8 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
     """One more than cores: some tests wait for a disk, a clock or another process."""
-    return len(os.sched_getaffinity(0)) + 1
+    usable = getattr(os, "sched_getaffinity", None)
+    return (len(usable(0)) if usable else os.cpu_count() or 1) + 1
 
 
 def _is_worker(config: pytest.Config) -> bool:
@@ -148,16 +148,17 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     import effort
 
     circle = circle_of(config)
-    keep, left_out, needless = [], {}, []
+    keep, gone, left_out, needless = [], [], {}, []
     for item in items:
         why, needed = _why_not(item, circle)
         if not why:
             keep.append(item)
             continue
+        gone.append(item)
         left_out.setdefault(why, []).append(item.nodeid)
         if needed:
             needless.append(item.nodeid)
-    # Two tests of a program or of a file with a long list would come last, each in a process alone.
+    # Long files first: one that began last would run while the other processes have nothing to do.
     cost = effort.recorded(circle)
     keep.sort(key=lambda item: -cost.get(item.path.name, 1.0))
     for item in keep:
@@ -165,7 +166,6 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker(pytest.mark.timeout(SECONDS))
         if not item.get_closest_marker("xdist_group") and not getattr(item.module, "ALONE", False):
             item.add_marker(pytest.mark.xdist_group(item.path.stem))
-    gone = [item for item in items if item not in set(keep)]
     items[:] = keep
     if gone:
         config.hook.pytest_deselected(items=gone)
@@ -261,8 +261,10 @@ def main_path() -> Path:
 def simt_python(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """The environment in which a python imports the package with the device "simt": the GPU's
     kernels on the CPU, which no product links."""
+    from builds import CPU
+
     folder = tmp_path_factory.mktemp("simt")
-    shutil.copytree(BUILD / "with_test_devices", folder, dirs_exist_ok=True)
+    shutil.copytree(CPU / "with_test_devices", folder, dirs_exist_ok=True)
     package = "powerinfer_cpp"
     shutil.copytree(ROOT / "python" / package, folder / package, dirs_exist_ok=True)
     return {**os.environ, "PYTHONPATH": str(folder)}

@@ -1,4 +1,4 @@
-"""What tests cost: CPU-seconds per file, a table of the dearest, and limits.
+"""What tests cost: CPU-seconds per file, a table of the slowest files, and limits.
 
 CPU-seconds of a test are those of its process and of every child that it waited for; the fixtures
 that it was the first to use are in them. tests/python/limits.json holds for each circle and file
@@ -75,7 +75,7 @@ class Effort:
         known = recorded(self.circle)
         total = sum(self.cpu.values())
         write = terminalreporter.write_line
-        write(f"the dearest of {len(self.cpu)} files     CPU s  limit  wall s")
+        write(f"slowest of {len(self.cpu):3} files           CPU s  limit  wall s")
         for file in sorted(self.cpu, key=self.cpu.__getitem__, reverse=True)[:ROWS]:
             most = f"{limit(known.get(file, 0)):7.0f}"
             write(f"{file:30} {self.cpu[file]:7.1f}{most}{self.wall[file]:8.1f}")
@@ -102,5 +102,5 @@ class Effort:
         for name, most in over.items():
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
             spent = f"{self.cpu[name]:.0f} CPU-seconds of {most:.0f}"
-            reporter.write_line(f"too dear: {name}: {spent} (limits.json)", red=True)
+            reporter.write_line(f"over its limit: {name}: {spent} (limits.json)", red=True)
         self.cpu.pop("the circle", None)

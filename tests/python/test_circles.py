@@ -136,7 +136,7 @@ def test_together():
     assert len({pid for _, pid in pairs}) > 1
 
 
-def test_what_is_too_dear_fails(checkout: Path) -> None:
+def test_what_is_over_its_limit_fails(checkout: Path) -> None:
     """CPU-seconds of a test and of its children."""
     (checkout / "test_work.py").write_text("""
 import subprocess, sys, time
@@ -148,7 +148,7 @@ def test_work(): subprocess.run([sys.executable, "-c", LOOP], check=True)
     effort.write_text(effort.read_text().replace("LEAST = 10.0", "LEAST = 0.1"))
     status, said = pytest_of(checkout)
     assert status == 1 and said.endswith("2 passed, 0 failed, 0 skipped\n"), said
-    assert "too dear: test_work.py: 1 CPU-seconds of 0 (limits.json)" in said
+    assert "over its limit: test_work.py: 1 CPU-seconds of 0 (limits.json)" in said
     assert re.search(r"^test_work.py +1\.\d +0 ", said, re.M), said
     # A part of the circle is not judged; --record writes what the whole took.
     assert pytest_of(checkout, "tests/python/test_work.py")[0] == 0
