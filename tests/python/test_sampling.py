@@ -23,7 +23,7 @@ PROMISED = {
     ),
     "generate": (
         "tokens, top_k=40, top_p=0.95, min_p=0.05, typical_p=1.0, temp=0.8, repeat_penalty=1.0, "
-        "reset=True, frequency_penalty=0.0, presence_penalty=0.0, logits_processor=None, "
+        "frequency_penalty=0.0, presence_penalty=0.0, reset=True, logits_processor=None, "
         "stopping_criteria=None, grammar=None"
     ),
     "create_completion": (
