@@ -129,15 +129,15 @@ def in_thread(
     """A server in a thread; the same address space, so that tests can look at the scheduler.
 
     models: a file, or files by name. ready: wait until they are loaded. send_buffer: bytes that the
-    kernel takes for a client. host: where it listens. options: of `ServedModel`; n_ctx is 256, if
-    none is given.
+    kernel takes for a client. host: where it listens. options: of `ServedModel`; n_ctx is 256 and
+    seed is 1, if none is given.
     """
     from powerinfer_cpp.server.app import Server
     from powerinfer_cpp.server.run import Uvicorn, listen
     from powerinfer_cpp.server.settings import Settings
 
     paths = {"model": models} if isinstance(models, Path) else models
-    server = Server(paths, {"n_ctx": 256, "verbose": False, **options}, settings or Settings())
+    server = Server(paths, {"n_ctx": 256, "seed": 1, "verbose": False, **options}, settings or Settings())
     sockets = listen(host, 0, server.settings.send_seconds)
     if send_buffer is not None:
         sockets[0].setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, send_buffer)
@@ -160,8 +160,11 @@ def in_thread(
 
 @contextlib.contextmanager
 def program(*arguments: str | Path, **environment: str) -> Iterator[Program]:
-    """`powerinfer serve` with these arguments, at a free port, when its models are loaded."""
-    command = [sys.executable, "-m", "powerinfer_cpp.cli", "serve", "--port", "0"]
+    """`powerinfer serve` with these arguments, at a free port, when its models are loaded.
+
+    Requests without a seed draw the same each time, so that no test depends on luck.
+    """
+    command = [sys.executable, "-m", "powerinfer_cpp.cli", "serve", "--port", "0", "--seed", "1"]
     process = subprocess.Popen(
         [*command, *map(str, arguments)],
         env={**os.environ, **environment},
