@@ -137,7 +137,7 @@ void DeviceForward::rows(const Pass& p, int64_t begin, int64_t end) {
     if (scratch_.residual.rows != n) carve(n);
     Kind kind{batch.masked[begin], batch.streamed[begin], int(n), 0, 1};
     // A power of two, for few graphs; no more than there is room for.
-    const int64_t most_blocks = ggml::device_attention_blocks(params_.n_ctx);
+    const int64_t most_blocks = scratch_.attention.blocks;
     for (int64_t t = begin; t < end; t++) {
         kind.kept += batch.result[t] != nullptr;
         const int64_t blocks = ggml::device_attention_blocks(batch.position[t] + 1);

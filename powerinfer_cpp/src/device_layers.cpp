@@ -8,11 +8,13 @@
 
 namespace powerinfer {
 
+using ggml::Code;
 using ggml::DeviceExchange;
 using ggml::DeviceInput;
 using ggml::DeviceNorm;
 using ggml::DeviceProduct;
 using ggml::DeviceRows;
+using ggml::Error;
 
 void DeviceForward::put(const Pass& p, const Kind& kind, Way way) {
     const Config& c = model_.config;
@@ -122,6 +124,7 @@ void DeviceForward::put_attention(int64_t i, const Kind& kind) {
     const ggml::KvLayer kv = kv_layer(i);
     ops_.store_kv(stream_.get(), kv, s.step.slot, kind.rows, s.k, s.v);
     ggml::DeviceAttentionScratch sums = s.attention;
+    if (kind.blocks > sums.blocks) throw Error(Code::internal, "no room for blocks of attention");
     sums.blocks = kind.blocks;
     for (int64_t t = 0; t < kind.rows; t += s.attention_rows) {
         ops_.attention(stream_.get(), kv, int(c.n_head), c.attention_scale,

@@ -70,6 +70,7 @@ DeviceScratch::DeviceScratch(Carver& carver, const Config& c, const pi_session_p
     const int64_t blocks = ggml::device_attention_blocks(p.n_ctx);
     const int64_t row_bytes = c.n_head * blocks * (c.head_dim + 2) * int64_t(sizeof(float));
     attention_rows = std::clamp<int64_t>(kDeviceAttentionBytes / row_bytes, 1, n);
+    attention.blocks = int(blocks);
     carver.take(attention.sums, {attention_rows, c.n_head, blocks, c.head_dim + 2});
     if (!c.neuron_aware) return;
     lists.n = int(c.n_ff);
