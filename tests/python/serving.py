@@ -137,7 +137,8 @@ def in_thread(
     from powerinfer_cpp.server.settings import Settings
 
     paths = {"model": models} if isinstance(models, Path) else models
-    server = Server(paths, {"n_ctx": 256, "seed": 1, "verbose": False, **options}, settings or Settings())
+    options = {"n_ctx": 256, "seed": 1, "verbose": False, **options}
+    server = Server(paths, options, settings or Settings())
     sockets = listen(host, 0, server.settings.send_seconds)
     if send_buffer is not None:
         sockets[0].setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, send_buffer)

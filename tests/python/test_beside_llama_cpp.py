@@ -184,7 +184,7 @@ def test_arguments_have_their_places(method: str) -> None:
 
     ours, theirs = (places(getattr(kind, method)) for kind in (Llama, llama_cpp.Llama))
     if method == "generate":
-        assert theirs.index("reset") == 7 and ours.index("reset") == 9
+        assert theirs.index("reset") == 8 and ours.index("reset") == 10
         for names in (ours, theirs):
             names.remove("reset")
     shared = list(takewhile(ours.__contains__, theirs))

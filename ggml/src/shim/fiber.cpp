@@ -126,6 +126,10 @@ Fiber::~Fiber() {
 #if defined(__SANITIZE_THREAD__)
     __tsan_destroy_fiber(switch_->thread);
 #endif
+#if defined(__SANITIZE_ADDRESS__)
+    // What is mapped here next must not inherit the marks of functions that never returned.
+    __asan_unpoison_memory_region(switch_->memory, switch_->bytes);
+#endif
     munmap(switch_->memory, switch_->bytes);
     delete switch_;
 }
