@@ -7,6 +7,8 @@ import os
 import subprocess
 from pathlib import Path
 
+from effort import shared_work
+
 ROOT = Path(__file__).resolve().parents[2]
 CPU = ROOT / "build" / "cpu"  # which ./run test has built
 STRICT = {
@@ -34,8 +36,8 @@ def build(preset: str, *targets: str) -> Path:
             ["cmake", "--preset", preset],
             ["cmake", "--build", "--preset", preset, *chosen],
         ):
-            done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
-            assert done.returncode == 0, (" ".join(command) + done.stdout + done.stderr)[-6000:]
+            done = shared_work(command, cwd=ROOT)
+            assert done.returncode == 0, (" ".join(command) + done.stdout)[-6000:]
     return folder
 
 

@@ -131,7 +131,7 @@ def _why_not(item: pytest.Item, circle: str) -> tuple[str, bool]:
         return "./run test --nightly runs it", False
     if circle == "test" and item.get_closest_marker("slow"):
         return "slow; ./run test --all runs it", False
-    about = item.get_closest_marker("about")
+    about = None if item.config.getoption("--record") else item.get_closest_marker("about")
     if about and circle == "all" and not _changed(*about.args):
         return f"{', '.join(about.args)} are as in the last nightly run", False
     if item.get_closest_marker("shared") and not SHARED.is_dir():
@@ -281,6 +281,8 @@ def nvcc() -> str:
 @pytest.fixture(scope="session")
 def ptx(nvcc: str, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """The GPU kernels in PTX, by .cu file without its ending; with the lines of the sources."""
+    from effort import shared_work
+
     folder = tmp_path_factory.mktemp("ptx")
     command = [nvcc, "-ptx", "-lineinfo", "-std=c++17", "-arch=sm_86", "-fmad=false"]
     command += ["--expt-relaxed-constexpr", "-DGGML_GPU=cuda"]
@@ -288,8 +290,8 @@ def ptx(nvcc: str, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
     def make(source: Path) -> Path:
         out = folder / f"{source.stem}.ptx"
-        done = subprocess.run([*command, source, "-o", out], capture_output=True, text=True)
-        assert done.returncode == 0, done.stderr[-4000:]
+        done = shared_work([*command, source, "-o", out])
+        assert done.returncode == 0, done.stdout[-4000:]
         return out
 
     sources = sorted((ROOT / "ggml/src/gpu").glob("*.cu"))

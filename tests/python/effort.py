@@ -1,16 +1,22 @@
 """What tests cost: CPU-seconds per file, a table of the slowest files, and limits.
 
 CPU-seconds of a test are those of its process and of every child that it waited for; the fixtures
-that it was the first to use are in them. tests/python/limits.json holds for each circle and file
-what was recorded (`--record`); a file may take twice that, and so may the circle. It is only judged
-where the whole circle ran.
+that it was the first to use are in them. What several files use is counted apart, as "builds"
+(`shared_work`): else the file that happens to come first would pay. tests/python/limits.json holds
+for each circle and file what was recorded (`--record`); a file may take twice that, and so may the
+circle. It is only judged where the whole circle ran.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import resource
+import subprocess
+import tempfile
+import threading
 from collections import defaultdict
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -19,6 +25,7 @@ LIMITS = Path(__file__).with_name("limits.json")
 FACTOR = 2.0  # between processors; and for what runs beside
 LEAST = 10.0  # CPU-seconds that every file may take
 ROWS = 15  # of the table
+BUILDS = "builds"  # the row of what several files use
 
 
 def recorded(circle: str) -> dict[str, float]:
@@ -39,6 +46,30 @@ def cpu_seconds() -> float:
     return sum(u.ru_utime + u.ru_stime for u in used)
 
 
+_lock = threading.Lock()
+_shared = 0.0  # CPU-seconds of shared_work in this process
+
+
+def shared_work(
+    command: Sequence[str | Path], cwd: Path | None = None
+) -> subprocess.CompletedProcess[str]:
+    """Runs a command whose result several files use; stdout has its stderr as well."""
+    global _shared
+    with tempfile.TemporaryFile("w+", errors="replace") as out:
+        process = subprocess.Popen(command, cwd=cwd, stdout=out, stderr=subprocess.STDOUT)
+        try:
+            _, status, used = os.wait4(process.pid, 0)
+        except BaseException:
+            process.kill()
+            process.wait()
+            raise
+        process.returncode = os.waitstatus_to_exitcode(status)
+        with _lock:
+            _shared += used.ru_utime + used.ru_stime
+        out.seek(0)
+        return subprocess.CompletedProcess(command, process.returncode, out.read(), "")
+
+
 class Effort:
     """The plugin: measures in workers, adds up and judges in the controller."""
 
@@ -47,18 +78,20 @@ class Effort:
         self.cpu: dict[str, float] = defaultdict(float)
         self.wall: dict[str, float] = defaultdict(float)
         self.count = 0
-        self._start = 0.0
+        self._start = self._start_shared = 0.0
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_protocol(self, item: pytest.Item):
-        self._start = cpu_seconds()
+        self._start, self._start_shared = cpu_seconds(), _shared
         return (yield)
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_makereport(self, item: pytest.Item, call: pytest.CallInfo):
         report = yield
         if call.when == "teardown":
-            report.user_properties.append(("cpu", cpu_seconds() - self._start))
+            shared = _shared - self._start_shared
+            report.user_properties.append((BUILDS, shared))
+            report.user_properties.append(("cpu", cpu_seconds() - self._start - shared))
         return report
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
@@ -66,7 +99,10 @@ class Effort:
         self.wall[file] += report.duration
         if report.when == "teardown":
             self.count += 1
-            self.cpu[file] += dict(report.user_properties).get("cpu", 0.0)
+            spent = dict(report.user_properties)
+            self.cpu[file] += spent.get("cpu", 0.0)
+            if spent.get(BUILDS):
+                self.cpu[BUILDS] += spent[BUILDS]
 
     @pytest.hookimpl(trylast=True)
     def pytest_terminal_summary(self, terminalreporter) -> None:

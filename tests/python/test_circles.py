@@ -156,3 +156,17 @@ def test_work(): subprocess.run([sys.executable, "-c", LOOP], check=True)
     written = json.loads((checkout / "limits.json").read_text())["test"]
     assert 0.9 < written["test_work.py"] < 3 and set(written) == {"test_work.py", "test_small.py"}
     assert pytest_of(checkout)[0] == 0
+
+
+def test_what_several_files_use_is_counted_apart(checkout: Path) -> None:
+    (checkout / "test_work.py").write_text("""
+import sys
+from effort import shared_work
+LOOP = "import sys, time\\nwhile time.process_time() < 1: pass\\nprint('done', file=sys.stderr)"
+def test_work():
+    done = shared_work([sys.executable, "-c", LOOP])
+    assert (done.returncode, done.stdout) == (0, "done\\n")
+""")
+    status, said = pytest_of(checkout, "-n", "2")
+    assert status == 0 and re.search(r"^builds +1\.\d +10 ", said, re.M), said
+    assert re.search(r"^test_work.py +0\.\d +10 ", said, re.M), said
