@@ -129,8 +129,8 @@ def in_thread(
     """A server in a thread; the same address space, so that tests can look at the scheduler.
 
     models: a file, or files by name. ready: wait until they are loaded. send_buffer: bytes that the
-    kernel takes for a client. host: where it listens. options: of `ServedModel`; n_ctx is 256 and
-    seed is 1, if none is given.
+    kernel takes for a client. host: where it listens. options: of `ServedModel`; the
+    defaults here are n_ctx=256 and seed=1.
     """
     from powerinfer_cpp.server.app import Server
     from powerinfer_cpp.server.run import Uvicorn, listen

@@ -127,7 +127,8 @@ Fiber::~Fiber() {
     __tsan_destroy_fiber(switch_->thread);
 #endif
 #if defined(__SANITIZE_ADDRESS__)
-    // What is mapped here next must not inherit the marks of functions that never returned.
+    // Functions on this stack may never have returned. Their marks would stay, also for whatever is
+    // mapped at these addresses next.
     __asan_unpoison_memory_region(switch_->memory, switch_->bytes);
 #endif
     munmap(switch_->memory, switch_->bytes);

@@ -261,7 +261,7 @@ void add(const uint8_t* w, int64_t stride, const int32_t* ids, int64_t n, int64_
     NEURON_KERNELS(, suffix, Format, folded)
 #define ALL_STORED_KERNELS(suffix, Format) NEURON_KERNELS(stored_, suffix, Format, grouped)
 #ifdef GGML_STRIPS_ALONE
-#ifdef __clang__  // warns of constants of the formats that these kernels do not need
+#ifdef __clang__  // it warns of constants of formats that only the other kernels use
 #pragma clang diagnostic ignored "-Wunused-const-variable"
 #endif
 #define BLOCK_KERNELS STRIP_KERNEL
