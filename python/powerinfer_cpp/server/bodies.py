@@ -11,12 +11,16 @@ import msgspec
 from ..sampling import Sampling
 from .errors import Refusal
 from .settings import Settings
+from .whole import converted, decoded
 
 # Fields that would let a client change what a template does.
 FORBIDDEN = ("chat_template", "chat_template_kwargs")
 
 Id = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
 Mirostat = Annotated[int, msgspec.Meta(ge=0, le=2)]
+UpTo1 = Annotated[float, msgspec.Meta(ge=0, le=1)]
+UpTo2 = Annotated[float, msgspec.Meta(ge=0, le=2)]
+Penalty = Annotated[float, msgspec.Meta(ge=-2, le=2)]
 Count = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
 # Each is looked for in the whole vocabulary.
 FewTexts = Annotated[list[str], msgspec.Meta(max_length=32)]
@@ -71,7 +75,16 @@ class Sampled(msgspec.Struct, kw_only=True):
         return Sampling(**{**defaults, **given})
 
 
-class _Texts(Sampled, kw_only=True):
+class OpenAISampled(Sampled, kw_only=True):
+    """The same with OpenAI's ranges."""
+
+    temperature: UpTo2 | None = None
+    top_p: UpTo1 | None = None
+    frequency_penalty: Penalty | None = None
+    presence_penalty: Penalty | None = None
+
+
+class _Texts(OpenAISampled, kw_only=True):
     """What completions and chats have in common."""
 
     n: int | None = None
@@ -166,7 +179,7 @@ Body = TypeVar("Body")
 def decode(data: bytes, kind: type[Body]) -> Body:
     """A body of this kind. Raises Refusal naming what is wrong."""
     try:
-        body = msgspec.json.decode(data, type=kind)
+        body = decoded(data, kind)
     except msgspec.ValidationError as error:
         raise Refusal(400, str(error), _path(str(error))) from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
@@ -237,7 +250,7 @@ def typed(where: str, value: Mapping[str, Any], kinds: Mapping[str, type[Body]])
             400, f"{where} is of type {kind!r}, which is not supported: known are {known}", where
         )
     try:
-        return msgspec.convert(value, kinds[kind])
+        return converted(value, kinds[kind])
     except msgspec.ValidationError as error:
         raise Refusal(400, f"{where}: {error}", where) from None
 
