@@ -40,8 +40,8 @@ SECTIONS: dict[str, dict[str, str]] = {
         "powerinfer_cpp": "LogitsProcessorList StoppingCriteriaList MinTokensLogitsProcessor"
     },
     "Errors": {
-        "powerinfer_cpp": "ModelFormatError UnsupportedModelError ContextOverflowError "
-        "OutOfMemoryError DeviceError Cancelled"
+        "powerinfer_cpp": "ModelFormatError UnsupportedModelError RequestError "
+        "ContextOverflowError OutOfMemoryError DeviceError StorageError Cancelled"
     },
     "The package": {"powerinfer_cpp": "main_path replace_llama_cpp"},
     "Drafts": {

@@ -13,6 +13,8 @@ from .errors import (
     DeviceError,
     ModelFormatError,
     OutOfMemoryError,
+    RequestError,
+    StorageError,
     UnsupportedModelError,
 )
 from .grammar import LlamaGrammar
@@ -58,8 +60,10 @@ __all__ = [
     "MinTokensLogitsProcessor",
     "ModelFormatError",
     "OutOfMemoryError",
+    "RequestError",
     "StoppingCriteria",
     "StoppingCriteriaList",
+    "StorageError",
     "UnsupportedModelError",
     "__version__",
     "main_path",

@@ -1,7 +1,6 @@
 """A thread that runs a scheduler: requests come from other threads, updates leave step by step."""
 
 import threading
-import time
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
@@ -30,19 +29,20 @@ class Engine:
         self._thread.start()
 
     def submit(self, request: Request) -> Ticket:
-        """Queues a request; waits for no step. Raises the errors of Scheduler.ticket, and
-        EngineDead."""
-        ticket = self._scheduler.ticket(request)
+        """Queues a request; as submit_all."""
+        return self.submit_all([request])[0]
+
+    def submit_all(self, requests: Sequence[Request]) -> list[Ticket]:
+        """Queues requests, all or none; waits for no step. Raises the errors of Scheduler.tickets,
+        and EngineDead."""
+        tickets = self._scheduler.tickets(requests)
 
         def add() -> None:
-            try:
+            for ticket in tickets:
                 self._scheduler.add(ticket)
-            except Exception as error:  # of this request: the others go on
-                ticket.ended = time.perf_counter()
-                self._deliver([Update(ticket, 0, None, error=error)])
 
         self._tell(add)
-        return ticket
+        return tickets
 
     def cancel(self, ticket: Ticket) -> None:
         """Ends a request; waits for no step. Updates of the step that runs may still come."""

@@ -1,8 +1,10 @@
 """Exceptions of the package, and their mapping from the C API's status codes."""
 
+import contextlib
 import errno
 import os
 import stat
+from collections.abc import Iterator
 
 from ._native import ffi, lib
 
@@ -19,12 +21,22 @@ class OutOfMemoryError(MemoryError):
     """More memory is needed than is available, or than the budget allows."""
 
 
-class ContextOverflowError(ValueError):
+class RequestError(ValueError):
+    """What was asked for cannot be done, whatever the state of this process: a bad value, messages
+    that the chat format refuses, a grammar that is none. Servers tell clients of no other
+    ValueError."""
+
+
+class ContextOverflowError(RequestError):
     """More tokens than the context has positions."""
 
 
 class DeviceError(RuntimeError):
     """A compute device failed or does not exist."""
+
+
+class StorageError(OSError):
+    """The engine could not read or write a file, of a model that runs from storage for example."""
 
 
 class Cancelled(RuntimeError):
@@ -40,6 +52,20 @@ _CLASSES = {
     lib.PI_ERROR_DEVICE: DeviceError,
     lib.PI_ERROR_CANCELLED: Cancelled,
 }
+
+
+@contextlib.contextmanager
+def about_request() -> Iterator[None]:
+    """Within it, values of a request are read: a ValueError is about them, and becomes a
+    RequestError. Errors of the model's file stay what they are."""
+    try:
+        yield
+    except (RequestError, ModelFormatError, UnicodeError):
+        raise
+    except ValueError as error:
+        raise RequestError(str(error)) from error
+    except RecursionError:
+        raise RequestError("the request is nested too deeply") from None
 
 
 def encoded(path: str) -> bytes:
@@ -63,13 +89,15 @@ def _why_unreadable(path: str) -> int:
 def check(status: int, path: str | None = None) -> None:
     """Raises the exception for a status of the C API; returns on PI_OK.
 
-    path: the file of the call. An I/O failure becomes FileNotFoundError, IsADirectoryError,
-    PermissionError or a plain OSError, depending on this file.
+    path: the file of the call. An I/O failure becomes FileNotFoundError, IsADirectoryError or
+    PermissionError, if this file is the reason, else StorageError.
     """
     if status == lib.PI_OK:
         return
     message = ffi.string(lib.pi_last_error()).decode("utf-8", "replace") or f"status {status}"
     if status == lib.PI_ERROR_IO:
-        # With an errno, OSError() returns the matching subclass.
-        raise OSError(errno.EIO if path is None else _why_unreadable(path), message)
+        why = errno.EIO if path is None else _why_unreadable(path)
+        # With an errno, OSError() returns the matching subclass; a failing disk never does: a
+        # server would take a TimeoutError or BrokenPipeError for its client's.
+        raise StorageError(why, message) if why == errno.EIO else OSError(why, message)
     raise _CLASSES.get(status, RuntimeError)(message)

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from .completion import Piece, Writer
-from .errors import ContextOverflowError
+from .errors import ContextOverflowError, RequestError
 from .logprobs import Choice, choice
 from .model import Session, as_tokens
 from .sampler import Sampler
@@ -25,6 +25,8 @@ from .work import Work
 
 # Changes the logits of the next token: called with ids and logits, returns logits.
 Processor = Callable[[np.ndarray, np.ndarray], np.ndarray]
+# Ends a text before its next token, if it returns true: called with ids and logits.
+Criteria = Callable[[np.ndarray, np.ndarray], bool]
 
 # How long a step may take while texts are written and a prompt waits, and the least rows of a
 # prompt in such a step: with fewer, the weights are read for too few tokens.
@@ -44,8 +46,8 @@ class Request:
     many texts, text i with the seed + i. processors: makes what changes the logits of one text; or
     None. n_top: number of likely tokens whose log-probabilities are recorded; None: none. echo:
     records those of the prompt, too. offset: characters of the prompt, for the offsets of recorded
-    tokens. shown: bytes of control tokens that are part of the text. owner: whose prefixes may be
-    used, and who waits in one queue.
+    tokens. shown: bytes of control tokens that are part of the text. criteria: ends a text. owner:
+    whose prefixes may be used, and who waits in one queue.
     """
 
     ids: Sequence[int]
@@ -60,6 +62,7 @@ class Request:
     offset: int = 0
     with_end: bool = False
     shown: Mapping[int, bytes] = field(default_factory=dict)
+    criteria: Criteria | None = None
     owner: str = ""
 
 
@@ -120,24 +123,25 @@ class Done:
 class _Text:
     """One text: what is computed of it, and how its next token is chosen."""
 
-    def __init__(
-        self,
-        ticket: Ticket,
-        index: int,
-        limit: int,
-        make_sampler: Callable[[int, Sampling], Sampler],
-    ):
+    def __init__(self, ticket: Ticket, index: int, limit: int):
         of = ticket.request
         self.ticket, self.index = ticket, index
         self.ids = list(of.ids)
         self.n_prompt = len(of.ids)
         self.seq = -1
         self.n_done = 0  # positions that are computed
-        self.sampler = make_sampler(of.seed + index, of.params)
-        self.processor = of.processors() if of.processors else None
+        self.sampler: Sampler | None = None
+        self.processor: Processor | None = None
         self.writer = Writer(limit, of.stops, of.offset, of.with_end)
-        self.sampler.accept(of.ids)
         self.fresh: list[int] = []  # tokens since the last update
+
+    def prepare(self, make_sampler: Callable[[int, Sampling], Sampler]) -> None:
+        """Makes what chooses its tokens, when it gets a place: thousands of texts may wait."""
+        if self.sampler is None:
+            of = self.ticket.request
+            self.processor = of.processors() if of.processors else None
+            self.sampler = make_sampler(of.seed + self.index, of.params)
+            self.sampler.accept(of.ids)
 
     @property
     def n_left(self) -> int:
@@ -193,26 +197,29 @@ class Scheduler:
 
     # ---- Requests ------------------------------------------------------------------------
 
-    def ticket(self, request: Request) -> Ticket:
-        """A checked request, to be added; any thread may call this.
+    def tickets(self, requests: Sequence[Request]) -> list[Ticket]:
+        """Checked requests, to be added, all or none; any thread may call this.
 
-        Raises QueueFull, ValueError for bad parameters, and ContextOverflowError for a prompt that
-        leaves no room.
+        They may wait if the queue has room for all their texts, or is empty: however many one
+        caller asks for at once, an idle scheduler takes them. Raises QueueFull, RequestError for an
+        empty prompt, and ContextOverflowError for one that leaves no room.
         """
         n_ctx = self._session.n_ctx
-        if not request.ids:
-            raise ValueError("the prompt is empty")
-        if len(request.ids) + (request.limit > 0) > n_ctx:
-            raise ContextOverflowError(
-                f"the prompt has {len(request.ids)} tokens, which leaves no room in a context of "
-                f"{n_ctx}"
-            )
+        for request in requests:
+            if not request.ids:
+                raise RequestError("the prompt is empty")
+            if len(request.ids) + (request.limit > 0) > n_ctx:
+                raise ContextOverflowError(
+                    f"the prompt has {len(request.ids)} tokens, which leaves no room in a context "
+                    f"of {n_ctx}"
+                )
+        more = sum(request.n for request in requests)
         with self._lock:
             n = self.n_waiting + self._n_promised
-            if n + request.n > self._n_queue + max(0, self._n_parallel - self.n_active):
+            if n and n + more > self._n_queue + max(0, self._n_parallel - self.n_active):
                 raise QueueFull(f"{n} texts are waiting already")
-            self._n_promised += request.n
-        return Ticket(request, next(self._numbers), time.perf_counter())
+            self._n_promised += more
+        return [Ticket(request, next(self._numbers), time.perf_counter()) for request in requests]
 
     def add(self, ticket: Ticket) -> None:
         """Puts the texts of a request into the queue."""
@@ -220,7 +227,7 @@ class Scheduler:
         with self._lock:
             self._n_promised -= request.n
         limit = min(request.limit, self._session.n_ctx - len(request.ids))
-        texts = [_Text(ticket, i, limit, self._make_sampler) for i in range(request.n)]
+        texts = [_Text(ticket, i, limit) for i in range(request.n)]
         self._waiting.setdefault(request.owner, deque()).extend(texts)
         self._left[ticket.number] = len(texts)
         self.n_waiting += len(texts)
@@ -258,17 +265,17 @@ class Scheduler:
     def step(self) -> list[Update]:
         """One pass of the engine. An error of the engine ends the texts that took part in it."""
         self._drop_cancelled()
-        self._admit()
+        failed = self._admit()
         rows = self._choose_rows()
         if not rows:
-            return []
+            return failed
         self.n_steps += 1
         try:
             while not self._compute(rows):
                 rows = self._choose_rows()
         except Exception as error:
-            return [self._fail(text, error) for text in rows]
-        return self._choose_tokens(rows)
+            return failed + [self._fail(text, error) for text in rows]
+        return failed + self._choose_tokens(rows)
 
     def fail_all(self, error: Exception) -> list[Update]:
         """Ends every request with an error."""
@@ -295,12 +302,13 @@ class Scheduler:
         for number in gone:
             self._left.pop(number, None)
 
-    def _admit(self) -> None:
-        """Gives places to texts that wait; owners take turns."""
+    def _admit(self) -> list[Update]:
+        """Gives places to texts that wait; owners take turns. Returns those that cannot begin."""
         passed: set[str] = set()
+        failed: list[Update] = []
         while len(self._active) < self._n_parallel and len(passed) < len(self._waiting):
             if self._crowded and self._active:
-                return
+                break
             owner = next(o for o in self._waiting if o not in passed)
             queue = self._waiting[owner]
             if self._waits_for_sibling(queue[0]):
@@ -311,7 +319,13 @@ class Scheduler:
             del self._waiting[owner]
             if queue:  # behind the others
                 self._waiting[owner] = queue
+            try:
+                text.prepare(self._make_sampler)
+            except Exception as error:  # of this text: the others go on
+                failed.append(self._fail(text, error))
+                continue
             self._begin(text)
+        return failed
 
     def _waits_for_sibling(self, text: _Text) -> bool:
         """Will another text of the request have computed the prompt soon?"""
@@ -415,7 +429,7 @@ class Scheduler:
         updates = []
         chosen: dict[_Text, int] = {}
         try:
-            samplers = [text.sampler for text, _ in plain]
+            samplers = [text.sampler for text, _ in plain if text.sampler is not None]
             tokens = self._session.sample_rows(samplers, [row for _, row in plain])
             chosen = {text: token for (text, _), token in zip(plain, tokens, strict=True)}
         except ValueError:  # one of them has no token to choose; which one is found below
@@ -432,6 +446,7 @@ class Scheduler:
 
     def _choose(self, text: _Text, row: int) -> int:
         logits = self._session.logits(row)
+        assert text.sampler is not None
         if text.processor is not None:
             logits = text.processor(np.array(text.ids, dtype=np.intc), logits.copy())
             logits = np.ascontiguousarray(logits, dtype=np.float32)
@@ -455,6 +470,10 @@ class Scheduler:
             record = choice(token, self._session.logits(row), of.n_top)
         if of.limit == 0:  # only the prompt was asked for
             return self._end(text, Piece("", "length", 0))
+        if of.criteria is not None:
+            ids = np.array(text.ids, dtype=np.intc)
+            if of.criteria(ids, self._session.logits(row)):
+                return self._end(text, text.writer.finish())
         text.fresh.append(token)
         data = of.shown[token] if token in of.shown else self._text(token)
         piece = text.writer.push(data, record)
@@ -462,6 +481,7 @@ class Scheduler:
         if piece is not None and piece.reason:
             return self._end(text, piece)
         text.ids.append(token)
+        assert text.sampler is not None
         text.sampler.accept([token])
         if piece is None:
             return None

@@ -13,6 +13,7 @@ from .chat import Message
 from .completion import stop_bytes
 from .embedding import MEAN
 from .engine import Engine
+from .errors import RequestError, about_request
 from .gguf import Gguf
 from .grammar import LlamaGrammar
 from .llama import Llama
@@ -20,7 +21,7 @@ from .logprobs import Placed
 from .model import Session
 from .prompts import Text, encoded
 from .sampling import Sampling
-from .scheduler import Request, Scheduler, Ticket, Update
+from .scheduler import Criteria, Processor, Request, Scheduler, Ticket, Update
 from .tool_chat import Turn
 from .work import Work
 
@@ -88,31 +89,31 @@ class ServedModel(Llama):
         shown: Mapping[str, int] | None = None,
         suffix: Text | None = None,
         begin: str = "",
+        criteria: Criteria | None = None,
         owner: str = "",
     ) -> Request:
         """A request for the engine; arguments as for `create_completion`, but max_tokens=0 asks
         for the prompt alone, and a suffix may be empty. shown: control tokens that are part of the
-        text. begin: how the text before the suffix begins. Raises what that raises for bad
-        values."""
-        if suffix is None:
-            ids = self._prompt_ids(prompt)
-        else:
-            ids = self._infill_ids(prompt, suffix) + self._model.tokenize_behind(encoded(begin))
-        limit = 0 if max_tokens == 0 else self._limit(ids, max_tokens)
-        self._samplers.make(params or Sampling(), 0)  # refuses what it cannot use, now
-        makes = None
-        if grammar is not None or logit_bias:
-            self._processors(None, logit_bias, grammar)  # refuses what it cannot use, now
-
-            def makes() -> Any:
-                return self._processors(None, logit_bias, grammar)
-
+        text. begin: how the text before the suffix begins. criteria: ends the text where it says
+        so. Raises RequestError for what cannot be used."""
+        with about_request():
+            if suffix is None:
+                ids = self._checked_ids(prompt)
+            else:
+                ids = self._infill_ids(prompt, suffix) + self._model.tokenize_behind(encoded(begin))
+            limit = 0 if max_tokens == 0 else self._limit(ids, max_tokens)
+            self._samplers.make(params or Sampling(), 0)  # refuses what it cannot use, now
+            stops = stop_bytes(stop)
+            makes = None
+            if grammar is not None or logit_bias:
+                self._processors(None, logit_bias, grammar)  # refuses what it cannot use, now
+                makes = self._makes(logit_bias, grammar)
         return Request(
             ids=ids,
             limit=limit,
             params=params or Sampling(),
             seed=self._rng.getrandbits(32) if seed is None or seed < 0 else seed,
-            stops=stop_bytes(stop),
+            stops=stops,
             n=n,
             processors=makes,
             n_top=logprobs,
@@ -120,6 +121,7 @@ class ServedModel(Llama):
             offset=len(self._prompt_text(prompt)) if logprobs is not None else 0,
             with_end=echo,
             shown={token: text.encode("utf-8") for text, token in (shown or {}).items()},
+            criteria=criteria,
             owner=owner,
         )
 
@@ -131,9 +133,10 @@ class ServedModel(Llama):
         grammar: LlamaGrammar | None = None,
         parallel_tool_calls: bool | None = None,
     ) -> Turn:
-        """The prompt of a chat, and how its answer is constrained and read; arguments and errors as
-        for `create_chat_completion`."""
-        return self._turn(messages, tools, tool_choice, grammar, parallel_tool_calls)
+        """The prompt of a chat, and how its answer is constrained and read; arguments as for
+        `create_chat_completion`. Raises RequestError for what cannot be used."""
+        with about_request():
+            return self._turn(messages, tools, tool_choice, grammar, parallel_tool_calls)
 
     def prompt_text(self, prompt: Text) -> str:
         """The text of a prompt, which may be ids."""
@@ -145,8 +148,9 @@ class ServedModel(Llama):
         return self._fim_tokens is not None
 
     def count(self, prompt: Text) -> int:
-        """Tokens of a prompt."""
-        return len(self._prompt_ids(prompt))
+        """Tokens of a prompt. Raises RequestError for what is none."""
+        with about_request():
+            return len(self._checked_ids(prompt))
 
     def placed(self, ticket: Ticket, text: str) -> list[Placed]:
         """The recorded choices of a prompt's tokens; text: the prompt."""
@@ -159,10 +163,13 @@ class ServedModel(Llama):
     def embedding(self, prompt: Text) -> tuple[np.ndarray, int]:
         """The mean of a text's hidden states, scaled to length 1: float32 [n_embd]; and its tokens.
 
-        The first call opens a session for this. Raises ContextOverflowError for a text that is too
-        long, and OutOfMemoryError.
+        The first call opens a session for this. Raises RequestError for a text without tokens,
+        ContextOverflowError for one that is too long, and OutOfMemoryError.
         """
-        ids = self._prompt_ids(prompt)
+        with about_request():
+            ids = self._checked_ids(prompt)
+            if not ids:
+                raise RequestError("a text without tokens has no embedding")
         with self._embedding:
             self._require_open()
             if self._embedder is None:
@@ -221,6 +228,31 @@ class ServedModel(Llama):
         n = of.n_layer * max(1, of.n_expert) * of.n_ff
         ffn = [t.n_bytes for t in of.gguf.tensors if ".ffn_" in t.name and "norm" not in t.name]
         return sum(ffn) / n
+
+    def _checked_ids(self, prompt: Text) -> list[int]:
+        """The ids of a prompt. Raises ValueError for ids that the model does not have: the engine
+        would refuse all that it computes with them."""
+        ids = self._prompt_ids(prompt)
+        if not isinstance(prompt, str | bytes) and ids and max(ids) >= self.n_vocab():
+            raise ValueError(f"token ids must be below {self.n_vocab()}")
+        return ids
+
+    def _makes(
+        self, bias: Mapping[int | str, float] | None, grammar: LlamaGrammar | None
+    ) -> Callable[[], Processor]:
+        """What makes the processor of a text. A grammar that cannot go on is the request's."""
+
+        def make() -> Processor:
+            processor = self._processors(None, bias, grammar)
+            assert processor is not None
+
+            def process(ids: np.ndarray, logits: np.ndarray) -> np.ndarray:
+                with about_request():
+                    return processor(ids, logits)
+
+            return process
+
+        return make
 
     def _use_adapters(self) -> None:
         raise ValueError("a served model keeps the adapters with which it was opened (lora_path)")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import serving
+from powerinfer_cpp.errors import RequestError
 from powerinfer_cpp.served import ServedModel
 from serving import openai
 from test_dialects import ASK, TOOL, anthropic, user
@@ -21,7 +23,27 @@ BAD_MESSAGES: dict[str, tuple[dict[str, Any], str]] = {
     "max_tokens 0": ({"max_tokens": 0}, "max_tokens must be at least 1"),
     "no messages": ({"messages": []}, "at least one message"),
     "role": ({"messages": [{"role": "tool", "content": "x"}]}, "messages[0].role"),
-    "prefill": ({"messages": [*user(), {"role": "assistant", "content": "A"}]}, "last message"),
+    "a call last": (
+        {
+            "messages": [
+                *user(),
+                {
+                    "role": "assistant",
+                    "content": [{"type": "tool_use", "id": "x", "name": "f", "input": {}}],
+                },
+            ]
+        },
+        "its results must follow",
+    ),
+    "a beginning of a forced call": (
+        {
+            "messages": [*user(), {"role": "assistant", "content": "A"}],
+            "tools": [TOOL],
+            "tool_choice": {"type": "any"},
+        },
+        "another beginning",
+    ),
+    "negative temperature": ({"temperature": -3}, "temperature"),
     "image": (
         {"messages": [{"role": "user", "content": [{"type": "image", "source": {}}]}]},
         "messages[0].content[0] is of type 'image'",
@@ -99,6 +121,8 @@ BAD_RESPONSES: dict[str, tuple[dict[str, Any], str]] = {
     "schema": ({"text": {"format": {"type": "json_schema", "name": "x"}}}, "text.format"),
     "max_output_tokens": ({"max_output_tokens": 0}, "max_output_tokens"),
     "template": ({"chat_template": "x"}, "chat_template"),
+    "temperature": ({"temperature": -0.5}, "temperature"),
+    "top_p": ({"top_p": 1.5}, "top_p"),
     "too long": ({"input": "word " * 2000}, "context"),
 }
 
@@ -135,11 +159,12 @@ def test_an_error_in_the_middle(
         """A logits processor that fails at a later token."""
 
         n = 0
+        failure: ValueError
 
         def __call__(self, _ids: np.ndarray, scores: np.ndarray) -> np.ndarray:
             self.n += 1
             if self.n == 200:
-                raise ValueError("this went wrong")
+                raise self.failure
             scores[of.token_eos()] = -np.inf
             return scores
 
@@ -150,17 +175,33 @@ def test_an_error_in_the_middle(
 
     monkeypatch.setattr(ServedModel, "request", request)
     asked: dict[str, Any] = {"model": "x", "max_tokens": 300, "messages": user()}
-    with (
-        pytest.raises(anthropic.APIStatusError, match="went wrong"),
-        claude.messages.stream(**asked) as stream,
+    for failure, words, of_claude, of_openai in (
+        (
+            RequestError("this went wrong"),
+            "this went wrong",
+            anthropic.BadRequestError,
+            openai.BadRequestError,
+        ),
+        # Of the server's own faults a client is told the kind only.
+        (
+            ValueError("/a/secret/path"),
+            r"the server failed \(ValueError\)",
+            anthropic.InternalServerError,
+            openai.InternalServerError,
+        ),
     ):
-        stream.get_final_message()
-    with pytest.raises(anthropic.BadRequestError, match="went wrong"):
-        claude.messages.create(**asked)
-    last = list(client.responses.create(model="x", input=ASK, stream=True))[-1]
-    assert last.type == "response.failed" and "went wrong" in last.response.error.message
-    with pytest.raises(openai.BadRequestError, match="went wrong"):
-        client.responses.create(model="x", input=ASK)
+        Break.failure = failure
+        with (
+            pytest.raises(anthropic.APIStatusError, match=words),
+            claude.messages.stream(**asked) as stream,
+        ):
+            stream.get_final_message()
+        with pytest.raises(of_claude, match=words):
+            claude.messages.create(**asked)
+        last = list(client.responses.create(model="x", input=ASK, stream=True))[-1]
+        assert last.type == "response.failed" and re.search(words, last.response.error.message)
+        with pytest.raises(of_openai, match=words):
+            client.responses.create(model="x", input=ASK)
 
 
 def test_keys(model_path: Path) -> None:

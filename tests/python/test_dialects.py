@@ -260,6 +260,32 @@ def test_an_empty_answer(
     assert again.output == [] and again.status == "completed"
 
 
+def test_a_begun_answer_goes_on(
+    claude: anthropic.Anthropic, client: openai.OpenAI, running: serving.InThread
+) -> None:
+    """A last message of the assistant's is the beginning of the answer, which is not repeated."""
+    begun = "Once upon a time there was a"
+    asked = {"model": "x", "max_tokens": 24, "extra_body": {"temperature": 0}}
+    messages = [*user(), {"role": "assistant", "content": begun}]
+    prompt = running.post("apply-template", {"messages": user()}).json()["prompt"]
+    want = client.completions.create(prompt=prompt + begun, **asked).choices[0].text
+    found = claude.messages.create(messages=messages, **asked)
+    assert found.content[0].text == want and want
+    with claude.messages.stream(messages=messages, **asked) as stream:
+        assert stream.get_final_text() == want
+    parts = [*user(), {"role": "assistant", "content": [{"type": "text", "text": begun}]}]
+    assert claude.messages.create(messages=parts, **asked).content[0].text == want
+    counted = [
+        claude.messages.count_tokens(model="x", messages=each).input_tokens
+        for each in (user(), messages)
+    ]
+    assert (
+        counted[0]
+        < counted[1]
+        == found.usage.input_tokens + (found.usage.cache_read_input_tokens or 0)
+    )
+
+
 def test_count_tokens(claude: anthropic.Anthropic) -> None:
     asked = {"model": "x", "messages": user(), "system": "Be kind.", "tools": [TOOL]}
     counted = claude.messages.count_tokens(**asked).input_tokens

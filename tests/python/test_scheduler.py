@@ -202,8 +202,17 @@ def test_refused(served: ServedModel, desk: Desk) -> None:
         served.engine.submit(Request(ids=[], limit=4))
     with pytest.raises(ValueError):
         served.request("x", grammar="no grammar")
-    with pytest.raises(QueueFull):
-        served.engine.submit(served.request("x", max_tokens=2, n=300))
+    # However many one caller asks for, an idle scheduler takes them; then the queue is full.
+    many, one = served.request("x", max_tokens=2, n=300), served.request("x", max_tokens=2)
+
+    def full() -> Ticket:
+        ticket = served.engine.submit(many)
+        for requests in ([one], [one] * 2):
+            with pytest.raises(QueueFull):
+                served.engine.submit_all(requests)
+        return ticket
+
+    desk.wait([served.engine.call(full)])
 
 
 def test_an_error_ends_one_text(served: ServedModel, desk: Desk, model_path: Path) -> None:

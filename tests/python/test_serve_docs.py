@@ -64,7 +64,7 @@ def test_python_of_langchain() -> None:
 def test_routes_are_listed(running: serving.Program) -> None:
     paths = running.get("openapi.json").json()["paths"]
     table = TEXT.split("| route | does |")[1].split("\n\n")[0]
-    listed = set(re.findall(r"`(/[\w/.-]+)`", table))
+    listed = set(re.findall(r"`(/[\w/.{}-]+)`", table))
     assert {path for path in paths if f"/v1{path}" not in paths} - {"/v1/health"} | {
         "/health"
     } == listed

@@ -318,6 +318,12 @@ def test_errors_are_openais(client: OpenAI, running: serving.InThread) -> None:
         {"prompt": 3},
         {"prompt": "x", "max_tokens": "many"},
         {"prompt": "x", "temperature": 1e39},
+        {"prompt": "x", "temperature": -3},
+        {"prompt": "x", "temperature": 2.1},
+        {"prompt": "x", "top_p": -0.1},
+        {"prompt": "x", "frequency_penalty": 2.5},
+        {"prompt": "x", "presence_penalty": -3},
+        {"prompt": [5, 10**9]},
         {"prompt": "x", "top_p": 7},
         {"prompt": "x", "samplers": ["top_q"]},
         {"prompt": "x", "dry_multiplier": 1, "dry_sequence_breakers": [""]},
@@ -399,7 +405,7 @@ def test_keys_are_compared_in_constant_time(monkeypatch: pytest.MonkeyPatch) -> 
         return real(a, b)
 
     monkeypatch.setattr(limits.hmac, "compare_digest", compare)
-    guard = limits.Guard(None, Settings(api_keys=("a", "b", "c")), lambda path: False)
+    guard = limits.Guard(Settings(api_keys=("a", "b", "c")), lambda path: False)
     assert guard._owner(Headers({"authorization": "Bearer a"})) == "key 0"
     assert compared == [b"a", b"b", b"c"]
 
@@ -439,6 +445,16 @@ def test_hosts_and_origins(running: serving.InThread, model_path: Path) -> None:
         preflight = httpx.options(other.url + "v1/completions", headers=asked)
         assert preflight.status_code == 204
         assert "authorization" in preflight.headers["access-control-allow-headers"]
+        # Clients in browsers send headers of their own.
+        own = "authorization,anthropic-beta,x-stainless-retry-count,openai-organization"
+        asked["access-control-request-headers"] = own
+        preflight = httpx.options(other.url + "v1/completions", headers=asked)
+        assert preflight.headers["access-control-allow-headers"] == own
+        assert "Access-Control-Request-Headers" in preflight.headers["vary"]
+        asked["origin"] = "https://evil.example"
+        preflight = httpx.options(other.url + "v1/completions", headers=asked)
+        assert preflight.status_code == 403
+        assert "access-control-allow-headers" not in preflight.headers
         with pytest.raises(PermissionDeniedError):
             OpenAI(
                 base_url=other.url + "v1", api_key="x", default_headers={"host": "x.example"}

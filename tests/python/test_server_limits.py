@@ -19,6 +19,7 @@ from typing import Any
 
 import pytest
 import serving
+from powerinfer_cpp.errors import RequestError
 from powerinfer_cpp.server import openai as openai_module
 from powerinfer_cpp.server.settings import Settings
 from serving import request, wait_for
@@ -485,6 +486,50 @@ def test_the_queue_is_full(running: serving.InThread) -> None:
         refused(streamed, 429)
 
 
+def test_as_many_prompts_as_the_docs_promise(running: serving.InThread) -> None:
+    """More than may wait: an idle server takes them, and every text is at its place."""
+    prompts = [[400 + i % 7] for i in range(running.server.settings.max_inputs)]
+    body = {"max_tokens": 1, "temperature": 0}
+    alone = [
+        running.post("v1/completions", {**body, "prompt": prompt}).json()["choices"][0]["text"]
+        for prompt in prompts[:7]
+    ]
+    found = running.post("v1/completions", {**body, "prompt": prompts}).json()["choices"]
+    assert [choice["text"] for choice in found] == [alone[i % 7] for i in range(len(prompts))]
+
+
+@pytest.mark.usefixtures("slow_steps")
+def test_ids_that_no_model_has(running: serving.InThread) -> None:
+    """They are refused before they share a pass of the engine with the texts of others."""
+    with running.ask("v1/completions", {**LONG, "max_tokens": 30}) as other:
+        wait_for(lambda: running.model.scheduler.n_active == 1)
+        for path in ("v1/completions", "v1/embeddings"):
+            for prompt in ([5, 10**6], [[5], [2**31 - 1]]):
+                body = {"prompt": prompt, "input": prompt, "max_tokens": 4}
+                assert "below" in refused(running.post(path, body))["message"]
+        refused(running.post("detokenize", {"tokens": [10**6]}))
+        assert other.recv(15) == b"HTTP/1.1 200 OK"
+
+
+def test_our_own_errors_are_no_bad_requests(
+    running: serving.InThread, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def wrong(*_: Any, **__: Any) -> Any:
+        raise ValueError("/a/secret/path")
+
+    for of, name, path in (
+        (running.model.scheduler, "_add", "v1/completions"),
+        (running.model, "facts", "v1/models"),
+        (openai_module, "owners", "v1/completions"),
+    ):
+        caplog.clear()
+        with monkeypatch.context() as patch:
+            patch.setattr(of, name, wrong)
+            found = running.get(path) if name == "facts" else running.post(path, LONG)
+        assert "secret" not in refused(found, 500)["message"]
+        assert "/a/secret/path" in caplog.text and "Traceback" in caplog.text
+
+
 def test_the_context_is_full(running: serving.InThread) -> None:
     found = running.post("v1/completions", {"prompt": [5] * 256, "max_tokens": 2})
     assert refused(found)["code"] == "context_length_exceeded"
@@ -525,7 +570,7 @@ def test_an_error_within_a_stream(
 
     def broken(text: Any, *of: Any) -> Any:
         if text.ticket.n_tokens >= 5:
-            raise ValueError("no token is left")
+            raise RequestError("no token is left")
         return real(text, *of)
 
     from openai import APIError

@@ -113,6 +113,17 @@ def test_several_models(model_path: Path, tmp_path: Path) -> None:
         assert found["llamacpp:tokens_predicted_total", "stories"] == 8
 
 
+def test_one_model(running: serving.InThread) -> None:
+    from openai import NotFoundError
+
+    client = running.openai()
+    (listed,) = client.models.list().data
+    assert client.models.retrieve(listed.id) == listed
+    assert running.get(f"models/{listed.id}").json() == listed.to_dict()
+    with pytest.raises(NotFoundError, match="there is no model 'other/one'"):
+        client.models.retrieve("other/one")
+
+
 def test_props_and_slots(running: serving.InThread, model_path: Path) -> None:
     props = running.get("props").json()
     assert props["total_slots"] == 3 and props["default_generation_settings"]["n_ctx"] == 256

@@ -7,7 +7,7 @@ from typing import Any
 import anyio
 import msgspec
 from starlette.responses import Response
-from starlette.types import Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 
 from .errors import Refusal, refusal_of
 from .limits import refused
@@ -21,6 +21,10 @@ encode = msgspec.json.encode
 
 class Gone(Exception):
     """The client has closed the connection."""
+
+
+class Stalled(Exception):
+    """The client takes nothing."""
 
 
 async def while_connected(receive: Receive, work: Awaitable[Any]) -> Any:
@@ -92,9 +96,9 @@ class Stream(Response):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
             await while_connected(receive, self._run(scope, receive, send))
-        except TimeoutError:
+        except Stalled:
             await _abort(scope, receive)
-        except (Gone, OSError):
+        except Gone:
             return
 
     async def _run(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -106,9 +110,9 @@ class Stream(Response):
                     await self._begin(send)
                     begun = True
                 await self._send(send, data)
+        except (Gone, Stalled):
+            raise
         except Exception as error:
-            if isinstance(error, TimeoutError | OSError):
-                raise
             refusal = refusal_of(error)
             if not begun:
                 await refused(refusal, self._path)(scope, receive, send)
@@ -116,7 +120,7 @@ class Stream(Response):
             await self._send(send, self._error(refusal))
         finally:
             await events.aclose()  # type: ignore[attr-defined]
-        await send({"type": "http.response.body", "body": b"", "more_body": False})
+        await self._give(send, {"type": "http.response.body", "body": b"", "more_body": False})
 
     async def _begin(self, send: Send) -> None:
         headers = [
@@ -124,12 +128,21 @@ class Stream(Response):
             (b"cache-control", b"no-cache"),
             (b"x-accel-buffering", b"no"),  # a proxy must not hold events back
         ]
-        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        await self._give(send, {"type": "http.response.start", "status": 200, "headers": headers})
 
     async def _send(self, send: Send, data: bytes) -> None:
-        """Raises TimeoutError if the client takes nothing."""
-        with anyio.fail_after(self._seconds):
-            await send({"type": "http.response.body", "body": data, "more_body": True})
+        await self._give(send, {"type": "http.response.body", "body": data, "more_body": True})
+
+    async def _give(self, send: Send, message: Message) -> None:
+        """Raises Stalled if the client takes nothing, and Gone. Only here an OSError is the
+        client's: elsewhere the disk's that the model is read from looks the same."""
+        try:
+            with anyio.fail_after(self._seconds):
+                await send(message)
+        except TimeoutError:
+            raise Stalled from None
+        except OSError:
+            raise Gone from None
 
 
 async def joined(parts: AsyncIterator[list[Any]]) -> AsyncIterator[list[Any]]:

@@ -13,8 +13,9 @@ from starlette.requests import Request
 from starlette.responses import FileResponse, Response
 from starlette.routing import Route
 
+from ..errors import about_request
 from . import openai, status
-from .answering import Stream, Whole, encode, while_connected
+from .answering import Gone, Stream, Whole, encode, while_connected
 from .bodies import (
     ChatBody,
     CompletionBody,
@@ -29,7 +30,7 @@ from .chats import chat_turn
 from .desk import Desk
 from .errors import Refusal, refusal_of
 from .infill import InfillBody, infill_job
-from .limits import Arriving, Guard, read_body, refused
+from .limits import Arriving, Guard, Guarded, read_body, refused
 from .messages import CountBody, MessagesBody, count_tokens, messages_job
 from .models import Models
 from .openapi import description
@@ -62,9 +63,15 @@ def build_app(
 
 
 class Server:
-    """What the routes share."""
+    """What the routes share. guarded: False where another process has let the requests in."""
 
-    def __init__(self, paths: Mapping[str, Path], options: Mapping[str, Any], settings: Settings):
+    def __init__(
+        self,
+        paths: Mapping[str, Path],
+        options: Mapping[str, Any],
+        settings: Settings,
+        guarded: bool = True,
+    ):
         self.desk = Desk()
         self.models = Models(paths, self.desk, options)
         self.settings = settings
@@ -79,6 +86,7 @@ class Server:
             routes=[
                 *self._both("/health", self._health, ["GET"]),
                 *self._both("/models", self._models, ["GET"]),
+                *self._both("/models/{model:path}", self._model, ["GET"]),
                 *self._both("/chat/completions", self._chat, ["POST"]),
                 *self._both("/responses", self._responses, ["POST"]),
                 Route("/v1/messages", _guarded(self._messages), methods=["POST"]),
@@ -102,7 +110,9 @@ class Server:
             exception_handlers={HTTPException: _http_error, Exception: _any_error},
             lifespan=self._lifespan,
         )
-        self.app.add_middleware(Guard, settings=settings, is_page=self._files.__contains__)
+        if guarded:
+            guard = Guard(settings, self._files.__contains__)
+            self.app.add_middleware(Guarded, guard=guard)
         self.app.state.server = self
 
     @staticmethod
@@ -193,7 +203,8 @@ class Server:
 
     async def _detokenize(self, request: Request) -> Response:
         body = await self._body(request, DetokenizeBody)
-        data = self.models.get(body.model).detokenize(body.tokens, special=True)
+        with about_request():
+            data = self.models.get(body.model).detokenize(body.tokens, special=True)
         text = data.decode("utf-8", "replace")
         return _json({"content": text, "prompt": text})
 
@@ -236,6 +247,10 @@ class Server:
 
     async def _models(self, request: Request) -> Response:
         return _json(status.models(self.models, self._began))
+
+    async def _model(self, request: Request) -> Response:
+        name = request.path_params["model"]
+        return _json(status.model_entry(self.models, name, self._began))
 
     async def _props(self, request: Request) -> Response:
         name = request.query_params.get("model")
@@ -295,6 +310,8 @@ def _guarded(serve: Serve) -> Serve:
     async def guarded(request: Request) -> Response:
         try:
             return await serve(request)
+        except Gone:
+            return Response(status_code=499)  # nobody gets it
         except Exception as error:
             return refused(refusal_of(error), request.scope["path"])
 

@@ -38,6 +38,7 @@ def chat_request(model: ServedModel, turn: Turn, stops: Sequence[str], **options
         stop=[*stops, *turn.stop],
         grammar=turn.grammar,
         shown=turn.shown,
+        criteria=turn.criteria,
         **options,
     )
 

@@ -33,19 +33,13 @@ class Desk:
                 queue.put_nowait(update)
 
     def begin(self, model: ServedModel, requests: Sequence[Request]) -> "Writing":
-        """Hands requests to a model's engine, all or none. Raises what `Engine.submit` raises."""
-        tickets: list[Ticket] = []
+        """Hands requests to a model's engine, all or none. Raises what `Engine.submit_all`
+        raises."""
+        tickets = model.engine.submit_all(requests)
         queue: asyncio.Queue[Update] = asyncio.Queue()
-        writing = Writing(self, model, tickets, queue)
-        try:
-            for request in requests:
-                tickets.append(model.engine.submit(request))
-        except BaseException:
-            writing.close()
-            raise
         # Updates come through this loop, so none of them has been handed out yet.
         self._waiting.update((id(ticket), queue) for ticket in tickets)
-        return writing
+        return Writing(self, model, tickets, queue)
 
     def forget(self, ticket: Ticket) -> None:
         """Ends the delivery to a ticket."""
@@ -63,6 +57,11 @@ class Writing:
         queue: "asyncio.Queue[Update]",
     ):
         self._desk, self._model, self.tickets, self._queue = desk, model, tickets, queue
+        self._first: dict[int, int] = {}  # by id of the ticket: the number of its first text
+        n = 0
+        for ticket in tickets:
+            self._first[id(ticket)] = n
+            n += ticket.request.n
 
     def __enter__(self) -> "Writing":
         return self
@@ -80,8 +79,7 @@ class Writing:
 
     def place(self, update: Update) -> int:
         """The number of an update's text among all texts."""
-        at = next(i for i, ticket in enumerate(self.tickets) if ticket is update.ticket)
-        return sum(ticket.request.n for ticket in self.tickets[:at]) + update.index
+        return self._first[id(update.ticket)] + update.index
 
     async def updates(self) -> AsyncIterator[list[Update]]:
         """Updates as they come, until all texts have ended. Raises the error of the first text that

@@ -1,10 +1,14 @@
 """Errors as clients get them: a status, and OpenAI's or Anthropic's body."""
 
+import logging
 from typing import Any
 
 from ..engine import EngineDead
-from ..errors import ContextOverflowError, ModelFormatError, OutOfMemoryError
+from ..errors import ContextOverflowError, OutOfMemoryError, RequestError, StorageError
 from ..scheduler import QueueFull
+
+# Of a program's handlers, `powerinfer serve` adds one that writes to stderr.
+log = logging.getLogger("powerinfer_cpp.server")
 
 _OPENAI = {
     400: "invalid_request_error",
@@ -43,7 +47,8 @@ class Refusal(Exception):
 
 
 def refusal_of(error: BaseException) -> Refusal:
-    """What a client is told about an error: of faults of the server only their kind."""
+    """What a client is told about an error: of faults of the server only their kind. These go to
+    the log, with all that is known."""
     if isinstance(error, Refusal):
         return error
     if isinstance(error, ContextOverflowError):
@@ -52,10 +57,12 @@ def refusal_of(error: BaseException) -> Refusal:
         return Refusal(429, f"the server is busy: {error}")
     if isinstance(error, EngineDead):
         return Refusal(500, "the engine has stopped: the server must be restarted")
-    if isinstance(error, RecursionError):
-        return Refusal(400, "the body is nested too deeply")
-    if isinstance(error, ValueError) and not isinstance(error, ModelFormatError | UnicodeError):
+    if isinstance(error, RequestError):
         return Refusal(400, str(error))
     if isinstance(error, OutOfMemoryError):
         return Refusal(503, "the server has no memory left for this request")
+    if isinstance(error, StorageError):
+        log.error("a request failed: %s", error)
+        return Refusal(500, "the server could not read the model's file", code="storage_error")
+    log.error("a request failed: %r", error, exc_info=error)
     return Refusal(500, f"the server failed ({type(error).__name__})")

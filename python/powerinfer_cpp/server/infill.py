@@ -16,7 +16,7 @@ NO_FIM = "this model has no FIM tokens: it cannot write between two texts"
 
 class InfillBody(Sampled, kw_only=True):
     """POST /infill. prompt: how the middle begins. n_predict: tokens at most, -1: until the context
-    is full."""
+    is full. A temperature below 0 means 0, as in llama.cpp."""
 
     input_prefix: str = ""
     input_suffix: str = ""

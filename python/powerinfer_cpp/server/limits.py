@@ -2,6 +2,7 @@
 
 import hmac
 import ipaddress
+from collections.abc import Callable
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -23,43 +24,41 @@ _STEPS[list(b"[{")], _STEPS[list(b"]}")] = 1, -1
 
 
 class Guard:
-    """Refuses requests with a foreign Host or Origin, or without a key; adds security headers.
+    """Refuses requests with a foreign Host or Origin, or without a key.
 
     A page of another site can make a browser send requests here. Its Origin tells; and if its name
-    was bound to this machine's address (DNS rebinding), the Host does.
+    was bound to this machine's address (DNS rebinding), the Host does. is_page: of the paths that
+    need no key, beside OPEN_PATHS.
     """
 
-    def __init__(self, app: ASGIApp, settings: Settings, is_page: Any):
-        self._app, self._settings, self._is_page = app, settings, is_page
+    def __init__(self, settings: Settings, is_page: Callable[[str], bool]):
+        self._settings, self._is_page = settings, is_page
         self._keys = [key.encode("utf-8", "surrogateescape") for key in settings.api_keys]
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
-        headers = Headers(scope=scope)
+    def answer(self, scope: Scope) -> Response | None:
+        """What a request gets at once, before its body is read; None: it may be served, and
+        scope["owner"] says for whom."""
+        headers, path = Headers(scope=scope), scope["path"]
         origin = headers.get("origin")
         try:
             self._check_host(headers.get("host", ""))
             self._check_origin(origin, headers.get("host", ""))
             if scope["method"] == "OPTIONS":
-                await Response(status_code=204, headers=_preflight(origin))(scope, receive, send)
-                return
-            if scope["path"] not in OPEN_PATHS and not self._is_page(scope["path"]):
+                allowed = _preflight(origin, headers.get("access-control-request-headers"))
+                return Response(status_code=204, headers=allowed)
+            if path not in OPEN_PATHS and not self._is_page(path):
                 scope["owner"] = self._owner(headers)
         except Refusal as refusal:
-            await refused(refusal, scope["path"])(scope, receive, send)
-            return
+            return refused(refusal, path)
+        return None
 
-        async def send_with_headers(message: Any) -> None:
-            if message["type"] == "http.response.start":
-                message["headers"] += _ALWAYS
-                if origin is not None:
-                    allowed = (b"access-control-allow-origin", origin.encode("latin-1"))
-                    message["headers"] += [allowed, (b"vary", b"Origin")]
-            await send(message)
-
-        await self._app(scope, receive, send_with_headers)
+    def headers(self, scope: Scope) -> list[tuple[bytes, bytes]]:
+        """What the answers to requests that may be served have in addition."""
+        origin = Headers(scope=scope).get("origin")
+        if origin is None:
+            return _ALWAYS
+        allowed = (b"access-control-allow-origin", origin.encode("latin-1"))
+        return [*_ALWAYS, allowed, (b"vary", b"Origin")]
 
     def _check_host(self, host: str) -> None:
         name = _name_of(host)
@@ -95,16 +94,41 @@ class Guard:
         return f"key {equal.index(True)}"
 
 
+class Guarded:
+    """An ASGI application that a guard stands before."""
+
+    def __init__(self, app: ASGIApp, guard: Guard):
+        self._app, self._guard = app, guard
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        at_once = self._guard.answer(scope)
+        if at_once is not None:
+            await at_once(scope, receive, send)
+            return
+
+        async def send_with_headers(message: Any) -> None:
+            if message["type"] == "http.response.start":
+                message["headers"] += self._guard.headers(scope)
+            await send(message)
+
+        await self._app(scope, receive, send_with_headers)
+
+
 _ALWAYS = [(b"x-content-type-options", b"nosniff"), (b"referrer-policy", b"no-referrer")]
 
 
-def _preflight(origin: str | None) -> dict[str, str]:
+def _preflight(origin: str | None, asked: str | None) -> dict[str, str]:
+    """The answer to a browser that asks whether its page may send a request with these headers: it
+    may with any, if it may use the server. Clients have many of their own (x-stainless-*)."""
     return {
         "access-control-allow-origin": origin or "",
         "access-control-allow-methods": "GET, POST, OPTIONS",
-        "access-control-allow-headers": "authorization, content-type, x-api-key, anthropic-version",
+        "access-control-allow-headers": asked or "authorization, content-type, x-api-key",
         "access-control-max-age": "600",
-        "vary": "Origin",
+        "vary": "Origin, Access-Control-Request-Headers",
     }
 
 

@@ -2,15 +2,27 @@
 
 import uuid
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Literal
 
 import msgspec
 
+from ..errors import about_request
 from ..grammar import LlamaGrammar
 from ..served import ServedModel
 from ..tool_chat import Turn
 from ..tools import Call
-from .bodies import Sampled, TextPart, Thought, check_count, check_stops, joined_texts, typed
+from .bodies import (
+    Sampled,
+    TextPart,
+    Thought,
+    UpTo1,
+    UpTo2,
+    check_count,
+    check_stops,
+    joined_texts,
+    typed,
+)
 from .chats import Block, BlockForm, chat_request, chat_turn
 from .errors import Refusal
 from .settings import Settings
@@ -40,6 +52,8 @@ class CountBody(Sampled, kw_only=True):
     system: Content | None = None
     tools: list[_Tool] | None = None
     tool_choice: dict[str, Any] | None = None
+    temperature: UpTo2 | None = None  # Anthropic: up to 1
+    top_p: UpTo1 | None = None
 
 
 class MessagesBody(CountBody, kw_only=True):
@@ -121,10 +135,22 @@ def _turn(model: ServedModel, body: CountBody, grammar: LlamaGrammar | None) -> 
         messages.append({"role": "system", "content": joined_texts("system", body.system, _TEXT)})
     for i, message in enumerate(body.messages):
         messages += _messages(f"messages[{i}]", message)
-    if body.messages and body.messages[-1].role == "assistant":
-        raise Refusal(400, "the last message must not be the assistant's: it cannot be continued")
     choice, parallel = _choice(body.tool_choice)
-    return chat_turn(model, messages, _tools(body.tools), choice, parallel, grammar)
+    begun = ""
+    if len(messages) > 1 and messages[-1]["role"] == "assistant":
+        begun = _begun(messages.pop(), grammar, choice)
+    turn = chat_turn(model, messages, _tools(body.tools), choice, parallel, grammar)
+    return replace(turn, text=turn.text + begun)
+
+
+def _begun(message: Mapping[str, Any], grammar: LlamaGrammar | None, choice: Any) -> str:
+    """The text of a last message of the assistant's, which the answer continues. Raises Refusal."""
+    if message.get("tool_calls"):
+        raise Refusal(400, "the last message calls a tool: its results must follow", "messages")
+    if grammar is not None or choice not in (None, "auto", "none"):
+        words = "the last message is the assistant's, and the answer must have another beginning"
+        raise Refusal(400, words, "messages")
+    return message["content"]
 
 
 def _messages(where: str, message: Message) -> list[dict[str, Any]]:
@@ -185,6 +211,7 @@ def _choice(given: Mapping[str, Any] | None) -> tuple[Any, bool | None]:
     return _OPENAI_CHOICES[given["type"]], parallel
 
 
+@about_request()
 def _grammar(config: Mapping[str, Any] | None) -> LlamaGrammar | None:
     wanted = (config or {}).get("format")
     if wanted is None:

@@ -8,6 +8,7 @@ from typing import Any
 from anyio import CapacityLimiter, to_thread
 
 from ..completion import ChatDicts, CompletionDicts, Dicts, Piece, usage
+from ..errors import about_request
 from ..grammar import LlamaGrammar, response_grammar
 from ..scheduler import Ticket
 from ..served import ServedModel
@@ -29,6 +30,7 @@ class OpenAIForm:
     ):
         self._head, self._dicts, self._with_usage = head, dicts, with_usage
         self._tickets: Sequence[Ticket] = ()
+        self._owners: Sequence[Ticket] = ()  # of each text
         self._begun: dict[int, Dicts] = {}
         self._n_written: dict[int, int] = {}
         self._n_ended = 0
@@ -43,12 +45,12 @@ class OpenAIForm:
 
     def begin(self, tickets: Sequence[Ticket]) -> bytes:
         """Nothing: each text has a beginning of its own."""
-        self._tickets = tickets
+        self._tickets, self._owners = tickets, owners(tickets)
         return b""
 
     def push(self, i: int, part: Piece) -> bytes:
         """Chunks for a piece."""
-        chunks, ticket = [], owners(self._tickets)[i]
+        chunks, ticket = [], self._owners[i]
         if i not in self._begun:
             self._begun[i] = self._dicts(i, ticket)
             chunks += self._begun[i].begin()
@@ -58,7 +60,7 @@ class OpenAIForm:
         chunks += fresh
         self._n_written[i] = part.n_tokens
         self._n_ended += part.reason is not None
-        if self._n_ended == len(owners(self._tickets)) and chunks and not self._with_usage:
+        if self._n_ended == len(self._owners) and chunks and not self._with_usage:
             chunks[-1]["timings"] = timings(self._tickets)
         return b"".join(map(event, chunks))
 
@@ -175,6 +177,7 @@ def chat_job(model: ServedModel, name: str, body: ChatBody, settings: Settings, 
     return Job(model, [request], OpenAIForm(head, dicts, body.wants_usage))
 
 
+@about_request()
 def _grammar(text: str | None, response_format: dict[str, Any] | None) -> LlamaGrammar | None:
     if text is not None:
         if response_format is not None and response_format.get("type") != "text":

@@ -37,6 +37,7 @@ POSTS: dict[str, tuple[str, type[msgspec.Struct]]] = {
 GETS: dict[str, tuple[str, str]] = {
     "/v1/health": ("200 when requests can be served, 503 while models load.", _JSON),
     "/v1/models": ("The models.", _JSON),
+    "/v1/models/{model}": ("A model.", _JSON),
     "/props": ("The model's context, template and plan.", _JSON),
     "/lora-adapters": ("The model's LoRA adapters and their scales.", _JSON),
     "/slots": ("Texts that are being written.", _JSON),
@@ -73,9 +74,11 @@ def description() -> bytes:
         paths.update((each, {"post": post}) for each in all_paths(path))
     for path, (text, kind_of_answer) in GETS.items():
         get = _operation(text, [kind_of_answer])
+        named = {"name": "model", "schema": {"type": "string"}}
         if path in _OF_MODEL:
-            schema = {"type": "string"}
-            get["parameters"] = [{"name": "model", "in": "query", "schema": schema}]
+            get["parameters"] = [{**named, "in": "query"}]
+        elif "{model}" in path:
+            get["parameters"] = [{**named, "in": "path", "required": True}]
         paths.update((each, {"get": get}) for each in all_paths(path))
     document = {
         "openapi": "3.1.0",

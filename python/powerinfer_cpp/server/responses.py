@@ -7,11 +7,12 @@ from typing import Any, Literal
 
 import msgspec
 
+from ..errors import about_request
 from ..grammar import LlamaGrammar, response_grammar
 from ..served import ServedModel
 from ..tool_chat import Turn
 from ..tools import Call
-from .bodies import Sampled, TextPart, Thought, check_count, joined_texts, typed
+from .bodies import OpenAISampled, TextPart, Thought, check_count, joined_texts, typed
 from .chats import Block, BlockForm, chat_request, chat_turn
 from .errors import Refusal
 from .settings import Settings
@@ -21,7 +22,7 @@ from .texts import Job, event
 STATEFUL = ("previous_response_id", "conversation", "background", "prompt")
 
 
-class ResponsesBody(Sampled, kw_only=True):
+class ResponsesBody(OpenAISampled, kw_only=True):
     """POST /v1/responses."""
 
     input: str | list[dict[str, Any]]
@@ -157,6 +158,7 @@ def _choice(given: str | Mapping[str, Any] | None) -> Any:
     return {"type": "function", "function": {"name": given["name"]}}
 
 
+@about_request()
 def _grammar(text: Mapping[str, Any] | None) -> LlamaGrammar | None:
     wanted = (text or {}).get("format")
     if wanted is None:

@@ -1,5 +1,6 @@
 """Runs the application with uvicorn."""
 
+import logging
 import socket
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -9,6 +10,7 @@ import uvicorn
 
 from ..system import allow_many_files
 from .app import Server
+from .errors import log
 from .protocol import timed_protocol
 from .settings import Settings
 
@@ -24,6 +26,8 @@ def run(
     """Serves until the process is told to end. Raises what kept a model from loading, and OSError
     if the port is taken."""
     allow_many_files()  # each connection is one
+    if not log.handlers:
+        log.addHandler(logging.StreamHandler())
     sockets = listen(host, port, settings.send_seconds)
     server = Server(paths, options, settings)
     Uvicorn(server, sockets, verbose).run()

@@ -9,25 +9,26 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 
 from ..served import ServedModel
 from ..work import Work
+from .errors import Refusal
 from .models import Models
 from .texts import timings
 
 
 def models(of: Models, began: int) -> dict[str, Any]:
     """GET /v1/models."""
-    found = []
-    for name in of.names:
-        entry: dict[str, Any] = {
-            "id": name,
-            "object": "model",
-            "created": began,
-            "owned_by": "powerinfer_cpp",
-        }
-        model = of.all().get(name)
-        if model is not None:
-            entry["meta"] = model.facts()
-        found.append(entry)
-    return {"object": "list", "data": found}
+    return {"object": "list", "data": [model_entry(of, name, began) for name in of.names]}
+
+
+def model_entry(of: Models, name: str, began: int) -> dict[str, Any]:
+    """GET /v1/models/{name}. Raises Refusal for a name that no model has: here a single model does
+    not answer to others."""
+    if name not in of.names:
+        known = ", ".join(of.names)
+        words = f"there is no model {name!r}: known are {known}"
+        raise Refusal(404, words, "model", "model_not_found")
+    entry = {"id": name, "object": "model", "created": began, "owned_by": "powerinfer_cpp"}
+    model = of.all().get(name)
+    return entry if model is None else {**entry, "meta": model.facts()}
 
 
 def props(model: ServedModel, name: str) -> dict[str, Any]:
