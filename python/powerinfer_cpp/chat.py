@@ -1,8 +1,8 @@
 """Prompts from chat messages: named chat formats, and a model file's own template."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 from .logits import StoppingCriteriaList
 from .template import ChatTemplate
@@ -21,8 +21,13 @@ class Prompt:
     criteria: StoppingCriteriaList | None = None
 
 
-# Turns messages into a prompt.
-ChatFormat = Callable[[Sequence[Message]], Prompt]
+class ChatFormat(Protocol):
+    """Turns messages into a prompt. request: the tools that its answer may call, for a format that
+    has a `style`; others get none."""
+
+    def __call__(
+        self, messages: Sequence[Message], request: ToolRequest | None = None
+    ) -> Prompt: ...
 
 
 def content_text(message: Message) -> str:
@@ -84,7 +89,7 @@ class Turns:
     joined: str | None = None
     stop: tuple[str, ...] = ()
 
-    def __call__(self, messages: Sequence[Message]) -> Prompt:
+    def __call__(self, messages: Sequence[Message], request: ToolRequest | None = None) -> Prompt:
         turns = check_messages(messages)
         told = [m["content"] for m in turns if m["role"] == "system"]
         system = "\n".join(told) if told else self.default_system

@@ -43,7 +43,7 @@ class LlamaCore(UsesAdapters):
     the CPUs that this process may use. logits_all: keep the logits of every token in `scores`.
     last_n_tokens_size: number of last tokens that get penalties. type_k, type_v: GGUF type ids of
     the KV cache, F16 (1), Q8_0 (8) or F32 (0).
-    embedding: allow embeddings (pooling_type: -1 or 0 none, 1 mean, 2 first, 3 last); the first
+    embedding: allow embeddings (pooling_type: -1 or 1 mean, 0 none, 2 first, 3 last); the first
     completion then opens a second session. chat_format: one of chat.FORMATS, or a registered one;
     default: the file's own template. chat_handler: answers chats instead (llama_chat_format.py).
     spm_infill: completions with a suffix have the suffix before the prefix.

@@ -9,14 +9,18 @@ from .adapters import Adapters
 from .errors import ContextOverflowError
 from .model import Model, Session
 
-NONE, MEAN, CLS, LAST = 0, 1, 2, 3  # llama.cpp's numbers; -1: the model's default, here none
+NONE, MEAN, CLS, LAST = 0, 1, 2, 3  # llama.cpp's numbers
 
 
 def check_pooling(pooling_type: int) -> int:
-    """A kind of pooling, with -1 as NONE. Raises ValueError for an unknown one."""
+    """A kind of pooling; -1 is MEAN. Raises ValueError for an unknown one.
+
+    Callers who do not choose want a vector for each text: LangChain takes a text's vectors, one per
+    token, for those of several texts.
+    """
     if pooling_type not in (-1, NONE, MEAN, CLS, LAST):
-        raise ValueError("pooling_type must be -1 or 0 (none), 1 (mean), 2 (first) or 3 (last)")
-    return max(NONE, pooling_type)
+        raise ValueError("pooling_type must be 0 (none), -1 or 1 (mean), 2 (first) or 3 (last)")
+    return MEAN if pooling_type == -1 else pooling_type
 
 
 class Embedder:

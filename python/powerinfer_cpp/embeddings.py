@@ -73,11 +73,12 @@ class LlamaEmbeddings(LlamaTokens):
     ) -> Embedding | list[Embedding] | tuple[Embedding | list[Embedding], int]:
         """The embedding of a text, or a list of embeddings for a list of texts.
 
-        As for causal models in llama-cpp-python, an embedding is a list of vectors of n_embd
-        numbers, one per token, unless the constructor's pooling_type asks for one vector. A vector
-        is the hidden state after the output norm. normalize: scale to length 1. truncate: cut texts
-        that exceed the context instead of raising ContextOverflowError. return_count: return a pair
-        with the number of tokens. Raises ValueError unless opened with embedding=True.
+        An embedding is a vector of n_embd numbers: by default the mean of the hidden states after
+        the output norm, one per token; with the constructor's pooling_type=0 it is the list of
+        these (llama-cpp-python's default for causal models). normalize: scale to length 1.
+        truncate: cut texts that exceed the context instead of raising ContextOverflowError.
+        return_count: return a pair with the number of tokens. Raises ValueError unless opened with
+        embedding=True.
         """
         texts = [input] if isinstance(input, str) else list(input)
         found, n = [], 0

@@ -1,5 +1,6 @@
 """`Llama`: completions, chats and embeddings of one model, with llama-cpp-python's interface."""
 
+import functools
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -195,7 +196,13 @@ class Llama(LlamaPrompts):
         with self._lock:
             return completion.whole(dicts, parts, len(ids))
 
-    __call__ = create_completion
+    if TYPE_CHECKING:
+        __call__ = create_completion
+    else:
+
+        @functools.wraps(create_completion)
+        def __call__(self, *args: Any, **keywords: Any) -> Any:
+            return self.create_completion(*args, **keywords)  # which a subclass may override
 
     @overload
     def create_chat_completion(

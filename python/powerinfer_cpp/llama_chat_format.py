@@ -32,7 +32,8 @@ class ChatFormatterResponse:
 
 
 class ChatFormatter(Protocol):
-    """Turns messages into a prompt. Further keywords: tools, tool_choice."""
+    """Turns messages into a prompt. Further keywords: functions, function_call (both None), tools,
+    tool_choice."""
 
     def __call__(self, *, messages: Any, **kwargs: Any) -> ChatFormatterResponse: ...
 
@@ -105,7 +106,14 @@ class _Format:
         if self.style is not None:
             checked = self.style.history(checked)
         tools = None if request is None else [tool.as_dict() for tool in request.tools]
-        found = self._formatter(messages=checked, tools=tools)
+        # With the names that llama-cpp-python gives: a formatter may want any of them.
+        found = self._formatter(
+            messages=checked,
+            functions=None,
+            function_call=None,
+            tools=tools,
+            tool_choice=None if request is None else request.choice,
+        )
         stop = [found.stop] if isinstance(found.stop, str) else list(found.stop or [])
         return chat.Prompt(found.prompt, stop, found.stopping_criteria)
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import pickle
-from collections.abc import Iterator
+import threading
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 import tiny
+from powerinfer_cpp.completion import Piece
 from powerinfer_cpp.llama_chat_format import (
     ChatFormatterResponse,
     Jinja2ChatFormatter,
@@ -23,8 +25,12 @@ from powerinfer_cpp.llama_chat_format import (
     register_chat_completion_handler,
     register_chat_format,
 )
+from powerinfer_cpp.sampling import Sampling
+from powerinfer_cpp.scheduler import Update
 from powerinfer_cpp.served import ServedModel
+from powerinfer_cpp.server.chats import chat_request
 from powerinfer_cpp.template import TemplateError
+from powerinfer_cpp.tools import HERMES
 
 from powerinfer_cpp import Llama, StoppingCriteriaList, chat
 
@@ -157,6 +163,54 @@ def test_tokens_that_end_an_answer(path: Path) -> None:
         cut = answer(llm, temperature=0)
     assert whole[1] == "length" and cut[1] == "stop" and len(cut[0]) < len(whole[0])
     assert whole[0].startswith(cut[0])
+
+
+def test_a_server_ends_answers_where_a_format_says_so(path: Path) -> None:
+    ended = threading.Event()
+
+    def deliver(updates: Sequence[Update]) -> None:
+        texts.extend(update.piece for update in updates if update.piece)
+        if texts and texts[-1].reason:
+            ended.set()
+
+    def short(messages: Any, **_: Any) -> ChatFormatterResponse:
+        criteria = StoppingCriteriaList([lambda ids, logits: len(ids) >= n_prompt + 3])
+        return ChatFormatterResponse("the cat", stopping_criteria=criteria)
+
+    handler = chat_formatter_to_chat_completion_handler(short)
+    with Llama(path, n_ctx=64, chat_handler=handler, verbose=False) as llm:
+        n_prompt = len(llm.tokenize(b"the cat"))
+        want = answer(llm, temperature=0, max_tokens=20)
+    texts: list[Piece] = []
+    with ServedModel(path, deliver, n_ctx=64, chat_handler=handler, verbose=False) as model:
+        params = Sampling(temperature=0)
+        request = chat_request(model, model.turn(MESSAGES), [], max_tokens=20, params=params)
+        model.engine.submit(request)
+        assert ended.wait(60)
+    assert ("".join(piece.text for piece in texts), texts[-1].reason) == want
+    assert texts[-1].n_tokens == 3 and want[1] == "stop"
+
+
+def test_formatters_get_what_llama_cpp_python_gives(path: Path) -> None:
+    seen: list[dict[str, Any]] = []
+
+    def formatter(
+        messages: Any, functions: Any, function_call: Any, tools: Any, tool_choice: Any
+    ) -> ChatFormatterResponse:
+        """As some of llama-cpp-python's users write them: without defaults."""
+        seen.append({"functions": functions, "call": function_call, "choice": tool_choice})
+        seen[-1]["tools"] = tools and [tool["function"]["name"] for tool in tools]
+        return ChatFormatterResponse("x")
+
+    formatter.style = HERMES  # type: ignore[attr-defined]
+    handler = chat_formatter_to_chat_completion_handler(formatter)
+    tools = [{"type": "function", "function": {"name": "f"}}]
+    with Llama(path, n_ctx=64, chat_handler=handler, verbose=False) as llm:
+        llm.create_chat_completion(MESSAGES, max_tokens=1)
+        llm.create_chat_completion(MESSAGES, max_tokens=1, tools=tools, tool_choice="auto")
+    nothing = {"functions": None, "call": None}
+    assert seen[0] == {**nothing, "choice": None, "tools": None}
+    assert seen[1] == {**nothing, "choice": "auto", "tools": ["f"]}
 
 
 def test_the_format_of_a_tokenizer_config() -> None:

@@ -27,7 +27,7 @@ def opened(path: Path, **options) -> Llama:
 
 @pytest.fixture(scope="module")
 def llm(path: Path):
-    with opened(path) as model:
+    with opened(path, pooling_type=0) as model:
         yield model
 
 
@@ -40,7 +40,7 @@ def states(ids: list[int]) -> np.ndarray:
 
 @pytest.mark.parametrize("n_batch", [512, 4])
 def test_a_vector_per_token(path: Path, n_batch: int) -> None:
-    with opened(path, n_batch=n_batch) as llm:
+    with opened(path, n_batch=n_batch, pooling_type=0) as llm:
         found, n = llm.embed(TEXTS, return_count=True)
         ids = [llm.tokenize(text.encode()) for text in TEXTS]
     assert n == sum(map(len, ids)) and len(found) == len(TEXTS)
@@ -49,14 +49,14 @@ def test_a_vector_per_token(path: Path, n_batch: int) -> None:
         assert reference.relative_error(np.array(vectors), states(tokens)) < 2e-5
 
 
-@pytest.mark.parametrize("pooling", [1, 2, 3])
+@pytest.mark.parametrize("pooling", [-1, 1, 2, 3])
 def test_one_vector(path: Path, pooling: int) -> None:
     with opened(path, pooling_type=pooling) as llm:
-        assert llm.pooling_type() == pooling
+        assert llm.pooling_type() == abs(pooling)
         found = llm.embed(TEXTS[0])
         unit = llm.embed(TEXTS[0], normalize=True)
         rows = states(llm.tokenize(TEXTS[0].encode()))
-    want = {1: rows.mean(axis=0), 2: rows[0], 3: rows[-1]}[pooling]
+    want = {1: rows.mean(axis=0), 2: rows[0], 3: rows[-1]}[abs(pooling)]
     assert reference.relative_error(np.array(found), want) < 2e-5
     assert np.linalg.norm(unit) == pytest.approx(1, abs=1e-5)
     assert np.allclose(np.array(found) / np.linalg.norm(found), unit, atol=1e-5)

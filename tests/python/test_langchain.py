@@ -106,6 +106,19 @@ def test_what_llama_index_does(path: Path) -> None:
     assert list(model(prompt="hello", stream=True, max_tokens=4))
 
 
+def test_what_langchain_s_embeddings_do(path: Path) -> None:
+    """It takes a list of vectors for those of several texts, and of a query's the first."""
+    llm = Llama(str(path), embedding=True, n_parts=-1, f16_kv=False, device=None, verbose=False)
+    texts = ["the quick fox", "a dog"]
+    documents: list[list[float]] = []
+    for entry in llm.create_embedding(texts)["data"]:
+        vector = entry["embedding"]
+        documents += vector if isinstance(vector[0], list) else [vector]
+    assert len(documents) == len(texts)
+    for text, vector in zip(texts, documents, strict=True):
+        assert len(vector) == tiny.CONFIG["hidden_size"] and llm.embed(text) == vector
+
+
 @pytest.mark.peer("langchain_community")
 def test_the_real_langchain(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "llama_cpp", powerinfer_cpp)
@@ -125,6 +138,8 @@ def test_the_real_langchain(path: Path, tmp_path: Path, monkeypatch: pytest.Monk
     assert held.invoke("Well?") in ("yes", "no")
     found = LlamaCppEmbeddings(model_path=str(path), verbose=False)
     assert len(found.embed_query("hello")) == tiny.CONFIG["hidden_size"]
+    assert found.embed_documents(["hello", "a dog"])[0] == found.embed_query("hello")
+    assert len(found.embed_documents(["hello", "a dog"])) == 2
 
 
 # ---- llama-cpp-python's README ----

@@ -257,6 +257,19 @@ def test_processors_and_criteria(llm: Llama) -> None:
         next(llm.generate([1], logits_processor=lambda ids, scores: scores[:5]))
 
 
+def test_a_subclass_may_override_completions() -> None:
+    class Loud(Llama):
+        def __init__(self) -> None:
+            self.asked: list[object] = []
+
+        def create_completion(self, prompt: object, **more: object) -> object:
+            self.asked.append(more)
+            return f"{prompt}!"
+
+    loud = Loud()
+    assert loud("hm", max_tokens=3) == "hm!" and loud.asked == [{"max_tokens": 3}]
+
+
 def test_a_processor_may_be_an_empty_list(llm: Llama) -> None:
     class Notes(list[int]):
         def __call__(self, ids: np.ndarray, scores: np.ndarray) -> np.ndarray:

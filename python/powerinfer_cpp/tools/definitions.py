@@ -35,13 +35,14 @@ class ToolRequest:
     """The tools of one request, and which of them are called.
 
     names: those that an answer may call. forced: it must call one. parallel: it may make several
-    calls.
+    calls. choice: as it was given.
     """
 
     tools: tuple[Tool, ...]
     names: frozenset[str]
     forced: bool = False
     parallel: bool = True
+    choice: str | Mapping[str, Any] | None = None
 
     @classmethod
     def of(
@@ -60,7 +61,7 @@ class ToolRequest:
             name = _named(tool_choice)
             if name not in names:
                 raise ValueError(f"tool_choice names {name!r}, which is not among the tools")
-            return cls(found, frozenset([name]), forced=True, parallel=False)
+            return cls(found, frozenset([name]), True, False, tool_choice)
         if tool_choice not in (None, "none", "auto", "required"):
             raise ValueError(
                 'tool_choice must be "none", "auto", "required", or '
@@ -70,7 +71,8 @@ class ToolRequest:
             raise ValueError('tool_choice is "required", but there are no tools')
         if tool_choice == "none" or not found:
             return None
-        return cls(found, names, tool_choice == "required", parallel_tool_calls is not False)
+        parallel = parallel_tool_calls is not False
+        return cls(found, names, tool_choice == "required", parallel, tool_choice)
 
 
 def _named(choice: Mapping[str, Any]) -> str:
