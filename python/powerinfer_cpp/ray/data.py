@@ -1,22 +1,21 @@
 """Work over `ray.data.Dataset`s: every actor has the model open once, and takes batches of rows."""
 
 import math
-import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from ray.data import ActorPoolStrategy, Dataset
 
+from ..bulk import BulkWriter
 from ..model import Model
 from ..perplexity import Estimate
 from ..profile.counters import EngineCounter, check_sparse
 from ..profile.statistics import Statistics
 from ..profile.text import windows
 from ..sampling import Sampling
-from ..scheduler import Request, Ticket, Update
-from ..served import ServedModel
+from ..scheduler import Request
 
 BATCH = 16  # rows that an actor computes together
 
@@ -126,35 +125,7 @@ def _mapped(
     )
 
 
-class _Writer:
-    """A model whose scheduler writes a batch of requests together."""
-
-    def __init__(self, model: str, threads: int, options: Mapping[str, Any]):
-        self._changed = threading.Condition()
-        self._updates: dict[int, list[Update]] = {}
-        defaults = {"n_threads": threads, "n_parallel": BATCH, "verbose": False}
-        self.model = ServedModel(model, self._deliver, **{**defaults, **options})
-
-    def _deliver(self, updates: Sequence[Update]) -> None:
-        with self._changed:
-            for update in updates:
-                self._updates.setdefault(id(update.ticket), []).append(update)
-            self._changed.notify()
-
-    def run(self, requests: Sequence[Request]) -> list[tuple[Ticket, list[Update]]]:
-        """All updates of each request. Raises the first error."""
-        tickets = [self.model.engine.submit(request) for request in requests]
-        with self._changed:
-            self._changed.wait_for(lambda: all(ticket.ended for ticket in tickets))
-            found = [(ticket, self._updates.pop(id(ticket))) for ticket in tickets]
-        for _, updates in found:
-            for update in updates:
-                if update.error is not None:
-                    raise update.error
-        return found
-
-
-class _Completer(_Writer):
+class _Completer:
     def __init__(
         self,
         model: str,
@@ -165,46 +136,55 @@ class _Completer(_Writer):
         options: Mapping[str, Any],
         threads: int,
     ):
-        super().__init__(model, threads, options)
+        self._writer = BulkWriter(model, **_options(threads, options))
         self._column, self._output, self._request = column, output, request
         self._params = Sampling.of(sampling)
 
     def __call__(self, batch: Batch) -> Batch:
-        requests = [
-            self.model.request(str(prompt), params=self._params, **self._request)
+        requests = (
+            self._writer.model.request(str(prompt), params=self._params, **self._request)
             for prompt in batch[self._column]
-        ]
-        texts = [
-            "".join(update.piece.text for update in updates if update.piece is not None)
-            for _, updates in self.run(requests)
-        ]
-        return {**batch, self._output: np.array(texts, dtype=object)}
+        )
+        texts = np.empty(len(batch[self._column]), dtype=object)
+        for i, _, text in self._writer.run(requests):
+            texts[i] = text
+        return {**batch, self._output: texts}
 
 
-class _Scorer(_Writer):
+class _Scorer:
     def __init__(self, model: str, column: str, options: Mapping[str, Any], threads: int):
-        super().__init__(model, threads, options)
+        self._writer = BulkWriter(model, **_options(threads, options))
         self._column = column
 
     def __call__(self, batch: Batch) -> Batch:
-        requests, owners = [], []
-        n_ctx = self.model.n_ctx()
-        for row, text in enumerate(batch[self._column]):
-            ids = self.model.tokenize(str(text).encode("utf-8", "surrogatepass"))
+        rows: list[int] = []  # of each window
+        n = len(batch[self._column])
+        sums = {name: np.zeros(n) for name in ("nll", "squares", "tokens", "windows")}
+        scores: dict[int, tuple[float, float, int]] = {}
+        for i, ticket, _ in self._writer.run(self._windows(batch[self._column], rows)):
+            nll = -np.array([c.logprob for c in ticket.echoed[1:]])
+            scores[i] = float(nll.sum()), float((nll**2).sum()), len(nll)
+        for i, row in enumerate(rows):  # in this order, whichever window was ready first
+            for name, value in zip(sums, (*scores[i], 1), strict=True):
+                sums[name][row] += value
+        return sums
+
+    def _windows(self, texts: Iterable[Any], rows: list[int]) -> Iterator[Request]:
+        """A request for each window of two tokens or more; the number of its text is added to
+        rows."""
+        model = self._writer.model
+        n_ctx = model.n_ctx()
+        for row, text in enumerate(texts):
+            ids = model.tokenize(str(text).encode("utf-8", "surrogatepass"))
             for first in range(0, len(ids), n_ctx):
                 window = ids[first : first + n_ctx]
                 if len(window) > 1:
-                    requests.append(self.model.request(window, max_tokens=0, logprobs=0, echo=True))
-                    owners.append(row)
-        n = len(batch[self._column])
-        sums = {name: np.zeros(n) for name in ("nll", "squares", "tokens", "windows")}
-        for row, (ticket, _) in zip(owners, self.run(requests), strict=True):
-            nll = -np.array([c.logprob for c in ticket.echoed[1:]])
-            sums["nll"][row] += nll.sum()
-            sums["squares"][row] += (nll**2).sum()
-            sums["tokens"][row] += len(nll)
-            sums["windows"][row] += 1
-        return sums
+                    rows.append(row)
+                    yield model.request(window, max_tokens=0, logprobs=0, echo=True)
+
+
+def _options(threads: int, options: Mapping[str, Any]) -> dict[str, Any]:
+    return {"n_threads": threads, "n_parallel": BATCH, "verbose": False, **options}
 
 
 class _Counter:

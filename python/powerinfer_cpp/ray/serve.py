@@ -24,14 +24,17 @@ from starlette.types import Message
 
 from ..server.app import Server
 from ..server.errors import Refusal, refusal_of
-from ..server.limits import read_body, refused
+from ..server.limits import Arriving, Guard, read_body, refused
 from ..server.settings import Settings
 
 ROUTER = "ray.serve.experimental.consistent_hash_router:ConsistentHashRouter"
 AFFINITIES = ("session", "prefix")
 SESSION = "x-session-id"
 PREFIX = 256  # characters of a prompt that tell where it goes
-_SCOPE = ("type", "http_version", "method", "path", "raw_path", "query_string", "headers", "scheme")
+_SCOPE = (
+    *("type", "http_version", "method", "path", "raw_path", "query_string", "headers", "scheme"),
+    "owner",  # which the guard has added
+)
 
 
 def build_app(
@@ -48,25 +51,31 @@ def build_app(
     or the least and the most; the number then follows the requests. affinity: "session": requests
     with the same header x-session-id go to the same replica; "prefix": those whose prompts begin
     alike. cpus: of a replica, which computes with as many threads. options: of
-    `ServedModel`. settings: default: any name of the host is served. Raises ValueError for bad
-    arguments and OSError for a missing file.
+    `ServedModel`. settings: limits, keys, and the names by which clients reach the front, beside
+    addresses and localhost. Raises ValueError for bad arguments and OSError for a missing file.
     """
     if affinity not in AFFINITIES:
         raise ValueError(f"affinity must be one of {', '.join(AFFINITIES)}")
     paths = _paths(models)
     given = {"n_threads": max(1, int(cpus)), "verbose": False, **dict(options or {})}
+    limits = asdict(settings or Settings())
     handles = {
         name: _deployment(name, replicas, cpus, int(given.get("n_parallel", 4))).bind(
-            name, str(path), given, asdict(settings or Settings(hosts=("*",)))
+            name, str(path), given, limits
         )
         for name, path in paths.items()
     }
-    return _Front.bind(handles, affinity)
+    return _Front.bind(handles, affinity, limits)
 
 
 def app(arguments: dict[str, Any]) -> Application:
-    """`build_app` for `serve run`, which gives arguments as texts: replicas "2" or "1-4"."""
+    """`build_app` for `serve run`, which gives arguments as texts: replicas "2" or "1-4", and
+    of the settings hosts, origins and api_keys, each with commas between several."""
     found = dict(arguments)
+    given = {name: found.pop(name) for name in ("hosts", "origins", "api_keys") if name in found}
+    if given:
+        several = {name: tuple(str(text).split(",")) for name, text in given.items()}
+        found["settings"] = Settings(**several)
     replicas = found.get("replicas", 1)
     if isinstance(replicas, str):
         least, _, most = replicas.partition("-")
@@ -111,10 +120,11 @@ def _paths(models: str | Path | list[str] | Mapping[str, str | Path]) -> dict[st
 
 
 class _Replica:
-    """A server without sockets: an ASGI application whose messages are streamed to the front."""
+    """A server without sockets: an ASGI application whose messages are streamed to the front,
+    which has let the requests in."""
 
     def __init__(self, name: str, path: str, options: dict[str, Any], settings: dict[str, Any]):
-        self._server = Server({name: Path(path)}, options, Settings(**settings))
+        self._server = Server({name: Path(path)}, options, Settings(**settings), guarded=False)
         self._server.models.load()
         self._server.models.wait()
         if self._server.models.failure is not None:
@@ -126,7 +136,8 @@ class _Replica:
             raise RuntimeError(str(fault))
 
     async def asgi(self, scope: dict[str, Any], body: bytes) -> AsyncIterator[Message]:
-        """The messages that answer a request. Closing the iterator ends the work."""
+        """The messages that answer a request. Closing the iterator ends the work. Raises what keeps
+        the answer from its end."""
         self._server.desk.open()
         messages: asyncio.Queue[Message | None] = asyncio.Queue()
         gone = asyncio.Event()
@@ -144,10 +155,14 @@ class _Replica:
             finally:
                 messages.put_nowait(None)
 
-        task = asyncio.ensure_future(run())
+        task, ended = asyncio.ensure_future(run()), False
         try:
             while (message := await messages.get()) is not None:
+                ended = message["type"] == "http.response.body" and not message.get("more_body")
                 yield message
+            if not ended:
+                await task
+                raise RuntimeError("the answer has no end")
         finally:
             gone.set()
             with suppress(Exception):
@@ -158,27 +173,37 @@ class _Replica:
 class _Front:
     """Takes requests, and chooses the model and the session of each."""
 
-    def __init__(self, handles: dict[str, DeploymentHandle], affinity: str):
+    def __init__(
+        self, handles: dict[str, DeploymentHandle], affinity: str, settings: dict[str, Any]
+    ):
         self._handles, self._affinity = handles, affinity
-        self._settings = Settings()
+        self._settings, self._arriving = Settings(**settings), Arriving()
+        self._guard = Guard(self._settings, lambda path: False)
 
     async def __call__(self, request: Request) -> Response:
-        path = request.scope["path"]
+        response = self._guard.answer(request.scope)
+        if response is not None:
+            return response
         try:
-            body = await read_body(request, self._settings)
-            if path in ("/v1/models", "/models"):
-                return await self._models(request)
-            return await self._pass(request, body)
+            response = await self._answer(request)
         except Exception as error:
-            return refused(refusal_of(error), path)
+            response = refused(refusal_of(error), request.scope["path"])
+        response.raw_headers += self._guard.headers(request.scope)
+        return response
 
-    async def _pass(self, request: Request, body: bytes) -> Response:
+    async def _answer(self, request: Request) -> Response:
+        path = request.scope["path"].removeprefix("/v1")
+        body = await read_body(request, self._settings, self._arriving)
+        if path == "/models":
+            return await self._models(request)
         named = _named(body) if body else _Named()
-        handle = self._handle(named.model or request.query_params.get("model"))
+        name = named.model or request.query_params.get("model")
+        if path.startswith("/models/"):
+            name = path.removeprefix("/models/")
         session = request.headers.get(SESSION, "")
         if self._affinity == "prefix":
             session = _prefix(named)
-        begun, rest = await _begin(handle, session, request, body)
+        begun, rest = await _begin(self._handle(name), session, request, body)
         response = StreamingResponse(rest, begun["status"])
         response.raw_headers = [tuple(header) for header in begun["headers"]]
         return response
@@ -192,8 +217,10 @@ class _Front:
         """The lists of all models together."""
         data: list[Any] = []
         for handle in self._handles.values():
-            _, rest = await _begin(handle, "", request, b"")
+            begun, rest = await _begin(handle, "", request, b"")
             text = b"".join([part async for part in rest])
+            if begun["status"] != 200:
+                return Response(text, begun["status"], media_type="application/json")
             data += msgspec.json.decode(text)["data"]
         body = msgspec.json.encode({"object": "list", "data": data})
         return Response(body, media_type="application/json")
@@ -202,7 +229,8 @@ class _Front:
 async def _begin(
     handle: DeploymentHandle, session: str, request: Request, body: bytes
 ) -> tuple[Message, AsyncIterator[bytes]]:
-    """The beginning of a replica's answer, and the parts of its body."""
+    """The beginning of a replica's answer, and the parts of its body. If the replica is lost before
+    the end, the parts raise, and the connection is cut: no client takes that for an end."""
     scope = {name: request.scope[name] for name in _SCOPE if name in request.scope}
     options = {"stream": True, **({"session_id": session} if session else {})}
     messages = handle.options(**options).asgi.remote({**scope, "root_path": ""}, body)
