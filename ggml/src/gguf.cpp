@@ -29,13 +29,6 @@ constexpr uint64_t kMinAlignment = 8, kMaxAlignment = 65536;
 // Tensor: name of one byte, n_dims, one size, type, offset.
 constexpr uint64_t kSmallestValue = 8 + 1 + 4 + 1, kSmallestTensor = 8 + 1 + 4 + 8 + 4 + 8;
 
-// A name for a message: only printable characters, and shortened if long.
-std::string shown(std::string_view s) {
-    std::string text = "\"";
-    for (char c : s.substr(0, 80)) text += c >= ' ' && c <= '~' ? c : '?';
-    return text + (s.size() > 80 ? "...\"" : "\"");
-}
-
 // Bytes of a value; 0 for strings and arrays, which have no fixed size.
 uint64_t size_of(ValueType type) {
     switch (type) {
@@ -97,6 +90,12 @@ const char* name(ValueType type) {
     static const char* const names[] = {"u8",   "i8",     "u16",   "i16", "u32", "i32", "f32",
                                         "bool", "string", "array", "u64", "i64", "f64"};
     return uint32_t(type) < 13 ? names[uint32_t(type)] : "?";
+}
+
+std::string shown(std::string_view name) {
+    std::string text = "\"";
+    for (char c : name.substr(0, 80)) text += c >= ' ' && c <= '~' ? c : '?';
+    return text + (name.size() > 80 ? "...\"" : "\"");
 }
 
 // ---- values ----------------------------------------------------------------------------------
@@ -288,6 +287,7 @@ class GgufReader {
             read_numbers(value);
         }
         gguf_.values_.emplace_back(key, std::move(value));
+        gguf_.asked_.emplace_back(false);
     }
 
     void read_strings(Value& value) {
@@ -465,7 +465,7 @@ void Gguf::fail_key(std::string_view key, const std::string& what) const {
 const Value* Gguf::find(std::string_view key) const {
     const auto it = value_index_.find(key);
     if (it == value_index_.end()) return nullptr;
-    note_asked(it->second);
+    asked_[it->second].store(true, std::memory_order_relaxed);
     return &values_[it->second].second;
 }
 

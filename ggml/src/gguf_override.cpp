@@ -1,5 +1,4 @@
 // Values that a caller gives in place of those in a file.
-#include <atomic>
 #include <cmath>
 #include <cstring>
 #include <limits>
@@ -14,7 +13,6 @@ namespace ggml {
 struct Gguf::Given {
     std::string key;
     std::vector<uint8_t> bytes;  // of the value, as in a file
-    std::atomic<bool> asked_for{false};
 };
 
 namespace {
@@ -85,19 +83,16 @@ void Gguf::override_value(const Override& given) {
     } else {
         value_index_.emplace(kept->key, values_.size());
         values_.emplace_back(kept->key, std::move(value));
+        asked_.emplace_back(false);
         added_.push_back(kept);
     }
     given_.push_back(kept);
 }
 
-void Gguf::note_asked(size_t index) const {
-    const size_t n_own = values_.size() - added_.size();
-    if (index >= n_own) added_[index - n_own]->asked_for.store(true, std::memory_order_relaxed);
-}
-
 std::string Gguf::unasked() const {
-    for (const auto& given : added_)
-        if (!given->asked_for.load(std::memory_order_relaxed)) return given->key;
+    const size_t n_own = values_.size() - added_.size();
+    for (size_t i = 0; i < added_.size(); i++)
+        if (!asked(n_own + i)) return added_[i]->key;
     return "";
 }
 

@@ -222,6 +222,9 @@ typedef struct pi_model_params {
      * that neither the file has nor the model reads, and for keys of the file's layout. */
     const pi_override* overrides; /* [n_overrides], or NULL; struct_size is that of the first */
     int32_t n_overrides;
+    /* Keys and tensors that the engine does not know, and that change results: true runs the model
+     * without them, with a warning; false: PI_ERROR_UNSUPPORTED naming one. */
+    bool allow_unknown;
 } pi_model_params;
 
 /* How RoPE is scaled, with the ids of llama.cpp. */

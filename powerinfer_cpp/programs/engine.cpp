@@ -51,6 +51,7 @@ ModelParams model_params(Options& options, const pi_session_params& session) {
     params.placement = options.placement;
     params.op_offload = options.op_offload;
     params.check_tensors = options.check_tensors;
+    params.allow_unknown = options.allow_unknown;
     params.n_threads = options.n_threads;
     params.ram_budget = options.ram_budget;
     params.bundle = options.bundle;

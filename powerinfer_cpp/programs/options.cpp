@@ -403,6 +403,10 @@ const Option table[] = {
     {"--mlock", nullptr, "keep the model in RAM", set_flag<&Options::mlock, true>},
     {"--check-tensors", nullptr, "refuse a model with weights that are not finite",
      set_flag<&Options::check_tensors, true>},
+    {"--allow-unknown", nullptr,
+     "run a file without keys and tensors that change results and are not known here (default: it "
+     "is refused)",
+     set_flag<&Options::allow_unknown, true>},
     {"--reset-gpu-index", nullptr,
      "choose the neurons for the GPU by firing rate, whatever the model's placement says",
      [](Options& o, Text, Text) { o.placement = PI_PLACEMENT_RATES; }},

@@ -3,7 +3,6 @@
 
 #include <algorithm>
 #include <cstring>
-#include <set>
 
 #include "families/family.h"
 #include "ggml/status.h"
@@ -11,6 +10,7 @@
 #include "share.h"
 #include "storage.h"
 #include "tokenizer.h"
+#include "unread.h"
 
 namespace powerinfer {
 
@@ -65,24 +65,9 @@ void log_placement(const Model& m, const pi_model_params& params) {
     params.log(3, (p.path + " marks " + marked + "; " + done).c_str(), params.log_data);
 }
 
-// Logs how many tensors of the file are not used.
-void log_unused(const Model& model, const pi_model_params& params) {
+void log_notes(const Notes& notes, const pi_model_params& params) {
     if (!params.log) return;
-    std::set<const ggml::TensorInfo*> used;
-    for (const WeightSpec& w : model.weights) used.insert(w.tensor);
-    const ggml::Gguf& gguf = model.file.gguf;
-    for (const WeightSpec& w : model.weights) {
-        if (w.is<StoredBundle>()) used.insert(gguf.find_tensor(checksums_of(w.name)));
-    }
-    if (model.placement && model.placement->path == gguf.path()) {
-        for (int64_t i = 0; i < model.config.n_layer; i++) {
-            used.insert(gguf.find_tensor(tier_tensor(i, model.config.n_expert)));
-        }
-    }
-    const size_t unused = gguf.tensors().size() - used.size();
-    if (!unused) return;
-    params.log(3, format("%zu of the file's tensors are not used", unused).c_str(),
-               params.log_data);
+    for (const Note& note : notes) params.log(note.level, note.text.c_str(), params.log_data);
 }
 
 // Logs where neurons are read from, and how many are in memory at the beginning.
@@ -166,7 +151,7 @@ void override_values(ggml::Gguf& gguf, const pi_model_params& params) {
 
 // A key of an override that nobody reads is misspelt, or of another architecture. Those that only
 // describe the model are for callers.
-void refuse_unread(const ggml::Gguf& gguf) {
+void refuse_unread_overrides(const ggml::Gguf& gguf) {
     const std::string key = gguf.unasked();
     if (key.empty() || key.compare(0, 8, "general.") == 0 ||
         key.compare(0, 23, "tokenizer.chat_template") == 0)
@@ -184,7 +169,9 @@ std::unique_ptr<Model> Model::inspect(const std::string& path, const pi_model_pa
     model->file = ModelFile::open(path);
     override_values(model->file.gguf, params);
     model->vocab = read_vocab(model->file.gguf);
+    Notes notes = std::move(model->vocab.notes);
     if (params.vocab_only) {
+        log_notes(notes, params);
         const std::string arch(model->file.gguf.string("general.architecture"));
         model->config.architecture = arch;
         model->config.n_vocab = model->vocab.size();
@@ -194,11 +181,13 @@ std::unique_ptr<Model> Model::inspect(const std::string& path, const pi_model_pa
         return model;
     }
     model->config = read_config(model->file.gguf, model->vocab.size());
-    refuse_unread(model->file.gguf);
     model->layers.resize(model->config.n_layer);
     refuse_further_layers(*model);
     model->weights = weight_specs(*model);
+    refuse_unread_overrides(model->file.gguf);
+    check_unread_keys(*model, params.allow_unknown, notes);
     resolve_weights(*model);
+    check_unread_tensors(*model, params.allow_unknown, notes);
     if (params.placement == PI_PLACEMENT_FILE) model->placement = read_placement(*model, params);
     if (model->placement && !model->placement->stale.empty()) {
         log_stale(*model->placement, params);
@@ -208,7 +197,10 @@ std::unique_ptr<Model> Model::inspect(const std::string& path, const pi_model_pa
     plan_memory(*model, params.use_mmap, false);
     leave_on_disk(*model, params);
     // A model without a bundled file is opened again when it has one.
-    if (!model->storage || is_bundled(*model)) log_placement(*model, params);
+    if (!model->storage || is_bundled(*model)) {
+        log_notes(notes, params);
+        log_placement(*model, params);
+    }
     return model;
 }
 
@@ -273,7 +265,6 @@ std::shared_ptr<const Model> Model::load(const std::string& path, const pi_model
     model->reserved = model->budget->reserve(model->file.gguf.path() + ": the weights",
                                              total(model->plan.parts, Tier::ram));
     if (model->device) allocate_device(*model);
-    log_unused(*model, params);
     const Step weights{params, 0, weights_share(*model)}, cache{params, weights.end, 1};
     pi_model_params how = weights.params();
     how.use_mmap = params.use_mmap && !model->storage;

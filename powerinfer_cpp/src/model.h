@@ -35,7 +35,8 @@ struct RopeScaling {
     double magnitude = 1;                  // of cosine and sine
     double original_ctx = 0;               // yarn, longrope: positions in training
     double beta_fast = 32, beta_slow = 1;  // yarn: turns between which it interpolates
-    double extension = 1;         // yarn: how far frequencies that turn often stay as they are
+    // How far frequencies that turn often stay as they are; negative: 1 with yarn, else 0.
+    double extension = -1;
     double attention_factor = 1;  // yarn: multiplies 0.1 ln(factor) + 1
 };
 

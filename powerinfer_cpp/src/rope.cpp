@@ -25,7 +25,8 @@ RopeScaling scaling_of(const Config& c, const pi_session_params& p) {
     if (p.rope_freq_scale > 0) s.factor = 1 / double(p.rope_freq_scale);
     if (s.kind == Kind::none) s.factor = 1;
     if (p.yarn_orig_ctx > 0) s.original_ctx = p.yarn_orig_ctx;
-    s.extension = p.yarn_ext_factor >= 0 ? double(p.yarn_ext_factor) : s.kind == Kind::yarn;
+    if (p.yarn_ext_factor >= 0) s.extension = double(p.yarn_ext_factor);
+    if (s.extension < 0) s.extension = s.kind == Kind::yarn;
     if (p.yarn_attn_factor >= 0) {
         s.attention_factor = double(p.yarn_attn_factor);
     } else if (s.kind != Kind::yarn) {

@@ -34,6 +34,10 @@ constexpr uint64_t kMostSpecialBytes = 1 << 24;
     throw Error(Code::format, gguf.path() + ": " + key + ": " + why);
 }
 
+void note(const Gguf& gguf, const char* key, const std::string& what, Vocab& vocab) {
+    vocab.notes.push_back({2, gguf.path() + ": " + key + ": " + what});
+}
+
 int hex_digit(char c) {
     if (c >= '0' && c <= '9') return c - '0';
     if (c >= 'A' && c <= 'F') return c - 'A' + 10;
@@ -82,15 +86,22 @@ void read_texts(const Gguf& gguf, Vocab& vocab) {
     }
 }
 
-void check_count(const Gguf& gguf, const char* key, const Value& values, const Vocab& vocab) {
-    if (values.count() != vocab.tokens.size())
-        refuse(gguf, key,
-               ggml::format("has %llu elements for %d tokens", (unsigned long long)values.count(),
-                            int(vocab.size())));
+// An array with an element for each token. Further elements belong to nothing, and are left out as
+// in llama.cpp.
+void check_count(const Gguf& gguf, const char* key, const Value& values, Vocab& vocab) {
+    const std::string counts = ggml::format("has %llu elements for %d tokens",
+                                            (unsigned long long)values.count(), int(vocab.size()));
+    if (values.count() < vocab.tokens.size()) refuse(gguf, key, counts);
+    if (values.count() > vocab.tokens.size()) note(gguf, key, counts, vocab);
 }
 
 void read_scores(const Gguf& gguf, Vocab& vocab) {
-    const Value& scores = array(gguf, key_scores, gguf.find(key_scores));
+    const Value* value = gguf.find(key_scores);
+    if (!value) {
+        note(gguf, key_scores, "is missing: all scores are 0, which may change tokens", vocab);
+        return;
+    }
+    const Value& scores = array(gguf, key_scores, value);
     if (!scores.is_number()) refuse(gguf, key_scores, "is not an array of numbers");
     check_count(gguf, key_scores, scores, vocab);
     for (int32_t i = 0; i < vocab.size(); i++) {
@@ -166,10 +177,18 @@ void index_tokens(const Gguf& gguf, std::string (*decode)(std::string_view), Voc
     vocab.in_plain_text = SpecialTokens(std::move(user_defined));
 }
 
-int32_t read_id(const Gguf& gguf, const char* key, const Vocab& vocab, int32_t missing) {
+// An id outside the vocabulary is that of no token: some converters store -1, as 4294967295. As in
+// llama.cpp the key then counts as missing.
+int32_t read_id(const Gguf& gguf, const char* key, Vocab& vocab, int32_t missing) {
     // The family's default may be outside a small vocabulary; then there is no such token.
     if (missing >= vocab.size()) missing = -1;
-    return int32_t(gguf.integer(key, 0, vocab.size() - 1, missing));
+    const int64_t id = gguf.integer(key, INT64_MIN, INT64_MAX, missing);
+    if (id == missing || (id >= 0 && id < vocab.size())) return int32_t(id);
+    note(gguf, key,
+         ggml::format("there is no token %lld, so the default is used: %d", (long long)id,
+                      int(missing)),
+         vocab);
+    return missing;
 }
 
 void read_ends(const Gguf& gguf, Vocab& vocab) {
@@ -279,6 +298,9 @@ Vocab read_vocab(const Gguf& gguf) {
         if (vocab.nl < 0 && newline != vocab.ids.end()) vocab.nl = newline->second;
     }
     read_ends(gguf, vocab);
+    // Whoever fills a gap in a text reads these: one that is no token is noted here.
+    for (const char* const part : {"fim_pre", "fim_suf", "fim_mid", "prefix", "suffix", "middle"})
+        read_id(gguf, (std::string("tokenizer.ggml.") + part + "_token_id").c_str(), vocab, -1);
     return vocab;
 }
 

@@ -7,7 +7,7 @@
 namespace powerinfer {
 
 // Reads tokenizer.ggml.*. Throws Error(format) for contradictions, Error(unsupported) for an
-// unknown tokenizer family.
+// unknown tokenizer family. What has one obvious meaning is read, with a note (Vocab::notes).
 Vocab read_vocab(const ggml::Gguf& gguf);
 
 }  // namespace powerinfer

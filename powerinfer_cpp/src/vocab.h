@@ -24,6 +24,13 @@ enum class TokenType : int32_t {
     byte = 6,
 };
 
+// What is worth knowing about a file that opened all the same: 2 a warning, 3 information.
+struct Note {
+    int32_t level;
+    std::string text;  // names the file
+};
+using Notes = std::vector<Note>;
+
 struct Bpe;      // tokenizer_bpe.h
 struct Unigram;  // tokenizer_unigram.h
 
@@ -42,6 +49,7 @@ struct Vocab {
     bool add_bos = true, add_eos = false, add_space_prefix = true;
     std::vector<int32_t> ends;  // EOS, EOT and other tokens that end a generation, sorted
     size_t longest = 0;         // bytes of the longest text in tokens
+    Notes notes;                // from reading it
 
     // Tokens that are searched for in the raw text: control, unknown and user-defined ones.
     Ids specials;                          // by stored text

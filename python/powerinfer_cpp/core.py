@@ -66,7 +66,9 @@ class LlamaCore(UsesAdapters):
     scales; see set_adapters.
     lora_allow_predictor: predictors are used with adapters, too, for which they were not made;
     else sparse="auto" computes as "exact" while an adapter is used, and "predictor" refuses one.
-    kv_overrides: values in place of those of the file's header, by key. rope_*, yarn_*: scaling of
+    kv_overrides: values in place of those of the file's header, by key. allow_unknown: run a file
+    without the keys and tensors that this engine does not know and that change results; else it is
+    refused (UnsupportedModelError). rope_*, yarn_*: scaling of
     positions in place of the file's, for longer contexts (rope_scaling_type: 0 none, 1 linear, 2
     yarn; rope_freq_scale: 0.25 for four times the context); None, 0, negative numbers, and
     LangChain's rope_freq_base=10000 and rope_freq_scale=1 mean what the file says.
@@ -118,6 +120,7 @@ class LlamaCore(UsesAdapters):
         lora_allow_predictor: bool = False,
         progress_callback: Callable[[float], object] | None = None,
         kv_overrides: Mapping[str, bool | int | float | str] | None = None,
+        allow_unknown: bool = False,
         rope_scaling_type: int | None = None,
         rope_freq_base: float | None = None,
         rope_freq_scale: float | None = None,
@@ -183,6 +186,7 @@ class LlamaCore(UsesAdapters):
             **placement_field,
             "op_offload": op_offload is None or bool(op_offload),
             "bundle": bool(bundle),
+            "allow_unknown": bool(allow_unknown),
             **options.override_field(kv_overrides),
             **({} if vocab_only else device_fields),
         }
@@ -228,7 +232,13 @@ class LlamaCore(UsesAdapters):
             self._open_context()
         self._draft = self._own_draft = None
         if not vocab_only:
-            self._draft = draft_model_of(draft_model, self._model, n_ctx, n_threads=n_threads)
+            self._draft = draft_model_of(
+                draft_model,
+                self._model,
+                n_ctx,
+                n_threads=n_threads,
+                allow_unknown=allow_unknown,
+            )
         if isinstance(draft_model, str | Path):
             self._own_draft = self._draft
         self._samplers = Samplers(self._model, last_n_tokens_size)

@@ -7,6 +7,7 @@
 #include "ggml/status.h"
 #include "load.h"
 #include "tokenizer.h"
+#include "unread.h"
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     try {
@@ -17,6 +18,8 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
         model.config = powerinfer::read_config(model.file.gguf, model.vocab.size());
         model.layers.resize(size_t(model.config.n_layer));
         model.weights = powerinfer::weight_specs(model);
+        powerinfer::Notes notes;
+        powerinfer::check_unread_keys(model, true, notes);
         powerinfer::resolve_weights(model);
     } catch (const ggml::Error&) {
     }

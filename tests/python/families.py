@@ -33,10 +33,12 @@ def golden(name: str, folder: Path, **changes: Any) -> Path:
     return folder
 
 
-def logits(path: Path, tokens: list[int] = TOKENS, sparse: str = "auto") -> np.ndarray:
+def logits(
+    path: Path, tokens: list[int] = TOKENS, sparse: str = "auto", allow_unknown: bool = False
+) -> np.ndarray:
     """Logits of every token, with an F32 cache so that only the arithmetic differs."""
     options = {"n_ctx": 64, "logits_all": True, "verbose": False, "type_k": 0, "type_v": 0}
-    with Llama(path, sparse=sparse, **options) as llm:
+    with Llama(path, sparse=sparse, allow_unknown=allow_unknown, **options) as llm:
         llm.eval(tokens)
         return llm.scores[: len(tokens)].astype(np.float64)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -30,6 +31,74 @@ def raw(path: Path) -> dict[str, tuple[str, tuple[int, ...], bytes]]:
 
 def _kind(value: Any) -> tuple[type, ...]:
     return (list, *map(type, value[:1])) if isinstance(value, list) else (type(value),)
+
+
+def _entry(key: str, value: Any) -> bytes:
+    """A key and its value: bool, int (u32; i32 below 0), float (f32), str, or a list of one of
+    them."""
+    plain = value[0] if isinstance(value, list) else value
+    codes = {bool: (7, "<B"), float: (6, "<f"), int: (4, "<I"), str: (8, "")}
+    kind, code = codes[type(plain)]
+    if type(plain) is int and plain < 0:
+        kind, code = 5, "<i"
+
+    def text(of: str) -> bytes:
+        return struct.pack("<Q", len(of.encode())) + of.encode()
+
+    def element(of: Any) -> bytes:
+        return text(of) if kind == 8 else struct.pack(code, of)
+
+    if not isinstance(value, list):
+        return text(key) + struct.pack("<I", kind) + element(value)
+    return text(key) + struct.pack("<IIQ", 9, kind, len(value)) + b"".join(map(element, value))
+
+
+class Spliced:
+    """The bytes of a GGUF file, and quick copies of it with other keys and more tensors."""
+
+    def __init__(self, source: Path):
+        reader = gguf.GGUFReader(source)
+        self.path = source
+        self.keys = {  # the bytes of each
+            field.name: (field.offset, field.offset + sum(part.nbytes for part in field.parts))
+            for field in reader.fields.values()
+            if not field.name.startswith("GGUF.")
+        }
+        self.architecture = reader.fields["general.architecture"].contents()
+        self.tensors = {t.name for t in reader.tensors}
+        self._alignment, data = reader.alignment, source.read_bytes()
+        last = reader.tensors[-1].field
+        end = last.offset + sum(part.nbytes for part in last.parts)
+        self._head, self._data = data[:end], data[reader.data_offset :]
+
+    def write(
+        self,
+        target: Path,
+        keys: dict[str, Any] | None = None,
+        tensors: dict[str, np.ndarray] | None = None,
+    ) -> Path:
+        """A copy with values of keys (None: without the key), which come first, and further F32
+        tensors, which come last."""
+        head, n_keys = self._head, len(self.keys)
+        gone = [self.keys[key] for key in keys or {} if key in self.keys]
+        for begin, end in sorted(gone, reverse=True):
+            head = head[:begin] + head[end:]
+        new = {key: value for key, value in (keys or {}).items() if value is not None}
+        entries = b"".join(_entry(key, value) for key, value in new.items())
+        n_tensors = len(self.tensors) + len(tensors or {})
+        counts = struct.pack("<QQ", n_tensors, n_keys - len(gone) + len(new))
+        infos, data = b"", self._padded(self._data)
+        for name, values in (tensors or {}).items():
+            sizes = struct.pack(f"<{values.ndim}Q", *reversed(values.shape))
+            infos += struct.pack("<Q", len(name)) + name.encode()
+            infos += struct.pack("<I", values.ndim) + sizes + struct.pack("<IQ", 0, len(data))
+            data = self._padded(data + values.astype("<f4").tobytes())
+        head = head[:8] + counts + entries + head[24:] + infos
+        target.write_bytes(self._padded(head) + data)
+        return target
+
+    def _padded(self, data: bytes) -> bytes:
+        return data + bytes(-len(data) % self._alignment)
 
 
 def changed(

@@ -51,7 +51,7 @@ LAYERS = (
     # reading a model
     ("gpu_index", "read_placement", "share", "find_bundle", "bundle_file"),
     ("storage",),
-    ("model_file.cpp", "resolve.cpp", "loader.cpp", "device_load.cpp", "load"),
+    ("model_file.cpp", "resolve.cpp", "unread", "loader.cpp", "device_load.cpp", "load"),
     # computing
     ("pass",),
     ("ffn", "ffn_stored", "device_forward", "device_layers.cpp", "forward"),

@@ -17,8 +17,10 @@
 // an unknown version or tensor type. Messages name the file and the key or tensor.
 #pragma once
 
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <deque>
 #include <functional>
 #include <map>
 #include <memory>
@@ -50,6 +52,9 @@ enum class ValueType : uint32_t {
     f64 = 12,
 };
 const char* name(ValueType type);
+
+// A name of a file, in quotes, for a message: only printable characters, and shortened if long.
+std::string shown(std::string_view name);
 
 // A value points into the file's bytes; accessors decode it.
 class Value {
@@ -135,8 +140,9 @@ class Gguf {
     // A number becomes a float, unless the file's value is a double. Throws Error(argument) naming
     // file and key, also for keys that say how the file is laid out.
     void override_value(const Override& given);
-    // A key that was added, and that find() was never asked for: it has no effect. "": there is
-    // none.
+    // Has anybody looked for this key, an index of values()? What is never asked for has no effect.
+    bool asked(size_t index) const { return asked_[index].load(std::memory_order_relaxed); }
+    // A key that was added, and that find() was never asked for. "": there is none.
     std::string unasked() const;
     // Keys and values of all overrides as bytes, to tell models apart. "": there are none.
     std::string overridden() const;
@@ -150,7 +156,6 @@ class Gguf {
  private:
     friend class GgufReader;
     struct Given;  // an override
-    void note_asked(size_t index) const;
     [[noreturn]] void fail_key(std::string_view key, const std::string& what) const;
     const Value& value(std::string_view key) const;
     std::string path_;
@@ -158,6 +163,7 @@ class Gguf {
     bool pwri_ = false;
     uint32_t version_ = 0;
     std::vector<std::pair<std::string_view, Value>> values_;
+    mutable std::deque<std::atomic<bool>> asked_;  // of values_; a vector cannot hold atomics
     std::vector<TensorInfo> tensors_;
     // Trees, not hash tables: a file could choose names that all collide.
     std::map<std::string_view, size_t> value_index_;

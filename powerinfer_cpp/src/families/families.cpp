@@ -69,16 +69,47 @@ std::vector<float> per_layer(const ggml::Gguf& gguf, const std::string& key, int
     return values;
 }
 
+// An integer in [lo, hi] that all layers share: one number, or an array with one per layer, which
+// some converters write for any model. Without `missing` the key must be there.
+int64_t shared_by_layers(const ggml::Gguf& gguf, const std::string& key, int64_t lo, int64_t hi,
+                         int64_t n_layer, std::optional<int64_t> missing = {}) {
+    const ggml::Value* v = gguf.find(key);
+    if (!v && missing) return *missing;
+    if (!v || !v->is_array()) return gguf.integer(key, lo, hi);
+    if (!v->is_integer() || int64_t(v->count()) != n_layer) {
+        refuse(gguf, Code::format,
+               key + " is an array, but not of one integer for each of the " +
+                   std::to_string(n_layer) + " layers");
+    }
+    const int64_t first = v->integer(0);
+    for (uint64_t i = 1; i < v->count(); i++) {
+        if (v->integer(i) == first) continue;
+        refuse(
+            gguf, Code::unsupported,
+            format("%s is %lld in layer 0 and %lld in layer %llu: layers that differ in it are "
+                   "not supported",
+                   key.c_str(), (long long)first, (long long)v->integer(i), (unsigned long long)i));
+    }
+    if (first < lo || first > hi) {
+        refuse(gguf, Code::format,
+               format("key \"%s\" is %lld, outside %lld..%lld", key.c_str(), (long long)first,
+                      (long long)lo, (long long)hi));
+    }
+    return first;
+}
+
 RopeScaling read_rope_scaling(const ggml::Gguf& gguf, const std::string& prefix, int64_t n_ctx) {
     RopeScaling r;
     const std::string scaling = prefix + ".rope.scaling.";
     const std::string_view type = gguf.string(scaling + "type", "linear");
-    // Some files use 0 for "not scaled".
-    const double factor = gguf.number(scaling + "factor", 0, 1e6, 1);
+    // Files from before there were kinds of scaling. Some use 0 for "not scaled".
+    const double linear = gguf.number(prefix + ".rope.scale_linear", 0, 1e6, 1);
+    const double factor = gguf.number(scaling + "factor", 0, 1e6, linear);
     r.factor = factor > 0 ? factor : 1;
     r.original_ctx = double(gguf.integer(scaling + "original_context_length", 1, INT32_MAX, n_ctx));
     r.beta_fast = gguf.number(scaling + "yarn_beta_fast", 1e-3, 1e6, 32);
     r.beta_slow = gguf.number(scaling + "yarn_beta_slow", 1e-3, 1e6, 1);
+    r.extension = gguf.number(scaling + "yarn_ext_factor", -1e6, 1e6, -1);
     r.attention_factor = gguf.number(scaling + "yarn_attn_factor", 1e-3, 1e3, 1);
     r.magnitude = gguf.number(scaling + "attn_factor", 1e-3, 1e3, 1);
     const double dynamic = gguf.number("powerinfer.rope.dynamic_factor", 1, 1e6, 1);
@@ -116,33 +147,37 @@ Config read_config(const ggml::Gguf& gguf, int64_t n_vocab) {
     // before any table is allocated.
     c.n_layer = gguf.integer(key(".block_count"), 1,
                              std::min<int64_t>(kMany, int64_t(gguf.tensors().size())));
-    c.n_head = gguf.integer(key(".attention.head_count"), 1, kMany);
-    c.n_head_kv = gguf.integer(key(".attention.head_count_kv"), 1, kMany, c.n_head);
+    const auto shared = [&](const std::string& name, int64_t lo, int64_t hi,
+                            std::optional<int64_t> missing = {}) {
+        return shared_by_layers(gguf, name, lo, hi, c.n_layer, missing);
+    };
+    c.n_head = shared(key(".attention.head_count"), 1, kMany);
+    c.n_head_kv = shared(key(".attention.head_count_kv"), 1, kMany, c.n_head);
     if (c.n_head % c.n_head_kv) {
         refuse(gguf, Code::format,
                format("%lld attention heads cannot share %lld key heads", (long long)c.n_head,
                       (long long)c.n_head_kv));
     }
-    const int64_t head_dim = gguf.integer(key(".attention.key_length"), 1, kMany, 0);
+    const int64_t head_dim = shared(key(".attention.key_length"), 1, kMany, 0);
     if (head_dim == 0 && c.n_embd % c.n_head) {
         refuse(gguf, Code::format,
                format("embedding length %lld is not a multiple of %lld heads", (long long)c.n_embd,
                       (long long)c.n_head));
     }
     c.head_dim = head_dim ? head_dim : c.n_embd / c.n_head;
-    if (gguf.integer(key(".attention.value_length"), 1, kMany, c.head_dim) != c.head_dim) {
+    if (shared(key(".attention.value_length"), 1, kMany, c.head_dim) != c.head_dim) {
         refuse(gguf, Code::format, "keys and values of different lengths are not supported");
     }
     c.attention_scale = float(1 / std::sqrt(double(c.head_dim)));
-    c.n_rot = gguf.integer(key(".rope.dimension_count"), 2, c.head_dim, c.head_dim / 2 * 2);
+    c.n_rot = shared(key(".rope.dimension_count"), 2, c.head_dim, c.head_dim / 2 * 2);
     if (c.n_rot % 2) refuse(gguf, Code::format, key(".rope.dimension_count") + " must be even");
     c.rope_base = gguf.number(key(".rope.freq_base"), 1e-3, 1e12, 10000);
     c.rope_scaling = read_rope_scaling(gguf, family.architecture, c.n_ctx);
     if (c.rope_scaling.kind == RopeScaling::Kind::dynamic && c.n_rot == 2) {
         refuse(gguf, Code::unsupported, "dynamic RoPE of a single frequency is not defined");
     }
-    c.n_expert = gguf.integer(key(".expert_count"), 0, 4096, 0);
-    c.n_expert_used = gguf.integer(key(".expert_used_count"), 0, c.n_expert, 0);
+    c.n_expert = shared(key(".expert_count"), 0, 4096, 0);
+    c.n_expert_used = shared(key(".expert_used_count"), 0, c.n_expert, 0);
     if (c.n_expert && !c.n_expert_used) {
         refuse(gguf, Code::format, key(".expert_used_count") + " is missing or 0");
     }
@@ -153,8 +188,8 @@ Config read_config(const ggml::Gguf& gguf, int64_t n_vocab) {
     }
     // Experts may have their own width.
     const std::string expert_ff = key(".expert_feed_forward_length");
-    c.n_ff = gguf.integer(
-        c.n_expert && gguf.find(expert_ff) ? expert_ff : key(".feed_forward_length"), 1, kWide);
+    c.n_ff = shared(c.n_expert && gguf.find(expert_ff) ? expert_ff : key(".feed_forward_length"), 1,
+                    kWide);
     if (const int64_t n = gguf.integer(key(".vocab_size"), 1, INT32_MAX, n_vocab); n != n_vocab) {
         refuse(gguf, Code::format,
                key(".vocab_size") +
@@ -244,6 +279,11 @@ std::vector<WeightSpec> weight_specs(Model& model) {
     const ggml::Gguf& gguf = model.file.gguf;
     const int64_t n_layer = model.config.n_layer;
     find_family(gguf).weights(model, specs);
+    for (const Layer& l : model.layers) {
+        if (!model.config.n_expert || !l.experts.empty()) continue;
+        refuse(gguf, Code::unsupported,
+               model.config.architecture + ".expert_count: this family has no mixtures");
+    }
     if (model.config.n_rot) Weights(model, specs).rope_factors();
     const std::vector<float> fatrelu = per_layer(gguf, "powerinfer.ffn.threshold", n_layer);
     const std::vector<float> predictor = per_layer(gguf, "powerinfer.sparse_threshold", n_layer);

@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "families/family.h"
+#include "ggml/status.h"
 
 namespace powerinfer {
 
@@ -15,7 +16,14 @@ void configure(const ggml::Gguf& gguf, Config& c) {
     c.norm_eps = float(gguf.number(c.architecture + ".attention.layer_norm_rms_epsilon", 0, 1));
     c.rope_pairs = ggml::RopePairs::halves;
     c.route_layer_input = true;
-    const int64_t gating = gguf.integer(c.architecture + ".expert_gating_func", 0, 255, 1);
+    const std::string key = c.architecture + ".expert_gating_func";
+    const int64_t gating = gguf.integer(key, 0, 255, 1);
+    // 0: not said. 3: softmax over the chosen experts, whose shares sum to 1 in any case.
+    if (gating > 3) {
+        throw ggml::Error(ggml::Code::unsupported,
+                          ggml::format("%s: %s %lld is not supported", gguf.path().c_str(),
+                                       key.c_str(), (long long)gating));
+    }
     c.gating = gating == 2 ? ggml::Gating::sigmoid : ggml::Gating::softmax;
     require_experts(gguf, c);
 }

@@ -11,7 +11,8 @@ void configure(const ggml::Gguf& gguf, Config& c) {
     c.norm = Config::Norm::layer;
     c.norm_eps = float(gguf.number(c.architecture + ".attention.layer_norm_epsilon", 0, 1));
     c.rope_pairs = ggml::RopePairs::halves;
-    // The tensor decides, as in llama.cpp, not the key use_parallel_residual.
+    // The tensor decides, as in llama.cpp, not the key, which converters write wrongly.
+    gguf.find(c.architecture + ".use_parallel_residual");
     c.parallel_ffn = !gguf.find_tensor("blk.0.ffn_norm.weight");
 }
 

@@ -117,6 +117,11 @@ def add_model_arguments(
         help="never write the bundled file from which a model runs that is larger than RAM",
     )
     parser.add_argument("--device", metavar="NAME", help="cpu, or a GPU: cuda0")
+    parser.add_argument(
+        "--allow-unknown",
+        action="store_true",
+        help="run a file without keys and tensors that change results and are not known here",
+    )
     add_override_arguments(parser)
 
 
@@ -285,6 +290,7 @@ def llama_options(args: argparse.Namespace) -> dict[str, Any]:
         "sparse_threshold": args.sparse_threshold,
         "ram_budget": args.ram_budget,
         "bundle": not args.no_bundle,
+        "allow_unknown": args.allow_unknown,
         **device_options(args),
         **_rope(args),
         "kv_overrides": dict(args.override_kv),
@@ -314,6 +320,7 @@ def model_fields(args: argparse.Namespace) -> dict[str, Any]:
         "n_threads": args.threads or 0,
         "ram_budget": options.budget_bytes("--ram-budget", args.ram_budget),
         "bundle": not args.no_bundle,
+        "allow_unknown": args.allow_unknown,
         **options.override_field(dict(args.override_kv)),
     }
 

@@ -65,11 +65,14 @@ def stored(gguf: Gguf, tensor: Tensor) -> Stored:
 
 
 def size(gguf: Gguf, *keys: str) -> int:
-    """The first of the architecture's sizes that is present. Raises ModelFormatError if none is."""
+    """The first of the architecture's sizes that is present, or an array of it for each layer.
+    Raises ModelFormatError if none is."""
     architecture = gguf.value("general.architecture", "")
     for key in keys:
         value = gguf.value(f"{architecture}.{key}")
         if value is not None:
+            if isinstance(value, list) and len(set(value)) == 1:
+                value = value[0]
             if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 1 << 31:
                 break
             return value

@@ -5,6 +5,7 @@ from functools import cached_property
 
 import numpy as np
 
+from ..convert import source
 from ..gguf import Gguf
 from .parts import Part, read_parts
 from .statistics import LayerStatistics, model_hash, read_statistics, statistics_hash
@@ -84,9 +85,10 @@ def read_model(
     statistics = read_statistics(gguf)
     parts = read_parts(gguf, n_ctx, n_ubatch)
     predicted = {p.layer for p in parts if p.kind == "predictor"}
-    architecture = gguf.value("general.architecture", "")
-    n_expert = gguf.value(f"{architecture}.expert_count", 0) or 0
-    used = gguf.value(f"{architecture}.expert_used_count", 0) or 0
+    mixture = any(layer.is_experts for layer in statistics)
+    n_expert, used = (
+        source.size(gguf, key) if mixture else 0 for key in ("expert_count", "expert_used_count")
+    )
     layers = [
         neurons(
             layer,
