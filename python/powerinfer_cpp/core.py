@@ -14,7 +14,7 @@ from ._native import lib
 from .adapters import Adapters, UsesAdapters
 from .answers import Plan, Stats
 from .context import ROWS_KEPT, Context
-from .embedding import Embedder, check_pooling
+from .embedding import Embedder, check_pooling, pooling_of, require_pooling
 from .gguf import Gguf
 from .infill import FimTokens, fim_tokens
 from .log import logger
@@ -43,10 +43,10 @@ class LlamaCore(UsesAdapters):
     the CPUs that this process may use. logits_all: keep the logits of every token in `scores`.
     last_n_tokens_size: number of last tokens that get penalties. type_k, type_v: GGUF type ids of
     the KV cache, F16 (1), Q8_0 (8) or F32 (0).
-    embedding: allow embeddings (pooling_type: -1 or 1 mean, 0 none, 2 first, 3 last); the first
-    completion then opens a second session. chat_format: one of chat.FORMATS, or a registered one;
-    default: the file's own template. chat_handler: answers chats instead (llama_chat_format.py).
-    spm_infill: completions with a suffix have the suffix before the prefix.
+    embedding: allow embeddings (pooling_type: 0 none, 1 mean, 2 first, 3 last, -1 as the file says,
+    or mean); the first completion then opens a second session. chat_format: one of chat.FORMATS, or
+    a registered one; default: the file's own template. chat_handler: answers chats instead
+    (llama_chat_format.py). spm_infill: completions with a suffix have the suffix before the prefix.
     device: "cuda0" or "cpu". n_gpu_layers: at most this many of the last layers on the device, -1:
     what fits. vram_budget: limit in GiB of what the device may take, 0: no device. A device or a
     vram_budget alone means what fits; without these three options only the CPU computes.
@@ -162,7 +162,7 @@ class LlamaCore(UsesAdapters):
         placement_field = options.placement_field(reset_gpu_index, disable_gpu_index)
         if device_fields and record_field["record"]:
             raise ValueError('record needs device="cpu": a device does not record')
-        self._pooling = check_pooling(pooling_type)
+        check_pooling(pooling_type)
         self.chat_handler, self._named_format = chat.chosen(chat_format, chat_handler)
         self._tool_format = None
         self.chat_format = chat_format
@@ -215,6 +215,9 @@ class LlamaCore(UsesAdapters):
             if embedding:  # and completions, in a session of their own
                 self._model_fields["n_sessions"] = 2
         self._model = Model(self.model_path, progress_callback, verbose, room, **self._model_fields)
+        self._pooling = pooling_of(self._model, pooling_type)
+        if embedding and not vocab_only:
+            require_pooling(self._model, self._pooling)
         self._adapters = Adapters(self._model)
         if lora_path and not vocab_only:
             given = lora_path if isinstance(lora_path, dict) else {lora_path: lora_scale}

@@ -6,21 +6,40 @@ from typing import Any
 import numpy as np
 
 from .adapters import Adapters
-from .errors import ContextOverflowError
+from .errors import ContextOverflowError, UnsupportedModelError
 from .model import Model, Session
 
-NONE, MEAN, CLS, LAST = 0, 1, 2, 3  # llama.cpp's numbers
+POOLINGS = NONE, MEAN, CLS, LAST = 0, 1, 2, 3  # llama.cpp's numbers; -1: as the file says
 
 
 def check_pooling(pooling_type: int) -> int:
-    """A kind of pooling; -1 is MEAN. Raises ValueError for an unknown one.
+    """The kind of pooling that was asked for. Raises ValueError for an unknown one."""
+    if pooling_type not in (-1, *POOLINGS):
+        raise ValueError(
+            "pooling_type must be -1 (as the file says), 0 (none), 1 (mean), 2 (first) or 3 (last)"
+        )
+    return pooling_type
+
+
+def pooling_of(model: Model, pooling_type: int = -1) -> int:
+    """The kind of pooling that was asked for; with -1 the file's, MEAN if that does not say.
 
     Callers who do not choose want a vector for each text: LangChain takes a text's vectors, one per
-    token, for those of several texts.
+    token, for those of several texts. The file's may be one that `require_pooling` refuses.
     """
-    if pooling_type not in (-1, NONE, MEAN, CLS, LAST):
-        raise ValueError("pooling_type must be 0 (none), -1 or 1 (mean), 2 (first) or 3 (last)")
-    return MEAN if pooling_type == -1 else pooling_type
+    if pooling_type >= 0:
+        return pooling_type
+    found = model.gguf.value(f"{model.architecture}.pooling_type", -1)
+    return MEAN if found == -1 else found if isinstance(found, int) else -1
+
+
+def require_pooling(model: Model, pooling: int) -> None:
+    """Raises UnsupportedModelError for a kind that cannot be computed, such as a reranker's."""
+    if pooling not in POOLINGS:
+        raise UnsupportedModelError(
+            f"{model.path}: {model.architecture}.pooling_type is none of 0 to 3: there are no "
+            "embeddings of a model that ranks texts; pooling_type= overrides"
+        )
 
 
 class Embedder:
@@ -30,6 +49,7 @@ class Embedder:
     """
 
     def __init__(self, model: Model, **fields: Any):
+        self._model = model
         self._session = Session(model, **{**fields, "embedding": True, "n_logits": 0})
         self.n_ctx = self._session.n_ctx
 
@@ -55,8 +75,9 @@ class Embedder:
         """One vector as a list or, without pooling, one vector per token as a list of lists.
 
         truncate: use the first n_ctx ids of a longer text instead of raising ContextOverflowError.
-        Raises ValueError for a text without tokens.
+        Raises ValueError for a text without tokens, and what `require_pooling` raises.
         """
+        require_pooling(self._model, pooling)
         if len(ids) > self.n_ctx and not truncate:
             raise ContextOverflowError(
                 f"a text of {len(ids)} tokens exceeds the context of {self.n_ctx} positions"

@@ -73,9 +73,9 @@ class LlamaEmbeddings(LlamaTokens):
     ) -> Embedding | list[Embedding] | tuple[Embedding | list[Embedding], int]:
         """The embedding of a text, or a list of embeddings for a list of texts.
 
-        An embedding is a vector of n_embd numbers: by default the mean of the hidden states after
-        the output norm, one per token; with the constructor's pooling_type=0 it is the list of
-        these (llama-cpp-python's default for causal models). normalize: scale to length 1.
+        An embedding is a vector of n_embd numbers: by default the file's pooling of the hidden
+        states after the output norm, one per token, or their mean if it has none; with the
+        constructor's pooling_type=0 it is the list of these. normalize: scale to length 1.
         truncate: cut texts that exceed the context instead of raising ContextOverflowError.
         return_count: return a pair with the number of tokens. Raises ValueError unless opened with
         embedding=True.

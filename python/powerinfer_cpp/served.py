@@ -11,7 +11,7 @@ from . import sequences
 from ._native import lib
 from .chat import Message
 from .completion import stop_bytes
-from .embedding import MEAN
+from .embedding import MEAN, POOLINGS
 from .engine import Engine
 from .errors import RequestError, about_request
 from .gguf import Gguf
@@ -161,20 +161,28 @@ class ServedModel(Llama):
         return self._name_bytes(token, first)
 
     def embedding(self, prompt: Text) -> tuple[np.ndarray, int]:
-        """The mean of a text's hidden states, scaled to length 1: float32 [n_embd]; and its tokens.
+        """A text's vector, scaled to length 1: float32 [n_embd]; and its number of tokens.
 
-        The first call opens a session for this. Raises RequestError for a text without tokens,
-        ContextOverflowError for one that is too long, and OutOfMemoryError.
+        It is pooled as `pooling_type` or the file says, else it is the mean of the hidden states.
+        The first call opens a session for this. Raises RequestError for a text without tokens and
+        for a model that ranks texts, ContextOverflowError for a text that is too long, and
+        OutOfMemoryError.
         """
+        if self._pooling not in POOLINGS:
+            raise RequestError("this model ranks texts, and gives no embeddings")
         with about_request():
             ids = self._checked_ids(prompt)
             if not ids:
                 raise RequestError("a text without tokens has no embedding")
+        if isinstance(prompt, str | bytes) and self._model.add_eos:
+            ids = [*ids, self._model.eos]
         with self._embedding:
             self._require_open()
             if self._embedder is None:
                 self._embedder = self._new_embedder()
-            vector = self._embedder.embed(ids, MEAN, normalize=True, truncate=False)
+            vector = self._embedder.embed(
+                ids, self._pooling or MEAN, normalize=True, truncate=False
+            )
         return np.array(vector, dtype=np.float32), len(ids)
 
     def facts(self) -> dict[str, int]:

@@ -9,8 +9,11 @@ import numpy as np
 import pytest
 import reference
 import tiny
+from gguf_files import Spliced, changed
+from powerinfer_cpp.errors import RequestError
+from powerinfer_cpp.served import ServedModel
 
-from powerinfer_cpp import ContextOverflowError, Llama
+from powerinfer_cpp import ContextOverflowError, Llama, UnsupportedModelError
 
 TEXTS = ["the quick brown fox", "a small model", "jumps over the lazy dog; a short story"]
 
@@ -103,3 +106,55 @@ def test_closed(path: Path) -> None:
     llm.close()
     with pytest.raises(ValueError, match="closed"):
         llm.embed("x")
+
+
+@pytest.mark.parametrize("kind", [1, 2, 3])
+def test_pooled_as_the_file_says(path: Path, tmp_path: Path, kind: int) -> None:
+    says = Spliced(path).write(tmp_path / "m.gguf", {"llama.pooling_type": kind})
+    other = kind % 3 + 1
+    with opened(says) as llm, opened(path, pooling_type=kind) as told:
+        assert llm.pooling_type() == kind
+        assert llm.embed(TEXTS) == told.embed(TEXTS)
+    with opened(says, pooling_type=other) as llm, opened(path, pooling_type=other) as told:
+        assert llm.pooling_type() == other and llm.embed(TEXTS[0]) == told.embed(TEXTS[0])
+    with opened(says, pooling_type=0) as llm, opened(path, pooling_type=0) as plain:
+        assert llm.embed(TEXTS[0]) == plain.embed(TEXTS[0])
+
+
+@pytest.mark.parametrize(("value", "kind"), [(0, 0), (-1, 1)])
+def test_a_file_that_asks_for_no_pooling(path: Path, tmp_path: Path, value: int, kind: int) -> None:
+    says = Spliced(path).write(tmp_path / "m.gguf", {"llama.pooling_type": value})
+    with opened(says) as llm, opened(path, pooling_type=kind) as plain:
+        assert llm.pooling_type() == kind and llm.embed(TEXTS[0]) == plain.embed(TEXTS[0])
+
+
+@pytest.mark.parametrize("value", [4, 9, "mean"])
+def test_a_pooling_that_cannot_be(path: Path, tmp_path: Path, value: int | str) -> None:
+    says = Spliced(path).write(tmp_path / "m.gguf", {"llama.pooling_type": value})
+    with pytest.raises(UnsupportedModelError, match=r"m\.gguf: llama\.pooling_type is none"):
+        opened(says)
+    with opened(says, pooling_type=1) as llm:
+        assert len(llm.embed(TEXTS[0])) == llm.n_embd()
+    with Llama(says, n_ctx=32, verbose=False) as llm:  # texts are none of its business
+        assert llm("the", max_tokens=2)["usage"]["completion_tokens"] == 2
+
+
+def test_a_served_model_pools_as_the_file_says(path: Path, tmp_path: Path) -> None:
+    keys = {"llama.pooling_type": 3, "tokenizer.ggml.add_eos_token": True}
+    without = changed(path, tmp_path / "w.gguf", {"tokenizer.ggml.add_eos_token": None})
+    says = Spliced(without).write(tmp_path / "m.gguf", keys)
+    with opened(says) as llm:
+        want = np.array(llm.embed(TEXTS[1], normalize=True))
+    served = ServedModel(says, lambda _updates: None, n_ctx=64, type_k=0, type_v=0, verbose=False)
+    with served:
+        vector, n = served.embedding(TEXTS[1])
+    assert n == len(llm_tokens(says, TEXTS[1])) and reference.relative_error(vector, want) < 2e-5
+    rank = Spliced(path).write(tmp_path / "r.gguf", {"llama.pooling_type": 4})
+    served = ServedModel(rank, lambda _updates: None, n_ctx=64, verbose=False)
+    with served, pytest.raises(RequestError, match="ranks texts"):
+        served.embedding(TEXTS[1])
+
+
+def llm_tokens(path: Path, text: str) -> list[int]:
+    with Llama(path, vocab_only=True, verbose=False) as llm:
+        return llm.tokenize(text.encode())
