@@ -312,6 +312,13 @@ void check_unread_keys(const Model& model, bool allow, Notes& notes) {
         } else if (key.substr(0, 6) != "xielu.") {  // these have no architecture
             continue;
         }
+        if (key == "vocab_size") {  // the tokens count, for llama.cpp as well
+            if (only(value, {double(c.n_vocab)})) continue;
+            notes.push_back({2, gguf.path() + ": " + prefix + "vocab_size is " + value_text(value) +
+                                    ", but there are " + std::to_string(c.n_vocab) +
+                                    " tokens, which count"});
+            continue;
+        }
         const Rule* rule = std::find_if(std::begin(kDecisive), std::end(kDecisive),
                                         [&](const Rule& r) { return fits_pattern(key, r.key); });
         if (rule == std::end(kDecisive)) {

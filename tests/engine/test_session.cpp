@@ -230,7 +230,6 @@ void test_keys_refused() {
     with("llama.attention.key_length", U(0));
     with("llama.rope.dimension_count", U(0));
     with("llama.rope.dimension_count", U(18));
-    with("llama.vocab_size", U(301), Code::format, {"300"});
     // More layers than the file has tensors for, but not more than it has tensors.
     d = good;
     d.keys["llama.block_count"] = U(3);

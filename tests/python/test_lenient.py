@@ -123,6 +123,16 @@ def test_scores(mixture: Spliced, tmp_path: Path, caplog: pytest.LogCaptureFixtu
             Model(str(path), vocab_only=True)
 
 
+def test_a_size_of_the_vocabulary(
+    mixture: Spliced, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    for value in (301, "x"):
+        path = mixture.write(tmp_path / "m.gguf", {"llama.vocab_size": value})
+        with caplog.at_level(logging.WARNING):
+            assert (logits(path) == logits(mixture.path)).all()
+        assert f"vocab_size is {value}, but there are 300 tokens" in caplog.text.replace('"', "")
+
+
 def test_a_family_without_mixtures(tmp_path: Path) -> None:
     """A count of experts in a family that has none is no reason to compute something else."""
     path = convert(golden("gemma", tmp_path / "in"), outfile=tmp_path / "m.gguf", log=quiet)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import re
+import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ import numpy as np
 import pytest
 from families import golden, logits, quiet, smallthinker
 from gguf_files import Spliced
+from powerinfer_cpp.cli import main as command
 from powerinfer_cpp.convert import convert
 from powerinfer_cpp.errors import ModelFormatError, UnsupportedModelError
 from powerinfer_cpp.model import Model, memory_plan
@@ -241,6 +243,20 @@ def test_other_keys_and_allow_unknown(
     with pytest.raises(UnsupportedModelError, match="encoder"):
         opened(path, caplog)
     assert opened(path, caplog, overrides={"llama.attention.causal": True}) == []
+
+
+def test_programs(
+    llama: Spliced, main_path: Path, tmp_path: Path, capfd: pytest.CaptureFixture
+) -> None:
+    path = llama.write(tmp_path / "m.gguf", tensors={"output.bias": np.ones(300)})
+    main = [main_path, "-m", path, "-p", "a", "-n", "2"]
+    ours = ["complete", str(path), "-p", "a", "-n", "2"]
+    refused = subprocess.run(main, capture_output=True, text=True)
+    assert refused.returncode == 1 and '"output.bias"' in refused.stderr
+    assert command(ours) == 1 and '"output.bias"' in capfd.readouterr().err
+    run = subprocess.run([*main, "--allow-unknown"], capture_output=True, text=True)
+    assert run.returncode == 0 and '"output.bias"' in run.stderr
+    assert command([*ours, "--allow-unknown"]) == 0
 
 
 def test_harmless_tensors(llama: Spliced, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -190,11 +190,6 @@ Config read_config(const ggml::Gguf& gguf, int64_t n_vocab) {
     const std::string expert_ff = key(".expert_feed_forward_length");
     c.n_ff = shared(c.n_expert && gguf.find(expert_ff) ? expert_ff : key(".feed_forward_length"), 1,
                     kWide);
-    if (const int64_t n = gguf.integer(key(".vocab_size"), 1, INT32_MAX, n_vocab); n != n_vocab) {
-        refuse(gguf, Code::format,
-               key(".vocab_size") +
-                   format(" is %lld, but there are %lld tokens", (long long)n, (long long)n_vocab));
-    }
     c.activation = read_activation(gguf, family);
     const std::string_view input = gguf.string("powerinfer.predictor.input", "residual");
     if (input != "residual" && input != "normed") {

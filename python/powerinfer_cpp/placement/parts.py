@@ -72,7 +72,8 @@ def read_parts(gguf: Gguf, n_ctx: int, n_ubatch: int, type_kv: int = 1) -> list[
         raise ModelFormatError(f"{gguf.files[0]}: holds no layers")
     plan = memory_plan(
         gguf.files[0],
-        {"ram_budget": 1 << 62},  # as if RAM had all neurons, whatever is free here
+        # As if RAM had all neurons, whatever is free here; who runs the model judges its keys.
+        {"ram_budget": 1 << 62, "allow_unknown": True},
         {
             "n_ctx": n_ctx,
             "n_batch": n_ubatch,

@@ -102,7 +102,7 @@ def profile(
             named = ", ".join(f"{t:.4f}" for t in found)
             log(f"below these values, by layer, {cats:.0%} count as zero: {named}")
             options = {"separator": separator, "n_tokens": n_tokens, "n_ctx": n_ctx, "data": data}
-            dropping = Model(str(path))
+            dropping = Model(str(path), allow_unknown=True)  # as the model itself
             try:
                 return profile(dropping, out, text, export=export, log=log, **options, **fields)
             finally:

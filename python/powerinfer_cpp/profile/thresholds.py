@@ -83,7 +83,7 @@ def _recorded(
     path = folder / "normed.gguf"
     # A block's gate has the normed input, whatever the input of the file's predictors is.
     embed(model.gguf, path, [string(_INPUT, "normed")], [], removed=_predictors)
-    normed = Model(str(path))
+    normed = Model(str(path), allow_unknown=True)  # as the model itself
     session = recording(normed, max(map(len, windows)), "off", lib.PI_RECORD_INPUTS, fields)
     for window in windows:
         session.truncate(0)
