@@ -85,6 +85,24 @@ void typed_reads() {
     }
 }
 
+// Which keys somebody looked for, also after a move, which models do.
+void asked_keys() {
+    Crafted file;
+    file.values = {kv("a", ValueType::u8, "\1"), kv("b", ValueType::u8, "\2"),
+                   kv("c", ValueType::u8, "\3")};
+    const std::string bytes = file.bytes();
+    Gguf read = parsed(bytes);
+    CHECK(!read.asked(0) && !read.asked(1) && !read.asked(2));
+    CHECK(read.find("b") && !read.find("d") && read.values()[2].second.integer() == 3);
+    Gguf g;
+    g = std::move(read);
+    CHECK(!g.asked(0) && g.asked(1) && !g.asked(2));
+    g.override_value({"d", int64_t(4)});
+    CHECK(!g.asked(3) && g.unasked() == "d");
+    CHECK_THROWS(format, g.integer("a", 5, 6));  // a bad value was asked for, too
+    CHECK(g.asked(0) && g.integer("d", 0, 9) == 4 && g.asked(3) && g.unasked().empty());
+}
+
 void accepts() {
     Crafted v2 = one({});
     v2.version = 2;
@@ -257,6 +275,7 @@ void memory_of_strings() {
 
 int main() {
     typed_reads();
+    asked_keys();
     accepts();
     rejects_headers();
     rejects_values();
