@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import checkpoints
 import numpy as np
@@ -10,8 +11,10 @@ import pytest
 import reference
 import tiny
 from gguf_files import Spliced, changed
+from powerinfer_cpp.cli import main as command
 from powerinfer_cpp.errors import RequestError
 from powerinfer_cpp.served import ServedModel
+from powerinfer_cpp.server import run
 
 from powerinfer_cpp import ContextOverflowError, Llama, UnsupportedModelError
 
@@ -158,3 +161,17 @@ def test_a_served_model_pools_as_the_file_says(path: Path, tmp_path: Path) -> No
 def llm_tokens(path: Path, text: str) -> list[int]:
     with Llama(path, vocab_only=True, verbose=False) as llm:
         return llm.tokenize(text.encode())
+
+
+def test_the_server_takes_a_pooling(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    given: list[dict[str, Any]] = []
+    monkeypatch.setattr(run, "run", lambda _paths, options, *_rest: given.append(options))
+    for more in ([], ["--pooling", "last", "--allow-unknown"]):
+        assert command(["serve", "-m", str(path), *more]) == 0
+    found = [(options["pooling_type"], options["allow_unknown"]) for options in given]
+    assert found == [(-1, False), (3, True)]
+    served = ServedModel(path, lambda _updates: None, **{**given[1], "n_ctx": 64})
+    with served, opened(path, pooling_type=3) as llm:
+        vector, _ = served.embedding(TEXTS[0])
+        want = np.array(llm.embed(TEXTS[0], normalize=True))
+    assert reference.relative_error(vector, want) < 2e-3  # an F16 cache

@@ -5,6 +5,7 @@ import os
 from pathlib import Path
 
 from ..chat import FORMATS
+from ..embedding import CLS, LAST, MEAN
 from ..gguf import Gguf
 from .common import (
     MOST_POSITIONS,
@@ -20,6 +21,7 @@ from .generating import add_hub_arguments, from_hub
 
 DEFAULT_MODEL = Path("models/stories-relu.Q8_0.gguf")
 KEY_VARIABLE = "POWERINFER_API_KEY"
+_POOLINGS = {"mean": MEAN, "cls": CLS, "last": LAST}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -74,6 +76,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--chat-format", metavar="NAME", help=f"instead of the file's: {', '.join(FORMATS)}"
     )
+    parser.add_argument(
+        "--pooling",
+        choices=_POOLINGS,
+        help="what becomes of a text's vectors in embeddings (default: as the file says, or mean)",
+    )
     parser.add_argument("-v", "--verbose", action="store_true", help="log requests")
 
 
@@ -100,6 +107,7 @@ def run(args: argparse.Namespace) -> None:
         "n_parallel": args.parallel,
         "n_kv": args.kv_size,
         "n_queue": args.queue,
+        "pooling_type": _POOLINGS.get(args.pooling, -1),
     }
     settings = Settings(
         api_keys=tuple(_keys(args)),
