@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import socket
 from collections.abc import Iterator
 from pathlib import Path
@@ -101,16 +102,16 @@ def test_profile_of_shards(cluster: None, model_file: Path, tmp_path: Path) -> N
 
 
 @contextlib.contextmanager
-def running(app: Any) -> Iterator[str]:
+def running(app: Any, prefix: str = "") -> Iterator[str]:
     from ray import serve
 
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     serve.start(http_options={"port": port})
-    serve.run(app, route_prefix="/")
+    serve.run(app, route_prefix=prefix or "/")
     try:
-        yield f"http://127.0.0.1:{port}"
+        yield f"http://127.0.0.1:{port}{prefix}"
     finally:
         serve.shutdown()
 
@@ -151,6 +152,50 @@ def test_serve(cluster: None, model_file: Path) -> None:
         assert not any(slot["is_processing"] for slot in slots)
         bad = client.post("/v1/chat/completions", json={**chat, "n": 1000})
         assert bad.status_code == 400 and "n must be" in bad.json()["error"]["message"]
+
+
+def test_keys_and_a_prefix(cluster: None, model_file: Path) -> None:
+    import httpx
+    from powerinfer_cpp.ray import build_app
+    from powerinfer_cpp.server import Settings
+
+    app = build_app(model_file, options={"n_ctx": 128}, settings=Settings(api_keys=("k",)))
+    with running(app, "/small") as url, httpx.Client(timeout=60) as client:
+        assert client.get(f"{url}/health").json() == {"status": "ok"}
+        assert client.get(f"{url}/v1/models").status_code == 401
+        headers = {"authorization": "Bearer k"}
+        assert len(client.get(f"{url}/v1/models", headers=headers).json()["data"]) == 1
+        refused = client.get(f"{url}/v1/models", headers={**headers, "host": "evil.example"})
+        assert refused.status_code == 403
+
+
+def kill(name: str) -> None:
+    """Ends the processes whose command lines have this name."""
+    for file in Path("/proc").glob("[0-9]*/cmdline"):
+        with contextlib.suppress(OSError):
+            if name in file.read_text(errors="replace"):
+                os.kill(int(file.parent.name), signal.SIGKILL)
+
+
+def test_a_replica_that_dies(cluster: None, model_file: Path) -> None:
+    """A stream is cut, and never ends as if it were whole."""
+    import httpx
+    from powerinfer_cpp.ray import build_app
+
+    app = build_app({"mortal": model_file}, options={"n_ctx": 1024})
+    body = {"prompt": PROMPTS[0], "max_tokens": 1000, "temperature": 0, "stream": True}
+    body["logit_bias"] = {"2": -100}
+    with running(app) as url, httpx.Client(base_url=url, timeout=60) as client:
+        lines: list[str] = []
+        with (
+            pytest.raises(httpx.HTTPError),
+            client.stream("POST", "/v1/completions", json=body) as stream,
+        ):
+            for line in stream.iter_lines():
+                lines.append(line)
+                if len(lines) == 1:
+                    kill("ServeReplica:default:mortal")
+        assert lines and "[DONE]" not in "".join(lines)
 
 
 def test_arguments(model_file: Path) -> None:

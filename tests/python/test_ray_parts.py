@@ -130,9 +130,11 @@ class Front:
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         await (await self._front(HttpRequest(scope, receive)))(scope, receive, send)
 
-    def ask(self, method: str, path: str, **options: Any) -> httpx.Response:
+    def ask(self, method: str, path: str, prefix: str = "", **options: Any) -> httpx.Response:
+        """prefix: the application's route_prefix."""
+
         async def ask() -> httpx.Response:
-            transport = httpx.ASGITransport(self)
+            transport = httpx.ASGITransport(self, root_path=prefix)
             async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as one:
                 return await one.request(method, path, **options)
 
@@ -205,6 +207,19 @@ def test_names_of_the_host(front: Callable[..., Front], ray: Ray, model_path: Pa
     # As `serve run` gives them.
     bound = ray("serve").app({"models": str(model_path), "hosts": "a.example,b.example"})
     assert bound[-1]["hosts"] == ("a.example", "b.example")
+
+
+def test_a_prefix_of_all_routes(front: Callable[..., Front]) -> None:
+    of = front(Settings(api_keys=("k",)))
+    for path in ("/small/v1/models", "/v1/models"):  # servers differ in what they pass on
+        assert of.ask("GET", path, "/small").status_code == 401
+        found = of.ask("GET", path, "/small", headers={"x-api-key": "k"})
+        assert [entry["id"] for entry in found.json()["data"]] == ["m"]
+    assert of.ask("GET", "/small/health", "/small").json() == {"status": "ok"}
+    answer = of.ask(
+        "POST", "/small/v1/completions", "/small", headers={"x-api-key": "k"}, json=BODY
+    )
+    assert answer.status_code == 200
 
 
 @pytest.mark.parametrize("at", [0, 1, 3])

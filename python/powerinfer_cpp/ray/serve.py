@@ -20,7 +20,7 @@ from ray.serve.config import RequestRouterConfig
 from ray.serve.handle import DeploymentHandle
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
-from starlette.types import Message
+from starlette.types import Message, Scope
 
 from ..server.app import Server
 from ..server.errors import Refusal, refusal_of
@@ -32,7 +32,7 @@ AFFINITIES = ("session", "prefix")
 SESSION = "x-session-id"
 PREFIX = 256  # characters of a prompt that tell where it goes
 _SCOPE = (
-    *("type", "http_version", "method", "path", "raw_path", "query_string", "headers", "scheme"),
+    *("type", "http_version", "method", "path", "root_path", "query_string", "headers", "scheme"),
     "owner",  # which the guard has added
 )
 
@@ -181,6 +181,7 @@ class _Front:
         self._guard = Guard(self._settings, lambda path: False)
 
     async def __call__(self, request: Request) -> Response:
+        request = Request(_without_prefix(request.scope), request.receive)
         response = self._guard.answer(request.scope)
         if response is not None:
             return response
@@ -233,7 +234,7 @@ async def _begin(
     the end, the parts raise, and the connection is cut: no client takes that for an end."""
     scope = {name: request.scope[name] for name in _SCOPE if name in request.scope}
     options = {"stream": True, **({"session_id": session} if session else {})}
-    messages = handle.options(**options).asgi.remote({**scope, "root_path": ""}, body)
+    messages = handle.options(**options).asgi.remote(scope, body)
     begun = await anext(messages)
 
     async def rest() -> AsyncIterator[bytes]:
@@ -242,6 +243,14 @@ async def _begin(
                 yield part
 
     return begun, rest()
+
+
+def _without_prefix(scope: Scope) -> Scope:
+    """The scope of a request to an application whose route_prefix is /."""
+    prefix, path = scope.get("root_path", "").rstrip("/"), scope["path"]
+    if path == prefix or path.startswith(f"{prefix}/"):
+        path = path[len(prefix) :] or "/"
+    return {**scope, "path": path, "root_path": ""}
 
 
 class _Named(msgspec.Struct):
