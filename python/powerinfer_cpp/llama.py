@@ -75,16 +75,22 @@ class Llama(LlamaPrompts):
         local_dir: str | None = None,
         local_dir_use_symlinks: object = None,
         cache_dir: str | None = None,
+        revision: str | None = None,
+        token: str | None = None,
         **keywords: Any,
     ) -> "Llama":
-        """Downloads a file from a Hugging Face repository and opens it.
+        """Downloads a file from a Hugging Face repository and opens it. Without a network it opens
+        what was downloaded before.
 
         filename, additional_files (the other parts of a split model): names or globs, each must
-        match exactly one file. keywords: passed to the constructor. Raises ImportError without
-        huggingface_hub, ValueError if a glob does not match exactly one file.
+        match exactly one file. revision: a branch, tag or commit. token: default: HF_TOKEN, or the
+        login. keywords: passed to the constructor. Raises ImportError without huggingface_hub,
+        ValueError if a glob does not match exactly one file, OSError for a repository that cannot
+        be read.
         """
         names = [filename, *(additional_files or ())]
-        path = hub.download(repo_id, names, local_dir=local_dir, cache_dir=cache_dir)
+        verbose = bool(keywords.get("verbose", True))
+        path = hub.download(repo_id, names, local_dir, cache_dir, revision, token, verbose)
         return cls(path, **keywords)
 
     # ---- Completion ----------------------------------------------------------------------

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import subprocess
 import sys
 import types
@@ -200,7 +201,15 @@ FILES = [
     [
         (FILES, "q8_0", ["m-Q8_0-00001-of-00002.gguf", "m-Q8_0-00002-of-00002.gguf"]),
         (FILES, "F16", ["sub/m-f16.gguf"]),
-        (FILES, None, ["m-IQ4_K_M.gguf"]),  # the first one
+        (FILES, None, ["m-Q8_0-00001-of-00002.gguf", "m-Q8_0-00002-of-00002.gguf"]),
+        (["m-BF16.gguf", "m-f16.gguf", "m-f32.gguf", "m-q5_k_s.gguf"], None, ["m-q5_k_s.gguf"]),
+        (["a/m-Q8_0.gguf", "a/m-Q6_K.gguf", "a/m-IQ2_M.gguf"], None, ["a/m-Q6_K.gguf"]),
+        (["m-Q5_K_M.gguf", "m-Q4_0.gguf", "m-Q4_0_4_4.gguf"], None, ["m-Q4_0.gguf"]),
+        (["m-bf16.gguf", "m.gguf"], None, ["m.gguf"]),
+        (["m-IQ1_S.gguf", "m-f32.gguf", "m-bf16.gguf"], None, ["m-bf16.gguf"]),
+        (["m-IQ1_S.gguf"], None, ["m-IQ1_S.gguf"]),
+        # A part is missing.
+        (["m-Q4_0-00001-of-00002.gguf", "n-Q4_0.gguf"], "Q4_0", ["n-Q4_0.gguf"]),
         ([*FILES, "x.Q4_K_M.gguf"], None, ["x.Q4_K_M.gguf"]),
         (["UD-Q4_K_XL/x.gguf", "Q4_K_M/x.gguf"], None, ["Q4_K_M/x.gguf"]),
     ],
@@ -210,14 +219,22 @@ def test_files_of_a_repository(names: list[str], quant: str | None, want: list[s
 
 
 @pytest.mark.parametrize(
-    ("names", "quant"), [(FILES, "Q4_K_M"), (FILES, "Q8"), (["README.md"], None)]
+    ("names", "quant"),
+    [
+        (FILES, "Q4_K_M"),
+        (FILES, "Q8"),
+        (["README.md"], None),
+        (["m-Q4_0-00001-of-00003.gguf", "m-Q4_0-00003-of-00003.gguf"], None),
+    ],
 )
 def test_no_such_file_in_a_repository(names: list[str], quant: str | None) -> None:
     with pytest.raises(ValueError, match="^a/b: there is no model"):
         gguf_files(names, quant, "a/b")
 
 
-def test_models_from_the_hub(run, tiny_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_models_from_the_hub(
+    run, tiny_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     asked: list[tuple] = []
 
     class Api:
@@ -238,11 +255,85 @@ def test_models_from_the_hub(run, tiny_path: Path, monkeypatch: pytest.MonkeyPat
     assert run(*line, "-hf", "a/b:q8_0") == b"x"
     assert asked[0] == ("a/b", {}) and asked[2] == ("a/b", "m-Q8_0-00002-of-00002.gguf", {})
     asked.clear()
-    assert run(*line, "-hfr", "a/b", "-hff", "sub/m-f16.gguf", "-hft", "t") == b"x"
+    said = "every user of this machine can read it"
+    assert run(*line, "-hfr", "a/b", "-hff", "sub/m-f16.gguf", "-hft", "t", said=said) == b"x"
     assert asked == [("a/b", "sub/m-f16.gguf", {"token": "t"})]
+    asked.clear()
+    secret = tmp_path / "token"
+    secret.write_text("t2\n")
+    at = {"revision": "refs/pr/1", "token": "t2"}
+    for words in (["a/b:q8_0@refs/pr/1"], ["a/b:q8_0", "--hf-revision", "refs/pr/1"]):
+        assert run(*line, "-hf", *words, "--hf-token-file", secret) == b"x"
+        assert asked[0] == ("a/b", at) and asked[1] == ("a/b", "m-Q8_0-00001-of-00002.gguf", at)
+        asked.clear()
+    run(*line, "-hf", "a/b@x", "--hf-revision", "y", status=1, said="--hf-revision says y")
     run(*line, "-hf", "a/b", "-hff", "broken", status=1, said="a/b: no network")
     run(*line, "-hf", "a/b:Q2_K", status=1, said="candidates: m-IQ4_K_M.gguf, ")
     run(*line, "-hf", "b", status=1, said="needs OWNER/NAME")
+
+
+def cached(folder: Path, model: Path) -> None:
+    """A cache of huggingface_hub's with a repository a/b: two commits, which main and old name."""
+    repository = folder / "hub" / "models--a--b"
+    (repository / "refs").mkdir(parents=True)
+    for name, commit, files in (
+        ("main", "1" * 40, ["m-bf16.gguf", "sub/m-Q5_0.gguf", "m-Q4_0-00001-of-00002.gguf"]),
+        ("old", "2" * 40, ["m-Q2_K.gguf"]),
+    ):
+        (repository / "refs" / name).write_text(commit)
+        for file in files:
+            path = repository / "snapshots" / commit / file
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.symlink_to(model)
+    (repository / "snapshots" / ("1" * 40) / "m-Q4_K_M.gguf").symlink_to(folder / "gone")
+
+
+NO_NETWORK = """
+import os, socket, sys
+if "network" in sys.argv[1]:
+    def refused(*_, **__):
+        raise OSError("no network here")
+    socket.socket.connect = socket.getaddrinfo = refused
+else:
+    os.environ["HF_HUB_OFFLINE"] = "1"
+from powerinfer_cpp import Llama
+from powerinfer_cpp.hub import fetch
+for repo, more in (("a/b", {}), ("a/b:BF16", {}), ("a/b@old", {}), ("a/b", {"file": "m-bf16.gguf"}),
+                   ("a/b", {"revision": "2" * 40}), ("a/b", {"offline": True})):
+    print(fetch(repo, **more).split("/snapshots/")[1])
+print(Llama.from_pretrained("a/b", "*Q5_0*", vocab_only=True, verbose=False).model_path[-16:])
+for repo in ("a/b:Q4_K_M", "a/b:Q4_0", "a/c", "a/b@new"):
+    try:  # without a copy the package tries for half a minute
+        fetch(repo, offline=repo in ("a/c", "a/b@new"))
+    except (ValueError, OSError) as error:
+        print(type(error).__name__)
+"""
+
+
+@pytest.mark.parametrize("why", ["no network", "offline"])
+def test_what_was_downloaded_needs_no_network(tiny_path: Path, tmp_path: Path, why: str) -> None:
+    """With the real package, and a cache as it makes one."""
+    pytest.importorskip("huggingface_hub")
+    cached(tmp_path, tiny_path)
+    environment = {**os.environ, "HF_HOME": str(tmp_path), "HF_ENDPOINT": "http://127.0.0.1:9"}
+    command = [sys.executable, "-c", NO_NETWORK, why]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
+    one, two = "1" * 40, "2" * 40
+    assert done.stdout.split("\n") == [
+        f"{one}/sub/m-Q5_0.gguf",
+        f"{one}/m-bf16.gguf",
+        f"{two}/m-Q2_K.gguf",
+        f"{one}/m-bf16.gguf",
+        f"{two}/m-Q2_K.gguf",
+        f"{one}/sub/m-Q5_0.gguf",
+        "/sub/m-Q5_0.gguf",
+        "ValueError",
+        "ValueError",
+        "OSError",
+        "OSError",
+        "",
+    ], done.stderr
+    assert "a/b: what the cache has is used" in done.stderr
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 import argparse
 import contextlib
+import logging
 import os
 import re
 import stat
@@ -13,6 +14,7 @@ from typing import Any
 from .. import hub
 from ..grammar import LlamaGrammar
 from ..llama import Llama
+from ..log import say
 from ..sampling import Sampling
 from ..speculative import LlamaDraftModel, LlamaModelDecoding, LlamaPromptLookupDecoding
 from .common import (
@@ -103,12 +105,17 @@ def add_hub_arguments(parser: argparse.ArgumentParser) -> None:
         "-hf",
         "-hfr",
         "--hf-repo",
-        metavar="REPO[:QUANT]",
-        help=f"a model from Hugging Face (QUANT: by default {hub.QUANT}, else the first file)",
+        metavar="REPO[:QUANT][@REVISION]",
+        help=f"a model from Hugging Face (QUANT: by default {hub.QUANT}, else the nearest format)",
     )
     parser.add_argument("-hff", "--hf-file", metavar="FILE", help="the file of that repository")
+    parser.add_argument("--hf-revision", metavar="R", help="its branch, tag or commit")
     parser.add_argument(
         "-hft", "--hf-token", metavar="TOKEN", help="access token (default: HF_TOKEN, or the login)"
+    )
+    parser.add_argument("--hf-token-file", metavar="FILE", help="a file that holds the token")
+    parser.add_argument(
+        "--offline", action="store_true", help="with -hf: only what was downloaded before"
     )
 
 
@@ -226,11 +233,20 @@ def from_hub(args: argparse.Namespace) -> str | None:
     """The path of the model that -hf names; None without that option. Raises ValueError, OSError,
     and argparse.ArgumentError for --hf-file alone."""
     if args.hf_repo is None:
-        if args.hf_file is not None:
-            raise argparse.ArgumentError(None, "--hf-file needs -hf REPO")
+        for name in ("hf_file", "hf_revision", "hf_token_file"):
+            if getattr(args, name) is not None:
+                raise argparse.ArgumentError(None, f"--{name.replace('_', '-')} needs -hf REPO")
         return None
+    token = args.hf_token
+    if token is not None:
+        words = "--hf-token: every user of this machine can read it in the list of processes"
+        say(f"{words}; HF_TOKEN and --hf-token-file are hidden", True, logging.WARNING)
+    if args.hf_token_file is not None:
+        token = Path(args.hf_token_file).read_text(encoding="utf-8").strip()
+        if not token:
+            raise ValueError(f"{args.hf_token_file} has no token")
     try:
-        return hub.fetch(args.hf_repo, args.hf_file, args.hf_token)
+        return hub.fetch(args.hf_repo, args.hf_file, token, args.hf_revision, args.offline)
     except ImportError as error:
         raise ValueError(str(error)) from None
 
