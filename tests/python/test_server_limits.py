@@ -21,6 +21,7 @@ import pytest
 import serving
 from powerinfer_cpp.errors import RequestError
 from powerinfer_cpp.server import openai as openai_module
+from powerinfer_cpp.server.run import listen, warn_if_open
 from powerinfer_cpp.server.settings import Settings
 from serving import request, wait_for
 
@@ -537,6 +538,39 @@ def test_the_context_is_full(running: serving.InThread) -> None:
     assert (
         most["usage"]["completion_tokens"] == 1 and most["choices"][0]["finish_reason"] == "length"
     )
+
+
+# ---- Who may use it ----
+
+
+@pytest.mark.parametrize(
+    ("host", "keys", "said"),
+    [
+        ("0.0.0.0", (), True),
+        ("0.0.0.0", ("k",), False),
+        ("127.0.0.1", (), False),
+        ("localhost", (), False),
+    ],
+)
+def test_an_open_server_says_so(
+    host: str, keys: tuple[str, ...], said: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    sockets = listen(host, 0)
+    try:
+        warn_if_open(sockets, Settings(api_keys=keys))
+    finally:
+        for each in sockets:
+            each.close()
+    assert [record.levelname for record in caplog.records] == ["WARNING"] * said
+    assert not said or caplog.messages[0].startswith("0.0.0.0: whoever reaches this machine")
+
+
+def test_the_parts_of_uvicorn_that_are_its_own() -> None:
+    """Without them nothing would close a connection whose client takes nothing."""
+    from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+    for name in ("_start_asgi_task", "connection_lost", "on_response_complete"):
+        assert callable(getattr(HttpToolsProtocol, name, None)), name
 
 
 # ---- Faults of the server ----

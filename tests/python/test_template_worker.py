@@ -47,6 +47,27 @@ def check(names: list[str]) -> None:
     assert ours + theirs < 512 << 20
 
 
+@pytest.mark.skipif(not Path("/proc/self/limits").exists(), reason="reads Linux's limits")
+@pytest.mark.parametrize("kind", ["templates", "grammars"])
+def test_it_writes_no_files_and_starts_nothing(kind: str) -> None:
+    if kind == "grammars":
+        pytest.importorskip("llguidance")
+    packages = {"templates": template.WORKER[1], "grammars": ("llguidance",)}
+    made = worker.Worker(kind, packages[kind])
+    try:
+        if kind == "templates":
+            made.ask(source="x")
+        else:
+            made.ask(kind="json_object", text="")
+        text = Path(f"/proc/{made._process.pid}/limits").read_text()
+    finally:
+        made.close()
+    limits = {line[:26].strip(): line[26:].split()[:2] for line in text.splitlines()[1:]}
+    assert limits["Max file size"] == limits["Max core file size"] == ["0", "0"]
+    # Grammars are tried in a thread, which has a stack of its own.
+    assert (limits["Max processes"] == ["0", "0"]) == (kind == "templates")
+
+
 @pytest.mark.xdist_group("timed")
 def test_hostile_templates() -> None:
     check(pick(ONE_EACH[::3], ONE_EACH))

@@ -42,13 +42,17 @@ def frame(value: Any) -> bytes:
     return struct.pack("<I", len(text)) + text
 
 
-def _limit_memory(most: int) -> None:
-    """Limits the memory if the platform supports it; elsewhere only time is limited."""
+def _limit(most: int, alone: bool) -> None:
+    """Limits the memory, and forbids to write files, if the platform supports it; elsewhere only
+    time is limited. alone: forbids threads and processes, too, to all users but root."""
     try:
         import resource
     except ImportError:
         return
-    for name, limit in (("RLIMIT_AS", most), ("RLIMIT_CORE", 0)):
+    limits = {"RLIMIT_AS": most, "RLIMIT_CORE": 0, "RLIMIT_FSIZE": 0}
+    if alone:
+        limits["RLIMIT_NPROC"] = 0
+    for name, limit in limits.items():
         try:
             resource.setrlimit(getattr(resource, name), (limit, limit))
         except (AttributeError, ValueError, OSError):
@@ -90,7 +94,7 @@ def main(name: str, memory: str, seconds: str, *folders: str) -> None:
     for number in (0, 1, 2):  # output that a package prints is not an answer
         os.dup2(nothing, number)
     module = importlib.import_module(name)
-    _limit_memory(int(memory))
+    _limit(int(memory), getattr(module, "ALONE", False))
     write_all(sink, frame({"value": "ready"}))
     begin = _size()
     while len(head := read_exactly(source, 4)) == 4:

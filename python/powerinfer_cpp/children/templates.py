@@ -18,6 +18,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.visitor import NodeTransformer
 from serve import Refused
 
+ALONE = True  # the process needs no threads and no others (serve.py)
 MAX_TEXT = 16 << 20  # characters of a prompt, and of any intermediate value
 MAX_NUMBER = 100_000  # as an argument: widths, counts
 MAX_SECONDS = 2.0

@@ -1,5 +1,6 @@
 """Runs the application with uvicorn."""
 
+import ipaddress
 import logging
 import socket
 from collections.abc import Mapping, Sequence
@@ -29,10 +30,23 @@ def run(
     if not log.handlers:
         log.addHandler(logging.StreamHandler())
     sockets = listen(host, port, settings.send_seconds)
+    warn_if_open(sockets, settings)
     server = Server(paths, options, settings)
     Uvicorn(server, sockets, verbose).run()
     if server.models.failure is not None:
         raise server.models.failure
+
+
+def warn_if_open(sockets: Sequence[socket.socket], settings: Settings) -> None:
+    """Says so if other machines may use the server, and nothing asks them for a key."""
+    others = [
+        address
+        for address, *_ in (each.getsockname() for each in sockets)
+        if not ipaddress.ip_address(address.partition("%")[0]).is_loopback
+    ]
+    if others and not settings.api_keys:
+        words = "whoever reaches this machine may use the server: --api-key-file asks for a key"
+        log.warning("%s: %s", " and ".join(others), words)
 
 
 def listen(host: str, port: int, silence: float = 30.0) -> list[socket.socket]:
