@@ -148,7 +148,9 @@ pi_status pi_gpu_index_read(const char* path, int32_t n_layer, int64_t n_ff, int
  * case). Returns false for an unknown name. */
 bool pi_type_by_name(const char* name, uint32_t* type, int64_t* block, int64_t* block_bytes);
 /* Converts n elements (a multiple of the block) from float to a format or back. src_size and
- * dst_size are the sizes of the buffers in bytes; PI_ERROR_ARGUMENT if one is too small. */
+ * dst_size are the sizes of the buffers in bytes; PI_ERROR_ARGUMENT if one is too small, if a
+ * finite value is beyond the format's range (a block's scale is a half), or if a block would have
+ * to hold an infinity or NaN. */
 pi_status pi_encode(uint32_t type, const float* src, int64_t n, void* dst, size_t dst_size);
 pi_status pi_decode(uint32_t type, const void* src, size_t src_size, float* dst, int64_t n);
 /* pi_encode for rows of `row` elements (a multiple of the block that divides n), so that the sum of

@@ -1,6 +1,7 @@
 // C API (powerinfer.h): GGUF files and formats of tensors.
 #include <algorithm>
 #include <cmath>
+#include <vector>
 
 #include "api.h"
 #include "gpu_index.h"
@@ -23,6 +24,36 @@ const ggml::DTypeInfo& codec(uint32_t type, int64_t n, size_t size, bool buffers
     require(uint64_t(n / t->block) <= size / uint64_t(t->bytes), "the buffer is too small");
     require(buffers || !n, "NULL where a buffer is expected");
     return *t;
+}
+
+// Refuses a block whose largest value is lost, because its scale is beyond a half: encoders write
+// infinity or, where they search, something small. What was infinite or NaN before stays so in
+// formats without blocks; blocks cannot hold it.
+void require_range(const ggml::DTypeInfo& t, const float* src, const void* dst, int64_t n) {
+    if (t.type == ggml::DType::F32) return;
+    constexpr float kHalf = 65504;  // every format can store values up to the largest half
+    std::vector<float> back(size_t(t.block));
+    for (int64_t b = 0; b < n; b += t.block) {
+        const float* const x = src + b;
+        float most = 0, zero = 0;
+        for (int64_t i = 0; i < t.block; i++) {
+            most = std::max(most, std::fabs(x[i]));
+            zero += x[i] * 0;
+        }
+        if (zero != 0 || std::isnan(zero)) {
+            require(!t.is_quantised(), "values that are not finite cannot be written in blocks");
+            continue;
+        }
+        if (most <= kHalf) continue;
+        const auto by_size = [](float v, float w) { return std::fabs(v) < std::fabs(w); };
+        const auto at = std::max_element(x, x + t.block, by_size) - x;
+        t.decode(static_cast<const uint8_t*>(dst) + t.size(b), back.data(), t.block);
+        const float kept = back[size_t(at)] / x[at];
+        if (kept >= 0.5f && kept <= 2) continue;
+        throw ggml::Error(
+            ggml::Code::argument,
+            ggml::format("a value of %g is beyond the range of %s", double(x[at]), t.name));
+    }
 }
 
 }  // namespace
@@ -152,7 +183,11 @@ bool pi_type_by_name(const char* name, uint32_t* type, int64_t* block, int64_t* 
 }
 
 pi_status pi_encode(uint32_t type, const float* src, int64_t n, void* dst, size_t dst_size) {
-    return guarded([&] { codec(type, n, dst_size, src && dst).encode(src, dst, n); });
+    return guarded([&] {
+        const ggml::DTypeInfo& t = codec(type, n, dst_size, src && dst);
+        t.encode(src, dst, n);
+        require_range(t, src, dst, n);
+    });
 }
 
 pi_status pi_encode_weighted(uint32_t type, const float* src, int64_t n, const float* importance,
@@ -165,10 +200,11 @@ pi_status pi_encode_weighted(uint32_t type, const float* src, int64_t n, const f
             require(std::isfinite(importance[i]) && importance[i] >= 0,
                     "importance must be finite and not negative");
         }
-        if (!t.encode_weighted) return t.encode(src, dst, n);
-        for (int64_t i = 0; i < n; i += row) {
+        for (int64_t i = 0; t.encode_weighted && i < n; i += row) {
             t.encode_weighted(src + i, importance, static_cast<uint8_t*>(dst) + t.size(i), row);
         }
+        if (!t.encode_weighted) t.encode(src, dst, n);
+        require_range(t, src, dst, n);
     });
 }
 

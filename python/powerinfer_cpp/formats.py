@@ -56,13 +56,19 @@ def encode(fmt: Format, values: np.ndarray, importance: np.ndarray | None = None
     importance: [row], not negative, for values in rows of this size: the squared error of a column
     counts as often. Several threads encode, each some blocks; the result does not depend on them.
 
-    Raises ValueError if the sizes do not fit or the format cannot be written.
+    Raises ValueError if the sizes do not fit, the format cannot be written, or a finite value is
+    beyond its range: of blocks, whose scales are halves, as well as of F16.
     """
     if fmt.type == F32:
         return np.ascontiguousarray(values, dtype=np.float32).reshape(-1).view(np.uint8)
     if fmt.type == F16:
-        with np.errstate(over="ignore"):  # overflow gives infinity; callers check for it
-            return np.ascontiguousarray(values, dtype=np.float16).reshape(-1).view(np.uint8)
+        with np.errstate(over="ignore"):
+            halves = np.ascontiguousarray(values, dtype=np.float16).reshape(-1)
+        lost = np.isinf(halves) & np.isfinite(np.reshape(values, -1))
+        if lost.any():
+            value = np.reshape(values, -1)[lost.argmax()]
+            raise ValueError(f"a value of {value:g} is beyond the range of F16")
+        return halves.view(np.uint8)
     source = np.ascontiguousarray(values, dtype=np.float32).reshape(-1)
     out = np.empty(fmt.n_bytes(source.size), dtype=np.uint8)
     weights = None if importance is None else np.ascontiguousarray(importance, dtype=np.float32)

@@ -10,7 +10,7 @@ import numpy as np
 from . import imatrix as imatrices
 from . import mixes
 from .convert import bundles, source
-from .convert.stored import Stored, fitting
+from .convert.stored import Fitting, Stored
 from .convert.writer import FILE_TYPES, Entry, string, uint32, write_gguf
 from .errors import UnsupportedModelError
 from .formats import Format, format_by_name
@@ -86,7 +86,7 @@ def quantize(
         source.refuse_same_file(gguf, target)
         tensors = source.tensors(gguf)
         wanted = _formats(gguf, mix, choice, tensors, predictors, inputs is not None)
-        stored, unknown = [], []
+        stored, unknown, fitting = [], [], Fitting()
         for tensor in tensors:
             fmt = wanted.get(tensor.name, tensor.format)
             weights = None
@@ -94,7 +94,8 @@ def quantize(
                 weights = _importance(inputs, str(imatrix), tensor)
                 if weights is None:
                     unknown.append(tensor.name)
-            stored.append(_requantised(gguf, tensor, fmt, weights, allow_requantize, log))
+            stored.append(_requantised(gguf, tensor, fmt, weights, allow_requantize, fitting))
+        fitting.report(log)
         if unknown:
             log(f"{imatrix}: no entry for {', '.join(unknown)}: written without importance")
         entries = [e for e in source.entries(gguf) if not _IMATRIX_KEY.fullmatch(e.key)]
@@ -194,15 +195,18 @@ def _requantised(
     wanted: Format,
     importance: np.ndarray | None,
     allow: bool,
-    log: Callable[[str], None],
+    fitting: Fitting,
 ) -> Stored:
     have = tensor.format
     if have.type == wanted.type:
         return tensor
-    wanted = fitting(wanted, tensor.row, tensor.name, log)
+    wanted = fitting(wanted, tensor.row, tensor.name)
     if have.type != wanted.type and have.quantised and not allow:
+        what = "quantising it again loses more"
+        if not wanted.quantised:
+            what = f"{wanted.name} takes more memory and brings back nothing"
         raise UnsupportedModelError(
-            f"{gguf.files[0]}: tensor {tensor.name} is already {have.name}; quantising "
-            "it again loses more (--allow-requantize allows it)"
+            f"{gguf.files[0]}: tensor {tensor.name} is already {have.name}; {what} "
+            "(--allow-requantize allows it)"
         )
     return source.in_format(tensor, wanted, importance)

@@ -262,7 +262,7 @@ REFUSED = {
     "infinite": (lambda d: rewrite(d, **{"model.norm.weight": np.full(64, np.inf)}), "not finite"),
     "too large": (
         lambda d: rewrite(d, **{"lm_head.weight": np.full((320, 64), 1e6)}),
-        "F16's range",
+        "output.weight: a value of 1e.06 is beyond the range of F16",
     ),
     "no config": (lambda d: (d / "config.json").unlink(), "config.json"),
     "config": (lambda d: (d / "config.json").write_text("{"), "not JSON"),

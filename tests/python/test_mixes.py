@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from powerinfer_cpp.convert.stored import fitting
+from powerinfer_cpp.convert.stored import Fitting
 from powerinfer_cpp.formats import format_by_name
 from powerinfer_cpp.mixes import MIXES, Shape, chosen
 
@@ -56,7 +56,7 @@ def test_equals_llama_cpps_choice(case: str, turned: bool) -> None:
         )
         found = chosen(MIXES[name], shape, rows)
         fits = {
-            renamed[n]: fitting(format_by_name(kind), rows[n], n, lambda _line: None).name
+            renamed[n]: Fitting()(format_by_name(kind), rows[n], n).name
             for n, kind in found.items()
         }
         expected = wanted(types)

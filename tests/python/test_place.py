@@ -13,6 +13,7 @@ import numpy as np
 import profiled
 import pytest
 from circles import pick
+from powerinfer_cpp._native import lib
 from powerinfer_cpp.cli import main
 from powerinfer_cpp.errors import ModelFormatError, OutOfMemoryError
 from powerinfer_cpp.gguf import Gguf
@@ -464,7 +465,13 @@ def test_command(path: Path, tmp_path: Path, capsys: pytest.CaptureFixture) -> N
     for tier, budget in (("gpu", "vram_budget"), ("ram", "ram_budget")):
         assert sum(figures["bytes"][tier].values()) <= figures[budget]
     assert main(["place", str(path), "--vram-budget", "0.002"]) == 0  # measures the bandwidth
-    assert "nothing written" in capsys.readouterr().out
+    shown = capsys.readouterr()
+    assert "nothing written" in shown.out
+    if not lib.pi_n_devices():
+        assert "there is no GPU here: what is predicted holds for a 4090" in shown.err
+    options = ["--vram-budget", "0.002", "--ram-bandwidth", "30", "--card", "3090"]
+    assert main(["place", str(path), *options]) == 0
+    assert "no GPU here" not in capsys.readouterr().err
     assert not list(tmp_path.glob("*.part"))
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from .. import tiers
 from .._native import lib
+from ..convert import to_stderr
 from ..gguf import Gguf
 from ..gpu_index import path_beside
 from ..placement import (
@@ -27,6 +28,7 @@ from ..placement.place import COMMUNICATION, GROUP
 from .common import gibibytes, number_of, size_text, whole
 from .doctor import read_bandwidth
 
+CARD = "4090"  # whose bandwidth counts unless another is given
 GPUIDX_GROUP = 256  # PowerInfer's kernel for one token computes neurons in groups of 256
 
 
@@ -79,9 +81,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--group", type=whole(1), metavar="N", help=f"neurons placed together (default: {GROUP})"
     )
-    parser.add_argument(
-        "--card", choices=CARDS, default="4090", help="whose memory's bandwidth (default: 4090)"
-    )
+    parser.add_argument("--card", choices=CARDS, help=f"whose memory's bandwidth (default: {CARD})")
     parser.add_argument(
         "--vram-bandwidth", type=positive, metavar="GB/s", help="default: the card's"
     )
@@ -123,6 +123,12 @@ def run(args: argparse.Namespace) -> None:
         raise ValueError("give --vram-budget, --ram-budget or both")
     placement = _placement(args)
     print(json.dumps(figures(placement), indent=2) if args.json else text(placement))
+    if placement.vram and not (args.card or args.vram_bandwidth or lib.pi_n_devices()):
+        speed = f"a {CARD.upper()} with {placement.machine.vram / GB:,.0f} GB/s"
+        to_stderr(
+            f"note: there is no GPU here: what is predicted holds for {speed} "
+            "(--card or --vram-bandwidth choose another)"
+        )
     out = _write(args, placement)
     if not args.json:
         print(f"\nwritten to {out}" if out else "\nnothing written: --out F embeds it")
@@ -135,7 +141,9 @@ def _placement(args: argparse.Namespace) -> Placement:
     with Gguf(args.model) as gguf:
         model = read_model(gguf, args.ctx_size, args.ubatch_size, args.overshoot)
     machine = Machine(
-        vram=args.vram_bandwidth * GB if args.vram_bandwidth else CARDS[args.card].bandwidth,
+        vram=args.vram_bandwidth * GB
+        if args.vram_bandwidth
+        else CARDS[args.card or CARD].bandwidth,
         ram=args.ram_bandwidth * GB if args.ram_bandwidth else _measured(),
         storage=args.storage_bandwidth * GB,
         sync=args.sync * 1e-6,

@@ -16,7 +16,7 @@ from .families import read_family
 from .families.family import Family, all_outputs, embeds_predictors
 from .from_gguf import convert_gguf
 from .predictor import predictors, sparse_threshold
-from .stored import encoded, fitting
+from .stored import Fitting, encoded
 from .tensors import Output
 from .vocab import PRE_NAMES, Vocab, read_vocab
 from .weight import Weight
@@ -133,7 +133,9 @@ def convert(
     missing = _layers_without_predictor(found, family.n_layer) if with_predictors else []
     if missing:
         log(f"note: no predictor for layers {', '.join(map(str, missing))}")
-    stored = [encoded(output, _format(output, outtype, log)) for output in found]
+    fitting = Fitting()
+    stored = [encoded(output, _format(output, outtype, fitting)) for output in found]
+    fitting.report(log)
     threshold = None if predictor is None else sparse_threshold(Path(predictor))
     entries = list(_entries(folder.name, family, vocab, outtype, neuron_aware, threshold))
     if statistics is not None:
@@ -201,11 +203,11 @@ def _layers_without_predictor(outputs: list[Output], n_layer: int) -> list[int]:
     return [layer for layer in range(n_layer) if layer not in have]
 
 
-def _format(output: Output, outtype: str, log: Callable[[str], None]) -> Format:
+def _format(output: Output, outtype: str, fitting: Fitting) -> Format:
     if len(output.shape) == 1 or output.exact or outtype == "f32":
         return format_by_name("F32")
     wanted = format_by_name("F16" if output.predictor else outtype)
-    return fitting(wanted, output.row, output.name, log)
+    return fitting(wanted, output.row, output.name)
 
 
 def _entries(

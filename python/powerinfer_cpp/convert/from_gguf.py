@@ -13,7 +13,7 @@ from ..formats import Format, decode, format_by_name
 from ..gguf import Gguf
 from . import bundles, fused, source
 from .predictor import predictors, sparse_threshold
-from .stored import Stored, encoded, fitting, turned
+from .stored import Fitting, Stored, encoded, turned
 from .tensors import Output
 from .writer import FILE_TYPES, Entry, float32, string, uint32, write_gguf
 
@@ -153,7 +153,7 @@ def _tensors(
 ) -> Iterator[Stored]:
     """Every tensor of the new file; predictors of a folder come last."""
     asked = None if outtype is None else format_by_name(outtype)
-    again = 0
+    again, fitting = 0, Fitting()
     tensors = source.tensors(gguf)
     for tensor in tensors if dense else fused.parted(tensors, _n_ff(gguf)):
         if dense and _NEURON_TENSOR.fullmatch(tensor.name):
@@ -168,10 +168,10 @@ def _tensors(
             output = turned(name, tensor)
             if wanted is None:
                 wanted = format_by_name("Q8_0") if tensor.format.quantised else tensor.format
-            yield loss.watch(output, fitting(wanted, output.row, name, log))
+            yield loss.watch(output, fitting(wanted, output.row, name))
             continue
         if wanted:
-            wanted = fitting(wanted, tensor.row, name, log)
+            wanted = fitting(wanted, tensor.row, name)
             again += tensor.format.quantised and wanted.quantised and wanted != tensor.format
         yield source.in_format(tensor, wanted) if wanted else tensor
     if again:
@@ -180,8 +180,9 @@ def _tensors(
         sizes = [source.size(gguf, key) for key in ("block_count", "embedding_length")]
         n_expert = source.size(gguf, "expert_count") if _has_experts(gguf) else 0
         for output in predictors(predictor, *sizes, _n_ff(gguf), n_expert):
-            half = fitting(format_by_name("F16"), output.row, output.name, log)
+            half = fitting(format_by_name("F16"), output.row, output.name)
             yield encoded(output, format_by_name("F32") if outtype == "f32" else half)
+    fitting.report(log)
 
 
 def _down_name(gguf: Gguf, tensor: Stored, dense: bool) -> tuple[str, bool]:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ..formats import F16, Format, decode, encode, format_by_name
+from ..formats import Format, decode, encode, format_by_name
 from .tensors import Output
 
 SLAB = 1 << 24  # elements of a slab: 64 MB as float32
@@ -74,15 +74,14 @@ def encoded(output: Output, fmt: Format, importance: np.ndarray | None = None) -
         values = output.rows(a, b)
         if not np.isfinite(values).all():
             raise ValueError(f"tensor {output.name} holds values that are not finite")
-        if importance is None:
-            data = encode(fmt, values)
-        else:
-            data = np.concatenate([encode(fmt, v, w) for v, w in by_matrix(values, a)])
-        if fmt.type == F16 and not np.isfinite(data.view(np.float16)).all():
+        try:
+            if importance is None:
+                return encode(fmt, values)
+            return np.concatenate([encode(fmt, v, w) for v, w in by_matrix(values, a)])
+        except ValueError as error:
             raise ValueError(
-                f"tensor {output.name} holds values beyond F16's range: use f32 or bf16"
-            )
-        return data
+                f"tensor {output.name}: {error} (F32 and BF16 have no limit)"
+            ) from None
 
     return Stored(output.name, output.shape, fmt, rows)
 
@@ -122,13 +121,26 @@ def turned(name: str, stored: Stored) -> Output:
     return Output(name, (*stack, width, height), rows)
 
 
-def fitting(fmt: Format, row: int, name: str, log: Callable[[str], None]) -> Format:
-    """The format or, if its blocks do not divide a row, a replacement or F16, with a log line."""
-    if fmt.fits(row):
-        return fmt
-    found = format_by_name(_NARROWER.get(fmt.name, "F16"))
-    if not found.fits(row):
-        found = format_by_name("F16")
-    why = f"rows of {row} are not a multiple of {fmt.block}"
-    log(f"{name}: {why}, so {found.name} instead of {fmt.name}")
-    return found
+class Fitting:
+    """Formats whose blocks divide the rows of a tensor, and what had to be replaced for that."""
+
+    def __init__(self) -> None:
+        self._replaced: dict[tuple[int, int, str, str], list[str]] = {}
+
+    def __call__(self, fmt: Format, row: int, name: str) -> Format:
+        """The format or, if its blocks do not divide a row, a replacement or F16."""
+        if fmt.fits(row):
+            return fmt
+        found = format_by_name(_NARROWER.get(fmt.name, "F16"))
+        if not found.fits(row):
+            found = format_by_name("F16")
+        self._replaced.setdefault((row, fmt.block, found.name, fmt.name), []).append(name)
+        return found
+
+    def report(self, log: Callable[[str], None]) -> None:
+        """Logs a line for each reason, with the number of tensors."""
+        for (row, block, found, wanted), names in self._replaced.items():
+            which = names[0] if len(names) == 1 else f"{len(names)} tensors ({names[0]}, ...)"
+            why = f"rows of {row} are not a multiple of {block}"
+            log(f"{which}: {why}, so {found} instead of {wanted}")
+        self._replaced.clear()

@@ -92,7 +92,25 @@ class Work:
         )
         size = 2 * sum(t.n_bytes for t in self.gguf.tensors)
         check_target(self.out, size, [*self.gguf.files, text])
-        self._take_up(identity)
+        again = self._take_up(identity)
+        try:
+            self._begin(text, separator, data, n_tokens, n_ctx, store_gib, seed, check)
+        except Exception:
+            if not again:  # refused: there is no work to go on with
+                self._remove()
+            raise
+
+    def _begin(
+        self,
+        text: Path,
+        separator: bytes | None,
+        data: bytes,
+        n_tokens: int,
+        n_ctx: int | None,
+        store_gib: float,
+        seed: int,
+        check: Callable[[Model], None],
+    ) -> None:
         model = self._model([], [])
         check(model)
         self.mixture, self.smooth = bool(model.n_expert), model.activation in SMOOTH
@@ -124,10 +142,13 @@ class Work:
 
     def finish(self) -> None:
         """The result is written: the folder goes."""
+        self._remove()
+        self.gguf.close()
+
+    def _remove(self) -> None:
         self._empty()
         self._mark.unlink()
         self.folder.rmdir()
-        self.gguf.close()
 
     def embed(self, path: Path, keys: list[Any], tensors: list[Stored]) -> None:
         """Writes the model with these predictors in place of those that it has."""
@@ -152,16 +173,21 @@ class Work:
         model.close()
         return nll
 
-    def _take_up(self, identity: str) -> None:
-        """Makes the folder and locks it. What it holds of work of another identity goes."""
+    def _take_up(self, identity: str) -> bool:
+        """Makes the folder and locks it. What it holds of work of another identity goes.
+
+        Returns whether it holds work of this identity.
+        """
         if not self._mark.exists() and self.folder.exists() and any(self.folder.iterdir()):
             raise ValueError(f"{self.folder}: exists, and is no work of train-predictor")
         self.folder.mkdir(exist_ok=True)
         self.alone.enter_context(alone(self._mark))
-        if self._mark.read_text() != identity:
-            self._empty()
-            with named(self._mark):
-                self._mark.write_text(identity)
+        if self._mark.read_text() == identity:
+            return True
+        self._empty()
+        with named(self._mark):
+            self._mark.write_text(identity)
+        return False
 
     def _model(self, keys: list[Any], tensors: list[Stored]) -> Model:
         """The model with predictors, from a file in the folder."""
