@@ -124,20 +124,21 @@ int32_t Conversation::control_token(const std::string& text) const {
 
 }  // namespace
 
-ChatFormat read_chat_format(const Options& options) {
+std::optional<ChatFormat> find_chat_format(const Options& options, std::string& why) {
+    const std::string there_are =
+        std::string(known_chats) + "); `powerinfer chat` runs any template";
     if (!options.chat_template.empty()) {
         const std::string& given = options.chat_template;
         std::optional<ChatFormat> format = named_chat(given);
         if (!format) format = recognise_chat(given);
-        if (format) return *format;
         const bool is_name = given.size() <= 40 && given.find('{') == given.npos;
-        throw Failure((is_name ? "the chat template '" + given + "'" : "this chat template") +
-                      " is unknown to main (it knows " + known_chats +
-                      "); `powerinfer chat` runs any template");
+        if (!format)
+            why = (is_name ? "the chat template '" + given + "'" : "this chat template") +
+                  " is unknown to main (it knows " + there_are;
+        return format;
     }
-    const std::string& path = options.model;
     pi_gguf* opened = nullptr;
-    require(pi_gguf_open(path.c_str(), &opened));
+    require(pi_gguf_open(options.model.c_str(), &opened));
     const std::unique_ptr<pi_gguf, Release<pi_gguf_free>> gguf(opened);
     for (int64_t i = 0; i < pi_gguf_n_values(opened); i++) {
         const char* key;
@@ -150,11 +151,11 @@ ChatFormat read_chat_format(const Options& options) {
         const char* source;
         require(pi_gguf_string(opened, i, 0, &source, &length));
         const std::optional<ChatFormat> format = recognise_chat({source, length});
-        if (format) return *format;
-        throw Failure(path + ": -cnv does not support its chat template (only " + known_chats +
-                      "); `powerinfer chat` runs any template");
+        if (!format)
+            why = options.model + ": main does not know its chat template (only " + there_are;
+        return format;
     }
-    throw Failure(path + ": -cnv needs a chat template (tokenizer.chat_template)");
+    return std::nullopt;
 }
 
 void converse(Generation& generation, const ChatFormat& format, const Options& options) {

@@ -143,10 +143,33 @@ void protect_files(const Options& options) {
         }
 }
 
+// The format of a conversation, if there is to be one. Throws Failure if one was asked for and the
+// model has no format that is known here.
+std::optional<ChatFormat> chosen_chat(Options& options) {
+    const bool by_itself = !options.conversation && may_chat(options);
+    std::optional<ChatFormat> format;
+    if (options.conversation || by_itself) {
+        std::string why;
+        format = find_chat_format(options, why);
+        const bool needed = options.conversation || !options.for_chat.empty();
+        if (!format && needed)
+            throw Failure(why.empty() ? options.model +
+                                            ": -cnv needs a chat template "
+                                            "(tokenizer.chat_template)"
+                                      : why);
+        if (!format && !why.empty()) print_log(2, why.c_str(), &options.verbosity);
+    }
+    options.conversation = format.has_value();
+    if (by_itself && format)
+        say("main: chats, since the model has a chat template: Ctrl-C stops an answer, Ctrl-D "
+            "ends; -no-cnv writes a text, and `powerinfer chat` edits lines\n");
+    return format;
+}
+
 // Continues the prompt, or holds a conversation. 0 or an exit status.
 int generate(Options& options) {
-    std::optional<ChatFormat> chat;  // before loading: models without one are refused
-    if (options.conversation) chat = read_chat_format(options);
+    const std::optional<ChatFormat> chat =
+        chosen_chat(options);  // before loading, which takes long
     Generation generation(options);
     int status = 0;
     try {

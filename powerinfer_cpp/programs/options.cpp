@@ -29,6 +29,11 @@ template <bool Options::*field, bool value>
 void set_flag(Options& o, Text, Text) {
     o.*field = value;
 }
+template <Options::Switch value>
+void set_converse(Options& o, Text, Text) {
+    o.converse = value;
+    o.conversation = value == Options::Switch::on;
+}
 template <Options::Action action>
 void set_action(Options& o, Text, Text) {
     o.action = action;
@@ -202,9 +207,13 @@ const Option table[] = {
     {"-co, --color", "[on|off|auto]",
      "colours for the prompt and for what the user types (default: auto, on terminals)",
      set_colour},
-    {"-cnv, --conversation", nullptr, "converse: each line of stdin is a message, -p the first",
-     set_flag<&Options::conversation, true>},
-    {"-sys, --system-prompt", "TEXT", "system message of a conversation",
+    {"-cnv, --conversation", nullptr,
+     "converse: each line of stdin is a message, -p the first (default: on a terminal, where the "
+     "model has a known chat template and there is no -p, -f or -i)",
+     set_converse<Options::Switch::on>},
+    {"-no-cnv, --no-conversation", nullptr, "continue a text, also on a terminal",
+     set_converse<Options::Switch::off>},
+    {"-sys, --system-prompt, --system", "TEXT", "system message of a conversation",
      set_text<&Options::system, &Options::for_chat>},
     {"-sysf, --system-prompt-file", "FILE", "read the system message from a file",
      set_chat_file<&Options::system_file>},
@@ -434,8 +443,6 @@ const Option table[] = {
      [](Options& o, Text option, Text value) {
          o.verbosity = int32_t(integer(option, value, 0, 5));
      }},
-
-    {"-no-cnv, --no-conversation", nullptr, nullptr, set_flag<&Options::conversation, false>},
 
     // Options of PowerInfer and llama.cpp without effect here: what they ask for is always so, or
     // changes the time only.

@@ -24,7 +24,9 @@ struct Options {
     bool prompt_given = false;
     std::string prompt_file;     // file to read the prompt from, "-": stdin; "": none
     bool prompt_binary = false;  // keep a newline at its end
-    bool conversation = false;
+    // on, off, or automatic: chat_by_itself() decides.
+    enum class Switch { off, on, automatic } converse = Switch::automatic;
+    bool conversation = false;              // what came of it
     bool single_turn = false;               // of a conversation
     std::string system;                     // its system message; "": none
     std::string system_file;                // file to read it from; "": none
@@ -37,7 +39,7 @@ struct Options {
     std::vector<std::string> stops;         // texts that end a generation
     bool escape = true;  // replace C escapes such as \n in the prompt and the user's texts
     bool display_prompt = true;
-    enum class Switch { off, on, automatic } colour = Switch::automatic;
+    Switch colour = Switch::automatic;
     int32_t n_predict = -1;  // -1: until an end token or until the context is full
     int32_t n_ctx = -1;      // -1: the model's, at most 4096; 0: the model's
     int32_t n_batch = 2048, n_ubatch = 512;
@@ -116,6 +118,9 @@ void set_rope_scale(Options& options, Text option, Text value);
 
 // Throws UsageError.
 Options parse_options(const std::vector<std::string>& arguments);
+// May a conversation begin without -cnv, where the model has a chat template? Not if the options
+// say what is to be written.
+bool may_chat(const Options& options);
 std::string help_text();
 // A script for bash that completes the options.
 std::string completion_text();

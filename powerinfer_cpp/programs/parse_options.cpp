@@ -4,6 +4,7 @@
 #include <cstring>
 #include <vector>
 
+#include "console.h"
 #include "options.h"
 
 namespace {
@@ -92,7 +93,8 @@ bool is_word(const std::string& argument, Text value) {
 
 // Refuses options that need another one. Throws UsageError.
 void check_together(const Options& o) {
-    if (!o.for_chat.empty() && !o.conversation)
+    const bool chats = o.conversation || (o.action == Options::Action::generate && may_chat(o));
+    if (!o.for_chat.empty() && !chats)
         throw UsageError("option " + o.for_chat + " needs -cnv, which starts a conversation");
     if (o.prompt_cache.empty() && (o.prompt_cache_all || o.prompt_cache_read_only))
         throw UsageError(std::string("option ") +
@@ -107,6 +109,11 @@ void check_together(const Options& o) {
 }
 
 }  // namespace
+
+bool may_chat(const Options& o) {
+    return o.converse == Options::Switch::automatic && !o.interactive && !o.prompt_given &&
+           o.prompt_file.empty() && is_terminal(Stream::in) && is_terminal(Stream::out);
+}
 
 Options parse_options(const std::vector<std::string>& arguments) {
     Options options;
