@@ -282,6 +282,9 @@ FORMATS: dict[str, Turns] = {
 }
 
 
+# Of models without a template, as in llama-cpp-python.
+FALLBACK = "llama-2"
+
 # Handlers of whole chats that a program has added, by their names: llama_chat_format.py.
 registered: dict[str, Any] = {}
 

@@ -1,11 +1,14 @@
 """What goes into a `Llama` as text, and what comes out: prompts, chats, bytes of tokens."""
 
+import logging
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from . import chat
 from .embeddings import LlamaEmbeddings
 from .grammar import LlamaGrammar
 from .infill import infill_ids
+from .log import say
 from .model import as_tokens
 from .tool_chat import Turn, control_tokens, prepare
 from .tools import Style, ToolRequest
@@ -18,8 +21,28 @@ def encoded(text: str | bytes) -> bytes:
     return text.encode("utf-8", "surrogateescape") if isinstance(text, str) else text
 
 
+def has_template(source: object) -> bool:
+    """Is a file's value of tokenizer.chat_template one?"""
+    return isinstance(source, str) and bool(source.strip())
+
+
 class LlamaPrompts(LlamaEmbeddings):
     """A `Llama` that turns prompts and chats into ids, and ids into bytes."""
+
+    _fell_back = False
+
+    @property
+    def chats_with(self) -> str | None:
+        """What makes the prompts of chats: "template" (the file's own, or another that was set),
+        "handler", or the name of a format. None: nothing does, and chats fall back to
+        llama-2; such a model is usually one that continues texts."""
+        if self.chat_handler is not None:
+            return self.chat_format or "handler"
+        if isinstance(self._named_format, chat.TemplateFormat):
+            return "template"
+        if self._named_format is not None and not self._fell_back:
+            return self.chat_format
+        return "template" if has_template(self._value("tokenizer.chat_template")) else None
 
     def _turn(
         self,
@@ -40,8 +63,10 @@ class LlamaPrompts(LlamaEmbeddings):
         if self._named_format is None:
             self._named_format = self._template_format("tokenizer.chat_template")
         if self._named_format is None:
-            self.chat_format = "llama-2"
+            self._fell_back, self.chat_format = True, chat.FALLBACK
             self._named_format = chat.named_format(self.chat_format)
+            words = f"{self.model_path} has no chat template: its chats use {self.chat_format}"
+            say(f"{words} (chat_format names another)", self.verbose, logging.WARNING)
         if request is None or not isinstance(self._named_format, chat.TemplateFormat):
             return self._named_format
         if self._tool_format is None:
@@ -50,10 +75,13 @@ class LlamaPrompts(LlamaEmbeddings):
         return self._tool_format
 
     def _template_format(self, key: str) -> chat.TemplateFormat | None:
+        source = self._value(key)
+        return self._template(source) if has_template(source) else None
+
+    def _value(self, key: str) -> Any:
         with self._lock:
             self._require_open()
-            source = self._model.gguf.value(key)
-        return self._template(source) if isinstance(source, str) and source.strip() else None
+            return self._model.gguf.value(key)
 
     def _template(self, source: str) -> chat.TemplateFormat:
         with self._lock:

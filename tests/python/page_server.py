@@ -50,6 +50,8 @@ blacksmith, who was old and kind, and asked how a fire begins. "With very little
 blacksmith. "Most of the coal stays dark. Only the few pieces that are needed glow." The dragon
 thought about this for a long time. Then he breathed out, slowly, and one small spark lit the
 evening. It was enough."""
+CONTINUATION = """ who could *not* make fire.
+He lived on a hill above a quiet village"""
 MARKDOWN = """# Rust in a page
 
 A **list** of *things* with `code` and a [link](https://example.org/):
@@ -112,7 +114,9 @@ MODELS = {
     "bamboo-7b.Q4_0": Shape(32, 1, 14336, 6912, gpu=0.22, disk=0.3),
     "stories-relu.Q8_0": Shape(8, 1, 1376, 1088, gpu=0, disk=0),
     "mixture-8x.Q4_0": Shape(16, 8, 1792, 6912, gpu=0.15, disk=0.35),
+    "base.Q8_0": Shape(4, 1, 512, 1088, gpu=0, disk=0),
 }
+WITHOUT_CHATS = "base.Q8_0"
 
 
 class Hub:
@@ -188,6 +192,7 @@ class Server:
             Route("/", self.file),
             Route("/v1/models", self.models),
             Route("/v1/chat/completions", self.chat, methods=["POST"]),
+            Route("/v1/completions", self.complete, methods=["POST"]),
             Route("/view", self.view),
             Route("/view/stream", self.stream),
             Route("/test/checks.js", self.checks),
@@ -205,7 +210,9 @@ class Server:
         return FileResponse(path, media_type=TYPES[path.suffix], headers=HEADERS)
 
     async def models(self, request: Request) -> Response:
-        return JSONResponse({"object": "list", "data": [{"id": name} for name in MODELS]})
+        formats = {name: None if name == WITHOUT_CHATS else "template" for name in MODELS}
+        data = [{"id": name, "chat_format": found} for name, found in formats.items()]
+        return JSONResponse({"object": "list", "data": data})
 
     async def view(self, request: Request) -> Response:
         shape = MODELS.get(request.query_params.get("model", ""))
@@ -263,13 +270,24 @@ class Server:
         events = self.events(self.requests, body["model"], answer, text)
         return StreamingResponse(events, media_type="text/event-stream")
 
-    async def events(self, request: int, model: str, answer: str, text: str) -> AsyncIterator[str]:
+    async def complete(self, request: Request) -> Response:
+        body = await request.json()
+        self.bodies.append(body)
+        self.requests += 1
+        events = self.events(self.requests, body["model"], CONTINUATION, body["prompt"], False)
+        return StreamingResponse(events, media_type="text/event-stream")
+
+    async def events(
+        self, request: int, model: str, answer: str, text: str, chats: bool = True
+    ) -> AsyncIterator[str]:
         hub = self.hubs[model]
         words = pieces(answer)
-        head = {"id": f"chatcmpl-{request}", "object": "chat.completion.chunk", "model": model}
+        kind = "chat.completion.chunk" if chats else "text_completion"
+        head = {"id": f"chatcmpl-{request}", "object": kind, "model": model}
 
         def event(delta: dict, finish: str | None = None, **more: object) -> str:
-            choices = [{"index": 0, "delta": delta, "finish_reason": finish}]
+            said = {"delta": delta} if chats else {"text": delta.get("content") or ""}
+            choices = [{"index": 0, **said, "finish_reason": finish}]
             return f"data: {json.dumps({**head, 'choices': choices, **more})}\n\n"
 
         try:

@@ -242,6 +242,50 @@ def test_settings_are_sent(visit: Visit) -> None:
     assert body["messages"][0] == {"role": "system", "content": "Be brief."}
 
 
+def test_a_model_that_continues_texts(visit: Visit) -> None:
+    """It has no chat template: the page shows one text, and asks for its continuation."""
+    page = visit.page
+    page.select_option("#model", "base.Q8_0")
+    assert "continue it" in page.locator(".greeting h2").inner_text()
+    assert page.get_attribute("#text", "placeholder") == "Begin a text"
+    begun, more = "There was a dragon", " who could *not* make fire.\nHe lived on a hill above a"
+    more += " quiet village"
+    visit.ask(begun)
+    assert page.locator("#messages").inner_text().startswith(begun + more)
+    body = visit.state()["bodies"][-1]
+    assert "messages" not in body and (body["prompt"], body["max_tokens"]) == (begun, 256)
+    visit.shot("text")
+    visit.ask("")  # the model goes on
+    assert visit.state()["bodies"][-1]["prompt"] == begun + more
+    visit.ask("The end")
+    text = begun + more + more + "\nThe end"
+    assert visit.state()["bodies"][-1]["prompt"] == text
+    page.click("button[aria-label='Regenerate']")
+    page.wait_for_selector("#stop", state="visible")
+    page.wait_for_selector("#send", state="visible")
+    assert visit.state()["bodies"][-1]["prompt"] == text
+    page.click("button[aria-label='Edit and send again']")
+    page.keyboard.type(" is ")
+    page.keyboard.press("Enter")
+    page.wait_for_selector("#stop", state="visible")
+    page.wait_for_selector("#send", state="visible")
+    text += " is "
+    assert visit.state()["bodies"][-1]["prompt"] == text
+    word = page.locator(".w", has_text="village").last
+    word.hover()
+    page.wait_for_selector("#share-text:has-text('“village”')")
+    visit.shot("text-long")
+    # A conversation with another model is a chat again; the text stays one.
+    page.select_option("#model", "stories-relu.Q8_0")
+    assert page.get_attribute("#text", "placeholder") == "Write on, or press Enter for more"
+    page.click("#new-chat")
+    assert "Ask something" in page.locator(".greeting h2").inner_text()
+    page.reload()
+    page.click("#open-chats")
+    page.locator(".chat-open", has_text=begun).first.click()
+    assert page.locator("#messages").inner_text().startswith(text + more)
+
+
 def test_view_and_replay(visit: Visit) -> None:
     page = visit.page
     page.wait_for_selector("#view", state="visible")

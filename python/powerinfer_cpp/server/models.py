@@ -5,6 +5,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from ..gguf import Gguf
+from ..prompts import has_template
 from ..served import ServedModel
 from .desk import Desk
 from .errors import Refusal
@@ -19,6 +21,8 @@ class Models:
     def __init__(self, paths: Mapping[str, Path], desk: Desk, options: Mapping[str, Any]):
         self._paths, self._desk, self._options = dict(paths), desk, dict(options)
         self._open: dict[str, ServedModel] = {}
+        # What makes the prompts of chats, as ServedModel.chats_with; known before a model is open.
+        self.chat_formats = {name: self._chat_format(path) for name, path in paths.items()}
         self._closing = False
         self.failure: Exception | None = None  # why a model could not be loaded
         self.progress = 0.0
@@ -76,6 +80,17 @@ class Models:
         for model in self._open.values():
             model.close()
         self._open = {}
+
+    def _chat_format(self, path: Path) -> str | None:
+        named: str | None = self._options.get("chat_format")
+        if named is not None or self._options.get("chat_handler") is not None:
+            return named or "handler"
+        try:
+            with Gguf(path) as gguf:
+                found = has_template(gguf.value("tokenizer.chat_template"))
+        except (OSError, ValueError, MemoryError):
+            return None  # loading will tell
+        return "template" if found else None
 
     def _load(self) -> None:
         for i, (name, path) in enumerate(self._paths.items()):

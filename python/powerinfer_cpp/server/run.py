@@ -3,17 +3,25 @@
 import ipaddress
 import logging
 import socket
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import uvicorn
 
+from ..chat import FALLBACK
+from ..printable import printable
 from ..system import allow_many_files
 from .app import Server
 from .errors import log
 from .protocol import timed_protocol
 from .settings import Settings
+
+_WITHOUT_CHATS = (
+    "warning: {} has no chat template: the page continues texts, and chats use "
+    f"{FALLBACK} (--chat-format names another)"
+)
 
 
 def run(
@@ -126,5 +134,8 @@ class Uvicorn(uvicorn.Server):
             return True
         if not self._told and self._of.models.ready:
             self._told = True
+            for name, found in self._of.models.chat_formats.items():
+                if found is None:
+                    print(printable(_WITHOUT_CHATS.format(name)), file=sys.stderr, flush=True)
             print(f"serving {', '.join(self._of.models.names)} at {self.url}", flush=True)
         return await super().on_tick(counter)

@@ -27,6 +27,7 @@ def model_entry(of: Models, name: str, began: int) -> dict[str, Any]:
         words = f"there is no model {name!r}: known are {known}"
         raise Refusal(404, words, "model", "model_not_found")
     entry = {"id": name, "object": "model", "created": began, "owned_by": "powerinfer_cpp"}
+    entry["chat_format"] = of.chat_formats[name]
     model = of.all().get(name)
     return entry if model is None else {**entry, "meta": model.facts()}
 
@@ -38,6 +39,7 @@ def props(model: ServedModel, name: str) -> dict[str, Any]:
         "model_path": Path(model.model_path).name,  # not where it lies
         "total_slots": model.n_parallel,
         "chat_template": model.metadata.get("tokenizer.chat_template", ""),
+        "chat_format": model.chats_with,
         "default_generation_settings": {"n_ctx": model.n_ctx()},
         "plan": model.plan(),
     }

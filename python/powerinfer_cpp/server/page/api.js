@@ -53,14 +53,19 @@ export class Api {
         return response;
     }
 
+    // Names of the models, and whether each only continues texts: no chat format is its own.
     async models() {
         const {data} = await (await this.request('v1/models')).json();
-        return data.map((model) => String(model.id));
+        return data.map((model) => ({
+                            name: String(model.id),
+                            continues: model.chat_format === null,
+                        }));
     }
 
-    // The chunks of an answer, as objects.
+    // The chunks of an answer, or with a prompt of its continuation, as objects.
     async * chat(body, signal) {
-        const response = await this.request('v1/chat/completions', {
+        const route = 'prompt' in body ? 'v1/completions' : 'v1/chat/completions';
+        const response = await this.request(route, {
             method: 'POST',
             headers: {'Content-Type': 'application/json'},
             body: JSON.stringify({...body, stream: true, stream_options: {include_usage: true}}),

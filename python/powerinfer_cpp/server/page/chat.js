@@ -9,6 +9,13 @@ const PROMPTS = [
     'Why is the sky blue?',
     'Write a short poem about the sea.',
 ];
+// For models that continue texts.
+const BEGINNINGS = [
+    'Once upon a time there was a little dragon',
+    'The sky is blue because',
+    'The sea was quiet that morning.',
+];
+const WRITTEN = 256;  // tokens of a continuation, unless the settings say how many
 
 // Which tokens made which part of an answer. Kept in memory only, as are the neurons.
 class Trace {
@@ -56,6 +63,7 @@ export class Chat {
         this.scroll = byId('scroll');
         this.text = byId('text');
         this.running = null;
+        this.continues = false;  // does the model continue texts?
         this.listen();
         this.open(newChat());
     }
@@ -90,6 +98,15 @@ export class Chat {
 
     // --- Conversations ------------------------------------------------------------------------
 
+    // Is this conversation a text that the model continues? Its messages are parts of it then.
+    get isText() { return this.chat.messages.length ? this.chat.kind === 'text' : this.continues; }
+
+    // The model is another one. A conversation that has begun stays what it is.
+    suit(continues) {
+        this.continues = continues;
+        if (!this.running) this.render();
+    }
+
     open(chat) {
         this.stop();
         this.chat = chat;
@@ -115,22 +132,35 @@ export class Chat {
 
     render() {
         const {messages} = this.chat;
+        const {isText} = this;
+        this.list.classList.toggle('text', isText && messages.length > 0);
+        this.text.placeholder = !isText ? 'Write a message' :
+            messages.length             ? 'Write on, or press Enter for more' :
+                                          'Begin a text';
+        let edit = null;  // of the user's last part of a text
         const shown = messages.map((message, i) => {
             if (message.role === 'user') {
-                const last = i >= messages.length - 2;
-                return userMessage(
-                    message, last && !this.running ? (e) => this.edit(message, e) : null);
+                const last = i >= messages.length - 2 && !this.running;
+                const onedit = last ? (e) => this.edit(message, e) : null;
+                // In a text the button is not between the words, but below.
+                const element = userMessage(message, isText ? null : onedit, isText);
+                edit = isText && last ? () => this.edit(message, element) : null;
+                return element;
             }
-            const answer = new Answer(message, this.traces.get(message));
+            const answer = new Answer(message, this.traces.get(message), isText);
             const last = i === messages.length - 1 && !this.running;
-            answer.done(last ? () => this.regenerate() : null);
+            answer.done(last ? () => this.regenerate() : null, last ? edit : null);
             return answer.element;
         });
         if (!messages.length) {
-            shown.push(greeting(PROMPTS, (prompt) => this.send(prompt)));
+            shown.push(greeting(
+                isText ? 'Begin a text, and watch which neurons continue it.' :
+                         'Ask something, and watch which neurons answer.',
+                isText ? BEGINNINGS : PROMPTS, (prompt) => this.send(prompt)));
         } else if (messages.at(-1).role === 'user' && !this.running) {
-            shown.push(
-                problem('This message has no answer yet.', [['Answer it', () => this.answer()]]));
+            const [words, button] = isText ? ['Nothing follows this text yet.', 'Continue it'] :
+                                             ['This message has no answer yet.', 'Answer it'];
+            shown.push(problem(words, [[button, () => this.answer()]]));
         }
         this.list.replaceChildren(...shown);
     }
@@ -138,17 +168,32 @@ export class Chat {
     // --- Sending ------------------------------------------------------------------------------
 
     submit() {
-        const text = this.text.value.trim();
-        if (!text || this.running) return;
+        // Spaces are part of a text, and without a word the model goes on with it.
+        const text = this.isText ? this.text.value : this.text.value.trim();
+        const goesOn = this.isText && this.chat.messages.length && !text;
+        if ((!text.trim() && !goesOn) || this.running) return;
         this.text.value = '';
         this.grow();
-        this.send(text);
+        if (goesOn)
+            this.answer();
+        else
+            this.send(text);
     }
 
     send(text) {
         if (this.running) return;
-        this.chat.messages.push({role: 'user', content: text});
+        const {messages} = this.chat;
+        const {isText} = this;
+        if (!messages.length && isText) this.chat.kind = 'text';
+        if (!messages.length && !isText) delete this.chat.kind;
+        messages.push({role: 'user', content: isText ? this.joint(text) + text : text});
         this.answer();
+    }
+
+    // What a part of a text begins on a line of its own with, unless it begins with a space.
+    joint(text) {
+        const before = this.chat.messages.at(-1)?.content;
+        return !before || /\s$/.test(before) || /^\s/.test(text) ? '' : '\n';
     }
 
     regenerate() {
@@ -170,12 +215,22 @@ export class Chat {
             () => {
                 this.render();
                 this.text.focus();
-            });
+            },
+            this.isText);
     }
 
     stop() { this.running?.abort(); }
 
     body() {
+        if (this.isText) {
+            const prompt = this.chat.messages.map(({content}) => content).join('');
+            return {
+                model: this.settings.model,
+                prompt,
+                max_tokens: WRITTEN,
+                ...this.settings.sampling(),
+            };
+        }
         const messages = this.chat.messages.map(({role, content}) => ({role, content}));
         if (this.settings.system) messages.unshift({role: 'system', content: this.settings.system});
         return {model: this.settings.model, messages, ...this.settings.sampling()};
@@ -191,7 +246,7 @@ export class Chat {
         this.save(chat);
         const message = {role: 'assistant', content: '', model: this.settings.model};
         const trace = new Trace();
-        const element = new Answer(message, trace);
+        const element = new Answer(message, trace, this.isText);
         this.traces.set(message, trace);
         element.running(0, 0);
         this.list.append(element.element);
@@ -235,7 +290,8 @@ export class Chat {
             this.follow(atEnd);
         };
         for await (const chunk of this.api.chat(body, signal)) {
-            const piece = chunk.choices?.[0]?.delta?.content;
+            const choice = chunk.choices?.[0];
+            const piece = choice?.delta?.content ?? choice?.text;
             if (piece) {
                 began ||= performance.now();
                 message.content += piece;

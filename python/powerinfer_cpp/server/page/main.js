@@ -16,14 +16,19 @@ const chat = new Chat(api, settings, view);
 
 // --- Models ----------------------------------------------------------------------------------
 
+let texts = new Set();  // names of models that continue texts
+
 async function loadModels() {
     const select = byId('model');
     try {
-        const names = await api.models();
+        const models = await api.models();
+        const names = models.map(({name}) => name);
+        texts = new Set(models.filter(({continues}) => continues).map(({name}) => name));
         select.replaceChildren(...names.map((name) => make('option', {value: name}, name)));
         if (!names.includes(settings.model)) settings.model = names[0];
         select.value = settings.model || '';
         select.disabled = names.length < 2;
+        chat.suit(texts.has(settings.model));
         notice(names.length ? '' : 'The server has no model.');
         if (names.length) view.open(settings.model);
     } catch (error) {
@@ -40,6 +45,7 @@ async function loadModels() {
 byId('model').addEventListener('change', (event) => {
     chat.stop();
     settings.model = event.target.value;
+    chat.suit(texts.has(settings.model));
     view.open(settings.model);
 });
 

@@ -482,3 +482,30 @@ export class Rendered {
         }
     }
 }
+
+// The same for a text without marks: line by line, so that a long one can grow.
+export class PlainText {
+    constructor(parent, words) {
+        this.parent = parent;
+        this.words = words;
+        this.kept = [];
+    }
+
+    show(source) {
+        const lines = source.match(/[^\n]*\n|[^\n]+$/g) || [];
+        let same = 0;
+        let at = 0;
+        while (same < lines.length && this.kept[same]?.text === lines[same]) {
+            at += lines[same].length;
+            same += 1;
+        }
+        for (const old of this.kept.splice(same)) old.node.remove();
+        for (const text of lines.slice(same)) {
+            const node = make('span');
+            addText(node, text, at, (place) => place, this.words);
+            this.parent.append(node);
+            this.kept.push({text, node});
+            at += text.length;
+        }
+    }
+}

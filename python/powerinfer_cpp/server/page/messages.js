@@ -1,7 +1,7 @@
 // The messages of a conversation as elements.
 
 import {icon, iconButton, make, say} from './dom.js';
-import {Rendered} from './markdown.js';
+import {PlainText, Rendered} from './markdown.js';
 import {rate, whole} from './words.js';
 
 async function copy(text) {
@@ -13,10 +13,11 @@ async function copy(text) {
     }
 }
 
-export function userMessage(message, onedit) {
+// isText: a part of a text that the model continues.
+export function userMessage(message, onedit, isText = false) {
     const body = make('div', {className: 'body'}, message.content);
     const element = make('article', {className: 'message user'}, body);
-    element.setAttribute('aria-label', 'You');
+    element.setAttribute('aria-label', isText ? 'Your text' : 'You');
     if (onedit) {
         element.append(make(
             'div', {className: 'actions'},
@@ -25,11 +26,11 @@ export function userMessage(message, onedit) {
     return element;
 }
 
-// Replaces a message by a field with its text.
-export function editMessage(element, text, onsend, oncancel) {
+// Replaces a message by a field with its text. exact: spaces around it are part of it.
+export function editMessage(element, text, onsend, oncancel, exact = false) {
     const field = make('textarea', {value: text, rows: 3});
     field.setAttribute('aria-label', 'Edit your message');
-    const send = () => field.value.trim() && onsend(field.value.trim());
+    const send = () => field.value.trim() && onsend(exact ? field.value : field.value.trim());
     field.addEventListener('keydown', (event) => {
         if (event.isComposing) return;
         if (event.key === 'Enter' && !event.shiftKey) {
@@ -52,24 +53,26 @@ export function editMessage(element, text, onsend, oncancel) {
 }
 
 // An answer that can grow. `trace` (or null) tells which tokens made which part of the text.
+// isText: it continues a text, and its signs stay as they are.
 export class Answer {
-    constructor(message, trace) {
+    constructor(message, trace, isText = false) {
         this.message = message;
-        this.body = make('div', {className: 'body markdown'});
+        const name = isText ? 'Continuation' : 'Answer';
+        this.body = make('div', {className: isText ? 'body' : 'body markdown'});
         this.meta = make('p', {className: 'speed'});
         this.actions = make('div', {className: 'actions'});
         this.element = make(
             'article', {className: 'message answer'}, this.body,
             make('div', {className: 'below'}, this.meta, this.actions));
-        this.element.setAttribute('aria-label', 'Answer');
-        this.rendered = new Rendered(this.body, Boolean(trace));
+        this.element.setAttribute('aria-label', name);
+        this.rendered = new (isText ? PlainText : Rendered)(this.body, Boolean(trace));
         this.trace = trace;
         if (trace) {
             // One stop for the tab key; arrows go through the words.
             this.body.tabIndex = 0;
             this.body.setAttribute('role', 'group');
             this.body.setAttribute(
-                'aria-label', 'Answer. Left and right arrow: what ran for each word');
+                'aria-label', `${name}. Left and right arrow: what ran for each word`);
         }
         this.show();
     }
@@ -86,8 +89,8 @@ export class Answer {
             tokens > 1 && seconds > 0.3 ? `${rate(tokens / seconds)} tokens/s` : '';
     }
 
-    // The answer stands. `again` regenerates it.
-    done(again) {
+    // The answer stands. `again` regenerates it, `edit` changes what it continues.
+    done(again, edit = null) {
         this.element.classList.remove('running');
         this.show();
         const {timings, stopped, content} = this.message;
@@ -105,6 +108,7 @@ export class Answer {
         this.meta.textContent = parts.join(' · ');
         this.actions.replaceChildren(
             iconButton('copy', 'Copy the answer', () => copy(this.message.content)));
+        if (edit) this.actions.append(iconButton('edit', 'Edit and send again', edit));
         if (again) this.actions.append(iconButton('again', 'Regenerate', again));
     }
 }
@@ -121,10 +125,9 @@ export function problem(text, buttons) {
     return element;
 }
 
-export function greeting(prompts, choose) {
+export function greeting(words, prompts, choose) {
     return make(
-        'div', {className: 'greeting'},
-        make('h2', {}, 'Ask something, and watch which neurons answer.'),
+        'div', {className: 'greeting'}, make('h2', {}, words),
         make(
             'ul', {},
             ...prompts.map(

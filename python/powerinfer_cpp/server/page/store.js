@@ -85,6 +85,7 @@ export function title(chat) {
 export function asJson(chat) { return JSON.stringify({title: title(chat), ...chat}, null, 2); }
 
 export function asMarkdown(chat) {
+    if (chat.kind === 'text') return `${chat.messages.map(({content}) => content).join('')}\n`;
     const parts = [`# ${title(chat)}`];
     for (const {role, content, model} of chat.messages) {
         parts.push(role === 'user' ? '**You**' : `**${model || 'Answer'}**`, content.trim());
