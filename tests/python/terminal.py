@@ -57,7 +57,9 @@ class Terminal:
         """What is shown until a text appears, that included."""
         end = time.monotonic() + seconds
         while (at := self.shown.find(text, self._seen)) < 0:
-            assert self._read(end - time.monotonic()), f"no {text!r} in {self.shown[self._seen :]!r}"
+            assert self._read(end - time.monotonic()), (
+                f"no {text!r} in {self.shown[self._seen :]!r}"
+            )
         begin, self._seen = self._seen, at + len(text)
         return self.shown[begin : self._seen]
 

@@ -167,8 +167,9 @@ def test_chats(run, tiny_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyP
     for given in (["-sys", "Be kind."], ["-sysf", system]):
         assert run(*ask, *given, "--chat-template", CHATML, "--jinja") == want
         assert run(*ask, *given, "--chat-template-file", template) == want
-        assert run(*ask, *given) == run(*ask, *given, "--chat-template", "llama2-sys-bos")
-    assert run(*ask, "-sysf", system) == default
+        named = run(*ask, *given, "--chat-format", "llama-2")
+        assert named == default == run(*ask, *given, "--chat-template", "llama2-sys-bos")
+        assert not run(*ask, *given, status=1, said="has no chat template")
     run(*ask, "--chat-template", "phi9", status=1, said="known are")
     run(*ask, "--chat-template", "{% for %}", status=1, said="template")
     say = ["-l", f"{tiny.BYTE + ord('A')}+100"]

@@ -6,16 +6,16 @@ stdout (`| head`) is not an error.
 
 import argparse
 import contextlib
-import difflib
 import errno
 import importlib
 import os
 import sys
 from collections.abc import Sequence
 from types import ModuleType
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from ..printable import printable
+from .suggest import closest, option_sentence, unknown_option
 
 COMMANDS = {
     "convert": "make a GGUF from a Hugging Face folder or another GGUF",
@@ -49,6 +49,22 @@ class _Parser(argparse.ArgumentParser):
         _fail(f"{message} ({self.prog} --help shows how)", 2)
 
 
+class _CommandParser(_Parser):
+    """That of a subcommand. An unknown option is told before anything else, with a proposal."""
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """As argparse's, but no option is left over."""
+        given = sys.argv[1:] if args is None else list(args)
+        name = unknown_option(self, given)
+        if name is not None:
+            _fail(option_sentence(self, name), 2)
+        found, left = super().parse_known_args(given, namespace)
+        for word in left:
+            if word.startswith("-") and word != "--":
+                _fail(option_sentence(self, word), 2)
+        return found, left
+
+
 def add_arguments(command: str, parser: argparse.ArgumentParser) -> ModuleType:
     """Adds the arguments of a subcommand to a parser, and returns the module that runs it."""
     module = importlib.import_module(f".{command.replace('-', '_')}", __name__)
@@ -59,7 +75,7 @@ def add_arguments(command: str, parser: argparse.ArgumentParser) -> ModuleType:
 def _parser(command: str | None) -> argparse.ArgumentParser:
     parser = _Parser(prog="powerinfer", description="Language models from GGUF files.")
     parser.add_argument("--version", action="store_true", help="print the version and stop")
-    commands = parser.add_subparsers(dest="command", metavar="COMMAND", parser_class=_Parser)
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND", parser_class=_CommandParser)
     for name, text in COMMANDS.items():
         sub = commands.add_parser(name, help=text, description=text, allow_abbrev=False)
         if name == command:  # importing the others would only cost time
@@ -71,8 +87,8 @@ def _command(arguments: Sequence[str]) -> str | None:
     """The subcommand of a command line. Exits with a suggestion if it is unknown."""
     name = next((a for a in arguments if not a.startswith("-")), None)
     if name is not None and name not in COMMANDS:
-        close = difflib.get_close_matches(name, COMMANDS, 1)
-        hint = f"did you mean {close[0]}?" if close else f"commands: {', '.join(COMMANDS)}"
+        close = closest(name, COMMANDS)
+        hint = f"did you mean {close}?" if close else f"commands: {', '.join(COMMANDS)}"
         _fail(f"unknown command {name!r}; {hint}", 2)
     return name
 
@@ -100,6 +116,8 @@ def _sentence(error: BaseException) -> str:
 def _run(arguments: Sequence[str]) -> int:
     parser = _parser(_command(arguments))
     args = parser.parse_args(arguments)
+    from .common import take_model  # not for --help and the like: it loads the engine
+
     if args.version:
         from .. import __version__
 
@@ -108,6 +126,7 @@ def _run(arguments: Sequence[str]) -> int:
     if args.command is None:
         parser.print_help()
         return 0
+    take_model(args)
     return args.run(args) or 0
 
 

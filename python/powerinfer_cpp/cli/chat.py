@@ -2,23 +2,27 @@
 
 import argparse
 import sys
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
-from ..chat import FORMATS, Message
-from ..errors import ContextOverflowError
+from ..chat import FORMATS
 from ..llama import Llama
+from ..printable import printable
 from . import generating
+from .chat_commands import COMMANDS, WITH_FILES, Again, Commands, Ended
+from .history import HistoryFile, history_path
+from .lines import EditedLines, Lines, open_lines
+from .talk import Talk
 
 # Formats by llama.cpp's names, if they differ.
 _NAMES = {"llama2-sys-bos": "llama-2", "llama3": "llama-3"}
+# What can go wrong with one answer, while the chat goes on.
+_FAILURES = (OSError, ValueError, MemoryError, RuntimeError)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     generating.add_arguments(parser)
     told = parser.add_mutually_exclusive_group()
-    told.add_argument("-sys", "--system-prompt", metavar="TEXT", help="system message")
+    told.add_argument("-sys", "--system-prompt", "--system", metavar="TEXT", help="system message")
     told.add_argument("-sysf", "--system-prompt-file", metavar="FILE", help="the same, from a file")
     parser.add_argument("-st", "--single-turn", action="store_true", help="end after one answer")
     used = parser.add_mutually_exclusive_group()
@@ -27,6 +31,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     used.add_argument("--chat-template", metavar="TEXT", help="a Jinja template, or such a name")
     used.add_argument("--chat-template-file", metavar="FILE", help="a template from a file")
+    parser.add_argument(
+        "--no-history",
+        action="store_true",
+        help="do not keep what is typed for later chats, and do not read it",
+    )
+    parser.add_argument(
+        "-co",
+        "--color",
+        nargs="?",
+        choices=("on", "off", "auto"),
+        const="on",
+        default="auto",
+        help="colours for what the user types (default: auto, on terminals)",
+    )
     # What they ask for is always so.
     for flags in (("--jinja",), ("-cnv", "--conversation")):
         parser.add_argument(*flags, action="store_true", help=argparse.SUPPRESS)
@@ -35,10 +53,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> None:
     template = _template(args)
     first = generating.prompt(args)
+    system = args.system_prompt or ""
+    if args.system_prompt_file is not None:
+        system = Path(args.system_prompt_file).read_text(encoding="utf-8").removesuffix("\n")
     with generating.open_model(args) as llm:
         if template is not None:
             llm.set_chat_template(template)
-        _talk(llm, args, None if first is None else first.decode("utf-8", "surrogateescape"))
+        question = None if first is None else first.decode("utf-8", "surrogateescape")
+        _Chat(llm, args, system).run(question)
 
 
 def _template(args: argparse.Namespace) -> str | None:
@@ -52,65 +74,124 @@ def _template(args: argparse.Namespace) -> str | None:
     return None
 
 
-def _question() -> str | None:
-    """A line of stdin, with a prompt on a terminal; None at the end of the input."""
-    if sys.stdin.isatty():
-        print("> ", end="", file=sys.stderr, flush=True)
-    line = sys.stdin.readline()
-    return None if not line else line.rstrip("\r\n")
+def _tell(text: str) -> None:
+    """Shows lines to the user. Text goes to stdout, all else to stderr."""
+    for line in text.splitlines():
+        print(printable(line), file=sys.stderr, flush=True)
 
 
-def _talk(llm: Llama, args: argparse.Namespace, question: str | None) -> None:
-    told = args.system_prompt
-    if args.system_prompt_file is not None:
-        told = Path(args.system_prompt_file).read_text(encoding="utf-8").removesuffix("\n")
-    system: list[Message] = [{"role": "system", "content": told}] if told else []
-    talk: list[Message] = []
-    keywords = generating.writing(llm, args)
-    if sys.stdin.isatty():
-        print("/exit or Ctrl-D ends the chat, /reset starts a new one", file=sys.stderr)
-    while question is not None or (question := _question()) is not None:
-        if question.strip() == "/exit":
-            return
-        if question.strip() == "/reset":
-            talk = []
-        elif question.strip():
-            talk.append({"role": "user", "content": question})
-            talk = _answer(llm, system, talk, args, keywords)
-            if args.single_turn:
+class _Chat:
+    """The user and the model in turns.
+
+    alive: a person is there, who can be told what went wrong; without one it ends the chat.
+    """
+
+    def __init__(self, llm: Llama, args: argparse.Namespace, system: str):
+        plain = llm.chats_with is None
+        if plain and system:
+            raise ValueError(
+                f"{llm.model_path} has no chat template, which a system message needs: "
+                "--chat-format names another"
+            )
+        keywords = generating.writing(llm, args)
+        self._talk, self._args = Talk(llm, system, keywords, plain), args
+        self._commands = Commands(self._talk, _tell, args.seed)
+        self._alive = sys.stdin.isatty()
+        terminal = self._alive and sys.stderr.isatty() and not args.simple_io
+        self._figures = terminal if args.perf is None else args.perf
+
+    def run(self, question: str | None) -> None:
+        """Until the user ends it, or the input does. question: the first message."""
+        if self._alive:
+            self._greet()
+        given, lines = question is not None, self._lines()
+        while True:
+            try:
+                if not given:
+                    question = lines.read()
+                if question is None:
+                    return
+                self._take(question, given)
+            except Ended:
                 return
-        question = None
+            except KeyboardInterrupt:  # what was typed is dropped
+                if not self._alive or self._args.single_turn:
+                    raise
+            except _FAILURES as error:
+                if not self._goes_on_after(error):
+                    raise
+                _tell(f"error: {error or type(error).__name__}")
+            given = False
 
+    def _greet(self) -> None:
+        if self._talk.plain:
+            _tell(
+                "This model has no chat template: it continues what you write (--chat-format "
+                "chats anyway)."
+            )
+        _tell("/help lists commands; Ctrl-D ends")
 
-def _answer(
-    llm: Llama,
-    system: list[Message],
-    talk: list[Message],
-    args: argparse.Namespace,
-    keywords: dict[str, Any],
-) -> list[Message]:
-    """Prints an answer; returns the chat with it, without the oldest part if that does not fit."""
-    while True:
+    def _lines(self) -> Lines:
+        args = self._args
+        shows = args.color == "on" or args.color == "auto" and sys.stderr.isatty()
+
+        def edited(history: HistoryFile | None) -> Lines:
+            return EditedLines(history, COMMANDS, WITH_FILES, shows)
+
+        return open_lines(args.simple_io, None if args.no_history else history_path(), edited)
+
+    def _take(self, text: str, is_message: bool) -> None:
+        """Answers a text, or runs the command that it is."""
+        talk = self._talk
+        before = list(talk.messages)
         try:
-            chunks = llm.create_chat_completion([*system, *talk], **keywords)
-            break
-        except ContextOverflowError:
-            if len(talk) < 3:
+            if not is_message and self._commands.run(text):
+                return
+            goes_on = talk.plain and bool(talk.messages)  # without a word of the user's
+            if not text.strip() and not goes_on:
+                return
+            talk.say(text)
+        except Again:
+            pass
+        if not self._answer():
+            talk.messages = before
+        if self._args.single_turn:
+            raise Ended
+
+    def _answer(self) -> bool:
+        """Prints an answer, and keeps what was written of it; False if there is nothing to keep."""
+        talk, said, whole = self._talk, "", False
+
+        def forget() -> None:
+            _tell("the context is full: the oldest question is forgotten")
+
+        try:
+            for piece in generating.until_stop(talk.answer(forget), self._args):
+                said += piece
+                generating.put(piece)
+            whole = True
+        except KeyboardInterrupt:  # ends the answer, not the chat
+            if not self._alive or self._args.single_turn:
                 raise
-            print("the context is full: the oldest question is forgotten", file=sys.stderr)
-            talk = talk[2:]
-    said = ""
-    try:
-        for piece in generating.until_stop(_contents(chunks), args):
-            said += piece
-            generating.put(piece)
-    except KeyboardInterrupt:  # ends the answer, not the chat
-        if not sys.stdin.isatty():
-            raise
-    generating.put("\n")
-    return [*talk, {"role": "assistant", "content": said}]
+        except _FAILURES as error:
+            if not self._goes_on_after(error):
+                raise
+            if said:
+                generating.put("\n")
+            _tell(f"error: {error or type(error).__name__}")
+            return self._keep(said)
+        generating.put("\n")
+        if talk.full:
+            _tell(f"the context is full ({talk.llm.n_ctx()} positions, -c)")
+        if self._figures and (said or whole):
+            _tell(generating.figures(talk.llm))
+        return self._keep(said) or whole and not talk.plain
 
+    def _keep(self, said: str) -> bool:
+        if said or not self._talk.plain:
+            self._talk.heard(said)
+        return bool(said)
 
-def _contents(chunks: Any) -> Iterator[str]:
-    for chunk in chunks:
-        yield chunk["choices"][0]["delta"].get("content", "")
+    def _goes_on_after(self, error: BaseException) -> bool:
+        """Can the chat go on? Not without a person, and not without anywhere to write."""
+        return self._alive and not isinstance(error, BrokenPipeError)

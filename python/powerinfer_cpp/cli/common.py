@@ -74,16 +74,22 @@ def add_model_arguments(
 ) -> None:
     """Adds MODEL and the options of loading and computing.
 
-    seed: default; None: random. several: `-m MODEL`, which may be given several times. optional:
-    MODEL may be missing.
+    seed: default; None: random. several: models of a server. optional: MODEL may be missing, as far
+    as `take_model` goes.
     """
     if several:
         parser.add_argument(
-            "-m", "--model", action="append", metavar="MODEL", help="GGUF file, or NAME=FILE"
+            "models", nargs="*", metavar="MODEL", help="GGUF file, or NAME=FILE; also several"
+        )
+        parser.add_argument(
+            "-m", "--model", action="append", metavar="MODEL", help="the same, by option"
         )
     else:
-        few = "?" if optional else None
-        parser.add_argument("model", nargs=few, metavar="MODEL", help="GGUF file")
+        parser.add_argument("model", nargs="?", metavar="MODEL", help="GGUF file")
+        parser.add_argument(
+            "-m", "--model", dest="model_file", metavar="FILE", help="MODEL, by option"
+        )
+        parser.set_defaults(needs_model=not optional)
     parser.add_argument(
         "-t", "--threads", type=whole(1), metavar="N", help="threads (default: the usable CPUs)"
     )
@@ -123,6 +129,19 @@ def add_model_arguments(
         help="run a file without keys and tensors that change results and are not known here",
     )
     add_override_arguments(parser)
+
+
+def take_model(args: argparse.Namespace) -> None:
+    """Puts the model of -m into args.model, for a command with one model. Raises
+    argparse.ArgumentError if it is not exactly one, and the command needs one."""
+    if not hasattr(args, "needs_model"):
+        return
+    given = [name for name in (args.model, args.model_file) if name]
+    if len(given) > 1:
+        raise argparse.ArgumentError(None, "name one model: MODEL or -m FILE")
+    if args.needs_model and not given:
+        raise argparse.ArgumentError(None, "name a model: MODEL or -m FILE")
+    args.model = given[0] if given else None
 
 
 _ROPE = {  # by flag: the keyword of options.rope_fields, and help

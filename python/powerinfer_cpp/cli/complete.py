@@ -32,8 +32,10 @@ def run(args: argparse.Namespace) -> None:
             generating.put(text)
         for piece in pieces:
             generating.put(piece)
-    if sys.stdout.isatty():
-        generating.put("\n")
+        if sys.stdout.isatty():
+            generating.put("\n")
+        if args.perf and args.predict:
+            print(generating.figures(llm), file=sys.stderr)
 
 
 def _pieces(llm: Llama, text: bytes, args: argparse.Namespace) -> Iterator[str]:

@@ -49,7 +49,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_model_arguments(parser, seed=None, optional=True)
     add_hub_arguments(parser)
     add_adapter_arguments(parser)
-    parser.add_argument("-m", "--model", dest="model_file", metavar="FILE", help="MODEL, by option")
     parser.add_argument(
         "-c",
         "--ctx-size",
@@ -90,9 +89,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="map the model instead of reading it into memory",
     )
     parser.add_argument("--mlock", action="store_true", help="keep the model in RAM")
+    parser.add_argument(
+        "--perf",
+        action=argparse.BooleanOptionalAction,
+        help="print tokens per second after a text (default: in chats on a terminal)",
+    )
+    parser.add_argument(
+        "--simple-io", action="store_true", help="plain input and output: no editing, no figures"
+    )
     # What ./main accepts, too: it is always so here, or nothing is to be hidden.
-    hidden = ["--simple-io", "--warmup", "--no-warmup", "--perf", "--no-perf", "--log-disable"]
-    hidden += ["--no-context-shift"]
+    hidden = ["--warmup", "--no-warmup", "--log-disable", "--no-context-shift"]
     parser.add_argument(*hidden, action="store_true", help=argparse.SUPPRESS)
     parser.add_argument(
         "-fa", "--flash-attn", nargs="?", choices=("on", "off", "auto"), help=argparse.SUPPRESS
@@ -223,7 +229,7 @@ def model_path(args: argparse.Namespace) -> str:
 
     Raises argparse.ArgumentError if not exactly one is named, and the errors of hub.fetch.
     """
-    given = [name for name in (args.model, args.model_file, args.hf_repo) if name]
+    given = [name for name in (args.model, args.hf_repo) if name]
     if len(given) != 1:
         raise argparse.ArgumentError(None, "name one model: MODEL, -m FILE or -hf REPO")
     return from_hub(args) or given[0]
@@ -362,6 +368,16 @@ def until_stop(pieces: Iterable[str], args: argparse.Namespace) -> Iterator[str]
             return
         yield piece
         tail = seen[max(0, len(seen) - kept) :]
+
+
+def figures(llm: Llama) -> str:
+    """How fast the last text was written, in a line."""
+    stats = llm.stats()
+    parts = [f"{stats['gen_ts']:.1f} tokens/s"] if stats["n_gen"] else []
+    if stats["prompt_s"] > 0:
+        rate = stats["n_prompt"] / stats["prompt_s"]
+        parts.append(f"prompt {stats['n_prompt']} tokens, {rate:.1f} tokens/s")
+    return f"[{'; '.join(parts) or 'nothing was computed'}]"
 
 
 def put(text: str | bytes) -> None:

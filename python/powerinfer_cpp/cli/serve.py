@@ -96,7 +96,8 @@ def run(args: argparse.Namespace) -> None:
         ) from None
     note_device(args)
     downloaded = from_hub(args)
-    paths = _models([*(args.model or ()), *([downloaded] if downloaded else ())])
+    named = [*args.models, *(args.model or ())]
+    paths = _models([*named, *([downloaded] if downloaded else ())])
     if len(paths) > 1 and args.lora:
         raise ValueError("--lora: an adapter belongs to one model, and several are served")
     n_ctx = min(map(positions, paths.values())) if args.ctx_size is None else args.ctx_size
@@ -120,7 +121,7 @@ def run(args: argparse.Namespace) -> None:
 def _models(given: list[str]) -> dict[str, Path]:
     """Files by name: of NAME=FILE, or the file's own."""
     if not given and not DEFAULT_MODEL.is_file():
-        raise ValueError(f"-m MODEL is needed: there is no {DEFAULT_MODEL} here")
+        raise ValueError(f"name a model: there is no {DEFAULT_MODEL} here")
     found: dict[str, Path] = {}
     for text in given or [str(DEFAULT_MODEL)]:
         name, _, file = text.partition("=")
