@@ -6,6 +6,7 @@
 #pragma once
 
 #include "model.h"
+#include "notes.h"
 
 namespace powerinfer {
 

@@ -8,6 +8,7 @@
 #include <unordered_map>
 #include <vector>
 
+#include "notes.h"
 #include "special_tokens.h"
 #include "vocab_hash.h"
 
@@ -23,13 +24,6 @@ enum class TokenType : int32_t {
     unused = 5,
     byte = 6,
 };
-
-// What is worth knowing about a file that opened all the same: 2 a warning, 3 information.
-struct Note {
-    int32_t level;
-    std::string text;  // names the file
-};
-using Notes = std::vector<Note>;
 
 struct Bpe;      // tokenizer_bpe.h
 struct Unigram;  // tokenizer_unigram.h

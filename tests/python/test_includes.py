@@ -31,7 +31,15 @@ LIBRARIES = {
 # source without a header of its name (forward.cpp) is a module, too.
 LAYERS = (
     # contents of files
-    ("utf8", "unicode_tables.inc", "pretokenizer", "charsmap", "vocab_hash", "special_tokens"),
+    (
+        "utf8",
+        "unicode_tables.inc",
+        "pretokenizer",
+        "charsmap",
+        "vocab_hash",
+        "special_tokens",
+        "notes",
+    ),
     ("vocab", "tokenizer*", "breakers", "dry", "sampler", "names"),
     # weights in memory
     ("budget", "bundle", "placement", "stream", "weight_spec", "weight_plan", "sha256"),
