@@ -248,17 +248,12 @@ class ServedModel(Llama):
     def _makes(
         self, bias: Mapping[int | str, float] | None, grammar: LlamaGrammar | None
     ) -> Callable[[], Processor]:
-        """What makes the processor of a text. A grammar that cannot go on is the request's."""
+        """What makes the processor of a text."""
 
         def make() -> Processor:
             processor = self._processors(None, bias, grammar)
             assert processor is not None
-
-            def process(ids: np.ndarray, logits: np.ndarray) -> np.ndarray:
-                with about_request():
-                    return processor(ids, logits)
-
-            return process
+            return _Asked(processor)
 
         return make
 
@@ -299,3 +294,18 @@ class ServedModel(Llama):
             self._token_bytes,
         )
         self._engine = Engine(self._scheduler, self._deliver)
+
+
+class _Asked:
+    """A processor that a request asked for: a grammar that cannot go on is the request's fault.
+    What else the processor has is reached through this."""
+
+    def __init__(self, processor: Processor):
+        self._processor = processor
+
+    def __call__(self, ids: np.ndarray, logits: np.ndarray) -> np.ndarray:
+        with about_request():
+            return self._processor(ids, logits)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._processor, name)

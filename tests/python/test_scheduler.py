@@ -16,7 +16,7 @@ from powerinfer_cpp.sampling import Sampling
 from powerinfer_cpp.scheduler import QueueFull, Request, Ticket, Update
 from powerinfer_cpp.served import ServedModel
 
-from powerinfer_cpp import ContextOverflowError, Llama, LlamaGrammar
+from powerinfer_cpp import ContextOverflowError, Llama, LlamaGrammar, RequestError
 
 PROMPTS = (
     "Once upon a time, there was a",
@@ -178,6 +178,23 @@ def test_grammar_and_bias(served: ServedModel, desk: Desk, model_path: Path) -> 
     bound, free = run(served, desk, requests)
     assert desk.text(bound) in ("yes", "no")
     assert desk.text(free) == alone(model_path, PROMPTS[0], max_tokens=8, seed=1)
+
+
+def test_a_grammar_that_gets_stuck_is_the_request_s(
+    served: ServedModel, desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Stuck:
+        more = "is reached"
+
+        def __call__(self, ids: np.ndarray, logits: np.ndarray) -> np.ndarray:
+            raise ValueError("the grammar cannot go on")
+
+    monkeypatch.setattr(served, "_processors", lambda *_: Stuck())
+    request = served.request("The dog", max_tokens=4, logit_bias={5: 1.0})
+    assert request.processors().more == "is reached"
+    (ticket,) = run(served, desk, [request])
+    with pytest.raises(RequestError, match="cannot go on"):
+        desk.text(ticket)
 
 
 def test_owners(served: ServedModel, desk: Desk) -> None:
