@@ -146,6 +146,7 @@ FORMATS: dict[str, Turns] = {
         stop=("<|eot_id|>",),
     ),
     "chatml": _CHATML,
+    "chatml-function-calling": _CHATML,  # calls need no format of their own: tool_chat.py
     "qwen": Turns(
         system=_CHATML.system,
         user=_CHATML.user,

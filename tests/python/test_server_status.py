@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 import serving
 import tiny
+from disturbing import buffered
 from lora_files import written
 from openai import InternalServerError, NotFoundError
 from powerinfer_cpp.cli import main
@@ -92,7 +93,7 @@ def test_a_dead_engine(model_path: Path) -> None:
 
 
 def test_several_models(model_path: Path, tmp_path: Path) -> None:
-    other = tiny.make(tmp_path)
+    other = tiny.make(tmp_path, "{{ messages[0].content }}")
     with serving.in_thread({"stories": model_path, "tiny": other}) as running:
         client = running.openai()
         assert [model.id for model in client.models.list()] == ["stories", "tiny"]
@@ -108,6 +109,9 @@ def test_several_models(model_path: Path, tmp_path: Path) -> None:
         assert error.value.param == "model"
         assert running.get("props?model=tiny").json()["model_path"] == other.name
         assert running.get("props?model=gpt").status_code == 404
+        assert running.get("props?model=tiny").json()["chat_format"] == "template"
+        listed = running.get("v1/models").json()["data"]
+        assert [m["chat_format"] for m in listed] == [None, "template"]
         found = figures(running)
         assert found["llamacpp:tokens_predicted_total", "tiny"] == 8
         assert found["llamacpp:tokens_predicted_total", "stories"] == 8
@@ -278,6 +282,23 @@ def test_a_taken_port(running: serving.InThread, model_path: Path) -> None:
     assert done.returncode == 1 and done.stdout == ""
     want = f"cannot listen at 127.0.0.1:{running.port}: Address already in use"
     assert re.fullmatch(f"powerinfer: error: {want}", done.stderr.strip())
+
+
+def test_a_model_without_a_chat_template_is_named(model_path: Path) -> None:
+    """Once, when the server is ready."""
+    command = [sys.executable, "-m", "powerinfer_cpp.cli", "serve", model_path, "--port", "0"]
+    with subprocess.Popen(
+        [str(word) for word in command],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=buffered(),
+    ) as process:
+        assert process.stdout is not None and process.stderr is not None
+        assert process.stdout.readline().startswith("serving stories-relu.Q8_0 at http")
+        process.terminate()
+        (line,) = process.stderr.read().splitlines()
+    assert line.startswith("warning: stories-relu.Q8_0 has no chat template: the page continues")
 
 
 @pytest.mark.parametrize("package", ["starlette", "uvicorn", "msgspec", "prometheus_client"])

@@ -361,6 +361,29 @@ def test_a_template_for_tools(path: Path, tmp_path: Path) -> None:
         assert llm._format(request) is named_format("chatml")
 
 
+def test_chatml_function_calling(path: Path) -> None:
+    """llama-cpp-python's name of chatml with tools."""
+    with Llama(path, n_ctx=1024, chat_format="chatml-function-calling", verbose=False) as llm:
+        plain = prepare(llm._format(None), ASK, None, llm._control_tokens)
+        assert plain.text == named_format("chatml")(ASK).text
+        request = ToolRequest.of(TOOLS)
+        made = prepare(llm._format(request), ASK, request, llm._control_tokens)
+        assert made.text.startswith("<|im_start|>system\n") and "Adds." in made.text
+        call = '<tool_call>\n{"name": "now", "arguments": {}}\n</tool_call>'
+        for choice, n_calls in ((None, 1), ("auto", 1), ("none", 0)):
+            said = tiny.Say(llm, call)
+            (found,) = llm.create_chat_completion(
+                ASK, tools=TOOLS, tool_choice=choice, logits_processor=said
+            )["choices"]
+            assert len(found["message"].get("tool_calls") or []) == n_calls
+            assert (found["finish_reason"] == "tool_calls") == bool(n_calls)
+        chosen = {"type": "function", "function": {"name": "now"}}
+        (found,) = llm.create_chat_completion(ASK, tools=TOOLS, tool_choice=chosen)["choices"]
+        (made_call,) = found["message"]["tool_calls"]
+        assert made_call["function"]["name"] == "now"
+        assert json.loads(made_call["function"]["arguments"]) == {}
+
+
 # ---- Forced calls ----
 
 
