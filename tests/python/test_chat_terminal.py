@@ -247,6 +247,14 @@ def test_what_is_a_command() -> None:
     assert all(name in Said()("/help") for name in COMMANDS)
 
 
+def test_lines_of_a_pipe_are_messages_unless_they_are_known_commands() -> None:
+    said = Said()
+    commands = Commands(said.talk, said.tell, typed=False)
+    assert not commands.run("/sav x") and commands.run("/reset")
+    with pytest.raises(ValueError, match="no message"):
+        commands.run("/regen")
+
+
 def test_settings() -> None:
     said = Said()
     assert "temperature = 0.8\n" in said("/set") and "seed = random" in said("/set")

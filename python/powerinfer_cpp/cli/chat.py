@@ -95,8 +95,8 @@ class _Chat:
             )
         keywords = generating.writing(llm, args)
         self._talk, self._args = Talk(llm, system, keywords, plain), args
-        self._commands = Commands(self._talk, _tell, args.seed)
         self._alive = sys.stdin.isatty()
+        self._commands = Commands(self._talk, _tell, args.seed, self._alive)
         terminal = self._alive and sys.stderr.isatty() and not args.simple_io
         self._figures = terminal if args.perf is None else args.perf
 

@@ -57,11 +57,20 @@ class Again(Exception):
 
 
 class Commands:
-    """Runs commands on a conversation. tell: shows a text to the user. seed: that of the first
-    answer; None or -1: random."""
+    """Runs commands on a conversation.
 
-    def __init__(self, talk: Talk, tell: Callable[[str], None], seed: int | None = None):
-        self._talk, self._tell, self._seed = talk, tell, seed
+    tell: shows a text to the user. seed: that of the first answer; None or -1: random. typed: by a
+    person, so that an unknown command is a mistake; elsewhere it is a message.
+    """
+
+    def __init__(
+        self,
+        talk: Talk,
+        tell: Callable[[str], None],
+        seed: int | None = None,
+        typed: bool = True,
+    ):
+        self._talk, self._tell, self._seed, self._typed = talk, tell, seed, typed
 
     def run(self, line: str) -> bool:
         """Runs a line, if it is a command; False if it is a message.
@@ -74,6 +83,8 @@ class Commands:
         name, rest = found[1].lower(), found[2] or ""
         name = _ALSO.get(name, name)
         if name not in COMMANDS:
+            if not self._typed:
+                return False
             raise ValueError(
                 f"unknown command {name}; {hint(name, [*COMMANDS], '/help lists all')}"
             )
