@@ -191,6 +191,31 @@ int32_t read_id(const Gguf& gguf, const char* key, Vocab& vocab, int32_t missing
     return missing;
 }
 
+// The ids of an array of our own, which a file need not have.
+std::vector<int32_t> read_ids(const Gguf& gguf, const char* key, const Vocab& vocab) {
+    std::vector<int32_t> ids;
+    const Value* value = gguf.find(key);
+    if (!value) return ids;
+    const Value& found = array(gguf, key, value);
+    if (!found.is_integer()) refuse(gguf, key, "is not an array of integers");
+    for (uint64_t i = 0; i < found.count(); i++) {
+        const int64_t id = found.integer(i);
+        if (id < 0 || id >= vocab.size())
+            refuse(gguf, key, ggml::format("there is no token %lld", (long long)id));
+        ids.push_back(int32_t(id));
+    }
+    return ids;
+}
+
+void read_flags(const Gguf& gguf, Vocab& vocab) {
+    for (const auto& [key, flag] :
+         {std::pair("powerinfer.tokenizer.lstrip", Vocab::lstrip),
+          std::pair("powerinfer.tokenizer.rstrip", Vocab::rstrip),
+          std::pair("powerinfer.tokenizer.single_word", Vocab::single_word)}) {
+        for (const int32_t id : read_ids(gguf, key, vocab)) vocab.flags[id] |= flag;
+    }
+}
+
 void read_ends(const Gguf& gguf, Vocab& vocab) {
     // Files rarely list all tokens that end a turn, so tokens with these texts are added. They must
     // be control tokens, because some are ordinary markup elsewhere ("</s>" in Gemma's vocabulary).
@@ -234,6 +259,7 @@ void read_ends(const Gguf& gguf, Vocab& vocab) {
          {"tokenizer.ggml.fim_pad_token_id", "tokenizer.ggml.fim_rep_token_id",
           "tokenizer.ggml.fim_sep_token_id"})
         ends.push_back(read_id(gguf, key, vocab, -1));
+    for (const int32_t id : read_ids(gguf, "powerinfer.tokenizer.ends", vocab)) ends.push_back(id);
     for (const std::string_view text : texts) {
         const auto found = vocab.specials.find(text);
         if (found == vocab.specials.end()) continue;
@@ -263,6 +289,7 @@ Vocab read_vocab(const Gguf& gguf) {
     if (!bpe || gguf.find(key_scores)) read_scores(gguf, vocab);
     read_types(gguf, !bpe, vocab);
     index_tokens(gguf, bpe ? decode_bpe_text : with_spaces, vocab);
+    read_flags(gguf, vocab);
 
     // Default ids of the family.
     int32_t bos = 1, eos = 2, unk = 0;

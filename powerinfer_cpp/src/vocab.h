@@ -43,7 +43,11 @@ struct Vocab {
     bool add_bos = true, add_eos = false, add_space_prefix = true;
     std::vector<int32_t> ends;  // EOS, EOT and other tokens that end a generation, sorted
     size_t longest = 0;         // bytes of the longest text in tokens
-    Notes notes;                // from reading it
+    // How some special tokens are found in a text, as the package tokenizers has it: with the white
+    // space before or behind them, or only where no letter, digit or _ touches them.
+    enum Flag : uint8_t { lstrip = 1, rstrip = 2, single_word = 4 };
+    std::unordered_map<int32_t, uint8_t> flags;
+    Notes notes;  // from reading it
 
     // Tokens that are searched for in the raw text: control, unknown and user-defined ones.
     Ids specials;                          // by stored text

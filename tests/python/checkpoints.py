@@ -159,8 +159,14 @@ def model(folder: Path, seed: int = 0, **changes: Any) -> Path:
 
 
 def save_torch(path: Path, tensors: dict[str, np.ndarray]) -> None:
-    """A torch zip checkpoint of F32 and F16 tensors, as torch.save lays it out."""
-    kinds = {np.dtype(np.float32): "FloatStorage", np.dtype(np.float16): "HalfStorage"}
+    """A torch zip checkpoint, as torch.save lays it out."""
+    kinds = {
+        np.dtype(np.float32): "FloatStorage",
+        np.dtype(np.float16): "HalfStorage",
+        np.dtype(np.int16): "ShortStorage",
+        np.dtype(np.uint8): "ByteStorage",
+        np.dtype(np.bool_): "BoolStorage",
+    }
     torch, utils = types.ModuleType("torch"), types.ModuleType("torch._utils")
     storages = {name: type(name, (), {"__module__": "torch"}) for name in kinds.values()}
     torch.__dict__.update(storages)

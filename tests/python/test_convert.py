@@ -421,7 +421,8 @@ def test_a_disk_that_fills_up(tmp_path: Path) -> None:
     out = tmp_path / "out.gguf"
     out.write_bytes(b"the old file")
     done = subprocess.run(
-        [sys.executable, "-m", "powerinfer_cpp.cli", "convert", str(folder), "--outfile", str(out)],
+        [sys.executable, "-m", "powerinfer_cpp.cli", "convert", "--dense"]
+        + [str(folder), "--outfile", str(out)],
         capture_output=True,
         text=True,
         preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (50000, 50000)),

@@ -144,7 +144,7 @@ def test_no_attribute_is_set(tmp_path: Path) -> None:
         (lambda: tensor(of=storage(-32)), "missing or has another size"),
         (lambda: tensor(of=storage(key=text("1"))), "missing or has another size"),
         (lambda: tensor(of=storage(key=number(0))), "not a text"),
-        (lambda: tensor(of=storage(kind="ByteStorage")), "torch.ByteStorage"),
+        (lambda: tensor(of=storage(kind="QInt8Storage")), "torch.QInt8Storage"),
         (lambda: tensor(of=group(text("storage")) + b"Q"), "five values"),
         (lambda: name("torch._utils", "_rebuild_tensor_v2") + b")R", "with 0 values"),
         (lambda: name("torch", "FloatStorage") + b")R", "it calls"),

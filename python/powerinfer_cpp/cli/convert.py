@@ -38,6 +38,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--base", metavar="DIR", help="for a PEFT adapter: folder with its base model's config.json"
     )
+    parser.add_argument(
+        "--allow-unknown",
+        action="store_true",
+        help="convert without keys of config.json and tensors that change results and are not "
+        "known here",
+    )
     parser.add_argument("--vocab-only", action="store_true", help="only tokenizer and sizes")
 
 
@@ -54,5 +60,6 @@ def run(args: argparse.Namespace) -> None:
         profile=args.profile,
         pre=args.pre,
         base=args.base,
+        allow_unknown=args.allow_unknown,
     )
     print(path)

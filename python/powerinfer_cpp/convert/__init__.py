@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from ..activations import NAMES as ACTIVATIONS
-from ..activations import default_activation, dense_note
+from ..activations import SMOOTH, default_activation, dense_note
 from ..errors import ModelFormatError
 from ..formats import Format, format_by_name
 from ..printable import printable
@@ -15,9 +15,11 @@ from .config import Config
 from .families import read_family
 from .families.family import Family, all_outputs, embeds_predictors
 from .from_gguf import convert_gguf
+from .pooling import read_pooling
 from .predictor import predictors, sparse_threshold
 from .stored import Fitting, encoded
 from .tensors import Output
+from .unread import judge_keys
 from .vocab import PRE_NAMES, Vocab, read_vocab
 from .weight import Weight
 from .writer import FILE_TYPES, Entry, float32, refuse_inputs, string, uint32, write_gguf
@@ -45,6 +47,7 @@ def convert(
     profile: str | Path | None = None,
     pre: str | None = None,
     base: str | Path | None = None,
+    allow_unknown: bool = False,
     log: Callable[[str], None] = to_stderr,
 ) -> Path:
     """Writes a GGUF from a model folder or another GGUF, and returns its path.
@@ -62,6 +65,9 @@ def convert(
     pre-tokeniser of a byte-level vocabulary, overrides the one that its files describe.
     A folder of the package peft (adapter_config.json) becomes an adapter of the model whose
     config.json is in the folder `base`; only outfile and outtype (default: f32) apply to it.
+    allow_unknown: convert a folder without the keys of its config.json and the tensors that change
+    results and are not known here, with a note, instead of raising UnsupportedModelError or
+    ModelFormatError.
     outfile: default NAME-TYPE.gguf beside the model. log: called with notes, one line each.
 
     Raises OSError, ModelFormatError, UnsupportedModelError, ValueError; an error leaves no partial
@@ -112,8 +118,11 @@ def convert(
     config = Config(folder)
     family = read_family(config, activation)
     vocab = read_vocab(folder, config, family.n_vocab, pre)
-    for note in family.notes + vocab.notes:
+    pooling = read_pooling(folder, allow_unknown)
+    unread = judge_keys(config, allow_unknown)
+    for note in [*family.notes, *vocab.notes, *pooling.notes, *unread]:
         log(f"note: {note}")
+    family.notes.clear()
     kind = "vocab" if vocab_only else outtype
     target = Path(outfile) if outfile else folder.parent / f"{folder.name}-{kind}.gguf"
     refuse_inputs(target, inputs)
@@ -126,7 +135,9 @@ def convert(
         checkpoint = open_checkpoint(folder)
         if not dense and predictor is None and embeds_predictors(family, checkpoint):
             neuron_aware = family.keep_predictors = True
-        found = list(_outputs(folder, checkpoint, predictor, family, neuron_aware))
+        found = list(_outputs(folder, checkpoint, predictor, family, neuron_aware, allow_unknown))
+        for note in family.notes:
+            log(f"note: {note}")
     # Only after the embedding has confirmed the number of tokens in config.json.
     vocab.pad_to(family.n_vocab, config.path)
     with_predictors = predictor is not None or family.keep_predictors
@@ -138,6 +149,8 @@ def convert(
     fitting.report(log)
     threshold = None if predictor is None else sparse_threshold(Path(predictor))
     entries = list(_entries(folder.name, family, vocab, outtype, neuron_aware, threshold))
+    if pooling.kind is not None:
+        entries.append(uint32(f"{family.architecture}.pooling_type", pooling.kind))
     if statistics is not None:
         from ..profile import activation_files  # it imports this package
 
@@ -145,9 +158,15 @@ def convert(
             statistics, family.n_layer, family.n_expert, family.n_ff
         )
         stored, entries = stored + tensors, entries + keys
-    note = dense_note(family.architecture, family.activation)
-    if note and not (neuron_aware or vocab_only):
-        log(f"note: {note}")
+    if not (neuron_aware or vocab_only):
+        note = dense_note(family.architecture, family.activation)
+        if family.activation in SMOOTH and not dense:
+            note = (
+                f"{family.activation} is never exactly zero, so this is a dense file, of which no "
+                "neuron is skipped (--profile and --bundle write neuron-aware ones)"
+            )
+        if note:
+            log(f"note: {note}")
     if bundle:
         stored, keys = bundles.bundled(stored, family.n_layer)
         entries += keys
@@ -183,10 +202,11 @@ def _outputs(
     predictor: str | Path | None,
     family: Family,
     neuron_aware: bool,
+    allow_unknown: bool,
 ) -> Iterator[Output]:
     """Every tensor; predictors of a folder come last, as in PowerInfer's files."""
     try:
-        yield from all_outputs(family, checkpoint, transpose_down=neuron_aware)
+        yield from all_outputs(family, checkpoint, neuron_aware, allow_unknown)
     except ModelFormatError as error:
         if str(folder) in str(error):
             raise

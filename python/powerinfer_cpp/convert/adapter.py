@@ -16,8 +16,8 @@ from .config import Config
 from .families import read_family
 from .families.family import Family
 from .stored import Stored, encoded
-from .tensors import Output, Weights, from_weight
-from .weight import Weight
+from .tensors import Output, Weights, check_type, from_weight
+from .weight import Weight, unread
 from .writer import FILE_TYPES, float32, string, uint32, write_gguf
 
 CONFIG = "adapter_config.json"
@@ -70,7 +70,7 @@ class _Base(Weights):
     def take(self, name: str, *shape: int) -> Weight:
         self.taken.append(name)
         if name not in self._factors:
-            return Weight(name, shape, False, _unread)
+            return Weight(name, shape, False, unread)
         a, b = self._factors[name].a, self._factors[name].b
         rank = a.shape[0] if a.shape else 0
         for factor, expected in ((a, (rank, *shape[1:])), (b, (shape[0], rank))):
@@ -80,10 +80,6 @@ class _Base(Weights):
                     f"does not fit the base model's {name} {list(shape)}"
                 )
         return b
-
-
-def _unread() -> np.ndarray:
-    raise RuntimeError("the base model's weights are not needed")
 
 
 def convert_adapter(
@@ -196,7 +192,8 @@ def _read_factors(folder: Path) -> dict[str, _Factors]:
             raise UnsupportedModelError(
                 f"{folder}: tensor {name} is no part of a low-rank term (lora_A or lora_B)"
             )
-        sides[match["side"]][f"{match['module'].removeprefix(_PREFIX)}.weight"] = weight
+        base = f"{match['module'].removeprefix(_PREFIX)}.weight"
+        sides[match["side"]][base] = check_type(weight)
     for side, other in (("A", "B"), ("B", "A")):
         if missing := sides[other].keys() - sides[side].keys():
             raise ModelFormatError(f"{folder}: lora_{side} of {min(missing)} is missing")

@@ -17,7 +17,7 @@ import numpy as np
 
 from ..errors import ModelFormatError, UnsupportedModelError
 from .torch_zip import NotPlain, read_torch_zip
-from .weight import Weight
+from .weight import Weight, unread
 
 _SAFETENSORS_DTYPES = {"F64": "<f8", "F32": "<f4", "F16": "<f2", "BF16": "<u2"}
 
@@ -25,8 +25,8 @@ _SAFETENSORS_DTYPES = {"F64": "<f8", "F32": "<f4", "F16": "<f2", "BF16": "<u2"}
 def open_checkpoint(folder: Path) -> dict[str, Weight]:
     """Every tensor of a checkpoint by name.
 
-    Raises FileNotFoundError if there are no weights, ModelFormatError for damaged or missing parts,
-    UnsupportedModelError for unsupported element types.
+    Raises FileNotFoundError if there are no weights, ModelFormatError for damaged or missing parts.
+    Unsupported element types are refused only where somebody needs the tensor (Weight.unsupported).
     """
     for pattern, single, reader in (
         ("*.safetensors", "model.safetensors", _safetensors),
@@ -77,14 +77,19 @@ def _parts(folder: Path, pattern: str, single: str) -> list[Path]:
     return sorted(folder.glob(pattern))
 
 
-def read_json(path: Path) -> dict[str, Any]:
-    """A JSON object from a file. Raises OSError, or ModelFormatError for other content."""
+def read_json_value(path: Path) -> Any:
+    """JSON from a file. Raises OSError, or ModelFormatError for other content."""
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
+        return json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:  # also UnicodeDecodeError
         raise ModelFormatError(f"{path}: not JSON: {error}") from None
     except RecursionError:
         raise ModelFormatError(f"{path}: not JSON of a sensible depth") from None
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """A JSON object from a file. Raises OSError, or ModelFormatError for other content."""
+    value = read_json_value(path)
     if not isinstance(value, dict):
         raise ModelFormatError(f"{path}: not a JSON object")
     return value
@@ -106,12 +111,11 @@ def _safetensors(path: Path) -> dict[str, Weight]:
         if name == "__metadata__":
             continue
         dtype = _SAFETENSORS_DTYPES.get(entry["dtype"])
-        if dtype is None:
-            raise UnsupportedModelError(
-                f"{path}: tensor {name} has element type {entry['dtype']}; "
-                f"supported: {', '.join(_SAFETENSORS_DTYPES)}"
-            )
         shape, offset = tuple(entry["shape"]), 8 + size + entry["data_offsets"][0]
+        if dtype is None:
+            why = f"element type {entry['dtype']}; supported: {', '.join(_SAFETENSORS_DTYPES)}"
+            weights[name] = Weight(name, shape, False, unread, why)
+            continue
         weights[name] = Weight(name, shape, dtype == "<u2", _mapping(path, dtype, shape, offset))
     return weights
 
@@ -165,7 +169,9 @@ def torch_weights(path: Path) -> dict[str, Weight]:
     weights = {}
     for name, tensor in load_torch(path).items():
         if not tensor.dtype.is_floating_point or tensor.dtype.itemsize < 2:
-            raise UnsupportedModelError(f"{path}: tensor {name} has element type {tensor.dtype}")
+            shape, why = tuple(tensor.shape), f"element type {tensor.dtype}"
+            weights[name] = Weight(name, shape, False, unread, why)
+            continue
         values, bf16 = _to_numpy(tensor)
         weights[name] = Weight(name, values.shape, bf16, lambda values=values: values)
     return weights

@@ -19,27 +19,77 @@ _ACTIVATIONS = {
 }
 
 
+_SMALLEST, _LARGEST = 1e-37, 3e38  # of what a GGUF stores as float32
+_DEPTH = 4  # of objects in objects that are recorded; deeper ones count as a value
+
+
+class Asked(dict[str, Any]):
+    """A JSON object that notes which of its keys were asked for: these are known to whoever asked.
+
+    Objects inside note theirs. asked: shared with the object that this one is a copy of.
+    """
+
+    def __init__(self, values: dict[str, Any], asked: set[str] | None = None, depth: int = _DEPTH):
+        super().__init__(
+            {
+                key: Asked(value, depth=depth - 1) if type(value) is dict and depth else value
+                for key, value in values.items()
+            }
+        )
+        self.asked: set[str] = set() if asked is None else asked
+
+    def know_all(self) -> None:
+        """Marks all keys, also those of the objects inside."""
+        self.asked.update(self)
+        for value in self.values():
+            if isinstance(value, Asked):
+                value.know_all()
+
+    def __getitem__(self, key: str) -> Any:
+        self.asked.add(key)
+        return super().__getitem__(key)
+
+    def get(self, key: str, default: Any = None) -> Any:
+        self.asked.add(key)
+        return super().get(key, default)
+
+    def __contains__(self, key: object) -> bool:
+        self.asked.add(str(key))
+        return super().__contains__(key)
+
+
 class Config:
-    """Typed access to config.json. Raises ModelFormatError naming file and key."""
+    """Typed access to config.json. Raises ModelFormatError naming file and key.
+
+    Whatever is read counts as known; `unread` (module unread) judges the rest.
+    """
 
     def __init__(self, folder: Path, name: str = "config.json"):
         self.path = folder / name
-        self.values = read_json(self.path)
+        self.values = Asked(read_json(self.path))
+
+    def known(self, *keys: str) -> None:
+        """Marks keys that mean nothing for this model, and all inside them, so that nobody has to
+        read them."""
+        for key in keys:
+            value = self.values.get(key)
+            if isinstance(value, Asked):
+                value.know_all()
 
     def section(self, key: str) -> "Config":
         """The object in `key` as a configuration of its own; this one if there is none."""
         value = self.values.get(key)
         if value is None:
             return self
-        if not isinstance(value, dict):
+        if not isinstance(value, Asked):
             raise ModelFormatError(f"{self.path}: {key} must be an object")
         return self._with(value)
 
     def completed(self, **defaults: Any) -> "Config":
         """The same with other values where a key is missing."""
-        return self._with({**defaults, **self.values})
+        return self._with(Asked({**defaults, **self.values}, self.values.asked))
 
-    def _with(self, values: dict[str, Any]) -> "Config":
+    def _with(self, values: Asked) -> "Config":
         other = copy(self)
         other.values = values
         return other
@@ -47,6 +97,8 @@ class Config:
     def integer(self, *keys: str, default: int | None = None, least: int = 1) -> int:
         """The value of the first of `keys` that is present and not null, at least `least`."""
         value = self._first(keys, default)
+        if isinstance(value, float) and value.is_integer():
+            value = int(value)
         if isinstance(value, bool) or not isinstance(value, int) or not least <= value < 1 << 31:
             raise ModelFormatError(f"{self.path}: {keys[0]} must be an integer, not {value!r}")
         return value
@@ -92,12 +144,10 @@ class Config:
         return value[:n_layer]
 
     def _first(self, keys: tuple[str, ...], default: Any) -> Any:
-        for key in keys:
-            if self.values.get(key) is not None:
-                return self.values[key]
-        if default is None:
+        found = [value for value in map(self.values.get, keys) if value is not None]
+        if not found and default is None:
             raise ModelFormatError(f"{self.path}: no {keys[0]}")
-        return default
+        return found[0] if found else default
 
 
 def section_number(
@@ -110,4 +160,6 @@ def section_number(
         raise ModelFormatError(f"{where}: {key} must be a number, not {value!r}")
     if not (math.isfinite(value) and value > 0):
         raise ModelFormatError(f"{where}: {key} must be positive, not {value!r}")
+    if not _SMALLEST <= value <= _LARGEST:
+        raise ModelFormatError(f"{where}: {key} {value!r} is beyond a float32")
     return float(value)

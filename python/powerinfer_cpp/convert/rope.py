@@ -3,6 +3,7 @@
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -91,21 +92,25 @@ def read_rope(
     """
     new, old = (_section(config, key) for key in ("rope_parameters", "rope_scaling"))
     where = f"{config.path}: {'rope_parameters' if new else 'rope_scaling'}"
+    if new and old:
+        _refuse_two(config, new, old)
     values = new or old
 
     def number(key: str, default: float | None = None) -> float:
         return section_number(where, values, key, default)
 
     theta = config.number("rope_theta", default=default_theta)
-    if "rope_theta" in new:
-        theta = section_number(where, new, "rope_theta")
+    if values.get("rope_theta") is not None:  # transformers 5 has it there under either name
+        theta = number("rope_theta")
     part = config.number("partial_rotary_factor", default=default_part)
     n_rot = int(head_dim * number("partial_rotary_factor", part))
     if n_rot % 2 or not 0 < n_rot <= head_dim:
         raise UnsupportedModelError(
             f"{config.path}: a rotation of {n_rot} of {head_dim} values of a head is not supported"
         )
-    kind = values.get("rope_type", values.get("type", "default"))
+    kind = values.get("rope_type")
+    older = values.get("type")
+    kind = (older if older is not None else "default") if kind is None else kind
     kind = _OLD_NAMES.get(kind, kind) if isinstance(kind, str) else kind
     if kind in ("default", "none"):
         return Rope(theta, n_rot)
@@ -150,22 +155,36 @@ def read_rope(
     )
 
 
-def _section(config: Config, key: str) -> dict[str, object]:
+def _section(config: Config, key: str) -> dict[str, Any]:
     value = config.values.get(key)
     if value is not None and not isinstance(value, dict):
         raise ModelFormatError(f"{config.path}: {key} must be an object")
     return value or {}
 
 
+def _refuse_two(config: Config, new: dict[str, object], old: dict[str, object]) -> None:
+    """Raises ModelFormatError if the two descriptions of a rotation differ."""
+
+    def said(section: dict[str, object]) -> dict[str, object]:
+        kind = section.get("rope_type") or section.get("type") or "default"
+        rest = {key: section[key] for key in section if key not in ("rope_type", "type")}
+        theta = rest.pop("rope_theta", None)
+        return {"kind": kind, "theta": theta or config.values.get("rope_theta"), **rest}
+
+    if said(new) != said(old):
+        raise ModelFormatError(f"{config.path}: rope_parameters and rope_scaling differ")
+
+
 def _attention_factor(values: dict[str, object], number, factor: float) -> float:
     """Factor on yarn's own scale of cosine and sine; config.json may have the product of both."""
+    scales = [values.get("mscale"), values.get("mscale_all_dim")]
 
     def own(scale: float = 1.0) -> float:
         return 0.1 * scale * math.log(factor) + 1 if factor > 1 else 1.0
 
     if values.get("attention_factor") is not None:
         return number("attention_factor") / own()
-    if values.get("mscale") and values.get("mscale_all_dim"):
+    if all(scales):
         return own(number("mscale")) / own(number("mscale_all_dim")) / own()
     return 1.0
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ..errors import ModelFormatError
+from ..errors import ModelFormatError, UnsupportedModelError
 from .weight import Weight, widen
 
 
@@ -60,23 +60,26 @@ class Weights:
         """Ignores a tensor that may exist and is not needed."""
         self._left.pop(name, None)
 
-    def refuse_rest(self) -> None:
-        """Raises ModelFormatError if tensors are left over, since the model would lack them."""
-        if self._left:
-            names = sorted(self._left)
-            more = f" and {len(names) - 5} more" if len(names) > 5 else ""
-            raise ModelFormatError(
-                f"the checkpoint holds tensors that its config.json does not explain: "
-                f"{', '.join(names[:5])}{more}"
-            )
+    def rest(self) -> list[str]:
+        """Names of the tensors that are left over."""
+        return sorted(self._left)
 
 
 def check_shape(weight: Weight, shape: tuple[int, ...]) -> Weight:
-    """Returns the weight. Raises ModelFormatError if it has another shape."""
+    """Returns the weight. Raises ModelFormatError if it has another shape, UnsupportedModelError if
+    its elements cannot be read."""
+    check_type(weight)
     if weight.shape != shape:
         raise ModelFormatError(
             f"tensor {weight.name} has shape {list(weight.shape)}, expected {list(shape)}"
         )
+    return weight
+
+
+def check_type(weight: Weight) -> Weight:
+    """Returns the weight. Raises UnsupportedModelError if its elements cannot be read."""
+    if weight.unsupported:
+        raise UnsupportedModelError(f"tensor {weight.name} has {weight.unsupported}")
     return weight
 
 

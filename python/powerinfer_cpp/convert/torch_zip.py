@@ -20,6 +20,7 @@ from .weight import Weight
 
 __all__ = ["NotPlain", "read_torch_tensor", "read_torch_zip"]
 
+# numpy's types; the integer ones are read only as such (statistics), never as weights.
 _STORAGES = {
     "FloatStorage": "<f4",
     "HalfStorage": "<f2",
@@ -27,6 +28,10 @@ _STORAGES = {
     "BFloat16Storage": "<u2",  # its bits
     "IntStorage": "<i4",
     "LongStorage": "<i8",
+    "ShortStorage": "<i2",
+    "CharStorage": "<i1",
+    "ByteStorage": "<u1",
+    "BoolStorage": "|b1",
 }
 _LARGEST_PICKLE = 1 << 24  # bytes; name and shape of a tensor take about a hundred
 _LOCAL_HEADER = 30  # bytes of a zip entry before its name
@@ -136,7 +141,9 @@ class _Tensor:
     stride: tuple[int, ...]
 
     def weight(self, name: str) -> Weight:
-        return Weight(name, self.shape, self.storage.bf16, self.values)
+        plain = self.storage.bf16 or np.dtype(self.storage.dtype).kind == "f"
+        why = "" if plain else f"element type {np.dtype(self.storage.dtype).name}"
+        return Weight(name, self.shape, self.storage.bf16, self.values, why)
 
     def values(self) -> np.ndarray:
         """The numbers, mapped."""

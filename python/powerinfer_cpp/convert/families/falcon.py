@@ -31,6 +31,7 @@ class Falcon(Family):
     }
     default_ctx = 2048
     tied = True
+    root, first = "transformer.", "word_embeddings.weight"
 
     def __init__(self, config: Config):
         super().__init__(config)
@@ -41,7 +42,8 @@ class Falcon(Family):
             raise self.refuse("falcon with alibi positions")
         if config.flag("bias"):
             raise self.refuse("falcon with biases")
-        if not (self.is_new or config.flag("parallel_attn", True)):
+        parallel = config.flag("parallel_attn", True)
+        if not (self.is_new or parallel):
             raise self.refuse("falcon with parallel_attn off")
 
     @property
@@ -51,6 +53,7 @@ class Falcon(Family):
         return self.config.flag("new_decoder_architecture", refined)
 
     def read_n_head_kv(self) -> int:
+        self.config.known("multi_query", "num_kv_heads", "n_head_kv")  # each for one style
         if self.is_new:
             return self.config.integer("num_kv_heads", "n_head_kv", default=self.n_head)
         return 1 if self.config.flag("multi_query", True) else self.n_head

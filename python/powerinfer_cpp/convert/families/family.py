@@ -9,13 +9,12 @@ from ...errors import ModelFormatError, UnsupportedModelError
 from ..config import Config
 from ..rope import Rope, read_rope
 from ..tensors import Output, Weights, from_weight, row_order, transposed
+from ..unread import DRAFT_TENSORS, HARMLESS_TENSORS, WAY, first_names
 from ..weight import Weight
 from ..writer import Entry, array, float32, uint32
 
 # Names of the predictors in Turbo Sparse checkpoints, one for each FFN or expert.
 PREDICTOR = re.compile(r".+\.predictor\.fc[12]\.weight")
-# Buffers in old checkpoints that follow from config.json.
-IGNORED = re.compile(r"(.+\.)?rotary_emb\.inv_freq|.+\.maybe_rotary\.inv_freq|rope\.freqs")
 
 
 class Family:
@@ -38,6 +37,8 @@ class Family:
     may_hold_predictors = False  # in the checkpoint
     window_period = 0  # of the architecture's windows, see _periodic()
     left_out: re.Pattern[str] | None = None  # names of tensors that are not needed
+    root = "model."  # what the names of tensors begin with, except the head's
+    first = "embed_tokens.weight"  # name of the embedding behind it
     tied = False  # default if config.json has no value: is the head the embedding
     default_part = 1.0  # share of a head that rotates, likewise
     rotates_partly = False  # it may be less than 1
@@ -61,6 +62,8 @@ class Family:
         self.window = 0  # positions that a row sees; 0: all
         self.slides: list[bool] = []  # which layers have the window; empty: all
         self.n_expert = self.n_expert_used = 0
+        self.said_tied = config.values.get("tie_word_embeddings") is not None
+        self.tied = config.flag("tie_word_embeddings", self.tied)
         self.notes: list[str] = []  # notes for the user
         if self.n_head % self.n_head_kv:
             raise ModelFormatError(
@@ -192,10 +195,12 @@ class Family:
 
     def head(self, weights: Weights) -> Iterator[Output]:
         """output.weight, unless the head is the embedding."""
-        explicit = self.config.values.get("tie_word_embeddings") is not None
-        if self.config.flag("tie_word_embeddings", self.tied) and (
-            explicit or "lm_head.weight" not in weights
-        ):
+        if "lm_head.weight" not in weights:
+            if not (self.tied or self.said_tied):
+                self.notes.append("the checkpoint has no head: the embedding is used as the head")
+            if self.tied or not self.said_tied:
+                return
+        elif self.tied and self.said_tied:
             weights.drop("lm_head.weight")  # a copy of the embedding
             return
         yield from_weight(
@@ -209,19 +214,54 @@ def embeds_predictors(family: Family, checkpoint: dict[str, Weight]) -> bool:
 
 
 def all_outputs(
-    family: Family, checkpoint: dict[str, Weight], transpose_down: bool
+    family: Family,
+    checkpoint: dict[str, Weight],
+    transpose_down: bool,
+    allow_unknown: bool = False,
 ) -> Iterable[Output]:
-    """Every tensor of the file. Raises ModelFormatError also if a weight is left unused."""
-    left_out = [IGNORED]
+    """Every tensor of the file; adds to the family's notes.
+
+    Raises ModelFormatError also for weights that nobody uses; with allow_unknown they are a note.
+    """
+    left_out = [HARMLESS_TENSORS, DRAFT_TENSORS]
+    if any(DRAFT_TENSORS.fullmatch(name) for name in checkpoint):
+        family.notes.append("layers that predict further tokens (mtp) are left out")
     if family.may_hold_predictors and not family.keep_predictors:
         left_out.append(PREDICTOR)
     if family.left_out is not None:
         left_out.append(family.left_out)
     kept = {n: w for n, w in checkpoint.items() if not any(p.fullmatch(n) for p in left_out)}
-    weights = Weights(kept)
+    weights = Weights(_renamed(family, kept))
     found = list(family.outputs(weights, transpose_down))
-    weights.refuse_rest()
+    if rest := weights.rest():
+        what = f"tensors that its config.json does not explain: {first_names(rest)}"
+        if not allow_unknown:
+            raise ModelFormatError(f"the checkpoint holds {what}; {WAY}")
+        family.notes.append(f"converted without {what}")
     return found
+
+
+def _renamed(family: Family, checkpoint: dict[str, Weight]) -> dict[str, Weight]:
+    """The weights by their names in a model with a head.
+
+    Base models have no prefix, old ones another one, and models that also see images have theirs in
+    front of the text part's.
+    """
+    ends = f".{family.first}"
+    found = [name for name in checkpoint if name == family.first or name.endswith(ends)]
+    if len(found) != 1 or found[0] == family.root + family.first:
+        return checkpoint
+    prefix = found[0].removesuffix(family.first)
+    outer = prefix.removesuffix(family.root)
+
+    def new_name(name: str) -> str:
+        if name in ("lm_head.weight", f"{outer}lm_head.weight"):
+            return "lm_head.weight"
+        return family.root + name.removeprefix(prefix) if name.startswith(prefix) else name
+
+    renamed = {new_name(name): weight for name, weight in checkpoint.items()}
+    # Two names that would become one: nobody knows which to take.
+    return renamed if len(renamed) == len(checkpoint) else checkpoint
 
 
 def _periodic(period: int, n_layer: int) -> list[bool]:
@@ -229,11 +269,16 @@ def _periodic(period: int, n_layer: int) -> list[bool]:
     return [period == 0 or i % period != period - 1 for i in range(n_layer)]
 
 
-def read_window(config: Config, n_layer: int, n_ctx: int, first: int = 0) -> tuple[int, list[bool]]:
+def read_window(
+    config: Config, n_layer: int, n_ctx: int, first: int = 0, missing: int | None = None
+) -> tuple[int, list[bool]]:
     """Size of the sliding window in positions, 0 for none, and which layers have it.
 
-    first: the first layer with a window, if layer_types is missing.
+    first: the first layer with a window, if layer_types is missing. missing: the size if the key is
+    missing; null always means none.
     """
+    if "sliding_window" not in config.values:
+        config = config.completed(sliding_window=missing)
     if config.values.get("sliding_window") is None:
         return 0, []
     width = config.integer("sliding_window")

@@ -21,6 +21,8 @@ class Gemma(Llama):
         super().__init__(config)
         if self.activation == "gelu":
             self.activation = "gelu_tanh"  # what the first configurations mean by it
+        if config.activation("hidden_activation", self.activation) != self.activation:
+            raise self.refuse("gemma whose hidden_act and hidden_activation differ")
         if config.flag("use_bidirectional_attention"):
             raise self.refuse(f"{self.architecture} with attention in both directions")
 
@@ -51,6 +53,7 @@ class Gemma2(Gemma):
         super().__init__(config)
         scalar = config.number("query_pre_attn_scalar", default=256.0)
         self.attention_scale = 1 / math.sqrt(scalar)
+        config.known(*self.caps, *([self.period_key] if self.period_key else []))
 
     def read_window(self) -> tuple[int, list[bool]]:
         config, n = self.config, self.n_layer
@@ -101,6 +104,7 @@ class Gemma3(Gemma2):
     wide_heads = 62
     # Of the checkpoints that see images.
     left_out = re.compile(r"(model\.)?(vision_tower|multi_modal_projector)\..+")
+    copies_head = False  # a checkpoint that sees images may hold a copy of the embedding
 
     def __init__(self, config: Config):
         self.config = config
@@ -120,6 +124,8 @@ class Gemma3(Gemma2):
         super().__init__(text)
         self.head_norms = True
         if config.values.get("text_config") is not None:
+            config.known("vision_config", "tie_word_embeddings")
+            self.copies_head = True
             self.notes.append("only the text part is converted, without the images' tower")
 
     def entries(self) -> Iterator[Entry]:
@@ -127,8 +133,6 @@ class Gemma3(Gemma2):
         yield float32("gemma3.rope.freq_base_swa", self.local_theta)
 
     def outputs(self, weights: Weights, transpose_down: bool) -> Iterator[Output]:
-        for prefix in ("language_model.model", "model.language_model"):
-            if f"{prefix}.embed_tokens.weight" in weights:
-                self.prefix = prefix
-        weights.drop("language_model.lm_head.weight")  # a copy of the embedding
+        if self.copies_head:
+            weights.drop("lm_head.weight")
         return super().outputs(weights, transpose_down)

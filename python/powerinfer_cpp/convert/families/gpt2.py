@@ -3,7 +3,6 @@
 Its matrices are [inputs, outputs], the transposes of everyone else's.
 """
 
-import re
 from collections.abc import Iterator
 
 from ..config import Config
@@ -20,7 +19,7 @@ class Gpt2(Family):
         "n_ctx": ("n_positions", "n_ctx", "max_position_embeddings"),
     }
     tied = True
-    left_out = re.compile(r"(transformer\.)?h\.\d+\.attn\.(masked_)?bias")  # the causal mask
+    root, first = "transformer.", "wte.weight"
 
     def __init__(self, config: Config):
         super().__init__(config)
@@ -40,13 +39,11 @@ class Gpt2(Family):
         return self.config.integer("n_inner", default=4 * self.n_embd)
 
     def outputs(self, weights: Weights, transpose_down: bool) -> Iterator[Output]:
-        # The first published checkpoints have no prefix.
-        prefix = "transformer." if "transformer.wte.weight" in weights else ""
-        yield self.embedding(weights, f"{prefix}wte")
-        positions = weights.take(f"{prefix}wpe.weight", self.n_ctx, self.n_embd)
+        yield self.embedding(weights, "transformer.wte")
+        positions = weights.take("transformer.wpe.weight", self.n_ctx, self.n_embd)
         yield from_weight("position_embd.weight", positions, exact=True)
         for i in range(self.n_layer):
-            theirs, block = f"{prefix}h.{i}", f"blk.{i}"
+            theirs, block = f"transformer.h.{i}", f"blk.{i}"
             yield from self.norm(weights, f"{theirs}.ln_1", f"{block}.attn_norm", True)
             for name, ours, n in (("c_attn", "attn_qkv", 3), ("c_proj", "attn_output", 1)):
                 yield from self.turned(
@@ -55,7 +52,7 @@ class Gpt2(Family):
             yield from self.norm(weights, f"{theirs}.ln_2", f"{block}.ffn_norm", True)
             yield from self.turned(weights, f"{theirs}.mlp.c_fc", f"{block}.ffn_up", self.n_ff)
             yield from self.down(weights, f"{theirs}.mlp.c_proj", block, transpose_down, True)
-        yield from self.norm(weights, f"{prefix}ln_f", "output_norm", True)
+        yield from self.norm(weights, "transformer.ln_f", "output_norm", True)
         yield from self.head(weights)
 
     def turned(self, weights: Weights, theirs: str, ours: str, n: int) -> Iterator[Output]:

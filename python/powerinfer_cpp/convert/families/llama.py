@@ -26,6 +26,7 @@ class Llama(Family):
     norm_epsilon = "layer_norm_rms_epsilon"
     pairs = True  # GGUF rotates neighbours; False: halves, as the checkpoint does
     default_theta = 10000.0
+    default_eps = 1e-6
     default_activation = "silu"
     has_rope_factors = True
     norm_bias = False
@@ -52,7 +53,7 @@ class Llama(Family):
         self.head_norms = False
 
     def read_norm_eps(self) -> float:
-        return self.config.number("rms_norm_eps", default=1e-6)
+        return self.config.number("rms_norm_eps", default=self.default_eps)
 
     def read_window(self) -> tuple[int, list[bool]]:
         """None: transformers' Llama ignores sliding_window, and so does PowerInfer's Bamboo."""
@@ -150,12 +151,16 @@ class Bamboo(Llama):
 
 
 class Mistral(Llama):
+    default_window: int | None = 4096
+
     def read_window(self) -> tuple[int, list[bool]]:
-        return read_window(self.config, self.n_layer, self.n_ctx)
+        return read_window(self.config, self.n_layer, self.n_ctx, missing=self.default_window)
 
 
 class Mixtral(Mistral):
     default_theta = 1000000.0
+    default_eps = 1e-5
+    default_window = None
     expert_parts = {"gate": "w1", "up": "w3", "down": "w2"}
 
     def __init__(self, config: Config):
@@ -207,9 +212,10 @@ class Qwen2(Llama):
 
     def read_window(self) -> tuple[int, list[bool]]:
         if not self.config.flag("use_sliding_window"):
+            self.config.known("sliding_window", "max_window_layers")
             return 0, []
-        first = self.config.integer("max_window_layers", default=0, least=0)
-        return read_window(self.config, self.n_layer, self.n_ctx, first)
+        first = self.config.integer("max_window_layers", default=28, least=0)
+        return read_window(self.config, self.n_layer, self.n_ctx, first, missing=4096)
 
 
 class Qwen3(Qwen2):
@@ -239,6 +245,7 @@ class Qwen3Moe(Qwen3):
             )
 
     def read_n_ff(self) -> int:
+        self.config.known("intermediate_size")  # of layers without experts
         return self.config.integer("moe_intermediate_size")
 
     def entries(self) -> Iterator[Entry]:

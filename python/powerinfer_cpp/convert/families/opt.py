@@ -12,6 +12,7 @@ PADDING = 2  # rows of the position table before position 0
 class Opt(Family):
     architecture = "opt"
     tied = True
+    root = "model.decoder."
 
     def __init__(self, config: Config):
         super().__init__(config)
@@ -33,8 +34,7 @@ class Opt(Family):
         return self.config.integer("ffn_dim")
 
     def outputs(self, weights: Weights, transpose_down: bool) -> Iterator[Output]:
-        named = "model.decoder.embed_tokens.weight" in weights
-        decoder = "model.decoder" if named else "decoder"  # checkpoints before transformers 4.20
+        decoder = "model.decoder"
         yield self.embedding(weights, f"{decoder}.embed_tokens")
         positions = weights.take(
             f"{decoder}.embed_positions.weight", self.n_ctx + PADDING, self.n_embd

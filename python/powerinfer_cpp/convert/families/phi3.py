@@ -13,15 +13,14 @@ class Phi3(Mistral):
     architecture = "phi3"
     pairs = False
     rotates_partly = True
+    default_eps = 1e-5
+    default_window = None
 
     def __init__(self, config: Config):
         super().__init__(config)
         plain = self.rope and self.rope.kind == "none" and self.rope.divisors is None
         if self.rope and self.rope.kind != "longrope" and not plain:
             raise self.refuse("phi3 with a rope scaling other than longrope")
-
-    def read_norm_eps(self) -> float:
-        return self.config.number("rms_norm_eps", default=1e-5)
 
     def attention(self, weights: Weights, theirs: str, block: str) -> Iterator[Output]:
         for name, ours, shape in (

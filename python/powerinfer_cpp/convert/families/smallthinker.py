@@ -23,6 +23,8 @@ class SmallThinker(Llama):
         self.n_expert_used = config.integer("moe_num_active_primary_experts")
         softmax = config.flag("moe_primary_router_apply_softmax")
         self.gating = SOFTMAX if softmax else SIGMOID
+        if not config.flag("moe_enable_early_router", True):
+            raise self.refuse("smallthinker that chooses experts after attention")
         if config.flag("moe_enable_secondary_experts"):
             raise self.refuse("smallthinker with secondary experts")
         if not all(config.layer_switches("moe_layer_layout", self.n_layer) or [1]):
@@ -41,6 +43,7 @@ class SmallThinker(Llama):
         slides = [bool(v) for v in config.layer_switches("sliding_window_layout", n) or [0] * n]
         turns = [bool(v) for v in config.layer_switches("rope_layout", n) or [1] * n]
         if not any(slides) and all(turns):
+            config.known("sliding_window_size")
             return 0, []
         if slides != turns or slides != [i % PERIOD != 0 for i in range(n)]:
             raise self.refuse("this combination of sliding_window_layout and rope_layout")

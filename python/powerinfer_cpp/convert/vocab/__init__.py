@@ -6,11 +6,13 @@ from typing import Any
 from ...errors import ModelFormatError
 from ..checkpoint import read_json
 from ..config import Config
+from ..unread import first_names
 from .bpe import read_bpe
-from .model import TokenType, Vocab
+from .model import TokenType, Vocab, match_flags
 from .pretokenizer import PRE_NAMES
 from .spm import read_sentencepiece
 from .spm_json import SPACE
+from .templates import read_templates
 
 __all__ = ["PRE_NAMES", "Vocab", "read_vocab"]
 
@@ -29,10 +31,14 @@ def read_vocab(folder: Path, config: Config, n_vocab: int, pre: str | None = Non
     else:
         vocab = read_bpe(folder, settings, config.model_type(), pre)
     added = _added_tokens(folder, settings, vocab.added)
-    n_tokens = max(len(vocab.texts), 1 + max(added, default=0))
-    if n_tokens > n_vocab:
+    if len(vocab.texts) > n_vocab:
         raise ModelFormatError(
-            f"{folder}: the tokenizer has {n_tokens} tokens, config.json only {n_vocab}"
+            f"{folder}: the tokenizer has {len(vocab.texts)} tokens, config.json only {n_vocab}"
+        )
+    if beyond := [text for token, (text, _) in sorted(added.items()) if token >= n_vocab]:
+        added = {token: entry for token, entry in added.items() if token < n_vocab}
+        vocab.notes.append(
+            f"added tokens without a row in the embedding are left out: {first_names(beyond)}"
         )
     for token, (text, kind) in sorted(added.items()):
         _add(vocab, token, text, kind, folder)
@@ -41,9 +47,19 @@ def read_vocab(folder: Path, config: Config, n_vocab: int, pre: str | None = Non
             if vocab.types[token] == TokenType.USER_DEFINED:
                 vocab.texts[token] = text.replace(SPACE, " ")
     _special_ids(vocab, config, settings, n_vocab)
+    if vocab.appended is not None and vocab.appended < n_vocab:
+        # A GGUF can append EOS only: as in llama.cpp the token takes its place.
+        if vocab.eos not in (None, vocab.appended):
+            vocab.ends.append(vocab.eos)
+        vocab.eos, vocab.add_eos = vocab.appended, True
     vocab.add_bos = _setting(settings, "add_bos_token", vocab.add_bos) and vocab.bos is not None
     vocab.add_eos = _setting(settings, "add_eos_token", vocab.add_eos) and vocab.eos is not None
-    vocab.chat_template = _chat_template(folder, settings)
+    flags = _flags(settings)
+    for token in added:
+        vocab.flags[token] = flags.get(token, vocab.flags.get(token, frozenset()))
+    vocab.flags = {token: vocab.flags[token] for token in sorted(added) if vocab.flags[token]}
+    _ends(folder, vocab, config, n_vocab)
+    vocab.chat_template, vocab.named_templates = read_templates(folder, settings)
     return vocab
 
 
@@ -96,6 +112,25 @@ def _special_ids(vocab: Vocab, config: Config, settings: dict[str, Any], n_vocab
             setattr(vocab, name, token)
 
 
+def _flags(settings: dict[str, Any]) -> dict[int, frozenset[str]]:
+    """How the added tokens of tokenizer_config.json are found in a text."""
+    decoder = settings.get("added_tokens_decoder")
+    found = decoder.items() if isinstance(decoder, dict) else ()
+    return {int(token): match_flags(entry) for token, entry in found}
+
+
+def _ends(folder: Path, vocab: Vocab, config: Config, n_vocab: int) -> None:
+    """Sets the tokens besides EOS that end a text: those of generation_config.json, which decides
+    in transformers, else of config.json."""
+    path = folder / "generation_config.json"
+    generation = read_json(path) if path.is_file() else {}
+    ends = generation.get("eos_token_id")
+    ends = config.values.get("eos_token_id") if ends is None else ends
+    for token in ends if isinstance(ends, list) else [ends]:
+        if type(token) is int and 0 <= token < n_vocab and token not in (vocab.eos, *vocab.ends):
+            vocab.ends.append(token)
+
+
 def _content(value: Any) -> str | None:
     """A token's text: a string, or the `content` of an object."""
     value = value.get("content") if isinstance(value, dict) else value
@@ -105,15 +140,3 @@ def _content(value: Any) -> str | None:
 def _setting(settings: dict[str, Any], key: str, default: bool) -> bool:
     value = settings.get(key)
     return value if isinstance(value, bool) else default
-
-
-def _chat_template(folder: Path, settings: dict[str, Any]) -> str | None:
-    """The template as a string; if there are several named ones, "default"."""
-    path = folder / "chat_template.jinja"
-    if path.exists():
-        return path.read_text(encoding="utf-8")
-    template = settings.get("chat_template")
-    if isinstance(template, list):
-        named = [t for t in template if isinstance(t, dict) and t.get("name") == "default"]
-        template = named[0].get("template") if named else None
-    return template if isinstance(template, str) and template else None

@@ -5,7 +5,7 @@ from typing import Any
 
 from ...errors import ModelFormatError, UnsupportedModelError
 from ..checkpoint import read_json
-from .model import TokenType, Vocab
+from .model import TokenType, Vocab, match_flags
 from .pretokenizer import PRE_NAMES, find_pre, is_byte_level, prefixes_space
 from .spm_json import as_sentencepiece
 from .unigram_json import read_unigram
@@ -85,12 +85,16 @@ def _from_json(path: Path, pre: str | None) -> Vocab:
 
 
 def _finished(path: Path, tokenizer: dict[str, Any], vocab: Vocab) -> Vocab:
-    """The vocabulary with added tokens, and with the one before every text."""
-    vocab.added = dict(_added(path, entry) for entry in tokenizer.get("added_tokens") or [])
-    first = _first_piece(tokenizer.get("post_processor"))
+    """The vocabulary with added tokens, and with those before and behind every text."""
+    entries = tokenizer.get("added_tokens") or []
+    vocab.added = dict(_added(path, entry) for entry in entries)
+    vocab.flags = {entry["id"]: match_flags(entry) for entry in entries}
+    first = _special_piece(tokenizer.get("post_processor"), 0)
+    last = _special_piece(tokenizer.get("post_processor"), -1)
     texts = {text: token for token, (text, _) in vocab.added.items()}
     vocab.add_bos = first is not None
     vocab.bos = texts.get(first) if first else None
+    vocab.appended = texts.get(last) if last else None
     return vocab
 
 
@@ -143,17 +147,17 @@ def _added(path: Path, entry: Any) -> tuple[int, tuple[str, TokenType]]:
     return entry["id"], (entry["content"], kind)
 
 
-def _first_piece(processor: Any) -> str | None:
-    """The special token that the post-processor adds before every text."""
+def _special_piece(processor: Any, at: int) -> str | None:
+    """The special token that the post-processor adds before (0) or behind (-1) every text."""
     if not isinstance(processor, dict):
         return None
     if processor.get("type") == "Sequence":
         parts = processor.get("processors")
-        found = [_first_piece(part) for part in parts] if isinstance(parts, list) else []
+        found = [_special_piece(part, at) for part in parts] if isinstance(parts, list) else []
         return next((text for text in found if text), None)
     single = processor.get("single")
     if processor.get("type") != "TemplateProcessing" or not isinstance(single, list) or not single:
         return None
-    first = single[0].get("SpecialToken") if isinstance(single[0], dict) else None
-    text = first.get("id") if isinstance(first, dict) else None
+    piece = single[at].get("SpecialToken") if isinstance(single[at], dict) else None
+    text = piece.get("id") if isinstance(piece, dict) else None
     return text if isinstance(text, str) else None

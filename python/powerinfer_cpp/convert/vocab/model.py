@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from enum import IntEnum
 from pathlib import Path
+from typing import Any
 
 from ...errors import ModelFormatError
 from ..writer import Entry, array, boolean, string, uint32
@@ -21,6 +22,15 @@ class TokenType(IntEnum):
     USER_DEFINED = 4
     UNUSED = 5
     BYTE = 6
+
+
+FLAGS = ("lstrip", "rstrip", "single_word")
+_EOM = "<|eom_id|>"  # ends a message in the middle of a turn
+
+
+def match_flags(entry: dict[str, Any]) -> frozenset[str]:
+    """The flags of an added token in a file of transformers."""
+    return frozenset(flag for flag in FLAGS if entry.get(flag) is True)
 
 
 @dataclass
@@ -43,12 +53,17 @@ class Vocab:
     eos: int | None = None
     unk: int | None = None
     pad: int | None = None
+    appended: int | None = None  # what the tokenizer's files add behind every text
     add_bos: bool = True
     add_eos: bool = False
     add_space_prefix: bool = False
     charsmap: bytes = b""
     join_spaces: bool = False
+    ends: list[int] = field(default_factory=list)  # further tokens that end a text
+    # How added tokens are found in a text: "lstrip", "rstrip", "single_word".
+    flags: dict[int, frozenset[str]] = field(default_factory=dict)
     chat_template: str | None = None
+    named_templates: dict[str, str] = field(default_factory=dict)
     added: dict[int, tuple[str, TokenType]] = field(default_factory=dict)  # beyond the model's own
     notes: list[str] = field(default_factory=list)  # notes for the user
     _padding: int = 0  # unused tokens that fill gaps
@@ -97,6 +112,10 @@ class Vocab:
         ):
             if value is not None:
                 yield uint32(f"tokenizer.ggml.{key}_token_id", value)
+        yield from self._end_entries()
+        for flag in FLAGS:
+            if ids := [token for token, flags in sorted(self.flags.items()) if flag in flags]:
+                yield array(f"powerinfer.tokenizer.{flag}", "INT32", ids)
         yield boolean("tokenizer.ggml.add_bos_token", self.add_bos)
         yield boolean("tokenizer.ggml.add_eos_token", self.add_eos)
         if self.kind != "gpt2" or self.add_space_prefix:
@@ -107,3 +126,17 @@ class Vocab:
                 yield array("tokenizer.ggml.precompiled_charsmap", "UINT8", list(self.charsmap))
         if self.chat_template is not None:
             yield string("tokenizer.chat_template", self.chat_template)
+        for name, text in sorted(self.named_templates.items()):
+            yield string(f"tokenizer.chat_template.{name}", text)
+        if self.named_templates:
+            yield array("tokenizer.chat_templates", "STRING", sorted(self.named_templates))
+
+    def _end_entries(self) -> Iterator[Entry]:
+        """A GGUF has a key for the end of a turn and one for that of a message; ours has others."""
+        messages = [token for token in self.ends if self.texts[token] == _EOM]
+        turns = [token for token in self.ends if token not in messages]
+        for key, tokens in (("eot", turns), ("eom", messages)):
+            if tokens:
+                yield uint32(f"tokenizer.ggml.{key}_token_id", tokens[0])
+        if rest := turns[1:] + messages[1:]:
+            yield array("powerinfer.tokenizer.ends", "INT32", rest)
