@@ -10,11 +10,69 @@ import sys
 
 BEGIN, END = "/* cdef: begin */", "/* cdef: end */"
 
-# Functions that C calls and Python defines (powerinfer_cpp/model.py).
+# Functions that C calls and Python defines (powerinfer_cpp/model.py), and those around them that
+# the engine gets.
 CALLBACKS = """
 extern "Python" bool pi_python_progress(float fraction, void *data);
 extern "Python" void pi_python_log(int32_t level, const char *message, void *data);
 extern "Python" bool pi_python_should_stop(void *data);
+bool pi_call_progress(float fraction, void *data);
+void pi_call_log(int32_t level, const char *message, void *data);
+bool pi_call_should_stop(void *data);
+"""
+
+# When the interpreter ends, CPython before 3.14 ends each other thread that asks for the GIL, by
+# pthread_exit. With glibc this unwinds the stack, in a callback that of the engine, whose C++ then
+# ends the process (std::terminate). So such a thread sleeps until the process has ended, as it does
+# since 3.14: a cleanup handler runs before the stack is unwound further. Windows ends a thread
+# without unwinding.
+SOURCE = """
+#include "powerinfer.h"
+
+static bool pi_python_progress(float fraction, void *data);
+static void pi_python_log(int32_t level, const char *message, void *data);
+static bool pi_python_should_stop(void *data);
+
+#ifndef _WIN32
+#include <pthread.h>
+#include <unistd.h>
+
+static void pi_sleep(void *unused)
+{
+    (void)unused;
+    for (;;) pause();
+}
+#define PI_BEGIN pthread_cleanup_push(pi_sleep, NULL)
+#define PI_END pthread_cleanup_pop(0)
+#else
+#define PI_BEGIN {
+#define PI_END }
+#endif
+
+static bool pi_call_progress(float fraction, void *data)
+{
+    bool result = false;
+    PI_BEGIN;
+    result = pi_python_progress(fraction, data);
+    PI_END;
+    return result;
+}
+
+static void pi_call_log(int32_t level, const char *message, void *data)
+{
+    PI_BEGIN;
+    pi_python_log(level, message, data);
+    PI_END;
+}
+
+static bool pi_call_should_stop(void *data)
+{
+    bool result = true;
+    PI_BEGIN;
+    result = pi_python_should_stop(data);
+    PI_END;
+    return result;
+}
 """
 
 
@@ -39,7 +97,7 @@ def main(headers: list[str], output: str) -> None:
     ffi.cdef("\n".join([*map(declarations, texts), CALLBACKS]))
     ffi.set_source(
         "powerinfer_cpp._native",
-        '#include "powerinfer.h"\n',
+        SOURCE,
         include_dirs=[str(pathlib.Path(headers[0]).parent)],
         py_limited_api=True,
     )

@@ -68,8 +68,8 @@ def _params(what: str, verbose: bool) -> Iterator[tuple[Any, Callbacks]]:
             shown.update(step)
 
         callbacks = Callbacks(progress, verbose)
-        params.progress, params.progress_data = lib.pi_python_progress, callbacks.handle
-        params.log, params.log_data = lib.pi_python_log, callbacks.handle
+        params.progress, params.progress_data = lib.pi_call_progress, callbacks.handle
+        params.log, params.log_data = lib.pi_call_log, callbacks.handle
         yield params, callbacks
 
 

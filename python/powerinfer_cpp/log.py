@@ -2,10 +2,15 @@
 
 The logger "powerinfer_cpp" gets every message, whatever `verbose` is. Without a handler of the
 program's it shows nothing.
+
+A message never fails the call that it tells of: stderr may be closed, its reader gone or its disk
+full, and streams and handlers of programs raise what they like. Then the message is lost.
 """
 
 import logging
 import sys
+import warnings
+from contextlib import suppress
 
 from .printable import printable
 
@@ -25,6 +30,27 @@ def say(text: str, verbose: bool, level: int = logging.INFO) -> None:
     """Logs a message, which may hold names from files; verbose: also as a line on stderr, unless
     it is a detail."""
     line = printable(text)
-    logger.log(level, "%s", line)
+    with suppress(Exception):
+        logger.log(level, "%s", line)
     if verbose and level >= logging.INFO:
-        print(line, file=sys.stderr, flush=True)
+        tell(line)
+
+
+def tell(text: str, end: str = "\n") -> None:
+    """Writes a line to stderr, if that is possible."""
+    with suppress(Exception):
+        if sys.stderr is not None:  # print would take None for stdout
+            print(text, end=end, file=sys.stderr, flush=True)
+
+
+def warn(text: str, stacklevel: int = 1) -> None:
+    """Warns through Python's `warnings`. stacklevel: as there, from the caller of this function.
+
+    Raises what the program's filters make of a warning, but nothing that stderr raises.
+    """
+    try:
+        warnings.warn(text, stacklevel=stacklevel + 1)
+    except Warning:  # the program asked for it
+        raise
+    except Exception:  # noqa: BLE001, S110
+        pass

@@ -55,7 +55,8 @@ def _keep_error(_kind: type, error: BaseException, traceback: Any) -> None:
 
 @ffi.def_extern(error=False, onerror=_keep_error)
 def pi_python_progress(fraction: float, data: Any) -> bool:
-    return ffi.from_handle(data).progress(fraction) is not False
+    callbacks = ffi.from_handle(data)
+    return callbacks.progress(fraction) is not False and callbacks.error is None
 
 
 @ffi.def_extern(onerror=_keep_error)
@@ -66,8 +67,9 @@ def pi_python_log(level: int, message: Any, data: Any) -> None:
 
 @ffi.def_extern(error=True, onerror=_keep_error)
 def pi_python_should_stop(data: Any) -> bool:
-    # Nothing to do: running Python code lets Ctrl-C raise KeyboardInterrupt here.
-    return False
+    # Running Python code lets Ctrl-C raise KeyboardInterrupt here, or in the log's callback, which
+    # cannot stop anything itself.
+    return ffi.from_handle(data).error is not None
 
 
 def _model_params(
@@ -88,8 +90,8 @@ def _model_params(
         params.session = room = _session_params(**session)
     if callbacks is not None:
         if callbacks.progress is not None:
-            params.progress, params.progress_data = lib.pi_python_progress, callbacks.handle
-        params.log, params.log_data = lib.pi_python_log, callbacks.handle
+            params.progress, params.progress_data = lib.pi_call_progress, callbacks.handle
+        params.log, params.log_data = lib.pi_call_log, callbacks.handle
     return params, (device, room, overrides)
 
 
@@ -332,9 +334,9 @@ class Session:
         self._n_rows = 0  # rows of the last eval
         self._callbacks = Callbacks(None, verbose)
         params = _session_params(**fields)
-        params.log, params.log_data = lib.pi_python_log, self._callbacks.handle
+        params.log, params.log_data = lib.pi_call_log, self._callbacks.handle
         if interruptible:
-            params.should_stop = lib.pi_python_should_stop
+            params.should_stop = lib.pi_call_should_stop
             params.should_stop_data = self._callbacks.handle
         out = ffi.new("pi_session **")
         check(lib.pi_session_new(model.handle, params, out))

@@ -2,13 +2,12 @@
 
 import math
 import operator
-import warnings
 from collections.abc import Mapping
 from typing import Any, SupportsIndex
 
 from ._native import ffi, lib
 from .errors import DeviceError
-from .log import say
+from .log import say, warn
 from .model import SPARSE_MODES, Model
 
 # llama-cpp-python's other keywords, some only passed on by LangChain, with the values that ask for
@@ -47,7 +46,7 @@ def check_unknown(keywords: dict[str, object]) -> None:
                 instead = _INSTEAD.get(name, "the file decides")
                 raise ValueError(f"{name} is not supported by this version: {instead}")
         elif name not in _LEGACY_ANY and value not in _LEGACY.get(name, ()):
-            warnings.warn(f"Llama: keyword argument {name!r} has no effect", stacklevel=3)
+            warn(f"Llama: keyword argument {name!r} has no effect", stacklevel=3)
 
 
 def whole(name: str, value: SupportsIndex) -> int:

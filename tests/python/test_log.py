@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import logging
+import os
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 
 import pytest
 import tiny
 
-from powerinfer_cpp import Llama, __version__, log
+from powerinfer_cpp import Llama, __version__, cli, log, progress
 
 FAR = 300  # positions; the tiny model was trained with 256
 
@@ -61,3 +65,74 @@ def test_python_m_is_the_command() -> None:
     line = [sys.executable, "-m", "powerinfer_cpp", "--version"]
     done = subprocess.run(line, capture_output=True, text=True)
     assert (done.returncode, done.stdout, done.stderr) == (0, f"{__version__}\n", "")
+
+
+class Broken(io.StringIO):
+    """A stderr of which nothing is left; a terminal, so that there would be a bar."""
+
+    def write(self, text: str) -> int:
+        raise self.error
+
+    def flush(self) -> None:
+        raise self.error
+
+    def isatty(self) -> bool:
+        return True
+
+
+def closed() -> io.StringIO:
+    stream = io.StringIO()
+    stream.close()
+    return stream
+
+
+def broken(error: Exception) -> Broken:
+    stream = Broken()
+    stream.error = error
+    return stream
+
+
+@pytest.mark.parametrize(
+    "stderr",
+    [
+        lambda: None,
+        closed,
+        lambda: broken(BrokenPipeError(32, "Broken pipe")),
+        lambda: broken(OSError(28, "No space left on device")),
+        lambda: broken(RuntimeError("the notebook has gone")),
+    ],
+    ids=["none", "closed", "pipe", "disk", "notebook"],
+)
+def test_messages_that_cannot_be_written_fail_nothing(
+    stderr: object, path: Path, capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patched:
+        patched.setattr(sys, "stderr", stderr())
+        # Python's own way to show a warning, which pytest replaces.
+        patched.setattr(warnings, "showwarning", warnings._showwarning_orig)
+        warnings.simplefilter("always")
+        handler = logging.StreamHandler(sys.stderr)
+        log.logger.addHandler(handler)
+        try:
+            with Llama(path, n_ctx=FAR, verbose=True, unknown=1) as llm:
+                text = llm(tiny.PROMPT, max_tokens=2, temperature=0)["choices"][0]["text"]
+        finally:
+            log.logger.removeHandler(handler)
+        with progress.Progress("working", 4, "windows") as shown:
+            for _ in range(4):
+                shown._next_line = 0
+                shown.update(1, "a note")
+        line = ["complete", str(path), "-p", tiny.PROMPT, "-n", "2", "--temp", "0"]
+        assert cli.main(line) == 0
+    assert capsys.readouterr().out.endswith(f"{tiny.PROMPT}{text}")
+
+
+def test_an_error_to_nobody_keeps_its_status(path: Path) -> None:
+    """Nor does Python complain at the end that stderr could not be written."""
+    for line, status in ((["-n", "1"], 0), (["-n", "x"], 2), (["-c", "2", "-n", "1"], 1)):
+        read, write = os.pipe()
+        os.close(read)
+        whole = [sys.executable, "-m", "powerinfer_cpp", "complete", path, "-p", "the", *line]
+        with contextlib.closing(os.fdopen(write, "w")) as stderr:
+            done = subprocess.run(whole, stdout=subprocess.PIPE, stderr=stderr, text=True)
+        assert done.returncode == status, line

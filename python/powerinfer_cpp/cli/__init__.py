@@ -1,7 +1,7 @@
 """The command `powerinfer`: one module per subcommand, one-line errors.
 
 Exit status: 0 on success; 1 after an error; 2 for a wrong command line; 130 after Ctrl-C. A closed
-stdout (`| head`) is not an error.
+stdout (`| head`) is not an error, and neither is a stderr that cannot be written.
 """
 
 import argparse
@@ -12,8 +12,9 @@ import os
 import sys
 from collections.abc import Sequence
 from types import ModuleType
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TextIO
 
+from ..log import tell
 from ..printable import printable
 from .suggest import closest, option_sentence, unknown_option
 
@@ -100,7 +101,7 @@ def _fail(message: str, status: int) -> NoReturn:
 
 def _complain(message: str) -> None:
     """Prints one line without control characters, since names from files can be part of it."""
-    print(printable(" ".join(message.split())), file=sys.stderr)
+    tell(printable(" ".join(message.split())))
 
 
 def _sentence(error: BaseException) -> str:
@@ -156,14 +157,25 @@ def main(arguments: Sequence[str] | None = None) -> int:
         status, said = 1, f"{_ERROR}{_UNWRITABLE}it is closed"
     else:
         status, said = _outcome(sys.argv[1:] if arguments is None else arguments)
-    try:
-        if sys.stdout is not None:
-            sys.stdout.flush()
-    except OSError as error:
-        with contextlib.suppress(OSError):  # the buffered output cannot be written
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        if not isinstance(error, BrokenPipeError):
-            status, said = 1, f"{_ERROR}{_UNWRITABLE}{error.strerror}"
+    error = _finish(sys.stdout)
+    if error is not None and not isinstance(error, BrokenPipeError):
+        status, said = 1, f"{_ERROR}{_UNWRITABLE}{error.strerror}"
     if said is not None:
         _complain(said)
+    _finish(sys.stderr)
     return status
+
+
+def _finish(stream: TextIO | None) -> OSError | None:
+    """Writes what a stream holds back. If that fails, drops it, since Python would try again when
+    the process ends, and end with another status; and returns the error."""
+    try:
+        if stream is not None:
+            stream.flush()
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+        return error
+    except Exception:  # noqa: BLE001, S110 - closed, or a program's own stream
+        pass
+    return None

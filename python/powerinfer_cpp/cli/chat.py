@@ -6,6 +6,7 @@ from pathlib import Path
 
 from ..chat import FORMATS
 from ..llama import Llama
+from ..log import tell
 from ..printable import printable
 from . import generating
 from .chat_commands import COMMANDS, WITH_FILES, Again, Commands, Ended
@@ -77,7 +78,7 @@ def _template(args: argparse.Namespace) -> str | None:
 def _tell(text: str) -> None:
     """Shows lines to the user. Text goes to stdout, all else to stderr."""
     for line in text.splitlines():
-        print(printable(line), file=sys.stderr, flush=True)
+        tell(printable(line))
 
 
 class _Chat:

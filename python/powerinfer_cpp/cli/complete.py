@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from ..llama import Llama
+from ..log import tell
 from . import generating
 
 
@@ -35,7 +36,7 @@ def run(args: argparse.Namespace) -> None:
         if sys.stdout.isatty():
             generating.put("\n")
         if args.perf and args.predict:
-            print(generating.figures(llm), file=sys.stderr)
+            tell(generating.figures(llm))
 
 
 def _pieces(llm: Llama, text: bytes, args: argparse.Namespace) -> Iterator[str]:
@@ -45,4 +46,4 @@ def _pieces(llm: Llama, text: bytes, args: argparse.Namespace) -> Iterator[str]:
         choice = chunk["choices"][0]
         yield choice["text"]
     if choice["finish_reason"] == "length" and args.predict < 0:
-        print(f"the context is full ({llm.n_ctx()} positions, -c)", file=sys.stderr)
+        tell(f"the context is full ({llm.n_ctx()} positions, -c)")

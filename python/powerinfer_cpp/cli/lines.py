@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Protocol
 
+from ..log import tell
 from .history import HistoryFile
 
 _PROMPT, _MORE = "> ", ". "
@@ -34,7 +35,7 @@ class PlainLines:
         lines: list[str] = []
         while True:
             if sys.stdin.isatty():
-                print(_MORE if lines else _PROMPT, end="", file=sys.stderr, flush=True)
+                tell(_MORE if lines else _PROMPT, end="")
             line = sys.stdin.readline()
             if not line:
                 return "\n".join(lines) if lines else None

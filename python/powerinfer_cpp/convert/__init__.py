@@ -1,6 +1,5 @@
 """Converts a Hugging Face folder or another GGUF to a GGUF: `convert(model, predictors)`."""
 
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -8,6 +7,7 @@ from ..activations import NAMES as ACTIVATIONS
 from ..activations import SMOOTH, default_activation, dense_note
 from ..errors import ModelFormatError
 from ..formats import Format, format_by_name
+from ..log import tell
 from ..printable import printable
 from . import adapter, bundles
 from .checkpoint import open_checkpoint
@@ -31,7 +31,7 @@ __all__ = ["ACTIVATIONS", "OUTPUT_TYPES", "PRE_NAMES", "convert", "to_stderr"]
 
 def to_stderr(line: str) -> None:
     """The default for `log`: prints a line to stderr."""
-    print(printable(line), file=sys.stderr, flush=True)
+    tell(printable(line))
 
 
 def convert(

@@ -3,7 +3,6 @@
 import ipaddress
 import logging
 import socket
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,6 +10,7 @@ from typing import Any
 import uvicorn
 
 from ..chat import FALLBACK
+from ..log import tell
 from ..printable import printable
 from ..system import allow_many_files
 from .app import Server
@@ -136,6 +136,6 @@ class Uvicorn(uvicorn.Server):
             self._told = True
             for name, found in self._of.models.chat_formats.items():
                 if found is None:
-                    print(printable(_WITHOUT_CHATS.format(name)), file=sys.stderr, flush=True)
+                    tell(printable(_WITHOUT_CHATS.format(name)))
             print(f"serving {', '.join(self._of.models.names)} at {self.url}", flush=True)
         return await super().on_tick(counter)
