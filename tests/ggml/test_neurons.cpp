@@ -361,6 +361,80 @@ void test_own_bias(DType type, int64_t n, int64_t cols, bool gated) {
     }
 }
 
+// Makes what a row holds NaN: a value, or the scale of its first block.
+void damage(Rows& rows, int64_t row, int64_t cols) {
+    uint8_t* const stored = rows.packed.data() + row * rows.view.stride;
+    std::vector<uint8_t> plain(stored, stored + rows.view.stride);
+    if (rows.view.folded) unfold_row(rows.view.type, stored, cols, plain.data());
+    const float value = NAN;
+    const uint16_t scale = 0x7e00;
+    if (rows.view.type == DType::F32) {
+        std::memcpy(plain.data(), &value, sizeof(value));
+    } else {
+        std::memcpy(plain.data(), &scale, sizeof(scale));
+    }
+    if (rows.view.folded) {
+        fold_row(rows.view.type, plain.data(), cols, stored);
+    } else {
+        std::copy(plain.begin(), plain.end(), stored);
+    }
+}
+
+// One damaged row of gate or up makes every output NaN: a neuron that cannot be computed is not one
+// that does not fire. By every way to compute it.
+void test_damage(DType type, int64_t cols, Activation act, bool gated, bool in_gate) {
+    const int64_t rows = 3, n = 97, at = 41;
+    Rows gate(type, n, cols, 1), up(type, n, cols, 1), down(type, n, cols, 1);
+    damage(in_gate ? gate : up, at, cols);
+    const Floats x = normal(rows * cols, 1 / std::sqrt(float(cols)));
+    Floats bias(size_t(n), 0);
+    bias[at] = 20;  // the neuron fires, as far as its gate is a number
+    Neurons w;
+    w.n = n;
+    w.cols = cols;
+    w.up = up.view;
+    w.down = down.view;
+    if (gated) w.gate = gate.view;
+    w.gate_bias = w.up_bias = bias.data();
+    w.act = act;
+    Context context(2);
+    Carved<InputBuffer> buffer("input", rows, cols);
+    Carved<NeuronScratch> scratch("scratch", rows, n, cols, 2, true);
+    Carved<Candidates> candidates("candidates", n);
+    const auto all_nan = [](const Floats& y) {
+        return std::all_of(y.begin(), y.end(), [](float v) { return std::isnan(v); });
+    };
+    for (bool turns : {true, false}) {
+        if (!turns) scratch->few_sums = nullptr;
+        const Input input = buffer->prepare(context, x.data(), rows, cols, w.up.wants_q8());
+        Floats y(size_t(rows * cols), 0);
+        rows_ffn(context, w, input, {}, *scratch, y.data(), nullptr, nullptr);
+        CHECK(all_nan(y));
+    }
+    const Input one = buffer->prepare(context, x.data(), 1, cols, w.up.wants_q8());
+    select(context, {}, n, *candidates);
+    Floats sums(size_t(kSegments * cols), 0), y(size_t(cols), 0), steps(size_t(cols), 0);
+    Floats h(size_t(n), 0);
+    partial_ffn(context, w, one, *candidates, *scratch, sums.data(), nullptr, nullptr);
+    merge(context, w, sums.data(), kSegmentPairs, y.data());
+    CHECK(all_nan(y));
+    prepare_steps(context, w, one, *scratch);
+    first_values(context, w, one, *scratch, candidates->all, n, h.data());
+    if (w.gate) gated_values(context, w, one, *scratch, candidates->all, n, h.data());
+    sum_values(context, w, one, *scratch, *candidates, h.data(), 0, kSegments, sums.data());
+    merge(context, w, sums.data(), kSegments, steps.data());
+    CHECK(all_nan(steps));
+    for (bool is_gated : {true, false}) {  // dense files
+        Floats g = {NAN, 1, NAN}, u = {1, NAN, NAN};
+        if (is_gated) {
+            gated_activation(context, act, g.data(), u.data(), 3);
+        } else {
+            activation(context, act, g.data(), 3);
+        }
+        CHECK(std::isnan(g[0]) && std::isnan(g[2]) && std::isnan(g[1]) == is_gated);
+    }
+}
+
 // Counts of bytes. In masked rows all neurons are proposed in segments of even number, and every
 // third one in the others. Every fourth gate fires, and every seventh value is 0 after up.
 void test_bytes(int64_t n, int64_t rows, int64_t cols, bool gated) {
@@ -512,6 +586,11 @@ int main() {
         }
         for (Activation act : {Activation::relu, Activation::drelu, Activation::relu2,
                                Activation::silu, Activation::gelu, Activation::gelu_tanh}) {
+            for (DType type : {DType::F32, DType::Q8_0, DType::Q4_0}) {
+                test_damage(type, type == DType::F32 ? 40 : 256, act, true, true);
+                test_damage(type, type == DType::F32 ? 40 : 256, act, true, false);
+                test_damage(type, type == DType::F32 ? 40 : 256, act, false, false);
+            }
             for (bool gated : {true, false}) {
                 test({DType::F32, 333, 48, act, gated, true, act == Activation::relu ? 0.3f : 0});
                 test({DType::F32, 5, 33, act, gated, false, act == Activation::silu ? 0.2f : 0});

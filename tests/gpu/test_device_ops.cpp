@@ -55,6 +55,18 @@ void test_elementwise() {
             CHECK(b.quantised_as(expected));
         }
     }
+    Floats gates(32, 1), alone(32, -1), ups(32, 1);
+    gates[0] = gates[2] = alone[0] = alone[2] = ups[1] = ups[2] = NAN;
+    const Array<float> of_up(ups);
+    for (Activation act : {Activation::relu, Activation::drelu, Activation::relu2}) {
+        const Activations gated(gates, 1), plain(alone, 1);
+        ops.activation(stream(), act, gated.device, of_up.get());
+        ops.activation(stream(), act, plain.device, nullptr);
+        const Floats h = noted(gated.x.read()), a = noted(plain.x.read());
+        for (size_t i = 0; i < 32; i++) {
+            CHECK(std::isnan(h[i]) == (i < 3) && std::isnan(a[i]) == (i == 0 || i == 2));
+        }
+    }
     Floats sum = normal(1000);
     const Array<float> x(sum);
     ops.add(stream(), x.get(), up.get(), 1000);

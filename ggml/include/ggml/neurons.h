@@ -74,7 +74,8 @@ inline Segment segment_of(int64_t n, int64_t s) {
 }
 
 // Which neurons may be computed for which rows. Rows that are not masked may compute all neurons.
-// Masked rows may compute neurons whose score is at least `threshold`, and those in `unpredicted`.
+// Masked rows may compute neurons whose score is not below `threshold`, and those in `unpredicted`.
+// A score of NaN, of a damaged predictor, hides no neuron.
 struct NeuronMask {
     const bool* masked = nullptr;  // [rows]; null: no row is masked
     const float* score = nullptr;  // [rows, n], from a predictor; or null
@@ -84,7 +85,7 @@ struct NeuronMask {
 
     bool masks(int64_t row) const { return masked && masked[row]; }
     bool finds(int64_t row, int64_t n, int64_t neuron) const {
-        return (score && score[row * n + neuron] >= threshold) ||
+        return (score && !(score[row * n + neuron] < threshold)) ||
                (unpredicted && unpredicted[neuron]);
     }
 };

@@ -9,13 +9,14 @@ namespace ggml::cpu {
 // Out of line, so that the comparison for the ReLU family is inlined into its callers.
 float activate_smooth(const Neurons& w, float v);
 
+// NaN stays NaN, as everywhere: a damaged weight must not pass for a neuron that does not fire.
 inline float activate(const Neurons& w, float v) {
     switch (w.act) {
         case Activation::relu:
         case Activation::drelu:
-            return v > w.threshold ? v : 0;
+            return v <= w.threshold ? 0 : v;
         case Activation::relu2:
-            return v > w.threshold ? v * v : 0;
+            return v <= w.threshold ? 0 : v * v;
         default:
             return activate_smooth(w, v);
     }

@@ -191,7 +191,7 @@ void add_scaled(Context& context, float* x, float scale, const float* y, int64_t
 namespace {
 
 float relu(float v) {
-    return v > 0 ? v : 0.0f;
+    return v <= 0 ? 0.0f : v;  // NaN stays NaN
 }
 
 // Calls `use` with the activation as a function of one value.

@@ -44,7 +44,7 @@ __global__ void quantise_kernel(DeviceInput x) {
 }
 
 __device__ inline float relu(float v) {
-    return v > 0 ? v : 0.0f;
+    return v <= 0 ? 0.0f : v;  // NaN stays NaN
 }
 
 __device__ inline float activated(Activation act, float v) {

@@ -27,7 +27,7 @@ struct Choice {
     __device__ int of(int i) const {
         if (i >= n) return 0;
         const bool may_fire =
-            !score || score[i] >= threshold || (unpredicted && unpredicted[i] != 0);
+            !score || !(score[i] < threshold) || (unpredicted && unpredicted[i] != 0);
         return !may_fire ? 0 : !slot || slot[i] >= 0 ? 1 : 2;
     }
 };

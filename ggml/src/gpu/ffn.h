@@ -18,14 +18,15 @@ __device__ constexpr int of_warp(int wide) {
     return at_bank(wide, 0, wide);
 }
 
+// NaN stays NaN, as on the CPU.
 __device__ inline float activate(const DeviceNeurons& w, float v) {
     float a;
     switch (w.act) {
         case Activation::relu:
         case Activation::drelu:
-            return v > w.threshold ? v : 0.0f;
+            return v <= w.threshold ? 0.0f : v;
         case Activation::relu2:
-            return v > w.threshold ? v * v : 0.0f;
+            return v <= w.threshold ? 0.0f : v * v;
         case Activation::silu:
             a = silu(v);
             break;
