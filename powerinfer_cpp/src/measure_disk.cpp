@@ -48,12 +48,30 @@ class Places {
     const DiskLoad& load_;
 };
 
+constexpr double kPatience = 10;  // seconds, for one read of many
+
+// A reader and the memory that it reads into, which outlives its reads.
+struct Reads {
+    struct Kept : ggml::Abandoned {
+        ggml::Memory memory;
+        std::unique_ptr<ggml::Reader> reader;
+    };
+    explicit Reads(std::unique_ptr<ggml::Reader> reader) : kept(std::make_unique<Kept>()) {
+        kept->reader = std::move(reader);
+    }
+    ~Reads() {
+        if (!ggml::drain(*kept->reader, kPatience)) ggml::abandon(std::move(kept));
+    }
+    std::unique_ptr<Kept> kept;
+};
+
 }  // namespace
 
 DiskReport measure_disk(const std::string& path, const DiskLoad& load) {
     constexpr uint64_t kLeast = 64 << 20;
-    ggml::Memory memory;  // outlives the reader, which reads into it
-    const std::unique_ptr<ggml::Reader> reader = open_direct(path, load);
+    Reads own(open_direct(path, load));
+    ggml::Memory& memory = own.kept->memory;
+    const std::unique_ptr<ggml::Reader>& reader = own.kept->reader;
     const uint64_t size = load.size ? std::min(load.size, reader->size()) : reader->size();
     if (size < std::max<uint64_t>(kLeast, load.bytes))
         throw Error(Code::argument,
@@ -69,7 +87,8 @@ DiskReport measure_disk(const std::string& path, const DiskLoad& load) {
     for (size_t i = 0; i < free.size(); i++) free[i] = i;
 
     const auto wait = [&] {
-        const int n = reader->done(found.data(), int(found.size()), 1);
+        const int n = reader->done(found.data(), int(found.size()), kPatience);
+        if (n == 0) throw Error(Code::io, path + ": the disk does not answer");
         for (int i = 0; i < n; i++) {
             const ggml::ReadDone& d = found[size_t(i)];
             if (d.error != 0)

@@ -271,6 +271,11 @@ void Residency::resize(Half half, int64_t slots, std::vector<Move>& moves) {
     (half == Half::first ? shape_.first_slots : shape_.rest_slots) = slots;
 }
 
+void Residency::grow(Half half, int64_t slots) noexcept {
+    pool(half).capacity = slots;
+    (half == Half::first ? shape_.first_slots : shape_.rest_slots) = slots;
+}
+
 std::vector<float> Residency::rates(Half half, int64_t step) const {
     const Pool& p = pool(half);
     std::vector<float> rates;

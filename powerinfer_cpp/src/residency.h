@@ -98,6 +98,8 @@ class Residency {
         int32_t from, to;
     };
     void resize(Half half, int64_t slots, std::vector<Move>& moves);
+    // The same where there were so many slots before; takes no memory.
+    void grow(Half half, int64_t slots) noexcept;
     // Expected uses per token of every step-th part, [parts / step].
     std::vector<float> rates(Half half, int64_t step) const;
 

@@ -89,12 +89,26 @@ NeuronStore::NeuronStore(std::unique_ptr<ggml::Reader> reader, const StoreShape&
       arena_(shape.arena_bytes(), "neurons"),
       memory_(ggml::carved_bytes<Tables>(shape), "tables of neurons"),
       predictors_(std::move(predictors)),
+      landing_(std::make_unique<Landing>()),
       reader_(std::move(reader)) {
     ggml::Carver carver(memory_);
     tables_ = Tables(carver, shape);
 }
 
-NeuronStore::~NeuronStore() = default;
+// What reads of a disk that does not answer may still write to.
+struct NeuronStore::Landing : ggml::Abandoned {
+    ggml::Memory arena;
+    std::unique_ptr<PredictorPages> predictors;
+    std::unique_ptr<ggml::Reader> reader;
+};
+
+NeuronStore::~NeuronStore() {
+    if (ggml::drain(*reader_, patience)) return;
+    landing_->arena = std::move(arena_);
+    landing_->predictors = std::move(predictors_);
+    landing_->reader = std::move(reader_);
+    ggml::abandon(std::move(landing_));
+}
 
 int32_t NeuronStore::find_row(int32_t block, int32_t row) const {
     if (!tables_.row) return row;

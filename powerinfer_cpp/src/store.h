@@ -99,7 +99,7 @@ class NeuronStore {
     // Memory of the cache for something else, until take_back(): at most shape().lendable() bytes.
     // The parts that are worth least lose their slots.
     ggml::Carver lend(uint64_t bytes);
-    void take_back();
+    void take_back() noexcept;
 
     // Begins and ends the work on a block. Until close() no slot of its neurons is given away.
     void open(int32_t block);
@@ -214,7 +214,9 @@ class NeuronStore {
     std::string failure_;
     ggml::Code failure_code_ = ggml::Code::io;
     std::unique_ptr<PredictorPages> predictors_;
-    std::unique_ptr<ggml::Reader> reader_;  // last: its reads end before their memory goes
+    struct Landing;
+    std::unique_ptr<Landing> landing_;  // empty: made while memory can be refused
+    std::unique_ptr<ggml::Reader> reader_;
 };
 
 }  // namespace powerinfer

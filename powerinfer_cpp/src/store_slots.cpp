@@ -120,10 +120,9 @@ ggml::Carver NeuronStore::lend(uint64_t bytes) {
     return ggml::Carver(at(begin), bytes);
 }
 
-void NeuronStore::take_back() {
-    const PoolSlots before{slots_[0], slots_[1]};
-    if (shape_.adapts) resize(Half::first, before);
-    resize(Half::rest, before);
+void NeuronStore::take_back() noexcept {
+    if (shape_.adapts) tables_.residency.grow(Half::first, slots_[0]);
+    tables_.residency.grow(Half::rest, slots_[1]);
     lent_ = false;
 }
 

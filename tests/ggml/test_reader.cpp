@@ -333,7 +333,8 @@ void forks() {
             reads.push_back(one(4096 * i, memory.data() + 4096 * i, 4096, i));
         CHECK(reader->submit(reads.data(), 64) == 64);
         CHECK(in_child([&] {
-            const bool sound = same_bytes(*reader, 2, 50, 128) && reader->in_flight() == 0;
+            bool sound = reader->owed() == 0 && drain(*reader, 60);  // the parent gets them
+            sound = sound && same_bytes(*reader, 2, 50, 128) && reader->in_flight() == 0;
             reader.reset();
             return sound;
         }));
@@ -345,6 +346,25 @@ void forks() {
 #endif
 
 // ---- the reader with faults ---------------------------------------------------------------------
+
+void drains() {
+    const Memory memory(8 * 4096, "a test");
+    for (const std::string& io : paths()) {
+        const auto reader = open_reader(path, options(io));
+        for (uint64_t i = 0; i < 8; i++) {
+            const Read read = one(4096 * i, memory.data() + 4096 * i, 4096, i);
+            CHECK(reader->submit(&read, 1) == 1);
+        }
+        CHECK(drain(*reader, 10) && reader->in_flight() == 0 && reader->owed() == 0);
+        CHECK(!std::memcmp(memory.data(), content.data(), size_t(memory.size())));
+    }
+    faulty::Reader silent(path, {}, faulty::once(1, faulty::Fault::never));
+    for (uint64_t i = 0; i < 2; i++) {
+        const Read read = one(4096 * i, memory.data() + 4096 * i, 4096, i);
+        CHECK(silent.submit(&read, 1) == 1);
+    }
+    CHECK(!drain(silent, 0.01) && silent.in_flight() == 1);
+}
 
 void faults() {
     CHECK(same_bytes(*std::make_unique<faulty::Reader>(path, faulty::Order()), 1, 300, 128));
@@ -430,6 +450,7 @@ int main() {
     without_uring();
     forks();
 #endif
+    drains();
     faults();
     return check::summary("test_reader");
 }

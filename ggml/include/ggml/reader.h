@@ -62,7 +62,7 @@ struct ReaderFacts {
 
 class Reader {
  public:
-    // Waits for reads in flight.
+    // Waits for reads in flight, for ever if the disk does not answer: see drain().
     virtual ~Reader() = default;
     Reader(const Reader&) = delete;
     Reader& operator=(const Reader&) = delete;
@@ -80,6 +80,8 @@ class Reader {
     virtual int done(ReadDone* out, int most, double wait_s) = 0;
 
     int in_flight() const { return in_flight_; }  // taken, and not yet returned by done()
+    // Of these, the ones that this process gets: none in a child of fork().
+    virtual int owed() const { return in_flight_; }
     const char* name() const { return facts_.name; }
     const std::string& note() const { return facts_.note; }
     bool direct() const { return facts_.direct; }
@@ -99,6 +101,18 @@ class Reader {
     ReaderFacts facts_;
     int in_flight_ = 0;
 };
+
+// Takes all reads in flight, as long as one of them comes within patience_s. False: the disk does
+// not answer. The system may then write to the memory of these reads at any later time, so nobody
+// may free it, nor the reader, whose own memory is written to as well: abandon() both.
+bool drain(Reader& reader, double patience_s) noexcept;
+
+// Keeps what it gets until the process ends, in a list where leak checkers find it.
+struct Abandoned {
+    virtual ~Abandoned() = default;
+    Abandoned* before = nullptr;
+};
+void abandon(std::unique_ptr<Abandoned> what) noexcept;
 
 // Opens a file. Throws Error(io) naming it; Error(io), too, if uring was asked for and the system
 // refuses it; Error(argument) for options out of range or an unknown POWERINFER_IO.

@@ -1,5 +1,6 @@
 // Opens readers: chooses the path, and direct or buffered reads.
 #include <algorithm>
+#include <atomic>
 #include <cerrno>
 #include <cstdlib>
 #include <cstring>
@@ -73,6 +74,22 @@ void add(std::string& note, const std::string& more) {
 }
 
 }  // namespace
+
+bool drain(Reader& reader, double patience_s) noexcept {
+    ReadDone some[16];
+    while (reader.owed() > 0) {
+        if (reader.done(some, 16, patience_s) == 0) return false;
+    }
+    return true;
+}
+
+void abandon(std::unique_ptr<Abandoned> what) noexcept {
+    static std::atomic<Abandoned*> last{nullptr};
+    Abandoned* const a = what.release();
+    a->before = last.load();
+    while (!last.compare_exchange_weak(a->before, a)) {
+    }
+}
 
 std::unique_ptr<Reader> open_reader(const std::string& path, const ReaderOptions& options) {
     const std::string wanted = wanted_path(options);

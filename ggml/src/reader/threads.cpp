@@ -39,7 +39,7 @@ int threads_of(const ReaderOptions& o) {
 
 // The threads of one process, and what they share with the caller. A child of fork() abandons its
 // copy: destroying it would wait for threads that are not there.
-struct Team {
+struct Team final : Abandoned {
     Arrays arrays;
     os::Handle file;
     int depth;
@@ -55,7 +55,6 @@ struct Team {
     int n_threads = 0;
     os::Thread* threads[256];
     std::atomic<int> numbers{0};
-    Team* abandoned_before = nullptr;
 
     Team(const Arrays& arrays, os::Handle file, int depth, uint32_t unit)
         : arrays(arrays), file(file), depth(depth), unit(unit) {}
@@ -101,7 +100,7 @@ struct Team {
             throw Error(Code::memory, "the system refused a thread to read with");
     }
 
-    ~Team() {
+    ~Team() override {
         {
             std::lock_guard<std::mutex> lock(mutex);
             stop = true;  // threads first finish what is queued
@@ -115,15 +114,6 @@ struct Team {
         auto team = std::make_unique<Team>(arrays, file, depth, unit);
         team->start(n);
         return team;
-    }
-
-    // The list lets leak checkers find it.
-    static void abandon(std::unique_ptr<Team> team) {
-        static std::atomic<Team*> abandoned{nullptr};
-        Team* t = team.release();
-        t->abandoned_before = abandoned.load();
-        while (!abandoned.compare_exchange_weak(t->abandoned_before, t)) {
-        }
     }
 };
 
@@ -139,12 +129,12 @@ class ThreadsReader final : public Reader {
     }
 
     ~ThreadsReader() override {
-        if (is_copy()) Team::abandon(std::move(team_));
+        if (is_copy()) abandon(std::move(team_));
     }
 
     int submit(const Read* reads, int n) override {
         if (is_copy()) {
-            Team::abandon(std::exchange(team_, make()));
+            abandon(std::exchange(team_, make()));
             in_flight_ = 0;
         }
         n = std::max(0, std::min(n, depth_ - in_flight_));
@@ -163,6 +153,8 @@ class ThreadsReader final : public Reader {
         in_flight_ += n;
         return n;
     }
+
+    int owed() const override { return is_copy() ? 0 : in_flight_; }
 
     int done(ReadDone* out, int most, double wait_s) override {
         if (is_copy() || in_flight_ == 0 || most <= 0) return 0;

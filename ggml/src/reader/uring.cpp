@@ -204,6 +204,8 @@ class UringReader final : public Reader {
         return n;
     }
 
+    int owed() const override { return is_copy() ? 0 : in_flight_; }
+
     int done(ReadDone* out, int most, double wait_s) override {
         if (is_copy() || in_flight_ == 0 || most <= 0) return 0;
         if (ring_->unsent > 0) send(0);
