@@ -7,6 +7,7 @@
 #include <cstring>
 #include <numeric>
 #include <thread>
+#include <utility>
 
 #include "ffn.h"
 #include "ffn_stored.h"
@@ -90,6 +91,7 @@ void DeviceForward::mark_cold_rows() {
 void DeviceForward::run(const Pass& p) {
     const std::lock_guard<std::mutex> lock(on_.mutex);
     device_.enter();
+    if (std::exchange(uncounted_, true)) counted_ = counts_now();  // what a failed call left
     const Batch& batch = p.work.batch;
     for (int64_t begin = 0, end = 0; begin < batch.n; begin = end) {
         // Rows that go the same way. Masked ones have a list of neurons each.
@@ -104,15 +106,21 @@ void DeviceForward::run(const Pass& p) {
         rows(p, begin, end);
     }
     count(p);
+    uncounted_ = false;
+}
+
+std::vector<unsigned long long> DeviceForward::counts_now() {
+    std::vector<unsigned long long> now(counted_.size());
+    device_.copy_out(stream_.get(), now.data(), scratch_.counts, now.size() * sizeof(now[0]));
+    device_.wait(stream_.get());
+    return now;
 }
 
 // Adds the neurons that the device has computed, and how long it has waited for the CPU, since it
 // was last asked.
 void DeviceForward::count(const Pass& p) {
     const Config& c = model_.config;
-    std::vector<unsigned long long> now(counted_.size());
-    device_.copy_out(stream_.get(), now.data(), scratch_.counts, now.size() * sizeof(now[0]));
-    device_.wait(stream_.get());
+    std::vector<unsigned long long> now = counts_now();
     for (int64_t i = first_; i < c.n_layer; i++) {
         const size_t at = size_t(i - first_) * 3;
         const auto did = [&](size_t k) { return int64_t(now[at + k] - counted_[at + k]); };

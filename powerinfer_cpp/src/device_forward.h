@@ -50,6 +50,7 @@ class DeviceForward : public DeviceKv {
     void mark_cold_rows();
     void rows(const Pass& p, int64_t begin, int64_t end);
     void count(const Pass& p);
+    std::vector<unsigned long long> counts_now();
     void fill_step(const Pass& p, int64_t begin, int64_t end);
     const Graphs& recorded(const Pass& p, const Kind& kind);
     void end_graph(Graphs& graphs);
@@ -113,6 +114,7 @@ class DeviceForward : public DeviceKv {
     std::vector<std::vector<uint8_t>> cold_rows_;
     std::unique_ptr<bool[]> every_row_;        // true
     std::vector<unsigned long long> counted_;  // of scratch_.counts, in p.counts already
+    bool uncounted_ = false;                   // a failed call left some that belong nowhere
     uint32_t epoch_ = 0;
     const float* added_[2] = {nullptr, nullptr};  // to x, by the next norm
     ggml::Owned<ggml::DeviceStream> stream_;      // after the memory that its work uses

@@ -319,8 +319,20 @@ void test_long_context() {
     CHECK(distance(last(model), last(load(path))) < 2e-3);
 }
 
+// Neurons that the device has proposed and computed since `before`, over all layers.
+std::pair<int64_t, int64_t> done_since(const Session& session,
+                                       const std::vector<ggml::NeuronCounts>& before) {
+    std::pair<int64_t, int64_t> done{0, 0};
+    for (size_t l = 0; l < before.size(); l++) {
+        const ggml::NeuronCounts& now = session.counts.on_device[l];
+        done.first += now.proposed - before[l].proposed;
+        done.second += now.computed - before[l].computed;
+    }
+    return done;
+}
+
 // Stopped by the caller at every check, in both modes: an error, the sequence as before, and then
-// the same bits.
+// the same bits, with counts of that call alone.
 void test_stops() {
     Split split;
     int n_split = 0;
@@ -337,9 +349,11 @@ void test_stops() {
         Session session(split.model, split.params);
         const Floats expected = logits(session, tokens);
         int stopped = 0;
+        std::vector<ggml::NeuronCounts> before;
         for (int n = 0;; n++) {
             session.truncate(0, 3);
             left = n;
+            before = session.counts.on_device;
             try {
                 eval(session, {tokens[3], tokens[4], tokens[5]});
             } catch (const Error& e) {
@@ -351,10 +365,13 @@ void test_stops() {
             break;
         }
         CHECK(stopped >= 1 + n_split);
+        const auto after_stops = done_since(session, before);
         left = -1;
         session.truncate(0, 3);
         Floats got;
+        before = session.counts.on_device;
         eval(session, {tokens[3], tokens[4], tokens[5]});
+        CHECK(after_stops.first > 0 && after_stops == done_since(session, before));
         append_logits(session, 2, got);
         CHECK(same(got, Floats(expected.end() - split.model->config.n_vocab, expected.end())));
     }
