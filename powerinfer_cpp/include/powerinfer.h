@@ -58,9 +58,12 @@ const char* pi_last_error(void);
 
 /* Version of the library: "0.1.0". */
 const char* pi_version(void);
-/* Instruction set of the kernels: "amx", "avx512", "avx2" or "avx" on x86, "neon" on ARM,
- * or "generic". The environment variable GGML_ISA selects one; PI_ERROR_UNSUPPORTED if that cannot
- * run here. */
+/* A number that is raised by every version in which the rounding of any result changes. Saved
+ * sequences (pi_sequence_save) of another number are refused. */
+int32_t pi_numerics(void);
+/* Instruction set of the kernels: "amx", "avx512", "vnni", "avx2" or "avx" on x86, "neon_i8mm" or
+ * "neon" on ARM, or "generic". The environment variable GGML_ISA selects one; PI_ERROR_UNSUPPORTED
+ * if that cannot run here. */
 pi_status pi_isa(const char** isa);
 /* Instruction sets that this build lacks, because it was made for the processor of one machine:
  * "amx, avx", for example; "" if it has all. */
@@ -512,10 +515,11 @@ pi_status pi_session_set_adapters(pi_session* session, const pi_adapter* const* 
  * continued later, in this or another session of the same model and KV type. pi_sequence_save
  * writes *n bytes; if capacity is too small, it returns PI_ERROR_ARGUMENT and sets *n to the size
  * needed. pi_sequence_load replaces the content of the sequence. PI_ERROR_FORMAT: the bytes are of
- * another model, KV type or engine version, or this session would compute the positions
- * differently. PI_ERROR_CONTEXT: the state is longer than n_ctx, or than what is free of the pool
- * with the pages that the sequence has for itself. After an error it is as before, unless a device
- * failed. */
+ * another model, KV type or engine version, were rounded differently (pi_numerics), or this session
+ * would compute the positions differently. The first of these calls for a model reads a few MB of
+ * its file, to tell it from others by its weights: PI_ERROR_IO. PI_ERROR_CONTEXT: the state is
+ * longer than n_ctx, or than what is free of the pool with the pages that the sequence has for
+ * itself. After an error it is as before, unless a device failed. */
 pi_status pi_sequence_save(const pi_session* session, int32_t seq, void* buffer, size_t capacity,
                            size_t* n);
 pi_status pi_sequence_load(pi_session* session, int32_t seq, const void* buffer, size_t n);
@@ -672,12 +676,12 @@ pi_status pi_sample(pi_sampler* sampler, const float* logits, int32_t n_vocab, i
  * PI_ERROR_ARGUMENT names the row; then no sampler has drawn. */
 pi_status pi_sample_rows(pi_session* session, pi_sampler* const* samplers, const int32_t* rows,
                          int32_t n, int32_t* tokens);
-/* Adds a token, of the prompt or a chosen one, to those that penalties look at. */
-void pi_sampler_accept(pi_sampler* sampler, int32_t token);
+/* Adds a token, of the prompt or a chosen one, to those that penalties look at. PI_ERROR_MEMORY. */
+pi_status pi_sampler_accept(pi_sampler* sampler, int32_t token);
 /* Forgets accepted tokens, and what mirostat learned. The random state continues. */
-void pi_sampler_reset(pi_sampler* sampler);
+pi_status pi_sampler_reset(pi_sampler* sampler);
 /* Restarts the random numbers from a seed, as in a new sampler. Accepted tokens stay. */
-void pi_sampler_seed(pi_sampler* sampler, uint64_t seed);
+pi_status pi_sampler_seed(pi_sampler* sampler, uint64_t seed);
 
 /* cdef: end */
 

@@ -163,7 +163,7 @@ void Generation::read(const std::vector<int32_t>& tokens, size_t n_generated) {
     timing_.prompt += ms_since(start);
     timing_.n_prompt += int64_t(tokens.size() - done);
     for (size_t i = n_generated; i < tokens.size(); i++)
-        pi_sampler_accept(sampler_.get(), tokens[i]);
+        require(pi_sampler_accept(sampler_.get(), tokens[i]));
     if (options_.verbosity < 4) return;
     std::string ids;
     for (const int32_t token : tokens) ids += " " + std::to_string(token);
@@ -186,7 +186,7 @@ int32_t Generation::choose() {
     }
     int32_t token;
     require(pi_sample(sampler_.get(), logits, n_vocab, &token));
-    pi_sampler_accept(sampler_.get(), token);
+    require(pi_sampler_accept(sampler_.get(), token));
     timing_.sampling += ms_since(start);
     if (timing_.n_sampled++ == 0) timing_.first_token = timing_.prompt + timing_.sampling;
     return token;

@@ -9,6 +9,7 @@
 #include "ggml/threads.h"
 #include "measure.h"
 #include "plan.h"
+#include "state.h"
 #include "storage.h"
 
 using namespace powerinfer::api;
@@ -62,6 +63,10 @@ const char* pi_version(void) {
     return PI_VERSION;
 }
 
+int32_t pi_numerics(void) {
+    return powerinfer::kNumerics;
+}
+
 pi_status pi_isa(const char** isa) {
     return guarded([&] {
         require(isa, "isa must not be NULL");
@@ -70,32 +75,32 @@ pi_status pi_isa(const char** isa) {
 }
 
 const char* pi_isas_left_out(void) {
-    return ggml::isas_left_out();
+    return guarded_or("", [] { return ggml::isas_left_out(); });
 }
 
 int32_t pi_default_threads(void) {
-    return ggml::default_threads();
+    return guarded_or(1, [] { return int32_t(ggml::default_threads()); });
 }
 
 uint64_t pi_available_memory(void) {
-    return ggml::available_memory();
+    return guarded_or(uint64_t(0), [] { return uint64_t(ggml::available_memory()); });
 }
 
 uint64_t pi_peak_memory(void) {
-    return ggml::peak_memory();
+    return guarded_or(uint64_t(0), [] { return uint64_t(ggml::peak_memory()); });
 }
 
 int32_t pi_n_devices(void) {
-    return int32_t(ggml::devices().size());
+    return guarded_or(0, [] { return int32_t(ggml::devices().size()); });
 }
 
 const char* pi_device_name(int32_t device) {
-    return device >= 0 && device < pi_n_devices() ? ggml::devices()[size_t(device)].name.c_str()
-                                                  : nullptr;
+    if (device < 0 || device >= pi_n_devices()) return nullptr;
+    return ggml::devices()[size_t(device)].name.c_str();
 }
 
 const char* pi_device_note(void) {
-    return ggml::device_note();
+    return guarded_or("", [] { return ggml::device_note(); });
 }
 
 pi_status pi_measure_read(int32_t n_threads, uint64_t n_bytes, double* bytes_per_s) {
@@ -247,9 +252,11 @@ int64_t pi_model_layer_device_neurons(const pi_model* m, int32_t layer) {
 }
 
 uint64_t pi_model_device_bytes(const pi_model* m) {
-    if (!m->model->device) return 0;
-    const ggml::Device& device = *m->model->device->device;
-    return device.allocated_bytes() + device.context_bytes();
+    return guarded_or(uint64_t(0), [&]() -> uint64_t {
+        if (!m->model->device) return 0;
+        const ggml::Device& device = *m->model->device->device;
+        return device.allocated_bytes() + device.context_bytes();
+    });
 }
 
 uint64_t pi_model_budget(const pi_model* m) {
@@ -257,7 +264,7 @@ uint64_t pi_model_budget(const pi_model* m) {
 }
 
 uint64_t pi_model_reserved(const pi_model* m) {
-    return m->model->budget->reserved();
+    return guarded_or(uint64_t(0), [&] { return m->model->budget->reserved(); });
 }
 
 pi_status pi_reserve(const pi_model* m, const char* what, uint64_t n_bytes, pi_reservation** out) {

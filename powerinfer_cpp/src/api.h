@@ -49,6 +49,13 @@ pi_status guarded(F body) noexcept {
     }
 }
 
+// The same for calls that return a value: `otherwise` if the body throws.
+template <typename T, typename F>
+T guarded_or(T otherwise, F body) noexcept {
+    T result = otherwise;
+    return guarded([&] { result = body(); }) == PI_OK ? result : otherwise;
+}
+
 inline void require(bool condition, const char* what) {
     if (!condition) throw ggml::Error(ggml::Code::argument, what);
 }

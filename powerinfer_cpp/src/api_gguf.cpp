@@ -174,12 +174,14 @@ pi_status pi_gpu_index_read(const char* path, int32_t n_layer, int64_t n_ff, int
 // ---- Formats ----------------------------------------------------------------------------------
 
 bool pi_type_by_name(const char* name, uint32_t* type, int64_t* block, int64_t* block_bytes) {
-    const ggml::DTypeInfo* t = name ? ggml::find_dtype(std::string_view(name)) : nullptr;
-    if (!t) return false;
-    *type = uint32_t(t->type);
-    *block = t->block;
-    *block_bytes = t->bytes;
-    return true;
+    return guarded_or(false, [&] {
+        const ggml::DTypeInfo* t = name ? ggml::find_dtype(std::string_view(name)) : nullptr;
+        if (!t) return false;
+        *type = uint32_t(t->type);
+        *block = t->block;
+        *block_bytes = t->bytes;
+        return true;
+    });
 }
 
 pi_status pi_encode(uint32_t type, const float* src, int64_t n, void* dst, size_t dst_size) {

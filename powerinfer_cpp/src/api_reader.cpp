@@ -69,15 +69,17 @@ pi_status pi_model_storage(const pi_model* m, pi_storage_report* out) {
 }
 
 int64_t pi_model_layer_stored_neurons(const pi_model* m, int32_t layer) {
-    powerinfer::NeuronStore* const store = m->model->store.get();
-    if (!store || layer < 0 || layer >= m->model->config.n_layer) return 0;
-    const std::lock_guard<std::mutex> alone(store->mutex);
-    const auto experts = int32_t(std::max<int64_t>(1, m->model->config.n_expert));
-    int64_t n = 0;
-    for (int32_t b = layer * experts; b < (layer + 1) * experts; b++) {
-        n += store->blocks().size(b) - store->resident(b);
-    }
-    return n;
+    return guarded_or(int64_t(0), [&] {
+        powerinfer::NeuronStore* const store = m->model->store.get();
+        int64_t n = 0;
+        if (!store || layer < 0 || layer >= m->model->config.n_layer) return n;
+        const std::lock_guard<std::mutex> alone(store->mutex);
+        const auto experts = int32_t(std::max<int64_t>(1, m->model->config.n_expert));
+        for (int32_t b = layer * experts; b < (layer + 1) * experts; b++) {
+            n += store->blocks().size(b) - store->resident(b);
+        }
+        return n;
+    });
 }
 
 pi_status pi_model_tiers(const pi_model* m, int32_t layer, uint8_t* out, size_t capacity) {

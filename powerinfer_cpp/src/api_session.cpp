@@ -23,6 +23,7 @@ struct pi_breakers {
 namespace {
 
 constexpr const char* kNoSession = "session must not be NULL";
+constexpr const char* kNoSampler = "sampler must not be NULL";
 
 // Gives a layer's recording. `find` returns it, or null if there is none.
 template <typename T, typename F>
@@ -390,16 +391,25 @@ pi_status pi_sample_rows(pi_session* s, pi_sampler* const* samplers, const int32
     });
 }
 
-void pi_sampler_accept(pi_sampler* sampler, int32_t token) {
-    sampler->sampler.accept(token);
+pi_status pi_sampler_accept(pi_sampler* sampler, int32_t token) {
+    return guarded([&] {
+        require(sampler, kNoSampler);
+        sampler->sampler.accept(token);
+    });
 }
 
-void pi_sampler_reset(pi_sampler* sampler) {
-    sampler->sampler.reset();
+pi_status pi_sampler_reset(pi_sampler* sampler) {
+    return guarded([&] {
+        require(sampler, kNoSampler);
+        sampler->sampler.reset();
+    });
 }
 
-void pi_sampler_seed(pi_sampler* sampler, uint64_t seed) {
-    sampler->sampler.seed(seed);
+pi_status pi_sampler_seed(pi_sampler* sampler, uint64_t seed) {
+    return guarded([&] {
+        require(sampler, kNoSampler);
+        sampler->sampler.seed(seed);
+    });
 }
 
 }  // extern "C"

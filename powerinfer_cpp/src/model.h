@@ -3,6 +3,7 @@
 #pragma once
 
 #include <memory>
+#include <mutex>
 #include <optional>
 #include <string>
 #include <vector>
@@ -181,8 +182,13 @@ struct Model {
     // Of these neurons. It belongs to whichever session computes: see its mutex.
     std::unique_ptr<NeuronStore> store;
     bool keeps_resident = false;  // its file may be written when the model is closed
-    ggml::Memory packed;          // strips and bundles
-    ggml::Memory plain;           // stored weights that were read, not mapped
+    // What saved states call the weights (state.cpp), once one has asked for it.
+    mutable struct {
+        std::mutex mutex;
+        std::string name;
+    } weights_name;
+    ggml::Memory packed;  // strips and bundles
+    ggml::Memory plain;   // stored weights that were read, not mapped
 
     // Reads the header only: config, vocabulary, budget, and weights with tensors found and shapes
     // and types checked. Throws Error naming file, key or tensor.

@@ -526,10 +526,14 @@ void Sampler::accept(int32_t token) {
     dry_.accept(token);
     const int32_t window = params_.repeat_last_n;
     if (window == 0) return;
-    counts_[token]++;
-    if (window < 0) return;  // all tokens count, so none is removed
-    last_.push_back(token);
-    if (last_.size() <= size_t(window)) return;
+    if (window > 0) last_.push_back(token);
+    try {
+        counts_[token]++;
+    } catch (...) {  // each token in last_ is counted
+        if (window > 0) last_.pop_back();
+        throw;
+    }
+    if (window < 0 || last_.size() <= size_t(window)) return;  // below 0: all tokens count
     const auto oldest = counts_.find(last_.front());
     if (--oldest->second == 0) counts_.erase(oldest);
     last_.pop_front();

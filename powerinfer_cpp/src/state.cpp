@@ -4,11 +4,14 @@
 
 #include <algorithm>
 #include <cstring>
+#include <mutex>
 #include <type_traits>
 
+#include "find_bundle.h"
 #include "ggml/crc32c.h"
 #include "ggml/file_io.h"
 #include "ggml/status.h"
+#include "read_placement.h"
 
 namespace powerinfer {
 
@@ -20,18 +23,32 @@ namespace {
 
 struct Header {
     char magic[8];
-    uint64_t model;   // fingerprint of sizes and tensors
-    uint32_t type;    // type id of the KV cache
-    uint32_t rope;    // RopeTable::variant of the session
-    uint64_t way[2];  // Session::way of prompt rows and of generated rows
-    int64_t length;   // positions
+    uint64_t model;     // fingerprint
+    uint32_t numerics;  // kNumerics
+    uint32_t type;      // type id of the KV cache
+    uint32_t rope;      // RopeTable::variant of the session
+    uint32_t unused;    // 0
+    uint64_t way[2];    // Session::way of prompt rows and of generated rows
+    int64_t length;     // positions
 };
 static_assert(std::is_trivially_copyable_v<Header>);
-constexpr char kMagic[8] = {'P', 'I', 's', 'e', 'q', '0', '2', '\n'};
-constexpr int64_t kVersionAt = 6;  // version 01 did not store how positions were computed
+constexpr char kMagic[8] = {'P', 'I', 's', 'e', 'q', '0', '3', '\n'};
+// Version 01 did not store how positions were computed, 02 neither weights nor numerics.
+constexpr int64_t kVersionAt = 6;
 
-// FNV-1a hash over sizes, tensor names and types, and what the caller changed of the header and of
-// RoPE. It distinguishes models without reading weights.
+// Names header and weights of a model's file, by samples of each tensor. For a bundled file it is
+// the name of the file that it was written from, which computes the same.
+std::string name_weights(const Model& m) {
+    const std::lock_guard<std::mutex> lock(m.weights_name.mutex);
+    std::string& name = m.weights_name.name;
+    if (name.empty()) {
+        const std::string source(m.file.gguf.string("powerinfer.bundle.source_hash", ""));
+        name = model_hash(m.file) + (source.empty() ? source_hash(m.file) : source);
+    }
+    return name;
+}
+
+// FNV-1a hash over sizes, weights, and what the caller changed of the header and of RoPE.
 uint64_t fingerprint(const Session& s) {
     const Model& m = *s.model;
     uint64_t hash = 14695981039346656037ull;
@@ -42,10 +59,8 @@ uint64_t fingerprint(const Session& s) {
     const Config& c = m.config;
     for (int64_t v : {c.n_vocab, c.n_embd, c.n_layer, c.n_ff, c.n_head, c.n_head_kv, c.head_dim})
         mix(&v, sizeof(v));
-    for (const ggml::TensorInfo& t : m.file.gguf.tensors()) {
-        mix(t.name.data(), t.name.size());
-        mix(&t.type, sizeof(t.type));
-    }
+    const std::string weights = name_weights(m);
+    mix(weights.data(), weights.size());
     const std::string overridden = m.file.gguf.overridden();
     mix(overridden.data(), overridden.size());
     pi_session_params unscaled = pi_session_default_params();
@@ -105,6 +120,12 @@ Header check(const Session& s, const uint8_t* data, uint64_t size) {
         throw Error(Code::format, "not a saved state");
     if (std::memcmp(header.magic, kMagic, sizeof(kMagic)))
         throw Error(Code::format, "the state was saved by another version of the engine");
+    if (header.numerics != uint32_t(kNumerics)) {
+        throw Error(Code::format,
+                    format("the state was computed with numerics %u, and this version has %d: it "
+                           "rounds results differently",
+                           header.numerics, kNumerics));
+    }
     if (header.model != fingerprint(s))
         throw Error(
             Code::format,
@@ -162,7 +183,14 @@ void write_state(const Session& s, int32_t seq, const Room& room) {
         std::memcpy(out + sizeof(Header) + i * int64_t(sizeof(token)), &token, sizeof(token));
         flags[i / 8] |= uint8_t(sequences.generated(seq, i) << i % 8);
     }
-    Header header{{}, fingerprint(s), uint32_t(sequences.kv().type()), rope_variant(s), {}, length};
+    Header header{{},
+                  fingerprint(s),
+                  uint32_t(kNumerics),
+                  uint32_t(sequences.kv().type()),
+                  rope_variant(s),
+                  0,
+                  {},
+                  length};
     ways(s, flags, length, header.way);
     std::memcpy(header.magic, kMagic, sizeof(kMagic));
     std::memcpy(out, &header, sizeof(header));

@@ -7,8 +7,13 @@
 
 namespace powerinfer {
 
+// Raise it whenever the rounding of any result changes: a kernel's, an order of sums, a function of
+// ggml/math.h. States of another number are refused, here and in Python (pi_numerics), because they
+// would continue with bits that this version does not compute.
+constexpr int32_t kNumerics = 1;
+
 // The size of a sequence in bytes, and writing it. Throw Error(argument) if the sequence does not
-// exist.
+// exist. The first state of a model reads a few MB of its file, to name its weights: Error(io).
 uint64_t state_size(const Session& session, int32_t seq);
 void save_state(const Session& session, int32_t seq, uint8_t* out);
 // Replaces a sequence by a saved one. Throws Error(format) if the bytes are not a state of this

@@ -7,10 +7,10 @@ import numpy as np
 
 from ._native import lib
 from .adapters import Adapters
-from .errors import ContextOverflowError, OutOfMemoryError
+from .errors import ContextOverflowError, ModelFormatError, OutOfMemoryError
 from .model import Model, Session, release
 from .sampler import Sampler
-from .state import STATE_VERSION, LlamaState
+from .state import NUMERICS, STATE_VERSION, LlamaState
 from .work import Work
 
 # Rows per engine call whose logits can be kept, if only some calls need all of them.
@@ -196,20 +196,33 @@ class Context:
         ids = self.input_ids[: self.n_tokens].copy()
         flags, n_prompt = self._generated[: self.n_tokens].copy(), self._session.match(ids)
         return LlamaState(
-            ids, scores, self.n_tokens, data, len(data), flags, n_prompt, version=STATE_VERSION
+            ids,
+            scores,
+            self.n_tokens,
+            data,
+            len(data),
+            flags,
+            n_prompt,
+            version=STATE_VERSION,
+            numerics=NUMERICS,
         )
 
     def load(self, state: LlamaState) -> None:
         """Restores a state from `save`.
 
         Raises ContextOverflowError, ModelFormatError, or ValueError for a state that contradicts
-        itself or has another version. After an error the sequence is unchanged or, after a
-        ModelFormatError, empty.
+        itself or has another version (for other numerics: ModelFormatError). After an error the
+        sequence is unchanged or, after a ModelFormatError, empty.
         """
         if state.version != STATE_VERSION:
             raise ValueError(
                 f"this state has version {state.version}, only version {STATE_VERSION} can be "
                 "loaded: it was saved by another version of powerinfer_cpp"
+            )
+        if state.numerics != NUMERICS:
+            raise ModelFormatError(
+                f"this state was computed with numerics {state.numerics}, and this version of "
+                f"powerinfer_cpp has {NUMERICS}: it rounds results differently"
             )
         ids, scores, n = np.asarray(state.input_ids), np.asarray(state.scores), state.n_tokens
         flags = np.asarray(state.generated)

@@ -409,13 +409,15 @@ class Llama(LlamaPrompts):
         """The parts; starts from the cached state with the longest common prefix, and caches."""
         with self._lock:
             cache, context, wanted = self._cache, self._computing, as_tokens(ids)
-            if tuple(ids) in cache:
+            state = None
+            with suppress(KeyError):  # there is none, or another process has removed it
                 state = cache[tuple(ids)]
+            if state is not None:
                 usable = common_prefix(state.input_ids[: state.n_prompt], wanted)
                 if state.n_tokens <= context.n_ctx and usable > context.reusable(wanted):
                     with suppress(ValueError):  # of another model or mode, or damaged
                         context.load(state)
-                del state  # otherwise its bytes could not be freed to make room
+            del state  # otherwise its bytes could not be freed to make room
         yield from parts
         with self._lock:
             if self._computing.n_tokens:

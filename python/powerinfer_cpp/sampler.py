@@ -52,15 +52,15 @@ class Sampler:
     def accept(self, tokens: Iterable[int]) -> None:
         """Adds tokens of the text so far, for the penalties."""
         for token in tokens:
-            lib.pi_sampler_accept(self.handle, token)
+            check(lib.pi_sampler_accept(self.handle, token))
 
     def reset(self) -> None:
         """Drops accepted tokens; keeps the random state."""
-        lib.pi_sampler_reset(self.handle)
+        check(lib.pi_sampler_reset(self.handle))
 
     def seed(self, seed: int) -> None:
         """Restarts the random numbers from a seed; keeps accepted tokens."""
-        lib.pi_sampler_seed(self.handle, seed)
+        check(lib.pi_sampler_seed(self.handle, seed))
 
     def sample(self, logits: Any, n_vocab: int) -> int:
         """Chooses a token from logits: float const *, or a contiguous float32 array [n_vocab]."""

@@ -8,10 +8,12 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from ._native import lib
 from .logits import Ids, Scores
 from .model import Model
 
-STATE_VERSION = 1  # increased when older states would continue differently
+STATE_VERSION = 2  # increased when older states would continue differently
+NUMERICS: int = lib.pi_numerics()  # raised when any result is rounded differently
 
 
 @dataclass
@@ -22,7 +24,8 @@ class LlamaState:
     all with logits_all, otherwise of one, or none before anything is computed. llama_state: keys
     and values, llama_state_size bytes. generated: bool [n_tokens], True for generated tokens.
     n_prompt: number of leading tokens that a prompt would compute the same way. random: state of
-    the random numbers, or None. version: STATE_VERSION when it was saved.
+    the random numbers, or None. version, numerics:
+    STATE_VERSION and NUMERICS when it was saved.
     """
 
     input_ids: Ids
@@ -34,6 +37,7 @@ class LlamaState:
     n_prompt: int
     random: Any = None
     version: int = 0  # also the value for pickles without a version
+    numerics: int = 0
 
     # The model whose budget a cache used for this state, and the reservation, freed with the state.
     _reserved: ClassVar[tuple[Model, Any] | None] = None

@@ -317,9 +317,14 @@ void test_state(const Shape& shape) {
     std::swap(state, old);
     CHECK(refused(with_mode(PI_SPARSE_AUTO), "another version"));
     std::swap(state, old);
+    old = state;
+    old[16]++;  // behind magic and fingerprint
+    std::swap(state, old);
+    CHECK(refused(with_mode(PI_SPARSE_AUTO), "rounds results differently"));
+    std::swap(state, old);
     for (const int32_t token : {-1, tiny::kVocab, INT32_MAX}) {
         std::vector<uint8_t> changed = state;
-        std::memcpy(&changed[48 + 4 * 76], &token, sizeof(token));  // the header has 48 bytes
+        std::memcpy(&changed[56 + 4 * 76], &token, sizeof(token));  // the header has 56 bytes
         std::swap(state, changed);
         CHECK(refused(with_mode(PI_SPARSE_AUTO), "outside the vocabulary"));
         std::swap(state, changed);

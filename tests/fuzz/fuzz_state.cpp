@@ -26,7 +26,7 @@ using Bytes = std::vector<uint8_t>;
 constexpr int32_t kContext = 70;  // a page of 64 positions, and some of a second one
 constexpr int32_t kPositions = 67, kPrompt = 60;  // of the text that the session knows
 enum Sequence : int32_t { kLoaded, kShared, kKept, kSequences };
-constexpr size_t kHeader = 48, kLengthAt = 40, kWaysAt = 24;
+constexpr size_t kHeader = 56, kLengthAt = 48, kWaysAt = 32;
 
 #define REQUIRE(condition)                                                   \
     do {                                                                     \

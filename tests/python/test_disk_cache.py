@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import logging
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -80,7 +81,14 @@ def test_the_state_is_that_of_memory(path: Path, tmp_path: Path) -> None:
         for name in ("input_ids", "scores", "generated"):
             a, b = getattr(found, name), getattr(state, name)
             assert a.dtype == b.dtype and np.array_equal(a, b), name
-        for name in ("n_tokens", "llama_state", "llama_state_size", "n_prompt", "version"):
+        for name in (
+            "n_tokens",
+            "llama_state",
+            "llama_state_size",
+            "n_prompt",
+            "version",
+            "numerics",
+        ):
             assert getattr(found, name) == getattr(state, name), name
         llm.reset()
         llm.load_state(found)
@@ -111,7 +119,7 @@ def test_the_oldest_are_removed(path: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "damage", ["empty", "short", "long", "magic", "version", "sizes", "inside"]
+    "damage", ["empty", "short", "long", "magic", "version", "numerics", "sizes", "inside"]
 )
 def test_damaged_files(damage: str, path: Path, kept: Path) -> None:
     (file,) = files(kept)
@@ -126,6 +134,8 @@ def test_damaged_files(damage: str, path: Path, kept: Path) -> None:
         data[0] ^= 1
     elif damage == "version":
         data[8] += 1
+    elif damage == "numerics":
+        data[56] += 1
     elif damage == "sizes":  # that fit the file, but not each other
         data[16:24] = (int.from_bytes(data[16:24], "little") + 4).to_bytes(8, "little")
         data[48:56] = (int.from_bytes(data[48:56], "little") - 20).to_bytes(8, "little")
@@ -162,3 +172,100 @@ def test_a_full_disk(
     (tmp_path / "file").touch()
     with pytest.raises(OSError):
         LlamaDiskCache(tmp_path / "file")
+
+
+# ---- Several processes --------------------------------------------------------------------------
+
+
+def test_another_process_removes_what_was_found(path: Path, kept: Path) -> None:
+    """Between finding a state and reading it, after it was listed, and with all of the folder."""
+    with Llama(path, n_ctx=64, verbose=False) as llm:
+        want = llm(TEXT, **CALL)["choices"]
+
+    class Vanishing(LlamaDiskCache):
+        def __contains__(self, key: Any) -> bool:
+            return self._gone(super().__contains__(key))
+
+        def _longest(self, key: Any) -> Any:
+            return self._gone(super()._longest(key))
+
+        def _gone(self, found: Any) -> Any:
+            for file in files(kept):
+                file.unlink()
+            return found
+
+    class Homeless(LlamaDiskCache):
+        def _longest(self, key: Any) -> Any:
+            found = super()._longest(key)
+            shutil.rmtree(kept, ignore_errors=True)
+            return found
+
+    for kind in (Vanishing, Homeless):
+        with Llama(path, n_ctx=64, verbose=False) as llm:
+            llm.set_cache(kind(kept))
+            assert llm(TEXT, **CALL)["choices"] == want
+        assert len(files(kept)) == 1
+
+
+def test_a_file_that_gets_readable_again(path: Path, kept: Path) -> None:
+    """Another process replaces a damaged one."""
+    (file,) = files(kept)
+    good, cache = file.read_bytes(), LlamaDiskCache(kept)
+    ids = [1, *cache[list(disk_cache._read_ids(file))].input_ids[1:]]
+    file.write_bytes(good[:-1])
+    assert ids not in cache
+    file.write_bytes(good)
+    assert ids in cache
+    file.unlink()
+    assert ids not in cache and cache._ids == {}
+
+
+WRITER = """
+import os, sys, time
+import numpy as np
+from powerinfer_cpp import LlamaDiskCache, LlamaState, disk_cache
+empty = np.empty((0, 5), np.float32)
+ids = np.array([1, 2], np.intc)
+state = LlamaState(ids, empty, 2, bytes(1 << 20), 1 << 20, ids > 0, 2, version=2, numerics=1)
+cache = LlamaDiskCache(sys.argv[1])
+def wait(*_):
+    print("written", flush=True)
+    time.sleep(600)
+disk_cache.os.replace = wait
+cache[[1, 2]] = state
+"""
+
+
+def test_what_a_killed_writer_leaves(path: Path, tmp_path: Path) -> None:
+    line = [sys.executable, "-c", WRITER, str(tmp_path)]
+    with subprocess.Popen(line, stdout=subprocess.PIPE, text=True) as writer:
+        try:
+            assert writer.stdout.readline() == "written\n"
+            cache = LlamaDiskCache(tmp_path)  # while it lives, its file stays, and counts
+            with Llama(path, n_ctx=64, verbose=False) as llm:
+                llm.set_cache(cache)
+                llm(TEXT, max_tokens=1)
+            (partial,) = tmp_path.glob("*.partial")
+            assert cache.cache_size > partial.stat().st_size > 1 << 20
+        finally:
+            writer.kill()
+        writer.wait()
+    cache[[5]] = cache[[1]]
+    assert not partial.exists() and len(files(tmp_path)) == 2
+    partial.touch()
+    LlamaDiskCache(tmp_path)
+    assert not partial.exists()
+
+
+def test_processes_that_share_a_folder(path: Path, tmp_path: Path) -> None:
+    """Each removes what the others have just written."""
+    code = "import sys; from powerinfer_cpp import *\n"
+    code += "llm = Llama(sys.argv[1], n_ctx=64, verbose=False)\n"
+    code += "llm.set_cache(LlamaDiskCache(sys.argv[2], capacity_bytes=40000))\n"
+    code += "for i in range(40): llm(f'the quick {i} {sys.argv[3]}', max_tokens=1)"
+    run = [[sys.executable, "-c", code, str(path), str(tmp_path), str(i)] for i in range(3)]
+    started = [subprocess.Popen(line, stderr=subprocess.PIPE, text=True) for line in run]
+    for process in started:
+        _, err = process.communicate()
+        assert (process.returncode, err) == (0, "")
+    assert LlamaDiskCache(tmp_path).cache_size <= 40000

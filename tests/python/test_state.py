@@ -11,8 +11,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 import tiny
+from gguf_files import changed
+from powerinfer_cpp._native import lib
+from powerinfer_cpp.errors import check
 from powerinfer_cpp.hub import one_match
-from powerinfer_cpp.model import SPARSE_MODES
+from powerinfer_cpp.llama_cache import LlamaDiskCache
+from powerinfer_cpp.model import SPARSE_MODES, Model, Session
 from tiny import take
 
 from powerinfer_cpp import (
@@ -21,6 +25,7 @@ from powerinfer_cpp import (
     LlamaRAMCache,
     LlamaState,
     ModelFormatError,
+    bundle,
 )
 
 
@@ -218,13 +223,97 @@ def test_states_of_an_older_engine_are_refused(llm: Llama) -> None:
     """Old states do not contain how their positions were computed."""
     llm.eval([1, 10, 11])
     state = llm.save_state()
-    assert state.llama_state.startswith(b"PIseq02\n")
+    assert state.llama_state.startswith(b"PIseq03\n")
     older = LlamaState(**{**vars(state), "llama_state": b"PIseq01\n" + state.llama_state[8:]})
     with pytest.raises(ModelFormatError, match="another version of the engine"):
         llm.load_state(older)
     assert llm.n_tokens == 0
     llm.load_state(state)
     assert llm.n_tokens == 3
+
+
+def test_states_with_other_numerics_are_refused(llm: Llama) -> None:
+    """Bits that this version does not compute, of the engine and of Python's part."""
+    llm.eval([1, 10, 11])
+    state = llm.save_state()
+    assert state.numerics == lib.pi_numerics() > 0
+    data = bytearray(state.llama_state)
+    data[16] += 1
+    for changes in ({"numerics": state.numerics + 1}, {"llama_state": bytes(data)}):
+        with pytest.raises(ModelFormatError, match="rounds results differently"):
+            llm.load_state(LlamaState(**{**vars(state), **changes}))
+    llm.load_state(state)
+
+
+def bent(path: Path, target: Path, name: str, where: slice) -> Path:
+    """A copy of a model with other values in a part of one tensor."""
+
+    def bend(tensor: str, data: np.ndarray) -> np.ndarray:
+        if tensor == name:
+            data = data.copy()
+            data.reshape(-1)[where] += 0.25
+        return data
+
+    return changed(path, target, tensors=bend)
+
+
+@pytest.mark.parametrize(
+    ("name", "where"),
+    [
+        ("blk.1.attn_v.weight", slice(None)),
+        ("blk.0.ffn_norm.weight", slice(5, 6)),
+        ("output.weight", slice(9000, 12000)),
+    ],
+)
+def test_states_of_other_weights_are_refused(
+    name: str, where: slice, path: Path, llm: Llama, tmp_path: Path
+) -> None:
+    """Of a model whose names, shapes and formats are the same; also by the caches."""
+    other = bent(path, tmp_path / "other.gguf", name, where)
+    ids = llm.tokenize(tiny.PROMPT.encode())
+    llm.eval(ids)
+    state, cache = llm.save_state(), LlamaDiskCache(tmp_path / "cache")
+    cache[ids] = state
+    with Llama(other, n_ctx=128, verbose=False) as changed_one:
+        with pytest.raises(ModelFormatError, match="another model"):
+            changed_one.load_state(state)
+        want = changed_one(tiny.PROMPT, max_tokens=3, logprobs=1, seed=1)["choices"]
+        changed_one.reset()
+        changed_one.set_cache(cache)
+        assert changed_one(tiny.PROMPT, max_tokens=3, logprobs=1, seed=1)["choices"] == want
+    same = tmp_path / "elsewhere.gguf"
+    same.write_bytes(path.read_bytes())
+    with Llama(same, n_ctx=128, use_mmap=False, verbose=False) as copy:
+        copy.load_state(state)
+        assert copy.n_tokens == len(ids)
+
+
+def test_a_file_of_other_weights_is_refused(path: Path, tmp_path: Path) -> None:
+    other = bent(path, tmp_path / "other.gguf", "blk.0.attn_q.weight", slice(None))
+    file = str(tmp_path / "saved").encode()
+    one, two = (Session(Model(str(model)), n_ctx=64) for model in (path, other))
+    one.eval(np.arange(1, 9, dtype=np.int32))
+    check(lib.pi_sequence_save_file(one.handle, 0, file))
+    with pytest.raises(ModelFormatError, match="saved: the state belongs to another model"):
+        check(lib.pi_sequence_load_file(two.handle, 0, file))
+    one.truncate(0)
+    check(lib.pi_sequence_load_file(one.handle, 0, file))
+    assert one.length() == 8
+
+
+def test_a_state_goes_on_in_a_bundled_file(tmp_path: Path) -> None:
+    """As a model does that has to run from storage in the next process."""
+    noisy = tiny.noisy(tmp_path)
+    found = []
+    for path in (noisy, bundle.bundle(noisy, tmp_path / "bundled.gguf")):
+        with Llama(path, n_ctx=64, verbose=False) as llm:
+            if not found:
+                llm.eval([1, 10, 11])
+                state = llm.save_state()
+            llm.load_state(state)
+            llm.eval([12])
+            found.append(llm.scores[3].copy())
+    assert np.array_equal(*found)
 
 
 def test_with_logits_all(path: Path) -> None:
