@@ -51,7 +51,7 @@ class LlamaCore(UsesAdapters):
     what fits. vram_budget: limit in GiB of what the device may take, 0: no device. A device or a
     vram_budget alone means what fits; without these three options only the CPU computes.
     reset_gpu_index: the device gets the neurons that fire most often, whatever a placement in or
-    beside the file says. disable_gpu_index: it gets none. Both: no placement is read.
+    beside the file says. disable_gpu_index: it gets none. Both: ValueError.
     op_offload: the device computes all neurons of prompts, those in RAM as well.
     ram_budget: limit in GiB; a model that does not fit it, or what is free, runs from storage, if
     its file has neuron rows. bundle: write the bundled file for that, if there is none yet.
@@ -76,8 +76,8 @@ class LlamaCore(UsesAdapters):
     verbose is. seed: seed of the random numbers of all calls; default: different each time.
 
     Raises OSError, ModelFormatError, UnsupportedModelError, OutOfMemoryError, DeviceError, and
-    ValueError naming the option, also for options of llama-cpp-python that would change the file's
-    results (rope_freq_base ...). Unknown keyword arguments are ignored with a warning.
+    ValueError naming the option, also for `tokenizer` of llama-cpp-python: the file's own is used.
+    Unknown keyword arguments are ignored with a warning.
     """
 
     def __init__(

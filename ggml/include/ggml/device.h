@@ -33,7 +33,8 @@ struct DeviceGraph;
 struct DeviceOps;  // device_ops.h
 
 // An open device. Every call may throw Error(device); what a kernel does wrong shows in a later
-// call. Calls come from one thread at a time.
+// call. Calls through one object that compute or copy come from one thread at a time; those that
+// free may come from another one beside them, when a session ends.
 class Device {
  public:
     virtual ~Device() = default;

@@ -1,7 +1,9 @@
 // The error type of ggml and the engine.
 //
-// Code that loads, checks and plans throws Error. Only the C API catches it and returns a status
-// code and a message. Code that runs once per token does not throw.
+// Code that loads, checks and plans throws Error. Only the C API turns it into a status code and a
+// message. Operators on the CPU do not throw. What runs once per token throws where the outside
+// world ends it: a caller who cancels, a disk or a device that fails, memory that is refused to
+// sampling.
 #pragma once
 
 #include <exception>
