@@ -1,7 +1,4 @@
-"""JSON that follows a schema: python grammar_json.py [MODEL]
-
-Needs the package llguidance: pip install 'powerinfer_cpp[grammar]'
-"""
+"""JSON that follows a schema: python grammar_json.py [MODEL]"""
 
 import json
 import sys

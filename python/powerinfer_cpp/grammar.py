@@ -1,9 +1,10 @@
 """Grammars: text that a model is held to, as a mask over the logits of every token.
 
-The package llguidance does the parsing (`pip install 'powerinfer_cpp[grammar]'`), first in a
-process of its own (worker.py), since a text of some kilobytes can exhaust stack or memory. All
-fails closed: a grammar that cannot be understood is a ValueError before anything is generated, and
-one that gets stuck is a ValueError in the middle; there is never text without the grammar.
+GBNF and JSON schemas become grammars of the package llguidance (children/grammars.py), which
+computes the masks (masks.py). Both happen in processes of their own, since a text of some kilobytes
+can exhaust stack, memory or time. All fails closed: a grammar that cannot be understood is a
+ValueError before anything is generated, and one that gets stuck is a ValueError in the middle;
+there is never text without the grammar.
 """
 
 import json
@@ -13,28 +14,17 @@ from typing import Any
 
 import numpy as np
 
-from .model import Model
+from .masks import Vocabulary
 from .worker import Refused, Worker, WorkerMissing
 
 MAX_TEXT = 256 << 10  # characters of a grammar or schema
 
-# What can be used is worked on once more in this process, so half of the time is left for that.
-_worker = Worker("grammars", ("llguidance",), seconds=1.25)
-
-
-def _llguidance() -> Any:
-    try:
-        import llguidance
-    except ImportError:
-        raise ValueError(
-            "grammars need the package llguidance: pip install 'powerinfer_cpp[grammar]'"
-        ) from None
-    return llguidance
+# Limits of processor time, and of time on a machine with other work.
+_worker = Worker("grammars", ("llguidance",), seconds=1.5, wall_seconds=10.0)
 
 
 def _compiled(kind: str, text: str) -> str:
     """The grammar in llguidance's notation, after it was tried. Raises ValueError."""
-    _llguidance()
     if len(text) > MAX_TEXT:
         raise ValueError(f"the grammar has more than {MAX_TEXT} characters")
     try:
@@ -51,7 +41,7 @@ class LlamaGrammar:
     """A grammar that can be used again and again.
 
     Made by from_string (GBNF, llama.cpp's notation), from_file and from_json_schema. All raise
-    ValueError for a text that is no grammar, or when the package llguidance is missing.
+    ValueError for a text that is no grammar or takes too much time or memory.
     """
 
     def __init__(self, compiled: str):
@@ -99,95 +89,53 @@ class LlamaGrammar:
         """Any JSON object."""
         return cls(_compiled("json_object", ""))
 
-    def processor(self, vocabulary: "Vocabulary") -> "GrammarProcessor":
+    def processor(self, vocabulary: Vocabulary) -> "GrammarProcessor":
         """The mask for one generation."""
         return GrammarProcessor(self._compiled, vocabulary)
 
-
-class Vocabulary:
-    """A model's tokens as llguidance wants them; made once per model, it takes some time.
-
-    Raises ValueError for a model without an end token: nothing could end a grammar's text.
-    """
-
-    def __init__(self, model: Model):
-        llguidance = _llguidance()
-        if model.eos < 0:
-            raise ValueError("grammars need a model with an end token")
-        ids = range(model.n_vocab)
-        self.n_vocab = model.n_vocab
-        self.eos = model.eos
-        self.ends = np.array([i for i in ids if model.ends(i)], dtype=np.intp)
-        texts = [model.text(i) for i in ids]
-        # Tokens without bytes are control tokens: a grammar never asks for them.
-        special = [i for i in ids if not texts[i]]
-        known = {text: i for i, text in enumerate(texts) if text}
-        longest = max(map(len, known))
-
-        def tokens_of(text: bytes) -> list[int]:
-            """Ids whose bytes are the text: as the model would write it behind other text."""
-            ids = model.tokenize_behind(text)
-            if b"".join(texts[i] for i in ids) == text:
-                return ids
-            ids = []
-            while text:
-                n = next((n for n in range(longest, 0, -1) if text[:n] in known), 0)
-                if not n:
-                    raise ValueError("the vocabulary has no tokens for what the grammar asks for")
-                ids.append(known[text[:n]])
-                text = text[n:]
-            return ids
-
-        class Wrapped:
-            eos_token_id = model.eos
-            bos_token_id = model.bos if model.bos >= 0 else None
-            tokens = [text or b"\xff<%d>" % i for i, text in zip(ids, texts, strict=True)]
-            special_token_ids = special
-
-            def __call__(self, text: bytes) -> list[int]:
-                return tokens_of(text)
-
-        self.tokenizer = llguidance.LLTokenizer(
-            llguidance.TokenizerWrapper(Wrapped()), n_vocab=model.n_vocab, eos_token=model.eos
-        )
+    def check(self, vocabulary: Vocabulary) -> None:
+        """Computes the first mask. Raises ValueError if it takes too much time or memory."""
+        matcher = vocabulary.matcher(self._compiled)
+        matcher.ask([])
+        matcher.answer()
 
 
 class GrammarProcessor:
     """A logits processor that leaves only tokens with which the grammar can go on.
 
     Tokens after those of the first call count as generated. Raises ValueError when the grammar
-    and the text part, or when no token is left.
+    and the text part, when no token is left, and when a mask takes too much time or memory.
     """
 
     def __init__(self, compiled: str, vocabulary: Vocabulary):
-        self._vocabulary = vocabulary
-        self._matcher = _llguidance().LLMatcher(vocabulary.tokenizer, compiled, log_level=0)
+        self._vocabulary, self._matcher = vocabulary, vocabulary.matcher(compiled)
         self._n_seen: int | None = None
-        self._check()
+
+    def begin_mask(self, input_ids: np.ndarray) -> None:
+        """Begins the mask for these ids, which is computed in the meantime."""
+        if self._n_seen != len(input_ids):
+            begin = len(input_ids) if self._n_seen is None else self._n_seen
+            self._n_seen = len(input_ids)
+            self._matcher.ask(input_ids[begin:].tolist())
+
+    def mask_ready(self, seconds: float) -> bool:
+        """Would a call with the prepared ids return at once? Waits so long for it."""
+        return self._matcher.ready(seconds)
 
     def __call__(self, input_ids: np.ndarray, scores: np.ndarray) -> np.ndarray:
-        if self._n_seen is None:
-            self._n_seen = len(input_ids)
-        for token in input_ids[self._n_seen :].tolist():
-            self._matcher.consume_token(token)
-            self._check()
-        self._n_seen = len(input_ids)
+        self.begin_mask(input_ids)
+        mask, may_end = self._matcher.answer()
         n = self._vocabulary.n_vocab
-        bits = np.frombuffer(self._matcher.compute_bitmask(), dtype=np.uint8)
-        self._check()
-        allowed = np.unpackbits(bits, bitorder="little")[:n].astype(bool)
+        allowed = np.unpackbits(np.frombuffer(mask, dtype=np.uint8), bitorder="little")[:n]
+        allowed = allowed.astype(bool)
         if len(allowed) < n:
             raise ValueError("the grammar's mask does not fit the vocabulary")
         # One end is as good as another, where the grammar may end.
-        allowed[self._vocabulary.ends] = self._matcher.is_accepting()
+        allowed[self._vocabulary.ends] = may_end
         out = np.where(allowed, scores, -np.inf).astype(np.float32)
         if (out == -np.inf).all():  # NaN is the model's fault, which the sampler says
             raise ValueError("the grammar leaves no token that could follow")
         return out
-
-    def _check(self) -> None:
-        if self._matcher.is_error():
-            raise ValueError(f"the grammar cannot go on: {_one_line(self._matcher.get_error())}")
 
 
 def response_grammar(response_format: Mapping[str, Any] | None) -> LlamaGrammar | None:

@@ -276,9 +276,9 @@ class Llama(LlamaPrompts):
         template (in jinja2's sandbox), or the format llama-2. response_format: {"type": "text"} or
         {"type": "json_object"}, optionally with a "schema". tools, tool_choice: as in OpenAI's
         interface; finish_reason is "tool_calls" if the answer calls one. "required" and a named
-        function constrain the text, which needs the package llguidance; with "auto", what is no
-        valid call is content. logprobs: return log-probabilities of the answer's tokens, and of
-        top_logprobs most likely tokens at each position.
+        function constrain the text; with "auto", what is no valid call is content. logprobs: return
+        log-probabilities of the answer's tokens, and of top_logprobs most likely tokens at each
+        position.
 
         Raises the errors of create_completion, and ValueError for unusable messages or templates.
         """

@@ -1,5 +1,6 @@
 """Functions that change logits or end the generation, between evaluation and sampling."""
 
+import time
 from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
@@ -23,6 +24,18 @@ class LogitsProcessorList(list[LogitsProcessor]):
         for processor in self:
             scores = processor(input_ids, scores)
         return scores
+
+    def begin_mask(self, input_ids: Ids) -> None:
+        """Lets members begin what they can do before the logits are known."""
+        for processor in self:
+            if hasattr(processor, "begin_mask"):
+                processor.begin_mask(input_ids)
+
+    def mask_ready(self, seconds: float) -> bool:
+        """Would a call return at once? Waits so long for it."""
+        until = time.monotonic() + seconds
+        waits = [processor.mask_ready for processor in self if hasattr(processor, "mask_ready")]
+        return all(ready(max(0.0, until - time.monotonic())) for ready in waits)
 
 
 class StoppingCriteriaList(list[StoppingCriteria]):

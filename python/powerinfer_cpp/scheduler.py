@@ -5,6 +5,7 @@ then chooses tokens. What a text becomes depends on its own prompt, parameters a
 `pi_eval_batch` gives the same bits whatever else is in the batch.
 """
 
+import contextlib
 import itertools
 import threading
 import time
@@ -32,6 +33,11 @@ Criteria = Callable[[np.ndarray, np.ndarray], bool]
 # prompt in such a step: with fewer, the weights are read for too few tokens.
 STEP_SECONDS = 0.25
 LEAST_CHUNK = 16
+
+# How long a step waits for masks of grammars. A text whose mask takes longer misses steps; the
+# others go on.
+MASK_SECONDS = 0.01
+IDLE_SECONDS = 0.05  # the same while there is nothing else to do
 
 
 class QueueFull(Exception):
@@ -134,6 +140,17 @@ class _Text:
         self.processor: Processor | None = None
         self.writer = Writer(limit, of.stops, of.offset, of.with_end)
         self.fresh: list[int] = []  # tokens since the last update
+        self.late: np.ndarray | None = None  # logits whose token is not chosen yet
+
+    def foresee(self) -> None:
+        """Lets the processor begin for the next token."""
+        if hasattr(self.processor, "begin_mask"):
+            with contextlib.suppress(ValueError):  # the call says it
+                self.processor.begin_mask(np.array(self.ids, dtype=np.intc))
+
+    def ready(self, seconds: float) -> bool:
+        """Can the next token be chosen at once? Waits so long for it."""
+        return not hasattr(self.processor, "mask_ready") or self.processor.mask_ready(seconds)
 
     def prepare(self, make_sampler: Callable[[int, Sampling], Sampler]) -> None:
         """Makes what chooses its tokens, when it gets a place: thousands of texts may wait."""
@@ -265,17 +282,17 @@ class Scheduler:
     def step(self) -> list[Update]:
         """One pass of the engine. An error of the engine ends the texts that took part in it."""
         self._drop_cancelled()
-        failed = self._admit()
+        updates = self._admit() + self._choose_late(0.0)
         rows = self._choose_rows()
         if not rows:
-            return failed
+            return updates or self._choose_late(IDLE_SECONDS)
         self.n_steps += 1
         try:
             while not self._compute(rows):
                 rows = self._choose_rows()
         except Exception as error:
-            return failed + [self._fail(text, error) for text in rows]
-        return failed + self._choose_tokens(rows)
+            return updates + [self._fail(text, error) for text in rows]
+        return updates + self._choose_tokens(rows)
 
     def fail_all(self, error: Exception) -> list[Update]:
         """Ends every request with an error."""
@@ -340,6 +357,8 @@ class Scheduler:
         if ticket.began is None:
             ticket.began, ticket.n_reused = time.perf_counter(), text.n_done
         self._active.append(text)
+        if of.limit:
+            text.foresee()
 
     def _choose_rows(self) -> dict[_Text, int]:
         """How many rows of each text are computed: one of those that write, and a chunk of prompts,
@@ -369,7 +388,7 @@ class Scheduler:
     def _put_back(self, text: _Text) -> None:
         """Takes a text's place away; it is computed again later, with the same result."""
         self._sequences.forget(text.seq)
-        text.seq, text.n_done = -1, 0
+        text.seq, text.n_done, text.late = -1, 0, None
         owner = text.ticket.request.owner
         self._waiting.setdefault(owner, deque()).appendleft(text)
         self.n_waiting += 1
@@ -434,18 +453,39 @@ class Scheduler:
             chosen = {text: token for (text, _), token in zip(plain, tokens, strict=True)}
         except ValueError:  # one of them has no token to choose; which one is found below
             pass
+        until = time.monotonic() + MASK_SECONDS
         for text, row in ready:
-            try:
-                token = chosen[text] if text in chosen else self._choose(text, row)
-                update = self._add(text, token, row)
-            except Exception as error:  # of a grammar, or logits that are no numbers
-                update = self._fail(text, error)
+            if text not in chosen and not text.ready(max(0.0, until - time.monotonic())):
+                text.late = self._session.logits(row).copy()
+                continue
+            update = self._choose_token(text, self._session.logits(row), chosen.get(text))
             if update is not None:
                 updates.append(update)
         return updates
 
-    def _choose(self, text: _Text, row: int) -> int:
-        logits = self._session.logits(row)
+    def _choose_late(self, seconds: float) -> list[Update]:
+        """Chooses the tokens that had to wait; waits so long for one of them."""
+        until, updates = time.monotonic() + seconds, []
+        late = [text for text in self._active if text.late is not None]
+        for text in late:
+            share = max(0.0, until - time.monotonic()) / len(late)
+            if text.late is not None and text.ready(share):
+                logits, text.late = text.late, None
+                update = self._choose_token(text, logits, None)
+                if update is not None:
+                    updates.append(update)
+        return updates
+
+    def _choose_token(self, text: _Text, logits: np.ndarray, token: int | None) -> Update | None:
+        """Adds a token, which is chosen here unless it is given."""
+        try:
+            if token is None:
+                token = self._choose(text, logits)
+            return self._add(text, token, logits)
+        except Exception as error:  # of a grammar, or logits that are no numbers
+            return self._fail(text, error)
+
+    def _choose(self, text: _Text, logits: np.ndarray) -> int:
         assert text.sampler is not None
         if text.processor is not None:
             logits = text.processor(np.array(text.ids, dtype=np.intc), logits.copy())
@@ -460,19 +500,19 @@ class Scheduler:
             logits = self._session.logits(at + i)
             text.ticket.echoed.append(choice(following, logits, n_top))
 
-    def _add(self, text: _Text, token: int, row: int) -> Update | None:
+    def _add(self, text: _Text, token: int, logits: np.ndarray) -> Update | None:
         """Adds a chosen token to a text."""
         ticket, of = text.ticket, text.ticket.request
         if ticket.first is None:
             ticket.first = time.perf_counter()
         record = None
         if of.n_top is not None:
-            record = choice(token, self._session.logits(row), of.n_top)
+            record = choice(token, logits, of.n_top)
         if of.limit == 0:  # only the prompt was asked for
             return self._end(text, Piece("", "length", 0))
         if of.criteria is not None:
             ids = np.array(text.ids, dtype=np.intc)
-            if of.criteria(ids, self._session.logits(row)):
+            if of.criteria(ids, logits):
                 return self._end(text, text.writer.finish())
         text.fresh.append(token)
         data = of.shown[token] if token in of.shown else self._text(token)
@@ -483,6 +523,7 @@ class Scheduler:
         text.ids.append(token)
         assert text.sampler is not None
         text.sampler.accept([token])
+        text.foresee()
         if piece is None:
             return None
         fresh, text.fresh = text.fresh, []

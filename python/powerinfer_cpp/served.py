@@ -107,6 +107,8 @@ class ServedModel(Llama):
             makes = None
             if grammar is not None or logit_bias:
                 self._processors(None, logit_bias, grammar)  # refuses what it cannot use, now
+                if grammar is not None:
+                    grammar.check(self._grammar_vocabulary())
                 makes = self._makes(logit_bias, grammar)
         return Request(
             ids=ids,

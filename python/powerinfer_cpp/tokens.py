@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from .core import LlamaCore, combined, new_random
-from .grammar import GrammarProcessor, LlamaGrammar, Vocabulary
+from .grammar import GrammarProcessor, LlamaGrammar
 from .logits import (
     AnyStoppingCriteria,
     Ids,
@@ -19,6 +19,7 @@ from .logits import (
     Scores,
     StoppingCriteriaList,
 )
+from .masks import Vocabulary
 from .model import as_tokens
 from .sampling import Sampling
 from .speculative import Drafts, eval_with_draft
@@ -181,7 +182,7 @@ class LlamaTokens(LlamaCore):
 
     def _processors(
         self, given: Any, bias: Mapping[int | str, float] | None, grammar: LlamaGrammar | None
-    ) -> Callable[[np.ndarray, np.ndarray], np.ndarray] | None:
+    ) -> LogitsProcessorList | None:
         """The function that changes logits: the caller's functions, then biases, then grammar."""
         found = LogitsProcessorList()
         if (given := combined(given, LogitsProcessorList)) is not None:
@@ -195,11 +196,14 @@ class LlamaTokens(LlamaCore):
     def _grammar_processor(self, grammar: LlamaGrammar) -> GrammarProcessor:
         if not isinstance(grammar, LlamaGrammar):
             raise ValueError("grammar must be a LlamaGrammar, LlamaGrammar.from_string for example")
+        return grammar.processor(self._grammar_vocabulary())
+
+    def _grammar_vocabulary(self) -> Vocabulary:
         with self._lock:
             self._require_open()
             if self._vocabulary is None:
                 self._vocabulary = Vocabulary(self._model)
-            return grammar.processor(self._vocabulary)
+            return self._vocabulary
 
     def _generate(
         self,

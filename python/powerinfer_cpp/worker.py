@@ -43,7 +43,7 @@ class Refused(Exception):
         self.by_limit = by_limit  # False: the message comes from the module
 
 
-def _interpreter() -> str:
+def python_interpreter() -> str:
     """The Python to start; multiprocessing.set_executable can set it."""
     from multiprocessing import spawn
 
@@ -54,7 +54,7 @@ def _interpreter() -> str:
     return found
 
 
-def _folder(package: str) -> str:
+def package_folder(package: str) -> str:
     spec = importlib.util.find_spec(package)
     if spec is None or spec.origin is None:
         raise WorkerMissing(f"the package {package} is not installed")
@@ -65,11 +65,18 @@ class Worker:
     """A process that runs one module of the folder `children`.
 
     It starts with the first request, keeps running, and is replaced after it has ended. Threads
-    take turns. seconds: limit of processor time for a request.
+    take turns. seconds: limit of processor time for a request; wall_seconds: of time.
     """
 
-    def __init__(self, module: str, packages: tuple[str, ...], seconds: float = MAX_SECONDS):
+    def __init__(
+        self,
+        module: str,
+        packages: tuple[str, ...],
+        seconds: float = MAX_SECONDS,
+        wall_seconds: float = MAX_SECONDS,
+    ):
         self._module, self._packages, self._seconds = module, packages, seconds
+        self._wall_seconds = wall_seconds
         self._lock = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
         self._late = False  # the last request exceeded its time
@@ -91,7 +98,8 @@ class Worker:
                     self._end()
                 if self._process is None:
                     self._start()
-                reply = self._exchange(struct.pack("<I", len(text)) + text, MAX_SECONDS)
+                data = struct.pack("<I", len(text)) + text
+                reply = self._exchange(data, self._wall_seconds)
                 if reply is None or reply["last"] or self._late:
                     code = self._end()
             except BaseException:  # also Ctrl-C: the next request must not get this reply
@@ -111,8 +119,8 @@ class Worker:
             self._end(0)
 
     def _start(self) -> None:
-        folders = [_folder(package) for package in self._packages]
-        interpreter = _interpreter()
+        folders = [package_folder(package) for package in self._packages]
+        interpreter = python_interpreter()
         limits = (str(MAX_MEMORY), str(self._seconds))
         try:
             # -I -S: imports come only from the packages' folders, whatever the environment says.

@@ -12,7 +12,8 @@ import pytest
 
 FUZZ = Path(__file__).resolve().parents[1] / "fuzz"
 # Changed copies of each file: as many as take a few seconds.
-TARGETS = {"fuzz_torch_zip": 60, "fuzz_template": 8, "fuzz_grammar": 5, "fuzz_tools": 60}
+TARGETS = {"fuzz_torch_zip": 60, "fuzz_template": 8, "fuzz_grammar": 5, "fuzz_gbnf": 10}
+TARGETS |= {"fuzz_tools": 60}
 
 
 @pytest.fixture
@@ -27,8 +28,6 @@ def test_every_target_is_replayed() -> None:
 
 @pytest.mark.parametrize("name", TARGETS)
 def test_corpus(driver, name: str) -> None:
-    if name == "fuzz_grammar":
-        pytest.importorskip("llguidance")
     run, n = importlib.import_module(name).run, 0
     for data in driver.replayed(name.removeprefix("fuzz_"), TARGETS[name]):
         try:

@@ -42,7 +42,7 @@ def frame(value: Any) -> bytes:
     return struct.pack("<I", len(text)) + text
 
 
-def _limit(most: int, alone: bool) -> None:
+def limit_memory(most: int, alone: bool = False) -> None:
     """Limits the memory, and forbids to write files, if the platform supports it; elsewhere only
     time is limited. alone: forbids threads and processes, too, to all users but root."""
     try:
@@ -59,14 +59,14 @@ def _limit(most: int, alone: bool) -> None:
             continue
 
 
-def _limit_time(seconds: float) -> None:
+def limit_time(seconds: float) -> None:
     """Ends the process after that much processor time; 0: never. The system enforces this, so it
     also works while C code holds the interpreter, or if the caller is dead."""
     if hasattr(signal, "setitimer"):
         signal.setitimer(signal.ITIMER_PROF, seconds)
 
 
-def _size() -> int:
+def size() -> int:
     """Bytes of address space; 0 if unknown."""
     try:
         with open("/proc/self/statm", encoding="ascii") as file:
@@ -94,20 +94,20 @@ def main(name: str, memory: str, seconds: str, *folders: str) -> None:
     for number in (0, 1, 2):  # output that a package prints is not an answer
         os.dup2(nothing, number)
     module = importlib.import_module(name)
-    _limit(int(memory), getattr(module, "ALONE", False))
+    limit_memory(int(memory), getattr(module, "ALONE", False))
     write_all(sink, frame({"value": "ready"}))
-    begin = _size()
+    begin = size()
     while len(head := read_exactly(source, 4)) == 4:
         (n,) = struct.unpack("<I", head)
         data = read_exactly(source, n)
         if len(data) < n:
             return
-        _limit_time(float(seconds))
+        limit_time(float(seconds))
         reply = _answer(module, data)
         del data
-        reply["last"] = _size() - begin > GROWTH
+        reply["last"] = size() - begin > GROWTH
         write_all(sink, frame(reply))
-        _limit_time(0)
+        limit_time(0)
         if reply["last"]:
             return
 
