@@ -3,14 +3,17 @@
 
 Starts `powerinfer serve` with the default model, or uses a running server with --url. Prints
 errors, times to the first token, tokens a second, and the server's memory. With --connections it
-also holds that many connections open. Exit status 1 if a text differs or a request fails.
+also holds that many connections open; with --grammars one of the clients sends grammars that are
+hard to compute. Exit status 1 if a text differs or a request fails, except those with grammars.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import collections
 import contextlib
+import itertools
 import json
 import os
 import random
@@ -29,6 +32,15 @@ BEGINNINGS = (
     "The dog",
     "One day, a big bear went into the forest and saw a small bird. The bird said",
     "Lily and Tom liked to play in the park. They had a red ball and",
+)
+# Texts whose reading is ambiguous, or that have very many states.
+_COUNTS = " | ".join(f'[a-z]{{{i}}} "{i}"' for i in range(1, 150))
+GRAMMARS = (
+    'root ::= dashes rest\ndashes ::= "-"*\nrest ::= "-end"',
+    f"root ::= (item | pair)*\npair ::= item item\nitem ::= {_COUNTS}",
+    'root ::= a*\na ::= "(" a* ")" | b b\nb ::= [a-z]{1,300} c?\nc ::= [a-z]{0,300} a?',
+    'root ::= ([a-z]{0,90} [a-y]{0,90} [a-x]{0,90}){0,90} "."',
+    'root ::= "(" text root? ")"\ntext ::= [^()]*',
 )
 GONE = 0.05  # share of the clients that go away in the middle
 
@@ -154,6 +166,21 @@ async def load(
     return figures
 
 
+async def press(client: Client, bodies: list[dict[str, Any]], until: asyncio.Event) -> list[str]:
+    """Asks for texts with GRAMMARS, one after another; what came of each."""
+    found = []
+    for i in itertools.count():
+        if until.is_set():
+            break
+        body = {**bodies[i % len(bodies)], "grammar": GRAMMARS[i % len(GRAMMARS)]}
+        try:
+            await client.ask({**body, "max_tokens": 64}, True)
+            found.append("a text")
+        except (OSError, ValueError) as error:
+            found.append(str(error).strip()[-120:])
+    return found
+
+
 async def hold(host: str, port: int, n: int, key: str | None) -> list[asyncio.StreamWriter]:
     """Opens n connections, each of which has asked for /health once."""
     asked = f"GET /health HTTP/1.1\r\nHost: {host}\r\n\r\n".encode()
@@ -212,6 +239,16 @@ async def run(args: argparse.Namespace, url: str, pid: int | None) -> bool:
     print(f"{many.rate / alone.rate:.2f} times the tokens of one client")
     print(f"memory of the server: {before:.1f} MiB at the begin, {resident(pid):.1f} at the end")
     well = not any(f.errors or f.n_different for f in (alone, warm, many))
+    if args.grammars:
+        until, before = asyncio.Event(), resident(pid)
+        pressed = asyncio.create_task(press(client, bodies, until))
+        beside = await load(client, bodies, want, args.clients - 1, args.seconds)
+        until.set()
+        told(f"{args.clients - 1} clients beside one with grammars", beside)
+        for what, n in collections.Counter(await pressed).most_common(5):
+            print(f"  grammars: {n} times {what}")
+        print(f"memory of the server: {before:.1f} MiB, after them {resident(pid):.1f}")
+        well = well and not (beside.errors or beside.n_different)
     if args.connections:
         begin, before = time.perf_counter(), resident(pid)
         held = await hold(host, port, args.connections, args.key)
@@ -257,6 +294,7 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=60)
     parser.add_argument("--texts", type=int, default=48, help="different requests")
     parser.add_argument("--connections", type=int, default=0, help="held open at the end")
+    parser.add_argument("--grammars", action="store_true", help="one client sends hard grammars")
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)

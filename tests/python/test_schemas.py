@@ -99,7 +99,7 @@ def check(seed: int) -> None:
 
 
 def test_random_schemas() -> None:
-    for seed in range(40):
+    for seed in range(25):
         check(seed)
 
 
@@ -206,7 +206,7 @@ def test_what_asks_for_nothing(schema: Any, fine: str) -> None:
         ({"oneOf": [{"type": "integer"}, {"minimum": 3}]}, "oneOf"),
         ({"type": "number", "multipleOf": 0.3}, "multipleOf"),
         ({"$dynamicRef": "#x"}, "dynamicRef"),
-        ({"type": "string", "pattern": "(?=a)"}, ""),
+        ({"type": "string", "pattern": "(?=a)"}, "cannot be used"),
         ({"type": "integer", "minimum": 3, "maximum": 2}, "no JSON fits"),
     ],
 )
