@@ -21,7 +21,7 @@ from powerinfer_cpp.tools.definitions import MAX_TOOLS
 from powerinfer_cpp.tools.history import one_by_one, with_short_ids, without_tools
 from tiny import text
 
-from powerinfer_cpp import Llama, LlamaGrammar
+from powerinfer_cpp import Llama, LlamaGrammar, grammar
 
 ADD = {
     "type": "object",
@@ -476,6 +476,7 @@ def test_what_cannot_be_forced(models, monkeypatch: pytest.MonkeyPatch) -> None:
         llm.create_chat_completion(ASK, tools=TOOLS, tool_choice="always")
     with pytest.raises(ValueError, match=r"tools\[0\].type"):
         llm.create_chat_completion(ASK, tools=[{}])
+    grammar._worker.close()
     monkeypatch.setitem(sys.modules, "llguidance", None)
     with pytest.raises(ValueError, match="the package llguidance is not installed"):
         forced()
