@@ -230,6 +230,9 @@ typedef struct pi_model_params {
     /* Keys and tensors that the engine does not know, and that change results: true runs the model
      * without them, with a warning; false: PI_ERROR_UNSUPPORTED naming one. */
     bool allow_unknown;
+    /* Another session, of another kind, that RAM has room for beside those like `session`: one for
+     * logits beside one for embeddings. NULL: none. */
+    const pi_session_params* beside;
 } pi_model_params;
 
 /* How RoPE is scaled, with the ids of llama.cpp. */
@@ -358,8 +361,26 @@ typedef struct pi_storage_plan {
     uint64_t cached;    /* bytes of neurons that memory has room for: the plan's part "cache" */
     uint64_t stored;    /* bytes of the others; 0 with cached 0: RAM (and a device) has all */
     uint64_t to_write;  /* of the bundled file that opening would write first; 0: there is one */
+    /* Seconds that reading is expected to take for a generated token, on a disk of 12.5 us a read
+     * and 0.98 ns a byte, by the model's profile (docs/storage.md); 0 if RAM has all. A larger
+     * budget never makes it more. */
+    double read_seconds;
 } pi_storage_plan;
 pi_status pi_plan_storage(const pi_plan* plan, pi_storage_plan* out);
+/* What would make a plan of pi_plan_new fit the budget of RAM that it exceeds: the ways that
+ * suffice alone or, if none does, those that help. None for a plan that fits. */
+typedef struct pi_way {
+    size_t struct_size; /* sizeof(pi_way) */
+    /* A member of pi_session_params, for `value` in place of the plan's ("n_ubatch", "n_logits",
+     * "n_batch", "type_k" and "type_v", "n_kv", "n_ctx"); "ram_budget": of pi_model_params;
+     * "convert": the file with neuron rows, which can stay on the disk; "quantize", or "requantize"
+     * if it is quantised already: the file in the type with the id `value` */
+    const char* what;
+    int64_t value;
+    uint64_t n_bytes; /* of RAM that model and sessions need then; estimated for other files */
+} pi_way;
+int32_t pi_plan_n_ways(const pi_plan* plan);
+pi_status pi_plan_way(const pi_plan* plan, int32_t i, pi_way* out);
 
 /* Loads a model from a GGUF or PWRI file, or from the first part of a split one. PI_ERROR_MEMORY
  * before loading if the weights alone exceed the budget. Otherwise PI_ERROR_IO, PI_ERROR_FORMAT,

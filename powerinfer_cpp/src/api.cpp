@@ -11,6 +11,7 @@
 #include "plan.h"
 #include "state.h"
 #include "storage.h"
+#include "ways.h"
 
 using namespace powerinfer::api;
 
@@ -45,6 +46,23 @@ std::vector<pi_override> take_overrides(pi_model_params& p) {
     p.overrides = all.data();
     return all;
 }
+
+// The sessions that a model's parameters name, with all members; they point to them.
+struct Sessions {
+    pi_session_params session = pi_session_default_params(), beside = session;
+
+    // other: in place of one that is not named; or null.
+    Sessions(pi_model_params& p, const pi_session_params* other) {
+        if (other) session = *other;
+        if (p.session) session = params_or(p.session, pi_session_default_params());
+        if (p.session || other) p.session = &session;
+        if (!p.beside) return;
+        beside = params_or(p.beside, beside);
+        p.beside = &beside;
+    }
+    Sessions(const Sessions&) = delete;
+    Sessions& operator=(const Sessions&) = delete;
+};
 
 }  // namespace
 
@@ -164,11 +182,12 @@ pi_status pi_plan_new(const char* path, const pi_model_params* model_params,
         const pi_session_params s = params_or(session, pi_session_default_params());
         const std::vector<pi_override> overrides = take_overrides(m);
         m.vocab_only = false;  // a plan is about weights
-        const pi_session_params room = params_or(m.session, s);
-        m.session = &room;
+        const Sessions named(m, &s);
         const auto model = powerinfer::Model::inspect(path, m);
         auto plan = std::make_unique<pi_plan>(pi_plan{powerinfer::make_plan(*model, s)});
         if (model->storage) plan->plan.to_write = powerinfer::bundle_to_write(*model);
+        plan->plan.ways =
+            powerinfer::find_ways(*model, m, powerinfer::session_params_for(*model, s));
         *out = plan.release();
     });
 }
@@ -204,7 +223,20 @@ int32_t pi_plan_n_ctx(const pi_plan* plan) {
 pi_status pi_plan_storage(const pi_plan* plan, pi_storage_plan* out) {
     return guarded([&] {
         require(plan, "plan must not be NULL");
-        give(out, {0, plan->plan.cached, plan->plan.stored, plan->plan.to_write});
+        give(out, {0, plan->plan.cached, plan->plan.stored, plan->plan.to_write,
+                   plan->plan.read_seconds});
+    });
+}
+
+int32_t pi_plan_n_ways(const pi_plan* plan) {
+    return int32_t(plan->plan.ways.size());
+}
+
+pi_status pi_plan_way(const pi_plan* plan, int32_t i, pi_way* out) {
+    return guarded([&] {
+        require(plan && i >= 0 && i < pi_plan_n_ways(plan), "no such way");
+        const powerinfer::Way& way = plan->plan.ways[size_t(i)];
+        give(out, {0, way.what, way.value, way.bytes});
     });
 }
 
@@ -212,11 +244,7 @@ pi_status pi_model_open(const char* path, const pi_model_params* params, pi_mode
     return guarded([&] {
         require(path && out, "path and out must not be NULL");
         pi_model_params p = params_or(params, pi_model_default_params());
-        pi_session_params session = pi_session_default_params();
-        if (p.session) {
-            session = params_or(p.session, session);
-            p.session = &session;
-        }
+        const Sessions named(p, nullptr);
         const std::vector<pi_override> overrides = take_overrides(p);
         require(p.n_threads >= 0 && p.n_threads <= 512, "n_threads must be between 0 and 512");
         require(p.placement >= PI_PLACEMENT_FILE && p.placement <= PI_PLACEMENT_NONE,

@@ -321,11 +321,6 @@ void mixture(const Pass& p, int64_t layer, const float* x, float* y) {
 
 }  // namespace
 
-bool relu_family(ggml::Activation act) {
-    return act == ggml::Activation::relu || act == ggml::Activation::drelu ||
-           act == ggml::Activation::relu2;
-}
-
 float activation_threshold(const ggml::Neurons& neurons, int32_t sparse) {
     return relu_family(neurons.act) || sparse == PI_SPARSE_EXACT ? neurons.threshold : 0;
 }

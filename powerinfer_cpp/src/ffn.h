@@ -5,9 +5,6 @@
 
 namespace powerinfer {
 
-// Is this activation exactly 0 for negative inputs?
-bool relu_family(ggml::Activation act);
-
 // The threshold of a layer's activation in this mode (pi_sparse). On a smooth activation a
 // threshold (CATS) changes the result, so only `exact` applies it.
 float activation_threshold(const ggml::Neurons& neurons, int32_t sparse);

@@ -80,6 +80,12 @@ struct Config {
     int64_t kv_dim() const { return n_head_kv * head_dim; }
 };
 
+// Is this activation exactly 0 for negative inputs?
+inline bool relu_family(ggml::Activation act) {
+    return act == ggml::Activation::relu || act == ggml::Activation::drelu ||
+           act == ggml::Activation::relu2;
+}
+
 // Weights of a normalisation; no bias for RMSNorm.
 struct NormWeights {
     const float* weight = nullptr;  // [n]
@@ -147,7 +153,11 @@ struct StoragePlan {
     uint64_t tables = 0, reader = 0, process = 0;  // bytes
     uint64_t least = 0;                            // the least budget with which the model runs so
     int32_t n_ubatch = 0;                          // rows that sessions compute at once, at most
+    int32_t sparse = 0;                            // of the sessions: a pi_sparse
     bool predicted = false;                        // sessions compute what predictors propose
+    // What a generated token is expected to wait for reads of the disk that caches are divided for
+    // (kDisk), if nothing is computed meanwhile. It never rises with the budget.
+    double read_seconds = 0;
 };
 
 struct Model {

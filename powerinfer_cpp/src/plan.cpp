@@ -124,7 +124,10 @@ std::vector<PlanPart> session_parts(const Config& c, const pi_session_params& p,
 
 Plan make_plan(const Model& model, const pi_session_params& asked) {
     const pi_session_params params = session_params_for(model, asked);
-    Plan plan{model.plan.parts, model.budget->limit(), 0, params.n_ctx};
+    Plan plan;
+    plan.parts = model.plan.parts;
+    plan.budget = model.budget->limit();
+    plan.n_ctx = params.n_ctx;
     if (model.device) plan.vram_budget = model.device->budget->limit();
     const std::vector<PlanPart> session =
         session_parts(model.config, params, model.device_layers(), model.storage.has_value());
@@ -134,6 +137,7 @@ Plan make_plan(const Model& model, const pi_session_params& asked) {
         plan.cached = shape.slot_bytes(shape.first_slots, shape.rest_slots);
         const int64_t all = shape.residency().parts();
         plan.stored = shape.slot_bytes(all, all) - plan.cached;
+        plan.read_seconds = model.storage->read_seconds;
     }
     return plan;
 }

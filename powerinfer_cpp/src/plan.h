@@ -31,6 +31,13 @@ uint64_t scratch_bytes(const Config& config, const pi_session_params& params, bo
 std::vector<PlanPart> session_parts(const Config& config, const pi_session_params& params,
                                     int64_t n_device, bool stored);
 
+// Something that would make a plan fit, and the bytes of RAM that are needed then (ways.h).
+struct Way {
+    const char* what;  // as pi_way::what
+    int64_t value;
+    uint64_t bytes;
+};
+
 // A model and a session together.
 struct Plan {
     std::vector<PlanPart> parts;
@@ -40,6 +47,8 @@ struct Plan {
     // If the neurons stay on the disk: bytes of those that memory has room for, and of the others;
     // and of the bundled file that has to be written first.
     uint64_t cached = 0, stored = 0, to_write = 0;
+    double read_seconds = 0;  // see StoragePlan
+    std::vector<Way> ways;    // if it does not fit
 };
 
 Plan make_plan(const Model& model, const pi_session_params& params);

@@ -100,6 +100,7 @@ class Residency {
     void resize(Half half, int64_t slots, std::vector<Move>& moves);
     // The same where there were so many slots before; takes no memory.
     void grow(Half half, int64_t slots) noexcept;
+    double tokens() const { return tokens_; }  // behind the averages, with the profile's
     // Expected uses per token of every step-th part, [parts / step].
     std::vector<float> rates(Half half, int64_t step) const;
 

@@ -1,7 +1,7 @@
 #include "split_pools.h"
 
 #include <algorithm>
-#include <vector>
+#include <numeric>
 
 namespace powerinfer {
 
@@ -19,77 +19,85 @@ Times times_of(const DiskCost& disk, const PartBytes& b, double p, double f) {
     return {std::min(both, alone + rest), rest, alone};
 }
 
-// One step of a neuron towards being resident.
-struct Step {
-    float worth;    // seconds per byte
-    uint8_t first;  // parts that become resident
-    uint8_t rest;
-    float saved;  // seconds
-};
-
-// The steps of a neuron in falling worth per byte: the upper hull of what its states save. So a
-// part that saves time only together with the other one comes with it.
-void add_steps(std::vector<Step>& steps, const PartBytes& b, const Times& t) {
-    const auto step = [&](double saved, bool first, bool rest) {
-        const double bytes = double(first ? b.first : 0) + double(rest ? b.rest : 0);
-        if (saved > 0 && bytes > 0) {
-            steps.push_back({float(saved / bytes), first, rest, float(saved)});
-        }
-    };
-    const double whole = t.none / double(b.first + b.rest);
-    const double first = (t.none - t.first) / double(std::max<uint64_t>(b.first, 1));
-    const double rest = (t.none - t.rest) / double(std::max<uint64_t>(b.rest, 1));
-    if (first > whole && first >= rest) {
-        step(t.none - t.first, true, false);
-        step(t.first, false, true);
-    } else if (rest > whole) {
-        step(t.none - t.rest, false, true);
-        step(t.rest, true, false);
-    } else {
-        step(t.none, true, true);
-    }
+// The same where the neighbours are read, too: a neuron costs its share of a run, in which the part
+// that is resident is read along.
+Times times_in_runs(const DiskCost& disk, const PartBytes& b, double p) {
+    const double run = p * disk.joined(double(b.first + b.rest));
+    return {run, run, run};
 }
 
 }  // namespace
 
-PoolSlots split_pools(uint64_t bytes, const PartBytes& part, const float* first_rate,
-                      const float* rest_rate, int64_t n, const DiskCost& disk, double each) {
-    std::vector<Step> steps;
-    steps.reserve(size_t(n) * 2);
-    PoolSlots slots;
+void CacheSteps::add(const float* first_rate, const float* rest_rate, int64_t n, double each,
+                     double chosen) {
+    constexpr double kNearlyAll = 0.5;
+    const double fired = std::accumulate(rest_rate, rest_rate + n, 0.0);
+    const bool in_runs = fired >= kNearlyAll * chosen * double(n);
     for (int64_t i = 0; i < n; i++) {
         // A neuron that fires was proposed. One that never did is still worth something.
         const double f = std::max(double(rest_rate[i]), 1e-9);
         const double p = std::max(double(first_rate[i]), f);
-        const Times t = times_of(disk, part, p, f);
-        slots.seconds += t.none * each;
-        add_steps(steps, part, t);
+        const Times t = in_runs ? times_in_runs(disk_, part_, p) : times_of(disk_, part_, p, f);
+        none_ += t.none * each;
+        const auto step = [&](double saved, bool first, bool rest) {
+            const double bytes = double(first ? part_.first : 0) + double(rest ? part_.rest : 0);
+            if (bytes > 0) {
+                steps_.push_back({float(saved / bytes), {first, rest}, each, saved * each});
+            }
+        };
+        // The upper hull of what its states save: a part that saves time only together with the
+        // other one comes with it.
+        const double whole = t.none / double(part_.first + part_.rest);
+        const double first = (t.none - t.first) / double(std::max<uint64_t>(part_.first, 1));
+        const double rest = (t.none - t.rest) / double(std::max<uint64_t>(part_.rest, 1));
+        if (first > whole && first >= rest) {
+            step(t.none - t.first, true, false);
+            step(t.first, false, true);
+        } else if (rest > whole) {
+            step(t.none - t.rest, false, true);
+            step(t.rest, true, false);
+        } else {
+            step(t.none, true, true);
+        }
     }
-    std::stable_sort(steps.begin(), steps.end(),
-                     [](const Step& a, const Step& b) { return a.worth > b.worth; });
-    double left = double(bytes), first = 0, rest = 0;
-    for (const Step& s : steps) {
-        const double size = double(s.first * part.first + s.rest * part.rest) * each;
-        const double share = size > left ? left / size : 1;  // of the last step, what fits
-        first += s.first * share * each;
-        rest += s.rest * share * each;
-        slots.seconds -= double(s.saved) * share * each;
-        left -= size * share;
-        if (share < 1) break;
-    }
-    slots.first = int64_t(first + 1e-6);
-    slots.rest = int64_t(rest + 1e-6);
-    slots.seconds = std::max(0.0, slots.seconds);
-    return slots;
 }
 
-PoolSlots exact_pools(uint64_t bytes, const PartBytes& part, int64_t n) {
-    PoolSlots slots;
-    const uint64_t first = ggml::size_product(part.first, uint64_t(n));
-    if (first > bytes) return slots;
-    slots.first = n;
-    slots.rest = part.rest ? std::min(n, int64_t((bytes - first) / part.rest)) : n;
-    return slots;
+void CacheSteps::sort() {
+    std::stable_sort(steps_.begin(), steps_.end(),
+                     [](const Step& a, const Step& b) { return a.worth > b.worth; });
+    Sum sum{};
+    sums_.assign(1, sum);
+    sums_.reserve(steps_.size() + 1);
+    for (const Step& s : steps_) {
+        sum.bytes += double(s.has[0] * part_.first + s.has[1] * part_.rest) * s.each;
+        for (int half = 0; half < 2; half++) sum.slots[half] += s.has[half] * s.each;
+        sum.saved += s.saved;
+        sums_.push_back(sum);
+    }
+}
+
+PoolSlots CacheSteps::split(uint64_t bytes) const {
+    const auto after =
+        std::upper_bound(sums_.begin(), sums_.end(), double(bytes),
+                         [](double room, const Sum& sum) { return room < sum.bytes; });
+    const Sum& a = *(after - 1);
+    double first = a.slots[0], rest = a.slots[1], saved = a.saved;
+    if (after != sums_.end()) {  // of this step, what fits
+        const double share = (double(bytes) - a.bytes) / (after->bytes - a.bytes);
+        first += share * (after->slots[0] - a.slots[0]);
+        rest += share * (after->slots[1] - a.slots[1]);
+        saved += share * (after->saved - a.saved);
+    }
+    return {int64_t(first + 1e-6), int64_t(rest + 1e-6), std::max(0.0, none_ - saved)};
+}
+
+PoolSlots split_pools(uint64_t bytes, const PartBytes& part, const float* first_rate,
+                      const float* rest_rate, int64_t n, const DiskCost& disk, double each,
+                      double chosen) {
+    CacheSteps steps(part, disk);
+    steps.add(first_rate, rest_rate, n, each, chosen);
+    steps.sort();
+    return steps.split(bytes);
 }
 
 }  // namespace powerinfer

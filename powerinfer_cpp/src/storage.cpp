@@ -2,8 +2,10 @@
 
 #include <algorithm>
 #include <array>
+#include <limits>
 
 #include "bundle_file.h"
+#include "expected_uses.h"
 #include "find_bundle.h"
 #include "ggml/sizes.h"
 #include "ggml/status.h"
@@ -19,8 +21,6 @@ using ggml::format;
 namespace {
 
 constexpr double kMiB = 1 << 20;
-// Of as many proposed neurons one fires, where nothing is known about a predictor.
-constexpr float kProposed = 2;
 // Rows of a micro-batch that sessions get at least, and the share of the budget that more rows may
 // take if the cache has no memory to lend.
 constexpr int32_t kLeastRows = 16;
@@ -29,9 +29,15 @@ constexpr int kDepth = 256;  // reads in flight
 
 uint64_t session_bytes(const Model& m, const pi_model_params& params,
                        const pi_session_params& session, bool stored) {
-    const uint64_t one =
-        total(session_parts(m.config, session, m.device_layers(), stored), Tier::ram);
-    return ggml::size_product(uint64_t(std::max(params.n_sessions, 1)), one);
+    const auto bytes = [&](const pi_session_params& one) {
+        return total(session_parts(m.config, one, m.device_layers(), stored), Tier::ram);
+    };
+    const uint64_t same =
+        ggml::size_product(uint64_t(std::max(params.n_sessions, 1)), bytes(session));
+    if (!params.beside) return same;
+    pi_session_params other = resolve_session_params(m.config, *params.beside);
+    other.n_ubatch = std::min(other.n_ubatch, session.n_ubatch);
+    return ggml::size_sum(same, bytes(other));
 }
 
 // What callers want to keep of results.
@@ -81,32 +87,27 @@ StoreLayout layout_of(const Ffn& f) {
     return StoreLayout::of(types, f.bundle.layout.cols, kStoreAlign);
 }
 
-float first_rate(const Ffn& f, bool predicted, int64_t i) {
-    if (!predicted) return 1;
-    return f.rate ? std::min(1.0f, kProposed * f.rate[i]) : 0;
-}
+// What reading is expected to take, and for which slots and pages of predictors (shape of the
+// cache).
+class Division {
+ public:
+    Division(const Model& m, int32_t sparse, bool predicted, const StoreShape& none,
+             const PredictorShape& pages);
+    // Divides so much memory for a cache with its tables, and for pages, so that a token reads for
+    // the least time. More memory never makes it more.
+    void divide(uint64_t left, StoreShape& shape, PredictorShape& pages, double& seconds) const;
+    // Does a cache with so much memory lend so many bytes?
+    bool lends(uint64_t left, uint64_t bytes) const;
 
-// The slots that fit these bytes: all first parts where there is no predictor, and rests; else both
-// parts of neurons, until it is known how often each is needed.
-void share_out(StoreShape& shape, bool predicted, uint64_t bytes) {
-    const int64_t n = shape.residency().parts();
-    const int64_t sectors = int64_t(bytes / StoreShape::kSector);
-    const PartBytes part{uint64_t(shape.first_sectors * StoreShape::kSector),
-                         uint64_t(shape.rest_sectors * StoreShape::kSector)};
-    PoolSlots slots;
-    if (!predicted) slots = exact_pools(bytes, part, n);
-    shape.adapts = !slots.first;
-    if (shape.adapts) {
-        slots.first = std::min(n, sectors / (shape.first_sectors + shape.rest_sectors));
-        slots.rest = slots.first;
-        shape.adapts = slots.first > 0;  // less than a neuron is no cache
-    }
-    shape.first_slots = slots.first;
-    shape.rest_slots = slots.rest;
-    shape.cache_sectors = shape.adapts
-                              ? sectors
-                              : slots.first * shape.first_sectors + slots.rest * shape.rest_sectors;
-}
+ private:
+    PoolSlots slots_in(uint64_t left, StoreShape& shape) const;
+
+    StoreShape none_;
+    CacheSteps steps_;
+    // Of a page that is read, by the share of tokens that need it: sums over the pages in falling
+    // order, from none to all.
+    std::vector<double> page_seconds_;
+};
 
 // Where the file has the predictors of experts.
 std::vector<StoredPredictor> stored_predictors(const Model& m) {
@@ -137,23 +138,110 @@ PredictorShape predictor_pages(const Model& m) {
     return shape;
 }
 
-// Bytes of a cache of all neurons, with its tables.
-uint64_t all_neurons(StoreShape shape) {
-    shape.first_slots = shape.rest_slots = int64_t(shape.n_blocks) * shape.n;
-    return ggml::size_sum(shape.slot_bytes(shape.first_slots, shape.rest_slots),
-                          ggml::carved_bytes<NeuronStore::Tables>(shape));
+Division::Division(const Model& m, int32_t sparse, bool predicted, const StoreShape& none,
+                   const PredictorShape& pages)
+    : none_(none),
+      steps_({uint64_t(none.first_sectors * StoreShape::kSector),
+              uint64_t(none.rest_sectors * StoreShape::kSector)},
+             kDisk) {
+    constexpr int64_t kEntries = 1 << 16;  // neurons that stand for all
+    const ExpectedUses expected(m, sparse, predicted);
+    const int64_t parts = std::max<int64_t>(1, none.residency().parts());
+    const int64_t step = (parts + kEntries - 1) / kEntries;
+    double first = 0, rest = 0, chosen = 0;
+    std::vector<double> of_pages;
+    for_blocks(m, [&](const Ffn& f, int64_t layer) {
+        const std::vector<int32_t> rows = stored_rows(m, f, layer);
+        if (rows.empty()) return;
+        std::vector<int32_t> some;
+        for (size_t i = size_t(step / 2) % rows.size(); i < rows.size(); i += size_t(step)) {
+            some.push_back(rows[i]);
+        }
+        const BlockUses uses = expected.of(f, some);
+        const double each = double(rows.size()) / double(some.size());
+        steps_.add(uses.first.data(), uses.rest.data(), int64_t(some.size()), each, uses.chosen);
+        for (size_t i = 0; i < some.size(); i++) {
+            first += double(uses.first[i]) * each;
+            rest += double(uses.rest[i]) * each;
+        }
+        chosen += uses.chosen * double(rows.size());
+        if (pages && predicted) {
+            of_pages.push_back(uses.chosen * kDisk.joined(double(pages.page)));
+        }
+    });
+    steps_.sort();
+    none_.first_rate = float(first / double(parts));
+    none_.rest_rate = float(rest / double(parts));
+    none_.chosen = float(chosen / double(parts));
+    std::sort(of_pages.begin(), of_pages.end());
+    page_seconds_.assign(1, 0);
+    for (double s : of_pages) page_seconds_.push_back(page_seconds_.back() + s);
+    std::reverse(page_seconds_.begin(), page_seconds_.end());
 }
 
-// How many pages are kept if so much is left for them and for neurons. A page is read for each
-// token that chooses its expert, but in long reads; of neurons only those that fire are read, but
-// one by one. On a disk of 50,000 reads and 1 GB a second a third is within a tenth of the best
-// share for most budgets, densities and popularities (docs/storage.md).
-int64_t pages_to_keep(const PredictorShape& shape, uint64_t left, uint64_t neurons) {
-    constexpr uint64_t kShare = 3;
-    const uint64_t spare = left - std::min(left, neurons);
-    // A slot's entries in the tables are far below a hundredth of it.
-    const uint64_t each = shape.page + shape.page / 100 + 64;
-    return std::min<int64_t>(shape.n_blocks(), int64_t(std::max(left / kShare, spare) / each));
+// The largest cache that fits with its tables.
+PoolSlots Division::slots_in(uint64_t left, StoreShape& shape) const {
+    const int64_t parts = none_.residency().parts();
+    const auto fits = [&](const StoreShape& s) {
+        const uint64_t slots = uint64_t(s.cache_sectors) * StoreShape::kSector;
+        return ggml::size_sum(slots, ggml::carved_bytes<NeuronStore::Tables>(s)) <= left;
+    };
+    // All neurons, which have slots for ever; or those that `sectors` take.
+    const auto shaped = [&](int64_t sectors, const PoolSlots& slots) {
+        StoreShape s = none_;
+        s.first_slots = std::min(slots.first, parts), s.rest_slots = std::min(slots.rest, parts);
+        s.adapts = s.first_slots + s.rest_slots > 0 && s.first_slots + s.rest_slots < 2 * parts;
+        const int64_t taken = s.first_slots * s.first_sectors + s.rest_slots * s.rest_sectors;
+        s.cache_sectors = s.adapts ? sectors : taken;
+        return s;
+    };
+    shape = shaped(0, {parts, parts});
+    if (fits(shape)) return {parts, parts};
+    const int64_t all = shape.cache_sectors;
+    int64_t good = 0, bad = std::min(all, int64_t(left / StoreShape::kSector) + 1);
+    while (bad - good > 1) {
+        const int64_t middle = good + (bad - good) / 2;
+        const PoolSlots slots = steps_.split(uint64_t(middle) * StoreShape::kSector);
+        (fits(shaped(middle, slots)) ? good : bad) = middle;
+    }
+    const PoolSlots slots = steps_.split(uint64_t(good) * StoreShape::kSector);
+    shape = shaped(good, slots);
+    return slots;
+}
+
+bool Division::lends(uint64_t left, uint64_t bytes) const {
+    StoreShape most = none_;
+    most.adapts = true;
+    most.cache_sectors = int64_t(left / StoreShape::kSector);
+    const uint64_t tables = ggml::carved_bytes<NeuronStore::Tables>(most);
+    most.cache_sectors -= std::min(most.cache_sectors, int64_t(tables / StoreShape::kSector));
+    return most.lendable() >= bytes;
+}
+
+void Division::divide(uint64_t left, StoreShape& shape, PredictorShape& pages,
+                      double& seconds) const {
+    // Numbers of pages that do not depend on the memory: what is possible with less is with more.
+    constexpr int64_t kTried = 64;
+    const auto n_pages = int64_t(page_seconds_.size()) - 1;
+    const int64_t step = std::max<int64_t>(1, (n_pages + kTried - 1) / kTried);
+    PredictorShape tried = pages;
+    tried.slots = 0;
+    const uint64_t none = tried.bytes();
+    const uint64_t least_tables = ggml::carved_bytes<NeuronStore::Tables>(none_);
+    seconds = std::numeric_limits<double>::infinity();
+    for (int64_t n = 0;; n = std::min(n + step, n_pages)) {
+        tried.slots = n;
+        const uint64_t more = tried.bytes() - none;
+        if (n && ggml::size_sum(more, least_tables) > left) break;
+        StoreShape found;
+        const double takes = slots_in(left - more, found).seconds + page_seconds_[size_t(n)];
+        if (takes < seconds) {
+            seconds = takes;
+            shape = found;
+            pages = tried;
+        }
+        if (n == n_pages) break;
+    }
 }
 
 std::string resident_path(const Model& m) {
@@ -255,45 +343,47 @@ StoragePlan plan_storage(const Model& m, const pi_model_params& params) {
     plan.least = ggml::size_sum(fixed, least_sessions);
     const uint64_t limit = std::max(plan.least, m.budget->limit());
     // Their weights are not read yet.
+    plan.sparse = session.sparse;
     plan.predicted = m.config.has_predictors &&
                      (session.sparse == PI_SPARSE_AUTO || session.sparse == PI_SPARSE_PREDICTOR);
     const uint64_t kept = rows_kept_bytes(m, params);
-    // The most pages and slots that fit, with their tables, beside the sessions.
+    // What the cache may take, with its tables, beside sessions of so many rows at a time.
     const StoreShape none = shape;
-    const auto divide = [&] {
-        const uint64_t room = limit - ggml::size_sum(fixed, sessions()) + least_tables;
-        uint64_t left = room - std::min(room, kept);
-        predictors.slots = 0;
-        if (plan.predicted && predictors) {
-            const uint64_t least_pages = predictors.bytes();
-            predictors.slots = pages_to_keep(predictors, left, all_neurons(none));
-            left -= predictors.bytes() - least_pages;
-        }
-        StoreShape best = none;
-        uint64_t fits = 0, too_much = left + 1;
-        while (too_much - fits > StoreShape::kSector) {
-            const uint64_t middle = fits + (too_much - fits) / 2;
-            share_out(shape, plan.predicted, middle);
-            const bool good = ggml::size_sum(middle, table_bytes()) <= left;
-            (good ? fits : too_much) = middle;
-            if (good) best = shape;
-        }
-        return best;
+    const Division division(m, session.sparse, plan.predicted, none, predictors);
+    const auto divide = [&](uint64_t within) {
+        const uint64_t room = within - ggml::size_sum(fixed, sessions()) + least_tables;
+        division.divide(room - std::min(room, kept), shape, predictors, plan.read_seconds);
     };
-    shape = divide();
-    // Prompts borrow memory of the cache for more rows at a time. Where it is too small to lend
-    // any, sessions get as many rows as take a small share of the budget.
-    const uint64_t least_scratch = scratch_bytes(m.config, session, true);
-    const uint64_t share = limit / kSessionShare;
-    const uint64_t lendable = m.device ? 0 : shape.lendable();
-    if (asked > session.n_ubatch && lendable < least_scratch + share) {
-        session.n_ubatch = asked;
-        const uint64_t more = ggml::size_sum(least_sessions, share);
-        while (session.n_ubatch > kLeastRows &&
-               (sessions() > more || ggml::size_sum(fixed, sessions()) > limit)) {
-            session.n_ubatch = std::max(kLeastRows, session.n_ubatch / 2);
+    divide(limit);
+    // Prompts borrow memory of the cache for more rows at a time. Sessions get more rows where that
+    // costs no read, because the cache is complete; or where it is too small to lend any: those
+    // that take a small share of the budget.
+    const auto fewer = [](int32_t rows) { return std::max(kLeastRows, rows / 2); };
+    const int32_t least_rows = session.n_ubatch;
+    const uint64_t beyond = limit - plan.least;
+    if (beyond > 0 && plan.read_seconds == 0) {
+        for (session.n_ubatch = asked; session.n_ubatch > least_rows;
+             session.n_ubatch = fewer(session.n_ubatch)) {
+            if (ggml::size_sum(fixed, sessions()) > limit) continue;
+            divide(limit);
+            if (plan.read_seconds == 0) break;
         }
-        shape = divide();
+        divide(limit);
+    } else if (m.device || !division.lends(beyond, scratch_bytes(m.config, session, true) +
+                                                       limit / kSessionShare)) {
+        // From which budget on so many rows are worth their memory. Below that the cache takes no
+        // more than it can have there: so it never gets smaller.
+        uint64_t within = limit;
+        for (session.n_ubatch = asked; session.n_ubatch > least_rows;
+             session.n_ubatch = fewer(session.n_ubatch)) {
+            const uint64_t more = sessions() - least_sessions;
+            const uint64_t from =
+                ggml::size_sum(plan.least, ggml::size_product(kSessionShare, more));
+            if (from <= limit) break;
+            within = std::min(within, from - more);
+        }
+        within = std::min(limit, ggml::size_sum(within, sessions() - least_sessions));
+        divide(within);
     }
     plan.n_ubatch = session.n_ubatch;
     plan.tables = table_bytes();
@@ -354,7 +444,7 @@ std::unique_ptr<NeuronStore> open_store(const Model& m, const pi_model_params& p
     auto store = std::make_unique<NeuronStore>(std::move(reader), m.storage->shape, blocks,
                                                std::move(predictors));
     std::vector<std::array<uint32_t, 2>> checksums(size_t(m.config.n_ff));
-    std::vector<float> first(checksums.size()), rest(checksums.size());
+    const ExpectedUses expected(m, m.storage->sparse, m.storage->predicted);
     int32_t block = 0;
     bool profiled = false;
     for_blocks(m, [&](const Ffn& f, int64_t layer) {
@@ -362,14 +452,14 @@ std::unique_ptr<NeuronStore> open_store(const Model& m, const pi_model_params& p
                                                       checksums.size() * sizeof(checksums[0]));
         const std::vector<int32_t> rows = stored_rows(m, f, layer);
         for (size_t i = 0; i < rows.size(); i++) {
-            const auto row = size_t(rows[i]);
-            std::copy_n(checksums[row].data(), 2, store->checksums(block) + 2 * i);
-            first[i] = first_rate(f, m.storage->predicted, rows[i]);
-            rest[i] = f.rate ? f.rate[row] : 0;
+            std::copy_n(checksums[size_t(rows[i])].data(), 2, store->checksums(block) + 2 * i);
         }
         if (int32_t* to = store->rows_in_file(block)) std::copy(rows.begin(), rows.end(), to);
-        if (f.rate) store->residency().profile(block, first.data(), rest.data());
-        profiled = profiled || f.rate;
+        if (expected.profiled(f)) {
+            const BlockUses uses = expected.of(f, rows);
+            store->residency().profile(block, uses.first.data(), uses.rest.data());
+            profiled = true;
+        }
         block++;
     });
     if (!profiled) {

@@ -190,6 +190,7 @@ class NeuronStore {
     // Where a slot begins. Slots of first parts count from the beginning of the cache, those of
     // rests from its end, so that the border between them can move.
     int64_t slot_at(int half, int64_t slot) const;
+    struct PoolSlots best_slots(int64_t sectors) const;
     void resize(Half half, const struct PoolSlots& wanted);
     void expect(const struct Entry& entry);
     void pump();

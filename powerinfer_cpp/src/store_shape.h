@@ -18,6 +18,9 @@ struct StoreShape {
     int64_t cache_sectors = 0;                    // of all slots
     int64_t first_slots = 0, rest_slots = 0;      // at first, if `adapts`
     bool adapts = false;                          // what is needed decides how many of each
+    // Expected uses per token of a neuron's first part and of its rest, over all neurons, until
+    // tokens have shown them; and the share of tokens that compute a block (split_pools.h).
+    float first_rate = 1, rest_rate = 1, chosen = 1;
     int64_t lanes = 0;  // bytes of each of kLanes parts of the staging area
 
     static constexpr int64_t kSector = 512;

@@ -61,24 +61,39 @@ int64_t NeuronStore::resident(int32_t block) const {
     return n;
 }
 
-void NeuronStore::adapt() {
+// The best division of so many sectors, by what tokens have needed; and by what was expected of
+// them, while they are few.
+PoolSlots NeuronStore::best_slots(int64_t sectors) const {
     constexpr int64_t kEntries = 1 << 16;  // neurons that stand for all
-    constexpr double kWorthIt = 0.03;      // of the cache
-    if (!shape_.adapts) return;
-    Residency& residency = tables_.residency;
+    constexpr float kExpected = 8;         // tokens that the expectation weighs
+    const Residency& residency = tables_.residency;
     const int64_t n_parts = blocks().parts();
     const int64_t step = std::max<int64_t>(1, n_parts / kEntries);
-    const std::vector<float> first = residency.rates(Half::first, step),
-                             rest = residency.rates(Half::rest, step);
-    const PartBytes bytes{uint64_t(shape_.first_sectors * kSector),
-                          uint64_t(shape_.rest_sectors * kSector)};
-    const PoolSlots best =
-        split_pools(uint64_t(shape_.cache_sectors * kSector), bytes, first.data(), rest.data(),
-                    int64_t(first.size()), kDisk, double(n_parts) / double(first.size()));
-    const int64_t moved = std::abs(best.rest - residency.shape().rest_slots);
+    std::vector<float> rates[2];
+    for (Half half : {Half::first, Half::rest}) {
+        const float expected = half == Half::first ? shape_.first_rate : shape_.rest_rate;
+        const float share = kExpected / (kExpected + float(residency.tokens()));
+        rates[int(half)] = residency.rates(half, step);
+        for (float& rate : rates[int(half)]) rate += share * (expected - rate);
+    }
+    const auto n = int64_t(rates[0].size());
+    return split_pools(
+        uint64_t(sectors * kSector),
+        {uint64_t(shape_.first_sectors * kSector), uint64_t(shape_.rest_sectors * kSector)},
+        rates[0].data(), rates[1].data(), n, kDisk, double(n_parts) / double(n),
+        double(shape_.chosen));
+}
+
+void NeuronStore::adapt() {
+    constexpr double kWorthIt = 0.03;  // of the cache
+    // The plan knows as much as the expectation.
+    if (!shape_.adapts || tables_.residency.tokens() == 0) return;
+    const PoolSlots best = best_slots(shape_.cache_sectors);
+    const ResidencyShape& now = tables_.residency.shape();
+    const int64_t moved = std::abs(best.rest - now.rest_slots);
     if (double(moved * shape_.rest_sectors) < kWorthIt * double(shape_.cache_sectors)) return;
     // The pool that shrinks comes first: it lies where the other one will grow.
-    const bool first_shrinks = best.first < residency.shape().first_slots;
+    const bool first_shrinks = best.first < now.first_slots;
     resize(first_shrinks ? Half::first : Half::rest, best);
     resize(first_shrinks ? Half::rest : Half::first, best);
 }
@@ -107,9 +122,12 @@ ggml::Carver NeuronStore::lend(uint64_t bytes) {
     lent_ = true;
     PoolSlots left{now.first_slots, now.rest_slots};
     if (shape_.adapts) {
-        const double share = 1 - double(sectors) / double(shape_.cache_sectors);
-        left.first = int64_t(double(left.first) * share);
-        left.rest = int64_t(double(left.rest) * share);
+        // What the best division of a smaller cache has less.
+        const int64_t room = shape_.cache_sectors - sectors;
+        const PoolSlots best = best_slots(room);
+        left.first = std::min(left.first, best.first);
+        left.rest =
+            std::min(left.rest, (room - left.first * shape_.first_sectors) / shape_.rest_sectors);
         resize(Half::first, left);
     } else {
         left.rest -= (sectors + shape_.rest_sectors - 1) / shape_.rest_sectors;

@@ -412,10 +412,17 @@ void test_split() {
     const PoolSlots none = split_pools(0, b, p.data(), f.data(), 2000, limited);
     CHECK(none.first == 0 && none.rest == 0 && none.seconds > 0);
 
-    const PoolSlots exact = exact_pools(1 << 20, b, 300);
-    CHECK(exact.first == 300 && exact.rest == ((1 << 20) - 300 * 2560) / 4608);
-    CHECK(exact_pools(1 << 20, b, 500).first == 0);
-    CHECK(exact_pools(1 << 30, b, 300).rest == 300);
+    // If nearly all of a block's neurons fire where it is computed, whole neurons stay.
+    const std::vector<float> quarter(2000, 0.25f), some(2000, 0.02f);
+    for (const DiskCost& disk : {limited, affine}) {
+        const auto split = [&](const std::vector<float>& fires, double chosen) {
+            return split_pools(1 << 20, b, quarter.data(), fires.data(), 2000, disk, 1, chosen);
+        };
+        const PoolSlots dense = split(quarter, 0.25);
+        CHECK(dense.first == dense.rest && dense.rest > 140);
+        CHECK(dense.seconds < split(quarter, 1).seconds);  // their reads are joined
+        CHECK(split(some, 0.25).first == (1 << 20) / 2560);
+    }
 }
 
 // A 7B's token: 70,000 proposals, 35,000 firings, 17,000 misses.

@@ -58,7 +58,9 @@ LAYERS = (
     ("plan",),
     # reading a model
     ("gpu_index", "read_placement", "share", "find_bundle", "bundle_file"),
+    ("expected_uses",),
     ("storage",),
+    ("ways",),
     ("model_file.cpp", "resolve.cpp", "unread", "loader.cpp", "device_load.cpp", "load"),
     # computing
     ("pass",),
