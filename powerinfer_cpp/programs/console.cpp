@@ -76,6 +76,11 @@ void complain(const std::string& message) {
     write_log(text);
 }
 
+void advise(const std::string& lines) {
+    std::fputs(lines.c_str(), stderr);
+    write_log(lines);
+}
+
 bool end_log() {
     if (!log_file) return true;
     const bool closed = std::fclose(log_file) == 0;
@@ -118,6 +123,7 @@ void put(std::string_view bytes) {
 void require(pi_status status) {
     if (status == PI_OK) return;
     if (status == PI_ERROR_CANCELLED && interrupted) throw Interrupted{};
+    if (status == PI_ERROR_MEMORY) throw NoMemory(pi_last_error());
     throw Failure(pi_last_error());
 }
 

@@ -18,10 +18,14 @@
 #define CHECKED_AS_PRINTF
 #endif
 
-constexpr int exit_failure = 1, exit_usage = 2, exit_interrupted = 130;
+// exit_no_room: of --plan, if the model does not fit.
+constexpr int exit_failure = 1, exit_usage = 2, exit_no_room = 3, exit_interrupted = 130;
 
 struct Failure : std::runtime_error {
     using std::runtime_error::runtime_error;
+};
+struct NoMemory : Failure {  // more than is there, or than the budget allows
+    using Failure::Failure;
 };
 struct Interrupted {};  // by Ctrl-C
 struct ReaderGone {};   // the reader of stdout has closed it, as in `main | head`
@@ -37,6 +41,7 @@ std::string one_line(std::string text);
 void start_log(const std::string& path, bool quiet);
 void say(const char* format, ...) CHECKED_AS_PRINTF;
 void complain(const std::string& message);
+void advise(const std::string& lines);  // after an error
 // Ends the log; false if it could not be written.
 bool end_log();
 // Throws Interrupted, ReaderGone or Failure.
@@ -52,7 +57,7 @@ S sized() {
     s.struct_size = sizeof(S);
     return s;
 }
-// Throws Interrupted if Ctrl-C was the reason, else Failure with the engine's message.
+// Throws Interrupted if Ctrl-C was the reason, else Failure or NoMemory with the engine's message.
 void require(pi_status status);
 
 // What to say when a mapped file has shrunk, and whether a line on stderr is not finished then.

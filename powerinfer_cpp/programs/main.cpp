@@ -19,6 +19,7 @@
 #include "generation.h"
 #include "interactive.h"
 #include "options.h"
+#include "plan.h"
 #include "powerinfer.h"
 #include "stats.h"
 #include "texts.h"
@@ -40,69 +41,6 @@ std::string default_model() {
     for (const fs::path& place : places)
         if (fs::exists(place, error)) return place.u8string();
     throw Failure("there is no " + name.u8string() + " here; name a model with -m FILE");
-}
-
-// How a model runs that does not fit RAM.
-std::string from_storage(const pi_storage_plan& plan, bool may_write) {
-    char text[256];
-    const auto mib = [](uint64_t bytes) { return double(bytes) / (1 << 20); };
-    std::snprintf(text, sizeof text,
-                  "runs from storage: %.2f MiB of neurons in memory, %.2f on the disk",
-                  mib(plan.cached), mib(plan.stored));
-    std::string said = text;
-    if (!plan.to_write) return said;
-    std::snprintf(text, sizeof text, "; its bundled file of %.2f MiB %s", mib(plan.to_write),
-                  may_write ? "would be written first" : "is needed, and --no-bundle forbids it");
-    return said + text;
-}
-
-void print_plan(Options& options) {
-    const pi_session_params session = session_params(options, trained_positions(options));
-    const ModelParams model = model_params(options, session);
-    pi_plan* made = nullptr;
-    require(pi_plan_new(options.model.c_str(), &model.params, &session, &made));
-    const Plan plan(made);
-
-    const auto line = [](const char* tier, const char* part, uint64_t bytes) {
-        char text[128];
-        std::snprintf(text, sizeof text, "%-8.16s%-12.32s%14.2f\n", tier, part,
-                      double(bytes) / (1 << 20));
-        return std::string(text);
-    };
-    const auto add = [](uint64_t& sum, uint64_t n) {  // sizes in a file may exceed 64 bits
-        sum = n > UINT64_MAX - sum ? UINT64_MAX : sum + n;
-    };
-    using Name = std::pair<std::string, std::string>;  // tier, part
-    std::vector<std::pair<Name, uint64_t>> sums;       // over layers
-    uint64_t ram = 0, vram = 0;
-    for (int32_t i = 0; i < pi_plan_n_parts(plan.get()); i++) {
-        auto part = sized<pi_plan_part>();
-        require(pi_plan_part_at(plan.get(), i, &part));
-        const Name name(part.tier, part.name);
-        const auto same = [&](const auto& sum) { return sum.first == name; };
-        const auto found = std::find_if(sums.begin(), sums.end(), same);
-        if (found != sums.end()) {
-            add(found->second, part.n_bytes);
-        } else {
-            sums.emplace_back(name, part.n_bytes);
-        }
-        add(name.first == "gpu" ? vram : ram, part.n_bytes);
-    }
-    std::string text = "tier    part                   MiB\n";
-    for (const auto& [name, bytes] : sums) {
-        text += line(name.first.c_str(), name.second.c_str(), bytes);
-    }
-    const uint64_t budget = pi_plan_budget(plan.get()), on_gpu = pi_plan_vram_budget(plan.get());
-    text += line(on_gpu ? "ram" : "", "total", ram) + line(on_gpu ? "ram" : "", "budget", budget);
-    if (on_gpu) text += line("gpu", "total", vram) + line("gpu", "budget", on_gpu);
-    auto storage = sized<pi_storage_plan>();
-    require(pi_plan_storage(plan.get(), &storage));
-    text += std::to_string(pi_plan_n_ctx(plan.get())) + " positions; the model " +
-            (ram > budget                      ? "does not fit"
-             : storage.cached + storage.stored ? from_storage(storage, options.bundle)
-                                               : "fits") +
-            "\n";
-    put(text);
 }
 
 void print_devices() {
@@ -213,10 +151,7 @@ int run(Options& options) {
             break;
     }
     if (options.model.empty()) options.model = default_model();
-    if (options.action == Options::Action::plan) {
-        print_plan(options);
-        return 0;
-    }
+    if (options.action == Options::Action::plan) return print_plan(options) ? 0 : exit_no_room;
     protect_files(options);
     start_log(options.log_file, !options.log);
     using Switch = Options::Switch;
@@ -234,7 +169,13 @@ int run(Options& options) {
     read_texts(options);
     if (options.random_seed)
         options.sampler.seed = std::random_device{}();  // 32 bits: short to retype
-    return generate(options);
+    try {
+        return generate(options);
+    } catch (const NoMemory& error) {
+        complain(error.what());
+        advise(ways_out(options));
+        return exit_failure;
+    }
 }
 
 }  // namespace

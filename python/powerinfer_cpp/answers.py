@@ -198,7 +198,8 @@ class Embeddings(TypedDict):
 
 class Plan(TypedDict):
     """What `Llama.plan` returns: bytes by part, in all, and how many of RAM and of a device's
-    memory may be used. storage: what only the disk has, which `total` leaves out."""
+    memory may be used. storage: what only the disk has, which `total` leaves out. read_seconds:
+    what reading it is expected to take for a generated token."""
 
     ram: dict[str, int]
     gpu: dict[str, int]
@@ -206,6 +207,7 @@ class Plan(TypedDict):
     total: int
     budget: int
     vram_budget: int
+    read_seconds: float
 
 
 class Percentiles(TypedDict):

@@ -14,7 +14,13 @@ from ._native import lib
 from .adapters import Adapters, UsesAdapters
 from .answers import Plan, Stats
 from .context import ROWS_KEPT, Context
-from .embedding import Embedder, check_pooling, pooling_of, require_pooling
+from .embedding import (
+    Embedder,
+    check_pooling,
+    embedding_fields,
+    pooling_of,
+    require_pooling,
+)
 from .gguf import Gguf
 from .infill import FimTokens, fim_tokens
 from .log import logger
@@ -26,7 +32,7 @@ from .speculative import draft_model as draft_model_of
 from .stats import Meter, report
 
 DEFAULT_POSITIONS = 512  # llama-cpp-python's
-SCORES = 64  # rows of `scores` that a model run from storage leaves room for, without logits_all
+SCORES = 16  # rows of `scores` that a model run from storage leaves room for, without logits_all
 Self = TypeVar("Self", bound="LlamaCore")
 RANDOM_SEEDS = (None, -1, 0xFFFFFFFF)  # values that mean "a different seed each time"
 
@@ -209,11 +215,14 @@ class LlamaCore(UsesAdapters):
         if not vocab_only:  # what of the model fits a device, or RAM, depends on the session
             n_ctx = _positions_in(self.model_path) if n_ctx is None else n_ctx
             self._shared = self._shared_fields(n_ctx)
-            room = {**self._session_fields, **self._shared, "n_ctx": n_ctx, "embedding": embedding}
+            room = {**self._session_fields, **self._shared, "n_ctx": n_ctx}
             # `scores`: all rows, or those of some calls.
-            self._model_fields["n_rows_kept"] = n_ctx if logits_all else min(n_ctx, SCORES)
+            self._model_fields["n_rows_kept"] = (
+                n_ctx if logits_all else min(n_ctx, self._scores_kept)
+            )
             if embedding:  # and completions, in a session of their own
-                self._model_fields["n_sessions"] = 2
+                self._model_fields["beside"] = room
+                room = embedding_fields(room)
         self._model = Model(self.model_path, progress_callback, verbose, room, **self._model_fields)
         self._pooling = pooling_of(self._model, pooling_type)
         if embedding and not vocab_only:
@@ -248,6 +257,8 @@ class LlamaCore(UsesAdapters):
         self._sampler: tuple[Sampling, Sampler] | None = None  # used by sample()
         if verbose or logger.isEnabledFor(logging.INFO):
             options.report(self._model, self.plan(), verbose)
+
+    _scores_kept = SCORES
 
     def __repr__(self) -> str:
         head = f"<{type(self).__name__} {self.model_path!r}"
@@ -343,12 +354,14 @@ class LlamaCore(UsesAdapters):
 
     def plan(self) -> Plan:
         """Memory plan: {tier: {part: bytes}, "total": bytes, "budget": bytes of RAM,
-        "vram_budget": bytes}. Tiers are "ram", "gpu", which is empty without a device, and
-        "storage": neurons that only the disk has, which the total leaves out."""
+        "vram_budget": bytes, "read_seconds": seconds}. Tiers are "ram", "gpu", which is empty
+        without a device, and "storage": neurons that only the disk has, which the total leaves out.
+        read_seconds is what reading them is expected to take for a generated token."""
         with self._lock:
             self._require_open()
-            embedding = self._embedder is not None and not self._shared
-            fields = {**self._session_fields, **self._shared, "embedding": embedding}
+            fields = {**self._session_fields, **self._shared}
+            if self._embedder is not None and not self._shared:
+                fields = embedding_fields(fields)
             if self._model_fields["vocab_only"]:  # has no weights to plan with
                 return memory_plan(self.model_path, self._model_fields, fields)
             return self._model.plan(**fields)

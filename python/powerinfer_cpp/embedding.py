@@ -42,6 +42,11 @@ def require_pooling(model: Model, pooling: int) -> None:
         )
 
 
+def embedding_fields(fields: dict[str, Any]) -> dict[str, Any]:
+    """pi_session_params of an Embedder. fields: those that the caller chose."""
+    return {**fields, "embedding": True, "n_logits": 0}
+
+
 class Embedder:
     """Computes embeddings in its own session. Use it from one thread at a time.
 
@@ -50,7 +55,7 @@ class Embedder:
 
     def __init__(self, model: Model, **fields: Any):
         self._model = model
-        self._session = Session(model, **{**fields, "embedding": True, "n_logits": 0})
+        self._session = Session(model, **embedding_fields(fields))
         self.n_ctx = self._session.n_ctx
 
     def close(self) -> None:

@@ -4,9 +4,10 @@ import contextlib
 import errno
 import os
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from ._native import ffi, lib
+from .ways import Way, sentence
 
 
 class ModelFormatError(ValueError):
@@ -18,7 +19,21 @@ class UnsupportedModelError(ModelFormatError):
 
 
 class OutOfMemoryError(MemoryError):
-    """More memory is needed than is available, or than the budget allows."""
+    """More memory is needed than is available, or than the budget allows.
+
+    ways: what helps; path: the model's file.
+    """
+
+    ways: Sequence[Way] = ()
+    path: str = ""
+
+    def __str__(self) -> str:
+        return self.told(flags=False)
+
+    def told(self, flags: bool) -> str:
+        """The message, with what helps. flags: as in ways.sentence."""
+        said = sentence(self.ways, self.path, flags)
+        return super().__str__() + (f"; {said}" if said else "")
 
 
 class RequestError(ValueError):

@@ -4,17 +4,19 @@ Each object owns one handle, freed by `close()` or by the garbage collector. pow
 the details. Calls release the GIL while the engine computes.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from ._native import ffi, lib
-from .errors import check, encoded
+from .errors import OutOfMemoryError, check, encoded
 from .gguf import Gguf
 from .log import engine_level, say
 from .structs import filled, sized
+from .ways import Way
 from .work import NEURON_COUNTS, PARTS, Work
 
 if TYPE_CHECKING:
@@ -77,10 +79,11 @@ def _model_params(
     session: dict[str, Any] | None = None,
     callbacks: Callbacks | None = None,
 ) -> tuple[Any, Any]:
-    """pi_model_params, and what they point to, which must live as long. session: fields of
-    pi_session_params."""
+    """pi_model_params, and what they point to, which must live as long. session, and the field
+    `beside`: fields of pi_session_params."""
     fields = dict(fields)
-    device, room = fields.pop("device", None), None
+    device, beside = fields.pop("device", None), fields.pop("beside", None)
+    room = other = None
     overrides = _overrides(fields.pop("overrides", None) or {})
     params = filled(ffi.new("pi_model_params *", lib.pi_model_default_params()), fields)
     if device is not None:
@@ -88,11 +91,13 @@ def _model_params(
     params.overrides, params.n_overrides = overrides[0], len(overrides[0])
     if session is not None:
         params.session = room = _session_params(**session)
+    if beside is not None:
+        params.beside = other = _session_params(**beside)
     if callbacks is not None:
         if callbacks.progress is not None:
             params.progress, params.progress_data = lib.pi_call_progress, callbacks.handle
         params.log, params.log_data = lib.pi_call_log, callbacks.handle
-    return params, (device, room, overrides)
+    return params, (device, room, other, overrides)
 
 
 def _overrides(values: Mapping[str, bool | int | float | str]) -> tuple[Any, list[Any]]:
@@ -126,14 +131,38 @@ def memory_plan(path: str, model: dict[str, Any], session: dict[str, Any]) -> di
     """Bytes that a model and a session with these parameters need; reads only the header.
 
     Returns {tier: {part: bytes}, "total": bytes, "budget": bytes of RAM that may be used,
-    "vram_budget": bytes on the device that may be used, 0 without one}. Tiers are "ram", "gpu" and
-    "storage"; the total leaves out the last one, the neurons that only the disk has.
+    "vram_budget": bytes on the device that may be used, 0 without one, "read_seconds": what reading
+    from storage is expected to take for a generated token}. Tiers are "ram", "gpu" and "storage";
+    the total leaves out the last one, the neurons that only the disk has.
     """
     out = ffi.new("pi_plan **")
     model_params, kept = _model_params(model)
     check(lib.pi_plan_new(encoded(path), model_params, _session_params(**session), out), path)
     del kept  # C uses it until here
     return _plan(ffi.gc(out[0], lib.pi_plan_free))
+
+
+@contextlib.contextmanager
+def _ways_out(path: str, model: dict[str, Any], session: dict[str, Any] | None) -> Iterator[None]:
+    """An OutOfMemoryError that is raised here gets what would help; None: no session is known."""
+    try:
+        yield
+    except OutOfMemoryError as error:
+        if session is None:
+            raise
+        out, way = ffi.new("pi_plan **"), sized("pi_way")
+        params, kept = _model_params(model)
+        if lib.pi_plan_new(encoded(path), params, _session_params(**session), out) != lib.PI_OK:
+            raise  # the error as it is
+        del kept  # C uses it until here
+        plan, found = ffi.gc(out[0], lib.pi_plan_free), []
+        for i in range(lib.pi_plan_n_ways(plan)):
+            check(lib.pi_plan_way(plan, i, way))
+            what = ffi.string(way.what).decode()
+            suffices = what == "ram_budget" or way.n_bytes <= lib.pi_plan_budget(plan)
+            found.append(Way(what, way.value, way.n_bytes, suffices))
+        error.path, error.ways = path, found
+        raise
 
 
 def _plan(plan: Any) -> dict[str, Any]:
@@ -151,7 +180,7 @@ def _plan(plan: Any) -> dict[str, Any]:
     if storage.stored:
         tiers["storage"]["ffn"] = storage.stored
     budgets = {"budget": lib.pi_plan_budget(plan), "vram_budget": lib.pi_plan_vram_budget(plan)}
-    return {**tiers, "total": total, **budgets}
+    return {**tiers, "total": total, **budgets, "read_seconds": storage.read_seconds}
 
 
 @dataclass(frozen=True)
@@ -192,7 +221,9 @@ class Model:
         self._callbacks = Callbacks(progress, verbose)
         out = ffi.new("pi_model **")
         params, kept = _model_params(fields, session, self._callbacks)
-        self._callbacks.check(lib.pi_model_open(encoded(path), params, out), path)
+        self.fields = fields
+        with _ways_out(path, fields, session):
+            self._callbacks.check(lib.pi_model_open(encoded(path), params, out), path)
         del kept  # C uses it until here
         self.handle = ffi.gc(out[0], lib.pi_model_free)
         self.architecture = ffi.string(lib.pi_model_architecture(self.handle)).decode()
@@ -339,7 +370,8 @@ class Session:
             params.should_stop = lib.pi_call_should_stop
             params.should_stop_data = self._callbacks.handle
         out = ffi.new("pi_session **")
-        check(lib.pi_session_new(model.handle, params, out))
+        with _ways_out(model.path, model.fields, fields):
+            check(lib.pi_session_new(model.handle, params, out))
         self.handle = ffi.gc(out[0], lib.pi_session_free)
         self.n_ctx = lib.pi_session_n_ctx(self.handle)
         self.n_batch = lib.pi_session_n_batch(self.handle)

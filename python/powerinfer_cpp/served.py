@@ -207,6 +207,8 @@ class ServedModel(Llama):
         """Neurons of a layer, or of an expert."""
         return self._model.n_ff
 
+    _scores_kept = 0  # nobody reads them
+
     @property
     def records(self) -> bool:
         """Can `watch` see which neurons run? A device does not tell."""
@@ -275,12 +277,12 @@ class ServedModel(Llama):
             with Gguf(self.model_path) as gguf:
                 n_ctx = gguf.n_ctx_train
         n_batch = self._session_fields["n_batch"]
-        return sequences.fields(self.n_parallel, n_ctx, self._n_kv, n_batch)
+        shared = sequences.fields(self.n_parallel, n_ctx, self._n_kv, n_batch)
+        # What `watch` sees takes memory from the beginning.
+        return {**shared, "record": lib.PI_RECORD_BITS} if self.records else shared
 
     def _open_context(self) -> None:
         fields = {**self._session_fields, **self._shared}
-        if self.records:
-            fields["record"] = lib.PI_RECORD_BITS
         # Ctrl-C is the server's: the engine's thread is not the one that gets it.
         self._session = Session(self._model, interruptible=False, **fields)
         self._adapters.apply(self._session)

@@ -416,7 +416,11 @@ def test_model_that_shrinks_while_it_runs(main_path, model_path, tmp_path):
 
 
 def test_budget_too_small(main):
-    refused(main("--ram-budget", "0.001"), 1)
+    result = main("--ram-budget", "0.001")
+    assert result.returncode == 1 and result.stdout == b""
+    error, head, *ways = result.stderr.decode().splitlines()
+    assert error.startswith("main: error: ") and head == "These help, but not alone:"
+    assert ways and all(way.startswith("  -") for way in ways)
 
 
 # ---- What prints and stops ----------------------------------------------------------------------

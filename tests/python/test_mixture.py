@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from powerinfer_cpp.cli import main
 from powerinfer_cpp.model import memory_plan
+from powerinfer_cpp.served import ServedModel
 
 from powerinfer_cpp import Llama
 
@@ -85,3 +86,23 @@ def test_from_storage(made: tuple[Path, list[int]]) -> None:
     whole = memory_plan(str(path), {}, FIELDS)["total"] / (1 << 30)
     for share in (0.65, 0.8, 0.95):
         assert np.array_equal(logits(ram_budget=share * whole), want)
+
+
+@pytest.mark.parametrize("share", [0.2, 0.23, 0.26])
+def test_sessions_that_are_planned(made: tuple[Path, list[int]], share: float) -> None:
+    """What a plan leaves is what sessions take: the server's, and those of an embedding model."""
+    path, ids = made
+    ram = memory_plan(str(path), {}, {"n_ctx": 64, "n_seq": 33, "n_kv": 128})["ram"]
+    gib = share * sum(ram.values()) / (1 << 30)
+    options = {"n_ctx": 64, "verbose": False, "ram_budget": gib}
+    for n_parallel, n_kv in ((1, None), (2, 90)):
+        with ServedModel(path, lambda _: None, n_parallel=n_parallel, n_kv=n_kv, **options) as llm:
+            assert (
+                llm.records
+                and llm.plan()["storage"]
+                and llm.plan()["total"] <= llm.plan()["budget"]
+            )
+    with Llama(path, embedding=True, n_batch=32, **options) as llm:
+        assert llm.plan()["storage"] and len(llm.embed("a b")) > 0
+        llm.eval(ids[:4])  # in a session of its own
+        assert llm.n_tokens == 4

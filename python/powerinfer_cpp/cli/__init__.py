@@ -111,7 +111,8 @@ def _sentence(error: BaseException) -> str:
         if not where and error.strerror == os.strerror(errno.ENOSPC):
             where = _UNWRITABLE  # errors of files already name the file
         return f"{where}{error.strerror}"
-    return str(error) or type(error).__name__
+    told = getattr(error, "told", None)  # OutOfMemoryError, which takes long to import
+    return (told(flags=True) if told else str(error)) or type(error).__name__
 
 
 def _run(arguments: Sequence[str]) -> int:

@@ -92,7 +92,8 @@ def run(args: argparse.Namespace) -> None:
         if (error.name or "").startswith("powerinfer_cpp"):
             raise
         raise ValueError(
-            f"the server needs the package {error.name}: pip install 'powerinfer_cpp[serve]'"
+            f"the server needs the package {error.name}: pip install 'powerinfer_cpp[serve]', or "
+            "./run in a clone"
         ) from None
     note_device(args)
     downloaded = from_hub(args)

@@ -1,0 +1,106 @@
+"""What is said where a model does not fit: how much it needs, and ways that really help."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+from powerinfer_cpp.cli import main
+from test_bench import run_main
+
+from powerinfer_cpp import Llama, OutOfMemoryError
+
+MIB = 1 / 1024  # in GiB
+
+
+@pytest.fixture(scope="module")
+def dense(model_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("ways") / "a dense.gguf"
+    assert main(["convert", "--dense", "--outfile", str(path), str(model_path)]) == 0
+    return path
+
+
+def planned(main_path: Path, *arguments: object) -> tuple[int, list[str]]:
+    done = run_main(main_path, "--plan", *arguments)
+    assert "total" in done.stdout and not done.stderr
+    return done.returncode, done.stdout.splitlines()
+
+
+def ways(lines: list[str]) -> list[str]:
+    """Those of a plan's last lines."""
+    at = next(i for i, line in enumerate(lines) if line.endswith("does not fit"))
+    assert lines[at + 1] in ("Each of these suffices:", "These help, but not alone:")
+    return [line.strip() for line in lines[at + 2 :]]
+
+
+def test_plan_that_fits(dense: Path, main_path: Path) -> None:
+    status, lines = planned(main_path, "-m", dense)
+    assert status == 0 and lines[-1].endswith("the model fits")
+
+
+@pytest.mark.parametrize("mib", [30, 20, 12])
+@pytest.mark.parametrize("options", [(), ("-c", 1000), ("-c", 700, "-ctk", "f32", "-ctv", "f32")])
+def test_options_suffice(
+    dense: Path, main_path: Path, mib: float, options: tuple[object, ...]
+) -> None:
+    base = ("-m", dense, *options, "--ram-budget", mib * MIB)
+    status, lines = planned(main_path, *base)
+    if status == 0:
+        return
+    assert status == 3
+    said = ways(lines)
+    assert said
+    alone = "Each of these suffices:" in lines
+    for way in said:
+        what, _, needs = way.rpartition(": ")
+        if not way.startswith("-") or what.startswith("--ram-budget"):
+            continue
+        status, lines = planned(main_path, *base, *shlex.split(what))
+        if alone:
+            assert status == 0, way
+        total = next(float(line.split()[1]) for line in lines if line.split()[:1] == ["total"])
+        assert total == pytest.approx(float(needs.split()[0]), abs=0.06)
+
+
+def test_budget_that_suffices(dense: Path, main_path: Path) -> None:
+    status, lines = planned(main_path, "-m", dense, "--ram-budget", 3 * MIB)
+    (last,) = (way for way in ways(lines) if way.startswith("--ram-budget"))
+    assert status == 3 and last.endswith(": so much is free")
+    status, lines = planned(main_path, "-m", dense, *last.partition(":")[0].split())
+    assert status == 0 and lines[-1].endswith("the model fits")
+
+
+def test_commands(dense: Path, main_path: Path) -> None:
+    """A command that is named makes a file that fits."""
+    line = ("-m", dense, "-p", "Once", "-n", 3, "-c", 64, "-ub", 16, "--ram-budget", 4 * MIB)
+    failed = run_main(main_path, *line)
+    assert failed.returncode == 1 and not failed.stdout
+    error, *said = failed.stderr.splitlines()
+    assert error.startswith("main: error: ") and "MiB may be used" in error
+    found = re.search(r"powerinfer ((?:quantize|convert) .*), then -m that file", "\n".join(said))
+    assert found, said
+    words = shlex.split(found[1])
+    assert words[1] == str(dense) and main(words) == 0
+    (made,) = set(dense.parent.glob("*-*.gguf"))
+    done = run_main(main_path, *line, "-m", made)
+    assert done.returncode == 0, done.stderr
+
+
+def test_main_keeps_one_row(dense: Path, main_path: Path) -> None:
+    _, lines = planned(main_path, "-m", dense, "-b", 1000)
+    assert any(line.split()[1:] == ["results", "0.01"] for line in lines)
+
+
+def test_python(dense: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The message has keywords in Python, and options in a command."""
+    with pytest.raises(OutOfMemoryError, match=r"n_ctx=\d+") as raised:
+        Llama(dense, n_ctx=1024, n_ubatch=16, ram_budget=7 * MIB, verbose=False)
+    assert raised.value.ways and raised.value.path == str(dense)
+    way = next(way for way in raised.value.ways if way.what == "n_ctx")
+    if way.suffices:
+        Llama(dense, n_ctx=way.value, n_ubatch=16, ram_budget=7 * MIB, verbose=False).close()
+    line = ["complete", "-m", str(dense), "-c", "1024", "-ub", "16", "-p", "x", "-n", "1"]
+    assert main([*line, "--ram-budget", str(7 * MIB)]) == 1
+    assert re.search(r"-c \d+ \(", capsys.readouterr().err)
