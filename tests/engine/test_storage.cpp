@@ -202,10 +202,11 @@ void test_predictors(const Shape& shape) {
          {bounds.least, bounds.least + (bounds.all - bounds.least) / 4, bounds.all - 1}) {
         const auto model = Model::load(path, model_params(budget, session));
         const auto slots = uint64_t(model->storage->predictors.slots);
-        CHECK((slots == 0) == (budget == bounds.least));
+        // Between these, pages get room as far as a byte of them saves more than one of neurons.
+        if (budget == bounds.least) CHECK(slots == 0);
         answer(model, session);
         const uint64_t n = model->store->counts.predictors;
-        CHECK(n >= blocks && n < before);
+        CHECK(n >= blocks && (n < before || slots == 0));
         CHECK(slots < blocks || n == blocks);
         before = n;
     }
