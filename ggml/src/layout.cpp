@@ -1,5 +1,10 @@
 // Strips of eight interleaved rows: packing, and extracting one row.
+#include <algorithm>
 #include <cstring>
+
+#ifdef __SSE2__
+#include <emmintrin.h>
+#endif
 
 #include "ggml/neurons.h"
 #include "ggml/tensor.h"
@@ -40,10 +45,46 @@ const Members* members_of(DType type) {
     return nullptr;
 }
 
-template <int unit>
-void interleave(const uint8_t* from, int64_t bytes, int64_t r, uint8_t* to) {
-    for (int64_t i = 0; i < bytes; i += unit)
-        std::memcpy(to + kStrip * i + unit * r, from + i, unit);
+// Four bytes of four rows each: `to` gets the first word of all rows, then the second, and so on,
+// 32 bytes apart.
+void interleave_four(const uint8_t* const* rows, int64_t at, uint8_t* to) {
+#if defined(__SSE2__)
+    __m128i row[4];
+    for (int r = 0; r < 4; r++) {
+        row[r] = _mm_loadu_si128(reinterpret_cast<const __m128i*>(rows[r] + at));
+    }
+    const __m128i a = _mm_unpacklo_epi32(row[0], row[1]), b = _mm_unpackhi_epi32(row[0], row[1]);
+    const __m128i c = _mm_unpacklo_epi32(row[2], row[3]), d = _mm_unpackhi_epi32(row[2], row[3]);
+    auto* const out = reinterpret_cast<__m128i*>(to);
+    _mm_storeu_si128(out, _mm_unpacklo_epi64(a, c));
+    _mm_storeu_si128(out + 2, _mm_unpackhi_epi64(a, c));
+    _mm_storeu_si128(out + 4, _mm_unpacklo_epi64(b, d));
+    _mm_storeu_si128(out + 6, _mm_unpackhi_epi64(b, d));
+#else
+    for (int r = 0; r < 4; r++) {
+        for (int v = 0; v < 4; v++) std::memcpy(to + 32 * v + 4 * r, rows[r] + at + 4 * v, 4);
+    }
+#endif
+}
+
+void interleave_halves(const uint8_t* const* rows, int64_t at, int64_t bytes, uint8_t* to) {
+    for (int64_t i = 0; i < bytes; i += 2) {
+        for (int64_t r = 0; r < kStrip; r++) {
+            std::memcpy(to + kStrip * i + 2 * r, rows[r] + at + i, 2);
+        }
+    }
+}
+void interleave_words(const uint8_t* const* rows, int64_t at, int64_t bytes, uint8_t* to) {
+    int64_t i = 0;
+    for (; i + 16 <= bytes; i += 16) {
+        interleave_four(rows, at + i, to + kStrip * i);
+        interleave_four(rows + 4, at + i, to + kStrip * i + 16);
+    }
+    for (; i < bytes; i += 4) {
+        for (int64_t r = 0; r < kStrip; r++) {
+            std::memcpy(to + kStrip * i + 4 * r, rows[r] + at + i, 4);
+        }
+    }
 }
 
 template <int unit>
@@ -58,23 +99,35 @@ bool has_strips(DType type) {
     return members_of(type) != nullptr;
 }
 
-void pack_strip(DType type, const uint8_t* rows, int64_t n, int64_t cols, uint8_t* strip) {
+void pack_strip(DType type, const uint8_t* const (&rows)[kStrip], int64_t cols, uint8_t* strip) {
     const Members& format = *members_of(type);
-    const int64_t bytes = info(type).bytes, n_blocks = cols / info(type).block;
-    if (n < kStrip) std::memset(strip, 0, size_t(kStrip * n_blocks * bytes));
-    for (int64_t b = 0; b < n_blocks; b++) {
-        for (int64_t r = 0; r < n; r++) {
-            const uint8_t* from = rows + (r * n_blocks + b) * bytes;
-            uint8_t* to = strip + b * kStrip * bytes;
-            for (const Member& m : format.members) {
-                if (m.unit == 2) {
-                    interleave<2>(from, m.bytes, r, to);
-                } else {
-                    interleave<4>(from, m.bytes, r, to);
-                }
-                from += m.bytes;
-                to += kStrip * m.bytes;
+    const int64_t size = info(type).size(cols);
+    for (int64_t at = 0; at < size;) {
+        for (const Member& m : format.members) {
+            if (m.unit == 2) {
+                interleave_halves(rows, at, m.bytes, strip + kStrip * at);
+            } else {
+                interleave_words(rows, at, m.bytes, strip + kStrip * at);
             }
+            at += m.bytes;
+        }
+    }
+}
+
+void pack_strip(DType type, const uint8_t* rows, int64_t n, int64_t cols, uint8_t* strip) {
+    const int64_t size = info(type).size(cols);
+    const uint8_t* each[kStrip];
+    for (int64_t r = 0; r < kStrip; r++) each[r] = rows + std::min(r, n - 1) * size;
+    pack_strip(type, each, cols, strip);
+    if (n == kStrip) return;
+    const Members& format = *members_of(type);
+    for (int64_t at = 0; at < size;) {  // the rows that are not there
+        for (const Member& m : format.members) {
+            for (int64_t i = 0; i < m.bytes; i += m.unit) {
+                std::memset(strip + kStrip * (at + i) + n * m.unit, 0,
+                            size_t((kStrip - n) * m.unit));
+            }
+            at += m.bytes;
         }
     }
 }

@@ -324,7 +324,7 @@ void test_formats(const Kernels& k) {
         CHECK(bool(k.matmul[id]) == (single || type == DType::Q8_0));    // ops.h, Product: rows
         CHECK(bool(k.strip[id]) == block && has_strips(type) == block);  // Product: strips
         CHECK(bool(k.dot[id]) == (single || block) && bool(k.add[id]) == bool(k.dot[id]));
-        CHECK(bool(k.stored_dot[id]) == (block && t->block == kQK));  // NeuronRows::wants_q8
+        CHECK(bool(k.stored_dot[id]) == block);  // NeuronRows::wants_q8
         CHECK(bool(k.stored_add[id]) == bool(k.stored_dot[id]));
         if (one_of(type, {DType::F16, DType::F32, DType::Q8_0})) {  // KvLayer
             CHECK(k.matmul[id] && k.accumulate[id]);

@@ -12,6 +12,28 @@ using namespace ggml;
 
 namespace {
 
+// Several tokens that use all rows, in kernels for these.
+void test_all(const cpu::Kernels& k, const Rows& rows, int64_t cols, const int32_t* ids, int64_t n,
+              bool stored) {
+    const auto add = (stored ? k.stored_add : k.add)[int(rows.view.type)];
+    for (int64_t nt : {2, 7}) {
+        std::vector<int32_t> first{0}, row;
+        for (int64_t t = 0; t < nt; t++) {
+            for (int32_t r = 0; r < n; r++) row.push_back(r);
+            first.push_back(int32_t(row.size()));
+        }
+        const Floats h = normal(n * nt);
+        Floats sum = normal(nt * cols), alone = sum;
+        add(rows.view.data, rows.view.stride, ids, n, cols, {first.data(), row.data(), h.data()},
+            nt, sum.data(), cols);
+        for (int64_t t = 0; t < nt; t++) {
+            add(rows.view.data, rows.view.stride, ids, n, cols,
+                {first.data() + t, row.data(), h.data()}, 1, alone.data() + t * cols, 0);
+        }
+        CHECK(sum == alone);
+    }
+}
+
 // Random activations, also in the order of rows with spans of so many columns: written
 // independently.
 struct Tokens {
@@ -19,7 +41,7 @@ struct Tokens {
         : x(normal(nt * cols)),
           context(1),
           buffer("input", nt, cols),
-          input(buffer->prepare(context, x.data(), nt, cols, block)),
+          input(buffer->prepare(context, x.data(), nt, cols, cols % kQ == 0)),
           q(size_t(nt * cols)),
           d(q.size()),
           ds(q.size()),
@@ -50,7 +72,28 @@ struct Tokens {
     cpu::NeuronInput in;
 };
 
-// `stored`: the kernels for rows with blocks of 256 as stored.
+// Rows with blocks of 32 as stored have the bits of the same rows as a strip.
+void test_strip_bits(const cpu::Kernels& k, const Rows& rows, int64_t cols, const int32_t* ids,
+                     int64_t n, const cpu::NeuronInput& in, int64_t nt, const int32_t* tokens,
+                     const Floats& y) {
+    const DType type = rows.view.type;
+    std::vector<uint8_t> strip(size_t(kStrip * info(type).size(cols)));
+    Floats product(size_t(nt * kStrip));
+    for (int64_t i = 0; i + kStrip <= n; i += kStrip) {
+        const uint8_t* each[kStrip];
+        for (int64_t r = 0; r < kStrip; r++)
+            each[r] = rows.view.data + ids[i + r] * rows.view.stride;
+        pack_strip(type, each, cols, strip.data());
+        k.strip[int(type)](strip.data(), 1, in.q8, 0, nt, product.data(), kStrip);
+        for (int64_t r = 0; r < kStrip; r++) {
+            for (int64_t j = 0; j < nt; j++) {
+                CHECK(product[size_t(tokens[j] * kStrip + r)] == y[size_t((i + r) * nt + j)]);
+            }
+        }
+    }
+}
+
+// `stored`: the kernels for blocks as stored.
 void test_kernels(DType type, const char* isa, bool stored) {
     const cpu::Kernels *k = cpu::kernels_for(isa), *generic = cpu::kernels_for("generic");
     if (!k) {
@@ -63,13 +106,14 @@ void test_kernels(DType type, const char* isa, bool stored) {
     const auto add_of = [&](const cpu::Kernels& kernels) {
         return (stored ? kernels.stored_add : kernels.add)[int(type)];
     };
-    for (int64_t cols : {8, 33, 256, 512, 1280, 2048, 4096}) {
+    for (int64_t cols : {8, 32, 33, 96, 256, 512, 1280, 2048, 4096, 2720}) {
         const bool block = info(type).is_quantised();
-        if (block && (stored ? cols % kQK != 0 : !can_fold(type, cols))) continue;
+        if (block && (stored ? cols % info(type).block != 0 : !can_fold(type, cols))) continue;
         const int64_t n = 23;
         Rows rows(type, n, cols, 1, !stored);
         const int64_t nt = 5;
-        const Tokens x(nt, cols, stored ? kQK : cols, block);
+        const bool plain = block && stored && info(type).block == kQ;
+        const Tokens x(nt, cols, stored && !plain ? kQK : cols, block && !plain);
         const cpu::NeuronInput& in = x.in;
         const int32_t ids[] = {0, 3, 4, 5, 9, 11, 12, 17, 20, 21, 22}, tokens[] = {4, 0, 1, 2, 3};
         const int64_t m = 11;
@@ -85,6 +129,8 @@ void test_kernels(DType type, const char* isa, bool stored) {
                         tokens + i % nt, 1, &alone);
             CHECK(alone == y[size_t(i)]);
         }
+        if (plain) test_strip_bits(*k, rows, cols, ids, m, in, nt, tokens, y);
+        test_all(*k, rows, cols, ids, m, stored);
         // Token 0 uses all rows, the others every second, third and so on; token 4 none.
         std::vector<int32_t> first{0}, row;
         for (int64_t t = 0; t < nt; t++) {
@@ -162,7 +208,7 @@ int main() {
                            DType::Q5_0, DType::Q5_1, DType::Q8_0, DType::Q2_K, DType::Q3_K,
                            DType::Q4_K, DType::Q5_K, DType::Q6_K, DType::IQ4_NL, DType::IQ4_XS}) {
             test_kernels(type, isas[i], false);
-            if (info(type).block == kQK) test_kernels(type, isas[i], true);
+            if (info(type).is_quantised()) test_kernels(type, isas[i], true);
             test_many(type, isas[i]);
         }
     }

@@ -582,6 +582,9 @@ int main() {
             test({type, 200, block > 32 ? 2048 : 256, Activation::relu, true, false, 0});
             test({type, 97, block > 1 ? block : 40, Activation::relu, true, true,
                   0});  // too short to fold
+            // Nothing is 0, or little.
+            if (block == kQ) test({type, 97, 352, Activation::silu, true, false, 0});
+            if (block == kQ) test({type, 97, 256, Activation::gelu, true, false, 0});
             if (block == kQK) test({type, 97, 1280, Activation::relu, true, false, 0, DType::Q4_0});
         }
         for (Activation act : {Activation::relu, Activation::drelu, Activation::relu2,

@@ -31,10 +31,8 @@ struct NeuronRows {
     const int32_t* place = nullptr;  // [n], or null; -1: nobody needs it, and place 0 can be read
 
     explicit operator bool() const { return data != nullptr; }
-    // Do products with these rows need 8-bit inputs? True for folded rows and for formats with
-    // blocks of 256, whose kernels read rows as stored. Unfolded rows with blocks of 32 are decoded
-    // to floats.
-    bool wants_q8() const { return folded || info(type).block == kQK; }
+    // Do products with these rows need 8-bit inputs?
+    bool wants_q8() const { return info(type).is_quantised(); }
 };
 
 // Can rows of `cols` weights of this type be folded? True for block formats if an eighth of a row
@@ -138,6 +136,7 @@ struct NeuronScratch {
         int32_t* tokens;
         int32_t* candidates;  // [kFewRows, neurons of a block]
         float* segments;      // [2 * kPairsTogether, cols]: sums of segments, for one row
+        uint8_t* strips;      // rows with blocks of 32 that cannot be folded, as strips; or null
     };
     std::vector<PerThread> threads;
     float* few_sums = nullptr;  // [kFewRows, kSegments, cols]: sums of a few rows

@@ -41,6 +41,9 @@ bool has_strips(DType type);
 // Interleaves n rows (1..8) of `cols` weights into one strip of 8 * row_bytes.
 void pack_strip(DType type, const uint8_t* rows, int64_t n, int64_t cols, uint8_t* strip);
 
+// The same for eight rows that lie anywhere.
+void pack_strip(DType type, const uint8_t* const (&rows)[kStrip], int64_t cols, uint8_t* strip);
+
 // Copies row r's block out of a block of a strip.
 void unpack_block(DType type, const uint8_t* strip_block, int64_t r, uint8_t* block);
 

@@ -20,22 +20,24 @@ AuditCounts audit_segment(Context& context, const Neurons& w, const Input& x, in
         int32_t ids[kPiece];
         float h[kPiece], up[kPiece];
         int64_t n = end - begin;
-        const auto keep = [&](const auto& value) {  // keeps the neurons whose value is not 0
+        const auto keep = [&] {  // keeps the neurons whose value is not 0
             int64_t m = 0;
             for (int64_t i = 0; i < n; i++) {
                 ids[m] = ids[i];
-                h[m] = value(i);
+                h[m] = h[i];
                 m += h[m] != 0;
             }
             n = m;
         };
         std::iota(ids, ids + n, int32_t(all.begin + begin));
         rows.dot(cpu::first_rows(w), cpu::first_bias(w), ids, n, token, 1, h);
-        keep([&](int64_t i) { return cpu::activate(w, h[i]); });
+        cpu::activate(w, h, n);
+        keep();
         if (w.gate && n) {
             computed += n;
             rows.dot(w.up, w.up_bias, ids, n, token, 1, up);
-            keep([&](int64_t i) { return cpu::value(w, h[i], up[i]); });
+            cpu::values(w, h, up, n, h);
+            keep();
         }
         fired += n;
         found += std::count_if(ids, ids + n, [&](int32_t id) { return mask.finds(row, w.n, id); });

@@ -2,21 +2,12 @@
 // the candidates, of a few tokens one after the other.
 #include <algorithm>
 #include <atomic>
-#include <cmath>
 #include <numeric>
 
 #include "cpu/ffn_parts.h"
 #include "cpu/neuron_rows.h"
-#include "ggml/math.h"
 
 namespace ggml {
-
-float cpu::activate_smooth(const Neurons& w, float v) {
-    const float a = w.act == Activation::silu   ? silu(v)
-                    : w.act == Activation::gelu ? gelu(v)
-                                                : gelu_tanh(v);
-    return std::fabs(a) < w.threshold ? 0 : a;
-}
 
 namespace {
 
@@ -77,9 +68,9 @@ class Spans {
             rows_.dot(first, cpu::first_bias(w_), tile.ids, tile.n, &tile.token, 1, g,
                       ahead_of(first, next.ids, next.n));
             proposed += tile.n;
+            cpu::activate(w_, g, tile.n);
             for (int64_t j = 0; j < tile.n; j++) {
-                const float v = cpu::activate(w_, g[j]);
-                if (v != 0) fires(tile.token, tile.ids[j], v, tile.sums[j]);
+                if (g[j] != 0) fires(tile.token, tile.ids[j], g[j], tile.sums[j]);
             }
             tile = next;
         }
@@ -134,12 +125,13 @@ class Spans {
             float u[kTile];
             rows_.dot(w_.up, w_.up_bias, batch.ids, m, &batch.token, 1, u,
                       ahead_of(w_.up, next.ids, next.n));
+            cpu::values(w_, batch.h, u, m, u);
             m = 0;
             for (int64_t i = 0; i < batch.n; i++) {
                 batch.ids[m] = batch.ids[i];
                 batch.sums[m] = batch.sums[i];
-                batch.h[m] = cpu::value(w_, batch.h[i], u[i]);
-                m += batch.h[m] != 0;
+                batch.h[m] = u[i];
+                m += u[i] != 0;
             }
         }
         fired += m;
@@ -201,16 +193,18 @@ void add_up(const Neurons& w, const float* sums, int64_t n_sums, int64_t c0, int
 // in `rows`.
 void shared_gates(const Neurons& w, const cpu::RowProducts& products, const int32_t* rows,
                   int64_t n_rows, int64_t begin, int64_t end, int32_t* ids, float* values,
-                  int32_t* count) {
+                  int32_t* count, uint8_t* strips) {
     float gates[cpu::kShared * kFewRows];
     for (; begin < end; begin += cpu::kShared) {
         const int64_t n = std::min(cpu::kShared, end - begin);
         int32_t tile[cpu::kShared];
         std::iota(tile, tile + n, int32_t(begin));
-        products.dot(cpu::first_rows(w), cpu::first_bias(w), tile, n, rows, n_rows, gates);
+        products.dot(cpu::first_rows(w), cpu::first_bias(w), tile, n, rows, n_rows, gates, {},
+                     strips);
+        cpu::activate(w, gates, n * n_rows);
         for (int64_t t = 0; t < n_rows; t++) {
             for (int64_t i = 0; i < n; i++) {
-                const float v = cpu::activate(w, gates[i * n_rows + t]);
+                const float v = gates[i * n_rows + t];
                 if (v == 0) continue;
                 const int64_t at = rows[t] * cpu::kTurn + count[t]++;
                 ids[at] = tile[i];
@@ -296,7 +290,8 @@ void few_rows_ffn(Context& context, const Neurons& w, const Input& x, const Neur
             }
             if (n_whole) {
                 int32_t count[kFewRows] = {};
-                shared_gates(w, products, whole, n_whole, begin, end, ids, values, count);
+                shared_gates(w, products, whole, n_whole, begin, end, ids, values, count,
+                             scratch.threads[size_t(thread)].strips);
                 all.proposed += n_whole * (end - begin);
                 for (int64_t i = 0; i < n_whole; i++) {
                     add_span(whole[i], count[i], values + whole[i] * cpu::kTurn);

@@ -6,27 +6,13 @@
 
 namespace ggml::cpu {
 
-// Out of line, so that the comparison for the ReLU family is inlined into its callers.
-float activate_smooth(const Neurons& w, float v);
+// v[i] = act(v[i]) for n values. NaN stays NaN, as everywhere: a damaged weight must not pass for a
+// neuron that does not fire.
+void activate(const Neurons& w, float* v, int64_t n);
 
-// NaN stays NaN, as everywhere: a damaged weight must not pass for a neuron that does not fire.
-inline float activate(const Neurons& w, float v) {
-    switch (w.act) {
-        case Activation::relu:
-        case Activation::drelu:
-            return v <= w.threshold ? 0 : v;
-        case Activation::relu2:
-            return v <= w.threshold ? 0 : v * v;
-        default:
-            return activate_smooth(w, v);
-    }
-}
-
-// The value h of a neuron, which multiplies its down row: from its activated gate and its up
-// product.
-inline float value(const Neurons& w, float gate, float up) {
-    return gate * (w.act == Activation::drelu ? activate(w, up) : up);
-}
+// h[i] = the values of neurons, which multiply their down rows: from their activated gates and up
+// products, which are overwritten. 0 where the gate is 0, whatever up is.
+void values(const Neurons& w, const float* gate, float* up, int64_t n, float* h);
 
 inline uint64_t row_bytes(const Neurons& w, const NeuronRows& rows) {
     return uint64_t(info(rows.type).size(w.cols));

@@ -67,6 +67,8 @@ class ManyTokens {
           rows_(context, w, x, scratch, 0, prepared ? 0 : x.rows),
           n_rows_(x.rows),
           mask_(mask),
+          masked_(mask.masked &&
+                  std::find(mask.masked, mask.masked + x.rows, true) != mask.masked + x.rows),
           s_(scratch),
           fired_(fired) {}
 
@@ -80,9 +82,15 @@ class ManyTokens {
         const Segment segment = segment_of(w_.n, s);
         const int64_t i = segment.begin + tile * kShared, n = std::min(kShared, segment.end - i);
         Lists lists(own.tokens, n_rows_);
-        list_candidates(i, n, lists);
-        compute(i, n, lists, own, done);
-        keep_tile(i, n, lists, stored_at(s) + tile, own, done);
+        if (masked_) {
+            list_candidates(i, n, lists);
+            compute(i, n, lists, own, done);
+            keep_tile(i, n, lists, stored_at(s) + tile, own, done);
+        } else if (compute_all(i, n, lists, own, done)) {
+            keep_all(i, n, stored_at(s) + tile, own, done);
+        } else {
+            keep_tile(i, n, lists, stored_at(s) + tile, own, done);
+        }
         proposed_ += done.proposed;
         computed_ += done.computed;
         n_fired_ += done.fired;
@@ -134,7 +142,9 @@ class ManyTokens {
             const int64_t at = stored_at(s) + tile;
             const cpu::Shares shares = shares_of(at);
             const int32_t* const ids = neurons_of(at) + 1;
-            for (int32_t k = 0; k < shares.first[n_rows_]; k++) fires[ids[shares.row[k]]]++;
+            for (int32_t k = 0; k < shares.first[n_rows_]; k++) {
+                fires[ids[shares.row[k]]] += shares.h[k] != 0;
+            }
         }
     }
 
@@ -201,36 +211,78 @@ class ManyTokens {
     // that do not fire leave the lists.
     void compute(int64_t begin, int64_t n, Lists& lists, NeuronScratch::PerThread& own,
                  Done& done) const {
-        float *const h = own.h, *const out = own.out;
-        const int64_t rows = n_rows_;
         dot_listed(cpu::first_rows(w_), cpu::first_bias(w_), begin, n, lists, own, done);
         done.proposed += lists.pairs();
-        lists.filter(n, [&](int64_t j, int64_t t) {
-            const float v = cpu::activate(w_, out[j * rows + t]);
-            h[j * rows + t] = v;
-            return v != 0;
-        });
+        cpu::activate(w_, own.out, n * n_rows_);
+        std::swap(own.h, own.out);
+        compute_gated(begin, n, lists, own, done);
+    }
+
+    // The same from own.h, the activated gates of the listed pairs.
+    void compute_gated(int64_t begin, int64_t n, Lists& lists, NeuronScratch::PerThread& own,
+                       Done& done) const {
+        const auto fires = [&](int64_t j, int64_t t) { return own.h[j * n_rows_ + t] != 0; };
+        lists.filter(n, fires);
         done.computed += lists.pairs();
         if (!w_.gate) return;
         dot_listed(w_.up, w_.up_bias, begin, n, lists, own, done);
-        lists.filter(n, [&](int64_t j, int64_t t) {
-            float& v = h[j * rows + t];
-            v = cpu::value(w_, v, out[j * rows + t]);
-            return v != 0;
-        });
+        cpu::values(w_, own.h, own.out, n * n_rows_, own.h);
+        lists.filter(n, fires);
+    }
+
+    // Computes neurons begin + j for all tokens. Do so many pairs fire that zeros may be added like
+    // other values? If not, the pairs that fire are listed.
+    bool compute_all(int64_t begin, int64_t n, Lists& lists, NeuronScratch::PerThread& own,
+                     Done& done) const {
+        const int64_t pairs = n * n_rows_;
+        const auto fired = [&] { return pairs - std::count(own.h, own.h + pairs, 0.0f); };
+        dot_all(cpu::first_rows(w_), cpu::first_bias(w_), begin, n, own.h, own, done);
+        cpu::activate(w_, own.h, pairs);
+        done.proposed += pairs;
+        const int64_t n_first = fired();
+        if (double(n_first) < kDense * double(pairs)) {
+            for (int64_t t = 0; t < n_rows_; t++) {
+                for (int64_t j = 0; j < n; j++) lists.add(j, t);
+            }
+            compute_gated(begin, n, lists, own, done);
+            return false;
+        }
+        done.computed += n_first;
+        if (w_.gate) {
+            dot_all(w_.up, w_.up_bias, begin, n, own.out, own, done);
+            cpu::values(w_, own.h, own.out, pairs, own.h);
+        }
+        // Rows that nobody needs may not be there. Then nothing is added of them.
+        const int64_t n_fired = fired();
+        if (n_fired == pairs || (!w_.down.place && double(n_fired) >= kDense * double(pairs))) {
+            done.fired += n_fired;
+            return true;
+        }
+        for (int64_t j = 0; j < n; j++) {
+            for (int64_t t = 0; t < n_rows_; t++) {
+                if (own.h[j * n_rows_ + t] != 0) lists.add(j, t);
+            }
+        }
+        return false;
+    }
+
+    void dot_all(const NeuronRows& rows, const float* bias, int64_t begin, int64_t n, float* out,
+                 const NeuronScratch::PerThread& own, Done& done) const {
+        int32_t ids[kShared];
+        std::iota(ids, ids + n, int32_t(begin));
+        rows_.dot(rows, bias, ids, n, s_.tokens, n_rows_, out, {}, own.strips);
+        done.bytes += uint64_t(n) * cpu::row_bytes(w_, rows);
     }
 
     // own.out[j * rows + t] = row begin + j . token t for the listed pairs; undefined for the
     // others.
     void dot_listed(const NeuronRows& rows, const float* bias, int64_t begin, int64_t n,
                     const Lists& lists, NeuronScratch::PerThread& own, Done& done) const {
+        if (double(lists.pairs()) >= kDense * double(n * n_rows_)) {
+            return dot_all(rows, bias, begin, n, own.out, own, done);
+        }
         int32_t ids[kShared];
         std::iota(ids, ids + n, int32_t(begin));
-        if (double(lists.pairs()) >= kDense * double(n * n_rows_)) {
-            rows_.dot(rows, bias, ids, n, s_.tokens, n_rows_, own.out);
-            done.bytes += uint64_t(n) * cpu::row_bytes(w_, rows);
-            return;
-        }
         for (int64_t j = 0; j < n; j++) {
             const int64_t m = lists.length[j];
             if (!m) continue;
@@ -274,6 +326,23 @@ class ManyTokens {
         done.fired += first[n_rows_];
     }
 
+    // Stores all of them, for all tokens.
+    void keep_all(int64_t begin, int64_t n, int64_t tile, const NeuronScratch::PerThread& own,
+                  Done&) {
+        const int64_t at = tile * kShared * n_rows_;
+        int32_t *const first = s_.first + tile * (n_rows_ + 1), *const neurons = neurons_of(tile);
+        neurons[0] = int32_t(n);
+        std::iota(neurons + 1, neurons + 1 + n, int32_t(begin));
+        for (int64_t t = 0; t <= n_rows_; t++) first[t] = int32_t(t * n);
+        for (int64_t t = 0; t < n_rows_; t++) {
+            float* const kept = s_.h + at + t * n;
+            std::iota(s_.fired + at + t * n, s_.fired + at + (t + 1) * n, 0);
+            for (int64_t j = 0; j < n; j++) kept[j] = own.h[j * n_rows_ + t];
+            if (s_.values) std::copy_n(kept, n, s_.values + t * w_.n + begin);
+            for (int64_t j = 0; fired_ && j < n; j++) fired_[t * w_.n + begin + j] = kept[j] != 0;
+        }
+    }
+
     // What keep_tile() stored.
     int32_t* neurons_of(int64_t tile) const { return s_.neurons + tile * (1 + kShared); }
     cpu::Shares shares_of(int64_t tile) const {
@@ -295,6 +364,7 @@ class ManyTokens {
     const cpu::RowProducts rows_;
     const int64_t n_rows_;
     const NeuronMask& mask_;
+    const bool masked_;  // is any token?
     NeuronScratch& s_;
     bool* const fired_;  // [rows, n] or null
     std::atomic<int64_t> proposed_{0}, computed_{0}, n_fired_{0};
@@ -326,6 +396,7 @@ NeuronScratch::NeuronScratch(Carver& carver, int64_t max_rows, int64_t n, int64_
         carver.take(t.tokens, {kShared, max_rows});
         carver.take(t.out, {kShared, max_rows});
         carver.take(t.line, {max_rows});
+        if (cols % kQK) carver.take(t.strips, {cpu::kPacked, info(DType::Q8_0).size(cols)});
     }
 }
 

@@ -24,7 +24,7 @@ struct Batch {
     float* sum = nullptr;
 };
 
-// Calls put(id, product) for each of n rows, in parallel.
+// Calls put(ids, products, number) for a few of n rows at a time, in parallel.
 template <typename F>
 void products(Context& context, const cpu::RowProducts& products, const NeuronRows& rows,
               const float* bias, const int32_t* ids, int64_t n, const F& put) {
@@ -41,9 +41,8 @@ void products(Context& context, const cpu::RowProducts& products, const NeuronRo
             const cpu::Ahead ahead{rows.data, rows.stride, at + (next - begin),
                                    std::min(kTile, end - next)};
             products.dot(placed, nullptr, at + (i - begin), m, kFirst, 1, out, ahead);
-            for (int64_t j = 0; j < m; j++) {
-                put(ids[i + j], bias ? out[j] + bias[ids[i + j]] : out[j]);
-            }
+            for (int64_t j = 0; bias && j < m; j++) out[j] += bias[ids[i + j]];
+            put(ids + i, out, m);
         }
     });
 }
@@ -60,7 +59,10 @@ void first_values(Context& context, const Neurons& w, const Input& x, const Neur
     const cpu::RowProducts rows(context, w, x, scratch, 0, 0);
     const NeuronRows& first = cpu::first_rows(w);
     products(context, rows, first, cpu::first_bias(w), ids, n,
-             [&](int32_t id, float product) { h[id] = cpu::activate(w, product); });
+             [&](const int32_t* of, float* product, int64_t m) {
+                 cpu::activate(w, product, m);
+                 for (int64_t j = 0; j < m; j++) h[of[j]] = product[j];
+             });
     timer.read(uint64_t(n) * cpu::row_bytes(w, first));
 }
 
@@ -69,7 +71,12 @@ void gated_values(Context& context, const Neurons& w, const Input& x, const Neur
     OpTimer timer(context.profile, "gated_values");
     const cpu::RowProducts rows(context, w, x, scratch, 0, 0);
     products(context, rows, w.up, w.up_bias, ids, n,
-             [&](int32_t id, float product) { h[id] = cpu::value(w, h[id], product); });
+             [&](const int32_t* of, float* product, int64_t m) {
+                 float gate[kTile];
+                 for (int64_t j = 0; j < m; j++) gate[j] = h[of[j]];
+                 cpu::values(w, gate, product, m, product);
+                 for (int64_t j = 0; j < m; j++) h[of[j]] = product[j];
+             });
     timer.read(uint64_t(n) * cpu::row_bytes(w, w.up));
 }
 

@@ -73,7 +73,7 @@ struct NeuronInput {
 using dot_fn = void (*)(const uint8_t* w, int64_t stride, const int32_t* ids, int64_t n,
                         int64_t cols, const NeuronInput& x, const int32_t* tokens, int64_t nt,
                         float* y);
-// The same for rows of formats with blocks of 256 as stored.
+// The same for blocks as stored, of 256 (grouped) or of 32 (q8, with the bits of strips).
 using stored_dot_fn = dot_fn;
 
 // Weighted rows per token: token t adds h[k] times row row[k], for k from first[t] to first[t + 1]
@@ -90,7 +90,7 @@ constexpr int64_t kShared = 64;  // the most rows in Shares
 // (column_at).
 using add_fn = void (*)(const uint8_t* w, int64_t stride, const int32_t* ids, int64_t n,
                         int64_t cols, const Shares& shares, int64_t nt, float* y, int64_t ldy);
-// The same for rows of formats with blocks of 256 as stored; y has the order of spans of 256.
+// The same for blocks as stored; y has the order of spans of 256, or with blocks of 32 plain order.
 using stored_add_fn = add_fn;
 
 // Quantises rows [t0, t0 + nt) of x [.., cols] into out.

@@ -10,15 +10,29 @@ namespace {
 
 // The span (see column_at) of the column order that these rows use; 0 for plain order.
 int64_t span_of(const NeuronRows& rows, int64_t cols) {
-    return rows.folded ? cols : rows.wants_q8() ? kQK : 0;
+    return rows.folded ? cols : info(rows.type).block == kQK ? kQK : 0;
 }
 
-// The kernel for folded rows or rows of single values, or the one for rows as stored. Null for
-// blocks of 32 that are not folded.
+// The kernel for folded rows or rows of single values, or the one for blocks as stored.
 template <typename F>
 F kernel_for(const NeuronRows& rows, const F* folded, const F* stored) {
     const bool as_stored = !rows.folded && info(rows.type).is_quantised();
     return (as_stored ? stored : folded)[int(rows.type)];
+}
+
+// The fewest tokens for which rows are packed as strips, and those that are then computed at a
+// time.
+constexpr int64_t kFewest = 4, kTokens = 64;
+
+bool can_pack(const NeuronRows& rows) {
+    return !rows.folded && info(rows.type).block == kQ;
+}
+
+bool are_neighbours(const int32_t* tokens, int64_t n) {
+    for (int64_t i = 1; i < n; i++) {
+        if (tokens[i] != tokens[0] + i) return false;
+    }
+    return true;
 }
 
 }  // namespace
@@ -30,7 +44,7 @@ RowProducts::RowProducts(Context& context, const Neurons& w, const Input& x,
     in_.grouped.q = scratch.grouped;
     for (const bool fold : {true, false}) {
         const auto wants = [&](const NeuronRows& rows) {
-            return rows && rows.wants_q8() && rows.folded == fold;
+            return rows && rows.folded == fold && span_of(rows, x.cols);
         };
         if (!wants(w.gate) && !wants(w.up)) continue;
         const Q8Rows& out = fold ? in_.folded : in_.grouped;
@@ -63,15 +77,17 @@ void RowProducts::fold_span(int64_t b0, int64_t eighth, const Q8Rows& out) const
 }
 
 void RowProducts::dot(const NeuronRows& rows, const float* bias, const int32_t* ids, int64_t n,
-                      const int32_t* tokens, int64_t nt, float* out, const Ahead& ahead) const {
+                      const int32_t* tokens, int64_t nt, float* out, const Ahead& ahead,
+                      uint8_t* strips) const {
     int32_t room[kShared];
     const int32_t* const at = places(rows, ids, n, room);
-    if (const dot_fn kernel = kernel_for(rows, kernels_.dot, kernels_.stored_dot)) {
+    if (strips && can_pack(rows) && n >= kStrip && nt >= kFewest && are_neighbours(tokens, nt)) {
+        dot_strips(rows, at, n, tokens[0], nt, strips, out);
+    } else {
         NeuronInput in = in_;
         in.ahead = ahead;
+        const dot_fn kernel = kernel_for(rows, kernels_.dot, kernels_.stored_dot);
         kernel(rows.data, rows.stride, at, n, w_.cols, in, tokens, nt, out);
-    } else {
-        dot_decoded(rows, at, n, tokens, nt, out);
     }
     if (!bias) return;
     for (int64_t i = 0; i < n; i++) {
@@ -81,21 +97,27 @@ void RowProducts::dot(const NeuronRows& rows, const float* bias, const int32_t* 
     }
 }
 
-// Rows with blocks of 32 that are too short to fold: decoded one block at a time.
-void RowProducts::dot_decoded(const NeuronRows& rows, const int32_t* ids, int64_t n,
-                              const int32_t* tokens, int64_t nt, float* out) const {
-    const DTypeInfo& format = info(rows.type);
-    float piece[kQ];
-    std::fill_n(out, n * nt, 0.0f);
-    for (int64_t i = 0; i < n; i++) {
-        for (int64_t c = 0; c < w_.cols; c += format.block) {
-            format.decode(rows.data + ids[i] * rows.stride + format.size(c), piece, format.block);
-            for (int64_t j = 0; j < nt; j++) {
-                float part = 0;
-                kernels_.matmul[int(DType::F32)](reinterpret_cast<const uint8_t*>(piece), 0, 1,
-                                                 format.block, in_.x + tokens[j] * w_.cols + c, 0,
-                                                 1, &part, 1);
-                out[i * nt + j] += part;
+void RowProducts::dot_strips(const NeuronRows& rows, const int32_t* ids, int64_t n, int64_t t0,
+                             int64_t nt, uint8_t* strips, float* out) const {
+    const strip_fn kernel = kernels_.strip[int(rows.type)];
+    const int64_t bytes = info(rows.type).size(w_.cols);
+    float part[kTokens * kPacked];
+    for (int64_t i = 0; i < n; i += kPacked) {
+        const int64_t m = std::min(kPacked, n - i), n_strips = (m + kStrip - 1) / kStrip;
+        for (int64_t s = 0; s < n_strips; s++) {
+            const uint8_t* each[kStrip];
+            for (int64_t r = 0; r < kStrip; r++) {
+                each[r] = rows.data + ids[std::min(i + s * kStrip + r, n - 1)] * rows.stride;
+            }
+            pack_strip(rows.type, each, w_.cols, strips + s * kStrip * bytes);
+        }
+        const int64_t ldy = n_strips * kStrip;
+        for (int64_t t = 0; t < nt; t += kTokens) {
+            const int64_t count = std::min(kTokens, nt - t);
+            kernel(strips, n_strips, in_.q8, t0 + t, count, part, ldy);
+            for (int64_t r = 0; r < m; r++) {
+                float* const to = out + (i + r) * nt + t;
+                for (int64_t j = 0; j < count; j++) to[j] = part[j * ldy + r];
             }
         }
     }
@@ -106,16 +128,8 @@ void RowProducts::add(const int32_t* ids, int64_t n, int64_t c0, int64_t cols, c
     const uint8_t* data = w_.down.data + info(w_.down.type).size(c0);
     int32_t room[kShared];
     ids = places(w_.down, ids, n, room);
-    if (const add_fn kernel = kernel_for(w_.down, kernels_.add, kernels_.stored_add)) {
-        kernel(data, w_.down.stride, ids, n, cols, shares, nt, y, ldy);
-        return;
-    }
-    for (int64_t t = 0; t < nt; t++) {
-        for (int64_t k = shares.first[t]; k < shares.first[t + 1]; k++) {
-            kernels_.accumulate[int(w_.down.type)](data + ids[shares.row[k]] * w_.down.stride, 0, 1,
-                                                   cols, shares.h + k, 0, 1, y + t * ldy, 0);
-        }
-    }
+    const add_fn kernel = kernel_for(w_.down, kernels_.add, kernels_.stored_add);
+    kernel(data, w_.down.stride, ids, n, cols, shares, nt, y, ldy);
 }
 
 int64_t column_piece(const Neurons& w) {

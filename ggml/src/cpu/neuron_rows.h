@@ -18,6 +18,9 @@ inline const int32_t* places(const NeuronRows& rows, const int32_t* ids, int64_t
     return room;
 }
 
+// Rows that are packed as strips at a time.
+constexpr int64_t kPacked = 32;
+
 class RowProducts {
  public:
     // Brings rows [begin, end) of x into the orders that gate and up need: `folded` and `grouped`
@@ -25,9 +28,11 @@ class RowProducts {
     RowProducts(Context& context, const Neurons& w, const Input& x, const NeuronScratch& scratch,
                 int64_t begin, int64_t end);
 
-    // out[i * nt + j] = row ids[i] . token tokens[j] + bias, for n <= kShared rows.
+    // out[i * nt + j] = row ids[i] . token tokens[j] + bias, for n <= kShared rows. strips: room
+    // that makes it faster for several tokens (NeuronScratch), or null.
     void dot(const NeuronRows& rows, const float* bias, const int32_t* ids, int64_t n,
-             const int32_t* tokens, int64_t nt, float* out, const Ahead& ahead = {}) const;
+             const int32_t* tokens, int64_t nt, float* out, const Ahead& ahead = {},
+             uint8_t* strips = nullptr) const;
 
     // y[t] += the sum of token t's weighted down rows (`shares`), `cols` columns from c0 on, in the
     // order of these rows.
@@ -35,9 +40,9 @@ class RowProducts {
              int64_t nt, float* y, int64_t ldy) const;
 
  private:
+    void dot_strips(const NeuronRows& rows, const int32_t* ids, int64_t n, int64_t t0, int64_t nt,
+                    uint8_t* strips, float* out) const;
     void fold_span(int64_t b0, int64_t eighth, const Q8Rows& out) const;
-    void dot_decoded(const NeuronRows& rows, const int32_t* ids, int64_t n, const int32_t* tokens,
-                     int64_t nt, float* out) const;
 
     const Kernels& kernels_;
     const Neurons& w_;

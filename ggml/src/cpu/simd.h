@@ -8,6 +8,7 @@
 // Floats
 //   load_f32, load_f16, load_bf16, load_i8    eight values from an address of any alignment
 //   f16_value                                 one half as a float
+//   gather_f16                                halves from eight addresses
 //   store, splat
 //   mul, add_product, sub_product             a * b; sum + a * b and sum - a * b, which round once
 //                                             if the instruction set has FMA
@@ -37,6 +38,13 @@
 //   load_nibbles                              from 16 bytes, the low ones first
 //   add_bit_4(a, p)                           bit 4 of each value, from 32 bits at p
 //   minus(a, n), table16, to_floats
+// The 32 values of a block as stored in one i256, in order
+//   load_codes                                from 16 bytes of nibbles
+//   add_bit_4                                 as above
+//   code_products, signed_products(w, x)      products of 32 unsigned or signed weights, added by
+//                                             fours
+//   lane_totals, code_totals                  lane i: the sum of the lanes of v[i]; the second
+//                                             for products of unsigned codes of at most 5 bits
 // Sums of products. Instruction sets differ in when they widen: AVX2 adds products of bytes in 16
 // bits and widens last, VNNI and NEON add them in 32 bits. So these are words of their own. x is
 // one of the two forms of 32 activations in strip.h.

@@ -58,10 +58,21 @@ inline __m128i widen_f16(__m128i h) {
     const __m128i small = _mm_cmpeq_epi32(exponent, _mm_setzero_si128());
     return _mm_or_si128(sign, blend(normal, subnormal, small));
 }
-inline f32x8 load_f16(const void* p) {
-    const __m128i h = load_half(p);
+inline f32x8 from_f16(__m128i h) {
     return as_float(
         {widen_f16(_mm_cvtepu16_epi32(h)), widen_f16(_mm_unpackhi_epi16(h, _mm_setzero_si128()))});
+}
+inline f32x8 load_f16(const void* p) {
+    return from_f16(load_half(p));
+}
+inline f32x8 gather_f16(const uint8_t* const (&p)[8]) {
+    const auto half = [&](int i) {
+        uint16_t h;
+        std::memcpy(&h, p[i], 2);
+        return int16_t(h);
+    };
+    return from_f16(
+        _mm_setr_epi16(half(0), half(1), half(2), half(3), half(4), half(5), half(6), half(7)));
 }
 inline f32x8 load_bf16(const void* p) {
     const __m128i h = load_half(p), zero = _mm_setzero_si128();
@@ -230,6 +241,9 @@ inline b32 add_bit_4(b32 nibbles, const uint8_t* p) {
 inline b32 minus(b32 a, int n) {
     return sub8(a, splat8(n));
 }
+inline i256 load_codes(const uint8_t* p) {
+    return load_nibbles(p);
+}
 inline void to_floats(b32 bytes, f32x8 (&out)[4]) {
     out[0] = from_i8(bytes.a);
     out[1] = from_i8(_mm_srli_si128(bytes.a, 8));
@@ -309,6 +323,26 @@ inline i256 add_pairs(i256 a, i256 b) {
 // Products of unsigned and signed bytes, two of them added in 16 bits.
 inline i256 byte_products(i256 w, i256 x) {
     return {_mm_maddubs_epi16(w.a, x.a), _mm_maddubs_epi16(w.b, x.b)};
+}
+
+inline i256 code_products(i256 codes, i256 x) {
+    return add_pairs(byte_products(codes, x), splat16(1));
+}
+inline i256 signed_products(i256 w, i256 x) {
+    return code_products({_mm_abs_epi8(w.a), _mm_abs_epi8(w.b)},
+                         {_mm_sign_epi8(x.a, w.a), _mm_sign_epi8(x.b, w.b)});
+}
+inline i256 lane_totals(const i256 (&v)[8]) {
+    const auto half = [&](int i) { return _mm_add_epi32(v[i].a, v[i].b); };
+    const auto four = [&](int i) {
+        return _mm_hadd_epi32(_mm_hadd_epi32(half(i), half(i + 1)),
+                              _mm_hadd_epi32(half(i + 2), half(i + 3)));
+    };
+    return {four(0), four(4)};
+}
+
+inline i256 code_totals(const i256 (&v)[8]) {
+    return lane_totals(v);
 }
 
 // See avx2/simd.h for what fits 16 bits.

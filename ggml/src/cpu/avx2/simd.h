@@ -43,6 +43,15 @@ inline f32x8 load_i8(const void* p) {
     const __m128i q = _mm_loadl_epi64(static_cast<const __m128i*>(p));
     return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(q));
 }
+inline f32x8 gather_f16(const uint8_t* const (&p)[8]) {
+    const auto half = [&](int i) {
+        uint16_t h;
+        std::memcpy(&h, p[i], 2);
+        return int16_t(h);
+    };
+    return _mm256_cvtph_ps(
+        _mm_setr_epi16(half(0), half(1), half(2), half(3), half(4), half(5), half(6), half(7)));
+}
 inline float f16_value(f16_t h) {
     return _cvtsh_ss(h);
 }
@@ -201,6 +210,18 @@ inline void to_floats(b32 bytes, f32x8 (&out)[4]) {
     out[3] = from_i8(_mm_srli_si128(bytes.b, 8));
 }
 
+// The 32 codes of a block in one register.
+inline i256 load_codes(const uint8_t* p) {
+    const i256 twice = _mm256_broadcastsi128_si256(load_half(p));
+    return _mm256_srlv_epi64(twice, _mm256_setr_epi64x(0, 0, 4, 4)) & splat8(15);
+}
+inline i256 add_bit_4(i256 codes, const uint8_t* p) {
+    const i256 byte =
+        _mm256_setr_epi64x(0, 0x0101010101010101, 0x0202020202020202, 0x0303030303030303);
+    const i256 mask = _mm256_set1_epi64x(int64_t(0x8040201008040201));
+    return codes | (has_bit(_mm256_shuffle_epi8(word(p), byte), mask) & splat8(16));
+}
+
 // Moves byte i of every four bytes to the top of 32 bits, which multiplies it by 2^24. This takes
 // one operation; sign extension to the bottom would take two.
 constexpr float kByteUnit = 1.0f / (1 << 24);
@@ -260,7 +281,35 @@ inline i256 add_pairs(i256 a, i256 b) {
     return _mm256_madd_epi16(a, b);
 }
 
+inline i256 lane_totals(const i256 (&v)[8]) {
+    const auto four = [&](int i) {
+        return _mm256_hadd_epi32(_mm256_hadd_epi32(v[i], v[i + 1]),
+                                 _mm256_hadd_epi32(v[i + 2], v[i + 3]));
+    };
+    const i256 a = four(0), b = four(4);
+    return _mm256_add_epi32(_mm256_permute2x128_si256(a, b, 0x20),
+                            _mm256_permute2x128_si256(a, b, 0x31));
+}
+
+// The same for sums of products of codes, which fit 16 bits until the last addition.
+inline i256 code_totals(const i256 (&v)[8]) {
+    const i256 one = _mm256_set1_epi16(1);
+    const auto add_pairs = [&](i256 a, i256 b) {
+        return _mm256_madd_epi16(_mm256_packs_epi32(a, b), one);
+    };
+    const auto four = [&](int i) {
+        return add_pairs(add_pairs(v[i], v[i + 1]), add_pairs(v[i + 2], v[i + 3]));
+    };
+    const i256 a = four(0), b = four(4);
+    return _mm256_add_epi32(_mm256_permute2x128_si256(a, b, 0x20),
+                            _mm256_permute2x128_si256(a, b, 0x31));
+}
+
 #ifdef __AVX512VNNI__
+inline i256 code_products(i256 codes, i256 x) {
+    return _mm256_dpbusd_epi32(_mm256_setzero_si256(), codes, x);
+}
+
 // A factor is the 32-bit integer of its lane.
 inline i256 factor(i256 bytes, int i) {
     return shuffle_lanes(bytes, int(0x80808000u) | i);
@@ -302,6 +351,10 @@ inline void signed_products32(const W& weights, const X& x, i256 (&sum)[T]) {
     }
 }
 #else
+inline i256 code_products(i256 codes, i256 x) {
+    return _mm256_madd_epi16(_mm256_maddubs_epi16(codes, x), splat16(1));
+}
+
 // A factor is in both 16-bit halves of its lane, because the instruction that widens 16-bit sums
 // also multiplies them.
 inline i256 factor(i256 bytes, int i) {
@@ -350,5 +403,9 @@ inline void signed_products32(const W& weights, const X& x, i256 (&sum)[T]) {
     }
 }
 #endif
+
+inline i256 signed_products(i256 w, i256 x) {
+    return code_products(_mm256_abs_epi8(w), _mm256_sign_epi8(x, w));
+}
 
 }  // namespace ggml::cpu::GGML_ISA

@@ -12,14 +12,17 @@ struct IQ4_NL : SignedFormat<IQ4_NL> {
         return table16(kIQ4, nibbles(w + kStrip * offsetof(Block, qs), v));
     }
     static f32x8 scales(const uint8_t* w, int) { return load_f16(w); }
-    static void values(const Block& block, f32x8 (&out)[4]) {
-        scaled(table16(kIQ4, load_nibbles(block.qs)), splat(f16_value(block.d)), splat(0), out);
+    static i256 codes(const uint8_t* block) {
+        return table16(kIQ4, load_codes(block + offsetof(Block, qs)));
+    }
+    static void unscaled(const Block& block, f32x8 (&out)[4]) {
+        to_floats(table16(kIQ4, load_nibbles(block.qs)), out);
     }
 };
 
 }  // namespace
 
 BLOCK_KERNELS(iq4_nl, IQ4_NL)
-ACCUMULATE_KERNEL(iq4_nl, IQ4_NL)
+PLAIN_KERNELS(iq4_nl, IQ4_NL)
 
 }  // namespace ggml::cpu::GGML_ISA

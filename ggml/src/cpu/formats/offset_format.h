@@ -3,6 +3,7 @@
 
 #include "cpu/lanes/accumulate.h"
 #include "cpu/lanes/block_kernels.h"
+#include "cpu/lanes/plain_rows.h"
 
 namespace ggml::cpu::GGML_ISA {
 
@@ -25,6 +26,14 @@ struct OffsetFormat {
             if (F::bias == 16) offset = add32(offset, offset);
             sum[t] = add_block(sum[t], scales, x.scale(t, b), sub32(product, offset));
         }
+    }
+    static i256 products(i256 codes, i256 x) { return code_products(codes, x); }
+    static i256 totals(const i256 (&v)[8]) { return code_totals(v); }
+    template <typename X>
+    static f32x8 add_totals(f32x8 sum, const uint8_t* const (&block)[8], i256 totals, const X& x) {
+        i256 offset = x.sum8();
+        if (F::bias == 16) offset = add32(offset, offset);
+        return add_block(sum, gather_f16(block), x.scale(), sub32(totals, offset));
     }
     static Numbers numbers(const uint8_t* w, int, int) { return {load_f16(w), splat(0)}; }
 };

@@ -11,14 +11,15 @@ struct Q4_1 : MinFormat<Q4_1> {
     static i256 weights(const uint8_t* w, int, int v) {
         return nibbles(w + kStrip * offsetof(Block, qs), v);
     }
-    static void values(const Block& block, f32x8 (&out)[4]) {
-        scaled(load_nibbles(block.qs), splat(f16_value(block.d)), splat(f16_value(block.m)), out);
+    static i256 codes(const uint8_t* block) { return load_codes(block + offsetof(Block, qs)); }
+    static void unscaled(const Block& block, f32x8 (&out)[4]) {
+        to_floats(load_nibbles(block.qs), out);
     }
 };
 
 }  // namespace
 
 BLOCK_KERNELS(q4_1, Q4_1)
-ACCUMULATE_KERNEL(q4_1, Q4_1)
+PLAIN_KERNELS(q4_1, Q4_1)
 
 }  // namespace ggml::cpu::GGML_ISA

@@ -12,15 +12,17 @@ struct Q5_0 : OffsetFormat<Q5_0> {
         return nibbles_and_bits(w + kStrip * offsetof(Block, qh), w + kStrip * offsetof(Block, qs),
                                 v);
     }
-    static void values(const Block& block, f32x8 (&out)[4]) {
-        const b32 q = add_bit_4(load_nibbles(block.qs), block.qh);
-        scaled(minus(q, 16), splat(f16_value(block.d)), splat(0), out);
+    static i256 codes(const uint8_t* block) {
+        return add_bit_4(load_codes(block + offsetof(Block, qs)), block + offsetof(Block, qh));
+    }
+    static void unscaled(const Block& block, f32x8 (&out)[4]) {
+        to_floats(minus(add_bit_4(load_nibbles(block.qs), block.qh), 16), out);
     }
 };
 
 }  // namespace
 
-BLOCK_KERNELS(q5_0, Q5_0)
-ACCUMULATE_KERNEL(q5_0, Q5_0)
+FREQUENT_BLOCK_KERNELS(q5_0, Q5_0)
+PLAIN_KERNELS(q5_0, Q5_0)
 
 }  // namespace ggml::cpu::GGML_ISA

@@ -12,15 +12,17 @@ struct Q5_1 : MinFormat<Q5_1> {
         return nibbles_and_bits(w + kStrip * offsetof(Block, qh), w + kStrip * offsetof(Block, qs),
                                 v);
     }
-    static void values(const Block& block, f32x8 (&out)[4]) {
-        const b32 q = add_bit_4(load_nibbles(block.qs), block.qh);
-        scaled(q, splat(f16_value(block.d)), splat(f16_value(block.m)), out);
+    static i256 codes(const uint8_t* block) {
+        return add_bit_4(load_codes(block + offsetof(Block, qs)), block + offsetof(Block, qh));
+    }
+    static void unscaled(const Block& block, f32x8 (&out)[4]) {
+        to_floats(add_bit_4(load_nibbles(block.qs), block.qh), out);
     }
 };
 
 }  // namespace
 
 BLOCK_KERNELS(q5_1, Q5_1)
-ACCUMULATE_KERNEL(q5_1, Q5_1)
+PLAIN_KERNELS(q5_1, Q5_1)
 
 }  // namespace ggml::cpu::GGML_ISA

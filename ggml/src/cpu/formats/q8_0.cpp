@@ -12,15 +12,16 @@ struct Q8_0 : SignedFormat<Q8_0> {
         return load(w + kStrip * offsetof(Block, qs) + kGroup * v);
     }
     static f32x8 scales(const uint8_t* w, int) { return load_f16(w); }
-    static void values(const Block& block, f32x8 (&out)[4]) {
-        const f32x8 d = splat(f16_value(block.d));
-        for (int i = 0; i < 4; i++) out[i] = mul(d, load_i8(block.qs + 8 * i));
+    static i256 codes(const uint8_t* block) { return load(block + offsetof(Block, qs)); }
+    static void unscaled(const Block& block, f32x8 (&out)[4]) {
+        for (int i = 0; i < 4; i++) out[i] = load_i8(block.qs + 8 * i);
     }
 };
 
 }  // namespace
 
 FREQUENT_BLOCK_KERNELS(q8_0, Q8_0)
+PLAIN_KERNELS(q8_0, Q8_0)
 ACCUMULATE_KERNEL(q8_0, Q8_0)
 
 }  // namespace ggml::cpu::GGML_ISA

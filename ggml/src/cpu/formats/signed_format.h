@@ -3,6 +3,7 @@
 
 #include "cpu/lanes/accumulate.h"
 #include "cpu/lanes/block_kernels.h"
+#include "cpu/lanes/plain_rows.h"
 
 namespace ggml::cpu::GGML_ISA {
 
@@ -23,6 +24,17 @@ struct SignedFormat {
                 sum[t] = add_block(sum[t], scales, x.scale(t, b), product[t]);
             }
         }
+    }
+    static i256 products(i256 codes, i256 x) { return signed_products(codes, x); }
+    static i256 totals(const i256 (&v)[8]) { return lane_totals(v); }
+    template <typename X>
+    static f32x8 add_totals(f32x8 sum, const uint8_t* const (&block)[8], i256 totals, const X& x) {
+        return add_block(sum, gather_f16(block), x.scale(), totals);
+    }
+    template <typename Block>
+    static void values(const Block& block, f32x8 (&out)[4]) {
+        F::unscaled(block, out);
+        for (f32x8& v : out) v = mul(splat(f16_value(block.d)), v);
     }
     static Numbers numbers(const uint8_t* w, int j, int) { return {F::scales(w, j), splat(0)}; }
 };

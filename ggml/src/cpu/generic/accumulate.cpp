@@ -35,10 +35,5 @@ ACCUMULATE(accumulate__f32_f32, DType::F32)
 ACCUMULATE(accumulate__f16_f32, DType::F16)
 ACCUMULATE(accumulate__bf16_f32, DType::BF16)
 ACCUMULATE(accumulate__q8_0_f32, DType::Q8_0)
-ACCUMULATE(accumulate__q4_0_f32, DType::Q4_0)
-ACCUMULATE(accumulate__q4_1_f32, DType::Q4_1)
-ACCUMULATE(accumulate__q5_0_f32, DType::Q5_0)
-ACCUMULATE(accumulate__q5_1_f32, DType::Q5_1)
-ACCUMULATE(accumulate__iq4_nl_f32, DType::IQ4_NL)
 
 }  // namespace ggml::cpu::generic

@@ -40,7 +40,25 @@ void dot_blocks(DType type, const uint8_t* w, int64_t stride, const int32_t* ids
     }
 }
 
-// Lane r takes group r of every block.
+// Blocks of 32, one after the other.
+template <typename Block>
+void dot_plain(DType, const uint8_t* w, int64_t stride, const int32_t* ids, int64_t n, int64_t cols,
+               const NeuronInput& in, const int32_t* tokens, int64_t nt, float* y) {
+    for (int64_t i = 0; i < n * nt; i++) {
+        const uint8_t* row = w + ids[i / nt] * stride;
+        float sum = 0;
+        for (int64_t c = 0; c < cols; c += kQ, row += sizeof(Block)) {
+            Block block;
+            Parts p;
+            std::memcpy(&block, row, sizeof(block));
+            take_apart(block, p);
+            sum = add_block<Block>(sum, p, in.q8, (tokens[i % nt] * cols + c) / kQ);
+        }
+        y[i] = sum;
+    }
+}
+
+// Blocks of 256: lane r takes group r of every block.
 template <typename Block>
 void dot_stored(DType, const uint8_t* w, int64_t stride, const int32_t* ids, int64_t n,
                 int64_t cols, const NeuronInput& in, const int32_t* tokens, int64_t nt, float* y) {
@@ -87,7 +105,7 @@ void add_blocks(DType type, const uint8_t* w, int64_t stride, const int32_t* ids
 
 void add_stored(DType type, const uint8_t* w, int64_t stride, const int32_t* ids, int64_t,
                 int64_t cols, const Shares& shares, int64_t nt, float* y, int64_t ldy) {
-    add_rows(cols, kQK, ids, shares, nt, y, ldy,
+    add_rows(cols, info(type).block == kQK ? kQK : 0, ids, shares, nt, y, ldy,
              [&](int64_t id, float* values) { info(type).decode(w + id * stride, values, cols); });
 }
 
@@ -126,6 +144,7 @@ void add_values(DType type, const uint8_t* w, int64_t stride, const int32_t* ids
         add(DType::type, w, stride, ids, n, cols, shares, nt, y, ldy);                          \
     }
 #define BLOCKS(suffix, type) NEURON(suffix, , type, dot_blocks<Block##type>, add_blocks)
+#define PLAIN(suffix, type) NEURON(suffix, stored_, type, dot_plain<Block##type>, add_stored)
 #define STORED(suffix, type) NEURON(suffix, stored_, type, dot_stored<Block##type>, add_stored)
 NEURON(f32, , F32, dot_values, add_values)
 NEURON(f16, , F16, dot_values, add_values)
@@ -142,6 +161,12 @@ BLOCKS(q5_k, Q5_K)
 BLOCKS(q6_k, Q6_K)
 BLOCKS(iq4_nl, IQ4_NL)
 BLOCKS(iq4_xs, IQ4_XS)
+PLAIN(q4_0, Q4_0)
+PLAIN(q4_1, Q4_1)
+PLAIN(q5_0, Q5_0)
+PLAIN(q5_1, Q5_1)
+PLAIN(q8_0, Q8_0)
+PLAIN(iq4_nl, IQ4_NL)
 STORED(q2_k, Q2_K)
 STORED(q3_k, Q3_K)
 STORED(q4_k, Q4_K)

@@ -55,12 +55,6 @@ struct BlockValues {
     }
 };
 
-// out = scale * q + min.
-inline void scaled(b32 q, f32x8 scale, f32x8 min, f32x8 (&out)[4]) {
-    to_floats(q, out);
-    for (f32x8& v : out) v = add_product(min, scale, v);
-}
-
 }  // namespace ggml::cpu::GGML_ISA
 
 #ifdef GGML_STRIPS_ALONE

@@ -180,6 +180,27 @@ void add_tile(const uint8_t* const* rows, const uint8_t* const* aheads, const fl
     }
 }
 
+// Adds 32 of these columns to two tokens that use all n rows. h: [2, n].
+template <typename F>
+void add_all(const float (*values)[64], const Weighed<F>* weighed, int64_t n, const float* h,
+             float* y, int64_t ldy) {
+    f32x8 sum[2][4];
+    for (int t = 0; t < 2; t++) {
+        for (int i = 0; i < 4; i++) sum[t][i] = load_f32(y + t * ldy + 8 * i);
+    }
+    for (int64_t r = 0; r < n; r++) {
+        const f32x8 first = weighed[r].factor(h[r]), second = weighed[r].factor(h[n + r]);
+        for (int i = 0; i < 4; i++) {
+            const f32x8 value = load_f32(values[r] + 8 * i);
+            sum[0][i] = add_product(sum[0][i], first, value);
+            sum[1][i] = add_product(sum[1][i], second, value);
+        }
+    }
+    for (int t = 0; t < 2; t++) {
+        for (int i = 0; i < 4; i++) store(y + t * ldy + 8 * i, sum[t][i]);
+    }
+}
+
 // For several tokens: unpacks 64 columns of all rows once for all tokens. The values stay in the L1
 // cache; sums stay in registers while each token adds its rows one by one. The operations and their
 // order are those of add_tile, so the bits are the same.
@@ -190,6 +211,7 @@ void add_unpacked(const uint8_t* const* rows, int64_t n, int64_t cols, const Sha
     alignas(32) float values[kShared][64];
     Weighed<F> weighed[kShared];
     const i256 bias = splat8(F::bias);
+    const bool all = shares.first[nt] - shares.first[0] == n * nt;
     int64_t at = 0;
     for (int64_t c = 0; c < cols; c += kStrip * kQ * F::blocks, at += size) {
 #pragma GCC unroll 16
@@ -205,7 +227,15 @@ void add_unpacked(const uint8_t* const* rows, int64_t n, int64_t cols, const Sha
                         store(values[r] + 8 * i, weighed[r].value(bytes, pick_byte(i % 4)));
                     }
                 }
-                for (int64_t t = 0; t < nt; t++) {
+                int64_t t = 0;
+                for (; all && t + 2 <= nt; t += 2) {
+                    float* to = y + t * ldy + c + kStrip * kQ * j + 32 * v;
+                    const float* const h = shares.h + shares.first[t];
+                    add_all<F>(values, weighed, n, h, to, ldy);
+                    const auto* second = reinterpret_cast<const float(*)[64]>(values[0] + 32);
+                    add_all<F>(second, weighed, n, h, to + 32, ldy);
+                }
+                for (; t < nt; t++) {
                     const int32_t begin = shares.first[t], end = shares.first[t + 1];
                     if (begin == end) continue;
                     float* to = y + t * ldy + c + kStrip * kQ * j + 32 * v;

@@ -13,6 +13,9 @@
 //   bias                the offset to subtract from these bytes
 //   halves              scales per 32 columns: 1, or 2 if each 16 columns have one
 //   tokens              tokens in the largest tile; see for_tiles
+// and plain_rows.h, for blocks of 32 as stored, from these:
+//   codes(block)        its 32 weights as bytes, before the bias is subtracted
+//   unscaled(block, v)  the same less the bias, as floats
 // The family provides:
 //   multiply<T>(w, x, b, sum)     adds to T sums the product of a block with x from block b on
 //   has_min, numbers(w, j, half)  decoding of the bytes less the bias: scale * byte + min

@@ -86,6 +86,11 @@ inline f32x8 widen(int16x8_t v) {
 inline f32x8 load_i8(const void* p) {
     return widen(vmovl_s8(vld1_s8(static_cast<const int8_t*>(p))));
 }
+inline f32x8 gather_f16(const uint8_t* const (&p)[8]) {
+    uint16_t half[8];
+    for (int i = 0; i < 8; i++) std::memcpy(half + i, p[i], 2);
+    return load_f16(half);
+}
 inline float f16_value(f16_t h) {
     return vgetq_lane_f32(vcvt_f32_f16(vreinterpret_f16_u16(vdup_n_u16(h))), 0);
 }
@@ -268,6 +273,9 @@ inline b32 add_bit_4(b32 nibbles, const uint8_t* p) {
 inline b32 minus(b32 a, int n) {
     return sub8(a, splat8(n));
 }
+inline i256 load_codes(const uint8_t* p) {
+    return load_nibbles(p);
+}
 inline void to_floats(b32 bytes, f32x8 (&out)[4]) {
     out[0] = widen(vmovl_s8(vget_low_s8(as_s8(bytes.a))));
     out[1] = widen(vmovl_high_s8(as_s8(bytes.a)));
@@ -345,6 +353,26 @@ inline i256 add_pairs(i256 a, i256 b) {
 }
 inline i256 mul32(i256 a, i256 b) {
     return of(vmulq_s32(as_s32(a.a), as_s32(b.a)), vmulq_s32(as_s32(a.b), as_s32(b.b)));
+}
+
+inline i256 code_products(i256 codes, i256 x) {
+    const int32x4_t zero = vdupq_n_s32(0);
+    return of(vdotq_s32(zero, as_s8(codes.a), as_s8(x.a)),
+              vdotq_s32(zero, as_s8(codes.b), as_s8(x.b)));
+}
+inline i256 signed_products(i256 w, i256 x) {
+    return code_products(w, x);
+}
+inline i256 lane_totals(const i256 (&v)[8]) {
+    const auto half = [&](int i) { return vaddq_s32(as_s32(v[i].a), as_s32(v[i].b)); };
+    const auto four = [&](int i) {
+        return vpaddq_s32(vpaddq_s32(half(i), half(i + 1)), vpaddq_s32(half(i + 2), half(i + 3)));
+    };
+    return of(four(0), four(4));
+}
+
+inline i256 code_totals(const i256 (&v)[8]) {
+    return lane_totals(v);
 }
 
 // Sixteen activations that all lanes share: sdot takes four of them by their index. Or those of
