@@ -137,6 +137,7 @@ Header check(const Session& s, const uint8_t* data, uint64_t size) {
                     "the state was computed with another n_ctx, for which the model rotates heads "
                     "differently");
     }
+    if (header.unused != 0) throw Error(Code::format, "the state is damaged");
     if (header.length < 0) throw Error(Code::format, "the state has a negative length");
     if (header.length > s.sequences().n_ctx()) {
         throw Error(Code::context,
