@@ -178,6 +178,31 @@ inline void test_ffn(DType gate_type, DType type, Activation act, bool gated, bo
     CHECK(apart < kRounding);
 }
 
+// A neuron whose gate or up cannot be computed makes every sum NaN; it is not one that does not
+// fire.
+inline void test_damaged_rows(Activation act, bool gated, bool in_gate, int rows) {
+    const int n = 45, cols = 320;
+    Floats values = normal(n * cols);
+    values[size_t(7 * cols + 3)] = NAN;
+    const Weights good(DType::F32, n, cols), bad(DType::F32, n, cols, values);
+    Floats bias(size_t(n), 0);
+    bias[7] = 1000;  // the neuron fires, as far as its gate is a number
+    const Array<float> b(bias);
+    const Activations x(normal(rows * cols, 1 / std::sqrt(float(cols))), rows);
+    const Lists lists{size_t(n)};
+    ops.select(stream(), nullptr, 0, nullptr, nullptr, lists.view());
+    DeviceNeurons w{
+        n, {}, in_gate ? good.device : bad.device, good.device, nullptr, b.get(), b.get(), act, 0};
+    if (gated) w.gate = in_gate ? bad.device : good.device;
+    const int parts = device_parts(rows, 1);
+    const Array<float> h{size_t(rows * n)}, up{size_t(rows * n)}, sums{size_t(rows * parts * cols)},
+        y{size_t(rows * cols)};
+    ops.partial_ffn(stream(), w, x.device, lists.view(), {h.get(), up.get(), sums.get()});
+    ops.merge(stream(), {sums.get(), parts, rows, cols}, nullptr, nullptr, y.get());
+    const Floats sent = noted(y.read());
+    CHECK(std::all_of(sent.begin(), sent.end(), [](float v) { return std::isnan(v); }));
+}
+
 // Gate and up in one kernel, and in two because their types differ, give the same bits: an up of
 // F32 that holds the values of the gate's type.
 inline void test_gate_and_up_apart(Activation act) {
@@ -223,6 +248,13 @@ inline void test_ffns() {
     test_ffn(DType::F16, DType::Q5_0, relu2, true, false, 0.1f);
     test_ffn(DType::IQ4_XS, DType::F32, silu, true, true, 0.05f);
     for (Activation act : {relu, drelu, silu}) test_gate_and_up_apart(act);
+    for (Activation act : {relu, drelu, relu2}) {
+        for (int n : {1, kDeviceTileRows}) {
+            test_damaged_rows(act, true, true, n);
+            test_damaged_rows(act, true, false, n);
+            test_damaged_rows(act, false, false, n);
+        }
+    }
 }
 
 // A layer of which the device has two thirds of the neurons, and no memory beyond their rows.
