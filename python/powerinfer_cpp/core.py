@@ -32,7 +32,7 @@ from .speculative import draft_model as draft_model_of
 from .stats import Meter, report
 
 DEFAULT_POSITIONS = 512  # llama-cpp-python's
-SCORES = 16  # rows of `scores` that a model run from storage leaves room for, without logits_all
+SCORES = 64  # rows of `scores` that a model run from storage leaves room for, without logits_all
 Self = TypeVar("Self", bound="LlamaCore")
 RANDOM_SEEDS = (None, -1, 0xFFFFFFFF)  # values that mean "a different seed each time"
 

@@ -19,8 +19,9 @@ from .worker import Refused, Worker, WorkerMissing
 
 MAX_TEXT = 256 << 10  # characters of a grammar or schema
 
-# Limits of processor time, and of time on a machine with other work.
-_worker = Worker("grammars", ("llguidance",), seconds=1.5, wall_seconds=10.0)
+SECONDS = 1.5  # of processor time to try one; on a machine with other work it may last longer
+
+_worker = Worker("grammars", ("llguidance",), seconds=SECONDS, wall_seconds=10.0)
 
 
 def _compiled(kind: str, text: str) -> str:

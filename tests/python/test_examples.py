@@ -38,7 +38,8 @@ def test_every_example_is_tested_and_short() -> None:
 def test_examples(name: str, model_path: Path) -> None:
     line = [sys.executable, EXAMPLES / name]
     done = subprocess.run(line, capture_output=True, text=True, timeout=60)
-    assert (done.returncode, done.stderr) == (0, "")
+    says = [line for line in done.stderr.splitlines() if "has no chat template" not in line]
+    assert (done.returncode, says) == (0, [])
     assert re.fullmatch(SAYS[name], done.stdout, re.DOTALL), done.stdout
 
 

@@ -71,9 +71,10 @@ def test_routes_are_listed(running: serving.Program) -> None:
 
 
 def test_limits_are_those_of_the_code() -> None:
-    from powerinfer_cpp.grammar import MAX_TEXT
+    from powerinfer_cpp.grammar import MAX_TEXT, SECONDS
+    from powerinfer_cpp.masks import MASK_SECONDS, MEMORY
     from powerinfer_cpp.server.settings import Settings
-    from powerinfer_cpp.worker import MAX_MEMORY, MAX_SECONDS
+    from powerinfer_cpp.worker import MAX_MEMORY
 
     of = Settings()
     for text in (
@@ -84,7 +85,9 @@ def test_limits_are_those_of_the_code() -> None:
         f"| {of.max_n}, {of.max_inputs} |",
         f"| {of.max_stops} texts of {of.max_stop_length} characters, {of.max_bias} tokens, "
         f"{of.max_top} tokens |",
-        f"| {MAX_TEXT >> 10} Ki characters; {MAX_SECONDS:g} s and {MAX_MEMORY >> 20} MiB,",
+        f"| {MAX_TEXT >> 10} Ki characters; {SECONDS:g} s of processor time and "
+        f"{MAX_MEMORY >> 20} MiB,",
+        f"| {MASK_SECONDS:g} s of processor time for each and {MEMORY >> 20} MiB,",
     ):
         assert text in TEXT, text
 

@@ -308,6 +308,7 @@ def test_without_a_package(package: str, model_path: Path, tmp_path: Path) -> No
     done = program(model_path, "--port", "0", path=tmp_path)
     assert done.returncode == 1
     want = f"the server needs the package {package}: pip install 'powerinfer_cpp[serve]'"
+    want += ", or ./run in a clone"
     assert done.stderr.strip() == f"powerinfer: error: {want}"
 
 
