@@ -230,7 +230,7 @@ typedef struct pi_model_params {
     /* Keys and tensors that the engine does not know, and that change results: true runs the model
      * without them, with a warning; false: PI_ERROR_UNSUPPORTED naming one. */
     bool allow_unknown;
-    /* Another session, of another kind, that RAM has room for beside those like `session`: one for
+    /* Another session, of another kind, that there is room for beside those like `session`: one for
      * logits beside one for embeddings. NULL: none. */
     const pi_session_params* beside;
 } pi_model_params;

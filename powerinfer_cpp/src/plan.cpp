@@ -5,6 +5,7 @@
 
 #include "device_model.h"
 #include "device_scratch.h"
+#include "ggml/sizes.h"
 #include "ggml/status.h"
 #include "ggml/threads.h"
 #include "record.h"
@@ -120,6 +121,20 @@ std::vector<PlanPart> session_parts(const Config& c, const pi_session_params& p,
                          device_array_bytes(device_scratch_bytes(c, p, n_device))});
     }
     return parts;
+}
+
+uint64_t sessions_bytes(const Config& config, const pi_model_params& params,
+                        const pi_session_params& session, int64_t n_device, bool stored,
+                        Tier tier) {
+    const auto bytes = [&](const pi_session_params& one) {
+        return total(session_parts(config, one, n_device, stored), tier);
+    };
+    const uint64_t alike =
+        ggml::size_product(uint64_t(std::max(params.n_sessions, 1)), bytes(session));
+    if (!params.beside) return alike;
+    pi_session_params other = resolve_session_params(config, *params.beside);
+    other.n_ubatch = std::min(other.n_ubatch, session.n_ubatch);
+    return ggml::size_sum(alike, bytes(other));
 }
 
 Plan make_plan(const Model& model, const pi_session_params& asked) {

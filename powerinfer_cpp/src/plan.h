@@ -31,6 +31,11 @@ uint64_t scratch_bytes(const Config& config, const pi_session_params& params, bo
 std::vector<PlanPart> session_parts(const Config& config, const pi_session_params& params,
                                     int64_t n_device, bool stored);
 
+// Bytes of a tier that all sessions take which a model leaves room for: n_sessions like `session`,
+// which is resolved, and the one beside them. n_device, stored: as in session_parts.
+uint64_t sessions_bytes(const Config& config, const pi_model_params& params,
+                        const pi_session_params& session, int64_t n_device, bool stored, Tier tier);
+
 // Something that would make a plan fit, and the bytes of RAM that are needed then (ways.h).
 struct Way {
     const char* what;  // as pi_way::what

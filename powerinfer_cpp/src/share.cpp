@@ -19,10 +19,10 @@ namespace {
 
 class Chooser {
  public:
-    Chooser(const Model& m, const pi_session_params& session, int32_t n_sessions)
+    Chooser(const Model& m, const pi_model_params& params, const pi_session_params& session)
         : model_(m),
+          params_(params),
           session_(session),
-          n_sessions_(uint64_t(std::max(n_sessions, 1))),
           fixed_(m.layers.size()),
           rows_(m.layers.size()),
           bundled_(m.layers.size()) {
@@ -43,9 +43,9 @@ class Chooser {
     // What layers from `first` on take without neuron rows, with all that the sessions need.
     uint64_t least(int64_t first) const {
         const int64_t n = model_.config.n_layer - first;
-        const uint64_t session = total(session_parts(model_.config, session_, n, false), Tier::gpu);
-        uint64_t sum = size_sum(ggml::size_product(n_sessions_, session),
-                                device_table_bytes(n, model_.config.n_ff));
+        const uint64_t sessions =
+            sessions_bytes(model_.config, params_, session_, n, false, Tier::gpu);
+        uint64_t sum = size_sum(sessions, device_table_bytes(n, model_.config.n_ff));
         sum = size_sum(sum, model_.device->device->context_bytes());
         for (size_t i = size_t(first); i < fixed_.size(); i++) sum = size_sum(sum, fixed_[i]);
         return sum;
@@ -148,8 +148,8 @@ class Chooser {
     }
 
     const Model& model_;
+    const pi_model_params& params_;
     const pi_session_params& session_;
-    const uint64_t n_sessions_;
     std::vector<uint64_t> fixed_;                  // [n_layer]
     std::vector<std::vector<DeviceMatrix>> rows_;  // [n_layer]: of neurons; or FFNs are matrices
     std::vector<bool> bundled_;                    // [n_layer]: in the file
@@ -176,7 +176,7 @@ DeviceShare choose_share(const Model& m, const pi_model_params& params,
     const Budget& budget = *m.device->budget;
     // All else that is planned is a multiple of this: so the weights are, too.
     const uint64_t limit = budget.limit() / ggml::kDeviceGranule * ggml::kDeviceGranule;
-    const Chooser chooser(m, session, params.n_sessions);
+    const Chooser chooser(m, params, session);
     const int64_t most = n_gpu_layers < 0 ? n_layer : std::min<int64_t>(n_gpu_layers, n_layer);
     DeviceShare share;
     share.first_layer = n_layer;

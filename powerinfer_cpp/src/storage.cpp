@@ -29,15 +29,7 @@ constexpr int kDepth = 256;  // reads in flight
 
 uint64_t session_bytes(const Model& m, const pi_model_params& params,
                        const pi_session_params& session, bool stored) {
-    const auto bytes = [&](const pi_session_params& one) {
-        return total(session_parts(m.config, one, m.device_layers(), stored), Tier::ram);
-    };
-    const uint64_t same =
-        ggml::size_product(uint64_t(std::max(params.n_sessions, 1)), bytes(session));
-    if (!params.beside) return same;
-    pi_session_params other = resolve_session_params(m.config, *params.beside);
-    other.n_ubatch = std::min(other.n_ubatch, session.n_ubatch);
-    return ggml::size_sum(same, bytes(other));
+    return sessions_bytes(m.config, params, session, m.device_layers(), stored, Tier::ram);
 }
 
 // What callers want to keep of results.

@@ -262,7 +262,7 @@ def test_layers_and_types_of_the_cache(model_path: Path, type_kv: int) -> None:
 
 def test_embeddings_leave_room_for_completions(model_path: Path) -> None:
     with opened(model_path, PART, embedding=True) as device, opened(model_path) as cpu:
-        assert len(device.embed("One day")[0]) == device.n_embd()
+        assert len(device.embed("One day")) == device.n_embd()
         assert written(device, 2) == written(cpu, 2)
 
 

@@ -6,8 +6,6 @@
 // rows as strips.
 #pragma once
 
-#include <algorithm>
-
 #include "cpu/add_rows.h"
 #include "cpu/lanes/accumulate.h"
 #include "cpu/lanes/strip.h"
@@ -82,7 +80,7 @@ void dot_plain(const uint8_t* w, int64_t stride, const int32_t* ids, int64_t n, 
         const uint8_t *rows[8], *ahead[8];
         const int32_t* of[8];
         for (int64_t i = 0; i < 8; i++) {  // those beyond the end repeat the last one
-            const int64_t at = std::min(p + i, pairs - 1), row = at / nt;
+            const int64_t at = p + i < pairs ? p + i : pairs - 1, row = at / nt;
             rows[i] = w + ids[row] * stride;
             ahead[i] = next.beside(row, rows[i]);
             of[i] = tokens + at % nt;
@@ -93,7 +91,7 @@ void dot_plain(const uint8_t* w, int64_t stride, const int32_t* ids, int64_t n, 
         } else {
             dot_eight<F>(rows, nullptr, n_blocks, EightTokens(x, of), sums);
         }
-        std::copy_n(sums, std::min<int64_t>(8, pairs - p), y + p);
+        for (int64_t i = 0; i < 8 && p + i < pairs; i++) y[p + i] = sums[i];
     }
 }
 
