@@ -55,10 +55,7 @@ def test_it_writes_no_files_and_starts_nothing(kind: str) -> None:
     packages = {"templates": template.WORKER[1], "grammars": ("llguidance",)}
     made = worker.Worker(kind, packages[kind])
     try:
-        if kind == "templates":
-            made.ask(source="x")
-        else:
-            made.ask(kind="json_object", text="")
+        made._start()  # a request might be its last, if it takes much memory
         text = Path(f"/proc/{made._process.pid}/limits").read_text()
     finally:
         made.close()
