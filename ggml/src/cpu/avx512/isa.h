@@ -1,7 +1,7 @@
 // The namespace of what is compiled for AVX-512, and again for AMX with its flags (see cpu/simd.h).
 #pragma once
 
-#ifdef __AMX_INT8__
+#if defined(__AMX_INT8__) || defined(__AMXINT8__)  // the latter: clang 14 and older
 #define GGML_ISA amx
 #else
 #define GGML_ISA avx512
