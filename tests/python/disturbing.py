@@ -119,7 +119,7 @@ class Command:
             cwd=self.folder,
             stdin=subprocess.DEVNULL,
             capture_output=True,
-            text=True,
+            errors="replace",
         )
         return done, log.read_text().splitlines()
 

@@ -171,7 +171,7 @@ def program(*arguments: str | Path, **environment: str) -> Iterator[Program]:
         env={**os.environ, **environment},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
-        text=True,
+        errors="replace",
     )
     try:
         assert process.stdout is not None and process.stderr is not None

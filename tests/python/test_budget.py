@@ -140,7 +140,7 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def rows_of_child(path: Path, *options: str) -> list[dict[str, Any]]:
     line = [sys.executable, __file__, str(path), *options]
-    done = subprocess.run(line, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(line, capture_output=True, errors="replace", timeout=120)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
 

@@ -68,7 +68,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def command(*line: object) -> subprocess.CompletedProcess[str]:
     whole = [sys.executable, "-m", "powerinfer_cpp.cli", "bundle", *map(str, line)]
-    return subprocess.run(whole, capture_output=True, text=True)
+    return subprocess.run(whole, capture_output=True, errors="replace")
 
 
 def test_command(model: Path) -> None:
@@ -170,7 +170,7 @@ def test_killed_at_every_step(model: Path, tmp_path: Path) -> None:
 
     def run(step: int) -> subprocess.CompletedProcess[str]:
         line = [sys.executable, "-c", KILLED, str(model), str(target), str(step)]
-        return subprocess.run(line, capture_output=True, text=True)
+        return subprocess.run(line, capture_output=True, errors="replace")
 
     bundle(model, want, verbose=False)
     n = int(run(-1).stdout)
@@ -193,7 +193,7 @@ def _limited() -> None:
 
 def test_a_file_that_cannot_grow(model: Path) -> None:
     line = [sys.executable, "-m", "powerinfer_cpp.cli", "bundle", str(model)]
-    done = subprocess.run(line, capture_output=True, text=True, preexec_fn=_limited)
+    done = subprocess.run(line, capture_output=True, errors="replace", preexec_fn=_limited)
     assert done.returncode == 1
     want = f"powerinfer: error: {model}.bundle.gguf: no space left to write it"
     assert done.stderr.splitlines()[-1] == want
@@ -206,7 +206,7 @@ def test_waits_for_another(model: Path, tmp_path: Path, monkeypatch: pytest.Monk
     line = [sys.executable, "-m", "powerinfer_cpp.cli", "bundle", str(model), "--out", str(target)]
     with part.open("wb") as other:
         fcntl.flock(other, fcntl.LOCK_EX)
-        with subprocess.Popen(line, stderr=subprocess.PIPE, text=True) as process:
+        with subprocess.Popen(line, stderr=subprocess.PIPE, errors="replace") as process:
             said = iter(process.stderr.readline, "")
             assert any(f"{target}: another process is writing it; waiting" in text for text in said)
             with monkeypatch.context() as stopping, pytest.raises((KeyboardInterrupt, Cancelled)):

@@ -97,7 +97,7 @@ def test_convert_py_is_the_command(root: Path, folder: Path, tmp_path: Path) -> 
         out = tmp_path / f"{i}.gguf"
         arguments = ["--outfile", out, "--outtype", "q8_0", folder]
         done = subprocess.run(
-            [sys.executable, *map(str, [*line, *arguments])], capture_output=True, text=True
+            [sys.executable, *map(str, [*line, *arguments])], capture_output=True, errors="replace"
         )
         assert (done.returncode, done.stdout) == (0, f"{out}\n")
         assert done.stderr.startswith("note: llama.cpp runs this file with silu")
@@ -118,7 +118,7 @@ def test_a_file_name_that_is_not_utf8(model: Path, tmp_path: Path) -> None:
 def test_a_closed_stdout_ends_quietly(model: Path) -> None:
     line = f"'{sys.executable}' -m powerinfer_cpp.cli inspect --json '{model}' | head -1"
     done = subprocess.run(
-        ["bash", "-c", f"set -o pipefail; {line}"], capture_output=True, text=True
+        ["bash", "-c", f"set -o pipefail; {line}"], capture_output=True, errors="replace"
     )
     assert (done.returncode, done.stdout, done.stderr) == (0, "{\n", "")
 
@@ -145,7 +145,7 @@ def test_results_and_progress_come_line_by_line(model: Path, tmp_path: Path) -> 
         [*map(str, line), "-p", "1," + ",".join(["250"] * 5000)],
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
-        text=True,
+        errors="replace",
         env=buffered(),
     ) as process:
         heads = [process.stdout.readline()[:7] for _ in range(3)]
@@ -157,7 +157,10 @@ def test_results_and_progress_come_line_by_line(model: Path, tmp_path: Path) -> 
     slow += "from powerinfer_cpp.cli import main; raise SystemExit(main())"
     line = [sys.executable, "-c", slow, "perplexity", model, "--text", tmp_path / "text"]
     done = subprocess.run(
-        [*map(str, line), "-c", "16", "-b", "16"], capture_output=True, text=True, env=buffered()
+        [*map(str, line), "-c", "16", "-b", "16"],
+        capture_output=True,
+        errors="replace",
+        env=buffered(),
     )
     assert done.returncode == 0
     shown = done.stderr.splitlines()

@@ -61,7 +61,7 @@ def test_a_later_process_continues(path: Path, kept: Path) -> None:
     code += "print(llm(sys.argv[3], max_tokens=1)['usage']['prompt_tokens'], "
     code += "llm.stats()['n_prompt'])"
     line = [sys.executable, "-c", code, str(path), str(kept), f"{TEXT} and"]
-    done = subprocess.run(line, capture_output=True, text=True, check=True)
+    done = subprocess.run(line, capture_output=True, errors="replace", check=True)
     total, fresh = map(int, done.stdout.split())
     assert total > n and fresh <= total - n + 1
 
@@ -238,7 +238,7 @@ cache[[1, 2]] = state
 
 def test_what_a_killed_writer_leaves(path: Path, tmp_path: Path) -> None:
     line = [sys.executable, "-c", WRITER, str(tmp_path)]
-    with subprocess.Popen(line, stdout=subprocess.PIPE, text=True) as writer:
+    with subprocess.Popen(line, stdout=subprocess.PIPE, errors="replace") as writer:
         try:
             assert writer.stdout.readline() == "written\n"
             cache = LlamaDiskCache(tmp_path)  # while it lives, its file stays, and counts
@@ -264,7 +264,7 @@ def test_processes_that_share_a_folder(path: Path, tmp_path: Path) -> None:
     code += "llm.set_cache(LlamaDiskCache(sys.argv[2], capacity_bytes=40000))\n"
     code += "for i in range(40): llm(f'the quick {i} {sys.argv[3]}', max_tokens=1)"
     run = [[sys.executable, "-c", code, str(path), str(tmp_path), str(i)] for i in range(3)]
-    started = [subprocess.Popen(line, stderr=subprocess.PIPE, text=True) for line in run]
+    started = [subprocess.Popen(line, stderr=subprocess.PIPE, errors="replace") for line in run]
     for process in started:
         _, err = process.communicate()
         assert (process.returncode, err) == (0, "")

@@ -51,7 +51,7 @@ class Main:
             given |= {"DISTURB_LOG": str(self.log), "DISTURB_HARM": harm}
             given |= {"DISTURB_STEP": str(step), "LD_PRELOAD": str(self.shim)}
         line = [self.main, "-m", folder / NAMES[0], *OPTIONS, "-n", str(n)]
-        return subprocess.run(line, env=given, capture_output=True, text=True, timeout=60)
+        return subprocess.run(line, env=given, capture_output=True, errors="replace", timeout=60)
 
     def works(self, folder: Path) -> None:
         """A run without disturbance writes the text, and leaves nothing but the bundled file."""
@@ -155,7 +155,7 @@ def test_too_little_room(program: Main, small_disk: Path) -> None:
 
 def started(program: Main, folder: Path, *more: str) -> subprocess.Popen[str]:
     line = [program.main, "-m", folder / NAMES[0], *OPTIONS, "-n", "8", *more]
-    return subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    return subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.PIPE, errors="replace")
 
 
 def test_at_once(program: Main, tmp_path: Path) -> None:

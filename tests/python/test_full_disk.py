@@ -96,7 +96,7 @@ def test_figures_of_main(full: str, main_path: Path, model_path: Path, tmp_path:
     done = subprocess.run(
         [main_path, "-m", model_path, "-p", "Once", "-n", "3", "--json-stats", path],
         capture_output=True,
-        text=True,
+        errors="replace",
         preexec_fn=_limited,
     )
     assert done.returncode == 1
@@ -115,7 +115,7 @@ def test_output_that_cannot_be_written(line: list[str], model_path: Path) -> Non
             [sys.executable, "-m", "powerinfer_cpp.cli", *line],
             stdout=full,
             stderr=subprocess.PIPE,
-            text=True,
+            errors="replace",
             env=buffered(),
         )
     want = "powerinfer: error: cannot write to stdout: No space left on device\n"
@@ -124,6 +124,8 @@ def test_output_that_cannot_be_written(line: list[str], model_path: Path) -> Non
 
 def test_a_stdout_that_is_closed(model_path: Path) -> None:
     line = f"'{sys.executable}' -m powerinfer_cpp.cli inspect '{model_path}' >&-"
-    done = subprocess.run(["bash", "-c", line], capture_output=True, text=True, env=buffered())
+    done = subprocess.run(
+        ["bash", "-c", line], capture_output=True, errors="replace", env=buffered()
+    )
     want = "powerinfer: error: cannot write to stdout: it is closed\n"
     assert (done.returncode, done.stderr) == (1, want)

@@ -86,7 +86,7 @@ def test_killed_from_outside(command: Command, line: str) -> None:
         env=disturbing.ENVIRONMENT,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
-        text=True,
+        errors="replace",
     )
     with process:
         assert any(text.startswith(line) for text in process.stderr)

@@ -47,7 +47,7 @@ def test_a_program_without_logging_sees_nothing(path: Path) -> None:
     """Not even warnings, which logging prints for libraries without a handler."""
     code = "import sys; from powerinfer_cpp import Llama\n"
     code += f"Llama(sys.argv[1], n_ctx={FAR}, verbose=False)('the', max_tokens=1)"
-    done = subprocess.run([sys.executable, "-c", code, path], capture_output=True, text=True)
+    done = subprocess.run([sys.executable, "-c", code, path], capture_output=True, errors="replace")
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
@@ -63,7 +63,7 @@ def test_control_characters_and_details(
 
 def test_python_m_is_the_command() -> None:
     line = [sys.executable, "-m", "powerinfer_cpp", "--version"]
-    done = subprocess.run(line, capture_output=True, text=True)
+    done = subprocess.run(line, capture_output=True, errors="replace")
     assert (done.returncode, done.stdout, done.stderr) == (0, f"{__version__}\n", "")
 
 
@@ -134,5 +134,5 @@ def test_an_error_to_nobody_keeps_its_status(path: Path) -> None:
         os.close(read)
         whole = [sys.executable, "-m", "powerinfer_cpp", "complete", path, "-p", "the", *line]
         with contextlib.closing(os.fdopen(write, "w")) as stderr:
-            done = subprocess.run(whole, stdout=subprocess.PIPE, stderr=stderr, text=True)
+            done = subprocess.run(whole, stdout=subprocess.PIPE, stderr=stderr, errors="replace")
         assert done.returncode == status, line

@@ -486,13 +486,13 @@ def test_commands_convert_and_chat(made: Path, tmp_path: Path) -> None:
     done = subprocess.run(
         [*command, "--outtype", "q8_0", "--outfile", str(out), str(LORA / "first")],
         capture_output=True,
-        text=True,
+        errors="replace",
     )
     assert done.returncode == 0 and "are f16" in done.stderr, done.stderr
     assert {t.tensor_type.name for t in gguf.GGUFReader(out).tensors} == {"Q8_0", "F16"}
     chat = [sys.executable, "-m", "powerinfer_cpp.cli", "chat", str(made / "neurons.gguf")]
     chat += ["--temp", "0", "-n", "8", "--lora-scaled", f"{out}:2", "--chat-format", "llama-2"]
-    done = subprocess.run(chat, input="hello\n", capture_output=True, text=True, timeout=60)
+    done = subprocess.run(chat, input="hello\n", capture_output=True, errors="replace", timeout=60)
     with Llama(made / "neurons.gguf", lora_path=out, lora_scale=2.0, verbose=False) as llm:
         answer = llm.create_chat_completion(
             [{"role": "user", "content": "hello"}], max_tokens=8, temperature=0

@@ -43,7 +43,7 @@ def replaced(path: Path, target: Path, what: bytes, new: bytes) -> Path:
 def refused(*arguments: object) -> str:
     """The single error line of a command."""
     line = [sys.executable, "-m", "powerinfer_cpp.cli", *map(str, arguments)]
-    done = subprocess.run(line, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(line, capture_output=True, errors="replace", timeout=60)
     assert done.returncode in (1, 2), done
     assert done.stderr.count("\n") == 1 and done.stderr.startswith("powerinfer: error: "), done
     return done.stderr

@@ -70,7 +70,7 @@ def run(main: Path, model: Path, budget: int) -> tuple[bytes, int]:
 
 def refused(main: Path, model: Path, budget: int) -> str:
     line = [main, "-m", model, *OPTIONS, "--ram-budget", repr(budget / 2**30)]
-    done = subprocess.run(line, capture_output=True, text=True)
+    done = subprocess.run(line, capture_output=True, errors="replace")
     assert (done.returncode, done.stdout) == (1, "")
     return done.stderr  # the reason, and then what helps
 

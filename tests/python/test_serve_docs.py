@@ -39,7 +39,9 @@ def test_what_curl_sends(running: serving.Program, command: str) -> None:
 @pytest.mark.parametrize("command", clients("sh", "curl"))
 def test_curl(running: serving.Program, command: str) -> None:
     command = command.replace(ADDRESS, running.url)
-    done = subprocess.run(["bash", "-ec", command], capture_output=True, text=True, timeout=60)
+    done = subprocess.run(
+        ["bash", "-ec", command], capture_output=True, errors="replace", timeout=60
+    )
     assert done.returncode == 0 and '"choices"' in done.stdout and '"error"' not in done.stdout
 
 
@@ -51,7 +53,7 @@ def test_python(running: serving.Program, package: str) -> None:
     (program,) = clients("python", f"from {package} ")
     program = program.replace("http://127.0.0.1:8080", running.url.rstrip("/"))
     command = [sys.executable, "-c", program]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(command, capture_output=True, errors="replace", timeout=60)
     assert done.returncode == 0 and done.stdout.strip(), done.stderr
 
 
@@ -110,7 +112,7 @@ def test_the_unit(unit: str, tmp_path: Path) -> None:
     unit = unit.replace("/opt/powerinfer/bin/powerinfer", sys.executable)
     (tmp_path / "powerinfer.service").write_text(unit)
     command = ["systemd-analyze", "verify", str(tmp_path / "powerinfer.service")]
-    done = subprocess.run(command, capture_output=True, text=True)
+    done = subprocess.run(command, capture_output=True, errors="replace")
     said = [line for line in done.stderr.splitlines() if "powerinfer" in line]
     assert said == []
 
@@ -120,6 +122,6 @@ def test_the_load(root: Path) -> None:
     """The script of the measurements, for some seconds."""
     command = [sys.executable, "scripts/serve_load.py", "--clients", "8", "--seconds", "4"]
     line = [*command, "--texts", "12", "--connections", "300"]
-    done = subprocess.run(line, cwd=root, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(line, cwd=root, capture_output=True, errors="replace", timeout=120)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "300 connections opened" in done.stdout and " 0 texts differ, 0 errors" in done.stdout

@@ -248,7 +248,9 @@ def test_stats_do_not_depend_on_threads(aware: Path, main_path: Path, tmp_path: 
 def test_closing_lines_of_main(aware: Path, main_path: Path, tmp_path: Path) -> None:
     out = tmp_path / "stats.json"
     line = ["-m", aware, "-p", STEPS[0], "-n", 20, "--temp", 0, "--ignore-eos", "--json-stats", out]
-    done = subprocess.run([main_path, *map(str, line)], capture_output=True, text=True, timeout=60)
+    done = subprocess.run(
+        [main_path, *map(str, line)], capture_output=True, errors="replace", timeout=60
+    )
     rows = done.stderr.splitlines()
     found = json.loads(out.read_text())
     at = next(i for i, row in enumerate(rows) if row.lstrip().startswith("total time"))
@@ -303,7 +305,9 @@ def test_exact_mode_of_a_dense_file_says_so_once(
 ) -> None:
     line = [main_path, "-m", plain, "-p", "Once", "-n", "2", "--sparse"]
     for mode, times in (("exact", 1), ("auto", 0)):
-        done = subprocess.run([*map(str, line), mode], capture_output=True, text=True, timeout=60)
+        done = subprocess.run(
+            [*map(str, line), mode], capture_output=True, errors="replace", timeout=60
+        )
         assert done.returncode == 0
         assert done.stderr.count("exact mode computes every neuron") == times
         assert done.stderr.count("no neuron rows (ffn_down_t)") == times
@@ -326,7 +330,7 @@ def test_exact_mode_without_zeros(plain: Path, folder: Path, capfd: pytest.Captu
 @pytest.mark.parametrize("threshold", ["nan", "inf", "-inf", "1e999", "x"])
 def test_thresholds_that_are_none(aware: Path, main_path: Path, threshold: str) -> None:
     line = [main_path, "-m", aware, "-n", "1", f"--sparse-threshold={threshold}"]
-    done = subprocess.run(list(map(str, line)), capture_output=True, text=True, timeout=60)
+    done = subprocess.run(list(map(str, line)), capture_output=True, errors="replace", timeout=60)
     assert done.returncode == 2 and done.stderr.count("\n") == 1
     assert "--sparse-threshold" in done.stderr
     if threshold != "x":
@@ -338,7 +342,7 @@ def test_predictor_mode_without_predictors(
     plain: Path, main_path: Path, text: Path, capsys: pytest.CaptureFixture
 ) -> None:
     line = [main_path, "-m", plain, "-n", "1", "--sparse", "predictor"]
-    done = subprocess.run(list(map(str, line)), capture_output=True, text=True, timeout=60)
+    done = subprocess.run(list(map(str, line)), capture_output=True, errors="replace", timeout=60)
     assert done.returncode == 1 and done.stdout == ""
     assert done.stderr.splitlines()[-1].endswith("the file has no predictors")
     for command in (["perplexity", "--text", str(text)], ["bench", "-n", "1", "-p", "0"]):

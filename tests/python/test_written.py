@@ -98,7 +98,7 @@ def test_figures_of_main(main_path: Path, model_path: Path, tmp_path: Path) -> N
         done = subprocess.run(
             [main_path, "-m", model, "-f", prompt, "-n", "3", "--json-stats", out],
             capture_output=True,
-            text=True,
+            errors="replace",
         )
         assert done.returncode == 1 and not done.stdout
         assert done.stderr == f"main: error: {out}: --json-stats would overwrite what is read\n"

@@ -82,7 +82,7 @@ def main(model: Path) -> None:
             data = serving.request("v1/completions", json.dumps(body).encode(), Host=HERE)
             command = [*there, sys.executable, "-c", CLIENT, HERE, str(server.port), data.decode()]
             client = clients.enter_context(
-                subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+                subprocess.Popen(command, stdout=subprocess.PIPE, errors="replace")
             )
             clients.callback(client.kill)
             assert client.stdout is not None and client.stdout.readline() == "asked\n"
