@@ -166,6 +166,21 @@ void fold_row(DType type, const uint8_t* row, int64_t cols, uint8_t* folded) {
     pack_strip(type, row, kStrip, cols / kStrip, folded);
 }
 
+bool can_tile(DType type, int64_t cols) {
+    return has_strips(type) && info(type).block == kQ && cols % kQ == 0 && !can_fold(type, cols);
+}
+
+void pack_tile(DType type, NeuronRows::Tiles tiles, const uint8_t* rows, int64_t cols,
+               uint8_t* tile) {
+    if (tiles == NeuronRows::Tiles::strips) return pack_strip(type, rows, kStrip, cols, tile);
+    const int64_t row = info(type).size(cols), size = info(type).bytes;
+    for (int64_t at = 0; at < row; at += size) {
+        for (int64_t r = 0; r < kStrip; r++, tile += size) {
+            std::memcpy(tile, rows + r * row + at, size_t(size));
+        }
+    }
+}
+
 void unfold_row(DType type, const uint8_t* folded, int64_t cols, uint8_t* row) {
     const DTypeInfo& format = info(type);
     const int64_t n_blocks = cols / kStrip / format.block;

@@ -1,5 +1,6 @@
 #include "bundle.h"
 
+#include <algorithm>
 #include <cstring>
 
 #include "ggml/crc32c.h"
@@ -50,7 +51,34 @@ int64_t BundleLayout::offset(size_t part) const {
 
 ggml::NeuronRows BundleLayout::rows(size_t part, const uint8_t* data) const {
     const ggml::DType type = parts[part];
+    if (tiled) {
+        return {type,
+                false,
+                data ? data + tiled * offset(part) : nullptr,
+                ggml::info(type).size(cols),
+                nullptr,
+                tiles_of(part)};
+    }
     return {type, ggml::can_fold(type, cols), data ? data + offset(part) : nullptr, stride()};
+}
+
+bool BundleLayout::can_tile() const {
+    return std::all_of(parts.begin(), parts.end(),
+                       [&](ggml::DType type) { return ggml::can_tile(type, cols); });
+}
+
+// Down rows are summed, the others multiplied.
+ggml::NeuronRows::Tiles BundleLayout::tiles_of(size_t part) const {
+    return part == 1 ? ggml::NeuronRows::Tiles::blocks : ggml::NeuronRows::Tiles::strips;
+}
+
+void BundleLayout::put_tiles(size_t part, const uint8_t* stored, int64_t first, int64_t n,
+                             uint8_t* bundle) const {
+    const int64_t row = ggml::info(parts[part]).size(cols);
+    uint8_t* const to = bundle + tiled * offset(part) + first * row;
+    for (int64_t i = 0; i < n; i += ggml::kStrip) {
+        ggml::pack_tile(parts[part], tiles_of(part), stored + i * row, cols, to + i * row);
+    }
 }
 
 void BundleLayout::put(size_t part, const uint8_t* stored, int64_t n, uint8_t* bundles) const {

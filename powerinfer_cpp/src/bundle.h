@@ -14,10 +14,12 @@ namespace powerinfer {
 // (BundleLayout). 2: one tensor, from which single neurons can be read (StoreLayout).
 constexpr int64_t kMemoryVersion = 1, kStoreVersion = 2;
 
-// In memory a bundle holds, neuron after neuron, one row of each of its parts in order.
+// In memory a bundle holds, neuron after neuron, one row of each of its parts in order; or part
+// after part, in tiles (ggml::NeuronRows::Tiles).
 struct BundleLayout {
-    std::vector<ggml::DType> parts;
+    std::vector<ggml::DType> parts;  // gate; or up and down
     int64_t cols = 0;
+    int64_t tiled = 0;  // the neurons of a bundle in tiles, a multiple of kStrip; 0: not in tiles
 
     int64_t stride() const { return offset(parts.size()); }  // bytes of one neuron
     int64_t offset(size_t part) const;                       // of a part's row, within its neuron
@@ -27,6 +29,13 @@ struct BundleLayout {
     // back.
     void put(size_t part, const uint8_t* stored, int64_t n, uint8_t* bundles) const;
     void take(size_t part, const uint8_t* bundles, int64_t n, uint8_t* stored) const;
+    bool can_tile() const;
+    // put() of neurons [first, first + n), whole tiles, into a bundle in tiles.
+    void put_tiles(size_t part, const uint8_t* stored, int64_t first, int64_t n,
+                   uint8_t* bundle) const;
+
+ private:
+    ggml::NeuronRows::Tiles tiles_of(size_t part) const;
 };
 
 // In a file of version 2 a neuron has two ranges, each of which a disk reads with one command: the

@@ -138,6 +138,28 @@ void leave_on_disk(Model& model, const pi_model_params& params) {
     model.storage = storage;
 }
 
+// Lays neurons out in tiles where all of them are computed for every token, from RAM.
+void tile_neurons(Model& m) {
+    const auto predicts = [](const WeightSpec& w) { return w.part == Part::predictor; };
+    if (m.device || m.storage || m.skips_neurons() ||
+        std::any_of(m.weights.begin(), m.weights.end(), predicts)) {
+        return;
+    }
+    for (const WeightSpec& w : m.weights) {
+        if (w.rows % ggml::kStrip != 0) continue;
+        if (const auto* neurons = std::get_if<NeuronPart>(&w.target)) {
+            BundleLayout& layout = neurons->to->layout;
+            if (layout.can_tile()) layout.tiled = w.rows;
+        } else if (const auto* stored = std::get_if<StoredBundle>(&w.target)) {
+            BundleLayout *const gates = stored->gates ? &stored->gates->layout : nullptr,
+                                *const layout = &stored->bundle->layout;
+            if (!layout->can_tile() || (gates && !gates->can_tile())) continue;
+            layout->tiled = w.rows;
+            if (gates) gates->tiled = w.rows;
+        }
+    }
+}
+
 void override_values(ggml::Gguf& gguf, const pi_model_params& params) {
     for (int32_t i = 0; i < params.n_overrides; i++) {
         const pi_override& o = params.overrides[i];
@@ -240,6 +262,14 @@ Model::~Model() {
     if (store && keeps_resident) save_store(*this);
 }
 
+bool Model::skips_neurons() const {
+    const auto has_threshold = [](const Layer& l) {
+        return (l.experts.empty() ? l.ffn : l.experts[0]).neurons.threshold > 0;
+    };
+    return config.neuron_aware && (relu_family(config.activation) ||
+                                   std::any_of(layers.begin(), layers.end(), has_threshold));
+}
+
 int64_t Model::device_neurons(int64_t layer) const {
     if (!device || !device->share.has(layer)) return 0;
     const std::vector<int32_t>& slot = device->share.slot[size_t(layer)];
@@ -269,6 +299,7 @@ std::shared_ptr<const Model> Model::load(const std::string& path, const pi_model
     pi_model_params how = weights.params();
     how.use_mmap = params.use_mmap && !model->storage;
     if (how.use_mmap) model->file.map();
+    tile_neurons(*model);
     load_weights(*model, how);
     if (model->storage) {
         model->store = open_store(*model, cache.params());

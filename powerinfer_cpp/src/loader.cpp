@@ -173,14 +173,19 @@ class Loader {
         if (!bundles && !checked) return;
         const ggml::DType type = w.tensor->type;
         const int64_t row = ggml::info(type).size(w.cols);
-        const int64_t slab = std::max<int64_t>(1, (8 << 20) / row);
+        const int64_t slab = std::max<int64_t>(1, (8 << 20) / row / ggml::kStrip) * ggml::kStrip;
         for (int64_t r0 = 0; r0 < w.rows; r0 += slab) {
             const int64_t n = std::min(slab, w.rows - r0);
             with_file_bytes(w, r0 * row, n * row, [&](const uint8_t* from) {
                 // Checks stored rows: they have the same values.
                 if (checked) check_finite(w.name, {type, ggml::Layout::rows, n, w.cols, from}, r0);
                 if (!bundles) return;
-                context_.threads.run(n, 8, [&](int64_t begin, int64_t end, int) {
+                context_.threads.run(n, ggml::kStrip, [&](int64_t begin, int64_t end, int) {
+                    if (layout.tiled) {
+                        layout.put_tiles(neurons.part, from + begin * row, r0 + begin, end - begin,
+                                         bundles);
+                        return;
+                    }
                     if (!slot) {
                         layout.put(neurons.part, from + begin * row, end - begin,
                                    bundles + (r0 + begin) * layout.stride());
@@ -217,13 +222,33 @@ class Loader {
             std::memcpy(bundles + to * pair, from + up.offset, size_t(up.bytes));
             std::memcpy(bundles + to * pair + up.bytes, from + down.offset, size_t(down.bytes));
         };
-        const int64_t slab = std::max<int64_t>(1, (8 << 20) / layout.stride);
+        // Neurons `first` and following, kStrip of them.
+        const auto tile = [&](const Bundle& to, size_t part, const StoreLayout::Row& row,
+                              const uint8_t* from, int64_t first, uint8_t* bundle) {
+            std::vector<uint8_t> rows(size_t(ggml::kStrip * row.bytes));
+            for (int64_t i = 0; i < ggml::kStrip; i++) {
+                std::memcpy(&rows[size_t(i * row.bytes)], from + i * layout.stride + row.offset,
+                            size_t(row.bytes));
+            }
+            to.layout.put_tiles(part, rows.data(), first, ggml::kStrip, bundle);
+        };
+        const int64_t slab =
+            std::max<int64_t>(1, (8 << 20) / layout.stride / ggml::kStrip) * ggml::kStrip;
         for (int64_t r0 = 0; r0 < w.rows; r0 += slab) {
             const int64_t n = std::min(slab, w.rows - r0);
             with_file_bytes(w, r0 * layout.stride, n * layout.stride, [&](const uint8_t* from) {
                 if (params_.check_tensors) check_bundle(w, from, r0, n);
                 if (!here) return;
-                context_.threads.run(n, 8, [&](int64_t begin, int64_t end, int) {
+                context_.threads.run(n, ggml::kStrip, [&](int64_t begin, int64_t end, int) {
+                    if (target.bundle->layout.tiled) {
+                        const uint8_t* const these = from + begin * layout.stride;
+                        if (layout.gated()) {
+                            tile(*target.gates, 0, layout.gate(), these, r0 + begin, gates);
+                        }
+                        tile(*target.bundle, 0, layout.up(), these, r0 + begin, bundles);
+                        tile(*target.bundle, 1, layout.down(), these, r0 + begin, bundles);
+                        return;
+                    }
                     for (int64_t i = begin; i < end; i++) {
                         const int64_t on = slot ? (*slot)[size_t(r0 + i)] : -1 - (r0 + i);
                         if (on < 0) copy(from + i * layout.stride, -1 - on);

@@ -186,6 +186,8 @@ struct Model {
     int64_t device_layers() const;
     // Neurons of a layer whose rows it has.
     int64_t device_neurons(int64_t layer) const;
+    // Are there neurons whose value may be exactly zero, so that their rows are not needed?
+    bool skips_neurons() const;
     const ggml::File* embedding_file = nullptr;  // has token_embd, if that stays on the disk
     uint64_t embedding_offset = 0;               // there
     std::optional<StoragePlan> storage;          // neurons stay on the disk; or RAM has all

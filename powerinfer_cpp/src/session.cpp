@@ -16,18 +16,10 @@ using ggml::format;
 
 namespace {
 
-// Does the layer have a threshold that skips neurons (FATReLU, CATS)?
-bool has_threshold(const Layer& l) {
-    return (l.experts.empty() ? l.ffn : l.experts[0]).neurons.threshold > 0;
-}
-
 // The reason why exact mode skips no neuron of this model; null if it skips some.
 const char* nothing_to_skip(const Model& m) {
     if (!m.config.neuron_aware) return "the file has no neuron rows (ffn_down_t)";
-    if (relu_family(m.config.activation) ||
-        std::any_of(m.layers.begin(), m.layers.end(), has_threshold)) {
-        return nullptr;
-    }
+    if (m.skips_neurons()) return nullptr;
     return "its activation is never exactly zero and there is no threshold "
            "(powerinfer.ffn.threshold)";
 }
@@ -358,8 +350,7 @@ int64_t Session::match(int32_t seq, const int32_t* token, const bool* generated,
 }
 
 uint64_t Session::way(bool generated) const {
-    const bool smooth = !relu_family(model->config.activation) &&
-                        std::any_of(model->layers.begin(), model->layers.end(), has_threshold);
+    const bool smooth = !relu_family(model->config.activation) && model->skips_neurons();
     uint64_t way = smooth && params.sparse == PI_SPARSE_EXACT;  // CATS changes results
     way ^= adapters_.id();
     if (!masks(generated)) return way;

@@ -309,7 +309,12 @@ int main() {
         shape.biases = type == DType::Q8_0;
         all.push_back(shape);
     }
-    all[1].activation = "silu";  // every neuron contributes
+    all[1].activation = "silu";        // every neuron contributes
+    for (int64_t n_expert : {0, 5}) {  // the same, in tiles while it is in memory
+        all.push_back(wide());
+        all.back().type = n_expert ? DType::Q4_0 : DType::Q8_0, all.back().activation = "silu";
+        all.back().n_expert = n_expert, all.back().n_ff = n_expert ? 704 : 1504;
+    }
     all.push_back(wide());
     all.back().n_expert = 5, all.back().n_ff = 700;
     all.push_back(wide());

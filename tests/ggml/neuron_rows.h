@@ -47,4 +47,28 @@ struct Rows {
     NeuronRows view;
 };
 
+// The same rows in tiles: written independently.
+struct Tiled {
+    Tiled(const Rows& rows, int64_t cols, NeuronRows::Tiles tiles)
+        : data(rows.packed.size()), view(rows.view) {
+        const int64_t row = rows.view.stride, size = info(rows.view.type).bytes;
+        const auto n = int64_t(rows.packed.size()) / row;
+        for (int64_t i = 0; i < n; i += kStrip) {
+            const uint8_t* const stored = rows.packed.data() + i * row;
+            uint8_t* const tile = data.data() + i * row;
+            pack_tile(rows.view.type, tiles, stored, cols, tile);
+            for (int64_t r = 0; r < kStrip && tiles == NeuronRows::Tiles::blocks; r++) {
+                for (int64_t b = 0; b < row / size; b++) {
+                    CHECK(!std::memcmp(tile + (b * kStrip + r) * size, stored + r * row + b * size,
+                                       size_t(size)));
+                }
+            }
+        }
+        view.data = data.data();
+        view.tiles = tiles;
+    }
+    std::vector<uint8_t> data;
+    NeuronRows view;
+};
+
 }  // namespace ggml

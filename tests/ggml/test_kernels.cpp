@@ -310,6 +310,7 @@ void test_dot(dot_fn, dot_fn, DType) {}
 void test_add(add_fn, add_fn, DType) {}
 void test_stored_dot(stored_dot_fn, stored_dot_fn, DType) {}
 void test_stored_add(stored_add_fn, stored_add_fn, DType) {}
+void test_tiled_add(tiled_add_fn, tiled_add_fn, DType) {}
 
 // Operators call kernels without a check, so every format that headers promise must have one.
 void test_formats(const Kernels& k) {

@@ -93,6 +93,39 @@ void test_strip_bits(const cpu::Kernels& k, const Rows& rows, int64_t cols, cons
     }
 }
 
+// Sums of rows in tiles have the bits of those of rows as stored: for all rows of whole tiles, and
+// for some; and in a range of columns.
+void test_tiles(const cpu::Kernels& k, DType type, int64_t cols) {
+    const int64_t n = 40, nt = 5;
+    const Rows rows(type, n, cols, 1, false);
+    const Tiled tiled(rows, cols, NeuronRows::Tiles::blocks);
+    std::vector<int32_t> ids, first{0}, row;
+    for (int32_t i = 0; i < n; i++) ids.push_back(i);
+    for (int64_t t = 0; t < nt; t++) {
+        for (int32_t r = 0; r < n; r++) {
+            if (r % (t + 1) == 0) row.push_back(r);
+        }
+        first.push_back(int32_t(row.size()));
+    }
+    const Floats h = normal(int64_t(row.size()));
+    const int64_t stride = rows.view.stride, at = info(type).size(kQ), last = cols - kQ;
+    for (int64_t tokens : {int64_t(1), nt}) {
+        const cpu::Shares shares{first.data(), row.data(), h.data()};
+        Floats sum = normal(tokens * cols), expected = sum, part(size_t(tokens * kQ), 0);
+        k.tiled_add[int(type)](tiled.data.data(), stride, ids.data(), n, cols, shares, tokens,
+                               sum.data(), cols);
+        k.stored_add[int(type)](rows.packed.data(), stride, ids.data(), n, cols, shares, tokens,
+                                expected.data(), cols);
+        CHECK(sum == expected);
+        Floats same = part;
+        k.tiled_add[int(type)](tiled.data.data() + last / kQ * kStrip * at, stride, ids.data(), n,
+                               kQ, shares, tokens, part.data(), kQ);
+        k.stored_add[int(type)](rows.packed.data() + last / kQ * at, stride, ids.data(), n, kQ,
+                                shares, tokens, same.data(), kQ);
+        CHECK(part == same);
+    }
+}
+
 // `stored`: the kernels for blocks as stored.
 void test_kernels(DType type, const char* isa, bool stored) {
     const cpu::Kernels *k = cpu::kernels_for(isa), *generic = cpu::kernels_for("generic");
@@ -210,6 +243,10 @@ int main() {
             test_kernels(type, isas[i], false);
             if (info(type).is_quantised()) test_kernels(type, isas[i], true);
             test_many(type, isas[i]);
+            const cpu::Kernels* const k = cpu::kernels_for(isas[i]);
+            for (int64_t cols : {32, 96, 352, 576}) {
+                if (k && can_tile(type, cols)) test_tiles(*k, type, cols);
+            }
         }
     }
     return check::summary("test_neuron_kernels");

@@ -247,6 +247,31 @@ void test(const Case& c) {
         }
     }
     CHECK(!std::memcmp(&counts, &one_by_one, sizeof(counts)));
+    if (c.n % kStrip == 0 && can_tile(c.type, c.cols)) {  // the same bits in tiles
+        using Tiles = NeuronRows::Tiles;
+        const Tiled tiled_gate(gate, c.cols, Tiles::strips), tiled_up(up, c.cols, Tiles::strips),
+            tiled_down(down, c.cols, Tiles::blocks);
+        const Neurons as_rows = w;
+        if (c.gated) w.gate = tiled_gate.view;
+        w.up = tiled_up.view;
+        w.down = tiled_down.view;
+        NeuronCounts of_tiles;
+        CHECK(y == run(2, 0, rows, &of_tiles, fired_by_turns.get(), false));
+        CHECK(!std::memcmp(&of_tiles, &counts, sizeof(counts)));
+        CHECK(std::equal(fired.get(), fired.get() + rows * c.n, fired_by_turns.get()));
+        turns = true;
+        CHECK(y == run(3, 0, rows, nullptr, nullptr, false));
+        turns = false;
+        for (int64_t t = 0; t < rows; t++) {
+            of_tiles = {};
+            const Floats row = run(1 + int(t) % 3, t, 1, &of_tiles, fired_alone.get(), true);
+            CHECK(!std::memcmp(row.data(), y.data() + t * c.cols, size_t(c.cols) * sizeof(float)));
+            CHECK(!std::memcmp(fired_alone.get(), fired.get() + t * c.n, size_t(c.n)));
+            CHECK(of_tiles.fired == std::count(fired_alone.get(), fired_alone.get() + c.n, true));
+        }
+        test_audit(w, x, mask);
+        w = as_rows;
+    }
     test_audit(w, x, mask);
     test_steps(w, x, mask, y, counts, fired.get());
 
@@ -584,6 +609,9 @@ int main() {
                   0});  // too short to fold
             // Nothing is 0, or little.
             if (block == kQ) test({type, 97, 352, Activation::silu, true, false, 0});
+            if (block == kQ) test({type, 200, 352, Activation::silu, true, true, 0});
+            if (block == kQ) test({type, 2304, 96, Activation::gelu, false, false, 0});
+            if (block == kQ) test({type, 2304, 96, Activation::relu, true, false, 0});
             if (block == kQ) test({type, 97, 256, Activation::gelu, true, false, 0});
             if (block == kQK) test({type, 97, 1280, Activation::relu, true, false, 0, DType::Q4_0});
         }

@@ -24,11 +24,19 @@ namespace ggml {
 // `place`, row n starts at data + place[n] * stride: rows that come from storage lie where there
 // was room.
 struct NeuronRows {
+    // Where all neurons are computed for every token, rows of blocks of 32 that cannot be folded
+    // lie in tiles of kStrip rows, which are read in order: tile t starts at data + t * kStrip *
+    // stride. Products have strips (pack_strip). In tiles of blocks, which are for sums, the first
+    // blocks of the eight rows lie side by side, then the second ones, and so on. There is no
+    // `place` then.
+    enum class Tiles : uint8_t { none, strips, blocks };
+
     DType type = DType::F32;
     bool folded = false;  // each row is packed as a strip made of its eight eighths (fold_row)
     const uint8_t* data = nullptr;
     int64_t stride = 0;
     const int32_t* place = nullptr;  // [n], or null; -1: nobody needs it, and place 0 can be read
+    Tiles tiles = Tiles::none;
 
     explicit operator bool() const { return data != nullptr; }
     // Do products with these rows need 8-bit inputs?
@@ -41,6 +49,12 @@ bool can_fold(DType type, int64_t cols);
 // Packs one stored row into its folded form of the same size, and back.
 void fold_row(DType type, const uint8_t* row, int64_t cols, uint8_t* folded);
 void unfold_row(DType type, const uint8_t* folded, int64_t cols, uint8_t* row);
+
+// Can rows of `cols` weights of this type be tiled?
+bool can_tile(DType type, int64_t cols);
+// Packs kStrip stored rows into a tile of the same size.
+void pack_tile(DType type, NeuronRows::Tiles tiles, const uint8_t* rows, int64_t cols,
+               uint8_t* tile);
 
 struct Neurons {
     int64_t n = 0, cols = 0;  // number of neurons; n_embd

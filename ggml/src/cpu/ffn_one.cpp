@@ -16,8 +16,6 @@ constexpr int64_t kTile = 8;
 // Columns whose sums stay in the L1 cache while segments are added.
 constexpr int64_t kColumns = 256;
 
-constexpr int32_t kInOrder[kTile] = {0, 1, 2, 3, 4, 5, 6, 7};
-
 // Candidates of one token in one segment, ascending, and the destination of their sum. values: of
 // their activated gates, not 0; null if these have to be computed.
 struct Span {
@@ -54,6 +52,10 @@ class Spans {
     // Computes spans [span, end): tiles of candidates, then batches of neurons whose gates fired.
     // The rows of a tile or batch are prefetched while the one before is computed.
     void run(const Span* span, const Span* const last) {
+        if (w_.down.tiles != NeuronRows::Tiles::none) {
+            for (; span < last; span++) run_in_order(*span);
+            return;
+        }
         for (const Span* known = span; known < last; known++) {
             for (int64_t i = 0; known->values && i < known->n; i++) {
                 fires(known->token, known->ids[i], known->values[i], known->sum);
@@ -83,6 +85,32 @@ class Spans {
  private:
     static cpu::Ahead ahead_of(const NeuronRows& rows, const int32_t* ids, int64_t n) {
         return {rows.data, rows.stride, ids, n};
+    }
+
+    // The same for rows in tiles, which processors prefetch themselves: many at a time.
+    void run_in_order(const Span& span) {
+        for (int64_t i = 0, n = 0; i < span.n; i += n) {
+            n = std::min(cpu::kShared, span.n - i);
+            int32_t ids[cpu::kShared];
+            float h[cpu::kShared];
+            if (span.values) {
+                std::copy_n(span.values + i, n, h);
+            } else {
+                rows_.dot(cpu::first_rows(w_), cpu::first_bias(w_), span.ids + i, n, &span.token, 1,
+                          h);
+                proposed += n;
+                cpu::activate(w_, h, n);
+            }
+            int64_t m = 0;
+            for (int64_t j = 0; j < n; j++) {
+                ids[m] = span.ids[i + j];
+                h[m] = h[j];
+                m += h[j] != 0;
+            }
+            m = compute(ids, h, m, span.token, {}, [](int64_t, int64_t) {});
+            const int32_t first[] = {0, int32_t(m)};
+            if (m) rows_.add(ids, m, 0, w_.cols, {first, cpu::kEach.data(), h}, 1, span.sum, 0);
+        }
     }
 
     // The next candidates of one token, from place `at` of `span` on, without the spans whose gates
@@ -116,37 +144,45 @@ class Spans {
         waiting_.n = 0;
     }
 
-    void finish(Batch& batch, const Batch& next) {
-        if (!batch.n) return;
-        computed += batch.n;
-        for (int64_t i = 0; computed_ && i < batch.n; i++) computed_[batch.ids[i]] = true;
-        int64_t m = batch.n;
-        if (w_.gate) {
-            float u[kTile];
-            rows_.dot(w_.up, w_.up_bias, batch.ids, m, &batch.token, 1, u,
-                      ahead_of(w_.up, next.ids, next.n));
-            cpu::values(w_, batch.h, u, m, u);
+    // h[i] = the value of neuron ids[i], from its activated gate, not 0. Keeps the m of n that are
+    // not 0, and calls moved(to, from) for each of them; returns m.
+    template <typename F>
+    int64_t compute(int32_t* ids, float* h, int64_t n, int32_t token, const cpu::Ahead& ahead,
+                    const F& moved) {
+        computed += n;
+        for (int64_t i = 0; computed_ && i < n; i++) computed_[ids[i]] = true;
+        int64_t m = n;
+        if (w_.gate && n) {
+            float u[cpu::kShared];
+            rows_.dot(w_.up, w_.up_bias, ids, n, &token, 1, u, ahead);
+            cpu::values(w_, h, u, n, u);
             m = 0;
-            for (int64_t i = 0; i < batch.n; i++) {
-                batch.ids[m] = batch.ids[i];
-                batch.sums[m] = batch.sums[i];
-                batch.h[m] = u[i];
+            for (int64_t i = 0; i < n; i++) {
+                ids[m] = ids[i];
+                h[m] = u[i];
+                moved(m, i);
                 m += u[i] != 0;
             }
         }
         fired += m;
-        for (int64_t i = 0; fired_ && i < m; i++) fired_[batch.token * w_.n + batch.ids[i]] = true;
-        for (int64_t i = 0; values_ && i < m; i++) {
-            values_[batch.token * w_.n + batch.ids[i]] = batch.h[i];
-        }
+        for (int64_t i = 0; fired_ && i < m; i++) fired_[token * w_.n + ids[i]] = true;
+        for (int64_t i = 0; values_ && i < m; i++) values_[token * w_.n + ids[i]] = h[i];
+        return m;
+    }
+
+    void finish(Batch& batch, const Batch& next) {
+        if (!batch.n) return;
+        const int64_t m =
+            compute(batch.ids, batch.h, batch.n, batch.token, ahead_of(w_.up, next.ids, next.n),
+                    [&](int64_t to, int64_t from) { batch.sums[to] = batch.sums[from]; });
         for (int64_t i = 0, end = 0; i < m; i = end) {  // a segment's neurons at a time
             while (end < m && batch.sums[end] == batch.sums[i]) end++;
             const int32_t first[] = {0, int32_t(end - i)};
             const int64_t from = std::min(i, next.n);
-            rows_.add(
-                batch.ids + i, end - i, 0, w_.cols,
-                {first, kInOrder, batch.h + i, ahead_of(w_.down, next.ids + from, next.n - from)},
-                1, batch.sums[i], 0);
+            rows_.add(batch.ids + i, end - i, 0, w_.cols,
+                      {first, cpu::kEach.data(), batch.h + i,
+                       ahead_of(w_.down, next.ids + from, next.n - from)},
+                      1, batch.sums[i], 0);
         }
     }
 

@@ -92,6 +92,15 @@ using add_fn = void (*)(const uint8_t* w, int64_t stride, const int32_t* ids, in
                         int64_t cols, const Shares& shares, int64_t nt, float* y, int64_t ldy);
 // The same for blocks as stored; y has the order of spans of 256, or with blocks of 32 plain order.
 using stored_add_fn = add_fn;
+// The same for tiles of rows with blocks of 32 (NeuronRows::Tiles::blocks), with the bits of
+// stored_add. The input tells no rows to prefetch: where tiles are used, rows are read in order.
+using tiled_add_fn = add_fn;
+
+// Where row id of such tiles begins, and the distance of its blocks, which have `size` bytes.
+[[gnu::always_inline]] inline const uint8_t* tiled_row(const uint8_t* w, int64_t stride, int32_t id,
+                                                       int64_t size) {
+    return w + id / kStrip * kStrip * stride + id % kStrip * size;
+}
 
 // Quantises rows [t0, t0 + nt) of x [.., cols] into out.
 using quantize_fn = void (*)(const float* x, int64_t t0, int64_t nt, const Q8Rows& out);
@@ -123,6 +132,7 @@ struct Kernels {
     add_fn add[kTypes];
     stored_dot_fn stored_dot[kTypes];
     stored_add_fn stored_add[kTypes];
+    tiled_add_fn tiled_add[kTypes];
     quantize_fn quantize[kTypes];  // by input type: F32
     sketch_fn sketch[kTypes];      // by tensor type: I8
 };

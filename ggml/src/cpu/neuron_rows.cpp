@@ -28,11 +28,11 @@ bool can_pack(const NeuronRows& rows) {
     return !rows.folded && info(rows.type).block == kQ;
 }
 
-bool are_neighbours(const int32_t* tokens, int64_t n) {
-    for (int64_t i = 1; i < n; i++) {
-        if (tokens[i] != tokens[0] + i) return false;
-    }
-    return true;
+// As many of the first n tokens are neighbours.
+int64_t neighbours(const int32_t* tokens, int64_t n) {
+    int64_t i = 1;
+    while (i < n && tokens[i] == tokens[0] + i) i++;
+    return i;
 }
 
 }  // namespace
@@ -81,8 +81,11 @@ void RowProducts::dot(const NeuronRows& rows, const float* bias, const int32_t* 
                       uint8_t* strips) const {
     int32_t room[kShared];
     const int32_t* const at = places(rows, ids, n, room);
-    if (strips && can_pack(rows) && n >= kStrip && nt >= kFewest && are_neighbours(tokens, nt)) {
-        dot_strips(rows, at, n, tokens[0], nt, strips, out);
+    if (rows.tiles != NeuronRows::Tiles::none) {
+        dot_tiles(rows, at, n, tokens, nt, out);
+    } else if (strips && can_pack(rows) && n >= kStrip && nt >= kFewest &&
+               neighbours(tokens, nt) == nt) {
+        dot_packed(rows, at, n, tokens[0], nt, strips, out);
     } else {
         NeuronInput in = in_;
         in.ahead = ahead;
@@ -97,11 +100,47 @@ void RowProducts::dot(const NeuronRows& rows, const float* bias, const int32_t* 
     }
 }
 
-void RowProducts::dot_strips(const NeuronRows& rows, const int32_t* ids, int64_t n, int64_t t0,
-                             int64_t nt, uint8_t* strips, float* out) const {
-    const strip_fn kernel = kernels_.strip[int(rows.type)];
-    const int64_t bytes = info(rows.type).size(w_.cols);
+void RowProducts::dot_strips(DType type, const uint8_t* strips, int64_t n_strips,
+                             const int32_t* ids, int64_t first, int64_t n, int64_t t0, int64_t nt,
+                             float* out, int64_t ldo) const {
+    const strip_fn kernel = kernels_.strip[int(type)];
+    const int64_t ldy = n_strips * kStrip;
+    if (ldo == 1 && n == ldy) return kernel(strips, n_strips, in_.q8, t0, 1, out, 0);  // all rows
     float part[kTokens * kPacked];
+    const int64_t most = kTokens * kPacked / ldy;
+    for (int64_t t = 0; t < nt; t += most) {
+        const int64_t count = std::min(most, nt - t);
+        kernel(strips, n_strips, in_.q8, t0 + t, count, part, ldy);
+        for (int64_t i = 0; i < n; i++) {
+            const float* const from = part + ids[i] - first;
+            for (int64_t j = 0; j < count; j++) out[i * ldo + t + j] = from[j * ldy];
+        }
+    }
+}
+
+// Rows of a strip that are not asked for are computed nevertheless. Where tiles are used, there are
+// few of them: at the ends of a thread's piece.
+void RowProducts::dot_tiles(const NeuronRows& rows, const int32_t* ids, int64_t n,
+                            const int32_t* tokens, int64_t nt, float* out) const {
+    for (int64_t i = 0, end = 0; i < n; i = end) {
+        const int64_t first = ids[i] / kStrip, beyond = first + kShared / kStrip;
+        const auto follows = [&] {
+            const int64_t strip = ids[end] / kStrip, last = ids[end - 1] / kStrip;
+            return strip < beyond && (strip == last || strip == last + 1);
+        };
+        for (end = i + 1; end < n && follows();) end++;
+        const int64_t n_strips = ids[end - 1] / kStrip - first + 1;
+        for (int64_t t = 0, count = 0; t < nt; t += count) {
+            count = neighbours(tokens + t, nt - t);
+            dot_strips(rows.type, rows.data + first * kStrip * rows.stride, n_strips, ids + i,
+                       first * kStrip, end - i, tokens[t], count, out + i * nt + t, nt);
+        }
+    }
+}
+
+void RowProducts::dot_packed(const NeuronRows& rows, const int32_t* ids, int64_t n, int64_t t0,
+                             int64_t nt, uint8_t* strips, float* out) const {
+    const int64_t bytes = info(rows.type).size(w_.cols);
     for (int64_t i = 0; i < n; i += kPacked) {
         const int64_t m = std::min(kPacked, n - i), n_strips = (m + kStrip - 1) / kStrip;
         for (int64_t s = 0; s < n_strips; s++) {
@@ -111,24 +150,18 @@ void RowProducts::dot_strips(const NeuronRows& rows, const int32_t* ids, int64_t
             }
             pack_strip(rows.type, each, w_.cols, strips + s * kStrip * bytes);
         }
-        const int64_t ldy = n_strips * kStrip;
-        for (int64_t t = 0; t < nt; t += kTokens) {
-            const int64_t count = std::min(kTokens, nt - t);
-            kernel(strips, n_strips, in_.q8, t0 + t, count, part, ldy);
-            for (int64_t r = 0; r < m; r++) {
-                float* const to = out + (i + r) * nt + t;
-                for (int64_t j = 0; j < count; j++) to[j] = part[j * ldy + r];
-            }
-        }
+        dot_strips(rows.type, strips, n_strips, kEach.data(), 0, m, t0, nt, out + i * nt, nt);
     }
 }
 
 void RowProducts::add(const int32_t* ids, int64_t n, int64_t c0, int64_t cols, const Shares& shares,
                       int64_t nt, float* y, int64_t ldy) const {
-    const uint8_t* data = w_.down.data + info(w_.down.type).size(c0);
+    const bool tiled = w_.down.tiles != NeuronRows::Tiles::none;
+    const uint8_t* data = w_.down.data + info(w_.down.type).size(c0) * (tiled ? kStrip : 1);
     int32_t room[kShared];
     ids = places(w_.down, ids, n, room);
-    const add_fn kernel = kernel_for(w_.down, kernels_.add, kernels_.stored_add);
+    const add_fn kernel = tiled ? kernels_.tiled_add[int(w_.down.type)]
+                                : kernel_for(w_.down, kernels_.add, kernels_.stored_add);
     kernel(data, w_.down.stride, ids, n, cols, shares, nt, y, ldy);
 }
 

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <algorithm>
+#include <array>
 
 #include "cpu/kernels.h"
 #include "ggml/neurons.h"
@@ -20,6 +21,12 @@ inline const int32_t* places(const NeuronRows& rows, const int32_t* ids, int64_t
 
 // Rows that are packed as strips at a time.
 constexpr int64_t kPacked = 32;
+// 0, 1, 2, and so on: all rows that a kernel is given.
+inline constexpr auto kEach = [] {
+    std::array<int32_t, kShared> each{};
+    for (int32_t i = 0; i < int32_t(kShared); i++) each[size_t(i)] = i;
+    return each;
+}();
 
 class RowProducts {
  public:
@@ -40,8 +47,15 @@ class RowProducts {
              int64_t nt, float* y, int64_t ldy) const;
 
  private:
-    void dot_strips(const NeuronRows& rows, const int32_t* ids, int64_t n, int64_t t0, int64_t nt,
+    // The same for rows in tiles; and for rows that are packed as strips for it.
+    void dot_tiles(const NeuronRows& rows, const int32_t* ids, int64_t n, const int32_t* tokens,
+                   int64_t nt, float* out) const;
+    void dot_packed(const NeuronRows& rows, const int32_t* ids, int64_t n, int64_t t0, int64_t nt,
                     uint8_t* strips, float* out) const;
+    // out[i * ldo + t] = row ids[i] - first of n_strips <= kShared / kStrip strips . token t0 + t
+    void dot_strips(DType type, const uint8_t* strips, int64_t n_strips, const int32_t* ids,
+                    int64_t first, int64_t n, int64_t t0, int64_t nt, float* out,
+                    int64_t ldo) const;
     void fold_span(int64_t b0, int64_t eighth, const Q8Rows& out) const;
 
     const Kernels& kernels_;

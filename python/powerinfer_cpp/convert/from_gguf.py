@@ -64,8 +64,7 @@ class Loss:
 # Of rows against plain matrices with nothing skipped: docs/sparsity.md.
 SMOOTH_COST = (
     "note: this activation is never zero, so without a threshold (powerinfer profile --cats) no "
-    "neuron is skipped: FFN layers run at 0.4 to 0.75 of a plain file's speed in prompts, and at "
-    "0.3 to 0.8 in generation"
+    "neuron is skipped: models run at 0.5 to 0.85 of a plain file's speed"
 )
 
 

@@ -139,12 +139,13 @@ inline float scale_of(const uint8_t* block) {
     return _mm_cvtss_f32(_mm_cvtph_ps(_mm_cvtsi32_si128(half)));
 }
 
-template <typename F, int R>
+// A row's blocks are `apart` blocks apart: 1, or kStrip in tiles.
+template <typename F, int apart, int R>
 void add_tile(const uint8_t* const* rows, const uint8_t* const* ahead, const float* h, float* y,
               int64_t cols) {
     constexpr int64_t size = sizeof(typename F::Block);
-    for (int64_t c = 0, at = 0; c < cols; c += kQ, at += size) {
-        if (at % 64 < size) {
+    for (int64_t c = 0, at = 0; c < cols; c += kQ, at += apart * size) {
+        if (apart == 1 && at % 64 < size) {
             for (int r = 0; r < R; r++) __builtin_prefetch(ahead[r] + at, 0, 2);
         }
         __m512 sum[2] = {_mm512_loadu_ps(y + c), _mm512_loadu_ps(y + c + 16)};
@@ -198,13 +199,14 @@ inline void add_listed(const Piece& piece, const int32_t* row, const float* h, i
     for (int i = 0; i < 2; i++) _mm512_storeu_ps(y + 16 * i, sum[i]);
 }
 
-template <typename F>
+template <typename F, int apart>
 void add_unpacked(const uint8_t* const* rows, int64_t n, int64_t cols, const Shares& shares,
                   int64_t nt, float* y, int64_t ldy) {
     Piece piece;
     float factors[kTogether * kShared];
     const bool all = shares.first[nt] - shares.first[0] == n * nt;
-    for (int64_t c = 0, at = 0; c < cols; c += kQ, at += int64_t(sizeof(typename F::Block))) {
+    for (int64_t c = 0, at = 0; c < cols;
+         c += kQ, at += apart * int64_t(sizeof(typename F::Block))) {
         for (int64_t r = 0; r < n; r++) {
             piece.scale[r] = scale_of<F>(rows[r] + at);
             for (int i = 0; i < 2; i++) {
@@ -234,14 +236,17 @@ void add_unpacked(const uint8_t* const* rows, int64_t n, int64_t cols, const Sha
     }
 }
 
-template <typename F>
+template <typename F, int apart>
 void add(const uint8_t* w, int64_t stride, const int32_t* ids, int64_t n, int64_t cols,
          const Shares& shares, int64_t nt, float* y, int64_t ldy) {
-    const auto tile = [&](auto count, auto... of) { add_tile<F, count>(of..., cols); };
-    const auto unpacked = [&](const uint8_t* const* rows) {
-        add_unpacked<F>(rows, n, cols, shares, nt, y, ldy);
+    const auto at = [&](int32_t id) {
+        return apart == 1 ? w + id * stride : tiled_row(w, stride, id, sizeof(typename F::Block));
     };
-    add_blocks(w, stride, ids, n, shares, nt, y, ldy, tile, unpacked);
+    const auto tile = [&](auto count, auto... of) { add_tile<F, apart, count>(of..., cols); };
+    const auto unpacked = [&](const uint8_t* const* rows) {
+        add_unpacked<F, apart>(rows, n, cols, shares, nt, y, ldy);
+    };
+    add_blocks<apart == 1 ? 4 : kStrip>(at, ids, n, shares, nt, y, ldy, tile, unpacked);
 }
 
 }  // namespace
@@ -255,7 +260,12 @@ void add(const uint8_t* w, int64_t stride, const int32_t* ids, int64_t n, int64_
     void stored_add__##suffix(const uint8_t* w, int64_t stride, const int32_t* ids, int64_t n, \
                               int64_t cols, const Shares& shares, int64_t nt, float* y,        \
                               int64_t ldy) {                                                   \
-        add<Format>(w, stride, ids, n, cols, shares, nt, y, ldy);                              \
+        add<Format, 1>(w, stride, ids, n, cols, shares, nt, y, ldy);                           \
+    }                                                                                          \
+    void tiled_add__##suffix(const uint8_t* w, int64_t stride, const int32_t* ids, int64_t n,  \
+                             int64_t cols, const Shares& shares, int64_t nt, float* y,         \
+                             int64_t ldy) {                                                    \
+        add<Format, kStrip>(w, stride, ids, n, cols, shares, nt, y, ldy);                      \
     }
 PLAIN(q8_0, PlainQ8_0)
 PLAIN(q4_0, PlainQ4_0)

@@ -1,5 +1,5 @@
 // Products with neuron rows and their weighted sums, in plain C++: the specification of dot__*,
-// add__*, stored_dot__* and stored_add__*.
+// add__*, stored_dot__*, stored_add__* and tiled_add__*.
 #include "ggml/neurons.h"
 
 #include "cpu/generic/block_product.h"
@@ -109,6 +109,17 @@ void add_stored(DType type, const uint8_t* w, int64_t stride, const int32_t* ids
              [&](int64_t id, float* values) { info(type).decode(w + id * stride, values, cols); });
 }
 
+void add_tiled(DType type, const uint8_t* w, int64_t stride, const int32_t* ids, int64_t,
+               int64_t cols, const Shares& shares, int64_t nt, float* y, int64_t ldy) {
+    const int64_t size = info(type).bytes;
+    add_rows(cols, 0, ids, shares, nt, y, ldy, [&](int64_t id, float* values) {
+        const uint8_t* block = tiled_row(w, stride, int32_t(id), size);
+        for (int64_t c = 0; c < cols; c += kQ, block += kStrip * size) {
+            info(type).decode(block, values + c, kQ);
+        }
+    });
+}
+
 void dot_values(DType type, const uint8_t* w, int64_t stride, const int32_t* ids, int64_t n,
                 int64_t cols, const NeuronInput& in, const int32_t* tokens, int64_t nt, float* y) {
     std::vector<float> values(static_cast<size_t>(cols));
@@ -144,7 +155,13 @@ void add_values(DType type, const uint8_t* w, int64_t stride, const int32_t* ids
         add(DType::type, w, stride, ids, n, cols, shares, nt, y, ldy);                          \
     }
 #define BLOCKS(suffix, type) NEURON(suffix, , type, dot_blocks<Block##type>, add_blocks)
-#define PLAIN(suffix, type) NEURON(suffix, stored_, type, dot_plain<Block##type>, add_stored)
+#define PLAIN(suffix, type)                                                                   \
+    NEURON(suffix, stored_, type, dot_plain<Block##type>, add_stored)                         \
+    void tiled_add__##suffix(const uint8_t* w, int64_t stride, const int32_t* ids, int64_t n, \
+                             int64_t cols, const Shares& shares, int64_t nt, float* y,        \
+                             int64_t ldy) {                                                   \
+        add_tiled(DType::type, w, stride, ids, n, cols, shares, nt, y, ldy);                  \
+    }
 #define STORED(suffix, type) NEURON(suffix, stored_, type, dot_stored<Block##type>, add_stored)
 NEURON(f32, , F32, dot_values, add_values)
 NEURON(f16, , F16, dot_values, add_values)

@@ -262,7 +262,8 @@ void add(const uint8_t* w, int64_t stride, const int32_t* ids, int64_t n, int64_
     const auto unpacked = [&](const uint8_t* const* rows) {
         add_unpacked<F>(rows, n, cols, shares, nt, y, ldy);
     };
-    add_blocks(w, stride, ids, n, shares, nt, y, ldy, tile, unpacked);
+    const auto at = [&](int32_t id) { return w + id * stride; };
+    add_blocks<4>(at, ids, n, shares, nt, y, ldy, tile, unpacked);
 }
 
 }  // namespace ggml::cpu::GGML_ISA

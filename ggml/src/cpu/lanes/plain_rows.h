@@ -1,5 +1,5 @@
-// Kernels of neuron rows with blocks of 32 as stored (stored_dot, stored_add): for rows that cannot
-// be folded.
+// Kernels of neuron rows with blocks of 32 as stored (stored_dot, stored_add) and in tiles
+// (tiled_add): for rows that cannot be folded.
 //
 // A product computes eight pairs of a row and a token at a time, one per lane. The integer sum of a
 // block is exact, and a lane adds its blocks in ascending order, so the bits are those of the same
@@ -112,13 +112,14 @@ struct PlainBlock {
     float scale = 1;
 };
 
-// For one token: R rows at a time share loads and stores of y.
-template <typename F, int R>
+// For one token: R rows at a time share loads and stores of y. A row's blocks are `apart` blocks
+// apart: 1, or kStrip in tiles.
+template <typename F, int apart, int R>
 void add_plain_tile(const uint8_t* const* rows, const uint8_t* const* ahead, const float* h,
                     float* y, int64_t cols) {
     constexpr int64_t size = sizeof(typename F::Block);
-    for (int64_t c = 0, at = 0; c < cols; c += kQ, at += size) {
-        if (at % 64 < size) {
+    for (int64_t c = 0, at = 0; c < cols; c += kQ, at += apart * size) {
+        if (apart == 1 && at % 64 < size) {
             for (int r = 0; r < R; r++) __builtin_prefetch(ahead[r] + at, 0, 2);
         }
         f32x8 sum[4];
@@ -173,13 +174,14 @@ inline void add_listed(const PlainPiece& piece, const int32_t* row, const float*
 }
 
 // For several tokens: decodes 32 columns of all rows once.
-template <typename F>
+template <typename F, int apart>
 void add_plain_unpacked(const uint8_t* const* rows, int64_t n, int64_t cols, const Shares& shares,
                         int64_t nt, float* y, int64_t ldy) {
     constexpr int kTogether = 2;
     PlainPiece piece;
     const bool all = shares.first[nt] - shares.first[0] == n * nt;
-    for (int64_t c = 0, at = 0; c < cols; c += kQ, at += int64_t(sizeof(typename F::Block))) {
+    for (int64_t c = 0, at = 0; c < cols;
+         c += kQ, at += apart * int64_t(sizeof(typename F::Block))) {
         for (int64_t r = 0; r < n; r++) {
             f32x8 values[4];
             piece.scale[r] = PlainBlock<F>(rows[r], at, values).factor(1);
@@ -202,14 +204,17 @@ void add_plain_unpacked(const uint8_t* const* rows, int64_t n, int64_t cols, con
     }
 }
 
-template <typename F>
+template <typename F, int apart>
 void add_plain(const uint8_t* w, int64_t stride, const int32_t* ids, int64_t n, int64_t cols,
                const Shares& shares, int64_t nt, float* y, int64_t ldy) {
-    const auto tile = [&](auto count, auto... of) { add_plain_tile<F, count>(of..., cols); };
-    const auto unpacked = [&](const uint8_t* const* rows) {
-        add_plain_unpacked<F>(rows, n, cols, shares, nt, y, ldy);
+    const auto at = [&](int32_t id) {
+        return apart == 1 ? w + id * stride : tiled_row(w, stride, id, sizeof(typename F::Block));
     };
-    add_blocks(w, stride, ids, n, shares, nt, y, ldy, tile, unpacked);
+    const auto tile = [&](auto count, auto... of) { add_plain_tile<F, apart, count>(of..., cols); };
+    const auto unpacked = [&](const uint8_t* const* rows) {
+        add_plain_unpacked<F, apart>(rows, n, cols, shares, nt, y, ldy);
+    };
+    add_blocks<apart == 1 ? 4 : kStrip>(at, ids, n, shares, nt, y, ldy, tile, unpacked);
 }
 
 }  // namespace ggml::cpu::GGML_ISA
@@ -230,6 +235,11 @@ void add_plain(const uint8_t* w, int64_t stride, const int32_t* ids, int64_t n, 
     void stored_add__##suffix(const uint8_t* w, int64_t stride, const int32_t* ids, int64_t n, \
                               int64_t cols, const Shares& shares, int64_t nt, float* y,        \
                               int64_t ldy) {                                                   \
-        add_plain<Format>(w, stride, ids, n, cols, shares, nt, y, ldy);                        \
+        add_plain<Format, 1>(w, stride, ids, n, cols, shares, nt, y, ldy);                     \
+    }                                                                                          \
+    void tiled_add__##suffix(const uint8_t* w, int64_t stride, const int32_t* ids, int64_t n,  \
+                             int64_t cols, const Shares& shares, int64_t nt, float* y,         \
+                             int64_t ldy) {                                                    \
+        add_plain<Format, kStrip>(w, stride, ids, n, cols, shares, nt, y, ldy);                \
     }
 #endif
