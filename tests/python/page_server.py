@@ -266,7 +266,9 @@ class Server:
             self.failed.add(len(body["messages"]))
             return problem(400, "The prompt has 5,000 tokens, but the context has room for 4,096.")
         self.requests += 1
-        answer = {"/markdown": MARKDOWN, "/long": "\n\n".join([STORY] * 40)}.get(text, STORY)
+        answer = {"/markdown": MARKDOWN, "/short": "Yes.", "/long": "\n\n".join([STORY] * 40)}.get(
+            text, STORY
+        )
         events = self.events(self.requests, body["model"], answer, text)
         return StreamingResponse(events, media_type="text/event-stream")
 
@@ -295,7 +297,10 @@ class Server:
             joined = ""
             for token, piece in enumerate(words):
                 await asyncio.sleep(self.delay)
-                hub.step(request, token)
+                if text == "/short":  # over before the next frame is due
+                    asyncio.get_running_loop().call_later(0.3, hub.step, request, token)
+                else:
+                    hub.step(request, token)
                 joined += piece
                 # Every third chunk holds two tokens, as a server joins what is ready.
                 if token % 4 == 2 and token + 1 < len(words):

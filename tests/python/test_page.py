@@ -321,6 +321,16 @@ def test_view_and_replay(visit: Visit) -> None:
     visit.shot("table")
 
 
+def test_view_of_a_short_answer(visit: Visit) -> None:
+    """Its only step comes when all words are there."""
+    page = visit.page
+    visit.send("/short")
+    page.wait_for_selector("#share-text:has-text('on average')")
+    page.click("#open-table")
+    fired = page.locator("#table-body tr td:last-child").all_inner_texts()
+    assert len(fired) == 32 and all(0 < float(t.rstrip("%")) < 40 for t in fired)
+
+
 def pixels(page) -> str:
     """The map, once it no longer changes."""
     before = ""

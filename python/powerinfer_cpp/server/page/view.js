@@ -127,8 +127,11 @@ export class View {
         if (this.running || foreign || this.own === undefined)
             this.live(frame);
         else if (!this.held) {
-            // The last step comes after the answer's last word.
+            // The last step comes after the answer's last word; of a short answer it is the only
+            // one.
+            this.picture?.light(frame, true);
             this.average(this.own);
+            this.wake();
             byId('replay').disabled = false;
         }
     }
