@@ -328,6 +328,7 @@ def main() -> None:
     options = parser.parse_args()
     listener = socket.socket()
     listener.bind(("127.0.0.1", options.port))
+    listener.listen()  # visitors who come before the server is up wait
     print(f"http://127.0.0.1:{listener.getsockname()[1]}/", flush=True)
     app = Server(options.delay).app()
     # Without a limit a page that watches would keep the server from ending.

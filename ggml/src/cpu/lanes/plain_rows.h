@@ -95,22 +95,19 @@ void dot_plain(const uint8_t* w, int64_t stride, const int32_t* ids, int64_t n, 
     }
 }
 
-// Block `at` bytes into a row as eight-lane values and their common factor: h times the weights is
-// factor(h) * values. Integers are not scaled one by one.
+// Decodes the block `at` bytes into a row, without the scale that all of its weights share. Returns
+// that scale: 1 where weights have a minimum as well.
 template <typename F>
-struct PlainBlock {
-    PlainBlock(const uint8_t* row, int64_t at, f32x8 (&values)[4]) {
-        const auto& block = *reinterpret_cast<const typename F::Block*>(row + at);
-        if constexpr (F::has_min) {
-            F::values(block, values);
-        } else {
-            F::unscaled(block, values);
-            scale = f16_value(block.d);
-        }
+float decode_plain(const uint8_t* row, int64_t at, f32x8 (&values)[4]) {
+    const auto& block = *reinterpret_cast<const typename F::Block*>(row + at);
+    if constexpr (F::has_min) {
+        F::values(block, values);
+        return 1;
+    } else {
+        F::unscaled(block, values);
+        return f16_value(block.d);
     }
-    float factor(float h) const { return F::has_min ? h : h * scale; }
-    float scale = 1;
-};
+}
 
 // For one token: R rows at a time share loads and stores of y. A row's blocks are `apart` blocks
 // apart: 1, or kStrip in tiles.
@@ -119,15 +116,14 @@ void add_plain_tile(const uint8_t* const* rows, const uint8_t* const* ahead, con
                     float* y, int64_t cols) {
     constexpr int64_t size = sizeof(typename F::Block);
     for (int64_t c = 0, at = 0; c < cols; c += kQ, at += apart * size) {
-        if (apart == 1 && at % 64 < size) {
-            for (int r = 0; r < R; r++) __builtin_prefetch(ahead[r] + at, 0, 2);
+        if constexpr (apart == 1) {
+            for (int r = 0; r < R && at % 64 < size; r++) __builtin_prefetch(ahead[r] + at, 0, 2);
         }
         f32x8 sum[4];
         for (int i = 0; i < 4; i++) sum[i] = load_f32(y + c + 8 * i);
         for (int r = 0; r < R; r++) {
             f32x8 values[4];
-            const PlainBlock<F> block(rows[r], at, values);
-            const f32x8 factor = splat(block.factor(h[r]));
+            const f32x8 factor = splat(h[r] * decode_plain<F>(rows[r], at, values));
             for (int i = 0; i < 4; i++) sum[i] = add_product(sum[i], factor, values[i]);
         }
         for (int i = 0; i < 4; i++) store(y + c + 8 * i, sum[i]);
@@ -184,7 +180,7 @@ void add_plain_unpacked(const uint8_t* const* rows, int64_t n, int64_t cols, con
          c += kQ, at += apart * int64_t(sizeof(typename F::Block))) {
         for (int64_t r = 0; r < n; r++) {
             f32x8 values[4];
-            piece.scale[r] = PlainBlock<F>(rows[r], at, values).factor(1);
+            piece.scale[r] = decode_plain<F>(rows[r], at, values);
             for (int i = 0; i < 4; i++) store(piece.values[r] + 8 * i, values[i]);
         }
         int64_t t = 0;
