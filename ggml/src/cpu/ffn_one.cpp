@@ -87,7 +87,8 @@ class Spans {
         return {rows.data, rows.stride, ids, n};
     }
 
-    // The same for rows in tiles, which processors prefetch themselves: many at a time.
+    // One span whose rows lie in tiles. The processor prefetches what is read in order, so there
+    // is no batch that waits: as many neurons at a time as a kernel takes.
     void run_in_order(const Span& span) {
         for (int64_t i = 0, n = 0; i < span.n; i += n) {
             n = std::min(cpu::kShared, span.n - i);

@@ -87,8 +87,6 @@ void sum_values(Context& context, const Neurons& w, const Input& x, const Neuron
     const cpu::RowProducts rows(context, w, x, scratch, 0, 0);
     const int64_t grain = std::max<int64_t>(1, kSegments / (6 * context.threads.active()));
     context.threads.run(end - begin, grain, [&](int64_t first, int64_t last, int) {
-        int32_t in_order[kTile];
-        for (int32_t i = 0; i < kTile; i++) in_order[i] = i;
         Batch ready, waiting;
         // Adds `ready` while the rows of `waiting` are prefetched; then `waiting` becomes `ready`.
         const auto move_on = [&] {
@@ -97,8 +95,8 @@ void sum_values(Context& context, const Neurons& w, const Input& x, const Neuron
             const cpu::Ahead ahead{w.down.data, w.down.stride,
                                    cpu::places(w.down, waiting.ids, waiting.n, room), waiting.n};
             if (ready.n) {
-                rows.add(ready.ids, ready.n, 0, w.cols, {entries, in_order, ready.h, ahead}, 1,
-                         ready.sum, 0);
+                rows.add(ready.ids, ready.n, 0, w.cols,
+                         {entries, cpu::kEach.data(), ready.h, ahead}, 1, ready.sum, 0);
             }
             ready = waiting;
             waiting.n = 0;
