@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Write powerinfer_cpp/src/unicode_tables.inc: which code points are letters of which case, marks,
-numbers, punctuation or white space.
+"""Write powerinfer_cpp/src/tokenizer/unicode_tables.inc: which code points are letters
+of which case, marks, numbers, punctuation or white space.
 
   make_unicode_tables.py [--module unicodedata2]
 
@@ -17,7 +17,7 @@ import pathlib
 import sys
 from types import ModuleType
 
-OUTPUT = pathlib.Path(__file__).parents[1] / "powerinfer_cpp" / "src" / "unicode_tables.inc"
+OUTPUT = pathlib.Path(__file__).parents[1] / "powerinfer_cpp/src/tokenizer/unicode_tables.inc"
 
 
 def kind(code_point: int, data: ModuleType) -> str:

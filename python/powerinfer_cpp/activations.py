@@ -1,5 +1,5 @@
 """Names of activations, and the defaults for files that name none, equal to the engine's table
-(src/families)."""
+(src/model/families)."""
 
 RELUS = ("relu", "drelu", "relu2")  # zero unless the gate is positive
 SMOOTH = ("silu", "gelu", "gelu_tanh")  # never exactly zero

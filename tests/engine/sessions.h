@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "ggml/check.h"
-#include "session.h"
+#include "session/session.h"
 #include "tiny_model.h"
 
 namespace sessions {

@@ -6,9 +6,9 @@
 #include <string>
 #include <vector>
 
-#include "bundle_file.h"
+#include "files/bundle_file.h"
+#include "load/storage.h"
 #include "sessions.h"
-#include "storage.h"
 
 namespace stored {
 

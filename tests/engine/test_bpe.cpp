@@ -8,8 +8,8 @@
 #include <iterator>
 
 #include "ggml/check.h"
-#include "tokenizer.h"
-#include "tokenizer_bpe.h"
+#include "tokenizer/tokenizer.h"
+#include "tokenizer/tokenizer_bpe.h"
 
 using namespace powerinfer;
 using ggml::Gguf;

@@ -6,13 +6,13 @@
 #include <fstream>
 #include <functional>
 
-#include "bundle.h"
-#include "bundle_file.h"
-#include "find_bundle.h"
+#include "files/bundle_file.h"
+#include "files/find_bundle.h"
 #include "ggml/check.h"
 #include "ggml/crc32c.h"
-#include "load.h"
+#include "load/load.h"
 #include "tiny_model.h"
+#include "weights/bundle.h"
 
 using namespace powerinfer;
 using ggml::DType;

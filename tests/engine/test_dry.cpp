@@ -5,8 +5,8 @@
 #include <random>
 #include <vector>
 
-#include "dry.h"
 #include "ggml/check.h"
+#include "sampler/dry.h"
 
 namespace {
 

@@ -10,12 +10,12 @@
 #include <random>
 #include <unordered_map>
 
-#include "families/family.h"
 #include "ggml/check.h"
-#include "model.h"
-#include "special_tokens.h"
+#include "model/families/family.h"
+#include "model/model.h"
 #include "tiny_model.h"
-#include "tokenizer.h"
+#include "tokenizer/special_tokens.h"
+#include "tokenizer/tokenizer.h"
 
 using namespace powerinfer;
 using ggml::DType;

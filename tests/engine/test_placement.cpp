@@ -3,9 +3,9 @@
 #include <cstring>
 #include <functional>
 
+#include "base/sha256.h"
+#include "files/read_placement.h"
 #include "ggml/check.h"
-#include "read_placement.h"
-#include "sha256.h"
 #include "tiny_model.h"
 
 using namespace powerinfer;

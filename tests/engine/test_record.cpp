@@ -2,7 +2,7 @@
 // the counts; from RAM and from storage. Recording changes no result.
 #include <algorithm>
 
-#include "api.h"
+#include "api/api.h"
 #include "circle.h"
 #include "stored_models.h"
 

@@ -9,9 +9,9 @@
 #include <tuple>
 
 #include "ggml/check.h"
-#include "residency.h"
-#include "simulate_cache.h"
-#include "split_pools.h"
+#include "storage/residency.h"
+#include "storage/simulate_cache.h"
+#include "storage/split_pools.h"
 
 using namespace powerinfer;
 

@@ -8,7 +8,7 @@
 #include <set>
 
 #include "ggml/check.h"
-#include "sampler.h"
+#include "sampler/sampler.h"
 
 using powerinfer::Sampler;
 

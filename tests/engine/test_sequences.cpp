@@ -6,7 +6,7 @@
 #include <map>
 
 #include "engine/sessions.h"
-#include "state.h"
+#include "session/state.h"
 
 using namespace sessions;
 

@@ -2,11 +2,11 @@
 // misses.
 #include <cstdlib>
 
-#include "bundle_file.h"
 #include "circle.h"
+#include "files/bundle_file.h"
+#include "load/storage.h"
 #include "sessions.h"
-#include "simulate_cache.h"
-#include "storage.h"
+#include "storage/simulate_cache.h"
 
 namespace {
 

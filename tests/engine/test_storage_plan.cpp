@@ -3,7 +3,7 @@
 #include <algorithm>
 
 #include "circle.h"
-#include "plan.h"
+#include "load/plan.h"
 #include "stored_models.h"
 
 namespace {

@@ -9,9 +9,9 @@
 #include <limits>
 #include <memory>
 
+#include "base/utf8.h"
 #include "ggml/check.h"
-#include "tokenizer.h"
-#include "utf8.h"
+#include "tokenizer/tokenizer.h"
 
 using namespace powerinfer;
 using ggml::Gguf;

@@ -8,10 +8,10 @@
 #include <string>
 #include <vector>
 
-#include "adapter.h"
 #include "engine/tiny_model.h"
 #include "ggml/status.h"
-#include "session.h"
+#include "model/adapter.h"
+#include "session/session.h"
 
 namespace {
 

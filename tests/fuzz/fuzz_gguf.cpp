@@ -2,12 +2,12 @@
 // or an Error, never in a crash. Reads the header alone, as `inspect` and `--plan` do.
 #include <cstdint>
 
-#include "families/family.h"
 #include "ggml/gguf.h"
 #include "ggml/status.h"
-#include "load.h"
-#include "tokenizer.h"
-#include "unread.h"
+#include "load/load.h"
+#include "load/unread.h"
+#include "model/families/family.h"
+#include "tokenizer/tokenizer.h"
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     try {

@@ -9,8 +9,8 @@
 
 #include "engine/tiny_model.h"
 #include "ggml/status.h"
-#include "model.h"
-#include "session.h"
+#include "model/model.h"
+#include "session/session.h"
 
 namespace {
 

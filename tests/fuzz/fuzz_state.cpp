@@ -14,9 +14,9 @@
 
 #include "engine/tiny_model.h"
 #include "ggml/status.h"
-#include "sampler.h"
-#include "session.h"
-#include "state.h"
+#include "sampler/sampler.h"
+#include "session/session.h"
+#include "session/state.h"
 
 namespace {
 

@@ -5,9 +5,9 @@
 #include <cstdlib>
 #include <string>
 
-#include "charsmap.h"
+#include "base/utf8.h"
 #include "fuzz/vocabularies.h"
-#include "utf8.h"
+#include "tokenizer/charsmap.h"
 
 // Without spaces and U+2581, which stands for a space in SentencePiece's pieces: written in a text,
 // it comes back as one.

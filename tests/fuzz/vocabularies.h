@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "ggml/gguf.h"
-#include "tokenizer.h"
+#include "tokenizer/tokenizer.h"
 
 namespace fuzz {
 

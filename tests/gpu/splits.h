@@ -3,7 +3,7 @@
 
 #include <algorithm>
 
-#include "device_model.h"
+#include "device/device_model.h"
 #include "engine/sessions.h"
 #include "gpu/device_arrays.h"
 

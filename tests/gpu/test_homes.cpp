@@ -4,10 +4,10 @@
 #include <cmath>
 #include <set>
 
-#include "device_forward.h"
-#include "device_model.h"
+#include "device/device_model.h"
+#include "files/read_placement.h"
+#include "forward/device_forward.h"
 #include "gpu/splits.h"
-#include "read_placement.h"
 
 using namespace splits;
 

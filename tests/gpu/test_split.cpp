@@ -8,13 +8,13 @@
 #include <thread>
 
 #include "circle.h"
-#include "device_forward.h"
-#include "device_model.h"
-#include "device_scratch.h"
+#include "device/device_model.h"
 #include "engine/sessions.h"
+#include "forward/device_forward.h"
 #include "gpu/device_arrays.h"
 #include "gpu/splits.h"
-#include "state.h"
+#include "memory/device_scratch.h"
+#include "session/state.h"
 
 using namespace splits;
 using gpu_test::kThreadSanitizer;

@@ -3,9 +3,9 @@
 #include <cstdio>
 
 #include "circle.h"
-#include "device_forward.h"
+#include "forward/device_forward.h"
 #include "gpu/splits.h"
-#include "state.h"
+#include "session/state.h"
 
 using namespace splits;
 using gpu_test::kThreadSanitizer;

@@ -4,13 +4,13 @@
 #include <algorithm>
 #include <set>
 
-#include "api.h"
-#include "bundle_file.h"
+#include "api/api.h"
 #include "circle.h"
-#include "device_forward.h"
 #include "faulty_reader.h"
+#include "files/bundle_file.h"
+#include "forward/device_forward.h"
 #include "gpu/splits.h"
-#include "storage.h"
+#include "load/storage.h"
 
 using namespace splits;
 using faulty::Fault;

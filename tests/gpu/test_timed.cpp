@@ -4,7 +4,7 @@
 #include <cstdio>
 #include <fstream>
 
-#include "device_model.h"
+#include "device/device_model.h"
 #include "engine/sessions.h"
 #include "ggml/device.h"
 #include "ggml/device_ops.h"

@@ -31,7 +31,7 @@ DECLARED = re.compile(r"^(?:const )?\w+\*? (pi_\w+)\(", re.M)
 
 def test_every_call_that_can_throw_is_guarded() -> None:
     bodies: dict[str, str] = {}
-    for source in sorted((ROOT / "powerinfer_cpp" / "src").glob("api*.cpp")):
+    for source in sorted((ROOT / "powerinfer_cpp" / "src").rglob("*.cpp")):
         bodies.update(DEFINED.findall(source.read_text(encoding="utf-8")))
     headers = (ROOT / "powerinfer_cpp" / "include").glob("*.h")
     declared = {name for h in headers for name in DECLARED.findall(h.read_text(encoding="utf-8"))}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from fnmatch import fnmatchcase
 from functools import cache
 from pathlib import Path
 
@@ -27,47 +26,24 @@ LIBRARIES = {
     "engine": ("powerinfer_cpp/src",),
     "programs": ("powerinfer_cpp/programs",),
 }
-# The engine's modules, the lowest layer first: nothing includes what stands further down here. A
-# source without a header of its name (forward.cpp) is a module, too.
-LAYERS = (
-    # contents of files
-    (
-        "utf8",
-        "unicode_tables.inc",
-        "pretokenizer",
-        "charsmap",
-        "vocab_hash",
-        "special_tokens",
-        "notes",
-    ),
-    ("vocab", "tokenizer*", "breakers", "dry", "sampler", "names"),
-    # weights in memory
-    ("budget", "bundle", "placement", "stream", "weight_spec", "weight_plan", "sha256"),
-    # which neurons stay in memory
-    ("residency",),
-    ("split_pools", "simulate_cache", "store_shape", "resident_file"),
-    ("predictor_pages",),
-    ("store", "store_slots.cpp", "stored_segments"),
-    # a model
-    ("device_model", "model", "families/*"),
-    ("adapter",),
-    ("adapters",),
-    # memory of a session
-    ("batch", "kv_pages", "rope", "counts", "record", "audit"),
-    ("sequence", "stored_scratch", "workspace", "device_scratch"),
-    ("plan",),
-    # reading a model
-    ("gpu_index", "read_placement", "share", "find_bundle", "bundle_file"),
-    ("expected_uses",),
-    ("storage",),
-    ("ways",),
-    ("model_file.cpp", "resolve.cpp", "unread", "loader.cpp", "device_load.cpp", "load"),
-    # computing
-    ("pass",),
-    ("ffn", "ffn_stored", "device_forward", "device_layers.cpp", "forward"),
-    ("session",),
-    # the API
-    ("state", "measure*", "api*"),
+# The folders of the engine, the lowest floor first: a file includes only files of its own folder
+# and of those before it.
+FLOORS = (
+    "base",  # words that all share
+    "tokenizer",
+    "sampler",
+    "weights",  # the tensors of a file, and how they lie in memory
+    "storage",  # which neurons stay in memory, and how the others are read
+    "device",  # what a GPU holds
+    "model",  # sizes, layers, families, adapters
+    "files",  # what stands beside a model
+    "memory",  # what a session takes
+    "observe",  # what a run did
+    "load",  # planning and opening
+    "forward",  # a pass
+    "session",
+    "tools",
+    "api",
 )
 
 INCLUDE = re.compile(r'^\s*#\s*include\s*([<"])([^>"]+)[>"]')
@@ -171,26 +147,18 @@ def test_no_circles(library: str) -> None:
     assert not found, "\n" + "\n".join(found)
 
 
-def layer(name: str) -> int:
-    """Index in LAYERS of a module of the engine. Fails unless there is exactly one."""
-    short = name.removeprefix(LIBRARIES["engine"][0] + "/")
-    found = [i for i, row in enumerate(LAYERS) if any(fnmatchcase(short, p) for p in row)]
-    assert len(found) == 1, f"{short} must be in one layer of LAYERS"
-    return found[0]
+def folder(name: str) -> str:
+    """The engine's folder that has a file."""
+    return name.removeprefix(LIBRARIES["engine"][0] + "/").split("/")[0]
 
 
-def test_the_engines_layers() -> None:
-    pairs = graph(LIBRARIES["engine"])
-    modules = {module(name) for name in files(LIBRARIES["engine"][0])}
-    places = {name: layer(name) for name in modules}
-    upward = [line for (a, b), lines in pairs.items() if places[a] < places[b] for line in lines]
-    assert not upward, "these layers include higher ones:\n" + "\n".join(sorted(upward))
-
-
-def test_the_list_of_layers_is_not_out_of_date() -> None:
-    folder = LIBRARIES["engine"][0]
-    modules = {module(name).removeprefix(folder + "/") for name in files(folder)}
-    for pattern in (p for row in LAYERS for p in row):
-        assert any(fnmatchcase(name, pattern) for name in modules), f"LAYERS: no {pattern}"
-    for name in modules:
-        layer(name)
+def test_the_engines_floors() -> None:
+    names = files(LIBRARIES["engine"][0])
+    assert {folder(name) for name in names} == set(FLOORS)
+    upward = [
+        f"{name}:{number} includes {target}"
+        for name in names
+        for number, _, target in includes(name)
+        if target in names and FLOORS.index(folder(target)) > FLOORS.index(folder(name))
+    ]
+    assert not upward, "higher floors are included:\n" + "\n".join(upward)

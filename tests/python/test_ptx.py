@@ -159,7 +159,7 @@ def test_the_interpreter_objects_to_broken_kernels(
 @pytest.mark.timeout(1200)
 def test_flags_between_device_and_cpu(ptx: dict[str, Path]) -> None:
     """No bad end of the protocol as nvcc compiled it; a bad end of every weakened one."""
-    source = str(ROOT / "powerinfer_cpp/src/device_forward.cpp")
+    source = str(ROOT / "powerinfer_cpp/src/forward/device_forward.cpp")
     lines = python("flags.py", str(ptx["merge"]), "--source", source).splitlines()
     found = [json.loads(line) for line in lines]
     assert [f["program"] for f in found if f["possible"] != f["should"]] == []

@@ -16,7 +16,7 @@ from .checkpoint import read_json, torch_weights
 from .tensors import Output, check_shape, from_weight
 from .weight import Weight
 
-_HIGHEST_RANK = 1 << 16  # the engine's, powerinfer_cpp/src/families/weights.cpp
+_HIGHEST_RANK = 1 << 16  # the engine's, powerinfer_cpp/src/model/families/weights.cpp
 
 
 def sparse_threshold(folder: Path) -> float | None:

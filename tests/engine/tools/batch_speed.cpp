@@ -18,8 +18,8 @@
 
 #include "ggml/status.h"
 #include "gpu/tools/arguments.h"
-#include "load.h"
-#include "session.h"
+#include "load/load.h"
+#include "session/session.h"
 
 namespace {
 

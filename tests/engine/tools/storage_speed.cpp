@@ -19,9 +19,9 @@
 #include "ablation.h"
 #include "ggml/status.h"
 #include "gpu/tools/arguments.h"
-#include "session.h"
-#include "storage.h"
-#include "store.h"
+#include "load/storage.h"
+#include "session/session.h"
+#include "storage/store.h"
 
 namespace {
 

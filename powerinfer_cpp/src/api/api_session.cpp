@@ -1,0 +1,415 @@
+// C API (powerinfer.h): sessions and sampling.
+#include <cmath>
+
+#include "api/api.h"
+#include "sampler/sampler.h"
+#include "session/session.h"
+#include "session/state.h"
+
+using namespace powerinfer::api;
+
+struct pi_session {
+    powerinfer::Session session;
+};
+
+struct pi_sampler {
+    powerinfer::Sampler sampler;
+};
+
+struct pi_breakers {
+    std::shared_ptr<const powerinfer::Breakers> breakers;
+};
+
+namespace {
+
+constexpr const char* kNoSession = "session must not be NULL";
+constexpr const char* kNoSampler = "sampler must not be NULL";
+
+// Gives a layer's recording. `find` returns it, or null if there is none.
+template <typename T, typename F>
+pi_status recorded(const pi_session* s, int32_t layer, const T** out, F find) noexcept {
+    return guarded([&] {
+        require(s && out && layer >= 0 && layer < s->session.model->config.n_layer,
+                "no such layer");
+        const T* found = find();
+        require(found, "the session does not record this (see its parameter `record`)");
+        *out = found;
+    });
+}
+
+}  // namespace
+
+extern "C" {
+
+// ---- Sessions -----------------------------------------------------------------------------------
+
+pi_session_params pi_session_default_params(void) {
+    pi_session_params p{};
+    p.struct_size = sizeof(p);
+    p.n_ctx = 512;
+    p.n_batch = 512;
+    p.n_ubatch = 512;
+    p.n_seq = 1;
+    p.sparse_threshold = NAN;
+    p.type_k = p.type_v = uint32_t(ggml::DType::F16);
+    p.rope_scaling = PI_ROPE_FILE;
+    p.yarn_ext_factor = p.yarn_attn_factor = p.yarn_beta_fast = p.yarn_beta_slow = -1;
+    return p;
+}
+
+pi_status pi_session_new(const pi_model* model, const pi_session_params* params, pi_session** out) {
+    return guarded([&] {
+        require(model && out, "model and out must not be NULL");
+        require(!model->model->layers.empty(), "the model was opened for its vocabulary only");
+        *out = new pi_session{{model->model, params_or(params, pi_session_default_params())}};
+    });
+}
+
+void pi_session_free(pi_session* session) {
+    delete session;
+}
+
+pi_status pi_adapter_open(const pi_model* model, const char* path, pi_adapter** out) {
+    return guarded([&] {
+        require(model && path && out, "model, path and out must not be NULL");
+        require(!model->model->layers.empty(), "the model was opened for its vocabulary only");
+        *out = new pi_adapter{std::make_shared<const powerinfer::Adapter>(model->model, path)};
+    });
+}
+
+void pi_adapter_free(pi_adapter* adapter) {
+    delete adapter;
+}
+
+pi_status pi_session_set_adapters(pi_session* s, const pi_adapter* const* adapters,
+                                  const float* scales, int32_t n) {
+    return guarded([&] {
+        require(s && n >= 0 && (n == 0 || (adapters && scales)),
+                "session, adapters and scales must not be NULL, n not negative");
+        std::vector<powerinfer::ScaledAdapter> use;
+        for (int32_t i = 0; i < n; i++) {
+            require(adapters[i], "an adapter must not be NULL");
+            use.push_back({adapters[i]->adapter, scales[i]});
+        }
+        s->session.set_adapters(std::move(use));
+    });
+}
+
+int32_t pi_session_n_ctx(const pi_session* s) {
+    return s->session.params.n_ctx;
+}
+
+int32_t pi_session_n_batch(const pi_session* s) {
+    return s->session.params.n_batch;
+}
+
+int64_t pi_session_free_positions(const pi_session* s) {
+    return s->session.free_positions();
+}
+
+pi_status pi_eval_batch(pi_session* s, const pi_batch* batch) {
+    return guarded([&] {
+        require(s && batch, "session and batch must not be NULL");
+        const pi_batch rows = params_or(batch, pi_batch{});
+        require(rows.token, "the tokens of the batch must not be NULL");
+        s->session.eval(rows);
+    });
+}
+
+pi_status pi_eval(pi_session* s, const int32_t* token, const int32_t* seq, const bool* keep,
+                  int32_t n) {
+    const pi_batch batch{sizeof(pi_batch), n, token, seq, keep, nullptr};
+    return pi_eval_batch(s, &batch);
+}
+
+pi_status pi_logits(const pi_session* s, int32_t i, const float** out) {
+    return guarded([&] {
+        require(s && out, "session and out must not be NULL");
+        require(!s->session.params.embedding, "the session keeps embeddings, not logits");
+        *out = s->session.result(i);
+    });
+}
+
+pi_status pi_embedding(const pi_session* s, int32_t i, const float** out) {
+    return guarded([&] {
+        require(s && out, "session and out must not be NULL");
+        require(s->session.params.embedding, "the session keeps logits, not embeddings");
+        *out = s->session.result(i);
+    });
+}
+
+int32_t pi_sequence_length(const pi_session* s, int32_t seq) {
+    const bool there = seq >= 0 && seq < s->session.params.n_seq;
+    return there ? int32_t(s->session.length(seq)) : -1;
+}
+
+pi_status pi_sequence_truncate(pi_session* s, int32_t seq, int32_t n) {
+    return guarded([&] {
+        require(s, kNoSession);
+        s->session.truncate(seq, n);
+    });
+}
+
+pi_status pi_sequence_copy(pi_session* s, int32_t from, int32_t to, int32_t n) {
+    return guarded([&] {
+        require(s, kNoSession);
+        s->session.copy(from, to, n);
+    });
+}
+
+pi_status pi_sequence_match(const pi_session* s, int32_t seq, const int32_t* token,
+                            const bool* generated, int32_t n, int32_t* same) {
+    return guarded([&] {
+        require(s, kNoSession);
+        require(n >= 0 && (token || n == 0) && same,
+                "tokens and same must not be NULL, n not negative");
+        *same = int32_t(s->session.match(seq, token, generated, n));
+    });
+}
+
+pi_status pi_sequence_save(const pi_session* s, int32_t seq, void* buffer, size_t capacity,
+                           size_t* n) {
+    return guarded([&] {
+        require(s && n && (buffer || !capacity), "NULL where bytes are expected");
+        const uint64_t size = powerinfer::state_size(s->session, seq);
+        *n = size_t(size);
+        require(size <= capacity, "the buffer for the state is too small");
+        powerinfer::save_state(s->session, seq, static_cast<uint8_t*>(buffer));
+    });
+}
+
+pi_status pi_sequence_load(pi_session* s, int32_t seq, const void* buffer, size_t n) {
+    return guarded([&] {
+        require(s && buffer, "session and buffer must not be NULL");
+        powerinfer::load_state(s->session, seq, static_cast<const uint8_t*>(buffer), n);
+    });
+}
+
+pi_status pi_sequence_save_file(const pi_session* s, int32_t seq, const char* path) {
+    return guarded([&] {
+        require(s && path, "session and path must not be NULL");
+        powerinfer::save_state_file(s->session, seq, path);
+    });
+}
+
+pi_status pi_sequence_load_file(pi_session* s, int32_t seq, const char* path) {
+    return guarded([&] {
+        require(s && path, "session and path must not be NULL");
+        powerinfer::load_state_file(s->session, seq, path);
+    });
+}
+
+pi_status pi_session_work(const pi_session* s, pi_work* out) {
+    return guarded([&] {
+        require(s, kNoSession);
+        const powerinfer::Session& session = s->session;
+        const powerinfer::Traffic t =
+            powerinfer::traffic(*session.model, session.counts, session.params.embedding);
+        const powerinfer::Traffic d =
+            powerinfer::device_traffic(*session.model, session.counts, session.params.embedding);
+        const powerinfer::Counts& c = session.counts;
+        give(out, {0, c.rows, t.attention, t.predictor, t.ffn, t.head, t.kv, c.transferred,
+                   d.attention + d.predictor + d.ffn + d.head + d.kv, uint64_t(c.answers),
+                   c.waited_for_device, c.waited_for_cpu, c.stored.needed[0], c.stored.missed[0],
+                   c.stored.needed[1], c.stored.missed[1], c.stored.reads, c.stored.bytes,
+                   uint64_t(c.stored.waited_s * 1e9)});
+    });
+}
+
+pi_status pi_session_neurons(const pi_session* s, int32_t first, int32_t n, pi_neuron_counts* out) {
+    return guarded([&] {
+        require(s, kNoSession);
+        require(first >= 0 && n >= 0 && first <= s->session.model->config.n_layer - n,
+                "no such layer");
+        require(out || n == 0, kNoOut);
+        const size_t size = n ? known_size(*out) : 0;
+        char* to = reinterpret_cast<char*>(out);
+        for (int32_t i = first; i < first + n; i++, to += size) {
+            const ggml::NeuronCounts& c = s->session.counts.neurons[size_t(i)];
+            const ggml::AuditCounts& a = s->session.audit.layer(i);
+            const ggml::NeuronCounts& d = s->session.counts.on_device[size_t(i)];
+            const pi_neuron_counts counts{size,
+                                          c.rows,
+                                          c.proposed,
+                                          c.computed,
+                                          c.fired,
+                                          a.fired,
+                                          a.found,
+                                          d.proposed,
+                                          d.computed,
+                                          d.fired,
+                                          s->session.counts.from_disk[size_t(i)]};
+            std::memcpy(to, &counts, size);
+        }
+    });
+}
+
+pi_status pi_firing_counts(const pi_session* s, int32_t layer, const uint64_t** out) {
+    return recorded(s, layer, out, [&] { return s->session.record.counts(layer); });
+}
+
+pi_status pi_activations(const pi_session* s, int32_t layer, const bool** out) {
+    return recorded(s, layer, out, [&] { return s->session.record.fired(layer); });
+}
+
+pi_status pi_ffn_inputs(const pi_session* s, int32_t layer, const float** out) {
+    return recorded(s, layer, out, [&] { return s->session.record.input(layer); });
+}
+
+pi_status pi_input_squares(const pi_session* s, int32_t layer, int32_t input, const double** sums,
+                           const uint64_t** rows) {
+    const bool known = input >= PI_INPUT_ATTENTION && input <= PI_INPUT_HEAD;
+    const int32_t at = input == PI_INPUT_HEAD ? 0 : layer;
+    const pi_status status = recorded(s, at, sums, [&] {
+        require(known && rows, "no such input, or rows is NULL");
+        return s->session.record.sums(input, at);
+    });
+    if (status != PI_OK) return status;
+    return recorded(s, at, rows, [&] { return s->session.record.summed_rows(input, at); });
+}
+
+pi_status pi_session_record(pi_session* s, bool on) {
+    return guarded([&] {
+        require(s, kNoSession);
+        require(s->session.params.record != PI_RECORD_OFF,
+                "the session records nothing (see its parameter `record`)");
+        s->session.record.turn(on);
+    });
+}
+
+pi_status pi_fired_bits(const pi_session* s, int32_t row, uint8_t* out, size_t capacity) {
+    return guarded([&] {
+        require(s && out, "session and out must not be NULL");
+        const powerinfer::Recorder& record = s->session.record;
+        const uint8_t* const bits = record.bits(row);
+        require(bits, "the session does not record bits, or not of such a row in the last call");
+        require(capacity >= size_t(record.bits_size()), "the buffer for the bits is too small");
+        std::memcpy(out, bits, size_t(record.bits_size()));
+    });
+}
+
+pi_status pi_ffn_needs(const pi_session* s, int32_t layer, const bool** proposed,
+                       const bool** computed) {
+    const pi_status status =
+        recorded(s, layer, proposed, [&] { return s->session.record.proposed(layer); });
+    if (status != PI_OK) return status;
+    return recorded(s, layer, computed, [&] { return s->session.record.computed(layer); });
+}
+
+void pi_session_profile(pi_session* s, bool on) {
+    if (on) s->session.context.profile.entries.clear();
+    s->session.context.profile.on = on;
+}
+
+int32_t pi_session_n_ops(const pi_session* s) {
+    return int32_t(s->session.context.profile.entries.size());
+}
+
+pi_status pi_session_op_at(const pi_session* s, int32_t i, pi_op_time* out) {
+    return guarded([&] {
+        require(s && i >= 0 && i < pi_session_n_ops(s), "no such operator");
+        const ggml::Profile::Entry& e = s->session.context.profile.entries[size_t(i)];
+        give(out, {0, e.part, e.op, e.calls, e.seconds, e.bytes});
+    });
+}
+
+// ---- Sampling -----------------------------------------------------------------------------------
+
+pi_sampler_params pi_sampler_default_params(void) {
+    pi_sampler_params p{};
+    p.struct_size = sizeof(p);
+    p.temperature = 0.8f;
+    p.top_k = 40;
+    p.top_p = 0.95f;
+    p.min_p = 0.05f;
+    p.typical_p = 1.0f;
+    p.repeat_penalty = 1.0f;
+    p.repeat_last_n = 64;
+    p.top_n_sigma = -1.0f;
+    p.xtc_threshold = 0.1f;
+    p.dynatemp_exponent = 1.0f;
+    p.mirostat_tau = 5.0f;
+    p.mirostat_eta = 0.1f;
+    p.dry_base = 1.75f;
+    p.dry_allowed_length = 2;
+    p.dry_penalty_last_n = -1;
+    return p;
+}
+
+pi_status pi_breakers_new(const pi_model* m, const char* const* texts, const size_t* lengths,
+                          int32_t n, pi_breakers** out) {
+    return guarded([&] {
+        require(m && n >= 0 && (n == 0 || (texts && lengths)) && out,
+                "model, texts, lengths and out must not be NULL, n not negative");
+        std::vector<std::string_view> found;
+        for (int32_t i = 0; i < n; i++) {
+            require(texts[i], "a text must not be NULL");
+            found.emplace_back(texts[i], lengths[i]);
+        }
+        *out =
+            new pi_breakers{std::make_shared<const powerinfer::Breakers>(m->model->vocab, found)};
+    });
+}
+
+void pi_breakers_free(pi_breakers* breakers) {
+    delete breakers;
+}
+
+pi_status pi_sampler_new(const pi_sampler_params* params, pi_sampler** out) {
+    return guarded([&] {
+        require(out, "out must not be NULL");
+        const pi_sampler_params p = params_or(params, pi_sampler_default_params());
+        const pi_breakers* breakers = p.dry_sequence_breakers;
+        *out = new pi_sampler{powerinfer::Sampler(p, breakers ? breakers->breakers : nullptr)};
+    });
+}
+
+void pi_sampler_free(pi_sampler* sampler) {
+    delete sampler;
+}
+
+pi_status pi_sample(pi_sampler* sampler, const float* logits, int32_t n_vocab, int32_t* token) {
+    return guarded([&] {
+        require(sampler && logits && n_vocab > 0 && token,
+                "sampler, logits and token must not be NULL, n_vocab must be positive");
+        *token = sampler->sampler.sample(logits, n_vocab);
+    });
+}
+
+pi_status pi_sample_rows(pi_session* s, pi_sampler* const* samplers, const int32_t* rows, int32_t n,
+                         int32_t* tokens) {
+    return guarded([&] {
+        require(s && n >= 0 && (n == 0 || (samplers && rows && tokens)),
+                "session, samplers, rows and tokens must not be NULL, n not negative");
+        require(!s->session.params.embedding, "the session keeps embeddings, not logits");
+        std::vector<powerinfer::Sampler*> use(static_cast<size_t>(n));
+        for (int32_t i = 0; i < n; i++) {
+            require(samplers[i], "a sampler must not be NULL");
+            use[size_t(i)] = &samplers[i]->sampler;
+        }
+        s->session.sample(use.data(), rows, n, tokens);
+    });
+}
+
+pi_status pi_sampler_accept(pi_sampler* sampler, int32_t token) {
+    return guarded([&] {
+        require(sampler, kNoSampler);
+        sampler->sampler.accept(token);
+    });
+}
+
+pi_status pi_sampler_reset(pi_sampler* sampler) {
+    return guarded([&] {
+        require(sampler, kNoSampler);
+        sampler->sampler.reset();
+    });
+}
+
+pi_status pi_sampler_seed(pi_sampler* sampler, uint64_t seed) {
+    return guarded([&] {
+        require(sampler, kNoSampler);
+        sampler->sampler.seed(seed);
+    });
+}
+
+}  // extern "C"

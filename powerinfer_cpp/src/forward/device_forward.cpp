@@ -1,0 +1,425 @@
+// Runs of rows on a device: what is copied to it, graphs, the CPU's half of shared layers, results,
+// and what happens when something fails. The operators are in device_layers.cpp.
+#include "forward/device_forward.h"
+
+#include <algorithm>
+#include <chrono>
+#include <cstring>
+#include <numeric>
+#include <thread>
+#include <utility>
+
+#include "forward/ffn.h"
+#include "forward/ffn_stored.h"
+
+namespace powerinfer {
+
+using ggml::Carver;
+using ggml::Code;
+using ggml::DeviceExchange;
+using ggml::Error;
+
+namespace {
+
+int power_of_two(int64_t n) {
+    int power = 1;
+    while (power < n) power *= 2;
+    return power;
+}
+
+}  // namespace
+
+DeviceForward::DeviceForward(const Model& model, const pi_session_params& params,
+                             const RopeTable& rope)
+    : model_(model),
+      params_(params),
+      on_(*model.device),
+      device_(*on_.device),
+      ops_(device_.ops()),
+      first_(on_.share.first_layer),
+      head_(on_.share.head && !params.embedding) {
+    const Config& c = model.config;
+    const std::lock_guard<std::mutex> lock(on_.mutex);
+    device_.enter();
+    const int64_t n = model.device_layers();
+    kv_ = {device_, device_kv_bytes(c, params, n), "the KV cache"};
+    memory_ = {device_, device_scratch_bytes(c, params, n), "scratch"};
+    carve(1);
+    const uint64_t shared = ggml::carved_bytes<DeviceShared>(c, params, n);
+    shared_ = {device_, shared, "flags and halves"};
+    Carver shared_carver(shared_.get(), shared);
+    const DeviceShared both(shared_carver, c, params, n);
+    host_step_ = both.step;
+    exchange_ = both.exchange;
+    for (int64_t i = 0; i < n; i++) {
+        exchange_[size_t(i)].arrived = scratch_.arrived + i;
+        exchange_[size_t(i)].epoch = scratch_.step.epoch;
+        exchange_[size_t(i)].waited = scratch_.waited;
+    }
+    mark_cold_rows();
+    stream_ = {device_, device_.new_stream()};
+    device_.zero(stream_.get(), scratch_.arrived, uint64_t(n) * sizeof(uint32_t));
+    counted_.resize(size_t(n) * 3 + 1);
+    device_.zero(stream_.get(), scratch_.counts, counted_.size() * sizeof(counted_[0]));
+    if (c.n_rot) {
+        device_.copy_in(stream_.get(), scratch_.frequency, rope.frequency.data(),
+                        rope.frequency.size() * sizeof(double));
+    }
+    device_.wait(stream_.get());
+    rope_magnitude_ = rope.magnitude;
+}
+
+// Places the arrays for n rows in the session's memory.
+void DeviceForward::carve(int64_t n) {
+    Carver carver(memory_.get(), memory_.size());
+    scratch_ = DeviceScratch(carver, model_.config, params_, model_.device_layers(), n);
+}
+
+void DeviceForward::mark_cold_rows() {
+    cold_rows_.resize(exchange_.size());
+    every_row_ = std::make_unique<bool[]>(size_t(device_rows(params_)));
+    std::fill_n(every_row_.get(), device_rows(params_), true);
+    for (int64_t i = first_; i < model_.config.n_layer; i++) {
+        const std::vector<int32_t>& cold = on_.cold_rows[size_t(i)];
+        if (on_.cold[size_t(i)].n == int64_t(cold.size())) continue;
+        std::vector<uint8_t>& rows = cold_rows_[size_t(i - first_)];
+        rows.resize(size_t(on_.cold[size_t(i)].n));
+        for (int32_t row : cold) rows[size_t(row)] = 1;
+    }
+}
+
+void DeviceForward::run(const Pass& p) {
+    const std::lock_guard<std::mutex> lock(on_.mutex);
+    device_.enter();
+    if (std::exchange(uncounted_, true)) counted_ = counts_now();  // what a failed call left
+    const Batch& batch = p.work.batch;
+    for (int64_t begin = 0, end = 0; begin < batch.n; begin = end) {
+        // Rows that go the same way. Masked ones have a list of neurons each.
+        const bool masked = batch.masked[begin], streamed = batch.streamed[begin];
+        const int64_t most =
+            masked ? std::min(device_rows(params_), kDeviceLists) : device_rows(params_);
+        while (end < batch.n && end - begin < most && batch.masked[end] == masked &&
+               batch.streamed[end] == streamed) {
+            end++;
+        }
+        p.check_stop();
+        rows(p, begin, end);
+    }
+    count(p);
+    uncounted_ = false;
+}
+
+std::vector<unsigned long long> DeviceForward::counts_now() {
+    std::vector<unsigned long long> now(counted_.size());
+    device_.copy_out(stream_.get(), now.data(), scratch_.counts, now.size() * sizeof(now[0]));
+    device_.wait(stream_.get());
+    return now;
+}
+
+// Adds the neurons that the device has computed, and how long it has waited for the CPU, since it
+// was last asked.
+void DeviceForward::count(const Pass& p) {
+    const Config& c = model_.config;
+    std::vector<unsigned long long> now = counts_now();
+    for (int64_t i = first_; i < c.n_layer; i++) {
+        const size_t at = size_t(i - first_) * 3;
+        const auto did = [&](size_t k) { return int64_t(now[at + k] - counted_[at + k]); };
+        const int64_t all = p.work.batch.n * c.n_ff;
+        const bool dense = !model_.layers[size_t(i)].ffn.neurons.n;
+        for (ggml::NeuronCounts* to :
+             {&p.counts.neurons[size_t(i)], &p.counts.on_device[size_t(i)]}) {
+            to->proposed += dense ? all : did(0);
+            to->computed += dense ? all : did(1);
+            to->fired += dense ? all : did(2);
+        }
+        p.counts.on_device[size_t(i)].rows += p.work.batch.n;
+    }
+    p.counts.waited_for_cpu += now.back() - counted_.back();
+    counted_ = std::move(now);
+}
+
+void DeviceForward::rows(const Pass& p, int64_t begin, int64_t end) {
+    const Batch& batch = p.work.batch;
+    const Config& c = model_.config;
+    const int64_t n = end - begin;
+    if (scratch_.residual.rows != n) carve(n);
+    Kind kind{batch.masked[begin], batch.streamed[begin], int(n), 0, 1};
+    // A power of two, for few graphs; no more than there is room for.
+    const int64_t most_blocks = scratch_.attention.blocks;
+    for (int64_t t = begin; t < end; t++) {
+        kind.kept += batch.result[t] != nullptr;
+        const int64_t blocks = ggml::device_attention_blocks(batch.position[t] + 1);
+        const int64_t rounded = std::min<int64_t>(power_of_two(blocks), most_blocks);
+        kind.blocks = std::max(kind.blocks, int(rounded));
+    }
+    fill_step(p, begin, end);
+    const uint64_t step_bytes =
+        ggml::carved_bytes<DeviceStep>(c, params_, model_.device_layers(), n);
+    try {
+        device_.copy_in(stream_.get(), scratch_.step.epoch, host_step_, step_bytes);
+        // Numbers of generated rows come again and again, those of prompts do not.
+        const bool again =
+            !kind.streamed && (n == 1 || (batch.generated[begin] && n <= kDeviceLists));
+        if (params_.stepwise || !again) {
+            put(p, kind, params_.stepwise ? Way::stepwise : Way::by_layer);
+        } else {
+            const Graphs& graphs = recorded(p, kind);
+            auto next = graphs.begin();
+            device_.launch(next++->get(), stream_.get());
+            for (int64_t i = first_; i < c.n_layer; i++) {
+                if (!meets(i, kind)) continue;
+                answer(p, i, kind);
+                if (next < graphs.end()) device_.launch(next++->get(), stream_.get());
+            }
+        }
+        copy_results(p, begin, kind);
+        device_.wait(stream_.get());
+    } catch (...) {
+        release();
+        throw;
+    }
+    p.counts.transferred += step_bytes;
+    for (int64_t i = first_; i < c.n_layer; i++) {
+        const Layer& l = model_.layers[size_t(i)];
+        if (kind.masked && is_predicted(l, l.ffn, params_.sparse)) {
+            p.counts.predicted[size_t(i)] += n;
+        }
+        if (!meets(i, kind)) p.counts.neurons[size_t(i)].rows += n;
+    }
+}
+
+// Logits of the kept rows, part by part; or the residual stream, for a head on the CPU.
+void DeviceForward::copy_results(const Pass& p, int64_t begin, const Kind& kind) {
+    const Config& c = model_.config;
+    if (!kind.kept) return;
+    if (!head_) {
+        const uint64_t bytes = uint64_t(kind.rows * c.n_embd) * sizeof(float);
+        device_.copy_out(stream_.get(), p.work.x + begin * c.n_embd, scratch_.step.x, bytes);
+        p.counts.transferred += bytes;
+        return;
+    }
+    const uint64_t bytes = uint64_t(c.n_vocab) * sizeof(float);
+    int64_t k = 0;
+    for (int64_t t = begin; t < begin + kind.rows; t++) {
+        float* const result = p.work.batch.result[t];
+        if (!result) continue;
+        if (k > 0 && k % kDeviceResults == 0) {
+            put_head(kind, k, std::min(kDeviceResults, kind.kept - k));
+        }
+        device_.copy_out(stream_.get(), result,
+                         scratch_.result_logits + k % kDeviceResults * c.n_vocab, bytes);
+        k++;
+    }
+    p.counts.transferred += uint64_t(kind.kept) * bytes;
+}
+
+const DeviceForward::Graphs& DeviceForward::recorded(const Pass& p, const Kind& kind) {
+    if (const auto known = graphs_.find(kind); known != graphs_.end()) return known->second;
+    Graphs graphs;
+    recording_ = &graphs;
+    device_.begin_capture(stream_.get());
+    try {
+        put(p, kind, Way::recorded);
+    } catch (...) {
+        // The stream must not stay in this state.
+        end_graph(graphs);
+        throw;
+    }
+    end_graph(graphs);
+    return graphs_[kind] = std::move(graphs);
+}
+
+void DeviceForward::end_graph(Graphs& graphs) {
+    graphs.emplace_back(device_, device_.end_capture(stream_.get()));
+}
+
+int DeviceForward::most_nodes() const {
+    int most = 0;
+    for (const auto& [kind, graphs] : graphs_) {
+        int nodes = 0;
+        for (const auto& graph : graphs) nodes += device_.nodes(graph.get());
+        most = std::max(most, nodes);
+    }
+    return most;
+}
+
+void DeviceForward::fill_step(const Pass& p, int64_t begin, int64_t end) {
+    const Batch& batch = p.work.batch;
+    const Config& c = model_.config;
+    const int64_t n = end - begin;
+    Carver carver(host_step_,
+                  ggml::carved_bytes<DeviceStep>(c, params_, model_.device_layers(), n));
+    const DeviceStep step(carver, c, params_, model_.device_layers(), n);
+    std::memcpy(step.x, p.work.x + begin * c.n_embd, size_t(n * c.n_embd) * sizeof(float));
+    do {
+        epoch_++;
+    } while (epoch_ == 0 || epoch_ == ggml::kReleased);
+    *step.epoch = epoch_;
+    std::vector<const int32_t*> tables;  // of pages, of the sequences so far
+    int32_t* kept = step.kept;
+    for (int64_t k = 0; k < n; k++) {
+        const int64_t t = begin + k;
+        step.position[k] = batch.position[t];
+        step.slot[k] = batch.slot[t];
+        if (batch.result[t]) *kept++ = int32_t(k);
+        const auto known = std::find(tables.begin(), tables.end(), batch.pages[t]);
+        const int64_t table = known - tables.begin(), at = table * pages_of(params_.n_ctx);
+        if (known == tables.end()) tables.push_back(batch.pages[t]);
+        // The last row of a sequence has the most pages.
+        const int32_t last = batch.position[t] + 1;
+        std::memcpy(step.pages + at, batch.pages[t], size_t(pages_of(last)) * sizeof(int32_t));
+        for (int64_t i = first_; i < c.n_layer; i++) {
+            const int64_t window = model_.layers[size_t(i)].window;
+            const int64_t first = window ? std::max<int64_t>(0, last - window) : 0;
+            step.rows[(i - first_) * n + k] = {scratch_.step.pages + at, int32_t(first), last};
+        }
+    }
+}
+
+// ---- The CPU's half -----------------------------------------------------------------------------
+
+// Waits until the device has published. Throws Error(device) if it ends before, and
+// Error(cancelled).
+void DeviceForward::await(const Pass& p, const DeviceExchange& e) {
+    using Clock = std::chrono::steady_clock;
+    constexpr std::chrono::microseconds kSpin(100), kAsk(10000);
+    const auto published = [&] { return __atomic_load_n(e.published, __ATOMIC_ACQUIRE) == epoch_; };
+    const Clock::time_point start = Clock::now();
+    Clock::time_point asked = start;
+    if (published()) return;
+    while (!published()) {
+        const Clock::time_point now = Clock::now();
+        if (now - start > kSpin) std::this_thread::yield();
+        if (now - asked < kAsk) continue;
+        asked = now;
+        p.check_stop();
+        if (device_.idle(stream_.get()) && !published()) {
+            throw Error(Code::device, "the device came to rest in the middle of a token");
+        }
+    }
+    const auto waited = std::chrono::duration_cast<std::chrono::nanoseconds>(Clock::now() - start);
+    p.counts.waited_for_device += uint64_t(waited.count());
+}
+
+// The merge waits in the device for the CPU's half, on a processor that spins. That is short,
+// unless the CPU waits for the disk: then it comes first.
+void DeviceForward::before_merge(const Pass& p, int64_t i, const Kind& kind, Way way) {
+    if (way == Way::recorded && p.store) {
+        end_graph(*recording_);
+        device_.begin_capture(stream_.get());
+    }
+    if (way == Way::recorded || (way == Way::by_layer && !p.store)) return;
+    if (way == Way::stepwise) device_.wait(stream_.get());
+    answer(p, i, kind);
+}
+
+void DeviceForward::answer(const Pass& p, int64_t i, const Kind& kind) {
+    const Config& c = model_.config;
+    const DeviceExchange& e = exchange_[size_t(i - first_)];
+    p.check_stop();
+    await(p, e);
+    const bool masked = masks(i, kind);
+    const int64_t listed = std::accumulate(e.count, e.count + (masked ? kind.rows : 1), int64_t(0));
+    if (listed == 0) {  // the device does not wait
+        p.counts.neurons[size_t(i)].rows += kind.rows;
+        return;
+    }
+    p.counts.answers++;
+    compute_cold(p, i, kind);
+    __atomic_store_n(e.answered, epoch_, __ATOMIC_RELEASE);
+    p.counts.transferred += uint64_t(2 * kind.rows * c.n_embd) * sizeof(float) +
+                            uint64_t(masked ? listed : 0) * sizeof(int32_t);
+}
+
+// The sums of the neurons in RAM that the device has listed.
+void DeviceForward::compute_cold(const Pass& p, int64_t i, const Kind& kind) {
+    const Config& c = model_.config;
+    Workspace& b = p.work;
+    const DeviceExchange& e = exchange_[size_t(i - first_)];
+    ggml::Neurons neurons = on_.cold[size_t(i)];
+    neurons.threshold = activation_threshold(neurons, params_.sparse);
+    const bool masked = masks(i, kind);
+    ggml::NeuronMask mask;
+    if (const std::vector<uint8_t>& some = cold_rows_[size_t(i - first_)];
+        masked || !some.empty()) {
+        mask.masked = every_row_.get();
+        if (!masked) mask.unpredicted = some.data();
+    }
+    ggml::NeuronCounts* const counts = &p.counts.neurons[size_t(i)];
+    if (masked && (kind.rows > 1 || p.store)) {
+        std::fill_n(b.score, kind.rows * neurons.n, -1.0f);
+        for (int64_t t = 0; t < kind.rows; t++) {
+            const int32_t* const ids = e.ids + t * c.n_ff;
+            for (int32_t k = 0; k < e.count[t]; k++) b.score[t * neurons.n + ids[k]] = 1;
+        }
+        mask.score = b.score;
+    }
+    if (p.store) {
+        const int32_t next = next_split(i);
+        const bool all_of_next = next >= 0 && !masks(next, kind);
+        stored_ffn(p, {int32_t(i), all_of_next ? next : -1, neurons, e.x, kind.rows, mask}, e.sums,
+                   *counts, nullptr);
+        return;
+    }
+    const bool q8 = neurons.gate.wants_q8() || neurons.up.wants_q8();
+    const ggml::Input input = b.input.prepare(p.context, e.x, kind.rows, c.n_embd, q8);
+    if (kind.rows > 1) {
+        ggml::rows_ffn(p.context, neurons, input, mask, b.neurons, e.sums, counts, nullptr);
+        return;
+    }
+    if (masked) {
+        ggml::select_listed(e.ids, *e.count, neurons.n, b.candidates);
+    } else {
+        ggml::select(p.context, mask, neurons.n, b.candidates);
+    }
+    ggml::partial_ffn(p.context, neurons, input, b.candidates, b.neurons, b.sums, counts, nullptr);
+    ggml::merge(p.context, neurons, b.sums, ggml::kSegmentPairs, e.sums);
+}
+
+void DeviceForward::release() {
+    for (const DeviceExchange& e : exchange_) {
+        __atomic_store_n(e.answered, ggml::kReleased, __ATOMIC_RELEASE);
+    }
+    try {
+        device_.wait(stream_.get());
+        device_.zero(stream_.get(), scratch_.arrived, exchange_.size() * sizeof(uint32_t));
+        device_.wait(stream_.get());
+    } catch (const Error&) {
+        // What made it necessary is reported.
+    }
+    for (const DeviceExchange& e : exchange_) __atomic_store_n(e.answered, 0u, __ATOMIC_RELEASE);
+}
+
+// ---- Pages of keys and values -------------------------------------------------------------------
+
+void DeviceForward::copy_page(int32_t from, int32_t to) {
+    std::vector<uint8_t> page(static_cast<size_t>(page_bytes()));
+    read_page(from, kKvPage, page.data());
+    write_page(to, kKvPage, page.data());
+}
+
+void DeviceForward::read_page(int32_t page, int64_t n, uint8_t* out) {
+    each_run(page, n, [&](uint8_t* run, int64_t size) {
+        device_.copy_out(stream_.get(), out, run, uint64_t(size));
+        out += size;
+    });
+}
+
+void DeviceForward::write_page(int32_t page, int64_t n, const uint8_t* from) {
+    each_run(page, n, [&](uint8_t* run, int64_t size) {
+        device_.copy_in(stream_.get(), run, from, uint64_t(size));
+        from += size;
+    });
+}
+
+template <typename F>
+void DeviceForward::each_run(int32_t page, int64_t n, const F& f) {
+    const std::lock_guard<std::mutex> lock(on_.mutex);
+    device_.enter();
+    const int64_t run = kv_layer(first_).head_bytes();
+    uint8_t* const begin = kv_.get() + page * page_bytes();
+    for (int64_t at = 0; at < page_bytes(); at += run) f(begin + at, n * run / kKvPage);
+    device_.wait(stream_.get());
+}
+
+}  // namespace powerinfer

@@ -1,0 +1,313 @@
+// The operators of a forward pass on a device, layer by layer: what forward.cpp and ffn.cpp are for
+// the CPU.
+#include <algorithm>
+
+#include "forward/device_forward.h"
+#include "forward/ffn.h"
+#include "storage/stored_segments.h"
+
+namespace powerinfer {
+
+using ggml::Code;
+using ggml::DeviceExchange;
+using ggml::DeviceInput;
+using ggml::DeviceNorm;
+using ggml::DeviceProduct;
+using ggml::DeviceRows;
+using ggml::Error;
+
+void DeviceForward::put(const Pass& p, const Kind& kind, Way way) {
+    const Config& c = model_.config;
+    DeviceScratch& s = scratch_;
+    added_[0] = added_[1] = nullptr;
+    if (c.n_rot) {
+        ops_.rope_table(stream_.get(), s.frequency, int(c.n_rot / 2), rope_magnitude_,
+                        s.step.position, kind.rows, s.cos_sin);
+    }
+    for (int64_t i = first_; i < c.n_layer; i++) put_layer(p, i, kind, way);
+    if (!kind.kept) return;
+    if (head_ && kind.kept == kind.rows && kind.rows <= kDeviceResults) {
+        put_norm(model_.output_norm, s.step.x, s.normed);
+        put_logits(s.normed);
+        return;
+    }
+    for (const float* y : added_) {
+        if (y) ops_.add(stream_.get(), s.step.x, y, kind.rows * c.n_embd);
+    }
+    added_[0] = added_[1] = nullptr;
+    if (head_) put_head(kind, 0, std::min<int64_t>(kDeviceResults, kind.kept));
+}
+
+// The logits of n of the kept rows, from the first-th of them on.
+void DeviceForward::put_head(const Kind& kind, int64_t first, int64_t n) {
+    const int64_t cols = model_.config.n_embd;
+    DeviceScratch& s = scratch_;
+    const DeviceRows x{ggml::DType::F32, reinterpret_cast<uint8_t*>(s.step.x),
+                       cols * int64_t(sizeof(float)), kind.rows, int(cols)};
+    ops_.embed_rows(stream_.get(), x, s.step.kept + first, 0, int(n), s.results);
+    ggml::DeviceInput normed = s.normed;
+    normed.rows = int(n);
+    put_norm(model_.output_norm, s.results, normed);
+    put_logits(normed);
+}
+
+void DeviceForward::put_logits(const DeviceInput& normed) {
+    const bool tied = !on_.matrix(&model_.output);
+    const DeviceRows w = on_.matrix(tied ? &model_.token_embd : &model_.output);
+    put_products(normed, {{w, scratch_.result_logits, nullptr}});
+}
+
+// x += attention(norm(x)); x += ffn(norm(x)), see forward.cpp. The neurons of the CPU are asked for
+// as early as the input of the FFN is known.
+void DeviceForward::put_layer(const Pass& p, int64_t i, const Kind& kind, Way way) {
+    const Config& c = model_.config;
+    const Layer& l = model_.layers[size_t(i)];
+    DeviceScratch& s = scratch_;
+    put_norm(l.attn_norm, s.step.x, s.normed);
+    if (!c.parallel_ffn) {
+        put_attention(i, kind);
+        added_[0] = s.out;
+    }
+    put_norm(l.ffn_norm, s.step.x, s.ffn_normed);
+    const bool by_neuron = l.ffn.neurons.n > 0, meets_cpu = meets(i, kind);
+    if (by_neuron) put_selection(i, kind);
+    if (c.parallel_ffn) put_attention(i, kind);
+    if (by_neuron) {
+        put_hot(i);
+        if (meets_cpu) before_merge(p, i, kind, way);
+        put_merge(p, i, kind);
+    } else {
+        put_matrices(i);
+    }
+    added_[0] = s.ffn_out;
+    added_[1] = c.parallel_ffn ? s.out : nullptr;
+    if (meets_cpu && way == Way::by_layer && !p.store) answer(p, i, kind);
+}
+
+// y = norm(x), after what is still to be added to x.
+void DeviceForward::put_norm(const NormWeights& w, float* x, const DeviceInput& y) {
+    DeviceNorm norm;
+    norm.weight = on_.vector(&w.weight);
+    norm.bias = on_.vector(&w.bias);
+    norm.eps = model_.config.norm_eps;
+    norm.x = x;
+    for (int i = 0; i < 2; i++) norm.added[i] = std::exchange(added_[i], nullptr);
+    norm.y = y;
+    ops_.norm(stream_.get(), norm);
+}
+
+DeviceProduct DeviceForward::product(const ggml::Matrix& w, float* y,
+                                     const float* const& bias) const {
+    return {on_.matrix(&w), y, on_.vector(&bias)};
+}
+
+void DeviceForward::put_products(const DeviceInput& x,
+                                 std::initializer_list<DeviceProduct> products) {
+    ops_.matmul(stream_.get(), x, products.begin(), int(products.size()));
+}
+
+// out = Wo . attention(Wq . x, Wk . x, Wv . x)
+void DeviceForward::put_attention(int64_t i, const Kind& kind) {
+    const Config& c = model_.config;
+    const Layer& l = model_.layers[size_t(i)];
+    DeviceScratch& s = scratch_;
+    put_products(s.normed, {product(l.q, s.q, l.q_bias), product(l.k, s.k, l.k_bias),
+                            product(l.v, s.v, l.v_bias)});
+    const int n_pairs = l.rotates ? int(c.n_rot / 2) : 0;
+    const auto place = [&](float* x, int64_t n_head, const float* const& norm) {
+        if (!n_pairs && !norm) return;
+        ops_.place_heads(stream_.get(), x, kind.rows, int(n_head), int(c.head_dim),
+                         on_.vector(&norm), c.norm_eps, s.cos_sin, n_pairs, c.rope_pairs);
+    };
+    place(s.q, c.n_head, l.q_norm);
+    place(s.k, c.n_head_kv, l.k_norm);
+    const ggml::KvLayer kv = kv_layer(i);
+    ops_.store_kv(stream_.get(), kv, s.step.slot, kind.rows, s.k, s.v);
+    ggml::DeviceAttentionScratch sums = s.attention;
+    if (kind.blocks > sums.blocks) throw Error(Code::internal, "no room for blocks of attention");
+    sums.blocks = kind.blocks;
+    for (int64_t t = 0; t < kind.rows; t += s.attention_rows) {
+        ops_.attention(stream_.get(), kv, int(c.n_head), c.attention_scale,
+                       s.step.rows + (i - first_) * kind.rows + t,
+                       int(std::min(s.attention_rows, kind.rows - t)), s.q + t * c.q_dim(), sums,
+                       s.attended.x + t * c.q_dim());
+    }
+    ops_.quantise(stream_.get(), s.attended);
+    put_products(s.attended, {product(l.o, s.out, l.o_bias)});
+}
+
+// score = the predictor's, see predict() in ffn.cpp.
+void DeviceForward::put_predictor(const Ffn& f) {
+    const Config& c = model_.config;
+    DeviceScratch& s = scratch_;
+    const DeviceInput& x = c.predict_from_normed ? s.ffn_normed : s.residual;
+    if (f.signs) {
+        const DeviceRows signs = on_.matrix(&f.signs);
+        const ggml::DeviceSketch sketch{signs.rows, int(c.n_embd), signs.data,
+                                        on_.vector(&f.sketch_offset)};
+        ops_.sketch_scores(stream_.get(), sketch, x.x, x.rows, s.sketch, s.score);
+        return;
+    }
+    if (!c.predict_from_normed) ops_.quantise(stream_.get(), x);
+    DeviceInput hidden = s.hidden;
+    hidden.cols = int(f.fc1.rows);
+    put_products(x, {{on_.matrix(&f.fc1), hidden.x, nullptr}});
+    ops_.activation(stream_.get(), ggml::Activation::relu, hidden, nullptr);
+    put_products(hidden, {{on_.matrix(&f.fc2), s.score, nullptr}});
+}
+
+// Lists the neurons of the rows, and gives the CPU its share of them: unless rows are masked, that
+// is all which it has, and not listed.
+void DeviceForward::put_selection(int64_t i, const Kind& kind) {
+    const Config& c = model_.config;
+    const Layer& l = model_.layers[size_t(i)];
+    DeviceScratch& s = scratch_;
+    const bool masked = masks(i, kind);
+    if (masked) put_predictor(l.ffn);
+    const bool all = !masked || params_.sparse != PI_SPARSE_AUTO || l.ffn.unpredicted.empty();
+    s.lists.rows = masked ? kind.rows : 1;
+    ops_.select(stream_.get(), masked ? s.score : nullptr, score_threshold(l, params_),
+                all ? nullptr : on_.unpredicted.get() + (i - first_) * c.n_ff, slots(i), s.lists);
+    if (!meets(i, kind)) return;
+    DeviceExchange exchange = exchange_[size_t(i - first_)];
+    if (!masked) exchange.ids = nullptr;
+    ops_.publish(stream_.get(), s.ffn_normed, s.lists, exchange);
+}
+
+bool DeviceForward::masks(int64_t i, const Kind& kind) const {
+    const Layer& l = model_.layers[size_t(i)];
+    return kind.masked && is_predicted(l, l.ffn, params_.sparse);
+}
+
+bool DeviceForward::meets(int64_t i, const Kind& kind) const {
+    return on_.share.splits(i) && !kind.streamed;
+}
+
+const int32_t* DeviceForward::slots(int64_t i) const {
+    return on_.share.splits(i) ? on_.slots.get() + (i - first_) * model_.config.n_ff : nullptr;
+}
+
+int32_t DeviceForward::next_split(int64_t i) const {
+    while (++i < model_.config.n_layer) {
+        if (on_.share.splits(i)) return int32_t(i);
+    }
+    return -1;
+}
+
+ggml::DeviceNeurons DeviceForward::hot_neurons(int64_t i) const {
+    const Ffn& f = model_.layers[size_t(i)].ffn;
+    ggml::DeviceNeurons w;
+    w.n = int(model_.config.n_ff);
+    w.gate = on_.matrix(&f.neurons.gate);
+    w.up = on_.matrix(&f.neurons.up);
+    w.down = on_.matrix(&f.neurons.down);
+    w.slot = slots(i);
+    w.gate_bias = on_.vector(&f.neurons.gate_bias);
+    w.up_bias = on_.vector(&f.neurons.up_bias);
+    w.act = f.neurons.act;
+    w.threshold = activation_threshold(f.neurons, params_.sparse);
+    return w;
+}
+
+ggml::DeviceFfnScratch DeviceForward::ffn_scratch(int64_t i) const {
+    ggml::DeviceFfnScratch scratch = scratch_.ffn;
+    scratch.counts = scratch_.counts + 3 * (i - first_);
+    return scratch;
+}
+
+// The sums of the listed neurons that the device has.
+void DeviceForward::put_hot(int64_t i) {
+    const ggml::DeviceNeurons w = hot_neurons(i);
+    if (w.up.rows == 0) return;
+    ops_.partial_ffn(stream_.get(), w, scratch_.ffn_normed, scratch_.lists, ffn_scratch(i));
+}
+
+// ffn_out = what the listed neurons of both halves send down, and the bias.
+void DeviceForward::put_merge(const Pass& p, int64_t i, const Kind& kind) {
+    const Ffn& f = model_.layers[size_t(i)].ffn;
+    DeviceScratch& s = scratch_;
+    const float* bias = on_.vector(&f.neurons.down_bias);
+    const ggml::DeviceSums sums{s.ffn.sums, ggml::device_parts(kind.rows, s.lists.rows), kind.rows,
+                                int(model_.config.n_embd)};
+    if (meets(i, kind)) {
+        ops_.merge_answer(stream_.get(), sums, s.lists, exchange_[size_t(i - first_)], bias,
+                          s.ffn_out);
+        return;
+    }
+    if (!on_.share.splits(i)) {
+        ops_.merge(stream_.get(), sums, nullptr, bias, s.ffn_out);
+        return;
+    }
+    const float* so_far = nullptr;
+    if (on_.matrix(&f.neurons.up).rows > 0) {
+        ops_.merge(stream_.get(), sums, nullptr, nullptr, s.ffn_out);
+        so_far = s.ffn_out;
+    }
+    const auto add_piece = [&](ggml::DeviceNeurons piece, bool last) {
+        p.check_stop();
+        piece.threshold = activation_threshold(f.neurons, params_.sparse);
+        ggml::DeviceLists lists = s.lists;
+        lists.n = piece.n;
+        ops_.select(stream_.get(), nullptr, 0, nullptr, nullptr, lists);  // all of them
+        ops_.partial_ffn(stream_.get(), piece, s.ffn_normed, lists, ffn_scratch(i));
+        ops_.merge(stream_.get(), sums, so_far, last ? bias : nullptr, s.ffn_out);
+        so_far = s.ffn_out;
+    };
+    p.counts.transferred += stream_cold(p, i, add_piece);
+}
+
+// Sends the CPU's neurons of a layer to the device, from RAM, or as the disk brings them.
+uint64_t DeviceForward::stream_cold(const Pass& p, int64_t i, const NeuronStream::Use& use) {
+    const ggml::Neurons& cold = on_.cold[size_t(i)];
+    const std::vector<int32_t>& rows = on_.cold_rows[size_t(i)];
+    if (!p.store) {
+        const auto all = [](const int32_t*, int64_t n) { return n; };
+        return on_.stream->run(p.context, cold, rows, all, stream_.get(), use);
+    }
+    p.store->keep_rest(p.context.threads);
+    p.store->open(int32_t(i));
+    StoredSegments segments(
+        p.context.threads, *p.store, int32_t(i), next_split(i), [](int32_t) { return true; },
+        p.work.stored.parts);
+    const auto bring = [&](const int32_t* first, int64_t n) {
+        const int64_t s = *first / ggml::segment_of(cold.n, 0).end;
+        segments.bring(s, s + 1);
+        return std::min(n, ggml::segment_of(cold.n, s).end - *first);  // rows are 0, 1, ...
+    };
+    const uint64_t moved =
+        on_.stream->run(p.context, p.store->rows(cold), rows, bring, stream_.get(), use);
+    segments.end();
+    p.store->close();
+    return moved;
+}
+
+// The same for FFNs that are matrices.
+void DeviceForward::put_matrices(int64_t i) {
+    const Config& c = model_.config;
+    const Ffn& f = model_.layers[size_t(i)].ffn;
+    DeviceScratch& s = scratch_;
+    if (f.gate) {
+        put_products(s.ffn_normed,
+                     {product(f.gate, s.fired.x, f.gate_bias), product(f.up, s.up, f.up_bias)});
+    } else {
+        put_products(s.ffn_normed, {product(f.up, s.fired.x, f.up_bias)});
+    }
+    ops_.activation(stream_.get(), c.activation, s.fired, f.gate ? s.up : nullptr);
+    put_products(s.fired, {product(f.down, s.ffn_out, f.down_bias)});
+}
+
+ggml::KvLayer DeviceForward::kv_layer(int64_t i) const {
+    const Config& c = model_.config;
+    ggml::KvLayer kv{ggml::DType(params_.type_k), c.n_head_kv, c.head_dim, nullptr, nullptr, 0};
+    const int64_t per_kind = c.n_head_kv * kv.head_bytes();
+    kv.page_stride = page_bytes();
+    kv.k = kv_.get() + (i - first_) * 2 * per_kind;
+    kv.v = kv.k + per_kind;
+    return kv;
+}
+
+int64_t DeviceForward::page_bytes() const {
+    return int64_t(kv_.size()) / kv_pages(params_);
+}
+
+}  // namespace powerinfer

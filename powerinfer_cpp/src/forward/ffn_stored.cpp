@@ -1,0 +1,499 @@
+#include "forward/ffn_stored.h"
+
+#include <algorithm>
+
+#include "ggml/status.h"
+#include "storage/stored_segments.h"
+
+namespace powerinfer {
+
+using ggml::Input;
+using ggml::kSegments;
+using ggml::kTogether;
+using ggml::NeuronMask;
+using ggml::Neurons;
+using ggml::Segment;
+using ggml::segment_of;
+
+namespace {
+
+// Fewer rows, unless predictors mask them, are computed one after the other: they read the neurons
+// that fire, while many rows together need nearly all.
+constexpr int64_t kOneByOne = 8;
+// Neurons between two looks at the disk: some 0.1 ms of products with 4,096 columns in Q4_0.
+constexpr int64_t kChunk = 512;
+// Segments that are added together while others wait for the disk: enough for several threads.
+constexpr int64_t kAddedTogether = 8;
+
+Input prepare(const Pass& p, const Neurons& w, const float* x, int64_t n) {
+    const bool q8 = w.gate.wants_q8() || w.up.wants_q8();
+    return p.work.input.prepare(p.context, x, n, w.cols, q8);
+}
+
+// Names a segment of a block for a lane; of blocks with one row, which have whole lanes, the first.
+int64_t tag(int32_t block, int64_t segment) {
+    return int64_t(block) * kSegments + segment;
+}
+
+template <typename F>
+void for_candidates(const ggml::Candidates& candidates, int64_t n_ff, int64_t begin, int64_t end,
+                    const F& use) {
+    for (int64_t s = begin; s < end; s++) {
+        const int32_t* const ids = candidates.ids + segment_of(n_ff, s).begin;
+        for (int32_t i = 0; i < candidates.count[s]; i++) use(ids[i]);
+    }
+}
+
+// Does a predictor mask every row? Then the rows need few neurons, tokens that follow each other
+// nearly the same ones, and what one row has read may get no slot before the next row needs it.
+// Together they read it once. A 1B with a cache for none of its neurons read 672,000 times for 96
+// tokens alone, 693,000 times with drafts row by row, and 147,000 times with drafts together.
+bool all_masked(const StoredBlock& in) {
+    for (int64_t t = 0; t < in.n; t++) {
+        if (!in.mask.masks(t)) return false;
+    }
+    return true;
+}
+
+// May the only row compute the neuron?
+bool may_compute(const StoredBlock& in, int32_t id) {
+    return !in.mask.masks(0) || in.mask.finds(0, in.neurons.n, id);
+}
+
+// One row: the gates that are in memory first, while the disk brings others; then the other rows of
+// neurons that fire, as they arrive; and the sums, segment by segment in order, as soon as all
+// values of a segment are there. What the row before read gets its slots while the disk works. If
+// the staging area is too small for all neurons that are missing, a window of segments after the
+// other.
+class OneRow {
+ public:
+    OneRow(const Pass& p, const StoredBlock& in, int64_t row)
+        : p_(p),
+          store_(*p.store),
+          in_(in),
+          mask_(in.mask),
+          w_(store_.rows(in.neurons)),
+          input_(prepare(p, w_, in.x + row * in.neurons.cols, 1)),
+          scratch_(p.work.neurons),
+          s_(p.work.stored),
+          candidates_(p.work.candidates) {
+        if (mask_.masked) mask_.masked += row;
+        if (mask_.score) mask_.score += row * w_.n;
+        ggml::select(p.context, mask_, w_.n, candidates_);
+    }
+
+    void run(float* y) {
+        ggml::prepare_steps(p_.context, w_, input_, scratch_);
+        choose_lane();
+        request_firsts(window(0, false));
+        keep_earlier();
+        resident_firsts();
+        for (int64_t begin = 0, end = 0; begin < kSegments; begin = end) {
+            end = std::max(asked_, window(begin, true));
+            used_ = segment_of(w_.n, end - 1).end;
+            request_firsts(end);
+            request_rests(begin, end);
+            for (int64_t i = 0; i < n_ready_; i += kChunk) {
+                gated_values(s_.ready + i, std::min(kChunk, n_ready_ - i));
+                compute_arrived(false);
+            }
+            add(begin, end);
+            learn(begin, end);
+            if (end < kSegments) {
+                // Neurons that were asked for beforehand, and found no room now, are read again.
+                while (!store_.complete(lane_)) compute_arrived(true);
+                store_.keep(p_.context.threads, lane_, segment_of(w_.n, end).begin);
+            }
+        }
+        ggml::merge(p_.context, w_, p_.work.sums, ggml::kSegments, y);
+    }
+
+    // After run(). Reads what memory lacks of the segment; without room for that, finds nothing.
+    ggml::AuditCounts audit(int64_t segment) {
+        store_.keep(p_.context.threads, lane_);
+        lane_ = store_.roomiest_lane();
+        const Segment all = segment_of(w_.n, segment);
+        int64_t n = 0, bytes = 0;
+        for (auto id = int32_t(all.begin); id < all.end; id++) {
+            NeuronParts& m = s_.parts[n];
+            m = {id, store_.absent(Half::first, id), store_.absent(Half::rest, id)};
+            bytes += store_.bytes(m);
+            n += m.first || m.rest;
+        }
+        if (lane_ < 0 || bytes > store_.room(lane_)) return {0, 0};
+        store_.request(lane_, in_.block, s_.parts, n);
+        store_.finish(p_.context.threads, lane_);
+        return ggml::audit_segment(p_.context, w_, input_, 0, mask_, segment, scratch_);
+    }
+
+    void count(ggml::NeuronCounts& counts, int64_t& from_disk, bool* fired) const {
+        counts.rows++;
+        from_disk += n_arrived_;
+        counts.proposed += n_first_;
+        counts.computed += n_fired_first_;
+        counts.fired += n_fired_;
+        if (!fired) return;
+        std::fill_n(fired, w_.n, false);
+        for_candidates(0, kSegments, [&](int32_t id) { fired[id] = s_.values[id] != 0; });
+    }
+
+ private:
+    template <typename F>
+    void for_candidates(int64_t begin, int64_t end, const F& use) const {
+        powerinfer::for_candidates(candidates_, w_.n, begin, end, use);
+    }
+
+    // Takes the lane that was filled beforehand; or one beside that with what the row before
+    // read, if it has room for all that is missing.
+    void choose_lane() {
+        lane_ = store_.lane_of(tag(in_.block, 0));
+        if (lane_ >= 0) {
+            store_.label(lane_, -1);
+            const int64_t n = store_.asked(lane_, s_.came);
+            for (int64_t i = 0; i < n; i++) awaited_[segment_with(s_.came[i])]++;
+            return;
+        }
+        lane_ = store_.roomiest_lane();
+        if (lane_ >= 0 && window(0, false) == kSegments) return;
+        keep_earlier();
+        lane_ = store_.roomiest_lane();
+        if (lane_ < 0) throw ggml::Error(ggml::Code::internal, "all lanes are in use");
+    }
+
+    void keep_earlier() {
+        const int earlier = store_.unkept(lane_);
+        if (earlier >= 0) store_.keep(p_.context.threads, earlier);
+    }
+
+    // What a candidate needs from the disk and has not been asked for. Before its first part is
+    // computed (known: false) it is assumed to fire.
+    NeuronParts missing(int32_t id, bool known) const {
+        const bool first = store_.absent(Half::first, id);
+        const bool fires = first || !known || s_.values[id] != 0;
+        return {id, first, fires && store_.absent(Half::rest, id)};
+    }
+
+    // The end of the segments from `begin` on whose missing parts fit the staging area, which takes
+    // any one segment.
+    int64_t window(int64_t begin, bool known) const {
+        int64_t left = store_.room(lane_);
+        for (int64_t end = begin; end < kSegments; end++) {
+            for_candidates(end, end + 1,
+                           [&](int32_t id) { left -= store_.bytes(missing(id, known)); });
+            if (left < 0) return end;
+        }
+        return kSegments;
+    }
+
+    // Asks for the candidates up to segment `end` without first part, and for the rests of these.
+    void request_firsts(int64_t end) {
+        if (end <= asked_) return;
+        int64_t n = 0;
+        for_candidates(asked_, end, [&](int32_t id) {
+            s_.parts[n] = missing(id, false);
+            n += s_.parts[n].first;
+        });
+        asked_ = end;
+        request(n);
+    }
+
+    // Asks for the n neurons in s_.parts.
+    void request(int64_t n) {
+        for (int64_t i = 0; i < n; i++) awaited_[segment_with(s_.parts[i].id)]++;
+        store_.request(lane_, in_.block, s_.parts, n);
+    }
+
+    int64_t segment_with(int32_t id) const { return id / segment_of(w_.n, 0).end; }
+
+    // Computes the first parts that are in memory, for all segments.
+    void resident_firsts() {
+        for_candidates(0, kSegments, [&](int32_t id) {
+            s_.here[n_here_] = id;
+            n_here_ += store_.has(Half::first, id);
+            n_first_++;
+        });
+        for (int64_t i = 0; i < n_here_; i += kChunk) {
+            first_values(s_.here + i, std::min(kChunk, n_here_ - i));
+            if (asked_ == kSegments) compute_arrived(false);
+        }
+    }
+
+    // Of the neurons with a resident first part that fire: lists those whose rest is here, too, and
+    // asks for the other rests.
+    void request_rests(int64_t begin, int64_t end) {
+        const auto at = [&](int64_t s) {
+            return std::lower_bound(s_.here, s_.here + n_here_, segment_of(w_.n, s).begin);
+        };
+        int64_t n = 0;
+        n_ready_ = 0;
+        for (const int32_t* id = at(begin); id < at(end); id++) {
+            if (s_.values[*id] == 0) continue;
+            if (store_.has(Half::rest, *id)) {
+                s_.ready[n_ready_++] = *id;
+            } else {
+                s_.parts[n++] = {*id, false, true};
+            }
+        }
+        request(n);
+    }
+
+    // Adds up segments, each when nothing of it is awaited any more.
+    void add(int64_t begin, int64_t end) {
+        while (begin < end) {
+            int64_t known = begin;
+            while (known < end && awaited_[known] == 0) known++;
+            if (known < std::min(end, begin + kAddedTogether)) {
+                compute_arrived(true);
+                continue;
+            }
+            ggml::sum_values(p_.context, w_, input_, scratch_, candidates_, s_.values, begin, known,
+                             p_.work.sums);
+            begin = known;
+        }
+    }
+
+    // Computes what has arrived of the segments that are added next. The others were asked for
+    // beforehand, and are read again.
+    void compute_arrived(bool wait) {
+        const int64_t n_arrived = store_.arrived(p_.context.threads, lane_, wait, s_.parts, w_.n);
+        int32_t* const came = s_.came;
+        int64_t n = 0, n_firsts = 0, n_fire = 0;
+        for (int64_t i = 0; i < n_arrived; i++) {
+            const NeuronParts part = s_.parts[i];
+            awaited_[segment_with(part.id)]--;
+            if (part.id >= used_) continue;
+            if (part.first) came[n_firsts++] = part.id;
+            s_.parts[n++] = part;
+        }
+        n_missed_[0] += n_firsts;
+        first_values(came, n_firsts);
+        for (int64_t i = 0; i < n; i++) {
+            n_missed_[1] += s_.parts[i].rest && s_.values[s_.parts[i].id] != 0;
+        }
+        for (int64_t i = 0; i < n_firsts; i++) {
+            if (s_.values[came[i]] == 0) continue;
+            if (store_.absent(Half::rest, came[i])) {
+                throw ggml::Error(ggml::Code::internal, "a neuron's rest was not asked for");
+            }
+            came[n_fire++] = came[i];
+        }
+        for (int64_t i = 0; i < n; i++) {
+            if (!s_.parts[i].first) came[n_fire++] = s_.parts[i].id;
+        }
+        n_arrived_ += n_fire;
+        gated_values(came, n_fire);
+    }
+
+    void first_values(const int32_t* ids, int64_t n) {
+        if (n) ggml::first_values(p_.context, w_, input_, scratch_, ids, n, s_.values);
+    }
+
+    // Of neurons whose first part fires.
+    void gated_values(const int32_t* ids, int64_t n) {
+        n_fired_first_ += n;
+        if (w_.gate && n) ggml::gated_values(p_.context, w_, input_, scratch_, ids, n, s_.values);
+    }
+
+    // Tells what the row needed.
+    void learn(int64_t begin, int64_t end) {
+        for (int64_t s = begin; s < end; s++) {
+            const int32_t* const ids = candidates_.ids + segment_of(w_.n, s).begin;
+            const int64_t n = candidates_.count[s];
+            store_.residency().count(Half::first, in_.block, ids, n);
+            int64_t n_fired = 0;
+            for (int64_t i = 0; i < n; i++) {
+                s_.came[n_fired] = ids[i];
+                n_fired += s_.values[ids[i]] != 0;
+            }
+            store_.residency().count(Half::rest, in_.block, s_.came, n_fired);
+            n_fired_ += n_fired;
+        }
+        if (end < kSegments) return;
+        StoreCounts& counts = store_.counts;
+        counts.needed[0] += uint64_t(n_first_);
+        counts.needed[1] += uint64_t(n_fired_first_);
+        for (int half = 0; half < 2; half++) counts.missed[half] += uint64_t(n_missed_[half]);
+    }
+
+    const Pass& p_;
+    NeuronStore& store_;
+    const StoredBlock& in_;
+    NeuronMask mask_;
+    const Neurons w_;
+    const Input input_;
+    ggml::NeuronScratch& scratch_;
+    StoredScratch& s_;
+    ggml::Candidates& candidates_;
+    int lane_ = -1;
+    int32_t awaited_[kSegments] = {};  // neurons whose parts were asked for, and have not come
+    int64_t asked_ = 0;  // the candidates of segments up to here have been asked for, if missing
+    int64_t used_ = INT64_MAX;  // the first neuron of the segments that are not added next
+    int64_t n_here_ = 0, n_ready_ = 0;
+    int64_t n_first_ = 0, n_fired_first_ = 0, n_fired_ = 0, n_missed_[2] = {0, 0};
+    int64_t n_arrived_ = 0;  // computed neurons of which the disk brought a part
+};
+
+// Many rows: all segments one after the other.
+class ManyRows {
+ public:
+    ManyRows(const Pass& p, const StoredBlock& in)
+        : p_(p),
+          store_(*p.store),
+          in_(in),
+          w_(store_.rows(in.neurons)),
+          input_(prepare(p, w_, in.x, in.n)),
+          s_(p.work.stored) {}
+
+    void run(float* y, ggml::NeuronCounts& counts, int64_t& from_disk, bool* fired) {
+        StoredSegments segments(
+            p_.context.threads, store_, in_.block, in_.mask.masked ? -1 : in_.next,
+            [&](int32_t id) { return needed(id); }, s_.parts);
+        for (int64_t s = 0; s < kSegments; s += kTogether) {
+            segments.bring(s, s + kTogether);
+            ggml::rows_ffn_segments(p_.context, w_, input_, in_.mask, p_.work.neurons, s,
+                                    s_.partial, y, &counts, fired, s_.fires);
+            from_disk +=
+                learn({segment_of(w_.n, s).begin, segment_of(w_.n, s + kTogether - 1).end});
+            for (int64_t t = 0; in_.audited && t < in_.n; t++) {
+                const int64_t segment = in_.audited[t];
+                if (segment < s || segment >= s + kTogether) continue;
+                const ggml::AuditCounts one = ggml::audit_segment(
+                    p_.context, w_, input_, t, in_.mask, segment, p_.work.neurons);
+                audit.fired += one.fired, audit.found += one.found;
+            }
+        }
+        segments.end();
+    }
+
+    ggml::AuditCounts audit = {0, 0};
+
+ private:
+    // May any row compute the neuron?
+    bool needed(int32_t id) const {
+        const int64_t segment = id / segment_of(w_.n, 0).end;
+        for (int64_t t = 0; t < in_.n; t++) {
+            if (!in_.mask.masks(t) || in_.mask.finds(t, w_.n, id)) return true;
+            if (in_.audited && in_.audited[t] == segment) return true;
+        }
+        return false;
+    }
+
+    // Tells what the rows needed. Returns for how many of them the disk brought a neuron that
+    // fired, summed over the neurons.
+    int64_t learn(Segment ids) {
+        int64_t from_disk = 0;
+        for (auto id = int32_t(ids.begin); id < ids.end; id++) {
+            const int64_t fires = s_.fires[id];
+            if (fires == 0) continue;
+            bool staged = false;
+            for (Half half : {Half::first, Half::rest}) {
+                store_.residency().count(half, in_.block, &id, 1, float(fires));
+                store_.counts.needed[int(half)] += uint64_t(fires);
+                if (!store_.staged(half, id)) continue;
+                store_.counts.missed[int(half)] += uint64_t(fires);
+                staged = true;
+            }
+            from_disk += staged ? fires : 0;
+        }
+        return from_disk;
+    }
+
+    const Pass& p_;
+    NeuronStore& store_;
+    const StoredBlock& in_;
+    const Neurons w_;
+    const Input input_;
+    StoredScratch& s_;
+};
+
+}  // namespace
+
+void request_neurons(const Pass& p, const StoredBlock& in) {
+    NeuronStore& store = *p.store;
+    if (store.lane_of(tag(in.block, 0)) >= 0) return;
+    int lane = store.roomiest_lane();
+    if (lane < 0 && store.unkept() >= 0) {
+        store.keep(p.context.threads, store.unkept());
+        lane = store.roomiest_lane();
+    }
+    if (lane < 0) return;
+    const int32_t* const slot = store.residency().slots(Half::first, in.block);
+    store.label(lane, tag(in.block, 0));
+    int64_t n = 0, left = std::min(store.room(lane), store.shape().lanes);
+    for (auto id = int32_t(0); id < int32_t(in.neurons.n); id++) {
+        // With the rest even if that is in memory: it may be gone when the block is computed.
+        const NeuronParts whole{id, true, true};
+        if (slot[id] >= 0 || !may_compute(in, id) || store.bytes(whole) > left) continue;
+        left -= store.bytes(whole);
+        p.work.stored.parts[n++] = whole;
+    }
+    store.request(lane, in.block, p.work.stored.parts, n);
+}
+
+void request_scored(const Pass& p, const StoredBlock& in, ggml::Segment scored) {
+    NeuronStore& store = *p.store;
+    // What the row before read of this block may still get slots, and take those of others.
+    if (store.unkept_block() == in.block) return;
+    const int32_t* const slot[2] = {store.residency().slots(Half::first, in.block),
+                                    store.residency().slots(Half::rest, in.block)};
+    NeuronParts* const parts = p.work.stored.parts;
+    int64_t n = 0, bytes = 0;
+    const auto list = [&] {
+        n = bytes = 0;
+        for (auto id = int32_t(scored.begin); id < int32_t(scored.end); id++) {
+            if (slot[0][id] >= 0 || !may_compute(in, id)) continue;
+            parts[n] = {id, true, slot[1][id] < 0};
+            bytes += store.bytes(parts[n++]);
+        }
+    };
+    list();
+    int lane = store.lane_of(tag(in.block, 0));
+    if (lane < 0) {
+        if (scored.begin > 0) return;
+        lane = store.roomiest_lane();
+        const auto has_room = [&] {
+            // The others will need as much for each, and somewhat more.
+            const int64_t all = bytes * in.neurons.n / scored.end;
+            return lane >= 0 && store.room(lane) >= all + all / 8;
+        };
+        if (!has_room()) {
+            store.keep_rest(p.context.threads);
+            lane = store.roomiest_lane();
+            list();  // parts of this block may have lost their slots
+        }
+        if (!has_room()) return;
+        store.label(lane, tag(in.block, 0));
+    }
+    if (bytes <= store.room(lane)) store.request(lane, in.block, parts, n);
+}
+
+ggml::AuditCounts stored_ffn(const Pass& p, const StoredBlock& in, float* y,
+                             ggml::NeuronCounts& counts, bool* fired) {
+    const int64_t experts = std::max<int64_t>(1, p.model.config.n_expert);
+    int64_t& from_disk = p.counts.from_disk[size_t(in.block / experts)];
+    NeuronStore& store = *p.store;
+    // Several rows of a block, and blocks that come again, find what was read for the row before.
+    ggml::Threads& threads = p.context.threads;
+    if (in.n > 1 || store.unkept_block() == in.block) store.keep_rest(threads);
+    store.open(in.block);
+    ggml::AuditCounts audit{0, 0};
+    if (in.n > kOneByOne || (in.n > 1 && all_masked(in))) {
+        ManyRows rows(p, in);
+        rows.run(y, counts, from_disk, fired);
+        audit = rows.audit;
+    } else {
+        for (int64_t t = 0; t < in.n; t++) {
+            if (t > 0) store.keep_rest(threads);
+            OneRow row(p, in, t);
+            row.run(y + t * in.neurons.cols);
+            row.count(counts, from_disk, fired ? fired + t * in.neurons.n : nullptr);
+            if (!in.audited || in.audited[t] < 0) continue;
+            const ggml::AuditCounts one = row.audit(in.audited[t]);
+            audit.fired += one.fired, audit.found += one.found;
+        }
+    }
+    store.close();
+    return audit;
+}
+
+}  // namespace powerinfer

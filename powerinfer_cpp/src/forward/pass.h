@@ -1,0 +1,49 @@
+// The inputs of a forward pass: weights, rows, and the memory of a session.
+#pragma once
+
+#include "ggml/context.h"
+#include "ggml/status.h"
+#include "memory/kv_pages.h"
+#include "memory/workspace.h"
+#include "model/adapters.h"
+#include "model/model.h"
+#include "model/rope.h"
+#include "observe/audit.h"
+#include "observe/counts.h"
+#include "observe/record.h"
+#include "storage/store.h"
+
+namespace powerinfer {
+
+class DeviceForward;
+
+struct Pass {
+    const Model& model;
+    const pi_session_params& params;  // resolved
+    ggml::Context& context;
+    const KvPages& kv;
+    const RopeTable &rope, &local_rope;  // of all layers, or of those without and with a window
+    Workspace& work;                     // with the batch to compute
+    Recorder& record;
+    Audit& audit;
+    Counts& counts;
+    DeviceForward* device;  // has the last layers; or null
+    NeuronStore* store;     // has the neurons; or null: RAM (and the device) has them
+    const Adapters& adapters;
+
+    // The products of weights of the model, with what adapters add to them.
+    void multiply(const ggml::Input& x, std::initializer_list<ggml::Product> products) const {
+        ggml::matmul(context, x, products);
+        for (const ggml::Product& product : products) {
+            adapters.add(context, x, &product.w, product.y);
+        }
+    }
+    // Throws Error(cancelled) if the caller asks to stop.
+    void check_stop() const {
+        if (params.should_stop && params.should_stop(params.should_stop_data)) {
+            throw ggml::Error(ggml::Code::cancelled, "evaluation was cancelled");
+        }
+    }
+};
+
+}  // namespace powerinfer

@@ -1,0 +1,313 @@
+// Loads a Model from a path, step by step.
+#include "load/load.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "files/read_placement.h"
+#include "ggml/status.h"
+#include "load/share.h"
+#include "load/storage.h"
+#include "load/unread.h"
+#include "model/families/family.h"
+#include "tokenizer/tokenizer.h"
+
+namespace powerinfer {
+
+using ggml::format;
+
+namespace {
+
+bool wants_device(const pi_model_params& params) {
+    return params.device && std::strcmp(params.device, "cpu") != 0 && params.n_gpu_layers != 0;
+}
+
+void log_stale(const Placement& p, const pi_model_params& params) {
+    const std::string why = p.path + " " + p.stale + " and is ignored; `powerinfer place`";
+    if (params.log) params.log(2, (why + " makes a new one").c_str(), params.log_data);
+}
+
+// Logs what a placement asks for, and what becomes of it.
+void log_placement(const Model& m, const pi_model_params& params) {
+    if (!params.log || !m.placement) return;
+    const Placement& p = *m.placement;
+    const int64_t gpu = p.count(Tier::gpu), storage = p.count(Tier::storage);
+    if (!(gpu || storage)) return;
+    const double all = double(gpu + storage + p.count(Tier::ram));
+    const auto share = [&](int64_t n, const char* where) {
+        return format("%.0f%% of the neurons for %s", 100 * double(n) / all, where);
+    };
+    const bool counts = m.device && m.placement->applies(m.device->budget->limit());
+    std::string marked = gpu ? share(gpu, "a GPU") : share(storage, "storage");
+    if (gpu && storage) marked += format(" and %.0f%% for storage", 100 * double(storage) / all);
+    int64_t there = 0;
+    for (int64_t i = 0; m.device && i < m.config.n_layer; i++) {
+        if (!m.device->share.has(i)) continue;
+        const std::vector<Tier>& wanted = p.layers[size_t(i)][0].tier;
+        const std::vector<int32_t>& slot = m.device->share.slot[size_t(i)];
+        for (size_t n = 0; n < wanted.size(); n++) {
+            there += wanted[n] == Tier::gpu && (slot.empty() || slot[n] >= 0);
+        }
+    }
+    std::string done =
+        !m.device ? "all of them are kept in RAM"
+        : !counts
+            ? format(
+                  "that was solved for %.1f MiB of VRAM, and %.1f may be used: neurons are "
+                  "chosen by firing rate",
+                  double(p.vram_budget) / (1 << 20), double(m.device->budget->limit()) / (1 << 20))
+            : format("%.0f%% of those for a GPU are on %s",
+                     gpu ? 100 * double(there) / double(gpu) : 0.0, params.device);
+    const std::string stay = " stay in RAM follows from what tokens need";
+    if (m.storage) {
+        done = m.device ? done + "; which of the others" + stay : "which of them" + stay;
+    }
+    params.log(3, (p.path + " marks " + marked + "; " + done).c_str(), params.log_data);
+}
+
+void log_notes(const Notes& notes, const pi_model_params& params) {
+    if (!params.log) return;
+    for (const Note& note : notes) params.log(note.level, note.text.c_str(), params.log_data);
+}
+
+// Logs where neurons are read from, and how many are in memory at the beginning.
+void log_storage(const Model& m, const pi_model_params& params) {
+    if (!params.log) return;
+    const NeuronStore& store = *m.store;
+    const ggml::Reader& reader = store.reader();
+    int64_t n = 0;
+    for (int32_t i = 0; i < store.shape().n_blocks; i++) n += store.resident(i);
+    const std::string note = reader.note().empty() ? "" : " (" + reader.note() + ")";
+    const std::string said = format(
+        "%s: the model runs from storage: %lld of %lld neurons are in memory, the others "
+        "are read by %s%s%s",
+        reader.path().c_str(), (long long)n, (long long)store.blocks().parts(), reader.name(),
+        reader.direct() ? ", directly" : "", note.c_str());
+    params.log(3, said.c_str(), params.log_data);
+}
+
+// Opens the device and decides what it holds. Without a layer for it the model has no device.
+void share_with_device(Model& model, const pi_model_params& params) {
+    const pi_session_params session = kept_session(model.config, params);
+    model.device = std::make_unique<DeviceModel>(params.device, params.vram_budget);
+    model.device->share = choose_share(model, params, session);
+    if (model.device_layers() > 0) return;
+    const std::string why = keeps_to_cpu(model, model.config.n_layer - 1);
+    const std::string said = model.file.gguf.path() + ": no layer is on " + params.device + ": " +
+                             (why.empty() ? "none fits into what is free there" : why);
+    if (params.log) params.log(2, said.c_str(), params.log_data);
+    model.device.reset();
+}
+
+// Plans the places of all weights, and what else the model takes on its device. stored: as in
+// plan_weights.
+void plan_memory(Model& m, bool use_mmap, bool stored) {
+    const DeviceShare* share = m.device ? &m.device->share : nullptr;
+    m.plan = plan_weights(m.weights, use_mmap, share, stored);
+    if (!share) return;
+    std::vector<PlanPart>& parts = m.plan.parts;
+    parts.push_back({Tier::gpu, Part::ffn, -1,
+                     device_table_bytes(m.device_layers(), m.config.n_ff) +
+                         device_array_bytes(m.plan.device) - m.plan.device});
+    if (share->piece) {
+        for (Tier tier : {Tier::gpu, Tier::ram}) {
+            parts.push_back({tier, Part::exchange, -1, 2 * share->piece});
+        }
+    }
+    const uint64_t context = m.device->device->context_bytes();
+    if (context) parts.push_back({Tier::gpu, Part::context, -1, context});
+}
+
+// Leaves the neurons on the disk if RAM cannot take all of the model and its sessions and this
+// helps. It does not where it needs even more; and too much, where the weights alone fit and nobody
+// has said which sessions will be opened: those that do not fit are refused.
+void leave_on_disk(Model& model, const pi_model_params& params) {
+    const uint64_t limit = model.budget->limit(), all = all_in_ram(model, params);
+    if (all <= limit || !keeps_to_ram(model).empty()) return;
+    const bool opens = !params.session && total(model.plan.parts, Tier::ram) <= limit;
+    // What a budget limits is read, not mapped.
+    plan_memory(model, false, true);
+    const StoragePlan storage = plan_storage(model, params);
+    if (storage.least >= all || (storage.least > limit && opens)) {
+        plan_memory(model, params.use_mmap, false);
+        return;
+    }
+    for (const PlanPart& part : storage_parts(storage)) {
+        if (part.bytes) model.plan.parts.push_back(part);
+    }
+    model.storage = storage;
+}
+
+// Lays neurons out in tiles where all of them are computed for every token, from RAM.
+void tile_neurons(Model& m) {
+    const auto predicts = [](const WeightSpec& w) { return w.part == Part::predictor; };
+    if (m.device || m.storage || m.skips_neurons() ||
+        std::any_of(m.weights.begin(), m.weights.end(), predicts)) {
+        return;
+    }
+    for (const WeightSpec& w : m.weights) {
+        if (w.rows % ggml::kStrip != 0) continue;
+        if (const auto* neurons = std::get_if<NeuronPart>(&w.target)) {
+            BundleLayout& layout = neurons->to->layout;
+            if (layout.can_tile()) layout.tiled = w.rows;
+        } else if (const auto* stored = std::get_if<StoredBundle>(&w.target)) {
+            BundleLayout *const gates = stored->gates ? &stored->gates->layout : nullptr,
+                                *const layout = &stored->bundle->layout;
+            if (!layout->can_tile() || (gates && !gates->can_tile())) continue;
+            layout->tiled = w.rows;
+            if (gates) gates->tiled = w.rows;
+        }
+    }
+}
+
+void override_values(ggml::Gguf& gguf, const pi_model_params& params) {
+    for (int32_t i = 0; i < params.n_overrides; i++) {
+        const pi_override& o = params.overrides[i];
+        ggml::Override given{o.key, o.integer};
+        if (o.type == PI_F64) given.value = o.number;
+        if (o.type == PI_BOOL) given.value = o.integer != 0;
+        if (o.type == PI_STRING) given.value = std::string(o.string);
+        gguf.override_value(given);
+    }
+}
+
+// A key of an override that nobody reads is misspelt, or of another architecture. Those that only
+// describe the model are for callers.
+void refuse_unread_overrides(const ggml::Gguf& gguf) {
+    const std::string key = gguf.unasked();
+    if (key.empty() || key.compare(0, 8, "general.") == 0 ||
+        key.compare(0, 23, "tokenizer.chat_template") == 0)
+        return;
+    throw ggml::Error(ggml::Code::argument,
+                      gguf.path() + ": override of " + key +
+                          ": the file has no such key, and the model reads none");
+}
+
+}  // namespace
+
+std::unique_ptr<Model> Model::inspect(const std::string& path, const pi_model_params& params) {
+    auto model = std::make_unique<Model>();
+    model->budget = Budget::make(params.ram_budget);
+    model->file = ModelFile::open(path);
+    override_values(model->file.gguf, params);
+    model->vocab = read_vocab(model->file.gguf);
+    Notes notes = std::move(model->vocab.notes);
+    if (params.vocab_only) {
+        log_notes(notes, params);
+        const std::string arch(model->file.gguf.string("general.architecture"));
+        model->config.architecture = arch;
+        model->config.n_vocab = model->vocab.size();
+        model->config.n_ctx = model->file.gguf.integer(arch + ".context_length", 0, INT32_MAX, 0);
+        model->config.n_embd =
+            model->file.gguf.integer(arch + ".embedding_length", 0, INT32_MAX, 0);
+        return model;
+    }
+    model->config = read_config(model->file.gguf, model->vocab.size());
+    model->layers.resize(model->config.n_layer);
+    refuse_further_layers(*model);
+    model->weights = weight_specs(*model);
+    refuse_unread_overrides(model->file.gguf);
+    check_unread_keys(*model, params.allow_unknown, notes);
+    resolve_weights(*model);
+    check_unread_tensors(*model, params.allow_unknown, notes);
+    if (params.placement == PI_PLACEMENT_FILE) model->placement = read_placement(*model, params);
+    if (model->placement && !model->placement->stale.empty()) {
+        log_stale(*model->placement, params);
+        model->placement.reset();
+    }
+    if (wants_device(params)) share_with_device(*model, params);
+    plan_memory(*model, params.use_mmap, false);
+    leave_on_disk(*model, params);
+    // A model without a bundled file is opened again when it has one.
+    if (!model->storage || is_bundled(*model)) {
+        log_notes(notes, params);
+        log_placement(*model, params);
+    }
+    return model;
+}
+
+namespace {
+
+// A step of loading, whose progress is a part of the caller's: from `begin` to `end`.
+struct Step {
+    const pi_model_params& whole;
+    float begin, end;
+
+    // The caller's parameters, for this step. They refer to it.
+    pi_model_params params() const {
+        pi_model_params p = whole;
+        if (p.progress) p.progress = report;
+        p.progress_data = const_cast<Step*>(this);
+        return p;
+    }
+
+ private:
+    static bool report(float fraction, void* data) {
+        const auto& s = *static_cast<const Step*>(data);
+        return s.whole.progress(s.begin + fraction * (s.end - s.begin), s.whole.progress_data);
+    }
+};
+
+// The share of a load that are weights, and not what the cache begins with.
+float weights_share(const Model& m) {
+    if (!m.storage) return 1;
+    const double cache = double(m.storage->shape.cache_sectors) * StoreShape::kSector;
+    return float(1 - cache / double(total(m.plan.parts, Tier::ram)));
+}
+
+}  // namespace
+
+Model::Model() = default;
+Model::~Model() {
+    if (store && keeps_resident) save_store(*this);
+}
+
+bool Model::skips_neurons() const {
+    const auto has_threshold = [](const Layer& l) {
+        return (l.experts.empty() ? l.ffn : l.experts[0]).neurons.threshold > 0;
+    };
+    return config.neuron_aware && (relu_family(config.activation) ||
+                                   std::any_of(layers.begin(), layers.end(), has_threshold));
+}
+
+int64_t Model::device_neurons(int64_t layer) const {
+    if (!device || !device->share.has(layer)) return 0;
+    const std::vector<int32_t>& slot = device->share.slot[size_t(layer)];
+    if (slot.empty()) return config.n_ff;
+    return std::count_if(slot.begin(), slot.end(), [](int32_t at) { return at >= 0; });
+}
+
+int64_t Model::device_layers() const {
+    return device ? config.n_layer - device->share.first_layer : 0;
+}
+
+std::shared_ptr<const Model> Model::load(const std::string& path, const pi_model_params& params) {
+    std::unique_ptr<Model> model = inspect(path, params);
+    if (params.vocab_only) return model;
+    if (model->storage) require_least(*model);
+    if (model->storage && !is_bundled(*model)) {
+        const float written = bundle_to_write(*model) ? 0.5f : 0;
+        const Step writing{params, 0, written}, loading{params, written, 1};
+        const std::string bundle = bundle_of(path, writing.params());
+        model.reset();
+        return load(bundle, loading.params());
+    }
+    model->reserved = model->budget->reserve(model->file.gguf.path() + ": the weights",
+                                             total(model->plan.parts, Tier::ram));
+    if (model->device) allocate_device(*model);
+    const Step weights{params, 0, weights_share(*model)}, cache{params, weights.end, 1};
+    pi_model_params how = weights.params();
+    how.use_mmap = params.use_mmap && !model->storage;
+    if (how.use_mmap) model->file.map();
+    tile_neurons(*model);
+    load_weights(*model, how);
+    if (model->storage) {
+        model->store = open_store(*model, cache.params());
+        for (const auto& file : model->file.files) file->require_unchanged();
+        model->keeps_resident = params.bundle;
+        log_storage(*model, params);
+    }
+    return model;
+}
+
+}  // namespace powerinfer

@@ -1,0 +1,379 @@
+// Brings weights into memory: mapped, read, or packed into strips and bundles.
+#include <algorithm>
+#include <atomic>
+#include <cmath>
+#include <cstring>
+#include <functional>
+
+#include "ggml/status.h"
+#include "load/load.h"
+
+namespace powerinfer {
+
+using ggml::Code;
+using ggml::Error;
+using ggml::format;
+
+namespace {
+
+class Loader {
+ public:
+    Loader(Model& model, const pi_model_params& params)
+        : model_(model),
+          params_(params),
+          context_(params.n_threads > 0 ? params.n_threads : ggml::default_threads()) {}
+
+    void run() {
+        model_.packed = ggml::Memory(model_.plan.packed, "weights");
+        model_.plain = ggml::Memory(model_.plan.plain, "weights");
+        for (const WeightSpec& w : model_.weights) total_ += w.bytes();
+        progress();
+        for (const WeightSpec& w : model_.weights) {
+            if (const auto* neurons = std::get_if<NeuronPart>(&w.target)) {
+                bundle(w, *neurons);
+            } else if (const auto* stored = std::get_if<StoredBundle>(&w.target)) {
+                unpack(w, *stored);
+            } else {
+                fill(w);
+            }
+            if (w.place.device_rows) upload(w);
+            done_ += w.bytes();
+            progress();
+        }
+        if (params_.use_mlock) lock();
+    }
+
+    // The rows of the neurons of a layer that are on a device, or null: all that the device has.
+    const std::vector<int32_t>* slots(const WeightSpec& w) const {
+        const int64_t layer = layer_of(w.name);
+        const bool shared = w.by_neuron() && model_.device && model_.device->share.splits(layer);
+        if (!shared) return nullptr;
+        return &model_.device->share.slot[size_t(layer)];
+    }
+
+ private:
+    // The address of a weight. Only packed and plain ones are writable.
+    uint8_t* at(const WeightSpec& w) const {
+        switch (w.place.memory) {
+            case Place::Memory::packed:
+                return model_.packed.data() + w.place.offset;
+            case Place::Memory::plain:
+                return model_.plain.data() + w.place.offset;
+            case Place::Memory::mapped:
+            case Place::Memory::disk:  // at() is not for these
+                break;
+        }
+        return const_cast<uint8_t*>(model_.file.mappings[w.tensor->file]->data()) + w.file_offset();
+    }
+
+    // Copies a weight's rows to the device, a slab of the file at a time. A bundled file's rows are
+    // those of several matrices side by side.
+    void upload(const WeightSpec& w) {
+        const std::vector<int32_t>* slot = slots(w);
+        const std::vector<Rows> parts = rows_of(w);
+        const int64_t row = ggml::info(w.tensor->type).size(w.cols);
+        const int64_t slab = std::max<int64_t>(1, (8 << 20) / row);
+        std::vector<uint8_t> stored, chosen;
+        int64_t done = 0;  // rows on the device
+        for (int64_t r0 = 0; r0 < w.rows; r0 += slab) {
+            const int64_t n = std::min(slab, w.rows - r0);
+            const int32_t* here = slot ? slot->data() + r0 : nullptr;
+            const int64_t n_here =
+                here ? std::count_if(here, here + n, [](int32_t at) { return at >= 0; }) : n;
+            with_file_bytes(w, r0 * row, n * row, [&](const uint8_t* from) {
+                if (parts.empty()) {
+                    const uint8_t* rows = here ? hot_rows(here, from, n, row, chosen) : from;
+                    model_.device->put(w, 0, done, n_here, rows);
+                    return;
+                }
+                for (size_t part = 0; part < parts.size(); part++) {
+                    const int64_t bytes = ggml::info(parts[part].type).size(parts[part].cols);
+                    stored.resize(size_t(n * bytes));
+                    parts[part].take(from, n, stored.data());
+                    const uint8_t* rows = stored.data();
+                    if (here) rows = hot_rows(here, rows, n, bytes, chosen);
+                    model_.device->put(w, part, done, n_here, rows);
+                }
+            });
+            done += n_here;
+        }
+    }
+
+    // Of n rows, those that the device has; slot is that of the first row.
+    static const uint8_t* hot_rows(const int32_t* slot, const uint8_t* rows, int64_t n,
+                                   int64_t bytes, std::vector<uint8_t>& out) {
+        out.clear();
+        for (int64_t i = 0; i < n; i++) {
+            if (slot[i] >= 0) out.insert(out.end(), rows + i * bytes, rows + (i + 1) * bytes);
+        }
+        return out.data();
+    }
+
+    void fill(const WeightSpec& w) {
+        const auto layout = w.strips() ? ggml::Layout::strips : ggml::Layout::rows;
+        const bool here = w.place.rows > 0;
+        const ggml::Matrix m{w.tensor->type, layout, w.rows, w.cols, here ? at(w) : kElsewhere};
+        if (!here) {
+            // only on the device
+        } else if (w.strips()) {
+            pack(w, m, at(w));
+        } else if (w.place.memory == Place::Memory::plain) {
+            model_.file.files[w.tensor->file]->read(w.file_offset(), at(w), w.bytes());
+        }
+        if (const auto* v = std::get_if<Vector>(&w.target)) {
+            *v->to = reinterpret_cast<const float*>(m.data);
+        } else if (const auto* p = std::get_if<Product>(&w.target)) {
+            *p->to = m;
+        } else if (const auto* t = std::get_if<Table>(&w.target)) {
+            *t->to = m;
+            if (w.place.memory == Place::Memory::disk) {
+                model_.embedding_file = model_.file.files[size_t(w.tensor->file)].get();
+                model_.embedding_offset = w.file_offset();
+            }
+        } else if (const auto* s = std::get_if<Signs>(&w.target)) {
+            *s->to = m;
+            return;  // any bits are valid signs
+        } else if (const auto* b = std::get_if<WholeBundle>(&w.target)) {
+            b->to->place(m.data);
+            if (params_.check_tensors && here) check_bundle(w, m.data, 0, w.rows);
+            return;
+        }
+        if (params_.check_tensors && here) check_finite(w.name, m);
+    }
+
+    // Packs slabs of a few MB and drops the pages of the file after each, so that the model is
+    // never in memory twice.
+    void pack(const WeightSpec& w, const ggml::Matrix& m, uint8_t* to) {
+        const int64_t strip = ggml::kStrip * m.row_bytes(),
+                      n_strips = (m.rows + ggml::kStrip - 1) / ggml::kStrip;
+        const int64_t slab = std::max<int64_t>(1, (8 << 20) / strip);
+        for (int64_t s0 = 0; s0 < n_strips; s0 += slab) {
+            const int64_t n = std::min(slab, n_strips - s0);
+            const int64_t bytes = std::min(n * strip, m.rows * m.row_bytes() - s0 * strip);
+            with_file_bytes(w, s0 * strip, bytes, [&](const uint8_t* from) {
+                context_.threads.run(n, 4, [&](int64_t begin, int64_t end, int) {
+                    for (int64_t s = begin; s < end; s++) {
+                        const int64_t first = (s0 + s) * ggml::kStrip;
+                        ggml::pack_strip(m.type, from + s * strip,
+                                         std::min(ggml::kStrip, m.rows - first), m.cols,
+                                         to + (s0 + s) * strip);
+                    }
+                });
+            });
+        }
+    }
+
+    // Moves rows to their places in the bundles.
+    void bundle(const WeightSpec& w, const NeuronPart& neurons) {
+        const BundleLayout& layout = neurons.to->layout;
+        uint8_t* bundles = w.place.rows ? at(w) : nullptr;
+        neurons.to->place(bundles ? bundles : kElsewhere);
+        const std::vector<int32_t>* slot = slots(w);
+        const bool checked = params_.check_tensors;
+        if (!bundles && !checked) return;
+        const ggml::DType type = w.tensor->type;
+        const int64_t row = ggml::info(type).size(w.cols);
+        const int64_t slab = std::max<int64_t>(1, (8 << 20) / row / ggml::kStrip) * ggml::kStrip;
+        for (int64_t r0 = 0; r0 < w.rows; r0 += slab) {
+            const int64_t n = std::min(slab, w.rows - r0);
+            with_file_bytes(w, r0 * row, n * row, [&](const uint8_t* from) {
+                // Checks stored rows: they have the same values.
+                if (checked) check_finite(w.name, {type, ggml::Layout::rows, n, w.cols, from}, r0);
+                if (!bundles) return;
+                context_.threads.run(n, ggml::kStrip, [&](int64_t begin, int64_t end, int) {
+                    if (layout.tiled) {
+                        layout.put_tiles(neurons.part, from + begin * row, r0 + begin, end - begin,
+                                         bundles);
+                        return;
+                    }
+                    if (!slot) {
+                        layout.put(neurons.part, from + begin * row, end - begin,
+                                   bundles + (r0 + begin) * layout.stride());
+                        return;
+                    }
+                    for (int64_t i = begin; i < end; i++) {
+                        const int32_t at = (*slot)[size_t(r0 + i)];
+                        if (at >= 0) continue;
+                        layout.put(neurons.part, from + i * row, 1,
+                                   bundles + (-1 - int64_t(at)) * layout.stride());
+                    }
+                });
+            });
+        }
+    }
+
+    // Moves the rows of a bundled file of version 2 to the two bundles in memory.
+    void unpack(const WeightSpec& w, const StoredBundle& target) {
+        const StoreLayout& layout = target.neurons->layout;
+        const bool here = w.place.rows > 0;
+        uint8_t* const gates = here ? at(w) : nullptr;
+        uint8_t* const bundles = here ? gates + target.gate_bytes(w.place.rows) : nullptr;
+        if (target.gates) target.gates->place(here ? gates : kElsewhere);
+        target.bundle->place(here ? bundles : kElsewhere);
+        if (!here && !params_.check_tensors) return;
+        const std::vector<int32_t>* slot = slots(w);
+        const int64_t pair = target.bundle->layout.stride();
+        const auto copy = [&](const uint8_t* from, int64_t to) {
+            if (layout.gated()) {
+                const int64_t bytes = layout.gate().bytes;
+                std::memcpy(gates + to * bytes, from + layout.gate().offset, size_t(bytes));
+            }
+            const StoreLayout::Row &up = layout.up(), &down = layout.down();
+            std::memcpy(bundles + to * pair, from + up.offset, size_t(up.bytes));
+            std::memcpy(bundles + to * pair + up.bytes, from + down.offset, size_t(down.bytes));
+        };
+        // Neurons `first` and following, kStrip of them.
+        const auto tile = [&](const Bundle& to, size_t part, const StoreLayout::Row& row,
+                              const uint8_t* from, int64_t first, uint8_t* bundle) {
+            std::vector<uint8_t> rows(size_t(ggml::kStrip * row.bytes));
+            for (int64_t i = 0; i < ggml::kStrip; i++) {
+                std::memcpy(&rows[size_t(i * row.bytes)], from + i * layout.stride + row.offset,
+                            size_t(row.bytes));
+            }
+            to.layout.put_tiles(part, rows.data(), first, ggml::kStrip, bundle);
+        };
+        const int64_t slab =
+            std::max<int64_t>(1, (8 << 20) / layout.stride / ggml::kStrip) * ggml::kStrip;
+        for (int64_t r0 = 0; r0 < w.rows; r0 += slab) {
+            const int64_t n = std::min(slab, w.rows - r0);
+            with_file_bytes(w, r0 * layout.stride, n * layout.stride, [&](const uint8_t* from) {
+                if (params_.check_tensors) check_bundle(w, from, r0, n);
+                if (!here) return;
+                context_.threads.run(n, ggml::kStrip, [&](int64_t begin, int64_t end, int) {
+                    if (target.bundle->layout.tiled) {
+                        const uint8_t* const these = from + begin * layout.stride;
+                        if (layout.gated()) {
+                            tile(*target.gates, 0, layout.gate(), these, r0 + begin, gates);
+                        }
+                        tile(*target.bundle, 0, layout.up(), these, r0 + begin, bundles);
+                        tile(*target.bundle, 1, layout.down(), these, r0 + begin, bundles);
+                        return;
+                    }
+                    for (int64_t i = begin; i < end; i++) {
+                        const int64_t on = slot ? (*slot)[size_t(r0 + i)] : -1 - (r0 + i);
+                        if (on < 0) copy(from + i * layout.stride, -1 - on);
+                    }
+                });
+            });
+        }
+    }
+
+    // Calls use(bytes) with a range of a weight as stored in the file, mapped or read.
+    template <typename F>
+    void with_file_bytes(const WeightSpec& w, int64_t begin, int64_t n, const F& use) {
+        const uint64_t offset = w.file_offset() + uint64_t(begin);
+        if (!params_.use_mmap) {
+            std::vector<uint8_t> buffer(static_cast<size_t>(n));
+            model_.file.files[w.tensor->file]->read(offset, buffer.data(), size_t(n));
+            use(buffer.data());
+            return;
+        }
+        const ggml::Mapping& mapping = *model_.file.mappings[w.tensor->file];
+        mapping.will_need(offset, uint64_t(n));
+        use(mapping.data() + offset);
+        mapping.drop(offset, uint64_t(n));
+    }
+
+    // Checks each part of rows [first, first + n) of a bundled file; data: of the first one.
+    void check_bundle(const WeightSpec& w, const uint8_t* data, int64_t first, int64_t n) {
+        for (const Rows& part : rows_of(w)) {
+            ggml::Matrix m{part.type, ggml::Layout::rows, 0, part.cols, nullptr};
+            const int64_t slab = std::max<int64_t>(1, (1 << 20) / m.row_bytes());
+            std::vector<uint8_t> stored(size_t(slab * m.row_bytes()));
+            m.data = stored.data();
+            for (int64_t r = 0; r < n; r += slab) {
+                m.rows = std::min(slab, n - r);
+                part.take(data + r * w.cols, m.rows, stored.data());
+                check_finite(w.name, m, first + r);
+            }
+        }
+    }
+
+    // The parts of a bundled file's rows: take() gives them as other files store them. Nothing for
+    // other weights.
+    struct Rows {
+        ggml::DType type;
+        int64_t cols;
+        std::function<void(const uint8_t*, int64_t, uint8_t*)> take;
+    };
+    static std::vector<Rows> rows_of(const WeightSpec& w) {
+        std::vector<Rows> parts;
+        const auto add = [&](const auto& layout, size_t i, ggml::DType type) {
+            parts.push_back({type, layout.cols, [&layout, i](auto from, auto n, auto to) {
+                                 layout.take(i, from, n, to);
+                             }});
+        };
+        if (const auto* whole = std::get_if<WholeBundle>(&w.target)) {
+            const BundleLayout& layout = whole->to->layout;
+            for (size_t i = 0; i < layout.parts.size(); i++) add(layout, i, layout.parts[i]);
+        } else if (const auto* stored = std::get_if<StoredBundle>(&w.target)) {
+            const StoreLayout& layout = stored->neurons->layout;
+            for (size_t i = 0; i < layout.rows.size(); i++) add(layout, i, layout.rows[i].type);
+        }
+        return parts;
+    }
+
+    // Checks rows of a tensor, of which m has those from `first` on.
+    void check_finite(const std::string& name, const ggml::Matrix& m, int64_t first = 0) {
+        std::atomic<int64_t> bad{-1};
+        context_.threads.run(m.rows, 16, [&](int64_t begin, int64_t end, int) {
+            std::vector<float> row(size_t(m.cols));
+            for (int64_t r = begin; r < end; r++) {
+                ggml::decode_row(m, r, row.data());
+                if (!std::all_of(row.begin(), row.end(), [](float v) { return std::isfinite(v); }))
+                    bad = r;
+            }
+        });
+        if (bad >= 0) {
+            throw Error(Code::format,
+                        format("%s: tensor \"%s\" holds a value that is not finite in row %lld",
+                               model_.file.gguf.path().c_str(), name.c_str(),
+                               (long long)(first + bad.load())));
+        }
+    }
+
+    void lock() {
+        if (model_.packed.size()) model_.packed.lock();
+        if (model_.plain.size()) model_.plain.lock();
+        for (const WeightSpec& w : model_.weights) {
+            if (w.place.memory != Place::Memory::mapped || w.place.rows == 0) continue;
+            model_.file.mappings[w.tensor->file]->lock(w.file_offset(), w.bytes());
+        }
+    }
+
+    void progress() {
+        if (!params_.progress) return;
+        const float fraction = total_ ? float(double(done_) / double(total_)) : 1.0f;
+        if (!params_.progress(fraction, params_.progress_data)) {
+            throw Error(Code::cancelled, "loading was cancelled");
+        }
+    }
+
+    Model& model_;
+    const pi_model_params& params_;
+    ggml::Context context_;
+    uint64_t total_ = 0, done_ = 0;
+};
+
+// For neurons that fire more often than this, predicting costs more than it saves: their gates are
+// always computed.
+void mark_unpredicted(Ffn& f) {
+    constexpr float kRate = 0.5f;
+    if (!f.rate) return;
+    f.unpredicted.resize(size_t(f.neurons.n));
+    for (size_t i = 0; i < f.unpredicted.size(); i++) f.unpredicted[i] = f.rate[i] >= kRate;
+}
+
+}  // namespace
+
+void load_weights(Model& model, const pi_model_params& params) {
+    Loader(model, params).run();
+    if (!model.output) model.output = model.token_embd;
+    for (Layer& l : model.layers) {
+        mark_unpredicted(l.ffn);
+        for (Ffn& e : l.experts) mark_unpredicted(e);
+    }
+    if (model.device) load_device_tables(model);
+}
+
+}  // namespace powerinfer

@@ -1,0 +1,160 @@
+#include "load/plan.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "device/device_model.h"
+#include "ggml/sizes.h"
+#include "ggml/status.h"
+#include "ggml/threads.h"
+#include "memory/device_scratch.h"
+#include "memory/sequence.h"
+#include "memory/workspace.h"
+#include "model/rope.h"
+#include "observe/record.h"
+
+namespace powerinfer {
+
+using ggml::Code;
+using ggml::Error;
+using ggml::format;
+
+pi_session_params resolve_session_params(const Config& config, pi_session_params p) {
+    const auto bound = [](const char* name, int64_t value, int64_t lo, int64_t hi) {
+        if (value >= lo && value <= hi) return;
+        throw Error(Code::argument, format("%s must be between %lld and %lld, not %lld", name,
+                                           (long long)lo, (long long)hi, (long long)value));
+    };
+    if (p.n_ctx == 0) p.n_ctx = int32_t(std::min<int64_t>(config.n_ctx, INT32_MAX));
+    if (p.n_threads == 0) p.n_threads = ggml::default_threads();
+    if (p.n_threads_batch == 0) p.n_threads_batch = p.n_threads;
+    // Learned positions end with their table. RoPE works beyond the trained context, only worse.
+    bound("n_ctx", p.n_ctx, 1, config.n_rot ? INT32_MAX : config.n_ctx);
+    bound("n_batch", p.n_batch, 1, 1 << 20);
+    bound("n_ubatch", p.n_ubatch, 1, 1 << 20);
+    bound("n_seq", p.n_seq, 1, 256);
+    bound("n_threads", p.n_threads, 1, 512);
+    bound("n_threads_batch", p.n_threads_batch, 1, 512);
+    if (p.n_logits == 0) p.n_logits = p.n_batch;
+    bound("n_logits", p.n_logits, 1, 1 << 20);
+    bound("n_kv", p.n_kv, 0, INT64_MAX);
+    const int64_t all = p.n_seq * pages_of(p.n_ctx) * kKvPage;  // no sequence has to share
+    p.n_kv = p.n_kv ? std::min(p.n_kv, all) : all;
+    p.n_ubatch = std::min(p.n_ubatch, p.n_batch);
+    p.n_logits = std::min(p.n_logits, p.n_batch);
+    bound("sparse", p.sparse, PI_SPARSE_AUTO, PI_SPARSE_PREDICTOR);
+    bound("record", p.record, PI_RECORD_OFF, PI_RECORD_SQUARES);
+    check_rope(config, p);
+    if (p.record == PI_RECORD_NEEDS) {
+        if (!config.neuron_aware || p.n_ubatch != 1) {
+            throw Error(Code::argument,
+                        "recording needs is for files with neuron rows, with n_ubatch 1");
+        }
+    } else if (p.record && p.record != PI_RECORD_BITS && p.sparse != PI_SPARSE_OFF &&
+               p.sparse != PI_SPARSE_EXACT) {
+        throw Error(Code::argument,
+                    "record needs sparse off or exact: masked neurons are not computed");
+    }
+    if (std::isinf(p.sparse_threshold)) {
+        throw Error(Code::argument, "the sparse threshold must be finite");
+    }
+    for (uint32_t type : {p.type_k, p.type_v}) {
+        const bool known = type == uint32_t(ggml::DType::F16) ||
+                           type == uint32_t(ggml::DType::F32) ||
+                           type == uint32_t(ggml::DType::Q8_0);
+        if (!known) {
+            throw Error(
+                Code::argument,
+                format("a KV cache of type %u is not supported; F32 (0), F16 (1) and Q8_0 (8) are",
+                       type));
+        }
+        if (config.head_dim % ggml::info(ggml::DType(type)).block) {
+            throw Error(Code::argument,
+                        format("a Q8_0 KV cache needs heads of a multiple of 32, not %lld",
+                               (long long)config.head_dim));
+        }
+    }
+    if (p.type_k != p.type_v)
+        throw Error(Code::argument, "keys and values of the KV cache must have one type");
+    return p;
+}
+
+pi_session_params kept_session(const Config& config, const pi_model_params& params) {
+    if (params.session) return resolve_session_params(config, *params.session);
+    pi_session_params session = pi_session_default_params();
+    // Learned positions may be fewer.
+    if (!config.n_rot) session.n_ctx = int32_t(std::min<int64_t>(session.n_ctx, config.n_ctx));
+    return resolve_session_params(config, session);
+}
+
+pi_session_params session_params_for(const Model& model, const pi_session_params& asked) {
+    pi_session_params params = resolve_session_params(model.config, asked);
+    if (model.storage) params.n_ubatch = std::min(params.n_ubatch, model.storage->n_ubatch);
+    return params;
+}
+
+int64_t kept_width(const Config& config, const pi_session_params& params) {
+    return params.embedding ? config.n_embd : config.n_vocab;
+}
+
+uint64_t scratch_bytes(const Config& c, const pi_session_params& p, bool stored) {
+    return ggml::carved_bytes<Workspace>(c, p, std::max(p.n_threads, p.n_threads_batch), stored);
+}
+
+std::vector<PlanPart> session_parts(const Config& c, const pi_session_params& p, int64_t n_device,
+                                    bool stored) {
+    ggml::Carver results;
+    float* room;
+    results.take(room, {p.n_logits, kept_width(c, p)});
+    std::vector<PlanPart> parts{
+        {Tier::ram, Part::kv, -1, ggml::carved_bytes<Sequences>(c, p, c.n_layer - n_device)},
+        {Tier::ram, Part::scratch, -1, scratch_bytes(c, p, stored)},
+        {Tier::ram, Part::results, -1, results.bytes()}};
+    if (p.record)
+        parts.push_back({Tier::ram, Part::record, -1, ggml::carved_bytes<Recorder>(c, p)});
+    if (n_device) {
+        parts.push_back(
+            {Tier::ram, Part::exchange, -1, ggml::carved_bytes<DeviceShared>(c, p, n_device)});
+        parts.push_back(
+            {Tier::gpu, Part::kv, -1, device_array_bytes(device_kv_bytes(c, p, n_device))});
+        parts.push_back({Tier::gpu, Part::scratch, -1,
+                         device_array_bytes(device_scratch_bytes(c, p, n_device))});
+    }
+    return parts;
+}
+
+uint64_t sessions_bytes(const Config& config, const pi_model_params& params,
+                        const pi_session_params& session, int64_t n_device, bool stored,
+                        Tier tier) {
+    const auto bytes = [&](const pi_session_params& one) {
+        return total(session_parts(config, one, n_device, stored), tier);
+    };
+    const uint64_t alike =
+        ggml::size_product(uint64_t(std::max(params.n_sessions, 1)), bytes(session));
+    if (!params.beside) return alike;
+    pi_session_params other = resolve_session_params(config, *params.beside);
+    other.n_ubatch = std::min(other.n_ubatch, session.n_ubatch);
+    return ggml::size_sum(alike, bytes(other));
+}
+
+Plan make_plan(const Model& model, const pi_session_params& asked) {
+    const pi_session_params params = session_params_for(model, asked);
+    Plan plan;
+    plan.parts = model.plan.parts;
+    plan.budget = model.budget->limit();
+    plan.n_ctx = params.n_ctx;
+    if (model.device) plan.vram_budget = model.device->budget->limit();
+    const std::vector<PlanPart> session =
+        session_parts(model.config, params, model.device_layers(), model.storage.has_value());
+    plan.parts.insert(plan.parts.end(), session.begin(), session.end());
+    if (model.storage) {
+        const StoreShape& shape = model.storage->shape;
+        plan.cached = shape.slot_bytes(shape.first_slots, shape.rest_slots);
+        const int64_t all = shape.residency().parts();
+        plan.stored = shape.slot_bytes(all, all) - plan.cached;
+        plan.read_seconds = model.storage->read_seconds;
+    }
+    return plan;
+}
+
+}  // namespace powerinfer

@@ -1,0 +1,218 @@
+#include "load/share.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "device/device_model.h"
+#include "ggml/sizes.h"
+#include "ggml/status.h"
+#include "memory/device_scratch.h"
+
+namespace powerinfer {
+
+using ggml::Code;
+using ggml::Error;
+using ggml::format;
+using ggml::size_sum;
+
+namespace {
+
+class Chooser {
+ public:
+    Chooser(const Model& m, const pi_model_params& params, const pi_session_params& session)
+        : model_(m),
+          params_(params),
+          session_(session),
+          fixed_(m.layers.size()),
+          rows_(m.layers.size()),
+          bundled_(m.layers.size()) {
+        for (const WeightSpec& w : m.weights) {
+            const int64_t layer = layer_of(w.name);
+            if (layer < 0) continue;
+            if (w.by_neuron()) {
+                for (const DeviceMatrix& matrix : w.device_matrices()) {
+                    rows_[size_t(layer)].push_back(matrix);
+                }
+                bundled_[size_t(layer)] = w.is<WholeBundle>();
+            } else if (!w.stays_in_ram()) {
+                fixed_[size_t(layer)] = size_sum(fixed_[size_t(layer)], w.device_bytes(w.rows));
+            }
+        }
+    }
+
+    // What layers from `first` on take without neuron rows, with all that the sessions need.
+    uint64_t least(int64_t first) const {
+        const int64_t n = model_.config.n_layer - first;
+        const uint64_t sessions =
+            sessions_bytes(model_.config, params_, session_, n, false, Tier::gpu);
+        uint64_t sum = size_sum(sessions, device_table_bytes(n, model_.config.n_ff));
+        sum = size_sum(sum, model_.device->device->context_bytes());
+        for (size_t i = size_t(first); i < fixed_.size(); i++) sum = size_sum(sum, fixed_[i]);
+        return sum;
+    }
+
+    uint64_t head() const {
+        uint64_t sum = 0;
+        for (const WeightSpec& w : model_.weights) {
+            if (w.of_head()) sum = size_sum(sum, w.device_bytes(w.rows));
+        }
+        return sum;
+    }
+
+    // Bytes of a piece of neurons on their way to the device (NeuronStream), which has two of them:
+    // at most kPiece, 1/16 of what is left for neurons, and a whole layer; 0 if that is not enough
+    // for a few neurons of every layer.
+    uint64_t piece(int64_t first, uint64_t left) const {
+        constexpr uint64_t kPiece = 16 << 20;
+        const Config& c = model_.config;
+        uint64_t least = 0, most = 0;
+        for (size_t i = size_t(first); i < rows_.size(); i++) {
+            std::vector<ggml::DType> formats;
+            for (const DeviceMatrix& m : rows_[i]) formats.push_back(m.type);
+            if (formats.empty()) continue;
+            const auto bytes = [&](int64_t n) { return NeuronStream::bytes(formats, c.n_embd, n); };
+            least = std::max(least, bytes(NeuronStream::kNeurons));
+            most = std::max(most, bytes(c.n_ff));
+        }
+        uint64_t piece = std::min({kPiece, left / 16, most});
+        piece = piece / ggml::kDeviceGranule * ggml::kDeviceGranule;
+        return piece < least ? 0 : piece;
+    }
+
+    // Gives the device neurons of `share`'s layers, in `left` bytes.
+    void fill(DeviceShare& share, uint64_t left) const {
+        struct Neuron {
+            bool placed;
+            float rate;
+            int32_t layer, id;
+        };
+        std::vector<Neuron> all;
+        const Placement* placement = model_.placement ? &*model_.placement : nullptr;
+        if (placement && !placement->applies(model_.device->budget->limit())) placement = nullptr;
+        const int64_t n_ff = model_.config.n_ff;
+        for (int64_t i = share.first_layer; i < model_.config.n_layer; i++) {
+            if (rows_[size_t(i)].empty()) continue;
+            const std::vector<float> rate = rates(i);
+            for (int32_t n = 0; n < n_ff; n++) {
+                const bool placed =
+                    placement && placement->layers[size_t(i)][0].tier[size_t(n)] == Tier::gpu;
+                all.push_back({placed, rate.empty() ? 0 : rate[size_t(n)], int32_t(i), n});
+            }
+            share.slot[size_t(i)].assign(size_t(n_ff), -1);
+        }
+        std::stable_sort(all.begin(), all.end(), [](const Neuron& a, const Neuron& b) {
+            return a.placed != b.placed ? a.placed : a.rate > b.rate;
+        });
+        std::vector<int64_t> counts(rows_.size(), 0);
+        for (const Neuron& n : all) {
+            int64_t& count = counts[size_t(n.layer)];
+            const uint64_t bytes = neurons(n.layer, count + 1) - neurons(n.layer, count);
+            if (bytes > left) continue;
+            left -= bytes;
+            count++;
+            share.slot[size_t(n.layer)][size_t(n.id)] = 0;
+        }
+        for (size_t i = 0; i < share.slot.size(); i++) number(share.slot[i], bundled_[i]);
+    }
+
+ private:
+    // Bytes of n neurons of a layer.
+    uint64_t neurons(int64_t layer, int64_t n) const {
+        uint64_t sum = 0;
+        for (const DeviceMatrix& m : rows_[size_t(layer)]) sum = size_sum(sum, m.bytes(n));
+        return sum;
+    }
+
+    // Rows in the order of the neurons; nothing where all are on the device. bundled: RAM has all
+    // rows.
+    static void number(std::vector<int32_t>& slot, bool bundled) {
+        int32_t here = 0, in_ram = 0;
+        for (size_t i = 0; i < slot.size(); i++) {
+            slot[i] = slot[i] == 0 ? here++ : -1 - (bundled ? int32_t(i) : in_ram++);
+        }
+        if (size_t(here) == slot.size()) slot.clear();
+    }
+
+    // How often the neurons of a layer fire; empty if the file does not say.
+    std::vector<float> rates(int64_t layer) const {
+        const Ffn& f = model_.layers[size_t(layer)].ffn;
+        for (const WeightSpec& w : model_.weights) {
+            const auto* v = std::get_if<Vector>(&w.target);
+            if (!v || v->to != &f.rate) continue;
+            const std::vector<uint8_t> bytes = model_.file.read(*w.tensor, w.tensor->bytes);
+            std::vector<float> rate(size_t(model_.config.n_ff));
+            std::memcpy(rate.data(), bytes.data(), rate.size() * sizeof(float));
+            return rate;
+        }
+        return {};
+    }
+
+    const Model& model_;
+    const pi_model_params& params_;
+    const pi_session_params& session_;
+    std::vector<uint64_t> fixed_;                  // [n_layer]
+    std::vector<std::vector<DeviceMatrix>> rows_;  // [n_layer]: of neurons; or FFNs are matrices
+    std::vector<bool> bundled_;                    // [n_layer]: in the file
+};
+
+}  // namespace
+
+std::string keeps_to_cpu(const Model& m, int64_t layer) {
+    if (!m.layers[size_t(layer)].experts.empty()) return "mixtures of experts keep to the CPU";
+    if (m.config.post_norms) return "models with norms after attention and FFN keep to the CPU";
+    for (const WeightSpec& w : m.weights) {
+        if (layer_of(w.name) == layer && !w.suits_device()) {
+            return "there is no operator on the device for tensor \"" + w.name + "\"";
+        }
+    }
+    return "";
+}
+
+DeviceShare choose_share(const Model& m, const pi_model_params& params,
+                         const pi_session_params& session) {
+    const int32_t n_gpu_layers = params.n_gpu_layers;
+    constexpr double kMiB = 1 << 20;
+    const int64_t n_layer = m.config.n_layer;
+    const Budget& budget = *m.device->budget;
+    // All else that is planned is a multiple of this: so the weights are, too.
+    const uint64_t limit = budget.limit() / ggml::kDeviceGranule * ggml::kDeviceGranule;
+    const Chooser chooser(m, params, session);
+    const int64_t most = n_gpu_layers < 0 ? n_layer : std::min<int64_t>(n_gpu_layers, n_layer);
+    DeviceShare share;
+    share.first_layer = n_layer;
+    share.slot.resize(size_t(n_layer));
+    while (share.first_layer > n_layer - most) {
+        const int64_t next = share.first_layer - 1;
+        if (!keeps_to_cpu(m, next).empty()) break;
+        if (const uint64_t bytes = chooser.least(next); bytes > limit) {
+            const bool needed = n_gpu_layers > 0 || (budget.given() && next == n_layer - 1);
+            if (!needed) break;
+            throw Error(
+                Code::memory,
+                format("%s: %lld of %lld layers and a context of %d positions would take "
+                       "%.1f MiB of VRAM, and %.1f MiB may be used",
+                       m.file.gguf.path().c_str(), (long long)(n_layer - next), (long long)n_layer,
+                       session.n_ctx, double(bytes) / kMiB, double(budget.limit()) / kMiB));
+        }
+        share.first_layer = next;
+    }
+    if (share.first_layer == n_layer) return share;
+    uint64_t left = limit - chooser.least(share.first_layer);
+    if ((n_gpu_layers < 0 || n_gpu_layers > n_layer) && chooser.head() <= left) {
+        share.head = true;
+        left -= chooser.head();
+    }
+    const auto fill = [&](uint64_t bytes) {
+        chooser.fill(share, params.placement == PI_PLACEMENT_NONE ? 0 : bytes);
+        for (int64_t i = share.first_layer; i < n_layer; i++) {
+            if (share.splits(i)) return false;
+        }
+        return true;
+    };
+    if (fill(left) || !params.op_offload) return share;
+    share.piece = chooser.piece(share.first_layer, left);
+    fill(left - 2 * share.piece);
+    return share;
+}
+
+}  // namespace powerinfer

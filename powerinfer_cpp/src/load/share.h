@@ -1,0 +1,21 @@
+// Chooses what a device holds of a model.
+#pragma once
+
+#include "load/plan.h"
+#include "model/model.h"
+
+namespace powerinfer {
+
+// Why a layer's operators cannot run on a device; "" if they can.
+std::string keeps_to_cpu(const Model& model, int64_t layer);
+
+// What the device of the model holds when a session with these parameters shall fit beside it: as
+// many of the last layers as fit (attention, norms, predictors, keys and values; whole FFNs if they
+// are matrices), then the head, then the neurons that fire most often (those of the model's
+// placement first, if it applies). This is the order of bytes that a token reads per byte that they
+// take. params: n_gpu_layers, placement, n_sessions and beside. Throws Error(memory) if
+// n_gpu_layers, or with a budget that was given not even one layer, exceed it.
+DeviceShare choose_share(const Model& model, const pi_model_params& params,
+                         const pi_session_params& session);
+
+}  // namespace powerinfer

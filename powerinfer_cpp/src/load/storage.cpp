@@ -1,0 +1,483 @@
+#include "load/storage.h"
+
+#include <algorithm>
+#include <array>
+#include <limits>
+
+#include "files/bundle_file.h"
+#include "files/find_bundle.h"
+#include "ggml/sizes.h"
+#include "ggml/status.h"
+#include "load/expected_uses.h"
+#include "storage/resident_file.h"
+#include "storage/split_pools.h"
+
+namespace powerinfer {
+
+using ggml::Code;
+using ggml::Error;
+using ggml::format;
+
+namespace {
+
+constexpr double kMiB = 1 << 20;
+// Rows of a micro-batch that sessions get at least, and the share of the budget that more rows may
+// take if the cache has no memory to lend.
+constexpr int32_t kLeastRows = 16;
+constexpr uint64_t kSessionShare = 48;
+constexpr int kDepth = 256;  // reads in flight
+
+uint64_t session_bytes(const Model& m, const pi_model_params& params,
+                       const pi_session_params& session, bool stored) {
+    return sessions_bytes(m.config, params, session, m.device_layers(), stored, Tier::ram);
+}
+
+// What callers want to keep of results.
+uint64_t rows_kept_bytes(const Model& m, const pi_model_params& params) {
+    return uint64_t(std::max(params.n_rows_kept, 0)) * uint64_t(m.config.n_vocab) * sizeof(float);
+}
+
+// What the process takes besides all that is planned: code, stacks, vocabulary. Little beside a
+// large model, and less beside a small one.
+uint64_t process_bytes(const Model& m, uint64_t planned) {
+    return m.budget->given() ? std::min<uint64_t>(32 << 20, planned / 32) : 0;
+}
+
+ggml::ReaderOptions reader_options(const StoreLayout& layout) {
+    ggml::ReaderOptions options;
+    options.align = uint32_t(layout.align);
+    options.depth = kDepth;
+    return options;
+}
+
+// use(block, layer).
+template <typename F>
+void for_blocks(const Model& m, const F& use) {
+    for (size_t i = 0; i < m.layers.size(); i++) {
+        const Layer& l = m.layers[i];
+        if (l.experts.empty()) use(l.ffn, int64_t(i));
+        for (const Ffn& e : l.experts) use(e, int64_t(i));
+    }
+}
+
+// The neurons of a block that the device does not have, ascending: those that the store has.
+std::vector<int32_t> stored_rows(const Model& m, const Ffn& f, int64_t layer) {
+    std::vector<int32_t> rows;
+    const bool shared = m.device && m.device->share.has(layer);
+    if (shared && !m.device->share.splits(layer)) return rows;
+    for (int32_t i = 0; i < int32_t(f.neurons.n); i++) {
+        if (!shared || m.device->share.slot[size_t(layer)][size_t(i)] < 0) rows.push_back(i);
+    }
+    return rows;
+}
+
+// A block's layout in its bundled file, or in the one that is to be written.
+StoreLayout layout_of(const Ffn& f) {
+    if (f.stored) return f.stored.layout;
+    std::vector<ggml::DType> types = f.gates.layout.parts;
+    types.insert(types.end(), f.bundle.layout.parts.begin(), f.bundle.layout.parts.end());
+    return StoreLayout::of(types, f.bundle.layout.cols, kStoreAlign);
+}
+
+// What reading is expected to take, and for which slots and pages of predictors (shape of the
+// cache).
+class Division {
+ public:
+    Division(const Model& m, int32_t sparse, bool predicted, const StoreShape& none,
+             const PredictorShape& pages);
+    // Divides so much memory for a cache with its tables, and for pages, so that a token reads for
+    // the least time. More memory never makes it more.
+    void divide(uint64_t left, StoreShape& shape, PredictorShape& pages, double& seconds) const;
+    // Does a cache with so much memory lend so many bytes?
+    bool lends(uint64_t left, uint64_t bytes) const;
+
+ private:
+    PoolSlots slots_in(uint64_t left, StoreShape& shape) const;
+
+    StoreShape none_;
+    CacheSteps steps_;
+    // Of a page that is read, by the share of tokens that need it: sums over the pages in falling
+    // order, from none to all.
+    std::vector<double> page_seconds_;
+};
+
+// Where the file has the predictors of experts.
+std::vector<StoredPredictor> stored_predictors(const Model& m) {
+    const Config& c = m.config;
+    std::vector<StoredPredictor> blocks(size_t(c.n_layer * c.n_expert));
+    for (const WeightSpec& w : m.weights) {
+        if (!w.by_expert()) continue;
+        const int64_t block = layer_of(w.name) * c.n_expert + w.row0 / w.rows;
+        const auto layout = w.strips() ? ggml::Layout::strips : ggml::Layout::rows;
+        blocks[size_t(block)].push_back(
+            {w.file_offset(), {w.tensor->type, layout, w.rows, w.cols, nullptr}});
+    }
+    return blocks;
+}
+
+// Pages for predictors, with room for those of a row's experts and none in the cache.
+PredictorShape predictor_pages(const Model& m) {
+    PredictorShape shape;
+    for (const StoredPredictor& block : stored_predictors(m)) {
+        uint64_t page = 0;
+        for (const StoredMatrix& matrix : block) page = ggml::size_sum(page, matrix.room());
+        shape.page = std::max(shape.page, page);
+    }
+    if (!shape) return shape;
+    shape.n_layer = int32_t(m.config.n_layer);
+    shape.n_expert = int32_t(m.config.n_expert);
+    shape.in_use = m.config.n_expert_used;
+    return shape;
+}
+
+Division::Division(const Model& m, int32_t sparse, bool predicted, const StoreShape& none,
+                   const PredictorShape& pages)
+    : none_(none),
+      steps_({uint64_t(none.first_sectors * StoreShape::kSector),
+              uint64_t(none.rest_sectors * StoreShape::kSector)},
+             kDisk) {
+    constexpr int64_t kEntries = 1 << 16;  // neurons that stand for all
+    const ExpectedUses expected(m, sparse, predicted);
+    const int64_t parts = std::max<int64_t>(1, none.residency().parts());
+    const int64_t step = (parts + kEntries - 1) / kEntries;
+    double first = 0, rest = 0, chosen = 0;
+    std::vector<double> of_pages;
+    for_blocks(m, [&](const Ffn& f, int64_t layer) {
+        const std::vector<int32_t> rows = stored_rows(m, f, layer);
+        if (rows.empty()) return;
+        std::vector<int32_t> some;
+        for (size_t i = size_t(step / 2) % rows.size(); i < rows.size(); i += size_t(step)) {
+            some.push_back(rows[i]);
+        }
+        const BlockUses uses = expected.of(f, some);
+        const double each = double(rows.size()) / double(some.size());
+        steps_.add(uses.first.data(), uses.rest.data(), int64_t(some.size()), each, uses.chosen);
+        for (size_t i = 0; i < some.size(); i++) {
+            first += double(uses.first[i]) * each;
+            rest += double(uses.rest[i]) * each;
+        }
+        chosen += uses.chosen * double(rows.size());
+        if (pages && predicted) {
+            of_pages.push_back(uses.chosen * kDisk.joined(double(pages.page)));
+        }
+    });
+    steps_.sort();
+    none_.first_rate = float(first / double(parts));
+    none_.rest_rate = float(rest / double(parts));
+    none_.chosen = float(chosen / double(parts));
+    std::sort(of_pages.begin(), of_pages.end());
+    page_seconds_.assign(1, 0);
+    for (double s : of_pages) page_seconds_.push_back(page_seconds_.back() + s);
+    std::reverse(page_seconds_.begin(), page_seconds_.end());
+}
+
+// The largest cache that fits with its tables.
+PoolSlots Division::slots_in(uint64_t left, StoreShape& shape) const {
+    const int64_t parts = none_.residency().parts();
+    const auto fits = [&](const StoreShape& s) {
+        const uint64_t slots = uint64_t(s.cache_sectors) * StoreShape::kSector;
+        return ggml::size_sum(slots, ggml::carved_bytes<NeuronStore::Tables>(s)) <= left;
+    };
+    // All neurons, which have slots for ever; or those that `sectors` take.
+    const auto shaped = [&](int64_t sectors, const PoolSlots& slots) {
+        StoreShape s = none_;
+        s.first_slots = std::min(slots.first, parts), s.rest_slots = std::min(slots.rest, parts);
+        s.adapts = s.first_slots + s.rest_slots > 0 && s.first_slots + s.rest_slots < 2 * parts;
+        const int64_t taken = s.first_slots * s.first_sectors + s.rest_slots * s.rest_sectors;
+        s.cache_sectors = s.adapts ? sectors : taken;
+        return s;
+    };
+    shape = shaped(0, {parts, parts});
+    if (fits(shape)) return {parts, parts};
+    const int64_t all = shape.cache_sectors;
+    int64_t good = 0, bad = std::min(all, int64_t(left / StoreShape::kSector) + 1);
+    while (bad - good > 1) {
+        const int64_t middle = good + (bad - good) / 2;
+        const PoolSlots slots = steps_.split(uint64_t(middle) * StoreShape::kSector);
+        (fits(shaped(middle, slots)) ? good : bad) = middle;
+    }
+    const PoolSlots slots = steps_.split(uint64_t(good) * StoreShape::kSector);
+    shape = shaped(good, slots);
+    return slots;
+}
+
+bool Division::lends(uint64_t left, uint64_t bytes) const {
+    StoreShape most = none_;
+    most.adapts = true;
+    most.cache_sectors = int64_t(left / StoreShape::kSector);
+    const uint64_t tables = ggml::carved_bytes<NeuronStore::Tables>(most);
+    most.cache_sectors -= std::min(most.cache_sectors, int64_t(tables / StoreShape::kSector));
+    return most.lendable() >= bytes;
+}
+
+void Division::divide(uint64_t left, StoreShape& shape, PredictorShape& pages,
+                      double& seconds) const {
+    // Numbers of pages that do not depend on the memory: what is possible with less is with more.
+    constexpr int64_t kTried = 64;
+    const auto n_pages = int64_t(page_seconds_.size()) - 1;
+    const int64_t step = std::max<int64_t>(1, (n_pages + kTried - 1) / kTried);
+    PredictorShape tried = pages;
+    tried.slots = 0;
+    const uint64_t none = tried.bytes();
+    const uint64_t least_tables = ggml::carved_bytes<NeuronStore::Tables>(none_);
+    seconds = std::numeric_limits<double>::infinity();
+    for (int64_t n = 0;; n = std::min(n + step, n_pages)) {
+        tried.slots = n;
+        const uint64_t more = tried.bytes() - none;
+        if (n && ggml::size_sum(more, least_tables) > left) break;
+        StoreShape found;
+        const double takes = slots_in(left - more, found).seconds + page_seconds_[size_t(n)];
+        if (takes < seconds) {
+            seconds = takes;
+            shape = found;
+            pages = tried;
+        }
+        if (n == n_pages) break;
+    }
+}
+
+std::string resident_path(const Model& m) {
+    return m.file.gguf.path() + ".resident";
+}
+
+ResidentOwner owner_of(const Model& m) {
+    return {std::string(m.file.gguf.string("powerinfer.bundle.source_hash", "")),
+            m.storage->shape.n_blocks, int32_t(m.config.n_ff)};
+}
+
+// A list of parts with the numbers of their neurons in the file, for save_resident(), and back.
+std::vector<RankedPart> numbered_in_file(const NeuronStore& store, std::vector<RankedPart> parts) {
+    for (RankedPart& p : parts) p.id = store.row_of(p.block, p.id);
+    return parts;
+}
+std::vector<RankedPart> numbered_in_store(const NeuronStore& store,
+                                          const std::vector<RankedPart>& parts) {
+    std::vector<RankedPart> found;
+    for (RankedPart p : parts) {
+        p.id = store.find_row(p.block, p.id);
+        if (p.id >= 0) found.push_back(p);
+    }
+    return found;
+}
+
+}  // namespace
+
+uint64_t all_in_ram(const Model& m, const pi_model_params& params) {
+    const uint64_t sessions = session_bytes(m, params, kept_session(m.config, params), false);
+    return ggml::size_sum(total(m.plan.parts, Tier::ram), sessions);
+}
+
+std::string keeps_to_ram(const Model& m) {
+    if (!m.config.neuron_aware) return "the file has no neuron rows (ffn_down_t)";
+    std::string why = "the device has all neurons";
+    for_blocks(m, [&](const Ffn& f, int64_t layer) {
+        if (m.device_neurons(layer) < f.neurons.n) why.clear();
+    });
+    int32_t file = -1;
+    for_blocks(m, [&](const Ffn& f, int64_t) {
+        if (!f.neurons.n) why = "some layers have no neuron rows";
+        if (!f.stored) return;
+        if (file >= 0 && f.stored.file != file) why = "its bundles are in several files";
+        file = f.stored.file;
+    });
+    for (const WeightSpec& w : m.weights) {
+        if (file >= 0 && w.by_expert() && w.tensor->file != file) {
+            why = "its bundles and predictors are in several files";
+        }
+    }
+    return why;
+}
+
+std::vector<PlanPart> storage_parts(const StoragePlan& plan) {
+    const StoreShape& s = plan.shape;
+    const uint64_t staging = uint64_t(StoreShape::kLanes * s.lanes);
+    return {{Tier::ram, Part::predictor, -1, plan.predictors.bytes()},
+            {Tier::ram, Part::cache, -1, s.arena_bytes() - staging},
+            {Tier::ram, Part::staging, -1, staging + plan.reader},
+            {Tier::ram, Part::tables, -1, plan.tables},
+            {Tier::ram, Part::process, -1, plan.process}};
+}
+
+StoragePlan plan_storage(const Model& m, const pi_model_params& params) {
+    StoragePlan plan;
+    StoreShape& shape = plan.shape;
+    StoreLayout layout;
+    std::vector<int64_t> before{0};
+    for_blocks(m, [&](const Ffn& f, int64_t layer) {
+        layout = layout_of(f);
+        const int64_t n = f.neurons.n - m.device_neurons(layer);
+        shape.n_blocks++;
+        shape.n = std::max(shape.n, int32_t(n));
+        before.push_back(before.back() + n);
+        shape.first_sectors =
+            std::max(shape.first_sectors, layout.first.bytes / StoreShape::kSector);
+        shape.rest_sectors = std::max(shape.rest_sectors, layout.rest.bytes / StoreShape::kSector);
+    });
+    if (m.device) shape.before = before;
+    shape.lanes = shape.least_lane();
+    plan.reader = ggml::Reader::memory(reader_options(layout));
+    PredictorShape& predictors = plan.predictors = predictor_pages(m);
+
+    const auto table_bytes = [&] { return ggml::carved_bytes<NeuronStore::Tables>(shape); };
+    uint64_t fixed = total(m.plan.parts, Tier::ram);
+    const uint64_t least_tables = table_bytes();
+    for (uint64_t bytes : {plan.reader, uint64_t(StoreShape::kLanes * shape.lanes), least_tables,
+                           predictors.bytes()}) {
+        fixed = ggml::size_sum(fixed, bytes);
+    }
+    pi_session_params session = kept_session(m.config, params);
+    const auto sessions = [&] { return session_bytes(m, params, session, true); };
+    const int32_t asked = session.n_ubatch;
+    session.n_ubatch = std::min(kLeastRows, asked);
+    const uint64_t least_sessions = sessions();
+    plan.process = process_bytes(m, ggml::size_sum(fixed, least_sessions));
+    fixed = ggml::size_sum(fixed, plan.process);
+    plan.least = ggml::size_sum(fixed, least_sessions);
+    const uint64_t limit = std::max(plan.least, m.budget->limit());
+    // Their weights are not read yet.
+    plan.sparse = session.sparse;
+    plan.predicted = m.config.has_predictors &&
+                     (session.sparse == PI_SPARSE_AUTO || session.sparse == PI_SPARSE_PREDICTOR);
+    const uint64_t kept = rows_kept_bytes(m, params);
+    // What the cache may take, with its tables, beside sessions of so many rows at a time.
+    const StoreShape none = shape;
+    const Division division(m, session.sparse, plan.predicted, none, predictors);
+    const auto divide = [&](uint64_t within) {
+        const uint64_t room = within - ggml::size_sum(fixed, sessions()) + least_tables;
+        division.divide(room - std::min(room, kept), shape, predictors, plan.read_seconds);
+    };
+    divide(limit);
+    // Prompts borrow memory of the cache for more rows at a time. Sessions get more rows where that
+    // costs no read, because the cache is complete; or where it is too small to lend any: those
+    // that take a small share of the budget.
+    const auto fewer = [](int32_t rows) { return std::max(kLeastRows, rows / 2); };
+    const int32_t least_rows = session.n_ubatch;
+    const uint64_t beyond = limit - plan.least;
+    if (beyond > 0 && plan.read_seconds == 0) {
+        for (session.n_ubatch = asked; session.n_ubatch > least_rows;
+             session.n_ubatch = fewer(session.n_ubatch)) {
+            if (ggml::size_sum(fixed, sessions()) > limit) continue;
+            divide(limit);
+            if (plan.read_seconds == 0) break;
+        }
+        divide(limit);
+    } else if (m.device || !division.lends(beyond, scratch_bytes(m.config, session, true) +
+                                                       limit / kSessionShare)) {
+        // From which budget on so many rows are worth their memory. Below that the cache takes no
+        // more than it can have there: so it never gets smaller.
+        uint64_t within = limit;
+        for (session.n_ubatch = asked; session.n_ubatch > least_rows;
+             session.n_ubatch = fewer(session.n_ubatch)) {
+            const uint64_t more = sessions() - least_sessions;
+            const uint64_t from =
+                ggml::size_sum(plan.least, ggml::size_product(kSessionShare, more));
+            if (from <= limit) break;
+            within = std::min(within, from - more);
+        }
+        within = std::min(limit, ggml::size_sum(within, sessions() - least_sessions));
+        divide(within);
+    }
+    plan.n_ubatch = session.n_ubatch;
+    plan.tables = table_bytes();
+    return plan;
+}
+
+void require_least(const Model& m) {
+    const uint64_t least = m.storage->least, limit = m.budget->limit();
+    if (least <= limit) return;
+    throw Error(Code::memory,
+                format("%s: with the neurons on the disk it needs at least %llu bytes (%.1f MiB) "
+                       "of RAM, and %.1f MiB may be used",
+                       m.file.gguf.path().c_str(), (unsigned long long)least, double(least) / kMiB,
+                       double(limit) / kMiB));
+}
+
+bool is_bundled(const Model& m) {
+    bool all = true;
+    for_blocks(m, [&](const Ffn& f, int64_t) { all = all && f.stored; });
+    return all;
+}
+
+std::string bundle_of(const std::string& path, const pi_model_params& params) {
+    const std::string found = find_bundle(path);
+    if (!found.empty()) return found;
+    if (!params.bundle) {
+        throw Error(Code::memory,
+                    path +
+                        ": the model does not fit the RAM that may be used, and its bundled file, "
+                        "from which it would run, may not be written");
+    }
+    const std::string target = bundle_target(path);
+    pi_bundle_params how = pi_bundle_default_params();
+    how.progress = params.progress;
+    how.progress_data = params.progress_data;
+    how.log = params.log;
+    how.log_data = params.log_data;
+    write_bundled(path, target, how);
+    return target;
+}
+
+uint64_t bundle_to_write(const Model& model) {
+    const std::string& path = model.file.gguf.path();
+    return is_bundled(model) || !find_bundle(path).empty() ? 0 : bundled_size(path);
+}
+
+std::unique_ptr<NeuronStore> open_store(const Model& m, const pi_model_params& params,
+                                        std::unique_ptr<ggml::Reader> reader) {
+    std::vector<StoredNeurons> blocks;
+    for_blocks(m, [&](const Ffn& f, int64_t) { blocks.push_back(f.stored); });
+    const ggml::File& file = *m.file.files[size_t(blocks[0].file)];
+    if (!reader) reader = ggml::open_reader(file.path(), reader_options(blocks[0].layout));
+    std::unique_ptr<PredictorPages> predictors;
+    if (m.storage->predictors) {
+        predictors = std::make_unique<PredictorPages>(m.storage->predictors, stored_predictors(m),
+                                                      reader->align());
+    }
+    auto store = std::make_unique<NeuronStore>(std::move(reader), m.storage->shape, blocks,
+                                               std::move(predictors));
+    std::vector<std::array<uint32_t, 2>> checksums(size_t(m.config.n_ff));
+    const ExpectedUses expected(m, m.storage->sparse, m.storage->predicted);
+    int32_t block = 0;
+    bool profiled = false;
+    for_blocks(m, [&](const Ffn& f, int64_t layer) {
+        m.file.files[size_t(f.stored.crc_file)]->read(f.stored.crc_offset, checksums.data(),
+                                                      checksums.size() * sizeof(checksums[0]));
+        const std::vector<int32_t> rows = stored_rows(m, f, layer);
+        for (size_t i = 0; i < rows.size(); i++) {
+            std::copy_n(checksums[size_t(rows[i])].data(), 2, store->checksums(block) + 2 * i);
+        }
+        if (int32_t* to = store->rows_in_file(block)) std::copy(rows.begin(), rows.end(), to);
+        if (expected.profiled(f)) {
+            const BlockUses uses = expected.of(f, rows);
+            store->residency().profile(block, uses.first.data(), uses.rest.data());
+            profiled = true;
+        }
+        block++;
+    });
+    if (!profiled) {
+        const std::vector<RankedPart> saved = load_resident(resident_path(m), owner_of(m));
+        store->residency().profile(numbered_in_store(*store, saved));
+    }
+    store->adapt();
+    store->fill([&](float fraction) {
+        if (params.progress && !params.progress(fraction, params.progress_data)) {
+            throw Error(Code::cancelled, "loading was cancelled");
+        }
+    });
+    return store;
+}
+
+void save_store(const Model& m) {
+    constexpr int64_t kEnough = 64;  // tokens that say what is needed
+    bool profiled = false;
+    for_blocks(m, [&](const Ffn& f, int64_t) { profiled = profiled || f.rate; });
+    if (profiled || m.store->tokens() < kEnough) return;
+    try {
+        save_resident(resident_path(m), owner_of(m),
+                      numbered_in_file(*m.store, m.store->residency().resident()));
+    } catch (const std::exception&) {
+        // Without it the next run begins with an empty cache.
+    }
+}
+
+}  // namespace powerinfer

@@ -1,0 +1,118 @@
+#include "memory/device_scratch.h"
+
+#include <algorithm>
+
+#include "ggml/sizes.h"
+#include "memory/kv_pages.h"
+
+namespace powerinfer {
+
+using ggml::Carver;
+
+namespace {
+
+// Takes room for rows of values and their 8-bit form, or for that alone if the values are given.
+ggml::DeviceInput input(Carver& carver, int64_t rows, int64_t cols, float* values = nullptr) {
+    ggml::DeviceInput x{values, nullptr, nullptr, int(rows), int(cols)};
+    if (!values) carver.take(x.x, {rows, cols});
+    carver.take(x.q, {rows, cols});
+    carver.take(x.s, {rows, (cols + ggml::kQ - 1) / ggml::kQ});
+    return x;
+}
+
+}  // namespace
+
+int64_t device_rows(const pi_session_params& p) {
+    return std::min<int64_t>(p.n_ubatch, kDeviceRows);
+}
+
+DeviceStep::DeviceStep(Carver& carver, const Config& c, const pi_session_params& p,
+                       int64_t n_layers, int64_t n) {
+    carver.take(epoch, {1});
+    carver.take(x, {n, c.n_embd});
+    carver.take(position, {n});
+    carver.take(slot, {n});
+    carver.take(rows, {n_layers, n});
+    carver.take(kept, {n});
+    carver.take(pages, {std::min<int64_t>(n, p.n_seq), pages_of(p.n_ctx)});
+}
+
+DeviceScratch::DeviceScratch(Carver& carver, const Config& c, const pi_session_params& p,
+                             int64_t n_layers, int64_t n) {
+    carver.take(arrived, {n_layers});
+    carver.take(counts, {n_layers * 3 + 1});
+    waited = counts ? counts + n_layers * 3 : nullptr;
+    carver.take(frequency, {c.n_rot / 2});
+
+    step = DeviceStep(carver, c, p, n_layers, n);
+    const int64_t n_lists = std::min(n, kDeviceLists), n_results = std::min(n, kDeviceResults);
+    // A Carver that counts gives no address, but the room is the same.
+    static float counted;
+    residual = input(carver, n, c.n_embd, step.x ? step.x : &counted);
+    normed = input(carver, n, c.n_embd);
+    ffn_normed = input(carver, n, c.n_embd);
+    attended = input(carver, n, c.q_dim());
+    hidden = input(carver, n_lists, c.predictor_rank);
+    fired = input(carver, n, c.n_ff);
+    for (float** to : {&out, &ffn_out}) carver.take(*to, {n, c.n_embd});
+    carver.take(q, {n, c.q_dim()});
+    for (float** to : {&k, &v}) carver.take(*to, {n, c.kv_dim()});
+    carver.take(up, {n, c.n_ff});
+    if (c.has_predictors) carver.take(score, {n_lists, c.n_ff});
+    if (c.sketches) {
+        carver.take(sketch.planes, {n_lists, 4, ggml::device_sketch_words(int(c.n_embd))});
+        carver.take(sketch.unit, {n_lists});
+        carver.take(sketch.total, {n_lists});
+    }
+    carver.take(cos_sin, {n, c.n_rot});
+    carver.take(results, {n_results, c.n_embd});
+    carver.take(result_logits, {n_results, c.n_vocab});
+    const int64_t blocks = ggml::device_attention_blocks(p.n_ctx);
+    const int64_t row_bytes = c.n_head * blocks * (c.head_dim + 2) * int64_t(sizeof(float));
+    attention_rows = std::clamp<int64_t>(kDeviceAttentionBytes / row_bytes, 1, n);
+    attention.blocks = int(blocks);
+    carver.take(attention.sums, {attention_rows, c.n_head, blocks, c.head_dim + 2});
+    if (!c.neuron_aware) return;
+    lists.n = int(c.n_ff);
+    for (int32_t** to : {&lists.hot, &lists.cold}) carver.take(*to, {n_lists, c.n_ff});
+    carver.take(lists.count, {n_lists, 2});
+    ffn.h = fired.x;  // no layer needs both
+    ffn.up = up;
+    const int64_t parts = n <= kDeviceLists ? ggml::kDeviceParts : 1;
+    carver.take(ffn.sums, {n, parts, c.n_embd});
+}
+
+uint64_t device_scratch_bytes(const Config& c, const pi_session_params& p, int64_t n_layers) {
+    // Parts of sums make it grow with the rows up to kDeviceLists, and again beyond.
+    const int64_t most = device_rows(p);
+    uint64_t bytes = 0;
+    for (int64_t n : {most, std::min(most, kDeviceLists)}) {
+        bytes = std::max(bytes, ggml::carved_bytes<DeviceScratch>(c, p, n_layers, n));
+    }
+    return bytes;
+}
+
+uint64_t device_kv_bytes(const Config& c, const pi_session_params& p, int64_t n_layers) {
+    const int64_t run = kKvPage * ggml::info(ggml::DType(p.type_k)).size(c.head_dim);
+    return ggml::size_product(kv_pages(p) * n_layers * 2 * c.n_head_kv, run);
+}
+
+DeviceShared::DeviceShared(Carver& carver, const Config& c, const pi_session_params& p,
+                           int64_t n_layers)
+    : exchange(size_t(n_layers)) {
+    const int64_t n = device_rows(p), n_lists = std::min(n, kDeviceLists);
+    carver.take(step, {int64_t(ggml::carved_bytes<DeviceStep>(c, p, n_layers, n))});
+    ggml::DeviceExchange all;
+    if (c.neuron_aware) {
+        for (float** to : {&all.x, &all.sums}) carver.take(*to, {n, c.n_embd});
+        carver.take(all.ids, {n_lists, c.n_ff});
+    }
+    for (ggml::DeviceExchange& e : exchange) {
+        e = all;
+        carver.take(e.count, {n_lists});
+        carver.take(e.published, {1});
+        carver.take(e.answered, {1});
+    }
+}
+
+}  // namespace powerinfer

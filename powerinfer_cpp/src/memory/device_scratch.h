@@ -1,0 +1,83 @@
+// The memory of a session on a device, and what it shares with the CPU. Arrays are for the rows
+// that are computed at a time: they are carved anew for each number of rows, so that what is copied
+// for a few rows is small.
+#pragma once
+
+#include "ggml/carver.h"
+#include "ggml/device_ops.h"
+#include "model/model.h"
+
+namespace powerinfer {
+
+// The most rows that a device computes at a time; with a list of neurons each; with logits; and the
+// most bytes of scratch for attention, whose rows may be computed in several parts.
+constexpr int64_t kDeviceRows = 256, kDeviceLists = 32, kDeviceResults = 32;
+constexpr int64_t kDeviceAttentionBytes = 32 << 20;
+
+// What changes from row to row. The host fills one in pinned memory and copies it to its like on
+// the device.
+struct DeviceStep {
+    DeviceStep() = default;
+    // For n rows of a session. params must be resolved.
+    DeviceStep(ggml::Carver& carver, const Config& config, const pi_session_params& params,
+               int64_t n_layers, int64_t n);
+
+    uint32_t* epoch = nullptr;  // [1]: of the rows, see DeviceExchange. It comes first
+    float* x = nullptr;         // [n, n_embd]: the residual stream
+    int32_t* position = nullptr;
+    ggml::KvSlot* slot = nullptr;
+    ggml::DeviceAttentionRow* rows = nullptr;  // [n_layers, n]
+    int32_t* kept = nullptr;                   // [n]: rows with results
+    int32_t* pages = nullptr;                  // [sequences of n rows, pages of n_ctx]
+};
+
+// Intermediate results. Names are as in the formulas of forward.cpp.
+struct DeviceScratch {
+    DeviceScratch() = default;
+    // For n rows and the n_layers that the device has. params must be resolved.
+    DeviceScratch(ggml::Carver& carver, const Config& config, const pi_session_params& params,
+                  int64_t n_layers, int64_t n);
+
+    // What stays from call to call, at the same place for every number of rows.
+    uint32_t* arrived = nullptr;           // [n_layers]
+    unsigned long long* counts = nullptr;  // [n_layers, 3], see DeviceFfnScratch; then `waited`
+    unsigned long long* waited = nullptr;  // [1], see DeviceExchange
+    double* frequency = nullptr;           // [n_rot / 2]
+
+    DeviceStep step;
+    ggml::DeviceInput residual;                // x is step.x
+    ggml::DeviceInput normed, ffn_normed;      // [n, n_embd]
+    ggml::DeviceInput attended;                // [n, q_dim]
+    ggml::DeviceInput hidden;                  // [lists, rank]
+    ggml::DeviceInput fired;                   // [n, n_ff], where FFNs are matrices
+    float *out = nullptr, *ffn_out = nullptr;  // [n, n_embd]
+    float *q = nullptr, *k = nullptr, *v = nullptr;
+    float *up = nullptr, *score = nullptr;  // [n, n_ff], [lists, n_ff]
+    ggml::DeviceSketchScratch sketch;
+    float* cos_sin = nullptr;                            // [n, n_rot]
+    float *results = nullptr, *result_logits = nullptr;  // [kDeviceResults, n_embd or n_vocab]
+    ggml::DeviceAttentionScratch attention;
+    int64_t attention_rows = 0;  // at a time
+    ggml::DeviceLists lists;
+    ggml::DeviceFfnScratch ffn;
+};
+
+// The most rows at a time, and the scratch memory for any number up to it.
+int64_t device_rows(const pi_session_params& params);
+uint64_t device_scratch_bytes(const Config& config, const pi_session_params& params,
+                              int64_t n_layers);
+// Keys and values: [pages][n_layers][keys, values][n_head_kv][64][head_dim].
+uint64_t device_kv_bytes(const Config& config, const pi_session_params& params, int64_t n_layers);
+
+// What the device and the CPU share, in memory that both see: a step to be copied, and where the
+// halves of each layer meet. Layers have flags and counts of their own; the rest is one for all,
+// since a layer publishes after the layer before has taken its answer.
+struct DeviceShared {
+    DeviceShared(ggml::Carver& carver, const Config& config, const pi_session_params& params,
+                 int64_t n_layers);
+
+    uint8_t* step = nullptr;                     // room for a DeviceStep of any number of rows
+    std::vector<ggml::DeviceExchange> exchange;  // without the members in device memory
+};
+
+}  // namespace powerinfer

@@ -1,0 +1,85 @@
+// Keys and values of positions, in pages of 64 positions (as in PagedAttention, arXiv 2309.06180).
+// A page holds those of all layers, and sequences can share it.
+#pragma once
+
+#include "ggml/carver.h"
+#include "ggml/ops.h"
+#include "model/model.h"
+
+namespace powerinfer {
+
+using ggml::kKvPage;
+
+// Pages that a sequence of n_ctx positions needs.
+inline int64_t pages_of(int64_t n_ctx) {
+    return (n_ctx + kKvPage - 1) / kKvPage;
+}
+
+// Keys and values of the layers that a device has, in pages of the same numbers. Runs are in the
+// order of KvPages, without gaps.
+class DeviceKv {
+ public:
+    virtual ~DeviceKv() = default;
+    virtual void copy_page(int32_t from, int32_t to) = 0;
+    // The first n positions of a page.
+    virtual void read_page(int32_t page, int64_t n, uint8_t* out) = 0;
+    virtual void write_page(int32_t page, int64_t n, const uint8_t* from) = 0;
+};
+
+// Pages of the pool that all sequences of a session share. params must be resolved.
+inline int64_t kv_pages(const pi_session_params& params) {
+    return pages_of(params.n_kv);
+}
+
+class KvPages {
+ public:
+    KvPages() = default;
+    // params must be resolved. RAM has the first n_ram layers, a device the others (attach).
+    KvPages(ggml::Carver& carver, const Config& config, const pi_session_params& params,
+            int64_t n_ram);
+    void attach(DeviceKv* device) { device_ = device; }
+
+    // The positions of a page: tokens, and a bit for each one that was generated. Keys and values
+    // follow from these.
+    struct Label {
+        uint64_t generated;
+        int32_t token[kKvPage];
+    };
+
+    // Returns a page with one owner. There must be a free one.
+    int32_t take();
+    int64_t n_pages() const { return n_pages_; }
+    int64_t n_free() const { return n_pages_ - n_touched_ + n_free_; }
+    void share(int32_t page) { owners_[page]++; }
+    void give_back(int32_t page);
+    int32_t owners(int32_t page) const { return owners_[page]; }
+    bool is_shared(int32_t page) const { return owners(page) > 1; }
+    // Copies the first n positions of a page and their labels.
+    void copy(int32_t from, int32_t to, int64_t n) const;
+
+    Label& label(int32_t page) const { return labels_[page]; }
+    // The keys and values of a layer in RAM, for the operators.
+    ggml::KvLayer layer(int64_t i) const;
+    ggml::DType type() const { return type_; }
+    // The first n positions of a page, n * position_bytes(): for each layer the keys, then the
+    // values, of each head.
+    void read(int32_t page, int64_t n, uint8_t* out) const;
+    void write(int32_t page, int64_t n, const uint8_t* from) const;
+    // Over all layers.
+    int64_t position_bytes() const { return all_runs_ * run_bytes_ / kKvPage; }
+
+ private:
+    ggml::DType type_ = ggml::DType::F16;
+    int64_t n_head_kv_ = 0, head_dim_ = 0;
+    int64_t all_runs_ = 0;              // n_layer * 2 * n_head_kv
+    int64_t runs_ = 0, run_bytes_ = 0;  // n_ram * 2 * n_head_kv; bytes per head and page
+    uint8_t* memory_ = nullptr;         // [pages][n_ram][keys, values][n_head_kv][64][head_dim]
+    DeviceKv* device_ = nullptr;        // null: every layer is in RAM
+    Label* labels_ = nullptr;           // [pages]
+    int32_t* owners_ = nullptr;         // [pages]
+    int32_t* free_ = nullptr;           // [pages]: pages given back
+    int64_t n_pages_ = 0;
+    int64_t n_free_ = 0, n_touched_ = 0;  // pages >= n_touched_ were never used
+};
+
+}  // namespace powerinfer

@@ -1,0 +1,53 @@
+// Intermediate results of a forward pass over up to n_ubatch rows. Names are as in the formulas of
+// forward.cpp and ffn.cpp.
+#pragma once
+
+#include "ggml/carver.h"
+#include "ggml/neurons.h"
+#include "ggml/ops.h"
+#include "ggml/sketch.h"
+#include "memory/batch.h"
+#include "memory/stored_scratch.h"
+#include "model/model.h"
+
+namespace powerinfer {
+
+struct Workspace {
+    Workspace() = default;
+    // params must be resolved. For a context of `threads` threads. stored: neurons stay on the
+    // disk.
+    Workspace(ggml::Carver& carver, const Config& config, const pi_session_params& params,
+              int threads, bool stored);
+
+    Batch batch;
+    ggml::InputBuffer input;
+    ggml::AttentionRow* attention_rows = nullptr;  // [rows]
+    float *x = nullptr, *normed = nullptr;         // [rows, n_embd]: residual stream, its norm
+    float *out = nullptr, *ffn_out = nullptr;      // [rows, n_embd]: to be added to x
+    float *q = nullptr, *attended = nullptr;       // [rows, q_dim]
+    float *k = nullptr, *v = nullptr;              // [rows, kv_dim]
+    float *gate = nullptr, *up = nullptr;          // [rows, n_ff]
+    float *cos_sin = nullptr, *local_cos_sin = nullptr;  // [rows, n_rot]; of Pass::local_rope
+
+    // For mixtures: scores and shares, the rows of each expert, and the rows of one expert.
+    float *router = nullptr, *share = nullptr;                // [rows, n_expert]
+    ggml::ExpertRows expert_rows = {};                        // [rows * n_expert_used]
+    float *gathered = nullptr, *gathered_residual = nullptr;  // [rows, n_embd]
+    float* expert_out = nullptr;                              // [rows, n_embd]
+
+    // For neuron rows and predictors.
+    ggml::NeuronScratch neurons;
+    ggml::Candidates candidates;
+    float* sums = nullptr;  // [segments, n_embd], for one row
+    StoredScratch stored;
+    ggml::SketchScratch sketch;
+    float* hidden = nullptr;  // [rows, rank]
+    // For the rows of a block, or for those of all experts that a single row has chosen: [n, n_ff],
+    // [n].
+    float* score = nullptr;
+    int32_t* audited = nullptr;  // [rows]: segments to be audited, or -1
+    bool* masked = nullptr;
+    bool* flags = nullptr;  // [rows, n_ff]: which neurons fired, if recorded
+};
+
+}  // namespace powerinfer

@@ -1,0 +1,301 @@
+// The list of families, and the keys that all families share.
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+
+#include "ggml/status.h"
+#include "model/families/family.h"
+
+namespace powerinfer {
+
+using ggml::Activation;
+using ggml::Code;
+using ggml::Error;
+using ggml::format;
+
+namespace {
+
+// Upper limits that prevent overflow in later products; far above those of any model.
+constexpr int64_t kWide = 1 << 20, kMany = 1 << 16;
+// Over all layers: each expert takes about 1.5 kB before weights are read. The largest public
+// models have about 25,000.
+constexpr int64_t kMostExperts = 1 << 18;
+
+[[noreturn]] void refuse(const ggml::Gguf& gguf, Code code, const std::string& what) {
+    throw Error(code, gguf.path() + ": " + what);
+}
+
+std::vector<Family> all_families() {
+    std::vector<Family> all;
+    for (const auto* group : {&kLlamaFamilies, &kFalconFamilies, &kGemmaFamilies, &kGpt2Families,
+                              &kOptFamilies, &kSmallThinkerFamilies, &kStableLmFamilies}) {
+        all.insert(all.end(), group->begin(), group->end());
+    }
+    return all;
+}
+
+Family find_family(const ggml::Gguf& gguf) {
+    const std::string_view arch = gguf.string("general.architecture");
+    std::string known;
+    for (const Family& f : all_families()) {
+        if (arch == f.architecture) return f;
+        known += (known.empty() ? "" : ", ") + std::string(f.architecture);
+    }
+    refuse(gguf, Code::unsupported,
+           "architecture \"" + std::string(arch.substr(0, 40)) +
+               "\" is not supported; known: " + known);
+}
+
+Activation read_activation(const ggml::Gguf& gguf, const Family& family) {
+    const Activation fallback = gguf.pwri_magic() ? family.pwri_act : family.gguf_act;
+    const std::string_view wanted = gguf.string("powerinfer.ffn.activation", name(fallback));
+    if (const std::optional<Activation> found = find_activation(wanted)) return *found;
+    refuse(gguf, Code::unsupported,
+           "powerinfer.ffn.activation \"" + std::string(wanted.substr(0, 40)) + "\" is not known");
+}
+
+// A key with one number for all layers, or an array with one per layer; 0 if it is missing.
+std::vector<float> per_layer(const ggml::Gguf& gguf, const std::string& key, int64_t n_layer) {
+    std::vector<float> values(size_t(n_layer), 0.0f);
+    const ggml::Value* v = gguf.find(key);
+    if (!v) return values;
+    if (!v->is_number() || (v->is_array() && int64_t(v->count()) != n_layer)) {
+        refuse(gguf, Code::format, key + " is neither a number nor one for each layer");
+    }
+    for (size_t i = 0; i < values.size(); i++) {
+        values[i] = float(v->number(v->is_array() ? i : 0));
+        if (!std::isfinite(values[i])) refuse(gguf, Code::format, key + " is not finite");
+    }
+    return values;
+}
+
+// An integer in [lo, hi] that all layers share: one number, or an array with one per layer, which
+// some converters write for any model. Without `missing` the key must be there.
+int64_t shared_by_layers(const ggml::Gguf& gguf, const std::string& key, int64_t lo, int64_t hi,
+                         int64_t n_layer, std::optional<int64_t> missing = {}) {
+    const ggml::Value* v = gguf.find(key);
+    if (!v && missing) return *missing;
+    if (!v || !v->is_array()) return gguf.integer(key, lo, hi);
+    if (!v->is_integer() || int64_t(v->count()) != n_layer) {
+        refuse(gguf, Code::format,
+               key + " is an array, but not of one integer for each of the " +
+                   std::to_string(n_layer) + " layers");
+    }
+    const int64_t first = v->integer(0);
+    for (uint64_t i = 1; i < v->count(); i++) {
+        if (v->integer(i) == first) continue;
+        refuse(
+            gguf, Code::unsupported,
+            format("%s is %lld in layer 0 and %lld in layer %llu: layers that differ in it are "
+                   "not supported",
+                   key.c_str(), (long long)first, (long long)v->integer(i), (unsigned long long)i));
+    }
+    if (first < lo || first > hi) {
+        refuse(gguf, Code::format,
+               format("key \"%s\" is %lld, outside %lld..%lld", key.c_str(), (long long)first,
+                      (long long)lo, (long long)hi));
+    }
+    return first;
+}
+
+RopeScaling read_rope_scaling(const ggml::Gguf& gguf, const std::string& prefix, int64_t n_ctx) {
+    RopeScaling r;
+    const std::string scaling = prefix + ".rope.scaling.";
+    const std::string_view type = gguf.string(scaling + "type", "linear");
+    // Files from before there were kinds of scaling. Some use 0 for "not scaled".
+    const double linear = gguf.number(prefix + ".rope.scale_linear", 0, 1e6, 1);
+    const double factor = gguf.number(scaling + "factor", 0, 1e6, linear);
+    r.factor = factor > 0 ? factor : 1;
+    r.original_ctx = double(gguf.integer(scaling + "original_context_length", 1, INT32_MAX, n_ctx));
+    r.beta_fast = gguf.number(scaling + "yarn_beta_fast", 1e-3, 1e6, 32);
+    r.beta_slow = gguf.number(scaling + "yarn_beta_slow", 1e-3, 1e6, 1);
+    r.extension = gguf.number(scaling + "yarn_ext_factor", -1e6, 1e6, -1);
+    r.attention_factor = gguf.number(scaling + "yarn_attn_factor", 1e-3, 1e3, 1);
+    r.magnitude = gguf.number(scaling + "attn_factor", 1e-3, 1e3, 1);
+    const double dynamic = gguf.number("powerinfer.rope.dynamic_factor", 1, 1e6, 1);
+    const bool longrope = type == "longrope" || gguf.find_tensor("rope_factors_long.weight");
+    if ((longrope || dynamic != 1) && (r.factor != 1 || (longrope && dynamic != 1))) {
+        refuse(gguf, Code::unsupported, "two kinds of RoPE scaling at once are not supported");
+    }
+    if (longrope) {  // llama.cpp's files of Phi-3 name no type
+        r.kind = RopeScaling::Kind::longrope;
+    } else if (dynamic != 1) {
+        r.kind = RopeScaling::Kind::dynamic;
+        r.factor = dynamic;
+    } else if (type == "yarn") {
+        r.kind = RopeScaling::Kind::yarn;
+    } else if (type == "linear") {
+        r.kind = RopeScaling::Kind::linear;
+    } else if (type != "none") {
+        refuse(gguf, Code::unsupported,
+               "RoPE scaling \"" + std::string(type.substr(0, 40)) + "\" is not supported");
+    }
+    return r;
+}
+
+}  // namespace
+
+Config read_config(const ggml::Gguf& gguf, int64_t n_vocab) {
+    const Family family = find_family(gguf);
+    const auto key = [&](const char* suffix) { return std::string(family.architecture) + suffix; };
+    Config c;
+    c.architecture = family.architecture;
+    c.n_vocab = n_vocab;
+    c.n_ctx = gguf.integer(key(".context_length"), 1, INT32_MAX);
+    c.n_embd = gguf.integer(key(".embedding_length"), 1, kWide);
+    // Every layer has its own tensors, so a larger number than that of the tensors is refused
+    // before any table is allocated.
+    c.n_layer = gguf.integer(key(".block_count"), 1,
+                             std::min<int64_t>(kMany, int64_t(gguf.tensors().size())));
+    const auto shared = [&](const std::string& name, int64_t lo, int64_t hi,
+                            std::optional<int64_t> missing = {}) {
+        return shared_by_layers(gguf, name, lo, hi, c.n_layer, missing);
+    };
+    c.n_head = shared(key(".attention.head_count"), 1, kMany);
+    c.n_head_kv = shared(key(".attention.head_count_kv"), 1, kMany, c.n_head);
+    if (c.n_head % c.n_head_kv) {
+        refuse(gguf, Code::format,
+               format("%lld attention heads cannot share %lld key heads", (long long)c.n_head,
+                      (long long)c.n_head_kv));
+    }
+    const int64_t head_dim = shared(key(".attention.key_length"), 1, kMany, 0);
+    if (head_dim == 0 && c.n_embd % c.n_head) {
+        refuse(gguf, Code::format,
+               format("embedding length %lld is not a multiple of %lld heads", (long long)c.n_embd,
+                      (long long)c.n_head));
+    }
+    c.head_dim = head_dim ? head_dim : c.n_embd / c.n_head;
+    if (shared(key(".attention.value_length"), 1, kMany, c.head_dim) != c.head_dim) {
+        refuse(gguf, Code::format, "keys and values of different lengths are not supported");
+    }
+    c.attention_scale = float(1 / std::sqrt(double(c.head_dim)));
+    c.n_rot = shared(key(".rope.dimension_count"), 2, c.head_dim, c.head_dim / 2 * 2);
+    if (c.n_rot % 2) refuse(gguf, Code::format, key(".rope.dimension_count") + " must be even");
+    c.rope_base = gguf.number(key(".rope.freq_base"), 1e-3, 1e12, 10000);
+    c.rope_scaling = read_rope_scaling(gguf, family.architecture, c.n_ctx);
+    if (c.rope_scaling.kind == RopeScaling::Kind::dynamic && c.n_rot == 2) {
+        refuse(gguf, Code::unsupported, "dynamic RoPE of a single frequency is not defined");
+    }
+    c.n_expert = shared(key(".expert_count"), 0, 4096, 0);
+    c.n_expert_used = shared(key(".expert_used_count"), 0, c.n_expert, 0);
+    if (c.n_expert && !c.n_expert_used) {
+        refuse(gguf, Code::format, key(".expert_used_count") + " is missing or 0");
+    }
+    if (c.n_expert * c.n_layer > kMostExperts) {
+        refuse(gguf, Code::format,
+               format("%lld layers of %lld experts are more than %lld together",
+                      (long long)c.n_layer, (long long)c.n_expert, (long long)kMostExperts));
+    }
+    // Experts may have their own width.
+    const std::string expert_ff = key(".expert_feed_forward_length");
+    c.n_ff = shared(c.n_expert && gguf.find(expert_ff) ? expert_ff : key(".feed_forward_length"), 1,
+                    kWide);
+    c.activation = read_activation(gguf, family);
+    const std::string_view input = gguf.string("powerinfer.predictor.input", "residual");
+    if (input != "residual" && input != "normed") {
+        refuse(gguf, Code::format, "powerinfer.predictor.input is neither residual nor normed");
+    }
+    c.predict_from_normed = input == "normed";
+    const std::string_view kind = gguf.string("powerinfer.predictor.kind", "mlp");
+    if (kind != "mlp" && kind != "sketch") {
+        refuse(gguf, Code::unsupported, "powerinfer.predictor.kind is neither mlp nor sketch");
+    }
+    c.sketches = kind == "sketch";
+    if (c.sketches && !c.predict_from_normed) {
+        refuse(gguf, Code::format,
+               "powerinfer.predictor.input must be normed for sketches: a sketch estimates gates "
+               "and needs their input");
+    }
+    if (c.sketches && c.n_embd % 8) {
+        refuse(gguf, Code::format,
+               format("powerinfer.predictor.kind: a sketch needs rows of a multiple of 8 weights, "
+                      "not %lld",
+                      (long long)c.n_embd));
+    }
+    if (gguf.find("powerinfer.bundle.version")) {
+        const int64_t version = gguf.integer("powerinfer.bundle.version", 0, INT32_MAX);
+        if (version != kMemoryVersion && version != kStoreVersion) {
+            refuse(gguf, Code::unsupported,
+                   format("bundles of version %lld are not supported (%lld and %lld are)",
+                          (long long)version, (long long)kMemoryVersion, (long long)kStoreVersion));
+        }
+    }
+    family.configure(gguf, c);
+    return c;
+}
+
+void require_experts(const ggml::Gguf& gguf, const Config& c) {
+    if (!c.n_expert) {
+        refuse(gguf, Code::format, c.architecture + ".expert_count is missing or 0");
+    }
+}
+
+void read_windows(Model& model, WindowPattern missing) {
+    const ggml::Gguf& gguf = model.file.gguf;
+    const std::string key = model.config.architecture + ".attention.sliding_window";
+    const std::string pattern = key + "_pattern";
+    const int64_t window = gguf.integer(key, 0, INT64_MAX, missing.window);
+    const int64_t n_layer = model.config.n_layer;
+    const ggml::Value* flags = gguf.find(pattern);
+    if (flags && flags->is_array()) {
+        if (!(flags->is_bool() || flags->is_integer()) || int64_t(flags->count()) != n_layer) {
+            refuse(gguf, Code::format, pattern + " is neither a number nor a flag for each layer");
+        }
+    } else {
+        flags = nullptr;
+    }
+    const int64_t period = flags ? 0 : gguf.integer(pattern, 0, INT32_MAX, missing.period);
+    for (int64_t i = 0; i < n_layer; i++) {
+        const int64_t global = missing.global_first ? 0 : period - 1;
+        const bool slides = flags         ? flags->integer(uint64_t(i)) != 0
+                            : period == 0 ? true
+                                          : i % period != global;
+        model.layers[size_t(i)].window = slides ? window : 0;
+    }
+}
+
+// Either all layers have statistics or none: placements and plans need them for the whole model.
+static void check_statistics(const ggml::Gguf& gguf, int64_t n_layer) {
+    const auto name = [](int64_t i) { return format("blk.%lld.ffn_rate", (long long)i); };
+    int64_t n = 0, missing = -1;
+    for (int64_t i = 0; i < n_layer; i++) {
+        const bool found = gguf.find_tensor(name(i)) || gguf.find_tensor(name(i) + "_exps");
+        n += found;
+        if (!found && missing < 0) missing = i;
+    }
+    if (n && missing >= 0) {
+        refuse(gguf, Code::format,
+               name(missing) + " is missing, though other layers have statistics");
+    }
+}
+
+std::vector<WeightSpec> weight_specs(Model& model) {
+    std::vector<WeightSpec> specs;
+    const ggml::Gguf& gguf = model.file.gguf;
+    const int64_t n_layer = model.config.n_layer;
+    find_family(gguf).weights(model, specs);
+    for (const Layer& l : model.layers) {
+        if (!model.config.n_expert || !l.experts.empty()) continue;
+        refuse(gguf, Code::unsupported,
+               model.config.architecture + ".expert_count: this family has no mixtures");
+    }
+    if (model.config.n_rot) Weights(model, specs).rope_factors();
+    const std::vector<float> fatrelu = per_layer(gguf, "powerinfer.ffn.threshold", n_layer);
+    const std::vector<float> predictor = per_layer(gguf, "powerinfer.sparse_threshold", n_layer);
+    const std::vector<float> recall = per_layer(gguf, "powerinfer.predictor.recall", n_layer);
+    for (size_t i = 0; i < model.layers.size(); i++) {
+        Layer& l = model.layers[i];
+        l.sparse_threshold = predictor[i];
+        l.recall = recall[i];
+        l.ffn.neurons.threshold = fatrelu[i];
+        for (Ffn& f : l.experts) f.neurons.threshold = fatrelu[i];
+        if (fatrelu[i] != 0 && !model.config.neuron_aware) {
+            refuse(gguf, Code::unsupported,
+                   "powerinfer.ffn.threshold needs neuron rows (ffn_down_t); convert the model");
+        }
+    }
+    check_statistics(gguf, n_layer);
+    return specs;
+}
+
+}  // namespace powerinfer

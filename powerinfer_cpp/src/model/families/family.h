@@ -1,0 +1,126 @@
+// A model family: the keys and tensors of its files, and the differences of its forward pass. There
+// is one file per family or group of similar families; families.cpp has the list.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "model/model.h"
+
+namespace powerinfer {
+
+struct Family {
+    const char* architecture;   // general.architecture
+    ggml::Activation gguf_act;  // default activation: for files with the magic GGUF,
+    ggml::Activation pwri_act;  // and with PowerInfer's magic
+    // Reads the keys that only this family has. Their prefix is c.architecture.
+    void (*configure)(const ggml::Gguf& gguf, Config& c);
+    // Adds a WeightSpec for every tensor, with the member of `model` that it fills. model.layers
+    // already has its final size.
+    void (*weights)(Model& model, std::vector<WeightSpec>& specs);
+};
+
+// The families in each file of this folder.
+extern const std::vector<Family> kLlamaFamilies;         // llama.cpp: llama, bamboo, qwen, phi3
+extern const std::vector<Family> kFalconFamilies;        // falcon.cpp
+extern const std::vector<Family> kGemmaFamilies;         // gemma.cpp: gemma, gemma2, gemma3
+extern const std::vector<Family> kGpt2Families;          // gpt2.cpp
+extern const std::vector<Family> kOptFamilies;           // opt.cpp
+extern const std::vector<Family> kSmallThinkerFamilies;  // smallthinker.cpp
+extern const std::vector<Family> kStableLmFamilies;      // stablelm.cpp
+
+// Reads the keys {arch}.* and powerinfer.*. Throws Error(format) for contradictions,
+// Error(unsupported) for an unknown family or feature.
+Config read_config(const ggml::Gguf& gguf, int64_t n_vocab);
+
+// The tensors of the model, pointing to the members of `model` that they fill. model.layers must
+// have its final size.
+std::vector<WeightSpec> weight_specs(Model& model);
+
+// Which layers have a window, for files that do not say, as llama.cpp has it.
+struct WindowPattern {
+    int64_t window;  // positions; 0: no layer has one
+    // The last layer of each period (or the first) sees all positions; 0: every layer has a window.
+    int64_t period;
+    bool global_first = false;
+};
+// Sets the windows of all layers, from {arch}.attention.sliding_window and
+// sliding_window_pattern: a period, or an array with a flag per layer, 1 for a window.
+void read_windows(Model& model, WindowPattern missing);
+
+// For learned positions instead of RoPE: position 0 is at row `offset` of position_embd.weight.
+void learn_positions(const ggml::Gguf& gguf, Config& c, int64_t offset);
+
+// Collects WeightSpecs; used by the weights() of the families.
+class Weights {
+ public:
+    Weights(Model& model, std::vector<WeightSpec>& specs) : m(model), specs_(specs) {}
+
+    bool has(const std::string& name) const { return m.file.gguf.find_tensor(name) != nullptr; }
+    // A vector [n] that is required, or optional.
+    void vector(Part part, const std::string& name, int64_t n, const float** to);
+    void optional(Part part, const std::string& name, int64_t n, const float** to);
+    // NAME.weight [n], and NAME.bias [n] for LayerNorm.
+    void norm(const std::string& name, NormWeights* to, int64_t n);
+    // A matrix [rows, cols].
+    void matrix(Part part, const std::string& name, int64_t rows, int64_t cols, ggml::Matrix* to);
+    // A matrix whose rows are looked up: it stays as stored.
+    void table(Part part, const std::string& name, int64_t rows, int64_t cols, ggml::Matrix* to);
+    // Rows [row0, row0 + rows) of a tensor with this shape (fastest first).
+    void rows(Part part, const std::string& name, std::vector<int64_t> shape, int64_t row0,
+              int64_t rows, Target to);
+
+    // token_embd.weight, output_norm, and output.weight or, without it, token_embd.weight again.
+    void embedding_and_head();
+    // Divisors of the frequencies of RoPE: rope_freqs if the file has it, and for longrope
+    // rope_factors_short and rope_factors_long.
+    void rope_factors();
+    // attn_q, attn_k, attn_v and attn_output of layer i: .weight, and .bias if the file has it.
+    void attention(int64_t i);
+    // attn_qkv, which holds the rows of all three, and attn_output, with their biases or without.
+    void fused_attention(int64_t i, bool biased);
+    // attn_q_norm and attn_k_norm of layer i.
+    void head_norms(int64_t i);
+    // position_embd.weight.
+    void positions();
+    // ffn_gate (if gated), ffn_up and ffn_down of layer i: .weight, and .bias if the file has it.
+    // Without ffn_gate an ffn_up of twice the rows holds both, gates first.
+    // In neuron-aware files ffn_down_t or bundles, predictors and ffn_rate.
+    void ffn(int64_t i, bool gated);
+    // ffn_gate_inp and the experts' ffn_{gate,up,down}_exps of layer i, in the same way.
+    void experts(int64_t i);
+
+    Model& m;
+
+ private:
+    // Neuron rows of layer i (suffix "") or of its expert e (suffix "_exps"): bundles from the
+    // file, or ffn_gate (if gated), ffn_up and `down`, which the loader packs into bundles.
+    void neurons(int64_t i, const char* suffix, int64_t e, bool gated, const std::string& down,
+                 Ffn& ffn);
+    // One of the bundles: from the tensor `bundled`, or if that is "" from the tensors of its
+    // parts.
+    struct Stored {
+        const char* name;  // "gate", for the key of its format
+        std::string tensor;
+        ggml::NeuronRows* rows;
+    };
+    void bundle(int64_t i, const std::string& bundled, bool stacked, int64_t e,
+                const std::vector<Stored>& parts, Bundle& to);
+    // Both of them, from a tensor of version 2.
+    void stored(int64_t i, const std::string& bundled, int64_t e, bool gated, Ffn& ffn);
+    // Does the file have bundles of layer i, in either version?
+    bool has_bundles(int64_t i, const char* suffix) const;
+    // The format of a part in a bundled file, from powerinfer.bundle.{gate,up,down}_type.
+    ggml::DType bundled_type(int64_t i, const char* part) const;
+    // fc1 and fc2 or a sketch, and rates, if the file has them. Suffix "", or "_exps" for expert e.
+    void predictor(int64_t i, const char* suffix, int64_t e, Ffn& ffn);
+    std::vector<WeightSpec>& specs_;
+};
+
+// Throws Error(format) if the file of a family of mixtures names no experts.
+void require_experts(const ggml::Gguf& gguf, const Config& c);
+
+// "blk.3." + suffix
+std::string blk(int64_t layer, const char* suffix);
+
+}  // namespace powerinfer

@@ -1,0 +1,66 @@
+// Llama and similar families: RMSNorm before attention and FFN, RoPE, a gated FFN or experts.
+// Mistral and Mixtral files are of this family too. Phi-3 has fused matrices.
+#include "model/families/family.h"
+
+namespace powerinfer {
+
+using ggml::Activation;
+
+namespace {
+
+void configure(const ggml::Gguf& gguf, Config& c) {
+    c.norm_eps = float(gguf.number(c.architecture + ".attention.layer_norm_rms_epsilon", 0, 1));
+}
+
+// Qwen and Phi-3 rotate pairs (i, i + n_rot / 2).
+void configure_halves(const ggml::Gguf& gguf, Config& c) {
+    configure(gguf, c);
+    c.rope_pairs = ggml::RopePairs::halves;
+}
+
+void configure_qwen_mixture(const ggml::Gguf& gguf, Config& c) {
+    configure_halves(gguf, c);
+    require_experts(gguf, c);
+}
+
+void weights(Model& m, std::vector<WeightSpec>& specs) {
+    const Config& c = m.config;
+    Weights w(m, specs);
+    w.embedding_and_head();
+    read_windows(m, {0, 0});
+    for (int64_t i = 0; i < c.n_layer; i++) {
+        Layer& l = m.layers[size_t(i)];
+        w.norm(blk(i, "attn_norm"), &l.attn_norm, c.n_embd);
+        if (w.has(blk(i, "attn_qkv.weight"))) {
+            w.fused_attention(i, w.has(blk(i, "attn_qkv.bias")));
+        } else {
+            w.attention(i);
+        }
+        w.norm(blk(i, "ffn_norm"), &l.ffn_norm, c.n_embd);
+        if (c.n_expert) {
+            w.experts(i);
+        } else {
+            w.ffn(i, true);
+        }
+    }
+}
+
+// Qwen3 normalises the query and key of each head.
+void weights_qwen3(Model& m, std::vector<WeightSpec>& specs) {
+    weights(m, specs);
+    Weights w(m, specs);
+    for (int64_t i = 0; i < m.config.n_layer; i++) w.head_norms(i);
+}
+
+}  // namespace
+
+const std::vector<Family> kLlamaFamilies = {
+    {"llama", Activation::silu, Activation::relu, configure, weights},
+    {"bamboo", Activation::drelu, Activation::drelu, configure, weights},
+    {"qwen2", Activation::silu, Activation::relu, configure_halves, weights},
+    {"qwen3", Activation::silu, Activation::relu, configure_halves, weights_qwen3},
+    {"qwen3moe", Activation::silu, Activation::relu, configure_qwen_mixture, weights_qwen3},
+    {"phi3", Activation::silu, Activation::relu, configure_halves, weights},
+};
+
+}  // namespace powerinfer

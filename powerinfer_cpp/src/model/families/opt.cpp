@@ -1,0 +1,35 @@
+// OPT: learned positions, LayerNorm, biases everywhere, no gate, head tied to the embedding.
+#include "model/families/family.h"
+
+namespace powerinfer {
+
+namespace {
+
+void configure(const ggml::Gguf& gguf, Config& c) {
+    c.norm = Config::Norm::layer;
+    // PowerInfer's converter writes no epsilon; the checkpoints use 1e-5.
+    c.norm_eps = float(gguf.number(c.architecture + ".attention.layer_norm_epsilon", 0, 1, 1e-5));
+    // The first two rows are padding, which PowerInfer's context_length counts.
+    learn_positions(gguf, c, 2);
+}
+
+void weights(Model& m, std::vector<WeightSpec>& specs) {
+    const Config& c = m.config;
+    Weights w(m, specs);
+    w.embedding_and_head();
+    w.positions();
+    for (int64_t i = 0; i < c.n_layer; i++) {
+        Layer& l = m.layers[size_t(i)];
+        w.norm(blk(i, "attn_norm"), &l.attn_norm, c.n_embd);
+        w.attention(i);
+        w.norm(blk(i, "ffn_norm"), &l.ffn_norm, c.n_embd);
+        w.ffn(i, false);
+    }
+}
+
+}  // namespace
+
+const std::vector<Family> kOptFamilies = {
+    {"opt", ggml::Activation::relu, ggml::Activation::relu, configure, weights}};
+
+}  // namespace powerinfer

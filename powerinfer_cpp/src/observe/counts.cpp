@@ -1,0 +1,97 @@
+#include "observe/counts.h"
+
+#include <algorithm>
+
+namespace powerinfer {
+
+namespace {
+
+// Bytes of one neuron's row and bias; 0 if there is none.
+uint64_t row_bytes(const ggml::NeuronRows& rows, int64_t cols, const float* bias) {
+    if (!rows) return 0;
+    return uint64_t(ggml::info(rows.type).size(cols)) + (bias ? sizeof(float) : 0);
+}
+
+uint64_t neuron_bytes(const Ffn& f, const ggml::NeuronCounts& c) {
+    const ggml::Neurons& w = f.neurons;
+    const uint64_t gate = row_bytes(w.gate, w.cols, w.gate_bias);
+    const uint64_t up = row_bytes(w.up, w.cols, w.up_bias);
+    const uint64_t down = row_bytes(w.down, w.cols, nullptr);
+    return w.gate
+               ? uint64_t(c.proposed) * gate + uint64_t(c.computed) * up + uint64_t(c.fired) * down
+               : uint64_t(c.proposed) * up + uint64_t(c.fired) * down;
+}
+
+uint64_t predictor_bytes(const Ffn& f) {
+    const uint64_t offsets = f.sketch_offset ? uint64_t(f.neurons.n) * sizeof(float) : 0;
+    return uint64_t(f.fc1.bytes() + f.fc2.bytes() + f.signs.bytes()) + offsets;
+}
+
+uint64_t dense_bytes(const Ffn& f, const Config& c) {
+    const int64_t biases =
+        (f.gate_bias ? c.n_ff : 0) + (f.up_bias ? c.n_ff : 0) + (f.down_bias ? c.n_embd : 0);
+    return uint64_t(f.gate.bytes() + f.up.bytes() + f.down.bytes()) +
+           uint64_t(biases) * sizeof(float);
+}
+
+// Traffic of the layers that `here` says (-1: what is outside of them), and perhaps of the head.
+template <typename F>
+Traffic traffic_of(const Model& m, const Counts& did, const F& here, bool head,
+                   const std::vector<ggml::NeuronCounts>& neurons) {
+    const Config& c = m.config;
+    Traffic sum;
+    for (const WeightSpec& w : m.weights) {
+        const bool of_attention = w.part == Part::attention || w.part == Part::norms;
+        if (of_attention && here(layer_of(w.name))) {
+            sum.attention += uint64_t(did.rows) * w.bytes();
+        }
+        if (head && w.part == Part::head) sum.head += uint64_t(did.kept) * w.bytes();
+    }
+    for (size_t i = 0; i < m.layers.size(); i++) {
+        if (!here(int64_t(i))) continue;
+        const Layer& l = m.layers[i];
+        // All experts of a layer have the same shapes and types.
+        const Ffn& f = l.experts.empty() ? l.ffn : l.experts[0];
+        const ggml::NeuronCounts& counts = neurons[i];
+        sum.ffn += uint64_t(did.rows) * uint64_t(l.router.bytes());
+        sum.ffn +=
+            f.neurons.n ? neuron_bytes(f, counts) : uint64_t(counts.rows) * dense_bytes(f, c);
+        sum.predictor += uint64_t(did.predicted[i]) * predictor_bytes(f);
+    }
+    return sum;
+}
+
+}  // namespace
+
+void Counts::add(const Model& m, const Batch& batch, int64_t position_bytes) {
+    const uint64_t per_layer = uint64_t(position_bytes) / m.layers.size();
+    for (int64_t t = 0; t < batch.n; t++) {
+        rows++;
+        kept += batch.result[t] != nullptr;
+        for (const Layer& l : m.layers) {
+            const int64_t seen = batch.position[t] + 1;
+            const uint64_t bytes = per_layer * uint64_t(l.window ? std::min(seen, l.window) : seen);
+            kv_bytes += bytes;
+            if (m.device && m.device->share.has(&l - m.layers.data())) device_kv_bytes += bytes;
+        }
+    }
+}
+
+Traffic traffic(const Model& m, const Counts& did, bool embedding) {
+    const auto all = [](int64_t) { return true; };
+    Traffic sum = traffic_of(m, did, all, !embedding, did.neurons);
+    sum.kv = did.kv_bytes;
+    return sum;
+}
+
+Traffic device_traffic(const Model& m, const Counts& did, bool embedding) {
+    if (!m.device) return {};
+    const DeviceShare& share = m.device->share;
+    const bool head = share.head && !embedding;
+    const auto here = [&](int64_t layer) { return layer < 0 ? head : share.has(layer); };
+    Traffic sum = traffic_of(m, did, here, head, did.on_device);
+    sum.kv = did.device_kv_bytes;
+    return sum;
+}
+
+}  // namespace powerinfer

@@ -1,0 +1,43 @@
+// DRY: a penalty for tokens that would continue a repetition, which grows with its length. As in
+// llama.cpp, where the sampler is called "dry".
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <unordered_map>
+#include <vector>
+
+#include "powerinfer.h"
+#include "sampler/breakers.h"
+
+namespace powerinfer {
+
+class Dry {
+ public:
+    // Uses the parameters dry_*, except the breakers, which come apart; null: there are none.
+    Dry(const pi_sampler_params& params, std::shared_ptr<const Breakers> breakers);
+    bool on() const { return on_; }
+    void accept(int32_t token);
+    void reset() { tokens_.clear(); }
+    // What to subtract from logits, by token, after the tokens that were accepted. Takes time in
+    // proportion to their number. Valid until the next call.
+    const std::unordered_map<int32_t, float>& penalties();
+
+ private:
+    int32_t latest(size_t i) const { return tokens_[tokens_.size() - 1 - i]; }
+    size_t since_breaker(size_t n) const;
+    bool follows(const Breakers::Tail& tail, size_t i) const;
+    void measure(size_t n);
+    float penalty(size_t length) const;
+
+    bool on_;
+    double multiplier_, base_;
+    size_t allowed_, window_, most_exponent_ = 0;
+    std::shared_ptr<const Breakers> breakers_;
+    std::vector<int32_t> tokens_;  // the window's, and some before it
+    // [n]: how many of the last tokens also stand before the i-th last one, with it
+    std::vector<size_t> repeated_;
+    std::unordered_map<int32_t, float> penalties_;
+};
+
+}  // namespace powerinfer

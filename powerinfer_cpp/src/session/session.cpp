@@ -1,0 +1,368 @@
+#include "session/session.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+
+#include "forward/ffn.h"
+#include "forward/forward.h"
+#include "ggml/status.h"
+
+namespace powerinfer {
+
+using ggml::Code;
+using ggml::Error;
+using ggml::format;
+
+namespace {
+
+// The reason why exact mode skips no neuron of this model; null if it skips some.
+const char* nothing_to_skip(const Model& m) {
+    if (!m.config.neuron_aware) return "the file has no neuron rows (ffn_down_t)";
+    if (m.skips_neurons()) return nullptr;
+    return "its activation is never exactly zero and there is no threshold "
+           "(powerinfer.ffn.threshold)";
+}
+
+bool is_generated(const pi_batch& b, int32_t i) {
+    return b.generated && b.generated[i];
+}
+
+bool is_kept(const pi_batch& b, int32_t i) {
+    return b.keep ? b.keep[i] : i == b.n - 1;
+}
+
+int32_t sequence_of(const pi_batch& b, int32_t i) {
+    return b.seq ? b.seq[i] : 0;
+}
+
+// Gives the cache what it lent.
+struct Loan {
+    explicit Loan(NeuronStore* from) : store(from) {}
+    ~Loan() {
+        if (store) store->take_back();
+    }
+    Loan(const Loan&) = delete;
+    Loan& operator=(const Loan&) = delete;
+    NeuronStore* const store;
+};
+
+}  // namespace
+
+Session::Session(std::shared_ptr<const Model> m, const pi_session_params& asked)
+    : model(std::move(m)),
+      params(session_params_for(*model, asked)),
+      context(std::max(params.n_threads, params.n_threads_batch)),
+      cores_(ggml::default_threads()),
+      predicted_(is_predicted(*model, params.sparse)) {
+    const Config& c = model->config;
+    if (params.sparse == PI_SPARSE_PREDICTOR && !c.has_predictors) {
+        throw Error(Code::argument, model->file.gguf.path() + ": the file has no predictors");
+    }
+    const int64_t n_device = model->device_layers();
+    const std::vector<PlanPart> parts =
+        session_parts(c, params, n_device, model->storage.has_value());
+    const std::string what = format("a context of %d positions", params.n_ctx);
+    reserved_ = model->budget->reserve(what, total(parts, Tier::ram));
+    if (n_device) {
+        if (params.record) throw Error(Code::unsupported, "recording needs device cpu");
+        device_reserved_ = model->device->budget->reserve(what, total(parts, Tier::gpu));
+    }
+    if (params.record == PI_RECORD_NEEDS && model->storage) {
+        throw Error(Code::unsupported,
+                    "recording needs takes a model whose neurons are all in RAM");
+    }
+    for (const PlanPart& part : parts) {
+        if (part.tier != Tier::ram || part.part == Part::exchange) continue;  // see DeviceForward
+        memory_.emplace_back(part.bytes, name(part.part));
+        ggml::Carver carver(memory_.back());
+        switch (part.part) {
+            case Part::kv:
+                sequences_ = Sequences(carver, c, params, c.n_layer - n_device);
+                break;
+            case Part::scratch:
+                work_ = Workspace(carver, c, params, context.threads.size(),
+                                  model->storage.has_value());
+                break;
+            case Part::results:
+                carver.take(results_, {params.n_logits, kept_width(c, params)});
+                break;
+            case Part::record:
+                record = Recorder(carver, c, params);
+                break;
+            default:
+                break;  // parts of the model
+        }
+    }
+    rope_ = RopeTable(*model, params);
+    if (c.local_rope_base > 0) local_rope_ = RopeTable(c.local_rope_base, c.n_rot);
+    if (n_device) {
+        device_ = std::make_unique<DeviceForward>(*model, params, rope_);
+        sequences_.attach(device_.get());
+    }
+    counts.neurons.resize(size_t(c.n_layer));
+    counts.on_device.resize(size_t(c.n_layer));
+    counts.from_disk.resize(size_t(c.n_layer));
+    counts.predicted.resize(size_t(c.n_layer));
+    audit = Audit(c);
+    if (params.n_ctx > c.n_ctx && c.n_ctx > 0) {
+        log(2, format("%s: a context of %d positions goes beyond the %lld of its training; texts "
+                      "get worse there",
+                      model->file.gguf.path().c_str(), params.n_ctx, (long long)c.n_ctx));
+    }
+    if (const char* why = nothing_to_skip(*model); why && params.sparse == PI_SPARSE_EXACT) {
+        log(2, model->file.gguf.path() + ": exact mode computes every neuron: " + why);
+    }
+}
+
+void Session::check(const pi_batch& b) const {
+    if (b.n < 1 || b.n > params.n_batch) {
+        throw Error(Code::argument,
+                    format("%d rows given, a batch takes 1 to %d", b.n, params.n_batch));
+    }
+    int32_t kept = 0;
+    std::vector<int64_t> added(size_t(params.n_seq), 0);
+    for (int32_t i = 0; i < b.n; i++) {
+        if (b.token[i] < 0 || b.token[i] >= model->config.n_vocab) {
+            throw Error(Code::argument, format("token %d is outside the vocabulary of %lld",
+                                               b.token[i], (long long)model->config.n_vocab));
+        }
+        require_sequence(sequence_of(b, i));
+        added[size_t(sequence_of(b, i))]++;
+        kept += is_kept(b, i);
+    }
+    if (kept > params.n_logits) {
+        throw Error(Code::argument, format("results of %d rows are to be kept, n_logits is %d",
+                                           kept, params.n_logits));
+    }
+    for (int32_t i = 0; i < params.n_seq; i++) {
+        const int64_t n = sequences_.length(i) + added[size_t(i)];
+        if (n > params.n_ctx) {
+            throw Error(Code::context, format("%lld tokens do not fit a context of %d",
+                                              (long long)n, params.n_ctx));
+        }
+    }
+    sequences_.require_pages("these rows", sequences_.pages_for(added.data()), 0);
+}
+
+int32_t Session::rows_at_once(int32_t n, uint64_t& bytes) const {
+    bytes = 0;
+    if (!model->store || device_) return params.n_ubatch;
+    for (int32_t parts = 1; n / parts > params.n_ubatch; parts++) {
+        pi_session_params wide = params;
+        wide.n_ubatch = (n + parts - 1) / parts;
+        bytes = scratch_bytes(model->config, wide, true);
+        if (bytes <= model->store->shape().lendable()) return wide.n_ubatch;
+    }
+    bytes = 0;
+    return params.n_ubatch;
+}
+
+void Session::fill(Batch& batch, const pi_batch& b, int32_t begin, int32_t end) {
+    const int64_t width = kept_width(model->config, params);
+    batch.n = end - begin;
+    for (int32_t i = begin; i < end; i++) {
+        const int32_t t = i - begin, seq = sequence_of(b, i);
+        batch.token[t] = b.token[i];
+        batch.generated[t] = is_generated(b, i);
+        batch.masked[t] = masks(batch.generated[t]);
+        batch.streamed[t] = streams(batch.generated[t]);
+        batch.position[t] = int32_t(sequences_.length(seq));
+        batch.slot[t] = sequences_.append(seq, b.token[i], batch.generated[t]);
+        batch.pages[t] = sequences_.pages(seq);
+        batch.result[t] = nullptr;
+        if (!is_kept(b, i)) continue;
+        batch.result[t] = results_ + n_kept_ * width;
+        result_at_[size_t(i)] = n_kept_++;
+    }
+}
+
+void Session::eval(const pi_batch& b) {
+    check(b);
+    std::vector<int64_t> before(size_t(params.n_seq));
+    for (int32_t i = 0; i < params.n_seq; i++) before[size_t(i)] = sequences_.length(i);
+    result_at_.assign(size_t(b.n), -1);
+    n_kept_ = 0;
+    // More threads than cores are slower: 4 threads on 2 cores decoded 25% slower than 2. Results
+    // do not depend on the number.
+    context.threads.limit(std::min(b.n == 1 ? params.n_threads : params.n_threads_batch, cores_));
+    record.begin(b.n);
+    NeuronStore* const store = model->store.get();
+    std::unique_lock<std::mutex> alone;
+    if (store) alone = std::unique_lock<std::mutex>(store->mutex);
+    const StoreCounts begun = store ? store->counts : StoreCounts();
+    uint64_t lent = 0;
+    const int32_t rows = rows_at_once(b.n, lent);
+    const Loan loan(lent ? store : nullptr);
+    Workspace wide;
+    if (lent) {
+        pi_session_params how = params;
+        how.n_ubatch = rows;
+        ggml::Carver carver = store->lend(lent);
+        wide = Workspace(carver, model->config, how, context.threads.size(), true);
+    }
+    Workspace& work = lent ? wide : work_;
+    try {
+        for (int32_t begin = 0; begin < b.n; begin += rows) {
+            fill(work.batch, b, begin, std::min(begin + rows, b.n));
+            if (store) store->begin(work.batch.n);
+            forward({*model, params, context, sequences_.kv(), rope_, local_rope_, work, record,
+                     audit, counts, device_.get(), store, adapters_});
+            record.advance(work.batch.n);
+            counts.add(*model, work.batch, sequences_.kv().position_bytes());
+        }
+        if (store) counts.stored.add(begun, store->counts);
+    } catch (...) {
+        if (store) {
+            store->reset();
+            counts.stored.add(begun, store->counts);
+        }
+        record.fail();
+        for (int32_t i = 0; i < params.n_seq; i++) sequences_.truncate(i, before[size_t(i)]);
+        result_at_.clear();
+        throw;
+    }
+    if (const std::string warning = audit.warning(*model); !warning.empty()) log(2, warning);
+}
+
+void Session::set_adapters(std::vector<ScaledAdapter> adapters) {
+    for (const ScaledAdapter& a : adapters) {
+        if (a.adapter->model != model) {
+            throw Error(Code::argument, a.adapter->path() +
+                                            ": the adapter was opened for another "
+                                            "model than the session's");
+        }
+        if (!std::isfinite(a.scale)) {
+            throw Error(Code::argument, a.adapter->path() + ": the adapter's scale is not finite");
+        }
+    }
+    adapters.erase(std::remove_if(adapters.begin(), adapters.end(),
+                                  [](const ScaledAdapter& a) { return a.scale == 0; }),
+                   adapters.end());
+    if (!adapters.empty() && model->device) {
+        throw Error(Code::unsupported, "adapters need device cpu: a device does not apply them");
+    }
+    if (!adapters.empty() && model->storage) {
+        throw Error(Code::unsupported,
+                    "adapters need a model whose neurons are all in RAM: this one runs from "
+                    "storage");
+    }
+    Adapters next(*model, std::move(adapters), params.n_ubatch);
+    if (next.id() == adapters_.id()) return;
+    const bool unpredicted = predicted_ && next.in_layers() && !params.lora_allow_predictor;
+    if (unpredicted && params.sparse == PI_SPARSE_PREDICTOR) {
+        throw Error(Code::argument,
+                    "sparse predictor: the predictors were made for the model without adapters; "
+                    "use sparse exact, or set lora_allow_predictor");
+    }
+    adapters_ = std::move(next);
+    for (int32_t i = 0; i < params.n_seq; i++) sequences_.truncate(i, 0);
+    result_at_.clear();
+    if (unpredicted && !told_of_exact_) {
+        told_of_exact_ = true;
+        log(2, model->file.gguf.path() +
+                   ": predictors are not used with adapters, because they were made for the model "
+                   "without them: generated tokens are computed as in exact mode");
+    }
+}
+
+bool Session::masks(bool generated) const {
+    const bool misled = adapters_.in_layers() && !params.lora_allow_predictor;
+    return predicted_ && !misled && (generated || params.sparse == PI_SPARSE_PREDICTOR);
+}
+
+// By the kind of a row, not by how many come together: then a row has the same bits in every call.
+bool Session::streams(bool generated) const {
+    return device_ && model->device->stream && !generated && !masks(generated);
+}
+
+const float* Session::result(int32_t row) const {
+    if (row < 0 || size_t(row) >= result_at_.size() || result_at_[size_t(row)] < 0) {
+        throw Error(Code::argument, format("the result of row %d was not kept", row));
+    }
+    return results_ + int64_t(result_at_[size_t(row)]) * kept_width(model->config, params);
+}
+
+void Session::sample(Sampler* const* samplers, const int32_t* rows, int32_t n, int32_t* tokens) {
+    const int32_t n_vocab = int32_t(model->config.n_vocab);
+    std::vector<Sampler*> once(samplers, samplers + n);
+    std::sort(once.begin(), once.end());
+    if (std::adjacent_find(once.begin(), once.end()) != once.end()) {
+        throw Error(Code::argument, "a sampler is given for two rows");
+    }
+    for (int32_t i = 0; i < n; i++) {
+        try {
+            Sampler::require_choice(result(rows[i]), n_vocab);
+        } catch (const Error& e) {
+            throw Error(e.code(), format("row %d: %s", rows[i], e.what()));
+        }
+    }
+    context.threads.limit(std::min(n == 1 ? params.n_threads : params.n_threads_batch, cores_));
+    std::vector<int32_t> chosen(size_t(n), 0);  // the caller's tokens change only on success
+    context.threads.run(n, 1, [&](int64_t begin, int64_t end, int) {
+        for (int64_t i = begin; i < end; i++) {
+            chosen[size_t(i)] = samplers[i]->sample(result(rows[i]), n_vocab);
+        }
+    });
+    std::copy(chosen.begin(), chosen.end(), tokens);
+}
+
+void Session::require_sequence(int32_t seq) const {
+    if (seq >= 0 && seq < params.n_seq) return;
+    throw Error(Code::argument,
+                format("there is no sequence %d, the session has %d", seq, params.n_seq));
+}
+
+int64_t Session::length(int32_t seq) const {
+    require_sequence(seq);
+    return sequences_.length(seq);
+}
+
+void Session::truncate(int32_t seq, int64_t n) {
+    require_sequence(seq);
+    if (n < 0 || n > sequences_.length(seq)) {
+        throw Error(Code::argument,
+                    format("sequence %d cannot be cut to %lld positions", seq, (long long)n));
+    }
+    sequences_.truncate(seq, n);
+}
+
+void Session::copy(int32_t from, int32_t to, int64_t n) {
+    require_sequence(from);
+    require_sequence(to);
+    if (n < 0 || n > sequences_.length(from)) {
+        throw Error(Code::argument,
+                    format("sequence %d does not have %lld positions to copy", from, (long long)n));
+    }
+    sequences_.copy(from, to, n);
+}
+
+int64_t Session::match(int32_t seq, const int32_t* token, const bool* generated, int64_t n) const {
+    require_sequence(seq);
+    n = std::min(n, sequences_.length(seq));
+    for (int64_t i = 0; i < n; i++) {
+        const bool was = sequences_.generated(seq, i), now = generated && generated[i];
+        const bool same = sequences_.token(seq, i) == token[i] && masks(was) == masks(now) &&
+                          streams(was) == streams(now);
+        if (!same) return i;
+    }
+    return n;
+}
+
+uint64_t Session::way(bool generated) const {
+    const bool smooth = !relu_family(model->config.activation) && model->skips_neurons();
+    uint64_t way = smooth && params.sparse == PI_SPARSE_EXACT;  // CATS changes results
+    way ^= adapters_.id();
+    if (!masks(generated)) return way;
+    way ^= uint64_t(params.sparse) << 1 | 1 << 3;  // `auto` does not mask `unpredicted`
+    if (std::isnan(params.sparse_threshold)) return way;
+    uint32_t threshold;
+    std::memcpy(&threshold, &params.sparse_threshold, sizeof(threshold));
+    return way ^ (1 << 4 | uint64_t(threshold) << 32);
+}
+
+void Session::log(int32_t level, const std::string& message) const {
+    if (params.log) params.log(level, message.c_str(), params.log_data);
+}
+
+}  // namespace powerinfer

@@ -1,0 +1,98 @@
+// A session: sequences of computed positions, and the threads and memory to compute more.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "forward/device_forward.h"
+#include "load/plan.h"
+#include "memory/sequence.h"
+#include "memory/workspace.h"
+#include "model/adapters.h"
+#include "model/model.h"
+#include "model/rope.h"
+#include "observe/audit.h"
+#include "observe/counts.h"
+#include "observe/record.h"
+#include "sampler/sampler.h"
+
+namespace powerinfer {
+
+class Session {
+ public:
+    // Reserves and allocates what session_parts plans. Throws Error(argument) for parameters out of
+    // range, Error(memory) if the budget is too small.
+    Session(std::shared_ptr<const Model> model, const pi_session_params& params);
+
+    // Computes rows, see pi_eval_batch in powerinfer.h. Throws Error(argument | context |
+    // cancelled); then the sequences are as before. Whether the pages suffice is known before
+    // anything is computed.
+    void eval(const pi_batch& batch);
+    // Logits or embedding of a row of the last eval. Throws Error(argument) if it was not kept.
+    const float* result(int32_t row) const;
+    // tokens[i] = samplers[i]->sample(the logits of rows[i]), by all threads. Throws
+    // Error(argument) before it uses a sampler, or Error(memory). No sampler may be given twice.
+    void sample(Sampler* const* samplers, const int32_t* rows, int32_t n, int32_t* tokens);
+
+    // Operations on sequences. Each throws Error(argument) if the sequence or the positions do not
+    // exist.
+    int64_t length(int32_t seq) const;
+    // Positions that fit the pages which no sequence has.
+    int64_t free_positions() const { return sequences_.free_pages() * kKvPage; }
+    void truncate(int32_t seq, int64_t n);
+    void copy(int32_t from, int32_t to, int64_t n);
+    // The number of leading positions that equal what these n rows would give in an empty sequence.
+    // generated: null for a prompt.
+    int64_t match(int32_t seq, const int32_t* token, const bool* generated, int64_t n) const;
+    // Changes the weights that the next rows are computed with. Scales of 0 count as no adapter. If
+    // something changes, every sequence becomes empty, and results are not kept. Throws
+    // Error(argument | unsupported | memory), and changes nothing.
+    void set_adapters(std::vector<ScaledAdapter> adapters);
+    // A number for the way in which rows of a prompt, or generated ones, are computed: it encodes
+    // the parameters that change results. Saved states contain it.
+    uint64_t way(bool generated) const;
+    Sequences& sequences() { return sequences_; }
+    const Sequences& sequences() const { return sequences_; }
+    const DeviceForward* device() const { return device_.get(); }  // null without one
+
+    // Calls the caller's log; level as in pi_log_callback.
+    void log(int32_t level, const std::string& message) const;
+
+    const std::shared_ptr<const Model> model;
+    const pi_session_params params;  // resolved
+    ggml::Context context;
+    Counts counts;
+    Recorder record;
+    Audit audit;
+    const RopeTable& rope() const { return rope_; }
+
+ private:
+    // Is a row masked by predictors?
+    bool masks(bool generated) const;
+    // Does a device compute all its neurons, those of RAM in passing?
+    bool streams(bool generated) const;
+    void check(const pi_batch& batch) const;
+    void require_sequence(int32_t seq) const;
+    // Fills the micro-batch of the workspace with rows [begin, end) of a call.
+    void fill(Batch& batch, const pi_batch& given, int32_t begin, int32_t end);
+    // Rows that a call of n rows computes at once. More than n_ubatch if the cache of neurons on
+    // the disk has memory for them, since each neuron is read once for all: `bytes` of it.
+    int32_t rows_at_once(int32_t n, uint64_t& bytes) const;
+
+    const int cores_;       // the most threads to use: more would compete for cores
+    const bool predicted_;  // some layer uses its predictor
+    Reservation reserved_, device_reserved_;
+    std::vector<ggml::Memory> memory_;  // one per part of the plan
+    Sequences sequences_;
+    Workspace work_;
+    Adapters adapters_;
+    bool told_of_exact_ = false;  // that adapters keep predictors from being used
+    RopeTable rope_, local_rope_;
+    std::unique_ptr<DeviceForward> device_;  // after what it uses; null without a device
+    float* results_ = nullptr;               // [n_logits, result width]
+    std::vector<int32_t> result_at_;         // slot of each row of the last eval, -1: not kept
+    int32_t n_kept_ = 0;                     // in the running eval
+};
+
+}  // namespace powerinfer

@@ -1,0 +1,277 @@
+// A state is a header, a token per position, a bit per position for generated ones, and keys and
+// values in the order of KvPages::read.
+#include "session/state.h"
+
+#include <algorithm>
+#include <cstring>
+#include <mutex>
+#include <type_traits>
+
+#include "files/find_bundle.h"
+#include "files/read_placement.h"
+#include "ggml/crc32c.h"
+#include "ggml/file_io.h"
+#include "ggml/status.h"
+
+namespace powerinfer {
+
+using ggml::Code;
+using ggml::Error;
+using ggml::format;
+
+namespace {
+
+struct Header {
+    char magic[8];
+    uint64_t model;     // fingerprint
+    uint32_t numerics;  // kNumerics
+    uint32_t type;      // type id of the KV cache
+    uint32_t rope;      // RopeTable::variant of the session
+    uint32_t unused;    // 0
+    uint64_t way[2];    // Session::way of prompt rows and of generated rows
+    int64_t length;     // positions
+};
+static_assert(std::is_trivially_copyable_v<Header>);
+constexpr char kMagic[8] = {'P', 'I', 's', 'e', 'q', '0', '3', '\n'};
+// Version 01 did not store how positions were computed, 02 neither weights nor numerics.
+constexpr int64_t kVersionAt = 6;
+
+// Names header and weights of a model's file, by samples of each tensor. For a bundled file it is
+// the name of the file that it was written from, which computes the same.
+std::string name_weights(const Model& m) {
+    const std::lock_guard<std::mutex> lock(m.weights_name.mutex);
+    std::string& name = m.weights_name.name;
+    if (name.empty()) {
+        const std::string source(m.file.gguf.string("powerinfer.bundle.source_hash", ""));
+        name = model_hash(m.file) + (source.empty() ? source_hash(m.file) : source);
+    }
+    return name;
+}
+
+// FNV-1a hash over sizes, weights, and what the caller changed of the header and of RoPE.
+uint64_t fingerprint(const Session& s) {
+    const Model& m = *s.model;
+    uint64_t hash = 14695981039346656037ull;
+    const auto mix = [&](const void* data, size_t n) {
+        for (size_t i = 0; i < n; i++)
+            hash = (hash ^ static_cast<const uint8_t*>(data)[i]) * 1099511628211ull;
+    };
+    const Config& c = m.config;
+    for (int64_t v : {c.n_vocab, c.n_embd, c.n_layer, c.n_ff, c.n_head, c.n_head_kv, c.head_dim})
+        mix(&v, sizeof(v));
+    const std::string weights = name_weights(m);
+    mix(weights.data(), weights.size());
+    const std::string overridden = m.file.gguf.overridden();
+    mix(overridden.data(), overridden.size());
+    pi_session_params unscaled = pi_session_default_params();
+    unscaled.n_ctx = s.params.n_ctx;
+    const RopeTable own(m, unscaled);
+    if (const RopeTable& rope = s.rope();
+        rope.frequency != own.frequency || rope.magnitude != own.magnitude) {
+        mix(rope.frequency.data(), rope.frequency.size() * sizeof(double));
+        mix(&rope.magnitude, sizeof(rope.magnitude));
+    }
+    return hash;
+}
+
+int32_t token_at(const uint8_t* tokens, int64_t i) {
+    int32_t token;
+    std::memcpy(&token, tokens + i * int64_t(sizeof(token)), sizeof(token));
+    return token;
+}
+
+// Bytes for one bit per position.
+int64_t flag_bytes(int64_t n) {
+    return (n + 7) / 8;
+}
+
+uint64_t size_of(const Session& s, int64_t length) {
+    const int64_t position = int64_t(sizeof(int32_t)) + s.sequences().kv().position_bytes();
+    return sizeof(Header) + uint64_t(flag_bytes(length)) + uint64_t(length * position);
+}
+
+// Calls f(page, positions, their offset in bytes) for the pages of a sequence.
+template <typename F>
+void each_page(const Sequences& s, int32_t seq, const F& f) {
+    for (int64_t first = 0; first < s.length(seq); first += kKvPage) {
+        const int64_t n = std::min(kKvPage, s.length(seq) - first);
+        f(s.pages(seq)[first / kKvPage], n, first * s.kv().position_bytes());
+    }
+}
+
+// Session::way for prompt rows and for generated rows among n positions; 0 if there are none.
+void ways(const Session& s, const uint8_t* flags, int64_t n, uint64_t way[2]) {
+    way[0] = way[1] = 0;
+    for (int64_t i = 0; i < n; i++) {
+        const bool generated = flags[i / 8] >> i % 8 & 1;
+        way[generated] = s.way(generated);
+    }
+}
+
+uint32_t rope_variant(const Session& s) {
+    return RopeTable::variant(s.model->config, s.params);
+}
+
+Header check(const Session& s, const uint8_t* data, uint64_t size) {
+    Header header;
+    if (size < sizeof(header)) throw Error(Code::format, "the state is cut off");
+    std::memcpy(&header, data, sizeof(header));
+    if (std::memcmp(header.magic, kMagic, kVersionAt))
+        throw Error(Code::format, "not a saved state");
+    if (std::memcmp(header.magic, kMagic, sizeof(kMagic)))
+        throw Error(Code::format, "the state was saved by another version of the engine");
+    if (header.numerics != uint32_t(kNumerics)) {
+        throw Error(Code::format,
+                    format("the state was computed with numerics %u, and this version has %d: it "
+                           "rounds results differently",
+                           header.numerics, kNumerics));
+    }
+    if (header.model != fingerprint(s))
+        throw Error(
+            Code::format,
+            "the state belongs to another model, or to other overrides of its keys or RoPE");
+    if (header.type != uint32_t(s.sequences().kv().type()))
+        throw Error(Code::format, "the state has another KV type");
+    if (header.rope != rope_variant(s)) {
+        throw Error(Code::format,
+                    "the state was computed with another n_ctx, for which the model rotates heads "
+                    "differently");
+    }
+    if (header.unused != 0) throw Error(Code::format, "the state is damaged");
+    if (header.length < 0) throw Error(Code::format, "the state has a negative length");
+    if (header.length > s.sequences().n_ctx()) {
+        throw Error(Code::context,
+                    format("a state of %lld positions does not fit a context of %lld",
+                           (long long)header.length, (long long)s.sequences().n_ctx()));
+    }
+    if (size != size_of(s, header.length))
+        throw Error(Code::format, "the state has the wrong size");
+    for (int64_t i = 0; i < header.length; i++) {
+        const int32_t token = token_at(data + sizeof(header), i);
+        if (token < 0 || token >= s.model->config.n_vocab)
+            throw Error(Code::format, format("the state has a token %d, outside the vocabulary of "
+                                             "%lld",
+                                             token, (long long)s.model->config.n_vocab));
+    }
+    uint64_t way[2];
+    ways(s, data + sizeof(header) + header.length * int64_t(sizeof(int32_t)), header.length, way);
+    if (way[0] != header.way[0] || way[1] != header.way[1]) {
+        throw Error(Code::format,
+                    "the state was computed in another mode (sparse, sparse_threshold, adapters)");
+    }
+    return header;
+}
+
+}  // namespace
+
+uint64_t state_size(const Session& s, int32_t seq) {
+    return size_of(s, s.length(seq));
+}
+
+namespace {
+
+// Writes a sequence piece by piece: room(n) says where the next n bytes go, until its next call.
+template <typename Room>
+void write_state(const Session& s, int32_t seq, const Room& room) {
+    const int64_t length = s.length(seq);
+    const Sequences& sequences = s.sequences();
+    const uint64_t tokens = uint64_t(length) * sizeof(int32_t);
+    uint8_t* const out = room(sizeof(Header) + tokens + uint64_t(flag_bytes(length)));
+    uint8_t* flags = out + sizeof(Header) + tokens;
+    std::fill_n(flags, flag_bytes(length), uint8_t(0));
+    for (int64_t i = 0; i < length; i++) {
+        const int32_t token = sequences.token(seq, i);
+        std::memcpy(out + sizeof(Header) + i * int64_t(sizeof(token)), &token, sizeof(token));
+        flags[i / 8] |= uint8_t(sequences.generated(seq, i) << i % 8);
+    }
+    Header header{{},
+                  fingerprint(s),
+                  uint32_t(kNumerics),
+                  uint32_t(sequences.kv().type()),
+                  rope_variant(s),
+                  0,
+                  {},
+                  length};
+    ways(s, flags, length, header.way);
+    std::memcpy(header.magic, kMagic, sizeof(kMagic));
+    std::memcpy(out, &header, sizeof(header));
+    each_page(sequences, seq, [&](int32_t page, int64_t n, int64_t) {
+        sequences.kv().read(page, n, room(uint64_t(n * sequences.kv().position_bytes())));
+    });
+}
+
+}  // namespace
+
+void save_state(const Session& s, int32_t seq, uint8_t* out) {
+    write_state(s, seq, [&](uint64_t n) {
+        uint8_t* const here = out;
+        out += n;
+        return here;
+    });
+}
+
+void save_state_file(const Session& s, int32_t seq, const std::string& path) {
+    const uint64_t page = uint64_t(kKvPage * s.sequences().kv().position_bytes());
+    const uint64_t most =
+        std::max(page, size_of(s, s.length(seq)) -
+                           uint64_t(s.length(seq)) * uint64_t(s.sequences().kv().position_bytes()));
+    const Reservation reserved = s.model->budget->reserve(path + ": a piece of the state", most);
+    const ggml::Memory memory(most, "a piece of the state");
+    ggml::OutputFile file(path);
+    uint64_t filled = 0;
+    uint32_t checksum = 0;
+    const auto room = [&](uint64_t n) {
+        file.write(memory.data(), filled);
+        checksum = ggml::crc32c(memory.data(), filled, checksum);
+        filled = n;
+        return memory.data();
+    };
+    write_state(s, seq, room);
+    room(0);
+    file.write(&checksum, sizeof(checksum));
+    file.finish();
+}
+
+void load_state(Session& s, int32_t seq, const uint8_t* data, uint64_t size) {
+    s.length(seq);  // throws if there is no such sequence
+    const Header header = check(s, data, size);
+    const uint8_t* tokens = data + sizeof(header);
+    const uint8_t* flags = tokens + header.length * int64_t(sizeof(int32_t));
+    Sequences& sequences = s.sequences();
+    sequences.require_pages("the state", pages_of(header.length), sequences.own_pages(seq));
+    sequences.truncate(seq, 0);
+    for (int64_t i = 0; i < header.length; i++) {
+        sequences.append(seq, token_at(tokens, i), flags[i / 8] >> i % 8 & 1);
+    }
+    const uint8_t* const from = flags + flag_bytes(header.length);
+    try {
+        each_page(sequences, seq, [&](int32_t page, int64_t n, int64_t offset) {
+            sequences.kv().write(page, n, from + offset);
+        });
+    } catch (...) {  // a device that failed
+        sequences.truncate(seq, 0);
+        throw;
+    }
+}
+
+void load_state_file(Session& s, int32_t seq, const std::string& path) {
+    const ggml::File file(path);
+    const ggml::Mapping bytes(file);
+    uint32_t checksum;
+    try {
+        // Another kind of file is called that, and not damaged.
+        if (bytes.size() < sizeof(Header) + sizeof(checksum) ||
+            std::memcmp(bytes.data(), kMagic, kVersionAt)) {
+            throw Error(Code::format, "not a saved state");
+        }
+        const uint64_t size = bytes.size() - sizeof(checksum);
+        std::memcpy(&checksum, bytes.data() + size, sizeof(checksum));
+        if (ggml::crc32c(bytes.data(), size) != checksum)
+            throw Error(Code::format, "the state is damaged: it does not fit its checksum");
+        load_state(s, seq, bytes.data(), size);
+    } catch (const Error& e) {
+        throw Error(e.code(), path + ": " + e.what());
+    }
+}
+
+}  // namespace powerinfer

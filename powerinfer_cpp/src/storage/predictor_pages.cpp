@@ -1,0 +1,189 @@
+#include "storage/predictor_pages.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "ggml/carver.h"
+#include "ggml/crc32c.h"
+#include "ggml/sizes.h"
+#include "ggml/status.h"
+
+namespace powerinfer {
+
+namespace {
+
+constexpr uint64_t kAlign = 4096;  // the most that a disk wants
+constexpr uint64_t kRead = 256 << 10;
+
+}  // namespace
+
+uint64_t StoredMatrix::room() const {
+    // What is read may begin and end within a unit of the disk.
+    const uint64_t read = ggml::size_sum(bytes(), 2 * kAlign);
+    return ggml::size_rounded_up(std::max(read, uint64_t(matrix.bytes())), kAlign);
+}
+
+uint64_t PredictorShape::bytes() const {
+    if (!*this) return 0;
+    const uint64_t places = ggml::size_product(uint64_t(slots + in_use), page);
+    const uint64_t block =
+        sizeof(StoredPredictor) + 2 * sizeof(StoredMatrix) + sizeof(int32_t) + sizeof(int64_t);
+    const uint64_t tables = ggml::size_product(uint64_t(n_blocks()), block);
+    return ggml::size_sum(ggml::size_sum(places, tables),
+                          ggml::carved_bytes<Residency>(residency()));
+}
+
+PredictorPages::PredictorPages(const PredictorShape& shape, std::vector<StoredPredictor> blocks,
+                               uint32_t align)
+    : shape_(shape),
+      blocks_(std::move(blocks)),
+      align_(align),
+      memory_(ggml::size_product(uint64_t(shape.slots + shape.in_use), shape.page), "predictors"),
+      tables_(ggml::carved_bytes<Residency>(shape.residency()), "tables of predictors"),
+      places_(size_t(shape.slots + shape.in_use)),
+      where_(size_t(shape.n_blocks()), -1),
+      at_slot_(size_t(shape.slots)),
+      crc_(size_t(shape.n_blocks()), -1) {
+    ggml::Carver carver(tables_);
+    residency_ = Residency(carver, shape.residency());
+    for (size_t i = 0; i < at_slot_.size(); i++) at_slot_[i] = places_[i].slot = int32_t(i);
+}
+
+// Calls use(matrix, begin): where its room begins in the page.
+template <typename F>
+void PredictorPages::for_matrices(int32_t block, const F& use) const {
+    uint64_t begin = 0;
+    for (const StoredMatrix& m : blocks_[size_t(block)]) {
+        use(m, begin);
+        begin += m.room();
+    }
+}
+
+bool PredictorPages::request(int32_t block) {
+    // Its neighbours in the layer may be used next.
+    residency_.pin(Half::first, block / shape_.n_expert);
+    if (asked(block)) return true;
+    const auto free = std::find_if(places_.begin(), places_.end(), [](const Place& place) {
+        return place.slot < 0 && place.block < 0;
+    });
+    if (free == places_.end()) return false;
+    where_[size_t(block)] = int32_t(free - places_.begin());
+    free->block = block;
+    for_matrices(block, [&](const StoredMatrix& m, uint64_t) {
+        const uint64_t bytes = ggml::size_rounded_up(lead(m) + m.bytes(), align_);
+        free->n += int32_t((bytes + kRead - 1) / kRead);
+    });
+    return true;
+}
+
+bool PredictorPages::next(ggml::Read& read) const {
+    for (size_t i = 0; i < places_.size(); i++) {
+        const Place& place = places_[i];
+        if (place.n_sent == place.n) continue;
+        auto number = uint64_t(place.n_sent);
+        bool found = false;
+        for_matrices(place.block, [&](const StoredMatrix& m, uint64_t begin) {
+            const uint64_t bytes = ggml::size_rounded_up(lead(m) + m.bytes(), align_);
+            const uint64_t n = (bytes + kRead - 1) / kRead;
+            if (!found && number < n) {
+                const uint64_t from = number * kRead;
+                found = true;
+                read.offset = m.offset - lead(m) + from;
+                read.n_pieces = 1;
+                read.pieces[0] = {at(i) + begin + from, uint32_t(std::min(kRead, bytes - from))};
+            }
+            number -= std::min(number, n);
+        });
+        read.tag = uint64_t(i);
+        return true;
+    }
+    return false;
+}
+
+void PredictorPages::sent(const ggml::Read& read) {
+    places_[size_t(read.tag)].n_sent++;
+}
+
+int32_t PredictorPages::done(uint64_t tag) {
+    places_[size_t(tag)].n_done++;
+    return places_[size_t(tag)].block;
+}
+
+bool PredictorPages::complete(int32_t block) const {
+    if (!asked(block)) return false;
+    const Place& place = places_[place_of(block)];
+    return place.n_done == place.n;
+}
+
+const std::vector<ggml::Matrix>& PredictorPages::matrices(ggml::Context& context, int32_t block) {
+    const size_t i = place_of(block);
+    Place& place = places_[i];
+    uint32_t crc = 0;
+    matrices_.clear();
+    for_matrices(block, [&](const StoredMatrix& m, uint64_t begin) {
+        uint8_t* const data = at(i) + begin;
+        if (!place.packed) {
+            crc = ggml::crc32c(data + lead(m), m.bytes(), crc);
+            std::memmove(data, data + lead(m), m.bytes());
+            if (m.matrix.layout == ggml::Layout::strips) pack(context, m.matrix, data);
+        }
+        matrices_.push_back(m.matrix);
+        matrices_.back().data = data;
+    });
+    if (place.packed) return matrices_;
+    place.packed = true;
+    int64_t& known = crc_[size_t(block)];
+    if (known < 0) known = crc;
+    if (known == crc) return matrices_;
+    throw ggml::Error(ggml::Code::format,
+                      ggml::format("the predictor of block %d differs from what was read before: "
+                                   "the file was damaged or changed while it was open",
+                                   block));
+}
+
+// Packs stored rows in their place.
+void PredictorPages::pack(ggml::Context& context, const ggml::Matrix& m, uint8_t* data) const {
+    const int64_t row = m.row_bytes(), strip = ggml::kStrip * row;
+    context.threads.run((m.rows + ggml::kStrip - 1) / ggml::kStrip, 16,
+                        [&](int64_t begin, int64_t end, int) {
+                            std::vector<uint8_t> rows(static_cast<size_t>(strip));
+                            for (int64_t s = begin; s < end; s++) {
+                                const int64_t n = std::min(ggml::kStrip, m.rows - s * ggml::kStrip);
+                                std::memcpy(rows.data(), data + s * strip, size_t(n * row));
+                                ggml::pack_strip(m.type, rows.data(), n, m.cols, data + s * strip);
+                            }
+                        });
+}
+
+void PredictorPages::release(size_t i) {
+    const int32_t block = places_[i].block;
+    if (block >= 0) where_[size_t(block)] = -1;
+    places_[i] = {};
+}
+
+void PredictorPages::keep(int32_t block, int64_t rows) {
+    const int32_t layer = block / shape_.n_expert, expert = block % shape_.n_expert;
+    residency_.count(Half::first, layer, &expert, 1, float(rows));
+    const size_t i = place_of(block);
+    if (places_[i].slot >= 0) return;
+    const int32_t slot = residency_.admit(Half::first, layer, expert);
+    if (slot < 0) {
+        release(i);
+        return;
+    }
+    release(size_t(at_slot_[size_t(slot)]));
+    at_slot_[size_t(slot)] = int32_t(i);
+    places_[i].slot = slot;
+}
+
+void PredictorPages::stop() {
+    for (Place& place : places_) place.n = place.n_sent;
+}
+
+void PredictorPages::forget() {
+    for (size_t i = 0; i < places_.size(); i++) {
+        if (places_[i].slot < 0) release(i);
+    }
+}
+
+}  // namespace powerinfer

@@ -1,0 +1,524 @@
+#include "storage/store.h"
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <cstring>
+
+#include "ggml/crc32c.h"
+#include "ggml/status.h"
+
+namespace powerinfer {
+
+using ggml::Code;
+using ggml::Error;
+using ggml::format;
+
+// A neuron of a lane: what was asked for, and the sectors where it arrives.
+struct Entry {
+    int32_t id;
+    int32_t place[2];  // -1: not asked for
+};
+
+// Entries that one read brings.
+struct Run {
+    int32_t begin, end;
+};
+
+// A part that gets a slot.
+struct Copy {
+    int32_t entry;
+    Half half;
+    int32_t slot;
+};
+
+namespace {
+
+// Parts of a thread's piece, to be checked or copied: about 10 microseconds of work.
+constexpr int64_t kPiece = 8;
+constexpr int64_t kSector = StoreShape::kSector;
+// Longer gaps cost more than a read of their own: a read takes about as long as 12 KB.
+constexpr int64_t kGap = 12 << 10;
+constexpr int64_t kLongestRead = 256 << 10;
+
+double seconds() {
+    const auto now = std::chrono::steady_clock::now().time_since_epoch();
+    return std::chrono::duration<double>(now).count();
+}
+
+// Marks the tags of reads for predictors.
+constexpr uint64_t kPredictors = uint64_t(1) << 63;
+
+const StoreLayout::Range& range_of(const StoreLayout& layout, int half) {
+    return half == 0 ? layout.first : layout.rest;
+}
+
+}  // namespace
+
+void StoreCounts::add(const StoreCounts& begin, const StoreCounts& end) {
+    for (int half = 0; half < 2; half++) {
+        needed[half] += end.needed[half] - begin.needed[half];
+        missed[half] += end.missed[half] - begin.missed[half];
+    }
+    reads += end.reads - begin.reads;
+    bytes += end.bytes - begin.bytes;
+    predictors += end.predictors - begin.predictors;
+    admitted += end.admitted - begin.admitted;
+    waited_s += end.waited_s - begin.waited_s;
+}
+
+NeuronStore::Tables::Tables(ggml::Carver& carver, const StoreShape& shape)
+    : residency(carver, shape.residency()) {
+    const int64_t parts = residency.shape().parts();
+    carver.take(crc, {parts, 2});
+    if (!shape.before.empty()) carver.take(row, {parts});
+    for (int32_t*& p : place) carver.take(p, {shape.n});
+    for (int i = 0; i < StoreShape::kLanes; i++) {
+        carver.take(entries[i], {shape.n});
+        carver.take(runs[i], {shape.n});
+        carver.take(arrived[i], {shape.n});
+    }
+    carver.take(copies, {2, shape.n});
+}
+
+NeuronStore::NeuronStore(std::unique_ptr<ggml::Reader> reader, const StoreShape& shape,
+                         std::vector<StoredNeurons> blocks,
+                         std::unique_ptr<PredictorPages> predictors)
+    : shape_(shape),
+      blocks_(std::move(blocks)),
+      arena_(shape.arena_bytes(), "neurons"),
+      memory_(ggml::carved_bytes<Tables>(shape), "tables of neurons"),
+      predictors_(std::move(predictors)),
+      landing_(std::make_unique<Landing>()),
+      reader_(std::move(reader)) {
+    ggml::Carver carver(memory_);
+    tables_ = Tables(carver, shape);
+}
+
+// What reads of a disk that does not answer may still write to.
+struct NeuronStore::Landing : ggml::Abandoned {
+    ggml::Memory arena;
+    std::unique_ptr<PredictorPages> predictors;
+    std::unique_ptr<ggml::Reader> reader;
+};
+
+NeuronStore::~NeuronStore() {
+    if (ggml::drain(*reader_, patience)) return;
+    landing_->arena = std::move(arena_);
+    landing_->predictors = std::move(predictors_);
+    landing_->reader = std::move(reader_);
+    ggml::abandon(std::move(landing_));
+}
+
+int32_t NeuronStore::find_row(int32_t block, int32_t row) const {
+    if (!tables_.row) return row;
+    const int32_t* const begin = tables_.row + blocks().first(block);
+    const int32_t* const end = tables_.row + blocks().first(block + 1);
+    const int32_t* const found = std::lower_bound(begin, end, row);
+    return found < end && *found == row ? int32_t(found - begin) : -1;
+}
+
+void NeuronStore::open(int32_t block) {
+    block_ = block;
+    const int32_t n = blocks().size(block);  // so that the compiler knows that it stays the same
+    for (int half = 0; half < 2; half++) {
+        const int32_t* const slot = tables_.residency.slots(Half(half), block);
+        int32_t* const place = tables_.place[half];
+        const auto first = int32_t(slot_at(half, 0)), step = int32_t(slot_at(half, 1)) - first;
+        for (int32_t i = 0; i < n; i++) {
+            const int32_t at = first + slot[i] * step;
+            place[i] = slot[i] < 0 ? kAbsent : at;
+        }
+        tables_.residency.pin(Half(half), block);
+    }
+    for (int lane = 0; lane < StoreShape::kLanes; lane++) {
+        for (int32_t i = 0; lanes_[lane].block == block && i < lanes_[lane].n; i++) {
+            expect(tables_.entries[lane][i]);
+        }
+    }
+}
+
+void NeuronStore::expect(const Entry& entry) {
+    for (int half = 0; half < 2; half++) {
+        int32_t& place = tables_.place[half][entry.id];
+        if (entry.place[half] >= 0 && place == kAbsent) place = kComing;
+    }
+}
+
+void NeuronStore::close() {
+    block_ = -1;
+    for (Half half : {Half::first, Half::rest}) tables_.residency.unpin(half);
+}
+
+ggml::Neurons NeuronStore::rows(ggml::Neurons w) const {
+    const StoreLayout& layout = blocks_[size_t(block_)].layout;
+    const auto view = [&](const StoreLayout::Row& row, int half) {
+        return ggml::NeuronRows{row.type, ggml::can_fold(row.type, layout.cols),
+                                arena_.data() + row.offset - range_of(layout, half).offset, kSector,
+                                tables_.place[half]};
+    };
+    if (layout.gated()) w.gate = view(layout.gate(), 0);
+    w.up = view(layout.up(), layout.gated() ? 1 : 0);
+    w.down = view(layout.down(), 1);
+    return w;
+}
+
+int64_t NeuronStore::bytes(const NeuronParts& parts) const {
+    return (parts.first * shape_.first_sectors + parts.rest * shape_.rest_sectors) * kSector;
+}
+
+int64_t NeuronStore::lane_begin(int lane) const {
+    return (int64_t(shape_.arena_bytes()) - (StoreShape::kLanes - lane) * shape_.lanes) / kSector;
+}
+
+int64_t NeuronStore::room(int lane) const {
+    int next = lane + 1;
+    while (next < StoreShape::kLanes && holds_nothing(next)) next++;
+    return (next - lane) * shape_.lanes - lanes_[lane].used * kSector;
+}
+
+int NeuronStore::roomiest_lane() const {
+    int best = -1;
+    int64_t free = 0;  // sector where the lanes before end
+    for (int i = 0; i < StoreShape::kLanes; i++) {
+        if (!holds_nothing(i)) {
+            free = lane_begin(i) + lanes_[i].used;
+        } else if (lane_begin(i) >= free && (best < 0 || room(i) > room(best))) {
+            best = i;
+        }
+    }
+    return best;
+}
+
+int NeuronStore::lane_of(int64_t tag) const {
+    for (int i = 0; i < StoreShape::kLanes; i++) {
+        if (lanes_[i].tag == tag) return i;
+    }
+    return -1;
+}
+
+int NeuronStore::free_lane() const {
+    for (int i = 0; i < StoreShape::kLanes; i++) {
+        if (holds_nothing(i)) return i;
+    }
+    return -1;
+}
+
+int NeuronStore::unkept(int except) const {
+    for (int i = 0; i < StoreShape::kLanes; i++) {
+        if (i != except && lanes_[i].tag < 0 && lanes_[i].n > 0) return i;
+    }
+    return -1;
+}
+
+void NeuronStore::keep_rest(ggml::Threads& threads) {
+    const int lane = unkept();
+    if (lane >= 0) keep(threads, lane);
+}
+
+int32_t NeuronStore::unkept_block() const {
+    const int lane = unkept();
+    return lane < 0 ? -1 : lanes_[lane].block;
+}
+
+void NeuronStore::request(int lane, int32_t block, const NeuronParts* parts, int64_t n) {
+    Lane& l = lanes_[lane];
+    l.block = block;
+    const StoreLayout& layout = blocks_[size_t(block)].layout;
+    Entry* const entries = tables_.entries[lane];
+    Run* const runs = tables_.runs[lane];
+    int64_t end = -1, length = 0;  // of the last run, in the file and in bytes
+    int pieces = 0;
+    for (int64_t i = 0; i < n; i++) {
+        const NeuronParts& want = parts[i];
+        if (!want.first && !want.rest) continue;
+        if (bytes(want) > room(lane) || l.n == shape_.n) {
+            throw Error(Code::internal, "a lane was asked for more than it takes");
+        }
+        const auto neuron = int64_t(offset_of(block, want.id));
+        const int64_t from = neuron + (want.first ? layout.first.offset : layout.rest.offset);
+        const int64_t to = neuron + (want.rest ? layout.rest.end() : layout.first.end());
+        const int64_t gap = from - end;
+        // A gap within the neuron cannot be: its two ranges follow each other.
+        const bool joins = end >= 0 && gap >= 0 && gap <= kGap &&
+                           length + gap + (to - from) <= kLongestRead &&
+                           pieces + 2 <= ggml::kReadPieces;
+        if (joins) {
+            pieces += gap ? 2 : 0;
+            length += gap + (to - from);
+        } else {
+            runs[l.n_runs++] = {l.n, l.n};
+            pieces = 1;
+            length = to - from;
+        }
+        end = to;
+        runs[l.n_runs - 1].end = l.n + 1;
+        Entry& entry = entries[l.n++];
+        entry = {want.id, {-1, -1}};
+        for (int half = 0; half < 2; half++) {
+            if (!(half == 0 ? want.first : want.rest)) continue;
+            entry.place[half] = int32_t(lane_begin(lane) + l.used);
+            l.used += range_of(layout, half).bytes / kSector;
+        }
+        if (block == block_) expect(entry);
+    }
+    pump();
+}
+
+ggml::Read NeuronStore::read_of(int lane, int32_t run) const {
+    const Lane& l = lanes_[lane];
+    const StoredNeurons& block = blocks_[size_t(l.block)];
+    const Run& of = tables_.runs[lane][run];
+    ggml::Read read;
+    read.tag = uint64_t(lane) << 32 | uint32_t(run);
+    uint64_t end = 0;  // in the file
+    for (int32_t i = of.begin; i < of.end; i++) {
+        const Entry& e = tables_.entries[lane][i];
+        for (int half = 0; half < 2; half++) {
+            if (e.place[half] < 0) continue;
+            const StoreLayout::Range& range = range_of(block.layout, half);
+            const uint64_t from = offset_of(l.block, e.id) + uint64_t(range.offset);
+            uint8_t* const to = at(e.place[half]);
+            if (read.n_pieces == 0) {
+                read.offset = from;
+            } else if (from > end) {
+                read.pieces[read.n_pieces++] = {nullptr, uint32_t(from - end)};
+            }
+            ggml::ReadPiece* const last = read.n_pieces ? &read.pieces[read.n_pieces - 1] : nullptr;
+            if (last && last->to && last->to + last->bytes == to) {
+                last->bytes += uint32_t(range.bytes);
+            } else {
+                read.pieces[read.n_pieces++] = {to, uint32_t(range.bytes)};
+            }
+            end = from + uint64_t(range.bytes);
+        }
+    }
+    return read;
+}
+
+void NeuronStore::pump() {
+    constexpr int kAtOnce = 32;
+    ggml::Read reads[kAtOnce];
+    // Which neurons are needed is known when the predictor has come.
+    while (predictors_ && failure_.empty() && predictors_->next(reads[0])) {
+        const ggml::Read of_page = reads[0];
+        reads[0].tag |= kPredictors;
+        if (reader_->submit(reads, 1) == 0) return;
+        predictors_->sent(of_page);
+        counts.bytes += of_page.bytes();
+        counts.reads++;
+    }
+    for (int lane = 0; lane < StoreShape::kLanes; lane++) {
+        Lane& l = lanes_[lane];
+        while (l.sent < l.n_runs && failure_.empty()) {
+            const int n = std::min(kAtOnce, l.n_runs - l.sent);
+            for (int i = 0; i < n; i++) reads[i] = read_of(lane, l.sent + i);
+            const int taken = reader_->submit(reads, n);
+            for (int i = 0; i < taken; i++) counts.bytes += reads[i].bytes();
+            counts.reads += uint64_t(taken);
+            l.sent += taken;
+            if (taken < n) return;
+        }
+    }
+}
+
+bool NeuronStore::intact(int lane, const Entry& e) const {
+    const int32_t block = lanes_[lane].block;
+    const StoreLayout& layout = blocks_[size_t(block)].layout;
+    for (int half = 0; half < 2; half++) {
+        if (e.place[half] < 0) continue;
+        const uint32_t expected = tables_.crc[(blocks().first(block) + e.id) * 2 + half];
+        const auto size = size_t(range_of(layout, half).bytes);
+        if (ggml::crc32c(at(e.place[half]), size) != expected) return false;
+    }
+    return true;
+}
+
+void NeuronStore::fail(Code code, const std::string& what) {
+    if (!failure_.empty()) return;
+    failure_code_ = code;
+    failure_ = reader_->path() + ": " + what;
+}
+
+void NeuronStore::take(double wait_s) {
+    constexpr int kAtOnce = 64;
+    ggml::ReadDone done[kAtOnce];
+    const int n = reader_->done(done, kAtOnce, wait_s);
+    const auto failed = [&](int32_t error, const char* what, int32_t block) {
+        if (!error) return false;
+        fail(Code::io,
+             error == ggml::kShortRead
+                 ? format("the file ends before the %s that it had when it was opened", what)
+                 : format("reading %s of block %d failed: %s", what, block, std::strerror(error)));
+        return true;
+    };
+    for (int i = 0; i < n; i++) {
+        if (done[i].tag & kPredictors) {
+            failed(done[i].error, "predictor", predictors_->done(done[i].tag & ~kPredictors));
+            continue;
+        }
+        const auto lane = int(done[i].tag >> 32);
+        Lane& l = lanes_[lane];
+        const Run& run = tables_.runs[lane][uint32_t(done[i].tag)];
+        if (failed(done[i].error, "neurons", l.block)) continue;
+        for (int32_t k = run.begin; k < run.end; k++) tables_.arrived[lane][l.n_arrived++] = k;
+    }
+}
+
+// Compares the checksums of what arrived and has not been given to the caller, up to `end`.
+void NeuronStore::check(ggml::Threads& threads, int lane, int32_t end) {
+    const Lane& l = lanes_[lane];
+    const int32_t* const arrived = tables_.arrived[lane];
+    std::atomic<int32_t> damaged{-1};
+    threads.run(end - l.given, kPiece, [&](int64_t first, int64_t last, int) {
+        for (int64_t i = l.given + first; i < l.given + last; i++) {
+            const Entry& e = tables_.entries[lane][arrived[i]];
+            if (!intact(lane, e)) damaged.store(e.id, std::memory_order_relaxed);
+        }
+    });
+    if (damaged < 0) return;
+    fail(Code::format, format("neuron %d of block %d does not match its checksum: the file is "
+                              "damaged or was changed while it was open",
+                              row_of(l.block, damaged.load()), l.block));
+}
+
+int64_t NeuronStore::asked(int lane, int32_t* ids) const {
+    for (int32_t i = 0; i < lanes_[lane].n; i++) ids[i] = tables_.entries[lane][i].id;
+    return lanes_[lane].n;
+}
+
+bool NeuronStore::complete(int lane) const {
+    return lanes_[lane].given == lanes_[lane].n;
+}
+
+template <typename F>
+void NeuronStore::wait_until(const F& done) {
+    take(0);
+    pump();
+    if (!done() && failure_.empty()) {
+        const double begin = seconds();
+        while (!done() && failure_.empty()) {
+            const int before = reader_->in_flight();
+            take(patience);
+            if (reader_->in_flight() == before) {
+                fail(Code::io, format("the disk has not answered for %.0f s", patience));
+            }
+            pump();
+        }
+        counts.waited_s += seconds() - begin;
+    }
+    if (!failure_.empty()) throw Error(failure_code_, failure_);
+}
+
+int64_t NeuronStore::arrived(ggml::Threads& threads, int lane, bool wait, NeuronParts* out,
+                             int64_t n) {
+    Lane& l = lanes_[lane];
+    wait_until([&] { return !wait || l.given < l.n_arrived || l.given == l.n; });
+    const auto end = int32_t(std::min<int64_t>(l.n_arrived, l.given + n));
+    check(threads, lane, end);
+    if (!failure_.empty()) throw Error(failure_code_, failure_);
+    int64_t given = 0;
+    while (l.given < end) {
+        const Entry& e = tables_.entries[lane][tables_.arrived[lane][l.given++]];
+        for (int half = 0; half < 2 && l.block == block_; half++) {
+            if (e.place[half] >= 0) tables_.place[half][e.id] = e.place[half];
+        }
+        out[given++] = {e.id, e.place[0] >= 0, e.place[1] >= 0};
+    }
+    return given;
+}
+
+void NeuronStore::finish(ggml::Threads& threads, int lane) {
+    constexpr int64_t kAtOnce = 64;
+    NeuronParts out[kAtOnce];
+    while (!complete(lane)) arrived(threads, lane, true, out, kAtOnce);
+}
+
+void NeuronStore::keep(ggml::Threads& threads, int lane, int64_t end) {
+    Lane& l = lanes_[lane];
+    const StoreLayout& layout = blocks_[size_t(l.block)].layout;
+    Residency& residency = tables_.residency;
+    const Entry* const entries = tables_.entries[lane];
+    Copy* const copies = tables_.copies;
+    int64_t n = 0;
+    for (Half half : {Half::first, Half::rest}) {
+        for (int32_t i = 0; i < l.n; i++) {
+            if (entries[i].place[int(half)] < 0 || entries[i].id >= end) continue;
+            const int32_t slot = residency.admit(half, l.block, entries[i].id);
+            if (slot >= 0) copies[n++] = {i, half, slot};
+        }
+    }
+    threads.run(n, kPiece, [&](int64_t first, int64_t last, int) {
+        for (int64_t i = first; i < last; i++) {
+            const Copy& copy = copies[i];
+            const Entry& e = entries[copy.entry];
+            // A later part may have got the slot.
+            if (residency.slots(copy.half, l.block)[e.id] != copy.slot) continue;
+            std::memcpy(at(slot_at(int(copy.half), copy.slot)), at(e.place[int(copy.half)]),
+                        size_t(range_of(layout, int(copy.half)).bytes));
+        }
+    });
+    counts.admitted += uint64_t(n);
+    for (int32_t i = 0; i < l.n && l.block == block_; i++) {
+        for (int half = 0; half < 2; half++) {
+            if (entries[i].place[half] < 0) continue;
+            // Its room in the lane is about to be used for others.
+            const int32_t slot = residency.slots(Half(half), l.block)[entries[i].id];
+            tables_.place[half][entries[i].id] = slot < 0 ? kAbsent : int32_t(slot_at(half, slot));
+        }
+    }
+    l = {};
+}
+
+void NeuronStore::request_predictor(int32_t block) {
+    const bool before = predictors_->asked(block);
+    if (!predictors_->request(block) || before) return;
+    counts.predictors++;
+    pump();
+}
+
+const std::vector<ggml::Matrix>& NeuronStore::predictor(ggml::Context& context, int32_t block) {
+    request_predictor(block);
+    if (!predictors_->asked(block)) {
+        throw Error(Code::internal, "all places for predictors are in use");
+    }
+    wait_until([&] { return predictors_->complete(block); });
+    try {
+        return predictors_->matrices(context, block);
+    } catch (const Error& e) {
+        fail(e.code(), e.what());
+        throw Error(failure_code_, failure_);
+    }
+}
+
+void NeuronStore::begin(int64_t n_tokens) {
+    if (!failure_.empty()) reset();
+    if (!failure_.empty()) throw Error(failure_code_, failure_);
+    tables_.residency.begin(int32_t(n_tokens));
+    if (predictors_) predictors_->begin(int32_t(n_tokens));
+    tokens_ += n_tokens;
+    if (tokens_ < adapt_at_ || lent_) return;
+    adapt();
+    adapt_at_ = 2 * tokens_;
+}
+
+void NeuronStore::reset() {
+    failure_.clear();
+    for (Lane& l : lanes_) l.n_runs = l.sent;  // sends no more
+    if (predictors_) predictors_->stop();
+    close();
+    while (reader_->in_flight() > 0) {
+        const int before = reader_->in_flight();
+        take(patience);
+        if (reader_->in_flight() < before) continue;
+        // The disk may still write to the lanes: the next call fails, too, or finds them done.
+        failure_.clear();
+        fail(Code::io, "the disk does not answer");
+        return;
+    }
+    failure_.clear();
+    for (Lane& l : lanes_) l = {};
+    if (predictors_) predictors_->forget();
+}
+
+}  // namespace powerinfer

@@ -1,0 +1,54 @@
+// The sizes of a store of neurons (store.h), as memory plans know them.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "ggml/neurons.h"
+#include "storage/residency.h"
+
+namespace powerinfer {
+
+struct StoreShape {
+    // Layers (times experts); neurons in each, or in the largest one.
+    int32_t n_blocks = 0, n = 0;
+    // [n_blocks + 1]: neurons in the blocks before each, if a device has some of them; or empty.
+    std::vector<int64_t> before = {};
+    int64_t first_sectors = 0, rest_sectors = 0;  // of a part, in the block where it is largest
+    int64_t cache_sectors = 0;                    // of all slots
+    int64_t first_slots = 0, rest_slots = 0;      // at first, if `adapts`
+    bool adapts = false;                          // what is needed decides how many of each
+    // Expected uses per token of a neuron's first part and of its rest, over all neurons, until
+    // tokens have shown them; and the share of tokens that compute a block (split_pools.h).
+    float first_rate = 1, rest_rate = 1, chosen = 1;
+    int64_t lanes = 0;  // bytes of each of kLanes parts of the staging area
+
+    static constexpr int64_t kSector = 512;
+    // Segments that are computed together, and as many that are read.
+    static constexpr int kLanes = 2 * ggml::kTogether;
+    // A lane that takes all neurons of a segment, the least.
+    int64_t least_lane() const;
+    // Bytes of slots.
+    uint64_t slot_bytes(int64_t first, int64_t rest) const {
+        return uint64_t(first * first_sectors + rest * rest_sectors) * kSector;
+    }
+    uint64_t arena_bytes() const;
+    // What the cache lends to prompts, at most (NeuronStore::lend).
+    uint64_t lendable() const;
+    ResidencyShape residency() const;
+};
+
+// Of predictors that stay on the disk (predictor_pages.h): one page for each expert of a layer.
+struct PredictorShape {
+    int32_t n_layer = 0, n_expert = 0;
+    int64_t slots = 0;   // pages in the cache
+    int64_t in_use = 0;  // places for others; at least one
+    uint64_t page = 0;   // bytes, a multiple of what a disk reads at least; 0: there are none
+
+    explicit operator bool() const { return page > 0; }
+    int64_t n_blocks() const { return int64_t(n_layer) * n_expert; }
+    ResidencyShape residency() const { return {n_layer, n_expert, slots, 0}; }
+    uint64_t bytes() const;  // of all places and tables
+};
+
+}  // namespace powerinfer

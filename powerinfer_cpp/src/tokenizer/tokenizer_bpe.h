@@ -1,0 +1,45 @@
+// Byte-level BPE, `tokenizer.ggml.model` = "gpt2".
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <unordered_map>
+#include <vector>
+
+#include "ggml/gguf.h"
+#include "tokenizer/pretokenizer.h"
+#include "tokenizer/vocab.h"
+
+namespace powerinfer {
+
+struct Bpe {
+    struct Merge {
+        int32_t rank;    // lower ones go first
+        int32_t result;  // symbol
+    };
+
+    const PreTokenizer* pre;
+    // Symbols are token ids; texts of merges that are no tokens are numbered from the number of
+    // tokens on. Keyed by left << 32 | right.
+    std::unordered_map<uint64_t, Merge, VocabHash> merges;
+    std::vector<std::vector<int32_t>> spelt;  // tokens for each symbol that is not a token
+    int32_t byte_symbols[256];
+};
+
+// The rule named by tokenizer.ggml.pre; GPT-2's if the key is missing. Throws Error(unsupported)
+// for an unknown name.
+const PreTokenizer& read_pretokenizer(const ggml::Gguf& gguf);
+
+// Reads the merges; tokens and ids of vocab must be filled. Throws Error(format) if there are none.
+// Like llama.cpp, ignores malformed and repeated ones.
+std::shared_ptr<const Bpe> read_bpe(const ggml::Gguf& gguf, const Vocab& vocab);
+
+// The bytes that a token's text represents; each byte has its own printable character. A text with
+// other characters represents itself.
+std::string decode_bpe_text(std::string_view text);
+
+void encode_bpe(const Vocab& vocab, std::string_view text, std::vector<int32_t>& ids);
+
+}  // namespace powerinfer

@@ -1,0 +1,103 @@
+// Splits texts at special tokens. tokenizer_spm.cpp, tokenizer_unigram.cpp and tokenizer_bpe.cpp
+// encode the text between them.
+#include "tokenizer/vocab.h"
+
+#include <algorithm>
+
+#include "base/utf8.h"
+#include "tokenizer/pretokenizer.h"
+
+namespace powerinfer {
+
+namespace {
+
+constexpr size_t kNone = SIZE_MAX;
+
+// The code point at the start of a text; U+FFFFFFFF for invalid UTF-8 or an empty text.
+uint32_t first_point(std::string_view text) {
+    const size_t n = utf8_length(text);
+    if (n == 0) return Char::no_point;
+    const uint8_t lead = uint8_t(text[0]);
+    uint32_t point = n == 1 ? lead : lead & (0xFFu >> (n + 1));
+    for (size_t i = 1; i < n; i++) point = point << 6 | (uint8_t(text[i]) & 0x3F);
+    return point;
+}
+
+// Where the last character of a text begins; kNone for an empty text.
+size_t last_char(std::string_view text) {
+    size_t at = text.size();
+    while (at > 0 && text.size() - at < 4) {
+        at--;
+        if ((uint8_t(text[at]) & 0xC0) != 0x80) return at;
+    }
+    return text.empty() ? kNone : text.size() - 1;
+}
+
+// \w of regular expressions.
+bool is_word(uint32_t point) {
+    switch (char_kind(point)) {
+        case CharKind::upper:
+        case CharKind::lower:
+        case CharKind::letter:
+        case CharKind::mark:
+            return true;
+        case CharKind::number:  // decimal digits and numbers of letters; not fractions or powers
+            return !(point == 0xB2 || point == 0xB3 || point == 0xB9 ||
+                     (point >= 0xBC && point <= 0xBE) || (point >= 0x2070 && point <= 0x2089) ||
+                     (point >= 0x2150 && point <= 0x215F) || (point >= 0x2460 && point <= 0x249B));
+        default:
+            return point == '_' || point == 0x200C || point == 0x200D;
+    }
+}
+
+bool is_space(uint32_t point) {
+    return char_kind(point) == CharKind::space;
+}
+
+}  // namespace
+
+bool Vocab::is_end(int32_t id) const {
+    return std::binary_search(ends.begin(), ends.end(), id);
+}
+
+std::string_view Vocab::text(int32_t id, bool special) const {
+    if (id < 0 || id >= size()) return {};
+    const Token& token = tokens[id];
+    const bool hidden = token.type == TokenType::control || token.type == TokenType::unknown;
+    return hidden && !special ? std::string_view() : std::string_view(token.bytes);
+}
+
+std::vector<int32_t> Vocab::tokenize(std::string_view text, bool special) const {
+    std::vector<int32_t> result;
+    size_t begin = 0;
+    const auto between = [&](size_t end) {
+        if (begin < end) encode(*this, text.substr(begin, end - begin), result);
+    };
+    for (const SpecialTokens::Found& f : (special ? in_text : in_plain_text).find(text)) {
+        size_t from = f.begin, to = f.begin + f.size;
+        if (const auto found = flags.find(f.token); found != flags.end()) {
+            const std::string_view before = text.substr(0, from), behind = text.substr(to);
+            if (found->second & single_word) {
+                const size_t last = last_char(before);
+                if (last != kNone && is_word(first_point(before.substr(last)))) continue;
+                if (is_word(first_point(behind))) continue;
+            }
+            while ((found->second & lstrip) && from > begin) {
+                const size_t last = last_char(text.substr(0, from));
+                if (last < begin || !is_space(first_point(text.substr(last, from - last)))) break;
+                from = last;
+            }
+            while ((found->second & rstrip) && to < text.size() &&
+                   is_space(first_point(text.substr(to)))) {
+                to += utf8_length(text.substr(to));
+            }
+        }
+        between(from);
+        result.push_back(f.token);
+        begin = to;
+    }
+    between(text.size());
+    return result;
+}
+
+}  // namespace powerinfer

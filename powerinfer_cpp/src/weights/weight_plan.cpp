@@ -1,0 +1,100 @@
+#include "weights/weight_plan.h"
+
+#include <algorithm>
+
+#include "ggml/sizes.h"
+#include "weights/bundle.h"
+
+namespace powerinfer {
+
+namespace {
+
+void add(std::vector<PlanPart>& parts, Tier tier, Part part, int32_t layer, uint64_t bytes) {
+    if (bytes == 0) return;
+    // From the end: the weights of a layer are adjacent.
+    for (auto p = parts.rbegin(); p != parts.rend(); ++p) {
+        if (p->tier != tier || p->part != part || p->layer != layer) continue;
+        p->bytes = ggml::size_sum(p->bytes, bytes);
+        return;
+    }
+    parts.push_back({tier, part, layer, bytes});
+}
+
+bool wanted_on_device(const WeightSpec& w, const DeviceShare& share) {
+    const int64_t layer = layer_of(w.name);
+    if (layer >= 0) return share.has(layer) && !w.stays_in_ram();
+    return share.head && w.of_head();
+}
+
+// Shares the rows of a weight out between RAM and device.
+void share_out(WeightSpec& w, const DeviceShare* share) {
+    w.place.rows = w.rows;
+    w.place.device_rows = 0;
+    if (!share || !wanted_on_device(w, *share)) return;
+    const int64_t layer = layer_of(w.name);
+    if (layer >= 0 && share->splits(layer) && w.by_neuron()) {
+        const std::vector<int32_t>& slot = share->slot[size_t(layer)];
+        w.place.device_rows =
+            std::count_if(slot.begin(), slot.end(), [](int32_t s) { return s >= 0; });
+        // Rows that lie in the file as in memory stay there.
+        if (!w.is<WholeBundle>()) w.place.rows -= w.place.device_rows;
+        return;
+    }
+    w.place.device_rows = w.rows;
+    // Neurons in RAM need their biases there.
+    const bool of_split = layer >= 0 && share->splits(layer) && w.part == Part::ffn;
+    if (!w.stays_in_ram() && !of_split) w.place.rows = 0;
+}
+
+}  // namespace
+
+uint64_t total(const std::vector<PlanPart>& parts, Tier tier) {
+    uint64_t sum = 0;
+    for (const PlanPart& p : parts) {
+        if (p.tier == tier) sum = ggml::size_sum(sum, p.bytes);
+    }
+    return sum;
+}
+
+WeightPlan plan_weights(std::vector<WeightSpec>& weights, bool use_mmap, const DeviceShare* share,
+                        bool stored) {
+    using Memory = Place::Memory;
+    WeightPlan plan;
+    uint64_t bundle = 0;  // where the current bundle begins
+    for (WeightSpec& w : weights) {
+        share_out(w, share);
+        const int32_t layer = int32_t(layer_of(w.name));
+        if (w.place.device_rows) {
+            const uint64_t bytes = w.device_bytes(w.place.device_rows);
+            w.place.device_offset = plan.device;
+            plan.device = ggml::size_sum(plan.device, bytes);
+            add(plan.parts, Tier::gpu, w.part, layer, bytes);
+        }
+        if (stored && w.stays_on_disk()) {
+            w.place.memory = Memory::disk;
+            w.place.rows = 0;
+            continue;
+        }
+        const auto* neurons = std::get_if<NeuronPart>(&w.target);
+        const bool packed = neurons || w.is<StoredBundle>() || w.strips();
+        w.place.memory = packed ? Memory::packed : use_mmap ? Memory::mapped : Memory::plain;
+        const uint64_t bytes = w.bytes(w.place.rows);
+        if (w.place.memory == Memory::mapped) {
+            add(plan.parts, Tier::ram, w.part, layer, bytes);
+            continue;
+        }
+        uint64_t& end = w.place.memory == Memory::packed ? plan.packed : plan.plain;
+        const uint64_t begin = end;
+        end = ggml::size_sum(begin, bytes);
+        if (neurons && neurons->part == 0) bundle = begin;
+        w.place.offset = neurons ? bundle : begin;
+        // Only the last part of a bundle is followed by a gap.
+        if (!neurons || neurons->part + 1 == neurons->to->rows.size()) {
+            end = ggml::size_rounded_up(end, kWeightLine);
+        }
+        add(plan.parts, Tier::ram, w.part, layer, end - begin);
+    }
+    return plan;
+}
+
+}  // namespace powerinfer

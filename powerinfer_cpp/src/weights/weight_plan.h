@@ -1,0 +1,35 @@
+// The parts of memory that the loader and sessions allocate, and the places of weights.
+#pragma once
+
+#include <vector>
+
+#include "base/names.h"
+#include "base/placement.h"
+#include "weights/weight_spec.h"
+
+namespace powerinfer {
+
+struct PlanPart {
+    Tier tier;
+    Part part;
+    int32_t layer;  // -1: not of one layer
+    uint64_t bytes;
+};
+
+// Sum over the parts of one tier; ggml::kMostBytes if it does not fit 64 bits.
+uint64_t total(const std::vector<PlanPart>& parts, Tier tier);
+
+// Memory for the weights of a model, including padding of strips and cache lines.
+struct WeightPlan {
+    std::vector<PlanPart> parts;
+    uint64_t packed = 0, plain = 0;  // sizes of Model::packed and Model::plain
+    uint64_t device = 0;             // size of DeviceModel::weights
+};
+
+// Sets the place of every weight. Tensors must be resolved, and the parts of a bundle must be
+// consecutive. share: what a device holds; null: there is none. stored: rows of neurons that the
+// device does not have, and the embedding, stay on the disk.
+WeightPlan plan_weights(std::vector<WeightSpec>& weights, bool use_mmap, const DeviceShare* share,
+                        bool stored);
+
+}  // namespace powerinfer
