@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "check.h"
-#include "cpu/kernels.h"
+#include "kernels/kernels.h"
 
 using namespace ggml;
 using namespace ggml::cpu;
@@ -346,7 +346,7 @@ int main() {
     } else {                                                                                 \
         std::printf("skipped: %s %s %s, not in this build or machine\n", #op, #dtype, #isa); \
     }
-#include "cpu/kernels.inc"
+#include "kernels/kernels.inc"
 #undef KERNEL
     CHECK(tested >= 31);
     int n = 0;

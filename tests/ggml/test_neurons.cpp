@@ -9,10 +9,10 @@
 #include <random>
 
 #include "circle.h"
-#include "cpu/kernels.h"
 #include "ggml/check.h"
 #include "ggml/neuron_rows.h"
 #include "ggml/neurons.h"
+#include "kernels/kernels.h"
 
 using namespace ggml;
 

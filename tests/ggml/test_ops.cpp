@@ -13,10 +13,10 @@
 #include <vector>
 
 #include "check.h"
-#include "cpu/kernels.h"
 #include "ggml/context.h"
 #include "ggml/dtype.h"
 #include "ggml/ops.h"
+#include "kernels/kernels.h"
 
 using namespace ggml;
 

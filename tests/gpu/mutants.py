@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-KERNELS = ROOT / "ggml/src/gpu"
+KERNELS = ROOT / "ggml/src/cuda"
 SHIM = ROOT / "ggml/src/shim"
 TESTS = ("test_device.cpp", "test_device_ops.cpp")
 FLAGS = ["-std=c++20", "-O1", "-g1", "-w", "-ffp-contract=off", "-DGGML_GPU=simt"]

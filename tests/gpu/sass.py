@@ -47,7 +47,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-KERNELS = ROOT / "ggml/src/gpu"
+KERNELS = ROOT / "ggml/src/cuda"
 FLAGS = ["-std=c++17", "-fmad=false", "--expt-relaxed-constexpr", "-DGGML_GPU=cuda"]
 FLAGS += [f"-I{ROOT / folder}" for folder in ("ggml/include", "ggml/src")]
 
@@ -425,7 +425,7 @@ def as_json(kernel: Kernel) -> dict[str, object]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("files", nargs="*", help="of ggml/src/gpu; all by default")
+    parser.add_argument("files", nargs="*", help="of ggml/src/cuda; all by default")
     parser.add_argument("--arch", default="sm_86")
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()

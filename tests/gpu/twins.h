@@ -8,11 +8,11 @@
 #include <numeric>
 #include <random>
 
-#include "cpu/kernels.h"
+#include "cuda/ops.h"
 #include "ggml/math.h"
 #include "ggml/sketch.h"
 #include "gpu/device_arrays.h"
-#include "gpu/ops.h"
+#include "kernels/kernels.h"
 
 namespace gpu_test {
 

@@ -66,7 +66,7 @@ def names(listed: list[str]) -> set[str]:
 
 def engine_formats() -> set[str]:
     """Formats of weights in the engine's table: the rows with a decoder."""
-    table = (ROOT / "ggml" / "src" / "dtype.cpp").read_text()
+    table = (ROOT / "ggml" / "src" / "formats" / "dtype.cpp").read_text()
     return set(re.findall(r'\{DType::\w+, "(\w+)", [^}]*decode', table))
 
 

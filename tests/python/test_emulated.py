@@ -12,7 +12,10 @@ import builds
 import pytest
 
 GCC = "aarch64-linux-gnu-g++"
-pytestmark = [pytest.mark.slow, pytest.mark.about("ggml/src/cpu", "ggml/src/os")]
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.about("ggml/src/kernels", "ggml/src/ops", "ggml/src/os"),
+]
 
 
 def tool(name: str) -> str:

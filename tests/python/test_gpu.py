@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-KERNELS = sorted((ROOT / "ggml/src/gpu").glob("*.cu"))
+KERNELS = sorted((ROOT / "ggml/src/cuda").glob("*.cu"))
 
 
 def kernel(ptx: str, name: str) -> str:
@@ -73,7 +73,7 @@ def test_every_kernel_is_loaded_before_it_is_needed() -> None:
     """Only launch<kernel>() starts kernels, and it lists them for loading: a kernel's first use
     may wait for ever behind a graph that waits for the host."""
     found = 0
-    for source in [*KERNELS, *ROOT.glob("ggml/src/gpu/*.h")]:
+    for source in [*KERNELS, *ROOT.glob("ggml/src/cuda/*.h")]:
         text = re.sub(r"//.*", "", source.read_text())
         names = re.findall(r"__global__\s+void\s+(?:__launch_bounds__\([^)]*\)\s*)?(\w+)\(", text)
         assert len(names) == text.count("__global__"), source.name
@@ -88,7 +88,7 @@ def test_every_kernel_is_loaded_before_it_is_needed() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.about("ggml/src/gpu", "ggml/src/shim", "tests/gpu")
+@pytest.mark.about("ggml/src/cuda", "ggml/src/shim", "tests/gpu")
 @pytest.mark.timeout(1200)
 def test_every_barrier_and_guard_is_needed(tmp_path: Path) -> None:
     """Kernels without one of their barriers or guards fail a test (tests/gpu/mutants.py)."""

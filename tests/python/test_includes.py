@@ -46,6 +46,19 @@ FLOORS = (
     "api",
 )
 
+# The folders of the tensor core -> those that they may include, besides ggml/include.
+TENSOR_CORE = {
+    "os": (),
+    "formats": (),
+    "gguf": ("os",),
+    "reader": ("os",),
+    "kernels": ("os", "formats"),
+    "ops": ("formats", "kernels"),
+    "cuda": ("os", "formats"),
+    "shim": ("cuda",),
+    "timed": ("cuda",),
+}
+
 INCLUDE = re.compile(r'^\s*#\s*include\s*([<"])([^>"]+)[>"]')
 
 
@@ -162,3 +175,16 @@ def test_the_engines_floors() -> None:
         if target in names and FLOORS.index(folder(target)) > FLOORS.index(folder(name))
     ]
     assert not upward, "higher floors are included:\n" + "\n".join(upward)
+
+
+def test_the_tensor_cores_folders() -> None:
+    names = files("ggml/src")
+    wrong = [
+        f"{name}:{number} includes {target}"
+        for name in names
+        for number, _, target in includes(name)
+        if target in names and (of := target.split("/")[2]) != (own := name.split("/")[2])
+        if of not in TENSOR_CORE[own]
+    ]
+    assert not wrong, "\n".join(wrong)
+    assert {name.split("/")[2] for name in names} == set(TENSOR_CORE)

@@ -20,7 +20,9 @@ WINDOWS_TESTS = ("kernels", "neuron_kernels", "neurons", "threads", "file_io", "
 STORY = ["-n", "48", "--temp", "0", "-t", "2", "-p", "Once upon a time"]
 # Nothing is measured here: compile quickly. No warning of another compiler is let through.
 QUICK = ["-DCMAKE_BUILD_TYPE=Release", "-DCMAKE_CXX_FLAGS_RELEASE=-O1", "-DCMAKE_CXX_FLAGS=-Werror"]
-ON_WINDOWS = pytest.mark.about("ggml/src/cpu", "ggml/src/os", "powerinfer_cpp/programs")
+ON_WINDOWS = pytest.mark.about(
+    "ggml/src/kernels", "ggml/src/ops", "ggml/src/os", "powerinfer_cpp/programs"
+)
 
 
 def run(command: list[str], **more: object) -> subprocess.CompletedProcess[bytes]:

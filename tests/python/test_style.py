@@ -29,7 +29,7 @@ SYSTEM = re.compile(
     r"|shellapi|process|io\.h)"
 )
 SYSTEM_FILES = ("ggml/src/os/", "ggml/src/reader/uring.cpp", "ggml/src/shim/fiber.cpp")
-SYSTEM_FILES += ("ggml/src/cpu/isa.cpp",)
+SYSTEM_FILES += ("ggml/src/kernels/isa.cpp",)
 WINDOWS = re.compile(r"#\s*include <(?:windows|winsock|psapi|shellapi)")
 
 

@@ -1,5 +1,5 @@
 // Makes the shim's device known as "simt", or "simt0" and so on.
-#include "gpu/device.h"
+#include "cuda/device.h"
 
 namespace ggml::simt {
 

@@ -4,9 +4,9 @@
 #include <cstring>
 #include <map>
 
+#include "cuda/device.h"
 #include "ggml/device_ops.h"
 #include "ggml/status.h"
-#include "gpu/device.h"
 
 namespace ggml::timed {
 

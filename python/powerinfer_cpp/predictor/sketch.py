@@ -22,7 +22,7 @@ from .pairs import Pairs
 from .report import LayerReport
 from .train import Curve
 
-UNIT, TOP = 0.45, 7  # levels of inputs, as in ggml/src/cpu/sketch.cpp
+UNIT, TOP = 0.45, 7  # levels of inputs, as in ggml/src/ops/sketch.cpp
 _SLAB = 1024  # rows
 
 

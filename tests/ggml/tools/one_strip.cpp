@@ -3,8 +3,8 @@
 #include <cstdlib>
 #include <vector>
 
-#include "cpu/kernels.h"
 #include "ggml/context.h"
+#include "kernels/kernels.h"
 
 using namespace ggml;
 

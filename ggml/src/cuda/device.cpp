@@ -1,0 +1,78 @@
+// The devices that this program knows: CUDA's where it was built for them, and those of tests,
+// which are opened by name and never listed.
+#include "ggml/device.h"
+
+#include "cuda/device.h"
+#include "ggml/status.h"
+
+namespace ggml {
+
+namespace {
+
+struct List {
+    std::vector<DeviceInfo> devices;
+    std::string note = "built without CUDA";
+
+    List() {
+#ifdef GGML_CUDA
+        devices = cuda::devices(note);
+#endif
+    }
+};
+
+const List& list() {
+    static const List found;
+    return found;
+}
+
+struct TestKind {
+    std::string name;
+    OpenTestDevice open;
+};
+
+// In a function, because devices register themselves before main.
+std::vector<TestKind>& test_kinds() {
+    static std::vector<TestKind> kinds;
+    return kinds;
+}
+
+}  // namespace
+
+const std::vector<DeviceInfo>& devices() {
+    return list().devices;
+}
+
+const char* device_note() {
+    return list().note.c_str();
+}
+
+int device_index(const std::string& digits) {
+    int index = 0;
+    for (const char c : digits) {
+        if (c < '0' || c > '9' || index > 1000) return -1;
+        index = 10 * index + (c - '0');
+    }
+    return index;
+}
+
+bool register_test_device(const char* kind, OpenTestDevice open) {
+    test_kinds().push_back({kind, open});
+    return true;
+}
+
+std::unique_ptr<Device> open_device(const std::string& id) {
+    for (const TestKind& kind : test_kinds()) {
+        if (id.rfind(kind.name, 0) != 0) continue;
+        if (auto device = kind.open(id)) return device;
+    }
+#ifdef GGML_CUDA
+    if (id.rfind("cuda", 0) == 0) {
+        if (const int index = device_index(id.substr(4)); index >= 0) {
+            return cuda::open_device(index);
+        }
+    }
+#endif
+    throw Error(Code::device, "there is no device \"" + id + "\": " + device_note());
+}
+
+}  // namespace ggml

@@ -1,0 +1,98 @@
+// Operators that take every value by itself: embedding, activations, and their 8-bit form.
+#include "cuda/ops.h"
+#include "cuda/quantise.h"
+#include "cuda/rows.h"
+
+namespace ggml::GGML_GPU {
+
+namespace {
+
+constexpr int kThreads = 256;
+
+template <DType type>
+__global__ void embed_rows_kernel(DeviceRows w, const int32_t* ids, int offset, float* y) {
+    const uint8_t* row = w.data + (ids[blockIdx.y] + offset) * w.stride;
+    y += int64_t(blockIdx.y) * w.cols;
+    const int i = int(blockIdx.x) * kThreads + int(threadIdx.x);
+    if (i >= w.cols / 8) return;
+    float out[8];
+    if constexpr (is_float_type(type)) {
+        load8<type>(row, i, out);
+    } else {
+        const Group g = load_group<type>(row, PlaneOffsets(plane_bytes(type), w.cols), i / 4);
+        for (int k = 0; k < 8; k++) {
+            // A constant index, so that the group stays in registers.
+            float value = 0;
+            for (int part = 0; part < 4; part++) {
+                if (i % 4 == part) value = group_value<type>(g, 8 * part + k);
+            }
+            out[k] = value;
+        }
+    }
+    for (int k = 0; k < 8; k++) y[8 * i + k] = out[k];
+}
+
+__global__ void add_kernel(float* x, const float* y, int64_t n) {
+    const int64_t i = int64_t(blockIdx.x) * kThreads + threadIdx.x;
+    if (i < n) x[i] += y[i];
+}
+
+__global__ void quantise_kernel(DeviceInput x) {
+    const int64_t i = int64_t(blockIdx.x) * kThreads + threadIdx.x;
+    // Whole warps, since rows are whole groups of 32.
+    if (i < int64_t(x.rows) * x.cols) quantise_group(x, i, x.x[i]);
+}
+
+__device__ inline float relu(float v) {
+    return v <= 0 ? 0.0f : v;  // NaN stays NaN
+}
+
+__device__ inline float activated(Activation act, float v) {
+    switch (act) {
+        case Activation::relu:
+        case Activation::drelu:
+            return relu(v);
+        case Activation::relu2:
+            return relu(v) * relu(v);
+        case Activation::silu:
+            return silu(v);
+        case Activation::gelu:
+            return gelu(v);
+        default:
+            return gelu_tanh(v);
+    }
+}
+
+__global__ void activation_kernel(Activation act, DeviceInput x, const float* up) {
+    const int64_t i = int64_t(blockIdx.x) * kThreads + threadIdx.x;
+    if (i >= int64_t(x.rows) * x.cols) return;
+    float v = activated(act, x.x[i]);
+    if (up) v *= act == Activation::drelu ? relu(up[i]) : up[i];
+    x.x[i] = v;
+    if (x.q) quantise_group(x, i, v);
+}
+
+}  // namespace
+
+void embed_rows(DeviceStream* stream, const DeviceRows& w, const int32_t* ids, int offset, int n,
+                float* y) {
+    const dim3 grid(blocks_for(w.cols / 8, kThreads), unsigned(n));
+    with_type(w.type, [&](auto tag) {
+        launch<embed_rows_kernel<decltype(tag)::type>>(stream, grid, kThreads, w, ids, offset, y);
+    });
+}
+
+void add(DeviceStream* stream, float* x, const float* y, int64_t n) {
+    launch<add_kernel>(stream, blocks_for(n, kThreads), kThreads, x, y, n);
+}
+
+void quantise(DeviceStream* stream, const DeviceInput& x) {
+    launch<quantise_kernel>(stream, blocks_for(int64_t(x.rows) * x.cols, kThreads), kThreads, x);
+}
+
+void activation(DeviceStream* stream, Activation act, const DeviceInput& x, const float* up) {
+    launch<activation_kernel>(stream, blocks_for(int64_t(x.rows) * x.cols, kThreads), kThreads, act,
+                              x, up);
+}
+
+}  // namespace ggml::GGML_GPU

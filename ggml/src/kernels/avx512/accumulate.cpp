@@ -1,0 +1,76 @@
+// Weighted sums of F32, F16 and BF16 rows: y[t] += sum_r a[t][r] w[r]. C registers of 16 columns
+// for T tokens hold the sums while the kernel walks over the rows. Each column adds rows in
+// ascending order, for any tile.
+#include <immintrin.h>
+
+#include "kernels/avx512/values.h"
+#include "kernels/kernels.h"
+
+namespace ggml::cpu::avx512 {
+
+namespace {
+
+template <typename W, int C, int T>
+void tile(const uint8_t* w, int64_t row_bytes, int64_t n_rows, int64_t c, __mmask16 m,
+          const float* a, int64_t lda, float* y, int64_t ldy) {
+    __m512 sum[T][C];
+    for (int t = 0; t < T; t++) {
+        for (int i = 0; i < C; i++) sum[t][i] = _mm512_maskz_loadu_ps(m, y + t * ldy + c + 16 * i);
+    }
+    for (int64_t r = 0; r < n_rows; r++) {
+        const uint8_t* row = w + r * row_bytes;
+        if (T == 1) {  // with one token memory is the bottleneck
+            for (int i = 0; i < C; i++) {
+                _mm_prefetch(row + 8 * row_bytes + (c + 16 * i) * W::size, _MM_HINT_T0);
+            }
+        }
+        __m512 factor[T];
+        for (int t = 0; t < T; t++) factor[t] = _mm512_set1_ps(a[t * lda + r]);
+        for (int i = 0; i < C; i++) {
+            const __m512 values = W::load(row, c + 16 * i, m);
+            for (int t = 0; t < T; t++) sum[t][i] = _mm512_fmadd_ps(factor[t], values, sum[t][i]);
+        }
+    }
+    for (int t = 0; t < T; t++) {
+        for (int i = 0; i < C; i++) _mm512_mask_storeu_ps(y + t * ldy + c + 16 * i, m, sum[t][i]);
+    }
+}
+
+// The tokens of one range of columns.
+template <typename W, int C>
+void tokens(const uint8_t* w, int64_t row_bytes, int64_t n_rows, int64_t c, __mmask16 m,
+            const float* a, int64_t lda, int64_t nt, float* y, int64_t ldy) {
+    int64_t t = 0;
+    for (; t + 4 <= nt; t += 4) {
+        tile<W, C, 4>(w, row_bytes, n_rows, c, m, a + t * lda, lda, y + t * ldy, ldy);
+    }
+    for (; t < nt; t++) {
+        tile<W, C, 1>(w, row_bytes, n_rows, c, m, a + t * lda, lda, y + t * ldy, ldy);
+    }
+}
+
+template <typename W>
+void accumulate(const uint8_t* w, int64_t row_bytes, int64_t n_rows, int64_t cols, const float* a,
+                int64_t lda, int64_t nt, float* y, int64_t ldy) {
+    int64_t c = 0;
+    for (; c + 64 <= cols; c += 64) {
+        tokens<W, 4>(w, row_bytes, n_rows, c, 0xffff, a, lda, nt, y, ldy);
+    }
+    for (; c < cols; c += 16) {
+        const __mmask16 m = cols - c >= 16 ? 0xffff : __mmask16((1u << (cols - c)) - 1);
+        tokens<W, 1>(w, row_bytes, n_rows, c, m, a, lda, nt, y, ldy);
+    }
+}
+
+}  // namespace
+
+#define ACCUMULATE(name, type)                                                                   \
+    void name(const uint8_t* w, int64_t row_bytes, int64_t n_rows, int64_t cols, const float* a, \
+              int64_t lda, int64_t nt, float* y, int64_t ldy) {                                  \
+        accumulate<type>(w, row_bytes, n_rows, cols, a, lda, nt, y, ldy);                        \
+    }
+ACCUMULATE(accumulate__f32_f32, F32)
+ACCUMULATE(accumulate__f16_f32, F16)
+ACCUMULATE(accumulate__bf16_f32, BF16)
+
+}  // namespace ggml::cpu::avx512

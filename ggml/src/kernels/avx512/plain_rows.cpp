@@ -1,0 +1,274 @@
+// Products of neuron rows with blocks of 32 as stored with one token, of two rows in a register;
+// and their weighted sums. vnni computes the rest. The bits are those of avx2.
+#include <immintrin.h>
+
+#include <algorithm>
+
+#include "kernels/add_rows.h"
+#include "kernels/avx512/pairs.h"
+
+namespace ggml::cpu::avx512 {
+
+namespace {
+
+// codes(p): the unsigned codes of the blocks at p.a and p.b, in order.
+struct PlainQ8_0 : PairsQ8_0 {
+    static __m512i codes(Pair p) {
+        return _mm512_xor_si512(load(p + offsetof(Block, qs)), _mm512_set1_epi8(char(0x80)));
+    }
+    static __m512 unscaled(const uint8_t* block, int half) {
+        const void* const qs = block + offsetof(Block, qs) + 16 * half;
+        return _mm512_cvtepi32_ps(
+            _mm512_cvtepi8_epi32(_mm_loadu_si128(static_cast<const __m128i*>(qs))));
+    }
+};
+
+inline __m512i load_nibbles(Pair p) {
+    const auto twice = [](const uint8_t* q) {
+        return _mm256_broadcastsi128_si256(_mm_loadu_si128(reinterpret_cast<const __m128i*>(q)));
+    };
+    const __m512i pairs = _mm512_inserti64x4(_mm512_castsi256_si512(twice(p.a)), twice(p.b), 1);
+    return _mm512_and_si512(_mm512_srlv_epi64(pairs, _mm512_set_epi64(4, 4, 0, 0, 4, 4, 0, 0)),
+                            _mm512_set1_epi8(15));
+}
+
+inline __m128i nibbles_of(const uint8_t* qs, int half) {
+    const __m128i pairs = _mm_loadu_si128(reinterpret_cast<const __m128i*>(qs));
+    return _mm_and_si128(half ? _mm_srli_epi16(pairs, 4) : pairs, _mm_set1_epi8(15));
+}
+
+inline __m512 less(__m128i codes, int bias) {
+    return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_sub_epi8(codes, _mm_set1_epi8(char(bias)))));
+}
+
+struct PlainQ4_0 : PairsQ4_0 {
+    static __m512i codes(Pair p) { return load_nibbles(p + offsetof(Block, qs)); }
+    static __m512 unscaled(const uint8_t* block, int half) {
+        return less(nibbles_of(block + offsetof(Block, qs), half), bias);
+    }
+};
+
+struct PlainQ5_0 {
+    using Block = BlockQ5_0;
+    static constexpr int bias = 16;
+    static __m512i offset(__m512i sum8) { return _mm512_slli_epi32(sum8, 1); }
+    static uint32_t bits(const uint8_t* block) {
+        uint32_t b;
+        std::memcpy(&b, block + offsetof(Block, qh), 4);
+        return b;
+    }
+    static __m512i codes(Pair p) {
+        const __m512i low = load_nibbles(p + offsetof(Block, qs));
+        const __mmask64 top = bits(p.a) | uint64_t(bits(p.b)) << 32;
+        return _mm512_mask_add_epi8(low, top, low, _mm512_set1_epi8(16));
+    }
+    static __m512 unscaled(const uint8_t* block, int half) {
+        const __m128i low = nibbles_of(block + offsetof(Block, qs), half);
+        const __mmask16 top = __mmask16(bits(block) >> 16 * half);
+        return less(_mm_mask_add_epi8(low, top, low, _mm_set1_epi8(16)), bias);
+    }
+};
+
+inline __m512i add_pairs_32(__m512i a, __m512i b) {
+    return _mm512_add_epi32(_mm512_unpacklo_epi32(a, b), _mm512_unpackhi_epi32(a, b));
+}
+
+inline __m256 gather_halves(const uint8_t* const (&rows)[8], int64_t at) {
+    const auto half = [&](int i) {
+        int16_t h;
+        std::memcpy(&h, rows[i] + at, 2);
+        return h;
+    };
+    return _mm256_cvtph_ps(
+        _mm_setr_epi16(half(0), half(1), half(2), half(3), half(4), half(5), half(6), half(7)));
+}
+
+template <typename F>
+[[gnu::noinline]] void dot_eight(const uint8_t* const (&rows)[8], const uint8_t* const* ahead,
+                                 const Q8Rows& x, int64_t first, float* y) {
+    constexpr int64_t size = sizeof(typename F::Block);
+    const int64_t n_blocks = x.cols / kQ;
+    __m256 sum = _mm256_setzero_ps();
+    for (int64_t b = 0, at = 0; b < n_blocks; b++, at += size) {
+        if (ahead && at % 64 < size) {
+            for (int i = 0; i < 8; i++) __builtin_prefetch(ahead[i] + at, 0, 2);
+        }
+        const __m512i values = _mm512_broadcast_i64x4(load256(x.q + (first + b) * kQ));
+        __m512i sums[4];  // of rows i and i + 4
+#pragma GCC unroll 4
+        for (int i = 0; i < 4; i++) {
+            const __m512i codes = F::codes(Pair{rows[i] + at, rows[i + 4] + at});
+            sums[i] = _mm512_dpbusd_epi32(_mm512_setzero_si512(), codes, values);
+        }
+        const __m512i a = add_pairs_32(sums[0], sums[1]), c = add_pairs_32(sums[2], sums[3]);
+        // In every 128 bits: rows 0 to 3, or 4 to 7.
+        const __m512i four =
+            _mm512_add_epi32(_mm512_unpacklo_epi64(a, c), _mm512_unpackhi_epi64(a, c));
+        const __m512i turned = _mm512_shuffle_i64x2(four, four, 0xd8);  // 0, 2, 1, 3
+        const __m256i total =
+            _mm256_add_epi32(_mm512_castsi512_si256(turned), _mm512_extracti64x4_epi64(turned, 1));
+        const __m256i offset =
+            _mm512_castsi512_si256(F::offset(_mm512_set1_epi32(x.s8[first + b])));
+        const __m256 scale = _mm256_mul_ps(gather_halves(rows, at), _mm256_set1_ps(x.d[first + b]));
+        sum = _mm256_fmadd_ps(scale, _mm256_cvtepi32_ps(_mm256_sub_epi32(total, offset)), sum);
+    }
+    _mm256_storeu_ps(y, sum);
+}
+
+template <typename F>
+void dot(dot_fn narrow, const uint8_t* w, int64_t stride, const int32_t* ids, int64_t n,
+         int64_t cols, const NeuronInput& x, const int32_t* tokens, int64_t nt, float* y) {
+    if (nt > 1) return narrow(w, stride, ids, n, cols, x, tokens, nt, y);
+    for (int64_t i = 0; i < n; i += 8) {
+        const uint8_t *rows[8], *ahead[8];
+        for (int64_t j = 0; j < 8; j++) {  // those beyond the end repeat the last one
+            const int64_t row = i + j < n ? i + j : n - 1;
+            rows[j] = w + ids[row] * stride;
+            ahead[j] = x.ahead.beside(row, rows[j]);
+        }
+        float sums[8];
+        dot_eight<F>(rows, x.ahead.n ? ahead : nullptr, x.q8, tokens[0] * (cols / kQ), sums);
+        for (int64_t j = 0; j < 8 && i + j < n; j++) y[i + j] = sums[j];
+    }
+}
+
+template <typename F>
+inline float scale_of(const uint8_t* block) {
+    f16_t half;
+    std::memcpy(&half, block, sizeof(half));
+    return _mm_cvtss_f32(_mm_cvtph_ps(_mm_cvtsi32_si128(half)));
+}
+
+// A row's blocks are `apart` blocks apart: 1, or kStrip in tiles.
+template <typename F, int apart, int R>
+void add_tile(const uint8_t* const* rows, const uint8_t* const* ahead, const float* h, float* y,
+              int64_t cols) {
+    constexpr int64_t size = sizeof(typename F::Block);
+    for (int64_t c = 0, at = 0; c < cols; c += kQ, at += apart * size) {
+        if (apart == 1 && at % 64 < size) {
+            for (int r = 0; r < R; r++) __builtin_prefetch(ahead[r] + at, 0, 2);
+        }
+        __m512 sum[2] = {_mm512_loadu_ps(y + c), _mm512_loadu_ps(y + c + 16)};
+        for (int r = 0; r < R; r++) {
+            const __m512 factor = _mm512_set1_ps(h[r] * scale_of<F>(rows[r] + at));
+            for (int i = 0; i < 2; i++) {
+                sum[i] = _mm512_fmadd_ps(factor, F::unscaled(rows[r] + at, i), sum[i]);
+            }
+        }
+        for (int i = 0; i < 2; i++) _mm512_storeu_ps(y + c + 16 * i, sum[i]);
+    }
+}
+
+constexpr int kTogether = 8;  // tokens that share loads of values
+
+// 32 columns of up to kShared rows, for several tokens. They stay in the L1 cache.
+struct alignas(64) Piece {
+    float values[kShared][kQ];
+    float scale[kShared];
+};
+
+// Adds n rows to T tokens, all rows for each of them. factors: [T][kShared].
+template <int T>
+void add_all(const Piece& piece, int64_t n, const float* factors, float* y, int64_t ldy) {
+    __m512 sum[T][2];
+    for (int t = 0; t < T; t++) {
+        for (int i = 0; i < 2; i++) sum[t][i] = _mm512_loadu_ps(y + t * ldy + 16 * i);
+    }
+    for (int64_t r = 0; r < n; r++) {
+        const __m512 a = _mm512_load_ps(piece.values[r]), b = _mm512_load_ps(piece.values[r] + 16);
+        for (int t = 0; t < T; t++) {
+            const __m512 factor = _mm512_set1_ps(factors[t * kShared + r]);
+            sum[t][0] = _mm512_fmadd_ps(factor, a, sum[t][0]);
+            sum[t][1] = _mm512_fmadd_ps(factor, b, sum[t][1]);
+        }
+    }
+    for (int t = 0; t < T; t++) {
+        for (int i = 0; i < 2; i++) _mm512_storeu_ps(y + t * ldy + 16 * i, sum[t][i]);
+    }
+}
+
+inline void add_listed(const Piece& piece, const int32_t* row, const float* h, int64_t n,
+                       float* y) {
+    __m512 sum[2] = {_mm512_loadu_ps(y), _mm512_loadu_ps(y + 16)};
+    for (int64_t e = 0; e < n; e++) {
+        const __m512 factor = _mm512_set1_ps(h[e] * piece.scale[row[e]]);
+        for (int i = 0; i < 2; i++) {
+            sum[i] = _mm512_fmadd_ps(factor, _mm512_load_ps(piece.values[row[e]] + 16 * i), sum[i]);
+        }
+    }
+    for (int i = 0; i < 2; i++) _mm512_storeu_ps(y + 16 * i, sum[i]);
+}
+
+template <typename F, int apart>
+void add_unpacked(const uint8_t* const* rows, int64_t n, int64_t cols, const Shares& shares,
+                  int64_t nt, float* y, int64_t ldy) {
+    Piece piece;
+    float factors[kTogether * kShared];
+    const bool all = shares.first[nt] - shares.first[0] == n * nt;
+    for (int64_t c = 0, at = 0; c < cols;
+         c += kQ, at += apart * int64_t(sizeof(typename F::Block))) {
+        for (int64_t r = 0; r < n; r++) {
+            piece.scale[r] = scale_of<F>(rows[r] + at);
+            for (int i = 0; i < 2; i++) {
+                _mm512_store_ps(piece.values[r] + 16 * i, F::unscaled(rows[r] + at, i));
+            }
+        }
+        int64_t t = 0;
+        const auto tiles = [&](auto count) {
+            for (; all && t + count <= nt; t += count) {
+                for (int i = 0; i < count; i++) {
+                    const float* const h = shares.h + shares.first[t + i];
+                    for (int64_t r = 0; r < n; r++) {
+                        factors[i * kShared + r] = h[r] * piece.scale[r];
+                    }
+                }
+                add_all<count>(piece, n, factors, y + t * ldy + c, ldy);
+            }
+        };
+        tiles(Count<kTogether>());
+        tiles(Count<4>());
+        for (; t < nt; t++) {
+            const int32_t begin = shares.first[t], count = shares.first[t + 1] - begin;
+            if (count) {
+                add_listed(piece, shares.row + begin, shares.h + begin, count, y + t * ldy + c);
+            }
+        }
+    }
+}
+
+template <typename F, int apart>
+void add(const uint8_t* w, int64_t stride, const int32_t* ids, int64_t n, int64_t cols,
+         const Shares& shares, int64_t nt, float* y, int64_t ldy) {
+    const auto at = [&](int32_t id) {
+        return apart == 1 ? w + id * stride : tiled_row(w, stride, id, sizeof(typename F::Block));
+    };
+    const auto tile = [&](auto count, auto... of) { add_tile<F, apart, count>(of..., cols); };
+    const auto unpacked = [&](const uint8_t* const* rows) {
+        add_unpacked<F, apart>(rows, n, cols, shares, nt, y, ldy);
+    };
+    add_blocks<apart == 1 ? 4 : kStrip>(at, ids, n, shares, nt, y, ldy, tile, unpacked);
+}
+
+}  // namespace
+
+#define PLAIN(suffix, Format)                                                                  \
+    void stored_dot__##suffix(const uint8_t* w, int64_t stride, const int32_t* ids, int64_t n, \
+                              int64_t cols, const NeuronInput& x, const int32_t* tokens,       \
+                              int64_t nt, float* y) {                                          \
+        dot<Format>(vnni::stored_dot__##suffix, w, stride, ids, n, cols, x, tokens, nt, y);    \
+    }                                                                                          \
+    void stored_add__##suffix(const uint8_t* w, int64_t stride, const int32_t* ids, int64_t n, \
+                              int64_t cols, const Shares& shares, int64_t nt, float* y,        \
+                              int64_t ldy) {                                                   \
+        add<Format, 1>(w, stride, ids, n, cols, shares, nt, y, ldy);                           \
+    }                                                                                          \
+    void tiled_add__##suffix(const uint8_t* w, int64_t stride, const int32_t* ids, int64_t n,  \
+                             int64_t cols, const Shares& shares, int64_t nt, float* y,         \
+                             int64_t ldy) {                                                    \
+        add<Format, kStrip>(w, stride, ids, n, cols, shares, nt, y, ldy);                      \
+    }
+PLAIN(q8_0, PlainQ8_0)
+PLAIN(q4_0, PlainQ4_0)
+PLAIN(q5_0, PlainQ5_0)
+
+}  // namespace ggml::cpu::avx512

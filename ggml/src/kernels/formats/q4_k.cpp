@@ -1,0 +1,27 @@
+// Kernels of Q4_K. Its bits are described in ggml/blocks.h.
+#include "kernels/formats/k_format.h"
+
+namespace ggml::cpu::GGML_ISA {
+
+namespace {
+
+struct Q4_K : KFormat<Q4_K> {
+    using Block = BlockQ4_K;
+    static constexpr int bits = 4, tokens = 6;
+    static GroupBytes groups(const uint8_t* w) { return strip_groups<Block>(w); }
+    static i256 weights(const uint8_t* w, int j, int v) { return strip_nibbles<Block>(w, j, v); }
+};
+
+struct StoredQ4_K : KFormat<StoredQ4_K, Stored> {
+    using Block = BlockQ4_K;
+    static constexpr int bits = 4;
+    static GroupBytes groups(const uint8_t* w) { return stored_groups<Block>(w); }
+    static i256 weights(const uint8_t* w, int, int v) { return stored_nibbles<Block>(w, v); }
+};
+
+}  // namespace
+
+FREQUENT_BLOCK_KERNELS(q4_k, Q4_K)
+FREQUENT_STORED_KERNELS(q4_k, StoredQ4_K)
+
+}  // namespace ggml::cpu::GGML_ISA

@@ -1,0 +1,39 @@
+// Weighted sums of rows in plain C++: the specification of accumulate__*.
+#include <algorithm>
+
+#include "kernels/kernels.h"
+
+namespace ggml::cpu::generic {
+
+namespace {
+
+// Decodes a block of columns at a time with the reference codec of the format.
+void accumulate(DType type, const uint8_t* w, int64_t row_bytes, int64_t n_rows, int64_t cols,
+                const float* a, int64_t lda, int64_t nt, float* y, int64_t ldy) {
+    const DTypeInfo& format = info(type);
+    float values[kQK];
+    const int64_t step = std::max<int64_t>(kQ, format.block);
+    for (int64_t r = 0; r < n_rows; r++) {
+        for (int64_t c = 0; c < cols; c += step) {
+            const int64_t n = std::min(step, cols - c);
+            format.decode(w + r * row_bytes + format.size(c), values, n);
+            for (int64_t t = 0; t < nt; t++) {
+                for (int64_t i = 0; i < n; i++) y[t * ldy + c + i] += a[t * lda + r] * values[i];
+            }
+        }
+    }
+}
+
+}  // namespace
+
+#define ACCUMULATE(name, type)                                                                   \
+    void name(const uint8_t* w, int64_t row_bytes, int64_t n_rows, int64_t cols, const float* a, \
+              int64_t lda, int64_t nt, float* y, int64_t ldy) {                                  \
+        accumulate(type, w, row_bytes, n_rows, cols, a, lda, nt, y, ldy);                        \
+    }
+ACCUMULATE(accumulate__f32_f32, DType::F32)
+ACCUMULATE(accumulate__f16_f32, DType::F16)
+ACCUMULATE(accumulate__bf16_f32, DType::BF16)
+ACCUMULATE(accumulate__q8_0_f32, DType::Q8_0)
+
+}  // namespace ggml::cpu::generic

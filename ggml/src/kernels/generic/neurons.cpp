@@ -1,0 +1,194 @@
+// Products with neuron rows and their weighted sums, in plain C++: the specification of dot__*,
+// add__*, stored_dot__*, stored_add__* and tiled_add__*.
+#include "ggml/neurons.h"
+
+#include "formats/parts.h"
+#include "kernels/generic/block_product.h"
+#include "kernels/kernels.h"
+
+namespace ggml::cpu::generic {
+
+namespace {
+
+// Adds eight lanes in the order of a horizontal sum of a vector register.
+float add_lanes(const float lane[8]) {
+    float four[4];
+    for (int i = 0; i < 4; i++) four[i] = lane[i] + lane[i + 4];
+    return (four[0] + four[2]) + (four[1] + four[3]);
+}
+
+template <typename Block>
+void dot_blocks(DType type, const uint8_t* w, int64_t stride, const int32_t* ids, int64_t n,
+                int64_t cols, const NeuronInput& in, const int32_t* tokens, int64_t nt, float* y) {
+    constexpr int size = BlockTraits<Block>::size;
+    const int64_t eighth = cols / kStrip;
+    for (int64_t i = 0; i < n * nt; i++) {
+        const uint8_t* row = w + ids[i / nt] * stride;
+        float lane[kStrip] = {};
+        for (int64_t r = 0; r < kStrip; r++) {
+            for (int64_t b = 0; b < eighth / size; b++) {
+                Block block;
+                Parts p;
+                unpack_block(type, row + b * kStrip * int64_t(sizeof(block)), r,
+                             reinterpret_cast<uint8_t*>(&block));
+                take_apart(block, p);
+                const int64_t x0 = (tokens[i % nt] * cols + r * eighth + b * size) / kQ;
+                lane[r] = add_block<Block>(lane[r], p, in.q8, x0);
+            }
+        }
+        y[i] = add_lanes(lane);
+    }
+}
+
+// Blocks of 32, one after the other.
+template <typename Block>
+void dot_plain(DType, const uint8_t* w, int64_t stride, const int32_t* ids, int64_t n, int64_t cols,
+               const NeuronInput& in, const int32_t* tokens, int64_t nt, float* y) {
+    for (int64_t i = 0; i < n * nt; i++) {
+        const uint8_t* row = w + ids[i / nt] * stride;
+        float sum = 0;
+        for (int64_t c = 0; c < cols; c += kQ, row += sizeof(Block)) {
+            Block block;
+            Parts p;
+            std::memcpy(&block, row, sizeof(block));
+            take_apart(block, p);
+            sum = add_block<Block>(sum, p, in.q8, (tokens[i % nt] * cols + c) / kQ);
+        }
+        y[i] = sum;
+    }
+}
+
+// Blocks of 256: lane r takes group r of every block.
+template <typename Block>
+void dot_stored(DType, const uint8_t* w, int64_t stride, const int32_t* ids, int64_t n,
+                int64_t cols, const NeuronInput& in, const int32_t* tokens, int64_t nt, float* y) {
+    for (int64_t i = 0; i < n * nt; i++) {
+        const uint8_t* row = w + ids[i / nt] * stride;
+        float lane[kStrip] = {};
+        for (int64_t c = 0; c < cols; c += kQK, row += sizeof(Block)) {
+            Block block;
+            Parts p;
+            std::memcpy(&block, row, sizeof(block));
+            take_apart(block, p);
+            for (int r = 0; r < kStrip; r++) {
+                lane[r] =
+                    add_group<Block>(lane[r], p, r, in.q8, (tokens[i % nt] * cols + c) / kQ + r);
+            }
+        }
+        y[i] = add_lanes(lane);
+    }
+}
+
+// y += h * row for each row. `row` decodes it in stored order.
+template <typename Row>
+void add_rows(int64_t cols, int64_t span, const int32_t* ids, const Shares& shares, int64_t nt,
+              float* y, int64_t ldy, const Row& row) {
+    std::vector<float> values(static_cast<size_t>(cols));
+    for (int64_t t = 0; t < nt; t++) {
+        for (int64_t k = shares.first[t]; k < shares.first[t + 1]; k++) {
+            row(ids[shares.row[k]], values.data());
+            for (int64_t c = 0; c < cols; c++) {
+                y[t * ldy + c] += shares.h[k] * values[size_t(span ? column_at(c, span) : c)];
+            }
+        }
+    }
+}
+
+void add_blocks(DType type, const uint8_t* w, int64_t stride, const int32_t* ids, int64_t,
+                int64_t cols, const Shares& shares, int64_t nt, float* y, int64_t ldy) {
+    std::vector<uint8_t> stored(size_t(info(type).size(cols)));
+    add_rows(cols, cols, ids, shares, nt, y, ldy, [&](int64_t id, float* values) {
+        unfold_row(type, w + id * stride, cols, stored.data());
+        info(type).decode(stored.data(), values, cols);
+    });
+}
+
+void add_stored(DType type, const uint8_t* w, int64_t stride, const int32_t* ids, int64_t,
+                int64_t cols, const Shares& shares, int64_t nt, float* y, int64_t ldy) {
+    add_rows(cols, info(type).block == kQK ? kQK : 0, ids, shares, nt, y, ldy,
+             [&](int64_t id, float* values) { info(type).decode(w + id * stride, values, cols); });
+}
+
+void add_tiled(DType type, const uint8_t* w, int64_t stride, const int32_t* ids, int64_t,
+               int64_t cols, const Shares& shares, int64_t nt, float* y, int64_t ldy) {
+    const int64_t size = info(type).bytes;
+    add_rows(cols, 0, ids, shares, nt, y, ldy, [&](int64_t id, float* values) {
+        const uint8_t* block = tiled_row(w, stride, int32_t(id), size);
+        for (int64_t c = 0; c < cols; c += kQ, block += kStrip * size) {
+            info(type).decode(block, values + c, kQ);
+        }
+    });
+}
+
+void dot_values(DType type, const uint8_t* w, int64_t stride, const int32_t* ids, int64_t n,
+                int64_t cols, const NeuronInput& in, const int32_t* tokens, int64_t nt, float* y) {
+    std::vector<float> values(static_cast<size_t>(cols));
+    for (int64_t i = 0; i < n; i++) {
+        info(type).decode(w + ids[i] * stride, values.data(), cols);
+        for (int64_t j = 0; j < nt; j++) {
+            float sum = 0;
+            for (int64_t c = 0; c < cols; c++) {
+                sum += values[size_t(c)] * in.x[tokens[j] * cols + c];
+            }
+            y[i * nt + j] = sum;
+        }
+    }
+}
+
+void add_values(DType type, const uint8_t* w, int64_t stride, const int32_t* ids, int64_t,
+                int64_t cols, const Shares& shares, int64_t nt, float* y, int64_t ldy) {
+    add_rows(cols, 0, ids, shares, nt, y, ldy,
+             [&](int64_t id, float* values) { info(type).decode(w + id * stride, values, cols); });
+}
+
+}  // namespace
+
+#define NEURON(suffix, prefix, type, dot, add)                                                  \
+    void prefix##dot__##suffix(const uint8_t* w, int64_t stride, const int32_t* ids, int64_t n, \
+                               int64_t cols, const NeuronInput& x, const int32_t* tokens,       \
+                               int64_t nt, float* y) {                                          \
+        dot(DType::type, w, stride, ids, n, cols, x, tokens, nt, y);                            \
+    }                                                                                           \
+    void prefix##add__##suffix(const uint8_t* w, int64_t stride, const int32_t* ids, int64_t n, \
+                               int64_t cols, const Shares& shares, int64_t nt, float* y,        \
+                               int64_t ldy) {                                                   \
+        add(DType::type, w, stride, ids, n, cols, shares, nt, y, ldy);                          \
+    }
+#define BLOCKS(suffix, type) NEURON(suffix, , type, dot_blocks<Block##type>, add_blocks)
+#define PLAIN(suffix, type)                                                                   \
+    NEURON(suffix, stored_, type, dot_plain<Block##type>, add_stored)                         \
+    void tiled_add__##suffix(const uint8_t* w, int64_t stride, const int32_t* ids, int64_t n, \
+                             int64_t cols, const Shares& shares, int64_t nt, float* y,        \
+                             int64_t ldy) {                                                   \
+        add_tiled(DType::type, w, stride, ids, n, cols, shares, nt, y, ldy);                  \
+    }
+#define STORED(suffix, type) NEURON(suffix, stored_, type, dot_stored<Block##type>, add_stored)
+NEURON(f32, , F32, dot_values, add_values)
+NEURON(f16, , F16, dot_values, add_values)
+NEURON(bf16, , BF16, dot_values, add_values)
+BLOCKS(q4_0, Q4_0)
+BLOCKS(q4_1, Q4_1)
+BLOCKS(q5_0, Q5_0)
+BLOCKS(q5_1, Q5_1)
+BLOCKS(q8_0, Q8_0)
+BLOCKS(q2_k, Q2_K)
+BLOCKS(q3_k, Q3_K)
+BLOCKS(q4_k, Q4_K)
+BLOCKS(q5_k, Q5_K)
+BLOCKS(q6_k, Q6_K)
+BLOCKS(iq4_nl, IQ4_NL)
+BLOCKS(iq4_xs, IQ4_XS)
+PLAIN(q4_0, Q4_0)
+PLAIN(q4_1, Q4_1)
+PLAIN(q5_0, Q5_0)
+PLAIN(q5_1, Q5_1)
+PLAIN(q8_0, Q8_0)
+PLAIN(iq4_nl, IQ4_NL)
+STORED(q2_k, Q2_K)
+STORED(q3_k, Q3_K)
+STORED(q4_k, Q4_K)
+STORED(q5_k, Q5_K)
+STORED(q6_k, Q6_K)
+STORED(iq4_xs, IQ4_XS)
+
+}  // namespace ggml::cpu::generic

@@ -1,0 +1,241 @@
+// Kernels of neuron rows with blocks of 32 as stored (stored_dot, stored_add) and in tiles
+// (tiled_add): for rows that cannot be folded.
+//
+// A product computes eight pairs of a row and a token at a time, one per lane. The integer sum of a
+// block is exact, and a lane adds its blocks in ascending order, so the bits are those of the same
+// rows as strips.
+#pragma once
+
+#include "kernels/add_rows.h"
+#include "kernels/lanes/accumulate.h"
+#include "kernels/lanes/strip.h"
+
+namespace ggml::cpu::GGML_ISA {
+
+// Block b of the activations of one token, for eight rows.
+struct OneToken {
+    OneToken(const Q8Rows& rows, const int32_t* token) : x(rows), first(*token * (x.cols / kQ)) {}
+    void at(int64_t block) { b = first + block; }
+
+    i256 values(int) const { return load(x.q + b * kQ); }
+    f32x8 scale() const { return splat(x.d[b]); }
+    f32x8 scaled_sum() const { return splat(x.ds[b]); }
+    i256 sum8() const { return splat32(x.s8[b]); }
+
+    const Q8Rows& x;
+    int64_t first, b = 0;
+};
+
+// The same for eight tokens.
+struct EightTokens {
+    EightTokens(const Q8Rows& rows, const int32_t* const (&tokens)[8]) : x(rows) {
+        for (int i = 0; i < 8; i++) first[i] = *tokens[i] * (x.cols / kQ);
+    }
+    void at(int64_t block) { b = block; }
+
+    i256 values(int i) const { return load(x.q + (first[i] + b) * kQ); }
+    f32x8 scale() const { return gathered(x.d); }
+    f32x8 scaled_sum() const { return gathered(x.ds); }
+    i256 sum8() const {
+        int32_t sums[8];
+        for (int i = 0; i < 8; i++) sums[i] = x.s8[first[i] + b];
+        return load(sums);
+    }
+    f32x8 gathered(const float* from) const {
+        float values[8];
+        for (int i = 0; i < 8; i++) values[i] = from[first[i] + b];
+        return load_f32(values);
+    }
+
+    const Q8Rows& x;
+    int64_t first[8], b = 0;
+};
+
+template <typename F, typename X>
+[[gnu::noinline]] void dot_eight(const uint8_t* const (&rows)[8], const uint8_t* const* ahead,
+                                 int64_t n_blocks, X x, float* y) {
+    constexpr int64_t size = sizeof(typename F::Block);
+    f32x8 sum = splat(0);
+    for (int64_t b = 0, at = 0; b < n_blocks; b++, at += size) {
+        if (ahead && at % 64 < size) {
+            for (int i = 0; i < 8; i++) __builtin_prefetch(ahead[i] + at, 0, 2);
+        }
+        x.at(b);
+        const uint8_t* block[8];
+        i256 product[8];
+        for (int i = 0; i < 8; i++) {
+            block[i] = rows[i] + at;
+            product[i] = F::products(F::codes(block[i]), x.values(i));
+        }
+        sum = F::add_totals(sum, block, F::totals(product), x);
+    }
+    store(y, sum);
+}
+
+template <typename F>
+void dot_plain(const uint8_t* w, int64_t stride, const int32_t* ids, int64_t n, const Q8Rows& x,
+               const Ahead& next, const int32_t* tokens, int64_t nt, float* y) {
+    const int64_t pairs = n * nt, n_blocks = x.cols / kQ;
+    for (int64_t p = 0; p < pairs; p += 8) {
+        const uint8_t *rows[8], *ahead[8];
+        const int32_t* of[8];
+        for (int64_t i = 0; i < 8; i++) {  // those beyond the end repeat the last one
+            const int64_t at = p + i < pairs ? p + i : pairs - 1, row = at / nt;
+            rows[i] = w + ids[row] * stride;
+            ahead[i] = next.beside(row, rows[i]);
+            of[i] = tokens + at % nt;
+        }
+        float sums[8];
+        if (nt == 1) {
+            dot_eight<F>(rows, next.n ? ahead : nullptr, n_blocks, OneToken(x, tokens), sums);
+        } else {
+            dot_eight<F>(rows, nullptr, n_blocks, EightTokens(x, of), sums);
+        }
+        for (int64_t i = 0; i < 8 && p + i < pairs; i++) y[p + i] = sums[i];
+    }
+}
+
+// Decodes the block `at` bytes into a row, without the scale that all of its weights share. Returns
+// that scale: 1 where weights have a minimum as well.
+template <typename F>
+float decode_plain(const uint8_t* row, int64_t at, f32x8 (&values)[4]) {
+    const auto& block = *reinterpret_cast<const typename F::Block*>(row + at);
+    if constexpr (F::has_min) {
+        F::values(block, values);
+        return 1;
+    } else {
+        F::unscaled(block, values);
+        return f16_value(block.d);
+    }
+}
+
+// For one token: R rows at a time share loads and stores of y. A row's blocks are `apart` blocks
+// apart: 1, or kStrip in tiles.
+template <typename F, int apart, int R>
+void add_plain_tile(const uint8_t* const* rows, const uint8_t* const* ahead, const float* h,
+                    float* y, int64_t cols) {
+    constexpr int64_t size = sizeof(typename F::Block);
+    for (int64_t c = 0, at = 0; c < cols; c += kQ, at += apart * size) {
+        if constexpr (apart == 1) {
+            for (int r = 0; r < R && at % 64 < size; r++) __builtin_prefetch(ahead[r] + at, 0, 2);
+        }
+        f32x8 sum[4];
+        for (int i = 0; i < 4; i++) sum[i] = load_f32(y + c + 8 * i);
+        for (int r = 0; r < R; r++) {
+            f32x8 values[4];
+            const f32x8 factor = splat(h[r] * decode_plain<F>(rows[r], at, values));
+            for (int i = 0; i < 4; i++) sum[i] = add_product(sum[i], factor, values[i]);
+        }
+        for (int i = 0; i < 4; i++) store(y + c + 8 * i, sum[i]);
+    }
+}
+
+// 32 columns of up to kShared rows, for several tokens. They stay in the L1 cache.
+struct PlainPiece {
+    alignas(32) float values[kShared][kQ];
+    alignas(32) float scale[kShared];
+};
+
+// Adds n rows to T tokens, all rows for each of them. factors: [T][kShared].
+template <int T>
+void add_all(const PlainPiece& piece, int64_t n, const float* factors, float* y, int64_t ldy) {
+    f32x8 sum[T][4];
+    for (int t = 0; t < T; t++) {
+        for (int i = 0; i < 4; i++) sum[t][i] = load_f32(y + t * ldy + 8 * i);
+    }
+    for (int64_t r = 0; r < n; r++) {
+        for (int t = 0; t < T; t++) {
+            const f32x8 factor = splat(factors[t * kShared + r]);
+            for (int i = 0; i < 4; i++) {
+                sum[t][i] = add_product(sum[t][i], factor, load_f32(piece.values[r] + 8 * i));
+            }
+        }
+    }
+    for (int t = 0; t < T; t++) {
+        for (int i = 0; i < 4; i++) store(y + t * ldy + 8 * i, sum[t][i]);
+    }
+}
+
+// Adds those of one token.
+inline void add_listed(const PlainPiece& piece, const int32_t* row, const float* h, int64_t n,
+                       float* y) {
+    f32x8 sum[4];
+    for (int i = 0; i < 4; i++) sum[i] = load_f32(y + 8 * i);
+    for (int64_t e = 0; e < n; e++) {
+        const f32x8 factor = splat(h[e] * piece.scale[row[e]]);
+        const float* const values = piece.values[row[e]];
+        for (int i = 0; i < 4; i++) sum[i] = add_product(sum[i], factor, load_f32(values + 8 * i));
+    }
+    for (int i = 0; i < 4; i++) store(y + 8 * i, sum[i]);
+}
+
+// For several tokens: decodes 32 columns of all rows once.
+template <typename F, int apart>
+void add_plain_unpacked(const uint8_t* const* rows, int64_t n, int64_t cols, const Shares& shares,
+                        int64_t nt, float* y, int64_t ldy) {
+    constexpr int kTogether = 2;
+    PlainPiece piece;
+    const bool all = shares.first[nt] - shares.first[0] == n * nt;
+    for (int64_t c = 0, at = 0; c < cols;
+         c += kQ, at += apart * int64_t(sizeof(typename F::Block))) {
+        for (int64_t r = 0; r < n; r++) {
+            f32x8 values[4];
+            piece.scale[r] = decode_plain<F>(rows[r], at, values);
+            for (int i = 0; i < 4; i++) store(piece.values[r] + 8 * i, values[i]);
+        }
+        int64_t t = 0;
+        for (; all && t + kTogether <= nt; t += kTogether) {
+            float factors[kTogether * kShared];
+            for (int i = 0; i < kTogether; i++) {
+                const float* const h = shares.h + shares.first[t + i];
+                for (int64_t r = 0; r < n; r++) factors[i * kShared + r] = h[r] * piece.scale[r];
+            }
+            add_all<kTogether>(piece, n, factors, y + t * ldy + c, ldy);
+        }
+        for (; t < nt; t++) {
+            const int32_t begin = shares.first[t], count = shares.first[t + 1] - begin;
+            if (count)
+                add_listed(piece, shares.row + begin, shares.h + begin, count, y + t * ldy + c);
+        }
+    }
+}
+
+template <typename F, int apart>
+void add_plain(const uint8_t* w, int64_t stride, const int32_t* ids, int64_t n, int64_t cols,
+               const Shares& shares, int64_t nt, float* y, int64_t ldy) {
+    const auto at = [&](int32_t id) {
+        return apart == 1 ? w + id * stride : tiled_row(w, stride, id, sizeof(typename F::Block));
+    };
+    const auto tile = [&](auto count, auto... of) { add_plain_tile<F, apart, count>(of..., cols); };
+    const auto unpacked = [&](const uint8_t* const* rows) {
+        add_plain_unpacked<F, apart>(rows, n, cols, shares, nt, y, ldy);
+    };
+    add_blocks<apart == 1 ? 4 : kStrip>(at, ids, n, shares, nt, y, ldy, tile, unpacked);
+}
+
+}  // namespace ggml::cpu::GGML_ISA
+
+#define PLAIN_DOT(suffix, Format)                                                               \
+    void stored_dot__##suffix(const uint8_t* w, int64_t stride, const int32_t* ids, int64_t n,  \
+                              int64_t, const NeuronInput& x, const int32_t* tokens, int64_t nt, \
+                              float* y) {                                                       \
+        dot_plain<Format>(w, stride, ids, n, x.q8, x.ahead, tokens, nt, y);                     \
+    }
+#if defined(GGML_STRIPS_ALONE) && !defined(GGML_FREQUENT_NEURONS)
+#define PLAIN_KERNELS(suffix, Format)
+#elif defined(GGML_STRIPS_ALONE)
+#define PLAIN_KERNELS PLAIN_DOT
+#else
+#define PLAIN_KERNELS(suffix, Format)                                                          \
+    PLAIN_DOT(suffix, Format)                                                                  \
+    void stored_add__##suffix(const uint8_t* w, int64_t stride, const int32_t* ids, int64_t n, \
+                              int64_t cols, const Shares& shares, int64_t nt, float* y,        \
+                              int64_t ldy) {                                                   \
+        add_plain<Format, 1>(w, stride, ids, n, cols, shares, nt, y, ldy);                     \
+    }                                                                                          \
+    void tiled_add__##suffix(const uint8_t* w, int64_t stride, const int32_t* ids, int64_t n,  \
+                             int64_t cols, const Shares& shares, int64_t nt, float* y,         \
+                             int64_t ldy) {                                                    \
+        add_plain<Format, kStrip>(w, stride, ids, n, cols, shares, nt, y, ldy);                \
+    }
+#endif

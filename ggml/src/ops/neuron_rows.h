@@ -1,0 +1,72 @@
+// Products of neuron rows with the input, and weighted sums of down rows, for rows of any format
+// and order.
+#pragma once
+
+#include <algorithm>
+#include <array>
+
+#include "ggml/neurons.h"
+#include "kernels/kernels.h"
+
+namespace ggml::cpu {
+
+// The places of n <= kShared rows: their ids, or what rows.place says of these, written to `room`.
+// Kernels may read all rows that they are given, also those without use for any token: what is
+// nowhere is read at 0.
+inline const int32_t* places(const NeuronRows& rows, const int32_t* ids, int64_t n, int32_t* room) {
+    if (!rows.place) return ids;
+    for (int64_t i = 0; i < n; i++) room[i] = std::max(rows.place[ids[i]], 0);
+    return room;
+}
+
+// Rows that are packed as strips at a time.
+constexpr int64_t kPacked = 32;
+// 0, 1, 2, and so on: all rows that a kernel is given.
+inline constexpr auto kEach = [] {
+    std::array<int32_t, kShared> each{};
+    for (int32_t i = 0; i < int32_t(kShared); i++) each[size_t(i)] = i;
+    return each;
+}();
+
+class RowProducts {
+ public:
+    // Brings rows [begin, end) of x into the orders that gate and up need: `folded` and `grouped`
+    // of the scratch.
+    RowProducts(Context& context, const Neurons& w, const Input& x, const NeuronScratch& scratch,
+                int64_t begin, int64_t end);
+
+    // out[i * nt + j] = row ids[i] . token tokens[j] + bias, for n <= kShared rows. strips: room
+    // that makes it faster for several tokens (NeuronScratch), or null.
+    void dot(const NeuronRows& rows, const float* bias, const int32_t* ids, int64_t n,
+             const int32_t* tokens, int64_t nt, float* out, const Ahead& ahead = {},
+             uint8_t* strips = nullptr) const;
+
+    // y[t] += the sum of token t's weighted down rows (`shares`), `cols` columns from c0 on, in the
+    // order of these rows.
+    void add(const int32_t* ids, int64_t n, int64_t c0, int64_t cols, const Shares& shares,
+             int64_t nt, float* y, int64_t ldy) const;
+
+ private:
+    // The same for rows in tiles; and for rows that are packed as strips for it.
+    void dot_tiles(const NeuronRows& rows, const int32_t* ids, int64_t n, const int32_t* tokens,
+                   int64_t nt, float* out) const;
+    void dot_packed(const NeuronRows& rows, const int32_t* ids, int64_t n, int64_t t0, int64_t nt,
+                    uint8_t* strips, float* out) const;
+    // out[i * ldo + t] = row ids[i] - first of n_strips <= kShared / kStrip strips . token t0 + t
+    void dot_strips(DType type, const uint8_t* strips, int64_t n_strips, const int32_t* ids,
+                    int64_t first, int64_t n, int64_t t0, int64_t nt, float* out,
+                    int64_t ldo) const;
+    void fold_span(int64_t b0, int64_t eighth, const Q8Rows& out) const;
+
+    const Kernels& kernels_;
+    const Neurons& w_;
+    NeuronInput in_;
+};
+
+// Columns that one thread adds at a time if there are several tokens: whole blocks.
+int64_t column_piece(const Neurons& w);
+// Stores n sums, which are in the order of the down rows from c0 on, at their columns of y, plus
+// the bias.
+void place(const Neurons& w, const float* sum, int64_t c0, int64_t n, float* y);
+
+}  // namespace ggml::cpu

@@ -1,0 +1,239 @@
+// Matrix products and element-wise operators, and how they are split among threads.
+#include "ggml/ops.h"
+
+#include <algorithm>
+#include <atomic>
+#include <cmath>
+
+#include "ggml/math.h"
+#include "kernels/kernels.h"
+
+namespace ggml {
+
+namespace {
+
+// Pieces per thread. Enough that the others do not wait long for a core that is busy with something
+// else.
+constexpr int64_t kPieces = 8;
+
+int64_t grain_for(const Context& context, int64_t n) {
+    return std::max<int64_t>(1, n / (context.threads.active() * kPieces));
+}
+
+// Tokens whose activations stay in a core's cache while it walks over a piece of the rows.
+constexpr int64_t kTokens = 128;
+
+// Computes strips [first, first + n) of one weight (eight rows each, fewer at the end) for all
+// tokens.
+void some_strips(const cpu::Kernels& kernels, const Product& p, int64_t first, int64_t n,
+                 const Input& x) {
+    const Matrix& w = p.w;
+    const int64_t row = first * kStrip, ldy = w.rows;
+    const int64_t rows = std::min(n * kStrip, w.rows - row), whole = rows / kStrip;
+    const uint8_t* data = w.data + row * w.row_bytes();
+    for (int64_t t0 = 0; t0 < x.rows; t0 += kTokens) {
+        const int64_t nt = std::min(kTokens, x.rows - t0);
+        float* y = p.y + t0 * ldy + row;
+        if (w.layout == Layout::rows) {
+            kernels.matmul[int(w.type)](data, w.row_bytes(), rows, w.cols, x.x + t0 * x.cols,
+                                        x.cols, nt, y, ldy);
+        } else {
+            kernels.strip[int(w.type)](data, whole, x.q8, t0, nt, y, ldy);
+        }
+    }
+    if (w.layout != Layout::rows && whole < n) {  // the last strip has padding rows
+        data += whole * kStrip * w.row_bytes();
+        float part[64 * kStrip], *y = p.y + row + whole * kStrip;
+        for (int64_t t0 = 0; t0 < x.rows; t0 += 64) {
+            const int64_t nt = std::min<int64_t>(64, x.rows - t0);
+            kernels.strip[int(w.type)](data, 1, x.q8, t0, nt, part, kStrip);
+            for (int64_t t = 0; t < nt; t++) {
+                std::copy_n(part + t * kStrip, rows % kStrip, y + (t0 + t) * ldy);
+            }
+        }
+    }
+    if (p.bias) {
+        for (int64_t t = 0; t < x.rows; t++) {
+            for (int64_t r = 0; r < rows; r++) p.y[t * ldy + row + r] += p.bias[row + r];
+        }
+    }
+}
+
+}  // namespace
+
+void matmul(Context& context, const Input& x, std::initializer_list<Product> products) {
+    const auto strips = [](const Product& p) { return (p.w.rows + kStrip - 1) / kStrip; };
+    OpTimer timer(context.profile, "matmul");
+    int64_t total = 0;
+    for (const Product& p : products) {
+        total += strips(p);
+        timer.read(uint64_t(p.w.bytes()));
+    }
+    context.threads.run(total, grain_for(context, total), [&](int64_t begin, int64_t end, int) {
+        int64_t first = 0;
+        for (const Product& p : products) {
+            const int64_t n = strips(p);
+            const int64_t from = std::max(begin, first), to = std::min(end, first + n);
+            if (from < to) some_strips(context.kernels, p, from - first, to - from, x);
+            first += n;
+        }
+    });
+}
+
+uint64_t read_memory(Context& context, const uint8_t* data, int64_t n) {
+    std::atomic<uint64_t> total{0};
+    context.threads.run(n / 64, 1 << 14, [&](int64_t begin, int64_t end, int) {
+        uint64_t part[8] = {};
+        const uint64_t* words = reinterpret_cast<const uint64_t*>(data);
+        for (int64_t i = 8 * begin; i < 8 * end; i += 8) {
+            for (int j = 0; j < 8; j++) part[j] += words[i + j];
+        }
+        for (uint64_t p : part) total += p;
+    });
+    return total;
+}
+
+Q8Rows Q8Rows::carve(Carver& carver, int64_t rows, int64_t max_cols) {
+    const int64_t blocks = (max_cols + kQ - 1) / kQ;
+    Q8Rows q8;
+    carver.take(q8.q, {rows, blocks, kQ});
+    carver.take(q8.d, {rows, blocks});
+    carver.take(q8.s8, {rows, blocks});
+    carver.take(q8.ds, {rows, blocks});
+    carver.take(q8.s16, {rows, blocks, 2});
+    return q8;
+}
+
+InputBuffer::InputBuffer(Carver& carver, int64_t max_rows, int64_t max_cols)
+    : q8_(Q8Rows::carve(carver, max_rows, max_cols)) {}
+
+Input InputBuffer::prepare(Context& context, const float* x, int64_t rows, int64_t cols,
+                           bool quantise) {
+    Input input{x, rows, cols, {}};
+    if (!quantise) return input;
+    const OpTimer timer(context.profile, "quantise");
+    input.q8 = q8_;
+    input.q8.cols = cols;
+    context.threads.run(rows, 1, [&](int64_t begin, int64_t end, int) {
+        context.kernels.quantize[int(DType::F32)](x, begin, end - begin, input.q8);
+    });
+    return input;
+}
+
+void rms_norm(Context& context, const float* x, const float* weight, float eps, int64_t rows,
+              int64_t n, float* y) {
+    const OpTimer timer(context.profile, "rms_norm");
+    context.threads.run(rows, 1, [&](int64_t begin, int64_t end, int) {
+        for (int64_t t = begin; t < end; t++) {
+            const float* row = x + t * n;
+            float part[8] = {};
+            int64_t i = 0;
+            for (; i + 8 <= n; i += 8) {
+                for (int j = 0; j < 8; j++) part[j] += row[i + j] * row[i + j];
+            }
+            for (; i < n; i++) part[0] += row[i] * row[i];
+            double sum = 0;
+            for (float p : part) sum += p;
+            const float scale = float(1.0 / std::sqrt(sum / double(n) + eps));
+            for (i = 0; i < n; i++) y[t * n + i] = row[i] * scale * weight[i];
+        }
+    });
+}
+
+void layer_norm(Context& context, const float* x, const float* weight, const float* bias, float eps,
+                int64_t rows, int64_t n, float* y, int64_t n_weights) {
+    const OpTimer timer(context.profile, "layer_norm");
+    context.threads.run(rows, 1, [&](int64_t begin, int64_t end, int) {
+        for (int64_t t = begin; t < end; t++) {
+            const float* row = x + t * n;
+            double sum = 0, squares = 0;
+            for (int64_t i = 0; i < n; i++) sum += row[i];
+            const double mean = sum / double(n);
+            for (int64_t i = 0; i < n; i++) squares += (row[i] - mean) * (row[i] - mean);
+            const double scale = 1.0 / std::sqrt(squares / double(n) + eps);
+            const int64_t at = t % n_weights * n;
+            for (int64_t i = 0; i < n; i++) {
+                const float scaled = float((row[i] - mean) * scale) * weight[at + i];
+                y[t * n + i] = bias ? scaled + bias[at + i] : scaled;
+            }
+        }
+    });
+}
+
+void scale(Context& context, float* x, float factor, int64_t n) {
+    const OpTimer timer(context.profile, "scale");
+    context.threads.run(n, 1 << 14, [&](int64_t begin, int64_t end, int) {
+        for (int64_t i = begin; i < end; i++) x[i] *= factor;
+    });
+}
+
+void softcap(Context& context, float* x, float cap, int64_t n) {
+    const OpTimer timer(context.profile, "softcap");
+    context.threads.run(n, 1 << 12, [&](int64_t begin, int64_t end, int) {
+        for (int64_t i = begin; i < end; i++) x[i] = cap * tanh_f32(x[i] / cap);
+    });
+}
+
+void add(Context& context, float* x, const float* y, int64_t n) {
+    const OpTimer timer(context.profile, "add");
+    context.threads.run(n, 1 << 14, [&](int64_t begin, int64_t end, int) {
+        for (int64_t i = begin; i < end; i++) x[i] += y[i];
+    });
+}
+
+void add_scaled(Context& context, float* x, float scale, const float* y, int64_t n) {
+    const OpTimer timer(context.profile, "add_scaled");
+    context.threads.run(n, 1 << 14, [&](int64_t begin, int64_t end, int) {
+        for (int64_t i = begin; i < end; i++) x[i] += scale * y[i];
+    });
+}
+
+namespace {
+
+float relu(float v) {
+    return v <= 0 ? 0.0f : v;  // NaN stays NaN
+}
+
+// Calls `use` with the activation as a function of one value.
+template <typename F>
+void with_activation(Activation act, const F& use) {
+    switch (act) {
+        case Activation::relu:
+        case Activation::drelu:
+            return use(relu);
+        case Activation::relu2:
+            return use([](float v) { return relu(v) * relu(v); });
+        case Activation::silu:
+            return use([](float v) { return silu(v); });
+        case Activation::gelu:
+            return use([](float v) { return gelu(v); });
+        case Activation::gelu_tanh:
+            return use([](float v) { return gelu_tanh(v); });
+    }
+}
+
+}  // namespace
+
+void gated_activation(Context& context, Activation act, float* gate, const float* up, int64_t n) {
+    const OpTimer timer(context.profile, "gated_activation");
+    with_activation(act, [&](auto f) {
+        context.threads.run(n, 1 << 12, [&](int64_t begin, int64_t end, int) {
+            if (act == Activation::drelu) {
+                for (int64_t i = begin; i < end; i++) gate[i] = relu(gate[i]) * relu(up[i]);
+            } else {
+                for (int64_t i = begin; i < end; i++) gate[i] = f(gate[i]) * up[i];
+            }
+        });
+    });
+}
+
+void activation(Context& context, Activation act, float* x, int64_t n) {
+    const OpTimer timer(context.profile, "activation");
+    with_activation(act, [&](auto f) {
+        context.threads.run(n, 1 << 12, [&](int64_t begin, int64_t end, int) {
+            for (int64_t i = begin; i < end; i++) x[i] = f(x[i]);
+        });
+    });
+}
+
+}  // namespace ggml
