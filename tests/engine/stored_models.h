@@ -6,8 +6,8 @@
 #include <string>
 #include <vector>
 
-#include "files/bundle_file.h"
-#include "load/storage.h"
+#include "files/write_bundle.h"
+#include "load/storage_plan.h"
 #include "sessions.h"
 
 namespace stored {

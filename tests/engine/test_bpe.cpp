@@ -8,8 +8,8 @@
 #include <iterator>
 
 #include "ggml/check.h"
-#include "tokenizer/tokenizer.h"
-#include "tokenizer/tokenizer_bpe.h"
+#include "tokenizer/bpe.h"
+#include "tokenizer/read_vocab.h"
 
 using namespace powerinfer;
 using ggml::Gguf;

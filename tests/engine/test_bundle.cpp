@@ -6,13 +6,13 @@
 #include <fstream>
 #include <functional>
 
-#include "files/bundle_file.h"
 #include "files/find_bundle.h"
+#include "files/write_bundle.h"
 #include "ggml/check.h"
 #include "ggml/crc32c.h"
 #include "load/load.h"
 #include "tiny_model.h"
-#include "weights/bundle.h"
+#include "weights/neuron_layout.h"
 
 using namespace powerinfer;
 using ggml::DType;

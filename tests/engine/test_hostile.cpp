@@ -14,8 +14,8 @@
 #include "model/families/family.h"
 #include "model/model.h"
 #include "tiny_model.h"
+#include "tokenizer/read_vocab.h"
 #include "tokenizer/special_tokens.h"
-#include "tokenizer/tokenizer.h"
 
 using namespace powerinfer;
 using ggml::DType;

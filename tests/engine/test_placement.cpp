@@ -4,7 +4,7 @@
 #include <functional>
 
 #include "base/sha256.h"
-#include "files/read_placement.h"
+#include "files/placement_file.h"
 #include "ggml/check.h"
 #include "tiny_model.h"
 

@@ -3,8 +3,8 @@
 #include <cstdlib>
 
 #include "circle.h"
-#include "files/bundle_file.h"
-#include "load/storage.h"
+#include "files/write_bundle.h"
+#include "load/storage_plan.h"
 #include "sessions.h"
 #include "storage/simulate_cache.h"
 

@@ -11,7 +11,7 @@
 
 #include "base/utf8.h"
 #include "ggml/check.h"
-#include "tokenizer/tokenizer.h"
+#include "tokenizer/read_vocab.h"
 
 using namespace powerinfer;
 using ggml::Gguf;

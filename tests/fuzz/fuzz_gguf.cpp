@@ -7,7 +7,7 @@
 #include "load/load.h"
 #include "load/unread.h"
 #include "model/families/family.h"
-#include "tokenizer/tokenizer.h"
+#include "tokenizer/read_vocab.h"
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     try {

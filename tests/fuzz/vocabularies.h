@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "ggml/gguf.h"
-#include "tokenizer/tokenizer.h"
+#include "tokenizer/read_vocab.h"
 
 namespace fuzz {
 

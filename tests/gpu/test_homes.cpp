@@ -5,7 +5,7 @@
 #include <set>
 
 #include "device/device_model.h"
-#include "files/read_placement.h"
+#include "files/placement_file.h"
 #include "forward/device_forward.h"
 #include "gpu/splits.h"
 

@@ -7,10 +7,10 @@
 #include "api/api.h"
 #include "circle.h"
 #include "faulty_reader.h"
-#include "files/bundle_file.h"
+#include "files/write_bundle.h"
 #include "forward/device_forward.h"
 #include "gpu/splits.h"
-#include "load/storage.h"
+#include "load/storage_plan.h"
 
 using namespace splits;
 using faulty::Fault;

@@ -8,7 +8,7 @@
 #include "ggml/device.h"
 #include "ggml/threads.h"
 #include "load/plan.h"
-#include "load/storage.h"
+#include "load/storage_plan.h"
 #include "load/ways.h"
 #include "session/state.h"
 #include "tools/measure.h"

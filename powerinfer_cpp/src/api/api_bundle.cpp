@@ -3,8 +3,8 @@
 #include <string>
 
 #include "api/api.h"
-#include "files/bundle_file.h"
 #include "files/find_bundle.h"
+#include "files/write_bundle.h"
 
 using namespace powerinfer::api;
 

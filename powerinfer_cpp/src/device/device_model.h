@@ -9,7 +9,7 @@
 
 #include "base/budget.h"
 #include "base/placement.h"
-#include "device/stream.h"
+#include "device/prompt_upload.h"
 #include "ggml/device.h"
 #include "ggml/device_ops.h"
 #include "ggml/neurons.h"

@@ -10,7 +10,7 @@
 #include "model/rope.h"
 #include "observe/audit.h"
 #include "observe/counts.h"
-#include "observe/record.h"
+#include "observe/recorder.h"
 #include "storage/store.h"
 
 namespace powerinfer {

@@ -4,13 +4,13 @@
 #include <algorithm>
 #include <cstring>
 
-#include "files/read_placement.h"
+#include "files/placement_file.h"
 #include "ggml/status.h"
-#include "load/share.h"
-#include "load/storage.h"
+#include "load/device_split.h"
+#include "load/storage_plan.h"
 #include "load/unread.h"
 #include "model/families/family.h"
-#include "tokenizer/tokenizer.h"
+#include "tokenizer/read_vocab.h"
 
 namespace powerinfer {
 

@@ -11,7 +11,7 @@
 #include "memory/sequence.h"
 #include "memory/workspace.h"
 #include "model/rope.h"
-#include "observe/record.h"
+#include "observe/recorder.h"
 
 namespace powerinfer {
 

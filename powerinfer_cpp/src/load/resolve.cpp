@@ -7,7 +7,7 @@
 #include "ggml/sizes.h"
 #include "ggml/status.h"
 #include "load/load.h"
-#include "weights/bundle.h"
+#include "weights/neuron_layout.h"
 
 namespace powerinfer {
 

@@ -4,7 +4,7 @@
 
 #include "ggml/file_io.h"
 #include "ggml/sizes.h"
-#include "load/storage.h"
+#include "load/storage_plan.h"
 
 namespace powerinfer {
 

@@ -29,7 +29,7 @@ struct Batch {
     float** result = nullptr;         // for logits [n_vocab] or embedding [n_embd]; null: not kept
     bool* masked = nullptr;           // its FFN computes only neurons that predictors propose
     bool* generated = nullptr;        // its token was generated: audited if masked
-    bool* streamed = nullptr;         // a device computes the neurons of RAM, too (stream.h)
+    bool* streamed = nullptr;         // a device computes the neurons of RAM, too (prompt_upload.h)
 };
 
 }  // namespace powerinfer

@@ -20,7 +20,7 @@
 #include "powerinfer.h"
 #include "storage/store_shape.h"
 #include "tokenizer/vocab.h"
-#include "weights/bundle.h"
+#include "weights/neuron_layout.h"
 #include "weights/weight_plan.h"
 
 namespace powerinfer {
@@ -146,7 +146,7 @@ struct ModelFile {
 
 class NeuronStore;
 
-// How a budget of RAM is divided if neurons stay on the disk (storage.h).
+// How a budget of RAM is divided if neurons stay on the disk (storage_plan.h).
 struct StoragePlan {
     StoreShape shape;
     PredictorShape predictors;                     // of experts

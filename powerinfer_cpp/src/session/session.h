@@ -14,7 +14,7 @@
 #include "model/rope.h"
 #include "observe/audit.h"
 #include "observe/counts.h"
-#include "observe/record.h"
+#include "observe/recorder.h"
 #include "sampler/sampler.h"
 
 namespace powerinfer {

@@ -8,7 +8,7 @@
 #include <type_traits>
 
 #include "files/find_bundle.h"
-#include "files/read_placement.h"
+#include "files/placement_file.h"
 #include "ggml/crc32c.h"
 #include "ggml/file_io.h"
 #include "ggml/status.h"

@@ -1,8 +1,8 @@
 // Neurons that stay on the disk: which of their parts are in memory, and where; and reading the
 // others. It knows bytes, slots and reads, and nothing of what is computed (ffn_stored.cpp).
 //
-// One arena holds everything: the cache, with slots of first parts and of rests (bundle.h), then
-// the staging area, where reads arrive. Places in it count sectors of 512 bytes, because the
+// One arena holds everything: the cache, with slots of first parts and of rests (neuron_layout.h),
+// then the staging area, where reads arrive. Places in it count sectors of 512 bytes, because the
 // kernels find a row at data + place * stride. A part that is worth keeping (residency.h) is copied
 // from staging to a slot when the block that read it has been computed: so a read that fails never
 // damages what is kept, and nothing that is being computed is replaced.
@@ -22,7 +22,7 @@
 #include "storage/predictor_pages.h"
 #include "storage/residency.h"
 #include "storage/store_shape.h"
-#include "weights/bundle.h"
+#include "weights/neuron_layout.h"
 
 namespace powerinfer {
 

@@ -1,5 +1,4 @@
-// Splits texts at special tokens. tokenizer_spm.cpp, tokenizer_unigram.cpp and tokenizer_bpe.cpp
-// encode the text between them.
+// Splits texts at special tokens. spm.cpp, unigram.cpp and bpe.cpp encode the text between them.
 #include "tokenizer/vocab.h"
 
 #include <algorithm>

@@ -25,8 +25,8 @@ enum class TokenType : int32_t {
     byte = 6,
 };
 
-struct Bpe;      // tokenizer_bpe.h
-struct Unigram;  // tokenizer_unigram.h
+struct Bpe;      // bpe.h
+struct Unigram;  // unigram.h
 
 struct Vocab {
     struct Token {

@@ -3,7 +3,7 @@
 #include <algorithm>
 
 #include "ggml/sizes.h"
-#include "weights/bundle.h"
+#include "weights/neuron_layout.h"
 
 namespace powerinfer {
 

@@ -1,4 +1,4 @@
-#include "observe/record.h"
+#include "observe/recorder.h"
 
 #include <algorithm>
 #include <cstring>

@@ -1,4 +1,4 @@
-#include "load/share.h"
+#include "load/device_split.h"
 
 #include <algorithm>
 #include <cstring>

@@ -1,4 +1,4 @@
-#include "device/stream.h"
+#include "device/prompt_upload.h"
 
 #include <algorithm>
 #include <cstring>

@@ -27,7 +27,7 @@ std::vector<PlanPart> storage_parts(const StoragePlan& plan);
 
 // Does the model's file have its neurons so that they can be read one by one?
 bool is_bundled(const Model& model);
-// The bundled file of the model at `path`, which is written if there is none (bundle_file.h).
+// The bundled file of the model at `path`, which is written if there is none (write_bundle.h).
 // Throws Error(memory) if params.bundle forbids that.
 std::string bundle_of(const std::string& path, const pi_model_params& params);
 

@@ -1,4 +1,4 @@
-#include "files/bundle_file.h"
+#include "files/write_bundle.h"
 
 #include <algorithm>
 #include <chrono>
@@ -7,7 +7,7 @@
 
 #include "base/names.h"
 #include "files/find_bundle.h"
-#include "files/read_placement.h"
+#include "files/placement_file.h"
 #include "ggml/context.h"
 #include "ggml/sizes.h"
 #include "ggml/status.h"

@@ -1,6 +1,6 @@
 // Byte-level BPE: splits the text into pieces and merges neighbours within each piece. The pair
 // that is earliest in the file's list of merges is merged first.
-#include "tokenizer/tokenizer_bpe.h"
+#include "tokenizer/bpe.h"
 
 #include <algorithm>
 #include <cstddef>

@@ -7,11 +7,11 @@
 
 namespace powerinfer {
 
-// Writes the model in `source` to `target` with the rows of its neurons in bundles (bundle.h): the
-// other tensors and the keys as they are, parts of a split file as one file. source: any
-// neuron-aware file that the engine reads, bundled ones too. The file appears when it is complete.
-// While another process writes it, this one waits, and is content if that is a bundled file of the
-// same model.
+// Writes the model in `source` to `target` with the rows of its neurons in bundles
+// (neuron_layout.h): the other tensors and the keys as they are, parts of a split file as one file.
+// source: any neuron-aware file that the engine reads, bundled ones too. The file appears when it
+// is complete. While another process writes it, this one waits, and is content if that is a bundled
+// file of the same model.
 //
 // Throws Error(unsupported) for a file that is not neuron-aware; Error(io), also if the disk has
 // too little room; Error(argument) if both are the same file; Error(cancelled) if progress() says

@@ -1,4 +1,4 @@
-#include "files/read_placement.h"
+#include "files/placement_file.h"
 
 #include <algorithm>
 #include <cstring>

@@ -1,4 +1,4 @@
-#include "tokenizer/tokenizer.h"
+#include "tokenizer/read_vocab.h"
 
 #include <algorithm>
 #include <cmath>
@@ -8,9 +8,9 @@
 
 #include "base/utf8.h"
 #include "ggml/status.h"
-#include "tokenizer/tokenizer_bpe.h"
-#include "tokenizer/tokenizer_spm.h"
-#include "tokenizer/tokenizer_unigram.h"
+#include "tokenizer/bpe.h"
+#include "tokenizer/spm.h"
+#include "tokenizer/unigram.h"
 
 namespace powerinfer {
 namespace {

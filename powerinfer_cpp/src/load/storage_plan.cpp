@@ -1,11 +1,11 @@
-#include "load/storage.h"
+#include "load/storage_plan.h"
 
 #include <algorithm>
 #include <array>
 #include <limits>
 
-#include "files/bundle_file.h"
 #include "files/find_bundle.h"
+#include "files/write_bundle.h"
 #include "ggml/sizes.h"
 #include "ggml/status.h"
 #include "load/expected_uses.h"

@@ -1,6 +1,6 @@
 // The best division by dynamic programming (Viterbi) from left to right. Scores are added in floats
 // as sentencepiece adds them, so that of nearly equal ways the same one is found.
-#include "tokenizer/tokenizer_unigram.h"
+#include "tokenizer/unigram.h"
 
 #include <algorithm>
 #include <limits>

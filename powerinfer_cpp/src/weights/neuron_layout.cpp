@@ -1,4 +1,4 @@
-#include "weights/bundle.h"
+#include "weights/neuron_layout.h"
 
 #include <algorithm>
 #include <cstring>

@@ -2,7 +2,7 @@
 // the best score, until no two neighbours form a token. Remaining pieces that are no tokens become
 // byte tokens.
 
-#include "tokenizer/tokenizer_spm.h"
+#include "tokenizer/spm.h"
 
 #include <algorithm>
 #include <cstddef>
