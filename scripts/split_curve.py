@@ -8,9 +8,10 @@
     python scripts/split_curve.py plot docs/split.csv docs/split.png
 
 measure runs the engine with a device that takes the modelled time of a card's kernels and computes
-nothing (ggml/src/timed; test builds have it). The CPU's half, the flags and the threads are real.
-The device keeps a core busy, so it uses one core less than the machine has. predict is the model of
-speed of `powerinfer place`, with the costs of this CPU that calibrate found on the CPU alone.
+nothing (tests/device/timed; test builds have it). The CPU's half, the flags and the threads are
+real. The device keeps a core busy, so it uses one core less than the machine has. predict is the
+model of speed of `powerinfer place`, with the costs of this CPU that calibrate found on the CPU
+alone.
 
 ideal: the neurons that fire are those that are asked for. realistic: the predictor asks for twice
 as many neurons as fire, and finds 92 % of those that fire (ProSparse's table 2).

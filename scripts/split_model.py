@@ -10,8 +10,8 @@ half of it in the first layer and one and a half times in the last one. The file
 
 - Columns 0 to 31 of the residual stream hold a constant. On it the gate of neuron n carries its
   threshold, and the rest of the gate is of low rank, so that the predictor is exact.
-- Columns 32 to 63 hold 0. A device that takes the GPU's place (ggml/src/timed) puts a level there
-  into the input of an FFN, and so decides which share of the neurons that it asks for fires.
+- Columns 32 to 63 hold 0. A device that takes the GPU's place (tests/device/timed) puts a level
+  there into the input of an FFN, and so decides which share of the neurons that it asks for fires.
 
 Layers share their values, in another order in each, so the file is written at the disk's speed.
 """

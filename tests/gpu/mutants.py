@@ -19,11 +19,12 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 KERNELS = ROOT / "ggml/src/cuda"
-SHIM = ROOT / "ggml/src/shim"
+SHIM = ROOT / "tests/device/simt"
 TESTS = ("test_device.cpp", "test_device_ops.cpp")
 FLAGS = ["-std=c++20", "-O1", "-g1", "-w", "-ffp-contract=off", "-DGGML_GPU=simt"]
 FLAGS += ["-fsanitize=address"]
-FLAGS += [f"-I{ROOT / folder}" for folder in ("ggml/include", "ggml/src", "ggml/src/shim", "tests")]
+FOLDERS = ("ggml/include", "ggml/src", "tests/device", "tests/device/simt", "tests")
+FLAGS += [f"-I{ROOT / folder}" for folder in FOLDERS]
 
 BARRIER = re.compile(r"\b__sync(?:threads|warp)\(\);")
 GUARD = re.compile(r">=|<|!=|!inside")  # in the condition of an if

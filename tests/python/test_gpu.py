@@ -88,7 +88,7 @@ def test_every_kernel_is_loaded_before_it_is_needed() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.about("ggml/src/cuda", "ggml/src/shim", "tests/gpu")
+@pytest.mark.about("ggml/src/cuda", "tests/device", "tests/gpu")
 @pytest.mark.timeout(1200)
 def test_every_barrier_and_guard_is_needed(tmp_path: Path) -> None:
     """Kernels without one of their barriers or guards fail a test (tests/gpu/mutants.py)."""

@@ -12,6 +12,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 # Where a quoted name is looked for, after the folder of the file that names it.
 SEARCHED = ("ggml/include", "ggml/src", "powerinfer_cpp/include", "powerinfer_cpp/src")
+SEARCHED += ("tests/device",)
 # Files -> what they may include of this repository.
 SEES = {
     "ggml/include": ("ggml/include/",),
@@ -19,6 +20,7 @@ SEES = {
     "powerinfer_cpp/include": ("powerinfer_cpp/include/",),
     "powerinfer_cpp/src": ("powerinfer_cpp/src/", "powerinfer_cpp/include/", "ggml/include/ggml/"),
     "powerinfer_cpp/programs": ("powerinfer_cpp/programs/", "powerinfer_cpp/include/"),
+    "tests/device": ("tests/device/", "ggml/include/", "ggml/src/cuda/"),
     "tests/capi": ("tests/capi/", "powerinfer_cpp/include/"),
 }
 LIBRARIES = {
@@ -55,8 +57,6 @@ TENSOR_CORE = {
     "kernels": ("os", "formats"),
     "ops": ("formats", "kernels"),
     "cuda": ("os", "formats"),
-    "shim": ("cuda",),
-    "timed": ("cuda",),
 }
 
 INCLUDE = re.compile(r'^\s*#\s*include\s*([<"])([^>"]+)[>"]')

@@ -66,7 +66,7 @@ def replayed(ptx: dict[str, Path], recorded: dict[str, list[str]]) -> dict[str, 
 
 
 @pytest.mark.slow
-@pytest.mark.about("ggml/src/cuda", "ggml/src/shim", "tests/gpu")
+@pytest.mark.about("ggml/src/cuda", "tests/device", "tests/gpu")
 @pytest.mark.timeout(1200)
 def test_kernels_leave_the_bits_of_the_shim(replayed: dict[str, Any]) -> None:
     """And accesses only what is there, aligned and written, without races."""
@@ -86,7 +86,7 @@ def test_kernels_leave_the_bits_of_the_shim(replayed: dict[str, Any]) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.about("ggml/src/cuda", "ggml/src/shim", "tests/gpu")
+@pytest.mark.about("ggml/src/cuda", "tests/device", "tests/gpu")
 @pytest.mark.timeout(1200)
 def test_weights_are_read_in_whole_sectors(replayed: dict[str, Any]) -> None:
     """Loads of 16 bytes a lane in the kernels that stream weights: what lanes want is at least 85%
@@ -109,7 +109,7 @@ def test_weights_are_read_in_whole_sectors(replayed: dict[str, Any]) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.about("ggml/src/cuda", "ggml/src/shim", "tests/gpu")
+@pytest.mark.about("ggml/src/cuda", "tests/device", "tests/gpu")
 @pytest.mark.timeout(1200)
 def test_shared_memory_without_conflicts(replayed: dict[str, Any]) -> None:
     """Wavefronts of the down products and of compaction: no lane waits for another's bank."""
@@ -123,7 +123,7 @@ def test_shared_memory_without_conflicts(replayed: dict[str, Any]) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.about("ggml/src/cuda", "ggml/src/shim", "tests/gpu")
+@pytest.mark.about("ggml/src/cuda", "tests/device", "tests/gpu")
 @pytest.mark.timeout(1200)
 def test_the_interpreter_objects_to_broken_kernels(
     ptx: dict[str, Path], recorded: dict[str, list[str]]
@@ -155,7 +155,7 @@ def test_the_interpreter_objects_to_broken_kernels(
 
 
 @pytest.mark.slow
-@pytest.mark.about("ggml/src/cuda", "ggml/src/shim", "tests/gpu")
+@pytest.mark.about("ggml/src/cuda", "tests/device", "tests/gpu")
 @pytest.mark.timeout(1200)
 def test_flags_between_device_and_cpu(ptx: dict[str, Path]) -> None:
     """No bad end of the protocol as nvcc compiled it; a bad end of every weakened one."""

@@ -28,7 +28,7 @@ SYSTEM = re.compile(
     r"#\s*include <(?:sys/|unistd|fcntl|sched|pthread|poll|dlfcn|mach|linux/|windows|winsock|psapi"
     r"|shellapi|process|io\.h)"
 )
-SYSTEM_FILES = ("ggml/src/os/", "ggml/src/reader/uring.cpp", "ggml/src/shim/fiber.cpp")
+SYSTEM_FILES = ("ggml/src/os/", "ggml/src/reader/uring.cpp")
 SYSTEM_FILES += ("ggml/src/kernels/isa.cpp",)
 WINDOWS = re.compile(r"#\s*include <(?:windows|winsock|psapi|shellapi)")
 

@@ -1,4 +1,4 @@
-"""Repeats launches that the shim recorded (ggml/src/shim/record.h) with the PTX of the same
+"""Repeats launches that the shim recorded (tests/device/simt/record.h) with the PTX of the same
 kernels, and compares memory after each, bit for bit.
 
     python tests/gpu/ptx/replay.py [--launches N] [--json] RECORDING PROGRAM FILE.ptx...

@@ -17,7 +17,7 @@
 #include <string>
 #include <vector>
 
-#include "shim/block.h"
+#include "simt/block.h"
 
 namespace shim {
 

@@ -1,4 +1,4 @@
-#include "shim/fiber.h"
+#include "simt/fiber.h"
 
 #include <sys/mman.h>
 #include <unistd.h>

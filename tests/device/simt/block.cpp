@@ -1,4 +1,4 @@
-#include "shim/block.h"
+#include "simt/block.h"
 
 #include <algorithm>
 #include <atomic>
@@ -10,7 +10,7 @@
 #include <thread>
 #include <vector>
 
-#include "shim/fiber.h"
+#include "simt/fiber.h"
 
 #if defined(__SANITIZE_ADDRESS__)
 #include <sanitizer/asan_interface.h>

@@ -19,7 +19,7 @@
 #include <tuple>
 #include <vector>
 
-#include "shim/block.h"
+#include "simt/block.h"
 
 // ---- the language -----------------------------------------------------------------------------
 

@@ -9,8 +9,8 @@
 #include <thread>
 #include <vector>
 
-#include "shim/cuda_runtime.h"
-#include "shim/record.h"
+#include "simt/cuda_runtime.h"
+#include "simt/record.h"
 
 namespace {
 

@@ -1,4 +1,4 @@
-#include "shim/record.h"
+#include "simt/record.h"
 
 #include <array>
 #include <cstdlib>
