@@ -101,7 +101,6 @@ def settings(tag: str, compiler: Path, folder: Path, quick: bool) -> dict[str, s
         "CMAKE_TOOLCHAIN_FILE": ROOT / "cmake" / "zig.cmake",
         "ZIG": compiler,
         "ZIG_TARGET": target.zig,
-        "GGML_SIMT": "OFF",
         "PI_DEFAULT_MODEL": "",
         "CMAKE_SKIP_RPATH": "ON",  # no library is looked for beside the files
         "Python_EXECUTABLE": sys.executable,

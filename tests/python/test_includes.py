@@ -154,6 +154,12 @@ def test_ggml_does_not_know_the_engine() -> None:
         assert "powerinfer" not in re.sub(r"//.*", "", (ROOT / name).read_text()), name
 
 
+def test_libraries_do_not_know_the_devices_of_tests() -> None:
+    names = re.compile(r"\b(?:simt|shim|timed)\b", re.IGNORECASE)
+    for name in [*files("ggml"), *files("powerinfer_cpp/src")]:
+        assert not names.search((ROOT / name).read_text()), name
+
+
 @pytest.mark.parametrize("library", ["ggml", "engine", "programs"])
 def test_no_circles(library: str) -> None:
     found = circles(graph(LIBRARIES[library]))

@@ -36,7 +36,8 @@ def run(command: list[str], **more: object) -> subprocess.CompletedProcess[bytes
 def build(name: str, targets: list[str], *options: str) -> Path:
     """The folder build/NAME with these targets."""
     folder = ROOT / "build" / name
-    run(["cmake", "-S", ".", "-B", folder, "-G", "Ninja", "-DGGML_SIMT=OFF", *QUICK, *options])
+    options = ("-DPI_TEST_DEVICES=OFF", *QUICK, *options)
+    run(["cmake", "-S", ".", "-B", folder, "-G", "Ninja", *options])
     run(["cmake", "--build", folder, "--target", *targets])
     return folder
 

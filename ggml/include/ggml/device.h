@@ -1,6 +1,6 @@
 // Compute devices besides the CPU: which there are, and the memory, streams and graphs of one that
-// is open. gpu/device.cu implements Device for CUDA, and for the CPU in test builds (device
-// "simt").
+// is open. cuda/device.cu implements Device for CUDA. A program may link devices of other kinds,
+// which register themselves (cuda/device.h).
 #pragma once
 
 #include <cstdint>

@@ -1,5 +1,5 @@
-// The devices that this program knows: CUDA's where it was built for them, and those of tests,
-// which are opened by name and never listed.
+// The devices that this program knows: CUDA's where it was built for them, and kinds that it
+// registers, whose devices are opened by name and never listed.
 #include "ggml/device.h"
 
 #include "cuda/device.h"
@@ -25,15 +25,15 @@ const List& list() {
     return found;
 }
 
-struct TestKind {
+struct DeviceKind {
     std::string name;
-    OpenTestDevice open;
+    OpenDevice open;
 };
 
-// In a function, because devices register themselves before main.
-std::vector<TestKind>& test_kinds() {
-    static std::vector<TestKind> kinds;
-    return kinds;
+// In a function, because kinds register themselves before main.
+std::vector<DeviceKind>& device_kinds() {
+    static std::vector<DeviceKind> registered;
+    return registered;
 }
 
 }  // namespace
@@ -55,13 +55,13 @@ int device_index(const std::string& digits) {
     return index;
 }
 
-bool register_test_device(const char* kind, OpenTestDevice open) {
-    test_kinds().push_back({kind, open});
+bool register_device_kind(const char* kind, OpenDevice open) {
+    device_kinds().push_back({kind, open});
     return true;
 }
 
 std::unique_ptr<Device> open_device(const std::string& id) {
-    for (const TestKind& kind : test_kinds()) {
+    for (const DeviceKind& kind : device_kinds()) {
         if (id.rfind(kind.name, 0) != 0) continue;
         if (auto device = kind.open(id)) return device;
     }

@@ -59,7 +59,7 @@ extern constinit thread_local Extent blockDim, gridDim;
 enum class Collective { sync, shuffle, shuffle_xor, shuffle_down, shuffle_up, ballot, multiply };
 // Lanes of `mask` meet; the value of the lane that `lane` chooses, or the ballot.
 uint64_t warp(Collective what, unsigned mask, uint64_t value, int lane, int width, Place place);
-// c += a . b of signed bytes by a whole warp, whose lanes hold fragments (launch.h).
+// c += a . b of signed bytes by a whole warp, whose lanes hold fragments (cuda/card.h).
 void multiply_bytes(int (&c)[4], unsigned a0, unsigned a1, unsigned b,
                     Place place = Place::current());
 // All threads of the block that have not ended meet; how many of them said `yes`.

@@ -3,6 +3,8 @@
 
 namespace ggml::simt {
 
+std::unique_ptr<Device> open_device(int index);  // of cuda/device.cu
+
 namespace {
 
 std::unique_ptr<Device> open(const std::string& id) {
@@ -10,7 +12,7 @@ std::unique_ptr<Device> open(const std::string& id) {
     return index < 0 ? nullptr : open_device(index);
 }
 
-[[maybe_unused]] const bool registered = register_test_device("simt", open);
+[[maybe_unused]] const bool registered = register_device_kind("simt", open);
 
 }  // namespace
 

@@ -146,6 +146,6 @@ std::unique_ptr<Device> open_device(const std::string& id) {
     return std::make_unique<TimedDevice>(id);
 }
 
-[[maybe_unused]] static const bool registered = register_test_device("timed:", open_device);
+[[maybe_unused]] static const bool registered = register_device_kind("timed:", open_device);
 
 }  // namespace ggml::timed
