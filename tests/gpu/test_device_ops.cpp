@@ -349,26 +349,6 @@ void test_merge() {
     }
 }
 
-void test_argmax() {
-    for (int n : {1, 33, 1024, 5000}) {
-        Floats x = normal(n);
-        if (n > 100) x[70] = x[90] = 100;
-        if (n > 1000) x[3] = NAN;
-        const Array<float> device_x(x);
-        const Array<int32_t> at(size_t(1));
-        ops.argmax(stream(), device_x.get(), n, at.get());
-        int best = 0;
-        for (int i = 1; i < n; i++) {
-            if (x[size_t(i)] > x[size_t(best)]) best = i;
-        }
-        CHECK(noted(at.read())[0] == best);
-    }
-    const Array<float> nothing(Floats(40, NAN));
-    const Array<int32_t> at(size_t(1));
-    ops.argmax(stream(), nothing.get(), 40, at.get());
-    CHECK(at.read()[0] == 0);
-}
-
 // By the .cu file that they test.
 struct Group {
     const char* file;
@@ -386,8 +366,7 @@ const Group kGroups[] = {{"elementwise", test_embedding},
                          {"ffn", test_ffns},
                          {"ffn", test_few_rows},
                          {"ffn_rows", test_many_rows},
-                         {"merge", test_merge},
-                         {"argmax", test_argmax}};
+                         {"merge", test_merge}};
 
 // The tests of a group; returns what all its results were.
 uint64_t test_group(const Group& group) {

@@ -204,8 +204,6 @@ struct DeviceOps {
     // the CPU, which does not answer; where a row's hot list is, its sums are not read.
     void (*merge_answer)(DeviceStream*, const DeviceSums&, const DeviceLists&,
                          const DeviceExchange&, const float* bias, float* y);
-    // The first largest of n values.
-    void (*argmax)(DeviceStream*, const float* x, int n, int32_t* at);
     // To measure them: the flags published and answered, round after round from 1 on.
     void (*flag_rounds)(DeviceStream*, const DeviceExchange&, uint32_t rounds);
 };

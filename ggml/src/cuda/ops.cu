@@ -7,7 +7,7 @@ const DeviceOps& ops() {
     static const DeviceOps table = {embed_rows,    norm,       quantise,    add,      activation,
                                     matmul,        rope_table, place_heads, store_kv, attention,
                                     sketch_scores, select,     partial_ffn, merge,    publish,
-                                    merge_answer,  argmax,     flag_rounds};
+                                    merge_answer,  flag_rounds};
     return table;
 }
 

@@ -33,7 +33,6 @@ void merge(DeviceStream* stream, const DeviceSums&, const float* other, const fl
 void publish(DeviceStream* stream, const DeviceInput& x, const DeviceLists&, const DeviceExchange&);
 void merge_answer(DeviceStream* stream, const DeviceSums&, const DeviceLists&,
                   const DeviceExchange&, const float* bias, float* y);
-void argmax(DeviceStream* stream, const float* x, int n, int32_t* at);
 void flag_rounds(DeviceStream* stream, const DeviceExchange&, uint32_t rounds);
 
 // All of them.

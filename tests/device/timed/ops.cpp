@@ -202,9 +202,6 @@ void merge_answer(DeviceStream* stream, const DeviceSums& here, const DeviceList
     });
 }
 
-void argmax(DeviceStream* stream, const float*, int, int32_t*) {
-    put(stream, 1, 0);
-}
 void flag_rounds(DeviceStream*, const DeviceExchange&, uint32_t) {
     throw Error(Code::unsupported, "a device that only takes time has no flags to measure");
 }
@@ -215,7 +212,7 @@ const DeviceOps& ops() {
     static const DeviceOps table = {embed_rows,    norm,       quantise,    add,      activation,
                                     matmul,        rope_table, place_heads, store_kv, attention,
                                     sketch_scores, select,     partial_ffn, merge,    publish,
-                                    merge_answer,  argmax,     flag_rounds};
+                                    merge_answer,  flag_rounds};
     return table;
 }
 
