@@ -157,55 +157,9 @@ struct DeviceExchange {
 constexpr uint32_t kReleased = 0xffffffff;
 
 struct DeviceOps {
-    // y[t] = row ids[t] + offset of w as floats, t < n.
-    void (*embed_rows)(DeviceStream*, const DeviceRows& w, const int32_t* ids, int offset, int n,
-                       float* y);
-    void (*norm)(DeviceStream*, const DeviceNorm&);
-    // The 8-bit form of x.x.
-    void (*quantise)(DeviceStream*, const DeviceInput& x);
-    void (*add)(DeviceStream*, float* x, const float* y, int64_t n);
-    // x = act(x) or act(x) * up (up may be null), and its 8-bit form where x.q is there.
-    void (*activation)(DeviceStream*, Activation, const DeviceInput& x, const float* up);
-    // Up to three weights that share an input.
-    void (*matmul)(DeviceStream*, const DeviceInput& x, const DeviceProduct* products, int n);
-
-    void (*rope_table)(DeviceStream*, const double* frequency, int n_pairs, double magnitude,
-                       const int32_t* position, int n, float* cos_sin);
-    // Heads of the RMS norm `head_norm` (null: none), then rotated by position (n_pairs 0: not).
-    void (*place_heads)(DeviceStream*, float* x, int rows, int n_head, int head_dim,
-                        const float* head_norm, float eps, const float* cos_sin, int n_pairs,
-                        RopePairs pairs);
-    void (*store_kv)(DeviceStream*, const KvLayer&, const KvSlot* slots, int n, const float* k,
-                     const float* v);
-    void (*attention)(DeviceStream*, const KvLayer&, int n_head, float scale,
-                      const DeviceAttentionRow* rows, int n, const float* q,
-                      const DeviceAttentionScratch&, float* out);
-
-    // score[t] = the scores of x[t], t < n, with the bits of the CPU's. x [n, w.cols], score
-    // [n, w.rows].
-    void (*sketch_scores)(DeviceStream*, const DeviceSketch& w, const float* x, int n,
-                          const DeviceSketchScratch&, float* score);
-    // Lists lists.n neurons of every list. score [lists.rows, n], null: every neuron. unpredicted
-    // and slot: [n] or null.
-    void (*select)(DeviceStream*, const float* score, float threshold, const uint8_t* unpredicted,
-                   const int32_t* slot, const DeviceLists&);
-    // scratch.sums = what the neurons of the hot lists send down for x. A row's bits do not depend
-    // on the rows beside it. Rows with one list for all have every neuron of the device in it if
-    // they are kDeviceTileRows or more.
-    void (*partial_ffn)(DeviceStream*, const DeviceNeurons&, const DeviceInput& x,
-                        const DeviceLists&, const DeviceFfnScratch&);
-    // y = other + the parts' sums in order + bias. other [rows, cols] may be y; it and bias may be
-    // null.
-    void (*merge)(DeviceStream*, const DeviceSums&, const float* other, const float* bias,
-                  float* y);
-    // Gives the CPU its half: x and the cold lists. If these are empty, only their lengths.
-    void (*publish)(DeviceStream*, const DeviceInput& x, const DeviceLists&, const DeviceExchange&);
-    // merge() with the sums of the CPU. If all cold lists are empty, the device does not wait for
-    // the CPU, which does not answer; where a row's hot list is, its sums are not read.
-    void (*merge_answer)(DeviceStream*, const DeviceSums&, const DeviceLists&,
-                         const DeviceExchange&, const float* bias, float* y);
-    // To measure them: the flags published and answered, round after round from 1 on.
-    void (*flag_rounds)(DeviceStream*, const DeviceExchange&, uint32_t rounds);
+#define DEVICE_OP(name, ...) void (*name)(DeviceStream*, __VA_ARGS__);
+#include "ggml/device_ops.inc"
+#undef DEVICE_OP
 };
 
 }  // namespace ggml

@@ -258,6 +258,15 @@ uint64_t largest_context(int index, uint64_t now) {
 
 }  // namespace
 
+const DeviceOps& ops() {
+    static const DeviceOps table = {
+#define DEVICE_OP(name, ...) name,
+#include "ggml/device_ops.inc"
+#undef DEVICE_OP
+    };
+    return table;
+}
+
 std::vector<DeviceInfo> devices(std::string& note) {
     std::vector<DeviceInfo> found;
     int n = 0;

@@ -209,10 +209,11 @@ void flag_rounds(DeviceStream*, const DeviceExchange&, uint32_t) {
 }  // namespace
 
 const DeviceOps& ops() {
-    static const DeviceOps table = {embed_rows,    norm,       quantise,    add,      activation,
-                                    matmul,        rope_table, place_heads, store_kv, attention,
-                                    sketch_scores, select,     partial_ffn, merge,    publish,
-                                    merge_answer,  flag_rounds};
+    static const DeviceOps table = {
+#define DEVICE_OP(name, ...) name,
+#include "ggml/device_ops.inc"
+#undef DEVICE_OP
+    };
     return table;
 }
 
