@@ -11,7 +11,6 @@
 #include "load/storage_plan.h"
 #include "load/ways.h"
 #include "session/state.h"
-#include "tools/measure.h"
 
 using namespace powerinfer::api;
 
@@ -121,46 +120,6 @@ const char* pi_device_note(void) {
     return guarded_or("", [] { return ggml::device_note(); });
 }
 
-pi_status pi_measure_read(int32_t n_threads, uint64_t n_bytes, double* bytes_per_s) {
-    return guarded([&] {
-        require(bytes_per_s && n_bytes >= 64, "nothing to measure");
-        *bytes_per_s = powerinfer::measure_read(n_threads, n_bytes);
-    });
-}
-
-pi_status pi_measure_product(uint32_t type, int32_t n_threads, int32_t n_tokens, double* per_s) {
-    return guarded([&] {
-        require(per_s && n_tokens >= 1 && n_tokens <= 4096, "n_tokens must be from 1 to 4096");
-        const ggml::DTypeInfo* t = ggml::find_dtype(type);
-        require(t && t->is_float() && t->encode, "a type that cannot be encoded");
-        *per_s = powerinfer::measure_product(*t, n_threads, n_tokens);
-    });
-}
-
-pi_status pi_measure_device(const char* id, uint64_t n_bytes, pi_device_report* out) {
-    return guarded([&] {
-        require(id && out, "id and out must not be NULL");
-        require(n_bytes >= 4096, "n_bytes must be at least 4096");
-        const powerinfer::DeviceReport found = powerinfer::measure_device(id, n_bytes);
-        pi_device_report r{};
-        std::snprintf(r.name, sizeof r.name, "%s", found.info.name.c_str());
-        std::snprintf(r.driver, sizeof r.driver, "%s", found.info.driver.c_str());
-        r.compute = found.info.compute;
-        r.driver_cuda = found.info.driver_cuda;
-        r.cuda = found.info.cuda;
-        r.total_bytes = found.info.total_bytes;
-        r.free_bytes = found.free_bytes;
-        r.context_bytes = found.context_bytes;
-        r.copy_per_s = found.copy_per_s;
-        r.in_per_s = found.in_per_s;
-        r.out_per_s = found.out_per_s;
-        r.flag_s = found.flag_s;
-        r.launch_s = found.launch_s;
-        r.node_s = found.node_s;
-        give(out, r);
-    });
-}
-
 // ---- Plans and models ---------------------------------------------------------------------------
 
 pi_model_params pi_model_default_params(void) {
@@ -266,24 +225,6 @@ pi_status pi_model_plan(const pi_model* model, const pi_session_params* session,
         require(model && out, "model and out must not be NULL");
         const pi_session_params s = params_or(session, pi_session_default_params());
         *out = new pi_plan{powerinfer::make_plan(*model->model, s)};
-    });
-}
-
-int64_t pi_model_device_neurons(const pi_model* m) {
-    int64_t n = 0;
-    for (int64_t i = 0; i < m->model->config.n_layer; i++) n += m->model->device_neurons(i);
-    return n;
-}
-
-int64_t pi_model_layer_device_neurons(const pi_model* m, int32_t layer) {
-    return layer >= 0 && layer < m->model->config.n_layer ? m->model->device_neurons(layer) : 0;
-}
-
-uint64_t pi_model_device_bytes(const pi_model* m) {
-    return guarded_or(uint64_t(0), [&]() -> uint64_t {
-        if (!m->model->device) return 0;
-        const ggml::Device& device = *m->model->device->device;
-        return device.allocated_bytes() + device.context_bytes();
     });
 }
 

@@ -13,6 +13,7 @@
 #include "ggml/status.h"
 #include "model/adapter.h"
 #include "model/model.h"
+#include "sampler/sampler.h"
 
 struct pi_gguf {
     const ggml::Gguf* gguf;
@@ -27,6 +28,10 @@ struct pi_model {
 
 struct pi_adapter {
     std::shared_ptr<const powerinfer::Adapter> adapter;
+};
+
+struct pi_sampler {
+    powerinfer::Sampler sampler;
 };
 
 namespace powerinfer::api {

@@ -1,18 +1,53 @@
-// The C API: reading from the disk.
-#include <algorithm>
+// C API (powerinfer_tools.h): measuring the machine, its devices and disks.
 #include <cmath>
 #include <cstdio>
-#include <mutex>
 
 #include "api/api.h"
-#include "device/device_model.h"
-#include "powerinfer.h"
-#include "storage/store.h"
 #include "tools/measure.h"
 
 using namespace powerinfer::api;
 
 extern "C" {
+
+pi_status pi_measure_read(int32_t n_threads, uint64_t n_bytes, double* bytes_per_s) {
+    return guarded([&] {
+        require(bytes_per_s && n_bytes >= 64, "nothing to measure");
+        *bytes_per_s = powerinfer::measure_read(n_threads, n_bytes);
+    });
+}
+
+pi_status pi_measure_product(uint32_t type, int32_t n_threads, int32_t n_tokens, double* per_s) {
+    return guarded([&] {
+        require(per_s && n_tokens >= 1 && n_tokens <= 4096, "n_tokens must be from 1 to 4096");
+        const ggml::DTypeInfo* t = ggml::find_dtype(type);
+        require(t && t->is_float() && t->encode, "a type that cannot be encoded");
+        *per_s = powerinfer::measure_product(*t, n_threads, n_tokens);
+    });
+}
+
+pi_status pi_measure_device(const char* id, uint64_t n_bytes, pi_device_report* out) {
+    return guarded([&] {
+        require(id && out, "id and out must not be NULL");
+        require(n_bytes >= 4096, "n_bytes must be at least 4096");
+        const powerinfer::DeviceReport found = powerinfer::measure_device(id, n_bytes);
+        pi_device_report r{};
+        std::snprintf(r.name, sizeof r.name, "%s", found.info.name.c_str());
+        std::snprintf(r.driver, sizeof r.driver, "%s", found.info.driver.c_str());
+        r.compute = found.info.compute;
+        r.driver_cuda = found.info.driver_cuda;
+        r.cuda = found.info.cuda;
+        r.total_bytes = found.info.total_bytes;
+        r.free_bytes = found.free_bytes;
+        r.context_bytes = found.context_bytes;
+        r.copy_per_s = found.copy_per_s;
+        r.in_per_s = found.in_per_s;
+        r.out_per_s = found.out_per_s;
+        r.flag_s = found.flag_s;
+        r.launch_s = found.launch_s;
+        r.node_s = found.node_s;
+        give(out, r);
+    });
+}
 
 pi_disk_params pi_disk_default_params(void) {
     const powerinfer::DiskLoad load;
@@ -41,72 +76,6 @@ pi_status pi_measure_disk(const char* path, const pi_disk_params* params, pi_dis
         r.bytes_per_s = found.bytes_per_s;
         r.cpu_s = found.cpu_s;
         give(out, r);
-    });
-}
-
-pi_status pi_model_storage(const pi_model* m, pi_storage_report* out) {
-    return guarded([&] {
-        require(m && out, "model and out must not be NULL");
-        pi_storage_report r{};
-        r.path = "";
-        if (powerinfer::NeuronStore* const store = m->model->store.get()) {
-            const ggml::Reader& reader = store->reader();
-            const powerinfer::StoreShape& shape = store->shape();
-            r.stored = true;
-            r.direct = reader.direct();
-            std::snprintf(r.io, sizeof r.io, "%s", reader.name());
-            std::snprintf(r.note, sizeof r.note, "%s", reader.note().c_str());
-            r.path = reader.path().c_str();
-            r.arena_bytes = shape.arena_bytes();
-            const std::lock_guard<std::mutex> alone(store->mutex);
-            r.first_slots = store->residency().shape().first_slots;
-            r.rest_slots = store->residency().shape().rest_slots;
-            r.first_used = store->residency().used(powerinfer::Half::first);
-            r.rest_used = store->residency().used(powerinfer::Half::rest);
-        }
-        give(out, r);
-    });
-}
-
-int64_t pi_model_layer_stored_neurons(const pi_model* m, int32_t layer) {
-    return guarded_or(int64_t(0), [&] {
-        powerinfer::NeuronStore* const store = m->model->store.get();
-        int64_t n = 0;
-        if (!store || layer < 0 || layer >= m->model->config.n_layer) return n;
-        const std::lock_guard<std::mutex> alone(store->mutex);
-        const auto experts = int32_t(std::max<int64_t>(1, m->model->config.n_expert));
-        for (int32_t b = layer * experts; b < (layer + 1) * experts; b++) {
-            n += store->blocks().size(b) - store->resident(b);
-        }
-        return n;
-    });
-}
-
-pi_status pi_model_tiers(const pi_model* m, int32_t layer, uint8_t* out, size_t capacity) {
-    enum : uint8_t { storage, ram, on_device };
-    return guarded([&] {
-        require(m && out, "model and out must not be NULL");
-        const powerinfer::Model& model = *m->model;
-        const int64_t n_layer = int64_t(model.layers.size()), n_ff = model.config.n_ff;
-        require(layer >= 0 && layer < n_layer, "no such layer");
-        const int64_t experts = std::max<int64_t>(1, model.config.n_expert);
-        require(capacity >= size_t(experts * n_ff), "the buffer for the tiers is too small");
-        std::fill_n(out, experts * n_ff, ram);
-        if (model.device_neurons(layer)) {
-            const std::vector<int32_t>& slot = model.device->share.slot[size_t(layer)];
-            for (int64_t i = 0; i < n_ff; i++) {
-                if (slot.empty() || slot[size_t(i)] >= 0) out[i] = on_device;
-            }
-        }
-        powerinfer::NeuronStore* const store = model.store.get();
-        if (!store) return;
-        const std::lock_guard<std::mutex> alone(store->mutex);
-        for (int32_t b = layer * int32_t(experts); b < (layer + 1) * int32_t(experts); b++) {
-            uint8_t* const block = out + (b % experts) * n_ff;
-            for (int32_t i = 0; i < store->blocks().size(b); i++) {
-                if (!store->is_resident(b, i)) block[store->row_of(b, i)] = storage;
-            }
-        }
     });
 }
 

@@ -1,8 +1,7 @@
-// C API (powerinfer.h): sessions and sampling.
+// C API (powerinfer.h): sessions.
 #include <cmath>
 
 #include "api/api.h"
-#include "sampler/sampler.h"
 #include "session/session.h"
 #include "session/state.h"
 
@@ -12,18 +11,9 @@ struct pi_session {
     powerinfer::Session session;
 };
 
-struct pi_sampler {
-    powerinfer::Sampler sampler;
-};
-
-struct pi_breakers {
-    std::shared_ptr<const powerinfer::Breakers> breakers;
-};
-
 namespace {
 
 constexpr const char* kNoSession = "session must not be NULL";
-constexpr const char* kNoSampler = "sampler must not be NULL";
 
 // Gives a layer's recording. `find` returns it, or null if there is none.
 template <typename T, typename F>
@@ -40,8 +30,6 @@ pi_status recorded(const pi_session* s, int32_t layer, const T** out, F find) no
 }  // namespace
 
 extern "C" {
-
-// ---- Sessions -----------------------------------------------------------------------------------
 
 pi_session_params pi_session_default_params(void) {
     pi_session_params p{};
@@ -135,6 +123,21 @@ pi_status pi_embedding(const pi_session* s, int32_t i, const float** out) {
         require(s && out, "session and out must not be NULL");
         require(s->session.params.embedding, "the session keeps logits, not embeddings");
         *out = s->session.result(i);
+    });
+}
+
+pi_status pi_sample_rows(pi_session* s, pi_sampler* const* samplers, const int32_t* rows, int32_t n,
+                         int32_t* tokens) {
+    return guarded([&] {
+        require(s && n >= 0 && (n == 0 || (samplers && rows && tokens)),
+                "session, samplers, rows and tokens must not be NULL, n not negative");
+        require(!s->session.params.embedding, "the session keeps embeddings, not logits");
+        std::vector<powerinfer::Sampler*> use(static_cast<size_t>(n));
+        for (int32_t i = 0; i < n; i++) {
+            require(samplers[i], "a sampler must not be NULL");
+            use[size_t(i)] = &samplers[i]->sampler;
+        }
+        s->session.sample(use.data(), rows, n, tokens);
     });
 }
 
@@ -310,105 +313,6 @@ pi_status pi_session_op_at(const pi_session* s, int32_t i, pi_op_time* out) {
         require(s && i >= 0 && i < pi_session_n_ops(s), "no such operator");
         const ggml::Profile::Entry& e = s->session.context.profile.entries[size_t(i)];
         give(out, {0, e.part, e.op, e.calls, e.seconds, e.bytes});
-    });
-}
-
-// ---- Sampling -----------------------------------------------------------------------------------
-
-pi_sampler_params pi_sampler_default_params(void) {
-    pi_sampler_params p{};
-    p.struct_size = sizeof(p);
-    p.temperature = 0.8f;
-    p.top_k = 40;
-    p.top_p = 0.95f;
-    p.min_p = 0.05f;
-    p.typical_p = 1.0f;
-    p.repeat_penalty = 1.0f;
-    p.repeat_last_n = 64;
-    p.top_n_sigma = -1.0f;
-    p.xtc_threshold = 0.1f;
-    p.dynatemp_exponent = 1.0f;
-    p.mirostat_tau = 5.0f;
-    p.mirostat_eta = 0.1f;
-    p.dry_base = 1.75f;
-    p.dry_allowed_length = 2;
-    p.dry_penalty_last_n = -1;
-    return p;
-}
-
-pi_status pi_breakers_new(const pi_model* m, const char* const* texts, const size_t* lengths,
-                          int32_t n, pi_breakers** out) {
-    return guarded([&] {
-        require(m && n >= 0 && (n == 0 || (texts && lengths)) && out,
-                "model, texts, lengths and out must not be NULL, n not negative");
-        std::vector<std::string_view> found;
-        for (int32_t i = 0; i < n; i++) {
-            require(texts[i], "a text must not be NULL");
-            found.emplace_back(texts[i], lengths[i]);
-        }
-        *out =
-            new pi_breakers{std::make_shared<const powerinfer::Breakers>(m->model->vocab, found)};
-    });
-}
-
-void pi_breakers_free(pi_breakers* breakers) {
-    delete breakers;
-}
-
-pi_status pi_sampler_new(const pi_sampler_params* params, pi_sampler** out) {
-    return guarded([&] {
-        require(out, "out must not be NULL");
-        const pi_sampler_params p = params_or(params, pi_sampler_default_params());
-        const pi_breakers* breakers = p.dry_sequence_breakers;
-        *out = new pi_sampler{powerinfer::Sampler(p, breakers ? breakers->breakers : nullptr)};
-    });
-}
-
-void pi_sampler_free(pi_sampler* sampler) {
-    delete sampler;
-}
-
-pi_status pi_sample(pi_sampler* sampler, const float* logits, int32_t n_vocab, int32_t* token) {
-    return guarded([&] {
-        require(sampler && logits && n_vocab > 0 && token,
-                "sampler, logits and token must not be NULL, n_vocab must be positive");
-        *token = sampler->sampler.sample(logits, n_vocab);
-    });
-}
-
-pi_status pi_sample_rows(pi_session* s, pi_sampler* const* samplers, const int32_t* rows, int32_t n,
-                         int32_t* tokens) {
-    return guarded([&] {
-        require(s && n >= 0 && (n == 0 || (samplers && rows && tokens)),
-                "session, samplers, rows and tokens must not be NULL, n not negative");
-        require(!s->session.params.embedding, "the session keeps embeddings, not logits");
-        std::vector<powerinfer::Sampler*> use(static_cast<size_t>(n));
-        for (int32_t i = 0; i < n; i++) {
-            require(samplers[i], "a sampler must not be NULL");
-            use[size_t(i)] = &samplers[i]->sampler;
-        }
-        s->session.sample(use.data(), rows, n, tokens);
-    });
-}
-
-pi_status pi_sampler_accept(pi_sampler* sampler, int32_t token) {
-    return guarded([&] {
-        require(sampler, kNoSampler);
-        sampler->sampler.accept(token);
-    });
-}
-
-pi_status pi_sampler_reset(pi_sampler* sampler) {
-    return guarded([&] {
-        require(sampler, kNoSampler);
-        sampler->sampler.reset();
-    });
-}
-
-pi_status pi_sampler_seed(pi_sampler* sampler, uint64_t seed) {
-    return guarded([&] {
-        require(sampler, kNoSampler);
-        sampler->sampler.seed(seed);
     });
 }
 

@@ -1,0 +1,98 @@
+// C API (powerinfer.h): where an open model's neurons are.
+#include <algorithm>
+#include <cstdio>
+#include <mutex>
+
+#include "api/api.h"
+#include "device/device_model.h"
+#include "storage/store.h"
+
+using namespace powerinfer::api;
+
+extern "C" {
+
+int64_t pi_model_device_neurons(const pi_model* m) {
+    int64_t n = 0;
+    for (int64_t i = 0; i < m->model->config.n_layer; i++) n += m->model->device_neurons(i);
+    return n;
+}
+
+int64_t pi_model_layer_device_neurons(const pi_model* m, int32_t layer) {
+    return layer >= 0 && layer < m->model->config.n_layer ? m->model->device_neurons(layer) : 0;
+}
+
+uint64_t pi_model_device_bytes(const pi_model* m) {
+    return guarded_or(uint64_t(0), [&]() -> uint64_t {
+        if (!m->model->device) return 0;
+        const ggml::Device& device = *m->model->device->device;
+        return device.allocated_bytes() + device.context_bytes();
+    });
+}
+
+pi_status pi_model_storage(const pi_model* m, pi_storage_report* out) {
+    return guarded([&] {
+        require(m && out, "model and out must not be NULL");
+        pi_storage_report r{};
+        r.path = "";
+        if (powerinfer::NeuronStore* const store = m->model->store.get()) {
+            const ggml::Reader& reader = store->reader();
+            const powerinfer::StoreShape& shape = store->shape();
+            r.stored = true;
+            r.direct = reader.direct();
+            std::snprintf(r.io, sizeof r.io, "%s", reader.name());
+            std::snprintf(r.note, sizeof r.note, "%s", reader.note().c_str());
+            r.path = reader.path().c_str();
+            r.arena_bytes = shape.arena_bytes();
+            const std::lock_guard<std::mutex> alone(store->mutex);
+            r.first_slots = store->residency().shape().first_slots;
+            r.rest_slots = store->residency().shape().rest_slots;
+            r.first_used = store->residency().used(powerinfer::Half::first);
+            r.rest_used = store->residency().used(powerinfer::Half::rest);
+        }
+        give(out, r);
+    });
+}
+
+int64_t pi_model_layer_stored_neurons(const pi_model* m, int32_t layer) {
+    return guarded_or(int64_t(0), [&] {
+        powerinfer::NeuronStore* const store = m->model->store.get();
+        int64_t n = 0;
+        if (!store || layer < 0 || layer >= m->model->config.n_layer) return n;
+        const std::lock_guard<std::mutex> alone(store->mutex);
+        const auto experts = int32_t(std::max<int64_t>(1, m->model->config.n_expert));
+        for (int32_t b = layer * experts; b < (layer + 1) * experts; b++) {
+            n += store->blocks().size(b) - store->resident(b);
+        }
+        return n;
+    });
+}
+
+pi_status pi_model_tiers(const pi_model* m, int32_t layer, uint8_t* out, size_t capacity) {
+    enum : uint8_t { storage, ram, on_device };
+    return guarded([&] {
+        require(m && out, "model and out must not be NULL");
+        const powerinfer::Model& model = *m->model;
+        const int64_t n_layer = int64_t(model.layers.size()), n_ff = model.config.n_ff;
+        require(layer >= 0 && layer < n_layer, "no such layer");
+        const int64_t experts = std::max<int64_t>(1, model.config.n_expert);
+        require(capacity >= size_t(experts * n_ff), "the buffer for the tiers is too small");
+        std::fill_n(out, experts * n_ff, ram);
+        if (model.device_neurons(layer)) {
+            const std::vector<int32_t>& slot = model.device->share.slot[size_t(layer)];
+            for (int64_t i = 0; i < n_ff; i++) {
+                if (slot.empty() || slot[size_t(i)] >= 0) out[i] = on_device;
+            }
+        }
+        powerinfer::NeuronStore* const store = model.store.get();
+        if (!store) return;
+        const std::lock_guard<std::mutex> alone(store->mutex);
+        for (int32_t b = layer * int32_t(experts); b < (layer + 1) * int32_t(experts); b++) {
+            uint8_t* const block = out + (b % experts) * n_ff;
+            for (int32_t i = 0; i < store->blocks().size(b); i++) {
+                if (!store->is_resident(b, i)) block[store->row_of(b, i)] = storage;
+            }
+        }
+    });
+}
+
+}  // extern "C"
