@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "files/write_bundle.h"
-#include "load/storage_plan.h"
+#include "load/open_store.h"
 #include "sessions.h"
 
 namespace stored {

@@ -4,7 +4,7 @@
 
 #include "circle.h"
 #include "files/write_bundle.h"
-#include "load/storage_plan.h"
+#include "load/open_store.h"
 #include "sessions.h"
 #include "storage/simulate_cache.h"
 

@@ -4,6 +4,7 @@
 
 #include "circle.h"
 #include "load/plan.h"
+#include "load/storage_plan.h"
 #include "stored_models.h"
 
 namespace {

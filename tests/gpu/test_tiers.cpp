@@ -10,7 +10,7 @@
 #include "files/write_bundle.h"
 #include "forward/device_forward.h"
 #include "gpu/splits.h"
-#include "load/storage_plan.h"
+#include "load/open_store.h"
 
 using namespace splits;
 using faulty::Fault;

@@ -7,8 +7,8 @@
 
 #include "ggml/device.h"
 #include "ggml/threads.h"
+#include "load/open_store.h"
 #include "load/plan.h"
-#include "load/storage_plan.h"
 #include "load/ways.h"
 #include "session/state.h"
 

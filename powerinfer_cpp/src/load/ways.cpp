@@ -4,7 +4,6 @@
 
 #include "ggml/file_io.h"
 #include "ggml/sizes.h"
-#include "load/storage_plan.h"
 
 namespace powerinfer {
 

@@ -19,7 +19,7 @@
 #include "ablation.h"
 #include "ggml/status.h"
 #include "gpu/tools/arguments.h"
-#include "load/storage_plan.h"
+#include "load/open_store.h"
 #include "session/session.h"
 #include "storage/store.h"
 

@@ -1,0 +1,35 @@
+#include "load/stored_blocks.h"
+
+namespace powerinfer {
+
+std::vector<int32_t> stored_rows(const Model& m, const Ffn& f, int64_t layer) {
+    std::vector<int32_t> rows;
+    const bool shared = m.device && m.device->share.has(layer);
+    if (shared && !m.device->share.splits(layer)) return rows;
+    for (int32_t i = 0; i < int32_t(f.neurons.n); i++) {
+        if (!shared || m.device->share.slot[size_t(layer)][size_t(i)] < 0) rows.push_back(i);
+    }
+    return rows;
+}
+
+std::vector<StoredPredictor> stored_predictors(const Model& m) {
+    const Config& c = m.config;
+    std::vector<StoredPredictor> blocks(size_t(c.n_layer * c.n_expert));
+    for (const WeightSpec& w : m.weights) {
+        if (!w.by_expert()) continue;
+        const int64_t block = layer_of(w.name) * c.n_expert + w.row0 / w.rows;
+        const auto layout = w.strips() ? ggml::Layout::strips : ggml::Layout::rows;
+        blocks[size_t(block)].push_back(
+            {w.file_offset(), {w.tensor->type, layout, w.rows, w.cols, nullptr}});
+    }
+    return blocks;
+}
+
+ggml::ReaderOptions reader_options(const StoreLayout& layout) {
+    ggml::ReaderOptions options;
+    options.align = uint32_t(layout.align);
+    options.depth = 256;  // in flight
+    return options;
+}
+
+}  // namespace powerinfer

@@ -1,0 +1,33 @@
+// The blocks of a model whose neurons stay on the disk: one a layer, or one an expert. For the plan
+// and for the store.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "ggml/reader.h"
+#include "model/model.h"
+#include "storage/predictor_pages.h"
+
+namespace powerinfer {
+
+// use(block, layer).
+template <typename F>
+void for_blocks(const Model& m, const F& use) {
+    for (size_t i = 0; i < m.layers.size(); i++) {
+        const Layer& l = m.layers[i];
+        if (l.experts.empty()) use(l.ffn, int64_t(i));
+        for (const Ffn& e : l.experts) use(e, int64_t(i));
+    }
+}
+
+// The neurons of a block that the device does not have, ascending: those that the store has.
+std::vector<int32_t> stored_rows(const Model& model, const Ffn& block, int64_t layer);
+
+// Where the file has the predictors of experts.
+std::vector<StoredPredictor> stored_predictors(const Model& model);
+
+// How a file with such a layout is read.
+ggml::ReaderOptions reader_options(const StoreLayout& layout);
+
+}  // namespace powerinfer
