@@ -26,7 +26,7 @@ struct DeviceShare {
     // in the order of the neurons. Empty for layers whose neurons are not split: RAM holds those
     // before first_layer, the device the others.
     std::vector<std::vector<int32_t>> slot;
-    // Bytes of a piece in which rows of prompts get the neurons of RAM (NeuronStream); 0: the CPU
+    // Bytes of a piece in which rows of prompts get the neurons of RAM (PromptUpload); 0: the CPU
     // computes these.
     uint64_t piece = 0;
 

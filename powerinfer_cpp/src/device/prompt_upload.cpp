@@ -39,7 +39,7 @@ void pack(ggml::Context& context, const NeuronRows& w, int64_t cols, const int32
           uint8_t* out) {
     const int64_t stride = ggml::device_row_bytes(w.type, cols);
     const int64_t stored = ggml::info(w.type).size(cols);
-    context.threads.run(n, NeuronStream::kNeurons, [&](int64_t begin, int64_t end, int) {
+    context.threads.run(n, PromptUpload::kNeurons, [&](int64_t begin, int64_t end, int) {
         std::vector<uint8_t> unfolded(w.folded ? size_t(stored) : 0);
         for (int64_t i = begin; i < end; i++) {
             const int64_t place = w.place ? w.place[rows[i]] : rows[i];
@@ -55,7 +55,7 @@ void pack(ggml::Context& context, const NeuronRows& w, int64_t cols, const int32
 
 }  // namespace
 
-NeuronStream::NeuronStream(ggml::Device& device, uint64_t piece)
+PromptUpload::PromptUpload(ggml::Device& device, uint64_t piece)
     : device_(device),
       piece_(piece),
       there_(device, 2 * piece, "neurons on their way"),
@@ -67,11 +67,11 @@ NeuronStream::NeuronStream(ggml::Device& device, uint64_t piece)
     copies_ = {device, device.new_stream()};
 }
 
-uint64_t NeuronStream::bytes(const std::vector<DType>& formats, int64_t cols, int64_t n) {
+uint64_t PromptUpload::bytes(const std::vector<DType>& formats, int64_t cols, int64_t n) {
     return ggml::carved_bytes<Piece>(formats, cols, n);
 }
 
-uint64_t NeuronStream::run(ggml::Context& context, const ggml::Neurons& w,
+uint64_t PromptUpload::run(ggml::Context& context, const ggml::Neurons& w,
                            const std::vector<int32_t>& rows, const Bring& bring,
                            ggml::DeviceStream* stream, const Use& use) {
     const std::vector<const NeuronRows*> parts = matrices(w);

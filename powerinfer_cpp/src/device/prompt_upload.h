@@ -13,11 +13,11 @@
 
 namespace powerinfer {
 
-class NeuronStream {
+class PromptUpload {
  public:
     // Allocates twice `piece` bytes on the device, and in pinned memory. Throws Error(memory |
     // device).
-    NeuronStream(ggml::Device& device, uint64_t piece);
+    PromptUpload(ggml::Device& device, uint64_t piece);
 
     // Puts into `stream` what use() puts there for each piece of the neurons: those of `rows`,
     // which are rows of w, ascending. A piece has as many neurons as fit, in multiples of kNeurons:

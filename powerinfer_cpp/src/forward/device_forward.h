@@ -68,7 +68,7 @@ class DeviceForward : public DeviceKv {
     ggml::DeviceFfnScratch ffn_scratch(int64_t i) const;
     void put_hot(int64_t i);
     void put_merge(const Pass& p, int64_t i, const Kind& kind);
-    uint64_t stream_cold(const Pass& p, int64_t i, const NeuronStream::Use& use);
+    uint64_t stream_cold(const Pass& p, int64_t i, const PromptUpload::Use& use);
     void put_matrices(int64_t i);
     void put_norm(const NormWeights& w, float* x, const ggml::DeviceInput& y);
     void put_products(const ggml::DeviceInput& x,

@@ -257,7 +257,7 @@ void DeviceForward::put_merge(const Pass& p, int64_t i, const Kind& kind) {
 }
 
 // Sends the CPU's neurons of a layer to the device, from RAM, or as the disk brings them.
-uint64_t DeviceForward::stream_cold(const Pass& p, int64_t i, const NeuronStream::Use& use) {
+uint64_t DeviceForward::stream_cold(const Pass& p, int64_t i, const PromptUpload::Use& use) {
     const ggml::Neurons& cold = on_.cold[size_t(i)];
     const std::vector<int32_t>& rows = on_.cold_rows[size_t(i)];
     if (!p.store) {

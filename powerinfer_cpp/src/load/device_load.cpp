@@ -36,7 +36,7 @@ void allocate_device(Model& m) {
     on.weights = {*on.device, m.plan.device, "weights"};
     on.slots = {*on.device, n, "slots"};
     on.unpredicted = {*on.device, n, "unpredicted"};
-    if (on.share.piece) on.stream = std::make_unique<NeuronStream>(*on.device, on.share.piece);
+    if (on.share.piece) on.stream = std::make_unique<PromptUpload>(*on.device, on.share.piece);
 }
 
 void load_device_tables(Model& m) {

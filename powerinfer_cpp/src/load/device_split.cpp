@@ -59,7 +59,7 @@ class Chooser {
         return sum;
     }
 
-    // Bytes of a piece of neurons on their way to the device (NeuronStream), which has two of them:
+    // Bytes of a piece of neurons on their way to the device (PromptUpload), which has two of them:
     // at most kPiece, 1/16 of what is left for neurons, and a whole layer; 0 if that is not enough
     // for a few neurons of every layer.
     uint64_t piece(int64_t first, uint64_t left) const {
@@ -70,8 +70,8 @@ class Chooser {
             std::vector<ggml::DType> formats;
             for (const DeviceMatrix& m : rows_[i]) formats.push_back(m.type);
             if (formats.empty()) continue;
-            const auto bytes = [&](int64_t n) { return NeuronStream::bytes(formats, c.n_embd, n); };
-            least = std::max(least, bytes(NeuronStream::kNeurons));
+            const auto bytes = [&](int64_t n) { return PromptUpload::bytes(formats, c.n_embd, n); };
+            least = std::max(least, bytes(PromptUpload::kNeurons));
             most = std::max(most, bytes(c.n_ff));
         }
         uint64_t piece = std::min({kPiece, left / 16, most});
