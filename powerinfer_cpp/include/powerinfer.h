@@ -430,8 +430,12 @@ int32_t pi_model_n_vocab(const pi_model* model);
 int32_t pi_model_n_ctx(const pi_model* model); /* positions that it was trained with */
 int32_t pi_model_n_embd(const pi_model* model);
 int32_t pi_model_n_layer(const pi_model* model);
-int32_t pi_model_n_ff(const pi_model* model);        /* neurons of a layer, or of one expert */
-int32_t pi_model_n_expert(const pi_model* model);    /* experts of a layer; 0: no experts */
+/* Neurons of a layer, or of one expert; experts of a layer, 0 without experts. -1 if layers differ in
+ * it: then see those of each layer, which are 0 where a layer has no feed-forward block. */
+int32_t pi_model_n_ff(const pi_model* model);
+int32_t pi_model_n_expert(const pi_model* model);
+int32_t pi_model_layer_n_ff(const pi_model* model, int32_t layer);
+int32_t pi_model_layer_n_expert(const pi_model* model, int32_t layer);
 uint64_t pi_model_n_params(const pi_model* model);   /* weights in the file */
 uint64_t pi_model_n_bytes(const pi_model* model);    /* their bytes */
 bool pi_model_has_predictors(const pi_model* model); /* in at least one layer */
@@ -596,7 +600,8 @@ pi_status pi_session_work(const pi_session* session, pi_work* out);
 pi_status pi_session_neurons(const pi_session* session, int32_t first, int32_t n,
                              pi_neuron_counts* out);
 
-/* Recordings of a layer; PI_ERROR_ARGUMENT if `record` does not include them. A neuron fires if the
+/* Recordings of a layer, whose n_ff and n_expert are meant; PI_ERROR_ARGUMENT if `record` does not
+ * include them, PI_ERROR_UNSUPPORTED if the layer has no feed-forward block. A neuron fires if the
  * value that multiplies its down row is not zero; in mixtures only for rows that chose its expert.
  * pi_firing_counts: [max(1, n_expert), n_ff] over all rows of the session, possibly including rows
  * of failed calls. pi_activations [rows, max(1, n_expert), n_ff] and pi_ffn_inputs [rows, n_embd]:
@@ -615,8 +620,8 @@ pi_status pi_input_squares(const pi_session* session, int32_t layer, int32_t inp
  * there is nothing of the last call. PI_ERROR_ARGUMENT if `record` is off. */
 pi_status pi_session_record(pi_session* session, bool on);
 /* With PI_RECORD_BITS: the neurons that the model computed for a row of the last call, less those
- * whose product with up was 0: bits [n_layer, max(1, n_expert), (n_ff + 7) / 8], where bit i % 8 of
- * byte i / 8 is neuron i. PI_ERROR_ARGUMENT if capacity is less than these bytes. */
+ * whose product with up was 0: for each layer bits [max(1, n_expert), (n_ff + 7) / 8], where bit
+ * i % 8 of byte i / 8 is neuron i. PI_ERROR_ARGUMENT if capacity is less than these bytes. */
 pi_status pi_fired_bits(const pi_session* session, int32_t row, uint8_t* out, size_t capacity);
 /* For the last row of the last call, with PI_RECORD_NEEDS: which neurons' first rows were needed
  * (gate, or up without a gate) and which neurons' other rows, [max(1, n_expert), n_ff] each. */

@@ -99,23 +99,16 @@ void same_models(const std::string& source, const std::string& target) {
         params.use_mmap = use_mmap;
         const auto a = Model::load(source, params), b = Model::load(target, params);
         CHECK(a->plan.packed == b->plan.packed);
-        const int64_t cols = a->config.n_embd, n = a->config.n_ff;
+        const int64_t cols = a->config.n_embd, n = a->ffns[0]->n_ff;
         for (size_t l = 0; l < a->layers.size(); l++) {
-            const auto ffns = [&](const Model& m) {
-                const Layer& layer = m.layers[l];
-                std::vector<const Ffn*> all;
-                for (const Ffn& f : layer.experts) all.push_back(&f);
-                if (all.empty()) all.push_back(&layer.ffn);
-                return all;
-            };
-            const auto one = ffns(*a), other = ffns(*b);
+            const std::vector<Ffn>&one = a->ffns[l]->blocks, &other = b->ffns[l]->blocks;
             CHECK(one.size() == other.size());
             for (size_t e = 0; e < one.size(); e++) {
-                const ggml::Neurons &x = one[e]->neurons, &y = other[e]->neurons;
+                const ggml::Neurons &x = one[e].neurons, &y = other[e].neurons;
                 CHECK(same_rows(x.gate, y.gate, n, cols) && same_rows(x.up, y.up, n, cols) &&
                       same_rows(x.down, y.down, n, cols));
-                const StoredNeurons& stored = other[e]->stored;
-                CHECK(!one[e]->stored && stored);
+                const StoredNeurons& stored = other[e].stored;
+                CHECK(!one[e].stored && stored);
                 std::vector<uint8_t> neuron(size_t(stored.layout.stride));
                 for (int64_t i : {int64_t(0), n - 1}) {
                     b->file.files[size_t(stored.file)]->read(stored.offset_of(i), neuron.data(),

@@ -195,7 +195,8 @@ void test_sizes_beyond_64_bits() {
     const auto model = load(path);
     const Config& c = model->config;
     // 2 layers, keys and values, heads, floats, positions, sequences.
-    CHECK(c.n_layer * 2 * c.n_head_kv == 1 << 8 && c.head_dim * 4 == 1 << 18);
+    const auto& attention = *model->layers[0].find<Attention>();
+    CHECK(c.n_layer * 2 * attention.n_head_kv == 1 << 8 && attention.head_dim * 4 == 1 << 18);
     CHECK(c.n_ctx == 1 << 30 && params.n_seq == 1 << 8);
     const std::string why = refused_session(model, params);
     CHECK(why.find("a context of 1073741824 positions would take 17592186044416 MiB") == 0);

@@ -58,15 +58,14 @@ pi_session_params recording(int32_t record, int32_t sparse, int32_t n_ubatch, in
 
 // What `flags` says of a row: [n_layer][n_blocks * n_ff], as bits.
 template <typename F>
-std::vector<uint8_t> packed(const Config& c, const F& flags) {
+std::vector<uint8_t> packed(const Model& m, const F& flags) {
     std::vector<uint8_t> bits;
-    const int64_t blocks = std::max<int64_t>(1, c.n_expert);
-    for (int64_t layer = 0; layer < c.n_layer; layer++) {
-        const bool* const of_layer = flags(layer);
-        for (int64_t b = 0; b < blocks; b++) {
-            for (int64_t i = 0; i < c.n_ff; i++) {
+    for (const FeedForward* part : m.ffns) {
+        const bool* const of_layer = flags(part->layer);
+        for (int64_t b = 0; b < part->n_blocks(); b++) {
+            for (int64_t i = 0; i < part->n_ff; i++) {
                 if (i % 8 == 0) bits.push_back(0);
-                bits.back() |= uint8_t(of_layer[b * c.n_ff + i] << i % 8);
+                bits.back() |= uint8_t(of_layer[b * part->n_ff + i] << i % 8);
             }
         }
     }
@@ -88,7 +87,7 @@ std::vector<std::vector<uint8_t>> one_by_one(const std::shared_ptr<const Model>&
         const bool generated = i >= kPrompt;
         eval(session, {tokens[i]}, {nullptr, nullptr, &generated});
         all.push_back(
-            packed(model->config, [&](int64_t layer) { return session.record.fired(layer); }));
+            packed(*model, [&](int64_t layer) { return session.record.fired(layer); }));
     }
     return all;
 }
@@ -143,7 +142,7 @@ void test_switch() {
         };
         const auto counted = [&] {
             uint64_t n = 0;
-            for (int64_t i = 0; session.record.counts(0) && i < model->config.n_ff; i++) {
+            for (int64_t i = 0; session.record.counts(0) && i < model->ffns[0]->n_ff; i++) {
                 n += session.record.counts(0)[i];
             }
             return n;
@@ -183,7 +182,7 @@ void test_failed_call() {
 void check_tiers(const std::shared_ptr<const Model>& model) {
     const pi_model handle{model, {}};
     const Config& c = model->config;
-    std::vector<uint8_t> tiers(size_t(std::max<int64_t>(1, c.n_expert) * c.n_ff), 77);
+    std::vector<uint8_t> tiers(size_t(model->ffns[0]->n_blocks() * model->ffns[0]->n_ff), 77);
     int64_t stored = 0;
     for (int32_t layer = 0; layer < int32_t(c.n_layer); layer++) {
         CHECK(pi_model_tiers(&handle, layer, tiers.data(), tiers.size()) == PI_OK);

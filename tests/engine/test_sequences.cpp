@@ -402,7 +402,7 @@ void test_audit() {
         CHECK(lines.size() == 1 && lines[0].find("--sparse exact") != std::string::npos);
         const auto& seen = session.audit;
         int64_t fired = 0, found = 0;
-        for (int64_t i = 0; i < 2; i++) fired += seen.layer(i).fired, found += seen.layer(i).found;
+        for (int64_t i = 0; i < 2; i++) fired += seen.part(i).fired, found += seen.part(i).found;
         // In a random layer half the neurons fire, and a random predictor finds half of these.
         const double n_audited = 15 * 96 * 96 / 32.0;
         CHECK(std::fabs(double(fired) / n_audited - 0.5) < 0.1);
@@ -413,15 +413,15 @@ void test_audit() {
     logits(one, tokens, 1, 5);
     logits(many, tokens, 96, 5);
     for (int64_t i = 0; i < 2; i++) {
-        CHECK(one.audit.layer(i).fired == many.audit.layer(i).fired && one.audit.layer(i).fired);
-        CHECK(one.audit.layer(i).found == many.audit.layer(i).found);
+        CHECK(one.audit.part(i).fired == many.audit.part(i).fired && one.audit.part(i).fired);
+        CHECK(one.audit.part(i).found == many.audit.part(i).found);
     }
     // Prompts and models without predictors are not audited.
     lines.clear();
     Session prompts(model, listening(PI_SPARSE_AUTO)), exact(model, listening(PI_SPARSE_EXACT));
     for (int i = 0; i < 15; i++) logits(prompts, tokens);
     for (int i = 0; i < 15; i++) logits(exact, tokens, 96, 0);
-    CHECK(lines.empty() && prompts.audit.layer(0).fired == 0 && exact.audit.layer(0).fired == 0);
+    CHECK(lines.empty() && prompts.audit.part(0).fired == 0 && exact.audit.part(0).fired == 0);
 
     // Under `auto` a layer with a low recall in the file is computed exactly.
     Description poor = d;

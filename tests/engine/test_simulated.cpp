@@ -44,7 +44,7 @@ void decode(Session& session, const F& after) {
 void test_misses(const std::string& path, int32_t sparse, double first_share, double rest_share) {
     pi_session_params params = one_by_one(sparse);
     const auto whole = load(path);
-    const int64_t n = whole->config.n_ff, n_layer = whole->config.n_layer;
+    const int64_t n = whole->ffns[0]->n_ff, n_layer = whole->config.n_layer;
     std::vector<uint8_t> first, rest;
     params.record = PI_RECORD_NEEDS;
     Session recorded(whole, params);

@@ -101,8 +101,8 @@ void test_audits() {
         }
         std::vector<int64_t> found;
         for (int64_t layer = 0; layer < shape.n_layer; layer++) {
-            found.push_back(computing.audit.layer(layer).fired);
-            found.push_back(computing.audit.layer(layer).found);
+            found.push_back(computing.audit.part(layer).fired);
+            found.push_back(computing.audit.part(layer).found);
         }
         return found;
     };

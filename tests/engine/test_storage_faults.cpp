@@ -126,7 +126,7 @@ void test_changes() {
         const Floats expected = answer(load(good), session, kFew);
         const Bounds bounds = bounds_of(good, session);
         const auto probe = Model::inspect(good, model_params(bounds.least, session));
-        const StoredNeurons& neurons = probe->layers[1].ffn.stored;
+        const StoredNeurons& neurons = probe->ffns[1]->blocks[0].stored;
         const uint64_t size = fs::file_size(good);
         const ggml::TensorInfo* const rows = probe->file.gguf.find_tensor("token_embd.weight");
         CHECK(rows);

@@ -77,7 +77,7 @@ Neurons on_device(const Model& m) {
     Neurons found;
     for (int64_t l = m.device->share.first_layer; l < m.config.n_layer; l++) {
         const std::vector<int32_t>& slot = m.device->share.slot[size_t(l)];
-        for (int64_t n = 0; n < m.config.n_ff; n++) {
+        for (int64_t n = 0; n < m.ffns[0]->n_ff; n++) {
             if (slot.empty() || slot[size_t(n)] >= 0) found.insert({l, n});
         }
     }

@@ -86,7 +86,7 @@ void test_shape(const Shape& shape, int32_t sparse, double tolerance) {
         if (!(apart < tolerance)) std::fprintf(stderr, "budget %d: %g\n", i, apart);
         CHECK(apart < tolerance);
         if (i == 5) {
-            CHECK(neurons_on_device(*model) == whole->config.n_layer * whole->config.n_ff);
+            CHECK(neurons_on_device(*model) == whole->config.n_layer * whole->ffns[0]->n_ff);
             CHECK(model->device->share.head);
         }
 
@@ -134,7 +134,7 @@ void test_empty_halves() {
     const Floats expected = logits(load(split.path), tokens, split.params);
     split.model = load_on(split.path, range.most - 2000, split.params);
     const int64_t elsewhere =
-        split.model->config.n_layer * split.model->config.n_ff - neurons_on_device(*split.model);
+        split.model->config.n_layer * split.model->ffns[0]->n_ff - neurons_on_device(*split.model);
     CHECK(elsewhere > 0 && elsewhere < 20);
     static int left;
     left = -1;
@@ -167,7 +167,7 @@ void test_figures() {
     const Config& c = m.config;
     split.params.sparse = PI_SPARSE_PREDICTOR;
     const Tokens tokens = random_tokens(8, 6);
-    const uint64_t step = ggml::carved_bytes<DeviceStep>(c, split.params, m.device_layers(), 1);
+    const uint64_t step = ggml::carved_bytes<DeviceStep>(m, split.params, m.device_layers(), 1);
     for (bool stepwise : {false, true}) {
         split.params.stepwise = stepwise;
         Session session(split.model, split.params);
@@ -201,11 +201,12 @@ void test_figures() {
 
     // 7B with all layers split, a tenth of the neurons active and all of these in RAM: at most 48
     // KB per layer and token, with a context of 4096.
-    Config large;
+    Model model;
+    Config& large = model.config;
     large.n_embd = 4096, large.n_vocab = 32000, large.n_layer = 32;
     pi_session_params params = pi_session_default_params();
     params.n_ctx = 4096;
-    const uint64_t per_row = ggml::carved_bytes<DeviceStep>(large, params, large.n_layer, 1) +
+    const uint64_t per_row = ggml::carved_bytes<DeviceStep>(model, params, large.n_layer, 1) +
                              uint64_t(large.n_vocab) * 4;
     const uint64_t per_layer = uint64_t(large.n_embd) * 8 + 11008 / 10 * 4;
     CHECK(per_layer + per_row / uint64_t(large.n_layer) <= 48 << 10);

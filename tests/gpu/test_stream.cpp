@@ -53,7 +53,7 @@ void test_prompts(DType type, bool biases, double hot, double tolerance) {
     const uint64_t piece = m.device->share.piece;
     CHECK(piece > 0 && piece % ggml::kDeviceGranule == 0);
     int64_t elsewhere = 0;
-    for (int64_t i = 0; i < m.config.n_layer; i++) elsewhere += m.config.n_ff - m.device_neurons(i);
+    for (int64_t i = 0; i < m.config.n_layer; i++) elsewhere += m.ffns[0]->n_ff - m.device_neurons(i);
     CHECK(elsewhere > 0);
     const Tokens tokens = random_tokens(24, 3);
     Session cpu(load(s.path), s.params);
@@ -127,7 +127,7 @@ void test_none() {
     CHECK(load_on(s.path, s.range.least, s.params, -1, true)->device->share.piece == 0);
     const auto whole = load_on(s.path, s.range.most, s.params, -1, true);
     CHECK(whole->device->share.piece == 0 && !whole->device->stream);
-    CHECK(neurons_on_device(*whole) == whole->config.n_layer * whole->config.n_ff);
+    CHECK(neurons_on_device(*whole) == whole->config.n_layer * whole->ffns[0]->n_ff);
 }
 
 // Stopped at every check, and the run time's call n failing (where it does when it is told to): an

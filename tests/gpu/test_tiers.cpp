@@ -109,7 +109,7 @@ Floats answer(std::shared_ptr<const Model> model, const pi_session_params& param
 void check_places(const std::shared_ptr<const Model>& model, const Tiers& t) {
     const Model& m = *model;
     const NeuronStore& store = *m.store;
-    const int64_t n_ff = m.config.n_ff;
+    const int64_t n_ff = m.ffns[0]->n_ff;
     const pi_model handle{model, {}};
     std::vector<uint8_t> tiers(static_cast<size_t>(n_ff));
     for (int32_t i = 0; i < int32_t(m.config.n_layer); i++) {

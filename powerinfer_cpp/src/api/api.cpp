@@ -46,6 +46,22 @@ std::vector<pi_override> take_overrides(pi_model_params& p) {
     return all;
 }
 
+// The feed-forward part of a layer, if there is one.
+const powerinfer::FeedForward* ffn_of(const pi_model* m, int32_t layer) {
+    const auto& layers = m->model->layers;
+    if (layer < 0 || size_t(layer) >= layers.size()) return nullptr;
+    return layers[size_t(layer)].find<powerinfer::FeedForward>();
+}
+
+// What get(model, layer) says of every layer; -1 if they differ.
+int32_t of_equal_layers(const pi_model* m, int32_t (*get)(const pi_model*, int32_t)) {
+    const int32_t first = get(m, 0);
+    for (int32_t i = 1; i < pi_model_n_layer(m); i++) {
+        if (get(m, i) != first) return -1;
+    }
+    return first;
+}
+
 // The sessions that a model's parameters name, with all members; they point to them.
 struct Sessions {
     pi_session_params session = pi_session_default_params(), beside = session;
@@ -274,11 +290,21 @@ int32_t pi_model_n_layer(const pi_model* m) {
 }
 
 int32_t pi_model_n_ff(const pi_model* m) {
-    return int32_t(m->model->config.n_ff);
+    return of_equal_layers(m, pi_model_layer_n_ff);
 }
 
 int32_t pi_model_n_expert(const pi_model* m) {
-    return int32_t(m->model->config.n_expert);
+    return of_equal_layers(m, pi_model_layer_n_expert);
+}
+
+int32_t pi_model_layer_n_ff(const pi_model* m, int32_t layer) {
+    const powerinfer::FeedForward* f = ffn_of(m, layer);
+    return f ? int32_t(f->n_ff) : 0;
+}
+
+int32_t pi_model_layer_n_expert(const pi_model* m, int32_t layer) {
+    const powerinfer::FeedForward* f = ffn_of(m, layer);
+    return f ? int32_t(f->n_expert()) : 0;
 }
 
 uint64_t pi_model_n_params(const pi_model* m) {

@@ -165,7 +165,8 @@ pi_status pi_gpu_index_read(const char* path, int32_t n_layer, int64_t n_ff, int
     return guarded([&] {
         require(path && n_gpu, "path and n_gpu must not be NULL");
         require(n_layer >= 1 && n_ff >= 1, "n_layer and n_ff must be at least 1");
-        for (const auto& ids : powerinfer::read_gpu_index(path, n_layer, n_ff)) {
+        const std::vector<int64_t> sizes(size_t(n_layer), n_ff);
+        for (const auto& ids : powerinfer::read_gpu_index(path, sizes)) {
             *n_gpu++ = int64_t(ids.size());
         }
     });

@@ -14,17 +14,37 @@ struct pi_session {
 namespace {
 
 constexpr const char* kNoSession = "session must not be NULL";
+constexpr const char* kNotRecorded =
+    "the session does not record this (see its parameter `record`)";
 
-// Gives a layer's recording. `find` returns it, or null if there is none.
+// Gives a layer's recording. find(number of its feed-forward part) returns it, or null if there is
+// none.
 template <typename T, typename F>
 pi_status recorded(const pi_session* s, int32_t layer, const T** out, F find) noexcept {
     return guarded([&] {
         require(s && out && layer >= 0 && layer < s->session.model->config.n_layer,
                 "no such layer");
-        const T* found = find();
-        require(found, "the session does not record this (see its parameter `record`)");
+        const T* found = find(s->session.model->only_ffn(layer).index);
+        require(found, kNotRecorded);
         *out = found;
     });
+}
+
+// Adds what a feed-forward part did.
+void add_counts(const powerinfer::Session& session, size_t part, pi_neuron_counts& sum) {
+    const ggml::NeuronCounts &all = session.counts.neurons[part],
+                             &device = session.counts.on_device[part];
+    const ggml::AuditCounts& audit = session.audit.part(int64_t(part));
+    sum.rows += all.rows;
+    sum.predicted += all.proposed;
+    sum.computed += all.computed;
+    sum.fired += all.fired;
+    sum.audited += audit.fired;
+    sum.found += audit.found;
+    sum.device_predicted += device.proposed;
+    sum.device_computed += device.computed;
+    sum.device_fired += device.fired;
+    sum.storage_computed += session.counts.from_disk[part];
 }
 
 }  // namespace
@@ -228,47 +248,44 @@ pi_status pi_session_neurons(const pi_session* s, int32_t first, int32_t n, pi_n
         const size_t size = n ? known_size(*out) : 0;
         char* to = reinterpret_cast<char*>(out);
         for (int32_t i = first; i < first + n; i++, to += size) {
-            const ggml::NeuronCounts& c = s->session.counts.neurons[size_t(i)];
-            const ggml::AuditCounts& a = s->session.audit.layer(i);
-            const ggml::NeuronCounts& d = s->session.counts.on_device[size_t(i)];
-            const pi_neuron_counts counts{size,
-                                          c.rows,
-                                          c.proposed,
-                                          c.computed,
-                                          c.fired,
-                                          a.fired,
-                                          a.found,
-                                          d.proposed,
-                                          d.computed,
-                                          d.fired,
-                                          s->session.counts.from_disk[size_t(i)]};
-            std::memcpy(to, &counts, size);
+            pi_neuron_counts sum{};
+            sum.struct_size = size;
+            for (const powerinfer::FeedForward* part : s->session.model->ffns) {
+                if (part->layer == i) add_counts(s->session, size_t(part->index), sum);
+            }
+            std::memcpy(to, &sum, size);
         }
     });
 }
 
 pi_status pi_firing_counts(const pi_session* s, int32_t layer, const uint64_t** out) {
-    return recorded(s, layer, out, [&] { return s->session.record.counts(layer); });
+    return recorded(s, layer, out, [&](int64_t part) { return s->session.record.counts(part); });
 }
 
 pi_status pi_activations(const pi_session* s, int32_t layer, const bool** out) {
-    return recorded(s, layer, out, [&] { return s->session.record.fired(layer); });
+    return recorded(s, layer, out, [&](int64_t part) { return s->session.record.fired(part); });
 }
 
 pi_status pi_ffn_inputs(const pi_session* s, int32_t layer, const float** out) {
-    return recorded(s, layer, out, [&] { return s->session.record.input(layer); });
+    return recorded(s, layer, out, [&](int64_t part) { return s->session.record.input(part); });
 }
 
 pi_status pi_input_squares(const pi_session* s, int32_t layer, int32_t input, const double** sums,
                            const uint64_t** rows) {
-    const bool known = input >= PI_INPUT_ATTENTION && input <= PI_INPUT_HEAD;
-    const int32_t at = input == PI_INPUT_HEAD ? 0 : layer;
-    const pi_status status = recorded(s, at, sums, [&] {
-        require(known && rows, "no such input, or rows is NULL");
-        return s->session.record.sums(input, at);
+    return guarded([&] {
+        require(s && sums && rows && input >= PI_INPUT_ATTENTION && input <= PI_INPUT_HEAD,
+                "no such input, or sums or rows is NULL");
+        const powerinfer::Model& model = *s->session.model;
+        require(layer >= 0 && layer < model.config.n_layer, "no such layer");
+        const bool of_ffn = input == PI_INPUT_FFN || input == PI_INPUT_FFN_DOWN;
+        const int64_t at = of_ffn                   ? model.only_ffn(layer).index
+                           : input == PI_INPUT_HEAD ? 0
+                                                    : layer;
+        const double* const found = s->session.record.sums(input, at);
+        require(found, kNotRecorded);
+        *sums = found;
+        *rows = s->session.record.summed_rows(input, at);
     });
-    if (status != PI_OK) return status;
-    return recorded(s, at, rows, [&] { return s->session.record.summed_rows(input, at); });
 }
 
 pi_status pi_session_record(pi_session* s, bool on) {
@@ -294,9 +311,9 @@ pi_status pi_fired_bits(const pi_session* s, int32_t row, uint8_t* out, size_t c
 pi_status pi_ffn_needs(const pi_session* s, int32_t layer, const bool** proposed,
                        const bool** computed) {
     const pi_status status =
-        recorded(s, layer, proposed, [&] { return s->session.record.proposed(layer); });
+        recorded(s, layer, proposed, [&](int64_t part) { return s->session.record.proposed(part); });
     if (status != PI_OK) return status;
-    return recorded(s, layer, computed, [&] { return s->session.record.computed(layer); });
+    return recorded(s, layer, computed, [&](int64_t part) { return s->session.record.computed(part); });
 }
 
 void pi_session_profile(pi_session* s, bool on) {

@@ -59,9 +59,12 @@ int64_t pi_model_layer_stored_neurons(const pi_model* m, int32_t layer) {
         int64_t n = 0;
         if (!store || layer < 0 || layer >= m->model->config.n_layer) return n;
         const std::lock_guard<std::mutex> alone(store->mutex);
-        const auto experts = int32_t(std::max<int64_t>(1, m->model->config.n_expert));
-        for (int32_t b = layer * experts; b < (layer + 1) * experts; b++) {
-            n += store->blocks().size(b) - store->resident(b);
+        for (const powerinfer::FeedForward* part : m->model->ffns) {
+            if (part->layer != layer) continue;
+            for (int64_t i = 0; i < part->n_blocks(); i++) {
+                const auto b = int32_t(part->first_block + i);
+                n += store->blocks().size(b) - store->resident(b);
+            }
         }
         return n;
     });
@@ -72,11 +75,11 @@ pi_status pi_model_tiers(const pi_model* m, int32_t layer, uint8_t* out, size_t 
     return guarded([&] {
         require(m && out, "model and out must not be NULL");
         const powerinfer::Model& model = *m->model;
-        const int64_t n_layer = int64_t(model.layers.size()), n_ff = model.config.n_ff;
-        require(layer >= 0 && layer < n_layer, "no such layer");
-        const int64_t experts = std::max<int64_t>(1, model.config.n_expert);
-        require(capacity >= size_t(experts * n_ff), "the buffer for the tiers is too small");
-        std::fill_n(out, experts * n_ff, ram);
+        require(layer >= 0 && layer < model.config.n_layer, "no such layer");
+        const powerinfer::FeedForward& part = model.only_ffn(layer);
+        const int64_t n_ff = part.n_ff, n = part.n_blocks() * n_ff;
+        require(capacity >= size_t(n), "the buffer for the tiers is too small");
+        std::fill_n(out, n, ram);
         if (model.device_neurons(layer)) {
             const std::vector<int32_t>& slot = model.device->share.slot[size_t(layer)];
             for (int64_t i = 0; i < n_ff; i++) {
@@ -86,8 +89,9 @@ pi_status pi_model_tiers(const pi_model* m, int32_t layer, uint8_t* out, size_t 
         powerinfer::NeuronStore* const store = model.store.get();
         if (!store) return;
         const std::lock_guard<std::mutex> alone(store->mutex);
-        for (int32_t b = layer * int32_t(experts); b < (layer + 1) * int32_t(experts); b++) {
-            uint8_t* const block = out + (b % experts) * n_ff;
+        for (int64_t expert = 0; expert < part.n_blocks(); expert++) {
+            const auto b = int32_t(part.first_block + expert);
+            uint8_t* const block = out + expert * n_ff;
             for (int32_t i = 0; i < store->blocks().size(b); i++) {
                 if (!store->is_resident(b, i)) block[store->row_of(b, i)] = storage;
             }

@@ -37,8 +37,7 @@ uint64_t device_array_bytes(uint64_t bytes) {
     return ggml::size_rounded_up(bytes, ggml::kDeviceGranule);
 }
 
-uint64_t device_table_bytes(int64_t n_layers, int64_t n_ff) {
-    const int64_t n = n_layers * n_ff;
+uint64_t device_table_bytes(int64_t n) {
     return ggml::size_sum(device_array_bytes(ggml::size_product(n, sizeof(int32_t))),
                           device_array_bytes(uint64_t(n)));
 }

@@ -27,7 +27,7 @@ struct DeviceModel {
     DeviceShare share;
     Reservation reserved;                    // for the weights
     ggml::DeviceArray<uint8_t> weights;      // at the places of the plan
-    ggml::DeviceArray<int32_t> slots;        // [layers on the device][n_ff], see DeviceShare
+    ggml::DeviceArray<int32_t> slots;        // [neurons of layers on the device], see DeviceShare
     ggml::DeviceArray<uint8_t> unpredicted;  // the same, see Ffn
     // The neurons of each layer that RAM has: [n_layer], n = 0 where there are none.
     std::vector<ggml::Neurons> cold;
@@ -58,7 +58,7 @@ struct DeviceModel {
 // What an allocation of so many bytes takes on a device.
 uint64_t device_array_bytes(uint64_t bytes);
 
-// Bytes of the tables of slots and unpredicted neurons.
-uint64_t device_table_bytes(int64_t n_layers, int64_t n_ff);
+// Bytes of the tables of slots and unpredicted neurons, for n neurons.
+uint64_t device_table_bytes(int64_t n);
 
 }  // namespace powerinfer

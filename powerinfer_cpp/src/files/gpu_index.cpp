@@ -89,8 +89,9 @@ std::string gpu_index_path(const std::string& model_path) {
     return model_path + ".generated.gpuidx";
 }
 
-std::vector<std::vector<int32_t>> read_gpu_index(const std::string& path, int64_t n_layer,
-                                                 int64_t n_ff) {
+std::vector<std::vector<int32_t>> read_gpu_index(const std::string& path,
+                                                 const std::vector<int64_t>& n_ff) {
+    const auto n_layer = int64_t(n_ff.size());
     const Reader r(path);
     if (r.gguf().string("general.architecture") != "generic.gpu_index") {
         r.refuse("is not a placement of neurons (general.architecture is not generic.gpu_index)");
@@ -103,7 +104,7 @@ std::vector<std::vector<int32_t>> read_gpu_index(const std::string& path, int64_
                    r.gguf().tensors().size(), (long long)n_layer, (long long)(2 * n_layer)));
     }
     std::vector<std::vector<int32_t>> ids;
-    for (int64_t i = 0; i < n_layer; i++) ids.push_back(read_layer(r, i, n_ff));
+    for (int64_t i = 0; i < n_layer; i++) ids.push_back(read_layer(r, i, n_ff[size_t(i)]));
     return ids;
 }
 

@@ -11,10 +11,10 @@ namespace powerinfer {
 // The path of the placement of a model file. The file may not exist.
 std::string gpu_index_path(const std::string& model_path);
 
-// Ids of the neurons of each layer that the file assigns to the GPU, ascending. Throws Error(io).
-// Throws Error(format) naming file and tensor if this is another kind of file, or one of a model
-// with other layers or widths.
-std::vector<std::vector<int32_t>> read_gpu_index(const std::string& path, int64_t n_layer,
-                                                 int64_t n_ff);
+// Ids of the neurons of each layer that the file assigns to the GPU, ascending. n_ff: neurons of
+// each layer. Throws Error(io). Throws Error(format) naming file and tensor if this is another kind
+// of file, or one of a model with other layers or widths.
+std::vector<std::vector<int32_t>> read_gpu_index(const std::string& path,
+                                                 const std::vector<int64_t>& n_ff);
 
 }  // namespace powerinfer

@@ -34,12 +34,12 @@ std::string of_neurons(const char* what, int64_t layer, bool experts) {
 }
 
 // Finds a tensor with one number per neuron of a layer; it must exist.
-const ggml::TensorInfo& numbers(const ggml::Gguf& gguf, const Config& c, const std::string& name,
-                                DType type) {
+const ggml::TensorInfo& numbers(const ggml::Gguf& gguf, const FeedForward& part,
+                                const std::string& name, DType type) {
     const ggml::TensorInfo* t = gguf.find_tensor(name);
     if (!t) refuse(gguf.path(), "tensor \"" + name + "\" is missing");
-    std::vector<int64_t> shape{c.n_ff};
-    if (c.n_expert) shape.push_back(c.n_expert);
+    std::vector<int64_t> shape{part.n_ff};
+    if (part.routed()) shape.push_back(part.n_blocks());
     check_shape(gguf, *t, shape);
     if (t->type != type) {
         refuse(gguf.path(), "tensor \"" + name + "\" has type " + ggml::info(t->type).name);
@@ -74,21 +74,23 @@ bool has_tiers(const ggml::Gguf& gguf) {
 // Reads the tiers from the model itself or from a sidecar file.
 Placement read_tiers(const Model& model, const ModelFile& holder) {
     const ggml::Gguf& gguf = holder.gguf;
-    const Config& c = model.config;
     Placement p;
     p.path = gguf.path();
     p.vram_budget = gguf.integer(key("vram_budget"), 0, INT64_MAX, 0);
     p.ram_budget = gguf.integer(key("ram_budget"), 0, INT64_MAX, 0);
     p.device = gguf.string(key("device"), "");
-    const int64_t n_blocks = std::max<int64_t>(1, c.n_expert);
-    for (int64_t i = 0; i < c.n_layer; i++) {
-        const ggml::TensorInfo& t = numbers(gguf, c, tier_tensor(i, c.n_expert), DType::I8);
+    for (int64_t i = 0; i < model.config.n_layer; i++) {
+        const FeedForward& part = model.only_ffn(i);
+        const std::string name = tier_tensor(i, part.routed());
+        const ggml::TensorInfo& t = numbers(gguf, part, name, DType::I8);
         const std::vector<uint8_t> tiers = holder.read(t, t.bytes);
         const uint8_t* stored = tiers.data();
         std::vector<NeuronHomes> blocks;
-        for (int64_t b = 0; b < n_blocks; b++) {
+        for (int64_t b = 0; b < part.n_blocks(); b++) {
             NeuronHomes homes;
-            for (int64_t n = 0; n < c.n_ff; n++) homes.tier.push_back(tier_of(gguf, t, *stored++));
+            for (int64_t n = 0; n < part.n_ff; n++) {
+                homes.tier.push_back(tier_of(gguf, t, *stored++));
+            }
             blocks.push_back(std::move(homes));
         }
         p.layers.push_back(std::move(blocks));
@@ -127,16 +129,19 @@ Placement read_sidecar(const Model& model, const std::string& path) {
 }
 
 Placement from_gpu_index(const Model& model, const std::string& path) {
-    const Config& c = model.config;
-    if (c.n_expert) {
+    std::vector<int64_t> n_ff;
+    for (const FeedForward* part : model.ffns) {
+        n_ff.push_back(part->n_ff);
+        if (!part->routed()) continue;
         refuse(path, "PowerInfer's placements do not support experts, and " +
                          model.file.gguf.path() + " has them");
     }
     Placement p;
     p.path = path;
-    for (const std::vector<int32_t>& ids : read_gpu_index(path, c.n_layer, c.n_ff)) {
-        NeuronHomes homes{std::vector<Tier>(size_t(c.n_ff), Tier::ram)};
-        for (int32_t id : ids) homes.tier[size_t(id)] = Tier::gpu;
+    const std::vector<std::vector<int32_t>> ids = read_gpu_index(path, n_ff);
+    for (size_t i = 0; i < ids.size(); i++) {
+        NeuronHomes homes{std::vector<Tier>(size_t(n_ff[i]), Tier::ram)};
+        for (int32_t id : ids[i]) homes.tier[size_t(id)] = Tier::gpu;
         p.layers.push_back({std::move(homes)});
     }
     return p;
@@ -215,11 +220,11 @@ std::string model_hash(const ModelFile& file) {
 
 std::string statistics_hash(const Model& model) {
     const ggml::Gguf& gguf = model.file.gguf;
-    const Config& c = model.config;
     Sha256 hash;
-    for (int64_t i = 0; i < c.n_layer; i++) {
-        const std::string name = of_neurons("ffn_rate", i, c.n_expert);
-        const ggml::TensorInfo& t = numbers(gguf, c, name, DType::F32);
+    for (int64_t i = 0; i < model.config.n_layer; i++) {
+        const FeedForward& part = model.only_ffn(i);
+        const std::string name = of_neurons("ffn_rate", i, part.routed());
+        const ggml::TensorInfo& t = numbers(gguf, part, name, DType::F32);
         hash.add(std::to_string(i) + " " + python_shape(t));
         const std::vector<uint8_t> rates = model.file.read(t, t.bytes);
         hash.add(rates.data(), rates.size());

@@ -130,12 +130,11 @@ class Bundler {
     }
 
     Block block_of(int64_t i) const {
-        const Config& c = model_->config;
-        const Layer& l = model_->layers[size_t(i)];
-        const Ffn& f = l.experts.empty() ? l.ffn : l.experts[0];
+        const FeedForward& part = model_->only_ffn(i);
+        const Ffn& f = part.blocks[0];
         Block b;
-        b.n = c.n_ff * std::max<int64_t>(1, int64_t(l.experts.size()));
-        b.name = format("blk.%lld.ffn_bundle%s", (long long)i, l.experts.empty() ? "" : "_exps");
+        b.n = part.n_ff * part.n_blocks();
+        b.name = format("blk.%lld.ffn_bundle%s", (long long)i, part.routed() ? "_exps" : "");
         const auto of_ffn = [&](const Bundle* to) { return to == &f.gates || to == &f.bundle; };
         for (const WeightSpec& w : model_->weights) {
             const TensorInfo* t = w.tensor;
@@ -165,9 +164,9 @@ class Bundler {
         }
         std::vector<DType> types;
         for (const SourceRows& row : b.rows) types.push_back(row.type);
-        b.layout = StoreLayout::of(types, c.n_embd, params_.align);
-        b.shape = {b.layout.stride, c.n_ff};
-        if (!l.experts.empty()) b.shape.push_back(int64_t(l.experts.size()));
+        b.layout = StoreLayout::of(types, model_->config.n_embd, params_.align);
+        b.shape = {b.layout.stride, part.n_ff};
+        if (part.routed()) b.shape.push_back(part.n_blocks());
         return b;
     }
 

@@ -30,7 +30,7 @@ int power_of_two(int64_t n) {
 }  // namespace
 
 DeviceForward::DeviceForward(const Model& model, const pi_session_params& params,
-                             const RopeTable& rope)
+                             const std::vector<RopeTable>& ropes)
     : model_(model),
       params_(params),
       on_(*model.device),
@@ -42,13 +42,13 @@ DeviceForward::DeviceForward(const Model& model, const pi_session_params& params
     const std::lock_guard<std::mutex> lock(on_.mutex);
     device_.enter();
     const int64_t n = model.device_layers();
-    kv_ = {device_, device_kv_bytes(c, params, n), "the KV cache"};
-    memory_ = {device_, device_scratch_bytes(c, params, n), "scratch"};
+    kv_ = {device_, device_kv_bytes(model, params, n), "the KV cache"};
+    memory_ = {device_, device_scratch_bytes(model, params, n), "scratch"};
     carve(1);
-    const uint64_t shared = ggml::carved_bytes<DeviceShared>(c, params, n);
+    const uint64_t shared = ggml::carved_bytes<DeviceShared>(model, params, n);
     shared_ = {device_, shared, "flags and halves"};
     Carver shared_carver(shared_.get(), shared);
-    const DeviceShared both(shared_carver, c, params, n);
+    const DeviceShared both(shared_carver, model, params, n);
     host_step_ = both.step;
     exchange_ = both.exchange;
     for (int64_t i = 0; i < n; i++) {
@@ -61,18 +61,19 @@ DeviceForward::DeviceForward(const Model& model, const pi_session_params& params
     device_.zero(stream_.get(), scratch_.arrived, uint64_t(n) * sizeof(uint32_t));
     counted_.resize(size_t(n) * 3 + 1);
     device_.zero(stream_.get(), scratch_.counts, counted_.size() * sizeof(counted_[0]));
-    if (c.n_rot) {
-        device_.copy_in(stream_.get(), scratch_.frequency, rope.frequency.data(),
-                        rope.frequency.size() * sizeof(double));
+    if (!ropes.empty()) {
+        const std::vector<double>& frequency = ropes[0].frequency;
+        device_.copy_in(stream_.get(), scratch_.frequency, frequency.data(),
+                        frequency.size() * sizeof(double));
+        rope_magnitude_ = ropes[0].magnitude;
     }
     device_.wait(stream_.get());
-    rope_magnitude_ = rope.magnitude;
 }
 
 // Places the arrays for n rows in the session's memory.
 void DeviceForward::carve(int64_t n) {
     Carver carver(memory_.get(), memory_.size());
-    scratch_ = DeviceScratch(carver, model_.config, params_, model_.device_layers(), n);
+    scratch_ = DeviceScratch(carver, model_, params_, model_.device_layers(), n);
 }
 
 void DeviceForward::mark_cold_rows() {
@@ -124,15 +125,16 @@ void DeviceForward::count(const Pass& p) {
     for (int64_t i = first_; i < c.n_layer; i++) {
         const size_t at = size_t(i - first_) * 3;
         const auto did = [&](size_t k) { return int64_t(now[at + k] - counted_[at + k]); };
-        const int64_t all = p.work.batch.n * c.n_ff;
-        const bool dense = !model_.layers[size_t(i)].ffn.neurons.n;
-        for (ggml::NeuronCounts* to :
-             {&p.counts.neurons[size_t(i)], &p.counts.on_device[size_t(i)]}) {
+        const FeedForward& part = ffn(i);
+        const auto to_part = size_t(part.index);
+        const int64_t all = p.work.batch.n * part.n_ff;
+        const bool dense = !part.blocks[0].neurons.n;
+        for (ggml::NeuronCounts* to : {&p.counts.neurons[to_part], &p.counts.on_device[to_part]}) {
             to->proposed += dense ? all : did(0);
             to->computed += dense ? all : did(1);
             to->fired += dense ? all : did(2);
         }
-        p.counts.on_device[size_t(i)].rows += p.work.batch.n;
+        p.counts.on_device[to_part].rows += p.work.batch.n;
     }
     p.counts.waited_for_cpu += now.back() - counted_.back();
     counted_ = std::move(now);
@@ -154,7 +156,7 @@ void DeviceForward::rows(const Pass& p, int64_t begin, int64_t end) {
     }
     fill_step(p, begin, end);
     const uint64_t step_bytes =
-        ggml::carved_bytes<DeviceStep>(c, params_, model_.device_layers(), n);
+        ggml::carved_bytes<DeviceStep>(model_, params_, model_.device_layers(), n);
     try {
         device_.copy_in(stream_.get(), scratch_.step.epoch, host_step_, step_bytes);
         // Numbers of generated rows come again and again, those of prompts do not.
@@ -180,11 +182,9 @@ void DeviceForward::rows(const Pass& p, int64_t begin, int64_t end) {
     }
     p.counts.transferred += step_bytes;
     for (int64_t i = first_; i < c.n_layer; i++) {
-        const Layer& l = model_.layers[size_t(i)];
-        if (kind.masked && is_predicted(l, l.ffn, params_.sparse)) {
-            p.counts.predicted[size_t(i)] += n;
-        }
-        if (!meets(i, kind)) p.counts.neurons[size_t(i)].rows += n;
+        const FeedForward& part = ffn(i);
+        if (masks(i, kind)) p.counts.predicted[size_t(part.index)] += n;
+        if (!meets(i, kind)) p.counts.neurons[size_t(part.index)].rows += n;
     }
 }
 
@@ -248,8 +248,8 @@ void DeviceForward::fill_step(const Pass& p, int64_t begin, int64_t end) {
     const Config& c = model_.config;
     const int64_t n = end - begin;
     Carver carver(host_step_,
-                  ggml::carved_bytes<DeviceStep>(c, params_, model_.device_layers(), n));
-    const DeviceStep step(carver, c, params_, model_.device_layers(), n);
+                  ggml::carved_bytes<DeviceStep>(model_, params_, model_.device_layers(), n));
+    const DeviceStep step(carver, model_, params_, model_.device_layers(), n);
     std::memcpy(step.x, p.work.x + begin * c.n_embd, size_t(n * c.n_embd) * sizeof(float));
     do {
         epoch_++;
@@ -269,7 +269,7 @@ void DeviceForward::fill_step(const Pass& p, int64_t begin, int64_t end) {
         const int32_t last = batch.position[t] + 1;
         std::memcpy(step.pages + at, batch.pages[t], size_t(pages_of(last)) * sizeof(int32_t));
         for (int64_t i = first_; i < c.n_layer; i++) {
-            const int64_t window = model_.layers[size_t(i)].window;
+            const int64_t window = model_.layers[size_t(i)].find<Attention>()->window;
             const int64_t first = window ? std::max<int64_t>(0, last - window) : 0;
             step.rows[(i - first_) * n + k] = {scratch_.step.pages + at, int32_t(first), last};
         }
@@ -321,7 +321,7 @@ void DeviceForward::answer(const Pass& p, int64_t i, const Kind& kind) {
     const bool masked = masks(i, kind);
     const int64_t listed = std::accumulate(e.count, e.count + (masked ? kind.rows : 1), int64_t(0));
     if (listed == 0) {  // the device does not wait
-        p.counts.neurons[size_t(i)].rows += kind.rows;
+        p.counts.neurons[size_t(ffn(i).index)].rows += kind.rows;
         return;
     }
     p.counts.answers++;
@@ -345,11 +345,11 @@ void DeviceForward::compute_cold(const Pass& p, int64_t i, const Kind& kind) {
         mask.masked = every_row_.get();
         if (!masked) mask.unpredicted = some.data();
     }
-    ggml::NeuronCounts* const counts = &p.counts.neurons[size_t(i)];
+    ggml::NeuronCounts* const counts = &p.counts.neurons[size_t(ffn(i).index)];
     if (masked && (kind.rows > 1 || p.store)) {
         std::fill_n(b.score, kind.rows * neurons.n, -1.0f);
         for (int64_t t = 0; t < kind.rows; t++) {
-            const int32_t* const ids = e.ids + t * c.n_ff;
+            const int32_t* const ids = e.ids + t * ffn(i).n_ff;
             for (int32_t k = 0; k < e.count[t]; k++) b.score[t * neurons.n + ids[k]] = 1;
         }
         mask.score = b.score;
@@ -357,7 +357,7 @@ void DeviceForward::compute_cold(const Pass& p, int64_t i, const Kind& kind) {
     if (p.store) {
         const int32_t next = next_split(i);
         const bool all_of_next = next >= 0 && !masks(next, kind);
-        stored_ffn(p, {int32_t(i), all_of_next ? next : -1, neurons, e.x, kind.rows, mask}, e.sums,
+        stored_ffn(p, {ffn(i).index, block(i), all_of_next ? block(next) : -1, neurons, e.x, kind.rows, mask}, e.sums,
                    *counts, nullptr);
         return;
     }
@@ -416,9 +416,15 @@ template <typename F>
 void DeviceForward::each_run(int32_t page, int64_t n, const F& f) {
     const std::lock_guard<std::mutex> lock(on_.mutex);
     device_.enter();
-    const int64_t run = kv_layer(first_).head_bytes();
-    uint8_t* const begin = kv_.get() + page * page_bytes();
-    for (int64_t at = 0; at < page_bytes(); at += run) f(begin + at, n * run / kKvPage);
+    uint8_t* at = kv_.get() + page * page_bytes();
+    for (int64_t i = first_; i < model_.config.n_layer; i++) {
+        const KvRuns runs = kv_runs(model_.layers[size_t(i)], ggml::DType(params_.type_k));
+        for (const int64_t bytes : {runs.k_bytes, runs.v_bytes}) {
+            for (int64_t head = 0; head < runs.n_head_kv; head++, at += bytes) {
+                f(at, n * bytes / kKvPage);
+            }
+        }
+    }
     device_.wait(stream_.get());
 }
 

@@ -16,7 +16,8 @@ class DeviceForward : public DeviceKv {
  public:
     // Allocates the memory of a session on the model's device. params must be resolved. Throws
     // Error(memory | device).
-    DeviceForward(const Model& model, const pi_session_params& params, const RopeTable& rope);
+    DeviceForward(const Model& model, const pi_session_params& params,
+                  const std::vector<RopeTable>& ropes);
 
     // Computes the device's layers for the rows of p.work.batch, from the residual stream p.work.x,
     // and the head if it computes that; else the rows go back to p.work.x. A row's bits do not
@@ -75,9 +76,14 @@ class DeviceForward : public DeviceKv {
                       std::initializer_list<ggml::DeviceProduct> products);
     // Of weights by their members in Model.
     ggml::DeviceProduct product(const ggml::Matrix& w, float* y, const float* const& bias) const;
+    // The number of a layer's first neuron in the device's tables.
+    int64_t first_neuron(int64_t i) const;
     const int32_t* slots(int64_t i) const;
     // Do predictors mask the rows in this layer?
     bool masks(int64_t i, const Kind& kind) const;
+    // The feed-forward part of a layer, and the number of its block.
+    const FeedForward& ffn(int64_t i) const { return *model_.layers[size_t(i)].find<FeedForward>(); }
+    int32_t block(int64_t i) const { return int32_t(ffn(i).first_block); }
     // Does the CPU compute a half of this layer?
     bool meets(int64_t i, const Kind& kind) const;
     // The next layer that is shared with the CPU, or -1.

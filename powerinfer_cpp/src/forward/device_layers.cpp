@@ -20,8 +20,8 @@ void DeviceForward::put(const Pass& p, const Kind& kind, Way way) {
     const Config& c = model_.config;
     DeviceScratch& s = scratch_;
     added_[0] = added_[1] = nullptr;
-    if (c.n_rot) {
-        ops_.rope_table(stream_.get(), s.frequency, int(c.n_rot / 2), rope_magnitude_,
+    if (!c.ropes.empty()) {
+        ops_.rope_table(stream_.get(), s.frequency, int(c.ropes[0].n_rot / 2), rope_magnitude_,
                         s.step.position, kind.rows, s.cos_sin);
     }
     for (int64_t i = first_; i < c.n_layer; i++) put_layer(p, i, kind, way);
@@ -60,18 +60,19 @@ void DeviceForward::put_logits(const DeviceInput& normed) {
 // x += attention(norm(x)); x += ffn(norm(x)), see forward.cpp. The neurons of the CPU are asked for
 // as early as the input of the FFN is known.
 void DeviceForward::put_layer(const Pass& p, int64_t i, const Kind& kind, Way way) {
-    const Config& c = model_.config;
-    const Layer& l = model_.layers[size_t(i)];
+    // keeps_to_cpu() has left attention and then a block, each behind a norm of the stream.
+    const auto& parts = model_.layers[size_t(i)].parts;
+    const bool parallel = parts[0].add == LayerPart::Add::with_next;
     DeviceScratch& s = scratch_;
-    put_norm(l.attn_norm, s.step.x, s.normed);
-    if (!c.parallel_ffn) {
+    put_norm(*parts[0].norm, s.step.x, s.normed);
+    if (!parallel) {
         put_attention(i, kind);
         added_[0] = s.out;
     }
-    put_norm(l.ffn_norm, s.step.x, s.ffn_normed);
-    const bool by_neuron = l.ffn.neurons.n > 0, meets_cpu = meets(i, kind);
+    put_norm(*parts[1].norm, s.step.x, s.ffn_normed);
+    const bool by_neuron = ffn(i).blocks[0].neurons.n > 0, meets_cpu = meets(i, kind);
     if (by_neuron) put_selection(i, kind);
-    if (c.parallel_ffn) put_attention(i, kind);
+    if (parallel) put_attention(i, kind);
     if (by_neuron) {
         put_hot(i);
         if (meets_cpu) before_merge(p, i, kind, way);
@@ -80,7 +81,7 @@ void DeviceForward::put_layer(const Pass& p, int64_t i, const Kind& kind, Way wa
         put_matrices(i);
     }
     added_[0] = s.ffn_out;
-    added_[1] = c.parallel_ffn ? s.out : nullptr;
+    added_[1] = parallel ? s.out : nullptr;
     if (meets_cpu && way == Way::by_layer && !p.store) answer(p, i, kind);
 }
 
@@ -109,31 +110,33 @@ void DeviceForward::put_products(const DeviceInput& x,
 // out = Wo . attention(Wq . x, Wk . x, Wv . x)
 void DeviceForward::put_attention(int64_t i, const Kind& kind) {
     const Config& c = model_.config;
-    const Layer& l = model_.layers[size_t(i)];
+    const Attention& a = *model_.layers[size_t(i)].find<Attention>();
     DeviceScratch& s = scratch_;
-    put_products(s.normed, {product(l.q, s.q, l.q_bias), product(l.k, s.k, l.k_bias),
-                            product(l.v, s.v, l.v_bias)});
-    const int n_pairs = l.rotates ? int(c.n_rot / 2) : 0;
+    put_products(s.normed, {product(a.q, s.q, a.q_bias), product(a.k, s.k, a.k_bias),
+                            product(a.v, s.v, a.v_bias)});
+    const int n_pairs = a.rope < 0 ? 0 : int(c.ropes[size_t(a.rope)].n_rot / 2);
     const auto place = [&](float* x, int64_t n_head, const float* const& norm) {
         if (!n_pairs && !norm) return;
-        ops_.place_heads(stream_.get(), x, kind.rows, int(n_head), int(c.head_dim),
+        ops_.place_heads(stream_.get(), x, kind.rows, int(n_head), int(a.head_dim),
                          on_.vector(&norm), c.norm_eps, s.cos_sin, n_pairs, c.rope_pairs);
     };
-    place(s.q, c.n_head, l.q_norm);
-    place(s.k, c.n_head_kv, l.k_norm);
+    place(s.q, a.n_head, a.q_norm);
+    place(s.k, a.n_head_kv, a.k_norm);
     const ggml::KvLayer kv = kv_layer(i);
     ops_.store_kv(stream_.get(), kv, s.step.slot, kind.rows, s.k, s.v);
     ggml::DeviceAttentionScratch sums = s.attention;
     if (kind.blocks > sums.blocks) throw Error(Code::internal, "no room for blocks of attention");
     sums.blocks = kind.blocks;
+    DeviceInput attended = s.attended;
+    attended.cols = int(a.out_dim());
     for (int64_t t = 0; t < kind.rows; t += s.attention_rows) {
-        ops_.attention(stream_.get(), kv, int(c.n_head), c.attention_scale,
+        ops_.attention(stream_.get(), kv, int(a.n_head), a.scale,
                        s.step.rows + (i - first_) * kind.rows + t,
-                       int(std::min(s.attention_rows, kind.rows - t)), s.q + t * c.q_dim(), sums,
-                       s.attended.x + t * c.q_dim());
+                       int(std::min(s.attention_rows, kind.rows - t)), s.q + t * a.q_dim(), sums,
+                       attended.x + t * a.out_dim());
     }
-    ops_.quantise(stream_.get(), s.attended);
-    put_products(s.attended, {product(l.o, s.out, l.o_bias)});
+    ops_.quantise(stream_.get(), attended);
+    put_products(attended, {product(a.o, s.out, a.o_bias)});
 }
 
 // score = the predictor's, see predict() in ffn.cpp.
@@ -159,15 +162,16 @@ void DeviceForward::put_predictor(const Ffn& f) {
 // Lists the neurons of the rows, and gives the CPU its share of them: unless rows are masked, that
 // is all which it has, and not listed.
 void DeviceForward::put_selection(int64_t i, const Kind& kind) {
-    const Config& c = model_.config;
-    const Layer& l = model_.layers[size_t(i)];
+    const FeedForward& part = ffn(i);
+    const Ffn& f = part.blocks[0];
     DeviceScratch& s = scratch_;
     const bool masked = masks(i, kind);
-    if (masked) put_predictor(l.ffn);
-    const bool all = !masked || params_.sparse != PI_SPARSE_AUTO || l.ffn.unpredicted.empty();
+    if (masked) put_predictor(f);
+    const bool all = !masked || params_.sparse != PI_SPARSE_AUTO || f.unpredicted.empty();
     s.lists.rows = masked ? kind.rows : 1;
-    ops_.select(stream_.get(), masked ? s.score : nullptr, score_threshold(l, params_),
-                all ? nullptr : on_.unpredicted.get() + (i - first_) * c.n_ff, slots(i), s.lists);
+    s.lists.n = int(part.n_ff);
+    ops_.select(stream_.get(), masked ? s.score : nullptr, score_threshold(part, params_),
+                all ? nullptr : on_.unpredicted.get() + first_neuron(i), slots(i), s.lists);
     if (!meets(i, kind)) return;
     DeviceExchange exchange = exchange_[size_t(i - first_)];
     if (!masked) exchange.ids = nullptr;
@@ -175,16 +179,19 @@ void DeviceForward::put_selection(int64_t i, const Kind& kind) {
 }
 
 bool DeviceForward::masks(int64_t i, const Kind& kind) const {
-    const Layer& l = model_.layers[size_t(i)];
-    return kind.masked && is_predicted(l, l.ffn, params_.sparse);
+    return kind.masked && is_predicted(ffn(i), ffn(i).blocks[0], params_.sparse);
 }
 
 bool DeviceForward::meets(int64_t i, const Kind& kind) const {
     return on_.share.splits(i) && !kind.streamed;
 }
 
+int64_t DeviceForward::first_neuron(int64_t i) const {
+    return model_.neurons_from(first_) - model_.neurons_from(i);
+}
+
 const int32_t* DeviceForward::slots(int64_t i) const {
-    return on_.share.splits(i) ? on_.slots.get() + (i - first_) * model_.config.n_ff : nullptr;
+    return on_.share.splits(i) ? on_.slots.get() + first_neuron(i) : nullptr;
 }
 
 int32_t DeviceForward::next_split(int64_t i) const {
@@ -195,9 +202,9 @@ int32_t DeviceForward::next_split(int64_t i) const {
 }
 
 ggml::DeviceNeurons DeviceForward::hot_neurons(int64_t i) const {
-    const Ffn& f = model_.layers[size_t(i)].ffn;
+    const Ffn& f = ffn(i).blocks[0];
     ggml::DeviceNeurons w;
-    w.n = int(model_.config.n_ff);
+    w.n = int(f.neurons.n);
     w.gate = on_.matrix(&f.neurons.gate);
     w.up = on_.matrix(&f.neurons.up);
     w.down = on_.matrix(&f.neurons.down);
@@ -224,7 +231,7 @@ void DeviceForward::put_hot(int64_t i) {
 
 // ffn_out = what the listed neurons of both halves send down, and the bias.
 void DeviceForward::put_merge(const Pass& p, int64_t i, const Kind& kind) {
-    const Ffn& f = model_.layers[size_t(i)].ffn;
+    const Ffn& f = ffn(i).blocks[0];
     DeviceScratch& s = scratch_;
     const float* bias = on_.vector(&f.neurons.down_bias);
     const ggml::DeviceSums sums{s.ffn.sums, ggml::device_parts(kind.rows, s.lists.rows), kind.rows,
@@ -264,10 +271,12 @@ uint64_t DeviceForward::stream_cold(const Pass& p, int64_t i, const PromptUpload
         const auto all = [](const int32_t*, int64_t n) { return n; };
         return on_.stream->run(p.context, cold, rows, all, stream_.get(), use);
     }
+    const int32_t next = next_split(i);
     p.store->keep_rest(p.context.threads);
-    p.store->open(int32_t(i));
+    p.store->open(block(i));
     StoredSegments segments(
-        p.context.threads, *p.store, int32_t(i), next_split(i), [](int32_t) { return true; },
+        p.context.threads, *p.store, block(i), next < 0 ? -1 : block(next),
+        [](int32_t) { return true; },
         p.work.stored.parts);
     const auto bring = [&](const int32_t* first, int64_t n) {
         const int64_t s = *first / ggml::segment_of(cold.n, 0).end;
@@ -283,26 +292,26 @@ uint64_t DeviceForward::stream_cold(const Pass& p, int64_t i, const PromptUpload
 
 // The same for FFNs that are matrices.
 void DeviceForward::put_matrices(int64_t i) {
-    const Config& c = model_.config;
-    const Ffn& f = model_.layers[size_t(i)].ffn;
+    const Ffn& f = ffn(i).blocks[0];
     DeviceScratch& s = scratch_;
+    DeviceInput fired = s.fired;
+    fired.cols = int(ffn(i).n_ff);
     if (f.gate) {
         put_products(s.ffn_normed,
                      {product(f.gate, s.fired.x, f.gate_bias), product(f.up, s.up, f.up_bias)});
     } else {
         put_products(s.ffn_normed, {product(f.up, s.fired.x, f.up_bias)});
     }
-    ops_.activation(stream_.get(), c.activation, s.fired, f.gate ? s.up : nullptr);
-    put_products(s.fired, {product(f.down, s.ffn_out, f.down_bias)});
+    ops_.activation(stream_.get(), model_.config.activation, fired, f.gate ? s.up : nullptr);
+    put_products(fired, {product(f.down, s.ffn_out, f.down_bias)});
 }
 
 ggml::KvLayer DeviceForward::kv_layer(int64_t i) const {
-    const Config& c = model_.config;
-    ggml::KvLayer kv{ggml::DType(params_.type_k), c.n_head_kv, c.head_dim, nullptr, nullptr, 0};
-    const int64_t per_kind = c.n_head_kv * kv.head_bytes();
-    kv.page_stride = page_bytes();
-    kv.k = kv_.get() + (i - first_) * 2 * per_kind;
-    kv.v = kv.k + per_kind;
+    const auto type = ggml::DType(params_.type_k);
+    const KvRuns runs = kv_runs(model_.layers[size_t(i)], type);
+    ggml::KvLayer kv{type, runs.n_head_kv, runs.head_dim, nullptr, nullptr, page_bytes()};
+    kv.k = kv_.get() + page_bytes() - kv_page_bytes(model_.layers, i, type);
+    kv.v = kv.k + runs.n_head_kv * runs.k_bytes;
     return kv;
 }
 

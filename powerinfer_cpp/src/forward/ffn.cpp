@@ -12,10 +12,10 @@ using ggml::Input;
 
 namespace {
 
-// One block (of a layer or an expert) and the rows that it computes.
+// One block of a part and the rows that it computes.
 struct Block {
-    int64_t layer, expert;  // expert: 0 if the layer has one block
-    const Ffn& w;
+    const FeedForward& part;
+    int64_t expert;  // 0 if the part has one block
     const float* x;         // [n, n_embd], normed
     const float* residual;  // [n, n_embd], before the norm: input of PowerInfer's predictors
     const int32_t* rows;    // [n], their indices in the batch; null: all, in order
@@ -23,7 +23,10 @@ struct Block {
     int64_t scored = 0;      // where the workspace has their scores
     bool predicted = false;  // these have been computed
 
+    const Ffn& w() const { return part.blocks[size_t(expert)]; }
     int64_t row(int64_t t) const { return rows ? rows[t] : t; }
+    // Its number in stores and traces.
+    int32_t number() const { return int32_t(part.first_block + expert); }
 };
 
 // Where operators note which neurons fire, [n, n_ff]; null if nobody wants to know.
@@ -34,9 +37,9 @@ bool* flags_of(const Pass& p) {
 // Computes every neuron, for files that store matrices.
 void dense_ffn(const Pass& p, const Block& in, float* y) {
     const Config& c = p.model.config;
-    const Ffn& w = in.w;
+    const Ffn& w = in.w();
     Workspace& b = p.work;
-    const int64_t all = in.n * c.n_ff;
+    const int64_t n_ff = in.part.n_ff, all = in.n * n_ff;
     const bool q8 = w.up.quantised() || w.gate.quantised();
     const Input input = b.input.prepare(p.context, in.x, in.n, c.n_embd, q8);
     if (w.gate) {
@@ -47,16 +50,11 @@ void dense_ffn(const Pass& p, const Block& in, float* y) {
         ggml::activation(p.context, c.activation, b.gate, all);
     }
     if (bool* flags = flags_of(p)) ggml::nonzero(p.context, b.gate, all, flags);
-    p.record.squares(p.context, PI_INPUT_FFN_DOWN, in.layer, in.expert, b.gate, in.n);
-    const Input fired = b.input.prepare(p.context, b.gate, in.n, c.n_ff, w.down.quantised());
+    p.record.squares(p.context, PI_INPUT_FFN_DOWN, in.part.index, in.expert, b.gate, in.n);
+    const Input fired = b.input.prepare(p.context, b.gate, in.n, n_ff, w.down.quantised());
     p.multiply(fired, {{w.down, y, w.down_bias}});
-    ggml::NeuronCounts& counts = p.counts.neurons[size_t(in.layer)];
+    ggml::NeuronCounts& counts = p.counts.neurons[size_t(in.part.index)];
     counts = {counts.rows + in.n, counts.proposed + all, counts.computed + all, counts.fired + all};
-}
-
-// The block's number in stores and traces.
-int32_t block_number(const Pass& p, int64_t layer, int64_t expert) {
-    return int32_t(layer * std::max<int64_t>(1, p.model.config.n_expert) + expert);
 }
 
 // The scores of a row, part by part: the disk reads neurons of one part while the next is computed.
@@ -64,7 +62,7 @@ int32_t block_number(const Pass& p, int64_t layer, int64_t expert) {
 void scores_by_part(const Pass& p, const Block& in, const ggml::NeuronMask& mask,
                     const ggml::Matrix& fc2, const Input& hidden, float* score) {
     constexpr int64_t kParts = 4, kSegmentsOfPart = ggml::kSegments / kParts;
-    const int32_t block = block_number(p, in.layer, in.expert);
+    const int32_t block = in.number();
     for (int64_t i = 0; i < kParts; i++) {
         const ggml::Segment rows = {ggml::segment_of(fc2.rows, i * kSegmentsOfPart).begin,
                                     ggml::segment_of(fc2.rows, (i + 1) * kSegmentsOfPart - 1).end};
@@ -73,7 +71,7 @@ void scores_by_part(const Pass& p, const Block& in, const ggml::NeuronMask& mask
         part.rows = rows.end - rows.begin;
         part.data += rows.begin * fc2.row_bytes();
         ggml::matmul(p.context, hidden, {{part, score + rows.begin}});
-        if (i + 1 < kParts) request_scored(p, {block, -1, in.w.neurons, nullptr, 1, mask}, rows);
+        if (i + 1 < kParts) request_scored(p, {in.part.index, block, -1, in.w().neurons, nullptr, 1, mask}, rows);
     }
 }
 
@@ -86,19 +84,20 @@ void predict(const Pass& p, const Block& in, const ggml::NeuronMask& mask, int64
     p.context.profile.part = name(Part::predictor);
     const float* const x = (c.predict_from_normed ? in.x : in.residual) + first * c.n_embd;
     const bool paged = p.store && p.store->pages_predictors();
-    const int32_t block = block_number(p, in.layer, in.expert);
+    const int32_t block = in.number();
     const ggml::Matrix* const there = paged ? p.store->predictor(p.context, block).data() : nullptr;
-    if (in.w.signs) {
-        const ggml::Matrix& signs = paged ? there[0] : in.w.signs;
-        const ggml::Sketch sketch{c.n_ff, c.n_embd, signs.data, in.w.sketch_offset};
+    const Ffn& w = in.w();
+    if (w.signs) {
+        const ggml::Matrix& signs = paged ? there[0] : w.signs;
+        const ggml::Sketch sketch{in.part.n_ff, c.n_embd, signs.data, w.sketch_offset};
         ggml::sketch_scores(p.context, sketch, x, n, b.sketch, score);
     } else {
-        const ggml::Matrix &fc1 = paged ? there[0] : in.w.fc1, &fc2 = paged ? there[1] : in.w.fc2;
+        const ggml::Matrix &fc1 = paged ? there[0] : w.fc1, &fc2 = paged ? there[1] : w.fc2;
         const Input input = b.input.prepare(p.context, x, n, c.n_embd, fc1.quantised());
         ggml::matmul(p.context, input, {{fc1, b.hidden}});
         ggml::activation(p.context, ggml::Activation::relu, b.hidden, n * fc1.rows);
         const Input hidden = b.input.prepare(p.context, b.hidden, n, fc1.rows, fc2.quantised());
-        if (p.store && in.n == 1 && !c.n_expert) {
+        if (p.store && in.n == 1 && !in.part.routed()) {
             scores_by_part(p, in, mask, fc2, hidden, score);
         } else {
             ggml::matmul(p.context, hidden, {{fc2, score}});
@@ -110,7 +109,7 @@ void predict(const Pass& p, const Block& in, const ggml::NeuronMask& mask, int64
 
 // Of these rows, how many are masked by a predictor.
 int64_t n_masked(const Pass& p, const Block& in) {
-    if (!is_predicted(p.model.layers[size_t(in.layer)], in.w, p.params.sparse)) return 0;
+    if (!is_predicted(in.part, in.w(), p.params.sparse)) return 0;
     int64_t n = 0;
     for (int64_t t = 0; t < in.n; t++) n += p.work.batch.masked[in.row(t)];
     return n;
@@ -123,21 +122,21 @@ ggml::NeuronMask mask_of(const Pass& p, const Block& in) {
     const int64_t masked = n_masked(p, in);
     if (masked == 0) return mask;
     bool* const flags = b.masked + in.scored;
-    float* const score = b.score + in.scored * p.model.config.n_ff;
+    float* const score = b.score + in.scored * in.part.n_ff;
     mask.masked = flags;
     mask.score = score;
-    mask.threshold = score_threshold(p.model.layers[size_t(in.layer)], p.params);
-    if (p.params.sparse == PI_SPARSE_AUTO && !in.w.unpredicted.empty()) {
-        mask.unpredicted = in.w.unpredicted.data();
+    mask.threshold = score_threshold(in.part, p.params);
+    if (p.params.sparse == PI_SPARSE_AUTO && !in.w().unpredicted.empty()) {
+        mask.unpredicted = in.w().unpredicted.data();
     }
     if (!in.predicted) {
         for (int64_t t = 0; t < in.n; t++) flags[t] = b.batch.masked[in.row(t)];
-        p.counts.predicted[size_t(in.layer)] += masked;
+        p.counts.predicted[size_t(in.part.index)] += masked;
         // From the first to the last of these rows: a prompt before or after them needs no scores.
         const int64_t first = std::find(flags, flags + in.n, true) - flags;
         int64_t end = in.n;
         while (!flags[end - 1]) end--;
-        predict(p, in, mask, first, end - first, score + first * p.model.config.n_ff);
+        predict(p, in, mask, first, end - first, score + first * in.part.n_ff);
     }
     return mask;
 }
@@ -152,16 +151,15 @@ const int32_t* choose_audits(const Pass& p, const Block& in, const ggml::NeuronM
         const int64_t row = in.row(t);
         const bool can = mask.masked[t] && batch.generated[row];
         int32_t& segment = p.work.audited[t];
-        segment = can ? p.audit.segment(in.layer, batch.position[row], p.store ? kStored : 1) : -1;
+        segment = can ? p.audit.segment(in.part.index, batch.position[row], p.store ? kStored : 1) : -1;
         any = any || segment >= 0;
     }
     return any ? p.work.audited : nullptr;
 }
 
 // bias [n, n_ff] = the neurons' own bias (if any), plus what adapters add to their products.
-void own_bias(const Pass& p, const Input& x, const ggml::NeuronRows& rows, const float*& bias,
-              float* room) {
-    const int64_t n_ff = p.model.config.n_ff;
+void own_bias(const Pass& p, const Input& x, int64_t n_ff, const ggml::NeuronRows& rows,
+              const float*& bias, float* room) {
     ggml::zero(p.context, room, x.rows * n_ff);
     for (int64_t t = 0; bias && t < x.rows; t++) {
         ggml::add(p.context, room + t * n_ff, bias, n_ff);
@@ -174,12 +172,12 @@ void own_bias(const Pass& p, const Input& x, const ggml::NeuronRows& rows, const
 // choose neurons by the changed gates. For down they keep the values of the neurons.
 void adapt(const Pass& p, const Block& in, ggml::Neurons& neurons) {
     Workspace& b = p.work;
-    const ggml::Neurons& w = in.w.neurons;
+    const ggml::Neurons& w = in.w().neurons;
     if (p.adapters.change(&w.gate) || p.adapters.change(&w.up)) {
         const Input x{in.x, in.n, p.model.config.n_embd, {}};
         neurons.bias_stride = w.n;
-        if (w.gate) own_bias(p, x, w.gate, neurons.gate_bias, b.gate);
-        own_bias(p, x, w.up, neurons.up_bias, b.up);
+        if (w.gate) own_bias(p, x, w.n, w.gate, neurons.gate_bias, b.gate);
+        own_bias(p, x, w.n, w.up, neurons.up_bias, b.up);
     }
     b.neurons.values = p.adapters.change(&w.down) ? p.adapters.neuron_values() : nullptr;
 }
@@ -188,27 +186,30 @@ void adapt(const Pass& p, const Block& in, ggml::Neurons& neurons) {
 void neuron_ffn(const Pass& p, const Block& in, float* y) {
     const Config& c = p.model.config;
     Workspace& b = p.work;
-    ggml::Neurons neurons = in.w.neurons;
+    ggml::Neurons neurons = in.w().neurons;
     neurons.threshold = activation_threshold(neurons, p.params.sparse);
     const ggml::NeuronMask mask = mask_of(p, in);
     const int32_t* const audited = choose_audits(p, in, mask);
-    ggml::NeuronCounts& counts = p.counts.neurons[size_t(in.layer)];
+    ggml::NeuronCounts& counts = p.counts.neurons[size_t(in.part.index)];
     if (p.store) {
         // Which experts come next is not known, nor in what portions a device takes the rows.
-        const bool more = !c.n_expert && in.layer + 1 < c.n_layer - p.model.device_layers();
-        const int32_t block = block_number(p, in.layer, in.expert);
+        const int64_t n_cpu = c.n_layer - p.model.device_layers();
+        const auto next = size_t(in.part.index) + 1;
+        const bool more = next < p.model.ffns.size() && !in.part.routed() &&
+                          !p.model.ffns[next]->routed() && p.model.ffns[next]->layer < n_cpu;
+        const int32_t block = in.number();
         const ggml::AuditCounts found =
-            stored_ffn(p, {block, more ? block + 1 : -1, neurons, in.x, in.n, mask, audited}, y,
+            stored_ffn(p, {in.part.index, block, more ? block + 1 : -1, neurons, in.x, in.n, mask, audited}, y,
                        counts, flags_of(p));
-        if (audited) p.audit.add(in.layer, found);
+        if (audited) p.audit.add(in.part.index, found);
         return;
     }
     adapt(p, in, neurons);
     const bool q8 = neurons.gate.wants_q8() || neurons.up.wants_q8();
     const Input input = b.input.prepare(p.context, in.x, in.n, c.n_embd, q8);
     if (in.n == 1) {
-        ggml::select(p.context, mask, c.n_ff, b.candidates);
-        b.neurons.computed = p.record.needs(in.layer, in.expert, b.candidates);
+        ggml::select(p.context, mask, neurons.n, b.candidates);
+        b.neurons.computed = p.record.needs(in.part.index, in.expert, b.candidates);
         ggml::partial_ffn(p.context, neurons, input, b.candidates, b.neurons, b.sums, &counts,
                           flags_of(p));
         ggml::merge(p.context, neurons, b.sums, ggml::kSegmentPairs, y);
@@ -216,34 +217,33 @@ void neuron_ffn(const Pass& p, const Block& in, float* y) {
         ggml::rows_ffn(p.context, neurons, input, mask, b.neurons, y, &counts, flags_of(p));
     }
     if (b.neurons.values) {
-        const Input h{b.neurons.values, in.n, c.n_ff, {}};
-        p.adapters.add(p.context, h, &in.w.neurons.down, y);
+        const Input h{b.neurons.values, in.n, neurons.n, {}};
+        p.adapters.add(p.context, h, &in.w().neurons.down, y);
     }
     for (int64_t t = 0; audited && t < in.n; t++) {
         if (audited[t] < 0) continue;
-        p.audit.add(in.layer,
+        p.audit.add(in.part.index,
                     ggml::audit_segment(p.context, neurons, input, t, mask, audited[t], b.neurons));
     }
 }
 
 // y[t] = down . (act(gate . x[t]) * up . x[t]); without a gate, y[t] = down . act(up . x[t]).
 void ffn(const Pass& p, const Block& in, float* y) {
-    p.record.squares(p.context, PI_INPUT_FFN, in.layer, in.expert, in.x, in.n);
-    if (in.w.neurons.n) {
+    p.record.squares(p.context, PI_INPUT_FFN, in.part.index, in.expert, in.x, in.n);
+    if (in.w().neurons.n) {
         neuron_ffn(p, in, y);
     } else {
         dense_ffn(p, in, y);
     }
-    p.record.fired(p.context, in.layer, in.expert, in.rows, in.n, flags_of(p));
+    p.record.fired(p.context, in.part.index, in.expert, in.rows, in.n, flags_of(p));
 }
 
 // The rows of the batch that chose an expert. The experts of a single row keep their scores apart.
-Block chosen_block(const Pass& p, int64_t layer, int64_t expert) {
+Block chosen_block(const Pass& p, const FeedForward& part, int64_t expert) {
     const ggml::ExpertRows& chosen = p.work.expert_rows;
     const int32_t first = chosen.first[expert];
-    return {layer,
+    return {part,
             expert,
-            p.model.layers[size_t(layer)].experts[size_t(expert)],
             p.work.gathered,
             p.work.gathered_residual,
             chosen.rows + first,
@@ -261,32 +261,31 @@ void gather(const Pass& p, const Block& in, const float* x) {
 
 // Calls use(block) for all experts from `first` on that a row chose.
 template <typename F>
-void for_chosen(const Pass& p, int64_t layer, int64_t first, const F& use) {
-    for (int64_t e = first; e < p.model.config.n_expert; e++) {
-        const Block in = chosen_block(p, layer, e);
+void for_chosen(const Pass& p, const FeedForward& part, int64_t first, const F& use) {
+    for (int64_t e = first; e < part.n_blocks(); e++) {
+        const Block in = chosen_block(p, part, e);
         if (in.n) use(in);
     }
 }
 
 // Asks for the predictors of chosen experts, as far as there is room.
-void request_predictors(const Pass& p, int64_t layer, int64_t first) {
+void request_predictors(const Pass& p, const FeedForward& part, int64_t first) {
     if (!p.store || !p.store->pages_predictors()) return;
-    for_chosen(p, layer, first, [&](const Block& in) {
-        if (n_masked(p, in)) p.store->request_predictor(block_number(p, layer, in.expert));
+    for_chosen(p, part, first, [&](const Block& in) {
+        if (n_masked(p, in)) p.store->request_predictor(in.number());
     });
 }
 
 // Asks for the neurons that the only row of an expert may need, if its scores are known.
 void request_block(const Pass& p, const Block& in) {
-    const int32_t block = block_number(p, in.layer, in.expert);
-    request_neurons(p, {block, -1, in.w.neurons, nullptr, 1, mask_of(p, in)});
+    request_neurons(p, {in.part.index, in.number(), -1, in.w().neurons, nullptr, 1, mask_of(p, in)});
 }
 
 // For a single row: predicts for all of its experts, and asks for their neurons, before the first
 // one is computed.
-void begin_experts(const Pass& p, int64_t layer, const float* x) {
-    for_chosen(p, layer, 0, [&](Block in) {
-        request_predictors(p, layer, in.expert);
+void begin_experts(const Pass& p, const FeedForward& part, const float* x) {
+    for_chosen(p, part, 0, [&](Block in) {
+        request_predictors(p, part, in.expert);
         gather(p, in, x);
         mask_of(p, in);
         in.predicted = true;
@@ -295,22 +294,22 @@ void begin_experts(const Pass& p, int64_t layer, const float* x) {
 }
 
 // y[t] = sum of share * ffn(expert, x[t]) over the chosen experts, in ascending order.
-void mixture(const Pass& p, int64_t layer, const float* x, float* y) {
+void mixture(const Pass& p, const FeedForward& part, const float* x, float* y) {
     const Config& c = p.model.config;
     Workspace& b = p.work;
     const bool begun = p.store && b.batch.n == 1;
-    if (begun) begin_experts(p, layer, x);
+    if (begun) begin_experts(p, part, x);
     ggml::zero(p.context, y, b.batch.n * c.n_embd);
-    for_chosen(p, layer, 0, [&](Block in) {
+    for_chosen(p, part, 0, [&](Block in) {
         in.predicted = begun;
         if (begun) {
             // Those that found no room until now.
-            for_chosen(p, layer, in.expert, [&](Block later) {
+            for_chosen(p, part, in.expert, [&](Block later) {
                 later.predicted = true;
                 request_block(p, later);
             });
         } else {
-            request_predictors(p, layer, in.expert);
+            request_predictors(p, part, in.expert);
         }
         gather(p, in, x);
         ffn(p, in, b.expert_out);
@@ -325,40 +324,38 @@ float activation_threshold(const ggml::Neurons& neurons, int32_t sparse) {
     return relu_family(neurons.act) || sparse == PI_SPARSE_EXACT ? neurons.threshold : 0;
 }
 
-float score_threshold(const Layer& layer, const pi_session_params& params) {
+float score_threshold(const FeedForward& part, const pi_session_params& params) {
     const float asked = params.sparse_threshold;
-    return std::isnan(asked) ? layer.sparse_threshold : asked;
+    return std::isnan(asked) ? part.sparse_threshold : asked;
 }
 
-void route(const Pass& p, const Layer& l, const float* x) {
-    const Config& c = p.model.config;
+void route(const Pass& p, const Router& router, const float* x) {
     Workspace& b = p.work;
     const int64_t n = b.batch.n;
-    const Input input = b.input.prepare(p.context, x, n, c.n_embd, l.router.quantised());
-    p.multiply(input, {{l.router, b.router, nullptr}});
-    ggml::route(p.context, c.gating, b.router, n, c.n_expert, c.n_expert_used, b.share,
+    const Input input =
+        b.input.prepare(p.context, x, n, p.model.config.n_embd, router.w.quantised());
+    p.multiply(input, {{router.w, b.router, nullptr}});
+    ggml::route(p.context, router.gating, b.router, n, router.n_expert, router.n_used, b.share,
                 b.expert_rows);
 }
 
-void request_experts(const Pass& p, int64_t layer) {
+void request_experts(const Pass& p, const FeedForward& experts) {
     if (!p.store) return;
-    request_predictors(p, layer, 0);
+    request_predictors(p, experts, 0);
     if (p.work.batch.n > 1) return;
-    for_chosen(p, layer, 0, [&](const Block& in) {
+    for_chosen(p, experts, 0, [&](const Block& in) {
         if (!n_masked(p, in)) request_block(p, in);
     });
 }
 
-void feed_forward(const Pass& p, int64_t layer, const float* x, float* y) {
-    const Config& c = p.model.config;
-    const Layer& l = p.model.layers[size_t(layer)];
+void feed_forward(const Pass& p, const FeedForward& part, const float* x, float* y) {
     const float* residual = p.work.x;
     const int64_t n = p.work.batch.n;
-    p.record.inputs(layer, c.predict_from_normed ? x : residual, n);
-    if (l.experts.empty()) {
-        ffn(p, {layer, 0, l.ffn, x, residual, nullptr, n}, y);
+    p.record.inputs(part.index, p.model.config.predict_from_normed ? x : residual, n);
+    if (part.routed()) {
+        mixture(p, part, x, y);
     } else {
-        mixture(p, layer, x, y);
+        ffn(p, {part, 0, x, residual, nullptr, n}, y);
     }
 }
 

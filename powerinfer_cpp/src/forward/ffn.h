@@ -8,18 +8,18 @@ namespace powerinfer {
 // The threshold of a layer's activation in this mode (pi_sparse). On a smooth activation a
 // threshold (CATS) changes the result, so only `exact` applies it.
 float activation_threshold(const ggml::Neurons& neurons, int32_t sparse);
-// The predictor score below which a layer's neurons are skipped.
-float score_threshold(const Layer& layer, const pi_session_params& params);
+// The predictor score below which neurons are skipped.
+float score_threshold(const FeedForward& part, const pi_session_params& params);
 
 // Chooses the experts of the batch's rows from x, [n, n_embd], and stores them in the workspace.
-void route(const Pass& p, const Layer& layer, const float* x);
+void route(const Pass& p, const Router& router, const float* x);
 
 // After route(), if that comes long before feed_forward(): asks the disk for what the chosen
 // experts need, as far as it is known by now.
-void request_experts(const Pass& p, int64_t layer);
+void request_experts(const Pass& p, const FeedForward& experts);
 
-// y = the layer's block, or its mixture of the experts chosen by route(), applied to x, the normed
+// y = the part's block, or its mixture of the experts chosen by route(), applied to x, the normed
 // residual stream. x, y: [n, n_embd].
-void feed_forward(const Pass& p, int64_t layer, const float* x, float* y);
+void feed_forward(const Pass& p, const FeedForward& part, const float* x, float* y);
 
 }  // namespace powerinfer

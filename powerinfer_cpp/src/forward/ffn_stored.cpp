@@ -469,8 +469,7 @@ void request_scored(const Pass& p, const StoredBlock& in, ggml::Segment scored) 
 
 ggml::AuditCounts stored_ffn(const Pass& p, const StoredBlock& in, float* y,
                              ggml::NeuronCounts& counts, bool* fired) {
-    const int64_t experts = std::max<int64_t>(1, p.model.config.n_expert);
-    int64_t& from_disk = p.counts.from_disk[size_t(in.block / experts)];
+    int64_t& from_disk = p.counts.from_disk[size_t(in.part)];
     NeuronStore& store = *p.store;
     // Several rows of a block, and blocks that come again, find what was read for the row before.
     ggml::Threads& threads = p.context.threads;

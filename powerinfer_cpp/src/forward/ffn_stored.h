@@ -6,9 +6,10 @@
 
 namespace powerinfer {
 
-// One block and its input. A block is a layer, or an expert of one: layer * n_expert + expert.
-// Where a device has neurons of the layer, they are not counted among the block's.
+// One block and its input. A block is a feed-forward part, or an expert of one, by its number
+// among all blocks. Where a device has neurons of the part, they are not counted among the block's.
 struct StoredBlock {
+    int64_t part;  // FeedForward::index
     int32_t block;
     int32_t next;  // the block that the same rows go through next, if that is known; or -1
     const ggml::Neurons& neurons;

@@ -4,6 +4,7 @@
 
 #include "forward/device_forward.h"
 #include "forward/ffn.h"
+#include "ggml/status.h"
 
 namespace powerinfer {
 
@@ -48,11 +49,10 @@ void embed(const Pass& p) {
                          b.normed);
         ggml::add(p.context, b.x, b.normed, n * m.config.n_embd);
     }
-    ggml::rope_table(p.context, p.rope.frequency.data(), m.config.n_rot / 2, p.rope.magnitude,
-                     b.batch.position, n, b.cos_sin);
-    if (b.local_cos_sin) {
-        ggml::rope_table(p.context, p.local_rope.frequency.data(), m.config.n_rot / 2,
-                         p.local_rope.magnitude, b.batch.position, n, b.local_cos_sin);
+    for (size_t i = 0; i < p.ropes.size(); i++) {
+        const std::vector<double>& frequency = p.ropes[i].frequency;
+        ggml::rope_table(p.context, frequency.data(), int64_t(frequency.size()),
+                         p.ropes[i].magnitude, b.batch.position, n, b.cos_sin[i]);
     }
 }
 
@@ -67,77 +67,94 @@ void norm(const Pass& p, const float* x, const NormWeights& w, int64_t n, float*
 }
 
 // For each head of queries or keys: its norm (if any), then RoPE.
-void place_heads(const Pass& p, const Layer& l, const float* head_norm, int64_t n_head, float* x) {
+void norm_and_rope(const Pass& p, const Attention& a, const float* head_norm, int64_t n_head,
+                   float* x) {
     const Config& c = p.model.config;
     const int64_t n = p.work.batch.n;
     if (head_norm && c.norm == Config::Norm::layer) {
-        ggml::layer_norm(p.context, x, head_norm, nullptr, c.norm_eps, n * n_head, c.head_dim, x,
+        ggml::layer_norm(p.context, x, head_norm, nullptr, c.norm_eps, n * n_head, a.head_dim, x,
                          n_head);
     } else if (head_norm) {
-        ggml::rms_norm(p.context, x, head_norm, c.norm_eps, n * n_head, c.head_dim, x);
+        ggml::rms_norm(p.context, x, head_norm, c.norm_eps, n * n_head, a.head_dim, x);
     }
-    if (c.n_rot && l.rotates) {
-        const bool local = p.work.local_cos_sin && l.window;
-        ggml::rope(p.context, x, n, n_head, c.head_dim,
-                   local ? p.work.local_cos_sin : p.work.cos_sin, c.n_rot / 2, c.rope_pairs);
+    if (a.rope >= 0) {
+        const auto table = size_t(a.rope);
+        ggml::rope(p.context, x, n, n_head, a.head_dim, p.work.cos_sin[table],
+                   c.ropes[table].n_rot / 2, c.rope_pairs);
     }
 }
 
 // y = Wo . attention(Wq . x, Wk . x, Wv . x)
-void attention(const Pass& p, int64_t layer, const float* x, float* y) {
-    const Config& c = p.model.config;
-    const Layer& l = p.model.layers[size_t(layer)];
+void attention(const Pass& p, int64_t layer, const Attention& a, const float* x, float* y) {
     Workspace& b = p.work;
     const int64_t n = b.batch.n;
 
     p.record.squares(p.context, PI_INPUT_ATTENTION, layer, 0, x, n);
-    const bool q8 = l.q.quantised() || l.k.quantised() || l.v.quantised();
-    const Input input = b.input.prepare(p.context, x, n, c.n_embd, q8);
-    p.multiply(input, {{l.q, b.q, l.q_bias}, {l.k, b.k, l.k_bias}, {l.v, b.v, l.v_bias}});
-    place_heads(p, l, l.q_norm, c.n_head, b.q);
-    place_heads(p, l, l.k_norm, c.n_head_kv, b.k);
+    const bool q8 = a.q.quantised() || a.k.quantised() || a.v.quantised();
+    const Input input = b.input.prepare(p.context, x, n, p.model.config.n_embd, q8);
+    p.multiply(input, {{a.q, b.q, a.q_bias}, {a.k, b.k, a.k_bias}, {a.v, b.v, a.v_bias}});
+    norm_and_rope(p, a, a.q_norm, a.n_head, b.q);
+    norm_and_rope(p, a, a.k_norm, a.n_head_kv, b.k);
 
     const ggml::KvLayer kv = p.kv.layer(layer);
     ggml::store_kv(p.context, kv, b.batch.slot, n, b.k, b.v);
     for (int64_t t = 0; t < n; t++) {
         const int64_t end = b.batch.position[t] + 1;
         b.attention_rows[t] = {b.batch.pages[t],
-                               l.window ? std::max<int64_t>(0, end - l.window) : 0, end};
+                               a.window ? std::max<int64_t>(0, end - a.window) : 0, end};
     }
-    ggml::attention(p.context, kv, c.n_head, {c.attention_scale, c.attention_softcap},
-                    b.attention_rows, n, b.q, b.attended);
+    ggml::attention(p.context, kv, a.n_head, {a.scale, a.softcap}, b.attention_rows, n, b.q,
+                    b.attended);
 
     p.record.squares(p.context, PI_INPUT_ATTENTION_OUTPUT, layer, 0, b.attended, n);
-    const Input attended = b.input.prepare(p.context, b.attended, n, c.q_dim(), l.o.quantised());
-    p.multiply(attended, {{l.o, y, l.o_bias}});
+    const Input attended = b.input.prepare(p.context, b.attended, n, a.out_dim(), a.o.quantised());
+    p.multiply(attended, {{a.o, y, a.o_bias}});
 }
 
-// x += attention(norm(x)); x += ffn(norm(x)). In families with parallel_ffn both read the same x;
-// in those with post_norms what is added is normalised, too.
-void layer(const Pass& p, int64_t i) {
-    const Config& c = p.model.config;
-    const Layer& l = p.model.layers[size_t(i)];
-    Workspace& b = p.work;
-    const int64_t n = b.batch.n;
-
-    p.context.profile.part = name(Part::ffn);
-    if (c.route_layer_input) {
-        route(p, l, b.x);
-        request_experts(p, i);
+// The experts that the router at `k` chooses from.
+const FeedForward& experts_after(const std::deque<LayerPart>& parts, size_t k) {
+    for (k++; k < parts.size(); k++) {
+        const auto* f = std::get_if<FeedForward>(&parts[k].op);
+        if (f && f->routed()) return *f;
     }
-    p.context.profile.part = name(Part::attention);
-    norm(p, b.x, l.attn_norm, n, b.normed);
-    attention(p, i, b.normed, b.out);
-    if (c.post_norms) norm(p, b.out, l.attn_post_norm, n, b.out);
-    if (!c.parallel_ffn) ggml::add(p.context, b.x, b.out, n * c.n_embd);
+    throw ggml::Error(ggml::Code::internal, "a router has no experts");
+}
 
-    p.context.profile.part = name(Part::ffn);
-    norm(p, b.x, l.ffn_norm, n, b.normed);
-    if (!l.experts.empty() && !c.route_layer_input) route(p, l, b.normed);
-    feed_forward(p, i, b.normed, b.ffn_out);
-    if (c.post_norms) norm(p, b.ffn_out, l.ffn_post_norm, n, b.ffn_out);
-    if (c.parallel_ffn) ggml::add(p.context, b.x, b.out, n * c.n_embd);
-    ggml::add(p.context, b.x, b.ffn_out, n * c.n_embd);
+// The parts of a layer, in order: each reads the residual stream x, or what the part before has
+// read, and what it gives is added to x, at once or with that of the next part (model/layer.h).
+void layer(const Pass& p, int64_t i) {
+    const auto& parts = p.model.layers[size_t(i)].parts;
+    Workspace& b = p.work;
+    const int64_t n = b.batch.n, n_embd = p.model.config.n_embd;
+    const float* x = b.x;  // what a part reads
+    float* waiting = nullptr;  // what the part before gave, to be added with this one's
+    for (size_t k = 0; k < parts.size(); k++) {
+        const LayerPart& part = parts[k];
+        const auto* const attends = std::get_if<Attention>(&part.op);
+        p.context.profile.part = name(attends ? Part::attention : Part::ffn);
+        if (part.input == LayerPart::Input::stream) {
+            x = part.norm ? b.normed : b.x;
+            if (part.norm) norm(p, b.x, *part.norm, n, b.normed);
+        }
+        if (const auto* router = std::get_if<Router>(&part.op)) {
+            route(p, *router, x);
+            // What they need may be read while other parts are computed.
+            const FeedForward& chosen = experts_after(parts, k);
+            if (&chosen != std::get_if<FeedForward>(&parts[k + 1].op)) request_experts(p, chosen);
+            continue;
+        }
+        float* const y = waiting ? b.ffn_out : b.out;
+        attends ? attention(p, i, *attends, x, y)
+                : feed_forward(p, std::get<FeedForward>(part.op), x, y);
+        if (part.post_norm) norm(p, y, *part.post_norm, n, y);
+        if (part.add == LayerPart::Add::with_next) {
+            waiting = y;
+            continue;
+        }
+        if (waiting) ggml::add(p.context, b.x, waiting, n * n_embd);
+        ggml::add(p.context, b.x, y, n * n_embd);
+        waiting = nullptr;
+    }
 }
 
 // Logits or embeddings of the rows to keep.

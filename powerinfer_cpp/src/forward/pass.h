@@ -22,8 +22,8 @@ struct Pass {
     const pi_session_params& params;  // resolved
     ggml::Context& context;
     const KvPages& kv;
-    const RopeTable &rope, &local_rope;  // of all layers, or of those without and with a window
-    Workspace& work;                     // with the batch to compute
+    const std::vector<RopeTable>& ropes;  // of Config::ropes
+    Workspace& work;                      // with the batch to compute
     Recorder& record;
     Audit& audit;
     Counts& counts;

@@ -29,7 +29,7 @@ std::vector<float> gathered(const float* all, const std::vector<int32_t>& slot) 
 
 void allocate_device(Model& m) {
     DeviceModel& on = *m.device;
-    const uint64_t n = uint64_t(m.device_layers() * m.config.n_ff);
+    const auto n = uint64_t(m.neurons_from(on.share.first_layer));
     on.reserved =
         on.budget->reserve(m.file.gguf.path() + ": the weights on " + on.device->info().id,
                            total(m.plan.parts, Tier::gpu));
@@ -41,12 +41,12 @@ void allocate_device(Model& m) {
 
 void load_device_tables(Model& m) {
     DeviceModel& on = *m.device;
-    const int64_t first = on.share.first_layer, n_ff = m.config.n_ff;
+    const int64_t first = on.share.first_layer;
     on.cold.resize(m.layers.size());
     on.cold_rows.resize(m.layers.size());
     for (size_t i = size_t(first); i < m.layers.size(); i++) {
-        const Ffn& f = m.layers[i].ffn;
-        const int64_t at = (int64_t(i) - first) * n_ff;
+        const Ffn& f = m.only_ffn(int64_t(i)).blocks[0];
+        const int64_t at = m.neurons_from(first) - m.neurons_from(int64_t(i));
         if (!f.unpredicted.empty()) {
             on.upload(on.unpredicted.get() + at, f.unpredicted.data(), f.unpredicted.size());
         }

@@ -43,9 +43,8 @@ class Chooser {
     // What layers from `first` on take without neuron rows, with all that the sessions need.
     uint64_t least(int64_t first) const {
         const int64_t n = model_.config.n_layer - first;
-        const uint64_t sessions =
-            sessions_bytes(model_.config, params_, session_, n, false, Tier::gpu);
-        uint64_t sum = size_sum(sessions, device_table_bytes(n, model_.config.n_ff));
+        const uint64_t sessions = sessions_bytes(model_, params_, session_, n, false, Tier::gpu);
+        uint64_t sum = size_sum(sessions, device_table_bytes(model_.neurons_from(first)));
         sum = size_sum(sum, model_.device->device->context_bytes());
         for (size_t i = size_t(first); i < fixed_.size(); i++) sum = size_sum(sum, fixed_[i]);
         return sum;
@@ -72,7 +71,7 @@ class Chooser {
             if (formats.empty()) continue;
             const auto bytes = [&](int64_t n) { return PromptUpload::bytes(formats, c.n_embd, n); };
             least = std::max(least, bytes(PromptUpload::kNeurons));
-            most = std::max(most, bytes(c.n_ff));
+            most = std::max(most, bytes(model_.only_ffn(int64_t(i)).n_ff));
         }
         uint64_t piece = std::min({kPiece, left / 16, most});
         piece = piece / ggml::kDeviceGranule * ggml::kDeviceGranule;
@@ -89,9 +88,9 @@ class Chooser {
         std::vector<Neuron> all;
         const Placement* placement = model_.placement ? &*model_.placement : nullptr;
         if (placement && !placement->applies(model_.device->budget->limit())) placement = nullptr;
-        const int64_t n_ff = model_.config.n_ff;
         for (int64_t i = share.first_layer; i < model_.config.n_layer; i++) {
             if (rows_[size_t(i)].empty()) continue;
+            const int64_t n_ff = model_.only_ffn(i).n_ff;
             const std::vector<float> rate = rates(i);
             for (int32_t n = 0; n < n_ff; n++) {
                 const bool placed =
@@ -135,12 +134,12 @@ class Chooser {
 
     // How often the neurons of a layer fire; empty if the file does not say.
     std::vector<float> rates(int64_t layer) const {
-        const Ffn& f = model_.layers[size_t(layer)].ffn;
+        const Ffn& f = model_.only_ffn(layer).blocks[0];
         for (const WeightSpec& w : model_.weights) {
             const auto* v = std::get_if<Vector>(&w.target);
             if (!v || v->to != &f.rate) continue;
             const std::vector<uint8_t> bytes = model_.file.read(*w.tensor, w.tensor->bytes);
-            std::vector<float> rate(size_t(model_.config.n_ff));
+            std::vector<float> rate(size_t(f.neurons.n));
             std::memcpy(rate.data(), bytes.data(), rate.size() * sizeof(float));
             return rate;
         }
@@ -158,8 +157,10 @@ class Chooser {
 }  // namespace
 
 std::string keeps_to_cpu(const Model& m, int64_t layer) {
-    if (!m.layers[size_t(layer)].experts.empty()) return "mixtures of experts keep to the CPU";
-    if (m.config.post_norms) return "models with norms after attention and FFN keep to the CPU";
+    const auto& parts = m.layers[size_t(layer)].parts;
+    const LayerPart& last = parts.back();
+    if (m.layers[size_t(layer)].find<Router>()) return "mixtures of experts keep to the CPU";
+    if (last.post_norm) return "models with norms after attention and FFN keep to the CPU";
     for (const WeightSpec& w : m.weights) {
         if (layer_of(w.name) == layer && !w.suits_device()) {
             return "there is no operator on the device for tensor \"" + w.name + "\"";

@@ -45,15 +45,15 @@ std::vector<float> ExpectedUses::profile_of(const Ffn& f) const {
     return rates;
 }
 
-BlockUses ExpectedUses::of(const Ffn& f, const std::vector<int32_t>& rows) const {
-    const Config& c = model_.config;
+BlockUses ExpectedUses::of(const FeedForward& part, const Ffn& f,
+                           const std::vector<int32_t>& rows) const {
     const size_t n = rows.size();
     BlockUses uses{std::vector<float>(n), std::vector<float>(n), 1};
-    if (c.n_expert) uses.chosen = double(c.n_expert_used) / double(c.n_expert);
+    if (part.routed()) uses.chosen = double(part.n_used) / double(part.n_blocks());
     if (profiled(f)) {
         const std::vector<float> rate = profile_of(f);
         // An expert whose neuron fires is computed.
-        if (c.n_expert) uses.chosen = double(*std::max_element(rate.begin(), rate.end()));
+        if (part.routed()) uses.chosen = double(*std::max_element(rate.begin(), rate.end()));
         for (size_t i = 0; i < n; i++) uses.rest[i] = rate[size_t(rows[i])];
     } else {
         const bool some = skips(model_, f, sparse_);

@@ -25,7 +25,7 @@ class ExpectedUses {
     bool profiled(const Ffn& f) const { return f.rate || rates_.count(&f.rate); }
     // Of these rows of a block. Those of a block without a profile have the rates of the law in
     // falling order, whatever their numbers.
-    BlockUses of(const Ffn& f, const std::vector<int32_t>& rows) const;
+    BlockUses of(const FeedForward& part, const Ffn& f, const std::vector<int32_t>& rows) const;
 
  private:
     std::vector<float> profile_of(const Ffn& f) const;

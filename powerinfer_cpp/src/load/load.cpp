@@ -89,7 +89,7 @@ void log_storage(const Model& m, const pi_model_params& params) {
 
 // Opens the device and decides what it holds. Without a layer for it the model has no device.
 void share_with_device(Model& model, const pi_model_params& params) {
-    const pi_session_params session = kept_session(model.config, params);
+    const pi_session_params session = kept_session(model, params);
     model.device = std::make_unique<DeviceModel>(params.device, params.vram_budget);
     model.device->share = choose_share(model, params, session);
     if (model.device_layers() > 0) return;
@@ -108,7 +108,7 @@ void plan_memory(Model& m, bool use_mmap, bool stored) {
     if (!share) return;
     std::vector<PlanPart>& parts = m.plan.parts;
     parts.push_back({Tier::gpu, Part::ffn, -1,
-                     device_table_bytes(m.device_layers(), m.config.n_ff) +
+                     device_table_bytes(m.neurons_from(share->first_layer)) +
                          device_array_bytes(m.plan.device) - m.plan.device});
     if (share->piece) {
         for (Tier tier : {Tier::gpu, Tier::ram}) {
@@ -264,17 +264,39 @@ Model::~Model() {
 }
 
 bool Model::skips_neurons() const {
-    const auto has_threshold = [](const Layer& l) {
-        return (l.experts.empty() ? l.ffn : l.experts[0]).neurons.threshold > 0;
+    const auto has_threshold = [](const FeedForward* f) {
+        return f->blocks[0].neurons.threshold > 0;
     };
     return config.neuron_aware && (relu_family(config.activation) ||
-                                   std::any_of(layers.begin(), layers.end(), has_threshold));
+                                   std::any_of(ffns.begin(), ffns.end(), has_threshold));
+}
+
+const FeedForward& Model::only_ffn(int64_t layer) const {
+    const FeedForward* found = nullptr;
+    for (const LayerPart& part : layers[size_t(layer)].parts) {
+        const auto* f = std::get_if<FeedForward>(&part.op);
+        if (f && found) {
+            throw ggml::Error(
+                ggml::Code::unsupported,
+                format("layer %lld has several feed-forward parts", (long long)layer));
+        }
+        if (f) found = f;
+    }
+    if (found) return *found;
+    throw ggml::Error(ggml::Code::unsupported,
+                      format("layer %lld has no feed-forward part", (long long)layer));
+}
+
+int64_t Model::neurons_from(int64_t layer) const {
+    int64_t n = 0;
+    for (const FeedForward* f : ffns) n += f->layer >= layer ? f->n_ff : 0;
+    return n;
 }
 
 int64_t Model::device_neurons(int64_t layer) const {
     if (!device || !device->share.has(layer)) return 0;
     const std::vector<int32_t>& slot = device->share.slot[size_t(layer)];
-    if (slot.empty()) return config.n_ff;
+    if (slot.empty()) return only_ffn(layer).n_ff;
     return std::count_if(slot.begin(), slot.end(), [](int32_t at) { return at >= 0; });
 }
 

@@ -370,8 +370,11 @@ void load_weights(Model& model, const pi_model_params& params) {
     Loader(model, params).run();
     if (!model.output) model.output = model.token_embd;
     for (Layer& l : model.layers) {
-        mark_unpredicted(l.ffn);
-        for (Ffn& e : l.experts) mark_unpredicted(e);
+        for (LayerPart& part : l.parts) {
+            if (auto* f = std::get_if<FeedForward>(&part.op)) {
+                for (Ffn& block : f->blocks) mark_unpredicted(block);
+            }
+        }
     }
     if (model.device) load_device_tables(model);
 }

@@ -23,7 +23,7 @@ std::string resident_path(const Model& m) {
 
 ResidentOwner owner_of(const Model& m) {
     return {std::string(m.file.gguf.string("powerinfer.bundle.source_hash", "")),
-            m.storage->shape.n_blocks, int32_t(m.config.n_ff)};
+            m.storage->shape.n_blocks, int32_t(largest_sizes(m.layers).n_ff)};
 }
 
 // A list of parts with the numbers of their neurons in the file, for save_resident(), and back.
@@ -45,7 +45,7 @@ std::vector<RankedPart> numbered_in_store(const NeuronStore& store,
 
 bool is_bundled(const Model& m) {
     bool all = true;
-    for_blocks(m, [&](const Ffn& f, int64_t) { all = all && f.stored; });
+    for_blocks(m, [&](const Ffn& f, const FeedForward&) { all = all && f.stored; });
     return all;
 }
 
@@ -76,7 +76,7 @@ uint64_t bundle_to_write(const Model& model) {
 std::unique_ptr<NeuronStore> open_store(const Model& m, const pi_model_params& params,
                                         std::unique_ptr<ggml::Reader> reader) {
     std::vector<StoredNeurons> blocks;
-    for_blocks(m, [&](const Ffn& f, int64_t) { blocks.push_back(f.stored); });
+    for_blocks(m, [&](const Ffn& f, const FeedForward&) { blocks.push_back(f.stored); });
     const ggml::File& file = *m.file.files[size_t(blocks[0].file)];
     if (!reader) reader = ggml::open_reader(file.path(), reader_options(blocks[0].layout));
     std::unique_ptr<PredictorPages> predictors;
@@ -86,20 +86,21 @@ std::unique_ptr<NeuronStore> open_store(const Model& m, const pi_model_params& p
     }
     auto store = std::make_unique<NeuronStore>(std::move(reader), m.storage->shape, blocks,
                                                std::move(predictors));
-    std::vector<std::array<uint32_t, 2>> checksums(size_t(m.config.n_ff));
+    std::vector<std::array<uint32_t, 2>> checksums;
     const ExpectedUses expected(m, m.storage->sparse, m.storage->predicted);
     int32_t block = 0;
     bool profiled = false;
-    for_blocks(m, [&](const Ffn& f, int64_t layer) {
+    for_blocks(m, [&](const Ffn& f, const FeedForward& part) {
+        checksums.resize(size_t(f.neurons.n));
         m.file.files[size_t(f.stored.crc_file)]->read(f.stored.crc_offset, checksums.data(),
                                                       checksums.size() * sizeof(checksums[0]));
-        const std::vector<int32_t> rows = stored_rows(m, f, layer);
+        const std::vector<int32_t> rows = stored_rows(m, f, part.layer);
         for (size_t i = 0; i < rows.size(); i++) {
             std::copy_n(checksums[size_t(rows[i])].data(), 2, store->checksums(block) + 2 * i);
         }
         if (int32_t* to = store->rows_in_file(block)) std::copy(rows.begin(), rows.end(), to);
         if (expected.profiled(f)) {
-            const BlockUses uses = expected.of(f, rows);
+            const BlockUses uses = expected.of(part, f, rows);
             store->residency().profile(block, uses.first.data(), uses.rest.data());
             profiled = true;
         }
@@ -121,7 +122,7 @@ std::unique_ptr<NeuronStore> open_store(const Model& m, const pi_model_params& p
 void save_store(const Model& m) {
     constexpr int64_t kEnough = 64;  // tokens that say what is needed
     bool profiled = false;
-    for_blocks(m, [&](const Ffn& f, int64_t) { profiled = profiled || f.rate; });
+    for_blocks(m, [&](const Ffn& f, const FeedForward&) { profiled = profiled || f.rate; });
     if (profiled || m.store->tokens() < kEnough) return;
     try {
         save_resident(resident_path(m), owner_of(m),

@@ -19,7 +19,8 @@ using ggml::Code;
 using ggml::Error;
 using ggml::format;
 
-pi_session_params resolve_session_params(const Config& config, pi_session_params p) {
+pi_session_params resolve_session_params(const Model& model, pi_session_params p) {
+    const Config& config = model.config;
     const auto bound = [](const char* name, int64_t value, int64_t lo, int64_t hi) {
         if (value >= lo && value <= hi) return;
         throw Error(Code::argument, format("%s must be between %lld and %lld, not %lld", name,
@@ -29,7 +30,7 @@ pi_session_params resolve_session_params(const Config& config, pi_session_params
     if (p.n_threads == 0) p.n_threads = ggml::default_threads();
     if (p.n_threads_batch == 0) p.n_threads_batch = p.n_threads;
     // Learned positions end with their table. RoPE works beyond the trained context, only worse.
-    bound("n_ctx", p.n_ctx, 1, config.n_rot ? INT32_MAX : config.n_ctx);
+    bound("n_ctx", p.n_ctx, 1, config.ropes.empty() ? config.n_ctx : INT32_MAX);
     bound("n_batch", p.n_batch, 1, 1 << 20);
     bound("n_ubatch", p.n_ubatch, 1, 1 << 20);
     bound("n_seq", p.n_seq, 1, 256);
@@ -68,10 +69,15 @@ pi_session_params resolve_session_params(const Config& config, pi_session_params
                 format("a KV cache of type %u is not supported; F32 (0), F16 (1) and Q8_0 (8) are",
                        type));
         }
-        if (config.head_dim % ggml::info(ggml::DType(type)).block) {
-            throw Error(Code::argument,
-                        format("a Q8_0 KV cache needs heads of a multiple of 32, not %lld",
-                               (long long)config.head_dim));
+        for (const Layer& layer : model.layers) {
+            const auto* a = layer.find<Attention>();
+            if (!a) continue;
+            for (int64_t width : {a->head_dim, a->v_head_dim}) {
+                if (width % ggml::info(ggml::DType(type)).block == 0) continue;
+                throw Error(Code::argument,
+                            format("a Q8_0 KV cache needs heads of a multiple of 32, not %lld",
+                                   (long long)width));
+            }
         }
     }
     if (p.type_k != p.type_v)
@@ -79,16 +85,17 @@ pi_session_params resolve_session_params(const Config& config, pi_session_params
     return p;
 }
 
-pi_session_params kept_session(const Config& config, const pi_model_params& params) {
-    if (params.session) return resolve_session_params(config, *params.session);
+pi_session_params kept_session(const Model& model, const pi_model_params& params) {
+    if (params.session) return resolve_session_params(model, *params.session);
     pi_session_params session = pi_session_default_params();
     // Learned positions may be fewer.
-    if (!config.n_rot) session.n_ctx = int32_t(std::min<int64_t>(session.n_ctx, config.n_ctx));
-    return resolve_session_params(config, session);
+    const Config& c = model.config;
+    if (c.ropes.empty()) session.n_ctx = int32_t(std::min<int64_t>(session.n_ctx, c.n_ctx));
+    return resolve_session_params(model, session);
 }
 
 pi_session_params session_params_for(const Model& model, const pi_session_params& asked) {
-    pi_session_params params = resolve_session_params(model.config, asked);
+    pi_session_params params = resolve_session_params(model, asked);
     if (model.storage) params.n_ubatch = std::min(params.n_ubatch, model.storage->n_ubatch);
     return params;
 }
@@ -97,42 +104,43 @@ int64_t kept_width(const Config& config, const pi_session_params& params) {
     return params.embedding ? config.n_embd : config.n_vocab;
 }
 
-uint64_t scratch_bytes(const Config& c, const pi_session_params& p, bool stored) {
-    return ggml::carved_bytes<Workspace>(c, p, std::max(p.n_threads, p.n_threads_batch), stored);
+uint64_t scratch_bytes(const Model& m, const pi_session_params& p, bool stored) {
+    return ggml::carved_bytes<Workspace>(m, p, std::max(p.n_threads, p.n_threads_batch), stored);
 }
 
-std::vector<PlanPart> session_parts(const Config& c, const pi_session_params& p, int64_t n_device,
+std::vector<PlanPart> session_parts(const Model& m, const pi_session_params& p, int64_t n_device,
                                     bool stored) {
+    const int64_t n_ram = m.config.n_layer - n_device;
     ggml::Carver results;
     float* room;
-    results.take(room, {p.n_logits, kept_width(c, p)});
+    results.take(room, {p.n_logits, kept_width(m.config, p)});
     std::vector<PlanPart> parts{
-        {Tier::ram, Part::kv, -1, ggml::carved_bytes<Sequences>(c, p, c.n_layer - n_device)},
-        {Tier::ram, Part::scratch, -1, scratch_bytes(c, p, stored)},
+        {Tier::ram, Part::kv, -1, ggml::carved_bytes<Sequences>(m.layers, p, n_ram)},
+        {Tier::ram, Part::scratch, -1, scratch_bytes(m, p, stored)},
         {Tier::ram, Part::results, -1, results.bytes()}};
     if (p.record)
-        parts.push_back({Tier::ram, Part::record, -1, ggml::carved_bytes<Recorder>(c, p)});
+        parts.push_back({Tier::ram, Part::record, -1, ggml::carved_bytes<Recorder>(m, p)});
     if (n_device) {
         parts.push_back(
-            {Tier::ram, Part::exchange, -1, ggml::carved_bytes<DeviceShared>(c, p, n_device)});
+            {Tier::ram, Part::exchange, -1, ggml::carved_bytes<DeviceShared>(m, p, n_device)});
         parts.push_back(
-            {Tier::gpu, Part::kv, -1, device_array_bytes(device_kv_bytes(c, p, n_device))});
+            {Tier::gpu, Part::kv, -1, device_array_bytes(device_kv_bytes(m, p, n_device))});
         parts.push_back({Tier::gpu, Part::scratch, -1,
-                         device_array_bytes(device_scratch_bytes(c, p, n_device))});
+                         device_array_bytes(device_scratch_bytes(m, p, n_device))});
     }
     return parts;
 }
 
-uint64_t sessions_bytes(const Config& config, const pi_model_params& params,
+uint64_t sessions_bytes(const Model& model, const pi_model_params& params,
                         const pi_session_params& session, int64_t n_device, bool stored,
                         Tier tier) {
     const auto bytes = [&](const pi_session_params& one) {
-        return total(session_parts(config, one, n_device, stored), tier);
+        return total(session_parts(model, one, n_device, stored), tier);
     };
     const uint64_t alike =
         ggml::size_product(uint64_t(std::max(params.n_sessions, 1)), bytes(session));
     if (!params.beside) return alike;
-    pi_session_params other = resolve_session_params(config, *params.beside);
+    pi_session_params other = resolve_session_params(model, *params.beside);
     other.n_ubatch = std::min(other.n_ubatch, session.n_ubatch);
     return ggml::size_sum(alike, bytes(other));
 }
@@ -145,7 +153,7 @@ Plan make_plan(const Model& model, const pi_session_params& asked) {
     plan.n_ctx = params.n_ctx;
     if (model.device) plan.vram_budget = model.device->budget->limit();
     const std::vector<PlanPart> session =
-        session_parts(model.config, params, model.device_layers(), model.storage.has_value());
+        session_parts(model, params, model.device_layers(), model.storage.has_value());
     plan.parts.insert(plan.parts.end(), session.begin(), session.end());
     if (model.storage) {
         const StoreShape& shape = model.storage->shape;

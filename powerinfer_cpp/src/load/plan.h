@@ -12,10 +12,10 @@ namespace powerinfer {
 
 // Replaces zeros in session parameters by the values that they stand for. Throws Error(argument)
 // naming the parameter that is out of range.
-pi_session_params resolve_session_params(const Config& config, pi_session_params params);
+pi_session_params resolve_session_params(const Model& model, pi_session_params params);
 
 // The session that a model keeps room for, resolved.
-pi_session_params kept_session(const Config& config, const pi_model_params& params);
+pi_session_params kept_session(const Model& model, const pi_model_params& params);
 
 // Resolved for a model, whose plan may allow fewer rows at once.
 pi_session_params session_params_for(const Model& model, const pi_session_params& params);
@@ -24,16 +24,16 @@ pi_session_params session_params_for(const Model& model, const pi_session_params
 int64_t kept_width(const Config& config, const pi_session_params& params);
 
 // Bytes of a session's Workspace.
-uint64_t scratch_bytes(const Config& config, const pi_session_params& params, bool stored);
+uint64_t scratch_bytes(const Model& model, const pi_session_params& params, bool stored);
 
 // What a session with these resolved parameters takes, if a device has the last n_device layers;
 // stored: the neurons stay on the disk.
-std::vector<PlanPart> session_parts(const Config& config, const pi_session_params& params,
+std::vector<PlanPart> session_parts(const Model& model, const pi_session_params& params,
                                     int64_t n_device, bool stored);
 
 // Bytes of a tier that all sessions take which a model leaves room for: n_sessions like `session`,
 // which is resolved, and the one beside them. n_device, stored: as in session_parts.
-uint64_t sessions_bytes(const Config& config, const pi_model_params& params,
+uint64_t sessions_bytes(const Model& model, const pi_model_params& params,
                         const pi_session_params& session, int64_t n_device, bool stored, Tier tier);
 
 // Something that would make a plan fit, and the bytes of RAM that are needed then (ways.h).

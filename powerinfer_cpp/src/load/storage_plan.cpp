@@ -26,7 +26,7 @@ constexpr uint64_t kSessionShare = 48;
 
 uint64_t session_bytes(const Model& m, const pi_model_params& params,
                        const pi_session_params& session, bool stored) {
-    return sessions_bytes(m.config, params, session, m.device_layers(), stored, Tier::ram);
+    return sessions_bytes(m, params, session, m.device_layers(), stored, Tier::ram);
 }
 
 // What callers want to keep of results.
@@ -79,9 +79,11 @@ PredictorShape predictor_pages(const Model& m) {
         shape.page = std::max(shape.page, page);
     }
     if (!shape) return shape;
-    shape.n_layer = int32_t(m.config.n_layer);
-    shape.n_expert = int32_t(m.config.n_expert);
-    shape.in_use = m.config.n_expert_used;
+    for (const FeedForward* part : m.ffns) {
+        shape.before.push_back(part->first_block);
+        shape.in_use = std::max(shape.in_use, part->n_used);
+    }
+    shape.before.push_back(m.n_blocks());
     return shape;
 }
 
@@ -97,14 +99,14 @@ Division::Division(const Model& m, int32_t sparse, bool predicted, const StoreSh
     const int64_t step = (parts + kEntries - 1) / kEntries;
     double first = 0, rest = 0, chosen = 0;
     std::vector<double> of_pages;
-    for_blocks(m, [&](const Ffn& f, int64_t layer) {
-        const std::vector<int32_t> rows = stored_rows(m, f, layer);
+    for_blocks(m, [&](const Ffn& f, const FeedForward& part) {
+        const std::vector<int32_t> rows = stored_rows(m, f, part.layer);
         if (rows.empty()) return;
         std::vector<int32_t> some;
         for (size_t i = size_t(step / 2) % rows.size(); i < rows.size(); i += size_t(step)) {
             some.push_back(rows[i]);
         }
-        const BlockUses uses = expected.of(f, some);
+        const BlockUses uses = expected.of(part, f, some);
         const double each = double(rows.size()) / double(some.size());
         steps_.add(uses.first.data(), uses.rest.data(), int64_t(some.size()), each, uses.chosen);
         for (size_t i = 0; i < some.size(); i++) {
@@ -194,18 +196,18 @@ void Division::divide(uint64_t left, StoreShape& shape, PredictorShape& pages,
 }  // namespace
 
 uint64_t all_in_ram(const Model& m, const pi_model_params& params) {
-    const uint64_t sessions = session_bytes(m, params, kept_session(m.config, params), false);
+    const uint64_t sessions = session_bytes(m, params, kept_session(m, params), false);
     return ggml::size_sum(total(m.plan.parts, Tier::ram), sessions);
 }
 
 std::string keeps_to_ram(const Model& m) {
     if (!m.config.neuron_aware) return "the file has no neuron rows (ffn_down_t)";
     std::string why = "the device has all neurons";
-    for_blocks(m, [&](const Ffn& f, int64_t layer) {
-        if (m.device_neurons(layer) < f.neurons.n) why.clear();
+    for_blocks(m, [&](const Ffn& f, const FeedForward& part) {
+        if (m.device_neurons(part.layer) < f.neurons.n) why.clear();
     });
     int32_t file = -1;
-    for_blocks(m, [&](const Ffn& f, int64_t) {
+    for_blocks(m, [&](const Ffn& f, const FeedForward&) {
         if (!f.neurons.n) why = "some layers have no neuron rows";
         if (!f.stored) return;
         if (file >= 0 && f.stored.file != file) why = "its bundles are in several files";
@@ -234,9 +236,11 @@ StoragePlan plan_storage(const Model& m, const pi_model_params& params) {
     StoreShape& shape = plan.shape;
     StoreLayout layout;
     std::vector<int64_t> before{0};
-    for_blocks(m, [&](const Ffn& f, int64_t layer) {
+    bool equal = true;  // blocks
+    for_blocks(m, [&](const Ffn& f, const FeedForward& part) {
         layout = layout_of(f);
-        const int64_t n = f.neurons.n - m.device_neurons(layer);
+        const int64_t n = f.neurons.n - m.device_neurons(part.layer);
+        equal = equal && (shape.n_blocks == 0 || n == shape.n);
         shape.n_blocks++;
         shape.n = std::max(shape.n, int32_t(n));
         before.push_back(before.back() + n);
@@ -244,7 +248,7 @@ StoragePlan plan_storage(const Model& m, const pi_model_params& params) {
             std::max(shape.first_sectors, layout.first.bytes / StoreShape::kSector);
         shape.rest_sectors = std::max(shape.rest_sectors, layout.rest.bytes / StoreShape::kSector);
     });
-    if (m.device) shape.before = before;
+    if (m.device || !equal) shape.before = before;
     shape.lanes = shape.least_lane();
     plan.reader = ggml::Reader::memory(reader_options(layout));
     PredictorShape& predictors = plan.predictors = predictor_pages(m);
@@ -256,7 +260,7 @@ StoragePlan plan_storage(const Model& m, const pi_model_params& params) {
                            predictors.bytes()}) {
         fixed = ggml::size_sum(fixed, bytes);
     }
-    pi_session_params session = kept_session(m.config, params);
+    pi_session_params session = kept_session(m, params);
     const auto sessions = [&] { return session_bytes(m, params, session, true); };
     const int32_t asked = session.n_ubatch;
     session.n_ubatch = std::min(kLeastRows, asked);
@@ -292,7 +296,7 @@ StoragePlan plan_storage(const Model& m, const pi_model_params& params) {
             if (plan.read_seconds == 0) break;
         }
         divide(limit);
-    } else if (m.device || !division.lends(beyond, scratch_bytes(m.config, session, true) +
+    } else if (m.device || !division.lends(beyond, scratch_bytes(m, session, true) +
                                                        limit / kSessionShare)) {
         // From which budget on so many rows are worth their memory. Below that the cache takes no
         // more than it can have there: so it never gets smaller.

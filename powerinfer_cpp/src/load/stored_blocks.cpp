@@ -13,11 +13,10 @@ std::vector<int32_t> stored_rows(const Model& m, const Ffn& f, int64_t layer) {
 }
 
 std::vector<StoredPredictor> stored_predictors(const Model& m) {
-    const Config& c = m.config;
-    std::vector<StoredPredictor> blocks(size_t(c.n_layer * c.n_expert));
+    std::vector<StoredPredictor> blocks(size_t(m.n_blocks()));
     for (const WeightSpec& w : m.weights) {
         if (!w.by_expert()) continue;
-        const int64_t block = layer_of(w.name) * c.n_expert + w.row0 / w.rows;
+        const int64_t block = m.only_ffn(layer_of(w.name)).first_block + w.row0 / w.rows;
         const auto layout = w.strips() ? ggml::Layout::strips : ggml::Layout::rows;
         blocks[size_t(block)].push_back(
             {w.file_offset(), {w.tensor->type, layout, w.rows, w.cols, nullptr}});

@@ -1,5 +1,4 @@
-// The blocks of a model whose neurons stay on the disk: one a layer, or one an expert. For the plan
-// and for the store.
+// The blocks of a model whose neurons stay on the disk, for the plan and for the store.
 #pragma once
 
 #include <cstdint>
@@ -11,13 +10,11 @@
 
 namespace powerinfer {
 
-// use(block, layer).
+// use(block, the part that has it), in the order of their numbers.
 template <typename F>
 void for_blocks(const Model& m, const F& use) {
-    for (size_t i = 0; i < m.layers.size(); i++) {
-        const Layer& l = m.layers[i];
-        if (l.experts.empty()) use(l.ffn, int64_t(i));
-        for (const Ffn& e : l.experts) use(e, int64_t(i));
+    for (const FeedForward* part : m.ffns) {
+        for (const Ffn& block : part->blocks) use(block, *part);
     }
 }
 

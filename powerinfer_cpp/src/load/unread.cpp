@@ -18,12 +18,37 @@ using ggml::Value;
 
 // Values that change nothing: what the engine computes with anyway, and llama.cpp's values for "not
 // said".
-using Neutral = bool (*)(const Value& v, const Config& c);
+using Neutral = bool (*)(const Value& v, const Model& m);
 
 struct Rule {
     const char* key;  // without the architecture; * stands for any text
     Neutral neutral;
 };
+
+// The sizes of attention in the first layer that has it.
+Attention first_attention(const Model& m) {
+    for (const Layer& layer : m.layers) {
+        if (const auto* found = layer.find<Attention>()) return *found;
+    }
+    return {};
+}
+
+ggml::Gating gating(const Model& m) {
+    for (const Layer& layer : m.layers) {
+        if (const auto* found = layer.find<Router>()) return found->gating;
+    }
+    return ggml::Gating::softmax;
+}
+
+// The first table of RoPE.
+Rope first_rope(const Model& m) {
+    return m.config.ropes.empty() ? Rope() : m.config.ropes[0];
+}
+
+// Do attention and the feed-forward block read the same stream?
+bool in_parallel(const Model& m) {
+    return m.layers[0].parts[0].add == LayerPart::Add::with_next;
+}
 
 namespace neutral {
 
@@ -38,36 +63,36 @@ bool only(const Value& v, std::initializer_list<double> allowed) {
     return true;
 }
 
-bool off(const Value& v, const Config&) {
+bool off(const Value& v, const Model&) {
     return only(v, {0});
 }
 
-bool on(const Value& v, const Config&) {
+bool on(const Value& v, const Model&) {
     return only(v, {1});
 }
 
-bool factor(const Value& v, const Config&) {
+bool factor(const Value& v, const Model&) {
     return only(v, {0, 1});
 }
 
-bool width(const Value& v, const Config& c) {
-    return only(v, {0, double(c.n_embd)});
+bool width(const Value& v, const Model& m) {
+    return only(v, {0, double(m.config.n_embd)});
 }
 
-bool head(const Value& v, const Config& c) {
-    return only(v, {0, double(c.head_dim)});
+bool head(const Value& v, const Model& m) {
+    return only(v, {0, double(first_attention(m).head_dim)});
 }
 
-bool base(const Value& v, const Config& c) {
-    return only(v, {0, c.rope_base});
+bool base(const Value& v, const Model& m) {
+    return only(v, {0, first_rope(m).base});
 }
 
-bool local_base(const Value& v, const Config& c) {
-    return only(v, {0, c.local_rope_base > 0 ? c.local_rope_base : c.rope_base});
+bool local_base(const Value& v, const Model& m) {
+    return only(v, {0, m.config.ropes.empty() ? 0 : m.config.ropes.back().base});
 }
 
 // The name of an activation in config.json.
-bool activation(const Value& v, const Config& c) {
+bool activation(const Value& v, const Model& m) {
     struct Name {
         const char* theirs;
         ggml::Activation ours;
@@ -82,7 +107,7 @@ bool activation(const Value& v, const Config& c) {
     };
     if (v.is_array() || !v.is_string()) return false;
     return std::any_of(std::begin(names), std::end(names), [&](const Name& n) {
-        return v.string() == n.theirs && n.ours == c.activation;
+        return v.string() == n.theirs && n.ours == m.config.activation;
     });
 }
 
@@ -96,7 +121,7 @@ constexpr Rule kDecisive[] = {
     // attention
     {"attention.causal", neutral::on},
     {"attention.scale",
-     [](const Value& v, const Config& c) { return only(v, {0, double(c.attention_scale)}); }},
+     [](const Value& v, const Model& m) { return only(v, {0, double(first_attention(m).scale)}); }},
     {"attention.output_scale", neutral::factor},
     {"attention.value_scale", neutral::factor},
     {"attention.max_alibi_bias", neutral::off},
@@ -104,8 +129,8 @@ constexpr Rule kDecisive[] = {
     {"attention.temperature_scale", neutral::off},
     {"attention.temperature_length", neutral::off},
     {"attention.sliding_window",
-     [](const Value& v, const Config& c) {
-         const bool wide = !v.is_array() && v.is_integer() && v.integer() >= c.n_ctx;
+     [](const Value& v, const Model& m) {
+         const bool wide = !v.is_array() && v.is_integer() && v.integer() >= m.config.n_ctx;
          return wide || only(v, {0});
      }},
     {"attention.key_length_*", neutral::head},
@@ -125,7 +150,7 @@ constexpr Rule kDecisive[] = {
     {"embedding_length_per_layer_input", neutral::off},
     {"features_length", neutral::width},
     {"embedding_scale",
-     [](const Value& v, const Config& c) { return only(v, {0, double(c.embedding_scale)}); }},
+     [](const Value& v, const Model& m) { return only(v, {0, double(m.config.embedding_scale)}); }},
     {"residual_scale", neutral::factor},
     {"logit_scale", neutral::factor},
     {"final_logit_softcapping", neutral::off},
@@ -135,10 +160,10 @@ constexpr Rule kDecisive[] = {
     {"hyper_connection.count", neutral::factor},
     // layers
     {"use_parallel_residual",
-     [](const Value& v, const Config& c) { return only(v, {double(c.parallel_ffn)}); }},
+     [](const Value& v, const Model& m) { return only(v, {double(in_parallel(m))}); }},
     {"nextn_predict_layers", neutral::off},
     {"decoder_block_count",
-     [](const Value& v, const Config& c) { return only(v, {0, double(c.n_layer)}); }},
+     [](const Value& v, const Model& m) { return only(v, {0, double(m.config.n_layer)}); }},
     {"hash_layer_count", neutral::off},
     {"altup.num_inputs", neutral::factor},
     {"ssm.*", neutral::off},
@@ -168,13 +193,13 @@ constexpr Rule kDecisive[] = {
     {"expert_weights_scale", neutral::factor},
     {"expert_weights_norm", neutral::on},  // shares of the chosen experts sum to 1
     {"expert_gating_func",
-     [](const Value& v, const Config& c) {
-         return c.gating == ggml::Gating::sigmoid ? only(v, {0, 2}) : only(v, {0, 1, 3});
+     [](const Value& v, const Model& m) {
+         return gating(m) == ggml::Gating::sigmoid ? only(v, {0, 2}) : only(v, {0, 1, 3});
      }},
     {"router_logit_softcapping", neutral::off},
     // RoPE; rope.{global,local} are Ollama's
     {"rope.dimension_count_swa",
-     [](const Value& v, const Config& c) { return only(v, {0, double(c.n_rot)}); }},
+     [](const Value& v, const Model& m) { return only(v, {0, double(first_rope(m).n_rot)}); }},
     {"rope.freq_base_swa", neutral::local_base},
     {"rope.local.freq_base", neutral::local_base},
     {"rope.global.freq_base", neutral::base},
@@ -325,7 +350,7 @@ void check_unread_keys(const Model& model, bool allow, Notes& notes) {
             if (!among(key, kHarmless)) unknown.push_back(ggml::shown(name));
             continue;
         }
-        if (rule->neutral(value, c)) continue;
+        if (rule->neutral(value, model)) continue;
         decisive.push_back(ggml::shown(name));
         if (decisive.size() > 1) continue;
         reason = "key " + decisive[0] + " is " + value_text(value);

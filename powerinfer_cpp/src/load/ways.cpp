@@ -18,9 +18,12 @@ constexpr int32_t kFewRows = 16;
 class Finder {
  public:
     Finder(const Model& m, const pi_model_params& params, const pi_session_params& session)
-        : m_(m), session_(session), n_sessions_(uint64_t(std::max(params.n_sessions, 1))) {
+        : m_(m),
+          largest_(largest_sizes(m.layers)),
+          session_(session),
+          n_sessions_(uint64_t(std::max(params.n_sessions, 1))) {
         if (params.beside) {
-            beside_ = total(session_parts(m.config, session_params_for(m, *params.beside),
+            beside_ = total(session_parts(m, session_params_for(m, *params.beside),
                                           m.device_layers(), stored()),
                             Tier::ram);
         }
@@ -46,7 +49,7 @@ class Finder {
             p.n_ubatch = std::min(p.n_ubatch, p.n_batch);
             p.n_logits = std::min(p.n_logits, p.n_batch);
         });
-        if (session_.type_k != uint32_t(DType::Q8_0) && m_.config.head_dim % 32 == 0) {
+        if (session_.type_k != uint32_t(DType::Q8_0) && takes_q8_kv()) {
             try_value("type_k", int64_t(DType::Q8_0),
                       [](pi_session_params& p, int64_t t) { p.type_k = p.type_v = uint32_t(t); });
         }
@@ -59,7 +62,7 @@ class Finder {
             p.n_kv = std::min(p.n_kv, p.n_seq * ((n + 63) / 64 * 64));
         });
         // Of a model that skips neurons, or experts, the disk has to bring only a part.
-        const bool sparse = relu_family(m_.config.activation) || m_.config.n_expert > 0;
+        const bool sparse = relu_family(m_.config.activation) || largest_.n_expert > 0;
         if (sparse) to_storage();
         to_smaller_type();
         if (!sparse) to_storage();
@@ -78,7 +81,7 @@ class Finder {
 
     uint64_t sessions(const pi_session_params& session, bool on_disk) const {
         const std::vector<PlanPart> parts =
-            session_parts(m_.config, session, m_.device_layers(), on_disk);
+            session_parts(m_, session, m_.device_layers(), on_disk);
         return ggml::size_product(n_sessions_, total(parts, Tier::ram));
     }
 
@@ -108,21 +111,28 @@ class Finder {
         try_value(what, value, set);
     }
 
+    // Are heads whole blocks?
+    bool takes_q8_kv() const {
+        return std::all_of(m_.layers.begin(), m_.layers.end(), [](const Layer& layer) {
+            const auto* a = layer.find<Attention>();
+            return !a || (a->head_dim % 32 == 0 && a->v_head_dim % 32 == 0);
+        });
+    }
+
     // Neurons that leave RAM for the disk.
     void to_storage() {
-        const Config& c = m_.config;
-        if (stored() || c.neuron_aware || m_.device) return;
+        if (stored() || m_.config.neuron_aware || m_.device) return;
         uint64_t rows = 0;
         for (const WeightSpec& w : m_.weights) {
             const bool of_ffn = w.part == Part::ffn && w.is<Product>();
             if (of_ffn || w.stays_on_disk()) rows += w.bytes(w.place.rows);
         }
-        const auto blocks = uint64_t(c.n_layer * std::max<int64_t>(1, c.n_expert));
+        const auto blocks = uint64_t(m_.n_blocks());
         pi_session_params session = session_;
         session.n_ubatch = std::min(session.n_ubatch, kFewRows);
         // The area where reads arrive, and tables of the parts of neurons (store.h).
         const uint64_t staging = rows / blocks / 8;
-        const uint64_t tables = (blocks * 24 + 300) * uint64_t(c.n_ff) + (2 << 20);
+        const uint64_t tables = (blocks * 24 + 300) * uint64_t(largest_.n_ff) + (2 << 20);
         const uint64_t fixed = needed_ - sessions_ - std::min(needed_ - sessions_, rows);
         const uint64_t least = fixed + staging + tables + sessions(session, true);
         add("convert", 0, least + least / 32);  // and what the process takes
@@ -153,6 +163,7 @@ class Finder {
     }
 
     const Model& m_;
+    const LargestSizes largest_;
     pi_session_params session_;
     const uint64_t n_sessions_;
     uint64_t sessions_ = 0, beside_ = 0, needed_ = 0, limit_ = 0;

@@ -26,10 +26,10 @@ int64_t device_rows(const pi_session_params& p) {
     return std::min<int64_t>(p.n_ubatch, kDeviceRows);
 }
 
-DeviceStep::DeviceStep(Carver& carver, const Config& c, const pi_session_params& p,
+DeviceStep::DeviceStep(Carver& carver, const Model& model, const pi_session_params& p,
                        int64_t n_layers, int64_t n) {
     carver.take(epoch, {1});
-    carver.take(x, {n, c.n_embd});
+    carver.take(x, {n, model.config.n_embd});
     carver.take(position, {n});
     carver.take(slot, {n});
     carver.take(rows, {n_layers, n});
@@ -37,44 +37,53 @@ DeviceStep::DeviceStep(Carver& carver, const Config& c, const pi_session_params&
     carver.take(pages, {std::min<int64_t>(n, p.n_seq), pages_of(p.n_ctx)});
 }
 
-DeviceScratch::DeviceScratch(Carver& carver, const Config& c, const pi_session_params& p,
+DeviceScratch::DeviceScratch(Carver& carver, const Model& model, const pi_session_params& p,
                              int64_t n_layers, int64_t n) {
+    const Config& c = model.config;
+    const LargestSizes sizes = largest_sizes(model.layers);
+    const int64_t n_rot = c.ropes.empty() ? 0 : c.ropes[0].n_rot;
     carver.take(arrived, {n_layers});
     carver.take(counts, {n_layers * 3 + 1});
     waited = counts ? counts + n_layers * 3 : nullptr;
-    carver.take(frequency, {c.n_rot / 2});
+    carver.take(frequency, {n_rot / 2});
 
-    step = DeviceStep(carver, c, p, n_layers, n);
+    step = DeviceStep(carver, model, p, n_layers, n);
     const int64_t n_lists = std::min(n, kDeviceLists), n_results = std::min(n, kDeviceResults);
     // A Carver that counts gives no address, but the room is the same.
     static float counted;
     residual = input(carver, n, c.n_embd, step.x ? step.x : &counted);
     normed = input(carver, n, c.n_embd);
     ffn_normed = input(carver, n, c.n_embd);
-    attended = input(carver, n, c.q_dim());
+    attended = input(carver, n, sizes.out_dim);
     hidden = input(carver, n_lists, c.predictor_rank);
-    fired = input(carver, n, c.n_ff);
+    fired = input(carver, n, sizes.n_ff);
     for (float** to : {&out, &ffn_out}) carver.take(*to, {n, c.n_embd});
-    carver.take(q, {n, c.q_dim()});
-    for (float** to : {&k, &v}) carver.take(*to, {n, c.kv_dim()});
-    carver.take(up, {n, c.n_ff});
-    if (c.has_predictors) carver.take(score, {n_lists, c.n_ff});
+    carver.take(q, {n, sizes.q_dim});
+    carver.take(k, {n, sizes.k_dim});
+    carver.take(v, {n, sizes.v_dim});
+    carver.take(up, {n, sizes.n_ff});
+    if (c.has_predictors) carver.take(score, {n_lists, sizes.n_ff});
     if (c.sketches) {
         carver.take(sketch.planes, {n_lists, 4, ggml::device_sketch_words(int(c.n_embd))});
         carver.take(sketch.unit, {n_lists});
         carver.take(sketch.total, {n_lists});
     }
-    carver.take(cos_sin, {n, c.n_rot});
+    carver.take(cos_sin, {n, n_rot});
     carver.take(results, {n_results, c.n_embd});
     carver.take(result_logits, {n_results, c.n_vocab});
     const int64_t blocks = ggml::device_attention_blocks(p.n_ctx);
-    const int64_t row_bytes = c.n_head * blocks * (c.head_dim + 2) * int64_t(sizeof(float));
+    int64_t row_floats = 0;  // of the layer whose attention takes most
+    for (const Layer& layer : model.layers) {
+        const auto* a = layer.find<Attention>();
+        if (a) row_floats = std::max(row_floats, a->n_head * blocks * (a->v_head_dim + 2));
+    }
+    const int64_t row_bytes = std::max<int64_t>(1, row_floats) * int64_t(sizeof(float));
     attention_rows = std::clamp<int64_t>(kDeviceAttentionBytes / row_bytes, 1, n);
     attention.blocks = int(blocks);
-    carver.take(attention.sums, {attention_rows, c.n_head, blocks, c.head_dim + 2});
+    carver.take(attention.sums, {attention_rows, row_floats});
     if (!c.neuron_aware) return;
-    lists.n = int(c.n_ff);
-    for (int32_t** to : {&lists.hot, &lists.cold}) carver.take(*to, {n_lists, c.n_ff});
+    lists.n = int(sizes.n_ff);
+    for (int32_t** to : {&lists.hot, &lists.cold}) carver.take(*to, {n_lists, sizes.n_ff});
     carver.take(lists.count, {n_lists, 2});
     ffn.h = fired.x;  // no layer needs both
     ffn.up = up;
@@ -82,30 +91,32 @@ DeviceScratch::DeviceScratch(Carver& carver, const Config& c, const pi_session_p
     carver.take(ffn.sums, {n, parts, c.n_embd});
 }
 
-uint64_t device_scratch_bytes(const Config& c, const pi_session_params& p, int64_t n_layers) {
+uint64_t device_scratch_bytes(const Model& model, const pi_session_params& p,
+                              int64_t n_layers) {
     // Parts of sums make it grow with the rows up to kDeviceLists, and again beyond.
     const int64_t most = device_rows(p);
     uint64_t bytes = 0;
     for (int64_t n : {most, std::min(most, kDeviceLists)}) {
-        bytes = std::max(bytes, ggml::carved_bytes<DeviceScratch>(c, p, n_layers, n));
+        bytes = std::max(bytes, ggml::carved_bytes<DeviceScratch>(model, p, n_layers, n));
     }
     return bytes;
 }
 
-uint64_t device_kv_bytes(const Config& c, const pi_session_params& p, int64_t n_layers) {
-    const int64_t run = kKvPage * ggml::info(ggml::DType(p.type_k)).size(c.head_dim);
-    return ggml::size_product(kv_pages(p) * n_layers * 2 * c.n_head_kv, run);
+uint64_t device_kv_bytes(const Model& model, const pi_session_params& p, int64_t n_layers) {
+    const int64_t first = model.config.n_layer - n_layers;
+    return ggml::size_product(kv_pages(p),
+                              kv_page_bytes(model.layers, first, ggml::DType(p.type_k)));
 }
 
-DeviceShared::DeviceShared(Carver& carver, const Config& c, const pi_session_params& p,
+DeviceShared::DeviceShared(Carver& carver, const Model& model, const pi_session_params& p,
                            int64_t n_layers)
     : exchange(size_t(n_layers)) {
     const int64_t n = device_rows(p), n_lists = std::min(n, kDeviceLists);
-    carver.take(step, {int64_t(ggml::carved_bytes<DeviceStep>(c, p, n_layers, n))});
+    carver.take(step, {int64_t(ggml::carved_bytes<DeviceStep>(model, p, n_layers, n))});
     ggml::DeviceExchange all;
-    if (c.neuron_aware) {
-        for (float** to : {&all.x, &all.sums}) carver.take(*to, {n, c.n_embd});
-        carver.take(all.ids, {n_lists, c.n_ff});
+    if (model.config.neuron_aware) {
+        for (float** to : {&all.x, &all.sums}) carver.take(*to, {n, model.config.n_embd});
+        carver.take(all.ids, {n_lists, largest_sizes(model.layers).n_ff});
     }
     for (ggml::DeviceExchange& e : exchange) {
         e = all;

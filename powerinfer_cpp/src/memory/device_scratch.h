@@ -19,7 +19,7 @@ constexpr int64_t kDeviceAttentionBytes = 32 << 20;
 struct DeviceStep {
     DeviceStep() = default;
     // For n rows of a session. params must be resolved.
-    DeviceStep(ggml::Carver& carver, const Config& config, const pi_session_params& params,
+    DeviceStep(ggml::Carver& carver, const Model& model, const pi_session_params& params,
                int64_t n_layers, int64_t n);
 
     uint32_t* epoch = nullptr;  // [1]: of the rows, see DeviceExchange. It comes first
@@ -35,19 +35,19 @@ struct DeviceStep {
 struct DeviceScratch {
     DeviceScratch() = default;
     // For n rows and the n_layers that the device has. params must be resolved.
-    DeviceScratch(ggml::Carver& carver, const Config& config, const pi_session_params& params,
+    DeviceScratch(ggml::Carver& carver, const Model& model, const pi_session_params& params,
                   int64_t n_layers, int64_t n);
 
     // What stays from call to call, at the same place for every number of rows.
     uint32_t* arrived = nullptr;           // [n_layers]
     unsigned long long* counts = nullptr;  // [n_layers, 3], see DeviceFfnScratch; then `waited`
     unsigned long long* waited = nullptr;  // [1], see DeviceExchange
-    double* frequency = nullptr;           // [n_rot / 2]
+    double* frequency = nullptr;           // [n_rot / 2], of the first table of RoPE
 
     DeviceStep step;
     ggml::DeviceInput residual;                // x is step.x
     ggml::DeviceInput normed, ffn_normed;      // [n, n_embd]
-    ggml::DeviceInput attended;                // [n, q_dim]
+    ggml::DeviceInput attended;                // [n, out_dim]
     ggml::DeviceInput hidden;                  // [lists, rank]
     ggml::DeviceInput fired;                   // [n, n_ff], where FFNs are matrices
     float *out = nullptr, *ffn_out = nullptr;  // [n, n_embd]
@@ -64,16 +64,16 @@ struct DeviceScratch {
 
 // The most rows at a time, and the scratch memory for any number up to it.
 int64_t device_rows(const pi_session_params& params);
-uint64_t device_scratch_bytes(const Config& config, const pi_session_params& params,
+uint64_t device_scratch_bytes(const Model& model, const pi_session_params& params,
                               int64_t n_layers);
-// Keys and values: [pages][n_layers][keys, values][n_head_kv][64][head_dim].
-uint64_t device_kv_bytes(const Config& config, const pi_session_params& params, int64_t n_layers);
+// Keys and values: [pages][n_layers] KvRuns.
+uint64_t device_kv_bytes(const Model& model, const pi_session_params& params, int64_t n_layers);
 
 // What the device and the CPU share, in memory that both see: a step to be copied, and where the
 // halves of each layer meet. Layers have flags and counts of their own; the rest is one for all,
 // since a layer publishes after the layer before has taken its answer.
 struct DeviceShared {
-    DeviceShared(ggml::Carver& carver, const Config& config, const pi_session_params& params,
+    DeviceShared(ggml::Carver& carver, const Model& model, const pi_session_params& params,
                  int64_t n_layers);
 
     uint8_t* step = nullptr;                     // room for a DeviceStep of any number of rows

@@ -4,15 +4,28 @@
 
 namespace powerinfer {
 
-KvPages::KvPages(ggml::Carver& carver, const Config& c, const pi_session_params& p, int64_t n_ram)
+KvRuns kv_runs(const Layer& layer, ggml::DType type) {
+    const auto* a = layer.find<Attention>();
+    if (!a) return {};
+    const auto run = [&](int64_t width) { return kKvPage * ggml::info(type).size(width); };
+    return {a->n_head_kv, a->head_dim, a->v_head_dim, run(a->head_dim), run(a->v_head_dim)};
+}
+
+int64_t kv_page_bytes(const std::vector<Layer>& layers, int64_t first, ggml::DType type) {
+    int64_t bytes = 0;
+    for (size_t i = size_t(first); i < layers.size(); i++) bytes += kv_runs(layers[i], type).bytes();
+    return bytes;
+}
+
+KvPages::KvPages(ggml::Carver& carver, const std::vector<Layer>& layers, const pi_session_params& p,
+                 int64_t n_ram)
     : type_(ggml::DType(p.type_k)),
-      n_head_kv_(c.n_head_kv),
-      head_dim_(c.head_dim),
-      all_runs_(c.n_layer * 2 * c.n_head_kv),
-      runs_(n_ram * 2 * c.n_head_kv),
-      run_bytes_(kKvPage * ggml::info(type_).size(c.head_dim)),
+      n_ram_(n_ram),
+      all_bytes_(kv_page_bytes(layers, 0, type_)),
+      page_bytes_(all_bytes_ - kv_page_bytes(layers, n_ram, type_)),
       n_pages_(kv_pages(p)) {
-    carver.take(memory_, {n_pages_, runs_, run_bytes_});
+    for (const Layer& layer : layers) runs_.push_back(kv_runs(layer, type_));
+    carver.take(memory_, {n_pages_, page_bytes_});
     carver.take(labels_, {n_pages_});
     carver.take(owners_, {n_pages_});
     carver.take(free_, {n_pages_});
@@ -28,37 +41,49 @@ void KvPages::give_back(int32_t page) {
     if (--owners_[page] == 0) free_[n_free_++] = page;
 }
 
+// Calls f(run, its bytes) for all runs of a page in RAM, in their order.
+template <typename F>
+void KvPages::each_run(int32_t page, const F& f) const {
+    uint8_t* at = memory_ + page * page_bytes_;
+    for (int64_t i = 0; i < n_ram_; i++) {
+        const KvRuns& runs = runs_[size_t(i)];
+        for (const int64_t bytes : {runs.k_bytes, runs.v_bytes}) {
+            for (int64_t head = 0; head < runs.n_head_kv; head++, at += bytes) f(at, bytes);
+        }
+    }
+}
+
 void KvPages::copy(int32_t from, int32_t to, int64_t n) const {
     labels_[to] = labels_[from];
-    const size_t size = size_t(n * run_bytes_ / kKvPage);
-    const ptrdiff_t apart = (int64_t(to) - from) * runs_ * run_bytes_;
-    for (int64_t run = 0; run < runs_; run++) {
-        uint8_t* const bytes = memory_ + (from * runs_ + run) * run_bytes_;
-        std::memcpy(bytes + apart, bytes, size);
-    }
+    const ptrdiff_t apart = (int64_t(to) - from) * page_bytes_;
+    each_run(from, [&](uint8_t* run, int64_t bytes) {
+        std::memcpy(run + apart, run, size_t(n * bytes / kKvPage));
+    });
     if (device_) device_->copy_page(from, to);
 }
 
 void KvPages::read(int32_t page, int64_t n, uint8_t* out) const {
-    const int64_t size = n * run_bytes_ / kKvPage;
-    for (int64_t run = 0; run < runs_; run++, out += size) {
-        std::memcpy(out, memory_ + (page * runs_ + run) * run_bytes_, size_t(size));
-    }
+    each_run(page, [&](const uint8_t* run, int64_t bytes) {
+        std::memcpy(out, run, size_t(n * bytes / kKvPage));
+        out += n * bytes / kKvPage;
+    });
     if (device_) device_->read_page(page, n, out);
 }
 
 void KvPages::write(int32_t page, int64_t n, const uint8_t* from) const {
-    const int64_t size = n * run_bytes_ / kKvPage;
-    for (int64_t run = 0; run < runs_; run++, from += size) {
-        std::memcpy(memory_ + (page * runs_ + run) * run_bytes_, from, size_t(size));
-    }
+    each_run(page, [&](uint8_t* run, int64_t bytes) {
+        std::memcpy(run, from, size_t(n * bytes / kKvPage));
+        from += n * bytes / kKvPage;
+    });
     if (device_) device_->write_page(page, n, from);
 }
 
 ggml::KvLayer KvPages::layer(int64_t i) const {
-    const int64_t per_kind = n_head_kv_ * run_bytes_;
-    uint8_t* keys = memory_ + i * 2 * per_kind;
-    return {type_, n_head_kv_, head_dim_, keys, keys + per_kind, runs_ * run_bytes_};
+    uint8_t* keys = memory_;
+    for (int64_t before = 0; before < i; before++) keys += runs_[size_t(before)].bytes();
+    const KvRuns& runs = runs_[size_t(i)];
+    return {type_, runs.n_head_kv, runs.head_dim, keys, keys + runs.n_head_kv * runs.k_bytes,
+            page_bytes_};
 }
 
 }  // namespace powerinfer

@@ -26,6 +26,18 @@ class DeviceKv {
     virtual void write_page(int32_t page, int64_t n, const uint8_t* from) = 0;
 };
 
+// The keys and values of a layer in a page: a run of kKvPage positions for each head of the keys, then
+// of the values. No runs where a layer has no attention.
+struct KvRuns {
+    int64_t n_head_kv = 0, head_dim = 0, v_head_dim = 0;
+    int64_t k_bytes = 0, v_bytes = 0;  // of a run
+
+    int64_t bytes() const { return n_head_kv * (k_bytes + v_bytes); }
+};
+KvRuns kv_runs(const Layer& layer, ggml::DType type);
+// Bytes of a page, over layers from `first` on.
+int64_t kv_page_bytes(const std::vector<Layer>& layers, int64_t first, ggml::DType type);
+
 // Pages of the pool that all sequences of a session share. params must be resolved.
 inline int64_t kv_pages(const pi_session_params& params) {
     return pages_of(params.n_kv);
@@ -35,8 +47,8 @@ class KvPages {
  public:
     KvPages() = default;
     // params must be resolved. RAM has the first n_ram layers, a device the others (attach).
-    KvPages(ggml::Carver& carver, const Config& config, const pi_session_params& params,
-            int64_t n_ram);
+    KvPages(ggml::Carver& carver, const std::vector<Layer>& layers,
+            const pi_session_params& params, int64_t n_ram);
     void attach(DeviceKv* device) { device_ = device; }
 
     // The positions of a page: tokens, and a bit for each one that was generated. Keys and values
@@ -65,15 +77,19 @@ class KvPages {
     // values, of each head.
     void read(int32_t page, int64_t n, uint8_t* out) const;
     void write(int32_t page, int64_t n, const uint8_t* from) const;
-    // Over all layers.
-    int64_t position_bytes() const { return all_runs_ * run_bytes_ / kKvPage; }
+    // Bytes of a position: of one layer, and over all layers.
+    int64_t position_bytes(int64_t layer) const { return runs_[size_t(layer)].bytes() / kKvPage; }
+    int64_t position_bytes() const { return all_bytes_ / kKvPage; }
 
  private:
+    template <typename F>
+    void each_run(int32_t page, const F& f) const;
+
     ggml::DType type_ = ggml::DType::F16;
-    int64_t n_head_kv_ = 0, head_dim_ = 0;
-    int64_t all_runs_ = 0;              // n_layer * 2 * n_head_kv
-    int64_t runs_ = 0, run_bytes_ = 0;  // n_ram * 2 * n_head_kv; bytes per head and page
-    uint8_t* memory_ = nullptr;         // [pages][n_ram][keys, values][n_head_kv][64][head_dim]
+    std::vector<KvRuns> runs_;               // of all layers
+    int64_t n_ram_ = 0;                      // layers
+    int64_t all_bytes_ = 0, page_bytes_ = 0; // of a page: of all layers, and of those in RAM
+    uint8_t* memory_ = nullptr;              // [pages][n_ram] KvRuns
     DeviceKv* device_ = nullptr;        // null: every layer is in RAM
     Label* labels_ = nullptr;           // [pages]
     int32_t* owners_ = nullptr;         // [pages]

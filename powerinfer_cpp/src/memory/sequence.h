@@ -10,8 +10,8 @@ class Sequences {
     Sequences() = default;
     // params must be resolved. Makes n_seq empty sequences of up to n_ctx positions, of which the
     // pages of all may be fewer. RAM has the keys and values of the first n_ram layers.
-    Sequences(ggml::Carver& carver, const Config& config, const pi_session_params& params,
-              int64_t n_ram);
+    Sequences(ggml::Carver& carver, const std::vector<Layer>& layers,
+              const pi_session_params& params, int64_t n_ram);
     void attach(DeviceKv* device) { kv_.attach(device); }
 
     int32_t count() const { return n_seq_; }

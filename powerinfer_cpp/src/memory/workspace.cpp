@@ -7,50 +7,54 @@ namespace powerinfer {
 namespace {
 
 // The widest input of a product, rounded up to whole blocks of activations.
-int64_t widest(const Config& c) {
-    const int64_t n = std::max({c.n_embd, c.q_dim(), c.n_ff, c.predictor_rank});
+int64_t widest(const Config& c, const LargestSizes& sizes) {
+    const int64_t n = std::max({c.n_embd, sizes.out_dim, sizes.n_ff, c.predictor_rank});
     return (n + ggml::kQ - 1) / ggml::kQ * ggml::kQ;
 }
 
 }  // namespace
 
-Workspace::Workspace(ggml::Carver& carver, const Config& c, const pi_session_params& p, int threads,
-                     bool in_store)
-    : batch(carver, p.n_ubatch), input(carver, p.n_ubatch, widest(c)) {
-    const int64_t rows = p.n_ubatch;
+Workspace::Workspace(ggml::Carver& carver, const Model& model, const pi_session_params& p,
+                     int threads, bool in_store)
+    : batch(carver, p.n_ubatch) {
+    const Config& c = model.config;
+    const LargestSizes sizes = largest_sizes(model.layers);
+    const int64_t rows = p.n_ubatch, n_ff = sizes.n_ff;
+    input = ggml::InputBuffer(carver, rows, widest(c, sizes));
     carver.take(attention_rows, {rows});
     for (float** to : {&x, &normed, &out, &ffn_out}) carver.take(*to, {rows, c.n_embd});
-    for (float** to : {&q, &attended}) carver.take(*to, {rows, c.q_dim()});
-    for (float** to : {&k, &v}) carver.take(*to, {rows, c.kv_dim()});
+    carver.take(q, {rows, sizes.q_dim});
+    carver.take(attended, {rows, sizes.out_dim});
+    carver.take(k, {rows, sizes.k_dim});
+    carver.take(v, {rows, sizes.v_dim});
     if (!in_store) {
-        for (float** to : {&gate, &up}) carver.take(*to, {rows, c.n_ff});
+        for (float** to : {&gate, &up}) carver.take(*to, {rows, n_ff});
     }
-    carver.take(cos_sin, {rows, c.n_rot});
-    if (c.local_rope_base > 0) carver.take(local_cos_sin, {rows, c.n_rot});
-    if (c.n_expert) {
-        for (float** to : {&router, &share}) carver.take(*to, {rows, c.n_expert});
-        carver.take(expert_rows.first, {c.n_expert + 1});
-        carver.take(expert_rows.rows, {rows, c.n_expert_used});
-        carver.take(expert_rows.share, {rows, c.n_expert_used});
+    for (const Rope& rope : c.ropes) carver.take(cos_sin.emplace_back(), {rows, rope.n_rot});
+    if (sizes.n_expert) {
+        for (float** to : {&router, &share}) carver.take(*to, {rows, sizes.n_expert});
+        carver.take(expert_rows.first, {sizes.n_expert + 1});
+        carver.take(expert_rows.rows, {rows, sizes.n_used});
+        carver.take(expert_rows.share, {rows, sizes.n_used});
         for (float** to : {&gathered, &gathered_residual, &expert_out}) {
             carver.take(*to, {rows, c.n_embd});
         }
     }
     if (c.neuron_aware) {
-        neurons = ggml::NeuronScratch(carver, rows, c.n_ff, c.n_embd, threads, in_store);
-        if (in_store) stored = StoredScratch(carver, rows, c.n_ff, c.n_embd);
-        candidates = ggml::Candidates(carver, c.n_ff);
+        neurons = ggml::NeuronScratch(carver, rows, n_ff, c.n_embd, threads, in_store);
+        if (in_store) stored = StoredScratch(carver, rows, n_ff, c.n_embd);
+        candidates = ggml::Candidates(carver, n_ff);
         carver.take(sums, {ggml::kSegments, c.n_embd});
     }
     if (c.has_predictors) {
         if (c.sketches) sketch = ggml::SketchScratch(carver, rows, c.n_embd);
         carver.take(hidden, {rows, c.predictor_rank});
-        const int64_t scored = std::max(rows, c.n_expert_used);
-        carver.take(score, {scored, c.n_ff});
+        const int64_t scored = std::max(rows, sizes.n_used);
+        carver.take(score, {scored, n_ff});
         carver.take(masked, {scored});
         carver.take(audited, {rows});
     }
-    if (p.record && p.record != PI_RECORD_SQUARES) carver.take(flags, {rows, c.n_ff});
+    if (p.record && p.record != PI_RECORD_SQUARES) carver.take(flags, {rows, n_ff});
 }
 
 }  // namespace powerinfer

@@ -16,18 +16,19 @@ struct Workspace {
     Workspace() = default;
     // params must be resolved. For a context of `threads` threads. stored: neurons stay on the
     // disk.
-    Workspace(ggml::Carver& carver, const Config& config, const pi_session_params& params,
-              int threads, bool stored);
+    Workspace(ggml::Carver& carver, const Model& model, const pi_session_params& params, int threads,
+              bool stored);
 
     Batch batch;
     ggml::InputBuffer input;
     ggml::AttentionRow* attention_rows = nullptr;  // [rows]
     float *x = nullptr, *normed = nullptr;         // [rows, n_embd]: residual stream, its norm
     float *out = nullptr, *ffn_out = nullptr;      // [rows, n_embd]: to be added to x
-    float *q = nullptr, *attended = nullptr;       // [rows, q_dim]
-    float *k = nullptr, *v = nullptr;              // [rows, kv_dim]
-    float *gate = nullptr, *up = nullptr;          // [rows, n_ff]
-    float *cos_sin = nullptr, *local_cos_sin = nullptr;  // [rows, n_rot]; of Pass::local_rope
+    // Sizes of layers and their parts are those of the largest.
+    float *q = nullptr, *attended = nullptr;  // [rows, q_dim], [rows, out_dim]
+    float *k = nullptr, *v = nullptr;         // [rows, k_dim], [rows, v_dim]
+    float *gate = nullptr, *up = nullptr;     // [rows, n_ff]
+    std::vector<float*> cos_sin;              // of each table of RoPE: [rows, n_rot]
 
     // For mixtures: scores and shares, the rows of each expert, and the rows of one expert.
     float *router = nullptr, *share = nullptr;                // [rows, n_expert]

@@ -34,14 +34,15 @@ struct Targets {
 // Neuron rows have several names in files, adapters use that of the dense matrix.
 void add_neurons(const Model& m, int64_t i, std::map<std::string, Targets>& all) {
     const Config& c = m.config;
-    const ggml::Neurons& w = m.layers[size_t(i)].ffn.neurons;
-    if (!w.n) return;
+    const auto* part = m.layers[size_t(i)].find<FeedForward>();
+    if (!part || part->routed() || !part->blocks[0].neurons.n) return;
+    const ggml::Neurons& w = part->blocks[0].neurons;
     const auto add = [&](const char* name, const ggml::NeuronRows& rows, int64_t in, int64_t out) {
         all[format("blk.%lld.%s.weight", (long long)i, name)] = {{in, out}, {{&rows, 0, out}}};
     };
-    if (w.gate) add("ffn_gate", w.gate, c.n_embd, c.n_ff);
-    add("ffn_up", w.up, c.n_embd, c.n_ff);
-    add("ffn_down", w.down, c.n_ff, c.n_embd);
+    if (w.gate) add("ffn_gate", w.gate, c.n_embd, w.n);
+    add("ffn_up", w.up, c.n_embd, w.n);
+    add("ffn_down", w.down, w.n, c.n_embd);
 }
 
 std::map<std::string, Targets> all_targets(const Model& m) {

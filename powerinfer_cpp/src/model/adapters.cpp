@@ -39,9 +39,10 @@ Adapters::Adapters(const Model& model, std::vector<ScaledAdapter> used, int64_t 
     }
     id_ = std::max<uint64_t>(1, std::strtoull(hash.hex().substr(0, 16).c_str(), nullptr, 16));
     piece_ = std::max(widest, std::min(kPiece, max_rows * widest));
-    const bool values = std::any_of(model.layers.begin(), model.layers.end(),
-                                    [&](const Layer& l) { return change(&l.ffn.neurons.down); });
-    const int64_t n_values = values ? model.config.n_ff : 0;
+    int64_t n_values = 0;
+    for (const FeedForward* part : model.ffns) {
+        if (change(&part->blocks[0].neurons.down)) n_values = std::max(n_values, part->n_ff);
+    }
     const uint64_t bytes = ggml::carved_bytes<Scratch>(max_rows, rank, piece_, n_values);
     reserved_ = model.budget->reserve("the session's adapters", bytes);
     memory_ = ggml::Memory(bytes, "adapters");

@@ -56,17 +56,15 @@ void stretch_yarn(const RopeScaling& s, double log_base, double dims, RopeTable&
     table.magnitude *= longer * s.attention_factor;
 }
 
-double base_of(const Config& c, const pi_session_params& p) {
-    return p.rope_freq_base > 0 ? double(p.rope_freq_base) : c.rope_base;
-}
-
 // The logarithm of the base, with dynamic scaling.
-double log_base(const Config& c, const RopeScaling& s, const pi_session_params& p) {
-    const double trained = ggml::log_f64(base_of(c, p)), n_ctx = double(p.n_ctx);
+double log_base(const Config& c, const Rope& rope, const RopeScaling& s,
+                const pi_session_params& p) {
+    const double base = p.rope_freq_base > 0 ? double(p.rope_freq_base) : rope.base;
+    const double trained = ggml::log_f64(base), n_ctx = double(p.n_ctx);
     if (s.kind != Kind::dynamic || n_ctx <= double(c.n_ctx)) return trained;
     // Neural tangent kernel ("NTK") scaling: fast frequencies hardly change, the slowest is divided
     // by `longer`.
-    const double dims = double(c.n_rot);
+    const double dims = double(rope.n_rot);
     const double longer = s.factor * n_ctx / double(c.n_ctx) - (s.factor - 1);
     return trained + ggml::log_f64(longer) * dims / (dims - 2);
 }
@@ -90,30 +88,30 @@ uint32_t RopeTable::variant(const Config& c, const pi_session_params& params) {
     }
 }
 
-RopeTable::RopeTable(double base, int64_t n_rot) {
-    const double log = ggml::log_f64(base);
-    for (int64_t i = 0; i < n_rot / 2; i++) {
-        frequency.push_back(ggml::exp_f64(-2.0 * double(i) / double(n_rot) * log));
-    }
-}
-
-RopeTable::RopeTable(const Model& model, const pi_session_params& params) {
+RopeTable::RopeTable(const Model& model, const Rope& rope, const pi_session_params& params) {
     const Config& c = model.config;
     const RopeScaling s = scaling_of(c, params);
-    const double base = log_base(c, s, params);
-    const float* const divisors = factors(model, s, params.n_ctx);
-    for (int64_t i = 0; i < c.n_rot / 2; i++) {
-        frequency.push_back(ggml::exp_f64(-2.0 * double(i) / double(c.n_rot) * base));
+    const double base = rope.scaled ? log_base(c, rope, s, params) : ggml::log_f64(rope.base);
+    const float* const divisors = rope.scaled ? factors(model, s, params.n_ctx) : nullptr;
+    for (int64_t i = 0; i < rope.n_rot / 2; i++) {
+        frequency.push_back(ggml::exp_f64(-2.0 * double(i) / double(rope.n_rot) * base));
         if (divisors) frequency.back() /= double(divisors[i]);
     }
+    if (!rope.scaled) return;
     magnitude = s.magnitude;
     if (s.extension > 0) {
-        stretch_yarn(s, base, double(c.n_rot), *this);
+        stretch_yarn(s, base, double(rope.n_rot), *this);
         return;
     }
     magnitude *= s.attention_factor;
     if (s.kind == Kind::linear || s.kind == Kind::yarn)
         for (double& f : frequency) f /= s.factor;
+}
+
+std::vector<RopeTable> rope_tables(const Model& model, const pi_session_params& params) {
+    std::vector<RopeTable> tables;
+    for (const Rope& rope : model.config.ropes) tables.emplace_back(model, rope, params);
+    return tables;
 }
 
 void check_rope(const Config& config, const pi_session_params& p) {
@@ -137,7 +135,7 @@ void check_rope(const Config& config, const pi_session_params& p) {
     scales |= bound("yarn_attn_factor", p.yarn_attn_factor, p.yarn_attn_factor < 0, 1e-3, 1e3);
     scales |= bound("yarn_beta_fast", p.yarn_beta_fast, p.yarn_beta_fast < 0, 1e-3, 1e6);
     scales |= bound("yarn_beta_slow", p.yarn_beta_slow, p.yarn_beta_slow < 0, 1e-3, 1e6);
-    if ((asked || scales) && !config.n_rot) fail("the model has no RoPE that could be scaled");
+    if ((asked || scales) && config.ropes.empty()) fail("the model has no RoPE that could be scaled");
     // Those kinds have no factor that could be another one.
     const Kind kind = scaling_of(config, p).kind;
     if (scales && (kind == Kind::longrope || kind == Kind::dynamic))

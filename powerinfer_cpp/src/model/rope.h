@@ -12,15 +12,16 @@ struct RopeTable {
     double magnitude = 1;           // factor of cosine and sine
 
     RopeTable() = default;
-    // For a session with these parameters, which are resolved: all of its positions have these
-    // frequencies, also the first ones. What is computed does not depend on how long a text
-    // becomes.
-    RopeTable(const Model& model, const pi_session_params& params);
+    // A table of the model for a session with these parameters, which are resolved: all of its
+    // positions have these frequencies, also the first ones. What is computed does not depend on
+    // how long a text becomes.
+    RopeTable(const Model& model, const Rope& rope, const pi_session_params& params);
     // A number that differs for sessions of a model whose tables differ because of their n_ctx.
     static uint32_t variant(const Config& config, const pi_session_params& params);
-    // Without scaling. n_rot: values of a head that rotate.
-    RopeTable(double base, int64_t n_rot);
 };
+
+// Those of Config::ropes, in order.
+std::vector<RopeTable> rope_tables(const Model& model, const pi_session_params& params);
 
 // Throws Error(argument) naming the parameter of RoPE that is out of range, or for a model without
 // RoPE.

@@ -15,22 +15,22 @@ constexpr double kOfTrained = 0.8;
 
 }  // namespace
 
-bool is_predicted(const Layer& l, const Ffn& f, int32_t sparse) {
+bool is_predicted(const FeedForward& part, const Ffn& f, int32_t sparse) {
     if (!f.fc1 && !f.signs) return false;
     if (sparse == PI_SPARSE_PREDICTOR) return true;
-    return sparse == PI_SPARSE_AUTO && (l.recall == 0 || l.recall >= kRecallFloor);
+    return sparse == PI_SPARSE_AUTO && (part.recall == 0 || part.recall >= kRecallFloor);
 }
 
 bool is_predicted(const Model& model, int32_t sparse) {
-    return std::any_of(model.layers.begin(), model.layers.end(), [&](const Layer& l) {
+    return std::any_of(model.ffns.begin(), model.ffns.end(), [&](const FeedForward* part) {
         // Either all experts of a layer have predictors or none has.
-        return is_predicted(l, l.experts.empty() ? l.ffn : l.experts[0], sparse);
+        return is_predicted(*part, part->blocks[0], sparse);
     });
 }
 
-void Audit::add(int64_t layer, const ggml::AuditCounts& counts) {
-    layers_[size_t(layer)].fired += counts.fired;
-    layers_[size_t(layer)].found += counts.found;
+void Audit::add(int64_t part, const ggml::AuditCounts& counts) {
+    parts_[size_t(part)].fired += counts.fired;
+    parts_[size_t(part)].found += counts.found;
     changed_ = true;
 }
 
@@ -41,18 +41,19 @@ std::string Audit::warning(const Model& model) {
     // reaches that sooner.
     int64_t fired = 0, found = 0;
     double expected = 0;
-    for (size_t i = 0; i < layers_.size(); i++) {
-        const float trained = model.layers[i].recall;
+    for (size_t i = 0; i < parts_.size(); i++) {
+        const float trained = model.ffns[i]->recall;
         const double least = trained > 0 ? kOfTrained * double(trained) : double(kRecallFloor);
-        const ggml::AuditCounts& c = layers_[i];
+        const ggml::AuditCounts& c = parts_[i];
         fired += c.fired, found += c.found, expected += least * double(c.fired);
         const bool bad = c.fired >= kEnough && double(c.found) < least * double(c.fired);
         const bool all_bad =
-            i + 1 == layers_.size() && fired >= kEnough && double(found) < expected;
+            i + 1 == parts_.size() && fired >= kEnough && double(found) < expected;
         if (!bad && !all_bad) continue;
         told_ = true;
         const std::string who =
-            bad ? ggml::format("the predictor of layer %zu finds", i) : "the predictors find";
+            bad ? ggml::format("the predictor of layer %lld finds",
+                               (long long)model.ffns[i]->layer) : "the predictors find";
         const double n = double(bad ? c.fired : fired), share = double(bad ? c.found : found) / n;
         return ggml::format(
             "%s: %s %.0f%% of the neurons that fire, less than %.0f%%: the text can differ "

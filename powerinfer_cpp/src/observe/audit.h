@@ -15,35 +15,35 @@ namespace powerinfer {
 // the session warns.
 constexpr float kRecallFloor = 0.7f;
 
-// Does a block of this layer have a predictor that this mode (pi_sparse) uses?
-bool is_predicted(const Layer& layer, const Ffn& block, int32_t sparse);
+// Does a block have a predictor that this mode (pi_sparse) uses?
+bool is_predicted(const FeedForward& part, const Ffn& block, int32_t sparse);
 // The same for any block of the model.
 bool is_predicted(const Model& model, int32_t sparse);
 
-// For every masked generated token, one segment of one layer (1/32 of its neurons) is also computed
-// in full and compared with the mask. This costs about 1/32 of reading one layer's gate rows. Where
+// For every masked generated token, one segment of one feed-forward part (1/32 of its neurons) is
+// also computed in full and compared with the mask. This costs about 1/32 of reading its gate rows. Where
 // neurons stay on the disk, one token of four is audited: its segment may have to be read.
 class Audit {
  public:
     Audit() = default;
-    explicit Audit(const Config& config) : layers_(size_t(config.n_layer)) {}
+    explicit Audit(size_t n_ffns) : parts_(n_ffns) {}
 
-    // The segment of a layer that a generated token at this position audits; -1 if it audits
-    // another layer, or none. Positions go through the layers first, then through the segments;
-    // one of `every` rounds audits a layer.
-    int segment(int64_t layer, int64_t position, int64_t every = 1) const {
-        const int64_t n = int64_t(layers_.size()), round = position / n;
-        if (position % n != layer || round % every != layer % every) return -1;
+    // The segment of a part (FeedForward::index) that a generated token at this position audits; -1
+    // if it audits another part, or none. Positions go through the parts first, then through the
+    // segments; one of `every` rounds audits a part.
+    int segment(int64_t part, int64_t position, int64_t every = 1) const {
+        const int64_t n = int64_t(parts_.size()), round = position / n;
+        if (position % n != part || round % every != part % every) return -1;
         return int(round / every % ggml::kSegments);
     }
-    void add(int64_t layer, const ggml::AuditCounts& counts);
+    void add(int64_t part, const ggml::AuditCounts& counts);
     // Counts since the session began.
-    const ggml::AuditCounts& layer(int64_t i) const { return layers_[size_t(i)]; }
+    const ggml::AuditCounts& part(int64_t i) const { return parts_[size_t(i)]; }
     // A warning, at most once per session; "" if there is no reason for one.
     std::string warning(const Model& model);
 
  private:
-    std::vector<ggml::AuditCounts> layers_;
+    std::vector<ggml::AuditCounts> parts_;
     bool changed_ = false, told_ = false;
 };
 

@@ -27,9 +27,9 @@ uint64_t predictor_bytes(const Ffn& f) {
     return uint64_t(f.fc1.bytes() + f.fc2.bytes() + f.signs.bytes()) + offsets;
 }
 
-uint64_t dense_bytes(const Ffn& f, const Config& c) {
+uint64_t dense_bytes(const Ffn& f, int64_t n_ff, int64_t n_embd) {
     const int64_t biases =
-        (f.gate_bias ? c.n_ff : 0) + (f.up_bias ? c.n_ff : 0) + (f.down_bias ? c.n_embd : 0);
+        (f.gate_bias ? n_ff : 0) + (f.up_bias ? n_ff : 0) + (f.down_bias ? n_embd : 0);
     return uint64_t(f.gate.bytes() + f.up.bytes() + f.down.bytes()) +
            uint64_t(biases) * sizeof(float);
 }
@@ -38,7 +38,6 @@ uint64_t dense_bytes(const Ffn& f, const Config& c) {
 template <typename F>
 Traffic traffic_of(const Model& m, const Counts& did, const F& here, bool head,
                    const std::vector<ggml::NeuronCounts>& neurons) {
-    const Config& c = m.config;
     Traffic sum;
     for (const WeightSpec& w : m.weights) {
         const bool of_attention = w.part == Part::attention || w.part == Part::norms;
@@ -48,14 +47,16 @@ Traffic traffic_of(const Model& m, const Counts& did, const F& here, bool head,
         if (head && w.part == Part::head) sum.head += uint64_t(did.kept) * w.bytes();
     }
     for (size_t i = 0; i < m.layers.size(); i++) {
-        if (!here(int64_t(i))) continue;
-        const Layer& l = m.layers[i];
-        // All experts of a layer have the same shapes and types.
-        const Ffn& f = l.experts.empty() ? l.ffn : l.experts[0];
+        const auto* router = m.layers[i].find<Router>();
+        if (router && here(int64_t(i))) sum.ffn += uint64_t(did.rows) * uint64_t(router->w.bytes());
+    }
+    for (const FeedForward* part : m.ffns) {
+        if (!here(part->layer)) continue;
+        const auto i = size_t(part->index);
+        const Ffn& f = part->blocks[0];  // all experts have the same shapes and types
         const ggml::NeuronCounts& counts = neurons[i];
-        sum.ffn += uint64_t(did.rows) * uint64_t(l.router.bytes());
-        sum.ffn +=
-            f.neurons.n ? neuron_bytes(f, counts) : uint64_t(counts.rows) * dense_bytes(f, c);
+        sum.ffn += f.neurons.n ? neuron_bytes(f, counts)
+                               : uint64_t(counts.rows) * dense_bytes(f, part->n_ff, m.config.n_embd);
         sum.predictor += uint64_t(did.predicted[i]) * predictor_bytes(f);
     }
     return sum;
@@ -63,17 +64,23 @@ Traffic traffic_of(const Model& m, const Counts& did, const F& here, bool head,
 
 }  // namespace
 
-void Counts::add(const Model& m, const Batch& batch, int64_t position_bytes) {
-    const uint64_t per_layer = uint64_t(position_bytes) / m.layers.size();
+void Counts::add(const Model& m, const Batch& batch, const KvPages& kv) {
     for (int64_t t = 0; t < batch.n; t++) {
         rows++;
         kept += batch.result[t] != nullptr;
-        for (const Layer& l : m.layers) {
-            const int64_t seen = batch.position[t] + 1;
-            const uint64_t bytes = per_layer * uint64_t(l.window ? std::min(seen, l.window) : seen);
-            kv_bytes += bytes;
-            if (m.device && m.device->share.has(&l - m.layers.data())) device_kv_bytes += bytes;
+    }
+    for (int64_t i = 0; i < m.config.n_layer; i++) {
+        const auto* attention = m.layers[size_t(i)].find<Attention>();
+        if (!attention) continue;
+        const int64_t window = attention->window;
+        uint64_t seen = 0;  // positions
+        for (int64_t t = 0; t < batch.n; t++) {
+            const int64_t all = batch.position[t] + 1;
+            seen += uint64_t(window ? std::min(all, window) : all);
         }
+        const uint64_t bytes = seen * uint64_t(kv.position_bytes(i));
+        kv_bytes += bytes;
+        if (m.device && m.device->share.has(i)) device_kv_bytes += bytes;
     }
 }
 

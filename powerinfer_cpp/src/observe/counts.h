@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "memory/batch.h"
+#include "memory/kv_pages.h"
 #include "model/model.h"
 #include "storage/store.h"
 
@@ -19,14 +20,19 @@ struct Counts {
     // Nanoseconds that the CPU waited for the device's part of a shared layer, and the device for
     // the CPU's.
     uint64_t waited_for_device = 0, waited_for_cpu = 0;
-    std::vector<ggml::NeuronCounts> neurons;    // [n_layer]
-    std::vector<ggml::NeuronCounts> on_device;  // [n_layer]: of these, those that a device computed
-    // [n_layer]: of these, computed ones of which the disk had to bring a part.
-    std::vector<int64_t> from_disk;
     StoreCounts stored;  // what the disk brought, in this session's calls
-    // [n_layer]: rows given to a predictor; in mixtures once per chosen expert.
-    std::vector<int64_t> predicted;
-    void add(const Model& model, const Batch& batch, int64_t position_bytes);
+
+    // Of each feed-forward part (FeedForward::index).
+    std::vector<ggml::NeuronCounts> neurons;
+    std::vector<ggml::NeuronCounts> on_device;  // of these, those that a device computed
+    // Of these, computed ones of which the disk had to bring a part.
+    std::vector<int64_t> from_disk;
+    std::vector<int64_t> predicted;  // rows given to a predictor; once per chosen expert
+
+    Counts() = default;
+    explicit Counts(size_t n_ffns)
+        : neurons(n_ffns), on_device(n_ffns), from_disk(n_ffns), predicted(n_ffns) {}
+    void add(const Model& model, const Batch& batch, const KvPages& kv);
 };
 
 // Bytes by part of the model, counted as if each row had been computed alone. Does not include

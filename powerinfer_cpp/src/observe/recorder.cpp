@@ -20,35 +20,50 @@ void pack(const bool* flags, int64_t n, uint8_t* bits) {
 
 }  // namespace
 
-Recorder::Recorder(ggml::Carver& carver, const Config& c, const pi_session_params& p)
+Recorder::Recorder(ggml::Carver& carver, const Model& model, const pi_session_params& p)
     : on_(p.record != PI_RECORD_OFF),
-      n_embd_(c.n_embd),
-      n_ff_(c.n_ff),
-      n_blocks_(std::max<int64_t>(1, c.n_expert)),
-      n_layer_(c.n_layer),
+      sums_squares_(p.record == PI_RECORD_SQUARES),
+      n_embd_(model.config.n_embd),
       n_batch_(p.n_batch) {
+    for (const FeedForward* f : model.ffns) {
+        parts_.push_back({f->n_ff, f->n_blocks(), n_neurons(), bits_size()});
+        mixes_ = mixes_ || f->n_blocks() > 1;
+    }
+    if (sums_squares_) {
+        plan_squares(carver, model);
+        return;
+    }
     if (p.record == PI_RECORD_BITS) {
-        carver.take(bits_, {n_batch_, n_layer_, n_blocks_, (n_ff_ + 7) / 8});
+        carver.take(bits_, {n_batch_, bits_size()});
         return;
     }
-    if (p.record == PI_RECORD_SQUARES) {
-        squares_[PI_INPUT_ATTENTION] = {c.n_embd};
-        squares_[PI_INPUT_ATTENTION_OUTPUT] = {c.q_dim()};
-        squares_[PI_INPUT_FFN] = {c.n_embd, n_blocks_};
-        squares_[PI_INPUT_FFN_DOWN] = {c.n_ff, n_blocks_};
-        squares_[PI_INPUT_HEAD] = {c.n_embd};
-        for (Squares& input : squares_) {
-            carver.take(input.sums, {n_layer_, input.blocks, input.width});
-            carver.take(input.rows, {n_layer_, input.blocks});
-        }
-        return;
+    if (p.record >= PI_RECORD_COUNTS) carver.take(counts_, {n_neurons()});
+    if (p.record >= PI_RECORD_FIRED) carver.take(fired_, {n_batch_, n_neurons()});
+    if (p.record == PI_RECORD_INPUTS) {
+        carver.take(inputs_, {int64_t(parts_.size()), n_batch_, n_embd_});
     }
-    if (p.record >= PI_RECORD_COUNTS) carver.take(counts_, {n_layer_, n_blocks_, n_ff_});
-    if (p.record >= PI_RECORD_FIRED) carver.take(fired_, {n_layer_, n_batch_, n_blocks_, n_ff_});
-    if (p.record == PI_RECORD_INPUTS) carver.take(inputs_, {n_layer_, n_batch_, n_embd_});
     if (p.record == PI_RECORD_NEEDS) {
-        carver.take(proposed_, {n_layer_, n_blocks_, n_ff_});
-        carver.take(computed_, {n_layer_, n_blocks_, n_ff_});
+        carver.take(proposed_, {n_neurons()});
+        carver.take(computed_, {n_neurons()});
+    }
+}
+
+void Recorder::plan_squares(ggml::Carver& carver, const Model& model) {
+    for (const Layer& layer : model.layers) {
+        const auto* a = layer.find<Attention>();
+        squares_[PI_INPUT_ATTENTION].push_back({a ? n_embd_ : 0});
+        squares_[PI_INPUT_ATTENTION_OUTPUT].push_back({a ? a->out_dim() : 0});
+    }
+    for (const Part& part : parts_) {
+        squares_[PI_INPUT_FFN].push_back({n_embd_, part.n_blocks});
+        squares_[PI_INPUT_FFN_DOWN].push_back({part.n_ff, part.n_blocks});
+    }
+    squares_[PI_INPUT_HEAD].push_back({n_embd_});
+    for (std::vector<Squares>& input : squares_) {
+        for (Squares& at : input) {
+            carver.take(at.sums, {at.blocks, at.width});
+            carver.take(at.rows, {at.blocks});
+        }
     }
 }
 
@@ -62,19 +77,18 @@ void Recorder::begin(int64_t n) {
     done_ = 0;
     if (!on_) return;
     clear_needs();
-    if (n_blocks_ == 1) return;
+    if (!mixes_) return;
     if (bits_) std::fill_n(bits_, n * bits_size(), uint8_t(0));
-    if (!fired_) return;
-    for (int64_t i = 0; i < n_layer_; i++) {
-        std::fill_n(fired_ + i * n_batch_ * n_blocks_ * n_ff_, n * n_blocks_ * n_ff_, false);
+    for (const Part& part : parts_) {
+        if (fired_) std::fill_n(fired_of(part), n * part.n_blocks * part.n_ff, false);
     }
 }
 
 // A row sets the flags of the experts that it chose.
 void Recorder::clear_needs() {
     if (!proposed_) return;
-    std::fill_n(proposed_, n_layer_ * n_blocks_ * n_ff_, false);
-    std::fill_n(computed_, n_layer_ * n_blocks_ * n_ff_, false);
+    std::fill_n(proposed_, n_neurons(), false);
+    std::fill_n(computed_, n_neurons(), false);
 }
 
 void Recorder::advance(int64_t n) {
@@ -82,85 +96,87 @@ void Recorder::advance(int64_t n) {
     if (done_ < n_rows_) clear_needs();
 }
 
-void Recorder::fired(ggml::Context& context, int64_t layer, int64_t expert, const int32_t* rows,
+void Recorder::fired(ggml::Context& context, int64_t part, int64_t expert, const int32_t* rows,
                      int64_t n, const bool* flags) {
     if (!notes_neurons()) return;
+    const Part& of = parts_[size_t(part)];
+    const int64_t n_ff = of.n_ff;
     if (bits_) {
         context.threads.run(n, 16, [&](int64_t begin, int64_t end, int) {
             for (int64_t t = begin; t < end; t++) {
                 const int64_t row = done_ + (rows ? rows[t] : t);
-                pack(flags + t * n_ff_, n_ff_, bits_of(row, layer, expert));
+                pack(flags + t * n_ff, n_ff, bits_of(row, part, expert));
             }
         });
         return;
     }
-    ggml::count_flags(context, flags, n, n_ff_, counts_ + (layer * n_blocks_ + expert) * n_ff_);
+    ggml::count_flags(context, flags, n, n_ff, counts_ + of.first + expert * n_ff);
     for (int64_t t = 0; fired_ && t < n; t++) {
-        const int64_t row = layer * n_batch_ + done_ + (rows ? rows[t] : t);
-        std::copy_n(flags + t * n_ff_, n_ff_, fired_ + (row * n_blocks_ + expert) * n_ff_);
+        const int64_t row = done_ + (rows ? rows[t] : t);
+        std::copy_n(flags + t * n_ff, n_ff, fired_of(of) + (row * of.n_blocks + expert) * n_ff);
     }
 }
 
-void Recorder::inputs(int64_t layer, const float* x, int64_t n) {
+void Recorder::inputs(int64_t part, const float* x, int64_t n) {
     if (!inputs_ || !on_) return;
-    std::copy_n(x, n * n_embd_, inputs_ + (layer * n_batch_ + done_) * n_embd_);
+    std::copy_n(x, n * n_embd_, inputs_ + (part * n_batch_ + done_) * n_embd_);
 }
 
-void Recorder::add_squares(ggml::Context& context, int32_t input, int64_t layer, int64_t expert,
+void Recorder::add_squares(ggml::Context& context, int32_t input, int64_t at, int64_t expert,
                            const float* x, int64_t n) {
-    const Squares& to = squares_[input];
-    const int64_t block = layer * to.blocks + expert;
-    ggml::add_squares(context, x, n, to.width, to.sums + block * to.width);
-    to.rows[block] += uint64_t(n);
+    const Squares& to = squares_[input][size_t(at)];
+    ggml::add_squares(context, x, n, to.width, to.sums + expert * to.width);
+    to.rows[expert] += uint64_t(n);
 }
 
-const double* Recorder::sums(int32_t input, int64_t layer) const {
-    const Squares& from = squares_[input];
-    return from.sums ? from.sums + layer * from.blocks * from.width : nullptr;
+const double* Recorder::sums(int32_t input, int64_t at) const {
+    const std::vector<Squares>& from = squares_[input];
+    return from.empty() ? nullptr : from[size_t(at)].sums;
 }
 
-const uint64_t* Recorder::summed_rows(int32_t input, int64_t layer) const {
-    const Squares& from = squares_[input];
-    return from.rows ? from.rows + layer * from.blocks : nullptr;
+const uint64_t* Recorder::summed_rows(int32_t input, int64_t at) const {
+    const std::vector<Squares>& from = squares_[input];
+    return from.empty() ? nullptr : from[size_t(at)].rows;
 }
 
-bool* Recorder::needs(int64_t layer, int64_t expert, const ggml::Candidates& proposed) {
+bool* Recorder::needs(int64_t part, int64_t expert, const ggml::Candidates& proposed) {
     if (!proposed_ || !on_) return nullptr;
-    bool* flags = proposed_ + (layer * n_blocks_ + expert) * n_ff_;
+    const Part& of = parts_[size_t(part)];
+    const int64_t first = of.first + expert * of.n_ff;
     for (int64_t s = 0; s < ggml::kSegments; s++) {
-        const int32_t* ids = proposed.ids + ggml::segment_of(n_ff_, s).begin;
-        for (int32_t i = 0; i < proposed.count[s]; i++) flags[ids[i]] = true;
+        const int32_t* ids = proposed.ids + ggml::segment_of(of.n_ff, s).begin;
+        for (int32_t i = 0; i < proposed.count[s]; i++) proposed_[first + ids[i]] = true;
     }
-    return computed_ + (layer * n_blocks_ + expert) * n_ff_;
+    return computed_ + first;
 }
 
-uint8_t* Recorder::bits_of(int64_t row, int64_t layer, int64_t expert) const {
-    const int64_t block = (row * n_layer_ + layer) * n_blocks_ + expert;
-    return bits_ + block * ((n_ff_ + 7) / 8);
+uint8_t* Recorder::bits_of(int64_t row, int64_t part, int64_t expert) const {
+    const Part& of = parts_[size_t(part)];
+    return bits_ + row * bits_size() + of.bits + expert * of.block_bits();
 }
 
 const uint8_t* Recorder::bits(int64_t row) const {
-    return bits_ && row >= 0 && row < n_rows_ ? bits_of(row, 0, 0) : nullptr;
+    return bits_ && row >= 0 && row < n_rows_ ? bits_ + row * bits_size() : nullptr;
 }
 
-uint64_t* Recorder::counts(int64_t layer) const {
-    return counts_ ? counts_ + layer * n_blocks_ * n_ff_ : nullptr;
+uint64_t* Recorder::counts(int64_t part) const {
+    return counts_ ? counts_ + parts_[size_t(part)].first : nullptr;
 }
 
-const bool* Recorder::fired(int64_t layer) const {
-    return fired_ && n_rows_ ? fired_ + layer * n_batch_ * n_blocks_ * n_ff_ : nullptr;
+const bool* Recorder::fired(int64_t part) const {
+    return fired_ && n_rows_ ? fired_of(parts_[size_t(part)]) : nullptr;
 }
 
-const float* Recorder::input(int64_t layer) const {
-    return inputs_ && n_rows_ ? inputs_ + layer * n_batch_ * n_embd_ : nullptr;
+const float* Recorder::input(int64_t part) const {
+    return inputs_ && n_rows_ ? inputs_ + part * n_batch_ * n_embd_ : nullptr;
 }
 
-const bool* Recorder::proposed(int64_t layer) const {
-    return proposed_ && n_rows_ ? proposed_ + layer * n_blocks_ * n_ff_ : nullptr;
+const bool* Recorder::proposed(int64_t part) const {
+    return proposed_ && n_rows_ ? proposed_ + parts_[size_t(part)].first : nullptr;
 }
 
-const bool* Recorder::computed(int64_t layer) const {
-    return computed_ && n_rows_ ? computed_ + layer * n_blocks_ * n_ff_ : nullptr;
+const bool* Recorder::computed(int64_t part) const {
+    return computed_ && n_rows_ ? computed_ + parts_[size_t(part)].first : nullptr;
 }
 
 }  // namespace powerinfer

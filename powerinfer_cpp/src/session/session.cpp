@@ -61,7 +61,7 @@ Session::Session(std::shared_ptr<const Model> m, const pi_session_params& asked)
     }
     const int64_t n_device = model->device_layers();
     const std::vector<PlanPart> parts =
-        session_parts(c, params, n_device, model->storage.has_value());
+        session_parts(*model, params, n_device, model->storage.has_value());
     const std::string what = format("a context of %d positions", params.n_ctx);
     reserved_ = model->budget->reserve(what, total(parts, Tier::ram));
     if (n_device) {
@@ -78,33 +78,29 @@ Session::Session(std::shared_ptr<const Model> m, const pi_session_params& asked)
         ggml::Carver carver(memory_.back());
         switch (part.part) {
             case Part::kv:
-                sequences_ = Sequences(carver, c, params, c.n_layer - n_device);
+                sequences_ = Sequences(carver, model->layers, params, c.n_layer - n_device);
                 break;
             case Part::scratch:
-                work_ = Workspace(carver, c, params, context.threads.size(),
+                work_ = Workspace(carver, *model, params, context.threads.size(),
                                   model->storage.has_value());
                 break;
             case Part::results:
                 carver.take(results_, {params.n_logits, kept_width(c, params)});
                 break;
             case Part::record:
-                record = Recorder(carver, c, params);
+                record = Recorder(carver, *model, params);
                 break;
             default:
                 break;  // parts of the model
         }
     }
-    rope_ = RopeTable(*model, params);
-    if (c.local_rope_base > 0) local_rope_ = RopeTable(c.local_rope_base, c.n_rot);
+    ropes_ = rope_tables(*model, params);
     if (n_device) {
-        device_ = std::make_unique<DeviceForward>(*model, params, rope_);
+        device_ = std::make_unique<DeviceForward>(*model, params, ropes_);
         sequences_.attach(device_.get());
     }
-    counts.neurons.resize(size_t(c.n_layer));
-    counts.on_device.resize(size_t(c.n_layer));
-    counts.from_disk.resize(size_t(c.n_layer));
-    counts.predicted.resize(size_t(c.n_layer));
-    audit = Audit(c);
+    counts = Counts(model->ffns.size());
+    audit = Audit(model->ffns.size());
     if (params.n_ctx > c.n_ctx && c.n_ctx > 0) {
         log(2, format("%s: a context of %d positions goes beyond the %lld of its training; texts "
                       "get worse there",
@@ -151,7 +147,7 @@ int32_t Session::rows_at_once(int32_t n, uint64_t& bytes) const {
     for (int32_t parts = 1; n / parts > params.n_ubatch; parts++) {
         pi_session_params wide = params;
         wide.n_ubatch = (n + parts - 1) / parts;
-        bytes = scratch_bytes(model->config, wide, true);
+        bytes = scratch_bytes(*model, wide, true);
         if (bytes <= model->store->shape().lendable()) return wide.n_ubatch;
     }
     bytes = 0;
@@ -199,17 +195,17 @@ void Session::eval(const pi_batch& b) {
         pi_session_params how = params;
         how.n_ubatch = rows;
         ggml::Carver carver = store->lend(lent);
-        wide = Workspace(carver, model->config, how, context.threads.size(), true);
+        wide = Workspace(carver, *model, how, context.threads.size(), true);
     }
     Workspace& work = lent ? wide : work_;
     try {
         for (int32_t begin = 0; begin < b.n; begin += rows) {
             fill(work.batch, b, begin, std::min(begin + rows, b.n));
             if (store) store->begin(work.batch.n);
-            forward({*model, params, context, sequences_.kv(), rope_, local_rope_, work, record,
-                     audit, counts, device_.get(), store, adapters_});
+            forward({*model, params, context, sequences_.kv(), ropes_, work, record, audit,
+                     counts, device_.get(), store, adapters_});
             record.advance(work.batch.n);
-            counts.add(*model, work.batch, sequences_.kv().position_bytes());
+            counts.add(*model, work.batch, sequences_.kv());
         }
         if (store) counts.stored.add(begun, store->counts);
     } catch (...) {

@@ -65,7 +65,7 @@ class Session {
     Counts counts;
     Recorder record;
     Audit audit;
-    const RopeTable& rope() const { return rope_; }
+    const std::vector<RopeTable>& ropes() const { return ropes_; }
 
  private:
     // Is a row masked by predictors?
@@ -88,7 +88,7 @@ class Session {
     Workspace work_;
     Adapters adapters_;
     bool told_of_exact_ = false;  // that adapters keep predictors from being used
-    RopeTable rope_, local_rope_;
+    std::vector<RopeTable> ropes_;  // of Config::ropes
     std::unique_ptr<DeviceForward> device_;  // after what it uses; null without a device
     float* results_ = nullptr;               // [n_logits, result width]
     std::vector<int32_t> result_at_;         // slot of each row of the last eval, -1: not kept

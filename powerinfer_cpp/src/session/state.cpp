@@ -57,7 +57,11 @@ uint64_t fingerprint(const Session& s) {
             hash = (hash ^ static_cast<const uint8_t*>(data)[i]) * 1099511628211ull;
     };
     const Config& c = m.config;
-    for (int64_t v : {c.n_vocab, c.n_embd, c.n_layer, c.n_ff, c.n_head, c.n_head_kv, c.head_dim})
+    // Those of other layers are among what names the weights.
+    const auto* a = m.layers[0].find<Attention>();
+    const auto* f = m.layers[0].find<FeedForward>();
+    for (int64_t v : {c.n_vocab, c.n_embd, c.n_layer, f ? f->n_ff : 0, a ? a->n_head : 0,
+                      a ? a->n_head_kv : 0, a ? a->head_dim : 0})
         mix(&v, sizeof(v));
     const std::string weights = name_weights(m);
     mix(weights.data(), weights.size());
@@ -65,9 +69,10 @@ uint64_t fingerprint(const Session& s) {
     mix(overridden.data(), overridden.size());
     pi_session_params unscaled = pi_session_default_params();
     unscaled.n_ctx = s.params.n_ctx;
-    const RopeTable own(m, unscaled);
-    if (const RopeTable& rope = s.rope();
-        rope.frequency != own.frequency || rope.magnitude != own.magnitude) {
+    const std::vector<RopeTable> own = rope_tables(m, unscaled);
+    for (size_t i = 0; i < own.size(); i++) {
+        const RopeTable& rope = s.ropes()[i];
+        if (rope.frequency == own[i].frequency && rope.magnitude == own[i].magnitude) continue;
         mix(rope.frequency.data(), rope.frequency.size() * sizeof(double));
         mix(&rope.magnitude, sizeof(rope.magnitude));
     }

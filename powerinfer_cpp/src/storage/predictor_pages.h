@@ -34,7 +34,7 @@ using StoredPredictor = std::vector<StoredMatrix>;
 
 class PredictorPages {
  public:
-    // blocks: [n_layer * n_expert]. align: of reads.
+    // blocks: [shape.n_blocks()]. align: of reads.
     PredictorPages(const PredictorShape& shape, std::vector<StoredPredictor> blocks,
                    uint32_t align);
 

@@ -49,7 +49,7 @@ void ablate(const Model& model, const pi_model_params& params, const std::string
         shape.adapts = false;
         shape.first_slots = shape.rest_slots = shape.cache_sectors = 0;
     }
-    const Ffn& f = m.layers[0].experts.empty() ? m.layers[0].ffn : m.layers[0].experts[0];
+    const Ffn& f = m.ffns[0]->blocks[0];
     ggml::ReaderOptions options;
     options.align = uint32_t(f.stored.layout.align);
     options.depth = 256;

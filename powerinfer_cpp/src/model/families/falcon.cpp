@@ -10,19 +10,16 @@ void configure(const ggml::Gguf& gguf, Config& c) {
     c.norm = Config::Norm::layer;
     c.norm_eps = float(gguf.number(c.architecture + ".attention.layer_norm_epsilon", 0, 1));
     c.rope_pairs = ggml::RopePairs::halves;
-    c.parallel_ffn = true;
 }
 
 void weights(Model& m, std::vector<WeightSpec>& specs) {
-    const Config& c = m.config;
     Weights w(m, specs);
     w.embedding_and_head();
-    for (int64_t i = 0; i < c.n_layer; i++) {
-        Layer& l = m.layers[size_t(i)];
+    for (int64_t i = 0; i < m.config.n_layer; i++) {
         const bool two_norms = w.has(blk(i, "attn_norm_2.weight"));
-        w.norm(blk(i, two_norms ? "attn_norm_2" : "attn_norm"), &l.attn_norm, c.n_embd);
-        w.norm(blk(i, "attn_norm"), &l.ffn_norm, c.n_embd);
+        w.add_attention(i, two_norms ? "attn_norm_2" : "attn_norm").add = LayerPart::Add::with_next;
         w.fused_attention(i, false);
+        w.add_feed_forward(i, "attn_norm");
         w.ffn(i, false);
     }
 }

@@ -69,31 +69,38 @@ std::vector<float> per_layer(const ggml::Gguf& gguf, const std::string& key, int
     return values;
 }
 
-// An integer in [lo, hi] that all layers share: one number, or an array with one per layer, which
-// some converters write for any model. Without `missing` the key must be there.
-int64_t shared_by_layers(const ggml::Gguf& gguf, const std::string& key, int64_t lo, int64_t hi,
-                         int64_t n_layer, std::optional<int64_t> missing = {}) {
+// An integer in [lo, hi] for a layer: one number, or an array with one per layer, which some
+// converters write for any model. Without `missing` the key must be there.
+int64_t of_layer(const ggml::Gguf& gguf, const Config& c, int64_t layer, const std::string& key,
+                 int64_t lo, int64_t hi, std::optional<int64_t> missing = {}) {
     const ggml::Value* v = gguf.find(key);
     if (!v && missing) return *missing;
     if (!v || !v->is_array()) return gguf.integer(key, lo, hi);
-    if (!v->is_integer() || int64_t(v->count()) != n_layer) {
+    if (!v->is_integer() || int64_t(v->count()) != c.n_layer) {
         refuse(gguf, Code::format,
                key + " is an array, but not of one integer for each of the " +
-                   std::to_string(n_layer) + " layers");
+                   std::to_string(c.n_layer) + " layers");
     }
-    const int64_t first = v->integer(0);
-    for (uint64_t i = 1; i < v->count(); i++) {
-        if (v->integer(i) == first) continue;
-        refuse(
-            gguf, Code::unsupported,
-            format("%s is %lld in layer 0 and %lld in layer %llu: layers that differ in it are "
-                   "not supported",
-                   key.c_str(), (long long)first, (long long)v->integer(i), (unsigned long long)i));
-    }
-    if (first < lo || first > hi) {
+    const int64_t value = v->integer(uint64_t(layer));
+    if (value < lo || value > hi) {
         refuse(gguf, Code::format,
-               format("key \"%s\" is %lld, outside %lld..%lld", key.c_str(), (long long)first,
-                      (long long)lo, (long long)hi));
+               format("key \"%s\" is %lld in layer %lld, outside %lld..%lld", key.c_str(),
+                      (long long)value, (long long)layer, (long long)lo, (long long)hi));
+    }
+    return value;
+}
+
+// The same where all layers must agree.
+int64_t of_all_layers(const ggml::Gguf& gguf, const Config& c, const std::string& key, int64_t lo,
+                      int64_t hi, std::optional<int64_t> missing = {}) {
+    const int64_t first = of_layer(gguf, c, 0, key, lo, hi, missing);
+    for (int64_t i = 1; i < c.n_layer; i++) {
+        const int64_t value = of_layer(gguf, c, i, key, lo, hi, missing);
+        if (value == first) continue;
+        refuse(gguf, Code::unsupported,
+               format("%s is %lld in layer 0 and %lld in layer %lld: layers that differ in it are "
+                      "not supported",
+                      key.c_str(), (long long)first, (long long)value, (long long)i));
     }
     return first;
 }
@@ -147,49 +154,27 @@ Config read_config(const ggml::Gguf& gguf, int64_t n_vocab) {
     // before any table is allocated.
     c.n_layer = gguf.integer(key(".block_count"), 1,
                              std::min<int64_t>(kMany, int64_t(gguf.tensors().size())));
-    const auto shared = [&](const std::string& name, int64_t lo, int64_t hi,
-                            std::optional<int64_t> missing = {}) {
-        return shared_by_layers(gguf, name, lo, hi, c.n_layer, missing);
-    };
-    c.n_head = shared(key(".attention.head_count"), 1, kMany);
-    c.n_head_kv = shared(key(".attention.head_count_kv"), 1, kMany, c.n_head);
-    if (c.n_head % c.n_head_kv) {
-        refuse(gguf, Code::format,
-               format("%lld attention heads cannot share %lld key heads", (long long)c.n_head,
-                      (long long)c.n_head_kv));
-    }
-    const int64_t head_dim = shared(key(".attention.key_length"), 1, kMany, 0);
-    if (head_dim == 0 && c.n_embd % c.n_head) {
-        refuse(gguf, Code::format,
-               format("embedding length %lld is not a multiple of %lld heads", (long long)c.n_embd,
-                      (long long)c.n_head));
-    }
-    c.head_dim = head_dim ? head_dim : c.n_embd / c.n_head;
-    if (shared(key(".attention.value_length"), 1, kMany, c.head_dim) != c.head_dim) {
-        refuse(gguf, Code::format, "keys and values of different lengths are not supported");
-    }
-    c.attention_scale = float(1 / std::sqrt(double(c.head_dim)));
-    c.n_rot = shared(key(".rope.dimension_count"), 2, c.head_dim, c.head_dim / 2 * 2);
-    if (c.n_rot % 2) refuse(gguf, Code::format, key(".rope.dimension_count") + " must be even");
-    c.rope_base = gguf.number(key(".rope.freq_base"), 1e-3, 1e12, 10000);
     c.rope_scaling = read_rope_scaling(gguf, family.architecture, c.n_ctx);
-    if (c.rope_scaling.kind == RopeScaling::Kind::dynamic && c.n_rot == 2) {
+    int64_t least_head = INT64_MAX, n_expert = 0;
+    for (int64_t i = 0; i < c.n_layer; i++) {
+        const LayerSizes sizes = layer_sizes(gguf, c, i);
+        least_head = std::min(least_head, sizes.head_dim);
+        n_expert += sizes.n_expert;
+    }
+    if (n_expert > kMostExperts) {
+        refuse(gguf, Code::format,
+               format("%lld experts of %lld layers are more than %lld together",
+                      (long long)n_expert, (long long)c.n_layer, (long long)kMostExperts));
+    }
+    Rope rope;
+    rope.n_rot = of_all_layers(gguf, c, key(".rope.dimension_count"), 2, least_head,
+                               least_head / 2 * 2);
+    if (rope.n_rot % 2) refuse(gguf, Code::format, key(".rope.dimension_count") + " must be even");
+    rope.base = gguf.number(key(".rope.freq_base"), 1e-3, 1e12, 10000);
+    c.ropes.push_back(rope);
+    if (c.rope_scaling.kind == RopeScaling::Kind::dynamic && rope.n_rot == 2) {
         refuse(gguf, Code::unsupported, "dynamic RoPE of a single frequency is not defined");
     }
-    c.n_expert = shared(key(".expert_count"), 0, 4096, 0);
-    c.n_expert_used = shared(key(".expert_used_count"), 0, c.n_expert, 0);
-    if (c.n_expert && !c.n_expert_used) {
-        refuse(gguf, Code::format, key(".expert_used_count") + " is missing or 0");
-    }
-    if (c.n_expert * c.n_layer > kMostExperts) {
-        refuse(gguf, Code::format,
-               format("%lld layers of %lld experts are more than %lld together",
-                      (long long)c.n_layer, (long long)c.n_expert, (long long)kMostExperts));
-    }
-    // Experts may have their own width.
-    const std::string expert_ff = key(".expert_feed_forward_length");
-    c.n_ff = shared(c.n_expert && gguf.find(expert_ff) ? expert_ff : key(".feed_forward_length"), 1,
-                    kWide);
     c.activation = read_activation(gguf, family);
     const std::string_view input = gguf.string("powerinfer.predictor.input", "residual");
     if (input != "residual" && input != "normed") {
@@ -224,13 +209,68 @@ Config read_config(const ggml::Gguf& gguf, int64_t n_vocab) {
     return c;
 }
 
+LayerSizes layer_sizes(const ggml::Gguf& gguf, const Config& c, int64_t layer) {
+    const auto key = [&](const char* suffix) { return c.architecture + suffix; };
+    const auto read = [&](const char* suffix, int64_t lo, int64_t hi,
+                          std::optional<int64_t> missing = {}) {
+        return of_layer(gguf, c, layer, key(suffix), lo, hi, missing);
+    };
+    LayerSizes s;
+    s.n_head = read(".attention.head_count", 1, kMany);
+    s.n_head_kv = read(".attention.head_count_kv", 1, kMany, s.n_head);
+    if (s.n_head % s.n_head_kv) {
+        refuse(gguf, Code::format,
+               format("%lld attention heads cannot share %lld key heads", (long long)s.n_head,
+                      (long long)s.n_head_kv));
+    }
+    s.head_dim = read(".attention.key_length", 1, kMany, 0);
+    if (s.head_dim == 0) {
+        // As in llama.cpp, all layers have heads as wide as those of the first.
+        const int64_t n_head = of_layer(gguf, c, 0, key(".attention.head_count"), 1, kMany);
+        if (c.n_embd % n_head) {
+            refuse(gguf, Code::format,
+                   format("embedding length %lld is not a multiple of %lld heads",
+                          (long long)c.n_embd, (long long)n_head));
+        }
+        s.head_dim = c.n_embd / n_head;
+    }
+    s.v_head_dim = read(".attention.value_length", 1, kMany, s.head_dim);
+    if (s.v_head_dim != s.head_dim) {
+        refuse(gguf, Code::format, "keys and values of different lengths are not supported");
+    }
+    s.n_expert = read(".expert_count", 0, 4096, 0);
+    s.n_expert_used = read(".expert_used_count", 0, s.n_expert, 0);
+    if (s.n_expert && !s.n_expert_used) {
+        refuse(gguf, Code::format, key(".expert_used_count") + " is missing or 0");
+    }
+    // Experts may have their own width.
+    const char* const expert_ff = ".expert_feed_forward_length";
+    const bool own = s.n_expert && gguf.find(key(expert_ff));
+    s.n_ff = read(own ? expert_ff : ".feed_forward_length", 1, kWide);
+    return s;
+}
+
 void require_experts(const ggml::Gguf& gguf, const Config& c) {
-    if (!c.n_expert) {
+    if (!layer_sizes(gguf, c, 0).n_expert) {
         refuse(gguf, Code::format, c.architecture + ".expert_count is missing or 0");
     }
 }
 
-void read_windows(Model& model, WindowPattern missing) {
+void number_parts(Model& model) {
+    model.ffns.clear();
+    for (size_t i = 0; i < model.layers.size(); i++) {
+        for (LayerPart& part : model.layers[i].parts) {
+            auto* f = std::get_if<FeedForward>(&part.op);
+            if (!f) continue;
+            f->layer = int64_t(i);
+            f->index = int64_t(model.ffns.size());
+            f->first_block = model.n_blocks();
+            model.ffns.push_back(f);
+        }
+    }
+}
+
+std::vector<int64_t> read_windows(const Model& model, WindowPattern missing) {
     const ggml::Gguf& gguf = model.file.gguf;
     const std::string key = model.config.architecture + ".attention.sliding_window";
     const std::string pattern = key + "_pattern";
@@ -245,13 +285,15 @@ void read_windows(Model& model, WindowPattern missing) {
         flags = nullptr;
     }
     const int64_t period = flags ? 0 : gguf.integer(pattern, 0, INT32_MAX, missing.period);
+    std::vector<int64_t> windows;
     for (int64_t i = 0; i < n_layer; i++) {
         const int64_t global = missing.global_first ? 0 : period - 1;
         const bool slides = flags         ? flags->integer(uint64_t(i)) != 0
                             : period == 0 ? true
                                           : i % period != global;
-        model.layers[size_t(i)].window = slides ? window : 0;
+        windows.push_back(slides ? window : 0);
     }
+    return windows;
 }
 
 // Either all layers have statistics or none: placements and plans need them for the whole model.
@@ -274,21 +316,26 @@ std::vector<WeightSpec> weight_specs(Model& model) {
     const ggml::Gguf& gguf = model.file.gguf;
     const int64_t n_layer = model.config.n_layer;
     find_family(gguf).weights(model, specs);
-    for (const Layer& l : model.layers) {
-        if (!model.config.n_expert || !l.experts.empty()) continue;
+    number_parts(model);
+    for (int64_t i = 0; i < n_layer; i++) {
+        if (!layer_sizes(gguf, model.config, i).n_expert || model.layers[size_t(i)].find<Router>()) {
+            continue;
+        }
         refuse(gguf, Code::unsupported,
                model.config.architecture + ".expert_count: this family has no mixtures");
     }
-    if (model.config.n_rot) Weights(model, specs).rope_factors();
+    if (!model.config.ropes.empty()) Weights(model, specs).rope_factors();
     const std::vector<float> fatrelu = per_layer(gguf, "powerinfer.ffn.threshold", n_layer);
     const std::vector<float> predictor = per_layer(gguf, "powerinfer.sparse_threshold", n_layer);
     const std::vector<float> recall = per_layer(gguf, "powerinfer.predictor.recall", n_layer);
     for (size_t i = 0; i < model.layers.size(); i++) {
-        Layer& l = model.layers[i];
-        l.sparse_threshold = predictor[i];
-        l.recall = recall[i];
-        l.ffn.neurons.threshold = fatrelu[i];
-        for (Ffn& f : l.experts) f.neurons.threshold = fatrelu[i];
+        for (LayerPart& part : model.layers[i].parts) {
+            auto* f = std::get_if<FeedForward>(&part.op);
+            if (!f) continue;
+            f->sparse_threshold = predictor[i];
+            f->recall = recall[i];
+            for (Ffn& block : f->blocks) block.neurons.threshold = fatrelu[i];
+        }
         if (fatrelu[i] != 0 && !model.config.neuron_aware) {
             refuse(gguf, Code::unsupported,
                    "powerinfer.ffn.threshold needs neuron rows (ffn_down_t); convert the model");

@@ -15,8 +15,8 @@ struct Family {
     ggml::Activation pwri_act;  // and with PowerInfer's magic
     // Reads the keys that only this family has. Their prefix is c.architecture.
     void (*configure)(const ggml::Gguf& gguf, Config& c);
-    // Adds a WeightSpec for every tensor, with the member of `model` that it fills. model.layers
-    // already has its final size.
+    // Adds the parts of every layer, and a WeightSpec for every tensor with the member of `model`
+    // that it fills. model.layers already has its final size, and its layers have no parts.
     void (*weights)(Model& model, std::vector<WeightSpec>& specs);
 };
 
@@ -37,6 +37,16 @@ Config read_config(const ggml::Gguf& gguf, int64_t n_vocab);
 // have its final size.
 std::vector<WeightSpec> weight_specs(Model& model);
 
+// What the keys {arch}.* say of the sizes of a layer: a number for all layers, or an array with one
+// for each.
+struct LayerSizes {
+    int64_t n_head = 0, n_head_kv = 0, head_dim = 0, v_head_dim = 0;
+    int64_t n_ff = 0;                      // of a layer, or of an expert
+    int64_t n_expert = 0, n_expert_used = 0;  // 0: one feed-forward block
+};
+// Throws Error(format | unsupported).
+LayerSizes layer_sizes(const ggml::Gguf& gguf, const Config& c, int64_t layer);
+
 // Which layers have a window, for files that do not say, as llama.cpp has it.
 struct WindowPattern {
     int64_t window;  // positions; 0: no layer has one
@@ -44,9 +54,9 @@ struct WindowPattern {
     int64_t period;
     bool global_first = false;
 };
-// Sets the windows of all layers, from {arch}.attention.sliding_window and
-// sliding_window_pattern: a period, or an array with a flag per layer, 1 for a window.
-void read_windows(Model& model, WindowPattern missing);
+// The windows of all layers, from {arch}.attention.sliding_window and sliding_window_pattern: a
+// period, or an array with a flag per layer, 1 for a window.
+std::vector<int64_t> read_windows(const Model& model, WindowPattern missing);
 
 // For learned positions instead of RoPE: position 0 is at row `offset` of position_embd.weight.
 void learn_positions(const ggml::Gguf& gguf, Config& c, int64_t offset);
@@ -75,6 +85,17 @@ class Weights {
     // Divisors of the frequencies of RoPE: rope_freqs if the file has it, and for longrope
     // rope_factors_short and rope_factors_long.
     void rope_factors();
+    // Parts are added to layer i with their sizes, and with the norm `norm` before them; "": none.
+    // The tensors of a part are added after it.
+    LayerPart& add_attention(int64_t i, const char* norm);
+    LayerPart& add_feed_forward(int64_t i, const char* norm);
+    // Chooses experts by softmax.
+    LayerPart& add_router(int64_t i, const char* norm);
+    // The norm of what the part gives.
+    void post_norm(int64_t i, const char* name, LayerPart& part);
+    // Does layer i have experts?
+    bool has_experts(int64_t i) const { return layer_sizes(m.file.gguf, m.config, i).n_expert > 0; }
+
     // attn_q, attn_k, attn_v and attn_output of layer i: .weight, and .bias if the file has it.
     void attention(int64_t i);
     // attn_qkv, which holds the rows of all three, and attn_output, with their biases or without.
@@ -87,16 +108,26 @@ class Weights {
     // Without ffn_gate an ffn_up of twice the rows holds both, gates first.
     // In neuron-aware files ffn_down_t or bundles, predictors and ffn_rate.
     void ffn(int64_t i, bool gated);
-    // ffn_gate_inp and the experts' ffn_{gate,up,down}_exps of layer i, in the same way.
+    // ffn_gate_inp of layer i.
+    void router(int64_t i);
+    // ffn_{gate,up,down}_exps of layer i, in the same way as ffn().
     void experts(int64_t i);
 
     Model& m;
 
  private:
-    // Neuron rows of layer i (suffix "") or of its expert e (suffix "_exps"): bundles from the
-    // file, or ffn_gate (if gated), ffn_up and `down`, which the loader packs into bundles.
-    void neurons(int64_t i, const char* suffix, int64_t e, bool gated, const std::string& down,
-                 Ffn& ffn);
+    LayerPart& add_part(int64_t i, const char* norm, decltype(LayerPart::op) op);
+    // What neuron rows are found by.
+    struct Rows {
+        int64_t layer;
+        const FeedForward& part;
+        int64_t n_expert;  // of the tensors, which have one more dimension then; 0: of one block
+        int64_t expert;
+        const char* suffix() const { return n_expert ? "_exps" : ""; }
+    };
+    // Bundles from the file, or ffn_gate (if gated), ffn_up and `down`, which the loader packs into
+    // bundles.
+    void neurons(const Rows& of, bool gated, const std::string& down, Ffn& ffn);
     // One of the bundles: from the tensor `bundled`, or if that is "" from the tensors of its
     // parts.
     struct Stored {
@@ -104,21 +135,27 @@ class Weights {
         std::string tensor;
         ggml::NeuronRows* rows;
     };
-    void bundle(int64_t i, const std::string& bundled, bool stacked, int64_t e,
-                const std::vector<Stored>& parts, Bundle& to);
+    void bundle(const Rows& of, const std::string& bundled, const std::vector<Stored>& parts,
+                Bundle& to);
     // Both of them, from a tensor of version 2.
-    void stored(int64_t i, const std::string& bundled, int64_t e, bool gated, Ffn& ffn);
+    void stored(const Rows& of, const std::string& bundled, bool gated, Ffn& ffn);
     // Does the file have bundles of layer i, in either version?
     bool has_bundles(int64_t i, const char* suffix) const;
     // The format of a part in a bundled file, from powerinfer.bundle.{gate,up,down}_type.
     ggml::DType bundled_type(int64_t i, const char* part) const;
-    // fc1 and fc2 or a sketch, and rates, if the file has them. Suffix "", or "_exps" for expert e.
-    void predictor(int64_t i, const char* suffix, int64_t e, Ffn& ffn);
+    // fc1 and fc2 or a sketch, and rates, if the file has them.
+    void predictor(const Rows& of, Ffn& ffn);
+    // [cols, rows], or for an expert [cols, rows, experts]: the shape of a tensor of neurons.
+    static std::vector<int64_t> shaped(const Rows& of, int64_t cols, int64_t n_rows);
+
     std::vector<WeightSpec>& specs_;
 };
 
 // Throws Error(format) if the file of a family of mixtures names no experts.
 void require_experts(const ggml::Gguf& gguf, const Config& c);
+
+// Numbers the feed-forward parts and blocks of a model whose parts are complete.
+void number_parts(Model& model);
 
 // "blk.3." + suffix
 std::string blk(int64_t layer, const char* suffix);

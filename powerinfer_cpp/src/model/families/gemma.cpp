@@ -20,56 +20,70 @@ void configure(const ggml::Gguf& gguf, Config& c) {
     c.embedding_scale = std::sqrt(float(c.n_embd));
 }
 
-// `wide_heads`: layers of the models whose scores are scaled by n_embd / n_head, not head_dim,
-// where the file does not say. They are recognised as llama.cpp does.
-void configure_with_caps(const ggml::Gguf& gguf, Config& c, int64_t wide_heads, double score_cap,
-                         double logit_cap) {
+void configure_with_cap(const ggml::Gguf& gguf, Config& c, double logit_cap) {
     configure(gguf, c);
-    c.post_norms = true;
-    const int64_t width = c.n_layer == wide_heads ? c.n_embd / c.n_head : c.head_dim;
-    c.attention_scale = float(
-        gguf.number(c.architecture + ".attention.scale", 1e-6, 1e6, 1 / std::sqrt(double(width))));
     // 0 for none.
-    c.attention_softcap =
-        float(gguf.number(c.architecture + ".attn_logit_softcapping", 0, 1e6, score_cap));
     c.logit_softcap =
         float(gguf.number(c.architecture + ".final_logit_softcapping", 0, 1e6, logit_cap));
 }
 
 void configure_gemma2(const ggml::Gguf& gguf, Config& c) {
-    configure_with_caps(gguf, c, 46, 50, 30);
+    configure_with_cap(gguf, c, 30);
 }
 
 void configure_gemma3(const ggml::Gguf& gguf, Config& c) {
-    configure_with_caps(gguf, c, 62, 0, 0);
-    c.local_rope_base = gguf.number(c.architecture + ".rope.freq_base_swa", 1e-3, 1e12, 10000);
+    configure_with_cap(gguf, c, 0);
+    const double base = gguf.number(c.architecture + ".rope.freq_base_swa", 1e-3, 1e12, 10000);
+    c.ropes.push_back({base, c.ropes[0].n_rot, false});
 }
 
 void weights(Model& m, std::vector<WeightSpec>& specs) {
+    Weights w(m, specs);
+    w.embedding_and_head();
+    for (int64_t i = 0; i < m.config.n_layer; i++) {
+        w.add_attention(i, "attn_norm");
+        w.attention(i);
+        w.add_feed_forward(i, "ffn_norm");
+        w.ffn(i, true);
+    }
+}
+
+// `wide_heads`: layers of the models whose scores are scaled by n_embd / n_head, not head_dim,
+// where the file does not say. They are recognised as llama.cpp does.
+void weights_with_post_norms(Model& m, std::vector<WeightSpec>& specs, WindowPattern pattern,
+                             int64_t wide_heads, double score_cap) {
+    const ggml::Gguf& gguf = m.file.gguf;
     const Config& c = m.config;
+    const std::vector<int64_t> windows = read_windows(m, pattern);
     Weights w(m, specs);
     w.embedding_and_head();
     for (int64_t i = 0; i < c.n_layer; i++) {
-        Layer& l = m.layers[size_t(i)];
-        w.norm(blk(i, "attn_norm"), &l.attn_norm, c.n_embd);
+        LayerPart& attention = w.add_attention(i, "attn_norm");
+        Attention& a = std::get<Attention>(attention.op);
+        const int64_t width = c.n_layer == wide_heads ? c.n_embd / a.n_head : a.head_dim;
+        a.scale = float(gguf.number(c.architecture + ".attention.scale", 1e-6, 1e6,
+                                    1 / std::sqrt(double(width))));
+        // 0 for none.
+        a.softcap =
+            float(gguf.number(c.architecture + ".attn_logit_softcapping", 0, 1e6, score_cap));
+        a.window = windows[size_t(i)];
+        if (a.window && c.ropes.size() > 1) a.rope = 1;
         w.attention(i);
-        if (c.post_norms) w.norm(blk(i, "post_attention_norm"), &l.attn_post_norm, c.n_embd);
-        w.norm(blk(i, "ffn_norm"), &l.ffn_norm, c.n_embd);
+        w.post_norm(i, "post_attention_norm", attention);
+        LayerPart& ffn = w.add_feed_forward(i, "ffn_norm");
         w.ffn(i, true);
-        if (c.post_norms) w.norm(blk(i, "post_ffw_norm"), &l.ffn_post_norm, c.n_embd);
+        w.post_norm(i, "post_ffw_norm", ffn);
     }
 }
 
 // Layers in turn have a window and see all positions.
 void weights_gemma2(Model& m, std::vector<WeightSpec>& specs) {
-    read_windows(m, {4096, 2});
-    weights(m, specs);
+    weights_with_post_norms(m, specs, {4096, 2}, 46, 50);
 }
 
 // Every sixth layer sees all positions.
 void weights_gemma3(Model& m, std::vector<WeightSpec>& specs) {
-    read_windows(m, {0, 6});
-    weights(m, specs);
+    weights_with_post_norms(m, specs, {0, 6}, 62, 0);
     Weights w(m, specs);
     for (int64_t i = 0; i < m.config.n_layer; i++) w.head_norms(i);
 }

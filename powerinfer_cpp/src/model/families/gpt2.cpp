@@ -13,15 +13,13 @@ void configure(const ggml::Gguf& gguf, Config& c) {
 }
 
 void weights(Model& m, std::vector<WeightSpec>& specs) {
-    const Config& c = m.config;
     Weights w(m, specs);
     w.embedding_and_head();
     w.positions();
-    for (int64_t i = 0; i < c.n_layer; i++) {
-        Layer& l = m.layers[size_t(i)];
-        w.norm(blk(i, "attn_norm"), &l.attn_norm, c.n_embd);
+    for (int64_t i = 0; i < m.config.n_layer; i++) {
+        w.add_attention(i, "attn_norm");
         w.fused_attention(i, true);
-        w.norm(blk(i, "ffn_norm"), &l.ffn_norm, c.n_embd);
+        w.add_feed_forward(i, "ffn_norm");
         w.ffn(i, false);
     }
 }

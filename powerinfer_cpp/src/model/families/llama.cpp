@@ -24,22 +24,23 @@ void configure_qwen_mixture(const ggml::Gguf& gguf, Config& c) {
 }
 
 void weights(Model& m, std::vector<WeightSpec>& specs) {
-    const Config& c = m.config;
     Weights w(m, specs);
     w.embedding_and_head();
-    read_windows(m, {0, 0});
-    for (int64_t i = 0; i < c.n_layer; i++) {
-        Layer& l = m.layers[size_t(i)];
-        w.norm(blk(i, "attn_norm"), &l.attn_norm, c.n_embd);
+    const std::vector<int64_t> windows = read_windows(m, {0, 0});
+    for (int64_t i = 0; i < m.config.n_layer; i++) {
+        std::get<Attention>(w.add_attention(i, "attn_norm").op).window = windows[size_t(i)];
         if (w.has(blk(i, "attn_qkv.weight"))) {
             w.fused_attention(i, w.has(blk(i, "attn_qkv.bias")));
         } else {
             w.attention(i);
         }
-        w.norm(blk(i, "ffn_norm"), &l.ffn_norm, c.n_embd);
-        if (c.n_expert) {
+        if (w.has_experts(i)) {
+            w.add_router(i, "ffn_norm");
+            w.router(i);
+            w.add_feed_forward(i, "").input = LayerPart::Input::as_before;
             w.experts(i);
         } else {
+            w.add_feed_forward(i, "ffn_norm");
             w.ffn(i, true);
         }
     }

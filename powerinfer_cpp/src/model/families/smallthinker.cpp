@@ -15,7 +15,10 @@ constexpr int64_t kPeriod = 4;  // distance between global layers
 void configure(const ggml::Gguf& gguf, Config& c) {
     c.norm_eps = float(gguf.number(c.architecture + ".attention.layer_norm_rms_epsilon", 0, 1));
     c.rope_pairs = ggml::RopePairs::halves;
-    c.route_layer_input = true;
+    require_experts(gguf, c);
+}
+
+ggml::Gating read_gating(const ggml::Gguf& gguf, const Config& c) {
     const std::string key = c.architecture + ".expert_gating_func";
     const int64_t gating = gguf.integer(key, 0, 255, 1);
     // 0: not said. 3: softmax over the chosen experts, whose shares sum to 1 in any case.
@@ -24,23 +27,24 @@ void configure(const ggml::Gguf& gguf, Config& c) {
                           ggml::format("%s: %s %lld is not supported", gguf.path().c_str(),
                                        key.c_str(), (long long)gating));
     }
-    c.gating = gating == 2 ? ggml::Gating::sigmoid : ggml::Gating::softmax;
-    require_experts(gguf, c);
+    return gating == 2 ? ggml::Gating::sigmoid : ggml::Gating::softmax;
 }
 
 void weights(Model& m, std::vector<WeightSpec>& specs) {
     const Config& c = m.config;
     Weights w(m, specs);
     w.embedding_and_head();
-    read_windows(m, {0, kPeriod, true});
-    const bool slides =
-        std::any_of(m.layers.begin(), m.layers.end(), [](const Layer& l) { return l.window > 0; });
+    const ggml::Gating gating = read_gating(m.file.gguf, c);
+    const std::vector<int64_t> windows = read_windows(m, {0, kPeriod, true});
+    const bool slides = std::any_of(windows.begin(), windows.end(), [](int64_t n) { return n > 0; });
     for (int64_t i = 0; i < c.n_layer; i++) {
-        Layer& l = m.layers[size_t(i)];
-        l.rotates = !slides || l.window > 0;
-        w.norm(blk(i, "attn_norm"), &l.attn_norm, c.n_embd);
+        std::get<Router>(w.add_router(i, "").op).gating = gating;
+        Attention& a = std::get<Attention>(w.add_attention(i, "attn_norm").op);
+        a.window = windows[size_t(i)];
+        if (slides && !a.window) a.rope = -1;
         w.attention(i);
-        w.norm(blk(i, "ffn_norm"), &l.ffn_norm, c.n_embd);
+        w.add_feed_forward(i, "ffn_norm");
+        w.router(i);
         w.experts(i);
     }
 }

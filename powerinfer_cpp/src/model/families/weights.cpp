@@ -1,5 +1,6 @@
 // The tensors that several families share.
 #include <algorithm>
+#include <cmath>
 
 #include "ggml/status.h"
 #include "model/families/family.h"
@@ -25,7 +26,7 @@ std::string blk(int64_t layer, const char* suffix) {
 }
 
 void learn_positions(const ggml::Gguf& gguf, Config& c, int64_t offset) {
-    c.n_rot = 0;
+    c.ropes.clear();
     c.position_offset = offset;
     const ggml::TensorInfo* table = gguf.find_tensor(kPositions);
     if (!table) return;  // resolve_weights() reports it
@@ -80,49 +81,88 @@ void Weights::embedding_and_head() {
 }
 
 void Weights::rope_factors() {
-    const int64_t n = m.config.n_rot / 2;
+    const int64_t n = m.config.ropes[0].n_rot / 2;
     optional(Part::norms, "rope_freqs.weight", n, &m.rope_factors);
     if (m.config.rope_scaling.kind != RopeScaling::Kind::longrope) return;
     vector(Part::norms, "rope_factors_long.weight", n, &m.rope_long);
     vector(Part::norms, "rope_factors_short.weight", n, &m.rope_short);
 }
 
-void Weights::attention(int64_t i) {
+LayerPart& Weights::add_attention(int64_t i, const char* norm) {
     const Config& c = m.config;
-    Layer& l = m.layers[size_t(i)];
-    matrix(Part::attention, blk(i, "attn_q.weight"), c.q_dim(), c.n_embd, &l.q);
-    matrix(Part::attention, blk(i, "attn_k.weight"), c.kv_dim(), c.n_embd, &l.k);
-    matrix(Part::attention, blk(i, "attn_v.weight"), c.kv_dim(), c.n_embd, &l.v);
-    matrix(Part::attention, blk(i, "attn_output.weight"), c.n_embd, c.q_dim(), &l.o);
-    optional(Part::attention, blk(i, "attn_q.bias"), c.q_dim(), &l.q_bias);
-    optional(Part::attention, blk(i, "attn_k.bias"), c.kv_dim(), &l.k_bias);
-    optional(Part::attention, blk(i, "attn_v.bias"), c.kv_dim(), &l.v_bias);
-    optional(Part::attention, blk(i, "attn_output.bias"), c.n_embd, &l.o_bias);
+    const LayerSizes sizes = layer_sizes(m.file.gguf, c, i);
+    Attention a;
+    a.n_head = sizes.n_head;
+    a.n_head_kv = sizes.n_head_kv;
+    a.head_dim = sizes.head_dim;
+    a.v_head_dim = sizes.v_head_dim;
+    a.rope = c.ropes.empty() ? -1 : 0;
+    a.scale = float(1 / std::sqrt(double(a.head_dim)));
+    return add_part(i, norm, std::move(a));
+}
+
+LayerPart& Weights::add_router(int64_t i, const char* norm) {
+    const LayerSizes sizes = layer_sizes(m.file.gguf, m.config, i);
+    Router r;
+    r.n_expert = sizes.n_expert;
+    r.n_used = sizes.n_expert_used;
+    return add_part(i, norm, std::move(r));
+}
+
+LayerPart& Weights::add_feed_forward(int64_t i, const char* norm) {
+    const LayerSizes sizes = layer_sizes(m.file.gguf, m.config, i);
+    FeedForward f;
+    f.n_ff = sizes.n_ff;
+    return add_part(i, norm, std::move(f));
+}
+
+LayerPart& Weights::add_part(int64_t i, const char* norm_name, decltype(LayerPart::op) op) {
+    LayerPart& part = m.layers[size_t(i)].parts.emplace_back();
+    part.op = std::move(op);
+    if (*norm_name) norm(blk(i, norm_name), &part.norm.emplace(), m.config.n_embd);
+    return part;
+}
+
+void Weights::post_norm(int64_t i, const char* name, LayerPart& part) {
+    norm(blk(i, name), &part.post_norm.emplace(), m.config.n_embd);
+}
+
+void Weights::attention(int64_t i) {
+    const int64_t n_embd = m.config.n_embd;
+    Attention& a = *m.layers[size_t(i)].find<Attention>();
+    matrix(Part::attention, blk(i, "attn_q.weight"), a.q_dim(), n_embd, &a.q);
+    matrix(Part::attention, blk(i, "attn_k.weight"), a.k_dim(), n_embd, &a.k);
+    matrix(Part::attention, blk(i, "attn_v.weight"), a.v_dim(), n_embd, &a.v);
+    matrix(Part::attention, blk(i, "attn_output.weight"), n_embd, a.out_dim(), &a.o);
+    optional(Part::attention, blk(i, "attn_q.bias"), a.q_dim(), &a.q_bias);
+    optional(Part::attention, blk(i, "attn_k.bias"), a.k_dim(), &a.k_bias);
+    optional(Part::attention, blk(i, "attn_v.bias"), a.v_dim(), &a.v_bias);
+    optional(Part::attention, blk(i, "attn_output.bias"), n_embd, &a.o_bias);
 }
 
 void Weights::fused_attention(int64_t i, bool biased) {
-    const Config& c = m.config;
-    Layer& l = m.layers[size_t(i)];
+    const int64_t n_embd = m.config.n_embd;
+    Attention& a = *m.layers[size_t(i)].find<Attention>();
     const std::string weight = blk(i, "attn_qkv.weight"), bias = blk(i, "attn_qkv.bias");
-    const int64_t n = c.q_dim() + 2 * c.kv_dim();
+    const int64_t n = a.q_dim() + a.k_dim() + a.v_dim();
     const auto part = [&](int64_t row0, int64_t n_rows, ggml::Matrix* to, const float** bias_to) {
-        rows(Part::attention, weight, {c.n_embd, n}, row0, n_rows, Product{to});
+        rows(Part::attention, weight, {n_embd, n}, row0, n_rows, Product{to});
         if (!biased) return;
         // One row that begins at a multiple of its length.
         rows(Part::attention, bias, {n}, row0 / n_rows, 1, Vector{bias_to});
         specs_.back().cols = n_rows;
     };
-    part(0, c.q_dim(), &l.q, &l.q_bias);
-    part(c.q_dim(), c.kv_dim(), &l.k, &l.k_bias);
-    part(c.q_dim() + c.kv_dim(), c.kv_dim(), &l.v, &l.v_bias);
-    matrix(Part::attention, blk(i, "attn_output.weight"), c.n_embd, c.q_dim(), &l.o);
-    if (biased) vector(Part::attention, blk(i, "attn_output.bias"), c.n_embd, &l.o_bias);
+    part(0, a.q_dim(), &a.q, &a.q_bias);
+    part(a.q_dim(), a.k_dim(), &a.k, &a.k_bias);
+    part(a.q_dim() + a.k_dim(), a.v_dim(), &a.v, &a.v_bias);
+    matrix(Part::attention, blk(i, "attn_output.weight"), n_embd, a.out_dim(), &a.o);
+    if (biased) vector(Part::attention, blk(i, "attn_output.bias"), n_embd, &a.o_bias);
 }
 
 void Weights::head_norms(int64_t i) {
-    Layer& l = m.layers[size_t(i)];
-    vector(Part::norms, blk(i, "attn_q_norm.weight"), m.config.head_dim, &l.q_norm);
-    vector(Part::norms, blk(i, "attn_k_norm.weight"), m.config.head_dim, &l.k_norm);
+    Attention& a = *m.layers[size_t(i)].find<Attention>();
+    vector(Part::norms, blk(i, "attn_q_norm.weight"), a.head_dim, &a.q_norm);
+    vector(Part::norms, blk(i, "attn_k_norm.weight"), a.head_dim, &a.k_norm);
 }
 
 void Weights::positions() {
@@ -132,54 +172,56 @@ void Weights::positions() {
     table(Part::embedding, kPositions, n_rows, c.n_embd, &m.position_embd);
 }
 
-void Weights::neurons(int64_t i, const char* suffix, int64_t e, bool gated, const std::string& down,
-                      Ffn& f) {
-    const Config& c = m.config;
-    m.config.neuron_aware = true;
-    f.neurons.n = c.n_ff;
-    f.neurons.cols = c.n_embd;
-    f.neurons.act = c.activation;
-    const bool stacked = *suffix;
-    if (const std::string name = blk(i, kBundle) + suffix; has(name)) {
-        stored(i, name, e, gated, f);
-        predictor(i, suffix, e, f);
-        return;
-    }
-    const bool bundled = has(blk(i, kUpDownRows) + suffix);
-    const auto tensor = [&](const char* name) { return blk(i, name) + suffix + ".weight"; };
-    const auto bundle_of = [&](const char* name) { return bundled ? blk(i, name) + suffix : ""; };
-    if (gated) {
-        bundle(i, bundle_of(kGateRows), stacked, e, {{"gate", tensor("ffn_gate"), &f.neurons.gate}},
-               f.gates);
-    }
-    bundle(i, bundle_of(kUpDownRows), stacked, e,
-           {{"up", tensor("ffn_up"), &f.neurons.up}, {"down", down, &f.neurons.down}}, f.bundle);
-    predictor(i, suffix, e, f);
+std::vector<int64_t> Weights::shaped(const Rows& of, int64_t cols, int64_t n_rows) {
+    std::vector<int64_t> shape{cols, n_rows};
+    if (of.n_expert) shape.push_back(of.n_expert);
+    return shape;
 }
 
-void Weights::bundle(int64_t i, const std::string& bundled, bool stacked, int64_t e,
-                     const std::vector<Stored>& parts, Bundle& to) {
+void Weights::neurons(const Rows& of, bool gated, const std::string& down, Ffn& f) {
     const Config& c = m.config;
-    const auto shaped = [&](int64_t cols) {
-        std::vector<int64_t> shape{cols, c.n_ff};
-        if (stacked) shape.push_back(c.n_expert);
-        return shape;
+    m.config.neuron_aware = true;
+    f.neurons.n = of.part.n_ff;
+    f.neurons.cols = c.n_embd;
+    f.neurons.act = c.activation;
+    if (const std::string name = blk(of.layer, kBundle) + of.suffix(); has(name)) {
+        stored(of, name, gated, f);
+        predictor(of, f);
+        return;
+    }
+    const bool bundled = has(blk(of.layer, kUpDownRows) + of.suffix());
+    const auto tensor = [&](const char* name) { return blk(of.layer, name) + of.suffix() + ".weight"; };
+    const auto bundle_of = [&](const char* name) {
+        return bundled ? blk(of.layer, name) + of.suffix() : "";
     };
+    if (gated) {
+        bundle(of, bundle_of(kGateRows), {{"gate", tensor("ffn_gate"), &f.neurons.gate}}, f.gates);
+    }
+    bundle(of, bundle_of(kUpDownRows),
+           {{"up", tensor("ffn_up"), &f.neurons.up}, {"down", down, &f.neurons.down}}, f.bundle);
+    predictor(of, f);
+}
+
+void Weights::bundle(const Rows& of, const std::string& bundled, const std::vector<Stored>& parts,
+                     Bundle& to) {
+    const int64_t n_ff = of.part.n_ff, n_embd = m.config.n_embd;
     for (const Stored& p : parts) to.rows.push_back(p.rows);
     if (!bundled.empty()) {
         m.file.gguf.integer("powerinfer.bundle.version", kMemoryVersion, kMemoryVersion);
-        for (const Stored& p : parts) to.layout.parts.push_back(bundled_type(i, p.name));
-        to.layout.cols = c.n_embd;
-        rows(Part::ffn, bundled, shaped(to.layout.stride()), e * c.n_ff, c.n_ff, WholeBundle{&to});
+        for (const Stored& p : parts) to.layout.parts.push_back(bundled_type(of.layer, p.name));
+        to.layout.cols = n_embd;
+        rows(Part::ffn, bundled, shaped(of, to.layout.stride(), n_ff), of.expert * n_ff, n_ff,
+             WholeBundle{&to});
         return;
     }
     for (size_t k = 0; k < parts.size(); k++) {
-        rows(Part::ffn, parts[k].tensor, shaped(c.n_embd), e * c.n_ff, c.n_ff, NeuronPart{&to, k});
+        rows(Part::ffn, parts[k].tensor, shaped(of, n_embd, n_ff), of.expert * n_ff, n_ff,
+             NeuronPart{&to, k});
     }
 }
 
-void Weights::stored(int64_t i, const std::string& bundled, int64_t e, bool gated, Ffn& f) {
-    const Config& c = m.config;
+void Weights::stored(const Rows& of, const std::string& bundled, bool gated, Ffn& f) {
+    const int64_t n_ff = of.part.n_ff, n_embd = m.config.n_embd;
     const ggml::Gguf& gguf = m.file.gguf;
     gguf.integer("powerinfer.bundle.version", kStoreVersion, kStoreVersion);
     const int64_t align = gguf.integer("powerinfer.bundle.align", 0, INT32_MAX);
@@ -191,18 +233,16 @@ void Weights::stored(int64_t i, const std::string& bundled, int64_t e, bool gate
     }
     const auto part = [&](const char* name, ggml::NeuronRows* rows, Bundle& to) {
         to.rows.push_back(rows);
-        to.layout.parts.push_back(bundled_type(i, name));
-        to.layout.cols = c.n_embd;
+        to.layout.parts.push_back(bundled_type(of.layer, name));
+        to.layout.cols = n_embd;
     };
     if (gated) part("gate", &f.neurons.gate, f.gates);
     part("up", &f.neurons.up, f.bundle);
     part("down", &f.neurons.down, f.bundle);
     std::vector<ggml::DType> types = f.gates.layout.parts;
     types.insert(types.end(), f.bundle.layout.parts.begin(), f.bundle.layout.parts.end());
-    f.stored.layout = StoreLayout::of(types, c.n_embd, align);
-    std::vector<int64_t> shape{f.stored.layout.stride, c.n_ff};
-    if (bundled != blk(i, kBundle)) shape.push_back(c.n_expert);
-    rows(Part::ffn, bundled, shape, e * c.n_ff, c.n_ff,
+    f.stored.layout = StoreLayout::of(types, n_embd, align);
+    rows(Part::ffn, bundled, shaped(of, f.stored.layout.stride, n_ff), of.expert * n_ff, n_ff,
          StoredBundle{gated ? &f.gates : nullptr, &f.bundle, &f.stored});
 }
 
@@ -229,16 +269,11 @@ ggml::DType Weights::bundled_type(int64_t i, const char* part) const {
     return t->type;
 }
 
-void Weights::predictor(int64_t i, const char* suffix, int64_t e, Ffn& f) {
+void Weights::predictor(const Rows& of, Ffn& f) {
     Config& c = m.config;
+    const int64_t n_ff = of.part.n_ff, row0 = of.expert * n_ff;
     const auto name = [&](const char* part, const char* end) {
-        return blk(i, part) + suffix + end;
-    };
-    const bool stacked = *suffix;
-    const auto shaped = [&](int64_t cols, int64_t n_rows) {
-        std::vector<int64_t> shape{cols, n_rows};
-        if (stacked) shape.push_back(c.n_expert);
-        return shape;
+        return blk(of.layer, part) + of.suffix() + end;
     };
     // A file with half a predictor is damaged, and so is PowerInfer's file without one. In our
     // files a layer may have none.
@@ -247,9 +282,9 @@ void Weights::predictor(int64_t i, const char* suffix, int64_t e, Ffn& f) {
     if (c.sketches) {
         if (has(signs) || has(offset)) {
             c.has_predictors = true;
-            rows(Part::predictor, signs, shaped(c.n_embd / 8, c.n_ff), e * c.n_ff, c.n_ff,
+            rows(Part::predictor, signs, shaped(of, c.n_embd / 8, n_ff), row0, n_ff,
                  Signs{&f.signs});
-            optional(Part::predictor, offset, c.n_ff, &f.sketch_offset);
+            optional(Part::predictor, offset, n_ff, &f.sketch_offset);
         }
     } else if (has(fc1) || has(fc2) || m.file.gguf.pwri_magic()) {
         c.has_predictors = true;
@@ -262,53 +297,62 @@ void Weights::predictor(int64_t i, const char* suffix, int64_t e, Ffn& f) {
                                            (long long)kHighestRank));
         }
         c.predictor_rank = std::max(c.predictor_rank, rank);
-        rows(Part::predictor, fc1, shaped(c.n_embd, rank), e * rank, rank, Product{&f.fc1});
-        rows(Part::predictor, fc2, shaped(rank, c.n_ff), e * c.n_ff, c.n_ff, Product{&f.fc2});
+        rows(Part::predictor, fc1, shaped(of, c.n_embd, rank), of.expert * rank, rank,
+             Product{&f.fc1});
+        rows(Part::predictor, fc2, shaped(of, rank, n_ff), row0, n_ff, Product{&f.fc2});
     }
     const std::string rate = name("ffn_rate", "");
     if (!has(rate)) return;
-    vector(Part::predictor, rate, c.n_ff, &f.rate);
-    if (stacked) {
-        specs_.back().shape = {c.n_ff, c.n_expert};
-        specs_.back().row0 = e;
+    vector(Part::predictor, rate, n_ff, &f.rate);
+    if (of.n_expert) {
+        specs_.back().shape = {n_ff, of.n_expert};
+        specs_.back().row0 = of.expert;
     }
 }
 
 void Weights::ffn(int64_t i, bool gated) {
-    const Config& c = m.config;
-    Ffn& f = m.layers[size_t(i)].ffn;
+    const int64_t n_embd = m.config.n_embd;
+    FeedForward& of = *m.layers[size_t(i)].find<FeedForward>();
+    const int64_t n_ff = of.n_ff;
+    of.blocks.resize(1);
+    Ffn& f = of.blocks[0];
     const std::string down = blk(i, "ffn_down_t.weight");
     bool by_rows = has(down) || has_bundles(i, "");
     // If a PowerInfer file has no down tensor at all, ffn_down_t is reported as missing.
     if (m.file.gguf.pwri_magic() && !has(blk(i, "ffn_down.weight"))) by_rows = true;
     if (by_rows) {
-        neurons(i, "", 0, gated, down, f);
+        neurons({i, of, 0, 0}, gated, down, f);
     } else {
         const std::string gate = blk(i, "ffn_gate.weight"), up = blk(i, "ffn_up.weight");
         const ggml::TensorInfo* both = gated && !has(gate) ? m.file.gguf.find_tensor(up) : nullptr;
-        if (both && both->ne[1] == 2 * c.n_ff) {
-            const std::vector<int64_t> shape{c.n_embd, 2 * c.n_ff};
-            rows(Part::ffn, up, shape, 0, c.n_ff, Product{&f.gate});
-            rows(Part::ffn, up, shape, c.n_ff, c.n_ff, Product{&f.up});
+        if (both && both->ne[1] == 2 * n_ff) {
+            const std::vector<int64_t> shape{n_embd, 2 * n_ff};
+            rows(Part::ffn, up, shape, 0, n_ff, Product{&f.gate});
+            rows(Part::ffn, up, shape, n_ff, n_ff, Product{&f.up});
         } else {
-            if (gated) matrix(Part::ffn, gate, c.n_ff, c.n_embd, &f.gate);
-            matrix(Part::ffn, up, c.n_ff, c.n_embd, &f.up);
+            if (gated) matrix(Part::ffn, gate, n_ff, n_embd, &f.gate);
+            matrix(Part::ffn, up, n_ff, n_embd, &f.up);
         }
-        matrix(Part::ffn, blk(i, "ffn_down.weight"), c.n_embd, c.n_ff, &f.down);
+        matrix(Part::ffn, blk(i, "ffn_down.weight"), n_embd, n_ff, &f.down);
     }
-    optional(Part::ffn, blk(i, "ffn_gate.bias"), c.n_ff,
+    optional(Part::ffn, blk(i, "ffn_gate.bias"), n_ff,
              by_rows ? &f.neurons.gate_bias : &f.gate_bias);
-    optional(Part::ffn, blk(i, "ffn_up.bias"), c.n_ff, by_rows ? &f.neurons.up_bias : &f.up_bias);
-    optional(Part::ffn, blk(i, by_rows ? "ffn_down_t.bias" : "ffn_down.bias"), c.n_embd,
+    optional(Part::ffn, blk(i, "ffn_up.bias"), n_ff, by_rows ? &f.neurons.up_bias : &f.up_bias);
+    optional(Part::ffn, blk(i, by_rows ? "ffn_down_t.bias" : "ffn_down.bias"), n_embd,
              by_rows ? &f.neurons.down_bias : &f.down_bias);
 }
 
+void Weights::router(int64_t i) {
+    Router& r = *m.layers[size_t(i)].find<Router>();
+    matrix(Part::ffn, blk(i, "ffn_gate_inp.weight"), r.n_expert, m.config.n_embd, &r.w);
+}
+
 void Weights::experts(int64_t i) {
-    const Config& c = m.config;
-    Layer& l = m.layers[size_t(i)];
-    matrix(Part::ffn, blk(i, "ffn_gate_inp.weight"), c.n_expert, c.n_embd, &l.router);
-    const std::vector<int64_t> by_neuron{c.n_embd, c.n_ff, c.n_expert},
-        by_output{c.n_ff, c.n_embd, c.n_expert};
+    const int64_t n_embd = m.config.n_embd;
+    const Router& router = *m.layers[size_t(i)].find<Router>();
+    FeedForward& of = *m.layers[size_t(i)].find<FeedForward>();
+    of.n_used = router.n_used;
+    const int64_t n_ff = of.n_ff;
     std::string down = blk(i, "ffn_down_exps.weight");
     bool by_rows = has_bundles(i, "_exps");
     if (has(blk(i, "ffn_down_t_exps.weight"))) {
@@ -316,26 +360,28 @@ void Weights::experts(int64_t i) {
         down = blk(i, "ffn_down_t_exps.weight");
     } else if (const ggml::TensorInfo* t = m.file.gguf.find_tensor(down)) {
         // PowerInfer's SmallThinker files use the plain name for neuron rows.
-        by_rows = t->ne[0] == c.n_embd && c.n_embd != c.n_ff;
+        by_rows = t->ne[0] == n_embd && n_embd != n_ff;
     }
-    // Without its tensor the number of experts is unchecked; then one expert is enough to report
-    // the tensor as missing.
+    // Memory for experts is taken only if their tensor has as many: a wrong one is reported by its
+    // shape.
     std::string all = blk(i, "ffn_up_exps.weight");
     for (const char* name : {kUpDownRows, kBundle}) {
         if (has(blk(i, name) + "_exps")) all = blk(i, name) + "_exps";
     }
     const ggml::TensorInfo* up = m.file.gguf.find_tensor(all);
-    const int64_t n_expert = up && up->ne[2] == c.n_expert ? c.n_expert : 1;
-    l.experts.resize(size_t(n_expert));
-    for (int64_t e = 0; e < n_expert; e++) {
-        Ffn& f = l.experts[size_t(e)];
+    const bool there = up && up->ne[2] == router.n_expert;
+    of.blocks.resize(size_t(there ? router.n_expert : 1));
+    const std::vector<int64_t> by_neuron{n_embd, n_ff, router.n_expert},
+        by_output{n_ff, n_embd, router.n_expert};
+    for (int64_t e = 0; e < of.n_blocks(); e++) {
+        Ffn& f = of.blocks[size_t(e)];
         const std::string gate = blk(i, "ffn_gate_exps.weight"), up = blk(i, "ffn_up_exps.weight");
         if (by_rows) {
-            neurons(i, "_exps", e, true, down, f);
+            neurons({i, of, router.n_expert, e}, true, down, f);
         } else {
-            rows(Part::ffn, gate, by_neuron, e * c.n_ff, c.n_ff, Product{&f.gate});
-            rows(Part::ffn, up, by_neuron, e * c.n_ff, c.n_ff, Product{&f.up});
-            rows(Part::ffn, down, by_output, e * c.n_embd, c.n_embd, Product{&f.down});
+            rows(Part::ffn, gate, by_neuron, e * n_ff, n_ff, Product{&f.gate});
+            rows(Part::ffn, up, by_neuron, e * n_ff, n_ff, Product{&f.up});
+            rows(Part::ffn, down, by_output, e * n_embd, n_embd, Product{&f.down});
         }
     }
 }

@@ -1,5 +1,4 @@
-// Opening the file or files of a model.
-#include "model/model.h"
+#include "weights/model_file.h"
 
 namespace powerinfer {
 

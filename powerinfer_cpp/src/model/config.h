@@ -1,0 +1,66 @@
+// What a file says of its model as a whole. Sizes of attention and feed-forward blocks belong to the
+// parts of layers (layer.h).
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "ggml/ops.h"
+
+namespace powerinfer {
+
+// How RoPE is scaled for contexts longer than in training.
+struct RopeScaling {
+    // longrope: a factor for each frequency, one set for sessions of up to original_ctx positions,
+    // one for longer ones. dynamic: a base that grows with n_ctx of a session that is longer than
+    // the model's.
+    enum class Kind { none, linear, yarn, longrope, dynamic };
+    Kind kind = Kind::none;
+    double factor = 1;
+    double magnitude = 1;                  // of cosine and sine
+    double original_ctx = 0;               // yarn, longrope: positions in training
+    double beta_fast = 32, beta_slow = 1;  // yarn: turns between which it interpolates
+    // How far frequencies that turn often stay as they are; negative: 1 with yarn, else 0.
+    double extension = -1;
+    double attention_factor = 1;  // yarn: multiplies 0.1 ln(factor) + 1
+};
+
+// A table of RoPE (arXiv 2104.09864) that attention of some layers uses.
+struct Rope {
+    double base = 10000;
+    int64_t n_rot = 0;   // values of a head that rotate, even
+    bool scaled = true;  // by RopeScaling, the file's factors and what a session asks for
+};
+
+// Sizes and constants of the architecture, from the keys {arch}.*.
+struct Config {
+    std::string architecture;
+    int64_t n_vocab = 0;
+    int64_t n_ctx = 0;  // positions that the model was trained with
+    int64_t n_embd = 0;
+    int64_t n_layer = 0;
+    ggml::RopePairs rope_pairs = ggml::RopePairs::adjacent;
+    // The first one is what the keys say. None: positions are learned.
+    std::vector<Rope> ropes;
+    RopeScaling rope_scaling;
+    float embedding_scale = 1;    // multiplies the rows of the embedding table
+    float logit_softcap = 0;      // of logits, see ggml::AttentionScores
+    int64_t position_offset = 0;  // learned positions: row of position 0
+    enum class Norm { rms, layer } norm = Norm::rms;
+    float norm_eps = 0;
+    ggml::Activation activation = ggml::Activation::silu;
+    bool neuron_aware = false;         // FFN weights are neuron rows
+    bool has_predictors = false;       // in at least one layer
+    bool sketches = false;             // predictors are sketches, not MLPs
+    int64_t predictor_rank = 0;        // the largest rank of MLPs
+    bool predict_from_normed = false;  // predictors read the normed input, not the residual
+};
+
+// Is this activation exactly 0 for negative inputs?
+inline bool relu_family(ggml::Activation act) {
+    return act == ggml::Activation::relu || act == ggml::Activation::drelu ||
+           act == ggml::Activation::relu2;
+}
+
+}  // namespace powerinfer

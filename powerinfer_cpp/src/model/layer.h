@@ -1,0 +1,135 @@
+// A layer is a list of parts, each with its own sizes: attention, routers, feed-forward blocks. The
+// families write the lists when a file is opened (families/); forward.cpp computes them in order.
+//
+// A part reads the residual stream or the same input as the part before, through a norm or as it is;
+// what it gives may pass another norm, and is added to the stream at once or with the next part's.
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <optional>
+#include <variant>
+#include <vector>
+
+#include "ggml/neurons.h"
+#include "ggml/ops.h"
+#include "ggml/sketch.h"
+#include "ggml/tensor.h"
+#include "weights/neuron_layout.h"
+
+namespace powerinfer {
+
+// Weights of a normalisation; no bias for RMSNorm.
+struct NormWeights {
+    const float* weight = nullptr;  // [n]
+    const float* bias = nullptr;    // [n]
+};
+
+// Matrices are [outputs, inputs]. A null pointer or an empty matrix means that the model has no such
+// weight.
+
+// Attention over the positions of a sequence, with keys and values in the cache.
+struct Attention {
+    int64_t n_head = 0;                       // of queries
+    int64_t n_head_kv = 0;                    // of keys and values, a divisor of n_head
+    int64_t head_dim = 0;                     // values of a query and of a key
+    int64_t v_head_dim = 0;                   // of a value
+    int rope = -1;                            // Config::ropes that rotates the heads; -1: none
+    int64_t window = 0;                       // positions that a row sees, its own too; 0: all
+    float scale = 0, softcap = 0;             // of scores, see ggml::AttentionScores
+    ggml::Matrix q, k, v, o;                  // [q_dim | k_dim | v_dim, n_embd], [n_embd, out_dim]
+    const float *q_bias = nullptr, *k_bias = nullptr, *v_bias = nullptr, *o_bias = nullptr;
+    // Over each head: with RMSNorm [head_dim], with LayerNorm (which has no bias here)
+    // [n_head | n_head_kv, head_dim].
+    const float *q_norm = nullptr, *k_norm = nullptr;
+
+    int64_t q_dim() const { return n_head * head_dim; }
+    int64_t k_dim() const { return n_head_kv * head_dim; }
+    int64_t v_dim() const { return n_head_kv * v_head_dim; }
+    int64_t out_dim() const { return n_head * v_head_dim; }
+};
+
+// Chooses experts for each row. The next feed-forward part of the layer computes them.
+struct Router {
+    int64_t n_expert = 0, n_used = 0;  // experts, and those that a row chooses
+    ggml::Gating gating = ggml::Gating::softmax;
+    ggml::Matrix w;  // [n_expert, n_embd]
+};
+
+// A feed-forward block, or one expert of several. Without a gate: down . act(up . x).
+struct Ffn {
+    // For dense files: matrices. gate, up: [n_ff, n_embd]; down: [n_embd, n_ff].
+    ggml::Matrix gate, up, down;
+    const float *gate_bias = nullptr, *up_bias = nullptr, *down_bias = nullptr;
+    // For neuron-aware files (neurons.n > 0): rows in bundles, and the predictor. Gates are in
+    // their own bundle, because exact mode reads all of them. Measured with 7B shapes in Q4_0:
+    // exact 8.5 tokens/s with gate, up and down in one bundle, 12.4 to 13.0 with gates apart; by
+    // predictor 14.9, and at least as much with gates apart.
+    Bundle gates, bundle;
+    ggml::Neurons neurons;
+    StoredNeurons stored;   // where the file has them one by one; empty for most files
+    ggml::Matrix fc1, fc2;  // [rank, n_embd], [n_ff, rank]; empty: no MLP predictor
+    ggml::Matrix signs;     // I8 [n_ff, n_embd / 8], 1 bit per weight; empty: no sketch
+    const float* sketch_offset = nullptr;  // [n_ff]
+    const float* rate = nullptr;  // [n_ff], share of profiled tokens on which a neuron fired
+    // [n_ff], 1 for neurons that fire so often that predicting them saves nothing.
+    std::vector<uint8_t> unpredicted;
+};
+
+// One block for every row; or experts of the same sizes and types, of which a row computes those
+// that the last router has chosen.
+struct FeedForward {
+    int64_t n_ff = 0;          // neurons of a block
+    int64_t n_used = 0;        // experts that a row computes; 0: one block, without a router
+    std::vector<Ffn> blocks;   // 1, or one per expert
+    float sparse_threshold = 0;  // predictor score below which a neuron is skipped
+    float recall = 0;            // share of firings that it found in training; 0: unknown
+    // Where it is in the model: its layer, its number among all feed-forward parts, and that of its
+    // first block among all blocks.
+    int64_t layer = 0, index = 0, first_block = 0;
+
+    bool routed() const { return n_used > 0; }
+    int64_t n_blocks() const { return int64_t(blocks.size()); }
+    int64_t n_expert() const { return routed() ? n_blocks() : 0; }
+};
+
+struct LayerPart {
+    enum class Input {
+        stream,   // the residual stream
+        as_before // what the part before has read, behind its norm
+    };
+    enum class Add { now, with_next };
+
+    Input input = Input::stream;
+    std::optional<NormWeights> norm;       // [n_embd], of the stream
+    std::optional<NormWeights> post_norm;  // [n_embd], of what the part gives
+    Add add = Add::now;
+    std::variant<Attention, Router, FeedForward> op;
+};
+
+struct Layer {
+    // Weights are found by their addresses in it, which stay while parts are added.
+    std::deque<LayerPart> parts;
+
+    // The first part of a kind; or null.
+    template <typename T>
+    const T* find() const {
+        for (const LayerPart& part : parts) {
+            if (const T* found = std::get_if<T>(&part.op)) return found;
+        }
+        return nullptr;
+    }
+    template <typename T>
+    T* find() {
+        return const_cast<T*>(std::as_const(*this).find<T>());
+    }
+};
+
+// The largest sizes of the parts of all layers, for memory that they share; 0: no such part.
+struct LargestSizes {
+    int64_t q_dim = 0, k_dim = 0, v_dim = 0, out_dim = 0;
+    int64_t n_ff = 0, n_expert = 0, n_used = 0;
+};
+LargestSizes largest_sizes(const std::vector<Layer>& layers);
+
+}  // namespace powerinfer
