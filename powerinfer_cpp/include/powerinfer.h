@@ -430,8 +430,8 @@ int32_t pi_model_n_vocab(const pi_model* model);
 int32_t pi_model_n_ctx(const pi_model* model); /* positions that it was trained with */
 int32_t pi_model_n_embd(const pi_model* model);
 int32_t pi_model_n_layer(const pi_model* model);
-/* Neurons of a layer, or of one expert; experts of a layer, 0 without experts. -1 if layers differ in
- * it: then see those of each layer, which are 0 where a layer has no feed-forward block. */
+/* Neurons of a layer, or of one expert; experts of a layer, 0 without experts. -1 if layers differ
+ * in it: then see those of each layer, which are 0 where a layer has no feed-forward block. */
 int32_t pi_model_n_ff(const pi_model* model);
 int32_t pi_model_n_expert(const pi_model* model);
 int32_t pi_model_layer_n_ff(const pi_model* model, int32_t layer);

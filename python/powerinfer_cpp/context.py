@@ -47,7 +47,7 @@ class Context:
         self._reserved: list[Any] = []  # reservations for scores in the model's budget
         self._model = model
         self._record = fields.get("record", lib.PI_RECORD_OFF)
-        self._one_block = not model.n_expert
+        self._one_block = not model.has_experts
         self._fired: list[np.ndarray] = []  # of the last `eval` or `visit`, call by call
         self._inputs: list[np.ndarray] = []
 

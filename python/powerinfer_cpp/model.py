@@ -5,6 +5,7 @@ the details. Calls release the GIL while the engine computes.
 """
 
 import contextlib
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -201,6 +202,24 @@ class Storage:
     arena_bytes: int
 
 
+@dataclass(frozen=True)
+class LayerSizes:
+    """Neurons of a layer, or of one of its experts; and experts, 0 if it has one block."""
+
+    n_ff: int
+    n_expert: int
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """[experts, n_ff]; experts: 1 if there is one block."""
+        return max(1, self.n_expert), self.n_ff
+
+    @property
+    def bits(self) -> int:
+        """Bytes of a bit for each neuron; those of an expert begin with a byte."""
+        return self.shape[0] * ((self.n_ff + 7) // 8)
+
+
 class Model:
     """A loaded model; threads and sessions may share it.
 
@@ -232,8 +251,12 @@ class Model:
         self.n_ctx_train = lib.pi_model_n_ctx(self.handle)
         self.n_embd = lib.pi_model_n_embd(self.handle)
         self.n_layer = lib.pi_model_n_layer(self.handle)
-        self.n_ff = lib.pi_model_n_ff(self.handle)
-        self.n_expert = lib.pi_model_n_expert(self.handle)
+        self.sizes = tuple(
+            LayerSizes(
+                lib.pi_model_layer_n_ff(self.handle, i), lib.pi_model_layer_n_expert(self.handle, i)
+            )
+            for i in range(self.n_layer)
+        )
         self.n_params = lib.pi_model_n_params(self.handle)
         self.n_bytes = lib.pi_model_n_bytes(self.handle)
         self.has_predictors = lib.pi_model_has_predictors(self.handle)
@@ -243,6 +266,34 @@ class Model:
         self.add_bos = lib.pi_token_add_bos(self.handle) and self.bos >= 0
         self.add_eos = lib.pi_token_add_eos(self.handle) and self.eos >= 0
         self.gguf = Gguf.borrowed(lib.pi_model_gguf(self.handle), self.handle)
+
+    @property
+    def n_ff(self) -> int:
+        """Neurons of a layer, or of one expert. Raises ValueError if layers differ in it."""
+        return self._equal_sizes().n_ff
+
+    @property
+    def n_expert(self) -> int:
+        """Experts of a layer; 0: no experts. Raises ValueError if layers differ in it."""
+        return self._equal_sizes().n_expert
+
+    @property
+    def layer_n_ff(self) -> np.ndarray:
+        """Neurons of each layer, or of one of its experts: int64 [n_layer]."""
+        return np.array([size.n_ff for size in self.sizes], np.int64)
+
+    @property
+    def has_experts(self) -> bool:
+        """Does any layer have experts?"""
+        return any(size.n_expert for size in self.sizes)
+
+    def _equal_sizes(self) -> "LayerSizes":
+        if len(set(self.sizes)) > 1:
+            raise ValueError(
+                f"{self.path}: layers have different numbers of neurons or experts: "
+                "`Model.sizes` has those of each"
+            )
+        return self.sizes[0] if self.sizes else LayerSizes(0, 0)
 
     def close(self) -> None:
         """Frees the model; open sessions keep it in memory."""
@@ -272,7 +323,7 @@ class Model:
     def tiers(self, layer: int) -> np.ndarray:
         """Where each neuron of a layer is at this moment: uint8 [experts, n_ff], 0 if memory lacks
         a part of it, 1 for RAM, 2 for a device."""
-        out = np.empty((max(1, self.n_expert), self.n_ff), np.uint8)
+        out = np.empty(self.sizes[layer].shape, np.uint8)
         data = ffi.from_buffer("uint8_t[]", out)
         check(lib.pi_model_tiers(self.handle, layer, data, out.nbytes))
         return out
@@ -360,8 +411,7 @@ class Session:
     ):
         self.n_vocab = model.n_vocab
         self.n_embd = model.n_embd
-        self._n_layer = model.n_layer
-        self._neurons = max(1, model.n_expert), model.n_ff
+        self._sizes = model.sizes
         self._n_rows = 0  # rows of the last eval
         self._callbacks = Callbacks(None, verbose)
         params = _session_params(**fields)
@@ -408,23 +458,41 @@ class Session:
     def firing_counts(self) -> np.ndarray:
         """How often each neuron fired in this session: uint64 [n_layer, experts, n_ff].
 
-        experts: 1 if a layer has one block. Raises ValueError unless `record` is set.
+        experts: 1 if a layer has one block. Raises ValueError unless `record` is set, or if layers
+        have different sizes: then see `layer_firing_counts`.
         """
-        return self._recorded(lib.pi_firing_counts, "uint64_t", np.uint64, self._neurons)
+        return self._stacked("layer_firing_counts")
+
+    def layer_firing_counts(self, layer: int) -> np.ndarray:
+        """Those of a layer: uint64 [experts, n_ff]."""
+        shape = self._sizes[layer].shape
+        return self._recorded(lib.pi_firing_counts, layer, "uint64_t", np.uint64, shape)
 
     def activations(self) -> np.ndarray:
         """bool [n_layer, rows of the last eval, experts, n_ff]: whether a neuron fired.
 
-        Raises ValueError unless `record` is PI_RECORD_FIRED or more.
+        Raises ValueError unless `record` is PI_RECORD_FIRED or more, or if layers have different
+        sizes: then see `layer_activations`.
         """
-        return self._recorded(lib.pi_activations, "bool", bool, (self._n_rows, *self._neurons))
+        return self._stacked("layer_activations")
+
+    def layer_activations(self, layer: int) -> np.ndarray:
+        """Those of a layer: bool [rows of the last eval, experts, n_ff]."""
+        shape = (self._n_rows, *self._sizes[layer].shape)
+        return self._recorded(lib.pi_activations, layer, "bool", bool, shape)
 
     def ffn_inputs(self) -> np.ndarray:
         """float32 [n_layer, rows of the last eval, n_embd]: inputs of the layers' predictors.
 
         Raises ValueError unless `record` is PI_RECORD_INPUTS.
         """
-        return self._recorded(lib.pi_ffn_inputs, "float", np.float32, (self._n_rows, self.n_embd))
+        shape = (self._n_rows, self.n_embd)
+        return np.stack(
+            [
+                self._recorded(lib.pi_ffn_inputs, layer, "float", np.float32, shape)
+                for layer in range(len(self._sizes))
+            ]
+        )
 
     def input_squares(
         self, layer: int, kind: int, experts: int, width: int
@@ -453,27 +521,43 @@ class Session:
         fired for a row of the last eval. Bit i % 8 of byte i // 8 is neuron i, as in
         `numpy.unpackbits(..., bitorder="little")`.
 
-        Raises ValueError unless `record` is PI_RECORD_BITS, and on.
+        Raises ValueError unless `record` is PI_RECORD_BITS, and on; or if layers have different
+        sizes: then see `layer_fired_bits`.
         """
-        experts, n_ff = self._neurons
-        out = np.empty((self._n_layer, experts, (n_ff + 7) // 8), np.uint8)
+        return self._stacked("layer_fired_bits", self.fired_bytes(row))
+
+    def fired_bytes(self, row: int) -> np.ndarray:
+        """The same bits for all layers, one after the other: uint8 [n]."""
+        out = np.empty(sum(size.bits for size in self._sizes), np.uint8)
         data = ffi.from_buffer("uint8_t[]", out)
         check(lib.pi_fired_bits(self.handle, row, data, out.nbytes))
         return out
 
-    def _recorded(self, find: Any, kind: str, dtype: Any, shape: tuple[int, ...]) -> np.ndarray:
-        out, pointer = np.empty((self._n_layer, *shape), dtype), ffi.new(f"{kind} const **")
-        for layer, values in enumerate(out):
-            check(find(self.handle, layer, pointer))
-            stored = ffi.buffer(pointer[0], values.nbytes)
-            values[...] = np.frombuffer(stored, dtype).reshape(shape)
-        return out
+    def layer_fired_bits(self, layer: int, fired: np.ndarray) -> np.ndarray:
+        """Those of a layer, uint8 [experts, (n_ff + 7) // 8], of what `fired_bytes` gave."""
+        first = sum(size.bits for size in self._sizes[:layer])
+        size = self._sizes[layer]
+        return fired[first : first + size.bits].reshape(size.shape[0], -1)
+
+    def _stacked(self, getter: str, *args: Any) -> np.ndarray:
+        """What a getter of one layer gives, for all layers."""
+        if len(set(self._sizes)) > 1:
+            raise ValueError(f"layers have different sizes: use `Session.{getter}`")
+        return np.stack([getattr(self, getter)(i, *args) for i in range(len(self._sizes))])
+
+    def _recorded(
+        self, find: Any, layer: int, kind: str, dtype: Any, shape: tuple[int, ...]
+    ) -> np.ndarray:
+        pointer = ffi.new(f"{kind} const **")
+        check(find(self.handle, layer, pointer))
+        stored = ffi.buffer(pointer[0], math.prod(shape) * np.dtype(dtype).itemsize)
+        return np.frombuffer(stored, dtype).reshape(shape).copy()
 
     def work(self) -> Work:
         """The work of the session so far."""
         out = sized("pi_work")
         check(lib.pi_session_work(self.handle, out))
-        neurons = np.empty((self._n_layer, 1 + len(NEURON_COUNTS)), dtype=np.int64)
+        neurons = np.empty((len(self._sizes), 1 + len(NEURON_COUNTS)), dtype=np.int64)
         neurons[0, 0] = ffi.sizeof("pi_neuron_counts")  # struct_size; all other members are int64
         counts = ffi.from_buffer("pi_neuron_counts[]", neurons)
         check(lib.pi_session_neurons(self.handle, 0, self._n_layer, counts))

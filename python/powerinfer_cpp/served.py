@@ -1,5 +1,6 @@
 """A model that many requests share: a `Llama` whose texts a scheduler writes."""
 
+import math
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -203,9 +204,9 @@ class ServedModel(Llama):
         """The work of all requests so far. Waits for the step that runs."""
         return self.engine.call(self._scheduler.work)
 
-    def n_ff(self) -> int:
-        """Neurons of a layer, or of an expert."""
-        return self._model.n_ff
+    def layer_n_ff(self) -> np.ndarray:
+        """Neurons of each layer, or of one of its experts: int64 [n_layer]."""
+        return self._model.layer_n_ff
 
     _scores_kept = 0  # nobody reads them
 
@@ -216,13 +217,13 @@ class ServedModel(Llama):
 
     def watch(self, see: Callable[[Ticket, int, np.ndarray], None] | None) -> None:
         """Calls see(ticket, number of a token, neurons that ran for it) in the engine's thread, for
-        the first text of each request; None: no more. Neurons: bits as `Session.fired_bits`."""
+        the first text of each request; None: no more. Neurons: bits as `Session.fired_bytes`."""
         if not self.records:
             return
 
         def seen(ticket: Ticket, token: int, row: int) -> None:
             assert see is not None
-            see(ticket, token, self._session.fired_bits(row))
+            see(ticket, token, self._session.fired_bytes(row))
 
         def change() -> None:
             self._session.record(see is not None)
@@ -230,16 +231,30 @@ class ServedModel(Llama):
 
         self.engine.call(change)
 
+    def fired(self, bits: np.ndarray) -> np.ndarray:
+        """Bits that `watch` gave as flags: bool [neurons of the model], as in `tiers`."""
+        flags = []
+        for i, size in enumerate(self._model.sizes):
+            of_layer = self._session.layer_fired_bits(i, bits)
+            unpacked = np.unpackbits(of_layer, axis=-1, count=size.n_ff, bitorder="little")
+            flags.append(unpacked.reshape(-1))
+        return np.concatenate(flags).astype(bool)
+
+    def layer_neurons(self) -> list[int]:
+        """Neurons of each layer, of all of its experts."""
+        return [math.prod(size.shape) for size in self._model.sizes]
+
     def tiers(self) -> np.ndarray:
-        """Where each neuron is now: uint8 [n_layer, experts, n_ff], by the numbers of tiers."""
-        return np.stack([self._model.tiers(i) for i in range(self._model.n_layer)])
+        """Where each neuron is now, by the numbers of tiers: uint8 [neurons of the model], layer
+        after layer, [experts, n_ff] each."""
+        layers = range(self._model.n_layer)
+        return np.concatenate([self._model.tiers(i).reshape(-1) for i in layers])
 
     def bytes_per_neuron(self) -> float:
         """Bytes of a neuron's rows, on average."""
         of = self._model
-        n = of.n_layer * max(1, of.n_expert) * of.n_ff
         ffn = [t.n_bytes for t in of.gguf.tensors if ".ffn_" in t.name and "norm" not in t.name]
-        return sum(ffn) / n
+        return sum(ffn) / sum(self.layer_neurons())
 
     def _checked_ids(self, prompt: Text) -> list[int]:
         """The ids of a prompt. Raises ValueError for ids that the model does not have: the engine

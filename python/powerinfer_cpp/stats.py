@@ -1,5 +1,6 @@
 """Figures of a run: the keys of `llm.stats()` and of `./main --json-stats`."""
 
+import math
 import time
 from dataclasses import dataclass, field
 from typing import Any
@@ -57,7 +58,7 @@ def neuron_figures(model: Model, plan: dict[str, Any], work: Work | None) -> dic
     layers = range(model.n_layer)
     on_gpu = np.array([model.layer_on_device(layer) for layer in layers])
     on_disk = np.array([model.layer_stored(layer) for layer in layers])
-    in_ram = max(1, model.n_expert) * model.n_ff - on_gpu - on_disk
+    in_ram = np.array([math.prod(size.shape) for size in model.sizes]) - on_gpu - on_disk
     by_tier = [
         {
             "neurons": int(neurons.sum()),
@@ -78,7 +79,7 @@ def neuron_figures(model: Model, plan: dict[str, Any], work: Work | None) -> dic
         )
     ]
     return {
-        **{f"share_{name}": share for name, share in work.shares(model.n_ff).items()},
+        **{f"share_{name}": share for name, share in work.shares(model.layer_n_ff).items()},
         "audit": work.audit(),
         "bytes_per_token": work.bytes_per_token(),
         "tiers": tiers.by_name(by_tier),

@@ -11,6 +11,7 @@ from ._native import ffi
 PARTS = tuple(name for name, _ in ffi.typeof("pi_work").fields[2:])  # after size and rows
 READS = PARTS[:5]  # of weights and cache
 NEURON_COUNTS = tuple(name for name, _ in ffi.typeof("pi_neuron_counts").fields[1:])
+_SHARES = ("predicted", "computed", "fired")
 
 
 @dataclass(frozen=True)
@@ -58,11 +59,11 @@ class Work:
         device, storage = total["device_computed"], total["storage_computed"]
         return storage, total["computed"] - device - storage, device
 
-    def computed_of_all(self, n_ff: int) -> tuple[int, int]:
-        """Neurons that were computed, and those that would have been without sparsity: n_ff per
-        row, in mixtures per chosen expert."""
-        total = dict(zip(NEURON_COUNTS, self.neurons.sum(axis=0).tolist(), strict=True))
-        return total["computed"], total["rows"] * n_ff
+    def computed_of_all(self, n_ff: np.ndarray) -> tuple[int, int]:
+        """Neurons that were computed, and those that would have been without sparsity: n_ff
+        [n_layer] of a layer per row, in mixtures per chosen expert."""
+        total = dict(zip(NEURON_COUNTS, self.neurons.T, strict=True))
+        return int(total["computed"].sum()), int((total["rows"] * n_ff).sum())
 
     def waits(self) -> tuple[float, float, float]:
         """Seconds that the CPU waited for the disk, a device for the CPU, and the CPU for a
@@ -71,13 +72,13 @@ class Work:
         storage, cpu, device = (self.sum(name) * 1e-9 for name in names)
         return storage, cpu, device
 
-    def shares(self, n_ff: int) -> dict[str, list[float]]:
-        """Shares of n_ff of predicted, computed and fired neurons, per layer; 0 if no row was
-        computed."""
+    def shares(self, n_ff: np.ndarray) -> dict[str, list[float]]:
+        """Shares of n_ff [n_layer] of predicted, computed and fired neurons, per layer; 0 if no row
+        was computed."""
         all_neurons = np.maximum(1, self.neurons[:, 0] * n_ff)
         return {
             name: (self.neurons[:, NEURON_COUNTS.index(name)] / all_neurons).tolist()
-            for name in ("predicted", "computed", "fired")
+            for name in _SHARES
         }
 
     def audit(self) -> dict[str, int]:
@@ -85,7 +86,8 @@ class Work:
         total = dict(zip(NEURON_COUNTS, self.neurons.sum(axis=0).tolist(), strict=True))
         return {"fired": total["audited"], "found": total["found"]}
 
-    def mean_shares(self, n_ff: int) -> dict[str, float]:
+    def mean_shares(self, n_ff: np.ndarray) -> dict[str, float]:
         """The same over all layers."""
-        total = Work(self.rows, self.sums, self.neurons.sum(axis=0, keepdims=True))
-        return {name: share[0] for name, share in total.shares(n_ff).items()}
+        total = self.neurons.sum(axis=0)
+        all_neurons = max(1, int((self.neurons[:, 0] * n_ff).sum()))
+        return {name: int(total[NEURON_COUNTS.index(name)]) / all_neurons for name in _SHARES}

@@ -86,8 +86,7 @@ std::vector<std::vector<uint8_t>> one_by_one(const std::shared_ptr<const Model>&
     for (size_t i = 0; i < tokens.size(); i++) {
         const bool generated = i >= kPrompt;
         eval(session, {tokens[i]}, {nullptr, nullptr, &generated});
-        all.push_back(
-            packed(*model, [&](int64_t layer) { return session.record.fired(layer); }));
+        all.push_back(packed(*model, [&](int64_t layer) { return session.record.fired(layer); }));
     }
     return all;
 }

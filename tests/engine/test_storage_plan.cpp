@@ -121,8 +121,8 @@ void test_budgets(uint32_t seed) {
         const uint64_t weights =
             total(model->plan.parts, Tier::ram) + total(storage_parts(plan), Tier::ram);
         const pi_session_params one = session_params_for(*model, session);
-        const uint64_t sessions = uint64_t(params.n_sessions) *
-                                  total(session_parts(*model, one, 0, true), Tier::ram);
+        const uint64_t sessions =
+            uint64_t(params.n_sessions) * total(session_parts(*model, one, 0, true), Tier::ram);
         CHECK(weights + sessions <= budget);
     }
     CHECK(before == 0);

@@ -53,7 +53,8 @@ void test_prompts(DType type, bool biases, double hot, double tolerance) {
     const uint64_t piece = m.device->share.piece;
     CHECK(piece > 0 && piece % ggml::kDeviceGranule == 0);
     int64_t elsewhere = 0;
-    for (int64_t i = 0; i < m.config.n_layer; i++) elsewhere += m.ffns[0]->n_ff - m.device_neurons(i);
+    for (int64_t i = 0; i < m.config.n_layer; i++)
+        elsewhere += m.ffns[0]->n_ff - m.device_neurons(i);
     CHECK(elsewhere > 0);
     const Tokens tokens = random_tokens(24, 3);
     Session cpu(load(s.path), s.params);

@@ -221,8 +221,7 @@ class Server:
         return JSONResponse(
             {
                 "layers": shape.layers,
-                "experts": shape.experts,
-                "neurons": shape.neurons,
+                "layer_neurons": [shape.experts * shape.neurons] * shape.layers,
                 "tiers": base64.b64encode(shape.tiers.tobytes()).decode(),
                 "bytes_per_neuron": shape.bytes_per_neuron,
                 "names": ["disk", "RAM", "GPU"],

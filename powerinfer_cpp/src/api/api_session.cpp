@@ -310,10 +310,11 @@ pi_status pi_fired_bits(const pi_session* s, int32_t row, uint8_t* out, size_t c
 
 pi_status pi_ffn_needs(const pi_session* s, int32_t layer, const bool** proposed,
                        const bool** computed) {
-    const pi_status status =
-        recorded(s, layer, proposed, [&](int64_t part) { return s->session.record.proposed(part); });
+    const pi_status status = recorded(
+        s, layer, proposed, [&](int64_t part) { return s->session.record.proposed(part); });
     if (status != PI_OK) return status;
-    return recorded(s, layer, computed, [&](int64_t part) { return s->session.record.computed(part); });
+    return recorded(s, layer, computed,
+                    [&](int64_t part) { return s->session.record.computed(part); });
 }
 
 void pi_session_profile(pi_session* s, bool on) {

@@ -357,8 +357,10 @@ void DeviceForward::compute_cold(const Pass& p, int64_t i, const Kind& kind) {
     if (p.store) {
         const int32_t next = next_split(i);
         const bool all_of_next = next >= 0 && !masks(next, kind);
-        stored_ffn(p, {ffn(i).index, block(i), all_of_next ? block(next) : -1, neurons, e.x, kind.rows, mask}, e.sums,
-                   *counts, nullptr);
+        stored_ffn(
+            p,
+            {ffn(i).index, block(i), all_of_next ? block(next) : -1, neurons, e.x, kind.rows, mask},
+            e.sums, *counts, nullptr);
         return;
     }
     const bool q8 = neurons.gate.wants_q8() || neurons.up.wants_q8();

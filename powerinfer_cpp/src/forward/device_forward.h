@@ -82,7 +82,9 @@ class DeviceForward : public DeviceKv {
     // Do predictors mask the rows in this layer?
     bool masks(int64_t i, const Kind& kind) const;
     // The feed-forward part of a layer, and the number of its block.
-    const FeedForward& ffn(int64_t i) const { return *model_.layers[size_t(i)].find<FeedForward>(); }
+    const FeedForward& ffn(int64_t i) const {
+        return *model_.layers[size_t(i)].find<FeedForward>();
+    }
     int32_t block(int64_t i) const { return int32_t(ffn(i).first_block); }
     // Does the CPU compute a half of this layer?
     bool meets(int64_t i, const Kind& kind) const;

@@ -276,8 +276,7 @@ uint64_t DeviceForward::stream_cold(const Pass& p, int64_t i, const PromptUpload
     p.store->open(block(i));
     StoredSegments segments(
         p.context.threads, *p.store, block(i), next < 0 ? -1 : block(next),
-        [](int32_t) { return true; },
-        p.work.stored.parts);
+        [](int32_t) { return true; }, p.work.stored.parts);
     const auto bring = [&](const int32_t* first, int64_t n) {
         const int64_t s = *first / ggml::segment_of(cold.n, 0).end;
         segments.bring(s, s + 1);

@@ -15,7 +15,7 @@ namespace {
 // One block of a part and the rows that it computes.
 struct Block {
     const FeedForward& part;
-    int64_t expert;  // 0 if the part has one block
+    int64_t expert;         // 0 if the part has one block
     const float* x;         // [n, n_embd], normed
     const float* residual;  // [n, n_embd], before the norm: input of PowerInfer's predictors
     const int32_t* rows;    // [n], their indices in the batch; null: all, in order
@@ -71,7 +71,8 @@ void scores_by_part(const Pass& p, const Block& in, const ggml::NeuronMask& mask
         part.rows = rows.end - rows.begin;
         part.data += rows.begin * fc2.row_bytes();
         ggml::matmul(p.context, hidden, {{part, score + rows.begin}});
-        if (i + 1 < kParts) request_scored(p, {in.part.index, block, -1, in.w().neurons, nullptr, 1, mask}, rows);
+        if (i + 1 < kParts)
+            request_scored(p, {in.part.index, block, -1, in.w().neurons, nullptr, 1, mask}, rows);
     }
 }
 
@@ -151,7 +152,8 @@ const int32_t* choose_audits(const Pass& p, const Block& in, const ggml::NeuronM
         const int64_t row = in.row(t);
         const bool can = mask.masked[t] && batch.generated[row];
         int32_t& segment = p.work.audited[t];
-        segment = can ? p.audit.segment(in.part.index, batch.position[row], p.store ? kStored : 1) : -1;
+        segment =
+            can ? p.audit.segment(in.part.index, batch.position[row], p.store ? kStored : 1) : -1;
         any = any || segment >= 0;
     }
     return any ? p.work.audited : nullptr;
@@ -198,9 +200,9 @@ void neuron_ffn(const Pass& p, const Block& in, float* y) {
         const bool more = next < p.model.ffns.size() && !in.part.routed() &&
                           !p.model.ffns[next]->routed() && p.model.ffns[next]->layer < n_cpu;
         const int32_t block = in.number();
-        const ggml::AuditCounts found =
-            stored_ffn(p, {in.part.index, block, more ? block + 1 : -1, neurons, in.x, in.n, mask, audited}, y,
-                       counts, flags_of(p));
+        const ggml::AuditCounts found = stored_ffn(
+            p, {in.part.index, block, more ? block + 1 : -1, neurons, in.x, in.n, mask, audited}, y,
+            counts, flags_of(p));
         if (audited) p.audit.add(in.part.index, found);
         return;
     }
@@ -278,7 +280,8 @@ void request_predictors(const Pass& p, const FeedForward& part, int64_t first) {
 
 // Asks for the neurons that the only row of an expert may need, if its scores are known.
 void request_block(const Pass& p, const Block& in) {
-    request_neurons(p, {in.part.index, in.number(), -1, in.w().neurons, nullptr, 1, mask_of(p, in)});
+    request_neurons(p,
+                    {in.part.index, in.number(), -1, in.w().neurons, nullptr, 1, mask_of(p, in)});
 }
 
 // For a single row: predicts for all of its experts, and asks for their neurons, before the first

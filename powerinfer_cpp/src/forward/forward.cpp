@@ -126,7 +126,7 @@ void layer(const Pass& p, int64_t i) {
     const auto& parts = p.model.layers[size_t(i)].parts;
     Workspace& b = p.work;
     const int64_t n = b.batch.n, n_embd = p.model.config.n_embd;
-    const float* x = b.x;  // what a part reads
+    const float* x = b.x;      // what a part reads
     float* waiting = nullptr;  // what the part before gave, to be added with this one's
     for (size_t k = 0; k < parts.size(); k++) {
         const LayerPart& part = parts[k];

@@ -267,8 +267,8 @@ bool Model::skips_neurons() const {
     const auto has_threshold = [](const FeedForward* f) {
         return f->blocks[0].neurons.threshold > 0;
     };
-    return config.neuron_aware && (relu_family(config.activation) ||
-                                   std::any_of(ffns.begin(), ffns.end(), has_threshold));
+    return config.neuron_aware &&
+           (relu_family(config.activation) || std::any_of(ffns.begin(), ffns.end(), has_threshold));
 }
 
 const FeedForward& Model::only_ffn(int64_t layer) const {

@@ -296,8 +296,8 @@ StoragePlan plan_storage(const Model& m, const pi_model_params& params) {
             if (plan.read_seconds == 0) break;
         }
         divide(limit);
-    } else if (m.device || !division.lends(beyond, scratch_bytes(m, session, true) +
-                                                       limit / kSessionShare)) {
+    } else if (m.device ||
+               !division.lends(beyond, scratch_bytes(m, session, true) + limit / kSessionShare)) {
         // From which budget on so many rows are worth their memory. Below that the cache takes no
         // more than it can have there: so it never gets smaller.
         uint64_t within = limit;

@@ -80,8 +80,7 @@ class Finder {
     bool stored() const { return m_.storage.has_value(); }
 
     uint64_t sessions(const pi_session_params& session, bool on_disk) const {
-        const std::vector<PlanPart> parts =
-            session_parts(m_, session, m_.device_layers(), on_disk);
+        const std::vector<PlanPart> parts = session_parts(m_, session, m_.device_layers(), on_disk);
         return ggml::size_product(n_sessions_, total(parts, Tier::ram));
     }
 

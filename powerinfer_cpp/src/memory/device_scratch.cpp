@@ -91,8 +91,7 @@ DeviceScratch::DeviceScratch(Carver& carver, const Model& model, const pi_sessio
     carver.take(ffn.sums, {n, parts, c.n_embd});
 }
 
-uint64_t device_scratch_bytes(const Model& model, const pi_session_params& p,
-                              int64_t n_layers) {
+uint64_t device_scratch_bytes(const Model& model, const pi_session_params& p, int64_t n_layers) {
     // Parts of sums make it grow with the rows up to kDeviceLists, and again beyond.
     const int64_t most = device_rows(p);
     uint64_t bytes = 0;

@@ -13,7 +13,8 @@ KvRuns kv_runs(const Layer& layer, ggml::DType type) {
 
 int64_t kv_page_bytes(const std::vector<Layer>& layers, int64_t first, ggml::DType type) {
     int64_t bytes = 0;
-    for (size_t i = size_t(first); i < layers.size(); i++) bytes += kv_runs(layers[i], type).bytes();
+    for (size_t i = size_t(first); i < layers.size(); i++)
+        bytes += kv_runs(layers[i], type).bytes();
     return bytes;
 }
 
@@ -82,7 +83,7 @@ ggml::KvLayer KvPages::layer(int64_t i) const {
     uint8_t* keys = memory_;
     for (int64_t before = 0; before < i; before++) keys += runs_[size_t(before)].bytes();
     const KvRuns& runs = runs_[size_t(i)];
-    return {type_, runs.n_head_kv, runs.head_dim, keys, keys + runs.n_head_kv * runs.k_bytes,
+    return {type_,      runs.n_head_kv, runs.head_dim, keys, keys + runs.n_head_kv * runs.k_bytes,
             page_bytes_};
 }
 

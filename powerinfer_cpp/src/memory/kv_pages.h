@@ -26,8 +26,8 @@ class DeviceKv {
     virtual void write_page(int32_t page, int64_t n, const uint8_t* from) = 0;
 };
 
-// The keys and values of a layer in a page: a run of kKvPage positions for each head of the keys, then
-// of the values. No runs where a layer has no attention.
+// The keys and values of a layer in a page: a run of kKvPage positions for each head of the keys,
+// then of the values. No runs where a layer has no attention.
 struct KvRuns {
     int64_t n_head_kv = 0, head_dim = 0, v_head_dim = 0;
     int64_t k_bytes = 0, v_bytes = 0;  // of a run
@@ -47,8 +47,8 @@ class KvPages {
  public:
     KvPages() = default;
     // params must be resolved. RAM has the first n_ram layers, a device the others (attach).
-    KvPages(ggml::Carver& carver, const std::vector<Layer>& layers,
-            const pi_session_params& params, int64_t n_ram);
+    KvPages(ggml::Carver& carver, const std::vector<Layer>& layers, const pi_session_params& params,
+            int64_t n_ram);
     void attach(DeviceKv* device) { device_ = device; }
 
     // The positions of a page: tokens, and a bit for each one that was generated. Keys and values
@@ -86,14 +86,14 @@ class KvPages {
     void each_run(int32_t page, const F& f) const;
 
     ggml::DType type_ = ggml::DType::F16;
-    std::vector<KvRuns> runs_;               // of all layers
-    int64_t n_ram_ = 0;                      // layers
-    int64_t all_bytes_ = 0, page_bytes_ = 0; // of a page: of all layers, and of those in RAM
-    uint8_t* memory_ = nullptr;              // [pages][n_ram] KvRuns
-    DeviceKv* device_ = nullptr;        // null: every layer is in RAM
-    Label* labels_ = nullptr;           // [pages]
-    int32_t* owners_ = nullptr;         // [pages]
-    int32_t* free_ = nullptr;           // [pages]: pages given back
+    std::vector<KvRuns> runs_;                // of all layers
+    int64_t n_ram_ = 0;                       // layers
+    int64_t all_bytes_ = 0, page_bytes_ = 0;  // of a page: of all layers, and of those in RAM
+    uint8_t* memory_ = nullptr;               // [pages][n_ram] KvRuns
+    DeviceKv* device_ = nullptr;              // null: every layer is in RAM
+    Label* labels_ = nullptr;                 // [pages]
+    int32_t* owners_ = nullptr;               // [pages]
+    int32_t* free_ = nullptr;                 // [pages]: pages given back
     int64_t n_pages_ = 0;
     int64_t n_free_ = 0, n_touched_ = 0;  // pages >= n_touched_ were never used
 };

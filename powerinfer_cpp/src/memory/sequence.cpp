@@ -4,8 +4,8 @@
 
 namespace powerinfer {
 
-Sequences::Sequences(ggml::Carver& carver, const std::vector<Layer>& layers, const pi_session_params& p,
-                     int64_t n_ram)
+Sequences::Sequences(ggml::Carver& carver, const std::vector<Layer>& layers,
+                     const pi_session_params& p, int64_t n_ram)
     : kv_(carver, layers, p, n_ram), n_seq_(p.n_seq), n_ctx_(p.n_ctx) {
     carver.take(length_, {p.n_seq});
     carver.take(pages_, {p.n_seq, pages_of(p.n_ctx)});

@@ -16,8 +16,8 @@ struct Workspace {
     Workspace() = default;
     // params must be resolved. For a context of `threads` threads. stored: neurons stay on the
     // disk.
-    Workspace(ggml::Carver& carver, const Model& model, const pi_session_params& params, int threads,
-              bool stored);
+    Workspace(ggml::Carver& carver, const Model& model, const pi_session_params& params,
+              int threads, bool stored);
 
     Batch batch;
     ggml::InputBuffer input;

@@ -1,5 +1,5 @@
-// What a file says of its model as a whole. Sizes of attention and feed-forward blocks belong to the
-// parts of layers (layer.h).
+// What a file says of its model as a whole. Sizes of attention and feed-forward blocks belong to
+// the parts of layers (layer.h).
 #pragma once
 
 #include <cstdint>

@@ -1,8 +1,9 @@
 // A layer is a list of parts, each with its own sizes: attention, routers, feed-forward blocks. The
 // families write the lists when a file is opened (families/); forward.cpp computes them in order.
 //
-// A part reads the residual stream or the same input as the part before, through a norm or as it is;
-// what it gives may pass another norm, and is added to the stream at once or with the next part's.
+// A part reads the residual stream or the same input as the part before, through a norm or as it
+// is; what it gives may pass another norm, and is added to the stream at once or with the next
+// part's.
 #pragma once
 
 #include <cstdint>
@@ -25,19 +26,19 @@ struct NormWeights {
     const float* bias = nullptr;    // [n]
 };
 
-// Matrices are [outputs, inputs]. A null pointer or an empty matrix means that the model has no such
-// weight.
+// Matrices are [outputs, inputs]. A null pointer or an empty matrix means that the model has no
+// such weight.
 
 // Attention over the positions of a sequence, with keys and values in the cache.
 struct Attention {
-    int64_t n_head = 0;                       // of queries
-    int64_t n_head_kv = 0;                    // of keys and values, a divisor of n_head
-    int64_t head_dim = 0;                     // values of a query and of a key
-    int64_t v_head_dim = 0;                   // of a value
-    int rope = -1;                            // Config::ropes that rotates the heads; -1: none
-    int64_t window = 0;                       // positions that a row sees, its own too; 0: all
-    float scale = 0, softcap = 0;             // of scores, see ggml::AttentionScores
-    ggml::Matrix q, k, v, o;                  // [q_dim | k_dim | v_dim, n_embd], [n_embd, out_dim]
+    int64_t n_head = 0;            // of queries
+    int64_t n_head_kv = 0;         // of keys and values, a divisor of n_head
+    int64_t head_dim = 0;          // values of a query and of a key
+    int64_t v_head_dim = 0;        // of a value
+    int rope = -1;                 // Config::ropes that rotates the heads; -1: none
+    int64_t window = 0;            // positions that a row sees, its own too; 0: all
+    float scale = 0, softcap = 0;  // of scores, see ggml::AttentionScores
+    ggml::Matrix q, k, v, o;       // [q_dim | k_dim | v_dim, n_embd], [n_embd, out_dim]
     const float *q_bias = nullptr, *k_bias = nullptr, *v_bias = nullptr, *o_bias = nullptr;
     // Over each head: with RMSNorm [head_dim], with LayerNorm (which has no bias here)
     // [n_head | n_head_kv, head_dim].
@@ -79,9 +80,9 @@ struct Ffn {
 // One block for every row; or experts of the same sizes and types, of which a row computes those
 // that the last router has chosen.
 struct FeedForward {
-    int64_t n_ff = 0;          // neurons of a block
-    int64_t n_used = 0;        // experts that a row computes; 0: one block, without a router
-    std::vector<Ffn> blocks;   // 1, or one per expert
+    int64_t n_ff = 0;            // neurons of a block
+    int64_t n_used = 0;          // experts that a row computes; 0: one block, without a router
+    std::vector<Ffn> blocks;     // 1, or one per expert
     float sparse_threshold = 0;  // predictor score below which a neuron is skipped
     float recall = 0;            // share of firings that it found in training; 0: unknown
     // Where it is in the model: its layer, its number among all feed-forward parts, and that of its
@@ -95,8 +96,8 @@ struct FeedForward {
 
 struct LayerPart {
     enum class Input {
-        stream,   // the residual stream
-        as_before // what the part before has read, behind its norm
+        stream,    // the residual stream
+        as_before  // what the part before has read, behind its norm
     };
     enum class Add { now, with_next };
 

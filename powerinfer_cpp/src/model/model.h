@@ -47,8 +47,8 @@ struct Model {
     std::shared_ptr<Budget> budget;  // for the model, its sessions and callers' reservations
     Reservation reserved;            // for the weights
 
-    ggml::Matrix token_embd;              // [n_vocab, n_embd]
-    ggml::Matrix position_embd;           // [positions, n_embd], where positions are learned
+    ggml::Matrix token_embd;     // [n_vocab, n_embd]
+    ggml::Matrix position_embd;  // [positions, n_embd], where positions are learned
     // Of scaled tables of RoPE, [n_rot / 2]: each frequency is divided by its factor.
     const float* rope_factors = nullptr;
     // The same for longrope, for short and for long sessions.

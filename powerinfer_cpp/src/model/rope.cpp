@@ -135,7 +135,8 @@ void check_rope(const Config& config, const pi_session_params& p) {
     scales |= bound("yarn_attn_factor", p.yarn_attn_factor, p.yarn_attn_factor < 0, 1e-3, 1e3);
     scales |= bound("yarn_beta_fast", p.yarn_beta_fast, p.yarn_beta_fast < 0, 1e-3, 1e6);
     scales |= bound("yarn_beta_slow", p.yarn_beta_slow, p.yarn_beta_slow < 0, 1e-3, 1e6);
-    if ((asked || scales) && config.ropes.empty()) fail("the model has no RoPE that could be scaled");
+    if ((asked || scales) && config.ropes.empty())
+        fail("the model has no RoPE that could be scaled");
     // Those kinds have no factor that could be another one.
     const Kind kind = scaling_of(config, p).kind;
     if (scales && (kind == Kind::longrope || kind == Kind::dynamic))

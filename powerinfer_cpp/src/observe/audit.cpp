@@ -47,13 +47,12 @@ std::string Audit::warning(const Model& model) {
         const ggml::AuditCounts& c = parts_[i];
         fired += c.fired, found += c.found, expected += least * double(c.fired);
         const bool bad = c.fired >= kEnough && double(c.found) < least * double(c.fired);
-        const bool all_bad =
-            i + 1 == parts_.size() && fired >= kEnough && double(found) < expected;
+        const bool all_bad = i + 1 == parts_.size() && fired >= kEnough && double(found) < expected;
         if (!bad && !all_bad) continue;
         told_ = true;
         const std::string who =
-            bad ? ggml::format("the predictor of layer %lld finds",
-                               (long long)model.ffns[i]->layer) : "the predictors find";
+            bad ? ggml::format("the predictor of layer %lld finds", (long long)model.ffns[i]->layer)
+                : "the predictors find";
         const double n = double(bad ? c.fired : fired), share = double(bad ? c.found : found) / n;
         return ggml::format(
             "%s: %s %.0f%% of the neurons that fire, less than %.0f%%: the text can differ "

@@ -21,8 +21,8 @@ bool is_predicted(const FeedForward& part, const Ffn& block, int32_t sparse);
 bool is_predicted(const Model& model, int32_t sparse);
 
 // For every masked generated token, one segment of one feed-forward part (1/32 of its neurons) is
-// also computed in full and compared with the mask. This costs about 1/32 of reading its gate rows. Where
-// neurons stay on the disk, one token of four is audited: its segment may have to be read.
+// also computed in full and compared with the mask. This costs about 1/32 of reading its gate rows.
+// Where neurons stay on the disk, one token of four is audited: its segment may have to be read.
 class Audit {
  public:
     Audit() = default;

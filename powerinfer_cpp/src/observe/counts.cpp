@@ -55,8 +55,9 @@ Traffic traffic_of(const Model& m, const Counts& did, const F& here, bool head,
         const auto i = size_t(part->index);
         const Ffn& f = part->blocks[0];  // all experts have the same shapes and types
         const ggml::NeuronCounts& counts = neurons[i];
-        sum.ffn += f.neurons.n ? neuron_bytes(f, counts)
-                               : uint64_t(counts.rows) * dense_bytes(f, part->n_ff, m.config.n_embd);
+        sum.ffn += f.neurons.n
+                       ? neuron_bytes(f, counts)
+                       : uint64_t(counts.rows) * dense_bytes(f, part->n_ff, m.config.n_embd);
         sum.predictor += uint64_t(did.predicted[i]) * predictor_bytes(f);
     }
     return sum;

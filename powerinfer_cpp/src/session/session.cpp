@@ -202,8 +202,8 @@ void Session::eval(const pi_batch& b) {
         for (int32_t begin = 0; begin < b.n; begin += rows) {
             fill(work.batch, b, begin, std::min(begin + rows, b.n));
             if (store) store->begin(work.batch.n);
-            forward({*model, params, context, sequences_.kv(), ropes_, work, record, audit,
-                     counts, device_.get(), store, adapters_});
+            forward({*model, params, context, sequences_.kv(), ropes_, work, record, audit, counts,
+                     device_.get(), store, adapters_});
             record.advance(work.batch.n);
             counts.add(*model, work.batch, sequences_.kv());
         }

@@ -87,8 +87,8 @@ class Session {
     Sequences sequences_;
     Workspace work_;
     Adapters adapters_;
-    bool told_of_exact_ = false;  // that adapters keep predictors from being used
-    std::vector<RopeTable> ropes_;  // of Config::ropes
+    bool told_of_exact_ = false;             // that adapters keep predictors from being used
+    std::vector<RopeTable> ropes_;           // of Config::ropes
     std::unique_ptr<DeviceForward> device_;  // after what it uses; null without a device
     float* results_ = nullptr;               // [n_logits, result width]
     std::vector<int32_t> result_at_;         // slot of each row of the last eval, -1: not kept

@@ -106,7 +106,7 @@ class Collector:
 def _counts(model: ServedModel, work: Work) -> list[tuple[str, str, float]]:
     """Counters: name, description and value."""
     done = model.scheduler.done
-    computed, possible = work.computed_of_all(model.n_ff())
+    computed, possible = work.computed_of_all(model.layer_n_ff())
     found = [
         ("llamacpp:prompt_tokens", "Prompt tokens that were computed.", done.n_prompt),
         ("llamacpp:prompt_seconds", "Seconds for prompts.", done.prompt_s),
@@ -129,7 +129,7 @@ def _counts(model: ServedModel, work: Work) -> list[tuple[str, str, float]]:
 def _states(model: ServedModel, work: Work) -> list[tuple[str, str, float]]:
     """Gauges: name, description and value."""
     scheduler, done = model.scheduler, model.scheduler.done
-    computed, possible = work.computed_of_all(model.n_ff())
+    computed, possible = work.computed_of_all(model.layer_n_ff())
     needed = work.sum("first_needed") + work.sum("rest_needed")
     missed = work.sum("first_missed") + work.sum("rest_missed")
 

@@ -2,10 +2,11 @@
 
 Frames, each 4 bytes of length (little-endian), then 1 byte of kind:
 - 1, a token: uint32 number of the request, uint32 number of the token, float32 share of the model's
-  neurons that ran, 3 float32 bytes of neurons read from disk, RAM and GPU; then bits
-  [n_layer, experts, n_ff] without gaps, bit i % 8 of byte i / 8. Of tokens that come faster
-  than frames, one has a frame: together they would light up nearly every neuron.
-- 2, tiers: uint8 [n_layer, experts, n_ff], 0 disk, 1 RAM, 2 GPU.
+  neurons that ran, 3 float32 bytes of neurons read from disk, RAM and GPU; then a bit for each
+  neuron, layer after layer and expert after expert, without gaps, bit i % 8 of byte i / 8. Of
+  tokens that come faster than frames, one has a frame: together they would light up nearly every
+  neuron.
+- 2, tiers: a uint8 for each neuron in the same order, 0 disk, 1 RAM, 2 GPU.
 """
 
 import asyncio
@@ -48,11 +49,9 @@ class View:
     def describe(self) -> dict[str, Any]:
         """GET /view."""
         self._tiers = self._model.tiers()
-        n_layer, experts, n_ff = self._tiers.shape
         return {
-            "layers": n_layer,
-            "experts": experts,
-            "neurons": n_ff,
+            "layers": len(self._model.layer_neurons()),
+            "layer_neurons": self._model.layer_neurons(),
             "tiers": base64.b64encode(self._tiers.tobytes()).decode(),
             "bytes_per_neuron": self._model.bytes_per_neuron(),
             "names": NAMES,
@@ -105,13 +104,12 @@ class View:
                     self._put(_frame(2, tiers.tobytes()), None)
 
     def _token_frame(self, number: int, ran: "_Ran") -> bytes:
-        n_ff = self._tiers.shape[-1]
-        flags = np.unpackbits(ran.bits, axis=-1, bitorder="little")[..., :n_ff].astype(bool)
+        flags = self._model.fired(ran.bits)
         by_tier = np.bincount(self._tiers[flags], minlength=3)
         read = by_tier * self._model.bytes_per_neuron()
         share = by_tier.sum() / self._tiers.size
         head = struct.pack("<IIf3f", number, ran.token, share, *read)
-        return _frame(1, head + np.packbits(flags.reshape(-1), bitorder="little").tobytes())
+        return _frame(1, head + np.packbits(flags, bitorder="little").tobytes())
 
     def _put(self, frame: bytes, owner: str | None) -> None:
         for queue, of in self._watchers.items():

@@ -167,8 +167,8 @@ Config read_config(const ggml::Gguf& gguf, int64_t n_vocab) {
                       (long long)n_expert, (long long)c.n_layer, (long long)kMostExperts));
     }
     Rope rope;
-    rope.n_rot = of_all_layers(gguf, c, key(".rope.dimension_count"), 2, least_head,
-                               least_head / 2 * 2);
+    rope.n_rot =
+        of_all_layers(gguf, c, key(".rope.dimension_count"), 2, least_head, least_head / 2 * 2);
     if (rope.n_rot % 2) refuse(gguf, Code::format, key(".rope.dimension_count") + " must be even");
     rope.base = gguf.number(key(".rope.freq_base"), 1e-3, 1e12, 10000);
     c.ropes.push_back(rope);
@@ -318,7 +318,8 @@ std::vector<WeightSpec> weight_specs(Model& model) {
     find_family(gguf).weights(model, specs);
     number_parts(model);
     for (int64_t i = 0; i < n_layer; i++) {
-        if (!layer_sizes(gguf, model.config, i).n_expert || model.layers[size_t(i)].find<Router>()) {
+        if (!layer_sizes(gguf, model.config, i).n_expert ||
+            model.layers[size_t(i)].find<Router>()) {
             continue;
         }
         refuse(gguf, Code::unsupported,

@@ -41,7 +41,7 @@ std::vector<WeightSpec> weight_specs(Model& model);
 // for each.
 struct LayerSizes {
     int64_t n_head = 0, n_head_kv = 0, head_dim = 0, v_head_dim = 0;
-    int64_t n_ff = 0;                      // of a layer, or of an expert
+    int64_t n_ff = 0;                         // of a layer, or of an expert
     int64_t n_expert = 0, n_expert_used = 0;  // 0: one feed-forward block
 };
 // Throws Error(format | unsupported).

@@ -36,7 +36,8 @@ void weights(Model& m, std::vector<WeightSpec>& specs) {
     w.embedding_and_head();
     const ggml::Gating gating = read_gating(m.file.gguf, c);
     const std::vector<int64_t> windows = read_windows(m, {0, kPeriod, true});
-    const bool slides = std::any_of(windows.begin(), windows.end(), [](int64_t n) { return n > 0; });
+    const bool slides =
+        std::any_of(windows.begin(), windows.end(), [](int64_t n) { return n > 0; });
     for (int64_t i = 0; i < c.n_layer; i++) {
         std::get<Router>(w.add_router(i, "").op).gating = gating;
         Attention& a = std::get<Attention>(w.add_attention(i, "attn_norm").op);

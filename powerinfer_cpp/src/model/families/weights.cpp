@@ -190,7 +190,9 @@ void Weights::neurons(const Rows& of, bool gated, const std::string& down, Ffn& 
         return;
     }
     const bool bundled = has(blk(of.layer, kUpDownRows) + of.suffix());
-    const auto tensor = [&](const char* name) { return blk(of.layer, name) + of.suffix() + ".weight"; };
+    const auto tensor = [&](const char* name) {
+        return blk(of.layer, name) + of.suffix() + ".weight";
+    };
     const auto bundle_of = [&](const char* name) {
         return bundled ? blk(of.layer, name) + of.suffix() : "";
     };

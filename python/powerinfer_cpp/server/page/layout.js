@@ -8,10 +8,11 @@ export const ORDER = [2, 1, 0];  // tiers from left to right, by their number in
 
 // What the page keeps about a model: sizes, the tier of each neuron, and its slot in its tier.
 export class Model {
-    constructor({layers, experts, neurons, tiers, bytes_per_neuron, names}) {
+    constructor({layers, layer_neurons, tiers, bytes_per_neuron, names}) {
         this.layers = layers;
-        this.perLayer = experts * neurons;
-        this.total = layers * this.perLayer;
+        this.first = [0];  // neuron of each layer, and how many there are
+        for (const n of layer_neurons) this.first.push(this.first[this.first.length - 1] + n);
+        this.total = this.first[layers];
         this.bytesPerNeuron = bytes_per_neuron;
         this.names = names || ['disk', 'RAM', 'GPU'];
         this.tiers = tiers;
@@ -25,7 +26,7 @@ export class Model {
     place() {
         this.counts.fill(0);
         for (let i = 0, l = 0; l < this.layers; l++) {
-            for (let k = 0; k < this.perLayer; k++, i++) {
+            for (; i < this.first[l + 1]; i++) {
                 if (this.tiers[i] > 2) this.tiers[i] = 0;
                 this.slots[i] = this.counts[l * 3 + this.tiers[i]]++;
             }
@@ -38,10 +39,9 @@ export class Model {
     move(next) {
         if (next.length !== this.total) throw new RangeError('the tiers do not fit the model');
         for (let l = 0; l < this.layers; l++) {
-            const from = l * this.perLayer;
             const moved = [];
             const free = [[], [], []];
-            for (let i = from; i < from + this.perLayer; i++) {
+            for (let i = this.first[l]; i < this.first[l + 1]; i++) {
                 const tier = next[i] > 2 ? 0 : next[i];
                 if (tier === this.tiers[i]) continue;
                 free[this.tiers[i]].push(this.slots[i]);
@@ -53,7 +53,6 @@ export class Model {
     }
 
     settle(l, moved, free) {
-        const from = l * this.perLayer;
         for (const slots of free) slots.sort((a, b) => b - a);
         for (const i of moved) {
             const tier = this.tiers[i];
@@ -65,11 +64,16 @@ export class Model {
             if (!free[tier].length) continue;
             const left = this.counts[l * 3 + tier] - free[tier].length;
             const holes = free[tier].filter((slot) => slot < left);
-            for (let i = from; i < from + this.perLayer && holes.length; i++) {
+            for (let i = this.first[l]; i < this.first[l + 1] && holes.length; i++) {
                 if (this.tiers[i] === tier && this.slots[i] >= left) this.slots[i] = holes.pop();
             }
             this.counts[l * 3 + tier] = left;
         }
+    }
+
+    // Neurons of a layer.
+    inLayer(l) {
+        return this.first[l + 1] - this.first[l];
     }
 
     // Neurons of a tier in all layers.
@@ -223,8 +227,7 @@ function fill(model, present, grid, size) {
                     neurons[number[place]] += 1;
                 }
             }
-            const from = l * model.perLayer;
-            for (let i = from; i < from + model.perLayer; i++) {
+            for (let i = model.first[l]; i < model.first[l + 1]; i++) {
                 if (model.tiers[i] === t) cell[i] = of[model.slots[i]];
             }
         }

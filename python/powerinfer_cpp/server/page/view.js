@@ -393,7 +393,7 @@ export class View {
         const rows = [];
         for (let l = 0; l < model.layers; l++) {
             const shares =
-                tiers.map((tier) => percent(model.counts[l * 3 + tier] / model.perLayer));
+                tiers.map((tier) => percent(model.counts[l * 3 + tier] / model.inLayer(l)));
             const fired = this.picture.steps ? percent(this.fired(l)) : '–';
             rows.push(
                 make('tr', {}, heading(String(l + 1), 'row'), ...shares.map(cell), cell(fired)));
@@ -411,8 +411,8 @@ export class View {
 
     fired(layer) {
         let sum = 0;
-        const from = layer * this.model.perLayer;
-        for (let i = from; i < from + this.model.perLayer; i++) sum += this.picture.hits[i];
-        return sum / (this.picture.steps * this.model.perLayer);
+        const {first} = this.model;
+        for (let i = first[layer]; i < first[layer + 1]; i++) sum += this.picture.hits[i];
+        return sum / (this.picture.steps * this.model.inLayer(layer));
     }
 }
