@@ -38,10 +38,10 @@ def logits(
     blocks: list[tuple[np.ndarray, np.ndarray, np.ndarray]] | None = None,
 ) -> np.ndarray:
     """float64 [n_tokens, n_vocab]. blocks: gets each layer's residual before its feed-forward block
-    and the norm of it, [n_tokens, n_embd], and what enters the down projection."""
+    and the norm of it, [n_tokens, n_embd], and what enters the down projection. Heads and neurons
+    of a layer are as many as its weights have; heads are as wide in all layers."""
     w = {name: value.astype(np.float64) for name, value in weights.items()}
-    n_head, n_kv = config["num_attention_heads"], config["num_key_value_heads"]
-    head_dim = config.get("head_dim") or config["hidden_size"] // n_head
+    head_dim = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
     theta = (config.get("rope_parameters") or config).get("rope_theta", 10000.0)
     eps, n = config["rms_norm_eps"], len(tokens)
 
@@ -54,11 +54,10 @@ def logits(
         layer = f"model.layers.{i}"
         y = rms_norm(x, w[f"{layer}.input_layernorm.weight"], eps)
         q, k, v = (
-            linear(y, f"{layer}.self_attn.{part}_proj").reshape(n, heads, head_dim)
-            for part, heads in (("q", n_head), ("k", n_kv), ("v", n_kv))
+            linear(y, f"{layer}.self_attn.{part}_proj").reshape(n, -1, head_dim) for part in "qkv"
         )
         q, k = rotate(q, theta), rotate(k, theta)
-        k, v = (np.repeat(part, n_head // n_kv, axis=1) for part in (k, v))
+        k, v = (np.repeat(part, q.shape[1] // k.shape[1], axis=1) for part in (k, v))
         scores = np.einsum("qhd,khd->hqk", q, k) / np.sqrt(head_dim) + future
         share = np.exp(scores - scores.max(-1, keepdims=True))
         share /= share.sum(-1, keepdims=True)
@@ -145,7 +144,7 @@ def smallthinker_logits(
             q, k = rotate(q, config["rope_theta"]), rotate(k, config["rope_theta"])
         width = config["sliding_window_size"] if config["sliding_window_layout"][i] else n
         seen = (distance >= 0) & (distance < width)
-        k, v = (np.repeat(part, n_head // n_kv, axis=1) for part in (k, v))
+        k, v = (np.repeat(part, q.shape[1] // k.shape[1], axis=1) for part in (k, v))
         dots = np.einsum("qhd,khd->hqk", q, k) / np.sqrt(head_dim)
         dots = np.where(seen, dots, -np.inf)
         share = np.exp(dots - dots.max(-1, keepdims=True))

@@ -1,0 +1,250 @@
+"""Models whose layers have different numbers of heads, key heads and neurons."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import pytest
+from reference import logits, relative_error
+
+from powerinfer_cpp import Llama, stats
+from powerinfer_cpp._native import lib
+from powerinfer_cpp.errors import OutOfMemoryError
+from powerinfer_cpp.model import Model, Session, memory_plan
+
+N_EMBD, HEAD_DIM, N_VOCAB = 64, 16, 259
+HEADS, KV_HEADS, NEURONS = [4, 2, 8, 4], [4, 1, 2, 2], [96, 40, 200, 96]
+TOKENS = [1, 70, 102, 35, 240, 17, 99, 3, 128, 77, 64, 80]
+CONFIG = {
+    "num_attention_heads": HEADS[0],
+    "num_hidden_layers": len(HEADS),
+    "hidden_size": N_EMBD,
+    "head_dim": HEAD_DIM,
+    "rms_norm_eps": 1e-5,
+    "tie_word_embeddings": False,
+}
+NAMES = {
+    "input_layernorm": "attn_norm",
+    "post_attention_layernorm": "ffn_norm",
+    "self_attn.q_proj": "attn_q",
+    "self_attn.k_proj": "attn_k",
+    "self_attn.v_proj": "attn_v",
+    "self_attn.o_proj": "attn_output",
+    "mlp.gate_proj": "ffn_gate",
+    "mlp.up_proj": "ffn_up",
+    "mlp.down_proj": "ffn_down",
+}
+
+
+def made(seed: int = 0) -> dict[str, np.ndarray]:
+    """Random weights by the names of a checkpoint."""
+    rng = np.random.default_rng(seed)
+
+    def matrix(rows: int, cols: int) -> np.ndarray:
+        return (rng.standard_normal((rows, cols)) / np.sqrt(cols)).astype(np.float32)
+
+    def norm() -> np.ndarray:
+        return (1 + 0.1 * rng.standard_normal(N_EMBD)).astype(np.float32)
+
+    weights = {
+        "model.embed_tokens.weight": matrix(N_VOCAB, N_EMBD),
+        "lm_head.weight": matrix(N_VOCAB, N_EMBD),
+        "model.norm.weight": norm(),
+    }
+    for i, (n_head, n_kv, n_ff) in enumerate(zip(HEADS, KV_HEADS, NEURONS, strict=True)):
+        of_layer = {
+            "input_layernorm": norm(),
+            "post_attention_layernorm": norm(),
+            "self_attn.q_proj": matrix(n_head * HEAD_DIM, N_EMBD),
+            "self_attn.k_proj": matrix(n_kv * HEAD_DIM, N_EMBD),
+            "self_attn.v_proj": matrix(n_kv * HEAD_DIM, N_EMBD),
+            "self_attn.o_proj": matrix(N_EMBD, n_head * HEAD_DIM),
+            "mlp.gate_proj": matrix(n_ff, N_EMBD),
+            "mlp.up_proj": matrix(n_ff, N_EMBD),
+            "mlp.down_proj": matrix(N_EMBD, n_ff),
+        }
+        weights |= {f"model.layers.{i}.{name}.weight": w for name, w in of_layer.items()}
+    return weights
+
+
+def write(path: Path, weights: dict[str, np.ndarray], rows: bool, **changes: Any) -> Path:
+    """The weights as a file of qwen2, which rotates halves as the reference does. rows: neuron rows
+    with ReLU."""
+    writer = gguf.GGUFWriter(path, "qwen2")
+    for key, value in {
+        "context_length": 128,
+        "embedding_length": N_EMBD,
+        "block_count": len(HEADS),
+        "attention.key_length": HEAD_DIM,
+        "attention.value_length": HEAD_DIM,
+        "rope.dimension_count": HEAD_DIM,
+    }.items():
+        writer.add_uint32(f"qwen2.{key}", value)
+    arrays = {
+        "feed_forward_length": NEURONS,
+        "attention.head_count": HEADS,
+        "attention.head_count_kv": KV_HEADS,
+    } | changes
+    for key, values in arrays.items():
+        writer.add_array(f"qwen2.{key}", values)
+    writer.add_float32("qwen2.attention.layer_norm_rms_epsilon", 1e-5)
+    writer.add_uint32("powerinfer.version", 1)
+    writer.add_string("powerinfer.ffn.activation", "relu" if rows else "silu")
+    tokens = ["<unk>", "<s>", "</s>", *(f"<0x{i:02X}>" for i in range(256))]
+    writer.add_tokenizer_model("llama")
+    writer.add_token_list(tokens)
+    writer.add_token_scores([0.0] * len(tokens))
+    writer.add_token_types([2, 3, 3] + [6] * 256)
+    writer.add_tensor("token_embd.weight", weights["model.embed_tokens.weight"])
+    writer.add_tensor("output.weight", weights["lm_head.weight"])
+    writer.add_tensor("output_norm.weight", weights["model.norm.weight"])
+    for i in range(len(HEADS)):
+        for theirs, ours in NAMES.items():
+            value = weights[f"model.layers.{i}.{theirs}.weight"]
+            if rows and ours == "ffn_down":
+                ours, value = "ffn_down_t", np.ascontiguousarray(value.T)
+            writer.add_tensor(f"blk.{i}.{ours}.weight", value)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+@pytest.fixture(scope="module")
+def weights() -> dict[str, np.ndarray]:
+    return made()
+
+
+@pytest.fixture(scope="module", params=[False, True], ids=["matrices", "rows"])
+def path(
+    request: pytest.FixtureRequest,
+    weights: dict[str, np.ndarray],
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Path:
+    folder = tmp_path_factory.mktemp("layers")
+    return write(folder / "layers.gguf", weights, request.param)
+
+
+def computed(path: Path, **options: Any) -> np.ndarray:
+    """Logits of all tokens."""
+    with Llama(str(path), n_ctx=32, logits_all=True, verbose=False, **options) as llm:
+        llm.eval(TOKENS)
+        return np.array(llm.scores[: len(TOKENS)])
+
+
+def test_logits_are_those_of_the_reference(path: Path, weights: dict[str, np.ndarray]) -> None:
+    activation = "relu" if "rows" in path.parent.name or is_rows(path) else "silu"
+    expected = logits(CONFIG, weights, TOKENS, activation)
+    for options in ({}, {"n_batch": 1}, {"n_ubatch": 5}, {"n_threads": 1}, {"type_k": 0}):
+        options = options | ({"type_v": 0} if "type_k" in options else {})
+        assert relative_error(computed(path, **options), expected) < 2e-3, options
+
+
+def is_rows(path: Path) -> bool:
+    return any("ffn_down_t" in t.name for t in gguf.GGUFReader(path).tensors)
+
+
+def test_from_storage_the_bits_are_the_same(path: Path) -> None:
+    if not is_rows(path):
+        pytest.skip("matrices do not run from storage")
+    fields = {"session": {"n_ctx": 32, "n_batch": 12, "n_ubatch": 12}}
+    with pytest.raises(OutOfMemoryError):
+        Model(str(path), ram_budget=1000, **fields)
+    whole = computed(path, n_batch=12, sparse="exact")
+    plan = memory_plan(str(path), n_ctx=32, n_batch=12)
+    total = sum(plan["ram"].values())
+    some = None
+    for share in np.arange(0.98, 0.3, -0.02):
+        try:
+            stored = computed(path, n_batch=12, sparse="exact", ram_budget=int(total * share))
+        except OutOfMemoryError:
+            break
+        assert np.array_equal(stored, whole)
+        some = share
+    assert some is not None
+
+
+def test_sizes_are_told_by_layer(path: Path) -> None:
+    model = Model(str(path))
+    assert [size.n_ff for size in model.sizes] == NEURONS == model.layer_n_ff.tolist()
+    assert not model.has_experts and lib.pi_model_n_ff(model.handle) == -1
+    with pytest.raises(ValueError, match=r"`Model.sizes`"):
+        _ = model.n_ff
+    # Keys and values in F16.
+    plan = model.plan(n_ctx=64, n_batch=8)
+    assert 4 * sum(KV_HEADS) * HEAD_DIM * 64 <= plan["ram"]["kv"]
+    assert plan["ram"]["kv"] < 4 * sum(KV_HEADS) * HEAD_DIM * 64 * 1.1
+    model.close()
+
+
+def test_recordings_are_by_layer(path: Path, weights: dict[str, np.ndarray]) -> None:
+    model = Model(str(path))
+    session = Session(model, n_ctx=32, n_batch=16, record=lib.PI_RECORD_FIRED)
+    session.eval(np.array(TOKENS, np.int32))
+    fired = [session.layer_activations(i)[:, 0] for i in range(len(NEURONS))]
+    blocks: list[tuple[np.ndarray, np.ndarray, np.ndarray]] = []
+    logits(CONFIG, weights, TOKENS, "relu" if is_rows(path) else "silu", blocks)
+    for i, (x, (_, _, h)) in enumerate(zip(fired, blocks, strict=True)):
+        assert x.shape == (len(TOKENS), NEURONS[i])
+        sure = np.abs(h) > 1e-4
+        assert np.array_equal(x[sure], (h != 0)[sure]) and x.mean() == pytest.approx(
+            (h != 0).mean(), abs=0.02
+        )
+        assert np.array_equal(session.layer_firing_counts(i)[0], x.sum(0))
+    for get in (session.activations, session.firing_counts):
+        with pytest.raises(ValueError, match="use `Session.layer_"):
+            get()
+    work = session.work()
+    rows = dict(zip(range(4), work.neurons[:, 0], strict=True))
+    assert set(rows.values()) == {len(TOKENS)}
+    assert work.computed_of_all(model.layer_n_ff)[1] == len(TOKENS) * sum(NEURONS)
+    session.close()
+
+    bits = Session(model, n_ctx=32, n_batch=16, record=lib.PI_RECORD_BITS)
+    bits.eval(np.array(TOKENS, np.int32))
+    for row in range(len(TOKENS)):
+        found = bits.fired_bytes(row)
+        for i, n_ff in enumerate(NEURONS):
+            of_layer = bits.layer_fired_bits(i, found)[0]
+            flags = np.unpackbits(of_layer, count=n_ff, bitorder="little")
+            assert np.array_equal(flags.astype(bool), fired[i][row])
+    figures = stats.neuron_figures(model, model.plan(n_ctx=32), bits.work())
+    assert figures["tiers"]["ram"]["layer_neurons"] == NEURONS
+    bits.close()
+    model.close()
+
+
+def test_states_and_copies_take_all_heads(path: Path) -> None:
+    with Llama(str(path), n_ctx=96, logits_all=True, verbose=False) as llm:
+        text = (TOKENS * 7)[:80]  # more than a page
+        llm.eval(text)
+        whole = np.array(llm.scores[79])
+        llm.reset()
+        llm.eval(text[:70])
+        state = llm.save_state()
+        llm.reset()
+        llm.load_state(state)
+        llm.eval(text[70:])
+        assert np.array_equal(llm.scores[79], whole)
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({"feed_forward_length": [96, 40, 200]}, "not of one integer for each of the 4 layers"),
+        ({"feed_forward_length": [96, 40, 201, 96]}, "blk.2.ffn_gate.weight"),
+        ({"attention.head_count": [4, 2, 0, 4]}, "is 0 in layer 2, outside 1"),
+        ({"attention.head_count_kv": [4, 1, 3, 2]}, "cannot share 3 key heads"),
+        ({"attention.head_count_kv": [4, 2, 2, 2]}, "blk.1.attn_k.weight"),
+    ],
+)
+def test_arrays_that_do_not_fit_are_refused(
+    changes: dict[str, Any], why: str, weights: dict[str, np.ndarray], tmp_path: Path
+) -> None:
+    path = write(tmp_path / "wrong.gguf", weights, False, **changes)
+    with pytest.raises(Exception, match=why):
+        Model(str(path))
