@@ -560,7 +560,7 @@ class Session:
         neurons = np.empty((len(self._sizes), 1 + len(NEURON_COUNTS)), dtype=np.int64)
         neurons[0, 0] = ffi.sizeof("pi_neuron_counts")  # struct_size; all other members are int64
         counts = ffi.from_buffer("pi_neuron_counts[]", neurons)
-        check(lib.pi_session_neurons(self.handle, 0, self._n_layer, counts))
+        check(lib.pi_session_neurons(self.handle, 0, len(self._sizes), counts))
         return Work(out.rows, np.array([getattr(out, part) for part in PARTS]), neurons[:, 1:])
 
     def logits_pointer(self, row: int) -> Any:

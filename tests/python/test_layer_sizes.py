@@ -8,14 +8,15 @@ from typing import Any
 import gguf
 import numpy as np
 import pytest
-from reference import logits, relative_error
-
-from powerinfer_cpp import Llama, stats
 from powerinfer_cpp._native import lib
 from powerinfer_cpp.errors import OutOfMemoryError
 from powerinfer_cpp.model import Model, Session, memory_plan
+from reference import logits, relative_error
+
+from powerinfer_cpp import Llama, stats
 
 N_EMBD, HEAD_DIM, N_VOCAB = 64, 16, 259
+EXACT = {"sparse": lib.PI_SPARSE_EXACT}
 HEADS, KV_HEADS, NEURONS = [4, 2, 8, 4], [4, 1, 2, 2], [96, 40, 200, 96]
 TOKENS = [1, 70, 102, 35, 240, 17, 99, 3, 128, 77, 64, 80]
 CONFIG = {
@@ -155,7 +156,7 @@ def test_from_storage_the_bits_are_the_same(path: Path) -> None:
     with pytest.raises(OutOfMemoryError):
         Model(str(path), ram_budget=1000, **fields)
     whole = computed(path, n_batch=12, sparse="exact")
-    plan = memory_plan(str(path), n_ctx=32, n_batch=12)
+    plan = memory_plan(str(path), {}, {"n_ctx": 32, "n_batch": 12})
     total = sum(plan["ram"].values())
     some = None
     for share in np.arange(0.98, 0.3, -0.02):
@@ -183,7 +184,7 @@ def test_sizes_are_told_by_layer(path: Path) -> None:
 
 def test_recordings_are_by_layer(path: Path, weights: dict[str, np.ndarray]) -> None:
     model = Model(str(path))
-    session = Session(model, n_ctx=32, n_batch=16, record=lib.PI_RECORD_FIRED)
+    session = Session(model, n_ctx=32, n_batch=16, record=lib.PI_RECORD_FIRED, **EXACT)
     session.eval(np.array(TOKENS, np.int32))
     fired = [session.layer_activations(i)[:, 0] for i in range(len(NEURONS))]
     blocks: list[tuple[np.ndarray, np.ndarray, np.ndarray]] = []

@@ -38,7 +38,6 @@ DeviceForward::DeviceForward(const Model& model, const pi_session_params& params
       ops_(device_.ops()),
       first_(on_.share.first_layer),
       head_(on_.share.head && !params.embedding) {
-    const Config& c = model.config;
     const std::lock_guard<std::mutex> lock(on_.mutex);
     device_.enter();
     const int64_t n = model.device_layers();

@@ -72,9 +72,7 @@ export class Model {
     }
 
     // Neurons of a layer.
-    inLayer(l) {
-        return this.first[l + 1] - this.first[l];
-    }
+    inLayer(l) { return this.first[l + 1] - this.first[l]; }
 
     // Neurons of a tier in all layers.
     inTier(tier) {
