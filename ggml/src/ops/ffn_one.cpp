@@ -1,125 +1,90 @@
 // One token, or a few. Each thread takes segments and computes gate, up and down in one pass over
 // the candidates, of a few tokens one after the other.
 #include <algorithm>
-#include <atomic>
 #include <numeric>
+#include <utility>
 
-#include "ops/ffn_parts.h"
 #include "ops/neuron_rows.h"
 
 namespace ggml {
 
 namespace {
 
-// Candidates per tile. The rows of a tile are prefetched while the tile before is computed.
+// Neurons of a batch, whose rows are prefetched while the batch before is computed. Rows in tiles
+// are read in order, which the processor prefetches: then as many as a kernel takes.
 constexpr int64_t kTile = 8;
 // Columns whose sums stay in the L1 cache while segments are added.
 constexpr int64_t kColumns = 256;
 
-// Candidates of one token in one segment, ascending, and the destination of their sum. values: of
-// their activated gates, not 0; null if these have to be computed.
+// Candidates of one token in one segment, ascending, and the destination of their sum. known: of
+// neurons from `first` on, activated gates, or values; null if nothing is known.
 struct Span {
     const int32_t* ids;
     int64_t n;
     int32_t token;
     float* sum;
-    const float* values = nullptr;
-};
-
-// Some neurons of one token: candidates, or those whose gates fired. Segments are small, so a batch
-// may hold neurons of several: full batches keep prefetching at its pace.
-struct Batch {
-    int32_t ids[kTile];
-    float h[kTile];
-    float* sums[kTile];  // of the neurons' segments
-    int64_t n = 0;
-    int32_t token = 0;
-
-    void push(int32_t id, float value, float* sum) {
-        ids[n] = id;
-        h[n] = value;
-        sums[n++] = sum;
-    }
+    const float* known = nullptr;
+    int64_t first = 0;
 };
 
 // Spans that one thread computes.
 class Spans {
  public:
-    Spans(const Neurons& w, const cpu::RowProducts& rows, bool* computed, bool* fired,
-          float* values)
-        : w_(w), rows_(rows), computed_(computed), fired_(fired), values_(values) {}
+    // finished: what is known of neurons are their values, which only have to be added.
+    Spans(const Neurons& w, const cpu::RowProducts& rows, bool finished, bool* computed = nullptr,
+          bool* fired = nullptr, float* values = nullptr)
+        : w_(w),
+          rows_(rows),
+          in_order_(w.down.tiles != NeuronRows::Tiles::none),
+          most_(in_order_ ? cpu::kShared : kTile),
+          finished_(finished),
+          computed_(computed),
+          fired_(fired),
+          values_(values) {}
 
     // Computes spans [span, end): tiles of candidates, then batches of neurons whose gates fired.
-    // The rows of a tile or batch are prefetched while the one before is computed.
     void run(const Span* span, const Span* const last) {
-        if (w_.down.tiles != NeuronRows::Tiles::none) {
-            for (; span < last; span++) run_in_order(*span);
-            return;
-        }
-        for (const Span* known = span; known < last; known++) {
-            for (int64_t i = 0; known->values && i < known->n; i++) {
-                fires(known->token, known->ids[i], known->values[i], known->sum);
+        for (const Span* at = span; at < last; at++) {
+            for (int64_t i = 0; at->known && i < at->n; i++) {
+                const float h = at->known[at->ids[i] - at->first];
+                if (h != 0) fires(at->token, at->ids[i], h, at->sum);
             }
         }
-        const NeuronRows& first = cpu::first_rows(w_);
+        cpu::NeuronBatch tiles[2], *tile = &tiles[0], *next = &tiles[1];
         int64_t at = 0;
-        Batch tile = next_tile(span, last, at);
-        while (tile.n) {
-            const Batch next = next_tile(span, last, at);
-            float g[kTile];
-            rows_.dot(first, cpu::first_bias(w_), tile.ids, tile.n, &tile.token, 1, g,
-                      ahead_of(first, next.ids, next.n));
-            proposed += tile.n;
-            cpu::activate(w_, g, tile.n);
-            for (int64_t j = 0; j < tile.n; j++) {
-                if (g[j] != 0) fires(tile.token, tile.ids[j], g[j], tile.sums[j]);
+        fill(*tile, span, last, at);
+        while (tile->n) {
+            fill(*next, span, last, at);
+            rows_.gates(tile->ids, tile->n, &tile->token, 1, tile->h, beside(*next));
+            proposed += tile->n;
+            for (int64_t j = 0; j < tile->n; j++) {
+                if (tile->h[j] != 0) fires(tile->token, tile->ids[j], tile->h[j], tile->sums[j]);
             }
-            tile = next;
+            if (in_order_) drain();
+            std::swap(tile, next);
         }
-        move_on();
-        move_on();
+        drain();
     }
 
-    int64_t proposed = 0, computed = 0, fired = 0;
+    int64_t proposed = 0;
+    cpu::Done done() const {
+        uint64_t bytes = uint64_t(proposed) * cpu::row_bytes(w_, cpu::first_rows(w_));
+        if (w_.gate) bytes += uint64_t(n_computed_) * cpu::row_bytes(w_, w_.up);
+        bytes += uint64_t(n_fired_) * cpu::row_bytes(w_, w_.down);
+        return {proposed, n_computed_, n_fired_, bytes};
+    }
 
  private:
-    static cpu::Ahead ahead_of(const NeuronRows& rows, const int32_t* ids, int64_t n) {
-        return {rows.data, rows.stride, ids, n};
+    cpu::Next beside(const cpu::NeuronBatch& next) const {
+        return in_order_ ? cpu::Next{} : cpu::Next{next.ids, next.n};
     }
 
-    // One span whose rows lie in tiles. The processor prefetches what is read in order, so there
-    // is no batch that waits: as many neurons at a time as a kernel takes.
-    void run_in_order(const Span& span) {
-        for (int64_t i = 0, n = 0; i < span.n; i += n) {
-            n = std::min(cpu::kShared, span.n - i);
-            int32_t ids[cpu::kShared];
-            float h[cpu::kShared];
-            if (span.values) {
-                std::copy_n(span.values + i, n, h);
-            } else {
-                rows_.dot(cpu::first_rows(w_), cpu::first_bias(w_), span.ids + i, n, &span.token, 1,
-                          h);
-                proposed += n;
-                cpu::activate(w_, h, n);
-            }
-            int64_t m = 0;
-            for (int64_t j = 0; j < n; j++) {
-                ids[m] = span.ids[i + j];
-                h[m] = h[j];
-                m += h[j] != 0;
-            }
-            m = compute(ids, h, m, span.token, {}, [](int64_t, int64_t) {});
-            const int32_t first[] = {0, int32_t(m)};
-            if (m) rows_.add(ids, m, 0, w_.cols, {first, cpu::kEach.data(), h}, 1, span.sum, 0);
-        }
-    }
-
-    // The next candidates of one token, from place `at` of `span` on, without the spans whose gates
-    // are known.
-    static Batch next_tile(const Span*& span, const Span* last, int64_t& at) {
-        Batch tile;
-        while (span < last && tile.n < kTile) {
-            if (span->values || at == span->n) {
+    // The next candidates of one token, from place `at` of `span` on, without the spans of which
+    // something is known.
+    void fill(cpu::NeuronBatch& tile, const Span*& span, const Span* last, int64_t& at) const {
+        tile.n = 0;
+        while (span < last && tile.n < most_) {
+            if (span->known || at == span->n) {
                 span++;
                 at = 0;
                 continue;
@@ -128,91 +93,59 @@ class Spans {
             tile.token = span->token;
             tile.push(span->ids[at++], 0, span->sum);
         }
-        return tile;
     }
 
-    // A gate is not 0: its neuron waits until the batch is full.
+    // A gate is not 0: its neuron waits until the batch is full. Segments are small, so a batch may
+    // hold neurons of several: full batches keep prefetching at its pace.
     void fires(int32_t token, int32_t id, float value, float* sum) {
-        if (waiting_.n == kTile || (waiting_.n && waiting_.token != token)) move_on();
-        waiting_.token = token;
-        waiting_.push(id, value, sum);
+        if (waiting_->n == most_ || (waiting_->n && waiting_->token != token)) move_on();
+        waiting_->token = token;
+        waiting_->push(id, value, sum);
     }
     // Computes one batch while the rows of the one that waits are prefetched; then this one is
     // next.
     void move_on() {
-        finish(ready_, waiting_);
-        ready_ = waiting_;
-        waiting_.n = 0;
+        finish(*ready_, beside(*waiting_));
+        std::swap(ready_, waiting_);
+        waiting_->n = 0;
+    }
+    void drain() {
+        move_on();
+        move_on();
     }
 
-    // h[i] = the value of neuron ids[i], from its activated gate, not 0. Keeps the m of n that are
-    // not 0, and calls moved(to, from) for each of them; returns m.
-    template <typename F>
-    int64_t compute(int32_t* ids, float* h, int64_t n, int32_t token, const cpu::Ahead& ahead,
-                    const F& moved) {
-        computed += n;
-        for (int64_t i = 0; computed_ && i < n; i++) computed_[ids[i]] = true;
-        int64_t m = n;
-        if (w_.gate && n) {
-            float u[cpu::kShared];
-            rows_.dot(w_.up, w_.up_bias, ids, n, &token, 1, u, ahead);
-            cpu::values(w_, h, u, n, u);
-            m = 0;
-            for (int64_t i = 0; i < n; i++) {
-                ids[m] = ids[i];
-                h[m] = u[i];
-                moved(m, i);
-                m += u[i] != 0;
-            }
-        }
-        fired += m;
-        for (int64_t i = 0; fired_ && i < m; i++) fired_[token * w_.n + ids[i]] = true;
-        for (int64_t i = 0; values_ && i < m; i++) values_[token * w_.n + ids[i]] = h[i];
-        return m;
-    }
-
-    void finish(Batch& batch, const Batch& next) {
+    void finish(cpu::NeuronBatch& batch, const cpu::Next& next) {
         if (!batch.n) return;
-        const int64_t m =
-            compute(batch.ids, batch.h, batch.n, batch.token, ahead_of(w_.up, next.ids, next.n),
-                    [&](int64_t to, int64_t from) { batch.sums[to] = batch.sums[from]; });
-        for (int64_t i = 0, end = 0; i < m; i = end) {  // a segment's neurons at a time
-            while (end < m && batch.sums[end] == batch.sums[i]) end++;
+        if (!finished_) value(batch, next);
+        for (int64_t i = 0, end = 0; i < batch.n; i = end) {  // a segment's neurons at a time
+            while (end < batch.n && batch.sums[end] == batch.sums[i]) end++;
             const int32_t first[] = {0, int32_t(end - i)};
-            const int64_t from = std::min(i, next.n);
-            rows_.add(batch.ids + i, end - i, 0, w_.cols,
-                      {first, cpu::kEach.data(), batch.h + i,
-                       ahead_of(w_.down, next.ids + from, next.n - from)},
-                      1, batch.sums[i], 0);
+            rows_.add(batch.ids + i, end - i, 0, w_.cols, {first, cpu::kEach.data(), batch.h + i},
+                      1, batch.sums[i], 0, next.from(i));
         }
+    }
+
+    // From activated gates, not 0, to values.
+    void value(cpu::NeuronBatch& batch, const cpu::Next& next) {
+        n_computed_ += batch.n;
+        for (int64_t i = 0; computed_ && i < batch.n; i++) computed_[batch.ids[i]] = true;
+        rows_.values(batch.ids, batch.n, batch.token, batch.h, next);
+        batch.drop_zeros();
+        n_fired_ += batch.n;
+        const int64_t row = batch.token * w_.n;
+        for (int64_t i = 0; fired_ && i < batch.n; i++) fired_[row + batch.ids[i]] = true;
+        for (int64_t i = 0; values_ && i < batch.n; i++) values_[row + batch.ids[i]] = batch.h[i];
     }
 
     const Neurons& w_;
     const cpu::RowProducts& rows_;
+    const bool in_order_;
+    const int64_t most_;
+    const bool finished_;
     bool *const computed_, *const fired_;  // [n] of one token, [tokens, n]; or null
     float* const values_;                  // [tokens, n] or null
-    Batch ready_, waiting_;
-};
-
-// Adds up what several threads have done.
-struct Totals {
-    std::atomic<int64_t> proposed{0}, computed{0}, fired{0};
-
-    void add(const Spans& done) {
-        proposed += done.proposed;
-        computed += done.computed;
-        fired += done.fired;
-    }
-    void report(OpTimer& timer, const Neurons& w, int64_t rows, NeuronCounts* counts) const {
-        timer.read(uint64_t(proposed) * cpu::row_bytes(w, cpu::first_rows(w)));
-        if (w.gate) timer.read(uint64_t(computed) * cpu::row_bytes(w, w.up));
-        timer.read(uint64_t(fired) * cpu::row_bytes(w, w.down));
-        if (!counts) return;
-        counts->rows += rows;
-        counts->proposed += proposed;
-        counts->computed += computed;
-        counts->fired += fired;
-    }
+    int64_t n_computed_ = 0, n_fired_ = 0;
+    cpu::NeuronBatch batches_[2], *ready_ = &batches_[0], *waiting_ = &batches_[1];
 };
 
 // Adds n_sums sums [n_sums, cols] for n <= kColumns columns from c0 on.
@@ -225,27 +158,25 @@ void add_up(const Neurons& w, const float* sums, int64_t n_sums, int64_t c0, int
     cpu::place(w, part, c0, n, y);
 }
 
-// Neurons [begin, end), at most kTurn, whose gates are not 0: for rows that need all gates, which
-// are read once for these. Their ids and values of row t begin at t * kTurn; count is by the place
-// in `rows`.
-void shared_gates(const Neurons& w, const cpu::RowProducts& products, const int32_t* rows,
-                  int64_t n_rows, int64_t begin, int64_t end, int32_t* ids, float* values,
-                  int32_t* count, uint8_t* strips) {
+// The gates of neurons [begin, end), at most kTurn, for rows that need all of them, which are read
+// once for these: from t * kTurn on for row t. So are the ids of those that are not 0; count is by
+// the place in `rows`.
+void shared_gates(const cpu::RowProducts& products, const int32_t* rows, int64_t n_rows,
+                  int64_t first, int64_t end, int32_t* ids, float* known, int32_t* count,
+                  uint8_t* strips) {
     float gates[cpu::kShared * kFewRows];
-    for (; begin < end; begin += cpu::kShared) {
+    for (int64_t begin = first; begin < end; begin += cpu::kShared) {
         const int64_t n = std::min(cpu::kShared, end - begin);
         int32_t tile[cpu::kShared];
         std::iota(tile, tile + n, int32_t(begin));
-        products.dot(cpu::first_rows(w), cpu::first_bias(w), tile, n, rows, n_rows, gates, {},
-                     strips);
-        cpu::activate(w, gates, n * n_rows);
+        products.gates(tile, n, rows, n_rows, gates, {}, strips);
         for (int64_t t = 0; t < n_rows; t++) {
+            int32_t* const of = ids + rows[t] * cpu::kTurn;
+            float* const of_row = known + rows[t] * cpu::kTurn;
             for (int64_t i = 0; i < n; i++) {
                 const float v = gates[i * n_rows + t];
-                if (v == 0) continue;
-                const int64_t at = rows[t] * cpu::kTurn + count[t]++;
-                ids[at] = tile[i];
-                values[at] = v;
+                of_row[begin + i - first] = v;
+                if (v != 0) of[count[t]++] = tile[i];
             }
         }
     }
@@ -259,14 +190,14 @@ void partial_ffn(Context& context, const Neurons& w, const Input& x, const Candi
     const cpu::RowProducts rows(context, w, x, scratch, 0, 1);
     if (fired) std::fill_n(fired, w.n, false);
     if (scratch.values) std::fill_n(scratch.values, w.n, 0.0f);
-    Totals totals;
+    cpu::Totals totals;
     // The sums of segments stay in a core's cache; what another core will read are those of pairs.
     // Several pairs at a time, because prefetching does not cross the pieces of a thread.
     const int64_t grain =
         std::clamp<int64_t>(kSegmentPairs / (6 * context.threads.active()), 1, kPairsTogether);
     context.threads.run(kSegmentPairs, grain, [&](int64_t begin, int64_t end, int thread) {
         float* const own = scratch.threads[size_t(thread)].segments;
-        Spans all(w, rows, scratch.computed, fired, scratch.values);
+        Spans all(w, rows, false, scratch.computed, fired, scratch.values);
         for (int64_t n; begin < end; begin += n) {
             n = std::min(kPairsTogether, end - begin);
             Span spans[2 * kPairsTogether];
@@ -283,9 +214,9 @@ void partial_ffn(Context& context, const Neurons& w, const Input& x, const Candi
                 for (int64_t c = 0; c < w.cols; c++) sum[c] = left[c] + right[c];
             }
         }
-        totals.add(all);
+        totals.add(all.done());
     });
-    totals.report(timer, w, 1, counts);
+    totals.report(timer, 1, counts);
 }
 
 void few_rows_ffn(Context& context, const Neurons& w, const Input& x, const NeuronMask& mask,
@@ -298,23 +229,22 @@ void few_rows_ffn(Context& context, const Neurons& w, const Input& x, const Neur
     for (int32_t t = 0; t < int32_t(x.rows); t++) {
         if (!mask.masks(t)) whole[n_whole++] = t;
     }
-    Totals totals;
+    cpu::Totals totals;
     context.threads.run(kSegments, 1, [&](int64_t s, int64_t, int thread) {
         const Segment segment = segment_of(w.n, s);
         int32_t* ids = scratch.threads[size_t(thread)].candidates;
         for (int64_t t = 0; t < x.rows; t++) {
             std::fill_n(scratch.few_sums + (t * kSegments + s) * w.cols, w.cols, 0.0f);
         }
-        Spans all(w, products, nullptr, fired, scratch.values);
+        Spans all(w, products, false, nullptr, fired, scratch.values);
         Span spans[kFewRows];
-        float values[kFewRows * cpu::kTurn];
+        float gates[kFewRows * cpu::kTurn];
         for (int64_t begin = segment.begin; begin < segment.end; begin += cpu::kTurn) {
             const int64_t end = std::min(begin + cpu::kTurn, segment.end);
             int64_t n = 0;
             const auto add_span = [&](int32_t token, int32_t count, const float* known) {
-                if (!count) return;
-                spans[n++] = {ids + token * cpu::kTurn, count, token,
-                              scratch.few_sums + (token * kSegments + s) * w.cols, known};
+                float* const sum = scratch.few_sums + (token * kSegments + s) * w.cols;
+                if (count) spans[n++] = {ids + token * cpu::kTurn, count, token, sum, known, begin};
             };
             for (int32_t t = 0; t < int32_t(x.rows); t++) {
                 if (!mask.masks(t)) continue;
@@ -327,16 +257,16 @@ void few_rows_ffn(Context& context, const Neurons& w, const Input& x, const Neur
             }
             if (n_whole) {
                 int32_t count[kFewRows] = {};
-                shared_gates(w, products, whole, n_whole, begin, end, ids, values, count,
+                shared_gates(products, whole, n_whole, begin, end, ids, gates, count,
                              scratch.threads[size_t(thread)].strips);
                 all.proposed += n_whole * (end - begin);
                 for (int64_t i = 0; i < n_whole; i++) {
-                    add_span(whole[i], count[i], values + whole[i] * cpu::kTurn);
+                    add_span(whole[i], count[i], gates + whole[i] * cpu::kTurn);
                 }
             }
             all.run(spans, spans + n);
         }
-        totals.add(all);
+        totals.add(all.done());
     });
     const int64_t across = (w.cols + kColumns - 1) / kColumns;
     context.threads.run(x.rows * across, 1, [&](int64_t piece, int64_t, int) {
@@ -344,7 +274,79 @@ void few_rows_ffn(Context& context, const Neurons& w, const Input& x, const Neur
         add_up(w, scratch.few_sums + t * kSegments * w.cols, kSegments, c0,
                std::min(kColumns, w.cols - c0), y + t * w.cols);
     });
-    totals.report(timer, w, x.rows, counts);
+    totals.report(timer, x.rows, counts);
+}
+
+// ---- In steps: rows that arrive one after the other ---------------------------------------------
+//
+// Products in any order, sums in ascending order. The bits are those of partial_ffn, because the
+// product of a row does not depend on the rows beside it.
+
+namespace {
+
+// Calls step(ids, number, those that come next) for a few of n neurons at a time, in parallel. A
+// thread's piece is at most about 20 microseconds of work with 4,096 columns in Q4_0. What just
+// came from a disk are few rows, which several threads share nevertheless.
+template <typename F>
+void for_tiles(Context& context, const int32_t* ids, int64_t n, const F& step) {
+    constexpr int64_t kPiece = cpu::kShared, kLeastPiece = 4;
+    const int64_t threads = context.threads.active();
+    const int64_t piece = std::clamp((n + threads - 1) / threads, kLeastPiece, kPiece);
+    context.threads.run(n, piece, [&](int64_t begin, int64_t end, int) {
+        for (int64_t i = begin, next; i < end; i = next) {
+            next = std::min(i + kTile, end);
+            step(ids + i, next - i, cpu::Next{ids + next, std::min(kTile, end - next)});
+        }
+    });
+}
+
+}  // namespace
+
+void prepare_steps(Context& context, const Neurons& w, const Input& x, NeuronScratch& scratch) {
+    cpu::RowProducts(context, w, x, scratch, 0, 1);
+}
+
+void first_values(Context& context, const Neurons& w, const Input& x, const NeuronScratch& scratch,
+                  const int32_t* ids, int64_t n, float* h) {
+    OpTimer timer(context.profile, "first_values");
+    const cpu::RowProducts rows(context, w, x, scratch, 0, 0);
+    for_tiles(context, ids, n, [&](const int32_t* of, int64_t m, const cpu::Next& next) {
+        float gate[kTile];
+        rows.gates(of, m, cpu::kEach.data(), 1, gate, next);
+        for (int64_t j = 0; j < m; j++) h[of[j]] = gate[j];
+    });
+    timer.read(uint64_t(n) * cpu::row_bytes(w, cpu::first_rows(w)));
+}
+
+void gated_values(Context& context, const Neurons& w, const Input& x, const NeuronScratch& scratch,
+                  const int32_t* ids, int64_t n, float* h) {
+    OpTimer timer(context.profile, "gated_values");
+    const cpu::RowProducts rows(context, w, x, scratch, 0, 0);
+    for_tiles(context, ids, n, [&](const int32_t* of, int64_t m, const cpu::Next& next) {
+        float value[kTile];
+        for (int64_t j = 0; j < m; j++) value[j] = h[of[j]];
+        rows.values(of, m, 0, value, next);
+        for (int64_t j = 0; j < m; j++) h[of[j]] = value[j];
+    });
+    timer.read(uint64_t(n) * cpu::row_bytes(w, w.up));
+}
+
+void sum_values(Context& context, const Neurons& w, const Input& x, const NeuronScratch& scratch,
+                const Candidates& candidates, const float* h, int64_t begin, int64_t end,
+                float* sums) {
+    OpTimer timer(context.profile, "sum_values");
+    const cpu::RowProducts rows(context, w, x, scratch, 0, 0);
+    const int64_t grain = std::max<int64_t>(1, kSegments / (6 * context.threads.active()));
+    context.threads.run(end - begin, grain, [&](int64_t first, int64_t last, int) {
+        Spans all(w, rows, true);
+        Span spans[kSegments], *span = spans;
+        std::fill_n(sums + (begin + first) * w.cols, (last - first) * w.cols, 0.0f);
+        for (int64_t s = begin + first; s < begin + last; s++) {
+            *span++ = {candidates.ids + segment_of(w.n, s).begin, candidates.count[s], 0,
+                       sums + s * w.cols, h};
+        }
+        all.run(spans, span);
+    });
 }
 
 void merge(Context& context, const Neurons& w, const float* sums, int64_t n_sums, float* y) {

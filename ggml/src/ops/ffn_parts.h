@@ -2,6 +2,8 @@
 // segments.
 #pragma once
 
+#include <atomic>
+
 #include "ggml/neurons.h"
 
 namespace ggml::cpu {
@@ -25,6 +27,32 @@ inline const NeuronRows& first_rows(const Neurons& w) {
 inline const float* first_bias(const Neurons& w) {
     return w.gate ? w.gate_bias : w.up_bias;
 }
+
+// What was done of the neurons of some rows (NeuronCounts), and the bytes that were read for it: by
+// one thread; and by all.
+struct Done {
+    int64_t proposed = 0, computed = 0, fired = 0;
+    uint64_t bytes = 0;
+};
+struct Totals {
+    std::atomic<int64_t> proposed{0}, computed{0}, fired{0};
+    std::atomic<uint64_t> bytes{0};
+
+    void add(const Done& done) {
+        proposed += done.proposed;
+        computed += done.computed;
+        fired += done.fired;
+        bytes += done.bytes;
+    }
+    void report(OpTimer& timer, int64_t rows, NeuronCounts* counts) const {
+        timer.read(bytes);
+        if (!counts) return;
+        counts->rows += rows;
+        counts->proposed += proposed;
+        counts->computed += computed;
+        counts->fired += fired;
+    }
+};
 
 // Neurons for which a few rows take turns: what they share stays in a core's cache.
 constexpr int64_t kTurn = 128;

@@ -2,7 +2,6 @@
 // that fired. The second pass adds the down rows by columns. Each row is read and unpacked once for
 // all tokens. Additions are in the same order as for one token, so the bits are the same.
 #include <algorithm>
-#include <atomic>
 #include <bitset>
 #include <numeric>
 
@@ -78,7 +77,7 @@ class ManyTokens {
     }
 
     void fire_tile(int64_t s, int64_t tile, NeuronScratch::PerThread& own) {
-        Done done;
+        cpu::Done done;
         const Segment segment = segment_of(w_.n, s);
         const int64_t i = segment.begin + tile * kShared, n = std::min(kShared, segment.end - i);
         Lists lists(own.tokens, n_rows_);
@@ -91,10 +90,7 @@ class ManyTokens {
         } else {
             keep_tile(i, n, lists, stored_at(s) + tile, own, done);
         }
-        proposed_ += done.proposed;
-        computed_ += done.computed;
-        n_fired_ += done.fired;
-        bytes_ += done.bytes;
+        totals.add(done);
     }
 
     int64_t tiles_of(int64_t s) const {
@@ -148,22 +144,11 @@ class ManyTokens {
         }
     }
 
-    // Bytes of rows that were read. Gate and up rows count once for all tokens, down rows once per
-    // piece of tokens that one thread adds.
-    uint64_t bytes() const { return bytes_; }
-    void count(NeuronCounts& counts, int64_t n_rows) const {
-        counts.rows += n_rows;
-        counts.proposed += proposed_;
-        counts.computed += computed_;
-        counts.fired += n_fired_;
-    }
+    // Gate and up rows are read once for all tokens, down rows once per piece of tokens that one
+    // thread adds.
+    cpu::Totals totals;
 
  private:
-    struct Done {
-        int64_t proposed = 0, computed = 0, fired = 0;
-        uint64_t bytes = 0;
-    };
-
     // The first tile of a segment among those that are stored.
     int64_t stored_at(int64_t s) const {
         return (s_.by_segment ? s % kTogether : s) * tiles_per_segment(w_.n);
@@ -181,7 +166,7 @@ class ManyTokens {
             rows_.add(neurons + 1, neurons[0], c0, n, shares, nt, sum, n);
             if (profiled_ && c0 == 0) n_read += rows_of(shares, nt);
         }
-        if (n_read) bytes_ += uint64_t(n_read) * cpu::row_bytes(w_, w_.down);
+        if (n_read) totals.bytes += uint64_t(n_read) * cpu::row_bytes(w_, w_.down);
     }
 
     void put(int64_t c0, int64_t n, int64_t t0, int64_t nt, const float* sums, float* y) const {
@@ -210,7 +195,7 @@ class ManyTokens {
     // own.h[j * rows + t] = the value of neuron begin + j for token t, for the listed pairs. Those
     // that do not fire leave the lists.
     void compute(int64_t begin, int64_t n, Lists& lists, NeuronScratch::PerThread& own,
-                 Done& done) const {
+                 cpu::Done& done) const {
         dot_listed(cpu::first_rows(w_), cpu::first_bias(w_), begin, n, lists, own, done);
         done.proposed += lists.pairs();
         cpu::activate(w_, own.out, n * n_rows_);
@@ -220,7 +205,7 @@ class ManyTokens {
 
     // The same from own.h, the activated gates of the listed pairs.
     void compute_gated(int64_t begin, int64_t n, Lists& lists, NeuronScratch::PerThread& own,
-                       Done& done) const {
+                       cpu::Done& done) const {
         const auto fires = [&](int64_t j, int64_t t) { return own.h[j * n_rows_ + t] != 0; };
         lists.filter(n, fires);
         done.computed += lists.pairs();
@@ -233,7 +218,7 @@ class ManyTokens {
     // Computes neurons begin + j for all tokens. Do so many pairs fire that zeros may be added like
     // other values? If not, the pairs that fire are listed.
     bool compute_all(int64_t begin, int64_t n, Lists& lists, NeuronScratch::PerThread& own,
-                     Done& done) const {
+                     cpu::Done& done) const {
         const int64_t pairs = n * n_rows_;
         const auto fired = [&] { return pairs - std::count(own.h, own.h + pairs, 0.0f); };
         dot_all(cpu::first_rows(w_), cpu::first_bias(w_), begin, n, own.h, own, done);
@@ -267,7 +252,7 @@ class ManyTokens {
     }
 
     void dot_all(const NeuronRows& rows, const float* bias, int64_t begin, int64_t n, float* out,
-                 const NeuronScratch::PerThread& own, Done& done) const {
+                 const NeuronScratch::PerThread& own, cpu::Done& done) const {
         int32_t ids[kShared];
         std::iota(ids, ids + n, int32_t(begin));
         rows_.dot(rows, bias, ids, n, s_.tokens, n_rows_, out, {}, own.strips);
@@ -277,7 +262,7 @@ class ManyTokens {
     // own.out[j * rows + t] = row begin + j . token t for the listed pairs; undefined for the
     // others.
     void dot_listed(const NeuronRows& rows, const float* bias, int64_t begin, int64_t n,
-                    const Lists& lists, NeuronScratch::PerThread& own, Done& done) const {
+                    const Lists& lists, NeuronScratch::PerThread& own, cpu::Done& done) const {
         if (double(lists.pairs()) >= kDense * double(n * n_rows_)) {
             return dot_all(rows, bias, begin, n, own.out, own, done);
         }
@@ -294,7 +279,7 @@ class ManyTokens {
 
     // Stores the neurons of a tile that fired, by token for the second pass.
     void keep_tile(int64_t begin, int64_t n, const Lists& lists, int64_t tile,
-                   const NeuronScratch::PerThread& own, Done& done) {
+                   const NeuronScratch::PerThread& own, cpu::Done& done) {
         const int64_t at = tile * kShared * n_rows_;
         int32_t *const first = s_.first + tile * (n_rows_ + 1), *const row = s_.fired + at;
         float* const kept = s_.h + at;
@@ -328,7 +313,7 @@ class ManyTokens {
 
     // Stores all of them, for all tokens.
     void keep_all(int64_t begin, int64_t n, int64_t tile, const NeuronScratch::PerThread& own,
-                  Done&) {
+                  cpu::Done&) {
         const int64_t at = tile * kShared * n_rows_;
         int32_t *const first = s_.first + tile * (n_rows_ + 1), *const neurons = neurons_of(tile);
         neurons[0] = int32_t(n);
@@ -367,8 +352,6 @@ class ManyTokens {
     const bool masked_;  // is any token?
     NeuronScratch& s_;
     bool* const fired_;  // [rows, n] or null
-    std::atomic<int64_t> proposed_{0}, computed_{0}, n_fired_{0};
-    std::atomic<uint64_t> bytes_{0};
 };
 
 }  // namespace
@@ -450,8 +433,7 @@ void rows_ffn(Context& context, const Neurons& w, const Input& x, const NeuronMa
     for_pieces(context, w, x.rows, [&](int64_t c0, int64_t n, int64_t t0, int64_t nt, int thread) {
         tokens.add(c0, n, t0, nt, scratch.threads[size_t(thread)].sums, y);
     });
-    timer.read(tokens.bytes());
-    if (counts) tokens.count(*counts, x.rows);
+    tokens.totals.report(timer, x.rows, counts);
 }
 
 void rows_ffn_segments(Context& context, const Neurons& w, const Input& x, const NeuronMask& mask,
@@ -472,8 +454,7 @@ void rows_ffn_segments(Context& context, const Neurons& w, const Input& x, const
         tokens.add_together(s, c0, n, t0, nt, sum, partial, y);
     });
     for (int64_t i = s; fires && i < s + kTogether; i++) tokens.count_fires(i, fires);
-    timer.read(tokens.bytes());
-    if (counts) tokens.count(*counts, s + kTogether == kSegments ? x.rows : 0);
+    tokens.totals.report(timer, s + kTogether == kSegments ? x.rows : 0, counts);
 }
 
 }  // namespace ggml

@@ -77,9 +77,9 @@ void RowProducts::fold_span(int64_t b0, int64_t eighth, const Q8Rows& out) const
 }
 
 void RowProducts::dot(const NeuronRows& rows, const float* bias, const int32_t* ids, int64_t n,
-                      const int32_t* tokens, int64_t nt, float* out, const Ahead& ahead,
+                      const int32_t* tokens, int64_t nt, float* out, const Next& next,
                       uint8_t* strips) const {
-    int32_t room[kShared];
+    int32_t room[kShared], next_room[kShared];
     const int32_t* const at = places(rows, ids, n, room);
     if (rows.tiles != NeuronRows::Tiles::none) {
         dot_tiles(rows, at, n, tokens, nt, out);
@@ -88,7 +88,7 @@ void RowProducts::dot(const NeuronRows& rows, const float* bias, const int32_t* 
         dot_packed(rows, at, n, tokens[0], nt, strips, out);
     } else {
         NeuronInput in = in_;
-        in.ahead = ahead;
+        in.ahead = ahead(rows, next, next_room);
         const dot_fn kernel = kernel_for(rows, kernels_.dot, kernels_.stored_dot);
         kernel(rows.data, rows.stride, at, n, w_.cols, in, tokens, nt, out);
     }
@@ -155,14 +155,15 @@ void RowProducts::dot_packed(const NeuronRows& rows, const int32_t* ids, int64_t
 }
 
 void RowProducts::add(const int32_t* ids, int64_t n, int64_t c0, int64_t cols, const Shares& shares,
-                      int64_t nt, float* y, int64_t ldy) const {
+                      int64_t nt, float* y, int64_t ldy, const Next& next) const {
     const bool tiled = w_.down.tiles != NeuronRows::Tiles::none;
     const uint8_t* data = w_.down.data + info(w_.down.type).size(c0) * (tiled ? kStrip : 1);
-    int32_t room[kShared];
+    int32_t room[kShared], next_room[kShared];
     ids = places(w_.down, ids, n, room);
+    const Shares ready{shares.first, shares.row, shares.h, ahead(w_.down, next, next_room)};
     const add_fn kernel = tiled ? kernels_.tiled_add[int(w_.down.type)]
                                 : kernel_for(w_.down, kernels_.add, kernels_.stored_add);
-    kernel(data, w_.down.stride, ids, n, cols, shares, nt, y, ldy);
+    kernel(data, w_.down.stride, ids, n, cols, ready, nt, y, ldy);
 }
 
 int64_t column_piece(const Neurons& w) {

@@ -1,5 +1,5 @@
-// Products of neuron rows with the input, and weighted sums of down rows, for rows of any format
-// and order.
+// What is computed of neurons: gate . x, up . x, their values, and weighted sums of down rows, for
+// rows of any format and order.
 #pragma once
 
 #include <algorithm>
@@ -7,6 +7,7 @@
 
 #include "ggml/neurons.h"
 #include "kernels/kernels.h"
+#include "ops/ffn_parts.h"
 
 namespace ggml::cpu {
 
@@ -28,6 +29,41 @@ inline constexpr auto kEach = [] {
     return each;
 }();
 
+// Neurons that come next, at most kShared. Their rows are prefetched.
+struct Next {
+    const int32_t* ids = nullptr;
+    int64_t n = 0;
+
+    Next from(int64_t i) const { return i < n ? Next{ids + i, n - i} : Next{}; }
+};
+
+// Some neurons of one token, and the destinations of their sums. A neuron goes from nothing to its
+// activated gate (RowProducts::gates), then to its value (values), which its down row is added with
+// (add). It leaves the batch where this is 0.
+struct NeuronBatch {
+    int32_t ids[kShared];
+    float h[kShared];
+    float* sums[kShared];
+    int64_t n = 0;
+    int32_t token = 0;
+
+    void push(int32_t id, float value, float* sum) {
+        ids[n] = id;
+        h[n] = value;
+        sums[n++] = sum;
+    }
+    void drop_zeros() {
+        int64_t m = 0;
+        for (int64_t i = 0; i < n; i++) {
+            ids[m] = ids[i];
+            h[m] = h[i];
+            sums[m] = sums[i];
+            m += h[m] != 0;
+        }
+        n = m;
+    }
+};
+
 class RowProducts {
  public:
     // Brings rows [begin, end) of x into the orders that gate and up need: `folded` and `grouped`
@@ -38,15 +74,33 @@ class RowProducts {
     // out[i * nt + j] = row ids[i] . token tokens[j] + bias, for n <= kShared rows. strips: room
     // that makes it faster for several tokens (NeuronScratch), or null.
     void dot(const NeuronRows& rows, const float* bias, const int32_t* ids, int64_t n,
-             const int32_t* tokens, int64_t nt, float* out, const Ahead& ahead = {},
+             const int32_t* tokens, int64_t nt, float* out, const Next& next = {},
              uint8_t* strips = nullptr) const;
+    // The same for the rows that decide which neurons fire, activated: act(gate . x); without a
+    // gate, the neurons' values.
+    void gates(const int32_t* ids, int64_t n, const int32_t* tokens, int64_t nt, float* h,
+               const Next& next = {}, uint8_t* strips = nullptr) const {
+        dot(first_rows(w_), first_bias(w_), ids, n, tokens, nt, h, next, strips);
+        activate(w_, h, n * nt);
+    }
+    // h = the values of n <= kShared neurons of a token, from their activated gates.
+    void values(const int32_t* ids, int64_t n, int32_t token, float* h,
+                const Next& next = {}) const {
+        if (!w_.gate || !n) return;
+        float up[kShared];
+        dot(w_.up, w_.up_bias, ids, n, &token, 1, up, next);
+        cpu::values(w_, h, up, n, h);
+    }
 
     // y[t] += the sum of token t's weighted down rows (`shares`), `cols` columns from c0 on, in the
     // order of these rows.
     void add(const int32_t* ids, int64_t n, int64_t c0, int64_t cols, const Shares& shares,
-             int64_t nt, float* y, int64_t ldy) const;
+             int64_t nt, float* y, int64_t ldy, const Next& next = {}) const;
 
  private:
+    Ahead ahead(const NeuronRows& rows, const Next& next, int32_t* room) const {
+        return {rows.data, rows.stride, places(rows, next.ids, next.n, room), next.n};
+    }
     // The same for rows in tiles; and for rows that are packed as strips for it.
     void dot_tiles(const NeuronRows& rows, const int32_t* ids, int64_t n, const int32_t* tokens,
                    int64_t nt, float* out) const;
