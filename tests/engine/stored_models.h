@@ -85,7 +85,7 @@ inline Shape wide() {
     return shape;
 }
 
-// A prompt that is more than a few rows for ffn_stored.cpp.
+// A prompt that is more than a few rows for neurons.cpp.
 constexpr size_t kFew = 12;
 
 // The ways of reading that this system allows.

@@ -35,7 +35,7 @@ Shape shape_of(DType type, int64_t rank) {
     return s;
 }
 
-// More rows than a few for ffn_stored.cpp, few enough for most of a budget to be neurons.
+// More rows than a few for neurons.cpp, few enough for most of a budget to be neurons.
 pi_session_params session_of(int32_t sparse) {
     pi_session_params session = session_params(3, 20);
     session.sparse = sparse;

@@ -10,7 +10,7 @@
 #include <utility>
 
 #include "forward/ffn.h"
-#include "forward/ffn_stored.h"
+#include "forward/neurons.h"
 
 namespace powerinfer {
 

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <cmath>
 
-#include "forward/ffn_stored.h"
+#include "forward/neurons.h"
 #include "ggml/math.h"
 
 namespace powerinfer {

@@ -1,4 +1,4 @@
-// Scratch memory of blocks whose neurons are partly on the disk (ffn_stored.h).
+// Scratch memory of blocks whose neurons are partly on the disk (neurons.h).
 #pragma once
 
 #include "ggml/carver.h"

@@ -1,5 +1,5 @@
 // Neurons that stay on the disk: which of their parts are in memory, and where; and reading the
-// others. It knows bytes, slots and reads, and nothing of what is computed (ffn_stored.cpp).
+// others. It knows bytes, slots and reads, and nothing of what is computed (neurons.cpp).
 //
 // One arena holds everything: the cache, with slots of first parts and of rests (neuron_layout.h),
 // then the staging area, where reads arrive. Places in it count sectors of 512 bytes, because the

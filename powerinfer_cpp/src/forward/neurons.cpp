@@ -1,4 +1,4 @@
-#include "forward/ffn_stored.h"
+#include "forward/neurons.h"
 
 #include <algorithm>
 
