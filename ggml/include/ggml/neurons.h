@@ -100,6 +100,16 @@ struct NeuronMask {
         return (score && !(score[row * n + neuron] < threshold)) ||
                (unpredicted && unpredicted[neuron]);
     }
+    // Writes which of neurons [begin, end) it finds for a row, and returns their number. ids: room
+    // for all.
+    int32_t list(int64_t row, int64_t n, int64_t begin, int64_t end, int32_t* ids) const {
+        int32_t count = 0;
+        for (int64_t i = begin; i < end; i++) {
+            ids[count] = int32_t(i);  // kept if count advances: no branch to mispredict
+            count += finds(row, n, i);
+        }
+        return count;
+    }
 };
 
 // Numbers of neurons, summed over rows. proposed: gate was computed (or up, without a gate).

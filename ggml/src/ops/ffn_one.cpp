@@ -248,12 +248,7 @@ void few_rows_ffn(Context& context, const Neurons& w, const Input& x, const Neur
             };
             for (int32_t t = 0; t < int32_t(x.rows); t++) {
                 if (!mask.masks(t)) continue;
-                int32_t *const of = ids + t * cpu::kTurn, count = 0;
-                for (int64_t i = begin; i < end; i++) {
-                    of[count] = int32_t(i);  // kept if count advances
-                    count += mask.finds(t, w.n, i);
-                }
-                add_span(t, count, nullptr);
+                add_span(t, mask.list(t, w.n, begin, end, ids + t * cpu::kTurn), nullptr);
             }
             if (n_whole) {
                 int32_t count[kFewRows] = {};

@@ -71,11 +71,7 @@ class ManyTokens {
           s_(scratch),
           fired_(fired) {}
 
-    // Computes and stores the values of the neurons of segment s.
-    void fire(int64_t s, NeuronScratch::PerThread& own) {
-        for (int64_t tile = 0; tile < tiles_of(s); tile++) fire_tile(s, tile, own);
-    }
-
+    // Computes and stores the values of the neurons of a tile of segment s.
     void fire_tile(int64_t s, int64_t tile, NeuronScratch::PerThread& own) {
         cpu::Done done;
         const Segment segment = segment_of(w_.n, s);
@@ -98,35 +94,25 @@ class ManyTokens {
         return (segment.end - segment.begin + kShared - 1) / kShared;
     }
 
-    // Adds the down rows: tokens [t0, t0 + nt) and n columns from c0 on.
-    void add(int64_t c0, int64_t n, int64_t t0, int64_t nt, float* sums, float* y) {
-        cpu::add_tree(kSegments, sums, nt * n,
-                      [&](int64_t s, float* sum) { sum_segment(s, c0, n, t0, nt, sum); });
-        put(c0, n, t0, nt, sums, y);
-    }
-
-    // Adds those of segments [s, s + kTogether) alone, and then as many sums of earlier segments as
-    // add() would.
-    void add_together(int64_t s, int64_t c0, int64_t n, int64_t t0, int64_t nt, float* sum,
-                      float* partial, float* y) {
-        static_assert(kTogether == 2);
-        float* const second = sum + nt * n;
-        sum_segment(s, c0, n, t0, nt, sum);
-        sum_segment(s + 1, c0, n, t0, nt, second);
-        for (int64_t i = 0; i < nt * n; i++) sum[i] += second[i];
+    // Adds the down rows of 2^k segments [begin, end), for tokens [t0, t0 + nt) and n columns from
+    // c0 on; then as many sums of earlier segments, from `partial`, as a tree over all would.
+    void add(int64_t begin, int64_t end, int64_t c0, int64_t n, int64_t t0, int64_t nt, float* sum,
+             float* partial, float* y) {
+        cpu::add_tree(end - begin, sum, nt * n,
+                      [&](int64_t i, float* of) { sum_segment(begin + i, c0, n, t0, nt, of); });
         const int64_t level_size = n_rows_ * w_.cols;
-        for (int64_t ones = s / kTogether; ones % 2; ones /= 2, partial += level_size) {
+        for (int64_t ones = begin / (end - begin); ones % 2; ones /= 2, partial += level_size) {
             for (int64_t t = 0; t < nt; t++) {
                 const float* const left = partial + (t0 + t) * w_.cols + c0;
                 for (int64_t i = 0; i < n; i++) sum[t * n + i] = left[i] + sum[t * n + i];
             }
         }
-        if (s + kTogether == kSegments) {
-            put(c0, n, t0, nt, sum, y);
-            return;
-        }
         for (int64_t t = 0; t < nt; t++) {
-            std::copy_n(sum + t * n, n, partial + (t0 + t) * w_.cols + c0);
+            if (end == kSegments) {
+                cpu::place(w_, sum + t * n, c0, n, y + (t0 + t) * w_.cols);
+            } else {
+                std::copy_n(sum + t * n, n, partial + (t0 + t) * w_.cols + c0);
+            }
         }
     }
 
@@ -169,26 +155,16 @@ class ManyTokens {
         if (n_read) totals.bytes += uint64_t(n_read) * cpu::row_bytes(w_, w_.down);
     }
 
-    void put(int64_t c0, int64_t n, int64_t t0, int64_t nt, const float* sums, float* y) const {
-        for (int64_t t = 0; t < nt; t++) {
-            cpu::place(w_, sums + t * n, c0, n, y + (t0 + t) * w_.cols);
-        }
-    }
-
     // The tokens for which neurons [begin, begin + n) may fire.
     void list_candidates(int64_t begin, int64_t n, Lists& lists) const {
-        const NeuronMask mask = mask_;
         for (int64_t t = 0; t < n_rows_; t++) {
-            if (!mask.masks(t)) {
+            if (!mask_.masks(t)) {
                 for (int64_t j = 0; j < n; j++) lists.add(j, t);
                 continue;
             }
-            int32_t found[kShared], count = 0;
-            for (int64_t j = 0; j < n; j++) {
-                found[count] = int32_t(j);  // kept if count advances: no branch to mispredict
-                count += mask.finds(t, w_.n, begin + j);
-            }
-            for (int32_t i = 0; i < count; i++) lists.add(found[i], t);
+            int32_t found[kShared];
+            const int32_t count = mask_.list(t, w_.n, begin, begin + n, found);
+            for (int32_t i = 0; i < count; i++) lists.add(found[i] - begin, t);
         }
     }
 
@@ -385,16 +361,32 @@ NeuronScratch::NeuronScratch(Carver& carver, int64_t max_rows, int64_t n, int64_
 
 namespace {
 
-// Calls work(c0, columns, t0, tokens, thread) for pieces of the result, in parallel.
-template <typename F>
-void for_pieces(Context& context, const Neurons& w, int64_t n_rows, const F& work) {
+// Segments [begin, end) of several rows: see ManyTokens::add. grain: tiles that a thread computes
+// at a time.
+void run_segments(Context& context, OpTimer& timer, const Neurons& w, const Input& x,
+                  const NeuronMask& mask, NeuronScratch& scratch, int64_t begin, int64_t end,
+                  int64_t grain, float* partial, float* y, NeuronCounts* counts, bool* fired,
+                  int32_t* fires) {
+    if (fired && begin == 0) std::fill_n(fired, x.rows * w.n, false);
+    ManyTokens tokens(context, w, x, mask, scratch, fired, begin > 0);
+    const int64_t tiles = tiles_per_segment(w.n);
+    context.threads.run((end - begin) * tiles, grain, [&](int64_t tile, int64_t last, int thread) {
+        for (; tile < last; tile++) {
+            const int64_t s = begin + tile / tiles, i = tile % tiles;
+            if (i < tokens.tiles_of(s)) tokens.fire_tile(s, i, scratch.threads[size_t(thread)]);
+        }
+    });
     const int64_t columns = cpu::column_piece(w), n_tokens = token_piece(columns);
     const int64_t across = (w.cols + columns - 1) / columns;
-    const int64_t down = (n_rows + n_tokens - 1) / n_tokens;
+    const int64_t down = (x.rows + n_tokens - 1) / n_tokens;
     context.threads.run(across * down, 1, [&](int64_t piece, int64_t, int thread) {
         const int64_t c0 = piece % across * columns, t0 = piece / across * n_tokens;
-        work(c0, std::min(columns, w.cols - c0), t0, std::min(n_tokens, n_rows - t0), thread);
+        tokens.add(begin, end, c0, std::min(columns, w.cols - c0), t0,
+                   std::min(n_tokens, x.rows - t0), scratch.threads[size_t(thread)].sums, partial,
+                   y);
     });
+    for (int64_t s = begin; fires && s < end; s++) tokens.count_fires(s, fires);
+    tokens.totals.report(timer, end == kSegments ? x.rows : 0, counts);
 }
 
 }  // namespace
@@ -424,37 +416,17 @@ void rows_ffn(Context& context, const Neurons& w, const Input& x, const NeuronMa
         return;
     }
     OpTimer timer(context.profile, "rows_ffn");
-    if (fired) std::fill_n(fired, x.rows * w.n, false);
     if (scratch.values) std::fill_n(scratch.values, x.rows * w.n, 0.0f);
-    ManyTokens tokens(context, w, x, mask, scratch, fired);
-    context.threads.run(kSegments, 1, [&](int64_t begin, int64_t, int thread) {
-        tokens.fire(begin, scratch.threads[size_t(thread)]);
-    });
-    for_pieces(context, w, x.rows, [&](int64_t c0, int64_t n, int64_t t0, int64_t nt, int thread) {
-        tokens.add(c0, n, t0, nt, scratch.threads[size_t(thread)].sums, y);
-    });
-    tokens.totals.report(timer, x.rows, counts);
+    run_segments(context, timer, w, x, mask, scratch, 0, kSegments, tiles_per_segment(w.n), nullptr,
+                 y, counts, fired, nullptr);
 }
 
 void rows_ffn_segments(Context& context, const Neurons& w, const Input& x, const NeuronMask& mask,
                        NeuronScratch& scratch, int64_t s, float* partial, float* y,
                        NeuronCounts* counts, bool* fired, int32_t* fires) {
     OpTimer timer(context.profile, "rows_ffn_segments");
-    if (fired && s == 0) std::fill_n(fired, x.rows * w.n, false);
-    ManyTokens tokens(context, w, x, mask, scratch, fired, s > 0);
-    const int64_t n_first = tokens.tiles_of(s);
-    context.threads.run(n_first + tokens.tiles_of(s + 1), 1,
-                        [&](int64_t tile, int64_t, int thread) {
-                            const bool second = tile >= n_first;
-                            tokens.fire_tile(s + second, tile - (second ? n_first : 0),
-                                             scratch.threads[size_t(thread)]);
-                        });
-    for_pieces(context, w, x.rows, [&](int64_t c0, int64_t n, int64_t t0, int64_t nt, int thread) {
-        float* const sum = scratch.threads[size_t(thread)].sums;
-        tokens.add_together(s, c0, n, t0, nt, sum, partial, y);
-    });
-    for (int64_t i = s; fires && i < s + kTogether; i++) tokens.count_fires(i, fires);
-    tokens.totals.report(timer, s + kTogether == kSegments ? x.rows : 0, counts);
+    run_segments(context, timer, w, x, mask, scratch, s, s + kTogether, 1, partial, y, counts,
+                 fired, fires);
 }
 
 }  // namespace ggml

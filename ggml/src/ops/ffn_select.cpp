@@ -33,12 +33,8 @@ void select(Context& context, const NeuronMask& mask, int64_t n, Candidates& can
     context.threads.run(kSegments, grain, [&](int64_t begin, int64_t end, int) {
         for (int64_t s = begin; s < end; s++) {
             const Segment segment = segment_of(n, s);
-            int32_t *ids = candidates.chosen + segment.begin, count = 0;
-            for (int64_t i = segment.begin; i < segment.end; i++) {
-                ids[count] = int32_t(i);  // kept if count advances: no branch to mispredict
-                count += mask.finds(0, n, i);
-            }
-            candidates.count[s] = count;
+            candidates.count[s] =
+                mask.list(0, n, segment.begin, segment.end, candidates.chosen + segment.begin);
         }
     });
 }
