@@ -303,11 +303,11 @@ void DeviceForward::await(const Pass& p, const DeviceExchange& e) {
 // The merge waits in the device for the CPU's half, on a processor that spins. That is short,
 // unless the CPU waits for the disk: then it comes first.
 void DeviceForward::before_merge(const Pass& p, int64_t i, const Kind& kind, Way way) {
-    if (way == Way::recorded && p.store) {
+    if (way == Way::recorded && p.source.waits()) {
         end_graph(*recording_);
         device_.begin_capture(stream_.get());
     }
-    if (way == Way::recorded || (way == Way::by_layer && !p.store)) return;
+    if (way == Way::recorded || (way == Way::by_layer && !p.source.waits())) return;
     if (way == Way::stepwise) device_.wait(stream_.get());
     answer(p, i, kind);
 }
@@ -332,8 +332,6 @@ void DeviceForward::answer(const Pass& p, int64_t i, const Kind& kind) {
 
 // The sums of the neurons in RAM that the device has listed.
 void DeviceForward::compute_cold(const Pass& p, int64_t i, const Kind& kind) {
-    const Config& c = model_.config;
-    Workspace& b = p.work;
     const DeviceExchange& e = exchange_[size_t(i - first_)];
     ggml::Neurons neurons = on_.cold[size_t(i)];
     neurons.threshold = activation_threshold(neurons, params_.sparse);
@@ -344,37 +342,22 @@ void DeviceForward::compute_cold(const Pass& p, int64_t i, const Kind& kind) {
         mask.masked = every_row_.get();
         if (!masked) mask.unpredicted = some.data();
     }
-    ggml::NeuronCounts* const counts = &p.counts.neurons[size_t(ffn(i).index)];
-    if (masked && (kind.rows > 1 || p.store)) {
-        std::fill_n(b.score, kind.rows * neurons.n, -1.0f);
+    NeuronBlock block{ffn(i), 0, neurons, e.x, kind.rows, mask};
+    if (masked && kind.rows == 1) {
+        block.listed = e.ids;
+        block.n_listed = *e.count;
+    } else if (masked) {
+        float* const score = p.work.score;
+        std::fill_n(score, kind.rows * neurons.n, -1.0f);
         for (int64_t t = 0; t < kind.rows; t++) {
             const int32_t* const ids = e.ids + t * ffn(i).n_ff;
-            for (int32_t k = 0; k < e.count[t]; k++) b.score[t * neurons.n + ids[k]] = 1;
+            for (int32_t k = 0; k < e.count[t]; k++) score[t * neurons.n + ids[k]] = 1;
         }
-        mask.score = b.score;
+        mask.score = score;
     }
-    if (p.store) {
-        const int32_t next = next_split(i);
-        const bool all_of_next = next >= 0 && !masks(next, kind);
-        stored_ffn(
-            p,
-            {ffn(i).index, block(i), all_of_next ? block(next) : -1, neurons, e.x, kind.rows, mask},
-            e.sums, *counts, nullptr);
-        return;
-    }
-    const bool q8 = neurons.gate.wants_q8() || neurons.up.wants_q8();
-    const ggml::Input input = b.input.prepare(p.context, e.x, kind.rows, c.n_embd, q8);
-    if (kind.rows > 1) {
-        ggml::rows_ffn(p.context, neurons, input, mask, b.neurons, e.sums, counts, nullptr);
-        return;
-    }
-    if (masked) {
-        ggml::select_listed(e.ids, *e.count, neurons.n, b.candidates);
-    } else {
-        ggml::select(p.context, mask, neurons.n, b.candidates);
-    }
-    ggml::partial_ffn(p.context, neurons, input, b.candidates, b.neurons, b.sums, counts, nullptr);
-    ggml::merge(p.context, neurons, b.sums, ggml::kSegmentPairs, e.sums);
+    const int32_t next = next_split(i);
+    if (next >= 0 && !masks(next, kind)) block.next = first_block(next);
+    compute_neurons(p, block, e.sums);
 }
 
 void DeviceForward::release() {

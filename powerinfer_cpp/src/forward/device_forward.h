@@ -85,7 +85,7 @@ class DeviceForward : public DeviceKv {
     const FeedForward& ffn(int64_t i) const {
         return *model_.layers[size_t(i)].find<FeedForward>();
     }
-    int32_t block(int64_t i) const { return int32_t(ffn(i).first_block); }
+    int32_t first_block(int64_t i) const { return int32_t(ffn(i).first_block); }
     // Does the CPU compute a half of this layer?
     bool meets(int64_t i, const Kind& kind) const;
     // The next layer that is shared with the CPU, or -1.

@@ -82,7 +82,7 @@ void DeviceForward::put_layer(const Pass& p, int64_t i, const Kind& kind, Way wa
     }
     added_[0] = s.ffn_out;
     added_[1] = parallel ? s.out : nullptr;
-    if (meets_cpu && way == Way::by_layer && !p.store) answer(p, i, kind);
+    if (meets_cpu && way == Way::by_layer && !p.source.waits()) answer(p, i, kind);
 }
 
 // y = norm(x), after what is still to be added to x.
@@ -267,15 +267,14 @@ void DeviceForward::put_merge(const Pass& p, int64_t i, const Kind& kind) {
 uint64_t DeviceForward::stream_cold(const Pass& p, int64_t i, const PromptUpload::Use& use) {
     const ggml::Neurons& cold = on_.cold[size_t(i)];
     const std::vector<int32_t>& rows = on_.cold_rows[size_t(i)];
-    if (!p.store) {
+    if (!p.source.waits()) {
         const auto all = [](const int32_t*, int64_t n) { return n; };
         return on_.stream->run(p.context, cold, rows, all, stream_.get(), use);
     }
     const int32_t next = next_split(i);
-    p.store->keep_rest(p.context.threads);
-    p.store->open(block(i));
+    NeuronStore& store = p.source.store();
     StoredSegments segments(
-        p.context.threads, *p.store, block(i), next < 0 ? -1 : block(next),
+        p.context.threads, store, first_block(i), next < 0 ? -1 : first_block(next),
         [](int32_t) { return true; }, p.work.stored.parts);
     const auto bring = [&](const int32_t* first, int64_t n) {
         const int64_t s = *first / ggml::segment_of(cold.n, 0).end;
@@ -283,9 +282,8 @@ uint64_t DeviceForward::stream_cold(const Pass& p, int64_t i, const PromptUpload
         return std::min(n, ggml::segment_of(cold.n, s).end - *first);  // rows are 0, 1, ...
     };
     const uint64_t moved =
-        on_.stream->run(p.context, p.store->rows(cold), rows, bring, stream_.get(), use);
+        on_.stream->run(p.context, store.rows(cold), rows, bring, stream_.get(), use);
     segments.end();
-    p.store->close();
     return moved;
 }
 

@@ -29,11 +29,6 @@ struct Block {
     int32_t number() const { return int32_t(part.first_block + expert); }
 };
 
-// Where operators note which neurons fire, [n, n_ff]; null if nobody wants to know.
-bool* flags_of(const Pass& p) {
-    return p.record.notes_neurons() ? p.work.flags : nullptr;
-}
-
 // Computes every neuron, for files that store matrices.
 void dense_ffn(const Pass& p, const Block& in, float* y) {
     const Config& c = p.model.config;
@@ -49,7 +44,7 @@ void dense_ffn(const Pass& p, const Block& in, float* y) {
         p.multiply(input, {{w.up, b.gate, w.up_bias}});
         ggml::activation(p.context, c.activation, b.gate, all);
     }
-    if (bool* flags = flags_of(p)) ggml::nonzero(p.context, b.gate, all, flags);
+    if (bool* flags = p.flags()) ggml::nonzero(p.context, b.gate, all, flags);
     p.record.squares(p.context, PI_INPUT_FFN_DOWN, in.part.index, in.expert, b.gate, in.n);
     const Input fired = b.input.prepare(p.context, b.gate, in.n, n_ff, w.down.quantised());
     p.multiply(fired, {{w.down, y, w.down_bias}});
@@ -57,12 +52,17 @@ void dense_ffn(const Pass& p, const Block& in, float* y) {
     counts = {counts.rows + in.n, counts.proposed + all, counts.computed + all, counts.fired + all};
 }
 
+// Its neurons, perhaps changed, and its rows.
+NeuronBlock neurons_of(const Block& in, const ggml::Neurons& neurons,
+                       const ggml::NeuronMask& mask) {
+    return {in.part, in.expert, neurons, in.x, in.n, mask};
+}
+
 // The scores of a row, part by part: the disk reads neurons of one part while the next is computed.
 // Four parts leave a third of the waiting that one leaves; eight leave less, but cost more calls.
 void scores_by_part(const Pass& p, const Block& in, const ggml::NeuronMask& mask,
                     const ggml::Matrix& fc2, const Input& hidden, float* score) {
     constexpr int64_t kParts = 4, kSegmentsOfPart = ggml::kSegments / kParts;
-    const int32_t block = in.number();
     for (int64_t i = 0; i < kParts; i++) {
         const ggml::Segment rows = {ggml::segment_of(fc2.rows, i * kSegmentsOfPart).begin,
                                     ggml::segment_of(fc2.rows, (i + 1) * kSegmentsOfPart - 1).end};
@@ -71,8 +71,7 @@ void scores_by_part(const Pass& p, const Block& in, const ggml::NeuronMask& mask
         part.rows = rows.end - rows.begin;
         part.data += rows.begin * fc2.row_bytes();
         ggml::matmul(p.context, hidden, {{part, score + rows.begin}});
-        if (i + 1 < kParts)
-            request_scored(p, {in.part.index, block, -1, in.w().neurons, nullptr, 1, mask}, rows);
+        if (i + 1 < kParts) request_scored(p, neurons_of(in, in.w().neurons, mask), rows);
     }
 }
 
@@ -84,27 +83,23 @@ void predict(const Pass& p, const Block& in, const ggml::NeuronMask& mask, int64
     Workspace& b = p.work;
     p.context.profile.part = name(Part::predictor);
     const float* const x = (c.predict_from_normed ? in.x : in.residual) + first * c.n_embd;
-    const bool paged = p.store && p.store->pages_predictors();
-    const int32_t block = in.number();
-    const ggml::Matrix* const there = paged ? p.store->predictor(p.context, block).data() : nullptr;
-    const Ffn& w = in.w();
-    if (w.signs) {
-        const ggml::Matrix& signs = paged ? there[0] : w.signs;
-        const ggml::Sketch sketch{in.part.n_ff, c.n_embd, signs.data, w.sketch_offset};
+    const NeuronSource::Predictor w = p.source.predictor(p.context, in.number(), in.w());
+    if (in.w().signs) {
+        const ggml::Sketch sketch{in.part.n_ff, c.n_embd, w.signs->data, in.w().sketch_offset};
         ggml::sketch_scores(p.context, sketch, x, n, b.sketch, score);
     } else {
-        const ggml::Matrix &fc1 = paged ? there[0] : w.fc1, &fc2 = paged ? there[1] : w.fc2;
+        const ggml::Matrix &fc1 = *w.fc1, &fc2 = *w.fc2;
         const Input input = b.input.prepare(p.context, x, n, c.n_embd, fc1.quantised());
         ggml::matmul(p.context, input, {{fc1, b.hidden}});
         ggml::activation(p.context, ggml::Activation::relu, b.hidden, n * fc1.rows);
         const Input hidden = b.input.prepare(p.context, b.hidden, n, fc1.rows, fc2.quantised());
-        if (p.store && in.n == 1 && !in.part.routed()) {
+        if (p.source.waits() && in.n == 1 && !in.part.routed()) {
             scores_by_part(p, in, mask, fc2, hidden, score);
         } else {
             ggml::matmul(p.context, hidden, {{fc2, score}});
         }
     }
-    if (paged) p.store->keep_predictor(block, n);
+    p.source.keep_predictor(in.number(), n);
     p.context.profile.part = name(Part::ffn);
 }
 
@@ -146,14 +141,14 @@ ggml::NeuronMask mask_of(const Pass& p, const Block& in) {
 // counted in one segment. Changes no result. Returns the segments, or null if it is nobody's turn.
 const int32_t* choose_audits(const Pass& p, const Block& in, const ggml::NeuronMask& mask) {
     constexpr int64_t kStored = 4;  // one of so many, where a segment may have to be read
+    const int64_t every = p.source.waits() ? kStored : 1;
     const Batch& batch = p.work.batch;
     bool any = false;
     for (int64_t t = 0; mask.masked && t < in.n; t++) {
         const int64_t row = in.row(t);
         const bool can = mask.masked[t] && batch.generated[row];
         int32_t& segment = p.work.audited[t];
-        segment =
-            can ? p.audit.segment(in.part.index, batch.position[row], p.store ? kStored : 1) : -1;
+        segment = can ? p.audit.segment(in.part.index, batch.position[row], every) : -1;
         any = any || segment >= 0;
     }
     return any ? p.work.audited : nullptr;
@@ -187,45 +182,20 @@ void adapt(const Pass& p, const Block& in, ggml::Neurons& neurons) {
 // Computes the neurons that fire, for files that store neuron rows.
 void neuron_ffn(const Pass& p, const Block& in, float* y) {
     const Config& c = p.model.config;
-    Workspace& b = p.work;
     ggml::Neurons neurons = in.w().neurons;
     neurons.threshold = activation_threshold(neurons, p.params.sparse);
     const ggml::NeuronMask mask = mask_of(p, in);
-    const int32_t* const audited = choose_audits(p, in, mask);
-    ggml::NeuronCounts& counts = p.counts.neurons[size_t(in.part.index)];
-    if (p.store) {
-        // Which experts come next is not known, nor in what portions a device takes the rows.
-        const int64_t n_cpu = c.n_layer - p.model.device_layers();
-        const auto next = size_t(in.part.index) + 1;
-        const bool more = next < p.model.ffns.size() && !in.part.routed() &&
-                          !p.model.ffns[next]->routed() && p.model.ffns[next]->layer < n_cpu;
-        const int32_t block = in.number();
-        const ggml::AuditCounts found = stored_ffn(
-            p, {in.part.index, block, more ? block + 1 : -1, neurons, in.x, in.n, mask, audited}, y,
-            counts, flags_of(p));
-        if (audited) p.audit.add(in.part.index, found);
-        return;
-    }
+    NeuronBlock block = neurons_of(in, neurons, mask);
+    block.audited = choose_audits(p, in, mask);
+    // Which experts come next is not known, nor in what portions a device takes the rows.
+    const FeedForward* const next = p.model.ffn_after(in.part);
+    const bool all_of_next = next && !in.part.routed() && !next->routed() &&
+                             next->layer < c.n_layer - p.model.device_layers();
+    if (all_of_next) block.next = int32_t(next->first_block);
     adapt(p, in, neurons);
-    const bool q8 = neurons.gate.wants_q8() || neurons.up.wants_q8();
-    const Input input = b.input.prepare(p.context, in.x, in.n, c.n_embd, q8);
-    if (in.n == 1) {
-        ggml::select(p.context, mask, neurons.n, b.candidates);
-        b.neurons.computed = p.record.needs(in.part.index, in.expert, b.candidates);
-        ggml::partial_ffn(p.context, neurons, input, b.candidates, b.neurons, b.sums, &counts,
-                          flags_of(p));
-        ggml::merge(p.context, neurons, b.sums, ggml::kSegmentPairs, y);
-    } else {
-        ggml::rows_ffn(p.context, neurons, input, mask, b.neurons, y, &counts, flags_of(p));
-    }
-    if (b.neurons.values) {
-        const Input h{b.neurons.values, in.n, neurons.n, {}};
-        p.adapters.add(p.context, h, &in.w().neurons.down, y);
-    }
-    for (int64_t t = 0; audited && t < in.n; t++) {
-        if (audited[t] < 0) continue;
-        p.audit.add(in.part.index,
-                    ggml::audit_segment(p.context, neurons, input, t, mask, audited[t], b.neurons));
+    compute_neurons(p, block, y);
+    if (const float* values = p.work.neurons.values) {
+        p.adapters.add(p.context, {values, in.n, neurons.n, {}}, &in.w().neurons.down, y);
     }
 }
 
@@ -237,7 +207,7 @@ void ffn(const Pass& p, const Block& in, float* y) {
     } else {
         dense_ffn(p, in, y);
     }
-    p.record.fired(p.context, in.part.index, in.expert, in.rows, in.n, flags_of(p));
+    p.record.fired(p.context, in.part.index, in.expert, in.rows, in.n, p.flags());
 }
 
 // The rows of the batch that chose an expert. The experts of a single row keep their scores apart.
@@ -272,16 +242,15 @@ void for_chosen(const Pass& p, const FeedForward& part, int64_t first, const F& 
 
 // Asks for the predictors of chosen experts, as far as there is room.
 void request_predictors(const Pass& p, const FeedForward& part, int64_t first) {
-    if (!p.store || !p.store->pages_predictors()) return;
+    if (!p.source.pages_predictors()) return;
     for_chosen(p, part, first, [&](const Block& in) {
-        if (n_masked(p, in)) p.store->request_predictor(in.number());
+        if (n_masked(p, in)) p.source.request_predictor(in.number());
     });
 }
 
 // Asks for the neurons that the only row of an expert may need, if its scores are known.
 void request_block(const Pass& p, const Block& in) {
-    request_neurons(p,
-                    {in.part.index, in.number(), -1, in.w().neurons, nullptr, 1, mask_of(p, in)});
+    request_neurons(p, neurons_of(in, in.w().neurons, mask_of(p, in)));
 }
 
 // For a single row: predicts for all of its experts, and asks for their neurons, before the first
@@ -300,7 +269,7 @@ void begin_experts(const Pass& p, const FeedForward& part, const float* x) {
 void mixture(const Pass& p, const FeedForward& part, const float* x, float* y) {
     const Config& c = p.model.config;
     Workspace& b = p.work;
-    const bool begun = p.store && b.batch.n == 1;
+    const bool begun = p.source.waits() && b.batch.n == 1;
     if (begun) begin_experts(p, part, x);
     ggml::zero(p.context, y, b.batch.n * c.n_embd);
     for_chosen(p, part, 0, [&](Block in) {
@@ -343,7 +312,7 @@ void route(const Pass& p, const Router& router, const float* x) {
 }
 
 void request_experts(const Pass& p, const FeedForward& experts) {
-    if (!p.store) return;
+    if (!p.source.waits()) return;
     request_predictors(p, experts, 0);
     if (p.work.batch.n > 1) return;
     for_chosen(p, experts, 0, [&](const Block& in) {

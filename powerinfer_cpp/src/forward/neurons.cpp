@@ -30,25 +30,55 @@ Input prepare(const Pass& p, const Neurons& w, const float* x, int64_t n) {
     return p.work.input.prepare(p.context, x, n, w.cols, q8);
 }
 
+// The neurons of a row that the mask allows, or those that are listed.
+void list_candidates(const Pass& p, const NeuronBlock& in, const NeuronMask& mask) {
+    if (in.listed) {
+        ggml::select_listed(in.listed, in.n_listed, in.neurons.n, p.work.candidates);
+    } else {
+        ggml::select(p.context, mask, in.neurons.n, p.work.candidates);
+    }
+}
+
+ggml::NeuronCounts& counts_of(const Pass& p, const NeuronBlock& in) {
+    return p.counts.neurons[size_t(in.part.index)];
+}
+
+// Computes a segment of row t without the mask.
+void audit_row(const Pass& p, const NeuronBlock& in, const Neurons& w, const Input& input,
+               int64_t t, const NeuronMask& mask, int64_t segment) {
+    p.audit.add(in.part.index,
+                ggml::audit_segment(p.context, w, input, t, mask, segment, p.work.neurons));
+}
+
+// All neurons are in RAM.
+void compute_all(const Pass& p, const NeuronBlock& in, float* y) {
+    Workspace& b = p.work;
+    const Input input = prepare(p, in.neurons, in.x, in.n);
+    ggml::NeuronCounts& counts = counts_of(p, in);
+    if (in.n == 1) {
+        list_candidates(p, in, in.mask);
+        b.neurons.computed = p.record.needs(in.part.index, in.expert, b.candidates);
+        ggml::partial_ffn(p.context, in.neurons, input, b.candidates, b.neurons, b.sums, &counts,
+                          p.flags());
+        ggml::merge(p.context, in.neurons, b.sums, ggml::kSegmentPairs, y);
+    } else {
+        ggml::rows_ffn(p.context, in.neurons, input, in.mask, b.neurons, y, &counts, p.flags());
+    }
+    for (int64_t t = 0; in.audited && t < in.n; t++) {
+        if (in.audited[t] >= 0) audit_row(p, in, in.neurons, input, t, in.mask, in.audited[t]);
+    }
+}
+
 // Names a segment of a block for a lane; of blocks with one row, which have whole lanes, the first.
 int64_t tag(int32_t block, int64_t segment) {
     return int64_t(block) * kSegments + segment;
-}
-
-template <typename F>
-void for_candidates(const ggml::Candidates& candidates, int64_t n_ff, int64_t begin, int64_t end,
-                    const F& use) {
-    for (int64_t s = begin; s < end; s++) {
-        const int32_t* const ids = candidates.ids + segment_of(n_ff, s).begin;
-        for (int32_t i = 0; i < candidates.count[s]; i++) use(ids[i]);
-    }
 }
 
 // Does a predictor mask every row? Then the rows need few neurons, tokens that follow each other
 // nearly the same ones, and what one row has read may get no slot before the next row needs it.
 // Together they read it once. A 1B with a cache for none of its neurons read 672,000 times for 96
 // tokens alone, 693,000 times with drafts row by row, and 147,000 times with drafts together.
-bool all_masked(const StoredBlock& in) {
+bool all_masked(const NeuronBlock& in) {
     for (int64_t t = 0; t < in.n; t++) {
         if (!in.mask.masks(t)) return false;
     }
@@ -56,7 +86,7 @@ bool all_masked(const StoredBlock& in) {
 }
 
 // May the only row compute the neuron?
-bool may_compute(const StoredBlock& in, int32_t id) {
+bool may_compute(const NeuronBlock& in, int32_t id) {
     return !in.mask.masks(0) || in.mask.finds(0, in.neurons.n, id);
 }
 
@@ -67,9 +97,9 @@ bool may_compute(const StoredBlock& in, int32_t id) {
 // other.
 class OneRow {
  public:
-    OneRow(const Pass& p, const StoredBlock& in, int64_t row)
+    OneRow(const Pass& p, const NeuronBlock& in, int64_t row)
         : p_(p),
-          store_(*p.store),
+          store_(p.source.store()),
           in_(in),
           mask_(in.mask),
           w_(store_.rows(in.neurons)),
@@ -79,7 +109,7 @@ class OneRow {
           candidates_(p.work.candidates) {
         if (mask_.masked) mask_.masked += row;
         if (mask_.score) mask_.score += row * w_.n;
-        ggml::select(p.context, mask_, w_.n, candidates_);
+        list_candidates(p, in, mask_);
     }
 
     void run(float* y) {
@@ -109,26 +139,27 @@ class OneRow {
     }
 
     // After run(). Reads what memory lacks of the segment; without room for that, finds nothing.
-    ggml::AuditCounts audit(int64_t segment) {
+    void audit(int64_t segment) {
         store_.keep(p_.context.threads, lane_);
         lane_ = store_.roomiest_lane();
         const Segment all = segment_of(w_.n, segment);
         int64_t n = 0, bytes = 0;
         for (auto id = int32_t(all.begin); id < all.end; id++) {
-            NeuronParts& m = s_.parts[n];
-            m = {id, store_.absent(Half::first, id), store_.absent(Half::rest, id)};
+            const NeuronParts& m = s_.parts[n] = missing(id, false);
             bytes += store_.bytes(m);
             n += m.first || m.rest;
         }
-        if (lane_ < 0 || bytes > store_.room(lane_)) return {0, 0};
-        store_.request(lane_, in_.block, s_.parts, n);
+        if (lane_ < 0 || bytes > store_.room(lane_)) return;
+        store_.request(lane_, in_.number(), s_.parts, n);
         store_.finish(p_.context.threads, lane_);
-        return ggml::audit_segment(p_.context, w_, input_, 0, mask_, segment, scratch_);
+        audit_row(p_, in_, w_, input_, 0, mask_, segment);
     }
 
-    void count(ggml::NeuronCounts& counts, int64_t& from_disk, bool* fired) const {
+    // fired: [n] or null.
+    void count(bool* fired) const {
+        ggml::NeuronCounts& counts = counts_of(p_, in_);
         counts.rows++;
-        from_disk += n_arrived_;
+        p_.counts.from_disk[size_t(in_.part.index)] += n_arrived_;
         counts.proposed += n_first_;
         counts.computed += n_fired_first_;
         counts.fired += n_fired_;
@@ -140,13 +171,16 @@ class OneRow {
  private:
     template <typename F>
     void for_candidates(int64_t begin, int64_t end, const F& use) const {
-        powerinfer::for_candidates(candidates_, w_.n, begin, end, use);
+        for (int64_t s = begin; s < end; s++) {
+            const int32_t* const ids = candidates_.ids + segment_of(w_.n, s).begin;
+            for (int32_t i = 0; i < candidates_.count[s]; i++) use(ids[i]);
+        }
     }
 
     // Takes the lane that was filled beforehand; or one beside that with what the row before
     // read, if it has room for all that is missing.
     void choose_lane() {
-        lane_ = store_.lane_of(tag(in_.block, 0));
+        lane_ = store_.lane_of(tag(in_.number(), 0));
         if (lane_ >= 0) {
             store_.label(lane_, -1);
             const int64_t n = store_.asked(lane_, s_.came);
@@ -200,7 +234,7 @@ class OneRow {
     // Asks for the n neurons in s_.parts.
     void request(int64_t n) {
         for (int64_t i = 0; i < n; i++) awaited_[segment_with(s_.parts[i].id)]++;
-        store_.request(lane_, in_.block, s_.parts, n);
+        store_.request(lane_, in_.number(), s_.parts, n);
     }
 
     int64_t segment_with(int32_t id) const { return id / segment_of(w_.n, 0).end; }
@@ -299,13 +333,13 @@ class OneRow {
         for (int64_t s = begin; s < end; s++) {
             const int32_t* const ids = candidates_.ids + segment_of(w_.n, s).begin;
             const int64_t n = candidates_.count[s];
-            store_.residency().count(Half::first, in_.block, ids, n);
+            store_.residency().count(Half::first, in_.number(), ids, n);
             int64_t n_fired = 0;
             for (int64_t i = 0; i < n; i++) {
                 s_.came[n_fired] = ids[i];
                 n_fired += s_.values[ids[i]] != 0;
             }
-            store_.residency().count(Half::rest, in_.block, s_.came, n_fired);
+            store_.residency().count(Half::rest, in_.number(), s_.came, n_fired);
             n_fired_ += n_fired;
         }
         if (end < kSegments) return;
@@ -317,7 +351,7 @@ class OneRow {
 
     const Pass& p_;
     NeuronStore& store_;
-    const StoredBlock& in_;
+    const NeuronBlock& in_;
     NeuronMask mask_;
     const Neurons w_;
     const Input input_;
@@ -336,36 +370,31 @@ class OneRow {
 // Many rows: all segments one after the other.
 class ManyRows {
  public:
-    ManyRows(const Pass& p, const StoredBlock& in)
+    ManyRows(const Pass& p, const NeuronBlock& in)
         : p_(p),
-          store_(*p.store),
+          store_(p.source.store()),
           in_(in),
+          s_(p.work.stored),
+          segments_(
+              p.context.threads, store_, in.number(), in.mask.masked ? -1 : in.next,
+              [this](int32_t id) { return needed(id); }, s_.parts),
           w_(store_.rows(in.neurons)),
-          input_(prepare(p, w_, in.x, in.n)),
-          s_(p.work.stored) {}
+          input_(prepare(p, w_, in.x, in.n)) {}
 
-    void run(float* y, ggml::NeuronCounts& counts, int64_t& from_disk, bool* fired) {
-        StoredSegments segments(
-            p_.context.threads, store_, in_.block, in_.mask.masked ? -1 : in_.next,
-            [&](int32_t id) { return needed(id); }, s_.parts);
+    void run(float* y) {
         for (int64_t s = 0; s < kSegments; s += kTogether) {
-            segments.bring(s, s + kTogether);
+            segments_.bring(s, s + kTogether);
             ggml::rows_ffn_segments(p_.context, w_, input_, in_.mask, p_.work.neurons, s,
-                                    s_.partial, y, &counts, fired, s_.fires);
-            from_disk +=
-                learn({segment_of(w_.n, s).begin, segment_of(w_.n, s + kTogether - 1).end});
+                                    s_.partial, y, &counts_of(p_, in_), p_.flags(), s_.fires);
+            learn({segment_of(w_.n, s).begin, segment_of(w_.n, s + kTogether - 1).end});
             for (int64_t t = 0; in_.audited && t < in_.n; t++) {
                 const int64_t segment = in_.audited[t];
                 if (segment < s || segment >= s + kTogether) continue;
-                const ggml::AuditCounts one = ggml::audit_segment(
-                    p_.context, w_, input_, t, in_.mask, segment, p_.work.neurons);
-                audit.fired += one.fired, audit.found += one.found;
+                audit_row(p_, in_, w_, input_, t, in_.mask, segment);
             }
         }
-        segments.end();
+        segments_.end();
     }
-
-    ggml::AuditCounts audit = {0, 0};
 
  private:
     // May any row compute the neuron?
@@ -378,16 +407,15 @@ class ManyRows {
         return false;
     }
 
-    // Tells what the rows needed. Returns for how many of them the disk brought a neuron that
-    // fired, summed over the neurons.
-    int64_t learn(Segment ids) {
-        int64_t from_disk = 0;
+    // Tells what the rows needed. Counts for how many of them the disk brought a neuron that fired.
+    void learn(Segment ids) {
+        int64_t& from_disk = p_.counts.from_disk[size_t(in_.part.index)];
         for (auto id = int32_t(ids.begin); id < ids.end; id++) {
             const int64_t fires = s_.fires[id];
             if (fires == 0) continue;
             bool staged = false;
             for (Half half : {Half::first, Half::rest}) {
-                store_.residency().count(half, in_.block, &id, 1, float(fires));
+                store_.residency().count(half, in_.number(), &id, 1, float(fires));
                 store_.counts.needed[int(half)] += uint64_t(fires);
                 if (!store_.staged(half, id)) continue;
                 store_.counts.missed[int(half)] += uint64_t(fires);
@@ -395,30 +423,30 @@ class ManyRows {
             }
             from_disk += staged ? fires : 0;
         }
-        return from_disk;
     }
 
     const Pass& p_;
     NeuronStore& store_;
-    const StoredBlock& in_;
+    const NeuronBlock& in_;
+    StoredScratch& s_;
+    StoredSegments segments_;  // opens the block
     const Neurons w_;
     const Input input_;
-    StoredScratch& s_;
 };
 
 }  // namespace
 
-void request_neurons(const Pass& p, const StoredBlock& in) {
-    NeuronStore& store = *p.store;
-    if (store.lane_of(tag(in.block, 0)) >= 0) return;
+void request_neurons(const Pass& p, const NeuronBlock& in) {
+    NeuronStore& store = p.source.store();
+    if (store.lane_of(tag(in.number(), 0)) >= 0) return;
     int lane = store.roomiest_lane();
     if (lane < 0 && store.unkept() >= 0) {
         store.keep(p.context.threads, store.unkept());
         lane = store.roomiest_lane();
     }
     if (lane < 0) return;
-    const int32_t* const slot = store.residency().slots(Half::first, in.block);
-    store.label(lane, tag(in.block, 0));
+    const int32_t* const slot = store.residency().slots(Half::first, in.number());
+    store.label(lane, tag(in.number(), 0));
     int64_t n = 0, left = std::min(store.room(lane), store.shape().lanes);
     for (auto id = int32_t(0); id < int32_t(in.neurons.n); id++) {
         // With the rest even if that is in memory: it may be gone when the block is computed.
@@ -427,15 +455,15 @@ void request_neurons(const Pass& p, const StoredBlock& in) {
         left -= store.bytes(whole);
         p.work.stored.parts[n++] = whole;
     }
-    store.request(lane, in.block, p.work.stored.parts, n);
+    store.request(lane, in.number(), p.work.stored.parts, n);
 }
 
-void request_scored(const Pass& p, const StoredBlock& in, ggml::Segment scored) {
-    NeuronStore& store = *p.store;
+void request_scored(const Pass& p, const NeuronBlock& in, ggml::Segment scored) {
+    NeuronStore& store = p.source.store();
     // What the row before read of this block may still get slots, and take those of others.
-    if (store.unkept_block() == in.block) return;
-    const int32_t* const slot[2] = {store.residency().slots(Half::first, in.block),
-                                    store.residency().slots(Half::rest, in.block)};
+    if (store.unkept_block() == in.number()) return;
+    const int32_t* const slot[2] = {store.residency().slots(Half::first, in.number()),
+                                    store.residency().slots(Half::rest, in.number())};
     NeuronParts* const parts = p.work.stored.parts;
     int64_t n = 0, bytes = 0;
     const auto list = [&] {
@@ -447,7 +475,7 @@ void request_scored(const Pass& p, const StoredBlock& in, ggml::Segment scored) 
         }
     };
     list();
-    int lane = store.lane_of(tag(in.block, 0));
+    int lane = store.lane_of(tag(in.number(), 0));
     if (lane < 0) {
         if (scored.begin > 0) return;
         lane = store.roomiest_lane();
@@ -462,37 +490,27 @@ void request_scored(const Pass& p, const StoredBlock& in, ggml::Segment scored) 
             list();  // parts of this block may have lost their slots
         }
         if (!has_room()) return;
-        store.label(lane, tag(in.block, 0));
+        store.label(lane, tag(in.number(), 0));
     }
-    if (bytes <= store.room(lane)) store.request(lane, in.block, parts, n);
+    if (bytes <= store.room(lane)) store.request(lane, in.number(), parts, n);
 }
 
-ggml::AuditCounts stored_ffn(const Pass& p, const StoredBlock& in, float* y,
-                             ggml::NeuronCounts& counts, bool* fired) {
-    int64_t& from_disk = p.counts.from_disk[size_t(in.part)];
-    NeuronStore& store = *p.store;
-    // Several rows of a block, and blocks that come again, find what was read for the row before.
+void compute_neurons(const Pass& p, const NeuronBlock& in, float* y) {
+    if (!p.source.waits()) return compute_all(p, in, y);
+    if (in.n > kOneByOne || (in.n > 1 && all_masked(in))) return ManyRows(p, in).run(y);
+    NeuronStore& store = p.source.store();
     ggml::Threads& threads = p.context.threads;
-    if (in.n > 1 || store.unkept_block() == in.block) store.keep_rest(threads);
-    store.open(in.block);
-    ggml::AuditCounts audit{0, 0};
-    if (in.n > kOneByOne || (in.n > 1 && all_masked(in))) {
-        ManyRows rows(p, in);
-        rows.run(y, counts, from_disk, fired);
-        audit = rows.audit;
-    } else {
-        for (int64_t t = 0; t < in.n; t++) {
-            if (t > 0) store.keep_rest(threads);
-            OneRow row(p, in, t);
-            row.run(y + t * in.neurons.cols);
-            row.count(counts, from_disk, fired ? fired + t * in.neurons.n : nullptr);
-            if (!in.audited || in.audited[t] < 0) continue;
-            const ggml::AuditCounts one = row.audit(in.audited[t]);
-            audit.fired += one.fired, audit.found += one.found;
-        }
+    // Several rows of a block, and blocks that come again, find what was read for the row before.
+    if (in.n > 1 || store.unkept_block() == in.number()) store.keep_rest(threads);
+    store.open(in.number());
+    for (int64_t t = 0; t < in.n; t++) {
+        if (t > 0) store.keep_rest(threads);
+        OneRow row(p, in, t);
+        row.run(y + t * in.neurons.cols);
+        row.count(p.flags() ? p.flags() + t * in.neurons.n : nullptr);
+        if (in.audited && in.audited[t] >= 0) row.audit(in.audited[t]);
     }
     store.close();
-    return audit;
 }
 
 }  // namespace powerinfer

@@ -1,4 +1,4 @@
-// Feed-forward blocks whose neurons are partly on the disk.
+// The neurons that the CPU computes: of a part, of an expert, or what a device leaves of a part.
 #pragma once
 
 #include "forward/pass.h"
@@ -6,31 +6,35 @@
 
 namespace powerinfer {
 
-// One block and its input. A block is a feed-forward part, or an expert of one, by its number
-// among all blocks. Where a device has neurons of the part, they are not counted among the block's.
-struct StoredBlock {
-    int64_t part;  // FeedForward::index
-    int32_t block;
-    int32_t next;  // the block that the same rows go through next, if that is known; or -1
+// A block of neurons, which is a feed-forward part or an expert of one, and its input.
+struct NeuronBlock {
+    const FeedForward& part;
+    int64_t expert;  // 0 if the part has one block
     const ggml::Neurons& neurons;
     const float* x;  // [n, n_embd]; not needed to ask for neurons
     int64_t n;       // rows
     const ggml::NeuronMask& mask;
+    int32_t next = -1;  // the block that the same rows go through next, if that is known
     // [n] or null: the segment of each row that is computed without the mask, too, for an audit; or
     // -1.
     const int32_t* audited = nullptr;
+    // Of the only row, instead of a mask: the neurons that it may compute, ascending; or null.
+    const int32_t* listed = nullptr;
+    int64_t n_listed = 0;
+
+    // Its number in stores and traces.
+    int32_t number() const { return int32_t(part.first_block + expert); }
 };
 
 // Asks for the neurons of a block that its only row may need, and of which memory lacks the first
-// part, as far as there is room: before stored_ffn() of that block, in the same layer.
-void request_neurons(const Pass& p, const StoredBlock& in);
+// part, as far as there is room: before compute_neurons() of that block, in the same layer.
+void request_neurons(const Pass& p, const NeuronBlock& in);
 // The same while its predictor works, for one range of neurons after the other: the scores of these
-// are known. Asks for none if there may not be room for all. stored_ffn() of the block comes next.
-void request_scored(const Pass& p, const StoredBlock& in, ggml::Segment scored);
+// are known. Asks for none if there may not be room for all. compute_neurons() of the block comes
+// next.
+void request_scored(const Pass& p, const NeuronBlock& in, ggml::Segment scored);
 
-// y [n, n_embd], with the bits that ggml::rows_ffn gives. fired: [n, n_ff] or null. Returns what
-// the audits found.
-ggml::AuditCounts stored_ffn(const Pass& p, const StoredBlock& in, float* y,
-                             ggml::NeuronCounts& counts, bool* fired);
+// y [n, n_embd] = what the neurons send down. Counts them, audits rows, and records what fired.
+void compute_neurons(const Pass& p, const NeuronBlock& in, float* y);
 
 }  // namespace powerinfer

@@ -1,6 +1,7 @@
 // The inputs of a forward pass: weights, rows, and the memory of a session.
 #pragma once
 
+#include "forward/neuron_source.h"
 #include "ggml/context.h"
 #include "ggml/status.h"
 #include "memory/kv_pages.h"
@@ -11,7 +12,6 @@
 #include "observe/audit.h"
 #include "observe/counts.h"
 #include "observe/recorder.h"
-#include "storage/store.h"
 
 namespace powerinfer {
 
@@ -28,7 +28,7 @@ struct Pass {
     Audit& audit;
     Counts& counts;
     DeviceForward* device;  // has the last layers; or null
-    NeuronStore* store;     // has the neurons; or null: RAM (and the device) has them
+    NeuronSource& source;   // has the CPU's neurons
     const Adapters& adapters;
 
     // The products of weights of the model, with what adapters add to them.
@@ -38,6 +38,8 @@ struct Pass {
             adapters.add(context, x, &product.w, product.y);
         }
     }
+    // Where operators note which neurons fire, [n, n_ff]; null if nobody wants to know.
+    bool* flags() const { return record.notes_neurons() ? work.flags : nullptr; }
     // Throws Error(cancelled) if the caller asks to stop.
     void check_stop() const {
         if (params.should_stop && params.should_stop(params.should_stop_data)) {

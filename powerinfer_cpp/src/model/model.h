@@ -64,6 +64,11 @@ struct Model {
     // The feed-forward part of a layer for callers who know of one. Throws Error(unsupported) if it
     // has none, or several.
     const FeedForward& only_ffn(int64_t layer) const;
+    // The next feed-forward part; or null.
+    const FeedForward* ffn_after(const FeedForward& part) const {
+        const auto next = size_t(part.index) + 1;
+        return next < ffns.size() ? ffns[next] : nullptr;
+    }
     // Neurons of the layers from this one on; those of one expert of a mixture.
     int64_t neurons_from(int64_t layer) const;
 

@@ -36,17 +36,6 @@ int32_t sequence_of(const pi_batch& b, int32_t i) {
     return b.seq ? b.seq[i] : 0;
 }
 
-// Gives the cache what it lent.
-struct Loan {
-    explicit Loan(NeuronStore* from) : store(from) {}
-    ~Loan() {
-        if (store) store->take_back();
-    }
-    Loan(const Loan&) = delete;
-    Loan& operator=(const Loan&) = delete;
-    NeuronStore* const store;
-};
-
 }  // namespace
 
 Session::Session(std::shared_ptr<const Model> m, const pi_session_params& asked)
@@ -183,36 +172,28 @@ void Session::eval(const pi_batch& b) {
     // do not depend on the number.
     context.threads.limit(std::min(b.n == 1 ? params.n_threads : params.n_threads_batch, cores_));
     record.begin(b.n);
-    NeuronStore* const store = model->store.get();
-    std::unique_lock<std::mutex> alone;
-    if (store) alone = std::unique_lock<std::mutex>(store->mutex);
-    const StoreCounts begun = store ? store->counts : StoreCounts();
+    NeuronSource source(model->store.get(), counts.stored);
     uint64_t lent = 0;
     const int32_t rows = rows_at_once(b.n, lent);
-    const Loan loan(lent ? store : nullptr);
     Workspace wide;
     if (lent) {
         pi_session_params how = params;
         how.n_ubatch = rows;
-        ggml::Carver carver = store->lend(lent);
+        ggml::Carver carver = source.lend(lent);
         wide = Workspace(carver, *model, how, context.threads.size(), true);
     }
     Workspace& work = lent ? wide : work_;
     try {
         for (int32_t begin = 0; begin < b.n; begin += rows) {
             fill(work.batch, b, begin, std::min(begin + rows, b.n));
-            if (store) store->begin(work.batch.n);
+            source.begin(work.batch.n);
             forward({*model, params, context, sequences_.kv(), ropes_, work, record, audit, counts,
-                     device_.get(), store, adapters_});
+                     device_.get(), source, adapters_});
             record.advance(work.batch.n);
             counts.add(*model, work.batch, sequences_.kv());
         }
-        if (store) counts.stored.add(begun, store->counts);
     } catch (...) {
-        if (store) {
-            store->reset();
-            counts.stored.add(begun, store->counts);
-        }
+        source.reset();
         record.fail();
         for (int32_t i = 0; i < params.n_seq; i++) sequences_.truncate(i, before[size_t(i)]);
         result_at_.clear();

@@ -14,7 +14,11 @@ StoredSegments::StoredSegments(ggml::Threads& threads, NeuronStore& store, int32
       block_(block),
       next_(next),
       needed_(std::move(needed)),
-      parts_(parts) {}
+      parts_(parts) {
+    // They find what was read for the rows before.
+    store.keep_rest(threads);
+    store.open(block);
+}
 
 void StoredSegments::bring(int64_t begin, int64_t end) {
     const auto lane = [&](int64_t s) -> int& { return lanes_[s % StoreShape::kLanes]; };

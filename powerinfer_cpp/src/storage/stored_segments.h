@@ -10,7 +10,7 @@ namespace powerinfer {
 
 class StoredSegments {
  public:
-    // Of the open block. needed(id): may any row need the neuron? next: the block whose segments
+    // Opens the block. needed(id): may any row need the neuron? next: the block whose segments
     // follow, which is then brought in the same way, all of it; or -1. parts: scratch for as many
     // as a segment has neurons, and one.
     StoredSegments(ggml::Threads& threads, NeuronStore& store, int32_t block, int32_t next,
@@ -19,8 +19,11 @@ class StoredSegments {
     // Waits for the needed neurons of segments [begin, end), and those before these. Ends the use
     // of segments before `begin`: the cache may keep some of them.
     void bring(int64_t begin, int64_t end);
-    // Ends the use of all.
-    void end() { bring(ggml::kSegments, ggml::kSegments); }
+    // Ends the use of all, and closes the block.
+    void end() {
+        bring(ggml::kSegments, ggml::kSegments);
+        store_.close();
+    }
 
  private:
     bool request(int lane, int64_t s);
