@@ -78,6 +78,7 @@ struct DeviceAttentionScratch {
     int blocks = 0;         // enough for the longest sequence: device_attention_blocks(end)
 };
 constexpr int64_t kDeviceAttentionBlock = 256;  // positions
+constexpr int64_t kDeviceHeadDim = 256;         // the widest heads of attention()
 constexpr int64_t device_attention_blocks(int64_t end) {
     return (end + kDeviceAttentionBlock - 1) / kDeviceAttentionBlock;
 }

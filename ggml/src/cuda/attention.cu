@@ -14,7 +14,7 @@ constexpr int kWarps = kThreads / kWarp;
 constexpr int kBlock = int(kDeviceAttentionBlock);
 constexpr int kPages = kBlock / int(kKvPage);
 constexpr int kShare = 8;  // lanes that share a position's key
-constexpr int kMostDim = 256;
+constexpr int kMostDim = int(kDeviceHeadDim);
 
 // Of a head of keys or values, the `wide` numbers from wide * i on.
 template <DType type, int wide>

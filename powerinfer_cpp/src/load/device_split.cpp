@@ -6,6 +6,7 @@
 #include "device/device_model.h"
 #include "ggml/sizes.h"
 #include "ggml/status.h"
+#include "load/keeps_to_cpu.h"
 #include "memory/device_scratch.h"
 
 namespace powerinfer {
@@ -156,19 +157,6 @@ class Chooser {
 
 }  // namespace
 
-std::string keeps_to_cpu(const Model& m, int64_t layer) {
-    const auto& parts = m.layers[size_t(layer)].parts;
-    const LayerPart& last = parts.back();
-    if (m.layers[size_t(layer)].find<Router>()) return "mixtures of experts keep to the CPU";
-    if (last.post_norm) return "models with norms after attention and FFN keep to the CPU";
-    for (const WeightSpec& w : m.weights) {
-        if (layer_of(w.name) == layer && !w.suits_device()) {
-            return "there is no operator on the device for tensor \"" + w.name + "\"";
-        }
-    }
-    return "";
-}
-
 DeviceShare choose_share(const Model& m, const pi_model_params& params,
                          const pi_session_params& session) {
     const int32_t n_gpu_layers = params.n_gpu_layers;
@@ -199,7 +187,8 @@ DeviceShare choose_share(const Model& m, const pi_model_params& params,
     }
     if (share.first_layer == n_layer) return share;
     uint64_t left = limit - chooser.least(share.first_layer);
-    if ((n_gpu_layers < 0 || n_gpu_layers > n_layer) && chooser.head() <= left) {
+    const bool head = n_gpu_layers < 0 || n_gpu_layers > n_layer;
+    if (head && !keeps_head_to_cpu(m) && chooser.head() <= left) {
         share.head = true;
         left -= chooser.head();
     }

@@ -6,9 +6,6 @@
 
 namespace powerinfer {
 
-// Why a layer's operators cannot run on a device; "" if they can.
-std::string keeps_to_cpu(const Model& model, int64_t layer);
-
 // What the device of the model holds when a session with these parameters shall fit beside it: as
 // many of the last layers as fit (attention, norms, predictors, keys and values; whole FFNs if they
 // are matrices), then the head, then the neurons that fire most often (those of the model's

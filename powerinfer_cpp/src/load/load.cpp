@@ -7,6 +7,7 @@
 #include "files/placement_file.h"
 #include "ggml/status.h"
 #include "load/device_split.h"
+#include "load/keeps_to_cpu.h"
 #include "load/open_store.h"
 #include "load/storage_plan.h"
 #include "load/unread.h"

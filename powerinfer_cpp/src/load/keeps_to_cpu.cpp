@@ -1,0 +1,92 @@
+// A device computes layers of attention and one feed-forward block (device_layers.cpp). What it
+// cannot do is refused by construction: every field of a part is named below, so a new kind of part
+// or a new field does not compile here until it is said whether a device computes it. A new member
+// of the structs in layer.h belongs into its list, with a reason if it keeps a layer to the CPU.
+#include "load/keeps_to_cpu.h"
+
+#include "ggml/device_ops.h"
+#include "ggml/status.h"
+
+namespace powerinfer {
+
+namespace {
+
+using ggml::format;
+
+// Does the model have the weights of this vector? They are not read yet.
+bool has(const Model& m, const float* const& vector) {
+    for (const WeightSpec& w : m.weights) {
+        const auto* v = std::get_if<Vector>(&w.target);
+        if (v && v->to == &vector) return true;
+    }
+    return false;
+}
+
+std::string reason(const Model& m, const Attention& attention) {
+    const auto& [n_head, n_head_kv, head_dim, v_head_dim, rope, window, scale, softcap, q, k, v, o,
+                 q_bias, k_bias, v_bias, o_bias, q_norm, k_norm] = attention;
+    // The arrays of attention in shared memory have a fixed size.
+    if (head_dim > ggml::kDeviceHeadDim) {
+        return format(
+            "heads of %lld values keep to the CPU: the device's attention has room for %lld",
+            (long long)head_dim, (long long)ggml::kDeviceHeadDim);
+    }
+    if (v_head_dim != head_dim) return "keys and values of different widths keep to the CPU";
+    if (softcap > 0) return "models that cap the scores of attention keep to the CPU";
+    // A pass has one table of rotations there.
+    if (rope > 0) return "layers that rotate heads by a base of their own keep to the CPU";
+    // Norms of heads are RMS norms there, one weight for all heads.
+    if (m.config.norm == Config::Norm::layer && (has(m, q_norm) || has(m, k_norm))) {
+        return "models with a LayerNorm over each head keep to the CPU";
+    }
+    return "";
+}
+
+std::string reason(const Model&, const Router&) {
+    return "mixtures of experts keep to the CPU";
+}
+
+std::string reason(const Model&, const FeedForward& ffn) {
+    const auto& [n_ff, n_used, blocks, sparse_threshold, recall, layer, index, first_block] = ffn;
+    if (n_used > 0 || blocks.size() != 1) return "mixtures of experts keep to the CPU";
+    const auto& [gate, up, down, gate_bias, up_bias, down_bias, gates, bundle, neurons, stored, fc1,
+                 fc2, signs, sketch_offset, rate, unpredicted] = blocks[0];
+    return "";
+}
+
+// place: of the part in its layer, 0 or 1.
+std::string reason(const Model& m, const LayerPart& part, size_t place) {
+    const auto& [input, norm, post_norm, add, op] = part;
+    if (post_norm) return "models with norms after attention and FFN keep to the CPU";
+    const std::string why = std::visit([&](const auto& kind) { return reason(m, kind); }, op);
+    if (!why.empty()) return why;
+    const bool in_place = place == 0 ? std::holds_alternative<Attention>(op)
+                                     : std::holds_alternative<FeedForward>(op);
+    const bool waits = add == LayerPart::Add::with_next;
+    const bool alone = input == LayerPart::Input::stream && norm;
+    if (in_place && alone && !(place == 1 && waits)) return "";
+    return "layers other than attention and a feed-forward block, each behind a norm, keep to the "
+           "CPU";
+}
+
+}  // namespace
+
+std::string keeps_to_cpu(const Model& m, int64_t layer) {
+    const std::deque<LayerPart>& parts = m.layers[size_t(layer)].parts;
+    for (size_t i = 0; i < parts.size(); i++) {
+        if (std::string why = reason(m, parts[i], i); !why.empty()) return why;
+    }
+    if (parts.size() != 2) return "layers of other than two parts keep to the CPU";
+    for (const WeightSpec& w : m.weights) {
+        if (layer_of(w.name) == layer && !w.suits_device()) {
+            return "there is no operator on the device for tensor \"" + w.name + "\"";
+        }
+    }
+    return "";
+}
+
+bool keeps_head_to_cpu(const Model& m) {
+    return m.config.logit_softcap > 0;
+}
+
+}  // namespace powerinfer

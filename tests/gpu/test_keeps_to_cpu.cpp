@@ -1,0 +1,139 @@
+// What a device has no operators for stays on the CPU, and a sentence says why. Each model here
+// runs on the device until the one thing is changed.
+#include "ggml/device_ops.h"
+#include "gpu/splits.h"
+#include "load/device_split.h"
+#include "load/keeps_to_cpu.h"
+
+using namespace splits;
+
+namespace {
+
+bool says(const std::string& why, const char* words) {
+    if (why.find(words) == why.npos) std::fprintf(stderr, "says \"%s\"\n", why.c_str());
+    return why.find(words) != why.npos;
+}
+
+std::unique_ptr<Model> inspected(const Description& d, const pi_session_params& session) {
+    const std::string path = folder / "kept.gguf";
+    tiny::write(d, path);
+    return Model::inspect(path, on_device(1 << 30, session));
+}
+
+// Heads as wide as the device's attention has room for give the CPU's logits; wider ones stay.
+void test_wide_heads() {
+    pi_session_params session = session_params();
+    session.type_k = session.type_v = uint32_t(DType::F32);
+    const Tokens tokens = random_tokens(5, 1);
+    Shape shape;
+    shape.n_head = 2, shape.n_head_kv = 1, shape.n_layer = 1;
+    const std::string path = folder / "wide.gguf";
+    for (int64_t more : {0, 16}) {
+        shape.head_dim = ggml::kDeviceHeadDim + more;
+        tiny::write(tiny::describe(shape), path);
+        std::string said;
+        pi_model_params params = on_device(1 << 30, session);
+        params.log = [](int32_t, const char* text, void* to) {
+            *static_cast<std::string*>(to) += text;
+        };
+        params.log_data = &said;
+        const auto model = Model::load(path, params);
+        CHECK((model->device != nullptr) == (more == 0));
+        CHECK(more == 0 || says(said, "no layer is on simt0: heads of 272 values keep to the CPU"));
+        CHECK(sessions::distance(logits(model, tokens, session),
+                                 logits(load(path), tokens, session)) < 2e-5);
+    }
+}
+
+void test_scores_and_rotations() {
+    const pi_session_params session = session_params();
+    const auto model = inspected(tiny::describe(Shape{}), session);
+    CHECK(keeps_to_cpu(*model, 0).empty());
+    Attention& attention = *model->layers[0].find<Attention>();
+    attention.softcap = 50;
+    CHECK(says(keeps_to_cpu(*model, 0), "cap the scores of attention"));
+    CHECK(!choose_share(*model, on_device(1 << 30, session), session).has(0));
+    attention.softcap = 0;
+    attention.rope = 1;
+    CHECK(says(keeps_to_cpu(*model, 0), "a base of their own"));
+    attention.rope = 0;
+    CHECK(keeps_to_cpu(*model, 0).empty());
+}
+
+// A layer is attention and a block, whose inputs and sums are those that the device computes.
+void test_lists_of_parts() {
+    const auto model = inspected(tiny::describe(Shape{}), session_params());
+    auto& parts = model->layers[0].parts;
+    const auto kept = [&](const char* words) { return says(keeps_to_cpu(*model, 0), words); };
+    const char* const others = "layers other than attention and a feed-forward block";
+    parts[0].post_norm.emplace();
+    CHECK(kept("norms after attention and FFN"));
+    parts[0].post_norm.reset();
+    parts[0].add = LayerPart::Add::with_next;
+    CHECK(keeps_to_cpu(*model, 0).empty());
+    parts[1].add = LayerPart::Add::with_next;
+    CHECK(kept(others));
+    parts[1].add = LayerPart::Add::now;
+    parts[1].input = LayerPart::Input::as_before;
+    CHECK(kept(others));
+    parts[1].input = LayerPart::Input::stream;
+    const auto norm = parts[1].norm;
+    parts[1].norm.reset();
+    CHECK(kept(others));
+    parts[1].norm = norm;
+    CHECK(keeps_to_cpu(*model, 0).empty());
+    parts.push_back(parts[1]);
+    CHECK(kept("two parts") && keeps_to_cpu(*model, 1).empty());
+    parts.pop_back();
+    std::swap(parts[0], parts[1]);
+    CHECK(kept(others));
+    parts[1].op = Router{};
+    CHECK(kept("mixtures of experts") || kept(others));
+}
+
+// The layers are on the device, and the head, which the CPU caps, is not.
+void test_capped_logits() {
+    const pi_session_params session = session_params();
+    const pi_model_params params = on_device(1 << 30, session);
+    const auto model = inspected(tiny::describe(Shape{}), session);
+    CHECK(choose_share(*model, params, session).head);
+    model->config.logit_softcap = 30;
+    const DeviceShare share = choose_share(*model, params, session);
+    CHECK(!share.head && share.has(0));
+}
+
+// An RMS norm with one weight for all heads is there; a LayerNorm is not, even of a single head,
+// whose weights have the same shape.
+void test_norms_of_heads() {
+    Shape shape;
+    shape.architecture = "qwen3", shape.n_head = shape.n_head_kv = 1, shape.head_dim = 64;
+    Description d = tiny::describe(shape);
+    for (int64_t i = 0; i < shape.n_layer; i++) {
+        for (const char* name : {".attn_q_norm.weight", ".attn_k_norm.weight"}) {
+            const std::vector<float> ones(size_t(shape.head_dim), 1.0f);
+            const auto* bytes = reinterpret_cast<const uint8_t*>(ones.data());
+            d.tensors.push_back({"blk." + std::to_string(i) + name,
+                                 DType::F32,
+                                 {shape.head_dim},
+                                 {bytes, bytes + ones.size() * sizeof(float)}});
+        }
+    }
+    const auto model = inspected(d, session_params());
+    CHECK(keeps_to_cpu(*model, 1).empty());
+    model->config.norm = Config::Norm::layer;
+    CHECK(says(keeps_to_cpu(*model, 1), "a LayerNorm over each head"));
+    const auto without = inspected(tiny::describe(Shape{}), session_params());
+    without->config.norm = Config::Norm::layer;
+    CHECK(keeps_to_cpu(*without, 1).empty());
+}
+
+}  // namespace
+
+int main() {
+    test_wide_heads();
+    test_scores_and_rotations();
+    test_lists_of_parts();
+    test_capped_logits();
+    test_norms_of_heads();
+    return check::summary("test_keeps_to_cpu");
+}
