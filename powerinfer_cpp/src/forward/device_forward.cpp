@@ -213,7 +213,20 @@ void DeviceForward::copy_results(const Pass& p, int64_t begin, const Kind& kind)
 }
 
 const DeviceForward::Graphs& DeviceForward::recorded(const Pass& p, const Kind& kind) {
-    if (const auto known = graphs_.find(kind); known != graphs_.end()) return known->second;
+    auto known = recorded_.find(kind);
+    if (known == recorded_.end()) {
+        if (recorded_.size() == kMostRecorded) {
+            recorded_.erase(std::min_element(
+                recorded_.begin(), recorded_.end(),
+                [](const auto& a, const auto& b) { return a.second.used < b.second.used; }));
+        }
+        known = recorded_.insert({kind, Recorded{record(p, kind)}}).first;
+    }
+    known->second.used = ++uses_;
+    return known->second.graphs;
+}
+
+DeviceForward::Graphs DeviceForward::record(const Pass& p, const Kind& kind) {
     Graphs graphs;
     recording_ = &graphs;
     device_.begin_capture(stream_.get());
@@ -225,7 +238,7 @@ const DeviceForward::Graphs& DeviceForward::recorded(const Pass& p, const Kind& 
         throw;
     }
     end_graph(graphs);
-    return graphs_[kind] = std::move(graphs);
+    return graphs;
 }
 
 void DeviceForward::end_graph(Graphs& graphs) {
@@ -234,9 +247,9 @@ void DeviceForward::end_graph(Graphs& graphs) {
 
 int DeviceForward::most_nodes() const {
     int most = 0;
-    for (const auto& [kind, graphs] : graphs_) {
+    for (const auto& [kind, recorded] : recorded_) {
         int nodes = 0;
-        for (const auto& graph : graphs) nodes += device_.nodes(graph.get());
+        for (const auto& graph : recorded.graphs) nodes += device_.nodes(graph.get());
         most = std::max(most, nodes);
     }
     return most;

@@ -24,8 +24,13 @@ class DeviceForward : public DeviceKv {
     // depend on its neighbours. Throws Error(device | cancelled).
     void run(const Pass& p);
     bool computes_head() const { return head_; }
-    // Kernels and copies of the largest graph so far.
+    // Kernels and copies of the largest graph that is kept.
     int most_nodes() const;
+    // How many kinds of rows have graphs now, and at most: what the driver takes for one is in no
+    // plan. 32 sequences that all want logits need one a number of rows, and another when their
+    // attention has twice as many blocks.
+    size_t n_recorded() const { return recorded_.size(); }
+    static constexpr size_t kMostRecorded = 64;
 
     void copy_page(int32_t from, int32_t to) override;
     void read_page(int32_t page, int64_t n, uint8_t* out) override;
@@ -46,6 +51,10 @@ class DeviceForward : public DeviceKv {
     // One, or if the CPU's halves may wait for the disk, as many as there are halves, and one: each
     // ends before a half is merged, and the next one begins when that is there.
     using Graphs = std::vector<ggml::Owned<ggml::DeviceGraph>>;
+    struct Recorded {
+        Graphs graphs;
+        uint64_t used = 0;  // the largest was used last
+    };
 
     void carve(int64_t n);
     void mark_cold_rows();
@@ -54,6 +63,7 @@ class DeviceForward : public DeviceKv {
     std::vector<unsigned long long> counts_now();
     void fill_step(const Pass& p, int64_t begin, int64_t end);
     const Graphs& recorded(const Pass& p, const Kind& kind);
+    Graphs record(const Pass& p, const Kind& kind);
     void end_graph(Graphs& graphs);
     void copy_results(const Pass& p, int64_t begin, const Kind& kind);
 
@@ -126,7 +136,8 @@ class DeviceForward : public DeviceKv {
     uint32_t epoch_ = 0;
     const float* added_[2] = {nullptr, nullptr};  // to x, by the next norm
     ggml::Owned<ggml::DeviceStream> stream_;      // after the memory that its work uses
-    std::map<Kind, Graphs> graphs_;
+    std::map<Kind, Recorded> recorded_;
+    uint64_t uses_ = 0;  // of recorded_
     Graphs* recording_ = nullptr;
 };
 
