@@ -1,5 +1,10 @@
 // What sessions do to a device beside one another, and over a long time.
 #include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <functional>
+#include <optional>
+#include <thread>
 
 #include "forward/device_forward.h"
 #include "gpu/splits.h"
@@ -50,9 +55,83 @@ void test_many_graphs() {
     CHECK(device.n_recorded() == DeviceForward::kMostRecorded);
 }
 
+// What happens once in a call, at the check before the CPU's half of a layer: there the device
+// waits.
+std::function<void()> meanwhile;
+int checks_before = -1;
+bool disturb(void*) {
+    if (checks_before-- == 0) meanwhile();
+    return false;
+}
+void in_mid_token(Session& session, const Tokens& tokens, const std::function<void()>& what) {
+    meanwhile = what;
+    checks_before = 2;
+    eval(session, tokens);
+    CHECK(checks_before < 0);
+}
+
+// A session that ends while another one computes, by its thread or in a callback of the one that
+// computes: nobody waits, and the driver gets its memory back when the device is at rest.
+void test_closing() {
+    Split split;
+    split.params.should_stop = disturb;
+    pi_model_params params = on_device(2 * split.budget, split.params);
+    params.n_sessions = 2;
+    const auto model = Model::load(split.path, params);
+    CHECK(model->device->share.splits(model->config.n_layer - 1));
+    Session session(model, split.params);
+    const Tokens one = {random_tokens(1, 4)};
+    const Floats expected = logits(session, one);
+    std::optional<Session> other;
+    for (const bool by_thread : {true, false}) {
+        const size_t before = shim::allocated();
+        other.emplace(model, split.params);
+        const size_t both = shim::allocated();
+        CHECK(both > before);
+        session.truncate(0, 0);
+        in_mid_token(session, one, [&] {
+            const uint64_t known = model->device->device->allocated_bytes();
+            by_thread ? std::thread([&] { other.reset(); }).join() : other.reset();
+            CHECK(model->device->device->allocated_bytes() < known);
+            CHECK(shim::allocated() == both);
+        });
+        CHECK(shim::allocated() == before);
+        Floats got;
+        append_logits(session, 0, got);
+        CHECK(same(got, expected));
+    }
+}
+
+// Models on the same card compute one after the other.
+void test_two_models() {
+    Split split;
+    const auto model = load_on(split.path, split.budget, split.params);
+    Session other(model, split.params);
+    split.params.should_stop = disturb;
+    Session session(split.model, split.params);
+    const Tokens one = {random_tokens(1, 4)};
+    const Floats expected = logits(other, one);
+    other.truncate(0, 0);
+    std::atomic<bool> done{false};
+    std::thread thread;
+    Floats got;
+    in_mid_token(session, one, [&] {
+        thread = std::thread([&] {
+            got = logits(other, one);
+            done = true;
+        });
+        std::this_thread::sleep_for(std::chrono::milliseconds(300));
+        CHECK(!done);
+    });
+    thread.join();
+    CHECK(same(got, expected));
+}
+
 }  // namespace
 
 int main() {
     test_many_graphs();
+    test_closing();
+    test_two_models();
     return check::summary("test_sessions");
 }

@@ -3,8 +3,11 @@
 // which register themselves (cuda/device.h).
 #pragma once
 
+#include <condition_variable>
 #include <cstdint>
+#include <functional>
 #include <memory>
+#include <mutex>
 #include <string>
 #include <utility>
 #include <vector>
@@ -32,9 +35,30 @@ struct DeviceEvent;
 struct DeviceGraph;
 struct DeviceOps;  // device_ops.h
 
+// A card, which all have in common that have opened it. Whoever computes or allocates there locks
+// it: a kernel that waits for the host can hold up other threads' calls to the driver for ever, and
+// these can hold up the host that it waits for. What is released while it is locked goes back to
+// the driver at the end of the lock: nobody waits in order to release, and a callback of the one
+// who computes may.
+class DeviceCard {
+ public:
+    static DeviceCard& of(const std::string& id);  // "cuda0"
+
+    void lock();
+    void unlock();
+    // Does `work` now, with the lock, or before the lock ends that somebody has.
+    void release(std::function<void()> work) noexcept;
+
+ private:
+    std::mutex mutex_;
+    std::condition_variable unlocked_;
+    bool locked_ = false;
+    std::vector<std::function<void()>> waiting_;
+};
+
 // An open device. Every call may throw Error(device); what a kernel does wrong shows in a later
-// call. Calls through one object that compute or copy come from one thread at a time; those that
-// free may come from another one beside them, when a session ends.
+// call. Calls through one object come from one thread at a time, which has locked the card if they
+// compute or allocate; but releases may come from any, beside them.
 class Device {
  public:
     virtual ~Device() = default;
@@ -43,6 +67,7 @@ class Device {
     virtual void enter() = 0;
     virtual const DeviceInfo& info() const = 0;
     virtual const DeviceOps& ops() const = 0;
+    DeviceCard& card() const { return DeviceCard::of(info().id); }
     // Device memory that is free now, and bytes that allocations have taken through this object.
     virtual uint64_t free_bytes() const = 0;
     virtual uint64_t allocated_bytes() const = 0;

@@ -2,6 +2,8 @@
 // registers, whose devices are opened by name and never listed.
 #include "ggml/device.h"
 
+#include <map>
+
 #include "cuda/device.h"
 #include "ggml/status.h"
 
@@ -37,6 +39,51 @@ std::vector<DeviceKind>& device_kinds() {
 }
 
 }  // namespace
+
+DeviceCard& DeviceCard::of(const std::string& id) {
+    // Never destroyed: something may be released at the end of the program.
+    static std::mutex& mutex = *new std::mutex;
+    static auto& cards = *new std::map<std::string, DeviceCard>;
+    const std::lock_guard<std::mutex> lock(mutex);
+    return cards[id];
+}
+
+void DeviceCard::lock() {
+    std::unique_lock<std::mutex> guard(mutex_);
+    unlocked_.wait(guard, [this] { return !locked_; });
+    locked_ = true;
+}
+
+void DeviceCard::unlock() {
+    std::unique_lock<std::mutex> guard(mutex_);
+    while (!waiting_.empty()) {
+        std::vector<std::function<void()>> now;
+        now.swap(waiting_);
+        guard.unlock();
+        for (const auto& work : now) work();
+        guard.lock();
+    }
+    locked_ = false;
+    guard.unlock();
+    unlocked_.notify_one();
+}
+
+void DeviceCard::release(std::function<void()> work) noexcept {
+    {
+        const std::lock_guard<std::mutex> guard(mutex_);
+        if (locked_) {
+            try {
+                waiting_.push_back(std::move(work));
+            } catch (const std::bad_alloc&) {
+                // It stays until the program ends.
+            }
+            return;
+        }
+        locked_ = true;
+    }
+    work();
+    unlock();
+}
 
 const std::vector<DeviceInfo>& devices() {
     return list().devices;

@@ -30,7 +30,8 @@ class GpuDevice : public Device {
  public:
     // Makes the context, and loads and uses all that a later call could load: a kernel's first use
     // can wait for ever behind a graph that waits for the host.
-    GpuDevice(int index, DeviceInfo info) : index_(index), info_(std::move(info)) {
+    GpuDevice(int index, DeviceInfo info)
+        : index_(index), info_(std::move(info)), card_(DeviceCard::of(info_.id)) {
         enter();
         load_kernels();
         use_everything();
@@ -44,7 +45,10 @@ class GpuDevice : public Device {
         check(cudaMemGetInfo(&free_bytes, &total), "asking for free device memory");
         return free_bytes;
     }
-    uint64_t allocated_bytes() const override { return allocated_; }
+    uint64_t allocated_bytes() const override {
+        const std::lock_guard<std::mutex> lock(sizes_mutex_);
+        return allocated_;
+    }
     uint64_t context_bytes() const override { return context_; }
     void set_context_bytes(uint64_t bytes) { context_ = bytes; }
 
@@ -59,17 +63,21 @@ class GpuDevice : public Device {
                        static_cast<unsigned long long>(bytes), what, describe(error).c_str()));
         }
         const uint64_t taken = size_rounded_up(bytes, kDeviceGranule);
+        const std::lock_guard<std::mutex> lock(sizes_mutex_);
         sizes_[memory] = taken;
         allocated_ += taken;
         return memory;
     }
     void release(void* memory) noexcept override {
-        const auto found = sizes_.find(memory);
-        if (found != sizes_.end()) {
-            allocated_ -= found->second;
-            sizes_.erase(found);
+        {
+            const std::lock_guard<std::mutex> lock(sizes_mutex_);
+            const auto found = sizes_.find(memory);
+            if (found != sizes_.end()) {
+                allocated_ -= found->second;
+                sizes_.erase(found);
+            }
         }
-        cudaFree(memory);
+        card_.release([memory] { cudaFree(memory); });
     }
 
     void* allocate_shared(uint64_t bytes, const char* what) override {
@@ -89,7 +97,9 @@ class GpuDevice : public Device {
         std::memset(memory, 0, bytes);
         return memory;
     }
-    void release_shared(void* memory) noexcept override { cudaFreeHost(memory); }
+    void release_shared(void* memory) noexcept override {
+        card_.release([memory] { cudaFreeHost(memory); });
+    }
 
     DeviceStream* new_stream() override {
         cudaStream_t stream = nullptr;
@@ -97,8 +107,10 @@ class GpuDevice : public Device {
         return reinterpret_cast<DeviceStream*>(stream);
     }
     void release(DeviceStream* stream) noexcept override {
-        cudaStreamSynchronize(handle(stream));
-        cudaStreamDestroy(handle(stream));
+        card_.release([stream] {
+            cudaStreamSynchronize(handle(stream));
+            cudaStreamDestroy(handle(stream));
+        });
     }
     void copy_in(DeviceStream* stream, void* to, const void* from, uint64_t bytes) override {
         check(cudaMemcpyAsync(to, from, bytes, cudaMemcpyHostToDevice, handle(stream)),
@@ -129,7 +141,9 @@ class GpuDevice : public Device {
         check(cudaEventCreateWithFlags(&event, cudaEventDisableTiming), "a new event");
         return reinterpret_cast<DeviceEvent*>(event);
     }
-    void release(DeviceEvent* event) noexcept override { cudaEventDestroy(handle(event)); }
+    void release(DeviceEvent* event) noexcept override {
+        card_.release([event] { cudaEventDestroy(handle(event)); });
+    }
     void record(DeviceEvent* event, DeviceStream* stream) override {
         check(cudaEventRecord(handle(event), handle(stream)), "recording an event");
     }
@@ -161,8 +175,10 @@ class GpuDevice : public Device {
         check(cudaGraphLaunch(of(graph)->exec, handle(stream)), "launching a graph");
     }
     void release(DeviceGraph* graph) noexcept override {
-        cudaGraphExecDestroy(of(graph)->exec);
-        delete of(graph);
+        card_.release([graph] {
+            cudaGraphExecDestroy(of(graph)->exec);
+            delete of(graph);
+        });
     }
 
  private:
@@ -208,7 +224,10 @@ class GpuDevice : public Device {
 
     const int index_;
     DeviceInfo info_;
-    uint64_t allocated_ = 0, context_ = 0;
+    DeviceCard& card_;
+    uint64_t context_ = 0;
+    mutable std::mutex sizes_mutex_;  // of what follows
+    uint64_t allocated_ = 0;
     std::map<void*, uint64_t> sizes_;
 };
 
@@ -305,7 +324,11 @@ std::unique_ptr<Device> open_device(int index) {
                            compute_text(kLeastCompute).c_str()));
     }
     const std::optional<uint64_t> before = used_bytes(properties);
-    auto device = std::make_unique<GpuDevice>(index, std::move(info));
+    std::unique_ptr<GpuDevice> device;
+    {
+        const std::lock_guard<DeviceCard> lock(DeviceCard::of(info.id));
+        device = std::make_unique<GpuDevice>(index, std::move(info));
+    }
     const std::optional<uint64_t> after = used_bytes(properties);
     uint64_t context = kUnknownContext;
     if (before && after) context = *after > *before ? *after - *before : 0;

@@ -20,9 +20,12 @@ uint64_t what_is_free(const ggml::Device& device) {
 
 DeviceModel::DeviceModel(const std::string& id, uint64_t vram_budget)
     : device(ggml::open_device(id)),
+      card(device->card()),
       budget(std::make_shared<Budget>("VRAM", vram_budget ? vram_budget : what_is_free(*device),
-                                      vram_budget != 0)),
-      stream_(*device, device->new_stream()) {}
+                                      vram_budget != 0)) {
+    const std::lock_guard<ggml::DeviceCard> lock(card);
+    stream_ = {*device, device->new_stream()};
+}
 
 DeviceRows DeviceModel::matrix(const void* key) const {
     const auto found = matrices_.find(key);

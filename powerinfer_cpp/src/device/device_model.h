@@ -2,7 +2,6 @@
 #pragma once
 
 #include <memory>
-#include <mutex>
 #include <string>
 #include <unordered_map>
 #include <vector>
@@ -23,6 +22,7 @@ struct DeviceModel {
     DeviceModel(const std::string& id, uint64_t vram_budget);
 
     std::unique_ptr<ggml::Device> device;
+    ggml::DeviceCard& card;          // locked by the session that computes
     std::shared_ptr<Budget> budget;  // of the device's memory
     DeviceShare share;
     Reservation reserved;                    // for the weights
@@ -36,9 +36,6 @@ struct DeviceModel {
     // unless a bundled file's rows stay where they are.
     std::vector<std::vector<int32_t>> cold_rows;
     std::unique_ptr<PromptUpload> stream;  // brings them to the device; null: nobody does
-
-    // A stream computes for one session at a time.
-    mutable std::mutex mutex;
 
     // A weight by the address of its member in Model; nothing if the device does not have it.
     ggml::DeviceRows matrix(const void* key) const;

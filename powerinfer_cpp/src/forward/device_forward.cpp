@@ -38,7 +38,7 @@ DeviceForward::DeviceForward(const Model& model, const pi_session_params& params
       ops_(device_.ops()),
       first_(on_.share.first_layer),
       head_(on_.share.head && !params.embedding) {
-    const std::lock_guard<std::mutex> lock(on_.mutex);
+    const std::lock_guard<ggml::DeviceCard> lock(on_.card);
     device_.enter();
     const int64_t n = model.device_layers();
     kv_ = {device_, device_kv_bytes(model, params, n), "the KV cache"};
@@ -89,7 +89,7 @@ void DeviceForward::mark_cold_rows() {
 }
 
 void DeviceForward::run(const Pass& p) {
-    const std::lock_guard<std::mutex> lock(on_.mutex);
+    const std::lock_guard<ggml::DeviceCard> lock(on_.card);
     device_.enter();
     if (std::exchange(uncounted_, true)) counted_ = counts_now();  // what a failed call left
     const Batch& batch = p.work.batch;
@@ -411,7 +411,7 @@ void DeviceForward::write_page(int32_t page, int64_t n, const uint8_t* from) {
 
 template <typename F>
 void DeviceForward::each_run(int32_t page, int64_t n, const F& f) {
-    const std::lock_guard<std::mutex> lock(on_.mutex);
+    const std::lock_guard<ggml::DeviceCard> lock(on_.card);
     device_.enter();
     uint8_t* at = kv_.get() + page * page_bytes();
     for (int64_t i = first_; i < model_.config.n_layer; i++) {

@@ -29,6 +29,7 @@ std::vector<float> gathered(const float* all, const std::vector<int32_t>& slot) 
 
 void allocate_device(Model& m) {
     DeviceModel& on = *m.device;
+    const std::lock_guard<ggml::DeviceCard> lock(on.card);
     const auto n = uint64_t(m.neurons_from(on.share.first_layer));
     on.reserved =
         on.budget->reserve(m.file.gguf.path() + ": the weights on " + on.device->info().id,

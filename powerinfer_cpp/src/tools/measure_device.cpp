@@ -32,6 +32,7 @@ class Measurement {
         : device_(ggml::open_device(id)), stream_(*device_, device_->new_stream()) {}
 
     DeviceReport report(uint64_t n_bytes) {
+        const std::lock_guard<ggml::DeviceCard> alone(device_->card());
         DeviceReport found;
         found.info = device_->info();
         found.free_bytes = device_->free_bytes();
