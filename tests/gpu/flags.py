@@ -136,7 +136,8 @@ def device_memory() -> Space:
 def thread(kernel: Kernel, index: int, number: int) -> Callable[[Memory], Any]:
     """One thread of a launch of the kernel."""
     # DeviceExchange, DeviceLists, DeviceInput and DeviceSums of device_ops.h.
-    to = struct.pack("<9Q", *(address(name) for name in EXCHANGE))
+    # No limit of the wait: what ends without an answer is an error.
+    to = struct.pack("<11Q", *(address(name) for name in EXCHANGE), 0, 0)
     lists = struct.pack("<3Q2i", 0, address("cold"), address("n"), 1, COLD)
     x = struct.pack("<3Q2i", address("x"), 0, 0, 1, COLS)
     here = struct.pack("<Q3i4x", address("parts"), PARTS, 1, COLS)

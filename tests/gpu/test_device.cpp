@@ -161,6 +161,7 @@ class Layers {
           epoch_(device, 1, "epoch"),
           arrived_(device, kLayers, "arrived"),
           waited_(device, 1, "waited"),
+          late_(device, 1, "late"),
           shared_x_(device, kLayers * kCols, "x"),
           shared_sums_(device, kLayers * kCols, "sums"),
           ids_(device, kLayers * kNeurons, "ids"),
@@ -169,6 +170,7 @@ class Layers {
         DeviceStream* s = stream_.get();
         device.zero(s, arrived_.get(), kLayers * 4);
         device.zero(s, waited_.get(), 8);
+        device.zero(s, late_.get(), 8);
         device.zero(s, sums_.get(), kDeviceParts * kCols * 4);
         device.wait(s);
     }
@@ -185,6 +187,8 @@ class Layers {
         e.arrived = arrived_.get() + layer;
         e.epoch = epoch_.get();
         e.waited = waited_.get();
+        e.late = late_.get();
+        e.limit = limit;
         return e;
     }
 
@@ -239,6 +243,8 @@ class Layers {
     float* x() { return x_.get(); }
     float* sums() { return sums_.get(); }
     unsigned long long* waited() { return waited_.get(); }
+    unsigned long long* late() { return late_.get(); }
+    unsigned long long limit = 0;
 
  private:
     static constexpr int kLine = 16;  // words
@@ -247,7 +253,7 @@ class Layers {
     DeviceArray<float> x_, sums_;
     DeviceArray<int32_t> cold_, hot_, count_;
     DeviceArray<uint32_t> epoch_, arrived_;
-    DeviceArray<unsigned long long> waited_;
+    DeviceArray<unsigned long long> waited_, late_;
     SharedArray<float> shared_x_, shared_sums_;
     SharedArray<int32_t> ids_;
     SharedArray<uint32_t> flags_;
@@ -386,6 +392,40 @@ void test_interruptions() {
     layers.release();
 }
 
+// Nobody answers: the device gives up once, waits for nothing more, and says so. Then it waits
+// again.
+void test_limit() {
+    const auto device = open_device("simt0");
+    Layers layers(*device);
+    const DeviceArray<int32_t> all_cold(*device, Layers::kNeurons, "slot");
+    std::vector<int32_t> slot(Layers::kNeurons);
+    for (int i = 0; i < Layers::kNeurons; i++) slot[size_t(i)] = -1 - i;
+    const std::vector<float> x(Layers::kCols, 1.0f);
+    unsigned long long late = 0, waited[2] = {0, 0};
+    DeviceStream* const s = layers.stream();
+    device->copy_in(s, all_cold.get(), slot.data(), slot.size() * 4);
+    uint32_t epoch = 1;
+    layers.limit = 300000000;
+    for (int i = 0; i < 2; i++, epoch++) {
+        device->copy_in(s, layers.x(), x.data(), x.size() * 4);
+        layers.set_epoch(&epoch);
+        layers.put(all_cold.get());
+        device->copy_out(s, &late, layers.late(), 8);
+        device->copy_out(s, &waited[i], layers.waited(), 8);
+        device->wait(s);
+        CHECK(late == 1);
+    }
+    CHECK(waited[0] > layers.limit && waited[1] == waited[0]);
+    device->zero(s, layers.late(), 8);
+    layers.limit = 60000000000;
+    layers.set_epoch(&epoch);
+    layers.put(all_cold.get());
+    CHECK(layers.serve(epoch, std::atomic<bool>{false}));
+    device->copy_out(s, &late, layers.late(), 8);
+    device->wait(s);
+    CHECK(late == 0);
+}
+
 }  // namespace
 
 int main() {
@@ -403,6 +443,7 @@ int main() {
     }
     shim::set_order(shim::Order::ascending);
     test_exchange(kThreadSanitizer ? 20 : 300);
+    test_limit();
     CHECK(shim::unloaded_launches() == 0);
     test_context();  // last: the largest context of a process is remembered
     return check::summary("test_device");

@@ -127,11 +127,32 @@ void test_two_models() {
     CHECK(same(got, expected));
 }
 
+// The CPU's half comes when the device does not wait any more: an error, and the next call is
+// right.
+void test_late() {
+    shim::set_watchdog(true);
+    Split split;
+    shim::set_watchdog(false);
+    split.params.should_stop = disturb;
+    Session session(split.model, split.params);
+    const Tokens tokens = random_tokens(4, 4);
+    const Floats expected = logits(session, tokens);
+    session.truncate(0, 3);
+    const auto sleep = [] { std::this_thread::sleep_for(std::chrono::milliseconds(2500)); };
+    CHECK_THROWS(device, in_mid_token(session, {tokens[3]}, sleep));
+    CHECK(session.length(0) == 3);
+    Floats got;
+    eval(session, {tokens[3]});
+    append_logits(session, 0, got);
+    CHECK(same(got, Floats(expected.end() - split.model->config.n_vocab, expected.end())));
+}
+
 }  // namespace
 
 int main() {
     test_many_graphs();
     test_closing();
     test_two_models();
+    test_late();
     return check::summary("test_sessions");
 }

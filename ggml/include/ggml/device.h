@@ -74,6 +74,9 @@ class Device {
     // What the device's context takes there, with the kernels, which are all loaded: measured when
     // this process first opened the device. Where that is impossible, a guess on the high side.
     virtual uint64_t context_bytes() const { return 0; }
+    // How long a kernel may wait for the host, in nanoseconds. Where the system ends kernels that
+    // take too long, and all that the process has on the card with them, it is shorter than that.
+    virtual uint64_t longest_wait_ns() const { return 60000000000; }
 
     // Memory is uninitialised, and a multiple of kDeviceGranule is taken. Throws Error(memory)
     // naming `what` and the size.
@@ -94,6 +97,9 @@ class Device {
     virtual void zero(DeviceStream*, void* to, uint64_t bytes) = 0;
     virtual void wait(DeviceStream*) = 0;  // for everything in the stream
     virtual bool idle(DeviceStream*) = 0;  // is everything in the stream done?
+    // Work that the driver still keeps to itself goes to the device. Windows' collects launches, up
+    // to a call that waits.
+    virtual void flush(DeviceStream*) {}
 
     virtual DeviceEvent* new_event() = 0;
     virtual void release(DeviceEvent*) noexcept = 0;

@@ -154,6 +154,10 @@ struct DeviceExchange {
     const uint32_t* epoch = nullptr;  // device memory: the current one
     // Device memory: nanoseconds that the device has waited for answers are added to it.
     unsigned long long* waited = nullptr;
+    // A wait of more nanoseconds than `limit` (0: none) ends without an answer and sets `late` in
+    // device memory to 1. While that is set, nothing waits, and sums are worthless.
+    unsigned long long limit = 0;
+    unsigned long long* late = nullptr;
 };
 constexpr uint32_t kReleased = 0xffffffff;
 

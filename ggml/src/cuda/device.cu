@@ -14,6 +14,8 @@ namespace {
 constexpr int kLeastCompute = 75;  // Turing: what the kernels are compiled for
 // What a context takes where it cannot be measured: drivers are known to need 0.3 to 0.6 GB.
 constexpr uint64_t kUnknownContext = 512 << 20;
+// A kernel's wait on a card that also shows pictures: Windows ends kernels after 2 s.
+constexpr uint64_t kWatchedWait = 1500000000;
 
 std::string describe(cudaError_t error) {
     return cudaGetErrorString(error);
@@ -35,6 +37,10 @@ class GpuDevice : public Device {
         enter();
         load_kernels();
         use_everything();
+        int watched = 0;
+        check(cudaDeviceGetAttribute(&watched, cudaDevAttrKernelExecTimeout, index),
+              "asking for the limit of a kernel's time");
+        if (watched) longest_wait_ns_ = kWatchedWait;
     }
 
     void enter() override { check(cudaSetDevice(index_), "selecting the device"); }
@@ -50,6 +56,7 @@ class GpuDevice : public Device {
         return allocated_;
     }
     uint64_t context_bytes() const override { return context_; }
+    uint64_t longest_wait_ns() const override { return longest_wait_ns_; }
     void set_context_bytes(uint64_t bytes) { context_ = bytes; }
 
     void* allocate(uint64_t bytes, const char* what) override {
@@ -135,6 +142,10 @@ class GpuDevice : public Device {
         if (error != cudaErrorNotReady) check(error, "asking the device");
         return error == cudaSuccess;
     }
+
+#ifdef _WIN32
+    void flush(DeviceStream* stream) override { idle(stream); }
+#endif
 
     DeviceEvent* new_event() override {
         cudaEvent_t event = nullptr;
@@ -225,7 +236,7 @@ class GpuDevice : public Device {
     const int index_;
     DeviceInfo info_;
     DeviceCard& card_;
-    uint64_t context_ = 0;
+    uint64_t context_ = 0, longest_wait_ns_ = Device::longest_wait_ns();
     mutable std::mutex sizes_mutex_;  // of what follows
     uint64_t allocated_ = 0;
     std::map<void*, uint64_t> sizes_;

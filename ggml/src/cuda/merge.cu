@@ -63,17 +63,21 @@ __device__ inline bool any_cold(const DeviceLists& lists) {
 
 __global__ void merge_answer_kernel(DeviceSums here, DeviceLists lists, DeviceExchange from,
                                     const float* bias, float* y) {
-    if (threadIdx.x == 0 && any_cold(lists)) {
+    if (threadIdx.x == 0 && any_cold(lists) && !(from.limit && *from.late)) {
         const uint32_t epoch = *from.epoch;
         const unsigned long long begin = clock_ns();
         for (;;) {
             const uint32_t answered = load_acquire_system(from.answered);
             if (answered == epoch || answered == kReleased) break;
+            if (from.limit && clock_ns() - begin > from.limit) {
+                *from.late = 1;
+                break;
+            }
             __nanosleep(100);
         }
         if (blockIdx.x == 0 && blockIdx.y == 0) *from.waited += clock_ns() - begin;
     }
-    __syncthreads();  // the answer is there
+    __syncthreads();  // the answer is there, or it is too late
     for (int64_t row = blockIdx.y; row < here.rows; row += gridDim.y) {
         const int32_t* count = lists.count + (lists.rows == 1 ? 0 : 2 * row);
         DeviceSums hot = here;

@@ -54,11 +54,13 @@ DeviceForward::DeviceForward(const Model& model, const pi_session_params& params
         exchange_[size_t(i)].arrived = scratch_.arrived + i;
         exchange_[size_t(i)].epoch = scratch_.step.epoch;
         exchange_[size_t(i)].waited = scratch_.waited;
+        exchange_[size_t(i)].limit = device_.longest_wait_ns();
+        exchange_[size_t(i)].late = scratch_.late;
     }
     mark_cold_rows();
     stream_ = {device_, device_.new_stream()};
     device_.zero(stream_.get(), scratch_.arrived, uint64_t(n) * sizeof(uint32_t));
-    counted_.resize(size_t(n) * 3 + 1);
+    counted_.resize(size_t(n) * 3 + 2);
     device_.zero(stream_.get(), scratch_.counts, counted_.size() * sizeof(counted_[0]));
     if (!ropes.empty()) {
         const std::vector<double>& frequency = ropes[0].frequency;
@@ -117,10 +119,20 @@ std::vector<unsigned long long> DeviceForward::counts_now() {
 }
 
 // Adds the neurons that the device has computed, and how long it has waited for the CPU, since it
-// was last asked.
+// was last asked. Throws Error(device) if it did not wait to the end: then it has computed with
+// halves that were not there.
 void DeviceForward::count(const Pass& p) {
     const Config& c = model_.config;
     std::vector<unsigned long long> now = counts_now();
+    const size_t waited = size_t(scratch_.waited - scratch_.counts), late = waited + 1;
+    if (now[late]) {
+        release();
+        throw Error(
+            Code::device,
+            ggml::format("%s: the CPU did not send its half of a layer within %.1f s, and "
+                         "the device waits no longer",
+                         device_.info().id.c_str(), double(device_.longest_wait_ns()) / 1e9));
+    }
     for (int64_t i = first_; i < c.n_layer; i++) {
         const size_t at = size_t(i - first_) * 3;
         const auto did = [&](size_t k) { return int64_t(now[at + k] - counted_[at + k]); };
@@ -135,7 +147,7 @@ void DeviceForward::count(const Pass& p) {
         }
         p.counts.on_device[to_part].rows += p.work.batch.n;
     }
-    p.counts.waited_for_cpu += now.back() - counted_.back();
+    p.counts.waited_for_cpu += now[waited] - counted_[waited];
     counted_ = std::move(now);
 }
 
@@ -299,6 +311,7 @@ void DeviceForward::await(const Pass& p, const DeviceExchange& e) {
     const Clock::time_point start = Clock::now();
     Clock::time_point asked = start;
     if (published()) return;
+    device_.flush(stream_.get());
     while (!published()) {
         const Clock::time_point now = Clock::now();
         if (now - start > kSpin) std::this_thread::yield();
@@ -380,6 +393,7 @@ void DeviceForward::release() {
     try {
         device_.wait(stream_.get());
         device_.zero(stream_.get(), scratch_.arrived, exchange_.size() * sizeof(uint32_t));
+        device_.zero(stream_.get(), scratch_.late, sizeof(*scratch_.late));
         device_.wait(stream_.get());
     } catch (const Error&) {
         // What made it necessary is reported.

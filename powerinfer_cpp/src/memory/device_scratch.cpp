@@ -43,8 +43,9 @@ DeviceScratch::DeviceScratch(Carver& carver, const Model& model, const pi_sessio
     const LargestSizes sizes = largest_sizes(model.layers);
     const int64_t n_rot = c.ropes.empty() ? 0 : c.ropes[0].n_rot;
     carver.take(arrived, {n_layers});
-    carver.take(counts, {n_layers * 3 + 1});
+    carver.take(counts, {n_layers * 3 + 2});
     waited = counts ? counts + n_layers * 3 : nullptr;
+    late = waited ? waited + 1 : nullptr;
     carver.take(frequency, {n_rot / 2});
 
     step = DeviceStep(carver, model, p, n_layers, n);

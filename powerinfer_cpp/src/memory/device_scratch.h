@@ -39,10 +39,11 @@ struct DeviceScratch {
                   int64_t n_layers, int64_t n);
 
     // What stays from call to call, at the same place for every number of rows.
-    uint32_t* arrived = nullptr;           // [n_layers]
-    unsigned long long* counts = nullptr;  // [n_layers, 3], see DeviceFfnScratch; then `waited`
-    unsigned long long* waited = nullptr;  // [1], see DeviceExchange
-    double* frequency = nullptr;           // [n_rot / 2], of the first table of RoPE
+    uint32_t* arrived = nullptr;  // [n_layers]
+    // [n_layers, 3], see DeviceFfnScratch; then `waited` and `late`.
+    unsigned long long* counts = nullptr;
+    unsigned long long *waited = nullptr, *late = nullptr;  // [1], see DeviceExchange
+    double* frequency = nullptr;  // [n_rot / 2], of the first table of RoPE
 
     DeviceStep step;
     ggml::DeviceInput residual;                // x is step.x

@@ -175,6 +175,8 @@ cudaError_t cudaRuntimeGetVersion(int* version);
 cudaError_t cudaGetDeviceCount(int* n);
 cudaError_t cudaSetDevice(int device);
 cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int device);
+enum cudaDeviceAttr { cudaDevAttrKernelExecTimeout = 17 };
+cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int device);
 cudaError_t cudaMemGetInfo(size_t* free_bytes, size_t* total_bytes);
 
 cudaError_t cudaMalloc(void** memory, size_t bytes);
@@ -260,6 +262,9 @@ std::optional<uint64_t> used();
 // Another card: compute capability times 10 (75), and what CUDA the driver is for, times 1000
 // (13000; 0: there is no driver). The kernels are for `built` (75) and above.
 void set_card(int compute, int driver, int built = 75);
+// Does the system end kernels that take too long? (It does not really.) For devices opened from now
+// on.
+void set_watchdog(bool on);
 // Launches of kernels that nothing had loaded: on hardware each may wait for ever.
 int unloaded_launches();
 // Bytes of device memory that are allocated, and the most that ever were since set_memory().

@@ -26,7 +26,7 @@ struct Device {
     size_t total = kMemory, used = 0, most = 0;
     std::map<void*, size_t> allocations;
     size_t context = 0;
-    bool has_context = false, context_known = true;
+    bool has_context = false, context_known = true, watchdog = false;
     int compute = 75, driver = kRuntime, built = 75;
     std::set<const void*> loaded;
     int unloaded_launches = 0;
@@ -208,6 +208,11 @@ std::optional<uint64_t> used() {
     return device().in_use();
 }
 
+void set_watchdog(bool on) {
+    const std::lock_guard<std::mutex> lock(device().mutex);
+    device().watchdog = on;
+}
+
 void set_card(int compute, int driver, int built) {
     const std::lock_guard<std::mutex> lock(device().mutex);
     device().compute = compute;
@@ -330,6 +335,12 @@ cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int index) {
     properties->major = device().compute / 10;
     properties->minor = device().compute % 10;
     properties->multiProcessorCount = 1;
+    return cudaSuccess;
+}
+
+cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr, int) {
+    const std::lock_guard<std::mutex> lock(device().mutex);
+    *value = device().watchdog;
     return cudaSuccess;
 }
 
