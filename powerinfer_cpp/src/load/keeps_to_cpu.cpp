@@ -49,8 +49,9 @@ std::string reason(const Model&, const Router&) {
 std::string reason(const Model&, const FeedForward& ffn) {
     const auto& [n_ff, n_used, blocks, sparse_threshold, recall, layer, index, first_block] = ffn;
     if (n_used > 0 || blocks.size() != 1) return "mixtures of experts keep to the CPU";
-    [[maybe_unused]] const auto& [gate, up, down, gate_bias, up_bias, down_bias, gates, bundle, neurons, stored, fc1,
-                 fc2, signs, sketch_offset, rate, unpredicted] = blocks[0];
+    [[maybe_unused]] const auto& [gate, up, down, gate_bias, up_bias, down_bias, gates, bundle,
+                                  neurons, stored, fc1, fc2, signs, sketch_offset, rate,
+                                  unpredicted] = blocks[0];
     return "";
 }
 
