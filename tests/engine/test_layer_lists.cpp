@@ -1,0 +1,252 @@
+// Eight models of today as lists of parts, with the sizes that are published: pages of keys and
+// values, scratch memory, blocks and recordings take what sums by hand say. Only sizes are here, no
+// weights. Kinds of parts that have no code yet (Mamba-2, delta nets) are left out of their layers;
+// a latent cache is one key head of the latent's width without values.
+#include "engine/sessions.h"
+#include "memory/kv_pages.h"
+#include "memory/workspace.h"
+#include "model/families/family.h"
+#include "observe/recorder.h"
+
+using namespace powerinfer;
+
+namespace {
+
+LayerPart attention(int64_t n_head, int64_t n_head_kv, int64_t head_dim, int rope = 0,
+                    int64_t window = 0) {
+    Attention a;
+    a.n_head = n_head, a.n_head_kv = n_head_kv, a.head_dim = a.v_head_dim = head_dim;
+    a.rope = rope, a.window = window;
+    LayerPart part;
+    part.norm.emplace();
+    part.op = a;
+    return part;
+}
+
+LayerPart ffn(int64_t n_ff) {
+    FeedForward f;
+    f.n_ff = n_ff;
+    f.blocks.resize(1);
+    LayerPart part;
+    part.norm.emplace();
+    part.op = f;
+    return part;
+}
+
+LayerPart router(int64_t n_expert, int64_t n_used) {
+    Router r;
+    r.n_expert = n_expert, r.n_used = n_used;
+    LayerPart part;
+    part.norm.emplace();
+    part.op = r;
+    return part;
+}
+
+LayerPart experts(int64_t n_expert, int64_t n_used, int64_t n_ff) {
+    FeedForward f;
+    f.n_ff = n_ff, f.n_used = n_used;
+    f.blocks.resize(size_t(n_expert));
+    LayerPart part;
+    part.op = f;
+    part.input = LayerPart::Input::as_before;
+    return part;
+}
+
+// A part that reads what the part before has read, and waits for the next one's result.
+LayerPart beside(LayerPart part, bool waits) {
+    part.norm.reset();
+    part.input = LayerPart::Input::as_before;
+    if (waits) part.add = LayerPart::Add::with_next;
+    return part;
+}
+
+LayerPart waiting(LayerPart part) {
+    part.add = LayerPart::Add::with_next;
+    return part;
+}
+
+LayerPart normed_after(LayerPart part) {
+    part.post_norm.emplace();
+    return part;
+}
+
+struct Sums {
+    int64_t kv;       // bytes of a position, keys and values in F16
+    int64_t scratch;  // floats of a row, of the arrays whose sizes layers decide
+    int64_t blocks, ffns;
+    int64_t bits;  // bytes of a row's recording
+};
+
+template <typename F>
+void check(const char* name, int64_t n_embd, int64_t n_layer, std::vector<Rope> ropes,
+           const F& add_layer, const Sums& by_hand) {
+    Model m;
+    m.config.n_embd = n_embd, m.config.n_layer = n_layer, m.config.n_vocab = 1000;
+    m.config.n_ctx = 4096, m.config.ropes = std::move(ropes);
+    m.layers.resize(size_t(n_layer));
+    for (int64_t i = 0; i < n_layer; i++) add_layer(m.layers[size_t(i)].parts, i);
+    number_parts(m);
+
+    const int64_t page = kv_page_bytes(m.layers, 0, ggml::DType::F16);
+    CHECK(page == by_hand.kv * kKvPage);
+    // What a device has of it is the sum of its layers.
+    CHECK(page - kv_page_bytes(m.layers, n_layer / 2, ggml::DType::F16) == [&] {
+        int64_t sum = 0;
+        for (int64_t i = 0; i < n_layer / 2; i++) {
+            sum += kv_runs(m.layers[size_t(i)], ggml::DType::F16).bytes();
+        }
+        return sum;
+    }());
+    CHECK(m.n_blocks() == by_hand.blocks && int64_t(m.ffns.size()) == by_hand.ffns);
+
+    pi_session_params params = pi_session_default_params();
+    params.n_ctx = params.n_kv = 4096, params.n_batch = params.n_ubatch = 512;
+    params.n_logits = 1;
+    const auto bytes = [&](int32_t rows) {
+        params.n_ubatch = rows;
+        return int64_t(ggml::carved_bytes<Workspace>(m, params, 2, false));
+    };
+    // 256 more rows, less what does not depend on layers: the batch, and the input's 8-bit form.
+    const int64_t more = (bytes(512) - bytes(256)) / 256;
+    const int64_t floats = by_hand.scratch * int64_t(sizeof(float));
+    CHECK(more >= floats && double(more) < double(floats) * 1.12 + 256);
+    if (!(more >= floats && double(more) < double(floats) * 1.12 + 256)) {
+        std::fprintf(stderr, "%s: a row takes %lld bytes, by hand %lld\n", name, (long long)more,
+                     (long long)floats);
+    }
+
+    params.n_batch = params.n_ubatch = 1;
+    params.record = PI_RECORD_BITS;
+    std::vector<uint8_t> room(ggml::carved_bytes<Recorder>(m, params));
+    ggml::Carver carver(room.data(), room.size());
+    CHECK(Recorder(carver, m, params).bits_size() == by_hand.bits);
+    CHECK(int64_t(room.size()) >= by_hand.bits && int64_t(room.size()) < by_hand.bits + 128);
+}
+
+// scratch by hand: 4 n (stream, its norm, two results) + q + attended + k + v + 2 ff + a table of
+// each RoPE; with experts 2 E (scores, weights) + 2 used (rows and weights) + 3 n (rows of one).
+
+void test_falcon_7b() {  // parallel
+    check("Falcon 7B", 4544, 32, {{10000, 64}},
+          [](auto& parts, int64_t) {
+              parts.push_back(waiting(attention(71, 1, 64)));
+              parts.push_back(ffn(18176));
+          },
+          {32 * 2 * 64 * 2, 4 * 4544 + 2 * 4544 + 2 * 64 + 2 * 18176 + 64, 32, 32, 32 * 2272});
+}
+
+void test_smallthinker_21b() {  // the router before attention; a window and RoPE in 3 of 4 layers
+    check("SmallThinker 21B-A3B", 2560, 52, {{1500000, 128}},
+          [](auto& parts, int64_t i) {
+              LayerPart first = router(64, 6);
+              first.norm.reset();
+              parts.push_back(first);
+              parts.push_back(i % 4 ? attention(28, 4, 128, 0, 4096) : attention(28, 4, 128, -1));
+              LayerPart last = experts(64, 6, 768);
+              last.input = LayerPart::Input::stream;
+              last.norm.emplace();
+              parts.push_back(last);
+          },
+          {52 * 2 * 4 * 128 * 2,
+           4 * 2560 + 2 * 3584 + 2 * 512 + 2 * 768 + 128 + 2 * 64 + 2 * 6 + 3 * 2560, 52 * 64, 52,
+           52 * 64 * 96});
+}
+
+void test_gemma3_270m() {  // norms after parts, two RoPEs
+    check("Gemma 3 270M", 640, 18, {{1000000, 256}, {10000, 256, false}},
+          [](auto& parts, int64_t i) {
+              const bool global = i % 6 == 5;
+              parts.push_back(normed_after(attention(4, 1, 256, global ? 0 : 1, global ? 0 : 512)));
+              parts.push_back(normed_after(ffn(2048)));
+          },
+          {18 * 2 * 256 * 2, 4 * 640 + 2 * 1024 + 2 * 256 + 2 * 2048 + 2 * 256, 18, 18, 18 * 256});
+}
+
+void test_gpt_oss_20b() {  // a window in every second layer
+    check("gpt-oss 20b", 2880, 24, {{150000, 64}},
+          [](auto& parts, int64_t i) {
+              parts.push_back(attention(64, 8, 64, 0, i % 2 ? 0 : 128));
+              parts.push_back(router(32, 4));
+              parts.push_back(experts(32, 4, 2880));
+          },
+          {24 * 2 * 8 * 64 * 2,
+           4 * 2880 + 2 * 4096 + 2 * 512 + 2 * 2880 + 64 + 2 * 32 + 2 * 4 + 3 * 2880, 24 * 32, 24,
+           24 * 32 * 360});
+}
+
+void test_deepseek_v2_lite() {  // a latent cache, the first layer dense, shared experts
+    check("DeepSeek V2-Lite", 2048, 27, {{10000, 64}},
+          [](auto& parts, int64_t i) {
+              LayerPart latent = attention(16, 1, 576);
+              std::get<Attention>(latent.op).v_head_dim = 0;
+              parts.push_back(latent);
+              if (i == 0) {
+                  parts.push_back(ffn(10944));
+                  return;
+              }
+              parts.push_back(router(64, 6));
+              parts.push_back(beside(ffn(2 * 1408), true));
+              parts.push_back(experts(64, 6, 1408));
+          },
+          {27 * 576 * 2, 4 * 2048 + 16 * 576 + 576 + 2 * 10944 + 64 + 2 * 64 + 2 * 6 + 3 * 2048,
+           1 + 26 * 65, 1 + 26 * 2, 1368 + 26 * (352 + 64 * 176)});
+}
+
+void test_nemotron_3_nano() {  // one part a layer: 6 of attention, 23 of experts, 23 of Mamba-2
+    check(
+        "Nemotron 3 Nano", 2688, 52, {},
+        [](auto& parts, int64_t i) {
+            if (i < 6) parts.push_back(attention(32, 2, 128, -1));
+            if (i < 6 || i >= 29) return;
+            parts.push_back(router(128, 6));
+            parts.push_back(beside(ffn(3712), true));
+            parts.push_back(experts(128, 6, 1856));
+        },
+        {6 * 2 * 2 * 128 * 2, 4 * 2688 + 2 * 4096 + 2 * 256 + 2 * 3712 + 2 * 128 + 2 * 6 + 3 * 2688,
+         23 * 129, 46, 23 * (464 + 128 * 232)});
+}
+
+void test_qwen3_next() {  // attention in every fourth layer, delta nets in the others
+    check("Qwen3-Next 80B-A3B", 2048, 48, {{10000000, 64}},
+          [](auto& parts, int64_t i) {
+              if (i % 4 == 3) parts.push_back(attention(16, 2, 256));
+              parts.push_back(router(512, 10));
+              parts.push_back(beside(ffn(512), true));
+              parts.push_back(experts(512, 10, 512));
+          },
+          {12 * 2 * 2 * 256 * 2,
+           4 * 2048 + 2 * 4096 + 2 * 512 + 2 * 512 + 64 + 2 * 512 + 2 * 10 + 3 * 2048, 48 * 513, 96,
+           48 * 513 * 64});
+}
+
+void test_gemma4_a4b() {  // heads of two widths, a dense block and experts side by side
+    check("Gemma 4 26B-A4B", 2816, 30, {{1000000, 512}, {10000, 256, false}},
+          [](auto& parts, int64_t i) {
+              const bool global = i % 6 == 5;
+              parts.push_back(
+                  normed_after(global ? attention(16, 2, 512, 0) : attention(16, 8, 256, 1, 1024)));
+              parts.push_back(waiting(normed_after(ffn(2112))));
+              parts.push_back(router(128, 8));
+              LayerPart last = normed_after(experts(128, 8, 704));
+              last.input = LayerPart::Input::stream;
+              last.norm.emplace();
+              parts.push_back(last);
+          },
+          {25 * 2 * 8 * 256 * 2 + 5 * 2 * 2 * 512 * 2,
+           4 * 2816 + 2 * 8192 + 2 * 2048 + 2 * 2112 + 512 + 256 + 2 * 128 + 2 * 8 + 3 * 2816,
+           30 * 129, 60, 30 * (264 + 128 * 88)});
+}
+
+}  // namespace
+
+int main() {
+    test_falcon_7b();
+    test_smallthinker_21b();
+    test_gemma3_270m();
+    test_gpt_oss_20b();
+    test_deepseek_v2_lite();
+    test_nemotron_3_nano();
+    test_qwen3_next();
+    test_gemma4_a4b();
+    return check::summary("test_layer_lists");
+}
