@@ -28,7 +28,7 @@ struct RowRange {
 };
 struct Targets {
     std::vector<int64_t> shape;   // [inputs, outputs] of the whole tensor
-    std::vector<RowRange> parts;  // several where the engine divides a tensor (Falcon's attn_qkv)
+    std::vector<RowRange> parts;  // several where the engine divides a tensor (attn_qkv)
 };
 
 // Neuron rows have several names in files, adapters use that of the dense matrix.
@@ -62,7 +62,7 @@ std::map<std::string, Targets> all_targets(const Model& m) {
     return all;
 }
 
-// Phi-3's ffn_up has the rows of gate and up, gates first, and so have its adapters. In files of
+// A fused ffn_up has the rows of gate and up, gates first, and so have its adapters. In files of
 // neurons both are tensors by themselves.
 Targets for_rows(const std::map<std::string, Targets>& all, const std::string& weight,
                  int64_t rows) {
