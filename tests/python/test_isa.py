@@ -23,7 +23,7 @@ def shared(isa: str, made: Path) -> list[str]:
         ["nm", "--defined-only", made], check=True, capture_output=True, text=True
     ).stdout
     lines = [line.split(" ", 2) for line in names.splitlines()]
-    assert any(kind == "T" and re.match(own, name) for _, kind, name in lines), made
+    assert any(kind in "DR" and re.match(own, name) for _, kind, name in lines), made
     return [
         f"{made.name}: {name}"
         for _, kind, name in lines

@@ -146,18 +146,10 @@ const char* const* isa_names(int* n);
 
 }  // namespace ggml::cpu
 
-// Declares every kernel of the list.
-namespace ggml::cpu {
-template <typename>
-struct function_of;
-template <typename F>
-struct function_of<F*> {
-    using type = F;
-};
-}  // namespace ggml::cpu
+// Declares every kernel of the list: a constant that is an instance of some template.
 #define KERNEL(op, type_, isa, fn) \
     namespace ggml::cpu::isa {     \
-    function_of<op##_fn>::type fn; \
+    extern const op##_fn fn;       \
     }
 #include "kernels/kernels.inc"
 #undef KERNEL

@@ -130,9 +130,9 @@ bool are_neighbours(const int32_t* tokens, int64_t n) {
     return true;
 }
 
-template <typename F>
-void dot(dot_fn narrow, const uint8_t* w, int64_t stride, const int32_t* ids, int64_t n,
-         int64_t cols, const NeuronInput& x, const int32_t* tokens, int64_t nt, float* y) {
+template <typename F, const dot_fn& narrow>
+void dot(const uint8_t* w, int64_t stride, const int32_t* ids, int64_t n, int64_t cols,
+         const NeuronInput& x, const int32_t* tokens, int64_t nt, float* y) {
     const int64_t n_blocks = cols / kQ / kStrip, tiles = (nt + kTokens - 1) / kTokens;
     // The last tile begins early enough to be full, so some tokens may be computed twice: at most a
     // third of them.
@@ -175,12 +175,7 @@ void dot(dot_fn narrow, const uint8_t* w, int64_t stride, const int32_t* ids, in
 
 }  // namespace
 
-#define DOT(name, Format)                                                                    \
-    void name(const uint8_t* w, int64_t stride, const int32_t* ids, int64_t n, int64_t cols, \
-              const NeuronInput& x, const int32_t* tokens, int64_t nt, float* y) {           \
-        dot<Format>(avx512::name, w, stride, ids, n, cols, x, tokens, nt, y);                \
-    }
-DOT(dot__q4_0, PairsQ4_0)
-DOT(dot__q8_0, PairsQ8_0)
+const dot_fn dot__q4_0 = dot<PairsQ4_0, avx512::dot__q4_0>;
+const dot_fn dot__q8_0 = dot<PairsQ8_0, avx512::dot__q8_0>;
 
 }  // namespace ggml::cpu::amx

@@ -133,9 +133,9 @@ void two_strips(Pair w, const Q8Rows& x, int64_t t0, int64_t nt, Scratch& s, flo
     }
 }
 
-template <typename F>
-void strips(strip_fn narrow, const uint8_t* w, int64_t n, const Q8Rows& x, int64_t t0, int64_t nt,
-            float* y, int64_t ldy) {
+template <typename F, const strip_fn& narrow>
+void strips(const uint8_t* w, int64_t n, const Q8Rows& x, int64_t t0, int64_t nt, float* y,
+            int64_t ldy) {
     // A product of two blocks at a time needs an even number of them.
     const int64_t whole = x.cols % (2 * kQ) ? 0 : nt / kTokens * kTokens;
     if (whole && n >= 2) {
@@ -160,13 +160,8 @@ void strips(strip_fn narrow, const uint8_t* w, int64_t n, const Q8Rows& x, int64
 
 }  // namespace
 
-#define STRIP(name, Format)                                                                   \
-    void name(const uint8_t* w, int64_t n, const Q8Rows& x, int64_t t0, int64_t nt, float* y, \
-              int64_t ldy) {                                                                  \
-        strips<Format>(avx512::name, w, n, x, t0, nt, y, ldy);                                \
-    }
-STRIP(strip__q4_0_q8, PairsQ4_0)
-STRIP(strip__q8_0_q8, PairsQ8_0)
-STRIP(strip__q4_k_q8, PairsQ4_K)
+const strip_fn strip__q4_0_q8 = strips<PairsQ4_0, avx512::strip__q4_0_q8>;
+const strip_fn strip__q8_0_q8 = strips<PairsQ8_0, avx512::strip__q8_0_q8>;
+const strip_fn strip__q4_k_q8 = strips<PairsQ4_K, avx512::strip__q4_k_q8>;
 
 }  // namespace ggml::cpu::amx

@@ -34,9 +34,9 @@ template <typename F, int T>
     }
 }
 
-template <typename F>
-void dot(dot_fn narrow, const uint8_t* w, int64_t stride, const int32_t* ids, int64_t n,
-         int64_t cols, const NeuronInput& x, const int32_t* tokens, int64_t nt, float* y) {
+template <typename F, const dot_fn& narrow>
+void dot(const uint8_t* w, int64_t stride, const int32_t* ids, int64_t n, int64_t cols,
+         const NeuronInput& x, const int32_t* tokens, int64_t nt, float* y) {
     const int64_t paired = nt > kFewest ? n / kRows * kRows : 0;
     if (paired) {
         for_tiles(nt, [&](auto count, int64_t t) {
@@ -52,13 +52,8 @@ void dot(dot_fn narrow, const uint8_t* w, int64_t stride, const int32_t* ids, in
 
 }  // namespace
 
-#define DOT(name, Format)                                                                    \
-    void name(const uint8_t* w, int64_t stride, const int32_t* ids, int64_t n, int64_t cols, \
-              const NeuronInput& x, const int32_t* tokens, int64_t nt, float* y) {           \
-        dot<Format>(vnni::name, w, stride, ids, n, cols, x, tokens, nt, y);                  \
-    }
-DOT(dot__q4_0, PairsQ4_0)
-DOT(dot__q8_0, PairsQ8_0)
-DOT(dot__q4_k, PairsQ4_K)
+const dot_fn dot__q4_0 = dot<PairsQ4_0, vnni::dot__q4_0>;
+const dot_fn dot__q8_0 = dot<PairsQ8_0, vnni::dot__q8_0>;
+const dot_fn dot__q4_k = dot<PairsQ4_K, vnni::dot__q4_k>;
 
 }  // namespace ggml::cpu::avx512

@@ -115,9 +115,9 @@ template <typename F>
     _mm256_storeu_ps(y, sum);
 }
 
-template <typename F>
-void dot(dot_fn narrow, const uint8_t* w, int64_t stride, const int32_t* ids, int64_t n,
-         int64_t cols, const NeuronInput& x, const int32_t* tokens, int64_t nt, float* y) {
+template <typename F, const dot_fn& narrow>
+void dot(const uint8_t* w, int64_t stride, const int32_t* ids, int64_t n, int64_t cols,
+         const NeuronInput& x, const int32_t* tokens, int64_t nt, float* y) {
     if (nt > 1) return narrow(w, stride, ids, n, cols, x, tokens, nt, y);
     for (int64_t i = 0; i < n; i += 8) {
         const uint8_t *rows[8], *ahead[8];
@@ -251,22 +251,10 @@ void add(const uint8_t* w, int64_t stride, const int32_t* ids, int64_t n, int64_
 
 }  // namespace
 
-#define PLAIN(suffix, Format)                                                                  \
-    void stored_dot__##suffix(const uint8_t* w, int64_t stride, const int32_t* ids, int64_t n, \
-                              int64_t cols, const NeuronInput& x, const int32_t* tokens,       \
-                              int64_t nt, float* y) {                                          \
-        dot<Format>(vnni::stored_dot__##suffix, w, stride, ids, n, cols, x, tokens, nt, y);    \
-    }                                                                                          \
-    void stored_add__##suffix(const uint8_t* w, int64_t stride, const int32_t* ids, int64_t n, \
-                              int64_t cols, const Shares& shares, int64_t nt, float* y,        \
-                              int64_t ldy) {                                                   \
-        add<Format, 1>(w, stride, ids, n, cols, shares, nt, y, ldy);                           \
-    }                                                                                          \
-    void tiled_add__##suffix(const uint8_t* w, int64_t stride, const int32_t* ids, int64_t n,  \
-                             int64_t cols, const Shares& shares, int64_t nt, float* y,         \
-                             int64_t ldy) {                                                    \
-        add<Format, kStrip>(w, stride, ids, n, cols, shares, nt, y, ldy);                      \
-    }
+#define PLAIN(suffix, Format)                                                           \
+    const stored_dot_fn stored_dot__##suffix = dot<Format, vnni::stored_dot__##suffix>; \
+    const stored_add_fn stored_add__##suffix = add<Format, 1>;                          \
+    const tiled_add_fn tiled_add__##suffix = add<Format, kStrip>;
 PLAIN(q8_0, PlainQ8_0)
 PLAIN(q4_0, PlainQ4_0)
 PLAIN(q5_0, PlainQ5_0)

@@ -21,9 +21,9 @@ template <typename F, int S, int T>
     }
 }
 
-template <typename F>
-void strips(strip_fn narrow, const uint8_t* w, int64_t n, const Q8Rows& x, int64_t t0, int64_t nt,
-            float* y, int64_t ldy) {
+template <typename F, const strip_fn& narrow>
+void strips(const uint8_t* w, int64_t n, const Q8Rows& x, int64_t t0, int64_t nt, float* y,
+            int64_t ldy) {
     if (nt <= kFewest) return narrow(w, n, x, t0, nt, y, ldy);
     const int64_t size = x.cols / (kQ * F::blocks) * kStrip * int64_t(sizeof(typename F::Block));
     int64_t i = 0;
@@ -42,13 +42,8 @@ void strips(strip_fn narrow, const uint8_t* w, int64_t n, const Q8Rows& x, int64
 
 }  // namespace
 
-#define STRIP(name, Format)                                                                   \
-    void name(const uint8_t* w, int64_t n, const Q8Rows& x, int64_t t0, int64_t nt, float* y, \
-              int64_t ldy) {                                                                  \
-        strips<Format>(vnni::name, w, n, x, t0, nt, y, ldy);                                  \
-    }
-STRIP(strip__q4_0_q8, PairsQ4_0)
-STRIP(strip__q8_0_q8, PairsQ8_0)
-STRIP(strip__q4_k_q8, PairsQ4_K)
+const strip_fn strip__q4_0_q8 = strips<PairsQ4_0, vnni::strip__q4_0_q8>;
+const strip_fn strip__q8_0_q8 = strips<PairsQ8_0, vnni::strip__q8_0_q8>;
+const strip_fn strip__q4_k_q8 = strips<PairsQ4_K, vnni::strip__q4_k_q8>;
 
 }  // namespace ggml::cpu::avx512

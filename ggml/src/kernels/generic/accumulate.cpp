@@ -8,8 +8,9 @@ namespace ggml::cpu::generic {
 namespace {
 
 // Decodes a block of columns at a time with the reference codec of the format.
-void accumulate(DType type, const uint8_t* w, int64_t row_bytes, int64_t n_rows, int64_t cols,
-                const float* a, int64_t lda, int64_t nt, float* y, int64_t ldy) {
+template <DType type>
+void accumulate(const uint8_t* w, int64_t row_bytes, int64_t n_rows, int64_t cols, const float* a,
+                int64_t lda, int64_t nt, float* y, int64_t ldy) {
     const DTypeInfo& format = info(type);
     float values[kQK];
     const int64_t step = std::max<int64_t>(kQ, format.block);
@@ -26,14 +27,9 @@ void accumulate(DType type, const uint8_t* w, int64_t row_bytes, int64_t n_rows,
 
 }  // namespace
 
-#define ACCUMULATE(name, type)                                                                   \
-    void name(const uint8_t* w, int64_t row_bytes, int64_t n_rows, int64_t cols, const float* a, \
-              int64_t lda, int64_t nt, float* y, int64_t ldy) {                                  \
-        accumulate(type, w, row_bytes, n_rows, cols, a, lda, nt, y, ldy);                        \
-    }
-ACCUMULATE(accumulate__f32_f32, DType::F32)
-ACCUMULATE(accumulate__f16_f32, DType::F16)
-ACCUMULATE(accumulate__bf16_f32, DType::BF16)
-ACCUMULATE(accumulate__q8_0_f32, DType::Q8_0)
+const accumulate_fn accumulate__f32_f32 = accumulate<DType::F32>;
+const accumulate_fn accumulate__f16_f32 = accumulate<DType::F16>;
+const accumulate_fn accumulate__bf16_f32 = accumulate<DType::BF16>;
+const accumulate_fn accumulate__q8_0_f32 = accumulate<DType::Q8_0>;
 
 }  // namespace ggml::cpu::generic

@@ -17,9 +17,9 @@ float add_lanes(const float lane[8]) {
     return (four[0] + four[2]) + (four[1] + four[3]);
 }
 
-template <typename Block>
-void dot_blocks(DType type, const uint8_t* w, int64_t stride, const int32_t* ids, int64_t n,
-                int64_t cols, const NeuronInput& in, const int32_t* tokens, int64_t nt, float* y) {
+template <typename Block, DType type>
+void dot_blocks(const uint8_t* w, int64_t stride, const int32_t* ids, int64_t n, int64_t cols,
+                const NeuronInput& in, const int32_t* tokens, int64_t nt, float* y) {
     constexpr int size = BlockTraits<Block>::size;
     const int64_t eighth = cols / kStrip;
     for (int64_t i = 0; i < n * nt; i++) {
@@ -42,7 +42,7 @@ void dot_blocks(DType type, const uint8_t* w, int64_t stride, const int32_t* ids
 
 // Blocks of 32, one after the other.
 template <typename Block>
-void dot_plain(DType, const uint8_t* w, int64_t stride, const int32_t* ids, int64_t n, int64_t cols,
+void dot_plain(const uint8_t* w, int64_t stride, const int32_t* ids, int64_t n, int64_t cols,
                const NeuronInput& in, const int32_t* tokens, int64_t nt, float* y) {
     for (int64_t i = 0; i < n * nt; i++) {
         const uint8_t* row = w + ids[i / nt] * stride;
@@ -60,8 +60,8 @@ void dot_plain(DType, const uint8_t* w, int64_t stride, const int32_t* ids, int6
 
 // Blocks of 256: lane r takes group r of every block.
 template <typename Block>
-void dot_stored(DType, const uint8_t* w, int64_t stride, const int32_t* ids, int64_t n,
-                int64_t cols, const NeuronInput& in, const int32_t* tokens, int64_t nt, float* y) {
+void dot_stored(const uint8_t* w, int64_t stride, const int32_t* ids, int64_t n, int64_t cols,
+                const NeuronInput& in, const int32_t* tokens, int64_t nt, float* y) {
     for (int64_t i = 0; i < n * nt; i++) {
         const uint8_t* row = w + ids[i / nt] * stride;
         float lane[kStrip] = {};
@@ -94,8 +94,9 @@ void add_rows(int64_t cols, int64_t span, const int32_t* ids, const Shares& shar
     }
 }
 
-void add_blocks(DType type, const uint8_t* w, int64_t stride, const int32_t* ids, int64_t,
-                int64_t cols, const Shares& shares, int64_t nt, float* y, int64_t ldy) {
+template <DType type>
+void add_blocks(const uint8_t* w, int64_t stride, const int32_t* ids, int64_t, int64_t cols,
+                const Shares& shares, int64_t nt, float* y, int64_t ldy) {
     std::vector<uint8_t> stored(size_t(info(type).size(cols)));
     add_rows(cols, cols, ids, shares, nt, y, ldy, [&](int64_t id, float* values) {
         unfold_row(type, w + id * stride, cols, stored.data());
@@ -103,14 +104,16 @@ void add_blocks(DType type, const uint8_t* w, int64_t stride, const int32_t* ids
     });
 }
 
-void add_stored(DType type, const uint8_t* w, int64_t stride, const int32_t* ids, int64_t,
-                int64_t cols, const Shares& shares, int64_t nt, float* y, int64_t ldy) {
+template <DType type>
+void add_stored(const uint8_t* w, int64_t stride, const int32_t* ids, int64_t, int64_t cols,
+                const Shares& shares, int64_t nt, float* y, int64_t ldy) {
     add_rows(cols, info(type).block == kQK ? kQK : 0, ids, shares, nt, y, ldy,
              [&](int64_t id, float* values) { info(type).decode(w + id * stride, values, cols); });
 }
 
-void add_tiled(DType type, const uint8_t* w, int64_t stride, const int32_t* ids, int64_t,
-               int64_t cols, const Shares& shares, int64_t nt, float* y, int64_t ldy) {
+template <DType type>
+void add_tiled(const uint8_t* w, int64_t stride, const int32_t* ids, int64_t, int64_t cols,
+               const Shares& shares, int64_t nt, float* y, int64_t ldy) {
     const int64_t size = info(type).bytes;
     add_rows(cols, 0, ids, shares, nt, y, ldy, [&](int64_t id, float* values) {
         const uint8_t* block = tiled_row(w, stride, int32_t(id), size);
@@ -120,8 +123,9 @@ void add_tiled(DType type, const uint8_t* w, int64_t stride, const int32_t* ids,
     });
 }
 
-void dot_values(DType type, const uint8_t* w, int64_t stride, const int32_t* ids, int64_t n,
-                int64_t cols, const NeuronInput& in, const int32_t* tokens, int64_t nt, float* y) {
+template <DType type>
+void dot_values(const uint8_t* w, int64_t stride, const int32_t* ids, int64_t n, int64_t cols,
+                const NeuronInput& in, const int32_t* tokens, int64_t nt, float* y) {
     std::vector<float> values(static_cast<size_t>(cols));
     for (int64_t i = 0; i < n; i++) {
         info(type).decode(w + ids[i] * stride, values.data(), cols);
@@ -135,60 +139,33 @@ void dot_values(DType type, const uint8_t* w, int64_t stride, const int32_t* ids
     }
 }
 
-void add_values(DType type, const uint8_t* w, int64_t stride, const int32_t* ids, int64_t,
-                int64_t cols, const Shares& shares, int64_t nt, float* y, int64_t ldy) {
-    add_rows(cols, 0, ids, shares, nt, y, ldy,
-             [&](int64_t id, float* values) { info(type).decode(w + id * stride, values, cols); });
-}
-
 }  // namespace
 
-#define NEURON(suffix, prefix, type, dot, add)                                                  \
-    void prefix##dot__##suffix(const uint8_t* w, int64_t stride, const int32_t* ids, int64_t n, \
-                               int64_t cols, const NeuronInput& x, const int32_t* tokens,       \
-                               int64_t nt, float* y) {                                          \
-        dot(DType::type, w, stride, ids, n, cols, x, tokens, nt, y);                            \
-    }                                                                                           \
-    void prefix##add__##suffix(const uint8_t* w, int64_t stride, const int32_t* ids, int64_t n, \
-                               int64_t cols, const Shares& shares, int64_t nt, float* y,        \
-                               int64_t ldy) {                                                   \
-        add(DType::type, w, stride, ids, n, cols, shares, nt, y, ldy);                          \
-    }
-#define BLOCKS(suffix, type) NEURON(suffix, , type, dot_blocks<Block##type>, add_blocks)
-#define PLAIN(suffix, type)                                                                   \
-    NEURON(suffix, stored_, type, dot_plain<Block##type>, add_stored)                         \
-    void tiled_add__##suffix(const uint8_t* w, int64_t stride, const int32_t* ids, int64_t n, \
-                             int64_t cols, const Shares& shares, int64_t nt, float* y,        \
-                             int64_t ldy) {                                                   \
-        add_tiled(DType::type, w, stride, ids, n, cols, shares, nt, y, ldy);                  \
-    }
-#define STORED(suffix, type) NEURON(suffix, stored_, type, dot_stored<Block##type>, add_stored)
-NEURON(f32, , F32, dot_values, add_values)
-NEURON(f16, , F16, dot_values, add_values)
-NEURON(bf16, , BF16, dot_values, add_values)
-BLOCKS(q4_0, Q4_0)
-BLOCKS(q4_1, Q4_1)
-BLOCKS(q5_0, Q5_0)
-BLOCKS(q5_1, Q5_1)
-BLOCKS(q8_0, Q8_0)
-BLOCKS(q2_k, Q2_K)
-BLOCKS(q3_k, Q3_K)
-BLOCKS(q4_k, Q4_K)
-BLOCKS(q5_k, Q5_K)
-BLOCKS(q6_k, Q6_K)
-BLOCKS(iq4_nl, IQ4_NL)
-BLOCKS(iq4_xs, IQ4_XS)
+#define VALUES(suffix, type)                              \
+    const dot_fn dot__##suffix = dot_values<DType::type>; \
+    const add_fn add__##suffix = add_stored<DType::type>;
+#define BLOCKS(suffix, type, dot_stored)                                \
+    const dot_fn dot__##suffix = dot_blocks<Block##type, DType::type>;  \
+    const add_fn add__##suffix = add_blocks<DType::type>;               \
+    const stored_dot_fn stored_dot__##suffix = dot_stored<Block##type>; \
+    const stored_add_fn stored_add__##suffix = add_stored<DType::type>;
+#define PLAIN(suffix, type)         \
+    BLOCKS(suffix, type, dot_plain) \
+    const tiled_add_fn tiled_add__##suffix = add_tiled<DType::type>;
+VALUES(f32, F32)
+VALUES(f16, F16)
+VALUES(bf16, BF16)
 PLAIN(q4_0, Q4_0)
 PLAIN(q4_1, Q4_1)
 PLAIN(q5_0, Q5_0)
 PLAIN(q5_1, Q5_1)
 PLAIN(q8_0, Q8_0)
 PLAIN(iq4_nl, IQ4_NL)
-STORED(q2_k, Q2_K)
-STORED(q3_k, Q3_K)
-STORED(q4_k, Q4_K)
-STORED(q5_k, Q5_K)
-STORED(q6_k, Q6_K)
-STORED(iq4_xs, IQ4_XS)
+BLOCKS(q2_k, Q2_K, dot_stored)
+BLOCKS(q3_k, Q3_K, dot_stored)
+BLOCKS(q4_k, Q4_K, dot_stored)
+BLOCKS(q5_k, Q5_K, dot_stored)
+BLOCKS(q6_k, Q6_K, dot_stored)
+BLOCKS(iq4_xs, IQ4_XS, dot_stored)
 
 }  // namespace ggml::cpu::generic

@@ -4,8 +4,10 @@
 
 namespace ggml::cpu::generic {
 
-void sketch__i1_i4(const uint8_t* signs, int64_t n_rows, int64_t bytes, const uint8_t* planes,
-                   int32_t* out) {
+namespace {
+
+void sketch(const uint8_t* signs, int64_t n_rows, int64_t bytes, const uint8_t* planes,
+            int32_t* out) {
     const int64_t plane = plane_bytes(bytes);
     for (int64_t r = 0; r < n_rows; r++, signs += bytes) {
         out[r] = 0;
@@ -17,5 +19,9 @@ void sketch__i1_i4(const uint8_t* signs, int64_t n_rows, int64_t bytes, const ui
         }
     }
 }
+
+}  // namespace
+
+const sketch_fn sketch__i1_i4 = sketch;
 
 }  // namespace ggml::cpu::generic

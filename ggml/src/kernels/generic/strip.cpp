@@ -10,21 +10,24 @@ namespace ggml::cpu::generic {
 
 namespace {
 
-template <typename Block>
-void one_strip(DType type, const uint8_t* w, const Q8Rows& x, int64_t t0, int64_t nt, float* y,
-               int64_t ldy) {
+template <typename Block, DType type>
+void strips(const uint8_t* w, int64_t n, const Q8Rows& x, int64_t t0, int64_t nt, float* y,
+            int64_t ldy) {
     constexpr int size = BlockTraits<Block>::size;
-    for (int r = 0; r < kStrip; r++) {
-        for (int64_t t = 0; t < nt; t++) y[t * ldy + r] = 0;
-        for (int64_t b = 0; b < x.cols / size; b++) {
+    const int64_t n_blocks = x.cols / size,
+                  strip_bytes = kStrip * n_blocks * int64_t(sizeof(Block));
+    for (int64_t row = 0; row < n * kStrip; row++) {
+        const uint8_t* strip = w + row / kStrip * strip_bytes;
+        for (int64_t t = 0; t < nt; t++) y[t * ldy + row] = 0;
+        for (int64_t b = 0; b < n_blocks; b++) {
             Block block;
             Parts p;
-            unpack_block(type, w + b * kStrip * int64_t(sizeof(block)), r,
+            unpack_block(type, strip + b * kStrip * int64_t(sizeof(block)), row % kStrip,
                          reinterpret_cast<uint8_t*>(&block));
             take_apart(block, p);
             for (int64_t t = 0; t < nt; t++) {
                 const int64_t x0 = ((t0 + t) * x.cols + b * size) / kQ;
-                y[t * ldy + r] = add_block<Block>(y[t * ldy + r], p, x, x0);
+                y[t * ldy + row] = add_block<Block>(y[t * ldy + row], p, x, x0);
             }
         }
     }
@@ -32,13 +35,7 @@ void one_strip(DType type, const uint8_t* w, const Q8Rows& x, int64_t t0, int64_
 
 }  // namespace
 
-#define STRIP(name, type)                                                                     \
-    void name(const uint8_t* w, int64_t n, const Q8Rows& x, int64_t t0, int64_t nt, float* y, \
-              int64_t ldy) {                                                                  \
-        for (int64_t i = 0; i < n; i++, w += kStrip * info(DType::type).size(x.cols)) {       \
-            one_strip<Block##type>(DType::type, w, x, t0, nt, y + i * kStrip, ldy);           \
-        }                                                                                     \
-    }
+#define STRIP(name, type) const strip_fn name = strips<Block##type, DType::type>;
 STRIP(strip__q8_0_q8, Q8_0)
 STRIP(strip__q4_0_q8, Q4_0)
 STRIP(strip__q4_1_q8, Q4_1)

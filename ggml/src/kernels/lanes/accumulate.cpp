@@ -30,13 +30,8 @@ void accumulate(const uint8_t* w, int64_t row_bytes, int64_t n_rows, int64_t col
 
 }  // namespace
 
-#define ACCUMULATE(name, type)                                                                   \
-    void name(const uint8_t* w, int64_t row_bytes, int64_t n_rows, int64_t cols, const float* a, \
-              int64_t lda, int64_t nt, float* y, int64_t ldy) {                                  \
-        accumulate<type>(w, row_bytes, n_rows, cols, a, lda, nt, y, ldy);                        \
-    }
-ACCUMULATE(accumulate__f32_f32, F32)
-ACCUMULATE(accumulate__f16_f32, F16)
-ACCUMULATE(accumulate__bf16_f32, BF16)
+const accumulate_fn accumulate__f32_f32 = accumulate<F32>;
+const accumulate_fn accumulate__f16_f32 = accumulate<F16>;
+const accumulate_fn accumulate__bf16_f32 = accumulate<BF16>;
 
 }  // namespace ggml::cpu::GGML_ISA

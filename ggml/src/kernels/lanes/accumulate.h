@@ -54,16 +54,17 @@ struct BlockValues {
         F::values(*(reinterpret_cast<const typename F::Block*>(row) + c / kQ), out);
     }
 };
+template <typename F>
+void accumulate_blocks(const uint8_t* w, int64_t row_bytes, int64_t n_rows, int64_t cols,
+                       const float* a, int64_t lda, int64_t nt, float* y, int64_t ldy) {
+    accumulate_32<BlockValues<F>>(w, row_bytes, n_rows, cols, a, lda, nt, y, ldy);
+}
 
 }  // namespace ggml::cpu::GGML_ISA
 
 #ifdef GGML_STRIPS_ALONE
 #define ACCUMULATE_KERNEL(suffix, Format)
 #else
-#define ACCUMULATE_KERNEL(suffix, Format)                                                   \
-    void accumulate__##suffix##_f32(const uint8_t* w, int64_t row_bytes, int64_t n_rows,    \
-                                    int64_t cols, const float* a, int64_t lda, int64_t nt,  \
-                                    float* y, int64_t ldy) {                                \
-        accumulate_32<BlockValues<Format>>(w, row_bytes, n_rows, cols, a, lda, nt, y, ldy); \
-    }
+#define ACCUMULATE_KERNEL(suffix, Format) \
+    const accumulate_fn accumulate__##suffix##_f32 = accumulate_blocks<Format>;
 #endif

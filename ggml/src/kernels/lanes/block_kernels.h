@@ -106,11 +106,11 @@ template <typename F, int T>
 }
 
 // Tiles of 4 tokens: their activations stay in the L1 cache while the kernel walks over the rows.
-template <typename F>
-void dot(const uint8_t* w, int64_t stride, const int32_t* ids, int64_t n, const Q8Rows& x,
-         const Ahead& ahead, const int32_t* tokens, int64_t nt, float* y) {
+template <typename F, Q8Rows NeuronInput::*order>
+void dot(const uint8_t* w, int64_t stride, const int32_t* ids, int64_t n, int64_t,
+         const NeuronInput& x, const int32_t* tokens, int64_t nt, float* y) {
     for_tiles<4>(nt, [&](auto count, int64_t t) {
-        dot_tile<F, count>(w, stride, ids, n, x, ahead, tokens + t, y + t, nt);
+        dot_tile<F, count>(w, stride, ids, n, x.*order, x.ahead, tokens + t, y + t, nt);
     });
 }
 
@@ -268,23 +268,11 @@ void add(const uint8_t* w, int64_t stride, const int32_t* ids, int64_t n, int64_
 
 }  // namespace ggml::cpu::GGML_ISA
 
-#define STRIP_KERNEL(suffix, Format)                                                    \
-    void strip__##suffix##_q8(const uint8_t* w, int64_t n, const Q8Rows& x, int64_t t0, \
-                              int64_t nt, float* y, int64_t ldy) {                      \
-        strips<Format>(w, n, x, t0, nt, y, ldy);                                        \
-    }
+#define STRIP_KERNEL(suffix, Format) const strip_fn strip__##suffix##_q8 = strips<Format>;
 // dot and add of neuron rows: folded rows, or rows as stored (stored_dot and stored_add).
-#define NEURON_KERNELS(prefix, suffix, Format, order)                                            \
-    void prefix##dot__##suffix(const uint8_t* w, int64_t stride, const int32_t* ids, int64_t n,  \
-                               int64_t, const NeuronInput& x, const int32_t* tokens, int64_t nt, \
-                               float* y) {                                                       \
-        dot<Format>(w, stride, ids, n, x.order, x.ahead, tokens, nt, y);                         \
-    }                                                                                            \
-    void prefix##add__##suffix(const uint8_t* w, int64_t stride, const int32_t* ids, int64_t n,  \
-                               int64_t cols, const Shares& shares, int64_t nt, float* y,         \
-                               int64_t ldy) {                                                    \
-        add<Format>(w, stride, ids, n, cols, shares, nt, y, ldy);                                \
-    }
+#define NEURON_KERNELS(prefix, suffix, Format, order)                      \
+    const dot_fn prefix##dot__##suffix = dot<Format, &NeuronInput::order>; \
+    const add_fn prefix##add__##suffix = add<Format>;
 // Where an instruction set has strips alone, BLOCK_ makes only these, and FREQUENT_ what its rows
 // of kernels.inc name.
 #define ALL_BLOCK_KERNELS(suffix, Format) \

@@ -73,14 +73,9 @@ void matmul(const uint8_t* w, int64_t row_bytes, int64_t n_rows, int64_t k, cons
 
 }  // namespace
 
-#define MATMUL(name, type)                                                                    \
-    void name(const uint8_t* w, int64_t row_bytes, int64_t n_rows, int64_t k, const float* x, \
-              int64_t ldx, int64_t nt, float* y, int64_t ldy) {                               \
-        matmul<type>(w, row_bytes, n_rows, k, x, ldx, nt, y, ldy);                            \
-    }
-MATMUL(matmul__f32_f32, F32)
-MATMUL(matmul__f16_f32, F16)
-MATMUL(matmul__bf16_f32, BF16)
-MATMUL(matmul__q8_0_f32, Q8_0)
+const matmul_fn matmul__f32_f32 = matmul<F32>;
+const matmul_fn matmul__f16_f32 = matmul<F16>;
+const matmul_fn matmul__bf16_f32 = matmul<BF16>;
+const matmul_fn matmul__q8_0_f32 = matmul<Q8_0>;
 
 }  // namespace ggml::cpu::GGML_ISA

@@ -97,18 +97,11 @@ void add_values(const uint8_t* w, int64_t stride, const int32_t* ids, int64_t, i
 
 }  // namespace
 
-#define NEURON(suffix, dot, add)                                                                \
-    void dot__##suffix(const uint8_t* w, int64_t stride, const int32_t* ids, int64_t n,         \
-                       int64_t cols, const NeuronInput& x, const int32_t* tokens, int64_t nt,   \
-                       float* y) {                                                              \
-        dot(w, stride, ids, n, cols, x, tokens, nt, y);                                         \
-    }                                                                                           \
-    void add__##suffix(const uint8_t* w, int64_t stride, const int32_t* ids, int64_t n,         \
-                       int64_t cols, const Shares& shares, int64_t nt, float* y, int64_t ldy) { \
-        add(w, stride, ids, n, cols, shares, nt, y, ldy);                                       \
-    }
-NEURON(f32, dot_values<F32>, add_values<F32>)
-NEURON(f16, dot_values<F16>, add_values<F16>)
-NEURON(bf16, dot_values<BF16>, add_values<BF16>)
+#define NEURON(suffix, Values)                       \
+    const dot_fn dot__##suffix = dot_values<Values>; \
+    const add_fn add__##suffix = add_values<Values>;
+NEURON(f32, F32)
+NEURON(f16, F16)
+NEURON(bf16, BF16)
 
 }  // namespace ggml::cpu::GGML_ISA

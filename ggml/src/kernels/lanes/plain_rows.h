@@ -73,8 +73,10 @@ template <typename F, typename X>
 }
 
 template <typename F>
-void dot_plain(const uint8_t* w, int64_t stride, const int32_t* ids, int64_t n, const Q8Rows& x,
-               const Ahead& next, const int32_t* tokens, int64_t nt, float* y) {
+void dot_plain(const uint8_t* w, int64_t stride, const int32_t* ids, int64_t n, int64_t,
+               const NeuronInput& in, const int32_t* tokens, int64_t nt, float* y) {
+    const Q8Rows& x = in.q8;
+    const Ahead& next = in.ahead;
     const int64_t pairs = n * nt, n_blocks = x.cols / kQ;
     for (int64_t p = 0; p < pairs; p += 8) {
         const uint8_t *rows[8], *ahead[8];
@@ -215,27 +217,14 @@ void add_plain(const uint8_t* w, int64_t stride, const int32_t* ids, int64_t n, 
 
 }  // namespace ggml::cpu::GGML_ISA
 
-#define PLAIN_DOT(suffix, Format)                                                               \
-    void stored_dot__##suffix(const uint8_t* w, int64_t stride, const int32_t* ids, int64_t n,  \
-                              int64_t, const NeuronInput& x, const int32_t* tokens, int64_t nt, \
-                              float* y) {                                                       \
-        dot_plain<Format>(w, stride, ids, n, x.q8, x.ahead, tokens, nt, y);                     \
-    }
+#define PLAIN_DOT(suffix, Format) const stored_dot_fn stored_dot__##suffix = dot_plain<Format>;
 #if defined(GGML_STRIPS_ALONE) && !defined(GGML_FREQUENT_NEURONS)
 #define PLAIN_KERNELS(suffix, Format)
 #elif defined(GGML_STRIPS_ALONE)
 #define PLAIN_KERNELS PLAIN_DOT
 #else
-#define PLAIN_KERNELS(suffix, Format)                                                          \
-    PLAIN_DOT(suffix, Format)                                                                  \
-    void stored_add__##suffix(const uint8_t* w, int64_t stride, const int32_t* ids, int64_t n, \
-                              int64_t cols, const Shares& shares, int64_t nt, float* y,        \
-                              int64_t ldy) {                                                   \
-        add_plain<Format, 1>(w, stride, ids, n, cols, shares, nt, y, ldy);                     \
-    }                                                                                          \
-    void tiled_add__##suffix(const uint8_t* w, int64_t stride, const int32_t* ids, int64_t n,  \
-                             int64_t cols, const Shares& shares, int64_t nt, float* y,         \
-                             int64_t ldy) {                                                    \
-        add_plain<Format, kStrip>(w, stride, ids, n, cols, shares, nt, y, ldy);                \
-    }
+#define PLAIN_KERNELS(suffix, Format)                                \
+    PLAIN_DOT(suffix, Format)                                        \
+    const stored_add_fn stored_add__##suffix = add_plain<Format, 1>; \
+    const tiled_add_fn tiled_add__##suffix = add_plain<Format, kStrip>;
 #endif

@@ -6,7 +6,9 @@
 
 namespace ggml::cpu::GGML_ISA {
 
-void quantize__f32_q8(const float* x, int64_t t0, int64_t nt, const Q8Rows& out) {
+namespace {
+
+void quantize(const float* x, int64_t t0, int64_t nt, const Q8Rows& out) {
     const int64_t n_blocks = out.cols / kQ;
     for (int64_t b = t0 * n_blocks; b < (t0 + nt) * n_blocks; b++) {
         f32x8 v[4], largest = splat(0);
@@ -30,5 +32,9 @@ void quantize__f32_q8(const float* x, int64_t t0, int64_t nt, const Q8Rows& out)
         out.s16[2 * b + 1] = int16_t(sum[1]);
     }
 }
+
+}  // namespace
+
+const quantize_fn quantize__f32_q8 = quantize;
 
 }  // namespace ggml::cpu::GGML_ISA

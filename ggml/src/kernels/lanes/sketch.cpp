@@ -14,10 +14,8 @@ inline i256 add_count(i256 sum, i256 differ, const uint8_t* levels, int64_t plan
     return add_bytes(sum, counts);
 }
 
-}  // namespace
-
-void sketch__i1_i4(const uint8_t* signs, int64_t n_rows, int64_t bytes, const uint8_t* planes,
-                   int32_t* out) {
+void sketch(const uint8_t* signs, int64_t n_rows, int64_t bytes, const uint8_t* planes,
+            int32_t* out) {
     const int64_t plane = plane_bytes(bytes), whole = bytes / 32 * 32;
     const uint8_t* levels = planes + plane;
     for (int64_t r = 0; r < n_rows; r++, signs += bytes) {
@@ -35,5 +33,9 @@ void sketch__i1_i4(const uint8_t* signs, int64_t n_rows, int64_t bytes, const ui
         out[r] = total(sum);
     }
 }
+
+}  // namespace
+
+const sketch_fn sketch__i1_i4 = sketch;
 
 }  // namespace ggml::cpu::GGML_ISA
