@@ -123,6 +123,24 @@ struct BlockIQ4_XS {
 };
 static_assert(sizeof(BlockIQ4_XS) == 136);
 
+// The formats of blocks: FORMAT(name, its suffix in names of kernels, weights of a block, has it
+// mins?, the bias of its codes).
+#define GGML_PLAIN_FORMATS(FORMAT)    \
+    FORMAT(Q4_0, q4_0, kQ, false, 8)  \
+    FORMAT(Q4_1, q4_1, kQ, true, 0)   \
+    FORMAT(Q5_0, q5_0, kQ, false, 16) \
+    FORMAT(Q5_1, q5_1, kQ, true, 0)   \
+    FORMAT(Q8_0, q8_0, kQ, false, 0)  \
+    FORMAT(IQ4_NL, iq4_nl, kQ, false, 0)
+#define GGML_K_FORMATS(FORMAT)         \
+    FORMAT(Q2_K, q2_k, kQK, true, 0)   \
+    FORMAT(Q3_K, q3_k, kQK, false, 4)  \
+    FORMAT(Q4_K, q4_k, kQK, true, 0)   \
+    FORMAT(Q5_K, q5_k, kQK, true, 0)   \
+    FORMAT(Q6_K, q6_k, kQK, false, 32) \
+    FORMAT(IQ4_XS, iq4_xs, kQK, false, 0)
+#define GGML_BLOCK_FORMATS(FORMAT) GGML_PLAIN_FORMATS(FORMAT) GGML_K_FORMATS(FORMAT)
+
 // Functions that kernels call are always inlined (here, in kernels.h and in parts.h). The files of
 // an instruction set are compiled with its flags. The linker keeps only one out-of-line copy of a
 // function, and that copy might need an instruction that the processor does not have.

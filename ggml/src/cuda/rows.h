@@ -268,40 +268,14 @@ struct TypeTag {
 };
 template <typename Use>
 void with_type(DType type, const Use& use) {
-    switch (type) {
-        case DType::F32:
-            return use(TypeTag<DType::F32>());
-        case DType::F16:
-            return use(TypeTag<DType::F16>());
-        case DType::BF16:
-            return use(TypeTag<DType::BF16>());
-        case DType::Q4_0:
-            return use(TypeTag<DType::Q4_0>());
-        case DType::Q4_1:
-            return use(TypeTag<DType::Q4_1>());
-        case DType::Q5_0:
-            return use(TypeTag<DType::Q5_0>());
-        case DType::Q5_1:
-            return use(TypeTag<DType::Q5_1>());
-        case DType::Q8_0:
-            return use(TypeTag<DType::Q8_0>());
-        case DType::Q2_K:
-            return use(TypeTag<DType::Q2_K>());
-        case DType::Q3_K:
-            return use(TypeTag<DType::Q3_K>());
-        case DType::Q4_K:
-            return use(TypeTag<DType::Q4_K>());
-        case DType::Q5_K:
-            return use(TypeTag<DType::Q5_K>());
-        case DType::Q6_K:
-            return use(TypeTag<DType::Q6_K>());
-        case DType::IQ4_NL:
-            return use(TypeTag<DType::IQ4_NL>());
-        case DType::IQ4_XS:
-            return use(TypeTag<DType::IQ4_XS>());
-        default:
-            throw Error(Code::unsupported, "a device has no products for this type");
-    }
+#define USE(name, ...) \
+    if (type == DType::name) return use(TypeTag<DType::name>());
+    USE(F32, f32)
+    USE(F16, f16)
+    USE(BF16, bf16)
+    GGML_BLOCK_FORMATS(USE)
+#undef USE
+    throw Error(Code::unsupported, "a device has no products for this type");
 }
 
 }  // namespace ggml::GGML_GPU

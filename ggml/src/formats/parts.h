@@ -1,8 +1,10 @@
-// A block of any format unpacked into integers, for decoders and the generic kernels.
+// A block of any format unpacked into integers, for decoders, the generic kernels and devices.
+// blocks.h describes the bits.
 #pragma once
 
 #include <cstdint>
 #include <cstring>
+#include <type_traits>
 
 #include "ggml/blocks.h"
 
@@ -16,32 +18,17 @@ struct Parts {
     int8_t q[kQK];
 };
 
+// w[i] = d * scale[i / 16] * (code[i] - bias); of IQ4 a table's entry for the code.
 template <typename Block>
-struct BlockTraits {
-    static constexpr int size = kQ;
-    static constexpr bool has_min = false;
-};
-template <int n, bool min>
-struct Traits {
-    static constexpr int size = n;
-    static constexpr bool has_min = min;
-};
-template <>
-struct BlockTraits<BlockQ4_1> : Traits<kQ, true> {};
-template <>
-struct BlockTraits<BlockQ5_1> : Traits<kQ, true> {};
-template <>
-struct BlockTraits<BlockQ2_K> : Traits<kQK, true> {};
-template <>
-struct BlockTraits<BlockQ3_K> : Traits<kQK, false> {};
-template <>
-struct BlockTraits<BlockQ4_K> : Traits<kQK, true> {};
-template <>
-struct BlockTraits<BlockQ5_K> : Traits<kQK, true> {};
-template <>
-struct BlockTraits<BlockQ6_K> : Traits<kQK, false> {};
-template <>
-struct BlockTraits<BlockIQ4_XS> : Traits<kQK, false> {};
+struct BlockTraits;
+#define TRAITS(name, suffix, n, min, offset)          \
+    template <>                                       \
+    struct BlockTraits<Block##name> {                 \
+        static constexpr int size = n, bias = offset; \
+        static constexpr bool has_min = min;          \
+    };
+GGML_BLOCK_FORMATS(TRAITS)
+#undef TRAITS
 
 // Scales and mins of the eight groups of Q4_K and Q5_K, one byte each, group 0 in the lowest byte.
 struct GroupFactors {
@@ -57,18 +44,137 @@ struct GroupFactors {
             (b & six) | uint64_t((c >> 4 & four) | (b >> 2 & top)) << 32};
 }
 
-void take_apart(const BlockQ4_0& block, Parts& p);
-void take_apart(const BlockQ4_1& block, Parts& p);
-void take_apart(const BlockQ5_0& block, Parts& p);
-void take_apart(const BlockQ5_1& block, Parts& p);
-void take_apart(const BlockQ8_0& block, Parts& p);
-void take_apart(const BlockQ2_K& block, Parts& p);
-void take_apart(const BlockQ3_K& block, Parts& p);
-void take_apart(const BlockQ4_K& block, Parts& p);
-void take_apart(const BlockQ5_K& block, Parts& p);
-void take_apart(const BlockQ6_K& block, Parts& p);
-void take_apart(const BlockIQ4_NL& block, Parts& p);
-void take_apart(const BlockIQ4_XS& block, Parts& p);
+// ---- codes: the bits of each weight, before the bias is subtracted ----------------------------
+
+// n bytes of nibbles; the low ones come first.
+template <int n>
+inline void nibbles(const uint8_t* qs, uint8_t* q) {
+    for (int i = 0; i < n; i++) {
+        q[i] = qs[i] & 15;
+        q[i + n] = qs[i] >> 4;
+    }
+}
+
+// Two bits of each of 256 weights.
+inline void two_bits(const uint8_t* qs, uint8_t* q) {
+    for (int g = 0; g < kQK / kQ; g++) {
+        for (int i = 0; i < kQ; i++) q[kQ * g + i] = qs[g / 4 * 32 + i] >> 2 * (g % 4) & 3;
+    }
+}
+
+// Bit `to` of 256 weights: bit g of bits[i] belongs to weight i of group g.
+inline void add_bits(const uint8_t* bits, int to, uint8_t* q) {
+    for (int g = 0; g < kQK / kQ; g++) {
+        for (int i = 0; i < kQ; i++) {
+            q[kQ * g + i] = uint8_t(q[kQ * g + i] | (bits[i] >> g & 1) << to);
+        }
+    }
+}
+
+// Bit 4 of 32 weights, in their order.
+inline void add_bits_4(const uint8_t* bits, uint8_t* q) {
+    for (int i = 0; i < kQ; i++) q[i] = uint8_t(q[i] | (bits[i / 8] >> i % 8 & 1) << 4);
+}
+
+// Q4_0, Q4_1 and IQ4_NL.
+template <typename Block>
+inline void codes(const Block& b, uint8_t* q) {
+    nibbles<16>(b.qs, q);
+}
+inline void codes(const BlockQ5_0& b, uint8_t* q) {
+    nibbles<16>(b.qs, q);
+    add_bits_4(b.qh, q);
+}
+inline void codes(const BlockQ5_1& b, uint8_t* q) {
+    nibbles<16>(b.qs, q);
+    add_bits_4(b.qh, q);
+}
+inline void codes(const BlockQ8_0& b, uint8_t* q) {
+    std::memcpy(q, b.qs, kQ);
+}
+inline void codes(const BlockQ2_K& b, uint8_t* q) {
+    two_bits(b.qs, q);
+}
+inline void codes(const BlockQ3_K& b, uint8_t* q) {
+    two_bits(b.qs, q);
+    add_bits(b.hmask, 2, q);
+}
+inline void codes(const BlockQ4_K& b, uint8_t* q) {
+    for (int c = 0; c < 4; c++) nibbles<32>(b.qs + 32 * c, q + 64 * c);
+}
+inline void codes(const BlockQ5_K& b, uint8_t* q) {
+    for (int c = 0; c < 4; c++) nibbles<32>(b.qs + 32 * c, q + 64 * c);
+    add_bits(b.qh, 4, q);
+}
+inline void codes(const BlockQ6_K& b, uint8_t* q) {
+    uint8_t high[kQK];
+    two_bits(b.qh, high);
+    for (int h = 0; h < 2; h++) nibbles<64>(b.ql + 64 * h, q + 128 * h);
+    for (int i = 0; i < kQK; i++) q[i] = uint8_t(q[i] | high[i] << 4);
+}
+inline void codes(const BlockIQ4_XS& b, uint8_t* q) {
+    for (int g = 0; g < kQK / kQ; g++) nibbles<16>(b.qs + 16 * g, q + kQ * g);
+}
+
+// ---- scales: integers per 16 weights; `min` only if the format has mins -----------------------
+
+// Blocks of 32 have none.
+template <typename Block>
+inline void scales(const Block&, int16_t* scale, int16_t* min) {
+    for (int g = 0; g < kQ / 16; g++) scale[g] = min[g] = 1;
+}
+inline void scales(const BlockQ2_K& b, int16_t* scale, int16_t* min) {
+    for (int g = 0; g < kQK / 16; g++) {
+        scale[g] = b.scales[g] & 15;
+        min[g] = b.scales[g] >> 4;
+    }
+}
+inline void scales(const BlockQ3_K& b, int16_t* scale, int16_t*) {
+    for (int g = 0; g < kQK / 16; g++) {
+        const int low = b.scales[g % 8] >> g / 8 * 4 & 15, high = b.scales[8 + g % 4] >> g / 4 * 2;
+        scale[g] = int16_t((low | (high & 3) << 4) - 32);
+    }
+}
+// Q4_K and Q5_K. Each one covers two groups of 16.
+inline void six_bits(const uint8_t* packed, int16_t* scale, int16_t* min) {
+    const GroupFactors f = group_factors(packed);
+    for (int g = 0; g < kQK / 16; g++) {
+        scale[g] = f.scales >> g / 2 * 8 & 255;
+        min[g] = f.mins >> g / 2 * 8 & 255;
+    }
+}
+inline void scales(const BlockQ4_K& b, int16_t* scale, int16_t* min) {
+    six_bits(b.scales, scale, min);
+}
+inline void scales(const BlockQ5_K& b, int16_t* scale, int16_t* min) {
+    six_bits(b.scales, scale, min);
+}
+inline void scales(const BlockQ6_K& b, int16_t* scale, int16_t*) {
+    for (int g = 0; g < kQK / 16; g++) scale[g] = b.scales[g];
+}
+inline void scales(const BlockIQ4_XS& b, int16_t* scale, int16_t*) {
+    for (int g = 0; g < kQK / 16; g++) {
+        const int low = b.scales_l[g / 4] >> g / 2 % 2 * 4 & 15, high = b.scales_h >> g / 2 * 2 & 3;
+        scale[g] = int16_t((low | high << 4) - 32);
+    }
+}
+
+// ---- all of it -------------------------------------------------------------------------------
+
+template <typename Block>
+void take_apart(const Block& block, Parts& p) {
+    using Traits = BlockTraits<Block>;
+    p.d = f16_to_f32(block.d);
+    if constexpr (Traits::has_min && Traits::size == kQ) p.m = f16_to_f32(block.m);
+    if constexpr (Traits::has_min && Traits::size == kQK) p.m = -f16_to_f32(block.dmin);
+    scales(block, p.scale, p.min);
+    uint8_t q[Traits::size];
+    codes(block, q);
+    constexpr bool table = std::is_same_v<Block, BlockIQ4_NL> || std::is_same_v<Block, BlockIQ4_XS>;
+    for (int i = 0; i < Traits::size; i++) {
+        p.q[i] = table ? kIQ4[q[i]] : int8_t(q[i] - Traits::bias);
+    }
+}
 
 // The product of a half and two small integers is exact in a float. Only the addition of the offset
 // rounds, so the order of evaluation does not change the bits.

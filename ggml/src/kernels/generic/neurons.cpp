@@ -40,42 +40,25 @@ void dot_blocks(const uint8_t* w, int64_t stride, const int32_t* ids, int64_t n,
     }
 }
 
-// Blocks of 32, one after the other.
-template <typename Block>
-void dot_plain(const uint8_t* w, int64_t stride, const int32_t* ids, int64_t n, int64_t cols,
-               const NeuronInput& in, const int32_t* tokens, int64_t nt, float* y) {
-    for (int64_t i = 0; i < n * nt; i++) {
-        const uint8_t* row = w + ids[i / nt] * stride;
-        float sum = 0;
-        for (int64_t c = 0; c < cols; c += kQ, row += sizeof(Block)) {
-            Block block;
-            Parts p;
-            std::memcpy(&block, row, sizeof(block));
-            take_apart(block, p);
-            sum = add_block<Block>(sum, p, in.q8, (tokens[i % nt] * cols + c) / kQ);
-        }
-        y[i] = sum;
-    }
-}
-
-// Blocks of 256: lane r takes group r of every block.
+// Blocks of 32, one after the other; of those of 256, lane r takes group r.
 template <typename Block>
 void dot_stored(const uint8_t* w, int64_t stride, const int32_t* ids, int64_t n, int64_t cols,
                 const NeuronInput& in, const int32_t* tokens, int64_t nt, float* y) {
+    constexpr int size = BlockTraits<Block>::size;
     for (int64_t i = 0; i < n * nt; i++) {
         const uint8_t* row = w + ids[i / nt] * stride;
         float lane[kStrip] = {};
-        for (int64_t c = 0; c < cols; c += kQK, row += sizeof(Block)) {
+        for (int64_t c = 0; c < cols; c += size, row += sizeof(Block)) {
             Block block;
             Parts p;
             std::memcpy(&block, row, sizeof(block));
             take_apart(block, p);
-            for (int r = 0; r < kStrip; r++) {
-                lane[r] =
-                    add_group<Block>(lane[r], p, r, in.q8, (tokens[i % nt] * cols + c) / kQ + r);
+            const int64_t x0 = (tokens[i % nt] * cols + c) / kQ;
+            for (int g = 0; g < size / kQ; g++) {
+                lane[g] = add_group<Block>(lane[g], p, g, in.q8, x0 + g);
             }
         }
-        y[i] = add_lanes(lane);
+        y[i] = size == kQ ? lane[0] : add_lanes(lane);
     }
 }
 
@@ -141,31 +124,19 @@ void dot_values(const uint8_t* w, int64_t stride, const int32_t* ids, int64_t n,
 
 }  // namespace
 
-#define VALUES(suffix, type)                              \
+#define VALUES(type, suffix)                              \
     const dot_fn dot__##suffix = dot_values<DType::type>; \
     const add_fn add__##suffix = add_stored<DType::type>;
-#define BLOCKS(suffix, type, dot_stored)                                \
+VALUES(F32, f32)
+VALUES(F16, f16)
+VALUES(BF16, bf16)
+#define BLOCKS(type, suffix, ...)                                       \
     const dot_fn dot__##suffix = dot_blocks<Block##type, DType::type>;  \
     const add_fn add__##suffix = add_blocks<DType::type>;               \
     const stored_dot_fn stored_dot__##suffix = dot_stored<Block##type>; \
     const stored_add_fn stored_add__##suffix = add_stored<DType::type>;
-#define PLAIN(suffix, type)         \
-    BLOCKS(suffix, type, dot_plain) \
-    const tiled_add_fn tiled_add__##suffix = add_tiled<DType::type>;
-VALUES(f32, F32)
-VALUES(f16, F16)
-VALUES(bf16, BF16)
-PLAIN(q4_0, Q4_0)
-PLAIN(q4_1, Q4_1)
-PLAIN(q5_0, Q5_0)
-PLAIN(q5_1, Q5_1)
-PLAIN(q8_0, Q8_0)
-PLAIN(iq4_nl, IQ4_NL)
-BLOCKS(q2_k, Q2_K, dot_stored)
-BLOCKS(q3_k, Q3_K, dot_stored)
-BLOCKS(q4_k, Q4_K, dot_stored)
-BLOCKS(q5_k, Q5_K, dot_stored)
-BLOCKS(q6_k, Q6_K, dot_stored)
-BLOCKS(iq4_xs, IQ4_XS, dot_stored)
+GGML_BLOCK_FORMATS(BLOCKS)
+#define TILED(type, suffix, ...) const tiled_add_fn tiled_add__##suffix = add_tiled<DType::type>;
+GGML_PLAIN_FORMATS(TILED)
 
 }  // namespace ggml::cpu::generic

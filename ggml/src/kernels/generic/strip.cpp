@@ -35,18 +35,8 @@ void strips(const uint8_t* w, int64_t n, const Q8Rows& x, int64_t t0, int64_t nt
 
 }  // namespace
 
-#define STRIP(name, type) const strip_fn name = strips<Block##type, DType::type>;
-STRIP(strip__q8_0_q8, Q8_0)
-STRIP(strip__q4_0_q8, Q4_0)
-STRIP(strip__q4_1_q8, Q4_1)
-STRIP(strip__q5_0_q8, Q5_0)
-STRIP(strip__q5_1_q8, Q5_1)
-STRIP(strip__q2_k_q8, Q2_K)
-STRIP(strip__q3_k_q8, Q3_K)
-STRIP(strip__q4_k_q8, Q4_K)
-STRIP(strip__q5_k_q8, Q5_K)
-STRIP(strip__q6_k_q8, Q6_K)
-STRIP(strip__iq4_nl_q8, IQ4_NL)
-STRIP(strip__iq4_xs_q8, IQ4_XS)
+#define STRIP(type, suffix, ...) \
+    const strip_fn strip__##suffix##_q8 = strips<Block##type, DType::type>;
+GGML_BLOCK_FORMATS(STRIP)
 
 }  // namespace ggml::cpu::generic
