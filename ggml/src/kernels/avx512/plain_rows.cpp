@@ -2,9 +2,6 @@
 // and their weighted sums. vnni computes the rest. The bits are those of avx2.
 #include <immintrin.h>
 
-#include <algorithm>
-
-#include "kernels/add_rows.h"
 #include "kernels/avx512/pairs.h"
 
 namespace ggml::cpu::avx512 {
@@ -132,129 +129,41 @@ void dot(const uint8_t* w, int64_t stride, const int32_t* ids, int64_t n, int64_
     }
 }
 
+}  // namespace
+
+using Floats = __m512;
+constexpr int kWide = 16, kTogether = 8, kFewer = 4;
+
+inline Floats load_f32(const float* p) {
+    return _mm512_loadu_ps(p);
+}
+inline void store(float* p, Floats v) {
+    _mm512_storeu_ps(p, v);
+}
+inline Floats splat(float v) {
+    return _mm512_set1_ps(v);
+}
+inline Floats add_product(Floats sum, Floats a, Floats b) {
+    return _mm512_fmadd_ps(a, b, sum);
+}
 template <typename F>
-inline float scale_of(const uint8_t* block) {
+float decode_plain(const uint8_t* row, int64_t at, Floats (&values)[2]) {
+    for (int i = 0; i < 2; i++) values[i] = F::unscaled(row + at, i);
     f16_t half;
-    std::memcpy(&half, block, sizeof(half));
+    std::memcpy(&half, row + at, sizeof(half));
     return _mm_cvtss_f32(_mm_cvtph_ps(_mm_cvtsi32_si128(half)));
 }
 
-// A row's blocks are `apart` blocks apart: 1, or kStrip in tiles.
-template <typename F, int apart, int R>
-void add_tile(const uint8_t* const* rows, const uint8_t* const* ahead, const float* h, float* y,
-              int64_t cols) {
-    constexpr int64_t size = sizeof(typename F::Block);
-    for (int64_t c = 0, at = 0; c < cols; c += kQ, at += apart * size) {
-        if (apart == 1 && at % 64 < size) {
-            for (int r = 0; r < R; r++) __builtin_prefetch(ahead[r] + at, 0, 2);
-        }
-        __m512 sum[2] = {_mm512_loadu_ps(y + c), _mm512_loadu_ps(y + c + 16)};
-        for (int r = 0; r < R; r++) {
-            const __m512 factor = _mm512_set1_ps(h[r] * scale_of<F>(rows[r] + at));
-            for (int i = 0; i < 2; i++) {
-                sum[i] = _mm512_fmadd_ps(factor, F::unscaled(rows[r] + at, i), sum[i]);
-            }
-        }
-        for (int i = 0; i < 2; i++) _mm512_storeu_ps(y + c + 16 * i, sum[i]);
-    }
-}
+}  // namespace ggml::cpu::avx512
 
-constexpr int kTogether = 8;  // tokens that share loads of values
+#include "kernels/add_plain.h"
 
-// 32 columns of up to kShared rows, for several tokens. They stay in the L1 cache.
-struct alignas(64) Piece {
-    float values[kShared][kQ];
-    float scale[kShared];
-};
-
-// Adds n rows to T tokens, all rows for each of them. factors: [T][kShared].
-template <int T>
-void add_all(const Piece& piece, int64_t n, const float* factors, float* y, int64_t ldy) {
-    __m512 sum[T][2];
-    for (int t = 0; t < T; t++) {
-        for (int i = 0; i < 2; i++) sum[t][i] = _mm512_loadu_ps(y + t * ldy + 16 * i);
-    }
-    for (int64_t r = 0; r < n; r++) {
-        const __m512 a = _mm512_load_ps(piece.values[r]), b = _mm512_load_ps(piece.values[r] + 16);
-        for (int t = 0; t < T; t++) {
-            const __m512 factor = _mm512_set1_ps(factors[t * kShared + r]);
-            sum[t][0] = _mm512_fmadd_ps(factor, a, sum[t][0]);
-            sum[t][1] = _mm512_fmadd_ps(factor, b, sum[t][1]);
-        }
-    }
-    for (int t = 0; t < T; t++) {
-        for (int i = 0; i < 2; i++) _mm512_storeu_ps(y + t * ldy + 16 * i, sum[t][i]);
-    }
-}
-
-inline void add_listed(const Piece& piece, const int32_t* row, const float* h, int64_t n,
-                       float* y) {
-    __m512 sum[2] = {_mm512_loadu_ps(y), _mm512_loadu_ps(y + 16)};
-    for (int64_t e = 0; e < n; e++) {
-        const __m512 factor = _mm512_set1_ps(h[e] * piece.scale[row[e]]);
-        for (int i = 0; i < 2; i++) {
-            sum[i] = _mm512_fmadd_ps(factor, _mm512_load_ps(piece.values[row[e]] + 16 * i), sum[i]);
-        }
-    }
-    for (int i = 0; i < 2; i++) _mm512_storeu_ps(y + 16 * i, sum[i]);
-}
-
-template <typename F, int apart>
-void add_unpacked(const uint8_t* const* rows, int64_t n, int64_t cols, const Shares& shares,
-                  int64_t nt, float* y, int64_t ldy) {
-    Piece piece;
-    float factors[kTogether * kShared];
-    const bool all = shares.first[nt] - shares.first[0] == n * nt;
-    for (int64_t c = 0, at = 0; c < cols;
-         c += kQ, at += apart * int64_t(sizeof(typename F::Block))) {
-        for (int64_t r = 0; r < n; r++) {
-            piece.scale[r] = scale_of<F>(rows[r] + at);
-            for (int i = 0; i < 2; i++) {
-                _mm512_store_ps(piece.values[r] + 16 * i, F::unscaled(rows[r] + at, i));
-            }
-        }
-        int64_t t = 0;
-        const auto tiles = [&](auto count) {
-            for (; all && t + count <= nt; t += count) {
-                for (int i = 0; i < count; i++) {
-                    const float* const h = shares.h + shares.first[t + i];
-                    for (int64_t r = 0; r < n; r++) {
-                        factors[i * kShared + r] = h[r] * piece.scale[r];
-                    }
-                }
-                add_all<count>(piece, n, factors, y + t * ldy + c, ldy);
-            }
-        };
-        tiles(Count<kTogether>());
-        tiles(Count<4>());
-        for (; t < nt; t++) {
-            const int32_t begin = shares.first[t], count = shares.first[t + 1] - begin;
-            if (count) {
-                add_listed(piece, shares.row + begin, shares.h + begin, count, y + t * ldy + c);
-            }
-        }
-    }
-}
-
-template <typename F, int apart>
-void add(const uint8_t* w, int64_t stride, const int32_t* ids, int64_t n, int64_t cols,
-         const Shares& shares, int64_t nt, float* y, int64_t ldy) {
-    const auto at = [&](int32_t id) {
-        return apart == 1 ? w + id * stride : tiled_row(w, stride, id, sizeof(typename F::Block));
-    };
-    const auto tile = [&](auto count, auto... of) { add_tile<F, apart, count>(of..., cols); };
-    const auto unpacked = [&](const uint8_t* const* rows) {
-        add_unpacked<F, apart>(rows, n, cols, shares, nt, y, ldy);
-    };
-    add_blocks<apart == 1 ? 4 : kStrip>(at, ids, n, shares, nt, y, ldy, tile, unpacked);
-}
-
-}  // namespace
+namespace ggml::cpu::avx512 {
 
 #define PLAIN(suffix, Format)                                                           \
     const stored_dot_fn stored_dot__##suffix = dot<Format, vnni::stored_dot__##suffix>; \
-    const stored_add_fn stored_add__##suffix = add<Format, 1>;                          \
-    const tiled_add_fn tiled_add__##suffix = add<Format, kStrip>;
+    const stored_add_fn stored_add__##suffix = add_plain<Format, 1>;                    \
+    const tiled_add_fn tiled_add__##suffix = add_plain<Format, kStrip>;
 PLAIN(q8_0, PlainQ8_0)
 PLAIN(q4_0, PlainQ4_0)
 PLAIN(q5_0, PlainQ5_0)

@@ -6,7 +6,6 @@
 // rows as strips.
 #pragma once
 
-#include "kernels/add_rows.h"
 #include "kernels/lanes/accumulate.h"
 #include "kernels/lanes/strip.h"
 
@@ -97,8 +96,10 @@ void dot_plain(const uint8_t* w, int64_t stride, const int32_t* ids, int64_t n, 
     }
 }
 
-// Decodes the block `at` bytes into a row, without the scale that all of its weights share. Returns
-// that scale: 1 where weights have a minimum as well.
+using Floats = f32x8;
+constexpr int kWide = 8, kTogether = 2, kFewer = 2;
+
+// For add_plain.h. The scale is 1 where weights have a minimum as well.
 template <typename F>
 float decode_plain(const uint8_t* row, int64_t at, f32x8 (&values)[4]) {
     const auto& block = *reinterpret_cast<const typename F::Block*>(row + at);
@@ -111,111 +112,9 @@ float decode_plain(const uint8_t* row, int64_t at, f32x8 (&values)[4]) {
     }
 }
 
-// For one token: R rows at a time share loads and stores of y. A row's blocks are `apart` blocks
-// apart: 1, or kStrip in tiles.
-template <typename F, int apart, int R>
-void add_plain_tile(const uint8_t* const* rows, const uint8_t* const* ahead, const float* h,
-                    float* y, int64_t cols) {
-    constexpr int64_t size = sizeof(typename F::Block);
-    for (int64_t c = 0, at = 0; c < cols; c += kQ, at += apart * size) {
-        if constexpr (apart == 1) {
-            for (int r = 0; r < R && at % 64 < size; r++) __builtin_prefetch(ahead[r] + at, 0, 2);
-        }
-        f32x8 sum[4];
-        for (int i = 0; i < 4; i++) sum[i] = load_f32(y + c + 8 * i);
-        for (int r = 0; r < R; r++) {
-            f32x8 values[4];
-            const f32x8 factor = splat(h[r] * decode_plain<F>(rows[r], at, values));
-            for (int i = 0; i < 4; i++) sum[i] = add_product(sum[i], factor, values[i]);
-        }
-        for (int i = 0; i < 4; i++) store(y + c + 8 * i, sum[i]);
-    }
-}
-
-// 32 columns of up to kShared rows, for several tokens. They stay in the L1 cache.
-struct PlainPiece {
-    alignas(32) float values[kShared][kQ];
-    alignas(32) float scale[kShared];
-};
-
-// Adds n rows to T tokens, all rows for each of them. factors: [T][kShared].
-template <int T>
-void add_all(const PlainPiece& piece, int64_t n, const float* factors, float* y, int64_t ldy) {
-    f32x8 sum[T][4];
-    for (int t = 0; t < T; t++) {
-        for (int i = 0; i < 4; i++) sum[t][i] = load_f32(y + t * ldy + 8 * i);
-    }
-    for (int64_t r = 0; r < n; r++) {
-        for (int t = 0; t < T; t++) {
-            const f32x8 factor = splat(factors[t * kShared + r]);
-            for (int i = 0; i < 4; i++) {
-                sum[t][i] = add_product(sum[t][i], factor, load_f32(piece.values[r] + 8 * i));
-            }
-        }
-    }
-    for (int t = 0; t < T; t++) {
-        for (int i = 0; i < 4; i++) store(y + t * ldy + 8 * i, sum[t][i]);
-    }
-}
-
-// Adds those of one token.
-inline void add_listed(const PlainPiece& piece, const int32_t* row, const float* h, int64_t n,
-                       float* y) {
-    f32x8 sum[4];
-    for (int i = 0; i < 4; i++) sum[i] = load_f32(y + 8 * i);
-    for (int64_t e = 0; e < n; e++) {
-        const f32x8 factor = splat(h[e] * piece.scale[row[e]]);
-        const float* const values = piece.values[row[e]];
-        for (int i = 0; i < 4; i++) sum[i] = add_product(sum[i], factor, load_f32(values + 8 * i));
-    }
-    for (int i = 0; i < 4; i++) store(y + 8 * i, sum[i]);
-}
-
-// For several tokens: decodes 32 columns of all rows once.
-template <typename F, int apart>
-void add_plain_unpacked(const uint8_t* const* rows, int64_t n, int64_t cols, const Shares& shares,
-                        int64_t nt, float* y, int64_t ldy) {
-    constexpr int kTogether = 2;
-    PlainPiece piece;
-    const bool all = shares.first[nt] - shares.first[0] == n * nt;
-    for (int64_t c = 0, at = 0; c < cols;
-         c += kQ, at += apart * int64_t(sizeof(typename F::Block))) {
-        for (int64_t r = 0; r < n; r++) {
-            f32x8 values[4];
-            piece.scale[r] = decode_plain<F>(rows[r], at, values);
-            for (int i = 0; i < 4; i++) store(piece.values[r] + 8 * i, values[i]);
-        }
-        int64_t t = 0;
-        for (; all && t + kTogether <= nt; t += kTogether) {
-            float factors[kTogether * kShared];
-            for (int i = 0; i < kTogether; i++) {
-                const float* const h = shares.h + shares.first[t + i];
-                for (int64_t r = 0; r < n; r++) factors[i * kShared + r] = h[r] * piece.scale[r];
-            }
-            add_all<kTogether>(piece, n, factors, y + t * ldy + c, ldy);
-        }
-        for (; t < nt; t++) {
-            const int32_t begin = shares.first[t], count = shares.first[t + 1] - begin;
-            if (count)
-                add_listed(piece, shares.row + begin, shares.h + begin, count, y + t * ldy + c);
-        }
-    }
-}
-
-template <typename F, int apart>
-void add_plain(const uint8_t* w, int64_t stride, const int32_t* ids, int64_t n, int64_t cols,
-               const Shares& shares, int64_t nt, float* y, int64_t ldy) {
-    const auto at = [&](int32_t id) {
-        return apart == 1 ? w + id * stride : tiled_row(w, stride, id, sizeof(typename F::Block));
-    };
-    const auto tile = [&](auto count, auto... of) { add_plain_tile<F, apart, count>(of..., cols); };
-    const auto unpacked = [&](const uint8_t* const* rows) {
-        add_plain_unpacked<F, apart>(rows, n, cols, shares, nt, y, ldy);
-    };
-    add_blocks<apart == 1 ? 4 : kStrip>(at, ids, n, shares, nt, y, ldy, tile, unpacked);
-}
-
 }  // namespace ggml::cpu::GGML_ISA
+
+#include "kernels/add_plain.h"
 
 #define PLAIN_DOT(suffix, Format) const stored_dot_fn stored_dot__##suffix = dot_plain<Format>;
 #if defined(GGML_STRIPS_ALONE) && !defined(GGML_FREQUENT_NEURONS)
