@@ -78,4 +78,32 @@ inline i256 lane_bytes(i256 a, int i) {
     return shuffle_lanes(a, 0x01010101 * i);
 }
 
+#ifndef __AVX2__  // two registers of 16 bytes: the 32 values of a block are in one i256 anyway
+inline i256 words_16_apart(const uint8_t* p) {
+    return words<0, 1, 2, 3, 4, 5, 6, 7>(p, 16);
+}
+// The scales of a stored block of Q3_K (ggml/blocks.h): of groups 2 i and 2 i + 1 in lane i.
+inline i256 q3_scales(const uint8_t* packed) {
+    uint64_t low, high = 0;
+    std::memcpy(&low, packed, 8);
+    std::memcpy(&high, packed + 8, 4);
+    high |= high << 32;
+    const i256 lows = shift_right_each<0, 0, 0, 0, 4, 4, 4, 4>(widen16(low, low));
+    const i256 highs = shift_right_each<0, 0, 2, 2, 4, 4, 6, 6>(widen16(high, high));
+    return sub8(low_nibbles(lows) | shift_left16(highs & splat8(3), 4), splat8(32));
+}
+inline b32 add_bit_4(b32 nibbles, const uint8_t* p) {
+    return nibbles | (load_bits(p) & splat8(16));
+}
+inline b32 minus(b32 a, int n) {
+    return sub8(a, splat8(n));
+}
+inline i256 load_codes(const uint8_t* p) {
+    return load_nibbles(p);
+}
+inline i256 code_totals(const i256 (&v)[8]) {
+    return lane_totals(v);
+}
+#endif
+
 }  // namespace ggml::cpu::GGML_ISA

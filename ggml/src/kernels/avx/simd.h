@@ -183,9 +183,6 @@ inline i256 words(const uint8_t* p, int64_t apart) {
     return {_mm_setr_epi32(at(n0), at(n1), at(n2), at(n3)),
             _mm_setr_epi32(at(n4), at(n5), at(n6), at(n7))};
 }
-inline i256 words_16_apart(const uint8_t* p) {
-    return words<0, 1, 2, 3, 4, 5, 6, 7>(p, 16);
-}
 inline i256 widen8(uint64_t bytes) {
     const __m128i eight = _mm_cvtsi64_si128(int64_t(bytes));
     return {_mm_cvtepu8_epi32(eight), _mm_cvtepu8_epi32(_mm_srli_si128(eight, 4))};
@@ -198,16 +195,6 @@ inline i256 widen16(const void* p) {
 }
 inline i256 widen16(uint64_t first, uint64_t second) {
     return widen16(_mm_set_epi64x(int64_t(second), int64_t(first)));
-}
-// The scales of a stored block of Q3_K (ggml/blocks.h): of groups 2 i and 2 i + 1 in lane i.
-inline i256 q3_scales(const uint8_t* packed) {
-    uint64_t low, high = 0;
-    std::memcpy(&low, packed, 8);
-    std::memcpy(&high, packed + 8, 4);
-    high |= high << 32;
-    const i256 lows = shift_right_each<0, 0, 0, 0, 4, 4, 4, 4>(widen16(low, low));
-    const i256 highs = shift_right_each<0, 0, 2, 2, 4, 4, 6, 6>(widen16(high, high));
-    return sub8(low_nibbles(lows) | shift_left16(highs & splat8(3), 4), splat8(32));
 }
 
 using b32 = i256;
@@ -234,15 +221,6 @@ inline __m128i places(int pattern) {
 }
 inline i256 shuffle_lanes(i256 a, int pattern) {
     return shuffle(a, {places(pattern), places(pattern)});
-}
-inline b32 add_bit_4(b32 nibbles, const uint8_t* p) {
-    return nibbles | (load_bits(p) & splat8(16));
-}
-inline b32 minus(b32 a, int n) {
-    return sub8(a, splat8(n));
-}
-inline i256 load_codes(const uint8_t* p) {
-    return load_nibbles(p);
 }
 inline void to_floats(b32 bytes, f32x8 (&out)[4]) {
     out[0] = from_i8(bytes.a);
@@ -339,10 +317,6 @@ inline i256 lane_totals(const i256 (&v)[8]) {
                               _mm_hadd_epi32(half(i + 2), half(i + 3)));
     };
     return {four(0), four(4)};
-}
-
-inline i256 code_totals(const i256 (&v)[8]) {
-    return lane_totals(v);
 }
 
 // See avx2/simd.h for what fits 16 bits.

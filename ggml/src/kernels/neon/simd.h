@@ -219,9 +219,6 @@ inline i256 words(const uint8_t* p, int64_t apart) {
     return of(uint32x4_t{at(n0), at(n1), at(n2), at(n3)},
               uint32x4_t{at(n4), at(n5), at(n6), at(n7)});
 }
-inline i256 words_16_apart(const uint8_t* p) {
-    return words<0, 1, 2, 3, 4, 5, 6, 7>(p, 16);
-}
 inline i256 widen(uint16x8_t v) {
     return of(vmovl_u16(vget_low_u16(v)), vmovl_high_u16(v));
 }
@@ -233,16 +230,6 @@ inline i256 widen16(const void* p) {
 }
 inline i256 widen16(uint64_t first, uint64_t second) {
     return widen(as_u16(vreinterpretq_u8_u64(uint64x2_t{first, second})));
-}
-// The scales of a stored block of Q3_K (ggml/blocks.h): of groups 2 i and 2 i + 1 in lane i.
-inline i256 q3_scales(const uint8_t* packed) {
-    uint64_t low, high = 0;
-    std::memcpy(&low, packed, 8);
-    std::memcpy(&high, packed + 8, 4);
-    high |= high << 32;
-    const i256 lows = shift_right_each<0, 0, 0, 0, 4, 4, 4, 4>(widen16(low, low));
-    const i256 highs = shift_right_each<0, 0, 2, 2, 4, 4, 6, 6>(widen16(high, high));
-    return sub8(low_nibbles(lows) | shift_left16(highs & splat8(3), 4), splat8(32));
 }
 
 using b32 = i256;
@@ -266,15 +253,6 @@ inline i256 shuffle_lanes(i256 a, uint32_t pattern) {
     const uint32x4_t lanes = {0, 0x04040404, 0x08080808, 0x0c0c0c0c};
     const uint8x16_t places = vreinterpretq_u8_u32(lanes + pattern);
     return {vqtbl1q_u8(a.a, places), vqtbl1q_u8(a.b, places)};
-}
-inline b32 add_bit_4(b32 nibbles, const uint8_t* p) {
-    return nibbles | (load_bits(p) & splat8(16));
-}
-inline b32 minus(b32 a, int n) {
-    return sub8(a, splat8(n));
-}
-inline i256 load_codes(const uint8_t* p) {
-    return load_nibbles(p);
 }
 inline void to_floats(b32 bytes, f32x8 (&out)[4]) {
     out[0] = widen(vmovl_s8(vget_low_s8(as_s8(bytes.a))));
@@ -369,10 +347,6 @@ inline i256 lane_totals(const i256 (&v)[8]) {
         return vpaddq_s32(vpaddq_s32(half(i), half(i + 1)), vpaddq_s32(half(i + 2), half(i + 3)));
     };
     return of(four(0), four(4));
-}
-
-inline i256 code_totals(const i256 (&v)[8]) {
-    return lane_totals(v);
 }
 
 // Sixteen activations that all lanes share: sdot takes four of them by their index. Or those of
