@@ -67,7 +67,8 @@ def names(listed: list[str]) -> set[str]:
 def engine_formats() -> set[str]:
     """Formats of weights in the engine's table: the rows with a decoder."""
     table = (ROOT / "ggml" / "src" / "formats" / "dtype.cpp").read_text()
-    return set(re.findall(r'\{DType::\w+, "(\w+)", [^}]*decode', table))
+    single = re.findall(r'\{DType::\w+, "(\w+)", [^}]*decode', table)
+    return {*single, *re.findall(r"^ +ROW\((\w+),", table, re.MULTILINE)}
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda d: str(d.relative_to(ROOT)))

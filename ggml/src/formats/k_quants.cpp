@@ -1,28 +1,11 @@
 // Encoders of Q2_K..Q6_K and IQ4: they search for codes (search.h), then write the bits described
 // in blocks.h.
-#include <cstring>
-
 #include "quants.h"
 #include "search.h"
 
 namespace ggml {
 
 namespace {
-
-struct Values {
-    const float *x, *importance;  // importance may be null
-};
-
-template <typename Block, typename F>
-void each_block(Values src, void* dst, int64_t n, int size, const F& encode) {
-    for (int64_t b = 0; b < n / size; b++) {
-        Block block;
-        std::memset(&block, 0, sizeof(block));
-        encode(Values{src.x + b * size, src.importance ? src.importance + b * size : nullptr},
-               block);
-        std::memcpy(static_cast<uint8_t*>(dst) + b * int64_t(sizeof(block)), &block, sizeof(block));
-    }
-}
 
 void or_bits(uint8_t& byte, int bits, int shift) {
     byte = uint8_t(byte | bits << shift);
@@ -59,9 +42,9 @@ void put_table_nibbles(const int8_t* q, uint8_t* qs) {
 }  // namespace
 
 void encode_q2_k(const float* src, const float* importance, void* dst, int64_t n) {
-    each_block<BlockQ2_K>({src, importance}, dst, n, kQK, [](Values in, BlockQ2_K& block) {
+    each_block<BlockQ2_K>(src, importance, dst, n, [](auto* x, auto* w, auto& block) {
         Codes c;
-        search_block_min(in.x, in.importance, 16, 15, 3, c);
+        search_block_min(x, w, 16, 15, 3, c);
         block.d = c.d;
         block.dmin = c.dmin;
         for (int g = 0; g < kQK / 16; g++) block.scales[g] = uint8_t(c.scale[g] | c.min[g] << 4);
@@ -70,9 +53,9 @@ void encode_q2_k(const float* src, const float* importance, void* dst, int64_t n
 }
 
 void encode_q3_k(const float* src, const float* importance, void* dst, int64_t n) {
-    each_block<BlockQ3_K>({src, importance}, dst, n, kQK, [](Values in, BlockQ3_K& block) {
+    each_block<BlockQ3_K>(src, importance, dst, n, [](auto* x, auto* w, auto& block) {
         Codes c;
-        search_block(Uniform{4}, in.x, in.importance, 16, 32, 0.1f, c);
+        search_block(Uniform{4}, x, w, 16, 32, 0.1f, c);
         block.d = c.d;
         for (int g = 0; g < kQK / 16; g++) {
             const int scale = c.scale[g] + 32;
@@ -88,9 +71,9 @@ void encode_q3_k(const float* src, const float* importance, void* dst, int64_t n
 }
 
 void encode_q4_k(const float* src, const float* importance, void* dst, int64_t n) {
-    each_block<BlockQ4_K>({src, importance}, dst, n, kQK, [](Values in, BlockQ4_K& block) {
+    each_block<BlockQ4_K>(src, importance, dst, n, [](auto* x, auto* w, auto& block) {
         Codes c;
-        search_block_min(in.x, in.importance, 32, 63, 15, c);
+        search_block_min(x, w, 32, 63, 15, c);
         block.d = c.d;
         block.dmin = c.dmin;
         put_scales_k4(c, block.scales);
@@ -99,9 +82,9 @@ void encode_q4_k(const float* src, const float* importance, void* dst, int64_t n
 }
 
 void encode_q5_k(const float* src, const float* importance, void* dst, int64_t n) {
-    each_block<BlockQ5_K>({src, importance}, dst, n, kQK, [](Values in, BlockQ5_K& block) {
+    each_block<BlockQ5_K>(src, importance, dst, n, [](auto* x, auto* w, auto& block) {
         Codes c;
-        search_block_min(in.x, in.importance, 32, 63, 31, c);
+        search_block_min(x, w, 32, 63, 31, c);
         block.d = c.d;
         block.dmin = c.dmin;
         put_scales_k4(c, block.scales);
@@ -111,9 +94,9 @@ void encode_q5_k(const float* src, const float* importance, void* dst, int64_t n
 }
 
 void encode_q6_k(const float* src, const float* importance, void* dst, int64_t n) {
-    each_block<BlockQ6_K>({src, importance}, dst, n, kQK, [](Values in, BlockQ6_K& block) {
+    each_block<BlockQ6_K>(src, importance, dst, n, [](auto* x, auto* w, auto& block) {
         Codes c;
-        search_block(Uniform{32}, in.x, in.importance, 16, 128, 0.1f, c);
+        search_block(Uniform{32}, x, w, 16, 128, 0.1f, c);
         block.d = c.d;
         for (int g = 0; g < kQK / 16; g++) block.scales[g] = int8_t(c.scale[g]);
         for (int i = 0; i < kQK; i++) {
@@ -125,17 +108,17 @@ void encode_q6_k(const float* src, const float* importance, void* dst, int64_t n
 }
 
 void encode_iq4_nl(const float* src, const float* importance, void* dst, int64_t n) {
-    each_block<BlockIQ4_NL>({src, importance}, dst, n, kQ, [](Values in, BlockIQ4_NL& block) {
+    each_block<BlockIQ4_NL>(src, importance, dst, n, [](auto* x, auto* w, auto& block) {
         int8_t q[kQ];
-        block.d = search_codes(Uneven{}, in.x, in.importance, 1, q);
+        block.d = search_codes(Uneven{}, x, w, 1, q);
         put_table_nibbles(q, block.qs);
     });
 }
 
 void encode_iq4_xs(const float* src, const float* importance, void* dst, int64_t n) {
-    each_block<BlockIQ4_XS>({src, importance}, dst, n, kQK, [](Values in, BlockIQ4_XS& block) {
+    each_block<BlockIQ4_XS>(src, importance, dst, n, [](auto* x, auto* w, auto& block) {
         Codes c;
-        search_block(Uneven{}, in.x, in.importance, 32, 32, 1, c);
+        search_block(Uneven{}, x, w, 32, 32, 1, c);
         block.d = c.d;
         for (int g = 0; g < kQK / kQ; g++) {
             const int scale = c.scale[g] + 32;

@@ -18,10 +18,11 @@ void encode_bf16(const float* src, void* dst, int64_t n);
 
 // Decoders of block formats are decode<Block> in parts.h.
 void encode_q8_0(const float* src, void* dst, int64_t n);
-void encode_q4_0(const float* src, void* dst, int64_t n);
-void encode_q4_1(const float* src, void* dst, int64_t n);
-void encode_q5_0(const float* src, void* dst, int64_t n);
-void encode_q5_1(const float* src, void* dst, int64_t n);
+// Q4_0, Q4_1, Q5_0 and Q5_1; and by the searches of the formats below.
+template <typename Block>
+void encode_plain(const float* src, void* dst, int64_t n);
+template <typename Block>
+void weigh_plain(const float* src, const float* importance, void* dst, int64_t n);
 // The public Python package has no encoders for these formats; these are our own searches.
 // importance, [n]: weights of the squared errors, or null.
 void encode_q2_k(const float* src, const float* importance, void* dst, int64_t n);
@@ -31,10 +32,5 @@ void encode_q5_k(const float* src, const float* importance, void* dst, int64_t n
 void encode_q6_k(const float* src, const float* importance, void* dst, int64_t n);
 void encode_iq4_nl(const float* src, const float* importance, void* dst, int64_t n);
 void encode_iq4_xs(const float* src, const float* importance, void* dst, int64_t n);
-// The same searches for these formats.
-void weigh_q4_0(const float* src, const float* importance, void* dst, int64_t n);
-void weigh_q4_1(const float* src, const float* importance, void* dst, int64_t n);
-void weigh_q5_0(const float* src, const float* importance, void* dst, int64_t n);
-void weigh_q5_1(const float* src, const float* importance, void* dst, int64_t n);
 
 }  // namespace ggml

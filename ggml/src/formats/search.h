@@ -9,7 +9,9 @@
 
 #include <cmath>
 #include <cstdint>
+#include <cstring>
 
+#include "formats/parts.h"
 #include "ggml/blocks.h"
 
 namespace ggml {
@@ -23,6 +25,20 @@ struct Codes {
     int min[kQK / 16] = {};
     int8_t q[kQK] = {};
 };
+
+// Calls encode(x, importance, block) for each block, which begins as zeros. importance: of the
+// columns, or null.
+template <typename Block, typename F>
+void each_block(const float* src, const float* importance, void* dst, int64_t n, const F& encode) {
+    constexpr int64_t size = BlockTraits<Block>::size;
+    auto* to = static_cast<uint8_t*>(dst);
+    for (int64_t i = 0; i < n; i += size, to += sizeof(Block)) {
+        Block block;
+        std::memset(&block, 0, sizeof(block));
+        encode(src + i, importance ? importance + i : nullptr, block);
+        std::memcpy(to, &block, sizeof(block));
+    }
+}
 
 // Rounds half to even without a library call (baseline x86-64 has no instruction for it) and clips.
 // NaN becomes low.
