@@ -323,6 +323,8 @@ class Model:
     def tiers(self, layer: int) -> np.ndarray:
         """Where each neuron of a layer is at this moment: uint8 [experts, n_ff], 0 if memory lacks
         a part of it, 1 for RAM, 2 for a device."""
+        if not 0 <= layer < self.n_layer:
+            raise ValueError(f"no such layer: {layer}")
         out = np.empty(self.sizes[layer].shape, np.uint8)
         data = ffi.from_buffer("uint8_t[]", out)
         check(lib.pi_model_tiers(self.handle, layer, data, out.nbytes))
