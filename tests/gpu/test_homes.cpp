@@ -75,8 +75,8 @@ using Neurons = std::set<std::pair<int64_t, int64_t>>;  // layer, neuron
 
 Neurons on_device(const Model& m) {
     Neurons found;
-    for (int64_t l = m.device->share.first_layer; l < m.config.n_layer; l++) {
-        const std::vector<int32_t>& slot = m.device->share.slot[size_t(l)];
+    for (int64_t l = m.device->split.first_layer; l < m.config.n_layer; l++) {
+        const std::vector<int32_t>& slot = m.device->split.slot[size_t(l)];
         for (int64_t n = 0; n < m.ffns[0]->n_ff; n++) {
             if (slot.empty() || slot[size_t(n)] >= 0) found.insert({l, n});
         }
@@ -96,7 +96,7 @@ void test_budgets(const Shape& shape) {
     const pi_session_params session = few_rows();
     const auto all = Model::inspect(path, on_device(1 << 30, session));
     const uint64_t most = used(*all, session);
-    CHECK(all->device_layers() == shape.n_layer && all->device->share.head);
+    CHECK(all->device_layers() == shape.n_layer && all->device->split.head);
     int refused = 0, below = 0;
     uint64_t before = 0;
     for (uint64_t budget = most / 40; budget < most * 5 / 4; budget += most / 48) {
@@ -113,7 +113,7 @@ void test_budgets(const Shape& shape) {
         before = now;
         if (double(now) >= 0.95 * double(std::min(budget, most))) continue;
         below++;
-        for (const std::vector<int32_t>& slot : m->device->share.slot) CHECK(slot.empty());
+        for (const std::vector<int32_t>& slot : m->device->split.slot) CHECK(slot.empty());
         const int32_t more = int32_t(m->device_layers()) + 1;
         pi_model_params params = on_device(budget, session);
         params.n_gpu_layers = more;

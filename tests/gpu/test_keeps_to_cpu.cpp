@@ -52,7 +52,7 @@ void test_scores_and_rotations() {
     Attention& attention = *model->layers[0].find<Attention>();
     attention.softcap = 50;
     CHECK(says(keeps_to_cpu(*model, 0), "cap the scores of attention"));
-    CHECK(!choose_share(*model, on_device(1 << 30, session), session).has(0));
+    CHECK(!split_with_device(*model, on_device(1 << 30, session), session).has(0));
     attention.softcap = 0;
     attention.rope = 1;
     CHECK(says(keeps_to_cpu(*model, 0), "a base of their own"));
@@ -96,10 +96,10 @@ void test_capped_logits() {
     const pi_session_params session = session_params();
     const pi_model_params params = on_device(1 << 30, session);
     const auto model = inspected(tiny::describe(Shape{}), session);
-    CHECK(choose_share(*model, params, session).head);
+    CHECK(split_with_device(*model, params, session).head);
     model->config.logit_softcap = 30;
-    const DeviceShare share = choose_share(*model, params, session);
-    CHECK(!share.head && share.has(0));
+    const DeviceSplit split = split_with_device(*model, params, session);
+    CHECK(!split.head && split.has(0));
 }
 
 // An RMS norm with one weight for all heads is there; a LayerNorm is not, even of a single head,

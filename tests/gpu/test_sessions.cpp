@@ -78,7 +78,7 @@ void test_closing() {
     pi_model_params params = on_device(2 * split.budget, split.params);
     params.n_sessions = 2;
     const auto model = Model::load(split.path, params);
-    CHECK(model->device->share.splits(model->config.n_layer - 1));
+    CHECK(model->device->split.splits(model->config.n_layer - 1));
     Session session(model, split.params);
     const Tokens one = {random_tokens(1, 4)};
     const Floats expected = logits(session, one);

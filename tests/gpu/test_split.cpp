@@ -59,10 +59,10 @@ void test_shape(const Shape& shape, int32_t sparse, double tolerance) {
         {
             // A budget that splits layers is used up.
             const Plan plan = make_plan(*model, params);
-            const DeviceShare& share = model->device->share;
+            const DeviceSplit& split = model->device->split;
             const auto splits = [](const std::vector<int32_t>& slot) { return !slot.empty(); };
             CHECK(total(plan.parts, Tier::gpu) > 0.95 * double(budget) ||
-                  std::none_of(share.slot.begin(), share.slot.end(), splits));
+                  std::none_of(split.slot.begin(), split.slot.end(), splits));
             Session session(model, params);
             CHECK(device.allocated_bytes() == total(plan.parts, Tier::gpu));
             CHECK(device.allocated_bytes() <= budget);
@@ -87,7 +87,7 @@ void test_shape(const Shape& shape, int32_t sparse, double tolerance) {
         CHECK(apart < tolerance);
         if (i == 5) {
             CHECK(neurons_on_device(*model) == whole->config.n_layer * whole->ffns[0]->n_ff);
-            CHECK(model->device->share.head);
+            CHECK(model->device->split.head);
         }
 
         // The same bits for every number of threads, in other calls, and step by step.
@@ -148,7 +148,7 @@ void test_empty_halves() {
         int64_t rows = 0;  // of layers that are shared
         for (int64_t i = 0; i < split.model->config.n_layer; i++) {
             CHECK(session.counts.neurons[size_t(i)].rows == int64_t(tokens.size()));
-            if (split.model->device->share.splits(i)) rows += int64_t(tokens.size());
+            if (split.model->device->split.splits(i)) rows += int64_t(tokens.size());
         }
         CHECK(session.counts.answers > 0 && session.counts.answers < rows);
         session.truncate(0, 0);
@@ -176,9 +176,9 @@ void test_figures() {
         uint64_t listed = 0, fired = 0;  // by the CPU for the device, on the device
         for (size_t i = 0; i < m.layers.size(); i++) {
             const ggml::NeuronCounts &all = did.neurons[i], &there = did.on_device[i];
-            CHECK(there.rows == (m.device->share.has(int64_t(i)) ? all.rows : 0));
+            CHECK(there.rows == (m.device->split.has(int64_t(i)) ? all.rows : 0));
             CHECK(there.computed <= all.computed && there.fired <= all.fired);
-            if (!m.device->share.has(int64_t(i))) continue;
+            if (!m.device->split.has(int64_t(i))) continue;
             listed += uint64_t(all.proposed - there.proposed);
             fired += uint64_t(there.fired);
         }
@@ -192,7 +192,7 @@ void test_figures() {
         CHECK(there.kv * uint64_t(c.n_layer) == sum.kv * uint64_t(m.device_layers()));
         CHECK(there.predictor * uint64_t(c.n_layer) == sum.predictor * uint64_t(m.device_layers()));
         CHECK(sum.kv > 0 && sum.predictor > 0);
-        CHECK(there.head == (m.device->share.head ? sum.head : 0));
+        CHECK(there.head == (m.device->split.head ? sum.head : 0));
         CHECK(there.ffn > 0 && there.ffn < sum.ffn);
         // Step by step the answer is there before the device asks for it.
         CHECK(did.waited_for_device > 0 || stepwise);
@@ -260,7 +260,7 @@ void test_batches() {
         const Range range = budgets(split.path, split.params);
         const uint64_t budget = head ? (range.least + range.most) / 2 : range.least;
         split.model = load_on(split.path, budget, split.params);
-        CHECK(split.model->device->share.head == head);
+        CHECK(split.model->device->split.head == head);
         const size_t n_prompt = 60, n = n_prompt + 9;  // more than a tile, and than kDeviceResults
         const Tokens tokens = random_tokens(n, 8);
         std::vector<int32_t> seq(n);
@@ -338,7 +338,7 @@ void test_stops() {
     Split split;
     int n_split = 0;
     for (int64_t i = 0; i < split.model->config.n_layer; i++) {
-        n_split += split.model->device->share.splits(i);
+        n_split += split.model->device->split.splits(i);
     }
     CHECK(n_split > 1);
     const Tokens tokens = random_tokens(6, 4);

@@ -50,7 +50,7 @@ void test_prompts(DType type, bool biases, double hot, double tolerance) {
     shape.biases = biases;
     Streamed s(shape, hot);
     const Model& m = *s.model;
-    const uint64_t piece = m.device->share.piece;
+    const uint64_t piece = m.device->split.piece;
     CHECK(piece > 0 && piece % ggml::kDeviceGranule == 0);
     int64_t elsewhere = 0;
     for (int64_t i = 0; i < m.config.n_layer; i++)
@@ -100,7 +100,7 @@ void test_generated() {
     // All eight rows at once, in every layer.
     int64_t n_split = 0;
     for (int64_t i = 0; i < s.model->config.n_layer; i++)
-        n_split += s.model->device->share.splits(i);
+        n_split += s.model->device->split.splits(i);
     CHECK(n_split > 0 && session->counts.answers == n_split);
     std::vector<char> flags(16);
     for (size_t t = 8; t < 16; t++) flags[t] = 1;
@@ -116,7 +116,7 @@ void test_generated() {
     CHECK(session->match(0, tokens.data(), nullptr, 16) == 8);
     // Without a stream both kinds are computed alike in exact mode.
     const auto plain = load_on(s.path, s.budget, s.params);
-    CHECK(plain->device->share.piece == 0);
+    CHECK(plain->device->split.piece == 0);
     Session alike(plain, s.params);
     logits(alike, tokens, 96, 8);
     CHECK(alike.match(0, tokens.data(), nullptr, 16) == 16);
@@ -125,9 +125,9 @@ void test_generated() {
 // No room for pieces, or nothing to send.
 void test_none() {
     Streamed s(shape_of(DType::F32));
-    CHECK(load_on(s.path, s.range.least, s.params, -1, true)->device->share.piece == 0);
+    CHECK(load_on(s.path, s.range.least, s.params, -1, true)->device->split.piece == 0);
     const auto whole = load_on(s.path, s.range.most, s.params, -1, true);
-    CHECK(whole->device->share.piece == 0 && !whole->device->stream);
+    CHECK(whole->device->split.piece == 0 && !whole->device->stream);
     CHECK(neurons_on_device(*whole) == whole->config.n_layer * whole->ffns[0]->n_ff);
 }
 

@@ -119,7 +119,7 @@ void check_places(const std::shared_ptr<const Model>& model, const Tiers& t) {
         for (int32_t id = 0; id < int32_t(n); id++) rows.insert(store.row_of(i, id));
         CHECK(int64_t(rows.size()) == n);
         for (int32_t row : rows) {
-            CHECK(!m.device->share.splits(i) || m.device->share.slot[size_t(i)][size_t(row)] < 0);
+            CHECK(!m.device->split.splits(i) || m.device->split.slot[size_t(i)][size_t(row)] < 0);
         }
         CHECK(store.resident(i) <= n);
         CHECK(pi_model_tiers(&handle, i, tiers.data(), tiers.size()) == PI_OK);
@@ -160,8 +160,8 @@ void test_bits(const Shape& shape, int32_t sparse, bool streams,
             const auto model = t.load(t.ram(part));
             CHECK(model->storage && model->store && model->device);
             if (!model->store) continue;
-            CHECK(model->device->share.slot == whole->device->share.slot);
-            CHECK(model->device->share.piece == whole->device->share.piece);
+            CHECK(model->device->split.slot == whole->device->split.slot);
+            CHECK(model->device->split.piece == whole->device->split.piece);
             check_places(model, t);
             Session computing(model, session);
             CHECK(same(answer(computing), expected));

@@ -111,8 +111,8 @@ void test_split() {
     for (const uint64_t budget : {most, most - 1000000}) {
         params.vram_budget = budget;
         const auto model = Model::load(path, params);
-        const DeviceShare& share = model->device->share;
-        CHECK(share.first_layer == 0 && share.splits(1) == (budget < most));
+        const DeviceSplit& split = model->device->split;
+        CHECK(split.first_layer == 0 && split.splits(1) == (budget < most));
         {
             Session s(model, session);
             logits(s, tokens, 1, 0);

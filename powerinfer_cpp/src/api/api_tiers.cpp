@@ -81,7 +81,7 @@ pi_status pi_model_tiers(const pi_model* m, int32_t layer, uint8_t* out, size_t 
         require(capacity >= size_t(n), "the buffer for the tiers is too small");
         std::fill_n(out, n, ram);
         if (model.device_neurons(layer)) {
-            const std::vector<int32_t>& slot = model.device->share.slot[size_t(layer)];
+            const std::vector<int32_t>& slot = model.device->split.slot[size_t(layer)];
             for (int64_t i = 0; i < n_ff; i++) {
                 if (slot.empty() || slot[size_t(i)] >= 0) out[i] = on_device;
             }

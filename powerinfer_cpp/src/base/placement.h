@@ -19,7 +19,7 @@ struct NeuronHomes {
 
 // What a device holds of a model: the layers from `first_layer` on, perhaps the head, and of each
 // layer's neurons some or all.
-struct DeviceShare {
+struct DeviceSplit {
     int64_t first_layer = 0;
     bool head = false;
     // [n_layer][n_ff]: the row of a neuron on the device, or -1 - its row in RAM; rows of both are

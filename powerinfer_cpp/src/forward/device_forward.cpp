@@ -36,8 +36,8 @@ DeviceForward::DeviceForward(const Model& model, const pi_session_params& params
       on_(*model.device),
       device_(*on_.device),
       ops_(device_.ops()),
-      first_(on_.share.first_layer),
-      head_(on_.share.head && !params.embedding) {
+      first_(on_.split.first_layer),
+      head_(on_.split.head && !params.embedding) {
     const std::lock_guard<ggml::DeviceCard> lock(on_.card);
     device_.enter();
     const int64_t n = model.device_layers();

@@ -183,7 +183,7 @@ bool DeviceForward::masks(int64_t i, const Kind& kind) const {
 }
 
 bool DeviceForward::meets(int64_t i, const Kind& kind) const {
-    return on_.share.splits(i) && !kind.streamed;
+    return on_.split.splits(i) && !kind.streamed;
 }
 
 int64_t DeviceForward::first_neuron(int64_t i) const {
@@ -191,12 +191,12 @@ int64_t DeviceForward::first_neuron(int64_t i) const {
 }
 
 const int32_t* DeviceForward::slots(int64_t i) const {
-    return on_.share.splits(i) ? on_.slots.get() + first_neuron(i) : nullptr;
+    return on_.split.splits(i) ? on_.slots.get() + first_neuron(i) : nullptr;
 }
 
 int32_t DeviceForward::next_split(int64_t i) const {
     while (++i < model_.config.n_layer) {
-        if (on_.share.splits(i)) return int32_t(i);
+        if (on_.split.splits(i)) return int32_t(i);
     }
     return -1;
 }
@@ -241,7 +241,7 @@ void DeviceForward::put_merge(const Pass& p, int64_t i, const Kind& kind) {
                           s.ffn_out);
         return;
     }
-    if (!on_.share.splits(i)) {
+    if (!on_.split.splits(i)) {
         ops_.merge(stream_.get(), sums, nullptr, bias, s.ffn_out);
         return;
     }

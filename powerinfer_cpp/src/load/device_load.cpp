@@ -30,19 +30,19 @@ std::vector<float> gathered(const float* all, const std::vector<int32_t>& slot) 
 void allocate_device(Model& m) {
     DeviceModel& on = *m.device;
     const std::lock_guard<ggml::DeviceCard> lock(on.card);
-    const auto n = uint64_t(m.neurons_from(on.share.first_layer));
+    const auto n = uint64_t(m.neurons_from(on.split.first_layer));
     on.reserved =
         on.budget->reserve(m.file.gguf.path() + ": the weights on " + on.device->info().id,
                            total(m.plan.parts, Tier::gpu));
     on.weights = {*on.device, m.plan.device, "weights"};
     on.slots = {*on.device, n, "slots"};
     on.unpredicted = {*on.device, n, "unpredicted"};
-    if (on.share.piece) on.stream = std::make_unique<PromptUpload>(*on.device, on.share.piece);
+    if (on.split.piece) on.stream = std::make_unique<PromptUpload>(*on.device, on.split.piece);
 }
 
 void load_device_tables(Model& m) {
     DeviceModel& on = *m.device;
-    const int64_t first = on.share.first_layer;
+    const int64_t first = on.split.first_layer;
     on.cold.resize(m.layers.size());
     on.cold_rows.resize(m.layers.size());
     for (size_t i = size_t(first); i < m.layers.size(); i++) {
@@ -51,8 +51,8 @@ void load_device_tables(Model& m) {
         if (!f.unpredicted.empty()) {
             on.upload(on.unpredicted.get() + at, f.unpredicted.data(), f.unpredicted.size());
         }
-        if (!on.share.splits(int64_t(i))) continue;
-        const std::vector<int32_t>& slot = on.share.slot[i];
+        if (!on.split.splits(int64_t(i))) continue;
+        const std::vector<int32_t>& slot = on.split.slot[i];
         on.upload(on.slots.get() + at, slot.data(), slot.size() * sizeof(int32_t));
         ggml::Neurons& w = on.cold[i];
         w = f.neurons;

@@ -79,8 +79,8 @@ class Chooser {
         return piece < least ? 0 : piece;
     }
 
-    // Gives the device neurons of `share`'s layers, in `left` bytes.
-    void fill(DeviceShare& share, uint64_t left) const {
+    // Gives the device neurons of `split`'s layers, in `left` bytes.
+    void fill(DeviceSplit& split, uint64_t left) const {
         struct Neuron {
             bool placed;
             float rate;
@@ -89,7 +89,7 @@ class Chooser {
         std::vector<Neuron> all;
         const Placement* placement = model_.placement ? &*model_.placement : nullptr;
         if (placement && !placement->applies(model_.device->budget->limit())) placement = nullptr;
-        for (int64_t i = share.first_layer; i < model_.config.n_layer; i++) {
+        for (int64_t i = split.first_layer; i < model_.config.n_layer; i++) {
             if (rows_[size_t(i)].empty()) continue;
             const int64_t n_ff = model_.only_ffn(i).n_ff;
             const std::vector<float> rate = rates(i);
@@ -98,7 +98,7 @@ class Chooser {
                     placement && placement->layers[size_t(i)][0].tier[size_t(n)] == Tier::gpu;
                 all.push_back({placed, rate.empty() ? 0 : rate[size_t(n)], int32_t(i), n});
             }
-            share.slot[size_t(i)].assign(size_t(n_ff), -1);
+            split.slot[size_t(i)].assign(size_t(n_ff), -1);
         }
         std::stable_sort(all.begin(), all.end(), [](const Neuron& a, const Neuron& b) {
             return a.placed != b.placed ? a.placed : a.rate > b.rate;
@@ -110,9 +110,9 @@ class Chooser {
             if (bytes > left) continue;
             left -= bytes;
             count++;
-            share.slot[size_t(n.layer)][size_t(n.id)] = 0;
+            split.slot[size_t(n.layer)][size_t(n.id)] = 0;
         }
-        for (size_t i = 0; i < share.slot.size(); i++) number(share.slot[i], bundled_[i]);
+        for (size_t i = 0; i < split.slot.size(); i++) number(split.slot[i], bundled_[i]);
     }
 
  private:
@@ -157,8 +157,8 @@ class Chooser {
 
 }  // namespace
 
-DeviceShare choose_share(const Model& m, const pi_model_params& params,
-                         const pi_session_params& session) {
+DeviceSplit split_with_device(const Model& m, const pi_model_params& params,
+                              const pi_session_params& session) {
     const int32_t n_gpu_layers = params.n_gpu_layers;
     constexpr double kMiB = 1 << 20;
     const int64_t n_layer = m.config.n_layer;
@@ -167,11 +167,11 @@ DeviceShare choose_share(const Model& m, const pi_model_params& params,
     const uint64_t limit = budget.limit() / ggml::kDeviceGranule * ggml::kDeviceGranule;
     const Chooser chooser(m, params, session);
     const int64_t most = n_gpu_layers < 0 ? n_layer : std::min<int64_t>(n_gpu_layers, n_layer);
-    DeviceShare share;
-    share.first_layer = n_layer;
-    share.slot.resize(size_t(n_layer));
-    while (share.first_layer > n_layer - most) {
-        const int64_t next = share.first_layer - 1;
+    DeviceSplit split;
+    split.first_layer = n_layer;
+    split.slot.resize(size_t(n_layer));
+    while (split.first_layer > n_layer - most) {
+        const int64_t next = split.first_layer - 1;
         if (!keeps_to_cpu(m, next).empty()) break;
         if (const uint64_t bytes = chooser.least(next); bytes > limit) {
             const bool needed = n_gpu_layers > 0 || (budget.given() && next == n_layer - 1);
@@ -183,26 +183,26 @@ DeviceShare choose_share(const Model& m, const pi_model_params& params,
                        m.file.gguf.path().c_str(), (long long)(n_layer - next), (long long)n_layer,
                        session.n_ctx, double(bytes) / kMiB, double(budget.limit()) / kMiB));
         }
-        share.first_layer = next;
+        split.first_layer = next;
     }
-    if (share.first_layer == n_layer) return share;
-    uint64_t left = limit - chooser.least(share.first_layer);
+    if (split.first_layer == n_layer) return split;
+    uint64_t left = limit - chooser.least(split.first_layer);
     const bool head = n_gpu_layers < 0 || n_gpu_layers > n_layer;
     if (head && !keeps_head_to_cpu(m) && chooser.head() <= left) {
-        share.head = true;
+        split.head = true;
         left -= chooser.head();
     }
     const auto fill = [&](uint64_t bytes) {
-        chooser.fill(share, params.placement == PI_PLACEMENT_NONE ? 0 : bytes);
-        for (int64_t i = share.first_layer; i < n_layer; i++) {
-            if (share.splits(i)) return false;
+        chooser.fill(split, params.placement == PI_PLACEMENT_NONE ? 0 : bytes);
+        for (int64_t i = split.first_layer; i < n_layer; i++) {
+            if (split.splits(i)) return false;
         }
         return true;
     };
-    if (fill(left) || !params.op_offload) return share;
-    share.piece = chooser.piece(share.first_layer, left);
-    fill(left - 2 * share.piece);
-    return share;
+    if (fill(left) || !params.op_offload) return split;
+    split.piece = chooser.piece(split.first_layer, left);
+    fill(left - 2 * split.piece);
+    return split;
 }
 
 }  // namespace powerinfer

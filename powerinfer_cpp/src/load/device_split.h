@@ -12,7 +12,7 @@ namespace powerinfer {
 // placement first, if it applies). This is the order of bytes that a token reads per byte that they
 // take. params: n_gpu_layers, placement, n_sessions and beside. Throws Error(memory) if
 // n_gpu_layers, or with a budget that was given not even one layer, exceed it.
-DeviceShare choose_share(const Model& model, const pi_model_params& params,
-                         const pi_session_params& session);
+DeviceSplit split_with_device(const Model& model, const pi_model_params& params,
+                              const pi_session_params& session);
 
 }  // namespace powerinfer

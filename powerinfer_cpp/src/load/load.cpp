@@ -44,9 +44,9 @@ void log_placement(const Model& m, const pi_model_params& params) {
     if (gpu && storage) marked += format(" and %.0f%% for storage", 100 * double(storage) / all);
     int64_t there = 0;
     for (int64_t i = 0; m.device && i < m.config.n_layer; i++) {
-        if (!m.device->share.has(i)) continue;
+        if (!m.device->split.has(i)) continue;
         const std::vector<Tier>& wanted = p.layers[size_t(i)][0].tier;
-        const std::vector<int32_t>& slot = m.device->share.slot[size_t(i)];
+        const std::vector<int32_t>& slot = m.device->split.slot[size_t(i)];
         for (size_t n = 0; n < wanted.size(); n++) {
             there += wanted[n] == Tier::gpu && (slot.empty() || slot[n] >= 0);
         }
@@ -89,10 +89,10 @@ void log_storage(const Model& m, const pi_model_params& params) {
 }
 
 // Opens the device and decides what it holds. Without a layer for it the model has no device.
-void share_with_device(Model& model, const pi_model_params& params) {
+void open_device(Model& model, const pi_model_params& params) {
     const pi_session_params session = kept_session(model, params);
     model.device = std::make_unique<DeviceModel>(params.device, params.vram_budget);
-    model.device->share = choose_share(model, params, session);
+    model.device->split = split_with_device(model, params, session);
     if (model.device_layers() > 0) return;
     const std::string why = keeps_to_cpu(model, model.config.n_layer - 1);
     const std::string said = model.file.gguf.path() + ": no layer is on " + params.device + ": " +
@@ -104,16 +104,16 @@ void share_with_device(Model& model, const pi_model_params& params) {
 // Plans the places of all weights, and what else the model takes on its device. stored: as in
 // plan_weights.
 void plan_memory(Model& m, bool use_mmap, bool stored) {
-    const DeviceShare* share = m.device ? &m.device->share : nullptr;
-    m.plan = plan_weights(m.weights, use_mmap, share, stored);
-    if (!share) return;
+    const DeviceSplit* split = m.device ? &m.device->split : nullptr;
+    m.plan = plan_weights(m.weights, use_mmap, split, stored);
+    if (!split) return;
     std::vector<PlanPart>& parts = m.plan.parts;
     parts.push_back({Tier::gpu, Part::ffn, -1,
-                     device_table_bytes(m.neurons_from(share->first_layer)) +
+                     device_table_bytes(m.neurons_from(split->first_layer)) +
                          device_array_bytes(m.plan.device) - m.plan.device});
-    if (share->piece) {
+    if (split->piece) {
         for (Tier tier : {Tier::gpu, Tier::ram}) {
-            parts.push_back({tier, Part::exchange, -1, 2 * share->piece});
+            parts.push_back({tier, Part::exchange, -1, 2 * split->piece});
         }
     }
     const uint64_t context = m.device->device->context_bytes();
@@ -217,7 +217,7 @@ std::unique_ptr<Model> Model::inspect(const std::string& path, const pi_model_pa
         log_stale(*model->placement, params);
         model->placement.reset();
     }
-    if (wants_device(params)) share_with_device(*model, params);
+    if (wants_device(params)) open_device(*model, params);
     plan_memory(*model, params.use_mmap, false);
     leave_on_disk(*model, params);
     // A model without a bundled file is opened again when it has one.
@@ -295,14 +295,14 @@ int64_t Model::neurons_from(int64_t layer) const {
 }
 
 int64_t Model::device_neurons(int64_t layer) const {
-    if (!device || !device->share.has(layer)) return 0;
-    const std::vector<int32_t>& slot = device->share.slot[size_t(layer)];
+    if (!device || !device->split.has(layer)) return 0;
+    const std::vector<int32_t>& slot = device->split.slot[size_t(layer)];
     if (slot.empty()) return only_ffn(layer).n_ff;
     return std::count_if(slot.begin(), slot.end(), [](int32_t at) { return at >= 0; });
 }
 
 int64_t Model::device_layers() const {
-    return device ? config.n_layer - device->share.first_layer : 0;
+    return device ? config.n_layer - device->split.first_layer : 0;
 }
 
 std::shared_ptr<const Model> Model::load(const std::string& path, const pi_model_params& params) {

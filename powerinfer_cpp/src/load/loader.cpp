@@ -46,9 +46,9 @@ class Loader {
     // The rows of the neurons of a layer that are on a device, or null: all that the device has.
     const std::vector<int32_t>* slots(const WeightSpec& w) const {
         const int64_t layer = layer_of(w.name);
-        const bool shared = w.by_neuron() && model_.device && model_.device->share.splits(layer);
+        const bool shared = w.by_neuron() && model_.device && model_.device->split.splits(layer);
         if (!shared) return nullptr;
-        return &model_.device->share.slot[size_t(layer)];
+        return &model_.device->split.slot[size_t(layer)];
     }
 
  private:

@@ -4,10 +4,10 @@ namespace powerinfer {
 
 std::vector<int32_t> stored_rows(const Model& m, const Ffn& f, int64_t layer) {
     std::vector<int32_t> rows;
-    const bool shared = m.device && m.device->share.has(layer);
-    if (shared && !m.device->share.splits(layer)) return rows;
+    const bool shared = m.device && m.device->split.has(layer);
+    if (shared && !m.device->split.splits(layer)) return rows;
     for (int32_t i = 0; i < int32_t(f.neurons.n); i++) {
-        if (!shared || m.device->share.slot[size_t(layer)][size_t(i)] < 0) rows.push_back(i);
+        if (!shared || m.device->split.slot[size_t(layer)][size_t(i)] < 0) rows.push_back(i);
     }
     return rows;
 }

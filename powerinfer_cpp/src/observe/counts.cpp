@@ -81,7 +81,7 @@ void Counts::add(const Model& m, const Batch& batch, const KvPages& kv) {
         }
         const uint64_t bytes = seen * uint64_t(kv.position_bytes(i));
         kv_bytes += bytes;
-        if (m.device && m.device->share.has(i)) device_kv_bytes += bytes;
+        if (m.device && m.device->split.has(i)) device_kv_bytes += bytes;
     }
 }
 
@@ -94,9 +94,9 @@ Traffic traffic(const Model& m, const Counts& did, bool embedding) {
 
 Traffic device_traffic(const Model& m, const Counts& did, bool embedding) {
     if (!m.device) return {};
-    const DeviceShare& share = m.device->share;
-    const bool head = share.head && !embedding;
-    const auto here = [&](int64_t layer) { return layer < 0 ? head : share.has(layer); };
+    const DeviceSplit& split = m.device->split;
+    const bool head = split.head && !embedding;
+    const auto here = [&](int64_t layer) { return layer < 0 ? head : split.has(layer); };
     Traffic sum = traffic_of(m, did, here, head, did.on_device);
     sum.kv = did.device_kv_bytes;
     return sum;

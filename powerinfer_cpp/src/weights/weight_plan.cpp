@@ -20,20 +20,20 @@ void add(std::vector<PlanPart>& parts, Tier tier, Part part, int32_t layer, uint
     parts.push_back({tier, part, layer, bytes});
 }
 
-bool wanted_on_device(const WeightSpec& w, const DeviceShare& share) {
+bool wanted_on_device(const WeightSpec& w, const DeviceSplit& split) {
     const int64_t layer = layer_of(w.name);
-    if (layer >= 0) return share.has(layer) && !w.stays_in_ram();
-    return share.head && w.of_head();
+    if (layer >= 0) return split.has(layer) && !w.stays_in_ram();
+    return split.head && w.of_head();
 }
 
-// Shares the rows of a weight out between RAM and device.
-void share_out(WeightSpec& w, const DeviceShare* share) {
+// Divides the rows of a weight between RAM and device.
+void divide_rows(WeightSpec& w, const DeviceSplit* split) {
     w.place.rows = w.rows;
     w.place.device_rows = 0;
-    if (!share || !wanted_on_device(w, *share)) return;
+    if (!split || !wanted_on_device(w, *split)) return;
     const int64_t layer = layer_of(w.name);
-    if (layer >= 0 && share->splits(layer) && w.by_neuron()) {
-        const std::vector<int32_t>& slot = share->slot[size_t(layer)];
+    if (layer >= 0 && split->splits(layer) && w.by_neuron()) {
+        const std::vector<int32_t>& slot = split->slot[size_t(layer)];
         w.place.device_rows =
             std::count_if(slot.begin(), slot.end(), [](int32_t s) { return s >= 0; });
         // Rows that lie in the file as in memory stay there.
@@ -42,7 +42,7 @@ void share_out(WeightSpec& w, const DeviceShare* share) {
     }
     w.place.device_rows = w.rows;
     // Neurons in RAM need their biases there.
-    const bool of_split = layer >= 0 && share->splits(layer) && w.part == Part::ffn;
+    const bool of_split = layer >= 0 && split->splits(layer) && w.part == Part::ffn;
     if (!w.stays_in_ram() && !of_split) w.place.rows = 0;
 }
 
@@ -56,13 +56,13 @@ uint64_t total(const std::vector<PlanPart>& parts, Tier tier) {
     return sum;
 }
 
-WeightPlan plan_weights(std::vector<WeightSpec>& weights, bool use_mmap, const DeviceShare* share,
+WeightPlan plan_weights(std::vector<WeightSpec>& weights, bool use_mmap, const DeviceSplit* split,
                         bool stored) {
     using Memory = Place::Memory;
     WeightPlan plan;
     uint64_t bundle = 0;  // where the current bundle begins
     for (WeightSpec& w : weights) {
-        share_out(w, share);
+        divide_rows(w, split);
         const int32_t layer = int32_t(layer_of(w.name));
         if (w.place.device_rows) {
             const uint64_t bytes = w.device_bytes(w.place.device_rows);

@@ -27,9 +27,9 @@ struct WeightPlan {
 };
 
 // Sets the place of every weight. Tensors must be resolved, and the parts of a bundle must be
-// consecutive. share: what a device holds; null: there is none. stored: rows of neurons that the
+// consecutive. split: what a device holds; null: there is none. stored: rows of neurons that the
 // device does not have, and the embedding, stay on the disk.
-WeightPlan plan_weights(std::vector<WeightSpec>& weights, bool use_mmap, const DeviceShare* share,
+WeightPlan plan_weights(std::vector<WeightSpec>& weights, bool use_mmap, const DeviceSplit* split,
                         bool stored);
 
 }  // namespace powerinfer
