@@ -61,23 +61,23 @@ void test_rope_table(Context& context) {
     }
 }
 
-// Experts chosen by a plain sort, shares computed by plain sums.
+// Experts chosen by a plain sort, their weights computed by plain sums.
 void test_route(Context& context, Gating gating, int64_t n_used) {
     constexpr int64_t kRows = 37, kExperts = 6;
     Floats score = random_floats(kRows * kExperts, 3);
     score[0] = score[1] = score[2] = 5;  // equal: the first ones are chosen
     const Floats given = score;
-    Floats share(score.size());
+    Floats scratch(score.size());
     std::vector<int32_t> first(kExperts + 1), rows(size_t(kRows * n_used));
-    Floats shares(rows.size());
-    route(context, gating, score.data(), kRows, kExperts, n_used, share.data(),
-          {first.data(), rows.data(), shares.data()});
+    Floats expert_weights(rows.size());
+    route(context, gating, score.data(), kRows, kExperts, n_used, scratch.data(),
+          {first.data(), rows.data(), expert_weights.data()});
     CHECK(first[0] == 0 && first[kExperts] == kRows * n_used);
     std::vector<std::vector<double>> got(kRows, std::vector<double>(kExperts, 0.0));
     for (int64_t e = 0; e < kExperts; e++) {
         for (int32_t k = first[size_t(e)]; k < first[size_t(e) + 1]; k++) {
             CHECK(k == first[size_t(e)] || rows[size_t(k)] > rows[size_t(k) - 1]);
-            got[size_t(rows[size_t(k)])][size_t(e)] = shares[size_t(k)];
+            got[size_t(rows[size_t(k)])][size_t(e)] = expert_weights[size_t(k)];
         }
     }
     for (int64_t t = 0; t < kRows; t++) {
@@ -106,16 +106,16 @@ void test_route_without_numbers(Context& context, Gating gating) {
     for (const float bad : {NAN, -NAN, INFINITY}) {
         for (const int64_t at : {0, 3}) {
             if (gating == Gating::sigmoid && bad == INFINITY) continue;  // sigmoid(infinity) is 1
-            Floats score = random_floats(kRows * kExperts, 3), share(score.size());
+            Floats score = random_floats(kRows * kExperts, 3), scratch(score.size());
             score[size_t(kExperts + at)] = bad;
             int32_t first[kExperts + 1], rows[kRows * kUsed];
-            float shares[kRows * kUsed];
-            route(context, gating, score.data(), kRows, kExperts, kUsed, share.data(),
-                  {first, rows, shares});
+            float expert_weights[kRows * kUsed];
+            route(context, gating, score.data(), kRows, kExperts, kUsed, scratch.data(),
+                  {first, rows, expert_weights});
             CHECK(first[kExperts] == kRows * kUsed);
             int n = 0;
             for (int64_t k = 0; k < kRows * kUsed; k++) {
-                CHECK((rows[k] == 1) == std::isnan(shares[k]));
+                CHECK((rows[k] == 1) == std::isnan(expert_weights[k]));
                 n += rows[k] == 1;
             }
             CHECK(n == kUsed);
@@ -130,12 +130,12 @@ void test_gather_and_scatter(Context& context) {
     Floats out(rows.size() * kCols);
     gather_rows(context, x.data(), rows.data(), 3, kCols, out.data());
     Floats y = random_floats(kRows * kCols, 5), expected = y;
-    const Floats share = {0.5f, 0.25f, 2};
-    scatter_add(context, out.data(), rows.data(), share.data(), 3, kCols, y.data());
+    const Floats expert_weights = {0.5f, 0.25f, 2};
+    scatter_add(context, out.data(), rows.data(), expert_weights.data(), 3, kCols, y.data());
     for (size_t i = 0; i < rows.size(); i++) {
         const size_t at = size_t(rows[i]) * kCols;
         CHECK(!std::memcmp(out.data() + i * kCols, x.data() + at, kCols * sizeof(float)));
-        for (size_t c = 0; c < kCols; c++) expected[at + c] += share[i] * x[at + c];
+        for (size_t c = 0; c < kCols; c++) expected[at + c] += expert_weights[i] * x[at + c];
     }
     CHECK(y == expected);
 }

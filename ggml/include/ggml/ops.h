@@ -147,25 +147,25 @@ void embed_rows(Context& context, const Matrix& w, const int32_t* ids, int64_t o
 void zero(Context& context, float* x, int64_t n);
 
 // Copies n rows of `cols` values that are not adjacent in x, and adds rows back: out[i] =
-// x[rows[i]]; y[rows[i]] += share[i] * x[i].
+// x[rows[i]]; y[rows[i]] += expert_weights[i] * x[i].
 void gather_rows(Context& context, const float* x, const int32_t* rows, int64_t n, int64_t cols,
                  float* out);
-void scatter_add(Context& context, const float* x, const int32_t* rows, const float* share,
+void scatter_add(Context& context, const float* x, const int32_t* rows, const float* expert_weights,
                  int64_t n, int64_t cols, float* y);
 
-// How router scores become the shares of the chosen experts.
+// How router scores become the weights of the chosen experts.
 enum class Gating : uint8_t { softmax, sigmoid };
 // The rows that chose each expert: those of expert e are rows[first[e]] to rows[first[e + 1] - 1],
-// ascending; share has the weight of the expert's output for each of them.
+// ascending; expert_weights has the weight of the expert's output for each of them.
 struct ExpertRows {
-    int32_t* first;  // [n_expert + 1]
-    int32_t* rows;   // [n * n_used]
-    float* share;    // [n * n_used]; the shares of a row sum to 1
+    int32_t* first;         // [n_expert + 1]
+    int32_t* rows;          // [n * n_used]
+    float* expert_weights;  // [n * n_used]; the weights of a row sum to 1
 };
 // Chooses the n_used experts with the highest scores for each of n rows; equal scores: the lower
-// index. score: [n, n_expert], overwritten. share: [n, n_expert], scratch.
+// index. score: [n, n_expert], overwritten. expert_weights: [n, n_expert], scratch.
 void route(Context& context, Gating gating, float* score, int64_t n, int64_t n_expert,
-           int64_t n_used, float* share, const ExpertRows& out);
+           int64_t n_used, float* expert_weights, const ExpertRows& out);
 
 // flags[i] = x[i] != 0, n values.
 void nonzero(Context& context, const float* x, int64_t n, bool* flags);

@@ -86,61 +86,63 @@ void gather_rows(Context& context, const float* x, const int32_t* rows, int64_t 
     });
 }
 
-void scatter_add(Context& context, const float* x, const int32_t* rows, const float* share,
+void scatter_add(Context& context, const float* x, const int32_t* rows, const float* expert_weights,
                  int64_t n, int64_t cols, float* y) {
     const OpTimer timer(context.profile, "scatter_add");
     context.threads.run(n, 1 + 4096 / cols, [&](int64_t begin, int64_t end, int) {
         for (int64_t i = begin; i < end; i++) {
             float* to = y + rows[i] * cols;
-            for (int64_t c = 0; c < cols; c++) to[c] += share[i] * x[i * cols + c];
+            for (int64_t c = 0; c < cols; c++) to[c] += expert_weights[i] * x[i * cols + c];
         }
     });
 }
 
 namespace {
 
-// Turns the scores of one row into shares; experts that are not chosen get 0. If a score is NaN no
-// choice is possible: then the first n_used experts get NaN shares, so that the output is NaN too.
+// Turns the scores of one row into weights; experts that are not chosen get 0. If a score is NaN no
+// choice is possible: then the first n_used experts get NaN weights, so that the output is NaN too.
 // Otherwise the row would look like one without experts.
-void choose_experts(Gating gating, float* score, int64_t n_expert, int64_t n_used, float* share) {
+void choose_experts(Gating gating, float* score, int64_t n_expert, int64_t n_used,
+                    float* expert_weights) {
     const float top = *std::max_element(score, score + n_expert);
     bool numbers = true;
     for (int64_t e = 0; e < n_expert; e++) {
         score[e] = gating == Gating::sigmoid ? sigmoid(score[e]) : exp_f32(score[e] - top);
         numbers = numbers && score[e] == score[e];
     }
-    std::fill_n(share, n_expert, 0.0f);
+    std::fill_n(expert_weights, n_expert, 0.0f);
     if (!numbers) {
-        std::fill_n(share, n_used, std::numeric_limits<float>::quiet_NaN());
+        std::fill_n(expert_weights, n_used, std::numeric_limits<float>::quiet_NaN());
         return;
     }
     float sum = 0;
     for (int64_t k = 0; k < n_used; k++) {
         const int64_t best = std::max_element(score, score + n_expert) - score;
-        share[best] = score[best];
+        expert_weights[best] = score[best];
         sum += score[best];
         score[best] = -1;
     }
     for (int64_t e = 0; e < n_expert; e++) {
-        if (score[e] == -1) share[e] /= sum;
+        if (score[e] == -1) expert_weights[e] /= sum;
     }
 }
 
 }  // namespace
 
 void route(Context& context, Gating gating, float* score, int64_t n, int64_t n_expert,
-           int64_t n_used, float* share, const ExpertRows& out) {
+           int64_t n_used, float* expert_weights, const ExpertRows& out) {
     const OpTimer timer(context.profile, "route");
     for (int64_t t = 0; t < n; t++) {
-        choose_experts(gating, score + t * n_expert, n_expert, n_used, share + t * n_expert);
+        choose_experts(gating, score + t * n_expert, n_expert, n_used,
+                       expert_weights + t * n_expert);
     }
     int32_t k = 0;
     for (int64_t e = 0; e < n_expert; e++) {
         out.first[e] = k;
         for (int64_t t = 0; t < n; t++) {
-            if (share[t * n_expert + e] == 0) continue;
+            if (expert_weights[t * n_expert + e] == 0) continue;
             out.rows[k] = int32_t(t);
-            out.share[k++] = share[t * n_expert + e];
+            out.expert_weights[k++] = expert_weights[t * n_expert + e];
         }
     }
     out.first[n_expert] = k;

@@ -265,7 +265,7 @@ void begin_experts(const Pass& p, const FeedForward& part, const float* x) {
     });
 }
 
-// y[t] = sum of share * ffn(expert, x[t]) over the chosen experts, in ascending order.
+// y[t] = sum of weight * ffn(expert, x[t]) over the chosen experts, in ascending order.
 void mixture(const Pass& p, const FeedForward& part, const float* x, float* y) {
     const Config& c = p.model.config;
     Workspace& b = p.work;
@@ -286,7 +286,8 @@ void mixture(const Pass& p, const FeedForward& part, const float* x, float* y) {
         gather(p, in, x);
         ffn(p, in, b.expert_out);
         ggml::scatter_add(p.context, b.expert_out, in.rows,
-                          b.expert_rows.share + b.expert_rows.first[in.expert], in.n, c.n_embd, y);
+                          b.expert_rows.expert_weights + b.expert_rows.first[in.expert], in.n,
+                          c.n_embd, y);
     });
 }
 
@@ -307,8 +308,8 @@ void route(const Pass& p, const Router& router, const float* x) {
     const Input input =
         b.input.prepare(p.context, x, n, p.model.config.n_embd, router.w.quantised());
     p.multiply(input, {{router.w, b.router, nullptr}});
-    ggml::route(p.context, router.gating, b.router, n, router.n_expert, router.n_used, b.share,
-                b.expert_rows);
+    ggml::route(p.context, router.gating, b.router, n, router.n_expert, router.n_used,
+                b.expert_weights, b.expert_rows);
 }
 
 void request_experts(const Pass& p, const FeedForward& experts) {

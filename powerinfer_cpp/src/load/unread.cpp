@@ -191,7 +191,7 @@ constexpr Rule kDecisive[] = {
     {"expert_shared_feed_forward_length", neutral::off},
     {"expert_chunk_feed_forward_length", neutral::off},
     {"expert_weights_scale", neutral::factor},
-    {"expert_weights_norm", neutral::on},  // shares of the chosen experts sum to 1
+    {"expert_weights_norm", neutral::on},  // weights of the chosen experts sum to 1
     {"expert_gating_func",
      [](const Value& v, const Model& m) {
          return gating(m) == ggml::Gating::sigmoid ? only(v, {0, 2}) : only(v, {0, 1, 3});

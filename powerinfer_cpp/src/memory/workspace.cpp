@@ -32,10 +32,10 @@ Workspace::Workspace(ggml::Carver& carver, const Model& model, const pi_session_
     }
     for (const Rope& rope : c.ropes) carver.take(cos_sin.emplace_back(), {rows, rope.n_rot});
     if (sizes.n_expert) {
-        for (float** to : {&router, &share}) carver.take(*to, {rows, sizes.n_expert});
+        for (float** to : {&router, &expert_weights}) carver.take(*to, {rows, sizes.n_expert});
         carver.take(expert_rows.first, {sizes.n_expert + 1});
         carver.take(expert_rows.rows, {rows, sizes.n_used});
-        carver.take(expert_rows.share, {rows, sizes.n_used});
+        carver.take(expert_rows.expert_weights, {rows, sizes.n_used});
         for (float** to : {&gathered, &gathered_residual, &expert_out}) {
             carver.take(*to, {rows, c.n_embd});
         }

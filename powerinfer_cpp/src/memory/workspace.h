@@ -30,8 +30,8 @@ struct Workspace {
     float *gate = nullptr, *up = nullptr;     // [rows, n_ff]
     std::vector<float*> cos_sin;              // of each table of RoPE: [rows, n_rot]
 
-    // For mixtures: scores and shares, the rows of each expert, and the rows of one expert.
-    float *router = nullptr, *share = nullptr;                // [rows, n_expert]
+    // For mixtures: scores and weights, the rows of each expert, and the rows of one expert.
+    float *router = nullptr, *expert_weights = nullptr;       // [rows, n_expert]
     ggml::ExpertRows expert_rows = {};                        // [rows * n_expert_used]
     float *gathered = nullptr, *gathered_residual = nullptr;  // [rows, n_embd]
     float* expert_out = nullptr;                              // [rows, n_embd]

@@ -21,7 +21,7 @@ void configure(const ggml::Gguf& gguf, Config& c) {
 ggml::Gating read_gating(const ggml::Gguf& gguf, const Config& c) {
     const std::string key = c.architecture + ".expert_gating_func";
     const int64_t gating = gguf.integer(key, 0, 255, 1);
-    // 0: not said. 3: softmax over the chosen experts, whose shares sum to 1 in any case.
+    // 0: not said. 3: softmax over the chosen experts, whose weights sum to 1 in any case.
     if (gating > 3) {
         throw ggml::Error(ggml::Code::unsupported,
                           ggml::format("%s: %s %lld is not supported", gguf.path().c_str(),
