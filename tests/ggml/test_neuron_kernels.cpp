@@ -110,18 +110,18 @@ void test_tiles(const cpu::Kernels& k, DType type, int64_t cols) {
     const Floats h = normal(int64_t(row.size()));
     const int64_t stride = rows.view.stride, at = info(type).size(kQ), last = cols - kQ;
     for (int64_t tokens : {int64_t(1), nt}) {
-        const cpu::Shares shares{first.data(), row.data(), h.data()};
+        const cpu::WeightedRows weighted{first.data(), row.data(), h.data()};
         Floats sum = normal(tokens * cols), expected = sum, part(size_t(tokens * kQ), 0);
-        k.tiled_add[int(type)](tiled.data.data(), stride, ids.data(), n, cols, shares, tokens,
+        k.tiled_add[int(type)](tiled.data.data(), stride, ids.data(), n, cols, weighted, tokens,
                                sum.data(), cols);
-        k.stored_add[int(type)](rows.packed.data(), stride, ids.data(), n, cols, shares, tokens,
+        k.stored_add[int(type)](rows.packed.data(), stride, ids.data(), n, cols, weighted, tokens,
                                 expected.data(), cols);
         CHECK(sum == expected);
         Floats same = part;
         k.tiled_add[int(type)](tiled.data.data() + last / kQ * kStrip * at, stride, ids.data(), n,
-                               kQ, shares, tokens, part.data(), kQ);
+                               kQ, weighted, tokens, part.data(), kQ);
         k.stored_add[int(type)](rows.packed.data() + last / kQ * at, stride, ids.data(), n, kQ,
-                                shares, tokens, same.data(), kQ);
+                                weighted, tokens, same.data(), kQ);
         CHECK(part == same);
     }
 }
@@ -173,11 +173,11 @@ void test_kernels(DType type, const char* isa, bool stored) {
             first.push_back(int32_t(row.size()));
         }
         const Floats h = normal(int64_t(row.size()));
-        const cpu::Shares shares{first.data(), row.data(), h.data()};
+        const cpu::WeightedRows weighted{first.data(), row.data(), h.data()};
         Floats sum = normal(nt * cols), sum_generic = sum, one_by_one = sum;
         Floats sum_avx2 = sum;
-        add_of (*k)(rows.view.data, rows.view.stride, ids, m, cols, shares, nt, sum.data(), cols);
-        add_of (*generic)(rows.view.data, rows.view.stride, ids, m, cols, shares, nt,
+        add_of (*k)(rows.view.data, rows.view.stride, ids, m, cols, weighted, nt, sum.data(), cols);
+        add_of (*generic)(rows.view.data, rows.view.stride, ids, m, cols, weighted, nt,
                           sum_generic.data(), cols);
         for (int64_t t = 0; t < nt; t++) {
             for (int32_t i = first[size_t(t)]; i < first[size_t(t) + 1]; i++) {
@@ -192,7 +192,7 @@ void test_kernels(DType type, const char* isa, bool stored) {
         const cpu::Kernels& avx2 = *cpu::kernels_for("avx2");
         dot_of(avx2)(rows.view.data, rows.view.stride, ids, m, cols, in, tokens, nt,
                      expected.data());
-        add_of(avx2)(rows.view.data, rows.view.stride, ids, m, cols, shares, nt, sum_avx2.data(),
+        add_of(avx2)(rows.view.data, rows.view.stride, ids, m, cols, weighted, nt, sum_avx2.data(),
                      cols);
         CHECK(y == expected && sum == sum_avx2);
     }

@@ -80,11 +80,11 @@ inline void add_listed(const PlainPiece& piece, const int32_t* row, const float*
 
 // For several tokens: decodes 32 columns of all rows once.
 template <typename F, int apart>
-void add_plain_unpacked(const uint8_t* const* rows, int64_t n, int64_t cols, const Shares& shares,
-                        int64_t nt, float* y, int64_t ldy) {
+void add_plain_unpacked(const uint8_t* const* rows, int64_t n, int64_t cols,
+                        const WeightedRows& weighted, int64_t nt, float* y, int64_t ldy) {
     PlainPiece piece;
     float factors[kTogether * kShared];
-    const bool all = shares.first[nt] - shares.first[0] == n * nt;
+    const bool all = weighted.first[nt] - weighted.first[0] == n * nt;
     for (int64_t c = 0, at = 0; c < cols;
          c += kQ, at += apart * int64_t(sizeof(typename F::Block))) {
         for (int64_t r = 0; r < n; r++) {
@@ -96,7 +96,7 @@ void add_plain_unpacked(const uint8_t* const* rows, int64_t n, int64_t cols, con
         const auto tiles = [&](auto count) {
             for (; all && t + count <= nt; t += count) {
                 for (int i = 0; i < count; i++) {
-                    const float* const h = shares.h + shares.first[t + i];
+                    const float* const h = weighted.h + weighted.first[t + i];
                     for (int64_t r = 0; r < n; r++) {
                         factors[i * kShared + r] = h[r] * piece.scale[r];
                     }
@@ -107,9 +107,9 @@ void add_plain_unpacked(const uint8_t* const* rows, int64_t n, int64_t cols, con
         tiles(Count<kTogether>());
         tiles(Count<kFewer>());
         for (; t < nt; t++) {
-            const int32_t begin = shares.first[t], count = shares.first[t + 1] - begin;
+            const int32_t begin = weighted.first[t], count = weighted.first[t + 1] - begin;
             if (count) {
-                add_listed(piece, shares.row + begin, shares.h + begin, count, y + t * ldy + c);
+                add_listed(piece, weighted.row + begin, weighted.h + begin, count, y + t * ldy + c);
             }
         }
     }
@@ -117,15 +117,15 @@ void add_plain_unpacked(const uint8_t* const* rows, int64_t n, int64_t cols, con
 
 template <typename F, int apart>
 void add_plain(const uint8_t* w, int64_t stride, const int32_t* ids, int64_t n, int64_t cols,
-               const Shares& shares, int64_t nt, float* y, int64_t ldy) {
+               const WeightedRows& weighted, int64_t nt, float* y, int64_t ldy) {
     const auto at = [&](int32_t id) {
         return apart == 1 ? w + id * stride : tiled_row(w, stride, id, sizeof(typename F::Block));
     };
     const auto tile = [&](auto count, auto... of) { add_plain_tile<F, apart, count>(of..., cols); };
     const auto unpacked = [&](const uint8_t* const* rows) {
-        add_plain_unpacked<F, apart>(rows, n, cols, shares, nt, y, ldy);
+        add_plain_unpacked<F, apart>(rows, n, cols, weighted, nt, y, ldy);
     };
-    add_blocks<apart == 1 ? 4 : kStrip>(at, ids, n, shares, nt, y, ldy, tile, unpacked);
+    add_blocks<apart == 1 ? 4 : kStrip>(at, ids, n, weighted, nt, y, ldy, tile, unpacked);
 }
 
 }  // namespace ggml::cpu::GGML_ISA

@@ -10,16 +10,16 @@ namespace ggml::cpu {
 // row. `at` and `tile` are lambdas of one instruction set, so that instruction sets do not share
 // instances of this template.
 template <int most, typename At, typename Tile>
-inline void add_token_by_token(const At& at, const int32_t* ids, const Shares& shares, int64_t nt,
-                               float* y, int64_t ldy, const Tile& tile) {
-    const uint8_t *row[kShared], *ahead[kShared];
+inline void add_token_by_token(const At& at, const int32_t* ids, const WeightedRows& weighted,
+                               int64_t nt, float* y, int64_t ldy, const Tile& tile) {
+    const uint8_t *row[kMostRows], *ahead[kMostRows];
     for (int64_t t = 0; t < nt; t++) {
-        const int64_t first = shares.first[t], n = shares.first[t + 1] - first;
+        const int64_t first = weighted.first[t], n = weighted.first[t + 1] - first;
         for (int64_t k = 0; k < n; k++) {
-            row[k] = at(ids[shares.row[first + k]]);
-            ahead[k] = shares.ahead.beside(k, row[k]);
+            row[k] = at(ids[weighted.row[first + k]]);
+            ahead[k] = weighted.ahead.beside(k, row[k]);
         }
-        const float* h = shares.h + first;
+        const float* h = weighted.h + first;
         int64_t k = 0;
         const auto tiles = [&](auto rows) {
             for (; k + rows <= n; k += rows) tile(rows, row + k, ahead + k, h + k, y + t * ldy);
@@ -31,13 +31,13 @@ inline void add_token_by_token(const At& at, const int32_t* ids, const Shares& s
 
 // The same, but if tokens share rows, unpacked(rows) adds all n rows for all tokens.
 template <int most, typename At, typename Tile, typename Unpacked>
-inline void add_blocks(const At& at, const int32_t* ids, int64_t n, const Shares& shares,
+inline void add_blocks(const At& at, const int32_t* ids, int64_t n, const WeightedRows& weighted,
                        int64_t nt, float* y, int64_t ldy, const Tile& tile,
                        const Unpacked& unpacked) {
-    if (nt == 1 || shares.first[nt] - shares.first[0] <= n) {
-        return add_token_by_token<most>(at, ids, shares, nt, y, ldy, tile);
+    if (nt == 1 || weighted.first[nt] - weighted.first[0] <= n) {
+        return add_token_by_token<most>(at, ids, weighted, nt, y, ldy, tile);
     }
-    const uint8_t* row[kShared];
+    const uint8_t* row[kMostRows];
     for (int64_t i = 0; i < n; i++) row[i] = at(ids[i]);
     unpacked(row);
 }

@@ -78,18 +78,19 @@ using stored_dot_fn = dot_fn;
 
 // Weighted rows per token: token t adds h[k] times row row[k], for k from first[t] to first[t + 1]
 // - 1, rows ascending.
-struct Shares {
+struct WeightedRows {
     const int32_t *first, *row;
     const float* h;
     Ahead ahead = {};
 };
-constexpr int64_t kShared = 64;  // the most rows in Shares
+constexpr int64_t kMostRows = 64;  // of WeightedRows: a tile of neurons
 
 // y[t * ldy + c] += sum_k h[k] * row ids[row[k]][c] over `cols` columns, for nt tokens and n <=
-// kShared rows at w + id * stride. Rows of block formats are folded, and y has their order
+// kMostRows rows at w + id * stride. Rows of block formats are folded, and y has their order
 // (column_at).
 using add_fn = void (*)(const uint8_t* w, int64_t stride, const int32_t* ids, int64_t n,
-                        int64_t cols, const Shares& shares, int64_t nt, float* y, int64_t ldy);
+                        int64_t cols, const WeightedRows& weighted, int64_t nt, float* y,
+                        int64_t ldy);
 // The same for blocks as stored; y has the order of spans of 256, or with blocks of 32 plain order.
 using stored_add_fn = add_fn;
 // The same for tiles of rows with blocks of 32 (NeuronRows::Tiles::blocks), with the bits of

@@ -13,7 +13,7 @@ AuditCounts audit_segment(Context& context, const Neurons& w, const Input& x, in
     const auto token = int32_t(row);
     const Segment all = segment_of(w.n, segment);
     std::atomic<int64_t> computed{0}, fired{0}, found{0};
-    context.threads.run(all.end - all.begin, cpu::kShared, [&](int64_t begin, int64_t end, int) {
+    context.threads.run(all.end - all.begin, cpu::kMostRows, [&](int64_t begin, int64_t end, int) {
         cpu::NeuronBatch batch;
         for (; begin < end; begin++) batch.push(int32_t(all.begin + begin), 0, nullptr);
         rows.gates(batch.ids, batch.n, &token, 1, batch.h);

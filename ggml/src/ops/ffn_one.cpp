@@ -36,7 +36,7 @@ class Spans {
         : w_(w),
           rows_(rows),
           in_order_(w.down.tiles != NeuronRows::Tiles::none),
-          most_(in_order_ ? cpu::kShared : kTile),
+          most_(in_order_ ? cpu::kMostRows : kTile),
           finished_(finished),
           computed_(computed),
           fired_(fired),
@@ -164,10 +164,10 @@ void add_up(const Neurons& w, const float* sums, int64_t n_sums, int64_t c0, int
 void shared_gates(const cpu::RowProducts& products, const int32_t* rows, int64_t n_rows,
                   int64_t first, int64_t end, int32_t* ids, float* known, int32_t* count,
                   uint8_t* strips) {
-    float gates[cpu::kShared * kFewRows];
-    for (int64_t begin = first; begin < end; begin += cpu::kShared) {
-        const int64_t n = std::min(cpu::kShared, end - begin);
-        int32_t tile[cpu::kShared];
+    float gates[cpu::kMostRows * kFewRows];
+    for (int64_t begin = first; begin < end; begin += cpu::kMostRows) {
+        const int64_t n = std::min(cpu::kMostRows, end - begin);
+        int32_t tile[cpu::kMostRows];
         std::iota(tile, tile + n, int32_t(begin));
         products.gates(tile, n, rows, n_rows, gates, {}, strips);
         for (int64_t t = 0; t < n_rows; t++) {
@@ -284,7 +284,7 @@ namespace {
 // came from a disk are few rows, which several threads share nevertheless.
 template <typename F>
 void for_tiles(Context& context, const int32_t* ids, int64_t n, const F& step) {
-    constexpr int64_t kPiece = cpu::kShared, kLeastPiece = 4;
+    constexpr int64_t kPiece = cpu::kMostRows, kLeastPiece = 4;
     const int64_t threads = context.threads.active();
     const int64_t piece = std::clamp((n + threads - 1) / threads, kLeastPiece, kPiece);
     context.threads.run(n, piece, [&](int64_t begin, int64_t end, int) {

@@ -12,7 +12,7 @@ namespace ggml {
 
 namespace {
 
-using cpu::kShared;  // neurons in a tile
+using cpu::kMostRows;  // neurons in a tile
 
 // If at least this share of the (neuron, token) pairs of a tile is needed, all pairs are multiplied
 // and the mask is applied to the result. Otherwise each row is multiplied with a list of tokens.
@@ -24,7 +24,7 @@ constexpr double kDense = 0.75;
 constexpr int64_t kResident = 1 << 15;
 
 int64_t tiles_per_segment(int64_t n) {
-    return (segment_of(n, 0).end + kShared - 1) / kShared;
+    return (segment_of(n, 0).end + kMostRows - 1) / kMostRows;
 }
 
 // Tokens that one thread adds at a time.
@@ -50,10 +50,10 @@ struct Lists {
             length[j] = count;
         }
     }
-    int64_t pairs() const { return std::accumulate(length, length + kShared, int64_t(0)); }
+    int64_t pairs() const { return std::accumulate(length, length + kMostRows, int64_t(0)); }
 
-    int32_t* tokens;  // [kShared, rows]
-    int64_t rows, length[kShared] = {};
+    int32_t* tokens;  // [kMostRows, rows]
+    int64_t rows, length[kMostRows] = {};
 };
 
 class ManyTokens {
@@ -75,7 +75,8 @@ class ManyTokens {
     void fire_tile(int64_t s, int64_t tile, NeuronScratch::PerThread& own) {
         cpu::Done done;
         const Segment segment = segment_of(w_.n, s);
-        const int64_t i = segment.begin + tile * kShared, n = std::min(kShared, segment.end - i);
+        const int64_t i = segment.begin + tile * kMostRows,
+                      n = std::min(kMostRows, segment.end - i);
         Lists lists(own.tokens, n_rows_);
         if (masked_) {
             list_candidates(i, n, lists);
@@ -91,7 +92,7 @@ class ManyTokens {
 
     int64_t tiles_of(int64_t s) const {
         const Segment segment = segment_of(w_.n, s);
-        return (segment.end - segment.begin + kShared - 1) / kShared;
+        return (segment.end - segment.begin + kMostRows - 1) / kMostRows;
     }
 
     // Adds the down rows of 2^k segments [begin, end), for tokens [t0, t0 + nt) and n columns from
@@ -122,10 +123,10 @@ class ManyTokens {
         std::fill(fires + segment.begin, fires + segment.end, 0);
         for (int64_t tile = 0; tile < tiles_of(s); tile++) {
             const int64_t at = stored_at(s) + tile;
-            const cpu::Shares shares = shares_of(at);
+            const cpu::WeightedRows weighted = weighted_of(at);
             const int32_t* const ids = neurons_of(at) + 1;
-            for (int32_t k = 0; k < shares.first[n_rows_]; k++) {
-                fires[ids[shares.row[k]]] += shares.h[k] != 0;
+            for (int32_t k = 0; k < weighted.first[n_rows_]; k++) {
+                fires[ids[weighted.row[k]]] += weighted.h[k] != 0;
             }
         }
     }
@@ -146,11 +147,11 @@ class ManyTokens {
         std::fill_n(sum, nt * n, 0.0f);
         for (int64_t tile = 0; tile < tiles_of(s); tile++) {
             const int32_t* const neurons = neurons_of(stored_at(s) + tile);
-            cpu::Shares shares = shares_of(stored_at(s) + tile);
-            shares.first += t0;
-            if (shares.first[nt] == shares.first[0]) continue;
-            rows_.add(neurons + 1, neurons[0], c0, n, shares, nt, sum, n);
-            if (profiled_ && c0 == 0) n_read += rows_of(shares, nt);
+            cpu::WeightedRows weighted = weighted_of(stored_at(s) + tile);
+            weighted.first += t0;
+            if (weighted.first[nt] == weighted.first[0]) continue;
+            rows_.add(neurons + 1, neurons[0], c0, n, weighted, nt, sum, n);
+            if (profiled_ && c0 == 0) n_read += rows_of(weighted, nt);
         }
         if (n_read) totals.bytes += uint64_t(n_read) * cpu::row_bytes(w_, w_.down);
     }
@@ -162,7 +163,7 @@ class ManyTokens {
                 for (int64_t j = 0; j < n; j++) lists.add(j, t);
                 continue;
             }
-            int32_t found[kShared];
+            int32_t found[kMostRows];
             const int32_t count = mask_.list(t, w_.n, begin, begin + n, found);
             for (int32_t i = 0; i < count; i++) lists.add(found[i] - begin, t);
         }
@@ -229,7 +230,7 @@ class ManyTokens {
 
     void dot_all(const NeuronRows& rows, const float* bias, int64_t begin, int64_t n, float* out,
                  const NeuronScratch::PerThread& own, cpu::Done& done) const {
-        int32_t ids[kShared];
+        int32_t ids[kMostRows];
         std::iota(ids, ids + n, int32_t(begin));
         rows_.dot(rows, bias, ids, n, s_.tokens, n_rows_, out, {}, own.strips);
         done.bytes += uint64_t(n) * cpu::row_bytes(w_, rows);
@@ -242,7 +243,7 @@ class ManyTokens {
         if (double(lists.pairs()) >= kDense * double(n * n_rows_)) {
             return dot_all(rows, bias, begin, n, own.out, own, done);
         }
-        int32_t ids[kShared];
+        int32_t ids[kMostRows];
         std::iota(ids, ids + n, int32_t(begin));
         for (int64_t j = 0; j < n; j++) {
             const int64_t m = lists.length[j];
@@ -256,10 +257,10 @@ class ManyTokens {
     // Stores the neurons of a tile that fired, by token for the second pass.
     void keep_tile(int64_t begin, int64_t n, const Lists& lists, int64_t tile,
                    const NeuronScratch::PerThread& own, cpu::Done& done) {
-        const int64_t at = tile * kShared * n_rows_;
+        const int64_t at = tile * kMostRows * n_rows_;
         int32_t *const first = s_.first + tile * (n_rows_ + 1), *const row = s_.fired + at;
         float* const kept = s_.h + at;
-        int32_t place[kShared];  // in the list of neurons that fired
+        int32_t place[kMostRows];  // in the list of neurons that fired
         std::fill_n(first, n_rows_ + 1, 0);
         int32_t *const neurons = neurons_of(tile), n_fired = 0;
         const auto each = [&](const auto& visit) {
@@ -290,7 +291,7 @@ class ManyTokens {
     // Stores all of them, for all tokens.
     void keep_all(int64_t begin, int64_t n, int64_t tile, const NeuronScratch::PerThread& own,
                   cpu::Done&) {
-        const int64_t at = tile * kShared * n_rows_;
+        const int64_t at = tile * kMostRows * n_rows_;
         int32_t *const first = s_.first + tile * (n_rows_ + 1), *const neurons = neurons_of(tile);
         neurons[0] = int32_t(n);
         std::iota(neurons + 1, neurons + 1 + n, int32_t(begin));
@@ -305,19 +306,19 @@ class ManyTokens {
     }
 
     // What keep_tile() stored.
-    int32_t* neurons_of(int64_t tile) const { return s_.neurons + tile * (1 + kShared); }
-    cpu::Shares shares_of(int64_t tile) const {
-        const int64_t at = tile * kShared * n_rows_;
+    int32_t* neurons_of(int64_t tile) const { return s_.neurons + tile * (1 + kMostRows); }
+    cpu::WeightedRows weighted_of(int64_t tile) const {
+        const int64_t at = tile * kMostRows * n_rows_;
         return {s_.first + tile * (n_rows_ + 1), s_.fired + at, s_.h + at};
     }
 
     // The number of rows of a tile that nt tokens need.
-    static int64_t rows_of(const cpu::Shares& shares, int64_t nt) {
+    static int64_t rows_of(const cpu::WeightedRows& weighted, int64_t nt) {
         uint64_t taken = 0;
-        for (int32_t k = shares.first[0]; k < shares.first[nt]; k++) {
-            taken |= uint64_t(1) << shares.row[k];
+        for (int32_t k = weighted.first[0]; k < weighted.first[nt]; k++) {
+            taken |= uint64_t(1) << weighted.row[k];
         }
-        return int64_t(std::bitset<kShared>(taken).count());
+        return int64_t(std::bitset<kMostRows>(taken).count());
     }
 
     const bool profiled_;  // counting the rows that are read costs time
@@ -339,9 +340,9 @@ NeuronScratch::NeuronScratch(Carver& carver, int64_t max_rows, int64_t n, int64_
       threads(size_t(max_threads)) {
     const int64_t tiles = (by_segment ? kTogether : kSegments) * tiles_per_segment(n);
     carver.take(grouped, {max_rows, cols});
-    carver.take(neurons, {tiles, 1 + kShared});
-    carver.take(fired, {tiles, kShared, max_rows});
-    carver.take(h, {tiles, kShared, max_rows});
+    carver.take(neurons, {tiles, 1 + kMostRows});
+    carver.take(fired, {tiles, kMostRows, max_rows});
+    carver.take(h, {tiles, kMostRows, max_rows});
     carver.take(first, {tiles, max_rows + 1});
     carver.take(tokens, {max_rows});
     if (tokens) std::iota(tokens, tokens + max_rows, 0);
@@ -351,9 +352,9 @@ NeuronScratch::NeuronScratch(Carver& carver, int64_t max_rows, int64_t n, int64_
         if (few > 1) carver.take(t.candidates, {few, cpu::kTurn});
         carver.take(t.sums, {cpu::kSums, std::min(kResident, max_rows * cols)});
         carver.take(t.segments, {2 * kPairsTogether, cols});
-        carver.take(t.h, {kShared, max_rows});
-        carver.take(t.tokens, {kShared, max_rows});
-        carver.take(t.out, {kShared, max_rows});
+        carver.take(t.h, {kMostRows, max_rows});
+        carver.take(t.tokens, {kMostRows, max_rows});
+        carver.take(t.out, {kMostRows, max_rows});
         carver.take(t.line, {max_rows});
         if (cols % kQK) carver.take(t.strips, {cpu::kPacked, info(DType::Q8_0).size(cols)});
     }

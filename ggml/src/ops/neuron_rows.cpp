@@ -79,7 +79,7 @@ void RowProducts::fold_span(int64_t b0, int64_t eighth, const Q8Rows& out) const
 void RowProducts::dot(const NeuronRows& rows, const float* bias, const int32_t* ids, int64_t n,
                       const int32_t* tokens, int64_t nt, float* out, const Next& next,
                       uint8_t* strips) const {
-    int32_t room[kShared], next_room[kShared];
+    int32_t room[kMostRows], next_room[kMostRows];
     const int32_t* const at = places(rows, ids, n, room);
     if (rows.tiles != NeuronRows::Tiles::none) {
         dot_tiles(rows, at, n, tokens, nt, out);
@@ -123,7 +123,7 @@ void RowProducts::dot_strips(DType type, const uint8_t* strips, int64_t n_strips
 void RowProducts::dot_tiles(const NeuronRows& rows, const int32_t* ids, int64_t n,
                             const int32_t* tokens, int64_t nt, float* out) const {
     for (int64_t i = 0, end = 0; i < n; i = end) {
-        const int64_t first = ids[i] / kStrip, beyond = first + kShared / kStrip;
+        const int64_t first = ids[i] / kStrip, beyond = first + kMostRows / kStrip;
         const auto follows = [&] {
             const int64_t strip = ids[end] / kStrip, last = ids[end - 1] / kStrip;
             return strip < beyond && (strip == last || strip == last + 1);
@@ -154,13 +154,15 @@ void RowProducts::dot_packed(const NeuronRows& rows, const int32_t* ids, int64_t
     }
 }
 
-void RowProducts::add(const int32_t* ids, int64_t n, int64_t c0, int64_t cols, const Shares& shares,
-                      int64_t nt, float* y, int64_t ldy, const Next& next) const {
+void RowProducts::add(const int32_t* ids, int64_t n, int64_t c0, int64_t cols,
+                      const WeightedRows& weighted, int64_t nt, float* y, int64_t ldy,
+                      const Next& next) const {
     const bool tiled = w_.down.tiles != NeuronRows::Tiles::none;
     const uint8_t* data = w_.down.data + info(w_.down.type).size(c0) * (tiled ? kStrip : 1);
-    int32_t room[kShared], next_room[kShared];
+    int32_t room[kMostRows], next_room[kMostRows];
     ids = places(w_.down, ids, n, room);
-    const Shares ready{shares.first, shares.row, shares.h, ahead(w_.down, next, next_room)};
+    const WeightedRows ready{weighted.first, weighted.row, weighted.h,
+                             ahead(w_.down, next, next_room)};
     const add_fn kernel = tiled ? kernels_.tiled_add[int(w_.down.type)]
                                 : kernel_for(w_.down, kernels_.add, kernels_.stored_add);
     kernel(data, w_.down.stride, ids, n, cols, ready, nt, y, ldy);

@@ -11,9 +11,9 @@
 
 namespace ggml::cpu {
 
-// The places of n <= kShared rows: their ids, or what rows.place says of these, written to `room`.
-// Kernels may read all rows that they are given, also those without use for any token: what is
-// nowhere is read at 0.
+// The places of n <= kMostRows rows: their ids, or what rows.place says of these, written to
+// `room`. Kernels may read all rows that they are given, also those without use for any token: what
+// is nowhere is read at 0.
 inline const int32_t* places(const NeuronRows& rows, const int32_t* ids, int64_t n, int32_t* room) {
     if (!rows.place) return ids;
     for (int64_t i = 0; i < n; i++) room[i] = std::max(rows.place[ids[i]], 0);
@@ -24,12 +24,12 @@ inline const int32_t* places(const NeuronRows& rows, const int32_t* ids, int64_t
 constexpr int64_t kPacked = 32;
 // 0, 1, 2, and so on: all rows that a kernel is given.
 inline constexpr auto kEach = [] {
-    std::array<int32_t, kShared> each{};
-    for (int32_t i = 0; i < int32_t(kShared); i++) each[size_t(i)] = i;
+    std::array<int32_t, kMostRows> each{};
+    for (int32_t i = 0; i < int32_t(kMostRows); i++) each[size_t(i)] = i;
     return each;
 }();
 
-// Neurons that come next, at most kShared. Their rows are prefetched.
+// Neurons that come next, at most kMostRows. Their rows are prefetched.
 struct Next {
     const int32_t* ids = nullptr;
     int64_t n = 0;
@@ -41,9 +41,9 @@ struct Next {
 // activated gate (RowProducts::gates), then to its value (values), which its down row is added with
 // (add). It leaves the batch where this is 0.
 struct NeuronBatch {
-    int32_t ids[kShared];
-    float h[kShared];
-    float* sums[kShared];
+    int32_t ids[kMostRows];
+    float h[kMostRows];
+    float* sums[kMostRows];
     int64_t n = 0;
     int32_t token = 0;
 
@@ -71,7 +71,7 @@ class RowProducts {
     RowProducts(Context& context, const Neurons& w, const Input& x, const NeuronScratch& scratch,
                 int64_t begin, int64_t end);
 
-    // out[i * nt + j] = row ids[i] . token tokens[j] + bias, for n <= kShared rows. strips: room
+    // out[i * nt + j] = row ids[i] . token tokens[j] + bias, for n <= kMostRows rows. strips: room
     // that makes it faster for several tokens (NeuronScratch), or null.
     void dot(const NeuronRows& rows, const float* bias, const int32_t* ids, int64_t n,
              const int32_t* tokens, int64_t nt, float* out, const Next& next = {},
@@ -83,18 +83,18 @@ class RowProducts {
         dot(first_rows(w_), first_bias(w_), ids, n, tokens, nt, h, next, strips);
         activate(w_, h, n * nt);
     }
-    // h = the values of n <= kShared neurons of a token, from their activated gates.
+    // h = the values of n <= kMostRows neurons of a token, from their activated gates.
     void values(const int32_t* ids, int64_t n, int32_t token, float* h,
                 const Next& next = {}) const {
         if (!w_.gate || !n) return;
-        float up[kShared];
+        float up[kMostRows];
         dot(w_.up, w_.up_bias, ids, n, &token, 1, up, next);
         cpu::values(w_, h, up, n, h);
     }
 
-    // y[t] += the sum of token t's weighted down rows (`shares`), `cols` columns from c0 on, in the
-    // order of these rows.
-    void add(const int32_t* ids, int64_t n, int64_t c0, int64_t cols, const Shares& shares,
+    // y[t] += the sum of token t's weighted down rows (`weighted`), `cols` columns from c0 on, in
+    // the order of these rows.
+    void add(const int32_t* ids, int64_t n, int64_t c0, int64_t cols, const WeightedRows& weighted,
              int64_t nt, float* y, int64_t ldy, const Next& next = {}) const;
 
  private:
@@ -106,7 +106,7 @@ class RowProducts {
                    int64_t nt, float* out) const;
     void dot_packed(const NeuronRows& rows, const int32_t* ids, int64_t n, int64_t t0, int64_t nt,
                     uint8_t* strips, float* out) const;
-    // out[i * ldo + t] = row ids[i] - first of n_strips <= kShared / kStrip strips . token t0 + t
+    // out[i * ldo + t] = row ids[i] - first of n_strips <= kMostRows / kStrip strips . token t0 + t
     void dot_strips(DType type, const uint8_t* strips, int64_t n_strips, const int32_t* ids,
                     int64_t first, int64_t n, int64_t t0, int64_t nt, float* out,
                     int64_t ldo) const;

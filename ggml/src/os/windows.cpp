@@ -130,7 +130,7 @@ int opened(const std::string& path, DWORD access, DWORD share, DWORD how, DWORD 
 }
 
 // Files may be renamed and removed while they are open, as elsewhere.
-constexpr DWORD kShared = FILE_SHARE_READ | FILE_SHARE_WRITE | FILE_SHARE_DELETE;
+constexpr DWORD kMostRows = FILE_SHARE_READ | FILE_SHARE_WRITE | FILE_SHARE_DELETE;
 
 uint64_t joined(DWORD high, DWORD low) {
     return uint64_t(high) << 32 | low;
@@ -150,7 +150,7 @@ bool is_full(int error) {
 
 int about(const std::string& path, About& found) {
     Handle file;
-    if (const int error = opened(path, 0, kShared, OPEN_EXISTING, 0, file)) return error;
+    if (const int error = opened(path, 0, kMostRows, OPEN_EXISTING, 0, file)) return error;
     const Owned owned(file);
     return about(file, found);
 }
@@ -174,7 +174,7 @@ int about(Handle file, About& found) {
 
 int open_to_read(const std::string& path, Handle& file) {
     // Overlapped: else the system lets one thread at a time read through a handle.
-    return opened(path, GENERIC_READ, kShared, OPEN_EXISTING, FILE_FLAG_OVERLAPPED, file);
+    return opened(path, GENERIC_READ, kMostRows, OPEN_EXISTING, FILE_FLAG_OVERLAPPED, file);
 }
 
 int open_to_write(const std::string& path, Handle& file) {
@@ -228,7 +228,7 @@ int64_t write(Handle file, const void* data, size_t n) {
 
 int set_direct(Handle& file, bool direct) {
     const DWORD flags = FILE_FLAG_OVERLAPPED | (direct ? FILE_FLAG_NO_BUFFERING : 0);
-    const HANDLE other = ReOpenFile(raw(file), GENERIC_READ, kShared, flags);
+    const HANDLE other = ReOpenFile(raw(file), GENERIC_READ, kMostRows, flags);
     if (other == INVALID_HANDLE_VALUE) return last_error();
     close(file);
     file = reinterpret_cast<Handle>(other);
@@ -280,7 +280,7 @@ void store_names(const std::string&) {}  // MOVEFILE_WRITE_THROUGH has done it
 
 bool may_write_in(const std::string& folder) {
     Handle file;
-    if (opened(folder, FILE_ADD_FILE, kShared, OPEN_EXISTING, 0, file) != 0) return false;
+    if (opened(folder, FILE_ADD_FILE, kMostRows, OPEN_EXISTING, 0, file) != 0) return false;
     close(file);
     return true;
 }

@@ -64,14 +64,14 @@ void dot_stored(const uint8_t* w, int64_t stride, const int32_t* ids, int64_t n,
 
 // y += h * row for each row. `row` decodes it in stored order.
 template <typename Row>
-void add_rows(int64_t cols, int64_t span, const int32_t* ids, const Shares& shares, int64_t nt,
-              float* y, int64_t ldy, const Row& row) {
+void add_rows(int64_t cols, int64_t span, const int32_t* ids, const WeightedRows& weighted,
+              int64_t nt, float* y, int64_t ldy, const Row& row) {
     std::vector<float> values(static_cast<size_t>(cols));
     for (int64_t t = 0; t < nt; t++) {
-        for (int64_t k = shares.first[t]; k < shares.first[t + 1]; k++) {
-            row(ids[shares.row[k]], values.data());
+        for (int64_t k = weighted.first[t]; k < weighted.first[t + 1]; k++) {
+            row(ids[weighted.row[k]], values.data());
             for (int64_t c = 0; c < cols; c++) {
-                y[t * ldy + c] += shares.h[k] * values[size_t(span ? column_at(c, span) : c)];
+                y[t * ldy + c] += weighted.h[k] * values[size_t(span ? column_at(c, span) : c)];
             }
         }
     }
@@ -79,9 +79,9 @@ void add_rows(int64_t cols, int64_t span, const int32_t* ids, const Shares& shar
 
 template <DType type>
 void add_blocks(const uint8_t* w, int64_t stride, const int32_t* ids, int64_t, int64_t cols,
-                const Shares& shares, int64_t nt, float* y, int64_t ldy) {
+                const WeightedRows& weighted, int64_t nt, float* y, int64_t ldy) {
     std::vector<uint8_t> stored(size_t(info(type).size(cols)));
-    add_rows(cols, cols, ids, shares, nt, y, ldy, [&](int64_t id, float* values) {
+    add_rows(cols, cols, ids, weighted, nt, y, ldy, [&](int64_t id, float* values) {
         unfold_row(type, w + id * stride, cols, stored.data());
         info(type).decode(stored.data(), values, cols);
     });
@@ -89,16 +89,16 @@ void add_blocks(const uint8_t* w, int64_t stride, const int32_t* ids, int64_t, i
 
 template <DType type>
 void add_stored(const uint8_t* w, int64_t stride, const int32_t* ids, int64_t, int64_t cols,
-                const Shares& shares, int64_t nt, float* y, int64_t ldy) {
-    add_rows(cols, info(type).block == kQK ? kQK : 0, ids, shares, nt, y, ldy,
+                const WeightedRows& weighted, int64_t nt, float* y, int64_t ldy) {
+    add_rows(cols, info(type).block == kQK ? kQK : 0, ids, weighted, nt, y, ldy,
              [&](int64_t id, float* values) { info(type).decode(w + id * stride, values, cols); });
 }
 
 template <DType type>
 void add_tiled(const uint8_t* w, int64_t stride, const int32_t* ids, int64_t, int64_t cols,
-               const Shares& shares, int64_t nt, float* y, int64_t ldy) {
+               const WeightedRows& weighted, int64_t nt, float* y, int64_t ldy) {
     const int64_t size = info(type).bytes;
-    add_rows(cols, 0, ids, shares, nt, y, ldy, [&](int64_t id, float* values) {
+    add_rows(cols, 0, ids, weighted, nt, y, ldy, [&](int64_t id, float* values) {
         const uint8_t* block = tiled_row(w, stride, int32_t(id), size);
         for (int64_t c = 0; c < cols; c += kQ, block += kStrip * size) {
             info(type).decode(block, values + c, kQ);

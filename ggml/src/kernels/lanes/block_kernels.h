@@ -205,13 +205,13 @@ void add_all(const float (*values)[64], const Weighed<F>* weighed, int64_t n, co
 // cache; sums stay in registers while each token adds its rows one by one. The operations and their
 // order are those of add_tile, so the bits are the same.
 template <typename F>
-void add_unpacked(const uint8_t* const* rows, int64_t n, int64_t cols, const Shares& shares,
+void add_unpacked(const uint8_t* const* rows, int64_t n, int64_t cols, const WeightedRows& weighted,
                   int64_t nt, float* y, int64_t ldy) {
     constexpr int64_t size = kUnit<F>;
     alignas(32) float values[kShared][64];
     Weighed<F> weighed[kShared];
     const i256 bias = splat8(F::bias);
-    const bool all = shares.first[nt] - shares.first[0] == n * nt;
+    const bool all = weighted.first[nt] - weighted.first[0] == n * nt;
     int64_t at = 0;
     for (int64_t c = 0; c < cols; c += kStrip * kQ * F::blocks, at += size) {
 #pragma GCC unroll 16
@@ -230,20 +230,20 @@ void add_unpacked(const uint8_t* const* rows, int64_t n, int64_t cols, const Sha
                 int64_t t = 0;
                 for (; all && t + 2 <= nt; t += 2) {
                     float* to = y + t * ldy + c + kStrip * kQ * j + 32 * v;
-                    const float* const h = shares.h + shares.first[t];
+                    const float* const h = weighted.h + weighted.first[t];
                     add_all<F>(values, weighed, n, h, to, ldy);
                     const auto* second = reinterpret_cast<const float(*)[64]>(values[0] + 32);
                     add_all<F>(second, weighed, n, h, to + 32, ldy);
                 }
                 for (; t < nt; t++) {
-                    const int32_t begin = shares.first[t], end = shares.first[t + 1];
+                    const int32_t begin = weighted.first[t], end = weighted.first[t + 1];
                     if (begin == end) continue;
                     float* to = y + t * ldy + c + kStrip * kQ * j + 32 * v;
                     f32x8 sum[8];
                     for (int i = 0; i < 8; i++) sum[i] = load_f32(to + 8 * i);
                     for (int32_t e = begin; e < end; e++) {
-                        const float* row = values[shares.row[e]];
-                        const f32x8 factor = weighed[shares.row[e]].factor(shares.h[e]);
+                        const float* row = values[weighted.row[e]];
+                        const f32x8 factor = weighed[weighted.row[e]].factor(weighted.h[e]);
                         for (int i = 0; i < 8; i++) {
                             sum[i] = add_product(sum[i], factor, load_f32(row + 8 * i));
                         }
@@ -257,13 +257,13 @@ void add_unpacked(const uint8_t* const* rows, int64_t n, int64_t cols, const Sha
 
 template <typename F>
 void add(const uint8_t* w, int64_t stride, const int32_t* ids, int64_t n, int64_t cols,
-         const Shares& shares, int64_t nt, float* y, int64_t ldy) {
+         const WeightedRows& weighted, int64_t nt, float* y, int64_t ldy) {
     const auto tile = [&](auto count, auto... of) { add_tile<F, count>(of..., cols); };
     const auto unpacked = [&](const uint8_t* const* rows) {
-        add_unpacked<F>(rows, n, cols, shares, nt, y, ldy);
+        add_unpacked<F>(rows, n, cols, weighted, nt, y, ldy);
     };
     const auto at = [&](int32_t id) { return w + id * stride; };
-    add_blocks<4>(at, ids, n, shares, nt, y, ldy, tile, unpacked);
+    add_blocks<4>(at, ids, n, weighted, nt, y, ldy, tile, unpacked);
 }
 
 }  // namespace ggml::cpu::GGML_ISA

@@ -89,10 +89,10 @@ void add_tile(const uint8_t* const* row, const uint8_t* const* ahead, const floa
 
 template <typename W>
 void add_values(const uint8_t* w, int64_t stride, const int32_t* ids, int64_t, int64_t cols,
-                const Shares& shares, int64_t nt, float* y, int64_t ldy) {
+                const WeightedRows& weighted, int64_t nt, float* y, int64_t ldy) {
     const auto tile = [&](auto count, auto... of) { add_tile<W, count>(of..., cols); };
     const auto at = [&](int32_t id) { return w + id * stride; };
-    add_token_by_token<4>(at, ids, shares, nt, y, ldy, tile);
+    add_token_by_token<4>(at, ids, weighted, nt, y, ldy, tile);
 }
 
 }  // namespace
