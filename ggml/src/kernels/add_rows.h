@@ -17,7 +17,7 @@ inline void add_token_by_token(const At& at, const int32_t* ids, const WeightedR
         const int64_t first = weighted.first[t], n = weighted.first[t + 1] - first;
         for (int64_t k = 0; k < n; k++) {
             row[k] = at(ids[weighted.row[first + k]]);
-            ahead[k] = weighted.ahead.beside(k, row[k]);
+            ahead[k] = weighted.prefetch.row(k, row[k]);
         }
         const float* h = weighted.h + first;
         int64_t k = 0;

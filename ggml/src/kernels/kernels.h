@@ -33,7 +33,7 @@ using accumulate_fn = void (*)(const uint8_t* w, int64_t row_bytes, int64_t n_ro
 
 // Rows that a kernel prefetches for the next call while it computes for one token. A core has room
 // for only a few outstanding cache lines, so they are requested little by little.
-struct Ahead {
+struct Prefetch {
     const uint8_t* w = nullptr;
     int64_t stride = 0;
     const int32_t* ids = nullptr;
@@ -41,12 +41,12 @@ struct Ahead {
 
     // The row to prefetch while the kernel computes its row i. If there is none: `now`, which is
     // being read anyway.
-    [[gnu::always_inline]] const uint8_t* beside(int64_t i, const uint8_t* now) const {
+    [[gnu::always_inline]] const uint8_t* row(int64_t i, const uint8_t* now) const {
         return i < n ? w + ids[i] * stride : now;
     }
     // Those that remain after the first `done` rows of a kernel.
-    [[gnu::always_inline]] Ahead from(int64_t done) const {
-        return done < n ? Ahead{w, stride, ids + done, n - done} : Ahead{};
+    [[gnu::always_inline]] Prefetch from(int64_t done) const {
+        return done < n ? Prefetch{w, stride, ids + done, n - done} : Prefetch{};
     }
 };
 
@@ -65,7 +65,7 @@ inline int64_t column_at(int64_t place, int64_t span) {
 struct NeuronInput {
     const float* x;
     Q8Rows q8, folded, grouped;
-    Ahead ahead = {};
+    Prefetch prefetch = {};
 };
 
 // y[i * nt + j] = row ids[i] . token tokens[j], for n rows at w + id * stride and nt tokens. Rows
@@ -81,7 +81,7 @@ using stored_dot_fn = dot_fn;
 struct WeightedRows {
     const int32_t *first, *row;
     const float* h;
-    Ahead ahead = {};
+    Prefetch prefetch = {};
 };
 constexpr int64_t kMostRows = 64;  // of WeightedRows: a tile of neurons
 

@@ -88,7 +88,7 @@ void RowProducts::dot(const NeuronRows& rows, const float* bias, const int32_t* 
         dot_packed(rows, at, n, tokens[0], nt, strips, out);
     } else {
         NeuronInput in = in_;
-        in.ahead = ahead(rows, next, next_room);
+        in.prefetch = prefetch(rows, next, next_room);
         const dot_fn kernel = kernel_for(rows, kernels_.dot, kernels_.stored_dot);
         kernel(rows.data, rows.stride, at, n, w_.cols, in, tokens, nt, out);
     }
@@ -162,7 +162,7 @@ void RowProducts::add(const int32_t* ids, int64_t n, int64_t c0, int64_t cols,
     int32_t room[kMostRows], next_room[kMostRows];
     ids = places(w_.down, ids, n, room);
     const WeightedRows ready{weighted.first, weighted.row, weighted.h,
-                             ahead(w_.down, next, next_room)};
+                             prefetch(w_.down, next, next_room)};
     const add_fn kernel = tiled ? kernels_.tiled_add[int(w_.down.type)]
                                 : kernel_for(w_.down, kernels_.add, kernels_.stored_add);
     kernel(data, w_.down.stride, ids, n, cols, ready, nt, y, ldy);

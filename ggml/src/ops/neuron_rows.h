@@ -98,7 +98,7 @@ class RowProducts {
              int64_t nt, float* y, int64_t ldy, const Next& next = {}) const;
 
  private:
-    Ahead ahead(const NeuronRows& rows, const Next& next, int32_t* room) const {
+    Prefetch prefetch(const NeuronRows& rows, const Next& next, int32_t* room) const {
         return {rows.data, rows.stride, places(rows, next.ids, next.n, room), next.n};
     }
     // The same for rows in tiles; and for rows that are packed as strips for it.

@@ -45,7 +45,7 @@ void dot(const uint8_t* w, int64_t stride, const int32_t* ids, int64_t n, int64_
     }
     if (paired < n) {
         NeuronInput rest = x;
-        rest.ahead = x.ahead.from(paired);
+        rest.prefetch = x.prefetch.from(paired);
         narrow(w, stride, ids + paired, n - paired, cols, rest, tokens, nt, y + paired * nt);
     }
 }

@@ -121,10 +121,10 @@ void dot(const uint8_t* w, int64_t stride, const int32_t* ids, int64_t n, int64_
         for (int64_t j = 0; j < 8; j++) {  // those beyond the end repeat the last one
             const int64_t row = i + j < n ? i + j : n - 1;
             rows[j] = w + ids[row] * stride;
-            ahead[j] = x.ahead.beside(row, rows[j]);
+            ahead[j] = x.prefetch.row(row, rows[j]);
         }
         float sums[8];
-        dot_eight<F>(rows, x.ahead.n ? ahead : nullptr, x.q8, tokens[0] * (cols / kQ), sums);
+        dot_eight<F>(rows, x.prefetch.n ? ahead : nullptr, x.q8, tokens[0] * (cols / kQ), sums);
         for (int64_t j = 0; j < 8 && i + j < n; j++) y[i + j] = sums[j];
     }
 }

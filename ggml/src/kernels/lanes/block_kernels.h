@@ -94,13 +94,13 @@ void strips(const uint8_t* w, int64_t n, const Q8Rows& x, int64_t t0, int64_t nt
 
 template <typename F, int T>
 [[gnu::noinline]] void dot_tile(const uint8_t* w, int64_t stride, const int32_t* ids, int64_t n,
-                                const Q8Rows& q8, const Ahead& next, const int32_t* tokens,
+                                const Q8Rows& q8, const Prefetch& next, const int32_t* tokens,
                                 float* y, int64_t ldy) {
     const Eighths<T> x(q8, tokens);
     for (int64_t i = 0; i < n; i++) {
         const uint8_t* row = w + ids[i] * stride;
         f32x8 sum[T];
-        multiply<F, T>(row, next.beside(i, row), x, sum);
+        multiply<F, T>(row, next.row(i, row), x, sum);
         for (int t = 0; t < T; t++) y[i * ldy + t] = horizontal_sum(sum[t]);
     }
 }
@@ -110,7 +110,7 @@ template <typename F, Q8Rows NeuronInput::*order>
 void dot(const uint8_t* w, int64_t stride, const int32_t* ids, int64_t n, int64_t,
          const NeuronInput& x, const int32_t* tokens, int64_t nt, float* y) {
     for_tiles<4>(nt, [&](auto count, int64_t t) {
-        dot_tile<F, count>(w, stride, ids, n, x.*order, x.ahead, tokens + t, y + t, nt);
+        dot_tile<F, count>(w, stride, ids, n, x.*order, x.prefetch, tokens + t, y + t, nt);
     });
 }
 

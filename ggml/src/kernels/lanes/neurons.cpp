@@ -24,7 +24,7 @@ void dot_tile(const uint8_t* w, int64_t stride, const int32_t* ids, int64_t i, i
     f32x8 sum[R][T];
     for (int r = 0; r < R; r++) {
         row[r] = w + ids[i + r] * stride;
-        ahead[r] = x.ahead.beside(i + r, row[r]);
+        ahead[r] = x.prefetch.row(i + r, row[r]);
         for (int t = 0; t < T; t++) sum[r][t] = splat(0);
     }
     for (int t = 0; t < T; t++) in[t] = x.x + tokens[t] * cols;

@@ -75,7 +75,7 @@ template <typename F>
 void dot_plain(const uint8_t* w, int64_t stride, const int32_t* ids, int64_t n, int64_t,
                const NeuronInput& in, const int32_t* tokens, int64_t nt, float* y) {
     const Q8Rows& x = in.q8;
-    const Ahead& next = in.ahead;
+    const Prefetch& next = in.prefetch;
     const int64_t pairs = n * nt, n_blocks = x.cols / kQ;
     for (int64_t p = 0; p < pairs; p += 8) {
         const uint8_t *rows[8], *ahead[8];
@@ -83,7 +83,7 @@ void dot_plain(const uint8_t* w, int64_t stride, const int32_t* ids, int64_t n, 
         for (int64_t i = 0; i < 8; i++) {  // those beyond the end repeat the last one
             const int64_t at = p + i < pairs ? p + i : pairs - 1, row = at / nt;
             rows[i] = w + ids[row] * stride;
-            ahead[i] = next.beside(row, rows[i]);
+            ahead[i] = next.row(row, rows[i]);
             of[i] = tokens + at % nt;
         }
         float sums[8];
