@@ -26,7 +26,7 @@ using Bytes = std::vector<uint8_t>;
 constexpr int32_t kContext = 70;  // a page of 64 positions, and some of a second one
 constexpr int32_t kPositions = 67, kPrompt = 60;  // of the text that the session knows
 enum Sequence : int32_t { kLoaded, kShared, kKept, kSequences };
-constexpr size_t kHeader = 56, kLengthAt = 48, kWaysAt = 32;
+constexpr size_t kHeader = 56, kLengthAt = 48, kKeysAt = 32;
 
 #define REQUIRE(condition)                                                   \
     do {                                                                     \
@@ -100,9 +100,9 @@ Bytes framed(const Subject& s, int64_t n, const uint8_t* data, size_t size) {
     const size_t position = sizeof(int32_t) + size_t(s.session.sequences().kv().position_bytes());
     const size_t flags = kHeader + size_t(n) * sizeof(int32_t);
     Bytes bytes(kHeader + size_t(n + 7) / 8 + size_t(n) * position);
-    std::copy_n(s.state.begin(), kWaysAt, bytes.begin());
+    std::copy_n(s.state.begin(), kKeysAt, bytes.begin());
     std::copy_n(data, std::min(size, bytes.size() - kHeader), bytes.begin() + kHeader);
-    uint64_t ways[2] = {};
+    uint64_t keys[2] = {};
     for (int64_t i = 0; i < n; i++) {
         uint8_t* at = &bytes[kHeader + size_t(i) * sizeof(uint32_t)];
         uint32_t token;
@@ -110,9 +110,9 @@ Bytes framed(const Subject& s, int64_t n, const uint8_t* data, size_t size) {
         token %= uint32_t(s.session.model->config.n_vocab);
         std::memcpy(at, &token, sizeof(token));
         const bool generated = bytes[flags + size_t(i / 8)] >> i % 8 & 1;
-        ways[generated] = s.session.way(generated);
+        keys[generated] = s.session.numerics_key(generated);
     }
-    std::memcpy(&bytes[kWaysAt], ways, sizeof(ways));
+    std::memcpy(&bytes[kKeysAt], keys, sizeof(keys));
     std::memcpy(&bytes[kLengthAt], &n, sizeof(n));
     return bytes;
 }
@@ -167,7 +167,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     if (choice & 2) {
         bytes = framed(s, count % (kContext + 1), data, size);
     } else if (choice & 4) {  // what the state belongs to is right; the rest is not checked
-        std::copy_n(s.state.begin(), std::min<size_t>(size, kWaysAt), bytes.begin());
+        std::copy_n(s.state.begin(), std::min<size_t>(size, kKeysAt), bytes.begin());
     }
     const bool loaded = load(session, bytes);
     REQUIRE(loaded || !(choice & 2));

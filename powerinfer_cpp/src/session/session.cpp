@@ -326,16 +326,16 @@ int64_t Session::match(int32_t seq, const int32_t* token, const bool* generated,
     return n;
 }
 
-uint64_t Session::way(bool generated) const {
+uint64_t Session::numerics_key(bool generated) const {
     const bool smooth = !relu_family(model->config.activation) && model->skips_neurons();
-    uint64_t way = smooth && params.sparse == PI_SPARSE_EXACT;  // CATS changes results
-    way ^= adapters_.id();
-    if (!masks(generated)) return way;
-    way ^= uint64_t(params.sparse) << 1 | 1 << 3;  // `auto` does not mask `unpredicted`
-    if (std::isnan(params.sparse_threshold)) return way;
+    uint64_t key = smooth && params.sparse == PI_SPARSE_EXACT;  // CATS changes results
+    key ^= adapters_.id();
+    if (!masks(generated)) return key;
+    key ^= uint64_t(params.sparse) << 1 | 1 << 3;  // `auto` does not mask `unpredicted`
+    if (std::isnan(params.sparse_threshold)) return key;
     uint32_t threshold;
     std::memcpy(&threshold, &params.sparse_threshold, sizeof(threshold));
-    return way ^ (1 << 4 | uint64_t(threshold) << 32);
+    return key ^ (1 << 4 | uint64_t(threshold) << 32);
 }
 
 void Session::log(int32_t level, const std::string& message) const {

@@ -49,9 +49,9 @@ class Session {
     // something changes, every sequence becomes empty, and results are not kept. Throws
     // Error(argument | unsupported | memory), and changes nothing.
     void set_adapters(std::vector<ScaledAdapter> adapters);
-    // A number for the way in which rows of a prompt, or generated ones, are computed: it encodes
-    // the parameters that change results. Saved states contain it.
-    uint64_t way(bool generated) const;
+    // Encodes the parameters that change the results of prompt rows, or of generated ones. Saved
+    // states contain it.
+    uint64_t numerics_key(bool generated) const;
     Sequences& sequences() { return sequences_; }
     const Sequences& sequences() const { return sequences_; }
     const DeviceForward* device() const { return device_.get(); }  // null without one

@@ -23,13 +23,13 @@ namespace {
 
 struct Header {
     char magic[8];
-    uint64_t model;     // fingerprint
-    uint32_t numerics;  // kNumerics
-    uint32_t type;      // type id of the KV cache
-    uint32_t rope;      // RopeTable::variant of the session
-    uint32_t unused;    // 0
-    uint64_t way[2];    // Session::way of prompt rows and of generated rows
-    int64_t length;     // positions
+    uint64_t model;            // fingerprint
+    uint32_t numerics;         // kNumerics
+    uint32_t type;             // type id of the KV cache
+    uint32_t rope;             // RopeTable::variant of the session
+    uint32_t unused;           // 0
+    uint64_t numerics_key[2];  // of prompt rows and of generated rows
+    int64_t length;            // positions
 };
 static_assert(std::is_trivially_copyable_v<Header>);
 constexpr char kMagic[8] = {'P', 'I', 's', 'e', 'q', '0', '3', '\n'};
@@ -104,12 +104,12 @@ void each_page(const Sequences& s, int32_t seq, const F& f) {
     }
 }
 
-// Session::way for prompt rows and for generated rows among n positions; 0 if there are none.
-void ways(const Session& s, const uint8_t* flags, int64_t n, uint64_t way[2]) {
-    way[0] = way[1] = 0;
+// Session::numerics_key of prompt rows and of generated rows among n positions; 0: there are none.
+void numerics_keys(const Session& s, const uint8_t* flags, int64_t n, uint64_t key[2]) {
+    key[0] = key[1] = 0;
     for (int64_t i = 0; i < n; i++) {
         const bool generated = flags[i / 8] >> i % 8 & 1;
-        way[generated] = s.way(generated);
+        key[generated] = s.numerics_key(generated);
     }
 }
 
@@ -158,9 +158,10 @@ Header check(const Session& s, const uint8_t* data, uint64_t size) {
                                              "%lld",
                                              token, (long long)s.model->config.n_vocab));
     }
-    uint64_t way[2];
-    ways(s, data + sizeof(header) + header.length * int64_t(sizeof(int32_t)), header.length, way);
-    if (way[0] != header.way[0] || way[1] != header.way[1]) {
+    uint64_t key[2];
+    numerics_keys(s, data + sizeof(header) + header.length * int64_t(sizeof(int32_t)),
+                  header.length, key);
+    if (key[0] != header.numerics_key[0] || key[1] != header.numerics_key[1]) {
         throw Error(Code::format,
                     "the state was computed in another mode (sparse, sparse_threshold, adapters)");
     }
@@ -197,7 +198,7 @@ void write_state(const Session& s, int32_t seq, const Room& room) {
                   0,
                   {},
                   length};
-    ways(s, flags, length, header.way);
+    numerics_keys(s, flags, length, header.numerics_key);
     std::memcpy(header.magic, kMagic, sizeof(kMagic));
     std::memcpy(out, &header, sizeof(header));
     each_page(sequences, seq, [&](int32_t page, int64_t n, int64_t) {
