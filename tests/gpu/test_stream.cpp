@@ -127,7 +127,7 @@ void test_none() {
     Streamed s(shape_of(DType::F32));
     CHECK(load_on(s.path, s.range.least, s.params, -1, true)->device->split.piece == 0);
     const auto whole = load_on(s.path, s.range.most, s.params, -1, true);
-    CHECK(whole->device->split.piece == 0 && !whole->device->stream);
+    CHECK(whole->device->split.piece == 0 && !whole->device->prompt_upload);
     CHECK(neurons_on_device(*whole) == whole->config.n_layer * whole->ffns[0]->n_ff);
 }
 

@@ -149,7 +149,7 @@ void test_bits(const Shape& shape, int32_t sparse, bool streams,
         CHECK(t.least > 0 && t.least < t.all);
         const auto whole = t.load(t.all);
         CHECK(!whole->storage && whole->device &&
-              bool(whole->device->stream) == (streams && hot > 0));
+              bool(whole->device->prompt_upload) == (streams && hot > 0));
         const Floats expected = answer(whole, planned);
         for (double part : {0.0, 0.4, 1.0}) {
             pi_session_params session = planned;

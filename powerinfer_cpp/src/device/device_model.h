@@ -35,7 +35,7 @@ struct DeviceModel {
     // [n_layer]: rows of `cold` that the device does not have, ascending. They are all of them,
     // unless a bundled file's rows stay where they are.
     std::vector<std::vector<int32_t>> cold_rows;
-    std::unique_ptr<PromptUpload> stream;  // brings them to the device; null: nobody does
+    std::unique_ptr<PromptUpload> prompt_upload;  // brings them to the device; null: nobody does
 
     // A weight by the address of its member in Model; nothing if the device does not have it.
     ggml::DeviceRows matrix(const void* key) const;

@@ -96,12 +96,12 @@ void DeviceForward::run(const Pass& p) {
     if (std::exchange(uncounted_, true)) counted_ = counts_now();  // what a failed call left
     const Batch& batch = p.work.batch;
     for (int64_t begin = 0, end = 0; begin < batch.n; begin = end) {
-        // Rows that go the same way. Masked ones have a list of neurons each.
-        const bool masked = batch.masked[begin], streamed = batch.streamed[begin];
+        // Rows of one kind. Masked ones have a list of neurons each.
+        const bool masked = batch.masked[begin], uploads_cold = batch.uploads_cold[begin];
         const int64_t most =
             masked ? std::min(device_rows(params_), kDeviceLists) : device_rows(params_);
         while (end < batch.n && end - begin < most && batch.masked[end] == masked &&
-               batch.streamed[end] == streamed) {
+               batch.uploads_cold[end] == uploads_cold) {
             end++;
         }
         p.check_stop();
@@ -156,7 +156,7 @@ void DeviceForward::rows(const Pass& p, int64_t begin, int64_t end) {
     const Config& c = model_.config;
     const int64_t n = end - begin;
     if (scratch_.residual.rows != n) carve(n);
-    Kind kind{batch.masked[begin], batch.streamed[begin], int(n), 0, 1};
+    Kind kind{batch.masked[begin], batch.uploads_cold[begin], int(n), 0, 1};
     // A power of two, for few graphs; no more than there is room for.
     const int64_t most_blocks = scratch_.attention.blocks;
     for (int64_t t = begin; t < end; t++) {
@@ -172,9 +172,9 @@ void DeviceForward::rows(const Pass& p, int64_t begin, int64_t end) {
         device_.copy_in(stream_.get(), scratch_.step.epoch, host_step_, step_bytes);
         // Numbers of generated rows come again and again, those of prompts do not.
         const bool again =
-            !kind.streamed && (n == 1 || (batch.generated[begin] && n <= kDeviceLists));
+            !kind.uploads_cold && (n == 1 || (batch.generated[begin] && n <= kDeviceLists));
         if (params_.stepwise || !again) {
-            put(p, kind, params_.stepwise ? Way::stepwise : Way::by_layer);
+            put(p, kind, params_.stepwise ? LaunchMode::stepwise : LaunchMode::by_layer);
         } else {
             const Graphs& graphs = recorded(p, kind);
             auto next = graphs.begin();
@@ -243,7 +243,7 @@ DeviceForward::Graphs DeviceForward::record(const Pass& p, const Kind& kind) {
     recording_ = &graphs;
     device_.begin_capture(stream_.get());
     try {
-        put(p, kind, Way::recorded);
+        put(p, kind, LaunchMode::recorded);
     } catch (...) {
         // The stream must not stay in this state.
         end_graph(graphs);
@@ -328,13 +328,13 @@ void DeviceForward::await(const Pass& p, const DeviceExchange& e) {
 
 // The merge waits in the device for the CPU's half, on a processor that spins. That is short,
 // unless the CPU waits for the disk: then it comes first.
-void DeviceForward::before_merge(const Pass& p, int64_t i, const Kind& kind, Way way) {
-    if (way == Way::recorded && p.source.waits()) {
+void DeviceForward::before_merge(const Pass& p, int64_t i, const Kind& kind, LaunchMode mode) {
+    if (mode == LaunchMode::recorded && p.source.waits()) {
         end_graph(*recording_);
         device_.begin_capture(stream_.get());
     }
-    if (way == Way::recorded || (way == Way::by_layer && !p.source.waits())) return;
-    if (way == Way::stepwise) device_.wait(stream_.get());
+    if (mode == LaunchMode::recorded || (mode == LaunchMode::by_layer && !p.source.waits())) return;
+    if (mode == LaunchMode::stepwise) device_.wait(stream_.get());
     answer(p, i, kind);
 }
 

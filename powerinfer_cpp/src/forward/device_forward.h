@@ -39,15 +39,15 @@ class DeviceForward : public DeviceKv {
  private:
     // What makes the operators of some rows different from those of others.
     struct Kind {
-        bool masked, streamed;  // as in Batch
+        bool masked, uploads_cold;  // as in Batch
         int rows, kept;
         int blocks;  // of attention
-        auto tied() const { return std::tie(masked, streamed, rows, kept, blocks); }
+        auto tied() const { return std::tie(masked, uploads_cold, rows, kept, blocks); }
         bool operator<(const Kind& other) const { return tied() < other.tied(); }
     };
     // How operators reach the device: recorded as graphs, without the CPU's halves; layer after
     // layer, each with its answer; or one by one, waiting for each published half.
-    enum class Way { recorded, by_layer, stepwise };
+    enum class LaunchMode { recorded, by_layer, stepwise };
     // One, or if the CPU's halves may wait for the disk, as many as there are halves, and one: each
     // ends before a half is merged, and the next one begins when that is there.
     using Graphs = std::vector<ggml::Owned<ggml::DeviceGraph>>;
@@ -68,8 +68,8 @@ class DeviceForward : public DeviceKv {
     void copy_results(const Pass& p, int64_t begin, const Kind& kind);
 
     // The operators of some rows.
-    void put(const Pass& p, const Kind& kind, Way way);
-    void put_layer(const Pass& p, int64_t i, const Kind& kind, Way way);
+    void put(const Pass& p, const Kind& kind, LaunchMode mode);
+    void put_layer(const Pass& p, int64_t i, const Kind& kind, LaunchMode mode);
     void put_head(const Kind& kind, int64_t first, int64_t n);
     void put_logits(const ggml::DeviceInput& normed);
     void put_attention(int64_t i, const Kind& kind);
@@ -79,7 +79,7 @@ class DeviceForward : public DeviceKv {
     ggml::DeviceFfnScratch ffn_scratch(int64_t i) const;
     void put_hot(int64_t i);
     void put_merge(const Pass& p, int64_t i, const Kind& kind);
-    uint64_t stream_cold(const Pass& p, int64_t i, const PromptUpload::Use& use);
+    uint64_t upload_cold(const Pass& p, int64_t i, const PromptUpload::Use& use);
     void put_matrices(int64_t i);
     void put_norm(const NormWeights& w, float* x, const ggml::DeviceInput& y);
     void put_products(const ggml::DeviceInput& x,
@@ -106,7 +106,7 @@ class DeviceForward : public DeviceKv {
     void each_run(int32_t page, int64_t n, const F& f);
 
     // What the CPU does before the device is given the merge of a layer.
-    void before_merge(const Pass& p, int64_t i, const Kind& kind, Way way);
+    void before_merge(const Pass& p, int64_t i, const Kind& kind, LaunchMode mode);
     // The CPU's half of a layer: waits for its input, computes, answers.
     void answer(const Pass& p, int64_t i, const Kind& kind);
     void compute_cold(const Pass& p, int64_t i, const Kind& kind);

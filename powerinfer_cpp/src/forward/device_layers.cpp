@@ -16,7 +16,7 @@ using ggml::DeviceProduct;
 using ggml::DeviceRows;
 using ggml::Error;
 
-void DeviceForward::put(const Pass& p, const Kind& kind, Way way) {
+void DeviceForward::put(const Pass& p, const Kind& kind, LaunchMode mode) {
     const Config& c = model_.config;
     DeviceScratch& s = scratch_;
     added_[0] = added_[1] = nullptr;
@@ -24,7 +24,7 @@ void DeviceForward::put(const Pass& p, const Kind& kind, Way way) {
         ops_.rope_table(stream_.get(), s.frequency, int(c.ropes[0].n_rot / 2), rope_magnitude_,
                         s.step.position, kind.rows, s.cos_sin);
     }
-    for (int64_t i = first_; i < c.n_layer; i++) put_layer(p, i, kind, way);
+    for (int64_t i = first_; i < c.n_layer; i++) put_layer(p, i, kind, mode);
     if (!kind.kept) return;
     if (head_ && kind.kept == kind.rows && kind.rows <= kDeviceResults) {
         put_norm(model_.output_norm, s.step.x, s.normed);
@@ -59,7 +59,7 @@ void DeviceForward::put_logits(const DeviceInput& normed) {
 
 // x += attention(norm(x)); x += ffn(norm(x)), see forward.cpp. The neurons of the CPU are asked for
 // as early as the input of the FFN is known.
-void DeviceForward::put_layer(const Pass& p, int64_t i, const Kind& kind, Way way) {
+void DeviceForward::put_layer(const Pass& p, int64_t i, const Kind& kind, LaunchMode mode) {
     // keeps_to_cpu() has left attention and then a block, each behind a norm of the stream.
     const auto& parts = model_.layers[size_t(i)].parts;
     const bool parallel = parts[0].add == LayerPart::Add::with_next;
@@ -75,14 +75,14 @@ void DeviceForward::put_layer(const Pass& p, int64_t i, const Kind& kind, Way wa
     if (parallel) put_attention(i, kind);
     if (by_neuron) {
         put_hot(i);
-        if (meets_cpu) before_merge(p, i, kind, way);
+        if (meets_cpu) before_merge(p, i, kind, mode);
         put_merge(p, i, kind);
     } else {
         put_matrices(i);
     }
     added_[0] = s.ffn_out;
     added_[1] = parallel ? s.out : nullptr;
-    if (meets_cpu && way == Way::by_layer && !p.source.waits()) answer(p, i, kind);
+    if (meets_cpu && mode == LaunchMode::by_layer && !p.source.waits()) answer(p, i, kind);
 }
 
 // y = norm(x), after what is still to be added to x.
@@ -183,7 +183,7 @@ bool DeviceForward::masks(int64_t i, const Kind& kind) const {
 }
 
 bool DeviceForward::meets(int64_t i, const Kind& kind) const {
-    return on_.split.splits(i) && !kind.streamed;
+    return on_.split.splits(i) && !kind.uploads_cold;
 }
 
 int64_t DeviceForward::first_neuron(int64_t i) const {
@@ -260,16 +260,16 @@ void DeviceForward::put_merge(const Pass& p, int64_t i, const Kind& kind) {
         ops_.merge(stream_.get(), sums, so_far, last ? bias : nullptr, s.ffn_out);
         so_far = s.ffn_out;
     };
-    p.counts.transferred += stream_cold(p, i, add_piece);
+    p.counts.transferred += upload_cold(p, i, add_piece);
 }
 
 // Sends the CPU's neurons of a layer to the device, from RAM, or as the disk brings them.
-uint64_t DeviceForward::stream_cold(const Pass& p, int64_t i, const PromptUpload::Use& use) {
+uint64_t DeviceForward::upload_cold(const Pass& p, int64_t i, const PromptUpload::Use& use) {
     const ggml::Neurons& cold = on_.cold[size_t(i)];
     const std::vector<int32_t>& rows = on_.cold_rows[size_t(i)];
     if (!p.source.waits()) {
         const auto all = [](const int32_t*, int64_t n) { return n; };
-        return on_.stream->run(p.context, cold, rows, all, stream_.get(), use);
+        return on_.prompt_upload->run(p.context, cold, rows, all, stream_.get(), use);
     }
     const int32_t next = next_split(i);
     NeuronStore& store = p.source.store();
@@ -282,7 +282,7 @@ uint64_t DeviceForward::stream_cold(const Pass& p, int64_t i, const PromptUpload
         return std::min(n, ggml::segment_of(cold.n, s).end - *first);  // rows are 0, 1, ...
     };
     const uint64_t moved =
-        on_.stream->run(p.context, store.rows(cold), rows, bring, stream_.get(), use);
+        on_.prompt_upload->run(p.context, store.rows(cold), rows, bring, stream_.get(), use);
     segments.end();
     return moved;
 }

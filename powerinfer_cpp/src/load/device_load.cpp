@@ -37,7 +37,8 @@ void allocate_device(Model& m) {
     on.weights = {*on.device, m.plan.device, "weights"};
     on.slots = {*on.device, n, "slots"};
     on.unpredicted = {*on.device, n, "unpredicted"};
-    if (on.split.piece) on.stream = std::make_unique<PromptUpload>(*on.device, on.split.piece);
+    if (on.split.piece)
+        on.prompt_upload = std::make_unique<PromptUpload>(*on.device, on.split.piece);
 }
 
 void load_device_tables(Model& m) {

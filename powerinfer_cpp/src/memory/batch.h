@@ -18,7 +18,7 @@ struct Batch {
         carver.take(result, {max_rows});
         carver.take(masked, {max_rows});
         carver.take(generated, {max_rows});
-        carver.take(streamed, {max_rows});
+        carver.take(uploads_cold, {max_rows});
     }
 
     int64_t n = 0;
@@ -29,7 +29,7 @@ struct Batch {
     float** result = nullptr;         // for logits [n_vocab] or embedding [n_embd]; null: not kept
     bool* masked = nullptr;           // its FFN computes only neurons that predictors propose
     bool* generated = nullptr;        // its token was generated: audited if masked
-    bool* streamed = nullptr;         // a device computes the neurons of RAM, too (prompt_upload.h)
+    bool* uploads_cold = nullptr;     // a device computes the neurons of RAM, too (prompt_upload.h)
 };
 
 }  // namespace powerinfer

@@ -151,7 +151,7 @@ void Session::fill(Batch& batch, const pi_batch& b, int32_t begin, int32_t end) 
         batch.token[t] = b.token[i];
         batch.generated[t] = is_generated(b, i);
         batch.masked[t] = masks(batch.generated[t]);
-        batch.streamed[t] = streams(batch.generated[t]);
+        batch.uploads_cold[t] = uploads_cold(batch.generated[t]);
         batch.position[t] = int32_t(sequences_.length(seq));
         batch.slot[t] = sequences_.append(seq, b.token[i], batch.generated[t]);
         batch.pages[t] = sequences_.pages(seq);
@@ -249,8 +249,8 @@ bool Session::masks(bool generated) const {
 }
 
 // By the kind of a row, not by how many come together: then a row has the same bits in every call.
-bool Session::streams(bool generated) const {
-    return device_ && model->device->stream && !generated && !masks(generated);
+bool Session::uploads_cold(bool generated) const {
+    return device_ && model->device->prompt_upload && !generated && !masks(generated);
 }
 
 const float* Session::result(int32_t row) const {
@@ -320,7 +320,7 @@ int64_t Session::match(int32_t seq, const int32_t* token, const bool* generated,
     for (int64_t i = 0; i < n; i++) {
         const bool was = sequences_.generated(seq, i), now = generated && generated[i];
         const bool same = sequences_.token(seq, i) == token[i] && masks(was) == masks(now) &&
-                          streams(was) == streams(now);
+                          uploads_cold(was) == uploads_cold(now);
         if (!same) return i;
     }
     return n;

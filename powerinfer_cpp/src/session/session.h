@@ -70,8 +70,8 @@ class Session {
  private:
     // Is a row masked by predictors?
     bool masks(bool generated) const;
-    // Does a device compute all its neurons, those of RAM in passing?
-    bool streams(bool generated) const;
+    // Does the device compute all its neurons, and get those of RAM for it (prompt_upload.h)?
+    bool uploads_cold(bool generated) const;
     void check(const pi_batch& batch) const;
     void require_sequence(int32_t seq) const;
     // Fills the micro-batch of the workspace with rows [begin, end) of a call.
