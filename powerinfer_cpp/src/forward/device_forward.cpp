@@ -174,14 +174,14 @@ void DeviceForward::rows(const Pass& p, int64_t begin, int64_t end) {
         const bool again =
             !kind.uploads_cold && (n == 1 || (batch.generated[begin] && n <= kDeviceLists));
         if (params_.stepwise || !again) {
-            put(p, kind, params_.stepwise ? LaunchMode::stepwise : LaunchMode::by_layer);
+            launch_rows(p, kind, params_.stepwise ? LaunchMode::stepwise : LaunchMode::by_layer);
         } else {
             const Graphs& graphs = recorded(p, kind);
             auto next = graphs.begin();
             device_.launch(next++->get(), stream_.get());
             for (int64_t i = first_; i < c.n_layer; i++) {
-                if (!meets(i, kind)) continue;
-                answer(p, i, kind);
+                if (!cpu_has_part(i, kind)) continue;
+                compute_cpu_part(p, i, kind);
                 if (next < graphs.end()) device_.launch(next++->get(), stream_.get());
             }
         }
@@ -195,7 +195,7 @@ void DeviceForward::rows(const Pass& p, int64_t begin, int64_t end) {
     for (int64_t i = first_; i < c.n_layer; i++) {
         const FeedForward& part = ffn(i);
         if (masks(i, kind)) p.counts.predicted[size_t(part.index)] += n;
-        if (!meets(i, kind)) p.counts.neurons[size_t(part.index)].rows += n;
+        if (!cpu_has_part(i, kind)) p.counts.neurons[size_t(part.index)].rows += n;
     }
 }
 
@@ -215,7 +215,7 @@ void DeviceForward::copy_results(const Pass& p, int64_t begin, const Kind& kind)
         float* const result = p.work.batch.result[t];
         if (!result) continue;
         if (k > 0 && k % kDeviceResults == 0) {
-            put_head(kind, k, std::min(kDeviceResults, kind.kept - k));
+            launch_head(kind, k, std::min(kDeviceResults, kind.kept - k));
         }
         device_.copy_out(stream_.get(), result,
                          scratch_.result_logits + k % kDeviceResults * c.n_vocab, bytes);
@@ -243,7 +243,7 @@ DeviceForward::Graphs DeviceForward::record(const Pass& p, const Kind& kind) {
     recording_ = &graphs;
     device_.begin_capture(stream_.get());
     try {
-        put(p, kind, LaunchMode::recorded);
+        launch_rows(p, kind, LaunchMode::recorded);
     } catch (...) {
         // The stream must not stay in this state.
         end_graph(graphs);
@@ -328,17 +328,18 @@ void DeviceForward::await(const Pass& p, const DeviceExchange& e) {
 
 // The merge waits in the device for the CPU's half, on a processor that spins. That is short,
 // unless the CPU waits for the disk: then it comes first.
-void DeviceForward::before_merge(const Pass& p, int64_t i, const Kind& kind, LaunchMode mode) {
+void DeviceForward::cpu_part_before_merge(const Pass& p, int64_t i, const Kind& kind,
+                                          LaunchMode mode) {
     if (mode == LaunchMode::recorded && p.source.waits()) {
         end_graph(*recording_);
         device_.begin_capture(stream_.get());
     }
     if (mode == LaunchMode::recorded || (mode == LaunchMode::by_layer && !p.source.waits())) return;
     if (mode == LaunchMode::stepwise) device_.wait(stream_.get());
-    answer(p, i, kind);
+    compute_cpu_part(p, i, kind);
 }
 
-void DeviceForward::answer(const Pass& p, int64_t i, const Kind& kind) {
+void DeviceForward::compute_cpu_part(const Pass& p, int64_t i, const Kind& kind) {
     const Config& c = model_.config;
     const DeviceExchange& e = exchange_[size_t(i - first_)];
     p.check_stop();

@@ -46,7 +46,7 @@ class DeviceForward : public DeviceKv {
         bool operator<(const Kind& other) const { return tied() < other.tied(); }
     };
     // How operators reach the device: recorded as graphs, without the CPU's halves; layer after
-    // layer, each with its answer; or one by one, waiting for each published half.
+    // layer, each with its CPU part; or one by one, waiting for each published half.
     enum class LaunchMode { recorded, by_layer, stepwise };
     // One, or if the CPU's halves may wait for the disk, as many as there are halves, and one: each
     // ends before a half is merged, and the next one begins when that is there.
@@ -68,22 +68,22 @@ class DeviceForward : public DeviceKv {
     void copy_results(const Pass& p, int64_t begin, const Kind& kind);
 
     // The operators of some rows.
-    void put(const Pass& p, const Kind& kind, LaunchMode mode);
-    void put_layer(const Pass& p, int64_t i, const Kind& kind, LaunchMode mode);
-    void put_head(const Kind& kind, int64_t first, int64_t n);
-    void put_logits(const ggml::DeviceInput& normed);
-    void put_attention(int64_t i, const Kind& kind);
-    void put_predictor(const Ffn& f);
-    void put_selection(int64_t i, const Kind& kind);
-    ggml::DeviceNeurons hot_neurons(int64_t i) const;
+    void launch_rows(const Pass& p, const Kind& kind, LaunchMode mode);
+    void launch_layer(const Pass& p, int64_t i, const Kind& kind, LaunchMode mode);
+    void launch_head(const Kind& kind, int64_t first, int64_t n);
+    void launch_logits(const ggml::DeviceInput& normed);
+    void launch_attention(int64_t i, const Kind& kind);
+    void launch_predictor(const Ffn& f);
+    void launch_selection(int64_t i, const Kind& kind);
+    ggml::DeviceNeurons gpu_neurons(int64_t i) const;
     ggml::DeviceFfnScratch ffn_scratch(int64_t i) const;
-    void put_hot(int64_t i);
-    void put_merge(const Pass& p, int64_t i, const Kind& kind);
+    void launch_gpu_neurons(int64_t i);
+    void launch_merge(const Pass& p, int64_t i, const Kind& kind);
     uint64_t upload_cold(const Pass& p, int64_t i, const PromptUpload::Use& use);
-    void put_matrices(int64_t i);
-    void put_norm(const NormWeights& w, float* x, const ggml::DeviceInput& y);
-    void put_products(const ggml::DeviceInput& x,
-                      std::initializer_list<ggml::DeviceProduct> products);
+    void launch_matrices(int64_t i);
+    void launch_norm(const NormWeights& w, float* x, const ggml::DeviceInput& y);
+    void launch_products(const ggml::DeviceInput& x,
+                         std::initializer_list<ggml::DeviceProduct> products);
     // Of weights by their members in Model.
     ggml::DeviceProduct product(const ggml::Matrix& w, float* y, const float* const& bias) const;
     // The number of a layer's first neuron in the device's tables.
@@ -97,7 +97,7 @@ class DeviceForward : public DeviceKv {
     }
     int32_t first_block(int64_t i) const { return int32_t(ffn(i).first_block); }
     // Does the CPU compute a half of this layer?
-    bool meets(int64_t i, const Kind& kind) const;
+    bool cpu_has_part(int64_t i, const Kind& kind) const;
     // The next layer that is shared with the CPU, or -1.
     int32_t next_split(int64_t i) const;
     ggml::KvLayer kv_layer(int64_t i) const;
@@ -106,9 +106,9 @@ class DeviceForward : public DeviceKv {
     void each_run(int32_t page, int64_t n, const F& f);
 
     // What the CPU does before the device is given the merge of a layer.
-    void before_merge(const Pass& p, int64_t i, const Kind& kind, LaunchMode mode);
+    void cpu_part_before_merge(const Pass& p, int64_t i, const Kind& kind, LaunchMode mode);
     // The CPU's half of a layer: waits for its input, computes, answers.
-    void answer(const Pass& p, int64_t i, const Kind& kind);
+    void compute_cpu_part(const Pass& p, int64_t i, const Kind& kind);
     void compute_cold(const Pass& p, int64_t i, const Kind& kind);
     void await(const Pass& p, const ggml::DeviceExchange& e);
     // Ends all waits, and waits for the device to come to rest.

@@ -16,7 +16,7 @@ using ggml::DeviceProduct;
 using ggml::DeviceRows;
 using ggml::Error;
 
-void DeviceForward::put(const Pass& p, const Kind& kind, LaunchMode mode) {
+void DeviceForward::launch_rows(const Pass& p, const Kind& kind, LaunchMode mode) {
     const Config& c = model_.config;
     DeviceScratch& s = scratch_;
     added_[0] = added_[1] = nullptr;
@@ -24,22 +24,22 @@ void DeviceForward::put(const Pass& p, const Kind& kind, LaunchMode mode) {
         ops_.rope_table(stream_.get(), s.frequency, int(c.ropes[0].n_rot / 2), rope_magnitude_,
                         s.step.position, kind.rows, s.cos_sin);
     }
-    for (int64_t i = first_; i < c.n_layer; i++) put_layer(p, i, kind, mode);
+    for (int64_t i = first_; i < c.n_layer; i++) launch_layer(p, i, kind, mode);
     if (!kind.kept) return;
     if (head_ && kind.kept == kind.rows && kind.rows <= kDeviceResults) {
-        put_norm(model_.output_norm, s.step.x, s.normed);
-        put_logits(s.normed);
+        launch_norm(model_.output_norm, s.step.x, s.normed);
+        launch_logits(s.normed);
         return;
     }
     for (const float* y : added_) {
         if (y) ops_.add(stream_.get(), s.step.x, y, kind.rows * c.n_embd);
     }
     added_[0] = added_[1] = nullptr;
-    if (head_) put_head(kind, 0, std::min<int64_t>(kDeviceResults, kind.kept));
+    if (head_) launch_head(kind, 0, std::min<int64_t>(kDeviceResults, kind.kept));
 }
 
 // The logits of n of the kept rows, from the first-th of them on.
-void DeviceForward::put_head(const Kind& kind, int64_t first, int64_t n) {
+void DeviceForward::launch_head(const Kind& kind, int64_t first, int64_t n) {
     const int64_t cols = model_.config.n_embd;
     DeviceScratch& s = scratch_;
     const DeviceRows x{ggml::DType::F32, reinterpret_cast<uint8_t*>(s.step.x),
@@ -47,46 +47,46 @@ void DeviceForward::put_head(const Kind& kind, int64_t first, int64_t n) {
     ops_.embed_rows(stream_.get(), x, s.step.kept + first, 0, int(n), s.results);
     ggml::DeviceInput normed = s.normed;
     normed.rows = int(n);
-    put_norm(model_.output_norm, s.results, normed);
-    put_logits(normed);
+    launch_norm(model_.output_norm, s.results, normed);
+    launch_logits(normed);
 }
 
-void DeviceForward::put_logits(const DeviceInput& normed) {
+void DeviceForward::launch_logits(const DeviceInput& normed) {
     const bool tied = !on_.matrix(&model_.output);
     const DeviceRows w = on_.matrix(tied ? &model_.token_embd : &model_.output);
-    put_products(normed, {{w, scratch_.result_logits, nullptr}});
+    launch_products(normed, {{w, scratch_.result_logits, nullptr}});
 }
 
 // x += attention(norm(x)); x += ffn(norm(x)), see forward.cpp. The neurons of the CPU are asked for
 // as early as the input of the FFN is known.
-void DeviceForward::put_layer(const Pass& p, int64_t i, const Kind& kind, LaunchMode mode) {
+void DeviceForward::launch_layer(const Pass& p, int64_t i, const Kind& kind, LaunchMode mode) {
     // keeps_to_cpu() has left attention and then a block, each behind a norm of the stream.
     const auto& parts = model_.layers[size_t(i)].parts;
     const bool parallel = parts[0].add == LayerPart::Add::with_next;
     DeviceScratch& s = scratch_;
-    put_norm(*parts[0].norm, s.step.x, s.normed);
+    launch_norm(*parts[0].norm, s.step.x, s.normed);
     if (!parallel) {
-        put_attention(i, kind);
+        launch_attention(i, kind);
         added_[0] = s.out;
     }
-    put_norm(*parts[1].norm, s.step.x, s.ffn_normed);
-    const bool by_neuron = ffn(i).blocks[0].neurons.n > 0, meets_cpu = meets(i, kind);
-    if (by_neuron) put_selection(i, kind);
-    if (parallel) put_attention(i, kind);
+    launch_norm(*parts[1].norm, s.step.x, s.ffn_normed);
+    const bool by_neuron = ffn(i).blocks[0].neurons.n > 0, cpu_part = cpu_has_part(i, kind);
+    if (by_neuron) launch_selection(i, kind);
+    if (parallel) launch_attention(i, kind);
     if (by_neuron) {
-        put_hot(i);
-        if (meets_cpu) before_merge(p, i, kind, mode);
-        put_merge(p, i, kind);
+        launch_gpu_neurons(i);
+        if (cpu_part) cpu_part_before_merge(p, i, kind, mode);
+        launch_merge(p, i, kind);
     } else {
-        put_matrices(i);
+        launch_matrices(i);
     }
     added_[0] = s.ffn_out;
     added_[1] = parallel ? s.out : nullptr;
-    if (meets_cpu && mode == LaunchMode::by_layer && !p.source.waits()) answer(p, i, kind);
+    if (cpu_part && mode == LaunchMode::by_layer && !p.source.waits()) compute_cpu_part(p, i, kind);
 }
 
 // y = norm(x), after what is still to be added to x.
-void DeviceForward::put_norm(const NormWeights& w, float* x, const DeviceInput& y) {
+void DeviceForward::launch_norm(const NormWeights& w, float* x, const DeviceInput& y) {
     DeviceNorm norm;
     norm.weight = on_.vector(&w.weight);
     norm.bias = on_.vector(&w.bias);
@@ -102,18 +102,18 @@ DeviceProduct DeviceForward::product(const ggml::Matrix& w, float* y,
     return {on_.matrix(&w), y, on_.vector(&bias)};
 }
 
-void DeviceForward::put_products(const DeviceInput& x,
-                                 std::initializer_list<DeviceProduct> products) {
+void DeviceForward::launch_products(const DeviceInput& x,
+                                    std::initializer_list<DeviceProduct> products) {
     ops_.matmul(stream_.get(), x, products.begin(), int(products.size()));
 }
 
 // out = Wo . attention(Wq . x, Wk . x, Wv . x)
-void DeviceForward::put_attention(int64_t i, const Kind& kind) {
+void DeviceForward::launch_attention(int64_t i, const Kind& kind) {
     const Config& c = model_.config;
     const Attention& a = *model_.layers[size_t(i)].find<Attention>();
     DeviceScratch& s = scratch_;
-    put_products(s.normed, {product(a.q, s.q, a.q_bias), product(a.k, s.k, a.k_bias),
-                            product(a.v, s.v, a.v_bias)});
+    launch_products(s.normed, {product(a.q, s.q, a.q_bias), product(a.k, s.k, a.k_bias),
+                               product(a.v, s.v, a.v_bias)});
     const int n_pairs = a.rope < 0 ? 0 : int(c.ropes[size_t(a.rope)].n_rot / 2);
     const auto place = [&](float* x, int64_t n_head, const float* const& norm) {
         if (!n_pairs && !norm) return;
@@ -136,11 +136,11 @@ void DeviceForward::put_attention(int64_t i, const Kind& kind) {
                        attended.x + t * a.out_dim());
     }
     ops_.quantise(stream_.get(), attended);
-    put_products(attended, {product(a.o, s.out, a.o_bias)});
+    launch_products(attended, {product(a.o, s.out, a.o_bias)});
 }
 
 // score = the predictor's, see predict() in ffn.cpp.
-void DeviceForward::put_predictor(const Ffn& f) {
+void DeviceForward::launch_predictor(const Ffn& f) {
     const Config& c = model_.config;
     DeviceScratch& s = scratch_;
     const DeviceInput& x = c.predict_from_normed ? s.ffn_normed : s.residual;
@@ -154,25 +154,25 @@ void DeviceForward::put_predictor(const Ffn& f) {
     if (!c.predict_from_normed) ops_.quantise(stream_.get(), x);
     DeviceInput hidden = s.hidden;
     hidden.cols = int(f.fc1.rows);
-    put_products(x, {{on_.matrix(&f.fc1), hidden.x, nullptr}});
+    launch_products(x, {{on_.matrix(&f.fc1), hidden.x, nullptr}});
     ops_.activation(stream_.get(), ggml::Activation::relu, hidden, nullptr);
-    put_products(hidden, {{on_.matrix(&f.fc2), s.score, nullptr}});
+    launch_products(hidden, {{on_.matrix(&f.fc2), s.score, nullptr}});
 }
 
 // Lists the neurons of the rows, and gives the CPU its share of them: unless rows are masked, that
 // is all which it has, and not listed.
-void DeviceForward::put_selection(int64_t i, const Kind& kind) {
+void DeviceForward::launch_selection(int64_t i, const Kind& kind) {
     const FeedForward& part = ffn(i);
     const Ffn& f = part.blocks[0];
     DeviceScratch& s = scratch_;
     const bool masked = masks(i, kind);
-    if (masked) put_predictor(f);
+    if (masked) launch_predictor(f);
     const bool all = !masked || params_.sparse != PI_SPARSE_AUTO || f.unpredicted.empty();
     s.lists.rows = masked ? kind.rows : 1;
     s.lists.n = int(part.n_ff);
     ops_.select(stream_.get(), masked ? s.score : nullptr, score_threshold(part, params_),
                 all ? nullptr : on_.unpredicted.get() + first_neuron(i), slots(i), s.lists);
-    if (!meets(i, kind)) return;
+    if (!cpu_has_part(i, kind)) return;
     DeviceExchange exchange = exchange_[size_t(i - first_)];
     if (!masked) exchange.ids = nullptr;
     ops_.publish(stream_.get(), s.ffn_normed, s.lists, exchange);
@@ -182,7 +182,7 @@ bool DeviceForward::masks(int64_t i, const Kind& kind) const {
     return kind.masked && is_predicted(ffn(i), ffn(i).blocks[0], params_.sparse);
 }
 
-bool DeviceForward::meets(int64_t i, const Kind& kind) const {
+bool DeviceForward::cpu_has_part(int64_t i, const Kind& kind) const {
     return on_.split.splits(i) && !kind.uploads_cold;
 }
 
@@ -201,7 +201,7 @@ int32_t DeviceForward::next_split(int64_t i) const {
     return -1;
 }
 
-ggml::DeviceNeurons DeviceForward::hot_neurons(int64_t i) const {
+ggml::DeviceNeurons DeviceForward::gpu_neurons(int64_t i) const {
     const Ffn& f = ffn(i).blocks[0];
     ggml::DeviceNeurons w;
     w.n = int(f.neurons.n);
@@ -223,20 +223,20 @@ ggml::DeviceFfnScratch DeviceForward::ffn_scratch(int64_t i) const {
 }
 
 // The sums of the listed neurons that the device has.
-void DeviceForward::put_hot(int64_t i) {
-    const ggml::DeviceNeurons w = hot_neurons(i);
+void DeviceForward::launch_gpu_neurons(int64_t i) {
+    const ggml::DeviceNeurons w = gpu_neurons(i);
     if (w.up.rows == 0) return;
     ops_.partial_ffn(stream_.get(), w, scratch_.ffn_normed, scratch_.lists, ffn_scratch(i));
 }
 
 // ffn_out = what the listed neurons of both halves send down, and the bias.
-void DeviceForward::put_merge(const Pass& p, int64_t i, const Kind& kind) {
+void DeviceForward::launch_merge(const Pass& p, int64_t i, const Kind& kind) {
     const Ffn& f = ffn(i).blocks[0];
     DeviceScratch& s = scratch_;
     const float* bias = on_.vector(&f.neurons.down_bias);
     const ggml::DeviceSums sums{s.ffn.sums, ggml::device_parts(kind.rows, s.lists.rows), kind.rows,
                                 int(model_.config.n_embd)};
-    if (meets(i, kind)) {
+    if (cpu_has_part(i, kind)) {
         ops_.merge_answer(stream_.get(), sums, s.lists, exchange_[size_t(i - first_)], bias,
                           s.ffn_out);
         return;
@@ -288,19 +288,19 @@ uint64_t DeviceForward::upload_cold(const Pass& p, int64_t i, const PromptUpload
 }
 
 // The same for FFNs that are matrices.
-void DeviceForward::put_matrices(int64_t i) {
+void DeviceForward::launch_matrices(int64_t i) {
     const Ffn& f = ffn(i).blocks[0];
     DeviceScratch& s = scratch_;
     DeviceInput fired = s.fired;
     fired.cols = int(ffn(i).n_ff);
     if (f.gate) {
-        put_products(s.ffn_normed,
-                     {product(f.gate, s.fired.x, f.gate_bias), product(f.up, s.up, f.up_bias)});
+        launch_products(s.ffn_normed,
+                        {product(f.gate, s.fired.x, f.gate_bias), product(f.up, s.up, f.up_bias)});
     } else {
-        put_products(s.ffn_normed, {product(f.up, s.fired.x, f.up_bias)});
+        launch_products(s.ffn_normed, {product(f.up, s.fired.x, f.up_bias)});
     }
     ops_.activation(stream_.get(), model_.config.activation, fired, f.gate ? s.up : nullptr);
-    put_products(fired, {product(f.down, s.ffn_out, f.down_bias)});
+    launch_products(fired, {product(f.down, s.ffn_out, f.down_bias)});
 }
 
 ggml::KvLayer DeviceForward::kv_layer(int64_t i) const {
