@@ -119,7 +119,7 @@ class OneRow {
         keep_earlier();
         resident_firsts();
         for (int64_t begin = 0, end = 0; begin < kSegments; begin = end) {
-            end = std::max(asked_, window(begin, true));
+            end = std::max(requested_, window(begin, true));
             used_ = segment_of(w_.n, end - 1).end;
             request_firsts(end);
             request_rests(begin, end);
@@ -183,8 +183,8 @@ class OneRow {
         lane_ = store_.lane_of(tag(in_.number(), 0));
         if (lane_ >= 0) {
             store_.label(lane_, -1);
-            const int64_t n = store_.asked(lane_, s_.came);
-            for (int64_t i = 0; i < n; i++) awaited_[segment_with(s_.came[i])]++;
+            const int64_t n = store_.requested(lane_, s_.arrived);
+            for (int64_t i = 0; i < n; i++) awaited_[segment_with(s_.arrived[i])]++;
             return;
         }
         lane_ = store_.roomiest_lane();
@@ -221,13 +221,13 @@ class OneRow {
 
     // Asks for the candidates up to segment `end` without first part, and for the rests of these.
     void request_firsts(int64_t end) {
-        if (end <= asked_) return;
+        if (end <= requested_) return;
         int64_t n = 0;
-        for_candidates(asked_, end, [&](int32_t id) {
+        for_candidates(requested_, end, [&](int32_t id) {
             s_.parts[n] = missing(id, false);
             n += s_.parts[n].first;
         });
-        asked_ = end;
+        requested_ = end;
         request(n);
     }
 
@@ -248,7 +248,7 @@ class OneRow {
         });
         for (int64_t i = 0; i < n_here_; i += kChunk) {
             first_values(s_.here + i, std::min(kChunk, n_here_ - i));
-            if (asked_ == kSegments) compute_arrived(false);
+            if (requested_ == kSegments) compute_arrived(false);
         }
     }
 
@@ -290,32 +290,32 @@ class OneRow {
     // beforehand, and are read again.
     void compute_arrived(bool wait) {
         const int64_t n_arrived = store_.arrived(p_.context.threads, lane_, wait, s_.parts, w_.n);
-        int32_t* const came = s_.came;
+        int32_t* const arrived = s_.arrived;
         int64_t n = 0, n_firsts = 0, n_fire = 0;
         for (int64_t i = 0; i < n_arrived; i++) {
             const NeuronParts part = s_.parts[i];
             awaited_[segment_with(part.id)]--;
             if (part.id >= used_) continue;
-            if (part.first) came[n_firsts++] = part.id;
+            if (part.first) arrived[n_firsts++] = part.id;
             s_.parts[n++] = part;
         }
         n_missed_[0] += n_firsts;
-        first_values(came, n_firsts);
+        first_values(arrived, n_firsts);
         for (int64_t i = 0; i < n; i++) {
             n_missed_[1] += s_.parts[i].rest && s_.values[s_.parts[i].id] != 0;
         }
         for (int64_t i = 0; i < n_firsts; i++) {
-            if (s_.values[came[i]] == 0) continue;
-            if (store_.absent(Half::rest, came[i])) {
+            if (s_.values[arrived[i]] == 0) continue;
+            if (store_.absent(Half::rest, arrived[i])) {
                 throw ggml::Error(ggml::Code::internal, "a neuron's rest was not asked for");
             }
-            came[n_fire++] = came[i];
+            arrived[n_fire++] = arrived[i];
         }
         for (int64_t i = 0; i < n; i++) {
-            if (!s_.parts[i].first) came[n_fire++] = s_.parts[i].id;
+            if (!s_.parts[i].first) arrived[n_fire++] = s_.parts[i].id;
         }
         n_arrived_ += n_fire;
-        gated_values(came, n_fire);
+        gated_values(arrived, n_fire);
     }
 
     void first_values(const int32_t* ids, int64_t n) {
@@ -336,10 +336,10 @@ class OneRow {
             store_.residency().count(Half::first, in_.number(), ids, n);
             int64_t n_fired = 0;
             for (int64_t i = 0; i < n; i++) {
-                s_.came[n_fired] = ids[i];
+                s_.arrived[n_fired] = ids[i];
                 n_fired += s_.values[ids[i]] != 0;
             }
-            store_.residency().count(Half::rest, in_.number(), s_.came, n_fired);
+            store_.residency().count(Half::rest, in_.number(), s_.arrived, n_fired);
             n_fired_ += n_fired;
         }
         if (end < kSegments) return;
@@ -360,7 +360,8 @@ class OneRow {
     ggml::Candidates& candidates_;
     int lane_ = -1;
     int32_t awaited_[kSegments] = {};  // neurons whose parts were asked for, and have not come
-    int64_t asked_ = 0;  // the candidates of segments up to here have been asked for, if missing
+    int64_t requested_ =
+        0;  // the candidates of segments up to here have been asked for, if missing
     int64_t used_ = INT64_MAX;  // the first neuron of the segments that are not added next
     int64_t n_here_ = 0, n_ready_ = 0;
     int64_t n_first_ = 0, n_fired_first_ = 0, n_fired_ = 0, n_missed_[2] = {0, 0};

@@ -14,15 +14,15 @@ struct StoredScratch {
         carver.take(values, {n_ff});
         carver.take(partial, {ggml::kPartials, rows, n_embd});
         carver.take(fires, {n_ff});
-        for (int32_t** list : {&here, &ready, &came}) carver.take(*list, {n_ff});
+        for (int32_t** list : {&here, &ready, &arrived}) carver.take(*list, {n_ff});
         carver.take(parts, {n_ff + 1});
     }
 
-    float* values = nullptr;                                     // [n_ff]
-    float* partial = nullptr;                                    // [kPartials, rows, n_embd]
-    int32_t* fires = nullptr;                                    // [n_ff]
-    int32_t *here = nullptr, *ready = nullptr, *came = nullptr;  // [n_ff]: lists of neurons
-    NeuronParts* parts = nullptr;                                // [n_ff]
+    float* values = nullptr;                                        // [n_ff]
+    float* partial = nullptr;                                       // [kPartials, rows, n_embd]
+    int32_t* fires = nullptr;                                       // [n_ff]
+    int32_t *here = nullptr, *ready = nullptr, *arrived = nullptr;  // [n_ff]: lists of neurons
+    NeuronParts* parts = nullptr;                                   // [n_ff]
 };
 
 }  // namespace powerinfer

@@ -73,7 +73,7 @@ void PredictorPages::for_matrices(int32_t block, const F& use) const {
 bool PredictorPages::request(int32_t block) {
     // Its neighbours in the layer may be used next.
     residency_.pin(Half::first, residency_.shape().block_of(block));
-    if (asked(block)) return true;
+    if (requested(block)) return true;
     const auto free = std::find_if(places_.begin(), places_.end(), [](const Place& place) {
         return place.slot < 0 && place.block < 0;
     });
@@ -121,7 +121,7 @@ int32_t PredictorPages::done(uint64_t tag) {
 }
 
 bool PredictorPages::complete(int32_t block) const {
-    if (!asked(block)) return false;
+    if (!requested(block)) return false;
     const Place& place = places_[place_of(block)];
     return place.n_done == place.n;
 }

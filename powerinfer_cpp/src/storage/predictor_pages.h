@@ -42,7 +42,7 @@ class PredictorPages {
     void begin(int32_t n) { residency_.begin(n); }
     // Asks for a block's page if it is not in memory. false: no place is free now.
     bool request(int32_t block);
-    bool asked(int32_t block) const { return where_[size_t(block)] >= 0; }
+    bool requested(int32_t block) const { return where_[size_t(block)] >= 0; }
     // The next read to be sent, with a tag below 2^48, and that it was sent; false: there is none.
     bool next(ggml::Read& read) const;
     void sent(const ggml::Read& read);

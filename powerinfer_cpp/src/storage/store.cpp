@@ -382,7 +382,7 @@ void NeuronStore::check(ggml::Threads& threads, int lane, int32_t end) {
                               row_of(l.block, damaged.load()), l.block));
 }
 
-int64_t NeuronStore::asked(int lane, int32_t* ids) const {
+int64_t NeuronStore::requested(int lane, int32_t* ids) const {
     for (int32_t i = 0; i < lanes_[lane].n; i++) ids[i] = tables_.entries[lane][i].id;
     return lanes_[lane].n;
 }
@@ -471,7 +471,7 @@ void NeuronStore::keep(ggml::Threads& threads, int lane, int64_t end) {
 }
 
 void NeuronStore::request_predictor(int32_t block) {
-    const bool before = predictors_->asked(block);
+    const bool before = predictors_->requested(block);
     if (!predictors_->request(block) || before) return;
     counts.predictors++;
     pump();
@@ -479,7 +479,7 @@ void NeuronStore::request_predictor(int32_t block) {
 
 const std::vector<ggml::Matrix>& NeuronStore::predictor(ggml::Context& context, int32_t block) {
     request_predictor(block);
-    if (!predictors_->asked(block)) {
+    if (!predictors_->requested(block)) {
         throw Error(Code::internal, "all places for predictors are in use");
     }
     wait_until([&] { return predictors_->complete(block); });

@@ -131,7 +131,7 @@ class NeuronStore {
     // Asks for parts of a block, ascending, which must fit the lane. Neighbours are read together.
     void request(int lane, int32_t block, const NeuronParts* parts, int64_t n);
     // Writes the neurons that a lane was asked for, [n] at most; returns their number.
-    int64_t asked(int lane, int32_t* ids) const;
+    int64_t requested(int lane, int32_t* ids) const;
     // Starts reads, takes those that are done, and writes parts of the lane that arrived since the
     // last call to `out`, at most n; they have places from now on. wait: for at least one, unless
     // none is missing. Throws Error(io | format) if a read failed or brought damaged bytes.
