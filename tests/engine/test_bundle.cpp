@@ -53,8 +53,9 @@ void layouts() {
             end = l.rows[i].offset + l.rows[i].bytes;
         }
         CHECK(end <= l.stride && l.stride - end < want.align);
-        CHECK(l.first.offset == 0 && l.first.end() == l.rest.offset && l.rest.end() == l.stride);
-        CHECK(l.first.bytes % want.align == 0 && l.rest.bytes % want.align == 0);
+        CHECK(l.gate_range.offset == 0 && l.gate_range.end() == l.up_down_range.offset &&
+              l.up_down_range.end() == l.stride);
+        CHECK(l.gate_range.bytes % want.align == 0 && l.up_down_range.bytes % want.align == 0);
         CHECK(l.gated() == (want.types.size() == 3));
         CHECK(l.up().offset == l.rows[l.gated()].offset && l.down().offset == l.rows.back().offset);
     }

@@ -17,7 +17,7 @@ using namespace powerinfer;
 
 namespace {
 
-constexpr Half kHalves[] = {Half::first, Half::rest};
+constexpr Half kHalves[] = {Half::gate, Half::up_down};
 using Cache = ggml::Carved<Residency>;
 
 Cache make(const ResidencyShape& shape, const ResidencyOptions& options = {}) {
@@ -82,7 +82,7 @@ void test_random_calls(const ResidencyShape& shape) {
     check_slots(*cache);
     for (Half half : kHalves) CHECK(cache->used(half) > 0);
     std::vector<Residency::Move> moves;
-    CHECK_THROWS(internal, cache->resize(Half::first, 61, moves));
+    CHECK_THROWS(internal, cache->resize(Half::gate, 61, moves));
 }
 
 // Only the pinned block has slots: nothing can be evicted.
@@ -90,23 +90,23 @@ void test_all_pinned() {
     Cache cache = make({2, 8, 0, 4});
     const int32_t ids[] = {0, 1, 2, 3, 4};
     cache->begin(1);
-    for (int32_t i = 0; i < 4; i++) CHECK(cache->admit(Half::rest, 0, i) == i);
-    cache->count(Half::rest, 1, ids, 5, 3);
-    cache->pin(Half::rest, 0);
-    CHECK(cache->admit(Half::rest, 1, 4) == -1);
-    cache->unpin(Half::rest);
-    CHECK(cache->admit(Half::rest, 1, 4) >= 0);
+    for (int32_t i = 0; i < 4; i++) CHECK(cache->admit(Half::up_down, 0, i) == i);
+    cache->count(Half::up_down, 1, ids, 5, 3);
+    cache->pin(Half::up_down, 0);
+    CHECK(cache->admit(Half::up_down, 1, 4) == -1);
+    cache->unpin(Half::up_down);
+    CHECK(cache->admit(Half::up_down, 1, 4) >= 0);
 }
 
 void test_empty_and_complete_pools() {
     Cache cache = make({3, 10, 30, 0});
-    CHECK(cache->used(Half::first) == 30 && cache->used(Half::rest) == 0);
+    CHECK(cache->used(Half::gate) == 30 && cache->used(Half::up_down) == 0);
     const int32_t id = 4;
     cache->begin(1);
-    cache->count(Half::first, 2, &id, 1);
-    cache->count(Half::rest, 2, &id, 1);
-    CHECK(cache->slots(Half::first, 2)[4] == 24 && cache->admit(Half::first, 2, 4) == 24);
-    CHECK(cache->slots(Half::rest, 2)[4] == -1 && cache->admit(Half::rest, 2, 4) == -1);
+    cache->count(Half::gate, 2, &id, 1);
+    cache->count(Half::up_down, 2, &id, 1);
+    CHECK(cache->slots(Half::gate, 2)[4] == 24 && cache->admit(Half::gate, 2, 4) == 24);
+    CHECK(cache->slots(Half::up_down, 2)[4] == -1 && cache->admit(Half::up_down, 2, 4) == -1);
     CHECK(cache->resident().empty() && cache->wanted().empty());
     CHECK_THROWS(internal, make({3, 10, 31, 0}));
     CHECK_THROWS(unsupported, make({1 << 20, 1 << 20, 1, 1}));
@@ -126,17 +126,17 @@ void test_decay() {
     const int32_t old = 0, fresh = 1;
     for (int t = 0; t < 50; t++) {
         cache->begin(1);
-        cache->count(Half::rest, 0, &old, 1);
+        cache->count(Half::up_down, 0, &old, 1);
     }
-    CHECK(cache->admit(Half::rest, 0, old) == 0);
+    CHECK(cache->admit(Half::up_down, 0, old) == 0);
     const float before = cache->resident()[0].worth;
     CHECK(std::abs(before - (1 - std::exp2(-5.0))) < 1e-4);
     cache->begin(10);
     CHECK(std::abs(cache->resident()[0].worth / before - 0.5) < 1e-4);
-    cache->count(Half::rest, 0, &fresh, 1, 2);  // in 2 of 10 tokens: 0.1, below 0.48
-    CHECK(cache->admit(Half::rest, 0, fresh) == -1);
-    cache->count(Half::rest, 0, &fresh, 1, 8);
-    CHECK(cache->admit(Half::rest, 0, fresh) == 0 && cache->slots(Half::rest, 0)[old] == -1);
+    cache->count(Half::up_down, 0, &fresh, 1, 2);  // in 2 of 10 tokens: 0.1, below 0.48
+    CHECK(cache->admit(Half::up_down, 0, fresh) == -1);
+    cache->count(Half::up_down, 0, &fresh, 1, 8);
+    CHECK(cache->admit(Half::up_down, 0, fresh) == 0 && cache->slots(Half::up_down, 0)[old] == -1);
     CHECK(std::abs(cache->resident()[0].worth - 0.5) < 1e-4);
 }
 
@@ -149,12 +149,12 @@ void test_long_runs() {
     const int32_t id = 2;
     for (int t = 0; t < 2000; t++) {
         cache->begin(1);
-        cache->count(Half::rest, 0, &id, 1);
+        cache->count(Half::up_down, 0, &id, 1);
         CHECK(std::abs(cache->wanted()[0].worth - 1) < (t < 30 ? 1 : 1e-2));
     }
     for (int32_t n : {512, 1 << 20, INT32_MAX}) {
         cache->begin(n);
-        cache->count(Half::rest, 0, &id, 1, float(n));
+        cache->count(Half::up_down, 0, &id, 1, float(n));
         const float worth = cache->wanted()[0].worth;
         CHECK(worth > 0.6f && worth < 1.01f);
     }
@@ -215,7 +215,7 @@ std::set<int32_t> best(const Trace& trace) {
     for (size_t i = 0; i < trace.rate.size(); i++) order.push_back({-trace.rate[i], int32_t(i)});
     std::sort(order.begin(), order.end());
     std::set<int32_t> found;
-    for (int64_t i = 0; i < trace.shape.rest_slots; i++) found.insert(order[size_t(i)].second);
+    for (int64_t i = 0; i < trace.shape.up_down_slots; i++) found.insert(order[size_t(i)].second);
     return found;
 }
 
@@ -253,7 +253,7 @@ int64_t plain_by_time(const Trace& trace, bool future) {
             const int64_t value = worth(p, t * 4 + p / 256);
             const bool hit = resident.erase({key[size_t(p)], p}) > 0;
             misses += !hit;
-            if (!hit && int64_t(resident.size()) == trace.shape.rest_slots) {
+            if (!hit && int64_t(resident.size()) == trace.shape.up_down_slots) {
                 if (future && resident.begin()->first >= value) continue;
                 resident.erase(resident.begin());
             }
@@ -348,10 +348,10 @@ void test_saved_set() {
         return a.worth > b.worth;
     }));
     Cache next = make(shape);
-    std::vector<RankedPart> hostile = {{Half::first, 3, 0, 1},
-                                       {Half::rest, 0, 50, 1},
-                                       {Half::rest, -1, 0, 1},
-                                       {Half::rest, 0, 0, NAN}};
+    std::vector<RankedPart> hostile = {{Half::gate, 3, 0, 1},
+                                       {Half::up_down, 0, 50, 1},
+                                       {Half::up_down, -1, 0, 1},
+                                       {Half::up_down, 0, 0, NAN}};
     next->profile(hostile);
     next->profile(saved);
     std::vector<RankedPart> wanted = next->wanted();
@@ -364,19 +364,19 @@ void test_saved_set() {
 
 // ---- Bytes ------------------------------------------------------------------------------------
 
-// Seconds per token of reading with the best `first` first parts and `rest` rests, by rate.
+// Seconds per token of reading with slots for the best parts, by rate.
 double seconds(const PoolSlots& slots, const PartBytes& b, const std::vector<float>& p,
                const std::vector<float>& f, const DiskCost& disk) {
     double sum = 0;
     for (int64_t i = 0; i < int64_t(p.size()); i++) {  // rates fall
         const double pi = double(p[size_t(i)]), fi = double(f[size_t(i)]);
-        const double rest = fi * disk.seconds(double(b.rest));
-        const double first = pi * disk.seconds(double(b.first));
-        const double both = pi * disk.seconds(double(b.first + b.rest));
-        const bool has_first = i < slots.first, has_rest = i < slots.rest;
-        if (!has_first && !has_rest) sum += std::min(both, first + rest);
-        if (has_first && !has_rest) sum += rest;
-        if (!has_first && has_rest) sum += first;
+        const double up_down = fi * disk.seconds(double(b.up_down));
+        const double gate = pi * disk.seconds(double(b.gate));
+        const double both = pi * disk.seconds(double(b.gate + b.up_down));
+        const bool has_gate = i < slots.gate, has_up_down = i < slots.up_down;
+        if (!has_gate && !has_up_down) sum += std::min(both, gate + up_down);
+        if (has_gate && !has_up_down) sum += up_down;
+        if (!has_gate && has_up_down) sum += gate;
     }
     return sum;
 }
@@ -391,26 +391,26 @@ void test_split() {
     const DiskCost limited{20e-6, 0, 1e-9}, affine{0, 12.5e-6, 0.98e-9};
     for (const DiskCost& disk : {limited, affine}) {
         for (double share : {0.0, 0.1, 0.3, 0.6, 0.95}) {
-            const auto bytes = uint64_t(share * 2000 * double(b.first + b.rest));
+            const auto bytes = uint64_t(share * 2000 * double(b.gate + b.up_down));
             const PoolSlots found = split_pools(bytes, b, p.data(), f.data(), 2000, disk);
-            CHECK(uint64_t(found.first) * b.first + uint64_t(found.rest) * b.rest <= bytes);
+            CHECK(uint64_t(found.gate) * b.gate + uint64_t(found.up_down) * b.up_down <= bytes);
             const double ours = seconds(found, b, p, f, disk);
             CHECK(std::abs(ours - found.seconds) <= 1e-3 * seconds({}, b, p, f, disk));
-            for (int64_t first = 0; first <= 2000; first += 20) {
-                if (uint64_t(first) * b.first > bytes) break;
-                const auto rest = int64_t((bytes - uint64_t(first) * b.first) / b.rest);
-                const PoolSlots other{first, std::min<int64_t>(rest, 2000), 0};
+            for (int64_t gate = 0; gate <= 2000; gate += 20) {
+                if (uint64_t(gate) * b.gate > bytes) break;
+                const auto up_down = int64_t((bytes - uint64_t(gate) * b.gate) / b.up_down);
+                const PoolSlots other{gate, std::min<int64_t>(up_down, 2000), 0};
                 CHECK(ours <= seconds(other, b, p, f, disk) * 1.002 + 1e-6);
             }
         }
     }
     // If every proposed neuron fires, half a neuron in memory saves nothing of a limited disk.
     const PoolSlots whole = split_pools(1 << 20, b, f.data(), f.data(), 2000, limited);
-    CHECK(whole.first == whole.rest && whole.first > 140);
+    CHECK(whole.gate == whole.up_down && whole.gate > 140);
     const PoolSlots all = split_pools(1ull << 40, b, p.data(), f.data(), 2000, limited);
-    CHECK(all.first == 2000 && all.rest == 2000 && all.seconds < 1e-6);
+    CHECK(all.gate == 2000 && all.up_down == 2000 && all.seconds < 1e-6);
     const PoolSlots none = split_pools(0, b, p.data(), f.data(), 2000, limited);
-    CHECK(none.first == 0 && none.rest == 0 && none.seconds > 0);
+    CHECK(none.gate == 0 && none.up_down == 0 && none.seconds > 0);
 
     // If nearly all of a block's neurons fire where it is computed, whole neurons stay.
     const std::vector<float> quarter(2000, 0.25f), some(2000, 0.02f);
@@ -419,9 +419,9 @@ void test_split() {
             return split_pools(1 << 20, b, quarter.data(), fires.data(), 2000, disk, 1, chosen);
         };
         const PoolSlots dense = split(quarter, 0.25);
-        CHECK(dense.first == dense.rest && dense.rest > 140);
+        CHECK(dense.gate == dense.up_down && dense.up_down > 140);
         CHECK(dense.seconds < split(quarter, 1).seconds);  // their reads are joined
-        CHECK(split(some, 0.25).first == (1 << 20) / 2560);
+        CHECK(split(some, 0.25).gate == (1 << 20) / 2560);
     }
 }
 
@@ -444,16 +444,16 @@ void test_speed() {
         const auto begun = now();
         int64_t total = 0, admitted = 0;
         for (int32_t b = 0; b < 32; b++) {
-            cache->count(Half::first, b, ids[b].data(), int64_t(ids[b].size()));
-            cache->count(Half::rest, b, ids[b].data(), int64_t(ids[b].size() / 2));
+            cache->count(Half::gate, b, ids[b].data(), int64_t(ids[b].size()));
+            cache->count(Half::up_down, b, ids[b].data(), int64_t(ids[b].size() / 2));
             total += int64_t(ids[b].size()) * 3 / 2;
         }
         const auto counted = now();
         for (int32_t b = 0; b < 32; b++) {
             for (size_t i = 0; i < ids[b].size() / 4; i++) {
                 const int32_t id = ids[b][(i * 97 + size_t(t)) % ids[b].size()];
-                admitted += cache->slots(Half::first, b)[id] < 0;
-                cache->admit(Half::first, b, id);
+                admitted += cache->slots(Half::gate, b)[id] < 0;
+                cache->admit(Half::gate, b, id);
             }
         }
         best = std::min(best, ms(counted - begun));

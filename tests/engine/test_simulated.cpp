@@ -71,9 +71,9 @@ void test_misses(const std::string& path, int32_t sparse, double first_share, do
     Model& m = const_cast<Model&>(*model);
     StoreShape& stored = m.storage->shape;
     stored.adapts = false;
-    stored.first_slots = shape.first_slots, stored.rest_slots = shape.rest_slots;
+    stored.gate_slots = shape.gate_slots, stored.up_down_slots = shape.up_down_slots;
     stored.cache_sectors =
-        shape.first_slots * stored.first_sectors + shape.rest_slots * stored.rest_sectors;
+        shape.gate_slots * stored.gate_sectors + shape.up_down_slots * stored.up_down_sectors;
     m.store.reset();
     std::remove((path + ".resident").c_str());  // the simulator begins with nothing, too
     m.store = open_store(m, how);

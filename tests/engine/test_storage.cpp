@@ -78,7 +78,7 @@ void test_lending() {
         computing.truncate(0, 0);
         CHECK(same(last(whole), last(computing)));
         const ResidencyShape& now = model->store->residency().shape();
-        CHECK(shape_of.slot_bytes(now.first_slots, now.rest_slots) >
+        CHECK(shape_of.slot_bytes(now.gate_slots, now.up_down_slots) >
               uint64_t(0.95 * double(shape_of.cache_sectors * StoreShape::kSector)));
     }
 }

@@ -95,7 +95,7 @@ pi_status pi_store_layout_of(const uint32_t* types, int32_t n_rows, int64_t cols
                              pi_store_layout* out) {
     return guarded([&] {
         const powerinfer::StoreLayout l = store_layout(types, n_rows, cols, align, 0, 0);
-        pi_store_layout result{sizeof(result), l.stride, l.first.bytes, {}};
+        pi_store_layout result{sizeof(result), l.stride, l.gate_range.bytes, {}};
         for (size_t i = 0; i < l.rows.size(); i++) result.offset[i] = l.rows[i].offset;
         give(out, result);
     });

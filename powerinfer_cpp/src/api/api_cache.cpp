@@ -23,8 +23,8 @@ pi_status pi_split_cache(uint64_t n_bytes, uint64_t first_bytes, uint64_t rest_b
         const powerinfer::PoolSlots slots =
             powerinfer::split_pools(n_bytes, {first_bytes, rest_bytes}, first_rate, rest_rate, n,
                                     {cost.least_s, cost.fixed_s, cost.byte_s});
-        *first_slots = slots.first;
-        *rest_slots = slots.rest;
+        *first_slots = slots.gate;
+        *rest_slots = slots.up_down;
     });
 }
 

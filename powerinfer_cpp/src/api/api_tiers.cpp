@@ -44,10 +44,10 @@ pi_status pi_model_storage(const pi_model* m, pi_storage_report* out) {
             r.path = reader.path().c_str();
             r.arena_bytes = shape.arena_bytes();
             const std::lock_guard<std::mutex> alone(store->mutex);
-            r.first_slots = store->residency().shape().first_slots;
-            r.rest_slots = store->residency().shape().rest_slots;
-            r.first_used = store->residency().used(powerinfer::Half::first);
-            r.rest_used = store->residency().used(powerinfer::Half::rest);
+            r.first_slots = store->residency().shape().gate_slots;
+            r.rest_slots = store->residency().shape().up_down_slots;
+            r.first_used = store->residency().used(powerinfer::Half::gate);
+            r.rest_used = store->residency().used(powerinfer::Half::up_down);
         }
         give(out, r);
     });

@@ -115,14 +115,14 @@ class OneRow {
     void run(float* y) {
         ggml::prepare_steps(p_.context, w_, input_, scratch_);
         choose_lane();
-        request_firsts(window(0, false));
+        request_gates(window(0, false));
         keep_earlier();
-        resident_firsts();
+        compute_resident_gates();
         for (int64_t begin = 0, end = 0; begin < kSegments; begin = end) {
             end = std::max(requested_, window(begin, true));
             used_ = segment_of(w_.n, end - 1).end;
-            request_firsts(end);
-            request_rests(begin, end);
+            request_gates(end);
+            request_up_downs(begin, end);
             for (int64_t i = 0; i < n_ready_; i += kChunk) {
                 gated_values(s_.ready + i, std::min(kChunk, n_ready_ - i));
                 compute_arrived(false);
@@ -147,7 +147,7 @@ class OneRow {
         for (auto id = int32_t(all.begin); id < all.end; id++) {
             const NeuronParts& m = s_.parts[n] = missing(id, false);
             bytes += store_.bytes(m);
-            n += m.first || m.rest;
+            n += m.gate || m.up_down;
         }
         if (lane_ < 0 || bytes > store_.room(lane_)) return;
         store_.request(lane_, in_.number(), s_.parts, n);
@@ -160,8 +160,8 @@ class OneRow {
         ggml::NeuronCounts& counts = counts_of(p_, in_);
         counts.rows++;
         p_.counts.from_disk[size_t(in_.part.index)] += n_arrived_;
-        counts.proposed += n_first_;
-        counts.computed += n_fired_first_;
+        counts.proposed += n_gates_;
+        counts.computed += n_gates_fired_;
         counts.fired += n_fired_;
         if (!fired) return;
         std::fill_n(fired, w_.n, false);
@@ -199,12 +199,12 @@ class OneRow {
         if (earlier >= 0) store_.keep(p_.context.threads, earlier);
     }
 
-    // What a candidate needs from the disk and has not been asked for. Before its first part is
+    // What a candidate needs from the disk and has not been asked for. Before its gate is
     // computed (known: false) it is assumed to fire.
     NeuronParts missing(int32_t id, bool known) const {
-        const bool first = store_.absent(Half::first, id);
-        const bool fires = first || !known || s_.values[id] != 0;
-        return {id, first, fires && store_.absent(Half::rest, id)};
+        const bool gate = store_.absent(Half::gate, id);
+        const bool fires = gate || !known || s_.values[id] != 0;
+        return {id, gate, fires && store_.absent(Half::up_down, id)};
     }
 
     // The end of the segments from `begin` on whose missing parts fit the staging area, which takes
@@ -219,13 +219,14 @@ class OneRow {
         return kSegments;
     }
 
-    // Asks for the candidates up to segment `end` without first part, and for the rests of these.
-    void request_firsts(int64_t end) {
+    // Asks for the candidates up to segment `end` whose gates are missing, and for their up and
+    // down rows.
+    void request_gates(int64_t end) {
         if (end <= requested_) return;
         int64_t n = 0;
         for_candidates(requested_, end, [&](int32_t id) {
             s_.parts[n] = missing(id, false);
-            n += s_.parts[n].first;
+            n += s_.parts[n].gate;
         });
         requested_ = end;
         request(n);
@@ -239,12 +240,12 @@ class OneRow {
 
     int64_t segment_with(int32_t id) const { return id / segment_of(w_.n, 0).end; }
 
-    // Computes the first parts that are in memory, for all segments.
-    void resident_firsts() {
+    // Computes the gates that are in memory, for all segments.
+    void compute_resident_gates() {
         for_candidates(0, kSegments, [&](int32_t id) {
             s_.here[n_here_] = id;
-            n_here_ += store_.has(Half::first, id);
-            n_first_++;
+            n_here_ += store_.has(Half::gate, id);
+            n_gates_++;
         });
         for (int64_t i = 0; i < n_here_; i += kChunk) {
             first_values(s_.here + i, std::min(kChunk, n_here_ - i));
@@ -252,9 +253,9 @@ class OneRow {
         }
     }
 
-    // Of the neurons with a resident first part that fire: lists those whose rest is here, too, and
-    // asks for the other rests.
-    void request_rests(int64_t begin, int64_t end) {
+    // Of the neurons with a resident gate that fire: lists those whose up and down rows are here,
+    // too, and asks for the others'.
+    void request_up_downs(int64_t begin, int64_t end) {
         const auto at = [&](int64_t s) {
             return std::lower_bound(s_.here, s_.here + n_here_, segment_of(w_.n, s).begin);
         };
@@ -262,7 +263,7 @@ class OneRow {
         n_ready_ = 0;
         for (const int32_t* id = at(begin); id < at(end); id++) {
             if (s_.values[*id] == 0) continue;
-            if (store_.has(Half::rest, *id)) {
+            if (store_.has(Half::up_down, *id)) {
                 s_.ready[n_ready_++] = *id;
             } else {
                 s_.parts[n++] = {*id, false, true};
@@ -291,28 +292,29 @@ class OneRow {
     void compute_arrived(bool wait) {
         const int64_t n_arrived = store_.arrived(p_.context.threads, lane_, wait, s_.parts, w_.n);
         int32_t* const arrived = s_.arrived;
-        int64_t n = 0, n_firsts = 0, n_fire = 0;
+        int64_t n = 0, n_gates = 0, n_fire = 0;
         for (int64_t i = 0; i < n_arrived; i++) {
             const NeuronParts part = s_.parts[i];
             awaited_[segment_with(part.id)]--;
             if (part.id >= used_) continue;
-            if (part.first) arrived[n_firsts++] = part.id;
+            if (part.gate) arrived[n_gates++] = part.id;
             s_.parts[n++] = part;
         }
-        n_missed_[0] += n_firsts;
-        first_values(arrived, n_firsts);
+        n_missed_[0] += n_gates;
+        first_values(arrived, n_gates);
         for (int64_t i = 0; i < n; i++) {
-            n_missed_[1] += s_.parts[i].rest && s_.values[s_.parts[i].id] != 0;
+            n_missed_[1] += s_.parts[i].up_down && s_.values[s_.parts[i].id] != 0;
         }
-        for (int64_t i = 0; i < n_firsts; i++) {
+        for (int64_t i = 0; i < n_gates; i++) {
             if (s_.values[arrived[i]] == 0) continue;
-            if (store_.absent(Half::rest, arrived[i])) {
-                throw ggml::Error(ggml::Code::internal, "a neuron's rest was not asked for");
+            if (store_.absent(Half::up_down, arrived[i])) {
+                throw ggml::Error(ggml::Code::internal,
+                                  "up and down rows of a neuron were not asked for");
             }
             arrived[n_fire++] = arrived[i];
         }
         for (int64_t i = 0; i < n; i++) {
-            if (!s_.parts[i].first) arrived[n_fire++] = s_.parts[i].id;
+            if (!s_.parts[i].gate) arrived[n_fire++] = s_.parts[i].id;
         }
         n_arrived_ += n_fire;
         gated_values(arrived, n_fire);
@@ -322,9 +324,9 @@ class OneRow {
         if (n) ggml::first_values(p_.context, w_, input_, scratch_, ids, n, s_.values);
     }
 
-    // Of neurons whose first part fires.
+    // Of neurons whose gate is not 0.
     void gated_values(const int32_t* ids, int64_t n) {
-        n_fired_first_ += n;
+        n_gates_fired_ += n;
         if (w_.gate && n) ggml::gated_values(p_.context, w_, input_, scratch_, ids, n, s_.values);
     }
 
@@ -333,19 +335,19 @@ class OneRow {
         for (int64_t s = begin; s < end; s++) {
             const int32_t* const ids = candidates_.ids + segment_of(w_.n, s).begin;
             const int64_t n = candidates_.count[s];
-            store_.residency().count(Half::first, in_.number(), ids, n);
+            store_.residency().count(Half::gate, in_.number(), ids, n);
             int64_t n_fired = 0;
             for (int64_t i = 0; i < n; i++) {
                 s_.arrived[n_fired] = ids[i];
                 n_fired += s_.values[ids[i]] != 0;
             }
-            store_.residency().count(Half::rest, in_.number(), s_.arrived, n_fired);
+            store_.residency().count(Half::up_down, in_.number(), s_.arrived, n_fired);
             n_fired_ += n_fired;
         }
         if (end < kSegments) return;
         StoreCounts& counts = store_.counts;
-        counts.needed[0] += uint64_t(n_first_);
-        counts.needed[1] += uint64_t(n_fired_first_);
+        counts.needed[0] += uint64_t(n_gates_);
+        counts.needed[1] += uint64_t(n_gates_fired_);
         for (int half = 0; half < 2; half++) counts.missed[half] += uint64_t(n_missed_[half]);
     }
 
@@ -364,7 +366,7 @@ class OneRow {
         0;  // the candidates of segments up to here have been asked for, if missing
     int64_t used_ = INT64_MAX;  // the first neuron of the segments that are not added next
     int64_t n_here_ = 0, n_ready_ = 0;
-    int64_t n_first_ = 0, n_fired_first_ = 0, n_fired_ = 0, n_missed_[2] = {0, 0};
+    int64_t n_gates_ = 0, n_gates_fired_ = 0, n_fired_ = 0, n_missed_[2] = {0, 0};
     int64_t n_arrived_ = 0;  // computed neurons of which the disk brought a part
 };
 
@@ -415,7 +417,7 @@ class ManyRows {
             const int64_t fires = s_.fires[id];
             if (fires == 0) continue;
             bool staged = false;
-            for (Half half : {Half::first, Half::rest}) {
+            for (Half half : {Half::gate, Half::up_down}) {
                 store_.residency().count(half, in_.number(), &id, 1, float(fires));
                 store_.counts.needed[int(half)] += uint64_t(fires);
                 if (!store_.staged(half, id)) continue;
@@ -446,11 +448,11 @@ void request_neurons(const Pass& p, const NeuronBlock& in) {
         lane = store.roomiest_lane();
     }
     if (lane < 0) return;
-    const int32_t* const slot = store.residency().slots(Half::first, in.number());
+    const int32_t* const slot = store.residency().slots(Half::gate, in.number());
     store.label(lane, tag(in.number(), 0));
     int64_t n = 0, left = std::min(store.room(lane), store.shape().lanes);
     for (auto id = int32_t(0); id < int32_t(in.neurons.n); id++) {
-        // With the rest even if that is in memory: it may be gone when the block is computed.
+        // With up and down even if they are in memory: they may be gone when the block is computed.
         const NeuronParts whole{id, true, true};
         if (slot[id] >= 0 || !may_compute(in, id) || store.bytes(whole) > left) continue;
         left -= store.bytes(whole);
@@ -463,8 +465,8 @@ void request_scored(const Pass& p, const NeuronBlock& in, ggml::Segment scored) 
     NeuronStore& store = p.source.store();
     // What the row before read of this block may still get slots, and take those of others.
     if (store.unkept_block() == in.number()) return;
-    const int32_t* const slot[2] = {store.residency().slots(Half::first, in.number()),
-                                    store.residency().slots(Half::rest, in.number())};
+    const int32_t* const slot[2] = {store.residency().slots(Half::gate, in.number()),
+                                    store.residency().slots(Half::up_down, in.number())};
     NeuronParts* const parts = p.work.stored.parts;
     int64_t n = 0, bytes = 0;
     const auto list = [&] {
@@ -486,7 +488,7 @@ void request_scored(const Pass& p, const NeuronBlock& in, ggml::Segment scored) 
             return lane >= 0 && store.room(lane) >= all + all / 8;
         };
         if (!has_room()) {
-            store.keep_rest(p.context.threads);
+            store.keep_unkept(p.context.threads);
             lane = store.roomiest_lane();
             list();  // parts of this block may have lost their slots
         }
@@ -502,10 +504,10 @@ void compute_neurons(const Pass& p, const NeuronBlock& in, float* y) {
     NeuronStore& store = p.source.store();
     ggml::Threads& threads = p.context.threads;
     // Several rows of a block, and blocks that come again, find what was read for the row before.
-    if (in.n > 1 || store.unkept_block() == in.number()) store.keep_rest(threads);
+    if (in.n > 1 || store.unkept_block() == in.number()) store.keep_unkept(threads);
     store.open(in.number());
     for (int64_t t = 0; t < in.n; t++) {
-        if (t > 0) store.keep_rest(threads);
+        if (t > 0) store.keep_unkept(threads);
         OneRow row(p, in, t);
         row.run(y + t * in.neurons.cols);
         row.count(p.flags() ? p.flags() + t * in.neurons.n : nullptr);

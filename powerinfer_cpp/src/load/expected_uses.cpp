@@ -54,18 +54,18 @@ BlockUses ExpectedUses::of(const FeedForward& part, const Ffn& f,
         const std::vector<float> rate = profile_of(f);
         // An expert whose neuron fires is computed.
         if (part.routed()) uses.chosen = double(*std::max_element(rate.begin(), rate.end()));
-        for (size_t i = 0; i < n; i++) uses.rest[i] = rate[size_t(rows[i])];
+        for (size_t i = 0; i < n; i++) uses.up_down[i] = rate[size_t(rows[i])];
     } else {
         const bool some = skips(model_, f, sparse_);
         for (size_t i = 0; i < n; i++) {
             const double place = (double(i) + 0.5) / double(n);
-            uses.rest[i] =
+            uses.up_down[i] =
                 float(uses.chosen * (some ? kHottest * ggml::exp_f64(-kFall * place) : 1));
         }
     }
     for (size_t i = 0; i < n; i++) {
-        uses.first[i] = predicted_ ? std::min(float(uses.chosen), kProposed * uses.rest[i])
-                                   : float(uses.chosen);
+        uses.gate[i] = predicted_ ? std::min(float(uses.chosen), kProposed * uses.up_down[i])
+                                  : float(uses.chosen);
     }
     return uses;
 }

@@ -12,8 +12,8 @@ namespace powerinfer {
 
 // Of one block (a layer, or an expert of it).
 struct BlockUses {
-    std::vector<float> first, rest;  // [n]: per token
-    double chosen = 1;               // the share of tokens that compute the block
+    std::vector<float> gate, up_down;  // [n]: per token
+    double chosen = 1;                 // the share of tokens that compute the block
 };
 
 class ExpectedUses {

@@ -101,7 +101,7 @@ std::unique_ptr<NeuronStore> open_store(const Model& m, const pi_model_params& p
         if (int32_t* to = store->rows_in_file(block)) std::copy(rows.begin(), rows.end(), to);
         if (expected.profiled(f)) {
             const BlockUses uses = expected.of(part, f, rows);
-            store->residency().profile(block, uses.first.data(), uses.rest.data());
+            store->residency().profile(block, uses.gate.data(), uses.up_down.data());
             profiled = true;
         }
         block++;

@@ -157,7 +157,7 @@ Plan make_plan(const Model& model, const pi_session_params& asked) {
     plan.parts.insert(plan.parts.end(), session.begin(), session.end());
     if (model.storage) {
         const StoreShape& shape = model.storage->shape;
-        plan.cached = shape.slot_bytes(shape.first_slots, shape.rest_slots);
+        plan.cached = shape.slot_bytes(shape.gate_slots, shape.up_down_slots);
         const int64_t all = shape.residency().parts();
         plan.stored = shape.slot_bytes(all, all) - plan.cached;
         plan.read_seconds = model.storage->read_seconds;

@@ -90,14 +90,14 @@ PredictorShape predictor_pages(const Model& m) {
 Division::Division(const Model& m, int32_t sparse, bool predicted, const StoreShape& none,
                    const PredictorShape& pages)
     : none_(none),
-      steps_({uint64_t(none.first_sectors * StoreShape::kSector),
-              uint64_t(none.rest_sectors * StoreShape::kSector)},
+      steps_({uint64_t(none.gate_sectors * StoreShape::kSector),
+              uint64_t(none.up_down_sectors * StoreShape::kSector)},
              kDisk) {
     constexpr int64_t kEntries = 1 << 16;  // neurons that stand for all
     const ExpectedUses expected(m, sparse, predicted);
     const int64_t parts = std::max<int64_t>(1, none.residency().parts());
     const int64_t step = (parts + kEntries - 1) / kEntries;
-    double first = 0, rest = 0, chosen = 0;
+    double gate = 0, up_down = 0, chosen = 0;
     std::vector<double> of_pages;
     for_blocks(m, [&](const Ffn& f, const FeedForward& part) {
         const std::vector<int32_t> rows = stored_rows(m, f, part.layer);
@@ -108,10 +108,10 @@ Division::Division(const Model& m, int32_t sparse, bool predicted, const StoreSh
         }
         const BlockUses uses = expected.of(part, f, some);
         const double each = double(rows.size()) / double(some.size());
-        steps_.add(uses.first.data(), uses.rest.data(), int64_t(some.size()), each, uses.chosen);
+        steps_.add(uses.gate.data(), uses.up_down.data(), int64_t(some.size()), each, uses.chosen);
         for (size_t i = 0; i < some.size(); i++) {
-            first += double(uses.first[i]) * each;
-            rest += double(uses.rest[i]) * each;
+            gate += double(uses.gate[i]) * each;
+            up_down += double(uses.up_down[i]) * each;
         }
         chosen += uses.chosen * double(rows.size());
         if (pages && predicted) {
@@ -119,8 +119,8 @@ Division::Division(const Model& m, int32_t sparse, bool predicted, const StoreSh
         }
     });
     steps_.sort();
-    none_.first_rate = float(first / double(parts));
-    none_.rest_rate = float(rest / double(parts));
+    none_.gate_rate = float(gate / double(parts));
+    none_.up_down_rate = float(up_down / double(parts));
     none_.chosen = float(chosen / double(parts));
     std::sort(of_pages.begin(), of_pages.end());
     page_seconds_.assign(1, 0);
@@ -138,9 +138,10 @@ PoolSlots Division::slots_in(uint64_t left, StoreShape& shape) const {
     // All neurons, which have slots for ever; or those that `sectors` take.
     const auto shaped = [&](int64_t sectors, const PoolSlots& slots) {
         StoreShape s = none_;
-        s.first_slots = std::min(slots.first, parts), s.rest_slots = std::min(slots.rest, parts);
-        s.adapts = s.first_slots + s.rest_slots > 0 && s.first_slots + s.rest_slots < 2 * parts;
-        const int64_t taken = s.first_slots * s.first_sectors + s.rest_slots * s.rest_sectors;
+        s.gate_slots = std::min(slots.gate, parts),
+        s.up_down_slots = std::min(slots.up_down, parts);
+        s.adapts = s.gate_slots + s.up_down_slots > 0 && s.gate_slots + s.up_down_slots < 2 * parts;
+        const int64_t taken = s.gate_slots * s.gate_sectors + s.up_down_slots * s.up_down_sectors;
         s.cache_sectors = s.adapts ? sectors : taken;
         return s;
     };
@@ -244,9 +245,10 @@ StoragePlan plan_storage(const Model& m, const pi_model_params& params) {
         shape.n_blocks++;
         shape.n = std::max(shape.n, int32_t(n));
         before.push_back(before.back() + n);
-        shape.first_sectors =
-            std::max(shape.first_sectors, layout.first.bytes / StoreShape::kSector);
-        shape.rest_sectors = std::max(shape.rest_sectors, layout.rest.bytes / StoreShape::kSector);
+        shape.gate_sectors =
+            std::max(shape.gate_sectors, layout.gate_range.bytes / StoreShape::kSector);
+        shape.up_down_sectors =
+            std::max(shape.up_down_sectors, layout.up_down_range.bytes / StoreShape::kSector);
     });
     if (m.device || !equal) shape.before = before;
     shape.lanes = shape.least_lane();

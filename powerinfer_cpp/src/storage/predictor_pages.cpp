@@ -36,7 +36,7 @@ uint64_t PredictorShape::bytes() const {
 ResidencyShape PredictorShape::residency() const {
     ResidencyShape shape;
     shape.n_blocks = int32_t(std::max<size_t>(1, before.size())) - 1;
-    shape.first_slots = slots;
+    shape.gate_slots = slots;
     shape.before = before;
     for (int32_t part = 0; part < shape.n_blocks; part++) {
         shape.n = std::max(shape.n, shape.size(part));
@@ -72,7 +72,7 @@ void PredictorPages::for_matrices(int32_t block, const F& use) const {
 
 bool PredictorPages::request(int32_t block) {
     // Its neighbours in the layer may be used next.
-    residency_.pin(Half::first, residency_.shape().block_of(block));
+    residency_.pin(Half::gate, residency_.shape().block_of(block));
     if (requested(block)) return true;
     const auto free = std::find_if(places_.begin(), places_.end(), [](const Place& place) {
         return place.slot < 0 && place.block < 0;
@@ -175,10 +175,10 @@ void PredictorPages::release(size_t i) {
 void PredictorPages::keep(int32_t block, int64_t rows) {
     const int32_t part = residency_.shape().block_of(block);
     const auto expert = int32_t(block - residency_.shape().first(part));
-    residency_.count(Half::first, part, &expert, 1, float(rows));
+    residency_.count(Half::gate, part, &expert, 1, float(rows));
     const size_t i = place_of(block);
     if (places_[i].slot >= 0) return;
-    const int32_t slot = residency_.admit(Half::first, part, expert);
+    const int32_t slot = residency_.admit(Half::gate, part, expert);
     if (slot < 0) {
         release(i);
         return;

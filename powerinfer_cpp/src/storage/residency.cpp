@@ -41,7 +41,7 @@ Residency::Residency(ggml::Carver& carver, const ResidencyShape& shape,
     if (shape.n_blocks < 0 || shape.n < 0 || shape.parts() > INT32_MAX) {
         throw ggml::Error(ggml::Code::unsupported, "more neurons than a cache can number");
     }
-    for (Half half : {Half::first, Half::rest}) {
+    for (Half half : {Half::gate, Half::up_down}) {
         if (shape.slots(half) < 0 || shape.slots(half) > shape.parts()) {
             throw ggml::Error(ggml::Code::internal, "a cache has more slots than neurons");
         }
@@ -75,9 +75,9 @@ void Residency::carve(ggml::Carver& carver, Pool& pool, int64_t capacity, int64_
     }
 }
 
-void Residency::profile(int32_t block, const float* first, const float* rest) {
-    for (Half half : {Half::first, Half::rest}) {
-        const float* rate = half == Half::first ? first : rest;
+void Residency::profile(int32_t block, const float* gate, const float* up_down) {
+    for (Half half : {Half::gate, Half::up_down}) {
+        const float* rate = half == Half::gate ? gate : up_down;
         const Pool& p = pool(half);
         if (!p.decides || !rate) continue;
         Uses* uses = p.uses + shape_.first(block);
@@ -201,11 +201,11 @@ uint64_t Residency::random() {
 // What a part is worth beside the other part of its neuron. Where that one is not resident, a use
 // of both costs a read in any case.
 float Residency::saves(const Pool& p, int64_t part) const {
-    const bool is_first = &p == &pool(Half::first);
-    const Pool& other = pool(is_first ? Half::rest : Half::first);
+    const bool is_gate = &p == &pool(Half::gate);
+    const Pool& other = pool(is_gate ? Half::up_down : Half::gate);
     const float own = worth(p, p.uses[part]);
     if (!other.decides || other.slot[part] >= 0) return own;
-    return own - kPaired * (is_first ? worth(other, other.uses[part]) : own);
+    return own - kPaired * (is_gate ? worth(other, other.uses[part]) : own);
 }
 
 // The slot that is worth least among those sampled, or -1 if all of them are pinned. No slot is
@@ -268,12 +268,12 @@ void Residency::resize(Half half, int64_t slots, std::vector<Move>& moves) {
         const int32_t to = admit(half, block, int32_t(m.to - shape_.first(block)));
         if (to >= 0) moves.push_back({m.from, to});
     }
-    (half == Half::first ? shape_.first_slots : shape_.rest_slots) = slots;
+    (half == Half::gate ? shape_.gate_slots : shape_.up_down_slots) = slots;
 }
 
 void Residency::grow(Half half, int64_t slots) noexcept {
     pool(half).capacity = slots;
-    (half == Half::first ? shape_.first_slots : shape_.rest_slots) = slots;
+    (half == Half::gate ? shape_.gate_slots : shape_.up_down_slots) = slots;
 }
 
 std::vector<float> Residency::rates(Half half, int64_t step) const {
@@ -287,7 +287,7 @@ std::vector<float> Residency::rates(Half half, int64_t step) const {
 
 std::vector<RankedPart> Residency::ranked(bool resident) const {
     std::vector<RankedPart> found;
-    for (Half half : {Half::first, Half::rest}) {
+    for (Half half : {Half::gate, Half::up_down}) {
         const Pool& p = pool(half);
         const auto begun = std::ptrdiff_t(found.size());
         for (int64_t i = 0; p.decides && i < shape_.parts(); i++) {

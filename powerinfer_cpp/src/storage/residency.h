@@ -1,13 +1,13 @@
 // Which parts of neurons stay in memory when the model is larger than that. It does no I/O, starts
 // no threads and reads no clock: it counts what was needed and decides what has a slot.
 //
-// A neuron has two parts, each with a pool of slots: the first (its gate row; without a gate, its
-// up row), which every proposed neuron needs, and the rest, which the neurons that fire need. A
-// part is worth its expected uses per token: a count that decays, so that the set follows the text,
-// and the average over the profile and all tokens so far, so that it keeps what is often needed;
-// less while the other part is missing, since then a read remains. A part that was read replaces
-// the least worthy of 16 random slots, or gets no slot if it is worth less (bypass). LRU would keep
-// nothing: a token proposes more than the cache holds.
+// A neuron has two parts, each with a pool of slots: its gate, which every proposed neuron needs,
+// and its up and down rows, which the neurons that fire need. A part is worth its expected uses per
+// token: a count that decays, so that the set follows the text, and the average over the profile
+// and all tokens so far, so that it keeps what is often needed; less while the other part is
+// missing, since then a read remains. A part that was read replaces the least worthy of 16 random
+// slots, or gets no slot if it is worth less (bypass). LRU would keep nothing: a token proposes
+// more than the cache holds.
 #pragma once
 
 #include <cstdint>
@@ -17,16 +17,18 @@
 
 namespace powerinfer {
 
-enum class Half { first = 0, rest = 1 };
+// The two parts of a neuron. Without a gate, its up row decides whether it fires: then that row is
+// meant by "gate", and up_down is its down row alone.
+enum class Half { gate = 0, up_down = 1 };
 
 struct ResidencyShape {
     // Layers (or layers times experts); neurons in each, or in the largest one.
     int32_t n_blocks = 0, n = 0;
     // From 0 to parts(). With all of them each part has the slot of its number, and there is
     // nothing to decide.
-    int64_t first_slots = 0, rest_slots = 0;
+    int64_t gate_slots = 0, up_down_slots = 0;
     // The most slots that resize() may be asked for; 0: the numbers of slots never change.
-    int64_t most_first = 0, most_rest = 0;
+    int64_t most_gate = 0, most_up_down = 0;
     // [n_blocks + 1]: neurons in the blocks before each; empty: all blocks have n.
     std::vector<int64_t> before = {};
 
@@ -37,8 +39,8 @@ struct ResidencyShape {
     int32_t size(int32_t block) const { return int32_t(first(block + 1) - first(block)); }
     int64_t parts() const { return first(n_blocks); }  // of each half
     int32_t block_of(int64_t part) const;
-    int64_t slots(Half half) const { return half == Half::first ? first_slots : rest_slots; }
-    int64_t most(Half half) const { return half == Half::first ? most_first : most_rest; }
+    int64_t slots(Half half) const { return half == Half::gate ? gate_slots : up_down_slots; }
+    int64_t most(Half half) const { return half == Half::gate ? most_gate : most_up_down; }
 };
 
 struct ResidencyOptions {
@@ -67,7 +69,7 @@ class Residency {
               const ResidencyOptions& options = {});
 
     // Expected uses per token of a block's parts, [size] each, before any token. Null: not known.
-    void profile(int32_t block, const float* first, const float* rest);
+    void profile(int32_t block, const float* gate, const float* up_down);
     // The same from a list that an earlier session saved (`resident`).
     void profile(const std::vector<RankedPart>& parts);
 

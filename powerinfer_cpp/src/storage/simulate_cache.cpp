@@ -8,7 +8,7 @@ namespace powerinfer {
 
 namespace {
 
-constexpr Half kHalves[] = {Half::first, Half::rest};
+constexpr Half kHalves[] = {Half::gate, Half::up_down};
 
 // What one token needs of one block.
 struct Needs {
@@ -25,8 +25,8 @@ class Replay {
     void read(int64_t time, Needs& out) const {
         out.time = time;
         out.block = int32_t(time % shape_.n_blocks);
-        list(trace_.first, time, out.ids[0]);
-        list(trace_.rest, time, out.ids[1]);
+        list(trace_.gate, time, out.ids[0]);
+        list(trace_.up_down, time, out.ids[1]);
         for (int h = 0; h < 2; h++) out.hit[h].assign(out.ids[h].size(), 0);
     }
 
@@ -52,12 +52,12 @@ class Ours : public Policy {
  public:
     Ours(const ResidencyShape& shape, const ResidencyOptions& options, const CacheStart& start)
         : cache_("the cache", shape, options) {
-        for (int32_t b = 0; b < shape.n_blocks && start.rest_rate; b++) {
+        for (int32_t b = 0; b < shape.n_blocks && start.up_down_rate; b++) {
             const int64_t at = int64_t(b) * shape.n;
-            cache_->profile(b, start.first_rate ? start.first_rate + at : nullptr,
-                            start.rest_rate ? start.rest_rate + at : nullptr);
+            cache_->profile(b, start.gate_rate ? start.gate_rate + at : nullptr,
+                            start.up_down_rate ? start.up_down_rate + at : nullptr);
         }
-        if (!start.rest_rate) return;
+        if (!start.up_down_rate) return;
         for (const RankedPart& part : cache_->wanted())
             cache_->admit(part.half, part.block, part.id);
     }
@@ -145,7 +145,7 @@ class ByTime : public Policy {
             const int h = int(half);
             pools_.emplace_back(shape.parts(), times_ + 1);
             slots_[h] = shape.slots(half);
-            const float* rate = h ? start.rest_rate : start.first_rate;
+            const float* rate = h ? start.up_down_rate : start.gate_rate;
             const std::vector<int32_t> order = best(rate, shape.parts(), slots_[h]);
             for (size_t i = order.size(); i-- > 0;) {  // the least needed goes first
                 const int64_t soonest = future ? soonest_[h][size_t(order[i])] : times_;
@@ -205,7 +205,7 @@ class Fixed : public Policy {
         for (Half half : kHalves) {
             std::vector<bool>& resident = resident_[int(half)];
             resident.resize(size_t(shape.parts()));
-            const float* rate = half == Half::rest ? start.rest_rate : start.first_rate;
+            const float* rate = half == Half::up_down ? start.up_down_rate : start.gate_rate;
             for (int32_t part : best(rate, shape.parts(), shape.slots(half))) {
                 resident[size_t(part)] = true;
             }

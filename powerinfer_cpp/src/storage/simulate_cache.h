@@ -12,8 +12,8 @@ namespace powerinfer {
 // 8], bit i % 8 of byte i / 8.
 struct CacheTrace {
     int32_t n_tokens = 0;
-    const uint8_t* first = nullptr;  // proposed neurons; null: all of them
-    const uint8_t* rest = nullptr;   // neurons that were computed
+    const uint8_t* gate = nullptr;     // proposed neurons; null: all of them
+    const uint8_t* up_down = nullptr;  // neurons that were computed
 };
 
 enum class CachePolicy {
@@ -24,8 +24,8 @@ enum class CachePolicy {
 };
 
 struct CacheStart {
-    const float *first_rate = nullptr, *rest_rate = nullptr;  // [n_blocks, n]; null: starts empty
-    int32_t warm_up = 0;                                      // first tokens, not counted
+    const float *gate_rate = nullptr, *up_down_rate = nullptr;  // [n_blocks, n]; null: starts empty
+    int32_t warm_up = 0;                                        // first tokens, not counted
 };
 
 struct CacheCounts {

@@ -9,53 +9,54 @@ namespace {
 
 // Seconds per token that a neuron's reads take, by what of it is resident.
 struct Times {
-    double none, first, rest;  // with both: 0
+    double none, gate, up_down;  // with both: 0
 };
 
 Times times_of(const DiskCost& disk, const PartBytes& b, double p, double f) {
-    const double rest = f * disk.seconds(double(b.rest));
-    const double alone = p * disk.seconds(double(b.first));
-    const double both = p * disk.seconds(double(b.first + b.rest));
-    return {std::min(both, alone + rest), rest, alone};
+    const double up_down = f * disk.seconds(double(b.up_down));
+    const double alone = p * disk.seconds(double(b.gate));
+    const double both = p * disk.seconds(double(b.gate + b.up_down));
+    return {std::min(both, alone + up_down), up_down, alone};
 }
 
 // The same where the neighbours are read, too: a neuron costs its share of a run, in which the part
 // that is resident is read along.
 Times times_in_runs(const DiskCost& disk, const PartBytes& b, double p) {
-    const double run = p * disk.joined(double(b.first + b.rest));
+    const double run = p * disk.joined(double(b.gate + b.up_down));
     return {run, run, run};
 }
 
 }  // namespace
 
-void CacheSteps::add(const float* first_rate, const float* rest_rate, int64_t n, double each,
+void CacheSteps::add(const float* gate_rate, const float* up_down_rate, int64_t n, double each,
                      double chosen) {
     constexpr double kNearlyAll = 0.5;
-    const double fired = std::accumulate(rest_rate, rest_rate + n, 0.0);
+    const double fired = std::accumulate(up_down_rate, up_down_rate + n, 0.0);
     const bool in_runs = fired >= kNearlyAll * chosen * double(n);
     for (int64_t i = 0; i < n; i++) {
         // A neuron that fires was proposed. One that never did is still worth something.
-        const double f = std::max(double(rest_rate[i]), 1e-9);
-        const double p = std::max(double(first_rate[i]), f);
+        const double f = std::max(double(up_down_rate[i]), 1e-9);
+        const double p = std::max(double(gate_rate[i]), f);
         const Times t = in_runs ? times_in_runs(disk_, part_, p) : times_of(disk_, part_, p, f);
         none_ += t.none * each;
-        const auto step = [&](double saved, bool first, bool rest) {
-            const double bytes = double(first ? part_.first : 0) + double(rest ? part_.rest : 0);
+        const auto step = [&](double saved, bool gate, bool up_down) {
+            const double bytes =
+                double(gate ? part_.gate : 0) + double(up_down ? part_.up_down : 0);
             if (bytes > 0) {
-                steps_.push_back({float(saved / bytes), {first, rest}, each, saved * each});
+                steps_.push_back({float(saved / bytes), {gate, up_down}, each, saved * each});
             }
         };
         // The upper hull of what its states save: a part that saves time only together with the
         // other one comes with it.
-        const double whole = t.none / double(part_.first + part_.rest);
-        const double first = (t.none - t.first) / double(std::max<uint64_t>(part_.first, 1));
-        const double rest = (t.none - t.rest) / double(std::max<uint64_t>(part_.rest, 1));
-        if (first > whole && first >= rest) {
-            step(t.none - t.first, true, false);
-            step(t.first, false, true);
-        } else if (rest > whole) {
-            step(t.none - t.rest, false, true);
-            step(t.rest, true, false);
+        const double whole = t.none / double(part_.gate + part_.up_down);
+        const double gate = (t.none - t.gate) / double(std::max<uint64_t>(part_.gate, 1));
+        const double up_down = (t.none - t.up_down) / double(std::max<uint64_t>(part_.up_down, 1));
+        if (gate > whole && gate >= up_down) {
+            step(t.none - t.gate, true, false);
+            step(t.gate, false, true);
+        } else if (up_down > whole) {
+            step(t.none - t.up_down, false, true);
+            step(t.up_down, true, false);
         } else {
             step(t.none, true, true);
         }
@@ -69,7 +70,7 @@ void CacheSteps::sort() {
     sums_.assign(1, sum);
     sums_.reserve(steps_.size() + 1);
     for (const Step& s : steps_) {
-        sum.bytes += double(s.has[0] * part_.first + s.has[1] * part_.rest) * s.each;
+        sum.bytes += double(s.has[0] * part_.gate + s.has[1] * part_.up_down) * s.each;
         for (int half = 0; half < 2; half++) sum.slots[half] += s.has[half] * s.each;
         sum.saved += s.saved;
         sums_.push_back(sum);
@@ -81,21 +82,21 @@ PoolSlots CacheSteps::split(uint64_t bytes) const {
         std::upper_bound(sums_.begin(), sums_.end(), double(bytes),
                          [](double room, const Sum& sum) { return room < sum.bytes; });
     const Sum& a = *(after - 1);
-    double first = a.slots[0], rest = a.slots[1], saved = a.saved;
+    double gate = a.slots[0], up_down = a.slots[1], saved = a.saved;
     if (after != sums_.end()) {  // of this step, what fits
         const double share = (double(bytes) - a.bytes) / (after->bytes - a.bytes);
-        first += share * (after->slots[0] - a.slots[0]);
-        rest += share * (after->slots[1] - a.slots[1]);
+        gate += share * (after->slots[0] - a.slots[0]);
+        up_down += share * (after->slots[1] - a.slots[1]);
         saved += share * (after->saved - a.saved);
     }
-    return {int64_t(first + 1e-6), int64_t(rest + 1e-6), std::max(0.0, none_ - saved)};
+    return {int64_t(gate + 1e-6), int64_t(up_down + 1e-6), std::max(0.0, none_ - saved)};
 }
 
-PoolSlots split_pools(uint64_t bytes, const PartBytes& part, const float* first_rate,
-                      const float* rest_rate, int64_t n, const DiskCost& disk, double each,
+PoolSlots split_pools(uint64_t bytes, const PartBytes& part, const float* gate_rate,
+                      const float* up_down_rate, int64_t n, const DiskCost& disk, double each,
                       double chosen) {
     CacheSteps steps(part, disk);
-    steps.add(first_rate, rest_rate, n, each, chosen);
+    steps.add(gate_rate, up_down_rate, n, each, chosen);
     steps.sort();
     return steps.split(bytes);
 }

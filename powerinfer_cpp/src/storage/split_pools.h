@@ -27,11 +27,11 @@ struct DiskCost {
 constexpr DiskCost kDisk{0, 12.5e-6, 0.98e-9};
 
 struct PartBytes {
-    uint64_t first = 0, rest = 0;
+    uint64_t gate = 0, up_down = 0;
 };
 
 struct PoolSlots {
-    int64_t first = 0, rest = 0;
+    int64_t gate = 0, up_down = 0;
     double seconds = 0;  // of reading, per token, if the best parts are resident
 };
 
@@ -41,11 +41,11 @@ class CacheSteps {
  public:
     CacheSteps(const PartBytes& part, const DiskCost& disk) : part_(part), disk_(disk) {}
 
-    // Adds n neurons. first_rate, rest_rate [n]: how often a token needs each one's first part (it
-    // is proposed) and its rest (it fires). each: how many neurons an entry stands for. chosen: the
-    // share of tokens that compute their block at all. If these need nearly all of its neurons,
-    // they are read in long runs.
-    void add(const float* first_rate, const float* rest_rate, int64_t n, double each = 1,
+    // Adds n neurons. gate_rate, up_down_rate [n]: how often a token needs each one's gate (it is
+    // proposed) and its up and down rows (it fires). each: how many neurons an entry stands for.
+    // chosen: the share of tokens that compute their block at all. If these need nearly all of its
+    // neurons, they are read in long runs.
+    void add(const float* gate_rate, const float* up_down_rate, int64_t n, double each = 1,
              double chosen = 1);
     // After the last add().
     void sort();
@@ -72,8 +72,8 @@ class CacheSteps {
 };
 
 // CacheSteps of n neurons, in one call.
-PoolSlots split_pools(uint64_t bytes, const PartBytes& part, const float* first_rate,
-                      const float* rest_rate, int64_t n, const DiskCost& disk, double each = 1,
+PoolSlots split_pools(uint64_t bytes, const PartBytes& part, const float* gate_rate,
+                      const float* up_down_rate, int64_t n, const DiskCost& disk, double each = 1,
                       double chosen = 1);
 
 }  // namespace powerinfer

@@ -50,7 +50,7 @@ double seconds() {
 constexpr uint64_t kPredictors = uint64_t(1) << 63;
 
 const StoreLayout::Range& range_of(const StoreLayout& layout, int half) {
-    return half == 0 ? layout.first : layout.rest;
+    return half == 0 ? layout.gate_range : layout.up_down_range;
 }
 
 }  // namespace
@@ -147,7 +147,7 @@ void NeuronStore::expect(const Entry& entry) {
 
 void NeuronStore::close() {
     block_ = -1;
-    for (Half half : {Half::first, Half::rest}) tables_.residency.unpin(half);
+    for (Half half : {Half::gate, Half::up_down}) tables_.residency.unpin(half);
 }
 
 ggml::Neurons NeuronStore::rows(ggml::Neurons w) const {
@@ -164,7 +164,7 @@ ggml::Neurons NeuronStore::rows(ggml::Neurons w) const {
 }
 
 int64_t NeuronStore::bytes(const NeuronParts& parts) const {
-    return (parts.first * shape_.first_sectors + parts.rest * shape_.rest_sectors) * kSector;
+    return (parts.gate * shape_.gate_sectors + parts.up_down * shape_.up_down_sectors) * kSector;
 }
 
 int64_t NeuronStore::lane_begin(int lane) const {
@@ -211,7 +211,7 @@ int NeuronStore::unkept(int except) const {
     return -1;
 }
 
-void NeuronStore::keep_rest(ggml::Threads& threads) {
+void NeuronStore::keep_unkept(ggml::Threads& threads) {
     const int lane = unkept();
     if (lane >= 0) keep(threads, lane);
 }
@@ -231,13 +231,15 @@ void NeuronStore::request(int lane, int32_t block, const NeuronParts* parts, int
     int pieces = 0;
     for (int64_t i = 0; i < n; i++) {
         const NeuronParts& want = parts[i];
-        if (!want.first && !want.rest) continue;
+        if (!want.gate && !want.up_down) continue;
         if (bytes(want) > room(lane) || l.n == shape_.n) {
             throw Error(Code::internal, "a lane was asked for more than it takes");
         }
         const auto neuron = int64_t(offset_of(block, want.id));
-        const int64_t from = neuron + (want.first ? layout.first.offset : layout.rest.offset);
-        const int64_t to = neuron + (want.rest ? layout.rest.end() : layout.first.end());
+        const int64_t from =
+            neuron + (want.gate ? layout.gate_range.offset : layout.up_down_range.offset);
+        const int64_t to =
+            neuron + (want.up_down ? layout.up_down_range.end() : layout.gate_range.end());
         const int64_t gap = from - end;
         // A gap within the neuron cannot be: its two ranges follow each other.
         const bool joins = end >= 0 && gap >= 0 && gap <= kGap &&
@@ -256,7 +258,7 @@ void NeuronStore::request(int lane, int32_t block, const NeuronParts* parts, int
         Entry& entry = entries[l.n++];
         entry = {want.id, {-1, -1}};
         for (int half = 0; half < 2; half++) {
-            if (!(half == 0 ? want.first : want.rest)) continue;
+            if (!(half == 0 ? want.gate : want.up_down)) continue;
             entry.place[half] = int32_t(lane_begin(lane) + l.used);
             l.used += range_of(layout, half).bytes / kSector;
         }
@@ -441,7 +443,7 @@ void NeuronStore::keep(ggml::Threads& threads, int lane, int64_t end) {
     const Entry* const entries = tables_.entries[lane];
     Copy* const copies = tables_.copies;
     int64_t n = 0;
-    for (Half half : {Half::first, Half::rest}) {
+    for (Half half : {Half::gate, Half::up_down}) {
         for (int32_t i = 0; i < l.n; i++) {
             if (entries[i].place[int(half)] < 0 || entries[i].id >= end) continue;
             const int32_t slot = residency.admit(half, l.block, entries[i].id);

@@ -1,11 +1,11 @@
 // Neurons that stay on the disk: which of their parts are in memory, and where; and reading the
 // others. It knows bytes, slots and reads, and nothing of what is computed (neurons.cpp).
 //
-// One arena holds everything: the cache, with slots of first parts and of rests (neuron_layout.h),
-// then the staging area, where reads arrive. Places in it count sectors of 512 bytes, because the
-// kernels find a row at data + place * stride. A part that is worth keeping (residency.h) is copied
-// from staging to a slot when the block that read it has been computed: so a read that fails never
-// damages what is kept, and nothing that is being computed is replaced.
+// One arena holds everything: the cache, with slots of gates and of up and down rows
+// (neuron_layout.h), then the staging area, where reads arrive. Places in it count sectors of 512
+// bytes, because the kernels find a row at data + place * stride. A part that is worth keeping
+// (residency.h) is copied from staging to a slot when the block that read it has been computed: so
+// a read that fails never damages what is kept, and nothing that is being computed is replaced.
 #pragma once
 
 #include <cstdint>
@@ -29,7 +29,7 @@ namespace powerinfer {
 // Parts of a neuron.
 struct NeuronParts {
     int32_t id;
-    bool first, rest;
+    bool gate, up_down;
 };
 
 // What a store has done since it was opened.
@@ -71,7 +71,7 @@ class NeuronStore {
                 std::unique_ptr<PredictorPages> predictors = nullptr);
     ~NeuronStore();
 
-    // [size, 2], of first parts and rests.
+    // [size, 2], by half.
     uint32_t* checksums(int32_t block) { return tables_.crc + blocks().first(block) * 2; }
     // [size], to be filled in, too: which of the file's neurons a block has, ascending. Null if
     // every block has all of its neurons.
@@ -143,7 +143,7 @@ class NeuronStore {
     // it get slots, the others are gone, and so are neurons from `end` on.
     void keep(ggml::Threads& threads, int lane, int64_t end = INT32_MAX);
     // The same for the lane that is not kept yet, if there is one.
-    void keep_rest(ggml::Threads& threads);
+    void keep_unkept(ggml::Threads& threads);
     // Do predictors stay on the disk? Then: asks for that of a block, if there is room for it;
     // waits for it, and returns its matrices; and ends its use by so many rows.
     bool pages_predictors() const { return predictors_ != nullptr; }
@@ -187,8 +187,8 @@ class NeuronStore {
         return blocks_[size_t(block)].offset_of(row_of(block, id));
     }
     ggml::Read read_of(int lane, int32_t run) const;
-    // Where a slot begins. Slots of first parts count from the beginning of the cache, those of
-    // rests from its end, so that the border between them can move.
+    // Where a slot begins. Slots of gates count from the beginning of the cache, those of up
+    // and down rows from its end, so that the border between them can move.
     int64_t slot_at(int half, int64_t slot) const;
     struct PoolSlots best_slots(int64_t sectors) const;
     void resize(Half half, const struct PoolSlots& wanted);

@@ -1,5 +1,5 @@
-// The slots of a store: how the cache is divided between first parts and rests, what it lends, and
-// what it holds at first.
+// The slots of a store: how the cache is divided between gates and up and down rows, what it lends,
+// and what it holds at first.
 #include <algorithm>
 #include <cstring>
 
@@ -20,7 +20,7 @@ constexpr int64_t kSector = StoreShape::kSector;
 
 int64_t StoreShape::least_lane() const {
     const int64_t neurons = ggml::segment_of(n, 0).end;
-    return neurons * (first_sectors + rest_sectors) * kSector;
+    return neurons * (gate_sectors + up_down_sectors) * kSector;
 }
 
 uint64_t StoreShape::arena_bytes() const {
@@ -28,31 +28,31 @@ uint64_t StoreShape::arena_bytes() const {
 }
 
 uint64_t StoreShape::lendable() const {
-    // Where all first parts are in memory, each has a slot of its own.
-    const int64_t sectors = adapts ? cache_sectors : rest_slots * rest_sectors;
-    const bool all = rest_slots == residency().parts();
+    // Where all gates are in memory, each has a slot of its own.
+    const int64_t sectors = adapts ? cache_sectors : up_down_slots * up_down_sectors;
+    const bool all = up_down_slots == residency().parts();
     return !adapts && all ? 0 : uint64_t(sectors / 2 * kSector);
 }
 
 ResidencyShape StoreShape::residency() const {
-    ResidencyShape shape{n_blocks, n, first_slots, rest_slots, 0, 0, before};
+    ResidencyShape shape{n_blocks, n, gate_slots, up_down_slots, 0, 0, before};
     if (!adapts) {
-        if (rest_slots < shape.parts()) shape.most_rest = rest_slots;  // they are lent
+        if (up_down_slots < shape.parts()) shape.most_up_down = up_down_slots;  // they are lent
         return shape;
     }
-    shape.most_first = std::min(shape.parts(), cache_sectors / first_sectors);
-    shape.most_rest = std::min(shape.parts(), cache_sectors / rest_sectors);
+    shape.most_gate = std::min(shape.parts(), cache_sectors / gate_sectors);
+    shape.most_up_down = std::min(shape.parts(), cache_sectors / up_down_sectors);
     return shape;
 }
 
 int64_t NeuronStore::slot_at(int half, int64_t slot) const {
-    return half == 0 ? slot * shape_.first_sectors
-                     : shape_.cache_sectors - (slot + 1) * shape_.rest_sectors;
+    return half == 0 ? slot * shape_.gate_sectors
+                     : shape_.cache_sectors - (slot + 1) * shape_.up_down_sectors;
 }
 
 bool NeuronStore::is_resident(int32_t block, int32_t id) const {
-    return tables_.residency.slots(Half::first, block)[id] >= 0 &&
-           tables_.residency.slots(Half::rest, block)[id] >= 0;
+    return tables_.residency.slots(Half::gate, block)[id] >= 0 &&
+           tables_.residency.slots(Half::up_down, block)[id] >= 0;
 }
 
 int64_t NeuronStore::resident(int32_t block) const {
@@ -70,8 +70,8 @@ PoolSlots NeuronStore::best_slots(int64_t sectors) const {
     const int64_t n_parts = blocks().parts();
     const int64_t step = std::max<int64_t>(1, n_parts / kEntries);
     std::vector<float> rates[2];
-    for (Half half : {Half::first, Half::rest}) {
-        const float expected = half == Half::first ? shape_.first_rate : shape_.rest_rate;
+    for (Half half : {Half::gate, Half::up_down}) {
+        const float expected = half == Half::gate ? shape_.gate_rate : shape_.up_down_rate;
         const float share = kExpected / (kExpected + float(residency.tokens()));
         rates[int(half)] = residency.rates(half, step);
         for (float& rate : rates[int(half)]) rate += share * (expected - rate);
@@ -79,7 +79,7 @@ PoolSlots NeuronStore::best_slots(int64_t sectors) const {
     const auto n = int64_t(rates[0].size());
     return split_pools(
         uint64_t(sectors * kSector),
-        {uint64_t(shape_.first_sectors * kSector), uint64_t(shape_.rest_sectors * kSector)},
+        {uint64_t(shape_.gate_sectors * kSector), uint64_t(shape_.up_down_sectors * kSector)},
         rates[0].data(), rates[1].data(), n, kDisk, double(n_parts) / double(n),
         double(shape_.chosen));
 }
@@ -90,24 +90,24 @@ void NeuronStore::adapt() {
     if (!shape_.adapts || tables_.residency.tokens() == 0) return;
     const PoolSlots best = best_slots(shape_.cache_sectors);
     const ResidencyShape& now = tables_.residency.shape();
-    const int64_t moved = std::abs(best.rest - now.rest_slots);
-    if (double(moved * shape_.rest_sectors) < kWorthIt * double(shape_.cache_sectors)) return;
+    const int64_t moved = std::abs(best.up_down - now.up_down_slots);
+    if (double(moved * shape_.up_down_sectors) < kWorthIt * double(shape_.cache_sectors)) return;
     // The pool that shrinks comes first: it lies where the other one will grow.
-    const bool first_shrinks = best.first < now.first_slots;
-    resize(first_shrinks ? Half::first : Half::rest, best);
-    resize(first_shrinks ? Half::rest : Half::first, best);
+    const bool gate_shrinks = best.gate < now.gate_slots;
+    resize(gate_shrinks ? Half::gate : Half::up_down, best);
+    resize(gate_shrinks ? Half::up_down : Half::gate, best);
 }
 
 void NeuronStore::resize(Half half, const PoolSlots& wanted) {
     Residency& residency = tables_.residency;
     const ResidencyShape& now = residency.shape();
-    const bool first = half == Half::first;
-    const int64_t size = first ? shape_.first_sectors : shape_.rest_sectors;
+    const bool gate = half == Half::gate;
+    const int64_t size = gate ? shape_.gate_sectors : shape_.up_down_sectors;
     const int64_t other =
-        first ? now.rest_slots * shape_.rest_sectors : now.first_slots * shape_.first_sectors;
+        gate ? now.up_down_slots * shape_.up_down_sectors : now.gate_slots * shape_.gate_sectors;
     const int64_t fits = (shape_.cache_sectors - other) / size;
     std::vector<Residency::Move> moves;
-    residency.resize(half, std::min({first ? wanted.first : wanted.rest, fits, now.most(half)}),
+    residency.resize(half, std::min({gate ? wanted.gate : wanted.up_down, fits, now.most(half)}),
                      moves);
     for (const Residency::Move& m : moves) {
         std::memcpy(at(slot_at(int(half), m.to)), at(slot_at(int(half), m.from)),
@@ -118,29 +118,29 @@ void NeuronStore::resize(Half half, const PoolSlots& wanted) {
 ggml::Carver NeuronStore::lend(uint64_t bytes) {
     const ResidencyShape now = tables_.residency.shape();
     const auto sectors = int64_t((bytes + kSector - 1) / kSector);
-    slots_[0] = now.first_slots, slots_[1] = now.rest_slots;
+    slots_[0] = now.gate_slots, slots_[1] = now.up_down_slots;
     lent_ = true;
-    PoolSlots left{now.first_slots, now.rest_slots};
+    PoolSlots left{now.gate_slots, now.up_down_slots};
     if (shape_.adapts) {
         // What the best division of a smaller cache has less.
         const int64_t room = shape_.cache_sectors - sectors;
         const PoolSlots best = best_slots(room);
-        left.first = std::min(left.first, best.first);
-        left.rest =
-            std::min(left.rest, (room - left.first * shape_.first_sectors) / shape_.rest_sectors);
-        resize(Half::first, left);
+        left.gate = std::min(left.gate, best.gate);
+        left.up_down = std::min(left.up_down,
+                                (room - left.gate * shape_.gate_sectors) / shape_.up_down_sectors);
+        resize(Half::gate, left);
     } else {
-        left.rest -= (sectors + shape_.rest_sectors - 1) / shape_.rest_sectors;
+        left.up_down -= (sectors + shape_.up_down_sectors - 1) / shape_.up_down_sectors;
     }
-    resize(Half::rest, left);
-    const int64_t begin = slot_at(0, left.first), end = slot_at(1, left.rest - 1);
+    resize(Half::up_down, left);
+    const int64_t begin = slot_at(0, left.gate), end = slot_at(1, left.up_down - 1);
     if (end - begin < sectors) throw Error(Code::internal, "the cache lends more than it has");
     return ggml::Carver(at(begin), bytes);
 }
 
 void NeuronStore::take_back() noexcept {
-    if (shape_.adapts) tables_.residency.grow(Half::first, slots_[0]);
-    tables_.residency.grow(Half::rest, slots_[1]);
+    if (shape_.adapts) tables_.residency.grow(Half::gate, slots_[0]);
+    tables_.residency.grow(Half::up_down, slots_[1]);
     lent_ = false;
 }
 
@@ -152,8 +152,8 @@ void NeuronStore::fill_blocks(void (*progress)(void*, float), void* data) {
     ggml::Threads threads(1);  // the disk is slower
     std::vector<NeuronParts> wanted;
     for (int32_t b = 0; b < shape_.n_blocks; b++) {
-        const int32_t* const slot[2] = {residency.slots(Half::first, b),
-                                        residency.slots(Half::rest, b)};
+        const int32_t* const slot[2] = {residency.slots(Half::gate, b),
+                                        residency.slots(Half::up_down, b)};
         const int32_t n = blocks().size(b);
         int32_t id = 0;
         while (id < n) {
@@ -163,7 +163,7 @@ void NeuronStore::fill_blocks(void (*progress)(void*, float), void* data) {
                 const NeuronParts parts{id, slot[0][id] >= 0, slot[1][id] >= 0};
                 if (bytes(parts) > left) break;
                 left -= bytes(parts);
-                if (parts.first || parts.rest) wanted.push_back(parts);
+                if (parts.gate || parts.up_down) wanted.push_back(parts);
             }
             request(0, b, wanted.data(), int64_t(wanted.size()));
             finish(threads, 0);

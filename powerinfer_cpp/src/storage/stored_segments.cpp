@@ -16,7 +16,7 @@ StoredSegments::StoredSegments(ggml::Threads& threads, NeuronStore& store, int32
       needed_(std::move(needed)),
       parts_(parts) {
     // They find what was read for the rows before.
-    store.keep_rest(threads);
+    store.keep_unkept(threads);
     store.open(block);
 }
 
@@ -35,8 +35,8 @@ bool StoredSegments::request(int lane, int64_t s) {
     int64_t n = 0;
     for (auto id = int32_t(segment.begin); id < segment.end; id++) {
         NeuronParts& m = parts_[n];
-        m = {id, !store_.has(Half::first, id), !store_.has(Half::rest, id)};
-        n += (m.first || m.rest) && needed_(id);
+        m = {id, !store_.has(Half::gate, id), !store_.has(Half::up_down, id)};
+        n += (m.gate || m.up_down) && needed_(id);
     }
     store_.label(lane, tag(block_, s));
     store_.request(lane, block_, parts_, n);
@@ -46,13 +46,13 @@ bool StoredSegments::request(int lane, int64_t s) {
 // Asks for what a segment of the next block lacks. Which neurons its rows need is not known.
 void StoredSegments::request_next(int lane, int64_t s) {
     const Segment segment = segment_of(store_.blocks().size(next_), s);
-    const int32_t* const slot[2] = {store_.residency().slots(Half::first, next_),
-                                    store_.residency().slots(Half::rest, next_)};
+    const int32_t* const slot[2] = {store_.residency().slots(Half::gate, next_),
+                                    store_.residency().slots(Half::up_down, next_)};
     int64_t n = 0;
     for (auto id = int32_t(segment.begin); id < segment.end; id++) {
         NeuronParts& m = parts_[n];
         m = {id, slot[0][id] < 0, slot[1][id] < 0};
-        n += m.first || m.rest;
+        n += m.gate || m.up_down;
     }
     store_.label(lane, tag(next_, s));
     store_.request(lane, next_, parts_, n);

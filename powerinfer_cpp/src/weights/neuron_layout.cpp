@@ -104,9 +104,9 @@ StoreLayout StoreLayout::of(const std::vector<ggml::DType>& types, int64_t cols,
         l.rows.push_back({types[i], rounded_up(end, i == 1 ? align : kLine), bytes});
         end = l.rows.back().offset + bytes;
     }
-    l.first.bytes = l.rest.offset = l.rows[1].offset;
+    l.gate_range.bytes = l.up_down_range.offset = l.rows[1].offset;
     l.stride = rounded_up(end, align);
-    l.rest.bytes = l.stride - l.rest.offset;
+    l.up_down_range.bytes = l.stride - l.up_down_range.offset;
     return l;
 }
 
@@ -119,8 +119,8 @@ void StoreLayout::take(size_t row, const uint8_t* bundles, int64_t n, uint8_t* s
 }
 
 std::array<uint32_t, 2> StoreLayout::checksums(const uint8_t* neuron) const {
-    return {ggml::crc32c(neuron + first.offset, size_t(first.bytes)),
-            ggml::crc32c(neuron + rest.offset, size_t(rest.bytes))};
+    return {ggml::crc32c(neuron + gate_range.offset, size_t(gate_range.bytes)),
+            ggml::crc32c(neuron + up_down_range.offset, size_t(up_down_range.bytes))};
 }
 
 }  // namespace powerinfer

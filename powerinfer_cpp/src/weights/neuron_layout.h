@@ -39,7 +39,7 @@ struct BundleLayout {
 };
 
 // In a file of version 2 a neuron has two ranges, each of which a disk reads with one command: the
-// first has the row that says whether the neuron fires (gate; up where there is no gate), the rest
+// gate's has the row that says whether the neuron fires (up where there is no gate), the other one
 // the other rows. A range begins at a multiple of `align`, a row at a multiple of 64 bytes; what
 // lies between is zero.
 struct StoreLayout {
@@ -54,7 +54,7 @@ struct StoreLayout {
     int64_t cols = 0;
     int64_t align = 0;
     std::vector<Row> rows;  // gate (if there is one), up, down
-    Range first, rest;
+    Range gate_range, up_down_range;
     int64_t stride = 0;  // bytes of one neuron
 
     // types: of the rows, 2 or 3 of them.
@@ -79,7 +79,7 @@ struct StoredNeurons {
     StoreLayout layout;
     int32_t file = 0, crc_file = 0;  // indices of ModelFile::files
     uint64_t offset = 0;             // of neuron 0, in its file
-    // Of neuron 0's two checksums: u32, of its first range and of its rest. Neuron i's are 8 i
+    // Of neuron 0's two checksums: u32, of its two ranges. Neuron i's are 8 i
     // bytes further on.
     uint64_t crc_offset = 0;
 

@@ -47,7 +47,7 @@ void ablate(const Model& model, const pi_model_params& params, const std::string
     StoreShape& shape = m.storage->shape;
     if (has("cache")) {
         shape.adapts = false;
-        shape.first_slots = shape.rest_slots = shape.cache_sectors = 0;
+        shape.gate_slots = shape.up_down_slots = shape.cache_sectors = 0;
     }
     const Ffn& f = m.ffns[0]->blocks[0];
     ggml::ReaderOptions options;
@@ -58,7 +58,7 @@ void ablate(const Model& model, const pi_model_params& params, const std::string
         m, params,
         std::make_unique<ablation::Reader>(ggml::open_reader(path, options),
                                            ablation::Without{has("bundles"), has("overlap")},
-                                           uint32_t(shape.first_sectors * StoreShape::kSector)));
+                                           uint32_t(shape.gate_sectors * StoreShape::kSector)));
 }
 
 // What a call took.
