@@ -77,30 +77,30 @@ struct Scattered {
     Scattered(const NeuronRows& rows, const Neurons& w, const NeuronMask& mask, int64_t n_tokens)
         : view(rows) {
         const auto row = size_t(info(rows.type).size(w.cols));
-        for (int64_t i = 0; i < w.n; i++) places.push_back(int32_t(i));
-        for (size_t i = places.size(); i > 1; i--) std::swap(places[i - 1], places[i * 7 / 11]);
+        for (int64_t i = 0; i < w.n; i++) rows_at.push_back(int32_t(i));
+        for (size_t i = rows_at.size(); i > 1; i--) std::swap(rows_at[i - 1], rows_at[i * 7 / 11]);
         data.resize(size_t(w.n) * row);
         for (int64_t i = 0; i < w.n; i++) {
             bool needed = false;
             for (int64_t t = 0; t < n_tokens; t++) {
                 needed = needed || !mask.masks(t) || mask.finds(t, w.n, i);
             }
-            int32_t& place = places[size_t(i)];
-            uint8_t* const to = &data[size_t(place) * row];
+            int32_t& at = rows_at[size_t(i)];
+            uint8_t* const to = &data[size_t(at) * row];
             if (!needed) {
                 std::memset(to, 0xff, row);  // NaN
-                place = -1;
+                at = -1;
             } else {
                 std::memcpy(to, rows.data + i * rows.stride, row);
             }
         }
         view.data = data.data();
         view.stride = int64_t(row);
-        view.place = places.data();
+        view.row_at = rows_at.data();
     }
     NeuronRows view;
     std::vector<uint8_t> data;
-    std::vector<int32_t> places;
+    std::vector<int32_t> rows_at;
 };
 
 // The operators in steps, with rows in a shuffled order, against `expected` [rows, cols].
@@ -519,8 +519,8 @@ void test_bytes(int64_t n, int64_t rows, int64_t cols, bool gated) {
     CHECK(read("rows_ffn") == n_first + n_up + pieces * n_down);
 }
 
-// The lists of neurons and their places, with pieces of several segments, of one segment, and
-// segments without neurons.
+// The lists of neurons and where their rows are, with pieces of several segments, of one segment,
+// and segments without neurons.
 void test_select(int64_t n) {
     Floats score = normal(n);
     if (n > 1) score[1] = NAN;  // hides no neuron

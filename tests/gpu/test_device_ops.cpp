@@ -209,8 +209,9 @@ void test_positions() {
             Floats x = normal(n * heads * head_dim);
             const Floats weight = normal(head_dim, 1, 1);
             const Array<float> device_x(x), device_weight(weight);
-            ops.place_heads(stream(), device_x.get(), n, heads, head_dim,
-                            normed ? device_weight.get() : nullptr, 1e-6f, table.get(), pairs, how);
+            ops.norm_and_rope(stream(), device_x.get(), n, heads, head_dim,
+                              normed ? device_weight.get() : nullptr, 1e-6f, table.get(), pairs,
+                              how);
             if (normed) {
                 rms_norm(context, x.data(), weight.data(), 1e-6f, n * heads, head_dim, x.data());
             }

@@ -61,13 +61,13 @@ class Carved {
  public:
     template <typename... Args>
     explicit Carved(const char* what, const Args&... args)
-        : memory_(carved_bytes<T>(args...), what), value_(place(args...)) {}
+        : memory_(carved_bytes<T>(args...), what), value_(carve(args...)) {}
     T* operator->() { return &value_; }
     T& operator*() { return value_; }
 
  private:
     template <typename... Args>
-    T place(const Args&... args) {
+    T carve(const Args&... args) {
         Carver carver(memory_);
         return T(carver, args...);
     }

@@ -21,21 +21,21 @@ namespace ggml {
 
 // One matrix of neuron rows. Row n starts at data + n * stride bytes. The stride allows several
 // matrices to be interleaved in a bundle: gate, up and down rows of a neuron side by side. With
-// `place`, row n starts at data + place[n] * stride: rows that come from storage lie where there
+// `row_at`, row n starts at data + row_at[n] * stride: rows that come from storage lie where there
 // was room.
 struct NeuronRows {
     // Where all neurons are computed for every token, rows of blocks of 32 that cannot be folded
     // lie in tiles of kStrip rows, which are read in order: tile t starts at data + t * kStrip *
     // stride. Products have strips (pack_strip). In tiles of blocks, which are for sums, the first
     // blocks of the eight rows lie side by side, then the second ones, and so on. There is no
-    // `place` then.
+    // `row_at` then.
     enum class Tiles : uint8_t { none, strips, blocks };
 
     DType type = DType::F32;
     bool folded = false;  // each row is packed as a strip made of its eight eighths (fold_row)
     const uint8_t* data = nullptr;
     int64_t stride = 0;
-    const int32_t* place = nullptr;  // [n], or null; -1: nobody needs it, and place 0 can be read
+    const int32_t* row_at = nullptr;  // [n], or null; -1: nobody needs it, and row 0 can be read
     Tiles tiles = Tiles::none;
 
     explicit operator bool() const { return data != nullptr; }

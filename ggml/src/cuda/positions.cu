@@ -19,8 +19,9 @@ __global__ void rope_table_kernel(const double* frequency, int n_pairs, double m
 }
 
 // One warp a head.
-__global__ void place_heads_kernel(float* x, int n_head, int head_dim, const float* head_norm,
-                                   float eps, const float* cos_sin, int n_pairs, RopePairs pairs) {
+__global__ void norm_and_rope_kernel(float* x, int n_head, int head_dim, const float* head_norm,
+                                     float eps, const float* cos_sin, int n_pairs,
+                                     RopePairs pairs) {
     const int lane = int(threadIdx.x), t = int(blockIdx.y);
     float* head = x + (int64_t(t) * n_head + blockIdx.x) * head_dim;
     if (head_norm) {
@@ -83,11 +84,11 @@ void rope_table(DeviceStream* stream, const double* frequency, int n_pairs, doub
                               cos_sin);
 }
 
-void place_heads(DeviceStream* stream, float* x, int rows, int n_head, int head_dim,
-                 const float* head_norm, float eps, const float* cos_sin, int n_pairs,
-                 RopePairs pairs) {
-    launch<place_heads_kernel>(stream, dim3(unsigned(n_head), unsigned(rows)), kWarp, x, n_head,
-                               head_dim, head_norm, eps, cos_sin, n_pairs, pairs);
+void norm_and_rope(DeviceStream* stream, float* x, int rows, int n_head, int head_dim,
+                   const float* head_norm, float eps, const float* cos_sin, int n_pairs,
+                   RopePairs pairs) {
+    launch<norm_and_rope_kernel>(stream, dim3(unsigned(n_head), unsigned(rows)), kWarp, x, n_head,
+                                 head_dim, head_norm, eps, cos_sin, n_pairs, pairs);
 }
 
 void store_kv(DeviceStream* stream, const KvLayer& layer, const KvSlot* slots, int n,

@@ -66,9 +66,9 @@ void attend(const cpu::Kernels& kernels, const KvLayer& s, int64_t n_head, Atten
     for (int64_t t = 0; t < n_rows; t++) std::fill_n(out + t * ld, n_heads * s.head_dim, 0.0f);
     const bool together = n_heads == 1;  // one head per row: the queries have a constant stride
     for (int64_t p = rows[0].first; p < rows[n_rows - 1].end; p = (p / kBlock + 1) * kBlock) {
-        const int64_t place = rows[0].pages[p / kBlock] * s.page_stride + kv_head * s.head_bytes() +
-                              p % kBlock * row_bytes;
-        const uint8_t *k = s.k + place, *v = s.v + place;
+        const int64_t offset = rows[0].pages[p / kBlock] * s.page_stride +
+                               kv_head * s.head_bytes() + p % kBlock * row_bytes;
+        const uint8_t *k = s.k + offset, *v = s.v + offset;
         // Scores of n positions, or their values' contribution, for `count` queries. The first
         // query is head h of row t; the next ones follow at a distance of `step`.
         const auto scores = [&](int64_t n, int64_t t, int64_t count, int64_t step) {

@@ -79,7 +79,7 @@ class Spans {
         return in_order_ ? cpu::Next{} : cpu::Next{next.ids, next.n};
     }
 
-    // The next candidates of one token, from place `at` of `span` on, without the spans of which
+    // The next candidates of one token, from index `at` of `span` on, without the spans of which
     // something is known.
     void fill(cpu::NeuronBatch& tile, const Span*& span, const Span* last, int64_t& at) const {
         tile.n = 0;
@@ -155,12 +155,12 @@ void add_up(const Neurons& w, const float* sums, int64_t n_sums, int64_t c0, int
         const float* const left = sums + 2 * pair * w.cols + c0;
         for (int64_t i = 0; i < n; i++) sum[i] = left[i] + left[w.cols + i];
     });
-    cpu::place(w, part, c0, n, y);
+    cpu::unpermute(w, part, c0, n, y);
 }
 
 // The gates of neurons [begin, end), at most kTurn, for rows that need all of them, which are read
 // once for these: from t * kTurn on for row t. So are the ids of those that are not 0; count is by
-// the place in `rows`.
+// the index in `rows`.
 void shared_gates(const cpu::RowProducts& products, const int32_t* rows, int64_t n_rows,
                   int64_t first, int64_t end, int32_t* ids, float* known, int32_t* count,
                   uint8_t* strips) {

@@ -110,7 +110,7 @@ class ManyTokens {
         }
         for (int64_t t = 0; t < nt; t++) {
             if (end == kSegments) {
-                cpu::place(w_, sum + t * n, c0, n, y + (t0 + t) * w_.cols);
+                cpu::unpermute(w_, sum + t * n, c0, n, y + (t0 + t) * w_.cols);
             } else {
                 std::copy_n(sum + t * n, n, partial + (t0 + t) * w_.cols + c0);
             }
@@ -216,7 +216,7 @@ class ManyTokens {
         }
         // Rows that nobody needs may not be there. Then nothing is added of them.
         const int64_t n_fired = fired();
-        if (n_fired == pairs || (!w_.down.place && double(n_fired) >= kDense * double(pairs))) {
+        if (n_fired == pairs || (!w_.down.row_at && double(n_fired) >= kDense * double(pairs))) {
             done.fired += n_fired;
             return true;
         }
@@ -260,7 +260,7 @@ class ManyTokens {
         const int64_t at = tile * kMostRows * n_rows_;
         int32_t *const first = s_.first + tile * (n_rows_ + 1), *const row = s_.fired + at;
         float* const kept = s_.h + at;
-        int32_t place[kMostRows];  // in the list of neurons that fired
+        int32_t index[kMostRows];  // in the list of neurons that fired
         std::fill_n(first, n_rows_ + 1, 0);
         int32_t *const neurons = neurons_of(tile), n_fired = 0;
         const auto each = [&](const auto& visit) {
@@ -270,7 +270,7 @@ class ManyTokens {
         };
         for (int64_t j = 0; j < n; j++) {
             neurons[1 + n_fired] = int32_t(begin + j);  // kept if n_fired advances
-            place[j] = n_fired;
+            index[j] = n_fired;
             n_fired += lists.length[j] > 0;
         }
         neurons[0] = n_fired;
@@ -278,7 +278,7 @@ class ManyTokens {
         std::partial_sum(first, first + n_rows_ + 1, first);
         each([&](int64_t j, int64_t t) {
             const int32_t k = first[t]++;
-            row[k] = place[j];
+            row[k] = index[j];
             kept[k] = own.h[j * n_rows_ + t];
             if (fired_) fired_[t * w_.n + begin + j] = true;
             if (s_.values) s_.values[t * w_.n + begin + j] = kept[k];

@@ -80,7 +80,7 @@ void RowProducts::dot(const NeuronRows& rows, const float* bias, const int32_t* 
                       const int32_t* tokens, int64_t nt, float* out, const Next& next,
                       uint8_t* strips) const {
     int32_t room[kMostRows], next_room[kMostRows];
-    const int32_t* const at = places(rows, ids, n, room);
+    const int32_t* const at = rows_at(rows, ids, n, room);
     if (rows.tiles != NeuronRows::Tiles::none) {
         dot_tiles(rows, at, n, tokens, nt, out);
     } else if (strips && can_pack(rows) && n >= kStrip && nt >= kFewest &&
@@ -160,7 +160,7 @@ void RowProducts::add(const int32_t* ids, int64_t n, int64_t c0, int64_t cols,
     const bool tiled = w_.down.tiles != NeuronRows::Tiles::none;
     const uint8_t* data = w_.down.data + info(w_.down.type).size(c0) * (tiled ? kStrip : 1);
     int32_t room[kMostRows], next_room[kMostRows];
-    ids = places(w_.down, ids, n, room);
+    ids = rows_at(w_.down, ids, n, room);
     const WeightedRows ready{weighted.first, weighted.row, weighted.h,
                              prefetch(w_.down, next, next_room)};
     const add_fn kernel = tiled ? kernels_.tiled_add[int(w_.down.type)]
@@ -173,7 +173,7 @@ int64_t column_piece(const Neurons& w) {
     return std::min((kQK + unit - 1) / unit * unit, w.cols);
 }
 
-void place(const Neurons& w, const float* sum, int64_t c0, int64_t n, float* y) {
+void unpermute(const Neurons& w, const float* sum, int64_t c0, int64_t n, float* y) {
     const int64_t span = span_of(w.down, w.cols);
     const auto put = [&](int64_t c, float v) { y[c] = v + (w.down_bias ? w.down_bias[c] : 0.0f); };
     for (int64_t i = 0; !span && i < n; i++) put(c0 + i, sum[i]);

@@ -11,12 +11,13 @@
 
 namespace ggml::cpu {
 
-// The places of n <= kMostRows rows: their ids, or what rows.place says of these, written to
+// Where n <= kMostRows rows are: their ids, or what rows.row_at says of these, written to
 // `room`. Kernels may read all rows that they are given, also those without use for any token: what
 // is nowhere is read at 0.
-inline const int32_t* places(const NeuronRows& rows, const int32_t* ids, int64_t n, int32_t* room) {
-    if (!rows.place) return ids;
-    for (int64_t i = 0; i < n; i++) room[i] = std::max(rows.place[ids[i]], 0);
+inline const int32_t* rows_at(const NeuronRows& rows, const int32_t* ids, int64_t n,
+                              int32_t* room) {
+    if (!rows.row_at) return ids;
+    for (int64_t i = 0; i < n; i++) room[i] = std::max(rows.row_at[ids[i]], 0);
     return room;
 }
 
@@ -99,7 +100,7 @@ class RowProducts {
 
  private:
     Prefetch prefetch(const NeuronRows& rows, const Next& next, int32_t* room) const {
-        return {rows.data, rows.stride, places(rows, next.ids, next.n, room), next.n};
+        return {rows.data, rows.stride, rows_at(rows, next.ids, next.n, room), next.n};
     }
     // The same for rows in tiles; and for rows that are packed as strips for it.
     void dot_tiles(const NeuronRows& rows, const int32_t* ids, int64_t n, const int32_t* tokens,
@@ -121,6 +122,6 @@ class RowProducts {
 int64_t column_piece(const Neurons& w);
 // Stores n sums, which are in the order of the down rows from c0 on, at their columns of y, plus
 // the bias.
-void place(const Neurons& w, const float* sum, int64_t c0, int64_t n, float* y);
+void unpermute(const Neurons& w, const float* sum, int64_t c0, int64_t n, float* y);
 
 }  // namespace ggml::cpu

@@ -48,13 +48,13 @@ uint64_t device_table_bytes(int64_t n) {
 void DeviceModel::put(const WeightSpec& w, size_t part, int64_t first, int64_t n,
                       const uint8_t* rows) {
     const std::vector<DeviceMatrix> parts = w.device_matrices();
-    uint64_t offset = w.place.device_offset;
-    for (size_t i = 0; i < part; i++) offset += parts[i].bytes(w.place.device_rows);
+    uint64_t offset = w.location.device_offset;
+    for (size_t i = 0; i < part; i++) offset += parts[i].bytes(w.location.device_rows);
     const DeviceMatrix& m = parts[part];
     const int64_t stride = m.stride();
     uint8_t* const data = weights.get() + offset;
     if (first == 0) {
-        matrices_[m.key] = {m.type, data, stride, int(w.place.device_rows), int(m.cols)};
+        matrices_[m.key] = {m.type, data, stride, int(w.location.device_rows), int(m.cols)};
     }
     if (n == 0) return;
     if (!m.as_stored) {

@@ -26,7 +26,7 @@ struct DeviceModel {
     std::shared_ptr<Budget> budget;  // of the device's memory
     DeviceSplit split;
     Reservation reserved;                    // for the weights
-    ggml::DeviceArray<uint8_t> weights;      // at the places of the plan
+    ggml::DeviceArray<uint8_t> weights;      // at the offsets of the plan
     ggml::DeviceArray<int32_t> slots;        // [neurons of layers on the device], see DeviceSplit
     ggml::DeviceArray<uint8_t> unpredicted;  // the same, see Ffn
     // The neurons of each layer that RAM has: [n_layer], n = 0 where there are none.

@@ -42,8 +42,8 @@ void pack(ggml::Context& context, const NeuronRows& w, int64_t cols, const int32
     context.threads.run(n, PromptUpload::kNeurons, [&](int64_t begin, int64_t end, int) {
         std::vector<uint8_t> unfolded(w.folded ? size_t(stored) : 0);
         for (int64_t i = begin; i < end; i++) {
-            const int64_t place = w.place ? w.place[rows[i]] : rows[i];
-            const uint8_t* row = w.data + place * w.stride;
+            const int64_t at = w.row_at ? w.row_at[rows[i]] : rows[i];
+            const uint8_t* row = w.data + at * w.stride;
             if (w.folded) {
                 ggml::unfold_row(w.type, row, cols, unfolded.data());
                 row = unfolded.data();

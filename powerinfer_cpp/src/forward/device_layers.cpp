@@ -115,13 +115,13 @@ void DeviceForward::launch_attention(int64_t i, const Kind& kind) {
     launch_products(s.normed, {product(a.q, s.q, a.q_bias), product(a.k, s.k, a.k_bias),
                                product(a.v, s.v, a.v_bias)});
     const int n_pairs = a.rope < 0 ? 0 : int(c.ropes[size_t(a.rope)].n_rot / 2);
-    const auto place = [&](float* x, int64_t n_head, const float* const& norm) {
+    const auto norm_and_rope = [&](float* x, int64_t n_head, const float* const& norm) {
         if (!n_pairs && !norm) return;
-        ops_.place_heads(stream_.get(), x, kind.rows, int(n_head), int(a.head_dim),
-                         on_.vector(&norm), c.norm_eps, s.cos_sin, n_pairs, c.rope_pairs);
+        ops_.norm_and_rope(stream_.get(), x, kind.rows, int(n_head), int(a.head_dim),
+                           on_.vector(&norm), c.norm_eps, s.cos_sin, n_pairs, c.rope_pairs);
     };
-    place(s.q, a.n_head, a.q_norm);
-    place(s.k, a.n_head_kv, a.k_norm);
+    norm_and_rope(s.q, a.n_head, a.q_norm);
+    norm_and_rope(s.k, a.n_head_kv, a.k_norm);
     const ggml::KvLayer kv = kv_layer(i);
     ops_.store_kv(stream_.get(), kv, s.step.slot, kind.rows, s.k, s.v);
     ggml::DeviceAttentionScratch sums = s.attention;

@@ -55,17 +55,17 @@ std::string reason(const Model&, const FeedForward& ffn) {
     return "";
 }
 
-// place: of the part in its layer, 0 or 1.
-std::string reason(const Model& m, const LayerPart& part, size_t place) {
+// index: of the part in its layer, 0 or 1.
+std::string reason(const Model& m, const LayerPart& part, size_t index) {
     const auto& [input, norm, post_norm, add, op] = part;
     if (post_norm) return "models with norms after attention and FFN keep to the CPU";
     const std::string why = std::visit([&](const auto& kind) { return reason(m, kind); }, op);
     if (!why.empty()) return why;
-    const bool in_place = place == 0 ? std::holds_alternative<Attention>(op)
+    const bool expected = index == 0 ? std::holds_alternative<Attention>(op)
                                      : std::holds_alternative<FeedForward>(op);
     const bool waits = add == LayerPart::Add::with_next;
     const bool alone = input == LayerPart::Input::stream && norm;
-    if (in_place && alone && !(place == 1 && waits)) return "";
+    if (expected && alone && !(index == 1 && waits)) return "";
     return "layers other than attention and a feed-forward block, each behind a norm, keep to the "
            "CPU";
 }

@@ -101,7 +101,7 @@ void open_device(Model& model, const pi_model_params& params) {
     model.device.reset();
 }
 
-// Plans the places of all weights, and what else the model takes on its device. stored: as in
+// Plans the locations of all weights, and what else the model takes on its device. stored: as in
 // plan_weights.
 void plan_memory(Model& m, bool use_mmap, bool stored) {
     const DeviceSplit* split = m.device ? &m.device->split : nullptr;

@@ -36,7 +36,7 @@ class Loader {
             } else {
                 fill(w);
             }
-            if (w.place.device_rows) upload(w);
+            if (w.location.device_rows) upload(w);
             done_ += w.bytes();
             progress();
         }
@@ -54,13 +54,13 @@ class Loader {
  private:
     // The address of a weight. Only packed and plain ones are writable.
     uint8_t* at(const WeightSpec& w) const {
-        switch (w.place.memory) {
-            case Place::Memory::packed:
-                return model_.packed.data() + w.place.offset;
-            case Place::Memory::plain:
-                return model_.plain.data() + w.place.offset;
-            case Place::Memory::mapped:
-            case Place::Memory::disk:  // at() is not for these
+        switch (w.location.memory) {
+            case Location::Memory::packed:
+                return model_.packed.data() + w.location.offset;
+            case Location::Memory::plain:
+                return model_.plain.data() + w.location.offset;
+            case Location::Memory::mapped:
+            case Location::Memory::disk:  // at() is not for these
                 break;
         }
         return const_cast<uint8_t*>(model_.file.mappings[w.tensor->file]->data()) + w.file_offset();
@@ -111,13 +111,13 @@ class Loader {
 
     void fill(const WeightSpec& w) {
         const auto layout = w.strips() ? ggml::Layout::strips : ggml::Layout::rows;
-        const bool here = w.place.rows > 0;
+        const bool here = w.location.rows > 0;
         const ggml::Matrix m{w.tensor->type, layout, w.rows, w.cols, here ? at(w) : kElsewhere};
         if (!here) {
             // only on the device
         } else if (w.strips()) {
             pack(w, m, at(w));
-        } else if (w.place.memory == Place::Memory::plain) {
+        } else if (w.location.memory == Location::Memory::plain) {
             model_.file.files[w.tensor->file]->read(w.file_offset(), at(w), w.bytes());
         }
         if (const auto* v = std::get_if<Vector>(&w.target)) {
@@ -126,7 +126,7 @@ class Loader {
             *p->to = m;
         } else if (const auto* t = std::get_if<Table>(&w.target)) {
             *t->to = m;
-            if (w.place.memory == Place::Memory::disk) {
+            if (w.location.memory == Location::Memory::disk) {
                 model_.embedding_file = model_.file.files[size_t(w.tensor->file)].get();
                 model_.embedding_offset = w.file_offset();
             }
@@ -134,7 +134,7 @@ class Loader {
             *s->to = m;
             return;  // any bits are valid signs
         } else if (const auto* b = std::get_if<WholeBundle>(&w.target)) {
-            b->to->place(m.data);
+            b->to->set_addresses(m.data);
             if (params_.check_tensors && here) check_bundle(w, m.data, 0, w.rows);
             return;
         }
@@ -166,8 +166,8 @@ class Loader {
     // Moves rows to their places in the bundles.
     void bundle(const WeightSpec& w, const NeuronPart& neurons) {
         const BundleLayout& layout = neurons.to->layout;
-        uint8_t* bundles = w.place.rows ? at(w) : nullptr;
-        neurons.to->place(bundles ? bundles : kElsewhere);
+        uint8_t* bundles = w.location.rows ? at(w) : nullptr;
+        neurons.to->set_addresses(bundles ? bundles : kElsewhere);
         const std::vector<int32_t>* slot = slots(w);
         const bool checked = params_.check_tensors;
         if (!bundles && !checked) return;
@@ -205,11 +205,11 @@ class Loader {
     // Moves the rows of a bundled file of version 2 to the two bundles in memory.
     void unpack(const WeightSpec& w, const StoredBundle& target) {
         const StoreLayout& layout = target.neurons->layout;
-        const bool here = w.place.rows > 0;
+        const bool here = w.location.rows > 0;
         uint8_t* const gates = here ? at(w) : nullptr;
-        uint8_t* const bundles = here ? gates + target.gate_bytes(w.place.rows) : nullptr;
-        if (target.gates) target.gates->place(here ? gates : kElsewhere);
-        target.bundle->place(here ? bundles : kElsewhere);
+        uint8_t* const bundles = here ? gates + target.gate_bytes(w.location.rows) : nullptr;
+        if (target.gates) target.gates->set_addresses(here ? gates : kElsewhere);
+        target.bundle->set_addresses(here ? bundles : kElsewhere);
         if (!here && !params_.check_tensors) return;
         const std::vector<int32_t>* slot = slots(w);
         const int64_t pair = target.bundle->layout.stride();
@@ -336,7 +336,7 @@ class Loader {
         if (model_.packed.size()) model_.packed.lock();
         if (model_.plain.size()) model_.plain.lock();
         for (const WeightSpec& w : model_.weights) {
-            if (w.place.memory != Place::Memory::mapped || w.place.rows == 0) continue;
+            if (w.location.memory != Location::Memory::mapped || w.location.rows == 0) continue;
             model_.file.mappings[w.tensor->file]->lock(w.file_offset(), w.bytes());
         }
     }

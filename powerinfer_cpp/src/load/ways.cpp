@@ -124,7 +124,7 @@ class Finder {
         uint64_t rows = 0;
         for (const WeightSpec& w : m_.weights) {
             const bool of_ffn = w.part == Part::ffn && w.is<Product>();
-            if (of_ffn || w.stays_on_disk()) rows += w.bytes(w.place.rows);
+            if (of_ffn || w.stays_on_disk()) rows += w.bytes(w.location.rows);
         }
         const auto blocks = uint64_t(m_.n_blocks());
         pi_session_params session = session_;
@@ -141,11 +141,12 @@ class Finder {
     void to_smaller_type() {
         uint64_t now = 0, weights = 0, quantised = 0;
         for (const WeightSpec& w : m_.weights) {
-            if (w.is<Vector>() || w.is<Signs>() || w.place.memory == Place::Memory::disk) continue;
-            now += w.bytes(w.place.rows);
-            if (ggml::info(w.tensor->type).is_quantised()) quantised += w.bytes(w.place.rows);
+            if (w.is<Vector>() || w.is<Signs>() || w.location.memory == Location::Memory::disk)
+                continue;
+            now += w.bytes(w.location.rows);
+            if (ggml::info(w.tensor->type).is_quantised()) quantised += w.bytes(w.location.rows);
             weights +=
-                uint64_t(w.place.rows) * uint64_t(w.is<Product>() || w.is<Table>() ? w.cols : 0);
+                uint64_t(w.location.rows) * uint64_t(w.is<Product>() || w.is<Table>() ? w.cols : 0);
         }
         if (!weights || stored()) return;
         const DType types[] = {DType::Q8_0, DType::Q6_K, DType::Q5_K,

@@ -175,7 +175,7 @@ std::vector<Adapter::Pair> Adapter::find_pairs() const {
     return pairs;
 }
 
-void Adapter::place(ggml::Carver& carver, std::vector<Pair>& pairs) const {
+void Adapter::set_addresses(ggml::Carver& carver, std::vector<Pair>& pairs) const {
     for (Pair& pair : pairs) {
         for (ggml::Matrix* m : {&pair.a, &pair.b}) {
             uint8_t* data;
@@ -220,11 +220,11 @@ Adapter::Adapter(std::shared_ptr<const Model> m, const std::string& path)
     const double alpha = file_.gguf.number("adapter.lora.alpha", -kLargestAlpha, kLargestAlpha, 0);
     std::vector<Pair> pairs = find_pairs();
     ggml::Carver counter;
-    place(counter, pairs);
+    set_addresses(counter, pairs);
     reserved_ = model->budget->reserve(path + ": an adapter", counter.bytes());
     memory_ = ggml::Memory(counter.bytes(), "an adapter");
     ggml::Carver carver(memory_);
-    place(carver, pairs);
+    set_addresses(carver, pairs);
     Sha256 hash;
     for (const Pair& pair : pairs) {
         read(*pair.file_a, pair.a);

@@ -39,7 +39,7 @@ class Adapter {
     std::vector<Pair> find_pairs() const;
     // Takes memory for the matrices of all pairs, and puts their addresses there; null if the
     // carver only counts.
-    void place(ggml::Carver& carver, std::vector<Pair>& pairs) const;
+    void set_addresses(ggml::Carver& carver, std::vector<Pair>& pairs) const;
     void read(const ggml::TensorInfo& t, const ggml::Matrix& to) const;
 
     ModelFile file_;

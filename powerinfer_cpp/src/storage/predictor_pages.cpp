@@ -25,11 +25,11 @@ uint64_t StoredMatrix::room() const {
 
 uint64_t PredictorShape::bytes() const {
     if (!*this) return 0;
-    const uint64_t places = ggml::size_product(uint64_t(slots + in_use), page);
+    const uint64_t frames = ggml::size_product(uint64_t(slots + in_use), page);
     const uint64_t block =
         sizeof(StoredPredictor) + 2 * sizeof(StoredMatrix) + sizeof(int32_t) + sizeof(int64_t);
     const uint64_t tables = ggml::size_product(uint64_t(n_blocks()), block);
-    return ggml::size_sum(ggml::size_sum(places, tables),
+    return ggml::size_sum(ggml::size_sum(frames, tables),
                           ggml::carved_bytes<Residency>(residency()));
 }
 
@@ -51,13 +51,13 @@ PredictorPages::PredictorPages(const PredictorShape& shape, std::vector<StoredPr
       align_(align),
       memory_(ggml::size_product(uint64_t(shape.slots + shape.in_use), shape.page), "predictors"),
       tables_(ggml::carved_bytes<Residency>(shape.residency()), "tables of predictors"),
-      places_(size_t(shape.slots + shape.in_use)),
+      frames_(size_t(shape.slots + shape.in_use)),
       where_(size_t(shape.n_blocks()), -1),
       at_slot_(size_t(shape.slots)),
       crc_(size_t(shape.n_blocks()), -1) {
     ggml::Carver carver(tables_);
     residency_ = Residency(carver, shape.residency());
-    for (size_t i = 0; i < at_slot_.size(); i++) at_slot_[i] = places_[i].slot = int32_t(i);
+    for (size_t i = 0; i < at_slot_.size(); i++) at_slot_[i] = frames_[i].slot = int32_t(i);
 }
 
 // Calls use(matrix, begin): where its room begins in the page.
@@ -74,11 +74,11 @@ bool PredictorPages::request(int32_t block) {
     // Its neighbours in the layer may be used next.
     residency_.pin(Half::gate, residency_.shape().block_of(block));
     if (requested(block)) return true;
-    const auto free = std::find_if(places_.begin(), places_.end(), [](const Place& place) {
-        return place.slot < 0 && place.block < 0;
+    const auto free = std::find_if(frames_.begin(), frames_.end(), [](const Frame& frame) {
+        return frame.slot < 0 && frame.block < 0;
     });
-    if (free == places_.end()) return false;
-    where_[size_t(block)] = int32_t(free - places_.begin());
+    if (free == frames_.end()) return false;
+    where_[size_t(block)] = int32_t(free - frames_.begin());
     free->block = block;
     for_matrices(block, [&](const StoredMatrix& m, uint64_t) {
         const uint64_t bytes = ggml::size_rounded_up(lead(m) + m.bytes(), align_);
@@ -88,12 +88,12 @@ bool PredictorPages::request(int32_t block) {
 }
 
 bool PredictorPages::next(ggml::Read& read) const {
-    for (size_t i = 0; i < places_.size(); i++) {
-        const Place& place = places_[i];
-        if (place.n_sent == place.n) continue;
-        auto number = uint64_t(place.n_sent);
+    for (size_t i = 0; i < frames_.size(); i++) {
+        const Frame& frame = frames_[i];
+        if (frame.n_sent == frame.n) continue;
+        auto number = uint64_t(frame.n_sent);
         bool found = false;
-        for_matrices(place.block, [&](const StoredMatrix& m, uint64_t begin) {
+        for_matrices(frame.block, [&](const StoredMatrix& m, uint64_t begin) {
             const uint64_t bytes = ggml::size_rounded_up(lead(m) + m.bytes(), align_);
             const uint64_t n = (bytes + kRead - 1) / kRead;
             if (!found && number < n) {
@@ -112,28 +112,28 @@ bool PredictorPages::next(ggml::Read& read) const {
 }
 
 void PredictorPages::sent(const ggml::Read& read) {
-    places_[size_t(read.tag)].n_sent++;
+    frames_[size_t(read.tag)].n_sent++;
 }
 
 int32_t PredictorPages::done(uint64_t tag) {
-    places_[size_t(tag)].n_done++;
-    return places_[size_t(tag)].block;
+    frames_[size_t(tag)].n_done++;
+    return frames_[size_t(tag)].block;
 }
 
 bool PredictorPages::complete(int32_t block) const {
     if (!requested(block)) return false;
-    const Place& place = places_[place_of(block)];
-    return place.n_done == place.n;
+    const Frame& frame = frames_[frame_of(block)];
+    return frame.n_done == frame.n;
 }
 
 const std::vector<ggml::Matrix>& PredictorPages::matrices(ggml::Context& context, int32_t block) {
-    const size_t i = place_of(block);
-    Place& place = places_[i];
+    const size_t i = frame_of(block);
+    Frame& frame = frames_[i];
     uint32_t crc = 0;
     matrices_.clear();
     for_matrices(block, [&](const StoredMatrix& m, uint64_t begin) {
         uint8_t* const data = at(i) + begin;
-        if (!place.packed) {
+        if (!frame.packed) {
             crc = ggml::crc32c(data + lead(m), m.bytes(), crc);
             std::memmove(data, data + lead(m), m.bytes());
             if (m.matrix.layout == ggml::Layout::strips) pack(context, m.matrix, data);
@@ -141,8 +141,8 @@ const std::vector<ggml::Matrix>& PredictorPages::matrices(ggml::Context& context
         matrices_.push_back(m.matrix);
         matrices_.back().data = data;
     });
-    if (place.packed) return matrices_;
-    place.packed = true;
+    if (frame.packed) return matrices_;
+    frame.packed = true;
     int64_t& known = crc_[size_t(block)];
     if (known < 0) known = crc;
     if (known == crc) return matrices_;
@@ -152,7 +152,7 @@ const std::vector<ggml::Matrix>& PredictorPages::matrices(ggml::Context& context
                                    block));
 }
 
-// Packs stored rows in their place.
+// Packs stored rows where they lie.
 void PredictorPages::pack(ggml::Context& context, const ggml::Matrix& m, uint8_t* data) const {
     const int64_t row = m.row_bytes(), strip = ggml::kStrip * row;
     context.threads.run((m.rows + ggml::kStrip - 1) / ggml::kStrip, 16,
@@ -167,17 +167,17 @@ void PredictorPages::pack(ggml::Context& context, const ggml::Matrix& m, uint8_t
 }
 
 void PredictorPages::release(size_t i) {
-    const int32_t block = places_[i].block;
+    const int32_t block = frames_[i].block;
     if (block >= 0) where_[size_t(block)] = -1;
-    places_[i] = {};
+    frames_[i] = {};
 }
 
 void PredictorPages::keep(int32_t block, int64_t rows) {
     const int32_t part = residency_.shape().block_of(block);
     const auto expert = int32_t(block - residency_.shape().first(part));
     residency_.count(Half::gate, part, &expert, 1, float(rows));
-    const size_t i = place_of(block);
-    if (places_[i].slot >= 0) return;
+    const size_t i = frame_of(block);
+    if (frames_[i].slot >= 0) return;
     const int32_t slot = residency_.admit(Half::gate, part, expert);
     if (slot < 0) {
         release(i);
@@ -185,16 +185,16 @@ void PredictorPages::keep(int32_t block, int64_t rows) {
     }
     release(size_t(at_slot_[size_t(slot)]));
     at_slot_[size_t(slot)] = int32_t(i);
-    places_[i].slot = slot;
+    frames_[i].slot = slot;
 }
 
 void PredictorPages::stop() {
-    for (Place& place : places_) place.n = place.n_sent;
+    for (Frame& frame : frames_) frame.n = frame.n_sent;
 }
 
 void PredictorPages::forget() {
-    for (size_t i = 0; i < places_.size(); i++) {
-        if (places_[i].slot < 0) release(i);
+    for (size_t i = 0; i < frames_.size(); i++) {
+        if (frames_[i].slot < 0) release(i);
     }
 }
 

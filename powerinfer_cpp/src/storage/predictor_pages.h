@@ -2,8 +2,8 @@
 // when a row chooses the expert. All pages have the same size, and lie in memory as they are
 // computed with.
 //
-// A page is read into one of a few places for pages in use. When it has been used it takes part in
-// the cache, if it is worth a slot there (residency.h): then the two places change their roles, and
+// A page is read into one of a few frames for pages in use. When it has been used it takes part in
+// the cache, if it is worth a slot there (residency.h): then the two frames change their roles, and
 // nothing is copied. It does no I/O: the store (store.h) sends the reads that it asks for.
 #pragma once
 
@@ -40,7 +40,7 @@ class PredictorPages {
 
     // n tokens begin.
     void begin(int32_t n) { residency_.begin(n); }
-    // Asks for a block's page if it is not in memory. false: no place is free now.
+    // Asks for a block's page if it is not in memory. false: no frame is free now.
     bool request(int32_t block);
     bool requested(int32_t block) const { return where_[size_t(block)] >= 0; }
     // The next read to be sent, with a tag below 2^48, and that it was sent; false: there is none.
@@ -61,30 +61,30 @@ class PredictorPages {
     const PredictorShape& shape() const { return shape_; }
 
  private:
-    struct Place {
+    struct Frame {
         int32_t block = -1;
         int32_t n = 0, n_sent = 0, n_done = 0;  // reads
         bool packed = false;
         int32_t slot = -1;  // -1: for pages in use
     };
 
-    uint8_t* at(size_t place) const { return memory_.data() + place * shape_.page; }
+    uint8_t* at(size_t frame) const { return memory_.data() + frame * shape_.page; }
     // Where the bytes of a matrix begin in their page when they have been read.
     uint64_t lead(const StoredMatrix& m) const { return m.offset % align_; }
     template <typename F>
     void for_matrices(int32_t block, const F& use) const;
     void pack(ggml::Context& context, const ggml::Matrix& m, uint8_t* data) const;
-    size_t place_of(int32_t block) const { return size_t(where_[size_t(block)]); }
-    void release(size_t place);
+    size_t frame_of(int32_t block) const { return size_t(where_[size_t(block)]); }
+    void release(size_t frame);
 
     const PredictorShape shape_;
     const std::vector<StoredPredictor> blocks_;
     const uint64_t align_;
     ggml::Memory memory_, tables_;
     Residency residency_;
-    std::vector<Place> places_;
-    std::vector<int32_t> where_;    // [blocks]: place of its page, or -1
-    std::vector<int32_t> at_slot_;  // [slots]: place
+    std::vector<Frame> frames_;
+    std::vector<int32_t> where_;    // [blocks]: frame of its page, or -1
+    std::vector<int32_t> at_slot_;  // [slots]: frame
     std::vector<int64_t> crc_;      // [blocks]: of the bytes that were read first; -1: not yet
     std::vector<ggml::Matrix> matrices_;
 };

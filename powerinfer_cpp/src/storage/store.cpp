@@ -17,7 +17,7 @@ using ggml::format;
 // A neuron of a lane: what was asked for, and the sectors where it arrives.
 struct Entry {
     int32_t id;
-    int32_t place[2];  // -1: not asked for
+    int32_t sector[2];  // -1: not asked for
 };
 
 // Entries that one read brings.
@@ -72,7 +72,7 @@ NeuronStore::Tables::Tables(ggml::Carver& carver, const StoreShape& shape)
     const int64_t parts = residency.shape().parts();
     carver.take(crc, {parts, 2});
     if (!shape.before.empty()) carver.take(row, {parts});
-    for (int32_t*& p : place) carver.take(p, {shape.n});
+    for (int32_t*& p : row_at) carver.take(p, {shape.n});
     for (int i = 0; i < StoreShape::kLanes; i++) {
         carver.take(entries[i], {shape.n});
         carver.take(runs[i], {shape.n});
@@ -123,11 +123,11 @@ void NeuronStore::open(int32_t block) {
     const int32_t n = blocks().size(block);  // so that the compiler knows that it stays the same
     for (int half = 0; half < 2; half++) {
         const int32_t* const slot = tables_.residency.slots(Half(half), block);
-        int32_t* const place = tables_.place[half];
+        int32_t* const row_at = tables_.row_at[half];
         const auto first = int32_t(slot_at(half, 0)), step = int32_t(slot_at(half, 1)) - first;
         for (int32_t i = 0; i < n; i++) {
             const int32_t at = first + slot[i] * step;
-            place[i] = slot[i] < 0 ? kAbsent : at;
+            row_at[i] = slot[i] < 0 ? kAbsent : at;
         }
         tables_.residency.pin(Half(half), block);
     }
@@ -140,8 +140,8 @@ void NeuronStore::open(int32_t block) {
 
 void NeuronStore::expect(const Entry& entry) {
     for (int half = 0; half < 2; half++) {
-        int32_t& place = tables_.place[half][entry.id];
-        if (entry.place[half] >= 0 && place == kAbsent) place = kComing;
+        int32_t& row_at = tables_.row_at[half][entry.id];
+        if (entry.sector[half] >= 0 && row_at == kAbsent) row_at = kComing;
     }
 }
 
@@ -155,7 +155,7 @@ ggml::Neurons NeuronStore::rows(ggml::Neurons w) const {
     const auto view = [&](const StoreLayout::Row& row, int half) {
         return ggml::NeuronRows{row.type, ggml::can_fold(row.type, layout.cols),
                                 arena_.data() + row.offset - range_of(layout, half).offset, kSector,
-                                tables_.place[half]};
+                                tables_.row_at[half]};
     };
     if (layout.gated()) w.gate = view(layout.gate(), 0);
     w.up = view(layout.up(), layout.gated() ? 1 : 0);
@@ -259,7 +259,7 @@ void NeuronStore::request(int lane, int32_t block, const NeuronParts* parts, int
         entry = {want.id, {-1, -1}};
         for (int half = 0; half < 2; half++) {
             if (!(half == 0 ? want.gate : want.up_down)) continue;
-            entry.place[half] = int32_t(lane_begin(lane) + l.used);
+            entry.sector[half] = int32_t(lane_begin(lane) + l.used);
             l.used += range_of(layout, half).bytes / kSector;
         }
         if (block == block_) expect(entry);
@@ -277,10 +277,10 @@ ggml::Read NeuronStore::read_of(int lane, int32_t run) const {
     for (int32_t i = of.begin; i < of.end; i++) {
         const Entry& e = tables_.entries[lane][i];
         for (int half = 0; half < 2; half++) {
-            if (e.place[half] < 0) continue;
+            if (e.sector[half] < 0) continue;
             const StoreLayout::Range& range = range_of(block.layout, half);
             const uint64_t from = offset_of(l.block, e.id) + uint64_t(range.offset);
-            uint8_t* const to = at(e.place[half]);
+            uint8_t* const to = at(e.sector[half]);
             if (read.n_pieces == 0) {
                 read.offset = from;
             } else if (from > end) {
@@ -328,10 +328,10 @@ bool NeuronStore::intact(int lane, const Entry& e) const {
     const int32_t block = lanes_[lane].block;
     const StoreLayout& layout = blocks_[size_t(block)].layout;
     for (int half = 0; half < 2; half++) {
-        if (e.place[half] < 0) continue;
+        if (e.sector[half] < 0) continue;
         const uint32_t expected = tables_.crc[(blocks().first(block) + e.id) * 2 + half];
         const auto size = size_t(range_of(layout, half).bytes);
-        if (ggml::crc32c(at(e.place[half]), size) != expected) return false;
+        if (ggml::crc32c(at(e.sector[half]), size) != expected) return false;
     }
     return true;
 }
@@ -423,9 +423,9 @@ int64_t NeuronStore::arrived(ggml::Threads& threads, int lane, bool wait, Neuron
     while (l.given < end) {
         const Entry& e = tables_.entries[lane][tables_.arrived[lane][l.given++]];
         for (int half = 0; half < 2 && l.block == block_; half++) {
-            if (e.place[half] >= 0) tables_.place[half][e.id] = e.place[half];
+            if (e.sector[half] >= 0) tables_.row_at[half][e.id] = e.sector[half];
         }
-        out[given++] = {e.id, e.place[0] >= 0, e.place[1] >= 0};
+        out[given++] = {e.id, e.sector[0] >= 0, e.sector[1] >= 0};
     }
     return given;
 }
@@ -445,7 +445,7 @@ void NeuronStore::keep(ggml::Threads& threads, int lane, int64_t end) {
     int64_t n = 0;
     for (Half half : {Half::gate, Half::up_down}) {
         for (int32_t i = 0; i < l.n; i++) {
-            if (entries[i].place[int(half)] < 0 || entries[i].id >= end) continue;
+            if (entries[i].sector[int(half)] < 0 || entries[i].id >= end) continue;
             const int32_t slot = residency.admit(half, l.block, entries[i].id);
             if (slot >= 0) copies[n++] = {i, half, slot};
         }
@@ -456,17 +456,17 @@ void NeuronStore::keep(ggml::Threads& threads, int lane, int64_t end) {
             const Entry& e = entries[copy.entry];
             // A later part may have got the slot.
             if (residency.slots(copy.half, l.block)[e.id] != copy.slot) continue;
-            std::memcpy(at(slot_at(int(copy.half), copy.slot)), at(e.place[int(copy.half)]),
+            std::memcpy(at(slot_at(int(copy.half), copy.slot)), at(e.sector[int(copy.half)]),
                         size_t(range_of(layout, int(copy.half)).bytes));
         }
     });
     counts.admitted += uint64_t(n);
     for (int32_t i = 0; i < l.n && l.block == block_; i++) {
         for (int half = 0; half < 2; half++) {
-            if (entries[i].place[half] < 0) continue;
+            if (entries[i].sector[half] < 0) continue;
             // Its room in the lane is about to be used for others.
             const int32_t slot = residency.slots(Half(half), l.block)[entries[i].id];
-            tables_.place[half][entries[i].id] = slot < 0 ? kAbsent : int32_t(slot_at(half, slot));
+            tables_.row_at[half][entries[i].id] = slot < 0 ? kAbsent : int32_t(slot_at(half, slot));
         }
     }
     l = {};
@@ -482,7 +482,7 @@ void NeuronStore::request_predictor(int32_t block) {
 const std::vector<ggml::Matrix>& NeuronStore::predictor(ggml::Context& context, int32_t block) {
     request_predictor(block);
     if (!predictors_->requested(block)) {
-        throw Error(Code::internal, "all places for predictors are in use");
+        throw Error(Code::internal, "all frames for predictors are in use");
     }
     wait_until([&] { return predictors_->complete(block); });
     try {

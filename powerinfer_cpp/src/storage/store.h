@@ -3,7 +3,7 @@
 //
 // One arena holds everything: the cache, with slots of gates and of up and down rows
 // (neuron_layout.h), then the staging area, where reads arrive. Places in it count sectors of 512
-// bytes, because the kernels find a row at data + place * stride. A part that is worth keeping
+// bytes, because the kernels find a row at data + row_at * stride. A part that is worth keeping
 // (residency.h) is copied from staging to a slot when the block that read it has been computed: so
 // a read that fails never damages what is kept, and nothing that is being computed is replaced.
 #pragma once
@@ -56,7 +56,7 @@ class NeuronStore {
         Residency residency;
         uint32_t* crc = nullptr;                         // [parts, 2]
         int32_t* row = nullptr;                          // [parts]: see rows_in_file
-        int32_t* place[2] = {nullptr, nullptr};          // [n], by half; or kAbsent, kComing
+        int32_t* row_at[2] = {nullptr, nullptr};         // [n], by half; or kAbsent, kComing
         struct Entry* entries[StoreShape::kLanes] = {};  // [n]
         struct Run* runs[StoreShape::kLanes] = {};       // [n]
         int32_t* arrived[StoreShape::kLanes] = {};       // [n]
@@ -104,14 +104,14 @@ class NeuronStore {
     // Begins and ends the work on a block. Until close() no slot of its neurons is given away.
     void open(int32_t block);
     void close();
-    // The rows of the open block, for the operators; only those with a place exist.
+    // The rows of the open block, for the operators; only those in memory exist.
     ggml::Neurons rows(ggml::Neurons w) const;
-    bool has(Half half, int32_t id) const { return tables_.place[int(half)][id] >= 0; }
+    bool has(Half half, int32_t id) const { return tables_.row_at[int(half)][id] >= 0; }
     // Is the part neither in memory nor asked for?
-    bool absent(Half half, int32_t id) const { return tables_.place[int(half)][id] == kAbsent; }
+    bool absent(Half half, int32_t id) const { return tables_.row_at[int(half)][id] == kAbsent; }
     // Did the disk bring the part, which has no slot yet?
     bool staged(Half half, int32_t id) const {
-        return tables_.place[int(half)][id] >= lane_begin(0);
+        return tables_.row_at[int(half)][id] >= lane_begin(0);
     }
 
     // Bytes that a part takes in the staging area.
@@ -133,8 +133,8 @@ class NeuronStore {
     // Writes the neurons that a lane was asked for, [n] at most; returns their number.
     int64_t requested(int lane, int32_t* ids) const;
     // Starts reads, takes those that are done, and writes parts of the lane that arrived since the
-    // last call to `out`, at most n; they have places from now on. wait: for at least one, unless
-    // none is missing. Throws Error(io | format) if a read failed or brought damaged bytes.
+    // last call to `out`, at most n; the operators find them from now on. wait: for at least one,
+    // unless none is missing. Throws Error(io | format) if a read failed or brought damaged bytes.
     int64_t arrived(ggml::Threads& threads, int lane, bool wait, NeuronParts* out, int64_t n);
     // Waits for all of them.
     void finish(ggml::Threads& threads, int lane);

@@ -44,14 +44,14 @@ struct PredictorShape {
     // experts of.
     std::vector<int64_t> before = {};
     int64_t slots = 0;   // pages in the cache
-    int64_t in_use = 0;  // places for others; at least one
+    int64_t in_use = 0;  // frames for others; at least one
     uint64_t page = 0;   // bytes, a multiple of what a disk reads at least; 0: there are none
 
     explicit operator bool() const { return page > 0; }
     int64_t n_blocks() const { return before.empty() ? 0 : before.back(); }
     // Its blocks are the parts, and its neurons the pages.
     ResidencyShape residency() const;
-    uint64_t bytes() const;  // of all places and tables
+    uint64_t bytes() const;  // of all frames and tables
 };
 
 }  // namespace powerinfer

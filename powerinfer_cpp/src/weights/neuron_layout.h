@@ -94,7 +94,7 @@ struct Bundle {
     BundleLayout layout;
     std::vector<ggml::NeuronRows*> rows;  // one per part
 
-    void place(const uint8_t* data) const {
+    void set_addresses(const uint8_t* data) const {
         for (size_t i = 0; i < rows.size(); i++) *rows[i] = layout.rows(i, data);
     }
 };

@@ -28,22 +28,22 @@ bool wanted_on_device(const WeightSpec& w, const DeviceSplit& split) {
 
 // Divides the rows of a weight between RAM and device.
 void divide_rows(WeightSpec& w, const DeviceSplit* split) {
-    w.place.rows = w.rows;
-    w.place.device_rows = 0;
+    w.location.rows = w.rows;
+    w.location.device_rows = 0;
     if (!split || !wanted_on_device(w, *split)) return;
     const int64_t layer = layer_of(w.name);
     if (layer >= 0 && split->splits(layer) && w.by_neuron()) {
         const std::vector<int32_t>& slot = split->slot[size_t(layer)];
-        w.place.device_rows =
+        w.location.device_rows =
             std::count_if(slot.begin(), slot.end(), [](int32_t s) { return s >= 0; });
         // Rows that lie in the file as in memory stay there.
-        if (!w.is<WholeBundle>()) w.place.rows -= w.place.device_rows;
+        if (!w.is<WholeBundle>()) w.location.rows -= w.location.device_rows;
         return;
     }
-    w.place.device_rows = w.rows;
+    w.location.device_rows = w.rows;
     // Neurons in RAM need their biases there.
     const bool of_split = layer >= 0 && split->splits(layer) && w.part == Part::ffn;
-    if (!w.stays_in_ram() && !of_split) w.place.rows = 0;
+    if (!w.stays_in_ram() && !of_split) w.location.rows = 0;
 }
 
 }  // namespace
@@ -58,36 +58,36 @@ uint64_t total(const std::vector<PlanPart>& parts, Tier tier) {
 
 WeightPlan plan_weights(std::vector<WeightSpec>& weights, bool use_mmap, const DeviceSplit* split,
                         bool stored) {
-    using Memory = Place::Memory;
+    using Memory = Location::Memory;
     WeightPlan plan;
     uint64_t bundle = 0;  // where the current bundle begins
     for (WeightSpec& w : weights) {
         divide_rows(w, split);
         const int32_t layer = int32_t(layer_of(w.name));
-        if (w.place.device_rows) {
-            const uint64_t bytes = w.device_bytes(w.place.device_rows);
-            w.place.device_offset = plan.device;
+        if (w.location.device_rows) {
+            const uint64_t bytes = w.device_bytes(w.location.device_rows);
+            w.location.device_offset = plan.device;
             plan.device = ggml::size_sum(plan.device, bytes);
             add(plan.parts, Tier::gpu, w.part, layer, bytes);
         }
         if (stored && w.stays_on_disk()) {
-            w.place.memory = Memory::disk;
-            w.place.rows = 0;
+            w.location.memory = Memory::disk;
+            w.location.rows = 0;
             continue;
         }
         const auto* neurons = std::get_if<NeuronPart>(&w.target);
         const bool packed = neurons || w.is<StoredBundle>() || w.strips();
-        w.place.memory = packed ? Memory::packed : use_mmap ? Memory::mapped : Memory::plain;
-        const uint64_t bytes = w.bytes(w.place.rows);
-        if (w.place.memory == Memory::mapped) {
+        w.location.memory = packed ? Memory::packed : use_mmap ? Memory::mapped : Memory::plain;
+        const uint64_t bytes = w.bytes(w.location.rows);
+        if (w.location.memory == Memory::mapped) {
             add(plan.parts, Tier::ram, w.part, layer, bytes);
             continue;
         }
-        uint64_t& end = w.place.memory == Memory::packed ? plan.packed : plan.plain;
+        uint64_t& end = w.location.memory == Memory::packed ? plan.packed : plan.plain;
         const uint64_t begin = end;
         end = ggml::size_sum(begin, bytes);
         if (neurons && neurons->part == 0) bundle = begin;
-        w.place.offset = neurons ? bundle : begin;
+        w.location.offset = neurons ? bundle : begin;
         // Only the last part of a bundle is followed by a gap.
         if (!neurons || neurons->part + 1 == neurons->to->rows.size()) {
             end = ggml::size_rounded_up(end, kWeightLine);

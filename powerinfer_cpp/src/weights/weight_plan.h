@@ -1,4 +1,4 @@
-// The parts of memory that the loader and sessions allocate, and the places of weights.
+// The parts of memory that the loader and sessions allocate, and the locations of weights.
 #pragma once
 
 #include <vector>
@@ -26,7 +26,7 @@ struct WeightPlan {
     uint64_t device = 0;             // size of DeviceModel::weights
 };
 
-// Sets the place of every weight. Tensors must be resolved, and the parts of a bundle must be
+// Sets the location of every weight. Tensors must be resolved, and the parts of a bundle must be
 // consecutive. split: what a device holds; null: there is none. stored: rows of neurons that the
 // device does not have, and the embedding, stay on the disk.
 WeightPlan plan_weights(std::vector<WeightSpec>& weights, bool use_mmap, const DeviceSplit* split,

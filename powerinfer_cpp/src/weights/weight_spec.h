@@ -1,4 +1,4 @@
-// A tensor that an architecture needs: its shape, what it fills, and its place in memory.
+// A tensor that an architecture needs: its shape, what it fills, and where it lies in memory.
 #pragma once
 
 #include <cstdint>
@@ -48,8 +48,8 @@ struct StoredBundle {
 };
 using Target = std::variant<Vector, Product, Table, Signs, NeuronPart, WholeBundle, StoredBundle>;
 
-// The place of a weight once it is loaded.
-struct Place {
+// Where a weight lies once it is loaded.
+struct Location {
     enum class Memory {
         mapped,  // in the mapped file
         packed,  // Model::packed: strips and bundles
@@ -82,7 +82,7 @@ constexpr uint64_t kWeightLine = 64;  // packed and plain weights start at a cac
 // when it is read.
 inline const uint8_t* const kElsewhere = reinterpret_cast<const uint8_t*>(64);
 
-// A tensor or a range of its rows: its target, its place, and its part in a memory plan.
+// A tensor or a range of its rows: its target, its location, and its part in a memory plan.
 struct WeightSpec {
     Part part;
     std::string name;
@@ -90,7 +90,7 @@ struct WeightSpec {
     int64_t row0, rows, cols;    // the range; rows * cols elements
     Target target;
     const ggml::TensorInfo* tensor = nullptr;  // set when found in the file
-    Place place;                               // set by plan_weights()
+    Location location;                         // set by plan_weights()
 
     template <typename T>
     bool is() const {

@@ -47,8 +47,8 @@ void matmul(DeviceStream* stream, const DeviceInput&, const DeviceProduct* produ
 void rope_table(DeviceStream* stream, const double*, int, double, const int32_t*, int, float*) {
     put(stream, 1, 0);
 }
-void place_heads(DeviceStream* stream, float*, int, int, int, const float*, float, const float*,
-                 int, RopePairs) {
+void norm_and_rope(DeviceStream* stream, float*, int, int, int, const float*, float, const float*,
+                   int, RopePairs) {
     put(stream, 1, 0);
 }
 void store_kv(DeviceStream* stream, const KvLayer&, const KvSlot*, int, const float*,
