@@ -12,24 +12,24 @@ using ggml::Input;
 
 namespace {
 
-// One block of a part and the rows that it computes.
+// A block of weights, which is a whole FFN or one expert, and the rows that it computes.
 struct Block {
     const FeedForward& part;
-    int64_t expert;         // 0 if the part has one block
+    int64_t expert;         // 0 if the part has only one block
     const float* x;         // [n, n_embd], normed
-    const float* residual;  // [n, n_embd], before the norm: input of PowerInfer's predictors
-    const int32_t* rows;    // [n], their indices in the batch; null: all, in order
+    const float* residual;  // [n, n_embd], before the norm: PowerInfer's predictors read it
+    const int32_t* rows;    // [n], indices of the rows in the batch; null: all rows
     int64_t n;
-    int64_t scored = 0;      // where the workspace has their scores
-    bool predicted = false;  // these have been computed
+    int64_t scored = 0;      // index of the first row's scores in the workspace
+    bool predicted = false;  // the scores have been computed
 
     const Ffn& w() const { return part.blocks[size_t(expert)]; }
     int64_t row(int64_t t) const { return rows ? rows[t] : t; }
-    // Its number in stores and traces.
+    // The number of the block in neuron stores and traces.
     int32_t number() const { return int32_t(part.first_block + expert); }
 };
 
-// Computes every neuron, for files that store matrices.
+// Computes every neuron. For files that store the FFN as matrices.
 void dense_ffn(const Pass& p, const Block& in, float* y) {
     const Config& c = p.model.config;
     const Ffn& w = in.w();
@@ -52,14 +52,16 @@ void dense_ffn(const Pass& p, const Block& in, float* y) {
     counts = {counts.rows + in.n, counts.proposed + all, counts.computed + all, counts.fired + all};
 }
 
-// Its neurons, perhaps changed, and its rows.
+// The block as compute_neurons() takes it. neurons: those of the block, perhaps with another
+// threshold or with biases of adapters.
 NeuronBlock neurons_of(const Block& in, const ggml::Neurons& neurons,
                        const ggml::NeuronMask& mask) {
     return {in.part, in.expert, neurons, in.x, in.n, mask};
 }
 
-// The scores of a row, part by part: the disk reads neurons of one part while the next is computed.
-// Four parts leave a third of the waiting that one leaves; eight leave less, but cost more calls.
+// Computes the scores of one row in four parts. As soon as a part is known, its neurons are
+// requested, so the disk reads them while the next part is computed. With four parts a third of the
+// waiting remains; with eight it would be less, but the calls would take longer.
 void scores_by_part(const Pass& p, const Block& in, const ggml::NeuronMask& mask,
                     const ggml::Matrix& fc2, const Input& hidden, float* score) {
     constexpr int64_t kParts = 4, kSegmentsOfPart = ggml::kSegments / kParts;
@@ -75,8 +77,8 @@ void scores_by_part(const Pass& p, const Block& in, const ggml::NeuronMask& mask
     }
 }
 
-// For n rows from `first` on, score = fc2 . relu(fc1 . x), raw logits without bias, as in
-// PowerInfer. With a sketch: the score of ggml/sketch.h.
+// Computes the predictor's scores for n rows from `first` on. A predictor is a small network, score
+// = fc2 . relu(fc1 . x) without a bias, as in PowerInfer, or a sketch (ggml/sketch.h).
 void predict(const Pass& p, const Block& in, const ggml::NeuronMask& mask, int64_t first, int64_t n,
              float* score) {
     const Config& c = p.model.config;
@@ -103,7 +105,7 @@ void predict(const Pass& p, const Block& in, const ggml::NeuronMask& mask, int64
     p.context.profile.part = name(Part::ffn);
 }
 
-// Of these rows, how many are masked by a predictor.
+// Counts the rows that a predictor masks.
 int64_t n_masked(const Pass& p, const Block& in) {
     if (!is_predicted(in.part, in.w(), p.params.sparse)) return 0;
     int64_t n = 0;
@@ -111,7 +113,8 @@ int64_t n_masked(const Pass& p, const Block& in) {
     return n;
 }
 
-// The neurons that may be computed for each row: all, unless a predictor masks the row.
+// The mask says which neurons may be computed for each row: all of them, unless a predictor masks
+// the row. Runs the predictor if the block has no scores yet.
 ggml::NeuronMask mask_of(const Pass& p, const Block& in) {
     Workspace& b = p.work;
     ggml::NeuronMask mask;
@@ -128,7 +131,8 @@ ggml::NeuronMask mask_of(const Pass& p, const Block& in) {
     if (!in.predicted) {
         for (int64_t t = 0; t < in.n; t++) flags[t] = b.batch.masked[in.row(t)];
         p.counts.predicted[size_t(in.part.index)] += masked;
-        // From the first to the last of these rows: a prompt before or after them needs no scores.
+        // Scores are computed from the first masked row to the last one: rows of prompts before and
+        // after these need none.
         const int64_t first = std::find(flags, flags + in.n, true) - flags;
         int64_t end = in.n;
         while (!flags[end - 1]) end--;
@@ -137,10 +141,11 @@ ggml::NeuronMask mask_of(const Pass& p, const Block& in) {
     return mask;
 }
 
-// Chooses the rows whose turn it is to be audited: the firing neurons that the mask hides are
-// counted in one segment. Changes no result. Returns the segments, or null if it is nobody's turn.
+// Chooses the rows to audit. An audit computes one segment of neurons without the mask, to count
+// the firing neurons that the predictor missed. It changes no result. Returns the segment of each
+// row, -1 for none, or null if no row is audited.
 const int32_t* choose_audits(const Pass& p, const Block& in, const ggml::NeuronMask& mask) {
-    constexpr int64_t kStored = 4;  // one of so many, where a segment may have to be read
+    constexpr int64_t kStored = 4;  // audits are rarer where they may have to read from the disk
     const int64_t every = p.source.waits() ? kStored : 1;
     const Batch& batch = p.work.batch;
     bool any = false;
@@ -154,7 +159,8 @@ const int32_t* choose_audits(const Pass& p, const Block& in, const ggml::NeuronM
     return any ? p.work.audited : nullptr;
 }
 
-// bias [n, n_ff] = the neurons' own bias (if any), plus what adapters add to their products.
+// Makes a bias for each row, [n, n_ff], in `room`: the bias of the weights, if there is one, plus
+// what adapters add to the products.
 void own_bias(const Pass& p, const Input& x, int64_t n_ff, const ggml::NeuronRows& rows,
               const float*& bias, float* room) {
     ggml::zero(p.context, room, x.rows * n_ff);
@@ -165,8 +171,9 @@ void own_bias(const Pass& p, const Input& x, int64_t n_ff, const ggml::NeuronRow
     bias = room;
 }
 
-// What adapters add to gate and up becomes a bias that each row has for itself, so the operators
-// choose neurons by the changed gates. For down they keep the values of the neurons.
+// Applies adapters to gate and up. What they add becomes a bias of each row, so that the operators
+// decide by the adapted gates which neurons fire. Adapters of down need the neurons' values, which
+// the operators keep for them.
 void adapt(const Pass& p, const Block& in, ggml::Neurons& neurons) {
     Workspace& b = p.work;
     const ggml::Neurons& w = in.w().neurons;
@@ -179,7 +186,7 @@ void adapt(const Pass& p, const Block& in, ggml::Neurons& neurons) {
     b.neurons.values = p.adapters.change(&w.down) ? p.adapters.neuron_values() : nullptr;
 }
 
-// Computes the neurons that fire, for files that store neuron rows.
+// Computes only the neurons that fire. For files that store the FFN as neuron rows.
 void neuron_ffn(const Pass& p, const Block& in, float* y) {
     const Config& c = p.model.config;
     ggml::Neurons neurons = in.w().neurons;
@@ -187,7 +194,9 @@ void neuron_ffn(const Pass& p, const Block& in, float* y) {
     const ggml::NeuronMask mask = mask_of(p, in);
     NeuronBlock block = neurons_of(in, neurons, mask);
     block.audited = choose_audits(p, in, mask);
-    // Which experts come next is not known, nor in what portions a device takes the rows.
+    // The store can begin to read the next block's neurons if the same rows will need all of them.
+    // This is not known of experts, nor of a device's layers, which split the rows in their own
+    // way.
     const FeedForward* const next = p.model.ffn_after(in.part);
     const bool all_of_next = next && !in.part.routed() && !next->routed() &&
                              next->layer < c.n_layer - p.model.device_layers();
@@ -210,7 +219,8 @@ void ffn(const Pass& p, const Block& in, float* y) {
     p.record.fired(p.context, in.part.index, in.expert, in.rows, in.n, p.flags());
 }
 
-// The rows of the batch that chose an expert. The experts of a single row keep their scores apart.
+// An expert and the rows of the batch that chose it. If the batch is a single row, each of its
+// experts has its own scores in the workspace.
 Block chosen_block(const Pass& p, const FeedForward& part, int64_t expert) {
     const ggml::ExpertRows& chosen = p.work.expert_rows;
     const int32_t first = chosen.first[expert];
@@ -223,7 +233,7 @@ Block chosen_block(const Pass& p, const FeedForward& part, int64_t expert) {
             p.work.batch.n == 1 ? first : 0};
 }
 
-// Gathers them, so that the expert's weights are read once.
+// Copies the rows of an expert side by side, so that its weights are read only once.
 void gather(const Pass& p, const Block& in, const float* x) {
     Workspace& b = p.work;
     const int64_t width = p.model.config.n_embd;
@@ -231,7 +241,7 @@ void gather(const Pass& p, const Block& in, const float* x) {
     ggml::gather_rows(p.context, b.x, in.rows, in.n, width, b.gathered_residual);
 }
 
-// Calls use(block) for all experts from `first` on that a row chose.
+// Calls use(block) for every expert from `first` on that some row chose.
 template <typename F>
 void for_chosen(const Pass& p, const FeedForward& part, int64_t first, const F& use) {
     for (int64_t e = first; e < part.n_blocks(); e++) {
@@ -240,7 +250,7 @@ void for_chosen(const Pass& p, const FeedForward& part, int64_t first, const F& 
     }
 }
 
-// Asks for the predictors of chosen experts, as far as there is room.
+// Requests the predictors of the chosen experts from the disk, as many as fit.
 void request_predictors(const Pass& p, const FeedForward& part, int64_t first) {
     if (!p.source.pages_predictors()) return;
     for_chosen(p, part, first, [&](const Block& in) {
@@ -248,13 +258,13 @@ void request_predictors(const Pass& p, const FeedForward& part, int64_t first) {
     });
 }
 
-// Asks for the neurons that the only row of an expert may need, if its scores are known.
+// Requests the neurons that the only row of an expert may need, by the mask.
 void request_block(const Pass& p, const Block& in) {
     request_neurons(p, neurons_of(in, in.w().neurons, mask_of(p, in)));
 }
 
-// For a single row: predicts for all of its experts, and asks for their neurons, before the first
-// one is computed.
+// For a batch of one row: runs the predictors of all its experts and requests their neurons before
+// the first expert is computed, so that the disk has all reads in its queue.
 void begin_experts(const Pass& p, const FeedForward& part, const float* x) {
     for_chosen(p, part, 0, [&](Block in) {
         request_predictors(p, part, in.expert);
@@ -265,7 +275,7 @@ void begin_experts(const Pass& p, const FeedForward& part, const float* x) {
     });
 }
 
-// y[t] = sum of weight * ffn(expert, x[t]) over the chosen experts, in ascending order.
+// y[t] = the sum of expert_weight * ffn(expert, x[t]) over the chosen experts, in ascending order.
 void mixture(const Pass& p, const FeedForward& part, const float* x, float* y) {
     const Config& c = p.model.config;
     Workspace& b = p.work;
@@ -275,7 +285,7 @@ void mixture(const Pass& p, const FeedForward& part, const float* x, float* y) {
     for_chosen(p, part, 0, [&](Block in) {
         in.predicted = begun;
         if (begun) {
-            // Those that found no room until now.
+            // The staging area had no room for some experts until now.
             for_chosen(p, part, in.expert, [&](Block later) {
                 later.predicted = true;
                 request_block(p, later);

@@ -1,4 +1,5 @@
-// Feed-forward blocks: one per layer, or experts chosen per row.
+// The feed-forward network (FFN) of a layer: one block, or a mixture of experts that a router
+// chooses for each row.
 #pragma once
 
 #include "forward/pass.h"
@@ -14,12 +15,12 @@ float score_threshold(const FeedForward& part, const pi_session_params& params);
 // Chooses the experts of the batch's rows from x, [n, n_embd], and stores them in the workspace.
 void route(const Pass& p, const Router& router, const float* x);
 
-// After route(), if that comes long before feed_forward(): asks the disk for what the chosen
-// experts need, as far as it is known by now.
+// For routers that run long before feed_forward(): requests from the disk what the chosen experts
+// are known to need after route().
 void request_experts(const Pass& p, const FeedForward& experts);
 
-// y = the part's block, or its mixture of the experts chosen by route(), applied to x, the normed
-// residual stream. x, y: [n, n_embd].
+// y = FFN(x), by the part's only block or by the experts that route() chose. x: the normed residual
+// stream. x, y: [n, n_embd].
 void feed_forward(const Pass& p, const FeedForward& part, const float* x, float* y);
 
 }  // namespace powerinfer
