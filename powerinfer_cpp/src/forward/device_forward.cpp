@@ -1,5 +1,5 @@
-// Runs of rows on a device: what is copied to it, graphs, the CPU's half of shared layers, results,
-// and what happens when something fails. The operators are in device_layers.cpp.
+// How rows are computed on a device: their input, graphs, the CPU's part of split layers, results
+// and errors. The operators of a layer are in device_layers.cpp.
 #include "forward/device_forward.h"
 
 #include <algorithm>
@@ -71,7 +71,7 @@ DeviceForward::DeviceForward(const Model& model, const pi_session_params& params
     device_.wait(stream_.get());
 }
 
-// Places the arrays for n rows in the session's memory.
+// Divides the session's memory into the arrays for n rows.
 void DeviceForward::carve(int64_t n) {
     Carver carver(memory_.get(), memory_.size());
     scratch_ = DeviceScratch(carver, model_, params_, model_.device_layers(), n);
@@ -93,10 +93,11 @@ void DeviceForward::mark_cold_rows() {
 void DeviceForward::run(const Pass& p) {
     const std::lock_guard<ggml::DeviceCard> lock(on_.card);
     device_.enter();
-    if (std::exchange(uncounted_, true)) counted_ = counts_now();  // what a failed call left
+    if (std::exchange(uncounted_, true)) counted_ = counts_now();  // skips what a failed call left
     const Batch& batch = p.work.batch;
     for (int64_t begin = 0, end = 0; begin < batch.n; begin = end) {
-        // Rows of one kind. Masked ones have a list of neurons each.
+        // Rows are computed together if they agree in both flags. Each masked row needs a list of
+        // neurons, of which there are kDeviceLists.
         const bool masked = batch.masked[begin], uploads_cold = batch.uploads_cold[begin];
         const int64_t most =
             masked ? std::min(device_rows(params_), kDeviceLists) : device_rows(params_);
@@ -118,9 +119,9 @@ std::vector<unsigned long long> DeviceForward::counts_now() {
     return now;
 }
 
-// Adds the neurons that the device has computed, and how long it has waited for the CPU, since it
-// was last asked. Throws Error(device) if it did not wait to the end: then it has computed with
-// halves that were not there.
+// Adds up what the device has done since the last call: neurons, and time in which it waited for
+// the CPU. Throws Error(device) if a wait reached its limit, because the device then went on
+// without the CPU's sums.
 void DeviceForward::count(const Pass& p) {
     const Config& c = model_.config;
     std::vector<unsigned long long> now = counts_now();
@@ -157,7 +158,7 @@ void DeviceForward::rows(const Pass& p, int64_t begin, int64_t end) {
     const int64_t n = end - begin;
     if (scratch_.residual.rows != n) carve(n);
     Kind kind{batch.masked[begin], batch.uploads_cold[begin], int(n), 0, 1};
-    // A power of two, for few graphs; no more than there is room for.
+    // A power of two, so that there are few kinds; no more than there is room for.
     const int64_t most_blocks = scratch_.attention.blocks;
     for (int64_t t = begin; t < end; t++) {
         kind.kept += batch.result[t] != nullptr;
@@ -170,7 +171,8 @@ void DeviceForward::rows(const Pass& p, int64_t begin, int64_t end) {
         ggml::carved_bytes<DeviceStep>(model_, params_, model_.device_layers(), n);
     try {
         device_.copy_in(stream_.get(), scratch_.step.epoch, host_step_, step_bytes);
-        // Numbers of generated rows come again and again, those of prompts do not.
+        // Graphs pay off for kinds that come again: generated rows, and single ones. The kinds of
+        // prompts change with every length.
         const bool again =
             !kind.uploads_cold && (n == 1 || (batch.generated[begin] && n <= kDeviceLists));
         if (params_.stepwise || !again) {
@@ -199,7 +201,8 @@ void DeviceForward::rows(const Pass& p, int64_t begin, int64_t end) {
     }
 }
 
-// Logits of the kept rows, part by part; or the residual stream, for a head on the CPU.
+// Copies logits of the kept rows to the CPU, kDeviceResults at a time. If the CPU has the head, it
+// gets the residual stream of all rows.
 void DeviceForward::copy_results(const Pass& p, int64_t begin, const Kind& kind) {
     const Config& c = model_.config;
     if (!kind.kept) return;
@@ -245,7 +248,7 @@ DeviceForward::Graphs DeviceForward::record(const Pass& p, const Kind& kind) {
     try {
         launch_rows(p, kind, LaunchMode::recorded);
     } catch (...) {
-        // The stream must not stay in this state.
+        // The capture must end in any case.
         end_graph(graphs);
         throw;
     }
@@ -289,7 +292,7 @@ void DeviceForward::fill_step(const Pass& p, int64_t begin, int64_t end) {
         const auto known = std::find(tables.begin(), tables.end(), batch.pages[t]);
         const int64_t table = known - tables.begin(), at = table * pages_of(params_.n_ctx);
         if (known == tables.end()) tables.push_back(batch.pages[t]);
-        // The last row of a sequence has the most pages.
+        // Rows of a sequence share a table of pages; the last row has the most.
         const int32_t last = batch.position[t] + 1;
         std::memcpy(step.pages + at, batch.pages[t], size_t(pages_of(last)) * sizeof(int32_t));
         for (int64_t i = first_; i < c.n_layer; i++) {
@@ -300,10 +303,10 @@ void DeviceForward::fill_step(const Pass& p, int64_t begin, int64_t end) {
     }
 }
 
-// ---- The CPU's half -----------------------------------------------------------------------------
+// ---- The CPU's part -----------------------------------------------------------------------------
 
-// Waits until the device has published. Throws Error(device) if it ends before, and
-// Error(cancelled).
+// Waits until the device has published the input of a layer's FFN. Throws Error(device) if the
+// device comes to rest without that, and Error(cancelled).
 void DeviceForward::await(const Pass& p, const DeviceExchange& e) {
     using Clock = std::chrono::steady_clock;
     constexpr std::chrono::microseconds kSpin(100), kAsk(10000);
@@ -326,8 +329,9 @@ void DeviceForward::await(const Pass& p, const DeviceExchange& e) {
     p.counts.waited_for_device += uint64_t(waited.count());
 }
 
-// The merge waits in the device for the CPU's half, on a processor that spins. That is short,
-// unless the CPU waits for the disk: then it comes first.
+// The merge waits on the device, where it spins, until the CPU has sent its sums. That is short
+// unless the CPU has to wait for the disk. In that case the merge is launched only after the CPU's
+// part: here, or in a graph of its own.
 void DeviceForward::cpu_part_before_merge(const Pass& p, int64_t i, const Kind& kind,
                                           LaunchMode mode) {
     if (mode == LaunchMode::recorded && p.source.waits()) {
@@ -346,7 +350,7 @@ void DeviceForward::compute_cpu_part(const Pass& p, int64_t i, const Kind& kind)
     await(p, e);
     const bool masked = masks(i, kind);
     const int64_t listed = std::accumulate(e.count, e.count + (masked ? kind.rows : 1), int64_t(0));
-    if (listed == 0) {  // the device does not wait
+    if (listed == 0) {  // the CPU has none of the listed neurons, so the device does not wait
         p.counts.neurons[size_t(ffn(i).index)].rows += kind.rows;
         return;
     }
@@ -357,7 +361,7 @@ void DeviceForward::compute_cpu_part(const Pass& p, int64_t i, const Kind& kind)
                             uint64_t(masked ? listed : 0) * sizeof(int32_t);
 }
 
-// The sums of the neurons in RAM that the device has listed.
+// Computes the sums of the cold neurons that the device has listed.
 void DeviceForward::compute_cold(const Pass& p, int64_t i, const Kind& kind) {
     const DeviceExchange& e = exchange_[size_t(i - first_)];
     ggml::Neurons neurons = on_.cold[size_t(i)];
@@ -397,7 +401,7 @@ void DeviceForward::release() {
         device_.zero(stream_.get(), scratch_.late, sizeof(*scratch_.late));
         device_.wait(stream_.get());
     } catch (const Error&) {
-        // What made it necessary is reported.
+        // The error that led here is the one to report.
     }
     for (const DeviceExchange& e : exchange_) __atomic_store_n(e.answered, 0u, __ATOMIC_RELEASE);
 }

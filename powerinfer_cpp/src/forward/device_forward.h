@@ -1,5 +1,6 @@
-// The last layers of a forward pass, on a device. Neurons that RAM holds are computed by the CPU at
-// the same time.
+// The last layers of a forward pass, on a device. Of a layer whose neurons are split, the CPU
+// computes those in RAM (the "cold" ones) while the device computes the others. For that the device
+// publishes the input of the FFN, and it waits for the CPU's sums before it merges both.
 #pragma once
 
 #include <map>
@@ -14,21 +15,22 @@ namespace powerinfer {
 
 class DeviceForward : public DeviceKv {
  public:
-    // Allocates the memory of a session on the model's device. params must be resolved. Throws
+    // Allocates what a session takes on the model's device. params must be resolved. Throws
     // Error(memory | device).
     DeviceForward(const Model& model, const pi_session_params& params,
                   const std::vector<RopeTable>& ropes);
 
-    // Computes the device's layers for the rows of p.work.batch, from the residual stream p.work.x,
-    // and the head if it computes that; else the rows go back to p.work.x. A row's bits do not
-    // depend on its neighbours. Throws Error(device | cancelled).
+    // Computes the device's layers for the rows of p.work.batch. p.work.x is the residual stream.
+    // If the device has the head, the result is logits; if not, the rows go back to p.work.x. The
+    // bits of a row do not depend on its neighbours. Throws Error(device | cancelled), and what the
+    // CPU's neurons throw (store.h).
     void run(const Pass& p);
     bool computes_head() const { return head_; }
-    // Kernels and copies of the largest graph that is kept.
+    // Number of kernels and copies in the largest graphs that are kept.
     int most_nodes() const;
-    // How many kinds of rows have graphs now, and at most: what the driver takes for one is in no
-    // plan. 32 sequences that all want logits need one a number of rows, and another when their
-    // attention has twice as many blocks.
+    // For how many kinds of rows graphs are kept now, and at most. There is a limit because no
+    // memory plan knows what the driver takes for a graph. 32 sequences that all want logits need
+    // graphs for each number of rows, and others when their attention has twice as many blocks.
     size_t n_recorded() const { return recorded_.size(); }
     static constexpr size_t kMostRecorded = 64;
 
@@ -37,23 +39,25 @@ class DeviceForward : public DeviceKv {
     void write_page(int32_t page, int64_t n, const uint8_t* from) override;
 
  private:
-    // What makes the operators of some rows different from those of others.
+    // Rows of the same kind are computed by the same operators, so they can use the same graphs.
     struct Kind {
         bool masked, uploads_cold;  // as in Batch
         int rows, kept;
-        int blocks;  // of attention
+        int blocks;  // into which attention divides the positions
         auto tied() const { return std::tie(masked, uploads_cold, rows, kept, blocks); }
         bool operator<(const Kind& other) const { return tied() < other.tied(); }
     };
-    // How operators reach the device: recorded as graphs, without the CPU's halves; layer after
-    // layer, each with its CPU part; or one by one, waiting for each published half.
+    // recorded: operators become graphs, which are launched later; the CPU computes its parts
+    // meanwhile. by_layer: operators are launched layer by layer, and the CPU computes its part of
+    // a layer when all of that is launched. stepwise: before each CPU part the device comes to
+    // rest.
     enum class LaunchMode { recorded, by_layer, stepwise };
-    // One, or if the CPU's halves may wait for the disk, as many as there are halves, and one: each
-    // ends before a half is merged, and the next one begins when that is there.
+    // One graph for all layers. If the CPU may wait for the disk, a graph ends before every merge
+    // and the next one is launched when the CPU's part is done, so that the device does not spin.
     using Graphs = std::vector<ggml::Owned<ggml::DeviceGraph>>;
     struct Recorded {
         Graphs graphs;
-        uint64_t used = 0;  // the largest was used last
+        uint64_t used = 0;  // value of uses_ at the last use
     };
 
     void carve(int64_t n);
@@ -67,7 +71,7 @@ class DeviceForward : public DeviceKv {
     void end_graph(Graphs& graphs);
     void copy_results(const Pass& p, int64_t begin, const Kind& kind);
 
-    // The operators of some rows.
+    // These launch operators, or record them in a graph.
     void launch_rows(const Pass& p, const Kind& kind, LaunchMode mode);
     void launch_layer(const Pass& p, int64_t i, const Kind& kind, LaunchMode mode);
     void launch_head(const Kind& kind, int64_t first, int64_t n);
@@ -84,34 +88,34 @@ class DeviceForward : public DeviceKv {
     void launch_norm(const NormWeights& w, float* x, const ggml::DeviceInput& y);
     void launch_products(const ggml::DeviceInput& x,
                          std::initializer_list<ggml::DeviceProduct> products);
-    // Of weights by their members in Model.
+    // A product with weights that the device finds by the addresses of their members in Model.
     ggml::DeviceProduct product(const ggml::Matrix& w, float* y, const float* const& bias) const;
-    // The number of a layer's first neuron in the device's tables.
+    // The index of a layer's first neuron in the tables of DeviceModel.
     int64_t first_neuron(int64_t i) const;
     const int32_t* slots(int64_t i) const;
-    // Do predictors mask the rows in this layer?
+    // Do predictors mask the rows in layer i?
     bool masks(int64_t i, const Kind& kind) const;
-    // The feed-forward part of a layer, and the number of its block.
+    // The feed-forward part of a layer, and the number of its first block.
     const FeedForward& ffn(int64_t i) const {
         return *model_.layers[size_t(i)].find<FeedForward>();
     }
     int32_t first_block(int64_t i) const { return int32_t(ffn(i).first_block); }
-    // Does the CPU compute a half of this layer?
+    // Does the CPU compute neurons of layer i for these rows?
     bool cpu_has_part(int64_t i, const Kind& kind) const;
-    // The next layer that is shared with the CPU, or -1.
+    // The next layer whose neurons are split, or -1.
     int32_t next_split(int64_t i) const;
     ggml::KvLayer kv_layer(int64_t i) const;
     int64_t page_bytes() const;
     template <typename F>
     void each_run(int32_t page, int64_t n, const F& f);
 
-    // What the CPU does before the device is given the merge of a layer.
+    // What has to happen before the merge of a layer is launched.
     void cpu_part_before_merge(const Pass& p, int64_t i, const Kind& kind, LaunchMode mode);
-    // The CPU's half of a layer: waits for its input, computes, answers.
+    // The CPU's part of a layer: waits for the published input, computes, sends the sums.
     void compute_cpu_part(const Pass& p, int64_t i, const Kind& kind);
     void compute_cold(const Pass& p, int64_t i, const Kind& kind);
     void await(const Pass& p, const ggml::DeviceExchange& e);
-    // Ends all waits, and waits for the device to come to rest.
+    // After an error: ends all waits on the device, and waits until it has come to rest.
     void release();
 
     const Model& model_;
@@ -119,25 +123,26 @@ class DeviceForward : public DeviceKv {
     const DeviceModel& on_;
     ggml::Device& device_;
     const ggml::DeviceOps& ops_;
-    const int64_t first_;  // layer
+    const int64_t first_;  // the first layer on the device
     const bool head_;
 
     ggml::DeviceArray<uint8_t> kv_, memory_;
     ggml::SharedArray<uint8_t> shared_;
-    DeviceScratch scratch_;  // for the rows that are computed
+    DeviceScratch scratch_;  // in memory_, for the rows that are being computed
     uint8_t* host_step_ = nullptr;
     double rope_magnitude_ = 1;
     std::vector<ggml::DeviceExchange> exchange_;  // [layers on the device]
-    // [layers on the device][n_ff]: which rows of a bundled layer the CPU computes; empty: all.
+    // [layers on the device][n_ff]: the rows of DeviceModel::cold that the CPU computes; empty: all
+    // of them. A bundled file's rows stay in RAM even if the device has them, too.
     std::vector<std::vector<uint8_t>> cold_rows_;
-    std::unique_ptr<bool[]> every_row_;        // true
-    std::vector<unsigned long long> counted_;  // of scratch_.counts, in p.counts already
-    bool uncounted_ = false;                   // a failed call left some that belong nowhere
+    std::unique_ptr<bool[]> every_row_;        // flags that are all true
+    std::vector<unsigned long long> counted_;  // values of scratch_.counts at the last count()
+    bool uncounted_ = false;                   // a failed call left counts that belong to no call
     uint32_t epoch_ = 0;
-    const float* added_[2] = {nullptr, nullptr};  // to x, by the next norm
-    ggml::Owned<ggml::DeviceStream> stream_;      // after the memory that its work uses
+    const float* added_[2] = {nullptr, nullptr};  // what the next norm adds to x
+    ggml::Owned<ggml::DeviceStream> stream_;      // declared after the memory that its work uses
     std::map<Kind, Recorded> recorded_;
-    uint64_t uses_ = 0;  // of recorded_
+    uint64_t uses_ = 0;  // of recorded_, to find what was used least recently
     Graphs* recording_ = nullptr;
 };
 
