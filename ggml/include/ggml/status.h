@@ -1,9 +1,10 @@
 // The error type of ggml and the engine.
 //
 // Code that loads, checks and plans throws Error. Only the C API turns it into a status code and a
-// message. Operators on the CPU do not throw. What runs once per token throws where the outside
-// world ends it: a caller who cancels, a disk or a device that fails, memory that is refused to
-// sampling.
+// message. Operators on the CPU do not throw. A forward pass throws only io and format (of a disk),
+// device and cancelled; `internal`, if there is a bug; and `memory`, if the driver of a device or
+// one of a few short lists is refused some. Large memory is never allocated in a pass. Sampling
+// throws `memory`.
 #pragma once
 
 #include <exception>
