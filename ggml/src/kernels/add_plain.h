@@ -35,13 +35,13 @@ void add_plain_tile(const uint8_t* const* rows, const uint8_t* const* ahead, con
     }
 }
 
-// 32 columns of up to kShared rows, for several tokens. They stay in the L1 cache.
+// 32 columns of up to kMostRows rows, for several tokens. They stay in the L1 cache.
 struct alignas(64) PlainPiece {
-    float values[kShared][kQ];
-    float scale[kShared];
+    float values[kMostRows][kQ];
+    float scale[kMostRows];
 };
 
-// Adds n rows to T tokens, all rows for each of them. factors: [T][kShared].
+// Adds n rows to T tokens, all rows for each of them. factors: [T][kMostRows].
 template <int T>
 void add_all(const PlainPiece& piece, int64_t n, const float* factors, float* y, int64_t ldy) {
     Floats sum[T][kParts];
@@ -52,7 +52,7 @@ void add_all(const PlainPiece& piece, int64_t n, const float* factors, float* y,
         Floats values[kParts];
         for (int i = 0; i < kParts; i++) values[i] = load_f32(piece.values[r] + kWide * i);
         for (int t = 0; t < T; t++) {
-            const Floats factor = splat(factors[t * kShared + r]);
+            const Floats factor = splat(factors[t * kMostRows + r]);
             for (int i = 0; i < kParts; i++) {
                 sum[t][i] = add_product(sum[t][i], factor, values[i]);
             }
@@ -83,7 +83,7 @@ template <typename F, int apart>
 void add_plain_unpacked(const uint8_t* const* rows, int64_t n, int64_t cols,
                         const WeightedRows& weighted, int64_t nt, float* y, int64_t ldy) {
     PlainPiece piece;
-    float factors[kTogether * kShared];
+    float factors[kTogether * kMostRows];
     const bool all = weighted.first[nt] - weighted.first[0] == n * nt;
     for (int64_t c = 0, at = 0; c < cols;
          c += kQ, at += apart * int64_t(sizeof(typename F::Block))) {
@@ -98,7 +98,7 @@ void add_plain_unpacked(const uint8_t* const* rows, int64_t n, int64_t cols,
                 for (int i = 0; i < count; i++) {
                     const float* const h = weighted.h + weighted.first[t + i];
                     for (int64_t r = 0; r < n; r++) {
-                        factors[i * kShared + r] = h[r] * piece.scale[r];
+                        factors[i * kMostRows + r] = h[r] * piece.scale[r];
                     }
                 }
                 add_all<count>(piece, n, factors, y + t * ldy + c, ldy);

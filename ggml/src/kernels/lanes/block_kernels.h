@@ -208,8 +208,8 @@ template <typename F>
 void add_unpacked(const uint8_t* const* rows, int64_t n, int64_t cols, const WeightedRows& weighted,
                   int64_t nt, float* y, int64_t ldy) {
     constexpr int64_t size = kUnit<F>;
-    alignas(32) float values[kShared][64];
-    Weighed<F> weighed[kShared];
+    alignas(32) float values[kMostRows][64];
+    Weighed<F> weighed[kMostRows];
     const i256 bias = splat8(F::bias);
     const bool all = weighted.first[nt] - weighted.first[0] == n * nt;
     int64_t at = 0;
