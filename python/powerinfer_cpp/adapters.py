@@ -7,7 +7,8 @@ from typing import Any
 
 from ._native import ffi, lib
 from .errors import check, encoded
-from .model import Model, Session
+from .model import Model
+from .session import Session
 
 
 class LoraAdapter:

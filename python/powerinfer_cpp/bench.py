@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 
 from .energy import EnergyMeter
-from .model import Model, OpTime, Session
+from .model import Model
+from .session import OpTime, Session
 from .work import Work
 
 

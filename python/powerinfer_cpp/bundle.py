@@ -8,7 +8,7 @@ from typing import Any
 
 from ._native import ffi, lib
 from .errors import check, encoded
-from .model import Callbacks
+from .params import Callbacks
 from .progress import Progress
 
 ALIGNS = (512, 1024, 2048, 4096)

@@ -8,8 +8,9 @@ import numpy as np
 from ._native import lib
 from .adapters import Adapters
 from .errors import ContextOverflowError, ModelFormatError, OutOfMemoryError
-from .model import Model, Session, release
+from .model import Model, release
 from .sampler import Sampler
+from .session import Session
 from .state import NUMERICS, STATE_VERSION, LlamaState
 from .work import Work
 

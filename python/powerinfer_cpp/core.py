@@ -24,7 +24,8 @@ from .embedding import (
 from .gguf import Gguf
 from .infill import FimTokens, fim_tokens
 from .log import logger
-from .model import SPARSE_MODES, Model, memory_plan
+from .model import SPARSE_MODES, Model
+from .plan import memory_plan
 from .sampler import Sampler, Samplers
 from .sampling import Sampling
 from .speculative import LlamaDraftModel

@@ -7,7 +7,8 @@ import numpy as np
 
 from .adapters import Adapters
 from .errors import ContextOverflowError, UnsupportedModelError
-from .model import Model, Session
+from .model import Model
+from .session import Session
 
 POOLINGS = NONE, MEAN, CLS, LAST = 0, 1, 2, 3  # llama.cpp's numbers; -1: as the file says
 

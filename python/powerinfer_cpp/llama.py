@@ -33,9 +33,9 @@ from .logits import (
     StoppingCriteriaList,
 )
 from .logprobs import Choice, Placed, choice
-from .model import as_tokens
 from .prompts import LlamaPrompts, Text
 from .sampling import Sampling
+from .session import as_tokens
 from .speculative import LlamaDraftModel
 from .state import BaseLlamaCache, LlamaCache, LlamaRAMCache, LlamaState, common_prefix
 from .tokenizer import BaseLlamaTokenizer, LlamaTokenizer

@@ -7,8 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from .model import Model, Session
+from .model import Model
 from .progress import Progress
+from .session import Session
 from .work import Work
 
 

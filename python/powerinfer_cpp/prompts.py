@@ -9,7 +9,7 @@ from .embeddings import LlamaEmbeddings
 from .grammar import LlamaGrammar
 from .infill import infill_ids
 from .log import say
-from .model import as_tokens
+from .session import as_tokens
 from .tool_chat import Turn, control_tokens, prepare
 from .tools import Style, ToolRequest
 

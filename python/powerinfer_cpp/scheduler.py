@@ -18,10 +18,10 @@ import numpy as np
 from .completion import Piece, Writer
 from .errors import ContextOverflowError, RequestError
 from .logprobs import Choice, choice
-from .model import Session, as_tokens
 from .sampler import Sampler
 from .sampling import Sampling
 from .sequences import Sequences
+from .session import Session, as_tokens
 from .work import Work
 
 # Changes the logits of the next token: called with ids and logits, returns logits.

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from .model import Session
+from .session import Session
 
 
 class Sequences:

@@ -19,10 +19,10 @@ from .gguf import Gguf
 from .grammar import LlamaGrammar
 from .llama import Llama
 from .logprobs import Placed
-from .model import Session
 from .prompts import Text, encoded
 from .sampling import Sampling
 from .scheduler import Criteria, Processor, Request, Scheduler, Ticket, Update
+from .session import Session
 from .tool_chat import Turn
 from .work import Work
 

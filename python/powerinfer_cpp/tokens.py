@@ -20,8 +20,8 @@ from .logits import (
     StoppingCriteriaList,
 )
 from .masks import Vocabulary
-from .model import as_tokens
 from .sampling import Sampling
+from .session import as_tokens
 from .speculative import Drafts, eval_with_draft
 from .state import LlamaState, common_prefix
 from .stats import Meter

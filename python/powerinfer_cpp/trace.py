@@ -14,9 +14,10 @@ from .convert import source
 from .convert.writer import replacing
 from .errors import ModelFormatError, check
 from .gguf import Gguf
-from .model import Model, Session
+from .model import Model
 from .progress import Progress
 from .rates import read_rates
+from .session import Session
 
 VERSION = 1
 _FIRST = re.compile(r"blk\.\d+\.ffn_gate(_exps)?\.weight")

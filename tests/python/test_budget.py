@@ -24,7 +24,9 @@ from families import quiet
 from powerinfer_cpp._native import lib
 from powerinfer_cpp.context import Context
 from powerinfer_cpp.convert import convert
-from powerinfer_cpp.model import Model, Session, memory_plan
+from powerinfer_cpp.model import Model
+from powerinfer_cpp.plan import memory_plan
+from powerinfer_cpp.session import Session
 
 from powerinfer_cpp import Llama, LlamaRAMCache, ModelFormatError, OutOfMemoryError
 

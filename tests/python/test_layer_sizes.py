@@ -10,7 +10,9 @@ import numpy as np
 import pytest
 from powerinfer_cpp._native import lib
 from powerinfer_cpp.errors import OutOfMemoryError
-from powerinfer_cpp.model import Model, Session, memory_plan
+from powerinfer_cpp.model import Model
+from powerinfer_cpp.plan import memory_plan
+from powerinfer_cpp.session import Session
 from reference import logits, relative_error
 
 from powerinfer_cpp import Llama, stats

@@ -14,7 +14,8 @@ from gguf_files import Spliced
 from powerinfer_cpp.convert import convert, source
 from powerinfer_cpp.errors import ModelFormatError, UnsupportedModelError
 from powerinfer_cpp.gguf import Gguf
-from powerinfer_cpp.model import Model, memory_plan
+from powerinfer_cpp.model import Model
+from powerinfer_cpp.plan import memory_plan
 
 from powerinfer_cpp import Llama
 

@@ -17,7 +17,8 @@ from families import quiet
 from powerinfer_cpp.cli import main
 from powerinfer_cpp.convert import convert
 from powerinfer_cpp.gguf import Gguf
-from powerinfer_cpp.model import Model, memory_plan
+from powerinfer_cpp.model import Model
+from powerinfer_cpp.plan import memory_plan
 
 from powerinfer_cpp import Llama, ModelFormatError
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from powerinfer_cpp.cli import main
-from powerinfer_cpp.model import memory_plan
+from powerinfer_cpp.plan import memory_plan
 from powerinfer_cpp.served import ServedModel
 
 from powerinfer_cpp import Llama

@@ -17,7 +17,7 @@ from powerinfer_cpp._native import lib
 from powerinfer_cpp.cli import main
 from powerinfer_cpp.errors import ModelFormatError, OutOfMemoryError
 from powerinfer_cpp.gguf import Gguf
-from powerinfer_cpp.model import Model, memory_plan
+from powerinfer_cpp.model import Model
 from powerinfer_cpp.placement import (
     Machine,
     PlacementModel,
@@ -33,6 +33,7 @@ from powerinfer_cpp.placement import (
 from powerinfer_cpp.placement.model import neurons
 from powerinfer_cpp.placement.solve import Layer, solve, value_of
 from powerinfer_cpp.placement.statistics import LayerStatistics
+from powerinfer_cpp.plan import memory_plan
 from scipy import optimize, sparse
 
 MIB = 1 << 20

@@ -17,7 +17,7 @@ from powerinfer_cpp.convert.embed import embed
 from powerinfer_cpp.convert.writer import float32
 from powerinfer_cpp.errors import UnsupportedModelError
 from powerinfer_cpp.gguf import Gguf
-from powerinfer_cpp.model import Model, Session
+from powerinfer_cpp.model import Model
 from powerinfer_cpp.options import SPARSE_MODES
 from powerinfer_cpp.perplexity import log_likelihoods
 from powerinfer_cpp.predictor import judge, mlps, search, solve, train_predictors
@@ -26,6 +26,7 @@ from powerinfer_cpp.predictor.pairs import Pairs, bytes_per_token
 from powerinfer_cpp.predictor.train import Curve, curve
 from powerinfer_cpp.profile import profile
 from powerinfer_cpp.profile.text import windows
+from powerinfer_cpp.session import Session
 from powerinfer_cpp.work import PARTS
 
 from powerinfer_cpp import Llama

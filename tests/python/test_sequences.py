@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 from powerinfer_cpp._native import lib
 from powerinfer_cpp.errors import ContextOverflowError
-from powerinfer_cpp.model import Model, Session
+from powerinfer_cpp.model import Model
 from powerinfer_cpp.sampler import Sampler
+from powerinfer_cpp.session import Session
 from powerinfer_cpp.work import NEURON_COUNTS
 
 MODEL = Path(__file__).resolve().parents[2] / "models" / "stories-relu.Q8_0.gguf"

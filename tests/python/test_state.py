@@ -16,7 +16,8 @@ from powerinfer_cpp._native import lib
 from powerinfer_cpp.errors import check
 from powerinfer_cpp.hub import one_match
 from powerinfer_cpp.llama_cache import LlamaDiskCache
-from powerinfer_cpp.model import SPARSE_MODES, Model, Session
+from powerinfer_cpp.model import SPARSE_MODES, Model
+from powerinfer_cpp.session import Session
 from tiny import take
 
 from powerinfer_cpp import (

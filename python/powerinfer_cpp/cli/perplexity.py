@@ -6,7 +6,7 @@ import math
 import numpy as np
 
 from .. import options
-from ..model import Model, Session
+from ..model import Model
 from ..perplexity import (
     Comparison,
     Estimate,
@@ -16,6 +16,7 @@ from ..perplexity import (
     standard_error,
 )
 from ..profile.text import read
+from ..session import Session
 from .common import (
     add_model_arguments,
     add_text_arguments,

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from ..convert import source
 from ..errors import ModelFormatError, OutOfMemoryError
 from ..gguf import Gguf
-from ..model import memory_plan
+from ..plan import memory_plan
 from ..tiers import GPU, RAM
 from .statistics import is_of_neurons
 

@@ -6,9 +6,10 @@ from typing import Any
 
 import numpy as np
 
-from ..model import Model, Session
+from ..model import Model
 from ..options import SPARSE_MODES
 from ..perplexity import log_likelihoods
+from ..session import Session
 
 
 def mean_nll(model: Model, windows: Sequence[np.ndarray], mode: str, **fields: Any) -> float:
