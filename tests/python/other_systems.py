@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any
 
 PACKAGE = "powerinfer_cpp"
-CHILDREN = ("serve", "grammars", "schemas", "templates")  # of the folder children
+# Of the folder children.
+CHILDREN = ("serve", "grammars", "schema_text", "pieces", "schemas", "templates")
 # Modules that Windows does not have.
 MISSING = ("fcntl", "resource", "termios", "tty", "pty", "pwd", "grp", "readline", "curses")
 MISSING += ("syslog", "uvloop", "posix")

@@ -17,7 +17,7 @@ from json_rules import JsonRules, Wanted, quoted, string_rule
 from lexemes import as_lark
 from llguidance import LLMatcher, LLTokenizer
 from matchers import limits
-from schemas import parsed
+from schema_text import parsed
 from serve import Refused
 
 STACK = 1 << 20  # bytes; schemas that are 100 objects deep pass. Threads have 8 MiB on Linux

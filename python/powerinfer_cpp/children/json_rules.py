@@ -9,6 +9,7 @@ from decimal import Decimal
 from math import gcd, lcm
 from typing import Any, Protocol
 
+from pieces import Array, Const, Number, Object, Piece, Schemas, String, extra_key, matches
 from ranges import (
     NUMBER,
     Bounds,
@@ -20,18 +21,7 @@ from ranges import (
     limit,
     scaled,
 )
-from schemas import (
-    Array,
-    Const,
-    Number,
-    Object,
-    Piece,
-    Reader,
-    Schemas,
-    String,
-    extra_key,
-    matches,
-)
+from schemas import Reader
 from serve import Refused
 
 # White space in JSON, as in llama.cpp: with more, weak models write nothing else.
@@ -97,7 +87,7 @@ class JsonRules:
         return "\n".join(self._lines) + "\n"
 
     def add(self, schema: Any) -> str:
-        """The name of the rule for a schema, as schemas.parsed returns it. Raises Refused."""
+        """The name of the rule for a schema, as schema_text.parsed returns it. Raises Refused."""
         self._reader = Reader(schema, self._strings.admits)
         self._kept.append(schema)
         try:

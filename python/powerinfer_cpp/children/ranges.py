@@ -3,7 +3,7 @@
 import decimal
 from decimal import Decimal
 
-# Nothing is rounded, in this thread and those that begin later; schemas.py limits the digits.
+# Nothing is rounded, in this thread and those that begin later; schema_text.py limits the digits.
 decimal.DefaultContext.prec = decimal.getcontext().prec = 2000
 
 MOST_DIGITS = 16  # of whole numbers, and of decimals, unless a schema asks for more
