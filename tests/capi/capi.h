@@ -59,6 +59,19 @@ static inline pi_session* new_session(const pi_model* model, const pi_session_pa
     return session;
 }
 
+/* The number of a key; -1 if the file lacks it. */
+static inline int64_t find_key(const pi_gguf* g, const char* wanted) {
+    for (int64_t i = 0; i < pi_gguf_n_values(g); i++) {
+        const char* key = NULL;
+        size_t length = 0;
+        pi_value_type type, element;
+        uint64_t count = 0;
+        OK(pi_gguf_value(g, i, &key, &length, &type, &element, &count));
+        if (length == strlen(wanted) && !memcmp(key, wanted, length)) return i;
+    }
+    return -1;
+}
+
 static inline int summary(const char* name) {
     printf("%s: %d checks, %d failed\n", name, checks, failures);
     return failures == 0 && checks > 0 ? 0 : 1;

@@ -27,7 +27,7 @@ MEMORY = [
     )
 ]
 # Those in which threads share something.
-THREADS = ["test_capi_pool", "test_reader", "test_split", "test_threads"]
+THREADS = ["test_capi_pool", "test_reader", "test_split_mishaps", "test_threads"]
 MORE_THREADS = [n for n in NAMES if n.startswith("test_capi") and n not in THREADS]
 MORE_THREADS += ["test_device", "test_storage_faults", "test_stream"]
 
