@@ -10,6 +10,7 @@ from typing import Any
 import checkpoints
 import numpy as np
 import reference
+from powerinfer_cpp.gguf import Gguf
 from safetensors.numpy import load_file, save_file
 
 from powerinfer_cpp import Llama
@@ -41,6 +42,11 @@ def logits(
     with Llama(path, sparse=sparse, allow_unknown=allow_unknown, **options) as llm:
         llm.eval(tokens)
         return llm.scores[: len(tokens)].astype(np.float64)
+
+
+def tensors_of(path: Path) -> dict[str, np.ndarray]:
+    with Gguf(path) as file:
+        return {t.name: file.data(t).view(np.float32).reshape(t.shape) for t in file.tensors}
 
 
 SMALLTHINKER: dict[str, Any] = {

@@ -185,3 +185,40 @@ def program(*arguments: str | Path, **environment: str) -> Iterator[Program]:
             process.communicate(timeout=SECONDS)
         process.kill()
         process.wait()
+
+
+# ---- Servers that clients try to hurt ----
+
+PROMPT = "Once upon a time, there was a"
+LONG = {"prompt": PROMPT, "max_tokens": 240, "temperature": 0, "logit_bias": {"2": -100}}
+
+
+def as_before(server: InThread, path: Path) -> None:
+    """Nothing is left of the requests before, and a text is what it is alone."""
+    wait_for(lambda: server.idle)
+    assert server.server.desk._waiting == {} and server.model.scheduler.n_waiting == 0
+    assert server.model.scheduler._left == {}
+    body = {"prompt": PROMPT, "max_tokens": 12, "seed": 7}
+    assert server.post("v1/completions", body).json()["choices"][0]["text"] == solo(path)
+
+
+_solo: list[str] = []
+
+
+def solo(path: Path) -> str:
+    """A text of a model that computes nothing else."""
+    from powerinfer_cpp import Llama
+
+    if not _solo:
+        with Llama(path, n_ctx=256, verbose=False) as llm:
+            _solo.append(llm(PROMPT, max_tokens=12, seed=7)["choices"][0]["text"])
+    return _solo[0]
+
+
+def refused(response: Any, status: int = 400) -> dict[str, Any]:
+    """The error of an answer, which tells nothing of the inside."""
+    assert response.status_code == status, response.text[:500]
+    assert "Traceback" not in response.text and ".py" not in response.text
+    error = response.json()["error"]
+    assert error["message"] and len(error["message"]) < 2000
+    return error
