@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -17,6 +18,9 @@ TRACKED = subprocess.run(
 ).stdout.split()
 ENDINGS = (".cpp", ".h", ".c", ".cu", ".cuh")
 CPP = [f for f in TRACKED if f.endswith(ENDINGS) and (ROOT / f).exists()]
+SOURCES = (*ENDINGS, ".py", ".js", ".css", ".html", ".sh", ".cmake")
+MOST_LINES = 600  # of a file
+MOST_FILES = 25  # of a folder of the libraries
 JS = [f for f in TRACKED if f.endswith(".js") and (ROOT / f).exists()]
 # Calls by which a library would print or end the process; programs and tests may.
 FORBIDDEN = re.compile(
@@ -46,6 +50,20 @@ def test_ruff() -> None:
 def test_clang_format() -> None:
     program = Path(sys.executable).with_name("clang-format")
     run(str(program) if program.exists() else "clang-format", "--dry-run", "-Werror", *CPP, *JS)
+
+
+def test_a_file_can_be_held() -> None:
+    """Tables (*.inc) may be longer, and the C API is one file."""
+    for name in TRACKED:
+        if name.endswith(SOURCES) and (ROOT / name).exists() and not name.endswith("/powerinfer.h"):
+            lines = (ROOT / name).read_bytes().count(b"\n")
+            assert lines <= MOST_LINES, f"{name} has {lines} lines"
+
+
+def test_a_folder_can_be_held() -> None:
+    files = (f for f in TRACKED if f.startswith(("ggml/src/", "powerinfer_cpp/src/")))
+    for folder, n in Counter(f.rpartition("/")[0] for f in files if (ROOT / f).exists()).items():
+        assert n <= MOST_FILES, f"{folder} has {n} files"
 
 
 def library_sources() -> list[str]:
