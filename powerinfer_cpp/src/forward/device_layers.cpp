@@ -4,6 +4,7 @@
 
 #include "forward/device_forward.h"
 #include "forward/ffn.h"
+#include "forward/predictor.h"
 #include "storage/stored_segments.h"
 
 namespace powerinfer {
@@ -139,7 +140,7 @@ void DeviceForward::launch_attention(int64_t i, const Kind& kind) {
     launch_products(attended, {product(a.o, s.out, a.o_bias)});
 }
 
-// score = the predictor's, see predict() in ffn.cpp.
+// score = the predictor's, see predict() in predictor.cpp.
 void DeviceForward::launch_predictor(const Ffn& f) {
     const Config& c = model_.config;
     DeviceScratch& s = scratch_;

@@ -1,10 +1,8 @@
 #include "forward/ffn.h"
 
-#include <algorithm>
-#include <cmath>
-
+#include "forward/block_rows.h"
 #include "forward/neurons.h"
-#include "ggml/math.h"
+#include "forward/predictor.h"
 
 namespace powerinfer {
 
@@ -12,25 +10,8 @@ using ggml::Input;
 
 namespace {
 
-// A block of weights, which is a whole FFN or one expert, and the rows that it computes.
-struct Block {
-    const FeedForward& part;
-    int64_t expert;         // 0 if the part has only one block
-    const float* x;         // [n, n_embd], normed
-    const float* residual;  // [n, n_embd], before the norm: PowerInfer's predictors read it
-    const int32_t* rows;    // [n], indices of the rows in the batch; null: all rows
-    int64_t n;
-    int64_t scored = 0;      // index of the first row's scores in the workspace
-    bool predicted = false;  // the scores have been computed
-
-    const Ffn& w() const { return part.blocks[size_t(expert)]; }
-    int64_t row(int64_t t) const { return rows ? rows[t] : t; }
-    // The number of the block in neuron stores and traces.
-    int32_t number() const { return int32_t(part.first_block + expert); }
-};
-
 // Computes every neuron. For files that store the FFN as matrices.
-void dense_ffn(const Pass& p, const Block& in, float* y) {
+void dense_ffn(const Pass& p, const BlockRows& in, float* y) {
     const Config& c = p.model.config;
     const Ffn& w = in.w();
     Workspace& b = p.work;
@@ -52,113 +33,6 @@ void dense_ffn(const Pass& p, const Block& in, float* y) {
     counts = {counts.rows + in.n, counts.proposed + all, counts.computed + all, counts.fired + all};
 }
 
-// The block as compute_neurons() takes it. neurons: those of the block, perhaps with another
-// threshold or with biases of adapters.
-NeuronBlock neurons_of(const Block& in, const ggml::Neurons& neurons,
-                       const ggml::NeuronMask& mask) {
-    return {in.part, in.expert, neurons, in.x, in.n, mask};
-}
-
-// Computes the scores of one row in four parts. As soon as a part is known, its neurons are
-// requested, so the disk reads them while the next part is computed. With four parts a third of the
-// waiting remains; with eight it would be less, but the calls would take longer.
-void scores_by_part(const Pass& p, const Block& in, const ggml::NeuronMask& mask,
-                    const ggml::Matrix& fc2, const Input& hidden, float* score) {
-    constexpr int64_t kParts = 4, kSegmentsOfPart = ggml::kSegments / kParts;
-    for (int64_t i = 0; i < kParts; i++) {
-        const ggml::Segment rows = {ggml::segment_of(fc2.rows, i * kSegmentsOfPart).begin,
-                                    ggml::segment_of(fc2.rows, (i + 1) * kSegmentsOfPart - 1).end};
-        if (rows.begin == rows.end) break;  // a narrow model has fewer segments
-        ggml::Matrix part = fc2;
-        part.rows = rows.end - rows.begin;
-        part.data += rows.begin * fc2.row_bytes();
-        ggml::matmul(p.context, hidden, {{part, score + rows.begin}});
-        if (i + 1 < kParts) request_scored(p, neurons_of(in, in.w().neurons, mask), rows);
-    }
-}
-
-// Computes the predictor's scores for n rows from `first` on. A predictor is a small network, score
-// = fc2 . relu(fc1 . x) without a bias, as in PowerInfer, or a sketch (ggml/sketch.h).
-void predict(const Pass& p, const Block& in, const ggml::NeuronMask& mask, int64_t first, int64_t n,
-             float* score) {
-    const Config& c = p.model.config;
-    Workspace& b = p.work;
-    p.context.profile.part = name(Part::predictor);
-    const float* const x = (c.predict_from_normed ? in.x : in.residual) + first * c.n_embd;
-    const NeuronSource::Predictor w = p.source.predictor(p.context, in.number(), in.w());
-    if (in.w().signs) {
-        const ggml::Sketch sketch{in.part.n_ff, c.n_embd, w.signs->data, in.w().sketch_offset};
-        ggml::sketch_scores(p.context, sketch, x, n, b.sketch, score);
-    } else {
-        const ggml::Matrix &fc1 = *w.fc1, &fc2 = *w.fc2;
-        const Input input = b.input.prepare(p.context, x, n, c.n_embd, fc1.quantised());
-        ggml::matmul(p.context, input, {{fc1, b.hidden}});
-        ggml::activation(p.context, ggml::Activation::relu, b.hidden, n * fc1.rows);
-        const Input hidden = b.input.prepare(p.context, b.hidden, n, fc1.rows, fc2.quantised());
-        if (p.source.waits() && in.n == 1 && !in.part.routed()) {
-            scores_by_part(p, in, mask, fc2, hidden, score);
-        } else {
-            ggml::matmul(p.context, hidden, {{fc2, score}});
-        }
-    }
-    p.source.keep_predictor(in.number(), n);
-    p.context.profile.part = name(Part::ffn);
-}
-
-// Counts the rows that a predictor masks.
-int64_t n_masked(const Pass& p, const Block& in) {
-    if (!is_predicted(in.part, in.w(), p.params.sparse)) return 0;
-    int64_t n = 0;
-    for (int64_t t = 0; t < in.n; t++) n += p.work.batch.masked[in.row(t)];
-    return n;
-}
-
-// The mask says which neurons may be computed for each row: all of them, unless a predictor masks
-// the row. Runs the predictor if the block has no scores yet.
-ggml::NeuronMask mask_of(const Pass& p, const Block& in) {
-    Workspace& b = p.work;
-    ggml::NeuronMask mask;
-    const int64_t masked = n_masked(p, in);
-    if (masked == 0) return mask;
-    bool* const flags = b.masked + in.scored;
-    float* const score = b.score + in.scored * in.part.n_ff;
-    mask.masked = flags;
-    mask.score = score;
-    mask.threshold = score_threshold(in.part, p.params);
-    if (p.params.sparse == PI_SPARSE_AUTO && !in.w().unpredicted.empty()) {
-        mask.unpredicted = in.w().unpredicted.data();
-    }
-    if (!in.predicted) {
-        for (int64_t t = 0; t < in.n; t++) flags[t] = b.batch.masked[in.row(t)];
-        p.counts.predicted[size_t(in.part.index)] += masked;
-        // Scores are computed from the first masked row to the last one: rows of prompts before and
-        // after these need none.
-        const int64_t first = std::find(flags, flags + in.n, true) - flags;
-        int64_t end = in.n;
-        while (!flags[end - 1]) end--;
-        predict(p, in, mask, first, end - first, score + first * in.part.n_ff);
-    }
-    return mask;
-}
-
-// Chooses the rows to audit. An audit computes one segment of neurons without the mask, to count
-// the firing neurons that the predictor missed. It changes no result. Returns the segment of each
-// row, -1 for none, or null if no row is audited.
-const int32_t* choose_audits(const Pass& p, const Block& in, const ggml::NeuronMask& mask) {
-    constexpr int64_t kStored = 4;  // audits are rarer where they may have to read from the disk
-    const int64_t every = p.source.waits() ? kStored : 1;
-    const Batch& batch = p.work.batch;
-    bool any = false;
-    for (int64_t t = 0; mask.masked && t < in.n; t++) {
-        const int64_t row = in.row(t);
-        const bool can = mask.masked[t] && batch.generated[row];
-        int32_t& segment = p.work.audited[t];
-        segment = can ? p.audit.segment(in.part.index, batch.position[row], every) : -1;
-        any = any || segment >= 0;
-    }
-    return any ? p.work.audited : nullptr;
-}
-
 // Makes a bias for each row, [n, n_ff], in `room`: the bias of the weights, if there is one, plus
 // what adapters add to the products.
 void own_bias(const Pass& p, const Input& x, int64_t n_ff, const ggml::NeuronRows& rows,
@@ -174,7 +48,7 @@ void own_bias(const Pass& p, const Input& x, int64_t n_ff, const ggml::NeuronRow
 // Applies adapters to gate and up. What they add becomes a bias of each row, so that the operators
 // decide by the adapted gates which neurons fire. Adapters of down need the neurons' values, which
 // the operators keep for them.
-void adapt(const Pass& p, const Block& in, ggml::Neurons& neurons) {
+void adapt(const Pass& p, const BlockRows& in, ggml::Neurons& neurons) {
     Workspace& b = p.work;
     const ggml::Neurons& w = in.w().neurons;
     if (p.adapters.change(&w.gate) || p.adapters.change(&w.up)) {
@@ -187,7 +61,7 @@ void adapt(const Pass& p, const Block& in, ggml::Neurons& neurons) {
 }
 
 // Computes only the neurons that fire. For files that store the FFN as neuron rows.
-void neuron_ffn(const Pass& p, const Block& in, float* y) {
+void neuron_ffn(const Pass& p, const BlockRows& in, float* y) {
     const Config& c = p.model.config;
     ggml::Neurons neurons = in.w().neurons;
     neurons.threshold = activation_threshold(neurons, p.params.sparse);
@@ -209,7 +83,7 @@ void neuron_ffn(const Pass& p, const Block& in, float* y) {
 }
 
 // y[t] = down . (act(gate . x[t]) * up . x[t]); without a gate, y[t] = down . act(up . x[t]).
-void ffn(const Pass& p, const Block& in, float* y) {
+void ffn(const Pass& p, const BlockRows& in, float* y) {
     p.record.squares(p.context, PI_INPUT_FFN, in.part.index, in.expert, in.x, in.n);
     if (in.w().neurons.n) {
         neuron_ffn(p, in, y);
@@ -221,7 +95,7 @@ void ffn(const Pass& p, const Block& in, float* y) {
 
 // An expert and the rows of the batch that chose it. If the batch is a single row, each of its
 // experts has its own scores in the workspace.
-Block chosen_block(const Pass& p, const FeedForward& part, int64_t expert) {
+BlockRows chosen_block(const Pass& p, const FeedForward& part, int64_t expert) {
     const ggml::ExpertRows& chosen = p.work.expert_rows;
     const int32_t first = chosen.first[expert];
     return {part,
@@ -234,7 +108,7 @@ Block chosen_block(const Pass& p, const FeedForward& part, int64_t expert) {
 }
 
 // Copies the rows of an expert side by side, so that its weights are read only once.
-void gather(const Pass& p, const Block& in, const float* x) {
+void gather(const Pass& p, const BlockRows& in, const float* x) {
     Workspace& b = p.work;
     const int64_t width = p.model.config.n_embd;
     ggml::gather_rows(p.context, x, in.rows, in.n, width, b.gathered);
@@ -245,7 +119,7 @@ void gather(const Pass& p, const Block& in, const float* x) {
 template <typename F>
 void for_chosen(const Pass& p, const FeedForward& part, int64_t first, const F& use) {
     for (int64_t e = first; e < part.n_blocks(); e++) {
-        const Block in = chosen_block(p, part, e);
+        const BlockRows in = chosen_block(p, part, e);
         if (in.n) use(in);
     }
 }
@@ -253,20 +127,20 @@ void for_chosen(const Pass& p, const FeedForward& part, int64_t first, const F& 
 // Requests the predictors of the chosen experts from the disk, as many as fit.
 void request_predictors(const Pass& p, const FeedForward& part, int64_t first) {
     if (!p.source.pages_predictors()) return;
-    for_chosen(p, part, first, [&](const Block& in) {
+    for_chosen(p, part, first, [&](const BlockRows& in) {
         if (n_masked(p, in)) p.source.request_predictor(in.number());
     });
 }
 
 // Requests the neurons that the only row of an expert may need, by the mask.
-void request_block(const Pass& p, const Block& in) {
+void request_block(const Pass& p, const BlockRows& in) {
     request_neurons(p, neurons_of(in, in.w().neurons, mask_of(p, in)));
 }
 
 // For a batch of one row: runs the predictors of all its experts and requests their neurons before
 // the first expert is computed, so that the disk has all reads in its queue.
 void begin_experts(const Pass& p, const FeedForward& part, const float* x) {
-    for_chosen(p, part, 0, [&](Block in) {
+    for_chosen(p, part, 0, [&](BlockRows in) {
         request_predictors(p, part, in.expert);
         gather(p, in, x);
         mask_of(p, in);
@@ -282,11 +156,11 @@ void mixture(const Pass& p, const FeedForward& part, const float* x, float* y) {
     const bool begun = p.source.waits() && b.batch.n == 1;
     if (begun) begin_experts(p, part, x);
     ggml::zero(p.context, y, b.batch.n * c.n_embd);
-    for_chosen(p, part, 0, [&](Block in) {
+    for_chosen(p, part, 0, [&](BlockRows in) {
         in.predicted = begun;
         if (begun) {
             // The staging area had no room for some experts until now.
-            for_chosen(p, part, in.expert, [&](Block later) {
+            for_chosen(p, part, in.expert, [&](BlockRows later) {
                 later.predicted = true;
                 request_block(p, later);
             });
@@ -307,11 +181,6 @@ float activation_threshold(const ggml::Neurons& neurons, int32_t sparse) {
     return relu_family(neurons.act) || sparse == PI_SPARSE_EXACT ? neurons.threshold : 0;
 }
 
-float score_threshold(const FeedForward& part, const pi_session_params& params) {
-    const float asked = params.sparse_threshold;
-    return std::isnan(asked) ? part.sparse_threshold : asked;
-}
-
 void route(const Pass& p, const Router& router, const float* x) {
     Workspace& b = p.work;
     const int64_t n = b.batch.n;
@@ -326,7 +195,7 @@ void request_experts(const Pass& p, const FeedForward& experts) {
     if (!p.source.waits()) return;
     request_predictors(p, experts, 0);
     if (p.work.batch.n > 1) return;
-    for_chosen(p, experts, 0, [&](const Block& in) {
+    for_chosen(p, experts, 0, [&](const BlockRows& in) {
         if (!n_masked(p, in)) request_block(p, in);
     });
 }

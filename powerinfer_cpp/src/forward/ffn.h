@@ -9,8 +9,6 @@ namespace powerinfer {
 // The threshold of a layer's activation in this mode (pi_sparse). On a smooth activation a
 // threshold (CATS) changes the result, so only `exact` applies it.
 float activation_threshold(const ggml::Neurons& neurons, int32_t sparse);
-// The predictor score below which neurons are skipped.
-float score_threshold(const FeedForward& part, const pi_session_params& params);
 
 // Chooses the experts of the batch's rows from x, [n, n_embd], and stores them in the workspace.
 void route(const Pass& p, const Router& router, const float* x);
