@@ -160,8 +160,8 @@ void DeviceForward::launch_predictor(const Ffn& f) {
     launch_products(hidden, {{on_.matrix(&f.fc2), s.score, nullptr}});
 }
 
-// Lists the neurons of the rows, and gives the CPU its share of them: unless rows are masked, that
-// is all which it has, and not listed.
+// Lists the neurons of the rows, and publishes those of the CPU. Unless rows are masked, these are
+// all that it has, and need no list.
 void DeviceForward::launch_selection(int64_t i, const Kind& kind) {
     const FeedForward& part = ffn(i);
     const Ffn& f = part.blocks[0];

@@ -362,8 +362,7 @@ class OneRow {
     ggml::Candidates& candidates_;
     int lane_ = -1;
     int32_t awaited_[kSegments] = {};  // neurons whose parts were asked for, and have not come
-    int64_t requested_ =
-        0;  // the candidates of segments up to here have been asked for, if missing
+    int64_t requested_ = 0;     // segments up to here: their missing candidates have been requested
     int64_t used_ = INT64_MAX;  // the first neuron of the segments that are not added next
     int64_t n_here_ = 0, n_ready_ = 0;
     int64_t n_gates_ = 0, n_gates_fired_ = 0, n_fired_ = 0, n_missed_[2] = {0, 0};

@@ -79,8 +79,7 @@ struct StoredNeurons {
     StoreLayout layout;
     int32_t file = 0, crc_file = 0;  // indices of ModelFile::files
     uint64_t offset = 0;             // of neuron 0, in its file
-    // Of neuron 0's two checksums: u32, of its two ranges. Neuron i's are 8 i
-    // bytes further on.
+    // Of neuron 0's two checksums (u32), one of each range. Neuron i's are 8 i bytes further on.
     uint64_t crc_offset = 0;
 
     explicit operator bool() const { return layout.stride > 0; }  // false: other kinds of files
