@@ -87,21 +87,25 @@ const someTiers = (n) =>
 
 // What is wrong with the places of neurons, at first and after tiers moved.
 export function layoutFaults() {
+    // Neurons of each layer.
+    const equal = (layers, n) => new Array(layers).fill(n);
     const shapes = [
-        [32, 1, 14336, 1100, 280],
-        [8, 1, 1376, 1100, 280],
-        [16, 8, 1792, 1100, 280],
-        [2, 1, 9, 1100, 280],
-        [3, 2, 5, 340, 90],
-        [1, 1, 1, 300, 80],
-        [130, 1, 300, 320, 100],
+        [equal(32, 14336), 1100, 280],
+        [equal(8, 1376), 1100, 280],
+        [equal(16, 8 * 1792), 1100, 280],
+        [equal(2, 9), 1100, 280],
+        [equal(3, 2 * 5), 340, 90],
+        [equal(1, 1), 300, 80],
+        [equal(130, 300), 320, 100],
+        [[96, 40, 200, 96], 1100, 280],
+        [[1000, ...equal(6, 8 * 700), 3000], 340, 90],
     ];
     const wrong = [];
-    for (const [layers, experts, neurons, width, height] of shapes) {
-        const n = layers * experts * neurons;
-        const what = `${layers} x ${experts} x ${neurons}`;
-        const model =
-            new Model({layers, experts, neurons, tiers: someTiers(n), bytes_per_neuron: 1});
+    for (const [layer_neurons, width, height] of shapes) {
+        const layers = layer_neurons.length;
+        const n = layer_neurons.reduce((a, b) => a + b, 0);
+        const what = `${layers} layers of ${layer_neurons[0]} and others`;
+        const model = new Model({layers, layer_neurons, tiers: someTiers(n), bytes_per_neuron: 1});
         wrong.push(...slotFaults(model, what), ...cellFaults(model, width, height, what));
         for (let round = 1; round < 5; round++) {
             const next = someTiers(n);
@@ -113,11 +117,20 @@ export function layoutFaults() {
     return wrong;
 }
 
+// The layer of each neuron.
+function layersOf(model) {
+    const layer = [];
+    for (let l = 0; l < model.layers; l++) {
+        for (let i = 0; i < model.inLayer(l); i++) layer.push(l);
+    }
+    return layer;
+}
+
 // Each neuron has a slot of its own, and slots have no holes.
 function slotFaults(model, what) {
-    const taken = new Set();
+    const taken = new Set(), layer = layersOf(model);
     for (let i = 0; i < model.total; i++) {
-        const at = Math.floor(i / model.perLayer) * 3 + model.tiers[i];
+        const at = layer[i] * 3 + model.tiers[i];
         const key = `${at} ${model.slots[i]}`;
         if (taken.has(key) || model.slots[i] >= model.counts[at]) return [`${what}: slot ${key}`];
         taken.add(key);
@@ -128,10 +141,11 @@ function slotFaults(model, what) {
 // Each neuron's cell lies in its continent and layer, and cells hold all neurons.
 function cellFaults(model, width, height, what) {
     const {columns, rows, cell, at, tier, neurons, continents} = layOut(model, width, height);
+    const layers = layersOf(model);
     for (let i = 0; i < model.total; i++) {
         const row = Math.floor(at[cell[i]] / columns);
         const layer = Math.floor(row / (rows / model.layers));
-        if (tier[cell[i]] !== model.tiers[i] || layer !== Math.floor(i / model.perLayer))
+        if (tier[cell[i]] !== model.tiers[i] || layer !== layers[i])
             return [`${what}: neuron ${i}`];
     }
     const sum = neurons.reduce((a, b) => a + b, 0);
@@ -176,7 +190,8 @@ export function frames() {
 export function frameTimes() {
     const [layers, neurons, width, height] = [32, 14336, 1120, 284];
     const tiers = someTiers(layers * neurons);
-    const model = new Model({layers, experts: 1, neurons, tiers, bytes_per_neuron: 6912});
+    const layer_neurons = new Array(layers).fill(neurons);
+    const model = new Model({layers, layer_neurons, tiers, bytes_per_neuron: 6912});
     const canvas = Object.assign(document.createElement('canvas'), {width, height});
     // As on a machine without a graphics card, so that the time contains the drawing itself.
     const context = canvas.getContext('2d', {alpha: false, willReadFrequently: true});
