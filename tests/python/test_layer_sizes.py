@@ -12,10 +12,11 @@ from powerinfer_cpp._native import lib
 from powerinfer_cpp.errors import OutOfMemoryError
 from powerinfer_cpp.model import Model
 from powerinfer_cpp.plan import memory_plan
+from powerinfer_cpp.profile import profile
 from powerinfer_cpp.session import Session
 from reference import logits, relative_error
 
-from powerinfer_cpp import Llama, stats
+from powerinfer_cpp import Llama, stats, trace
 
 N_EMBD, HEAD_DIM, N_VOCAB = 64, 16, 259
 EXACT = {"sparse": lib.PI_SPARSE_EXACT}
@@ -73,9 +74,11 @@ def made(seed: int = 0) -> dict[str, np.ndarray]:
     return weights
 
 
-def write(path: Path, weights: dict[str, np.ndarray], rows: bool, **changes: Any) -> Path:
+def write(
+    path: Path, weights: dict[str, np.ndarray], rows: bool, n_expert: int = 0, **changes: Any
+) -> Path:
     """The weights as a file of qwen2, which rotates halves as the reference does. rows: neuron rows
-    with ReLU."""
+    with ReLU. n_expert: layers after the first have so many experts, all with the same weights."""
     writer = gguf.GGUFWriter(path, "qwen2")
     for key, value in {
         "context_length": 128,
@@ -90,6 +93,8 @@ def write(path: Path, weights: dict[str, np.ndarray], rows: bool, **changes: Any
         "feed_forward_length": NEURONS,
         "attention.head_count": HEADS,
         "attention.head_count_kv": KV_HEADS,
+        "expert_count": [0] + [n_expert] * (len(HEADS) - 1),
+        "expert_used_count": [0] + [n_expert and 2] * (len(HEADS) - 1),
     } | changes
     for key, values in arrays.items():
         writer.add_array(f"qwen2.{key}", values)
@@ -109,7 +114,12 @@ def write(path: Path, weights: dict[str, np.ndarray], rows: bool, **changes: Any
             value = weights[f"model.layers.{i}.{theirs}.weight"]
             if rows and ours == "ffn_down":
                 ours, value = "ffn_down_t", np.ascontiguousarray(value.T)
+            if n_expert and i > 0 and theirs.startswith("mlp."):
+                ours, value = f"{ours}_exps", np.stack([value] * n_expert)
             writer.add_tensor(f"blk.{i}.{ours}.weight", value)
+        if n_expert and i > 0:
+            router = np.random.default_rng(i).standard_normal((n_expert, N_EMBD))
+            writer.add_tensor(f"blk.{i}.ffn_gate_inp.weight", router.astype(np.float32))
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -140,35 +150,74 @@ def computed(path: Path, **options: Any) -> np.ndarray:
 
 
 def test_logits_are_those_of_the_reference(path: Path, weights: dict[str, np.ndarray]) -> None:
-    activation = "relu" if "rows" in path.parent.name or is_rows(path) else "silu"
-    expected = logits(CONFIG, weights, TOKENS, activation)
-    for options in ({}, {"n_batch": 1}, {"n_ubatch": 5}, {"n_threads": 1}, {"type_k": 0}):
-        options = options | ({"type_v": 0} if "type_k" in options else {})
-        assert relative_error(computed(path, **options), expected) < 2e-3, options
+    expected = logits(CONFIG, weights, TOKENS, "relu" if is_rows(path) else "silu")
+    for options in ({}, {"n_batch": 1}, {"n_ubatch": 5}, {"n_threads": 1}):
+        assert relative_error(computed(path, **options), expected) < 2e-3, options  # keys in F16
+        exact = computed(path, type_k=0, type_v=0, **options)
+        assert relative_error(exact, expected) < 1e-5, options
 
 
 def is_rows(path: Path) -> bool:
     return any("ffn_down_t" in t.name for t in gguf.GGUFReader(path).tensors)
 
 
-def test_from_storage_the_bits_are_the_same(path: Path) -> None:
-    if not is_rows(path):
-        pytest.skip("matrices do not run from storage")
-    fields = {"session": {"n_ctx": 32, "n_batch": 12, "n_ubatch": 12}}
-    with pytest.raises(OutOfMemoryError):
-        Model(str(path), ram_budget=1000, **fields)
+def stored_as_in_ram(path: Path) -> bool:
+    """Runs the file from storage with falling budgets. Are the bits always those of memory?"""
     whole = computed(path, n_batch=12, sparse="exact")
-    plan = memory_plan(str(path), {}, {"n_ctx": 32, "n_batch": 12})
-    total = sum(plan["ram"].values())
-    some = None
-    for share in np.arange(0.98, 0.3, -0.02):
+    total = sum(memory_plan(str(path), {}, {"n_ctx": 32, "n_batch": 12})["ram"].values())
+    tried = 0
+    for share in np.arange(0.98, 0.3, -0.04):
         try:
             stored = computed(path, n_batch=12, sparse="exact", ram_budget=int(total * share))
         except OutOfMemoryError:
             break
-        assert np.array_equal(stored, whole)
-        some = share
-    assert some is not None
+        if not np.array_equal(stored, whole):
+            return False
+        tried += 1
+    return tried > 0
+
+
+def test_from_storage_the_bits_are_the_same(weights: dict[str, np.ndarray], tmp_path: Path) -> None:
+    assert stored_as_in_ram(write(tmp_path / "rows.gguf", weights, True))
+
+
+def test_a_dense_layer_before_experts(weights: dict[str, np.ndarray], tmp_path: Path) -> None:
+    """The first layer has one block, the others four experts. These are alike, so that whatever the
+    router chooses, the logits are those of one block."""
+    path = write(tmp_path / "dense_first.gguf", weights, True, n_expert=4)
+    expected = logits(CONFIG, weights, TOKENS, "relu")
+    for options in ({}, {"n_batch": 1}, {"n_threads": 1}):
+        exact = computed(path, type_k=0, type_v=0, **options)
+        assert relative_error(exact, expected) < 1e-5, options
+    assert stored_as_in_ram(path)
+    model = Model(str(path))
+    assert model.has_experts and [size.n_expert for size in model.sizes] == [0, 4, 4, 4]
+    assert [model.tiers(i).shape for i in range(4)] == [
+        (1, NEURONS[0]),
+        *((4, n) for n in NEURONS[1:]),
+    ]
+    session = Session(model, n_ctx=32, n_batch=16, record=lib.PI_RECORD_FIRED, **EXACT)
+    session.eval(np.array(TOKENS, np.int32))
+    for i, size in enumerate(model.sizes):
+        fired = session.layer_activations(i)
+        assert fired.shape == (len(TOKENS), *size.shape)
+        # Each row computes its block, or two of the experts.
+        assert (fired.any(-1).sum(-1) == (2 if i else 1)).all()
+    session.close()
+    model.close()
+
+
+def test_what_needs_equal_layers_says_so(weights: dict[str, np.ndarray], tmp_path: Path) -> None:
+    path = write(tmp_path / "rows.gguf", weights, True)
+    model = Model(str(path))
+    text = tmp_path / "text.txt"
+    text.write_text("a text of some words " * 20)
+    with pytest.raises(ValueError, match=r"`Model.sizes`"):
+        profile(model, tmp_path / "out.gguf", text, n_ctx=32)
+    with pytest.raises(ValueError, match=r"`Model.sizes`"):
+        trace.record(model, tmp_path / "out.npz", [np.array(TOKENS, np.int32)])
+    assert not list(tmp_path.glob("out*"))
+    model.close()
 
 
 def test_sizes_are_told_by_layer(path: Path) -> None:

@@ -62,7 +62,7 @@ int64_t pi_model_layer_stored_neurons(const pi_model* m, int32_t layer) {
         for (const powerinfer::FeedForward* part : m->model->ffns) {
             if (part->layer != layer) continue;
             for (int64_t i = 0; i < part->n_blocks(); i++) {
-                const auto b = int32_t(part->first_block + i);
+                const int32_t b = part->number(i);
                 n += store->blocks().size(b) - store->resident(b);
             }
         }
@@ -90,7 +90,7 @@ pi_status pi_model_tiers(const pi_model* m, int32_t layer, uint8_t* out, size_t 
         if (!store) return;
         const std::lock_guard<std::mutex> alone(store->mutex);
         for (int64_t expert = 0; expert < part.n_blocks(); expert++) {
-            const auto b = int32_t(part.first_block + expert);
+            const int32_t b = part.number(expert);
             uint8_t* const block = out + expert * n_ff;
             for (int32_t i = 0; i < store->blocks().size(b); i++) {
                 if (!store->is_resident(b, i)) block[store->row_of(b, i)] = storage;

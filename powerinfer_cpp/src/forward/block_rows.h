@@ -19,8 +19,7 @@ struct BlockRows {
 
     const Ffn& w() const { return part.blocks[size_t(expert)]; }
     int64_t row(int64_t t) const { return rows ? rows[t] : t; }
-    // The number of the block in neuron stores and traces.
-    int32_t number() const { return int32_t(part.first_block + expert); }
+    int32_t number() const { return part.number(expert); }
 };
 
 // The block as compute_neurons() takes it. neurons: those of the block, perhaps with another

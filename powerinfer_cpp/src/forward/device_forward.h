@@ -99,7 +99,7 @@ class DeviceForward : public DeviceKv {
     const FeedForward& ffn(int64_t i) const {
         return *model_.layers[size_t(i)].find<FeedForward>();
     }
-    int32_t first_block(int64_t i) const { return int32_t(ffn(i).first_block); }
+    int32_t first_block(int64_t i) const { return ffn(i).number(0); }
     // Does the CPU compute neurons of layer i for these rows?
     bool cpu_has_part(int64_t i, const Kind& kind) const;
     // The next layer whose neurons are split, or -1.

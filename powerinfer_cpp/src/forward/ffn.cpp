@@ -74,7 +74,7 @@ void neuron_ffn(const Pass& p, const BlockRows& in, float* y) {
     const FeedForward* const next = p.model.ffn_after(in.part);
     const bool all_of_next = next && !in.part.routed() && !next->routed() &&
                              next->layer < c.n_layer - p.model.device_layers();
-    if (all_of_next) block.next = int32_t(next->first_block);
+    if (all_of_next) block.next = next->number(0);
     adapt(p, in, neurons);
     compute_neurons(p, block, y);
     if (const float* values = p.work.neurons.values) {

@@ -130,22 +130,23 @@ void layer(const Pass& p, int64_t i) {
     float* waiting = nullptr;  // what the part before gave, to be added with this one's
     for (size_t k = 0; k < parts.size(); k++) {
         const LayerPart& part = parts[k];
-        const auto* const attends = std::get_if<Attention>(&part.op);
-        p.context.profile.part = name(attends ? Part::attention : Part::ffn);
+        p.context.profile.part =
+            name(std::holds_alternative<Attention>(part.op) ? Part::attention : Part::ffn);
         if (part.input == LayerPart::Input::stream) {
             x = part.norm ? b.normed : b.x;
             if (part.norm) norm(p, b.x, *part.norm, n, b.normed);
         }
-        if (const auto* router = std::get_if<Router>(&part.op)) {
-            route(p, *router, x);
+        float* const y = waiting ? b.ffn_out : b.out;
+        const auto attend = [&](const Attention& a) { attention(p, i, a, x, y); };
+        const auto choose = [&](const Router& router) {
+            route(p, router, x);
             // What they need may be read while other parts are computed.
             const FeedForward& chosen = experts_after(parts, k);
             if (&chosen != std::get_if<FeedForward>(&parts[k + 1].op)) request_experts(p, chosen);
-            continue;
-        }
-        float* const y = waiting ? b.ffn_out : b.out;
-        attends ? attention(p, i, *attends, x, y)
-                : feed_forward(p, std::get<FeedForward>(part.op), x, y);
+        };
+        const auto feed = [&](const FeedForward& f) { feed_forward(p, f, x, y); };
+        std::visit(ByKind{attend, choose, feed}, part.op);
+        if (std::holds_alternative<Router>(part.op)) continue;  // it has nothing to add
         if (part.post_norm) norm(p, y, *part.post_norm, n, y);
         if (part.add == LayerPart::Add::with_next) {
             waiting = y;

@@ -22,8 +22,7 @@ struct NeuronBlock {
     const int32_t* listed = nullptr;
     int64_t n_listed = 0;
 
-    // Its number in stores and traces.
-    int32_t number() const { return int32_t(part.first_block + expert); }
+    int32_t number() const { return part.number(expert); }
 };
 
 // Asks for the neurons of a block that its only row may need, and of which memory lacks the first

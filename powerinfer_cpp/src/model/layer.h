@@ -92,7 +92,18 @@ struct FeedForward {
     bool routed() const { return n_used > 0; }
     int64_t n_blocks() const { return int64_t(blocks.size()); }
     int64_t n_expert() const { return routed() ? n_blocks() : 0; }
+    // The number of one of its blocks in neuron stores and traces.
+    int32_t number(int64_t block) const { return int32_t(first_block + block); }
 };
+
+// For std::visit of a part's op, a function for each kind: a new kind does not compile until each
+// visit has one for it.
+template <typename... F>
+struct ByKind : F... {
+    using F::operator()...;
+};
+template <typename... F>
+ByKind(F...) -> ByKind<F...>;
 
 struct LayerPart {
     enum class Input {
