@@ -305,6 +305,54 @@ void test_sketch(sketch_fn fn, sketch_fn generic, DType) {
     }
 }
 
+// Queries by the keys of a page, of any number of columns.
+void test_scores(scores_fn fn, scores_fn generic, DType type) {
+    for (int64_t dim : {1, 6, 40, 64, 250}) {
+        for (int64_t nt : {1, 2, 3, 4, 5, 7, 8, 13, 64}) {
+            const auto keys = random_rows(type, dim, kKvPage);
+            const auto q = random_floats(nt * dim);
+            const int64_t ldy = kKvPage + 3;
+            std::vector<float> y(size_t(nt * ldy), 1), expected(y);
+            fn(keys.data(), dim, q.data(), nt, y.data(), ldy);
+            generic(keys.data(), dim, q.data(), nt, expected.data(), ldy);
+            CHECK(distance(y, expected) < kRounding);
+            CHECK(same_alone(
+                [&](int64_t t, int64_t n, float* out) {
+                    std::fill_n(out, ldy, 1.0f);
+                    fn(keys.data(), dim, q.data() + t * dim, n, out, ldy);
+                },
+                y, nt, ldy));
+        }
+    }
+}
+
+// The same bits, with any range of a block, and beside what is no number.
+void test_softmax(softmax_fn fn, softmax_fn generic, DType) {
+    for (float softcap : {0.0f, 2.0f}) {
+        for (const auto& [begin, end] : std::vector<std::pair<int64_t, int64_t>>{
+                 {0, 256}, {0, 1}, {255, 256}, {3, 250}, {16, 32}, {17, 31}, {63, 130}, {240, 256}}) {
+            for (float other : {0.0f, 100.0f, -INFINITY, INFINITY, NAN}) {
+                std::vector<float> score = random_floats(kAttentionBlock, 5);
+                for (int64_t i = 0; i < kAttentionBlock; i++) {
+                    if (i < begin || i >= end) score[size_t(i)] = NAN;
+                }
+                if (other != 0) score[size_t((begin + end) / 2)] = other;
+                std::vector<float> expected = score;
+                float top, sum, expected_top, expected_sum;
+                fn(score.data(), begin, end, softcap, &top, &sum);
+                generic(expected.data(), begin, end, softcap, &expected_top, &expected_sum);
+                const auto same = [](float a, float b) { return a == b || (a != a && b != b); };
+                CHECK(same(top, expected_top) && same(sum, expected_sum));
+                CHECK((sum != sum) == (other != other || (softcap == 0 && std::isinf(other) &&
+                                                          (other > 0 || end - begin == 1))));
+                for (int64_t i = begin; i < end; i++) {
+                    CHECK(same(score[size_t(i)], expected[size_t(i)]));
+                }
+            }
+        }
+    }
+}
+
 // Products of neuron rows need folded rows: test_neurons.cpp tests these kernels.
 void test_dot(dot_fn, dot_fn, DType) {}
 void test_add(add_fn, add_fn, DType) {}
@@ -328,7 +376,7 @@ void test_formats(const Kernels& k) {
         CHECK(bool(k.stored_dot[id]) == block);  // NeuronRows::wants_q8
         CHECK(bool(k.stored_add[id]) == bool(k.stored_dot[id]));
         if (one_of(type, {DType::F16, DType::F32, DType::Q8_0})) {  // KvLayer
-            CHECK(k.matmul[id] && k.accumulate[id]);
+            CHECK(k.accumulate[id] && (block ? bool(k.strip[id]) : bool(k.scores[id])));
         }
     }
 }

@@ -17,55 +17,11 @@
 #include "ggml/dtype.h"
 #include "ggml/ops.h"
 #include "kernels/kernels.h"
+#include "operators.h"
 
 using namespace ggml;
 
 namespace {
-
-using Floats = std::vector<float>;
-using Doubles = std::vector<double>;
-
-std::mt19937 rng(7);
-
-Floats random_floats(int64_t n, float scale = 1) {
-    std::normal_distribution<float> normal(0, scale);
-    Floats v(static_cast<size_t>(n));
-    for (float& x : v) x = normal(rng);
-    return v;
-}
-
-// Bounds for sums of floats in any order: every addition rounds by at most 2^-24 of the sum of
-// magnitudes. The tests add up to a few hundred terms, and errors mostly cancel.
-constexpr double kRounding = 4e-6;
-
-// The error |got - expected| relative to `size`, the sum of the magnitudes that were added.
-bool close(const Floats& got, const Doubles& expected, const Doubles& size,
-           double limit = kRounding) {
-    for (size_t i = 0; i < got.size(); i++) {
-        if (!(std::fabs(double(got[i]) - expected[i]) <= limit * size[i] + 1e-30)) return false;
-    }
-    return got.size() == expected.size();
-}
-
-bool same(const Floats& a, const Floats& b) {
-    return a.size() == b.size() && !std::memcmp(a.data(), b.data(), a.size() * sizeof(float));
-}
-
-// Contexts with 1, 2 and 3 threads and the tested instruction set.
-std::vector<Context*> contexts;
-
-// op(context, first row, rows) computes some rows. Checks that every thread count and every row
-// alone give the same bits as all rows together, and returns these.
-Floats steady(const std::function<Floats(Context&, int64_t, int64_t)>& op, int64_t rows) {
-    const Floats all = op(*contexts[0], 0, rows);
-    for (Context* c : contexts) CHECK(same(op(*c, 0, rows), all));
-    const size_t width = all.size() / size_t(rows);
-    for (int64_t t = 0; t < rows; t++) {
-        const auto from = all.begin() + ptrdiff_t(size_t(t) * width);
-        CHECK(same(op(*contexts[size_t(t) % 3], t, 1), Floats(from, from + ptrdiff_t(width))));
-    }
-    return all;
-}
 
 // A weight matrix: its bytes, packed as by the loader, and its values.
 struct Weight {
@@ -336,134 +292,7 @@ void test_rope(RopePairs kind) {
     }
 }
 
-// Keys and values of two sequences on unordered pages, stored by store_kv, and their decoded
-// values.
-struct Pages {
-    static constexpr int64_t kPositions = 200, kPages = (kPositions + kKvPage - 1) / kKvPage;
-
-    Pages(DType type, int64_t n_head_kv, int64_t head_dim)
-        : width(n_head_kv * head_dim), k{type, n_head_kv, head_dim, nullptr, nullptr, 0} {
-        const int64_t half = n_head_kv * k.head_bytes();
-        k.page_stride = 2 * half + 64;  // a gap, as for another layer
-        bytes.resize(size_t(2 * kPages * k.page_stride));
-        k.k = bytes.data();
-        k.v = bytes.data() + half;
-        for (int32_t s = 0; s < 2; s++) {
-            for (int32_t i = 0; i < kPages; i++) pages[s][i] = 2 * (kPages - 1 - i) + s;
-            key[s] = rounded(random_floats(kPositions * width, 2), type);
-            value[s] = rounded(random_floats(kPositions * width, 2), type);
-            std::vector<KvSlot> slots;
-            for (int64_t p = 0; p < kPositions; p++) {
-                slots.push_back({pages[s][p / kKvPage], int32_t(p % kKvPage)});
-            }
-            Context context(1 + s);
-            store_kv(context, k, slots.data(), 70, key[s].data(), value[s].data());
-            store_kv(context, k, slots.data() + 70, kPositions - 70, key[s].data() + 70 * width,
-                     value[s].data() + 70 * width);
-        }
-    }
-    // Values after encoding and decoding; encoding these again is exact.
-    static Floats rounded(Floats values, DType type) {
-        std::vector<uint8_t> stored(size_t(info(type).size(int64_t(values.size()))));
-        info(type).encode(values.data(), stored.data(), int64_t(values.size()));
-        info(type).decode(stored.data(), values.data(), int64_t(values.size()));
-        return values;
-    }
-
-    int64_t width;
-    KvLayer k;
-    std::vector<uint8_t> bytes;
-    int32_t pages[2][kPages];
-    Floats key[2], value[2];  // [positions, n_head_kv, head_dim]
-};
-
-void test_attention(DType type, int64_t n_head, int64_t n_head_kv, int64_t head_dim,
-                    int64_t window = 0, float softcap = 0) {
-    const Pages kv(type, n_head_kv, head_dim);
-    // The first position, positions around the ends of pages, several pages, of both sequences in
-    // turn; then rows that follow each other, as in a prompt.
-    const std::vector<int64_t> positions = {1, 2, 63, 64, 65, 128, 129, 200, 126, 127, 128, 129};
-    const auto sequence = [](int64_t t) { return t < 8 ? t % 2 : 0; };
-    const int64_t rows = int64_t(positions.size()), width = n_head * head_dim;
-    const Floats q = random_floats(rows * width, 2);
-    std::vector<AttentionRow> table;
-    for (int64_t t = 0; t < rows; t++) {
-        const int64_t end = positions[size_t(t)];
-        table.push_back(
-            {kv.pages[sequence(t)], window ? std::max<int64_t>(0, end - window) : 0, end});
-    }
-    const float scale = float(1 / std::sqrt(double(head_dim)));
-    const auto op = [&](Context& context, int64_t first, int64_t n) {
-        Floats out(size_t(n * width), NAN);
-        attention(context, kv.k, n_head, {scale, softcap}, table.data() + first, n,
-                  q.data() + first * width, out.data());
-        return out;
-    };
-    Doubles expected, size;
-    for (int64_t t = 0; t < rows; t++) {
-        const Floats &key = kv.key[sequence(t)], &value = kv.value[sequence(t)];
-        const int64_t first = table[size_t(t)].first, n = table[size_t(t)].end;
-        for (int64_t h = 0; h < n_head; h++) {
-            const int64_t base = h / (n_head / n_head_kv) * head_dim;
-            Doubles weight;
-            double top = -INFINITY, sum = 0;
-            for (int64_t p = first; p < n; p++) {
-                double dot = 0;
-                for (int64_t i = 0; i < head_dim; i++) {
-                    dot += double(q[size_t(t * width + h * head_dim + i)]) *
-                           key[size_t(base + p * kv.width + i)];
-                }
-                dot /= std::sqrt(double(head_dim));
-                weight.push_back(softcap ? softcap * std::tanh(dot / softcap) : dot);
-                top = std::max(top, weight.back());
-            }
-            for (double& w : weight) sum += w = std::exp(w - top);
-            for (int64_t i = 0; i < head_dim; i++) {
-                double y = 0, total = 0;
-                for (int64_t p = first; p < n; p++) {
-                    const double term =
-                        weight[size_t(p - first)] / sum * value[size_t(base + p * kv.width + i)];
-                    y += term;
-                    total += std::fabs(term);
-                }
-                expected.push_back(y);
-                size.push_back(total);
-            }
-        }
-    }
-    // Scores have magnitudes of about ten and go through exp(): a relative error of 1e-7 in a score
-    // is one of about 1e-6 in its weight.
-    CHECK(close(steady(op, rows), expected, size, 2e-5));
-}
-
-// Reads of keys and values are counted once for all rows and heads that share them.
-void test_attention_bytes() {
-    const auto read = [](int64_t n_head, int64_t n_head_kv,
-                         const std::vector<std::pair<int, int64_t>>& seen) {
-        const int64_t head_dim = 8;
-        const Pages kv(DType::F16, n_head_kv, head_dim);
-        std::vector<AttentionRow> rows;
-        for (const auto& [sequence, end] : seen) rows.push_back({kv.pages[sequence], 0, end});
-        const int64_t n = int64_t(rows.size());
-        Floats q(size_t(n * n_head * head_dim)), out(q.size());
-        Context context(2);
-        context.profile.on = true;
-        attention(context, kv.k, n_head, {1}, rows.data(), n, q.data(), out.data());
-        // Positions read per KV head.
-        return int64_t(context.profile.entries[0].bytes) / (n_head_kv * 2 * head_dim * 2);
-    };
-    std::vector<std::pair<int, int64_t>> prompt;
-    for (int64_t end = 101; end <= 120; end++) prompt.emplace_back(0, end);
-    CHECK(read(3, 3, {{0, 100}}) == 100);
-    CHECK(read(3, 3, prompt) == 116 + 120);                       // 16 rows, then 4
-    CHECK(read(8, 2, prompt) == 104 + 108 + 112 + 116 + 120);     // 4 rows of 4 heads
-    CHECK(read(36, 2, {{0, 101}, {0, 102}}) == 2 * (101 + 102));  // 18 heads: 16, then 2
-    CHECK(read(3, 3, {{0, 50}, {0, 51}, {1, 60}, {0, 52}, {0, 52}, {0, 9}}) == 51 + 60 + 52 + 9);
-}
-
 void test_all() {
-    Context one(1), two(2), three(3);
-    contexts = {&one, &two, &three};
     for (DType type : {DType::F32, DType::F16, DType::BF16, DType::Q8_0, DType::Q4_0}) {
         test_matmul(type);
     }
@@ -473,15 +302,6 @@ void test_all() {
     test_gated_activation();
     test_rope(RopePairs::adjacent);
     test_rope(RopePairs::halves);
-    for (DType type : {DType::F16, DType::F32}) {
-        test_attention(type, 3, 3, 8);
-        test_attention(type, 8, 2, 20);
-        test_attention(type, 8, 2, 20, 70);  // a window that begins inside a page
-        test_attention(type, 8, 2, 20, 0, 0.5f);
-        test_attention(type, 36, 2, 16);  // 18 query heads per key head: two passes
-    }
-    test_attention_bytes();
-    contexts.clear();
 }
 
 // Makes a Context with a value of GGML_ISA and returns the name of its kernels.
@@ -505,21 +325,9 @@ void test_choice() {
 
 int main() {
     test_choice();
-    int known = 0;
-    const char* const* isas = cpu::isa_names(&known);
-    CHECK(known >= 1);
-    for (int i = 0; i < known; i++) {
-        const char* isa = isas[i];
-        setenv("GGML_ISA", isa, 1);
-        try {
-            select_kernels();
-        } catch (const Error& e) {
-            CHECK(e.code() == Code::unsupported && std::strcmp(isa, "generic"));
-            std::printf("skipped: %s\n", e.what());
-            continue;
-        }
+    for_each_isa([](const char* isa) {
         CHECK(chosen(isa) == isa);
         test_all();
-    }
+    });
     return check::summary("test_ops");
 }

@@ -222,6 +222,15 @@ void test_positions() {
     }
 }
 
+// Values after encoding and decoding.
+Floats rounded(const Floats& values, DType type) {
+    Floats y(values.size());
+    std::vector<uint8_t> bytes(size_t(info(type).size(int64_t(values.size()))));
+    info(type).encode(values.data(), bytes.data(), int64_t(values.size()));
+    info(type).decode(bytes.data(), y.data(), int64_t(values.size()));
+    return y;
+}
+
 void test_attention() {
     const int n_kv = 2, n_head = 6, pages = 16;
     const std::vector<std::pair<DType, int>> kinds = {
@@ -255,7 +264,25 @@ void test_attention() {
         const Array<float> device_k(k), device_v(v);
         ops.store_kv(stream(), device, device_slots.get(), length, device_k.get(), device_v.get());
         store_kv(context, host, slots.data(), length, k.data(), v.data());
-        CHECK(same_bits(noted(device_memory.read()), memory));
+        std::vector<uint8_t> stored = memory;
+        for (int page = 0; page < pages; page++) {  // keys as rows, as a device has them
+            for (int head = 0; head < n_kv; head++) {
+                const int64_t run = page * host.page_stride + head * host.head_bytes();
+                keys_to_rows(type, dim, memory.data() + run, kKvPage, stored.data() + run);
+            }
+        }
+        CHECK(same_bits(noted(device_memory.read()), stored));
+        // A device multiplies keys of blocks as floats, the CPU in 8 bits: give it the floats.
+        std::vector<uint8_t> floats;
+        if (type == DType::Q8_0) {
+            host.type = DType::F32;
+            host.page_stride = 2 * n_kv * host.head_bytes();
+            floats.resize(size_t(pages * host.page_stride));
+            host.k = floats.data();
+            host.v = host.k + n_kv * host.head_bytes();
+            store_kv(context, host, slots.data(), length, rounded(k, type).data(),
+                     rounded(v, type).data());
+        }
 
         const Array<int32_t> device_table(table);
         const std::vector<std::pair<int, int>> ranges = {
@@ -278,7 +305,10 @@ void test_attention() {
         ops.attention(stream(), device, n_head, 0.125f, device_ranges.get(), n, device_q.get(),
                       scratch, out.get());
         Floats expected(q.size());
-        attention(context, host, n_head, {0.125f}, rows.data(), n, q.data(), expected.data());
+        Carved<AttentionScratch> room("scratch", context.threads.size(), n, length, n_head, dim,
+                                      n_head * dim);
+        attention(context, host, n_head, {0.125f}, rows.data(), n, q.data(), *room,
+                  expected.data());
         CHECK(difference(noted(out.read()), expected) < kRounding);
     }
 }

@@ -13,7 +13,7 @@
 
 #include "ggml/dtype.h"
 #include "ggml/neurons.h"
-#include "ggml/ops.h"
+#include "ggml/attention.h"
 
 namespace ggml {
 

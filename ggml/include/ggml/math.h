@@ -14,11 +14,12 @@
 #include <cstring>
 #include <limits>
 
-// GPU kernels call these functions too.
+// GPU kernels call these functions too, and kernels that are compiled for some instruction set: see
+// bits_to_float in blocks.h.
 #ifdef __CUDACC__
 #define GGML_BOTH __host__ __device__
 #else
-#define GGML_BOTH
+#define GGML_BOTH [[gnu::always_inline]]
 #endif
 
 namespace ggml {

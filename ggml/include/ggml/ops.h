@@ -101,44 +101,6 @@ void rope_table(Context& context, const double* frequency, int64_t n_pairs, doub
 void rope(Context& context, float* x, int64_t rows, int64_t n_head, int64_t head_dim,
           const float* cos_sin, int64_t n_pairs, RopePairs pairs);
 
-// Keys and values of one layer, in pages of kKvPage positions. Page p holds keys
-// [n_head_kv][kKvPage][head_dim] at k + p * page_stride, and values at v + p * page_stride.
-constexpr int64_t kKvPage = 64;
-struct KvLayer {
-    DType type;  // F16, F32 or Q8_0
-    int64_t n_head_kv, head_dim;
-    uint8_t *k, *v;
-    int64_t page_stride;  // bytes
-
-    // Bytes of one head, for one position and for one page.
-    int64_t position_bytes() const { return info(type).size(head_dim); }
-    int64_t head_bytes() const { return kKvPage * position_bytes(); }
-};
-// The place of a row's keys and values: position `at` of a page.
-struct KvSlot {
-    int32_t page;
-    int32_t at;
-};
-// Stores the keys and values of n rows, [n, n_head_kv * head_dim] each.
-void store_kv(Context& context, const KvLayer& layer, const KvSlot* slots, int64_t n,
-              const float* k, const float* v);
-
-// Causal attention over cached keys and values, with grouped heads (GQA, arXiv 2305.13245). A row
-// sees the positions [first, end) of its sequence; pages[i] holds the 64 positions from 64 i on.
-struct AttentionRow {
-    const int32_t* pages;
-    int64_t first, end;
-};
-// What becomes of the product of a query and a key before the softmax: it is multiplied by `scale`,
-// and then, if softcap is not 0, becomes softcap * tanh(product / softcap).
-struct AttentionScores {
-    float scale;
-    float softcap = 0;
-};
-// q, out: [n_rows, n_head * head_dim].
-void attention(Context& context, const KvLayer& layer, int64_t n_head, AttentionScores scores,
-               const AttentionRow* rows, int64_t n_rows, const float* q, float* out);
-
 // y[t] = row ids[t] + offset of w, as floats. y: [n, w.cols].
 void embed_rows(Context& context, const Matrix& w, const int32_t* ids, int64_t offset, int64_t n,
                 float* y);

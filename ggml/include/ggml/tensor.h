@@ -46,6 +46,8 @@ void pack_strip(DType type, const uint8_t* const (&rows)[kStrip], int64_t cols, 
 
 // Copies row r's block out of a block of a strip.
 void unpack_block(DType type, const uint8_t* strip_block, int64_t r, uint8_t* block);
+// The reverse: puts a block into row r of eight interleaved blocks.
+void put_block(DType type, const uint8_t* block, int64_t r, uint8_t* strip_block);
 
 // Decodes one row to floats [cols], in any layout.
 void decode_row(const Matrix& w, int64_t row, float* out);

@@ -92,6 +92,11 @@ void gather(const uint8_t* from, int64_t bytes, int64_t r, uint8_t* to) {
     for (int64_t i = 0; i < bytes; i += unit)
         std::memcpy(to + i, from + kStrip * i + unit * r, unit);
 }
+template <int unit>
+void scatter(const uint8_t* from, int64_t bytes, int64_t r, uint8_t* to) {
+    for (int64_t i = 0; i < bytes; i += unit)
+        std::memcpy(to + kStrip * i + unit * r, from + i, unit);
+}
 
 }  // namespace
 
@@ -138,6 +143,18 @@ void unpack_block(DType type, const uint8_t* strip_block, int64_t r, uint8_t* bl
             gather<2>(strip_block, m.bytes, r, block);
         } else {
             gather<4>(strip_block, m.bytes, r, block);
+        }
+        block += m.bytes;
+        strip_block += kStrip * m.bytes;
+    }
+}
+
+void put_block(DType type, const uint8_t* block, int64_t r, uint8_t* strip_block) {
+    for (const Member& m : members_of(type)->members) {
+        if (m.unit == 2) {
+            scatter<2>(block, m.bytes, r, strip_block);
+        } else {
+            scatter<4>(block, m.bytes, r, strip_block);
         }
         block += m.bytes;
         strip_block += kStrip * m.bytes;

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 
+#include "ggml/attention.h"
 #include "ggml/dtype.h"
 #include "ggml/ops.h"
 #include "ggml/tensor.h"
@@ -30,6 +31,17 @@ using strip_fn = void (*)(const uint8_t* strips, int64_t n, const Q8Rows& x, int
 // For block formats cols is a multiple of the block.
 using accumulate_fn = void (*)(const uint8_t* w, int64_t row_bytes, int64_t n_rows, int64_t cols,
                                const float* a, int64_t lda, int64_t nt, float* y, int64_t ldy);
+
+// y[t * ldy + p] = q[t] . key p over head_dim columns, in ascending order, for nt queries [head_dim]
+// and the kKvPage keys of a run of floats [head_dim][kKvPage].
+using scores_fn = void (*)(const uint8_t* keys, int64_t head_dim, const float* q, int64_t nt,
+                           float* y, int64_t ldy);
+// The softmax of scores [begin, end) of a block, which is at `score` (kAttentionBlock floats), after
+// s = softcap * tanh(s) if softcap is not 0: top = the largest, score[i] = e^(score[i] - top), sum =
+// their sum. Adds in sixteen lanes, score i in lane i % 16, which are added in order. Scores beside
+// the range are overwritten. NaN: top is the largest of the others, sum is NaN.
+using softmax_fn = void (*)(float* score, int64_t begin, int64_t end, float softcap, float* top,
+                            float* sum);
 
 // Rows that a kernel prefetches for the next call while it computes for one token. A core has room
 // for only a few outstanding cache lines, so they are requested little by little.
@@ -129,6 +141,8 @@ struct Kernels {
     matmul_fn matmul[kTypes];
     strip_fn strip[kTypes];
     accumulate_fn accumulate[kTypes];
+    scores_fn scores[kTypes];    // by the keys' type: F32, F16
+    softmax_fn softmax[kTypes];  // F32
     dot_fn dot[kTypes];
     add_fn add[kTypes];
     stored_dot_fn stored_dot[kTypes];

@@ -1,153 +1,357 @@
-// Causal attention, one KV head and a few adjacent rows at a time. Blocks of 64 positions go
-// through scores, a running softmax and the weighted sum of values (as in FlashAttention, arXiv
-// 2205.14135). So the full score matrix is never stored, and the rows read keys and values once.
-// Blocks are always whole pages of the cache. So the bits of a row do not depend on how the prompt
-// is split.
+// Causal attention. The queries of a KV head are those of all rows and of all heads of its group.
+// Up to kQueries adjacent ones of a sequence form a tile, which goes over keys and values together.
+//
+// Positions are divided into blocks of kBlock, which begin at multiples of kBlock. Each block gives
+// a query a largest score, a sum and weighted values of its own (as in FlashAttention, arXiv
+// 2205.14135), and these are merged in ascending order. So the bits of a row do not depend on its
+// tile, nor on what computes its blocks: one thread after the other for the rows of a prompt, many
+// threads at once for a few rows (as in Flash-Decoding).
+#include "ggml/attention.h"
+
 #include <algorithm>
 #include <cmath>
 
 #include "ggml/math.h"
-#include "ggml/ops.h"
 #include "kernels/kernels.h"
 
 namespace ggml {
 
-namespace {
+// Queries [first_query, first_query + n) of each KV head, of rows from `row` on, which is the first
+// row of their sequence here.
+struct AttentionTile {
+    int64_t row, first_query, n;
+    int64_t begin, end;    // positions that one of them sees
+    int64_t items, parts;  // blocks, and queries times blocks, of the tiles before this one
 
-constexpr int64_t kBlock = kKvPage;  // positions
-constexpr int64_t kQueries = 16;     // query heads that share a pass over keys and values
-
-struct Softmax {
-    float largest = -INFINITY;
-    float sum = 0;
-
-    // Turns n scores into weights relative to the new largest score. Returns the factor by which
-    // earlier results must be multiplied.
-    float update(float* score, int64_t n, AttentionScores how) {
-        float scale = how.scale;
-        if (how.softcap != 0) {
-            const float inner = scale / how.softcap;
-            for (int64_t i = 0; i < n; i++) score[i] = tanh_f32(score[i] * inner);
-            scale = how.softcap;
-        }
-        // Eight lanes, so that each loop is vectorised. The order of additions depends only on n.
-        float tops[8], sums[8] = {};
-        std::fill_n(tops, 8, largest);
-        const auto by_lanes = [&](const auto& step) {
-            int64_t i = 0;
-            for (; i + 8 <= n; i += 8) {
-                for (int j = 0; j < 8; j++) step(score[i + j], j);
-            }
-            for (int j = 0; i + j < n; j++) step(score[i + j], j);
-        };
-        by_lanes([&](float& v, int j) {
-            v *= scale;
-            tops[j] = std::max(tops[j], v);
-        });
-        const float top = *std::max_element(tops, tops + 8);
-        const float shrink = exp_f32(largest - top);
-        for (int64_t i = 0; i < n; i++) score[i] = exp_f32(score[i] - top);
-        by_lanes([&](float v, int j) { sums[j] += v; });
-        sum *= shrink;
-        for (float part : sums) sum += part;
-        largest = top;
-        return shrink;
+    int64_t first_block() const { return begin / kAttentionBlock; }
+    int64_t n_blocks() const {
+        return (end + kAttentionBlock - 1) / kAttentionBlock - first_block();
     }
 };
 
-// n_rows rows times n_heads query heads of one KV head. The rows begin at the same position of a
-// sequence, and each one sees at least as many positions as the row before it.
-void attend(const cpu::Kernels& kernels, const KvLayer& s, int64_t n_head, AttentionScores how,
-            const AttentionRow* rows, int64_t n_rows, int64_t kv_head, int64_t n_heads,
-            const float* q, float* out) {
-    const int64_t row_bytes = s.position_bytes(), ld = n_head * s.head_dim;
-    Softmax softmax[kQueries];
-    float weights[kQueries * kBlock];
-    for (int64_t t = 0; t < n_rows; t++) std::fill_n(out + t * ld, n_heads * s.head_dim, 0.0f);
-    const bool together = n_heads == 1;  // one head per row: the queries have a constant stride
-    for (int64_t p = rows[0].first; p < rows[n_rows - 1].end; p = (p / kBlock + 1) * kBlock) {
-        const int64_t offset = rows[0].pages[p / kBlock] * s.page_stride +
-                               kv_head * s.head_bytes() + p % kBlock * row_bytes;
-        const uint8_t *k = s.k + offset, *v = s.v + offset;
-        // Scores of n positions, or their values' contribution, for `count` queries. The first
-        // query is head h of row t; the next ones follow at a distance of `step`.
-        const auto scores = [&](int64_t n, int64_t t, int64_t count, int64_t step) {
-            kernels.matmul[int(s.type)](k, row_bytes, n, s.head_dim, q + t * ld, step, count,
-                                        weights + t * n_heads * kBlock, kBlock);
-        };
-        const auto values = [&](int64_t n, int64_t t, int64_t count, int64_t step) {
-            kernels.accumulate[int(s.type)](v, row_bytes, n, s.head_dim,
-                                            weights + t * n_heads * kBlock, kBlock, count,
-                                            out + t * ld, step);
-        };
-        const int64_t block_end = (p / kBlock + 1) * kBlock;
-        const auto seen = [&](int64_t t) { return std::min(block_end, rows[t].end) - p; };
-        int64_t first = 0;  // first row that sees a position of this block
-        while (seen(first) <= 0) first++;
-        const int64_t n = seen(n_rows - 1);
-        if (together) {
-            scores(n, first, n_rows - first, ld);
-        } else {
-            for (int64_t t = first; t < n_rows; t++) scores(n, t, n_heads, s.head_dim);
-        }
-        for (int64_t i = first * n_heads; i < n_rows * n_heads; i++) {
-            const int64_t t = i / n_heads;
-            const float shrink = softmax[i].update(weights + i * kBlock, seen(t), how);
-            if (shrink == 1.0f) continue;
-            float* to = out + t * ld + i % n_heads * s.head_dim;
-            for (int64_t c = 0; c < s.head_dim; c++) to[c] *= shrink;
-        }
-        for (int64_t t = first; t < n_rows;) {
-            int64_t end = t + 1;  // rows that see the same positions of it
-            while (together && end < n_rows && seen(end) == seen(t)) end++;
-            values(seen(t), t, together ? end - t : n_heads, together ? ld : s.head_dim);
-            t = end;
-        }
-    }
-    for (int64_t i = 0; i < n_rows * n_heads; i++) {
-        float* to = out + i / n_heads * ld + i % n_heads * s.head_dim;
-        for (int64_t c = 0; c < s.head_dim; c++) to[c] /= softmax[i].sum;
-    }
+namespace {
+
+constexpr int64_t kBlock = kAttentionBlock;
+constexpr int64_t kQueries = 64;     // in a tile at most
+constexpr int64_t kSplitRows = 4;      // whose blocks are computed at the same time
+constexpr int64_t kSerial = 200000;  // products that take less time than waking a thread is worth
+
+// `count` sums from number i on.
+AttentionSums from(const AttentionSums& sums, int64_t i, int64_t head_dim) {
+    return {sums.top + i, sums.sum + i, sums.values + i * head_dim};
 }
 
-// How many of the n rows can share a pass over keys: rows of the first one's sequence whose window
-// begins at the same position.
-int64_t sharing(const AttentionRow* rows, int64_t n) {
-    int64_t m = 1;
-    while (m < n && rows[m].pages == rows[0].pages && rows[m].first == rows[0].first &&
-           rows[m].end >= rows[m - 1].end) {
-        m++;
-    }
-    return m;
+void clear(const AttentionSums& sums, int64_t n, int64_t head_dim) {
+    std::fill_n(sums.top, n, -INFINITY);
+    std::fill_n(sums.sum, n, 0.0f);
+    std::fill_n(sums.values, n * head_dim, 0.0f);
 }
+
+// to[i] += block[j]: the sums of more positions.
+void merge(const AttentionSums& to, int64_t i, const AttentionSums& block, int64_t j,
+           int64_t head_dim) {
+    const float top = std::max(to.top[i], block.top[j]);
+    const float shrink = exp_f32(to.top[i] - top), weight = exp_f32(block.top[j] - top);
+    to.top[i] = top;
+    to.sum[i] = to.sum[i] * shrink + block.sum[j] * weight;
+    float* sum = to.values + i * head_dim;
+    const float* more = block.values + j * head_dim;
+    for (int64_t c = 0; c < head_dim; c++) sum[c] = sum[c] * shrink + more[c] * weight;
+}
+
+struct Range {
+    int64_t begin, end;
+};
+
+// One call of attention().
+class Call {
+ public:
+    Call(Context& context, const KvLayer& layer, int64_t n_head, AttentionScores how,
+         const AttentionRow* rows, int64_t n_rows, const float* q, const AttentionScratch& scratch,
+         float* out)
+        : context_(context),
+          kernels_(context.kernels),
+          layer_(layer),
+          n_head_(n_head),
+          n_kv_(layer.n_head_kv),
+          group_(n_head / layer.n_head_kv),
+          dim_(layer.head_dim),
+          how_(how),
+          rows_(rows),
+          n_rows_(n_rows),
+          q_(q),
+          scratch_(scratch),
+          out_(out) {}
+
+    void run() {
+        OpTimer timer(context_.profile, "attention");
+        divide();
+        int64_t positions = 0, products = 0;
+        for (int64_t i = 0; i < n_tiles_; i++) {
+            const int64_t seen = tiles_[i].end - tiles_[i].begin;
+            positions += seen;
+            products += 2 * seen * tiles_[i].n * n_kv_ * dim_;
+        }
+        timer.read(uint64_t(positions * 2 * n_kv_ * layer_.position_bytes()));
+        const int64_t items = n_tiles_ * n_kv_;
+        const bool alone = context_.threads.active() == 1 || products < kSerial;
+        if (!alone && n_rows_ <= kSplitRows && items < 8 * context_.threads.active() &&
+            parts_ * n_kv_ <= scratch_.max_sums && parts_ * n_kv_ * dim_ <= scratch_.max_values) {
+            blocks_apart();
+            return;
+        }
+        // The last tiles of a prompt see most positions, so they come first.
+        context_.threads.run(items, alone ? items : 1, [&](int64_t b, int64_t e, int thread) {
+            for (int64_t i = b; i < e; i++) {
+                whole_tile(tiles_[n_tiles_ - 1 - i / n_kv_], i % n_kv_, scratch_.threads[thread]);
+            }
+        });
+    }
+
+ private:
+    // Divides the queries of a KV head into tiles.
+    void divide() {
+        // Smaller tiles if otherwise some threads would have none.
+        const int64_t all = n_rows_ * group_ * n_kv_, threads = context_.threads.active();
+        const int64_t most = std::clamp(all / (2 * threads), std::min(group_, kQueries), kQueries);
+        int64_t items = 0;
+        for (int64_t t = 0; t < n_rows_;) {
+            const int64_t row = t;
+            while (++t < n_rows_ && follows(rows_[t - 1], rows_[t])) {
+            }
+            const int64_t queries = (t - row) * group_;
+            const int64_t n = (queries + most - 1) / most;
+            for (int64_t i = 0; i < n; i++) {
+                const int64_t first = queries * i / n, end = queries * (i + 1) / n;
+                AttentionTile tile{row, first, end - first, 0, 0, items, parts_};
+                tile.begin = row_of(tile, 0).first;
+                tile.end = row_of(tile, tile.n - 1).end;
+                items += tile.n_blocks();
+                parts_ += tile.n_blocks() * tile.n;
+                tiles_[n_tiles_++] = tile;
+            }
+        }
+        items_ = items;
+    }
+    static bool follows(const AttentionRow& a, const AttentionRow& b) {
+        return a.pages == b.pages && a.first <= b.first && a.end <= b.end;
+    }
+
+    const AttentionRow& row_of(const AttentionTile& tile, int64_t i) const {
+        return rows_[tile.row + (tile.first_query + i) / group_];
+    }
+    // Where query i of a tile is in q and out.
+    int64_t place(const AttentionTile& tile, int64_t kv_head, int64_t i) const {
+        const int64_t query = tile.first_query + i;
+        return ((tile.row + query / group_) * n_head_ + kv_head * group_ + query % group_) * dim_;
+    }
+    // The queries of a tile, less those of the first rows that are `before` and of the last ones
+    // that are `beyond`. Rows see ever later positions.
+    template <typename Before, typename Beyond>
+    Range queries(const AttentionTile& tile, const Before& before, const Beyond& beyond) const {
+        const int64_t first = tile.first_query, last = first + tile.n;
+        int64_t begin = first / group_, end = (last - 1) / group_ + 1;  // rows
+        const AttentionRow* rows = rows_ + tile.row;
+        while (begin < end && before(rows[begin])) begin++;
+        while (end > begin && beyond(rows[end - 1])) end--;
+        return {std::max(begin * group_, first) - first, std::min(end * group_, last) - first};
+    }
+    // Those that see one of these positions, or all of them.
+    Range seeing(const AttentionTile& tile, int64_t begin, int64_t end) const {
+        return queries(
+            tile, [&](const AttentionRow& r) { return r.end <= begin; },
+            [&](const AttentionRow& r) { return r.first >= end; });
+    }
+    Range seeing_all(const AttentionTile& tile, int64_t begin, int64_t end) const {
+        return queries(
+            tile, [&](const AttentionRow& r) { return r.end < end; },
+            [&](const AttentionRow& r) { return r.first > begin; });
+    }
+
+    // Gathers the queries of a tile, multiplied by the scale of the scores.
+    void load(const AttentionTile& tile, int64_t kv_head,
+              const AttentionScratch::Thread& mine) const {
+        const float scale = how_.softcap == 0 ? how_.scale : how_.scale / how_.softcap;
+        for (int64_t i = 0; i < tile.n; i++) {
+            const float* from = q_ + place(tile, kv_head, i);
+            for (int64_t c = 0; c < dim_; c++) mine.q[i * dim_ + c] = from[c] * scale;
+        }
+        if (!info(layer_.type).is_quantised()) return;
+        Q8Rows q8 = mine.q8;
+        q8.cols = dim_;
+        kernels_.quantize[int(DType::F32)](mine.q, 0, tile.n, q8);
+    }
+
+    // The sums of a block of positions for the queries of a tile that see one of them.
+    Range block(const AttentionTile& tile, int64_t kv_head, int64_t b,
+                const AttentionScratch::Thread& mine, const AttentionSums& out) const {
+        const int64_t b0 = b * kBlock, b1 = b0 + kBlock;
+        const Range all = seeing(tile, b0, b1);
+        const int64_t begin = std::max(tile.begin, b0), end = std::min(tile.end, b1);
+        const auto run_of = [&](uint8_t* runs, int64_t p) {
+            return runs + rows_[tile.row].pages[p / kKvPage] * layer_.page_stride +
+                   kv_head * layer_.head_bytes();
+        };
+        for (int64_t p = begin / kKvPage * kKvPage; p < end; p += kKvPage) {
+            const Range some = seeing(tile, p, p + kKvPage);
+            if (some.begin < some.end) {
+                scores(run_of(layer_.k, p), some, mine, mine.scores + p - b0);
+            }
+        }
+        for (int64_t i = all.begin; i < all.end; i++) {
+            const AttentionRow& row = row_of(tile, i);
+            kernels_.softmax[int(DType::F32)](mine.scores + i * kBlock, std::max(row.first, b0) - b0,
+                                              std::min(row.end, b1) - b0, how_.softcap,
+                                              out.top + i, out.sum + i);
+        }
+        std::fill(out.values + all.begin * dim_, out.values + all.end * dim_, 0.0f);
+        for (int64_t p = begin / kKvPage * kKvPage; p < end; p += kKvPage) {
+            const uint8_t* run = run_of(layer_.v, p);
+            const Range some = seeing(tile, p, p + kKvPage);
+            const Range whole = seeing_all(tile, p, p + kKvPage);
+            const auto values = [&](Range queries, int64_t first, int64_t last) {
+                kernels_.accumulate[int(layer_.type)](
+                    run + (first - p) * layer_.position_bytes(), layer_.position_bytes(),
+                    last - first, dim_, mine.scores + queries.begin * kBlock + first - b0, kBlock,
+                    queries.end - queries.begin, out.values + queries.begin * dim_, dim_);
+            };
+            const auto partly = [&](int64_t i, int64_t n) {
+                while (i < n) {
+                    const AttentionRow& row = row_of(tile, i);
+                    int64_t same = i + 1;
+                    while (same < n && &row_of(tile, same) == &row) same++;
+                    values({i, same}, std::max(row.first, p), std::min(row.end, p + kKvPage));
+                    i = same;
+                }
+            };
+            if (whole.begin >= whole.end) {
+                partly(some.begin, some.end);
+                continue;
+            }
+            partly(some.begin, whole.begin);
+            values(whole, p, p + kKvPage);
+            partly(whole.end, some.end);
+        }
+        return all;
+    }
+
+    // y[i * kBlock + position]: products of queries with the keys of a page.
+    void scores(const uint8_t* keys, Range queries, const AttentionScratch::Thread& mine,
+                float* y) const {
+        const int64_t i = queries.begin, n = queries.end - i;
+        y += i * kBlock;
+        if (info(layer_.type).is_quantised()) {
+            Q8Rows q8 = mine.q8;
+            q8.cols = dim_;
+            kernels_.strip[int(layer_.type)](keys, kKvPage / kStrip, q8, i, n, y, kBlock);
+        } else {
+            kernels_.scores[int(layer_.type)](keys, dim_, mine.q + i * dim_, n, y, kBlock);
+        }
+    }
+
+    void finish(const AttentionSums& sums, int64_t i, int64_t to) const {
+        for (int64_t c = 0; c < dim_; c++) out_[to + c] = sums.values[i * dim_ + c] / sums.sum[i];
+    }
+
+    // All blocks of a tile in turn.
+    void whole_tile(const AttentionTile& tile, int64_t kv_head,
+                    const AttentionScratch::Thread& mine) const {
+        load(tile, kv_head, mine);
+        clear(mine.all, tile.n, dim_);
+        for (int64_t b = 0; b < tile.n_blocks(); b++) {
+            const Range some = block(tile, kv_head, tile.first_block() + b, mine, mine.block);
+            for (int64_t i = some.begin; i < some.end; i++) merge(mine.all, i, mine.block, i, dim_);
+        }
+        for (int64_t i = 0; i < tile.n; i++) finish(mine.all, i, place(tile, kv_head, i));
+    }
+
+    // Every block of every tile as a piece of work; then the sums of each query are merged.
+    void blocks_apart() const {
+        const auto part = [&](const AttentionTile& tile, int64_t kv_head, int64_t b) {
+            return from(scratch_.blocks, kv_head * parts_ + tile.parts + b * tile.n, dim_);
+        };
+        context_.threads.run(items_ * n_kv_, 1, [&](int64_t begin, int64_t end, int thread) {
+            const AttentionScratch::Thread& mine = scratch_.threads[thread];
+            for (int64_t i = begin; i < end; i++) {
+                const int64_t kv_head = i / items_, item = i % items_;
+                const AttentionTile* tile = tiles_ + n_tiles_ - 1;
+                while (tile->items > item) tile--;
+                const int64_t b = item - tile->items;
+                load(*tile, kv_head, mine);
+                block(*tile, kv_head, tile->first_block() + b, mine, part(*tile, kv_head, b));
+            }
+        });
+        // Merging reads a float where the blocks read kBlock keys and values: not worth more
+        // threads until there are many.
+        const int64_t n = n_rows_ * n_head_, merged = parts_ * n_kv_ * dim_;
+        const int64_t grain = merged < kSerial ? n : std::max<int64_t>(1, n / 16);
+        context_.threads.run(n, grain, [&](int64_t begin, int64_t end, int thread) {
+            const AttentionSums& sums = scratch_.threads[thread].all;
+            for (int64_t q = begin; q < end; q++) {
+                const int64_t kv_head = q / (n_rows_ * group_);
+                int64_t i = q % (n_rows_ * group_);
+                const AttentionTile* tile = tiles_;
+                for (; i >= tile->n; tile++) i -= tile->n;
+                clear(sums, 1, dim_);
+                const AttentionRow& row = row_of(*tile, i);
+                for (int64_t b = 0; b < tile->n_blocks(); b++) {
+                    const int64_t b0 = (tile->first_block() + b) * kBlock;
+                    if (row.end <= b0 || row.first >= b0 + kBlock) continue;
+                    merge(sums, 0, part(*tile, kv_head, b), i, dim_);
+                }
+                finish(sums, 0, place(*tile, kv_head, i));
+            }
+        });
+    }
+
+    Context& context_;
+    const cpu::Kernels& kernels_;
+    const KvLayer& layer_;
+    const int64_t n_head_, n_kv_, group_, dim_;
+    const AttentionScores how_;
+    const AttentionRow* const rows_;
+    const int64_t n_rows_;
+    const float* const q_;
+    const AttentionScratch& scratch_;
+    AttentionTile* const tiles_ = scratch_.tiles;
+    int64_t n_tiles_ = 0, items_ = 0, parts_ = 0;  // of one KV head
+    float* const out_;
+};
 
 }  // namespace
 
-void attention(Context& context, const KvLayer& layer, int64_t n_head, AttentionScores scores,
-               const AttentionRow* rows, int64_t n_rows, const float* q, float* out) {
-    OpTimer timer(context.profile, "attention");
-    const int64_t n_kv = layer.n_head_kv, group = n_head / n_kv, heads = std::min(group, kQueries);
-    const int64_t tile = kQueries / heads, n_tiles = (n_rows + tile - 1) / tile;
-    int64_t positions = 0;  // that one KV head reads; shared passes count once
-    for (int64_t t = 0; t < n_rows;) {
-        t += sharing(rows + t, std::min(tile - t % tile, n_rows - t));
-        positions += (rows[t - 1].end - rows[t - 1].first) * ((group + heads - 1) / heads);
+AttentionScratch::AttentionScratch(Carver& carver, int n_threads, int64_t max_rows,
+                                   int64_t n_positions, int64_t n_head, int64_t head_dim,
+                                   int64_t q_dim) {
+    const auto sums = [&](AttentionSums& to, int64_t n, int64_t n_values) {
+        carver.take(to.top, {n});
+        carver.take(to.sum, {n});
+        carver.take(to.values, {n_values});
+    };
+    for (int i = 0; i < n_threads; i++) {
+        Thread t{};
+        carver.take(t.q, {kQueries, head_dim});
+        carver.take(t.scores, {kQueries, kBlock});
+        t.q8 = Q8Rows::carve(carver, kQueries, head_dim);
+        sums(t.block, kQueries, kQueries * head_dim);
+        sums(t.all, kQueries, kQueries * head_dim);
+        threads.push_back(t);
     }
-    timer.read(uint64_t(positions * 2 * n_kv * layer.position_bytes()));
-    context.threads.run(n_tiles * n_kv, 1, [&](int64_t begin, int64_t end, int) {
-        for (int64_t i = begin; i < end; i++) {
-            const int64_t last = std::min((i / n_kv + 1) * tile, n_rows), kv_head = i % n_kv;
-            for (int64_t t = i / n_kv * tile; t < last;) {
-                const int64_t n = sharing(rows + t, last - t);
-                for (int64_t h = 0; h < group; h += heads) {
-                    const int64_t at = (t * n_head + kv_head * group + h) * layer.head_dim;
-                    attend(context.kernels, layer, n_head, scores, rows + t, n, kv_head,
-                           std::min(heads, group - h), q + at, out + at);
-                }
-                t += n;
-            }
-        }
-    });
+    // A tile for each row, and one for every kQueries / 2 queries: those of a row are divided
+    // evenly.
+    max_tiles = max_rows * (1 + 2 * n_head / kQueries);
+    carver.take(tiles, {max_tiles});
+    // A window may begin and end within a block.
+    const int64_t n_blocks = n_positions / kBlock + 2;
+    max_sums = kSplitRows * n_head * n_blocks;
+    max_values = kSplitRows * q_dim * n_blocks;
+    sums(blocks, max_sums, max_values);
+}
+
+void attention(Context& context, const KvLayer& layer, int64_t n_head, AttentionScores scores,
+               const AttentionRow* rows, int64_t n_rows, const float* q,
+               const AttentionScratch& scratch, float* out) {
+    Call(context, layer, n_head, scores, rows, n_rows, q, scratch, out).run();
 }
 
 }  // namespace ggml

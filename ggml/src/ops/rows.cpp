@@ -1,4 +1,4 @@
-// Operators that move rows: embeddings, positions, keys and values, and the rows of experts.
+// Operators that move rows: embeddings, positions, and the rows of experts.
 #include <algorithm>
 #include <limits>
 
@@ -48,25 +48,6 @@ void rope(Context& context, float* x, int64_t rows, int64_t n_head, int64_t head
                     head[step * i + apart] = a * s + b * c;
                 }
             }
-        }
-    });
-}
-
-void store_kv(Context& context, const KvLayer& layer, const KvSlot* slots, int64_t n,
-              const float* k, const float* v) {
-    const OpTimer timer(context.profile, "store_kv");
-    const int64_t dim = layer.head_dim, position = layer.position_bytes();
-    const auto encode = info(layer.type).encode;
-    // At least 2,048 values of keys and of values per piece: converting them takes a few
-    // microseconds, which is worth waking a thread.
-    const int64_t grain = std::max<int64_t>(1, 2048 / dim);
-    context.threads.run(n * layer.n_head_kv, grain, [&](int64_t begin, int64_t end, int) {
-        for (int64_t i = begin; i < end; i++) {  // head i, counted over all rows
-            const KvSlot slot = slots[i / layer.n_head_kv];
-            const int64_t to = slot.page * layer.page_stride +
-                               i % layer.n_head_kv * layer.head_bytes() + slot.at * position;
-            encode(k + i * dim, layer.k + to, dim);
-            encode(v + i * dim, layer.v + to, dim);
         }
     });
 }

@@ -2,7 +2,7 @@
 #pragma once
 
 #include "ggml/carver.h"
-#include "ggml/ops.h"
+#include "ggml/attention.h"
 
 namespace powerinfer {
 

@@ -3,7 +3,7 @@
 #pragma once
 
 #include "ggml/carver.h"
-#include "ggml/ops.h"
+#include "ggml/attention.h"
 #include "model/model.h"
 
 namespace powerinfer {
@@ -66,15 +66,15 @@ class KvPages {
     void give_back(int32_t page);
     int32_t owners(int32_t page) const { return owners_[page]; }
     bool is_shared(int32_t page) const { return owners(page) > 1; }
-    // Copies the first n positions of a page and their labels.
+    // Copies the first n positions of a page and their labels. What follows them may change.
     void copy(int32_t from, int32_t to, int64_t n) const;
 
     Label& label(int32_t page) const { return labels_[page]; }
     // The keys and values of a layer in RAM, for the operators.
     ggml::KvLayer layer(int64_t i) const;
     ggml::DType type() const { return type_; }
-    // The first n positions of a page, n * position_bytes(): for each layer the keys, then the
-    // values, of each head.
+    // The first n positions of a page, n * position_bytes(): for each layer rows of the keys, then
+    // of the values, of each head.
     void read(int32_t page, int64_t n, uint8_t* out) const;
     void write(int32_t page, int64_t n, const uint8_t* from) const;
     // Bytes of a position: of one layer, and over all layers.

@@ -22,6 +22,8 @@ Workspace::Workspace(ggml::Carver& carver, const Model& model, const pi_session_
     const int64_t rows = p.n_ubatch, n_ff = sizes.n_ff;
     input = ggml::InputBuffer(carver, rows, widest(c, sizes));
     carver.take(attention_rows, {rows});
+    attention = ggml::AttentionScratch(carver, threads, rows, p.n_ctx, sizes.n_head, sizes.head_dim,
+                                       sizes.q_dim);
     for (float** to : {&x, &normed, &out, &ffn_out}) carver.take(*to, {rows, c.n_embd});
     carver.take(q, {rows, sizes.q_dim});
     carver.take(attended, {rows, sizes.out_dim});

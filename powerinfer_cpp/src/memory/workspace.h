@@ -4,6 +4,7 @@
 
 #include "ggml/carver.h"
 #include "ggml/neurons.h"
+#include "ggml/attention.h"
 #include "ggml/ops.h"
 #include "ggml/sketch.h"
 #include "memory/batch.h"
@@ -22,6 +23,7 @@ struct Workspace {
     Batch batch;
     ggml::InputBuffer input;
     ggml::AttentionRow* attention_rows = nullptr;  // [rows]
+    ggml::AttentionScratch attention;
     float *x = nullptr, *normed = nullptr;         // [rows, n_embd]: residual stream, its norm
     float *out = nullptr, *ffn_out = nullptr;      // [rows, n_embd]: to be added to x
     // Sizes of layers and their parts are those of the largest.

@@ -10,6 +10,8 @@ LargestSizes largest_sizes(const std::vector<Layer>& layers) {
     for (const Layer& layer : layers) {
         for (const LayerPart& part : layer.parts) {
             std::visit(ByKind{[&](const Attention& a) {
+                                  raise(most.n_head, a.n_head);
+                                  raise(most.head_dim, a.head_dim);
                                   raise(most.q_dim, a.q_dim());
                                   raise(most.k_dim, a.k_dim());
                                   raise(most.v_dim, a.v_dim());

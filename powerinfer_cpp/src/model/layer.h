@@ -139,7 +139,7 @@ struct Layer {
 
 // The largest sizes of the parts of all layers, for memory that they share; 0: no such part.
 struct LargestSizes {
-    int64_t q_dim = 0, k_dim = 0, v_dim = 0, out_dim = 0;
+    int64_t n_head = 0, head_dim = 0, q_dim = 0, k_dim = 0, v_dim = 0, out_dim = 0;
     int64_t n_ff = 0, n_expert = 0, n_used = 0;
 };
 LargestSizes largest_sizes(const std::vector<Layer>& layers);

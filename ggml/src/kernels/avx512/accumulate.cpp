@@ -1,14 +1,29 @@
-// Weighted sums of F32, F16 and BF16 rows: y[t] += sum_r a[t][r] w[r]. C registers of 16 columns
+// Weighted sums of F32, F16, BF16 and Q8_0 rows: y[t] += sum_r a[t][r] w[r]. C registers of 16 columns
 // for T tokens hold the sums while the kernel walks over the rows. Each column adds rows in
 // ascending order, for any tile.
 #include <immintrin.h>
 
+#include "ggml/blocks.h"
+#include "kernels/avx512/isa.h"
+#include "kernels/avx512/token_tiles.h"
 #include "kernels/avx512/values.h"
 #include "kernels/kernels.h"
 
 namespace ggml::cpu::avx512 {
 
 namespace {
+
+// Of blocks: 16 columns have one scale.
+struct Q8_0 {
+    static constexpr int size = 1;  // approximately: without the scales
+    static __m512 load(const uint8_t* row, int64_t i, __mmask16) {
+        const BlockQ8_0& block = reinterpret_cast<const BlockQ8_0*>(row)[i / kQ];
+        const __m128i bytes =
+            _mm_loadu_si128(reinterpret_cast<const __m128i*>(block.qs + i % kQ));
+        const __m512 scale = _mm512_broadcastss_ps(_mm_cvtph_ps(_mm_cvtsi32_si128(block.d)));
+        return _mm512_mul_ps(scale, _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(bytes)));
+    }
+};
 
 template <typename W, int C, int T>
 void tile(const uint8_t* w, int64_t row_bytes, int64_t n_rows, int64_t c, __mmask16 m,
@@ -19,7 +34,7 @@ void tile(const uint8_t* w, int64_t row_bytes, int64_t n_rows, int64_t c, __mmas
     }
     for (int64_t r = 0; r < n_rows; r++) {
         const uint8_t* row = w + r * row_bytes;
-        if (T == 1) {  // with one token memory is the bottleneck
+        if (T == 1 && fetches_ahead) {  // with one token memory is the bottleneck
             for (int i = 0; i < C; i++) {
                 _mm_prefetch(row + 8 * row_bytes + (c + 16 * i) * W::size, _MM_HINT_T0);
             }
@@ -40,13 +55,12 @@ void tile(const uint8_t* w, int64_t row_bytes, int64_t n_rows, int64_t c, __mmas
 template <typename W, int C>
 void tokens(const uint8_t* w, int64_t row_bytes, int64_t n_rows, int64_t c, __mmask16 m,
             const float* a, int64_t lda, int64_t nt, float* y, int64_t ldy) {
-    int64_t t = 0;
-    for (; t + 4 <= nt; t += 4) {
-        tile<W, C, 4>(w, row_bytes, n_rows, c, m, a + t * lda, lda, y + t * ldy, ldy);
-    }
-    for (; t < nt; t++) {
-        tile<W, C, 1>(w, row_bytes, n_rows, c, m, a + t * lda, lda, y + t * ldy, ldy);
-    }
+    const auto tiles = [&](auto T, int64_t t) {
+        tile<W, C, T>(w, row_bytes, n_rows, c, m, a + t * lda, lda, y + t * ldy, ldy);
+    };
+    if (nt >= kFewest) return for_tiles(nt, tiles);
+    if (nt == 2) tiles(Count<2>(), 0);
+    if (nt == 1) tiles(Count<1>(), 0);
 }
 
 template <typename W>
@@ -67,5 +81,6 @@ void accumulate(const uint8_t* w, int64_t row_bytes, int64_t n_rows, int64_t col
 const accumulate_fn accumulate__f32_f32 = accumulate<F32>;
 const accumulate_fn accumulate__f16_f32 = accumulate<F16>;
 const accumulate_fn accumulate__bf16_f32 = accumulate<BF16>;
+const accumulate_fn accumulate__q8_0_f32 = accumulate<Q8_0>;
 
 }  // namespace ggml::cpu::avx512

@@ -1,0 +1,94 @@
+// Keys and values of a layer, and causal attention over them.
+#pragma once
+
+#include <vector>
+
+#include "ggml/ops.h"
+
+namespace ggml {
+
+// Keys and values of one layer, in pages of kKvPage positions. A page has a run of keys and a run
+// of values for each of n_head_kv heads: those of page p begin at k and v + p * page_stride.
+//
+// Values are rows, one for each position: [kKvPage][head_dim]. Keys lie so that a processor's lanes
+// are positions: floats as [head_dim][kKvPage], blocks as kKvPage / 8 strips of eight positions
+// (pack_strip). A device has rows of both.
+constexpr int64_t kKvPage = 64;
+constexpr int64_t kAttentionBlock = 256;  // positions whose sums are merged in order
+struct KvLayer {
+    DType type;  // F16, F32 or Q8_0
+    int64_t n_head_kv, head_dim;
+    uint8_t *k, *v;
+    int64_t page_stride;  // bytes
+
+    // Bytes of one head, for one position and for one page.
+    int64_t position_bytes() const { return info(type).size(head_dim); }
+    int64_t head_bytes() const { return kKvPage * position_bytes(); }
+};
+// The place of a row's keys and values: position `at` of a page.
+struct KvSlot {
+    int32_t page;
+    int32_t at;
+};
+// Stores the keys and values of n rows, [n, n_head_kv * head_dim] each.
+void store_kv(Context& context, const KvLayer& layer, const KvSlot* slots, int64_t n,
+              const float* k, const float* v);
+
+// Copies the first n positions of a run of keys to rows [n][head_dim] of the same type, and back.
+void keys_to_rows(DType type, int64_t head_dim, const uint8_t* run, int64_t n, uint8_t* rows);
+void rows_to_keys(DType type, int64_t head_dim, const uint8_t* rows, int64_t n, uint8_t* run);
+
+// A row sees the positions [first, end) of its sequence; pages[i] holds the 64 positions from 64 i
+// on.
+struct AttentionRow {
+    const int32_t* pages;
+    int64_t first, end;
+};
+// What becomes of the product of a query and a key before the softmax: it is multiplied by `scale`,
+// and then, if softcap is not 0, becomes softcap * tanh(product / softcap).
+struct AttentionScores {
+    float scale;
+    float softcap = 0;
+};
+
+// The softmax and the weighted values of some positions, for several queries: top[i] is the largest
+// score of query i, sum[i] the sum of e^(score - top), values[i] [head_dim] that of the values with
+// these weights.
+struct AttentionSums {
+    float* top;
+    float* sum;
+    float* values;
+};
+
+struct AttentionTile;  // adjacent queries that go over keys and values together
+
+// Room for attention with `threads` threads, over up to max_rows rows that see up to n_positions
+// positions, for layers of up to n_head heads of up to head_dim values, q_dim in all.
+struct AttentionScratch {
+    AttentionScratch() = default;
+    AttentionScratch(Carver& carver, int threads, int64_t max_rows, int64_t n_positions,
+                     int64_t n_head, int64_t head_dim, int64_t q_dim);
+
+    // For one thread: the queries of a tile as floats and in 8 bits, their scores, and their sums
+    // over a block of positions and over all blocks.
+    struct Thread {
+        float *q, *scores;
+        Q8Rows q8;
+        AttentionSums block, all;
+    };
+    std::vector<Thread> threads;
+    AttentionTile* tiles = nullptr;  // [max_tiles]
+    int64_t max_tiles = 0;
+    // For a few rows, whose blocks are computed in any order: sums of max_sums queries and blocks.
+    AttentionSums blocks = {};
+    int64_t max_sums = 0, max_values = 0;
+};
+
+// Attention of queries to cached keys and values, with grouped heads (GQA, arXiv 2305.13245).
+// Adjacent rows of a sequence share the reading of keys and values; the bits of a row do not depend
+// on what rows are beside it. q, out: [n_rows, n_head * head_dim].
+void attention(Context& context, const KvLayer& layer, int64_t n_head, AttentionScores scores,
+               const AttentionRow* rows, int64_t n_rows, const float* q,
+               const AttentionScratch& scratch, float* out);
+
+}  // namespace ggml

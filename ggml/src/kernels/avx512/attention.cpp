@@ -1,0 +1,48 @@
+// Scores of attention, as in lanes/attention.cpp: a page of positions in four registers, by up to
+// six queries.
+#include "kernels/avx512/isa.h"
+#include "kernels/avx512/token_tiles.h"
+#include "kernels/avx512/values.h"
+#include "kernels/lanes/softmax.h"
+
+namespace ggml::cpu::avx512 {
+
+namespace {
+
+template <typename W, int T>
+void tile(const uint8_t* keys, int64_t head_dim, const float* q, float* y, int64_t ldy) {
+    __m512 sum[T][4];
+    for (int t = 0; t < T; t++) {
+        for (__m512& lanes : sum[t]) lanes = _mm512_setzero_ps();
+    }
+    for (int64_t c = 0; c < head_dim; c++, keys += kKvPage * W::size) {
+        __m512 key[4];
+        for (int i = 0; i < 4; i++) key[i] = W::load(keys, 16 * i, 0xffff);
+        for (int t = 0; t < T; t++) {
+            const __m512 factor = _mm512_set1_ps(q[t * head_dim + c]);
+            for (int i = 0; i < 4; i++) sum[t][i] = _mm512_fmadd_ps(factor, key[i], sum[t][i]);
+        }
+    }
+    for (int t = 0; t < T; t++) {
+        for (int i = 0; i < 4; i++) _mm512_storeu_ps(y + t * ldy + 16 * i, sum[t][i]);
+    }
+}
+
+template <typename W>
+void scores(const uint8_t* keys, int64_t head_dim, const float* q, int64_t nt, float* y,
+            int64_t ldy) {
+    const auto tiles = [&](auto T, int64_t t) {
+        tile<W, T>(keys, head_dim, q + t * head_dim, y + t * ldy, ldy);
+    };
+    if (nt >= kFewest) return for_tiles(nt, tiles);
+    if (nt == 2) tiles(Count<2>(), 0);
+    if (nt == 1) tiles(Count<1>(), 0);
+}
+
+}  // namespace
+
+const scores_fn scores__f32_f32 = scores<F32>;
+const scores_fn scores__f16_f32 = scores<F16>;
+const softmax_fn softmax__f32 = softmax;
+
+}  // namespace ggml::cpu::avx512

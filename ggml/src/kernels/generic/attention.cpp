@@ -1,0 +1,46 @@
+// Scores and softmax of attention in plain C++: the specification of scores__* and softmax__*.
+#include <algorithm>
+#include <cmath>
+
+#include "ggml/math.h"
+#include "kernels/kernels.h"
+
+namespace ggml::cpu::generic {
+
+namespace {
+
+template <DType type>
+void scores(const uint8_t* keys, int64_t head_dim, const float* q, int64_t nt, float* y,
+            int64_t ldy) {
+    for (int64_t t = 0; t < nt; t++) std::fill_n(y + t * ldy, kKvPage, 0.0f);
+    for (int64_t c = 0; c < head_dim; c++) {
+        float key[kKvPage];  // column c of each
+        info(type).decode(keys + c * info(type).size(kKvPage), key, kKvPage);
+        for (int64_t t = 0; t < nt; t++) {
+            for (int64_t p = 0; p < kKvPage; p++) y[t * ldy + p] += q[t * head_dim + c] * key[p];
+        }
+    }
+}
+
+void softmax(float* score, int64_t begin, int64_t end, float softcap, float* top, float* sum) {
+    *top = -INFINITY;
+    float lanes[16] = {};
+    for (int64_t i = begin; i < end; i++) {
+        if (softcap != 0) score[i] = softcap * tanh_f32(score[i]);
+        if (score[i] > *top) *top = score[i];
+    }
+    for (int64_t i = begin; i < end; i++) {
+        score[i] = exp_f32(score[i] - *top);
+        lanes[i % 16] += score[i];
+    }
+    *sum = 0;
+    for (float lane : lanes) *sum += lane;
+}
+
+}  // namespace
+
+const scores_fn scores__f32_f32 = scores<DType::F32>;
+const scores_fn scores__f16_f32 = scores<DType::F16>;
+const softmax_fn softmax__f32 = softmax;
+
+}  // namespace ggml::cpu::generic

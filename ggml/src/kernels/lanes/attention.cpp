@@ -1,0 +1,52 @@
+// Scores of attention: lanes are positions. Tiles of T queries share the loads of keys. Every score
+// has one sum that runs over the columns in ascending order, so its bits do not depend on the tile.
+#include "kernels/lanes/softmax.h"
+#include "kernels/lanes/values.h"
+
+namespace ggml::cpu::GGML_ISA {
+
+namespace {
+
+// Half a page of positions by T queries fill the registers.
+constexpr int kHalf = int(kKvPage) / 2;
+
+template <typename W, int T>
+void tile(const uint8_t* keys, int64_t head_dim, const float* q, float* y, int64_t ldy) {
+    f32x8 sum[T][kHalf / 8];
+    for (int t = 0; t < T; t++) {
+        for (f32x8& lanes : sum[t]) lanes = splat(0);
+    }
+    for (int64_t c = 0; c < head_dim; c++, keys += kKvPage * W::size) {
+        f32x8 factor[T];
+        for (int t = 0; t < T; t++) factor[t] = splat(q[t * head_dim + c]);
+        for (int i = 0; i < kHalf / 8; i++) {
+            const f32x8 key = W::load8(keys, 8 * i);
+            for (int t = 0; t < T; t++) sum[t][i] = add_product(sum[t][i], factor[t], key);
+        }
+    }
+    for (int t = 0; t < T; t++) {
+        for (int i = 0; i < kHalf / 8; i++) store(y + t * ldy + 8 * i, sum[t][i]);
+    }
+}
+
+template <typename W>
+void scores(const uint8_t* keys, int64_t head_dim, const float* q, int64_t nt, float* y,
+            int64_t ldy) {
+    for (int half = 0; half < 2; half++, keys += kHalf * W::size, y += kHalf) {
+        const auto tiles = [&](auto T, int64_t t) {
+            tile<W, T>(keys, head_dim, q + t * head_dim, y + t * ldy, ldy);
+        };
+        int64_t t = 0;
+        for (; nt - t == 3 || nt - t > 4; t += 3) tiles(Count<3>(), t);
+        for (; t + 2 <= nt; t += 2) tiles(Count<2>(), t);
+        if (t < nt) tiles(Count<1>(), t);
+    }
+}
+
+}  // namespace
+
+const scores_fn scores__f32_f32 = scores<F32>;
+const scores_fn scores__f16_f32 = scores<F16>;
+const softmax_fn softmax__f32 = softmax;
+
+}  // namespace ggml::cpu::GGML_ISA

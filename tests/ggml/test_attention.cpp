@@ -1,0 +1,223 @@
+// Attention against formulas in double precision, with pages in any order, windows, groups of heads
+// and every type of keys and values, for every instruction set of this machine.
+#include <algorithm>
+#include <utility>
+
+#include "ggml/attention.h"
+#include "ggml/dtype.h"
+#include "operators.h"
+
+namespace {
+
+// Keys and values of two sequences on unordered pages, stored by store_kv, and their decoded
+// values.
+struct Pages {
+    static constexpr int64_t kPositions = 900, kPages = (kPositions + kKvPage - 1) / kKvPage;
+
+    Pages(DType type, int64_t n_head_kv, int64_t head_dim)
+        : width(n_head_kv * head_dim), k{type, n_head_kv, head_dim, nullptr, nullptr, 0} {
+        const int64_t half = n_head_kv * k.head_bytes();
+        k.page_stride = 2 * half + 64;  // a gap, as for another layer
+        bytes.resize(size_t(2 * kPages * k.page_stride));
+        k.k = bytes.data();
+        k.v = bytes.data() + half;
+        for (int32_t s = 0; s < 2; s++) {
+            for (int32_t i = 0; i < kPages; i++) pages[s][i] = 2 * (kPages - 1 - i) + s;
+            key[s] = rounded(random_floats(kPositions * width, 2), type);
+            value[s] = rounded(random_floats(kPositions * width, 2), type);
+            std::vector<KvSlot> slots;
+            for (int64_t p = 0; p < kPositions; p++) {
+                slots.push_back({pages[s][p / kKvPage], int32_t(p % kKvPage)});
+            }
+            Context context(1 + s);
+            store_kv(context, k, slots.data(), 70, key[s].data(), value[s].data());
+            store_kv(context, k, slots.data() + 70, kPositions - 70, key[s].data() + 70 * width,
+                     value[s].data() + 70 * width);
+        }
+    }
+    // Values after encoding and decoding; encoding these again is exact.
+    static Floats rounded(Floats values, DType type) {
+        std::vector<uint8_t> stored(size_t(info(type).size(int64_t(values.size()))));
+        info(type).encode(values.data(), stored.data(), int64_t(values.size()));
+        info(type).decode(stored.data(), values.data(), int64_t(values.size()));
+        return values;
+    }
+
+    int64_t width;
+    KvLayer k;
+    std::vector<uint8_t> bytes;
+    int32_t pages[2][kPages];
+    Floats key[2], value[2];  // [positions, n_head_kv, head_dim]
+};
+
+// Values as 8-bit activations have them.
+Floats quantised(const Floats& x) {
+    const int64_t n = int64_t(x.size());
+    std::vector<uint8_t> room(size_t(4 * n + 4096));
+    Carver carver(room.data(), room.size());
+    Q8Rows q8 = Q8Rows::carve(carver, 1, n);
+    q8.cols = n;
+    contexts[0]->kernels.quantize[int(DType::F32)](x.data(), 0, 1, q8);
+    Floats y;
+    for (int64_t i = 0; i < n; i++) y.push_back(q8.d[i / kQ] * float(q8.q[i]));
+    return y;
+}
+
+// Also the rows in other parts: those that share a tile, and few rows, whose blocks are computed
+// apart.
+Floats steady_in_parts(const std::function<Floats(Context&, int64_t, int64_t)>& op, int64_t rows) {
+    const Floats all = steady(op, rows);
+    const int64_t width = int64_t(all.size()) / rows;
+    for (int64_t part : {3, 4, 7, 50}) {
+        for (int64_t t = 0; t < rows; t += part) {
+            const int64_t n = std::min(part, rows - t);
+            const auto from = all.begin() + t * width;
+            CHECK(same(op(*contexts[size_t(t) % 3], t, n), Floats(from, from + n * width)));
+        }
+    }
+    return all;
+}
+
+void test_attention(DType type, int64_t n_head, int64_t n_head_kv, int64_t head_dim,
+                    int64_t window = 0, float softcap = 0) {
+    const Pages kv(type, n_head_kv, head_dim);
+    // The first position, positions around the ends of pages and blocks, several pages, of both
+    // sequences in turn; then rows that follow each other, as in prompts: within a block, across
+    // blocks, and a few.
+    std::vector<int64_t> positions = {1, 2, 63, 64, 65, 128, 256, 257, 129, 200, 511, 512, 513, 900};
+    const int64_t apart = int64_t(positions.size());
+    for (int64_t p = 126; p <= 131; p++) positions.push_back(p);
+    for (int64_t p = 505; p <= 600; p++) positions.push_back(p);
+    for (int64_t p = 897; p <= 900; p++) positions.push_back(p);
+    const auto sequence = [&](int64_t t) { return t < apart ? t % 2 : 0; };
+    const int64_t rows = int64_t(positions.size()), width = n_head * head_dim;
+    const Floats q = random_floats(rows * width, 2);
+    std::vector<AttentionRow> table;
+    for (int64_t t = 0; t < rows; t++) {
+        const int64_t end = positions[size_t(t)];
+        table.push_back(
+            {kv.pages[sequence(t)], window ? std::max<int64_t>(0, end - window) : 0, end});
+    }
+    const float scale = float(1 / std::sqrt(double(head_dim)));
+    // Blocks meet queries in 8 bits.
+    Floats seen = q;
+    if (type == DType::Q8_0) {
+        for (float& v : seen) v *= scale;
+        seen = quantised(seen);
+        for (float& v : seen) v /= scale;
+    }
+    const auto op = [&](Context& context, int64_t first, int64_t n) {
+        Floats out(size_t(n * width), NAN);
+        Carved<AttentionScratch> scratch("scratch", context.threads.size(), rows, Pages::kPositions,
+                                         n_head, head_dim, width);
+        attention(context, kv.k, n_head, {scale, softcap}, table.data() + first, n,
+                  q.data() + first * width, *scratch, out.data());
+        return out;
+    };
+    Doubles expected, size;
+    for (int64_t t = 0; t < rows; t++) {
+        const Floats &key = kv.key[sequence(t)], &value = kv.value[sequence(t)];
+        const int64_t first = table[size_t(t)].first, n = table[size_t(t)].end;
+        for (int64_t h = 0; h < n_head; h++) {
+            const int64_t base = h / (n_head / n_head_kv) * head_dim;
+            Doubles weight;
+            double top = -INFINITY, sum = 0;
+            for (int64_t p = first; p < n; p++) {
+                double dot = 0;
+                for (int64_t i = 0; i < head_dim; i++) {
+                    dot += double(seen[size_t(t * width + h * head_dim + i)]) *
+                           key[size_t(base + p * kv.width + i)];
+                }
+                dot /= std::sqrt(double(head_dim));
+                weight.push_back(softcap ? softcap * std::tanh(dot / softcap) : dot);
+                top = std::max(top, weight.back());
+            }
+            for (double& w : weight) sum += w = std::exp(w - top);
+            for (int64_t i = 0; i < head_dim; i++) {
+                double y = 0, total = 0;
+                for (int64_t p = first; p < n; p++) {
+                    const double term =
+                        weight[size_t(p - first)] / sum * value[size_t(base + p * kv.width + i)];
+                    y += term;
+                    total += std::fabs(term);
+                }
+                expected.push_back(y);
+                size.push_back(total);
+            }
+        }
+    }
+    // Scores have magnitudes of about ten and go through exp(): a relative error of 1e-7 in a score
+    // is one of about 1e-6 in its weight.
+    CHECK(close(steady_in_parts(op, rows), expected, size, 2e-5));
+}
+
+// Reads of keys and values are counted once for all rows and heads that share them.
+void test_attention_bytes() {
+    const auto read = [](int64_t n_head, int64_t n_head_kv,
+                         const std::vector<std::pair<int, int64_t>>& seen) {
+        const int64_t head_dim = 8;
+        const Pages kv(DType::F16, n_head_kv, head_dim);
+        std::vector<AttentionRow> rows;
+        for (const auto& [sequence, end] : seen) rows.push_back({kv.pages[sequence], 0, end});
+        const int64_t n = int64_t(rows.size());
+        Floats q(size_t(n * n_head * head_dim)), out(q.size());
+        Context context(2);
+        context.profile.on = true;
+        Carved<AttentionScratch> scratch("scratch", 2, n, Pages::kPositions, n_head, head_dim,
+                                         n_head * head_dim);
+        attention(context, kv.k, n_head, {1}, rows.data(), n, q.data(), *scratch, out.data());
+        // Positions read per KV head.
+        return int64_t(context.profile.entries[0].bytes) / (n_head_kv * 2 * head_dim * 2);
+    };
+    std::vector<std::pair<int, int64_t>> prompt;
+    for (int64_t end = 101; end <= 120; end++) prompt.emplace_back(0, end);
+    CHECK(read(3, 3, {{0, 100}}) == 100);
+    // Two threads: at least two tiles of each KV head.
+    CHECK(read(3, 3, prompt) == 110 + 120);  // 10 rows each
+    CHECK(read(8, 2, prompt) == 110 + 120);
+    CHECK(read(36, 2, {{0, 101}, {0, 102}}) == 101 + 102);  // 18 heads each
+    CHECK(read(150, 2, {{0, 101}}) == 2 * 101);             // 75 heads: 37, then 38
+    CHECK(read(3, 3, {{0, 50}, {0, 51}, {1, 60}, {0, 52}, {0, 52}, {0, 9}}) == 51 + 60 + 52 + 9);
+}
+
+// Keys become rows and come back, whole pages and parts of them.
+void test_keys() {
+    for (DType type : {DType::F16, DType::F32, DType::Q8_0}) {
+        const int64_t dim = 96, row = info(type).size(dim);
+        const Floats values = random_floats(kKvPage * dim);
+        std::vector<uint8_t> rows(size_t(kKvPage * row)), run(rows.size()), back(rows.size());
+        info(type).encode(values.data(), rows.data(), kKvPage * dim);
+        rows_to_keys(type, dim, rows.data(), kKvPage, run.data());
+        keys_to_rows(type, dim, run.data(), kKvPage, back.data());
+        CHECK(run != rows && back == rows);
+        std::fill(run.begin(), run.end(), uint8_t(255));
+        std::fill(back.begin(), back.end(), uint8_t(0));
+        rows_to_keys(type, dim, rows.data(), 13, run.data());
+        keys_to_rows(type, dim, run.data(), 13, back.data());
+        CHECK(std::equal(back.begin(), back.begin() + 13 * row, rows.begin()));
+        CHECK(std::count(back.begin() + 13 * row, back.end(), 0) == (kKvPage - 13) * row);
+    }
+}
+
+void test_all() {
+    for (DType type : {DType::F16, DType::F32}) {
+        test_attention(type, 3, 3, 8);
+        test_attention(type, 8, 2, 20);
+        test_attention(type, 8, 2, 20, 70);  // a window that begins inside a page
+        test_attention(type, 8, 2, 20, 0, 0.5f);
+        test_attention(type, 36, 2, 16);  // 18 query heads per key head: two passes
+    }
+    test_attention(DType::F16, 150, 2, 12);  // a row's heads fill more than a tile
+    test_attention(DType::Q8_0, 3, 3, 32);
+    test_attention(DType::Q8_0, 8, 2, 96);
+    test_attention(DType::Q8_0, 8, 2, 64, 300);
+    test_attention_bytes();
+    test_keys();
+}
+
+}  // namespace
+
+int main() {
+    for_each_isa([](const char*) { test_all(); });
+    return check::summary("test_attention");
+}
