@@ -215,13 +215,13 @@ void test_accumulate(accumulate_fn fn, accumulate_fn generic, DType type) {
                 std::vector<float> y = random_floats(nt * cols), expected = y;
                 const std::vector<float> start = y;
                 const int64_t bytes = info(type).size(cols);
-                fn(w.data(), bytes, rows, cols, a.data(), lda, nt, y.data(), cols);
-                generic(w.data(), bytes, rows, cols, a.data(), lda, nt, expected.data(), cols);
+                fn(w.data(), w.data(), bytes, rows, cols, a.data(), lda, nt, y.data(), cols);
+                generic(w.data(), w.data(), bytes, rows, cols, a.data(), lda, nt, expected.data(), cols);
                 CHECK(distance(y, expected) < kRounding);
                 CHECK(same_alone(
                     [&](int64_t t, int64_t n, float* out) {
                         std::memcpy(out, start.data() + t * cols, size_t(cols) * sizeof(float));
-                        fn(w.data(), bytes, rows, cols, a.data() + t * lda, lda, n, out, cols);
+                        fn(w.data(), w.data(), bytes, rows, cols, a.data() + t * lda, lda, n, out, cols);
                     },
                     y, nt, cols));
             }
@@ -313,13 +313,13 @@ void test_scores(scores_fn fn, scores_fn generic, DType type) {
             const auto q = random_floats(nt * dim);
             const int64_t ldy = kKvPage + 3;
             std::vector<float> y(size_t(nt * ldy), 1), expected(y);
-            fn(keys.data(), dim, q.data(), nt, y.data(), ldy);
-            generic(keys.data(), dim, q.data(), nt, expected.data(), ldy);
+            fn(keys.data(), keys.data(), dim, q.data(), nt, y.data(), ldy);
+            generic(keys.data(), keys.data(), dim, q.data(), nt, expected.data(), ldy);
             CHECK(distance(y, expected) < kRounding);
             CHECK(same_alone(
                 [&](int64_t t, int64_t n, float* out) {
                     std::fill_n(out, ldy, 1.0f);
-                    fn(keys.data(), dim, q.data() + t * dim, n, out, ldy);
+                    fn(keys.data(), keys.data(), dim, q.data() + t * dim, n, out, ldy);
                 },
                 y, nt, ldy));
         }

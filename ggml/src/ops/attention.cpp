@@ -192,10 +192,13 @@ class Call {
             return runs + rows_[tile.row].pages[p / kKvPage] * layer_.page_stride +
                    kv_head * layer_.head_bytes();
         };
-        for (int64_t p = begin / kKvPage * kKvPage; p < end; p += kKvPage) {
+        const int64_t first = begin / kKvPage * kKvPage;
+        for (int64_t p = first; p < end; p += kKvPage) {
+            const bool last = p + kKvPage >= end;
+            const uint8_t* next = last ? run_of(layer_.v, first) : run_of(layer_.k, p + kKvPage);
             const Range some = seeing(tile, p, p + kKvPage);
             if (some.begin < some.end) {
-                scores(run_of(layer_.k, p), some, mine, mine.scores + p - b0);
+                scores(run_of(layer_.k, p), next, some, mine, mine.scores + p - b0);
             }
         }
         for (int64_t i = all.begin; i < all.end; i++) {
@@ -205,14 +208,16 @@ class Call {
                                               out.top + i, out.sum + i);
         }
         std::fill(out.values + all.begin * dim_, out.values + all.end * dim_, 0.0f);
-        for (int64_t p = begin / kKvPage * kKvPage; p < end; p += kKvPage) {
+        for (int64_t p = first; p < end; p += kKvPage) {
             const uint8_t* run = run_of(layer_.v, p);
+            const uint8_t* next = p + kKvPage < end ? run_of(layer_.v, p + kKvPage) : run;
             const Range some = seeing(tile, p, p + kKvPage);
             const Range whole = seeing_all(tile, p, p + kKvPage);
-            const auto values = [&](Range queries, int64_t first, int64_t last) {
+            const auto values = [&](Range queries, int64_t from, int64_t to) {
+                const int64_t skipped = (from - p) * layer_.position_bytes();
                 kernels_.accumulate[int(layer_.type)](
-                    run + (first - p) * layer_.position_bytes(), layer_.position_bytes(),
-                    last - first, dim_, mine.scores + queries.begin * kBlock + first - b0, kBlock,
+                    run + skipped, next + skipped, layer_.position_bytes(), to - from, dim_,
+                    mine.scores + queries.begin * kBlock + from - b0, kBlock,
                     queries.end - queries.begin, out.values + queries.begin * dim_, dim_);
             };
             const auto partly = [&](int64_t i, int64_t n) {
@@ -236,16 +241,17 @@ class Call {
     }
 
     // y[i * kBlock + position]: products of queries with the keys of a page.
-    void scores(const uint8_t* keys, Range queries, const AttentionScratch::Thread& mine,
+    void scores(const uint8_t* keys, const uint8_t* next, Range queries, const AttentionScratch::Thread& mine,
                 float* y) const {
         const int64_t i = queries.begin, n = queries.end - i;
         y += i * kBlock;
         if (info(layer_.type).is_quantised()) {
             Q8Rows q8 = mine.q8;
             q8.cols = dim_;
+            for (int64_t b = 0; b < layer_.head_bytes(); b += 64) __builtin_prefetch(next + b, 0, 2);
             kernels_.strip[int(layer_.type)](keys, kKvPage / kStrip, q8, i, n, y, kBlock);
         } else {
-            kernels_.scores[int(layer_.type)](keys, dim_, mine.q + i * dim_, n, y, kBlock);
+            kernels_.scores[int(layer_.type)](keys, next, dim_, mine.q + i * dim_, n, y, kBlock);
         }
     }
 

@@ -3,6 +3,8 @@
 // ascending order, for any tile.
 #include <immintrin.h>
 
+#include <type_traits>
+
 #include "ggml/blocks.h"
 #include "kernels/avx512/isa.h"
 #include "kernels/avx512/token_tiles.h"
@@ -13,50 +15,66 @@ namespace ggml::cpu::avx512 {
 
 namespace {
 
-// Of blocks: 16 columns have one scale.
+// Q8_0: two registers have one scale.
 struct Q8_0 {
     static constexpr int size = 1;  // approximately: without the scales
-    static __m512 load(const uint8_t* row, int64_t i, __mmask16) {
-        const BlockQ8_0& block = reinterpret_cast<const BlockQ8_0*>(row)[i / kQ];
-        const __m128i bytes =
-            _mm_loadu_si128(reinterpret_cast<const __m128i*>(block.qs + i % kQ));
-        const __m512 scale = _mm512_broadcastss_ps(_mm_cvtph_ps(_mm_cvtsi32_si128(block.d)));
-        return _mm512_mul_ps(scale, _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(bytes)));
-    }
 };
 
+// The values of 16 C columns from column c on.
+template <typename W, int C>
+inline void load(const uint8_t* row, int64_t c, __mmask16 m, __m512 (&values)[C]) {
+#pragma GCC unroll 8
+    for (int i = 0; i < C; i++) {
+        if constexpr (std::is_same_v<W, Q8_0>) {
+            const BlockQ8_0& block = (reinterpret_cast<const BlockQ8_0*>(row) + c / kQ)[i / 2];
+            const auto* bytes = reinterpret_cast<const __m128i*>(block.qs + i % 2 * 16);
+            const __m512 scale = _mm512_broadcastss_ps(_mm_cvtph_ps(_mm_cvtsi32_si128(block.d)));
+            values[i] = _mm512_mul_ps(
+                scale, _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(bytes))));
+        } else {
+            values[i] = W::load(row, c + 16 * i, m);
+        }
+    }
+}
+
 template <typename W, int C, int T>
-void tile(const uint8_t* w, int64_t row_bytes, int64_t n_rows, int64_t c, __mmask16 m,
+void tile(const uint8_t* w, const uint8_t* next, int64_t row_bytes, int64_t n_rows, int64_t c, __mmask16 m,
           const float* a, int64_t lda, float* y, int64_t ldy) {
     __m512 sum[T][C];
+#pragma GCC unroll 8
     for (int t = 0; t < T; t++) {
+#pragma GCC unroll 8
         for (int i = 0; i < C; i++) sum[t][i] = _mm512_maskz_loadu_ps(m, y + t * ldy + c + 16 * i);
     }
     for (int64_t r = 0; r < n_rows; r++) {
         const uint8_t* row = w + r * row_bytes;
-        if (T == 1 && fetches_ahead) {  // with one token memory is the bottleneck
+        for (int i = 0; i < C * 16 * W::size; i += 64) {
+            _mm_prefetch(next + r * row_bytes + c * W::size + i, _MM_HINT_T1);
+        }
+        __m512 values[C];
+        load<W, C>(row, c, m, values);
+#pragma GCC unroll 8
+        for (int t = 0; t < T; t++) {
+            const __m512 factor = _mm512_set1_ps(a[t * lda + r]);
+#pragma GCC unroll 8
             for (int i = 0; i < C; i++) {
-                _mm_prefetch(row + 8 * row_bytes + (c + 16 * i) * W::size, _MM_HINT_T0);
+                sum[t][i] = _mm512_fmadd_ps(factor, values[i], sum[t][i]);
             }
         }
-        __m512 factor[T];
-        for (int t = 0; t < T; t++) factor[t] = _mm512_set1_ps(a[t * lda + r]);
-        for (int i = 0; i < C; i++) {
-            const __m512 values = W::load(row, c + 16 * i, m);
-            for (int t = 0; t < T; t++) sum[t][i] = _mm512_fmadd_ps(factor[t], values, sum[t][i]);
-        }
     }
+#pragma GCC unroll 8
     for (int t = 0; t < T; t++) {
+#pragma GCC unroll 8
         for (int i = 0; i < C; i++) _mm512_mask_storeu_ps(y + t * ldy + c + 16 * i, m, sum[t][i]);
     }
 }
 
 // The tokens of one range of columns.
 template <typename W, int C>
-void tokens(const uint8_t* w, int64_t row_bytes, int64_t n_rows, int64_t c, __mmask16 m,
+void tokens(const uint8_t* w, const uint8_t* next, int64_t row_bytes, int64_t n_rows, int64_t c, __mmask16 m,
             const float* a, int64_t lda, int64_t nt, float* y, int64_t ldy) {
     const auto tiles = [&](auto T, int64_t t) {
-        tile<W, C, T>(w, row_bytes, n_rows, c, m, a + t * lda, lda, y + t * ldy, ldy);
+        tile<W, C, T>(w, t ? w : next, row_bytes, n_rows, c, m, a + t * lda, lda, y + t * ldy, ldy);
     };
     if (nt >= kFewest) return for_tiles(nt, tiles);
     if (nt == 2) tiles(Count<2>(), 0);
@@ -64,15 +82,19 @@ void tokens(const uint8_t* w, int64_t row_bytes, int64_t n_rows, int64_t c, __mm
 }
 
 template <typename W>
-void accumulate(const uint8_t* w, int64_t row_bytes, int64_t n_rows, int64_t cols, const float* a,
+void accumulate(const uint8_t* w, const uint8_t* next, int64_t row_bytes, int64_t n_rows, int64_t cols, const float* a,
                 int64_t lda, int64_t nt, float* y, int64_t ldy) {
     int64_t c = 0;
     for (; c + 64 <= cols; c += 64) {
-        tokens<W, 4>(w, row_bytes, n_rows, c, 0xffff, a, lda, nt, y, ldy);
+        tokens<W, 4>(w, next, row_bytes, n_rows, c, 0xffff, a, lda, nt, y, ldy);
+    }
+    if constexpr (std::is_same_v<W, Q8_0>) {
+        if (c < cols) tokens<W, 2>(w, next, row_bytes, n_rows, c, 0xffff, a, lda, nt, y, ldy);
+        return;
     }
     for (; c < cols; c += 16) {
         const __mmask16 m = cols - c >= 16 ? 0xffff : __mmask16((1u << (cols - c)) - 1);
-        tokens<W, 1>(w, row_bytes, n_rows, c, m, a, lda, nt, y, ldy);
+        tokens<W, 1>(w, next, row_bytes, n_rows, c, m, a, lda, nt, y, ldy);
     }
 }
 

@@ -10,29 +10,38 @@ namespace ggml::cpu::avx512 {
 namespace {
 
 template <typename W, int T>
-void tile(const uint8_t* keys, int64_t head_dim, const float* q, float* y, int64_t ldy) {
+void tile(const uint8_t* keys, const uint8_t* next, int64_t head_dim, const float* q, float* y, int64_t ldy) {
     __m512 sum[T][4];
+#pragma GCC unroll 8
     for (int t = 0; t < T; t++) {
-        for (__m512& lanes : sum[t]) lanes = _mm512_setzero_ps();
+#pragma GCC unroll 8
+        for (int i = 0; i < 4; i++) sum[t][i] = _mm512_setzero_ps();
     }
-    for (int64_t c = 0; c < head_dim; c++, keys += kKvPage * W::size) {
+    constexpr int64_t column = kKvPage * W::size;
+    for (int64_t c = 0; c < head_dim; c++, keys += column, next += column) {
+        for (int i = 0; i < column; i += 64) _mm_prefetch(next + i, _MM_HINT_T1);
         __m512 key[4];
+#pragma GCC unroll 8
         for (int i = 0; i < 4; i++) key[i] = W::load(keys, 16 * i, 0xffff);
+#pragma GCC unroll 8
         for (int t = 0; t < T; t++) {
             const __m512 factor = _mm512_set1_ps(q[t * head_dim + c]);
+#pragma GCC unroll 8
             for (int i = 0; i < 4; i++) sum[t][i] = _mm512_fmadd_ps(factor, key[i], sum[t][i]);
         }
     }
+#pragma GCC unroll 8
     for (int t = 0; t < T; t++) {
+#pragma GCC unroll 8
         for (int i = 0; i < 4; i++) _mm512_storeu_ps(y + t * ldy + 16 * i, sum[t][i]);
     }
 }
 
 template <typename W>
-void scores(const uint8_t* keys, int64_t head_dim, const float* q, int64_t nt, float* y,
+void scores(const uint8_t* keys, const uint8_t* next, int64_t head_dim, const float* q, int64_t nt, float* y,
             int64_t ldy) {
     const auto tiles = [&](auto T, int64_t t) {
-        tile<W, T>(keys, head_dim, q + t * head_dim, y + t * ldy, ldy);
+        tile<W, T>(keys, t ? keys : next, head_dim, q + t * head_dim, y + t * ldy, ldy);
     };
     if (nt >= kFewest) return for_tiles(nt, tiles);
     if (nt == 2) tiles(Count<2>(), 0);

@@ -11,30 +11,41 @@ namespace {
 constexpr int kHalf = int(kKvPage) / 2;
 
 template <typename W, int T>
-void tile(const uint8_t* keys, int64_t head_dim, const float* q, float* y, int64_t ldy) {
+void tile(const uint8_t* keys, const uint8_t* next, int64_t head_dim, const float* q, float* y, int64_t ldy) {
     f32x8 sum[T][kHalf / 8];
+#pragma GCC unroll 8
     for (int t = 0; t < T; t++) {
-        for (f32x8& lanes : sum[t]) lanes = splat(0);
+#pragma GCC unroll 8
+        for (int i = 0; i < kHalf / 8; i++) sum[t][i] = splat(0);
     }
-    for (int64_t c = 0; c < head_dim; c++, keys += kKvPage * W::size) {
+    constexpr int64_t column = kKvPage * W::size;
+    for (int64_t c = 0; c < head_dim; c++, keys += column, next += column) {
+        for (int i = 0; i < column / 2; i += 64) __builtin_prefetch(next + i, 0, 2);
         f32x8 factor[T];
+#pragma GCC unroll 8
         for (int t = 0; t < T; t++) factor[t] = splat(q[t * head_dim + c]);
+#pragma GCC unroll 8
         for (int i = 0; i < kHalf / 8; i++) {
             const f32x8 key = W::load8(keys, 8 * i);
+#pragma GCC unroll 8
             for (int t = 0; t < T; t++) sum[t][i] = add_product(sum[t][i], factor[t], key);
         }
     }
+#pragma GCC unroll 8
     for (int t = 0; t < T; t++) {
+#pragma GCC unroll 8
         for (int i = 0; i < kHalf / 8; i++) store(y + t * ldy + 8 * i, sum[t][i]);
     }
 }
 
 template <typename W>
-void scores(const uint8_t* keys, int64_t head_dim, const float* q, int64_t nt, float* y,
+void scores(const uint8_t* keys, const uint8_t* next, int64_t head_dim, const float* q, int64_t nt, float* y,
             int64_t ldy) {
-    for (int half = 0; half < 2; half++, keys += kHalf * W::size, y += kHalf) {
+    for (int half = 0; half < 2; half++, y += kHalf) {
         const auto tiles = [&](auto T, int64_t t) {
-            tile<W, T>(keys, head_dim, q + t * head_dim, y + t * ldy, ldy);
+            const int64_t at = half * kHalf * W::size;
+            tile<W, T>(keys + at, (t ? keys : next) + at, head_dim, q + t * head_dim, y + t * ldy,
+                       ldy);
         };
         int64_t t = 0;
         for (; nt - t == 3 || nt - t > 4; t += 3) tiles(Count<3>(), t);
