@@ -102,15 +102,19 @@ void check(const char* name, int64_t n_embd, int64_t n_layer, std::vector<Rope> 
     pi_session_params params = pi_session_default_params();
     params.n_ctx = params.n_kv = 4096, params.n_batch = params.n_ubatch = 512;
     params.n_logits = 1;
-    // Without the batch and the 8-bit form of inputs, whose sizes no sum by hand has.
+    // Without the batch, the 8-bit form of inputs and the room of attention, whose sizes no sum by
+    // hand has.
     const LargestSizes sizes = largest_sizes(m.layers);
     const int64_t widest = std::max({n_embd, sizes.out_dim, sizes.n_ff});
     const int64_t cols = (widest + ggml::kQ - 1) / ggml::kQ * ggml::kQ;
     const auto bytes = [&](int32_t rows) {
         params.n_ubatch = rows;
-        return int64_t(ggml::carved_bytes<Workspace>(m, params, 2, false) -
-                       ggml::carved_bytes<Batch>(int64_t(rows)) -
-                       ggml::carved_bytes<ggml::InputBuffer>(int64_t(rows), cols));
+        return int64_t(
+            ggml::carved_bytes<Workspace>(m, params, 2, false) -
+            ggml::carved_bytes<Batch>(int64_t(rows)) -
+            ggml::carved_bytes<ggml::InputBuffer>(int64_t(rows), cols) -
+            ggml::carved_bytes<ggml::AttentionScratch>(2, int64_t(rows), int64_t(params.n_ctx),
+                                                       sizes.n_head, sizes.head_dim, sizes.q_dim));
     };
     // 256 more rows, so that what is there once does not count.
     const int64_t more = (bytes(512) - bytes(256)) / 256;

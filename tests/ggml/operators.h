@@ -35,7 +35,7 @@ constexpr double kRounding = 4e-6;
 
 // The error |got - expected| relative to `size`, the sum of the magnitudes that were added.
 inline bool close(const Floats& got, const Doubles& expected, const Doubles& size,
-           double limit = kRounding) {
+                  double limit = kRounding) {
     for (size_t i = 0; i < got.size(); i++) {
         if (!(std::fabs(double(got[i]) - expected[i]) <= limit * size[i] + 1e-30)) return false;
     }

@@ -84,7 +84,8 @@ void test_attention(DType type, int64_t n_head, int64_t n_head_kv, int64_t head_
     // The first position, positions around the ends of pages and blocks, several pages, of both
     // sequences in turn; then rows that follow each other, as in prompts: within a block, across
     // blocks, and a few.
-    std::vector<int64_t> positions = {1, 2, 63, 64, 65, 128, 256, 257, 129, 200, 511, 512, 513, 900};
+    std::vector<int64_t> positions = {1,   2,   63,  64,  65,  128, 256,
+                                      257, 129, 200, 511, 512, 513, 900};
     const int64_t apart = int64_t(positions.size());
     for (int64_t p = 126; p <= 131; p++) positions.push_back(p);
     for (int64_t p = 505; p <= 600; p++) positions.push_back(p);

@@ -216,12 +216,14 @@ void test_accumulate(accumulate_fn fn, accumulate_fn generic, DType type) {
                 const std::vector<float> start = y;
                 const int64_t bytes = info(type).size(cols);
                 fn(w.data(), w.data(), bytes, rows, cols, a.data(), lda, nt, y.data(), cols);
-                generic(w.data(), w.data(), bytes, rows, cols, a.data(), lda, nt, expected.data(), cols);
+                generic(w.data(), w.data(), bytes, rows, cols, a.data(), lda, nt, expected.data(),
+                        cols);
                 CHECK(distance(y, expected) < kRounding);
                 CHECK(same_alone(
                     [&](int64_t t, int64_t n, float* out) {
                         std::memcpy(out, start.data() + t * cols, size_t(cols) * sizeof(float));
-                        fn(w.data(), w.data(), bytes, rows, cols, a.data() + t * lda, lda, n, out, cols);
+                        fn(w.data(), w.data(), bytes, rows, cols, a.data() + t * lda, lda, n, out,
+                           cols);
                     },
                     y, nt, cols));
             }
@@ -329,8 +331,14 @@ void test_scores(scores_fn fn, scores_fn generic, DType type) {
 // The same bits, with any range of a block, and beside what is no number.
 void test_softmax(softmax_fn fn, softmax_fn generic, DType) {
     for (float softcap : {0.0f, 2.0f}) {
-        for (const auto& [begin, end] : std::vector<std::pair<int64_t, int64_t>>{
-                 {0, 256}, {0, 1}, {255, 256}, {3, 250}, {16, 32}, {17, 31}, {63, 130}, {240, 256}}) {
+        for (const auto& [begin, end] : std::vector<std::pair<int64_t, int64_t>>{{0, 256},
+                                                                                 {0, 1},
+                                                                                 {255, 256},
+                                                                                 {3, 250},
+                                                                                 {16, 32},
+                                                                                 {17, 31},
+                                                                                 {63, 130},
+                                                                                 {240, 256}}) {
             for (float other : {0.0f, 100.0f, -INFINITY, INFINITY, NAN}) {
                 std::vector<float> score = random_floats(kAttentionBlock, 5);
                 for (int64_t i = 0; i < kAttentionBlock; i++) {

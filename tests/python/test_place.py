@@ -355,7 +355,7 @@ def test_experts(tmp_path: Path) -> None:
     model = model_of(file)
     out = tmp_path / "placed.gguf"
     with Gguf(file) as source:
-        found = place(model, Machine(sync=1e-8), 250_000, 150_000)
+        found = place(model, Machine(sync=1e-8), 465_000, 370_000)
         embed_placement(source, out, found)
     assert {t.shape for t in found.tiers()} == {(4, 96)}
     assert all(min(found.neurons(i)) > 0 for i in range(2))

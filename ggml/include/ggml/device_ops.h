@@ -11,9 +11,9 @@
 
 #include <cstdint>
 
+#include "ggml/attention.h"
 #include "ggml/dtype.h"
 #include "ggml/neurons.h"
-#include "ggml/attention.h"
 
 namespace ggml {
 

@@ -30,17 +30,19 @@ using strip_fn = void (*)(const uint8_t* strips, int64_t n, const Q8Rows& x, int
 // y[t * ldy + c] += sum_r a[t * lda + r] * w[r][c], rows in ascending order, for c in [0, cols).
 // For block formats cols is a multiple of the block. Prefetches as many bytes at `next` as it reads
 // at w: runs of keys and values are too short for the processor's own prefetchers.
-using accumulate_fn = void (*)(const uint8_t* w, const uint8_t* next, int64_t row_bytes, int64_t n_rows, int64_t cols,
-                               const float* a, int64_t lda, int64_t nt, float* y, int64_t ldy);
+using accumulate_fn = void (*)(const uint8_t* w, const uint8_t* next, int64_t row_bytes,
+                               int64_t n_rows, int64_t cols, const float* a, int64_t lda,
+                               int64_t nt, float* y, int64_t ldy);
 
-// y[t * ldy + p] = q[t] . key p over head_dim columns, in ascending order, for nt queries [head_dim]
-// and the kKvPage keys of a run of floats [head_dim][kKvPage]. Prefetches the run at `next`.
-using scores_fn = void (*)(const uint8_t* keys, const uint8_t* next, int64_t head_dim, const float* q, int64_t nt,
-                           float* y, int64_t ldy);
-// The softmax of scores [begin, end) of a block, which is at `score` (kAttentionBlock floats), after
-// s = softcap * tanh(s) if softcap is not 0: top = the largest, score[i] = e^(score[i] - top), sum =
-// their sum. Adds in sixteen lanes, score i in lane i % 16, which are added in order. Scores beside
-// the range are overwritten. NaN: top is the largest of the others, sum is NaN.
+// y[t * ldy + p] = q[t] . key p over head_dim columns, in ascending order, for nt queries
+// [head_dim] and the kKvPage keys of a run of floats [head_dim][kKvPage]. Prefetches the run at
+// `next`.
+using scores_fn = void (*)(const uint8_t* keys, const uint8_t* next, int64_t head_dim,
+                           const float* q, int64_t nt, float* y, int64_t ldy);
+// The softmax of scores [begin, end) of a block, which is at `score` (kAttentionBlock floats),
+// after s = softcap * tanh(s) if softcap is not 0: top = the largest, score[i] = e^(score[i] -
+// top), sum = their sum. Adds in sixteen lanes, score i in lane i % 16, which are added in order.
+// Scores beside the range are overwritten. NaN: top is the largest of the others, sum is NaN.
 using softmax_fn = void (*)(float* score, int64_t begin, int64_t end, float softcap, float* top,
                             float* sum);
 

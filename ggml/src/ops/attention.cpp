@@ -33,7 +33,7 @@ namespace {
 
 constexpr int64_t kBlock = kAttentionBlock;
 constexpr int64_t kQueries = 64;     // in a tile at most
-constexpr int64_t kSplitRows = 4;      // whose blocks are computed at the same time
+constexpr int64_t kSplitRows = 4;    // whose blocks are computed at the same time
 constexpr int64_t kSerial = 200000;  // products that take less time than waking a thread is worth
 
 // `count` sums from number i on.
@@ -203,9 +203,9 @@ class Call {
         }
         for (int64_t i = all.begin; i < all.end; i++) {
             const AttentionRow& row = row_of(tile, i);
-            kernels_.softmax[int(DType::F32)](mine.scores + i * kBlock, std::max(row.first, b0) - b0,
-                                              std::min(row.end, b1) - b0, how_.softcap,
-                                              out.top + i, out.sum + i);
+            kernels_.softmax[int(DType::F32)](
+                mine.scores + i * kBlock, std::max(row.first, b0) - b0, std::min(row.end, b1) - b0,
+                how_.softcap, out.top + i, out.sum + i);
         }
         std::fill(out.values + all.begin * dim_, out.values + all.end * dim_, 0.0f);
         for (int64_t p = first; p < end; p += kKvPage) {
@@ -241,14 +241,15 @@ class Call {
     }
 
     // y[i * kBlock + position]: products of queries with the keys of a page.
-    void scores(const uint8_t* keys, const uint8_t* next, Range queries, const AttentionScratch::Thread& mine,
-                float* y) const {
+    void scores(const uint8_t* keys, const uint8_t* next, Range queries,
+                const AttentionScratch::Thread& mine, float* y) const {
         const int64_t i = queries.begin, n = queries.end - i;
         y += i * kBlock;
         if (info(layer_.type).is_quantised()) {
             Q8Rows q8 = mine.q8;
             q8.cols = dim_;
-            for (int64_t b = 0; b < layer_.head_bytes(); b += 64) __builtin_prefetch(next + b, 0, 2);
+            for (int64_t b = 0; b < layer_.head_bytes(); b += 64)
+                __builtin_prefetch(next + b, 0, 2);
             kernels_.strip[int(layer_.type)](keys, kKvPage / kStrip, q8, i, n, y, kBlock);
         } else {
             kernels_.scores[int(layer_.type)](keys, next, dim_, mine.q + i * dim_, n, y, kBlock);

@@ -20,8 +20,8 @@ void put_values(const uint8_t* values, int64_t c0, int64_t n, int64_t at, uint8_
 template <typename T>
 void take_values(const uint8_t* run, int64_t n, int64_t at, uint8_t* values) {
     for (int64_t i = 0; i < n; i++) {
-        std::memcpy(values + i * int64_t(sizeof(T)),
-                    run + (i * kKvPage + at) * int64_t(sizeof(T)), sizeof(T));
+        std::memcpy(values + i * int64_t(sizeof(T)), run + (i * kKvPage + at) * int64_t(sizeof(T)),
+                    sizeof(T));
     }
 }
 

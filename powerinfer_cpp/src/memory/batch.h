@@ -1,8 +1,8 @@
 // A micro-batch: the rows of one forward pass.
 #pragma once
 
-#include "ggml/carver.h"
 #include "ggml/attention.h"
+#include "ggml/carver.h"
 
 namespace powerinfer {
 

@@ -2,8 +2,8 @@
 // A page holds those of all layers, and sequences can share it.
 #pragma once
 
-#include "ggml/carver.h"
 #include "ggml/attention.h"
+#include "ggml/carver.h"
 #include "model/model.h"
 
 namespace powerinfer {

@@ -2,9 +2,9 @@
 // forward.cpp and ffn.cpp.
 #pragma once
 
+#include "ggml/attention.h"
 #include "ggml/carver.h"
 #include "ggml/neurons.h"
-#include "ggml/attention.h"
 #include "ggml/ops.h"
 #include "ggml/sketch.h"
 #include "memory/batch.h"
@@ -24,8 +24,8 @@ struct Workspace {
     ggml::InputBuffer input;
     ggml::AttentionRow* attention_rows = nullptr;  // [rows]
     ggml::AttentionScratch attention;
-    float *x = nullptr, *normed = nullptr;         // [rows, n_embd]: residual stream, its norm
-    float *out = nullptr, *ffn_out = nullptr;      // [rows, n_embd]: to be added to x
+    float *x = nullptr, *normed = nullptr;     // [rows, n_embd]: residual stream, its norm
+    float *out = nullptr, *ffn_out = nullptr;  // [rows, n_embd]: to be added to x
     // Sizes of layers and their parts are those of the largest.
     float *q = nullptr, *attended = nullptr;  // [rows, q_dim], [rows, out_dim]
     float *k = nullptr, *v = nullptr;         // [rows, k_dim], [rows, v_dim]

@@ -1,5 +1,5 @@
-// Weighted sums of F32, F16, BF16 and Q8_0 rows: y[t] += sum_r a[t][r] w[r]. C registers of 16 columns
-// for T tokens hold the sums while the kernel walks over the rows. Each column adds rows in
+// Weighted sums of F32, F16, BF16 and Q8_0 rows: y[t] += sum_r a[t][r] w[r]. C registers of 16
+// columns for T tokens hold the sums while the kernel walks over the rows. Each column adds rows in
 // ascending order, for any tile.
 #include <immintrin.h>
 
@@ -38,8 +38,8 @@ inline void load(const uint8_t* row, int64_t c, __mmask16 m, __m512 (&values)[C]
 }
 
 template <typename W, int C, int T>
-void tile(const uint8_t* w, const uint8_t* next, int64_t row_bytes, int64_t n_rows, int64_t c, __mmask16 m,
-          const float* a, int64_t lda, float* y, int64_t ldy) {
+void tile(const uint8_t* w, const uint8_t* next, int64_t row_bytes, int64_t n_rows, int64_t c,
+          __mmask16 m, const float* a, int64_t lda, float* y, int64_t ldy) {
     __m512 sum[T][C];
 #pragma GCC unroll 8
     for (int t = 0; t < T; t++) {
@@ -71,8 +71,8 @@ void tile(const uint8_t* w, const uint8_t* next, int64_t row_bytes, int64_t n_ro
 
 // The tokens of one range of columns.
 template <typename W, int C>
-void tokens(const uint8_t* w, const uint8_t* next, int64_t row_bytes, int64_t n_rows, int64_t c, __mmask16 m,
-            const float* a, int64_t lda, int64_t nt, float* y, int64_t ldy) {
+void tokens(const uint8_t* w, const uint8_t* next, int64_t row_bytes, int64_t n_rows, int64_t c,
+            __mmask16 m, const float* a, int64_t lda, int64_t nt, float* y, int64_t ldy) {
     const auto tiles = [&](auto T, int64_t t) {
         tile<W, C, T>(w, t ? w : next, row_bytes, n_rows, c, m, a + t * lda, lda, y + t * ldy, ldy);
     };
@@ -82,8 +82,8 @@ void tokens(const uint8_t* w, const uint8_t* next, int64_t row_bytes, int64_t n_
 }
 
 template <typename W>
-void accumulate(const uint8_t* w, const uint8_t* next, int64_t row_bytes, int64_t n_rows, int64_t cols, const float* a,
-                int64_t lda, int64_t nt, float* y, int64_t ldy) {
+void accumulate(const uint8_t* w, const uint8_t* next, int64_t row_bytes, int64_t n_rows,
+                int64_t cols, const float* a, int64_t lda, int64_t nt, float* y, int64_t ldy) {
     int64_t c = 0;
     for (; c + 64 <= cols; c += 64) {
         tokens<W, 4>(w, next, row_bytes, n_rows, c, 0xffff, a, lda, nt, y, ldy);

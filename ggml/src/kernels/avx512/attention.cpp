@@ -10,7 +10,8 @@ namespace ggml::cpu::avx512 {
 namespace {
 
 template <typename W, int T>
-void tile(const uint8_t* keys, const uint8_t* next, int64_t head_dim, const float* q, float* y, int64_t ldy) {
+void tile(const uint8_t* keys, const uint8_t* next, int64_t head_dim, const float* q, float* y,
+          int64_t ldy) {
     __m512 sum[T][4];
 #pragma GCC unroll 8
     for (int t = 0; t < T; t++) {
@@ -38,8 +39,8 @@ void tile(const uint8_t* keys, const uint8_t* next, int64_t head_dim, const floa
 }
 
 template <typename W>
-void scores(const uint8_t* keys, const uint8_t* next, int64_t head_dim, const float* q, int64_t nt, float* y,
-            int64_t ldy) {
+void scores(const uint8_t* keys, const uint8_t* next, int64_t head_dim, const float* q, int64_t nt,
+            float* y, int64_t ldy) {
     const auto tiles = [&](auto T, int64_t t) {
         tile<W, T>(keys, t ? keys : next, head_dim, q + t * head_dim, y + t * ldy, ldy);
     };

@@ -9,8 +9,8 @@ namespace {
 
 // Decodes a block of columns at a time with the reference codec of the format.
 template <DType type>
-void accumulate(const uint8_t* w, const uint8_t*, int64_t row_bytes, int64_t n_rows, int64_t cols, const float* a,
-                int64_t lda, int64_t nt, float* y, int64_t ldy) {
+void accumulate(const uint8_t* w, const uint8_t*, int64_t row_bytes, int64_t n_rows, int64_t cols,
+                const float* a, int64_t lda, int64_t nt, float* y, int64_t ldy) {
     const DTypeInfo& format = info(type);
     float values[kQK];
     const int64_t step = std::max<int64_t>(kQ, format.block);

@@ -15,8 +15,8 @@ struct Values {
 };
 
 template <typename W>
-void accumulate(const uint8_t* w, const uint8_t* next, int64_t row_bytes, int64_t n_rows, int64_t cols, const float* a,
-                int64_t lda, int64_t nt, float* y, int64_t ldy) {
+void accumulate(const uint8_t* w, const uint8_t* next, int64_t row_bytes, int64_t n_rows,
+                int64_t cols, const float* a, int64_t lda, int64_t nt, float* y, int64_t ldy) {
     int64_t c = accumulate_32<Values<W>>(w, next, row_bytes, n_rows, cols, a, lda, nt, y, ldy);
     for (; c < cols; c++) {
         for (int64_t t = 0; t < nt; t++) {

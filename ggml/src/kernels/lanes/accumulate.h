@@ -11,8 +11,8 @@ namespace ggml::cpu::GGML_ISA {
 
 // V::load32(row, c, out) gives the 32 values of a row from column c on.
 template <typename V, int T>
-void accumulate_tile(const uint8_t* w, const uint8_t* next, int64_t row_bytes, int64_t n_rows, int64_t cols, int64_t c, const float* a,
-                     int64_t lda, float* y, int64_t ldy) {
+void accumulate_tile(const uint8_t* w, const uint8_t* next, int64_t row_bytes, int64_t n_rows,
+                     int64_t cols, int64_t c, const float* a, int64_t lda, float* y, int64_t ldy) {
     f32x8 sum[T][4];
     for (int t = 0; t < T; t++) {
         for (int i = 0; i < 4; i++) sum[t][i] = load_f32(y + t * ldy + c + 8 * i);
@@ -34,16 +34,19 @@ void accumulate_tile(const uint8_t* w, const uint8_t* next, int64_t row_bytes, i
 
 // Returns the first column that is left.
 template <typename V>
-int64_t accumulate_32(const uint8_t* w, const uint8_t* next, int64_t row_bytes, int64_t n_rows, int64_t cols,
-                      const float* a, int64_t lda, int64_t nt, float* y, int64_t ldy) {
+int64_t accumulate_32(const uint8_t* w, const uint8_t* next, int64_t row_bytes, int64_t n_rows,
+                      int64_t cols, const float* a, int64_t lda, int64_t nt, float* y,
+                      int64_t ldy) {
     int64_t c = 0;
     for (; c + 32 <= cols; c += 32) {
         int64_t t = 0;
         for (; t + 2 <= nt; t += 2) {
-            accumulate_tile<V, 2>(w, t ? w : next, row_bytes, n_rows, cols, c, a + t * lda, lda, y + t * ldy, ldy);
+            accumulate_tile<V, 2>(w, t ? w : next, row_bytes, n_rows, cols, c, a + t * lda, lda,
+                                  y + t * ldy, ldy);
         }
         if (t < nt) {
-            accumulate_tile<V, 1>(w, t ? w : next, row_bytes, n_rows, cols, c, a + t * lda, lda, y + t * ldy, ldy);
+            accumulate_tile<V, 1>(w, t ? w : next, row_bytes, n_rows, cols, c, a + t * lda, lda,
+                                  y + t * ldy, ldy);
         }
     }
     return c;
@@ -57,8 +60,9 @@ struct BlockValues {
     }
 };
 template <typename F>
-void accumulate_blocks(const uint8_t* w, const uint8_t* next, int64_t row_bytes, int64_t n_rows, int64_t cols,
-                       const float* a, int64_t lda, int64_t nt, float* y, int64_t ldy) {
+void accumulate_blocks(const uint8_t* w, const uint8_t* next, int64_t row_bytes, int64_t n_rows,
+                       int64_t cols, const float* a, int64_t lda, int64_t nt, float* y,
+                       int64_t ldy) {
     accumulate_32<BlockValues<F>>(w, next, row_bytes, n_rows, cols, a, lda, nt, y, ldy);
 }
 

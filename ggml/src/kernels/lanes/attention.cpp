@@ -11,7 +11,8 @@ namespace {
 constexpr int kHalf = int(kKvPage) / 2;
 
 template <typename W, int T>
-void tile(const uint8_t* keys, const uint8_t* next, int64_t head_dim, const float* q, float* y, int64_t ldy) {
+void tile(const uint8_t* keys, const uint8_t* next, int64_t head_dim, const float* q, float* y,
+          int64_t ldy) {
     f32x8 sum[T][kHalf / 8];
 #pragma GCC unroll 8
     for (int t = 0; t < T; t++) {
@@ -39,8 +40,8 @@ void tile(const uint8_t* keys, const uint8_t* next, int64_t head_dim, const floa
 }
 
 template <typename W>
-void scores(const uint8_t* keys, const uint8_t* next, int64_t head_dim, const float* q, int64_t nt, float* y,
-            int64_t ldy) {
+void scores(const uint8_t* keys, const uint8_t* next, int64_t head_dim, const float* q, int64_t nt,
+            float* y, int64_t ldy) {
     for (int half = 0; half < 2; half++, y += kHalf) {
         const auto tiles = [&](auto T, int64_t t) {
             const int64_t at = half * kHalf * W::size;
