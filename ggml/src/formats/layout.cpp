@@ -1,6 +1,9 @@
 // Strips of eight interleaved rows: packing, and extracting one row.
 #include <algorithm>
+#include <array>
 #include <cstring>
+#include <iterator>
+#include <utility>
 
 #ifdef __SSE2__
 #include <emmintrin.h>
@@ -45,9 +48,11 @@ const Members* members_of(DType type) {
     return nullptr;
 }
 
+using Rows = const uint8_t* const (&)[kStrip];
+
 // Four bytes of four rows each: `to` gets the first word of all rows, then the second, and so on,
 // 32 bytes apart.
-void interleave_four(const uint8_t* const* rows, int64_t at, uint8_t* to) {
+inline void interleave_four(const uint8_t* const* rows, int64_t at, uint8_t* to) {
 #if defined(__SSE2__)
     __m128i row[4];
     for (int r = 0; r < 4; r++) {
@@ -67,25 +72,77 @@ void interleave_four(const uint8_t* const* rows, int64_t at, uint8_t* to) {
 #endif
 }
 
-void interleave_halves(const uint8_t* const* rows, int64_t at, int64_t bytes, uint8_t* to) {
-    for (int64_t i = 0; i < bytes; i += 2) {
-        for (int64_t r = 0; r < kStrip; r++) {
-            std::memcpy(to + kStrip * i + 2 * r, rows[r] + at + i, 2);
-        }
+// One unit of each row. By single small stores, the 16-byte loads of what reads the strip next
+// would wait for them.
+template <int unit>
+void interleave_one(Rows rows, int64_t at, uint8_t* to) {
+#if defined(__SSE2__)
+    auto* const out = reinterpret_cast<__m128i*>(to);
+    if constexpr (unit == 2) {
+        const auto half = [&](int r) {
+            uint16_t bits;
+            std::memcpy(&bits, rows[r] + at, sizeof(bits));
+            return int(bits);
+        };
+        __m128i all = _mm_cvtsi32_si128(half(0));
+        all = _mm_insert_epi16(all, half(1), 1);
+        all = _mm_insert_epi16(all, half(2), 2);
+        all = _mm_insert_epi16(all, half(3), 3);
+        all = _mm_insert_epi16(all, half(4), 4);
+        all = _mm_insert_epi16(all, half(5), 5);
+        all = _mm_insert_epi16(all, half(6), 6);
+        _mm_storeu_si128(out, _mm_insert_epi16(all, half(7), 7));
+    } else {
+        const auto two = [&](int r) {
+            int word[2];
+            std::memcpy(&word[0], rows[r] + at, sizeof(word[0]));
+            std::memcpy(&word[1], rows[r + 1] + at, sizeof(word[1]));
+            return _mm_unpacklo_epi32(_mm_cvtsi32_si128(word[0]), _mm_cvtsi32_si128(word[1]));
+        };
+        _mm_storeu_si128(out, _mm_unpacklo_epi64(two(0), two(2)));
+        _mm_storeu_si128(out + 1, _mm_unpacklo_epi64(two(4), two(6)));
     }
+#else
+    for (int64_t r = 0; r < kStrip; r++) std::memcpy(to + unit * r, rows[r] + at, unit);
+#endif
 }
-void interleave_words(const uint8_t* const* rows, int64_t at, int64_t bytes, uint8_t* to) {
+
+template <int bytes, int unit>
+inline void interleave(Rows rows, int64_t at, uint8_t* to) {
     int64_t i = 0;
-    for (; i + 16 <= bytes; i += 16) {
-        interleave_four(rows, at + i, to + kStrip * i);
-        interleave_four(rows + 4, at + i, to + kStrip * i + 16);
-    }
-    for (; i < bytes; i += 4) {
-        for (int64_t r = 0; r < kStrip; r++) {
-            std::memcpy(to + kStrip * i + 4 * r, rows[r] + at + i, 4);
+    if constexpr (unit == 4) {
+        for (; i + 16 <= bytes; i += 16) {
+            interleave_four(rows, at + i, to + kStrip * i);
+            interleave_four(rows + 4, at + i, to + kStrip * i + 16);
         }
     }
+    for (; i < bytes; i += unit) interleave_one<unit>(rows, at + i, to + kStrip * i);
 }
+
+template <size_t format, size_t member>
+inline void pack_member(Rows rows, int64_t& at, uint8_t* strip) {
+    constexpr Member m = kFormats[format].members[member];
+    if constexpr (m.bytes > 0) interleave<m.bytes, m.unit>(rows, at, strip + kStrip * at);
+    at += m.bytes;
+}
+
+// Rows of `size` bytes. Each format has a loop of its own: with members that are read from the
+// list, packing blocks of 32 took 1.3 to 1.7 times as long.
+template <size_t format, size_t... member>
+void pack_rows(Rows rows, int64_t size, uint8_t* strip, std::index_sequence<member...>) {
+    for (int64_t at = 0; at < size;) (pack_member<format, member>(rows, at, strip), ...);
+}
+template <size_t format>
+void pack_format(Rows rows, int64_t size, uint8_t* strip) {
+    pack_rows<format>(rows, size, strip, std::make_index_sequence<kMembers>());
+}
+
+using Pack = void (*)(Rows, int64_t, uint8_t*);
+template <size_t... format>
+constexpr std::array<Pack, sizeof...(format)> all_packs(std::index_sequence<format...>) {
+    return {pack_format<format>...};
+}
+constexpr auto kPacks = all_packs(std::make_index_sequence<std::size(kFormats)>());
 
 template <int unit>
 void gather(const uint8_t* from, int64_t bytes, int64_t r, uint8_t* to) {
@@ -105,18 +162,7 @@ bool has_strips(DType type) {
 }
 
 void pack_strip(DType type, const uint8_t* const (&rows)[kStrip], int64_t cols, uint8_t* strip) {
-    const Members& format = *members_of(type);
-    const int64_t size = info(type).size(cols);
-    for (int64_t at = 0; at < size;) {
-        for (const Member& m : format.members) {
-            if (m.unit == 2) {
-                interleave_halves(rows, at, m.bytes, strip + kStrip * at);
-            } else {
-                interleave_words(rows, at, m.bytes, strip + kStrip * at);
-            }
-            at += m.bytes;
-        }
-    }
+    kPacks[size_t(members_of(type) - kFormats)](rows, info(type).size(cols), strip);
 }
 
 void pack_strip(DType type, const uint8_t* rows, int64_t n, int64_t cols, uint8_t* strip) {
