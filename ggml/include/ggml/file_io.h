@@ -25,6 +25,8 @@ class File {
     uint64_t size() const { return size_; }
     // Reads exactly n bytes at offset. Throws Error(io) if there are fewer.
     void read(uint64_t offset, void* dst, size_t n) const;
+    // A hint to the system: the range will soon be read. Parts outside the file are ignored.
+    void will_read(uint64_t offset, uint64_t n) const;
     // Throws Error(format) if the file was written to since it was opened: what was read before
     // this call may be of two files. That its name went to another one changes nothing.
     void require_unchanged() const;
@@ -48,10 +50,6 @@ class Mapping {
 
     const uint8_t* data() const { return data_; }
     uint64_t size() const { return size_; }
-    // Hints to the system: this process will soon read the range, or no longer needs it (it stays
-    // readable). Parts outside the file are ignored.
-    void will_need(uint64_t offset, uint64_t n) const;
-    void drop(uint64_t offset, uint64_t n) const;
     // Keeps the pages of a range in RAM. Throws Error(memory) if the limit (ulimit -l) is too low.
     void lock(uint64_t offset, uint64_t n) const;
 

@@ -97,6 +97,10 @@ void File::read(uint64_t offset, void* dst, size_t n) const {
     }
 }
 
+void File::will_read(uint64_t offset, uint64_t n) const {
+    if (offset < size_ && n > 0) os::will_read(handle_, offset, std::min(n, size_ - offset));
+}
+
 void File::require_unchanged() const {
     os::About now;
     if (os::about(handle_, now) == 0 && now.size == size_ && now.modified == modified_) return;
@@ -228,22 +232,6 @@ Mapping::Mapping(const File& file) : path_(file.path()), size_(file.size()) {
 
 Mapping::~Mapping() {
     if (data_) os::unmap(data_, size_);
-}
-
-void Mapping::will_need(uint64_t offset, uint64_t n) const {
-    if (offset >= size_ || n == 0) return;
-    const uint64_t end = offset + std::min(n, size_ - offset);
-    const uint64_t begin = offset / page_size() * page_size();
-    os::will_need(data_ + begin, end - begin);
-}
-
-void Mapping::drop(uint64_t offset, uint64_t n) const {
-    if (offset >= size_ || n == 0) return;
-    // Only whole pages: bytes outside the range may still be in use.
-    uint64_t end = offset + std::min(n, size_ - offset);
-    if (end < size_) end = end / page_size() * page_size();
-    const uint64_t begin = (offset + page_size() - 1) / page_size() * page_size();
-    if (begin < end) os::drop(data_ + begin, end - begin);
 }
 
 void Mapping::lock(uint64_t offset, uint64_t n) const {

@@ -41,6 +41,10 @@ void read_anywhere(Handle file) {
     posix_fadvise(int(file), 0, 0, POSIX_FADV_RANDOM);
 }
 
+void will_read(Handle file, uint64_t offset, uint64_t bytes) {
+    posix_fadvise(int(file), off_t(offset), off_t(bytes), POSIX_FADV_WILLNEED);
+}
+
 void begin_to_store(Handle file, uint64_t begin, uint64_t end) {
     sync_file_range(int(file), off_t(begin), off_t(end - begin), SYNC_FILE_RANGE_WRITE);
 }

@@ -32,6 +32,11 @@ void read_anywhere(Handle file) {
     fcntl(int(file), F_RDAHEAD, 0);
 }
 
+void will_read(Handle file, uint64_t offset, uint64_t bytes) {
+    radvisory range{off_t(offset), int(std::min<uint64_t>(bytes, 1 << 30))};
+    fcntl(int(file), F_RDADVISE, &range);
+}
+
 // A file's pages cannot be stored or dropped in part.
 void begin_to_store(Handle, uint64_t, uint64_t) {}
 void end_to_store(Handle, uint64_t, uint64_t) {}

@@ -49,8 +49,9 @@ int64_t read_at(Handle file, uint64_t offset, const Part* parts, int n);
 int64_t write(Handle file, const void* data, size_t n);
 // Reads past the system's cache, or not. The handle may become another one.
 int set_direct(Handle& file, bool direct);
-// A hint: reads will be anywhere, so reading ahead is in vain.
+// Hints: reads will be anywhere, so reading ahead is in vain; and this range is read soon.
 void read_anywhere(Handle file);
+void will_read(Handle file, uint64_t offset, uint64_t bytes);
 
 // A range of a file was written: the disk may begin with it; and it is on the disk and its pages
 // may leave the cache.
@@ -103,9 +104,6 @@ void release(void* memory, uint64_t bytes);
 // A whole file, to read. Null with an error.
 const uint8_t* map(Handle file, uint64_t bytes, int& error);
 void unmap(const uint8_t* data, uint64_t bytes);
-// Hints about whole pages of a mapping.
-void will_need(const uint8_t* data, uint64_t bytes);
-void drop(const uint8_t* data, uint64_t bytes);
 // Keeps whole pages in RAM.
 int lock(const uint8_t* data, uint64_t bytes);
 uint64_t most_locked();  // the limit on all of them

@@ -202,14 +202,6 @@ void unmap(const uint8_t* data, uint64_t bytes) {
     munmap(const_cast<uint8_t*>(data), bytes);
 }
 
-void will_need(const uint8_t* data, uint64_t bytes) {
-    madvise(const_cast<uint8_t*>(data), bytes, MADV_WILLNEED);
-}
-
-void drop(const uint8_t* data, uint64_t bytes) {
-    madvise(const_cast<uint8_t*>(data), bytes, MADV_DONTNEED);
-}
-
 int lock(const uint8_t* data, uint64_t bytes) {
     return mlock(data, bytes) == 0 ? 0 : errno;
 }

@@ -236,6 +236,7 @@ int set_direct(Handle& file, bool direct) {
 }
 
 void read_anywhere(Handle) {}  // the system looks at the reads themselves
+void will_read(Handle, uint64_t, uint64_t) {}
 
 // A file's pages cannot be stored or dropped in part.
 void begin_to_store(Handle, uint64_t, uint64_t) {}
@@ -347,16 +348,6 @@ const uint8_t* map(Handle file, uint64_t, int& error) {
 
 void unmap(const uint8_t* data, uint64_t) {
     UnmapViewOfFile(data);
-}
-
-void will_need(const uint8_t* data, uint64_t bytes) {
-    WIN32_MEMORY_RANGE_ENTRY range{const_cast<uint8_t*>(data), size_t(bytes)};
-    PrefetchVirtualMemory(GetCurrentProcess(), 1, &range, 0);
-}
-
-void drop(const uint8_t* data, uint64_t bytes) {
-    // Of pages that are not locked it takes those out of the process's RAM.
-    VirtualUnlock(const_cast<uint8_t*>(data), size_t(bytes));
 }
 
 int lock(const uint8_t* data, uint64_t bytes) {

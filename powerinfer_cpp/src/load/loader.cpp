@@ -1,12 +1,12 @@
 // Brings weights into memory: mapped, read, or packed into strips and bundles.
 #include <algorithm>
-#include <atomic>
 #include <cmath>
 #include <cstring>
 #include <functional>
 
 #include "ggml/status.h"
 #include "load/load.h"
+#include "load/weight_reader.h"
 
 namespace powerinfer {
 
@@ -21,25 +21,22 @@ class Loader {
     Loader(Model& model, const pi_model_params& params)
         : model_(model),
           params_(params),
-          context_(params.n_threads > 0 ? params.n_threads : ggml::default_threads()) {}
+          context_(params.n_threads > 0 ? params.n_threads : ggml::default_threads()),
+          reader_(model.file, context_.threads, to_read()) {}
 
     void run() {
         model_.packed = ggml::Memory(model_.plan.packed, "weights");
         model_.plain = ggml::Memory(model_.plan.plain, "weights");
         for (const WeightSpec& w : model_.weights) total_ += w.bytes();
-        progress();
+        progress(0);
         for (const WeightSpec& w : model_.weights) {
-            if (const auto* neurons = std::get_if<NeuronPart>(&w.target)) {
-                bundle(w, *neurons);
-            } else if (const auto* stored = std::get_if<StoredBundle>(&w.target)) {
-                unpack(w, *stored);
-            } else {
-                fill(w);
-            }
-            if (w.location.device_rows) upload(w);
-            done_ += w.bytes();
-            progress();
+            place(w);
+            placed_ += w.bytes();
+            if (!w.location.device_rows) continue;
+            move();  // so that the upload finds the file's pages in the system's cache
+            upload(w);
         }
+        move();
         if (params_.use_mlock) lock();
     }
 
@@ -52,6 +49,22 @@ class Loader {
     }
 
  private:
+    // The weights whose bytes are read from the file, in the order of run().
+    std::vector<const WeightSpec*> to_read() const {
+        std::vector<const WeightSpec*> all;
+        for (const WeightSpec& w : model_.weights) {
+            const Location& l = w.location;
+            const bool moved = l.rows > 0 && (l.memory == Location::Memory::packed ||
+                                              l.memory == Location::Memory::plain);
+            if (moved || l.device_rows > 0 || (params_.check_tensors && is_bundled(w)))
+                all.push_back(&w);
+        }
+        return all;
+    }
+    static bool is_bundled(const WeightSpec& w) {
+        return w.is<NeuronPart>() || w.is<StoredBundle>();
+    }
+
     // The address of a weight. Only packed and plain ones are writable.
     uint8_t* at(const WeightSpec& w) const {
         switch (w.location.memory) {
@@ -73,28 +86,27 @@ class Loader {
         const std::vector<Rows> parts = rows_of(w);
         const int64_t row = ggml::info(w.tensor->type).size(w.cols);
         const int64_t slab = std::max<int64_t>(1, (8 << 20) / row);
-        std::vector<uint8_t> stored, chosen;
+        std::vector<uint8_t> read(size_t(std::min(slab, w.rows) * row)), stored, chosen;
+        const uint8_t* const from = read.data();
         int64_t done = 0;  // rows on the device
         for (int64_t r0 = 0; r0 < w.rows; r0 += slab) {
             const int64_t n = std::min(slab, w.rows - r0);
             const int32_t* here = slot ? slot->data() + r0 : nullptr;
             const int64_t n_here =
                 here ? std::count_if(here, here + n, [](int32_t at) { return at >= 0; }) : n;
-            with_file_bytes(w, r0 * row, n * row, [&](const uint8_t* from) {
-                if (parts.empty()) {
-                    const uint8_t* rows = here ? hot_rows(here, from, n, row, chosen) : from;
-                    model_.device->put(w, 0, done, n_here, rows);
-                    return;
-                }
-                for (size_t part = 0; part < parts.size(); part++) {
-                    const int64_t bytes = ggml::info(parts[part].type).size(parts[part].cols);
-                    stored.resize(size_t(n * bytes));
-                    parts[part].take(from, n, stored.data());
-                    const uint8_t* rows = stored.data();
-                    if (here) rows = hot_rows(here, rows, n, bytes, chosen);
-                    model_.device->put(w, part, done, n_here, rows);
-                }
-            });
+            reader_.read(w, r0, n, read.data());
+            if (parts.empty()) {
+                const uint8_t* rows = here ? hot_rows(here, from, n, row, chosen) : from;
+                model_.device->put(w, 0, done, n_here, rows);
+            }
+            for (size_t part = 0; part < parts.size(); part++) {
+                const int64_t bytes = ggml::info(parts[part].type).size(parts[part].cols);
+                stored.resize(size_t(n * bytes));
+                parts[part].take(from, n, stored.data());
+                const uint8_t* rows = stored.data();
+                if (here) rows = hot_rows(here, rows, n, bytes, chosen);
+                model_.device->put(w, part, done, n_here, rows);
+            }
             done += n_here;
         }
     }
@@ -109,17 +121,29 @@ class Loader {
         return out.data();
     }
 
+    // Moves the rows of all weights that have been placed.
+    void move() {
+        reader_.move(moves_, [&](uint64_t bytes) { progress(done_ + bytes); });
+        moves_.clear();
+        done_ = placed_;
+        progress(done_);
+    }
+
+    // Tells a weight's address to whoever needs it, and notes how its rows get there.
+    void place(const WeightSpec& w) {
+        if (const auto* neurons = std::get_if<NeuronPart>(&w.target)) {
+            bundle(w, *neurons);
+        } else if (const auto* stored = std::get_if<StoredBundle>(&w.target)) {
+            unpack(w, *stored);
+        } else {
+            fill(w);
+        }
+    }
+
     void fill(const WeightSpec& w) {
         const auto layout = w.strips() ? ggml::Layout::strips : ggml::Layout::rows;
         const bool here = w.location.rows > 0;
         const ggml::Matrix m{w.tensor->type, layout, w.rows, w.cols, here ? at(w) : kElsewhere};
-        if (!here) {
-            // only on the device
-        } else if (w.strips()) {
-            pack(w, m, at(w));
-        } else if (w.location.memory == Location::Memory::plain) {
-            model_.file.files[w.tensor->file]->read(w.file_offset(), at(w), w.bytes());
-        }
         if (const auto* v = std::get_if<Vector>(&w.target)) {
             *v->to = reinterpret_cast<const float*>(m.data);
         } else if (const auto* p = std::get_if<Product>(&w.target)) {
@@ -132,99 +156,105 @@ class Loader {
             }
         } else if (const auto* s = std::get_if<Signs>(&w.target)) {
             *s->to = m;
-            return;  // any bits are valid signs
         } else if (const auto* b = std::get_if<WholeBundle>(&w.target)) {
             b->to->set_addresses(m.data);
-            if (params_.check_tensors && here) check_bundle(w, m.data, 0, w.rows);
-            return;
         }
-        if (params_.check_tensors && here) check_finite(w.name, m);
-    }
-
-    // Packs slabs of a few MB and drops the pages of the file after each, so that the model is
-    // never in memory twice.
-    void pack(const WeightSpec& w, const ggml::Matrix& m, uint8_t* to) {
-        const int64_t strip = ggml::kStrip * m.row_bytes(),
-                      n_strips = (m.rows + ggml::kStrip - 1) / ggml::kStrip;
-        const int64_t slab = std::max<int64_t>(1, (8 << 20) / strip);
-        for (int64_t s0 = 0; s0 < n_strips; s0 += slab) {
-            const int64_t n = std::min(slab, n_strips - s0);
-            const int64_t bytes = std::min(n * strip, m.rows * m.row_bytes() - s0 * strip);
-            with_file_bytes(w, s0 * strip, bytes, [&](const uint8_t* from) {
-                context_.threads.run(n, 4, [&](int64_t begin, int64_t end, int) {
-                    for (int64_t s = begin; s < end; s++) {
-                        const int64_t first = (s0 + s) * ggml::kStrip;
-                        ggml::pack_strip(m.type, from + s * strip,
-                                         std::min(ggml::kStrip, m.rows - first), m.cols,
-                                         to + (s0 + s) * strip);
-                    }
-                });
-            });
-        }
+        const bool mapped = w.location.memory == Location::Memory::mapped;
+        if (!here || (mapped && !params_.check_tensors)) return;
+        uint8_t* const to = mapped ? nullptr : at(w);
+        const auto take = [this, &w, to](int64_t first, int64_t n, const uint8_t* from) {
+            check(w, from, first, n);
+            if (!to) return;
+            const int64_t row = ggml::info(w.tensor->type).size(w.cols);
+            if (!w.strips()) {
+                std::memcpy(to + first * row, from, size_t(n * row));
+                return;
+            }
+            for (int64_t r = 0; r < n; r += ggml::kStrip) {
+                ggml::pack_strip(w.tensor->type, from + r * row, std::min(ggml::kStrip, n - r),
+                                 w.cols, to + (first + r) * row);
+            }
+        };
+        moves_.push_back({&w, w.strips() ? ggml::kStrip : 1, take, mapped ? at(w) : nullptr});
     }
 
     // Moves rows to their places in the bundles.
     void bundle(const WeightSpec& w, const NeuronPart& neurons) {
         const BundleLayout& layout = neurons.to->layout;
-        uint8_t* bundles = w.location.rows ? at(w) : nullptr;
+        uint8_t* const bundles = w.location.rows ? at(w) : nullptr;
         neurons.to->set_addresses(bundles ? bundles : kElsewhere);
-        const std::vector<int32_t>* slot = slots(w);
-        const bool checked = params_.check_tensors;
-        if (!bundles && !checked) return;
-        const ggml::DType type = w.tensor->type;
-        const int64_t row = ggml::info(type).size(w.cols);
-        const int64_t slab = std::max<int64_t>(1, (8 << 20) / row / ggml::kStrip) * ggml::kStrip;
-        for (int64_t r0 = 0; r0 < w.rows; r0 += slab) {
-            const int64_t n = std::min(slab, w.rows - r0);
-            with_file_bytes(w, r0 * row, n * row, [&](const uint8_t* from) {
-                // Checks stored rows: they have the same values.
-                if (checked) check_finite(w.name, {type, ggml::Layout::rows, n, w.cols, from}, r0);
-                if (!bundles) return;
-                context_.threads.run(n, ggml::kStrip, [&](int64_t begin, int64_t end, int) {
-                    if (layout.tiled) {
-                        layout.put_tiles(neurons.part, from + begin * row, r0 + begin, end - begin,
-                                         bundles);
-                        return;
-                    }
-                    if (!slot) {
-                        layout.put(neurons.part, from + begin * row, end - begin,
-                                   bundles + (r0 + begin) * layout.stride());
-                        return;
-                    }
-                    for (int64_t i = begin; i < end; i++) {
-                        const int32_t at = (*slot)[size_t(r0 + i)];
-                        if (at >= 0) continue;
-                        layout.put(neurons.part, from + i * row, 1,
-                                   bundles + (-1 - int64_t(at)) * layout.stride());
-                    }
-                });
-            });
-        }
+        if (!bundles && !params_.check_tensors) return;
+        const std::vector<int32_t>* const slot = slots(w);
+        const size_t part = neurons.part;
+        const auto take = [this, &w, &layout, part, bundles, slot](int64_t first, int64_t n,
+                                                                   const uint8_t* from) {
+            check(w, from, first, n);  // as stored: the values are the same
+            if (!bundles) return;
+            if (layout.tiled) {
+                layout.put_tiles(part, from, first, n, bundles);
+                return;
+            }
+            if (!slot) {
+                layout.put(part, from, n, bundles + first * layout.stride());
+                return;
+            }
+            const int64_t row = ggml::info(w.tensor->type).size(w.cols);
+            for (int64_t i = 0; i < n; i++) {
+                const int32_t at = (*slot)[size_t(first + i)];
+                if (at >= 0) continue;
+                layout.put(part, from + i * row, 1, bundles + (-1 - int64_t(at)) * layout.stride());
+            }
+        };
+        moves_.push_back({&w, ggml::kStrip, take});
     }
 
     // Moves the rows of a bundled file of version 2 to the two bundles in memory.
     void unpack(const WeightSpec& w, const StoredBundle& target) {
-        const StoreLayout& layout = target.neurons->layout;
         const bool here = w.location.rows > 0;
         uint8_t* const gates = here ? at(w) : nullptr;
         uint8_t* const bundles = here ? gates + target.gate_bytes(w.location.rows) : nullptr;
         if (target.gates) target.gates->set_addresses(here ? gates : kElsewhere);
         target.bundle->set_addresses(here ? bundles : kElsewhere);
         if (!here && !params_.check_tensors) return;
-        const std::vector<int32_t>* slot = slots(w);
-        const int64_t pair = target.bundle->layout.stride();
-        const auto copy = [&](const uint8_t* from, int64_t to) {
-            if (layout.gated()) {
-                const int64_t bytes = layout.gate().bytes;
-                std::memcpy(gates + to * bytes, from + layout.gate().offset, size_t(bytes));
+        const std::vector<int32_t>* const slot = slots(w);
+        const auto take = [this, &w, &target, gates, bundles, slot](int64_t first, int64_t n,
+                                                                    const uint8_t* from) {
+            check(w, from, first, n);
+            if (!bundles) return;
+            const int64_t stride = target.neurons->layout.stride;
+            if (target.bundle->layout.tiled) {
+                for (int64_t i = 0; i < n; i += ggml::kStrip) {
+                    unpack_tiles(target, from + i * stride, first + i, gates, bundles);
+                }
+                return;
             }
-            const StoreLayout::Row &up = layout.up(), &down = layout.down();
-            std::memcpy(bundles + to * pair, from + up.offset, size_t(up.bytes));
-            std::memcpy(bundles + to * pair + up.bytes, from + down.offset, size_t(down.bytes));
+            for (int64_t i = 0; i < n; i++) {
+                const int64_t on = slot ? (*slot)[size_t(first + i)] : -1 - (first + i);
+                if (on < 0) unpack_neuron(target, from + i * stride, -1 - on, gates, bundles);
+            }
         };
-        // Neurons `first` and following, kStrip of them.
+        moves_.push_back({&w, ggml::kStrip, take});
+    }
+
+    static void unpack_neuron(const StoredBundle& target, const uint8_t* from, int64_t to,
+                              uint8_t* gates, uint8_t* bundles) {
+        const StoreLayout& layout = target.neurons->layout;
+        const int64_t pair = target.bundle->layout.stride();
+        if (layout.gated()) {
+            const int64_t bytes = layout.gate().bytes;
+            std::memcpy(gates + to * bytes, from + layout.gate().offset, size_t(bytes));
+        }
+        const StoreLayout::Row &up = layout.up(), &down = layout.down();
+        std::memcpy(bundles + to * pair, from + up.offset, size_t(up.bytes));
+        std::memcpy(bundles + to * pair + up.bytes, from + down.offset, size_t(down.bytes));
+    }
+
+    // Neurons `first` and following, kStrip of them.
+    static void unpack_tiles(const StoredBundle& target, const uint8_t* from, int64_t first,
+                             uint8_t* gates, uint8_t* bundles) {
+        const StoreLayout& layout = target.neurons->layout;
         const auto tile = [&](const Bundle& to, size_t part, const StoreLayout::Row& row,
-                              const uint8_t* from, int64_t first, uint8_t* bundle) {
+                              uint8_t* bundle) {
             std::vector<uint8_t> rows(size_t(ggml::kStrip * row.bytes));
             for (int64_t i = 0; i < ggml::kStrip; i++) {
                 std::memcpy(&rows[size_t(i * row.bytes)], from + i * layout.stride + row.offset,
@@ -232,50 +262,23 @@ class Loader {
             }
             to.layout.put_tiles(part, rows.data(), first, ggml::kStrip, bundle);
         };
-        const int64_t slab =
-            std::max<int64_t>(1, (8 << 20) / layout.stride / ggml::kStrip) * ggml::kStrip;
-        for (int64_t r0 = 0; r0 < w.rows; r0 += slab) {
-            const int64_t n = std::min(slab, w.rows - r0);
-            with_file_bytes(w, r0 * layout.stride, n * layout.stride, [&](const uint8_t* from) {
-                if (params_.check_tensors) check_bundle(w, from, r0, n);
-                if (!here) return;
-                context_.threads.run(n, ggml::kStrip, [&](int64_t begin, int64_t end, int) {
-                    if (target.bundle->layout.tiled) {
-                        const uint8_t* const these = from + begin * layout.stride;
-                        if (layout.gated()) {
-                            tile(*target.gates, 0, layout.gate(), these, r0 + begin, gates);
-                        }
-                        tile(*target.bundle, 0, layout.up(), these, r0 + begin, bundles);
-                        tile(*target.bundle, 1, layout.down(), these, r0 + begin, bundles);
-                        return;
-                    }
-                    for (int64_t i = begin; i < end; i++) {
-                        const int64_t on = slot ? (*slot)[size_t(r0 + i)] : -1 - (r0 + i);
-                        if (on < 0) copy(from + i * layout.stride, -1 - on);
-                    }
-                });
-            });
-        }
+        if (layout.gated()) tile(*target.gates, 0, layout.gate(), gates);
+        tile(*target.bundle, 0, layout.up(), bundles);
+        tile(*target.bundle, 1, layout.down(), bundles);
     }
 
-    // Calls use(bytes) with a range of a weight as stored in the file, mapped or read.
-    template <typename F>
-    void with_file_bytes(const WeightSpec& w, int64_t begin, int64_t n, const F& use) {
-        const uint64_t offset = w.file_offset() + uint64_t(begin);
-        if (!params_.use_mmap) {
-            std::vector<uint8_t> buffer(static_cast<size_t>(n));
-            model_.file.files[w.tensor->file]->read(offset, buffer.data(), size_t(n));
-            use(buffer.data());
-            return;
+    // Checks rows [first, first + n) of a weight as they are stored, if the caller wants this.
+    void check(const WeightSpec& w, const uint8_t* rows, int64_t first, int64_t n) const {
+        if (!params_.check_tensors || w.is<Signs>()) return;  // any bits are valid signs
+        if (w.is<WholeBundle>() || w.is<StoredBundle>()) {
+            check_bundle(w, rows, first, n);
+        } else {
+            check_rows(w.name, {w.tensor->type, ggml::Layout::rows, n, w.cols, rows}, first);
         }
-        const ggml::Mapping& mapping = *model_.file.mappings[w.tensor->file];
-        mapping.will_need(offset, uint64_t(n));
-        use(mapping.data() + offset);
-        mapping.drop(offset, uint64_t(n));
     }
 
     // Checks each part of rows [first, first + n) of a bundled file; data: of the first one.
-    void check_bundle(const WeightSpec& w, const uint8_t* data, int64_t first, int64_t n) {
+    void check_bundle(const WeightSpec& w, const uint8_t* data, int64_t first, int64_t n) const {
         for (const Rows& part : rows_of(w)) {
             ggml::Matrix m{part.type, ggml::Layout::rows, 0, part.cols, nullptr};
             const int64_t slab = std::max<int64_t>(1, (1 << 20) / m.row_bytes());
@@ -284,7 +287,7 @@ class Loader {
             for (int64_t r = 0; r < n; r += slab) {
                 m.rows = std::min(slab, n - r);
                 part.take(data + r * w.cols, m.rows, stored.data());
-                check_finite(w.name, m, first + r);
+                check_rows(w.name, m, first + r);
             }
         }
     }
@@ -314,21 +317,16 @@ class Loader {
     }
 
     // Checks rows of a tensor, of which m has those from `first` on.
-    void check_finite(const std::string& name, const ggml::Matrix& m, int64_t first = 0) {
-        std::atomic<int64_t> bad{-1};
-        context_.threads.run(m.rows, 16, [&](int64_t begin, int64_t end, int) {
-            std::vector<float> row(size_t(m.cols));
-            for (int64_t r = begin; r < end; r++) {
-                ggml::decode_row(m, r, row.data());
-                if (!std::all_of(row.begin(), row.end(), [](float v) { return std::isfinite(v); }))
-                    bad = r;
-            }
-        });
-        if (bad >= 0) {
-            throw Error(Code::format,
-                        format("%s: tensor \"%s\" holds a value that is not finite in row %lld",
-                               model_.file.gguf.path().c_str(), name.c_str(),
-                               (long long)(first + bad.load())));
+    void check_rows(const std::string& name, const ggml::Matrix& m, int64_t first) const {
+        std::vector<float> row(size_t(m.cols));
+        for (int64_t r = 0; r < m.rows; r++) {
+            ggml::decode_row(m, r, row.data());
+            if (std::all_of(row.begin(), row.end(), [](float v) { return std::isfinite(v); }))
+                continue;
+            throw Error(
+                Code::format,
+                format("%s: tensor \"%s\" holds a value that is not finite in row %lld",
+                       model_.file.gguf.path().c_str(), name.c_str(), (long long)(first + r)));
         }
     }
 
@@ -341,9 +339,9 @@ class Loader {
         }
     }
 
-    void progress() {
+    void progress(uint64_t done) {
         if (!params_.progress) return;
-        const float fraction = total_ ? float(double(done_) / double(total_)) : 1.0f;
+        const float fraction = total_ ? float(double(done) / double(total_)) : 1.0f;
         if (!params_.progress(fraction, params_.progress_data)) {
             throw Error(Code::cancelled, "loading was cancelled");
         }
@@ -352,7 +350,9 @@ class Loader {
     Model& model_;
     const pi_model_params& params_;
     ggml::Context context_;
-    uint64_t total_ = 0, done_ = 0;
+    WeightReader reader_;
+    std::vector<WeightMove> moves_;               // of the weights that are placed, and not moved
+    uint64_t total_ = 0, placed_ = 0, done_ = 0;  // bytes
 };
 
 // For neurons that fire more often than this, predicting costs more than it saves: their gates are

@@ -1,0 +1,140 @@
+#include "load/weight_reader.h"
+
+#include <algorithm>
+
+namespace powerinfer {
+
+namespace {
+
+// Half of the smallest second-level caches, so that a piece is still there when it has been read.
+constexpr int64_t kPiece = 256 << 10;
+// What a thread moves in one go, some huge pages of memory: where two threads begin in the same
+// one, each fills a page with zeros, and one of these is thrown away. A small model has a share for
+// every thread.
+constexpr uint64_t kRun = 4 << 20, kLeastRun = 256 << 10, kRunsPerThread = 8;
+// What is on its way from the disk beyond the runs that have begun: a disk that reads 7 GB/s needs
+// less.
+constexpr uint64_t kAhead = 16 << 20, kAsk = 4 << 20;
+
+int64_t row_bytes(const WeightSpec& w) {
+    return ggml::info(w.tensor->type).size(w.cols);
+}
+uint64_t all_bytes(const WeightSpec& w) {
+    return uint64_t(w.rows * row_bytes(w));
+}
+const ggml::File& file_of(const ModelFile& file, const WeightSpec& w) {
+    return *file.files[w.tensor->file];
+}
+
+// As many rows as `bytes` hold, a multiple of `step`.
+int64_t rows_in(uint64_t bytes, const WeightSpec& w, int64_t step) {
+    return std::max<int64_t>(1, int64_t(bytes) / (row_bytes(w) * step)) * step;
+}
+
+}  // namespace
+
+WeightReader::WeightReader(const ModelFile& file, ggml::Threads& threads,
+                           const std::vector<const WeightSpec*>& order)
+    : file_(file), threads_(threads), buffers_(size_t(threads.size())) {
+    uint64_t begin = 0;
+    for (const WeightSpec* w : order) {
+        ranges_.push_back({w, begin});
+        begin += all_bytes(*w);
+    }
+}
+
+uint64_t WeightReader::begin_of(const WeightSpec& w) {
+    while (current_ + 1 < ranges_.size() && ranges_[current_].weight != &w) current_++;
+    return current_ < ranges_.size() ? ranges_[current_].begin : 0;
+}
+
+std::vector<WeightReader::Part> WeightReader::parts_of(const std::vector<WeightMove>& moves,
+                                                       uint64_t run) {
+    std::vector<Part> parts;
+    for (const WeightMove& m : moves) {
+        const WeightSpec& w = *m.weight;
+        const uint64_t begin = m.mapped ? 0 : begin_of(w);
+        const int64_t most = rows_in(run, w, m.step);
+        for (int64_t first = 0; first < w.rows; first += most) {
+            parts.push_back({&m, first, std::min(most, w.rows - first), begin});
+        }
+    }
+    return parts;
+}
+
+void WeightReader::move(const std::vector<WeightMove>& moves,
+                        const std::function<void(uint64_t)>& tell) {
+    uint64_t total = 0;
+    for (const WeightMove& m : moves) total += all_bytes(*m.weight);
+    const uint64_t share = total / (kRunsPerThread * uint64_t(threads_.size())),
+                   run = std::clamp(share, kLeastRun, kRun);
+    const std::vector<Part> parts = parts_of(moves, run);
+    const auto bytes = [&](size_t part) {
+        return uint64_t(parts[part].n * row_bytes(*parts[part].move->weight));
+    };
+    // Small weights make a run together.
+    std::vector<size_t> runs;
+    uint64_t filled = run;
+    for (size_t i = 0; i < parts.size(); i++) {
+        if (filled + bytes(i) > run) {
+            runs.push_back(i);
+            filled = 0;
+        }
+        filled += bytes(i);
+    }
+    runs.push_back(parts.size());
+    std::atomic<uint64_t> moved{0};
+    threads_.run(int64_t(runs.size()) - 1, 1, [&](int64_t begin, int64_t end, int thread) {
+        for (size_t i = runs[size_t(begin)]; i < runs[size_t(end)]; i++) {
+            move(parts[i], buffers_[size_t(thread)]);
+            moved += bytes(i);
+        }
+        if (thread == 0) tell(moved);
+    });
+}
+
+void WeightReader::move(const Part& part, std::vector<uint8_t>& buffer) {
+    const WeightMove& m = *part.move;
+    const WeightSpec& w = *m.weight;
+    const int64_t row = row_bytes(w), most = rows_in(kPiece, w, m.step);
+    for (int64_t done = 0; done < part.n; done += most) {
+        const int64_t first = part.first + done, n = std::min(most, part.n - done);
+        if (m.mapped) {
+            m.take(first, n, m.mapped + first * row);
+            continue;
+        }
+        if (buffer.size() < size_t(n * row)) buffer.resize(size_t(n * row));
+        ask_ahead(part.begin + uint64_t(first * row));
+        file_of(file_, w).read(w.file_offset() + uint64_t(first * row), buffer.data(),
+                               size_t(n * row));
+        m.take(first, n, buffer.data());
+    }
+}
+
+void WeightReader::read(const WeightSpec& w, int64_t first, int64_t n, uint8_t* to) {
+    const int64_t row = row_bytes(w);
+    const uint64_t begin = begin_of(w);
+    threads_.run(n * row, kPiece, [&](int64_t at, int64_t end, int) {
+        const uint64_t offset = uint64_t(first * row + at);
+        ask_ahead(begin + offset);
+        file_of(file_, w).read(w.file_offset() + offset, to + at, size_t(end - at));
+    });
+}
+
+void WeightReader::ask_ahead(uint64_t reached) {
+    if (reached + kAhead <= asked_) return;
+    // One thread asks; the others have pieces to move.
+    const std::unique_lock<std::mutex> lock(asking_, std::try_to_lock);
+    if (!lock) return;
+    while (reached + kAhead > asked_ && next_range_ < ranges_.size()) {
+        const Range& range = ranges_[next_range_];
+        const WeightSpec& w = *range.weight;
+        const uint64_t done = asked_ - range.begin, left = all_bytes(w) - done,
+                       n = std::min(left, kAsk);
+        file_of(file_, w).will_read(w.file_offset() + done, n);
+        asked_ += n;
+        if (n == left) next_range_++;
+    }
+}
+
+}  // namespace powerinfer
