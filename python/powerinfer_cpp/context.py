@@ -138,6 +138,16 @@ class Context:
         self._take_ahead()
         return True
 
+    def followed_by(self, token: int) -> np.ndarray:
+        """intc [n_tokens + 1]: the ids, and one that is appended next; a view to read, until the
+        next call. Raises ContextOverflowError if it does not fit."""
+        self._check_fits(1, self.n_tokens)
+        self._drop_ahead()
+        self.input_ids[self.n_tokens] = token
+        view = self.input_ids[: self.n_tokens + 1]
+        view.flags.writeable = False
+        return view
+
     def _take_ahead(self) -> None:
         at, row = self.n_tokens, self._last_row + 1
         self._kept[at] = False

@@ -1,5 +1,6 @@
 """`Llama`: completions, chats and embeddings of one model, with llama-cpp-python's interface."""
 
+import codecs
 import functools
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
@@ -472,11 +473,11 @@ class Llama(LlamaPrompts):
         visible = text.encode("utf-8", "surrogateescape").decode("utf-8", "ignore")
         spaced = b"".join(shown).decode("utf-8", "ignore") == f" {visible}"
         first = next((i for i, data in enumerate(shown) if data), None)
-        found, done = [], b""
+        found, n_chars, decoder = [], 0, codecs.getincrementaldecoder("utf-8")("ignore")
         for i, (row, data) in enumerate(zip(rows, shown, strict=True)):
             strip = spaced and i == first
-            found.append(Placed(row, len(done.decode("utf-8", "ignore")), strip))
-            done += data[1:] if strip else data
+            found.append(Placed(row, n_chars, strip))
+            n_chars += len(decoder.decode(data[1:] if strip else data))
         return found
 
 

@@ -1,7 +1,7 @@
 """Samplers: what chooses tokens from logits, and how `Llama` makes them."""
 
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -10,6 +10,8 @@ from .errors import check
 from .model import Model
 from .sampling import Sampling
 from .structs import filled
+
+Recent = TypeVar("Recent", list[int], np.ndarray)
 
 
 class Breakers:
@@ -85,7 +87,7 @@ class Samplers:
         seed &= (1 << 64) - 1
         return Sampler(breakers, seed=seed, repeat_last_n=self._last_n, **fields)
 
-    def recent(self, ids: list[int], params: Sampling) -> list[int]:
+    def recent(self, ids: Recent, params: Sampling) -> Recent:
         """The last ids, which penalties look at."""
         n, others = self._last_n, params.looks_back
         return ids if n < 0 or others < 0 else ids[max(0, len(ids) - max(n, others)) :]

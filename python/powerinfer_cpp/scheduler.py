@@ -17,11 +17,12 @@ import numpy as np
 
 from .completion import Piece, Writer
 from .errors import ContextOverflowError, RequestError
+from .growing import GrowingIds
 from .logprobs import Choice, choice
 from .sampler import Sampler
 from .sampling import Sampling
 from .sequences import Sequences
-from .session import Session, as_tokens
+from .session import Session
 from .work import Work
 
 # Changes the logits of the next token: called with ids and logits, returns logits.
@@ -132,7 +133,7 @@ class _Text:
     def __init__(self, ticket: Ticket, index: int, limit: int):
         of = ticket.request
         self.ticket, self.index = ticket, index
-        self.ids = list(of.ids)
+        self.ids = GrowingIds(of.ids)
         self.n_prompt = len(of.ids)
         self.seq = -1
         self.n_done = 0  # positions that are computed
@@ -146,7 +147,7 @@ class _Text:
         """Lets the processor begin for the next token."""
         if hasattr(self.processor, "begin_mask"):
             with contextlib.suppress(ValueError):  # the call says it
-                self.processor.begin_mask(np.array(self.ids, dtype=np.intc))
+                self.processor.begin_mask(self.ids.all)
 
     def ready(self, seconds: float) -> bool:
         """Can the next token be chosen at once? Waits so long for it."""
@@ -350,10 +351,10 @@ class Scheduler:
 
     def _begin(self, text: _Text) -> None:
         ticket, of = text.ticket, text.ticket.request
-        text.seq, text.n_done = self._sequences.take(of.owner, as_tokens(text.ids), text.flags())
+        text.seq, text.n_done = self._sequences.take(of.owner, text.ids.all, text.flags())
         if of.echo and text.index == 0 and len(text.ids) == text.n_prompt:
             self._session.truncate(0, text.seq)  # all of its logits are needed
-            text.n_done, ticket.echoed = 0, [choice(text.ids[0], None, of.n_top or 0)]
+            text.n_done, ticket.echoed = 0, [choice(of.ids[0], None, of.n_top or 0)]
         if ticket.began is None:
             ticket.began, ticket.n_reused = time.perf_counter(), text.n_done
         self._active.append(text)
@@ -401,7 +402,7 @@ class Scheduler:
         at = 0
         for text, n in rows.items():
             part, done = slice(at, at + n), text.n_done
-            ids[part] = text.ids[done : done + n]
+            ids[part] = text.ids.all[done : done + n]
             seqs[part] = text.seq
             generated[part] = np.arange(done, done + n) >= text.n_prompt
             keep[part] = self._echoes(text)
@@ -488,7 +489,7 @@ class Scheduler:
     def _choose(self, text: _Text, logits: np.ndarray) -> int:
         assert text.sampler is not None
         if text.processor is not None:
-            logits = text.processor(np.array(text.ids, dtype=np.intc), logits.copy())
+            logits = text.processor(text.ids.all, logits.copy())
             logits = np.ascontiguousarray(logits, dtype=np.float32)
         return text.sampler.sample(logits, self._session.n_vocab)
 
@@ -496,7 +497,7 @@ class Scheduler:
         """Records the choices of a prompt's tokens after these rows."""
         n_top = text.ticket.request.n_top or 0
         for i in range(min(n, text.n_prompt - 1 - text.n_done)):
-            following = text.ids[text.n_done + i + 1]
+            following = text.ticket.request.ids[text.n_done + i + 1]
             logits = self._session.logits(at + i)
             text.ticket.echoed.append(choice(following, logits, n_top))
 
@@ -510,10 +511,8 @@ class Scheduler:
             record = choice(token, logits, of.n_top)
         if of.limit == 0:  # only the prompt was asked for
             return self._end(text, Piece("", "length", 0))
-        if of.criteria is not None:
-            ids = np.array(text.ids, dtype=np.intc)
-            if of.criteria(ids, logits):
-                return self._end(text, text.writer.finish())
+        if of.criteria is not None and of.criteria(text.ids.all, logits):
+            return self._end(text, text.writer.finish())
         text.fresh.append(token)
         data = of.shown[token] if token in of.shown else self._text(token)
         piece = text.writer.push(data, record)

@@ -8,7 +8,6 @@ numbers. So drafts change the time of a text and nothing else.
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -158,14 +157,14 @@ class Drafts:
         self._passes, self._seconds, self._tokens = 0, 0.0, 0.0  # of passes with drafts
         self._drafted = self._accepted = 0  # of the pass that is being used up
 
-    def propose(self, ids: Sequence[int], room: int) -> Ids:
+    def propose(self, ids: Ids, room: int) -> Ids:
         """Ids that may follow `ids`, at most `room`."""
         self._judge()
         most = min(self._length, self._most, room)
         if self._resting or self._alone is None or most <= 0:
             self._resting = max(0, self._resting - 1)
             return NO_IDS
-        found = np.asarray(self._draft(np.array(ids, dtype=np.intc), most=most), dtype=np.intc)
+        found = np.asarray(self._draft(ids, most=most), dtype=np.intc)
         found = found.reshape(-1)[:most]
         bad = np.flatnonzero((found < 0) | (found >= self._n_vocab))
         return found[: bad[0]] if bad.size else found
@@ -204,9 +203,9 @@ class Drafts:
         self._passes, self._seconds, self._tokens, self._length = 0, 0.0, 0.0, 1
 
 
-def eval_with_draft(context: Context, drafts: Drafts, history: list[int], token: int) -> None:
+def eval_with_draft(context: Context, drafts: Drafts, token: int) -> None:
     """Computes a generated token, and with it the tokens that may follow."""
     start = time.perf_counter()
-    ahead = drafts.propose([*history, token], context.n_ctx - context.n_tokens - 1)
+    ahead = drafts.propose(context.followed_by(token), context.n_ctx - context.n_tokens - 1)
     context.eval_ahead(np.array([token], dtype=np.int32), ahead.astype(np.int32))
     drafts.computed(len(ahead), time.perf_counter() - start)

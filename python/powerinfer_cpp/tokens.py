@@ -144,7 +144,7 @@ class LlamaTokens(LlamaCore):
             sampler.reset()
             # A new seed for each token: so save_state only has to save _rng.
             sampler.seed(self._rng.getrandbits(64))
-            sampler.accept(self._samplers.recent(context.input_ids[:n].tolist(), params))
+            sampler.accept(self._samplers.recent(context.input_ids[:n], params).tolist())
             return context.choose(sampler, processors, n, row)
 
     def generate(
@@ -234,7 +234,7 @@ class LlamaTokens(LlamaCore):
                     if context.advance(pending[0]):
                         drafts.advanced()
                     else:
-                        eval_with_draft(context, drafts, history, pending[0])
+                        eval_with_draft(context, drafts, pending[0])
                 elif version == context.version:
                     context.eval(as_tokens(pending), np.array(flags))
                 else:  # at the beginning, or after another call has used the instance
@@ -243,7 +243,8 @@ class LlamaTokens(LlamaCore):
                 seconds, n = time.perf_counter() - start, context.n_computed - before
                 meter.add(n, seconds, prompt, context.work() - work)
                 self._meter, prompt = meter, False
-                history, generated = history + pending, generated + flags
+                history += pending
+                generated += flags
                 sampler.accept(self._samplers.recent(pending, params))
                 token = context.choose(sampler, processors, context.n_tokens)
                 ids = context.input_ids[: context.n_tokens]

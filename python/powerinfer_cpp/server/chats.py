@@ -2,7 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from ..completion import Piece
@@ -52,8 +52,13 @@ class Block:
 
     index: int
     call: CallBegin | None
-    text: str = ""
+    pieces: list[str] = field(default_factory=list)  # of its text so far
     complete: bool = True
+
+    @property
+    def text(self) -> str:
+        """All of its text."""
+        return "".join(self.pieces)
 
 
 class BlockForm(ABC):
@@ -130,7 +135,7 @@ class BlockForm(ABC):
 
     def _grow(self, text: str) -> bytes:
         assert self._open is not None
-        self._open.text += text
+        self._open.pieces.append(text)
         return self.block_grows(self._open, text)
 
     def _end_block(self, complete: bool) -> bytes:
