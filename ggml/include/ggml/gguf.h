@@ -75,12 +75,22 @@ class Value {
     int64_t integer(uint64_t i = 0) const;  // any integer type or bool; a u64 beyond i64 saturates
     double number(uint64_t i = 0) const;    // any integer or float type; may be NaN or infinite
     std::string_view string(uint64_t i = 0) const;  // any bytes, not necessarily UTF-8
+    // Calls use(i, string) for all elements in order, each of which it finds at once.
+    template <typename F>
+    void each_string(const F& use) const {
+        std::string_view next;
+        for (uint64_t i = 0; i < count_; i++) {
+            next = i == 0 ? string(0) : after(next);
+            use(i, next);
+        }
+    }
     // The elements as they lie in the file, to be copied.
     std::string_view bytes() const;
 
  private:
     friend class GgufReader;
     friend class Gguf;
+    static std::string_view after(std::string_view string);  // the next one in the file
     ValueType type_ = ValueType::u8, element_ = ValueType::u8;
     uint64_t count_ = 1;
     const uint8_t* data_ = nullptr;

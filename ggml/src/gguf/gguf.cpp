@@ -159,6 +159,11 @@ std::string_view Value::string(uint64_t i) const {
                 format("no string %llu in a value of type %s", ull(i), type_text(*this).c_str()));
 }
 
+std::string_view Value::after(std::string_view string) {
+    const auto* p = reinterpret_cast<const uint8_t*>(string.data()) + string.size();
+    return {reinterpret_cast<const char*>(p + 8), size_t(load<uint64_t>(p))};
+}
+
 std::string_view Value::bytes() const {
     const uint8_t* end = data_ + count_ * size_of(element_);
     if (is_string()) {

@@ -57,10 +57,10 @@ const ByteAlphabet& alphabet() {
 // The token with this text, -1 if there is none. Control tokens are not text: "<|im_end|>" in a
 // user's message must not end the turn, whatever the merges are.
 int32_t find_token(const Vocab& vocab, std::string_view text) {
-    const auto found = vocab.ids.find(text);
-    if (found == vocab.ids.end()) return -1;
-    const TokenType type = vocab.tokens[size_t(found->second)].type;
-    return type == TokenType::control || type == TokenType::unknown ? -1 : found->second;
+    const int32_t id = vocab.find(text);
+    if (id < 0) return -1;
+    const TokenType type = vocab.tokens[size_t(id)].type;
+    return type == TokenType::control || type == TokenType::unknown ? -1 : id;
 }
 
 uint64_t pair_key(int32_t left, int32_t right) {
@@ -72,11 +72,11 @@ class Symbols {
  public:
     Symbols(const Vocab& vocab, Bpe& bpe) : vocab_(vocab), bpe_(bpe) {}
 
-    int32_t number(const std::string& text) {
+    int32_t number(std::string_view text) {
         const int32_t token = find_token(vocab_, text);
         if (token >= 0) return token;
         const int32_t next = vocab_.size() + int32_t(others_.size());
-        const auto [place, is_new] = others_.emplace(text, next);
+        const auto [place, is_new] = others_.emplace(std::string(text), next);
         if (is_new) bpe_.spelt.push_back(spell(text));
         return place->second;
     }
@@ -158,9 +158,9 @@ class Merger {
     void consider(ptrdiff_t left, ptrdiff_t right) {
         if (left < 0 || right < 0) return;
         const Part &a = parts_[size_t(left)], &b = parts_[size_t(right)];
-        const auto merge = bpe_.merges.find(pair_key(a.symbol, b.symbol));
-        if (merge == bpe_.merges.end()) return;
-        pairs_.push_back({merge->second.rank, merge->second.result, left, right, a.size + b.size});
+        const Bpe::Merge* const merge = bpe_.find(pair_key(a.symbol, b.symbol));
+        if (!merge) return;
+        pairs_.push_back({merge->rank, merge->result, left, right, a.size + b.size});
         std::push_heap(pairs_.begin(), pairs_.end());
     }
 
@@ -207,27 +207,33 @@ std::shared_ptr<const Bpe> read_bpe(const Gguf& gguf, const Vocab& vocab) {
     for (int byte = 0; byte < 256; byte++)
         bpe->byte_symbols[byte] = symbols.number(alphabet().texts[byte]);
     bpe->merges.reserve(merges->count());
-    for (uint64_t i = 0; i < merges->count(); i++) {
-        const std::string_view text = merges->string(i);
+    bpe->by_pair = Slots(merges->count());
+    std::string both;
+    merges->each_string([&](uint64_t i, std::string_view text) {
         const size_t gap = text.find(' ', 1);
-        if (gap == text.npos || gap + 1 == text.size()) continue;
-        const std::string left(text.substr(0, gap)), right(text.substr(gap + 1));
-        const uint64_t key = pair_key(symbols.number(left), symbols.number(right));
-        bpe->merges.emplace(key, Bpe::Merge{int32_t(i), symbols.number(left + right)});
-    }
+        if (gap == text.npos || gap + 1 == text.size()) return;
+        const std::string_view left = text.substr(0, gap), right = text.substr(gap + 1);
+        const uint64_t pair = pair_key(symbols.number(left), symbols.number(right));
+        both.assign(left).append(right);
+        const int32_t result = symbols.number(both);
+        if (bpe->find(pair)) return;
+        bpe->by_pair.add(VocabHash()(pair), int32_t(bpe->merges.size()));
+        bpe->merges.push_back({pair, int32_t(i), result});
+    });
     return bpe;
 }
 
 std::string decode_bpe_text(std::string_view text) {
+    const ByteAlphabet& letters = alphabet();
     std::string bytes;
     for (size_t i = 0; i < text.size();) {
         // Characters of the alphabet take one byte below U+0080 and two bytes up to U+0143.
         const size_t n = utf8_length(text.substr(i));
         uint32_t point = uint8_t(text[i]);
         if (n == 2) point = (point & 0x1F) << 6 | (uint8_t(text[i + 1]) & 0x3F);
-        const bool known = (n == 1 || n == 2) && point < std::size(alphabet().bytes);
-        if (!known || alphabet().bytes[point] < 0) return std::string(text);
-        bytes += char(alphabet().bytes[point]);
+        const bool known = (n == 1 || n == 2) && point < std::size(letters.bytes);
+        if (!known || letters.bytes[point] < 0) return std::string(text);
+        bytes += char(letters.bytes[point]);
         i += n;
     }
     return bytes;

@@ -5,7 +5,6 @@
 #include <memory>
 #include <string>
 #include <string_view>
-#include <unordered_map>
 #include <vector>
 
 #include "ggml/gguf.h"
@@ -16,16 +15,25 @@ namespace powerinfer {
 
 struct Bpe {
     struct Merge {
+        uint64_t pair;   // left << 32 | right
         int32_t rank;    // lower ones go first
         int32_t result;  // symbol
     };
 
     const PreTokenizer* pre;
     // Symbols are token ids; texts of merges that are no tokens are numbered from the number of
-    // tokens on. Keyed by left << 32 | right.
-    std::unordered_map<uint64_t, Merge, VocabHash> merges;
+    // tokens on.
+    std::vector<Merge> merges;
+    Slots by_pair;                            // of find()
     std::vector<std::vector<int32_t>> spelt;  // tokens for each symbol that is not a token
     int32_t byte_symbols[256];
+
+    // The merge of a pair, null: none.
+    const Merge* find(uint64_t pair) const {
+        const int32_t i = by_pair.find(VocabHash()(pair),
+                                       [&](int32_t at) { return merges[size_t(at)].pair == pair; });
+        return i < 0 ? nullptr : &merges[size_t(i)];
+    }
 };
 
 // The rule named by tokenizer.ggml.pre; GPT-2's if the key is missing. Throws Error(unsupported)

@@ -53,13 +53,13 @@ int named_byte(std::string_view text) {
 }
 
 std::string with_spaces(std::string_view text) {
+    constexpr std::string_view kSpace = "\xE2\x96\x81";
     std::string out;
-    for (size_t i = 0; i < text.size();) {
-        const bool space = text.substr(i, 3) == "\xE2\x96\x81";
-        out += space ? ' ' : text[i];
-        i += space ? 3 : 1;
+    size_t begin = 0;
+    for (size_t at; (at = text.find(kSpace, begin)) != text.npos; begin = at + kSpace.size()) {
+        out.append(text.substr(begin, at - begin)) += ' ';
     }
-    return out;
+    return out.append(text.substr(begin));
 }
 
 const Value& array(const Gguf& gguf, const char* key, const Value* value) {
@@ -77,13 +77,12 @@ void read_texts(const Gguf& gguf, Vocab& vocab) {
                ggml::format("has %llu tokens, more than %llu", (unsigned long long)texts.count(),
                             (unsigned long long)kMostTokens));
     vocab.tokens.resize(texts.count());
-    for (uint64_t i = 0; i < texts.count(); i++) {
-        const std::string_view text = texts.string(i);
+    texts.each_string([&](uint64_t i, std::string_view text) {
         if (!is_utf8(text))
             refuse(gguf, key_tokens,
                    ggml::format("the text of token %lld is not UTF-8", (long long)i));
         vocab.tokens[i].text = text;
-    }
+    });
 }
 
 // An array with an element for each token. Further elements belong to nothing, and are left out as
@@ -140,7 +139,7 @@ void read_types(const Gguf& gguf, bool has_byte_tokens, Vocab& vocab) {
 // Everything that follows from texts and types. decode: converts an ordinary text to its bytes.
 void index_tokens(const Gguf& gguf, std::string (*decode)(std::string_view), Vocab& vocab) {
     std::fill(std::begin(vocab.byte_ids), std::end(vocab.byte_ids), -1);
-    vocab.ids.reserve(vocab.tokens.size());
+    vocab.ids = Slots(vocab.tokens.size());
     for (int32_t i = 0; i < vocab.size(); i++) {
         Vocab::Token& token = vocab.tokens[i];
         const int byte = named_byte(token.text);
@@ -154,7 +153,7 @@ void index_tokens(const Gguf& gguf, std::string (*decode)(std::string_view), Voc
             token.bytes = token.text;
         }
         if (token.text.empty()) continue;
-        vocab.ids.emplace(token.text, i);
+        if (vocab.find(token.text) < 0) vocab.ids.add(VocabHash()(token.text), i);
         vocab.longest = std::max(vocab.longest, token.text.size());
         if (token.type == TokenType::control || token.type == TokenType::unknown ||
             token.type == TokenType::user_defined) {
@@ -321,8 +320,7 @@ Vocab read_vocab(const Gguf& gguf) {
         if (!newline.empty()) vocab.nl = newline[0];
     } else {
         vocab.nl = vocab.byte_ids[uint8_t('\n')];
-        const auto newline = vocab.ids.find("\n");
-        if (vocab.nl < 0 && newline != vocab.ids.end()) vocab.nl = newline->second;
+        if (vocab.nl < 0) vocab.nl = vocab.find("\n");
     }
     read_ends(gguf, vocab);
     // Whoever fills a gap in a text reads these: one that is no token is noted here.

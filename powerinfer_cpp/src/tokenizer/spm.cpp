@@ -82,12 +82,12 @@ class Merger {
     // The token with this text. Control, unknown and byte tokens are not text: "</s>" in a prompt
     // must not end it, whatever pieces the vocabulary has.
     int32_t find(std::string_view piece) const {
-        const auto found = vocab_.ids.find(piece);
-        if (found == vocab_.ids.end()) return -1;
-        const TokenType type = vocab_.tokens[found->second].type;
+        const int32_t id = vocab_.find(piece);
+        if (id < 0) return -1;
+        const TokenType type = vocab_.tokens[size_t(id)].type;
         const bool is_text =
             type != TokenType::control && type != TokenType::unknown && type != TokenType::byte;
-        return is_text ? found->second : -1;
+        return is_text ? id : -1;
     }
 
     void consider(ptrdiff_t left, ptrdiff_t right) {

@@ -162,7 +162,8 @@ std::shared_ptr<const Unigram> read_unigram(const ggml::Gguf& gguf, const Vocab&
     u->byte_fallback = zero >= 0 && vocab.tokens[size_t(zero)].type == TokenType::byte;
     float smallest = 0;
     bool any = false;
-    for (const auto& [text, id] : vocab.ids) {
+    for (int32_t id = 0; id < vocab.size(); id++) {
+        if (vocab.find(vocab.tokens[size_t(id)].text) != id) continue;  // another one has its text
         const TokenType type = vocab.tokens[size_t(id)].type;
         if (type != TokenType::normal && type != TokenType::undefined &&
             type != TokenType::user_defined) {

@@ -55,6 +55,10 @@ bool is_space(uint32_t point) {
 
 }  // namespace
 
+int32_t Vocab::find(std::string_view text) const {
+    return ids.find(VocabHash()(text), [&](int32_t id) { return tokens[size_t(id)].text == text; });
+}
+
 bool Vocab::is_end(int32_t id) const {
     return std::binary_search(ends.begin(), ends.end(), id);
 }

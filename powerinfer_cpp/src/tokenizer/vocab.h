@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "base/notes.h"
+#include "tokenizer/slots.h"
 #include "tokenizer/special_tokens.h"
 #include "tokenizer/vocab_hash.h"
 
@@ -36,8 +37,7 @@ struct Vocab {
         TokenType type;
     };
     std::vector<Token> tokens;
-    using Ids = std::unordered_map<std::string_view, int32_t, VocabHash>;
-    Ids ids;                // by stored text, the first of equal ones
+    Slots ids;              // of find()
     int32_t byte_ids[256];  // token of each byte, -1: none
     int32_t bos = -1, eos = -1, unk = -1, nl = -1;
     bool add_bos = true, add_eos = false, add_space_prefix = true;
@@ -50,7 +50,7 @@ struct Vocab {
     Notes notes;  // from reading it
 
     // Tokens that are searched for in the raw text: control, unknown and user-defined ones.
-    Ids specials;                          // by stored text
+    std::unordered_map<std::string_view, int32_t, VocabHash> specials;  // by stored text
     SpecialTokens in_text, in_plain_text;  // all of them; only user-defined ones
 
     // Appends the ids of a text without special tokens. The function depends on the tokenizer's
@@ -68,6 +68,8 @@ struct Vocab {
 
     int32_t size() const { return int32_t(tokens.size()); }
     bool is_end(int32_t id) const;
+    // The first token with this stored text; -1: none, or the text is empty.
+    int32_t find(std::string_view text) const;
     // The bytes of a token in a text; "" for control and unknown tokens, unless special.
     std::string_view text(int32_t id, bool special) const;
     // special: texts of control tokens become those tokens (user-defined ones always do).
