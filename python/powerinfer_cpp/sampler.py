@@ -11,7 +11,7 @@ from .model import Model
 from .sampling import Sampling
 from .structs import filled
 
-Recent = TypeVar("Recent", list[int], np.ndarray)
+Recent = TypeVar("Recent", Sequence[int], np.ndarray)
 
 
 class Breakers:
@@ -79,13 +79,15 @@ class Samplers:
         self._model, self._last_n = model, last_n
         self._breakers: tuple[Sequence[str], Breakers] | None = None
 
-    def make(self, params: Sampling, seed: int) -> Sampler:
-        """Raises ValueError for parameters out of range."""
+    def make(self, params: Sampling, seed: int, ids: Sequence[int] = ()) -> Sampler:
+        """A sampler for what follows ids. Raises ValueError for parameters out of range."""
         fields: dict[str, Any] = params.keywords()
         texts = fields.pop("dry_sequence_breakers")
         breakers = self._found(texts) if params.dry_multiplier > 0 else None
         seed &= (1 << 64) - 1
-        return Sampler(breakers, seed=seed, repeat_last_n=self._last_n, **fields)
+        sampler = Sampler(breakers, seed=seed, repeat_last_n=self._last_n, **fields)
+        sampler.accept(self.recent(ids, params))
+        return sampler
 
     def recent(self, ids: Recent, params: Sampling) -> Recent:
         """The last ids, which penalties look at."""

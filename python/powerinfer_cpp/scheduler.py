@@ -29,6 +29,7 @@ from .work import Work
 Processor = Callable[[np.ndarray, np.ndarray], np.ndarray]
 # Ends a text before its next token, if it returns true: called with ids and logits.
 Criteria = Callable[[np.ndarray, np.ndarray], bool]
+MakeSampler = Callable[[int, Sampling, Sequence[int]], Sampler]
 
 # How long a step may take while texts are written and a prompt waits, and the least rows of a
 # prompt in such a step: with fewer, the weights are read for too few tokens.
@@ -153,13 +154,12 @@ class _Text:
         """Can the next token be chosen at once? Waits so long for it."""
         return not hasattr(self.processor, "mask_ready") or self.processor.mask_ready(seconds)
 
-    def prepare(self, make_sampler: Callable[[int, Sampling], Sampler]) -> None:
+    def prepare(self, make_sampler: MakeSampler) -> None:
         """Makes what chooses its tokens, when it gets a place: thousands of texts may wait."""
         if self.sampler is None:
             of = self.ticket.request
             self.processor = of.processors() if of.processors else None
-            self.sampler = make_sampler(of.seed + self.index, of.params)
-            self.sampler.accept(of.ids)
+            self.sampler = make_sampler(of.seed + self.index, of.params, of.ids)
 
     @property
     def n_left(self) -> int:
@@ -180,7 +180,8 @@ class Scheduler:
     """Texts that are written together in one session. Use it from one thread at a time.
 
     n_parallel: texts that are computed at the same time; n_queue: that may wait. The session must
-    have the fields that `sequences.fields` gives. make_sampler: a sampler of a seed and parameters.
+    have the fields that `sequences.fields` gives. make_sampler: a sampler of a seed and parameters,
+    for what follows ids.
     text: bytes of a token, None for an end token.
     """
 
@@ -191,7 +192,7 @@ class Scheduler:
         n_logits: int,
         n_parallel: int,
         n_queue: int,
-        make_sampler: Callable[[int, Sampling], Sampler],
+        make_sampler: MakeSampler,
         text: Callable[[int], bytes | None],
     ):
         self._session, self._sequences = session, Sequences(session, n_seq)

@@ -309,7 +309,7 @@ class ServedModel(Llama):
             fields["n_logits"],
             self.n_parallel,
             self._n_queue,
-            lambda seed, params: self._samplers.make(params, seed),
+            lambda seed, params, ids: self._samplers.make(params, seed, ids),
             self._token_bytes,
         )
         self._engine = Engine(self._scheduler, self._deliver)

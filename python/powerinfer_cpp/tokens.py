@@ -219,13 +219,12 @@ class LlamaTokens(LlamaCore):
         if not pending:
             raise ValueError("generate needs at least one token")
         with self._lock:
-            sampler, drafts = self._samplers.make(params, seed), self._new_drafts()
             history = [] if reset else self._computing.tokens()
             generated = [] if reset else self._computing.generated()
             version = None if reset else self._computing.version
+            sampler, drafts = self._samplers.make(params, seed, history), self._new_drafts()
         flags = [False] * len(pending)  # which of the pending ids were generated
         meter, prompt = Meter(), True
-        sampler.accept(self._samplers.recent(history, params))
         while True:
             with self._lock:
                 context = self._computing

@@ -6,7 +6,7 @@ from __future__ import annotations
 import statistics
 import threading
 import tracemalloc
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -84,7 +84,8 @@ class FakeSamplers(Samplers):
     def __init__(self, last_n: int) -> None:
         self._last_n, self.made = last_n, FakeSampler()
 
-    def make(self, params: Sampling, seed: int) -> Any:
+    def make(self, params: Sampling, seed: int, ids: Sequence[int] = ()) -> Any:
+        self.made.accept(self.recent(ids, params))
         return self.made
 
 
@@ -181,7 +182,7 @@ def scheduled(n: int, functions: bool) -> Scheduler:
         64,
         2,
         8,
-        lambda seed, params: FakeSampler(),  # type: ignore[arg-type,return-value]
+        lambda seed, params, ids: FakeSampler(),  # type: ignore[arg-type,return-value]
         lambda token: b"a",
     )
     request = Request(
