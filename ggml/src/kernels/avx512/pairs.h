@@ -50,7 +50,8 @@ struct Tokens {
           q(x.q + t0 * cols),
           d(x.d + t0 * n_blocks),
           ds(x.ds + t0 * n_blocks),
-          s8(x.s8 + t0 * n_blocks) {}
+          s8(x.s8 + t0 * n_blocks),
+          s16(x.s16 + t0 * n_blocks * 2) {}
 
     __m512i values(int t, int64_t b, int v) const {
         int32_t word;
@@ -60,11 +61,18 @@ struct Tokens {
     __m512 scale(int t, int64_t b) const { return _mm512_set1_ps(d[t * n_blocks + b]); }
     __m512 scaled_sum(int t, int64_t b) const { return _mm512_set1_ps(ds[t * n_blocks + b]); }
     __m512i sum8(int t, int64_t b) const { return _mm512_set1_epi32(s8[t * n_blocks + b]); }
+    // The sums of the two groups of 16 columns, in the halves of each lane.
+    __m512i sums16(int t, int64_t b) const {
+        int32_t word;
+        std::memcpy(&word, s16 + (t * n_blocks + b) * 2, sizeof(word));
+        return _mm512_set1_epi32(word);
+    }
 
     int64_t cols, n_blocks;
     const int8_t* q;
     const float *d, *ds;
     const int32_t* s8;
+    const int16_t* s16;
 };
 
 // Activations for folded rows: of any T tokens, 32 columns b of each eighth.
