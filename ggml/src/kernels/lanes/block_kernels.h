@@ -2,8 +2,6 @@
 // tokens, and products and weighted sums of neuron rows.
 #pragma once
 
-#include <type_traits>
-
 #include "formats/parts.h"
 #include "kernels/add_rows.h"
 #include "kernels/lanes/strip.h"
@@ -15,14 +13,8 @@ namespace ggml::cpu::GGML_ISA {
 // threads on a Sapphire Rapids machine with 29 to 32 GB/s of memory bandwidth: no prefetch 20 to 22
 // GB/s, 384 bytes 24, 1024 bytes 26, 2048 bytes 28, 4096 bytes 21.
 constexpr int64_t kAhead = 2048;
-// Q6_K reads the members of its unit by turns, which prefetchers of AMD's cores do not follow, so
-// it is always fetched. 1B, one thread of Zen 4, ms of a token: none 49 with avx2 and 100 with
-// vnni, 1024 bytes 77 and 71, 4096 bytes 37 and 33, 6144 bytes 31 and 29.
-constexpr int64_t kFarAhead = 6144;
-template <typename F>
 inline const uint8_t* ahead_of(const uint8_t* w) {
-    if (fetches_ahead) return w + kAhead;
-    return std::is_same_v<typename F::Block, BlockQ6_K> ? w + kFarAhead : nullptr;
+    return fetches_ahead ? w + kAhead : nullptr;
 }
 
 // Bytes of F::blocks times 32 columns of eight lanes.
@@ -33,6 +25,17 @@ constexpr int64_t kUnit = kStrip * kQ * F::blocks / BlockTraits<typename F::Bloc
 // Prefetches `size` bytes.
 inline void fetch(const uint8_t* bytes, int64_t size) {
     for (int64_t i = 0; i < size; i += 64) __builtin_prefetch(bytes + i, 0, 2);
+}
+
+// Reads from each cache line of `size` bytes in order. Formats with a scale per 16 columns read the
+// members of their unit by turns, which prefetchers of AMD's cores do not follow; but they follow
+// this. Zen 4, one token, GB/s of Q6_K with one and two threads: nothing 5.5 and 11, prefetches
+// 6,144 bytes ahead 21 and 27, this 28 and 35. Q2_K 18 and 30, with this 21 and 31.
+template <typename F>
+constexpr bool kByTurns = F::halves == 2 && F::blocks > 1;
+inline void touch(const uint8_t* bytes, int64_t size) {
+    const volatile uint8_t* const lines = bytes;
+    for (int64_t i = 0; i < size; i += 64) lines[i];
 }
 
 // Multiplies a strip or a neuron row with T tokens, block by block. With one token memory is the
@@ -46,6 +49,8 @@ inline void multiply(const uint8_t* w, const uint8_t* ahead, const X& x, f32x8 (
         if (fetches) {
             fetch(ahead, size);
             ahead += size;
+        } else if (kByTurns<F> && !fetches_ahead) {
+            touch(w, size);
         }
         F::template multiply<T>(w, x, b, sum);
         w += size;
@@ -71,7 +76,7 @@ template <typename F, int T>
                                   int64_t ldy) {
     const Tokens x(q8, t0);
     f32x8 sum[T];
-    multiply<F, T>(w, ahead_of<F>(w), x, sum);
+    multiply<F, T>(w, ahead_of(w), x, sum);
     for (int t = 0; t < T; t++) store(y + t * ldy, sum[t]);
 }
 
