@@ -121,6 +121,24 @@ using tiled_add_fn = add_fn;
 // Quantises rows [t0, t0 + nt) of x [.., cols] into out.
 using quantize_fn = void (*)(const float* x, int64_t t0, int64_t nt, const Q8Rows& out);
 
+// What lies between products. Values keep their bits in every instruction set, and norms add in the
+// same sixteen lanes: value i in lane i % 16, and the lanes in order.
+//
+// x = act(x), n values. Results below the threshold are 0, NaN stays NaN.
+using activate_fn = void (*)(Activation act, float threshold, float* x, int64_t n);
+// x = act(x) * up (drelu: relu(x) * relu(up)).
+using gate_fn = void (*)(Activation act, float* x, const float* up, int64_t n);
+// x = cap * tanh(x / cap).
+using softcap_fn = void (*)(float* x, float cap, int64_t n);
+// x += scale * y.
+using add_scaled_fn = void (*)(float* x, float scale, const float* y, int64_t n);
+// One row of rms_norm, layer_norm and rope in ops.h.
+using rms_norm_fn = void (*)(const float* x, const float* weight, float eps, int64_t n, float* y);
+using layer_norm_fn = void (*)(const float* x, const float* weight, const float* bias, float eps,
+                               int64_t n, float* y);
+using rope_fn = void (*)(float* x, int64_t n_head, int64_t head_dim, const float* cos_sin,
+                         int64_t n_pairs, RopePairs pairs);
+
 // How much rows of signs (ggml/sketch.h) disagree with one input: out[r] = sum of the levels of the
 // columns where signs differ. planes: [4, plane_bytes(bytes)]: the signs of the input, then bits 0,
 // 1 and 2 of its levels; 0 beyond the end.
@@ -152,7 +170,14 @@ struct Kernels {
     stored_add_fn stored_add[kTypes];
     tiled_add_fn tiled_add[kTypes];
     quantize_fn quantize[kTypes];  // by input type: F32
-    sketch_fn sketch[kTypes];      // by tensor type: I8
+    activate_fn activate[kTypes];  // this and the next: F32
+    gate_fn gate[kTypes];
+    softcap_fn softcap[kTypes];
+    add_scaled_fn add_scaled[kTypes];
+    rms_norm_fn rms_norm[kTypes];
+    layer_norm_fn layer_norm[kTypes];
+    rope_fn rope[kTypes];
+    sketch_fn sketch[kTypes];  // by tensor type: I8
 };
 
 // The complete table of one instruction set; kernels that it lacks come from lesser ones. Null if

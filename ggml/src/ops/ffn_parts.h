@@ -1,5 +1,4 @@
-// Shared by the FFN for one token and for several: the value of a neuron, and the tree that adds
-// segments.
+// Shared by the FFN for one token and for several: counts, and the tree that adds segments.
 #pragma once
 
 #include <atomic>
@@ -7,14 +6,6 @@
 #include "ggml/neurons.h"
 
 namespace ggml::cpu {
-
-// v[i] = act(v[i]) for n values. NaN stays NaN, as everywhere: a damaged weight must not pass for a
-// neuron that does not fire.
-void activate(const Neurons& w, float* v, int64_t n);
-
-// h[i] = the values of neurons, which multiply their down rows: from their activated gates and up
-// products, which are overwritten. 0 where the gate is 0, whatever up is.
-void values(const Neurons& w, const float* gate, float* up, int64_t n, float* h);
 
 inline uint64_t row_bytes(const Neurons& w, const NeuronRows& rows) {
     return uint64_t(info(rows.type).size(w.cols));

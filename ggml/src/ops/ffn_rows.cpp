@@ -175,7 +175,7 @@ class ManyTokens {
                  cpu::Done& done) const {
         dot_listed(cpu::first_rows(w_), cpu::first_bias(w_), begin, n, lists, own, done);
         done.proposed += lists.pairs();
-        cpu::activate(w_, own.out, n * n_rows_);
+        rows_.activate(own.out, n * n_rows_);
         std::swap(own.h, own.out);
         compute_gated(begin, n, lists, own, done);
     }
@@ -188,7 +188,7 @@ class ManyTokens {
         done.computed += lists.pairs();
         if (!w_.gate) return;
         dot_listed(w_.up, w_.up_bias, begin, n, lists, own, done);
-        cpu::values(w_, own.h, own.out, n * n_rows_, own.h);
+        rows_.values(own.h, own.out, n * n_rows_, own.h);
         lists.filter(n, fires);
     }
 
@@ -199,7 +199,7 @@ class ManyTokens {
         const int64_t pairs = n * n_rows_;
         const auto fired = [&] { return pairs - std::count(own.h, own.h + pairs, 0.0f); };
         dot_all(cpu::first_rows(w_), cpu::first_bias(w_), begin, n, own.h, own, done);
-        cpu::activate(w_, own.h, pairs);
+        rows_.activate(own.h, pairs);
         done.proposed += pairs;
         const int64_t n_first = fired();
         if (double(n_first) < kDense * double(pairs)) {
@@ -212,7 +212,7 @@ class ManyTokens {
         done.computed += n_first;
         if (w_.gate) {
             dot_all(w_.up, w_.up_bias, begin, n, own.out, own, done);
-            cpu::values(w_, own.h, own.out, pairs, own.h);
+            rows_.values(own.h, own.out, pairs, own.h);
         }
         // Rows that nobody needs may not be there. Then nothing is added of them.
         const int64_t n_fired = fired();

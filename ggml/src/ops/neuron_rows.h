@@ -82,7 +82,21 @@ class RowProducts {
     void gates(const int32_t* ids, int64_t n, const int32_t* tokens, int64_t nt, float* h,
                const Next& next = {}, uint8_t* strips = nullptr) const {
         dot(first_rows(w_), first_bias(w_), ids, n, tokens, nt, h, next, strips);
-        activate(w_, h, n * nt);
+        activate(h, n * nt);
+    }
+    // v = act(v). NaN stays NaN, as everywhere: a damaged weight must not pass for a neuron that
+    // does not fire.
+    void activate(float* v, int64_t n) const {
+        kernels_.activate[int(DType::F32)](w_.act, w_.threshold, v, n);
+    }
+    // h[i] = the values of neurons, which multiply their down rows: from their activated gates and
+    // up products, which are overwritten. 0 where the gate is 0, whatever up is.
+    void values(const float* gate, float* up, int64_t n, float* h) const {
+        if (w_.act == Activation::drelu) activate(up, n);
+        for (int64_t i = 0; i < n; i++) {
+            const float product = gate[i] * up[i];
+            h[i] = gate[i] != 0 ? product : 0.0f;
+        }
     }
     // h = the values of n <= kMostRows neurons of a token, from their activated gates.
     void values(const int32_t* ids, int64_t n, int32_t token, float* h,
@@ -90,7 +104,7 @@ class RowProducts {
         if (!w_.gate || !n) return;
         float up[kMostRows];
         dot(w_.up, w_.up_bias, ids, n, &token, 1, up, next);
-        cpu::values(w_, h, up, n, h);
+        values(h, up, n, h);
     }
 
     // y[t] += the sum of token t's weighted down rows (`weighted`), `cols` columns from c0 on, in

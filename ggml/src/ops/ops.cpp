@@ -3,14 +3,15 @@
 
 #include <algorithm>
 #include <atomic>
-#include <cmath>
 
-#include "ggml/math.h"
 #include "kernels/kernels.h"
+#include "ops/grain.h"
 
 namespace ggml {
 
 namespace {
+
+constexpr int kF32 = int(DType::F32);
 
 // Pieces per thread. Enough that the others do not wait long for a core that is busy with something
 // else.
@@ -54,7 +55,7 @@ void some_strips(const cpu::Kernels& kernels, const Product& p, int64_t first, i
     }
     if (p.bias) {
         for (int64_t t = 0; t < x.rows; t++) {
-            for (int64_t r = 0; r < rows; r++) p.y[t * ldy + row + r] += p.bias[row + r];
+            kernels.add_scaled[kF32](p.y + t * ldy + row, 1, p.bias + row, rows);
         }
     }
 }
@@ -114,8 +115,8 @@ Input InputBuffer::prepare(Context& context, const float* x, int64_t rows, int64
     const OpTimer timer(context.profile, "quantise");
     input.q8 = q8_;
     input.q8.cols = cols;
-    context.threads.run(rows, 1, [&](int64_t begin, int64_t end, int) {
-        context.kernels.quantize[int(DType::F32)](x, begin, end - begin, input.q8);
+    context.threads.run(rows, cpu::row_grain(cols), [&](int64_t begin, int64_t end, int) {
+        context.kernels.quantize[kF32](x, begin, end - begin, input.q8);
     });
     return input;
 }
@@ -123,19 +124,9 @@ Input InputBuffer::prepare(Context& context, const float* x, int64_t rows, int64
 void rms_norm(Context& context, const float* x, const float* weight, float eps, int64_t rows,
               int64_t n, float* y) {
     const OpTimer timer(context.profile, "rms_norm");
-    context.threads.run(rows, 1, [&](int64_t begin, int64_t end, int) {
+    context.threads.run(rows, cpu::row_grain(n), [&](int64_t begin, int64_t end, int) {
         for (int64_t t = begin; t < end; t++) {
-            const float* row = x + t * n;
-            float part[8] = {};
-            int64_t i = 0;
-            for (; i + 8 <= n; i += 8) {
-                for (int j = 0; j < 8; j++) part[j] += row[i + j] * row[i + j];
-            }
-            for (; i < n; i++) part[0] += row[i] * row[i];
-            double sum = 0;
-            for (float p : part) sum += p;
-            const float scale = float(1.0 / std::sqrt(sum / double(n) + eps));
-            for (i = 0; i < n; i++) y[t * n + i] = row[i] * scale * weight[i];
+            context.kernels.rms_norm[kF32](x + t * n, weight, eps, n, y + t * n);
         }
     });
 }
@@ -143,19 +134,11 @@ void rms_norm(Context& context, const float* x, const float* weight, float eps, 
 void layer_norm(Context& context, const float* x, const float* weight, const float* bias, float eps,
                 int64_t rows, int64_t n, float* y, int64_t n_weights) {
     const OpTimer timer(context.profile, "layer_norm");
-    context.threads.run(rows, 1, [&](int64_t begin, int64_t end, int) {
+    context.threads.run(rows, cpu::row_grain(n), [&](int64_t begin, int64_t end, int) {
         for (int64_t t = begin; t < end; t++) {
-            const float* row = x + t * n;
-            double sum = 0, squares = 0;
-            for (int64_t i = 0; i < n; i++) sum += row[i];
-            const double mean = sum / double(n);
-            for (int64_t i = 0; i < n; i++) squares += (row[i] - mean) * (row[i] - mean);
-            const double scale = 1.0 / std::sqrt(squares / double(n) + eps);
             const int64_t at = t % n_weights * n;
-            for (int64_t i = 0; i < n; i++) {
-                const float scaled = float((row[i] - mean) * scale) * weight[at + i];
-                y[t * n + i] = bias ? scaled + bias[at + i] : scaled;
-            }
+            context.kernels.layer_norm[kF32](x + t * n, weight + at, bias ? bias + at : nullptr,
+                                             eps, n, y + t * n);
         }
     });
 }
@@ -170,69 +153,35 @@ void scale(Context& context, float* x, float factor, int64_t n) {
 void softcap(Context& context, float* x, float cap, int64_t n) {
     const OpTimer timer(context.profile, "softcap");
     context.threads.run(n, 1 << 12, [&](int64_t begin, int64_t end, int) {
-        for (int64_t i = begin; i < end; i++) x[i] = cap * tanh_f32(x[i] / cap);
-    });
-}
-
-void add(Context& context, float* x, const float* y, int64_t n) {
-    const OpTimer timer(context.profile, "add");
-    context.threads.run(n, 1 << 14, [&](int64_t begin, int64_t end, int) {
-        for (int64_t i = begin; i < end; i++) x[i] += y[i];
+        context.kernels.softcap[kF32](x + begin, cap, end - begin);
     });
 }
 
 void add_scaled(Context& context, float* x, float scale, const float* y, int64_t n) {
     const OpTimer timer(context.profile, "add_scaled");
     context.threads.run(n, 1 << 14, [&](int64_t begin, int64_t end, int) {
-        for (int64_t i = begin; i < end; i++) x[i] += scale * y[i];
+        context.kernels.add_scaled[kF32](x + begin, scale, y + begin, end - begin);
     });
 }
 
-namespace {
-
-float relu(float v) {
-    return v <= 0 ? 0.0f : v;  // NaN stays NaN
+void add(Context& context, float* x, const float* y, int64_t n) {
+    const OpTimer timer(context.profile, "add");
+    context.threads.run(n, 1 << 14, [&](int64_t begin, int64_t end, int) {
+        context.kernels.add_scaled[kF32](x + begin, 1, y + begin, end - begin);
+    });
 }
-
-// Calls `use` with the activation as a function of one value.
-template <typename F>
-void with_activation(Activation act, const F& use) {
-    switch (act) {
-        case Activation::relu:
-        case Activation::drelu:
-            return use(relu);
-        case Activation::relu2:
-            return use([](float v) { return relu(v) * relu(v); });
-        case Activation::silu:
-            return use([](float v) { return silu(v); });
-        case Activation::gelu:
-            return use([](float v) { return gelu(v); });
-        case Activation::gelu_tanh:
-            return use([](float v) { return gelu_tanh(v); });
-    }
-}
-
-}  // namespace
 
 void gated_activation(Context& context, Activation act, float* gate, const float* up, int64_t n) {
     const OpTimer timer(context.profile, "gated_activation");
-    with_activation(act, [&](auto f) {
-        context.threads.run(n, 1 << 12, [&](int64_t begin, int64_t end, int) {
-            if (act == Activation::drelu) {
-                for (int64_t i = begin; i < end; i++) gate[i] = relu(gate[i]) * relu(up[i]);
-            } else {
-                for (int64_t i = begin; i < end; i++) gate[i] = f(gate[i]) * up[i];
-            }
-        });
+    context.threads.run(n, 1 << 12, [&](int64_t begin, int64_t end, int) {
+        context.kernels.gate[kF32](act, gate + begin, up + begin, end - begin);
     });
 }
 
 void activation(Context& context, Activation act, float* x, int64_t n) {
     const OpTimer timer(context.profile, "activation");
-    with_activation(act, [&](auto f) {
-        context.threads.run(n, 1 << 12, [&](int64_t begin, int64_t end, int) {
-            for (int64_t i = begin; i < end; i++) x[i] = f(x[i]);
-        });
+    context.threads.run(n, 1 << 12, [&](int64_t begin, int64_t end, int) {
+        context.kernels.activate[kF32](act, 0, x + begin, end - begin);
     });
 }
 

@@ -4,6 +4,8 @@
 
 #include "ggml/math.h"
 #include "ggml/ops.h"
+#include "kernels/kernels.h"
+#include "ops/grain.h"
 
 namespace ggml {
 
@@ -34,20 +36,11 @@ void rope_table(Context& context, const double* frequency, int64_t n_pairs, doub
 void rope(Context& context, float* x, int64_t rows, int64_t n_head, int64_t head_dim,
           const float* cos_sin, int64_t n_pairs, RopePairs pairs) {
     const OpTimer timer(context.profile, "rope");
-    const int64_t step = pairs == RopePairs::adjacent ? 2 : 1;         // distance between pairs
-    const int64_t apart = pairs == RopePairs::adjacent ? 1 : n_pairs;  // distance within a pair
-    context.threads.run(rows, 1, [&](int64_t begin, int64_t end, int) {
+    const int64_t n = n_head * head_dim;
+    context.threads.run(rows, cpu::row_grain(n), [&](int64_t begin, int64_t end, int) {
         for (int64_t t = begin; t < end; t++) {
-            const float* table = cos_sin + t * n_pairs * 2;
-            for (int64_t h = 0; h < n_head; h++) {
-                float* head = x + (t * n_head + h) * head_dim;
-                for (int64_t i = 0; i < n_pairs; i++) {
-                    const float c = table[2 * i], s = table[2 * i + 1];
-                    const float a = head[step * i], b = head[step * i + apart];
-                    head[step * i] = a * c - b * s;
-                    head[step * i + apart] = a * s + b * c;
-                }
-            }
+            context.kernels.rope[int(DType::F32)](x + t * n, n_head, head_dim,
+                                                  cos_sin + t * n_pairs * 2, n_pairs, pairs);
         }
     });
 }
