@@ -13,12 +13,19 @@ namespace {
 
 constexpr int kF32 = int(DType::F32);
 
-// Pieces per thread. Enough that the others do not wait long for a core that is busy with something
-// else.
+// Pieces per thread, at most. Enough that the others do not wait long for a core that is busy with
+// something else.
 constexpr int64_t kPieces = 8;
+// Bytes of weights that a piece has at least, for one row. The processor's prefetchers begin again
+// in every piece: SmolLM2's products of 200 and 340 KB take 12 us in 16 pieces, 9 in two and four.
+constexpr int64_t kLeastBytes = 1 << 16;
 
-int64_t grain_for(const Context& context, int64_t n) {
-    return std::max<int64_t>(1, n / (context.threads.active() * kPieces));
+// Strips of a piece, of n that have so many bytes, for so many rows.
+int64_t grain_for(const Context& context, int64_t n, int64_t bytes, int64_t rows) {
+    const int64_t threads = context.threads.active();
+    const int64_t pieces =
+        threads * std::clamp<int64_t>(bytes * rows / (threads * kLeastBytes), 1, kPieces);
+    return (n + pieces - 1) / pieces;
 }
 
 // Tokens whose activations stay in a core's cache while it walks over a piece of the rows.
@@ -65,12 +72,14 @@ void some_strips(const cpu::Kernels& kernels, const Product& p, int64_t first, i
 void matmul(Context& context, const Input& x, std::initializer_list<Product> products) {
     const auto strips = [](const Product& p) { return (p.w.rows + kStrip - 1) / kStrip; };
     OpTimer timer(context.profile, "matmul");
-    int64_t total = 0;
+    int64_t total = 0, bytes = 0;
     for (const Product& p : products) {
         total += strips(p);
-        timer.read(uint64_t(p.w.bytes()));
+        bytes += p.w.bytes();
     }
-    context.threads.run(total, grain_for(context, total), [&](int64_t begin, int64_t end, int) {
+    timer.read(uint64_t(bytes));
+    const int64_t grain = grain_for(context, total, bytes, x.rows);
+    context.threads.run(total, grain, [&](int64_t begin, int64_t end, int) {
         int64_t first = 0;
         for (const Product& p : products) {
             const int64_t n = strips(p);
