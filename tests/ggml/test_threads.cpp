@@ -167,7 +167,7 @@ void test_handed_on() {
     }
 }
 
-// Workers stop spinning after about 0.1 ms and sleep; a region after a pause must wake them all.
+// Workers stop spinning after 0.3 ms and sleep; a region after a pause must wake them all.
 // Each piece waits until all threads have one, so a sleeping thread would be noticed.
 void test_wake_up() {
     constexpr int kSize = 3;

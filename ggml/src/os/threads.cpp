@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <chrono>
 #include <cmath>
 #include <condition_variable>
 #include <cstdio>
@@ -24,17 +25,42 @@ namespace ggml {
 
 namespace {
 
+// Tells the processor that this thread only waits.
 inline void pause_cpu() {
 #if defined(__x86_64__)
     _mm_pause();
+#elif defined(__aarch64__)
+    __asm__ __volatile__("isb" ::: "memory");  // `yield` is no pause on most of these processors
 #else
     std::this_thread::yield();
 #endif
 }
 
-// About 100 us. Within a token the next region follows within a few microseconds, so spinning
-// workers do not sleep inside a token. An idle server does not keep a core busy.
-constexpr int kSpins = 4000;
+using Clock = std::chrono::steady_clock;
+
+// How long a worker spins before it sleeps, and the caller before it offers its core to others.
+// Within a token the next region follows after some microseconds; between tokens of a small model,
+// sampling and Python take 0.2 ms. An idle server does not keep a core busy. In time, because
+// processors' pauses take from 10 to 150 ns.
+constexpr std::chrono::microseconds kSpin{300};
+constexpr int kPauses = 16;  // between two looks at the clock
+
+// Pauses until done() holds, for at most `limit`; returns whether it does.
+template <typename F>
+bool spin(Clock::duration limit, const F& done) {
+    if (done()) return true;
+    if (limit == limit.zero()) return false;
+    Clock::time_point end = Clock::time_point::max();
+    for (;;) {
+        for (int i = 0; i < kPauses; i++) {
+            pause_cpu();
+            if (done()) return true;
+        }
+        const Clock::time_point now = Clock::now();
+        if (now >= end) return false;
+        if (end == Clock::time_point::max()) end = now + limit;
+    }
+}
 
 // Counted because getpid() is a system call, and a child in a new PID namespace may have the same
 // pid as its parent.
@@ -74,25 +100,25 @@ struct Threads::Pool {
     // enters a closed region or reads the fields below while the caller changes them.
     static constexpr uint64_t kInside = 0xffff, kClosed = 1 << 16;
     static constexpr int kRegion = 17;
+    // What a worker reads of a region comes with the line in which it sees that it is open.
     alignas(64) std::atomic<uint64_t> state{kClosed};
+    Raw fn = nullptr;
+    void* arg = nullptr;
+    int64_t n = 0, grain = 1;
     alignas(64) std::atomic<int64_t> next{0};
+    // Seldom written.
     alignas(64) std::atomic<int> sleepers{0};
+    std::atomic<int> active{1};
     std::atomic<bool> stop{false};
-    std::vector<std::thread> workers;
+    // The first exception that fn threw in this region.
+    std::atomic<bool> failed{false};
+    std::exception_ptr error;
+    Clock::duration limit = kSpin;
+    alignas(64) std::vector<std::thread> workers;
     std::mutex mutex;
     std::condition_variable wake;
     // Workers with numbers >= active wait here, so that opening a region does not wake them.
     std::condition_variable enlist;
-    std::atomic<int> active{1};
-    int spins = kSpins;
-
-    Raw fn = nullptr;
-    void* arg = nullptr;
-    int64_t n = 0, grain = 1;
-
-    // The first exception that fn threw in this region.
-    std::atomic<bool> failed{false};
-    std::exception_ptr error;
 
     const unsigned made_in = process_generation();
     Pool* abandoned_before = nullptr;
@@ -118,11 +144,12 @@ struct Threads::Pool {
 
     // Waits for a region with another number than `seen` and returns its state.
     uint64_t wait_for_region(uint64_t seen) {
-        for (int i = 0; i < spins; i++) {
-            const uint64_t now = state.load(std::memory_order_acquire);
-            if (now >> kRegion != seen) return now;
-            pause_cpu();
-        }
+        uint64_t now = 0;
+        const auto opened = [&] {
+            now = state.load(std::memory_order_acquire);
+            return now >> kRegion != seen;
+        };
+        if (spin(limit, opened)) return now;
         std::unique_lock<std::mutex> lock(mutex);
         sleepers.fetch_add(1);  // before reading `state`; open() reads after its change
         wake.wait(lock, [&] { return state.load() >> kRegion != seen; });
@@ -168,13 +195,9 @@ struct Threads::Pool {
 
     void close() {
         state.fetch_or(kClosed, std::memory_order_relaxed);
-        for (int i = 0; state.load(std::memory_order_acquire) & kInside; i++) {
-            if (i < spins) {
-                pause_cpu();
-            } else {
-                std::this_thread::yield();
-            }
-        }
+        const auto empty = [&] { return !(state.load(std::memory_order_acquire) & kInside); };
+        if (spin(limit, empty)) return;
+        while (!empty()) std::this_thread::yield();
     }
 
     void join() {
@@ -187,7 +210,7 @@ struct Threads::Pool {
     static std::unique_ptr<Pool> start(int n) {
         auto pool = std::make_unique<Pool>();
         // With more threads than cores, a spinning thread would delay the one that it waits for.
-        if (n > os::usable_cores()) pool->spins = 0;
+        if (n > os::usable_cores()) pool->limit = Clock::duration::zero();
         pool->active = n;
         try {
             for (int i = 1; i < n; i++) {
