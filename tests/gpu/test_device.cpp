@@ -63,7 +63,8 @@ void test_cards() {
     CHECK(refused() == "" && shim::allocated() == 0);
 }
 
-// What the context takes is measured when the device is first opened, or else guessed. It grows later.
+// What the context takes is measured when the device is first opened, or else guessed. It grows
+// later.
 void test_context() {
     shim::set_memory(size_t(1) << 30);
     CHECK(open_device("simt0")->context_bytes() == 0);
