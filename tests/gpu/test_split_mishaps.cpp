@@ -124,8 +124,8 @@ void test_failing_device() {
 // What the driver takes on the device counts against the budget.
 void test_context() {
     Split split;
-    constexpr uint64_t kContext = 3 << 20;
-    shim::set_context(kContext);
+    constexpr uint64_t kNow = 3 << 20, kLater = 8 << 20, kContext = kNow + kLater;
+    shim::set_context(kNow);
     const uint64_t others = shim::allocated();
     const auto model = load_on(split.path, split.budget + kContext, split.params);
     const Plan plan = make_plan(*model, split.params);
