@@ -36,7 +36,7 @@ constexpr int64_t kQueries = 64;     // in a tile at most
 constexpr int64_t kSplitRows = 4;    // whose blocks are computed at the same time
 constexpr int64_t kSerial = 200000;  // products that take less time than waking a thread is worth
 
-// `count` sums from number i on.
+// Those of the queries from number i on.
 AttentionSums from(const AttentionSums& sums, int64_t i, int64_t head_dim) {
     return {sums.top + i, sums.sum + i, sums.values + i * head_dim};
 }
