@@ -190,23 +190,23 @@ GGML_BOTH inline float erf_f32(float x) {
     // For |x| >= 7/8: 1 - e^-g(|x|), which is 1 beyond 4. g is expanded about a point just below
     // 7/8, where the rounding of its value matters most; at this point a float matches that value
     // to 5e-10.
-    float size = std::fabs(x);
+    float size = ::fabsf(x);
     size = choose(size > 4, 4.0f, size);
     const float g = polynomial(size - 0x1.b84p-1f, 0x1.7f08cep+0f, 0x1.33de8ep+1f, 0x1.a61890p-1f,
                                0x1.8565b6p-5f, -0x1.7497f0p-7f, 0x1.0eac4ap-9f, -0x1.aa1366p-13f);
-    const float outer = std::copysign(1 - exp_f32(-g), x);
+    const float outer = ::copysignf(1 - exp_f32(-g), x);
     return choose(size < 0.875f, middle, outer);
 }
 
 // Hyperbolic tangent, 1.05 ulp. Free of branches, like erf_f32.
 GGML_BOTH inline float tanh_f32(float x) {
     using namespace math;
-    const float size = std::fabs(x), z = x * x;
+    const float size = ::fabsf(x), z = x * x;
     const float middle = size + size * z *
                                     polynomial(z, -0x1.55554ap-2f, 0x1.110ddap-3f, -0x1.b97fbcp-5f,
                                                0x1.5f7c2ep-6f, -0x1.f596e0p-8f, 0x1.c60aacp-10f);
     const float outer = 1 - 2 / (1 + exp_f32(2 * size));
-    return std::copysign(choose(size < 0.75f, middle, outer), x);
+    return ::copysignf(choose(size < 0.75f, middle, outer), x);
 }
 
 // Activation functions.

@@ -7,7 +7,7 @@ namespace powerinfer {
 namespace {
 
 // Half of the smallest second-level caches, so that a piece is still there when it has been read.
-constexpr int64_t kPiece = 256 << 10;
+constexpr int64_t kReadPiece = 256 << 10;
 // What a thread moves in one go, some huge pages of memory: where two threads begin in the same
 // one, each fills a page with zeros, and one of these is thrown away. A small model has a share for
 // every thread.
@@ -96,7 +96,7 @@ void WeightReader::move(const std::vector<WeightMove>& moves,
 void WeightReader::move(const Part& part, std::vector<uint8_t>& buffer) {
     const WeightMove& m = *part.move;
     const WeightSpec& w = *m.weight;
-    const int64_t row = row_bytes(w), most = rows_in(kPiece, w, m.step);
+    const int64_t row = row_bytes(w), most = rows_in(kReadPiece, w, m.step);
     for (int64_t done = 0; done < part.n; done += most) {
         const int64_t first = part.first + done, n = std::min(most, part.n - done);
         if (m.mapped) {
@@ -114,7 +114,7 @@ void WeightReader::move(const Part& part, std::vector<uint8_t>& buffer) {
 void WeightReader::read(const WeightSpec& w, int64_t first, int64_t n, uint8_t* to) {
     const int64_t row = row_bytes(w);
     const uint64_t begin = begin_of(w);
-    threads_.run(n * row, kPiece, [&](int64_t at, int64_t end, int) {
+    threads_.run(n * row, kReadPiece, [&](int64_t at, int64_t end, int) {
         const uint64_t offset = uint64_t(first * row + at);
         ask_ahead(begin + offset);
         file_of(file_, w).read(w.file_offset() + offset, to + at, size_t(end - at));

@@ -39,7 +39,7 @@ template <typename F>
 inline void with_activation(Activation act, float threshold, const F& use) {
     using math::choose;
     const auto relu = [=](float v) { return choose(v <= threshold, 0.0f, v); };
-    const auto keep = [=](float a) { return choose(std::fabs(a) < threshold, 0.0f, a); };
+    const auto keep = [=](float a) { return choose(::fabsf(a) < threshold, 0.0f, a); };
     switch (act) {
         case Activation::relu:
         case Activation::drelu:
