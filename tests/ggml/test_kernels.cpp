@@ -99,8 +99,8 @@ void test_matmul(matmul_fn fn, matmul_fn generic, DType type) {
     for (int64_t k : {1, 7, 8, 16, 33, 64, 128, 300}) {
         if (k % info(type).block) continue;
         for (int64_t rows : {1, 3, 4, 8, 13}) {
+            const auto w = random_rows(type, rows, k);
             for (int64_t nt : {1, 2, 3, 4, 7}) {
-                const auto w = random_rows(type, rows, k);
                 const auto x = random_floats(nt * k);
                 std::vector<float> y(size_t(nt * rows)), expected(y.size());
                 const int64_t bytes = info(type).size(k);
@@ -139,17 +139,17 @@ void test_strip(strip_fn fn, strip_fn generic, DType type) {
         // 56 and 72 rows: one and two tiles of four strips, and others at the end.
         for (int64_t rows : {1, 5, 8, 24, 56, 72}) {
             if (rows > 24 && cols != 96 && cols != 256) continue;
+            const int64_t n = (rows + kStrip - 1) / kStrip, ldy = n * kStrip;
+            const auto w = random_rows(type, rows, cols);
+            const int64_t row_bytes = info(type).size(cols);
+            std::vector<uint8_t> strips(size_t(ldy * row_bytes));
+            for (int64_t r = 0; r < rows; r += kStrip) {
+                pack_strip(type, w.data() + r * row_bytes, std::min(kStrip, rows - r), cols,
+                           strips.data() + r * row_bytes);
+            }
             for (int64_t nt : {1, 2, 3, 4, 5, 6, 7, 8, 9, 13, 14, 19, 129}) {
                 if (nt == 19 && (rows != 24 || cols < 768)) continue;  // tiles of many tokens
                 if (nt > 19 && (rows < 72 || cols < 256)) continue;
-                const int64_t n = (rows + kStrip - 1) / kStrip, ldy = n * kStrip;
-                const auto w = random_rows(type, rows, cols);
-                const int64_t row_bytes = info(type).size(cols);
-                std::vector<uint8_t> strips(size_t(ldy * row_bytes));
-                for (int64_t r = 0; r < rows; r += kStrip) {
-                    pack_strip(type, w.data() + r * row_bytes, std::min(kStrip, rows - r), cols,
-                               strips.data() + r * row_bytes);
-                }
                 const Quantised x(k, random_floats(nt * cols), nt, cols);
                 std::vector<float> y(size_t(nt * ldy)), expected(y.size());
                 fn(strips.data(), n, x.view, 0, nt, y.data(), ldy);
@@ -215,8 +215,8 @@ void test_accumulate(accumulate_fn fn, accumulate_fn generic, DType type) {
     for (int64_t cols : {1, 8, 31, 32, 40, 96, 128, 256, 512}) {
         if (cols % info(type).block) continue;
         for (int64_t rows : {1, 2, 17}) {
+            const auto w = random_rows(type, rows, cols);
             for (int64_t nt : {1, 2, 3}) {
-                const auto w = random_rows(type, rows, cols);
                 const int64_t lda = rows + 3;  // attention has room for a whole page of weights
                 const auto a = random_floats(nt * lda);
                 std::vector<float> y = random_floats(nt * cols), expected = y;
