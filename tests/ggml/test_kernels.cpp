@@ -147,7 +147,7 @@ void test_strip(strip_fn fn, strip_fn generic, DType type) {
                 pack_strip(type, w.data() + r * row_bytes, std::min(kStrip, rows - r), cols,
                            strips.data() + r * row_bytes);
             }
-            for (int64_t nt : {1, 2, 3, 4, 5, 6, 7, 8, 9, 13, 14, 19, 129}) {
+            for (int64_t nt : {1, 2, 3, 4, 5, 6, 7, 8, 9, 13, 14, 19, 257}) {
                 if (nt == 19 && (rows != 24 || cols < 768)) continue;  // tiles of many tokens
                 if (nt > 19 && (rows < 72 || cols < 256)) continue;
                 const Quantised x(k, random_floats(nt * cols), nt, cols);
@@ -444,6 +444,14 @@ void test_add_scaled(add_scaled_fn fn, add_scaled_fn generic, DType) {
             CHECK(same_change(fn, generic, odd_floats(n),
                               [&](add_scaled_fn f, float* x) { f(x, scale, y.data(), n); }));
         }
+    });
+}
+
+void test_mix(mix_fn fn, mix_fn generic, DType) {
+    for_lengths([&](int64_t n) {
+        const auto y = random_floats(n);
+        CHECK(same_change(fn, generic, odd_floats(n),
+                          [&](mix_fn f, float* x) { f(x, 0.3f, y.data(), 1.7f, n); }));
     });
 }
 

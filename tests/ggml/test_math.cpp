@@ -122,6 +122,10 @@ void test_ends() {
     CHECK(exp_f32(88.72283f) < inf && exp_f32(88.72284f) == inf);
     CHECK(exp_f32(-103.9f) == std::numeric_limits<float>::denorm_min());
     CHECK(exp_f32(-104) == 0 && exp_f32(-1e30f) == 0);
+    bool same = true;
+    for (float x : floats(-0.0f, -86, 97)) same &= exp_of_negative(x) == exp_f32(x);
+    CHECK(same && exp_of_negative(0) == 1 && std::isnan(exp_of_negative(nan_value)));
+    CHECK(exp_of_negative(-87) == exp_f32(-86) && exp_of_negative(-inf) == exp_f32(-86));
     CHECK(exp_f64(0) == 1 && exp_f64(double(inf)) == double(inf) && exp_f64(-double(inf)) == 0);
     CHECK(std::isnan(exp_f64(double(nan_value))));
     CHECK(exp_f64(709.78) < double(inf) && exp_f64(709.79) == double(inf));

@@ -73,6 +73,15 @@ struct Difference {
 
 }  // namespace math
 
+// e^(x - k ln 2), for k = x / ln 2, rounded.
+GGML_BOTH inline float exp_of_rest(float x, float k) {
+    using namespace math;
+    const float high = x - k * kLn2High32, low = k * kLn2Low32, r = high - low;
+    const float q = polynomial(r, 0x1.fffffcp-2f, 0x1.55548ap-3f, 0x1.55584ep-5f, 0x1.123f3p-7f,
+                               0x1.6ad154p-10f);
+    return 1 + (high - (low - r * r * q));
+}
+
 // e^x, 0.90 ulp. Correct down to the smallest denormal, below that 0; infinity above the largest
 // float; NaN stays NaN. Free of branches, so that loops over arrays are vectorised.
 GGML_BOTH inline float exp_f32(float x) {
@@ -82,15 +91,22 @@ GGML_BOTH inline float exp_f32(float x) {
     // x = k ln 2 + r with |r| <= ln 2 / 2: e^x = 2^k e^r.
     const float shifted = x * 0x1.715476p+0f + kRound32;
     const float k = shifted - kRound32;
-    const float high = x - k * kLn2High32, low = k * kLn2Low32, r = high - low;
-    const float q = polynomial(r, 0x1.fffffcp-2f, 0x1.55548ap-3f, 0x1.55584ep-5f, 0x1.123f3p-7f,
-                               0x1.6ad154p-10f);
-    const float p = 1 + (high - (low - r * r * q));
+    const float p = exp_of_rest(x, k);
     // Multiplies by 2^(k/2) twice, because 2^k itself may not be a float although the result is. k
     // + 256 is not negative, as the shift requires.
     const uint32_t n = bits_as<uint32_t>(shifted) - bits_as<uint32_t>(kRound32) + 256;  // k + 256
     const uint32_t half = n >> 1;
     return p * bits_as<float>((half - 1) << 23) * bits_as<float>((n - half - 1) << 23);
+}
+
+// e^x for x <= 0, with the bits of exp_f32 from -86 on; e^-86 below that, NaN for NaN. For weights
+// beside one that is 1.
+GGML_BOTH inline float exp_of_negative(float x) {
+    using namespace math;
+    x = choose(x < -86, -86.0f, x);
+    const float shifted = x * 0x1.715476p+0f + kRound32;
+    const float k = shifted - kRound32;
+    return exp_of_rest(x, k) * bits_as<float>((bits_as<uint32_t>(shifted) << 23) + 0x3f800000);
 }
 
 // e^x in double, 0.88 ulp; limits and NaN as above.

@@ -53,7 +53,8 @@ class InputBuffer {
 uint64_t read_memory(Context& context, const uint8_t* data, int64_t n);
 
 // y[t][n] = sum_k w[n][k] x[t][k] + bias[n], for several weights with the same input in one call.
-// Weights: F32, F16, BF16 and Q8_0 as rows; every block format as strips, which need x.q8.
+// Weights: F32, F16, BF16 and (of adapters) Q8_0 as rows; every block format as strips, which need
+// x.q8.
 struct Product {
     const Matrix& w;
     float* y;                     // [x.rows, w.rows]

@@ -132,6 +132,8 @@ using gate_fn = void (*)(Activation act, float* x, const float* up, int64_t n);
 using softcap_fn = void (*)(float* x, float cap, int64_t n);
 // x += scale * y.
 using add_scaled_fn = void (*)(float* x, float scale, const float* y, int64_t n);
+// x = a * x + b * y.
+using mix_fn = void (*)(float* x, float a, const float* y, float b, int64_t n);
 // One row of rms_norm, layer_norm and rope in ops.h.
 using rms_norm_fn = void (*)(const float* x, const float* weight, float eps, int64_t n, float* y);
 using layer_norm_fn = void (*)(const float* x, const float* weight, const float* bias, float eps,
@@ -174,6 +176,7 @@ struct Kernels {
     gate_fn gate[kTypes];
     softcap_fn softcap[kTypes];
     add_scaled_fn add_scaled[kTypes];
+    mix_fn mix[kTypes];
     rms_norm_fn rms_norm[kTypes];
     layer_norm_fn layer_norm[kTypes];
     rope_fn rope[kTypes];

@@ -48,15 +48,14 @@ void clear(const AttentionSums& sums, int64_t n, int64_t head_dim) {
 }
 
 // to[i] += block[j]: the sums of more positions.
-void merge(const AttentionSums& to, int64_t i, const AttentionSums& block, int64_t j,
-           int64_t head_dim) {
+void merge(const cpu::Kernels& kernels, const AttentionSums& to, int64_t i,
+           const AttentionSums& block, int64_t j, int64_t head_dim) {
     const float top = std::max(to.top[i], block.top[j]);
     const float shrink = exp_f32(to.top[i] - top), weight = exp_f32(block.top[j] - top);
     to.top[i] = top;
     to.sum[i] = to.sum[i] * shrink + block.sum[j] * weight;
-    float* sum = to.values + i * head_dim;
-    const float* more = block.values + j * head_dim;
-    for (int64_t c = 0; c < head_dim; c++) sum[c] = sum[c] * shrink + more[c] * weight;
+    kernels.mix[int(DType::F32)](to.values + i * head_dim, shrink, block.values + j * head_dim,
+                                 weight, head_dim);
 }
 
 struct Range {
@@ -267,7 +266,8 @@ class Call {
         clear(mine.all, tile.n, dim_);
         for (int64_t b = 0; b < tile.n_blocks(); b++) {
             const Range some = block(tile, kv_head, tile.first_block() + b, mine, mine.block);
-            for (int64_t i = some.begin; i < some.end; i++) merge(mine.all, i, mine.block, i, dim_);
+            for (int64_t i = some.begin; i < some.end; i++)
+                merge(kernels_, mine.all, i, mine.block, i, dim_);
         }
         for (int64_t i = 0; i < tile.n; i++) finish(mine.all, i, place(tile, kv_head, i));
     }
@@ -304,7 +304,7 @@ class Call {
                 for (int64_t b = 0; b < tile->n_blocks(); b++) {
                     const int64_t b0 = (tile->first_block() + b) * kBlock;
                     if (row.end <= b0 || row.first >= b0 + kBlock) continue;
-                    merge(sums, 0, part(*tile, kv_head, b), i, dim_);
+                    merge(kernels_, sums, 0, part(*tile, kv_head, b), i, dim_);
                 }
                 finish(sums, 0, place(*tile, kv_head, i));
             }

@@ -20,16 +20,24 @@ constexpr int64_t kPieces = 8;
 // in every piece: SmolLM2's products of 200 and 340 KB take 12 us in 16 pieces, 9 in two and four.
 constexpr int64_t kLeastBytes = 1 << 16;
 
+// Strips that kernels of several rows compute together, at most. Others at the end of a piece take
+// up to twice as long.
+constexpr int64_t kStripsOfTile = 4;
+
 // Strips of a piece, of n that have so many bytes, for so many rows.
 int64_t grain_for(const Context& context, int64_t n, int64_t bytes, int64_t rows) {
     const int64_t threads = context.threads.active();
     const int64_t pieces =
         threads * std::clamp<int64_t>(bytes * rows / (threads * kLeastBytes), 1, kPieces);
-    return (n + pieces - 1) / pieces;
+    const int64_t grain = (n + pieces - 1) / pieces;
+    return rows == 1 ? grain
+                     : std::max(kStripsOfTile,
+                                (grain + kStripsOfTile / 2) / kStripsOfTile * kStripsOfTile);
 }
 
-// Tokens whose activations stay in a core's cache while it walks over a piece of the rows.
-constexpr int64_t kTokens = 128;
+// Tokens whose activations stay in a core's cache while it walks over a piece of the rows. Weights
+// are unpacked once for all of them.
+constexpr int64_t kTokens = 256;
 
 // Computes strips [first, first + n) of one weight (eight rows each, fewer at the end) for all
 // tokens.

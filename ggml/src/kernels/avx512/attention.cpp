@@ -49,10 +49,16 @@ void scores(const uint8_t* keys, const uint8_t* next, int64_t head_dim, const fl
     if (nt == 1) tiles(Count<1>(), 0);
 }
 
+float largest(const float* x, int64_t n) {
+    __m512 most = _mm512_set1_ps(-INFINITY);
+    for (int64_t i = 0; i < n; i += 16) most = _mm512_max_ps(_mm512_loadu_ps(x + i), most);
+    return _mm512_reduce_max_ps(most);
+}
+
 }  // namespace
 
 const scores_fn scores__f32_f32 = scores<F32>;
 const scores_fn scores__f16_f32 = scores<F16>;
-const softmax_fn softmax__f32 = softmax;
+const softmax_fn softmax__f32 = softmax<largest>;
 
 }  // namespace ggml::cpu::avx512

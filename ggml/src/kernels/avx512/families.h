@@ -54,16 +54,10 @@ inline void add_products(const U* u, int b, const Tokens& x, int64_t at, __m512i
     }
 }
 
-template <int S, int T>
-inline void start_at_0(__m512i (&sum)[S][T]) {
+template <typename V, int S, int T>
+inline void start_at_0(V (&sum)[S][T]) {
     for (auto& of_pair : sum) {
-        for (__m512i& one : of_pair) one = _mm512_setzero_si512();
-    }
-}
-template <int S, int T>
-inline void start_at_0(__m512 (&sum)[S][T]) {
-    for (auto& of_pair : sum) {
-        for (__m512& one : of_pair) one = _mm512_setzero_ps();
+        for (V& one : of_pair) one = V{};
     }
 }
 

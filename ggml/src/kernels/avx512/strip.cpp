@@ -10,7 +10,7 @@ namespace {
 
 constexpr int kPairs = 2;             // of strips that are computed together
 constexpr int kMostOfTile = 6;        // tokens for which they have registers
-constexpr int64_t kMostTokens = 128;  // whose sums are kept while weights are unpacked
+constexpr int64_t kMostTokens = 256;  // whose sums are kept while weights are unpacked
 
 // Calls kernel(Count<T>, first token) for tiles of roughly equal size; nt > 1.
 template <typename Kernel>

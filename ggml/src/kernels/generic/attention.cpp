@@ -30,11 +30,13 @@ void softmax(float* score, int64_t begin, int64_t end, float softcap, float* top
         if (score[i] > *top) *top = score[i];
     }
     for (int64_t i = begin; i < end; i++) {
-        score[i] = exp_f32(score[i] - *top);
+        score[i] = exp_of_negative(score[i] - *top);
         lanes[i % 16] += score[i];
     }
-    *sum = 0;
-    for (float lane : lanes) *sum += lane;
+    for (int half = 8; half > 0; half /= 2) {
+        for (int i = 0; i < half; i++) lanes[i] += lanes[i + half];
+    }
+    *sum = lanes[0];
 }
 
 }  // namespace

@@ -55,10 +55,19 @@ void scores(const uint8_t* keys, const uint8_t* next, int64_t head_dim, const fl
     }
 }
 
+float largest(const float* x, int64_t n) {
+    f32x8 even = splat(-INFINITY), odd = even;
+    for (int64_t i = 0; i < n; i += 16) {
+        even = max(load_f32(x + i), even);
+        odd = max(load_f32(x + i + 8), odd);
+    }
+    return horizontal_max(max(even, odd));
+}
+
 }  // namespace
 
 const scores_fn scores__f32_f32 = scores<F32>;
 const scores_fn scores__f16_f32 = scores<F16>;
-const softmax_fn softmax__f32 = softmax;
+const softmax_fn softmax__f32 = softmax<largest>;
 
 }  // namespace ggml::cpu::GGML_ISA

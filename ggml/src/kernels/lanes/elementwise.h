@@ -78,6 +78,10 @@ void add_scaled(float* x, float scale, const float* y, int64_t n) {
     for (int64_t i = 0; i < n; i++) x[i] += scale * y[i];
 }
 
+void mix(float* x, float a, const float* y, float b, int64_t n) {
+    for (int64_t i = 0; i < n; i++) x[i] = a * x[i] + b * y[i];
+}
+
 // The sum of value(i) over i < n, i in lane i % 16, and of the lanes in order.
 template <typename T, typename F>
 inline double sum(int64_t n, const F& value) {
@@ -167,6 +171,7 @@ void rope(float* x, int64_t n_head, int64_t head_dim, const float* cos_sin, int6
     const gate_fn gate__f32 = gate;                   \
     const softcap_fn softcap__f32 = softcap;          \
     const add_scaled_fn add_scaled__f32 = add_scaled; \
+    const mix_fn mix__f32 = mix;                      \
     const rms_norm_fn rms_norm__f32 = rms_norm;       \
     const layer_norm_fn layer_norm__f32 = layer_norm; \
     const rope_fn rope__f32 = rope;

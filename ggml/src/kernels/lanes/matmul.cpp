@@ -1,4 +1,4 @@
-// Products of rows with floats: F32, F16 and BF16 weights, and Q8_0 (used for KV caches). Tiles of
+// Products of rows with floats: F32, F16 and BF16 weights, and Q8_0 (used for adapters). Tiles of
 // R rows by T tokens share loads. Every output has one accumulator of eight lanes that runs over k
 // in ascending order, so its bits do not depend on the tile.
 #include "kernels/kernels.h"

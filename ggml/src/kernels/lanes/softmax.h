@@ -11,6 +11,9 @@ namespace ggml::cpu {
 
 namespace {
 
+// largest_of(x, n): the largest of n values, a multiple of sixteen; NaN is none of them. GCC 12 makes no
+// vector code of such a loop.
+template <float (*largest_of)(const float*, int64_t)>
 void softmax(float* score, int64_t begin, int64_t end, float softcap, float* top, float* sum) {
     constexpr int64_t kLanes = 16;
     const int64_t first = begin / kLanes * kLanes, last = (end + kLanes - 1) / kLanes * kLanes;
@@ -22,26 +25,20 @@ void softmax(float* score, int64_t begin, int64_t end, float softcap, float* top
         for (int64_t i = first; i < begin; i++) score[i] = -INFINITY;
         for (int64_t i = end; i < last; i++) score[i] = -INFINITY;
     }
-    float tops[kLanes], sums[kLanes];
-    for (int j = 0; j < kLanes; j++) {
-        tops[j] = -INFINITY;
-        sums[j] = 0;
-    }
-    for (int64_t i = first; i < last; i += kLanes) {
-        for (int j = 0; j < kLanes; j++) tops[j] = score[i + j] > tops[j] ? score[i + j] : tops[j];
-    }
-    float largest = tops[0];
-    for (int j = 1; j < kLanes; j++) largest = tops[j] > largest ? tops[j] : largest;
-    for (int64_t i = first; i < last; i++) score[i] = exp_f32(score[i] - largest);
+    const float largest = largest_of(score + first, last - first);
+    for (int64_t i = first; i < last; i++) score[i] = exp_of_negative(score[i] - largest);
     // Not among the values of other rows, if the largest is infinite and they are not numbers.
     for (int64_t i = first; i < begin; i++) score[i] = 0;
     for (int64_t i = end; i < last; i++) score[i] = 0;
+    float sums[kLanes] = {};
     for (int64_t i = first; i < last; i += kLanes) {
         for (int j = 0; j < kLanes; j++) sums[j] += score[i + j];
     }
+    for (int64_t half = kLanes / 2; half > 0; half /= 2) {
+        for (int j = 0; j < half; j++) sums[j] += sums[j + half];
+    }
     *top = largest;
-    *sum = 0;
-    for (float lane : sums) *sum += lane;
+    *sum = sums[0];
 }
 
 }  // namespace

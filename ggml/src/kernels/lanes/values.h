@@ -1,4 +1,4 @@
-// Rows of floats, and of Q8_0 for KV caches, as the kernels of eight lanes read them.
+// Rows of floats, and of Q8_0, as the kernels of eight lanes read them.
 #pragma once
 
 #include "ggml/blocks.h"
