@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "check.h"
+#include "ggml/attention.h"
 #include "kernels/kernels.h"
 
 using namespace ggml;
@@ -335,6 +336,75 @@ void test_scores(scores_fn fn, scores_fn generic, DType type) {
     }
 }
 
+// Beside products in double: weights are rounded to 14 bits. What is beside the range of positions
+// may be no number; a scale within it that is none makes its columns NaN.
+void test_weigh(weigh_fn fn, weigh_fn generic, DType type) {
+    using Ranges = std::vector<std::pair<int64_t, int64_t>>;
+    for (int64_t dim : {32, 64, 96, 256}) {
+        const int64_t row = info(type).size(dim);
+        auto rows = random_rows(type, kKvPage, dim);
+        std::vector<float> values(size_t(kKvPage * dim));
+        info(type).decode(rows.data(), values.data(), kKvPage * dim);
+        for (const auto& [from, to] : Ranges{{0, 64}, {0, 1}, {63, 64}, {5, 18}, {16, 33}}) {
+            const uint16_t nan = 0x7e00;
+            for (int64_t p : {from - 1, to}) {
+                if (p < 0 || p >= kKvPage) continue;
+                std::memcpy(rows.data() + p * row, &nan, sizeof(nan));
+            }
+            std::vector<uint8_t> run(rows.size(), 0xff);
+            rows_to_values(type, dim, rows.data(), kKvPage, run.data());
+            for (int64_t nt : {1, 2, 3, 5, 6, 13}) {
+                const int64_t lda = kKvPage + 3;
+                auto a = random_floats(nt * lda);
+                for (float& v : a) v = v * v;
+                for (int64_t t = 0; t < nt; t++) {
+                    for (int64_t p = 0; p < kKvPage; p++) {
+                        if (p < from || p >= to) a[size_t(t * lda + p)] = p % 2 ? NAN : INFINITY;
+                    }
+                }
+                const std::vector<float> start = random_floats(nt * dim);
+                std::vector<float> y = start, expected = start;
+                const auto call = [&](weigh_fn f, int64_t t, int64_t n, float* out) {
+                    f(run.data(), run.data(), dim, from, to, a.data() + t * lda, lda, n, out, dim);
+                };
+                call(fn, 0, nt, y.data());
+                call(generic, 0, nt, expected.data());
+                CHECK(distance(y, expected) < kRounding);
+                CHECK(same_alone(
+                    [&](int64_t t, int64_t n, float* out) {
+                        std::memcpy(out, start.data() + t * dim, size_t(dim) * sizeof(float));
+                        call(fn, t, n, out);
+                    },
+                    y, nt, dim));
+                for (int64_t t = 0; t < nt; t++) {
+                    for (int64_t c = 0; c < dim; c++) {
+                        double sum = double(start[size_t(t * dim + c)]), size = std::fabs(sum);
+                        for (int64_t p = from; p < to; p++) {
+                            const double term = double(a[size_t(t * lda + p)]) *
+                                                double(values[size_t(p * dim + c)]);
+                            sum += term;
+                            size += std::fabs(term);
+                        }
+                        CHECK(std::fabs(sum - double(y[size_t(t * dim + c)])) <= 3e-3 * size);
+                    }
+                }
+            }
+            for (const uint16_t bad : {uint16_t(0x7e00), uint16_t(0x7c00)}) {
+                auto damaged = rows;
+                std::memcpy(damaged.data() + from * row, &bad, sizeof(bad));
+                rows_to_values(type, dim, damaged.data(), kKvPage, run.data());
+                const std::vector<float> a(kKvPage, 1);
+                std::vector<float> y(size_t(dim), 0);
+                fn(run.data(), run.data(), dim, from, to, a.data(), kKvPage, 1, y.data(), dim);
+                for (int64_t c = 0; c < dim; c++) {
+                    CHECK(std::isnan(y[size_t(c)]) == (c < int64_t(kQ)));
+                }
+            }
+            info(type).encode(values.data(), rows.data(), kKvPage * dim);
+        }
+    }
+}
+
 // The same bits, with any range of a block, and beside what is no number.
 void test_softmax(softmax_fn fn, softmax_fn generic, DType) {
     for (float softcap : {0.0f, 2.0f}) {
@@ -521,7 +591,7 @@ void test_formats(const Kernels& k) {
         CHECK(bool(k.stored_dot[id]) == block);  // NeuronRows::wants_q8
         CHECK(bool(k.stored_add[id]) == bool(k.stored_dot[id]));
         if (one_of(type, {DType::F16, DType::F32, DType::Q8_0})) {  // KvLayer
-            CHECK(k.accumulate[id] && (block ? bool(k.strip[id]) : bool(k.scores[id])));
+            CHECK(block ? k.strip[id] && k.weigh[id] : k.scores[id] && k.accumulate[id]);
         }
     }
 }

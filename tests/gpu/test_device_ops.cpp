@@ -265,10 +265,12 @@ void test_attention() {
         ops.store_kv(stream(), device, device_slots.get(), length, device_k.get(), device_v.get());
         store_kv(context, host, slots.data(), length, k.data(), v.data());
         std::vector<uint8_t> stored = memory;
-        for (int page = 0; page < pages; page++) {  // keys as rows, as a device has them
+        for (int page = 0; page < pages; page++) {  // as rows, which a device has
             for (int head = 0; head < n_kv; head++) {
                 const int64_t run = page * host.page_stride + head * host.head_bytes();
+                const int64_t values = run + n_kv * host.head_bytes();
                 keys_to_rows(type, dim, memory.data() + run, kKvPage, stored.data() + run);
+                values_to_rows(type, dim, memory.data() + values, kKvPage, stored.data() + values);
             }
         }
         CHECK(same_bits(noted(device_memory.read()), stored));

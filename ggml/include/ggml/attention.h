@@ -10,9 +10,10 @@ namespace ggml {
 // Keys and values of one layer, in pages of kKvPage positions. A page has a run of keys and a run
 // of values for each of n_head_kv heads: those of page p begin at k and v + p * page_stride.
 //
-// Values are rows, one for each position: [kKvPage][head_dim]. Keys lie so that a processor's lanes
-// are positions: floats as [head_dim][kKvPage], blocks as kKvPage / 8 strips of eight positions
-// (pack_strip). A device has rows of both.
+// Keys lie so that a processor's lanes are positions: floats as [head_dim][kKvPage], blocks as
+// kKvPage / 8 strips of eight positions (pack_strip). Values lie so that lanes are columns: floats
+// as rows, one for each position: [kKvPage][head_dim], blocks as codes by fours of positions, and
+// then scales (kernels/value_blocks.h). A device has rows of both.
 constexpr int64_t kKvPage = 64;
 constexpr int64_t kAttentionBlock = 256;  // positions whose sums are merged in order
 struct KvLayer {
@@ -37,6 +38,9 @@ void store_kv(Context& context, const KvLayer& layer, const KvSlot* slots, int64
 // Copies the first n positions of a run of keys to rows [n][head_dim] of the same type, and back.
 void keys_to_rows(DType type, int64_t head_dim, const uint8_t* run, int64_t n, uint8_t* rows);
 void rows_to_keys(DType type, int64_t head_dim, const uint8_t* rows, int64_t n, uint8_t* run);
+// The same for values.
+void values_to_rows(DType type, int64_t head_dim, const uint8_t* run, int64_t n, uint8_t* rows);
+void rows_to_values(DType type, int64_t head_dim, const uint8_t* rows, int64_t n, uint8_t* run);
 
 // A row sees the positions [first, end) of its sequence; pages[i] holds the 64 positions from 64 i
 // on.

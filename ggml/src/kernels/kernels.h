@@ -39,10 +39,19 @@ using accumulate_fn = void (*)(const uint8_t* w, const uint8_t* next, int64_t ro
 // `next`.
 using scores_fn = void (*)(const uint8_t* keys, const uint8_t* next, int64_t head_dim,
                            const float* q, int64_t nt, float* y, int64_t ldy);
+// y[t * ldy + c] += sum_p a[t * lda + p] * value p, for positions [from, to) of a run of values in
+// blocks (value_blocks.h), nt queries and head_dim columns. Weights are not negative; NaN counts as
+// 0. They are multiplied with the scales of a block of columns and rounded to integers of up to
+// kMostWeight, which stands for the largest weight times the largest scale. A scale that is not
+// finite makes all sums of its columns NaN. Prefetches the run at `next`.
+using weigh_fn = void (*)(const uint8_t* run, const uint8_t* next, int64_t head_dim, int64_t from,
+                          int64_t to, const float* a, int64_t lda, int64_t nt, float* y,
+                          int64_t ldy);
 // The softmax of scores [begin, end) of a block, which is at `score` (kAttentionBlock floats),
 // after s = softcap * tanh(s) if softcap is not 0: top = the largest, score[i] = e^(score[i] -
-// top), sum = their sum. Adds in sixteen lanes, score i in lane i % 16, which are added in order.
-// Scores beside the range are overwritten. NaN: top is the largest of the others, sum is NaN.
+// top), sum = their sum. Adds in sixteen lanes, score i in lane i % 16, and these by halves: lanes
+// 8 to 15 to the first eight, and so on. Scores beside the range are overwritten. NaN: top is the
+// largest of the others, sum is NaN.
 using softmax_fn = void (*)(float* score, int64_t begin, int64_t end, float softcap, float* top,
                             float* sum);
 
@@ -164,6 +173,7 @@ struct Kernels {
     matmul_fn matmul[kTypes];
     strip_fn strip[kTypes];
     accumulate_fn accumulate[kTypes];
+    weigh_fn weigh[kTypes];      // by the values' type: Q8_0
     scores_fn scores[kTypes];    // by the keys' type: F32, F16
     softmax_fn softmax[kTypes];  // F32
     dot_fn dot[kTypes];

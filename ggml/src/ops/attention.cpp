@@ -213,6 +213,13 @@ class Call {
             const Range some = seeing(tile, p, p + kKvPage);
             const Range whole = seeing_all(tile, p, p + kKvPage);
             const auto values = [&](Range queries, int64_t from, int64_t to) {
+                if (info(layer_.type).is_quantised()) {
+                    kernels_.weigh[int(layer_.type)](run, next, dim_, from - p, to - p,
+                                                     mine.scores + queries.begin * kBlock + p - b0,
+                                                     kBlock, queries.end - queries.begin,
+                                                     out.values + queries.begin * dim_, dim_);
+                    return;
+                }
                 const int64_t skipped = (from - p) * layer_.position_bytes();
                 kernels_.accumulate[int(layer_.type)](
                     run + skipped, next + skipped, layer_.position_bytes(), to - from, dim_,

@@ -1,9 +1,10 @@
-// Stores keys and values in pages, and converts keys from and to rows.
+// Stores keys and values in pages, and converts them from and to rows.
 #include <algorithm>
 #include <cstring>
 
 #include "ggml/attention.h"
 #include "ggml/tensor.h"
+#include "kernels/value_blocks.h"
 
 namespace ggml {
 
@@ -52,12 +53,53 @@ void take_key(DType type, int64_t head_dim, const uint8_t* run, int64_t at, uint
     }
 }
 
+// Where column 32 b of position `at` is in a run of values in blocks; the next one is four bytes
+// further on.
+struct ValuePlace {
+    uint8_t *codes, *scale;
+};
+ValuePlace value_place(uint8_t* run, int64_t head_dim, int64_t b, int64_t at) {
+    return {run + cpu::codes_at(b) + at / 4 * 4 * kQ + at % 4,
+            run + cpu::scales_at(head_dim, b) + at * int64_t(sizeof(f16_t))};
+}
+
+// The same for values.
+void put_value(DType type, int64_t head_dim, const uint8_t* values, int64_t c0, int64_t n,
+               int64_t at, uint8_t* run) {
+    const DTypeInfo& format = info(type);
+    if (!format.is_quantised()) {
+        std::memcpy(run + at * format.size(head_dim) + format.size(c0), values,
+                    size_t(format.size(n)));
+        return;
+    }
+    const auto* blocks = reinterpret_cast<const BlockQ8_0*>(values);
+    for (int64_t b = c0 / kQ; b < (c0 + n) / kQ; b++, blocks++) {
+        const ValuePlace to = value_place(run, head_dim, b, at);
+        std::memcpy(to.scale, &blocks->d, sizeof(blocks->d));
+        for (int64_t c = 0; c < kQ; c++) to.codes[4 * c] = uint8_t(blocks->qs[c]);
+    }
+}
+
+void take_value(DType type, int64_t head_dim, const uint8_t* run, int64_t at, uint8_t* row) {
+    const DTypeInfo& format = info(type);
+    if (!format.is_quantised()) {
+        std::memcpy(row, run + at * format.size(head_dim), size_t(format.size(head_dim)));
+        return;
+    }
+    auto* blocks = reinterpret_cast<BlockQ8_0*>(row);
+    for (int64_t b = 0; b < head_dim / kQ; b++, blocks++) {
+        const ValuePlace from = value_place(const_cast<uint8_t*>(run), head_dim, b, at);
+        std::memcpy(&blocks->d, from.scale, sizeof(blocks->d));
+        for (int64_t c = 0; c < kQ; c++) blocks->qs[c] = int8_t(from.codes[4 * c]);
+    }
+}
+
 }  // namespace
 
 void store_kv(Context& context, const KvLayer& layer, const KvSlot* slots, int64_t n,
               const float* k, const float* v) {
     const OpTimer timer(context.profile, "store_kv");
-    const int64_t dim = layer.head_dim, position = layer.position_bytes(), heads = layer.n_head_kv;
+    const int64_t dim = layer.head_dim, heads = layer.n_head_kv;
     const auto encode = info(layer.type).encode;
     // At least 2,048 values of keys and of values per piece: converting them takes a few
     // microseconds, which is worth waking a thread. Head after head, because adjacent positions of
@@ -73,8 +115,9 @@ void store_kv(Context& context, const KvLayer& layer, const KvSlot* slots, int64
                 const int64_t some = std::min(kPiece, dim - c);
                 encode(k + from + c, encoded, some);
                 put_key(layer.type, dim, encoded, c, some, slots[t].at, layer.k + run);
+                encode(v + from + c, encoded, some);
+                put_value(layer.type, dim, encoded, c, some, slots[t].at, layer.v + run);
             }
-            encode(v + from, layer.v + run + slots[t].at * position, dim);
         }
     });
 }
@@ -88,6 +131,18 @@ void keys_to_rows(DType type, int64_t head_dim, const uint8_t* run, int64_t n, u
 void rows_to_keys(DType type, int64_t head_dim, const uint8_t* rows, int64_t n, uint8_t* run) {
     for (int64_t i = 0; i < n; i++) {
         put_key(type, head_dim, rows + i * info(type).size(head_dim), 0, head_dim, i, run);
+    }
+}
+
+void values_to_rows(DType type, int64_t head_dim, const uint8_t* run, int64_t n, uint8_t* rows) {
+    for (int64_t i = 0; i < n; i++) {
+        take_value(type, head_dim, run, i, rows + i * info(type).size(head_dim));
+    }
+}
+
+void rows_to_values(DType type, int64_t head_dim, const uint8_t* rows, int64_t n, uint8_t* run) {
+    for (int64_t i = 0; i < n; i++) {
+        put_value(type, head_dim, rows + i * info(type).size(head_dim), 0, head_dim, i, run);
     }
 }
 

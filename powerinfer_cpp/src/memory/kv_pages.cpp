@@ -42,49 +42,44 @@ void KvPages::give_back(int32_t page) {
     if (--owners_[page] == 0) free_[n_free_++] = page;
 }
 
-// Calls f(run, its bytes, the head's width if it has keys or else 0) for all runs of a page in RAM,
-// in their order.
+// Calls f(run, its bytes, the width of its rows, has it keys?) for all runs of a page in RAM, in
+// their order.
 template <typename F>
 void KvPages::each_run(int32_t page, const F& f) const {
     uint8_t* at = memory_ + page * page_bytes_;
     for (int64_t i = 0; i < n_ram_; i++) {
         const KvRuns& runs = runs_[size_t(i)];
         for (int64_t h = 0; h < runs.n_head_kv; h++, at += runs.k_bytes) {
-            f(at, runs.k_bytes, runs.head_dim);
+            f(at, runs.k_bytes, runs.head_dim, true);
         }
-        for (int64_t h = 0; h < runs.n_head_kv; h++, at += runs.v_bytes) f(at, runs.v_bytes, 0);
+        for (int64_t h = 0; h < runs.n_head_kv; h++, at += runs.v_bytes) {
+            f(at, runs.v_bytes, runs.v_head_dim, false);
+        }
     }
 }
 
 void KvPages::copy(int32_t from, int32_t to, int64_t n) const {
     labels_[to] = labels_[from];
     const ptrdiff_t apart = (int64_t(to) - from) * page_bytes_;
-    each_run(from, [&](uint8_t* run, int64_t bytes, int64_t key_dim) {
-        // The keys of a position are spread over the run.
-        std::memcpy(run + apart, run, size_t(key_dim ? bytes : n * bytes / kKvPage));
+    const bool blocks = ggml::info(type_).is_quantised();
+    each_run(from, [&](uint8_t* run, int64_t bytes, int64_t, bool keys) {
+        // A position is spread over the run, unless it is a row of floats.
+        std::memcpy(run + apart, run, size_t(keys || blocks ? bytes : n * bytes / kKvPage));
     });
     if (device_) device_->copy_page(from, to);
 }
 
 void KvPages::read(int32_t page, int64_t n, uint8_t* out) const {
-    each_run(page, [&](const uint8_t* run, int64_t bytes, int64_t key_dim) {
-        if (key_dim) {
-            ggml::keys_to_rows(type_, key_dim, run, n, out);
-        } else {
-            std::memcpy(out, run, size_t(n * bytes / kKvPage));
-        }
+    each_run(page, [&](const uint8_t* run, int64_t bytes, int64_t width, bool keys) {
+        (keys ? ggml::keys_to_rows : ggml::values_to_rows)(type_, width, run, n, out);
         out += n * bytes / kKvPage;
     });
     if (device_) device_->read_page(page, n, out);
 }
 
 void KvPages::write(int32_t page, int64_t n, const uint8_t* from) const {
-    each_run(page, [&](uint8_t* run, int64_t bytes, int64_t key_dim) {
-        if (key_dim) {
-            ggml::rows_to_keys(type_, key_dim, from, n, run);
-        } else {
-            std::memcpy(run, from, size_t(n * bytes / kKvPage));
-        }
+    each_run(page, [&](uint8_t* run, int64_t bytes, int64_t width, bool keys) {
+        (keys ? ggml::rows_to_keys : ggml::rows_to_values)(type_, width, from, n, run);
         from += n * bytes / kKvPage;
     });
     if (device_) device_->write_page(page, n, from);

@@ -1,11 +1,8 @@
-// Weighted sums of F32, F16, BF16 and Q8_0 rows: y[t] += sum_r a[t][r] w[r]. C registers of 16
+// Weighted sums of F32, F16 and BF16 rows: y[t] += sum_r a[t][r] w[r]. C registers of 16
 // columns for T tokens hold the sums while the kernel walks over the rows. Each column adds rows in
 // ascending order, for any tile.
 #include <immintrin.h>
 
-#include <type_traits>
-
-#include "ggml/blocks.h"
 #include "kernels/avx512/isa.h"
 #include "kernels/avx512/token_tiles.h"
 #include "kernels/avx512/values.h"
@@ -15,26 +12,11 @@ namespace ggml::cpu::avx512 {
 
 namespace {
 
-// Q8_0: two registers have one scale.
-struct Q8_0 {
-    static constexpr int size = 1;  // approximately: without the scales
-};
-
 // The values of 16 C columns from column c on.
 template <typename W, int C>
 inline void load(const uint8_t* row, int64_t c, __mmask16 m, __m512 (&values)[C]) {
 #pragma GCC unroll 8
-    for (int i = 0; i < C; i++) {
-        if constexpr (std::is_same_v<W, Q8_0>) {
-            const BlockQ8_0& block = (reinterpret_cast<const BlockQ8_0*>(row) + c / kQ)[i / 2];
-            const auto* bytes = reinterpret_cast<const __m128i*>(block.qs + i % 2 * 16);
-            const __m512 scale = _mm512_broadcastss_ps(_mm_cvtph_ps(_mm_cvtsi32_si128(block.d)));
-            values[i] = _mm512_mul_ps(
-                scale, _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(bytes))));
-        } else {
-            values[i] = W::load(row, c + 16 * i, m);
-        }
-    }
+    for (int i = 0; i < C; i++) values[i] = W::load(row, c + 16 * i, m);
 }
 
 template <typename W, int C, int T>
@@ -88,10 +70,6 @@ void accumulate(const uint8_t* w, const uint8_t* next, int64_t row_bytes, int64_
     for (; c + 64 <= cols; c += 64) {
         tokens<W, 4>(w, next, row_bytes, n_rows, c, 0xffff, a, lda, nt, y, ldy);
     }
-    if constexpr (std::is_same_v<W, Q8_0>) {
-        if (c < cols) tokens<W, 2>(w, next, row_bytes, n_rows, c, 0xffff, a, lda, nt, y, ldy);
-        return;
-    }
     for (; c < cols; c += 16) {
         const __mmask16 m = cols - c >= 16 ? 0xffff : __mmask16((1u << (cols - c)) - 1);
         tokens<W, 1>(w, next, row_bytes, n_rows, c, m, a, lda, nt, y, ldy);
@@ -103,6 +81,5 @@ void accumulate(const uint8_t* w, const uint8_t* next, int64_t row_bytes, int64_
 const accumulate_fn accumulate__f32_f32 = accumulate<F32>;
 const accumulate_fn accumulate__f16_f32 = accumulate<F16>;
 const accumulate_fn accumulate__bf16_f32 = accumulate<BF16>;
-const accumulate_fn accumulate__q8_0_f32 = accumulate<Q8_0>;
 
 }  // namespace ggml::cpu::avx512

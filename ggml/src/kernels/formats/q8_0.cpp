@@ -22,6 +22,5 @@ struct Q8_0 : SignedFormat<Q8_0> {
 
 FREQUENT_BLOCK_KERNELS(q8_0, Q8_0)
 PLAIN_KERNELS(q8_0, Q8_0)
-ACCUMULATE_KERNEL(q8_0, Q8_0)
 
 }  // namespace ggml::cpu::GGML_ISA

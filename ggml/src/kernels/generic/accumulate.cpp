@@ -30,6 +30,5 @@ void accumulate(const uint8_t* w, const uint8_t*, int64_t row_bytes, int64_t n_r
 const accumulate_fn accumulate__f32_f32 = accumulate<DType::F32>;
 const accumulate_fn accumulate__f16_f32 = accumulate<DType::F16>;
 const accumulate_fn accumulate__bf16_f32 = accumulate<DType::BF16>;
-const accumulate_fn accumulate__q8_0_f32 = accumulate<DType::Q8_0>;
 
 }  // namespace ggml::cpu::generic

@@ -1,4 +1,4 @@
-// Weighted sums of F32, F16 and BF16 rows. Those of block formats are in formats/.
+// Weighted sums of F32, F16 and BF16 rows.
 #include "kernels/lanes/accumulate.h"
 
 #include "kernels/lanes/values.h"

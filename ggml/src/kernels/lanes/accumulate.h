@@ -52,25 +52,4 @@ int64_t accumulate_32(const uint8_t* w, const uint8_t* next, int64_t row_bytes, 
     return c;
 }
 
-// A block format: F::values gives the 32 values of a block.
-template <typename F>
-struct BlockValues {
-    static void load32(const uint8_t* row, int64_t c, f32x8 (&out)[4]) {
-        F::values(*(reinterpret_cast<const typename F::Block*>(row) + c / kQ), out);
-    }
-};
-template <typename F>
-void accumulate_blocks(const uint8_t* w, const uint8_t* next, int64_t row_bytes, int64_t n_rows,
-                       int64_t cols, const float* a, int64_t lda, int64_t nt, float* y,
-                       int64_t ldy) {
-    accumulate_32<BlockValues<F>>(w, next, row_bytes, n_rows, cols, a, lda, nt, y, ldy);
-}
-
 }  // namespace ggml::cpu::GGML_ISA
-
-#ifdef GGML_STRIPS_ALONE
-#define ACCUMULATE_KERNEL(suffix, Format)
-#else
-#define ACCUMULATE_KERNEL(suffix, Format) \
-    const accumulate_fn accumulate__##suffix##_f32 = accumulate_blocks<Format>;
-#endif
