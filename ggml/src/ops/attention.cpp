@@ -175,7 +175,7 @@ class Call {
             const float* from = q_ + place(tile, kv_head, i);
             for (int64_t c = 0; c < dim_; c++) mine.q[i * dim_ + c] = from[c] * scale;
         }
-        if (!info(layer_.type).is_quantised()) return;
+        if (!quantised_) return;
         Q8Rows q8 = mine.q8;
         q8.cols = dim_;
         kernels_.quantize[int(DType::F32)](mine.q, 0, tile.n, q8);
@@ -209,11 +209,13 @@ class Call {
         std::fill(out.values + all.begin * dim_, out.values + all.end * dim_, 0.0f);
         for (int64_t p = first; p < end; p += kKvPage) {
             const uint8_t* run = run_of(layer_.v, p);
-            const uint8_t* next = p + kKvPage < end ? run_of(layer_.v, p + kKvPage) : run;
+            const uint8_t* next = p + kKvPage < end ? run_of(layer_.v, p + kKvPage)
+                                  : b1 < tile.end   ? run_of(layer_.k, b1)
+                                                    : run;
             const Range some = seeing(tile, p, p + kKvPage);
             const Range whole = seeing_all(tile, p, p + kKvPage);
             const auto values = [&](Range queries, int64_t from, int64_t to) {
-                if (info(layer_.type).is_quantised()) {
+                if (quantised_) {
                     kernels_.weigh[int(layer_.type)](run, next, dim_, from - p, to - p,
                                                      mine.scores + queries.begin * kBlock + p - b0,
                                                      kBlock, queries.end - queries.begin,
@@ -251,12 +253,16 @@ class Call {
                 const AttentionScratch::Thread& mine, float* y) const {
         const int64_t i = queries.begin, n = queries.end - i;
         y += i * kBlock;
-        if (info(layer_.type).is_quantised()) {
+        if (quantised_) {
             Q8Rows q8 = mine.q8;
             q8.cols = dim_;
-            for (int64_t b = 0; b < layer_.head_bytes(); b += 64)
-                __builtin_prefetch(next + b, 0, 2);
-            kernels_.strip[int(layer_.type)](keys, kKvPage / kStrip, q8, i, n, y, kBlock);
+            // Bit by bit, because a core has room for only a few outstanding cache lines.
+            constexpr int64_t kPart = 4;  // strips
+            const int64_t bytes = kPart * kStrip * layer_.position_bytes();
+            for (int64_t p = 0; p < kKvPage; p += kPart * kStrip, keys += bytes, next += bytes) {
+                for (int64_t b = 0; b < bytes; b += 64) __builtin_prefetch(next + b, 0, 2);
+                kernels_.strip[int(layer_.type)](keys, kPart, q8, i, n, y + p, kBlock);
+            }
         } else {
             kernels_.scores[int(layer_.type)](keys, next, dim_, mine.q + i * dim_, n, y, kBlock);
         }
@@ -323,6 +329,7 @@ class Call {
     const KvLayer& layer_;
     const int64_t n_head_, n_kv_, group_, dim_;
     const AttentionScores how_;
+    const bool quantised_ = info(layer_.type).is_quantised();
     const AttentionRow* const rows_;
     const int64_t n_rows_;
     const float* const q_;
