@@ -123,7 +123,7 @@ def test_how_peers_are_called(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     (repacks,) = others([f"ik={old}"])
     assert repacks.first(how, model) > 0
     assert cli.with_suffix(".log").read_text() == (
-        "-m m.gguf -p Once upon a time -n 2 --no-display-prompt -t 2 -no-cnv -fa on -rtr\n"
+        "-m m.gguf -p Once upon a time -n 2 -c 512 --no-display-prompt -t 2 -no-cnv -fa on -rtr\n"
     )
     with pytest.raises(Failed, match="no llama-completion or llama-cli beside"):
         ours.first(how, model)
