@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 ROOT = Path(__file__).resolve().parents[2]
 PROMPT = "Once upon a time"
-# For the start. The default is the context of the training in some engines, and they fill all of it.
+# For the start. Some engines take the context of the training by default, and fill all of it.
 CTX = 512
 # How long a program may take by itself, in seconds.
 LIMIT = 1800

@@ -67,7 +67,8 @@ def test_a_chat(path: Path, tmp_path: Path) -> None:
         chat.send("/system Be brief." + ENTER)
         chat.send(f"/save {kept}" + ENTER)
         chat.until("2 messages written")
-        # Ctrl-C drops what was typed. Without a prompt it would be a signal, which drops what follows.
+        # Ctrl-C drops what was typed. Without a prompt it would be a signal, and the terminal would
+        # drop what follows.
         chat.until(READY)
         chat.send("never sent" + CTRL_C)
         chat.send("/reset" + ENTER + f"/load {kept}" + ENTER)

@@ -11,8 +11,8 @@ namespace ggml::cpu {
 
 namespace {
 
-// largest_of(x, n): the largest of n values, a multiple of sixteen; NaN is none of them. GCC 12 makes no
-// vector code of such a loop.
+// largest_of(x, n): the largest of n values, a multiple of sixteen; NaN is none of them. GCC 12
+// makes no vector code of such a loop.
 template <float (*largest_of)(const float*, int64_t)>
 void softmax(float* score, int64_t begin, int64_t end, float softcap, float* top, float* sum) {
     constexpr int64_t kLanes = 16;
