@@ -63,7 +63,7 @@ ValuePlace value_place(uint8_t* run, int64_t head_dim, int64_t b, int64_t at) {
             run + cpu::scales_at(head_dim, b) + at * int64_t(sizeof(f16_t))};
 }
 
-// The same for values.
+// Puts n encoded values of position `at`, from column c0 on, into a run of values.
 void put_value(DType type, int64_t head_dim, const uint8_t* values, int64_t c0, int64_t n,
                int64_t at, uint8_t* run) {
     const DTypeInfo& format = info(type);
