@@ -165,7 +165,10 @@ static void test_model(void) {
     struct progress p = {0, 0, 0, true};
     params.progress = on_progress;
     params.progress_data = &p;
-    for (int stop = 1; stop <= 5; stop += 2) {
+    /* One thread calls after each of its pieces. Of two, the caller's may get none of them: then
+     * only the calls for the beginning and the end are certain. */
+    for (int stop = 1; stop <= 5; stop++) {
+        params.n_threads = stop <= 2 ? 2 : 1;
         p.calls = 0, p.last = 0, p.stop_at = stop;
         FAILS(PI_ERROR_CANCELLED, pi_model_open(model_path, &params, &m));
         CHECK(p.calls == stop);
@@ -180,7 +183,7 @@ static void test_model(void) {
     params.check_tensors = true;
     params.n_threads = 2;
     OK(pi_model_open(model_path, &params, &m));
-    CHECK(p.ordered && p.calls > 2 && p.last == 1 && lines < 100);
+    CHECK(p.ordered && p.calls >= 2 && p.last == 1 && lines < 100);
     CHECK(!strcmp(pi_model_architecture(m), "llama") && pi_model_activation(m)[0]);
     CHECK(pi_model_n_vocab(m) > 258 && pi_model_n_ctx(m) > 0 && pi_model_n_embd(m) > 0);
     CHECK(pi_model_n_layer(m) > 0 && pi_model_n_ff(m) > 0);
