@@ -3,28 +3,14 @@
 // token: then memory is the bottleneck, which is fastest when it is read in one sequence.
 #include "formats/parts.h"
 #include "kernels/avx512/strip_formats.h"
+#include "kernels/avx512/token_tiles.h"
 
 namespace ggml::cpu::avx512 {
 
 namespace {
 
 constexpr int kPairs = 2;             // of strips that are computed together
-constexpr int kMostOfTile = 6;        // tokens for which they have registers
 constexpr int64_t kMostTokens = 256;  // whose sums are kept while weights are unpacked
-
-// Calls kernel(Count<T>, first token) for tiles of roughly equal size; nt > 1.
-template <typename Kernel>
-inline void for_tokens(int64_t nt, const Kernel& kernel) {
-    for (int64_t t = 0, tiles = (nt + kMostOfTile - 1) / kMostOfTile; tiles; tiles--) {
-        const int64_t n = (nt - t + tiles - 1) / tiles;
-        if (n == 6) kernel(Count<6>(), t);
-        if (n == 5) kernel(Count<5>(), t);
-        if (n == 4) kernel(Count<4>(), t);
-        if (n == 3) kernel(Count<3>(), t);
-        if (n == 2) kernel(Count<2>(), t);
-        t += n;
-    }
-}
 
 template <typename F>
 constexpr int kBlocks = BlockTraits<typename F::Block>::size / kQ;
@@ -88,7 +74,7 @@ void unpacked(const uint8_t* w, bool more, const Q8Rows& x, int64_t t0, int64_t 
             return Unpacked(F({at + 2 * s * size, at + (2 * s + 1) * size}), n);
         };
         const auto all = [&](const Unpacked* u) {
-            for_tokens(nt, [&](auto count, int64_t t) {
+            for_tiles<2>(nt, [&](auto count, int64_t t) {
                 const Ahead ahead{more && !t ? at + 2 * S * size : nullptr, size,
                                   F::unit_bytes / kBlocks<F>};
                 unpacked_tile<Family, S, count>(u, n, x, t0 + t, b, sums + t * S, ahead);
@@ -112,7 +98,7 @@ void pairs(const uint8_t* w, bool more, const Q8Rows& x, int64_t t0, int64_t nt,
            int64_t ldy) {
     if constexpr (S == kPairs && F::few) {
         if (nt <= F::few) {
-            for_tokens(nt, [&](auto count, int64_t t) {
+            for_tiles<2>(nt, [&](auto count, int64_t t) {
                 packed_tile<F, count>(w, more && !t, x, t0 + t, y + t * ldy, ldy);
             });
             return;

@@ -10,15 +10,21 @@ namespace ggml::cpu::GGML_ISA {
 // floats or two pairs of strips have registers.
 constexpr int kFewest = 3, kMost = 6;
 
-// Calls kernel(Count<T>, first token) for tiles of roughly equal size; nt >= kFewest.
-template <typename Kernel>
+// Calls kernel(Count<n>, first) if n is one of Most, Most - 1, ... Fewest.
+template <int Fewest, int Most, typename Kernel>
+inline void call_of(int64_t n, int64_t first, const Kernel& kernel) {
+    if (n == Most) kernel(Count<Most>(), first);
+    if constexpr (Most > Fewest) call_of<Fewest, Most - 1>(n, first, kernel);
+}
+
+// Calls kernel(Count<T>, first token) for tiles of roughly equal size, of Fewest to Most
+// tokens; nt >= Fewest.
+template <int Fewest = kFewest, int Most = kMost, typename Kernel>
 inline void for_tiles(int64_t nt, const Kernel& kernel) {
-    for (int64_t t = 0, tiles = (nt + kMost - 1) / kMost; tiles; tiles--) {
+    static_assert(Fewest == 1 || Most >= 2 * Fewest - 1);
+    for (int64_t t = 0, tiles = (nt + Most - 1) / Most; tiles; tiles--) {
         const int64_t n = (nt - t + tiles - 1) / tiles;
-        if (n == 6) kernel(Count<6>(), t);
-        if (n == 5) kernel(Count<5>(), t);
-        if (n == 4) kernel(Count<4>(), t);
-        if (n == 3) kernel(Count<3>(), t);
+        call_of<Fewest, Most>(n, t, kernel);
         t += n;
     }
 }

@@ -5,6 +5,7 @@
 #include <cstring>
 
 #include "kernels/avx512/isa.h"
+#include "kernels/avx512/token_tiles.h"
 #include "kernels/kernels.h"
 #include "kernels/value_blocks.h"
 
@@ -134,15 +135,8 @@ void weigh(const uint8_t* run, const uint8_t* next, int64_t head_dim, int64_t fr
     const auto run_tile = [&](auto T, int64_t t) {
         tile<T>(run, t ? run : next, head_dim, inside, a + t * lda, lda, y + t * ldy, ldy);
     };
-    // Tiles of roughly equal size. Sums of five queries and more would leave the registers.
-    for (int64_t t = 0, tiles = (nt + 3) / 4; tiles; tiles--) {
-        const int64_t n = (nt - t + tiles - 1) / tiles;
-        if (n == 4) run_tile(Count<4>(), t);
-        if (n == 3) run_tile(Count<3>(), t);
-        if (n == 2) run_tile(Count<2>(), t);
-        if (n == 1) run_tile(Count<1>(), t);
-        t += n;
-    }
+    constexpr int kMostQueries = 4;  // whose sums have registers
+    for_tiles<1, kMostQueries>(nt, run_tile);
 }
 
 }  // namespace
