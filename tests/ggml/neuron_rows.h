@@ -2,7 +2,9 @@
 #pragma once
 
 #include <cstring>
+#include <map>
 #include <random>
+#include <tuple>
 #include <vector>
 
 #include "ggml/check.h"
@@ -46,6 +48,13 @@ struct Rows {
     Floats values;
     NeuronRows view;
 };
+
+// The rows with this number, made once: every instruction set is tested with the same ones, and
+// encoding takes longer than computing.
+inline const Rows& rows_made_once(int number, DType type, int64_t n, int64_t cols) {
+    static std::map<std::tuple<int, DType, int64_t, int64_t>, Rows> made;
+    return made.try_emplace({number, type, n, cols}, type, n, cols, 1.0f).first->second;
+}
 
 // The same rows in tiles: written independently.
 struct Tiled {

@@ -166,8 +166,9 @@ void test_steps(Neurons w, const Floats& x, const NeuronMask& mask, const Floats
 
 void test(const Case& c) {
     const int64_t rows = 5;
-    Rows gate(c.gate.value_or(c.type), c.n, c.cols, 1), up(c.type, c.n, c.cols, 1),
-        down(c.type, c.n, c.cols, 1);
+    const Rows& gate = rows_made_once(0, c.gate.value_or(c.type), c.n, c.cols);
+    const Rows& up = rows_made_once(1, c.type, c.n, c.cols);
+    const Rows& down = rows_made_once(2, c.type, c.n, c.cols);
     const Floats gate_bias = normal(c.n), up_bias = normal(c.n), down_bias = normal(c.cols);
     const Floats x = normal(rows * c.cols, 1 / std::sqrt(float(c.cols)));
     const Floats score = normal(rows * c.n);
