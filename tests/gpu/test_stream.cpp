@@ -61,7 +61,8 @@ void test_prompts(DType type, bool biases, double hot, double tolerance) {
     const Floats expected = logits(cpu, tokens);
     auto session = std::make_unique<Session>(s.model, s.params);
     const Plan plan = make_plan(m, s.params);
-    CHECK(m.device->device->allocated_bytes() == total(plan.parts, Tier::gpu));
+    const ggml::Device& device = *m.device->device;
+    CHECK(device.allocated_bytes() + device.context_bytes() == total(plan.parts, Tier::gpu));
     CHECK(total(plan.parts, Tier::gpu) <= s.budget);
     const Floats got = logits(*session, tokens);
     const double apart = distance(got, expected);
