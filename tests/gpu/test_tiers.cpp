@@ -132,7 +132,8 @@ void check_places(const std::shared_ptr<const Model>& model, const Tiers& t) {
     CHECK(total(plan.parts, Tier::ram) <= t.params.ram_budget);
     CHECK(total(plan.parts, Tier::gpu) <= t.params.vram_budget);
     CHECK(m.budget->reserved() <= m.budget->limit());
-    CHECK(m.device->device->allocated_bytes() == total(m.plan.parts, Tier::gpu));
+    const ggml::Device& device = *m.device->device;
+    CHECK(device.allocated_bytes() + device.context_bytes() == total(m.plan.parts, Tier::gpu));
 }
 
 // What is left for RAM is more than the pipeline takes.

@@ -78,7 +78,7 @@ class Measurement {
     // The device sets a flag, this thread answers with another: seconds until the device may go on.
     double flag_round() {
         constexpr uint32_t kRounds = 2000;
-        constexpr double kMostSeconds = 5;  // without an answer: on a busy machine all take long
+        constexpr double kMostSeconds = 5;  // without an answer, not for all of them
         const SharedArray<uint32_t> flags(*device_, 2 * kLine, "the flag test");
         ggml::DeviceExchange with;
         with.published = flags.get();

@@ -17,7 +17,7 @@ inline void call_of(int64_t n, int64_t first, const Kernel& kernel) {
     if constexpr (Most > Fewest) call_of<Fewest, Most - 1>(n, first, kernel);
 }
 
-// Calls kernel(Count<T>, first token) for tiles of roughly equal size, of Fewest to Most
+// Calls kernel(Count<T>, first token) for tiles of roughly equal size, each of Fewest to Most
 // tokens; nt >= Fewest.
 template <int Fewest = kFewest, int Most = kMost, typename Kernel>
 inline void for_tiles(int64_t nt, const Kernel& kernel) {
