@@ -3,8 +3,9 @@
 CPU-seconds of a test are those of its process and of every child that it waited for; the fixtures
 that it was the first to use are in them. What several files use is counted apart, as "builds"
 (`shared_work`): else the file that happens to come first would pay. tests/python/limits.json holds
-for each circle and file what was recorded (`--record`); a file may take twice that, and so may the
-circle. It is only judged where the whole circle ran.
+for each circle and file what was recorded (`--record`). The circle may take twice that. So may a
+file, and more where the other files, too, took more than recorded: such a machine is slow or busy.
+It is only judged where the whole circle ran.
 """
 
 from __future__ import annotations
@@ -35,9 +36,17 @@ def recorded(circle: str) -> dict[str, float]:
     return json.loads(LIMITS.read_text()).get(circle, {})
 
 
-def limit(seconds: float) -> float:
-    """What a file may take that took so long when it was recorded."""
-    return max(LEAST, FACTOR * seconds)
+def limits(spent: dict[str, float], known: dict[str, float]) -> dict[str, float]:
+    """CPU-seconds that each file may take, in proportion to what the other files took."""
+    both = [file for file in spent if known.get(file)]
+    now, before = (sum(seconds[file] for file in both) for seconds in (spent, known))
+    allowed = {}
+    for file in spent:
+        own = known.get(file, 0.0)
+        others = before - own
+        pace = (now - (spent[file] if own else 0.0)) / others if others > 0 else 1.0
+        allowed[file] = max(1.0, pace) * max(LEAST, FACTOR * own)
+    return allowed
 
 
 def cpu_seconds() -> float:
@@ -109,12 +118,12 @@ class Effort:
         if not self.count:
             return
         known = recorded(self.circle)
+        allowed = limits(self.cpu, known)
         total = sum(self.cpu.values())
         write = terminalreporter.write_line
         write(f"slowest of {len(self.cpu):3} files           CPU s  limit  wall s")
         for file in sorted(self.cpu, key=self.cpu.__getitem__, reverse=True)[:ROWS]:
-            most = f"{limit(known.get(file, 0)):7.0f}"
-            write(f"{file:30} {self.cpu[file]:7.1f}{most}{self.wall[file]:8.1f}")
+            write(f"{file:30} {self.cpu[file]:7.1f}{allowed[file]:7.0f}{self.wall[file]:8.1f}")
         most = f"{FACTOR * sum(known.values()):7.0f}" if known else "      -"
         write(f"{'all':30} {total:7.1f}{most}{sum(self.wall.values()):8.1f}")
 
@@ -130,8 +139,8 @@ class Effort:
         if not (known := recorded(self.circle)):
             return
         reporter = session.config.pluginmanager.get_plugin("terminalreporter")
-        over = {file: limit(known.get(file, 0)) for file in self.cpu}
-        over = {file: most for file, most in over.items() if self.cpu[file] > most}
+        allowed = limits(self.cpu, known)
+        over = {file: most for file, most in allowed.items() if self.cpu[file] > most}
         total, most = sum(self.cpu.values()), FACTOR * sum(known.values())
         if total > most:
             over["the circle"], self.cpu["the circle"] = most, total

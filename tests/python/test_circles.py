@@ -150,6 +150,11 @@ def test_work(): subprocess.run([sys.executable, "-c", LOOP], check=True)
     assert status == 1 and said.endswith("2 passed, 0 failed, 0 skipped\n"), said
     assert "over its limit: test_work.py: 1 CPU-seconds of 0 (limits.json)" in said
     assert re.search(r"^test_work.py +1\.\d +0 ", said, re.M), said
+    # Where the other files take longer than recorded, so may this one.
+    (checkout / "limits.json").write_text(
+        json.dumps({"test": {"test_work.py": 0.2, "test_small.py": 1e-6, "test_other.py": 50.0}})
+    )
+    assert pytest_of(checkout)[0] == 0
     # A part of the circle is not judged; --record writes what the whole took.
     assert pytest_of(checkout, "tests/python/test_work.py")[0] == 0
     assert pytest_of(checkout, "--record")[0] == 0
