@@ -143,7 +143,8 @@ class Reader final : public ggml::Reader {
 
     ggml::ReadDone finish(const Waiting& w) {
         ggml::ReadDone result{w.read.tag, 0};
-        uint64_t end = w.read.offset + w.read.bytes();
+        // Nothing comes of what is beyond the end that the file had at first.
+        uint64_t end = std::min(w.read.offset + w.read.bytes(), facts_.size);
         if (w.fault == Fault::cut) end = w.read.offset + w.read.bytes() / 2;
         if (end > file_.size()) result.error = ggml::kShortRead;
         end = std::min(end, file_.size());

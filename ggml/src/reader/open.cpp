@@ -154,7 +154,7 @@ void Reader::check(const Read& read) const {
 
 // ---- parts --------------------------------------------------------------------------------------
 
-void Transfer::begin(const Read& read, uint8_t* scratch) {
+void Transfer::begin(const Read& read, uint8_t* scratch, uint64_t file_size) {
     offset = read.offset;
     tag = read.tag;
     left = 0;
@@ -171,6 +171,8 @@ void Transfer::begin(const Read& read, uint8_t* scratch) {
         }
         expected = piece.to ? piece.to + piece.bytes : nullptr;
     }
+    const uint64_t last = offset + left;
+    beyond = last > file_size ? std::min(left, last - file_size) : 0;
 }
 
 bool Transfer::over(int64_t result, uint32_t unit) {
@@ -184,7 +186,7 @@ bool Transfer::over(int64_t result, uint32_t unit) {
         error = int32_t(-result);
         return true;
     }
-    if (uint64_t(result) >= left) return true;
+    if (uint64_t(result) + beyond >= left && beyond < left) return true;
     if (result == 0 || result % unit != 0) {
         error = kShortRead;
         return true;

@@ -44,6 +44,7 @@ struct Team final : Abandoned {
     os::Handle file;
     int depth;
     uint32_t unit;
+    uint64_t file_size;
 
     std::mutex mutex;
     std::condition_variable work, finish;
@@ -56,8 +57,8 @@ struct Team final : Abandoned {
     os::Thread* threads[256];
     std::atomic<int> numbers{0};
 
-    Team(const Arrays& arrays, os::Handle file, int depth, uint32_t unit)
-        : arrays(arrays), file(file), depth(depth), unit(unit) {}
+    Team(const Arrays& arrays, os::Handle file, int depth, uint32_t unit, uint64_t file_size)
+        : arrays(arrays), file(file), depth(depth), unit(unit), file_size(file_size) {}
 
     void run(uint8_t* scratch) {
         std::unique_lock<std::mutex> lock(mutex);
@@ -73,7 +74,7 @@ struct Team final : Abandoned {
             }
             if (taken == queued) return;
             Transfer t;
-            t.begin(arrays.queue[taken++ % uint64_t(depth)], scratch);
+            t.begin(arrays.queue[taken++ % uint64_t(depth)], scratch, file_size);
             lock.unlock();
             // Without the lock, for which the caller would wait at once.
             if (wake) finish.notify_one();
@@ -110,8 +111,8 @@ struct Team final : Abandoned {
     }
 
     static std::unique_ptr<Team> made(const Arrays& arrays, os::Handle file, int depth,
-                                      uint32_t unit, int n) {
-        auto team = std::make_unique<Team>(arrays, file, depth, unit);
+                                      uint32_t unit, uint64_t file_size, int n) {
+        auto team = std::make_unique<Team>(arrays, file, depth, unit, file_size);
         team->start(n);
         return team;
     }
@@ -180,7 +181,7 @@ class ThreadsReader final : public Reader {
  private:
     bool is_copy() const { return team_ && team_->made_in != process_generation(); }
     std::unique_ptr<Team> make() {
-        return Team::made(*arrays_, file_.get(), depth_, unit_of(facts_), n_threads_);
+        return Team::made(*arrays_, file_.get(), depth_, unit_of(facts_), facts_.size, n_threads_);
     }
 
     os::Owned file_;

@@ -197,7 +197,7 @@ class UringReader final : public Reader {
         if (n == 0) return 0;
         for (int i = 0; i < n; i++) {
             const int32_t slot = arrays_->free[depth_ - ++in_flight_];
-            arrays_->slots[slot].begin(reads[i], arrays_->scratch);
+            arrays_->slots[slot].begin(reads[i], arrays_->scratch, facts_.size);
             ring_->queue(file_, arrays_->slots[slot], uint64_t(slot));
         }
         send(0);
