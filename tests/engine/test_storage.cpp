@@ -201,7 +201,7 @@ void test_predictors(const Shape& shape) {
     for (const uint64_t budget :
          {bounds.least, bounds.least + (bounds.all - bounds.least) / 4, bounds.all - 1}) {
         const auto model = Model::load(path, model_params(budget, session));
-        const auto slots = uint64_t(model->storage->predictors.slots);
+        const auto slots = uint64_t(model->storage->predictors.slots());
         // Between these, pages get room as far as a byte of them saves more than one of neurons.
         if (budget == bounds.least) CHECK(slots == 0);
         answer(model, session);

@@ -81,7 +81,7 @@ pi_session_params random_session(Random& random) {
 // As Model::inspect leaves it for storage.
 std::unique_ptr<Model> for_storage(const std::string& path, const pi_session_params& session) {
     std::unique_ptr<Model> model = Model::inspect(path, model_params(kNoLimit, session));
-    model->plan = plan_weights(model->weights, false, nullptr, true);
+    model->plan = plan_weights(model->weights, false, nullptr, OnDisk::neurons);
     return model;
 }
 

@@ -160,7 +160,7 @@ pi_status pi_plan_new(const char* path, const pi_model_params* model_params,
         const Sessions named(m, &s);
         const auto model = powerinfer::Model::inspect(path, m);
         auto plan = std::make_unique<pi_plan>(pi_plan{powerinfer::make_plan(*model, s)});
-        if (model->storage) plan->plan.to_write = powerinfer::bundle_to_write(*model);
+        if (model->stores_neurons()) plan->plan.to_write = powerinfer::bundle_to_write(*model);
         plan->plan.ways =
             powerinfer::find_ways(*model, m, powerinfer::session_params_for(*model, s));
         *out = plan.release();

@@ -5,6 +5,7 @@
 
 #include "api/api.h"
 #include "device/device_model.h"
+#include "storage/expert_store.h"
 #include "storage/store.h"
 
 using namespace powerinfer::api;
@@ -48,6 +49,17 @@ pi_status pi_model_storage(const pi_model* m, pi_storage_report* out) {
             r.rest_slots = store->residency().shape().up_down_slots;
             r.first_used = store->residency().used(powerinfer::Half::gate);
             r.rest_used = store->residency().used(powerinfer::Half::up_down);
+        } else if (powerinfer::ExpertStore* const experts = m->model->experts.get()) {
+            const ggml::Reader& reader = experts->reader();
+            r.stored = true;
+            r.direct = reader.direct();
+            std::snprintf(r.io, sizeof r.io, "%s", reader.name());
+            std::snprintf(r.note, sizeof r.note, "%s", reader.note().c_str());
+            r.path = reader.path().c_str();
+            r.arena_bytes = experts->shape().bytes();
+            const std::lock_guard<std::mutex> alone(experts->mutex);
+            r.first_slots = experts->shape().slots();
+            r.first_used = experts->used();
         }
         give(out, r);
     });
@@ -57,7 +69,16 @@ int64_t pi_model_layer_stored_neurons(const pi_model* m, int32_t layer) {
     return guarded_or(int64_t(0), [&] {
         powerinfer::NeuronStore* const store = m->model->store.get();
         int64_t n = 0;
-        if (!store || layer < 0 || layer >= m->model->config.n_layer) return n;
+        if (layer < 0 || layer >= m->model->config.n_layer) return n;
+        if (powerinfer::ExpertStore* const experts = m->model->experts.get()) {
+            const std::lock_guard<std::mutex> alone(experts->mutex);
+            for (const powerinfer::FeedForward* part : m->model->ffns) {
+                for (int64_t i = 0; part->layer == layer && i < part->n_blocks(); i++) {
+                    n += experts->absent(part->number(i)) ? part->n_ff : 0;
+                }
+            }
+        }
+        if (!store) return n;
         const std::lock_guard<std::mutex> alone(store->mutex);
         for (const powerinfer::FeedForward* part : m->model->ffns) {
             if (part->layer != layer) continue;
@@ -84,6 +105,13 @@ pi_status pi_model_tiers(const pi_model* m, int32_t layer, uint8_t* out, size_t 
             const std::vector<int32_t>& slot = model.device->split.slot[size_t(layer)];
             for (int64_t i = 0; i < n_ff; i++) {
                 if (slot.empty() || slot[size_t(i)] >= 0) out[i] = on_device;
+            }
+        }
+        if (powerinfer::ExpertStore* const experts = model.experts.get()) {
+            const std::lock_guard<std::mutex> alone(experts->mutex);
+            for (int64_t block = 0; block < part.n_blocks(); block++) {
+                if (!experts->absent(part.number(block))) continue;
+                std::fill_n(out + block * n_ff, n_ff, storage);
             }
         }
         powerinfer::NeuronStore* const store = model.store.get();

@@ -14,21 +14,28 @@ namespace {
 void dense_ffn(const Pass& p, const BlockRows& in, float* y) {
     const Config& c = p.model.config;
     const Ffn& w = in.w();
+    const NeuronSource::Matrices there = p.source.matrices(p.context, in.number(), w);
+    const ggml::Matrix &gate = *there.gate, &up = *there.up, &down = *there.down;
     Workspace& b = p.work;
     const int64_t n_ff = in.part.n_ff, all = in.n * n_ff;
-    const bool q8 = w.up.quantised() || w.gate.quantised();
+    const bool q8 = up.quantised() || gate.quantised();
     const Input input = b.input.prepare(p.context, in.x, in.n, c.n_embd, q8);
-    if (w.gate) {
-        p.multiply(input, {{w.gate, b.gate, w.gate_bias}, {w.up, b.up, w.up_bias}});
+    if (gate) {
+        ggml::matmul(p.context, input, {{gate, b.gate, w.gate_bias}, {up, b.up, w.up_bias}});
+        p.adapters.add(p.context, input, &w.gate, b.gate);
+        p.adapters.add(p.context, input, &w.up, b.up);
         ggml::gated_activation(p.context, c.activation, b.gate, b.up, all);
     } else {
-        p.multiply(input, {{w.up, b.gate, w.up_bias}});
+        ggml::matmul(p.context, input, {{up, b.gate, w.up_bias}});
+        p.adapters.add(p.context, input, &w.up, b.gate);
         ggml::activation(p.context, c.activation, b.gate, all);
     }
     if (bool* flags = p.flags()) ggml::nonzero(p.context, b.gate, all, flags);
     p.record.squares(p.context, PI_INPUT_FFN_DOWN, in.part.index, in.expert, b.gate, in.n);
-    const Input fired = b.input.prepare(p.context, b.gate, in.n, n_ff, w.down.quantised());
-    p.multiply(fired, {{w.down, y, w.down_bias}});
+    const Input fired = b.input.prepare(p.context, b.gate, in.n, n_ff, down.quantised());
+    ggml::matmul(p.context, fired, {{down, y, w.down_bias}});
+    p.adapters.add(p.context, fired, &w.down, y);
+    p.source.keep_expert(in.number(), in.n);
     ggml::NeuronCounts& counts = p.counts.neurons[size_t(in.part.index)];
     counts = {counts.rows + in.n, counts.proposed + all, counts.computed + all, counts.fired + all};
 }
@@ -132,6 +139,14 @@ void request_predictors(const Pass& p, const FeedForward& part, int64_t first) {
     });
 }
 
+// Requests the chosen experts from `first` on from the disk, as many as fit.
+void request_whole(const Pass& p, const FeedForward& part, int64_t first) {
+    if (!p.source.pages_experts()) return;
+    bool room = true;
+    for_chosen(p, part, first,
+               [&](const BlockRows& in) { room = room && p.source.request_expert(in.number()); });
+}
+
 // Requests the neurons that the only row of an expert may need, by the mask.
 void request_block(const Pass& p, const BlockRows& in) {
     request_neurons(p, neurons_of(in, in.w().neurons, mask_of(p, in)));
@@ -158,6 +173,7 @@ void mixture(const Pass& p, const FeedForward& part, const float* x, float* y) {
     ggml::zero(p.context, y, b.batch.n * c.n_embd);
     for_chosen(p, part, 0, [&](BlockRows in) {
         in.predicted = begun;
+        request_whole(p, part, in.expert);
         if (begun) {
             // The staging area had no room for some experts until now.
             for_chosen(p, part, in.expert, [&](BlockRows later) {
@@ -192,6 +208,7 @@ void route(const Pass& p, const Router& router, const float* x) {
 }
 
 void request_experts(const Pass& p, const FeedForward& experts) {
+    request_whole(p, experts, 0);
     if (!p.source.waits()) return;
     request_predictors(p, experts, 0);
     if (p.work.batch.n > 1) return;

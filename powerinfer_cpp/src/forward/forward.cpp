@@ -120,6 +120,26 @@ const FeedForward& experts_after(const std::deque<LayerPart>& parts, size_t k) {
     throw ggml::Error(ggml::Code::internal, "a router has no experts");
 }
 
+// Asks for the experts that a layer will choose, if its router gets about the stream of the layer
+// before. `room`: [n_embd].
+void guess_experts(const Pass& p, int64_t layer, float* room) {
+    const Model& m = p.model;
+    if (!p.source.guesses_experts() || p.work.batch.n > 1) return;
+    if (layer >= m.config.n_layer - m.device_layers()) return;
+    const auto& parts = m.layers[size_t(layer)].parts;
+    for (size_t k = 0; k < parts.size(); k++) {
+        const auto* router = std::get_if<Router>(&parts[k].op);
+        if (!router) continue;
+        const float* x = p.work.x;
+        if (parts[k].norm) norm(p, x, *parts[k].norm, 1, room);
+        if (parts[k].norm) x = room;
+        const Input input =
+            p.work.input.prepare(p.context, x, 1, m.config.n_embd, router->w.quantised());
+        p.multiply(input, {{router->w, p.work.router, nullptr}});
+        p.source.guess_experts(experts_after(parts, k), p.work.router);
+    }
+}
+
 // The parts of a layer, in order: each reads the residual stream x, or what the part before has
 // read, and what it gives is added to x, at once or with that of the next part (model/layer.h).
 void layer(const Pass& p, int64_t i) {
@@ -142,7 +162,9 @@ void layer(const Pass& p, int64_t i) {
             route(p, router, x);
             // What they need may be read while other parts are computed.
             const FeedForward& chosen = experts_after(parts, k);
-            if (&chosen != std::get_if<FeedForward>(&parts[k + 1].op)) request_experts(p, chosen);
+            const bool later = &chosen != std::get_if<FeedForward>(&parts[k + 1].op);
+            if (later || p.source.pages_experts()) request_experts(p, chosen);
+            guess_experts(p, i + 1, y);
         };
         const auto feed = [&](const FeedForward& f) { feed_forward(p, f, x, y); };
         std::visit(ByKind{attend, choose, feed}, part.op);

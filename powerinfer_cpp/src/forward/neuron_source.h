@@ -1,9 +1,10 @@
-// Where the CPU's neurons are: in RAM, or partly on the disk.
+// Where the CPU's neurons and experts are: in RAM, or partly on the disk.
 #pragma once
 
 #include <mutex>
 
 #include "model/model.h"
+#include "storage/expert_store.h"
 #include "storage/store.h"
 
 namespace powerinfer {
@@ -11,16 +12,17 @@ namespace powerinfer {
 // For one call of a session. What only the disk needs does nothing for RAM.
 class NeuronSource {
  public:
-    // store: has them; or null: RAM has all. Nobody else uses it until the end, when `counts` gets
-    // what it did.
-    NeuronSource(NeuronStore* store, StoreCounts& counts) : store_(store), counts_(counts) {
-        if (!store) return;
-        alone_ = std::unique_lock<std::mutex>(store->mutex);
-        begun_ = store->counts;
+    // store, experts: one of them has what RAM lacks; or null. Nobody else uses it until the end,
+    // when `counts` gets what it did.
+    NeuronSource(NeuronStore* store, ExpertStore* experts, StoreCounts& counts)
+        : store_(store), experts_(experts), counts_(counts) {
+        if (!store && !experts) return;
+        alone_ = std::unique_lock<std::mutex>(store ? store->mutex : experts->mutex);
+        begun_ = now();
     }
     ~NeuronSource() {
         if (lent_) store_->take_back();
-        if (store_) counts_.add(begun_, store_->counts);
+        if (store_ || experts_) counts_.add(begun_, now());
     }
     NeuronSource(const NeuronSource&) = delete;
     NeuronSource& operator=(const NeuronSource&) = delete;
@@ -37,9 +39,33 @@ class NeuronSource {
     // Before n rows; after an error.
     void begin(int64_t n) const {
         if (store_) store_->begin(n);
+        if (experts_) experts_->begin(n);
     }
     void reset() const {
         if (store_) store_->reset();
+        if (experts_) experts_->reset();
+    }
+
+    // Whole experts may be on the disk. Asks for one, if there is room; waits for it and gives its
+    // matrices; and ends its use by n rows.
+    bool pages_experts() const { return experts_ != nullptr; }
+    bool request_expert(int32_t block) const { return experts_->request(block); }
+    // Asks early for experts that the next layer may choose, by their scores [n].
+    bool guesses_experts() const { return experts_ && experts_->guesses(); }
+    void guess_experts(const FeedForward& part, const float* scores) const {
+        experts_->guess(part.number(0), scores, int32_t(part.n_expert()), int32_t(part.n_used));
+    }
+    struct Matrices {
+        const ggml::Matrix *gate, *up, *down;  // no gate: an empty matrix
+    };
+    Matrices matrices(ggml::Context& context, int32_t block, const Ffn& w) const {
+        if (!has_page(block)) return {&w.gate, &w.up, &w.down};
+        const std::vector<ggml::Matrix>& there = experts_->matrices(context, block);
+        const bool gated = there.size() == 3;
+        return {gated ? &there[0] : &w.gate, &there[gated], &there[gated + 1]};
+    }
+    void keep_expert(int32_t block, int64_t n) const {
+        if (has_page(block)) experts_->keep(block, n);
     }
 
     // Predictors may be on the disk, too. Asks for that of a block, as far as there is room; waits
@@ -59,7 +85,18 @@ class NeuronSource {
     }
 
  private:
+    bool has_page(int32_t block) const { return experts_ && experts_->has(block); }
+    StoreCounts now() const {
+        if (store_) return store_->counts;
+        const ExpertCounts& done = experts_->counts;
+        StoreCounts counts;
+        counts.needed[0] = done.needed, counts.missed[0] = done.missed;
+        counts.reads = done.reads, counts.bytes = done.bytes, counts.waited_s = done.waited_s;
+        return counts;
+    }
+
     NeuronStore* const store_;
+    ExpertStore* const experts_;
     StoreCounts& counts_;
     StoreCounts begun_;  // of the store, when the call began
     bool lent_ = false;

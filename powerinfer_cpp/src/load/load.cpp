@@ -7,6 +7,7 @@
 #include "files/placement_file.h"
 #include "ggml/status.h"
 #include "load/device_split.h"
+#include "load/expert_plan.h"
 #include "load/keeps_to_cpu.h"
 #include "load/open_store.h"
 #include "load/storage_plan.h"
@@ -88,6 +89,19 @@ void log_storage(const Model& m, const pi_model_params& params) {
     params.log(3, said.c_str(), params.log_data);
 }
 
+void log_experts(const Model& m, const pi_model_params& params) {
+    if (!params.log) return;
+    const ExpertStore& store = *m.experts;
+    const ggml::Reader& reader = store.reader();
+    const std::string note = reader.note().empty() ? "" : " (" + reader.note() + ")";
+    const std::string said = format(
+        "%s: the model runs from storage: memory has room for %lld of %lld experts, the "
+        "others are read by %s%s%s",
+        reader.path().c_str(), (long long)store.shape().slots(), (long long)store.shape().n_blocks(),
+        reader.name(), reader.direct() ? ", directly" : "", note.c_str());
+    params.log(3, said.c_str(), params.log_data);
+}
+
 // Opens the device and decides what it holds. Without a layer for it the model has no device.
 void open_device(Model& model, const pi_model_params& params) {
     const pi_session_params session = kept_session(model, params);
@@ -103,7 +117,7 @@ void open_device(Model& model, const pi_model_params& params) {
 
 // Plans the locations of all weights, and what else the model takes on its device. stored: as in
 // plan_weights.
-void plan_memory(Model& m, bool use_mmap, bool stored) {
+void plan_memory(Model& m, bool use_mmap, OnDisk stored) {
     const DeviceSplit* split = m.device ? &m.device->split : nullptr;
     m.plan = plan_weights(m.weights, use_mmap, split, stored);
     if (!split) return;
@@ -125,13 +139,15 @@ void plan_memory(Model& m, bool use_mmap, bool stored) {
 // has said which sessions will be opened: those that do not fit are refused.
 void leave_on_disk(Model& model, const pi_model_params& params) {
     const uint64_t limit = model.budget->limit(), all = all_in_ram(model, params);
-    if (all <= limit || !keeps_to_ram(model).empty()) return;
+    if (all <= limit) return;
+    const bool neurons = keeps_to_ram(model).empty();
+    if (!neurons && !keeps_experts(model).empty()) return;
     const bool opens = !params.session && total(model.plan.parts, Tier::ram) <= limit;
     // What a budget limits is read, not mapped.
-    plan_memory(model, false, true);
-    const StoragePlan storage = plan_storage(model, params);
+    plan_memory(model, false, neurons ? OnDisk::neurons : OnDisk::experts);
+    const StoragePlan storage = neurons ? plan_storage(model, params) : plan_experts(model, params);
     if (storage.least >= all || (storage.least > limit && opens)) {
-        plan_memory(model, params.use_mmap, false);
+        plan_memory(model, params.use_mmap, OnDisk::nothing);
         return;
     }
     for (const PlanPart& part : storage_parts(storage)) {
@@ -218,10 +234,10 @@ std::unique_ptr<Model> Model::inspect(const std::string& path, const pi_model_pa
         model->placement.reset();
     }
     if (wants_device(params)) open_device(*model, params);
-    plan_memory(*model, params.use_mmap, false);
+    plan_memory(*model, params.use_mmap, OnDisk::nothing);
     leave_on_disk(*model, params);
     // A model without a bundled file is opened again when it has one.
-    if (!model->storage || is_bundled(*model)) {
+    if (!model->stores_neurons() || is_bundled(*model)) {
         log_notes(notes, params);
         log_placement(*model, params);
     }
@@ -253,7 +269,9 @@ struct Step {
 // The share of a load that are weights, and not what the cache begins with.
 float weights_share(const Model& m) {
     if (!m.storage) return 1;
-    const double cache = double(m.storage->shape.cache_sectors) * StoreShape::kSector;
+    const double cache = m.storage->experts
+                             ? double(m.storage->experts.bytes())
+                             : double(m.storage->shape.cache_sectors) * StoreShape::kSector;
     return float(1 - cache / double(total(m.plan.parts, Tier::ram)));
 }
 
@@ -261,7 +279,7 @@ float weights_share(const Model& m) {
 
 Model::Model() = default;
 Model::~Model() {
-    if (store && keeps_resident) save_store(*this);
+    if ((store || experts) && keeps_resident) save_store(*this);
 }
 
 bool Model::skips_neurons() const {
@@ -309,7 +327,7 @@ std::shared_ptr<const Model> Model::load(const std::string& path, const pi_model
     std::unique_ptr<Model> model = inspect(path, params);
     if (params.vocab_only) return model;
     if (model->storage) require_least(*model);
-    if (model->storage && !is_bundled(*model)) {
+    if (model->stores_neurons() && !is_bundled(*model)) {
         const float written = bundle_to_write(*model) ? 0.5f : 0;
         const Step writing{params, 0, written}, loading{params, written, 1};
         const std::string bundle = bundle_of(path, writing.params());
@@ -325,7 +343,12 @@ std::shared_ptr<const Model> Model::load(const std::string& path, const pi_model
     if (how.use_mmap) model->file.map();
     tile_neurons(*model);
     load_weights(*model, how);
-    if (model->storage) {
+    if (model->storage && model->storage->experts) {
+        model->experts = open_experts(*model, cache.params());
+        for (const auto& file : model->file.files) file->require_unchanged();
+        model->keeps_resident = params.bundle;
+        log_experts(*model, params);
+    } else if (model->storage) {
         model->store = open_store(*model, cache.params());
         for (const auto& file : model->file.files) file->require_unchanged();
         model->keeps_resident = params.bundle;

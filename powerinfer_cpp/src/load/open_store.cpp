@@ -7,6 +7,7 @@
 #include "files/write_bundle.h"
 #include "ggml/status.h"
 #include "load/expected_uses.h"
+#include "load/expert_plan.h"
 #include "load/stored_blocks.h"
 #include "storage/resident_file.h"
 
@@ -22,6 +23,12 @@ std::string resident_path(const Model& m) {
 }
 
 ResidentOwner owner_of(const Model& m) {
+    if (m.storage->experts) {
+        const PageShape& shape = m.storage->experts;
+        int32_t most = 0;
+        for (const FeedForward* part : m.ffns) most = std::max(most, int32_t(part->n_expert()));
+        return {source_hash(m.file), shape.n_parts(), most};
+    }
     return {std::string(m.file.gguf.string("powerinfer.bundle.source_hash", "")),
             m.storage->shape.n_blocks, int32_t(largest_sizes(m.layers).n_ff)};
 }
@@ -79,10 +86,10 @@ std::unique_ptr<NeuronStore> open_store(const Model& m, const pi_model_params& p
     for_blocks(m, [&](const Ffn& f, const FeedForward&) { blocks.push_back(f.stored); });
     const ggml::File& file = *m.file.files[size_t(blocks[0].file)];
     if (!reader) reader = ggml::open_reader(file.path(), reader_options(blocks[0].layout));
-    std::unique_ptr<PredictorPages> predictors;
+    std::unique_ptr<ExpertPages> predictors;
     if (m.storage->predictors) {
-        predictors = std::make_unique<PredictorPages>(m.storage->predictors, stored_predictors(m),
-                                                      reader->align());
+        predictors = std::make_unique<ExpertPages>(m.storage->predictors, stored_predictors(m),
+                                                   reader->align(), "the predictor of block");
     }
     auto store = std::make_unique<NeuronStore>(std::move(reader), m.storage->shape, blocks,
                                                std::move(predictors));
@@ -119,14 +126,40 @@ std::unique_ptr<NeuronStore> open_store(const Model& m, const pi_model_params& p
     return store;
 }
 
+std::unique_ptr<ExpertStore> open_experts(const Model& m, const pi_model_params& params,
+                                          std::vector<std::unique_ptr<ggml::Reader>> readers) {
+    std::vector<int32_t> files;
+    std::vector<StoredPage> experts = stored_experts(m, files);
+    for (size_t i = readers.size(); i < files.size(); i++) {
+        const int32_t file = files[i];
+        readers.push_back(
+            ggml::open_reader(m.file.files[size_t(file)]->path(), expert_reader_options()));
+    }
+    std::vector<const ggml::File*> opened;
+    for (int32_t file : files) opened.push_back(m.file.files[size_t(file)].get());
+    auto store = std::make_unique<ExpertStore>(std::move(opened), std::move(readers),
+                                               m.storage->experts, std::move(experts));
+    const std::string path = resident_path(m);
+    if (!ggml::file_exists(path)) return store;
+    ggml::Context context(params.n_threads > 0 ? params.n_threads : ggml::default_threads());
+    store->fill(context, load_resident(path, owner_of(m)), [&](float fraction) {
+        if (params.progress && !params.progress(fraction, params.progress_data)) {
+            throw Error(Code::cancelled, "loading was cancelled");
+        }
+    });
+    return store;
+}
+
 void save_store(const Model& m) {
     constexpr int64_t kEnough = 64;  // tokens that say what is needed
     bool profiled = false;
     for_blocks(m, [&](const Ffn& f, const FeedForward&) { profiled = profiled || f.rate; });
-    if (profiled || m.store->tokens() < kEnough) return;
+    const int64_t tokens = m.experts ? m.experts->tokens() : m.store->tokens();
+    if (profiled || tokens < kEnough) return;
     try {
         save_resident(resident_path(m), owner_of(m),
-                      numbered_in_file(*m.store, m.store->residency().resident()));
+                      m.experts ? m.experts->ranked()
+                                : numbered_in_file(*m.store, m.store->residency().resident()));
     } catch (const std::exception&) {
         // Without it the next run begins with an empty cache.
     }

@@ -2,10 +2,12 @@
 #pragma once
 
 #include <memory>
+#include <vector>
 #include <string>
 
 #include "ggml/reader.h"
 #include "model/model.h"
+#include "storage/expert_store.h"
 #include "storage/store.h"
 
 namespace powerinfer {
@@ -24,8 +26,14 @@ uint64_t bundle_to_write(const Model& model);
 std::unique_ptr<NeuronStore> open_store(const Model& model, const pi_model_params& params,
                                         std::unique_ptr<ggml::Reader> reader = nullptr);
 
-// Writes what the store holds to a file beside the bundled one, from which open_store() fills the
-// next one, if the model has no profile. Failing to do so is no error.
+// Opens the store of a model whose experts stay in its own files. Its cache is empty, unless
+// save_store() has left a list. readers: of the files, in the order of stored_experts(); none: the
+// best ones here.
+std::unique_ptr<ExpertStore> open_experts(const Model& model, const pi_model_params& params,
+                                          std::vector<std::unique_ptr<ggml::Reader>> readers = {});
+
+// Writes what the store holds to a file beside the model's, from which the next one is filled, if
+// the model has no profile. Failing to do so is no error.
 void save_store(const Model& model);
 
 }  // namespace powerinfer

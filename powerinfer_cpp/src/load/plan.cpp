@@ -153,9 +153,17 @@ Plan make_plan(const Model& model, const pi_session_params& asked) {
     plan.n_ctx = params.n_ctx;
     if (model.device) plan.vram_budget = model.device->budget->limit();
     const std::vector<PlanPart> session =
-        session_parts(model, params, model.device_layers(), model.storage.has_value());
+        session_parts(model, params, model.device_layers(), model.stores_neurons());
     plan.parts.insert(plan.parts.end(), session.begin(), session.end());
-    if (model.storage) {
+    if (model.storage && model.storage->experts) {
+        const PageShape& shape = model.storage->experts;
+        for (size_t i = 0; i < shape.classes.size(); i++) {
+            const PageShape::Class& c = shape.classes[i];
+            plan.cached += uint64_t(c.slots) * c.page;
+            plan.stored += uint64_t(shape.blocks_of(int32_t(i)) - c.slots) * c.page;
+        }
+        plan.read_seconds = model.storage->read_seconds;
+    } else if (model.storage) {
         const StoreShape& shape = model.storage->shape;
         plan.cached = shape.slot_bytes(shape.gate_slots, shape.up_down_slots);
         const int64_t all = shape.residency().parts();

@@ -29,17 +29,6 @@ uint64_t session_bytes(const Model& m, const pi_model_params& params,
     return sessions_bytes(m, params, session, m.device_layers(), stored, Tier::ram);
 }
 
-// What callers want to keep of results.
-uint64_t rows_kept_bytes(const Model& m, const pi_model_params& params) {
-    return uint64_t(std::max(params.n_rows_kept, 0)) * uint64_t(m.config.n_vocab) * sizeof(float);
-}
-
-// What the process takes besides all that is planned: code, stacks, vocabulary. Little beside a
-// large model, and less beside a small one.
-uint64_t process_bytes(const Model& m, uint64_t planned) {
-    return m.budget->given() ? std::min<uint64_t>(32 << 20, planned / 32) : 0;
-}
-
 // A block's layout in its bundled file, or in the one that is to be written.
 StoreLayout layout_of(const Ffn& f) {
     if (f.stored) return f.stored.layout;
@@ -53,10 +42,10 @@ StoreLayout layout_of(const Ffn& f) {
 class Division {
  public:
     Division(const Model& m, int32_t sparse, bool predicted, const StoreShape& none,
-             const PredictorShape& pages);
+             const PageShape& pages);
     // Divides so much memory for a cache with its tables, and for pages, so that a token reads for
     // the least time. More memory never makes it more.
-    void divide(uint64_t left, StoreShape& shape, PredictorShape& pages, double& seconds) const;
+    void divide(uint64_t left, StoreShape& shape, PageShape& pages, double& seconds) const;
     // Does a cache with so much memory lend so many bytes?
     bool lends(uint64_t left, uint64_t bytes) const;
 
@@ -71,24 +60,20 @@ class Division {
 };
 
 // Pages for predictors, with room for those of a row's experts and none in the cache.
-PredictorShape predictor_pages(const Model& m) {
-    PredictorShape shape;
-    for (const StoredPredictor& block : stored_predictors(m)) {
-        uint64_t page = 0;
-        for (const StoredMatrix& matrix : block) page = ggml::size_sum(page, matrix.room());
-        shape.page = std::max(shape.page, page);
-    }
-    if (!shape) return shape;
+PageShape predictor_pages(const Model& m) {
+    PageShape shape;
     for (const FeedForward* part : m.ffns) {
         shape.before.push_back(part->first_block);
-        shape.in_use = std::max(shape.in_use, part->n_used);
+        shape.landings = std::max(shape.landings, int64_t(part->n_used));
     }
     shape.before.push_back(m.n_blocks());
+    shape.in_use = 1;
+    set_classes(shape, stored_predictors(m), 1);
     return shape;
 }
 
 Division::Division(const Model& m, int32_t sparse, bool predicted, const StoreShape& none,
-                   const PredictorShape& pages)
+                   const PageShape& pages)
     : none_(none),
       steps_({uint64_t(none.gate_sectors * StoreShape::kSector),
               uint64_t(none.up_down_sectors * StoreShape::kSector)},
@@ -115,7 +100,7 @@ Division::Division(const Model& m, int32_t sparse, bool predicted, const StoreSh
         }
         chosen += uses.chosen * double(rows.size());
         if (pages && predicted) {
-            of_pages.push_back(uses.chosen * kDisk.joined(double(pages.page)));
+            of_pages.push_back(uses.chosen * kDisk.joined(double(pages.classes[0].page)));
         }
     });
     steps_.sort();
@@ -168,19 +153,18 @@ bool Division::lends(uint64_t left, uint64_t bytes) const {
     return most.lendable() >= bytes;
 }
 
-void Division::divide(uint64_t left, StoreShape& shape, PredictorShape& pages,
-                      double& seconds) const {
+void Division::divide(uint64_t left, StoreShape& shape, PageShape& pages, double& seconds) const {
     // Numbers of pages that do not depend on the memory: what is possible with less is with more.
     constexpr int64_t kTried = 64;
     const auto n_pages = int64_t(page_seconds_.size()) - 1;
     const int64_t step = std::max<int64_t>(1, (n_pages + kTried - 1) / kTried);
-    PredictorShape tried = pages;
-    tried.slots = 0;
+    PageShape tried = pages;
+    tried.set_share(0);
     const uint64_t none = tried.bytes();
     const uint64_t least_tables = ggml::carved_bytes<NeuronStore::Tables>(none_);
     seconds = std::numeric_limits<double>::infinity();
     for (int64_t n = 0;; n = std::min(n + step, n_pages)) {
-        tried.slots = n;
+        if (n) tried.classes[0].slots = n;
         const uint64_t more = tried.bytes() - none;
         if (n && ggml::size_sum(more, least_tables) > left) break;
         StoreShape found;
@@ -195,6 +179,15 @@ void Division::divide(uint64_t left, StoreShape& shape, PredictorShape& pages,
 }
 
 }  // namespace
+
+uint64_t rows_kept_bytes(const Model& m, const pi_model_params& params) {
+    return uint64_t(std::max(params.n_rows_kept, 0)) * uint64_t(m.config.n_vocab) * sizeof(float);
+}
+
+// Little beside a large model, and less beside a small one.
+uint64_t process_bytes(const Model& m, uint64_t planned) {
+    return m.budget->given() ? std::min<uint64_t>(32 << 20, planned / 32) : 0;
+}
 
 uint64_t all_in_ram(const Model& m, const pi_model_params& params) {
     const uint64_t sessions = session_bytes(m, params, kept_session(m, params), false);
@@ -223,6 +216,11 @@ std::string keeps_to_ram(const Model& m) {
 }
 
 std::vector<PlanPart> storage_parts(const StoragePlan& plan) {
+    if (plan.experts) {
+        return {{Tier::ram, Part::cache, -1, plan.experts.bytes()},
+                {Tier::ram, Part::staging, -1, plan.reader},
+                {Tier::ram, Part::process, -1, plan.process}};
+    }
     const StoreShape& s = plan.shape;
     const uint64_t staging = uint64_t(StoreShape::kLanes * s.lanes);
     return {{Tier::ram, Part::predictor, -1, plan.predictors.bytes()},
@@ -253,7 +251,7 @@ StoragePlan plan_storage(const Model& m, const pi_model_params& params) {
     if (m.device || !equal) shape.before = before;
     shape.lanes = shape.least_lane();
     plan.reader = ggml::Reader::memory(reader_options(layout));
-    PredictorShape& predictors = plan.predictors = predictor_pages(m);
+    PageShape& predictors = plan.predictors = predictor_pages(m);
 
     const auto table_bytes = [&] { return ggml::carved_bytes<NeuronStore::Tables>(shape); };
     uint64_t fixed = total(m.plan.parts, Tier::ram);
@@ -323,10 +321,10 @@ void require_least(const Model& m) {
     const uint64_t least = m.storage->least, limit = m.budget->limit();
     if (least <= limit) return;
     throw Error(Code::memory,
-                format("%s: with the neurons on the disk it needs at least %llu bytes (%.1f MiB) "
+                format("%s: with the %s on the disk it needs at least %llu bytes (%.1f MiB) "
                        "of RAM, and %.1f MiB may be used",
-                       m.file.gguf.path().c_str(), (unsigned long long)least, double(least) / kMiB,
-                       double(limit) / kMiB));
+                       m.file.gguf.path().c_str(), m.storage->experts ? "experts" : "neurons",
+                       (unsigned long long)least, double(least) / kMiB, double(limit) / kMiB));
 }
 
 }  // namespace powerinfer

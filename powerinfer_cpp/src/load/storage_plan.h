@@ -22,6 +22,11 @@ StoragePlan plan_storage(const Model& model, const pi_model_params& params);
 // Throws Error(memory) naming the least budget, if the model's is smaller.
 void require_least(const Model& model);
 
+// What callers want to keep of results; and what the process takes besides all that is planned:
+// code, stacks, vocabulary.
+uint64_t rows_kept_bytes(const Model& model, const pi_model_params& params);
+uint64_t process_bytes(const Model& model, uint64_t planned);
+
 // The parts of a memory plan that it stands for.
 std::vector<PlanPart> storage_parts(const StoragePlan& plan);
 

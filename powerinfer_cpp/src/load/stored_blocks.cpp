@@ -12,14 +12,14 @@ std::vector<int32_t> stored_rows(const Model& m, const Ffn& f, int64_t layer) {
     return rows;
 }
 
-std::vector<StoredPredictor> stored_predictors(const Model& m) {
-    std::vector<StoredPredictor> blocks(size_t(m.n_blocks()));
+std::vector<StoredPage> stored_predictors(const Model& m) {
+    std::vector<StoredPage> blocks(size_t(m.n_blocks()));
     for (const WeightSpec& w : m.weights) {
         if (!w.by_expert()) continue;
         const int64_t block = m.only_ffn(layer_of(w.name)).first_block + w.row0 / w.rows;
         const auto layout = w.strips() ? ggml::Layout::strips : ggml::Layout::rows;
         blocks[size_t(block)].push_back(
-            {w.file_offset(), {w.tensor->type, layout, w.rows, w.cols, nullptr}});
+            {0, w.file_offset(), {w.tensor->type, layout, w.rows, w.cols, nullptr}});
     }
     return blocks;
 }
@@ -28,6 +28,13 @@ ggml::ReaderOptions reader_options(const StoreLayout& layout) {
     ggml::ReaderOptions options;
     options.align = uint32_t(layout.align);
     options.depth = 256;  // in flight
+    return options;
+}
+
+ggml::ReaderOptions expert_reader_options() {
+    ggml::ReaderOptions options;
+    options.align = 4096;  // what any disk takes
+    options.depth = 64;
     return options;
 }
 

@@ -6,7 +6,7 @@
 
 #include "ggml/reader.h"
 #include "model/model.h"
-#include "storage/predictor_pages.h"
+#include "storage/expert_pages.h"
 
 namespace powerinfer {
 
@@ -22,9 +22,10 @@ void for_blocks(const Model& m, const F& use) {
 std::vector<int32_t> stored_rows(const Model& model, const Ffn& block, int64_t layer);
 
 // Where the file has the predictors of experts.
-std::vector<StoredPredictor> stored_predictors(const Model& model);
+std::vector<StoredPage> stored_predictors(const Model& model);
 
-// How a file with such a layout is read.
+// How a file with such a layout is read; and one with experts anywhere.
 ggml::ReaderOptions reader_options(const StoreLayout& layout);
+ggml::ReaderOptions expert_reader_options();
 
 }  // namespace powerinfer

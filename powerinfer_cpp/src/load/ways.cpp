@@ -78,6 +78,7 @@ class Finder {
 
  private:
     bool stored() const { return m_.storage.has_value(); }
+    bool stores_neurons() const { return m_.stores_neurons(); }
 
     uint64_t sessions(const pi_session_params& session, bool on_disk) const {
         const std::vector<PlanPart> parts = session_parts(m_, session, m_.device_layers(), on_disk);
@@ -124,7 +125,7 @@ class Finder {
         uint64_t rows = 0;
         for (const WeightSpec& w : m_.weights) {
             const bool of_ffn = w.part == Part::ffn && w.is<Product>();
-            if (of_ffn || w.stays_on_disk()) rows += w.bytes(w.location.rows);
+            if (of_ffn || w.stays_on_disk(OnDisk::neurons)) rows += w.bytes(w.location.rows);
         }
         const auto blocks = uint64_t(m_.n_blocks());
         pi_session_params session = session_;

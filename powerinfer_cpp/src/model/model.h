@@ -15,6 +15,7 @@
 #include "model/config.h"
 #include "model/layer.h"
 #include "powerinfer.h"
+#include "storage/page_shape.h"
 #include "storage/store_shape.h"
 #include "tokenizer/vocab.h"
 #include "weights/model_file.h"
@@ -22,12 +23,15 @@
 
 namespace powerinfer {
 
+class ExpertStore;
 class NeuronStore;
 
-// How a budget of RAM is divided if neurons stay on the disk (storage_plan.h).
+// How a budget of RAM is divided if neurons stay on the disk (storage_plan.h), or whole experts
+// (expert_plan.h).
 struct StoragePlan {
-    StoreShape shape;
-    PredictorShape predictors;                     // of experts
+    StoreShape shape;                              // of neurons
+    PageShape predictors;                          // of experts
+    PageShape experts;                             // whole ones, instead of neurons
     uint64_t tables = 0, reader = 0, process = 0;  // bytes
     uint64_t least = 0;                            // the least budget with which the model runs so
     int32_t n_ubatch = 0;                          // rows that sessions compute at once, at most
@@ -87,6 +91,9 @@ struct Model {
     std::optional<StoragePlan> storage;          // neurons stay on the disk; or RAM has all
     // Of these neurons. It belongs to whichever session computes: see its mutex.
     std::unique_ptr<NeuronStore> store;
+    std::unique_ptr<ExpertStore> experts;  // the same, of whole experts
+    // Do neurons stay on the disk? Sessions have other memory then.
+    bool stores_neurons() const { return storage && !storage->experts; }
     bool keeps_resident = false;  // its file may be written when the model is closed
     // What saved states call the weights (state.cpp), once one has asked for it.
     mutable struct {

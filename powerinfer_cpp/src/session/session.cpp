@@ -50,7 +50,7 @@ Session::Session(std::shared_ptr<const Model> m, const pi_session_params& asked)
     }
     const int64_t n_device = model->device_layers();
     const std::vector<PlanPart> parts =
-        session_parts(*model, params, n_device, model->storage.has_value());
+        session_parts(*model, params, n_device, model->stores_neurons());
     const std::string what = format("a context of %d positions", params.n_ctx);
     reserved_ = model->budget->reserve(what, total(parts, Tier::ram));
     if (n_device) {
@@ -71,7 +71,7 @@ Session::Session(std::shared_ptr<const Model> m, const pi_session_params& asked)
                 break;
             case Part::scratch:
                 work_ = Workspace(carver, *model, params, context.threads.size(),
-                                  model->storage.has_value());
+                                  model->stores_neurons());
                 break;
             case Part::results:
                 carver.take(results_, {params.n_logits, kept_width(c, params)});
@@ -172,7 +172,7 @@ void Session::eval(const pi_batch& b) {
     // do not depend on the number.
     context.threads.limit(std::min(b.n == 1 ? params.n_threads : params.n_threads_batch, cores_));
     record.begin(b.n);
-    NeuronSource source(model->store.get(), counts.stored);
+    NeuronSource source(model->store.get(), model->experts.get(), counts.stored);
     uint64_t lent = 0;
     const int32_t rows = rows_at_once(b.n, lent);
     Workspace wide;

@@ -82,8 +82,7 @@ NeuronStore::Tables::Tables(ggml::Carver& carver, const StoreShape& shape)
 }
 
 NeuronStore::NeuronStore(std::unique_ptr<ggml::Reader> reader, const StoreShape& shape,
-                         std::vector<StoredNeurons> blocks,
-                         std::unique_ptr<PredictorPages> predictors)
+                         std::vector<StoredNeurons> blocks, std::unique_ptr<ExpertPages> predictors)
     : shape_(shape),
       blocks_(std::move(blocks)),
       arena_(shape.arena_bytes(), "neurons"),
@@ -98,7 +97,7 @@ NeuronStore::NeuronStore(std::unique_ptr<ggml::Reader> reader, const StoreShape&
 // What reads of a disk that does not answer may still write to.
 struct NeuronStore::Landing : ggml::Abandoned {
     ggml::Memory arena;
-    std::unique_ptr<PredictorPages> predictors;
+    std::unique_ptr<ExpertPages> predictors;
     std::unique_ptr<ggml::Reader> reader;
 };
 
@@ -302,7 +301,8 @@ void NeuronStore::pump() {
     constexpr int kAtOnce = 32;
     ggml::Read reads[kAtOnce];
     // Which neurons are needed is known when the predictor has come.
-    while (predictors_ && failure_.empty() && predictors_->next(reads[0])) {
+    int32_t file = 0;  // its own
+    while (predictors_ && failure_.empty() && predictors_->next(reads[0], file)) {
         const ggml::Read of_page = reads[0];
         reads[0].tag |= kPredictors;
         if (reader_->submit(reads, 1) == 0) return;

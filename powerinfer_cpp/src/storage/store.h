@@ -22,7 +22,7 @@
 #include "ggml/neurons.h"
 #include "ggml/reader.h"
 #include "ggml/threads.h"
-#include "storage/predictor_pages.h"
+#include "storage/expert_pages.h"
 #include "storage/residency.h"
 #include "storage/store_shape.h"
 #include "weights/neuron_layout.h"
@@ -72,7 +72,7 @@ class NeuronStore {
     // rows_in_file().
     NeuronStore(std::unique_ptr<ggml::Reader> reader, const StoreShape& shape,
                 std::vector<StoredNeurons> blocks,
-                std::unique_ptr<PredictorPages> predictors = nullptr);
+                std::unique_ptr<ExpertPages> predictors = nullptr);
     ~NeuronStore();
 
     // [neurons of the block, 2]: the CRC-32C of each part.
@@ -222,7 +222,7 @@ class NeuronStore {
     bool lent_ = false;
     std::string failure_;
     ggml::Code failure_code_ = ggml::Code::io;
-    std::unique_ptr<PredictorPages> predictors_;
+    std::unique_ptr<ExpertPages> predictors_;
     struct Landing;
     std::unique_ptr<Landing> landing_;  // made early: at the end no memory may be left
     std::unique_ptr<ggml::Reader> reader_;

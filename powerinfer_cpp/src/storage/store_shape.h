@@ -38,20 +38,4 @@ struct StoreShape {
     ResidencyShape residency() const;
 };
 
-// Of predictors that stay on the disk (predictor_pages.h): one page for each block.
-struct PredictorShape {
-    // [parts + 1]: blocks of the feed-forward parts before each. A part is what a row chooses
-    // experts of.
-    std::vector<int64_t> before = {};
-    int64_t slots = 0;   // pages in the cache
-    int64_t in_use = 0;  // frames for others; at least one
-    uint64_t page = 0;   // bytes, a multiple of what a disk reads at least; 0: there are none
-
-    explicit operator bool() const { return page > 0; }
-    int64_t n_blocks() const { return before.empty() ? 0 : before.back(); }
-    // Its blocks are the parts, and its neurons the pages.
-    ResidencyShape residency() const;
-    uint64_t bytes() const;  // of all frames and tables
-};
-
 }  // namespace powerinfer

@@ -57,7 +57,7 @@ uint64_t total(const std::vector<PlanPart>& parts, Tier tier) {
 }
 
 WeightPlan plan_weights(std::vector<WeightSpec>& weights, bool use_mmap, const DeviceSplit* split,
-                        bool stored) {
+                        OnDisk stored) {
     using Memory = Location::Memory;
     WeightPlan plan;
     uint64_t bundle = 0;  // where the current bundle begins
@@ -70,7 +70,7 @@ WeightPlan plan_weights(std::vector<WeightSpec>& weights, bool use_mmap, const D
             plan.device = ggml::size_sum(plan.device, bytes);
             add(plan.parts, Tier::gpu, w.part, layer, bytes);
         }
-        if (stored && w.stays_on_disk()) {
+        if (w.stays_on_disk(stored)) {
             w.location.memory = Memory::disk;
             w.location.rows = 0;
             continue;

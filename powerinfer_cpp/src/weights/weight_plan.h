@@ -27,9 +27,9 @@ struct WeightPlan {
 };
 
 // Sets the location of every weight. Tensors must be resolved, and the parts of a bundle must be
-// consecutive. split: what a device holds; null: there is none. stored: rows of neurons that the
-// device does not have, and the embedding, stay on the disk.
+// consecutive. split: what a device holds; null: there is none. stored: what stays on the disk of
+// that which the device does not have.
 WeightPlan plan_weights(std::vector<WeightSpec>& weights, bool use_mmap, const DeviceSplit* split,
-                        bool stored);
+                        OnDisk stored);
 
 }  // namespace powerinfer

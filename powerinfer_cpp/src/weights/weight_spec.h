@@ -78,6 +78,11 @@ struct DeviceMatrix {
 constexpr uint64_t kDeviceLine = 256;
 constexpr uint64_t kWeightLine = 64;  // packed and plain weights start at a cache line
 
+// What of a model stays on the disk if it runs from storage: rows of neurons and predictors of
+// experts; or whole experts; or all feed-forward blocks. And the embedding where only single rows
+// of it are needed.
+enum class OnDisk : uint8_t { nothing, neurons, experts, blocks };
+
 // Stands for the address of a weight that RAM does not hold: says that the model has it, and faults
 // when it is read.
 inline const uint8_t* const kElsewhere = reinterpret_cast<const uint8_t*>(64);
@@ -91,6 +96,8 @@ struct WeightSpec {
     Target target;
     const ggml::TensorInfo* tensor = nullptr;  // set when found in the file
     Location location;                         // set by plan_weights()
+    int64_t block = -1;                        // of its feed-forward part, if it is a matrix of one
+    bool chosen = false;                       // does a router choose that block?
 
     template <typename T>
     bool is() const {
@@ -112,10 +119,12 @@ struct WeightSpec {
     bool by_expert() const {
         return part == Part::predictor && shape.size() == 3 && (is<Product>() || is<Signs>());
     }
-    // If a model runs from storage, does it stay there? Rows of neurons, predictors of experts, and
-    // the embedding where only single rows of it are needed.
-    bool stays_on_disk() const {
-        return by_neuron() || by_expert() || (is<Table>() && name == "token_embd.weight");
+    bool stays_on_disk(OnDisk what) const {
+        if (what == OnDisk::nothing) return false;
+        const bool stays = what == OnDisk::neurons   ? by_neuron() || by_expert()
+                           : what == OnDisk::experts ? chosen
+                                                     : block >= 0;
+        return stays || (is<Table>() && name == "token_embd.weight");
     }
     // Does whoever computes the logits need it: the last norm and the matrix?
     bool of_head() const;

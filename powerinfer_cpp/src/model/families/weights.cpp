@@ -325,6 +325,7 @@ void Weights::ffn(int64_t i, bool gated) {
     if (by_rows) {
         neurons({i, of, 0, 0}, gated, down, f);
     } else {
+        const size_t first = specs_.size();
         const std::string gate = blk(i, "ffn_gate.weight"), up = blk(i, "ffn_up.weight");
         const ggml::TensorInfo* both = gated && !has(gate) ? m.file.gguf.find_tensor(up) : nullptr;
         if (both && both->ne[1] == 2 * n_ff) {
@@ -336,6 +337,7 @@ void Weights::ffn(int64_t i, bool gated) {
             matrix(Part::ffn, up, n_ff, n_embd, &f.up);
         }
         matrix(Part::ffn, blk(i, "ffn_down.weight"), n_embd, n_ff, &f.down);
+        for (size_t k = first; k < specs_.size(); k++) specs_[k].block = 0;
     }
     optional(Part::ffn, blk(i, "ffn_gate.bias"), n_ff,
              by_rows ? &f.neurons.gate_bias : &f.gate_bias);
@@ -364,26 +366,50 @@ void Weights::experts(int64_t i) {
         // PowerInfer's SmallThinker files use the plain name for neuron rows.
         by_rows = t->ne[0] == n_embd && n_embd != n_ff;
     }
+    // One tensor has the rows of gate and up, gates first; or older files have a tensor for every
+    // matrix of every expert.
+    const std::string fused = blk(i, "ffn_gate_up_exps.weight");
+    const auto single = [&](const char* what, int64_t e) {
+        return blk(i, ggml::format("ffn_%s.%lld.weight", what, (long long)e).c_str());
+    };
+    const bool singles = has(single("up", 0));
     // Memory for experts is taken only if their tensor has as many: a wrong one is reported by its
     // shape.
-    std::string all = blk(i, "ffn_up_exps.weight");
+    std::string all = has(fused) ? fused : blk(i, "ffn_up_exps.weight");
     for (const char* name : {kUpDownRows, kBundle}) {
         if (has(blk(i, name) + "_exps")) all = blk(i, name) + "_exps";
     }
     const ggml::TensorInfo* up = m.file.gguf.find_tensor(all);
-    const bool there = up && up->ne[2] == router.n_expert;
+    const bool there = singles ? has(single("up", router.n_expert - 1))
+                               : up && up->ne[2] == router.n_expert;
     of.blocks.resize(size_t(there ? router.n_expert : 1));
     const std::vector<int64_t> by_neuron{n_embd, n_ff, router.n_expert},
-        by_output{n_ff, n_embd, router.n_expert};
+        by_both{n_embd, 2 * n_ff, router.n_expert}, by_output{n_ff, n_embd, router.n_expert};
     for (int64_t e = 0; e < of.n_blocks(); e++) {
         Ffn& f = of.blocks[size_t(e)];
-        const std::string gate = blk(i, "ffn_gate_exps.weight"), up = blk(i, "ffn_up_exps.weight");
         if (by_rows) {
             neurons({i, of, router.n_expert, e}, true, down, f);
+            continue;
+        }
+        const size_t first = specs_.size();
+        if (singles) {
+            matrix(Part::ffn, single("gate", e), n_ff, n_embd, &f.gate);
+            matrix(Part::ffn, single("up", e), n_ff, n_embd, &f.up);
+            matrix(Part::ffn, single("down", e), n_embd, n_ff, &f.down);
         } else {
-            rows(Part::ffn, gate, by_neuron, e * n_ff, n_ff, Product{&f.gate});
-            rows(Part::ffn, up, by_neuron, e * n_ff, n_ff, Product{&f.up});
+            if (has(fused)) {
+                rows(Part::ffn, fused, by_both, 2 * e * n_ff, n_ff, Product{&f.gate});
+                rows(Part::ffn, fused, by_both, (2 * e + 1) * n_ff, n_ff, Product{&f.up});
+            } else {
+                const std::string gate = blk(i, "ffn_gate_exps.weight");
+                rows(Part::ffn, gate, by_neuron, e * n_ff, n_ff, Product{&f.gate});
+                rows(Part::ffn, all, by_neuron, e * n_ff, n_ff, Product{&f.up});
+            }
             rows(Part::ffn, down, by_output, e * n_embd, n_embd, Product{&f.down});
+        }
+        for (size_t k = first; k < specs_.size(); k++) {
+            specs_[k].block = e;
+            specs_[k].chosen = true;
         }
     }
 }

@@ -1,0 +1,108 @@
+#include "load/expert_plan.h"
+
+#include <algorithm>
+
+#include "ggml/reader.h"
+#include "ggml/sizes.h"
+#include "load/storage_plan.h"
+#include "load/stored_blocks.h"
+#include "storage/split_pools.h"
+
+namespace powerinfer {
+
+namespace {
+
+constexpr int32_t kLeastRows = 16;      // of a micro-batch
+constexpr uint64_t kSessionShare = 16;  // of the budget: what more rows may take
+constexpr int kShares = 1 << 16;        // steps of the share of experts that memory has
+
+// Frames for experts that are computed with or packed before they are needed.
+constexpr int64_t kInUse = 4;
+// Sizes of experts: two in files where half of the layers have a larger down matrix.
+constexpr int kClasses = 4;
+
+// Landings for the experts of two rows: while those of one are computed, others are on their way.
+PageShape pages_of(const Model& m, const std::vector<StoredPage>& experts) {
+    PageShape shape;
+    for (const FeedForward* part : m.ffns) {
+        shape.before.push_back(part->first_block);
+        shape.landings = std::max(shape.landings, int64_t(2 * part->n_used));
+    }
+    shape.before.push_back(m.n_blocks());
+    shape.in_use = kInUse;
+    set_classes(shape, experts, kClasses);
+    return shape;
+}
+
+}  // namespace
+
+std::string keeps_experts(const Model& m) {
+    if (m.device) return "a device has some layers";
+    const bool any = std::any_of(m.weights.begin(), m.weights.end(),
+                                 [](const WeightSpec& w) { return w.chosen; });
+    return any ? "" : "the file has no experts";
+}
+
+std::vector<StoredPage> stored_experts(const Model& m, std::vector<int32_t>& files) {
+    std::vector<StoredPage> experts(size_t(m.n_blocks()));
+    for (const WeightSpec& w : m.weights) {
+        if (w.location.memory != Location::Memory::disk || w.block < 0) continue;
+        auto file = std::find(files.begin(), files.end(), w.tensor->file);
+        if (file == files.end()) file = files.insert(files.end(), w.tensor->file);
+        const int64_t block = m.only_ffn(layer_of(w.name)).first_block + w.block;
+        const auto layout = w.strips() ? ggml::Layout::strips : ggml::Layout::rows;
+        experts[size_t(block)].push_back({int32_t(file - files.begin()),
+                                          w.file_offset(),
+                                          {w.tensor->type, layout, w.rows, w.cols, nullptr}});
+    }
+    return experts;
+}
+
+StoragePlan plan_experts(const Model& m, const pi_model_params& params) {
+    StoragePlan plan;
+    std::vector<int32_t> files;
+    PageShape& shape = plan.experts = pages_of(m, stored_experts(m, files));
+    plan.reader =
+        ggml::size_product(uint64_t(files.size()), ggml::Reader::memory(expert_reader_options()));
+    pi_session_params session = kept_session(m, params);
+    const auto sessions = [&] { return sessions_bytes(m, params, session, 0, false, Tier::ram); };
+    const int32_t asked = session.n_ubatch;
+    session.n_ubatch = std::min(kLeastRows, asked);
+    uint64_t fixed = ggml::size_sum(total(m.plan.parts, Tier::ram), plan.reader);
+    fixed = ggml::size_sum(fixed, rows_kept_bytes(m, params));
+    const uint64_t least = ggml::size_sum(ggml::size_sum(fixed, shape.bytes()), sessions());
+    plan.process = process_bytes(m, least);
+    fixed = ggml::size_sum(fixed, plan.process);
+    plan.least = ggml::size_sum(least, plan.process);
+    const uint64_t limit = std::max(plan.least, m.budget->limit());
+    // A chunk of more rows reads the experts that it chooses once for all of them.
+    for (int32_t rows = asked; rows > session.n_ubatch; rows = std::max(kLeastRows, rows / 2)) {
+        pi_session_params wide = session;
+        wide.n_ubatch = rows;
+        const uint64_t bytes = sessions_bytes(m, params, wide, 0, false, Tier::ram);
+        if (bytes - sessions() > (limit - plan.least) / kSessionShare) continue;
+        session = wide;
+        break;
+    }
+    plan.n_ubatch = session.n_ubatch;
+    plan.sparse = session.sparse;
+    fixed = ggml::size_sum(fixed, sessions());
+    // The same share of the experts of every size, since a byte of each saves as much reading.
+    int good = 0, bad = kShares + 1;
+    while (bad - good > 1) {
+        const int middle = (good + bad) / 2;
+        shape.set_share(double(middle) / kShares);
+        (ggml::size_sum(fixed, shape.bytes()) <= limit ? good : bad) = middle;
+    }
+    shape.set_share(double(good) / kShares);
+    for (const FeedForward* part : m.ffns) {
+        const int32_t of_class = shape.class_of[size_t(part->index)];
+        if (of_class < 0) continue;
+        const PageShape::Class& c = shape.classes[size_t(of_class)];
+        const double missing = 1 - double(c.slots) / double(shape.blocks_of(of_class));
+        plan.read_seconds += missing * part->n_used * kDisk.joined(double(c.page));
+    }
+    return plan;
+}
+
+}  // namespace powerinfer

@@ -1,0 +1,206 @@
+#include "storage/expert_store.h"
+
+#include <algorithm>
+#include <chrono>
+#include <cstring>
+
+#include "ggml/status.h"
+
+namespace powerinfer {
+
+using ggml::Code;
+using ggml::Error;
+using ggml::format;
+
+namespace {
+
+// Reads in flight beside which guessed experts are read.
+constexpr int kGuessedReads = 16;
+// A wrong guess keeps the disk from other reads as long as a right one saves.
+constexpr double kLeastRight = 0.5, kForgets = 0.99;
+
+double seconds() {
+    const auto now = std::chrono::steady_clock::now().time_since_epoch();
+    return std::chrono::duration<double>(now).count();
+}
+
+}  // namespace
+
+// What reads of a disk that does not answer may still write to.
+struct ExpertStore::Landing : ggml::Abandoned {
+    std::unique_ptr<ExpertPages> pages;
+    std::vector<std::unique_ptr<ggml::Reader>> readers;
+};
+
+ExpertStore::ExpertStore(std::vector<const ggml::File*> files,
+                         std::vector<std::unique_ptr<ggml::Reader>> readers, const PageShape& shape,
+                         std::vector<StoredPage> experts)
+    : files_(std::move(files)),
+      pages_(
+          std::make_unique<ExpertPages>(shape, std::move(experts), readers[0]->align(), "expert")),
+      readers_(std::move(readers)),
+      landing_(std::make_unique<Landing>()) {}
+
+ExpertStore::~ExpertStore() {
+    bool done = true;
+    for (const auto& reader : readers_) done = ggml::drain(*reader, patience) && done;
+    if (done) return;
+    landing_->pages = std::move(pages_);
+    landing_->readers = std::move(readers_);
+    ggml::abandon(std::move(landing_));
+}
+
+int ExpertStore::in_flight() const {
+    int n = 0;
+    for (const auto& reader : readers_) n += reader->in_flight();
+    return n;
+}
+
+void ExpertStore::fail(Code code, const std::string& what) {
+    if (!failure_.empty()) return;
+    failure_code_ = code;
+    failure_ = readers_[0]->path() + ": " + what;
+}
+
+void ExpertStore::send() {
+    ggml::Read read;
+    int32_t file = 0;
+    for (const bool guesses : {false, true}) {
+        while (failure_.empty() && pages_->next(read, file, guesses)) {
+            // What turns out to be wrong shall not keep the disk from what is needed then.
+            if (guesses && in_flight() >= kGuessedReads) return;
+            if (readers_[size_t(file)]->submit(&read, 1) == 0) return;
+            pages_->sent(read);
+            counts.reads++;
+            counts.bytes += read.bytes();
+        }
+    }
+}
+
+// Takes finished reads, and waits for some of the first file that has any; false: there were none.
+bool ExpertStore::take(double wait_s) {
+    constexpr int kAtOnce = 64;
+    ggml::ReadDone done[kAtOnce];
+    bool any = false;
+    for (const auto& reader : readers_) {
+        if (reader->in_flight() == 0) continue;
+        const int n = reader->done(done, kAtOnce, any ? 0 : wait_s);
+        for (int i = 0; i < n; i++) {
+            const int32_t expert = pages_->done(done[i].tag);
+            if (!done[i].error) continue;
+            fail(Code::io, done[i].error == ggml::kShortRead
+                               ? "the file ends before the experts that it had when it was opened"
+                               : format("reading expert %d failed: %s", expert,
+                                        std::strerror(done[i].error)));
+        }
+        any = any || n > 0;
+    }
+    return any;
+}
+
+bool ExpertStore::request(int32_t expert) {
+    for (Guess& guess : guess_) guess.chosen = guess.chosen || guess.expert == expert;
+    counts.right += pages_->guessed(expert);
+    const bool before = pages_->requested(expert);
+    if (!pages_->request(expert)) return false;
+    if (!before) send();
+    return true;
+}
+
+void ExpertStore::guess(int32_t first, const float* scores, int32_t n, int32_t used) {
+    pages_->drop_guesses();
+    for (size_t rank = 0; rank < guess_.size(); rank++) {
+        if (guess_[rank].expert < 0) continue;
+        Guessed& known = guessed_[rank];
+        known.chosen = known.chosen * kForgets + guess_[rank].chosen;
+        known.all = known.all * kForgets + 1;
+    }
+    guess_.assign(size_t(used), {});
+    if (guessed_.size() < guess_.size()) guessed_.resize(guess_.size());
+    order_.resize(size_t(n));
+    for (int32_t i = 0; i < n; i++) order_[size_t(i)] = i;
+    std::partial_sort(order_.begin(), order_.begin() + used, order_.end(),
+                      [&](int32_t a, int32_t b) { return scores[a] > scores[b]; });
+    bool room = true;
+    for (size_t rank = 0; rank < guess_.size(); rank++) {
+        const int32_t expert = first + order_[rank];
+        if (pages_->requested(expert)) continue;
+        guess_[rank].expert = expert;
+        const Guessed& known = guessed_[rank];
+        const bool pays = known.chosen > kLeastRight * known.all;
+        if (!pays || !room) continue;
+        room = pages_->guess(expert, used);
+        counts.guessed += room;
+    }
+    send();
+}
+
+const std::vector<ggml::Matrix>& ExpertStore::matrices(ggml::Context& context, int32_t expert) {
+    counts.needed++;
+    if (!pages_->resident(expert)) counts.missed++;
+    return load(context, expert);
+}
+
+const std::vector<ggml::Matrix>& ExpertStore::load(ggml::Context& context, int32_t expert) {
+    if (!request(expert)) throw Error(Code::internal, "all landings for experts are in use");
+    try {
+        take(0);
+        send();
+        while (!pages_->complete(expert) && failure_.empty()) {
+            // What has arrived is packed while the rest is on its way.
+            if (pages_->pack(context)) {
+                take(0);
+            } else {
+                const double begin = seconds();
+                if (!take(patience)) {
+                    fail(Code::io, format("the disk has not answered for %.0f s", patience));
+                }
+                counts.waited_s += seconds() - begin;
+            }
+            send();
+        }
+        if (failure_.empty()) return pages_->matrices(context, expert);
+    } catch (const Error& e) {
+        fail(e.code(), e.what());
+    }
+    throw Error(failure_code_, failure_);
+}
+
+std::vector<int32_t> ExpertStore::in_file_order(std::vector<int32_t> experts) const {
+    std::sort(experts.begin(), experts.end(), [this](int32_t a, int32_t b) {
+        const StoredMatrix &first = pages_->page(a)[0], &second = pages_->page(b)[0];
+        return first.file != second.file ? first.file < second.file : first.offset < second.offset;
+    });
+    return experts;
+}
+
+void ExpertStore::keep(int32_t expert, int64_t rows) {
+    pages_->keep(expert, rows);
+    take(0);
+    send();
+}
+
+void ExpertStore::begin(int64_t n_tokens) {
+    if (!failure_.empty()) reset();
+    if (!failure_.empty()) throw Error(failure_code_, failure_);
+    for (const ggml::File* file : files_) file->require_unchanged();
+    pages_->drop_guesses();
+    pages_->begin(int32_t(n_tokens));
+    tokens_ += n_tokens;
+}
+
+void ExpertStore::reset() {
+    failure_.clear();
+    pages_->stop();
+    while (in_flight() > 0) {
+        if (take(patience)) continue;
+        // The disk may still write to frames: the next call fails, too, or finds the reads done.
+        failure_.clear();
+        fail(Code::io, "the disk does not answer");
+        return;
+    }
+    failure_.clear();
+    pages_->forget();
+}
+
+}  // namespace powerinfer

@@ -1,0 +1,115 @@
+// The experts of a mixture that runs from the file as it was downloaded: a cache of whole experts
+// in RAM, and reads for those that are missing. An expert's matrices are packed when they arrive,
+// so products have the bits that they have in memory.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "ggml/context.h"
+#include "ggml/file_io.h"
+#include "ggml/reader.h"
+#include "storage/expert_pages.h"
+
+namespace powerinfer {
+
+// What a store has done since it was opened.
+struct ExpertCounts {
+    uint64_t needed = 0, missed = 0;  // experts that rows chose, and those that memory lacked
+    uint64_t reads = 0, bytes = 0;    // from the disk
+    uint64_t guessed = 0, right = 0;  // experts that were read early, and those that were chosen
+    double waited_s = 0;              // seconds in which there was nothing left to compute
+};
+
+class ExpertStore {
+ public:
+    // files, readers: what `experts` refer to; files stay open as long as this. experts:
+    // [shape.n_blocks()].
+    ExpertStore(std::vector<const ggml::File*> files,
+                std::vector<std::unique_ptr<ggml::Reader>> readers, const PageShape& shape,
+                std::vector<StoredPage> experts);
+    ~ExpertStore();
+
+    // Announces n tokens. Throws Error(io) if reads of an earlier call are still in flight, or if a
+    // file has changed.
+    void begin(int64_t n_tokens);
+    // Asks for an expert that is not in memory. false: no frame is free until keep().
+    bool request(int32_t expert);
+    // Asks for the experts from `first` on that a layer may choose, if reading early pays: the
+    // `used` ones with the largest of these scores [n]. Ends what was asked for in this way before.
+    void guess(int32_t first, const float* scores, int32_t n, int32_t used);
+    bool guesses() const { return guesses_; }  // false: never
+    void set_guesses(bool on) { guesses_ = on; }
+    // Waits for an expert, and gives its matrices in their order. They stay until keep(). Throws
+    // Error(io | format) if a read failed or brought other bytes than before.
+    const std::vector<ggml::Matrix>& matrices(ggml::Context& context, int32_t expert);
+    // Ends its use by so many rows; 0: it was not used.
+    void keep(int32_t expert, int64_t rows);
+    // For errors: waits for reads in flight and forgets what was asked for.
+    void reset();
+
+    // Fills an empty cache with the experts that are worth most by an earlier session's list, in
+    // the order of the file. progress(fraction) may throw.
+    template <typename F>
+    void fill(ggml::Context& context, const std::vector<RankedPart>& saved, const F& progress) {
+        pages_->profile(saved);
+        const std::vector<int32_t> wanted = in_file_order(pages_->wanted());
+        for (size_t i = 0; i < wanted.size(); i++) {
+            for (size_t k = i; k < wanted.size() && request(wanted[k]);) k++;
+            load(context, wanted[i]);
+            keep(wanted[i], 0);
+            progress(float(i + 1) / float(wanted.size()));
+        }
+    }
+
+    // Does it stay on the disk? Blocks that no row chooses may be in memory.
+    bool has(int32_t expert) const { return !pages_->page(expert).empty(); }
+    bool absent(int32_t expert) const { return has(expert) && !pages_->resident(expert); }
+    int64_t used() const { return pages_->used(); }
+    // For such a list.
+    std::vector<RankedPart> ranked() const { return pages_->ranked(); }
+    const PageShape& shape() const { return pages_->shape(); }
+    const ggml::Reader& reader() const { return *readers_[0]; }
+    int64_t tokens() const { return tokens_; }
+    // A disk that does not answer for so many seconds has failed.
+    double patience = 10;
+    ExpertCounts counts;
+    std::mutex mutex;  // held by a session while it computes
+
+ private:
+    struct Landing;
+
+    std::vector<int32_t> in_file_order(std::vector<int32_t> experts) const;
+    const std::vector<ggml::Matrix>& load(ggml::Context& context, int32_t expert);
+    void send();
+    bool take(double wait_s);
+    void fail(ggml::Code code, const std::string& what);
+    int in_flight() const;
+
+    const std::vector<const ggml::File*> files_;
+    std::unique_ptr<ExpertPages> pages_;
+    std::vector<std::unique_ptr<ggml::Reader>> readers_;
+    std::unique_ptr<Landing> landing_;  // made early: at the end no memory may be left
+    int64_t tokens_ = 0;
+    // The experts that were not in memory when they were thought likely for a layer, by their rank
+    // there, also those that were not asked for.
+    struct Guess {
+        int32_t expert = -1;
+        bool chosen = false;
+    };
+    // By rank: how many were chosen of how many, with decay.
+    struct Guessed {
+        double chosen = 1, all = 1;
+    };
+    bool guesses_ = true;
+    std::vector<Guess> guess_;
+    std::vector<Guessed> guessed_;
+    std::vector<int32_t> order_;  // of a layer's experts
+    std::string failure_;
+    ggml::Code failure_code_ = ggml::Code::io;
+};
+
+}  // namespace powerinfer

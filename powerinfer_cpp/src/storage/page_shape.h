@@ -1,0 +1,42 @@
+// The sizes of a cache of pages of experts (expert_pages.h), as memory plans know them.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "storage/residency.h"
+
+namespace powerinfer {
+
+// Of experts, or their predictors, that stay on the disk: one page for each block.
+struct PageShape {
+    static constexpr uint64_t kTables = 384;  // bytes for each block, at most
+    // Pages of a size. Frames that are not in the cache take in what is in use.
+    struct Class {
+        uint64_t page = 0;  // bytes
+        int64_t slots = 0;  // pages in the cache
+    };
+    // [parts + 1]: blocks of the feed-forward parts before each. A part is what a row chooses
+    // experts of.
+    std::vector<int64_t> before = {};
+    std::vector<Class> classes = {};     // none: there are no pages
+    std::vector<int32_t> class_of = {};  // [parts]; -1: it has no pages
+    int64_t in_use = 0;                  // frames of each class that are not in the cache, least 1
+    int64_t landings = 0;                // pages on their way, at least one
+    uint64_t landing = 0;                // bytes of each, a multiple of what a disk reads at least
+
+    explicit operator bool() const { return !classes.empty(); }
+    int64_t n_blocks() const { return before.empty() ? 0 : before.back(); }
+    int32_t n_parts() const { return int32_t(class_of.size()); }
+    int32_t part_of(int64_t block) const;
+    int64_t blocks_of(int32_t of_class) const;
+    int64_t slots() const;  // of all classes
+    // Gives every class room for the same share of its pages, at least.
+    void set_share(double share);
+    // Blocks of the residency are the parts, and its neurons the pages; those of other classes have
+    // none.
+    ResidencyShape residency(int32_t of_class) const;
+    uint64_t bytes() const;  // of all frames, landings and tables
+};
+
+}  // namespace powerinfer

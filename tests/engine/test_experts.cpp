@@ -1,0 +1,257 @@
+// Mixtures that run from their ordinary files: the same bits as in memory, at every budget; disks that
+// fail; files that change.
+#include <chrono>
+#include <cstdlib>
+#include <fstream>
+#include <thread>
+
+#include "circle.h"
+#include "faulty_reader.h"
+#include "stored_models.h"
+
+namespace {
+
+using namespace stored;
+using faulty::Fault;
+
+Shape mixture(DType type = DType::Q8_0) {
+    Shape shape;
+    shape.type = type;
+    shape.n_embd = 128, shape.n_ff = 512, shape.n_layer = 3, shape.n_expert = 24;
+    return shape;
+}
+
+std::string written(const Description& d) {
+    const std::string path = folder / "mixture.gguf";
+    std::remove((path + ".resident").c_str());
+    tiny::write(d, path);
+    return path;
+}
+
+// Another format for one matrix, as half of the layers have it in K_M files.
+void reencode(Description& d, const std::string& name, DType type) {
+    tiny::Tensor& t = d.tensor(name);
+    const int64_t n = t.ne[0] * t.ne[1] * t.ne[2];
+    std::vector<float> values(static_cast<size_t>(n));
+    ggml::info(t.type).decode(t.bytes.data(), values.data(), n);
+    t.type = type;
+    t.bytes.resize(size_t(ggml::info(type).size(n)));
+    ggml::info(type).encode(values.data(), t.bytes.data(), n);
+}
+
+// One tensor with the rows of gate and up, expert by expert.
+void fuse(Description& d, const std::string& blk) {
+    const tiny::Tensor gate = d.tensor(blk + "ffn_gate_exps.weight");
+    const tiny::Tensor up = d.tensor(blk + "ffn_up_exps.weight");
+    tiny::Tensor both{blk + "ffn_gate_up_exps.weight", gate.type, gate.ne, {}};
+    both.ne[1] *= 2;
+    const auto each = ptrdiff_t(gate.bytes.size()) / gate.ne[2];
+    for (ptrdiff_t e = 0; e < gate.ne[2]; e++) {
+        for (const tiny::Tensor* t : {&gate, &up}) {
+            const auto from = t->bytes.begin() + e * each;
+            both.bytes.insert(both.bytes.end(), from, from + each);
+        }
+    }
+    d.remove(gate.name);
+    d.remove(up.name);
+    d.tensors.push_back(both);
+}
+
+// A tensor for every expert.
+void divide(Description& d, const std::string& blk) {
+    for (const char* what : {"gate", "up", "down"}) {
+        const tiny::Tensor all = d.tensor(blk + "ffn_" + what + "_exps.weight");
+        const auto each = ptrdiff_t(all.bytes.size()) / all.ne[2];
+        for (ptrdiff_t e = 0; e < all.ne[2]; e++) {
+            const auto from = all.bytes.begin() + e * each;
+            d.tensors.push_back({blk + "ffn_" + what + "." + std::to_string(e) + ".weight",
+                                 all.type,
+                                 {all.ne[0], all.ne[1]},
+                                 {from, from + each}});
+        }
+        d.remove(all.name);
+    }
+}
+
+// The same bits as in memory, at several budgets and numbers of threads.
+void check_same(const Description& d) {
+    const std::string path = written(d);
+    const Floats expected = answer(load(path), session_params(1, 48));
+    for (int32_t n_threads : {1, 2}) {
+        const pi_session_params session = session_params(n_threads, 48);
+        const Bounds bounds = bounds_of(path, session);
+        CHECK(bounds.least < bounds.all);
+        for (int share = 0; share < 10; share += 3) {
+            const uint64_t budget = bounds.least + (bounds.all - bounds.least) * share / 10;
+            const auto model = Model::load(path, model_params(budget, session));
+            CHECK(model->experts && !model->store);
+            if (!model->experts) continue;
+            CHECK(same(expected, answer(model, session)));
+            CHECK(model->experts->counts.missed > 0);
+            CHECK(model->experts->used() <= model->experts->shape().slots());
+            // A second session finds what the first one left.
+            CHECK(same(expected, answer(model, session)));
+        }
+    }
+}
+
+void test_budgets() {
+    for (DType type : {DType::F32, DType::Q8_0, DType::Q4_0}) check_same(describe(mixture(type)));
+    Description mixed = describe(mixture());
+    reencode(mixed, "blk.1.ffn_down_exps.weight", DType::F16);
+    check_same(mixed);
+    Description fused = describe(mixture());
+    for (const char* blk : {"blk.0.", "blk.1.", "blk.2."}) fuse(fused, blk);
+    check_same(fused);
+    Description singles = describe(mixture());
+    for (const char* blk : {"blk.0.", "blk.1.", "blk.2."}) divide(singles, blk);
+    check_same(singles);
+}
+
+// Files with other tensors of the same numbers compute the same.
+void test_other_tensors() {
+    const pi_session_params session = session_params(1, 48);
+    const Floats expected = answer(load(written(describe(mixture()))), session);
+    Description other = describe(mixture());
+    fuse(other, "blk.0.");
+    divide(other, "blk.1.");
+    CHECK(same(expected, answer(load(written(other)), session)));
+}
+
+// What the last run kept is in memory when the next one begins.
+void test_resident() {
+    const std::string path = written(describe(mixture()));
+    const pi_session_params session = session_params(1, 48);
+    const Floats expected = answer(load(path), session, 60);
+    const Bounds bounds = bounds_of(path, session);
+    const pi_model_params params = model_params((bounds.least + bounds.all) / 2, session);
+    CHECK(same(expected, answer(Model::load(path, params), session, 60)));
+    CHECK(std::filesystem::exists(path + ".resident"));
+    const auto model = Model::load(path, params);
+    CHECK(model->experts->used() == model->experts->shape().slots());
+    CHECK(same(expected, answer(model, session, 60)));
+    // It belongs to this file only.
+    tiny::write(describe(mixture(), 2), path);
+    CHECK(Model::load(path, params)->experts->used() == 0);
+}
+
+std::shared_ptr<const Model> with_faults(const std::string& path, const pi_model_params& params,
+                                         const faulty::Order& order, faulty::Choose choose) {
+    const std::shared_ptr<const Model> model = Model::load(path, params);
+    std::vector<std::unique_ptr<ggml::Reader>> readers;
+    readers.push_back(std::make_unique<faulty::Reader>(path, order, std::move(choose)));
+    const_cast<Model&>(*model).experts = open_experts(*model, params, std::move(readers));
+    return model;
+}
+
+// After a read that failed the call fails, and the next one works.
+void test_faults() {
+    const std::string path = written(describe(mixture()));
+    const pi_session_params session = session_params(2, 48);
+    const Floats expected = answer(load(path), session, kFew);
+    const Bounds bounds = bounds_of(path, session);
+    const uint64_t n_seeds = full_circle() ? 20 : 7;
+    uint64_t n_failed = 0;
+    for (Fault fault : {Fault::eio, Fault::cut, Fault::flipped, Fault::late}) {
+        for (uint64_t seed = 0; seed < n_seeds; seed++) {
+            bool on = false;
+            auto random = faulty::at_random(seed, 0.02, {fault});
+            faulty::Order order;
+            order.seed = seed;
+            order.depth = int(1 + seed % 5);
+            const auto model =
+                with_faults(path, model_params(bounds.least + seed * 1000, session), order,
+                            [&](uint64_t n, const ggml::Read& r) {
+                                return on ? random(n, r) : Fault::none;
+                            });
+            // Experts have no checksums before they have been read.
+            answer(model, session, kFew);
+            on = true;
+            try {
+                CHECK(same(expected, answer(model, session, kFew)));
+            } catch (const Error& e) {
+                n_failed++;
+                CHECK(fault != Fault::late);
+                CHECK(e.code() == (fault == Fault::flipped ? Code::format : Code::io));
+                CHECK(std::strstr(e.what(), path.c_str()));
+            }
+            on = false;
+            CHECK(same(expected, answer(model, session, kFew)));
+        }
+    }
+    CHECK(n_failed > n_seeds);  // of three faults for each
+}
+
+// A read that never comes back ends the call, not the process.
+void test_silence() {
+    const std::string path = written(describe(mixture()));
+    const pi_session_params session = session_params(1, 48);
+    bool on = false;
+    ggml::ReadPiece asked{};
+    auto model = with_faults(path, model_params(bounds_of(path, session).least, session),
+                             faulty::Order{}, [&](uint64_t, const ggml::Read& read) {
+                                 if (!std::exchange(on, false)) return Fault::none;
+                                 asked = read.pieces[0];
+                                 return Fault::never;
+                             });
+    model->experts->patience = 0.05;
+    on = true;
+    for (int i = 0; i < 2; i++) {
+        std::string said;
+        try {
+            answer(model, session);
+        } catch (const Error& e) {
+            said = e.what();
+            CHECK(e.code() == Code::io);
+        }
+        CHECK(std::strstr(said.c_str(), "answer"));
+    }
+    const auto begin = std::chrono::steady_clock::now();
+    model.reset();
+    CHECK(std::chrono::steady_clock::now() - begin < std::chrono::seconds(5));
+    std::fill_n(asked.to, asked.bytes, uint8_t(1));
+}
+
+// A file whose bytes change while it is open: every call fails at once.
+void test_changes() {
+    namespace fs = std::filesystem;
+    const std::string good = written(describe(mixture())), path = folder / "changing.gguf";
+    const pi_session_params session = session_params(1, 48);
+    const Floats expected = answer(load(good), session, kFew);
+    const Bounds bounds = bounds_of(good, session);
+    for (const std::string& io : ways()) {
+        setenv("POWERINFER_IO", io.c_str(), 1);
+        for (int change = 0; change < 3; change++) {
+            fs::copy_file(good, path, fs::copy_options::overwrite_existing);
+            const auto model = Model::load(path, model_params(bounds.least, session));
+            CHECK(same(expected, answer(model, session, kFew)));
+            std::this_thread::sleep_for(std::chrono::milliseconds(20));  // a tick of its times
+            if (change == 0) fs::resize_file(path, fs::file_size(path) / 2);
+            if (change == 1) std::ofstream(path, std::ios::app) << "more";
+            if (change == 2) fs::remove(path);
+            for (int call = 0; call < 2; call++) {
+                std::string said;
+                try {
+                    CHECK(same(expected, answer(model, session, kFew)));
+                } catch (const Error& e) {
+                    said = e.what();
+                }
+                CHECK(said.empty() == (change == 2));
+                if (change != 2) CHECK(said.find(path) == 0);
+            }
+        }
+    }
+    unsetenv("POWERINFER_IO");
+}
+
+}  // namespace
+
+int main() {
+    test_budgets();
+    test_other_tensors();
+    test_resident();
+    test_faults();
+    test_silence();
+    test_changes();
+    return check::summary("test_experts");
+}
