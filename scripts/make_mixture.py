@@ -5,7 +5,10 @@
     scripts/make_mixture.py real.gguf --corr 0.8 --rho 0.7            # predictors that err, topics
     scripts/make_mixture.py small.gguf --embd 512 --layers 4 --ff 1408 --heads 8 --kv 8 --rank 256
 
-For speed and memory, not for text. The file is a bundled one, with a predictor for each expert,
+    scripts/make_mixture.py q.gguf --plain qwen3-30b --router qwen3   # an ordinary GGUF: 17 GB
+
+For speed and memory, not for text. With --plain the file is an ordinary one with SwiGLU experts
+(mixtures/plain.py); the other options of shape and density are not for it. Else it is a bundled one, with a predictor for each expert,
 from which a model runs that is larger than memory. It goes straight to the disk; the script takes
 some 700 MB at the default shape.
 
@@ -28,6 +31,8 @@ from pathlib import Path
 from statistics import NormalDist
 
 import numpy as np
+from mixtures.plain import FIRST, SHAPES, Plain
+from mixtures.routers import KINDS, table
 from powerinfer_cpp.convert.bundles import bundled
 from powerinfer_cpp.convert.stored import Stored
 from powerinfer_cpp.convert.writer import array, float32, string, uint32, write_gguf
@@ -69,6 +74,11 @@ def arguments() -> argparse.Namespace:
     add("--rho", type=float, default=0.0, help="share of a token's embedding that its topic has")
     add("--skew", type=float, default=0.5, help="of the router: 0: all experts are equally popular")
     add("--tokens", type=Path, help="writes 4096 ids here, with a new topic every 200")
+    add("--plain", choices=SHAPES, help="an ordinary GGUF with the sizes of this one")
+    add("--router", choices=KINDS, default="qwen3", help="of --plain: what its choices are like")
+    add("--down", help="of --plain: format of down in every other layer, as K_M files have")
+    add("--turn", type=float, default=0.33, help="of --plain: how much a layer changes the stream")
+    add("--n", type=int, default=4096, help="of --plain: tokens of the sequence")
     add("--seed", type=int, default=1)
     args = parser.parse_args()
     args.format = format_by_name(args.type)
@@ -335,6 +345,13 @@ def keys(args: argparse.Namespace) -> list:
 
 def main() -> None:
     args = arguments()
+    if args.plain:
+        plain = Plain(args, SHAPES[args.plain])
+        print(table(plain.uses(), plain.guessed))
+        write_gguf(args.out, "qwen3moe", plain.keys(), list(plain.tensors()))
+        if args.tokens:
+            np.savetxt(args.tokens, FIRST + np.arange(args.n), fmt="%d")
+        return
     mixture = Mixture(args)
     tensors, bundles = bundled(list(mixture.tensors()), args.layers)
     write_gguf(args.out, "llama", keys(args) + bundles, tensors)
