@@ -8,9 +8,10 @@
     scripts/make_mixture.py q.gguf --plain qwen3-30b --router qwen3   # an ordinary GGUF: 17 GB
 
 For speed and memory, not for text. With --plain the file is an ordinary one with SwiGLU experts
-(mixtures/plain.py); the other options of shape and density are not for it. Else it is a bundled one, with a predictor for each expert,
-from which a model runs that is larger than memory. It goes straight to the disk; the script takes
-some 700 MB at the default shape.
+(mixtures/plain.py), whose router follows a stated law (mixtures/routers.py); the other options of
+shape and density are not for it. Without it the file is a bundled one, with a predictor for each
+expert, from which a model runs that is larger than memory. It goes straight to the disk; the script
+takes some 700 MB at the default shape.
 
 The activation is dReLU: neuron n fires where both its gate and its up row give more than 0. The
 first 32 columns of the model's stream hold a constant, by which a row has a bias. So gate row n is

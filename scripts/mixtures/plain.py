@@ -10,8 +10,9 @@ predictable. Experts add next to nothing.
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 from powerinfer_cpp.convert.stored import Stored
@@ -110,18 +111,20 @@ class Plain:
             # In proportion to the stream: by the weights of the norm before attention.
             self.growth.append(np.sqrt(np.mean(x * x)))
             x += self.growth[-1] * (normed(x) @ values.T) @ out.T
-            choose = lambda x, layer=layer: np.sort(  # noqa: E731
-                np.argpartition(-(normed(x) @ self.routers[layer].T), s.used - 1)[:, : s.used]
-            )
+            choose = partial(self._choose, self.routers[layer])
             chosen[:, layer] = choose(x)
             if before is not None:
                 guess = choose(before)
                 right += sum(
-                    len(np.intersect1d(a, b))
-                    for a, b in zip(guess, chosen[:, layer], strict=True)
+                    len(np.intersect1d(a, b)) for a, b in zip(guess, chosen[:, layer], strict=True)
                 )
             before = x.copy()
         return x, chosen, right / max(1, (s.layers - 1) * len(x) * s.used)
+
+    def _choose(self, router: np.ndarray, x: np.ndarray) -> np.ndarray:
+        """The experts that these streams choose, in ascending order."""
+        used = self.shape.used
+        return np.sort(np.argpartition(-(normed(x) @ router.T), used - 1)[:, :used])
 
     def _decoded(self, rows: np.ndarray, cols: int) -> np.ndarray:
         return decode(self.fmt.type, rows.reshape(-1), len(rows) * cols).reshape(-1, cols)
@@ -136,9 +139,10 @@ class Plain:
     @staticmethod
     def _floats(name: str, values: np.ndarray) -> Stored:
         flat = np.ascontiguousarray(values, np.float32)
-        part: Callable[[int, int], np.ndarray] = lambda a, b: (  # noqa: E731
-            (flat if flat.ndim == 1 else flat[a:b]).reshape(-1).view(np.uint8)
-        )
+
+        def part(a: int, b: int) -> np.ndarray:
+            return (flat if flat.ndim == 1 else flat[a:b]).reshape(-1).view(np.uint8)
+
         return Stored(name, flat.shape, format_by_name("F32"), part)
 
     def _vocabulary(self, name: str, known: np.ndarray, first: int, fmt: Format) -> Stored:

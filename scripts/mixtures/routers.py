@@ -74,9 +74,7 @@ def describe(chosen: np.ndarray, n_expert: int, warm: int) -> Uses:
         d: float((on[d:] & on[:-d]).sum() / ((n - d) * layers * used))
         for d in (1, 2, 4, 8, 16, 32, 64)
     }
-    soon = [
-        (on[k] & on[k + 1 : k + 9].any(0)).sum() / (layers * used) for k in range(0, n - 9, 5)
-    ]
+    soon = [(on[k] & on[k + 1 : k + 9].any(0)).sum() / (layers * used) for k in range(0, n - 9, 5)]
     union = [on[a : a + 512].any(0).mean() for a in range(0, n - 511, 512)]
     keys = (np.arange(layers)[:, None] * n_expert + chosen).reshape(-1).tolist()
     begin = warm * layers * used

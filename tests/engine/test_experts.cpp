@@ -1,5 +1,5 @@
-// Mixtures that run from their ordinary files: the same bits as in memory, at every budget; disks that
-// fail; files that change.
+// Mixtures that run from their ordinary files: the same bits as in memory, at every budget; disks
+// that fail; files that change.
 #include <chrono>
 #include <cstdlib>
 #include <fstream>
@@ -159,11 +159,9 @@ void test_faults() {
             faulty::Order order;
             order.seed = seed;
             order.depth = int(1 + seed % 5);
-            const auto model =
-                with_faults(path, model_params(bounds.least + seed * 1000, session), order,
-                            [&](uint64_t n, const ggml::Read& r) {
-                                return on ? random(n, r) : Fault::none;
-                            });
+            const auto model = with_faults(
+                path, model_params(bounds.least + seed * 1000, session), order,
+                [&](uint64_t n, const ggml::Read& r) { return on ? random(n, r) : Fault::none; });
             // Experts have no checksums before they have been read.
             answer(model, session, kFew);
             on = true;

@@ -10,7 +10,7 @@
 #include "engine/sessions.h"
 #include "ggml/check.h"
 #include "ggml/sizes.h"
-#include "load/plan.h"
+#include "plan/plan.h"
 
 using namespace sessions;
 

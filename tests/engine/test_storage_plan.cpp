@@ -3,8 +3,8 @@
 #include <algorithm>
 
 #include "circle.h"
-#include "load/plan.h"
-#include "load/storage_plan.h"
+#include "plan/plan.h"
+#include "plan/storage_plan.h"
 #include "stored_models.h"
 
 namespace {

@@ -2,8 +2,8 @@
 // runs on the device until the one thing is changed.
 #include "ggml/device_ops.h"
 #include "gpu/splits.h"
-#include "load/device_split.h"
-#include "load/keeps_to_cpu.h"
+#include "plan/device_split.h"
+#include "plan/keeps_to_cpu.h"
 
 using namespace splits;
 

@@ -41,7 +41,8 @@ FLOORS = (
     "files",  # what stands beside a model
     "memory",  # what a session takes
     "observe",  # what a run did
-    "load",  # planning and opening
+    "plan",  # what lies where, and what memory that takes
+    "load",  # opening
     "forward",  # a pass
     "session",
     "tools",

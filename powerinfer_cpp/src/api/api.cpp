@@ -8,8 +8,8 @@
 #include "ggml/device.h"
 #include "ggml/threads.h"
 #include "load/open_store.h"
-#include "load/plan.h"
-#include "load/ways.h"
+#include "plan/plan.h"
+#include "plan/ways.h"
 #include "session/state.h"
 
 using namespace powerinfer::api;

@@ -6,13 +6,13 @@
 
 #include "files/placement_file.h"
 #include "ggml/status.h"
-#include "load/device_split.h"
-#include "load/expert_plan.h"
-#include "load/keeps_to_cpu.h"
 #include "load/open_store.h"
-#include "load/storage_plan.h"
 #include "load/unread.h"
 #include "model/families/family.h"
+#include "plan/device_split.h"
+#include "plan/expert_plan.h"
+#include "plan/keeps_to_cpu.h"
+#include "plan/storage_plan.h"
 #include "tokenizer/read_vocab.h"
 
 namespace powerinfer {
@@ -97,8 +97,9 @@ void log_experts(const Model& m, const pi_model_params& params) {
     const std::string said = format(
         "%s: the model runs from storage: memory has room for %lld of %lld experts, the "
         "others are read by %s%s%s",
-        reader.path().c_str(), (long long)store.shape().slots(), (long long)store.shape().n_blocks(),
-        reader.name(), reader.direct() ? ", directly" : "", note.c_str());
+        reader.path().c_str(), (long long)store.shape().slots(),
+        (long long)store.shape().n_blocks(), reader.name(), reader.direct() ? ", directly" : "",
+        note.c_str());
     params.log(3, said.c_str(), params.log_data);
 }
 

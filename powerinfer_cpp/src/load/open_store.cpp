@@ -6,9 +6,9 @@
 #include "files/find_bundle.h"
 #include "files/write_bundle.h"
 #include "ggml/status.h"
-#include "load/expected_uses.h"
-#include "load/expert_plan.h"
-#include "load/stored_blocks.h"
+#include "plan/expected_uses.h"
+#include "plan/expert_plan.h"
+#include "plan/stored_blocks.h"
 #include "storage/resident_file.h"
 
 namespace powerinfer {

@@ -6,7 +6,6 @@
 #include <vector>
 
 #include "forward/device_forward.h"
-#include "load/plan.h"
 #include "memory/sequence.h"
 #include "memory/workspace.h"
 #include "model/adapters.h"
@@ -15,6 +14,7 @@
 #include "observe/audit.h"
 #include "observe/counts.h"
 #include "observe/recorder.h"
+#include "plan/plan.h"
 #include "sampler/sampler.h"
 
 namespace powerinfer {

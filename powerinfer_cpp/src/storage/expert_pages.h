@@ -129,9 +129,7 @@ class ExpertPages {
     };
 
     int32_t part_of(int32_t block) const { return shape_.part_of(block); }
-    int32_t class_of(int32_t block) const {
-        return shape_.class_of[size_t(shape_.part_of(block))];
-    }
+    int32_t class_of(int32_t block) const { return shape_.class_of[size_t(shape_.part_of(block))]; }
     uint8_t* at(int32_t block, int32_t frame) const {
         const Class& c = classes_[size_t(class_of(block))];
         const uint64_t page = shape_.classes[size_t(class_of(block))].page;

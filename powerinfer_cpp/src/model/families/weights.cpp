@@ -380,8 +380,8 @@ void Weights::experts(int64_t i) {
         if (has(blk(i, name) + "_exps")) all = blk(i, name) + "_exps";
     }
     const ggml::TensorInfo* up = m.file.gguf.find_tensor(all);
-    const bool there = singles ? has(single("up", router.n_expert - 1))
-                               : up && up->ne[2] == router.n_expert;
+    const bool there =
+        singles ? has(single("up", router.n_expert - 1)) : up && up->ne[2] == router.n_expert;
     of.blocks.resize(size_t(there ? router.n_expert : 1));
     const std::vector<int64_t> by_neuron{n_embd, n_ff, router.n_expert},
         by_both{n_embd, 2 * n_ff, router.n_expert}, by_output{n_ff, n_embd, router.n_expert};

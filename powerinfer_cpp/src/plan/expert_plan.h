@@ -4,8 +4,8 @@
 #include <string>
 #include <vector>
 
-#include "load/plan.h"
 #include "model/model.h"
+#include "plan/plan.h"
 #include "storage/expert_pages.h"
 
 namespace powerinfer {

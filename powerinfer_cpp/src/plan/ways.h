@@ -4,8 +4,8 @@
 #include <cstdint>
 #include <vector>
 
-#include "load/plan.h"
 #include "model/model.h"
+#include "plan/plan.h"
 
 namespace powerinfer {
 

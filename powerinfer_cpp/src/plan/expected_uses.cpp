@@ -1,4 +1,4 @@
-#include "load/expected_uses.h"
+#include "plan/expected_uses.h"
 
 #include <algorithm>
 

@@ -1,12 +1,12 @@
-#include "load/storage_plan.h"
+#include "plan/storage_plan.h"
 
 #include <algorithm>
 #include <limits>
 
 #include "ggml/sizes.h"
 #include "ggml/status.h"
-#include "load/expected_uses.h"
-#include "load/stored_blocks.h"
+#include "plan/expected_uses.h"
+#include "plan/stored_blocks.h"
 #include "storage/split_pools.h"
 #include "storage/store.h"
 
@@ -19,9 +19,7 @@ using ggml::format;
 namespace {
 
 constexpr double kMiB = 1 << 20;
-// Rows of a micro-batch that sessions get at least, and the share of the budget that more rows may
-// take if the cache has no memory to lend.
-constexpr int32_t kLeastRows = 16;
+// The share of the budget that more rows may take if the cache has no memory to lend.
 constexpr uint64_t kSessionShare = 48;
 
 uint64_t session_bytes(const Model& m, const pi_model_params& params,

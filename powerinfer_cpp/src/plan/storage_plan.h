@@ -4,10 +4,13 @@
 #include <string>
 #include <vector>
 
-#include "load/plan.h"
 #include "model/model.h"
+#include "plan/plan.h"
 
 namespace powerinfer {
+
+// Rows of a micro-batch that sessions get at least.
+inline constexpr int32_t kLeastRows = 16;
 
 // Bytes of RAM that the model and the sessions that it keeps room for take, if all is there.
 uint64_t all_in_ram(const Model& model, const pi_model_params& params);

@@ -1,20 +1,19 @@
-#include "load/expert_plan.h"
+#include "plan/expert_plan.h"
 
 #include <algorithm>
 
 #include "ggml/reader.h"
 #include "ggml/sizes.h"
-#include "load/storage_plan.h"
-#include "load/stored_blocks.h"
+#include "plan/storage_plan.h"
+#include "plan/stored_blocks.h"
 #include "storage/split_pools.h"
 
 namespace powerinfer {
 
 namespace {
 
-constexpr int32_t kLeastRows = 16;      // of a micro-batch
-constexpr uint64_t kSessionShare = 16;  // of the budget: what more rows may take
-constexpr int kShares = 1 << 16;        // steps of the share of experts that memory has
+constexpr uint64_t kRowsShare = 16;  // of the budget: what more rows of a chunk may take
+constexpr int kShares = 1 << 16;     // steps of the share of experts that memory has
 
 // Frames for experts that are computed with or packed before they are needed.
 constexpr int64_t kInUse = 4;
@@ -80,7 +79,7 @@ StoragePlan plan_experts(const Model& m, const pi_model_params& params) {
         pi_session_params wide = session;
         wide.n_ubatch = rows;
         const uint64_t bytes = sessions_bytes(m, params, wide, 0, false, Tier::ram);
-        if (bytes - sessions() > (limit - plan.least) / kSessionShare) continue;
+        if (bytes - sessions() > (limit - plan.least) / kRowsShare) continue;
         session = wide;
         break;
     }

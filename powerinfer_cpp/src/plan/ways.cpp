@@ -1,4 +1,4 @@
-#include "load/ways.h"
+#include "plan/ways.h"
 
 #include <algorithm>
 

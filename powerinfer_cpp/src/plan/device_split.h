@@ -1,8 +1,8 @@
 // Chooses what a device holds of a model.
 #pragma once
 
-#include "load/plan.h"
 #include "model/model.h"
+#include "plan/plan.h"
 
 namespace powerinfer {
 

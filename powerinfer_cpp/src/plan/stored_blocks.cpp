@@ -1,4 +1,4 @@
-#include "load/stored_blocks.h"
+#include "plan/stored_blocks.h"
 
 namespace powerinfer {
 

@@ -1,4 +1,4 @@
-#include "load/plan.h"
+#include "plan/plan.h"
 
 #include <algorithm>
 #include <cmath>

@@ -1,4 +1,4 @@
-#include "load/device_split.h"
+#include "plan/device_split.h"
 
 #include <algorithm>
 #include <cstring>
@@ -6,8 +6,8 @@
 #include "device/device_model.h"
 #include "ggml/sizes.h"
 #include "ggml/status.h"
-#include "load/keeps_to_cpu.h"
 #include "memory/device_scratch.h"
+#include "plan/keeps_to_cpu.h"
 
 namespace powerinfer {
 

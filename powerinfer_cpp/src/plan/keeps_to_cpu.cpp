@@ -2,7 +2,7 @@
 // cannot do is refused by construction: every field of a part is named below, so a new kind of part
 // or a new field does not compile here until it is said whether a device computes it. A new member
 // of the structs in layer.h belongs into its list, with a reason if it keeps a layer to the CPU.
-#include "load/keeps_to_cpu.h"
+#include "plan/keeps_to_cpu.h"
 
 #include "ggml/device_ops.h"
 #include "ggml/status.h"
