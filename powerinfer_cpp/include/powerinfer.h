@@ -355,7 +355,7 @@ pi_status pi_plan_part_at(const pi_plan* plan, int32_t i, pi_plan_part* out);
 uint64_t pi_plan_budget(const pi_plan* plan); /* bytes of RAM that model and session may take */
 uint64_t pi_plan_vram_budget(const pi_plan* plan); /* the same on the device; 0: none */
 int32_t pi_plan_n_ctx(const pi_plan* plan);        /* positions per sequence in the plan */
-/* Neurons that stay on the disk, because the model does not fit the RAM. */
+/* Neurons, or whole experts, that stay on the disk, because the model does not fit the RAM. */
 typedef struct pi_storage_plan {
     size_t struct_size; /* sizeof(pi_storage_plan) */
     uint64_t cached;    /* bytes of neurons that memory has room for: the plan's part "cache" */
@@ -365,6 +365,12 @@ typedef struct pi_storage_plan {
      * and 0.98 ns a byte, by the model's profile (docs/storage.md); 0 if RAM has all. A larger
      * budget never makes it more. */
     double read_seconds;
+    /* Of whole experts, else 0: the share of those chosen that memory is expected to have, by what
+     * others measured; seconds that a generated token takes with its reads, if memory reads 30
+     * GB/s; and the budget with which it takes half of that, 0: none does. */
+    double hits;
+    double token_seconds;
+    uint64_t twice;
 } pi_storage_plan;
 pi_status pi_plan_storage(const pi_plan* plan, pi_storage_plan* out);
 /* What would make a plan of pi_plan_new fit the budget of RAM that it exceeds: the ways that

@@ -100,11 +100,23 @@ std::string ways_text(const pi_plan* plan, const std::string& model) {
 std::string from_storage(const pi_storage_plan& plan, bool may_write) {
     char text[256];
     const auto mib = [](uint64_t bytes) { return double(bytes) / (1 << 20); };
+    const bool experts = plan.token_seconds > 0;
     std::snprintf(text, sizeof text,
-                  "runs from storage: %.2f MiB of neurons in memory, %.2f on the disk, which takes "
+                  "runs from storage: %.2f MiB of %s in memory, %.2f on the disk, which takes "
                   "some %.2f ms to read for a token",
-                  mib(plan.cached), mib(plan.stored), plan.read_seconds * 1e3);
+                  mib(plan.cached), experts ? "experts" : "neurons", mib(plan.stored),
+                  plan.read_seconds * 1e3);
     std::string said = text;
+    if (experts) {
+        std::snprintf(
+            text, sizeof text,
+            "\n%.0f%% of the chosen experts are expected in memory, and some %.2g tokens/s",
+            plan.hits * 100, 1 / plan.token_seconds);
+        said += text;
+        std::snprintf(text, sizeof text, "; --ram-budget %.1f would double that",
+                      double(plan.twice) / (1 << 30));
+        if (plan.twice) said += text;
+    }
     if (!plan.to_write) return said;
     std::snprintf(text, sizeof text, "; its bundled file of %.2f MiB %s", mib(plan.to_write),
                   may_write ? "would be written first" : "is needed, and --no-bundle forbids it");

@@ -199,7 +199,9 @@ class Embeddings(TypedDict):
 class Plan(TypedDict):
     """What `Llama.plan` returns: bytes by part, in all, and how many of RAM and of a device's
     memory may be used. storage: what only the disk has, which `total` leaves out. read_seconds:
-    what reading it is expected to take for a generated token."""
+    what reading it is expected to take for a generated token. Of experts on the disk, else 0: hits,
+    the share of those chosen that memory is expected to have; token_seconds, what a generated token
+    takes with its reads; twice, the bytes of RAM with which it takes half of that, 0: none do."""
 
     ram: dict[str, int]
     gpu: dict[str, int]
@@ -208,6 +210,9 @@ class Plan(TypedDict):
     budget: int
     vram_budget: int
     read_seconds: float
+    hits: float
+    token_seconds: float
+    twice: int
 
 
 class Percentiles(TypedDict):

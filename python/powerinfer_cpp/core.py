@@ -355,9 +355,9 @@ class LlamaCore(UsesAdapters):
 
     def plan(self) -> Plan:
         """Memory plan: {tier: {part: bytes}, "total": bytes, "budget": bytes of RAM,
-        "vram_budget": bytes, "read_seconds": seconds}. Tiers are "ram", "gpu", which is empty
-        without a device, and "storage": neurons that only the disk has, which the total leaves out.
-        read_seconds is what reading them is expected to take for a generated token."""
+        "vram_budget": bytes, "read_seconds": seconds, ...}. Tiers are "ram", "gpu", which is empty
+        without a device, and "storage": what only the disk has, which the total leaves out.
+        answers.Plan says what is expected of reading it."""
         with self._lock:
             self._require_open()
             fields = {**self._session_fields, **self._shared}

@@ -16,8 +16,9 @@ def memory_plan(path: str, model: dict[str, Any], session: dict[str, Any]) -> di
 
     Returns {tier: {part: bytes}, "total": bytes, "budget": bytes of RAM that may be used,
     "vram_budget": bytes on the device that may be used, 0 without one, "read_seconds": what reading
-    from storage is expected to take for a generated token}. Tiers are "ram", "gpu" and "storage";
-    the total leaves out the last one, the neurons that only the disk has.
+    from storage is expected to take for a generated token, "hits", "token_seconds" and "twice" of
+    experts on the disk (answers.Plan)}. Tiers are "ram", "gpu" and "storage"; the total leaves out
+    the last one, what only the disk has.
     """
     out = ffi.new("pi_plan **")
     params, kept = model_params(model)
@@ -64,4 +65,6 @@ def plan_dict(plan: Any) -> dict[str, Any]:
     if storage.stored:
         tiers["storage"]["ffn"] = storage.stored
     budgets = {"budget": lib.pi_plan_budget(plan), "vram_budget": lib.pi_plan_vram_budget(plan)}
-    return {**tiers, "total": total, **budgets, "read_seconds": storage.read_seconds}
+    names = ("read_seconds", "hits", "token_seconds", "twice")
+    expected = {name: getattr(storage, name) for name in names}
+    return {**tiers, "total": total, **budgets, **expected}

@@ -118,6 +118,34 @@ void test_other_tensors() {
     CHECK(same(expected, answer(load(written(other)), session)));
 }
 
+// What is expected of a budget: more memory never makes it worse, and `twice` is what it says.
+void test_expected() {
+    const std::string path = written(describe(mixture()));
+    const pi_session_params session = session_params(1, 48);
+    const Bounds bounds = bounds_of(path, session);
+    const auto planned = [&](uint64_t budget) {
+        return *Model::inspect(path, model_params(budget, session))->storage;
+    };
+    double seconds = 1, hits = -1;
+    int n_twice = 0;
+    for (int i = 0; i < 20; i++) {
+        const StoragePlan plan = planned(bounds.least + (bounds.all - bounds.least) * i / 20);
+        CHECK(plan.read_seconds > 0 && plan.token_seconds > plan.read_seconds);
+        CHECK(plan.token_seconds <= seconds && plan.hits >= hits && plan.hits < 1);
+        seconds = plan.token_seconds, hits = plan.hits;
+        if (!plan.twice) continue;
+        n_twice++;
+        CHECK(plan.twice > bounds.least && plan.twice <= bounds.all);
+        if (plan.twice == bounds.all) continue;
+        // Within what an expert for every layer takes, and the rows that a larger budget allows.
+        const uint64_t step = (bounds.all - bounds.least) / 20;
+        CHECK(2 * planned(plan.twice - step).token_seconds > seconds);
+        if (plan.twice + step > bounds.all) continue;
+        CHECK(2 * planned(plan.twice + step).token_seconds < seconds);
+    }
+    CHECK(n_twice > 5 && n_twice < 20);
+}
+
 // What the last run kept is in memory when the next one begins.
 void test_resident() {
     const std::string path = written(describe(mixture()));
@@ -247,6 +275,7 @@ void test_changes() {
 int main() {
     test_budgets();
     test_other_tensors();
+    test_expected();
     test_resident();
     test_faults();
     test_silence();

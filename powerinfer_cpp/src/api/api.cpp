@@ -198,8 +198,9 @@ int32_t pi_plan_n_ctx(const pi_plan* plan) {
 pi_status pi_plan_storage(const pi_plan* plan, pi_storage_plan* out) {
     return guarded([&] {
         require(plan, "plan must not be NULL");
-        give(out, {0, plan->plan.cached, plan->plan.stored, plan->plan.to_write,
-                   plan->plan.read_seconds});
+        give(out,
+             {0, plan->plan.cached, plan->plan.stored, plan->plan.to_write, plan->plan.read_seconds,
+              plan->plan.hits, plan->plan.token_seconds, plan->plan.twice});
     });
 }
 

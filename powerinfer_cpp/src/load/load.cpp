@@ -146,7 +146,8 @@ void leave_on_disk(Model& model, const pi_model_params& params) {
     const bool opens = !params.session && total(model.plan.parts, Tier::ram) <= limit;
     // What a budget limits is read, not mapped.
     plan_memory(model, false, neurons ? OnDisk::neurons : OnDisk::experts);
-    const StoragePlan storage = neurons ? plan_storage(model, params) : plan_experts(model, params);
+    StoragePlan storage = neurons ? plan_storage(model, params) : plan_experts(model, params);
+    storage.twice = std::min(storage.twice, all);
     if (storage.least >= all || (storage.least > limit && opens)) {
         plan_memory(model, params.use_mmap, OnDisk::nothing);
         return;

@@ -40,6 +40,10 @@ struct StoragePlan {
     // What a generated token is expected to wait for reads of the disk that caches are divided for
     // (kDisk), if nothing is computed meanwhile. It never rises with the budget.
     double read_seconds = 0;
+    // Of whole experts: the share of those chosen that memory is expected to have; what a generated
+    // token takes with its reads; and the budget with which it takes half of that, 0: none does.
+    double hits = 0, token_seconds = 0;
+    uint64_t twice = 0;
 };
 
 struct Model {

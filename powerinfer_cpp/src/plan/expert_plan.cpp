@@ -4,9 +4,9 @@
 
 #include "ggml/reader.h"
 #include "ggml/sizes.h"
+#include "plan/expected_hits.h"
 #include "plan/storage_plan.h"
 #include "plan/stored_blocks.h"
-#include "storage/split_pools.h"
 
 namespace powerinfer {
 
@@ -31,6 +31,17 @@ PageShape pages_of(const Model& m, const std::vector<StoredPage>& experts) {
     shape.in_use = kInUse;
     set_classes(shape, experts, kClasses);
     return shape;
+}
+
+// The largest share of the experts for which this holds; 0 if it holds for none.
+template <typename F>
+double largest_share(const F& holds) {
+    int good = 0, bad = kShares + 1;
+    while (bad - good > 1) {
+        const int middle = (good + bad) / 2;
+        (holds(double(middle) / kShares) ? good : bad) = middle;
+    }
+    return double(good) / kShares;
 }
 
 }  // namespace
@@ -87,20 +98,21 @@ StoragePlan plan_experts(const Model& m, const pi_model_params& params) {
     plan.sparse = session.sparse;
     fixed = ggml::size_sum(fixed, sessions());
     // The same share of the experts of every size, since a byte of each saves as much reading.
-    int good = 0, bad = kShares + 1;
-    while (bad - good > 1) {
-        const int middle = (good + bad) / 2;
-        shape.set_share(double(middle) / kShares);
-        (ggml::size_sum(fixed, shape.bytes()) <= limit ? good : bad) = middle;
-    }
-    shape.set_share(double(good) / kShares);
-    for (const FeedForward* part : m.ffns) {
-        const int32_t of_class = shape.class_of[size_t(part->index)];
-        if (of_class < 0) continue;
-        const PageShape::Class& c = shape.classes[size_t(of_class)];
-        const double missing = 1 - double(c.slots) / double(shape.blocks_of(of_class));
-        plan.read_seconds += missing * part->n_used * kDisk.joined(double(c.page));
-    }
+    const double share = largest_share([&](double tried) {
+        shape.set_share(tried);
+        return ggml::size_sum(fixed, shape.bytes()) <= limit;
+    });
+    shape.set_share(share);
+    plan.read_seconds = expected_read_seconds(m, shape);
+    plan.hits = expected_hits(share);
+    plan.token_seconds = memory_seconds(m) + plan.read_seconds;
+    PageShape larger = shape;
+    const double twice = largest_share([&](double tried) {
+        larger.set_share(tried);
+        return 2 * (memory_seconds(m) + expected_read_seconds(m, larger)) > plan.token_seconds;
+    });
+    larger.set_share(std::min(1.0, twice + 1.0 / kShares));
+    if (twice < 1) plan.twice = ggml::size_sum(fixed, larger.bytes());
     return plan;
 }
 

@@ -162,13 +162,17 @@ Plan make_plan(const Model& model, const pi_session_params& asked) {
             plan.cached += uint64_t(c.slots) * c.page;
             plan.stored += uint64_t(shape.blocks_of(int32_t(i)) - c.slots) * c.page;
         }
-        plan.read_seconds = model.storage->read_seconds;
     } else if (model.storage) {
         const StoreShape& shape = model.storage->shape;
         plan.cached = shape.slot_bytes(shape.gate_slots, shape.up_down_slots);
         const int64_t all = shape.residency().parts();
         plan.stored = shape.slot_bytes(all, all) - plan.cached;
+    }
+    if (model.storage) {
         plan.read_seconds = model.storage->read_seconds;
+        plan.hits = model.storage->hits;
+        plan.token_seconds = model.storage->token_seconds;
+        plan.twice = model.storage->twice;
     }
     return plan;
 }

@@ -52,8 +52,9 @@ struct Plan {
     // If the neurons stay on the disk: bytes of those that memory has room for, and of the others;
     // and of the bundled file that has to be written first.
     uint64_t cached = 0, stored = 0, to_write = 0;
-    double read_seconds = 0;  // see StoragePlan
-    std::vector<Way> ways;    // if it does not fit
+    double read_seconds = 0, hits = 0, token_seconds = 0;  // see StoragePlan
+    uint64_t twice = 0;
+    std::vector<Way> ways;  // if it does not fit
 };
 
 Plan make_plan(const Model& model, const pi_session_params& params);
