@@ -68,7 +68,12 @@ std::vector<StoredPage> stored_experts(const Model& m, std::vector<int32_t>& fil
     return experts;
 }
 
-StoragePlan plan_experts(const Model& m, const pi_model_params& params) {
+StoragePlan plan_experts(const Model& m, const pi_model_params& asked) {
+    // Sessions compute whole batches at once if memory allows: see session_params_for().
+    pi_model_params params = asked;
+    pi_session_params beside = asked.beside ? *asked.beside : pi_session_default_params();
+    beside.n_ubatch = beside.n_batch;
+    if (asked.beside) params.beside = &beside;
     StoragePlan plan;
     std::vector<int32_t> files;
     PageShape& shape = plan.experts = pages_of(m, stored_experts(m, files));
@@ -76,8 +81,7 @@ StoragePlan plan_experts(const Model& m, const pi_model_params& params) {
         ggml::size_product(uint64_t(files.size()), ggml::Reader::memory(expert_reader_options()));
     pi_session_params session = kept_session(m, params);
     const auto sessions = [&] { return sessions_bytes(m, params, session, 0, false, Tier::ram); };
-    const int32_t asked = session.n_ubatch;
-    session.n_ubatch = std::min(kLeastRows, asked);
+    session.n_ubatch = std::min(kLeastRows, session.n_batch);
     uint64_t fixed = ggml::size_sum(total(m.plan.parts, Tier::ram), plan.reader);
     fixed = ggml::size_sum(fixed, rows_kept_bytes(m, params));
     const uint64_t least = ggml::size_sum(ggml::size_sum(fixed, shape.bytes()), sessions());
@@ -86,7 +90,8 @@ StoragePlan plan_experts(const Model& m, const pi_model_params& params) {
     plan.least = ggml::size_sum(least, plan.process);
     const uint64_t limit = std::max(plan.least, m.budget->limit());
     // A chunk of more rows reads the experts that it chooses once for all of them.
-    for (int32_t rows = asked; rows > session.n_ubatch; rows = std::max(kLeastRows, rows / 2)) {
+    for (int32_t rows = session.n_batch; rows > session.n_ubatch;
+         rows = std::max(kLeastRows, rows / 2)) {
         pi_session_params wide = session;
         wide.n_ubatch = rows;
         const uint64_t bytes = sessions_bytes(m, params, wide, 0, false, Tier::ram);
