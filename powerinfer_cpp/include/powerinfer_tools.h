@@ -173,6 +173,7 @@ typedef struct pi_cache_trace {
     const uint8_t* computed; /* the rest */
     /* Rates [n_blocks, n_ff] of a profile; or NULL. The cache begins with the highest ones. */
     const float *first_rate, *rest_rate;
+    bool experts; /* for "neuron" read "expert": they are forgotten sooner */
 } pi_cache_trace;
 
 typedef struct pi_cache_counts {

@@ -108,10 +108,18 @@ def _rates(trace: Trace) -> tuple[np.ndarray, np.ndarray]:
     return np.ascontiguousarray(first, np.float32), np.ascontiguousarray(rates, np.float32)
 
 
-def simulate(trace: Trace, slots: Slots, policy: str, warm_up: int = 0, seed: int = 1) -> Counts:
+def simulate(
+    trace: Trace,
+    slots: Slots,
+    policy: str,
+    warm_up: int = 0,
+    seed: int = 1,
+    experts: bool = False,
+) -> Counts:
     """What one of POLICIES finds and misses after the first `warm_up` tokens. The cache starts
-    with the profile's best neurons, if there is a profile. Raises ValueError for static without
-    one, and for a warm-up as long as the trace."""
+    with the profile's best neurons, if there is a profile. experts: the trace has layers as blocks
+    and whole experts as neurons, which the engine keeps in another way. Raises ValueError for
+    static without a profile, and for a warm-up as long as the trace."""
     if policy == "static" and trace.rates is None:
         raise ValueError("static needs the profile of the model")
     if not 0 <= warm_up < trace.n_tokens:
@@ -119,6 +127,7 @@ def simulate(trace: Trace, slots: Slots, policy: str, warm_up: int = 0, seed: in
     params: Any = sized("pi_cache_trace")
     params.n_tokens, params.n_blocks = trace.n_tokens, trace.n_blocks
     params.n_ff, params.warm_up = trace.n_ff, warm_up
+    params.experts = experts
     params.computed = computed = ffi.from_buffer("uint8_t[]", trace.computed)
     kept: list[Any] = [computed]
     if trace.proposed is not None:

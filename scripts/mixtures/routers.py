@@ -8,13 +8,14 @@ law, other ones in each layer, so a few weights decide how often experts are use
 
 from __future__ import annotations
 
-import heapq
-from collections import OrderedDict
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
+from powerinfer_cpp.simulate import POLICIES, Slots, simulate
+from powerinfer_cpp.trace import Trace
 
 N_TOPICS = 24
+SHARES = (0.06, 0.12, 0.25, 0.4, 0.6, 0.8)  # of the experts that are resident
 TOPIC_TOKENS = (100, 500)
 
 
@@ -60,7 +61,8 @@ class Uses:
     again: dict[int, float]  # share of a token's experts that the token so many later chooses, too
     within_8: float  # share that one of the next 8 tokens chooses
     union_512: float  # share of all experts that a chunk of 512 tokens chooses
-    hits: dict[float, tuple[float, float]]  # by resident share: of LRU, and at best (Belady)
+    # By resident share and policy; static: those chosen most before hits are counted.
+    hits: dict[float, dict[str, float]]
 
 
 def describe(chosen: np.ndarray, n_expert: int, warm: int) -> Uses:
@@ -76,61 +78,39 @@ def describe(chosen: np.ndarray, n_expert: int, warm: int) -> Uses:
     }
     soon = [(on[k] & on[k + 1 : k + 9].any(0)).sum() / (layers * used) for k in range(0, n - 9, 5)]
     union = [on[a : a + 512].any(0).mean() for a in range(0, n - 511, 512)]
-    keys = (np.arange(layers)[:, None] * n_expert + chosen).reshape(-1).tolist()
-    begin = warm * layers * used
+    # To the simulation an expert is a neuron of which only one part is ever needed.
+    bits = np.packbits(on, axis=-1, bitorder="little")
+    trace = Trace(n_expert, np.zeros_like(bits), bits, None, 0, 0)
+    rates = on[:warm].mean(0, dtype=np.float32)
     hits = {}
-    for share in (0.06, 0.12, 0.25, 0.4, 0.6):
-        room = int(share * layers * n_expert)
-        hits[share] = (_lru(keys, room, begin), _belady(keys, room, begin))
+    for share in SHARES:
+        slots = Slots(0, int(share * layers * n_expert))
+        hits[share] = {
+            policy: simulate(
+                replace(trace, rates=rates) if policy == "static" else trace,
+                slots,
+                policy,
+                warm,
+                experts=True,
+            ).hits
+            for policy in POLICIES
+        }
     return Uses(
         float(gini.mean()), again, float(np.mean(soon)), float(np.mean(union or [np.nan])), hits
     )
 
 
-def _lru(keys: list[int], room: int, begin: int) -> float:
-    kept: OrderedDict[int, None] = OrderedDict()
-    hits = 0
-    for i, key in enumerate(keys):
-        if key in kept:
-            hits += i >= begin
-            kept.move_to_end(key)
-            continue
-        kept[key] = None
-        if len(kept) > room:
-            kept.popitem(last=False)
-    return hits / max(1, len(keys) - begin)
-
-
-def _belady(keys: list[int], room: int, begin: int) -> float:
-    """Keeps what is needed again first."""
-    never = len(keys)
-    following = [never] * len(keys)
-    last: dict[int, int] = {}
-    for i in range(len(keys) - 1, -1, -1):
-        following[i] = last.get(keys[i], never)
-        last[keys[i]] = i
-    kept: dict[int, int] = {}  # key: its next use
-    latest: list[tuple[int, int]] = []  # (-next use, key), also outdated ones
-    hits = 0
-    for i, key in enumerate(keys):
-        hits += i >= begin and key in kept
-        kept[key] = following[i]
-        heapq.heappush(latest, (-following[i], key))
-        while len(kept) > room:
-            at, old = heapq.heappop(latest)
-            if kept.get(old) == -at:
-                del kept[old]
-    return hits / max(1, len(keys) - begin)
-
-
 def table(uses: Uses, guessed: float) -> str:
     """Lines that state these figures."""
     again = ", ".join(f"{d}: {share:.0%}" for d, share in uses.again.items())
-    hits = ", ".join(f"{s:.0%}: {a:.0%} ({b:.0%})" for s, (a, b) in uses.hits.items())
     return (
         f"Gini of uses {uses.gini:.2f}; chosen again by the token so many later {again}\n"
         f"chosen again within 8 tokens {uses.within_8:.0%}; "
         f"a chunk of 512 chooses {uses.union_512:.0%} of the experts\n"
         f"the next layer's router chooses {guessed:.0%} of its experts from this layer's input\n"
-        f"resident: hits of LRU (at best) {hits}"
+        f"hits by the share that is resident: {', '.join(POLICIES)}\n"
+        + "\n".join(
+            f"{share:.0%}: " + ", ".join(f"{of[policy]:.1%}" for policy in POLICIES)
+            for share, of in uses.hits.items()
+        )
     )

@@ -45,6 +45,7 @@ pi_status pi_simulate_cache(const pi_cache_trace* trace, pi_cache_policy policy,
         require(policy >= PI_CACHE_OWN && policy <= PI_CACHE_BELADY, "no such policy");
         powerinfer::ResidencyOptions options;
         options.seed = seed;
+        if (t.experts) options.half_life = powerinfer::kExpertHalfLife;
         const powerinfer::CacheCounts found = powerinfer::simulate_cache(
             shape, options, powerinfer::CachePolicy(policy), {t.n_tokens, t.proposed, t.computed},
             {t.first_rate, t.rest_rate, t.warm_up});

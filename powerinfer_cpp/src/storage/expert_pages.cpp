@@ -16,9 +16,6 @@ namespace {
 constexpr uint64_t kAlign = 4096;  // the most that a disk wants
 constexpr uint64_t kLine = 64;
 constexpr uint64_t kRead = 256 << 10;
-// Tokens. In traces of six stated routers (docs/storage.md) hits are at most 1.0 points below the
-// better of LRU and the most popular experts; with 12 tokens, as for neurons, up to 11 points.
-constexpr float kHalfLife = 3;
 
 uint64_t reads_of(uint64_t bytes) {
     return (bytes + kRead - 1) / kRead;
@@ -104,7 +101,7 @@ ExpertPages::ExpertPages(const PageShape& shape, std::vector<StoredPage> blocks,
     tables_ = ggml::Memory(tables, "tables of experts");
     ggml::Carver carver(tables_);
     ResidencyOptions options;
-    options.half_life = kHalfLife;
+    options.half_life = kExpertHalfLife;
     for (size_t i = 0; i < classes_.size(); i++) {
         classes_[i].residency = Residency(carver, shape.residency(int32_t(i)), options);
     }
