@@ -1,5 +1,7 @@
 #include "forward/ffn.h"
 
+#include <algorithm>
+
 #include "forward/block_rows.h"
 #include "forward/neurons.h"
 #include "forward/predictor.h"
@@ -164,13 +166,43 @@ void begin_experts(const Pass& p, const FeedForward& part, const float* x) {
     });
 }
 
+// y += expert_weight * what an expert gave for its rows.
+void add_expert(const Pass& p, const BlockRows& in, const float* out, float* y) {
+    const ggml::ExpertRows& chosen = p.work.expert_rows;
+    const float* const weights = chosen.expert_weights + chosen.first[in.expert];
+    ggml::scatter_add(p.context, out, in.rows, weights, in.n, p.model.config.n_embd, y);
+}
+
+// The same as mixture() where whole experts may be on the disk: those in memory are computed while
+// the others are read. What they give is kept, and added in ascending order in the end.
+void mixture_from_disk(const Pass& p, const FeedForward& part, const float* x, float* y) {
+    const auto out = [&](const BlockRows& in) {
+        const int32_t first = p.work.expert_rows.first[in.expert];
+        return p.work.expert_out + int64_t(first) * p.model.config.n_embd;
+    };
+    request_whole(p, part, 0);
+    for (const bool absent : {false, true}) {
+        for_chosen(p, part, 0, [&](const BlockRows& in) {
+            if (p.source.absent(in.number()) != absent) return;
+            if (absent) request_whole(p, part, in.expert);
+            gather(p, in, x);
+            ffn(p, in, out(in));
+        });
+    }
+    for_chosen(p, part, 0, [&](const BlockRows& in) { add_expert(p, in, out(in), y); });
+}
+
 // y[t] = the sum of expert_weight * ffn(expert, x[t]) over the chosen experts, in ascending order.
 void mixture(const Pass& p, const FeedForward& part, const float* x, float* y) {
     const Config& c = p.model.config;
     Workspace& b = p.work;
+    ggml::zero(p.context, y, b.batch.n * c.n_embd);
+    const int64_t all = b.batch.n * part.n_used;
+    if (p.source.pages_experts() && all <= std::max<int64_t>(p.params.n_ubatch, part.n_used)) {
+        return mixture_from_disk(p, part, x, y);
+    }
     const bool begun = p.source.waits() && b.batch.n == 1;
     if (begun) begin_experts(p, part, x);
-    ggml::zero(p.context, y, b.batch.n * c.n_embd);
     for_chosen(p, part, 0, [&](BlockRows in) {
         in.predicted = begun;
         request_whole(p, part, in.expert);
@@ -185,9 +217,7 @@ void mixture(const Pass& p, const FeedForward& part, const float* x, float* y) {
         }
         gather(p, in, x);
         ffn(p, in, b.expert_out);
-        ggml::scatter_add(p.context, b.expert_out, in.rows,
-                          b.expert_rows.expert_weights + b.expert_rows.first[in.expert], in.n,
-                          c.n_embd, y);
+        add_expert(p, in, b.expert_out, y);
     });
 }
 

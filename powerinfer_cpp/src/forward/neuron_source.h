@@ -50,6 +50,7 @@ class NeuronSource {
     // matrices; and ends its use by n rows.
     bool pages_experts() const { return experts_ != nullptr; }
     bool request_expert(int32_t block) const { return experts_->request(block); }
+    bool absent(int32_t block) const { return experts_->absent(block); }
     // Asks early for experts that the next layer may choose, by their scores [n].
     bool guesses_experts() const { return experts_ && experts_->guesses(); }
     void guess_experts(const FeedForward& part, const float* scores) const {

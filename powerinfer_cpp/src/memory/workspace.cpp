@@ -38,7 +38,9 @@ Workspace::Workspace(ggml::Carver& carver, const Model& model, const pi_session_
         carver.take(expert_rows.first, {sizes.n_expert + 1});
         carver.take(expert_rows.rows, {rows, sizes.n_used});
         carver.take(expert_rows.expert_weights, {rows, sizes.n_used});
-        for (float** to : {&gathered, &gathered_residual, &expert_out}) {
+        // Of a single row all experts have a place: see mixture_from_disk().
+        carver.take(expert_out, {std::max<int64_t>(rows, sizes.n_used), c.n_embd});
+        for (float** to : {&gathered, &gathered_residual}) {
             carver.take(*to, {rows, c.n_embd});
         }
     }

@@ -36,7 +36,7 @@ struct Workspace {
     float *router = nullptr, *expert_weights = nullptr;       // [rows, n_expert]
     ggml::ExpertRows expert_rows = {};                        // [rows * n_expert_used]
     float *gathered = nullptr, *gathered_residual = nullptr;  // [rows, n_embd]
-    float* expert_out = nullptr;                              // [rows, n_embd]
+    float* expert_out = nullptr;                              // [max(rows, n_expert_used), n_embd]
 
     // For neuron rows and predictors.
     ggml::NeuronScratch neurons;
