@@ -66,7 +66,11 @@ std::vector<RankedPart> load_resident(const std::string& path, const ResidentOwn
         file.read(0, &header, sizeof(header));
         const uint64_t size = file.size() - sizeof(header) - sizeof(crc);
         const Header expected = header_of(owner, size_t(size / sizeof(Record)));
-        if (size % sizeof(Record) || std::memcmp(&header, &expected, sizeof(header))) return parts;
+        const uint64_t most = 2 * uint64_t(owner.n_blocks) * uint64_t(owner.n);
+        if (size % sizeof(Record) || size / sizeof(Record) > most ||
+            std::memcmp(&header, &expected, sizeof(header))) {
+            return parts;
+        }
         std::vector<Record> records(size_t(header.count));
         file.read(sizeof(header), records.data(), size_t(size));
         file.read(sizeof(header) + size, &crc, sizeof(crc));
