@@ -49,7 +49,8 @@ pi_session_params resolve_session_params(const Model& model, pi_session_params p
     if (p.record == PI_RECORD_NEEDS) {
         if (!config.neuron_aware || p.n_ubatch != 1) {
             throw Error(Code::argument,
-                        "recording needs is for files with neuron rows, with n_ubatch 1");
+                        "recording which neurons tokens need takes a file with neuron rows "
+                        "(ffn_down_t), and n_ubatch 1");
         }
     } else if (p.record && p.record != PI_RECORD_BITS && p.sparse != PI_SPARSE_OFF &&
                p.sparse != PI_SPARSE_EXACT) {

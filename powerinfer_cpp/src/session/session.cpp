@@ -59,7 +59,8 @@ Session::Session(std::shared_ptr<const Model> m, const pi_session_params& asked)
     }
     if (params.record == PI_RECORD_NEEDS && model->storage) {
         throw Error(Code::unsupported,
-                    "recording needs takes a model whose neurons are all in RAM");
+                    "recording which neurons tokens need takes a model whose neurons are all in "
+                    "RAM");
     }
     for (const PlanPart& part : parts) {
         if (part.tier != Tier::ram || part.part == Part::exchange) continue;  // see DeviceForward
