@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import profiled
 import pytest
+from mixtures import Mixture
 from powerinfer_cpp.gguf import Gguf
 
 pytestmark = pytest.mark.slow
@@ -91,3 +92,17 @@ def test_the_process_keeps_to_its_budget(main_path: Path, model: Path) -> None:
         taken.append(peak / budget)
     # What is allowed is used.
     assert min(taken) > 0.9, taken
+
+
+def test_experts_keep_to_it(main_path: Path, tmp_path: Path) -> None:
+    """192 MiB of attention and as many of experts."""
+    mixture = Mixture(width=4096, n_layer=2, n_expert=16, type="BF16", down="BF16")
+    model = mixture.write(tmp_path / "model.gguf")
+    (least,) = map(int, re.findall(r"at least (\d+) bytes", refused(main_path, model, 1 << 20)))
+    whole = subprocess.run([main_path, "-m", model, *OPTIONS], capture_output=True, check=True)
+    experts = 2 * 16 * 3 * 256 * 4096 * 2
+    for i in range(8):
+        budget = least + experts * i // 12
+        text, peak = run(main_path, model, budget)
+        assert text == whole.stdout
+        assert peak <= budget, (i, budget, peak)

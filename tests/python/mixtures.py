@@ -1,0 +1,161 @@
+"""Ordinary GGUFs of small mixtures of experts with random weights, for tests."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from gguf import GGUFValueType
+from powerinfer_cpp.convert.stored import Stored
+from powerinfer_cpp.convert.writer import Entry, array, float32, string, uint32, write_gguf
+from powerinfer_cpp.formats import encode, format_by_name
+
+TEMPLATE = """{% for m in messages %}<{{ m['role'] }}> {{ m['content'] }} {% endfor %}"""
+N_VOCAB = 512
+
+
+@dataclass(frozen=True)
+class Mixture:
+    """What a file is like."""
+
+    family: str = "qwen3moe"  # or smallthinker, or llama: Mixtral
+    type: str = "Q4_K"  # of matrices
+    down: str = "Q6_K"  # of down in every other layer, as K_M files have it
+    experts: str = "stacked"  # fused: gate and up are one tensor; single: a tensor for each expert
+    width: int = 256
+    n_ff: int = 256
+    n_layer: int = 3
+    n_expert: int = 32
+    n_used: int = 3
+    uneven: bool = False  # layers differ in experts and neurons, the first has no experts
+    tied: bool = False  # the embedding is the head
+    parts: int = 1  # files
+    seed: int = 1
+
+    def write(self, path: Path) -> Path:
+        """Writes it, in parts beside `path`. The file to open."""
+        tensors = list(self._tensors())
+        if self.parts == 1:
+            write_gguf(path, self.family, self._keys(), tensors)
+            return path
+        each = -(-len(tensors) // self.parts)
+        for i in range(self.parts):
+            of = [
+                Entry("split.no", GGUFValueType.UINT16, i),
+                Entry("split.count", GGUFValueType.UINT16, self.parts),
+                Entry("split.tensors.count", GGUFValueType.INT32, len(tensors)),
+            ]
+            keys = of if i else self._keys() + of
+            part = tensors[i * each : (i + 1) * each]
+            write_gguf(self.part(path, i), "" if i else self.family, keys, part)
+        return self.part(path, 0)
+
+    def part(self, path: Path, i: int) -> Path:
+        """The file with this part, counted from 0."""
+        return path.with_name(f"{path.stem}-{i + 1:05}-of-{self.parts:05}.gguf")
+
+    def _tensors(self) -> Iterator[Stored]:
+        rng = np.random.default_rng(self.seed)
+        width, head = self.width, self.width // 4
+        # Experts have rows of a pool, each others: encoding all of them would take long.
+        pools: dict[tuple[int, str], np.ndarray] = {}
+
+        def floats(name: str, values: np.ndarray) -> Stored:
+            flat = np.ascontiguousarray(values, np.float32)
+            data = flat.reshape(-1, flat.shape[-1]).view(np.uint8)
+            fmt = format_by_name("F32")
+            return Stored(name, flat.shape, fmt, lambda a, b: data[a:b].reshape(-1))
+
+        def matrix(name: str, shape: tuple[int, ...], kind: str, size: float = 1) -> Stored:
+            cols, fmt = shape[-1], format_by_name(kind)
+            if (cols, kind) not in pools:
+                values = rng.standard_normal((1024, cols), np.float32) / np.float32(np.sqrt(cols))
+                pools[cols, kind] = encode(fmt, values).reshape(1024, -1)
+            pool, n = pools[cols, kind], int(np.prod(shape[:-1]))
+            if size != 1:
+                values = rng.standard_normal((n, cols), np.float32)
+                pool = encode(fmt, values * np.float32(size / np.sqrt(cols))).reshape(n, -1)
+                return Stored(name, shape, fmt, lambda a, b: pool[a:b].reshape(-1))
+            ids = rng.integers(0, len(pool), n)
+            return Stored(name, shape, fmt, lambda a, b: pool[ids[a:b]].reshape(-1))
+
+        def norm(name: str, n: int) -> Stored:
+            return floats(name, 1 + rng.standard_normal(n) / 5)
+
+        yield matrix("token_embd.weight", (N_VOCAB, width), self.type, 4)
+        yield norm("output_norm.weight", width)
+        if not self.tied:
+            yield matrix("output.weight", (N_VOCAB, width), "Q6_K", 3)
+        for i in range(self.n_layer):
+            blk = f"blk.{i}."
+            for name in ("attn_norm", "ffn_norm"):
+                yield norm(f"{blk}{name}.weight", width)
+            if self.family == "qwen3moe":
+                for name in ("attn_q_norm", "attn_k_norm"):
+                    yield norm(f"{blk}{name}.weight", head)
+            for name, rows in (("q", width), ("k", width // 2), ("v", width // 2)):
+                yield matrix(f"{blk}attn_{name}.weight", (rows, width), self.type)
+            yield matrix(f"{blk}attn_output.weight", (width, width), self.type)
+            n_expert, n_ff = self._experts(i), self._neurons(i)
+            down = self.down if i % 2 == 0 else self.type
+            if not n_expert:
+                yield matrix(f"{blk}ffn_gate.weight", (n_ff, width), self.type)
+                yield matrix(f"{blk}ffn_up.weight", (n_ff, width), self.type)
+                yield matrix(f"{blk}ffn_down.weight", (width, n_ff), down)
+                continue
+            router = rng.standard_normal((n_expert, width)) / np.sqrt(width)
+            yield floats(f"{blk}ffn_gate_inp.weight", router * 3)
+            gate_up = {"gate": (n_ff, width), "up": (n_ff, width)}
+            if self.experts == "fused":
+                gate_up = {"gate_up": (2 * n_ff, width)}
+            shapes = {name: (shape, self.type) for name, shape in gate_up.items()}
+            shapes["down"] = (width, n_ff), down
+            for name, (shape, kind) in shapes.items():
+                if self.experts != "single":
+                    yield matrix(f"{blk}ffn_{name}_exps.weight", (n_expert, *shape), kind)
+                    continue
+                for e in range(n_expert):
+                    yield matrix(f"{blk}ffn_{name}.{e}.weight", shape, kind)
+
+    def _experts(self, layer: int) -> int:
+        if not self.uneven:
+            return self.n_expert
+        return self.n_expert - 4 * layer if layer else 0
+
+    def _neurons(self, layer: int) -> int:
+        return self.n_ff * (1 + layer * self.uneven)
+
+    def _by_layer(self, key: str, of: Callable[[int], int]) -> Entry:
+        values = [of(i) for i in range(self.n_layer)]
+        name = f"{self.family}.{key}"
+        return array(name, "UINT32", values) if self.uneven else uint32(name, values[0])
+
+    def _keys(self) -> list[Entry]:
+        words = ["<unk>", "<s>", "</s>", *(f"<0x{i:02X}>" for i in range(256))]
+        kinds = [2, 3, 3] + [6] * 256 + [1] * (N_VOCAB - len(words))
+        words += [f"▁w{i}" for i in range(N_VOCAB - len(words))]
+        sizes = {
+            "context_length": 512,
+            "embedding_length": self.width,
+            "block_count": self.n_layer,
+            "attention.head_count": 4,
+            "attention.head_count_kv": 2,
+        }
+        if self.family != "llama":
+            sizes |= {f"attention.{name}_length": self.width // 4 for name in ("key", "value")}
+        return [
+            *(uint32(f"{self.family}.{key}", value) for key, value in sizes.items()),
+            self._by_layer("feed_forward_length", self._neurons),
+            self._by_layer("expert_count", self._experts),
+            self._by_layer("expert_used_count", lambda i: min(self.n_used, self._experts(i))),
+            float32(f"{self.family}.attention.layer_norm_rms_epsilon", 1e-5),
+            string("tokenizer.ggml.model", "llama"),
+            array("tokenizer.ggml.tokens", "STRING", words),
+            array("tokenizer.ggml.scores", "FLOAT32", [-float(i) for i in range(N_VOCAB)]),
+            array("tokenizer.ggml.token_type", "INT32", kinds),
+            uint32("tokenizer.ggml.bos_token_id", 1),
+            uint32("tokenizer.ggml.eos_token_id", 2),
+            string("tokenizer.chat_template", TEMPLATE),
+        ]
