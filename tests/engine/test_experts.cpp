@@ -212,6 +212,45 @@ void test_faults() {
     CHECK(n_failed > n_seeds);  // of three faults for each
 }
 
+// A model in two parts, on disks whose blocks differ: the error names the part that failed.
+void test_parts() {
+    const Description d = describe(mixture());
+    const std::string first = folder / "m-00001-of-00002.gguf",
+                      second = folder / "m-00002-of-00002.gguf";
+    const size_t n = d.tensors.size();
+    for (uint32_t no : {0, 1}) {
+        tiny::write(
+            d, no ? second : first, no ? n / 2 : 0, no ? n : n / 2, no == 0,
+            {{"split.no", no}, {"split.count", uint32_t(2)}, {"split.tensors.count", uint32_t(n)}});
+    }
+    const pi_session_params session = session_params(1, 48);
+    const Floats expected = answer(load(written(d)), session, kFew);
+    const pi_model_params params = model_params(bounds_of(first, session).least, session);
+    const std::shared_ptr<const Model> model = Model::load(first, params);
+    bool on = false;
+    std::vector<std::unique_ptr<ggml::Reader>> readers;
+    for (const std::string& path : {first, second}) {
+        faulty::Order order;
+        order.align = path == first ? 512 : 4096;
+        readers.push_back(
+            std::make_unique<faulty::Reader>(path, order, [&on, path, second](auto&&...) {
+                return on && path == second ? Fault::eio : Fault::none;
+            }));
+    }
+    const_cast<Model&>(*model).experts = open_experts(*model, params, std::move(readers));
+    CHECK(same(expected, answer(model, session, kFew)));
+    on = true;
+    std::string said;
+    try {
+        answer(model, session, kFew);
+    } catch (const Error& e) {
+        said = e.what();
+    }
+    CHECK(said.find(second + ": reading expert ") == 0);
+    on = false;
+    CHECK(same(expected, answer(model, session, kFew)));
+}
+
 // A read that never comes back ends the call, not the process.
 void test_silence() {
     const std::string path = written(describe(mixture()));
@@ -282,6 +321,7 @@ int main() {
     test_expected();
     test_resident();
     test_faults();
+    test_parts();
     test_silence();
     test_changes();
     return check::summary("test_experts");

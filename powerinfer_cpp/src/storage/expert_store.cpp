@@ -19,6 +19,13 @@ constexpr int kGuessedReads = 16;
 // A wrong guess keeps the disk from other reads as long as a right one saves.
 constexpr double kLeastRight = 0.5, kForgets = 0.99;
 
+// Of all reads: the parts of a model may lie on several disks.
+uint32_t align_of(const std::vector<std::unique_ptr<ggml::Reader>>& readers) {
+    uint32_t align = 1;
+    for (const auto& reader : readers) align = std::max(align, reader->align());
+    return align;
+}
+
 double seconds() {
     const auto now = std::chrono::steady_clock::now().time_since_epoch();
     return std::chrono::duration<double>(now).count();
@@ -36,8 +43,7 @@ ExpertStore::ExpertStore(std::vector<const ggml::File*> files,
                          std::vector<std::unique_ptr<ggml::Reader>> readers, const PageShape& shape,
                          std::vector<StoredPage> experts)
     : files_(std::move(files)),
-      pages_(
-          std::make_unique<ExpertPages>(shape, std::move(experts), readers[0]->align(), "expert")),
+      pages_(std::make_unique<ExpertPages>(shape, std::move(experts), align_of(readers), "expert")),
       readers_(std::move(readers)),
       landing_(std::make_unique<Landing>()) {}
 
@@ -56,10 +62,18 @@ int ExpertStore::in_flight() const {
     return n;
 }
 
-void ExpertStore::fail(Code code, const std::string& what) {
+// The one that take() waits for.
+const ggml::Reader& ExpertStore::silent() const {
+    for (const auto& reader : readers_) {
+        if (reader->in_flight() > 0) return *reader;
+    }
+    return *readers_[0];
+}
+
+void ExpertStore::fail(Code code, const ggml::Reader& reader, const std::string& what) {
     if (!failure_.empty()) return;
     failure_code_ = code;
-    failure_ = readers_[0]->path() + ": " + what;
+    failure_ = reader.path() + ": " + what;
 }
 
 void ExpertStore::send() {
@@ -88,10 +102,11 @@ bool ExpertStore::take(double wait_s) {
         for (int i = 0; i < n; i++) {
             const int32_t expert = pages_->done(done[i].tag);
             if (!done[i].error) continue;
-            fail(Code::io, done[i].error == ggml::kShortRead
-                               ? "the file ends before the experts that it had when it was opened"
-                               : format("reading expert %d failed: %s", expert,
-                                        std::strerror(done[i].error)));
+            fail(
+                Code::io, *reader,
+                done[i].error == ggml::kShortRead
+                    ? "the file ends before the experts that it had when it was opened"
+                    : format("reading expert %d failed: %s", expert, std::strerror(done[i].error)));
         }
         any = any || n > 0;
     }
@@ -153,7 +168,8 @@ const std::vector<ggml::Matrix>& ExpertStore::load(ggml::Context& context, int32
             } else {
                 const double begin = seconds();
                 if (!take(patience)) {
-                    fail(Code::io, format("the disk has not answered for %.0f s", patience));
+                    fail(Code::io, silent(),
+                         format("the disk has not answered for %.0f s", patience));
                 }
                 counts.waited_s += seconds() - begin;
             }
@@ -161,7 +177,7 @@ const std::vector<ggml::Matrix>& ExpertStore::load(ggml::Context& context, int32
         }
         if (failure_.empty()) return pages_->matrices(context, expert);
     } catch (const Error& e) {
-        fail(e.code(), e.what());
+        fail(e.code(), *readers_[size_t(pages_->page(expert)[0].file)], e.what());
     }
     throw Error(failure_code_, failure_);
 }
@@ -196,7 +212,7 @@ void ExpertStore::reset() {
         if (take(patience)) continue;
         // The disk may still write to frames: the next call fails, too, or finds the reads done.
         failure_.clear();
-        fail(Code::io, "the disk does not answer");
+        fail(Code::io, silent(), "the disk does not answer");
         return;
     }
     failure_.clear();

@@ -86,7 +86,8 @@ class ExpertStore {
     const std::vector<ggml::Matrix>& load(ggml::Context& context, int32_t expert);
     void send();
     bool take(double wait_s);
-    void fail(ggml::Code code, const std::string& what);
+    void fail(ggml::Code code, const ggml::Reader& reader, const std::string& what);
+    const ggml::Reader& silent() const;
     int in_flight() const;
 
     const std::vector<const ggml::File*> files_;
