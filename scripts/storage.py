@@ -121,7 +121,7 @@ def bounds(tokens: list[list[float]], whole_ms: float, reads: int, mb: int) -> l
     """The least milliseconds of each token."""
     return [
         max(whole_ms, n / reads * 1e3 if reads else 0, size / mb * 1e3 if mb else 0)
-        for _, n, size, _ in tokens
+        for _, n, size, *_ in tokens
     ]
 
 
@@ -135,6 +135,7 @@ def report(result: dict, whole_ms: float, args: argparse.Namespace) -> str:
         line += f"  {share:4.0%} of the bound, a token {over[len(over) // 2]:.2f} (p50)"
         line += f" and {over[len(over) * 99 // 100]:.2f} (p99) times its own"
         line += f"; {result.get('reads', 0):.0f} reads, {result.get('mb', 0):.1f} MB a token"
+        line += f", {result['hits']:.1%} hits"
     return line
 
 

@@ -400,8 +400,9 @@ pi_status pi_model_plan(const pi_model* model, const pi_session_params* session,
 int64_t pi_model_device_neurons(const pi_model* model);
 int64_t pi_model_layer_device_neurons(const pi_model* model, int32_t layer); /* of one layer */
 uint64_t pi_model_device_bytes(const pi_model* model);
-/* How a model runs whose neurons stay on the disk. The first part of a neuron is its gate row (up
- * without a gate), the rest its other rows. */
+/* How a model runs whose neurons or experts stay on the disk. The first part of a neuron is its
+ * gate row (up without a gate), the rest its other rows. If whole experts are read, the numbers of
+ * first parts, here and in pi_work, are of experts, and those of the rest 0. */
 typedef struct pi_storage_report {
     size_t struct_size;              /* sizeof(pi_storage_report) */
     bool stored;                     /* does it? Otherwise all of this is 0 or "" */
@@ -412,6 +413,7 @@ typedef struct pi_storage_report {
     int64_t first_slots, rest_slots; /* room for parts in memory */
     int64_t first_used, rest_used;   /* of that, by now */
     uint64_t arena_bytes;            /* all slots, and the area where reads arrive */
+    bool experts;                    /* whole experts are read, not parts of neurons */
 } pi_storage_report;
 /* These wait for sessions that compute: no callback of theirs may call them. */
 pi_status pi_model_storage(const pi_model* model, pi_storage_report* out);
@@ -573,7 +575,11 @@ typedef struct pi_neuron_counts {
     int64_t audited, found;
     /* Of predicted, computed and fired: those that a device computed. */
     int64_t device_predicted, device_computed, device_fired;
-    int64_t storage_computed; /* of computed: those of which the disk had to bring a part */
+    int64_t storage_computed; /* of computed: those of which the disk had to bring a part, or all */
+    /* If neurons or experts stay on the disk: parts of neurons, first and rest together, or experts
+     * that rows needed; those of them that were not in memory; bytes that the disk brought, also
+     * in vain; and the time in which there was nothing left to compute (see pi_work). */
+    int64_t storage_needed, storage_missed, storage_bytes, storage_waited_ns;
 } pi_neuron_counts;
 
 /* Work of a session since it began. The difference between two moments is the cost of the rows
@@ -592,13 +598,16 @@ typedef struct pi_work {
     uint64_t answers;              /* halves of layers that the CPU computed for a device */
     uint64_t waited_for_device_ns; /* the CPU, for a device to give it its half of a layer */
     uint64_t waited_for_cpu_ns;    /* a device, for the CPU's half */
-    /* If neurons stay on the disk: parts of neurons (see pi_storage_report) that rows needed, and
-     * those of them that were not in memory. Of many rows together only parts of neurons that
-     * fired count. */
+    /* If neurons or experts stay on the disk: parts of neurons, or experts (see pi_storage_report),
+     * that rows needed, and those of them that were not in memory. Of many rows together only parts
+     * of neurons that fired count, and an expert counts once. */
     uint64_t first_needed, first_missed, rest_needed, rest_missed;
     uint64_t storage_reads;         /* from the disk */
     uint64_t storage_bytes;         /* that they brought */
     uint64_t waited_for_storage_ns; /* with nothing left to compute */
+    /* Experts whose reading began before a row had chosen them, and those that one then chose. They
+     * were not in memory, so these are among first_missed. */
+    uint64_t storage_guessed, storage_guessed_right;
 } pi_work;
 pi_status pi_session_work(const pi_session* session, pi_work* out);
 /* Counts of the layers [first, first + n) into out [n]. struct_size of out[0] is the size of every

@@ -34,7 +34,9 @@ Generation::Generation(Options& options) : options_(options), stops_(options.sto
     pi_model* model = nullptr;
     require(pi_model_open(options.model.c_str(), &how.params, &model));
     model_.reset(model);
-    timing_.n_ff = pi_model_n_ff(model);
+    for (int32_t i = 0; i < pi_model_n_layer(model); i++) {
+        timing_.n_ff.push_back(pi_model_layer_n_ff(model, i));
+    }
     if (!options.conversation) set_prompt();
 
     const pi_session_params wanted = session_params(options, pi_model_n_ctx(model));

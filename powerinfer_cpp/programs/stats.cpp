@@ -116,7 +116,8 @@ std::string tier(const TierLayers& layers, uint64_t rows, uint64_t bytes, uint64
 }
 
 // How the model runs from storage; null if RAM and GPU have all of it.
-std::string storage_of(const pi_model* model, const pi_work& sum) {
+std::string storage_of(const pi_model* model, const Work& work) {
+    const pi_work& sum = work.sum;
     auto report = sized<pi_storage_report>();
     require(pi_model_storage(model, &report));
     if (!report.stored) return "null";
@@ -126,13 +127,30 @@ std::string storage_of(const pi_model* model, const pi_work& sum) {
                        {"needed", number(needed)},
                        {"missed", number(missed)}});
     };
+    const auto n_layer = size_t(pi_model_n_layer(model));
+    const auto at = [&](size_t i, int64_t pi_neuron_counts::*count) {
+        return work.by_layer.empty() ? 0 : uint64_t(work.by_layer[i].*count);
+    };
+    const auto layers = [&](int64_t pi_neuron_counts::*count) {
+        return list(n_layer, [&](size_t i) { return number(at(i, count)); });
+    };
+    const std::string stalls = list(n_layer, [&](size_t i) {
+        return number(double(at(i, &pi_neuron_counts::storage_waited_ns)) * 1e-9);
+    });
     return object(
         {{"io", std::string("\"") + report.io + "\""},
          {"direct", report.direct ? "true" : "false"},
+         {"unit", report.experts ? "\"experts\"" : "\"parts of neurons\""},
          {"arena_bytes", number(report.arena_bytes)},
          {"first", part(report.first_slots, report.first_used, sum.first_needed, sum.first_missed)},
          {"rest", part(report.rest_slots, report.rest_used, sum.rest_needed, sum.rest_missed)},
-         {"reads", number(sum.storage_reads)}});
+         {"reads", number(sum.storage_reads)},
+         {"guessed", number(sum.storage_guessed)},
+         {"guessed_right", number(sum.storage_guessed_right)},
+         {"layer_needed", layers(&pi_neuron_counts::storage_needed)},
+         {"layer_missed", layers(&pi_neuron_counts::storage_missed)},
+         {"layer_bytes", layers(&pi_neuron_counts::storage_bytes)},
+         {"layer_stall_s", stalls}});
 }
 
 }  // namespace
@@ -146,13 +164,13 @@ void write_stats(Options& options, const pi_model* model, const Timing& timing) 
         return list(layers,
                     [&](size_t i) { return number(work.share(count, timing.n_ff, int(i))); });
     };
-    const int64_t neurons =
-        int64_t(pi_model_n_ff(model)) * std::max(1, pi_model_n_expert(model));  // of a layer
     const std::vector<uint64_t> none(layers);
     TierLayers gpu{none, none}, ram{none, none}, storage{none, none};
     for (size_t i = 0; i < layers; i++) {
         gpu.neurons[i] = uint64_t(pi_model_layer_device_neurons(model, int32_t(i)));
         storage.neurons[i] = uint64_t(pi_model_layer_stored_neurons(model, int32_t(i)));
+        const int64_t neurons =
+            timing.n_ff[i] * std::max(1, pi_model_layer_n_expert(model, int32_t(i)));
         ram.neurons[i] = uint64_t(neurons) - gpu.neurons[i] - storage.neurons[i];
         if (work.by_layer.empty()) continue;
         gpu.computed[i] = uint64_t(work.by_layer[i].device_computed);
@@ -188,7 +206,7 @@ void write_stats(Options& options, const pi_model* model, const Timing& timing) 
                             (work.bytes() - work.sum.device) / rows, work.sum.waited_for_cpu_ns)},
                       {"storage", tier(storage, rows, parts.stored(), work.sum.storage_bytes / rows,
                                        work.sum.waited_for_storage_ns)}})},
-             {"storage", storage_of(model, work.sum)},
+             {"storage", storage_of(model, work)},
              {"pcie_bytes", number(work.sum.transferred / rows)},
              {"rss_peak", number(pi_peak_memory())},
              {"vram_peak", number(pi_model_device_bytes(model))}}) +

@@ -48,9 +48,12 @@ void Timing::print_work(const pi_model* model) const {
         say("predictors found = %10.2f %% of %" PRId64 " audited firings\n",
             100 * double(work.total(&pi_neuron_counts::found)) / double(audited), audited);
     const int32_t n_layer = pi_model_n_layer(model);
-    const double all = double(n_ff) * n_layer * std::max(1, pi_model_n_expert(model));
+    double all = 0;
     int64_t stored = 0;  // now, at the end
-    for (int32_t i = 0; i < n_layer; i++) stored += pi_model_layer_stored_neurons(model, i);
+    for (int32_t i = 0; i < n_layer; i++) {
+        all += double(n_ff[size_t(i)]) * std::max(1, pi_model_layer_n_expert(model, i));
+        stored += pi_model_layer_stored_neurons(model, i);
+    }
     const double on_gpu = 100 * double(pi_model_device_neurons(model)) / all;
     const double on_disk = 100 * double(stored) / all;
     say("           tiers = gpu %.2f %%, ram %.2f %%, storage %.2f %%\n", on_gpu,
@@ -72,9 +75,15 @@ void Timing::print_storage(const pi_storage_report& storage) const {
     const double rows = double(sum.rows);
     const double needed = double(sum.first_needed + sum.rest_needed);
     const double missed = double(sum.first_missed + sum.rest_missed);
-    say("         storage = %10.2f %% hits; per token %.1f reads, %.2f MB by %s, waited "
-        "%.2f ms\n",
-        needed > 0 ? 100 * (1 - missed / needed) : 0, double(sum.storage_reads) / rows,
-        double(sum.storage_bytes) * 1e-6 / rows, storage.io,
-        double(sum.waited_for_storage_ns) * 1e-6 / rows);
+    char guesses[80] = "";
+    if (sum.storage_guessed) {
+        std::snprintf(guesses, sizeof guesses, ", %.1f experts read early (%.0f %% of them chosen)",
+                      double(sum.storage_guessed) / rows,
+                      100 * double(sum.storage_guessed_right) / double(sum.storage_guessed));
+    }
+    say("         storage = %10.2f %% hits%s; per token %.1f reads, %.2f MB by %s, waited "
+        "%.2f ms%s\n",
+        needed > 0 ? 100 * (1 - missed / needed) : 0, storage.experts ? " of experts" : "",
+        double(sum.storage_reads) / rows, double(sum.storage_bytes) * 1e-6 / rows, storage.io,
+        double(sum.waited_for_storage_ns) * 1e-6 / rows, guesses);
 }

@@ -18,7 +18,7 @@ struct Timing {
     int64_t n_prompt = 0, n_eval = 0, n_sampled = 0;
     std::vector<double> token_ms;  // of each evaluated token
     Work read, generated;          // work for prompts and for generated tokens
-    int64_t n_ff = 0;              // neurons of a layer, or of one expert
+    std::vector<int64_t> n_ff;     // neurons of each layer, or of one of its experts
 
     void print(const pi_model* model) const;
     // The work for figures per token: of the generated tokens or, if there are none, of the prompt.

@@ -1,11 +1,12 @@
 #include "work.h"
 
-double Work::share(int64_t pi_neuron_counts::*count, int64_t n_ff, int layer) const {
+double Work::share(int64_t pi_neuron_counts::*count, const std::vector<int64_t>& n_ff,
+                   int layer) const {
     double some = 0, all = 0;
     for (size_t i = 0; i < by_layer.size(); i++) {
         if (layer >= 0 && i != size_t(layer)) continue;
         some += double(by_layer[i].*count);
-        all += double(by_layer[i].rows) * double(n_ff);
+        all += double(by_layer[i].rows) * double(n_ff[i]);
     }
     return all > 0 ? some / all : 0;
 }
@@ -42,6 +43,8 @@ WorkSpan::~WorkSpan() {
     sum.storage_reads += end.sum.storage_reads - begin_.sum.storage_reads;
     sum.storage_bytes += end.sum.storage_bytes - begin_.sum.storage_bytes;
     sum.waited_for_storage_ns += end.sum.waited_for_storage_ns - begin_.sum.waited_for_storage_ns;
+    sum.storage_guessed += end.sum.storage_guessed - begin_.sum.storage_guessed;
+    sum.storage_guessed_right += end.sum.storage_guessed_right - begin_.sum.storage_guessed_right;
     for (size_t i = 0; i < n_layer_; i++) {
         pi_neuron_counts& to = total_.by_layer[i];
         const pi_neuron_counts &a = begin_.by_layer[i], &b = end.by_layer[i];
@@ -55,6 +58,10 @@ WorkSpan::~WorkSpan() {
         to.device_computed += b.device_computed - a.device_computed;
         to.device_fired += b.device_fired - a.device_fired;
         to.storage_computed += b.storage_computed - a.storage_computed;
+        to.storage_needed += b.storage_needed - a.storage_needed;
+        to.storage_missed += b.storage_missed - a.storage_missed;
+        to.storage_bytes += b.storage_bytes - a.storage_bytes;
+        to.storage_waited_ns += b.storage_waited_ns - a.storage_waited_ns;
     }
 }
 

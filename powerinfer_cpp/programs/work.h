@@ -12,9 +12,10 @@ struct Work {
     std::vector<pi_neuron_counts> by_layer;  // empty: nothing done yet
 
     uint64_t bytes() const { return sum.attention + sum.predictor + sum.ffn + sum.head + sum.kv; }
-    // Share of the n_ff neurons of a layer, or of all layers for layer -1; 0 if no row was
-    // computed.
-    double share(int64_t pi_neuron_counts::*count, int64_t n_ff, int layer = -1) const;
+    // Share of the neurons of a layer, or of all layers for layer -1; 0 if no row was computed.
+    // n_ff: of each layer, or of one of its experts.
+    double share(int64_t pi_neuron_counts::*count, const std::vector<int64_t>& n_ff,
+                 int layer = -1) const;
     // Sum over the layers.
     int64_t total(int64_t pi_neuron_counts::*count) const;
 };

@@ -244,8 +244,8 @@ class Tier(TypedDict):
 
 
 class Parts(TypedDict):
-    """Slots in memory for parts of neurons that are read from storage, and how often those were
-    needed and missed."""
+    """Slots in memory for parts of neurons, or experts, that are read from storage, and how often
+    those were needed and missed."""
 
     slots: int
     used: int
@@ -254,14 +254,22 @@ class Parts(TypedDict):
 
 
 class Storage(TypedDict):
-    """How a model runs from storage."""
+    """How a model runs from storage. unit: what is read, "experts" or "parts of neurons". Lists
+    have a value for each layer."""
 
     io: str
     direct: bool
+    unit: str
     arena_bytes: int
     first: Parts
     rest: Parts
     reads: int
+    guessed: int
+    guessed_right: int
+    layer_needed: list[int]
+    layer_missed: list[int]
+    layer_bytes: list[int]
+    layer_stall_s: list[float]
 
 
 class Stats(TypedDict):

@@ -378,7 +378,7 @@ class LlamaCore(UsesAdapters):
         share_computed: neurons whose up and down rows were computed; share_fired: neurons with a
         contribution other than zero. audit: neurons that fired in audited segments, and how many of
         them the predictors found. tiers: where neurons are now, and where those were that tokens
-        needed. storage: None, or how the model runs from storage.
+        needed. storage: None, or how the model runs from storage, by parts of neurons or experts.
         """
         with self._lock:
             self._require_open()

@@ -24,11 +24,12 @@ _BEFORE = b"\x02"  # stands before a text that is tokenized without a space of i
 
 @dataclass(frozen=True)
 class Storage:
-    """How a model runs whose neurons stay on the disk; powerinfer.h has the details
+    """How a model runs whose neurons or experts stay on the disk; powerinfer.h has the details
     (pi_storage_report).
 
     io: "uring" or "threads". note: why not uring, or not direct. path: the file that is read.
-    slots, used: for first parts of neurons and for the rest.
+    slots, used: for first parts of neurons and for the rest, or for experts and 0. experts: whole
+    experts are read, not parts of neurons.
     """
 
     io: str
@@ -38,6 +39,12 @@ class Storage:
     slots: tuple[int, int]
     used: tuple[int, int]
     arena_bytes: int
+    experts: bool
+
+    @property
+    def unit(self) -> str:
+        """What slots are for, and what is read: "experts" or "parts of neurons"."""
+        return "experts" if self.experts else "parts of neurons"
 
 
 @dataclass(frozen=True)
@@ -179,7 +186,7 @@ class Model:
             for text in (out.io, out.note, out.path)
         )
         slots, used = (out.first_slots, out.rest_slots), (out.first_used, out.rest_used)
-        return Storage(io, note, out.direct, path, slots, used, out.arena_bytes)
+        return Storage(io, note, out.direct, path, slots, used, out.arena_bytes, out.experts)
 
     def reserve(self, what: str, n_bytes: int) -> Any:
         """Reserves bytes of the model's budget for the caller's memory, until `release` or garbage

@@ -101,13 +101,18 @@ def storage_figures(model: Model, work: Work) -> dict[str, Any] | None:
         }
         for name, slots, used in zip(("first", "rest"), found.slots, found.used, strict=True)
     }
-    reads = work.sum("storage_reads")
+    layers = {name: work.by_layer(f"storage_{name}") for name in ("needed", "missed", "bytes")}
     return {
         "io": found.io,
         "direct": found.direct,
+        "unit": found.unit,
         "arena_bytes": found.arena_bytes,
         **parts,
-        "reads": reads,
+        "reads": work.sum("storage_reads"),
+        "guessed": work.sum("storage_guessed"),
+        "guessed_right": work.sum("storage_guessed_right"),
+        **{f"layer_{name}": values.tolist() for name, values in layers.items()},
+        "layer_stall_s": (work.by_layer("storage_waited_ns") * 1e-9).tolist(),
     }
 
 

@@ -7,7 +7,7 @@ import numpy as np
 from ._native import ffi
 
 # Attention, predictor, ffn, head, kv, and what concerns a device and storage; and
-# rows, predicted, computed, fired, audited, found, and those of a device and of storage.
+# rows, predicted, computed, fired, audited, found, and what concerns a device and storage.
 PARTS = tuple(name for name, _ in ffi.typeof("pi_work").fields[2:])  # after size and rows
 READS = PARTS[:5]  # of weights and cache
 NEURON_COUNTS = tuple(name for name, _ in ffi.typeof("pi_neuron_counts").fields[1:])
@@ -41,8 +41,12 @@ class Work:
         """One of the sums (PARTS)."""
         return int(self.sums[PARTS.index(name)])
 
+    def by_layer(self, name: str) -> np.ndarray:
+        """One of the counts of layers (NEURON_COUNTS): int64 [n_layer]."""
+        return self.neurons[:, NEURON_COUNTS.index(name)]
+
     def per_token(self, name: str) -> int:
-        """The same as the mean per row."""
+        """A sum as the mean per row."""
         return self.sum(name) // max(1, self.rows)
 
     def read_by_tier(self) -> tuple[int, int, int]:

@@ -91,7 +91,7 @@ void check_same(const Description& d) {
             CHECK(model->experts && !model->store);
             if (!model->experts) continue;
             CHECK(same(expected, answer(model, session)));
-            CHECK(model->experts->counts.missed > 0);
+            CHECK(sum(model->experts->counts).missed[0] > 0);
             CHECK(model->experts->used() <= model->experts->shape().slots());
             // A second session finds what the first one left.
             CHECK(same(expected, answer(model, session)));
@@ -165,6 +165,41 @@ void test_resident() {
     // It belongs to this file only.
     tiny::write(describe(mixture(), 2), path);
     CHECK(Model::load(path, params)->experts->used() == 0);
+}
+
+// What a session counts: experts by layer, and their bytes; guesses, which are not hits.
+void test_counts() {
+    const std::string path = written(describe(mixture()));
+    const pi_session_params params = session_params(1, 48);
+    const Bounds bounds = bounds_of(path, params);
+    const auto model = Model::load(path, model_params((bounds.least + bounds.all) / 2, params));
+    const uint64_t n_used = uint64_t(model->ffns[0]->n_used), n_ff = uint64_t(model->ffns[0]->n_ff);
+    const PageShape& shape = model->experts->shape();
+    const Tokens tokens = random_tokens(40, 3);
+    for (const bool guesses : {false, true}) {
+        const_cast<Model&>(*model).experts->set_guesses(guesses);
+        const std::vector<StoreCounts> begun = model->experts->counts;
+        Session session(model, params);
+        for (int32_t token : tokens) eval(session, {token}, {});
+        uint64_t guessed = 0;
+        for (size_t part = 0; part < model->ffns.size(); part++) {
+            const StoreCounts& c = session.counts.stored[part];
+            StoreCounts of_store;
+            of_store.add(begun[part], model->experts->counts[part]);
+            CHECK(of_store.needed[0] == c.needed[0] && of_store.bytes == c.bytes);
+            CHECK(c.needed[0] == tokens.size() * n_used && c.needed[1] + c.missed[1] == 0);
+            CHECK(c.missed[0] > 0 && c.missed[0] < c.needed[0]);
+            CHECK(uint64_t(session.counts.from_disk[part]) == c.missed[0] * n_ff);
+            // A page of this format is as long as what is read of it, but for the disk's units.
+            const uint64_t page = shape.classes[size_t(shape.class_of[part])].page;
+            const uint64_t read = c.missed[0] + c.guessed - c.right;
+            CHECK(c.right <= c.guessed);
+            CHECK(c.bytes >= c.missed[0] * page && c.bytes <= read * (page + 3 * 8192));
+            guessed += c.guessed;
+        }
+        CHECK(guesses == (guessed > 0));
+        CHECK(sum(session.counts.stored).waited_s > 0);
+    }
 }
 
 std::shared_ptr<const Model> with_faults(const std::string& path, const pi_model_params& params,
@@ -320,6 +355,7 @@ int main() {
     test_other_tensors();
     test_expected();
     test_resident();
+    test_counts();
     test_faults();
     test_parts();
     test_silence();

@@ -37,7 +37,10 @@ void test_shape(const Shape& shape, const std::vector<int32_t>& modes, size_t nu
             CHECK(model->storage && model->store);
             if (!model->store) continue;
             CHECK(same(expected, answer(model, session)));
-            CHECK(model->store->counts.reads > 0);
+            CHECK(sum(model->store->counts).reads > 0);
+            for (const StoreCounts& of_layer : model->store->counts) {
+                CHECK(of_layer.needed[0] > 0 && (i > 0 || of_layer.bytes > 0));
+            }
             CHECK(model->budget->limit() == budget && model->budget->reserved() <= budget);
         }
         const auto model = Model::load(path, model_params(bounds.all, planned));
@@ -72,9 +75,10 @@ void test_lending() {
         const NeuronStore& store = *model->store;
         const StoreShape& shape_of = store.shape();
         const int64_t all = int64_t(shape_of.n_blocks) * shape_of.n;
-        const uint64_t filled = store.counts.bytes;
+        const uint64_t filled = sum(store.counts).bytes;
         eval(computing, tokens, {});
-        CHECK(double(store.counts.bytes - filled) < 1.1 * double(shape_of.slot_bytes(all, all)));
+        const uint64_t read = sum(store.counts).bytes - filled;
+        CHECK(double(read) < 1.1 * double(shape_of.slot_bytes(all, all)));
         computing.truncate(0, 0);
         CHECK(same(last(whole), last(computing)));
         const ResidencyShape& now = model->store->residency().shape();
@@ -167,7 +171,7 @@ void test_resident() {
         const bool generated = true;
         for (size_t i = 0; i < 10; i++)
             eval(computing, {tokens[i]}, {nullptr, nullptr, &generated});
-        const StoreCounts& c = model->store->counts;
+        const StoreCounts c = sum(model->store->counts);
         const double share = double(c.missed[0] + c.missed[1]) / double(c.needed[0] + c.needed[1]);
         for (size_t i = 10; i < 90; i++) {
             eval(computing, {tokens[i]}, {nullptr, nullptr, &generated});
@@ -205,7 +209,7 @@ void test_predictors(const Shape& shape) {
         // Between these, pages get room as far as a byte of them saves more than one of neurons.
         if (budget == bounds.least) CHECK(slots == 0);
         answer(model, session);
-        const uint64_t n = model->store->counts.predictors;
+        const uint64_t n = sum(model->store->counts).predictors;
         CHECK(n >= blocks && (n < before || slots == 0));
         CHECK(slots < blocks || n == blocks);
         before = n;

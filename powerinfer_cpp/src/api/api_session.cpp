@@ -45,6 +45,11 @@ void add_counts(const powerinfer::Session& session, size_t part, pi_neuron_count
     sum.device_computed += device.computed;
     sum.device_fired += device.fired;
     sum.storage_computed += session.counts.from_disk[part];
+    const powerinfer::StoreCounts& stored = session.counts.stored[part];
+    sum.storage_needed += int64_t(stored.needed[0] + stored.needed[1]);
+    sum.storage_missed += int64_t(stored.missed[0] + stored.missed[1]);
+    sum.storage_bytes += int64_t(stored.bytes);
+    sum.storage_waited_ns += int64_t(stored.waited_s * 1e9);
 }
 
 }  // namespace
@@ -231,11 +236,28 @@ pi_status pi_session_work(const pi_session* s, pi_work* out) {
         const powerinfer::Traffic d =
             powerinfer::device_traffic(*session.model, session.counts, session.params.embedding);
         const powerinfer::Counts& c = session.counts;
-        give(out, {0, c.rows, t.attention, t.predictor, t.ffn, t.head, t.kv, c.transferred,
-                   d.attention + d.predictor + d.ffn + d.head + d.kv, uint64_t(c.answers),
-                   c.waited_for_device, c.waited_for_cpu, c.stored.needed[0], c.stored.missed[0],
-                   c.stored.needed[1], c.stored.missed[1], c.stored.reads, c.stored.bytes,
-                   uint64_t(c.stored.waited_s * 1e9)});
+        const powerinfer::StoreCounts stored = powerinfer::sum(c.stored);
+        give(out, {0,
+                   c.rows,
+                   t.attention,
+                   t.predictor,
+                   t.ffn,
+                   t.head,
+                   t.kv,
+                   c.transferred,
+                   d.attention + d.predictor + d.ffn + d.head + d.kv,
+                   uint64_t(c.answers),
+                   c.waited_for_device,
+                   c.waited_for_cpu,
+                   stored.needed[0],
+                   stored.missed[0],
+                   stored.needed[1],
+                   stored.missed[1],
+                   stored.reads,
+                   stored.bytes,
+                   uint64_t(stored.waited_s * 1e9),
+                   stored.guessed,
+                   stored.right});
     });
 }
 

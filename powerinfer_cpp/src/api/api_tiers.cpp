@@ -60,6 +60,7 @@ pi_status pi_model_storage(const pi_model* m, pi_storage_report* out) {
             const std::lock_guard<std::mutex> alone(experts->mutex);
             r.first_slots = experts->shape().slots();
             r.first_used = experts->used();
+            r.experts = true;
         }
         give(out, r);
     });

@@ -40,6 +40,7 @@ void dense_ffn(const Pass& p, const BlockRows& in, float* y) {
     p.source.keep_expert(in.number(), in.n);
     ggml::NeuronCounts& counts = p.counts.neurons[size_t(in.part.index)];
     counts = {counts.rows + in.n, counts.proposed + all, counts.computed + all, counts.fired + all};
+    p.counts.from_disk[size_t(in.part.index)] += there.read ? all : 0;
 }
 
 // Makes a bias for each row, [n, n_ff], in `room`: the bias of the weights, if there is one, plus

@@ -13,8 +13,8 @@ namespace powerinfer {
 class NeuronSource {
  public:
     // store, experts: one of them has what RAM lacks; or null. Nobody else uses it until the end,
-    // when `counts` gets what it did.
-    NeuronSource(NeuronStore* store, ExpertStore* experts, StoreCounts& counts)
+    // when `counts`, of each feed-forward part, get what it did.
+    NeuronSource(NeuronStore* store, ExpertStore* experts, std::vector<StoreCounts>& counts)
         : store_(store), experts_(experts), counts_(counts) {
         if (!store && !experts) return;
         alone_ = std::unique_lock<std::mutex>(store ? store->mutex : experts->mutex);
@@ -22,7 +22,7 @@ class NeuronSource {
     }
     ~NeuronSource() {
         if (lent_) store_->take_back();
-        if (store_ || experts_) counts_.add(begun_, now());
+        for (size_t i = 0; i < begun_.size(); i++) counts_[i].add(begun_[i], now()[i]);
     }
     NeuronSource(const NeuronSource&) = delete;
     NeuronSource& operator=(const NeuronSource&) = delete;
@@ -58,12 +58,14 @@ class NeuronSource {
     }
     struct Matrices {
         const ggml::Matrix *gate, *up, *down;  // no gate: an empty matrix
+        bool read = false;                     // memory lacked them, so the disk brought them
     };
     Matrices matrices(ggml::Context& context, int32_t block, const Ffn& w) const {
         if (!has_page(block)) return {&w.gate, &w.up, &w.down};
+        const bool absent = experts_->absent(block);
         const std::vector<ggml::Matrix>& there = experts_->matrices(context, block);
         const bool gated = there.size() == 3;
-        return {gated ? &there[0] : &w.gate, &there[gated], &there[gated + 1]};
+        return {gated ? &there[0] : &w.gate, &there[gated], &there[gated + 1], absent};
     }
     void keep_expert(int32_t block, int64_t n) const {
         if (has_page(block)) experts_->keep(block, n);
@@ -87,19 +89,14 @@ class NeuronSource {
 
  private:
     bool has_page(int32_t block) const { return experts_ && experts_->has(block); }
-    StoreCounts now() const {
-        if (store_) return store_->counts;
-        const ExpertCounts& done = experts_->counts;
-        StoreCounts counts;
-        counts.needed[0] = done.needed, counts.missed[0] = done.missed;
-        counts.reads = done.reads, counts.bytes = done.bytes, counts.waited_s = done.waited_s;
-        return counts;
+    const std::vector<StoreCounts>& now() const {
+        return store_ ? store_->counts : experts_->counts;
     }
 
     NeuronStore* const store_;
     ExpertStore* const experts_;
-    StoreCounts& counts_;
-    StoreCounts begun_;  // of the store, when the call began
+    std::vector<StoreCounts>& counts_;
+    std::vector<StoreCounts> begun_;  // of the store, when the call began
     bool lent_ = false;
     std::unique_lock<std::mutex> alone_;
 };

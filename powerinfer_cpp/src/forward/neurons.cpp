@@ -345,7 +345,7 @@ class OneRow {
             n_fired_ += n_fired;
         }
         if (end < kSegments) return;
-        StoreCounts& counts = store_.counts;
+        StoreCounts& counts = store_.counts[size_t(in_.part.index)];
         counts.needed[0] += uint64_t(n_gates_);
         counts.needed[1] += uint64_t(n_gates_fired_);
         for (int half = 0; half < 2; half++) counts.missed[half] += uint64_t(n_missed_[half]);
@@ -412,15 +412,16 @@ class ManyRows {
     // Tells what the rows needed. Counts for how many of them the disk brought a neuron that fired.
     void learn(Segment ids) {
         int64_t& from_disk = p_.counts.from_disk[size_t(in_.part.index)];
+        StoreCounts& counts = store_.counts[size_t(in_.part.index)];
         for (auto id = int32_t(ids.begin); id < ids.end; id++) {
             const int64_t fires = s_.fires[id];
             if (fires == 0) continue;
             bool staged = false;
             for (Half half : {Half::gate, Half::up_down}) {
                 store_.residency().count(half, in_.number(), &id, 1, float(fires));
-                store_.counts.needed[int(half)] += uint64_t(fires);
+                counts.needed[int(half)] += uint64_t(fires);
                 if (!store_.staged(half, id)) continue;
-                store_.counts.missed[int(half)] += uint64_t(fires);
+                counts.missed[int(half)] += uint64_t(fires);
                 staged = true;
             }
             from_disk += staged ? fires : 0;

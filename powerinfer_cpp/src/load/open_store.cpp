@@ -83,7 +83,10 @@ uint64_t bundle_to_write(const Model& model) {
 std::unique_ptr<NeuronStore> open_store(const Model& m, const pi_model_params& params,
                                         std::unique_ptr<ggml::Reader> reader) {
     std::vector<StoredNeurons> blocks;
-    for_blocks(m, [&](const Ffn& f, const FeedForward&) { blocks.push_back(f.stored); });
+    for_blocks(m, [&](const Ffn& f, const FeedForward& part) {
+        blocks.push_back(f.stored);
+        blocks.back().part = int32_t(part.index);
+    });
     const ggml::File& file = *m.file.files[size_t(blocks[0].file)];
     if (!reader) reader = ggml::open_reader(file.path(), reader_options(blocks[0].layout));
     std::unique_ptr<ExpertPages> predictors;

@@ -7,7 +7,7 @@
 #include "memory/batch.h"
 #include "memory/kv_pages.h"
 #include "model/model.h"
-#include "storage/store.h"
+#include "storage/store_counts.h"
 
 namespace powerinfer {
 
@@ -20,18 +20,22 @@ struct Counts {
     // Nanoseconds that the CPU waited for the device's part of a shared layer, and the device for
     // the CPU's.
     uint64_t waited_for_device = 0, waited_for_cpu = 0;
-    StoreCounts stored;  // what the disk brought, in this session's calls
 
     // Of each feed-forward part (FeedForward::index).
     std::vector<ggml::NeuronCounts> neurons;
     std::vector<ggml::NeuronCounts> on_device;  // of these, those that a device computed
-    // Of these, computed ones of which the disk had to bring a part.
+    // Of these, computed ones of which the disk had to bring a part, or all.
     std::vector<int64_t> from_disk;
-    std::vector<int64_t> predicted;  // rows given to a predictor; once per chosen expert
+    std::vector<int64_t> predicted;   // rows given to a predictor; once per chosen expert
+    std::vector<StoreCounts> stored;  // what the disk brought, in this session's calls
 
     Counts() = default;
     explicit Counts(size_t n_ffns)
-        : neurons(n_ffns), on_device(n_ffns), from_disk(n_ffns), predicted(n_ffns) {}
+        : neurons(n_ffns),
+          on_device(n_ffns),
+          from_disk(n_ffns),
+          predicted(n_ffns),
+          stored(n_ffns) {}
     void add(const Model& model, const Batch& batch, const KvPages& kv);
 };
 

@@ -54,10 +54,10 @@ class ExpertPages {
     // The same for a page that may be needed, if so many landings stay free for others. It is read
     // when nothing else is to be read, and has to be requested before it is used.
     bool guess(int32_t block, int64_t free);
-    // Was it asked for by guess() alone?
+    // Was it asked for by guess() alone, and has its reading begun?
     bool guessed(int32_t block) const {
         const int32_t i = landing_[size_t(block)];
-        return i >= 0 && landings_[size_t(i)].guess;
+        return i >= 0 && landings_[size_t(i)].guess && landings_[size_t(i)].n_sent > 0;
     }
     // Gives up such pages.
     void drop_guesses();
@@ -69,6 +69,7 @@ class ExpertPages {
     // there is none. guesses: of pages that were only guessed, instead of the others.
     bool next(ggml::Read& read, int32_t& file, bool guesses = false) const;
     void sent(const ggml::Read& read);
+    int32_t block_of(uint64_t tag) const { return landings_[tag / kMatrices].block; }
     // The read with this tag is done. Returns the block.
     int32_t done(uint64_t tag);
     // Has all of a page arrived?

@@ -42,7 +42,8 @@ struct ExpertStore::Landing : ggml::Abandoned {
 ExpertStore::ExpertStore(std::vector<const ggml::File*> files,
                          std::vector<std::unique_ptr<ggml::Reader>> readers, const PageShape& shape,
                          std::vector<StoredPage> experts)
-    : files_(std::move(files)),
+    : counts(size_t(shape.n_parts())),
+      files_(std::move(files)),
       pages_(std::make_unique<ExpertPages>(shape, std::move(experts), align_of(readers), "expert")),
       readers_(std::move(readers)),
       landing_(std::make_unique<Landing>()) {}
@@ -84,9 +85,13 @@ void ExpertStore::send() {
             // What turns out to be wrong shall not keep the disk from what is needed then.
             if (guesses && in_flight() >= kGuessedReads) return;
             if (readers_[size_t(file)]->submit(&read, 1) == 0) return;
+            const int32_t expert = pages_->block_of(read.tag);
+            StoreCounts& done = counts_of(expert);
+            const bool begun = pages_->guessed(expert);
             pages_->sent(read);
-            counts.reads++;
-            counts.bytes += read.bytes();
+            done.guessed += !begun && pages_->guessed(expert);
+            done.reads++;
+            done.bytes += read.bytes();
         }
     }
 }
@@ -115,7 +120,7 @@ bool ExpertStore::take(double wait_s) {
 
 bool ExpertStore::request(int32_t expert) {
     for (Guess& guess : guess_) guess.chosen = guess.chosen || guess.expert == expert;
-    counts.right += pages_->guessed(expert);
+    counts_of(expert).right += pages_->guessed(expert);
     const bool before = pages_->requested(expert);
     if (!pages_->request(expert)) return false;
     if (!before) send();
@@ -145,14 +150,14 @@ void ExpertStore::guess(int32_t first, const float* scores, int32_t n, int32_t u
         const bool pays = known.chosen > kLeastRight * known.all;
         if (!pays || !room) continue;
         room = pages_->guess(expert, used);
-        counts.guessed += room;
     }
     send();
 }
 
 const std::vector<ggml::Matrix>& ExpertStore::matrices(ggml::Context& context, int32_t expert) {
-    counts.needed++;
-    if (!pages_->resident(expert)) counts.missed++;
+    StoreCounts& done = counts_of(expert);
+    done.needed[0]++;
+    if (!pages_->resident(expert)) done.missed[0]++;
     return load(context, expert);
 }
 
@@ -171,7 +176,7 @@ const std::vector<ggml::Matrix>& ExpertStore::load(ggml::Context& context, int32
                     fail(Code::io, silent(),
                          format("the disk has not answered for %.0f s", patience));
                 }
-                counts.waited_s += seconds() - begin;
+                counts_of(expert).waited_s += seconds() - begin;
             }
             send();
         }

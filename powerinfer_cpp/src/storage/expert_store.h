@@ -13,16 +13,9 @@
 #include "ggml/file_io.h"
 #include "ggml/reader.h"
 #include "storage/expert_pages.h"
+#include "storage/store_counts.h"
 
 namespace powerinfer {
-
-// What a store has done since it was opened.
-struct ExpertCounts {
-    uint64_t needed = 0, missed = 0;  // experts that rows chose, and those that memory lacked
-    uint64_t reads = 0, bytes = 0;    // from the disk
-    uint64_t guessed = 0, right = 0;  // experts that were read early, and those that were chosen
-    double waited_s = 0;              // seconds in which there was nothing left to compute
-};
 
 class ExpertStore {
  public:
@@ -76,14 +69,15 @@ class ExpertStore {
     int64_t tokens() const { return tokens_; }
     // A disk that does not answer for so many seconds has failed.
     double patience = 10;
-    ExpertCounts counts;
-    std::mutex mutex;  // held by a session while it computes
+    std::vector<StoreCounts> counts;  // of each feed-forward part
+    std::mutex mutex;                 // held by a session while it computes
 
  private:
     struct Landing;
 
     std::vector<int32_t> in_file_order(std::vector<int32_t> experts) const;
     const std::vector<ggml::Matrix>& load(ggml::Context& context, int32_t expert);
+    StoreCounts& counts_of(int32_t expert) { return counts[size_t(shape().part_of(expert))]; }
     void send();
     bool take(double wait_s);
     void fail(ggml::Code code, const ggml::Reader& reader, const std::string& what);

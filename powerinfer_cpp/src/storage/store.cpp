@@ -55,18 +55,6 @@ const StoreLayout::Range& range_of(const StoreLayout& layout, int half) {
 
 }  // namespace
 
-void StoreCounts::add(const StoreCounts& begin, const StoreCounts& end) {
-    for (int half = 0; half < 2; half++) {
-        needed[half] += end.needed[half] - begin.needed[half];
-        missed[half] += end.missed[half] - begin.missed[half];
-    }
-    reads += end.reads - begin.reads;
-    bytes += end.bytes - begin.bytes;
-    predictors += end.predictors - begin.predictors;
-    admitted += end.admitted - begin.admitted;
-    waited_s += end.waited_s - begin.waited_s;
-}
-
 NeuronStore::Tables::Tables(ggml::Carver& carver, const StoreShape& shape)
     : residency(carver, shape.residency()) {
     const int64_t parts = residency.shape().parts();
@@ -92,6 +80,9 @@ NeuronStore::NeuronStore(std::unique_ptr<ggml::Reader> reader, const StoreShape&
       reader_(std::move(reader)) {
     ggml::Carver carver(memory_);
     tables_ = Tables(carver, shape);
+    for (const StoredNeurons& block : blocks_) {
+        counts.resize(std::max(counts.size(), size_t(block.part) + 1));
+    }
 }
 
 // What reads of a disk that does not answer may still write to.
@@ -306,9 +297,10 @@ void NeuronStore::pump() {
         const ggml::Read of_page = reads[0];
         reads[0].tag |= kPredictors;
         if (reader_->submit(reads, 1) == 0) return;
+        StoreCounts& done = counts_of(predictors_->block_of(of_page.tag));
         predictors_->sent(of_page);
-        counts.bytes += of_page.bytes();
-        counts.reads++;
+        done.bytes += of_page.bytes();
+        done.reads++;
     }
     for (int lane = 0; lane < StoreShape::kLanes; lane++) {
         Lane& l = lanes_[lane];
@@ -316,8 +308,9 @@ void NeuronStore::pump() {
             const int n = std::min(kAtOnce, l.n_runs - l.sent);
             for (int i = 0; i < n; i++) reads[i] = read_of(lane, l.sent + i);
             const int taken = reader_->submit(reads, n);
-            for (int i = 0; i < taken; i++) counts.bytes += reads[i].bytes();
-            counts.reads += uint64_t(taken);
+            StoreCounts& done = counts_of(l.block);
+            for (int i = 0; i < taken; i++) done.bytes += reads[i].bytes();
+            done.reads += uint64_t(taken);
             l.sent += taken;
             if (taken < n) return;
         }
@@ -393,8 +386,9 @@ bool NeuronStore::complete(int lane) const {
     return lanes_[lane].given == lanes_[lane].n;
 }
 
+// Waits for something that the block needs.
 template <typename F>
-void NeuronStore::wait_until(const F& done) {
+void NeuronStore::wait_until(int32_t block, const F& done) {
     take(0);
     pump();
     if (!done() && failure_.empty()) {
@@ -407,7 +401,7 @@ void NeuronStore::wait_until(const F& done) {
             }
             pump();
         }
-        counts.waited_s += seconds() - begin;
+        counts_of(block).waited_s += seconds() - begin;
     }
     if (!failure_.empty()) throw Error(failure_code_, failure_);
 }
@@ -415,7 +409,7 @@ void NeuronStore::wait_until(const F& done) {
 int64_t NeuronStore::arrived(ggml::Threads& threads, int lane, bool wait, NeuronParts* out,
                              int64_t n) {
     Lane& l = lanes_[lane];
-    wait_until([&] { return !wait || l.given < l.n_arrived || l.given == l.n; });
+    wait_until(l.block, [&] { return !wait || l.given < l.n_arrived || l.given == l.n; });
     const auto end = int32_t(std::min<int64_t>(l.n_arrived, l.given + n));
     check(threads, lane, end);
     if (!failure_.empty()) throw Error(failure_code_, failure_);
@@ -460,7 +454,7 @@ void NeuronStore::keep(ggml::Threads& threads, int lane, int64_t end) {
                         size_t(range_of(layout, int(copy.half)).bytes));
         }
     });
-    counts.admitted += uint64_t(n);
+    counts_of(l.block).admitted += uint64_t(n);
     for (int32_t i = 0; i < l.n && l.block == block_; i++) {
         for (int half = 0; half < 2; half++) {
             if (entries[i].sector[half] < 0) continue;
@@ -475,7 +469,7 @@ void NeuronStore::keep(ggml::Threads& threads, int lane, int64_t end) {
 void NeuronStore::request_predictor(int32_t block) {
     const bool before = predictors_->requested(block);
     if (!predictors_->request(block) || before) return;
-    counts.predictors++;
+    counts_of(block).predictors++;
     pump();
 }
 
@@ -484,7 +478,7 @@ const std::vector<ggml::Matrix>& NeuronStore::predictor(ggml::Context& context, 
     if (!predictors_->requested(block)) {
         throw Error(Code::internal, "all frames for predictors are in use");
     }
-    wait_until([&] { return predictors_->complete(block); });
+    wait_until(block, [&] { return predictors_->complete(block); });
     try {
         return predictors_->matrices(context, block);
     } catch (const Error& e) {

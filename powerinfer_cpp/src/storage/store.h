@@ -24,6 +24,7 @@
 #include "ggml/threads.h"
 #include "storage/expert_pages.h"
 #include "storage/residency.h"
+#include "storage/store_counts.h"
 #include "storage/store_shape.h"
 #include "weights/neuron_layout.h"
 
@@ -33,20 +34,6 @@ namespace powerinfer {
 struct NeuronParts {
     int32_t id;
     bool gate, up_down;
-};
-
-// What a store has done since it was opened. Arrays are indexed by Half.
-struct StoreCounts {
-    // Parts that rows needed, and those of them that were not in memory. Where many rows are
-    // computed together, only the parts of neurons that fired count.
-    uint64_t needed[2] = {0, 0}, missed[2] = {0, 0};
-    uint64_t reads = 0, bytes = 0;  // from the disk, with the gaps between neighbours
-    uint64_t predictors = 0;        // predictors of experts that were read
-    uint64_t admitted = 0;          // parts that got a slot after a read
-    double waited_s = 0;            // seconds in which there was nothing left to compute
-
-    // Adds what was done between two states of the counts.
-    void add(const StoreCounts& begin, const StoreCounts& end);
 };
 
 class NeuronStore {
@@ -173,8 +160,8 @@ class NeuronStore {
     // A disk that does not answer for so many seconds has failed. Throttled disks were seen to
     // pause for 60 ms.
     double patience = 10;
-    StoreCounts counts;
-    std::mutex mutex;  // held by a session while it computes
+    std::vector<StoreCounts> counts;  // of each feed-forward part
+    std::mutex mutex;                 // held by a session while it computes
 
  private:
     // In Tables::row_at: a part that is not in memory, and one that has been requested.
@@ -204,7 +191,8 @@ class NeuronStore {
     void pump();
     void take(double wait_s);
     template <typename F>
-    void wait_until(const F& done);
+    void wait_until(int32_t block, const F& done);
+    StoreCounts& counts_of(int32_t block) { return counts[size_t(blocks_[size_t(block)].part)]; }
     bool holds_nothing(int lane) const { return lanes_[lane].tag < 0 && lanes_[lane].n == 0; }
     bool intact(int lane, const struct Entry& entry) const;
     void check(ggml::Threads& threads, int lane, int32_t end);

@@ -81,6 +81,7 @@ struct StoredNeurons {
     uint64_t offset = 0;             // of neuron 0, in its file
     // Of neuron 0's two checksums (u32), one of each range. Neuron i's are 8 i bytes further on.
     uint64_t crc_offset = 0;
+    int32_t part = 0;  // its feed-forward part (FeedForward::index), for counts
 
     explicit operator bool() const { return layout.stride > 0; }  // false: other kinds of files
     uint64_t offset_of(int64_t neuron) const {

@@ -27,7 +27,8 @@ from .common import (
 from .doctor import cpu_name, isa
 
 COLUMNS = ("model", "size", "params", "backend", "threads", "test", "t/s", "GB/s", "neurons")
-# Of models that run from storage: parts of neurons that were in memory, and what a token read.
+# Of models that run from storage: needed parts of neurons, or experts, that were in memory, and
+# what a token read.
 DISK_COLUMNS = ("hits", "disk MB/token")
 NUMBERS = ("t/s", "GB/s", "neurons", *DISK_COLUMNS)
 OP_COLUMNS = ("part", "op", "calls", "ms", "share", "GB/s")

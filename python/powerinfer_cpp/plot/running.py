@@ -1,4 +1,4 @@
-"""Plot of a run: where its neurons were and who computed them.
+"""Plot of a run: where its neurons, or experts, were and who computed them.
 
 The file has the statistics of `./main --json-stats FILE`, or those of `llm.stats()` as JSON.
 """
@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from ..tiers import NAMES, TITLES
+from ..tiers import NAMES, RAM, STORAGE, TITLES
 from . import style
 
 _LONGEST = 1 << 26  # bytes of a file
@@ -19,11 +19,13 @@ _LONGEST = 1 << 26  # bytes of a file
 @dataclass(frozen=True)
 class Running:
     """What each tier had, in the order of tiers.NAMES: neurons [3, n_layer], neurons computed per
-    token [3, n_layer], bytes of FFN weights [3]."""
+    token [3, n_layer], bytes of FFN weights [3]. experts: of a run whose experts were read from
+    storage, those that its tokens needed and missed, [2, n_layer]."""
 
     neurons: np.ndarray
     hits: np.ndarray
     n_bytes: np.ndarray
+    experts: np.ndarray | None = None
 
 
 def is_json(path: str | Path) -> bool:
@@ -39,7 +41,8 @@ def read(path: str | Path) -> Running:
     if len(text) > _LONGEST:
         raise ValueError(f"{path}: is too large for statistics of a run")
     try:
-        tiers = json.loads(text)["tiers"]
+        figures = json.loads(text)
+        tiers = figures["tiers"]
     except (ValueError, KeyError, RecursionError):
         raise ValueError(f"{path}: has no statistics of a run (--json-stats)") from None
     keys = ("layer_neurons", "layer_hits", "bytes")
@@ -50,12 +53,29 @@ def read(path: str | Path) -> Running:
     shapes = [values.ndim for values in found]
     if shapes != [2, 2, 1] or found[0].shape != found[1].shape or not found[0].size:
         raise ValueError(f"{path}: tiers needs {', '.join(keys)} of {', '.join(reversed(NAMES))}")
-    of_run = Running(*found)
+    of_run = Running(*found, _experts(path, figures, found[0].shape[1]))
     if any(not (np.isfinite(values) & (values >= 0)).all() for values in found):
         raise ValueError(f"{path}: tiers has a number that is not finite, or below 0")
     if not of_run.neurons.sum(axis=0).all():
         raise ValueError(f"{path}: tiers has a layer without neurons")
     return of_run
+
+
+def _experts(path: str | Path, figures: dict[str, Any], n_layer: int) -> np.ndarray | None:
+    """Running.experts of the figures. Raises ValueError if they are not what a run writes."""
+    storage = figures.get("storage")
+    if not isinstance(storage, dict) or storage.get("unit") != "experts":
+        return None
+    try:
+        found = np.array([storage[f"layer_{name}"] for name in ("needed", "missed")], float)
+    except (ValueError, KeyError, TypeError, OverflowError):
+        found = np.zeros(0)
+    if found.shape != (2, n_layer) or not np.isfinite(found).all():
+        raise ValueError(f"{path}: storage needs layer_needed and layer_missed, of each layer")
+    needed, missed = found
+    if (missed < 0).any() or (missed > needed).any():
+        raise ValueError(f"{path}: storage has a layer that missed more than it needed")
+    return found
 
 
 def shares(values: np.ndarray) -> np.ndarray:
@@ -66,28 +86,44 @@ def shares(values: np.ndarray) -> np.ndarray:
 
 def draw(run: Running) -> tuple[Any, str]:
     """The figure, and a one-line summary."""
+    unit = "neurons" if run.experts is None else "experts"
     layers = np.arange(run.neurons.shape[1])
     figure = style.figure(11, style.height_for(len(layers)))
     left, right = figure.subplots(1, 2, sharey=True)
-    for axes, values in ((left, 100 * shares(run.neurons)), (right, run.hits)):
+    served = run.hits if run.experts is None else _had(run.experts)
+    of_layers = served if run.experts is None else 100 * shares(served)
+    for axes, values in ((left, 100 * shares(run.neurons)), (right, of_layers)):
         start = np.zeros(len(layers))
         for tier in reversed(range(len(NAMES))):
             axes.barh(layers, values[tier], 1.0, start, color=style.OF_TIERS[tier])
             start += values[tier]
-    style.plain(left, "% of the layer's neurons", "layer", "Where the neurons of the run were")
-    style.plain(right, "neurons per token", "", "Who computed them")
+    style.plain(left, f"% of the layer's {unit}", "layer", f"Where the {unit} of the run were")
+    if run.experts is None:
+        style.plain(right, "neurons per token", "", "Who computed them")
+    else:
+        style.plain(right, "% of those that tokens needed", "", "Where they were when needed")
+        right.set_xlim(0, 100)
     left.set_xlim(0, 100)
     left.set_ylim(len(layers) - 0.5, -0.5)
     style.whole_layers(left.yaxis)
-    used = [t for t in reversed(range(len(NAMES))) if run.neurons[t].any()]
-    neurons, hits = (100 * shares(values.sum(axis=1)) for values in (run.neurons, run.hits))
+    used = [t for t in reversed(range(len(NAMES))) if run.neurons[t].any() or served[t].any()]
+    neurons, hits = (100 * shares(values.sum(axis=1)) for values in (run.neurons, served))
     style.legend(figure, {f"{TITLES[t]}, {_size(run.n_bytes[t])}": style.OF_TIERS[t] for t in used})
+    of = "computed" if run.experts is None else "needed"
     listed = "; ".join(
-        f"{TITLES[t]}: {neurons[t]:.1f} % of the neurons, {_size(run.n_bytes[t])}, "
-        f"{hits[t]:.1f} % of those computed"
+        f"{TITLES[t]}: {neurons[t]:.1f} % of the {unit}, {_size(run.n_bytes[t])}, "
+        f"{hits[t]:.1f} % of those {of}"
         for t in used
     )
     return figure, listed
+
+
+def _had(experts: np.ndarray) -> np.ndarray:
+    """How many of the needed experts each tier had, [3, n_layer]."""
+    needed, missed = experts
+    had = np.zeros((len(NAMES), len(needed)))
+    had[STORAGE], had[RAM] = missed, needed - missed
+    return had
 
 
 def _size(n_bytes: float) -> str:

@@ -1,13 +1,16 @@
-// Measures a model whose neurons stay on the disk: decodes a file of token ids as generated tokens,
-// and prints one line of JSON.
+// Measures a model whose neurons or experts stay on the disk: decodes a file of token ids as
+// generated tokens, and prints one line of JSON.
 //
 //   storage_speed --model F --tokens IDS [--budget MiB] [--warm 200] [--n 100] [--prompt 0]
 //                 [--ctx 256] [--sparse 0] [--threads 0] [--without bundles,cache,overlap]
 //
 // --budget 0: what is free. --prompt: so many of the ids first, in one call, which is measured
 // alone, and measured again, when all memory has been touched ("again_"). --without: see
-// ablation.h; cache: nothing stays in memory. "logits": a hash of the logits of all tokens, which
-// no budget changes. "token": for each token [ms, reads, MB, ms of waiting for the disk].
+// ablation.h (not of experts); cache: nothing stays in memory. "hits": the share of the needed
+// parts of neurons, or experts, that memory had. Of experts "guessed": those that were read early,
+// and "guessed_right": those of them that the token chose; they are no hits. "logits": a hash of
+// the logits of all tokens, which no budget changes. "token": for each token [ms, reads, MB, ms of
+// waiting for the disk, hits].
 #include <sys/resource.h>
 
 #include <algorithm>
@@ -68,8 +71,7 @@ struct Took {
 };
 
 Took eval(Session& session, const std::vector<int32_t>& ids, bool generated) {
-    const NeuronStore* store = session.model->store.get();
-    const StoreCounts before = store ? store->counts : StoreCounts{};
+    const StoreCounts before = sum(session.counts.stored);
     const std::unique_ptr<bool[]> flags(new bool[ids.size()]);
     std::fill_n(flags.get(), ids.size(), generated);
     const pi_batch batch{sizeof(batch), int32_t(ids.size()), ids.data(), nullptr,
@@ -77,8 +79,51 @@ Took eval(Session& session, const std::vector<int32_t>& ids, bool generated) {
     const double begin = seconds();
     session.eval(batch);
     Took took{seconds() - begin, {}};
-    if (store) took.counts.add(before, store->counts);
+    took.counts.add(before, sum(session.counts.stored));
     return took;
+}
+
+double hits(const StoreCounts& c) {
+    const uint64_t needed = c.needed[0] + c.needed[1], missed = c.missed[0] + c.missed[1];
+    return needed ? 1 - double(missed) / double(needed) : 1;
+}
+
+// How the model runs from storage.
+void print_store(const Model& model) {
+    if (!model.storage) return;
+    const NeuronStore* const store = model.store.get();
+    const ggml::Reader& reader = store ? store->reader() : model.experts->reader();
+    std::printf(", \"io\": \"%s\", \"direct\": %s, \"n_ubatch\": %d", reader.name(),
+                reader.direct() ? "true" : "false", model.storage->n_ubatch);
+    if (store) {
+        std::printf(", \"cache_mb\": %.1f, \"neurons\": %lld",
+                    double(store->shape().cache_sectors * StoreShape::kSector) * 1e-6,
+                    (long long)store->blocks().parts());
+        return;
+    }
+    const PageShape& shape = model.experts->shape();
+    double bytes = 0;
+    for (const PageShape::Class& c : shape.classes) bytes += double(c.slots) * double(c.page);
+    std::printf(", \"cache_mb\": %.1f, \"experts\": %lld, \"slots\": %lld", bytes * 1e-6,
+                (long long)shape.n_blocks(), (long long)shape.slots());
+}
+
+void print_counts(const StoreCounts& sum, double n, bool experts) {
+    std::printf(", \"reads\": %.1f, \"mb\": %.3f, \"waited_ms\": %.2f, \"hits\": %.4f",
+                double(sum.reads) / n, double(sum.bytes) * 1e-6 / n, sum.waited_s * 1e3 / n,
+                hits(sum));
+    const auto needs = [&](const char* name, int half) {
+        std::printf(", \"%s_needed\": %.1f, \"%s_missed\": %.1f", name,
+                    double(sum.needed[half]) / n, name, double(sum.missed[half]) / n);
+    };
+    if (experts) {
+        needs("experts", 0);
+        std::printf(", \"guessed\": %.1f, \"guessed_right\": %.1f", double(sum.guessed) / n,
+                    double(sum.right) / n);
+    } else {
+        needs("first", 0);
+        needs("rest", 1);
+    }
 }
 
 void run(tools::Arguments args) {
@@ -110,14 +155,7 @@ void run(tools::Arguments args) {
     const double loaded = seconds() - begin;
     Session session(model, how);
     std::printf("{\"load_s\": %.2f", loaded);
-    if (NeuronStore* const store = model->store.get()) {
-        const ResidencyShape& shape = store->residency().shape();
-        std::printf(", \"io\": \"%s\", \"direct\": %s, \"cache_mb\": %.1f, \"n_ubatch\": %d",
-                    store->reader().name(), store->reader().direct() ? "true" : "false",
-                    double(store->shape().cache_sectors * StoreShape::kSector) * 1e-6,
-                    model->storage->n_ubatch);
-        std::printf(", \"neurons\": %lld", (long long)shape.parts());
-    }
+    print_store(*model);
     for (const char* name : {"prompt", "again"}) {
         if (!n_prompt) break;
         session.truncate(0, 0);
@@ -145,10 +183,10 @@ void run(tools::Arguments args) {
         }
     }
     const double all = seconds() - begin;
-    StoreCounts sum;
+    StoreCounts counts;
     std::vector<double> ms;
     for (const Took& t : tokens) {
-        sum.add({}, t.counts);
+        counts.add({}, t.counts);
         ms.push_back(t.seconds * 1e3);
     }
     std::sort(ms.begin(), ms.end());
@@ -156,20 +194,13 @@ void run(tools::Arguments args) {
     std::printf(", \"tokens_per_s\": %.3f, \"p50_ms\": %.2f, \"p99_ms\": %.2f, \"cpu_ms\": %.2f",
                 double(n) / all, ms[n / 2], ms[n * 99 / 100],
                 per(processor_seconds() - processor) * 1e3);
-    std::printf(", \"reads\": %.1f, \"mb\": %.3f, \"waited_ms\": %.2f", per(double(sum.reads)),
-                per(double(sum.bytes)) * 1e-6, per(sum.waited_s) * 1e3);
-    std::printf(", \"logits\": \"%016llx\"", (unsigned long long)bits);
-    for (int half = 0; half < 2; half++) {
-        const char* name = half ? "rest" : "first";
-        std::printf(", \"%s_needed\": %.1f, \"%s_missed\": %.1f", name,
-                    per(double(sum.needed[half])), name, per(double(sum.missed[half])));
-    }
-    std::printf(", \"token\": [");
+    print_counts(counts, double(n), bool(model->experts));
+    std::printf(", \"logits\": \"%016llx\", \"token\": [", (unsigned long long)bits);
     for (size_t i = 0; i < tokens.size(); i++) {
         const Took& t = tokens[i];
-        std::printf("%s[%.2f, %llu, %.3f, %.2f]", i ? ", " : "", t.seconds * 1e3,
+        std::printf("%s[%.2f, %llu, %.3f, %.2f, %.4f]", i ? ", " : "", t.seconds * 1e3,
                     (unsigned long long)t.counts.reads, double(t.counts.bytes) * 1e-6,
-                    t.counts.waited_s * 1e3);
+                    t.counts.waited_s * 1e3, hits(t.counts));
     }
     std::printf("]}\n");
 }
