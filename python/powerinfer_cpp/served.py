@@ -1,5 +1,6 @@
 """A model that many requests share: a `Llama` whose texts a scheduler writes."""
 
+import functools
 import math
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -231,30 +232,56 @@ class ServedModel(Llama):
 
         self.engine.call(change)
 
+    @functools.cached_property
+    def reads_experts(self) -> bool:
+        """Does the model run from storage by whole experts?"""
+        found = self._model.storage()
+        return found is not None and found.experts
+
+    @property
+    def unit(self) -> str:
+        """What is computed or not, and has a tier: "experts" where a row computes all of an
+        expert, else "neurons". A layer without experts counts as one expert."""
+        return "experts" if self._whole_experts else "neurons"
+
     def fired(self, bits: np.ndarray) -> np.ndarray:
-        """Bits that `watch` gave as flags: bool [neurons of the model], as in `tiers`."""
+        """Bits that `watch` gave as flags: bool [units of the model], as in `tiers`."""
         flags = []
         for i, size in enumerate(self._model.sizes):
             of_layer = self._session.layer_fired_bits(i, bits)
+            if self._whole_experts:
+                flags.append(of_layer.any(axis=-1))
+                continue
             unpacked = np.unpackbits(of_layer, axis=-1, count=size.n_ff, bitorder="little")
             flags.append(unpacked.reshape(-1))
         return np.concatenate(flags).astype(bool)
 
-    def layer_neurons(self) -> list[int]:
-        """Neurons of each layer, of all of its experts."""
-        return [math.prod(size.shape) for size in self._model.sizes]
+    def layer_units(self) -> list[int]:
+        """Experts of each layer, or neurons of all of its experts."""
+        return [
+            size.shape[0] if self._whole_experts else math.prod(size.shape)
+            for size in self._model.sizes
+        ]
 
     def tiers(self) -> np.ndarray:
-        """Where each neuron is now, by the numbers of tiers: uint8 [neurons of the model], layer
-        after layer, [experts, n_ff] each."""
-        layers = range(self._model.n_layer)
-        return np.concatenate([self._model.tiers(i).reshape(-1) for i in layers])
+        """Where each unit is now, by the numbers of tiers: uint8 [units of the model], layer after
+        layer, [experts] or [experts, n_ff] each."""
+        found = [self._model.tiers(i) for i in range(self._model.n_layer)]
+        if self._whole_experts:
+            found = [tiers.min(axis=1) for tiers in found]
+        return np.concatenate([tiers.reshape(-1) for tiers in found])
 
-    def bytes_per_neuron(self) -> float:
-        """Bytes of a neuron's rows, on average."""
+    def bytes_per_unit(self) -> float:
+        """Bytes of a neuron's rows, or of an expert, on average."""
         of = self._model
         ffn = [t.n_bytes for t in of.gguf.tensors if ".ffn_" in t.name and "norm" not in t.name]
-        return sum(ffn) / sum(self.layer_neurons())
+        return sum(ffn) / sum(self.layer_units())
+
+    @functools.cached_property
+    def _whole_experts(self) -> bool:
+        rows = (".ffn_down_t", ".ffn_bundle", ".ffn_up_down_rows")  # a neuron can be left out
+        names = [tensor.name for tensor in self._model.gguf.tensors]
+        return self._model.has_experts and not any(part in name for part in rows for name in names)
 
     def _checked_ids(self, prompt: Text) -> list[int]:
         """The ids of a prompt. Raises ValueError for ids that the model does not have: the engine

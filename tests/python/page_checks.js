@@ -93,6 +93,9 @@ export function layoutFaults() {
         [equal(32, 14336), 1100, 280],
         [equal(8, 1376), 1100, 280],
         [equal(16, 8 * 1792), 1100, 280],
+        [[1, ...equal(47, 128)], 1100, 280],
+        [equal(32, 8), 1100, 280],
+        [equal(94, 128), 1100, 280],
         [equal(2, 9), 1100, 280],
         [equal(3, 2 * 5), 340, 90],
         [equal(1, 1), 300, 80],
@@ -101,11 +104,11 @@ export function layoutFaults() {
         [[1000, ...equal(6, 8 * 700), 3000], 340, 90],
     ];
     const wrong = [];
-    for (const [layer_neurons, width, height] of shapes) {
-        const layers = layer_neurons.length;
-        const n = layer_neurons.reduce((a, b) => a + b, 0);
-        const what = `${layers} layers of ${layer_neurons[0]} and others`;
-        const model = new Model({layers, layer_neurons, tiers: someTiers(n), bytes_per_neuron: 1});
+    for (const [layer_units, width, height] of shapes) {
+        const layers = layer_units.length;
+        const n = layer_units.reduce((a, b) => a + b, 0);
+        const what = `${layers} layers of ${layer_units[0]} and others`;
+        const model = new Model({layers, layer_units, tiers: someTiers(n), bytes_per_unit: 1});
         wrong.push(...slotFaults(model, what), ...cellFaults(model, width, height, what));
         for (let round = 1; round < 5; round++) {
             const next = someTiers(n);
@@ -140,7 +143,9 @@ function slotFaults(model, what) {
 
 // Each neuron's cell lies in its continent and layer, and cells hold all neurons.
 function cellFaults(model, width, height, what) {
-    const {columns, rows, cell, at, tier, neurons, continents} = layOut(model, width, height);
+    const found = layOut(model, width, height);
+    const {columns, rows, size, cell, at, tier, neurons, continents} = found;
+    if (columns * size > width || rows * size > height) return [`${what}: larger than its room`];
     const layers = layersOf(model);
     for (let i = 0; i < model.total; i++) {
         const row = Math.floor(at[cell[i]] / columns);
@@ -190,8 +195,8 @@ export function frames() {
 export function frameTimes() {
     const [layers, neurons, width, height] = [32, 14336, 1120, 284];
     const tiers = someTiers(layers * neurons);
-    const layer_neurons = new Array(layers).fill(neurons);
-    const model = new Model({layers, layer_neurons, tiers, bytes_per_neuron: 6912});
+    const layer_units = new Array(layers).fill(neurons);
+    const model = new Model({layers, layer_units, tiers, bytes_per_unit: 6912});
     const canvas = Object.assign(document.createElement('canvas'), {width, height});
     // As on a machine without a graphics card, so that the time contains the drawing itself.
     const context = canvas.getContext('2d', {alpha: false, willReadFrequently: true});

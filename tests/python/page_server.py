@@ -77,14 +77,15 @@ def fire(neurons):
 
 @dataclass
 class Shape:
-    """A made-up model: where its neurons are and how often each fires."""
+    """A made-up model: where its units are, neurons or experts, and how often each fires."""
 
     layers: int
     experts: int
     neurons: int
-    bytes_per_neuron: int
+    bytes_per_unit: int
     gpu: float
     disk: float
+    unit: str = "neurons"
     tiers: np.ndarray = field(init=False)
     often: np.ndarray = field(init=False)
 
@@ -114,6 +115,7 @@ MODELS = {
     "bamboo-7b.Q4_0": Shape(32, 1, 14336, 6912, gpu=0.22, disk=0.3),
     "stories-relu.Q8_0": Shape(8, 1, 1376, 1088, gpu=0, disk=0),
     "mixture-8x.Q4_0": Shape(16, 8, 1792, 6912, gpu=0.15, disk=0.35),
+    "experts-128x.Q4_K_M": Shape(48, 128, 1, 2_650_000, gpu=0, disk=0.6, unit="experts"),
     "base.Q8_0": Shape(4, 1, 512, 1088, gpu=0, disk=0),
 }
 WITHOUT_CHATS = "base.Q8_0"
@@ -146,7 +148,7 @@ class Hub:
         tiers = self.shape.tiers
         share = float(np.mean([bits.mean() for bits in fired]))
         read = [float(np.mean([(bits & (tiers == t)).sum() for bits in fired])) for t in range(3)]
-        read = [n * self.shape.bytes_per_neuron for n in read]
+        read = [n * self.shape.bytes_per_unit for n in read]
         packed = np.packbits(np.any(fired, axis=0).ravel(), bitorder="little").tobytes()
         self.send(struct.pack("<BIIf3f", 1, request, token, share, *read) + packed)
 
@@ -221,9 +223,10 @@ class Server:
         return JSONResponse(
             {
                 "layers": shape.layers,
-                "layer_neurons": [shape.experts * shape.neurons] * shape.layers,
+                "unit": shape.unit,
+                "layer_units": [shape.experts * shape.neurons] * shape.layers,
                 "tiers": base64.b64encode(shape.tiers.tobytes()).decode(),
-                "bytes_per_neuron": shape.bytes_per_neuron,
+                "bytes_per_unit": shape.bytes_per_unit,
                 "names": ["disk", "RAM", "GPU"],
             }
         )

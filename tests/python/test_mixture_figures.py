@@ -1,9 +1,11 @@
-"""Figures of mixtures whose experts are read from the disk: stats, `./main`, plots."""
+"""Figures of mixtures whose experts are read from the disk: stats, `./main`, plots, the server."""
 
 from __future__ import annotations
 
+import base64
 import json
 import re
+import struct
 import subprocess
 import sys
 from pathlib import Path
@@ -11,8 +13,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+import serving
 from powerinfer_cpp.cli import main
 from powerinfer_cpp.plan import memory_plan
+from powerinfer_cpp.scheduler import Ticket
+from powerinfer_cpp.server.view import View
+from prometheus_client.parser import text_string_to_metric_families
 from test_bench import run_main, shape
 
 from powerinfer_cpp import Llama
@@ -143,3 +149,49 @@ def test_plot(stats: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixtu
         file.write_text(json.dumps(stats | {"storage": stats["storage"] | changed}))
         assert main(line) == 1
         assert why in capsys.readouterr().err
+
+
+def test_server(made: tuple[Path, list[int]]) -> None:
+    """Its page shows experts, and its metrics count them."""
+    path, ids = made
+    path.with_name(path.name + ".resident").unlink(missing_ok=True)
+    with serving.in_thread(path, n_parallel=1, ram_budget=half(path), **FIELDS) as running:
+        shown = running.get("view").json()
+        assert shown["unit"] == "experts" and shown["layer_units"] == [EXPERTS] * LAYERS
+        tiers = np.frombuffer(base64.b64decode(shown["tiers"]), np.uint8)
+        assert tiers.tolist() == [0] * (LAYERS * EXPERTS)
+        fired: list[np.ndarray] = []
+        view = View(running.model)
+
+        def see(ticket: Ticket, token: int, bits: np.ndarray) -> None:
+            fired.append(running.model.fired(bits))
+            view._note(ticket, token, bits)
+
+        running.model.watch(see)
+        running.post("v1/completions", {"prompt": ids, "max_tokens": 20, "temperature": 0})
+        running.model.watch(None)
+        # The frame of a token says where its experts were before it, not some seconds ago.
+        ((number, ran),) = view._ran.items()
+        frame = view._token_frame(number, ran)
+        share, disk, ram, gpu = struct.unpack_from("<4f", frame, 13)
+        assert share == USED / EXPERTS and gpu == 0 < ram
+        assert disk + ram == pytest.approx(share * LAYERS * EXPERTS * shown["bytes_per_unit"])
+        chosen = np.array(fired).reshape(-1, LAYERS, EXPERTS)
+        assert len(chosen) >= 19 and (chosen.sum(axis=2) == USED).all()
+        tiers = running.model.tiers()
+        assert tiers.shape == (LAYERS * EXPERTS,) and set(tiers) == {0, 1}
+        weights = shown["bytes_per_unit"] * LAYERS * EXPERTS
+        assert 1 < weights / (LAYERS * EXPERTS * 3 * N_FF * 256 * 18 / 32) < 1.1
+        found = {
+            sample.name: sample.value
+            for family in text_string_to_metric_families(running.get("metrics").text)
+            for sample in family.samples
+        }
+    needed, missed, guessed, right = (
+        found[f"powerinfer:storage_experts_{name}_total"]
+        for name in ("needed", "missed", "guessed", "guessed_right")
+    )
+    assert 0 < missed < needed and 0 <= right <= guessed and needed >= 19 * LAYERS * USED
+    assert found["powerinfer:hit_rate"] == pytest.approx(1 - missed / needed)
+    assert found["powerinfer:storage_waited_seconds_total"] > 0
+    assert "powerinfer:storage_first_needed_total" not in found

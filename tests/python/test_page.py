@@ -321,6 +321,24 @@ def test_view_and_replay(visit: Visit) -> None:
     visit.shot("table")
 
 
+def test_view_of_experts(visit: Visit) -> None:
+    """Each expert is a tile, in a continent of its tier and the row of its layer."""
+    page = visit.page
+    page.select_option("#model", "experts-128x.Q4_K_M")
+    page.wait_for_selector("#share:has-text('6,144')")
+    assert page.locator("#share-text").inner_text() == "experts wait for a word"
+    assert page.locator(".tier:has-text('of the experts')").count() == 2
+    label = page.get_attribute("#map", "aria-label")
+    assert label.startswith("Map of 6,144 experts in 48 layers. RAM: 6.5 GB, 40.0%; disk: 9.8 GB")
+    visit.ask(STORY)
+    page.wait_for_selector("#share-text:has-text('on average')")
+    visit.shot("experts")
+    page.click("#open-table")
+    assert page.locator("#table-title").inner_text() == "Where the experts are"
+    assert page.locator("#table-body thead th").all_inner_texts()[1:] == ["RAM", "disk", "Chosen"]
+    assert "how many were chosen in a step" in page.locator("#table-text").inner_text()
+
+
 def test_view_of_a_short_answer(visit: Visit) -> None:
     """Its only step comes when all words are there."""
     page = visit.page

@@ -44,7 +44,10 @@ GETS: dict[str, tuple[str, str]] = {
     "/metrics": ("Counts for Prometheus.", _TEXT),
     "/tokenizer_info": ("The model's special tokens and template.", _JSON),
     "/view": ("The layers of the model, and where they lie.", _JSON),
-    "/view/stream": ("The neurons that fire, some times a second.", _BYTES),
+    "/view/stream": (
+        "The neurons that fire, or experts that are chosen, some times a second.",
+        _BYTES,
+    ),
     "/openapi.json": ("This description.", _JSON),
 }
 _STREAMED = (ChatBody, CompletionBody, InfillBody, ResponsesBody, MessagesBody)

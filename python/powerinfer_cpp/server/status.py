@@ -118,6 +118,24 @@ def _counts(model: ServedModel, work: Work) -> list[tuple[str, str, float]]:
         ("powerinfer:neurons_computed", "Neurons that tokens computed.", computed),
         ("powerinfer:neurons_possible", "The same without sparsity.", possible),
     ]
+    return found + _stored_counts(model, work)
+
+
+def _stored_counts(model: ServedModel, work: Work) -> list[tuple[str, str, float]]:
+    """Those of a model's storage: experts or parts of neurons, which are 0 without a disk."""
+    waited = "Seconds in which tokens waited for the disk with nothing left to compute."
+    found = [("powerinfer:storage_waited_seconds", waited, work.waits()[0])]
+    if model.reads_experts:
+        counts = (
+            ("needed", "Experts that tokens needed in RAM.", "first_needed"),
+            ("missed", "Experts that tokens missed in RAM.", "first_missed"),
+            ("guessed", "Experts whose reading began early.", "storage_guessed"),
+            ("guessed_right", "Of these, experts that were chosen.", "storage_guessed_right"),
+        )
+        return found + [
+            (f"powerinfer:storage_experts_{name}", text, work.sum(count))
+            for name, text, count in counts
+        ]
     for part in ("first", "rest"):
         for what in ("needed", "missed"):
             name = f"{part}_{what}"
@@ -146,7 +164,7 @@ def _states(model: ServedModel, work: Work) -> list[tuple[str, str, float]]:
         ("powerinfer:prefixes_kept", "Prefixes that are kept.", scheduler.n_kept),
     ]
     if needed:
-        text = "Share of the needed parts of neurons that RAM had."
+        text = "Share of the needed parts of neurons, or experts, that RAM had."
         found.append(("powerinfer:hit_rate", text, 1 - missed / needed))
     return found
 

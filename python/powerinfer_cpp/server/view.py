@@ -1,12 +1,14 @@
 """The live view of a model: which neurons ran for which token, and where they are.
 
+Of mixtures whose experts are computed as a whole, these are the units that are shown, and not their
+neurons.
+
 Frames, each 4 bytes of length (little-endian), then 1 byte of kind:
 - 1, a token: uint32 number of the request, uint32 number of the token, float32 share of the model's
-  neurons that ran, 3 float32 bytes of neurons read from disk, RAM and GPU; then a bit for each
-  neuron, layer after layer and expert after expert, without gaps, bit i % 8 of byte i / 8. Of
-  tokens that come faster than frames, one has a frame: together they would light up nearly every
-  neuron.
-- 2, tiers: a uint8 for each neuron in the same order, 0 disk, 1 RAM, 2 GPU.
+  units that ran, 3 float32 bytes of units read from disk, RAM and GPU; then a bit for each unit,
+  layer after layer and expert after expert, without gaps, bit i % 8 of byte i / 8. Of tokens that
+  come faster than frames, one has a frame: together they would light up nearly every unit.
+- 2, tiers: a uint8 for each unit in the same order, 0 disk, 1 RAM, 2 GPU.
 """
 
 import asyncio
@@ -39,6 +41,7 @@ class View:
         self._ran: dict[int, _Ran] = {}  # since the last frame, by request
         self._watchers: dict[asyncio.Queue[bytes], str] = {}  # with their owners
         self._tiers = model.tiers()
+        self._after = self._tiers  # the last token, where every token changes them
         self._sending: asyncio.Task[None] | None = None
 
     @property
@@ -50,10 +53,11 @@ class View:
         """GET /view."""
         self._tiers = self._model.tiers()
         return {
-            "layers": len(self._model.layer_neurons()),
-            "layer_neurons": self._model.layer_neurons(),
+            "layers": len(self._model.layer_units()),
+            "unit": self._model.unit,
+            "layer_units": self._model.layer_units(),
             "tiers": base64.b64encode(self._tiers.tobytes()).decode(),
-            "bytes_per_neuron": self._model.bytes_per_neuron(),
+            "bytes_per_unit": self._model.bytes_per_unit(),
             "names": NAMES,
             "live": self.live,
         }
@@ -84,8 +88,11 @@ class View:
 
     def _note(self, ticket: Ticket, token: int, bits: np.ndarray) -> None:
         """Called in the engine's thread for each token."""
+        before = None
+        if self._model.unit == "experts":
+            before, self._after = self._after, self._model.tiers()
         with self._lock:
-            self._ran[ticket.number] = _Ran(ticket.request.owner, token, bits)
+            self._ran[ticket.number] = _Ran(ticket.request.owner, token, bits, before)
 
     async def _send(self) -> None:
         passed = 0.0
@@ -105,8 +112,9 @@ class View:
 
     def _token_frame(self, number: int, ran: "_Ran") -> bytes:
         flags = self._model.fired(ran.bits)
-        by_tier = np.bincount(self._tiers[flags], minlength=3)
-        read = by_tier * self._model.bytes_per_neuron()
+        tiers = self._tiers if ran.tiers is None else ran.tiers
+        by_tier = np.bincount(tiers[flags], minlength=3)
+        read = by_tier * self._model.bytes_per_unit()
         share = by_tier.sum() / self._tiers.size
         head = struct.pack("<IIf3f", number, ran.token, share, *read)
         return _frame(1, head + np.packbits(flags, bitorder="little").tobytes())
@@ -119,11 +127,12 @@ class View:
 
 @dataclass(frozen=True)
 class _Ran:
-    """Neurons that ran for a token of a request."""
+    """Neurons that ran for a token of a request. tiers: before it; None: as they were lately."""
 
     owner: str
     token: int
     bits: np.ndarray
+    tiers: np.ndarray | None
 
 
 def _frame(kind: int, data: bytes) -> bytes:

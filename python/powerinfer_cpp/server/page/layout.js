@@ -1,4 +1,5 @@
-// Where each neuron lies in the picture.
+// Where each neuron lies in the picture. Of mixtures whose experts are computed as a whole, a
+// neuron here is an expert.
 //
 // Tiers are continents from left to right: GPU, RAM, disk. Layers go from top to bottom through all
 // of them. A continent's width at a layer is proportional to the neurons that the layer has there,
@@ -8,12 +9,13 @@ export const ORDER = [2, 1, 0];  // tiers from left to right, by their number in
 
 // What the page keeps about a model: sizes, the tier of each neuron, and its slot in its tier.
 export class Model {
-    constructor({layers, layer_neurons, tiers, bytes_per_neuron, names}) {
+    constructor({layers, layer_units, tiers, bytes_per_unit, names, unit}) {
         this.layers = layers;
         this.first = [0];  // neuron of each layer, and how many there are
-        for (const n of layer_neurons) this.first.push(this.first[this.first.length - 1] + n);
+        for (const n of layer_units) this.first.push(this.first[this.first.length - 1] + n);
         this.total = this.first[layers];
-        this.bytesPerNeuron = bytes_per_neuron;
+        this.bytesPerUnit = bytes_per_unit;
+        this.unit = unit || 'neurons';
         this.names = names || ['disk', 'RAM', 'GPU'];
         this.tiers = tiers;
         if (tiers.length !== this.total) throw new RangeError('the tiers do not fit the model');
@@ -155,7 +157,9 @@ export function layOut(model, width, height) {
         for (let l = 0; l < model.layers; l++) most = Math.max(most, model.counts[l * 3 + tier]);
         slots += most * model.layers;
     }
-    const ideal = Math.sqrt(((width - gaps) * height) / Math.max(slots, 1));
+    // A layer has at least one row of cells.
+    const ideal =
+        Math.min(Math.sqrt(((width - gaps) * height) / Math.max(slots, 1)), height / model.layers);
     // Large cells are dots of whole pixels. Smaller ones are scaled smoothly. Below one pixel
     // several neurons share a cell.
     let size = ideal >= 4 ? Math.min(Math.floor(ideal), 22) : Math.max(ideal, 1);

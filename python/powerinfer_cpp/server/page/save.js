@@ -55,7 +55,7 @@ export function savePicture(view) {
     compose(context, width, height, view, ({x, y}) => picture.paint(context, x, y, w, h));
     canvas.toBlob((blob) => {
         if (blob)
-            download(blob, fileName(`${view.name}-neurons`, 'png'));
+            download(blob, fileName(`${view.name}-${view.model.unit}`, 'png'));
         else
             notice('The browser could not make the picture.');
     }, 'image/png');
@@ -97,7 +97,7 @@ export async function saveVideo(view, tell) {
     await stopped;
     download(
         new Blob(parts, {type}),
-        fileName(`${view.name}-neurons`, type.includes('mp4') ? 'mp4' : 'webm'));
+        fileName(`${view.name}-${view.model.unit}`, type.includes('mp4') ? 'mp4' : 'webm'));
 }
 
 export function bindSaving(view, tell) {

@@ -82,6 +82,7 @@ export class View {
             const model = new Model({...shape, tiers: decoded(shape.tiers)});
             if (!model.total) throw new Error('no neurons');
             this.model = model;
+            byId('table-title').textContent = `Where the ${model.unit} are`;
             this.still = shape.live === false;  // a device does not tell which neurons run
         } catch (error) {
             if (this.name !== name) return;
@@ -180,7 +181,7 @@ export class View {
         else
             this.figure(
                 whole(this.model.total),
-                this.still ? 'neurons, unseen on a GPU' : 'neurons wait for a word', null);
+                `${this.model.unit}${this.still ? ', unseen on a GPU' : ' wait for a word'}`, null);
         this.wake();
     }
 
@@ -283,7 +284,7 @@ export class View {
     tierTexts(step) {
         return ORDER.filter((tier) => this.model.inTier(tier)).map((tier) => {
             const many = this.model.inTier(tier);
-            const size = bytes(many * this.model.bytesPerNeuron);
+            const size = bytes(many * this.model.bytesPerUnit);
             const read = step ? `${bytes(step.read[tier])} read` : '';
             const holds = `${size}, ${percent(many / this.model.total)}`;
             return {tier, name: this.model.names[tier], holds, read};
@@ -303,9 +304,11 @@ export class View {
         texts.forEach(({tier, name, holds, read}, k) => {
             const label = parent.children[k];
             label.dataset.tier = tier;
-            [name, read || holds, read ? `of ${holds}` : 'of the neurons'].forEach((text, i) => {
-                if (label.children[i].textContent !== text) label.children[i].textContent = text;
-            });
+            [name, read || holds, read ? `of ${holds}` : `of the ${this.model.unit}`].forEach(
+                (text, i) => {
+                    if (label.children[i].textContent !== text)
+                        label.children[i].textContent = text;
+                });
         });
         if (!this.picture) return;
         // Below their continents; their widths are those of style.css, not those of the text, so
@@ -340,8 +343,8 @@ export class View {
 
     describe() {
         const parts = this.tierTexts(null).map(({name, holds}) => `${name}: ${holds}`);
-        const text = `Map of ${whole(this.model.total)} neurons in ${this.model.layers} layers. ${
-            parts.join('; ')}.`;
+        const {total, unit, layers} = this.model;
+        const text = `Map of ${whole(total)} ${unit} in ${layers} layers. ${parts.join('; ')}.`;
         this.canvas.setAttribute('aria-label', text);
     }
 
@@ -398,13 +401,15 @@ export class View {
             rows.push(
                 make('tr', {}, heading(String(l + 1), 'row'), ...shares.map(cell), cell(fired)));
         }
-        const head = ['Layer', ...names, 'Fired'].map((text) => heading(text, 'col'));
+        const ran = model.unit === 'experts' ? 'Chosen' : 'Fired';
+        const head = ['Layer', ...names, ran].map((text) => heading(text, 'col'));
         byId('table-body')
             .replaceChildren(
                 make('thead', {}, make('tr', {}, ...head)), make('tbody', {}, ...rows));
         byId('table-text').textContent =
             `${byId('share').textContent} ${byId('share-text').textContent}. ` +
-            'Each row is a layer: where its neurons are, and how many fired in a step of the ' +
+            `Each row is a layer: where its ${model.unit} are, and how many ${
+                model.unit === 'experts' ? 'were chosen' : 'fired'} in a step of the ` +
             'last answer, on average. A step is one token, or a few that came at once.';
         byId('table').showModal();
     }
