@@ -7,9 +7,10 @@
 
 Needs root and cgroups of version 1, as scripts/storage.py does. Each run gets a cgroup of its own,
 with a share of the file's size as memory and a disk of --mb a second (10^6 bytes; 0 leaves it as
-it is), and finds a cold file. All engines walk through the same tokens, so they choose the same
-experts: ours are given them, a peer begins at the first and generates greedily. Speed is that of
---n tokens after --warm others; a peer, which says what all of its tokens took, runs twice for that.
+it is), and finds a cold file. A faster disk than there is can only be stood in for (--delayed). All
+engines walk through the same tokens, so they choose the same experts: ours are given them, a peer
+begins at the first and generates greedily. Speed is that of --n tokens after --warm others; a peer,
+which says what all of its tokens took, runs twice for that.
 
 The bound of a token is the longer of its time with everything in memory, and of the time of the
 part that is no expert and of its reads: those begin when the router has chosen.
@@ -45,9 +46,13 @@ def dense_share(model: str) -> float:
 
 
 def ours(args: argparse.Namespace, n_bytes: int, mb: int) -> dict:
+    """What storage_speed says."""
     command = [str(TOOL), "--model", args.model, "--tokens", args.tokens]
     command += ["--budget", str((n_bytes - BESIDE) / (1 << 20)), "--warm", str(args.warm)]
     command += ["--n", str(args.n), "--ctx", str(args.ctx)]
+    if mb and args.delayed:
+        command += ["--disk", str(mb)]
+        mb = 0
     # What an earlier run kept in memory would be known beforehand.
     Path(args.model + ".resident").unlink(missing_ok=True)
     group = Group(n_bytes, disk_of(args.model), 0, mb)
@@ -90,6 +95,7 @@ def main() -> None:
     add("--tokens", required=True, help="its token ids")
     add("--shares", type=float, nargs="*", default=[0.25, 0.5, 0.75], help="of the file's bytes")
     add("--mb", type=int, default=1000, help="of the disk, a second; 0: no limit")
+    add("--delayed", action="store_true", help="ours waits for a disk of --mb that brings nothing")
     add("--warm", type=int, default=150)
     add("--n", type=int, default=100)
     add("--ctx", type=int, default=2048)
@@ -118,11 +124,12 @@ def main() -> None:
                 rates.setdefault("powerinfer", []).append(result["tokens_per_s"])
                 line = f"{share:.0%} {result['tokens_per_s']:.2f} tokens/s"
                 line += f", p50 {result['p50_ms']:.0f} ms, p99 {result['p99_ms']:.0f} ms"
-                line += f", {result['mb']:.0f} MB a token"
+                line += f", {result['mb']:.0f} MB a token, {result['hits']:.1%} hits"
+                line += f", waited {result['waited_ms']:.1f} ms"
                 if args.mb:
                     least = [
                         max(whole_ms, whole_ms * dense + read / args.mb * 1e3)
-                        for _, _, read, _ in result["token"]
+                        for _, _, read, *_ in result["token"]
                     ]
                     bound = sum(least) / sum(token[0] for token in result["token"])
                     line += f", {bound:.0%} of the bound"

@@ -3,10 +3,13 @@
 //
 //   storage_speed --model F --tokens IDS [--budget MiB] [--warm 200] [--n 100] [--prompt 0]
 //                 [--ctx 256] [--sparse 0] [--threads 0] [--without bundles,cache,overlap]
+//                 [--disk MB]
 //
 // --budget 0: what is free. --prompt: so many of the ids first, in one call, which is measured
 // alone, and measured again, when all memory has been touched ("again_"). --without: see
-// ablation.h (not of experts); cache: nothing stays in memory. "hits": the share of the needed
+// ablation.h (not of experts); cache: nothing stays in memory. --disk: experts come from a disk of
+// so many 10^6 bytes a second that brings nothing (delayed.h), for mixtures that make_mixture.py
+// wrote. "hits": the share of the needed
 // parts of neurons, or experts, that memory had. Of experts "guessed": those that were read early,
 // and "guessed_right": those of them that the token chose; they are no hits. "logits": a hash of
 // the logits of all tokens, which no budget changes. "token": for each token [ms, reads, MB, ms of
@@ -20,6 +23,7 @@
 #include <fstream>
 
 #include "ablation.h"
+#include "delayed.h"
 #include "ggml/status.h"
 #include "gpu/tools/arguments.h"
 #include "load/open_store.h"
@@ -62,6 +66,13 @@ void ablate(const Model& model, const pi_model_params& params, const std::string
         std::make_unique<ablation::Reader>(ggml::open_reader(path, options),
                                            ablation::Without{has("bundles"), has("overlap")},
                                            uint32_t(shape.gate_sectors * StoreShape::kSector)));
+}
+
+// Opens the store of experts anew, with a disk of a stated speed.
+void delay(const Model& model, const pi_model_params& params, double mb) {
+    std::vector<std::unique_ptr<ggml::Reader>> readers;
+    readers.push_back(std::make_unique<delayed::Reader>(model.experts->reader(), mb * 1e6));
+    const_cast<Model&>(model).experts = open_experts(model, params, std::move(readers));
 }
 
 // What a call took.
@@ -134,6 +145,7 @@ void run(tools::Arguments args) {
     const auto n_ctx = int32_t(args.whole("ctx", 256)), sparse = int32_t(args.whole("sparse", 0)),
                n_threads = int32_t(args.whole("threads", 0));
     const std::string without = args.text("without", "");
+    const double disk = args.number("disk", 0);
     args.no_more();
     std::vector<int32_t> ids;
     std::ifstream file(list);
@@ -142,7 +154,8 @@ void run(tools::Arguments args) {
 
     pi_session_params how = pi_session_default_params();
     how.n_ctx = std::max(n_ctx, int32_t(n_prompt));
-    how.n_batch = how.n_ubatch = 512;
+    how.n_batch = std::max(512, int32_t(n_prompt));
+    how.n_ubatch = 512;
     how.n_logits = 1;
     how.sparse = sparse;
     how.n_threads = n_threads;
@@ -152,6 +165,7 @@ void run(tools::Arguments args) {
     double begin = seconds();
     const auto model = Model::load(path, params);
     if (!without.empty() && model->store) ablate(*model, params, without);
+    if (disk > 0 && model->experts) delay(*model, params, disk);
     const double loaded = seconds() - begin;
     Session session(model, how);
     std::printf("{\"load_s\": %.2f", loaded);
