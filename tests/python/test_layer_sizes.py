@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from powerinfer_cpp.plan import memory_plan
 from powerinfer_cpp.profile import profile
 from powerinfer_cpp.session import Session
 from reference import logits, relative_error
+from test_bench import run_main
 
 from powerinfer_cpp import Llama, stats, trace
 
@@ -205,6 +207,18 @@ def test_a_dense_layer_before_experts(weights: dict[str, np.ndarray], tmp_path: 
         assert (fired.any(-1).sum(-1) == (2 if i else 1)).all()
     session.close()
     model.close()
+
+
+def test_figures_of_main(weights: dict[str, np.ndarray], main_path: Path, tmp_path: Path) -> None:
+    path, out = write(tmp_path / "mixture.gguf", weights, False, n_expert=3), tmp_path / "s.json"
+    done = run_main(main_path, "-m", path, "-p", "abc", "-n", 4, "--json-stats", out)
+    assert done.returncode == 0 and "neurons computed =     100.00 %" in done.stderr, done.stderr
+    assert "tiers = gpu 0.00 %, ram 100.00 %, storage 0.00 %" in done.stderr
+    stats = json.loads(out.read_text())
+    ram = stats["tiers"]["ram"]
+    assert ram["layer_neurons"] == [NEURONS[0], *(3 * n for n in NEURONS[1:])]
+    assert ram["layer_hits"] == [NEURONS[0], *(2 * n for n in NEURONS[1:])]
+    assert stats["share_computed"] == [1] * len(NEURONS)
 
 
 def test_what_needs_equal_layers_says_so(weights: dict[str, np.ndarray], tmp_path: Path) -> None:
