@@ -233,6 +233,10 @@ typedef struct pi_model_params {
     /* Another session, of another kind, that there is room for beside those like `session`: one for
      * logits beside one for embeddings. NULL: none. */
     const pi_session_params* beside;
+    /* True: a model that does not fit the RAM that may be used, has no neuron rows and is no
+     * mixture runs all the same, with some of its feed-forward blocks in its file: every token
+     * reads them, which is slow, as a warning says. Results are the same. False: it is refused. */
+    bool mmap_anyway;
 } pi_model_params;
 
 /* How RoPE is scaled, with the ids of llama.cpp. */
@@ -355,7 +359,8 @@ pi_status pi_plan_part_at(const pi_plan* plan, int32_t i, pi_plan_part* out);
 uint64_t pi_plan_budget(const pi_plan* plan); /* bytes of RAM that model and session may take */
 uint64_t pi_plan_vram_budget(const pi_plan* plan); /* the same on the device; 0: none */
 int32_t pi_plan_n_ctx(const pi_plan* plan);        /* positions per sequence in the plan */
-/* Neurons, or whole experts, that stay on the disk, because the model does not fit the RAM. */
+/* Neurons, whole experts, or feed-forward blocks with mmap_anyway, that stay on the disk, because
+ * the model does not fit the RAM. */
 typedef struct pi_storage_plan {
     size_t struct_size; /* sizeof(pi_storage_plan) */
     uint64_t cached;    /* bytes of neurons that memory has room for: the plan's part "cache" */
@@ -380,7 +385,8 @@ typedef struct pi_way {
     /* A member of pi_session_params, for `value` in place of the plan's ("n_ubatch", "n_logits",
      * "n_batch", "type_k" and "type_v", "n_kv", "n_ctx"); "ram_budget": of pi_model_params;
      * "convert": the file with neuron rows, which can stay on the disk; "quantize", or "requantize"
-     * if it is quantised already: the file in the type with the id `value` */
+     * if it is quantised already: the file in the type with the id `value`; last "mmap_anyway": of
+     * pi_model_params, with which each token reads `value` bytes */
     const char* what;
     int64_t value;
     uint64_t n_bytes; /* of RAM that model and sessions need then; estimated for other files */
@@ -401,8 +407,8 @@ int64_t pi_model_device_neurons(const pi_model* model);
 int64_t pi_model_layer_device_neurons(const pi_model* model, int32_t layer); /* of one layer */
 uint64_t pi_model_device_bytes(const pi_model* model);
 /* How a model runs whose neurons or experts stay on the disk. The first part of a neuron is its
- * gate row (up without a gate), the rest its other rows. If whole experts are read, the numbers of
- * first parts, here and in pi_work, are of experts, and those of the rest 0. */
+ * gate row (up without a gate), the rest its other rows. If whole experts or blocks are read, the
+ * numbers of first parts, here and in pi_work, are of these, and those of the rest 0. */
 typedef struct pi_storage_report {
     size_t struct_size;              /* sizeof(pi_storage_report) */
     bool stored;                     /* does it? Otherwise all of this is 0 or "" */
@@ -414,6 +420,7 @@ typedef struct pi_storage_report {
     int64_t first_used, rest_used;   /* of that, by now */
     uint64_t arena_bytes;            /* all slots, and the area where reads arrive */
     bool experts;                    /* whole experts are read, not parts of neurons */
+    bool blocks;                     /* the same of feed-forward blocks (mmap_anyway) */
 } pi_storage_report;
 /* These wait for sessions that compute: no callback of theirs may call them. */
 pi_status pi_model_storage(const pi_model* model, pi_storage_report* out);

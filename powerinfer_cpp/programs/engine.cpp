@@ -55,6 +55,7 @@ ModelParams model_params(Options& options, const pi_session_params& session) {
     params.n_threads = options.n_threads;
     params.ram_budget = options.ram_budget;
     params.bundle = options.bundle;
+    params.mmap_anyway = options.mmap_anyway;
     params.progress = print_progress;
     params.log = print_log;
     params.log_data = &options.verbosity;

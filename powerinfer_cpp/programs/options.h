@@ -45,7 +45,7 @@ struct Options {
     int32_t n_batch = 2048, n_ubatch = 512;
     int32_t n_threads = 0, n_threads_batch = 0;  // 0: pi_default_threads(), n_threads
     bool mmap = true, mlock = false, check_tensors = false, op_offload = true, bundle = true;
-    bool allow_unknown = false;
+    bool allow_unknown = false, mmap_anyway = false;
     pi_placement placement = PI_PLACEMENT_FILE;
     uint32_t type_k, type_v;  // GGUF type ids
     uint64_t ram_budget = 0;  // bytes; 0: what is free

@@ -69,6 +69,7 @@ std::string told(const pi_way& way, const std::string& model) {
         if (what == "requantize") words.push_back("--allow-requantize");
         return command(words) + ", then -m that file";
     }
+    if (what == "mmap_anyway") return "--mmap-anyway";
     if (what != "ram_budget") return "";
     char text[64];
     const double gib = std::ceil(double(way.value) / (1 << 30) * 1000) / 1000;
@@ -78,22 +79,36 @@ std::string told(const pi_way& way, const std::string& model) {
 
 // A line for each thing that makes a plan fit that does not; "" for one that fits.
 std::string ways_text(const pi_plan* plan, const std::string& model) {
-    std::string text;
-    bool all = true;
+    std::string text, slow;
+    bool all = true, slow_suffices = false;
     for (int32_t i = 0; i < pi_plan_n_ways(plan); i++) {
         auto way = sized<pi_way>();
         require(pi_plan_way(plan, i, &way));
         const std::string what = told(way, model);
         if (what.empty()) continue;
-        char needs[64] = "";
+        char needs[128] = "";
+        const bool suffices = way.n_bytes <= pi_plan_budget(plan);
+        const double mib = double(way.n_bytes) / (1 << 20), read = double(way.value);
+        if (std::string_view(way.what) == "mmap_anyway") {
+            std::snprintf(needs, sizeof needs, ": %.1f MiB, but each token reads %.*f %s", mib,
+                          read < 1e9 ? 1 : 2, read / (read < 1e9 ? 1e6 : 1e9),
+                          read < 1e9 ? "MB" : "GB");
+            slow = "  " + what + needs + " from the disk\n";
+            slow_suffices = suffices;
+            continue;
+        }
         if (std::string_view(way.what) != "ram_budget") {
-            all = all && way.n_bytes <= pi_plan_budget(plan);
-            std::snprintf(needs, sizeof needs, ": %.1f MiB", double(way.n_bytes) / (1 << 20));
+            all = all && suffices;
+            std::snprintf(needs, sizeof needs, ": %.1f MiB", mib);
         }
         text += "  " + what + needs + "\n";
     }
-    if (text.empty()) return text;
-    return (all ? "Each of these suffices:\n" : "These help, but not alone:\n") + text;
+    if (text.empty() && slow.empty()) return "";
+    constexpr const char *kEach = "Each of these suffices:\n",
+                         *kHelp = "These help, but not alone:\n";
+    all = all && (slow.empty() || slow_suffices);
+    if (all || !slow_suffices) return (all ? kEach : kHelp) + text + slow;
+    return kHelp + text + "This suffices, but it is slow:\n" + slow;
 }
 
 // How a model runs that does not fit RAM.

@@ -140,7 +140,9 @@ std::string storage_of(const pi_model* model, const Work& work) {
     return object(
         {{"io", std::string("\"") + report.io + "\""},
          {"direct", report.direct ? "true" : "false"},
-         {"unit", report.experts ? "\"experts\"" : "\"parts of neurons\""},
+         {"unit", report.experts  ? "\"experts\""
+                  : report.blocks ? "\"blocks\""
+                                  : "\"parts of neurons\""},
          {"arena_bytes", number(report.arena_bytes)},
          {"first", part(report.first_slots, report.first_used, sum.first_needed, sum.first_missed)},
          {"rest", part(report.rest_slots, report.rest_used, sum.rest_needed, sum.rest_missed)},

@@ -75,6 +75,7 @@ void Timing::print_storage(const pi_storage_report& storage) const {
     const double rows = double(sum.rows);
     const double needed = double(sum.first_needed + sum.rest_needed);
     const double missed = double(sum.first_missed + sum.rest_missed);
+    const char* const unit = storage.experts ? " of experts" : storage.blocks ? " of blocks" : "";
     char guesses[80] = "";
     if (sum.storage_guessed) {
         std::snprintf(guesses, sizeof guesses, ", %.1f experts read early (%.0f %% of them chosen)",
@@ -83,7 +84,7 @@ void Timing::print_storage(const pi_storage_report& storage) const {
     }
     say("         storage = %10.2f %% hits%s; per token %.1f reads, %.2f MB by %s, waited "
         "%.2f ms%s\n",
-        needed > 0 ? 100 * (1 - missed / needed) : 0, storage.experts ? " of experts" : "",
-        double(sum.storage_reads) / rows, double(sum.storage_bytes) * 1e-6 / rows, storage.io,
+        needed > 0 ? 100 * (1 - missed / needed) : 0, unit, double(sum.storage_reads) / rows,
+        double(sum.storage_bytes) * 1e-6 / rows, storage.io,
         double(sum.waited_for_storage_ns) * 1e-6 / rows, guesses);
 }

@@ -254,8 +254,8 @@ class Parts(TypedDict):
 
 
 class Storage(TypedDict):
-    """How a model runs from storage. unit: what is read, "experts" or "parts of neurons". Lists
-    have a value for each layer."""
+    """How a model runs from storage. unit: what is read, "parts of neurons", "experts" or
+    "blocks". Lists have a value for each layer."""
 
     io: str
     direct: bool

@@ -61,7 +61,9 @@ class LlamaCore(UsesAdapters):
     beside the file says. disable_gpu_index: it gets none. Both: ValueError.
     op_offload: the device computes all neurons of prompts, those in RAM as well.
     ram_budget: limit in GiB; a model that does not fit it, or what is free, runs from storage, if
-    its file has neuron rows. bundle: write the bundled file for that, if there is none yet.
+    its file has neuron rows or is a mixture. bundle: write the bundled file for that, if there is
+    none yet. mmap_anyway: other models run so as well, slowly: each token reads what does not fit;
+    else they are refused (OutOfMemoryError).
     vocab_only: tokenizer and metadata, no weights.
     progress_callback: called with 0..1 while loading; returning False cancels (Cancelled).
     record: "fired" or "fired+input", with sparse "off" or "exact" and without a device, for
@@ -118,6 +120,7 @@ class LlamaCore(UsesAdapters):
         disable_gpu_index: bool = False,
         op_offload: bool | None = None,
         bundle: bool = True,
+        mmap_anyway: bool = False,
         sparse: str = "auto",
         sparse_threshold: float | None = None,
         record: str = "off",
@@ -193,6 +196,7 @@ class LlamaCore(UsesAdapters):
             **placement_field,
             "op_offload": op_offload is None or bool(op_offload),
             "bundle": bool(bundle),
+            "mmap_anyway": bool(mmap_anyway),
             "allow_unknown": bool(allow_unknown),
             **options.override_field(kv_overrides),
             **({} if vocab_only else device_fields),

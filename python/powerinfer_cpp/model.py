@@ -28,8 +28,9 @@ class Storage:
     (pi_storage_report).
 
     io: "uring" or "threads". note: why not uring, or not direct. path: the file that is read.
-    slots, used: for first parts of neurons and for the rest, or for experts and 0. experts: whole
-    experts are read, not parts of neurons.
+    slots, used: for first parts of neurons and for the rest, or for experts or blocks and 0. unit:
+    what slots are for, and what is read: "parts of neurons", "experts", or "blocks" of a dense
+    model.
     """
 
     io: str
@@ -39,12 +40,7 @@ class Storage:
     slots: tuple[int, int]
     used: tuple[int, int]
     arena_bytes: int
-    experts: bool
-
-    @property
-    def unit(self) -> str:
-        """What slots are for, and what is read: "experts" or "parts of neurons"."""
-        return "experts" if self.experts else "parts of neurons"
+    unit: str
 
 
 @dataclass(frozen=True)
@@ -186,7 +182,8 @@ class Model:
             for text in (out.io, out.note, out.path)
         )
         slots, used = (out.first_slots, out.rest_slots), (out.first_used, out.rest_used)
-        return Storage(io, note, out.direct, path, slots, used, out.arena_bytes, out.experts)
+        unit = "experts" if out.experts else "blocks" if out.blocks else "parts of neurons"
+        return Storage(io, note, out.direct, path, slots, used, out.arena_bytes, unit)
 
     def reserve(self, what: str, n_bytes: int) -> Any:
         """Reserves bytes of the model's budget for the caller's memory, until `release` or garbage

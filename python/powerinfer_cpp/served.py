@@ -236,7 +236,7 @@ class ServedModel(Llama):
     def reads_experts(self) -> bool:
         """Does the model run from storage by whole experts?"""
         found = self._model.storage()
-        return found is not None and found.experts
+        return found is not None and found.unit == "experts"
 
     @property
     def unit(self) -> str:

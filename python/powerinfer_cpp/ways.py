@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 TYPES = {8: "Q8_0", 14: "Q6_K", 13: "Q5_K", 12: "Q4_K", 11: "Q3_K", 10: "Q2_K"}
+SLOW = "mmap_anyway"
 FLAGS = {"n_ubatch": "-ub", "n_batch": "-b", "n_ctx": "-c", "n_kv": "--kv-size"}
 
 
@@ -26,15 +27,28 @@ def sentence(ways: Sequence[Way], path: str, flags: bool) -> str:
     told = [(said, way) for way in ways if (said := _told(way, path, flags))]
     if not told:
         return ""
-    head = (
-        "each of these suffices"
-        if all(way.suffices for _, way in told)
-        else "these help, but not alone"
+    # What suffices, but slowly, does not stand beside others that do not suffice.
+    quick = [(said, way) for said, way in told if way.what != SLOW]
+    slow = [(said, way) for said, way in told if way.what == SLOW]
+    if not all(way.suffices for _, way in told) and all(way.suffices for _, way in slow):
+        parts = [("these help, but not alone", quick), ("this suffices, but it is slow", slow)]
+    else:
+        suffice = all(way.suffices for _, way in told)
+        parts = [("each of these suffices" if suffice else "these help, but not alone", told)]
+    return ". ".join(
+        f"{head}: {'; '.join(_needing(*way) for way in of)}" for head, of in parts if of
     )
-    return f"{head}: " + "; ".join(
-        said if way.what == "ram_budget" else f"{said} ({way.n_bytes / (1 << 20):.1f} MiB)"
-        for said, way in told
-    )
+
+
+def _needing(said: str, way: Way) -> str:
+    mib = f"{way.n_bytes / (1 << 20):.1f} MiB"
+    if way.what == "ram_budget":
+        return said
+    if way.what == SLOW:
+        small = way.value < 1e9
+        size = f"{way.value / 1e6:.1f} MB" if small else f"{way.value / 1e9:.2f} GB"
+        return f"{said} ({mib}, but each token reads {size} from the disk)"
+    return f"{said} ({mib})"
 
 
 def _told(way: Way, path: str, flags: bool) -> str | None:
@@ -51,6 +65,8 @@ def _told(way: Way, path: str, flags: bool) -> str | None:
         words = ["quantize", path, _beside(path, kind), kind]
         again = ["--allow-requantize"] if what == "requantize" else []
         return f"{_command(words + again)}, then that file"
+    if what == SLOW:
+        return "--mmap-anyway" if flags else "mmap_anyway=True"
     if what == "ram_budget":
         gib = math.ceil(value / (1 << 30) * 1000) / 1000
         return f"{'--ram-budget ' if flags else 'ram_budget='}{gib:.3f}: so much is free"

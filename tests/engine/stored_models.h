@@ -35,8 +35,9 @@ inline Bounds bounds_of(const std::string& path, const pi_session_params& sessio
          make_plan(*Model::inspect(path, model_params(kNoLimit, session)), session).parts)
         bounds.all += p.bytes;
     const auto least = Model::inspect(path, model_params(1, session));
-    CHECK(least->storage);
-    if (least->storage) bounds.least = least->storage->least;
+    const std::optional<StoragePlan>& plan = least->storage ? least->storage : least->anyway;
+    CHECK(plan);
+    if (plan) bounds.least = plan->least;
     return bounds;
 }
 

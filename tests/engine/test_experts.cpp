@@ -1,5 +1,5 @@
-// Mixtures that run from their ordinary files: the same bits as in memory, at every budget; disks
-// that fail; files that change.
+// Mixtures that run from their ordinary files, and dense models with mmap_anyway: the same bits as
+// in memory, at every budget; disks that fail; files that change.
 #include <chrono>
 #include <cstdlib>
 #include <fstream>
@@ -7,6 +7,7 @@
 
 #include "circle.h"
 #include "faulty_reader.h"
+#include "plan/ways.h"
 #include "stored_models.h"
 
 namespace {
@@ -21,6 +22,20 @@ Shape mixture(DType type = DType::Q8_0) {
     return shape;
 }
 
+Shape dense(DType type = DType::Q8_0) {
+    Shape shape;
+    shape.type = type;
+    shape.n_embd = 128, shape.n_ff = type == DType::F32 ? 192 : 1024, shape.n_layer = 12;
+    return shape;
+}
+
+// For mixtures mmap_anyway changes nothing.
+pi_model_params stored_params(uint64_t budget, const pi_session_params& session) {
+    pi_model_params params = model_params(budget, session);
+    params.mmap_anyway = true;
+    return params;
+}
+
 std::string written(const Description& d) {
     const std::string path = folder / "mixture.gguf";
     std::remove((path + ".resident").c_str());
@@ -31,7 +46,8 @@ std::string written(const Description& d) {
 // Another format for one matrix, as half of the layers have it in K_M files.
 void reencode(Description& d, const std::string& name, DType type) {
     tiny::Tensor& t = d.tensor(name);
-    const int64_t n = t.ne[0] * t.ne[1] * t.ne[2];
+    int64_t n = 1;
+    for (int64_t size : t.ne) n *= size;
     std::vector<float> values(static_cast<size_t>(n));
     ggml::info(t.type).decode(t.bytes.data(), values.data(), n);
     t.type = type;
@@ -87,7 +103,7 @@ void check_same(const Description& d) {
         CHECK(bounds.least < bounds.all);
         for (int share = 0; share < 10; share += full_circle() ? 3 : 6) {
             const uint64_t budget = bounds.least + (bounds.all - bounds.least) * share / 10;
-            const auto model = Model::load(path, model_params(budget, session));
+            const auto model = Model::load(path, stored_params(budget, session));
             CHECK(model->experts && !model->store);
             if (!model->experts) continue;
             CHECK(same(expected, answer(model, session)));
@@ -97,6 +113,159 @@ void check_same(const Description& d) {
             CHECK(same(expected, answer(model, session)));
         }
     }
+}
+
+// Calls of answer() compute so many batches.
+uint64_t batches_of_answer(int32_t n_ubatch) {
+    return uint64_t((40 + n_ubatch - 1) / n_ubatch + 12 + 2 + 1);
+}
+
+// The same of a dense model. A batch reads what memory lacks and nothing else, also when it is
+// generated, and what is in memory stays there.
+void check_same_dense(const Description& d) {
+    const std::string path = written(d);
+    const Floats expected = answer(load(path), session_params(1, 48));
+    for (int32_t n_threads : {1, 2}) {
+        const pi_session_params session = session_params(n_threads, 48);
+        const Bounds bounds = bounds_of(path, session);
+        CHECK(bounds.least < bounds.all);
+        int64_t slots = 0;
+        for (int share = 0; share < 10; share += full_circle() ? 1 : 4) {
+            const uint64_t budget = bounds.least + (bounds.all - bounds.least) * share / 10;
+            const auto model = Model::load(path, stored_params(budget, session));
+            CHECK(model->experts && !model->store);
+            if (!model->experts) continue;
+            ExpertStore& store = *model->experts;
+            const auto n_blocks = int32_t(model->n_blocks());
+            std::vector<bool> absent;
+            for (int32_t i = 0; i < n_blocks; i++) absent.push_back(store.absent(i));
+            CHECK(store.used() == store.shape().slots() && store.used() < n_blocks);
+            CHECK(store.used() >= slots);
+            CHECK(share == 0 ? store.used() == 0 : share < 8 || store.used() > 0);
+            slots = store.used();
+            const uint64_t filled = sum(store.counts).bytes;
+            CHECK(same(expected, answer(model, session)));
+            const uint64_t batches = batches_of_answer(model->storage->n_ubatch);
+            const StoreCounts counts = sum(store.counts);
+            CHECK(counts.needed[0] == batches * uint64_t(n_blocks));
+            CHECK(counts.missed[0] == batches * uint64_t(n_blocks - slots));
+            const uint64_t missing = store.shape().missing();
+            const double read = double(counts.bytes - filled) / double(batches);
+            CHECK(read >= 0.7 * double(missing) && read < 1.1 * double(missing));
+            for (int32_t i = 0; i < n_blocks; i++) CHECK(store.absent(i) == absent[size_t(i)]);
+        }
+    }
+    CHECK(!std::filesystem::exists(path + ".resident"));
+}
+
+void test_dense() {
+    for (DType type : {DType::F32, DType::Q8_0}) check_same_dense(describe(dense(type)));
+    Shape biased = dense(DType::Q4_0);
+    biased.biases = biased.tied = true;
+    Description mixed = describe(biased);
+    for (const char* name : {"blk.1.ffn_down.weight", "blk.5.ffn_down.weight"}) {
+        reencode(mixed, name, DType::F16);
+    }
+    const tiny::Tensor gate = mixed.tensor("blk.2.ffn_gate.weight");
+    tiny::Tensor& both = mixed.tensor("blk.2.ffn_up.weight");
+    both.bytes.insert(both.bytes.begin(), gate.bytes.begin(), gate.bytes.end());
+    both.ne[1] *= 2;
+    mixed.remove(gate.name);
+    check_same_dense(mixed);
+}
+
+// While a block is computed, the next two are on their way.
+void test_ahead() {
+    const std::string path = written(describe(dense(DType::Q4_0)));
+    const pi_session_params session = session_params(1, 48);
+    const auto model = Model::load(path, stored_params(bounds_of(path, session).least, session));
+    ExpertStore& store = *model->experts;
+    ggml::Context context(1);
+    for (int token = 0; token < 2; token++) {
+        store.begin(1);
+        CHECK(store.reader().in_flight() > 0);
+        const auto n = int32_t(model->n_blocks());
+        for (int32_t block = 0; block < n; block++) {
+            CHECK(store.matrices(context, block).size() == 3);
+            CHECK(block + 2 >= n || store.reader().in_flight() > 0);
+            store.keep(block, 1);
+        }
+        CHECK(store.reader().in_flight() == 0);
+    }
+}
+
+// However many blocks memory has room for, the others are spread over the model.
+void test_spread() {
+    for (int64_t n = 1; n < 40; n++) {
+        PageShape shape;
+        for (int64_t i = 0; i <= n; i++) shape.before.push_back(i);
+        shape.class_of.assign(size_t(n), 0);
+        shape.classes.push_back({});
+        const std::vector<int32_t> order = shape.spread();
+        std::vector<int32_t> first;
+        for (int32_t block : order) {
+            first.push_back(block);
+            std::sort(first.begin(), first.end());
+            CHECK(std::adjacent_find(first.begin(), first.end()) == first.end());
+            int64_t gap = n - first.back();
+            for (size_t i = 1; i < first.size(); i++) {
+                gap = std::max(gap, int64_t(first[i] - first[i - 1]));
+            }
+            CHECK(first[0] == 0 && double(gap) < 2.0 * double(n) / double(first.size()));
+        }
+        CHECK(int64_t(order.size()) == n);
+    }
+}
+
+// Without mmap_anyway a dense model is refused, and that is the last way out; with it the log has
+// a warning. It needs what it says.
+void test_asked_for() {
+    const std::string path = written(describe(dense(DType::Q4_0)));
+    const pi_session_params session = session_params(1, 48);
+    const Bounds bounds = bounds_of(path, session);
+    std::vector<std::string> said;
+    const auto listen = [&](pi_model_params params) {
+        said.clear();
+        params.log_data = &said;
+        params.log = [](int32_t level, const char* text, void* to) {
+            if (level <= 2) static_cast<std::vector<std::string>*>(to)->push_back(text);
+        };
+        return params;
+    };
+    const auto refused = [&](const pi_model_params& params) {
+        CHECK_THROWS(memory, Session(Model::load(path, params), session));
+        CHECK(said.empty());
+    };
+    for (uint64_t budget : {bounds.least, bounds.all - 1}) {
+        const pi_model_params without = listen(model_params(budget, session));
+        refused(without);
+        const auto inspected = Model::inspect(path, without);
+        const std::vector<Way> ways =
+            find_ways(*inspected, without, kept_session(*inspected, without));
+        CHECK(!ways.empty() && !std::strcmp(ways.back().what, "mmap_anyway"));
+        CHECK(ways.back().bytes == bounds.least && inspected->anyway);
+        CHECK(ways.back().value == int64_t(inspected->anyway->experts.missing()));
+        const auto model = Model::load(path, listen(stored_params(budget, session)));
+        CHECK(said.size() == 1 && said[0].find("each token reads") != std::string::npos);
+        CHECK(said[0].find(path) == 0);
+        const Session opened(model, session);
+        CHECK(model->budget->reserved() <= budget);
+    }
+    refused(listen(stored_params(bounds.least - 1, session)));
+    // More memory never means more reads, and is used.
+    double seconds = 1;
+    for (int i = 0; i < 40; i++) {
+        const uint64_t budget = bounds.least + (bounds.all - bounds.least) * uint64_t(i) / 40;
+        const auto model = Model::inspect(path, stored_params(budget, session));
+        CHECK(model->storage && model->storage->read_seconds <= seconds);
+        seconds = model->storage->read_seconds;
+        const Plan plan = make_plan(*model, session);
+        const uint64_t page = model->storage->experts.classes[0].page;
+        CHECK(total(plan.parts, Tier::ram) <= budget);
+        CHECK(total(plan.parts, Tier::ram) + 2 * page > budget);
+    }
+    // In memory if it fits.
+    CHECK(!Model::load(path, listen(stored_params(bounds.all, session)))->experts && said.empty());
 }
 
 void test_budgets() {
@@ -212,12 +381,11 @@ std::shared_ptr<const Model> with_faults(const std::string& path, const pi_model
 }
 
 // After a read that failed the call fails, and the next one works.
-void test_faults() {
-    const std::string path = written(describe(mixture()));
+void test_faults(const Description& d, uint64_t n_seeds) {
+    const std::string path = written(d);
     const pi_session_params session = session_params(2, 48);
     const Floats expected = answer(load(path), session, kFew);
     const Bounds bounds = bounds_of(path, session);
-    const uint64_t n_seeds = full_circle() ? 20 : 5;
     uint64_t n_failed = 0;
     for (Fault fault : {Fault::eio, Fault::cut, Fault::flipped, Fault::late}) {
         for (uint64_t seed = 0; seed < n_seeds; seed++) {
@@ -227,7 +395,7 @@ void test_faults() {
             order.seed = seed;
             order.depth = int(1 + seed % 5);
             const auto model = with_faults(
-                path, model_params(bounds.least + seed * 1000, session), order,
+                path, stored_params(bounds.least + seed * 1000, session), order,
                 [&](uint64_t n, const ggml::Read& r) { return on ? random(n, r) : Fault::none; });
             // Experts have no checksums before they have been read.
             answer(model, session, kFew);
@@ -352,11 +520,16 @@ void test_changes() {
 
 int main() {
     test_budgets();
+    test_dense();
+    test_ahead();
+    test_spread();
+    test_asked_for();
     test_other_tensors();
     test_expected();
     test_resident();
     test_counts();
-    test_faults();
+    test_faults(describe(mixture()), full_circle() ? 20 : 5);
+    test_faults(describe(dense(DType::Q4_0)), full_circle() ? 10 : 1);
     test_parts();
     test_silence();
     test_changes();

@@ -60,7 +60,8 @@ pi_status pi_model_storage(const pi_model* m, pi_storage_report* out) {
             const std::lock_guard<std::mutex> alone(experts->mutex);
             r.first_slots = experts->shape().slots();
             r.first_used = experts->used();
-            r.experts = true;
+            r.blocks = experts->shape().in_order;
+            r.experts = !r.blocks;
         }
         give(out, r);
     });

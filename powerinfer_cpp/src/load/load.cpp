@@ -94,13 +94,22 @@ void log_experts(const Model& m, const pi_model_params& params) {
     const ExpertStore& store = *m.experts;
     const ggml::Reader& reader = store.reader();
     const std::string note = reader.note().empty() ? "" : " (" + reader.note() + ")";
+    const PageShape& shape = store.shape();
     const std::string said = format(
-        "%s: the model runs from storage: memory has room for %lld of %lld experts, the "
-        "others are read by %s%s%s",
-        reader.path().c_str(), (long long)store.shape().slots(),
-        (long long)store.shape().n_blocks(), reader.name(), reader.direct() ? ", directly" : "",
-        note.c_str());
+        "%s: the model runs from storage: memory has room for %lld of %lld %s, the others are "
+        "read by %s%s%s",
+        reader.path().c_str(), (long long)shape.slots(), (long long)shape.n_blocks(),
+        shape.in_order ? "feed-forward blocks" : "experts", reader.name(),
+        reader.direct() ? ", directly" : "", note.c_str());
     params.log(3, said.c_str(), params.log_data);
+    if (!shape.in_order) return;
+    const auto bytes = double(shape.missing());
+    const std::string slow = format(
+        "%s: the model does not fit the memory that may be used: each token reads %.*f %s from the "
+        "disk (mmap_anyway)",
+        reader.path().c_str(), bytes < 1e9 ? 1 : 2, bytes / (bytes < 1e9 ? 1e6 : 1e9),
+        bytes < 1e9 ? "MB" : "GB");
+    params.log(2, slow.c_str(), params.log_data);
 }
 
 // Opens the device and decides what it holds. Without a layer for it the model has no device.
@@ -135,20 +144,37 @@ void plan_memory(Model& m, bool use_mmap, OnDisk stored) {
     if (context) parts.push_back({Tier::gpu, Part::context, -1, context});
 }
 
+// What of a model can stay on the disk.
+OnDisk can_leave(const Model& model) {
+    if (keeps_to_ram(model).empty()) return OnDisk::neurons;
+    if (keeps_experts(model).empty()) return OnDisk::experts;
+    return keeps_blocks(model).empty() ? OnDisk::blocks : OnDisk::nothing;
+}
+
 // Leaves the neurons on the disk if RAM cannot take all of the model and its sessions and this
 // helps. It does not where it needs even more; and too much, where the weights alone fit and nobody
-// has said which sessions will be opened: those that do not fit are refused.
+// has said which sessions will be opened: those that do not fit are refused. Blocks that every
+// token reads are left there only for callers who want even that.
 void leave_on_disk(Model& model, const pi_model_params& params) {
     const uint64_t limit = model.budget->limit(), all = all_in_ram(model, params);
     if (all <= limit) return;
-    const bool neurons = keeps_to_ram(model).empty();
-    if (!neurons && !keeps_experts(model).empty()) return;
+    const OnDisk what = can_leave(model);
+    if (params.mmap_anyway && params.log && what == OnDisk::nothing) {
+        const std::string said =
+            model.file.gguf.path() + ": mmap_anyway does not help here: " + keeps_blocks(model);
+        params.log(2, said.c_str(), params.log_data);
+    }
+    if (what == OnDisk::nothing) return;
     const bool opens = !params.session && total(model.plan.parts, Tier::ram) <= limit;
     // What a budget limits is read, not mapped.
-    plan_memory(model, false, neurons ? OnDisk::neurons : OnDisk::experts);
-    StoragePlan storage = neurons ? plan_storage(model, params) : plan_experts(model, params);
+    plan_memory(model, false, what);
+    StoragePlan storage =
+        what == OnDisk::neurons ? plan_storage(model, params) : plan_experts(model, params);
     storage.twice = std::min(storage.twice, all);
-    if (storage.least >= all || (storage.least > limit && opens)) {
+    const bool blocks = what == OnDisk::blocks, helps = storage.least < all;
+    if (blocks && helps) model.anyway = storage;
+    const bool wanted = !blocks || (params.mmap_anyway && storage.least <= limit);
+    if (!helps || !wanted || (storage.least > limit && opens)) {
         plan_memory(model, params.use_mmap, OnDisk::nothing);
         return;
     }
@@ -348,7 +374,7 @@ std::shared_ptr<const Model> Model::load(const std::string& path, const pi_model
     if (model->storage && model->storage->experts) {
         model->experts = open_experts(*model, cache.params());
         for (const auto& file : model->file.files) file->require_unchanged();
-        model->keeps_resident = params.bundle;
+        model->keeps_resident = params.bundle && !model->storage->experts.in_order;
         log_experts(*model, params);
     } else if (model->storage) {
         model->store = open_store(*model, cache.params());

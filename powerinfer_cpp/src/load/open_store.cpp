@@ -142,10 +142,16 @@ std::unique_ptr<ExpertStore> open_experts(const Model& m, const pi_model_params&
     for (int32_t file : files) opened.push_back(m.file.files[size_t(file)].get());
     auto store = std::make_unique<ExpertStore>(std::move(opened), std::move(readers),
                                                m.storage->experts, std::move(experts));
-    const std::string path = resident_path(m);
-    if (!ggml::file_exists(path)) return store;
+    std::vector<int32_t> wanted;
+    if (store->shape().in_order) {
+        wanted = store->shape().spread();
+        wanted.resize(size_t(store->shape().slots()));
+    } else if (const std::string path = resident_path(m); ggml::file_exists(path)) {
+        wanted = store->wanted(load_resident(path, owner_of(m)));
+    }
+    if (wanted.empty()) return store;
     ggml::Context context(params.n_threads > 0 ? params.n_threads : ggml::default_threads());
-    store->fill(context, load_resident(path, owner_of(m)), [&](float fraction) {
+    store->fill(context, std::move(wanted), [&](float fraction) {
         if (params.progress && !params.progress(fraction, params.progress_data)) {
             throw Error(Code::cancelled, "loading was cancelled");
         }

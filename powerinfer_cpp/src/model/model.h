@@ -26,12 +26,12 @@ namespace powerinfer {
 class ExpertStore;
 class NeuronStore;
 
-// How a budget of RAM is divided if neurons stay on the disk (storage_plan.h), or whole experts
-// (expert_plan.h).
+// How a budget of RAM is divided if neurons stay on the disk (storage_plan.h), or whole experts or
+// blocks (expert_plan.h).
 struct StoragePlan {
     StoreShape shape;                              // of neurons
     PageShape predictors;                          // of experts
-    PageShape experts;                             // whole ones, instead of neurons
+    PageShape experts;                             // whole ones, or blocks, instead of neurons
     uint64_t tables = 0, reader = 0, process = 0;  // bytes
     uint64_t least = 0;                            // the least budget with which the model runs so
     int32_t n_ubatch = 0;                          // rows that sessions compute at once, at most
@@ -93,9 +93,11 @@ struct Model {
     const ggml::File* embedding_file = nullptr;  // has token_embd, if that stays on the disk
     uint64_t embedding_offset = 0;               // there
     std::optional<StoragePlan> storage;          // neurons stay on the disk; or RAM has all
+    // What would be `storage` with mmap_anyway, of a model that does not fit RAM.
+    std::optional<StoragePlan> anyway;
     // Of these neurons. It belongs to whichever session computes: see its mutex.
     std::unique_ptr<NeuronStore> store;
-    std::unique_ptr<ExpertStore> experts;  // the same, of whole experts
+    std::unique_ptr<ExpertStore> experts;  // the same, of whole experts or blocks
     // Do neurons stay on the disk? Sessions have other memory then.
     bool stores_neurons() const { return storage && !storage->experts; }
     bool keeps_resident = false;  // its file may be written when the model is closed

@@ -97,7 +97,7 @@ pi_session_params kept_session(const Model& model, const pi_model_params& params
 
 pi_session_params session_params_for(const Model& model, const pi_session_params& asked) {
     pi_session_params params = resolve_session_params(model, asked);
-    if (model.storage && model.storage->experts) {
+    if (model.storage && model.storage->experts && !model.storage->experts.in_order) {
         // An expert is read once for all rows that are computed at once.
         params.n_ubatch = std::min(params.n_batch, model.storage->n_ubatch);
     } else if (model.storage) {
@@ -162,12 +162,8 @@ Plan make_plan(const Model& model, const pi_session_params& asked) {
         session_parts(model, params, model.device_layers(), model.stores_neurons());
     plan.parts.insert(plan.parts.end(), session.begin(), session.end());
     if (model.storage && model.storage->experts) {
-        const PageShape& shape = model.storage->experts;
-        for (size_t i = 0; i < shape.classes.size(); i++) {
-            const PageShape::Class& c = shape.classes[i];
-            plan.cached += uint64_t(c.slots) * c.page;
-            plan.stored += uint64_t(shape.blocks_of(int32_t(i)) - c.slots) * c.page;
-        }
+        plan.cached = model.storage->experts.cached();
+        plan.stored = model.storage->experts.missing();
     } else if (model.storage) {
         const StoreShape& shape = model.storage->shape;
         plan.cached = shape.slot_bytes(shape.gate_slots, shape.up_down_slots);

@@ -321,7 +321,10 @@ void require_least(const Model& m) {
     throw Error(Code::memory,
                 format("%s: with the %s on the disk it needs at least %llu bytes (%.1f MiB) "
                        "of RAM, and %.1f MiB may be used",
-                       m.file.gguf.path().c_str(), m.storage->experts ? "experts" : "neurons",
+                       m.file.gguf.path().c_str(),
+                       !m.storage->experts           ? "neurons"
+                       : m.storage->experts.in_order ? "blocks"
+                                                     : "experts",
                        (unsigned long long)least, double(least) / kMiB, double(limit) / kMiB));
 }
 

@@ -34,7 +34,7 @@ ggml::ReaderOptions reader_options(const StoreLayout& layout) {
 ggml::ReaderOptions expert_reader_options() {
     ggml::ReaderOptions options;
     options.align = 4096;  // what any disk takes
-    options.depth = 64;
+    options.depth = kPageReads;
     return options;
 }
 

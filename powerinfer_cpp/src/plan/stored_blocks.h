@@ -24,7 +24,9 @@ std::vector<int32_t> stored_rows(const Model& model, const Ffn& block, int64_t l
 // Where the file has the predictors of experts.
 std::vector<StoredPage> stored_predictors(const Model& model);
 
-// How a file with such a layout is read; and one with experts anywhere.
+// How a file with such a layout is read; and one with experts anywhere, or blocks, by at most
+// kPageReads reads at a time.
+constexpr int kPageReads = 64;
 ggml::ReaderOptions reader_options(const StoreLayout& layout);
 ggml::ReaderOptions expert_reader_options();
 

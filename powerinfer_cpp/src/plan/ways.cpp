@@ -69,9 +69,14 @@ class Finder {
         std::vector<Way> suffice;
         std::copy_if(found_.begin(), found_.end(), std::back_inserter(suffice),
                      [&](const Way& way) { return way.bytes <= limit_; });
-        std::vector<Way>& ways = suffice.empty() ? found_ : suffice;
+        const bool alone = !suffice.empty();
+        std::vector<Way>& ways = alone ? suffice : found_;
         if (m_.budget->given() && ggml::available_memory() > needed_) {
             ways.push_back({"ram_budget", int64_t(needed_), needed_});
+        }
+        if (m_.anyway && !stored() && (!alone || m_.anyway->least <= limit_)) {
+            const uint64_t read = m_.anyway->experts.missing();
+            ways.push_back({"mmap_anyway", int64_t(read), m_.anyway->least});
         }
         return ways;
     }

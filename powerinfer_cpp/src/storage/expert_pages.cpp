@@ -15,11 +15,6 @@ namespace {
 
 constexpr uint64_t kAlign = 4096;  // the most that a disk wants
 constexpr uint64_t kLine = 64;
-constexpr uint64_t kRead = 256 << 10;
-
-uint64_t reads_of(uint64_t bytes) {
-    return (bytes + kRead - 1) / kRead;
-}
 
 uint64_t page_of(const StoredPage& page) {
     uint64_t bytes = 0;
@@ -115,6 +110,10 @@ uint64_t ExpertPages::read_bytes(const StoredMatrix& m) const {
     return ggml::size_rounded_up(lead(m) + m.bytes(), align_);
 }
 
+uint64_t ExpertPages::reads_of(const StoredMatrix& m) const {
+    return (read_bytes(m) + shape_.read - 1) / shape_.read;
+}
+
 bool ExpertPages::request(int32_t block) {
     // Its neighbours in the layer may be used next.
     classes_[size_t(class_of(block))].residency.pin(Half::gate, part_of(block));
@@ -142,7 +141,7 @@ bool ExpertPages::land(int32_t block, bool guess) {
     free->turn = turn_++;
     free->guess = guess;
     for (const StoredMatrix& m : blocks_[size_t(block)]) {
-        free->matrix[free->n++].n = int32_t(reads_of(read_bytes(m)));
+        free->matrix[free->n++].n = int32_t(reads_of(m));
     }
     return true;
 }
@@ -178,11 +177,11 @@ bool ExpertPages::next(ggml::Read& read, int32_t& file, bool guesses) const {
         const StoredMatrix& m = blocks_[size_t(first->block)][k];
         const auto n = uint64_t(first->matrix[k].n);
         if (number < n) {
-            const uint64_t from = number * kRead, left = read_bytes(m) - from;
+            const uint64_t from = number * shape_.read, left = read_bytes(m) - from;
             file = m.file;
             read.offset = m.offset - lead(m) + from;
             read.n_pieces = 1;
-            read.pieces[0] = {landing_at(i) + begin + from, uint32_t(std::min(kRead, left))};
+            read.pieces[0] = {landing_at(i) + begin + from, uint32_t(std::min(shape_.read, left))};
             read.tag = i * kMatrices + k;
             return true;
         }

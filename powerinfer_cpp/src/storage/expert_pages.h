@@ -1,5 +1,6 @@
 // Experts that stay on the disk, whole or their predictors alone. What is kept of one expert is a
-// page, which is read when a row chooses the expert, and lies in memory as it is computed with.
+// page, which is read when a row chooses the expert, and lies in memory as it is computed with. A
+// feed-forward block of a dense model is an expert that every row uses.
 //
 // Reads arrive in a landing. Its matrices are packed into a frame that is not in the cache, so a
 // read that fails damages nothing. When the page has been used it takes part in the cache, if it is
@@ -141,6 +142,7 @@ class ExpertPages {
     uint64_t lead(const StoredMatrix& m) const { return m.offset % align_; }
     bool land(int32_t block, bool guess);
     int32_t n_reads(const Landing& landing) const;
+    uint64_t reads_of(const StoredMatrix& m) const;
     uint64_t read_bytes(const StoredMatrix& m) const;
     void pack(ggml::Context& context, Landing& landing);
     uint32_t pack(ggml::Context& context, const ggml::Matrix& m, const uint8_t* from,

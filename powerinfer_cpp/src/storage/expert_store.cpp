@@ -44,7 +44,8 @@ ExpertStore::ExpertStore(std::vector<const ggml::File*> files,
                          std::vector<StoredPage> experts)
     : counts(size_t(shape.n_parts())),
       files_(std::move(files)),
-      pages_(std::make_unique<ExpertPages>(shape, std::move(experts), align_of(readers), "expert")),
+      pages_(std::make_unique<ExpertPages>(shape, std::move(experts), align_of(readers),
+                                           shape.in_order ? "block" : "expert")),
       readers_(std::move(readers)),
       landing_(std::make_unique<Landing>()) {}
 
@@ -107,11 +108,11 @@ bool ExpertStore::take(double wait_s) {
         for (int i = 0; i < n; i++) {
             const int32_t expert = pages_->done(done[i].tag);
             if (!done[i].error) continue;
-            fail(
-                Code::io, *reader,
-                done[i].error == ggml::kShortRead
-                    ? "the file ends before the experts that it had when it was opened"
-                    : format("reading expert %d failed: %s", expert, std::strerror(done[i].error)));
+            fail(Code::io, *reader,
+                 done[i].error == ggml::kShortRead
+                     ? "the file ends before the weights that it had when it was opened"
+                     : format("reading %s %d failed: %s", shape().in_order ? "block" : "expert",
+                              expert, std::strerror(done[i].error)));
         }
         any = any || n > 0;
     }
@@ -158,7 +159,17 @@ const std::vector<ggml::Matrix>& ExpertStore::matrices(ggml::Context& context, i
     StoreCounts& done = counts_of(expert);
     done.needed[0]++;
     if (!pages_->resident(expert)) done.missed[0]++;
-    return load(context, expert);
+    const std::vector<ggml::Matrix>& there = load(context, expert);
+    if (shape().in_order) read_ahead(expert + 1);
+    return there;
+}
+
+// Asks for the blocks from `first` on that memory lacks, as many as there is room for.
+void ExpertStore::read_ahead(int32_t first) {
+    for (auto block = first; block < int32_t(shape().n_blocks()); block++) {
+        if (has(block) && !pages_->request(block)) break;
+    }
+    send();
 }
 
 const std::vector<ggml::Matrix>& ExpertStore::load(ggml::Context& context, int32_t expert) {
@@ -196,7 +207,8 @@ std::vector<int32_t> ExpertStore::in_file_order(std::vector<int32_t> experts) co
 }
 
 void ExpertStore::keep(int32_t expert, int64_t rows) {
-    pages_->keep(expert, rows);
+    // Of blocks that are used in order none is worth more than another, at any time.
+    pages_->keep(expert, shape().in_order ? 0 : rows);
     take(0);
     send();
 }
@@ -208,6 +220,7 @@ void ExpertStore::begin(int64_t n_tokens) {
     pages_->drop_guesses();
     pages_->begin(int32_t(n_tokens));
     tokens_ += n_tokens;
+    if (shape().in_order) read_ahead(0);
 }
 
 void ExpertStore::reset() {

@@ -1,6 +1,7 @@
 // The experts of a mixture that runs from the file as it was downloaded: a cache of whole experts
 // in RAM, and reads for those that are missing. An expert's matrices are packed when they arrive,
-// so products have the bits that they have in memory.
+// so products have the bits that they have in memory. A dense model's blocks are read in the same
+// way: there every row uses all of them, in their order (PageShape::in_order).
 #pragma once
 
 #include <cstdint>
@@ -26,8 +27,8 @@ class ExpertStore {
                 std::vector<StoredPage> experts);
     ~ExpertStore();
 
-    // Announces n tokens. Throws Error(io) if reads of an earlier call are still in flight, or if a
-    // file has changed.
+    // Announces n tokens, and asks for the first blocks that are used in order. Throws Error(io) if
+    // reads of an earlier call are still in flight, or if a file has changed.
     void begin(int64_t n_tokens);
     // Asks for an expert that is not in memory. false: no frame is free until keep().
     bool request(int32_t expert);
@@ -36,7 +37,8 @@ class ExpertStore {
     void guess(int32_t first, const float* scores, int32_t n, int32_t used);
     bool guesses() const { return guesses_; }  // false: never
     void set_guesses(bool on) { guesses_ = on; }
-    // Waits for an expert, and gives its matrices in their order. They stay until keep(). Throws
+    // Waits for an expert, and gives its matrices in their order. They stay until keep(). Asks for
+    // the next blocks that are used in order, as many as there is room for. Throws
     // Error(io | format) if a read failed or brought other bytes than before.
     const std::vector<ggml::Matrix>& matrices(ggml::Context& context, int32_t expert);
     // Ends its use by so many rows; 0: it was not used.
@@ -44,12 +46,17 @@ class ExpertStore {
     // For errors: waits for reads in flight and forgets what was asked for.
     void reset();
 
-    // Fills an empty cache with the experts that are worth most by an earlier session's list, in
-    // the order of the file. progress(fraction) may throw.
-    template <typename F>
-    void fill(ggml::Context& context, const std::vector<RankedPart>& saved, const F& progress) {
+    // The experts that are worth most by an earlier session's list: as many as the cache has room
+    // for.
+    std::vector<int32_t> wanted(const std::vector<RankedPart>& saved) {
         pages_->profile(saved);
-        const std::vector<int32_t> wanted = in_file_order(pages_->wanted());
+        return pages_->wanted();
+    }
+    // Fills an empty cache with these experts, in the order of the file. progress(fraction) may
+    // throw.
+    template <typename F>
+    void fill(ggml::Context& context, std::vector<int32_t> wanted, const F& progress) {
+        wanted = in_file_order(std::move(wanted));
         for (size_t i = 0; i < wanted.size(); i++) {
             for (size_t k = i; k < wanted.size() && request(wanted[k]);) k++;
             load(context, wanted[i]);
@@ -78,6 +85,7 @@ class ExpertStore {
     std::vector<int32_t> in_file_order(std::vector<int32_t> experts) const;
     const std::vector<ggml::Matrix>& load(ggml::Context& context, int32_t expert);
     StoreCounts& counts_of(int32_t expert) { return counts[size_t(shape().part_of(expert))]; }
+    void read_ahead(int32_t first);
     void send();
     bool take(double wait_s);
     void fail(ggml::Code code, const ggml::Reader& reader, const std::string& what);

@@ -26,6 +26,36 @@ int64_t PageShape::slots() const {
     return n;
 }
 
+uint64_t PageShape::cached() const {
+    uint64_t bytes = 0;
+    for (const Class& c : classes) bytes += uint64_t(c.slots) * c.page;
+    return bytes;
+}
+
+uint64_t PageShape::missing() const {
+    uint64_t bytes = 0;
+    for (size_t i = 0; i < classes.size(); i++) {
+        bytes += uint64_t(blocks_of(int32_t(i)) - classes[i].slots) * classes[i].page;
+    }
+    return bytes;
+}
+
+std::vector<int32_t> PageShape::spread() const {
+    std::vector<int32_t> paged, order;
+    for (int32_t block = 0; block < int32_t(n_blocks()); block++) {
+        if (class_of[size_t(part_of(block))] >= 0) paged.push_back(block);
+    }
+    // Halves, quarters and so on: places whose bits count up in reverse.
+    int bits = 0;
+    while ((size_t(1) << bits) < paged.size()) bits++;
+    for (size_t i = 0; i < size_t(1) << bits; i++) {
+        size_t place = 0;
+        for (int bit = 0; bit < bits; bit++) place |= ((i >> bit) & 1) << (bits - 1 - bit);
+        if (place < paged.size()) order.push_back(paged[place]);
+    }
+    return order;
+}
+
 void PageShape::set_share(double share) {
     for (size_t i = 0; i < classes.size(); i++) {
         classes[i].slots = int64_t(std::floor(share * double(blocks_of(int32_t(i)))));

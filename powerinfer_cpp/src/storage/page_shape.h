@@ -1,4 +1,4 @@
-// The sizes of a cache of pages of experts (expert_pages.h), as memory plans know them.
+// The sizes of a cache of pages of experts or blocks (expert_pages.h), as memory plans know them.
 #pragma once
 
 #include <cstdint>
@@ -8,7 +8,8 @@
 
 namespace powerinfer {
 
-// Of experts, or their predictors, that stay on the disk: one page for each block.
+// Of experts, their predictors or the blocks of a dense model that stay on the disk: one page for
+// each block.
 struct PageShape {
     static constexpr uint64_t kTables = 384;  // bytes for each block, at most
     // Pages of a size. Frames that are not in the cache take in what is in use.
@@ -24,13 +25,22 @@ struct PageShape {
     int64_t in_use = 0;                  // frames of each class that are not in the cache, least 1
     int64_t landings = 0;                // pages on their way, at least one
     uint64_t landing = 0;                // bytes of each, a multiple of what a disk reads at least
+    uint64_t read = 256 << 10;           // bytes of a read, at most: a multiple of the same
+    // Every token uses all blocks in their order. So pages stay in the cache for ever, since any
+    // other set would be as good, and the next ones are read while a block is computed.
+    bool in_order = false;
 
     explicit operator bool() const { return !classes.empty(); }
     int64_t n_blocks() const { return before.empty() ? 0 : before.back(); }
     int32_t n_parts() const { return int32_t(class_of.size()); }
     int32_t part_of(int64_t block) const;
     int64_t blocks_of(int32_t of_class) const;
-    int64_t slots() const;  // of all classes
+    int64_t slots() const;     // of all classes
+    uint64_t missing() const;  // bytes of the pages that the cache has no room for
+    uint64_t cached() const;   // and of those that it has
+    // The blocks that have pages, in such an order that the first of them, however many, are spread
+    // evenly over the model: then the disk has time for a missing one while others are computed.
+    std::vector<int32_t> spread() const;
     // Gives every class room for the same share of its pages, at least.
     void set_share(double share);
     // Blocks of the residency are the parts, and its neurons the pages; those of other classes have

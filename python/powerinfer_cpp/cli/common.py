@@ -122,6 +122,11 @@ def add_model_arguments(
         action="store_true",
         help="never write the bundled file from which a model runs that is larger than RAM",
     )
+    parser.add_argument(
+        "--mmap-anyway",
+        action="store_true",
+        help="run a dense model larger than RAM, slowly: each token reads what does not fit",
+    )
     parser.add_argument("--device", metavar="NAME", help="cpu, or a GPU: cuda0")
     parser.add_argument(
         "--allow-unknown",
@@ -309,6 +314,7 @@ def llama_options(args: argparse.Namespace) -> dict[str, Any]:
         "sparse_threshold": args.sparse_threshold,
         "ram_budget": args.ram_budget,
         "bundle": not args.no_bundle,
+        "mmap_anyway": args.mmap_anyway,
         "allow_unknown": args.allow_unknown,
         **device_options(args),
         **_rope(args),
@@ -339,6 +345,7 @@ def model_fields(args: argparse.Namespace) -> dict[str, Any]:
         "n_threads": args.threads or 0,
         "ram_budget": options.budget_bytes("--ram-budget", args.ram_budget),
         "bundle": not args.no_bundle,
+        "mmap_anyway": args.mmap_anyway,
         "allow_unknown": args.allow_unknown,
         **options.override_field(dict(args.override_kv)),
     }
