@@ -13,9 +13,11 @@
 
 namespace {
 
-Plan plan_of(Options& options) {
+// tells: print what the engine has to say.
+Plan plan_of(Options& options, bool tells) {
     const pi_session_params session = session_params(options, trained_positions(options));
-    const ModelParams model = model_params(options, session);
+    ModelParams model = model_params(options, session);
+    if (!tells) model.params.log = nullptr;
     pi_plan* made = nullptr;
     require(pi_plan_new(options.model.c_str(), &model.params, &session, &made));
     return Plan(made);
@@ -141,7 +143,7 @@ std::string from_storage(const pi_storage_plan& plan, bool may_write) {
 }  // namespace
 
 bool print_plan(Options& options) {
-    const Plan plan = plan_of(options);
+    const Plan plan = plan_of(options, true);
     const auto line = [](const char* tier, const char* part, uint64_t bytes) {
         char text[128];
         std::snprintf(text, sizeof text, "%-8.16s%-12.32s%14.2f\n", tier, part,
@@ -186,5 +188,6 @@ bool print_plan(Options& options) {
 }
 
 std::string ways_out(Options& options) {
-    return ways_text(plan_of(options).get(), options.model);
+    // Whoever failed to open the model has told it.
+    return ways_text(plan_of(options, false).get(), options.model);
 }

@@ -95,7 +95,7 @@ std::string keeps_experts(const Model& m) {
 }
 
 std::string keeps_blocks(const Model& m) {
-    if (m.device) return "a device has some layers";
+    if (m.device) return "a device has some layers; it needs device cpu";
     const bool any = std::any_of(m.weights.begin(), m.weights.end(),
                                  [](const WeightSpec& w) { return w.block >= 0; });
     return any ? "" : "the file has no feed-forward matrices";
