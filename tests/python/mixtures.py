@@ -87,7 +87,8 @@ class Mixture:
         yield matrix("token_embd.weight", (N_VOCAB, width), self.type, 4)
         yield norm("output_norm.weight", width)
         if not self.tied:
-            yield matrix("output.weight", (N_VOCAB, width), "Q6_K", 3)
+            head_type = "Q6_K" if width % 256 == 0 else "Q8_0"
+            yield matrix("output.weight", (N_VOCAB, width), head_type, 3)
         for i in range(self.n_layer):
             blk = f"blk.{i}."
             for name in ("attn_norm", "ffn_norm"):

@@ -13,6 +13,7 @@ import pytest
 import reference
 from families import golden, logits, quiet
 from gguf_files import changed, raw, values
+from mixtures import Mixture
 from powerinfer_cpp.activations import SMOOTH
 from powerinfer_cpp.convert import convert
 from powerinfer_cpp.convert.from_gguf import PROMPT, SMOOTH_COST
@@ -212,6 +213,30 @@ def test_powerinfers_files(name: str, activation: str, shared: Path, tmp_path: P
     dense = convert(source, dense=True, outfile=tmp_path / "dense.gguf", log=quiet)
     assert reference.relative_error(logits(dense), logits(source, sparse="off")) < 2e-5
     assert not any(".fc" in t.name for t in Gguf(dense).tensors)
+
+
+@pytest.mark.parametrize("experts", ["fused", "single"])
+def test_experts_together_and_apart(experts: str, tmp_path: Path) -> None:
+    """Gates and ups of experts in one tensor, and a tensor for each expert."""
+    small = {"type": "F32", "down": "F32", "width": 64, "n_ff": 48, "n_layer": 2, "n_expert": 5}
+    source = Mixture(experts=experts, **small).write(tmp_path / "source.gguf")
+    out = convert(source, outfile=tmp_path / "out.gguf", log=quiet)
+    shapes = {t.name: t.shape for t in Gguf(out).tensors if "ffn_" in t.name}
+    for name in ("gate", "up", "down_t"):
+        assert shapes[f"blk.1.ffn_{name}_exps.weight"] == (5, 48, 64)
+    assert len(shapes) == 2 * 5  # with the norms and routers
+    assert reference.relative_error(logits(out), logits(source)) < 2e-5
+
+
+def test_experts_that_differ(tmp_path: Path) -> None:
+    source = Mixture("llama", experts="single", n_layer=1, n_expert=4).write(tmp_path / "a.gguf")
+
+    def one(name: str, data: np.ndarray) -> np.ndarray:
+        return np.zeros((256, 256), np.float32) if name == "blk.0.ffn_up.2.weight" else data
+
+    bad = changed(source, tmp_path / "bad.gguf", tensors=one)
+    with pytest.raises(UnsupportedModelError, match=r"ffn_up.0.weight is Q4_K .* and .*ffn_up.2"):
+        convert(bad, outfile=tmp_path / "out.gguf", log=quiet)
 
 
 def test_activation_and_vocabulary(tmp_path: Path) -> None:

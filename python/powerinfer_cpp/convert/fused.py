@@ -1,6 +1,8 @@
-"""Gate and up in one matrix, as dense GGUFs of some architectures have them.
+"""Matrices of feed-forward blocks that GGUFs have together, or apart.
 
-There `ffn_up` has twice the rows, gates first. Neuron-aware files have `ffn_gate` and `ffn_up`.
+Dense GGUFs of some architectures have gate and up in one matrix: `ffn_up` with twice the rows,
+gates first, and for experts `ffn_gate_up_exps`. Old mixtures have a matrix for each expert.
+Neuron-aware files have `ffn_gate` and `ffn_up`, for experts one of each with all of them.
 """
 
 import re
@@ -15,13 +17,22 @@ from .stored import Stored
 ARCHITECTURES = ("phi3",)
 
 _PART = re.compile(r"(blk\.\d+\.ffn_)(gate|up)\.weight")
+_EXPERTS = re.compile(r"(blk\.\d+\.ffn_)gate_up_exps\.weight")
+_EXPERT = re.compile(r"(blk\.\d+\.ffn_(?:gate|up|down))\.(\d+)\.weight")
 
 
 def parted(tensors: Iterable[Stored], n_ff: int) -> Iterator[Stored]:
-    """The tensors, with fused ones as two. n_ff: neurons of a layer."""
-    tensors = list(tensors)
+    """The tensors, with fused ones as two, and those of single experts as one.
+
+    n_ff: neurons of a layer, or of an expert. Raises UnsupportedModelError if experts of a layer
+    differ in their formats or sizes.
+    """
+    tensors = list(_stacked(list(tensors)))
     names = {t.name for t in tensors}
     for tensor in tensors:
+        if experts := _EXPERTS.fullmatch(tensor.name):
+            yield from _halves(experts[1], tensor)
+            continue
         match = _PART.fullmatch(tensor.name)
         alone = match and match[2] == "up" and f"{match[1]}gate.weight" not in names
         if not (match and alone and tensor.shape[:-1] == (2 * n_ff,)):
@@ -34,6 +45,61 @@ def parted(tensors: Iterable[Stored], n_ff: int) -> Iterator[Stored]:
                 shape=(n_ff, tensor.row),
                 rows=lambda a, b, t=tensor, first=first: t.rows(first + a, first + b),
             )
+
+
+def _halves(prefix: str, both: Stored) -> Iterator[Stored]:
+    """Gates and ups of experts: of each expert the first and the second half of the rows."""
+    n_expert, n_rows, cols = both.shape
+    n = n_rows // 2
+    for part, first in (("gate", 0), ("up", n)):
+
+        def rows(a: int, b: int, first: int = first) -> np.ndarray:
+            found = []
+            for expert in range(a // n, -(-b // n)):
+                begin, end = max(a - expert * n, 0), min(b - expert * n, n)
+                at = expert * n_rows + first
+                found.append(both.rows(at + begin, at + end))
+            return np.concatenate(found)
+
+        yield replace(
+            both, name=f"{prefix}{part}_exps.weight", shape=(n_expert, n, cols), rows=rows
+        )
+
+
+def _stacked(tensors: list[Stored]) -> Iterator[Stored]:
+    """The tensors, with the matrices of a layer's experts as one, where the first of them is."""
+    matrices: dict[str, dict[int, Stored]] = {}
+    for tensor in tensors:
+        if match := _EXPERT.fullmatch(tensor.name):
+            matrices.setdefault(match[1], {})[int(match[2])] = tensor
+    for tensor in tensors:
+        match = _EXPERT.fullmatch(tensor.name)
+        found = matrices.pop(match[1], None) if match else None
+        if found:
+            yield _stack(f"{match[1]}_exps.weight", [found[e] for e in sorted(found)])
+        elif not match:
+            yield tensor
+
+
+def _stack(name: str, experts: list[Stored]) -> Stored:
+    first = experts[0]
+    for other in experts:
+        if (other.format, other.shape) != (first.format, first.shape):
+            raise UnsupportedModelError(
+                f"{first.name} is {first.format.name} {list(first.shape)} and {other.name} is "
+                f"{other.format.name} {list(other.shape)}, but neuron rows of experts are in one "
+                "tensor"
+            )
+    n = first.n_rows
+
+    def rows(a: int, b: int) -> np.ndarray:
+        found = []
+        for expert in range(a // n, -(-b // n)):
+            begin, end = max(a - expert * n, 0), min(b - expert * n, n)
+            found.append(experts[expert].rows(begin, end))
+        return np.concatenate(found)
+
+    return replace(first, name=name, shape=(len(experts), *first.shape), rows=rows)
 
 
 def fused(tensors: Iterable[Stored]) -> Iterator[Stored]:
