@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import subprocess
 import threading
@@ -224,7 +225,7 @@ def test_commands(path: Path, command: str, capsysbinary: pytest.CaptureFixture)
 
 
 @pytest.mark.slow
-def test_serve(path: Path) -> None:
+def test_serve(path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """Several clients at once, each of whom gets the text of one alone with all in memory."""
     serving = pytest.importorskip("serving")
     fields = {**FIELDS, "n_parallel": 3}
@@ -254,6 +255,14 @@ def test_serve(path: Path) -> None:
         for thread in threads:
             thread.join()
         assert [found[i] for i in range(len(bodies))] == want
+        # A file that changes: the client learns what it can, the log the name.
+        last = MIXTURES["parts"].part(path.with_name("parts.gguf"), 2)
+        os.utime(last, (1, 1))
+        for _ in range(2):
+            answer = running.post("v1/completions", bodies[0])
+            assert answer.status_code == 500
+            assert answer.json()["error"]["code"] == "storage_error"
+            assert f"{last}: was changed while it was open" in caplog.text
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from mixtures import Mixture
 from powerinfer_cpp.model import Model
 from powerinfer_cpp.profile import profile as profile_here
 
@@ -63,6 +64,25 @@ def test_complete(cluster: None, model_file: Path) -> None:
     )
     rows = sorted(found.take_all(), key=lambda row: row["row"])
     assert [row["completion"] for row in rows] == want
+
+
+def test_experts_from_the_disk(cluster: None, tmp_path: Path) -> None:
+    """Two actors, each with a cache of its own, of a mixture that does not fit."""
+    from powerinfer_cpp.ray import complete, perplexity
+
+    path = Mixture(n_layer=2).write(tmp_path / "model.gguf")
+    with Llama(path, verbose=False, **OPTIONS) as llm:
+        want = [llm(p, max_tokens=16, seed=3)["choices"][0]["text"] for p in PROMPTS]
+        whole = llm.plan()["total"] / (1 << 30)
+    small = {**OPTIONS, "ram_budget": 0.9 * whole}
+    with Llama(path, verbose=False, **small) as llm:
+        assert llm.plan()["storage"]
+    data = dataset("prompt", PROMPTS).repartition(2)
+    rows = complete(data, path, max_tokens=16, seed=3, actors=2, options=small).take_all()
+    assert [row["completion"] for row in sorted(rows, key=lambda row: row["row"])] == want
+    texts = dataset("text", [" ".join(PROMPTS)])
+    found = [perplexity(texts, path, options=o).perplexity for o in (OPTIONS, small)]
+    assert found[0] == found[1]
 
 
 def test_perplexity(cluster: None, model_file: Path) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import serving
+from mixtures import Mixture
 from powerinfer_cpp.bulk import BulkWriter
 from powerinfer_cpp.sampling import Sampling
 from powerinfer_cpp.scheduler import Request, Update
@@ -109,6 +110,27 @@ def test_perplexity_of_a_long_document(ray: Ray, model_path: Path) -> None:
                 nll += (-logs[np.arange(len(window) - 1), window[1:]]).tolist()
     assert n_windows > 25 and (found.n_tokens, found.n_windows) == (len(nll), n_windows)
     assert found.perplexity == pytest.approx(np.exp(np.mean(nll)), rel=1e-5)
+
+
+@pytest.mark.slow
+def test_experts_from_the_disk(ray: Ray, tmp_path: Path) -> None:
+    """Work over a dataset with a mixture that does not fit."""
+    path = Mixture(n_layer=2).write(tmp_path / "model.gguf")
+    rows = Dataset([{"prompt": prompt} for prompt in PROMPTS])
+    text = Dataset([{"text": " ".join(PROMPTS)}])
+    gib: float | None = None
+    for stored in (False, True):
+        writer = BulkWriter(path, n_parallel=16, verbose=False, ram_budget=gib, **OPTIONS)
+        assert bool(writer.model.plan()["storage"]) == stored
+        gib = gib or 0.8 * writer.model.plan()["total"] / (1 << 30)
+        writer.close()
+    found = []
+    for more in ({}, {"ram_budget": gib}):
+        options = {**OPTIONS, **more}
+        done = ray("data").complete(rows, path, max_tokens=12, seed=3, options=options)
+        estimate = ray("data").perplexity(text, path, options=options)
+        found.append(([row["completion"] for row in done.iter_rows()], estimate))
+    assert found[0] == found[1]
 
 
 # ---- The front ----

@@ -4,7 +4,13 @@ import logging
 from typing import Any
 
 from ..engine import EngineDead
-from ..errors import ContextOverflowError, OutOfMemoryError, RequestError, StorageError
+from ..errors import (
+    ContextOverflowError,
+    ModelFormatError,
+    OutOfMemoryError,
+    RequestError,
+    StorageError,
+)
 from ..scheduler import QueueFull
 
 # Of a program's handlers, `powerinfer serve` adds one that writes to stderr.
@@ -61,7 +67,8 @@ def refusal_of(error: BaseException) -> Refusal:
         return Refusal(400, str(error))
     if isinstance(error, OutOfMemoryError):
         return Refusal(503, "the server has no memory left for this request")
-    if isinstance(error, StorageError):
+    # A file that opened is no other model: it was damaged or changed while it is served.
+    if isinstance(error, StorageError | ModelFormatError):
         log.error("a request failed: %s", error)
         return Refusal(500, "the server could not read the model's file", code="storage_error")
     log.error("a request failed: %r", error, exc_info=error)
