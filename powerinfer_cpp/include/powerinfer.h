@@ -216,8 +216,10 @@ typedef struct pi_model_params {
      * piece. For this at most 32 MiB there and in RAM are part of the plan, or 1/8 of what is left
      * for neurons. False: the CPU computes them, as it does for generated tokens. */
     bool op_offload;
-    /* A model that does not fit the RAM that may be used runs from a bundled file (pi_bundle_file).
-     * True: that is written if there is none yet, which takes as much of the disk as the model. */
+    /* A model with neuron rows that does not fit the RAM that may be used runs from a bundled file
+     * (pi_bundle_file). True: that is written if there is none yet, which takes as much of the disk
+     * as the model; and, of every model that runs from storage, a list of what was in memory when
+     * it is closed, with which the next one begins. */
     bool bundle;
     /* Rows of logits that the caller will keep in memory of its own (pi_reserve): the cache of such
      * a model leaves room for them, as far as it can. */

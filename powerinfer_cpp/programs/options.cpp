@@ -378,7 +378,7 @@ const Option table[] = {
     {"--ram-budget", "GiB", "memory that may be used, a hard ceiling (default: what is free)",
      set_ram_budget},
     {"--no-bundle", nullptr,
-     "never write the bundled file from which a model runs that is larger than that memory",
+     "write no bundled file, nor a list of what was in memory, for a model that is larger",
      set_flag<&Options::bundle, false>},
     {"--bundle", nullptr, nullptr, set_flag<&Options::bundle, true>},
     {"--mmap-anyway", nullptr,

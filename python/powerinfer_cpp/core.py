@@ -61,8 +61,9 @@ class LlamaCore(UsesAdapters):
     beside the file says. disable_gpu_index: it gets none. Both: ValueError.
     op_offload: the device computes all neurons of prompts, those in RAM as well.
     ram_budget: limit in GiB; a model that does not fit it, or what is free, runs from storage, if
-    its file has neuron rows or is a mixture. bundle: write the bundled file for that, if there is
-    none yet. mmap_anyway: other models run so as well, slowly: each token reads what does not fit;
+    it is a mixture of experts or its file has neuron rows. bundle: write the bundled file that
+    neuron rows need for that, if there is none yet, and a list of what was in memory when the model
+    is closed. mmap_anyway: other models run so as well, slowly: each token reads what does not fit;
     else they are refused (OutOfMemoryError).
     vocab_only: tokenizer and metadata, no weights.
     progress_callback: called with 0..1 while loading; returning False cancels (Cancelled).

@@ -120,7 +120,8 @@ def add_model_arguments(
     parser.add_argument(
         "--no-bundle",
         action="store_true",
-        help="never write the bundled file from which a model runs that is larger than RAM",
+        help="write no bundled file, nor a list of what was in memory, for a model that is larger "
+        "than RAM",
     )
     parser.add_argument(
         "--mmap-anyway",
