@@ -28,7 +28,13 @@ COMMAND = re.compile(r"(?:\./)?powerinfer ([a-z][a-z-]*)(.*)|(?:\./)?(convert\.p
 OTHERS = {"--seconds", "--seed", "--preset", "--build", "--all", "--nightly", "--record"}
 OTHERS |= {"--tasks", "--include", "--from", "--no-install-recommends"}  # lm_eval, containers
 OTHERS |= {"--toolchain", "--target", "--local-dir"}  # cmake, hf
-for _script in ("gpu/__main__.py", "real/__main__.py", "serve_load.py", "wheels.py"):
+for _script in (
+    "gpu/__main__.py",
+    "make_mixture.py",
+    "real/__main__.py",
+    "serve_load.py",
+    "wheels.py",
+):
     OTHERS |= set(OPTION.findall((ROOT / "scripts" / _script).read_text()))
 FOLDERS = ("ggml/", "powerinfer_cpp/", "python/", "tests/", "docs/", "scripts/", "models/", ".ci/")
 NUMBERS = dict(
