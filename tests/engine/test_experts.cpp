@@ -110,7 +110,7 @@ void check_same(const Description& d) {
             CHECK(sum(model->experts->counts).missed[0] > 0);
             CHECK(model->experts->used() <= model->experts->shape().slots());
             // A second session finds what the first one left.
-            CHECK(same(expected, answer(model, session)));
+            if (full_circle() || share) CHECK(same(expected, answer(model, session)));
         }
     }
 }
