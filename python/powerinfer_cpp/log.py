@@ -10,7 +10,8 @@ full, and streams and handlers of programs raise what they like. Then the messag
 import logging
 import sys
 import warnings
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 
 from .printable import printable
 
@@ -41,6 +42,22 @@ def tell(text: str, end: str = "\n") -> None:
     with suppress(Exception):
         if sys.stderr is not None:  # print would take None for stdout
             print(text, end=end, file=sys.stderr, flush=True)
+
+
+class _Teller(logging.Handler):
+    def emit(self, record: logging.LogRecord) -> None:
+        tell(record.getMessage())
+
+
+@contextmanager
+def warnings_told() -> Iterator[None]:
+    """Within it, messages from the level of warnings on are lines on stderr, too."""
+    handler = _Teller(logging.WARNING)
+    logger.addHandler(handler)
+    try:
+        yield
+    finally:
+        logger.removeHandler(handler)
 
 
 def warn(text: str, stacklevel: int = 1) -> None:

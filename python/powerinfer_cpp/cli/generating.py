@@ -14,7 +14,7 @@ from typing import Any
 from .. import hub
 from ..grammar import LlamaGrammar
 from ..llama import Llama
-from ..log import say
+from ..log import say, warnings_told
 from ..sampling import Sampling
 from ..speculative import LlamaDraftModel, LlamaModelDecoding, LlamaPromptLookupDecoding
 from .common import (
@@ -279,7 +279,9 @@ def open_model(args: argparse.Namespace) -> Iterator[Llama]:
             args.model_draft, args.draft_max, args.draft_p_min, n_ctx=n_ctx, n_threads=args.threads
         )
     try:
-        with Llama(path, n_ctx=n_ctx, draft_model=draft, **options) as llm:
+        with warnings_told():
+            llm = Llama(path, n_ctx=n_ctx, draft_model=draft, **options)
+        with llm:
             yield llm
     finally:
         if isinstance(draft, LlamaModelDecoding):
