@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 from circles import pick
 from lora_files import written
-from mixtures import Mixture
 from powerinfer_cpp.cli import main
+from small_mixtures import Mixture
 from test_bundle_files import read_only  # noqa: F401 (a fixture)
 from test_experts import FIELDS, OPTIONS, PROMPT, budget, least, opened, resident_of
 

@@ -11,8 +11,8 @@ from pathlib import Path
 import numpy as np
 import profiled
 import pytest
-from mixtures import Mixture
 from powerinfer_cpp.gguf import Gguf
+from small_mixtures import Mixture
 
 pytestmark = pytest.mark.slow
 

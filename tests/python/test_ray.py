@@ -12,9 +12,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from mixtures import Mixture
 from powerinfer_cpp.model import Model
 from powerinfer_cpp.profile import profile as profile_here
+from small_mixtures import Mixture
 
 from powerinfer_cpp import Llama
 

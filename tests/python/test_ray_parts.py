@@ -12,13 +12,13 @@ from typing import Any
 import numpy as np
 import pytest
 import serving
-from mixtures import Mixture
 from powerinfer_cpp.bulk import BulkWriter
 from powerinfer_cpp.sampling import Sampling
 from powerinfer_cpp.scheduler import Request, Update
 from powerinfer_cpp.server.settings import Settings
 from ray_stand_in import Dataset, Handle
 from ray_stand_in import ray as ray  # a fixture
+from small_mixtures import Mixture
 from starlette.requests import Request as HttpRequest
 
 from powerinfer_cpp import Llama, RequestError

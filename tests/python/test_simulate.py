@@ -163,7 +163,7 @@ def test_command(stories: Path, traces: dict[str, Trace], capsys: pytest.Capture
 def test_refusals(model_path: Path, stories: Path, tmp_path: Path) -> None:
     assert main(["profile", str(model_path), "--trace", str(tmp_path / "t")]) == 1
     model = Model(str(model_path))
-    with pytest.raises(ValueError, match="with n_ubatch 1"):
+    with pytest.raises(ValueError, match="and n_ubatch 1"):
         Session(model, n_batch=2, n_ubatch=2, record=lib.PI_RECORD_NEEDS)
     whole = stories.with_name("exact.trace").read_bytes()
     for i, data in enumerate((b"", b"no trace", whole[:-30], whole[: len(whole) // 2])):

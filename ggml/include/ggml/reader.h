@@ -21,7 +21,8 @@ constexpr int kReadPieces = 16;
 constexpr uint32_t kReadGap = 32 << 10;
 
 // Bytes that follow each other in the file. Offset, sizes and addresses are multiples of the
-// reader's align. The memory belongs to the caller, who leaves it alone until the read is done.
+// reader's align. The memory belongs to the caller, who leaves it alone until the read is done. A
+// read may end beyond the end that the file had when it was opened: those bytes are undefined.
 struct Read {
     uint64_t offset = 0;
     uint64_t tag = 0;  // the caller's; comes back in ReadDone

@@ -19,7 +19,7 @@ struct Transfer {
     uint64_t beyond;  // bytes of `left` that the file does not have
 
     // Pieces that are neighbours in memory become one part. Gaps go to scratch [kReadGap].
-    // file_size: when it was opened. What a read asks for beyond that stays as it is in memory.
+    // file_size: when it was opened. The bytes that a read asks for beyond that are undefined.
     void begin(const Read& read, uint8_t* scratch, uint64_t file_size);
     // Takes the result of a call: a number of bytes, or -errno. Returns whether the read is over;
     // otherwise the rest is to be read. unit: a read that ends elsewhere than at its multiples has
