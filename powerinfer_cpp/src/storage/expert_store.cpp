@@ -1,7 +1,6 @@
 #include "storage/expert_store.h"
 
 #include <algorithm>
-#include <chrono>
 #include <cstring>
 
 #include "ggml/status.h"
@@ -24,11 +23,6 @@ uint32_t align_of(const std::vector<std::unique_ptr<ggml::Reader>>& readers) {
     uint32_t align = 1;
     for (const auto& reader : readers) align = std::max(align, reader->align());
     return align;
-}
-
-double seconds() {
-    const auto now = std::chrono::steady_clock::now().time_since_epoch();
-    return std::chrono::duration<double>(now).count();
 }
 
 }  // namespace
@@ -182,12 +176,12 @@ const std::vector<ggml::Matrix>& ExpertStore::load(ggml::Context& context, int32
             if (pages_->pack(context)) {
                 take(0);
             } else {
-                const double begin = seconds();
+                const double begin = now_s();
                 if (!take(patience)) {
                     fail(Code::io, silent(),
                          format("the disk has not answered for %.0f s", patience));
                 }
-                counts_of(expert).waited_s += seconds() - begin;
+                counts_of(expert).waited_s += now_s() - begin;
             }
             send();
         }

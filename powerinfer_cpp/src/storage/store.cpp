@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <atomic>
-#include <chrono>
 #include <cstring>
 
 #include "ggml/crc32c.h"
@@ -40,11 +39,6 @@ constexpr int64_t kSector = StoreShape::kSector;
 // Longer gaps cost more than a read of their own: a read takes about as long as 12 KB.
 constexpr int64_t kGap = 12 << 10;
 constexpr int64_t kLongestRead = 256 << 10;
-
-double seconds() {
-    const auto now = std::chrono::steady_clock::now().time_since_epoch();
-    return std::chrono::duration<double>(now).count();
-}
 
 // Marks the tags of reads for predictors.
 constexpr uint64_t kPredictors = uint64_t(1) << 63;
@@ -392,7 +386,7 @@ void NeuronStore::wait_until(int32_t block, const F& done) {
     take(0);
     pump();
     if (!done() && failure_.empty()) {
-        const double begin = seconds();
+        const double begin = now_s();
         while (!done() && failure_.empty()) {
             const int before = reader_->in_flight();
             take(patience);
@@ -401,7 +395,7 @@ void NeuronStore::wait_until(int32_t block, const F& done) {
             }
             pump();
         }
-        counts_of(block).waited_s += seconds() - begin;
+        counts_of(block).waited_s += now_s() - begin;
     }
     if (!failure_.empty()) throw Error(failure_code_, failure_);
 }

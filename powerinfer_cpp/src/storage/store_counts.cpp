@@ -1,5 +1,7 @@
 #include "storage/store_counts.h"
 
+#include <chrono>
+
 namespace powerinfer {
 
 void StoreCounts::add(const StoreCounts& begin, const StoreCounts& end) {
@@ -14,6 +16,11 @@ void StoreCounts::add(const StoreCounts& begin, const StoreCounts& end) {
     right += end.right - begin.right;
     admitted += end.admitted - begin.admitted;
     waited_s += end.waited_s - begin.waited_s;
+}
+
+double now_s() {
+    const auto now = std::chrono::steady_clock::now().time_since_epoch();
+    return std::chrono::duration<double>(now).count();
 }
 
 StoreCounts sum(const std::vector<StoreCounts>& parts) {

@@ -23,6 +23,9 @@ struct StoreCounts {
     void add(const StoreCounts& begin, const StoreCounts& end);
 };
 
+// Seconds of a clock that never goes back, to measure waiting.
+double now_s();
+
 // Those of all parts.
 StoreCounts sum(const std::vector<StoreCounts>& parts);
 
