@@ -383,8 +383,7 @@ const Option table[] = {
     {"--bundle", nullptr, nullptr, set_flag<&Options::bundle, true>},
     {"--mmap-anyway", nullptr,
      "run a dense model that is larger than that memory, slowly: each token reads what does not "
-     "fit "
-     "(default: it is refused)",
+     "fit (default: it is refused)",
      set_flag<&Options::mmap_anyway, true>},
     {"--vram-budget", "GiB",
      "GPU memory that may be used, a hard ceiling; 0: none (default: what is free)",

@@ -90,12 +90,12 @@ std::string ways_text(const pi_plan* plan, const std::string& model) {
         if (what.empty()) continue;
         char needs[128] = "";
         const bool suffices = way.n_bytes <= pi_plan_budget(plan);
-        const double mib = double(way.n_bytes) / (1 << 20), read = double(way.value);
+        const double mib = double(way.n_bytes) / (1 << 20);
         if (std::string_view(way.what) == "mmap_anyway") {
-            std::snprintf(needs, sizeof needs, ": %.1f MiB, but each token reads %.*f %s", mib,
-                          read < 1e9 ? 1 : 2, read / (read < 1e9 ? 1e6 : 1e9),
-                          read < 1e9 ? "MB" : "GB");
-            slow = "  " + what + needs + " from the disk\n";
+            std::snprintf(needs, sizeof needs,
+                          ": %.1f MiB, but each token reads %.1f MiB from the disk", mib,
+                          double(way.value) / (1 << 20));
+            slow = "  " + what + needs + "\n";
             slow_suffices = suffices;
             continue;
         }

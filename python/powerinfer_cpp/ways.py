@@ -45,9 +45,8 @@ def _needing(said: str, way: Way) -> str:
     if way.what == "ram_budget":
         return said
     if way.what == SLOW:
-        small = way.value < 1e9
-        size = f"{way.value / 1e6:.1f} MB" if small else f"{way.value / 1e9:.2f} GB"
-        return f"{said} ({mib}, but each token reads {size} from the disk)"
+        read = f"{way.value / (1 << 20):.1f} MiB"
+        return f"{said} ({mib}, but each token reads {read} from the disk)"
     return f"{said} ({mib})"
 
 

@@ -239,6 +239,18 @@ def test_experts_that_differ(tmp_path: Path) -> None:
         convert(bad, outfile=tmp_path / "out.gguf", log=quiet)
 
 
+@pytest.mark.parametrize("expert", [0, 1, 3])
+def test_an_expert_is_missing(expert: int, tmp_path: Path) -> None:
+    source = Mixture("llama", experts="single", n_layer=1, n_expert=4).write(tmp_path / "a.gguf")
+    gone = f"blk.0.ffn_up.{expert}.weight"
+    bad = changed(source, tmp_path / "b.gguf", tensors=lambda n, data: None if n == gone else data)
+    with pytest.raises(ModelFormatError, match=f"{gone} is missing: .* 4 experts"):
+        convert(bad, outfile=tmp_path / "out.gguf", log=quiet)
+    bad = changed(source, tmp_path / "c.gguf", {"llama.expert_count": 3})
+    with pytest.raises(ModelFormatError, match=r"ffn_gate.3.weight is one too many: .* 3 experts"):
+        convert(bad, outfile=tmp_path / "out.gguf", log=quiet)
+
+
 def test_activation_and_vocabulary(tmp_path: Path) -> None:
     dense = convert(golden("llama-silu-tied", tmp_path / "m"), outfile=tmp_path / "d", log=quiet)
     out, lines = tmp_path / "out.gguf", []

@@ -120,7 +120,7 @@ def test_python(dense: Path, capsys: pytest.CaptureFixture[str]) -> None:
 FIELDS = {"n_ctx": 64, "n_batch": 16, "n_ubatch": 16, "seed": 1}
 LINE = ("-p", "the quick", "-n", 4, "-c", 64, "-b", 16, "-ub", 16, "--temp", 0)
 BUDGET = 12 * MIB  # of 19: some of its blocks fit
-READS = r"each token reads (\d+\.\d) MB from the disk"
+READS = r"each token reads (\d+\.\d) MiB from the disk"
 
 
 @pytest.fixture(scope="module")
@@ -146,7 +146,7 @@ def test_main_anyway(deep: Path, main_path: Path) -> None:
     assert done.returncode == 0 and done.stdout == whole.stdout
     (said,) = re.findall(rf"deep\.gguf: the model does not fit .*: {READS}", done.stderr)
     assert not re.search(READS, whole.stderr)
-    assert f"but each token reads {said} MB" in refused.stderr
+    assert f"but each token reads {said} MiB" in refused.stderr
     status, lines = planned(main_path, *line, "--mmap-anyway")
     assert status == 0 and "the model runs from storage" in lines[-1]
 

@@ -103,12 +103,10 @@ void log_experts(const Model& m, const pi_model_params& params) {
         reader.direct() ? ", directly" : "", note.c_str());
     params.log(3, said.c_str(), params.log_data);
     if (!shape.in_order) return;
-    const auto bytes = double(shape.missing());
     const std::string slow = format(
-        "%s: the model does not fit the memory that may be used: each token reads %.*f %s from the "
-        "disk (mmap_anyway)",
-        reader.path().c_str(), bytes < 1e9 ? 1 : 2, bytes / (bytes < 1e9 ? 1e6 : 1e9),
-        bytes < 1e9 ? "MB" : "GB");
+        "%s: the model does not fit the memory that may be used: each token reads %.1f MiB from "
+        "the disk (mmap_anyway)",
+        reader.path().c_str(), double(shape.missing()) / (1 << 20));
     params.log(2, slow.c_str(), params.log_data);
 }
 

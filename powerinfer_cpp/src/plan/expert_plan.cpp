@@ -62,6 +62,16 @@ double largest_share(const F& holds) {
     return double(good) / kShares;
 }
 
+// The sessions that a plan divides memory for.
+struct Sessions {
+    const Model& m;
+    pi_model_params params;
+    pi_session_params one;
+    int32_t most;  // rows of a chunk that were asked for; one.n_ubatch is what they get
+
+    uint64_t bytes() const { return sessions_bytes(m, params, one, 0, false, Tier::ram); }
+};
+
 // Room for so many blocks that are used in order as fit beside `fixed` bytes.
 void fill_in_order(PageShape& shape, uint64_t fixed, uint64_t limit) {
     shape.set_share(0);
@@ -83,6 +93,63 @@ double read_seconds_in_order(const PageShape& shape) {
         seconds += double(shape.blocks_of(int32_t(i)) - c.slots) * kDisk.joined(double(c.page));
     }
     return seconds;
+}
+
+// Divides `limit` bytes, of which `fixed` are taken, among rows of chunks and blocks in order. Rows
+// have what is left by the blocks that fit beside their share, and other blocks what is left by all
+// the rows that were asked for. So more memory is never fewer blocks.
+void divide_in_order(StoragePlan& plan, Sessions& sessions, uint64_t fixed, uint64_t limit) {
+    PageShape& shape = plan.experts;
+    int32_t& rows = sessions.one.n_ubatch;
+    fill_in_order(shape, ggml::size_sum(fixed, sessions.bytes()),
+                  limit - (limit - plan.least) / kRowsShare);
+    while (rows < sessions.most) {
+        const int32_t before = rows;
+        rows = std::min(sessions.most, before + kLeastRows);
+        const uint64_t taken = ggml::size_sum(fixed, sessions.bytes());
+        if (ggml::size_sum(taken, shape.bytes()) <= limit) continue;
+        rows = before;
+        break;
+    }
+    if (rows == sessions.most) {
+        fill_in_order(shape, ggml::size_sum(fixed, sessions.bytes()), limit);
+    }
+    plan.read_seconds = read_seconds_in_order(shape);
+}
+
+// More rows of a chunk, which reads the experts that it chooses once for all of them, as far as
+// they take `spare` bytes.
+void widen_chunks(Sessions& sessions, uint64_t spare) {
+    const uint64_t narrow = sessions.bytes();
+    Sessions wide = sessions;
+    for (int32_t rows = wide.most; rows > sessions.one.n_ubatch;
+         rows = std::max(kLeastRows, rows / 2)) {
+        wide.one.n_ubatch = rows;
+        if (wide.bytes() - narrow > spare) continue;
+        sessions.one = wide.one;
+        return;
+    }
+}
+
+// Divides `limit` bytes, of which `fixed` are taken, among experts: the same share of the experts
+// of every size, since a byte of each saves as much reading. Then says what is expected of them.
+void divide_experts(StoragePlan& plan, const Model& m, uint64_t fixed, uint64_t limit) {
+    PageShape& shape = plan.experts;
+    const double share = largest_share([&](double tried) {
+        shape.set_share(tried);
+        return ggml::size_sum(fixed, shape.bytes()) <= limit;
+    });
+    shape.set_share(share);
+    plan.read_seconds = expected_read_seconds(m, shape);
+    plan.hits = expected_hits(share);
+    plan.token_seconds = memory_seconds(m) + plan.read_seconds;
+    PageShape larger = shape;
+    const double twice = largest_share([&](double tried) {
+        larger.set_share(tried);
+        return 2 * (memory_seconds(m) + expected_read_seconds(m, larger)) > plan.token_seconds;
+    });
+    larger.set_share(std::min(1.0, twice + 1.0 / kShares));
+    if (twice < 1) plan.twice = ggml::size_sum(fixed, larger.bytes());
 }
 
 }  // namespace
@@ -128,67 +195,24 @@ StoragePlan plan_experts(const Model& m, const pi_model_params& asked) {
     if (asked.beside) params.beside = &beside;
     plan.reader =
         ggml::size_product(uint64_t(files.size()), ggml::Reader::memory(expert_reader_options()));
-    pi_session_params session = kept_session(m, params);
-    const auto sessions = [&] { return sessions_bytes(m, params, session, 0, false, Tier::ram); };
-    const int32_t most = shape.in_order ? session.n_ubatch : session.n_batch;
-    session.n_ubatch = std::min(kLeastRows, most);
+    Sessions sessions{m, params, kept_session(m, params), 0};
+    sessions.most = shape.in_order ? sessions.one.n_ubatch : sessions.one.n_batch;
+    sessions.one.n_ubatch = std::min(kLeastRows, sessions.most);
+    plan.sparse = sessions.one.sparse;
     uint64_t fixed = ggml::size_sum(total(m.plan.parts, Tier::ram), plan.reader);
     fixed = ggml::size_sum(fixed, rows_kept_bytes(m, params));
-    const uint64_t least = ggml::size_sum(ggml::size_sum(fixed, shape.bytes()), sessions());
+    const uint64_t least = ggml::size_sum(ggml::size_sum(fixed, shape.bytes()), sessions.bytes());
     plan.process = process_bytes(m, least);
     fixed = ggml::size_sum(fixed, plan.process);
     plan.least = ggml::size_sum(least, plan.process);
     const uint64_t limit = std::max(plan.least, m.budget->limit());
-    plan.sparse = session.sparse;
     if (shape.in_order) {
-        // Rows have what is left by the blocks that fit beside their share, and other blocks what
-        // is left by all the rows that were asked for. So more memory is never fewer blocks.
-        fill_in_order(shape, ggml::size_sum(fixed, sessions()),
-                      limit - (limit - plan.least) / kRowsShare);
-        const auto bytes = [&] {
-            return ggml::size_sum(ggml::size_sum(fixed, sessions()), shape.bytes());
-        };
-        while (session.n_ubatch < most) {
-            const int32_t before = session.n_ubatch;
-            session.n_ubatch = std::min(most, before + kLeastRows);
-            if (bytes() <= limit) continue;
-            session.n_ubatch = before;
-            break;
-        }
-        if (session.n_ubatch == most) {
-            fill_in_order(shape, ggml::size_sum(fixed, sessions()), limit);
-        }
-        plan.n_ubatch = session.n_ubatch;
-        plan.read_seconds = read_seconds_in_order(shape);
-        return plan;
+        divide_in_order(plan, sessions, fixed, limit);
+    } else {
+        widen_chunks(sessions, (limit - plan.least) / kRowsShare);
+        divide_experts(plan, m, ggml::size_sum(fixed, sessions.bytes()), limit);
     }
-    // A chunk of more rows reads the experts that it chooses once for all of them.
-    for (int32_t rows = most; rows > session.n_ubatch; rows = std::max(kLeastRows, rows / 2)) {
-        pi_session_params wide = session;
-        wide.n_ubatch = rows;
-        const uint64_t bytes = sessions_bytes(m, params, wide, 0, false, Tier::ram);
-        if (bytes - sessions() > (limit - plan.least) / kRowsShare) continue;
-        session = wide;
-        break;
-    }
-    plan.n_ubatch = session.n_ubatch;
-    fixed = ggml::size_sum(fixed, sessions());
-    // The same share of the experts of every size, since a byte of each saves as much reading.
-    const double share = largest_share([&](double tried) {
-        shape.set_share(tried);
-        return ggml::size_sum(fixed, shape.bytes()) <= limit;
-    });
-    shape.set_share(share);
-    plan.read_seconds = expected_read_seconds(m, shape);
-    plan.hits = expected_hits(share);
-    plan.token_seconds = memory_seconds(m) + plan.read_seconds;
-    PageShape larger = shape;
-    const double twice = largest_share([&](double tried) {
-        larger.set_share(tried);
-        return 2 * (memory_seconds(m) + expected_read_seconds(m, larger)) > plan.token_seconds;
-    });
-    larger.set_share(std::min(1.0, twice + 1.0 / kShares));
-    if (twice < 1) plan.twice = ggml::size_sum(fixed, larger.bytes());
+    plan.n_ubatch = sessions.one.n_ubatch;
     return plan;
 }
 

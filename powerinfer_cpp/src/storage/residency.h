@@ -44,7 +44,7 @@ struct ResidencyShape {
 };
 
 // Of parts that are whole experts, in tokens. In traces of stated routers (docs/storage.md) hits
-// are at most 1.0 points below the better of LRU and the most popular experts; with what is best
+// are at most 1.4 points below the better of LRU and the most popular experts; with what is best
 // for neurons up to 11 points.
 constexpr float kExpertHalfLife = 3;
 

@@ -146,9 +146,8 @@ def _with_statistics(
     """Tensors and keys, with statistics replaced by a folder's."""
     from ..profile import activation_files  # it imports this package
 
-    n_expert = source.size(gguf, "expert_count") if _has_experts(gguf) else 0
     tensors, keys = activation_files.as_gguf(
-        folder, source.size(gguf, "block_count"), n_expert, _n_ff(gguf)
+        folder, source.size(gguf, "block_count"), _n_expert(gguf), _n_ff(gguf)
     )
     new = {t.name for t in tensors} | {key.key for key in keys}
     old = [t for t in stored if t.name not in new], [e for e in entries if e.key not in new]
@@ -167,7 +166,8 @@ def _tensors(
     asked = None if outtype is None else format_by_name(outtype)
     again, fitting = 0, Fitting()
     tensors = source.tensors(gguf)
-    for tensor in tensors if dense else fused.parted(tensors, _n_ff(gguf)):
+    apart = tensors if dense else fused.parted(tensors, _n_ff(gguf), _n_expert(gguf))
+    for tensor in apart:
         if dense and _NEURON_TENSOR.fullmatch(tensor.name):
             continue
         if predictor and source.PREDICTOR.fullmatch(tensor.name):
@@ -190,8 +190,7 @@ def _tensors(
         log(f"note: {again} matrices were quantised already; quantising them again loses more")
     if predictor:
         sizes = [source.size(gguf, key) for key in ("block_count", "embedding_length")]
-        n_expert = source.size(gguf, "expert_count") if _has_experts(gguf) else 0
-        for output in predictors(predictor, *sizes, _n_ff(gguf), n_expert):
+        for output in predictors(predictor, *sizes, _n_ff(gguf), _n_expert(gguf)):
             half = fitting(format_by_name("F16"), output.row, output.name)
             yield encoded(output, format_by_name("F32") if outtype == "f32" else half)
     fitting.report(log)
@@ -224,13 +223,15 @@ def _cuts(gguf: Gguf, activation: str) -> bool:
     return activation in RELUS and any(value if isinstance(value, list) else [value])
 
 
-def _has_experts(gguf: Gguf) -> bool:
-    return bool(gguf.value(f"{gguf.value('general.architecture')}.expert_count"))
+def _n_expert(gguf: Gguf) -> int:
+    """Experts of a layer; 0: the model is no mixture."""
+    known = gguf.value(f"{gguf.value('general.architecture')}.expert_count")
+    return source.size(gguf, "expert_count") if known else 0
 
 
 def _n_ff(gguf: Gguf) -> int:
     """Neurons of a layer, or of one expert."""
-    own = ("expert_feed_forward_length",) if _has_experts(gguf) else ()
+    own = ("expert_feed_forward_length",) if _n_expert(gguf) else ()
     return source.size(gguf, *own, "feed_forward_length")
 
 

@@ -6,12 +6,12 @@ Neuron-aware files have `ffn_gate` and `ffn_up`, for experts one of each with al
 """
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 
 import numpy as np
 
-from ..errors import UnsupportedModelError
+from ..errors import ModelFormatError, UnsupportedModelError
 from .stored import Stored
 
 ARCHITECTURES = ("phi3",)
@@ -21,13 +21,13 @@ _EXPERTS = re.compile(r"(blk\.\d+\.ffn_)gate_up_exps\.weight")
 _EXPERT = re.compile(r"(blk\.\d+\.ffn_(?:gate|up|down))\.(\d+)\.weight")
 
 
-def parted(tensors: Iterable[Stored], n_ff: int) -> Iterator[Stored]:
+def parted(tensors: Iterable[Stored], n_ff: int, n_expert: int) -> Iterator[Stored]:
     """The tensors, with fused ones as two, and those of single experts as one.
 
-    n_ff: neurons of a layer, or of an expert. Raises UnsupportedModelError if experts of a layer
-    differ in their formats or sizes.
+    n_ff: neurons of a layer, or of an expert. Raises ModelFormatError if a layer has more or fewer
+    than n_expert matrices of experts, UnsupportedModelError if they differ in formats or sizes.
     """
-    tensors = list(_stacked(list(tensors)))
+    tensors = list(_stacked(list(tensors), n_expert))
     names = {t.name for t in tensors}
     for tensor in tensors:
         if experts := _EXPERTS.fullmatch(tensor.name):
@@ -53,20 +53,28 @@ def _halves(prefix: str, both: Stored) -> Iterator[Stored]:
     n = n_rows // 2
     for part, first in (("gate", 0), ("up", n)):
 
-        def rows(a: int, b: int, first: int = first) -> np.ndarray:
-            found = []
-            for expert in range(a // n, -(-b // n)):
-                begin, end = max(a - expert * n, 0), min(b - expert * n, n)
-                at = expert * n_rows + first
-                found.append(both.rows(at + begin, at + end))
-            return np.concatenate(found)
+        def read(expert: int, begin: int, end: int, first: int = first) -> np.ndarray:
+            at = expert * n_rows + first
+            return both.rows(at + begin, at + end)
 
-        yield replace(
-            both, name=f"{prefix}{part}_exps.weight", shape=(n_expert, n, cols), rows=rows
-        )
+        name = f"{prefix}{part}_exps.weight"
+        yield replace(both, name=name, shape=(n_expert, n, cols), rows=_rows_of(n, read))
 
 
-def _stacked(tensors: list[Stored]) -> Iterator[Stored]:
+def _rows_of(n: int, read: Callable[[int, int, int], np.ndarray]):
+    """`rows` of a tensor of experts with n rows each: read(expert, begin, end) has those of one."""
+
+    def rows(a: int, b: int) -> np.ndarray:
+        found = []
+        for expert in range(a // n, -(-b // n)):
+            at = expert * n
+            found.append(read(expert, max(a - at, 0), min(b - at, n)))
+        return np.concatenate(found)
+
+    return rows
+
+
+def _stacked(tensors: list[Stored], n_expert: int) -> Iterator[Stored]:
     """The tensors, with the matrices of a layer's experts as one, where the first of them is."""
     matrices: dict[str, dict[int, Stored]] = {}
     for tensor in tensors:
@@ -76,30 +84,31 @@ def _stacked(tensors: list[Stored]) -> Iterator[Stored]:
         match = _EXPERT.fullmatch(tensor.name)
         found = matrices.pop(match[1], None) if match else None
         if found:
-            yield _stack(f"{match[1]}_exps.weight", [found[e] for e in sorted(found)])
+            yield _stack(match[1], found, n_expert)
         elif not match:
             yield tensor
 
 
-def _stack(name: str, experts: list[Stored]) -> Stored:
+def _stack(prefix: str, experts: dict[int, Stored], n_expert: int) -> Stored:
+    if wrong := set(range(n_expert)) ^ set(experts):
+        what = "missing" if min(wrong) < n_expert else "one too many"
+        raise ModelFormatError(
+            f"{prefix}.{min(wrong)}.weight is {what}: a layer of the model has {n_expert} experts"
+        )
     first = experts[0]
-    for other in experts:
+    for other in experts.values():
         if (other.format, other.shape) != (first.format, first.shape):
             raise UnsupportedModelError(
                 f"{first.name} is {first.format.name} {list(first.shape)} and {other.name} is "
                 f"{other.format.name} {list(other.shape)}, but neuron rows of experts are in one "
                 "tensor"
             )
-    n = first.n_rows
-
-    def rows(a: int, b: int) -> np.ndarray:
-        found = []
-        for expert in range(a // n, -(-b // n)):
-            begin, end = max(a - expert * n, 0), min(b - expert * n, n)
-            found.append(experts[expert].rows(begin, end))
-        return np.concatenate(found)
-
-    return replace(first, name=name, shape=(len(experts), *first.shape), rows=rows)
+    return replace(
+        first,
+        name=f"{prefix}_exps.weight",
+        shape=(len(experts), *first.shape),
+        rows=_rows_of(first.n_rows, lambda expert, a, b: experts[expert].rows(a, b)),
+    )
 
 
 def fused(tensors: Iterable[Stored]) -> Iterator[Stored]:
