@@ -10,7 +10,8 @@ with a share of the file's size as memory and a disk of --mb a second (10^6 byte
 it is), and finds a cold file. A faster disk than there is can only be stood in for (--delayed). All
 engines walk through the same tokens, so they choose the same experts: ours are given them, a peer
 begins at the first and generates greedily. Speed is that of --n tokens after --warm others; a peer,
-which says what all of its tokens took, runs twice for that.
+which says what all of its tokens took, runs twice for that. --first measures no speed, but how long
+each program runs for a single token.
 
 The bound of a token is the longer of its time with everything in memory, and of the time of the
 part that is no expert and of its reads: those begin when the router has chosen.
@@ -22,11 +23,10 @@ import os
 import re
 import statistics
 import subprocess
-import time
 from pathlib import Path
 
 import gguf
-from storage import BESIDE, TOOL, Group, disk_of
+from storage import BESIDE, ROOT, TOOL, Group, disk_of
 
 FIRST = "<0>"  # the text of the sequence's first token
 
@@ -64,8 +64,8 @@ def ours(args: argparse.Namespace, n_bytes: int, mb: int) -> dict:
     return result
 
 
-def peer_seconds(args: argparse.Namespace, command: str, n_bytes: int, n: int) -> float:
-    """What generating so many tokens took, by the peer's own clock."""
+def run_peer(args: argparse.Namespace, command: str, n_bytes: int, n: int) -> tuple[float, float]:
+    """What generating n tokens took, and what the whole program took."""
     words = [*command.split(), "-m", args.model, "-p", FIRST, "-n", str(n), "--temp", "0"]
     words += ["-c", str(args.ctx), "-t", "2", "--ignore-eos"]
     group = Group(n_bytes, disk_of(args.model), 0, args.mb)
@@ -76,14 +76,39 @@ def peer_seconds(args: argparse.Namespace, command: str, n_bytes: int, n: int) -
     found = re.search(r" eval time = *([\d.]+) ms", said.replace("prompt eval time", ""))
     if not found:
         raise RuntimeError(f"no timings: {said[-500:]}")
-    return float(found[1]) / 1e3
+    return float(found[1]) / 1e3, group.seconds
 
 
 def peer(args: argparse.Namespace, command: str, n_bytes: int) -> dict:
-    begin = time.monotonic()
-    warm = peer_seconds(args, command, n_bytes, args.warm)
-    whole = peer_seconds(args, command, n_bytes, args.warm + args.n)
-    return {"tokens_per_s": args.n / (whole - warm), "s": time.monotonic() - begin}
+    if args.first:
+        return {"seconds": run_peer(args, command, n_bytes, 1)[1]}
+    warm, _ = run_peer(args, command, n_bytes, args.warm)
+    whole, _ = run_peer(args, command, n_bytes, args.warm + args.n)
+    return {"tokens_per_s": args.n / (whole - warm)}
+
+
+def our_first(args: argparse.Namespace, n_bytes: int) -> dict:
+    command = [str(ROOT / "main"), "-m", args.model, "-p", FIRST, "-n", "1", "-c", str(args.ctx)]
+    command += ["--no-bundle", "--ram-budget", str((n_bytes - BESIDE) / (1 << 30))]
+    group = Group(n_bytes, disk_of(args.model), 0, args.mb)
+    try:
+        group.run(command)
+    finally:
+        group.close()
+    return {"seconds": group.seconds}
+
+
+def described(result: dict, whole_ms: float, dense: float, mb: int) -> str:
+    """Our figures; whole_ms: of a token with everything in memory, dense: without experts."""
+    line = f"p50 {result['p50_ms']:.0f} ms, p99 {result['p99_ms']:.0f} ms"
+    line += f", {result['mb']:.0f} MB a token, {result['hits']:.1%} hits"
+    line += f", waited {result['waited_ms']:.1f} ms"
+    if not mb:
+        return line
+    least = [
+        max(whole_ms, whole_ms * dense + read / mb * 1e3) for _, _, read, *_ in result["token"]
+    ]
+    return line + f", {sum(least) / sum(token[0] for token in result['token']):.0%} of the bound"
 
 
 def main() -> None:
@@ -96,6 +121,7 @@ def main() -> None:
     add("--shares", type=float, nargs="*", default=[0.25, 0.5, 0.75], help="of the file's bytes")
     add("--mb", type=int, default=1000, help="of the disk, a second; 0: no limit")
     add("--delayed", action="store_true", help="ours waits for a disk of --mb that brings nothing")
+    add("--first", action="store_true", help="seconds for one token, by the clock of the wall")
     add("--warm", type=int, default=150)
     add("--n", type=int, default=100)
     add("--ctx", type=int, default=2048)
@@ -106,47 +132,43 @@ def main() -> None:
 
     size = os.path.getsize(args.model)
     dense = dense_share(args.model)
+    unit = "seconds" if args.first else "tokens_per_s"
+    engines = {"powerinfer": lambda n_bytes: ours(args, n_bytes, args.mb)}
+    if args.first:
+        engines["powerinfer"] = lambda n_bytes: our_first(args, n_bytes)
+    for named in args.peer:
+        name, command = named.split("=", 1)
+        engines[name] = lambda n_bytes, command=command: peer(args, command, n_bytes)
+
     with open(args.out, "a") as out:
 
-        def note(name: str, share: float, result: dict) -> dict:
+        def note(name: str, share: float, result: dict) -> None:
             out.write(json.dumps({"engine": name, "share": share, "mb": args.mb, **result}) + "\n")
             out.flush()
-            return result
 
-        whole = note("memory", 1, ours(args, int(size * 1.2) + (1 << 30), 0))
-        whole_ms = whole["p50_ms"]
-        print(f"in memory {whole['tokens_per_s']:.2f} tokens/s, {dense:.0%} of it without experts")
+        whole_ms = 0.0
+        if not args.first:
+            whole = ours(args, int(size * 1.2) + (1 << 30), 0)
+            note("memory", 1, whole)
+            whole_ms = whole["p50_ms"]
+            print(f"in memory {whole['tokens_per_s']:.2f} tokens/s, {dense:.0%} without experts")
         for share in args.shares:
-            n_bytes = int(share * size)
-            rates: dict[str, list[float]] = {}
+            found: dict[str, list[float]] = {}
             for _ in range(args.repeat):
-                result = note("powerinfer", share, ours(args, n_bytes, args.mb))
-                rates.setdefault("powerinfer", []).append(result["tokens_per_s"])
-                line = f"{share:.0%} {result['tokens_per_s']:.2f} tokens/s"
-                line += f", p50 {result['p50_ms']:.0f} ms, p99 {result['p99_ms']:.0f} ms"
-                line += f", {result['mb']:.0f} MB a token, {result['hits']:.1%} hits"
-                line += f", waited {result['waited_ms']:.1f} ms"
-                if args.mb:
-                    least = [
-                        max(whole_ms, whole_ms * dense + read / args.mb * 1e3)
-                        for _, _, read, *_ in result["token"]
-                    ]
-                    bound = sum(least) / sum(token[0] for token in result["token"])
-                    line += f", {bound:.0%} of the bound"
-                print(line, flush=True)
-                for named in args.peer:
-                    name, command = named.split("=", 1)
+                for name, run in engines.items():
                     try:
-                        result = note(name, share, peer(args, command, n_bytes))
-                        rates.setdefault(name, []).append(result["tokens_per_s"])
+                        result = run(int(share * size))
                     except (RuntimeError, subprocess.CalledProcessError) as error:
                         print(f"{share:.0%} {name}: {error}", flush=True)
-            medians = {name: statistics.median(of) for name, of in rates.items()}
-            print(
-                f"{share:.0%} medians: "
-                + ", ".join(f"{name} {median:.2f}" for name, median in medians.items()),
-                flush=True,
-            )
+                        continue
+                    note(name, share, result)
+                    found.setdefault(name, []).append(result[unit])
+                    line = f"{share:.0%} {name} {result[unit]:.2f} {unit}"
+                    if "token" in result:
+                        line += ", " + described(result, whole_ms, dense, args.mb)
+                    print(line, flush=True)
+            medians = [f"{name} {statistics.median(of):.2f}" for name, of in found.items()]
+            print(f"{share:.0%} medians: {', '.join(medians)}", flush=True)
 
 
 if __name__ == "__main__":

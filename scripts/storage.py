@@ -20,6 +20,7 @@ import os
 import statistics
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -53,7 +54,7 @@ class Group:
             (io / "blkio.throttle.read_bps_device").write_text(f"{disk} {mb * 10**6}")
 
     def run(self, command: list[str]) -> str:
-        """A program's standard output. Raises CalledProcessError."""
+        """A program's standard output; `seconds` is what it took. Raises CalledProcessError."""
 
         def enter() -> None:
             for folder in self.folders:
@@ -62,7 +63,9 @@ class Group:
         # Pages that another group has cached would count for nothing here.
         os.sync()
         Path("/proc/sys/vm/drop_caches").write_text("3")
+        begin = time.monotonic()
         done = subprocess.run(command, capture_output=True, text=True, preexec_fn=enter)
+        self.seconds = time.monotonic() - begin
         if done.returncode:
             sys.stderr.write(done.stderr)
             done.check_returncode()
