@@ -381,11 +381,16 @@ std::vector<RankedPart> ExpertPages::ranked() const {
 }
 
 std::vector<int32_t> ExpertPages::wanted() const {
-    std::vector<int32_t> blocks;
+    std::vector<RankedPart> all;
     for (const Class& c : classes_) {
-        for (const RankedPart& p : c.residency.wanted()) {
-            blocks.push_back(int32_t(shape_.before[size_t(p.block)]) + p.id);
-        }
+        const std::vector<RankedPart> some = c.residency.wanted();
+        all.insert(all.end(), some.begin(), some.end());
+    }
+    std::stable_sort(all.begin(), all.end(),
+                     [](const RankedPart& a, const RankedPart& b) { return a.worth > b.worth; });
+    std::vector<int32_t> blocks;
+    for (const RankedPart& p : all) {
+        blocks.push_back(int32_t(shape_.before[size_t(p.block)]) + p.id);
     }
     return blocks;
 }

@@ -192,14 +192,6 @@ const std::vector<ggml::Matrix>& ExpertStore::load(ggml::Context& context, int32
     throw Error(failure_code_, failure_);
 }
 
-std::vector<int32_t> ExpertStore::in_file_order(std::vector<int32_t> experts) const {
-    std::sort(experts.begin(), experts.end(), [this](int32_t a, int32_t b) {
-        const StoredMatrix &first = pages_->page(a)[0], &second = pages_->page(b)[0];
-        return first.file != second.file ? first.file < second.file : first.offset < second.offset;
-    });
-    return experts;
-}
-
 void ExpertStore::keep(int32_t expert, int64_t rows) {
     // Of blocks that are used in order none is worth more than another, at any time.
     pages_->keep(expert, shape().in_order ? 0 : rows);

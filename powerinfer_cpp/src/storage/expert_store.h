@@ -4,6 +4,7 @@
 // way: there every row uses all of them, in their order (PageShape::in_order).
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <memory>
 #include <mutex>
@@ -46,23 +47,29 @@ class ExpertStore {
     // For errors: waits for reads in flight and forgets what was asked for.
     void reset();
 
-    // The experts that are worth most by an earlier session's list: as many as the cache has room
-    // for.
+    // The experts that are worth most by an earlier session's list, from the first on: as many as
+    // the cache has room for.
     std::vector<int32_t> wanted(const std::vector<RankedPart>& saved) {
         pages_->profile(saved);
         return pages_->wanted();
     }
-    // Fills an empty cache with these experts, in the order of the file. progress(fraction) may
-    // throw.
+    // Fills an empty cache with these experts, in this order, for so many seconds at the most.
+    // progress(fraction) may throw.
     template <typename F>
-    void fill(ggml::Context& context, std::vector<int32_t> wanted, const F& progress) {
-        wanted = in_file_order(std::move(wanted));
+    void fill(ggml::Context& context, const std::vector<int32_t>& wanted, double seconds,
+              const F& progress) {
+        const double end = now_s() + seconds;
+        size_t asked = 0;
         for (size_t i = 0; i < wanted.size(); i++) {
-            for (size_t k = i; k < wanted.size() && request(wanted[k]);) k++;
+            const bool more = now_s() < end;
+            if (!more && i == asked) break;
+            while (more && asked < wanted.size() && request(wanted[asked])) asked++;
             load(context, wanted[i]);
             keep(wanted[i], 0);
+            asked = std::max(asked, i + 1);
             progress(float(i + 1) / float(wanted.size()));
         }
+        progress(1);
     }
 
     // Does it stay on the disk? Blocks that no row chooses may be in memory.
@@ -82,7 +89,6 @@ class ExpertStore {
  private:
     struct Landing;
 
-    std::vector<int32_t> in_file_order(std::vector<int32_t> experts) const;
     const std::vector<ggml::Matrix>& load(ggml::Context& context, int32_t expert);
     StoreCounts& counts_of(int32_t expert) { return counts[size_t(shape().part_of(expert))]; }
     void read_ahead(int32_t first);
