@@ -45,6 +45,11 @@ def dense_share(model: str) -> float:
     return dense / (dense + chosen)
 
 
+def forget(model: str) -> None:
+    """What an earlier run kept in memory would be known beforehand."""
+    Path(model + ".resident").unlink(missing_ok=True)
+
+
 def ours(args: argparse.Namespace, n_bytes: int, mb: int) -> dict:
     """What storage_speed says."""
     command = [str(TOOL), "--model", args.model, "--tokens", args.tokens]
@@ -53,8 +58,7 @@ def ours(args: argparse.Namespace, n_bytes: int, mb: int) -> dict:
     if mb and args.delayed:
         command += ["--disk", str(mb)]
         mb = 0
-    # What an earlier run kept in memory would be known beforehand.
-    Path(args.model + ".resident").unlink(missing_ok=True)
+    forget(args.model)
     group = Group(n_bytes, disk_of(args.model), 0, mb)
     try:
         result = json.loads(group.run(command))
@@ -90,6 +94,7 @@ def peer(args: argparse.Namespace, command: str, n_bytes: int) -> dict:
 def our_first(args: argparse.Namespace, n_bytes: int) -> dict:
     command = [str(ROOT / "main"), "-m", args.model, "-p", FIRST, "-n", "1", "-c", str(args.ctx)]
     command += ["--no-bundle", "--ram-budget", str((n_bytes - BESIDE) / (1 << 30))]
+    forget(args.model)
     group = Group(n_bytes, disk_of(args.model), 0, args.mb)
     try:
         group.run(command)

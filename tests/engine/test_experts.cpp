@@ -336,6 +336,23 @@ void test_resident() {
     CHECK(Model::load(path, params)->experts->used() == 0);
 }
 
+// Filling a cache ends after the seconds that it may take, and what was asked for is kept.
+void test_fill() {
+    const std::string path = written(describe(mixture()));
+    const pi_session_params session = session_params(1, 48);
+    const Bounds bounds = bounds_of(path, session);
+    const auto model = Model::load(path, model_params((bounds.least + bounds.all) / 2, session));
+    ExpertStore& store = *model->experts;
+    ggml::Context context(1);
+    float last = 0;
+    const auto progress = [&](float fraction) { last = fraction; };
+    store.fill(context, {5, 6}, 0, progress);
+    CHECK(store.used() == 0 && last == 1);
+    store.fill(context, {5, 6}, 60, progress);
+    CHECK(store.used() == 2 && !store.absent(5) && !store.absent(6) && store.absent(7));
+    CHECK(same(answer(load(path), session), answer(model, session)));
+}
+
 // What a session counts: experts by layer, and their bytes; guesses, which are not hits.
 void test_counts() {
     const std::string path = written(describe(mixture()));
@@ -527,6 +544,7 @@ int main() {
     test_other_tensors();
     test_expected();
     test_resident();
+    test_fill();
     test_counts();
     test_faults(describe(mixture()), full_circle() ? 20 : 5);
     test_faults(describe(dense(DType::Q4_0)), full_circle() ? 10 : 1);
