@@ -251,6 +251,23 @@ def test_an_expert_is_missing(expert: int, tmp_path: Path) -> None:
         convert(bad, outfile=tmp_path / "out.gguf", log=quiet)
 
 
+def test_layers_with_other_numbers_of_experts(tmp_path: Path) -> None:
+    source = Mixture(n_layer=2, n_expert=4, n_ff=64, width=64, type="F32", down="F32")
+    path = source.write(tmp_path / "a.gguf")
+
+    def three(name: str, data: np.ndarray) -> np.ndarray:
+        experts = name.startswith("blk.1.ffn_") and "norm" not in name
+        return data[:3] if experts else data
+
+    counts = {"qwen3moe.expert_count": None}
+    fewer = changed(path, tmp_path / "b.gguf", counts, three)
+    fewer = changed(fewer, tmp_path / "c.gguf", {"qwen3moe.expert_count": [4, 3]})
+    out = convert(fewer, outfile=tmp_path / "out.gguf", log=quiet)
+    shapes = {t.name: t.shape for t in Gguf(out).tensors}
+    assert shapes["blk.0.ffn_down_t_exps.weight"] == (4, 64, 64)
+    assert shapes["blk.1.ffn_down_t_exps.weight"] == (3, 64, 64)
+
+
 def test_activation_and_vocabulary(tmp_path: Path) -> None:
     dense = convert(golden("llama-silu-tied", tmp_path / "m"), outfile=tmp_path / "d", log=quiet)
     out, lines = tmp_path / "out.gguf", []

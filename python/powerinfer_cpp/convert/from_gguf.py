@@ -166,7 +166,7 @@ def _tensors(
     asked = None if outtype is None else format_by_name(outtype)
     again, fitting = 0, Fitting()
     tensors = source.tensors(gguf)
-    apart = tensors if dense else fused.parted(tensors, _n_ff(gguf), _n_expert(gguf))
+    apart = tensors if dense else fused.parted(tensors, _n_ff(gguf), _experts_of_all(gguf))
     for tensor in apart:
         if dense and _NEURON_TENSOR.fullmatch(tensor.name):
             continue
@@ -223,15 +223,25 @@ def _cuts(gguf: Gguf, activation: str) -> bool:
     return activation in RELUS and any(value if isinstance(value, list) else [value])
 
 
+def _expert_count(gguf: Gguf) -> object:
+    """As the file has it: none, a number, or one for each layer."""
+    return gguf.value(f"{gguf.value('general.architecture')}.expert_count")
+
+
 def _n_expert(gguf: Gguf) -> int:
-    """Experts of a layer; 0: the model is no mixture."""
-    known = gguf.value(f"{gguf.value('general.architecture')}.expert_count")
-    return source.size(gguf, "expert_count") if known else 0
+    """Experts of a layer; 0: the model is no mixture. Raises ModelFormatError if layers differ."""
+    return source.size(gguf, "expert_count") if _expert_count(gguf) else 0
+
+
+def _experts_of_all(gguf: Gguf) -> int | None:
+    """Experts of a layer; None: layers differ."""
+    count = _expert_count(gguf)
+    return None if isinstance(count, list) and len(set(count)) > 1 else _n_expert(gguf)
 
 
 def _n_ff(gguf: Gguf) -> int:
     """Neurons of a layer, or of one expert."""
-    own = ("expert_feed_forward_length",) if _n_expert(gguf) else ()
+    own = ("expert_feed_forward_length",) if _expert_count(gguf) else ()
     return source.size(gguf, *own, "feed_forward_length")
 
 

@@ -21,11 +21,12 @@ _EXPERTS = re.compile(r"(blk\.\d+\.ffn_)gate_up_exps\.weight")
 _EXPERT = re.compile(r"(blk\.\d+\.ffn_(?:gate|up|down))\.(\d+)\.weight")
 
 
-def parted(tensors: Iterable[Stored], n_ff: int, n_expert: int) -> Iterator[Stored]:
+def parted(tensors: Iterable[Stored], n_ff: int, n_expert: int | None) -> Iterator[Stored]:
     """The tensors, with fused ones as two, and those of single experts as one.
 
-    n_ff: neurons of a layer, or of an expert. Raises ModelFormatError if a layer has more or fewer
-    than n_expert matrices of experts, UnsupportedModelError if they differ in formats or sizes.
+    n_ff: neurons of a layer, or of an expert. n_expert: experts of a layer; None: layers differ.
+    Raises ModelFormatError if a layer has more or fewer matrices of experts, UnsupportedModelError
+    if they differ in formats or sizes.
     """
     tensors = list(_stacked(list(tensors), n_expert))
     names = {t.name for t in tensors}
@@ -74,7 +75,7 @@ def _rows_of(n: int, read: Callable[[int, int, int], np.ndarray]):
     return rows
 
 
-def _stacked(tensors: list[Stored], n_expert: int) -> Iterator[Stored]:
+def _stacked(tensors: list[Stored], n_expert: int | None) -> Iterator[Stored]:
     """The tensors, with the matrices of a layer's experts as one, where the first of them is."""
     matrices: dict[str, dict[int, Stored]] = {}
     for tensor in tensors:
@@ -89,7 +90,9 @@ def _stacked(tensors: list[Stored], n_expert: int) -> Iterator[Stored]:
             yield tensor
 
 
-def _stack(prefix: str, experts: dict[int, Stored], n_expert: int) -> Stored:
+def _stack(prefix: str, experts: dict[int, Stored], n_expert: int | None) -> Stored:
+    if n_expert is None:
+        n_expert = max(experts) + 1
     if wrong := set(range(n_expert)) ^ set(experts):
         what = "missing" if min(wrong) < n_expert else "one too many"
         raise ModelFormatError(
