@@ -35,9 +35,9 @@ import numpy as np
 from mixtures.plain import FIRST, SHAPES, Plain
 from mixtures.routers import KINDS, table
 from powerinfer_cpp.convert.bundles import bundled
+from powerinfer_cpp.convert.formats import encode, format_by_name
 from powerinfer_cpp.convert.stored import Stored
 from powerinfer_cpp.convert.writer import array, float32, string, uint32, write_gguf
-from powerinfer_cpp.formats import encode, format_by_name
 
 CONST = 32  # columns with the constant: a block of the formats
 LEVEL = 3.0  # the constant, in units of the other columns' standard deviation

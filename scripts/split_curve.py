@@ -35,8 +35,11 @@ from typing import Any
 
 import numpy as np
 from powerinfer_cpp.cli.doctor import read_bandwidth
-from powerinfer_cpp.gguf import Gguf
-from powerinfer_cpp.model import Model
+from powerinfer_cpp.convert.statistics.rates import read_rates
+from powerinfer_cpp.core.gguf import Gguf
+from powerinfer_cpp.core.model import Model
+from powerinfer_cpp.core.plan import memory_plan
+from powerinfer_cpp.core.session import OpTime, Session
 from powerinfer_cpp.placement.machine import (
     ATTENTION_KERNELS,
     CARDS,
@@ -46,10 +49,7 @@ from powerinfer_cpp.placement.machine import (
     PREDICTOR_KERNELS,
     Machine,
 )
-from powerinfer_cpp.plan import memory_plan
 from powerinfer_cpp.plot import style
-from powerinfer_cpp.rates import read_rates
-from powerinfer_cpp.session import OpTime, Session
 
 LOOKS = {"predicted": "-", "measured": "x", "bound": "--", "dense split": ":"}
 BUDGETS = (30, 45, 60, 75, 90, 100)  # % of what the whole model takes on the GPU

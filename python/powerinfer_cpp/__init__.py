@@ -6,8 +6,7 @@ from . import constants as _constants
 from ._native import ffi as _ffi
 from ._native import lib as _lib
 from .constants import *  # noqa: F403
-from .disk_cache import LlamaDiskCache
-from .errors import (
+from .core.errors import (
     Cancelled,
     ContextOverflowError,
     DeviceError,
@@ -17,18 +16,19 @@ from .errors import (
     StorageError,
     UnsupportedModelError,
 )
-from .grammar import LlamaGrammar
-from .llama import Llama
-from .logits import (
+from .core.logits import (
     LogitsProcessor,
     LogitsProcessorList,
     MinTokensLogitsProcessor,
     StoppingCriteria,
     StoppingCriteriaList,
 )
+from .core.state import BaseLlamaCache, LlamaCache, LlamaRAMCache, LlamaState
+from .llama import Llama
+from .llama_tokenizer import BaseLlamaTokenizer, LlamaTokenizer
 from .replacing import replace_llama_cpp
-from .state import BaseLlamaCache, LlamaCache, LlamaRAMCache, LlamaState
-from .tokenizer import BaseLlamaTokenizer, LlamaTokenizer
+from .run.disk_cache import LlamaDiskCache
+from .text.grammar import LlamaGrammar
 
 
 def main_path() -> str:

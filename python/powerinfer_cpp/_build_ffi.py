@@ -10,7 +10,7 @@ import sys
 
 BEGIN, END = "/* cdef: begin */", "/* cdef: end */"
 
-# Functions that C calls and Python defines (powerinfer_cpp/params.py), and those around them that
+# Functions that C calls and Python defines (core/params.py), and those around them that
 # the engine gets.
 CALLBACKS = """
 extern "Python" bool pi_python_progress(float fraction, void *data);

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from ._native import ffi, lib
-from .errors import check, encoded
-from .params import Callbacks
-from .progress import Progress
+from .core.errors import check, encoded
+from .core.params import Callbacks
+from .core.progress import Progress
 
 ALIGNS = (512, 1024, 2048, 4096)
 

@@ -7,7 +7,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
-from .log import say
+from .core.log import say
 
 QUANT = "Q4_K_M"  # llama.cpp's default
 SECONDS = 10.0  # for an answer, where the cache has a copy

@@ -9,22 +9,10 @@ from typing import TYPE_CHECKING, Any, Literal, overload
 
 import numpy as np
 
-from . import chat, completion, hub, options
-from .answers import (
-    ChatChunk,
-    ChatCompletion,
-    ChatOptions,
-    Completion,
-    CompletionChunk,
-    CompletionOptions,
-    Samplers,
-)
-from .completion import ChatDicts, CompletionDicts, Piece, Writer, pieces, stop_bytes
-from .core import RANDOM_SEEDS, LlamaCore, combined
-from .disk_cache import LlamaDiskCache
-from .errors import ContextOverflowError, OutOfMemoryError
-from .grammar import LlamaGrammar, response_grammar
-from .logits import (
+from . import hub
+from .core import checks, options
+from .core.errors import ContextOverflowError, OutOfMemoryError
+from .core.logits import (
     AnyStoppingCriteria,
     LogitsProcessor,
     LogitsProcessorList,
@@ -33,13 +21,27 @@ from .logits import (
     StoppingCriteria,
     StoppingCriteriaList,
 )
-from .logprobs import Choice, Placed, choice
-from .prompts import LlamaPrompts, Text
-from .sampling import Sampling
-from .session import as_tokens
-from .speculative import LlamaDraftModel
-from .state import BaseLlamaCache, LlamaCache, LlamaRAMCache, LlamaState, common_prefix
-from .tokenizer import BaseLlamaTokenizer, LlamaTokenizer
+from .core.sampling import Sampling
+from .core.session import as_tokens
+from .core.state import BaseLlamaCache, LlamaCache, LlamaRAMCache, LlamaState, common_prefix
+from .llama_core import RANDOM_SEEDS, LlamaCore, combined
+from .llama_prompts import LlamaPrompts, Text
+from .llama_tokenizer import BaseLlamaTokenizer, LlamaTokenizer
+from .run.disk_cache import LlamaDiskCache
+from .run.drafts import LlamaDraftModel
+from .text import chat, completion
+from .text.answers import (
+    ChatChunk,
+    ChatCompletion,
+    ChatOptions,
+    Completion,
+    CompletionChunk,
+    CompletionOptions,
+    Samplers,
+)
+from .text.completion import ChatDicts, CompletionDicts, Piece, Writer, pieces, stop_bytes
+from .text.grammar import LlamaGrammar, response_grammar
+from .text.logprobs import Choice, Placed, choice
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -396,7 +398,7 @@ class Llama(LlamaPrompts):
         def observe(token: int, logits: np.ndarray) -> None:
             choices.append(choice(token, logits, n_top))
 
-        seed = options.whole_or_none("seed", seed)
+        seed = checks.whole_or_none("seed", seed)
         if seed in RANDOM_SEEDS:
             with self._lock:
                 seed = self._rng.getrandbits(32)
@@ -441,7 +443,7 @@ class Llama(LlamaPrompts):
 
     def _limit(self, ids: list[int], max_tokens: int | None) -> int:
         """Number of tokens that can follow. Raises ContextOverflowError for 0."""
-        max_tokens = options.whole_or_none("max_tokens", max_tokens)
+        max_tokens = checks.whole_or_none("max_tokens", max_tokens)
         room = self.n_ctx() - len(ids)
         if room <= 0:
             raise ContextOverflowError(
@@ -483,7 +485,7 @@ class Llama(LlamaPrompts):
 
 def _count(name: str, n: int) -> int:
     """n as a count. Raises ValueError for negative numbers and other types."""
-    n = options.whole(name, n)
+    n = checks.whole(name, n)
     if n < 0:
         raise ValueError(f"{name} must be a whole number of at least 0")
     return n

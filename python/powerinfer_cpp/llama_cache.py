@@ -1,6 +1,6 @@
 """Caches of states under the name of llama-cpp-python's module."""
 
-from .disk_cache import LlamaDiskCache
-from .state import BaseLlamaCache, LlamaCache, LlamaRAMCache
+from .core.state import BaseLlamaCache, LlamaCache, LlamaRAMCache
+from .run.disk_cache import LlamaDiskCache
 
 __all__ = ["BaseLlamaCache", "LlamaCache", "LlamaDiskCache", "LlamaRAMCache"]

@@ -9,10 +9,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from . import chat
-from .logits import Ids, Scores, StoppingCriteriaList
-from .template import ChatTemplate
-from .tools import ToolRequest, style_of
+from .core.logits import Ids, Scores, StoppingCriteriaList
+from .text import chat
+from .text.template import ChatTemplate
+from .text.tools import ToolRequest, style_of
 
 Messages = Sequence[Mapping[str, Any]]
 

@@ -1,6 +1,6 @@
 """Grammars under the name of llama-cpp-python's module, and some in GBNF to begin with."""
 
-from .grammar import LlamaGrammar
+from .text.grammar import LlamaGrammar
 
 __all__ = [
     "ARITHMETIC_GBNF",

@@ -5,7 +5,7 @@ Answers are those of answers.py. All of them are for type checkers: at run time 
 
 from typing import Any, Literal, TypedDict
 
-from .answers import (
+from .text.answers import (
     CalledFunction,
     ChatChoice,
     ChatChunk,
@@ -23,21 +23,11 @@ from .answers import (
     ToolCallDelta,
     Usage,
 )
-from .answers import (
-    ChatCompletion as ChatCompletion,
-)
-from .answers import (
-    Completion as Completion,
-)
-from .answers import (
-    CompletionChoice as CompletionChoice,
-)
-from .answers import (
-    CompletionLogprobs as CompletionLogprobs,
-)
-from .answers import (
-    EmbeddingUsage as EmbeddingUsage,
-)
+from .text.answers import ChatCompletion as ChatCompletion
+from .text.answers import Completion as Completion
+from .text.answers import CompletionChoice as CompletionChoice
+from .text.answers import CompletionLogprobs as CompletionLogprobs
+from .text.answers import EmbeddingUsage as EmbeddingUsage
 
 JsonType = None | int | str | bool | list[Any] | dict[str, Any]
 

@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
+from powerinfer_cpp.convert.formats import Format, decode, encode, format_by_name
 from powerinfer_cpp.convert.stored import Stored
 from powerinfer_cpp.convert.writer import Entry, array, boolean, float32, string, uint32
-from powerinfer_cpp.formats import Format, decode, encode, format_by_name
 
 from .routers import KINDS, Uses, describe, tokens
 

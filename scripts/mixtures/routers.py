@@ -11,8 +11,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 import numpy as np
-from powerinfer_cpp.simulate import POLICIES, Slots, simulate
-from powerinfer_cpp.trace import Trace
+from powerinfer_cpp.measure.trace import Trace
+from powerinfer_cpp.placement.simulate import POLICIES, Slots, simulate
 
 N_TOPICS = 24
 SHARES = (0.06, 0.12, 0.25, 0.4, 0.6, 0.8)  # of the experts that are resident

@@ -27,8 +27,7 @@ try:
     from powerinfer_cpp._native import lib
     from powerinfer_cpp.cli.common import count_text, size_text
     from powerinfer_cpp.cli.doctor import cpu_name, isa
-
-    from powerinfer_cpp import activations
+    from powerinfer_cpp.convert import activations
 except ImportError as error:
     sys.exit(f"real.sh: error: {error}: ./run builds and installs the package")
 

@@ -13,7 +13,7 @@ import driver
 import hostile
 import llguidance
 import random_grammars
-from powerinfer_cpp.grammar import LlamaGrammar
+from powerinfer_cpp.text.grammar import LlamaGrammar
 
 _SECONDS = 5.0
 _BYTES = llguidance.LLTokenizer("byte")

@@ -13,7 +13,7 @@ import random
 import driver
 import hostile
 import numpy as np
-from powerinfer_cpp.grammar import LlamaGrammar, Vocabulary
+from powerinfer_cpp.text.grammar import LlamaGrammar, Vocabulary
 
 _SECONDS = 5.0  # of processor time; trying it takes no more than 1.5
 _TOKENS = 32

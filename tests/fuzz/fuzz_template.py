@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import driver
 import hostile
-from powerinfer_cpp.template import ChatTemplate, TemplateError
-from powerinfer_cpp.worker import MAX_SECONDS
+from powerinfer_cpp.text.template import ChatTemplate, TemplateError
+from powerinfer_cpp.text.worker import MAX_SECONDS
 
 _SECONDS = 2 * MAX_SECONDS + 2  # it is read, then rendered; and a process may have to start
 _MOST = 16 << 20  # characters of a prompt

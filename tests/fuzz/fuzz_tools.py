@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 
 import driver
-from powerinfer_cpp.tools import (
+from powerinfer_cpp.text.tools import (
     STYLES,
     CallArguments,
     CallBegin,

@@ -15,7 +15,7 @@ import pytest
 from circles import pick, third
 from families import quiet
 from powerinfer_cpp.convert import convert
-from powerinfer_cpp.model import Model
+from powerinfer_cpp.core.model import Model
 from powerinfer_cpp.profile import profile
 from powerinfer_cpp.quantize import quantize
 

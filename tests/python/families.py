@@ -10,7 +10,7 @@ from typing import Any
 import checkpoints
 import numpy as np
 import reference
-from powerinfer_cpp.gguf import Gguf
+from powerinfer_cpp.core.gguf import Gguf
 from safetensors.numpy import load_file, save_file
 
 from powerinfer_cpp import Llama

@@ -277,7 +277,7 @@ def peak() -> int:
 
 
 def run_templates(*names: str) -> None:
-    from powerinfer_cpp.template import ChatTemplate
+    from powerinfer_cpp.text.template import ChatTemplate
 
     messages = [{"role": "user", "content": "Hello"}]
     texts = templates()

@@ -17,7 +17,7 @@ import pytest
 from families import golden, quiet
 from powerinfer_cpp.cli.doctor import device_report, print_devices
 from powerinfer_cpp.convert import convert
-from powerinfer_cpp.gguf import Gguf
+from powerinfer_cpp.core.gguf import Gguf
 from powerinfer_cpp.placement.solve import Layer, solve
 from powerinfer_cpp.placement.statistics import read_statistics
 from powerinfer_cpp.plot import plot

@@ -96,8 +96,7 @@ def main() -> None:
                 raise
             absent.add(top)
     from powerinfer_cpp.convert import writer
-
-    from powerinfer_cpp import stats, system
+    from powerinfer_cpp.core import stats, system
 
     assert system.fcntl is None and system.resource is None and system.msvcrt is None
     assert stats.rss_peak() > 1 << 20

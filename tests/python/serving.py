@@ -19,9 +19,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 if TYPE_CHECKING:
-    from powerinfer_cpp.served import ServedModel
     from powerinfer_cpp.server.app import Server
     from powerinfer_cpp.server.run import Uvicorn
+    from powerinfer_cpp.server.served import ServedModel
     from powerinfer_cpp.server.settings import Settings
 
 # A module that imports this one is skipped without the packages of the extra `serve`, and these.

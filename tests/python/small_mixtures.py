@@ -8,9 +8,9 @@ from pathlib import Path
 
 import numpy as np
 from gguf import GGUFValueType
+from powerinfer_cpp.convert.formats import encode, format_by_name
 from powerinfer_cpp.convert.stored import Stored
 from powerinfer_cpp.convert.writer import Entry, array, float32, string, uint32, write_gguf
-from powerinfer_cpp.formats import encode, format_by_name
 
 TEMPLATE = """{% for m in messages %}<{{ m['role'] }}> {{ m['content'] }} {% endfor %}"""
 N_VOCAB = 512

@@ -9,7 +9,7 @@ from typing import Any
 import checkpoints
 import pytest
 from powerinfer_cpp.convert import convert
-from powerinfer_cpp.gguf import Gguf
+from powerinfer_cpp.core.gguf import Gguf
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors
 
 from powerinfer_cpp import Llama, ModelFormatError

@@ -16,8 +16,8 @@ from builds import CPU
 from families import quiet
 from powerinfer_cpp.cli import COMMANDS, main
 from powerinfer_cpp.convert import convert
-from powerinfer_cpp.energy import EnergyMeter
-from powerinfer_cpp.perplexity import Comparison, Estimate
+from powerinfer_cpp.measure.perplexity import Comparison, Estimate
+from powerinfer_cpp.placement.energy import EnergyMeter
 
 from powerinfer_cpp import Llama
 

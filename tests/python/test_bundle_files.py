@@ -19,8 +19,8 @@ from families import quiet
 from gguf_files import changed, raw
 from powerinfer_cpp.bundle import bundle, check_bundle, find_bundle
 from powerinfer_cpp.convert import convert
-from powerinfer_cpp.errors import Cancelled
-from powerinfer_cpp.gguf import Gguf
+from powerinfer_cpp.core.errors import Cancelled
+from powerinfer_cpp.core.gguf import Gguf
 from powerinfer_cpp.placement import place, read_placement, sidecar_path, write_sidecar
 from powerinfer_cpp.placement.statistics import model_hash
 from test_bundles import answers, wide_model

@@ -16,9 +16,9 @@ from gguf_files import changed, raw
 from powerinfer_cpp._native import ffi, lib
 from powerinfer_cpp.bundle import bundle, check_bundle, find_bundle
 from powerinfer_cpp.convert import convert
-from powerinfer_cpp.errors import check
-from powerinfer_cpp.formats import format_by_name
-from powerinfer_cpp.gguf import Gguf
+from powerinfer_cpp.convert.formats import format_by_name
+from powerinfer_cpp.core.errors import check
+from powerinfer_cpp.core.gguf import Gguf
 from powerinfer_cpp.quantize import quantize
 
 from powerinfer_cpp import Llama, ModelFormatError, UnsupportedModelError

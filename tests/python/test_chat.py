@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 import tiny
-from powerinfer_cpp.chat import FORMATS, TemplateFormat, named_format
 from powerinfer_cpp.cli import main
-from powerinfer_cpp.template import ChatTemplate, TemplateError
+from powerinfer_cpp.text.chat import FORMATS, TemplateFormat, named_format
+from powerinfer_cpp.text.template import ChatTemplate, TemplateError
 
 from powerinfer_cpp import ContextOverflowError, Llama
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import tiny
-from powerinfer_cpp.completion import Piece
+from powerinfer_cpp.core.sampling import Sampling
 from powerinfer_cpp.llama_chat_format import (
     ChatFormatterResponse,
     Jinja2ChatFormatter,
@@ -25,14 +25,15 @@ from powerinfer_cpp.llama_chat_format import (
     register_chat_completion_handler,
     register_chat_format,
 )
-from powerinfer_cpp.sampling import Sampling
-from powerinfer_cpp.scheduler import Update
-from powerinfer_cpp.served import ServedModel
+from powerinfer_cpp.run.scheduler import Update
 from powerinfer_cpp.server.chats import chat_request
-from powerinfer_cpp.template import TemplateError
-from powerinfer_cpp.tools import HERMES
+from powerinfer_cpp.server.served import ServedModel
+from powerinfer_cpp.text import chat
+from powerinfer_cpp.text.completion import Piece
+from powerinfer_cpp.text.template import TemplateError
+from powerinfer_cpp.text.tools import HERMES
 
-from powerinfer_cpp import Llama, StoppingCriteriaList, chat
+from powerinfer_cpp import Llama, StoppingCriteriaList
 
 TEMPLATE = """{{ bos_token }}{% for m in messages %}
 <{{ m['role'] }}> {{ m['content'] }}{{ eos_token }}

@@ -14,11 +14,11 @@ import tiny
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from powerinfer_cpp.cli import main
-from powerinfer_cpp.cli.chat_commands import COMMANDS, Again, Commands, Ended
-from powerinfer_cpp.cli.history import HistoryFile, history_path
 from powerinfer_cpp.cli.suggest import closest
-from powerinfer_cpp.cli.talk import Talk, messages_text, read_messages
-from powerinfer_cpp.sampling import Sampling
+from powerinfer_cpp.cli.terminal.chat_commands import COMMANDS, Again, Commands, Ended
+from powerinfer_cpp.cli.terminal.history import HistoryFile, history_path
+from powerinfer_cpp.cli.terminal.talk import Talk, messages_text, read_messages
+from powerinfer_cpp.core.sampling import Sampling
 from terminal import ALT_ENTER, CTRL_C, CTRL_D, ENTER, UP, Terminal
 from test_chat import CHATML
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import tiny
-from powerinfer_cpp.completion import TextStream, Writer
+from powerinfer_cpp.text.completion import TextStream, Writer
 from tiny import BYTE, PROMPT, greedy, text
 
 from powerinfer_cpp import ContextOverflowError, Llama

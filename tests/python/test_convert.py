@@ -21,7 +21,7 @@ import reference
 from families import logits, quiet
 from powerinfer_cpp.convert import convert, stored, writer
 from powerinfer_cpp.convert.torch_zip import read_torch_zip
-from powerinfer_cpp.gguf import Gguf
+from powerinfer_cpp.core.gguf import Gguf
 
 from powerinfer_cpp import Llama, ModelFormatError
 

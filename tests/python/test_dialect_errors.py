@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 import serving
-from powerinfer_cpp.errors import RequestError
-from powerinfer_cpp.served import ServedModel
+from powerinfer_cpp.core.errors import RequestError
+from powerinfer_cpp.server.served import ServedModel
 from serving import openai
 from test_dialects import ASK, TOOL, anthropic, user
 from test_dialects import claude as claude  # fixtures

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import serving
-from powerinfer_cpp.served import ServedModel
+from powerinfer_cpp.server.served import ServedModel
 from serving import openai
 
 anthropic = pytest.importorskip("anthropic")

@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 from powerinfer_cpp.cli import main
-
-from powerinfer_cpp import disk
+from powerinfer_cpp.placement import disk
 
 LEAST = 64 << 20
 

@@ -15,8 +15,9 @@ import numpy as np
 import pytest
 import tiny
 from powerinfer_cpp.llama_cache import BaseLlamaCache, LlamaDiskCache
+from powerinfer_cpp.run import disk_cache
 
-from powerinfer_cpp import Llama, disk_cache
+from powerinfer_cpp import Llama
 
 TEXT = "the quick brown fox and the lazy dog"
 CALL: dict[str, Any] = {"max_tokens": 4, "seed": 1, "logprobs": 1}

@@ -12,9 +12,11 @@ from pathlib import Path
 import pytest
 from powerinfer_cpp.cli import COMMANDS
 from powerinfer_cpp.cli.completion import words
+from powerinfer_cpp.convert import activations
 from powerinfer_cpp.convert.families import FAMILIES
+from powerinfer_cpp.text import chat
 
-from powerinfer_cpp import activations, chat, convert, quantize
+from powerinfer_cpp import convert, quantize
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCUMENTS = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("models/*.md")])

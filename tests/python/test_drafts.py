@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 import tiny
 from circles import pick
-from powerinfer_cpp.context import Context
+from powerinfer_cpp.core.context import Context
 from powerinfer_cpp.llama_speculative import (
     LlamaDraftModel,
     LlamaModelDecoding,
     LlamaPromptLookupDecoding,
 )
-from powerinfer_cpp.speculative import Drafts
+from powerinfer_cpp.run.drafts import Drafts
 
 from powerinfer_cpp import Llama
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from powerinfer_cpp.model import Model
-from powerinfer_cpp.sampler import Breakers, Sampler
+from powerinfer_cpp.core.model import Model
+from powerinfer_cpp.core.sampler import Breakers, Sampler
 
 ROOT = Path(__file__).resolve().parents[2]
 CASES = json.loads((ROOT / "tests" / "golden" / "dry_penalties.json").read_text())

@@ -12,9 +12,9 @@ import reference
 import tiny
 from gguf_files import Spliced, changed
 from powerinfer_cpp.cli import main as command
-from powerinfer_cpp.errors import RequestError
-from powerinfer_cpp.served import ServedModel
+from powerinfer_cpp.core.errors import RequestError
 from powerinfer_cpp.server import run
+from powerinfer_cpp.server.served import ServedModel
 
 from powerinfer_cpp import ContextOverflowError, Llama, UnsupportedModelError
 

@@ -9,9 +9,8 @@ from pathlib import Path
 import gguf
 import numpy as np
 import pytest
-from powerinfer_cpp.formats import encode, format_by_name
-
-from powerinfer_cpp import formats
+from powerinfer_cpp.convert import formats
+from powerinfer_cpp.convert.formats import encode, format_by_name
 
 ROOT = Path(__file__).resolve().parents[2]
 GOLDEN = json.loads((ROOT / "tests" / "golden" / "encoder_errors.json").read_text())

@@ -16,9 +16,9 @@ import numpy as np
 import pytest
 from circles import pick
 from powerinfer_cpp.cli import main
+from powerinfer_cpp.core.model import Model
+from powerinfer_cpp.core.session import Session
 from powerinfer_cpp.llama_speculative import LlamaPromptLookupDecoding
-from powerinfer_cpp.model import Model
-from powerinfer_cpp.session import Session
 from small_mixtures import Mixture
 
 from powerinfer_cpp import Llama, OutOfMemoryError

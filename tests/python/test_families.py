@@ -18,10 +18,10 @@ import pytest
 import reference
 from families import TOKENS, VARIANTS, golden, logits, quiet, smallthinker, tensors_of
 from gguf_files import changed
-from powerinfer_cpp.activations import default_activation
 from powerinfer_cpp.convert import convert
+from powerinfer_cpp.convert.activations import default_activation
 from powerinfer_cpp.convert.families import FAMILIES
-from powerinfer_cpp.gguf import Gguf
+from powerinfer_cpp.core.gguf import Gguf
 
 from powerinfer_cpp import Llama, ModelFormatError, OutOfMemoryError, UnsupportedModelError
 

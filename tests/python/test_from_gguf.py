@@ -13,10 +13,10 @@ import pytest
 import reference
 from families import golden, logits, quiet
 from gguf_files import changed, raw, values
-from powerinfer_cpp.activations import SMOOTH
 from powerinfer_cpp.convert import convert
+from powerinfer_cpp.convert.activations import SMOOTH
 from powerinfer_cpp.convert.from_gguf import PROMPT, SMOOTH_COST
-from powerinfer_cpp.gguf import Gguf
+from powerinfer_cpp.core.gguf import Gguf
 from powerinfer_cpp.quantize import quantize
 from small_mixtures import Mixture
 

@@ -12,8 +12,9 @@ import pytest
 import random_grammars
 import tiny
 from powerinfer_cpp.llama_grammar import ARITHMETIC_GBNF, JSON_GBNF, LIST_GBNF
+from powerinfer_cpp.text import masks
 
-from powerinfer_cpp import Llama, LlamaGrammar, masks
+from powerinfer_cpp import Llama, LlamaGrammar
 
 BYTES = llguidance.LLTokenizer("byte")
 

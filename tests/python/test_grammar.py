@@ -11,9 +11,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import tiny
+from powerinfer_cpp.text import grammar as grammars
 
 from powerinfer_cpp import Llama, LlamaGrammar
-from powerinfer_cpp import grammar as grammars
 
 DATES = r"""
 # A date, or a list of dates

@@ -55,7 +55,7 @@ def test_large_grammars_that_are_fine() -> None:
 def test_without_an_interpreter(interpreter: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
     import multiprocessing.spawn
 
-    from powerinfer_cpp import grammar
+    from powerinfer_cpp.text import grammar
 
     grammar._worker.close()
     monkeypatch.setattr(multiprocessing.spawn, "_python_exe", interpreter)

@@ -14,12 +14,12 @@ import pytest
 from families import golden, quiet
 from powerinfer_cpp.cli import main
 from powerinfer_cpp.convert import convert
-from powerinfer_cpp.gguf import Gguf
-from powerinfer_cpp.imatrix import Imatrix, Inputs, read, write
-from powerinfer_cpp.model import Model
+from powerinfer_cpp.core.gguf import Gguf
+from powerinfer_cpp.core.model import Model
 from powerinfer_cpp.profile import importance
 from powerinfer_cpp.profile.text import windows
 from powerinfer_cpp.quantize import Choice, quantize
+from powerinfer_cpp.quantize.imatrix import Imatrix, Inputs, read, write
 
 from powerinfer_cpp import ModelFormatError
 

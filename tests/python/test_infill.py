@@ -12,8 +12,8 @@ import pytest
 import serving
 import tiny
 from gguf_files import changed
-from powerinfer_cpp.gguf import Gguf
-from powerinfer_cpp.infill import FimTokens, fim_tokens
+from powerinfer_cpp.core.gguf import Gguf
+from powerinfer_cpp.text.infill import FimTokens, fim_tokens
 from sentencepiece import SentencePieceProcessor
 
 from powerinfer_cpp import Llama

@@ -10,15 +10,17 @@ import gguf
 import numpy as np
 import pytest
 from powerinfer_cpp._native import lib
-from powerinfer_cpp.errors import OutOfMemoryError
-from powerinfer_cpp.model import Model
-from powerinfer_cpp.plan import memory_plan
+from powerinfer_cpp.core import stats
+from powerinfer_cpp.core.errors import OutOfMemoryError
+from powerinfer_cpp.core.model import Model
+from powerinfer_cpp.core.plan import memory_plan
+from powerinfer_cpp.core.session import Session
+from powerinfer_cpp.measure import trace
 from powerinfer_cpp.profile import profile
-from powerinfer_cpp.session import Session
 from reference import logits, relative_error
 from test_bench import run_main
 
-from powerinfer_cpp import Llama, stats, trace
+from powerinfer_cpp import Llama
 
 N_EMBD, HEAD_DIM, N_VOCAB = 64, 16, 259
 EXACT = {"sparse": lib.PI_SPARSE_EXACT}

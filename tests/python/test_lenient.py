@@ -12,10 +12,10 @@ import pytest
 from families import TOKENS, golden, logits, quiet
 from gguf_files import Spliced
 from powerinfer_cpp.convert import convert, source
-from powerinfer_cpp.errors import ModelFormatError, UnsupportedModelError
-from powerinfer_cpp.gguf import Gguf
-from powerinfer_cpp.model import Model
-from powerinfer_cpp.plan import memory_plan
+from powerinfer_cpp.core.errors import ModelFormatError, UnsupportedModelError
+from powerinfer_cpp.core.gguf import Gguf
+from powerinfer_cpp.core.model import Model
+from powerinfer_cpp.core.plan import memory_plan
 
 from powerinfer_cpp import Llama
 

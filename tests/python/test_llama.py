@@ -10,7 +10,7 @@ import pytest
 import reference
 import tiny
 from gguf_files import changed
-from powerinfer_cpp.gguf import Gguf
+from powerinfer_cpp.core.gguf import Gguf
 from tiny import BYTE, CONFIG, PROMPT, greedy, take
 
 from powerinfer_cpp import (

@@ -11,9 +11,10 @@ import numpy as np
 import pytest
 import tiny
 from gguf_files import changed
+from powerinfer_cpp.core import options
 from tiny import PROMPT
 
-from powerinfer_cpp import Cancelled, DeviceError, Llama, OutOfMemoryError, options
+from powerinfer_cpp import Cancelled, DeviceError, Llama, OutOfMemoryError
 
 
 @pytest.fixture(scope="module")

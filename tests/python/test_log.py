@@ -13,8 +13,9 @@ from pathlib import Path
 
 import pytest
 import tiny
+from powerinfer_cpp.core import log, progress
 
-from powerinfer_cpp import Llama, __version__, cli, log, progress
+from powerinfer_cpp import Llama, __version__, cli
 
 FAR = 300  # positions; the tiny model was trained with 256
 

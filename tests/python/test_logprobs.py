@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import reference
 import tiny
-from powerinfer_cpp.logprobs import token_name
+from powerinfer_cpp.text.logprobs import token_name
 
 from powerinfer_cpp import Llama
 

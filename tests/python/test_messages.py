@@ -16,9 +16,9 @@ import pytest
 from families import quiet
 from powerinfer_cpp.cli import main
 from powerinfer_cpp.convert import convert
-from powerinfer_cpp.gguf import Gguf
-from powerinfer_cpp.model import Model
-from powerinfer_cpp.plan import memory_plan
+from powerinfer_cpp.core.gguf import Gguf
+from powerinfer_cpp.core.model import Model
+from powerinfer_cpp.core.plan import memory_plan
 
 from powerinfer_cpp import Llama, ModelFormatError
 

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from powerinfer_cpp.convert.formats import format_by_name
 from powerinfer_cpp.convert.stored import Fitting
-from powerinfer_cpp.formats import format_by_name
-from powerinfer_cpp.mixes import MIXES, Shape, chosen
+from powerinfer_cpp.quantize.mixes import MIXES, Shape, chosen
 
 GOLDEN = json.loads((Path(__file__).parents[1] / "golden" / "mix_types.json").read_text())
 

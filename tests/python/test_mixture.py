@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 from powerinfer_cpp.cli import main
-from powerinfer_cpp.plan import memory_plan
-from powerinfer_cpp.served import ServedModel
+from powerinfer_cpp.core.plan import memory_plan
+from powerinfer_cpp.server.served import ServedModel
 
 from powerinfer_cpp import Llama
 

@@ -169,7 +169,9 @@ def test_grammars_that_come_along(name: str, good: str, bad: str, llm: Llama) ->
 
 
 def test_types_are_those_of_the_answers() -> None:
-    from powerinfer_cpp import answers, llama_types
+    from powerinfer_cpp.text import answers
+
+    from powerinfer_cpp import llama_types
 
     assert llama_types.CreateCompletionResponse is answers.Completion
     assert llama_types.CreateChatCompletionStreamResponse is answers.ChatChunk

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from families import golden, quiet
 from powerinfer_cpp.convert import convert
-from powerinfer_cpp.gguf import Gguf
+from powerinfer_cpp.core.gguf import Gguf
 from safetensors.numpy import load_file, save_file
 
 

@@ -14,7 +14,7 @@ import pytest
 from families import golden, quiet
 from powerinfer_cpp.cli import main as command
 from powerinfer_cpp.convert import convert
-from powerinfer_cpp.errors import ModelFormatError
+from powerinfer_cpp.core.errors import ModelFormatError
 
 from powerinfer_cpp import Llama
 

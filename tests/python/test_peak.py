@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import profiled
 import pytest
-from powerinfer_cpp.gguf import Gguf
+from powerinfer_cpp.core.gguf import Gguf
 from small_mixtures import Mixture
 
 pytestmark = pytest.mark.slow

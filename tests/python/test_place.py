@@ -15,9 +15,10 @@ import pytest
 from circles import pick
 from powerinfer_cpp._native import lib
 from powerinfer_cpp.cli import main
-from powerinfer_cpp.errors import ModelFormatError, OutOfMemoryError
-from powerinfer_cpp.gguf import Gguf
-from powerinfer_cpp.model import Model
+from powerinfer_cpp.core.errors import ModelFormatError, OutOfMemoryError
+from powerinfer_cpp.core.gguf import Gguf
+from powerinfer_cpp.core.model import Model
+from powerinfer_cpp.core.plan import memory_plan
 from powerinfer_cpp.placement import (
     Machine,
     PlacementModel,
@@ -33,7 +34,6 @@ from powerinfer_cpp.placement import (
 from powerinfer_cpp.placement.model import neurons
 from powerinfer_cpp.placement.solve import Layer, solve, value_of
 from powerinfer_cpp.placement.statistics import LayerStatistics
-from powerinfer_cpp.plan import memory_plan
 from scipy import optimize, sparse
 
 MIB = 1 << 20
@@ -422,7 +422,7 @@ def test_powerinfers_file(path: Path, tmp_path: Path) -> None:
     """Tensors by position as PowerInfer reads them, layers in numerical order, and its own limit
     that a split layer has a multiple of 256 neurons."""
     from powerinfer_cpp._native import ffi, lib
-    from powerinfer_cpp.errors import check
+    from powerinfer_cpp.core.errors import check
 
     model, out = model_of(path), tmp_path / "model.gguf.generated.gpuidx"
     found = place(model, Machine(sync=1e-8), 3 * MIB, group=256)

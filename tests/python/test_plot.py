@@ -13,7 +13,7 @@ import profiled
 import pytest
 from matplotlib import image
 from powerinfer_cpp.cli import main
-from powerinfer_cpp.gguf import Gguf
+from powerinfer_cpp.core.gguf import Gguf
 from powerinfer_cpp.placement import (
     Machine,
     embed_placement,

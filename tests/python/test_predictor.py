@@ -15,19 +15,19 @@ from powerinfer_cpp.cli import main
 from powerinfer_cpp.convert import convert
 from powerinfer_cpp.convert.embed import embed
 from powerinfer_cpp.convert.writer import float32
-from powerinfer_cpp.errors import UnsupportedModelError
-from powerinfer_cpp.gguf import Gguf
-from powerinfer_cpp.model import Model
-from powerinfer_cpp.options import SPARSE_MODES
-from powerinfer_cpp.perplexity import log_likelihoods
+from powerinfer_cpp.core.errors import UnsupportedModelError
+from powerinfer_cpp.core.gguf import Gguf
+from powerinfer_cpp.core.model import Model
+from powerinfer_cpp.core.options import SPARSE_MODES
+from powerinfer_cpp.core.session import Session
+from powerinfer_cpp.core.work import PARTS
+from powerinfer_cpp.measure.perplexity import log_likelihoods
 from powerinfer_cpp.predictor import judge, mlps, search, solve, train_predictors
 from powerinfer_cpp.predictor import train as training
 from powerinfer_cpp.predictor.pairs import Pairs, bytes_per_token
 from powerinfer_cpp.predictor.train import Curve, curve
 from powerinfer_cpp.profile import profile
 from powerinfer_cpp.profile.text import windows
-from powerinfer_cpp.session import Session
-from powerinfer_cpp.work import PARTS
 
 from powerinfer_cpp import Llama
 

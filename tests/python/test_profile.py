@@ -19,13 +19,14 @@ import reference
 from families import GOLDEN, golden, quiet
 from gguf_files import values
 from powerinfer_cpp.cli import main
-from powerinfer_cpp.convert import convert
+from powerinfer_cpp.convert import convert, statistics
 from powerinfer_cpp.convert.embed import embed
+from powerinfer_cpp.convert.statistics import activation_files
 from powerinfer_cpp.convert.writer import string
-from powerinfer_cpp.errors import ModelFormatError, UnsupportedModelError
-from powerinfer_cpp.gguf import Gguf
-from powerinfer_cpp.model import Model
-from powerinfer_cpp.profile import activation_files, from_gguf, profile, state, statistics
+from powerinfer_cpp.core.errors import ModelFormatError, UnsupportedModelError
+from powerinfer_cpp.core.gguf import Gguf
+from powerinfer_cpp.core.model import Model
+from powerinfer_cpp.profile import from_gguf, profile, state
 from powerinfer_cpp.profile import text as profile_text
 
 from powerinfer_cpp import Llama

@@ -15,8 +15,8 @@ import pytest
 from families import quiet
 from powerinfer_cpp.cli import main
 from powerinfer_cpp.convert import convert
-from powerinfer_cpp.formats import decode, encode, format_by_name
-from powerinfer_cpp.gguf import Gguf
+from powerinfer_cpp.convert.formats import decode, encode, format_by_name
+from powerinfer_cpp.core.gguf import Gguf
 from powerinfer_cpp.quantize import FORMATS, Choice, quantize
 
 from powerinfer_cpp import Llama, UnsupportedModelError

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from powerinfer_cpp.model import Model
+from powerinfer_cpp.core.model import Model
 from powerinfer_cpp.profile import profile as profile_here
 from small_mixtures import Mixture
 

@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 import pytest
 import serving
-from powerinfer_cpp.bulk import BulkWriter
-from powerinfer_cpp.sampling import Sampling
-from powerinfer_cpp.scheduler import Request, Update
+from powerinfer_cpp.core.sampling import Sampling
+from powerinfer_cpp.ray.bulk import BulkWriter
+from powerinfer_cpp.run.scheduler import Request, Update
 from powerinfer_cpp.server.settings import Settings
 from ray_stand_in import Dataset, Handle
 from ray_stand_in import ray as ray  # a fixture

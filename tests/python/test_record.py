@@ -13,7 +13,7 @@ from families import TOKENS, quiet, smallthinker
 from powerinfer_cpp.convert import convert
 from powerinfer_cpp.convert.embed import embed
 from powerinfer_cpp.convert.writer import float32, string
-from powerinfer_cpp.gguf import Gguf
+from powerinfer_cpp.core.gguf import Gguf
 
 from powerinfer_cpp import Llama
 

@@ -18,12 +18,12 @@ import reference
 from families import TOKENS, golden, logits, quiet
 from powerinfer_cpp.cli import main
 from powerinfer_cpp.convert import convert
-from powerinfer_cpp.errors import ModelFormatError, UnsupportedModelError
-from powerinfer_cpp.gguf import Gguf
-from powerinfer_cpp.model import Model
-from powerinfer_cpp.perplexity import log_likelihoods
+from powerinfer_cpp.core.errors import ModelFormatError, UnsupportedModelError
+from powerinfer_cpp.core.gguf import Gguf
+from powerinfer_cpp.core.model import Model
+from powerinfer_cpp.core.progress import Progress
+from powerinfer_cpp.measure.perplexity import log_likelihoods
 from powerinfer_cpp.profile.counters import EngineCounter
-from powerinfer_cpp.progress import Progress
 from powerinfer_cpp.relufy import data, recipe, relufy, work
 
 pytestmark = [pytest.mark.peer("torch"), pytest.mark.peer("transformers")]

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from powerinfer_cpp.sampler import Sampler
+from powerinfer_cpp.core.sampler import Sampler
 
 ROOT = Path(__file__).resolve().parents[2]
 _SPEC = importlib.util.spec_from_file_location("counts", ROOT / "scripts" / "sampler_counts.py")

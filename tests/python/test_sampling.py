@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from powerinfer_cpp._native import ffi, lib
 from powerinfer_cpp.cli import chat
-from powerinfer_cpp.sampling import Sampling
+from powerinfer_cpp.core.sampling import Sampling
 
 from powerinfer_cpp import Llama
 

@@ -7,11 +7,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 from powerinfer_cpp._native import lib
-from powerinfer_cpp.errors import ContextOverflowError
-from powerinfer_cpp.model import Model
-from powerinfer_cpp.sampler import Sampler
-from powerinfer_cpp.session import Session
-from powerinfer_cpp.work import NEURON_COUNTS
+from powerinfer_cpp.core.errors import ContextOverflowError
+from powerinfer_cpp.core.model import Model
+from powerinfer_cpp.core.sampler import Sampler
+from powerinfer_cpp.core.session import Session
+from powerinfer_cpp.core.work import NEURON_COUNTS
 
 MODEL = Path(__file__).resolve().parents[2] / "models" / "stories-relu.Q8_0.gguf"
 

@@ -73,10 +73,10 @@ def test_routes_are_listed(running: serving.Program) -> None:
 
 
 def test_limits_are_those_of_the_code() -> None:
-    from powerinfer_cpp.grammar import MAX_TEXT, SECONDS
-    from powerinfer_cpp.masks import MASK_SECONDS, MEMORY
     from powerinfer_cpp.server.settings import Settings
-    from powerinfer_cpp.worker import MAX_MEMORY
+    from powerinfer_cpp.text.grammar import MAX_TEXT, SECONDS
+    from powerinfer_cpp.text.masks import MASK_SECONDS, MEMORY
+    from powerinfer_cpp.text.worker import MAX_MEMORY
 
     of = Settings()
     for text in (

@@ -18,8 +18,9 @@ from openai import (
     OpenAI,
     PermissionDeniedError,
 )
+from powerinfer_cpp.text import answers
 
-from powerinfer_cpp import Llama, answers
+from powerinfer_cpp import Llama
 
 PROMPTS = ("Once upon a time, there was a", "The dog", "One day, a big bear went into the forest")
 MESSAGES = [

@@ -19,7 +19,7 @@ from typing import Any
 
 import pytest
 import serving
-from powerinfer_cpp.errors import RequestError
+from powerinfer_cpp.core.errors import RequestError
 from powerinfer_cpp.server import openai as openai_module
 from powerinfer_cpp.server.run import listen, warn_if_open
 from powerinfer_cpp.server.settings import Settings

@@ -20,9 +20,9 @@ from disturbing import buffered
 from lora_files import written
 from openai import InternalServerError, NotFoundError
 from powerinfer_cpp.cli import main
-from powerinfer_cpp.gguf import Gguf
-from powerinfer_cpp.served import ServedModel
+from powerinfer_cpp.core.gguf import Gguf
 from powerinfer_cpp.server import models as models_module
+from powerinfer_cpp.server.served import ServedModel
 from prometheus_client.parser import text_string_to_metric_families
 
 from powerinfer_cpp import Llama

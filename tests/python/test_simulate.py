@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 from powerinfer_cpp._native import lib
 from powerinfer_cpp.cli import main
-from powerinfer_cpp.model import Model
+from powerinfer_cpp.core.model import Model
+from powerinfer_cpp.core.session import Session
+from powerinfer_cpp.measure.trace import Trace, load, record
+from powerinfer_cpp.placement.simulate import Disk, Slots, compare, shared, simulate, split
 from powerinfer_cpp.profile.text import windows
-from powerinfer_cpp.session import Session
-from powerinfer_cpp.simulate import Disk, Slots, compare, shared, simulate, split
-from powerinfer_cpp.trace import Trace, load, record
 from test_bundles import with_predictors
 
 from powerinfer_cpp import Llama, ModelFormatError

@@ -16,14 +16,14 @@ from powerinfer_cpp.cli import main
 from powerinfer_cpp.convert import convert, source
 from powerinfer_cpp.convert.embed import embed
 from powerinfer_cpp.convert.writer import array, string
-from powerinfer_cpp.errors import UnsupportedModelError
-from powerinfer_cpp.gguf import Gguf
-from powerinfer_cpp.model import SPARSE_MODES, Model
+from powerinfer_cpp.core.errors import UnsupportedModelError
+from powerinfer_cpp.core.gguf import Gguf
+from powerinfer_cpp.core.model import SPARSE_MODES, Model
+from powerinfer_cpp.core.session import Session
+from powerinfer_cpp.core.work import PARTS
 from powerinfer_cpp.plot.predictor import figures
 from powerinfer_cpp.predictor import search, sketch, train_predictors
 from powerinfer_cpp.quantize import quantize
-from powerinfer_cpp.session import Session
-from powerinfer_cpp.work import PARTS
 
 from powerinfer_cpp import Llama, ModelFormatError
 

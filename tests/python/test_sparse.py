@@ -14,9 +14,9 @@ import pytest
 from families import golden, quiet
 from powerinfer_cpp.cli import main
 from powerinfer_cpp.convert import convert
-from powerinfer_cpp.model import SPARSE_MODES, Model
-from powerinfer_cpp.perplexity import text_tokens, windows
-from powerinfer_cpp.session import Session
+from powerinfer_cpp.core.model import SPARSE_MODES, Model
+from powerinfer_cpp.core.session import Session
+from powerinfer_cpp.measure.perplexity import text_tokens, windows
 
 from powerinfer_cpp import Llama
 

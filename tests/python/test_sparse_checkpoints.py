@@ -12,7 +12,7 @@ import reference
 from families import GOLDEN, TOKENS, golden, logits, quiet, turbo_mixtral
 from gguf_files import raw, values
 from powerinfer_cpp.convert import convert
-from powerinfer_cpp.gguf import Gguf
+from powerinfer_cpp.core.gguf import Gguf
 from safetensors.numpy import load_file, save_file
 
 from powerinfer_cpp import Llama, ModelFormatError, UnsupportedModelError

@@ -13,7 +13,7 @@ import numpy as np
 import profiled
 import pytest
 from powerinfer_cpp.cli import main
-from powerinfer_cpp.gguf import Gguf
+from powerinfer_cpp.core.gguf import Gguf
 from powerinfer_cpp.placement import CARDS, Machine, place, read_model
 from powerinfer_cpp.placement.published import figures
 

@@ -13,7 +13,7 @@ from families import quiet
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from powerinfer_cpp.convert import convert
-from powerinfer_cpp.gguf import Gguf
+from powerinfer_cpp.core.gguf import Gguf
 from sentencepiece import SentencePieceProcessor
 from tokenizers import Tokenizer, models, trainers
 

@@ -13,11 +13,11 @@ import pytest
 import tiny
 from gguf_files import changed
 from powerinfer_cpp._native import lib
-from powerinfer_cpp.errors import check
+from powerinfer_cpp.core.errors import check
+from powerinfer_cpp.core.model import SPARSE_MODES, Model
+from powerinfer_cpp.core.session import Session
 from powerinfer_cpp.hub import one_match
 from powerinfer_cpp.llama_cache import LlamaDiskCache
-from powerinfer_cpp.model import SPARSE_MODES, Model
-from powerinfer_cpp.session import Session
 from tiny import take
 
 from powerinfer_cpp import (

@@ -12,8 +12,8 @@ import numpy as np
 import profiled
 import pytest
 from powerinfer_cpp.cli import main
-from powerinfer_cpp.gguf import Gguf
-from powerinfer_cpp.plan import memory_plan
+from powerinfer_cpp.core.gguf import Gguf
+from powerinfer_cpp.core.plan import memory_plan
 from test_bench import run_main, shape
 from test_bundle_files import cache, read_only  # noqa: F401 (fixtures)
 

@@ -16,10 +16,9 @@ from types import MappingProxyType
 import hostile
 import pytest
 from circles import pick, third
-from powerinfer_cpp.chat import FORMATS, named_format
-from powerinfer_cpp.template import ChatTemplate, TemplateError
-
-from powerinfer_cpp import template, worker
+from powerinfer_cpp.text import template, worker
+from powerinfer_cpp.text.chat import FORMATS, named_format
+from powerinfer_cpp.text.template import ChatTemplate, TemplateError
 
 HERE = Path(__file__).parent
 HELLO = [{"role": "user", "content": "Hello"}]
@@ -129,7 +128,7 @@ def test_forks_have_workers_of_their_own() -> None:
     text = f"""
 import os, warnings
 warnings.simplefilter("ignore", DeprecationWarning)
-from powerinfer_cpp.template import ChatTemplate
+from powerinfer_cpp.text.template import ChatTemplate
 made = ChatTemplate("{{{{ messages[0].content }}}}")
 child = os.fork()
 for _ in range(200):
@@ -146,7 +145,7 @@ def test_ctrl_c() -> None:
     """It ends the rendering at once; the template's process prints nothing and ends."""
     text = f"""
 import time
-from powerinfer_cpp.template import ChatTemplate, _worker
+from powerinfer_cpp.text.template import ChatTemplate, _worker
 good, bad = ChatTemplate("{{{{ messages[0].content }}}}"), ChatTemplate({FOR_EVER!r})
 process = _worker._process
 print("ready", flush=True)
@@ -199,7 +198,7 @@ def test_ctrl_c_leaves_no_reply_behind(at: int, monkeypatch: pytest.MonkeyPatch)
 def test_the_worker_ends_with_its_caller(busy: bool) -> None:
     text = f"""
 import os, signal, threading, time
-from powerinfer_cpp.template import ChatTemplate, _worker
+from powerinfer_cpp.text.template import ChatTemplate, _worker
 made = ChatTemplate({FOR_EVER if busy else "x"!r})
 print(_worker._process.pid, flush=True)
 threading.Thread(target=made.render, args=({HELLO},)).start()

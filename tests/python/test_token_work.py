@@ -12,18 +12,17 @@ from typing import Any
 
 import numpy as np
 import pytest
-from powerinfer_cpp.completion import Writer
-from powerinfer_cpp.context import Context
-from powerinfer_cpp.growing import GrowingIds
-from powerinfer_cpp.logits import LogitsProcessorList, StoppingCriteriaList
-from powerinfer_cpp.sampler import Samplers
-from powerinfer_cpp.sampling import Sampling
-from powerinfer_cpp.scheduler import Request, Scheduler
-from powerinfer_cpp.speculative import Drafts, LlamaDraftModel
-from powerinfer_cpp.tokens import LlamaTokens
-from powerinfer_cpp.work import NEURON_COUNTS, PARTS, Work
-
-from powerinfer_cpp import context as context_module
+from powerinfer_cpp.core import context as context_module
+from powerinfer_cpp.core.context import Context
+from powerinfer_cpp.core.logits import LogitsProcessorList, StoppingCriteriaList
+from powerinfer_cpp.core.sampler import Samplers
+from powerinfer_cpp.core.sampling import Sampling
+from powerinfer_cpp.core.work import NEURON_COUNTS, PARTS, Work
+from powerinfer_cpp.llama_tokens import LlamaTokens
+from powerinfer_cpp.run.drafts import Drafts, LlamaDraftModel
+from powerinfer_cpp.run.growing import GrowingIds
+from powerinfer_cpp.run.scheduler import Request, Scheduler
+from powerinfer_cpp.text.completion import Writer
 
 N_CTX, N_VOCAB, TOKENS = 40_000, 64, 60
 SHORT, LONG = 100, 30_000

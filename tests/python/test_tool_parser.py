@@ -9,7 +9,7 @@ import time
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from powerinfer_cpp.tools import (
+from powerinfer_cpp.text.tools import (
     STYLES,
     Call,
     CallArguments,
@@ -25,7 +25,7 @@ from powerinfer_cpp.tools import (
     parts,
     style_of,
 )
-from powerinfer_cpp.tools.definitions import MAX_DEPTH, MAX_TOOLS
+from powerinfer_cpp.text.tools.definitions import MAX_DEPTH, MAX_TOOLS
 
 NAMES = {"add", "get_weather"}
 TOOL = {

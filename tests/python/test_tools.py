@@ -13,15 +13,16 @@ import numpy as np
 import pytest
 import tiny
 from gguf_files import changed
-from powerinfer_cpp.chat import ChatFormat, TemplateFormat, check_messages, named_format
-from powerinfer_cpp.grammar import Vocabulary
-from powerinfer_cpp.tool_chat import Turn, prepare
-from powerinfer_cpp.tools import STYLES, ToolParser, ToolRequest, message
-from powerinfer_cpp.tools.definitions import MAX_TOOLS
-from powerinfer_cpp.tools.history import one_by_one, with_short_ids, without_tools
+from powerinfer_cpp.text import grammar
+from powerinfer_cpp.text.chat import ChatFormat, TemplateFormat, check_messages, named_format
+from powerinfer_cpp.text.grammar import Vocabulary
+from powerinfer_cpp.text.tool_chat import Turn, prepare
+from powerinfer_cpp.text.tools import STYLES, ToolParser, ToolRequest, message
+from powerinfer_cpp.text.tools.definitions import MAX_TOOLS
+from powerinfer_cpp.text.tools.history import one_by_one, with_short_ids, without_tools
 from tiny import text
 
-from powerinfer_cpp import Llama, LlamaGrammar, grammar
+from powerinfer_cpp import Llama, LlamaGrammar
 
 ADD = {
     "type": "object",

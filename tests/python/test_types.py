@@ -9,9 +9,10 @@ from pathlib import Path
 
 import pytest
 import tiny
+from powerinfer_cpp.text import answers
 from tiny import PROMPT
 
-from powerinfer_cpp import Llama, answers
+from powerinfer_cpp import Llama
 
 GOOD = """
 from collections.abc import Iterator
@@ -27,7 +28,7 @@ from powerinfer_cpp.llama_types import (
     CreateChatCompletionResponse,
     CreateCompletionResponse,
 )
-from powerinfer_cpp.answers import ChatChunk, ChatCompletion, Completion, CompletionChunk
+from powerinfer_cpp.text.answers import ChatChunk, ChatCompletion, Completion, CompletionChunk
 
 
 def ban(ids: npt.NDArray[np.intc], scores: npt.NDArray[np.single]) -> npt.NDArray[np.single]:

@@ -17,7 +17,7 @@ import pytest
 from families import quiet
 from powerinfer_cpp.convert import convert
 from powerinfer_cpp.convert.vocab.spm import _message, _only
-from powerinfer_cpp.gguf import Gguf
+from powerinfer_cpp.core.gguf import Gguf
 from sentencepiece import SentencePieceProcessor, SentencePieceTrainer
 from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers
 

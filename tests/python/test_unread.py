@@ -20,9 +20,9 @@ from families import golden, logits, quiet, smallthinker
 from gguf_files import Spliced
 from powerinfer_cpp.cli import main as command
 from powerinfer_cpp.convert import convert
-from powerinfer_cpp.errors import ModelFormatError, UnsupportedModelError
-from powerinfer_cpp.model import Model
-from powerinfer_cpp.plan import memory_plan
+from powerinfer_cpp.core.errors import ModelFormatError, UnsupportedModelError
+from powerinfer_cpp.core.model import Model
+from powerinfer_cpp.core.plan import memory_plan
 
 from powerinfer_cpp import Llama
 

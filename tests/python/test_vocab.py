@@ -15,7 +15,7 @@ import pytest
 from families import quiet
 from powerinfer_cpp.convert import PRE_NAMES, convert
 from powerinfer_cpp.convert.vocab.pretokenizer import find_pre
-from powerinfer_cpp.gguf import Gguf
+from powerinfer_cpp.core.gguf import Gguf
 from tokenizers import Tokenizer, decoders, models, trainers
 
 from powerinfer_cpp import Llama, ModelFormatError, UnsupportedModelError

@@ -14,8 +14,8 @@ from collections.abc import Sequence
 from types import ModuleType
 from typing import Any, NoReturn, TextIO
 
-from ..log import tell
-from ..printable import printable
+from ..core.log import tell
+from ..core.printable import printable
 from .suggest import closest, option_sentence, unknown_option
 
 COMMANDS = {

@@ -11,10 +11,11 @@ from typing import Any
 
 import numpy as np
 
-from .. import __version__, bench
+from .. import __version__
 from .._native import ffi, lib
-from ..model import Model
-from ..stats import neuron_figures
+from ..core.model import Model
+from ..core.stats import neuron_figures
+from ..measure import bench
 from .common import (
     add_model_arguments,
     count_text,

@@ -4,15 +4,15 @@ import argparse
 import sys
 from pathlib import Path
 
-from ..chat import FORMATS
+from ..core.log import tell
+from ..core.printable import printable
 from ..llama import Llama
-from ..log import tell
-from ..printable import printable
+from ..text.chat import FORMATS
 from . import generating
-from .chat_commands import COMMANDS, WITH_FILES, Again, Commands, Ended
-from .history import HistoryFile, history_path
-from .lines import EditedLines, Lines, open_lines
-from .talk import Talk
+from .terminal.chat_commands import COMMANDS, WITH_FILES, Again, Commands, Ended
+from .terminal.history import HistoryFile, history_path
+from .terminal.lines import EditedLines, Lines, open_lines
+from .terminal.talk import Talk
 
 # Formats by llama.cpp's names, if they differ.
 _NAMES = {"llama2-sys-bos": "llama-2", "llama3": "llama-3"}

@@ -5,8 +5,8 @@ import math
 from pathlib import Path
 from typing import Any
 
-from .. import options
-from ..gguf import Gguf
+from ..core import options
+from ..core.gguf import Gguf
 
 MOST_POSITIONS = 4096  # default limit of the context, as in ./main
 CACHE_TYPES = {"f16": 1, "q8_0": 8, "f32": 0}  # GGUF type ids

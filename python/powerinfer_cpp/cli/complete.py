@@ -5,8 +5,8 @@ import sys
 from collections.abc import Iterator
 from typing import Any
 
+from ..core.log import tell
 from ..llama import Llama
-from ..log import tell
 from . import generating
 
 

@@ -7,10 +7,11 @@ from dataclasses import asdict, dataclass
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
-from .. import __version__, disk
+from .. import __version__
 from .._native import ffi, lib
-from ..errors import DeviceError, check
-from ..options import device_note
+from ..core.errors import DeviceError, check
+from ..core.options import device_note
+from ..placement import disk
 from .common import gibibytes, number_of, size_text
 
 PACKAGES = (

@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import Any
 
 from .. import hub
-from ..grammar import LlamaGrammar
+from ..core.log import say, warnings_told
+from ..core.sampling import Sampling
 from ..llama import Llama
-from ..log import say, warnings_told
-from ..sampling import Sampling
-from ..speculative import LlamaDraftModel, LlamaModelDecoding, LlamaPromptLookupDecoding
+from ..run.drafts import LlamaDraftModel, LlamaModelDecoding, LlamaPromptLookupDecoding
+from ..text.grammar import LlamaGrammar
 from .common import (
     MOST_POSITIONS,
     adapter_options,

@@ -5,11 +5,11 @@ import json
 from collections import defaultdict
 from typing import Any
 
-from .. import gpu_index
-from ..activations import default_activation
 from ..convert import bundles, source
-from ..gguf import Gguf
-from ..printable import printable
+from ..convert.activations import default_activation
+from ..core.gguf import Gguf
+from ..core.printable import printable
+from ..placement import gpu_index
 from .common import count_text, size_text
 
 SHOWN = 8  # elements of an array that are shown

@@ -5,9 +5,10 @@ import math
 
 import numpy as np
 
-from .. import options
-from ..model import Model
-from ..perplexity import (
+from ..core import options
+from ..core.model import Model
+from ..core.session import Session
+from ..measure.perplexity import (
     Comparison,
     Estimate,
     compare,
@@ -16,7 +17,6 @@ from ..perplexity import (
     standard_error,
 )
 from ..profile.text import read
-from ..session import Session
 from .common import (
     add_model_arguments,
     add_text_arguments,

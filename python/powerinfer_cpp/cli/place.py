@@ -6,11 +6,10 @@ import math
 from pathlib import Path
 from typing import Any
 
-from .. import tiers
 from .._native import lib
 from ..convert import to_stderr
-from ..gguf import Gguf
-from ..gpu_index import path_beside
+from ..core import tiers
+from ..core.gguf import Gguf
 from ..placement import (
     CARDS,
     Machine,
@@ -23,6 +22,7 @@ from ..placement import (
     write_gpuidx,
     write_sidecar,
 )
+from ..placement.gpu_index import path_beside
 from ..placement.machine import GB
 from ..placement.place import COMMUNICATION, GROUP
 from .common import gibibytes, number_of, size_text, whole

@@ -5,14 +5,14 @@ from pathlib import Path
 
 import numpy as np
 
-from .. import imatrix
 from ..convert import to_stderr
 from ..convert.writer import refuse_inputs
-from ..model import Model
-from ..printable import printable
+from ..core.model import Model
+from ..core.printable import printable
+from ..measure.trace import record
 from ..profile import Statistics, importance, profile
 from ..profile.text import read, windows
-from ..trace import record
+from ..quantize import imatrix
 from .common import (
     add_model_arguments,
     add_text_arguments,

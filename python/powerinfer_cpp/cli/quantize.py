@@ -5,7 +5,7 @@ import re
 
 from .. import quantize
 from ..convert import source, to_stderr
-from ..gguf import Gguf
+from ..core.gguf import Gguf
 from .common import size_text
 
 

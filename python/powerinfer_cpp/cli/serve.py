@@ -4,9 +4,9 @@ import argparse
 import os
 from pathlib import Path
 
-from ..chat import FORMATS
-from ..embedding import CLS, LAST, MEAN
-from ..gguf import Gguf
+from ..core.embedding import CLS, LAST, MEAN
+from ..core.gguf import Gguf
+from ..text.chat import FORMATS
 from .common import (
     MOST_POSITIONS,
     adapter_options,

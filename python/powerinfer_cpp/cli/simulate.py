@@ -5,8 +5,8 @@ import json
 from dataclasses import asdict
 from typing import Any
 
-from ..simulate import Counts, Disk, Slots, compare, shared, split
-from ..trace import Trace, load
+from ..measure.trace import Trace, load
+from ..placement.simulate import Counts, Disk, Slots, compare, shared, split
 from .common import gibibytes, number_of, share, whole
 
 

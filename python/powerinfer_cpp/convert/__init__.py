@@ -3,20 +3,21 @@
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from ..activations import NAMES as ACTIVATIONS
-from ..activations import SMOOTH, default_activation, dense_note
-from ..errors import ModelFormatError
-from ..formats import Format, format_by_name
-from ..log import tell
-from ..printable import printable
+from ..core.errors import ModelFormatError
+from ..core.log import tell
+from ..core.printable import printable
 from . import adapter, bundles
+from .activations import NAMES as ACTIVATIONS
+from .activations import SMOOTH, default_activation, dense_note
 from .checkpoint import open_checkpoint
 from .config import Config
 from .families import read_family
 from .families.family import Family, all_outputs, embeds_predictors
+from .formats import Format, format_by_name
 from .from_gguf import convert_gguf
 from .pooling import read_pooling
 from .predictor import predictors, sparse_threshold
+from .statistics import activation_files
 from .stored import Fitting, encoded
 from .tensors import Output
 from .unread import judge_keys
@@ -152,8 +153,6 @@ def convert(
     if pooling.kind is not None:
         entries.append(uint32(f"{family.architecture}.pooling_type", pooling.kind))
     if statistics is not None:
-        from ..profile import activation_files  # it imports this package
-
         tensors, keys = activation_files.as_gguf(
             statistics, family.n_layer, family.n_expert, family.n_ff
         )

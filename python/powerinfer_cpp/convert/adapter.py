@@ -9,12 +9,12 @@ from typing import Any
 
 import numpy as np
 
-from ..errors import ModelFormatError, UnsupportedModelError
-from ..formats import format_by_name
+from ..core.errors import ModelFormatError, UnsupportedModelError
 from .checkpoint import open_adapter
 from .config import Config
 from .families import read_family
 from .families.family import Family
+from .formats import format_by_name
 from .stored import Stored, encoded
 from .tensors import Output, Weights, check_type, from_weight
 from .weight import Weight, unread

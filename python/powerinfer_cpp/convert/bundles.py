@@ -13,9 +13,9 @@ from collections.abc import Callable, Iterator, Sequence
 import numpy as np
 
 from .._native import ffi, lib
-from ..errors import ModelFormatError, check
-from ..formats import Format, format_by_name
-from ..structs import sized
+from ..core.errors import ModelFormatError, check
+from ..core.structs import sized
+from .formats import Format, format_by_name
 from .stored import Stored
 from .writer import Entry, array, uint32
 

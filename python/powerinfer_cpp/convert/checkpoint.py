@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from ..errors import ModelFormatError, UnsupportedModelError
+from ..core.errors import ModelFormatError, UnsupportedModelError
 from .torch_zip import NotPlain, read_torch_zip
 from .weight import Weight, unread
 

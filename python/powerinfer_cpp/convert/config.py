@@ -5,8 +5,8 @@ from copy import copy
 from pathlib import Path
 from typing import Any
 
-from ..activations import NAMES
-from ..errors import ModelFormatError, UnsupportedModelError
+from ..core.errors import ModelFormatError, UnsupportedModelError
+from .activations import NAMES
 from .checkpoint import read_json
 
 # hidden_act of transformers -> powerinfer.ffn.activation

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import numpy as np
 
-from ..formats import format_by_name
-from ..gguf import Gguf
+from ..core.gguf import Gguf
 from . import bundles, source
+from .formats import format_by_name
 from .stored import Stored
 from .writer import Entry, uint32, write_gguf
 

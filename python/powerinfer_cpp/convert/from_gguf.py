@@ -7,12 +7,13 @@ from pathlib import Path
 
 import numpy as np
 
-from ..activations import RELUS, SMOOTH, dense_note
-from ..errors import ModelFormatError, UnsupportedModelError
-from ..formats import Format, decode, format_by_name
-from ..gguf import Gguf
+from ..core.errors import ModelFormatError, UnsupportedModelError
+from ..core.gguf import Gguf
 from . import bundles, fused, source
+from .activations import RELUS, SMOOTH, dense_note
+from .formats import Format, decode, format_by_name
 from .predictor import predictors, sparse_threshold
+from .statistics import activation_files
 from .stored import Fitting, Stored, encoded, turned
 from .tensors import Output
 from .writer import FILE_TYPES, Entry, float32, string, uint32, write_gguf
@@ -144,8 +145,6 @@ def _with_statistics(
     gguf: Gguf, folder: Path, stored: list[Stored], entries: list[Entry]
 ) -> tuple[list[Stored], list[Entry]]:
     """Tensors and keys, with statistics replaced by a folder's."""
-    from ..profile import activation_files  # it imports this package
-
     tensors, keys = activation_files.as_gguf(
         folder, source.size(gguf, "block_count"), _n_expert(gguf), _n_ff(gguf)
     )

@@ -11,7 +11,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from ..errors import ModelFormatError, UnsupportedModelError
+from ..core.errors import ModelFormatError, UnsupportedModelError
 from .stored import Stored
 
 ARCHITECTURES = ("phi3",)

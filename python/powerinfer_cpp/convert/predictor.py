@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
-from ..errors import ModelFormatError
+from ..core.errors import ModelFormatError
 from .checkpoint import read_json, torch_weights
 from .tensors import Output, check_shape, from_weight
 from .weight import Weight

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from ..errors import ModelFormatError, UnsupportedModelError
+from ..core.errors import ModelFormatError, UnsupportedModelError
 from .config import Config, section_number
 from .tensors import Output, from_values
 from .writer import Entry, float32, string, uint32

@@ -7,11 +7,11 @@ from pathlib import Path
 import numpy as np
 from gguf import GGUFValueType
 
-from ..activations import default_activation
-from ..errors import ModelFormatError, UnsupportedModelError
-from ..formats import Format, format_by_name
-from ..gguf import Gguf, Tensor
+from ..core.errors import ModelFormatError, UnsupportedModelError
+from ..core.gguf import Gguf, Tensor
 from . import bundles
+from .activations import default_activation
+from .formats import Format, format_by_name
 from .stored import Stored, decoded, encoded
 from .writer import Entry, refuse_inputs, string, uint32
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ..formats import Format, decode, encode, format_by_name
+from .formats import Format, decode, encode, format_by_name
 from .tensors import Output
 
 SLAB = 1 << 24  # elements of a slab: 64 MB as float32

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ..errors import ModelFormatError, UnsupportedModelError
+from ..core.errors import ModelFormatError, UnsupportedModelError
 from .weight import Weight, widen
 
 

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from ..errors import ModelFormatError
+from ..core.errors import ModelFormatError
 
 _MOST_OPERATIONS = 1 << 21  # a tensor takes about 35; each keeps at most about 60 bytes
 _ORDERED_DICT = ("collections", "OrderedDict")

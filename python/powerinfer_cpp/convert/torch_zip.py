@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from ..errors import ModelFormatError
+from ..core.errors import ModelFormatError
 from .torch_pickle import NotPlain, read_pickle
 from .weight import Weight
 

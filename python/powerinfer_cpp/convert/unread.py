@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from fnmatch import fnmatchcase
 from typing import Any
 
-from ..errors import UnsupportedModelError
+from ..core.errors import UnsupportedModelError
 from .config import Asked, Config
 
 _MOST_NAMES = 5  # in a message

@@ -20,8 +20,8 @@ from typing import Any
 import numpy as np
 from gguf import GGMLQuantizationType, GGUFValueType, GGUFWriter
 
-from ..progress import Progress
-from ..system import lock, open_for_lock, open_left
+from ..core.progress import Progress
+from ..core.system import lock, open_for_lock, open_left
 from .stored import Stored
 
 _ALIGNMENT = 32  # the format's default

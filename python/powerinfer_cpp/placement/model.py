@@ -6,7 +6,7 @@ from functools import cached_property
 import numpy as np
 
 from ..convert import source
-from ..gguf import Gguf
+from ..core.gguf import Gguf
 from .parts import Part, read_parts
 from .statistics import LayerStatistics, model_hash, read_statistics, statistics_hash
 

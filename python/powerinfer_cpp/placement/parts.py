@@ -5,10 +5,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ..convert import source
-from ..errors import ModelFormatError, OutOfMemoryError
-from ..gguf import Gguf
-from ..plan import memory_plan
-from ..tiers import GPU, RAM
+from ..core.errors import ModelFormatError, OutOfMemoryError
+from ..core.gguf import Gguf
+from ..core.plan import memory_plan
+from ..core.tiers import GPU, RAM
 from .statistics import is_of_neurons
 
 # In the order in which they get VRAM. All of them are read for every token, so a byte of them saves

@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from ..errors import OutOfMemoryError
-from ..tiers import GPU, RAM, STORAGE
+from ..core.errors import OutOfMemoryError
+from ..core.tiers import GPU, RAM, STORAGE
 from .machine import (
     ATTENTION_KERNELS,
     FFN_KERNELS,

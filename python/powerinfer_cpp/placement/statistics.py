@@ -7,11 +7,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from ..convert import bundles, source
+from ..convert.statistics.rates import read_rates
 from ..convert.stored import Stored
-from ..errors import ModelFormatError
-from ..fingerprint import fingerprint
-from ..gguf import Gguf
-from ..rates import read_rates
+from ..core.errors import ModelFormatError
+from ..core.gguf import Gguf
+from ..profile.fingerprint import fingerprint
 
 _LAYER = re.compile(r"blk\.(\d+)\.(.+)")
 _TABLE = re.compile(r"blk\.\d+\.ffn_(?:rate|tier)(?:_exps)?")

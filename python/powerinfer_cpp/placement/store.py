@@ -8,13 +8,13 @@ import numpy as np
 from gguf import GGUFValueType
 
 from ..convert.embed import embed, from_array
+from ..convert.formats import Format
 from ..convert.stored import Stored
 from ..convert.writer import Entry, string, uint32, write_gguf
-from ..errors import ModelFormatError
-from ..formats import Format
-from ..gguf import Gguf
-from ..gpu_index import ARCHITECTURE as GPU_INDEX
-from ..tiers import GPU
+from ..core.errors import ModelFormatError
+from ..core.gguf import Gguf
+from ..core.tiers import GPU
+from .gpu_index import ARCHITECTURE as GPU_INDEX
 from .place import Placement
 from .statistics import model_hash, read_statistics, statistics_hash
 

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from ..gguf import Gguf
+from ..core.gguf import Gguf
 from . import activation, overlap, placement, predictor, running
 from .style import save
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from ..gguf import Gguf
+from ..core.gguf import Gguf
 from ..placement.statistics import read_statistics
 from . import style
 

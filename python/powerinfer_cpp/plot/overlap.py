@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from ..errors import ModelFormatError
-from ..gguf import Gguf
+from ..core.errors import ModelFormatError
+from ..core.gguf import Gguf
 from ..placement.statistics import LayerStatistics, read_statistics
 from . import style
 

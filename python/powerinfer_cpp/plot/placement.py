@@ -5,10 +5,10 @@ from typing import Any
 
 import numpy as np
 
-from ..gguf import Gguf
+from ..core.gguf import Gguf
+from ..core.tiers import TITLES
 from ..placement.statistics import read_statistics
 from ..placement.store import read_placement, sidecar_path
-from ..tiers import TITLES
 from . import style
 
 _COLUMNS = 512  # columns of the map

@@ -6,9 +6,9 @@ from typing import Any
 import numpy as np
 
 from ..convert import source
-from ..errors import ModelFormatError
-from ..gguf import Gguf
-from ..rates import read_rates
+from ..convert.statistics.rates import read_rates
+from ..core.errors import ModelFormatError
+from ..core.gguf import Gguf
 from . import style
 
 _TENSOR = re.compile(r"blk\.(\d+)\.(fc1|fc2|sketch)(?:_exps)?\.(?:weight|bias)")

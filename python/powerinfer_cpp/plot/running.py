@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from ..tiers import NAMES, RAM, STORAGE, TITLES
+from ..core.tiers import NAMES, RAM, STORAGE, TITLES
 from . import style
 
 _LONGEST = 1 << 26  # bytes of a file

@@ -6,10 +6,10 @@ from typing import Any
 
 import numpy as np
 
-from ..model import Model
-from ..options import SPARSE_MODES
-from ..perplexity import log_likelihoods
-from ..session import Session
+from ..core.model import Model
+from ..core.options import SPARSE_MODES
+from ..core.session import Session
+from ..measure.perplexity import log_likelihoods
 
 
 def mean_nll(model: Model, windows: Sequence[np.ndarray], mode: str, **fields: Any) -> float:

@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 
+from ..convert.formats import Format, format_by_name
 from ..convert.stored import Stored, decoded, encoded
 from ..convert.tensors import Output, stacked
 from ..convert.writer import named
-from ..formats import Format, format_by_name
 from . import search, train
 from .pairs import Pairs
 from .report import LayerReport

@@ -16,11 +16,11 @@ import numpy as np
 from .._native import lib
 from ..convert import source
 from ..convert.writer import named
-from ..errors import ModelFormatError
-from ..model import Model
+from ..core.errors import ModelFormatError
+from ..core.model import Model
+from ..core.progress import Progress
+from ..core.system import reserve
 from ..profile.counters import recording
-from ..progress import Progress
-from ..system import reserve
 
 _FLUSHED = 16  # windows between two saves of the progress
 

@@ -11,12 +11,12 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from ..activations import RELUS
+from ..convert.activations import RELUS
 from ..convert.embed import from_array
+from ..convert.formats import format_by_name
 from ..convert.stored import Stored, decoded
-from ..errors import UnsupportedModelError
-from ..formats import format_by_name
-from ..model import Model
+from ..core.errors import UnsupportedModelError
+from ..core.model import Model
 from . import search, train
 from .pairs import Pairs
 from .report import LayerReport

@@ -13,16 +13,16 @@ from typing import Any
 
 import numpy as np
 
-from ..activations import SMOOTH
 from ..convert import source
+from ..convert.activations import SMOOTH
 from ..convert.embed import embed
+from ..convert.formats import format_by_name
 from ..convert.stored import Stored
 from ..convert.writer import alone, check_target, named, string
-from ..errors import UnsupportedModelError
-from ..fingerprint import fingerprint
-from ..formats import format_by_name
-from ..gguf import Gguf
-from ..model import Model
+from ..core.errors import UnsupportedModelError
+from ..core.gguf import Gguf
+from ..core.model import Model
+from ..profile.fingerprint import fingerprint
 from ..profile.text import read, windows
 from . import judge
 from .pairs import Pairs, bytes_per_token

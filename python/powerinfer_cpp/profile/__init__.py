@@ -8,16 +8,15 @@ from typing import Any
 import numpy as np
 
 from ..convert import source
+from ..convert.statistics import Statistics, activation_files, embed_statistics, from_gguf, merged
 from ..convert.writer import check_target
-from ..errors import ModelFormatError
-from ..fingerprint import fingerprint
-from ..gguf import Gguf
-from ..model import Model
-from ..progress import Progress
-from . import activation_files
+from ..core.errors import ModelFormatError
+from ..core.gguf import Gguf
+from ..core.model import Model
+from ..core.progress import Progress
 from .counters import Counter, EngineCounter, TransformersCounter, check_sparse
+from .fingerprint import fingerprint
 from .state import State, scratch
-from .statistics import Statistics, embed_statistics, from_gguf, merged
 from .text import read, windows
 from .thresholds import THRESHOLD, with_thresholds
 

@@ -6,10 +6,10 @@ from typing import Any, Protocol
 import numpy as np
 
 from .._native import lib
-from ..activations import SMOOTH
-from ..model import Model
-from ..options import SPARSE_MODES
-from ..session import Session
+from ..convert.activations import SMOOTH
+from ..core.model import Model
+from ..core.options import SPARSE_MODES
+from ..core.session import Session
 
 # Names of the down projection of a feed-forward block in the families' checkpoints.
 _DOWN = ("down_proj", "fc2", "dense_4h_to_h", "w2")

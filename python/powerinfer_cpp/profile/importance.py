@@ -8,9 +8,9 @@ import numpy as np
 
 from .._native import lib
 from ..convert import source
-from ..imatrix import Imatrix, Inputs
-from ..model import Model
-from ..progress import Progress
+from ..core.model import Model
+from ..core.progress import Progress
+from ..quantize.imatrix import Imatrix, Inputs
 from .counters import recording
 
 # Which input a tensor multiplies. Neuron rows (ffn_down_t) are not listed: a row has the weights of

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import numpy as np
 
-from ..model import Model
-from ..perplexity import text_tokens
+from ..core.model import Model
+from ..measure.perplexity import text_tokens
 
 MOST_PIPED = 1 << 30  # bytes of a text from a pipe or device, which may have no end
 

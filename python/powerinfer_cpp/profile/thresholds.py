@@ -12,13 +12,13 @@ from typing import Any
 import numpy as np
 
 from .._native import lib
-from ..activations import SMOOTH
 from ..convert import source
+from ..convert.activations import SMOOTH
 from ..convert.embed import embed
 from ..convert.stored import Stored, decoded
 from ..convert.writer import array, string
-from ..errors import UnsupportedModelError
-from ..model import Model
+from ..core.errors import UnsupportedModelError
+from ..core.model import Model
 from .counters import recording
 
 THRESHOLD = "powerinfer.ffn.threshold"

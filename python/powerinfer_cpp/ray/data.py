@@ -8,14 +8,14 @@ from typing import Any
 import numpy as np
 from ray.data import ActorPoolStrategy, Dataset
 
-from ..bulk import BulkWriter
-from ..model import Model
-from ..perplexity import Estimate
+from ..convert.statistics import Statistics
+from ..core.model import Model
+from ..core.sampling import Sampling
+from ..measure.perplexity import Estimate
 from ..profile.counters import EngineCounter, check_sparse
-from ..profile.statistics import Statistics
 from ..profile.text import windows
-from ..sampling import Sampling
-from ..scheduler import Request
+from ..run.scheduler import Request
+from .bulk import BulkWriter
 
 BATCH = 16  # rows that an actor computes together
 

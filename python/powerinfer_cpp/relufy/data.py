@@ -6,8 +6,8 @@ from pathlib import Path
 import numpy as np
 
 from ..convert import convert
-from ..model import Model
-from ..perplexity import text_tokens
+from ..core.model import Model
+from ..measure.perplexity import text_tokens
 
 _HELD_OUT = 50  # without a text for it, one in so many tokens is held out
 _MOST_HELD_OUT = 64  # windows

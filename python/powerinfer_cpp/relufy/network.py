@@ -15,7 +15,7 @@ from transformers.utils import logging
 
 from ..convert.checkpoint import open_checkpoint
 from ..convert.config import Config
-from ..errors import ModelFormatError, UnsupportedModelError
+from ..core.errors import ModelFormatError, UnsupportedModelError
 
 # model_types of transformers whose blocks are down(act(gate(x)) * up(x))
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3")

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from ..core.progress import Progress
 from ..profile.text import read
-from ..progress import Progress
 from . import curve
 from .curve import Row
 from .data import read_tokens

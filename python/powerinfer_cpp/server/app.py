@@ -13,7 +13,7 @@ from starlette.requests import Request
 from starlette.responses import FileResponse, Response
 from starlette.routing import Route
 
-from ..errors import about_request
+from ..core.errors import about_request
 from . import openai, status
 from .answering import Gone, Stream, Whole, encode, while_connected
 from .bodies import (

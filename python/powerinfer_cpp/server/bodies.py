@@ -8,7 +8,7 @@ from typing import Annotated, Any, TypeVar
 
 import msgspec
 
-from ..sampling import Sampling
+from ..core.sampling import Sampling
 from .errors import Refusal
 from .settings import Settings
 from .whole import converted, decoded

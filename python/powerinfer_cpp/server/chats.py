@@ -5,14 +5,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..completion import Piece
-from ..completion import events as events_of
-from ..grammar import LlamaGrammar
-from ..scheduler import Request, Ticket
-from ..served import ServedModel
-from ..tool_chat import Turn
-from ..tools import Call, CallArguments, CallBegin, Content, parts
+from ..run.scheduler import Request, Ticket
+from ..text.completion import Piece
+from ..text.completion import events as events_of
+from ..text.grammar import LlamaGrammar
+from ..text.tool_chat import Turn
+from ..text.tools import Call, CallArguments, CallBegin, Content, parts
 from .errors import Refusal
+from .served import ServedModel
 
 
 def chat_turn(

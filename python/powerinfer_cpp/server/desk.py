@@ -4,9 +4,9 @@ import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import suppress
 
-from ..engine import EngineDead
-from ..scheduler import Request, Ticket, Update
-from ..served import ServedModel
+from ..run.engine import EngineDead
+from ..run.scheduler import Request, Ticket, Update
+from .served import ServedModel
 
 
 class Desk:

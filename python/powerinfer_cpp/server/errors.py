@@ -3,15 +3,15 @@
 import logging
 from typing import Any
 
-from ..engine import EngineDead
-from ..errors import (
+from ..core.errors import (
     ContextOverflowError,
     ModelFormatError,
     OutOfMemoryError,
     RequestError,
     StorageError,
 )
-from ..scheduler import QueueFull
+from ..run.engine import EngineDead
+from ..run.scheduler import QueueFull
 
 # Of a program's handlers, `powerinfer serve` adds one that writes to stderr.
 log = logging.getLogger("powerinfer_cpp.server")

@@ -3,11 +3,11 @@
 from collections.abc import Sequence
 from typing import Any
 
-from ..completion import Piece
-from ..scheduler import Ticket
-from ..served import ServedModel
+from ..run.scheduler import Ticket
+from ..text.completion import Piece
 from .bodies import Sampled, Texts, check_stops
 from .errors import Refusal
+from .served import ServedModel
 from .settings import Settings
 from .texts import Job, event, timings
 

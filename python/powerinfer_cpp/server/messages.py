@@ -7,11 +7,10 @@ from typing import Any, Literal
 
 import msgspec
 
-from ..errors import about_request
-from ..grammar import LlamaGrammar
-from ..served import ServedModel
-from ..tool_chat import Turn
-from ..tools import Call
+from ..core.errors import about_request
+from ..text.grammar import LlamaGrammar
+from ..text.tool_chat import Turn
+from ..text.tools import Call
 from .bodies import (
     Sampled,
     TextPart,
@@ -25,6 +24,7 @@ from .bodies import (
 )
 from .chats import Block, BlockForm, chat_request, chat_turn
 from .errors import Refusal
+from .served import ServedModel
 from .settings import Settings
 from .texts import Job, event
 

@@ -5,11 +5,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ..gguf import Gguf
-from ..prompts import has_template
-from ..served import ServedModel
+from ..core.gguf import Gguf
+from ..llama_prompts import has_template
 from .desk import Desk
 from .errors import Refusal
+from .served import ServedModel
 
 
 class Models:

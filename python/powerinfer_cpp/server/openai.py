@@ -7,15 +7,15 @@ from typing import Any
 
 from anyio import CapacityLimiter, to_thread
 
-from ..completion import ChatDicts, CompletionDicts, Dicts, Piece, usage
-from ..errors import about_request
-from ..grammar import LlamaGrammar, response_grammar
-from ..scheduler import Ticket
-from ..served import ServedModel
+from ..core.errors import about_request
+from ..run.scheduler import Ticket
+from ..text.completion import ChatDicts, CompletionDicts, Dicts, Piece, usage
+from ..text.grammar import LlamaGrammar, response_grammar
 from .bodies import ChatBody, CompletionBody, EmbeddingBody, check_limits, check_top
 from .chats import chat_request, chat_turn
 from .errors import Refusal
 from .infill import check_suffix
+from .served import ServedModel
 from .settings import Settings
 from .texts import Job, event, owners, timings
 

@@ -7,14 +7,14 @@ from typing import Any, Literal
 
 import msgspec
 
-from ..errors import about_request
-from ..grammar import LlamaGrammar, response_grammar
-from ..served import ServedModel
-from ..tool_chat import Turn
-from ..tools import Call
+from ..core.errors import about_request
+from ..text.grammar import LlamaGrammar, response_grammar
+from ..text.tool_chat import Turn
+from ..text.tools import Call
 from .bodies import OpenAISampled, TextPart, Thought, check_count, joined_texts, typed
 from .chats import Block, BlockForm, chat_request, chat_turn
 from .errors import Refusal
+from .served import ServedModel
 from .settings import Settings
 from .texts import Job, event
 

@@ -9,10 +9,10 @@ from typing import Any
 
 import uvicorn
 
-from ..chat import FALLBACK
-from ..log import tell
-from ..printable import printable
-from ..system import allow_many_files
+from ..core.log import tell
+from ..core.printable import printable
+from ..core.system import allow_many_files
+from ..text.chat import FALLBACK
 from .app import Server
 from .errors import log
 from .protocol import timed_protocol

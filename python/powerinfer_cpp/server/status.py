@@ -7,10 +7,10 @@ from typing import Any
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
-from ..served import ServedModel
-from ..work import Work
+from ..core.work import Work
 from .errors import Refusal
 from .models import Models
+from .served import ServedModel
 from .texts import timings
 
 

@@ -6,12 +6,12 @@ from typing import Any, Protocol
 
 from starlette.responses import Response
 
-from ..completion import Piece
-from ..scheduler import Request, Ticket, Update
-from ..served import ServedModel
+from ..run.scheduler import Request, Ticket, Update
+from ..text.completion import Piece
 from .answering import Stream, Whole, encode, joined
 from .desk import Desk, Writing
 from .errors import Refusal
+from .served import ServedModel
 from .settings import Settings
 
 

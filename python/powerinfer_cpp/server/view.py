@@ -22,9 +22,9 @@ from typing import Any
 
 import numpy as np
 
-from ..engine import EngineDead
-from ..scheduler import Ticket
-from ..served import ServedModel
+from ..run.engine import EngineDead
+from ..run.scheduler import Ticket
+from .served import ServedModel
 
 FRAME_SECONDS = 1 / 15
 TIERS_SECONDS = 2.0

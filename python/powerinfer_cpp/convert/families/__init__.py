@@ -1,6 +1,6 @@
 """The families that can be converted, by config.json's model_type."""
 
-from ...errors import UnsupportedModelError
+from ...core.errors import UnsupportedModelError
 from ..config import Config
 from .falcon import Falcon
 from .family import Family

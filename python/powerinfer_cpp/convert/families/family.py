@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator
 
 import numpy as np
 
-from ...errors import ModelFormatError, UnsupportedModelError
+from ...core.errors import ModelFormatError, UnsupportedModelError
 from ..config import Config
 from ..rope import Rope, read_rope
 from ..tensors import Output, Weights, from_weight, row_order, transposed

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from ...errors import ModelFormatError
+from ...core.errors import ModelFormatError
 from ..checkpoint import read_json
 from ..config import Config
 from ..unread import first_names

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from ...errors import ModelFormatError, UnsupportedModelError
+from ...core.errors import ModelFormatError, UnsupportedModelError
 from ..checkpoint import read_json
 from .model import TokenType, Vocab, match_flags
 from .pretokenizer import PRE_NAMES, find_pre, is_byte_level, prefixes_space

@@ -6,7 +6,7 @@ from enum import IntEnum
 from pathlib import Path
 from typing import Any
 
-from ...errors import ModelFormatError
+from ...core.errors import ModelFormatError
 from ..writer import Entry, array, boolean, string, uint32
 
 # A few lines of JSON can ask for 2^31 tokens of some hundred bytes each; models have thousands.

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from ...errors import ModelFormatError, UnsupportedModelError
+from ...core.errors import ModelFormatError, UnsupportedModelError
 from .model import Vocab
 
 _UNIGRAM, _BPE = 1, 2  # trainer_spec.model_type

@@ -11,7 +11,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from ...errors import ModelFormatError, UnsupportedModelError
+from ...core.errors import ModelFormatError, UnsupportedModelError
 from .model import TokenType, Vocab
 
 SPACE = "\u2581"  # stands for a space

@@ -4,7 +4,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from ...errors import ModelFormatError
+from ...core.errors import ModelFormatError
 from ..checkpoint import read_json
 
 _DEFAULT = "default"

@@ -6,7 +6,7 @@ from base64 import b64decode
 from pathlib import Path
 from typing import Any
 
-from ...errors import ModelFormatError, UnsupportedModelError
+from ...core.errors import ModelFormatError, UnsupportedModelError
 from .model import TokenType, Vocab
 from .spm_json import BYTES, SPACE, nodes
 

@@ -1,0 +1,1 @@
+"""A conversation in a terminal: its lines, commands and history."""

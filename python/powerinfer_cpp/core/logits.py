@@ -1,0 +1,79 @@
+"""Functions that change logits or end the generation, between evaluation and sampling."""
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+
+from .checks import whole
+
+Ids = np.ndarray[tuple[int, ...], np.dtype[np.intc]]
+Scores = np.ndarray[tuple[int, ...], np.dtype[np.float32]]
+# Arguments: the ids so far [n] and the logits of the next token [n_vocab].
+LogitsProcessor = Callable[[Ids, Scores], Scores]
+StoppingCriteria = Callable[[Ids, Scores], bool]
+# What calls accept: one, several or none.
+LogitsProcessors = LogitsProcessor | Sequence[LogitsProcessor] | None
+AnyStoppingCriteria = StoppingCriteria | Sequence[StoppingCriteria] | None
+
+
+class LogitsProcessorList(list[LogitsProcessor]):
+    """Applies its members in order."""
+
+    def __call__(self, input_ids: Ids, scores: Scores) -> Scores:
+        for processor in self:
+            scores = processor(input_ids, scores)
+        return scores
+
+    def begin_mask(self, input_ids: Ids) -> None:
+        """Lets members begin what they can do before the logits are known."""
+        for processor in self:
+            if hasattr(processor, "begin_mask"):
+                processor.begin_mask(input_ids)
+
+    def mask_ready(self, seconds: float) -> bool:
+        """Would a call return at once? Waits so long for it."""
+        until = time.monotonic() + seconds
+        waits = [processor.mask_ready for processor in self if hasattr(processor, "mask_ready")]
+        return all(ready(max(0.0, until - time.monotonic())) for ready in waits)
+
+
+class StoppingCriteriaList(list[StoppingCriteria]):
+    """Ends the generation when any member returns true."""
+
+    def __call__(self, input_ids: Ids, logits: Scores) -> bool:
+        return any(criterion(input_ids, logits) for criterion in self)
+
+
+class MinTokensLogitsProcessor:
+    """Forbids a token until `min_tokens` ids have followed those of the first call."""
+
+    def __init__(self, min_tokens: int, token_eos: int):
+        self.min_tokens, self.token_eos = min_tokens, token_eos
+        self.prompt_tokens: int | None = None
+
+    def __call__(self, input_ids: Ids, scores: Scores) -> Scores:
+        if self.prompt_tokens is None:
+            self.prompt_tokens = len(input_ids)
+        if len(input_ids) - self.prompt_tokens < self.min_tokens:
+            scores[self.token_eos] = -np.inf
+        return scores
+
+
+class LogitBias:
+    """Adds a number to the logits of some tokens.
+
+    bias: id -> number; ids may be strings, as in JSON. Raises ValueError for ids outside the
+    vocabulary.
+    """
+
+    def __init__(self, bias: Mapping[int | str, float], n_vocab: int):
+        ids = [int(t) if isinstance(t, str) else whole("logit_bias", t) for t in bias]
+        self.ids = np.array(ids, dtype=np.intp)
+        self.values = np.array(list(bias.values()), dtype=np.float32)
+        if ((self.ids < 0) | (self.ids >= n_vocab)).any():
+            raise ValueError(f"logit_bias: ids must be from 0 to {n_vocab - 1}")
+
+    def __call__(self, input_ids: Ids, scores: Scores) -> Scores:
+        scores[self.ids] += self.values
+        return scores

@@ -1,0 +1,70 @@
+"""The memory that a model and its sessions take, and what helps where it is too little."""
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+from .._native import ffi, lib
+from .errors import OutOfMemoryError, check, encoded
+from .params import model_params, session_params
+from .structs import sized
+from .ways import Way
+
+
+def memory_plan(path: str, model: dict[str, Any], session: dict[str, Any]) -> dict[str, Any]:
+    """Bytes that a model and a session with these parameters need; reads only the header.
+
+    Returns {tier: {part: bytes}, "total": bytes, "budget": bytes of RAM that may be used,
+    "vram_budget": bytes on the device that may be used, 0 without one, "read_seconds": what reading
+    from storage is expected to take for a generated token, "hits", "token_seconds" and "twice" of
+    experts on the disk (answers.Plan)}. Tiers are "ram", "gpu" and "storage"; the total leaves out
+    the last one, what only the disk has.
+    """
+    out = ffi.new("pi_plan **")
+    params, kept = model_params(model)
+    check(lib.pi_plan_new(encoded(path), params, session_params(**session), out), path)
+    del kept  # C uses it until here
+    return plan_dict(ffi.gc(out[0], lib.pi_plan_free))
+
+
+@contextlib.contextmanager
+def ways_out(path: str, model: dict[str, Any], session: dict[str, Any] | None) -> Iterator[None]:
+    """An OutOfMemoryError that is raised here gets what would help; None: no session is known."""
+    try:
+        yield
+    except OutOfMemoryError as error:
+        if session is None:
+            raise
+        out, way = ffi.new("pi_plan **"), sized("pi_way")
+        params, kept = model_params(model)
+        if lib.pi_plan_new(encoded(path), params, session_params(**session), out) != lib.PI_OK:
+            raise  # the error as it is
+        del kept  # C uses it until here
+        plan, found = ffi.gc(out[0], lib.pi_plan_free), []
+        for i in range(lib.pi_plan_n_ways(plan)):
+            check(lib.pi_plan_way(plan, i, way))
+            what = ffi.string(way.what).decode()
+            suffices = what == "ram_budget" or way.n_bytes <= lib.pi_plan_budget(plan)
+            found.append(Way(what, way.value, way.n_bytes, suffices))
+        error.path, error.ways = path, found
+        raise
+
+
+def plan_dict(plan: Any) -> dict[str, Any]:
+    """A pi_plan as a dict."""
+    tiers: dict[str, Any] = {"ram": {}, "gpu": {}, "storage": {}}
+    part, total = sized("pi_plan_part"), 0
+    for i in range(lib.pi_plan_n_parts(plan)):
+        check(lib.pi_plan_part_at(plan, i, part))
+        parts = tiers[ffi.string(part.tier).decode()]
+        name = ffi.string(part.name).decode()
+        parts[name] = parts.get(name, 0) + part.n_bytes
+        total += part.n_bytes
+    storage = sized("pi_storage_plan")
+    check(lib.pi_plan_storage(plan, storage))
+    if storage.stored:
+        tiers["storage"]["ffn"] = storage.stored
+    budgets = {"budget": lib.pi_plan_budget(plan), "vram_budget": lib.pi_plan_vram_budget(plan)}
+    names = ("read_seconds", "hits", "token_seconds", "twice")
+    expected = {name: getattr(storage, name) for name in names}
+    return {**tiers, "total": total, **budgets, **expected}

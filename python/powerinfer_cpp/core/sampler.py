@@ -1,0 +1,102 @@
+"""Samplers: what chooses tokens from logits, and how `Llama` makes them."""
+
+from collections.abc import Iterable, Sequence
+from typing import Any, TypeVar
+
+import numpy as np
+
+from .._native import ffi, lib
+from .errors import check
+from .model import Model
+from .sampling import Sampling
+from .structs import filled
+
+Recent = TypeVar("Recent", Sequence[int], np.ndarray)
+
+
+class Breakers:
+    """Texts at which the repetitions end that DRY looks for, as tokens of a model.
+
+    Raises ValueError for an empty text, or too many.
+    """
+
+    def __init__(self, model: Model, texts: Sequence[str]):
+        data = [
+            ffi.from_buffer("char[]", text.encode("utf-8", "surrogateescape")) for text in texts
+        ]
+        out = ffi.new("pi_breakers **")
+        lengths = [len(text) for text in data]
+        check(lib.pi_breakers_new(model.handle, data, lengths, len(data), out))
+        self.handle = ffi.gc(out[0], lib.pi_breakers_free)
+
+
+class Sampler:
+    """Chooses tokens; keyword arguments are the fields of pi_sampler_params, of which samplers is
+    a sequence of names."""
+
+    def __init__(
+        self,
+        breakers: Breakers | None = None,
+        samplers: Sequence[str] | None = None,
+        **fields: Any,
+    ):
+        params = filled(ffi.new("pi_sampler_params *", lib.pi_sampler_default_params()), fields)
+        if breakers is not None:
+            params.dry_sequence_breakers = breakers.handle
+        if samplers is not None:
+            names = ffi.new("char[]", ";".join(samplers).encode("utf-8", "replace"))
+            params.samplers = names
+        out = ffi.new("pi_sampler **")
+        check(lib.pi_sampler_new(params, out))
+        self.handle = ffi.gc(out[0], lib.pi_sampler_free)
+        self._token = ffi.new("int32_t *")
+
+    def accept(self, tokens: Iterable[int]) -> None:
+        """Adds tokens of the text so far, for the penalties."""
+        for token in tokens:
+            check(lib.pi_sampler_accept(self.handle, token))
+
+    def reset(self) -> None:
+        """Drops accepted tokens; keeps the random state."""
+        check(lib.pi_sampler_reset(self.handle))
+
+    def seed(self, seed: int) -> None:
+        """Restarts the random numbers from a seed; keeps accepted tokens."""
+        check(lib.pi_sampler_seed(self.handle, seed))
+
+    def sample(self, logits: Any, n_vocab: int) -> int:
+        """Chooses a token from logits: float const *, or a contiguous float32 array [n_vocab]."""
+        if isinstance(logits, np.ndarray):
+            logits = ffi.from_buffer("float[]", logits)
+        check(lib.pi_sample(self.handle, logits, n_vocab, self._token))
+        return self._token[0]
+
+
+class Samplers:
+    """Makes samplers for texts of a model. last_n: tokens that get penalties, -1: all."""
+
+    def __init__(self, model: Model, last_n: int):
+        self._model, self._last_n = model, last_n
+        self._breakers: tuple[Sequence[str], Breakers] | None = None
+
+    def make(self, params: Sampling, seed: int, ids: Sequence[int] = ()) -> Sampler:
+        """A sampler for what follows ids. Raises ValueError for parameters out of range."""
+        fields: dict[str, Any] = params.keywords()
+        texts = fields.pop("dry_sequence_breakers")
+        breakers = self._found(texts) if params.dry_multiplier > 0 else None
+        seed &= (1 << 64) - 1
+        sampler = Sampler(breakers, seed=seed, repeat_last_n=self._last_n, **fields)
+        sampler.accept(self.recent(ids, params))
+        return sampler
+
+    def recent(self, ids: Recent, params: Sampling) -> Recent:
+        """The last ids, which penalties look at."""
+        n, others = self._last_n, params.looks_back
+        return ids if n < 0 or others < 0 else ids[max(0, len(ids) - max(n, others)) :]
+
+    def _found(self, texts: Sequence[str]) -> Breakers:
+        """Finding them in a vocabulary takes milliseconds, so the last ones are kept."""
+        kept = self._breakers
+        if kept is None or kept[0] != texts:
+            self._breakers = kept = texts, Breakers(self._model, texts)
+        return kept[1]

@@ -1,0 +1,98 @@
+"""Sampling parameters by name, with the engine's defaults."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
+from typing import Any
+
+import numpy as np
+
+from .._native import lib
+from .checks import whole
+
+_ENGINE = lib.pi_sampler_default_params()
+
+
+def _default(name: str) -> Any:
+    value = getattr(_ENGINE, name)
+    # The engine has 32-bit floats: return 0.95, not 0.949999988.
+    return float(str(np.float32(value))) if isinstance(value, float) else value
+
+
+# Arguments of llama-cpp-python that llama.cpp has forgotten the meaning of.
+_FORGOTTEN = ("tfs_z", "penalize_nl")
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """Fields of pi_sampler_params that callers choose for each text; powerinfer.h describes them.
+    The seed and repeat_last_n are not included: `Llama` has one value for all texts."""
+
+    temperature: float = _default("temperature")
+    top_k: int = _default("top_k")
+    top_p: float = _default("top_p")
+    min_p: float = _default("min_p")
+    typical_p: float = _default("typical_p")
+    repeat_penalty: float = _default("repeat_penalty")
+    frequency_penalty: float = _default("frequency_penalty")
+    presence_penalty: float = _default("presence_penalty")
+    top_n_sigma: float = _default("top_n_sigma")
+    xtc_probability: float = _default("xtc_probability")
+    xtc_threshold: float = _default("xtc_threshold")
+    dynatemp_range: float = _default("dynatemp_range")
+    dynatemp_exponent: float = _default("dynatemp_exponent")
+    mirostat_mode: int = _default("mirostat_mode")
+    mirostat_tau: float = _default("mirostat_tau")
+    mirostat_eta: float = _default("mirostat_eta")
+    dry_multiplier: float = _default("dry_multiplier")
+    dry_base: float = _default("dry_base")
+    dry_allowed_length: int = _default("dry_allowed_length")
+    dry_penalty_last_n: int = _default("dry_penalty_last_n")
+    dry_sequence_breakers: Sequence[str] = ("\n", ":", '"', "*")  # llama.cpp's
+    samplers: Sequence[str] | None = None  # names in order; None: the engine's order
+
+    def __post_init__(self) -> None:
+        object.__setattr__(
+            self,
+            "dry_sequence_breakers",
+            _texts("dry_sequence_breakers", self.dry_sequence_breakers),
+        )
+        if self.samplers is not None:
+            object.__setattr__(self, "samplers", _texts("samplers", self.samplers))
+
+    @classmethod
+    def of(cls, given: Mapping[str, Any]) -> "Sampling":
+        """The fields in a function's arguments, e.g. `locals()`; `temp` is temperature.
+
+        `sampling` holds further arguments: raises TypeError for those that are no fields, and
+        ignores some old ones. Raises ValueError for values of wrong types.
+        """
+        more = {k: v for k, v in given.get("sampling", {}).items() if k not in _FORGOTTEN}
+        if "temp" in given:
+            given = {**given, "temperature": given["temp"]}
+        names = [f.name for f in fields(cls)]
+        for name in more:
+            if name not in names or name in given:
+                raise TypeError(f"unexpected keyword argument {name!r}")
+        given = {**given, **more}
+        found = {name: given[name] for name in names if name in given}
+        for name in ("top_k", "mirostat_mode", "dry_allowed_length", "dry_penalty_last_n"):
+            if name in found:
+                found[name] = whole(name, found[name])
+        return cls(**found)
+
+    @property
+    def looks_back(self) -> int:
+        """How many of the last tokens DRY needs; -1: all."""
+        return self.dry_penalty_last_n if self.dry_multiplier else 0
+
+    def keywords(self) -> dict[str, Any]:
+        """The fields as arguments of `Llama.create_completion` and fields of pi_sampler_params."""
+        return asdict(self)
+
+
+def _texts(name: str, given: Any) -> tuple[str, ...]:
+    """Texts as a tuple, which can be compared. Raises ValueError for anything else."""
+    several = isinstance(given, Sequence) and not isinstance(given, str | bytes)
+    if several and all(isinstance(text, str) for text in given):
+        return tuple(given)
+    raise ValueError(f"{name} must be a list of texts, not {given!r}")

@@ -1,0 +1,137 @@
+"""Saved states of sequences, and a cache of them in memory."""
+
+from abc import ABC, abstractmethod
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+
+from .._native import lib
+from .logits import Ids, Scores
+from .model import Model
+
+STATE_VERSION = 2  # increased when older states would continue differently
+NUMERICS: int = lib.pi_numerics()  # raised when any result is rounded differently
+
+
+@dataclass
+class LlamaState:
+    """A computed sequence, returned by `Llama.save_state`; can be pickled.
+
+    input_ids: intc [n_tokens]. scores: float32 [n, n_vocab], the logits of the last n tokens: of
+    all with logits_all, otherwise of one, or none before anything is computed. llama_state: keys
+    and values, llama_state_size bytes. generated: bool [n_tokens], True for generated tokens.
+    n_prompt: number of leading tokens that a prompt would compute the same way. random: state of
+    the random numbers, or None. version, numerics:
+    STATE_VERSION and NUMERICS when it was saved.
+    """
+
+    input_ids: Ids
+    scores: Scores
+    n_tokens: int
+    llama_state: bytes
+    llama_state_size: int
+    generated: np.ndarray[tuple[int, ...], np.dtype[np.bool_]]
+    n_prompt: int
+    random: Any = None
+    version: int = 0  # also the value for pickles without a version
+    numerics: int = 0
+
+    # The model whose budget a cache used for this state, and the reservation, freed with the state.
+    _reserved: ClassVar[tuple[Model, Any] | None] = None
+
+    @property
+    def n_bytes(self) -> int:
+        """Bytes of memory of this state."""
+        arrays = self.input_ids, self.scores, self.generated
+        return sum(array.nbytes for array in arrays) + self.llama_state_size
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in vars(self).items() if name != "_reserved"}
+
+
+class BaseLlamaCache(ABC):
+    """What `Llama.set_cache` takes: states by their tokens, found by a common beginning."""
+
+    def __init__(self, capacity_bytes: int = 2 << 30):
+        self.capacity_bytes = capacity_bytes
+
+    @property
+    @abstractmethod
+    def cache_size(self) -> int:
+        """Bytes of all states."""
+
+    @abstractmethod
+    def __getitem__(self, key: Sequence[int]) -> LlamaState:
+        """The state with the longest common prefix. Raises KeyError if there is none."""
+
+    @abstractmethod
+    def __contains__(self, key: Sequence[int]) -> bool:
+        """Is there a state that begins with the first of these tokens?"""
+
+    @abstractmethod
+    def __setitem__(self, key: Sequence[int], state: LlamaState) -> None:
+        """Keeps a state, and removes others if capacity_bytes requires it."""
+
+
+class LlamaRAMCache(BaseLlamaCache):
+    """States in memory, by their tokens; the least recently used are removed first.
+
+    capacity_bytes: limit for all states together. A larger state is not kept.
+    """
+
+    def __init__(self, capacity_bytes: int = 2 << 30):
+        super().__init__(capacity_bytes)
+        self._states: OrderedDict[tuple[int, ...], LlamaState] = OrderedDict()
+
+    @property
+    def cache_size(self) -> int:
+        """Bytes of all states."""
+        return sum(state.n_bytes for state in self._states.values())
+
+    def _longest(self, key: Sequence[int]) -> tuple[int, ...] | None:
+        """The key with the longest common prefix with `key`; None if there is none."""
+        wanted, best, most = np.asarray(key), None, 0
+        for known in self._states:
+            n = common_prefix(wanted, np.asarray(known))
+            if n > most:
+                best, most = known, n
+        return best
+
+    def __getitem__(self, key: Sequence[int]) -> LlamaState:
+        """The state with the longest common prefix. Raises KeyError if there is none."""
+        found = self._longest(key)
+        if found is None:
+            raise KeyError("no state begins with these tokens")
+        self._states.move_to_end(found)
+        return self._states[found]
+
+    def __contains__(self, key: Sequence[int]) -> bool:
+        return self._longest(key) is not None
+
+    def __setitem__(self, key: Sequence[int], state: LlamaState) -> None:
+        self._states.pop(tuple(key), None)
+        self._states[tuple(key)] = state
+        while self._states and self.cache_size > self.capacity_bytes:
+            self.forget_oldest()
+
+    def forget_oldest(self) -> None:
+        """Removes the least recently used state."""
+        self._states.popitem(last=False)
+
+    def reserved(self, model: Model) -> int:
+        """Bytes of its states that are reserved in a model's budget."""
+        states = self._states.values()
+        return sum(s.n_bytes for s in states if s._reserved and s._reserved[0] is model)
+
+
+LlamaCache = LlamaRAMCache
+
+
+def common_prefix(a: np.ndarray, b: np.ndarray) -> int:
+    """Length of the common prefix of two arrays [n], [m]."""
+    n = min(len(a), len(b))
+    differs = np.flatnonzero(a[:n] != b[:n])
+    return int(differs[0]) if differs.size else n

@@ -1,0 +1,1 @@
+"""Figures of a model: perplexity, speed, traces of its neurons."""

@@ -1,0 +1,146 @@
+"""Speed measurements from ids to logits, through the C API only."""
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ..core.model import Model
+from ..core.session import OpTime, Session
+from ..core.work import Work
+from ..placement.energy import EnergyMeter
+
+
+@dataclass(frozen=True)
+class Test:
+    """n_prompt tokens as a prompt, or n_gen tokens one by one, after n_depth other tokens."""
+
+    n_prompt: int
+    n_gen: int
+    n_depth: int
+
+    @property
+    def name(self) -> str:
+        """llama-bench's name, for example pp512 or tg128 @ d512."""
+        name = f"pp{self.n_prompt}" if self.n_prompt else f"tg{self.n_gen}"
+        return f"{name} @ d{self.n_depth}" if self.n_depth else name
+
+    @property
+    def n_tokens(self) -> int:
+        """Tokens that are timed."""
+        return self.n_prompt or self.n_gen
+
+
+@dataclass(frozen=True)
+class Result:
+    """Result of a test over all repetitions.
+
+    samples_ns: time of each repetition. token_ns: time of each generated token. work: cost of the
+    tokens. ops: times of the operators, empty unless measured. joules: energy, None if it cannot be
+    read.
+    """
+
+    test: Test
+    samples_ns: list[int]
+    token_ns: list[int]
+    work: Work
+    ops: list[OpTime]
+    joules: float | None = None
+
+    @property
+    def joules_per_token(self) -> float | None:
+        """Energy of the whole processor per token, including idle parts and other work."""
+        if self.joules is None:
+            return None
+        return self.joules / (self.test.n_tokens * len(self.samples_ns))
+
+    @property
+    def samples_ts(self) -> list[float]:
+        """Tokens per second of each repetition."""
+        return [self.test.n_tokens * 1e9 / max(1, ns) for ns in self.samples_ns]
+
+
+def tests(prompts: Sequence[int], gens: Sequence[int], depths: Sequence[int]) -> list[Test]:
+    """Every prompt test, then every generation test, at every depth; sizes of 0 are skipped."""
+    pairs = [(p, 0) for p in prompts if p] + [(0, n) for n in gens if n]
+    return [Test(p, n, d) for p, n in pairs for d in depths]
+
+
+def session_fields(tests: Sequence[Test], fields: dict[str, Any]) -> dict[str, Any]:
+    """pi_session_params with room for each of the tests. fields: those that the caller chose."""
+    need = max(test.n_depth + test.n_tokens for test in tests)
+    return {**fields, "n_ctx": need, "n_logits": 1}
+
+
+def make_ids(n: int, n_vocab: int, seed: int, given: np.ndarray | None) -> np.ndarray:
+    """int32 [n] ids: the given ones, repeated if needed, or random ones."""
+    if given is not None:
+        return np.resize(given, n).astype(np.int32)
+    lowest = min(3, n_vocab - 1)  # after unk, bos and eos
+    return np.random.default_rng(seed).integers(lowest, n_vocab, n, dtype=np.int32)
+
+
+def measure(
+    model: Model,
+    test: Test,
+    repetitions: int,
+    seed: int,
+    given: np.ndarray | None,
+    ops: bool = False,
+    **fields: int,
+) -> Result:
+    """Runs a test in its own session, after a warm-up run that is not counted.
+
+    The ids are random or given, so no sampling is timed. ops: also measure the operators, which
+    slows the test down. fields: fields of pi_session_params.
+    """
+    need = test.n_depth + test.n_tokens
+    session = Session(model, interruptible=False, verbose=True, **session_fields([test], fields))
+    try:
+        ids = make_ids(need, model.n_vocab, seed, given)
+        before, timed = ids[: test.n_depth], ids[test.n_depth :]
+        _fill(session, before)
+        samples, tokens, begin = [], [], session.work()
+        energy = EnergyMeter()
+        for repetition in range(-1, repetitions):
+            session.truncate(test.n_depth)
+            if repetition == 0:
+                begin = session.work()
+                session.profile(ops)
+                energy.start()
+            start = time.perf_counter_ns()
+            if test.n_prompt:
+                _fill(session, timed)
+                each = []
+            else:
+                each = _decode(session, timed)
+            if repetition >= 0:
+                samples.append(time.perf_counter_ns() - start)
+                tokens += each
+        joules = energy.joules()
+        session.profile(False)
+        work = session.work() - begin
+        return Result(test, samples, tokens, work, session.op_times() if ops else [], joules)
+    finally:
+        session.close()
+
+
+def _fill(session: Session, ids: np.ndarray) -> None:
+    """Computes ids as a prompt in calls of n_batch rows, and fetches the last row's logits."""
+    for first in range(0, len(ids), session.n_batch):
+        chunk = ids[first : first + session.n_batch]
+        session.eval(chunk)
+        session.logits_pointer(len(chunk) - 1)
+
+
+def _decode(session: Session, ids: np.ndarray) -> list[int]:
+    """Computes ids one by one as generated tokens; returns nanoseconds for each."""
+    times, generated = [], np.ones(1, dtype=bool)
+    for i in range(len(ids)):
+        start = time.perf_counter_ns()
+        session.eval(ids[i : i + 1], generated=generated)
+        session.logits_pointer(0)
+        times.append(time.perf_counter_ns() - start)
+    return times

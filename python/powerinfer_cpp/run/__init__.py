@@ -1,0 +1,1 @@
+"""From token ids to tokens: sequences, scheduling, drafts, saved prefixes."""

@@ -1,0 +1,231 @@
+"""A cache of states in files. They hold numbers alone: reading one runs no code."""
+
+import hashlib
+import logging
+import os
+import struct
+import tempfile
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from types import ModuleType
+from typing import BinaryIO
+
+import numpy as np
+
+from ..core.log import say
+from ..core.state import NUMERICS, STATE_VERSION, BaseLlamaCache, LlamaState, common_prefix
+
+fcntl: ModuleType | None
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None
+
+_MAGIC = b"PISTATE\0"
+# Version of the state; tokens; rows of scores, and their length; n_prompt; bytes of llama_state;
+# numerics.
+_HEADER = struct.Struct("<8s7q")
+_ENDING, _PARTIAL = ".state", ".partial"
+_ABANDONED_S = 3600.0  # age of an unfinished file from which its writer counts as dead, unasked
+
+_Stamp = tuple[int, int]  # size and time of use of a file
+
+
+class LlamaDiskCache(BaseLlamaCache):
+    """States in files of a folder, which several processes may share; the least recently used are
+    removed first.
+
+    cache_dir: made if it is missing; best one for each model. capacity_bytes: limit for all files
+    together. A file that is damaged, or of another version, counts as absent, and so does one that
+    another process removes. A state that cannot be written is not kept, and a warning is logged.
+    What a process left that was killed while it wrote is removed. The state of random numbers is
+    not kept. Raises OSError if there can be no folder.
+    """
+
+    def __init__(self, cache_dir: str | Path = ".cache/llama_cache", capacity_bytes: int = 2 << 30):
+        super().__init__(capacity_bytes)
+        self._folder = Path(cache_dir)
+        self._folder.mkdir(parents=True, exist_ok=True)
+        # By names of files, which say their ids: these, or None for a file that cannot be read,
+        # until it changes.
+        self._ids: dict[str, tuple[_Stamp, np.ndarray | None]] = {}
+        _remove_abandoned(self._folder)
+
+    @property
+    def cache_size(self) -> int:
+        """Bytes of all files."""
+        return sum(size for ending in (_ENDING, _PARTIAL) for _, (size, _) in self._files(ending))
+
+    def __getitem__(self, key: Sequence[int]) -> LlamaState:
+        """The state with the longest common prefix. Raises KeyError if there is none."""
+        while (found := self._longest(key)) is not None:
+            path, stamp = found
+            state = _read(path)
+            if state is not None:
+                with suppress(OSError):
+                    os.utime(path)
+                return state
+            self._ids[path.name] = stamp, None
+        raise KeyError("no state begins with these tokens")
+
+    def __contains__(self, key: Sequence[int]) -> bool:
+        return self._longest(key) is not None
+
+    def __setitem__(self, key: Sequence[int], state: LlamaState) -> None:
+        name = hashlib.sha256(np.asarray(key, dtype="<i4").tobytes()).hexdigest() + _ENDING
+        try:
+            self._folder.mkdir(parents=True, exist_ok=True)  # another process may remove it
+            _write(self._folder / name, state)
+        except OSError as error:
+            why = f"{self._folder}: a state was not kept: {error.strerror}"
+            say(why, verbose=False, level=logging.WARNING)
+        _remove_abandoned(self._folder)
+        total = self.cache_size
+        for path, (size, _) in sorted(self._files(_ENDING), key=lambda file: file[1][1]):
+            if total <= self.capacity_bytes:
+                break
+            with suppress(OSError):  # gone, or in use under Windows
+                path.unlink(missing_ok=True)
+                total -= size
+
+    def _files(self, ending: str) -> list[tuple[Path, _Stamp]]:
+        """Files with their sizes and times of use."""
+        found = []
+        with suppress(OSError):  # another process may remove the folder
+            for path in self._folder.glob(f"*{ending}"):
+                with suppress(OSError):
+                    about = path.stat()
+                    found.append((path, (about.st_size, about.st_mtime_ns)))
+        return found
+
+    def _longest(self, key: Sequence[int]) -> tuple[Path, _Stamp] | None:
+        """The file with the longest common prefix with `key`; None if there is none."""
+        wanted, best, most = np.asarray(key), None, 0
+        known: dict[str, tuple[_Stamp, np.ndarray | None]] = {}  # without files that are gone
+        for path, stamp in self._files(_ENDING):
+            before, ids = self._ids.get(path.name, (None, None))
+            # A name stands for the same ids: a file that can be read, and is as long, still can.
+            changed = before is None or before[0] != stamp[0] or (ids is None and before != stamp)
+            if changed:
+                ids = _read_ids(path)
+            known[path.name] = stamp, ids
+            n = 0 if ids is None else common_prefix(wanted, ids)
+            if n > most:
+                best, most = (path, stamp), n
+        self._ids = known
+        return best
+
+
+def _write(path: Path, state: LlamaState) -> None:
+    """Writes a file at once: other processes see all of it or nothing."""
+    scores = np.asarray(state.scores, dtype="<f4")
+    sizes = (state.version, state.n_tokens, *scores.shape, state.n_prompt, state.llama_state_size)
+    file, made = _new_partial(path.parent)
+    try:
+        with file:
+            file.write(_HEADER.pack(_MAGIC, *sizes, state.numerics))
+            file.write(np.asarray(state.input_ids, dtype="<i4").tobytes())
+            file.write(np.asarray(state.generated, dtype=np.uint8).tobytes())
+            file.write(scores.tobytes())
+            file.write(state.llama_state)
+            file.flush()
+            if fcntl is not None:  # while the file is locked
+                os.replace(made, path)
+        if fcntl is None:  # Windows does not rename open files
+            os.replace(made, path)
+    except BaseException:
+        with suppress(OSError):
+            os.unlink(made)
+        raise
+
+
+def _new_partial(folder: Path) -> tuple[BinaryIO, str]:
+    """A file to write, and its path. It is locked, so that it is seen whether its writer lives."""
+    while True:
+        handle, made = tempfile.mkstemp(suffix=_PARTIAL, dir=folder)
+        file = os.fdopen(handle, "wb")
+        if fcntl is None:
+            return file, made
+        with suppress(OSError):  # a file system without locks
+            fcntl.flock(handle, fcntl.LOCK_EX)
+        # Another process may have found it before it was locked.
+        with suppress(FileNotFoundError):
+            if os.path.samestat(os.fstat(handle), os.stat(made)):
+                return file, made
+        file.close()
+
+
+def _remove_abandoned(folder: Path) -> None:
+    """Removes what writers left that do not live any more."""
+    with suppress(OSError):
+        for path in folder.glob(f"*{_PARTIAL}"):
+            with suppress(OSError):
+                if fcntl is None or _is_abandoned(path):
+                    path.unlink()  # which fails under Windows while its writer has it open
+
+
+def _is_abandoned(path: Path) -> bool:
+    with path.open("rb") as file:
+        try:
+            fcntl.flock(file.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        except OSError:  # a file system without locks
+            return time.time() - os.fstat(file.fileno()).st_mtime > _ABANDONED_S
+        return True
+
+
+def _sizes(data: bytes, size: int) -> tuple[int, int, int, int, int] | None:
+    """Tokens, rows of scores, their length, n_prompt and bytes of llama_state.
+
+    data: the header, or more. size: of the file. None if they contradict each other.
+    """
+    if len(data) < _HEADER.size:
+        return None
+    magic, version, *sizes, numerics = _HEADER.unpack_from(data)
+    if magic != _MAGIC or (version, numerics) != (STATE_VERSION, NUMERICS) or min(sizes) < 0:
+        return None
+    n, rows, columns, n_prompt, n_bytes = sizes
+    if _HEADER.size + 5 * n + 4 * rows * columns + n_bytes != size:
+        return None
+    return n, rows, columns, n_prompt, n_bytes
+
+
+def _read_ids(path: Path) -> np.ndarray | None:
+    """The ids of a file; None if it is damaged."""
+    try:
+        with path.open("rb") as file:
+            sizes = _sizes(file.read(_HEADER.size), os.fstat(file.fileno()).st_size)
+            return None if sizes is None else np.frombuffer(file.read(4 * sizes[0]), dtype="<i4")
+    except (OSError, ValueError):
+        return None
+
+
+def _read(path: Path) -> LlamaState | None:
+    """The state of a file; None if it is damaged, or gone."""
+    try:
+        data = path.read_bytes()
+        sizes = _sizes(data, len(data))
+        if sizes is None:
+            return None
+        n, rows, columns, n_prompt, n_bytes = sizes
+        ids = np.frombuffer(data, "<i4", n, _HEADER.size).astype(np.intc)
+        at = _HEADER.size + 4 * n
+        generated = np.frombuffer(data, np.uint8, n, at).astype(bool)
+        scores = np.frombuffer(data, "<f4", rows * columns, at + n).reshape(rows, columns)
+    except (OSError, ValueError):
+        return None
+    kept = data[len(data) - n_bytes :]
+    return LlamaState(
+        ids,
+        scores.astype(np.float32),
+        n,
+        kept,
+        n_bytes,
+        generated,
+        n_prompt,
+        version=STATE_VERSION,
+        numerics=NUMERICS,
+    )

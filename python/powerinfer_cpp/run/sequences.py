@@ -1,0 +1,95 @@
+"""Which sequence of a session holds what: texts that are being written, and prefixes that are kept
+for later prompts."""
+
+from collections import OrderedDict
+from typing import Any
+
+import numpy as np
+
+from ..core.session import Session
+
+
+class Sequences:
+    """Hands out the sequences of a session.
+
+    A text takes one, and gives it back when it ends. Its positions are then kept, until the room is
+    needed: a later prompt that begins in the same way copies them, which costs no memory (pages are
+    shared). Prompts of one owner find only prefixes of that owner: how long an answer takes tells
+    whether its prompt was known.
+    """
+
+    def __init__(self, session: Session, n_seq: int):
+        self._session = session
+        self._free = list(range(n_seq))[::-1]
+        self._owner: dict[int, str] = {}  # of sequences in use and kept ones
+        self._kept: OrderedDict[int, None] = OrderedDict()  # oldest first
+
+    @property
+    def n_kept(self) -> int:
+        """Sequences that are kept."""
+        return len(self._kept)
+
+    def take(self, owner: str, ids: np.ndarray, generated: np.ndarray) -> tuple[int, int]:
+        """A sequence for int32 ids [n], generated: bool [n]; and how many of its positions it has.
+
+        At least the last position is left to compute.
+        """
+        best, found = 0, None
+        for seq, of in self._owner.items():
+            same = self._session.match(ids, generated, seq) if of == owner else 0
+            if same > best:
+                best, found = same, seq
+        best = min(best, len(ids) - 1)
+        if found in self._kept:
+            if self._session.length(found) <= best + 1:  # its text goes on
+                del self._kept[found]
+                self._session.truncate(best, found)
+                return found, best
+            self._kept.move_to_end(found)
+        seq = self._unused(found)
+        self._owner[seq] = owner
+        if found is not None:
+            self._session.copy(found, seq, best)
+        return seq, best
+
+    def keep(self, seq: int) -> None:
+        """Ends the use of a sequence; later prompts may begin with its positions."""
+        if self._session.length(seq):
+            self._kept[seq] = None
+        else:
+            self._drop(seq)
+
+    def forget(self, seq: int) -> None:
+        """Ends the use of a sequence and frees its positions."""
+        self._drop(seq)
+
+    def forget_oldest(self) -> bool:
+        """Frees the oldest sequence that is kept. Is there one?"""
+        if self._kept:
+            self._drop(next(iter(self._kept)))
+            return True
+        return False
+
+    def _unused(self, source: int | None) -> int:
+        """A free sequence; not the one that is to be copied."""
+        if not self._free:
+            self._drop(next(seq for seq in self._kept if seq != source))
+        return self._free.pop()
+
+    def _drop(self, seq: int) -> None:
+        self._session.truncate(0, seq)
+        self._kept.pop(seq, None)
+        del self._owner[seq]
+        self._free.append(seq)
+
+
+def fields(n_parallel: int, n_ctx: int, n_kv: int | None, n_batch: int) -> dict[str, Any]:
+    """Fields of a session for so many texts at the same time, and as many prefixes as it can hold.
+
+    n_kv: positions of all together; None: n_parallel * n_ctx.
+    """
+    n_kv = n_parallel * n_ctx if n_kv is None else n_kv
+    n_batch = max(n_batch, 2 * n_parallel + 1)  # a prompt goes on beside texts that are written
+    n_seq = min(256, max(2 * n_parallel, n_parallel + 32))
+    n_logits = min(n_batch, n_parallel + 32)
+    return {"n_seq": n_seq, "n_kv": max(n_kv, n_ctx), "n_batch": n_batch, "n_logits": n_logits}

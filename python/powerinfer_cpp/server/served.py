@@ -1,0 +1,357 @@
+"""A model that many requests share: a `Llama` whose texts a scheduler writes."""
+
+import functools
+import math
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from .._native import lib
+from ..core.embedding import MEAN, POOLINGS
+from ..core.errors import RequestError, about_request
+from ..core.gguf import Gguf
+from ..core.sampling import Sampling
+from ..core.session import Session
+from ..core.work import Work
+from ..llama import Llama
+from ..llama_prompts import Text, encoded
+from ..run import sequences
+from ..run.engine import Engine
+from ..run.scheduler import Criteria, Processor, Request, Scheduler, Ticket, Update
+from ..text.chat import Message
+from ..text.completion import stop_bytes
+from ..text.grammar import LlamaGrammar
+from ..text.logprobs import Placed
+from ..text.tool_chat import Turn
+
+
+class ServedModel(Llama):
+    """Runs requests of many clients.
+
+    n_parallel: texts that are written at the same time. n_kv: positions of all of them together and
+    of prefixes that are kept; None: n_parallel * n_ctx. n_queue: texts that may wait. deliver: see
+    `Engine`. options: those of `Llama`, which says what it raises; n_ctx is the context of each
+    text. The methods of `Llama` that compute work too, in a context of their own that the first
+    call opens.
+    """
+
+    def __init__(
+        self,
+        model_path: str | Path,
+        deliver: Callable[[Sequence[Update]], None],
+        *,
+        n_parallel: int = 4,
+        n_kv: int | None = None,
+        n_queue: int = 256,
+        **options: Any,
+    ):
+        self.n_parallel, self._n_kv, self._n_queue = n_parallel, n_kv, n_queue
+        self._engine: Engine | None = None
+        self._deliver = deliver
+        self._embedding = threading.Lock()  # not the model's: the engine needs that for each token
+        super().__init__(model_path, **options)
+        if self.chat_handler is not None and self._named_format is None:
+            self.close()
+            raise ValueError("chat_handler: a server takes one that a formatter makes, no other")
+        if self._engine is None:  # with embeddings, nothing else was opened
+            self._open_context()
+
+    def n_ctx(self) -> int:
+        """Positions of each text's context."""
+        return self._session.n_ctx
+
+    @property
+    def engine(self) -> Engine:
+        """What runs the requests."""
+        self._require_open()
+        assert self._engine is not None
+        return self._engine
+
+    @property
+    def scheduler(self) -> Scheduler:
+        """The engine's scheduler, for its counts; only the engine's thread may change it."""
+        return self._scheduler
+
+    def request(
+        self,
+        prompt: Text,
+        *,
+        max_tokens: int | None = None,
+        params: Sampling | None = None,
+        stop: str | Sequence[str] | None = None,
+        seed: int | None = None,
+        n: int = 1,
+        logprobs: int | None = None,
+        echo: bool = False,
+        grammar: LlamaGrammar | None = None,
+        logit_bias: Mapping[int | str, float] | None = None,
+        shown: Mapping[str, int] | None = None,
+        suffix: Text | None = None,
+        begin: str = "",
+        criteria: Criteria | None = None,
+        owner: str = "",
+    ) -> Request:
+        """A request for the engine; arguments as for `create_completion`, but max_tokens=0 asks
+        for the prompt alone, and a suffix may be empty. shown: control tokens that are part of the
+        text. begin: how the text before the suffix begins. criteria: ends the text where it says
+        so. Raises RequestError for what cannot be used."""
+        with about_request():
+            if suffix is None:
+                ids = self._checked_ids(prompt)
+            else:
+                ids = self._infill_ids(prompt, suffix) + self._model.tokenize_behind(encoded(begin))
+            limit = 0 if max_tokens == 0 else self._limit(ids, max_tokens)
+            self._samplers.make(params or Sampling(), 0)  # refuses what it cannot use, now
+            stops = stop_bytes(stop)
+            makes = None
+            if grammar is not None or logit_bias:
+                self._processors(None, logit_bias, grammar)  # refuses what it cannot use, now
+                if grammar is not None:
+                    grammar.check(self._grammar_vocabulary())
+                makes = self._makes(logit_bias, grammar)
+        return Request(
+            ids=ids,
+            limit=limit,
+            params=params or Sampling(),
+            seed=self._rng.getrandbits(32) if seed is None or seed < 0 else seed,
+            stops=stops,
+            n=n,
+            processors=makes,
+            n_top=logprobs,
+            echo=echo and logprobs is not None,
+            offset=len(self._prompt_text(prompt)) if logprobs is not None else 0,
+            with_end=echo,
+            shown={token: text.encode("utf-8") for text, token in (shown or {}).items()},
+            criteria=criteria,
+            owner=owner,
+        )
+
+    def turn(
+        self,
+        messages: Sequence[Message],
+        tools: Any = None,
+        tool_choice: Any = None,
+        grammar: LlamaGrammar | None = None,
+        parallel_tool_calls: bool | None = None,
+    ) -> Turn:
+        """The prompt of a chat, and how its answer is constrained and read; arguments as for
+        `create_chat_completion`. Raises RequestError for what cannot be used."""
+        with about_request():
+            return self._turn(messages, tools, tool_choice, grammar, parallel_tool_calls)
+
+    def prompt_text(self, prompt: Text) -> str:
+        """The text of a prompt, which may be ids."""
+        return self._prompt_text(prompt)
+
+    @property
+    def fills(self) -> bool:
+        """Can it write between a prompt and a suffix?"""
+        return self._fim_tokens is not None
+
+    def count(self, prompt: Text) -> int:
+        """Tokens of a prompt. Raises RequestError for what is none."""
+        with about_request():
+            return len(self._checked_ids(prompt))
+
+    def placed(self, ticket: Ticket, text: str) -> list[Placed]:
+        """The recorded choices of a prompt's tokens; text: the prompt."""
+        return self._placed(list(ticket.request.ids), text, ticket.echoed)
+
+    def name_bytes(self, token: int, first: bool) -> bytes:
+        """Bytes of a token for logprobs; first: without the added space before a text."""
+        return self._name_bytes(token, first)
+
+    def embedding(self, prompt: Text) -> tuple[np.ndarray, int]:
+        """A text's vector, scaled to length 1: float32 [n_embd]; and its number of tokens.
+
+        It is pooled as `pooling_type` or the file says, else it is the mean of the hidden states.
+        The first call opens a session for this. Raises RequestError for a text without tokens and
+        for a model that ranks texts, ContextOverflowError for a text that is too long, and
+        OutOfMemoryError.
+        """
+        if self._pooling not in POOLINGS:
+            raise RequestError("this model ranks texts, and gives no embeddings")
+        with about_request():
+            ids = self._checked_ids(prompt)
+            if not ids:
+                raise RequestError("a text without tokens has no embedding")
+        if isinstance(prompt, str | bytes) and self._model.add_eos:
+            ids = [*ids, self._model.eos]
+        with self._embedding:
+            self._require_open()
+            if self._embedder is None:
+                self._embedder = self._new_embedder()
+            vector = self._embedder.embed(
+                ids, self._pooling or MEAN, normalize=True, truncate=False
+            )
+        return np.array(vector, dtype=np.float32), len(ids)
+
+    def facts(self) -> dict[str, int]:
+        """Sizes of the model, with llama.cpp's names."""
+        of = self._model
+        return {
+            "n_ctx": self.n_ctx(),
+            "n_ctx_train": of.n_ctx_train,
+            "n_vocab": of.n_vocab,
+            "n_embd": of.n_embd,
+            "n_params": of.n_params,
+            "size": of.n_bytes,
+        }
+
+    def work(self) -> Work:
+        """The work of all requests so far. Waits for the step that runs."""
+        return self.engine.call(self._scheduler.work)
+
+    def layer_n_ff(self) -> np.ndarray:
+        """Neurons of each layer, or of one of its experts: int64 [n_layer]."""
+        return self._model.layer_n_ff
+
+    _scores_kept = 0  # nobody reads them
+
+    @property
+    def records(self) -> bool:
+        """Can `watch` see which neurons run? A device does not tell."""
+        return "device" not in self._model_fields
+
+    def watch(self, see: Callable[[Ticket, int, np.ndarray], None] | None) -> None:
+        """Calls see(ticket, number of a token, neurons that ran for it) in the engine's thread, for
+        the first text of each request; None: no more. Neurons: bits as `Session.fired_bytes`."""
+        if not self.records:
+            return
+
+        def seen(ticket: Ticket, token: int, row: int) -> None:
+            assert see is not None
+            see(ticket, token, self._session.fired_bytes(row))
+
+        def change() -> None:
+            self._session.record(see is not None)
+            self._scheduler.watch = seen if see is not None else None
+
+        self.engine.call(change)
+
+    @functools.cached_property
+    def reads_experts(self) -> bool:
+        """Does the model run from storage by whole experts?"""
+        found = self._model.storage()
+        return found is not None and found.unit == "experts"
+
+    @property
+    def unit(self) -> str:
+        """What is computed or not, and has a tier: "experts" where a row computes all of an
+        expert, else "neurons". A layer without experts counts as one expert."""
+        return "experts" if self._whole_experts else "neurons"
+
+    def fired(self, bits: np.ndarray) -> np.ndarray:
+        """Bits that `watch` gave as flags: bool [units of the model], as in `tiers`."""
+        flags = []
+        for i, size in enumerate(self._model.sizes):
+            of_layer = self._session.layer_fired_bits(i, bits)
+            if self._whole_experts:
+                flags.append(of_layer.any(axis=-1))
+                continue
+            unpacked = np.unpackbits(of_layer, axis=-1, count=size.n_ff, bitorder="little")
+            flags.append(unpacked.reshape(-1))
+        return np.concatenate(flags).astype(bool)
+
+    def layer_units(self) -> list[int]:
+        """Experts of each layer, or neurons of all of its experts."""
+        return [
+            size.shape[0] if self._whole_experts else math.prod(size.shape)
+            for size in self._model.sizes
+        ]
+
+    def tiers(self) -> np.ndarray:
+        """Where each unit is now, by the numbers of tiers: uint8 [units of the model], layer after
+        layer, [experts] or [experts, n_ff] each."""
+        found = [self._model.tiers(i) for i in range(self._model.n_layer)]
+        if self._whole_experts:
+            found = [tiers.min(axis=1) for tiers in found]
+        return np.concatenate([tiers.reshape(-1) for tiers in found])
+
+    def bytes_per_unit(self) -> float:
+        """Bytes of a neuron's rows, or of an expert, on average."""
+        of = self._model
+        ffn = [t.n_bytes for t in of.gguf.tensors if ".ffn_" in t.name and "norm" not in t.name]
+        return sum(ffn) / sum(self.layer_units())
+
+    @functools.cached_property
+    def _whole_experts(self) -> bool:
+        rows = (".ffn_down_t", ".ffn_bundle", ".ffn_up_down_rows")  # a neuron can be left out
+        names = [tensor.name for tensor in self._model.gguf.tensors]
+        return self._model.has_experts and not any(part in name for part in rows for name in names)
+
+    def _checked_ids(self, prompt: Text) -> list[int]:
+        """The ids of a prompt. Raises ValueError for ids that the model does not have: the engine
+        would refuse all that it computes with them."""
+        ids = self._prompt_ids(prompt)
+        if not isinstance(prompt, str | bytes) and ids and max(ids) >= self.n_vocab():
+            raise ValueError(f"token ids must be below {self.n_vocab()}")
+        return ids
+
+    def _makes(
+        self, bias: Mapping[int | str, float] | None, grammar: LlamaGrammar | None
+    ) -> Callable[[], Processor]:
+        """What makes the processor of a text."""
+
+        def make() -> Processor:
+            processor = self._processors(None, bias, grammar)
+            assert processor is not None
+            return _Asked(processor)
+
+        return make
+
+    def _use_adapters(self) -> None:
+        raise ValueError("a served model keeps the adapters with which it was opened (lora_path)")
+
+    def close(self) -> None:
+        """Ends the engine, and frees the model and its memory."""
+        engine, self._engine = self._engine, None
+        if engine is not None:
+            engine.close()
+            self._session.close()
+        super().close()
+
+    def _shared_fields(self, n_ctx: int) -> dict[str, Any]:
+        if n_ctx == 0:
+            with Gguf(self.model_path) as gguf:
+                n_ctx = gguf.n_ctx_train
+        n_batch = self._session_fields["n_batch"]
+        shared = sequences.fields(self.n_parallel, n_ctx, self._n_kv, n_batch)
+        # What `watch` sees takes memory from the beginning.
+        return {**shared, "record": lib.PI_RECORD_BITS} if self.records else shared
+
+    def _open_context(self) -> None:
+        fields = {**self._session_fields, **self._shared}
+        # Ctrl-C is the server's: the engine's thread is not the one that gets it.
+        self._session = Session(self._model, interruptible=False, **fields)
+        self._adapters.apply(self._session)
+        if self.records:
+            self._session.record(False)
+        self._scheduler = Scheduler(
+            self._session,
+            fields["n_seq"],
+            fields["n_logits"],
+            self.n_parallel,
+            self._n_queue,
+            lambda seed, params, ids: self._samplers.make(params, seed, ids),
+            self._token_bytes,
+        )
+        self._engine = Engine(self._scheduler, self._deliver)
+
+
+class _Asked:
+    """A processor that a request asked for: a grammar that cannot go on is the request's fault.
+    What else the processor has is reached through this."""
+
+    def __init__(self, processor: Processor):
+        self._processor = processor
+
+    def __call__(self, ids: np.ndarray, logits: np.ndarray) -> np.ndarray:
+        with about_request():
+            return self._processor(ids, logits)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._processor, name)

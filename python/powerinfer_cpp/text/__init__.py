@@ -1,0 +1,1 @@
+"""Between messages and token ids: chat templates, tools, grammars, answers in OpenAI's shape."""
