@@ -2,7 +2,6 @@
 
 import codecs
 import functools
-from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Literal, overload
@@ -29,6 +28,7 @@ from .llama_prompts import LlamaPrompts, Text
 from .llama_tokenizer import BaseLlamaTokenizer, LlamaTokenizer
 from .run.disk_cache import LlamaDiskCache
 from .run.drafts import LlamaDraftModel
+from .run.requests import Request
 from .text import chat, completion
 from .text.answers import (
     ChatChunk,
@@ -39,7 +39,7 @@ from .text.answers import (
     CompletionOptions,
     Samplers,
 )
-from .text.completion import ChatDicts, CompletionDicts, Piece, Writer, pieces, stop_bytes
+from .text.completion import ChatDicts, CompletionDicts, Piece, stop_bytes
 from .text.grammar import LlamaGrammar, response_grammar
 from .text.logprobs import Choice, Placed, choice
 
@@ -379,8 +379,8 @@ class Llama(LlamaPrompts):
         limit: int,
         stops: list[bytes],
         seed: int | None,
-        processors: Any,
-        criteria: Any,
+        processors: LogitsProcessor | None,
+        criteria: StoppingCriteria | None,
         n_top: int | None,
         offset: int = 0,
         with_end: bool = False,
@@ -388,24 +388,25 @@ class Llama(LlamaPrompts):
     ) -> Iterator[Piece]:
         """The text after ids. n_top: number of likely tokens to record, or None. shown: control
         tokens that are part of the text."""
-        texts = {token: text.encode("utf-8") for text, token in (shown or {}).items()}
-
-        def data(token: int) -> bytes | None:
-            return texts[token] if token in texts else self._token_bytes(token)
-
-        choices: deque[Choice] | None = None if n_top is None else deque()
-
-        def observe(token: int, logits: np.ndarray) -> None:
-            choices.append(choice(token, logits, n_top))
-
         seed = checks.whole_or_none("seed", seed)
         if seed in RANDOM_SEEDS:
             with self._lock:
                 seed = self._rng.getrandbits(32)
-        steps = self._generate(
-            ids, params, seed, True, processors, criteria, None if choices is None else observe
+        request = Request(
+            ids,
+            limit,
+            params,
+            seed,
+            stops,
+            processors=lambda: processors,
+            n_top=n_top,
+            offset=offset,
+            with_end=with_end,
+            shown={token: text.encode("utf-8") for text, token in (shown or {}).items()},
+            criteria=criteria,
+            drafts=self._new_drafts,
         )
-        parts = pieces(steps, data, Writer(limit, stops, offset, with_end), choices)
+        parts = (piece for _, piece in self._write(request) if piece is not None)
         return parts if self._cache is None else self._cached(ids, parts)
 
     def _cached(self, ids: list[int], parts: Iterator[Piece]) -> Iterator[Piece]:

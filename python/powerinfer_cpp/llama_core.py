@@ -21,7 +21,7 @@ from .core.plan import memory_plan
 from .core.sampler import Sampler, Samplers
 from .core.sampling import Sampling
 from .core.stats import Meter, report
-from .run.drafts import LlamaDraftModel
+from .run.drafts import DraftFile, LlamaDraftModel
 from .run.drafts import draft_model as draft_model_of
 from .text import chat
 from .text.answers import Plan, Stats
@@ -120,7 +120,7 @@ class LlamaCore(UsesAdapters):
         sparse: str = "auto",
         sparse_threshold: float | None = None,
         record: str = "off",
-        draft_model: LlamaDraftModel | str | Path | None = None,
+        draft_model: LlamaDraftModel | DraftFile | str | Path | None = None,
         lora_path: str | Path | dict[str | Path, float] | None = None,
         lora_scale: float = 1.0,
         lora_allow_predictor: bool = False,
@@ -248,11 +248,12 @@ class LlamaCore(UsesAdapters):
             self._draft = draft_model_of(
                 draft_model,
                 self._model,
-                n_ctx,
+                n_ctx or self._model.n_ctx_train,
                 n_threads or 0,
+                self._n_texts,
                 allow_unknown=allow_unknown,
             )
-        if isinstance(draft_model, str | Path):
+        if isinstance(draft_model, DraftFile | str | Path):
             self._own_draft = self._draft
         self._samplers = Samplers(self._model, last_n_tokens_size)
         self._sampler: tuple[Sampling, Sampler] | None = None  # used by sample()
@@ -260,6 +261,7 @@ class LlamaCore(UsesAdapters):
             options.report(self._model, self.plan(), verbose)
 
     _scores_kept = SCORES
+    _n_texts = 1  # that are written at the same time
 
     def __repr__(self) -> str:
         head = f"<{type(self).__name__} {self.model_path!r}"

@@ -97,12 +97,6 @@ class LlamaPrompts(LlamaEmbeddings):
             self._require_open()
             return control_tokens(self._model, style)
 
-    def _token_bytes(self, token: int) -> bytes | None:
-        """Bytes that a token adds to a text; None for an end token."""
-        with self._lock:
-            self._require_open()
-            return None if self._model.ends(token) else self._model.text(token)
-
     def _name_bytes(self, token: int, first: bool) -> bytes:
         """Bytes of a token for logprobs; first: without the added space before a text."""
         with self._lock:

@@ -3,8 +3,11 @@
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
+from .core.logits import Ids
 from .llama import Llama
-from .run.drafts import LlamaDraftModel, LlamaPromptLookupDecoding, ModelDraft
+from .run.drafts import NO_IDS, LlamaDraftModel, LlamaPromptLookupDecoding, ModelDraft
 
 __all__ = ["LlamaDraftModel", "LlamaModelDecoding", "LlamaPromptLookupDecoding"]
 
@@ -26,8 +29,20 @@ class LlamaModelDecoding(ModelDraft):
     ):
         self._own = not isinstance(model, Llama)
         of = model if isinstance(model, Llama) else Llama(model, **{"verbose": False, **keywords})
-        super().__init__(of._model, lambda: of._computing, of._lock, num_pred_tokens, p_min)
+        super().__init__(of._model, num_pred_tokens, p_min)
         self.llama = of
+
+    def __call__(self, input_ids: Ids, /, **kwargs: Any) -> Ids:
+        with self.llama._lock:
+            context = self.llama._computing
+            ids = np.ascontiguousarray(input_ids, dtype=np.int32)
+            n = self.most(context.n_ctx - len(ids), **kwargs)
+            if n <= 0:
+                return NO_IDS
+            context.become(ids, np.ones(len(ids), dtype=bool))
+            return self.likely(
+                n, context.last_logits, lambda token: context.eval(token, np.ones(1, dtype=bool))
+            )
 
     def close(self) -> None:
         """Closes the model, if it was opened here."""

@@ -1,8 +1,8 @@
 """What `Llama` does with tokens: computes, samples, generates, and saves what it has computed."""
 
-import time
+import contextlib
 from collections import deque
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -15,14 +15,19 @@ from .core.logits import (
     LogitsProcessorList,
     LogitsProcessors,
     Scores,
+    StoppingCriteria,
     StoppingCriteriaList,
+    processed,
 )
 from .core.sampling import Sampling
 from .core.session import as_tokens
 from .core.state import LlamaState, common_prefix
 from .core.stats import Meter
 from .llama_core import LlamaCore, combined, new_random
-from .run.drafts import Drafts, eval_with_draft
+from .run.drafts import Drafts
+from .run.loop import Loop
+from .run.requests import Request
+from .text.completion import Piece
 from .text.grammar import GrammarProcessor, LlamaGrammar
 from .text.masks import Vocabulary
 
@@ -139,13 +144,13 @@ class LlamaTokens(LlamaCore):
             if self._sampler is None or self._sampler[0] != params:
                 self._sampler = params, self._samplers.make(params, 0)
             sampler = self._sampler[1]
-            n = context.n_tokens if idx is None else idx + 1
-            row = None if idx is None else context.score(idx)
+            ids = context.input_ids[: context.n_tokens if idx is None else idx + 1]
+            logits = context.last_logits() if idx is None else context.score(idx)
             sampler.reset()
             # A new seed for each token: so save_state only has to save _rng.
             sampler.seed(self._rng.getrandbits(64))
-            sampler.accept(self._samplers.recent(context.input_ids[:n], params).tolist())
-            return context.choose(sampler, processors, n, row)
+            sampler.accept(self._samplers.recent(ids, params).tolist())
+            return sampler.sample(processed(processors, ids, logits), self.n_vocab())
 
     def generate(
         self,
@@ -177,8 +182,10 @@ class LlamaTokens(LlamaCore):
             seed = self._rng.getrandbits(32)
         processors = self._processors(logits_processor, None, grammar)
         criteria = combined(stopping_criteria, StoppingCriteriaList)
-        ids = as_tokens(tokens).tolist()
-        return self._generate(ids, params, seed, reset, processors, criteria)
+        ids = as_tokens(tokens)
+        if not len(ids):
+            raise ValueError("generate needs at least one token")
+        return self._generated(ids, params, seed, reset, processors, criteria)
 
     def _processors(
         self, given: Any, bias: Mapping[int | str, float] | None, grammar: LlamaGrammar | None
@@ -205,56 +212,61 @@ class LlamaTokens(LlamaCore):
                 self._vocabulary = Vocabulary(self._model)
             return self._vocabulary
 
-    def _generate(
+    def _generated(
         self,
-        pending: list[int],
+        ids: np.ndarray,
         params: Sampling,
         seed: int,
         reset: bool,
-        processors: Any,
-        criteria: Any,
-        observe: Callable[[int, np.ndarray], None] | None = None,
+        processors: LogitsProcessorList | None,
+        criteria: StoppingCriteria | None,
     ) -> Generator[int, Sequence[int] | None, None]:
-        """observe: called with each id and its logits, before the id is yielded."""
-        if not pending:
-            raise ValueError("generate needs at least one token")
+        """The ids after ids, and after what is computed unless reset."""
         with self._lock:
-            history = [] if reset else self._computing.tokens()
-            generated = [] if reset else self._computing.generated()
-            version = None if reset else self._computing.version
-            sampler, drafts = self._samplers.make(params, seed, history), self._new_drafts()
-        flags = [False] * len(pending)  # which of the pending ids were generated
-        meter, prompt = Meter(), True
-        while True:
-            with self._lock:
-                context = self._computing
-                before, work, start = context.n_computed, context.work(), time.perf_counter()
-                if version == context.version and flags == [True] and drafts:
-                    if context.advance(pending[0]):
-                        drafts.advanced()
-                    else:
-                        eval_with_draft(context, drafts, pending[0])
-                elif version == context.version:
-                    context.eval(as_tokens(pending), np.array(flags))
-                else:  # at the beginning, or after another call has used the instance
-                    context.become(as_tokens(history + pending), np.array(generated + flags))
-                version = context.version
-                seconds, n = time.perf_counter() - start, context.n_computed - before
-                meter.add(n, seconds, prompt, context.work() - work)
-                self._meter, prompt = meter, False
-                history += pending
-                generated += flags
-                sampler.accept(self._samplers.recent(pending, params))
-                token = context.choose(sampler, processors, context.n_tokens)
-                ids = context.input_ids[: context.n_tokens]
-                meter.chosen()
-                if criteria and criteria(ids, context.logits()):
-                    return
-                if observe:
-                    observe(token, context.logits())
-            sent = yield token
-            pending = [token, *(sent or ())]
-            flags = [True] + [False] * (len(pending) - 1)
+            context = self._computing
+            before = context.n_tokens if not reset else 0
+            flags = np.concatenate([context.generated()[:before], np.zeros(len(ids), bool)])
+            ids = np.concatenate([context.input_ids[:before], ids])
+        request = Request(
+            ids,
+            1,
+            params,
+            seed,
+            processors=lambda: processors,
+            criteria=criteria,
+            drafts=self._new_drafts,
+            generated=flags,
+            endless=True,
+        )
+        steps, sent = self._write(request, reset), None
+        with contextlib.suppress(StopIteration):
+            while True:
+                token, _ = steps.send(sent)
+                sent = yield token
+
+    def _write(
+        self, request: Request, reset: bool = True
+    ) -> Generator[tuple[int, Piece | None], Sequence[int] | None, None]:
+        """The tokens and pieces of a request (loop.py)."""
+
+        def measured(meter: Meter) -> None:
+            self._meter = meter
+
+        # A loop for each text: kept here, it would hold this instance in a circle.
+        loop = Loop(
+            self._lock,
+            lambda: self._computing,
+            lambda seed, params, ids: self._samplers.make(params, seed, ids),
+            self._token_bytes,
+            measured,
+        )
+        return loop.run(request, reset)
+
+    def _token_bytes(self, token: int) -> bytes | None:
+        """Bytes that a token adds to a text; None for an end token."""
+        with self._lock:
+            self._require_open()
+            return None if self._model.ends(token) else self._model.text(token)
 
     def set_seed(self, seed: int) -> None:
         """Seed of the random numbers of the following calls."""

@@ -16,7 +16,7 @@ import pytest
 import serving
 from powerinfer_cpp.cli import main
 from powerinfer_cpp.core.plan import memory_plan
-from powerinfer_cpp.run.scheduler import Ticket
+from powerinfer_cpp.run.requests import Ticket
 from powerinfer_cpp.server.view import View
 from prometheus_client.parser import text_string_to_metric_families
 from test_bench import run_main, shape

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from powerinfer_cpp.core.sampling import Sampling
 from powerinfer_cpp.run.engine import EngineDead
-from powerinfer_cpp.run.scheduler import QueueFull, Request, Ticket, Update
+from powerinfer_cpp.run.requests import QueueFull, Request, Ticket, Update
 from powerinfer_cpp.server.served import ServedModel
 
 from powerinfer_cpp import ContextOverflowError, Llama, LlamaGrammar, RequestError

@@ -18,11 +18,12 @@ from powerinfer_cpp.core.logits import LogitsProcessorList, StoppingCriteriaList
 from powerinfer_cpp.core.sampler import Samplers
 from powerinfer_cpp.core.sampling import Sampling
 from powerinfer_cpp.core.work import NEURON_COUNTS, PARTS, Work
-from powerinfer_cpp.llama_tokens import LlamaTokens
 from powerinfer_cpp.run.drafts import Drafts, LlamaDraftModel
 from powerinfer_cpp.run.growing import GrowingIds
-from powerinfer_cpp.run.scheduler import Request, Scheduler
-from powerinfer_cpp.text.completion import Writer
+from powerinfer_cpp.run.loop import Loop
+from powerinfer_cpp.run.requests import Request
+from powerinfer_cpp.run.scheduler import Scheduler
+from powerinfer_cpp.text.completion import Piece, Writer
 
 N_CTX, N_VOCAB, TOKENS = 40_000, 64, 60
 SHORT, LONG = 100, 30_000
@@ -94,26 +95,6 @@ class NoDraft(LlamaDraftModel):
         return np.array([2, 3], dtype=np.intc)  # both are wrong
 
 
-class Bare(LlamaTokens):
-    """Only what `_generate` uses."""
-
-    def __init__(self, draft: bool):
-        self._lock = threading.RLock()
-        self._bare = Context(FakeModel(), False)  # type: ignore[arg-type]
-        self._samplers: Any = FakeSamplers(64)
-        self._drafts = Drafts(NoDraft(), 512, N_VOCAB) if draft else None
-
-    @property
-    def _computing(self) -> Context:
-        return self._bare
-
-    def _new_drafts(self) -> Drafts | None:
-        return self._drafts
-
-    def __del__(self) -> None:
-        pass
-
-
 def bytes_per_step(step: Callable[[], Any]) -> float:
     """The most that a step has beyond what was there before; half of the steps take no more."""
     for _ in range(5):
@@ -136,7 +117,7 @@ def fake_session(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(context_module, "Session", FakeSession)
 
 
-def generation(n: int, draft: bool, functions: bool) -> Iterator[int]:
+def generation(n: int, draft: bool, functions: bool) -> Iterator[tuple[int, Piece | None]]:
     seen: list[int] = []
 
     def processor(ids: np.ndarray, logits: np.ndarray) -> np.ndarray:
@@ -146,17 +127,26 @@ def generation(n: int, draft: bool, functions: bool) -> Iterator[int]:
     def criterion(ids: np.ndarray, logits: np.ndarray) -> bool:
         return len(ids) != seen[0]
 
-    bare = Bare(draft)
-    steps = bare._generate(
-        [1] * n,
-        Sampling(),
-        0,
-        True,
-        LogitsProcessorList([processor]) if functions else None,
-        StoppingCriteriaList([criterion]) if functions else None,
+    samplers = FakeSamplers(64)
+    context = Context(FakeModel(), False)  # type: ignore[arg-type]
+    loop = Loop(
+        threading.RLock(),
+        lambda: context,
+        lambda seed, params, ids: samplers.make(params, seed, ids),
+        lambda token: b"a",
+        lambda meter: None,
     )
+    request = Request(
+        [1] * n,
+        1,
+        processors=(lambda: LogitsProcessorList([processor])) if functions else None,
+        criteria=StoppingCriteriaList([criterion]) if functions else None,
+        drafts=(lambda: Drafts(NoDraft(), 512, N_VOCAB)) if draft else None,
+        endless=True,
+    )
+    steps = loop.run(request)
     next(steps)
-    assert bare._samplers.made.n_accepted <= 64
+    assert samplers.made.n_accepted <= 64 + 1
     return steps
 
 

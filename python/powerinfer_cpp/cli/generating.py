@@ -15,7 +15,7 @@ from .. import hub
 from ..core.log import say, warnings_told
 from ..core.sampling import Sampling
 from ..llama import Llama
-from ..run.drafts import LlamaDraftModel, LlamaModelDecoding, LlamaPromptLookupDecoding
+from ..run.drafts import DraftFile, LlamaDraftModel, LlamaPromptLookupDecoding
 from ..text.grammar import LlamaGrammar
 from .common import (
     MOST_POSITIONS,
@@ -78,7 +78,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     _add_samplers(parser)
     _add_constraints(parser)
-    _add_drafts(parser)
+    add_draft_arguments(parser)
     parser.add_argument(
         "-tb", "--threads-batch", type=whole(1), metavar="N", help="threads for the prompt"
     )
@@ -189,7 +189,7 @@ def _add_constraints(parser: argparse.ArgumentParser) -> None:
     only.add_argument("-jf", "--json-schema-file", metavar="FILE", help="the same, from a file")
 
 
-def _add_drafts(parser: argparse.ArgumentParser) -> None:
+def add_draft_arguments(parser: argparse.ArgumentParser) -> None:
     only = parser.add_mutually_exclusive_group()
     only.add_argument(
         "-md",
@@ -271,21 +271,19 @@ def open_model(args: argparse.Namespace) -> Iterator[Llama]:
         "use_mlock": args.mlock,
         "last_n_tokens_size": args.repeat_last_n,
     }
-    draft: LlamaDraftModel | None = None
+    with warnings_told():
+        llm = Llama(path, n_ctx=n_ctx, draft_model=draft_of(args), **options)
+    with llm:
+        yield llm
+
+
+def draft_of(args: argparse.Namespace) -> LlamaDraftModel | DraftFile | None:
+    """What guesses the next tokens, for `Llama`."""
     if args.lookup:
-        draft = LlamaPromptLookupDecoding(num_pred_tokens=args.draft_max)
-    elif args.model_draft:
-        draft = LlamaModelDecoding(
-            args.model_draft, args.draft_max, args.draft_p_min, n_ctx=n_ctx, n_threads=args.threads
-        )
-    try:
-        with warnings_told():
-            llm = Llama(path, n_ctx=n_ctx, draft_model=draft, **options)
-        with llm:
-            yield llm
-    finally:
-        if isinstance(draft, LlamaModelDecoding):
-            draft.close()
+        return LlamaPromptLookupDecoding(num_pred_tokens=args.draft_max)
+    if args.model_draft:
+        return DraftFile(args.model_draft, args.draft_max, args.draft_p_min)
+    return None
 
 
 def writing(llm: Llama, args: argparse.Namespace) -> dict[str, Any]:

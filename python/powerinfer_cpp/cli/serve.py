@@ -17,7 +17,7 @@ from .common import (
     positions,
     whole,
 )
-from .generating import add_hub_arguments, from_hub
+from .generating import add_draft_arguments, add_hub_arguments, draft_of, from_hub
 
 DEFAULT_MODEL = Path("models/stories-relu.Q8_0.gguf")
 KEY_VARIABLE = "POWERINFER_API_KEY"
@@ -28,6 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_model_arguments(parser, n_batch=512, seed=None, several=True)
     add_hub_arguments(parser)
     add_adapter_arguments(parser)
+    add_draft_arguments(parser)
     parser.add_argument("--host", default="127.0.0.1", metavar="H", help="address to listen at")
     parser.add_argument("--port", type=whole(0), default=8080, metavar="N")
     parser.add_argument(
@@ -109,6 +110,7 @@ def run(args: argparse.Namespace) -> None:
         "n_parallel": args.parallel,
         "n_kv": args.kv_size,
         "n_queue": args.queue,
+        "draft_model": draft_of(args),
         "pooling_type": _POOLINGS.get(args.pooling, -1),
     }
     settings = Settings(

@@ -9,7 +9,6 @@ from .._native import lib
 from .adapters import Adapters
 from .errors import ContextOverflowError, ModelFormatError, OutOfMemoryError
 from .model import Model, release
-from .sampler import Sampler
 from .session import Session
 from .state import NUMERICS, STATE_VERSION, LlamaState
 from .work import Work
@@ -137,16 +136,6 @@ class Context:
         self.version += 1
         self._take_ahead()
         return True
-
-    def followed_by(self, token: int) -> np.ndarray:
-        """intc [n_tokens + 1]: the ids, and one that is appended next; a view to read, until the
-        next call. Raises ContextOverflowError if it does not fit."""
-        self._check_fits(1, self.n_tokens)
-        self._drop_ahead()
-        self.input_ids[self.n_tokens] = token
-        view = self.input_ids[: self.n_tokens + 1]
-        view.flags.writeable = False
-        return view
 
     def _take_ahead(self) -> None:
         at, row = self.n_tokens, self._last_row + 1
@@ -314,34 +303,14 @@ class Context:
 
     def logits(self) -> np.ndarray:
         """A copy of the last token's logits, float32 [n_vocab]. Raises ValueError before eval."""
-        row = self._require_row()
-        return (row if isinstance(row, np.ndarray) else self._session.logits(row)).copy()
+        return self.last_logits().copy()
 
-    def choose(
-        self, sampler: Sampler, processors: Any, n: int, row: np.ndarray | None = None
-    ) -> int:
-        """Chooses a token after n tokens, from the last token's logits or from those in `row`.
-
-        processors: None, or a function of ids and logits that returns logits. Raises ValueError if
-        nothing is computed, or if that function returns something else.
-        """
-        if not processors and row is None:
-            last = self._require_row()
-            if not isinstance(last, np.ndarray):
-                last = self._session.logits_pointer(last)
-            return sampler.sample(last, self.n_vocab)
-        scores = self.logits() if row is None else row
-        if processors:
-            changed = processors(self.input_ids[:n], scores)
-            scores = np.ascontiguousarray(changed, dtype=np.float32)
-            if scores.shape != (self.n_vocab,):
-                raise ValueError(f"logits_processor must return {self.n_vocab} numbers")
-        return sampler.sample(scores, self.n_vocab)
-
-    def _require_row(self) -> int | np.ndarray:
-        if self._last_row is None:
+    def last_logits(self) -> np.ndarray:
+        """The same as a view, which the next call that computes invalidates."""
+        row = self._last_row
+        if row is None:
             raise ValueError("there are no logits: nothing has been computed since reset()")
-        return self._last_row
+        return row if isinstance(row, np.ndarray) else self._session.logits(row)
 
     def _check_fits(self, n: int, after: int) -> None:
         if after + n > self.n_ctx:

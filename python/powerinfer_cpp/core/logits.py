@@ -17,6 +17,19 @@ LogitsProcessors = LogitsProcessor | Sequence[LogitsProcessor] | None
 AnyStoppingCriteria = StoppingCriteria | Sequence[StoppingCriteria] | None
 
 
+def processed(processor: LogitsProcessor | None, ids: Ids, logits: Scores) -> Scores:
+    """The logits, float32 [n_vocab], from which a token is chosen: they, or a changed copy.
+
+    Raises ValueError if the processor returns something else than n_vocab numbers.
+    """
+    if processor is None:
+        return logits
+    changed = np.ascontiguousarray(processor(ids, logits.copy()), dtype=np.float32)
+    if changed.shape != logits.shape:
+        raise ValueError(f"logits_processor must return {len(logits)} numbers")
+    return changed
+
+
 class LogitsProcessorList(list[LogitsProcessor]):
     """Applies its members in order."""
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from ..run.engine import EngineDead
-from ..run.scheduler import QueueFull, Request, Ticket, Update
+from ..run.requests import QueueFull, Request, Ticket, Update
 from ..server.served import ServedModel
 
 

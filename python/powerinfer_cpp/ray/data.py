@@ -14,7 +14,7 @@ from ..core.sampling import Sampling
 from ..measure.perplexity import Estimate
 from ..profile.counters import EngineCounter, check_sparse
 from ..profile.text import windows
-from ..run.scheduler import Request
+from ..run.requests import Request
 from .bulk import BulkWriter
 
 BATCH = 16  # rows that an actor computes together

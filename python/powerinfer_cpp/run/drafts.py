@@ -6,19 +6,23 @@ than a pass over one. The model still chooses every token itself, from the same 
 numbers. So drafts change the time of a text and nothing else.
 """
 
-import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from ..core.context import ROWS_KEPT, Context
+from ..core.context import ROWS_KEPT
+from ..core.errors import ContextOverflowError
 from ..core.logits import Ids
 from ..core.model import Model
+from ..core.session import Session
+from .sequences import Sequences
+from .sequences import fields as fields_of
 
+N_BATCH = 512  # tokens that a draft model computes at once
 NO_IDS = np.empty(0, dtype=np.intc)
 
 
@@ -62,83 +66,125 @@ class LlamaPromptLookupDecoding(LlamaDraftModel):
 class ModelDraft(LlamaDraftModel):
     """What a smaller model with the same vocabulary writes next.
 
-    context: gives what computes it, when it is needed; drafts replace what that holds. lock: is
-    held while a draft is made. num_pred_tokens: most tokens of a draft. p_min: a draft ends where
-    the model gives its best token less than this probability.
+    num_pred_tokens: most tokens of a draft. p_min: a draft ends where the model gives its best
+    token less than this probability.
     """
 
-    def __init__(
-        self,
-        model: Model,
-        context: Callable[[], Context],
-        lock: AbstractContextManager[Any],
-        num_pred_tokens: int = 10,
-        p_min: float = 0.5,
-    ):
-        self.model, self._context, self._lock = model, context, lock
-        self.num_pred_tokens, self.p_min = num_pred_tokens, p_min
+    def __init__(self, model: Model, num_pred_tokens: int = 10, p_min: float = 0.5):
+        self.model, self.num_pred_tokens, self.p_min = model, num_pred_tokens, p_min
 
-    @classmethod
-    def opened(cls, path: str | Path, n_ctx: int, n_threads: int, **fields: Any) -> "ModelDraft":
-        """A draft model from a file, which close() closes. n_threads: 0 for all; fields: further
-        pi_model_params. Raises what `Model` and `Session` raise."""
-        room = {
-            "n_ctx": n_ctx,
-            "n_logits": ROWS_KEPT,
-            "n_threads": n_threads,
-            "n_threads_batch": n_threads,
-        }
-        model = Model(str(path), None, False, room, n_threads=n_threads, **fields)
-        context = Context(model, False, verbose=False, **room)
-        return _OwnModel(model, lambda: context, nullcontext())
+    def most(self, room: int, **kwargs: Any) -> int:
+        """Tokens of the next draft, with so many positions left; kwargs: those of the call."""
+        return min(self.num_pred_tokens, kwargs.get("most", self.num_pred_tokens), room)
 
-    def __call__(self, input_ids: Ids, /, **kwargs: Any) -> Ids:
-        with self._lock:
-            context = self._context()
-            ids = np.ascontiguousarray(input_ids, dtype=np.int32)
-            most = min(self.num_pred_tokens, kwargs.get("most", self.num_pred_tokens))
-            n = min(most, context.n_ctx - len(ids))
-            if n <= 0:
-                return NO_IDS
-            context.become(ids, np.ones(len(ids), dtype=bool))
-            found: list[int] = []
-            while True:
-                logits = context.logits()
-                best = int(logits.argmax())
-                if not 1 / np.exp(logits - logits[best]).sum() >= self.p_min:
-                    break
-                found.append(best)
-                if len(found) == n:
-                    break
-                context.eval(np.array([best], dtype=np.int32), np.ones(1, dtype=bool))
-            return np.array(found, dtype=np.intc)
+    def likely(
+        self, n: int, logits: Callable[[], np.ndarray], compute: Callable[[np.ndarray], None]
+    ) -> Ids:
+        """At most n ids, each the most likely one. logits: float32 [n_vocab] of the last position;
+        compute: appends int32 [1]."""
+        found: list[int] = []
+        while True:
+            scores = logits()
+            best = int(scores.argmax())
+            if not 1 / np.exp(scores - scores[best]).sum() >= self.p_min:
+                break
+            found.append(best)
+            if len(found) == n:
+                break
+            compute(np.array([best], dtype=np.int32))
+        return np.array(found, dtype=np.intc)
 
     def close(self) -> None:
         """Closes the model, if it was opened for drafts."""
 
 
-class _OwnModel(ModelDraft):
+@dataclass(frozen=True)
+class DraftFile:
+    """A draft model that is still to be opened; the rest as for `ModelDraft`."""
+
+    path: str | Path
+    num_pred_tokens: int = 10
+    p_min: float = 0.5
+
+
+class FileDraft(ModelDraft):
+    """A draft model of a file, for one text or for several that take turns.
+
+    n_ctx: positions of a text. n_threads: 0 for all. n_texts: that are written at the same time.
+    fields: further pi_model_params. Raises what `Model` and `Session` raise.
+    """
+
+    def __init__(
+        self, file: DraftFile, n_ctx: int, n_threads: int, n_texts: int = 1, **fields: Any
+    ):
+        room = fields_of(n_texts, n_ctx, None, N_BATCH)
+        room |= {"n_ctx": n_ctx, "n_threads": n_threads, "n_threads_batch": n_threads}
+        model = Model(str(file.path), None, False, room, n_threads=n_threads, **fields)
+        super().__init__(model, file.num_pred_tokens, file.p_min)
+        self._session = Session(model, **room)
+        self._sequences = Sequences(self._session, room["n_seq"])
+
+    def __call__(self, input_ids: Ids, /, **kwargs: Any) -> Ids:
+        ids = np.ascontiguousarray(input_ids, dtype=np.int32)
+        n = self.most(self._session.n_ctx - len(ids), **kwargs)
+        if n <= 0:
+            return NO_IDS
+        flags = np.ones(len(ids), dtype=bool)
+        seq, done = self._sequences.take(kwargs.get("owner", ""), ids, flags)
+        try:
+            # What it lacks after a long prompt it computes over several calls, so that none of them
+            # takes long; until then it guesses nothing.
+            end = min(len(ids), done + N_BATCH)
+            self._compute(ids[done:end], seq)
+            if end < len(ids):
+                return NO_IDS
+            return self.likely(n, self._logits, lambda token: self._compute(token, seq))
+        finally:
+            self._sequences.keep(seq)
+
+    def _compute(self, ids: np.ndarray, seq: int) -> None:
+        """Appends int32 [n] to a sequence; older ones make room."""
+        n = len(ids)
+        while True:
+            try:
+                self._session.eval(
+                    ids, None, np.full(n, seq, dtype=np.int32), np.ones(n, dtype=bool)
+                )
+            except ContextOverflowError:
+                if not self._sequences.forget_oldest():
+                    raise
+            else:
+                self._last = n - 1
+                return
+
+    def _logits(self) -> np.ndarray:
+        return self._session.logits(self._last)
+
     def close(self) -> None:
-        self._context().close()
+        """Closes the model."""
+        self._session.close()
         self.model.close()
 
 
 def draft_model(
-    given: LlamaDraftModel | str | Path | None,
+    given: LlamaDraftModel | DraftFile | str | Path | None,
     model: Model,
     n_ctx: int,
     n_threads: int,
+    n_texts: int = 1,
     **fields: Any,
 ) -> LlamaDraftModel | None:
-    """What `draft_model=` names: None, a LlamaDraftModel, or the path of a smaller model, opened
-    as `ModelDraft.opened` says.
+    """What `draft_model=` names: None, a LlamaDraftModel, or a smaller model's file, opened as
+    `FileDraft` says.
 
     Raises ValueError for anything else, and for a model with another vocabulary.
     """
     if given is None:
         return None
     if isinstance(given, str | Path):
-        given = ModelDraft.opened(given, n_ctx, n_threads, **fields)
+        given = DraftFile(given)
+    if isinstance(given, DraftFile):
+        given = FileDraft(given, n_ctx, n_threads, n_texts, **fields)
     if isinstance(given, ModelDraft) and _vocabulary(given.model) != _vocabulary(model):
         given.close()
         raise ValueError(
@@ -158,7 +204,8 @@ class Drafts:
     """Drafts for one text: how many tokens are worth checking, by what was accepted and measured.
 
     A draft grows while all of it is accepted. If passes with drafts take longer than the tokens
-    that they brought would have taken alone, there are none for a while.
+    that they brought would have taken alone, there are none for a while. What a pass takes depends
+    on how many texts it computes, so that is known for each number of them.
     """
 
     FIRST, REST, LONGEST_REST = 3, 16, 256  # tokens
@@ -169,19 +216,24 @@ class Drafts:
         self._draft, self._n_vocab = draft, n_vocab
         self._most = min(most, ROWS_KEPT) - 1
         self._length = self.FIRST
-        self._alone: float | None = None  # seconds of a pass with one token
+        self._beside = 1  # texts of a pass
+        self._alone: dict[int, float] = {}  # by these: seconds of a pass without drafts
         self._rest, self._resting = self.REST, 0
         self._passes, self._seconds, self._tokens = 0, 0.0, 0.0  # of passes with drafts
         self._drafted = self._accepted = 0  # of the pass that is being used up
 
-    def propose(self, ids: Ids, room: int) -> Ids:
-        """Ids that may follow `ids`, at most `room`."""
+    def propose(self, ids: Ids, room: int, beside: int = 1, owner: str = "") -> Ids:
+        """Ids that may follow `ids`, at most `room`. beside: texts that the pass computes. owner:
+        whose text it is."""
         self._judge()
+        if beside != self._beside:
+            self._beside, self._passes, self._seconds, self._tokens = beside, 0, 0.0, 0.0
         most = min(self._length, self._most, room)
-        if self._resting or self._alone is None or most <= 0:
+        if self._resting or beside not in self._alone or most <= 0:
             self._resting = max(0, self._resting - 1)
             return NO_IDS
-        found = np.asarray(self._draft(ids, most=most), dtype=np.intc)
+        whose = {"owner": owner} if owner else {}
+        found = np.asarray(self._draft(ids, most=most, **whose), dtype=np.intc)
         found = found.reshape(-1)[:most]
         bad = np.flatnonzero((found < 0) | (found >= self._n_vocab))
         return found[: bad[0]] if bad.size else found
@@ -189,8 +241,8 @@ class Drafts:
     def computed(self, n: int, seconds: float) -> None:
         """A pass with n drafted tokens took so long, with making the draft."""
         if n == 0:
-            least = seconds if self._alone is None else min(self._alone * 1.02, seconds)
-            self._alone = least
+            before = self._alone.get(self._beside, seconds)
+            self._alone[self._beside] = min(before * 1.02, seconds)
             return
         self._drafted, self._accepted = n, 0
         self._passes += 1
@@ -213,16 +265,8 @@ class Drafts:
         self._drafted = 0
         if self._passes < self.TRIAL:
             return
-        if self._tokens * self._alone >= self._seconds:
+        if self._tokens * self._alone[self._beside] >= self._seconds:
             self._rest = self.REST
             return
         self._resting, self._rest = self._rest, min(2 * self._rest, self.LONGEST_REST)
         self._passes, self._seconds, self._tokens, self._length = 0, 0.0, 0.0, 1
-
-
-def eval_with_draft(context: Context, drafts: Drafts, token: int) -> None:
-    """Computes a generated token, and with it the tokens that may follow."""
-    start = time.perf_counter()
-    ahead = drafts.propose(context.followed_by(token), context.n_ctx - context.n_tokens - 1)
-    context.eval_ahead(np.array([token], dtype=np.int32), ahead.astype(np.int32))
-    drafts.computed(len(ahead), time.perf_counter() - start)

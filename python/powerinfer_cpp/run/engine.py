@@ -4,7 +4,8 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
-from .scheduler import Request, Scheduler, Ticket, Update
+from .requests import Request, Ticket, Update
+from .scheduler import Scheduler
 
 Result = TypeVar("Result")
 

@@ -8,27 +8,41 @@ from ..core.session import as_tokens
 
 
 class GrowingIds:
-    """The ids of a text as an array, without a copy of all of them for each token."""
+    """The ids of a text as an array, and which of them were generated, without a copy of all of
+    them for each token. generated: bool [n] of the first ones; None: they are a prompt."""
 
-    def __init__(self, ids: Sequence[int]):
-        self._data = np.array(as_tokens(ids), dtype=np.intc)
-        self._n = len(self._data)
+    def __init__(self, ids: Sequence[int] | np.ndarray, generated: np.ndarray | None = None):
+        self._ids = np.array(as_tokens(ids), dtype=np.intc)
+        self._n = len(self._ids)
+        self._generated = np.zeros(self._n, dtype=bool)
+        if generated is not None:
+            self._generated[:] = generated
 
     def __len__(self) -> int:
         return self._n
 
-    def append(self, token: int) -> None:
+    def append(self, token: int, generated: bool = True) -> None:
         """Adds a token."""
-        if self._n == len(self._data):
-            more = np.empty(self._n + max(64, self._n // 2), dtype=np.intc)
-            more[: self._n] = self._data
-            self._data = more
-        self._data[self._n] = token
+        if self._n == len(self._ids):
+            more = max(64, self._n // 2)
+            self._ids = np.concatenate([self._ids, np.empty(more, dtype=np.intc)])
+            self._generated = np.concatenate([self._generated, np.empty(more, dtype=bool)])
+        self._ids[self._n], self._generated[self._n] = token, generated
         self._n += 1
 
     @property
     def all(self) -> np.ndarray:
         """intc [n], a view to read: it stays as it is when tokens are added."""
-        view = self._data[: self._n]
+        view = self._ids[: self._n]
         view.flags.writeable = False
         return view
+
+    @property
+    def generated(self) -> np.ndarray:
+        """bool [n], a view: which of them were generated."""
+        return self._generated[: self._n]
+
+    @property
+    def written(self) -> bool:
+        """Was the last one generated?"""
+        return self._n > 0 and bool(self._generated[self._n - 1])

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..run.scheduler import Request, Ticket
+from ..run.requests import Request, Ticket
 from ..text.completion import Piece
 from ..text.completion import events as events_of
 from ..text.grammar import LlamaGrammar

@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import suppress
 
 from ..run.engine import EngineDead
-from ..run.scheduler import Request, Ticket, Update
+from ..run.requests import Request, Ticket, Update
 from .served import ServedModel
 
 

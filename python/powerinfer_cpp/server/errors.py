@@ -11,7 +11,7 @@ from ..core.errors import (
     StorageError,
 )
 from ..run.engine import EngineDead
-from ..run.scheduler import QueueFull
+from ..run.requests import QueueFull
 
 # Of a program's handlers, `powerinfer serve` adds one that writes to stderr.
 log = logging.getLogger("powerinfer_cpp.server")

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from ..run.scheduler import Ticket
+from ..run.requests import Ticket
 from ..text.completion import Piece
 from .bodies import Sampled, Texts, check_stops
 from .errors import Refusal

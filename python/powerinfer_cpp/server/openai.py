@@ -8,7 +8,7 @@ from typing import Any
 from anyio import CapacityLimiter, to_thread
 
 from ..core.errors import about_request
-from ..run.scheduler import Ticket
+from ..run.requests import Ticket
 from ..text.completion import ChatDicts, CompletionDicts, Dicts, Piece, usage
 from ..text.grammar import LlamaGrammar, response_grammar
 from .bodies import ChatBody, CompletionBody, EmbeddingBody, check_limits, check_top

@@ -13,6 +13,7 @@ from .._native import lib
 from ..core.embedding import MEAN, POOLINGS
 from ..core.errors import RequestError, about_request
 from ..core.gguf import Gguf
+from ..core.logits import LogitsProcessor, StoppingCriteria
 from ..core.sampling import Sampling
 from ..core.session import Session
 from ..core.work import Work
@@ -20,7 +21,8 @@ from ..llama import Llama
 from ..llama_prompts import Text, encoded
 from ..run import sequences
 from ..run.engine import Engine
-from ..run.scheduler import Criteria, Processor, Request, Scheduler, Ticket, Update
+from ..run.requests import Request, Ticket, Update
+from ..run.scheduler import Scheduler
 from ..text.chat import Message
 from ..text.completion import stop_bytes
 from ..text.grammar import LlamaGrammar
@@ -49,6 +51,7 @@ class ServedModel(Llama):
         **options: Any,
     ):
         self.n_parallel, self._n_kv, self._n_queue = n_parallel, n_kv, n_queue
+        self._n_texts = n_parallel
         self._engine: Engine | None = None
         self._deliver = deliver
         self._embedding = threading.Lock()  # not the model's: the engine needs that for each token
@@ -91,7 +94,7 @@ class ServedModel(Llama):
         shown: Mapping[str, int] | None = None,
         suffix: Text | None = None,
         begin: str = "",
-        criteria: Criteria | None = None,
+        criteria: StoppingCriteria | None = None,
         owner: str = "",
     ) -> Request:
         """A request for the engine; arguments as for `create_completion`, but max_tokens=0 asks
@@ -126,6 +129,7 @@ class ServedModel(Llama):
             with_end=echo,
             shown={token: text.encode("utf-8") for text, token in (shown or {}).items()},
             criteria=criteria,
+            drafts=self._new_drafts if self._draft is not None else None,
             owner=owner,
         )
 
@@ -293,10 +297,10 @@ class ServedModel(Llama):
 
     def _makes(
         self, bias: Mapping[int | str, float] | None, grammar: LlamaGrammar | None
-    ) -> Callable[[], Processor]:
+    ) -> Callable[[], LogitsProcessor]:
         """What makes the processor of a text."""
 
-        def make() -> Processor:
+        def make() -> LogitsProcessor:
             processor = self._processors(None, bias, grammar)
             assert processor is not None
             return _Asked(processor)
@@ -346,7 +350,7 @@ class _Asked:
     """A processor that a request asked for: a grammar that cannot go on is the request's fault.
     What else the processor has is reached through this."""
 
-    def __init__(self, processor: Processor):
+    def __init__(self, processor: LogitsProcessor):
         self._processor = processor
 
     def __call__(self, ids: np.ndarray, logits: np.ndarray) -> np.ndarray:

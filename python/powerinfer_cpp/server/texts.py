@@ -6,7 +6,7 @@ from typing import Any, Protocol
 
 from starlette.responses import Response
 
-from ..run.scheduler import Request, Ticket, Update
+from ..run.requests import Request, Ticket, Update
 from ..text.completion import Piece
 from .answering import Stream, Whole, encode, joined
 from .desk import Desk, Writing
@@ -107,4 +107,6 @@ def timings(tickets: Sequence[Ticket]) -> dict[str, float]:
         "predicted_n": n_written,
         "predicted_ms": 1e3 * written_s,
         "predicted_per_second": n_written / written_s if written_s > 0 else 0.0,
+        "draft_n": sum(t.n_drafted for t in tickets),
+        "draft_n_accepted": sum(t.n_accepted for t in tickets),
     }

@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 
 from ..run.engine import EngineDead
-from ..run.scheduler import Ticket
+from ..run.requests import Ticket
 from .served import ServedModel
 
 FRAME_SECONDS = 1 / 15

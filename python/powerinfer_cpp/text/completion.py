@@ -3,8 +3,7 @@
 import codecs
 import time
 import uuid
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -139,26 +138,6 @@ class Writer:
     def finish(self) -> Piece:
         """The last piece, where no more tokens come."""
         return Piece(self._text.finish(), "stop", self.n_tokens, self._waiting.rest(None))
-
-
-def pieces(
-    tokens: Iterable[int],
-    data: Callable[[int], bytes | None],
-    writer: Writer,
-    choices: deque[Choice] | None = None,
-) -> Iterator[Piece]:
-    """The pieces of tokens, up to the one with a reason.
-
-    data: bytes of a token, None for an end token. choices: must hold the choice of a token when
-    that token arrives.
-    """
-    for token in tokens:
-        piece = writer.push(data(token), None if choices is None else choices.popleft())
-        if piece is not None:
-            yield piece
-            if piece.reason:
-                return
-    yield writer.finish()
 
 
 def events(parser: tools.ToolParser | None, part: Piece) -> list[tools.Event]:
