@@ -5,7 +5,7 @@
 #include <string_view>
 #include <vector>
 
-#include "console.h"
+#include "console/console.h"
 #include "engine.h"
 #include "generation.h"
 

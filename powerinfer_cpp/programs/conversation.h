@@ -5,7 +5,7 @@
 #include <string>
 
 #include "chat.h"
-#include "options.h"
+#include "options/options.h"
 
 class Generation;
 

@@ -7,7 +7,7 @@
 #include <string_view>
 #include <vector>
 
-#include "options.h"
+#include "options/options.h"
 #include "powerinfer.h"
 
 template <auto release>

@@ -7,7 +7,7 @@
 #include <limits>
 #include <memory>
 
-#include "console.h"
+#include "console/console.h"
 
 namespace {
 

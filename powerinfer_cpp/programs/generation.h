@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "engine.h"
-#include "options.h"
+#include "options/options.h"
 #include "timing.h"
 
 class Generation {

@@ -2,7 +2,7 @@
 
 #include <vector>
 
-#include "console.h"
+#include "console/console.h"
 #include "engine.h"
 #include "generation.h"
 #include "texts.h"

@@ -1,7 +1,7 @@
 // Interactive mode: the model and the user continue a text in turns.
 #pragma once
 
-#include "options.h"
+#include "options/options.h"
 
 class Generation;
 

@@ -13,12 +13,12 @@
 #include <utility>
 #include <vector>
 
-#include "console.h"
+#include "console/console.h"
 #include "conversation.h"
 #include "engine.h"
 #include "generation.h"
 #include "interactive.h"
-#include "options.h"
+#include "options/options.h"
 #include "plan.h"
 #include "powerinfer.h"
 #include "stats.h"

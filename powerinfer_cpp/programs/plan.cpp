@@ -8,7 +8,7 @@
 #include <utility>
 #include <vector>
 
-#include "console.h"
+#include "console/console.h"
 #include "engine.h"
 
 namespace {

@@ -3,7 +3,7 @@
 
 #include <string>
 
-#include "options.h"
+#include "options/options.h"
 
 // Prints the plan. false: it does not fit.
 bool print_plan(Options& options);

@@ -12,7 +12,7 @@
 #include <string_view>
 #include <vector>
 
-#include "console.h"
+#include "console/console.h"
 #include "engine.h"
 
 namespace {

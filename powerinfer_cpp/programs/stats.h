@@ -1,7 +1,7 @@
 // Statistics of a run as JSON: main --json-stats FILE.
 #pragma once
 
-#include "options.h"
+#include "options/options.h"
 #include "powerinfer.h"
 #include "timing.h"
 

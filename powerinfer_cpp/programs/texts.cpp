@@ -2,7 +2,7 @@
 
 #include <cctype>
 
-#include "console.h"
+#include "console/console.h"
 
 std::string unescape(const std::string& text) {
     static const std::string letters = "nrt'\"\\", meanings = "\n\r\t'\"\\";

@@ -3,7 +3,7 @@
 
 #include <string>
 
-#include "options.h"
+#include "options/options.h"
 
 // Replaces \n \r \t \' \" \\ and \x41. Any other backslash stays as it is.
 std::string unescape(const std::string& text);

@@ -4,7 +4,7 @@
 #include <cinttypes>
 #include <cstdio>
 
-#include "console.h"
+#include "console/console.h"
 
 double ms_since(Clock::time_point start) {
     return std::chrono::duration<double, std::milli>(Clock::now() - start).count();

@@ -4,7 +4,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "console.h"
+#include "console/console.h"
 #include "powerinfer.h"
 
 struct Work {

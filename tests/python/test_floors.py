@@ -93,10 +93,3 @@ def test_no_import_goes_round() -> None:
 def test_floors_are_folders() -> None:
     tops = {name.split(".")[0] for name in modules()}
     assert not {name for names in FLOORS for name in names if name} - tops
-
-
-def test_folders_can_be_held() -> None:
-    counts: dict[Path, int] = {}
-    for path in modules().values():
-        counts[path.parent] = counts.get(path.parent, 0) + 1
-    assert {folder.name: n for folder, n in counts.items() if n > 25} == {}

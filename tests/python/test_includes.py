@@ -12,7 +12,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 # Where a quoted name is looked for, after the folder of the file that names it.
 SEARCHED = ("ggml/include", "ggml/src", "powerinfer_cpp/include", "powerinfer_cpp/src")
-SEARCHED += ("tests/device",)
+SEARCHED += ("powerinfer_cpp/programs", "tests/device")
 # Files -> what they may include of this repository.
 SEES = {
     "ggml/include": ("ggml/include/",),

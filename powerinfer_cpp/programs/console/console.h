@@ -77,7 +77,7 @@ bool read_line(std::string& line);
 // The same in the user's colour.
 bool read_users_line(std::string& line);
 
-// ---- what differs between systems: console_posix.cpp, console_windows.cpp -----------------------
+// ---- what differs between systems: posix.cpp, windows.cpp ---------------------------------------
 
 // To be called first: standard streams, and what happens if a mapped file shrinks: the process ends
 // with a message. Returns the arguments in UTF-8.

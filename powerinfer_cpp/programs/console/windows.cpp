@@ -13,7 +13,7 @@
 #include <cerrno>
 #include <cstdlib>
 
-#include "console.h"
+#include "console/console.h"
 
 namespace {
 

@@ -4,8 +4,8 @@
 #include <cstring>
 #include <vector>
 
-#include "console.h"
-#include "options.h"
+#include "console/console.h"
+#include "options/options.h"
 
 namespace {
 

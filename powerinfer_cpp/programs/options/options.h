@@ -6,7 +6,7 @@
 #include <utility>
 #include <vector>
 
-#include "option_values.h"
+#include "options/values.h"
 #include "powerinfer.h"
 
 // --override-kv.
@@ -103,7 +103,7 @@ struct OptionTable {
 };
 OptionTable option_table();
 
-// What rows of the table call for values that take more than a line to read (option_setters.cpp).
+// What rows of the table call for values that take more than a line to read (setters.cpp).
 // Names with semicolons between, or letters, as in llama.cpp.
 void set_samplers(Options& options, Text option, Text value);
 void set_sampler_letters(Options& options, Text option, Text value);

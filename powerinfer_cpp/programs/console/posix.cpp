@@ -8,7 +8,7 @@
 #include <csignal>
 #include <cstdlib>
 
-#include "console.h"
+#include "console/console.h"
 
 #ifdef __APPLE__
 #include <mach-o/dyld.h>

@@ -1,7 +1,7 @@
 #include <cfloat>
 #include <limits>
 
-#include "options.h"
+#include "options/options.h"
 
 void set_samplers(Options& o, Text, Text value) {
     o.samplers = value;
