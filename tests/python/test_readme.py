@@ -1,4 +1,4 @@
-"""README.md's commands, in their order, in a fresh clone."""
+"""The commands of README.md and docs/try-it.md, in their order, in a fresh clone."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ MADE += " placement.png smaller.gguf"
 
 def blocks(root: Path) -> list[tuple[str, str]]:
     """Language and text of each code block."""
-    found = BLOCK.findall((root / "README.md").read_text())
+    pages = ("README.md", "docs/try-it.md")
+    found = [block for page in pages for block in BLOCK.findall((root / page).read_text())]
     assert {language for language, _ in found} == {"", "python"}
     for line in LEFT_OUT:
         assert sum(line in text for _, text in found) == 1
