@@ -40,49 +40,93 @@ class LlamaCore(UsesAdapters):
     the instance only while it computes a token; after another call in between, it computes its own
     tokens again and continues with the same result.
 
-    n_ctx: positions (0: the model's; None: 512, or the model's if that is less). n_batch, n_ubatch:
-    tokens per call of the engine, and tokens computed at once. n_threads, n_threads_batch: None:
-    the CPUs that this process may use. logits_all: keep the logits of every token in `scores`.
-    last_n_tokens_size: number of last tokens that get penalties. type_k, type_v: GGUF type ids of
-    the KV cache, F16 (1), Q8_0 (8) or F32 (0).
-    embedding: allow embeddings (pooling_type: 0 none, 1 mean, 2 first, 3 last, -1 as the file says,
-    or mean); the first completion then opens a second session. chat_format: one of chat.FORMATS, or
-    a registered one; default: the file's own template. chat_handler: answers chats instead
-    (llama_chat_format.py). spm_infill: completions with a suffix have the suffix before the prefix.
-    device: "cuda0" or "cpu". n_gpu_layers: at most this many of the last layers on the device, -1:
-    what fits. vram_budget: limit in GiB of what the device may take, 0: no device. A device or a
-    vram_budget alone means what fits; without these three options only the CPU computes.
-    reset_gpu_index: the device gets the neurons that fire most often, whatever a placement in or
-    beside the file says. disable_gpu_index: it gets none. Both: ValueError.
-    op_offload: the device computes all neurons of prompts, those in RAM as well.
-    ram_budget: limit in GiB; a model that does not fit it, or what is free, runs from storage, if
-    it is a mixture of experts or its file has neuron rows. bundle: write the bundled file that
-    neuron rows need for that, if there is none yet, and a list of what was in memory when the model
-    is closed. mmap_anyway: other models run so as well, slowly: each token reads what does not fit;
-    else they are refused (OutOfMemoryError).
-    vocab_only: tokenizer and metadata, no weights.
-    progress_callback: called with 0..1 while loading; returning False cancels (Cancelled).
-    record: "fired" or "fired+input", with sparse "off" or "exact" and without a device, for
-    `activations` and `ffn_inputs`.
-    draft_model: guesses the next tokens, which are then checked together: the same text, sooner
-    where it repeats itself. LlamaPromptLookupDecoding(), or the path of a smaller model with the
-    same vocabulary (speculative.py). Recording does without.
-    lora_path, lora_scale: a LoRA adapter (GGUF) and its scale, or a dict of several and their
-    scales; see set_adapters.
-    lora_allow_predictor: predictors are used with adapters, too, for which they were not made;
-    else sparse="auto" computes as "exact" while an adapter is used, and "predictor" refuses one.
-    kv_overrides: values in place of those of the file's header, by key. allow_unknown: run a file
-    without the keys and tensors that this engine does not know and that change results; else it is
-    refused (UnsupportedModelError). rope_*, yarn_*: scaling of
-    positions in place of the file's, for longer contexts (rope_scaling_type: 0 none, 1 linear, 2
-    yarn; rope_freq_scale: 0.25 for four times the context); None, 0, negative numbers, and
-    LangChain's rope_freq_base=10000 and rope_freq_scale=1 mean what the file says.
-    verbose: print a few lines to stderr; they also go to the logger "powerinfer_cpp", whatever
-    verbose is. seed: seed of the random numbers of all calls; default: different each time.
+    Opening raises OSError, ModelFormatError, UnsupportedModelError, OutOfMemoryError, DeviceError,
+    and ValueError naming the option. Unknown keyword arguments are ignored with a warning.
 
-    Raises OSError, ModelFormatError, UnsupportedModelError, OutOfMemoryError, DeviceError, and
-    ValueError naming the option, also for `tokenizer` of llama-cpp-python: the file's own is used.
-    Unknown keyword arguments are ignored with a warning.
+    **The context**
+
+    - n_ctx: positions. None: 512, or the model's if that is less; 0: the model's.
+    - n_batch, n_ubatch: 512 tokens per call of the engine, and computed at once.
+    - logits_all: False. Keep the logits of every token in `scores`, not only the last ones.
+    - last_n_tokens_size: 64 last tokens get penalties; -1: all.
+    - type_k, type_v: GGUF type ids of the KV cache: F16 (1, the default), Q8_0 (8) or F32 (0).
+    - rope_scaling_type (0 none, 1 linear, 2 yarn), rope_freq_base, rope_freq_scale (0.25 for four
+      times the context), yarn_ext_factor, yarn_attn_factor, yarn_beta_fast, yarn_beta_slow,
+      yarn_orig_ctx: instead of the file's. None, 0, negative numbers, and LangChain's
+      rope_freq_base=10000 and rope_freq_scale=1 mean what the file says.
+    - seed: of the random numbers of all calls. None: different each time.
+
+    **Threads**
+
+    - n_threads: that compute one token. None: the CPUs that this process may use.
+    - n_threads_batch: that compute several tokens. None: n_threads.
+
+    **The device** (without these options only the CPU computes)
+
+    - device: "cuda0" or "cpu".
+    - n_gpu_layers: at most this many of the last layers on the device; -1: what fits.
+    - vram_budget: limit in GiB of what the device may take; 0: no device. A device or a vram_budget
+      alone means what fits.
+    - reset_gpu_index: False. The device gets the neurons that fire most often, whatever a placement
+      in or beside the file says.
+    - disable_gpu_index: False. No neurons on the device. Giving both is a ValueError.
+    - op_offload: True. The device computes all neurons of prompts, those in RAM as well.
+
+    **Memory**
+
+    - ram_budget: limit in GiB. None: what is free. A model that does not fit runs from storage, if
+      it is a mixture of experts or its file has neuron rows.
+    - mmap_anyway: False. Other models that do not fit run as well, slowly: each token reads what is
+      missing. Else they are refused (OutOfMemoryError).
+    - bundle: True. Write the bundled file that neuron rows need for that, if there is none yet, and
+      when the model is closed a list of what was in memory.
+    - use_mmap, use_mlock: True, False. Map the file; keep its pages in RAM.
+
+    **Neurons**
+
+    - sparse: "auto" (prompts as "exact", generated tokens with a predictor if there is one), "off",
+      "exact" or "predictor".
+    - sparse_threshold: of predictors. None: the file's.
+
+    **Adapters**
+
+    - lora_path, lora_scale: a LoRA adapter (GGUF) and its scale 1.0, or a dict of several and their
+      scales; see set_adapters.
+    - lora_allow_predictor: False. Use predictors with adapters, for which they were not made; else
+      sparse="auto" computes as "exact" while an adapter is used, and "predictor" refuses one.
+
+    **Chats and infill**
+
+    - chat_format: one of chat.FORMATS, or a registered one. None: the file's own template.
+    - chat_handler: answers chats instead (llama_chat_format.py).
+    - spm_infill: False. Completions with a suffix have the suffix before the prefix.
+
+    **Drafts**
+
+    - draft_model: guesses the next tokens, which are then checked together: the same text, sooner
+      where it repeats itself. LlamaPromptLookupDecoding(), or the path of a smaller model with the
+      same vocabulary (llama_speculative.py). Recording does without.
+
+    **Embeddings**
+
+    - embedding: False. Allow embeddings; the first completion then opens a second session.
+    - pooling_type: 0 none, 1 mean, 2 first, 3 last; -1: as the file says, or mean.
+
+    **Recording**
+
+    - record: "off", "fired" or "fired+input", for `activations` and `ffn_inputs`; with sparse "off"
+      or "exact", and without a device.
+
+    **The file**
+
+    - vocab_only: False. Tokenizer and metadata, no weights.
+    - kv_overrides: values in place of those of the file's header, by key.
+    - allow_unknown: False. Run a file without the keys and tensors that this engine does not know
+      and that change results; else it is refused (UnsupportedModelError).
+    - tokenizer: llama-cpp-python's is a ValueError: the file's own is used.
+    - progress_callback: called with 0..1 while loading; returning False cancels (Cancelled).
+    - verbose: True. Print a few lines to stderr; they also go to the logger "powerinfer_cpp",
+      whatever verbose is.
     """
 
     def __init__(
