@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import reference
 import tiny
-from powerinfer_cpp.text.logprobs import token_name
+from powerinfer_cpp.text.logprobs import choice, likeliest, token_name
 
 from powerinfer_cpp import Llama
 
@@ -185,3 +185,39 @@ def test_with_logits_all(llm: Llama) -> None:
     ) as other:
         got = other(tiny.PROMPT, max_tokens=2, temperature=0, logprobs=1, echo=True)
     assert got["choices"] == want["choices"]
+
+
+def test_the_likeliest_of_many(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Against a stable sort: with equal logits, few blocks, and more than there are."""
+    rng = np.random.default_rng(0)
+    for n in (1, 300, 40_000):
+        for logits in (
+            rng.standard_normal(n).astype(np.float32),
+            rng.integers(0, 5, n).astype(np.float32),
+            np.zeros(n, np.float32),
+            np.where(rng.random(n) < 0.999, -np.inf, 1).astype(np.float32),
+        ):
+            order = np.argsort(-logits, kind="stable")
+            for most in (0, 1, 7, 100, n + 1):
+                assert likeliest(logits, most).tolist() == order[:most].tolist()
+    broken = np.full(3000, np.nan, np.float32)
+    assert len(likeliest(broken, 5)) == 5
+    # Only a part of the vocabulary is sorted.
+    sizes: list[int] = []
+    partition = np.partition
+    monkeypatch.setattr(np, "partition", lambda x, *at: sizes.append(len(x)) or partition(x, *at))
+    likeliest(rng.standard_normal(150_000).astype(np.float32), 20)
+    assert sizes and max(sizes) < 1000
+
+
+def test_a_choice_takes_little(llm: Llama) -> None:
+    """Its candidates are an array, and as exact as a float64 softmax."""
+    logits = (np.random.default_rng(1).standard_normal(50_000) * 4).astype(np.float32)
+    found = choice(7, logits, 100)
+    assert found.likely is not None and found.likely.nbytes == 100 * 12
+    x = logits.astype(np.float64)
+    x -= np.log(np.exp(x - x.max()).sum()) + x.max()
+    assert found.logprob == pytest.approx(x[7], abs=1e-5)
+    best = np.argsort(-x, kind="stable")[:100]
+    assert found.top is not None and [token for token, _ in found.top] == best.tolist()
+    assert [p for _, p in found.top] == pytest.approx(x[best].tolist(), abs=1e-5)

@@ -19,8 +19,10 @@ from typing import Any
 
 import pytest
 import serving
-from powerinfer_cpp.core.errors import RequestError
+from powerinfer_cpp.core.errors import OutOfMemoryError, RequestError
 from powerinfer_cpp.server import openai as openai_module
+from powerinfer_cpp.server import recorded as recorded_module
+from powerinfer_cpp.server import texts as texts_module
 from powerinfer_cpp.server.run import listen, warn_if_open
 from powerinfer_cpp.server.settings import Settings
 from serving import LONG, PROMPT, as_before, refused, request, wait_for
@@ -266,6 +268,62 @@ def test_as_many_prompts_as_the_docs_promise(running: serving.InThread) -> None:
     ]
     found = running.post("v1/completions", {**body, "prompt": prompts}).json()["choices"]
     assert [choice["text"] for choice in found] == [alone[i % 7] for i in range(len(prompts))]
+
+
+def test_products_are_limited(running: serving.InThread) -> None:
+    """What each of prompt, n, max_tokens and logprobs may be, they may not be all together."""
+    steps = running.model.scheduler.n_steps
+    messages = {"messages": [{"role": "user", "content": "x"}], "max_tokens": 200, "n": 64}
+    for path, body, fields in (
+        ("v1/completions", {"prompt": "x", "n": 64, "max_tokens": 200, "logprobs": 100}, "n"),
+        ("v1/completions", {"prompt": [[5] * 200] * 99, "echo": True, "logprobs": 99}, "echo"),
+        ("v1/chat/completions", {**messages, "logprobs": True, "top_logprobs": 100}, "n"),
+    ):
+        error = refused(running.post(path, body))
+        assert fields in error["message"] and "max_tokens" in error["message"]
+        assert "256 MiB" in error["message"] and "logprobs" in error["param"]
+    assert running.model.scheduler.n_steps == steps
+    few = {"prompt": "x", "n": 2, "max_tokens": 3, "logprobs": 100, "echo": True}
+    assert running.post("v1/completions", few).status_code == 200
+
+
+@pytest.mark.usefixtures("slow_steps")
+def test_answers_that_run_together_are_limited(
+    running: serving.InThread, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recorded, model = running.server._recorded, running.model
+    monkeypatch.setattr(recorded, "_most", 3 << 20)
+    before = model._model.unreserved()
+    body = {**LONG, "max_tokens": 100, "n": 8, "logprobs": 5}  # 2 MiB
+    with running.ask("v1/completions", body):
+        wait_for(lambda: recorded._taken)
+        assert before - model._model.unreserved() == sum(recorded._taken.values()) > 2_000_000
+        assert "together" in refused(running.post("v1/completions", body), 429)["message"]
+        small = {"prompt": "x", "max_tokens": 2, "logprobs": 5}
+        assert running.post("v1/completions", small).status_code == 200
+    wait_for(lambda: not recorded._taken)
+    assert model._model.unreserved() == before
+    streamed = {**body, "max_tokens": 12, "n": 60, "stream": True}
+    assert running.post("v1/completions", streamed).text.endswith("data: [DONE]\n\n")
+    wait_for(lambda: not recorded._taken and model._model.unreserved() == before)
+
+    def full(what: str, n_bytes: int) -> Any:
+        raise OutOfMemoryError(what)
+
+    monkeypatch.setattr(model, "reserve", full)
+    refused(running.post("v1/completions", body), 503)
+
+
+def test_long_answers_keep_their_text_alone(
+    running: serving.InThread, model_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Pieces are joined on the way, and an answer that is written in a thread is the same."""
+    body = {**LONG, "max_tokens": 40, "logprobs": 2}
+    want = running.post("v1/completions", body).json()["choices"]
+    monkeypatch.setattr(texts_module, "PARTS", 3)
+    monkeypatch.setattr(texts_module, "SMALL", 1)
+    monkeypatch.setattr(recorded_module, "SMALL", 1)
+    assert running.post("v1/completions", body).json()["choices"] == want
 
 
 @pytest.mark.usefixtures("slow_steps")

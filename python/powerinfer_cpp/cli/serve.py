@@ -56,6 +56,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--queue", type=whole(0), default=256, metavar="N", help="texts that may wait"
     )
     parser.add_argument(
+        "--max-recorded",
+        type=whole(1),
+        default=256,
+        metavar="MIB",
+        help="memory for recorded logprobs and unsent texts of one client (default: 256 MiB)",
+    )
+    parser.add_argument(
         "--api-key",
         action="append",
         metavar="K",
@@ -117,6 +124,7 @@ def run(args: argparse.Namespace) -> None:
         api_keys=tuple(_keys(args)),
         hosts=tuple(name.lower() for name in args.allowed_host or ()),
         origins=tuple(args.allowed_origin or ()),
+        max_recorded=args.max_recorded << 20,
     )
     serve(paths, options, settings, args.host, args.port, args.verbose)
 

@@ -55,21 +55,31 @@ async def _abort(scope: Scope, receive: Receive) -> None:
 
 
 class Whole(Response):
-    """A JSON body that work gives."""
+    """A JSON body that work gives. closed: when it was sent, or is not wanted any more."""
 
-    def __init__(self, work: Callable[[], Awaitable[Any]], path: str):
+    def __init__(
+        self,
+        work: Callable[[], Awaitable[bytes]],
+        path: str,
+        closed: Callable[[], None] = lambda: None,
+    ):
         super().__init__(media_type="application/json")
-        self._work, self._path = work, path
+        self._work, self._path, self._closed = work, path, closed
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
-            found = await while_connected(receive, self._work())
+            await self._answer(scope, receive, send)
+        finally:
+            self._closed()
+
+    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            body = await while_connected(receive, self._work())
         except Gone:
             return
         except Exception as error:
             await refused(refusal_of(error), self._path)(scope, receive, send)
             return
-        body = encode(found)
         await Response(body, media_type="application/json")(scope, receive, send)
 
 
@@ -78,7 +88,7 @@ class Stream(Response):
 
     events: gives bytes that are sent as they are; what it raises before the first is a response of
     its own, and afterwards an event. error: that event. seconds: for a client to take them.
-    kind: the type of the content.
+    kind: the type of the content. closed: when it has ended.
     """
 
     def __init__(
@@ -88,9 +98,10 @@ class Stream(Response):
         path: str,
         seconds: float,
         kind: bytes = b"text/event-stream; charset=utf-8",
+        closed: Callable[[], None] = lambda: None,
     ):
         super().__init__()
-        self._kind = kind
+        self._kind, self._closed = kind, closed
         self._events, self._error, self._path, self._seconds = events, error, path, seconds
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -100,6 +111,8 @@ class Stream(Response):
             await _abort(scope, receive)
         except Gone:
             return
+        finally:
+            self._closed()
 
     async def _run(self, scope: Scope, receive: Receive, send: Send) -> None:
         begun = False

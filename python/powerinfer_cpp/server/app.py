@@ -34,6 +34,7 @@ from .limits import Arriving, Guard, Guarded, read_body, refused
 from .messages import CountBody, MessagesBody, count_tokens, messages_job
 from .models import Models
 from .openapi import description
+from .recorded import Recorded, recorded_bytes
 from .responses import ResponsesBody, responses_job
 from .settings import Settings
 from .texts import Job, answer
@@ -76,6 +77,7 @@ class Server:
         self.models = Models(paths, self.desk, options)
         self.settings = settings
         self.arriving = Arriving()
+        self._recorded = Recorded(settings.max_recorded)
         self._began = int(time.time())
         self._slow, self._one_embedding = CapacityLimiter(8), CapacityLimiter(1)
         self._views: dict[str, View] = {}
@@ -165,7 +167,9 @@ class Server:
         owner = request.scope.get("owner", "")
         of = (model, name, body, self.settings, owner)
         job = await self._prepared(request, body, make, *of)
-        return answer(self.desk, job, bool(body.stream), self.settings, request.scope["path"])
+        taken = self._recorded.take(owner, recorded_bytes(job.requests), model.reserve)
+        stream, path = bool(body.stream), request.scope["path"]
+        return answer(self.desk, job, stream, self.settings, path, taken)
 
     async def _prepared(
         self, request: Request, body: Any, make: Callable[..., Made], *of: Any
@@ -183,7 +187,7 @@ class Server:
         body = await self._body(request, EmbeddingBody)
         model, name = self.models.get(body.model), self.models.name_of(body.model)
 
-        def work() -> Awaitable[Any]:
+        def work() -> Awaitable[bytes]:
             return openai.embeddings(model, name, body, self.settings, self._one_embedding)
 
         return Whole(work, request.scope["path"])

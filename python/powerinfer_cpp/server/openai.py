@@ -11,10 +11,12 @@ from ..core.errors import about_request
 from ..run.requests import Ticket
 from ..text.completion import ChatDicts, CompletionDicts, Dicts, Piece, usage
 from ..text.grammar import LlamaGrammar, response_grammar
+from .answering import encode
 from .bodies import ChatBody, CompletionBody, EmbeddingBody, check_limits, check_top
 from .chats import chat_request, chat_turn
 from .errors import Refusal
 from .infill import check_suffix
+from .recorded import check_recorded, packed
 from .served import ServedModel
 from .settings import Settings
 from .texts import Job, event, owners, timings
@@ -132,13 +134,15 @@ def completion_job(
         )
         for prompt in prompts
     ]
+    fields = ("prompt", "n", "max_tokens", "echo", "logprobs")
+    check_recorded(requests, settings.max_recorded, fields if n_top is not None else fields[:3])
     named = None if n_top is None else model.name_bytes
     head = CompletionDicts(name, named).head
 
     def dicts(i: int, ticket: Ticket) -> Dicts:
         text = model.prompt_text(prompts[i // n]) if body.echo else ""
         placed = model.placed(ticket, text) if ticket.echoed else []
-        return CompletionDicts(name, named, (text, placed), head, i)
+        return CompletionDicts(name, named, (text, placed), head, i, packed)
 
     return Job(model, requests, OpenAIForm(head, dicts, body.wants_usage))
 
@@ -168,11 +172,12 @@ def chat_job(model: ServedModel, name: str, body: ChatBody, settings: Settings, 
         logit_bias=body.logit_bias,
         owner=owner,
     )
+    check_recorded([request], settings.max_recorded, ("n", "max_tokens", "top_logprobs"))
     named = None if recorded is None else model.name_bytes
     head = ChatDicts(name, named).head
 
     def dicts(i: int, ticket: Ticket) -> Dicts:
-        return ChatDicts(name, named, copy.deepcopy(turn.parser), head, i)
+        return ChatDicts(name, named, copy.deepcopy(turn.parser), head, i, packed)
 
     return Job(model, [request], OpenAIForm(head, dicts, body.wants_usage))
 
@@ -192,8 +197,9 @@ async def embeddings(
     body: EmbeddingBody,
     settings: Settings,
     limiter: CapacityLimiter,
-) -> dict[str, Any]:
-    """The answer with embeddings: one vector of length 1 per input. Can be cancelled between two.
+) -> bytes:
+    """The answer with embeddings as JSON: one vector of length 1 per input. Can be cancelled
+    between two.
 
     limiter: lets one of them be computed; threads that only wait would be missed elsewhere.
     """
@@ -202,13 +208,18 @@ async def embeddings(
     if body.dimensions not in (None, model.n_embd()):
         raise Refusal(400, f"this model has {model.n_embd()} dimensions", "dimensions")
     inputs = prompts_of(body.input, settings, "input")
-    data, n = [], 0
-    for i, given in enumerate(inputs):
-        vector, length = await to_thread.run_sync(model.embedding, given, limiter=limiter)
-        n += length
+
+    def entry(i: int) -> tuple[Any, int]:
+        vector, length = model.embedding(inputs[i])
         shown: Sequence[float] | str = vector.tolist()
         if body.encoding_format == "base64":
             shown = base64.b64encode(vector.astype("<f4").tobytes()).decode()
-        data.append({"object": "embedding", "index": i, "embedding": shown})
+        return packed({"object": "embedding", "index": i, "embedding": shown}), length
+
+    data, n = [], 0
+    for i in range(len(inputs)):
+        one, length = await to_thread.run_sync(entry, i, limiter=limiter)
+        data.append(one)
+        n += length
     usage = {"prompt_tokens": n, "total_tokens": n}
-    return {"object": "list", "data": data, "model": name, "usage": usage}
+    return encode({"object": "list", "data": data, "model": name, "usage": usage})

@@ -14,6 +14,7 @@ from ..core.embedding import MEAN, POOLINGS
 from ..core.errors import RequestError, about_request
 from ..core.gguf import Gguf
 from ..core.logits import LogitsProcessor, StoppingCriteria
+from ..core.model import release
 from ..core.sampling import Sampling
 from ..core.session import Session
 from ..core.work import Work
@@ -192,6 +193,11 @@ class ServedModel(Llama):
                 ids, self._pooling or MEAN, normalize=True, truncate=False
             )
         return np.array(vector, dtype=np.float32), len(ids)
+
+    def reserve(self, what: str, n_bytes: int) -> Callable[[], None]:
+        """Reserves bytes of the model's budget; what it gives releases them. Raises
+        OutOfMemoryError."""
+        return functools.partial(release, self._model.reserve(what, n_bytes))
 
     def facts(self) -> dict[str, int]:
         """Sizes of the model, with llama.cpp's names."""

@@ -27,4 +27,6 @@ class Settings:
     max_stop_length: int = 1024
     max_bias: int = 2048
     max_top: int = 100  # likely tokens with log-probabilities
+    # Of what the answers of a client keep until they are written, as recorded.py counts it.
+    max_recorded: int = 256 << 20
     max_inputs: int = 2048  # of embeddings, or prompts of one request

@@ -1,9 +1,10 @@
 """What all dialects share: requests are written, and their pieces collected or streamed."""
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
+from anyio import to_thread
 from starlette.responses import Response
 
 from ..run.requests import Request, Ticket, Update
@@ -11,8 +12,12 @@ from ..text.completion import Piece
 from .answering import Stream, Whole, encode, joined
 from .desk import Desk, Writing
 from .errors import Refusal
+from .recorded import SMALL, Taken
 from .served import ServedModel
 from .settings import Settings
+
+# Pieces of an answer that are kept one by one.
+PARTS = 256
 
 
 class Form(Protocol):
@@ -38,34 +43,61 @@ class Job:
     form: Form
 
 
-def answer(desk: Desk, job: Job, stream: bool, settings: Settings, path: str) -> Response:
-    """The response for a job."""
+def answer(
+    desk: Desk, job: Job, stream: bool, settings: Settings, path: str, taken: Taken
+) -> Response:
+    """The response for a job. taken: what its answer keeps, which ends with it."""
     if not stream:
-        return Whole(lambda: whole(desk, job), path)
-    return Stream(lambda: events(desk, job), job.form.error, path, settings.send_seconds)
+        return Whole(lambda: whole(desk, job, taken.n_bytes), path, taken.close)
+    return Stream(
+        lambda: events(desk, job, taken.n_bytes),
+        job.form.error,
+        path,
+        settings.send_seconds,
+        closed=taken.close,
+    )
 
 
-async def whole(desk: Desk, job: Job) -> Any:
-    """The answer as one value."""
+async def whole(desk: Desk, job: Job, n_bytes: int) -> bytes:
+    """The answer as JSON. n_bytes: what it may take; a large one is written in a thread."""
     with desk.begin(job.model, job.requests) as writing:
         pieces: list[list[Piece]] = [[] for _ in owners(writing.tickets)]
         async for updates in writing.updates():
             for update in updates:
-                if update.piece is not None:
-                    pieces[writing.place(update)].append(update.piece)
-    return job.form.whole(writing.tickets, pieces)
+                if update.piece is None:
+                    continue
+                parts = pieces[writing.place(update)]
+                parts.append(update.piece)
+                if len(parts) == PARTS:  # each takes a hundred times the bytes of its text
+                    parts[:] = [joined_piece(parts)]
+
+    def written() -> bytes:
+        return encode(job.form.whole(writing.tickets, pieces))
+
+    return await _apart(written, n_bytes)
 
 
-async def events(desk: Desk, job: Job) -> AsyncIterator[bytes]:
-    """The answer as server-sent events."""
+async def events(desk: Desk, job: Job, n_bytes: int) -> AsyncIterator[bytes]:
+    """The answer as server-sent events. n_bytes: as for whole."""
     with desk.begin(job.model, job.requests) as writing:
         begun = False
         async for updates in joined(writing.updates()):
-            data = [] if begun else [job.form.begin(writing.tickets)]
-            data += [job.form.push(i, part) for i, part in merged(writing, updates)]
+            found = merged(writing, updates)
+
+            def written(begun: bool = begun, found: list[tuple[int, Piece]] = found) -> bytes:
+                data = [] if begun else [job.form.begin(writing.tickets)]
+                data += [job.form.push(i, part) for i, part in found]
+                return b"".join(data)
+
+            data = await _apart(written, n_bytes)
             begun = True
-            yield b"".join(data)
+            yield data
     yield job.form.end()
+
+
+async def _apart(work: Callable[[], bytes], n_bytes: int) -> bytes:
+    """What work gives; in a thread, if it is about many bytes."""
+    return await to_thread.run_sync(work) if n_bytes > SMALL else work()
 
 
 def merged(writing: Writing, updates: Sequence[Update]) -> list[tuple[int, Piece]]:
@@ -75,11 +107,15 @@ def merged(writing: Writing, updates: Sequence[Update]) -> list[tuple[int, Piece
         if update.piece is None:
             continue
         i, piece = writing.place(update), update.piece
-        if before := found.get(i):
-            text, placed = before.text + piece.text, before.placed + piece.placed
-            piece = replace(piece, text=text, placed=placed)
-        found[i] = piece
+        found[i] = joined_piece([found[i], piece]) if i in found else piece
     return list(found.items())
+
+
+def joined_piece(parts: Sequence[Piece]) -> Piece:
+    """Pieces of a text that follow each other as one."""
+    text = "".join(part.text for part in parts)
+    placed = [placed for part in parts for placed in part.placed]
+    return replace(parts[-1], text=text, placed=placed)
 
 
 def owners(tickets: Sequence[Ticket]) -> list[Ticket]:

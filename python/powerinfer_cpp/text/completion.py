@@ -8,7 +8,15 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from . import tools
-from .logprobs import Choice, Placed, TokenBytes, chat_logprobs, completion_logprobs
+from .logprobs import (
+    Choice,
+    Pack,
+    Placed,
+    TokenBytes,
+    as_it_is,
+    chat_logprobs,
+    completion_logprobs,
+)
 
 
 def stop_bytes(stop: str | Sequence[str] | None) -> list[bytes]:
@@ -152,6 +160,7 @@ class CompletionDicts:
 
     data: bytes of tokens, for the logprobs; None: no logprobs. echo: the prompt, which comes first,
     and its choices. head: that of the first text, if a prompt has several. index: which one it is.
+    pack: what becomes of the dict of each token's candidates, which are most of an answer.
     """
 
     def __init__(
@@ -161,6 +170,7 @@ class CompletionDicts:
         echo: tuple[str, list[Placed]] = ("", []),
         head: dict[str, Any] | None = None,
         index: int = 0,
+        pack: Pack = as_it_is,
     ):
         self.head = head or {
             "id": f"cmpl-{uuid.uuid4()}",
@@ -168,7 +178,7 @@ class CompletionDicts:
             "created": int(time.time()),
             "model": model,
         }
-        self._data, self._echo, self._index = data, echo, index
+        self._data, self._echo, self._index, self._pack = data, echo, index, pack
 
     def begin(self) -> list[Any]:
         """What a stream sends before the first piece: with echo, a dict for the prompt."""
@@ -185,7 +195,7 @@ class CompletionDicts:
         return self._choice(text, placed, every[-1].reason)
 
     def _choice(self, text: str, placed: list[Placed], reason: str | None) -> dict[str, Any]:
-        logprobs = completion_logprobs(placed, self._data) if self._data else None
+        logprobs = completion_logprobs(placed, self._data, self._pack) if self._data else None
         return {"text": text, "index": self._index, "logprobs": logprobs, "finish_reason": reason}
 
     def _dict(self, text: str, placed: list[Placed], reason: str | None) -> dict[str, Any]:
@@ -205,6 +215,7 @@ class ChatDicts:
         parser: tools.ToolParser | None = None,
         head: dict[str, Any] | None = None,
         index: int = 0,
+        pack: Pack = as_it_is,
     ):
         self.head = head or {
             "id": f"chatcmpl-{uuid.uuid4()}",
@@ -212,7 +223,7 @@ class ChatDicts:
             "created": int(time.time()),
             "model": model,
         }
-        self._data, self._parser, self._index = data, parser, index
+        self._data, self._parser, self._index, self._pack = data, parser, index, pack
 
     def begin(self) -> list[Any]:
         """What a stream sends before the first piece: the role."""
@@ -245,7 +256,7 @@ class ChatDicts:
         return reason if self._parser is None or reason is None else self._parser.reason(reason)
 
     def _logprobs(self, placed: list[Placed]) -> dict[str, Any] | None:
-        return chat_logprobs(placed, self._data) if self._data else None
+        return chat_logprobs(placed, self._data, self._pack) if self._data else None
 
     def _chunk(
         self, delta: dict[str, Any], placed: list[Placed], reason: str | None
