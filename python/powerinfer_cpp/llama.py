@@ -467,7 +467,7 @@ class Llama(LlamaPrompts):
 
     def _placed(self, ids: list[int], text: str, rows: Sequence[Choice]) -> list[Placed]:
         """The choices of a prompt's tokens with their places in its text."""
-        with self._lock:
+        with self._in_use:
             shown = [self._model.text(token, True) for token in ids]
             begins = self._model.text(ids[0], True)
         if ids[0] == self._model.bos and not text.startswith(begins.decode("utf-8", "replace")):

@@ -15,6 +15,7 @@ from .core.adapters import Adapters, UsesAdapters
 from .core.context import ROWS_KEPT, Context
 from .core.embedding import Embedder, check_pooling, embedding_fields, pooling_of, require_pooling
 from .core.gguf import Gguf
+from .core.in_use import InUse
 from .core.log import logger
 from .core.model import SPARSE_MODES, Model
 from .core.plan import memory_plan
@@ -27,6 +28,7 @@ from .text import chat
 from .text.answers import Plan, Stats
 from .text.infill import FimTokens, fim_tokens
 
+CLOSED = "this Llama is closed"
 DEFAULT_POSITIONS = 512  # llama-cpp-python's
 SCORES = 64  # rows of `scores` that a model run from storage leaves room for, without logits_all
 Self = TypeVar("Self", bound="LlamaCore")
@@ -225,6 +227,9 @@ class LlamaCore(UsesAdapters):
         self.last_n_tokens_size = last_n_tokens_size
         self.kv_overrides = kv_overrides
         self._lock = threading.RLock()
+        # The vocabulary and the file's header never change: a long text that becomes tokens in one
+        # thread does not keep the others from theirs. Only `close` must wait.
+        self._in_use = InUse(CLOSED)
         self._closed = False
         self._rng = new_random(seed)
         self._model_fields = {
@@ -349,8 +354,7 @@ class LlamaCore(UsesAdapters):
     @cached_property
     def metadata(self) -> dict[str, str]:
         """The file's keys and values as strings, without arrays."""
-        with self._lock:
-            self._require_open()
+        with self._in_use:
             values = self._model.gguf.metadata
         return {
             key: str(value).lower() if isinstance(value, bool) else str(value)
@@ -440,8 +444,7 @@ class LlamaCore(UsesAdapters):
         """
         if not isinstance(text, bytes | bytearray | memoryview):
             raise TypeError(f"tokenize takes bytes, not {type(text).__name__}")
-        with self._lock:
-            self._require_open()
+        with self._in_use:
             ids = self._model.tokenize(bytes(text), special)
         before = [self._model.bos] if add_bos and self._model.add_bos else []
         after = [self._model.eos] if add_bos and self._model.add_eos else []
@@ -454,9 +457,8 @@ class LlamaCore(UsesAdapters):
 
         Raises ValueError for ids outside the vocabulary.
         """
-        with self._lock:
-            self._require_open()
-            ids = [checks.whole("a token id", token) for token in tokens]
+        ids = [checks.whole("a token id", token) for token in tokens]
+        with self._in_use:
             text = b"".join(self._model.text(token, special) for token in ids)
         begins = not prev_tokens and len(tokens) > 0 and tokens[0] == self._model.bos
         return text[1:] if begins and text.startswith(b" ") else text
@@ -469,7 +471,7 @@ class LlamaCore(UsesAdapters):
 
     def _require_open(self) -> None:
         if self._closed:
-            raise ValueError("this Llama is closed")
+            raise ValueError(CLOSED)
 
     @property
     def _computing(self) -> Context:
@@ -516,6 +518,7 @@ class LlamaCore(UsesAdapters):
                 for part in (self._context, self._embedder, self._own_draft):
                     if part is not None:
                         part.close()
+                self._in_use.end()
                 self._model.close()
 
     def __getstate__(self) -> dict[str, Any]:

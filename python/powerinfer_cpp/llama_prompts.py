@@ -79,13 +79,11 @@ class LlamaPrompts(LlamaEmbeddings):
         return self._template(source) if has_template(source) else None
 
     def _value(self, key: str) -> Any:
-        with self._lock:
-            self._require_open()
+        with self._in_use:
             return self._model.gguf.value(key)
 
     def _template(self, source: str) -> chat.TemplateFormat:
-        with self._lock:
-            self._require_open()
+        with self._in_use:
             bos, eos = (
                 self._model.text(token, True).decode("utf-8", "replace") if token >= 0 else ""
                 for token in (self._model.bos, self._model.eos)
@@ -93,14 +91,12 @@ class LlamaPrompts(LlamaEmbeddings):
         return chat.TemplateFormat(source, bos, eos)
 
     def _control_tokens(self, style: Style) -> dict[str, int]:
-        with self._lock:
-            self._require_open()
+        with self._in_use:
             return control_tokens(self._model, style)
 
     def _name_bytes(self, token: int, first: bool) -> bytes:
         """Bytes of a token for logprobs; first: without the added space before a text."""
-        with self._lock:
-            self._require_open()
+        with self._in_use:
             data = self._model.text(token, True)
         return data[1:] if first and data.startswith(b" ") else data
 
@@ -108,8 +104,7 @@ class LlamaPrompts(LlamaEmbeddings):
         if not isinstance(prompt, str | bytes):
             return as_tokens(prompt).tolist()
         prompt = encoded(prompt)
-        with self._lock:
-            self._require_open()
+        with self._in_use:
             ids = self._model.tokenize(prompt, special=True)
         bos = self._model.bos
         if bos >= 0 and (not ids or self._model.add_bos and ids[0] != bos):
@@ -122,8 +117,7 @@ class LlamaPrompts(LlamaEmbeddings):
             encoded(part) if isinstance(part, str | bytes) else as_tokens(part).tolist()
             for part in (prefix, suffix)
         )
-        with self._lock:
-            self._require_open()
+        with self._in_use:
             return infill_ids(self._model, self._fim_tokens, before, behind, self.spm_infill)
 
     def _prompt_text(self, prompt: Text) -> str:

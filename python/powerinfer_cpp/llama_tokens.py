@@ -206,11 +206,15 @@ class LlamaTokens(LlamaCore):
         return grammar.processor(self._grammar_vocabulary())
 
     def _grammar_vocabulary(self) -> Vocabulary:
-        with self._lock:
-            self._require_open()
-            if self._vocabulary is None:
-                self._vocabulary = Vocabulary(self._model)
-            return self._vocabulary
+        """Made once. Then nobody waits for it: the engine's thread asks for it, too."""
+        found = self._vocabulary
+        if found is None:
+            with self._lock:
+                self._require_open()
+                if self._vocabulary is None:
+                    self._vocabulary = Vocabulary(self._model)
+                found = self._vocabulary
+        return found
 
     def _generated(
         self,
@@ -264,8 +268,7 @@ class LlamaTokens(LlamaCore):
 
     def _token_bytes(self, token: int) -> bytes | None:
         """Bytes that a token adds to a text; None for an end token."""
-        with self._lock:
-            self._require_open()
+        with self._in_use:
             return None if self._model.ends(token) else self._model.text(token)
 
     def set_seed(self, seed: int) -> None:

@@ -106,7 +106,9 @@ class ServedModel(Llama):
             if suffix is None:
                 ids = self._checked_ids(prompt)
             else:
-                ids = self._infill_ids(prompt, suffix) + self._model.tokenize_behind(encoded(begin))
+                ids = self._infill_ids(prompt, suffix)
+                with self._in_use:
+                    ids += self._model.tokenize_behind(encoded(begin))
             limit = 0 if max_tokens == 0 else self._limit(ids, max_tokens)
             self._samplers.make(params or Sampling(), 0)  # refuses what it cannot use, now
             stops = stop_bytes(stop)

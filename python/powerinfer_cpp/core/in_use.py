@@ -1,0 +1,33 @@
+"""What many threads may use at the same time, and one may end."""
+
+import threading
+
+
+class InUse:
+    """Counts who uses something that does not change. Use it with `with`; users never wait for each
+    other, and `end` waits for all of them.
+
+    ended: the message of the ValueError for those who come after the end.
+    """
+
+    def __init__(self, ended: str):
+        self._words, self._n, self._over = ended, 0, False
+        self._changed = threading.Condition(threading.Lock())
+
+    def __enter__(self) -> None:
+        with self._changed:
+            if self._over:
+                raise ValueError(self._words)
+            self._n += 1
+
+    def __exit__(self, *_: object) -> None:
+        with self._changed:
+            self._n -= 1
+            if self._over and self._n == 0:
+                self._changed.notify_all()
+
+    def end(self) -> None:
+        """Returns when nobody uses it any more; nobody may begin from now on."""
+        with self._changed:
+            self._over = True
+            self._changed.wait_for(lambda: self._n == 0)
