@@ -129,11 +129,11 @@ def test_a_client_of_embeddings_goes(running: serving.InThread) -> None:
     time.sleep(0.2)
     found = running.post("v1/completions", {"prompt": PROMPT, "max_tokens": 2})
     assert found.status_code == 200
-    limiter = running.server._one_embedding
-    assert limiter.statistics().tasks_waiting > 0
+    shares = running.server._embedding
+    assert shares.n_waiting > 0
     for client in clients:
         client.close()
-    wait_for(lambda: limiter.statistics().borrowed_tokens == 0, 20)
+    wait_for(lambda: shares.n_held == 0, 20)
 
 
 def test_a_host_that_vanishes(model_path: Path) -> None:

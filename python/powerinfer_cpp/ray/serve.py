@@ -33,7 +33,7 @@ SESSION = "x-session-id"
 PREFIX = 256  # characters of a prompt that tell where it goes
 _SCOPE = (
     *("type", "http_version", "method", "path", "root_path", "query_string", "headers", "scheme"),
-    "owner",  # which the guard has added
+    *("owner", "sender"),  # which the guard has added
 )
 
 

@@ -30,7 +30,7 @@ class Request:
     tokens. shown: bytes of control tokens that are part of the text. criteria: ends a text. drafts:
     makes what guesses the tokens of one text; or None. generated: bool [n], which ids of the prompt
     were generated; None: none. endless: ids alone, without text, until the criteria end them.
-    owner: whose prefixes may be used, and who waits in one queue.
+    owner: whose prefixes may be used, and who waits in one queue. sender: who sent it.
     """
 
     ids: Sequence[int]
@@ -50,6 +50,7 @@ class Request:
     generated: np.ndarray | None = None
     endless: bool = False
     owner: str = ""
+    sender: str = ""
 
 
 @dataclass

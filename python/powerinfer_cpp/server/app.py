@@ -1,12 +1,13 @@
 """The server as an ASGI application: routes, and who may use them."""
 
 import contextlib
+import functools
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
-from anyio import CapacityLimiter, to_thread
+from anyio import to_thread
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
@@ -30,13 +31,14 @@ from .chats import chat_turn
 from .desk import Desk
 from .errors import Refusal, refusal_of
 from .infill import InfillBody, infill_job
-from .limits import Arriving, Guard, Guarded, read_body, refused
+from .limits import Arriving, Body, Guard, Guarded, apart, refused
 from .messages import CountBody, MessagesBody, count_tokens, messages_job
 from .models import Models
 from .openapi import description
 from .recorded import Recorded, recorded_bytes
 from .responses import ResponsesBody, responses_job
 from .settings import Settings
+from .shares import Shares
 from .texts import Job, answer
 from .view import View
 
@@ -50,7 +52,11 @@ _TYPES = {
 _POLICY = "default-src 'self'; img-src 'self' data: blob:; media-src 'self' blob:; \
 frame-ancestors 'none'; base-uri 'none'; form-action 'none'"
 
-Body, Made = TypeVar("Body"), TypeVar("Made")
+# Fields that ask for a grammar.
+_WITH_GRAMMAR = ("grammar", "response_format", "tools", "text", "output_config")
+
+Kind, Made = TypeVar("Kind"), TypeVar("Made")
+Serve = Callable[[Request], Awaitable[Response]]
 
 
 def build_app(
@@ -79,7 +85,11 @@ class Server:
         self.arriving = Arriving()
         self._recorded = Recorded(settings.max_recorded)
         self._began = int(time.time())
-        self._slow, self._one_embedding = CapacityLimiter(8), CapacityLimiter(1)
+        # What may take long runs in threads, and each sender has a share of them. The processes
+        # for templates and for grammars are one each.
+        self._tokenising, self._templates = Shares(4, 2), Shares(4, 2)
+        self._grammars, self._embedding = Shares(4, 1), Shares(1, 1)
+        self._telling = Shares(4, 1)
         self._views: dict[str, View] = {}
         self._files = {f"/{file.name}": file for file in PAGE.glob("*.*") if file.suffix in _TYPES}
         if "/index.html" in self._files:
@@ -91,22 +101,24 @@ class Server:
                 *self._both("/models/{model:path}", self._model, ["GET"]),
                 *self._both("/chat/completions", self._chat, ["POST"]),
                 *self._both("/responses", self._responses, ["POST"]),
-                Route("/v1/messages", _guarded(self._messages), methods=["POST"]),
-                Route("/v1/messages/count_tokens", _guarded(self._count_tokens), methods=["POST"]),
+                Route("/v1/messages", self._guarded(self._messages), methods=["POST"]),
+                Route(
+                    "/v1/messages/count_tokens", self._guarded(self._count_tokens), methods=["POST"]
+                ),
                 *self._both("/completions", self._completions, ["POST"]),
                 *self._both("/embeddings", self._embeddings, ["POST"]),
-                Route("/infill", _guarded(self._infill), methods=["POST"]),
-                Route("/view", _guarded(self._view), methods=["GET"]),
-                Route("/view/stream", _guarded(self._view_stream), methods=["GET"]),
-                Route("/props", _guarded(self._props), methods=["GET"]),
-                Route("/lora-adapters", _guarded(self._lora_adapters), methods=["GET"]),
-                Route("/slots", _guarded(self._slots), methods=["GET"]),
-                Route("/metrics", _guarded(self._metrics), methods=["GET"]),
-                Route("/tokenize", _guarded(self._tokenize), methods=["POST"]),
-                Route("/detokenize", _guarded(self._detokenize), methods=["POST"]),
-                Route("/tokenizer_info", _guarded(self._tokenizer_info), methods=["GET"]),
-                Route("/apply-template", _guarded(self._apply_template), methods=["POST"]),
-                Route("/openapi.json", _guarded(self._openapi), methods=["GET"]),
+                Route("/infill", self._guarded(self._infill), methods=["POST"]),
+                Route("/view", self._guarded(self._view), methods=["GET"]),
+                Route("/view/stream", self._guarded(self._view_stream), methods=["GET"]),
+                Route("/props", self._guarded(self._props), methods=["GET"]),
+                Route("/lora-adapters", self._guarded(self._lora_adapters), methods=["GET"]),
+                Route("/slots", self._guarded(self._slots), methods=["GET"]),
+                Route("/metrics", self._guarded(self._metrics), methods=["GET"]),
+                Route("/tokenize", self._guarded(self._tokenize), methods=["POST"]),
+                Route("/detokenize", self._guarded(self._detokenize), methods=["POST"]),
+                Route("/tokenizer_info", self._guarded(self._tokenizer_info), methods=["GET"]),
+                Route("/apply-template", self._guarded(self._apply_template), methods=["POST"]),
+                Route("/openapi.json", self._guarded(self._openapi), methods=["GET"]),
                 *[Route(path, self._page, methods=["GET"]) for path in self._files],
             ],
             exception_handlers={HTTPException: _http_error, Exception: _any_error},
@@ -117,10 +129,9 @@ class Server:
             self.app.add_middleware(Guarded, guard=guard)
         self.app.state.server = self
 
-    @staticmethod
-    def _both(path: str, serve: Any, methods: list[str]) -> list[Route]:
+    def _both(self, path: str, serve: Serve, methods: list[str]) -> list[Route]:
         """A route with and without /v1, as llama.cpp has them."""
-        guarded = _guarded(serve)
+        guarded = self._guarded(serve)
         return [Route(p, guarded, methods=methods) for p in (f"/v1{path}", path)]
 
     @contextlib.asynccontextmanager
@@ -130,8 +141,34 @@ class Server:
         yield
         await to_thread.run_sync(self.models.close)
 
-    async def _body(self, request: Request, kind: type[Body]) -> Body:
-        return decode(await read_body(request, self.settings, self.arriving), kind)
+    def _guarded(self, serve: Serve) -> Serve:
+        """The same; errors become responses in the dialect of the path. The body is counted until
+        the response begins."""
+
+        async def guarded(request: Request) -> Response:
+            request.state.body = Body(request, self.settings, self.arriving)
+            try:
+                return await serve(request)
+            except Gone:
+                return Response(status_code=499)  # nobody gets it
+            except Exception as error:
+                return refused(refusal_of(error), request.scope["path"])
+            finally:
+                request.state.body.close()
+
+        return guarded
+
+    async def _body(self, request: Request, kind: type[Kind]) -> Kind:
+        data = await request.state.body.read()
+        return await apart(decode, data, kind, large=len(data))
+
+    async def _shared(
+        self, shares: Shares, request: Request, work: Callable[..., Made], *of: Any
+    ) -> Made:
+        """What work gives, in a thread, when it is the turn of the request's sender. Raises Gone,
+        and Refusal if too many of the sender wait."""
+        sender = request.scope.get("sender", "")
+        return await while_connected(request.receive, shares.run(sender, work, *of))
 
     # ---- Texts ---------------------------------------------------------------------------
 
@@ -164,33 +201,39 @@ class Server:
         model, name = self.models.get(body.model), self.models.name_of(body.model)
         if body.lora is not None:
             check_adapters(body.lora, [scale for _, scale in model.adapters()])
-        owner = request.scope.get("owner", "")
+        owner, sender = (request.scope.get(key, "") for key in ("owner", "sender"))
         of = (model, name, body, self.settings, owner)
-        job = await self._prepared(request, body, make, *of)
-        taken = self._recorded.take(owner, recorded_bytes(job.requests), model.reserve)
+        job = (await self._prepared(request, body, make, *of)).sent_by(sender)
+        taken = self._recorded.take(sender, recorded_bytes(job.requests), model.reserve)
         stream, path = bool(body.stream), request.scope["path"]
         return answer(self.desk, job, stream, self.settings, path, taken)
 
     async def _prepared(
         self, request: Request, body: Any, make: Callable[..., Made], *of: Any
     ) -> Made:
-        """What make gives, in a thread. Templates and grammars may take seconds, in processes of
-        which there is one each: they do not get all threads. Raises Gone."""
-        known = isinstance(body, CompletionBody | InfillBody)
-        quick = known and getattr(body, "grammar", None) is None
-        limiter = None if quick else self._slow
-        return await while_connected(
-            request.receive, to_thread.run_sync(make, *of, limiter=limiter)
-        )
+        """What make gives, in a thread. Who only needs tokens does not wait for templates, and
+        neither of them for grammars, each of which may take seconds. Raises Gone."""
+        if any(getattr(body, name, None) for name in _WITH_GRAMMAR):
+            shares = self._grammars
+        elif isinstance(body, CompletionBody | InfillBody):
+            shares = self._tokenising
+        else:
+            shares = self._templates
+        return await self._shared(shares, request, make, *of)
 
     async def _embeddings(self, request: Request) -> Response:
         body = await self._body(request, EmbeddingBody)
         model, name = self.models.get(body.model), self.models.name_of(body.model)
+        inputs = openai.embedding_inputs(model, body, self.settings)
+        sender = request.scope.get("sender", "")
+        n_bytes = openai.embedding_bytes(model, len(inputs))
+        taken = self._recorded.take(sender, n_bytes, model.reserve)
 
         def work() -> Awaitable[bytes]:
-            return openai.embeddings(model, name, body, self.settings, self._one_embedding)
+            in_turn = functools.partial(self._embedding.run, sender)
+            return openai.embeddings(model, name, body, inputs, in_turn)
 
-        return Whole(work, request.scope["path"])
+        return Whole(work, request.scope["path"], taken.close)
 
     # ---- Tokens --------------------------------------------------------------------------
 
@@ -202,36 +245,27 @@ class Server:
         special = body.add_special_tokens if body.add_special is None else body.add_special
         model = self.models.get(body.model)
         data = text.encode("utf-8", "surrogatepass")
-        ids = await to_thread.run_sync(model.tokenize, data, bool(special), body.parse_special)
-        return _json({"tokens": ids})
+
+        def work() -> bytes:
+            return encode({"tokens": model.tokenize(data, bool(special), body.parse_special)})
+
+        return _as_json(await self._shared(self._tokenising, request, work))
 
     async def _detokenize(self, request: Request) -> Response:
         body = await self._body(request, DetokenizeBody)
-        with about_request():
-            data = self.models.get(body.model).detokenize(body.tokens, special=True)
-        text = data.decode("utf-8", "replace")
-        return _json({"content": text, "prompt": text})
+        model = self.models.get(body.model)
+
+        def work() -> bytes:
+            with about_request():
+                data = model.detokenize(body.tokens, special=True)
+            text = data.decode("utf-8", "replace")
+            return encode({"content": text, "prompt": text})
+
+        return _as_json(await self._shared(self._tokenising, request, work))
 
     async def _tokenizer_info(self, request: Request) -> Response:
         model = self.models.get(request.query_params.get("model"))
-        ends = {"eos_token": model.token_eos(), "bos_token": model.token_bos()}
-        named = {
-            name: model.detokenize([id_], special=True).decode("utf-8", "replace")
-            if id_ >= 0
-            else None
-            for name, id_ in ends.items()
-        }
-        template = model.metadata.get("tokenizer.chat_template")
-        return _json(
-            {
-                **named,
-                "eos_token_id": model.token_eos(),
-                "bos_token_id": model.token_bos(),
-                "pad_token": named["eos_token"],
-                "vocab_size": model.n_vocab(),
-                "chat_template": template,
-            }
-        )
+        return _as_json(await self._told(request, status.tokenizer_info, model))
 
     async def _apply_template(self, request: Request) -> Response:
         body = await self._body(request, TemplateBody)
@@ -241,6 +275,10 @@ class Server:
         return _json({"prompt": turn.text})
 
     # ---- Status --------------------------------------------------------------------------
+
+    async def _told(self, request: Request, tell: Callable[..., Any], *of: Any) -> bytes:
+        """What tell says, as JSON; a client that asks for it again and again waits for itself."""
+        return await self._shared(self._telling, request, lambda: encode(tell(*of)))
 
     async def _health(self, request: Request) -> Response:
         if self.models.fault is not None:
@@ -258,17 +296,18 @@ class Server:
 
     async def _props(self, request: Request) -> Response:
         name = request.query_params.get("model")
-        return _json(status.props(self.models.get(name), self.models.name_of(name)))
+        of = (self.models.get(name), self.models.name_of(name))
+        return _as_json(await self._told(request, status.props, *of))
 
     async def _lora_adapters(self, request: Request) -> Response:
         return _json(status.adapters(self.models.get(request.query_params.get("model"))))
 
     async def _slots(self, request: Request) -> Response:
         model = self.models.get(request.query_params.get("model"))
-        return _json(await to_thread.run_sync(status.slots, model))
+        return _as_json(await self._told(request, status.slots, model))
 
     async def _metrics(self, request: Request) -> Response:
-        text = await to_thread.run_sync(status.metrics, self.models)
+        text = await self._shared(self._telling, request, status.metrics, self.models)
         return Response(text, media_type="text/plain; version=0.0.4; charset=utf-8")
 
     # ---- The page ------------------------------------------------------------------------
@@ -281,8 +320,7 @@ class Server:
         return self._views[name]
 
     async def _view(self, request: Request) -> Response:
-        view = self._view_of(request)
-        return _json(await to_thread.run_sync(view.describe))
+        return _as_json(await self._told(request, self._view_of(request).describe))
 
     async def _view_stream(self, request: Request) -> Response:
         view, owner = self._view_of(request), request.scope.get("owner", "")
@@ -305,25 +343,12 @@ class Server:
         return FileResponse(file, headers=headers, media_type=_TYPES[file.suffix])
 
 
-Serve = Callable[[Request], Awaitable[Response]]
-
-
-def _guarded(serve: Serve) -> Serve:
-    """The same; errors become responses in the dialect of the path."""
-
-    async def guarded(request: Request) -> Response:
-        try:
-            return await serve(request)
-        except Gone:
-            return Response(status_code=499)  # nobody gets it
-        except Exception as error:
-            return refused(refusal_of(error), request.scope["path"])
-
-    return guarded
-
-
 def _json(value: Any) -> Response:
-    return Response(encode(value), media_type="application/json")
+    return _as_json(encode(value))
+
+
+def _as_json(data: bytes) -> Response:
+    return Response(data, media_type="application/json")
 
 
 def _http_error(request: Request, error: Exception) -> Response:

@@ -2,11 +2,13 @@
 
 import hmac
 import ipaddress
-from collections.abc import Callable
-from typing import Any
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
 import anyio
+import anyio.to_thread
 import msgspec
 import numpy as np
 from starlette.datastructures import Headers
@@ -17,6 +19,9 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from .errors import Refusal
 from .settings import Settings
 
+Result = TypeVar("Result")
+
+LARGE = 64 << 10  # bytes; JSON of so many takes about a millisecond
 OPEN_PATHS = ("/", "/health", "/v1/health")  # and those of the page: no key is needed
 _OTHERS = bytes(set(range(256)) - set(b'"[]{}'))  # bytes that say nothing of the depth
 _STEPS = np.zeros(256, np.int8)
@@ -36,8 +41,9 @@ class Guard:
         self._keys = [key.encode("utf-8", "surrogateescape") for key in settings.api_keys]
 
     def answer(self, scope: Scope) -> Response | None:
-        """What a request gets at once, before its body is read; None: it may be served, and
-        scope["owner"] says for whom."""
+        """What a request gets at once, before its body is read; None: it may be served.
+        scope["owner"] then says for whom: the number of a key, or "" for all without one; and
+        scope["sender"] who takes turns with others: also a key, or an address."""
         headers, path = Headers(scope=scope), scope["path"]
         origin = headers.get("origin")
         try:
@@ -48,6 +54,7 @@ class Guard:
                 return Response(status_code=204, headers=allowed)
             if path not in OPEN_PATHS and not self._is_page(path):
                 scope["owner"] = self._owner(headers)
+            scope["sender"] = scope.get("owner") or sender_of(scope.get("client"))
         except Refusal as refusal:
             return refused(refusal, path)
         return None
@@ -132,6 +139,20 @@ def _preflight(origin: str | None, asked: str | None) -> dict[str, str]:
     }
 
 
+def sender_of(client: Sequence[Any] | None) -> str:
+    """Who a connection without a key comes from. client: address and port, None for none. A machine
+    has all addresses of an IPv6 network."""
+    host = str(client[0]) if client else ""
+    try:
+        address = ipaddress.ip_address(host.partition("%")[0])
+    except ValueError:
+        return host
+    if isinstance(address, ipaddress.IPv6Address):
+        plain = address.ipv4_mapped
+        return str(plain or ipaddress.ip_network((address, 64), strict=False))
+    return host
+
+
 def _name_of(host: str) -> str:
     """The name in a header Host, without its port."""
     if host.startswith("["):
@@ -158,10 +179,70 @@ def refused(refusal: Refusal, path: str) -> Response:
 
 
 class Arriving:
-    """Bytes of all bodies that are arriving: many clients may send slowly what each may send."""
+    """Bytes of all bodies that are arriving, or are read: many clients may send slowly what each
+    may send, and each may send many."""
 
     def __init__(self) -> None:
         self.n_bytes = 0
+        self._of: Counter[str] = Counter()  # by sender
+
+    def add(self, sender: str, n_bytes: int, settings: Settings) -> None:
+        """Counts more bytes, which `drop` must be told of. Raises Refusal if they are too many."""
+        self.n_bytes += n_bytes
+        self._of[sender] += n_bytes
+        if self.n_bytes > settings.max_bodies:
+            raise Refusal(503, "the server has no room for this body now")
+        if self._of[sender] > max(settings.max_body, settings.max_bodies // 4):
+            raise Refusal(429, "too many bodies of this client are arriving at the same time")
+
+    def drop(self, sender: str, n_bytes: int) -> None:
+        """Counts bytes no more."""
+        self.n_bytes -= n_bytes
+        self._of[sender] -= n_bytes
+        if not self._of[sender]:
+            del self._of[sender]
+
+
+class Body:
+    """The body of a request, counted with others until it is closed."""
+
+    def __init__(self, request: Request, settings: Settings, arriving: Arriving):
+        self._request, self._settings, self._arriving = request, settings, arriving
+        self._sender = request.scope.get("sender", "")
+        self._n_counted = 0
+
+    async def read(self) -> bytes:
+        """The bytes. Raises Refusal if it is too large, too slow or nested too deeply."""
+        settings, body = self._settings, bytearray()
+        too_large = Refusal(413, f"the body has more than {settings.max_body} bytes")
+        if int(self._request.headers.get("content-length", "0")) > settings.max_body:
+            raise too_large
+        try:
+            with anyio.fail_after(settings.body_seconds):
+                async for part in self._request.stream():
+                    body += part
+                    self._n_counted += len(part)
+                    self._arriving.add(self._sender, len(part), settings)
+                    if len(body) > settings.max_body:
+                        raise too_large
+        except TimeoutError:
+            raise Refusal(408, f"the body did not arrive in {settings.body_seconds:g} s") from None
+        except ClientDisconnect:
+            raise Refusal(400, "the client has gone") from None
+        data = bytes(body)
+        await apart(_check_depth, data, settings.max_depth, large=len(data))
+        return data
+
+    def close(self) -> None:
+        """Counts it no more."""
+        n_bytes, self._n_counted = self._n_counted, 0
+        if n_bytes:
+            self._arriving.drop(self._sender, n_bytes)
+
+
+async def apart(work: Callable[..., Result], *of: Any, large: int) -> Result:
+    """What work gives; in a thread if so many bytes would hold up the event loop."""
+    return await anyio.to_thread.run_sync(work, *of) if large > LARGE else work(*of)
 
 
 async def read_body(
@@ -171,27 +252,11 @@ async def read_body(
 
     arriving: with others, which this one is counted with.
     """
-    body, arriving = bytearray(), arriving or Arriving()
-    too_large = Refusal(413, f"the body has more than {settings.max_body} bytes")
-    if int(request.headers.get("content-length", "0")) > settings.max_body:
-        raise too_large
+    body = Body(request, settings, arriving or Arriving())
     try:
-        with anyio.fail_after(settings.body_seconds):
-            async for part in request.stream():
-                body += part
-                arriving.n_bytes += len(part)
-                if len(body) > settings.max_body:
-                    raise too_large
-                if arriving.n_bytes > settings.max_bodies:
-                    raise Refusal(503, "the server has no room for this body now")
-    except TimeoutError:
-        raise Refusal(408, f"the body did not arrive in {settings.body_seconds:g} s") from None
-    except ClientDisconnect:
-        raise Refusal(400, "the client has gone") from None
+        return await body.read()
     finally:
-        arriving.n_bytes -= len(body)
-    _check_depth(bytes(body), settings.max_depth)
-    return bytes(body)
+        body.close()
 
 
 def _check_depth(body: bytes, most: int) -> None:

@@ -2,10 +2,8 @@
 
 import base64
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
-
-from anyio import CapacityLimiter, to_thread
 
 from ..core.errors import about_request
 from ..run.requests import Ticket
@@ -22,6 +20,8 @@ from .settings import Settings
 from .texts import Job, event, owners, timings
 
 Prompt = str | list[int]
+
+NUMBER_BYTES = 24  # of a number as JSON, with its comma
 
 
 class OpenAIForm:
@@ -191,23 +191,32 @@ def _grammar(text: str | None, response_format: dict[str, Any] | None) -> LlamaG
     return response_grammar(response_format)
 
 
-async def embeddings(
-    model: ServedModel,
-    name: str,
-    body: EmbeddingBody,
-    settings: Settings,
-    limiter: CapacityLimiter,
-) -> bytes:
-    """The answer with embeddings as JSON: one vector of length 1 per input. Can be cancelled
-    between two.
-
-    limiter: lets one of them be computed; threads that only wait would be missed elsewhere.
-    """
+def embedding_inputs(model: ServedModel, body: EmbeddingBody, settings: Settings) -> list[Prompt]:
+    """What a body asks for. Raises Refusal for what cannot be served."""
     if body.encoding_format not in (None, "float", "base64"):
         raise Refusal(400, "encoding_format must be float or base64", "encoding_format")
     if body.dimensions not in (None, model.n_embd()):
         raise Refusal(400, f"this model has {model.n_embd()} dimensions", "dimensions")
     inputs = prompts_of(body.input, settings, "input")
+    if embedding_bytes(model, len(inputs)) > settings.max_recorded:
+        raise Refusal(400, "input has too many entries for --max-recorded", "input")
+    return inputs
+
+
+def embedding_bytes(model: ServedModel, n: int) -> int:
+    """Bytes of so many embeddings as JSON, at most."""
+    return n * model.n_embd() * NUMBER_BYTES
+
+
+async def embeddings(
+    model: ServedModel,
+    name: str,
+    body: EmbeddingBody,
+    inputs: Sequence[Prompt],
+    in_turn: Callable[[Callable[[int], tuple[Any, int]], int], Awaitable[tuple[Any, int]]],
+) -> bytes:
+    """The answer with embeddings as JSON: one vector of length 1 per input. Can be cancelled
+    between two. in_turn: runs the work for an input in a thread, when it is its turn."""
 
     def entry(i: int) -> tuple[Any, int]:
         vector, length = model.embedding(inputs[i])
@@ -218,7 +227,7 @@ async def embeddings(
 
     data, n = [], 0
     for i in range(len(inputs)):
-        one, length = await to_thread.run_sync(entry, i, limiter=limiter)
+        one, length = await in_turn(entry, i)
         data.append(one)
         n += length
     usage = {"prompt_tokens": n, "total_tokens": n}

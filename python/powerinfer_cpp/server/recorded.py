@@ -1,5 +1,7 @@
-"""What answers keep until they are written: their texts, and log-probabilities. A client may ask for
-a product of prompts, texts, tokens and candidates; here the product has a limit."""
+"""What answers keep until they are written: their texts, and log-probabilities.
+
+A client may ask for a product of prompts, texts, tokens and candidates: the product has a limit.
+"""
 
 from collections.abc import Callable, Sequence
 from typing import Any

@@ -45,6 +45,23 @@ def props(model: ServedModel, name: str) -> dict[str, Any]:
     }
 
 
+def tokenizer_info(model: ServedModel) -> dict[str, Any]:
+    """GET /tokenizer_info, as lm-evaluation-harness reads it."""
+    ends = {"eos_token": model.token_eos(), "bos_token": model.token_bos()}
+    named = {
+        name: model.detokenize([id_], special=True).decode("utf-8", "replace") if id_ >= 0 else None
+        for name, id_ in ends.items()
+    }
+    return {
+        **named,
+        "eos_token_id": model.token_eos(),
+        "bos_token_id": model.token_bos(),
+        "pad_token": named["eos_token"],
+        "vocab_size": model.n_vocab(),
+        "chat_template": model.metadata.get("tokenizer.chat_template"),
+    }
+
+
 def adapters(model: ServedModel) -> list[dict[str, Any]]:
     """GET /lora-adapters, with llama.cpp's names."""
     return [

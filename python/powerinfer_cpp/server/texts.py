@@ -42,6 +42,10 @@ class Job:
     requests: Sequence[Request]
     form: Form
 
+    def sent_by(self, sender: str) -> "Job":
+        """The same, for which this sender takes turns with others."""
+        return replace(self, requests=[replace(each, sender=sender) for each in self.requests])
+
 
 def answer(
     desk: Desk, job: Job, stream: bool, settings: Settings, path: str, taken: Taken
