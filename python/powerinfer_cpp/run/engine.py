@@ -1,6 +1,7 @@
 """A thread that runs a scheduler: requests come from other threads, updates leave step by step."""
 
 import threading
+import time
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
@@ -8,6 +9,8 @@ from .requests import Request, Ticket, Update
 from .scheduler import Scheduler
 
 Result = TypeVar("Result")
+
+SNAPSHOT_SECONDS = 0.02  # between two snapshots while there is work: one takes some 0.05 ms
 
 
 class EngineDead(Exception):
@@ -26,6 +29,9 @@ class Engine:
         self._calls: list[Callable[[], None]] = []
         self._closing = False
         self.error: BaseException | None = None  # why the thread has ended
+        # As of its last step, at most SNAPSHOT_SECONDS old: who wants to know waits for no step.
+        self.snapshot = scheduler.snapshot()
+        self._published = 0.0
         self._thread = threading.Thread(target=self._run, name="powerinfer engine", daemon=True)
         self._thread.start()
 
@@ -88,6 +94,7 @@ class Engine:
         try:
             while self._take_calls():
                 updates = self._scheduler.step()
+                self._publish()
                 if updates:
                     self._deliver(updates)
         except BaseException as error:
@@ -98,6 +105,11 @@ class Engine:
                 call()
             lost = EngineDead(f"the engine has stopped: {error}")
             self._deliver(self._scheduler.fail_all(lost))
+
+    def _publish(self) -> None:
+        now = time.monotonic()
+        if self._scheduler.idle or now - self._published >= SNAPSHOT_SECONDS:
+            self.snapshot, self._published = self._scheduler.snapshot(), now
 
     def _take_calls(self) -> bool:
         """Runs what other threads asked for; waits while there is nothing to do. False: it ends."""

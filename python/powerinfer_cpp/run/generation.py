@@ -56,6 +56,16 @@ class Generation:
             self.sampler = make_sampler(of.seed + self.index, of.params, of.ids)
 
     @property
+    def sender(self) -> str:
+        """Who takes turns with others."""
+        return self.ticket.request.sender or self.ticket.request.owner
+
+    @property
+    def body(self) -> int:
+        """Which texts were asked for together."""
+        return self.ticket.body
+
+    @property
     def n_left(self) -> int:
         """Positions to compute before the next token can be chosen."""
         return len(self.ids) - self.n_done

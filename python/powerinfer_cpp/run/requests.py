@@ -8,6 +8,7 @@ import numpy as np
 from ..core.logits import LogitsProcessor, StoppingCriteria
 from ..core.sampler import Sampler
 from ..core.sampling import Sampling
+from ..core.work import Work
 from ..text.completion import Piece
 from ..text.logprobs import Choice
 from .drafts import Drafts
@@ -30,7 +31,7 @@ class Request:
     tokens. shown: bytes of control tokens that are part of the text. criteria: ends a text. drafts:
     makes what guesses the tokens of one text; or None. generated: bool [n], which ids of the prompt
     were generated; None: none. endless: ids alone, without text, until the criteria end them.
-    owner: whose prefixes may be used, and who waits in one queue. sender: who sent it.
+    owner: whose prefixes may be used. sender: who takes turns with others.
     """
 
     ids: Sequence[int]
@@ -60,6 +61,7 @@ class Ticket:
     request: Request
     number: int
     asked: float
+    body: int = 0  # the number of the first that was asked for with it
     began: float | None = None  # when its prompt was taken up
     first: float | None = None  # its first token
     ended: float | None = None
@@ -107,3 +109,16 @@ class Done:
         self.n_written += ticket.n_tokens
         self.prompt_s += ticket.first - ticket.began
         self.written_s += ticket.ended - ticket.first
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """A scheduler between two steps. texts: of each active text its ticket and index, its
+    positions, and those it has computed. work, done: so far. n_kept: prefixes that are kept."""
+
+    texts: Sequence[tuple[Ticket, int, int, int]]
+    work: Work
+    done: Done
+    n_steps: int
+    n_waiting: int
+    n_kept: int

@@ -8,8 +8,9 @@ then chooses tokens. What a text becomes depends on its own prompt, parameters a
 import itertools
 import threading
 import time
-from collections import OrderedDict, deque
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -20,8 +21,9 @@ from ..text.completion import Piece
 from ..text.logprobs import choice
 from .drafts import NO_IDS
 from .generation import Generation, TokenText
-from .requests import Done, MakeSampler, QueueFull, Request, Ticket, Update
+from .requests import Done, MakeSampler, QueueFull, Request, Snapshot, Ticket, Update
 from .sequences import Sequences
+from .turns import Credit, Waiting, shared
 
 # How long a step may take while texts are written and a prompt waits, and the least rows of a
 # prompt in such a step: with fewer, the weights are read for too few tokens.
@@ -37,10 +39,9 @@ IDLE_SECONDS = 0.05  # the same while there is nothing else to do
 class Scheduler:
     """Texts that are written together in one session. Use it from one thread at a time.
 
-    n_parallel: texts that are computed at the same time; n_queue: that may wait. The session must
-    have the fields that `sequences.fields` gives. make_sampler: a sampler of a seed and parameters,
-    for what follows ids.
-    text: bytes of a token, None for an end token.
+    n_parallel: texts that are computed at the same time; n_queue: of one sender that may wait. The
+    session must have the fields that `sequences.fields` gives. make_sampler: a sampler of a seed
+    and parameters, for what follows ids. text: bytes of a token, None for an end token.
     """
 
     def __init__(
@@ -57,15 +58,13 @@ class Scheduler:
         self._n_logits, self._n_parallel, self._n_queue = n_logits, n_parallel, n_queue
         self._make_sampler, self._text = make_sampler, text
         self._active: list[Generation] = []
-        self._waiting: OrderedDict[str, deque[Generation]] = (
-            OrderedDict()
-        )  # by owner: they take turns
+        self._waiting: Waiting[Generation] = Waiting()
         self._cancelled: set[int] = set()  # tickets
         self._left: dict[int, int] = {}  # texts of a ticket that have not ended
         self._numbers = itertools.count(1)
-        self.n_waiting = 0  # texts that have no place yet
-        self._n_promised = 0  # texts of tickets that are not added yet
-        self._lock = threading.Lock()  # of this number
+        self._promised: Counter[str] = Counter()  # texts of tickets that are not added yet
+        self._lock = threading.Lock()  # of these numbers
+        self._credit = Credit()
         self._row_seconds = 0.0  # of a prompt's rows, on average
         self._guess_seconds = 0.0  # before the last pass
         self._crowded = False  # positions ran out, and no text has ended since
@@ -80,9 +79,9 @@ class Scheduler:
     def tickets(self, requests: Sequence[Request]) -> list[Ticket]:
         """Checked requests, to be added, all or none; any thread may call this.
 
-        They may wait if the queue has room for all their texts, or is empty: however many one
-        caller asks for at once, an idle scheduler takes them. Raises QueueFull, RequestError for an
-        empty prompt, and ContextOverflowError for one that leaves no room.
+        They may wait if their sender's queue has room for all their texts, or is empty: however
+        many one sender asks for at once, it is taken. Others do not count. Raises QueueFull,
+        RequestError for an empty prompt, and ContextOverflowError for one that leaves no room.
         """
         n_ctx = self._session.n_ctx
         for request in requests:
@@ -93,24 +92,31 @@ class Scheduler:
                     f"the prompt has {len(request.ids)} tokens, which leaves no room in a context "
                     f"of {n_ctx}"
                 )
-        more = sum(request.n for request in requests)
+        more: Counter[str] = Counter()
+        for request in requests:
+            more[request.sender or request.owner] += request.n
         with self._lock:
-            n = self.n_waiting + self._n_promised
-            if n and n + more > self._n_queue + max(0, self._n_parallel - self.n_active):
-                raise QueueFull(f"{n} texts are waiting already")
-            self._n_promised += more
-        return [Ticket(request, next(self._numbers), time.perf_counter()) for request in requests]
+            room = self._n_queue + max(0, self._n_parallel - self.n_active)
+            for sender, n_more in more.items():
+                n = self._waiting.of(sender) + self._promised[sender]
+                if n and n + n_more > room:
+                    raise QueueFull(f"{n} texts of this client are waiting already")
+            self._promised.update(more)
+        numbers = [next(self._numbers) for _ in requests]
+        now = time.perf_counter()
+        return [Ticket(of, i, now, numbers[0]) for of, i in zip(requests, numbers, strict=True)]
 
     def add(self, ticket: Ticket) -> None:
         """Puts the texts of a request into the queue."""
         request = ticket.request
-        with self._lock:
-            self._n_promised -= request.n
         limit = min(request.limit, self._session.n_ctx - len(request.ids))
         texts = [Generation(ticket, i, limit, self._text) for i in range(request.n)]
-        self._waiting.setdefault(request.owner, deque()).extend(texts)
+        with self._lock:
+            self._promised.subtract({texts[0].sender: request.n})
+            self._promised += Counter()  # drops those who have none
+            for text in texts:
+                self._waiting.add(text)
         self._left[ticket.number] = len(texts)
-        self.n_waiting += len(texts)
 
     def cancel(self, ticket: Ticket) -> None:
         """Ends a request without further updates, before the next step computes anything."""
@@ -123,22 +129,29 @@ class Scheduler:
         return len(self._active)
 
     @property
-    def n_kept(self) -> int:
-        """Prefixes that are kept."""
-        return self._sequences.n_kept
+    def n_waiting(self) -> int:
+        """Texts that have no place yet."""
+        return len(self._waiting)
 
     @property
     def idle(self) -> bool:
         """Is there nothing to do?"""
         return not self._active and not self._waiting
 
-    def texts(self) -> list[tuple[Ticket, int, int, int]]:
-        """Of each active text: its ticket and index, its positions, and those it has computed."""
-        return [(t.ticket, t.index, len(t.ids), t.n_done) for t in self._active]
+    @property
+    def n_kept(self) -> int:
+        """Prefixes that are kept."""
+        return self._sequences.n_kept
 
     def work(self) -> Work:
         """The work of the session so far."""
         return self._session.work()
+
+    def snapshot(self) -> Snapshot:
+        """What it is doing, and has done."""
+        texts = [(t.ticket, t.index, len(t.ids), t.n_done) for t in self._active]
+        counts = self.n_steps, self.n_waiting, self.n_kept
+        return Snapshot(texts, self.work(), replace(self.done), *counts)
 
     # ---- Steps ---------------------------------------------------------------------------
 
@@ -163,9 +176,8 @@ class Scheduler:
 
     def fail_all(self, error: Exception) -> list[Update]:
         """Ends every request with an error."""
-        texts = self._active + [text for queue in self._waiting.values() for text in queue]
+        texts = [*self._active, *self._waiting]
         self._waiting.clear()
-        self.n_waiting = 0
         return [self._fail(text, error) for text in texts]
 
     def _drop_cancelled(self) -> None:
@@ -177,33 +189,18 @@ class Scheduler:
             self._active.remove(text)
             self._session.truncate(text.n_done, text.seq)
             self._sequences.keep(text.seq)
-        for owner, queue in list(self._waiting.items()):
-            left = deque(t for t in queue if t.ticket.number not in gone)
-            if left:
-                self._waiting[owner] = left
-            else:
-                del self._waiting[owner]
-        self.n_waiting = sum(map(len, self._waiting.values()))
+        with self._lock:
+            self._waiting.remove(lambda text: text.ticket.number in gone)
         for number in gone:
             self._left.pop(number, None)
 
     def _admit(self) -> list[Update]:
-        """Gives places to texts that wait; owners take turns. Returns those that cannot begin."""
-        passed: set[str] = set()
+        """Gives places to texts that wait. Returns those that cannot begin."""
         failed: list[Update] = []
-        while len(self._active) < self._n_parallel and len(passed) < len(self._waiting):
-            if self._crowded and self._active:
+        while self._waiting and (self._has_place() or self._give_way()):
+            text = self._waiting.take(self._places(), self._may_begin)
+            if text is None:
                 break
-            owner = next(o for o in self._waiting if o not in passed)
-            queue = self._waiting[owner]
-            if self._waits_for_sibling(queue[0]):
-                passed.add(owner)
-                continue
-            text = queue.popleft()
-            self.n_waiting -= 1
-            del self._waiting[owner]
-            if queue:  # behind the others
-                self._waiting[owner] = queue
             try:
                 text.prepare(self._make_sampler)
             except Exception as error:  # of this text: the others go on
@@ -212,9 +209,37 @@ class Scheduler:
             self._begin(text)
         return failed
 
-    def _waits_for_sibling(self, text: Generation) -> bool:
-        """Will another text of the request have computed the prompt soon?"""
-        return any(t.ticket is text.ticket and t.n_done < t.n_prompt - 1 for t in self._active)
+    def _places(self) -> Counter[str]:
+        return Counter(text.sender for text in self._active)
+
+    def _has_place(self) -> bool:
+        return len(self._active) < self._n_parallel and not (self._crowded and self._active)
+
+    def _may_begin(self, text: Generation) -> bool:
+        """Not if another text of the request will have computed the prompt soon."""
+        return not any(t.ticket is text.ticket and t.n_done < t.n_prompt - 1 for t in self._active)
+
+    def _give_way(self) -> bool:
+        """Takes a place from the sender with the most, if one that waits has two fewer. What the
+        text has computed is kept, if positions do not run out. Is there a place now?"""
+        places = self._places()
+        victim = self._last_of_most()
+        may = [places[text.sender] for text in self._waiting.firsts() if self._may_begin(text)]
+        if victim is None or not may or places[victim.sender] < min(may) + 2:
+            return False
+        if self._crowded:
+            self._sequences.forget(victim.seq)
+        else:
+            self._session.truncate(victim.n_done, victim.seq)  # without what was guessed
+            self._sequences.keep(victim.seq)
+        self._put_back(victim)
+        return True
+
+    def _last_of_most(self) -> Generation | None:
+        """Of the senders with the most places, the text that came last."""
+        places = self._places()
+        most = max(places.values(), default=0)
+        return next((t for t in reversed(self._active) if places[t.sender] == most), None)
 
     def _begin(self, text: Generation) -> None:
         ticket, of = text.ticket, text.ticket.request
@@ -229,17 +254,24 @@ class Scheduler:
             text.foresee()
 
     def _choose_rows(self) -> dict[Generation, int]:
-        """How many rows of each text are computed: one of those that write, and a chunk of prompts,
-        the first come first."""
+        """How many rows of each text are computed: one of those that write. Prompts share the
+        others, by senders and then by texts."""
         rows = {text: 1 for text in self._active if text.writes}
         left = self._session.n_batch - len(rows)
         if rows and self._row_seconds:
             left = min(left, max(LEAST_CHUNK, int(STEP_SECONDS / self._row_seconds)))
-        for text in self._active:
-            n = 0 if text.writes else min(text.n_left, left, self._most_rows(text, rows))
-            if n > 0:
-                rows[text] = n
-                left -= n
+        wanted = {text: text.n_left for text in self._active if not text.writes and text.n_left}
+        echoed = {text: n for text, n in wanted.items() if self._echoes(text)}
+        # All logits of these must be kept, beside the last ones of the others.
+        wanted.update(shared(echoed, self._n_logits - len(self._active)))
+        by_sender: Counter[str] = Counter()
+        for text, n in wanted.items():
+            by_sender[text.sender] += n
+        writers = {text.sender for text in rows}
+        most = {s: self._most_rows(s, n, writers) for s, n in by_sender.items()}
+        for sender, n in shared(most, left).items():
+            of = {text: n for text, n in wanted.items() if text.sender == sender}
+            rows.update((text, share) for text, share in shared(of, n).items() if share > 0)
         if all(text.writes for text in rows):  # beside a prompt, a pass takes longer anyway
             left, begin = min(left, self._n_logits - len(rows)), time.perf_counter()
             for text in rows:
@@ -249,24 +281,24 @@ class Scheduler:
             self._guess_seconds = time.perf_counter() - begin
         return rows
 
-    def _most_rows(self, text: Generation, rows: dict[Generation, int]) -> int:
-        """Rows whose logits can be kept, if an echo needs them all."""
-        if not self._echoes(text):
-            return self._session.n_batch
-        echoed = sum(n for t, n in rows.items() if self._echoes(t))
-        return self._n_logits - len(self._active) - echoed
+    def _most_rows(self, sender: str, wanted: int, writers: set[str]) -> int:
+        """Of the rows that a sender's prompts want, those that they get beside other writers."""
+        if not writers - {sender} or not self._row_seconds:
+            return wanted
+        may = self._credit.rows(sender)
+        return min(wanted, may) if may >= min(wanted, LEAST_CHUNK) else 0
 
     @staticmethod
     def _echoes(text: Generation) -> bool:
         return text.ticket.request.echo and text.index == 0 and text.n_done < text.n_prompt
 
     def _put_back(self, text: Generation) -> None:
-        """Takes a text's place away; it is computed again later, with the same result."""
-        self._sequences.forget(text.seq)
+        """Takes a text's place away; what is not known then is computed again, with the same
+        result."""
+        self._active.remove(text)
         text.seq, text.n_done, text.late, text.guessed = -1, 0, None, NO_IDS
-        owner = text.ticket.request.owner
-        self._waiting.setdefault(owner, deque()).appendleft(text)
-        self.n_waiting += 1
+        with self._lock:
+            self._waiting.add(text, first=True)
 
     def _compute(self, rows: dict[Generation, int]) -> bool:
         """Computes these rows. If positions run out, makes room instead and returns False."""
@@ -297,23 +329,32 @@ class Scheduler:
             if not self._make_room():
                 raise
             return False
-        seconds = time.perf_counter() - begin
-        n_prompt = sum(n for text, n in rows.items() if not text.writes)
-        if n_prompt >= LEAST_CHUNK:
-            each = seconds / n_prompt
-            self._row_seconds += (each - self._row_seconds) * (0.3 if self._row_seconds else 1)
-        if n_prompt == 0:
-            for text in rows:
-                text.computed(seconds + self._guess_seconds)
+        self._count_rows(rows, time.perf_counter() - begin)
         return True
 
+    def _count_rows(self, rows: dict[Generation, int], seconds: float) -> None:
+        """Notes what a step took."""
+        prompts = {text: n for text, n in rows.items() if not text.writes}
+        if sum(prompts.values()) >= LEAST_CHUNK:
+            each = seconds / sum(rows.values())
+            self._row_seconds += (each - self._row_seconds) * (0.3 if self._row_seconds else 1)
+        for text, n in prompts.items():
+            self._credit.spend(text.sender, n)
+        if not prompts:
+            for text in rows:
+                text.computed(seconds + self._guess_seconds)
+        if self._row_seconds:
+            self._credit.earn(seconds / self._row_seconds, self._places())
+
     def _make_room(self) -> bool:
-        """Frees positions of what is kept, else those of the text that came last."""
+        """Frees positions of what is kept, else those of a text."""
         if self._sequences.forget_oldest():
             return True
-        if len(self._active) < 2:
+        text = self._last_of_most()
+        if text is None or len(self._active) < 2:
             return False
-        self._put_back(self._active.pop())
+        self._sequences.forget(text.seq)
+        self._put_back(text)
         self._crowded = True
         return True
 

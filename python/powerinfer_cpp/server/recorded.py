@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from ..run.scheduler import Request
+from ..run.requests import Request
 from .errors import Refusal
 
 # Bytes of a token's text; of a recorded token besides; and of each of its candidates, nearly all of

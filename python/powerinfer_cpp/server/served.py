@@ -214,8 +214,8 @@ class ServedModel(Llama):
         }
 
     def work(self) -> Work:
-        """The work of all requests so far. Waits for the step that runs."""
-        return self.engine.call(self._scheduler.work)
+        """The work of all requests so far, as of the last step."""
+        return self.engine.snapshot.work
 
     def layer_n_ff(self) -> np.ndarray:
         """Neurons of each layer, or of one of its experts: int64 [n_layer]."""

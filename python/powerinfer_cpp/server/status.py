@@ -8,6 +8,8 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from ..core.work import Work
+from ..run.engine import EngineDead
+from ..run.requests import Snapshot
 from .errors import Refusal
 from .models import Models
 from .served import ServedModel
@@ -71,8 +73,11 @@ def adapters(model: ServedModel) -> list[dict[str, Any]]:
 
 
 def slots(model: ServedModel) -> list[dict[str, Any]]:
-    """GET /slots: texts that are being computed. Nothing of what they say."""
-    texts = model.engine.call(model.scheduler.texts)
+    """GET /slots: texts that are being computed, as of the last step. Nothing of what they say.
+    Raises EngineDead."""
+    if model.engine.error is not None:
+        raise EngineDead(f"the engine has stopped: {model.engine.error}")
+    texts = model.engine.snapshot.texts
     found = [
         {
             "id": i,
@@ -96,7 +101,7 @@ class Collector:
         self._models = of
 
     def collect(self) -> Iterator[Metric]:
-        """All metrics. Waits for the steps that run."""
+        """All metrics, as of the last step."""
         found: dict[str, Metric] = {}
 
         def add(kind: Any, name: str, text: str, value: float, **labels: str) -> None:
@@ -107,29 +112,29 @@ class Collector:
         for name, model in self._models.all().items():
             if model.engine.error is not None:
                 continue
-            work = model.work()
-            for metric, text, value in _counts(model, work):
+            at = model.engine.snapshot
+            for metric, text, value in _counts(model, at):
                 add(CounterMetricFamily, metric, text, value, model=name)
-            for metric, text, value in _states(model, work):
+            for metric, text, value in _states(model, at):
                 add(GaugeMetricFamily, metric, text, value, model=name)
-            read = zip(("storage", "ram", "gpu"), work.read_by_tier(), strict=True)
+            read = zip(("storage", "ram", "gpu"), at.work.read_by_tier(), strict=True)
             for tier, n in read:
                 text = "Bytes of weights and cache that were read, each row counted alone."
-                n_bytes = n * work.rows
+                n_bytes = n * at.work.rows
                 add(CounterMetricFamily, "powerinfer:bytes", text, n_bytes, model=name, tier=tier)
         yield from found.values()
 
 
-def _counts(model: ServedModel, work: Work) -> list[tuple[str, str, float]]:
+def _counts(model: ServedModel, at: Snapshot) -> list[tuple[str, str, float]]:
     """Counters: name, description and value."""
-    done = model.scheduler.done
+    done, work = at.done, at.work
     computed, possible = work.computed_of_all(model.layer_n_ff())
     found = [
         ("llamacpp:prompt_tokens", "Prompt tokens that were computed.", done.n_prompt),
         ("llamacpp:prompt_seconds", "Seconds for prompts.", done.prompt_s),
         ("llamacpp:tokens_predicted", "Tokens that were written.", done.n_written),
         ("llamacpp:tokens_predicted_seconds", "Seconds for writing.", done.written_s),
-        ("llamacpp:n_decode", "Passes of the engine.", model.scheduler.n_steps),
+        ("llamacpp:n_decode", "Passes of the engine.", at.n_steps),
         ("powerinfer:prompt_tokens_reused", "Prompt tokens that were known.", done.n_reused),
         ("powerinfer:requests", "Requests that ended.", done.n_requests),
         ("powerinfer:neurons_computed", "Neurons that tokens computed.", computed),
@@ -161,9 +166,9 @@ def _stored_counts(model: ServedModel, work: Work) -> list[tuple[str, str, float
     return found
 
 
-def _states(model: ServedModel, work: Work) -> list[tuple[str, str, float]]:
+def _states(model: ServedModel, at: Snapshot) -> list[tuple[str, str, float]]:
     """Gauges: name, description and value."""
-    scheduler, done = model.scheduler, model.scheduler.done
+    done, work = at.done, at.work
     computed, possible = work.computed_of_all(model.layer_n_ff())
     needed = work.sum("first_needed") + work.sum("rest_needed")
     missed = work.sum("first_missed") + work.sum("rest_missed")
@@ -175,10 +180,10 @@ def _states(model: ServedModel, work: Work) -> list[tuple[str, str, float]]:
     found = [
         ("llamacpp:prompt_tokens_seconds", "Prompt tokens a second.", prompt),
         ("llamacpp:predicted_tokens_seconds", "Written tokens a second, of a text.", written),
-        ("llamacpp:requests_processing", "Texts that are computed.", scheduler.n_active),
-        ("llamacpp:requests_deferred", "Texts that wait.", scheduler.n_waiting),
+        ("llamacpp:requests_processing", "Texts that are computed.", len(at.texts)),
+        ("llamacpp:requests_deferred", "Texts that wait.", at.n_waiting),
         ("powerinfer:active_share", "Computed share of the neurons.", ratio(computed, possible)),
-        ("powerinfer:prefixes_kept", "Prefixes that are kept.", scheduler.n_kept),
+        ("powerinfer:prefixes_kept", "Prefixes that are kept.", at.n_kept),
     ]
     if needed:
         text = "Share of the needed parts of neurons, or experts, that RAM had."

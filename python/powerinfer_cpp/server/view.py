@@ -13,7 +13,6 @@ Frames, each 4 bytes of length (little-endian), then 1 byte of kind:
 
 import asyncio
 import base64
-import contextlib
 import struct
 import threading
 from collections.abc import AsyncIterator
@@ -43,6 +42,8 @@ class View:
         self._tiers = model.tiers()
         self._after = self._tiers  # the last token, where every token changes them
         self._sending: asyncio.Task[None] | None = None
+        self._settling: asyncio.Task[None] | None = None
+        self._recording = False
 
     @property
     def live(self) -> bool:
@@ -64,27 +65,40 @@ class View:
 
     async def frames(self, owner: str) -> AsyncIterator[bytes]:
         """Frames of the owner's requests, as they come."""
+        if self._model.engine.error is not None:
+            raise EngineDead(f"the engine has stopped: {self._model.engine.error}")
         queue: asyncio.Queue[bytes] = asyncio.Queue(MOST_FRAMES)
         self._watchers[queue] = owner
-        if self._sending is None:
-            self._sending = asyncio.ensure_future(self._send())
-            await asyncio.to_thread(self._model.watch, self._note)
         try:
+            self._settle()
             yield _frame(2, self._tiers.tobytes())
             while True:
                 yield await queue.get()
         finally:
             del self._watchers[queue]
-            if not self._watchers and self._sending is not None:
-                self._sending.cancel()
-                self._sending = None
-                asyncio.get_running_loop().run_in_executor(None, self._end)
+            self._settle()
 
-    def _end(self) -> None:
-        """Ends recording, unless somebody watches again."""
-        with contextlib.suppress(EngineDead):
-            if self._sending is None:
-                self._model.watch(None)
+    def _settle(self) -> None:
+        """Makes the engine record if there are watchers, and only then; waits for nothing."""
+        if self._settling is None:
+            self._settling = asyncio.ensure_future(self._settled())
+
+    async def _settled(self) -> None:
+        # One change at a time, and each looks at those who watch then: whoever comes and goes while
+        # the engine takes a step leaves nothing behind.
+        try:
+            while bool(self._watchers) != self._recording:
+                wanted = bool(self._watchers)
+                await asyncio.to_thread(self._model.watch, self._note if wanted else None)
+                self._recording = wanted
+                if wanted:
+                    self._sending = asyncio.ensure_future(self._send())
+                elif self._sending is not None:
+                    self._sending.cancel()
+        except EngineDead:
+            pass
+        finally:
+            self._settling = None
 
     def _note(self, ticket: Ticket, token: int, bits: np.ndarray) -> None:
         """Called in the engine's thread for each token."""
@@ -101,8 +115,11 @@ class View:
             passed += FRAME_SECONDS
             with self._lock:
                 ran, self._ran = self._ran, {}
+            watching = set(self._watchers.values())
             for number, each in ran.items():
-                self._put(self._token_frame(number, each), each.owner)
+                if each.owner in watching:
+                    frame = await asyncio.to_thread(self._token_frame, number, each)
+                    self._put(frame, each.owner)
             if passed >= TIERS_SECONDS:
                 passed = 0.0
                 tiers = await asyncio.to_thread(self._model.tiers)

@@ -161,45 +161,88 @@ def _split(reply: bytes) -> tuple[bytes, bool]:
 
 
 class _Here(Matcher):
+    """In a thread, that is not the engine's: building a matcher may take a tenth of a second."""
+
     def __init__(self, vocabulary: Vocabulary, grammar: str):
-        self._matcher = matchers.Matcher(vocabulary.here(), grammar)
-        self._tokens: list[int] = []
+        self._vocabulary, self._grammar = vocabulary, grammar
+        self._matcher: Any = None
+        self._done = threading.Event()
+        self._reply, self._failure = b"", None
 
     def ask(self, tokens: list[int]) -> None:
-        self._tokens = tokens
+        self._done.clear()
+        threading.Thread(target=self._work, args=(tokens,), daemon=True).start()
+
+    def _work(self, tokens: list[int]) -> None:
+        try:
+            if self._matcher is None:
+                self._matcher = matchers.Matcher(self._vocabulary.here(), self._grammar)
+            self._reply = self._matcher.mask(tokens)
+        except Exception as error:
+            self._failure = error
+        finally:
+            self._done.set()
 
     def ready(self, seconds: float) -> bool:
-        return True
+        return self._done.wait(seconds)
 
     def answer(self) -> tuple[bytes, bool]:
-        return _split(self._matcher.mask(self._tokens))
+        self._done.wait()
+        if self._failure is not None:
+            raise self._failure
+        return _split(self._reply)
 
 
 class _Far(Matcher):
     def __init__(self, vocabulary: Vocabulary, grammar: str):
         self._vocabulary, self._grammar = vocabulary, grammar.encode("utf-8", "surrogatepass")
         self._channel: socket.socket | None = None
+        self._opened: threading.Event | None = None  # set when there is a channel, or a failure
+        self._failure: Exception | None = None
         self._until = 0.0
 
     def ask(self, tokens: list[int]) -> None:
-        frames = b""
-        if self._channel is None:
-            self._channel = self._vocabulary.channel()
-            self._channel.settimeout(WAIT_SECONDS)
-            weakref.finalize(self, self._channel.close)
-            frames = struct.pack("<I", len(self._grammar)) + self._grammar
-        frames += struct.pack(f"<I{len(tokens)}i", 4 * len(tokens), *tokens)
+        frame = struct.pack(f"<I{len(tokens)}i", 4 * len(tokens), *tokens)
         self._until = time.monotonic() + WAIT_SECONDS
-        # A process that has ended is an error of `answer`.
-        with contextlib.suppress(OSError):
-            self._channel.sendall(frames)
+        if self._opened is None:
+            # A long grammar waits for the fork that reads it, and the process may have to be
+            # started: the engine's thread has no time for that.
+            self._opened = threading.Event()
+            threading.Thread(target=self._open, args=(frame,), daemon=True).start()
+            return
+        self._opened.wait()
+        if self._channel is not None:
+            _send(self._channel, frame)
+
+    def _open(self, frame: bytes) -> None:
+        assert self._opened is not None
+        try:
+            channel = self._vocabulary.channel()
+            weakref.finalize(self, channel.close)
+            channel.settimeout(WAIT_SECONDS)
+            self._until = time.monotonic() + WAIT_SECONDS
+            self._channel = channel
+            _send(channel, struct.pack("<I", len(self._grammar)) + self._grammar + frame)
+        except Exception as error:
+            self._failure = error
+        finally:
+            self._opened.set()
 
     def ready(self, seconds: float) -> bool:
-        assert self._channel is not None
-        seconds = max(0.0, min(seconds, self._until - time.monotonic()))
+        assert self._opened is not None
+        until = time.monotonic() + seconds
+        if not self._opened.wait(seconds):
+            return False
+        if self._channel is None:
+            return True
+        seconds = max(0.0, min(until, self._until) - time.monotonic())
         return bool(_wait(self._channel, seconds)) or time.monotonic() >= self._until
 
     def answer(self) -> tuple[bytes, bool]:
+        assert self._opened is not None
+        self._opened.wait()
+        if self._failure is not None:
+            raise self._failure
         try:
             (n,) = struct.unpack("<I", self._read(4))
             reply = self._read(n)
@@ -227,6 +270,12 @@ class _Far(Matcher):
         """Ends the process; what is asked later is an error."""
         if self._channel is not None:
             self._channel.close()
+
+
+def _send(channel: socket.socket, data: bytes) -> None:
+    # A process that has ended is an error of `answer`.
+    with contextlib.suppress(OSError):
+        channel.sendall(data)
 
 
 def _wait(channel: socket.socket, seconds: float) -> bool:
