@@ -15,7 +15,6 @@ from .core.adapters import Adapters, UsesAdapters
 from .core.context import ROWS_KEPT, Context
 from .core.embedding import Embedder, check_pooling, embedding_fields, pooling_of, require_pooling
 from .core.gguf import Gguf
-from .core.in_use import InUse
 from .core.log import logger
 from .core.model import SPARSE_MODES, Model
 from .core.plan import memory_plan
@@ -24,6 +23,7 @@ from .core.sampling import Sampling
 from .core.stats import Meter, report
 from .run.drafts import DraftFile, LlamaDraftModel
 from .run.drafts import draft_model as draft_model_of
+from .run.in_use import InUse
 from .text import chat
 from .text.answers import Plan, Stats
 from .text.infill import FimTokens, fim_tokens

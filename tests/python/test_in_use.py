@@ -6,7 +6,7 @@ import threading
 from pathlib import Path
 
 import pytest
-from powerinfer_cpp.core.in_use import InUse
+from powerinfer_cpp.run.in_use import InUse
 from serving import wait_for
 
 from powerinfer_cpp import Llama

@@ -20,6 +20,7 @@ from typing import Any
 import pytest
 import serving
 from powerinfer_cpp.core.errors import OutOfMemoryError, RequestError
+from powerinfer_cpp.run.generation import Generation
 from powerinfer_cpp.server import openai as openai_module
 from powerinfer_cpp.server import recorded as recorded_module
 from powerinfer_cpp.server import texts as texts_module
@@ -346,7 +347,7 @@ def test_our_own_errors_are_no_bad_requests(
         raise ValueError("/a/secret/path")
 
     for of, name, path in (
-        (running.model.scheduler, "_add", "v1/completions"),
+        (running.model.scheduler, "_computed", "v1/completions"),
         (running.model, "facts", "v1/models"),
         (openai_module, "owners", "v1/completions"),
     ):
@@ -426,10 +427,9 @@ def test_an_error_within_a_stream(
     running: serving.InThread, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is an event of its own, which OpenAI's client raises; nothing is repeated."""
-    scheduler = running.model.scheduler
-    real = scheduler._add
+    real = Generation.choose
 
-    def broken(text: Any, *of: Any) -> Any:
+    def broken(text: Generation, *of: Any) -> Any:
         if text.ticket.n_tokens >= 5:
             raise RequestError("no token is left")
         return real(text, *of)
@@ -437,7 +437,7 @@ def test_an_error_within_a_stream(
     from openai import APIError
 
     with monkeypatch.context() as patch:
-        patch.setattr(scheduler, "_add", broken)
+        patch.setattr(Generation, "choose", broken)
         asked = {"model": "m", "prompt": PROMPT, "max_tokens": 20, "temperature": 0}
         with pytest.raises(APIError, match="no token is left"):
             list(running.openai().completions.create(**asked, stream=True))
