@@ -347,7 +347,7 @@ def test_our_own_errors_are_no_bad_requests(
         raise ValueError("/a/secret/path")
 
     for of, name, path in (
-        (running.model.scheduler, "_computed", "v1/completions"),
+        (Generation, "choose", "v1/completions"),
         (running.model, "facts", "v1/models"),
         (openai_module, "owners", "v1/completions"),
     ):
