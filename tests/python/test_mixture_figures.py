@@ -162,6 +162,7 @@ def test_server(made: tuple[Path, list[int]]) -> None:
         assert tiers.tolist() == [0] * (LAYERS * EXPERTS)
         fired: list[np.ndarray] = []
         view = View(running.model)
+        watcher = view._join("")
 
         def see(ticket: Ticket, token: int, bits: np.ndarray) -> None:
             fired.append(running.model.fired(bits))
@@ -171,7 +172,7 @@ def test_server(made: tuple[Path, list[int]]) -> None:
         running.post("v1/completions", {"prompt": ids, "max_tokens": 20, "temperature": 0})
         running.model.watch(None)
         # The frame of a token says where its experts were before it, not some seconds ago.
-        ((number, ran),) = view._ran.items()
+        ((number, ran),) = watcher.ran.items()
         frame = view._token_frame(number, ran)
         share, disk, ram, gpu = struct.unpack_from("<4f", frame, 13)
         assert share == USED / EXPERTS and gpu == 0 < ram

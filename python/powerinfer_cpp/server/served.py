@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from .._native import lib
+from ..convert.activations import SMOOTH
 from ..core.embedding import MEAN, POOLINGS
 from ..core.errors import RequestError, about_request
 from ..core.gguf import Gguf
@@ -255,6 +256,15 @@ class ServedModel(Llama):
         """What is computed or not, and has a tier: "experts" where a row computes all of an
         expert, else "neurons". A layer without experts counts as one expert."""
         return "experts" if self._whole_experts else "neurons"
+
+    @functools.cached_property
+    def sparse(self) -> bool:
+        """Can a token leave units out? Of a dense model with a smooth activation
+        every neuron contributes to every token."""
+        of = self._model
+        if of.has_experts or of.has_predictors or of.activation not in SMOOTH:
+            return True
+        return bool(np.any(np.asarray(of.gguf.value("powerinfer.ffn.threshold", 0.0)) != 0))
 
     def fired(self, bits: np.ndarray) -> np.ndarray:
         """Bits that `watch` gave as flags: bool [units of the model], as in `tiers`."""

@@ -6,17 +6,20 @@ neurons.
 Frames, each 4 bytes of length (little-endian), then 1 byte of kind:
 - 1, a token: uint32 number of the request, uint32 number of the token, float32 share of the model's
   units that ran, 3 float32 bytes of units read from disk, RAM and GPU; then a bit for each unit,
-  layer after layer and expert after expert, without gaps, bit i % 8 of byte i / 8. Of tokens that
-  come faster than frames, one has a frame: together they would light up nearly every unit.
+  layer after layer and expert after expert, without gaps, bit i % 8 of byte i / 8. Tokens that come
+  faster than frames have one together: the bits are of all since the last frame of the request to
+  this watcher, the other figures of the last token. So an answer has a frame, however short it is.
 - 2, tiers: a uint8 for each unit in the same order, 0 disk, 1 RAM, 2 GPU.
 """
 
 import asyncio
 import base64
+import contextlib
 import struct
 import threading
+import time
 from collections.abc import AsyncIterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -28,7 +31,7 @@ from .served import ServedModel
 FRAME_SECONDS = 1 / 15
 TIERS_SECONDS = 2.0
 NAMES = ("disk", "RAM", "GPU")
-MOST_FRAMES = 8  # that wait for a watcher; it misses those that come beyond
+MOST_WAITING = 64  # requests with tokens that a watcher has not been sent
 
 
 class View:
@@ -37,13 +40,13 @@ class View:
     def __init__(self, model: ServedModel):
         self._model = model
         self._lock = threading.Lock()  # the engine's thread writes, the event loop reads
-        self._ran: dict[int, _Ran] = {}  # since the last frame, by request
-        self._watchers: dict[asyncio.Queue[bytes], str] = {}  # with their owners
-        self._tiers = model.tiers()
-        self._after = self._tiers  # the last token, where every token changes them
-        self._sending: asyncio.Task[None] | None = None
-        self._settling: asyncio.Task[None] | None = None
+        self._watchers: list[_Watcher] = []
         self._recording = False
+        self._turn = asyncio.Lock()  # one begins or ends recording at a time
+        self._changes: set[asyncio.Task[None]] = set()
+        self._tiers = model.tiers()
+        self._told = time.monotonic()  # when these tiers were asked for
+        self._after = self._tiers  # the last token, where every token changes them
 
     @property
     def live(self) -> bool:
@@ -61,44 +64,70 @@ class View:
             "bytes_per_unit": self._model.bytes_per_unit(),
             "names": NAMES,
             "live": self.live,
+            "sparse": self._model.sparse,
+            "memory": self._memory(),
         }
 
+    def _memory(self) -> list[int]:
+        """Bytes that the model takes on disk, in RAM and on the GPU."""
+        plan = self._model.plan()
+        return [sum(plan[tier].values()) for tier in ("storage", "ram", "gpu")]
+
     async def frames(self, owner: str) -> AsyncIterator[bytes]:
-        """Frames of the owner's requests, as they come."""
+        """Frames of the owner's requests, as they come. Raises EngineDead."""
         if self._model.engine.error is not None:
             raise EngineDead(f"the engine has stopped: {self._model.engine.error}")
-        queue: asyncio.Queue[bytes] = asyncio.Queue(MOST_FRAMES)
-        self._watchers[queue] = owner
+        watcher = self._join(owner)
         try:
-            self._settle()
-            yield _frame(2, self._tiers.tobytes())
+            await asyncio.shield(self._record())
+            tiers = self._tiers
+            yield _frame(2, tiers.tobytes())
             while True:
-                yield await queue.get()
+                await asyncio.sleep(FRAME_SECONDS)
+                with self._lock:
+                    ran, watcher.ran = watcher.ran, {}
+                for number, each in ran.items():
+                    yield await asyncio.to_thread(self._token_frame, number, each)
+                now = await self._tiers_now()
+                if not np.array_equal(now, tiers):
+                    tiers = now
+                    yield _frame(2, tiers.tobytes())
         finally:
-            del self._watchers[queue]
-            self._settle()
+            with self._lock:
+                self._watchers.remove(watcher)
+            self._record()
 
-    def _settle(self) -> None:
-        """Makes the engine record if there are watchers, and only then; waits for nothing."""
-        if self._settling is None:
-            self._settling = asyncio.ensure_future(self._settled())
+    def _join(self, owner: str) -> "_Watcher":
+        watcher = _Watcher(owner)
+        with self._lock:
+            self._watchers.append(watcher)
+        return watcher
 
-    async def _settled(self) -> None:
-        # One change at a time, and each looks at those who watch then: whoever comes and goes while
-        # the engine takes a step leaves nothing behind.
-        try:
-            while bool(self._watchers) != self._recording:
-                wanted = bool(self._watchers)
-                await asyncio.to_thread(self._model.watch, self._note if wanted else None)
-                self._recording = wanted
-                if wanted:
-                    self._sending = asyncio.ensure_future(self._send())
-                elif self._sending is not None:
-                    self._sending.cancel()
-        except EngineDead:
-            pass
-        finally:
-            self._settling = None
+    def _record(self) -> "asyncio.Task[None]":
+        """Begins or ends recording, as somebody watches or not. A task of its own: it must not end
+        half-way when a client goes away."""
+        change = asyncio.ensure_future(self._agree())
+        self._changes.add(change)
+        change.add_done_callback(self._changes.discard)
+        return change
+
+    async def _agree(self) -> None:
+        async with self._turn:
+            wanted = bool(self._watchers)
+            if wanted == self._recording:
+                return
+            note = self._note if wanted else None
+            # A dead engine records nothing; a watcher is told by the requests that fail.
+            with contextlib.suppress(EngineDead):
+                await asyncio.to_thread(self._model.watch, note)
+            self._recording = wanted
+
+    async def _tiers_now(self) -> np.ndarray:
+        """The tiers, at most TIERS_SECONDS old; watchers share them."""
+        if time.monotonic() - self._told >= TIERS_SECONDS:
+            self._told = time.monotonic()
+            self._tiers = await asyncio.to_thread(self._model.tiers)
+        return self._tiers
 
     def _note(self, ticket: Ticket, token: int, bits: np.ndarray) -> None:
         """Called in the engine's thread for each token."""
@@ -106,50 +135,47 @@ class View:
         if self._model.unit == "experts":
             before, self._after = self._after, self._model.tiers()
         with self._lock:
-            self._ran[ticket.number] = _Ran(ticket.request.owner, token, bits, before)
-
-    async def _send(self) -> None:
-        passed = 0.0
-        while True:
-            await asyncio.sleep(FRAME_SECONDS)
-            passed += FRAME_SECONDS
-            with self._lock:
-                ran, self._ran = self._ran, {}
-            watching = set(self._watchers.values())
-            for number, each in ran.items():
-                if each.owner in watching:
-                    frame = await asyncio.to_thread(self._token_frame, number, each)
-                    self._put(frame, each.owner)
-            if passed >= TIERS_SECONDS:
-                passed = 0.0
-                tiers = await asyncio.to_thread(self._model.tiers)
-                if not np.array_equal(tiers, self._tiers):
-                    self._tiers = tiers
-                    self._put(_frame(2, tiers.tobytes()), None)
+            for watcher in self._watchers:
+                if watcher.owner == ticket.request.owner:
+                    watcher.note(ticket.number, _Ran(token, bits, bits, before))
 
     def _token_frame(self, number: int, ran: "_Ran") -> bytes:
         flags = self._model.fired(ran.bits)
+        shown = flags if ran.any_bits is ran.bits else self._model.fired(ran.any_bits)
         tiers = self._tiers if ran.tiers is None else ran.tiers
         by_tier = np.bincount(tiers[flags], minlength=3)
         read = by_tier * self._model.bytes_per_unit()
         share = by_tier.sum() / self._tiers.size
         head = struct.pack("<IIf3f", number, ran.token, share, *read)
-        return _frame(1, head + np.packbits(flags, bitorder="little").tobytes())
-
-    def _put(self, frame: bytes, owner: str | None) -> None:
-        for queue, of in self._watchers.items():
-            if (owner is None or of == owner) and not queue.full():
-                queue.put_nowait(frame)
+        return _frame(1, head + np.packbits(shown, bitorder="little").tobytes())
 
 
 @dataclass(frozen=True)
 class _Ran:
-    """Neurons that ran for a token of a request. tiers: before it; None: as they were lately."""
+    """Neurons that ran for a token of a request, and those for any token since the last frame.
+    tiers: before the token; None: as they were lately."""
 
-    owner: str
     token: int
     bits: np.ndarray
+    any_bits: np.ndarray
     tiers: np.ndarray | None
+
+
+@dataclass
+class _Watcher:
+    """What a watcher has not been sent, by request."""
+
+    owner: str
+    ran: dict[int, _Ran] = field(default_factory=dict)
+
+    def note(self, number: int, ran: _Ran) -> None:
+        """Adds a token. A client that takes nothing for a while misses the oldest requests."""
+        if number in self.ran:
+            both = self.ran[number].any_bits | ran.bits
+            ran = replace(ran, any_bits=both)
+        elif len(self.ran) >= MOST_WAITING:
+            del self.ran[next(iter(self.ran))]
+        self.ran[number] = ran
 
 
 def _frame(kind: int, data: bytes) -> bytes:
