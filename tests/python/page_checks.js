@@ -2,6 +2,7 @@
 
 import {layOut, Model} from '/layout.js';
 import {Rendered} from '/markdown.js';
+import {formula, parseMath} from '/math.js';
 import {Picture} from '/picture.js';
 import {Cutter, Memory, parseFrame, together} from '/stream.js';
 
@@ -53,24 +54,111 @@ export function pale() {
     return found;
 }
 
-// A text at once and letter by letter, and its words whose place in the source is wrong.
+// A text at once and letter by letter, also as one that grows, and its words whose place in the
+// source is wrong.
 export function render(source) {
     const show = (text, words) => {
         const parent = document.createElement('div');
         new Rendered(parent, words).show(text);
         return parent;
     };
-    const grown = document.createElement('div');
-    const rendered = new Rendered(grown, false);
-    for (let n = 0; n <= source.length; n++) rendered.show(source.slice(0, n));
+    const grown = [false, true].map((open) => {
+        const parent = document.createElement('div');
+        const rendered = new Rendered(parent, false);
+        for (let n = 0; n <= source.length; n++) rendered.show(source.slice(0, n), open);
+        rendered.show(source);
+        return parent.innerHTML;
+    });
     const spans = [...show(source, true).querySelectorAll('.w')];
     const astray = spans.filter((s) => source.slice(s.dataset.at, s.dataset.end) !== s.textContent);
-    return [show(source, false).innerHTML, grown.innerHTML, astray.map((s) => s.textContent)];
+    return [show(source, false).innerHTML, ...grown, astray.map((s) => s.textContent)];
 }
 
-export function renderTime(source) {
+// A text of which more may come.
+export function begun(source) {
+    const parent = document.createElement('div');
+    new Rendered(parent, false).show(source, true);
+    return parent.innerHTML;
+}
+
+// What a text shows of these signs while it comes letter by letter.
+export function marksSeen([source, marks]) {
+    const parent = document.createElement('div');
+    const rendered = new Rendered(parent, false);
+    const seen = [];
+    for (let n = 0; n <= source.length; n++) {
+        rendered.show(source.slice(0, n), true);
+        const found = marks.filter((mark) => parent.textContent.includes(mark));
+        if (found.length) seen.push([source.slice(0, n).slice(-20), ...found]);
+    }
+    return seen;
+}
+
+// Lets a text grow in the page, and tells where a block that stands moved, changed or was made
+// again; items of a list and lines of code count as blocks.
+export function moved(source) {
+    const parent = document.createElement('div');
+    parent.className = 'body markdown';
+    parent.style.width = '40rem';
+    document.getElementById('messages').append(parent);
+    const rendered = new Rendered(parent, true);
+    const wrong = [];
+    let before = [];
+    for (let n = 1; n <= source.length; n += 3) {
+        rendered.show(source.slice(0, n), true);
+        const blocks = [...parent.children, ...parent.querySelectorAll('li, pre')];
+        before.forEach(({element, top, height, html}) => {
+            const {top: now, height: high} = element.getBoundingClientRect();
+            const from = parent.getBoundingClientRect().top;
+            if (!element.isConnected)
+                wrong.push(`made again at ${n}: ${html.slice(0, 60)}`);
+            else if (Math.abs(now - from - top) > 0.01 || Math.abs(high - height) > 0.01)
+                wrong.push(`moved at ${n}: ${html.slice(0, 60)}`);
+            else if (element.innerHTML !== html)
+                wrong.push(`changed at ${n}: ${html.slice(0, 60)}`);
+        });
+        // All but what stands at the end, and what contains it.
+        const from = parent.getBoundingClientRect().top;
+        let end = parent;
+        const growing = new Set();
+        while ((end = end.lastElementChild)) growing.add(end);
+        before = blocks.filter((element) => !growing.has(element)).map((element) => {
+            const {top, height} = element.getBoundingClientRect();
+            return {element, top: top - from, height, html: element.innerHTML};
+        });
+    }
+    parent.remove();
+    return [wrong, before.length];
+}
+
+// A formula's tree in short: f(g a) for elements, n:2 for leaves; null for what is not understood.
+export function formulaTree(source) {
+    const write = ({tag, text, kids}) => (text !== undefined ?
+                                              `${tag}:${text}` :
+                                              `${tag}(${kids.map(write).join(' ')})`);
+    const tree = parseMath(source);
+    return tree && write(tree);
+}
+
+// Prefixes of a formula that are not understood although more may come.
+export function formulaBreaks(source) {
+    return Array.from({length: source.length + 1}, (_, n) => source.slice(0, n))
+        .filter((part) => !parseMath(part, true));
+}
+
+// Whether the browser draws a formula: its box, and those of a fraction's parts.
+export function formulaBox() {
+    const element = formula('\\frac{a+b+c}{2}', true);
+    document.getElementById('messages').append(element);
+    const box = (name) => element.querySelector(name).getBoundingClientRect();
+    const [all, above, below] = [box('math'), box('mfrac > :first-child'), box('mfrac > :last-child')];
+    element.remove();
+    return {width: all.width, height: all.height, stacked: below.top >= above.bottom};
+}
+
+export function renderTime([source, open]) {
     const start = performance.now();
-    new Rendered(document.createElement('div'), false).show(source);
+    new Rendered(document.createElement('div'), false).show(source, open);
     return performance.now() - start;
 }
 

@@ -3,8 +3,8 @@
 python tests/python/page_server.py [--port N] [--delay SECONDS]
 
 For work on the page without a model, and for test_page.py. The same requests give the same bytes.
-The last message chooses what happens: `/error`, `/key`, `/break`, `/long` or `/markdown`; all
-others get a story.
+The last message chooses what happens: `/error`, `/key`, `/break`, `/long`, `/markdown`, `/math`,
+`/code`, `/think`, `/thought` (thoughts and nothing more) or `/tools`; all others get a story.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from starlette.responses import FileResponse, JSONResponse, Response, StreamingR
 from starlette.routing import Route
 
 PAGE = Path(__file__).resolve().parents[2] / "python" / "powerinfer_cpp" / "server" / "page"
+TEXTS = Path(__file__).with_name("page_texts")
 TYPES = {
     ".html": "text/html",
     ".css": "text/css",
@@ -74,6 +75,17 @@ def fire(neurons):
 
 <b>not bold</b> <img src=x onerror="window.hacked=1"> [bad](javascript:alert(1)) max_tokens_here"""
 
+THOUGHTS = """The user asks for a sum. Let me **add** the parts one by one:
+
+- $17 + 4 = 21$
+- and 21 is not prime.
+
+So the answer is 21."""
+CALLS = (
+    ("weather", '{"city": "Bern", "days": [1, 2], "id": 12345678901234567890, "u": {}}'),
+    ("now", "{}"),
+)
+
 
 @dataclass
 class Shape:
@@ -86,6 +98,7 @@ class Shape:
     gpu: float
     disk: float
     unit: str = "neurons"
+    sparse: bool = True
     tiers: np.ndarray = field(init=False)
     often: np.ndarray = field(init=False)
 
@@ -105,6 +118,12 @@ class Shape:
         self.tiers = np.where(share >= 1 - self.gpu, 2, np.where(share < self.disk, 0, 1))
         self.tiers = self.tiers.astype(np.uint8)
 
+    @property
+    def memory(self) -> list[int]:
+        """Bytes by tier; in RAM with something that is not of neurons."""
+        of_tier = np.bincount(self.tiers.ravel(), minlength=3) * self.bytes_per_unit
+        return [int(n) + (300_000_000 if tier == 1 else 0) for tier, n in enumerate(of_tier)]
+
     def fired(self, token: int) -> np.ndarray:
         draw = np.random.default_rng(1000 + token)
         topic = 0.6 + 0.8 * draw.random((self.layers, 1))
@@ -116,6 +135,7 @@ MODELS = {
     "stories-relu.Q8_0": Shape(8, 1, 1376, 1088, gpu=0, disk=0),
     "mixture-8x.Q4_0": Shape(16, 8, 1792, 6912, gpu=0.15, disk=0.35),
     "experts-128x.Q4_K_M": Shape(48, 128, 1, 2_650_000, gpu=0, disk=0.6, unit="experts"),
+    "dense-1b.Q4_K_M": Shape(16, 1, 8192, 6912, gpu=0, disk=0, sparse=False),
     "base.Q8_0": Shape(4, 1, 512, 1088, gpu=0, disk=0),
 }
 WITHOUT_CHATS = "base.Q8_0"
@@ -180,6 +200,19 @@ def pieces(text: str) -> list[str]:
     return found
 
 
+def calls() -> list[dict]:
+    """Chunks of CALLS, their arguments in parts."""
+    found: list[dict] = []
+    for index, (name, given) in enumerate(CALLS):
+        function = {"name": name, "arguments": ""}
+        found.append(
+            {"index": index, "id": f"call-{index}", "type": "function", "function": function}
+        )
+        parts = [given[k : k + 7] for k in range(0, len(given), 7)]
+        found += [{"index": index, "function": {"arguments": part}} for part in parts]
+    return found
+
+
 class Server:
     def __init__(self, delay: float) -> None:
         self.delay = delay
@@ -228,6 +261,8 @@ class Server:
                 "tiers": base64.b64encode(shape.tiers.tobytes()).decode(),
                 "bytes_per_unit": shape.bytes_per_unit,
                 "names": ["disk", "RAM", "GPU"],
+                "sparse": shape.sparse,
+                "memory": shape.memory,
             }
         )
 
@@ -268,9 +303,14 @@ class Server:
             self.failed.add(len(body["messages"]))
             return problem(400, "The prompt has 5,000 tokens, but the context has room for 4,096.")
         self.requests += 1
-        answer = {"/markdown": MARKDOWN, "/short": "Yes.", "/long": "\n\n".join([STORY] * 40)}.get(
-            text, STORY
-        )
+        answers = {
+            "/markdown": MARKDOWN,
+            **{f"/{file.stem}": file.read_text() for file in TEXTS.iterdir()},
+            "/short": "Yes.",
+        }
+        answers |= {"/think": "It is **21**.", "/thought": "", "/tools": ""}
+        answers |= {"/long": "\n\n".join([STORY] * 40)}
+        answer = answers.get(text, STORY)
         events = self.events(self.requests, body["model"], answer, text)
         return StreamingResponse(events, media_type="text/event-stream")
 
@@ -296,8 +336,16 @@ class Server:
 
         try:
             yield event({"role": "assistant", "content": None})
+            if text in ("/think", "/thought"):
+                for piece in pieces(THOUGHTS):
+                    await asyncio.sleep(self.delay)
+                    yield event({"reasoning_content": piece})
+            if text == "/tools":
+                for delta in calls():
+                    await asyncio.sleep(self.delay)
+                    yield event({"tool_calls": [delta]})
             joined = ""
-            for token, piece in enumerate(words):
+            for token, piece in enumerate(words if answer else []):
                 await asyncio.sleep(self.delay)
                 if text == "/short":  # over before the next frame is due
                     asyncio.get_running_loop().call_later(0.3, hub.step, request, token)

@@ -3,123 +3,15 @@
 from __future__ import annotations
 
 import json
-import shutil
-import subprocess
-import sys
 import urllib.request
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from page_visit import SHOTS, STORY, Visit, address, browser, visit  # noqa: F401 (fixtures)
 
-ROOT = Path(__file__).resolve().parents[2]
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
-SHOTS = ROOT / "build" / "page"
-STORY = "Tell me a story about a little dragon."
+# ruff: noqa: F811
 
 pytestmark = [pytest.mark.slow, pytest.mark.peer("playwright")]
-
-
-@pytest.fixture(scope="module")
-def address() -> Iterator[str]:
-    command = [sys.executable, str(Path(__file__).with_name("page_server.py")), "--delay", "0.01"]
-    server = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-    assert server.stdout is not None
-    line = server.stdout.readline().strip()
-    assert line, "the stand-in server did not start"
-    yield line
-    server.kill()
-    server.wait()
-
-
-@pytest.fixture(scope="module")
-def browser():
-    from playwright.sync_api import sync_playwright
-
-    if not CHROMIUM:
-        pytest.skip("no Chromium: the page is tested where Debian's package chromium is installed")
-    with sync_playwright() as playwright:
-        # The page is ours, and CI runs as root, where Chromium has no sandbox.
-        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
-        yield browser
-        browser.close()
-
-
-class Visit:
-    """A page with what went wrong on it."""
-
-    def __init__(self, browser, address: str, width: int = 1280, height: int = 860, **options):
-        self.address = address
-        options = {"device_scale_factor": 1, "color_scheme": "dark", **options}
-        self.context = browser.new_context(viewport={"width": width, "height": height}, **options)
-        self.context.grant_permissions(["clipboard-read", "clipboard-write"], origin=address)
-        self.page = self.context.new_page()
-        self.page.set_default_timeout(10000)
-        self.wrong: list[str] = []
-        self.expected: list[str] = []
-        self.page.on("console", self.console)
-        self.page.on("pageerror", lambda error: self.wrong.append(f"{error}\n{error.stack}"))
-        self.page.on("request", self.request)
-        self.page.add_init_script(
-            "window.violations = []; document.addEventListener('securitypolicyviolation',"
-            " (e) => window.violations.push(`${e.violatedDirective} ${e.blockedURI}`))"
-        )
-        self.page.goto(address)
-        self.page.wait_for_selector("#model option", state="attached")
-
-    def console(self, message) -> None:
-        if message.type in ("error", "warning"):
-            self.wrong.append(message.text)
-
-    def request(self, request) -> None:
-        if not request.url.startswith((self.address, "blob:" + self.address)):
-            self.wrong.append("request to " + request.url)
-
-    def send(self, text: str) -> None:
-        self.page.fill("#text", text)
-        self.page.press("#text", "Enter")
-
-    def ask(self, text: str) -> None:
-        self.send(text)
-        self.page.wait_for_selector("#stop", state="visible")
-        self.page.wait_for_selector("#send", state="visible")
-
-    def answers(self) -> list[str]:
-        return self.page.locator(".answer .body").all_inner_texts()
-
-    def until(self, script: str) -> None:
-        """Waits for an expression; the policy forbids Playwright's own way, which is eval."""
-        for _ in range(100):
-            if self.page.evaluate(script):
-                return
-            self.page.wait_for_timeout(50)
-        raise AssertionError(script)
-
-    def check(self, name: str, argument: object = None):
-        """A function of page_checks.js."""
-        script = f"async (a) => (await import('/test/checks.js')).{name}(a)"
-        return self.page.evaluate(script, argument)
-
-    def state(self) -> dict:
-        with urllib.request.urlopen(self.address + "test/state") as answer:
-            return json.load(answer)
-
-    def shot(self, name: str) -> None:
-        SHOTS.mkdir(parents=True, exist_ok=True)
-        self.page.screenshot(path=SHOTS / f"{name}.png")
-
-    def close(self) -> None:
-        violations = self.page.evaluate("window.violations")
-        self.context.close()
-        wrong = [w for w in self.wrong if not any(e in w for e in self.expected)]
-        assert not wrong + violations
-
-
-@pytest.fixture
-def visit(browser, address) -> Iterator[Visit]:
-    visit = Visit(browser, address)
-    yield visit
-    visit.close()
 
 
 def test_chat(visit: Visit) -> None:
@@ -412,70 +304,6 @@ def test_picture_and_recording(visit: Visit, tmp_path: Path) -> None:
     assert download.value.suggested_filename == "bamboo-7b.Q4_0-neurons.webm"
     download.value.save_as(tmp_path / "four.webm")
     assert (tmp_path / "four.webm").read_bytes()[:4] == b"\x1a\x45\xdf\xa3"
-
-
-def test_markdown(visit: Visit) -> None:
-    page = visit.page
-    visit.ask("/markdown")
-    body = page.locator(".answer .body")
-    assert body.locator("h3").inner_text() == "Rust in a page"
-    assert body.locator("strong").inner_text() == "list"
-    assert body.locator("ol > li").count() == 2 and body.locator("ol ul li").count() == 1
-    assert body.locator("table td").all_inner_texts() == ["GPU", "812 MB", "RAM", "96 MB"]
-    assert body.locator("a").count() == 1
-    link = body.locator("a")
-    assert link.get_attribute("href") == "https://example.org/"
-    assert "noopener" in link.get_attribute("rel")
-    assert body.locator("b, img, script").count() == 0
-    assert "<b>not bold</b>" in body.inner_text() and "max_tokens_here" in body.inner_text()
-    body.locator(".code button").click()
-    copied = page.evaluate("navigator.clipboard.readText()")
-    assert copied == "def fire(neurons):\n    return [n for n in neurons if n > 0]"
-    visit.shot("markdown")
-
-
-CASES = {
-    "**a *b* c**": "<p><strong>a <em>b</em> c</strong></p>",
-    "a_b_c and _d_": "<p>a_b_c and <em>d</em></p>",
-    "2 * 3 * 4": "<p>2 * 3 * 4</p>",
-    "***both***": "<p><strong><em>both</em></strong></p>",
-    r"\*plain\*": "<p>*plain*</p>",
-    "`` a`b ``": "<p><code>a`b</code></p>",
-    "`open": "<p>`open</p>",
-    "~~gone~~": "<p><del>gone</del></p>",
-    "a  \nb": "<p>a<br>b</p>",
-    "- a\n- b\n\n  c": "<ul><li><p>a</p></li><li><p>b</p><p>c</p></li></ul>",
-    "3. a\n4. b": '<ol start="3"><li>a</li><li>b</li></ol>',
-    "- a\n  - b\n- c": "<ul><li>a<ul><li>b</li></ul></li><li>c</li></ul>",
-    "> a\n> > b": "<blockquote><p>a</p><blockquote><p>b</p></blockquote></blockquote>",
-    "a\n***\nb": "<p>a</p><hr><p>b</p>",
-    "#tag": "<p>#tag</p>",
-    "## a ##": "<h4>a</h4>",
-    "[x](javascript:alert(1))": "<p>[x](javascript:alert(1))</p>",
-    "[x](data:text/html,a)": "<p>[x](data:text/html,a)</p>",
-    "<script>alert(1)</script>": "<p>&lt;script&gt;alert(1)&lt;/script&gt;</p>",
-    "see https://a.org/b_c_d.": '<p>see <a href="https://a.org/b_c_d" target="_blank" '
-    'rel="noopener noreferrer">https://a.org/b_c_d</a>.</p>',
-}
-
-
-def test_markdown_cases(visit: Visit) -> None:
-    for source, html in CASES.items():
-        once, grown, astray = visit.check("render", source)
-        assert once == html, source
-        assert grown == html, f"letter by letter: {source}"
-        assert not astray, f"words whose place in the source is wrong: {source}"
-    text = Path(__file__).with_name("page_server.py").read_text()
-    once, grown, astray = visit.check("render", text[:3000])
-    assert once == grown and not astray
-
-
-@pytest.mark.parametrize(
-    "source", ["*a " * 20000, "`" * 30000, "[" * 30000, "> " * 20000, "- " * 20000, "_*" * 20000]
-)
-def test_markdown_takes_no_time(visit: Visit, source: str) -> None:
-    # Quadratic time would be minutes; the machine may be busy.
-    assert visit.check("renderTime", source) < 3000
 
 
 def test_layout(visit: Visit) -> None:

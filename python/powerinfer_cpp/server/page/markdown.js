@@ -2,9 +2,12 @@
 //
 // `parse` gives blocks whose text knows its place in the source; hovering over a word needs that to
 // find the word's tokens. `Rendered` keeps the blocks of an answer that grows: all but the last
-// blocks stay as they are, so a long answer costs no more per token than a short one.
+// blocks stay as they are, so a long answer costs no more per token than a short one. While it grows
+// its end is read as if all that is open were closed there (`open`): nothing jumps when it closes.
 
 import {iconButton, make, say} from './dom.js';
+import {Inline, REFERENCE} from './inline.js';
+import {formula} from './math.js';
 
 const FENCE = /^ {0,3}(`{3,}|~{3,})\s*([^`\s]*)/;
 const HEADING = /^ {0,3}(#{1,6})(?=\s|$)/;
@@ -13,8 +16,9 @@ const QUOTE = /^ {0,3}> ?/;
 const MARKER = /^( *)([-*+]|\d{1,9}[.)])( +|$)/;
 const ROW = /^\s*\|?\s*:?-+:?\s*(?:\|\s*:?-+:?\s*)*\|?\s*$/;
 const DEPTH = 8;  // of quotes and lists in each other: deeper ones are plain text
-const PUNCTUATION = /[!-/:-@[-`{-~]/;
-const ADDRESS = /https?:\/\/[^\s<>"'`]+/y;
+const FORMULA_LINES = 200;  // of a formula
+// The first signs of a list's item, a heading, a quote or a line, without what follows.
+const BEGINNING = /^\s*(?:[-*+_]{1,2}|\d{1,2}[.)]?|#{1,6}|>)\s*$/;
 // Where scripts have no spaces between words, each character is one.
 const DENSE = String.raw`\p{sc=Han}\p{sc=Hiragana}\p{sc=Katakana}\p{sc=Thai}`;
 const WORDS = new RegExp(`[${DENSE}]|[^\\s${DENSE}]+`, 'gu');
@@ -22,17 +26,23 @@ const WORDS = new RegExp(`[${DENSE}]|[^\\s${DENSE}]+`, 'gu');
 const indent = (text) => text.length - text.trimStart().length;
 const cut = (line, n) => ({text: line.text.slice(n), at: line.at + n});
 
-export function parse(source) {
+// open: more may come.
+export function parse(source, open = false) {
     const lines = [];
     let at = 0;
     for (const text of source.split('\n')) {
         lines.push({text: text.endsWith('\r') ? text.slice(0, -1) : text, at});
         at += text.length + 1;
     }
-    return blocks(lines, 0);
+    // A line that has just begun belongs to nothing yet.
+    if (!lines.at(-1).text) lines.pop();
+    if (open && lines.length && BEGINNING.test(lines.at(-1).text) &&
+        (lines.length > 1 || !/\d/.test(lines[0].text)))
+        lines.pop();
+    return blocks(lines, 0, open);
 }
 
-function blocks(lines, depth) {
+function blocks(lines, depth, open) {
     const found = [];
     let i = 0;
     while (i < lines.length) {
@@ -40,17 +50,19 @@ function blocks(lines, depth) {
             i += 1;
             continue;
         }
-        const block = fence(lines, i) || leaf(lines, i) || table(lines, i) ||
-            (depth < DEPTH && (quote(lines, i, depth) || list(lines, i, depth))) ||
-            paragraph(lines, i, depth);
+        const block = fence(lines, i, open) || leaf(lines, i) || formulaBlock(lines, i, open) ||
+            table(lines, i, open) ||
+            (depth < DEPTH && (quote(lines, i, depth, open) || list(lines, i, depth, open))) ||
+            paragraph(lines, i, depth, open);
         const last = lines[block.next - 1];
-        found.push({...block, at: lines[i].at, end: last.at + last.text.length});
+        const grows = open && block.next === lines.length;
+        found.push({...block, open: grows, at: lines[i].at, end: last.at + last.text.length});
         i = block.next;
     }
     return found;
 }
 
-function fence(lines, i) {
+function fence(lines, i, grows) {
     const open = FENCE.exec(lines[i].text);
     // More backticks in the line: that is code inside a sentence.
     if (!open || (open[1][0] === '`' && lines[i].text.includes('`', open[0].length))) return null;
@@ -59,7 +71,35 @@ function fence(lines, i) {
     let next = i + 1;
     while (next < lines.length && !close.test(lines[next].text)) next += 1;
     const body = lines.slice(i + 1, next).map((l) => cut(l, Math.min(strip, indent(l.text))));
-    return {kind: 'code', language: open[2], lines: body, next: Math.min(next + 1, lines.length)};
+    // Half of the closing line.
+    const half = grows && next === lines.length && body.length &&
+        new RegExp(`^ {0,3}${open[1][0]}+$`).test(body.at(-1).text);
+    if (half) body.pop();
+    next = Math.min(next + 1, lines.length);
+    return {kind: 'code', language: open[2], lines: body, next, guessed: half};
+}
+
+// A formula on lines of its own.
+function formulaBlock(lines, i, open) {
+    const begin = /^ {0,3}(\$\$|\\\[)/.exec(lines[i].text);
+    if (!begin) return null;
+    const mark = begin[1] === '$$' ? /(?<!\\)\$\$/ : /(?<!\\)\\\]/;
+    const stop = Math.min(lines.length, i + FORMULA_LINES);
+    const body = [];
+    for (let next = i; next < stop; next++) {
+        const text = next > i ? lines[next].text : lines[i].text.slice(begin[0].length);
+        const end = mark.exec(text);
+        body.push(end ? text.slice(0, end.index) : text);
+        if (!end) continue;
+        const after = text.slice(end.index + 2).trim();
+        const source = body.join('\n');
+        if (!/^[.,;:]?$/.test(after) || !source.trim()) return null;
+        if (begin[1] !== '$$' && REFERENCE.test(source)) return null;
+        return {kind: 'formula', text: source + after, next: next + 1};
+    }
+    if (!open || stop < lines.length) return null;
+    const text = body.join('\n').replace(/[$\\]$/, '');
+    return {kind: 'formula', text, next: stop, guessed: true};
 }
 
 function leaf(lines, i) {
@@ -89,7 +129,13 @@ function cells(line) {
     return found;
 }
 
-function table(lines, i) {
+function table(lines, i, open = false) {
+    if (open && i + 2 >= lines.length && /^\s*\|/.test(lines[i].text)) {
+        // The head, perhaps with a part of the line below it.
+        const below = lines[i + 1]?.text ?? '';
+        if (/^[\s|:-]*$/.test(below))
+            return {kind: 'table', head: cells(lines[i]), rows: [], next: lines.length, guessed: true};
+    }
     if (i + 1 >= lines.length || !lines[i].text.includes('|')) return null;
     if (!ROW.test(lines[i + 1].text) || !lines[i + 1].text.includes('-')) return null;
     const head = cells(lines[i]);
@@ -102,7 +148,7 @@ function table(lines, i) {
     return {kind: 'table', head, rows, next};
 }
 
-function quote(lines, i, depth) {
+function quote(lines, i, depth, open) {
     if (!QUOTE.test(lines[i].text)) return null;
     const inner = [];
     let next = i;
@@ -111,10 +157,10 @@ function quote(lines, i, depth) {
         if (!mark && (!lines[next].text.trim() || starts(lines, next))) break;
         inner.push(mark ? cut(lines[next], mark[0].length) : lines[next]);
     }
-    return {kind: 'quote', blocks: blocks(inner, depth + 1), next};
+    return {kind: 'quote', blocks: blocks(inner, depth + 1, open && next === lines.length), next};
 }
 
-function list(lines, i, depth) {
+function list(lines, i, depth, open) {
     const first = MARKER.exec(lines[i].text);
     if (!first || first[1].length > 3) return null;
     const kind = (mark) => (/\d/.test(mark) ? mark.at(-1) : mark);
@@ -144,7 +190,7 @@ function list(lines, i, depth) {
             blank = false;
         }
         while (inner.length > 1 && !inner.at(-1).text.trim()) inner.pop();
-        items.push(blocks(inner, depth + 1));
+        items.push(blocks(inner, depth + 1, open && next === lines.length));
     }
     const ordered = /\d/.test(first[2]);
     return {kind: 'list', ordered, start: parseInt(first[2], 10), items, loose, next};
@@ -156,178 +202,16 @@ function starts(lines, i) {
     return FENCE.test(text) || HEADING.test(text) || RULE.test(text) || QUOTE.test(text);
 }
 
-function paragraph(lines, i, depth) {
+function paragraph(lines, i, depth, open) {
     let next = i + 1;
     for (; next < lines.length; next++) {
         const {text} = lines[next];
         const marker = depth < DEPTH && MARKER.test(text) && indent(text) < 4;
         if (!text.trim() || marker || starts(lines, next)) break;
-        if (table(lines, next)) break;
+        if (table(lines, next, open) || formulaBlock(lines, next, open)) break;
     }
     const inner = lines.slice(i, next).map((l) => cut(l, indent(l.text)));
     return {kind: 'paragraph', lines: inner, next};
-}
-
-// --- Inside a line ---------------------------------------------------------------------------
-
-// The lines' text as one string, and the place in the source of each position in it.
-function joined(lines) {
-    const starts = [];
-    let text = '';
-    for (const line of lines) {
-        starts.push({from: text.length, at: line.at});
-        text += `${line.text}\n`;
-    }
-    const place = (position) => {
-        let k = starts.length - 1;
-        while (k > 0 && starts[k].from > position) k -= 1;
-        return starts[k].at + position - starts[k].from;
-    };
-    return {text: text.slice(0, -1), place};
-}
-
-class Inline {
-    constructor(lines) {
-        const {text, place} = joined(lines);
-        this.text = text;
-        this.place = place;
-        this.without = new Map();  // mark -> from where on it is known not to be closed
-    }
-
-    // The nodes of text[from, to).
-    read(from, to, depth = 0) {
-        const out = [];
-        let plain = from;
-        let i = from;
-        const flush = (until) => {
-            if (until > plain) {
-                out.push({kind: 'text', text: this.text.slice(plain, until), from: plain});
-            }
-        };
-        while (i < to) {
-            const made = depth < DEPTH ? this.at(i, to, depth) : null;
-            if (!made) {
-                i += 1;
-                continue;
-            }
-            flush(i);
-            if (made.node) out.push(made.node);
-            i = plain = made.next;
-            if (made.keep) i += made.keep;
-        }
-        flush(to);
-        return out;
-    }
-
-    // What begins at i, and where it ends; null for plain text.
-    at(i, to, depth) {
-        const c = this.text[i];
-        if (c === '\\' && i + 1 < to) {
-            if (this.text[i + 1] === '\n') return {node: {kind: 'break'}, next: i + 2};
-            return PUNCTUATION.test(this.text[i + 1]) ? {next: i + 1, keep: 1} : null;
-        }
-        if (c === ' ') {
-            // Two spaces at the end of a line break it.
-            const n = this.run(i, to);
-            if (n > 1 && this.text[i + n] === '\n') return {node: {kind: 'break'}, next: i + n + 1};
-            return {next: i, keep: n};
-        }
-        if (c === '`') return this.code(i, to);
-        if (c === '*' || c === '_' || c === '~') return this.emphasis(i, to, depth);
-        if (c === '[') return this.link(i, to, depth);
-        if (c === 'h') return this.address(i, to);
-        return null;
-    }
-
-    // The next `mark` in [from, to), or -1. A search that failed is not repeated: an answer of ten
-    // thousand stars must not take seconds.
-    find(mark, from, to) {
-        if ((this.without.get(mark) ?? Infinity) <= from) return -1;
-        const at = this.text.indexOf(mark, from);
-        if (at < 0) this.without.set(mark, from);
-        return at < 0 || at + mark.length > to ? -1 : at;
-    }
-
-    run(i, to) {
-        let n = 1;
-        while (i + n < to && this.text[i + n] === this.text[i]) n += 1;
-        return n;
-    }
-
-    code(i, to) {
-        const n = this.run(i, to);
-        const mark = '`'.repeat(n);
-        let end = this.find(mark, i + n, to);
-        while (end >= 0 && this.run(end, to) !== n)
-            end = this.find(mark, end + this.run(end, to), to);
-        if (end < 0) return {next: i, keep: n};
-        let [a, b] = [i + n, end];
-        const body = this.text.slice(a, b);
-        if (body.startsWith(' ') && body.endsWith(' ') && body.trim()) [a, b] = [a + 1, b - 1];
-        const text = this.text.slice(a, b).replace(/\n/g, ' ');
-        return {node: {kind: 'code', text, from: a}, next: end + n};
-    }
-
-    emphasis(i, to, depth) {
-        const c = this.text[i];
-        const n = Math.min(this.run(i, to), 3);
-        if (c === '~' && n !== 2) return {next: i, keep: n};
-        const mark = c.repeat(n);
-        const inside = i + n;
-        // Between letters an underscore is part of a name, as in max_tokens.
-        const word = (p) => p >= 0 && p < this.text.length && /[\p{L}\p{N}]/u.test(this.text[p]);
-        if (inside >= to || /\s/.test(this.text[inside]) || (c === '_' && word(i - 1))) {
-            return {next: i, keep: n};
-        }
-        let tries = 100;  // of marks that close nothing: "*a *a *a" must not take quadratic time
-        for (let end = this.find(mark, inside, to); end >= 0 && tries;
-             end = this.find(mark, end + 1, to)) {
-            tries -= 1;
-            const longer = n < 3 && (this.text[end + n] === c || this.text[end - 1] === c);
-            if (/\s/.test(this.text[end - 1]) || end === inside || longer) {
-                if (longer) end += this.run(end, to) - 1;
-                continue;
-            }
-            if (c === '_' && word(end + n)) continue;
-            const children = this.read(inside, end, depth + 1);
-            const node = {kind: c === '~' ? 'del' : ['em', 'strong', 'both'][n - 1], children};
-            return {node, next: end + n};
-        }
-        return {next: i, keep: n};
-    }
-
-    link(i, to, depth) {
-        const end = this.find('](', i + 1, to);
-        const close = end < 0 ? -1 : this.find(')', end + 2, to);
-        if (close < 0 || this.text.slice(i + 1, end).includes('[')) return null;
-        const href = web(this.text.slice(end + 2, close).trim().split(/\s/)[0]);
-        if (!href) return null;
-        return {
-            node: {kind: 'link', href, children: this.read(i + 1, end, depth + 1)},
-            next: close + 1
-        };
-    }
-
-    address(i, to) {
-        if (i > 0 && /[\p{L}\p{N}]/u.test(this.text[i - 1])) return null;
-        ADDRESS.lastIndex = i;
-        const found = ADDRESS.exec(this.text.slice(0, to));
-        const text = found && found[0].replace(/[.,;:!?*_~)\]]+$/, '');
-        const href = text && web(text);
-        if (!href) return null;
-        const children = [{kind: 'text', text, from: i}];
-        return {node: {kind: 'link', href, children}, next: i + text.length};
-    }
-}
-
-// The address if it leads to the web, else null: javascript: and data: are no links.
-function web(text) {
-    try {
-        const {protocol, href} = new URL(text);
-        return protocol === 'http:' || protocol === 'https:' ? href : null;
-    } catch {
-        return null;
-    }
 }
 
 // --- To nodes --------------------------------------------------------------------------------
@@ -362,6 +246,10 @@ function addInline(parent, nodes, place, words) {
             const code = make('code');
             addText(code, node.text, node.from, place, words);
             parent.append(code);
+        } else if (node.kind === 'formula') {
+            parent.append(formula(node.text, node.display, node.open));
+        } else if (node.kind === 'half') {
+            addInline(parent, node.children, place, words);
         } else if (node.kind === 'link') {
             const {href} = node;
             const link = make('a', {href, target: '_blank', rel: 'noopener noreferrer'});
@@ -377,12 +265,15 @@ function addInline(parent, nodes, place, words) {
     return parent;
 }
 
-function addLines(parent, lines, words) {
-    const inline = new Inline(lines);
-    return addInline(parent, inline.read(0, inline.text.length), inline.place, words);
+// Adds the text of lines. how: {words: are words elements, guessed: was anything shown as closed}.
+function addLines(parent, lines, how, open = false) {
+    const inline = new Inline(lines, open);
+    addInline(parent, inline.read(0, inline.text.length), inline.place, how.words);
+    how.guessed ||= inline.guessed;
+    return parent;
 }
 
-function codeBlock(block, words) {
+function codeBlock(block, {words}) {
     const code = make('code');
     block.lines.forEach((line, i) => {
         addText(code, line.text, line.at, (at) => at, words);
@@ -390,7 +281,8 @@ function codeBlock(block, words) {
     });
     const copy = iconButton('copy', 'Copy the code', async () => {
         try {
-            await navigator.clipboard.writeText(code.textContent);
+            const shown = copy.closest('.code').querySelector('code');  // it may have grown since
+            await navigator.clipboard.writeText(shown.textContent);
             say('Copied.');
             copy.dataset.done = '';
             setTimeout(() => delete copy.dataset.done, 1200);
@@ -406,11 +298,13 @@ function codeBlock(block, words) {
     return make('div', {className: 'code'}, head, pre);
 }
 
-function tableOf(block, words) {
-    const row = (found, tag) =>
-        make('tr', {}, ...found.map((c) => addLines(make(tag), [c], words)));
-    const head = make('thead', {}, row(block.head, 'th'));
-    const body = make('tbody', {}, ...block.rows.map((r) => row(r, 'td')));
+function tableOf(block, how) {
+    const row = (found, tag, open) => make(
+        'tr', {},
+        ...found.map((c, k) => addLines(make(tag), [c], how, open && k + 1 === found.length)));
+    const {head: names, rows, open} = block;
+    const head = make('thead', {}, row(names, 'th', open && !rows.length));
+    const body = make('tbody', {}, ...rows.map((r, k) => row(r, 'td', open && k + 1 === rows.length)));
     // A wide table scrolls, which must be possible by keyboard, too.
     const outer =
         make('div', {className: 'wide-table', tabIndex: 0}, make('table', {}, head, body));
@@ -419,7 +313,7 @@ function tableOf(block, words) {
     return outer;
 }
 
-function listOf(block, words) {
+function listOf(block, how) {
     const element = make(block.ordered ? 'ol' : 'ul');
     if (block.ordered && block.start !== 1) element.start = block.start;
     for (const item of block.items) {
@@ -427,32 +321,64 @@ function listOf(block, words) {
         for (const inner of item) {
             // Items of a tight list stand without paragraphs.
             if (inner.kind === 'paragraph' && !block.loose)
-                addLines(li, inner.lines, words);
+                addLines(li, inner.lines, how, inner.open);
             else
-                li.append(node(inner, words));
+                li.append(node(inner, how));
         }
         element.append(li);
     }
     return element;
 }
 
-function node(block, words) {
+function node(block, how) {
+    how.guessed ||= Boolean(block.guessed);
     switch (block.kind) {
         case 'code':
-            return codeBlock(block, words);
+            return codeBlock(block, how);
+        case 'formula':
+            return formula(block.text, true, block.open);
         case 'rule':
             return make('hr');
         case 'table':
-            return tableOf(block, words);
+            return tableOf(block, how);
         case 'list':
-            return listOf(block, words);
+            return listOf(block, how);
         case 'quote':
-            return make('blockquote', {}, ...block.blocks.map((b) => node(b, words)));
+            return make('blockquote', {}, ...block.blocks.map((b) => node(b, how)));
         // The page has an h1 and each answer lies below it: headings of answers begin at h3.
         case 'heading':
-            return addLines(make(`h${Math.min(block.level + 2, 6)}`), block.lines, words);
+            return addLines(make(`h${Math.min(block.level + 2, 6)}`), block.lines, how, block.open);
         default:
-            return addLines(make('p'), block.lines, words);
+            return addLines(make('p'), block.lines, how, block.open);
+    }
+}
+
+// Makes `old` like `fresh` and keeps what is the same from its beginning on: a code block that grows
+// keeps its place when scrolled, a list its items.
+function morph(old, fresh) {
+    for (const {name} of [...old.attributes])
+        if (!fresh.hasAttribute(name)) old.removeAttribute(name);
+    for (const {name, value} of fresh.attributes)
+        if (old.getAttribute(name) !== value) old.setAttribute(name, value);
+    let [a, b] = [old.firstChild, fresh.firstChild];
+    while (a && b && a.isEqualNode(b)) [a, b] = [a.nextSibling, b.nextSibling];
+    if (a && b && a.nodeName === b.nodeName) {
+        const next = [a.nextSibling, b.nextSibling];
+        if (a.nodeType === Node.ELEMENT_NODE)
+            morph(a, b);
+        else
+            a.data = b.data;
+        [a, b] = next;
+    }
+    while (a) {
+        const next = a.nextSibling;
+        a.remove();
+        a = next;
+    }
+    while (b) {
+        const next = b.nextSibling;
+        old.append(b);
+        b = next;
     }
 }
 
@@ -464,22 +390,35 @@ export class Rendered {
         this.kept = [];
     }
 
-    show(source) {
-        const found = parse(source);
+    // open: more may come.
+    show(source, open = false) {
+        const found = parse(source, open);
         let same = 0;
         while (same < Math.min(found.length, this.kept.length)) {
             const old = this.kept[same];
-            const {at, end} = found[same];
-            if (old.at !== at || old.text !== source.slice(at, end)) break;
+            const block = found[same];
+            if (old.at !== block.at || old.text !== source.slice(block.at, block.end)) break;
+            if (old.guessed && !block.open) break;
             same += 1;
         }
-        for (const old of this.kept.splice(same)) old.node.remove();
+        const changed = this.kept.splice(same);
         for (const block of found.slice(same)) {
             const text = source.slice(block.at, block.end);
-            const element = node(block, this.words);
-            this.parent.append(element);
-            this.kept.push({at: block.at, text, node: element});
+            const how = {words: this.words, guessed: false};
+            const fresh = node(block, how);
+            const old = changed.shift()?.node;
+            if (old?.nodeName === fresh.nodeName && old.className === fresh.className) {
+                morph(old, fresh);
+                this.kept.push({at: block.at, text, node: old, guessed: how.guessed});
+                continue;
+            }
+            if (old)
+                old.replaceWith(fresh);
+            else
+                this.parent.append(fresh);
+            this.kept.push({at: block.at, text, node: fresh, guessed: how.guessed});
         }
+        for (const old of changed) old.node.remove();
     }
 }
 
