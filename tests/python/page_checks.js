@@ -1,5 +1,6 @@
 // Checks of the page that test_page.py runs inside it.
 
+import {pretty} from '/answer.js';
 import {layOut, Model} from '/layout.js';
 import {Rendered} from '/markdown.js';
 import {formula, parseMath} from '/math.js';
@@ -133,9 +134,8 @@ export function moved(source) {
 
 // A formula's tree in short: f(g a) for elements, n:2 for leaves; null for what is not understood.
 export function formulaTree(source) {
-    const write = ({tag, text, kids}) => (text !== undefined ?
-                                              `${tag}:${text}` :
-                                              `${tag}(${kids.map(write).join(' ')})`);
+    const write = ({tag, text, kids}) =>
+        (text !== undefined ? `${tag}:${text}` : `${tag}(${kids.map(write).join(' ')})`);
     const tree = parseMath(source);
     return tree && write(tree);
 }
@@ -146,12 +146,15 @@ export function formulaBreaks(source) {
         .filter((part) => !parseMath(part, true));
 }
 
+export const prettied = pretty;
+
 // Whether the browser draws a formula: its box, and those of a fraction's parts.
 export function formulaBox() {
     const element = formula('\\frac{a+b+c}{2}', true);
     document.getElementById('messages').append(element);
     const box = (name) => element.querySelector(name).getBoundingClientRect();
-    const [all, above, below] = [box('math'), box('mfrac > :first-child'), box('mfrac > :last-child')];
+    const [all, above, below] =
+        [box('math'), box('mfrac > :first-child'), box('mfrac > :last-child')];
     element.remove();
     return {width: all.width, height: all.height, stacked: below.top >= above.bottom};
 }

@@ -52,7 +52,7 @@ class Visit:
         self.context = browser.new_context(viewport={"width": width, "height": height}, **options)
         self.context.grant_permissions(["clipboard-read", "clipboard-write"], origin=address)
         self.page = self.context.new_page()
-        self.page.set_default_timeout(10000)
+        self.page.set_default_timeout(30000)  # the machine may be busy
         self.wrong: list[str] = []
         self.expected: list[str] = []
         self.page.on("console", self.console)

@@ -1,8 +1,10 @@
 // A conversation: sending, stopping, answering again, and which words came from which tokens.
 
+import {Answer} from './answer.js';
+import {fork, turn, version} from './branches.js';
 import {byId, notice, say} from './dom.js';
-import {Answer, editMessage, greeting, problem, userMessage} from './messages.js';
-import {deleteChat, newChat, saveChat} from './store.js';
+import {editMessage, greeting, problem, userMessage, versions} from './messages.js';
+import {newChat, remove, saveChat} from './store.js';
 
 const PROMPTS = [
     'Tell me a story about a little dragon.',
@@ -53,6 +55,24 @@ class Trace {
     }
 }
 
+// Is there anything in an answer?
+const said = ({content, reasoning_content, tool_calls}) =>
+    Boolean(content || reasoning_content || tool_calls);
+
+// Adds the parts of calls that a chunk brings.
+function addCalls(message, parts) {
+    const calls = message.tool_calls ??= [];
+    for (const {index = 0, id, type, function: part = {}} of parts) {
+        while (calls.length <= Math.min(index, 127))
+            calls.push({id: '', type: 'function', function: {name: '', arguments: ''}});
+        const call = calls[Math.min(index, 127)];
+        if (id) call.id = id;
+        if (type) call.type = type;
+        call.function.name += part.name ?? '';
+        call.function.arguments += part.arguments ?? '';
+    }
+}
+
 export class Chat {
     constructor(api, settings, view) {
         this.api = api;
@@ -63,6 +83,7 @@ export class Chat {
         this.scroll = byId('scroll');
         this.text = byId('text');
         this.running = null;
+        this.shown = Infinity;   // how many messages are shown while an answer comes
         this.continues = false;  // does the model continue texts?
         this.listen();
         this.open(newChat());
@@ -109,6 +130,7 @@ export class Chat {
 
     open(chat) {
         this.stop();
+        this.shown = Infinity;
         this.chat = chat;
         notice('');
         this.render();
@@ -118,10 +140,11 @@ export class Chat {
     remove(id) {
         if (id === this.chat.id) {
             this.stop();
+            this.shown = Infinity;
             this.chat = newChat();
             this.render();
         }
-        deleteChat(id);
+        remove(id);
     }
 
     save(chat) {
@@ -131,27 +154,13 @@ export class Chat {
     }
 
     render() {
-        const {messages} = this.chat;
         const {isText} = this;
+        const messages = this.chat.messages.slice(0, this.shown);
         this.list.classList.toggle('text', isText && messages.length > 0);
         this.text.placeholder = !isText ? 'Write a message' :
             messages.length             ? 'Write on, or press Enter for more' :
                                           'Begin a text';
-        let edit = null;  // of the user's last part of a text
-        const shown = messages.map((message, i) => {
-            if (message.role === 'user') {
-                const last = i >= messages.length - 2 && !this.running;
-                const onedit = last ? (e) => this.edit(message, e) : null;
-                // In a text the button is not between the words, but below.
-                const element = userMessage(message, isText ? null : onedit, isText);
-                edit = isText && last ? () => this.edit(message, element) : null;
-                return element;
-            }
-            const answer = new Answer(message, this.traces.get(message), isText);
-            const last = i === messages.length - 1 && !this.running;
-            answer.done(last ? () => this.regenerate() : null, last ? edit : null);
-            return answer.element;
-        });
+        const shown = messages.map((message, i) => this.element(message, i));
         if (!messages.length) {
             shown.push(greeting(
                 isText ? 'Begin a text, and watch which neurons continue it.' :
@@ -160,9 +169,58 @@ export class Chat {
         } else if (messages.at(-1).role === 'user' && !this.running) {
             const [words, button] = isText ? ['Nothing follows this text yet.', 'Continue it'] :
                                              ['This message has no answer yet.', 'Answer it'];
-            shown.push(problem(words, [[button, () => this.answer()]]));
+            const card = problem(words, [[button, () => this.answer()]]);
+            const others = isText && this.versions(messages.length - 1, 'text');
+            if (others) card.append(versions(others));
+            shown.push(card);
         }
         this.list.replaceChildren(...shown);
+    }
+
+    // A message as an element, with what can be done about it.
+    element(message, i) {
+        const {messages} = this.chat;
+        const {isText, running} = this;
+        if (message.role === 'user') {
+            // In a text the buttons are not between the words, but below.
+            const can = !isText && {edit: (e) => this.edit(i, e), ...this.versions(i, 'message')};
+            return userMessage(message, running ? null : can, isText);
+        }
+        const answer = new Answer(message, this.traces.get(message), isText);
+        const last = i === messages.length - 1;
+        if (running || (isText && !last)) {
+            answer.done({});
+            return answer.element;
+        }
+        const can = {again: () => this.regenerate(i), ...this.versions(i, 'answer')};
+        if (isText && messages[i - 1]?.role === 'user') {
+            const before = () => this.list.querySelectorAll('.message')[i - 1];
+            can.before = {edit: () => this.edit(i - 1, before()), ...this.versions(i - 1, 'text')};
+        }
+        answer.done(can);
+        return answer.element;
+    }
+
+    // {version, turn} for a message that has others beside it.
+    versions(i, what) {
+        const found = version(this.chat.messages[i]);
+        return found && {version: {...found, what}, turn: (step) => this.turn(i, step, what)};
+    }
+
+    // Shows another version of a message and of what followed it.
+    turn(i, step, what) {
+        if (this.running) return;
+        turn(this.chat.messages, i, step);
+        this.save(this.chat);
+        const top = this.scroll.scrollTop;
+        this.render();
+        this.scroll.scrollTop = top;
+        const {number, many} = version(this.chat.messages[i]);
+        say(`Version ${number} of ${many}`);
+        const which = step < 0 ? 'Previous' : 'Next';
+        const buttons = this.list.querySelectorAll(`.message:nth-child(n + ${
+            i + 1}) button[aria-label='${which} version of the ${what}']`);
+        buttons[0]?.focus();
     }
 
     // --- Sending ------------------------------------------------------------------------------
@@ -180,13 +238,15 @@ export class Chat {
             this.send(text);
     }
 
-    send(text) {
+    // branches: of the versions beside this message.
+    send(text, branches) {
         if (this.running) return;
         const {messages} = this.chat;
         const {isText} = this;
         if (!messages.length && isText) this.chat.kind = 'text';
         if (!messages.length && !isText) delete this.chat.kind;
-        messages.push({role: 'user', content: isText ? this.joint(text) + text : text});
+        const message = {role: 'user', content: isText ? this.joint(text) + text : text};
+        messages.push(branches ? {...message, branches} : message);
         this.answer();
     }
 
@@ -196,20 +256,19 @@ export class Chat {
         return !before || /\s$/.test(before) || /^\s/.test(text) ? '' : '\n';
     }
 
-    regenerate() {
+    // Answers again. The answer that stands stays as a version, with all that follows it.
+    regenerate(i) {
         if (this.running) return;
-        if (this.chat.messages.at(-1)?.role === 'assistant') this.chat.messages.pop();
-        this.answer();
+        this.answer(i);
         this.text.focus();
     }
 
-    edit(message, element) {
+    edit(i, element) {
         const {messages} = this.chat;
         editMessage(
-            element, message.content,
+            element, messages[i].content,
             (text) => {
-                messages.splice(messages.indexOf(message));
-                this.send(text);
+                this.send(text, fork(messages, i));
                 this.text.focus();
             },
             () => {
@@ -221,9 +280,10 @@ export class Chat {
 
     stop() { this.running?.abort(); }
 
-    body() {
+    // What asks for a continuation of these messages.
+    body(before) {
         if (this.isText) {
-            const prompt = this.chat.messages.map(({content}) => content).join('');
+            const prompt = before.map(({content}) => content).join('');
             return {
                 model: this.settings.model,
                 prompt,
@@ -231,15 +291,23 @@ export class Chat {
                 ...this.settings.sampling(),
             };
         }
-        const messages = this.chat.messages.map(({role, content}) => ({role, content}));
+        const messages = before.map(({role, content, reasoning_content, tool_calls}) => ({
+                                        role,
+                                        content,
+                                        ...(reasoning_content ? {reasoning_content} : {}),
+                                        ...(tool_calls ? {tool_calls} : {}),
+                                    }));
         if (this.settings.system) messages.unshift({role: 'system', content: this.settings.system});
         return {model: this.settings.model, messages, ...this.settings.sampling()};
     }
 
-    async answer() {
+    // Asks for the message at `i`. One that stands there is put aside when the new one has a word.
+    async answer(i = this.chat.messages.length) {
         const {chat} = this;
-        const body = this.body();
+        const {messages} = chat;
+        const body = this.body(messages.slice(0, i));
         const control = this.running = new AbortController();
+        this.shown = i;
         this.busy(true);
         notice('');
         this.render();
@@ -262,16 +330,25 @@ export class Chat {
             else
                 failure = error;
         }
+        element.thought();
         this.running = null;
+        this.shown = Infinity;
         this.busy(false);
-        this.view.end();
+        this.view.end(message.timings?.predicted_per_second);
         // Stopped before the first word, or failed: there is nothing to keep.
-        if (message.content || (!failure && !message.stopped)) chat.messages.push(message);
+        if (said(message) || (!failure && !message.stopped)) {
+            const branches = fork(messages, i);
+            messages.push(message);
+            if (branches) message.branches = branches;
+        }
         this.save(chat);
-        if (this.chat !== chat) return;
+        if (this.chat !== chat) {
+            this.render();  // what stood there while this ran could not be edited
+            return;
+        }
         const atEnd = this.atEnd();
         this.render();
-        if (failure) this.explain(failure, message);
+        if (failure) this.explain(failure, i);
         this.follow(atEnd);
         if (!failure)
             say(message.content ? message.content.slice(0, 4000) : 'The answer is empty.');
@@ -285,18 +362,29 @@ export class Chat {
             drawn = true;
             if (signal.aborted || this.running?.signal !== signal) return;
             const atEnd = this.atEnd();
+            const seconds = (performance.now() - began) / 1000;
             element.show();
-            element.running(tokens, (performance.now() - began) / 1000);
+            element.running(tokens, seconds);
+            if (tokens > 1 && seconds > 0.3) this.view.speed(tokens / seconds);
             this.follow(atEnd);
         };
         for await (const chunk of this.api.chat(body, signal)) {
             const choice = chunk.choices?.[0];
-            const piece = choice?.delta?.content ?? choice?.text;
-            if (piece) {
+            const delta = choice?.delta ?? {};
+            const piece = delta.content ?? choice?.text;
+            const thought = delta.reasoning_content;
+            if (thought) {
+                message.reasoning_content = (message.reasoning_content ?? '') + thought;
+                element.thinks();
+            }
+            if (piece || delta.tool_calls) element.thought();
+            if (piece) message.content += piece;
+            if (delta.tool_calls) addCalls(message, delta.tool_calls);
+            if (piece || thought || delta.tool_calls) {
                 began ||= performance.now();
-                message.content += piece;
                 tokens += 1;
             }
+            if (choice?.finish_reason === 'length') message.cut = true;
             if (chunk.view) {
                 if (trace.request === undefined) this.view.claim(chunk.view.request);
                 trace.add(message.content.length, chunk.view);
@@ -311,11 +399,11 @@ export class Chat {
         }
     }
 
-    explain(error, message) {
+    // i: where the message stands that failed.
+    explain(error, i) {
         const text = error.status !== undefined ? error.message :
                                                   `The page made a mistake: ${error.message}`;
-        const buttons =
-            [['Try again', () => (message.content ? this.regenerate() : this.answer())]];
+        const buttons = [['Try again', () => this.answer(i)]];
         if (error.status === 401) buttons.push(['Enter the key', () => this.settings.open('key')]);
         // The last message has no answer: the card says why, in place of the one that render added.
         this.list.querySelector('.problem')?.remove();

@@ -24,7 +24,8 @@ function joined(lines) {
 }
 
 // Formulas' marks, their partners, and whether the formula stands alone.
-const FORMULAS = [['$$', '$$', true], ['\\[', '\\]', true], ['\\(', '\\)', false], ['$', '$', false]];
+const FORMULAS =
+    [['$$', '$$', true], ['\\[', '\\]', true], ['\\(', '\\)', false], ['$', '$', false]];
 const FORMULA_SIGN = /[\\^_={}]/;
 // What stands in \[ \] without being a formula: a number of a reference, a word.
 export const REFERENCE = /^\s*\w{1,20}\s*$/;
@@ -140,7 +141,9 @@ export class Inline {
     // Whether single dollars enclose a formula and not two prices.
     dollars(i, body, end, grows) {
         if (/[\p{L}\p{N}$]/u.test(this.text[i - 1] || ' ')) return false;
-        if (grows) return !body || /^[A-Za-z]$/.test(body) || (/^[^\s\d]/.test(body) && FORMULA_SIGN.test(body));
+        if (grows)
+            return !body || /^[A-Za-z]$/.test(body) ||
+                (/^[^\s\d]/.test(body) && FORMULA_SIGN.test(body));
         if (end < 0 || body.includes('\n\n')) return false;
         if (!/^\s|\s$/.test(body)) return !/\d/.test(this.text[end + 1] || '');
         return FORMULA_SIGN.test(body) && /^\s/.test(body) && /\s$/.test(body);
@@ -192,7 +195,8 @@ export class Inline {
             return {node: {kind, children}, next: end + n};
         }
         // Between letters a star is a product more often than a beginning.
-        if (!this.grows(to) || /[A-Za-z0-9]/.test(this.text[i - 1] || ' ')) return {next: i, keep: n};
+        if (!this.grows(to) || /[A-Za-z0-9]/.test(this.text[i - 1] || ' '))
+            return {next: i, keep: n};
         const children = this.read(inside, to, depth + 1);
         return this.guess({node: {kind, children}, next: to});
     }
@@ -240,4 +244,3 @@ function web(text) {
         return null;
     }
 }
-

@@ -6,7 +6,8 @@ import {byId, download, fileName, make, notice} from './dom.js';
 import {chatRow} from './messages.js';
 import {bindSaving} from './save.js';
 import {Settings} from './settings.js';
-import {asJson, asMarkdown, chats, newChat, title} from './store.js';
+import {chats, newChat, title} from './store.js';
+import {allAsJson, asJson, asMarkdown, importFile} from './transfer.js';
 import {View} from './view.js';
 
 const settings = new Settings();
@@ -74,9 +75,11 @@ function fillChats() {
     });
     if (!rows.length) rows.push(make('li', {className: 'none'}, 'There are none yet.'));
     byId('chat-list').replaceChildren(...rows);
+    byId('export-chats').disabled = !chats().length;
 }
 
 byId('open-chats').addEventListener('click', () => {
+    byId('chats-said').textContent = '';
     fillChats();
     byId('chats').showModal();
 });
@@ -84,6 +87,23 @@ byId('open-chats').addEventListener('click', () => {
 byId('new-chat').addEventListener('click', () => {
     chat.open(newChat());
     byId('text').focus();
+});
+
+byId('export-chats').addEventListener('click', () => {
+    const day = new Date().toISOString().slice(0, 10);
+    download(
+        new Blob([allAsJson()], {type: 'application/json'}),
+        fileName(`conversations-${day}`, 'json'));
+});
+
+byId('import-chats').addEventListener('click', () => byId('chats-file').click());
+byId('chats-file').addEventListener('change', async ({target}) => {
+    const [file] = target.files;
+    if (!file) return;
+    const words = await importFile(file);
+    target.value = '';  // the same file may be chosen again
+    fillChats();
+    byId('chats-said').textContent = words;
 });
 
 // --- Dialogs and the view --------------------------------------------------------------------

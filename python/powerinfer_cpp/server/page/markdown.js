@@ -2,8 +2,9 @@
 //
 // `parse` gives blocks whose text knows its place in the source; hovering over a word needs that to
 // find the word's tokens. `Rendered` keeps the blocks of an answer that grows: all but the last
-// blocks stay as they are, so a long answer costs no more per token than a short one. While it grows
-// its end is read as if all that is open were closed there (`open`): nothing jumps when it closes.
+// blocks stay as they are, so a long answer costs no more per token than a short one. While it
+// grows its end is read as if all that is open were closed there (`open`): nothing jumps when it
+// closes.
 
 import {iconButton, make, say} from './dom.js';
 import {Inline, REFERENCE} from './inline.js';
@@ -15,7 +16,7 @@ const RULE = /^ {0,3}(?:(?:-\s*){3,}|(?:\*\s*){3,}|(?:_\s*){3,})$/;
 const QUOTE = /^ {0,3}> ?/;
 const MARKER = /^( *)([-*+]|\d{1,9}[.)])( +|$)/;
 const ROW = /^\s*\|?\s*:?-+:?\s*(?:\|\s*:?-+:?\s*)*\|?\s*$/;
-const DEPTH = 8;  // of quotes and lists in each other: deeper ones are plain text
+const DEPTH = 8;            // of quotes and lists in each other: deeper ones are plain text
 const FORMULA_LINES = 200;  // of a formula
 // The first signs of a list's item, a heading, a quote or a line, without what follows.
 const BEGINNING = /^\s*(?:[-*+_]{1,2}|\d{1,2}[.)]?|#{1,6}|>)\s*$/;
@@ -134,7 +135,13 @@ function table(lines, i, open = false) {
         // The head, perhaps with a part of the line below it.
         const below = lines[i + 1]?.text ?? '';
         if (/^[\s|:-]*$/.test(below))
-            return {kind: 'table', head: cells(lines[i]), rows: [], next: lines.length, guessed: true};
+            return {
+                kind: 'table',
+                head: cells(lines[i]),
+                rows: [],
+                next: lines.length,
+                guessed: true
+            };
     }
     if (i + 1 >= lines.length || !lines[i].text.includes('|')) return null;
     if (!ROW.test(lines[i + 1].text) || !lines[i + 1].text.includes('-')) return null;
@@ -304,7 +311,8 @@ function tableOf(block, how) {
         ...found.map((c, k) => addLines(make(tag), [c], how, open && k + 1 === found.length)));
     const {head: names, rows, open} = block;
     const head = make('thead', {}, row(names, 'th', open && !rows.length));
-    const body = make('tbody', {}, ...rows.map((r, k) => row(r, 'td', open && k + 1 === rows.length)));
+    const body =
+        make('tbody', {}, ...rows.map((r, k) => row(r, 'td', open && k + 1 === rows.length)));
     // A wide table scrolls, which must be possible by keyboard, too.
     const outer =
         make('div', {className: 'wide-table', tabIndex: 0}, make('table', {}, head, body));
@@ -353,8 +361,8 @@ function node(block, how) {
     }
 }
 
-// Makes `old` like `fresh` and keeps what is the same from its beginning on: a code block that grows
-// keeps its place when scrolled, a list its items.
+// Makes `old` like `fresh` and keeps what is the same from its beginning on: a code block that
+// grows keeps its place when scrolled, a list its items.
 function morph(old, fresh) {
     for (const {name} of [...old.attributes])
         if (!fresh.hasAttribute(name)) old.removeAttribute(name);

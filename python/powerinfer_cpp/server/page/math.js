@@ -5,21 +5,7 @@
 // it does while an answer comes.
 
 import {make} from './dom.js';
-import {
-    ACCENTS,
-    BELOW,
-    DELIMITERS,
-    FONTS,
-    FUNCTIONS,
-    inAlphabet,
-    INTEGRALS,
-    LARGE,
-    LETTERS,
-    LIMITS,
-    OPERATORS,
-    SPACED_LIMITS,
-    SPACES,
-} from './symbols.js';
+import {ACCENTS, DELIMITERS, FONTS, FUNCTIONS, inAlphabet, INTEGRALS, LARGE, LETTERS, LIMITS, LINES, OPERATORS, SPACED_LIMITS, SPACES,} from './symbols.js';
 
 const NAMESPACE = 'http://www.w3.org/1998/Math/MathML';
 const LONGEST = 20000;  // characters of a formula
@@ -37,7 +23,10 @@ const SILENT = new Set([
 ]);
 const SILENT_WITH_ARGUMENT = new Set(['label', 'color', 'vspace', 'tag*']);
 // One argument that is shown as it is.
-const PLAIN = new Set(['mathop', 'mathbin', 'mathrel', 'mathord', 'mathopen', 'mathclose', 'mathstrut', 'boxed', 'fbox', 'ensuremath', 'mathpunct', 'smash']);
+const PLAIN = new Set([
+    'mathop', 'mathbin', 'mathrel', 'mathord', 'mathopen', 'mathclose', 'mathstrut', 'boxed',
+    'fbox', 'ensuremath', 'mathpunct', 'smash'
+]);
 // Surroundings: their delimiters, the alignment of columns, and whether they are set large.
 const TABLES = {
     'matrix': ['', ''],
@@ -72,7 +61,7 @@ const branch = (tag, kids, attributes = {}) => ({tag, kids, attributes});
 // Several nodes as one.
 const row = (kids) => (kids.length === 1 ? kids[0] : branch('mrow', kids));
 const space = (em) => branch('mspace', [], {width: `${em}em`});
-const still = (text) => leaf('mo', text, {stretchy: 'false'});
+const still = (text) => leaf('mo', text, {stretchy: 'false', lspace: '0', rspace: '0'});
 const fence = (text) => leaf('mo', text, {fence: 'true', stretchy: 'true'});
 
 class Parser {
@@ -118,7 +107,8 @@ class Parser {
             kids.push(one);
             // "sin x" has a space that "sin(x)" has not.
             this.skipSpace();
-            if (one.named && !this.ended && !stops(this.next) && !/^[)(\][|,.;^_}&]$|^\\(?:left|right|big)/.test(this.next))
+            if (one.named && !this.ended && !stops(this.next) &&
+                !/^[)(\][|,.;^_}&]$|^\\(?:left|right|big)/.test(this.next))
                 kids.push(space(0.167));
         }
         return kids;
@@ -155,8 +145,12 @@ class Parser {
         if (!below && !above) return base;
         const kids = [base, below, above].filter(Boolean);
         const both = below && above;
-        const tag = limits ? (both ? 'munderover' : below ? 'munder' : 'mover') :
-                             (both ? 'msubsup' : below ? 'msub' : 'msup');
+        const tag = limits ? (both      ? 'munderover' :
+                                  below ? 'munder' :
+                                          'mover') :
+                             (both      ? 'msubsup' :
+                                  below ? 'msub' :
+                                          'msup');
         return {...branch(tag, kids), named: base.named};
     }
 
@@ -254,10 +248,9 @@ class Parser {
         if (FONTS.has(name)) return this.inFont(FONTS.get(name), name.length === 2);
         if (TEXTS.has(name)) return words(this.raw());
         if (ACCENTS.has(name)) return this.accent(name);
-        if (BELOW.has(name)) {
-            const under = branch('munder', [this.argument(), leaf('mo', BELOW.get(name))]);
-            return {...under, limits: name === 'underbrace'};
-        }
+        if (LINES.has(name)) return branch('mrow', [this.argument()], {class: LINES.get(name)});
+        if (name === 'underbrace')
+            return {...branch('munder', [this.argument(), leaf('mo', '⏟')]), limits: true};
         if (PLAIN.has(name)) {
             const inner = this.argument();
             return /box/.test(name) ? branch('mrow', [inner], {class: 'boxed'}) : inner;
@@ -299,8 +292,8 @@ class Parser {
             case 'binom':
             case 'dbinom':
             case 'tbinom': {
-                const pair = branch(
-                    'mfrac', [this.argument(), this.argument()], {linethickness: '0'});
+                const pair =
+                    branch('mfrac', [this.argument(), this.argument()], {linethickness: '0'});
                 return branch('mrow', [fence('('), pair, fence(')')]);
             }
             case 'left':
@@ -310,7 +303,9 @@ class Parser {
             case 'operatorname':
             case 'operatorname*':
                 return {
-                    ...leaf('mi', this.raw().replace(/\\[,;! ]|\s+/g, ' ').trim(), {mathvariant: 'normal'}),
+                    ...leaf(
+                        'mi', this.raw().replace(/\\[,;! ]|\s+/g, ' ').trim(),
+                        {mathvariant: 'normal'}),
                     named: true,
                     limits: name.endsWith('*'),
                 };
@@ -324,7 +319,8 @@ class Parser {
             case 'pod': {
                 const mod = name === 'pod' ? [] : [leaf('mi', 'mod'), space(0.333)];
                 const inner = [...mod, this.argument()];
-                return row([space(1), ...(name === 'mod' ? inner : [still('('), ...inner, still(')')])]);
+                return row(
+                    [space(1), ...(name === 'mod' ? inner : [still('('), ...inner, still(')')])]);
             }
             case 'stackrel':
             case 'overset': {
@@ -454,7 +450,9 @@ class Parser {
         }
         const empty = (cell) => cell.tag === 'mrow' && !cell.kids.length;
         while (rows.length > 1 && rows.at(-1).every(empty)) rows.pop();
-        const align = (k) => columns[k] || columns[(k - columns.length) % Math.min(2, columns.length) + Math.max(0, columns.length - 2)];
+        const align = (k) => columns[k] ||
+            columns[(k - columns.length) % Math.min(2, columns.length) +
+                    Math.max(0, columns.length - 2)];
         const attributes = large ? {displaystyle: 'true'} : {};
         return branch(
             'mtable',

@@ -1,27 +1,34 @@
 // The messages of a conversation as elements.
 
-import {icon, iconButton, make, say} from './dom.js';
-import {PlainText, Rendered} from './markdown.js';
-import {rate, whole} from './words.js';
+import {icon, iconButton, make} from './dom.js';
 
-async function copy(text) {
-    try {
-        await navigator.clipboard.writeText(text);
-        say('Copied.');
-    } catch {
-        say('The browser did not allow copying.');
-    }
+// ‹ 2/3 › for a message that has versions. `can`: {version, turn}.
+export function versions({version: {number, many, what}, turn}) {
+    const button = (sign, which, step) => {
+        const made =
+            make('button', {type: 'button', className: 'step', onclick: () => turn(step)}, sign);
+        made.title = `${which} version of the ${what}`;
+        made.setAttribute('aria-label', made.title);
+        return made;
+    };
+    const element = make(
+        'div', {className: 'versions'}, button('‹', 'Previous', -1),
+        make('span', {}, `${number}/${many}`), button('›', 'Next', 1));
+    element.setAttribute('role', 'group');
+    element.setAttribute('aria-label', `Version ${number} of ${many} of the ${what}`);
+    return element;
 }
 
-// isText: a part of a text that the model continues.
-export function userMessage(message, onedit, isText = false) {
+// can: what can be done, {edit, version, turn}. isText: a part of a text that the model continues.
+export function userMessage(message, can, isText = false) {
     const body = make('div', {className: 'body'}, message.content);
     const element = make('article', {className: 'message user'}, body);
     element.setAttribute('aria-label', isText ? 'Your text' : 'You');
-    if (onedit) {
-        element.append(make(
-            'div', {className: 'actions'},
-            iconButton('edit', 'Edit and send again', () => onedit(element))));
+    if (can) {
+        const tools = make('div', {className: 'actions'});
+        tools.append(iconButton('edit', 'Edit and send again', () => can.edit(element)));
+        if (can.version) tools.append(versions(can));
+        element.append(tools);
     }
     return element;
 }
@@ -50,67 +57,6 @@ export function editMessage(element, text, onsend, oncancel, exact = false) {
             make('button', {type: 'button', className: 'text strong', onclick: send}, 'Send')));
     field.focus();
     field.setSelectionRange(text.length, text.length);
-}
-
-// An answer that can grow. `trace` (or null) tells which tokens made which part of the text.
-// isText: it continues a text, and its signs stay as they are.
-export class Answer {
-    constructor(message, trace, isText = false) {
-        this.message = message;
-        const name = isText ? 'Continuation' : 'Answer';
-        this.body = make('div', {className: isText ? 'body' : 'body markdown'});
-        this.meta = make('p', {className: 'speed'});
-        this.actions = make('div', {className: 'actions'});
-        this.element = make(
-            'article', {className: 'message answer'}, this.body,
-            make('div', {className: 'below'}, this.meta, this.actions));
-        this.element.setAttribute('aria-label', name);
-        this.rendered = new (isText ? PlainText : Rendered)(this.body, Boolean(trace));
-        this.trace = trace;
-        if (trace) {
-            // One stop for the tab key; arrows go through the words.
-            this.body.tabIndex = 0;
-            this.body.setAttribute('role', 'group');
-            this.body.setAttribute(
-                'aria-label', `${name}. Left and right arrow: what ran for each word`);
-        }
-        this.show();
-    }
-
-    show() {
-        const {content} = this.message;
-        this.rendered.show(content);
-        this.element.classList.toggle('empty', !content);
-    }
-
-    running(tokens, seconds) {
-        this.element.classList.add('running');
-        this.meta.textContent =
-            tokens > 1 && seconds > 0.3 ? `${rate(tokens / seconds)} tokens/s` : '';
-    }
-
-    // The answer stands. `again` regenerates it, `edit` changes what it continues.
-    done(again, edit = null) {
-        this.element.classList.remove('running');
-        this.show();
-        const {timings, stopped, content} = this.message;
-        const parts = [];
-        if (!content) parts.push('The model ended without a word.');
-        if (stopped) parts.push('stopped');
-        if (timings?.predicted_n) {
-            parts.push(`${rate(timings.predicted_per_second)} tokens/s, ${
-                whole(timings.predicted_n)} tokens`);
-        }
-        if (timings?.prompt_n) {
-            parts.push(`prompt ${rate(timings.prompt_per_second)} tokens/s, ${
-                whole(timings.prompt_n)} tokens`);
-        }
-        this.meta.textContent = parts.join(' · ');
-        this.actions.replaceChildren(
-            iconButton('copy', 'Copy the answer', () => copy(this.message.content)));
-        if (edit) this.actions.append(iconButton('edit', 'Edit and send again', edit));
-        if (again) this.actions.append(iconButton('again', 'Regenerate', again));
-    }
 }
 
 // What went wrong, in words, with what can be done about it.

@@ -25,6 +25,8 @@ export class Settings {
     get system() { return (this.values.system || '').trim(); }
     get view() { return this.values.view !== false; }
     set view(shown) { this.keep({view: shown}); }
+    get folded() { return this.values.folded === true; }
+    set folded(folded) { this.keep({folded}); }
     get key() { return session.getItem(API_KEY) || ''; }
 
     // What a request carries besides model and messages.

@@ -40,12 +40,97 @@ export function writeJson(storage, key, value) {
     }
 }
 
-const isMessage = (m) =>
-    m && typeof m.content === 'string' && ['user', 'assistant'].includes(m.role);
+// What is wrong with a conversation, as the rest of a sentence.
+export class Invalid extends Error {}
 
-function valid(chat) {
-    return chat && typeof chat.id === 'string' && Array.isArray(chat.messages) &&
-        chat.messages.every(isMessage);
+const DEPTH = 100;  // of versions in versions
+
+function need(holds, what) {
+    if (!holds) throw new Invalid(what);
+}
+
+const isObject = (value) => value !== null && typeof value === 'object' && !Array.isArray(value);
+
+// The value's fields of these kinds; others are left out.
+function some(value, kinds) {
+    return Object.fromEntries(Object.entries(kinds)
+                                  .filter(([name, kind]) => (typeof value[name] === kind))
+                                  .map(([name]) => [name, value[name]]));
+}
+
+const NUMBERS = {
+    prompt_n: 'number',
+    prompt_per_second: 'number',
+    predicted_n: 'number',
+    predicted_per_second: 'number'
+};
+
+function cleanCall(call, where) {
+    const {name, arguments: given} = isObject(call?.function) ? call.function : {};
+    need(
+        typeof name === 'string' && typeof given === 'string',
+        `${where} has a call without a name or arguments`);
+    return {...some(call, {id: 'string', type: 'string'}), function: {name, arguments: given}};
+}
+
+function cleanMessage(message, where, depth) {
+    need(isObject(message), `${where} is no object`);
+    const {role, content, timings, tool_calls: calls, branches} = message;
+    need(
+        ['user', 'assistant'].includes(role),
+        `${where} is of neither “user” nor “assistant” (“role”)`);
+    need(typeof content === 'string', `${where} has no text (“content”)`);
+    const found = {
+        role,
+        content,
+        ...some(message, {
+            model: 'string',
+            stopped: 'boolean',
+            cut: 'boolean',
+            reasoning_content: 'string',
+            thought_seconds: 'number'
+        })
+    };
+    if (isObject(timings)) found.timings = some(timings, NUMBERS);
+    if (calls !== undefined) {
+        need(Array.isArray(calls), `${where} has “tool_calls” that are no list`);
+        found.tool_calls = calls.map((call) => cleanCall(call, where));
+    }
+    if (branches !== undefined) {
+        const {at, tails} = isObject(branches) ? branches : {};
+        need(
+            depth < DEPTH && Array.isArray(tails) && Number.isInteger(at) && tails[at] === null &&
+                tails.every((tail, k) => k === at || (Array.isArray(tail) && tail.length)),
+            `${where} has versions that do not fit (“branches”)`);
+        found.branches = {
+            at,
+            tails: tails.map(
+                (tail) => tail && cleanMessages(tail, `a version of ${where}, `, depth + 1))
+        };
+        need(
+            found.branches.tails.every((tail) => !tail?.[0].branches),
+            `${where} has versions that do not fit (“branches”)`);
+    }
+    return found;
+}
+
+function cleanMessages(messages, where, depth) {
+    return messages.map((m, i) => cleanMessage(m, `${where}message ${i + 1}`, depth));
+}
+
+// A copy of a conversation with what the page knows. Throws Invalid.
+export function clean(chat) {
+    need(isObject(chat) && Array.isArray(chat.messages), 'there are no “messages”');
+    need(chat.messages.length, 'there is no message');
+    const fresh = newChat();
+    const {id, created, changed, kind} = chat;
+    return {
+        id: typeof id === 'string' && /^[\w.-]{1,64}$/.test(id) ? id : fresh.id,
+        created: Number.isFinite(created) ? created : fresh.created,
+        changed: Number.isFinite(changed) ? changed : fresh.changed,
+        ...(kind === 'text' ? {kind} : {}),
+        messages: cleanMessages(chat.messages, '', 0),
+    };
 }
 
 export function newChat() {
@@ -55,40 +140,41 @@ export function newChat() {
     return {id, created: now, changed: now, messages: []};
 }
 
+// A conversation of this browser; null: there is none, or what is there is none.
+export function stored(id) {
+    try {
+        const chat = readJson(local, PREFIX + id);
+        return chat && {...clean(chat), id};
+    } catch {
+        return null;
+    }
+}
+
 // All conversations, the newest first.
 export function chats() {
     const found = [];
     for (let i = 0; i < local.length; i++) {
         const key = local.key(i);
-        if (!key?.startsWith(PREFIX)) continue;
-        const chat = readJson(local, key);
-        if (valid(chat)) found.push(chat);
+        const chat = key?.startsWith(PREFIX) ? stored(key.slice(PREFIX.length)) : null;
+        if (chat) found.push(chat);
     }
     return found.sort((a, b) => b.changed - a.changed);
 }
 
 // False if the browser's space is used up.
+export function keep(chat) { return writeJson(local, PREFIX + chat.id, chat); }
+
+// The same after a change.
 export function saveChat(chat) {
     if (!chat.messages.length) return true;
     chat.changed = Date.now();
-    return writeJson(local, PREFIX + chat.id, chat);
+    return keep(chat);
 }
 
-export function deleteChat(id) { local.removeItem(PREFIX + id); }
+export function remove(id) { local.removeItem(PREFIX + id); }
 
 export function title(chat) {
     const first = chat.messages.find((m) => m.role === 'user');
     const text = first ? first.content.trim().replace(/\s+/g, ' ') : '';
     return text.length > 64 ? `${text.slice(0, 63).trimEnd()}…` : text || 'New conversation';
-}
-
-export function asJson(chat) { return JSON.stringify({title: title(chat), ...chat}, null, 2); }
-
-export function asMarkdown(chat) {
-    if (chat.kind === 'text') return `${chat.messages.map(({content}) => content).join('')}\n`;
-    const parts = [`# ${title(chat)}`];
-    for (const {role, content, model} of chat.messages) {
-        parts.push(role === 'user' ? '**You**' : `**${model || 'Answer'}**`, content.trim());
-    }
-    return `${parts.join('\n\n')}\n`;
 }

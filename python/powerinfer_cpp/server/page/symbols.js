@@ -68,13 +68,13 @@ export const SPACES = new Map([
 // Signs above or below, and whether they grow with what they mark.
 export const ACCENTS = new Map([
     ['hat', ['^', false]], ['widehat', ['^', true]], ['check', ['ˇ', false]], ['bar', ['¯', false]],
-    ['overline', ['¯', true]], ['vec', ['→', false]], ['overrightarrow', ['→', true]],
-    ['overleftarrow', ['←', true]], ['dot', ['˙', false]], ['ddot', ['¨', false]],
-    ['tilde', ['~', false]], ['widetilde', ['~', true]], ['acute', ['´', false]],
-    ['grave', ['`', false]], ['breve', ['˘', false]], ['mathring', ['˚', false]],
-    ['overbrace', ['⏞', true]]
+    ['vec', ['→', false]], ['overrightarrow', ['→', true]], ['overleftarrow', ['←', true]],
+    ['dot', ['˙', false]], ['ddot', ['¨', false]], ['tilde', ['~', false]],
+    ['widetilde', ['~', true]], ['acute', ['´', false]], ['grave', ['`', false]],
+    ['breve', ['˘', false]], ['mathring', ['˚', false]], ['overbrace', ['⏞', true]]
 ]);
-export const BELOW = new Map([['underline', '_'], ['underbrace', '⏟']]);
+// Lines over and under something, by their class.
+export const LINES = new Map([['overline', 'over'], ['underline', 'under']]);
 
 // --- Alphabets -------------------------------------------------------------------------------
 
@@ -89,7 +89,10 @@ const ALPHABETS = {
     sans: [0x1d5a0, 0x1d5ba, 0x1d7e2, ''],
     mono: [0x1d670, 0x1d68a, 0x1d7f6, ''],
 };
-const GREEK = {bold: [0x1d6a8, 0x1d6c2], boldItalic: [0x1d71c, 0x1d736]};
+const GREEK = {
+    bold: [0x1d6a8, 0x1d6c2],
+    boldItalic: [0x1d71c, 0x1d736]
+};
 
 export const FONTS = new Map(Object.entries({
     mathrm: 'upright',

@@ -4,7 +4,7 @@ import {byId, make} from './dom.js';
 import {Model} from './layout.js';
 import {Picture, SEA} from './picture.js';
 import {Memory, Stream, together} from './stream.js';
-import {bytes, percent, quoted, whole} from './words.js';
+import {bytes, percent, quoted, rate, whole} from './words.js';
 
 const ORDER = [2, 1, 0];
 const STILL = 1000;  // ms between pictures where motion is not wanted
@@ -47,6 +47,11 @@ export class View {
             this.settings.view = !this.settings.view;
             this.appear();
         });
+        byId('fold-view').addEventListener('click', () => {
+            this.settings.folded = !this.settings.folded;
+            this.appear();
+            this.rest();
+        });
         document.addEventListener('visibilitychange', () => this.connect());
         new IntersectionObserver((seen) => {
             this.inSight = seen.at(-1).isIntersecting;
@@ -72,6 +77,8 @@ export class View {
         this.memory.clear();
         this.model = this.picture = null;
         this.own = undefined;
+        this.rate = 0;
+        this.dense = false;
         this.name = name;
         this.why = '';
         this.appear();
@@ -84,6 +91,8 @@ export class View {
             this.model = model;
             byId('table-title').textContent = `Where the ${model.unit} are`;
             this.still = shape.live === false;  // a device does not tell which neurons run
+            this.dense = shape.sparse === false;
+            this.bytes = shape.memory;  // by tier
         } catch (error) {
             if (this.name !== name) return;
             this.why = error.status === 401 ? 'The live view needs the API key.' :
@@ -93,9 +102,19 @@ export class View {
         this.rest();
     }
 
+    // One line, where nobody wants more or nothing is to be seen: of a dense model all neurons run.
+    get folded() { return this.dense || this.settings.folded; }
+
     appear() {
         const shown = this.settings.view && Boolean(this.model);
         this.element.hidden = !shown;
+        this.element.classList.toggle('folded', this.folded);
+        const fold = byId('fold-view');
+        fold.hidden = this.dense;
+        fold.setAttribute('aria-expanded', String(!this.folded));
+        fold.title = this.folded ? 'Unfold the picture' : 'Fold to one line';
+        fold.setAttribute('aria-label', fold.title);
+        if (this.model) this.tell();
         const button = byId('toggle-view');
         button.setAttribute('aria-pressed', String(shown));
         button.disabled = Boolean(this.why);
@@ -106,8 +125,8 @@ export class View {
 
     // The stream exists only while somebody can see the map.
     connect() {
-        const watched =
-            this.model && !this.still && !this.element.hidden && this.inSight && !document.hidden;
+        const seen = !this.element.hidden && !this.folded && this.inSight && !document.hidden;
+        const watched = this.model && !this.still && seen;
         if (watched)
             this.stream.open(this.name);
         else
@@ -165,10 +184,27 @@ export class View {
 
     claim(request) { this.own = request; }
 
-    end() {
+    // speed: tokens a second, if the server told it.
+    end(speed) {
         this.running = false;
+        if (speed) this.speed(speed);
         byId('replay').disabled = !this.memory.all(this.own).length;
         this.rest();
+    }
+
+    speed(found) {
+        this.rate = found;
+        this.tell();
+    }
+
+    // The line of a folded view: speed, memory, and why there is no picture.
+    tell() {
+        if (!this.folded) return;
+        const held = ORDER.filter((tier) => this.bytes?.[tier] > 0);
+        const parts = held.map((tier) => `${this.model.names[tier]} ${bytes(this.bytes[tier])}`);
+        if (this.rate) parts.unshift(`${rate(this.rate)} tokens/s`);
+        if (this.dense) parts.push('a dense model: all of it runs for each word');
+        byId('view-line').textContent = parts.join(' · ');
     }
 
     // Nothing runs: how often neurons fired in the last answer.

@@ -27,3 +27,8 @@ export function quoted(word) {
     const plain = word.replace(/^[^\p{L}\p{N}]+|[^\p{L}\p{N}]+$/gu, '') || word;
     return `“${plain.length > 24 ? `${plain.slice(0, 23)}…` : plain}”`;
 }
+
+export function duration(seconds) {
+    const n = Math.max(1, Math.round(seconds));
+    return n < 60 ? `${n} s` : `${Math.floor(n / 60)} min ${n % 60} s`;
+}
