@@ -425,21 +425,25 @@ class Llama(LlamaPrompts):
         yield from parts
         with self._lock:
             if self._computing.n_tokens:
-                self._keep(cache, self._computing.save())
+                with suppress(OutOfMemoryError):  # it does not fit, so it is not kept
+                    self._keep(cache)
 
-    def _keep(self, cache: Any, state: LlamaState) -> None:
-        """Puts a state into a cache. Removes older states if the budget requires it; does nothing
-        if the state does not fit."""
+    def _keep(self, cache: Any) -> None:
+        """Puts the state of the sequence into a cache. Removes older states if the budget requires
+        it. Raises OutOfMemoryError, with nothing copied, if the state does not fit."""
         model, ours = self._model, isinstance(cache, LlamaRAMCache)
-        while True:
-            try:
-                state._reserved = model, model.reserve("a cached state", state.n_bytes)
-                break
-            except OutOfMemoryError:
-                # Remove older states only if that frees enough.
-                if not ours or state.n_bytes > model.unreserved() + cache.reserved(model):
-                    return
-                cache.forget_oldest()
+
+        def reserve(n_bytes: int) -> Any:
+            while True:
+                try:
+                    return model.reserve("a cached state", n_bytes)
+                except OutOfMemoryError:
+                    # Remove older states only if that frees enough.
+                    if not ours or n_bytes > model.unreserved() + cache.reserved(model):
+                        raise
+                    cache.forget_oldest()
+
+        state = self._computing.save(reserve)
         cache[tuple(state.input_ids.tolist())] = state
 
     def _limit(self, ids: list[int], max_tokens: int | None) -> int:

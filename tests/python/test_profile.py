@@ -388,3 +388,24 @@ def test_a_text_from_a_pipe(cats: float | None, files: Path, tmp_path: Path) -> 
             threading.Thread(target=text.write_bytes, args=(data,), daemon=True).start()
         found.append(profile(model, tmp_path / "out.gguf", text, cats=cats, **FIELDS))
     assert np.array_equal(found[0].counts, found[1].counts) and found[0].counts.any()
+
+
+def test_only_the_tokens_that_count_are_made(files: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a long text a part is tokenised; its tokens are those of the whole."""
+    model = Model(str(files / "relu.gguf"))
+    text = ("".join(f"{i} {checkpoints.TEXT}" for i in range(400))).encode()
+    whole = profile_text.windows(model, text, None, N_CTX)
+    sizes: list[int] = []
+    tokenize = model.tokenize
+    monkeypatch.setattr(model, "tokenize", lambda part: sizes.append(len(part)) or tokenize(part))
+    for n_tokens in (1, 100, 1000):
+        for of in (text, text.replace(b" ", b"_").replace(b"\n", b"_")):
+            found = profile_text.windows(model, of, None, N_CTX, n_tokens)
+            assert sum(map(len, found)) == n_tokens
+            if of is text:
+                assert [w.tolist() for w in found[:-1]] == [
+                    w.tolist() for w in whole[: len(found) - 1]
+                ]
+    assert max(sizes) < len(text) / 4
+    few = profile_text.windows(model, text[:300], None, N_CTX, 10**6)
+    assert sizes[-1] == 300 and sum(map(len, few)) < 300

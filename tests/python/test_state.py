@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import pickle
 import sys
+import tracemalloc
 import types
 from pathlib import Path
 
@@ -26,6 +27,7 @@ from powerinfer_cpp import (
     LlamaRAMCache,
     LlamaState,
     ModelFormatError,
+    OutOfMemoryError,
     bundle,
 )
 
@@ -42,6 +44,32 @@ def llm(path: Path):
 
 
 # ---- save and load ----
+
+
+def test_a_state_is_held_once(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While it is saved, too; and a cache reserves its memory before anything is copied."""
+    with Llama(path, n_ctx=4096, verbose=False) as llm:
+        llm.eval([5] * 4000)
+        tracemalloc.start()
+        state = llm.save_state()
+        _, peak = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+        assert len(state.llama_state) == llm._context._session.saved_bytes() > 500_000
+        assert peak < 1.2 * state.n_bytes
+        saved, reserved = [], []
+        monkeypatch.setattr(Session, "save", lambda self: saved.append(1))
+
+        def full(what: str, n_bytes: int) -> None:
+            reserved.append(n_bytes)
+            raise OutOfMemoryError(what)
+
+    with Llama(path, n_ctx=128, verbose=False) as llm:
+        monkeypatch.setattr(llm._model, "reserve", full)
+        monkeypatch.setattr(llm._model, "unreserved", lambda: 0)
+        cache = LlamaRAMCache()
+        llm.set_cache(cache)
+        assert llm("a", max_tokens=2)["choices"] and not cache.cache_size
+        assert not saved and len(reserved) == 1
 
 
 @pytest.mark.parametrize("kv", [0, 1])

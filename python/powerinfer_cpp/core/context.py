@@ -183,19 +183,29 @@ class Context:
         self.truncate(same)
         self.eval(ids[same:], generated[same:])
 
-    def save(self) -> LlamaState:
-        """The state of the sequence, with the logits that were kept."""
+    def save(self, reserve: Callable[[int], Any] | None = None) -> LlamaState:
+        """The state of the sequence, with the logits that were kept.
+
+        reserve: takes its bytes from the model's budget before anything is copied, and gives the
+        reservation, which the state keeps; what it raises is raised. None: they are the caller's.
+        """
         self._drop_ahead()
-        if self._scores is not None and self._logits_all:
+        every = self._scores is not None and self._logits_all
+        n_rows = self.n_tokens if every else int(self._last_row is not None)
+        n_bytes = self._session.saved_bytes() + 4 * n_rows * self.n_vocab
+        n_bytes += self.n_tokens * (self.input_ids.itemsize + self._generated.itemsize)
+        reserved = None if reserve is None else reserve(n_bytes)
+        if every:
+            assert self._scores is not None
             scores = self._scores[: self.n_tokens].copy()
-        elif self._last_row is not None:
+        elif n_rows:
             scores = self.logits()[None]
         else:
             scores = np.empty((0, self.n_vocab), dtype=np.float32)
         data = self._session.save()
         ids = self.input_ids[: self.n_tokens].copy()
         flags, n_prompt = self._generated[: self.n_tokens].copy(), self._session.match(ids)
-        return LlamaState(
+        state = LlamaState(
             ids,
             scores,
             self.n_tokens,
@@ -206,6 +216,9 @@ class Context:
             version=STATE_VERSION,
             numerics=NUMERICS,
         )
+        if reserved is not None:
+            state._reserved = self._model, reserved
+        return state
 
     def load(self, state: LlamaState) -> None:
         """Restores a state from `save`.

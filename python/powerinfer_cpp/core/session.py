@@ -228,15 +228,22 @@ class Session:
         check(lib.pi_embedding(self.handle, row, self._row))
         return np.frombuffer(ffi.buffer(self._row[0], 4 * self.n_embd), dtype=np.float32)
 
-    def save(self) -> bytes:
-        """The state of sequence 0 with its keys and values, for `load`."""
+    def saved_bytes(self) -> int:
+        """Bytes that `save` gives."""
         size = ffi.new("size_t *")
         status = lib.pi_sequence_save(self.handle, 0, ffi.NULL, 0, size)
         if status != lib.PI_ERROR_ARGUMENT:  # other errors do not return the size
             check(status)
-        data = bytearray(size[0])
-        check(lib.pi_sequence_save(self.handle, 0, ffi.from_buffer(data), len(data), size))
-        return bytes(data[: size[0]])
+        return size[0]
+
+    def save(self) -> bytes:
+        """The state of sequence 0 with its keys and values, for `load`."""
+        size, n = ffi.new("size_t *"), self.saved_bytes()
+        # C writes into the bytes before anybody else sees them: a state may have gigabytes, and a
+        # copy would need as many again.
+        data = bytes(n)
+        check(lib.pi_sequence_save(self.handle, 0, ffi.from_buffer(data), n, size))
+        return data if size[0] == n else data[: size[0]]
 
     def load(self, data: bytes) -> None:
         """Restores sequence 0 from `save`, of this or another session of the same model.

@@ -1,6 +1,5 @@
 """A text as windows of tokens, for profiles and for the training of predictors."""
 
-from itertools import islice
 from pathlib import Path
 
 import numpy as np
@@ -8,6 +7,8 @@ import numpy as np
 from ..core.model import Model
 from ..measure.perplexity import text_tokens
 
+BYTES_PER_TOKEN = 8  # twice what texts have
+MARGIN = 64  # tokens before a cut that may be others
 MOST_PIPED = 1 << 30  # bytes of a text from a pipe or device, which may have no end
 
 
@@ -44,10 +45,10 @@ def windows(
     ids: list[int] = []
     for part in parts:
         if part.strip():
-            ids += text_tokens(model, part, separator)
+            ids += _beginning(model, part, separator, n_tokens and n_tokens - len(ids))
         if n_tokens is not None and len(ids) >= n_tokens:
             break
-    stream = np.array(list(islice(ids, n_tokens)), dtype=np.int32)
+    stream = np.array(ids[:n_tokens], dtype=np.int32)
     if not len(stream):
         raise ValueError("the text is empty")
     found = [stream[first : first + n_ctx].copy() for first in range(0, len(stream), n_ctx)]
@@ -55,3 +56,18 @@ def windows(
         for window in found:
             window[0] = model.bos
     return found
+
+
+def _beginning(
+    model: Model, text: bytes, separator: bytes | None, n_tokens: int | None
+) -> list[int]:
+    """The ids of a text, or n_tokens of them and perhaps more, without those of all of it."""
+    size = None if n_tokens is None else BYTES_PER_TOKEN * (n_tokens + MARGIN)
+    while size is not None and size < len(text):
+        # Where the text is cut, tokens are others than in the text; before that they are the same.
+        cut = max(text.rfind(b"\n", 0, size), text.rfind(b" ", 0, size))
+        ids = text_tokens(model, text[: cut if cut > size // 2 else size], separator)
+        if len(ids) >= n_tokens + MARGIN:
+            return ids[:-MARGIN]
+        size *= 4
+    return text_tokens(model, text, separator)
