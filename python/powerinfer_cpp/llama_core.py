@@ -457,9 +457,14 @@ class LlamaCore(UsesAdapters):
 
         Raises ValueError for ids outside the vocabulary.
         """
-        ids = [checks.whole("a token id", token) for token in tokens]
+        # Each distinct token is looked up once: a server gets millions of them.
+        if set(map(type, tokens)) == {int}:
+            ids: Sequence[int] = tokens
+        else:
+            ids = [checks.whole("a token id", token) for token in tokens]
         with self._in_use:
-            text = b"".join(self._model.text(token, special) for token in ids)
+            known = {token: self._model.text(token, special) for token in set(ids)}
+            text = b"".join(map(known.__getitem__, ids))
         begins = not prev_tokens and len(tokens) > 0 and tokens[0] == self._model.bos
         return text[1:] if begins and text.startswith(b" ") else text
 

@@ -13,7 +13,9 @@ from typing import Any
 import pytest
 import serving
 from powerinfer_cpp.core.sampling import Sampling
+from powerinfer_cpp.pace import BURST, Credit
 from powerinfer_cpp.run.requests import QueueFull, Request
+from powerinfer_cpp.run.scheduler import QueueFull, Request
 from powerinfer_cpp.run.turns import BURST, Credit, shared
 from powerinfer_cpp.server.errors import Refusal
 from powerinfer_cpp.server.limits import sender_of
@@ -194,14 +196,14 @@ def test_a_very_long_prompt_gets_a_share_of_the_time(
     scheduler = served.scheduler
 
     def begin() -> Any:
-        scheduler._row_seconds = 10.0  # nothing is earned in this test
+        scheduler._pace.row_seconds = 10.0  # nothing is earned in this test
         return served.engine.submit(asked(served, "writer", 60))
 
     writer = served.engine.call(begin)
     wait_for(lambda: writer.first)
 
     def add() -> Any:
-        scheduler._credit.spend("long", BURST - 20)
+        scheduler._pace.credit.spend("long", (BURST - 20) * 10.0, 10.0)
         return served.engine.submit(asked(served, "long", 4, LONG_PROMPT))
 
     long = served.engine.call(add)
@@ -214,15 +216,16 @@ def test_a_very_long_prompt_gets_a_share_of_the_time(
 
 
 def test_credit() -> None:
-    credit = Credit()
-    assert credit.rows("a") == BURST
-    credit.spend("a", 10 * BURST)
-    credit.spend("b", 10)
-    assert credit.rows("a") == 0 and credit.rows("b") == BURST - 10
-    credit.earn(100, ["a", "b", "a"])
-    assert credit.rows("a") == 50 and credit.rows("b") == BURST
-    credit.earn(100, map(str, range(1000)))  # a twentieth at least
-    assert credit.rows("a") == 55
+    credit, row = Credit(), 0.01
+    assert credit.rows("a", row) == BURST
+    credit.spend("a", 100 * BURST * row, row)  # no more than twice the burst is owed
+    credit.spend("b", 10 * row, row)
+    assert credit.rows("a", row) == 0 and credit.rows("b", row) == BURST - 10
+    credit.earn(2 * BURST * row, ["a", "b", "a"])
+    credit.earn(100 * row, ["a", "b"])
+    assert credit.rows("a", row) == 50 and credit.rows("b", row) == BURST
+    credit.earn(100 * row, map(str, range(1000)))  # a twentieth at least
+    assert credit.rows("a", row) == 55
 
 
 def test_places_are_shared(served: ServedModel, desk: Desk, model_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
@@ -34,6 +35,11 @@ class Engine:
         self._published = 0.0
         self._thread = threading.Thread(target=self._run, name="powerinfer engine", daemon=True)
         self._thread.start()
+
+    def check_room(self, sender: str, n: int) -> None:
+        """Raises QueueFull if the sender's queue has no room for n texts now; it waits for no step,
+        and so may be asked before the work for these texts begins."""
+        self._scheduler.check_room(Counter({sender: n}))
 
     def submit(self, request: Request) -> Ticket:
         """Queues a request; as submit_all."""

@@ -21,14 +21,10 @@ from ..text.completion import Piece
 from ..text.logprobs import choice
 from .drafts import NO_IDS
 from .generation import Generation, TokenText
+from .pace import Pace
 from .requests import Done, MakeSampler, QueueFull, Request, Snapshot, Ticket, Update
 from .sequences import Sequences
-from .turns import Credit, Waiting, shared
-
-# How long a step may take while texts are written and a prompt waits, and the least rows of a
-# prompt in such a step: with fewer, the weights are read for too few tokens.
-STEP_SECONDS = 0.25
-LEAST_CHUNK = 16
+from .turns import Waiting, shared
 
 # How long a step waits for masks of grammars. A text whose mask takes longer misses steps; the
 # others go on.
@@ -64,8 +60,7 @@ class Scheduler:
         self._numbers = itertools.count(1)
         self._promised: Counter[str] = Counter()  # texts of tickets that are not added yet
         self._lock = threading.Lock()  # of these numbers
-        self._credit = Credit()
-        self._row_seconds = 0.0  # of a prompt's rows, on average
+        self._pace = Pace()
         self._guess_seconds = 0.0  # before the last pass
         self._crowded = False  # positions ran out, and no text has ended since
         self.n_steps = 0
@@ -96,15 +91,19 @@ class Scheduler:
         for request in requests:
             more[request.sender or request.owner] += request.n
         with self._lock:
-            room = self._n_queue + max(0, self._n_parallel - self.n_active)
-            for sender, n_more in more.items():
-                n = self._waiting.of(sender) + self._promised[sender]
-                if n and n + n_more > room:
-                    raise QueueFull(f"{n} texts of this client are waiting already")
+            self.check_room(more)
             self._promised.update(more)
         numbers = [next(self._numbers) for _ in requests]
         now = time.perf_counter()
         return [Ticket(of, i, now, numbers[0]) for of, i in zip(requests, numbers, strict=True)]
+
+    def check_room(self, more: Mapping[str, int]) -> None:
+        """Raises QueueFull if a sender's queue has no room for so many texts more."""
+        room = self._n_queue + max(0, self._n_parallel - self.n_active)
+        for sender, n_more in more.items():
+            n = self._waiting.of(sender) + self._promised[sender]
+            if n and n + n_more > room:
+                raise QueueFull(f"{n} texts of this client are waiting already")
 
     def add(self, ticket: Ticket) -> None:
         """Puts the texts of a request into the queue."""
@@ -258,8 +257,8 @@ class Scheduler:
         others, by senders and then by texts."""
         rows = {text: 1 for text in self._active if text.writes}
         left = self._session.n_batch - len(rows)
-        if rows and self._row_seconds:
-            left = min(left, max(LEAST_CHUNK, int(STEP_SECONDS / self._row_seconds)))
+        if rows:
+            left = self._pace.most_beside(left)
         wanted = {text: text.n_left for text in self._active if not text.writes and text.n_left}
         echoed = {text: n for text, n in wanted.items() if self._echoes(text)}
         # All logits of these must be kept, beside the last ones of the others.
@@ -268,7 +267,7 @@ class Scheduler:
         for text, n in wanted.items():
             by_sender[text.sender] += n
         writers = {text.sender for text in rows}
-        most = {s: self._most_rows(s, n, writers) for s, n in by_sender.items()}
+        most = {s: self._pace.most_of(s, n, bool(writers - {s})) for s, n in by_sender.items()}
         for sender, n in shared(most, left).items():
             of = {text: n for text, n in wanted.items() if text.sender == sender}
             rows.update((text, share) for text, share in shared(of, n).items() if share > 0)
@@ -280,13 +279,6 @@ class Scheduler:
                 left -= more
             self._guess_seconds = time.perf_counter() - begin
         return rows
-
-    def _most_rows(self, sender: str, wanted: int, writers: set[str]) -> int:
-        """Of the rows that a sender's prompts want, those that they get beside other writers."""
-        if not writers - {sender} or not self._row_seconds:
-            return wanted
-        may = self._credit.rows(sender)
-        return min(wanted, may) if may >= min(wanted, LEAST_CHUNK) else 0
 
     @staticmethod
     def _echoes(text: Generation) -> bool:
@@ -329,22 +321,16 @@ class Scheduler:
             if not self._make_room():
                 raise
             return False
-        self._count_rows(rows, time.perf_counter() - begin)
-        return True
-
-    def _count_rows(self, rows: dict[Generation, int], seconds: float) -> None:
-        """Notes what a step took."""
-        prompts = {text: n for text, n in rows.items() if not text.writes}
-        if sum(prompts.values()) >= LEAST_CHUNK:
-            each = seconds / sum(rows.values())
-            self._row_seconds += (each - self._row_seconds) * (0.3 if self._row_seconds else 1)
-        for text, n in prompts.items():
-            self._credit.spend(text.sender, n)
-        if not prompts:
+        prompts: Counter[str] = Counter()
+        for text, n in rows.items():
+            prompts[text.sender] += 0 if text.writes else n
+        n_writing = total - prompts.total()
+        seconds = time.perf_counter() - begin
+        self._pace.count(prompts, n_writing, seconds, self._places())
+        if n_writing == total:
             for text in rows:
                 text.computed(seconds + self._guess_seconds)
-        if self._row_seconds:
-            self._credit.earn(seconds / self._row_seconds, self._places())
+        return True
 
     def _make_room(self) -> bool:
         """Frees positions of what is kept, else those of a text."""

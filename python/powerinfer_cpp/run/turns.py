@@ -1,14 +1,8 @@
-"""Who is next, where many senders share an engine: places for texts, and rows for prompts."""
+"""Who is next, where many senders share an engine."""
 
 from collections import Counter, OrderedDict, deque
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from typing import Generic, Protocol, TypeVar
-
-# Rows of prompts that a sender gets at once while others write: an ordinary prompt. Beyond, its
-# prompts get a share of the time.
-BURST = 1024
-# The least of these shares; it is one of all senders, if that is more.
-LEAST_SHARE = 0.05
 
 Key = TypeVar("Key", bound=Hashable)
 
@@ -114,30 +108,3 @@ def shared(wanted: Mapping[Key, int], n: int) -> dict[Key, int]:
         n -= found[key]
         left -= 1
     return found
-
-
-class Credit:
-    """Rows that the prompts of each sender may take while others write.
-
-    A long prompt must not hold up those who write, nor an ordinary one: each sender has BURST rows,
-    and they come back with the sender's share of the time.
-    """
-
-    def __init__(self) -> None:
-        self._spent: dict[str, float] = {}
-
-    def rows(self, sender: str) -> int:
-        """Rows that it may take now."""
-        return int(BURST - self._spent.get(sender, 0.0))
-
-    def spend(self, sender: str, rows: int) -> None:
-        """Counts rows of its prompts."""
-        self._spent[sender] = min(float(BURST), self._spent.get(sender, 0.0) + rows)
-
-    def earn(self, rows: float, senders: Iterable[str]) -> None:
-        """Gives back what so many rows of time are for each: to all who spent, by the number of
-        senders that are at work."""
-        share = rows * max(LEAST_SHARE, 1 / max(1, len(set(senders))))
-        self._spent = {
-            sender: spent - share for sender, spent in self._spent.items() if spent > share
-        }

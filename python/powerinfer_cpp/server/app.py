@@ -26,6 +26,7 @@ from .bodies import (
     TokenizeBody,
     check_adapters,
     decode,
+    n_texts,
 )
 from .chats import chat_turn
 from .desk import Desk
@@ -168,7 +169,8 @@ class Server:
         """What work gives, in a thread, when it is the turn of the request's sender. Raises Gone,
         and Refusal if too many of the sender wait."""
         sender = request.scope.get("sender", "")
-        return await while_connected(request.receive, shares.run(sender, work, *of))
+        large = request.state.body.large
+        return await while_connected(request.receive, shares.run(sender, work, *of, large=large))
 
     # ---- Texts ---------------------------------------------------------------------------
 
@@ -202,6 +204,7 @@ class Server:
         if body.lora is not None:
             check_adapters(body.lora, [scale for _, scale in model.adapters()])
         owner, sender = (request.scope.get(key, "") for key in ("owner", "sender"))
+        model.engine.check_room(sender, n_texts(body))
         of = (model, name, body, self.settings, owner)
         job = (await self._prepared(request, body, make, *of)).sent_by(sender)
         taken = self._recorded.take(sender, recorded_bytes(job.requests), model.reserve)

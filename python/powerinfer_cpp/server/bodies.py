@@ -110,6 +110,13 @@ class CompletionBody(_Texts, kw_only=True):
     best_of: int | None = None
 
 
+def n_texts(body: Any) -> int:
+    """How many texts a body asks for."""
+    prompt = getattr(body, "prompt", None)
+    several = isinstance(prompt, list) and prompt and not isinstance(prompt[0], int)
+    return (len(prompt) if several else 1) * max(1, getattr(body, "n", None) or 1)
+
+
 class ChatBody(_Texts, kw_only=True):
     """POST /v1/chat/completions."""
 

@@ -8,7 +8,6 @@ from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
 import anyio
-import anyio.to_thread
 import msgspec
 import numpy as np
 from starlette.datastructures import Headers
@@ -16,6 +15,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from .background import in_background
 from .errors import Refusal
 from .settings import Settings
 
@@ -210,6 +210,7 @@ class Body:
         self._request, self._settings, self._arriving = request, settings, arriving
         self._sender = request.scope.get("sender", "")
         self._n_counted = 0
+        self.large = False  # does work on it take more than some milliseconds?
 
     async def read(self) -> bytes:
         """The bytes. Raises Refusal if it is too large, too slow or nested too deeply."""
@@ -230,6 +231,7 @@ class Body:
         except ClientDisconnect:
             raise Refusal(400, "the client has gone") from None
         data = bytes(body)
+        self.large = len(data) > LARGE
         await apart(_check_depth, data, settings.max_depth, large=len(data))
         return data
 
@@ -241,8 +243,9 @@ class Body:
 
 
 async def apart(work: Callable[..., Result], *of: Any, large: int) -> Result:
-    """What work gives; in a thread if so many bytes would hold up the event loop."""
-    return await anyio.to_thread.run_sync(work, *of) if large > LARGE else work(*of)
+    """What work gives; in a thread of the background if so many bytes would hold up the event
+    loop."""
+    return await in_background(work, *of) if large > LARGE else work(*of)
 
 
 async def read_body(

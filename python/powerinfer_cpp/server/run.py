@@ -3,6 +3,7 @@
 import ipaddress
 import logging
 import socket
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,9 @@ from .errors import log
 from .protocol import timed_protocol
 from .settings import Settings
 
+# How long a thread may keep Python's lock that another waits for; Python's own is 5 ms. The
+# engine's thread takes it several times in each step.
+SWITCH_SECONDS = 0.0005
 _WITHOUT_CHATS = (
     "warning: {} has no chat template: the page continues texts, and chats use "
     f"{FALLBACK} (--chat-format names another)"
@@ -35,6 +39,7 @@ def run(
     """Serves until the process is told to end. Raises what kept a model from loading, and OSError
     if the port is taken."""
     allow_many_files()  # each connection is one
+    sys.setswitchinterval(SWITCH_SECONDS)
     if not log.handlers:
         log.addHandler(logging.StreamHandler())
     sockets = listen(host, port, settings.send_seconds)

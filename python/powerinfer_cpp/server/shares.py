@@ -7,6 +7,7 @@ from typing import Any, TypeVar
 
 from anyio import CapacityLimiter, to_thread
 
+from .background import in_background
 from .errors import Refusal
 
 Result = TypeVar("Result")
@@ -35,15 +36,20 @@ class Shares:
         """Who waits for a place."""
         return sum(map(len, self._waiting.values()))
 
-    async def run(self, sender: str, work: Callable[..., Result], *of: Any) -> Result:
-        """What work gives, in a thread, when it is the sender's turn. Raises Refusal if too many of
-        a sender wait. Who is cancelled waits no more, but has the place until the thread is done:
-        it cannot be stopped."""
+    async def run(
+        self, sender: str, work: Callable[..., Result], *of: Any, large: bool = False
+    ) -> Result:
+        """What work gives, in a thread, when it is the sender's turn. large: in one of the
+        background. Raises Refusal if too many of a sender wait. Who is cancelled waits no more, but
+        has the place until the thread is done: it cannot be stopped."""
         if self._may_have_one(sender):
             self._take(sender)
         else:
             await self._turn(sender)
-        task = asyncio.ensure_future(to_thread.run_sync(work, *of, limiter=self._threads))
+        if large:
+            task = asyncio.ensure_future(in_background(work, *of))
+        else:
+            task = asyncio.ensure_future(to_thread.run_sync(work, *of, limiter=self._threads))
 
         def done(task: asyncio.Future[Result]) -> None:
             self._give_back(sender)
