@@ -28,6 +28,7 @@ from typing import Any
 from serve_load import BEGINNINGS, GRAMMARS, Client, Figures, quantile
 
 KEY = "the key of client %d"
+LEAD = 3  # seconds in which an attack uses up what any client may have at once
 WORDS = "one two three four five six seven eight nine ten "
 
 
@@ -142,6 +143,11 @@ async def grammars(hostile: Hostile, i: int) -> None:
     await hostile.ask("v1/completions", {**body, "grammar": GRAMMARS[i % len(GRAMMARS)]})
 
 
+async def embeddings(hostile: Hostile, i: int) -> None:
+    """Vectors of 2,048 texts."""
+    await hostile.ask("v1/embeddings", {"input": [f"{j} {WORDS * 4}" for j in range(2048)]})
+
+
 async def texts(hostile: Hostile, i: int) -> None:
     """As many texts as one body may ask for."""
     body = {"prompt": WORDS, "n": 64, "max_tokens": 256, "seed": i, "logit_bias": {"2": -100}}
@@ -162,6 +168,7 @@ ATTACKS: dict[str, tuple[Attack, int]] = {
     "long prompts": (long_prompt, 2),
     "grammars": (grammars, 8),
     "64 texts": (texts, 4),
+    "embeddings": (embeddings, 2),
 }
 
 
@@ -202,17 +209,26 @@ async def measured(clients: list[Client], n_tokens: int, seconds: float) -> Figu
     return await behave(clients, n_tokens, until)
 
 
+def added(to: Figures, more: Figures) -> None:
+    """Adds the figures of another round."""
+    to.first += more.first
+    to.errors += more.errors
+    to.n_texts += more.n_texts
+    to.n_tokens += more.n_tokens
+    to.seconds += more.seconds
+
+
 async def attacked(
     hostile: Hostile, attack: Attack, n: int, clients: list[Client], n_tokens: int, seconds: float
 ) -> Figures:
-    """The same beside an attack."""
+    """The same beside an attack, which has begun some seconds before."""
 
     async def again(number: int) -> None:
         for i in itertools.count(number, n):
             await attack(hostile, i)
 
     tasks = [asyncio.create_task(again(i)) for i in range(n)]
-    await asyncio.sleep(1)
+    await asyncio.sleep(LEAD)
     figures = await measured(clients, n_tokens, seconds)
     for task in tasks:
         if task.done() and task.exception() is not None:
@@ -241,10 +257,14 @@ async def run(args: argparse.Namespace, host: str, port: int, pid: int) -> bool:
     well = True
     for name in args.attacks or ATTACKS:
         attack, n = ATTACKS[name]
-        alone = await measured(clients, args.tokens, args.seconds)
-        hostile = Hostile(host, port, args.ctx)
+        hostile, alone, beside = Hostile(host, port, args.ctx), Figures(), Figures()
         before = peak(pid, reset=True)
-        beside = await attacked(hostile, attack, n, clients, args.tokens, args.seconds)
+        # In turns: what else the machine does changes from minute to minute.
+        for _ in range(args.rounds):
+            added(alone, await measured(clients, args.tokens, args.seconds))
+            of = (hostile, attack, n, clients, args.tokens, args.seconds)
+            added(beside, await attacked(*of))
+            await asyncio.sleep(args.pause)
         well = well and not beside.errors and not alone.errors
         first = [1e3 * quantile(f.first, q) for q in (0.5, 0.99) for f in (alone, beside)]
         got = ", ".join(f"{n} times {what}" for what, n in hostile.got.most_common(4))
@@ -257,7 +277,6 @@ async def run(args: argparse.Namespace, host: str, port: int, pid: int) -> bool:
         )
         for error in sorted(set(beside.errors + alone.errors))[:3]:
             print(f"  {error.strip()[:200]}")
-        await asyncio.sleep(args.pause)
     return well
 
 
@@ -292,6 +311,7 @@ def main() -> int:
     parser.add_argument("--kv-size", type=int, default=65_536, help="tokens in memory")
     parser.add_argument("--tokens", type=int, default=48, help="of a text, at most")
     parser.add_argument("--seconds", type=float, default=12, help="of each measurement")
+    parser.add_argument("--rounds", type=int, default=2, help="of alone and beside, in turns")
     parser.add_argument("--pause", type=float, default=3, help="seconds after each attack")
     parser.add_argument(
         "--attacks", nargs="+", choices=ATTACKS, metavar="A", help=f"of {', '.join(ATTACKS)}"

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
+import sys
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -17,8 +19,10 @@ from powerinfer_cpp.pace import BURST, Credit
 from powerinfer_cpp.run.requests import QueueFull, Request
 from powerinfer_cpp.run.scheduler import QueueFull, Request
 from powerinfer_cpp.run.turns import BURST, Credit, shared
+from powerinfer_cpp.run.turns import shared
+from powerinfer_cpp.server.background import BESIDE, LAST
 from powerinfer_cpp.server.errors import Refusal
-from powerinfer_cpp.server.limits import sender_of
+from powerinfer_cpp.server.limits import apart, sender_of
 from powerinfer_cpp.server.served import ServedModel
 from powerinfer_cpp.server.settings import Settings
 from powerinfer_cpp.server.shares import Shares
@@ -104,6 +108,23 @@ def test_who_goes_keeps_a_place_until_the_work_is_done() -> None:
         with pytest.raises(ValueError, match="of the work"):
             await shares.run("a", wrong)
         await happens(lambda: shares.n_held == 0)
+
+    asyncio.run(main())
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="no tool to give threads a priority")
+def test_large_work_steps_back() -> None:
+    def niceness(_: object = None) -> int:
+        return os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
+
+    async def main() -> None:
+        ours, least = niceness(), min(19, niceness() + 1)
+        assert await LAST.run(niceness) == 19 >= await BESIDE.run(niceness) >= least - 1
+        shares = Shares(2, 2)
+        assert await shares.run("a", niceness) == ours
+        assert await shares.run("a", niceness, background=LAST) == 19
+        assert await apart(niceness, large=10) == ours
+        assert await apart(niceness, large=1 << 20) == 19
 
     asyncio.run(main())
 
@@ -404,6 +425,35 @@ def test_status_waits_for_no_step(running: serving.InThread) -> None:
         answer = running.post("detokenize", {"tokens": found["tokens"]}, **by("two"))
         assert answer.json()["content"].count("dog") == 20_000
     assert running.get("slots", **by("two")).json()[0]["is_processing"] is False
+
+
+def test_a_full_queue_refuses_before_any_work(
+    running: serving.InThread, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with held_step(running):
+        many = {"prompt": ["x"] * 200, "max_tokens": 1}
+        asks = threading.Thread(target=lambda: running.post("v1/completions", many, **by("two")))
+        asks.start()
+        wait_for(lambda: running.model.scheduler._promised.total() >= 200)
+        with monkeypatch.context() as patch:
+            patch.setattr(running.model, "request", None)
+            found = running.post("v1/completions", many, **by("two"))
+        assert serving.refused(found, 429)["type"] == "rate_limit_error"
+    asks.join()
+
+
+def test_ids_are_looked_up_once(running: serving.InThread, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, looked = running.model, []
+    text = model._model.text
+    monkeypatch.setattr(
+        model._model, "text", lambda token, *more: looked.append(token) or text(token, *more)
+    )
+    assert model.detokenize([300, 301] * 5000) == model.detokenize([300, 301]) * 5000
+    assert sorted(looked[:2]) == [300, 301] and len(looked) == 4
+    with pytest.raises(ValueError, match="token id"):
+        model.detokenize([300, "x"])
+    with pytest.raises(ValueError):
+        model.detokenize([10**6])
 
 
 def test_watchers_that_vanish(running: serving.InThread) -> None:

@@ -73,6 +73,8 @@ def test_routes_are_listed(running: serving.Program) -> None:
 
 
 def test_limits_are_those_of_the_code() -> None:
+    from powerinfer_cpp.pace import BURST, LEAST_SHARE
+    from powerinfer_cpp.server.recorded import CANDIDATE_BYTES, TOKEN_BYTES
     from powerinfer_cpp.server.settings import Settings
     from powerinfer_cpp.text.grammar import MAX_TEXT, SECONDS
     from powerinfer_cpp.text.masks import MASK_SECONDS, MEMORY
@@ -81,7 +83,11 @@ def test_limits_are_those_of_the_code() -> None:
     of = Settings()
     for text in (
         f"| {of.max_body >> 20} MB, nested {of.max_depth} deep, {of.body_seconds:g} s to arrive |",
-        f"| {of.max_bodies >> 20} MB; above that, 503 |",
+        f"| {of.max_bodies >> 20} MB, above that 503; {of.max_bodies // 4 >> 20} MB of one client",
+        f"| {of.max_recorded >> 20} MiB (`--max-recorded`), see below |",
+        f"Each counts {TOKEN_BYTES} bytes and {CANDIDATE_BYTES} for each candidate",
+        f"{BURST} rows of prompts are read at full speed",
+        f"but {LEAST_SHARE:.0%} at least",
         f"| {of.max_headers >> 10} kB, {of.header_seconds:g} s to arrive |",
         f"| {of.send_seconds:g} s |",
         f"| {of.max_n}, {of.max_inputs} |",

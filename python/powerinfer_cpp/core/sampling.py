@@ -1,7 +1,7 @@
 """Sampling parameters by name, with the engine's defaults."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass, fields
 from typing import Any
 
 import numpy as np
@@ -87,7 +87,7 @@ class Sampling:
 
     def keywords(self) -> dict[str, Any]:
         """The fields as arguments of `Llama.create_completion` and fields of pi_sampler_params."""
-        return asdict(self)
+        return dict(vars(self))  # none of them is a dataclass, and requests come in thousands
 
 
 def _texts(name: str, given: Any) -> tuple[str, ...]:

@@ -1,7 +1,6 @@
 """A thread that runs a scheduler: requests come from other threads, updates leave step by step."""
 
 import threading
-import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
@@ -10,8 +9,6 @@ from .requests import Request, Ticket, Update
 from .scheduler import Scheduler
 
 Result = TypeVar("Result")
-
-SNAPSHOT_SECONDS = 0.02  # between two snapshots while there is work: one takes some 0.05 ms
 
 
 class EngineDead(Exception):
@@ -30,9 +27,7 @@ class Engine:
         self._calls: list[Callable[[], None]] = []
         self._closing = False
         self.error: BaseException | None = None  # why the thread has ended
-        # As of its last step, at most SNAPSHOT_SECONDS old: who wants to know waits for no step.
-        self.snapshot = scheduler.snapshot()
-        self._published = 0.0
+        self.snapshot = scheduler.snapshot()  # after the last step: who asks waits for none
         self._thread = threading.Thread(target=self._run, name="powerinfer engine", daemon=True)
         self._thread.start()
 
@@ -100,7 +95,7 @@ class Engine:
         try:
             while self._take_calls():
                 updates = self._scheduler.step()
-                self._publish()
+                self.snapshot = self._scheduler.snapshot()
                 if updates:
                     self._deliver(updates)
         except BaseException as error:
@@ -111,11 +106,6 @@ class Engine:
                 call()
             lost = EngineDead(f"the engine has stopped: {error}")
             self._deliver(self._scheduler.fail_all(lost))
-
-    def _publish(self) -> None:
-        now = time.monotonic()
-        if self._scheduler.idle or now - self._published >= SNAPSHOT_SECONDS:
-            self.snapshot, self._published = self._scheduler.snapshot(), now
 
     def _take_calls(self) -> bool:
         """Runs what other threads asked for; waits while there is nothing to do. False: it ends."""

@@ -17,6 +17,7 @@ from starlette.routing import Route
 from ..core.errors import about_request
 from . import openai, status
 from .answering import Gone, Stream, Whole, encode, while_connected
+from .background import BESIDE, LAST
 from .bodies import (
     ChatBody,
     CompletionBody,
@@ -169,8 +170,9 @@ class Server:
         """What work gives, in a thread, when it is the turn of the request's sender. Raises Gone,
         and Refusal if too many of the sender wait."""
         sender = request.scope.get("sender", "")
-        large = request.state.body.large
-        return await while_connected(request.receive, shares.run(sender, work, *of, large=large))
+        background = LAST if request.state.body.large else None
+        running = shares.run(sender, work, *of, background=background)
+        return await while_connected(request.receive, running)
 
     # ---- Texts ---------------------------------------------------------------------------
 
@@ -233,7 +235,7 @@ class Server:
         taken = self._recorded.take(sender, n_bytes, model.reserve)
 
         def work() -> Awaitable[bytes]:
-            in_turn = functools.partial(self._embedding.run, sender)
+            in_turn = functools.partial(self._embedding.run, sender, background=BESIDE)
             return openai.embeddings(model, name, body, inputs, in_turn)
 
         return Whole(work, request.scope["path"], taken.close)

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import functools
 import os
+import sys
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -11,24 +12,35 @@ from typing import Any, TypeVar
 
 Result = TypeVar("Result")
 
-# Of the system's -20 to 19. A thread that tokenises megabytes beside the engine's would take each
-# step several times as long: these wait for each other after each operator.
-NICENESS = 19
 N_THREADS = 16  # more than the places that use them
 
 
-def _step_back() -> None:
-    """Gives this thread the lowest priority, where threads have one of their own."""
-    if os.uname().sysname == "Linux":
-        with contextlib.suppress(OSError):
-            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICENESS)
+class Background:
+    """Threads of a priority that is lower than that of the engine's, where threads have one of
+    their own, as on Linux.
+
+    A thread that tokenises megabytes beside the engine's would take each step several times as
+    long: these wait for each other after each operator. niceness: of the system's 0 to 19; threads
+    that such a thread begins have it as well.
+    """
+
+    def __init__(self, niceness: int):
+        self._niceness = niceness
+
+    async def run(self, work: Callable[..., Result], *of: Any) -> Result:
+        """What work gives, in such a thread. Who is cancelled does not stop it."""
+        call = functools.partial(work, *of)
+        return await asyncio.get_running_loop().run_in_executor(self._pool, call)
+
+    @functools.cached_property
+    def _pool(self) -> ThreadPoolExecutor:
+        return ThreadPoolExecutor(N_THREADS, "background", self._step_back)
+
+    def _step_back(self) -> None:
+        if sys.platform == "linux":
+            with contextlib.suppress(OSError):
+                os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), self._niceness)
 
 
-@functools.cache
-def _pool() -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(N_THREADS, "background", _step_back if hasattr(os, "uname") else None)
-
-
-async def in_background(work: Callable[..., Result], *of: Any) -> Result:
-    """What work gives, in such a thread. Who is cancelled does not stop it."""
-    return await asyncio.get_running_loop().run_in_executor(_pool(), functools.partial(work, *of))
+LAST = Background(19)  # for what may wait for the engine
+BESIDE = Background(10)  # for what computes beside it, with a tenth of its weight

@@ -15,7 +15,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from .background import in_background
+from .background import LAST
 from .errors import Refusal
 from .settings import Settings
 
@@ -245,7 +245,7 @@ class Body:
 async def apart(work: Callable[..., Result], *of: Any, large: int) -> Result:
     """What work gives; in a thread of the background if so many bytes would hold up the event
     loop."""
-    return await in_background(work, *of) if large > LARGE else work(*of)
+    return await LAST.run(work, *of) if large > LARGE else work(*of)
 
 
 async def read_body(

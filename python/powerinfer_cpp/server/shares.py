@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 from anyio import CapacityLimiter, to_thread
 
-from .background import in_background
+from .background import Background
 from .errors import Refusal
 
 Result = TypeVar("Result")
@@ -37,17 +37,21 @@ class Shares:
         return sum(map(len, self._waiting.values()))
 
     async def run(
-        self, sender: str, work: Callable[..., Result], *of: Any, large: bool = False
+        self,
+        sender: str,
+        work: Callable[..., Result],
+        *of: Any,
+        background: Background | None = None,
     ) -> Result:
-        """What work gives, in a thread, when it is the sender's turn. large: in one of the
-        background. Raises Refusal if too many of a sender wait. Who is cancelled waits no more, but
-        has the place until the thread is done: it cannot be stopped."""
+        """What work gives, in a thread, when it is the sender's turn. background: one of these.
+        Raises Refusal if too many of a sender wait. Who is cancelled waits no more, but has the
+        place until the thread is done: it cannot be stopped."""
         if self._may_have_one(sender):
             self._take(sender)
         else:
             await self._turn(sender)
-        if large:
-            task = asyncio.ensure_future(in_background(work, *of))
+        if background is not None:
+            task = asyncio.ensure_future(background.run(work, *of))
         else:
             task = asyncio.ensure_future(to_thread.run_sync(work, *of, limiter=self._threads))
 

@@ -9,7 +9,7 @@ from starlette.responses import Response
 from ..run.requests import Request, Ticket, Update
 from ..text.completion import Piece
 from .answering import Stream, Whole, encode, joined
-from .background import in_background
+from .background import LAST
 from .desk import Desk, Writing
 from .errors import Refusal
 from .recorded import SMALL, Taken
@@ -101,7 +101,7 @@ async def events(desk: Desk, job: Job, n_bytes: int) -> AsyncIterator[bytes]:
 
 async def _apart(work: Callable[[], bytes], n_bytes: int) -> bytes:
     """What work gives; in a thread, if it is about many bytes."""
-    return await in_background(work) if n_bytes > SMALL else work()
+    return await LAST.run(work) if n_bytes > SMALL else work()
 
 
 def merged(writing: Writing, updates: Sequence[Update]) -> list[tuple[int, Piece]]:
