@@ -260,7 +260,7 @@ class LlamaTokens(LlamaCore):
         loop = Loop(
             self._lock,
             lambda: self._computing,
-            lambda seed, params, ids: self._samplers.make(params, seed, ids),
+            lambda seed, of: self._samplers.make(of.params, seed, of.ids),
             self._token_bytes,
             measured,
         )

@@ -15,10 +15,8 @@ from typing import Any
 import pytest
 import serving
 from powerinfer_cpp.core.sampling import Sampling
-from powerinfer_cpp.pace import BURST, Credit
+from powerinfer_cpp.run.pace import BURST, Credit
 from powerinfer_cpp.run.requests import QueueFull, Request
-from powerinfer_cpp.run.scheduler import QueueFull, Request
-from powerinfer_cpp.run.turns import BURST, Credit, shared
 from powerinfer_cpp.run.turns import shared
 from powerinfer_cpp.server.background import BESIDE, LAST
 from powerinfer_cpp.server.errors import Refusal

@@ -216,11 +216,10 @@ def test_infill(running: serving.InThread, llm: Llama) -> None:
     events = [json.loads(line.removeprefix("data: ")) for line in lines]
     assert "".join(event["content"] for event in events) == want
     assert [event["stop"] for event in events] == [False] * (len(events) - 1) + [True]
-    assert events[-1] == {
-        **found,
-        "content": events[-1]["content"],
-        "timings": events[-1]["timings"],
-    }
+    settings = {**found["generation_settings"], "stream": True}
+    timings = events[-1]["timings"]
+    last = {**found, "content": "", "timings": timings, "generation_settings": settings}
+    assert events[-1] == last
     cut = running.post("infill", {**body, "stop": want[1:3]}).json()
     assert (cut["content"], cut["stop_type"], cut["stopping_word"]) == (want[:1], "word", want[1:3])
     # Nothing behind it is infill, too.

@@ -82,7 +82,7 @@ class FakeSampler:
 
 class FakeSamplers(Samplers):
     def __init__(self, last_n: int) -> None:
-        self._last_n, self.made = last_n, FakeSampler()
+        self.last_n, self.made = last_n, FakeSampler()
 
     def make(self, params: Sampling, seed: int, ids: Sequence[int] = ()) -> Any:
         self.made.accept(self.recent(ids, params))
@@ -132,7 +132,7 @@ def generation(n: int, draft: bool, functions: bool) -> Iterator[tuple[int, Piec
     loop = Loop(
         threading.RLock(),
         lambda: context,
-        lambda seed, params, ids: samplers.make(params, seed, ids),
+        lambda seed, of: samplers.make(of.params, seed, of.ids),
         lambda token: b"a",
         lambda meter: None,
     )
@@ -171,7 +171,7 @@ def scheduled(n: int, functions: bool) -> Scheduler:
         64,
         2,
         8,
-        lambda seed, params, ids: FakeSampler(),  # type: ignore[arg-type,return-value]
+        lambda seed, request: FakeSampler(),  # type: ignore[arg-type,return-value]
         lambda token: b"a",
     )
     request = Request(

@@ -76,22 +76,30 @@ class Samplers:
     """Makes samplers for texts of a model. last_n: tokens that get penalties, -1: all."""
 
     def __init__(self, model: Model, last_n: int):
-        self._model, self._last_n = model, last_n
+        self._model, self.last_n = model, last_n
         self._breakers: tuple[Sequence[str], Breakers] | None = None
 
-    def make(self, params: Sampling, seed: int, ids: Sequence[int] = ()) -> Sampler:
-        """A sampler for what follows ids. Raises ValueError for parameters out of range."""
+    def make(
+        self, params: Sampling, seed: int, ids: Sequence[int] = (), last_n: int | None = None
+    ) -> Sampler:
+        """A sampler for what follows ids. last_n: instead of the usual one. Raises ValueError for
+        parameters out of range."""
+        last_n = self.last_n if last_n is None else last_n
         fields: dict[str, Any] = params.keywords()
         texts = fields.pop("dry_sequence_breakers")
         breakers = self._found(texts) if params.dry_multiplier > 0 else None
         seed &= (1 << 64) - 1
-        sampler = Sampler(breakers, seed=seed, repeat_last_n=self._last_n, **fields)
-        sampler.accept(self.recent(ids, params))
+        sampler = Sampler(breakers, seed=seed, repeat_last_n=last_n, **fields)
+        sampler.accept(self._recent(ids, params, last_n))
         return sampler
 
     def recent(self, ids: Recent, params: Sampling) -> Recent:
         """The last ids, which penalties look at."""
-        n, others = self._last_n, params.looks_back
+        return self._recent(ids, params, self.last_n)
+
+    @staticmethod
+    def _recent(ids: Recent, params: Sampling, n: int) -> Recent:
+        others = params.looks_back
         return ids if n < 0 or others < 0 else ids[max(0, len(ids) - max(n, others)) :]
 
     def _found(self, texts: Sequence[str]) -> Breakers:

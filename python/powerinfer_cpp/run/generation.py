@@ -53,7 +53,7 @@ class Generation:
             of = self.ticket.request
             self.processor = of.processors() if of.processors else None
             self.drafts = of.drafts() if of.drafts else None
-            self.sampler = make_sampler(of.seed + self.index, of.params, of.ids)
+            self.sampler = make_sampler(of.seed + self.index, of)
 
     @property
     def sender(self) -> str:

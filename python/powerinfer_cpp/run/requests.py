@@ -13,7 +13,7 @@ from ..text.completion import Piece
 from ..text.logprobs import Choice
 from .drafts import Drafts
 
-MakeSampler = Callable[[int, Sampling, Sequence[int]], Sampler]
+MakeSampler = Callable[[int, "Request"], Sampler]
 
 
 class QueueFull(Exception):
@@ -32,6 +32,7 @@ class Request:
     makes what guesses the tokens of one text; or None. generated: bool [n], which ids of the prompt
     were generated; None: none. endless: ids alone, without text, until the criteria end them.
     owner: whose prefixes may be used. sender: who takes turns with others.
+    last_n: tokens that get penalties, -1: all; None: as many as usual.
     """
 
     ids: Sequence[int]
@@ -52,6 +53,7 @@ class Request:
     endless: bool = False
     owner: str = ""
     sender: str = ""
+    last_n: int | None = None
 
 
 @dataclass

@@ -36,8 +36,8 @@ class Scheduler:
     """Texts that are written together in one session. Use it from one thread at a time.
 
     n_parallel: texts that are computed at the same time; n_queue: of one sender that may wait. The
-    session must have the fields that `sequences.fields` gives. make_sampler: a sampler of a seed
-    and parameters, for what follows ids. text: bytes of a token, None for an end token.
+    session must have the fields that `sequences.fields` gives. make_sampler: a sampler with a
+    seed, for what follows the prompt of a request. text: bytes of a token, None for an end token.
     """
 
     def __init__(

@@ -15,7 +15,7 @@ from starlette.responses import FileResponse, Response
 from starlette.routing import Route
 
 from ..core.errors import about_request
-from . import openai, status
+from . import native, openai, status
 from .answering import Gone, Stream, Whole, encode, while_connected
 from .background import BESIDE, LAST
 from .bodies import (
@@ -36,6 +36,7 @@ from .infill import InfillBody, infill_job
 from .limits import Arriving, Body, Guard, Guarded, apart, refused
 from .messages import CountBody, MessagesBody, count_tokens, messages_job
 from .models import Models
+from .native import NativeBody, NativeCompletionBody
 from .openapi import description
 from .recorded import Recorded, recorded_bytes
 from .responses import ResponsesBody, responses_job
@@ -109,6 +110,7 @@ class Server:
                 ),
                 *self._both("/completions", self._completions, ["POST"]),
                 *self._both("/embeddings", self._embeddings, ["POST"]),
+                Route("/completion", self._guarded(self._completion), methods=["POST"]),
                 Route("/infill", self._guarded(self._infill), methods=["POST"]),
                 Route("/view", self._guarded(self._view), methods=["GET"]),
                 Route("/view/stream", self._guarded(self._view_stream), methods=["GET"]),
@@ -180,6 +182,10 @@ class Server:
         body = await self._body(request, CompletionBody)
         return await self._answer(request, body, openai.completion_job)
 
+    async def _completion(self, request: Request) -> Response:
+        body = await self._body(request, NativeCompletionBody)
+        return await self._answer(request, body, native.completion_job)
+
     async def _infill(self, request: Request) -> Response:
         body = await self._body(request, InfillBody)
         return await self._answer(request, body, infill_job)
@@ -220,7 +226,7 @@ class Server:
         neither of them for grammars, each of which may take seconds. Raises Gone."""
         if any(getattr(body, name, None) for name in _WITH_GRAMMAR):
             shares = self._grammars
-        elif isinstance(body, CompletionBody | InfillBody):
+        elif isinstance(body, CompletionBody | NativeBody):
             shares = self._tokenising
         else:
             shares = self._templates

@@ -15,6 +15,7 @@ from .bodies import (
 )
 from .infill import InfillBody
 from .messages import CountBody, MessagesBody
+from .native import NativeCompletionBody
 from .responses import ResponsesBody
 
 _JSON, _EVENTS, _TEXT = "application/json", "text/event-stream", "text/plain"
@@ -24,6 +25,7 @@ _BYTES = "application/octet-stream"
 POSTS: dict[str, tuple[str, type[msgspec.Struct]]] = {
     "/v1/chat/completions": ("Answers a chat (OpenAI).", ChatBody),
     "/v1/completions": ("Continues texts (OpenAI).", CompletionBody),
+    "/completion": ("Continues texts (llama.cpp).", NativeCompletionBody),
     "/infill": ("Writes between two texts (llama.cpp).", InfillBody),
     "/v1/embeddings": ("Vectors of texts (OpenAI).", EmbeddingBody),
     "/v1/responses": ("Answers a chat, without state (OpenAI).", ResponsesBody),
@@ -50,7 +52,14 @@ GETS: dict[str, tuple[str, str]] = {
     ),
     "/openapi.json": ("This description.", _JSON),
 }
-_STREAMED = (ChatBody, CompletionBody, InfillBody, ResponsesBody, MessagesBody)
+_STREAMED = (
+    ChatBody,
+    CompletionBody,
+    NativeCompletionBody,
+    InfillBody,
+    ResponsesBody,
+    MessagesBody,
+)
 _OF_MODEL = ("/props", "/lora-adapters", "/slots", "/tokenizer_info", "/view", "/view/stream")
 ANTHROPICS = "/v1/messages"
 

@@ -98,11 +98,12 @@ class ServedModel(Llama):
         begin: str = "",
         criteria: StoppingCriteria | None = None,
         owner: str = "",
+        last_n: int | None = None,
     ) -> Request:
         """A request for the engine; arguments as for `create_completion`, but max_tokens=0 asks
         for the prompt alone, and a suffix may be empty. shown: control tokens that are part of the
         text. begin: how the text before the suffix begins. criteria: ends the text where it says
-        so. Raises RequestError for what cannot be used."""
+        so. last_n: tokens that get penalties. Raises RequestError for what cannot be used."""
         with about_request():
             if suffix is None:
                 ids = self._checked_ids(prompt)
@@ -111,7 +112,8 @@ class ServedModel(Llama):
                 with self._in_use:
                     ids += self._model.tokenize_behind(encoded(begin))
             limit = 0 if max_tokens == 0 else self._limit(ids, max_tokens)
-            self._samplers.make(params or Sampling(), 0)  # refuses what it cannot use, now
+            # Now it refuses what it cannot use.
+            self._samplers.make(params or Sampling(), 0, (), last_n)
             stops = stop_bytes(stop)
             makes = None
             if grammar is not None or logit_bias:
@@ -135,6 +137,7 @@ class ServedModel(Llama):
             criteria=criteria,
             drafts=self._new_drafts if self._draft is not None else None,
             owner=owner,
+            last_n=last_n,
         )
 
     def turn(
@@ -163,6 +166,23 @@ class ServedModel(Llama):
         """Tokens of a prompt. Raises RequestError for what is none."""
         with about_request():
             return len(self._checked_ids(prompt))
+
+    @property
+    def last_n(self) -> int:
+        """Tokens that get penalties, unless a request says otherwise; -1: all."""
+        return self._samplers.last_n
+
+    @property
+    def adds_bos(self) -> bool:
+        """Do its prompts begin with BOS?"""
+        return bool(self._model.add_bos)
+
+    @functools.cached_property
+    def end_tokens(self) -> list[int]:
+        """The tokens that end a text."""
+        with self._lock:
+            self._require_open()
+            return [i for i in range(self._model.n_vocab) if self._model.ends(i)]
 
     def placed(self, ticket: Ticket, text: str) -> list[Placed]:
         """The recorded choices of a prompt's tokens; text: the prompt."""
@@ -358,7 +378,7 @@ class ServedModel(Llama):
             fields["n_logits"],
             self.n_parallel,
             self._n_queue,
-            lambda seed, params, ids: self._samplers.make(params, seed, ids),
+            lambda seed, of: self._samplers.make(of.params, seed, of.ids, of.last_n),
             self._token_bytes,
         )
         self._engine = Engine(self._scheduler, self._deliver)

@@ -71,7 +71,7 @@ async def whole(desk: Desk, job: Job, n_bytes: int) -> bytes:
                 if update.piece is None:
                     continue
                 parts = pieces[writing.place(update)]
-                parts.append(update.piece)
+                parts.append(replace(update.piece, ids=update.tokens))
                 if len(parts) == PARTS:  # each takes a hundred times the bytes of its text
                     parts[:] = [joined_piece(parts)]
 
@@ -110,7 +110,7 @@ def merged(writing: Writing, updates: Sequence[Update]) -> list[tuple[int, Piece
     for update in updates:
         if update.piece is None:
             continue
-        i, piece = writing.place(update), update.piece
+        i, piece = writing.place(update), replace(update.piece, ids=update.tokens)
         found[i] = joined_piece([found[i], piece]) if i in found else piece
     return list(found.items())
 
@@ -119,7 +119,8 @@ def joined_piece(parts: Sequence[Piece]) -> Piece:
     """Pieces of a text that follow each other as one."""
     text = "".join(part.text for part in parts)
     placed = [placed for part in parts for placed in part.placed]
-    return replace(parts[-1], text=text, placed=placed)
+    ids = [token for part in parts for token in part.ids]
+    return replace(parts[-1], text=text, placed=placed, ids=ids)
 
 
 def owners(tickets: Sequence[Ticket]) -> list[Ticket]:
@@ -133,12 +134,16 @@ def event(data: Any, name: str | None = None) -> bytes:
     return named + b"data: " + encode(data) + b"\n\n"
 
 
-def timings(tickets: Sequence[Ticket]) -> dict[str, float]:
-    """llama.cpp's `timings`: of several requests the sums, with the times of the slowest."""
+def timings(tickets: Sequence[Ticket], now: float = 0.0) -> dict[str, float]:
+    """llama.cpp's `timings`: of several requests the sums, with the times of the slowest. now: the
+    time of time.perf_counter(), for texts that are being written."""
     n_prompt = sum(len(t.request.ids) - t.n_reused for t in tickets)
     n_written = sum(t.n_tokens for t in tickets)
     prompt_s = max(((t.first or 0) - (t.began or 0) for t in tickets if t.first), default=0.0)
-    written_s = max(((t.ended or 0) - (t.first or 0) for t in tickets if t.ended), default=0.0)
+    written_s = max(
+        ((t.ended or now) - (t.first or 0) for t in tickets if t.ended or (now and t.first)),
+        default=0.0,
+    )
     return {
         "cache_n": sum(t.n_reused for t in tickets),
         "prompt_n": n_prompt,

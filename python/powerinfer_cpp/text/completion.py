@@ -72,13 +72,15 @@ class TextStream:
 class Piece:
     """A piece of text, the reason why the text ends there (None: it continues), the number of
     tokens so far, and the choices of this piece's tokens, if they are recorded. stop: the stop
-    string that ended it; of several at the same place the first of the list."""
+    string that ended it; of several at the same place the first of the list. ids: the tokens, with
+    that of the end, where a server tells them."""
 
     text: str
     reason: str | None
     n_tokens: int
     placed: list[Placed] = field(default_factory=list)
     stop: str | None = None
+    ids: Sequence[int] = ()
 
 
 class _Waiting:
