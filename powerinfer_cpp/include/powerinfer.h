@@ -565,6 +565,13 @@ pi_status pi_session_set_adapters(pi_session* session, const pi_adapter* const* 
 pi_status pi_sequence_save(const pi_session* session, int32_t seq, void* buffer, size_t capacity,
                            size_t* n);
 pi_status pi_sequence_load(pi_session* session, int32_t seq, const void* buffer, size_t n);
+/* A part of a sequence, count positions from `first` on, a multiple of 64, as bytes; and appending
+ * such a part to a sequence that ends where the part begins, to write or read a long sequence
+ * between other calls. Statuses are those above; also PI_ERROR_ARGUMENT if the sequence has no such
+ * positions, PI_ERROR_FORMAT if the part belongs behind another number of them. */
+pi_status pi_sequence_save_part(const pi_session* session, int32_t seq, int32_t first,
+                                int32_t count, void* buffer, size_t capacity, size_t* n);
+pi_status pi_sequence_load_part(pi_session* session, int32_t seq, const void* buffer, size_t n);
 /* The same with a file, which has a checksum. It appears under its name when it is complete. Errors
  * name it; also PI_ERROR_IO, and PI_ERROR_FORMAT if its bytes were changed. */
 pi_status pi_sequence_save_file(const pi_session* session, int32_t seq, const char* path);

@@ -111,6 +111,20 @@ static void test_loading(const pi_model* m) {
     OK(pi_sequence_truncate(s, 0, 0));
     OK(pi_sequence_load(s, 2, state, n));
     CHECK(holds(s, 2, 100) && holds(s, 1, 5));
+    /* A part takes no pages of its sequence's own. */
+    size_t size = 0;
+    FAILS(PI_ERROR_ARGUMENT, pi_sequence_save_part(s, 2, 0, 64, NULL, 0, &size));
+    CHECK(size > 0 && size < n);
+    OK(pi_sequence_save_part(s, 2, 0, 64, state, n, &size));
+    FAILS(PI_ERROR_CONTEXT, pi_sequence_load_part(s, 0, state, size));
+    CHECK(says("n_kv") && holds(s, 0, 0) && holds(s, 2, 100));
+    OK(pi_sequence_truncate(s, 1, 0));
+    OK(pi_sequence_load_part(s, 0, state, size));
+    CHECK(holds(s, 0, 64));
+    FAILS(PI_ERROR_FORMAT, pi_sequence_load_part(s, 0, state, size));
+    CHECK(says("position 64 comes next"));
+    FAILS(PI_ERROR_ARGUMENT, pi_sequence_save_part(s, 2, 1, 2, state, n, &size));
+    CHECK(says("multiples of 64"));
     free(state);
     pi_session_free(s);
 }

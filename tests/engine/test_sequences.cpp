@@ -280,6 +280,56 @@ std::vector<uint8_t> saved(const Session& session, int32_t seq) {
     return bytes;
 }
 
+std::vector<uint8_t> saved_part(const Session& session, int32_t seq, int64_t first, int64_t n) {
+    std::vector<uint8_t> bytes(size_t(part_size(session, seq, first, n)));
+    save_part(session, seq, first, n, bytes.data());
+    return bytes;
+}
+
+// A sequence in parts: put together it is what the whole state gives, and goes on with its bits.
+void test_parts(const Shape& shape) {
+    const auto model = load(tiny::describe(shape));
+    const Tokens tokens = random_tokens(kAll, 7);
+    Session whole(model, with_mode(PI_SPARSE_AUTO)), other(model, with_mode(PI_SPARSE_AUTO));
+    const Floats expected = logits(whole, tokens, 96, kPrompt);
+    Session session(model, with_mode(PI_SPARSE_AUTO));
+    const int64_t n = 77;
+    logits(session, Tokens(tokens.begin(), tokens.begin() + n), 96, kPrompt, 1);
+    const auto begin = saved_part(session, 1, 0, 64), end = saved_part(session, 1, 64, n - 64);
+    CHECK(saved_part(session, 1, 0, n) == saved(session, 1));
+    CHECK(saved_part(session, 1, 64, 0).size() > 0);
+
+    // Shared pages stay what they are.
+    load_part(other, 0, begin.data(), begin.size());
+    other.copy(0, 2, 64);
+    load_part(other, 2, end.data(), end.size());
+    CHECK(other.length(0) == 64 && saved(other, 2) == saved(session, 1));
+    CHECK(same(logits(other, Tokens(tokens.begin() + n, tokens.end()), 3, 0, 2),
+               Floats(expected.begin() + n * tiny::kVocab, expected.end())));
+
+    // A part belongs where it was, and is no whole state.
+    const std::vector<uint8_t> before = saved(other, 0);
+    CHECK_THROWS(format, load_part(other, 0, begin.data(), begin.size()));
+    CHECK_THROWS(format, load_part(other, 1, end.data(), end.size()));
+    CHECK_THROWS(format, load_state(other, 0, end.data(), end.size()));
+    CHECK_THROWS(format, load_part(other, 0, end.data(), end.size() - 1));
+    std::vector<uint8_t> damaged = end;
+    damaged[40] ^= 1;  // a numerics key
+    CHECK_THROWS(format, load_part(other, 0, damaged.data(), damaged.size()));
+    CHECK(saved(other, 0) == before && other.length(1) == 0);
+    CHECK_THROWS(argument, part_size(session, 1, 32, 8));  // no page begins there
+    CHECK_THROWS(argument, part_size(session, 1, 64, n - 63));
+    CHECK_THROWS(argument, part_size(session, 1, -64, 64));
+    CHECK_THROWS(argument, part_size(session, 1, 0, -1));
+    CHECK_THROWS(argument, part_size(session, 99, 0, 0));
+    // Behind a page that is not full nothing can be appended.
+    logits(other, {1}, 1, 0, 0);
+    std::vector<uint8_t> off = end;
+    const uint32_t first = 65;
+    std::memcpy(&off[28], &first, sizeof(first));
+    CHECK_THROWS(argument, load_part(other, 0, off.data(), off.size()));
+}
+
 void test_state(const Shape& shape) {
     const auto model = load(tiny::describe(shape));
     const Tokens tokens = random_tokens(kAll, 7);
@@ -444,6 +494,7 @@ int main() {
         test_mixed_rows(shape);
         test_copy(shape);
         test_state(shape);
+        test_parts(shape);
     }
     test_match();
     for (const int64_t n_pages : {0, 12, 5, 2}) test_pages_come_back(n_pages);

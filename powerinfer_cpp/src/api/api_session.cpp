@@ -213,6 +213,24 @@ pi_status pi_sequence_load(pi_session* s, int32_t seq, const void* buffer, size_
     });
 }
 
+pi_status pi_sequence_save_part(const pi_session* s, int32_t seq, int32_t first, int32_t count,
+                                void* buffer, size_t capacity, size_t* n) {
+    return guarded([&] {
+        require(s && n && (buffer || !capacity), "NULL where bytes are expected");
+        const uint64_t size = powerinfer::part_size(s->session, seq, first, count);
+        *n = size_t(size);
+        require(size <= capacity, "the buffer for the part is too small");
+        powerinfer::save_part(s->session, seq, first, count, static_cast<uint8_t*>(buffer));
+    });
+}
+
+pi_status pi_sequence_load_part(pi_session* s, int32_t seq, const void* buffer, size_t n) {
+    return guarded([&] {
+        require(s && buffer, "session and buffer must not be NULL");
+        powerinfer::load_part(s->session, seq, static_cast<const uint8_t*>(buffer), n);
+    });
+}
+
 pi_status pi_sequence_save_file(const pi_session* s, int32_t seq, const char* path) {
     return guarded([&] {
         require(s && path, "session and path must not be NULL");

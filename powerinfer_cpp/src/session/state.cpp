@@ -27,9 +27,9 @@ struct Header {
     uint32_t numerics;         // kNumerics
     uint32_t type;             // type id of the KV cache
     uint32_t rope;             // RopeTable::variant of the session
-    uint32_t unused;           // 0
+    uint32_t first;            // position of the first one; 0 in a whole state
     uint64_t numerics_key[2];  // of prompt rows and of generated rows
-    int64_t length;            // positions
+    int64_t length;            // positions that follow
 };
 static_assert(std::is_trivially_copyable_v<Header>);
 constexpr char kMagic[8] = {'P', 'I', 's', 'e', 'q', '0', '3', '\n'};
@@ -95,12 +95,24 @@ uint64_t size_of(const Session& s, int64_t length) {
     return sizeof(Header) + uint64_t(flag_bytes(length)) + uint64_t(length * position);
 }
 
-// Calls f(page, positions, their offset in bytes) for the pages of a sequence.
+// Calls f(page, positions, their offset in bytes) for the pages of a sequence that hold n positions
+// from `begin` on, where a page begins.
 template <typename F>
-void each_page(const Sequences& s, int32_t seq, const F& f) {
-    for (int64_t first = 0; first < s.length(seq); first += kKvPage) {
-        const int64_t n = std::min(kKvPage, s.length(seq) - first);
-        f(s.pages(seq)[first / kKvPage], n, first * s.kv().position_bytes());
+void each_page(const Sequences& s, int32_t seq, int64_t begin, int64_t n, const F& f) {
+    for (int64_t first = 0; first < n; first += kKvPage) {
+        f(s.pages(seq)[(begin + first) / kKvPage], std::min(kKvPage, n - first),
+          first * s.kv().position_bytes());
+    }
+}
+
+// Throws Error(argument) unless the sequence has n positions from `first` on, where a page begins.
+void check_part(const Session& s, int32_t seq, int64_t first, int64_t n) {
+    const int64_t length = s.length(seq);  // throws if there is no such sequence
+    if (first < 0 || first % kKvPage || n < 0 || n > length - first) {
+        throw Error(Code::argument,
+                    format("there is no part of %lld positions from %lld on in a sequence of %lld; "
+                           "parts begin at multiples of %lld",
+                           (long long)n, (long long)first, (long long)length, (long long)kKvPage));
     }
 }
 
@@ -117,7 +129,8 @@ uint32_t rope_variant(const Session& s) {
     return RopeTable::variant(s.model->config, s.params);
 }
 
-Header check(const Session& s, const uint8_t* data, uint64_t size) {
+// first: the position with which it must begin.
+Header check(const Session& s, const uint8_t* data, uint64_t size, int64_t first) {
     Header header;
     if (size < sizeof(header)) throw Error(Code::format, "the state is cut off");
     std::memcpy(&header, data, sizeof(header));
@@ -142,12 +155,16 @@ Header check(const Session& s, const uint8_t* data, uint64_t size) {
                     "the state was computed with another n_ctx, for which the model rotates heads "
                     "differently");
     }
-    if (header.unused != 0) throw Error(Code::format, "the state is damaged");
+    if (int64_t(header.first) != first) {
+        throw Error(Code::format,
+                    format("the state begins at position %lld, and position %lld comes next",
+                           (long long)header.first, (long long)first));
+    }
     if (header.length < 0) throw Error(Code::format, "the state has a negative length");
-    if (header.length > s.sequences().n_ctx()) {
+    if (header.length > s.sequences().n_ctx() - first) {
         throw Error(Code::context,
                     format("a state of %lld positions does not fit a context of %lld",
-                           (long long)header.length, (long long)s.sequences().n_ctx()));
+                           (long long)header.length, (long long)(s.sequences().n_ctx() - first)));
     }
     if (size != size_of(s, header.length))
         throw Error(Code::format, "the state has the wrong size");
@@ -174,34 +191,40 @@ uint64_t state_size(const Session& s, int32_t seq) {
     return size_of(s, s.length(seq));
 }
 
+uint64_t part_size(const Session& s, int32_t seq, int64_t first, int64_t n) {
+    check_part(s, seq, first, n);
+    return size_of(s, n);
+}
+
 namespace {
 
-// Writes a sequence piece by piece: room(n) says where the next n bytes go, until its next call.
+// Writes positions of a sequence piece by piece: room(n) says where the next n bytes go, until its
+// next call.
 template <typename Room>
-void write_state(const Session& s, int32_t seq, const Room& room) {
-    const int64_t length = s.length(seq);
+void write_state(const Session& s, int32_t seq, int64_t first, int64_t length, const Room& room) {
+    check_part(s, seq, first, length);
     const Sequences& sequences = s.sequences();
     const uint64_t tokens = uint64_t(length) * sizeof(int32_t);
     uint8_t* const out = room(sizeof(Header) + tokens + uint64_t(flag_bytes(length)));
     uint8_t* flags = out + sizeof(Header) + tokens;
     std::fill_n(flags, flag_bytes(length), uint8_t(0));
     for (int64_t i = 0; i < length; i++) {
-        const int32_t token = sequences.token(seq, i);
+        const int32_t token = sequences.token(seq, first + i);
         std::memcpy(out + sizeof(Header) + i * int64_t(sizeof(token)), &token, sizeof(token));
-        flags[i / 8] |= uint8_t(sequences.generated(seq, i) << i % 8);
+        flags[i / 8] |= uint8_t(sequences.generated(seq, first + i) << i % 8);
     }
     Header header{{},
                   fingerprint(s),
                   uint32_t(kNumerics),
                   uint32_t(sequences.kv().type()),
                   rope_variant(s),
-                  0,
+                  uint32_t(first),
                   {},
                   length};
     numerics_keys(s, flags, length, header.numerics_key);
     std::memcpy(header.magic, kMagic, sizeof(kMagic));
     std::memcpy(out, &header, sizeof(header));
-    each_page(sequences, seq, [&](int32_t page, int64_t n, int64_t) {
+    each_page(sequences, seq, first, length, [&](int32_t page, int64_t n, int64_t) {
         sequences.kv().read(page, n, room(uint64_t(n * sequences.kv().position_bytes())));
     });
 }
@@ -209,9 +232,13 @@ void write_state(const Session& s, int32_t seq, const Room& room) {
 }  // namespace
 
 void save_state(const Session& s, int32_t seq, uint8_t* out) {
-    write_state(s, seq, [&](uint64_t n) {
+    save_part(s, seq, 0, s.length(seq), out);
+}
+
+void save_part(const Session& s, int32_t seq, int64_t first, int64_t n, uint8_t* out) {
+    write_state(s, seq, first, n, [&](uint64_t n_bytes) {
         uint8_t* const here = out;
-        out += n;
+        out += n_bytes;
         return here;
     });
 }
@@ -232,32 +259,56 @@ void save_state_file(const Session& s, int32_t seq, const std::string& path) {
         filled = n;
         return memory.data();
     };
-    write_state(s, seq, room);
+    write_state(s, seq, 0, s.length(seq), room);
     room(0);
     file.write(&checksum, sizeof(checksum));
     file.finish();
 }
 
-void load_state(Session& s, int32_t seq, const uint8_t* data, uint64_t size) {
-    s.length(seq);  // throws if there is no such sequence
-    const Header header = check(s, data, size);
+namespace {
+
+// Replaces what a sequence has from position `kept` on by what check() has found good.
+void append_state(Session& s, int32_t seq, const Header& header, const uint8_t* data,
+                  int64_t kept) {
     const uint8_t* tokens = data + sizeof(header);
     const uint8_t* flags = tokens + header.length * int64_t(sizeof(int32_t));
     Sequences& sequences = s.sequences();
-    sequences.require_pages("the state", pages_of(header.length), sequences.own_pages(seq));
-    sequences.truncate(seq, 0);
     for (int64_t i = 0; i < header.length; i++) {
         sequences.append(seq, token_at(tokens, i), flags[i / 8] >> i % 8 & 1);
     }
     const uint8_t* const from = flags + flag_bytes(header.length);
     try {
-        each_page(sequences, seq, [&](int32_t page, int64_t n, int64_t offset) {
+        const auto write = [&](int32_t page, int64_t n, int64_t offset) {
             sequences.kv().write(page, n, from + offset);
-        });
+        };
+        each_page(sequences, seq, kept, header.length, write);
     } catch (...) {  // a device that failed
-        sequences.truncate(seq, 0);
+        sequences.truncate(seq, kept);
         throw;
     }
+}
+
+}  // namespace
+
+void load_state(Session& s, int32_t seq, const uint8_t* data, uint64_t size) {
+    s.length(seq);  // throws if there is no such sequence
+    const Header header = check(s, data, size, 0);
+    Sequences& sequences = s.sequences();
+    sequences.require_pages("the state", pages_of(header.length), sequences.own_pages(seq));
+    sequences.truncate(seq, 0);
+    append_state(s, seq, header, data, 0);
+}
+
+void load_part(Session& s, int32_t seq, const uint8_t* data, uint64_t size) {
+    const int64_t length = s.length(seq);
+    const Header header = check(s, data, size, length);
+    if (length % kKvPage) {
+        throw Error(Code::argument,
+                    format("a part cannot follow %lld positions: no multiple of %lld",
+                           (long long)length, (long long)kKvPage));
+    }
+    s.sequences().require_pages("the part", pages_of(header.length), 0);
+    append_state(s, seq, header, data, length);
 }
 
 void load_state_file(Session& s, int32_t seq, const std::string& path) {

@@ -21,6 +21,12 @@ void save_state(const Session& session, int32_t seq, uint8_t* out);
 // has more positions than the context or than are free. After these errors the sequence is
 // unchanged. Throws Error(device) and leaves it empty if the device fails.
 void load_state(Session& session, int32_t seq, const uint8_t* data, uint64_t size);
+// A part of n positions from `first` on, where a page of the cache begins, as bytes; and appending
+// such bytes to a sequence that ends where the part begins. They throw as those above do, and
+// Error(argument) if the sequence has no such positions. After an error the sequence is unchanged.
+uint64_t part_size(const Session& session, int32_t seq, int64_t first, int64_t n);
+void save_part(const Session& session, int32_t seq, int64_t first, int64_t n, uint8_t* out);
+void load_part(Session& session, int32_t seq, const uint8_t* data, uint64_t size);
 // The same with a file: the bytes and their CRC-32C. Errors begin with the path; also Error(io),
 // and Error(format) for another checksum.
 void save_state_file(const Session& session, int32_t seq, const std::string& path);

@@ -253,6 +253,28 @@ class Session:
         """
         check(lib.pi_sequence_load(self.handle, 0, ffi.from_buffer(data), len(data)))
 
+    def save_part(self, sequence: int, first: int, count: int) -> bytearray:
+        """`count` positions of a sequence from `first` on, a multiple of 64, for `load_part`.
+
+        Raises ValueError if the sequence has no such positions.
+        """
+        size = ffi.new("size_t *")
+        of = self.handle, sequence, first, count
+        status = lib.pi_sequence_save_part(*of, ffi.NULL, 0, size)
+        if status != lib.PI_ERROR_ARGUMENT or not size[0]:
+            check(status)
+        data = bytearray(size[0])
+        check(lib.pi_sequence_save_part(*of, ffi.from_buffer(data), len(data), size))
+        return data
+
+    def load_part(self, sequence: int, data: bytes | bytearray | memoryview) -> None:
+        """Appends a part to a sequence that ends where the part begins.
+
+        Raises ModelFormatError for bytes that are no such part, ContextOverflowError if there is no
+        room for them. The sequence is then as before.
+        """
+        check(lib.pi_sequence_load_part(self.handle, sequence, ffi.from_buffer(data), len(data)))
+
     def set_adapters(self, adapters: Sequence[Any], scales: Sequence[float]) -> None:
         """Computes with these pi_adapter handles from now on. If that changes something, all
         sequences become empty.
