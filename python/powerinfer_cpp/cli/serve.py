@@ -6,6 +6,8 @@ from pathlib import Path
 
 from ..core.embedding import CLS, LAST, MEAN
 from ..core.gguf import Gguf
+from ..core.options import MOST_GIB
+from ..run.prefix_files import PrefixFiles
 from ..text.chat import FORMATS
 from .common import (
     MOST_POSITIONS,
@@ -21,6 +23,7 @@ from .generating import add_draft_arguments, add_hub_arguments, draft_of, from_h
 
 DEFAULT_MODEL = Path("models/stories-relu.Q8_0.gguf")
 KEY_VARIABLE = "POWERINFER_API_KEY"
+CACHE_GIB = 8  # of prompts on disk
 _POOLINGS = {"mean": MEAN, "cls": CLS, "last": LAST}
 
 
@@ -51,6 +54,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=whole(1),
         metavar="N",
         help="tokens in memory, of all texts and of known prompts (default: -c times -np)",
+    )
+    parser.add_argument(
+        "--prompt-cache-dir",
+        metavar="DIR",
+        help="keep what was computed of prompts there, also for the next start",
+    )
+    parser.add_argument(
+        "--prompt-cache-size",
+        type=_gib,
+        metavar="G",
+        help=f"GiB of these files at most (default: {CACHE_GIB})",
     )
     parser.add_argument(
         "--queue", type=whole(0), default=256, metavar="N", help="texts that may wait"
@@ -120,6 +134,11 @@ def run(args: argparse.Namespace) -> None:
         "draft_model": draft_of(args),
         "pooling_type": _POOLINGS.get(args.pooling, -1),
     }
+    if args.prompt_cache_dir is not None:
+        n_bytes = int((args.prompt_cache_size or CACHE_GIB) * 2**30)
+        options["prefix_files"] = PrefixFiles(args.prompt_cache_dir, n_bytes)
+    elif args.prompt_cache_size is not None:
+        raise ValueError("--prompt-cache-size needs --prompt-cache-dir")
     settings = Settings(
         api_keys=tuple(_keys(args)),
         hosts=tuple(name.lower() for name in args.allowed_host or ()),
@@ -127,6 +146,17 @@ def run(args: argparse.Namespace) -> None:
         max_recorded=args.max_recorded << 20,
     )
     serve(paths, options, settings, args.host, args.port, args.verbose)
+
+
+def _gib(text: str) -> float:
+    """A size in GiB. Raises argparse's error for what is none."""
+    try:
+        found = float(text)
+    except ValueError:
+        found = 0.0
+    if not 0 < found < MOST_GIB:
+        raise argparse.ArgumentTypeError(f"{text!r} is no number of GiB above 0")
+    return found
 
 
 def _models(given: list[str]) -> dict[str, Path]:

@@ -6,7 +6,7 @@ import os
 import struct
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import ModuleType
@@ -51,7 +51,7 @@ class LlamaDiskCache(BaseLlamaCache):
         # By names of files, which say their ids: these, or None for a file that cannot be read,
         # until it changes.
         self._ids: dict[str, tuple[_Stamp, np.ndarray | None]] = {}
-        _remove_abandoned(self._folder)
+        remove_abandoned(self._folder)
 
     @property
     def cache_size(self) -> int:
@@ -81,7 +81,7 @@ class LlamaDiskCache(BaseLlamaCache):
         except OSError as error:
             why = f"{self._folder}: a state was not kept: {error.strerror}"
             say(why, verbose=False, level=logging.WARNING)
-        _remove_abandoned(self._folder)
+        remove_abandoned(self._folder)
         total = self.cache_size
         for path, (size, _) in sorted(self._files(_ENDING), key=lambda file: file[1][1]):
             if total <= self.capacity_bytes:
@@ -119,17 +119,26 @@ class LlamaDiskCache(BaseLlamaCache):
 
 
 def _write(path: Path, state: LlamaState) -> None:
-    """Writes a file at once: other processes see all of it or nothing."""
     scores = np.asarray(state.scores, dtype="<f4")
     sizes = (state.version, state.n_tokens, *scores.shape, state.n_prompt, state.llama_state_size)
+
+    def write(file: BinaryIO) -> None:
+        file.write(_HEADER.pack(_MAGIC, *sizes, state.numerics))
+        file.write(np.asarray(state.input_ids, dtype="<i4").tobytes())
+        file.write(np.asarray(state.generated, dtype=np.uint8).tobytes())
+        file.write(scores.tobytes())
+        file.write(state.llama_state)
+
+    write_at_once(path, write)
+
+
+def write_at_once(path: Path, write: Callable[[BinaryIO], object]) -> None:
+    """A file that write() fills: other processes see all of it or nothing. Raises OSError, and
+    leaves nothing then."""
     file, made = _new_partial(path.parent)
     try:
         with file:
-            file.write(_HEADER.pack(_MAGIC, *sizes, state.numerics))
-            file.write(np.asarray(state.input_ids, dtype="<i4").tobytes())
-            file.write(np.asarray(state.generated, dtype=np.uint8).tobytes())
-            file.write(scores.tobytes())
-            file.write(state.llama_state)
+            write(file)
             file.flush()
             if fcntl is not None:  # while the file is locked
                 os.replace(made, path)
@@ -157,7 +166,7 @@ def _new_partial(folder: Path) -> tuple[BinaryIO, str]:
         file.close()
 
 
-def _remove_abandoned(folder: Path) -> None:
+def remove_abandoned(folder: Path) -> None:
     """Removes what writers left that do not live any more."""
     with suppress(OSError):
         for path in folder.glob(f"*{_PARTIAL}"):

@@ -70,8 +70,9 @@ class Engine:
 
         self._tell(run)
         while not done.wait(1):
-            if self.error is not None and not done.is_set():
-                raise EngineDead(f"the engine has stopped: {self.error}")
+            ended = self.error is not None or not self._thread.is_alive()
+            if ended and not done.is_set():
+                raise EngineDead(f"the engine has stopped: {self.error or 'it was closed'}")
         value, error = found
         if error is not None:
             raise error

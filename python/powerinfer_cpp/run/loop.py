@@ -28,8 +28,9 @@ class Loop:
     """Writes texts one by one; others may use the context between two tokens.
 
     lock: is held while a token is computed. context: gives what computes, and raises if that is
-    closed. make_sampler: a sampler with a seed, for what follows the prompt of a request. text: bytes of a
-    token, None for an end token. measured: gets the times of a text, after each of its tokens.
+    closed. make_sampler: a sampler with a seed, for what follows the prompt of a request. text:
+    bytes of a token, None for an end token. measured: gets the times of a text, after each of its
+    tokens.
     """
 
     def __init__(

@@ -11,6 +11,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from typing import Protocol
 
 import numpy as np
 
@@ -30,6 +31,19 @@ from .turns import Waiting, shared
 # others go on.
 MASK_SECONDS = 0.01
 IDLE_SECONDS = 0.05  # the same while there is nothing else to do
+
+
+class Keeper(Protocol):
+    """Keeps prefixes beyond this process. Called by the thread that runs the scheduler."""
+
+    def computed(self, owner: str, seq: int, ids: np.ndarray, generated: np.ndarray) -> None:
+        """A sequence holds these int32 ids [n]. generated: bool [n]."""
+
+    def gone(self, seq: int) -> None:
+        """A sequence holds nothing any more."""
+
+    def release(self) -> bool:
+        """Gives positions back, since texts need them. Were there any?"""
 
 
 class Scheduler:
@@ -68,6 +82,13 @@ class Scheduler:
         # Called with a ticket, the number of a token of its first text, and the row of the last
         # eval from which that token is chosen.
         self.watch: Callable[[Ticket, int, int], None] | None = None
+        self._keeper: Keeper | None = None
+
+    def keep_with(self, keeper: Keeper) -> Sequences:
+        """Tells a keeper of what is computed from now on. Returns the sequences, for its use in the
+        thread that runs the scheduler."""
+        self._keeper, self._sequences.when_dropped = keeper, keeper.gone
+        return self._sequences
 
     # ---- Requests ------------------------------------------------------------------------
 
@@ -334,7 +355,12 @@ class Scheduler:
 
     def _make_room(self) -> bool:
         """Frees positions of what is kept, else those of a text."""
+        before = self._session.free_positions()
         if self._sequences.forget_oldest():
+            if self._keeper is not None and self._session.free_positions() == before:
+                self._keeper.release()  # it may have the same pages
+            return True
+        if self._keeper is not None and self._keeper.release():
             return True
         text = self._last_of_most()
         if text is None or len(self._active) < 2:
@@ -354,6 +380,8 @@ class Scheduler:
             text.n_done += done
             text.row = at + done - 1
             at += n
+            if text.index == 0 and text.n_left == 0 and len(text.ids) == text.n_prompt:
+                self._tell_keeper(text)
         return [text for text in rows if text.n_left == 0]
 
     def _choose_tokens(self, ready: Sequence[Generation]) -> list[Update]:
@@ -423,9 +451,15 @@ class Scheduler:
             logits = self._session.logits(at + i)
             text.ticket.echoed.append(choice(following, logits, n_top))
 
+    def _tell_keeper(self, text: Generation) -> None:
+        if self._keeper is not None:
+            n, owner = text.n_done, text.ticket.request.owner
+            self._keeper.computed(owner, text.seq, text.ids.all[:n], text.ids.generated[:n])
+
     def _end(self, text: Generation, piece: Piece) -> Update:
         self._active.remove(text)
         self._session.truncate(text.n_done, text.seq)  # without what was guessed
+        self._tell_keeper(text)
         self._sequences.keep(text.seq)
         self._count_end(text.ticket)
         return Update(text.ticket, text.index, piece, text.fresh)

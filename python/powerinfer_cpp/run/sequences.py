@@ -2,11 +2,14 @@
 for later prompts."""
 
 from collections import OrderedDict
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
 from ..core.session import Session
+
+MOST_SEQUENCES = 256  # of a session
 
 
 class Sequences:
@@ -23,11 +26,17 @@ class Sequences:
         self._free = list(range(n_seq))[::-1]
         self._owner: dict[int, str] = {}  # of sequences in use and kept ones
         self._kept: OrderedDict[int, None] = OrderedDict()  # oldest first
+        self.when_dropped: Callable[[int], None] | None = None  # called with its number
 
     @property
     def n_kept(self) -> int:
         """Sequences that are kept."""
         return len(self._kept)
+
+    @property
+    def has_room(self) -> bool:
+        """Can one be taken without harm to texts that are being written?"""
+        return bool(self._free) or len(self._kept) > 1
 
     def take(self, owner: str, ids: np.ndarray, generated: np.ndarray) -> tuple[int, int]:
         """A sequence for int32 ids [n], generated: bool [n]; and how many of its positions it has.
@@ -78,18 +87,26 @@ class Sequences:
 
     def _drop(self, seq: int) -> None:
         self._session.truncate(0, seq)
+        if self.when_dropped is not None:
+            self.when_dropped(seq)
         self._kept.pop(seq, None)
         del self._owner[seq]
         self._free.append(seq)
 
 
-def fields(n_parallel: int, n_ctx: int, n_kv: int | None, n_batch: int) -> dict[str, Any]:
+def fields(
+    n_parallel: int, n_ctx: int, n_kv: int | None, n_batch: int, n_pins: int = 0
+) -> dict[str, Any]:
     """Fields of a session for so many texts at the same time, and as many prefixes as it can hold.
 
-    n_kv: positions of all together; None: n_parallel * n_ctx.
+    n_kv: positions of all together; None: n_parallel * n_ctx. n_pins: further sequences, the last
+    ones. Raises ValueError if there cannot be so many.
     """
+    if n_pins and n_parallel + 1 + n_pins > MOST_SEQUENCES:
+        most = MOST_SEQUENCES - 1 - n_pins
+        raise ValueError(f"n_parallel may be at most {most} where prompts are kept on disk")
     n_kv = n_parallel * n_ctx if n_kv is None else n_kv
     n_batch = max(n_batch, 2 * n_parallel + 1)  # a prompt goes on beside texts that are written
-    n_seq = min(256, max(2 * n_parallel, n_parallel + 32))
+    n_seq = min(MOST_SEQUENCES, max(2 * n_parallel, n_parallel + 32) + n_pins)
     n_logits = min(n_batch, n_parallel + 32)
     return {"n_seq": n_seq, "n_kv": max(n_kv, n_ctx), "n_batch": n_batch, "n_logits": n_logits}

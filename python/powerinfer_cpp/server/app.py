@@ -33,7 +33,7 @@ from .chats import chat_turn
 from .desk import Desk
 from .errors import Refusal, refusal_of
 from .infill import InfillBody, infill_job
-from .limits import Arriving, Body, Guard, Guarded, apart, refused
+from .limits import Arriving, Body, Guard, Guarded, apart, owner_key, refused
 from .messages import CountBody, MessagesBody, count_tokens, messages_job
 from .models import Models
 from .native import NativeBody, NativeCompletionBody
@@ -56,7 +56,7 @@ _POLICY = "default-src 'self'; img-src 'self' data: blob:; media-src 'self' blob
 frame-ancestors 'none'; base-uri 'none'; form-action 'none'"
 
 # Fields that ask for a grammar.
-_WITH_GRAMMAR = ("grammar", "response_format", "tools", "text", "output_config")
+_WITH_GRAMMAR = ("grammar", "response_format", "tools", "text", "output_config", "json_schema")
 
 Kind, Made = TypeVar("Kind"), TypeVar("Made")
 Serve = Callable[[Request], Awaitable[Response]]
@@ -83,6 +83,9 @@ class Server:
         guarded: bool = True,
     ):
         self.desk = Desk()
+        if "prefix_files" in options:
+            of_owner = functools.partial(owner_key, settings=settings)
+            options = {**options, "owner_key": of_owner}
         self.models = Models(paths, self.desk, options)
         self.settings = settings
         self.arriving = Arriving()

@@ -4,6 +4,8 @@ import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import suppress
 
+from anyio import CapacityLimiter, to_thread
+
 from ..run.engine import EngineDead
 from ..run.requests import Request, Ticket, Update
 from .served import ServedModel
@@ -15,6 +17,7 @@ class Desk:
     def __init__(self) -> None:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._waiting: dict[int, asyncio.Queue[Update]] = {}  # by id of the ticket
+        self._recalls = CapacityLimiter(1)
 
     def open(self) -> None:
         """Begins to send, to coroutines of the loop that runs."""
@@ -31,6 +34,21 @@ class Desk:
             queue = self._waiting.get(id(update.ticket))
             if queue is not None:
                 queue.put_nowait(update)
+
+    async def recall(self, model: ServedModel, requests: Sequence[Request]) -> None:
+        """Brings what is known of the prompts from disk into memory, where it is not yet."""
+        prefixes = model.prefixes
+        if prefixes is None:
+            return
+
+        def wanted() -> list[tuple[Request, list[str]]]:
+            found = [(of, prefixes.wanted(of.owner, of.ids)) for of in requests if not of.echo]
+            return [(of, names) for of, names in found if names]
+
+        for of, names in await to_thread.run_sync(wanted):
+            await to_thread.run_sync(
+                prefixes.recall, of.owner, of.ids, names, limiter=self._recalls
+            )
 
     def begin(self, model: ServedModel, requests: Sequence[Request]) -> "Writing":
         """Hands requests to a model's engine, all or none. Raises what `Engine.submit_all`

@@ -10,7 +10,7 @@ import msgspec
 import numpy as np
 
 from ..core.errors import about_request
-from ..run.scheduler import Request, Ticket
+from ..run.requests import Request, Ticket
 from ..text.completion import Piece
 from ..text.grammar import LlamaGrammar
 from ..text.logprobs import Placed

@@ -1,6 +1,8 @@
 """A model that many requests share: a `Llama` whose texts a scheduler writes."""
 
 import functools
+import hashlib
+import logging
 import math
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -12,10 +14,11 @@ import numpy as np
 from .._native import lib
 from ..convert.activations import SMOOTH
 from ..core.embedding import MEAN, POOLINGS
-from ..core.errors import RequestError, about_request
+from ..core.errors import OutOfMemoryError, RequestError, about_request
 from ..core.gguf import Gguf
+from ..core.log import say
 from ..core.logits import LogitsProcessor, StoppingCriteria
-from ..core.model import release
+from ..core.model import SPARSE_MODES, release
 from ..core.sampling import Sampling
 from ..core.session import Session
 from ..core.work import Work
@@ -23,6 +26,8 @@ from ..llama import Llama
 from ..llama_prompts import Text, encoded
 from ..run import sequences
 from ..run.engine import Engine
+from ..run.prefix_files import PrefixFiles
+from ..run.prefixes import N_PINS, Prefixes
 from ..run.requests import Request, Ticket, Update
 from ..run.scheduler import Scheduler
 from ..text.chat import Message
@@ -37,9 +42,10 @@ class ServedModel(Llama):
 
     n_parallel: texts that are written at the same time. n_kv: positions of all of them together and
     of prefixes that are kept; None: n_parallel * n_ctx. n_queue: texts that may wait. deliver: see
-    `Engine`. options: those of `Llama`, which says what it raises; n_ctx is the context of each
-    text. The methods of `Llama` that compute work too, in a context of their own that the first
-    call opens.
+    `Engine`. prefix_files: keep prefixes beyond the life of this object; owner_key: what an owner's
+    are named by, the same in later lives. options: those of `Llama`, which says what it raises;
+    n_ctx is the context of each text. The methods of `Llama` that compute work too, in a context
+    of their own that the first call opens.
     """
 
     def __init__(
@@ -50,11 +56,15 @@ class ServedModel(Llama):
         n_parallel: int = 4,
         n_kv: int | None = None,
         n_queue: int = 256,
+        prefix_files: PrefixFiles | None = None,
+        owner_key: Callable[[str], bytes] = str.encode,
         **options: Any,
     ):
         self.n_parallel, self._n_kv, self._n_queue = n_parallel, n_kv, n_queue
         self._n_texts = n_parallel
         self._engine: Engine | None = None
+        self._prefix_files, self._owner_key = prefix_files, owner_key
+        self._prefixes: Prefixes | None = None
         self._deliver = deliver
         self._embedding = threading.Lock()  # not the model's: the engine needs that for each token
         super().__init__(model_path, **options)
@@ -139,6 +149,11 @@ class ServedModel(Llama):
             owner=owner,
             last_n=last_n,
         )
+
+    @property
+    def prefixes(self) -> Prefixes | None:
+        """What keeps prefixes on disk; None: nothing does."""
+        return self._prefixes
 
     def turn(
         self,
@@ -352,6 +367,8 @@ class ServedModel(Llama):
         """Ends the engine, and frees the model and its memory."""
         engine, self._engine = self._engine, None
         if engine is not None:
+            if self._prefixes is not None:
+                self._prefixes.close()
             engine.close()
             self._session.close()
         super().close()
@@ -361,7 +378,8 @@ class ServedModel(Llama):
             with Gguf(self.model_path) as gguf:
                 n_ctx = gguf.n_ctx_train
         n_batch = self._session_fields["n_batch"]
-        shared = sequences.fields(self.n_parallel, n_ctx, self._n_kv, n_batch)
+        n_pins = N_PINS if self._prefix_files is not None else 0
+        shared = sequences.fields(self.n_parallel, n_ctx, self._n_kv, n_batch, n_pins)
         # What `watch` sees takes memory from the beginning.
         return {**shared, "record": lib.PI_RECORD_BITS} if self.records else shared
 
@@ -372,16 +390,51 @@ class ServedModel(Llama):
         self._adapters.apply(self._session)
         if self.records:
             self._session.record(False)
+        keeper = self._new_prefixes(fields) if self._prefix_files is not None else None
         self._scheduler = Scheduler(
             self._session,
-            fields["n_seq"],
+            fields["n_seq"] - (N_PINS if self._prefix_files is not None else 0),
             fields["n_logits"],
             self.n_parallel,
             self._n_queue,
             lambda seed, of: self._samplers.make(of.params, seed, of.ids, of.last_n),
             self._token_bytes,
         )
+        kept = self._scheduler.keep_with(keeper) if keeper is not None else None
         self._engine = Engine(self._scheduler, self._deliver)
+        if keeper is not None and kept is not None:
+            keeper.start(self._engine, kept)
+            self._prefixes = keeper
+
+    def _new_prefixes(self, fields: Mapping[str, Any]) -> Prefixes | None:
+        """What keeps prefixes on disk. None, with a warning, where there is no memory for it."""
+        model, session = self._model, self._session
+        plan = model.plan(**fields)
+        in_tiers = [tier.get("kv", 0) for tier in (plan["ram"], plan["gpu"])]
+        # A state names model, numerics and types by its header; what else changes results is here.
+        options = {
+            name: self._session_fields[name] for name in self._session_fields.keys() - _SPEED
+        }
+        placed = ("device", "n_gpu_layers", "vram_budget", "overrides")
+        options |= {name: self._model_fields.get(name) for name in placed}
+        adapters = [(_digest(path), scale) for path, scale in self.adapters()]
+        about = repr((sorted(options.items()), adapters)).encode("utf-8", "surrogateescape")
+        assert self._prefix_files is not None
+        try:
+            return Prefixes(
+                self._prefix_files,
+                model,
+                session,
+                session.save() + about,
+                self._owner_key,
+                masked=model.has_predictors and SPARSE_MODES[fields["sparse"]] == "auto",
+                pins=range(fields["n_seq"] - N_PINS, fields["n_seq"]),
+                n_kv=fields["n_kv"],
+                position_bytes=sum(in_tiers) // fields["n_kv"],
+            )
+        except OutOfMemoryError as error:
+            say(f"prompts are not kept on disk: {error}", self.verbose, logging.WARNING)
+            return None
 
 
 class _Asked:
@@ -397,3 +450,15 @@ class _Asked:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._processor, name)
+
+
+# Fields of a session that change no result.
+_SPEED = {"n_ctx", "n_batch", "n_ubatch", "n_logits", "n_threads", "n_threads_batch"}
+
+
+def _digest(path: str | Path) -> str:
+    with Path(path).open("rb") as file:
+        digest = hashlib.sha256()
+        while part := file.read(1 << 20):
+            digest.update(part)
+    return digest.hexdigest()

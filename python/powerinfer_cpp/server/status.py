@@ -140,6 +140,13 @@ def _counts(model: ServedModel, at: Snapshot) -> list[tuple[str, str, float]]:
         ("powerinfer:neurons_computed", "Neurons that tokens computed.", computed),
         ("powerinfer:neurons_possible", "The same without sparsity.", possible),
     ]
+    if model.prefixes is not None:
+        counts = model.prefixes.counts
+        to_disk, from_disk = "Prompt tokens that were written", "Prompt tokens that were read"
+        found += [
+            ("powerinfer:prompt_tokens_to_disk", f"{to_disk} to disk.", counts.n_written),
+            ("powerinfer:prompt_tokens_from_disk", f"{from_disk} from disk.", counts.n_read),
+        ]
     return found + _stored_counts(model, work)
 
 

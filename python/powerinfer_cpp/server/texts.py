@@ -64,6 +64,7 @@ def answer(
 
 async def whole(desk: Desk, job: Job, n_bytes: int) -> bytes:
     """The answer as JSON. n_bytes: what it may take; a large one is written in a thread."""
+    await desk.recall(job.model, job.requests)
     with desk.begin(job.model, job.requests) as writing:
         pieces: list[list[Piece]] = [[] for _ in owners(writing.tickets)]
         async for updates in writing.updates():
@@ -83,6 +84,7 @@ async def whole(desk: Desk, job: Job, n_bytes: int) -> bytes:
 
 async def events(desk: Desk, job: Job, n_bytes: int) -> AsyncIterator[bytes]:
     """The answer as server-sent events. n_bytes: as for whole."""
+    await desk.recall(job.model, job.requests)
     with desk.begin(job.model, job.requests) as writing:
         begun = False
         async for updates in joined(writing.updates()):

@@ -1,0 +1,293 @@
+"""Prompts on disk: what was computed of them is written beside the engine's work, and read back for
+a later prompt that begins in the same way, also after a restart.
+
+Sequences are cut into blocks of positions. The engine's thread only copies some blocks at a time
+between two steps; a thread of its own writes files, and the thread of a request reads them.
+"""
+
+import hashlib
+import logging
+import os
+import queue
+import sys
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from ..core.errors import ContextOverflowError, ModelFormatError
+from ..core.log import say
+from ..core.model import Model
+from ..core.session import Session
+from .engine import Engine, EngineDead
+from .prefix_files import PrefixFiles, chain
+from .sequences import Sequences
+
+BLOCK = 64  # positions of a file, which are a page of the cache
+PIECE_BYTES = 8 << 20  # that the engine's thread copies between two steps
+N_PINS = 8  # sequences that wait until they are written
+PIN_SHARE = 4  # all but one of them hold at most this part of all positions
+CLOSE_SECONDS = 5.0  # for what is not written yet when a model is closed
+_PIECES = 3  # that are in memory at once: one is written, and one is read while another is loaded
+
+
+@dataclass
+class _Job:
+    """A sequence whose blocks are to be written. missing: numbers of those."""
+
+    pin: int
+    names: list[str]
+    missing: list[int]
+    dropped: bool = False
+
+
+@dataclass
+class Counts:
+    """Positions that were written and read."""
+
+    n_written: int = 0
+    n_read: int = 0
+
+
+@dataclass
+class _Residents:
+    """Which blocks sequences in memory hold, by names; as far as it is known."""
+
+    of: dict[int, frozenset[str]] = field(default_factory=dict)
+
+    def n_leading(self, names: Sequence[str]) -> int:
+        """How many of the first of these blocks one of them holds."""
+        n = 0
+        for held in list(self.of.values()):  # other threads change it
+            while n < len(names) and names[n] in held:
+                n += 1
+        return n
+
+
+class Prefixes:
+    """Keeps prefixes of a scheduler's sequences in files.
+
+    identity: what results depend on. key: of an owner, whose files only that owner finds. masked:
+    do generated tokens differ from those of a prompt? pins: sequences of the session that nobody
+    else uses. n_kv: positions of all sequences; position_bytes: of one. Raises OutOfMemoryError if
+    the model's budget has no room for the pieces that are written and read.
+    """
+
+    def __init__(
+        self,
+        files: PrefixFiles,
+        model: Model,
+        session: Session,
+        identity: bytes,
+        key: Callable[[str], bytes],
+        masked: bool,
+        pins: Sequence[int],
+        n_kv: int,
+        position_bytes: int,
+    ):
+        self._files, self._session, self._key, self._masked = files, session, key, masked
+        self._identity = hashlib.sha256(identity).digest()
+        self._free, self._most_pinned = list(pins), n_kv // PIN_SHARE
+        self._roots: dict[str, bytes] = {}
+        self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
+        self._pinned: dict[int, _Job] = {}  # by sequence; oldest first
+        self._residents = _Residents()
+        self._recalling = threading.Lock()
+        self._closing = False
+        self.counts = Counts()
+        block = BLOCK * position_bytes
+        self._per_piece = max(1, PIECE_BYTES // max(1, block))
+        room = _PIECES * self._per_piece * block
+        self._reserved = model.reserve("prompts on their way to the disk and back", room)
+        self._thread: threading.Thread | None = None
+
+    def start(self, engine: Engine, sequences: Sequences) -> None:
+        """Begins to write. sequences: what `Scheduler.keep_with` gave."""
+        self._engine, self._sequences = engine, sequences
+        self._thread = threading.Thread(target=self._write, name="prompts to disk", daemon=True)
+        self._thread.start()
+
+    # ---- In the engine's thread --------------------------------------------------------------
+
+    def computed(self, owner: str, seq: int, ids: np.ndarray, generated: np.ndarray) -> None:
+        """Keeps int32 ids [n], which a sequence has computed, unless files or jobs have them.
+        generated: bool [n]."""
+        try:
+            self._keep(owner, seq, ids, generated)
+        except (MemoryError, ValueError, RuntimeError) as error:  # the text goes on
+            say(f"a prompt was not kept: {error}", verbose=False, level=logging.WARNING)
+
+    def _keep(self, owner: str, seq: int, ids: np.ndarray, generated: np.ndarray) -> None:
+        names = self.names(owner, ids, generated)
+        if not names:
+            return
+        self._residents.of[seq] = frozenset(names)
+        written = {name for job in self._pinned.values() for name in job.names}
+        missing = [
+            i
+            for i, name in enumerate(names)
+            if name not in written and not self._files.has(name, listed=True)
+        ]
+        if not missing or not self._free or self._closing:
+            return
+        held = sum(self._session.length(pin) for pin in self._pinned)
+        if held and held + BLOCK * len(names) > self._most_pinned:
+            return  # it may have its turn when the text ends
+        job = _Job(self._free.pop(), names, missing)
+        self._session.copy(seq, job.pin, BLOCK * len(names))
+        self._pinned[job.pin] = job
+        self._jobs.put(job)
+
+    def gone(self, seq: int) -> None:
+        """A sequence holds nothing any more."""
+        self._residents.of.pop(seq, None)
+
+    def release(self) -> bool:
+        """Gives up what waits longest to be written, since its positions are needed. Was there
+        anything?"""
+        for job in list(self._pinned.values()):
+            self._unpin(job)
+            return True
+        return False
+
+    def _unpin(self, job: _Job) -> None:
+        if not job.dropped:
+            job.dropped = True
+            self._session.truncate(0, job.pin)
+            del self._pinned[job.pin]
+            self._free.append(job.pin)
+
+    # ---- In threads of requests --------------------------------------------------------------
+
+    def wanted(self, owner: str, ids: Sequence[int]) -> list[str]:
+        """Names of the blocks with which these ids begin, of those that files have; none if memory
+        has them all."""
+        prompt = np.asarray(ids, dtype=np.int32)[: len(ids) - 1]  # the last one is computed
+        names = self.names(owner, prompt, np.zeros(len(prompt), bool))
+        n = self._residents.n_leading(names)
+        if n == len(names) or not self._files.has(names[n]):
+            return []
+        while n < len(names) and self._files.has(names[n]):
+            n += 1
+        return names[:n]
+
+    def recall(self, owner: str, ids: Sequence[int], names: Sequence[str]) -> None:
+        """Loads what `wanted` has found into a sequence, beyond what memory has. One at a time."""
+        with self._recalling, suppress(EngineDead):
+            if self._residents.n_leading(names) < len(names):
+                self._recall(owner, np.asarray(ids, dtype=np.int32), names)
+
+    def _recall(self, owner: str, ids: np.ndarray, names: Sequence[str]) -> None:
+        prefix = ids[: BLOCK * len(names) + 1]
+        flags = np.zeros(len(prefix), bool)
+
+        def begin() -> tuple[int, int] | None:
+            if not self._sequences.has_room:
+                return None
+            seq, n = self._sequences.take(owner, prefix, flags)
+            self._session.truncate(n - n % BLOCK, seq)
+            return seq, n // BLOCK
+
+        def load(parts: Sequence[memoryview]) -> tuple[int, bool]:
+            """How many of them could be loaded, and whether the next one is bad."""
+            for i, part in enumerate(parts):
+                while self._session.free_positions() < BLOCK:
+                    if not self._sequences.forget_oldest():
+                        return i, False
+                try:
+                    self._session.load_part(seq, part)
+                except (ModelFormatError, ContextOverflowError) as error:
+                    return i, isinstance(error, ModelFormatError)
+            return len(parts), False
+
+        begun = self._engine.call(begin)
+        if begun is None:
+            return
+        seq, at = begun
+        try:
+            while at < len(names):
+                piece = names[at : at + self._per_piece]
+                parts = list(_parts(self._files, piece))
+                n, bad = self._engine.call(lambda parts=parts: load(parts)) if parts else (0, False)
+                self.counts.n_read += BLOCK * n
+                at += n
+                if bad:
+                    self._files.remove(names[at])
+                if n < len(piece):
+                    break
+        finally:
+
+            def end() -> None:
+                self._residents.of[seq] = frozenset(names[:at])
+                self._sequences.keep(seq)
+
+            self._engine.call(end)
+        self._files.use(names[:at])
+
+    # ---- In the thread that writes -----------------------------------------------------------
+
+    def _write(self) -> None:
+        if sys.platform == "linux":  # where a thread has a priority of its own
+            with suppress(OSError):
+                os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 19)
+        try:
+            while (job := self._jobs.get()) is not None:
+                try:
+                    self._write_job(job)
+                except (MemoryError, ModelFormatError, OSError) as error:
+                    say(f"a prompt was not kept: {error}", verbose=False, level=logging.WARNING)
+                self._engine.call(lambda job=job: self._unpin(job))
+        except EngineDead:
+            pass
+
+    def _write_job(self, job: _Job) -> None:
+        missing = [i for i in job.missing if not self._files.has(job.names[i])]
+
+        def copied(numbers: Sequence[int]) -> list[bytearray] | None:
+            if job.dropped:
+                return None
+            return [self._session.save_part(job.pin, BLOCK * i, BLOCK) for i in numbers]
+
+        for first in range(0, len(missing), self._per_piece):
+            numbers = missing[first : first + self._per_piece]
+            parts = self._engine.call(lambda numbers=numbers: copied(numbers))
+            for i, part in zip(numbers, parts or (), strict=False):
+                if not self._files.write(job.names[i], part):
+                    return
+                self.counts.n_written += BLOCK
+            if parts is None:
+                return
+        self._files.use(job.names)
+
+    # ---- Any thread ---------------------------------------------------------------------------
+
+    def names(self, owner: str, ids: np.ndarray, generated: np.ndarray) -> list[str]:
+        """Names of the whole blocks of int32 ids [n]; generated: bool [n]."""
+        n = len(ids) // BLOCK
+        if not n:
+            return []
+        root = self._roots.get(owner)
+        if root is None:
+            root = self._roots[owner] = self._files.root(self._key(owner), self._identity)
+        flags = generated[: n * BLOCK] if self._masked else np.zeros(n * BLOCK, bool)
+        bits = np.packbits(flags.reshape(n, BLOCK), axis=1)
+        blocks = np.ascontiguousarray(ids[: n * BLOCK], dtype="<i4").reshape(n, BLOCK)
+        return chain(root, (a.tobytes() + b.tobytes() for a, b in zip(blocks, bits, strict=True)))
+
+    def close(self, seconds: float = CLOSE_SECONDS) -> None:
+        """Writes what waits, for so many seconds; the engine must still run."""
+        if self._thread is not None:
+            self._jobs.put(None)
+            self._thread.join(seconds)
+        self._closing = True
+
+
+def _parts(files: PrefixFiles, names: Sequence[str]) -> Iterator[memoryview]:
+    """What the files hold, up to the first that is absent or damaged."""
+    for name in names:
+        data = files.read(name)
+        if data is None:
+            return
+        yield data
