@@ -24,6 +24,7 @@ from powerinfer_cpp.run.prefix_files import PrefixFiles, chain
 from powerinfer_cpp.server.limits import owner_key
 from powerinfer_cpp.server.settings import Settings
 from serving import wait_for
+from test_full_disk import _may_mount, small_disk  # noqa: F401 (a fixture)
 
 BLOCK = 64
 GIB = 1 << 30
@@ -221,6 +222,27 @@ def test_a_full_disk(
         assert ask(server)[0] == want
         wait_for(lambda: written(server))
         assert len(files(tmp_path)) == 4
+
+
+@pytest.mark.skipif(not _may_mount(), reason="no right to mount a small disk")
+def test_a_small_disk(
+    model_path: Path,
+    kept: Path,
+    small_disk: Path,  # noqa: F811
+    want: Any,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """What fits before it is full is found later; nothing is half-written."""
+    size = files(kept)[0].stat().st_size
+    with caplog.at_level(logging.WARNING), serve(model_path, small_disk) as server:
+        (small_disk / "filler").write_bytes(bytes((8 << 20) - 5 * size // 2))
+        assert ask(server) == (want, 0)
+        wait_for(lambda: written(server))
+    n = len(files(small_disk))
+    assert 0 < n < 4 and "No space left" in caplog.text
+    assert list((small_disk / "prefixes").glob("*.partial")) == []
+    with serve(model_path, small_disk) as server:
+        assert ask(server) == (want, n * BLOCK)
 
 
 def test_a_folder_that_cannot_be(

@@ -319,3 +319,16 @@ def program(model: Path, *arguments: str, path: Path | None = None) -> subproces
     command = [sys.executable, "-m", "powerinfer_cpp.cli", "serve", "-m", str(model), *arguments]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
     return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
+
+
+def test_a_name_with_a_slash(model_path: Path) -> None:
+    """As those of repositories have one."""
+    with serving.in_thread({"owner/name": model_path, "owner": model_path}, n_ctx=64) as two:
+        client = two.openai()
+        for name in ("owner/name", "owner"):
+            assert client.models.retrieve(name).id == name
+            assert two.get(f"models/{name.replace('/', '%2F')}").json()["id"] == name
+            done = client.completions.create(model=name, prompt="a", max_tokens=1)
+            assert done.model == name
+        error = serving.refused(two.get("v1/models/owner/other"), 404)
+        assert (error["code"], error["type"]) == ("model_not_found", "not_found_error")

@@ -541,3 +541,27 @@ def test_from_pretrained(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in (None, "", "*.gguf"):
         with pytest.raises(ValueError, match="filename|files match"):
             Llama.from_pretrained("a/b", name)
+
+
+def test_parts_of_a_sequence(path: Path) -> None:
+    """Put together they are the sequence; a part that does not belong there changes nothing."""
+    model = Model(str(path))
+    session = Session(model, n_ctx=192, n_seq=3, n_kv=256)
+    ids = np.arange(20, 120, dtype=np.int32)
+    session.eval(ids)
+    begin, end = session.save_part(0, 0, 64), session.save_part(0, 64, 36)
+    session.load_part(1, begin)
+    session.load_part(1, end)
+    assert session.match(ids, sequence=1) == session.length(1) == 100
+    assert session.save_part(1, 0, 100) == session.save()
+    for first, count in ((0, 101), (3, 4), (64, -1), (-64, 64)):
+        with pytest.raises(ValueError, match="there is no part"):
+            session.save_part(0, first, count)
+    with pytest.raises(ModelFormatError, match="position 100 comes next"):
+        session.load_part(1, begin)
+    with pytest.raises(ModelFormatError, match="cut off"):
+        session.load_part(2, begin[:20])
+    with pytest.raises(ContextOverflowError, match="n_kv"):
+        session.load_part(2, begin)
+    assert [session.length(i) for i in range(3)] == [100, 100, 0]
+    session.close()

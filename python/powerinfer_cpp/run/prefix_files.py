@@ -189,8 +189,7 @@ class PrefixFiles:
                 if len(found) == 32:
                     return found
                 path.unlink()  # damaged: what was named with it is foreign now
-            salt = secrets.token_bytes(32)
-            write_at_once(path, lambda file, salt=salt: file.write(salt))
+            write_at_once(path, lambda file: file.write(secrets.token_bytes(32)))
         return path.read_bytes()
 
     @staticmethod

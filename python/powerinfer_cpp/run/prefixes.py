@@ -14,6 +14,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 
 import numpy as np
 
@@ -210,7 +211,7 @@ class Prefixes:
             while at < len(names):
                 piece = names[at : at + self._per_piece]
                 parts = list(_parts(self._files, piece))
-                n, bad = self._engine.call(lambda parts=parts: load(parts)) if parts else (0, False)
+                n, bad = self._engine.call(partial(load, parts)) if parts else (0, False)
                 self.counts.n_read += BLOCK * n
                 at += n
                 if bad:
@@ -238,7 +239,7 @@ class Prefixes:
                     self._write_job(job)
                 except (MemoryError, ModelFormatError, OSError) as error:
                     say(f"a prompt was not kept: {error}", verbose=False, level=logging.WARNING)
-                self._engine.call(lambda job=job: self._unpin(job))
+                self._engine.call(partial(self._unpin, job))
         except EngineDead:
             pass
 
@@ -252,7 +253,7 @@ class Prefixes:
 
         for first in range(0, len(missing), self._per_piece):
             numbers = missing[first : first + self._per_piece]
-            parts = self._engine.call(lambda numbers=numbers: copied(numbers))
+            parts = self._engine.call(partial(copied, numbers))
             for i, part in zip(numbers, parts or (), strict=False):
                 if not self._files.write(job.names[i], part):
                     return
