@@ -200,6 +200,30 @@ def test_bytes_that_the_engine_refuses(model_path: Path, kept: Path, want: Any) 
         assert ask(server) == (want, 4 * BLOCK)
 
 
+def test_a_session_that_fails(
+    model_path: Path,
+    kept: Path,
+    want: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """The prompt is computed, and the log says why."""
+
+    def fails(*of: Any) -> None:
+        raise RuntimeError("the device is gone")
+
+    with serve(model_path, kept) as server, caplog.at_level(logging.WARNING):
+        session = server.model._session
+        monkeypatch.setattr(session, "load_part", fails)
+        assert ask(server) == (want, 0)
+        assert caplog.text.count("not read from disk: the device is gone") == 1
+        monkeypatch.setattr(session, "save_part", fails)
+        assert ask(server, {**BODY, "prompt": [5, *IDS]})[1] == 0
+        wait_for(lambda: written(server))
+        assert caplog.text.count("not kept: the device is gone") == 1
+    assert len(files(kept)) == 4
+
+
 def test_a_full_disk(
     model_path: Path,
     tmp_path: Path,

@@ -177,8 +177,12 @@ class Prefixes:
     def recall(self, owner: str, ids: Sequence[int], names: Sequence[str]) -> None:
         """Loads what `wanted` has found into a sequence, beyond what memory has. One at a time."""
         with self._recalling, suppress(EngineDead):
-            if self._residents.n_leading(names) < len(names):
+            if self._residents.n_leading(names) == len(names):
+                return
+            try:
                 self._recall(owner, np.asarray(ids, dtype=np.int32), names)
+            except (MemoryError, ValueError, OSError, RuntimeError) as error:  # it is computed
+                say(f"a prompt was not read from disk: {error}", verbose=False, level=logging.ERROR)
 
     def _recall(self, owner: str, ids: np.ndarray, names: Sequence[str]) -> None:
         prefix = ids[: BLOCK * len(names) + 1]
@@ -237,7 +241,7 @@ class Prefixes:
             while (job := self._jobs.get()) is not None:
                 try:
                     self._write_job(job)
-                except (MemoryError, ModelFormatError, OSError) as error:
+                except (MemoryError, ValueError, OSError, RuntimeError) as error:
                     say(f"a prompt was not kept: {error}", verbose=False, level=logging.WARNING)
                 self._engine.call(partial(self._unpin, job))
         except EngineDead:

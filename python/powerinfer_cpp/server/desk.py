@@ -42,8 +42,9 @@ class Desk:
             return
 
         def wanted() -> list[tuple[Request, list[str]]]:
-            found = [(of, prefixes.wanted(of.owner, of.ids)) for of in requests if not of.echo]
-            return [(of, names) for of, names in found if names]
+            found = [(of, prefixes.wanted(of.owner, of.ids)) for of in requests]
+            # An echo needs the logits of its whole prompt, which are not kept.
+            return [(of, names) for of, names in found if names and not of.echo]
 
         for of, names in await to_thread.run_sync(wanted):
             await to_thread.run_sync(
