@@ -154,12 +154,21 @@ def test_biases(running: serving.InThread, llm: Llama) -> None:
     body = {**BODY, "temperature": 0, "return_tokens": True}
     first = running.post("completion", body).json()["tokens"][0]
     cat = llm.tokenize(b"cat", add_bos=False)
-    for form in ([[first, False]], {str(first): False}, [[first, -1000]]):
+    for form in ([[first, False]], {str(first): False}, [[float(first), -1000]]):
         assert running.post("completion", {**body, "logit_bias": form}).json()["tokens"][0] != first
     for form in ([["cat", 1000.0]], {"cat": 1000.0}):
         found = running.post("completion", {**body, "logit_bias": form}).json()["tokens"]
         assert set(found) <= set(cat), form
-    for bad in ([[1]], [[1, True]], [[-1, 1.0]], [[320000, 1.0]], [[1.5, 1]], [["a", "b"]], 3):
+    for bad in (
+        [[1]],
+        [[1, True]],
+        [[-1, 1.0]],
+        [[320000, 1.0]],
+        [[1.5, 1]],
+        [["a", "b"]],
+        3,
+        {"-1": 1},
+    ):
         assert running.post("completion", {**body, "logit_bias": bad}).status_code == 400, bad
     end = {"logit_bias": [[llm.token_eos(), 1000.0]], "n_predict": 4}
     ended = running.post("completion", {**body, **end}).json()

@@ -20,7 +20,13 @@ from powerinfer_cpp.server.openapi import POSTS  # noqa: E402
 
 BODIES = sorted({kind for _, kind in POSTS.values()}, key=lambda kind: kind.__name__)
 # What a body must have; others are left out.
-NEEDED: dict[str, Any] = {"messages": [], "input": "x", "max_tokens": 3, "tokens": []}
+NEEDED: dict[str, Any] = {
+    "prompt": "a",
+    "messages": [],
+    "input": "x",
+    "max_tokens": 3,
+    "tokens": [],
+}
 
 
 def parts(kind: inspect.Type) -> tuple[Any, ...]:

@@ -387,6 +387,8 @@ def _bias(model: ServedModel, body: NativeBody, settings: Settings) -> dict[int 
             found[id_] = found.get(id_, 0.0) + bias
 
     for token, bias in pairs:
+        if isinstance(token, float) and token.is_integer():  # as everywhere in a body
+            token = int(token)
         if isinstance(bias, bool) and not bias:
             bias = -math.inf
         if isinstance(bias, bool) or not isinstance(bias, int | float) or isinstance(token, bool):
@@ -407,7 +409,8 @@ def _bias(model: ServedModel, body: NativeBody, settings: Settings) -> dict[int 
 
 
 def _is_id(key: str) -> bool:
-    return key.isascii() and key.isdigit() and len(key) < 11
+    digits = key.removeprefix("-")
+    return digits.isascii() and digits.isdigit() and len(digits) < 11
 
 
 @about_request()
