@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import argparse
 import itertools
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
@@ -10,13 +12,15 @@ import numpy as np
 import pytest
 import tiny
 from circles import pick
+from powerinfer_cpp.cli import main
+from powerinfer_cpp.cli.drafting import add_draft_arguments, draft_of
 from powerinfer_cpp.core.context import Context
 from powerinfer_cpp.llama_speculative import (
     LlamaDraftModel,
     LlamaModelDecoding,
     LlamaPromptLookupDecoding,
 )
-from powerinfer_cpp.run.drafts import Drafts
+from powerinfer_cpp.run.drafts import DraftFile, Drafts
 
 from powerinfer_cpp import Llama
 
@@ -209,3 +213,81 @@ def test_a_llama_of_ones_own(model_path: Path) -> None:
         with Llama(model_path, n_ctx=64, verbose=False, draft_model=draft) as llm:
             text = llm(PROMPTS[0], max_tokens=20, temperature=0)
         assert small(PROMPTS[0], max_tokens=20, temperature=0)["choices"] == text["choices"]
+
+
+# ---- Options of the commands ----
+
+
+def options(*words: str) -> argparse.Namespace:
+    parser = argparse.ArgumentParser()
+    add_draft_arguments(parser)
+    return argparse.Namespace(threads=1, **vars(parser.parse_args(words)))
+
+
+@pytest.mark.parametrize(
+    ("words", "kind", "n"),
+    [
+        ("", None, 0),
+        ("--spec-type none", None, 0),
+        ("--lookup", LlamaPromptLookupDecoding, 10),
+        ("--spec-default", LlamaPromptLookupDecoding, 10),
+        ("--spec-type ngram-simple --spec-ngram-simple-size-m 5", LlamaPromptLookupDecoding, 5),
+        ("--spec-type ngram-mod,ngram-cache --draft 3", LlamaPromptLookupDecoding, 3),
+        ("--lookup --spec-type ngram-map-k --spec-ngram-mod-n-max 7", LlamaPromptLookupDecoding, 7),
+        ("-md FILE", DraftFile, 10),
+        ("--spec-draft-model FILE --spec-type draft-simple", DraftFile, 10),
+        ("--model-draft FILE --spec-type none --spec-draft-n-max 4", DraftFile, 4),
+    ],
+)
+def test_options(words: str, kind: type | None, n: int, model_path: Path) -> None:
+    draft = draft_of(options(*words.replace("FILE", str(model_path)).split()))
+    if kind is None:
+        assert draft is None
+        return
+    assert isinstance(draft, kind) and draft.num_pred_tokens == n
+    assert not isinstance(draft, DraftFile) or draft.path == str(model_path)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("--spec-type draft-simple", "needs -md FILE"),
+        ("--spec-type draft-mtp -md x", "needs heads"),
+        ("--spec-type draft-simple,ngram-simple -md x", "not from both"),
+        ("--spec-type ngram-simple -md x", "not from both"),
+        ("--spec-type draft-simple --lookup", "not from both"),
+        ("--spec-type guess", "'guess' is none of none, draft-simple, ngram-simple"),
+    ],
+)
+def test_options_that_do_not_go_together(words: str, said: str) -> None:
+    with pytest.raises(argparse.ArgumentError, match=said):
+        draft_of(options(*words.split()))
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("complete --spec-draft-hf o/n", "the draft model is a file"),
+        ("complete -hfd o/n", "the draft model is a file"),
+        ("chat -ngld 3", "the CPU computes the draft model"),
+        ("chat -ctkd q8_0", "the CPU computes the draft model"),
+        ("complete --draft-min 2", "short guesses are checked, too"),
+        ("chat --spec-ngram-simple-size-n 4", "--lookup takes the longest match"),
+        ("complete -lcs file", "--lookup keeps nothing"),
+        ("complete --spec-type draft-eagle3", "needs heads"),
+        ("serve -md file --lookup", "not allowed with"),
+        ("serve --draft-min 2", "short guesses are checked, too"),
+    ],
+)
+def test_what_commands_say(
+    words: str, said: str, model_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*words.split(), "-m", str(model_path)]) == 2
+    error = capsys.readouterr().err
+    assert said in error and error.count("\n") == 1
+
+
+@pytest.mark.parametrize("words", ["--spec-type ngram-simple", "--spec-default", "-md x"])
+def test_main_names_the_commands(words: str, main_path: Path) -> None:
+    done = subprocess.run([main_path, *words.split()], capture_output=True, text=True)
+    assert done.returncode == 2 and "`powerinfer complete` and `powerinfer chat`" in done.stderr

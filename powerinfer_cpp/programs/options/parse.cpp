@@ -64,7 +64,9 @@ const struct {
     {"--grammar, --grammar-file, -j, --json-schema, -jf, --json-schema-file",
      "`powerinfer complete` and `powerinfer chat` have it"},
     {"-md, --model-draft, --spec-draft-model, --draft, --draft-n, --draft-max, --spec-draft-n-max, "
-     "--draft-p-min, --spec-draft-p-min, --lookup",
+     "--draft-p-min, --spec-draft-p-min, --lookup, --spec-type, --spec-default, "
+     "--spec-ngram-simple-size-m, --spec-ngram-map-k-size-m, --spec-ngram-map-k4v-size-m, "
+     "--spec-ngram-mod-n-max",
      "`powerinfer complete` and `powerinfer chat` have it"},
     {"-hf, -hfr, --hf-repo, -hff, --hf-file, -hft, --hf-token",
      "`powerinfer complete`, `powerinfer chat` and `powerinfer serve` have it"},

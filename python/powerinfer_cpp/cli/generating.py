@@ -15,7 +15,6 @@ from .. import hub
 from ..core.log import say, warnings_told
 from ..core.sampling import Sampling
 from ..llama import Llama
-from ..run.drafts import DraftFile, LlamaDraftModel, LlamaPromptLookupDecoding
 from ..text.grammar import LlamaGrammar
 from .common import (
     MOST_POSITIONS,
@@ -27,8 +26,8 @@ from .common import (
     positions,
     whole,
 )
+from .drafting import add_draft_arguments, draft_of
 
-_DRAFTED = 10  # tokens of a draft, the default of both kinds
 # llama.cpp's names, if they differ.
 _FLAGS = {
     "temperature": ("--temp", "--temperature"),
@@ -189,38 +188,6 @@ def _add_constraints(parser: argparse.ArgumentParser) -> None:
     only.add_argument("-jf", "--json-schema-file", metavar="FILE", help="the same, from a file")
 
 
-def add_draft_arguments(parser: argparse.ArgumentParser) -> None:
-    only = parser.add_mutually_exclusive_group()
-    only.add_argument(
-        "-md",
-        "--model-draft",
-        "--spec-draft-model",
-        metavar="FILE",
-        help="a smaller model whose guesses are checked together: the same text, often sooner",
-    )
-    only.add_argument(
-        "--lookup", action="store_true", help="guess from how the text went on before"
-    )
-    parser.add_argument(
-        "--draft-max",
-        "--draft",
-        "--draft-n",
-        "--spec-draft-n-max",
-        type=whole(1),
-        default=_DRAFTED,
-        metavar="N",
-        help=f"tokens of a guess (default: {_DRAFTED})",
-    )
-    parser.add_argument(
-        "--draft-p-min",
-        "--spec-draft-p-min",
-        type=float,
-        default=0.5,
-        metavar="P",
-        help="a guess of -md ends before a token less likely than this (default: 0.5)",
-    )
-
-
 # ---- What they mean ------------------------------------------------------------------------------
 
 
@@ -275,15 +242,6 @@ def open_model(args: argparse.Namespace) -> Iterator[Llama]:
         llm = Llama(path, n_ctx=n_ctx, draft_model=draft_of(args), **options)
     with llm:
         yield llm
-
-
-def draft_of(args: argparse.Namespace) -> LlamaDraftModel | DraftFile | None:
-    """What guesses the next tokens, for `Llama`."""
-    if args.lookup:
-        return LlamaPromptLookupDecoding(num_pred_tokens=args.draft_max)
-    if args.model_draft:
-        return DraftFile(args.model_draft, args.draft_max, args.draft_p_min)
-    return None
 
 
 def writing(llm: Llama, args: argparse.Namespace) -> dict[str, Any]:

@@ -19,7 +19,8 @@ from .common import (
     positions,
     whole,
 )
-from .generating import add_draft_arguments, add_hub_arguments, draft_of, from_hub
+from .drafting import add_draft_arguments, draft_of
+from .generating import add_hub_arguments, from_hub
 
 DEFAULT_MODEL = Path("models/stories-relu.Q8_0.gguf")
 KEY_VARIABLE = "POWERINFER_API_KEY"
